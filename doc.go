@@ -121,7 +121,7 @@
 //
 // Give all clients the same TTL where the database fails over to asynchronous standbys. The new server settles when it was watched
 // for the longest TTL that it knows; a client with a longer one, whose registration the standby missed, could still trust
-// itself then. Where you return to an old primary, and all clients are new, call pgleases.new_era there first: nothing else
+// itself then. Where you return to an old primary, and all clients are new, call pgleases.new_server_generation there first: nothing else
 // tells them that there were higher epochs.
 //
 // # Connections and poolers

@@ -41,7 +41,7 @@ type Finding struct {
 }
 
 // Checks are the names of what Doctor looks at, in order.
-var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "columns", "rights", "table-locks", "row-locks", "advisory-locks", "timeline", "mark", "ttl", "dead",
+var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "columns", "rights", "table-locks", "row-locks", "advisory-locks", "timeline", "boot-marker", "ttl", "dead",
 	"orphans", "overrides", "plans", "handoffs", "locks", "schedules", "jobs", "transactions", "snapshots", "autovacuum", "connections"}
 
 // DoctorOptions say what Doctor is to look at.
@@ -547,9 +547,9 @@ func (d *doctor) timeline(ctx context.Context, s *Snapshot, provider string) {
 	number := int64(-1) // not known: who looks may not ask for the identifier
 	_ = d.conn.QueryRow(ctx, "SELECT $1 - system_identifier FROM pg_catalog.pg_control_system()", s.Server.Timeline).Scan(&number)
 	own := "have a role that may execute pg_control_system() own the function timeline"
-	era := "call pgleases.new_era() after each failover, and in each copy of the database"
+	call := "call pgleases.new_server_generation() after each failover, and in each copy of the database"
 	if provider != "" {
-		own, era = own+", if "+provider+" has one; else "+era, era+": "+provider+" does not tell them"
+		own, call = own+", if "+provider+" has one; else "+call, call+": "+provider+" does not tell them"
 	}
 	switch now := s.Server.Timeline; {
 	case now == 0:
@@ -557,12 +557,12 @@ func (d *doctor) timeline(ctx context.Context, s *Snapshot, provider string) {
 	case now < 1<<32: // an identifier is larger
 		d.found("timeline", Warning, own, "the server does not tell its identifier: copies are not noticed")
 	case number == 0:
-		d.found("timeline", Warning, era, "the server does not tell it, but its identifier alone: failovers are not noticed")
-	case s.Server.Settled != now:
+		d.found("timeline", Warning, call, "the server does not tell it, but its identifier alone: failovers are not noticed")
+	case s.Server.AcceptedTimeline != now:
 		d.found("timeline", Warning, "wait until a client has watched the server for the longest TTL; start one, if none runs",
-			"the server was promoted, or is a copy, and is not settled: nothing moves")
+			"the server was promoted, or is a copy, and is not accepted: nothing moves")
 	}
-	d.fine("timeline", "it is settled, era %d", s.Server.Era)
+	d.fine("timeline", "it is accepted, server generation %d", s.Server.Generation)
 }
 
 func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration) {
@@ -585,9 +585,9 @@ func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration) {
 		}
 	}
 	if !s.Server.Marked && len(s.Clients) > 0 {
-		d.found("mark", Warning, "wait for a heartbeat; look at the clients, if none comes", "the server has crashed or was promoted, and no client has come since: nobody takes over from the dead")
+		d.found("boot-marker", Warning, "wait for a heartbeat; look at the clients, if none comes", "the server has crashed or was promoted, and no client has come since: nobody takes over from the dead")
 	}
-	d.fine("mark", "the server has not crashed since a client came")
+	d.fine("boot-marker", "the server has not crashed since a client came")
 	if len(ttls) > 1 {
 		var all []string
 		for ttl, n := range ttls {

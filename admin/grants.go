@@ -19,7 +19,7 @@ const (
 	ForApplication Purpose = "application" // runs clients
 	ForGuard       Purpose = "guard"       // writes under Guard, and runs no clients
 	ForReader      Purpose = "reader"      // reads everything
-	ForOperator    Purpose = "operator"    // reads everything, and calls the verbs on clients and leases, and new_era
+	ForOperator    Purpose = "operator"    // reads everything, and calls the verbs on clients and leases, and new_server_generation
 
 	ForSchedules         Purpose = "schedules"          // runs clients, and runs and manages schedules, whose tables exist already
 	ForScheduleOperators Purpose = "schedule-operators" // reads everything, and changes schedules and jobs with schedule.Manage, whose tables exist already

@@ -47,7 +47,7 @@ const (
 	// They run with the rights of who calls them, but for timeline, and so do nothing for a role
 	// without rights on tables.
 	forAll = `announce() apply() attend() evict() evict_ended() first_epoch() guard() guard_lock() heartbeat() lock_acquire() lock_list() lock_look()
-		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_run() lock_settings() lock_sweep() lock_turn() look_out() part() partition_for()
+		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() look_out() part() partition_for()
 		read() release() session_ends() settings() snapshot() tell() tidy() timeline()`
 	forAllSchedules = `schedule_begin() schedule_check_interval() schedule_clock() schedule_close() schedule_close_job() schedule_declare()
 		schedule_done_job() schedule_done_tick() schedule_edit() schedule_end() schedule_enqueue() schedule_fates() schedule_free() schedule_get()
@@ -55,16 +55,16 @@ const (
 		schedule_make_slots() schedule_open() schedule_place() schedule_put() schedule_retry() schedule_share() schedule_take() schedule_tell() schedule_trim()`
 	// They run with the rights of their owner, and lock what clients need.
 	forApplications = `end_overrides() trim_events()`
-	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_era() pause() pin() resume() uncordon() undrain() unfreeze() unpin()`
+	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_server_generation() pause() pin() resume() uncordon() undrain() unfreeze() unpin()`
 	forReaders      = `leases_of() lock_list() schedule_clock() schedule_get() schedule_history() schedule_job() schedule_jobs() schedule_json() schedule_list()
 		snapshot() timeline()`
 
 	everything = `clients events events_kept history identities jobs jobs_status leases locks locks_status members members_status partitions presences
 		schedule_changes schedule_groups schedule_owners schedule_runs schedule_slots schedule_version schedules schedules_status schema_version
-		server server_mark status overrides`
-	clientsRead   = `clients events identities leases locks locks_status members members_status partitions presences schema_version server server_mark status overrides `
+		server boot_marker status overrides`
+	clientsRead   = `clients events identities leases locks locks_status members members_status partitions presences schema_version server boot_marker status overrides `
 	clientsWrite  = `clients identities leases locks members partitions presences `
-	clientsInsert = clientsWrite + `server_mark events.cause events.from_id events.generation events.lease events.partitions events.reason events.to_id `
+	clientsInsert = clientsWrite + `boot_marker events.cause events.from_id events.generation events.lease events.partitions events.reason events.to_id `
 	clientsDelete = `clients identities locks members presences `
 )
 
@@ -210,7 +210,7 @@ func TestAnApplicationForgesNoActor(t *testing.T) {
 
 	// As earlier DDL and grants had it.
 	tests.Execute(t, owner, "GRANT INSERT ON pgleases.events TO "+role(admin.ForApplication)+`;
-		GRANT EXECUTE ON FUNCTION pgleases.end_overrides, pgleases.trim_events, pgleases.new_era, pgleases.schedule_change TO PUBLIC`)
+		GRANT EXECUTE ON FUNCTION pgleases.end_overrides, pgleases.trim_events, pgleases.new_server_generation, pgleases.schedule_change TO PUBLIC`)
 	for range 2 {
 		tests.OK(t, pgleases.Migrate(t.Context(), owner))
 		refused()
@@ -242,7 +242,7 @@ func TestVerbsCallNoOverloadOfAStrangers(t *testing.T) {
 		}
 	}
 	tests.Receive(t, "the client ends", lease.Done())
-	tests.Execute(t, owner, "UPDATE pgleases.overrides SET until = now(); SELECT pgleases.end_overrides(), pgleases.new_era(); DELETE FROM pgleases.members")
+	tests.Execute(t, owner, "UPDATE pgleases.overrides SET until = now(); SELECT pgleases.end_overrides(), pgleases.new_server_generation(); DELETE FROM pgleases.members")
 	tests.OK(t, a.Apply(t.Context(), admin.Change{Verb: admin.Drop, Subject: "l", Reason: "why"}))
 	if tests.Value[bool](t, owner, pgtest.OverloadCalled) {
 		t.Error("a function of a stranger's was called")

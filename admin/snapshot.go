@@ -47,10 +47,10 @@ func (w Override) Of() string {
 
 // Server is which server it is. In JSON its numbers are texts, as they have up to 63 bits.
 type Server struct {
-	Timeline int64 `json:"timeline,string"` // as the SQL function timeline names the server and its timeline; 0: it does not tell
-	Settled  int64 `json:"settled,string"`  // the settled one. While it is another, nothing moves
-	Era      int64 `json:"era"`             // the high part of new epochs
-	Marked   bool  `json:"marked"`          // false: it has crashed or was promoted, and no client has come since
+	Timeline         int64 `json:"timeline,string"`          // as the SQL function timeline names the server and its timeline; 0: it does not tell
+	AcceptedTimeline int64 `json:"accepted_timeline,string"` // while it is another, nothing moves
+	Generation       int64 `json:"generation"`               // the high part of new epochs
+	Marked           bool  `json:"marked"`                   // false: it has crashed or was promoted, and no client has come since
 }
 
 // Client is a session that has not been taken out.
@@ -341,8 +341,8 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 	case owner == nil && working == 0:
 		say("No member may own it: their weights are 0, or they are drained, or the lease is paused. Give one a weight, take the override back, or start another.")
 	}
-	if s.Server.Settled != s.Server.Timeline {
-		say("The server was promoted, or is a copy, and is not settled: nothing moves until a client has watched it for the longest TTL.")
+	if s.Server.AcceptedTimeline != s.Server.Timeline {
+		say("The server was promoted, or is a copy, and is not accepted: nothing moves until a client has watched it for the longest TTL.")
 	}
 	if !l.Due.IsZero() {
 		say("A plan of the lease is due, %v after its last one. Any client makes it.", round(max(0, s.At.Sub(l.Planned))))

@@ -43,11 +43,11 @@ func TestWhoseTurnCameWhileTheServerWasRestartedHasTheLock(t *testing.T) {
 	}
 	tests.Execute(t, db, `
 		BEGIN;
-		DELETE FROM pgleases.server_mark; -- as a promotion does
+		DELETE FROM pgleases.boot_marker; -- as a promotion does
 		DELETE FROM pgleases.locks WHERE token IS NOT NULL AND name <> 'kept';
 		UPDATE pgleases.locks SET token = 1000 WHERE name <> 'kept';
 		CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint LANGUAGE sql STABLE AS 'SELECT 7::bigint';
-		UPDATE pgleases.server SET timeline = 7, era = era + 1;
+		UPDATE pgleases.server SET accepted_timeline = 7, generation = generation + 1;
 		COMMIT`)
 	for _, place := range places {
 		h := tests.Receive(t, "it has the lock", place)

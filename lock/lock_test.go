@@ -340,7 +340,7 @@ func TestAPoolThatCannotServeIsNamed(t *testing.T) {
 	past, _ := pgtest.DirectURL(url)
 	reads := tests.Pool(t, past, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" })
 	stray := tests.Pool(t, other)
-	tests.Execute(t, tests.Pool(t, pgtest.OwnerURL(other)), "INSERT INTO pgleases.server_mark SELECT 1; UPDATE pgleases.server SET timeline = pgleases.timeline()")
+	tests.Execute(t, tests.Pool(t, pgtest.OwnerURL(other)), "INSERT INTO pgleases.boot_marker SELECT 1; UPDATE pgleases.server SET accepted_timeline = pgleases.timeline()")
 	const elsewhere = "another server, database or schema"
 	for pool, says := range map[*pgxpool.Pool]string{
 		stray: elsewhere, tests.Pool(t, pgtest.EmptyDatabase(t)): elsewhere, reads: "leads to a standby, or default_transaction_read_only",
@@ -352,7 +352,7 @@ func TestAPoolThatCannotServeIsNamed(t *testing.T) {
 	expect(t, tests.Value[int](t, stray, rows), 0, "rows")
 
 	// What the client knows of the server is old: a heartbeat tells it.
-	tests.Execute(t, tests.Pool(t, pgtest.OwnerURL(url)), "UPDATE pgleases.server_mark SET mark = mark + 1")
+	tests.Execute(t, tests.Pool(t, pgtest.OwnerURL(url)), "UPDATE pgleases.boot_marker SET marker = marker + 1")
 	release(t, a.held(a.TryAcquire, "x"))
 }
 
@@ -365,7 +365,7 @@ func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 	kept, lost, ungranted := a.held(a.TryAcquire, "kept"), a.held(a.TryAcquire, "lost"), a.held(a.TryAcquire, "ungranted")
 	tests.Execute(t, db, `
 		BEGIN;
-		DELETE FROM pgleases.server_mark; -- as a promotion does
+		DELETE FROM pgleases.boot_marker; -- as a promotion does
 		DELETE FROM pgleases.locks WHERE name = 'lost';
 		UPDATE pgleases.locks SET token = NULL WHERE name = 'ungranted';
 		INSERT INTO pgleases.locks SELECT 'released', 1, session, 42, false, 1, now() FROM pgleases.clients;
@@ -379,7 +379,7 @@ func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 	tests.OK(t, kept.Context().Err())
 	_, err := a.TryAcquire(t.Context(), "new")
 	expect(t, err != nil && strings.Contains(err.Error(), "not settled"), true, fmt.Sprint("acquisition before the server is settled: ", err))
-	tests.Execute(t, db, "UPDATE pgleases.server SET timeline = 7, era = era + 1")
+	tests.Execute(t, db, "UPDATE pgleases.server SET accepted_timeline = 7, generation = generation + 1")
 	h := a.held(a.Acquire, "new")
 	expect(t, h.Token() > lost.Token(), true, "the token rises")
 	release(t, kept)
@@ -401,10 +401,10 @@ func TestWhatAFailoverBringsBackIsGivenBack(t *testing.T) {
 	tests.Until(t, "a heartbeat is under way", func() bool { return b.own.Left() == 0 })
 	tests.Execute(t, db, `
 		BEGIN;
-		DELETE FROM pgleases.server_mark; -- as a promotion does
+		DELETE FROM pgleases.boot_marker; -- as a promotion does
 		INSERT INTO pgleases.locks SELECT * FROM missed;
 		CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint LANGUAGE sql STABLE AS 'SELECT 7::bigint';
-		UPDATE pgleases.server SET timeline = 7, era = era + 1;
+		UPDATE pgleases.server SET accepted_timeline = 7, generation = generation + 1;
 		COMMIT`)
 	b.app.Count("lock_acquire")
 	go func() {
@@ -425,7 +425,7 @@ func TestWhatACrashBringsBackIsGivenBack(t *testing.T) {
 	release(t, h)
 	tests.Execute(t, db, `
 		BEGIN;
-		DELETE FROM pgleases.server_mark;
+		DELETE FROM pgleases.boot_marker;
 		INSERT INTO pgleases.locks SELECT * FROM undone;
 		COMMIT`)
 	tests.Becomes(t, db, "it is given back", 0, rows+" WHERE name = 'x'")

@@ -18,9 +18,9 @@ func TestAClientThatOpensSweepsWhatTheDeadLeftBehind(t *testing.T) {
 	a := newWorker(t, url)
 	release(t, a.held(a.Acquire, "before")) // the server has its mark
 	tx := tests.Must(db.Begin(t.Context()))(t)
-	_, err := tx.Exec(t.Context(), `SELECT pgleases.lock_acquire('webhook 1'::text, c.session, 1::bigint, false, false, 9e15::bigint, s.timeline,
-		(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, m.mark, 1000, true)
-		FROM pgleases.clients AS c, pgleases.server AS s, pgleases.server_mark AS m`, pgx.QueryExecModeSimpleProtocol)
+	_, err := tx.Exec(t.Context(), `SELECT pgleases.lock_acquire('webhook 1'::text, c.session, 1::bigint, false, false, 9e15::bigint, s.accepted_timeline,
+		(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, m.marker, 1000, true)
+		FROM pgleases.clients AS c, pgleases.server AS s, pgleases.boot_marker AS m`, pgx.QueryExecModeSimpleProtocol)
 	tests.OK(t, err)
 	tests.OK(t, a.client.Close(t.Context()))
 	tests.OK(t, tx.Commit(t.Context()))

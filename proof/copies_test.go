@@ -218,7 +218,7 @@ func dump(server, of string) step {
 func newEra(server string) step {
 	return func(p *play) {
 		p.do(p.servers[server].Up(p.t.Context()))
-		_, err := connection(p.t, p.servers[server].URL()).Exec(p.t.Context(), "SELECT pgleases.new_era()")
+		_, err := connection(p.t, p.servers[server].URL()).Exec(p.t.Context(), "SELECT pgleases.new_server_generation()")
 		p.do(err)
 	}
 }

@@ -128,14 +128,14 @@ var crashCases = []crashCase{
 	{"settle", "the server was promoted", func(c *crash) {
 		c.alone()
 		c.arm("settle")
-		execute(c.t, c.pool, "UPDATE pgleases.server SET timeline = timeline + 1")
+		execute(c.t, c.pool, "UPDATE pgleases.server SET accepted_timeline = timeline + 1")
 		c.await(nil)
 		c.bystand()
 	}, goesOn},
 	{"unsettle", "the server is behind one seen before", func(c *crash) {
 		c.alone()
 		of := func(era int) {
-			execute(c.t, c.pool, fmt.Sprintf("UPDATE pgleases.server SET era = %d", era))
+			execute(c.t, c.pool, fmt.Sprintf("UPDATE pgleases.server SET generation = %d", era))
 			execute(c.t, c.pool, "UPDATE pgleases.leases SET generation = generation + 1") // so that it is read
 		}
 		of(7)
@@ -508,7 +508,7 @@ func fastly(run func(*crash)) func(*crash) {
 	}
 }
 
-func (c *crash) unmark() { execute(c.t, c.admin, "DELETE FROM pgleases.server_mark") }
+func (c *crash) unmark() { execute(c.t, c.admin, "DELETE FROM pgleases.boot_marker") }
 
 // ask asks for a plan, and for one that moves something.
 func (c *crash) ask() {

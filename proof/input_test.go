@@ -43,10 +43,10 @@ func TestTheMostPartitionsForTheShortestTTLAreOwnedAndRenewed(t *testing.T) {
 		pool := newPool(t, pgserver.Database(t))
 		lease := joined(t, newClient(t, pool, pgleases.WithTTL(time.Second)), "l", n)
 		waitFor(t, time.Minute, "it owns all", func() bool { return len(lease.Values()) == n })
-		execute(t, pool, "UPDATE pgleases.server SET timeline = 77") // as after a failover
+		execute(t, pool, "UPDATE pgleases.server SET accepted_timeline = 77") // as after a failover
 		waitFor(t, time.Minute, "it owns all in a new era", func() bool {
 			return len(lease.Values()) == n && value[bool](t, pool,
-				"SELECT era > 0 AND (SELECT min(epoch) FROM pgleases.partitions) >= era << 32 FROM pgleases.server")
+				"SELECT generation > 0 AND (SELECT min(epoch) FROM pgleases.partitions) >= generation << 32 FROM pgleases.server")
 		})
 	})
 }

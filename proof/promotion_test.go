@@ -134,7 +134,7 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 
 			waitFor(t, patience, "the new timeline is settled", func() bool {
 				var done bool
-				err := conn.QueryRow(t.Context(), "SELECT timeline = pgleases.timeline() FROM pgleases.server").Scan(&done)
+				err := conn.QueryRow(t.Context(), "SELECT accepted_timeline = pgleases.timeline() FROM pgleases.server").Scan(&done)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -293,7 +293,7 @@ func TestEveryOtherWriteIsDurableWhateverTheDatabaseSays(t *testing.T) {
 			t.Errorf("evicted are %q, not b", evicted.IDs)
 		}
 		durable("an eviction")
-		first.does("UPDATE pgleases.server SET timeline = 77")
+		first.does("UPDATE pgleases.server SET accepted_timeline = 77")
 		waited()
 		era, err := c.Settle(t.Context(), time.Hour, run, 0)
 		c.ok(err)

@@ -1,6 +1,6 @@
 -- announce.sql: after a release that did not, tells the new owners: the generations of the leases rise, which heartbeats tell, and sessions are
 -- notified. Apart from the release, since it keeps others from the lease, and every notification from being sent, until it is
--- committed: so it waits for no flush. A crash that loses it begins another run of the server, in which all is read anew.
+-- committed: so it waits for no flush. A crash that loses it begins another server incarnation, in which all is read anew.
 --
 -- $1 text[]    leases
 -- $2 bigint[]  sessions

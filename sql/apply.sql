@@ -10,9 +10,9 @@
 -- $10 bigint  microseconds until another plan is due; negative: only of leases in which moves are left over, after so many
 -- $11 text    channel to notify; empty: none
 --
--- One row: whether the plan was written; if not, whether the server is not settled; the number of owners asked to hand over; of partitions given to their targets; of
+-- One row: whether the plan was written; if not, whether the server is not accepted; the number of owners asked to hand over; of partitions given to their targets; of
 -- moves left over, because a guarded transaction is open on the partition, or because its epoch rose meanwhile; the leases whose
 -- generation it raised, by one.
-SELECT applied, unsettled, asked, given, left_over, moved
+SELECT applied, unaccepted, asked, given, left_over, moved
 FROM pgleases.apply($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::text[], $6::int[], $7::int[], $8::int[],
                     $9::int, $10::bigint, $11::text)

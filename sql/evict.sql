@@ -1,11 +1,11 @@
 -- evict.sql: removes dead sessions, and makes a plan due for every lease that lost a member. One client at a time
--- does it, and only a client that has watched the clock of this run of the server. It waits for no lock on a row.
+-- does it, and only a client that has watched the clock of this server incarnation. It waits for no lock on a row.
 --
 -- $1 bigint  cutoff: sessions that expired before it are dead. By the caller's watch, the database's clock has reached it.
 --            Microseconds since 1970
 -- $2 bigint  length of the watch, microseconds: sessions with a longer TTL stay, for a caller that has watched for longer
 -- $3 bigint  the caller's TTL, microseconds: a check that is further ahead was set before the clock stepped back
--- $4 bigint timeline, $5 bigint started, $6 bigint mark: the run of the server that was watched
+-- $4 bigint timeline, $5 bigint started, $6 bigint marker: the server incarnation that was watched
 -- $7 int     lock timeout, milliseconds
 --
 -- One row: client IDs of the evicted sessions; leases for which a plan is due; nanoseconds until it is due for all of them, 50 ms after

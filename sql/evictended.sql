@@ -4,7 +4,7 @@
 -- $1 bigint[], $2 bigint[], $3 int[], $4 bigint[]  sessions; the keys of their locks; the server's processes that held them; expiries as
 --            seen with the lock free, microseconds since 1970
 -- $5 bigint abandoned, $6 bigint killed, $7 bigint fatal, $8 bigint reset: the counters when the locks were last seen held
--- $9 bigint timeline, $10 bigint started, $11 bigint mark: the run of the server
+-- $9 bigint timeline, $10 bigint started, $11 bigint marker: the server incarnation
 -- $12 int    lock timeout, milliseconds
 -- $13 text   channel to notify; empty: none
 --

@@ -11,11 +11,11 @@
 WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT pgleases.settings(true, $5::int) AS ok
 ), owned AS MATERIALIZED ( -- SKIP LOCKED: a plan that gives them to others waits for nobody, and is not waited for
-    SELECT p.lease, p.partition, pgleases.first_epoch(s.era) AS first_epoch
+    SELECT p.lease, p.partition, pgleases.first_epoch(s.generation) AS first_epoch
     FROM settings, pgleases.server AS s, pgleases.partitions AS p
     JOIN unnest($2::text[], $3::int[], $4::bigint[]) AS b (lease, partition, epoch)
       ON b.lease = p.lease AND b.partition = p.partition AND b.epoch = p.epoch
-    WHERE settings.ok AND s.timeline = pgleases.timeline() AND p.owner = $1::bigint
+    WHERE settings.ok AND s.accepted_timeline = pgleases.timeline() AND p.owner = $1::bigint
     ORDER BY p.lease, p.partition
     FOR NO KEY UPDATE OF p SKIP LOCKED -- which open guards do not keep waiting
 )

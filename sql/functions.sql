@@ -10,13 +10,13 @@
 -- function takes.
 --
 -- For applications: partition_for, guard and guard_lock. For operators: drain, cordon, pause, freeze, pin and their opposites, evict_client,
--- drop_lease and new_era. The others are parts of the statements beside this file.
+-- drop_lease and new_server_generation. The others are parts of the statements beside this file.
 
 -- The timeline is read from the name of the current WAL file, which changes at the moment of a promotion. Servers that were made
 -- apart, as by pg_upgrade or from a dump, may be on timelines of one number: so the system
 -- identifier is added to it. Each is asked for by itself, as a server may refuse the one or the
 -- other. With the rights of its owner, so that all roles are told the same: else clients of two
--- roles would settle against each other for ever.
+-- roles would accept it against each other for ever.
 --
 -- Aurora has no timelines, and a clone has the identifier of its origin. There it is the instance,
 -- and the start of its server.
@@ -52,17 +52,17 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.timeline() IS 'Names the server and its timeline now: the system identifier plus the timeline''s number, which rises with a promotion; on Aurora, plus a number for the instance and the start of its server. What the server does not tell counts as 0.';
 
--- Where two copies of one server are settled in the same second, the microseconds of their starts keep the epochs apart.
-CREATE OR REPLACE FUNCTION pgleases.first_epoch(era bigint) RETURNS bigint
+-- Where two copies of one server are accepted in the same second, the microseconds of their starts keep the epochs apart.
+CREATE OR REPLACE FUNCTION pgleases.first_epoch(generation bigint) RETURNS bigint
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     IF $1 = 0 THEN
-        RETURN 0; -- nothing was settled yet
+        RETURN 0; -- nothing was accepted yet
     END IF;
     RETURN ($1 << 32) + ((extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint & 2147483647);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.first_epoch(bigint) IS 'The first epoch that a partition is given in an era.';
+COMMENT ON FUNCTION pgleases.first_epoch(bigint) IS 'The first epoch that a partition is given in a server generation.';
 
 -- A statement sets its own settings, because behind a pooler there is no session to keep them. It calls this function in a CTE and reads the result in
 -- what follows, because PostgreSQL does not run a SELECT in a CTE that nothing reads. IS NOT NULL is always true: it makes
@@ -92,17 +92,17 @@ CREATE OR REPLACE TRIGGER changed BEFORE INSERT OR UPDATE ON pgleases.leases FOR
 
 -- A function, because the server keeps a function's plans for each connection; as plain SQL, planned every time, a heartbeat
 -- costs four times as much. It updates the session's own row and waits for no flush: a crash that loses the update also
--- removes the mark, and without the mark no watch goes on.
+-- removes the boot marker, and without it no watch goes on.
 --
 -- Two copies of one process, as of a virtual machine's snapshot that was started twice, have one session. They are told apart by
 -- the time of the last renewal: where that is later than the last one of which the caller knows, the other copy made it. An
--- earlier one tells nothing: a crash or a promotion lost the renewals since. Times of two runs of the server are not compared.
+-- earlier one tells nothing: a crash or a promotion lost the renewals since. Times of two server incarnations are not compared.
 --
 -- Leases are returned again only after a change of one of them. The UPDATE's snapshot shows both
 -- what has changed and from which transaction on it may have missed a change: a transaction that
 -- commits later is not below the snapshot's xmin, whatever the order in which transactions begin
 -- and commit. Every statement that changes members changes their lease too. A snapshot of another
--- run of the server says nothing, because a crash may lose transactions, and their numbers are
+-- server incarnation says nothing, because a crash may lose transactions, and their numbers are
 -- given again.
 --
 -- It reads the leases that the caller names, by key: its cost does not grow with the leases of
@@ -116,12 +116,12 @@ CREATE OR REPLACE TRIGGER changed BEFORE INSERT OR UPDATE ON pgleases.leases FOR
 -- statement. Its cost is that of getting ready for it: of each table, and of each function and operator in it. So it tells times as they are,
 -- what is due is left to the caller, and it returns one text. IS NULL makes one boolean of two calls.
 CREATE OR REPLACE FUNCTION pgleases.heartbeat(
-    session bigint, lock_ms int, renewed double precision, renewed_mark bigint, started double precision, mark bigint, seen pg_catalog.xid8, leases pg_catalog.text[])
+    session bigint, lock_ms int, renewed double precision, renewed_marker bigint, started double precision, marker bigint, seen pg_catalog.xid8, leases pg_catalog.text[])
 RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE AS $pgleases_body$
 DECLARE
     told pg_catalog.text;
-    unchanged boolean; -- the server is in the run given, and its leases are as they were told
+    unchanged boolean; -- the server is in the incarnation given, and its leases are as they were told
 BEGIN
     unchanged := pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL OR pg_catalog.set_config('lock_timeout', $2::pg_catalog.text, true) IS NULL;
     UPDATE pgleases.clients AS c SET expires_at = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) c.ttl
@@ -130,12 +130,12 @@ BEGIN
       AND c.incarnation OPERATOR(pg_catalog.>=) 0 -- else it is revoked
     RETURNING
         pg_catalog.concat_ws(' ', extract(epoch FROM c.expires_at), extract(epoch FROM c.ttl),
-            coalesce((SELECT pg_catalog.concat_ws(' ', s.timeline, s.era, extract(epoch FROM s.next_check_at), s.sessions, extract(epoch FROM s.unwatched))
+            coalesce((SELECT pg_catalog.concat_ws(' ', s.accepted_timeline, s.generation, extract(epoch FROM s.next_check_at), s.sessions, extract(epoch FROM s.unwatched))
                       FROM pgleases.server AS s), 'none'), -- somebody has deleted the row
             coalesce((SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id OPERATOR(pg_catalog.=) c.id), 0),
             pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())),
         pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($5)
-            AND EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $6)
+            AND EXISTS (SELECT FROM pgleases.boot_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $6)
             AND NOT EXISTS (SELECT FROM pgleases.leases AS l
                             WHERE l.name OPERATOR(pg_catalog.=) ANY ((SELECT $8)::pg_catalog.text[]) AND l.changed OPERATOR(pg_catalog.>=) $7
                               AND l.changed OPERATOR(pg_catalog.<) pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()))
@@ -144,8 +144,8 @@ BEGIN
         RETURN told;
     END IF;
     IF told IS NULL AND $3 OPERATOR(pg_catalog.<) double precision 'infinity'
-       AND NOT EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $4) THEN
-        RETURN pgleases.heartbeat($1, $2, double precision 'infinity', $4, $5, $6, $7, $8); -- of another run, or not known: whatever the last renewal was
+       AND NOT EXISTS (SELECT FROM pgleases.boot_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $4) THEN
+        RETURN pgleases.heartbeat($1, $2, double precision 'infinity', $4, $5, $6, $7, $8); -- of another incarnation, or not known: whatever the last renewal was
     END IF;
     RETURN pgleases.tell($1, told);
 END
@@ -156,12 +156,12 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_bod
 DECLARE
     now CONSTANT timestamptz := clock_timestamp();
     run CONSTANT text := concat_ws(' ', pgleases.timeline(), extract(epoch FROM pg_postmaster_start_time()),
-                                   coalesce((SELECT m.mark FROM pgleases.server_mark AS m), 0));
+                                   coalesce((SELECT m.marker FROM pgleases.boot_marker AS m), 0));
 BEGIN
     IF $2 IS NULL THEN
         RETURN (SELECT concat_ws(' ', CASE WHEN EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = $1 AND c.incarnation >= 0)
                                       THEN 'copied' ELSE 'gone' END, -- revoked is gone, too
-                                 extract(epoch FROM now), s.timeline, s.era, run)
+                                 extract(epoch FROM now), s.accepted_timeline, s.generation, run)
                 FROM pgleases.server AS s);
     END IF;
     -- due_in: negative for none, 0 also where the clock stepped back.
@@ -176,7 +176,7 @@ BEGIN
             WHERE m.session = $1);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.tell(bigint, pg_catalog.text) IS 'The answer to a heartbeat with the run of the server and the leases in it, after what is told each time; null: the session is gone, or a copy has renewed it.';
+COMMENT ON FUNCTION pgleases.tell(bigint, pg_catalog.text) IS 'The answer to a heartbeat with the server incarnation and the leases in it, after what is told each time; null: the session is gone, or a copy has renewed it.';
 
 -- With the rights of its owner, as clients may not delete events; so it takes no argument. It looks at the first event alone where none is old.
 -- An event that is dated ahead was written by a clock that was: it would keep those behind it until then, and their number would have no bound.
@@ -215,7 +215,7 @@ COMMENT ON FUNCTION pgleases.trim_events() IS 'Deletes some events that are olde
 -- and compiles nothing (JIT). It reads nothing else of live sessions: with a million partitions it
 -- takes as long as with ten. All that can wait is left to tidy.
 CREATE OR REPLACE FUNCTION pgleases.evict(
-    cutoff bigint, watched bigint, ttl bigint, timeline bigint, started bigint, mark bigint, lock_ms int,
+    cutoff bigint, watched bigint, ttl bigint, timeline bigint, started bigint, marker bigint, lock_ms int,
     OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT plan_due_in bigint, OUT check_due_in bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
 DECLARE
@@ -229,16 +229,16 @@ BEGIN
     asked := '{}';
     plan_due_in := 0;
     check_due_in := -1;
-    -- Is a check due, for all or for who has watched for so long, or did the clock step back? And is this still the run of the
+    -- Is a check due, for all or for who has watched for so long, or did the clock step back? And is this still the incarnation of the
     -- server that was watched? SKIP LOCKED, as a lock on the row means that another client does the check.
     SELECT s.left_behind INTO before FROM pgleases.server AS s
     WHERE (s.next_check_at <= now
            OR s.unwatched > interval '0' AND s.unwatched <= longest
            OR s.next_check_at > now + interval '1 second' + $3 * interval '1 microsecond')
       AND now >= silent
-      AND s.timeline = $4 AND pgleases.timeline() = $4
+      AND s.accepted_timeline = $4 AND pgleases.timeline() = $4
       AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $5
-      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $6
+      AND (SELECT m.marker FROM pgleases.boot_marker AS m) = $6
     FOR UPDATE OF s SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
@@ -496,7 +496,7 @@ COMMENT ON FUNCTION pgleases.session_ends() IS 'How many sessions in this databa
 -- notification has the next two clients look out.
 CREATE OR REPLACE FUNCTION pgleases.evict_ended(
     sessions bigint[], presences bigint[], pids int[], expiries bigint[], abandoned bigint, killed bigint, fatal bigint, reset bigint,
-    timeline bigint, started bigint, mark bigint, lock_ms int, channel pg_catalog.text,
+    timeline bigint, started bigint, marker bigint, lock_ms int, channel pg_catalog.text,
     OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT plan_due_in bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
 DECLARE
@@ -508,9 +508,9 @@ BEGIN
     asked := '{}';
     plan_due_in := 0;
     PERFORM FROM pgleases.server AS s
-    WHERE s.timeline = $9 AND pgleases.timeline() = $9
+    WHERE s.accepted_timeline = $9 AND pgleases.timeline() = $9
       AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $10
-      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $11
+      AND (SELECT m.marker FROM pgleases.boot_marker AS m) = $11
     FOR UPDATE OF s SKIP LOCKED; -- another client evicts
     IF NOT FOUND THEN
         RETURN;
@@ -555,7 +555,7 @@ $pgleases_body$;
 
 CREATE OR REPLACE FUNCTION pgleases.read(
     session bigint, leases pg_catalog.text[],
-    OUT name pg_catalog.text, OUT generation bigint, OUT timeline bigint, OUT started bigint, OUT settled bigint, OUT era bigint,
+    OUT name pg_catalog.text, OUT generation bigint, OUT timeline bigint, OUT started bigint, OUT accepted_timeline bigint, OUT server_generation bigint,
     OUT partitions int[], OUT epochs bigint[], OUT moving boolean[], OUT paused pg_catalog.text[], OUT drained pg_catalog.text[])
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE -- one snapshot
@@ -564,7 +564,7 @@ AS $pgleases_body$
 BEGIN
     RETURN QUERY
     SELECT l.name, l.generation, pgleases.timeline(), (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
-           s.timeline, s.era, coalesce(o.partitions, '{}'), coalesce(o.epochs, '{}'), coalesce(o.moving, '{}'),
+           s.accepted_timeline, s.generation, coalesce(o.partitions, '{}'), coalesce(o.epochs, '{}'), coalesce(o.moving, '{}'),
            (SELECT ARRAY[w.actor, w.reason] FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = l.name),
            (SELECT ARRAY[w.actor, w.reason] FROM pgleases.overrides AS w JOIN pgleases.clients AS c ON c.id = w.client WHERE w.verb = 'drain' AND c.session = $1)
     FROM pgleases.server AS s, pgleases.leases AS l
@@ -595,7 +595,7 @@ DECLARE
     names CONSTANT text[] := ARRAY(SELECT DISTINCT n FROM unnest($2 || $6) AS n);
     as_planned text[]; -- leases to leave that are as the plan of the heirs read them
     first bigint;
-    present bigint; -- the era
+    present bigint; -- the server generation
     drained text[] := '{}';
     alive boolean;
     drains boolean; -- the client, by an override
@@ -611,8 +611,8 @@ BEGIN
     PERFORM FROM pgleases.clients AS c WHERE c.session = $1 FOR KEY SHARE; -- it is not evicted before this is committed
     alive := FOUND;
     IF alive THEN
-        SELECT s.era, pgleases.first_epoch(s.era) INTO present, first
-        FROM pgleases.server AS s WHERE s.timeline = pgleases.timeline(); -- the server is settled
+        SELECT s.generation, pgleases.first_epoch(s.generation) INTO present, first
+        FROM pgleases.server AS s WHERE s.accepted_timeline = pgleases.timeline(); -- the server is accepted
     END IF;
     drains := EXISTS (SELECT FROM pgleases.overrides AS w
                       WHERE w.verb = 'drain' AND w.client = (SELECT c.id FROM pgleases.clients AS c WHERE c.session = $1));
@@ -807,7 +807,7 @@ $pgleases_body$;
 CREATE OR REPLACE FUNCTION pgleases.apply(
     names pg_catalog.text[], generations bigint[], heir_leases pg_catalog.text[], heirs bigint[],
     leases pg_catalog.text[], firsts int[], lasts int[], moves int[], lock_ms int, again bigint, channel pg_catalog.text,
-    OUT applied boolean, OUT unsettled boolean, OUT asked int, OUT given int, OUT left_over int, OUT moved pg_catalog.text[])
+    OUT applied boolean, OUT unaccepted boolean, OUT asked int, OUT given int, OUT left_over int, OUT moved pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
@@ -822,7 +822,7 @@ DECLARE
 BEGIN
     PERFORM pgleases.settings(true, $9);
     applied := false;
-    unsettled := false;
+    unaccepted := false;
     asked := 0;
     given := 0;
     left_over := 0;
@@ -830,10 +830,10 @@ BEGIN
     PERFORM FROM (SELECT r.name, r.generation FROM unnest($1, $2) AS r (name, generation) ORDER BY r.name COLLATE "C") AS r
     CROSS JOIN LATERAL (SELECT FROM pgleases.leases AS l WHERE l.name = r.name AND l.generation = r.generation FOR UPDATE) AS l;
     GET DIAGNOSTICS unchanged = ROW_COUNT;
-    SELECT pgleases.first_epoch(s.era) INTO lowest FROM pgleases.server AS s
-    WHERE s.timeline = pgleases.timeline() AND unchanged = cardinality($1);
-    IF NOT FOUND THEN -- a lease has changed, or the server is not settled
-        unsettled := NOT EXISTS (SELECT FROM pgleases.server AS s WHERE s.timeline = pgleases.timeline());
+    SELECT pgleases.first_epoch(s.generation) INTO lowest FROM pgleases.server AS s
+    WHERE s.accepted_timeline = pgleases.timeline() AND unchanged = cardinality($1);
+    IF NOT FOUND THEN -- a lease has changed, or the server is not accepted
+        unaccepted := NOT EXISTS (SELECT FROM pgleases.server AS s WHERE s.accepted_timeline = pgleases.timeline());
         RETURN;
     END IF;
     applied := true;
@@ -966,7 +966,7 @@ COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partiti
 -- caller's commit, and a takeover passes over the partition until then (FOR UPDATE SKIP LOCKED). A guard that waited for a
 -- takeover finds the new epoch, and is refused.
 --
--- An evicted owner is refused even before a takeover, and a revoked one at once. So is an epoch of an era before the present one: its owner has to renew
+-- An evicted owner is refused even before a takeover, and a revoked one at once. So is an epoch of an earlier server generation: its owner has to renew
 -- the ownership first.
 --
 -- Its plan is kept (plan_cache_mode): a server that compared what it costs in transactions with other settings, as in runs of schedules,
@@ -978,7 +978,7 @@ BEGIN
     PERFORM FROM pgleases.partitions AS p
     WHERE p.lease OPERATOR(pg_catalog.=) $1 AND p.partition OPERATOR(pg_catalog.=) $2 AND p.epoch OPERATOR(pg_catalog.=) $3
       AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session OPERATOR(pg_catalog.=) p.owner AND c.incarnation OPERATOR(pg_catalog.>=) 0)
-      AND ($3 OPERATOR(pg_catalog.>>) 32) OPERATOR(pg_catalog.>=) (SELECT s.era FROM pgleases.server AS s)
+      AND ($3 OPERATOR(pg_catalog.>>) 32) OPERATOR(pg_catalog.>=) (SELECT s.generation FROM pgleases.server AS s)
     FOR KEY SHARE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'partition % of lease "%" is not owned under epoch %', $2, $1, $3
@@ -989,7 +989,7 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint) IS 'Raises PL001 unless the partition is owned under this epoch, by a session that was not evicted. After it, the partition keeps owner and epoch until the transaction ends.';
 
--- From here to new_era: for operators. Each verb is an override, or takes one back, and a plan of the leases concerned is due at once: ownership
+-- From here to new_server_generation: for operators. Each verb is an override, or takes one back, and a plan of the leases concerned is due at once: ownership
 -- changes by what changes it always. So a verb is safe, outlives whoever gave it, and is undone by its opposite. PUBLIC may execute none of
 -- them. They run with the rights of their owner, so an operator needs no others; session_user stays who it is.
 
@@ -1288,18 +1288,18 @@ REVOKE EXECUTE ON FUNCTION pgleases.drain, pgleases.undrain, pgleases.cordon, pg
     pgleases.freeze, pgleases.unfreeze, pgleases.pin, pgleases.unpin, pgleases.evict_client, pgleases.drop_lease, pgleases.operator,
     pgleases.override FROM PUBLIC;
 
--- A client settles the new era as after a promotion: once the server was watched for a TTL, so that whoever works on what these
+-- A client accepts the new server generation as after a promotion: once the server was watched for a TTL, so that whoever works on what these
 -- tables do not know of has lost its trust.
-CREATE OR REPLACE FUNCTION pgleases.new_era() RETURNS void
+CREATE OR REPLACE FUNCTION pgleases.new_server_generation() RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     -- nobody dead is taken out meanwhile
     PERFORM set_config('idle_in_transaction_session_timeout', '500', true), set_config('statement_timeout', '10000', true);
-    UPDATE pgleases.server SET timeline = -1;
+    UPDATE pgleases.server SET accepted_timeline = -1;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.new_era() IS 'To be called once in a restored dump, snapshot or copy of the database, before clients use it: epochs then go on above all that were given after the copy was made.';
-REVOKE EXECUTE ON FUNCTION pgleases.new_era() FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.new_server_generation() IS 'To be called once in a restored dump, snapshot or copy of the database, before clients use it: epochs then go on above all that were given after the copy was made.';
+REVOKE EXECUTE ON FUNCTION pgleases.new_server_generation() FROM PUBLIC;
 
 -- From here to guard_lock: the named locks.
 --
@@ -1336,29 +1336,29 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.lock_settings(int) IS 'Settings of a statement that changes locks: durable, and how many milliseconds it waits for a lock. Raises PL003 in a transaction in which a statement would not see what was committed before it.';
 
--- A start and a mark are of one run on one timeline: a promotion empties server_mark. The timeline is compared all the same, where it costs nothing.
-CREATE OR REPLACE FUNCTION pgleases.lock_same_run(timeline bigint, started bigint, mark bigint) RETURNS boolean
+-- A start and a boot marker are of one incarnation on one timeline: a promotion empties boot_marker. The timeline is compared all the same, where it costs nothing.
+CREATE OR REPLACE FUNCTION pgleases.lock_same_incarnation(timeline bigint, started bigint, marker bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     RETURN pgleases.timeline() = $1
        AND pg_postmaster_start_time() = to_timestamp($2::double precision / 1000000)
-       AND EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark = $3);
+       AND EXISTS (SELECT FROM pgleases.boot_marker AS m WHERE m.marker = $3);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_same_run(bigint, bigint, bigint) IS 'Whether this is the run of the server that the caller''s last heartbeat told. The application''s connections may lead to another server than the client''s own.';
+COMMENT ON FUNCTION pgleases.lock_same_incarnation(bigint, bigint, bigint) IS 'Whether this is the server incarnation that the caller''s last heartbeat told. The application''s connections may lead to another server than the client''s own.';
 
 -- The caller has the mutex. Rows that hold the lock come before rows that wait. It drops the dead that it meets, and goes on until the first
--- that may not follow: so its cost does not depend on how many wait. Where the server is not settled, nothing is granted.
+-- that may not follow: so its cost does not depend on how many wait. Where the server is not accepted, nothing is granted.
 CREATE OR REPLACE FUNCTION pgleases.lock_turn(name pg_catalog.text, timeline bigint, notify boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
 AS $pgleases_body$
 DECLARE
-    present bigint; -- the era
+    present bigint; -- the server generation
     held boolean := false;
     r record;
 BEGIN
-    SELECT s.era INTO present FROM pgleases.server AS s WHERE s.timeline = $2;
+    SELECT s.generation INTO present FROM pgleases.server AS s WHERE s.accepted_timeline = $2;
     IF NOT FOUND THEN
         RETURN;
     END IF;
@@ -1387,7 +1387,7 @@ COMMENT ON FUNCTION pgleases.lock_turn(pg_catalog.text, bigint, boolean) IS 'Giv
 
 CREATE OR REPLACE FUNCTION pgleases.lock_acquire(
     name pg_catalog.text, session bigint, nonce bigint, shared boolean, waits boolean, latest bigint,
-    timeline bigint, started bigint, mark bigint, lock_ms int, notify boolean)
+    timeline bigint, started bigint, marker bigint, lock_ms int, notify boolean)
 RETURNS pg_catalog.text[]
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
@@ -1401,12 +1401,12 @@ BEGIN
     END IF;
     unused := pg_catalog.pg_advisory_xact_lock(pgleases.lock_mutex($1)) IS NULL;
     INSERT INTO pgleases.locks AS n (name, ticket, session, nonce, shared, token, since)
-    SELECT $1, 1::bigint, $2, $3, $4, (s.era OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval('pgleases.lock_tokens'),
+    SELECT $1, 1::bigint, $2, $3, $4, (s.generation OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval('pgleases.lock_tokens'),
            pg_catalog.clock_timestamp()
     FROM pgleases.server AS s
-    WHERE s.timeline OPERATOR(pg_catalog.=) $7
+    WHERE s.accepted_timeline OPERATOR(pg_catalog.=) $7
       AND pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($8::double precision OPERATOR(pg_catalog./) 1000000)
-      AND EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $9)
+      AND EXISTS (SELECT FROM pgleases.boot_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $9)
       AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<=) pg_catalog.to_timestamp($6::double precision OPERATOR(pg_catalog./) 1000000)
       AND NOT EXISTS (SELECT FROM pgleases.locks AS l WHERE l.name OPERATOR(pg_catalog.=) $1)
       AND EXISTS (SELECT FROM pgleases.clients AS c
@@ -1424,20 +1424,20 @@ $pgleases_body$;
 -- What is no acquisition of a lock that is free. The caller has the mutex.
 CREATE OR REPLACE FUNCTION pgleases.lock_queue(
     name pg_catalog.text, session bigint, nonce bigint, shared boolean, waits boolean, latest bigint,
-    timeline bigint, started bigint, mark bigint, notify boolean)
+    timeline bigint, started bigint, marker bigint, notify boolean)
 RETURNS pg_catalog.text[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
 AS $pgleases_body$
 DECLARE
-    present bigint; -- the era
+    present bigint; -- the server generation
     place bigint;
     token bigint;
 BEGIN
-    IF NOT pgleases.lock_same_run($7, $8, $9) THEN
+    IF NOT pgleases.lock_same_incarnation($7, $8, $9) THEN
         RETURN '{elsewhere}';
     END IF;
-    SELECT s.era INTO present FROM pgleases.server AS s WHERE s.timeline = $7;
+    SELECT s.generation INTO present FROM pgleases.server AS s WHERE s.accepted_timeline = $7;
     IF NOT FOUND THEN
         RETURN '{unsettled}';
     END IF;
@@ -1480,7 +1480,7 @@ COMMENT ON FUNCTION pgleases.lock_queue(pg_catalog.text, bigint, bigint, boolean
 -- then what it does not know of, as after a promotion. The next acquisition of the name, and the end of the session, are durable, and this with them.
 CREATE OR REPLACE FUNCTION pgleases.lock_release(
     name pg_catalog.text, session bigint, nonce bigint, latest bigint,
-    timeline bigint, started bigint, mark bigint, lock_ms int, notify boolean)
+    timeline bigint, started bigint, marker bigint, lock_ms int, notify boolean)
 RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
@@ -1499,12 +1499,12 @@ BEGIN
             WHERE d.session OPERATOR(pg_catalog.=) $2 AND d.nonce OPERATOR(pg_catalog.=) $3 AND d.name OPERATOR(pg_catalog.=) $1
             FOR UPDATE SKIP LOCKED)) -- a guarded transaction has the others
       AND pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($6::double precision OPERATOR(pg_catalog./) 1000000)
-      AND EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $7)
+      AND EXISTS (SELECT FROM pgleases.boot_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $7)
     RETURNING EXISTS (SELECT FROM pgleases.locks AS o WHERE o.name OPERATOR(pg_catalog.=) $1 AND o.ticket OPERATOR(pg_catalog.<>) l.ticket)
     INTO others;
     IF others THEN
         PERFORM pgleases.lock_turn($1, $5, $9);
-    ELSIF others IS NULL AND NOT pgleases.lock_same_run($5, $6, $7) THEN
+    ELSIF others IS NULL AND NOT pgleases.lock_same_incarnation($5, $6, $7) THEN
         RETURN 'elsewhere';
     ELSIF others IS NULL THEN
         PERFORM FROM pgleases.locks AS l WHERE l.session OPERATOR(pg_catalog.=) $2 AND l.nonce OPERATOR(pg_catalog.=) $3;
@@ -1521,7 +1521,7 @@ $pgleases_body$;
 
 CREATE OR REPLACE FUNCTION pgleases.lock_releases(
     session bigint, names pg_catalog.text[], nonces bigint[], latest bigint[],
-    timeline bigint, started bigint, mark bigint, lock_ms int, notify boolean,
+    timeline bigint, started bigint, marker bigint, lock_ms int, notify boolean,
     OUT same_run boolean, OUT released bigint[], OUT absent bigint[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
@@ -1700,7 +1700,7 @@ $pgleases_body$;
 COMMENT ON FUNCTION pgleases.guard_lock(pg_catalog.text, bigint) IS 'Raises PL001 unless the lock is held under this token, by a session that was not evicted. After it, nobody else is given the lock until the transaction ends.';
 
 -- Last, after all tables and functions: a schema without its version counts as missing.
-INSERT INTO pgleases.server (timeline, era, next_check_at)
+INSERT INTO pgleases.server (accepted_timeline, generation, next_check_at)
 VALUES (pgleases.timeline(), 0, 'infinity') ON CONFLICT DO NOTHING;
 INSERT INTO pgleases.schema_version AS v (version, min_code) VALUES (1, 1)
 ON CONFLICT ((true)) DO UPDATE SET version = EXCLUDED.version, min_code = EXCLUDED.min_code WHERE v.version OPERATOR(pg_catalog.<) EXCLUDED.version;

@@ -4,18 +4,18 @@
 -- $1 bigint  session
 -- $2 int     lock timeout, milliseconds
 -- $3 double precision  the clock at the caller's last heartbeat
--- $4 bigint  the mark then; 0: it is not known whether that was its last
--- $5 double precision started, $6 bigint mark: the run of the server that last told leases; mark 0: they are to be told
+-- $4 bigint  the boot marker then; 0: it is not known whether that was its last
+-- $5 double precision started, $6 bigint marker: the server incarnation that last told leases; marker 0: they are to be told
 -- $7 xid8    seen, as that heartbeat returned it
 -- $8 text[]  the leases that the caller was last told of
 --
 -- Each number has its type: without it, a function of the same name that takes texts would be
 -- called. One text, because columns cost more than what is in them: numbers with blanks between
 -- them.
---   expiry, ttl, settled, era, next_check, sessions, unwatched, incarnation, seen: of a living session; the clock is expiry less ttl
---   then, where it is another run or one of these leases has changed since: timeline, started, mark; for each lease generation, due_in, weight; and
+--   expiry, ttl, accepted_timeline, server_generation, next_check, sessions, unwatched, incarnation, seen: of a living session; the clock is expiry less ttl
+--   then, where it is another incarnation or one of these leases has changed since: timeline, started, marker; for each lease generation, due_in, weight; and
 --   the names of these leases in the same order, as an array
--- Of a session that is not alive it is one word and numbers: gone or copied; clock, settled, era, timeline, started, mark. Copied: it lives,
+-- Of a session that is not alive it is one word and numbers: gone or copied; clock, accepted_timeline, server_generation, timeline, started, marker. Copied: it lives,
 -- but was renewed since $3 by a copy of the caller's process.
 --
 -- Times are seconds, points in time since 1970. A check for expired sessions is due at next_check; where that is more than a second

@@ -7,13 +7,13 @@
 -- $4 boolean  shared
 -- $5 boolean  whether to wait where the lock is not free; else nothing is written then
 -- $6 bigint   last instant at which it may be carried out, microseconds since 1970
--- $7 bigint timeline, $8 bigint started, $9 bigint mark: the run of the server that the last heartbeat told
+-- $7 bigint timeline, $8 bigint started, $9 bigint marker: the server incarnation that the last heartbeat told
 -- $10 int     lock timeout, milliseconds
 -- $11 boolean whether to notify whom it is granted to on the way
 --
 -- One array, whose first element is the outcome: granted, then the token; waits; held (it was not to wait), then the first holder's client
 -- ID (empty: it has died), host and process ID, since when it holds the lock, and until when it lives if it falls silent, microseconds since
--- 1970; elsewhere (this is another server, or another run of it); unsettled (nothing is granted after a promotion, until that is
--- settled); late (the last instant has passed); gone (the session was evicted, or a newer process has its client ID).
+-- 1970; elsewhere (this is another server, or another incarnation of it); unsettled (nothing is granted after a promotion, until that is
+-- accepted); late (the last instant has passed); gone (the session was evicted, or a newer process has its client ID).
 SELECT pgleases.lock_acquire($1::pg_catalog.text, $2::bigint, $3::bigint, $4::boolean, $5::boolean, $6::bigint,
                              $7::bigint, $8::bigint, $9::bigint, $10::int, $11::boolean)

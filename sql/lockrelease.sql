@@ -6,10 +6,10 @@
 -- $2 bigint  session
 -- $3 bigint  nonce of the acquisition
 -- $4 bigint  the last instant at which that may be carried out, microseconds since 1970; 0: it was
--- $5 bigint timeline, $6 bigint started, $7 bigint mark: the run of the server that the last heartbeat told; in another nothing is done
+-- $5 bigint timeline, $6 bigint started, $7 bigint marker: the server incarnation that the last heartbeat told; in another nothing is done
 -- $8 int     lock timeout, milliseconds
 -- $9 boolean whether to notify whom it is granted to
 --
 -- released; absent (there is no such row, and there will be none); busy (a guarded transaction that is open has it, or it may still arrive);
--- elsewhere (this is another server, or another run of it).
+-- elsewhere (this is another server, or another incarnation of it).
 SELECT pgleases.lock_release($1::pg_catalog.text, $2::bigint, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::bigint, $8::int, $9::boolean)

@@ -128,19 +128,19 @@ COMMENT ON COLUMN pgleases.partitions.owned_since IS 'When this ownership began.
 COMMENT ON COLUMN pgleases.partitions.asked_at IS 'When the owner was asked to hand over; null: it is not asked.';
 
 CREATE TABLE IF NOT EXISTS pgleases.server (
-    timeline      bigint NOT NULL,
-    era           bigint NOT NULL,
-    next_check_at pg_catalog.timestamptz NOT NULL,
-    sessions      bigint NOT NULL DEFAULT 1,
-    unwatched     interval NOT NULL DEFAULT '0',
-    checks        bigint NOT NULL DEFAULT 0,
-    left_behind   bigint[] NOT NULL DEFAULT '{}'
+    accepted_timeline bigint NOT NULL,
+    generation        bigint NOT NULL,
+    next_check_at     pg_catalog.timestamptz NOT NULL,
+    sessions          bigint NOT NULL DEFAULT 1,
+    unwatched         interval NOT NULL DEFAULT '0',
+    checks            bigint NOT NULL DEFAULT 0,
+    left_behind       bigint[] NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 10);
 CREATE UNIQUE INDEX IF NOT EXISTS server_one_row ON pgleases.server ((true));
 ALTER TABLE pgleases.server REPLICA IDENTITY FULL;
 COMMENT ON TABLE pgleases.server IS 'One row: the server on which these tables are, and when the next check for expired sessions is due.';
-COMMENT ON COLUMN pgleases.server.timeline IS 'The settled server and timeline, as the function timeline names them. While they are others, after a promotion or in a copy, no partition changes its owner.';
-COMMENT ON COLUMN pgleases.server.era IS 'New epochs are at least this number times 2^32, and no lower epoch passes a guard; rises when a server is settled.';
+COMMENT ON COLUMN pgleases.server.accepted_timeline IS 'The accepted server and timeline, as the function timeline names them. While they are others, after a promotion or in a copy, no partition changes its owner.';
+COMMENT ON COLUMN pgleases.server.generation IS 'The server generation: new epochs are at least this number times 2^32, and no lower epoch passes a guard; rises when a server is accepted.';
 COMMENT ON COLUMN pgleases.server.next_check_at IS 'When the next check for expired sessions is due: no session can have expired before.';
 COMMENT ON COLUMN pgleases.server.sessions IS 'Number of sessions at the last check. Where there are many, only some of them look for the next one early.';
 COMMENT ON COLUMN pgleases.server.unwatched IS 'The shortest TTL of the sessions that had expired at the last check and stayed, because the client that made the check had not watched the clock for so long; 0: none. For a client that has, a check is due.';
@@ -202,7 +202,7 @@ COMMENT ON COLUMN pgleases.events.tx IS 'The transaction that wrote it. Whoever 
 COMMENT ON COLUMN pgleases.events.id IS 'Number of the event.';
 COMMENT ON COLUMN pgleases.events.at IS 'When it was written.';
 COMMENT ON COLUMN pgleases.events.lease IS 'The lease''s name; null: it is about all leases.';
-COMMENT ON COLUMN pgleases.events.cause IS 'What happened: joined, left, evicted, handed over (by the owner), given (by a plan: nobody living owned it), settled (a promoted server was accepted), dropped; or the name of an operator''s verb.';
+COMMENT ON COLUMN pgleases.events.cause IS 'What happened: joined, left, evicted, handed over (by the owner), given (by a plan: nobody living owned it), accepted (a promoted server), dropped; or the name of an operator''s verb.';
 COMMENT ON COLUMN pgleases.events.actor IS 'Who asked for it; null: the protocol did it by itself.';
 COMMENT ON COLUMN pgleases.events.reason IS 'Why, in the words of the actor.';
 COMMENT ON COLUMN pgleases.events.from_id IS 'Client ID of who owned the partitions, or had last; of who left or was evicted.';
@@ -246,16 +246,16 @@ COMMENT ON COLUMN pgleases.events_kept.age IS 'Older events are deleted, 1,000 a
 INSERT INTO pgleases.events_kept (age) VALUES ('30 days') ON CONFLICT DO NOTHING;
 
 CREATE SEQUENCE IF NOT EXISTS pgleases.lock_tokens;
-COMMENT ON SEQUENCE pgleases.lock_tokens IS 'The low part of the locks'' tokens; the era is the high part.';
+COMMENT ON SEQUENCE pgleases.lock_tokens IS 'The low part of the locks'' tokens; the server generation is the high part.';
 
 -- Unlogged, because a crash or a promotion empties such a table: where it is empty, heartbeats may be lost, which wait for
 -- no flush. A crash of one backend changes neither the server's start time nor its timeline.
-CREATE UNLOGGED TABLE IF NOT EXISTS pgleases.server_mark (
-    mark bigint NOT NULL
+CREATE UNLOGGED TABLE IF NOT EXISTS pgleases.boot_marker (
+    marker bigint NOT NULL
 );
-CREATE UNIQUE INDEX IF NOT EXISTS server_mark_one_row ON pgleases.server_mark ((true));
-COMMENT ON TABLE pgleases.server_mark IS 'At most one row: a random number that is gone after a crash or a promotion.';
-COMMENT ON COLUMN pgleases.server_mark.mark IS 'Drawn by the first client whose heartbeat finds none.';
+CREATE UNIQUE INDEX IF NOT EXISTS boot_marker_one_row ON pgleases.boot_marker ((true));
+COMMENT ON TABLE pgleases.boot_marker IS 'At most one row: a random number that is gone after a crash or a promotion.';
+COMMENT ON COLUMN pgleases.boot_marker.marker IS 'Drawn by the first client whose heartbeat finds none.';
 
 CREATE OR REPLACE VIEW pgleases.status AS
 SELECT p.lease,

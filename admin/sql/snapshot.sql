@@ -15,8 +15,8 @@ SELECT json_build_object(
     'at', t.now,
     'schema_version', v.version,
     'min_code', v.min_code,
-    'server', json_build_object('timeline', pgleases.timeline()::text, 'settled', s.timeline::text, 'era', s.era,
-                                'marked', EXISTS (SELECT FROM pgleases.server_mark)),
+    'server', json_build_object('timeline', pgleases.timeline()::text, 'accepted_timeline', s.accepted_timeline::text, 'generation', s.generation,
+                                'marked', EXISTS (SELECT FROM pgleases.boot_marker)),
     'overrides', (
         SELECT coalesce(json_agg(json_build_object('verb', w.verb, 'lease', w.lease, 'partition', w.partition, 'client', w.client, 'actor', w.actor, 'reason', w.reason,
                    'since', least(greatest(w.since, '0001-01-02 UTC'), '9999-12-30 UTC'),

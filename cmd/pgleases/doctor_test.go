@@ -63,7 +63,7 @@ func ill(found []admin.Finding) (checks []string) {
 const sound = `
 	INSERT INTO pgleases.clients SELECT s, id, 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now() FROM (VALUES (11, 'a'), (12, 'b')) AS v (s, id);
 	INSERT INTO pgleases.identities SELECT id, 1, 1, now() FROM pgleases.clients;
-	INSERT INTO pgleases.server_mark VALUES (1);
+	INSERT INTO pgleases.boot_marker VALUES (1);
 	INSERT INTO pgleases.leases VALUES ('l', 2, 5, 1, 0, 'infinity', now());
 	INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 11, 1, now(), 1), ('l', 12, 1, now(), 1);
 	INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('l', 0, 11, 11, 3, 'a', now()), ('l', 1, 12, 12, 3, 'b', now());`
@@ -88,13 +88,13 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "function changed", fault: "CREATE OR REPLACE FUNCTION pgleases.guard_lock(name text, token bigint) RETURNS void LANGUAGE plpgsql AS 'BEGIN END'", want: "warning functions", text: "guard_lock"},
 		{name: "trigger disabled", fault: "ALTER TABLE pgleases.leases DISABLE TRIGGER changed", want: "fault functions", text: "trigger"},
 		{name: "no such role", flags: []string{"--role", "no such"}, want: "fault rights", text: `no role "no such"`},
-		{name: "another server", fault: "UPDATE pgleases.server SET timeline = timeline - 1", want: "warning timeline", text: "not settled"},
+		{name: "another server", fault: "UPDATE pgleases.server SET accepted_timeline = accepted_timeline - 1", want: "warning timeline", text: "not accepted"},
 		{name: "no identifier", fault: "ALTER FUNCTION pg_control_system() RENAME TO pg_control_system_before", want: "warning timeline", text: "copies are not noticed"},
 		{name: "no timeline", fault: "ALTER FUNCTION pg_current_wal_lsn() RENAME TO pg_current_wal_lsn_before", want: "warning timeline", text: "failovers are not noticed"},
 		{name: "neither", fault: `ALTER FUNCTION pg_control_system() RENAME TO pg_control_system_before; ALTER FUNCTION pg_current_wal_lsn() RENAME TO pg_current_wal_lsn_before`,
 			want: "warning timeline", text: "failovers and copies are not noticed"},
-		{name: "Aurora", fault: `CREATE FUNCTION pg_catalog.aurora_version() RETURNS text LANGUAGE sql AS 'SELECT version()'`, want: "warning timeline", text: "not settled"},
-		{name: "crashed", fault: "DELETE FROM pgleases.server_mark", want: "warning mark", text: "nobody takes over"},
+		{name: "Aurora", fault: `CREATE FUNCTION pg_catalog.aurora_version() RETURNS text LANGUAGE sql AS 'SELECT version()'`, want: "warning timeline", text: "not accepted"},
+		{name: "crashed", fault: "DELETE FROM pgleases.boot_marker", want: "warning boot-marker", text: "nobody takes over"},
 		{name: "TTLs", fault: "UPDATE pgleases.clients SET ttl = '1 minute' WHERE session = 11", want: "warning ttl", text: "1h0m0s (1), 1m0s (1)"},
 		{name: "dead", fault: "INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '1 hour', '1 hour', 'host', 7, now())", want: "warning dead", text: `"gone"`},
 		{name: "orphan of a dead one", fault: "UPDATE pgleases.partitions SET owner = 77, target = 77 WHERE partition = 1", want: "fault orphans", text: `"l" 1`},

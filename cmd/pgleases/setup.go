@@ -97,7 +97,7 @@ What for:
     application         run clients, and pgleases run
     guard               write under Guard, without a client
     reader              read everything: all verbs that change nothing
-    operator            read everything, operate clients and leases, and call new_era
+    operator            read everything, operate clients and leases, and call new_server_generation
     schedules           run clients, and run and manage schedules; run migrate --schedules first
     schedule-operators  read everything, and change schedules and jobs; run migrate --schedules first`,
 		Args: asUsed,

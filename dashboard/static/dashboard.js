@@ -486,9 +486,9 @@ const draws = {
     $("main").classList.toggle("stale", show && state.seenAt > 0);
     const told = state.status;
     if (told?.server) {
-      const unsettled = told.server.timeline !== told.server.settled;
-      setText($("server"), "Schema version " + told.schema_version + ", era " + told.server.era +
-        (unsettled ? ". The server is not settled: nothing moves until a client has watched it for the longest TTL." : "."));
+      const unaccepted = told.server.timeline !== told.server.accepted_timeline;
+      setText($("server"), "Schema version " + told.schema_version + ", server generation " + told.server.generation +
+        (unaccepted ? ". The server is not accepted: nothing moves until a client has watched it for the longest TTL." : "."));
     }
   },
 };

@@ -165,7 +165,7 @@ func TestAnEraThatAnotherClientSettledBetweenTwoHeartbeatsIsLearned(t *testing.T
 			time.Sleep(500 * time.Millisecond)
 		}
 		time.Sleep(30 * time.Second)
-		w.db.Edit(func(tables *fakestore.Tables, _ int64) { tables.Server.Timeline = -1 }) // new_era
+		w.db.Edit(func(tables *fakestore.Tables, _ int64) { tables.Server.Timeline = -1 }) // new_server_generation
 		time.Sleep(time.Minute)
 		if !w.settled() {
 			t.Fatal("it is not settled")

@@ -130,7 +130,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 	})
 }
 
-// Mark is mark.sql. What it writes is lost by a crash.
+// Mark is marker.sql. What it writes is lost by a crash.
 func (c *Conn) Mark(ctx context.Context, mark int64) error {
 	_, err := execute(ctx, c, "mark", true, func(db *Database, _ *Tables, _ int64) (struct{}, bool) {
 		if db.run.Mark == 0 {
@@ -144,7 +144,7 @@ func (c *Conn) Mark(ctx context.Context, mark int64) error {
 // on reports whether this is the run that was watched.
 func (db *Database) on(run store.Run) bool { return run == db.run && run.Mark != 0 }
 
-// Settle is settle.sql.
+// Settle is accept.sql.
 func (c *Conn) Settle(ctx context.Context, watched time.Duration, run store.Run, era int64) (int64, error) {
 	return execute(ctx, c, "settle", true, func(db *Database, t *Tables, clock int64) (int64, bool) {
 		if t.Server.Timeline == run.Timeline || !db.on(run) {
@@ -161,7 +161,7 @@ func (c *Conn) Settle(ctx context.Context, watched time.Duration, run store.Run,
 	})
 }
 
-// Unsettle is unsettle.sql.
+// Unsettle is reject.sql.
 func (c *Conn) Unsettle(ctx context.Context, era int64) error {
 	_, err := execute(ctx, c, "unsettle", true, func(_ *Database, t *Tables, _ int64) (struct{}, bool) {
 		behind := t.Server.Era < era

@@ -196,7 +196,7 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 			t.Overrides[w] = override
 		}
 	})
-	r.read("SELECT timeline, era, next_check_at, sessions, (extract(epoch FROM unwatched) * 1000000000)::bigint FROM server", func() ([]any, func()) {
+	r.read("SELECT accepted_timeline, generation, next_check_at, sessions, (extract(epoch FROM unwatched) * 1000000000)::bigint FROM server", func() ([]any, func()) {
 		return []any{&t.Server.Timeline, &t.Server.Era, &a, &t.Server.Sessions, &t.Server.Unwatched}, func() { t.Server.NextCheckAt = instant(a) }
 	})
 	results := on.SendBatch(f.ctx, &r.batch)
@@ -249,7 +249,7 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 		}
 	}
 	if s := after.Server; s != before.Server {
-		exec("UPDATE server SET timeline = $1, era = $2, next_check_at = $3::timestamptz, sessions = $4, unwatched = $5 * interval '1 microsecond'",
+		exec("UPDATE server SET accepted_timeline = $1, generation = $2, next_check_at = $3::timestamptz, sessions = $4, unwatched = $5 * interval '1 microsecond'",
 			s.Timeline, s.Era, timestamp(s.NextCheckAt), s.Sessions, s.Unwatched.Microseconds())
 	}
 }
@@ -313,9 +313,9 @@ func (f *fixture) mark(mark int64) {
 		f.double.SetRun(run)
 		return
 	}
-	f.exec("DELETE FROM server_mark")
+	f.exec("DELETE FROM boot_marker")
 	if mark != 0 {
-		f.exec("INSERT INTO server_mark VALUES ($1)", mark)
+		f.exec("INSERT INTO boot_marker VALUES ($1)", mark)
 	}
 }
 

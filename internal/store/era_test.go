@@ -37,7 +37,7 @@ func TestCopiesOfOneStateGiveNoEpochTwice(t *testing.T) {
 	c := f.client("c")
 	c.join("l", 1)
 	c.give("l", c.session)
-	f.exec("CREATE TABLE public.copied AS SELECT s.era, p.epoch FROM server AS s, partitions AS p")
+	f.exec("CREATE TABLE public.copied AS SELECT s.generation, p.epoch FROM server AS s, partitions AS p")
 	first := renewed(c)
 	c.release([]Release{{"l", 0, first}})
 	last := f.tables().Partitions["l"][0].Epoch
@@ -46,7 +46,7 @@ func TestCopiesOfOneStateGiveNoEpochTwice(t *testing.T) {
 	f.until("the clock has gone on by a second", func() bool {
 		return value[bool](f, "SELECT floor(extract(epoch FROM clock_timestamp())) > $1::bigint", second)
 	})
-	f.exec("UPDATE server SET era = copied.era FROM public.copied")
+	f.exec("UPDATE server SET generation = copied.generation FROM public.copied")
 	f.exec("UPDATE partitions SET epoch = copied.epoch FROM public.copied")
 	if other := renewed(c); other <= last {
 		t.Errorf("one copy gave epochs %d to %d, the other begins with %d", first, last, other)
@@ -144,7 +144,7 @@ func TestANewEraIsSettledAsAfterAPromotion(t *testing.T) {
 	c := f.client("c")
 	c.join("l", 2)
 	c.give("l", c.session)
-	f.exec("SELECT new_era()")
+	f.exec("SELECT new_server_generation()")
 	beat := c.beat()
 	expect(t, beat.Settled == beat.Run.Timeline, false, "settled at once")
 	expect(t, c.apply(c.plan("l"), Move{"l", 1, c.session}).Applied, false, "given meanwhile")

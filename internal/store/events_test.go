@@ -59,7 +59,7 @@ func TestEveryChangeOfMembersAndOwnersIsAnEvent(t *testing.T) {
 	tells("joined|l|->c|-", "given|l|a>c|{[0,2)}")
 	settled(c)
 	c.release([]Release{{"l", 0, 4}}) // renews it
-	tells("settled|-|->-|-")
+	tells("accepted|-|->-|-")
 	c.release(nil, "l")
 	f.exec("DELETE FROM members; SELECT drop_lease('l', 'why')")
 	tells("dropped|l|->-|-")

@@ -36,9 +36,9 @@ func TestAReaderWhoseTurnCameBeforeTheServerWasSettledGetsTheLockAtTheNextLook(t
 	a.says("a reader", LockGranted, "x", shared, try)
 	b.says("a writer", LockWaits, "x", exclusive, wait)
 	c.says("a reader behind it", LockWaits, "x", shared, wait)
-	f.exec("UPDATE server SET timeline = -1")
+	f.exec("UPDATE server SET accepted_timeline = -1")
 	expect(t, b.give("x"), LockReleased, "the writer gives up")
-	f.exec("UPDATE server SET timeline = timeline()")
+	f.exec("UPDATE server SET accepted_timeline = timeline()")
 	if c.token("x") <= 0 {
 		t.Error("the reader waits for a reader: " + f.queue("x"))
 	}

@@ -345,7 +345,7 @@ func TestTokensRiseInTheOrderOfAcquisitions(t *testing.T) {
 	a := f.locker("a")
 	before := a.says("a", LockGranted, "y", exclusive, try).Token
 	a.give("y")
-	f.exec("UPDATE server SET era = 7; SELECT setval('lock_tokens', 1)")
+	f.exec("UPDATE server SET generation = 7; SELECT setval('lock_tokens', 1)")
 	after := a.says("a", LockGranted, "y", exclusive, try).Token
 	expect(t, EraOf(after), 7, "era of a token")
 	expect(t, after > before, true, "a token of a later era is higher")
@@ -458,12 +458,12 @@ func TestAnotherServerThanTheClientsGrantsAndReleasesNothing(t *testing.T) {
 
 	b := f.locker("b")
 	b.says("b", LockWaits, "x", exclusive, wait)
-	f.exec("SELECT new_era()")
+	f.exec("SELECT new_server_generation()")
 	b.says("while it is not settled", LockUnsettled, "y", exclusive, try)
 	expect(t, a.give("x"), LockReleased, "release while it is not settled")
 	expect(t, b.token("x"), 0, "token of who waits while it is not settled")
 	settled(a.client)
-	f.exec("UPDATE server SET timeline = timeline()") // which the test set to another, to be settled at once
+	f.exec("UPDATE server SET accepted_timeline = timeline()") // which the test set to another, to be settled at once
 	expect(t, b.token("x") > 0, true, "granted by the next look")
 }
 

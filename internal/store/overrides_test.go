@@ -359,7 +359,7 @@ func TestAnEvictionByAnOperatorAndAnEndWaitForEachOther(t *testing.T) {
 // For what a verb locks heartbeats wait, and whoever takes over from the dead.
 func TestAVerbWhoseTransactionStaysOpenIsUndone(t *testing.T) {
 	t.Parallel()
-	for _, verb := range []string{"drain('a', 'r', until => '2100-01-01')", "uncordon('b', 'r')", "pause('l', 'r')", "evict_client('a', 'r')", "new_era()"} {
+	for _, verb := range []string{"drain('a', 'r', until => '2100-01-01')", "uncordon('b', 'r')", "pause('l', 'r')", "evict_client('a', 'r')", "new_server_generation()"} {
 		t.Run(verb, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
@@ -368,7 +368,7 @@ func TestAVerbWhoseTransactionStaysOpenIsUndone(t *testing.T) {
 			}
 			f.exec("SELECT cordon('b', 'r')")
 			state := func() string {
-				return f.text("SELECT generation, (SELECT min(incarnation) FROM clients), (SELECT string_agg(w.verb || w.client, ' ') FROM overrides AS w), (SELECT timeline FROM server) FROM leases")
+				return f.text("SELECT generation, (SELECT min(incarnation) FROM clients), (SELECT string_agg(w.verb || w.client, ' ') FROM overrides AS w), (SELECT accepted_timeline FROM server) FROM leases")
 			}
 			before := state()
 			tx := tests.Must(f.raw().Begin(f.ctx))(f)

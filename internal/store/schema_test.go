@@ -20,10 +20,10 @@ import (
 func TestMigratingTwiceChangesNothing(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
-	f.exec("UPDATE server SET era = 7")
+	f.exec("UPDATE server SET generation = 7")
 	f.ok(Migrate(f.ctx, f.sql, f.schema))
 	tests.Must(f.sql.PgConn().Exec(f.ctx, StatementsFor(f.schema).Schema).ReadAll())(f) // the text alone, as goose would run it
-	expect(t, f.text("SELECT era, (SELECT count(*) FROM server), (SELECT count(*) FROM schema_version) FROM server"), "7|1|1", "server")
+	expect(t, f.text("SELECT generation, (SELECT count(*) FROM server), (SELECT count(*) FROM schema_version) FROM server"), "7|1|1", "server")
 }
 
 // The clients of the first are at work when the second has the lock: what it changed once more would wait for them, and they for it.
@@ -81,7 +81,7 @@ func TestAPublicationForAllTablesHindersNothing(t *testing.T) {
 	f.ok(Migrate(f.ctx, f.sql, "pgleases"))
 	f.exec("SET search_path = pgleases, public")
 	protocol(f)
-	f.exec("SELECT pause('l', 'why'), resume('l', 'why'), new_era(); UPDATE events_kept SET age = '1 day'; UPDATE schema_version SET min_code = 1")
+	f.exec("SELECT pause('l', 'why'), resume('l', 'why'), new_server_generation(); UPDATE events_kept SET age = '1 day'; UPDATE schema_version SET min_code = 1")
 }
 
 // The connection has the database's encoding, as pgx leaves it.

@@ -247,15 +247,15 @@ func (r *reader) end() error {
 // seconds writes microseconds as reader.micros reads them.
 func seconds(micros int64) string { return strconv.FormatFloat(float64(micros)/1e6, 'f', -1, 64) }
 
-// Mark marks this run of the server, unless it is marked already. See mark.sql.
+// Mark marks this run of the server, unless it is marked already. See marker.sql.
 func (c *Conn) Mark(ctx context.Context, mark int64) error {
-	return c.exec(ctx, c.statements.Mark, mark, c.lockWait)
+	return c.exec(ctx, c.statements.Marker, mark, c.lockWait)
 }
 
 // Settle settles a run of the server that the caller has watched for that long, and returns its era, above that given; 0: it need
-// not be settled, or may not be yet. See settle.sql.
+// not be settled, or may not be yet. See accept.sql.
 func (c *Conn) Settle(ctx context.Context, watched time.Duration, run Run, era int64) (int64, error) {
-	settled, err := maybe[struct{ Era int64 }](ctx, c, c.statements.Settle,
+	settled, err := maybe[struct{ Era int64 }](ctx, c, c.statements.Accept,
 		watched.Microseconds(), run.Timeline, run.Started, run.Mark, era, c.lockWait)
 	if err != nil || settled == nil {
 		return 0, err
@@ -263,9 +263,9 @@ func (c *Conn) Settle(ctx context.Context, watched time.Duration, run Run, era i
 	return settled.Era, nil
 }
 
-// Unsettle has the server settled anew, where its era is lower than this one. See unsettle.sql.
+// Unsettle has the server settled anew, where its era is lower than this one. See reject.sql.
 func (c *Conn) Unsettle(ctx context.Context, era int64) error {
-	return c.exec(ctx, c.statements.Unsettle, era, c.lockWait)
+	return c.exec(ctx, c.statements.Reject, era, c.lockWait)
 }
 
 // End deletes a session that is no member of any lease, and reports whether the session is gone. See close.sql.

@@ -17,7 +17,7 @@ import (
 type Statements struct {
 	Schema string // see DDL
 
-	Register, Superseder, Heartbeat, Mark, Settle, Unsettle, Close string
+	Register, Superseder, Heartbeat, Marker, Accept, Reject, Close string
 	Join, Weight, Read, Release, Announce, Fence                   string
 	Evict, Tidy, Claim, Plan, Apply                                string
 	Guard, Reaches                                                 string

@@ -56,7 +56,7 @@ func TestLeasesAreToldAgainOnlyAfterAChange(t *testing.T) {
 	f := newFixture(t)
 	c := heard(f, "1")
 	for _, change := range []string{
-		"UPDATE partitions SET asked_at = now()", "UPDATE server SET era = era + 1", "INSERT INTO identities VALUES ('another', 1, 1, now())",
+		"UPDATE partitions SET asked_at = now()", "UPDATE server SET generation = generation + 1", "INSERT INTO identities VALUES ('another', 1, 1, now())",
 		"UPDATE leases SET planned_at = now() WHERE name = 'other''s'",
 	} {
 		f.exec(change)

@@ -166,13 +166,13 @@ var mutants = append(asleep(), []mutant{
 		{"sql/functions.sql", "    PERFORM pgleases.settings(true, $9);\n    applied :=", "    PERFORM pgleases.settings(false, $9);\n    applied :=", 0},
 		{"sql/functions.sql", "    PERFORM pgleases.settings(true, $10);\n    IF cardinality", "    PERFORM pgleases.settings(false, $10);\n    IF cardinality", 0},
 	}},
-	{"epoch without era", "promotion", `epoch|new era`, []edit{
-		{"sql/settle.sql", `era = due.era`, `era = 0`, 0},
+	{"epoch without server generation", "promotion", `epoch|new era`, []edit{
+		{"sql/accept.sql", `generation = due.generation`, `generation = 0`, 0},
 		{"sql/functions.sql", `greatest(p.epoch + 1, lowest)`, `p.epoch + 1`, 0},
 		{"sql/functions.sql", `greatest(p.epoch + 1, first)`, `p.epoch + 1`, 0},
 	}},
-	{"an era that counts promotions, without the clock", "siblings", `epoch (repeats|falls)`, []edit{
-		{"sql/settle.sql", `- 1577836800, 2000000000)`, `- 1577836800, 0)`, 0},
+	{"a server generation that counts promotions, without the clock", "siblings", `epoch (repeats|falls)`, []edit{
+		{"sql/accept.sql", `- 1577836800, 2000000000)`, `- 1577836800, 0)`, 0},
 		{"sql/functions.sql", `& 2147483647`, `& 0`, 0},
 	}},
 	{"a server known by its timeline alone", "dump", `epoch (repeats|falls)`, []edit{
@@ -206,8 +206,8 @@ var mutants = append(asleep(), []mutant{
 	{"eviction with a watch of the wrong length", "histories", `evicted .* after a heartbeat|overlap|stale`, []edit{
 		{"internal/engine/begin.go", `.cutoff(now), e.watch.lasts(now),`, `.cutoff(now), 8*e.watch.lasts(now),`, 0},
 	}},
-	{"eviction without the mark", "crash", `something changed|were evicted`, []edit{
-		{"sql/functions.sql", `      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $6`, `      AND $6 IS NOT NULL`, 0},
+	{"eviction without the boot marker", "crash", `something changed|were evicted`, []edit{
+		{"sql/functions.sql", `      AND (SELECT m.marker FROM pgleases.boot_marker AS m) = $6`, `      AND $6 IS NOT NULL`, 0},
 		{"internal/engine/watch.go", `	if run != w.run || run.Mark == 0 {`, `	if run.Mark = 1; run != w.run {`, 0},
 	}},
 	{"session numbers that repeat", "few histories", `overlap|stale|handed over under work`, []edit{
@@ -303,8 +303,8 @@ var mutants = append(asleep(), []mutant{
 		{"sql/functions.sql", `        IF NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = r.session) THEN`,
 			`        IF NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = r.session AND c.expires_at > clock_timestamp()) THEN`, 0},
 	}},
-	{"tokens without an era", "lock statements", `token|era`, []edit{
-		{"sql/functions.sql", `(s.era OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval(`, `pg_catalog.nextval(`, 0},
+	{"tokens without a server generation", "lock statements", `token|era`, []edit{
+		{"sql/functions.sql", `(s.generation OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval(`, `pg_catalog.nextval(`, 0},
 		{"sql/functions.sql", `(present << 32) + nextval(`, `nextval(`, 2},
 	}},
 	{"times that are left out are not made up for", "ticks", `no tick at|is next, and`, []edit{

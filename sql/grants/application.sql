@@ -7,7 +7,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.clients, pgleases.identities, p
 GRANT USAGE ON SEQUENCE pgleases.lock_tokens TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE ON pgleases.leases, pgleases.partitions TO pgleases_app;
 GRANT SELECT, UPDATE ON pgleases.server TO pgleases_app;
-GRANT SELECT, INSERT ON pgleases.server_mark TO pgleases_app;
+GRANT SELECT, INSERT ON pgleases.boot_marker TO pgleases_app;
 -- The actor of an event is an operator. The functions for operators write it, and no client.
 REVOKE INSERT ON pgleases.events FROM pgleases_app;
 GRANT INSERT (lease, cause, reason, from_id, to_id, partitions, generation) ON pgleases.events TO pgleases_app;
@@ -15,6 +15,6 @@ GRANT INSERT (lease, cause, reason, from_id, to_id, partitions, generation) ON p
 GRANT EXECUTE ON FUNCTION pgleases.timeline, pgleases.first_epoch, pgleases.settings, pgleases.heartbeat, pgleases.tell,
     pgleases.evict, pgleases.part, pgleases.tidy, pgleases.trim_events, pgleases.end_overrides, pgleases.attend, pgleases.look_out, pgleases.session_ends,
     pgleases.evict_ended, pgleases.read, pgleases.release, pgleases.announce, pgleases.snapshot, pgleases.apply,
-    pgleases.partition_for, pgleases.guard, pgleases.lock_mutex, pgleases.lock_settings, pgleases.lock_same_run,
+    pgleases.partition_for, pgleases.guard, pgleases.lock_mutex, pgleases.lock_settings, pgleases.lock_same_incarnation,
     pgleases.lock_turn, pgleases.lock_acquire, pgleases.lock_queue, pgleases.lock_release, pgleases.lock_releases,
     pgleases.lock_look, pgleases.lock_sweep, pgleases.lock_list, pgleases.guard_lock TO pgleases_app;

@@ -1,8 +1,8 @@
--- mark.sql: marks this run of the server. The first mark stays.
+-- marker.sql: gives this server incarnation its boot marker. The first one stays.
 --
 -- $1 bigint  random number
 -- $2 int     lock timeout, milliseconds
 WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT pgleases.settings(true, $2::int) AS ok
 )
-INSERT INTO pgleases.server_mark (mark) SELECT $1::bigint FROM settings WHERE settings.ok ON CONFLICT DO NOTHING
+INSERT INTO pgleases.boot_marker (marker) SELECT $1::bigint FROM settings WHERE settings.ok ON CONFLICT DO NOTHING
