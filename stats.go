@@ -20,7 +20,7 @@ type Stats struct {
 
 // Losses counts ownerships that ended, by cause.
 type Losses struct {
-	Handoff     int64 // handed over, or given back
+	Handoff      int64 // handed over, or given back
 	TrustLost    int64 // no heartbeat succeeded in time, the session was evicted, or a failover lost the ownership
 	DrainTimeout int64 // work did not end in time
 	Closed       int64 // the client or the lease was closed, left or superseded

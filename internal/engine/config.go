@@ -38,7 +38,7 @@ type Config struct {
 // Errors are the root package's, which declares and explains them.
 type Errors struct {
 	Closed, Superseded, Evicted, NotOwner, PartitionCount error
-	Handoff, TrustLost, DrainTimeout                     error
+	Handoff, TrustLost, DrainTimeout                      error
 }
 
 // A Double stands in for a server, in tests of applications.
