@@ -50,8 +50,8 @@ const (
 		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() look_out() part() partition_for()
 		read() release() session_ends() settings() snapshot() tell() tidy() timeline()`
 	forAllSchedules = `schedule_begin() schedule_check_interval() schedule_clock() schedule_close() schedule_close_job() schedule_declare()
-		schedule_done_job() schedule_done_tick() schedule_edit() schedule_end() schedule_enqueue() schedule_fates() schedule_free() schedule_get()
-		schedule_history() schedule_job() schedule_job_fates() schedule_jobs() schedule_join() schedule_json() schedule_list() schedule_look()
+		schedule_done_job() schedule_done_tick() schedule_edit() schedule_end() schedule_enqueue() schedule_outcomes() schedule_free() schedule_get()
+		schedule_history() schedule_job() schedule_job_outcomes() schedule_jobs() schedule_join() schedule_json() schedule_list() schedule_look()
 		schedule_make_slots() schedule_open() schedule_place() schedule_put() schedule_retry() schedule_share() schedule_take() schedule_tell() schedule_trim()`
 	// They run with the rights of their owner, and lock what clients need.
 	forApplications = `end_overrides() trim_events()`

@@ -20,43 +20,43 @@ type ScheduleGroup struct {
 	Name      string         `json:"name"`
 	Schedules int            `json:"schedules"`
 	Paused    int            `json:"paused"`
-	Waiting   int            `json:"waiting"` // their owners cannot run them
-	Failing   int            `json:"failing"` // their last ticks are dead
-	Late      int            `json:"late"`    // by more than 10 s
-	Jobs      int            `json:"jobs"`    // that have not ended
-	Stuck     int            `json:"stuck"`   // jobs whose owners cannot run them
-	Fates     []OutcomeCount `json:"fates"`   // of the last 6 hours, by the latest 10,000 entries of all groups
+	Blocked   int            `json:"blocked"`  // their owners cannot run them
+	Failing   int            `json:"failing"`  // their last ticks failed
+	Late      int            `json:"late"`     // by more than 10 s
+	Jobs      int            `json:"jobs"`     // that have not ended
+	Stuck     int            `json:"stuck"`    // jobs whose owners cannot run them
+	Outcomes  []OutcomeCount `json:"outcomes"` // of the last 6 hours, by the latest 10,000 entries of all groups
 }
 
-// An OutcomeCount is how many ticks and jobs had a fate.
+// An OutcomeCount is how many ticks and jobs had an outcome.
 type OutcomeCount struct {
-	Fate  string    `json:"fate"`
-	Count int64     `json:"count"`
-	Since time.Time `json:"since"`
+	Outcome string    `json:"outcome"`
+	Count   int64     `json:"count"`
+	Since   time.Time `json:"since"`
 }
 
 // A Schedule is one of package schedule. What the tables do not tell is zero.
 type Schedule struct {
-	ID        int64         `json:"id,string"`
-	Name      string        `json:"name"`
-	Kind      string        `json:"kind"`
-	Key       string        `json:"key"`
-	Partition int           `json:"partition"` // of the lease schedule/GROUP
-	Owner     string        `json:"owner"`     // client ID of who runs it
-	Rule      string        `json:"rule"`
-	State     string        `json:"state"` // runs, paused, waits, due, retries, planned, over
-	Why       string        `json:"why"`
-	Done      time.Time     `json:"done,omitzero"` // the last tick whose run was done
-	LastFate  string        `json:"last_fate"`
-	RanFrom   time.Time     `json:"ran_from,omitzero"` // of the last run
-	RanUntil  time.Time     `json:"ran_until,omitzero"`
-	Due       time.Time     `json:"due,omitzero"` // when it is looked at next
-	Late      time.Duration `json:"late_ns"`
-	Failures  int           `json:"failures"` // ticks in a row that are dead
-	Attempts  int           `json:"attempts"` // at the tick under way, that failed
-	Crashes   int           `json:"crashes"`  // of processes, during that tick
-	Error     string        `json:"error"`
-	PausedAt  time.Time     `json:"paused_at,omitzero"`
+	ID          int64         `json:"id,string"`
+	Name        string        `json:"name"`
+	Kind        string        `json:"kind"`
+	Key         string        `json:"key"`
+	Partition   int           `json:"partition"` // of the lease schedule/GROUP
+	Owner       string        `json:"owner"`     // client ID of who runs it
+	Rule        string        `json:"rule"`
+	State       string        `json:"state"` // running, paused, blocked, due, retrying, planned, over
+	Why         string        `json:"why"`
+	Succeeded   time.Time     `json:"succeeded,omitzero"` // the last tick whose run succeeded
+	LastOutcome string        `json:"last_outcome"`
+	RanFrom     time.Time     `json:"ran_from,omitzero"` // of the last run
+	RanUntil    time.Time     `json:"ran_until,omitzero"`
+	Due         time.Time     `json:"due,omitzero"` // when it is looked at next
+	Late        time.Duration `json:"late_ns"`
+	Failures    int           `json:"failures"` // consecutive ticks that failed
+	Attempts    int           `json:"attempts"` // at the tick under way, that failed
+	Crashes     int           `json:"crashes"`  // of processes, during that tick
+	Error       string        `json:"error"`
+	PausedAt    time.Time     `json:"paused_at,omitzero"`
 }
 
 // A Job is one of package schedule that has not ended.
@@ -69,7 +69,7 @@ type Job struct {
 	Partition int           `json:"partition"`
 	Owner     string        `json:"owner"`
 	Priority  int           `json:"priority"`
-	State     string        `json:"state"` // runs, waits, due, retries, planned
+	State     string        `json:"state"` // running, blocked, due, retrying, planned
 	Why       string        `json:"why"`
 	At        time.Time     `json:"at,omitzero"`
 	Due       time.Time     `json:"due,omitzero"`
@@ -88,7 +88,7 @@ type HistoryEntry struct {
 	Since    time.Time `json:"since"`      // it tells of the ticks after this
 	Until    time.Time `json:"until"`      // up to this, the tick itself where it is one
 	Ticks    int64     `json:"ticks"`
-	Fate     string    `json:"fate"`
+	Outcome  string    `json:"outcome"`
 	Error    string    `json:"error"`
 	Attempts int       `json:"attempts"`
 	Started  time.Time `json:"started,omitzero"`
@@ -97,10 +97,10 @@ type HistoryEntry struct {
 }
 
 const (
-	mostGroups   = 100
-	latestFates  = 10_000
-	hoursOfFates = 6
-	mostPage     = 1000
+	mostGroups      = 100
+	latestOutcomes  = 10_000
+	hoursOfOutcomes = 6
+	mostPage        = 1000
 )
 
 // ErrNoSchedules is returned where the database has no tables of package schedule, or too old ones.
@@ -108,27 +108,27 @@ var ErrNoSchedules = errors.New("admin: there are no schedules here")
 
 // ScheduleGroups returns the groups of schedules, at most 100, by name. The errors: ErrNoSchedules, and the database's.
 func (a *Admin) ScheduleGroups(ctx context.Context) ([]ScheduleGroup, error) {
-	groups, err := collect[ScheduleGroup](ctx, a, "groups", mostGroups, latestFates, hoursOfFates)
+	groups, err := collect[ScheduleGroup](ctx, a, "groups", mostGroups, latestOutcomes, hoursOfOutcomes)
 	return groups, a.scheduleFailure("read the groups of schedules", err)
 }
 
 // Which of the schedules or jobs are listed.
 const (
 	Paused  = "paused"  // schedules
-	Failing = "failing" // schedules whose last tick is dead
+	Failing = "failing" // schedules whose last tick failed
 	Late    = "late"    // schedules, by more than 10 s
-	Waiting = "waits"   // their owners cannot run them
+	Blocked = "blocked" // their owners cannot run them
 	Due     = "due"     // jobs that are to run now, or run
 )
 
 // Schedules returns schedules of a group whose names begin with prefix and come after that one, by name, at most that many, 1 to 1000.
-// Which: Paused, Failing, Late, Waiting, or empty for all. Of those that are late or wait no more than 1,000 are found.
+// Which: Paused, Failing, Late, Blocked, or empty for all. Of those that are late or wait no more than 1,000 are found.
 func (a *Admin) Schedules(ctx context.Context, group, which, prefix, after string, most int) ([]Schedule, error) {
 	doing := fmt.Sprintf("list the schedules of group %q", group)
-	if most < 1 || most > mostPage || !slices.Contains([]string{"", Paused, Failing, Late, Waiting}, which) {
+	if most < 1 || most > mostPage || !slices.Contains([]string{"", Paused, Failing, Late, Blocked}, which) {
 		return nil, refusef(
 			"admin: %s: %d that are %q is out of range: 1 to %d, that are %s, %s, %s, %s or any", doing, most, which, mostPage, Paused,
-			Failing, Late, Waiting,
+			Failing, Late, Blocked,
 		)
 	}
 	page, err := collect[Schedule](ctx, a, "schedules", group, which, prefix, after, most)
@@ -138,12 +138,12 @@ func (a *Admin) Schedules(ctx context.Context, group, which, prefix, after strin
 	return page, a.scheduleFailure(doing, err)
 }
 
-// Jobs returns jobs of a group that have not ended and have a higher ID than that one, by ID, at most that many, 1 to 1000. Which: Waiting,
+// Jobs returns jobs of a group that have not ended and have a higher ID than that one, by ID, at most that many, 1 to 1000. Which: Blocked,
 // Due, or empty for any. No more than 1,000 are found.
 func (a *Admin) Jobs(ctx context.Context, group, which string, after int64, most int) ([]Job, error) {
 	doing := fmt.Sprintf("list the jobs of group %q", group)
-	if most < 1 || most > mostPage || !slices.Contains([]string{"", Waiting, Due}, which) {
-		return nil, refusef("admin: %s: %d that are %q is out of range: 1 to %d, that are %s, %s or any", doing, most, which, mostPage, Waiting, Due)
+	if most < 1 || most > mostPage || !slices.Contains([]string{"", Blocked, Due}, which) {
+		return nil, refusef("admin: %s: %d that are %q is out of range: 1 to %d, that are %s, %s or any", doing, most, which, mostPage, Blocked, Due)
 	}
 	page, err := collect[Job](ctx, a, "jobs", group, which, after, most)
 	return page, a.scheduleFailure(doing, err)
@@ -155,8 +155,8 @@ func (a *Admin) ScheduleHistory(ctx context.Context, group, schedule string, bef
 	return a.history(ctx, group, &schedule, before, most)
 }
 
-// DeadJobs returns the group's jobs that are dead or lost, as ScheduleHistory does, by the latest 1,000 failures of all groups.
-func (a *Admin) DeadJobs(ctx context.Context, group string, before int64, most int) ([]HistoryEntry, error) {
+// FailedJobs returns the group's jobs that failed or are unknown, as ScheduleHistory does, by the latest 1,000 failures of all groups.
+func (a *Admin) FailedJobs(ctx context.Context, group string, before int64, most int) ([]HistoryEntry, error) {
 	return a.history(ctx, group, nil, before, most)
 }
 

@@ -21,7 +21,7 @@ func manySchedules(t *testing.T, url string) {
 	pool := newPool(t, pgtest.OwnerURL(url))
 	tests.OK(t, schedule.Migrate(t.Context(), pool))
 	exec(t, url, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 16), ('other', 1)`,
-		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, failures, revision, paused_at, waits, waits_since, registered)
+		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, failures, revision, paused_at, blocked_reason, blocked_since, registered)
 			SELECT 'billing', 's' || lpad(n::text, 4, '0'), 'k' || n, n % 16, 'books', '{}', '@every 1h', now(), '{}', false, now() - interval '1 hour',
 				CASE n % 100 WHEN 1 THEN 'infinity' WHEN 4 THEN now() - interval '5 minutes' ELSE now() + interval '1 hour' END, CASE n % 100 WHEN 3 THEN 2 ELSE 0 END, 1,
 				CASE n % 100 WHEN 1 THEN now() END, CASE n % 100 WHEN 2 THEN 'nobody knows its kind' END, CASE n % 100 WHEN 2 THEN now() END, now()
@@ -29,11 +29,11 @@ func manySchedules(t *testing.T, url string) {
 		`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due) SELECT 'billing', 'j' || n, n % 16, 'mail', '', 'job', '{}', n % 4,
 			CASE n WHEN 1199 THEN '0001-06-01Z' ELSE now() END, -- later than a Duration holds
 			CASE WHEN n < 1150 THEN 'infinity' ELSE now() END FROM generate_series(0, 1199) AS n`,
-		`INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, fate, error, ended_at, again) VALUES
-			(1, NULL, 'billing', 's0001', 'books', now() - interval '2 hours', now() - interval '1 hour', 1, 'done', NULL, now(), NULL),
+		`INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, outcome, error, ended_at, again) VALUES
+			(1, NULL, 'billing', 's0001', 'books', now() - interval '2 hours', now() - interval '1 hour', 1, 'succeeded', NULL, now(), NULL),
 			(1, NULL, 'billing', 's0001', 'books', now() - interval '1 hour', now(), 4, 'missed', NULL, now(), NULL),
-			(0, 99999, 'billing', '', 'mail', now(), now(), 1, 'dead', 'no route', now(), '{"key": "j", "args": {}, "priority": 1}'),
-			(0, 99998, 'other', '', 'mail', now(), now(), 1, 'dead', 'of another group', now(), NULL)`)
+			(0, 99999, 'billing', '', 'mail', now(), now(), 1, 'failed', 'no route', now(), '{"key": "j", "args": {}, "priority": 1}'),
+			(0, 99998, 'other', '', 'mail', now(), now(), 1, 'failed', 'of another group', now(), NULL)`)
 }
 
 func TestManySchedulesAreCountedAndListedInPages(t *testing.T) {
@@ -46,11 +46,11 @@ func TestManySchedulesAreCountedAndListedInPages(t *testing.T) {
 		t.Fatalf("%+v, %v", groups, err)
 	}
 	g := groups[0]
-	if g.Name != "billing" || g.Schedules != 1001 || g.Paused != 30 || g.Waiting != 30 || g.Failing != 30 || g.Late != 30 || g.Jobs != 1001 || g.Stuck != 0 {
+	if g.Name != "billing" || g.Schedules != 1001 || g.Paused != 30 || g.Blocked != 30 || g.Failing != 30 || g.Late != 30 || g.Jobs != 1001 || g.Stuck != 0 {
 		t.Errorf("%+v", g)
 	}
-	if fates := fmt.Sprint(g.Fates); len(g.Fates) != 3 || !strings.Contains(fates, "{dead 1 ") || !strings.Contains(fates, "{done 1 ") || !strings.Contains(fates, "{missed 4 ") {
-		t.Errorf("fates %s", fates)
+	if outcomes := fmt.Sprint(g.Outcomes); len(g.Outcomes) != 3 || !strings.Contains(outcomes, "{failed 1 ") || !strings.Contains(outcomes, "{succeeded 1 ") || !strings.Contains(outcomes, "{missed 4 ") {
+		t.Errorf("outcomes %s", outcomes)
 	}
 	// All of them come once, whatever the page.
 	list := func(which, prefix string, most int) (names []string) {
@@ -74,7 +74,7 @@ func TestManySchedulesAreCountedAndListedInPages(t *testing.T) {
 		most, want    int
 		first         string
 	}{
-		{"", "", 1000, 3000, "s0000"}, {"", "s01", 7, 100, "s0100"}, {admin.Paused, "", 7, 30, "s0001"}, {admin.Waiting, "", 7, 30, "s0002"},
+		{"", "", 1000, 3000, "s0000"}, {"", "s01", 7, 100, "s0100"}, {admin.Paused, "", 7, 30, "s0001"}, {admin.Blocked, "", 7, 30, "s0002"},
 		{admin.Failing, "s1", 1000, 10, "s1003"}, {admin.Late, "", 7, 30, "s0004"}, {"", "x", 5, 0, ""}, {admin.Late, "s2", 4, 10, "s2004"},
 	} {
 		if names := list(test.which, test.prefix, test.most); len(names) != test.want || test.want > 0 && names[0] != test.first {
@@ -103,13 +103,13 @@ func TestManySchedulesAreCountedAndListedInPages(t *testing.T) {
 		t.Errorf("%d jobs, %d due, %v", jobs, len(due), err)
 	}
 	history, err := a.ScheduleHistory(t.Context(), "billing", "s0001", 0, 10)
-	if err != nil || len(history) != 2 || history[0].Fate != "missed" || history[0].Ticks != 4 || history[1].Fate != "done" {
+	if err != nil || len(history) != 2 || history[0].Outcome != "missed" || history[0].Ticks != 4 || history[1].Outcome != "succeeded" {
 		t.Errorf("%+v, %v", history, err)
 	}
 	if history, err = a.ScheduleHistory(t.Context(), "billing", "s0001", history[0].ID, 10); err != nil || len(history) != 1 {
 		t.Errorf("before that: %+v, %v", history, err)
 	}
-	if dead, err := a.DeadJobs(t.Context(), "billing", 0, 10); err != nil || len(dead) != 1 || dead[0].Job != 99999 || dead[0].Error != "no route" {
+	if dead, err := a.FailedJobs(t.Context(), "billing", 0, 10); err != nil || len(dead) != 1 || dead[0].Job != 99999 || dead[0].Error != "no route" {
 		t.Errorf("%+v, %v", dead, err)
 	}
 }
@@ -156,7 +156,7 @@ func TestSchedulesRefusals(t *testing.T) {
 	for name, err := range map[string]error{
 		"which": func() error { _, err := a.Schedules(t.Context(), "billing", "dead", "", "", 1); return err }(),
 		"most":  func() error { _, err := a.Jobs(t.Context(), "billing", "", 0, 1001); return err }(),
-		"none":  func() error { _, err := a.DeadJobs(context.Background(), "billing", 0, 0); return err }(),
+		"none":  func() error { _, err := a.FailedJobs(context.Background(), "billing", 0, 0); return err }(),
 	} {
 		if err == nil || !strings.Contains(err.Error(), "out of range") {
 			t.Errorf("%s: %v", name, err)

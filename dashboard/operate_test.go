@@ -106,7 +106,7 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 		{"/preview", `{"verb":"drain","subject":"a","lasts":"-2h"}`, nil, 400, `It cannot stand for "-2h"`},
 		{"/preview", `{"verb":"lose","subject":"a"}`, nil, 422, `verb "lose" is none of`},
 		{"/ask", `{"verb":"pause_job","job":"7","reason":"why"}`, nil, 400, "is no verb on schedules or jobs"},
-		{"/ask", `{"verb":"retry_dead","kind":"mail","reason":"why"}`, nil, 400, "is no verb on schedules or jobs"}, // the page shows none
+		{"/ask", `{"verb":"retry_failed","kind":"mail","reason":"why"}`, nil, 400, "is no verb on schedules or jobs"}, // the page shows none
 		{"/preview", `{"verb":"drain","subject":"a"}`, []string{"Content-Type", "text/plain"}, 415, "is not application/json"},
 		{"/preview", `verb=drain`, []string{"Content-Type", "application/x-www-form-urlencoded"}, 415, "is not application/json"},
 		{"/preview", `{}`, []string{"Sec-Fetch-Site", "cross-site"}, 403, "a page of another site"},

@@ -101,9 +101,9 @@ func (h *handler) jobs(r *http.Request, _ string) (any, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case q.Get("which") == "dead":
+	case q.Get("which") == "failed":
 		return listed(h, r, func(ctx context.Context, most int) ([]admin.HistoryEntry, error) {
-			return h.hub.admin.DeadJobs(ctx, q.Get("group"), after, most)
+			return h.hub.admin.FailedJobs(ctx, q.Get("group"), after, most)
 		})
 	}
 	return listed(h, r, func(ctx context.Context, most int) ([]admin.Job, error) {

@@ -48,7 +48,7 @@ type scheduleEntry struct {
 	Job          *int64
 	Since, Until time.Time
 	Ticks        int64
-	Fate         schedule.Fate
+	Outcome      schedule.Outcome
 	Error        string
 	Attempts     int
 	Epoch        *int64
@@ -57,7 +57,7 @@ type scheduleEntry struct {
 }
 
 func (e scheduleEntry) ran() bool {
-	return e.Fate == schedule.FateDone || e.Fate == schedule.FateDead || e.Fate == schedule.FateLost
+	return e.Outcome == schedule.OutcomeSucceeded || e.Outcome == schedule.OutcomeFailed || e.Outcome == schedule.OutcomeUnknown
 }
 
 // A scheduleEffect is what a handler wrote in its transaction.
@@ -85,7 +85,7 @@ func readLedger(t testing.TB, pool *pgxpool.Pool, dir string) *scheduleLedger {
 			l.orders[*o.Job] = append(l.orders[*o.Job], o)
 		}
 	}
-	for _, e := range structs[scheduleEntry](t, pool, `SELECT name, job, since, until, ticks, fate, coalesce(error, ''), attempts, epoch, started_at, ended_at
+	for _, e := range structs[scheduleEntry](t, pool, `SELECT name, job, since, until, ticks, outcome, coalesce(error, ''), attempts, epoch, started_at, ended_at
 		FROM pgleases.history ORDER BY id`) {
 		if e.Job != nil {
 			l.jobs[*e.Job] = append(l.jobs[*e.Job], e)
@@ -132,26 +132,26 @@ func (l *scheduleLedger) report(t testing.TB) {
 	for _, problem := range l.problems {
 		t.Error(problem)
 	}
-	fates, dead, ofJobs := make(map[schedule.Fate]int64), make(map[string]int), make(map[schedule.Fate]int)
+	outcomes, dead, ofJobs := make(map[schedule.Outcome]int64), make(map[string]int), make(map[schedule.Outcome]int)
 	for _, entries := range l.history {
 		for _, e := range entries {
-			fates[e.Fate] += e.Ticks
-			if e.Fate == schedule.FateDead {
+			outcomes[e.Outcome] += e.Ticks
+			if e.Outcome == schedule.OutcomeFailed {
 				dead[e.Error]++
 			}
 		}
 	}
 	for _, entries := range l.jobs {
 		for _, e := range entries {
-			ofJobs[e.Fate]++
+			ofJobs[e.Outcome]++
 		}
 	}
 	again := 0
 	for _, of := range l.callsOf(func(c faults.Call) string { return c.Idempotency }) {
 		again += len(of) - 1
 	}
-	t.Logf("%d schedules, %d effects, fates of ticks: %v, dead of: %v; %d orders, fates of jobs: %v; %d calls outside, %d of them again, %d late; at once, at most: %v",
-		len(l.schedules), len(l.effects), fates, dead, len(l.names), ofJobs, len(l.calls), again, l.zombies, atOnce)
+	t.Logf("%d schedules, %d effects, outcomes of ticks: %v, dead of: %v; %d orders, outcomes of jobs: %v; %d calls outside, %d of them again, %d late; at once, at most: %v",
+		len(l.schedules), len(l.effects), outcomes, dead, len(l.names), ofJobs, len(l.calls), again, l.zombies, atOnce)
 }
 
 func (l *scheduleLedger) wrong(format string, args ...any) {
@@ -164,26 +164,26 @@ func (l *scheduleLedger) checkTicks() {
 		reached := s.Anchor
 		for _, e := range l.history[name] {
 			if !e.Since.Equal(reached) {
-				l.wrong("fates: %s: an entry begins at %v, and the one before ends at %v: %+v", name, e.Since, reached, e)
+				l.wrong("outcomes: %s: an entry begins at %v, and the one before ends at %v: %+v", name, e.Since, reached, e)
 			}
 			reached = e.Until
 			ticks := s.ticks(e.Since, e.Until)
 			if int64(len(ticks)) != e.Ticks {
-				l.wrong("fates: %s: an entry tells of %d ticks, and there were %d: %+v", name, e.Ticks, len(ticks), e)
+				l.wrong("outcomes: %s: an entry tells of %d ticks, and there were %d: %+v", name, e.Ticks, len(ticks), e)
 			}
 			switch {
-			case slices.Contains(s.Never, e.Fate) && !(e.Fate == schedule.FateMissed && e.Ended.Sub(e.Until) >= 100*s.Every): // of all that are missed, a hundred are run
-				l.wrong("fates: %s: %s is none that it may have: %+v", name, e.Fate, e)
+			case slices.Contains(s.Never, e.Outcome) && !(e.Outcome == schedule.OutcomeMissed && e.Ended.Sub(e.Until) >= 100*s.Every): // of all that are missed, a hundred are run
+				l.wrong("outcomes: %s: %s is none that it may have: %+v", name, e.Outcome, e)
 			case e.ran() != (e.Epoch != nil && e.Started != nil) || e.ran() && (e.Ticks != 1 || len(ticks) != 1 || !ticks[0].Equal(e.Until)):
-				l.wrong("fates: %s: no run of one tick: %+v", name, e)
+				l.wrong("outcomes: %s: no run of one tick: %+v", name, e)
 			case e.ran() && e.Started.Before(e.Until):
 				l.wrong("early: %s: it began at %v: %+v", name, e.Started, e)
-			case (e.Fate == schedule.FateDead) != (e.Error != ""), e.Fate == schedule.FateDone && (s.Kind == "fails" || s.Kind == "paid") && faults.FailsAt(e.Until):
-				l.wrong("fates: %s: %s with the error %q: %+v", name, e.Fate, e.Error, e)
+			case (e.Outcome == schedule.OutcomeFailed) != (e.Error != ""), e.Outcome == schedule.OutcomeSucceeded && (s.Kind == "fails" || s.Kind == "paid") && faults.FailsAt(e.Until):
+				l.wrong("outcomes: %s: %s with the error %q: %+v", name, e.Outcome, e.Error, e)
 			}
 		}
 		if !reached.Equal(s.Cursor) {
-			l.wrong("fates: %s: the last entry ends at %v, and the cursor is %v", name, reached, s.Cursor)
+			l.wrong("outcomes: %s: the last entry ends at %v, and the cursor is %v", name, reached, s.Cursor)
 		}
 	}
 }
@@ -202,7 +202,7 @@ func (l *scheduleLedger) checkEffects() {
 	done := make(map[scheduleTick]int)
 	for name, entries := range l.history {
 		for _, e := range entries {
-			if outside, _ := faults.Outside(l.schedules[name].Kind); e.Fate == schedule.FateDone && !outside {
+			if outside, _ := faults.Outside(l.schedules[name].Kind); e.Outcome == schedule.OutcomeSucceeded && !outside {
 				done[tickOf(name, e.Until)]++
 			}
 		}
@@ -322,7 +322,7 @@ func (l *scheduleLedger) checkJob(id int64, orders []scheduleOrder, entries []sc
 	wrong := func(what string) { l.wrong("jobs: %d: %s: %+v, %+v, %+v", id, what, orders, entries, effects) }
 	done, ended := 0, !l.living[id]
 	for _, e := range entries {
-		if e.Fate == schedule.FateDone {
+		if e.Outcome == schedule.OutcomeSucceeded {
 			done++
 		}
 	}
@@ -330,24 +330,24 @@ func (l *scheduleLedger) checkJob(id int64, orders []scheduleOrder, entries []sc
 	outside, atMostOnce := faults.Outside(kind)
 	switch {
 	case ended && len(entries) == 0:
-		wrong("it was put, and is gone without a fate, or was never put and has run")
+		wrong("it was put, and is gone without an outcome, or was never put and has run")
 		return
 	case !outside && len(effects) != done || outside && len(effects) > 0:
 		wrong("its effects are not those of what is done")
 	case len(orders) < 2 && (len(entries) > 1 || len(entries) == 1 && !ended), len(orders) > 0 && len(entries) > len(orders):
-		wrong("it has more fates than one")
+		wrong("it has more outcomes than one")
 	}
 	for _, e := range entries {
 		switch {
-		case e.Fate == schedule.FateDead:
+		case e.Outcome == schedule.OutcomeFailed:
 			if e.Error == "" || len(orders) == 1 && kind == "ordered" && faults.What(orders[0].Name) != faults.Wrong && e.Attempts < faults.MaxAttempts && !strings.Contains(e.Error, died) {
 				wrong("it is dead without a reason")
 			}
-		case e.Fate == schedule.FateLost && !atMostOnce, e.Fate != schedule.FateDone && e.Fate != schedule.FateCancelled && e.Fate != schedule.FateLost:
-			wrong("it has a fate that it may not have")
-		case e.Fate == schedule.FateDone && len(orders) == 1 && faults.What(orders[0].Name) == faults.Wrong:
+		case e.Outcome == schedule.OutcomeUnknown && !atMostOnce, e.Outcome != schedule.OutcomeSucceeded && e.Outcome != schedule.OutcomeCanceled && e.Outcome != schedule.OutcomeUnknown:
+			wrong("it has an outcome that it may not have")
+		case e.Outcome == schedule.OutcomeSucceeded && len(orders) == 1 && faults.What(orders[0].Name) == faults.Wrong:
 			wrong("it is done, and is wrong")
-		case e.Fate == schedule.FateDone && len(orders) == 1 && faults.What(orders[0].Name) == faults.Flaky && e.Attempts < 2:
+		case e.Outcome == schedule.OutcomeSucceeded && len(orders) == 1 && faults.What(orders[0].Name) == faults.Flaky && e.Attempts < 2:
 			wrong("its first attempt was to fail")
 		}
 	}
@@ -363,7 +363,7 @@ func (l *scheduleLedger) checkJob(id int64, orders []scheduleOrder, entries []sc
 			wrong("it did not snooze")
 		}
 	}
-	if last := orders[len(orders)-1].Name; ended && !outside && entries[len(entries)-1].Fate == schedule.FateDone && of[last] != 1 {
+	if last := orders[len(orders)-1].Name; ended && !outside && entries[len(entries)-1].Outcome == schedule.OutcomeSucceeded && of[last] != 1 {
 		wrong("the last order did not run: " + last)
 	}
 }
@@ -424,7 +424,7 @@ func (l *scheduleLedger) checkCalls() {
 // died is in the error of what is dead for its crashes.
 const died = "processes died"
 
-// checkCalled compares calls with the fates of what they were for.
+// checkCalled compares calls with the outcomes of what they were for.
 func (l *scheduleLedger) checkCalled() {
 	type thing struct {
 		scheduleTick
@@ -452,14 +452,14 @@ func (l *scheduleLedger) checkCalled() {
 	}
 	for k, of := range calls {
 		if _, has := entries[k]; !has && !l.promoted && !l.living[k.job] && (k.job != 0 || !of[0].At.After(l.schedules[k.name].Cursor)) {
-			l.wrong("calls: called, and it has no fate: %+v", of)
+			l.wrong("calls: called, and it has no outcome: %+v", of)
 		}
 	}
 	for k, e := range entries {
 		of := calls[k]
 		well := slices.ContainsFunc(of, func(c faults.Call) bool { return c.Returned && c.Error == "" })
-		if e.Fate == schedule.FateDone && !well || e.Fate == schedule.FateDead && well && len(of) == 1 && !strings.Contains(e.Error, died) { // the outcome of a call may be lost, and the next process die before it calls
-			l.wrong("calls: it is %s, and was called so: %+v, %+v", e.Fate, e, of)
+		if e.Outcome == schedule.OutcomeSucceeded && !well || e.Outcome == schedule.OutcomeFailed && well && len(of) == 1 && !strings.Contains(e.Error, died) { // the outcome of a call may be lost, and the next process die before it calls
+			l.wrong("calls: it is %s, and was called so: %+v, %+v", e.Outcome, e, of)
 		}
 	}
 }

@@ -74,7 +74,7 @@ var notScheduleCrashed = map[string]string{
 	"edit":    "a caller's, in a transaction as put.sql", "change": "an operator's, in a transaction as put.sql",
 }
 
-// A process is killed before and after each statement, for each kind of handler: every tick and job has one fate and its effect once all the same.
+// A process is killed before and after each statement, for each kind of handler: every tick and job has one outcome and its effect once all the same.
 func TestACrashAtAnyStatementOfARunLosesAndRepeatsNothing(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../schedule/sql/*.sql")
@@ -290,12 +290,12 @@ func (v *scheduleVictims) close() {
 	}()
 }
 
-// finish has one more go on until everything has its fate, and checks that. Of the others, one may be about to be killed.
+// finish has one more go on until everything has its outcome, and checks that. Of the others, one may be about to be killed.
 func (v *scheduleVictims) finish() {
 	v.t.Helper()
 	v.start()
 	waitFor(v.t, patience, "something is done", func() bool {
-		return value[bool](v.t, v.pool, "SELECT EXISTS (SELECT FROM pgleases.history WHERE fate = 'done')")
+		return value[bool](v.t, v.pool, "SELECT EXISTS (SELECT FROM pgleases.history WHERE outcome = 'succeeded')")
 	})
 	told(v.t, v.pool, v.config.Kinds...)
 	ctx, cancel := context.WithTimeout(v.t.Context(), patience)

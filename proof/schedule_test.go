@@ -26,9 +26,9 @@ var (
 	scheduleSeed   = flag.Uint64("schedule-seed", 0, "the seed that decides which; 0: any")
 )
 
-// Every tick has one fate, what is done has its effect once, and nothing else has one, whatever befalls processes, networks and the database.
+// Every tick has one outcome, what is done has its effect once, and nothing else has one, whatever befalls processes, networks and the database.
 // Not in parallel with other tests: a fleet under attack loads both processors.
-func TestEveryTickHasOneFateAndItsEffectOnceWhateverBefallsTheFleet(t *testing.T) {
+func TestEveryTickHasOneOutcomeAndItsEffectOnceWhateverBefallsTheFleet(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		pooled bool
@@ -117,7 +117,7 @@ func attackSchedules(t *punctual.Try, url string, database *faults.Database, tot
 	}
 }
 
-// A standby that missed the last runs is promoted: on it they have neither fates nor effects, and are run again, once.
+// A standby that missed the last runs is promoted: on it they have neither outcomes nor effects, and are run again, once.
 func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -178,26 +178,26 @@ func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 	})
 }
 
-// told waits until every tick up to now of schedules of these kinds, or of all, has its fate, and every job that was put by now.
+// told waits until every tick up to now of schedules of these kinds, or of all, has its outcome, and every job that was put by now.
 func told(t testing.TB, pool *pgxpool.Pool, kinds ...string) {
 	t.Helper()
 	until, orders := value[time.Time](t, pool, "SELECT clock_timestamp()"), value[int64](t, pool, "SELECT coalesce(max(n), 0) FROM orders")
 	waitFor(t, 5*patience, "every order up to now is carried out", func() bool { // behind all ticks that are late; one whose transaction took long is found after a minute
 		return value[int](t, pool, "SELECT count(*) FROM (SELECT job, max(n) AS n FROM orders GROUP BY job) AS o JOIN pgleases.jobs AS j ON j.id = o.job WHERE o.n <= $1", orders) == 0
 	})
-	for began, wants := time.Now(), fateless(t, pool, until, kinds); len(wants) > 0; { // after many faults a process may have to catch up for minutes
+	for began, wants := time.Now(), outcomeless(t, pool, until, kinds); len(wants) > 0; { // after many faults a process may have to catch up for minutes
 		before, since := wants, time.Now()
 		if !comesTrue(patience, func() bool {
-			wants = fateless(t, pool, until, kinds)
+			wants = outcomeless(t, pool, until, kinds)
 			return !slices.Equal(wants, before)
 		}) || time.Since(began) > 10*patience {
-			missed(t, since, patience, "not within %v: another of the ticks up to %v has its fate: %v", patience, until, wants)
+			missed(t, since, patience, "not within %v: another of the ticks up to %v has its outcome: %v", patience, until, wants)
 		}
 	}
 }
 
-// fateless are the schedules that have a tick up to an instant without a fate, and what is known of that.
-func fateless(t testing.TB, pool *pgxpool.Pool, until time.Time, kinds []string) (names []string) {
+// outcomeless are the schedules that have a tick up to an instant without an outcome, and what is known of that.
+func outcomeless(t testing.TB, pool *pgxpool.Pool, until time.Time, kinds []string) (names []string) {
 	all := readSchedules(t, pool)
 	for _, s := range faults.Schedules(kinds...) {
 		if have, ok := all[s.Name]; !ok || len(have.ticks(have.Cursor, until)) > 0 {

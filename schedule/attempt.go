@@ -10,16 +10,16 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// An outcome is what came of an attempt, which is one transaction, and of the last of an execution.
-type outcome int
+// An attemptOutcome is what came of an attempt, which is one transaction, and of the last of an execution.
+type attemptOutcome int
 
 const (
-	gone          outcome = iota // it is not here, or of another kind: the next poll finds what there is
-	clockUnstable                // the database's clock shows another time than expected
-	stepped                      // what was decided is committed, without a handler or after it
-	blocked                      // there was no slot
-	noted                        // it is committed that the handler is about to be called: now it may be
-	callable                     // the handler is to be called now, in no transaction
+	gone          attemptOutcome = iota // it is not here, or of another kind: the next poll finds what there is
+	clockUnstable                       // the database's clock shows another time than expected
+	stepped                             // what was decided is committed, without a handler or after it
+	blocked                             // there was no slot
+	noted                               // it is committed that the handler is about to be called: now it may be
+	callable                            // the handler is to be called now, in no transaction
 
 	// Of these nothing is committed, and attempt.err says why.
 	abandoned   // the next owner runs it
@@ -36,7 +36,7 @@ const (
 
 // An attempt is one transaction of a run.
 type attempt struct {
-	outcome outcome
+	outcome attemptOutcome
 	err     error
 	row     *record
 	opened  time.Time // by this host, when row was read
@@ -89,7 +89,7 @@ func (e *execution) attempt() *attempt {
 }
 
 // classify returns what an error means for an attempt.
-func (e *execution) classify(a *attempt, err error, idle time.Duration) outcome {
+func (e *execution) classify(a *attempt, err error, idle time.Duration) attemptOutcome {
 	committing := a.called() && a.handler == nil
 	switch {
 	case e.o.ctx.Err() != nil, !a.called() && errors.Is(err, pgleases.ErrNotOwner):
@@ -148,7 +148,7 @@ func (e *execution) decide(ctx context.Context, tx *transaction, a *attempt, r *
 	switch {
 	case k.calls == atMostOnce && r.Trying.begun() != "" && r.Trying.begun() != e.id:
 		e.logger().Error(
-			"schedule: lost, as it was called at most once, and nobody knows what came of it", slog.String("name", r.Name),
+			"schedule: outcome unknown, handler called at most once", slog.String("name", r.Name),
 			slog.Time("at", d.run.At), slog.Int64("epoch", r.Trying.Called),
 		)
 		d.lost(r)
@@ -157,7 +157,7 @@ func (e *execution) decide(ctx context.Context, tx *transaction, a *attempt, r *
 		a.outcome = callable
 	case r.Trying.crashes() >= k.limits.crashes && !r.Trying.countedBy(e.o.Epoch):
 		e.logger().Error(
-			"schedule: dead, as so many processes died while it ran", slog.String("name", r.Name), slog.Time("at", d.run.At),
+			"schedule: run failed, processes crashed", slog.String("name", r.Name), slog.Time("at", d.run.At),
 			slog.Int("crashes", r.Trying.crashes()),
 		)
 		d.failed(r, limits{attempts: 1}, errCrashed, r.Clock)

@@ -52,7 +52,7 @@ func (e *execution) call(ctx context.Context, tx pgx.Tx, a *attempt, run Run[jso
 		case <-returned:
 		case <-time.After(e.db.times.overrun):
 			e.logger().Warn(
-				"schedule: a handler goes on although its context has ended, and is waited for", slog.String("name", a.row.Name),
+				"schedule: handler still running after its context ended", slog.String("name", a.row.Name),
 				slog.Time("at", a.decided.run.At), slog.Any("cause", context.Cause(ctx)),
 			)
 		}
@@ -90,7 +90,7 @@ func (e *execution) run(a *attempt) Run[json.RawMessage] {
 	if r.Job {
 		run.Trigger = r.Trigger
 	}
-	for _, from := range []*time.Time{r.Done, r.Since} { // of a schedule, and of a job
+	for _, from := range []*time.Time{r.Succeeded, r.Since} { // of a schedule, and of a job
 		if from != nil {
 			run.From = from.UTC()
 		}

@@ -70,7 +70,7 @@ func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM public.effects AS e WHERE NOT EXISTS (SELECT FROM public.orders AS o WHERE o.name = e.name)"), 0, "runs of what was rolled back, refused or ignored")
 	expect(t, one[int64](db, `SELECT count(*) FROM (SELECT DISTINCT ON (job) name FROM public.orders ORDER BY job, n DESC) AS last
 		WHERE NOT EXISTS (SELECT FROM public.effects AS e WHERE e.name = last.name)`), 0, "jobs whose last order did not run")
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE job IS NOT NULL"), int64(len(db.effects())), "fates")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE job IS NOT NULL"), int64(len(db.effects())), "outcomes")
 	if puts.Load() == 0 || undone.Load() == 0 {
 		t.Errorf("%d put, %d refused, %d rolled back: that proves little", puts.Load(), refused.Load(), undone.Load())
 	}
@@ -147,7 +147,7 @@ func TestPuttingInAnyOrderLeavesNoDeadlock(t *testing.T) {
 		})
 	}
 	for _, id := range ids {
-		expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what was in deadlocks")
+		expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of what was in deadlocks")
 	}
 	wait.Wait()
 	expect(t, int64(len(db.effects())), handlers, "effects")
@@ -189,12 +189,12 @@ func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 	db.setClock(midnight.Add(2 * time.Hour))
 	waits := w.pool.Stat().CanceledAcquireCount()
 	tests.Until(t, "it has not got a connection in time", func() bool { return w.pool.Stat().CanceledAcquireCount() > waits+2 })
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates, without a connection")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes, without a connection")
 	for _, conn := range taken {
 		conn.Release()
 	}
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
-	calls.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
+	calls.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 }
 
 // A run is under way when its partition is wanted elsewhere, for longer than it may be then or not; meanwhile the next tick comes.
@@ -204,14 +204,14 @@ func TestASlowHandlerDuringAHandOver(t *testing.T) {
 		overlap schedule.Overlap
 		drain   time.Duration
 		outside bool
-		want    fates
+		want    outcomes
 	}{
-		{schedule.OverlapSkip, time.Minute, false, fates{schedule.FateDone: 2, schedule.FateSkipped: 1}},
-		{schedule.OverlapBuffer, time.Minute, false, fates{schedule.FateDone: 3}},
-		{schedule.OverlapSkip, 0, false, fates{schedule.FateDone: 3}}, // the run that was broken off is not one that went on meanwhile
-		{schedule.OverlapBuffer, 0, false, fates{schedule.FateDone: 3}},
-		{schedule.OverlapSkip, time.Minute, true, fates{schedule.FateDone: 2, schedule.FateSkipped: 1}},
-		{schedule.OverlapBuffer, 0, true, fates{schedule.FateDone: 3}},
+		{schedule.OverlapSkip, time.Minute, false, outcomes{schedule.OutcomeSucceeded: 2, schedule.OutcomeSkipped: 1}},
+		{schedule.OverlapBuffer, time.Minute, false, outcomes{schedule.OutcomeSucceeded: 3}},
+		{schedule.OverlapSkip, 0, false, outcomes{schedule.OutcomeSucceeded: 3}}, // the run that was broken off is not one that went on meanwhile
+		{schedule.OverlapBuffer, 0, false, outcomes{schedule.OutcomeSucceeded: 3}},
+		{schedule.OverlapSkip, time.Minute, true, outcomes{schedule.OutcomeSucceeded: 2, schedule.OutcomeSkipped: 1}},
+		{schedule.OverlapBuffer, 0, true, outcomes{schedule.OutcomeSucceeded: 3}},
 	} {
 		t.Run(fmt.Sprintf("overlap %d, %v, outside %v", test.overlap, test.drain, test.outside), func(t *testing.T) {
 			t.Parallel()
@@ -260,13 +260,13 @@ func TestASlowHandlerDuringAHandOver(t *testing.T) {
 			})
 			if test.drain > 0 {
 				db.looked()
-				expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates while it runs")
+				expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes while it runs")
 				close(end)
 			}
 			w.close()
 			l.settled(next.Scheduler)
 			db.setClock(midnight.Add(3 * time.Hour))
-			l.settled(next.Scheduler).expectFates(test.want)
+			l.settled(next.Scheduler).expectOutcomes(test.want)
 		})
 	}
 }

@@ -11,7 +11,7 @@ type decision struct {
 	step
 	run    *Tick // null: nothing is to be run
 	missed int64 // by the run
-	before Tick  // the cursor before it: there it stays until the run has its fate
+	before Tick  // the cursor before it: there it stays until the run has its outcome
 }
 
 // unknown is how soon what waits is looked at again, and longest how late at most: after as long as it has waited. A process knows no more
@@ -37,15 +37,15 @@ func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) dec
 		err = r.readable(k, declared, suspected)
 	}
 	if err != nil {
-		d.wait(err, r.WaitsSince, now, epoch)
+		d.wait(err, r.BlockedSince, now, epoch)
 		return d
 	}
 	begin := func(tick Tick, missed int64, began time.Time) {
 		d.run, d.missed, d.before, d.RanFrom = &tick, missed, d.cursor(), &began
-		d.Fates = append(d.Fates, fate{Since: d.Cursor, Until: tick.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now})
+		d.Outcomes = append(d.Outcomes, newEntry{Since: d.Cursor, Until: tick.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now})
 		d.moveTo(tick)
 	}
-	if t := r.Trying; t != nil { // it is run to its fate, however late; meanwhile it counts as under way
+	if t := r.Trying; t != nil { // it is run to its outcome, however late; meanwhile it counts as under way
 		if t.Again.After(now) {
 			d.Due = &t.Again
 			return d
@@ -55,18 +55,18 @@ func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) dec
 		return d
 	}
 
-	pass := func(p Passed, f Fate) {
+	pass := func(p Passed, f Outcome) {
 		if p.Count > 0 {
-			d.Fates = append(d.Fates, fate{Since: d.Cursor, Until: p.Last.At, Ticks: p.Count, Fate: f})
+			d.Outcomes = append(d.Outcomes, newEntry{Since: d.Cursor, Until: p.Last.At, Ticks: p.Count, Outcome: f})
 			d.moveTo(p.Last)
 		}
 	}
 	if r.Policy.Overlap == OverlapSkip && r.RanUntil != nil && rule.Passed(r.Anchor, r.cursor(), *r.RanFrom).Count == 0 { // else it catches up
 		until := r.RanUntil.Add(-r.Policy.Jitter) // what came later may have been held back until the run had ended
-		pass(rule.Passed(r.Anchor, r.cursor(), until), FateSkipped)
+		pass(rule.Passed(r.Anchor, r.cursor(), until), OutcomeSkipped)
 	}
 	due := r.due(rule, d.cursor(), now)
-	pass(due.Missed, FateMissed)
+	pass(due.Missed, OutcomeMissed)
 	if len(due.Run) > 0 {
 		begin(due.Run[0], due.Missed.Count, now)
 	}
@@ -101,7 +101,7 @@ func (d *decision) wait(err error, since *time.Time, now time.Time, epoch int64)
 	if since != nil {
 		again = now.Add(min(max(unknown, now.Sub(*since)), longest))
 	}
-	d.Waits, d.Due = storableText(err), &again
+	d.BlockedReason, d.Due = storableText(err), &again
 	if d.Trying.countedBy(epoch) {
 		t := *d.Trying
 		t.Crashes, t.Epoch = t.Crashes-1, 0
@@ -121,10 +121,10 @@ func (r *record) attempts() int {
 	return r.Trying.Attempts
 }
 
-// done gives the run its fate.
+// done gives the run its outcome.
 func (d *decision) done() {
-	d.Fates[len(d.Fates)-1].Fate = FateDone
-	d.Done, d.Trying, d.Failures = &d.run.At, nil, new(int)
+	d.Outcomes[len(d.Outcomes)-1].Outcome = OutcomeSucceeded
+	d.Succeeded, d.Trying, d.Failures = &d.run.At, nil, new(int)
 }
 
 // failed says what becomes of a run that failed: the tick is tried again, or it is dead.
@@ -135,7 +135,7 @@ func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 	}
 	now = now.Truncate(time.Microsecond) // as the database keeps it
 	var later snoozed
-	d.Done, d.Failures = nil, nil // whatever its handler had returned
+	d.Succeeded, d.Failures = nil, nil // whatever its handler had returned
 	switch {
 	case errors.As(err, &later):
 		t.Again = now.Add(time.Duration(later).Truncate(time.Microsecond))
@@ -143,8 +143,8 @@ func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 		t.Attempts++
 		t.Error, t.Again = storableText(err), now.Add(l.backoff.after(t.Attempts))
 	default:
-		last := &d.Fates[len(d.Fates)-1]
-		last.Fate, last.Error = FateDead, storableText(err)
+		last := &d.Outcomes[len(d.Outcomes)-1]
+		last.Outcome, last.Error = OutcomeFailed, storableText(err)
 		d.Trying = nil
 		failures := r.Failures + 1
 		d.Failures = &failures
@@ -172,14 +172,14 @@ func (d *decision) note(r *record, epoch int64, suspected bool) {
 
 // lost gives up a run of which nobody knows what came of it.
 func (d *decision) lost(r *record) {
-	last := &d.Fates[len(d.Fates)-1]
-	last.Fate, last.Epoch, last.StartedAt = FateLost, &r.Trying.Called, &r.Trying.Began
+	last := &d.Outcomes[len(d.Outcomes)-1]
+	last.Outcome, last.Epoch, last.StartedAt = OutcomeUnknown, &r.Trying.Called, &r.Trying.Began
 	d.Trying = nil
 }
 
-// unstep leaves the cursor before the run: its tick has no fate yet.
+// unstep leaves the cursor before the run: its tick has no outcome yet.
 func (d *decision) unstep(t trial) {
-	d.Fates = d.Fates[:len(d.Fates)-1]
+	d.Outcomes = d.Outcomes[:len(d.Outcomes)-1]
 	d.Cursor, d.CursorLocal = d.before.At, nil
 	if !d.before.Local.IsZero() {
 		d.CursorLocal = &d.before.Local
@@ -192,7 +192,7 @@ func (r *record) decideJob(k *kind, epoch int64, suspected bool) decision {
 	d := decision{step: step{Trying: r.Trying}}
 	now := r.Clock
 	if err := r.readable(k, true, suspected); err != nil {
-		d.wait(err, r.WaitsSince, now, epoch)
+		d.wait(err, r.BlockedSince, now, epoch)
 		return d
 	}
 	began := now
@@ -207,7 +207,7 @@ func (r *record) decideJob(k *kind, epoch int64, suspected bool) decision {
 		return d
 	}
 	d.run, d.RanFrom = &Tick{At: r.At, Local: r.At}, &began
-	d.Fates = []fate{{Since: r.At, Until: r.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now}}
+	d.Outcomes = []newEntry{{Since: r.At, Until: r.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now}}
 	return d
 }
 
@@ -220,8 +220,8 @@ func (r *record) due(rule Rule, last Tick, now time.Time) Due {
 	}
 	if grace > 0 {
 		grace += p.Jitter
-		if r.WaitsSince != nil {
-			grace += max(0, now.Sub(*r.WaitsSince))
+		if r.BlockedSince != nil {
+			grace += max(0, now.Sub(*r.BlockedSince))
 		}
 	}
 	for until := now; ; {
@@ -243,7 +243,7 @@ func (r *record) due(rule Rule, last Tick, now time.Time) Due {
 
 // unchanged reports whether a step would change nothing.
 func (d *decision) unchanged(r *record) bool {
-	return len(d.Fates) == 0 && same(d.Waits, r.Waits, func(a, b string) bool { return a == b }) && same(d.Due, r.Due, time.Time.Equal)
+	return len(d.Outcomes) == 0 && same(d.BlockedReason, r.BlockedReason, func(a, b string) bool { return a == b }) && same(d.Due, r.Due, time.Time.Equal)
 }
 
 // same reports whether both are nil, or equal.

@@ -100,7 +100,7 @@ func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*record) error
 		}
 		switch {
 		case errors.Is(err, errUntold): // it waits for a process that knows it, and stops nobody
-			s.log.Warn("schedule: not put: its rule until now is not known here", slog.String("name", r.Name), slog.Any("error", err))
+			s.log.Warn("schedule: declaration not stored, old rule unknown here", slog.String("name", r.Name), slog.Any("error", err))
 		case err != nil:
 			return fmt.Errorf("put schedule %q: %w", r.Name, err)
 		}
@@ -122,7 +122,7 @@ func (s *Scheduler) keepDeclared(ctx context.Context) {
 			return s.db.inTx(ctx, func(tx pgx.Tx) error { return s.db.sendDeclare(ctx, tx, names) })
 		})
 		if err != nil && !failing && ctx.Err() == nil {
-			s.log.Warn("schedule: cannot note what the code declares, again each hour", slog.Any("error", err))
+			s.log.Warn("schedule: declarations not noted, retried each hour", slog.Any("error", err))
 		}
 		failing = err != nil
 	}

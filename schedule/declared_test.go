@@ -35,14 +35,14 @@ func TestWhatNoCodeDeclaresWaits(t *testing.T) {
 		db.setClock(now)
 		tests.Until(t, "it waits, and says since when", func() bool {
 			s := tests.Must(older.Get(t.Context(), "dropped"))(t)
-			return s.Waits == "it is declared in the code of another version only, last noted at 2026-03-02 00:00:00 UTC" && s.DeclaredAt.Equal(midnight)
+			return s.BlockedReason == "it is declared in the code of another version only, last noted at 2026-03-02 00:00:00 UTC" && s.DeclaredAt.Equal(midnight)
 		})
 		kept.settled(older.Scheduler)
 	}
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'dropped'"), 0, "fates of what waits")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'dropped'"), 0, "outcomes of what waits")
 	older.close()
 	again := with("dropped", "kept")
-	dropped.settled(again.Scheduler).expectFates(fates{schedule.FateMissed: 7*24 + 2, schedule.FateDone: 1})
+	dropped.settled(again.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 7*24 + 2, schedule.OutcomeSucceeded: 1})
 }
 
 // A process that runs for long notes each day what it declares.
@@ -137,7 +137,7 @@ func TestDueTimesFollowNewZoneData(t *testing.T) {
 			db.setClock(c.then)
 			runs(c.then, "declared", "put")
 			expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 6, "runs")
-			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate <> 'done'"), 0, "ticks that were not run")
+			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE outcome <> 'succeeded'"), 0, "ticks that were not run")
 		})
 	}
 }

@@ -50,7 +50,7 @@ func TestDeploysInCloseSuccessionLoseNoTick(t *testing.T) {
 		now = now.Add(time.Hour - 30*time.Second)
 	}
 	for _, l := range ledgers {
-		l.expectFates(fates{schedule.FateDone: 3})
+		l.expectOutcomes(outcomes{schedule.OutcomeSucceeded: 3})
 	}
 }
 
@@ -92,10 +92,10 @@ func TestTwoVersionsInTurn(t *testing.T) {
 	}
 	w = versions[0].deploy(db, w)
 	expect(t, one[int64](db, "SELECT count(*) FROM (SELECT FROM public.effects GROUP BY name, at HAVING count(*) > 1) AS twice"), 0, "ticks that ran twice")
-	ledgers[0].expectFates(fates{schedule.FateDone: 4})
-	ledgers[1].settled(w.Scheduler).expectFates(fates{schedule.FateDone: 4}) // what waited was not late
+	ledgers[0].expectOutcomes(outcomes{schedule.OutcomeSucceeded: 4})
+	ledgers[1].settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 4}) // what waited was not late
 	w = versions[1].deploy(db, w)
-	made.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 4})
+	made.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 4})
 }
 
 // A schedule is renamed, and the deploy rolled back. The new name begins at the deploy. The old one is not missed meanwhile: it goes on from where it was, as its policy says.
@@ -103,9 +103,9 @@ func TestARenameIsRolledBack(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		missed schedule.Missed
-		want   fates
+		want   outcomes
 	}{
-		{schedule.MissedLatest, fates{schedule.FateDone: 3, schedule.FateMissed: 1}}, {schedule.MissedAll, fates{schedule.FateDone: 4}},
+		{schedule.MissedLatest, outcomes{schedule.OutcomeSucceeded: 3, schedule.OutcomeMissed: 1}}, {schedule.MissedAll, outcomes{schedule.OutcomeSucceeded: 4}},
 	} {
 		t.Run(fmt.Sprint(test.missed), func(t *testing.T) {
 			t.Parallel()
@@ -132,11 +132,11 @@ func TestARenameIsRolledBack(t *testing.T) {
 				renamed.settled(w.Scheduler)
 				w.waits("close", "")
 			}
-			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'"), 1, "fates of what nobody declares")
+			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'"), 1, "outcomes of what nobody declares")
 			w = deploy("close", w)
 			old.settled(w.Scheduler)
 			db.setClock(midnight.Add(4*time.Hour + 10*time.Minute))
-			old.settled(w.Scheduler).expectFates(test.want)
+			old.settled(w.Scheduler).expectOutcomes(test.want)
 			expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE name = 'closing'"), 2, "runs of the new name")
 		})
 	}

@@ -15,7 +15,7 @@
 //
 // # What is promised
 //
-// Every tick of a schedule has exactly one [Fate], which is written down: see [Scheduler.History]. Within the history, the ticks of all entries are the ticks
+// Every tick of a schedule has exactly one [Outcome], which is written down: see [Scheduler.History]. Within the history, the ticks of all entries are the ticks
 // of the rule, whatever crashed, and whoever owned the schedule.
 //
 // What a handler writes in its transaction, the step of the schedule's cursor and the entry in the history are committed together, under the guard of the
@@ -26,7 +26,7 @@
 // minute is believed after a minute; a clock that was set wrong for a moment does no harm. After a step back nothing runs twice: schedules
 // go on when the clock is past their cursors.
 //
-// A run that fails is tried again as its kind's [WithMaxAttempts] says, by whoever owns the schedule then. Until it has its fate its tick counts as under way: the cursor
+// A run that fails is tried again as its kind's [WithMaxAttempts] says, by whoever owns the schedule then. Until it has its outcome its tick counts as under way: the cursor
 // does not pass it.
 //
 // A run that kills its process, again and again, is dead after its kind's [WithMaxCrashes]. What only runs beside it is not: what is suspected
@@ -34,12 +34,12 @@
 //
 // An outage or a deploy loses no tick: [Missed] and [WithGrace] say what becomes of late ones. Pauses and edits make no tick missed and run nothing. What a process
 // does not know (a kind, a zone, arguments that do not parse, a schedule that only another version of the code declares) waits for one that does,
-// is not late for it, says why in [Schedule].Waits, and stops nobody.
+// is not late for it, says why in [Schedule].BlockedReason, and stops nobody.
 //
 // No more runs of a kind are under way than its [WithMaxConcurrent] allows, over all processes, whatever crashes: a run in a transaction has a row
 // locked, and any other has written itself into one, which is free once its owner is no more.
 //
-// A job, too, has one fate, and runs as a tick does. One that is put in a transaction is there exactly if that is committed. [WithUnique] keeps
+// A job, too, has one outcome, and runs as a tick does. One that is put in a transaction is there exactly if that is committed. [WithUnique] keeps
 // two of one key from living at once.
 //
 // # In psql
@@ -53,14 +53,14 @@
 //     told of, and the others may begin that much later. Through a connection pooler nobody is told: a job begins within about a second, and so it does where a transaction that
 //     told of it was rolled back, or took long. It is found later, within about a minute, if its transaction takes longer than ten seconds from there to its commit.
 //   - Effects outside of the transaction come more often, or not: choose with [InTx] in mind that it may be called again for a tick, when its transaction was broken off or
-//     its process died; [AtLeastOnce], with the same [Run.IdempotencyKey] each time; or [AtMostOnce], where a tick may be lost, and has that fate.
+//     its process died; [AtLeastOnce], with the same [Run.IdempotencyKey] each time; or [AtMostOnce], where a tick may be lost, and has that outcome.
 //   - An edit that gives a schedule another [Key] while a handler is called outside of a transaction has another owner take the schedule over at once: [AtLeastOnce] may be called
 //     beside the call that goes on, and with [AtMostOnce] that tick may be lost. Pause the schedule before, and resume it when the call has ended.
 //   - The database's clock is doubted by processes that know it. One that starts while it is wrong believes it, and so does what is called then: a new
-//     schedule, or a new rule, begins at the time that it shows, what an edit cancels stays cancelled, and a job that is put, also for an instant that has
+//     schedule, or a new rule, begins at the time that it shows, what an edit cancels stays canceled, and a job that is put, also for an instant that has
 //     not come, begins no earlier than it shows. [Scheduler.Resume] begins then, or not at once. A start, an edit, or the end of a run while the clock is
 //     ahead may put schedules off by as much, and what is late, or has waited, is told by the wrong time.
-//   - The history is not kept for good: see [WithRetention]. No entry is read by the scheduler but cancelled ones, while a run is under way.
+//   - The history is not kept for good: see [WithRetention]. No entry is read by the scheduler but canceled ones, while a run is under way.
 //
 // # Locks
 //

@@ -16,7 +16,7 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 		if err != nil {
 			return err
 		}
-		r, fates := *want, []fate(nil)
+		r, outcomes := *want, []newEntry(nil)
 		switch {
 		case have == nil:
 			r.Cursor, r.Anchor = now, now
@@ -24,10 +24,10 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 			r.keep(have)
 		default:
 			r.keep(have)
-			if fates, err = r.supersede(have, now); err != nil {
+			if outcomes, err = r.supersede(have, now); err != nil {
 				return err
 			}
-			r.Anchor, r.CursorLocal, r.WaitsSince = now, nil, nil // the cursor may lie ahead, where the clock was set back
+			r.Anchor, r.CursorLocal, r.BlockedSince = now, nil, nil // the cursor may lie ahead, where the clock was set back
 		}
 		r.Registered = now
 		r.Due = r.next(rule)
@@ -37,9 +37,9 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 			}
 		} else {
 			r.Revision++
-			r.Waits = nil // but for what it has waited it is not late
+			r.BlockedReason = nil // but for what it has waited it is not late
 		}
-		written, err := s.db.sendPut(ctx, tx, &r, fates)
+		written, err := s.db.sendPut(ctx, tx, &r, outcomes)
 		if err != nil || written {
 			return err
 		}
@@ -49,7 +49,7 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 // keep keeps what is not the caller's to choose.
 func (r *record) keep(have *record) {
 	r.ID, r.Anchor, r.Cursor, r.CursorLocal, r.Revision, r.PausedAt = have.ID, have.Anchor, have.Cursor, have.CursorLocal, have.Revision, have.PausedAt
-	r.Waits, r.WaitsSince, r.Trying, r.Failures = have.Waits, have.WaitsSince, have.Trying, have.Failures
+	r.BlockedReason, r.BlockedSince, r.Trying, r.Failures = have.BlockedReason, have.BlockedSince, have.Trying, have.Failures
 }
 
 // alike reports whether a schedule is what the caller wants already, apart from its arguments.
@@ -59,8 +59,8 @@ func alike(r, have *record) bool {
 
 var errUntold = errors.New("its ticks until now cannot be told here")
 
-// supersede has the schedule begin anew now. The ticks of its rule until then that have no fate are cancelled.
-func (r *record) supersede(have *record, now time.Time) ([]fate, error) {
+// supersede has the schedule begin anew now. The ticks of its rule until then that have no outcome are canceled.
+func (r *record) supersede(have *record, now time.Time) ([]newEntry, error) {
 	r.Trying = nil
 	if !now.After(have.Cursor) {
 		return nil, nil // the clock was set back
@@ -74,5 +74,5 @@ func (r *record) supersede(have *record, now time.Time) ([]fate, error) {
 	if n == 0 {
 		return nil, nil
 	}
-	return []fate{{Since: since, Until: now, Ticks: n, Fate: FateCancelled}}, nil
+	return []newEntry{{Since: since, Until: now, Ticks: n, Outcome: OutcomeCanceled}}, nil
 }

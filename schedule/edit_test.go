@@ -49,7 +49,7 @@ func TestPausesAndEditsAreNoMiss(t *testing.T) {
 	}
 	db.setClock(midnight.Add(190 * time.Minute))
 	db.looked()
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates of what is paused")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes of what is paused")
 	tests.OK(t, w.Resume(t.Context(), "from now", schedule.FromNow))
 	tests.OK(t, w.Resume(t.Context(), "from now", schedule.CatchUp)) // it is not paused any more
 	tests.OK(t, w.Resume(t.Context(), "catch up", schedule.CatchUp))
@@ -58,18 +58,18 @@ func TestPausesAndEditsAreNoMiss(t *testing.T) {
 	tests.OK(t, w.Resume(t.Context(), "edited", schedule.CatchUp)) // from the edit on
 	tests.OK(t, w.Delete(t.Context(), "deleted"))
 	wraps(t, "to delete it again", w.Delete(t.Context(), "deleted"), schedule.ErrNotFound)
-	want := map[string]fates{
-		"from now": {schedule.FateCancelled: 3}, "catch up": {schedule.FateMissed: 2, schedule.FateDone: 1}, "all": {schedule.FateDone: 3},
-		"edited": {schedule.FateCancelled: 3}, "deleted": {schedule.FateCancelled: 3},
+	want := map[string]outcomes{
+		"from now": {schedule.OutcomeCanceled: 3}, "catch up": {schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, "all": {schedule.OutcomeSucceeded: 3},
+		"edited": {schedule.OutcomeCanceled: 3}, "deleted": {schedule.OutcomeCanceled: 3},
 	}
 	for name, l := range ledgers {
-		l.settled(w.Scheduler).expectFates(want[name])
+		l.settled(w.Scheduler).expectOutcomes(want[name])
 	}
 	db.setClock(midnight.Add(250 * time.Minute))
 	for name, l := range ledgers {
 		if name != "deleted" {
-			want[name][schedule.FateDone]++
-			l.settled(w.Scheduler).expectFates(want[name])
+			want[name][schedule.OutcomeSucceeded]++
+			l.settled(w.Scheduler).expectOutcomes(want[name])
 		}
 	}
 }
@@ -88,7 +88,7 @@ func TestALookBetweenTwoRunsLosesNoTick(t *testing.T) {
 	db.setClock(midnight.Add(190 * time.Minute))
 	db.looked()
 	tests.OK(t, w.Resume(t.Context(), "all", schedule.CatchUp))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 3})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 3})
 }
 
 func earlier(a, b time.Time) time.Time {
@@ -105,33 +105,33 @@ func TestEditsWhileItRuns(t *testing.T) {
 	type edit = func(context.Context, *worker, *schedule.Kind[args], pgx.Tx, string) error
 	edits := map[string]struct {
 		edit edit
-		want fates // of the three ticks until then, of which the last runs
-		next bool  // whether the next full hour runs
+		want outcomes // of the three ticks until then, of which the last runs
+		next bool     // whether the next full hour runs
 	}{
 		"new arguments": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
 			return k.Put(ctx, name, args{2}, hourly)
-		}, fates{schedule.FateMissed: 2, schedule.FateDone: 1}, true},
+		}, outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, true},
 		"less jitter": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
 			return k.Put(ctx, name, args{}, hourly)
-		}, fates{schedule.FateMissed: 2, schedule.FateDone: 1}, true},
+		}, outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, true},
 		"another rule": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
 			return k.Put(ctx, name, args{}, halfPast)
-		}, fates{schedule.FateMissed: 2, schedule.FateDone: 1}, false},
+		}, outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, false},
 		"another rule, in the run's transaction": {func(ctx context.Context, w *worker, k *schedule.Kind[args], tx pgx.Tx, name string) error {
 			return k.PutTx(ctx, tx, name, args{}, halfPast)
-		}, fates{schedule.FateMissed: 2, schedule.FateDone: 1}, false},
+		}, outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, false},
 		"another rule, twice": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
 			return errors.Join(k.Put(ctx, name, args{}, halfPast), k.Put(ctx, name, args{}, hourly))
-		}, fates{schedule.FateMissed: 2, schedule.FateDone: 1}, true},
+		}, outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, true},
 		"a pause": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
 			return w.Pause(ctx, name)
-		}, fates{schedule.FateMissed: 2, schedule.FateDone: 1}, false},
+		}, outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, false},
 		"a pause and on from now": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
 			return errors.Join(w.Pause(ctx, name), w.Resume(ctx, name, schedule.FromNow))
-		}, fates{schedule.FateMissed: 2, schedule.FateDone: 1}, true},
+		}, outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, true},
 		"a deletion": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
 			return w.Delete(ctx, name)
-		}, fates{schedule.FateCancelled: 3}, false},
+		}, outcomes{schedule.OutcomeCanceled: 3}, false},
 	}
 	w := newWorker(db, schedule.WithMaxRunning(1))
 	var k *schedule.Kind[args]
@@ -155,16 +155,16 @@ func TestEditsWhileItRuns(t *testing.T) {
 	db.setClock(midnight.Add(190 * time.Minute))
 	w.run()
 	for _, l := range ledgers {
-		tests.Until(t, "the run of "+l.name+" has ended", func() bool { // until then the ticks are cancelled in the end
-			return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND fate = 'done'", l.name) == edits[l.name].want[schedule.FateDone]
+		tests.Until(t, "the run of "+l.name+" has ended", func() bool { // until then the ticks are canceled in the end
+			return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND outcome = 'succeeded'", l.name) == edits[l.name].want[schedule.OutcomeSucceeded]
 		})
-		l.settled(w.Scheduler).expectFates(edits[l.name].want)
+		l.settled(w.Scheduler).expectOutcomes(edits[l.name].want)
 	}
 	db.setClock(midnight.Add(4 * time.Hour)) // where it ticks at half past, that was at 3:30
 	for _, l := range ledgers {
 		if edits[l.name].next {
-			edits[l.name].want[schedule.FateDone]++
-			l.settled(w.Scheduler).expectFates(edits[l.name].want)
+			edits[l.name].want[schedule.OutcomeSucceeded]++
+			l.settled(w.Scheduler).expectOutcomes(edits[l.name].want)
 		}
 	}
 }
@@ -230,10 +230,10 @@ func TestAnEditCancelsTheTicksThatDoNotRun(t *testing.T) {
 	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	becomes(db, "the run has ended", 1, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'")
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1, schedule.FateCancelled: 1})
+	becomes(db, "the run has ended", 1, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1, schedule.OutcomeCanceled: 1})
 	db.setClock(midnight.Add(5 * time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 4, schedule.FateCancelled: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 4, schedule.OutcomeCanceled: 1})
 }
 
 // Arguments that are null in JSON are arguments: none at all, and the nil of maps, slices and pointers.
@@ -255,7 +255,7 @@ func TestArgumentsThatAreNull(t *testing.T) {
 	expect(t, one[int64](db, "SELECT revision FROM pgleases.schedules"), 1, "revision")
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
 // The database writes numbers in its own way. What says the same is no edit.
@@ -309,5 +309,5 @@ func TestAStartLocksFewSchedulesAtATime(t *testing.T) {
 	}
 	tests.OK(t, edit.Rollback(t.Context()))
 	db.setClock(midnight.Add(time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }

@@ -11,17 +11,17 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A Fate is what became of ticks.
-type Fate string
+// A Outcome is what became of ticks.
+type Outcome string
 
-// The fates. Each tick of a schedule has exactly one.
+// The outcomes. Each tick of a schedule has exactly one.
 const (
-	FateDone      Fate = "done"
-	FateDead      Fate = "dead"      // the run failed
-	FateLost      Fate = "lost"      // of a handler that is called at most once: nobody knows what came of it, see AtMostOnce
-	FateMissed    Fate = "missed"    // too late, by the schedule's Missed and Grace
-	FateSkipped   Fate = "skipped"   // the run before was still under way, see OverlapSkip
-	FateCancelled Fate = "cancelled" // an edit of the rule, Resume from now, or Delete came first
+	OutcomeSucceeded Outcome = "succeeded"
+	OutcomeFailed    Outcome = "failed"   // the run failed
+	OutcomeUnknown   Outcome = "unknown"  // of a handler that is called at most once: nobody knows what came of it, see AtMostOnce
+	OutcomeMissed    Outcome = "missed"   // too late, by the schedule's Missed and Grace
+	OutcomeSkipped   Outcome = "skipped"  // the run before was still under way, see OverlapSkip
+	OutcomeCanceled  Outcome = "canceled" // an edit of the rule, Resume from now, or Delete came first
 )
 
 // An Entry is a row of a schedule's history: of one run, or of ticks that were passed over at once.
@@ -30,7 +30,7 @@ type Entry struct {
 	Until     time.Time `json:"until"`        // of a run, the tick
 	Ticks     int64     `json:"ticks"`        // how many
 	Job       int64     `json:"job,omitzero"` // what ran besides, see Trigger, Backfill and Retry; 0: ticks of the rule
-	Fate      Fate      `json:"fate"`
+	Outcome   Outcome   `json:"outcome"`
 	Attempts  int       `json:"attempts"`            // of a run, how many there were; see Retry
 	Error     string    `json:"error"`               // of a dead one; its first 64 KiB, with U+FFFD for each NUL
 	Epoch     int64     `json:"epoch"`               // under which it ran; 0: nothing ran
@@ -74,7 +74,7 @@ func (s *Scheduler) trim(ctx context.Context, clock *serverClock) {
 				err = s.db.within(ctx, func(ctx context.Context) error { return s.db.sendPlace(ctx, s.db.pool, nil) })
 			}
 			if err != nil && !failing && ctx.Err() == nil {
-				s.log.Warn("schedule: cannot tidy up, again each minute", slog.Any("error", err))
+				s.log.Warn("schedule: history not trimmed, retried each minute", slog.Any("error", err))
 			}
 			failing = err != nil
 		} else {

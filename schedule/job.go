@@ -21,7 +21,7 @@ import (
 // Jobs puts jobs of one kind. A [Kind] has its methods, too. All methods are safe for concurrent use.
 //
 // A job is run as a tick of a schedule is: in a transaction with its entry in the history, under the guard of its key's partition, with its
-// kind's WithMaxAttempts and WithMaxCrashes. It has one fate: done, dead, lost or cancelled. A process that runs the group looks for jobs once a second, and
+// kind's WithMaxAttempts and WithMaxCrashes. It has one outcome: done, dead, lost or canceled. A process that runs the group looks for jobs once a second, and
 // at once when it is told of one that is due before that. A transaction that puts one may tell of it, with NOTIFY: so PostgreSQL does not
 // let it be prepared for a two-phase commit.
 type Jobs[Args any] struct {
@@ -267,17 +267,17 @@ type Job struct {
 	ID       int64     `json:"id"`
 	Name     string    `json:"name"` // its Unique key, or empty; of Trigger, Backfill and RetryTick the name of the schedule
 	Kind     string    `json:"kind"`
-	Fate     Fate      `json:"fate"`     // empty: it has not ended
+	Outcome  Outcome   `json:"outcome"`  // empty: it has not ended
 	At       time.Time `json:"at"`       // the time that it was put for
 	Attempts int       `json:"attempts"` // that have failed; of one that has ended, all
 	Error    string    `json:"error"`    // of the last attempt that failed; of one that is done it is empty
 	// What follows is of a job that has not ended.
-	Key     string          `json:"key"`
-	Trigger Trigger         `json:"trigger"`
-	Args    json.RawMessage `json:"args,omitempty"`
-	State   State           `json:"state"`
-	Due     time.Time       `json:"due,omitzero"` // when its owner looks at it next; zero: never
-	Waits   string          `json:"waits"`        // why the process that owns it cannot run it; empty: nothing is known against it
+	Key           string          `json:"key"`
+	Trigger       Trigger         `json:"trigger"`
+	Args          json.RawMessage `json:"args,omitempty"`
+	State         State           `json:"state"`
+	Due           time.Time       `json:"due,omitzero"`   // when its owner looks at it next; zero: never
+	BlockedReason string          `json:"blocked_reason"` // why the process that owns it cannot run it; empty: nothing is known against it
 	// What follows is of a job that has.
 	Epoch     int64     `json:"epoch"`               // under which it ran last; 0: it did not
 	StartedAt time.Time `json:"started_at,omitzero"` // zero: it did not
@@ -301,11 +301,11 @@ type State string
 
 // The states.
 const (
-	StatePlanned State = "planned" // it is not due
-	StateDue     State = "due"     // it is to begin now
-	StateRuns    State = "runs"
-	StateRetries State = "retries" // it failed, and is tried again when it is due
-	StateWaits   State = "waits"   // the process that owns it cannot run it
+	StatePlanned  State = "planned" // it is not due
+	StateDue      State = "due"     // it is to begin now
+	StateRunning  State = "running"
+	StateRetrying State = "retrying" // it failed, and is tried again when it is due
+	StateBlocked  State = "blocked"  // the process that owns it cannot run it
 )
 
 // A JobFilter says which jobs Jobs returns. What is empty means all.
@@ -320,7 +320,7 @@ type JobFilter struct {
 func (s *Scheduler) Jobs(ctx context.Context, filter JobFilter) iter.Seq2[Job, error] {
 	return pages(fmt.Sprintf("list jobs of group %q", s.db.group), int64(0), func(after int64) ([]*Job, error) {
 		switch filter.State {
-		case "", StatePlanned, StateDue, StateRuns, StateRetries, StateWaits:
+		case "", StatePlanned, StateDue, StateRunning, StateRetrying, StateBlocked:
 			return s.db.sendJobs(ctx, s.db.pool, filter, after)
 		}
 		return nil, fmt.Errorf("%q is none of the states", filter.State)

@@ -16,12 +16,12 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// fate waits until a job has ended.
-func (w *worker) fate(id int64) (j schedule.Job) {
+// outcome waits until a job has ended.
+func (w *worker) outcome(id int64) (j schedule.Job) {
 	w.t.Helper()
-	tests.Until(w.t, fmt.Sprintf("job %d has its fate", id), func() bool {
+	tests.Until(w.t, fmt.Sprintf("job %d has its outcome", id), func() bool {
 		j = tests.Must(w.Job(w.t.Context(), id))(w.t)
-		return j.Fate != ""
+		return j.Outcome != ""
 	})
 	return j
 }
@@ -61,19 +61,19 @@ func TestAJobRunsOnceAtItsTime(t *testing.T) {
 		return stop
 	}), stop)
 	for _, id := range []int64{now, past} {
-		j := w.fate(id)
-		expect(t, fmt.Sprint(j.Fate, j.Attempts), "done1", "fate and attempts")
+		j := w.outcome(id)
+		expect(t, fmt.Sprint(j.Outcome, j.Attempts), "succeeded1", "outcome and attempts")
 	}
 	db.looked()
 	expect(t, len(db.effects()), 2, "effects before the time of the others")
-	if j, err := w.Job(t.Context(), in); err != nil || j.Fate != "" || !j.Due.Equal(midnight.Add(2*time.Hour)) || string(j.Args) != `"in"` || j.Kind != "mail" {
+	if j, err := w.Job(t.Context(), in); err != nil || j.Outcome != "" || !j.Due.Equal(midnight.Add(2*time.Hour)) || string(j.Args) != `"in"` || j.Kind != "mail" {
 		t.Errorf("the job that waits is %+v, %v", j, err)
 	}
 	db.setClock(midnight.Add(time.Hour))
-	w.fate(at)
+	w.outcome(at)
 	db.setClock(midnight.Add(3 * time.Hour))
 	for _, id := range append(many, in) {
-		w.fate(id)
+		w.outcome(id)
 	}
 	got := db.effects()
 	slices.Sort(got)
@@ -83,7 +83,7 @@ func TestAJobRunsOnceAtItsTime(t *testing.T) {
 	wraps(t, "to get a job that never was", err, schedule.ErrNotFound)
 }
 
-// Whatever statement is lost: one effect, one fate.
+// Whatever statement is lost: one effect, one outcome.
 func TestAJobRunsOnceWhateverIsLost(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -98,11 +98,11 @@ func TestAJobRunsOnceWhateverIsLost(t *testing.T) {
 			want = append(want, fmt.Sprint(text, after))
 			w.wire.Lose(1, text, after)
 			id := tests.Must(mail.Enqueue(t.Context(), fmt.Sprint(text, after)))(t)
-			expect(t, w.fate(id).Fate, schedule.FateDone, fmt.Sprint("fate with ", text, after))
+			expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, fmt.Sprint("outcome with ", text, after))
 		}
 	}
 	expect(t, fmt.Sprint(db.effects()), fmt.Sprint(want), "effects")
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), int64(len(want)), "fates")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), int64(len(want)), "outcomes")
 }
 
 // Jobs fail, are tried again, and are discarded, as ticks are.
@@ -125,7 +125,7 @@ func TestJobsAreTriedAgain(t *testing.T) {
 		return nil
 	}, schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour)))
 	w.run()
-	want := map[string]string{"first": "done 1 ", "second": "done 2 ", "never": "dead 2 no paper, 2", "discard": "dead 1 wrong address"}
+	want := map[string]string{"first": "succeeded 1 ", "second": "succeeded 2 ", "never": "failed 2 no paper, 2", "discard": "failed 1 wrong address"}
 	ids := make(map[string]int64)
 	for name := range want {
 		ids[name] = tests.Must(mail.Enqueue(t.Context(), name))(t)
@@ -138,8 +138,8 @@ func TestJobsAreTriedAgain(t *testing.T) {
 	}
 	db.setClock(midnight.Add(2 * time.Hour))
 	for name, want := range want {
-		j := w.fate(ids[name])
-		expect(t, fmt.Sprint(string(j.Fate), " ", j.Attempts, " ", j.Error), want, name)
+		j := w.outcome(ids[name])
+		expect(t, fmt.Sprint(string(j.Outcome), " ", j.Attempts, " ", j.Error), want, name)
 	}
 	got := db.effects()
 	slices.Sort(got)
@@ -180,8 +180,8 @@ func TestUniqueJobs(t *testing.T) {
 	}
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	w.fate(id)
-	w.fate(other)
+	w.outcome(id)
+	w.outcome(other)
 	becomes(db, "all have ended", 0, "SELECT count(*) FROM pgleases.jobs")
 	got := db.effects()
 	slices.Sort(got)
@@ -190,7 +190,7 @@ func TestUniqueJobs(t *testing.T) {
 }
 
 // What happens to a job in the middle of its run.
-func TestJobsThatAreReplacedAndCancelledWhileTheyRun(t *testing.T) {
+func TestJobsThatAreReplacedAndCanceledWhileTheyRun(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
@@ -211,19 +211,19 @@ func TestJobsThatAreReplacedAndCancelledWhileTheyRun(t *testing.T) {
 	})
 	w.run()
 	id := tests.Must(mail.Enqueue(t.Context(), "replace", schedule.WithUnique("inv-7", schedule.Reject)))(t)
-	cancelled := tests.Must(mail.Enqueue(t.Context(), "cancel"))(t)
-	expect(t, w.fate(cancelled).Fate, schedule.FateCancelled, "fate")
+	canceled := tests.Must(mail.Enqueue(t.Context(), "cancel"))(t)
+	expect(t, w.outcome(canceled).Outcome, schedule.OutcomeCanceled, "outcome")
 	failed := tests.Must(mail.Enqueue(t.Context(), "replace and fail", schedule.WithUnique("inv-8", schedule.Reject)))(t)
 	became := func(job int64) string {
-		return one[string](db, "SELECT coalesce(string_agg(format('%s %s %s', fate, until - $2, again -> 'args'), ', ' ORDER BY id), '') FROM pgleases.history WHERE job = $1", job, midnight)
+		return one[string](db, "SELECT coalesce(string_agg(format('%s %s %s', outcome, until - $2, again -> 'args'), ', ' ORDER BY id), '') FROM pgleases.history WHERE job = $1", job, midnight)
 	}
 	tests.Until(t, "both have run", func() bool { return became(id) != "" && became(failed) != "" })
-	expect(t, became(id)+"; "+became(failed), `done 00:00:00 ; dead 00:00:00 "replace and fail"`, "what the history says of the runs before")
+	expect(t, became(id)+"; "+became(failed), `succeeded 00:00:00 ; failed 00:00:00 "replace and fail"`, "what the history says of the runs before")
 	db.setClock(midnight.Add(time.Hour))
-	tests.Until(t, "what replaced them has run", func() bool { return became(id) == "done 00:00:00 , done 01:00:00 " })
-	becomes(db, "and the other", 1, "SELECT count(*) FROM pgleases.history WHERE job = $1 AND fate = 'done'", failed)
+	tests.Until(t, "what replaced them has run", func() bool { return became(id) == "succeeded 00:00:00 , succeeded 01:00:00 " })
+	becomes(db, "and the other", 1, "SELECT count(*) FROM pgleases.history WHERE job = $1 AND outcome = 'succeeded'", failed)
 	expect(t, fmt.Sprint(db.effects()), "[replace replaced replaced]", "effects")
-	wraps(t, "to cancel it again", w.Cancel(t.Context(), cancelled), schedule.ErrNotFound)
+	wraps(t, "to cancel it again", w.Cancel(t.Context(), canceled), schedule.ErrNotFound)
 }
 
 // Of what is due the highest priority begins first, also where there is more of another than one look finds.
@@ -310,7 +310,7 @@ func TestWrongJobsAreRefused(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 0, "jobs")
 }
 
-// A schedule runs besides its ticks, when it is told to, and once more for ticks that have passed: with its arguments, under its key, and its ticks keep their fates.
+// A schedule runs besides its ticks, when it is told to, and once more for ticks that have passed: with its arguments, under its key, and its ticks keep their outcomes.
 func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -337,12 +337,12 @@ func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 	}
 	id := tests.Must(w.Trigger(t.Context(), "close"))(t)
 	expect(t, tests.Receive(t, "it is triggered", calls), call{"manual", "03:10", "00:00", "close", "books"}, "call")
-	j := w.fate(id)
-	expect(t, fmt.Sprint(j.Fate, j.Name), "doneclose", "fate and name")
+	j := w.outcome(id)
+	expect(t, fmt.Sprint(j.Outcome, j.Name), "succeededclose", "outcome and name")
 	ids := tests.Must(w.Backfill(t.Context(), "close", midnight.Add(-30*time.Minute), midnight.Add(2*time.Hour)))(t)
 	again := tests.Must(w.Backfill(t.Context(), "close", midnight, midnight.Add(3*time.Hour)))(t) // some perhaps still live
 	for _, id := range append(ids, again...) {
-		expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
+		expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
 	}
 	expect(t, len(ids), 3, "ticks")
 	for i, want := range []call{{"backfill", "00:00", "23:30", "close", "books"}, {"backfill", "01:00", "00:00", "close", "books"}, {"backfill", "02:00", "01:00", "close", "books"}} {
@@ -350,7 +350,7 @@ func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 	}
 	tests.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
 	db.setClock(midnight.Add(4 * time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 4})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 4})
 	_, err := w.Trigger(t.Context(), "nothing")
 	wraps(t, "to trigger what is not there", err, schedule.ErrNotFound)
 }
@@ -371,12 +371,12 @@ func TestAJobThatIsReplacedByALaterOneIsNotEarly(t *testing.T) {
 	tests.Must(schedule.JobsOf[string](enqueuer, "mail").Enqueue(t.Context(), "later", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.Replace)))(t)
 	close(end)
 	next := tests.Must(mail.Enqueue(t.Context(), "next"))(t)
-	w.fate(next)
+	w.outcome(next)
 	expect(t, fmt.Sprint(db.effects()), "[first next]", "effects")
 	db.setClock(midnight.Add(time.Hour))
 	next = tests.Must(mail.Enqueue(t.Context(), "last", schedule.WithPriority(0)))(t)
-	w.fate(next)
-	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
+	w.outcome(next)
+	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
 	expect(t, fmt.Sprint(db.effects()), "[first next later last]", "effects")
 }
 
@@ -396,7 +396,7 @@ func TestAJobThatIsThereIsNotLocked(t *testing.T) {
 	_, err := mail.EnqueueTx(t.Context(), tx, "third", schedule.WithUnique("inv-7", schedule.Reject))
 	wraps(t, "to put it again", err, schedule.ErrExists)
 	close(end)
-	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
+	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
 	tests.Must(mail.EnqueueTx(t.Context(), tx, "fourth", schedule.WithUnique("inv-7", schedule.Reject)))(t) // the key is free
 	tests.OK(t, tx.Commit(t.Context()))
 	tests.Until(t, "both have run", func() bool { return fmt.Sprint(db.effects()) == "[first fourth]" })
@@ -418,7 +418,7 @@ func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
 		time.Date(1, 1, 1, 12, 0, 0, 0, time.UTC), time.Date(1850, 1, 1, 0, 0, 0, 0, time.UTC), midnight.In(time.FixedZone("", 25*60*60)),
 	} {
 		id := tests.Must(mail.Enqueue(t.Context(), at.String(), schedule.WithTime(at)))(t)
-		if j := w.fate(id); !j.At.Equal(at) || j.Fate != schedule.FateDone {
+		if j := w.outcome(id); !j.At.Equal(at) || j.Outcome != schedule.OutcomeSucceeded {
 			t.Errorf("the job of %v is %+v", at, j)
 		}
 	}
@@ -488,9 +488,9 @@ func TestWhatIsPutWhileTheNumberOfPartitionsChangesRuns(t *testing.T) {
 			start(test.to)
 			becomes(db, "the number has changed", test.to, "SELECT partitions FROM pgleases.schedule_groups")
 			tests.OK(t, tx.Commit(t.Context()))
-			becomes(db, "all jobs are done", 20, "SELECT count(*) FROM pgleases.history WHERE fate = 'done' AND job IS NOT NULL")
+			becomes(db, "all jobs are done", 20, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded' AND job IS NOT NULL")
 			db.setClock(midnight.Add(time.Minute))
-			becomes(db, "all schedules have run", 21, "SELECT count(DISTINCT name) FROM pgleases.history WHERE fate = 'done' AND job IS NULL")
+			becomes(db, "all schedules have run", 21, "SELECT count(DISTINCT name) FROM pgleases.history WHERE outcome = 'succeeded' AND job IS NULL")
 		})
 	}
 }

@@ -28,7 +28,7 @@ type Run[Args any] struct {
 	Args    Args      // of the schedule
 	At      time.Time // the tick, or the time that a job was put for: what the run is for. Not the time at which it runs
 	From    time.Time // the last tick that was done, so that the window to work on is From to At; zero: none was.
-	Missed  int64     // how many ticks since the last fate this run stands for besides its own
+	Missed  int64     // how many ticks since the last outcome this run stands for besides its own
 	// from 1: which attempt at this tick it is, over all processes, see WithMaxAttempts. One that the database broke off, or whose process died, does not count
 	Attempt int
 	Crashes int // how many processes died while it ran, without the first
@@ -148,7 +148,7 @@ func (k *Kind[Args]) Add(name string, args Args, rule Rule, opts ...ScheduleOpti
 }
 
 // Put makes a schedule, or edits the one of the name in the group, which may be of another kind. Its first tick is the first of the rule after now. An edit of
-// the rule begins there too: ticks of the old rule that nobody has run are cancelled, but for one that runs now. Other edits hold from the next run on.
+// the rule begins there too: ticks of the old rule that nobody has run are canceled, but for one that runs now. Other edits hold from the next run on.
 // Where nothing is changed, nothing is written. A schedule that is paused stays so. One that the code declares is Put's from then on.
 func (k *Kind[Args]) Put(ctx context.Context, name string, args Args, rule Rule, opts ...ScheduleOption) error {
 	return k.put(ctx, k.scheduler.ownTx(ctx), name, args, rule, opts)

@@ -17,7 +17,7 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-type fates = map[schedule.Fate]int64
+type outcomes = map[schedule.Outcome]int64
 
 // Nobody runs for three days.
 func TestWhatBecomesOfTicksInAnOutage(t *testing.T) {
@@ -25,16 +25,16 @@ func TestWhatBecomesOfTicksInAnOutage(t *testing.T) {
 	db := newDatabase(t)
 	policies := map[string]struct {
 		opts []schedule.ScheduleOption
-		want fates
+		want outcomes
 	}{
-		"latest":                             {nil, fates{schedule.FateMissed: 71, schedule.FateDone: 1}},
-		"latest, of the last minute":         {[]schedule.ScheduleOption{schedule.WithGrace(time.Minute)}, fates{schedule.FateMissed: 72}},
-		"latest, of the last hour":           {[]schedule.ScheduleOption{schedule.WithGrace(time.Hour)}, fates{schedule.FateMissed: 71, schedule.FateDone: 1}},
-		"none":                               {[]schedule.ScheduleOption{schedule.WithMissed(schedule.MissedNone)}, fates{schedule.FateMissed: 72}},
-		"none, but of the last hour":         {[]schedule.ScheduleOption{schedule.WithMissed(schedule.MissedNone), schedule.WithGrace(time.Hour)}, fates{schedule.FateMissed: 71, schedule.FateDone: 1}},
-		"all":                                {[]schedule.ScheduleOption{schedule.WithMissed(schedule.MissedAll)}, fates{schedule.FateDone: 72}},
-		"all, side by side with runs before": {[]schedule.ScheduleOption{schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer)}, fates{schedule.FateDone: 72}},
-		"all of a day":                       {[]schedule.ScheduleOption{schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(24 * time.Hour)}, fates{schedule.FateMissed: 48, schedule.FateDone: 24}},
+		"latest":                             {nil, outcomes{schedule.OutcomeMissed: 71, schedule.OutcomeSucceeded: 1}},
+		"latest, of the last minute":         {[]schedule.ScheduleOption{schedule.WithGrace(time.Minute)}, outcomes{schedule.OutcomeMissed: 72}},
+		"latest, of the last hour":           {[]schedule.ScheduleOption{schedule.WithGrace(time.Hour)}, outcomes{schedule.OutcomeMissed: 71, schedule.OutcomeSucceeded: 1}},
+		"none":                               {[]schedule.ScheduleOption{schedule.WithMissed(schedule.MissedNone)}, outcomes{schedule.OutcomeMissed: 72}},
+		"none, but of the last hour":         {[]schedule.ScheduleOption{schedule.WithMissed(schedule.MissedNone), schedule.WithGrace(time.Hour)}, outcomes{schedule.OutcomeMissed: 71, schedule.OutcomeSucceeded: 1}},
+		"all":                                {[]schedule.ScheduleOption{schedule.WithMissed(schedule.MissedAll)}, outcomes{schedule.OutcomeSucceeded: 72}},
+		"all, side by side with runs before": {[]schedule.ScheduleOption{schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer)}, outcomes{schedule.OutcomeSucceeded: 72}},
+		"all of a day":                       {[]schedule.ScheduleOption{schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(24 * time.Hour)}, outcomes{schedule.OutcomeMissed: 48, schedule.OutcomeSucceeded: 24}},
 	}
 	add := func(w *worker) {
 		k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
@@ -61,12 +61,12 @@ func TestWhatBecomesOfTicksInAnOutage(t *testing.T) {
 	add(w)
 	w.run()
 	for name, l := range ledgers {
-		l.settled(w.Scheduler).expectFates(policies[name].want)
+		l.settled(w.Scheduler).expectOutcomes(policies[name].want)
 	}
 	db.setClock(midnight.Add(outage + 30*time.Minute + 59*time.Second)) // a tick in time
 	for name, l := range ledgers {
-		policies[name].want[schedule.FateDone]++
-		l.settled(w.Scheduler).expectFates(policies[name].want)
+		policies[name].want[schedule.OutcomeSucceeded]++
+		l.settled(w.Scheduler).expectOutcomes(policies[name].want)
 	}
 }
 
@@ -85,7 +85,7 @@ func TestTheWorkForManyMissedTicksIsBounded(t *testing.T) {
 	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "each minute", args{}, schedule.Cron("* * * * *", "UTC"), schedule.WithMissed(schedule.MissedAll)))
 	db.setClock(midnight.Add(100_001 * time.Minute))
 	w.run()
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateMissed: 100_001 - 100, schedule.FateDone: 100})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 100_001 - 100, schedule.OutcomeSucceeded: 100})
 	expect(t, len(l.entries), 101, "rows of the history")
 }
 
@@ -96,10 +96,10 @@ func TestTicksWhileTheRunBeforeIsUnderWay(t *testing.T) {
 	w := newWorker(db)
 	began, end, handler := halting(func(r schedule.Run[args]) bool { return r.At.Equal(midnight.Add(time.Hour)) }, effect)
 	k := schedule.InTx(w.Scheduler, "books", handler)
-	want := map[string]fates{
-		"skip":       {schedule.FateDone: 2, schedule.FateSkipped: 3},
-		"buffer":     {schedule.FateDone: 3, schedule.FateMissed: 2},
-		"buffer all": {schedule.FateDone: 5},
+	want := map[string]outcomes{
+		"skip":       {schedule.OutcomeSucceeded: 2, schedule.OutcomeSkipped: 3},
+		"buffer":     {schedule.OutcomeSucceeded: 3, schedule.OutcomeMissed: 2},
+		"buffer all": {schedule.OutcomeSucceeded: 5},
 	}
 	skip, buffer, all := newLedger(db, "skip"), newLedger(db, "buffer"), newLedger(db, "buffer all")
 	tests.OK(t, k.Add("skip", args{}, hourly))
@@ -118,7 +118,7 @@ func TestTicksWhileTheRunBeforeIsUnderWay(t *testing.T) {
 	}
 	db.setClock(midnight.Add(5 * time.Hour))
 	for _, l := range []*ledger{skip, buffer, all} {
-		l.settled(w.Scheduler).expectFates(want[l.name])
+		l.settled(w.Scheduler).expectOutcomes(want[l.name])
 	}
 }
 
@@ -167,7 +167,7 @@ func TestAHandlerThatGoesOnAfterTheEndOfItsContextIsNamed(t *testing.T) {
 		schedule.WithTimeout(time.Millisecond))
 	tests.Must(stuck.Enqueue(t.Context(), args{}))(t)
 	w.run()
-	tests.Until(t, "it is named", func() bool { return log.count("a handler goes on although its context has ended") == 1 })
+	tests.Until(t, "it is named", func() bool { return log.count("handler still running after its context ended") == 1 })
 	expect(t, log.count("kind=stuck"), 1, "lines with the kind")
 	close(end)
 }
@@ -183,14 +183,14 @@ func TestAClockThatIsWrongForAMomentIsDoubted(t *testing.T) {
 	db.looked()
 	for i, wrong := range []time.Duration{8 * time.Hour, -8 * time.Hour} {
 		db.setClock(midnight.Add(wrong))
-		tests.Until(t, "it is doubted", func() bool { return log.count("has stepped") == i+1 && w.Stats().ClockDoubted })
+		tests.Until(t, "it is doubted", func() bool { return log.count("clock unstable") == i+1 && w.Stats().ClockUnstable })
 		db.looked()
-		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates by a clock that is wrong")
+		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes by a clock that is wrong")
 		db.setClock(midnight.Add(59*time.Minute + 40*time.Second))
-		tests.Until(t, "it is believed", func() bool { return log.count("believed again") == i+1 && !w.Stats().ClockDoubted })
+		tests.Until(t, "it is believed", func() bool { return log.count("clock trusted again") == i+1 && !w.Stats().ClockUnstable })
 	}
 	db.setClock(midnight.Add(60*time.Minute + 1*time.Second))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
 // The database's clock steps for good: forward, what it passes over is late; back, nothing runs a second time, and the schedule goes on when the clock is
@@ -203,20 +203,20 @@ func TestAClockThatStepsForGood(t *testing.T) {
 	l := w.runs(schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	db.looked()
 	db.setClock(midnight.Add(8 * time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 8})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 8})
 	for hour := range 9 {
 		db.setClock(midnight.Add(time.Duration(hour) * time.Hour))
-		tests.Until(t, "the step is believed", func() bool { return log.count("believed again") == hour+2 })
+		tests.Until(t, "the step is believed", func() bool { return log.count("clock trusted again") == hour+2 })
 		db.looked()
 		expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 8, "effects")
 	}
 	tests.OK(t, w.Pause(t.Context(), "close"))
 	db.setClock(midnight)
-	tests.Until(t, "the step is believed", func() bool { return log.count("believed again") == 11 })
+	tests.Until(t, "the step is believed", func() bool { return log.count("clock trusted again") == 11 })
 	tests.OK(t, w.Resume(t.Context(), "close", schedule.FromNow)) // neither runs, nor cancels, what has run
 	db.looked()
 	db.setClock(midnight.Add(9 * time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 9})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 9})
 }
 
 // A schedule is committed long after it was written: the instant at which it is due is far behind.
@@ -234,7 +234,7 @@ func TestAScheduleThatIsCommittedLateIsFound(t *testing.T) {
 		db.looked()
 		return err
 	}))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateMissed: 2, schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1})
 }
 
 // While the clock is behind, a schedule in Tokyo becomes one in UTC: what the clocks of Tokyo showed at its last tick is none of that rule's.
@@ -249,7 +249,7 @@ func TestAnotherZoneWhileTheClockIsBehind(t *testing.T) {
 	db.setClock(midnight.Add(30 * time.Minute))
 	tests.OK(t, k.Put(t.Context(), "close", args{}, schedule.Cron("0 0-22 * * *", "UTC")))
 	db.setClock(midnight.Add(2 * time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 }
 
 // The clock is wrong by eight hours when a run ends: what it says then does not make the ticks of those hours skipped.
@@ -273,13 +273,13 @@ func TestAClockThatIsWrongWhenARunEnds(t *testing.T) {
 	db.setClock(midnight.Add(40 * time.Second))
 	tests.Receive(t, "it runs", began)
 	db.setClock(midnight.Add(8 * time.Hour))
-	tests.Until(t, "it is doubted", func() bool { return log.count("has stepped") == 1 })
+	tests.Until(t, "it is doubted", func() bool { return log.count("clock unstable") == 1 })
 	close(end)
 	becomes(db, "the run has ended", 1, "SELECT count(*) FROM pgleases.history")
 	db.setClock(midnight.Add(40 * time.Second))
-	tests.Until(t, "it is believed", func() bool { return log.count("believed again") == 1 })
+	tests.Until(t, "it is believed", func() bool { return log.count("clock trusted again") == 1 })
 	db.setClock(midnight.Add(80 * time.Second))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 }
 
 // The host's clock is set forward while the process runs: that moves nothing.
@@ -312,12 +312,12 @@ func TestATickThatIsHeldBackMakesNoneBeforeItTimely(t *testing.T) {
 	tests.OK(t, k.Put(t.Context(), name, args{}, hourly, schedule.WithJitter(50*time.Minute), schedule.WithGrace(15*time.Minute)))
 	db.setClock(midnight.Add(130 * time.Minute)) // 70 minutes after the tick of 1:00, which is run for 65
 	w.run()
-	becomes(db, "the tick of 1:00 has its fate", "missed", "SELECT coalesce(string_agg(fate, ' '), '') FROM pgleases.history")
+	becomes(db, "the tick of 1:00 has its outcome", "missed", "SELECT coalesce(string_agg(outcome, ' '), '') FROM pgleases.history")
 	db.setClock(due.Add(-3 * time.Second))
 	db.looked()
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 1, "fates while the tick of 2:00 is held back")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 1, "outcomes while the tick of 2:00 is held back")
 	db.setClock(due)
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateMissed: 1, schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 1, schedule.OutcomeSucceeded: 1})
 }
 
 // A look takes longer than it may where it is at everything, or at a partition that is new here, as where the dead entries of an index pile up: the other looks find what is due all the same.
@@ -341,9 +341,9 @@ func TestALookThatTakesTooLongStopsNobody(t *testing.T) {
 				}
 			}
 			w.run()
-			tests.Until(t, "a look took too long", func() bool { return log.count("cannot look for what is due") > 0 })
+			tests.Until(t, "a look took too long", func() bool { return log.count("poll failed") > 0 })
 			db.setClock(midnight.Add(time.Hour))
-			l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+			l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 		})
 	}
 }
@@ -366,7 +366,7 @@ func TestAJobThatIsCommittedLateIsFoundSoon(t *testing.T) {
 		}
 		return err
 	}))
-	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
+	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
 }
 
 // Far behind lie dead entries of the index, beside an old snapshot: it is looked there once a second, however often something is put.
@@ -380,7 +380,7 @@ func TestItIsLookedFarBehindOnceASecond(t *testing.T) {
 	w.run()
 	for range 5 {
 		id := tests.Must(mail.Enqueue(t.Context(), "now"))(t)
-		expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
+		expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
 	}
 	looked := func(where string) int64 {
 		return one[int64](db, "SELECT count(*) FROM public.looks WHERE since_us "+where+" $1", midnight.Add(-5*time.Second).UnixMicro())
@@ -408,12 +408,12 @@ func TestALookThatTakesTooLongOverWhatItLeavesOutStopsNobody(t *testing.T) {
 	tests.Must(books.EnqueueMany(t.Context(), make([]args, 250), schedule.WithJobKey("one")))(t)
 	w.run()
 	tests.Receive(t, "one runs", began)
-	tests.Until(t, "a look took too long", func() bool { return log.count("cannot look for what is due") > 0 })
+	tests.Until(t, "a look took too long", func() bool { return log.count("poll failed") > 0 })
 	for i := 0; ; i++ {
 		key := fmt.Sprint(i)
 		if one[bool](db, "SELECT pgleases.partition_for($1, 4) <> pgleases.partition_for('one', 4)", key) {
 			id := tests.Must(mail.Enqueue(t.Context(), "elsewhere", schedule.WithJobKey(key)))(t)
-			expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is in another partition")
+			expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of what is in another partition")
 			break
 		}
 	}
@@ -462,6 +462,10 @@ func TestNothingWaitsForALook(t *testing.T) {
 	}
 	tests.OK(t, holder.Rollback(t.Context()))
 	for _, id := range ids {
-		tests.Until(t, "the job is done", func() bool { j, err := w.Job(t.Context(), id); tests.OK(t, err); return j.Fate == schedule.FateDone })
+		tests.Until(t, "the job is done", func() bool {
+			j, err := w.Job(t.Context(), id)
+			tests.OK(t, err)
+			return j.Outcome == schedule.OutcomeSucceeded
+		})
 	}
 }

@@ -34,13 +34,13 @@ type ledger struct {
 	entries []schedule.Entry
 }
 
-// settled waits until every tick up to now has its fate, and reads and checks the ledger.
+// settled waits until every tick up to now has its outcome, and reads and checks the ledger.
 func (l *ledger) settled(s *schedule.Scheduler) *ledger {
 	t := l.db.t
 	t.Helper()
 	now := one[time.Time](l.db, "SELECT now FROM public.test_clock")
 	should := l.should(l.begins, now)
-	tests.Until(t, fmt.Sprintf("all %d ticks of %q until %v have their fate", len(should), l.name, now), func() bool {
+	tests.Until(t, fmt.Sprintf("all %d ticks of %q until %v have their outcome", len(should), l.name, now), func() bool {
 		return one[int64](l.db, "SELECT coalesce(sum(ticks), 0)::bigint FROM pgleases.history WHERE name = $1 AND job IS NULL", l.name) >= int64(len(should))
 	})
 	l.entries = nil
@@ -71,19 +71,19 @@ func (l *ledger) check(now time.Time) {
 		if ticks := l.should(e.Since, e.Until); int64(len(ticks)) != e.Ticks {
 			t.Errorf("%q: an entry tells of %d ticks, and there were %d: %+v", l.name, e.Ticks, len(ticks), e)
 		}
-		if ran := e.Fate == schedule.FateDone || e.Fate == schedule.FateDead || e.Fate == schedule.FateLost; ran && e.Ticks != 1 || ran != (e.Epoch > 0) {
+		if ran := e.Outcome == schedule.OutcomeSucceeded || e.Outcome == schedule.OutcomeFailed || e.Outcome == schedule.OutcomeUnknown; ran && e.Ticks != 1 || ran != (e.Epoch > 0) {
 			t.Errorf("%q: a run of %d ticks: %+v", l.name, e.Ticks, e)
 		}
-		if e.Fate == schedule.FateDone {
+		if e.Outcome == schedule.OutcomeSucceeded {
 			done = append(done, e.Until.UTC().Format(time.RFC3339))
 		}
-		if e.Fate == schedule.FateLost {
+		if e.Outcome == schedule.OutcomeUnknown {
 			lost = append(lost, e.Until.UTC().Format(time.RFC3339))
 		}
 		sum += e.Ticks
 	}
 	if should := l.should(l.begins, now); int64(len(should)) != sum {
-		t.Errorf("%q: %d ticks until %v, and %d fates", l.name, len(should), now, sum)
+		t.Errorf("%q: %d ticks until %v, and %d outcomes", l.name, len(should), now, sum)
 	}
 	rows, _ := l.db.Query(context.Background(), `SELECT to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') FROM public.effects WHERE name = $1 ORDER BY at`, l.name)
 	effects := tests.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(t)
@@ -108,19 +108,19 @@ func (l *ledger) check(now time.Time) {
 	}
 }
 
-// fates counts the ticks of each fate.
-func (l *ledger) fates() map[schedule.Fate]int64 {
-	n := make(map[schedule.Fate]int64)
+// outcomes counts the ticks of each outcome.
+func (l *ledger) outcomes() map[schedule.Outcome]int64 {
+	n := make(map[schedule.Outcome]int64)
 	for _, e := range l.entries {
-		n[e.Fate] += e.Ticks
+		n[e.Outcome] += e.Ticks
 	}
 	return n
 }
 
-// expectFates expects all ticks to have these fates.
-func (l *ledger) expectFates(want map[schedule.Fate]int64) {
+// expectOutcomes expects all ticks to have these outcomes.
+func (l *ledger) expectOutcomes(want map[schedule.Outcome]int64) {
 	l.db.t.Helper()
-	expect(l.db.t, fmt.Sprint(l.fates()), fmt.Sprint(want), fmt.Sprintf("fates of %q", l.name))
+	expect(l.db.t, fmt.Sprint(l.outcomes()), fmt.Sprint(want), fmt.Sprintf("outcomes of %q", l.name))
 }
 
 func newLedger(db *database, name string) *ledger {
@@ -137,7 +137,7 @@ func (w *worker) runs(err error) *ledger {
 }
 
 // One statement after the other is lost, or its answer is, with the connection.
-func TestEveryTickHasItsFateAndItsEffectOnceWhateverStatementIsLost(t *testing.T) {
+func TestEveryTickHasItsOutcomeAndItsEffectOnceWhateverStatementIsLost(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
@@ -155,5 +155,5 @@ func TestEveryTickHasItsFateAndItsEffectOnceWhateverStatementIsLost(t *testing.T
 			}
 		}
 	}
-	l.expectFates(map[schedule.Fate]int64{schedule.FateDone: int64(now.Sub(midnight) / time.Hour)})
+	l.expectOutcomes(map[schedule.Outcome]int64{schedule.OutcomeSucceeded: int64(now.Sub(midnight) / time.Hour)})
 }

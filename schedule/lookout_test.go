@@ -67,7 +67,7 @@ func TestWhatIsPutWithoutAWordBehindAnotherIsFoundSoon(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	id := tests.Must(mail.Enqueue(t.Context(), "it has looked"))(t)
-	w.fate(id)
+	w.outcome(id)
 	now := one[time.Time](db, "SELECT clock_timestamp()")
 	db.exec("SELECT pgleases.schedule_tell('" + group + "')")
 	becomes(db, "it looks", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
@@ -85,7 +85,7 @@ func TestNoGroupIsUntoldForAnother(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	id := tests.Must(mail.Enqueue(t.Context(), "it has looked"))(t)
-	w.fate(id)
+	w.outcome(id)
 	other := one[string](db, "SELECT g FROM (SELECT 'group ' || n AS g FROM generate_series(1, 1000) AS n) AS s WHERE (hashtext(g) & 2147483647) % 24 = (hashtext($1) & 2147483647) % 24 LIMIT 1", group)
 	for n := range 3 { // one of which is in the same fifth of a second
 		db.exec(fmt.Sprintf(`SELECT pgleases.schedule_tell('%s');
@@ -102,7 +102,7 @@ func TestFewNotificationsAreSent(t *testing.T) {
 	mine := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	first := tests.Must(mine.Enqueue(t.Context(), "it owns the partition"))(t)
-	w.fate(first)
+	w.outcome(first)
 	conn := tests.Must(pgx.Connect(t.Context(), db.url))(t)
 	t.Cleanup(func() { tests.OK(t, conn.Close(context.Background())) })
 	channel := "pgleases_schedule_" + one[string](db, "SELECT pgleases.schedule_share($1)::text", group)
@@ -152,7 +152,7 @@ func TestALookIsNotBrokenOffWhateverTheDefaultOfTransactions(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	l := newLedger(db, "close")
-	db.exec("UPDATE pgleases.schedules SET waits = 'unknown', waits_since = (SELECT now FROM public.test_clock), due = due + interval '1 hour'; INSERT INTO pgleases.schedule_groups VALUES ('" + group + "', 4)") // so nothing moves to other partitions
+	db.exec("UPDATE pgleases.schedules SET blocked_reason = 'unknown', blocked_since = (SELECT now FROM public.test_clock), due = due + interval '1 hour'; INSERT INTO pgleases.schedule_groups VALUES ('" + group + "', 4)") // so nothing moves to other partitions
 	held := db.begin("SET TRANSACTION ISOLATION LEVEL READ COMMITTED; LOCK TABLE pgleases.schedules IN EXCLUSIVE MODE")
 	w.run()
 	db.blocked("a look waits", "schedule_look")
@@ -160,5 +160,5 @@ func TestALookIsNotBrokenOffWhateverTheDefaultOfTransactions(t *testing.T) {
 	tests.OK(t, held.Commit(t.Context()))
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler)
-	expect(t, log.count("cannot look"), 0, "looks that failed")
+	expect(t, log.count("poll failed"), 0, "looks that failed")
 }

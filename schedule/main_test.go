@@ -272,7 +272,7 @@ func (w *worker) has(name string) *worker {
 func (w *worker) waits(name, says string) {
 	w.t.Helper()
 	tests.Until(w.t, name+" waits", func() bool {
-		why := tests.Must(w.Get(w.t.Context(), name))(w.t).Waits
+		why := tests.Must(w.Get(w.t.Context(), name))(w.t).BlockedReason
 		return why != "" && strings.Contains(why, says)
 	})
 }

@@ -37,7 +37,7 @@ func (s *Scheduler) Pause(ctx context.Context, name string) error {
 type From int
 
 const (
-	FromNow From = iota // with the next tick; those that passed are cancelled
+	FromNow From = iota // with the next tick; those that passed are canceled
 	CatchUp             // with those that passed, as if nobody could run them until now: see Missed
 )
 
@@ -103,7 +103,7 @@ func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Tim
 	})
 }
 
-// Retry runs a job that is dead, lost or cancelled once more, now, or at its time where that is yet to come: as a new job with its kind,
+// Retry runs a job that is dead, lost or canceled once more, now, or at its time where that is yet to come: as a new job with its kind,
 // arguments, key, priority and time, whose id it returns, and with all attempts again. Once: the new one can be retried in its turn.
 // ErrNotFound where the group's history has no such job; ErrExists where a living job has its unique key.
 func (s *Scheduler) Retry(ctx context.Context, id int64) (retry int64, err error) {
@@ -111,18 +111,18 @@ func (s *Scheduler) Retry(ctx context.Context, id int64) (retry int64, err error
 }
 
 // RetryTick runs a schedule once more, now, for a tick that is dead or lost: as a job with the kind, the arguments and the key that the
-// schedule has now, whose id it returns. The tick keeps its fate. Once: the job can be retried in its turn. ErrNotFound where the group's
+// schedule has now, whose id it returns. The tick keeps its outcome. Once: the job can be retried in its turn. ErrNotFound where the group's
 // history has no such tick, or its schedule was deleted.
 func (s *Scheduler) RetryTick(ctx context.Context, name string, tick time.Time) (retry int64, err error) {
 	return first(s.change(ctx, "retry", fmt.Sprintf("tick %v of %s", tick, s.scheduleNamed(name)), &name, map[string]any{"tick": tick}, nil))
 }
 
-// RetryDead runs the ticks and jobs of a kind that became dead or lost since an instant once more, as RetryTick and Retry do: the oldest
+// RetryFailed runs the ticks and jobs of a kind that became dead or lost since an instant once more, as RetryTick and Retry do: the oldest
 // 10,000 that were not retried. It returns the new jobs, and how many ticks and jobs cannot be retried, because their schedule was deleted,
 // or a living job has their unique key.
-func (s *Scheduler) RetryDead(ctx context.Context, kind string, since time.Time) (ids []int64, refused int, err error) {
+func (s *Scheduler) RetryFailed(ctx context.Context, kind string, since time.Time) (ids []int64, refused int, err error) {
 	if err = checkName("kind", kind); err == nil {
-		ids, refused, err = s.send(ctx, "retry_dead", nil, map[string]any{"kind": kind, "since": since}, nil)
+		ids, refused, err = s.send(ctx, "retry_failed", nil, map[string]any{"kind": kind, "since": since}, nil)
 	}
 	if err != nil {
 		return nil, 0, fmt.Errorf("schedule: retry what is dead of kind %q of group %q: %w", kind, s.db.group, err)
@@ -178,15 +178,15 @@ func (s *Scheduler) send(ctx context.Context, verb string, name *string, what ma
 	return ids, refused, err
 }
 
-// passed counts the ticks of a schedule that have passed, and have no fate.
+// passed counts the ticks of a schedule that have passed, and have no outcome.
 func passed(r *record) (any, error) {
 	now := *r
-	fates, err := now.supersede(r, r.Clock)
+	outcomes, err := now.supersede(r, r.Clock)
 	if err != nil {
 		return nil, err
 	}
 	ticks := int64(0)
-	for _, f := range fates {
+	for _, f := range outcomes {
 		ticks += f.Ticks
 	}
 	return map[string]any{"until": now.Cursor, "ticks": ticks}, nil

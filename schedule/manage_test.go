@@ -63,7 +63,7 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	planned := tests.Must(k.Enqueue(t.Context(), args{}, schedule.WithDelay(1000*time.Hour)))(t)
 	dead := tests.Must(bad.Enqueue(t.Context(), args{}))(t)
 	w.run()
-	expect(t, w.fate(dead).Fate, schedule.FateDead, "fate of the job")
+	expect(t, w.outcome(dead).Outcome, schedule.OutcomeFailed, "outcome of the job")
 	closing, broken := newLedger(db, "close"), newLedger(db, "broken")
 	db.setClock(midnight.Add(time.Hour))
 	closing.settled(w.Scheduler)
@@ -76,27 +76,27 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	db.setClock(midnight.Add(2 * time.Hour))
 	db.looked()
 	tests.OK(t, m.Resume(t.Context(), "close", schedule.CatchUp))
-	closing.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
+	closing.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 	tests.OK(t, m.Pause(t.Context(), "close"))
 	db.setClock(midnight.Add(4 * time.Hour))
 	tests.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
 	tests.OK(t, m.Resume(t.Context(), "close", schedule.FromNow)) // it is not paused any more
-	closing.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2, schedule.FateCancelled: 2})
+	closing.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2, schedule.OutcomeCanceled: 2})
 	triggered := tests.Must(m.Trigger(t.Context(), "close"))(t)
-	expect(t, w.fate(triggered).Trigger, "", "trigger of what has ended")
+	expect(t, w.outcome(triggered).Trigger, "", "trigger of what has ended")
 	ids := tests.Must(m.Backfill(t.Context(), "close", midnight.Add(-time.Hour), midnight.Add(time.Hour)))(t)
 	expect(t, len(ids), 2, "jobs of a backfill")
 	none := tests.Must(m.Backfill(t.Context(), "close", midnight.Add(time.Minute), midnight.Add(2*time.Minute)))(t)
 	expect(t, len(none), 0, "jobs of a backfill without ticks")
 	for _, id := range ids {
-		expect(t, w.fate(id).Fate, schedule.FateDone, "fate of a backfill")
+		expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of a backfill")
 	}
 	tests.OK(t, m.Cancel(t.Context(), planned))
-	expect(t, w.fate(planned).Error, fmt.Sprintf("ann (%s): why", one[string](db, "SELECT session_user::text")), "why it was canceled")
+	expect(t, w.outcome(planned).Error, fmt.Sprintf("ann (%s): why", one[string](db, "SELECT session_user::text")), "why it was canceled")
 	retried := tests.Must(m.Retry(t.Context(), planned))(t)
 	tick := tests.Must(m.RetryTick(t.Context(), "broken", midnight.Add(time.Hour)))(t)
-	w.fate(tick)
-	again, refused, err := m.RetryDead(t.Context(), "mail", midnight)
+	w.outcome(tick)
+	again, refused, err := m.RetryFailed(t.Context(), "mail", midnight)
 	tests.OK(t, err)
 	expect(t, fmt.Sprint(len(again), refused), "4 0", "what is retried of a kind: a job, the job of a retry, and two ticks")
 	s := tests.Must(m.Get(t.Context(), "close"))(t)
@@ -117,7 +117,7 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	expect(t, one[string](db, `SELECT string_agg(concat_ws(' ', verb, nullif(name, ''), CASE WHEN schedule IS NOT NULL THEN 'id' END, CASE WHEN job IS NOT NULL THEN 'job' END, args - '{tick,after,since,job}'::text[]), ', ' ORDER BY id)
 		FROM pgleases.schedule_changes WHERE actor = concat('ann (', session_user, ')') AND reason = 'why'`),
 		`pause close id {}, resume close id {"catch_up": true}, pause close id {}, resume close id {"catch_up": false}, trigger close id job {}, backfill close id {"until": "2026-03-02T01:00:00Z"}, `+
-			`cancel job {}, retry job {}, retry broken id job {}, retry_dead {"kind": "mail", "refused": 0, "retried": 4}, delete close id {}, delete broken id {}`, "what is written down")
+			`cancel job {}, retry job {}, retry broken id job {}, retry_failed {"kind": "mail", "refused": 0, "retried": 4}, delete close id {}, delete broken id {}`, "what is written down")
 }
 
 // Nothing else is open to an operator: not the tables, not the change without a reason, and not the history beyond what a verb writes there.
@@ -128,7 +128,7 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	o := newOperator(db)
 	for _, statement := range []string{
-		"INSERT INTO pgleases.history (group_name) VALUES ('tests')", "UPDATE pgleases.history SET fate = 'done'", "DELETE FROM pgleases.history",
+		"INSERT INTO pgleases.history (group_name) VALUES ('tests')", "UPDATE pgleases.history SET outcome = 'succeeded'", "DELETE FROM pgleases.history",
 		"INSERT INTO pgleases.schedule_changes (actor) VALUES ('bob')", "UPDATE pgleases.schedule_changes SET actor = 'bob'", "DELETE FROM pgleases.schedule_changes",
 		"UPDATE pgleases.schedules SET args = '{}'", "DELETE FROM pgleases.schedules", "SELECT FROM pgleases.schedules FOR UPDATE",
 		"INSERT INTO pgleases.jobs (group_name) VALUES ('tests')", "UPDATE pgleases.jobs SET args = '{}'", "DELETE FROM pgleases.jobs",
@@ -155,11 +155,11 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 		{"move", `{}`, "", "why", "case not found"},
 		{"cancel", `{"job": 1}`, "", "why", "is of a schedule, or of jobs"}, // under the name of a schedule
 		{"pause", `{"job": 1}`, "", "why", "is of a schedule, or of jobs"},
-		{"delete", `{"seen": {"until": "2026-03-02T01:31:00Z", "ticks": 1}}`, "", "why", "cannot be cancelled"},
-		{"delete", `{"seen": {"until": "2026-03-01T23:59:00Z", "ticks": 1}}`, "", "why", "cannot be cancelled"},
-		{"delete", `{"seen": {"until": "2026-03-02T01:30:00Z", "ticks": -1}}`, "", "why", "cannot be cancelled"},
-		{"delete", `{"seen": {"ticks": 1}}`, "", "why", "cannot be cancelled"},
-		{"delete", `{"seen": {"until": "2026-03-02T01:30:00Z"}}`, "", "why", "cannot be cancelled"},
+		{"delete", `{"seen": {"until": "2026-03-02T01:31:00Z", "ticks": 1}}`, "", "why", "cannot be canceled"},
+		{"delete", `{"seen": {"until": "2026-03-01T23:59:00Z", "ticks": 1}}`, "", "why", "cannot be canceled"},
+		{"delete", `{"seen": {"until": "2026-03-02T01:30:00Z", "ticks": -1}}`, "", "why", "cannot be canceled"},
+		{"delete", `{"seen": {"ticks": 1}}`, "", "why", "cannot be canceled"},
+		{"delete", `{"seen": {"until": "2026-03-02T01:30:00Z"}}`, "", "why", "cannot be canceled"},
 		{"backfill", `{"seen": [{"begins": "2026-03-02T00:00:00Z", "at": "2026-03-02T01:00:00Z"}]}`, "", "why", "not all past"},
 		{"backfill", `{"seen": [{}]}`, "", "why", "not all past"},
 	} {
@@ -193,31 +193,31 @@ func TestManageRefusals(t *testing.T) {
 	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	done := tests.Must(mail.Enqueue(t.Context(), "done"))(t)
 	w.run()
-	w.fate(done)
+	w.outcome(done)
 	living := tests.Must(mail.Enqueue(t.Context(), "later", schedule.WithDelay(1000*time.Hour)))(t)
 	db.setClock(midnight.Add(time.Hour))
 	becomes(db, "a tick is done", 1, "SELECT count(*) FROM pgleases.history WHERE name = 'close'")
 	m, ctx := newOperator(db).manage("why", ""), t.Context()
 	backfill := func(name string, from, to time.Time) error { return second(m.Backfill(ctx, name, from, to)) }
-	_, _, kindErr := m.RetryDead(ctx, "", midnight)
+	_, _, kindErr := m.RetryFailed(ctx, "", midnight)
 	for says, err := range map[string]error{
-		`has no schedule "shut"`:                         m.Pause(ctx, "shut"),
-		`resume schedule "gone" of group "tests"`:        m.Resume(ctx, "gone", schedule.FromNow),
-		`delete schedule "gone" of group "tests"`:        m.Delete(ctx, "gone"),
-		`trigger schedule "gone" of group "tests"`:       second(m.Trigger(ctx, "gone")),
-		`backfill schedule "gone" of group "tests"`:      backfill("gone", midnight, midnight.Add(time.Hour)),
-		`of schedule "shut" of group "tests"`:            second(m.RetryTick(ctx, "shut", midnight)),
-		"is not in the history of group":                 second(m.RetryTick(ctx, "close", midnight.Add(time.Minute))),
-		"job 1000000 is not in the history":              second(m.Retry(ctx, 1000000)),
-		`has no job 1000000, or it has ended`:            m.Cancel(ctx, 1000000),
-		fmt.Sprintf(`has no job %d, or it has`, done):    m.Cancel(ctx, done),
-		"01:00:00+00 of schedule \"close\" is done":      second(m.RetryTick(ctx, "close", midnight.Add(time.Hour))),
-		"is done: To be retried":                         second(m.Retry(ctx, done)),
-		"has not ended":                                  second(m.Retry(ctx, living)),
-		"there is nothing after":                         backfill("close", midnight.Add(time.Hour), midnight.Add(time.Hour)),
-		"are not all past: it has come as far as":        backfill("close", midnight, midnight.Add(2*time.Hour)),
-		"there are more than 1000 ticks":                 backfill("close", midnight.AddDate(-1, 0, 0), midnight),
-		`retry what is dead of kind "" of group "tests"`: kindErr,
+		`has no schedule "shut"`:                                  m.Pause(ctx, "shut"),
+		`resume schedule "gone" of group "tests"`:                 m.Resume(ctx, "gone", schedule.FromNow),
+		`delete schedule "gone" of group "tests"`:                 m.Delete(ctx, "gone"),
+		`trigger schedule "gone" of group "tests"`:                second(m.Trigger(ctx, "gone")),
+		`backfill schedule "gone" of group "tests"`:               backfill("gone", midnight, midnight.Add(time.Hour)),
+		`of schedule "shut" of group "tests"`:                     second(m.RetryTick(ctx, "shut", midnight)),
+		"is not in the history of group":                          second(m.RetryTick(ctx, "close", midnight.Add(time.Minute))),
+		"job 1000000 is not in the history":                       second(m.Retry(ctx, 1000000)),
+		`has no job 1000000, or it has ended`:                     m.Cancel(ctx, 1000000),
+		fmt.Sprintf(`has no job %d, or it has`, done):             m.Cancel(ctx, done),
+		"01:00:00+00 of schedule \"close\" has outcome succeeded": second(m.RetryTick(ctx, "close", midnight.Add(time.Hour))),
+		"has outcome succeeded: To be retried":                    second(m.Retry(ctx, done)),
+		"has not ended":                                           second(m.Retry(ctx, living)),
+		"there is nothing after":                                  backfill("close", midnight.Add(time.Hour), midnight.Add(time.Hour)),
+		"are not all past: it has come as far as":                 backfill("close", midnight, midnight.Add(2*time.Hour)),
+		"there are more than 1000 ticks":                          backfill("close", midnight.AddDate(-1, 0, 0), midnight),
+		`retry what is dead of kind "" of group "tests"`:          kindErr,
 	} {
 		if err == nil || !strings.Contains(err.Error(), says) || errors.Is(err, schedule.ErrUnknown) {
 			t.Errorf("%v, want %q", err, says)
@@ -298,13 +298,13 @@ func TestRetry(t *testing.T) {
 	plain := first(mail.Enqueue(t.Context(), "plain", schedule.WithJobKey("ada"), schedule.WithPriority(3)))
 	unique := first(mail.Enqueue(t.Context(), "unique", schedule.WithUnique("inv-7", schedule.Reject)))
 	w.run()
-	expect(t, w.fate(plain).Fate, schedule.FateDead, "fate")
-	expect(t, w.fate(unique).Fate, schedule.FateDead, "fate")
+	expect(t, w.outcome(plain).Outcome, schedule.OutcomeFailed, "outcome")
+	expect(t, w.outcome(unique).Outcome, schedule.OutcomeFailed, "outcome")
 	db.setClock(midnight.Add(time.Hour))
 	becomes(db, "a tick is dead", 1, "SELECT count(*) FROM pgleases.history WHERE name = 'close'")
 	tests.OK(t, w.Pause(t.Context(), "close"))
 	again := first(w.Retry(t.Context(), plain)) // and is dead again
-	expect(t, w.fate(again).Fate, schedule.FateDead, "fate of what is still broken")
+	expect(t, w.outcome(again).Outcome, schedule.OutcomeFailed, "outcome of what is still broken")
 	w.close()
 	mended.Store(true)
 	w = newWorker(db)
@@ -320,19 +320,19 @@ func TestRetry(t *testing.T) {
 			t.Errorf("to retry what was: %v", err)
 		}
 	}
-	w.fate(first(w.Retry(t.Context(), again)))
+	w.outcome(first(w.Retry(t.Context(), again)))
 	expect(t, tests.Receive(t, "it runs", calls), call{"retry", "", "ada", "00:00", "00:00"}, "call")
 
 	other := first(mail.Enqueue(t.Context(), "fine", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.Reject)))
 	wraps(t, "to retry beside a living job of the key", second(w.Retry(t.Context(), unique)), schedule.ErrExists)
 	tests.OK(t, o.manage("not this one", "maria").Cancel(t.Context(), other))
-	if j := w.fate(other); j.Fate != schedule.FateCancelled || j.Error != fmt.Sprintf("maria (%s): not this one", one[string](db, "SELECT session_user::text")) || j.Kind != "mail" {
-		t.Errorf("the job that was cancelled is %+v", j)
+	if j := w.outcome(other); j.Outcome != schedule.OutcomeCanceled || j.Error != fmt.Sprintf("maria (%s): not this one", one[string](db, "SELECT session_user::text")) || j.Kind != "mail" {
+		t.Errorf("the job that was canceled is %+v", j)
 	}
-	w.fate(first(m.Retry(t.Context(), unique)))
+	w.outcome(first(m.Retry(t.Context(), unique)))
 	expect(t, tests.Receive(t, "it runs", calls), call{"retry", "inv-7", "inv-7", "00:00", "00:00"}, "call")
 
-	w.fate(first(w.RetryTick(t.Context(), "close", midnight.Add(time.Hour))))
+	w.outcome(first(w.RetryTick(t.Context(), "close", midnight.Add(time.Hour))))
 	expect(t, tests.Receive(t, "it runs", calls), call{"retry", "close", "books", "01:00", "00:00"}, "call")
 	if err := second(m.RetryTick(t.Context(), "close", midnight.Add(time.Hour))); err == nil || !strings.Contains(err.Error(), "was retried") {
 		t.Errorf("to retry a tick again: %v", err)
@@ -374,7 +374,7 @@ func TestRetryAtOnce(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 1, "jobs")
 }
 
-// The jobs that live, by kind, prefix and state; and what a cancelled one had behind it.
+// The jobs that live, by kind, prefix and state; and what a canceled one had behind it.
 func TestJobsAreListed(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -406,12 +406,12 @@ func TestJobsAreListed(t *testing.T) {
 		want   int
 	}{
 		{schedule.JobFilter{}, 602}, {schedule.JobFilter{Kind: "letters"}, 600}, {schedule.JobFilter{Prefix: "inv-"}, 2}, {schedule.JobFilter{Prefix: "inv-8"}, 1},
-		{schedule.JobFilter{State: schedule.StateRetries}, 1}, {schedule.JobFilter{State: schedule.StatePlanned}, 601}, {schedule.JobFilter{Kind: "mail", State: schedule.StateWaits}, 0},
+		{schedule.JobFilter{State: schedule.StateRetrying}, 1}, {schedule.JobFilter{State: schedule.StatePlanned}, 601}, {schedule.JobFilter{Kind: "mail", State: schedule.StateBlocked}, 0},
 	} {
 		n, _ := count(c.filter)
 		expect(t, n, c.want, fmt.Sprintf("jobs of %+v", c.filter))
 	}
-	_, j := count(schedule.JobFilter{State: schedule.StateRetries})
+	_, j := count(schedule.JobFilter{State: schedule.StateRetrying})
 	if j.ID != failing || j.Kind != "mail" || j.Name != "inv-7" || j.Trigger != schedule.TriggerJob || j.Attempts != 1 || j.Error != "no paper" || !j.Due.After(midnight) {
 		t.Errorf("the job is %+v", j)
 	}
@@ -424,7 +424,7 @@ func TestJobsAreListed(t *testing.T) {
 		}
 	}
 	tests.OK(t, w.Cancel(t.Context(), failing))
-	if j := w.fate(failing); j.Attempts != 1 || j.Error != "no paper" {
-		t.Errorf("the job that was cancelled is %+v", j)
+	if j := w.outcome(failing); j.Attempts != 1 || j.Error != "no paper" {
+		t.Errorf("the job that was canceled is %+v", j)
 	}
 }

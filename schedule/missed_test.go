@@ -75,7 +75,7 @@ func TestEachTickIsRunOrMissedOnce(t *testing.T) {
 		r, anchor, from := drawRule(t), drawInstant(t, "anchor"), drawInstant(t, "from")
 		missed := rapid.SampledFrom([]Missed{MissedLatest, MissedNone, MissedAll}).Draw(t, "policy")
 		grace := time.Duration(rapid.Int64Range(0, int64(30*24*time.Hour)).Draw(t, "grace"))
-		now, last, fates := from, Tick{At: from}, int64(0)
+		now, last, outcomes := from, Tick{At: from}, int64(0)
 		for range 10 {
 			now = now.Add(time.Duration(rapid.Int64Range(0, int64(20*24*time.Hour)).Draw(t, "later")))
 			due := r.Due(anchor, last, now, missed, grace)
@@ -83,7 +83,7 @@ func TestEachTickIsRunOrMissedOnce(t *testing.T) {
 				if first, _ := r.Next(anchor, last); first != due.Missed.First {
 					t.Fatalf("the first is %v, not %v", first, due.Missed.First)
 				}
-				fates, last = fates+n, due.Missed.Last
+				outcomes, last = outcomes+n, due.Missed.Last
 			}
 			for _, tick := range due.Run {
 				if next, _ := r.Next(anchor, last); next != tick {
@@ -92,17 +92,17 @@ func TestEachTickIsRunOrMissedOnce(t *testing.T) {
 				if grace > 0 && now.Sub(tick.At) > grace {
 					t.Fatalf("at %v the tick of %v is run", now, tick.At)
 				}
-				fates, last = fates+1, tick
+				outcomes, last = outcomes+1, tick
 			}
 			if next, ok := r.Next(anchor, last); ok && !next.At.After(now) {
-				t.Fatalf("at %v, %v has no fate", now, next)
+				t.Fatalf("at %v, %v has no outcome", now, next)
 			}
 			if len(due.Run) > 100 || missed != MissedAll && len(due.Run) > 1 {
 				t.Fatalf("%d are run", len(due.Run))
 			}
 		}
-		if want := r.Passed(anchor, Tick{At: from}, now).Count; fates != want {
-			t.Fatalf("%d of %d have a fate", fates, want)
+		if want := r.Passed(anchor, Tick{At: from}, now).Count; outcomes != want {
+			t.Fatalf("%d of %d have an outcome", outcomes, want)
 		}
 	})
 }

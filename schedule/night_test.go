@@ -40,18 +40,18 @@ func TestTheQueriesOfTheNightPassOverFew(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.exec(`INSERT INTO pgleases.schedule_groups VALUES ('tests', 4);
-		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered, failures, waits, paused_at)
+		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered, failures, blocked_reason, paused_at)
 		SELECT 'tests', n, n, n % 4, 'books', '{}', '@every 1h', now(), '{}', false, now(), now() + n * interval '1 second', 1, now(),
 		       CASE WHEN n = 1 THEN 3 ELSE 0 END, CASE WHEN n = 2 THEN 'why' END, CASE WHEN n = 3 THEN now() END
 		FROM generate_series(1, 10000) AS n;
-		INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, fate, ended_at)
-		SELECT n, 'tests', n, 'books', now(), now(), 1, CASE WHEN n % 1000 = 0 THEN 'dead' ELSE 'done' END, now() - (20000 - n) * interval '1 minute' FROM generate_series(1, 20000) AS n`)
+		INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, outcome, ended_at)
+		SELECT n, 'tests', n, 'books', now(), now(), 1, CASE WHEN n % 1000 = 0 THEN 'failed' ELSE 'succeeded' END, now() - (20000 - n) * interval '1 minute' FROM generate_series(1, 20000) AS n`)
 	db.exec("VACUUM ANALYZE pgleases.schedules, pgleases.history, pgleases.schedule_groups")
 	queries := queriesOfTheNight(t)
 	queries["one"] = "SELECT * FROM pgleases.schedules_status WHERE group_name = 'tests' AND name = '7'"
 	for heading, index := range map[string]string{
 		"one": "schedules_by_name", "Late schedules": "schedules_by_due", "What runs now": "schedules_by_due", "Who has too much to do": "schedules_by_due",
-		"Schedules that fail": "schedules_that_fail", "What waits, and why": "schedules_that_wait", "What is paused, and by whom": "schedules_paused",
+		"Schedules that fail": "schedules_that_fail", "What is blocked, and why": "schedules_blocked", "What is paused, and by whom": "schedules_paused",
 		"What has failed today": "history_failed", "What ran in the last hour": "history_by_time", "The longest runs of the day": "history_by_time", "What became of one": "history_by_name",
 	} {
 		rows := tests.Must(db.Query(t.Context(), "EXPLAIN "+queries[heading], pgx.QueryExecModeSimpleProtocol))(t)
@@ -88,7 +88,7 @@ func TestTheQueriesOfTheNightTell(t *testing.T) {
 			lines, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
 				var words []string
 				for i, v := range row.RawValues() {
-					if !slices.Contains([]string{"at", "since", "paused_at", "answered", "backend", "open_for", "lateness", "average", "longest", "took", "tick", "started_at", "done", "job", "owner", "actor", "args"}, row.FieldDescriptions()[i].Name) {
+					if !slices.Contains([]string{"at", "since", "paused_at", "answered", "backend", "open_for", "lateness", "average", "longest", "took", "tick", "started_at", "succeeded", "job", "owner", "actor", "args"}, row.FieldDescriptions()[i].Name) {
 						words = append(words, string(v))
 					}
 				}
@@ -145,26 +145,26 @@ func TestTheQueriesOfTheNightTell(t *testing.T) {
 	is("What runs now", "tests slow mail")
 	is("Who has too much to do", "tests 1 0")
 	is("Schedules that fail", "tests bad tick mail 1 planned no paper")
-	is("What waits, and why", `tests schedule kind "telegraph" is not registered 1 stranger`)
+	is("What is blocked, and why", `tests schedule kind "telegraph" is not registered 1 stranger`)
 	is("What is paused, and by whom", fmt.Sprintf("tests halted %s: a fire", one[string](db, "SELECT session_user::text")))
-	is("Jobs by what they do", "tests mail runs 1")
-	is("What became of one", "1 done 1  ")
+	is("Jobs by what they do", "tests mail running 1")
+	is("What became of one", "1 succeeded 1  ")
 	db.exec("UPDATE pgleases.history SET ended_at = now()") // of today, also where the tick was yesterday
-	is("What has failed today", "tests mail dead 2 0 no paper")
-	is("What ran in the last hour", "tests mail dead 2; tests mail done 1")
+	is("What has failed today", "tests mail failed 2 0 no paper")
+	is("What ran in the last hour", "tests mail failed 2; tests mail succeeded 1")
 	longest := tells("The longest runs of the day")
-	for _, want := range []string{"tests mail close done 1", "tests mail bad tick dead 1", "tests mail once dead 1"} {
+	for _, want := range []string{"tests mail close succeeded 1", "tests mail bad tick failed 1", "tests mail once failed 1"} {
 		if !strings.Contains(longest, want) {
 			t.Errorf("the longest runs are %q, without %q", longest, want)
 		}
 	}
 	delete(queries, "The longest runs of the day")
 	mended.Store(true)
-	ids, refused, err := o.manage("the mail server is back", "").RetryDead(t.Context(), "mail", midnight)
+	ids, refused, err := o.manage("the mail server is back", "").RetryFailed(t.Context(), "mail", midnight)
 	tests.OK(t, err)
 	expect(t, fmt.Sprint(len(ids), refused), "2 0", "retried and refused")
-	becomes(db, "what was dead is done", 2, "SELECT count(*) FROM pgleases.history AS h WHERE h.fate = 'done' AND h.job IN (SELECT retried FROM pgleases.history)")
-	is("What operators have changed", "retry_dead tests  the mail server is back; pause tests halted a fire")
+	becomes(db, "what was dead is done", 2, "SELECT count(*) FROM pgleases.history AS h WHERE h.outcome = 'succeeded' AND h.job IN (SELECT retried FROM pgleases.history)")
+	is("What operators have changed", "retry_failed tests  the mail server is back; pause tests halted a fire")
 	for heading := range queries {
 		t.Errorf("nobody looks at what %q tells", heading)
 	}

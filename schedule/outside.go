@@ -42,7 +42,7 @@ func AtLeastOnce[Args any](s *Scheduler, name string, handler func(ctx context.C
 
 // AtMostOnce registers a handler whose effects are outside of this database, and that is called once for each tick or job at most, whatever
 // happens. When it returns an error that is dead. Where its process dies or is cut off before what came of it is committed, that is lost,
-// see FateLost. A run that ends by WithDrainTimeout or WithTimeout has the fate that the handler's return tells: done for nil. It may return Snooze
+// see OutcomeUnknown. A run that ends by WithDrainTimeout or WithTimeout has the outcome that the handler's return tells: done for nil. It may return Snooze
 // where it has done nothing: then it is called again.
 //
 // That it is called is committed before with synchronous_commit on. A failover to a standby that replicates asynchronously may forget it,

@@ -51,7 +51,7 @@ func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 					tests.Until(t, "the message was lost: "+text, func() bool { return w.wire.Left() == 0 })
 				}
 			}
-			l.expectFates(fates{schedule.FateDone: int64(now.Sub(midnight) / time.Hour)}) // a run finds that it has begun itself
+			l.expectOutcomes(outcomes{schedule.OutcomeSucceeded: int64(now.Sub(midnight) / time.Hour)}) // a run finds that it has begun itself
 		})
 	}
 }
@@ -109,8 +109,8 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 	if again.key != mail.key || again.epoch <= mail.epoch || mail.key == "" || mail.key == pay.key {
 		t.Errorf("called with %+v, then with %+v", mail, again)
 	}
-	least.settled(other.Scheduler).expectFates(fates{schedule.FateDone: 1})
-	most.settled(other.Scheduler).expectFates(fates{schedule.FateLost: 1})
+	least.settled(other.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
+	most.settled(other.Scheduler).expectOutcomes(outcomes{schedule.OutcomeUnknown: 1})
 	expect(t, most.entries[0].Epoch, pay.epoch, "epoch of what is lost")
 	w.wire.Mend()
 	close(cut)
@@ -122,8 +122,8 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 	if next := tests.Receive(t, "the next tick", calls["mail"]); next.key == mail.key {
 		t.Errorf("two ticks have the key %s", next.key)
 	}
-	least.settled(other.Scheduler).expectFates(fates{schedule.FateDone: 2})
-	most.settled(other.Scheduler).expectFates(fates{schedule.FateLost: 1, schedule.FateDone: 1})
+	least.settled(other.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
+	most.settled(other.Scheduler).expectOutcomes(outcomes{schedule.OutcomeUnknown: 1, schedule.OutcomeSucceeded: 1})
 	expect(t, one[string](db, "SELECT string_agg(DISTINCT setting, ' ') FROM public.commits WHERE begun"), "on", "synchronous_commit before a call")
 	expect(t, one[bool](db, "SELECT count(*) > 0 FROM public.commits WHERE NOT begun"), true, "whether others were noted")
 }
@@ -152,10 +152,10 @@ func TestWhatWasBegunAndNotCalledIsNotLost(t *testing.T) {
 	becomes(db, "it has begun", true, "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))")
 	w.end()
 	tests.OK(t, begun.Rollback(t.Context()))
-	l.settled(start().Scheduler).expectFates(fates{schedule.FateDone: 3})
+	l.settled(start().Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 3})
 }
 
-// Handlers fail, and are asked to end. At least once: again, by its retries; at most once: that is its fate.
+// Handlers fail, and are asked to end. At least once: again, by its retries; at most once: that is its outcome.
 func TestCallsOutsideThatFail(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -185,11 +185,11 @@ func TestCallsOutsideThatFail(t *testing.T) {
 	tests.OK(t, pay.Put(t.Context(), "panic", args{}, hourly))
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	most.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1})
-	panics.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1})
+	most.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1})
+	panics.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1})
 	waitsForRetry(w, "mail", 1)
 	db.setClock(midnight.Add(62 * time.Minute))
-	least.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	least.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	for len(began) > 0 {
 		<-began
 	}
@@ -199,11 +199,11 @@ func TestCallsOutsideThatFail(t *testing.T) {
 	}
 	expect(t, one[int64](db, "SELECT sum(coalesce((trying ->> 'crashes')::int, 0))::bigint FROM pgleases.schedules"), 0, "crashes, where no owner before died")
 	w.close() // ends them at once
-	expect(t, one[string](db, "SELECT string_agg(name || ' ' || fate, ', ' ORDER BY name) FROM pgleases.history WHERE until = '2026-03-02 02:00 UTC'"), "panic dead, pay dead", "fates of what was asked to end")
+	expect(t, one[string](db, "SELECT string_agg(name || ' ' || outcome, ', ' ORDER BY name) FROM pgleases.history WHERE until = '2026-03-02 02:00 UTC'"), "panic failed, pay failed", "outcomes of what was asked to end")
 	next := newWorker(db)
 	schedule.AtLeastOnce(next.Scheduler, "mail", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) })
 	next.run()
-	least.settled(next.Scheduler).expectFates(fates{schedule.FateDone: 2})
+	least.settled(next.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 }
 
 // Jobs of such kinds; and Guarded in a transaction, which is refused.
@@ -222,12 +222,12 @@ func TestJobsOutside(t *testing.T) {
 	w.run()
 	a := tests.Must(mail.Enqueue(t.Context(), "a"))(t)
 	b := tests.Must(mail.Enqueue(t.Context(), "b"))(t)
-	expect(t, fmt.Sprint(w.fate(a).Fate, w.fate(b).Fate), "donedone", "fates")
+	expect(t, fmt.Sprint(w.outcome(a).Outcome, w.outcome(b).Outcome), "succeededsucceeded", "outcomes")
 	if a, b := <-keys, <-keys; a == b {
 		t.Errorf("two jobs have the key %s", a)
 	}
 	c := tests.Must(books.Enqueue(t.Context(), "c"))(t)
-	if j := w.fate(c); !strings.Contains(j.Error, "Guarded is for") {
+	if j := w.outcome(c); !strings.Contains(j.Error, "Guarded is for") {
 		t.Errorf("Guarded in a transaction: %s", j.Error)
 	}
 }
@@ -243,7 +243,7 @@ func TestBothTransactionsBeforeACallAtMostOnceAreDurable(t *testing.T) {
 	w.wire.Count("synchronous_commit = on")
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	if n := w.wire.Counted(); n < 2 {
 		t.Errorf("synchronous_commit was set %d times", n)
 	}
@@ -269,7 +269,7 @@ func TestAnEditInTheMiddleOfACallOutside(t *testing.T) {
 	s := tests.Must(w.Get(t.Context(), "mail"))(t)
 	expect(t, s.Due.UTC(), midnight.Add(time.Hour), "when it is due")
 	close(end)
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	expect(t, len(began), 0, "further calls")
 }
 
@@ -287,7 +287,7 @@ func TestAnIdempotencyKeyIsOfOneJobAlsoWhereItsIDComesAgain(t *testing.T) {
 	send := func() (int64, string) {
 		id := tests.Must(mail.Enqueue(t.Context(), ""))(t)
 		key := tests.Receive(t, "it is called", keys)
-		w.fate(id)
+		w.outcome(id)
 		return id, key
 	}
 	id, key := send()
@@ -319,13 +319,13 @@ func TestTheOutcomeOfACallIsWrittenDownWhenTheDatabaseCan(t *testing.T) {
 	tests.OK(t, schedule.AtMostOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { called++; return nil }).Add("pay", args{}, hourly))
 	w.run().has("pay")
 	db.setClock(midnight.Add(time.Hour))
-	becomes(db, "it has its fate", 1, "SELECT count(*) FROM pgleases.history")
-	expect(t, one[string](db, "SELECT fate FROM pgleases.history"), "done", "fate")
+	becomes(db, "it has its outcome", 1, "SELECT count(*) FROM pgleases.history")
+	expect(t, one[string](db, "SELECT outcome FROM pgleases.history"), "succeeded", "outcome")
 	w.close()
 	expect(t, called, 1, "calls")
 }
 
-// What is deleted or cancelled while it is called has its fate by that: nothing is wrong with the call, and nothing runs again.
+// What is deleted or canceled while it is called has its outcome by that: nothing is wrong with the call, and nothing runs again.
 func TestWhatIsGoneWhenItsCallEndsIsNoFault(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -346,6 +346,6 @@ func TestWhatIsGoneWhenItsCallEndsIsNoFault(t *testing.T) {
 	tests.OK(t, w.Cancel(t.Context(), id))
 	close(let)
 	w.end()
-	expect(t, log.count("outcome not written down"), 0, "lines of outcomes that are not written down")
-	expect(t, one[string](db, "SELECT string_agg(fate, ' ') FROM pgleases.history"), "cancelled cancelled", "fates")
+	expect(t, log.count("outcome not recorded"), 0, "lines of outcomes that are not written down")
+	expect(t, one[string](db, "SELECT string_agg(outcome, ' ') FROM pgleases.history"), "canceled canceled", "outcomes")
 }

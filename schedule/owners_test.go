@@ -16,7 +16,7 @@ import (
 )
 
 // Owners of a dozen schedules die in a handler, at the commit, and between runs; close; and hand over while handlers run.
-func TestEveryTickHasItsFateAndItsEffectOnceWhoeverOwnsIt(t *testing.T) {
+func TestEveryTickHasItsOutcomeAndItsEffectOnceWhoeverOwnsIt(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	const schedules = 6
@@ -67,7 +67,7 @@ func TestEveryTickHasItsFateAndItsEffectOnceWhoeverOwnsIt(t *testing.T) {
 	}
 	for _, l := range ledgers {
 		l.settled(w.Scheduler)
-		l.expectFates(map[schedule.Fate]int64{schedule.FateDone: int64(now.Sub(midnight) / time.Hour)})
+		l.expectOutcomes(map[schedule.Outcome]int64{schedule.OutcomeSucceeded: int64(now.Sub(midnight) / time.Hour)})
 	}
 }
 
@@ -127,7 +127,7 @@ func TestAFrozenHandlerDoesNotCommit(t *testing.T) {
 	}
 	w.close()
 	db.setClock(midnight.Add(3 * time.Hour))
-	l.settled(other.Scheduler).expectFates(map[schedule.Fate]int64{schedule.FateDone: 3})
+	l.settled(other.Scheduler).expectOutcomes(map[schedule.Outcome]int64{schedule.OutcomeSucceeded: 3})
 }
 
 // An owner without its guard: its ownership ends between the start of the run and its first statement.
@@ -175,7 +175,7 @@ func TestAStatementOfADeadProcessHoldsNobodyUp(t *testing.T) {
 	other := newWorker(db)
 	tests.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly))
 	other.run()
-	l.settled(other.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	l.settled(other.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
 // ownsMany has a process run something in many partitions. It returns how many of them are noted as open, and a transaction that locks where they are.
@@ -191,7 +191,7 @@ func (w *worker) ownsMany() (opened int, locked pgx.Tx) {
 	w.run()
 	w.db.setClock(midnight.Add(time.Hour))
 	for _, l := range ledgers {
-		l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+		l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	}
 	opened = one[int](w.db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed")
 	if opened < 12 {
@@ -236,7 +236,7 @@ func TestAProcessThatOwnsNothingAnyMoreWaitsForNoClosing(t *testing.T) {
 	l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
 	db.looked()
 	db.setClock(midnight.Add(time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	w.wire.Mute("schedule_end")
 	w.stop()
 	tests.Until(t, "it fell silent", func() bool { return w.wire.Left() == 0 })
@@ -359,5 +359,5 @@ func TestWhoEndsKeepsOnlyThePartitionsOfItsRuns(t *testing.T) {
 	}
 	ending.ended <- nil // for close
 	becomes(db, "all are owned by the other", 4, "SELECT count(*) FROM pgleases.partitions WHERE owner_id <> $1", ending.client.ID())
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'"), 1, "runs that are done")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'"), 1, "runs that are done")
 }

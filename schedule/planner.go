@@ -153,7 +153,7 @@ func (p *planner) answer(ctx context.Context, q *poll) {
 	p.s.counts.poll(q.sent, q.err)
 	ok := p.poller.took(q)
 	if !ok && !p.failing && ctx.Err() == nil {
-		p.s.log.Warn("schedule: cannot look for what is due, again each second", slog.Any("error", store.Advised(q.err)))
+		p.s.log.Warn("schedule: poll failed, retried each second", slog.Any("error", store.Advised(q.err)))
 	}
 	p.failing = !ok
 	switch {
@@ -178,9 +178,9 @@ func (p *planner) trusts(shows, sent, answered time.Time) bool {
 	trusted := p.clock.heard(shows, sent, answered, p.s.times.clockDoubt)
 	switch {
 	case !trusted && !doubted:
-		p.s.log.Warn("schedule: the database's clock has stepped: nothing runs until it is believed", slog.Time("tells", shows), slog.Time("expected", expected))
+		p.s.log.Warn("schedule: clock unstable, runs suspended", slog.Time("shows", shows), slog.Time("expected", expected))
 	case trusted && doubted:
-		p.s.log.Warn("schedule: the database's clock is believed again", slog.Time("tells", shows), slog.Time("expected", expected))
+		p.s.log.Warn("schedule: clock trusted again", slog.Time("shows", shows), slog.Time("expected", expected))
 	}
 	return trusted
 }
@@ -200,7 +200,7 @@ func (p *planner) begin() time.Duration {
 			continue
 		}
 		if !p.queue.began(it, now) {
-			itemLogger(p.s.log, it).Warn("schedule: what may kill its process runs beside others, which have waited for it", slog.Int("crashes", it.Crashes))
+			itemLogger(p.s.log, it).Warn("schedule: crash suspect started beside other runs", slog.Int("crashes", it.Crashes))
 		}
 		go func() {
 			defer o.runs.Done()
@@ -213,7 +213,7 @@ func (p *planner) begin() time.Duration {
 func (p *planner) run(o *ownership, it item) result {
 	if err := p.crashes.open(o); err != nil {
 		if o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) {
-			itemLogger(p.s.log, it).Warn("schedule: not looked after, again soon", slog.Any("error", err))
+			itemLogger(p.s.log, it).Warn("schedule: run postponed", slog.Any("error", err))
 		}
 		return result{outcome: gone, from: it.due()}
 	}

@@ -24,8 +24,8 @@ func waitsForRetry(w *worker, name string, attempts int) (s schedule.Schedule) {
 	return s
 }
 
-// A run that fails is tried again after its pauses, by the database's clock. Meanwhile its tick has no fate, and the ticks that come find it under way. At last each
-// has exactly one fate.
+// A run that fails is tried again after its pauses, by the database's clock. Meanwhile its tick has no outcome, and the ticks that come find it under way. At last each
+// has exactly one outcome.
 func TestARunThatFailsIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -79,19 +79,19 @@ func TestARunThatFailsIsTriedAgain(t *testing.T) {
 		db.setClock(soonest.Add(-3 * time.Second))
 		db.looked()
 		expect(t, len(calls), 0, "calls before it is time")
-		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates until then")
+		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes until then")
 		now = latest
 	}
 	for _, name := range names {
-		becomes(db, "the tick of "+name+" has its fate", 1, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND attempts = 3", name)
+		becomes(db, "the tick of "+name+" has its outcome", 1, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND attempts = 3", name)
 	}
 	db.setClock(now.Truncate(time.Hour).Add(time.Hour))
 	under := int64(len(hours(first, now))) // ticks that came while the first was under way
-	for name, want := range map[string]fates{
-		"skip": {schedule.FateDone: 2, schedule.FateSkipped: under}, "buffer": {schedule.FateDone: 2 + under},
-		"dead": {schedule.FateDead: 1, schedule.FateDone: 1, schedule.FateSkipped: under},
+	for name, want := range map[string]outcomes{
+		"skip": {schedule.OutcomeSucceeded: 2, schedule.OutcomeSkipped: under}, "buffer": {schedule.OutcomeSucceeded: 2 + under},
+		"dead": {schedule.OutcomeFailed: 1, schedule.OutcomeSucceeded: 1, schedule.OutcomeSkipped: under},
 	} {
-		ledgers[name].settled(w.Scheduler).expectFates(want)
+		ledgers[name].settled(w.Scheduler).expectOutcomes(want)
 	}
 	expect(t, len(calls), 0, "further calls")
 }
@@ -133,11 +133,11 @@ func TestRetriesAreCountedOverProcessesAndLostAnswers(t *testing.T) {
 			w = start()
 		}
 	}
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1})
 	expect(t, l.entries[0].Attempts, 4, "attempts in the history")
 	w.wire.Lose(1, "commit", true) // of a run that is done: the next tick is told that it is its first attempt
 	db.setClock(midnight.Add(3 * time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1, schedule.FateDone: 2})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1, schedule.OutcomeSucceeded: 2})
 	expect(t, len(calls), 0, "further calls")
 }
 
@@ -168,7 +168,7 @@ func TestHandlersDiscardAndSnooze(t *testing.T) {
 	a, b := newLedger(db, "sleepy"), newLedger(db, "discards")
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	b.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1})
+	b.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1})
 	expect(t, len(discarded), 1, "calls of what was discarded")
 	if !strings.Contains(b.entries[0].Error, "wrong address") {
 		t.Errorf("error %q of what was discarded", b.entries[0].Error)
@@ -184,7 +184,7 @@ func TestHandlersDiscardAndSnooze(t *testing.T) {
 	db.looked()
 	expect(t, len(calls), 0, "calls while it snoozes")
 	db.setClock(due)
-	a.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	a.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	expect(t, tests.Receive(t, "a call", calls), 1, "attempt")
 	expect(t, a.entries[0].Attempts, 1, "attempts in the history")
 }
@@ -208,9 +208,9 @@ func TestSoManyDeadTicksInARowPauseASchedule(t *testing.T) {
 	}
 	tests.Until(t, "it is paused", paused)
 	db.looked()
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 4, "fates of what is paused") // dead, done, dead, dead
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 4, "outcomes of what is paused") // dead, done, dead, dead
 	tests.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 5, schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 5, schedule.OutcomeSucceeded: 1})
 	tests.Until(t, "it is paused again", paused)
 }
 
@@ -232,15 +232,15 @@ func TestEditsWhileATickWaitsForItsRetry(t *testing.T) {
 	}
 	edits := map[string]struct {
 		edit func(ctx context.Context, name string) error
-		want fates
+		want outcomes
 	}{
-		"new arguments": {func(ctx context.Context, name string) error { return k.Put(ctx, name, args{1}, hourly) }, fates{schedule.FateDone: 1}},
+		"new arguments": {func(ctx context.Context, name string) error { return k.Put(ctx, name, args{1}, hourly) }, outcomes{schedule.OutcomeSucceeded: 1}},
 		"another rule": {func(ctx context.Context, name string) error {
 			return k.Put(ctx, name, args{1}, schedule.Cron("0 0-22 * * *", "UTC"))
-		}, fates{schedule.FateCancelled: 1}},
-		"a pause":    {resumed(schedule.CatchUp), fates{schedule.FateDead: 1}},
-		"from now":   {resumed(schedule.FromNow), fates{schedule.FateCancelled: 1}},
-		"a deletion": {w.Delete, fates{schedule.FateCancelled: 1}},
+		}, outcomes{schedule.OutcomeCanceled: 1}},
+		"a pause":    {resumed(schedule.CatchUp), outcomes{schedule.OutcomeFailed: 1}},
+		"from now":   {resumed(schedule.FromNow), outcomes{schedule.OutcomeCanceled: 1}},
+		"a deletion": {w.Delete, outcomes{schedule.OutcomeCanceled: 1}},
 	}
 	ledgers := make(map[string]*ledger)
 	for name := range edits {
@@ -254,10 +254,10 @@ func TestEditsWhileATickWaitsForItsRetry(t *testing.T) {
 		tests.OK(t, e.edit(t.Context(), name))
 	}
 	db.looked()
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate <> 'cancelled'"), 0, "runs before it is time")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE outcome <> 'canceled'"), 0, "runs before it is time")
 	db.setClock(midnight.Add(110 * time.Minute))
 	for name, l := range ledgers {
-		l.settled(w.Scheduler).expectFates(edits[name].want)
+		l.settled(w.Scheduler).expectOutcomes(edits[name].want)
 	}
 }
 
@@ -272,12 +272,12 @@ func TestErrorsInLettersThatTheDatabaseDoesNotHave(t *testing.T) {
 	l := newLedger(db, "dead")
 	w.run().has("dead")
 	db.setClock(midnight.Add(time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1})
 	expect(t, l.entries[0].Error, `"\u043d\u0435\u0442 \u0431\u0443\u043c\u0430\u0433\u0438"`, "error")
 	expect(t, waitsForRetry(w, "again", 1).Error, l.entries[0].Error, "error")
 }
 
-// An edit keeps the schedule's row locked for longer than all that the end of a run waits for it: the tick gets its fate after that.
+// An edit keeps the schedule's row locked for longer than all that the end of a run waits for it: the tick gets its outcome after that.
 func TestAnEditThatTakesForEverMakesNoTickDead(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -289,9 +289,9 @@ func TestAnEditThatTakesForEverMakesNoTickDead(t *testing.T) {
 	edit := db.begin()
 	tests.OK(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
 	db.setClock(midnight.Add(time.Hour))
-	tests.Until(t, "the run was not committed, ten times", func() bool { return log.count("locked for too long") >= 10 })
+	tests.Until(t, "the run was not committed, ten times", func() bool { return log.count("locked by an edit") >= 10 })
 	tests.OK(t, edit.Rollback(t.Context()))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
 // The database's fault passes while a process starts: it starts all the same.

@@ -38,7 +38,7 @@ type news struct {
 
 // A result is what came of executing an item.
 type result struct {
-	outcome outcome
+	outcome attemptOutcome
 	again   *item     // when it is due again; nil: the next poll finds it, if it is
 	from    time.Time // an instant before which it is not due
 }
@@ -63,7 +63,7 @@ type execution struct {
 func (x *executor) execute(o *ownership, it item) result {
 	e := &execution{executor: x, o: o, item: it, kind: x.registry.kind(it.Kind), id: rand.Text(), from: it.due()}
 	if err := e.makeSlots(); err != nil {
-		e.logger().Warn("schedule: not looked after, again soon", slog.Any("error", err))
+		e.logger().Warn("schedule: run postponed", slog.Any("error", err))
 		return e.unsettled(gone)
 	}
 	defer e.freeSlot()
@@ -104,11 +104,11 @@ func (e *execution) took(a *attempt) {
 	if a.err != nil {
 		return
 	}
-	if a.row.Waits != nil && a.decided.Waits == nil {
+	if a.row.BlockedReason != nil && a.decided.BlockedReason == nil {
 		e.report(news{woke: e.o})
 	}
 	if a.outcome != callable && e.kind != nil {
-		e.kind.counts.wrote(a.decided.Fates)
+		e.kind.counts.wrote(a.decided.Outcomes)
 	}
 	if a.outcome == noted && a.decided.Trying.begun() == e.id {
 		e.begun = a
@@ -140,11 +140,11 @@ func (e *execution) giveUp(a *attempt) result {
 		e.recordFailure(e.o.ctx, a, changedItself{a.err})
 	case a.outcome == rowLocked:
 		e.logger().Warn(
-			"schedule: not committed, as its schedule was locked for too long by an edit, run again soon",
+			"schedule: run rolled back, schedule locked by an edit",
 			slog.String("name", a.row.Name), slog.Any("error", a.err),
 		)
 	case !a.called():
-		e.logger().Warn("schedule: not looked after, again soon", slog.Any("error", a.err))
+		e.logger().Warn("schedule: run postponed", slog.Any("error", a.err))
 	default:
 		if a.outcome == slowCommit {
 			a.err = timedOut{a.err}
@@ -168,7 +168,7 @@ func (e *execution) settled(a *attempt) result {
 }
 
 // unsettled is the result if the next poll is to find out.
-func (e *execution) unsettled(o outcome) result { return result{o, nil, e.from} }
+func (e *execution) unsettled(o attemptOutcome) result { return result{o, nil, e.from} }
 
 // recordFailure writes down what becomes of a run that failed, and reports whether it could.
 func (e *execution) recordFailure(life context.Context, a *attempt, err error) bool {
@@ -190,8 +190,8 @@ func (e *execution) recordFailure(life context.Context, a *attempt, err error) b
 	}
 	if written && a.decided.PausedAt != nil {
 		e.logger().Error(
-			"schedule: paused, as so many ticks in a row are dead", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
-			slog.Int("dead", *a.decided.Failures),
+			"schedule: paused after consecutive failures", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
+			slog.Int("failures", *a.decided.Failures),
 		)
 	}
 	return written
@@ -203,7 +203,7 @@ func (e *execution) logFailure(a *attempt, err error) {
 	case errors.As(err, new(snoozed)):
 	case a.decided.Trying != nil:
 		e.logger().Warn(
-			"schedule: run failed, and is tried again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
+			"schedule: run failed, retry planned", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
 			slog.Int("attempt", a.decided.Trying.Attempts), slog.Time("again", a.decided.Trying.Again), slog.Any("error", err),
 		)
 	default:
@@ -223,12 +223,12 @@ func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
 	err := e.db.repeat(life, maxOutcomes, passes, func() error { return e.write(life, a.row, a.decided.step) })
 	if err != nil && life.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) && !moved(err) {
 		e.logger().Warn(
-			"schedule: outcome not written down, run again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
+			"schedule: outcome not recorded, run repeated", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
 			slog.Any("error", err),
 		)
 	}
 	if err == nil {
-		e.kind.counts.wrote(a.decided.Fates)
+		e.kind.counts.wrote(a.decided.Outcomes)
 	}
 	return err == nil
 }
@@ -242,7 +242,7 @@ func (e *execution) takeBack() {
 	row, step, trying := *e.begun.row, e.begun.decided.step, *e.begun.decided.Trying
 	row.Cursor = step.Cursor // as it was written
 	trying.Run, trying.Called = "", 0
-	step.Trying, step.Fates = &trying, nil
+	step.Trying, step.Outcomes = &trying, nil
 	_ = e.db.repeat(e.o.life, maxBreaks, passing, func() error { return e.write(e.o.life, &row, step) })
 }
 
@@ -265,13 +265,13 @@ func itemLogger(log *slog.Logger, it item) *slog.Logger {
 // warnUnknown logs, once for each kind, that something of a kind that is not registered here has been
 // blocked for longer than a deploy may take to start a process that knows it.
 func (e *execution) warnUnknown(r *record) {
-	if r.WaitsSince == nil || r.Clock.Sub(*r.WaitsSince) < unknown {
+	if r.BlockedSince == nil || r.Clock.Sub(*r.BlockedSince) < unknown {
 		return
 	}
 	if names, first := e.registry.unknown(r.Kind); first {
 		e.logger().Warn(
-			"schedule: waits, as its kind is not registered in this process", slog.String("name", r.Name),
-			slog.Time("since", *r.WaitsSince), slog.Any("registered", names),
+			"schedule: blocked, kind not registered in this process", slog.String("name", r.Name),
+			slog.Time("since", *r.BlockedSince), slog.Any("registered", names),
 		)
 	}
 }

@@ -154,9 +154,9 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 		}
 	}
 	for _, l := range ledgers {
-		l.expectFates(map[schedule.Fate]int64{schedule.FateDead: 1, schedule.FateDone: 1})
-		if e := l.entries[1]; e.Fate != schedule.FateDead || e.Error == "" || !strings.Contains(e.Error, fails[l.name].says) {
-			t.Errorf("%s: %s with error %q, which does not say %q", l.name, e.Fate, e.Error, fails[l.name].says)
+		l.expectOutcomes(map[schedule.Outcome]int64{schedule.OutcomeFailed: 1, schedule.OutcomeSucceeded: 1})
+		if e := l.entries[1]; e.Outcome != schedule.OutcomeFailed || e.Error == "" || !strings.Contains(e.Error, fails[l.name].says) {
+			t.Errorf("%s: %s with error %q, which does not say %q", l.name, e.Outcome, e.Error, fails[l.name].says)
 		} else if len(e.Error) > 64<<10 {
 			t.Errorf("%s: %d bytes of its error are kept", l.name, len(e.Error))
 		}
@@ -186,8 +186,8 @@ func TestACommitMayTakeAsLongAsTheRun(t *testing.T) {
 		tests.Must(k.Enqueue(t.Context(), args{}))(t)
 	}
 	w.run()
-	for name, fate := range map[string]string{"slow": "done", "too slow": "dead"} {
-		becomes(db, name+" is "+fate, 1, "SELECT count(*) FROM pgleases.history WHERE kind = $1 AND fate = $2", name, fate)
+	for name, outcome := range map[string]string{"slow": "succeeded", "too slow": "failed"} {
+		becomes(db, name+" is "+outcome, 1, "SELECT count(*) FROM pgleases.history WHERE kind = $1 AND outcome = $2", name, outcome)
 	}
 	expect(t, one[string](db, "SELECT error FROM pgleases.history WHERE kind = 'too slow'")[:len(schedule.ErrTimeout.Error())], schedule.ErrTimeout.Error(), "error")
 	expect(t, one[int64](db, "SELECT count(*) FROM public.slow"), 1, "effects")
@@ -291,7 +291,7 @@ func TestARunThatCommitsItselfIsFoundOut(t *testing.T) {
 		tests.OK(t, k.Add(statement, args{}, hourly))
 		w.run().has(statement)
 		db.setClock(one[time.Time](db, "SELECT now FROM public.test_clock").Add(time.Hour))
-		becomes(db, "it has its fate", 1, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND fate = 'dead' AND error LIKE '%' || $2 || '%'", statement, says)
+		becomes(db, "it has its outcome", 1, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND outcome = 'failed' AND error LIKE '%' || $2 || '%'", statement, says)
 		expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE name = $1", statement), 1, "effects with "+statement)
 		w.close()
 	}
@@ -320,8 +320,8 @@ func TestASerializationFailureIsNoFailureOfTheRun(t *testing.T) {
 	tests.OK(t, k.Add("always", args{100}, hourly, schedule.WithKey("one")))
 	w.run().has("twice").has("always")
 	db.setClock(midnight.Add(time.Hour))
-	twice.settled(w.Scheduler).expectFates(map[schedule.Fate]int64{schedule.FateDone: 1})
-	always.settled(w.Scheduler).expectFates(map[schedule.Fate]int64{schedule.FateDead: 1})
+	twice.settled(w.Scheduler).expectOutcomes(map[schedule.Outcome]int64{schedule.OutcomeSucceeded: 1})
+	always.settled(w.Scheduler).expectOutcomes(map[schedule.Outcome]int64{schedule.OutcomeFailed: 1})
 	for range 2 * 3 {
 		expect(t, tests.Receive(t, "an attempt", attempts), 1, "attempt") // it does not count
 	}
@@ -329,14 +329,14 @@ func TestASerializationFailureIsNoFailureOfTheRun(t *testing.T) {
 }
 
 // Another step of the schedule, by whatever means, takes place in the middle of a run.
-func TestARunWhoseTickHasAFateAlreadyIsNotCommitted(t *testing.T) {
+func TestARunWhoseTickHasAOutcomeAlreadyIsNotCommitted(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		if r.At.Equal(midnight.Add(time.Hour)) {
 			db.exec(`UPDATE pgleases.schedules SET cursor = '2026-03-02 01:00 UTC', cursor_local = '2026-03-02 01:00';
-				INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, ended_at)
+				INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at)
 				SELECT id, group_name, name, '2026-03-02 00:00 UTC', '2026-03-02 01:00 UTC', 1, 'missed', now() FROM pgleases.schedules`)
 		}
 		return effect(ctx, tx, r)
@@ -345,7 +345,7 @@ func TestARunWhoseTickHasAFateAlreadyIsNotCommitted(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler)
 	db.setClock(midnight.Add(2 * time.Hour))
-	l.settled(w.Scheduler).expectFates(map[schedule.Fate]int64{schedule.FateMissed: 1, schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(map[schedule.Outcome]int64{schedule.OutcomeMissed: 1, schedule.OutcomeSucceeded: 1})
 }
 
 // Schedules under one key run one after the other, others side by side.
@@ -402,11 +402,11 @@ func TestARunThatDoesNotEndInTimeIsRunAgain(t *testing.T) {
 	if passed := time.Since(stopped); passed < 50*time.Millisecond {
 		t.Fatalf("it was told after %v, before the drain was over", passed)
 	}
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes")
 	next := newWorker(db)
 	tests.OK(t, schedule.InTx(next.Scheduler, "books", effect).Add("close", args{}, hourly))
 	next.run()
-	l.settled(next.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	l.settled(next.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
 // A schedule's row is locked by an edit, for longer than its run may take: that is none of the run's time.
@@ -428,7 +428,7 @@ func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 	becomes(db, "the end of the run waits for the edit", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
 		AND query LIKE '%schedule_done_tick%' AND clock_timestamp() - query_start > interval '2.5 s')`)
 	tests.OK(t, edit.Rollback(t.Context()))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
 // A connection is dropped without a word, at a statement of the scheduler's own: the run is done on another one.
@@ -446,7 +446,7 @@ func TestAConnectionThatFallsSilentHoldsUpNoRun(t *testing.T) {
 			w.wire.Mute(text)
 			db.setClock(midnight.Add(time.Hour))
 			tests.Until(t, "it fell silent", func() bool { return w.wire.Left() == 0 })
-			l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+			l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 		})
 	}
 }

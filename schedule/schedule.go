@@ -20,15 +20,15 @@ type Schedule struct {
 	Rule     string // as Parse reads it
 	Declared bool   // in the code, with Add
 	// DeclaredAt is when it was last noted that a process declares it: when one starts, and once a day; zero: no code declares it.
-	DeclaredAt time.Time
-	Cursor     time.Time // every tick up to this has its fate; where it lies ahead, the database's clock was set back
-	Due        time.Time // when its owner looks at it next; zero: never
-	Done       time.Time // the last tick that was done; zero: none was
-	PausedAt   time.Time // zero: it is not paused
-	Failures   int       // how many ticks in a row are dead since the last that was done, or since Resume
-	Attempts   int       // of the tick that is tried again at Due, how many have failed
-	Error      string    // of the last of them
-	Waits      string    // why the process that owns it cannot run it; empty: nothing is known against it
+	DeclaredAt    time.Time
+	Cursor        time.Time // every tick up to this has its outcome; where it lies ahead, the database's clock was set back
+	Due           time.Time // when its owner looks at it next; zero: never
+	Succeeded     time.Time // the last tick that succeeded; zero: none did
+	PausedAt      time.Time // zero: it is not paused
+	Failures      int       // how many ticks in a row are dead since the last that was done, or since Resume
+	Attempts      int       // of the tick that is tried again at Due, how many have failed
+	Error         string    // of the last of them
+	BlockedReason string    // why the process that owns it cannot run it; empty: nothing is known against it
 }
 
 func (r *record) schedule() Schedule {
@@ -36,7 +36,7 @@ func (r *record) schedule() Schedule {
 	for _, t := range []struct {
 		to   *time.Time
 		from *time.Time
-	}{{&s.Due, r.Due}, {&s.Done, r.Done}, {&s.PausedAt, r.PausedAt}} {
+	}{{&s.Due, r.Due}, {&s.Succeeded, r.Succeeded}, {&s.PausedAt, r.PausedAt}} {
 		if t.from != nil {
 			*t.to = *t.from
 		}
@@ -51,8 +51,8 @@ func (r *record) schedule() Schedule {
 			s.Error = *r.Trying.Error
 		}
 	}
-	if r.Waits != nil {
-		s.Waits = *r.Waits
+	if r.BlockedReason != nil {
+		s.BlockedReason = *r.BlockedReason
 	}
 	return s
 }
@@ -101,55 +101,55 @@ func (s *Scheduler) List(ctx context.Context, prefix string) iter.Seq2[Schedule,
 
 // A record is a schedule, as the database has it; or a job, which has some of that, and a time of its own.
 type record struct {
-	ID          int64           `json:"id"` // 0: it is new
-	Name        string          `json:"name"`
-	Key         string          `json:"key"`
-	Partition   int             `json:"partition"`
-	Kind        string          `json:"kind"`
-	Args        json.RawMessage `json:"args"`
-	Rule        string          `json:"rule"`
-	Anchor      time.Time       `json:"anchor"`
-	Policy      policy          `json:"policy"`
-	Declared    bool            `json:"declared"`
-	Cursor      time.Time       `json:"cursor"`
-	CursorLocal *time.Time      `json:"cursor_local"`
-	Due         *time.Time      `json:"due"`
-	Done        *time.Time      `json:"done"`
-	RanFrom     *time.Time      `json:"ran_from"`
-	RanUntil    *time.Time      `json:"ran_until"`
-	Trying      *trial          `json:"trying"`
-	Failures    int             `json:"failures"`
-	Revision    int64           `json:"revision"`
-	PausedAt    *time.Time      `json:"paused_at"`
-	Waits       *string         `json:"waits"`
-	WaitsSince  *time.Time      `json:"waits_since"`
-	Registered  time.Time       `json:"registered"`
-	Nonce       string          `json:"nonce,omitempty"` // names it for others than this database
-	Clock       time.Time       `json:"clock"`           // when it was read
-	Job         bool            `json:"job"`
-	Trigger     Trigger         `json:"trigger"`
-	Since       *time.Time      `json:"begins"`
-	At          time.Time       `json:"at"` // of a job: the time that it was put for
+	ID            int64           `json:"id"` // 0: it is new
+	Name          string          `json:"name"`
+	Key           string          `json:"key"`
+	Partition     int             `json:"partition"`
+	Kind          string          `json:"kind"`
+	Args          json.RawMessage `json:"args"`
+	Rule          string          `json:"rule"`
+	Anchor        time.Time       `json:"anchor"`
+	Policy        policy          `json:"policy"`
+	Declared      bool            `json:"declared"`
+	Cursor        time.Time       `json:"cursor"`
+	CursorLocal   *time.Time      `json:"cursor_local"`
+	Due           *time.Time      `json:"due"`
+	Succeeded     *time.Time      `json:"succeeded"`
+	RanFrom       *time.Time      `json:"ran_from"`
+	RanUntil      *time.Time      `json:"ran_until"`
+	Trying        *trial          `json:"trying"`
+	Failures      int             `json:"failures"`
+	Revision      int64           `json:"revision"`
+	PausedAt      *time.Time      `json:"paused_at"`
+	BlockedReason *string         `json:"blocked_reason"`
+	BlockedSince  *time.Time      `json:"blocked_since"`
+	Registered    time.Time       `json:"registered"`
+	Nonce         string          `json:"nonce,omitempty"` // names it for others than this database
+	Clock         time.Time       `json:"clock"`           // when it was read
+	Job           bool            `json:"job"`
+	Trigger       Trigger         `json:"trigger"`
+	Since         *time.Time      `json:"begins"`
+	At            time.Time       `json:"at"` // of a job: the time that it was put for
 
 	parsed *Rule // Rule, where that was parsed before
 }
 
 // A step is what close.sql writes.
 type step struct {
-	Cursor      time.Time  `json:"cursor"`
-	CursorLocal *time.Time `json:"cursor_local,omitempty"`
-	Due         *time.Time `json:"due,omitempty"`
-	Done        *time.Time `json:"done,omitempty"`
-	RanFrom     *time.Time `json:"ran_from,omitempty"`
-	RanUntil    *time.Time `json:"ran_until,omitempty"`
-	Trying      *trial     `json:"trying,omitempty"`
-	Failures    *int       `json:"failures,omitempty"`  // null: it changes nothing
-	PausedAt    *time.Time `json:"paused_at,omitempty"` // null: it does not pause it
-	Waits       *string    `json:"waits,omitempty"`
-	Fates       []fate     `json:"fates"`
+	Cursor        time.Time  `json:"cursor"`
+	CursorLocal   *time.Time `json:"cursor_local,omitempty"`
+	Due           *time.Time `json:"due,omitempty"`
+	Succeeded     *time.Time `json:"succeeded,omitempty"`
+	RanFrom       *time.Time `json:"ran_from,omitempty"`
+	RanUntil      *time.Time `json:"ran_until,omitempty"`
+	Trying        *trial     `json:"trying,omitempty"`
+	Failures      *int       `json:"failures,omitempty"`  // null: it changes nothing
+	PausedAt      *time.Time `json:"paused_at,omitempty"` // null: it does not pause it
+	BlockedReason *string    `json:"blocked_reason,omitempty"`
+	Outcomes      []newEntry `json:"outcomes"`
 }
 
-// A trial is a tick that was begun, and has no fate yet.
+// A trial is a tick that was begun, and has no outcome yet.
 type trial struct {
 	At       time.Time `json:"at"`
 	Local    time.Time `json:"local"`
@@ -181,12 +181,12 @@ func (t *trial) crashes() int {
 // chargedTo reports whether the last crash is that of an owner.
 func (t *trial) countedBy(epoch int64) bool { return t != nil && t.Epoch == epoch }
 
-// A fate is a row of the history, as it is written.
-type fate struct {
+// An outcome is a row of the history, as it is written.
+type newEntry struct {
 	Since     time.Time  `json:"since"`
 	Until     time.Time  `json:"until"`
 	Ticks     int64      `json:"ticks"`
-	Fate      Fate       `json:"fate"`
+	Outcome   Outcome    `json:"outcome"`
 	Error     *string    `json:"error,omitempty"`
 	Attempts  int        `json:"attempts"`
 	Epoch     *int64     `json:"epoch,omitempty"`

@@ -61,5 +61,5 @@ func (e *execution) freeSlot() {
 // waitForSlot leaves everything as it is, and says why.
 func (d *decision) waitForSlot(r *record, k *kind) {
 	*d = decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Due: r.Due, Trying: r.Trying}}
-	d.Waits = storableText(fmt.Errorf("as many runs of kind %q are under way as its limit allows", k.name))
+	d.BlockedReason = storableText(fmt.Errorf("as many runs of kind %q are under way as its limit allows", k.name))
 }

@@ -94,7 +94,7 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 				all = append(all, fmt.Sprint(i))
 			}
 			tests.Must(k.EnqueueMany(t.Context(), all))(t)
-			becomes(db, "all jobs are done", jobs, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'")
+			becomes(db, "all jobs are done", jobs, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
 			expect(t, len(db.effects()), jobs, "effects")
 			expect(t, g.highest(), 3, "runs at once, at most")
 		})
@@ -137,7 +137,7 @@ func TestSlotsOfAProcessThatIsCutOffAreFreeWhenItsWorkHasEnded(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL"), 1, "slots that are written into")
 	w.die()
 	start(false)
-	becomes(db, "all are done", 4, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'")
+	becomes(db, "all are done", 4, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
 	expect(t, fmt.Sprint(db.effects()), "[books books]", "effects of those in transactions")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots"), 2, "slots")
 	becomes(db, "all slots are free", 0, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL")
@@ -228,7 +228,7 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	}
 	tests.Must(books.EnqueueMany(t.Context(), many, schedule.WithPriority(3)))(t)
 	id := tests.Must(mail.Enqueue(t.Context(), "behind", schedule.WithPriority(3)))(t)
-	expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is behind those that wait")
+	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of what is behind those that wait")
 	db.setClock(midnight.Add(3*time.Hour + 30*time.Minute))
 	w.wire.Count("schedule_take")
 	h.quiet(db)
@@ -239,7 +239,7 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	for hour := range 4 {
 		close(h.of(hour))
 	}
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 3})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 3})
 	for _, e := range l.entries {
 		expect(t, e.Attempts, 1, "attempts")
 	}
@@ -255,21 +255,21 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	id := tests.Must(books.Enqueue(t.Context(), "makes the slots"))(t)
-	expect(t, w.fate(id).Fate, schedule.FateDone, "fate of the first")
+	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of the first")
 	other := db.begin("SELECT FROM pgleases.schedule_slots FOR UPDATE")
 	first := tests.Must(books.EnqueueMany(t.Context(), make([]string, 150)))(t)
 	began := time.Now()
 	w.wire.Count("schedule_take")
 	for range 20 {
 		id := tests.Must(mail.Enqueue(t.Context(), "beside"))(t)
-		expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is beside those that wait")
+		expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of what is beside those that wait")
 	}
 	// One tries each time that it is looked; each statement has its text twice where it is prepared.
 	if n, most := w.wire.Counted(), 50+4*int(time.Since(began)/(100*time.Millisecond)); n > most {
 		t.Errorf("a slot was asked for %d times, not %d at most", n, most)
 	}
 	tests.OK(t, other.Rollback(t.Context()))
-	becomes(db, "all are done", 171, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'")
+	becomes(db, "all are done", 171, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
 	e := tests.Must(w.Job(t.Context(), first[149]))(t)
 	expect(t, e.Attempts, 1, "attempts")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE attempts <> 1"), 0, "jobs that took more than one")
@@ -296,7 +296,7 @@ func TestWhatWaitsIsLeftOutOfEachLookUntilItRuns(t *testing.T) {
 			tests.Receive(t, "one runs", began)
 			tests.Until(t, "it is looked often", func() bool { return one[int64](db, "SELECT count(*) FROM public.looks WHERE leaves_out") >= 5 })
 			behind := tests.Must(schedule.InTx(w.Scheduler, "mail", note).Enqueue(t.Context(), "behind"))(t)
-			expect(t, w.fate(behind).Fate, schedule.FateDone, "fate of what is behind those that wait")
+			expect(t, w.outcome(behind).Outcome, schedule.OutcomeSucceeded, "outcome of what is behind those that wait")
 			expect(t, one[int64](db, "SELECT count(*) FROM public.looks WHERE NOT leaves_out AND n > (SELECT min(n) FROM public.looks WHERE leaves_out)"), 0, "looks that leave out nothing, after one that did")
 			close(goOn)
 			becomes(db, "all are found in the end", 0, "SELECT count(*) FROM pgleases.jobs")
@@ -366,7 +366,7 @@ func TestNoSlotStaysTakenWhateverIsLost(t *testing.T) {
 			}
 			done += 10
 			tests.Until(t, "the message was lost: "+text, func() bool { return w.wire.Left() == 0 })
-			becomes(db, "all are done after "+text, done, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'")
+			becomes(db, "all are done after "+text, done, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
 			becomes(db, "all slots are free after "+text, 0, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL")
 		}
 	}
@@ -385,7 +385,7 @@ func TestALimitThatIsNotReachedCostsLittle(t *testing.T) {
 		tests.Must(k.EnqueueMany(t.Context(), make([]string, jobs)))(t)
 	}
 	done := func(n int64) {
-		becomes(db, "all are done", n, "SELECT count(*) FROM pgleases.history WHERE fate = 'done' AND kind = 'limited'")
+		becomes(db, "all are done", n, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded' AND kind = 'limited'")
 	}
 	enqueue()
 	done(jobs) // the first run in a partition notes that, in a transaction of its own
@@ -448,7 +448,7 @@ func TestSlotsAreMadeUnderAnyDefaultOfTransactions(t *testing.T) {
 	tests.Must(held.Exec(t.Context(), "UPDATE pgleases.schedule_slots SET run = NULL"))(t) // as who frees one
 	tests.OK(t, held.Commit(t.Context()))
 	tests.Receive(t, "it is called", done)
-	expect(t, log.count("not looked after"), 0, "lines of runs that could not begin")
+	expect(t, log.count("run postponed"), 0, "lines of runs that could not begin")
 }
 
 func TestGroupsOnOnePoolLeaveHalfOfIt(t *testing.T) {
@@ -483,7 +483,7 @@ func TestGroupsOnOnePoolLeaveHalfOfIt(t *testing.T) {
 	db.looked()
 	expect(t, running.Load(), 2, "handlers at once of two groups on a pool of 6")
 	close(end)
-	becomes(db, "all are done", 12, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'")
+	becomes(db, "all are done", 12, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
 	stop()
 	tests.Receive(t, "the other group ends", ended)
 }

@@ -10,30 +10,30 @@ type Stats struct {
 	Partitions int // owned
 	Running    int // handlers under way, at most as many as WithMaxRunning says
 	// schedules and jobs that are due, and wait for one of those to end, or for a run under their key; of many, those that were found
-	Waiting      int
-	Suspects     int                  // schedules and jobs that are due soon, and are suspected of killing processes: see WithMaxCrashes
-	Looks        int64                // for what is due; about one each second
-	LooksFailed  int64                // of these
-	LookTime     time.Duration        // that all of them took
-	LookAge      time.Duration        // since the last that did not fail was sent, or since Run began; 0: Run is not under way
-	ClockOffset  time.Duration        // of the database's clock before that of this host; 0: it is not known yet
-	ClockDoubted bool                 // that clock has stepped: nothing runs until it is believed
-	Kinds        map[string]KindStats // by name, all that are registered. It is the caller's
+	Waiting       int
+	CrashSuspects int                  // schedules and jobs that are due soon, and are suspected of killing processes: see WithMaxCrashes
+	Polls         int64                // for what is due; about one each second
+	PollErrors    int64                // of these
+	PollTime      time.Duration        // that all of them took
+	SinceLastPoll time.Duration        // since the last that did not fail was sent, or since Run began; 0: Run is not under way
+	ClockOffset   time.Duration        // of the database's clock before that of this host; 0: it is not known yet
+	ClockUnstable bool                 // that clock has stepped: nothing runs until it is believed
+	Kinds         map[string]KindStats // by name, all that are registered. It is the caller's
 }
 
 // KindStats are the numbers of a kind. What this process wrote down is counted, of one tick or one job each. It is not counted where the
 // answer to its commit was lost.
 type KindStats struct {
-	Running  int      // handlers under way
-	Begun    int64    // calls of the handler, also again for the same tick
-	Retried  int64    // runs that failed, and are tried again: see WithMaxAttempts
-	Snoozed  int64    // runs that their handler has put off: see Snooze
-	Done     int64    // FateDone
-	Dead     int64    // FateDead
-	Lost     int64    // FateLost
-	Missed   int64    // FateMissed
-	Skipped  int64    // FateSkipped
-	Lateness Lateness // of the calls
+	Running   int      // handlers under way
+	Begun     int64    // calls of the handler, also again for the same tick
+	Retried   int64    // runs that failed, and are tried again: see WithMaxAttempts
+	Snoozed   int64    // runs that their handler has put off: see Snooze
+	Succeeded int64    // OutcomeSucceeded
+	Failed    int64    // OutcomeFailed
+	Unknown   int64    // OutcomeUnknown
+	Missed    int64    // OutcomeMissed
+	Skipped   int64    // OutcomeSkipped
+	Lateness  Lateness // of the calls
 }
 
 // Lateness tells how long after they were due handlers were called, by the database's clock: a tick is due at its time and its jitter, one
@@ -58,7 +58,7 @@ func LatenessBounds() []time.Duration {
 // Stats returns the scheduler's numbers now. It asks the database nothing, and waits for nothing. It is safe for concurrent use, also before Run and after it.
 func (s *Scheduler) Stats() Stats {
 	c := &s.counts
-	st := Stats{Looks: c.looks.Load(), LooksFailed: c.looksFailed.Load(), LookTime: time.Duration(c.lookTime.Load()), Kinds: s.registry.stats()}
+	st := Stats{Polls: c.polls.Load(), PollErrors: c.pollErrors.Load(), PollTime: time.Duration(c.pollTime.Load()), Kinds: s.registry.stats()}
 	for _, k := range st.Kinds {
 		st.Running += k.Running
 	}
@@ -66,30 +66,30 @@ func (s *Scheduler) Stats() Stats {
 	if p == nil {
 		return st
 	}
-	st.Waiting, st.Suspects = int(c.waiting.Load()), int(c.suspects.Load())
-	st.LookAge = time.Since(processStart) - time.Duration(c.polled.Load())
+	st.Waiting, st.CrashSuspects = int(c.waiting.Load()), int(c.suspects.Load())
+	st.SinceLastPoll = time.Since(processStart) - time.Duration(c.polled.Load())
 	st.Partitions = len(p.owned.all())
 	now := time.Now()
 	if server, known := p.clock.at(now); known {
 		st.ClockOffset = server.Round(0).Sub(now.Round(0)) // what the clocks show, not what has passed
 	}
-	st.ClockDoubted = p.clock.unstable()
+	st.ClockUnstable = p.clock.unstable()
 	return st
 }
 
 // counts are what Stats tells of a scheduler.
 type counts struct {
-	looks, looksFailed, lookTime atomic.Int64
-	polled                       atomic.Int64 // when the last look that did not fail was sent: how long after processStart
-	waiting, suspects            atomic.Int64
+	polls, pollErrors, pollTime atomic.Int64
+	polled                      atomic.Int64 // when the last look that did not fail was sent: how long after processStart
+	waiting, suspects           atomic.Int64
 }
 
 // poll counts a poll.
 func (c *counts) poll(sent time.Time, err error) {
-	c.looks.Add(1)
-	c.lookTime.Add(int64(time.Since(sent)))
+	c.polls.Add(1)
+	c.pollTime.Add(int64(time.Since(sent)))
 	if err != nil {
-		c.looksFailed.Add(1)
+		c.pollErrors.Add(1)
 		return
 	}
 	c.polled.Store(int64(sent.Sub(processStart)))
@@ -97,10 +97,10 @@ func (c *counts) poll(sent time.Time, err error) {
 
 // kindCounts are what Stats tells of a kind.
 type kindCounts struct {
-	running, begun, retried, snoozed  atomic.Int64
-	done, dead, lost, missed, skipped atomic.Int64
-	late                              [len(latenessBounds) + 1]atomic.Int64 // the last is of those beyond all bounds
-	lateSum                           atomic.Int64
+	running, begun, retried, snoozed            atomic.Int64
+	succeeded, failed, unknown, missed, skipped atomic.Int64
+	late                                        [len(latenessBounds) + 1]atomic.Int64 // the last is of those beyond all bounds
+	lateSum                                     atomic.Int64
 }
 
 // begin counts a call that is so late, until the returned function is called.
@@ -117,19 +117,19 @@ func (c *kindCounts) begin(late time.Duration) (end func()) {
 	return func() { c.running.Add(-1) }
 }
 
-// wrote counts fates that were committed.
-func (c *kindCounts) wrote(fates []fate) {
-	for _, f := range fates {
-		switch f.Fate {
-		case FateDone:
-			c.done.Add(f.Ticks)
-		case FateDead:
-			c.dead.Add(f.Ticks)
-		case FateLost:
-			c.lost.Add(f.Ticks)
-		case FateMissed:
+// wrote counts outcomes that were committed.
+func (c *kindCounts) wrote(outcomes []newEntry) {
+	for _, f := range outcomes {
+		switch f.Outcome {
+		case OutcomeSucceeded:
+			c.succeeded.Add(f.Ticks)
+		case OutcomeFailed:
+			c.failed.Add(f.Ticks)
+		case OutcomeUnknown:
+			c.unknown.Add(f.Ticks)
+		case OutcomeMissed:
 			c.missed.Add(f.Ticks)
-		case FateSkipped:
+		case OutcomeSkipped:
 			c.skipped.Add(f.Ticks)
 		}
 	}
@@ -138,7 +138,7 @@ func (c *kindCounts) wrote(fates []fate) {
 func (c *kindCounts) stats() KindStats {
 	k := KindStats{
 		Running: int(c.running.Load()), Begun: c.begun.Load(), Retried: c.retried.Load(), Snoozed: c.snoozed.Load(),
-		Done: c.done.Load(), Dead: c.dead.Load(), Lost: c.lost.Load(), Missed: c.missed.Load(), Skipped: c.skipped.Load(),
+		Succeeded: c.succeeded.Load(), Failed: c.failed.Load(), Unknown: c.unknown.Load(), Missed: c.missed.Load(), Skipped: c.skipped.Load(),
 		Lateness: Lateness{Sum: time.Duration(c.lateSum.Load())},
 	}
 	for i := range c.late {

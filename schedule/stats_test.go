@@ -13,7 +13,7 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// The numbers are those of what was done: runs under way, what waits, each fate, how late, looks, the clock.
+// The numbers are those of what was done: runs under way, what waits, each outcome, how late, looks, the clock.
 func TestStatsTellWhatWasDone(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -34,14 +34,14 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 	mail := schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, _ schedule.Run[args]) error { return handle(ctx) })
 	pay := schedule.AtMostOnce(w.Scheduler, "pay", func(ctx context.Context, _ schedule.Run[args]) error { return handle(ctx) })
 	tests.OK(t, books.Put(t.Context(), "close", args{}, hourly))
-	if s := w.Stats(); s.Looks != 0 || s.LookAge != 0 || s.ClockOffset != 0 || len(s.Kinds) != 3 || s.Kinds["books"].Begun != 0 || len(s.Kinds["mail"].Lateness.Within) != len(schedule.LatenessBounds()) {
+	if s := w.Stats(); s.Polls != 0 || s.SinceLastPoll != 0 || s.ClockOffset != 0 || len(s.Kinds) != 3 || s.Kinds["books"].Begun != 0 || len(s.Kinds["mail"].Lateness.Within) != len(schedule.LatenessBounds()) {
 		t.Errorf("before Run they are %+v", s)
 	}
 	w.run()
 	tests.Until(t, "it owns all", func() bool { return w.Stats().Partitions == 4 })
 	numbers := func(kind string) string {
 		k := w.Stats().Kinds[kind]
-		return fmt.Sprintf("%d run, %d begun, %d retried, %d snoozed, %d done, %d dead, %d lost, %d missed, %d skipped", k.Running, k.Begun, k.Retried, k.Snoozed, k.Done, k.Dead, k.Lost, k.Missed, k.Skipped)
+		return fmt.Sprintf("%d run, %d begun, %d retried, %d snoozed, %d succeeded, %d failed, %d unknown, %d missed, %d skipped", k.Running, k.Begun, k.Retried, k.Snoozed, k.Succeeded, k.Failed, k.Unknown, k.Missed, k.Skipped)
 	}
 	become := func(kind, want string) {
 		t.Helper()
@@ -66,7 +66,7 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 	tests.OK(t, books.Put(t.Context(), "other", args{}, schedule.Every(time.Minute)))
 	db.setClock(midnight.Add(3*time.Hour + 22*time.Minute))
 	tests.Until(t, "one runs and one waits", func() bool { s := w.Stats(); return s.Running == 1 && s.Waiting == 1 })
-	become("books", "1 run, 1 begun, 0 retried, 0 snoozed, 0 done, 0 dead, 0 lost, 0 missed, 0 skipped")
+	become("books", "1 run, 1 begun, 0 retried, 0 snoozed, 0 succeeded, 0 failed, 0 unknown, 0 missed, 0 skipped")
 	late := w.Stats().Kinds["books"].Lateness
 	for i, bound := range schedule.LatenessBounds() {
 		if want := bound >= 20*time.Minute; (late.Within[i] == 1) != want {
@@ -78,14 +78,14 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 	}
 	ends(nil)
 	tests.Receive(t, "the other runs", began)
-	become("books", "1 run, 2 begun, 0 retried, 0 snoozed, 1 done, 0 dead, 0 lost, 2 missed, 0 skipped")
+	become("books", "1 run, 2 begun, 0 retried, 0 snoozed, 1 succeeded, 0 failed, 0 unknown, 2 missed, 0 skipped")
 	tests.Until(t, "nothing waits", func() bool { return w.Stats().Waiting == 0 })
 	ends(errors.New("no paper"))
-	become("books", "0 run, 2 begun, 1 retried, 0 snoozed, 1 done, 0 dead, 0 lost, 3 missed, 0 skipped")
+	become("books", "0 run, 2 begun, 1 retried, 0 snoozed, 1 succeeded, 0 failed, 0 unknown, 3 missed, 0 skipped")
 	db.setClock(midnight.Add(3*time.Hour + 23*time.Minute + 30*time.Second))
 	tests.Receive(t, "it is tried again", began)
 	ends(schedule.Snooze(10 * time.Minute))
-	become("books", "0 run, 3 begun, 1 retried, 1 snoozed, 1 done, 0 dead, 0 lost, 3 missed, 0 skipped")
+	become("books", "0 run, 3 begun, 1 retried, 1 snoozed, 1 succeeded, 0 failed, 0 unknown, 3 missed, 0 skipped")
 	db.setClock(midnight.Add(3*time.Hour + 33*time.Minute + 40*time.Second))
 	tests.Receive(t, "it is tried again", began)
 	before := w.Stats().Kinds["books"].Lateness
@@ -93,17 +93,17 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 		t.Errorf("what is tried again was late by %+v", before)
 	}
 	ends(errors.New("no paper")) // for the second time
-	become("books", "0 run, 4 begun, 1 retried, 1 snoozed, 1 done, 1 dead, 0 lost, 3 missed, 11 skipped")
+	become("books", "0 run, 4 begun, 1 retried, 1 snoozed, 1 succeeded, 1 failed, 0 unknown, 3 missed, 11 skipped")
 	db.setClock(midnight.Add(3*time.Hour + 34*time.Minute + 10*time.Second))
 	tests.Receive(t, "the next tick runs", began)
 	ends(nil)
-	become("books", "0 run, 5 begun, 1 retried, 1 snoozed, 2 done, 1 dead, 0 lost, 3 missed, 11 skipped")
+	become("books", "0 run, 5 begun, 1 retried, 1 snoozed, 2 succeeded, 1 failed, 0 unknown, 3 missed, 11 skipped")
 	tests.OK(t, w.Delete(t.Context(), "other"))
 
 	tests.Must(mail.Enqueue(t.Context(), args{}, schedule.WithTime(midnight)))(t)
 	tests.Receive(t, "it is called", began)
 	ends(nil)
-	become("mail", "0 run, 1 begun, 0 retried, 0 snoozed, 1 done, 0 dead, 0 lost, 0 missed, 0 skipped")
+	become("mail", "0 run, 1 begun, 0 retried, 0 snoozed, 1 succeeded, 0 failed, 0 unknown, 0 missed, 0 skipped")
 	if late := w.Stats().Kinds["mail"].Lateness; late.Sum > time.Minute {
 		t.Errorf("a job that was put for an instant that had passed is %v late", late.Sum)
 	}
@@ -111,22 +111,22 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 	db.exec(`UPDATE pgleases.schedules SET due = '2026-03-02 04:00 UTC', trying = '{"at": "2026-03-02T04:00:00Z", "local": "2026-03-02T04:00:00Z", "began": "2026-03-02T04:00:00Z",
 		"again": "0001-01-01T00:00:00Z", "crashes": 1, "run": "another", "called": 7}' WHERE name = 'pay'`)
 	db.setClock(midnight.Add(4*time.Hour - time.Second))
-	tests.Until(t, "what is suspected is told", func() bool { return w.Stats().Suspects == 1 })
+	tests.Until(t, "what is suspected is told", func() bool { return w.Stats().CrashSuspects == 1 })
 	tests.OK(t, w.Delete(t.Context(), "close"))
 	db.setClock(midnight.Add(4 * time.Hour))
-	become("pay", "0 run, 0 begun, 0 retried, 0 snoozed, 0 done, 0 dead, 1 lost, 0 missed, 0 skipped")
+	become("pay", "0 run, 0 begun, 0 retried, 0 snoozed, 0 succeeded, 0 failed, 1 unknown, 0 missed, 0 skipped")
 
 	s := w.Stats()
-	if ahead := time.Until(midnight.Add(4 * time.Hour)); (s.ClockOffset-ahead).Abs() > time.Minute || s.ClockDoubted {
-		t.Errorf("the database's clock is told to be %v ahead, doubted: %v; it is %v", s.ClockOffset, s.ClockDoubted, ahead)
+	if ahead := time.Until(midnight.Add(4 * time.Hour)); (s.ClockOffset-ahead).Abs() > time.Minute || s.ClockUnstable {
+		t.Errorf("the database's clock is told to be %v ahead, doubted: %v; it is %v", s.ClockOffset, s.ClockUnstable, ahead)
 	}
-	if s.Looks < 3 || s.LookTime <= 0 || s.LookTime > time.Hour || s.LookAge <= 0 || s.LookAge > time.Minute || s.LooksFailed != 0 {
+	if s.Polls < 3 || s.PollTime <= 0 || s.PollTime > time.Hour || s.SinceLastPoll <= 0 || s.SinceLastPoll > time.Minute || s.PollErrors != 0 {
 		t.Errorf("the looks are %+v", s)
 	}
 	w.die()
-	tests.Until(t, "a look fails", func() bool { return w.Stats().LooksFailed > 0 })
+	tests.Until(t, "a look fails", func() bool { return w.Stats().PollErrors > 0 })
 	w.close()
-	if s := w.Stats(); s.LookAge != 0 || s.Partitions != 0 || s.Waiting != 0 || s.Kinds["books"].Done != 2 {
+	if s := w.Stats(); s.SinceLastPoll != 0 || s.Partitions != 0 || s.Waiting != 0 || s.Kinds["books"].Succeeded != 2 {
 		t.Errorf("after Run they are %+v", s)
 	}
 }

@@ -161,10 +161,10 @@ func (d *db) sendPlace(ctx context.Context, q querier, misplaced []subject) erro
 
 // inASCII writes the texts of errors so that every encoding of a database can keep them.
 func (st *step) inASCII() {
-	for i := range st.Fates {
-		st.Fates[i].Error = inASCII(st.Fates[i].Error)
+	for i := range st.Outcomes {
+		st.Outcomes[i].Error = inASCII(st.Outcomes[i].Error)
 	}
-	st.Waits = inASCII(st.Waits)
+	st.BlockedReason = inASCII(st.BlockedReason)
 	if st.Trying != nil {
 		t := *st.Trying
 		t.Error = inASCII(t.Error)
@@ -240,7 +240,7 @@ func (d *db) queueOpen(
 // sendClose closes a run, under limits of its own: those until then are the handler's. It commits the
 // transaction, and takes limit at most.
 func (d *db) sendClose(ctx context.Context, tx *transaction, r *record, run string, st step, limit time.Duration) error {
-	st.Fates = listed(st.Fates)
+	st.Outcomes = listed(st.Outcomes)
 	if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" { // and may not have the letters of an error
 		st.inASCII()
 	}
@@ -252,16 +252,16 @@ func (d *db) sendClose(ctx context.Context, tx *transaction, r *record, run stri
 		return nil
 	}
 	switch {
-	case r.Job && len(st.Fates) == 1 && st.Fates[0].Fate == FateDone:
-		f := st.Fates[0]
+	case r.Job && len(st.Outcomes) == 1 && st.Outcomes[0].Outcome == OutcomeSucceeded:
+		f := st.Outcomes[0]
 		batch.Queue(d.statements.DoneJob, r.ID, run, r.Revision, f.Attempts, f.Epoch, f.StartedAt.UnixMicro(), r.At).Exec(ended)
 	case r.Job:
-		for i := range st.Fates {
-			st.Fates[i].Key, st.Fates[i].Args = r.Key, r.Args
+		for i := range st.Outcomes {
+			st.Outcomes[i].Key, st.Outcomes[i].Args = r.Key, r.Args
 		}
 		batch.Queue(d.statements.CloseJob, r.ID, run, r.Revision, encode(st)).Exec(ended)
 	case st.onlyDone():
-		f := st.Fates[0]
+		f := st.Outcomes[0]
 		batch.Queue(
 			d.statements.Done, r.ID, run, r.Revision, r.Cursor, st.Cursor, shownMicro(*st.CursorLocal), st.Due, st.RanFrom, st.RanUntil,
 			f.Attempts, f.Epoch, f.StartedAt,
@@ -278,7 +278,7 @@ func (d *db) sendClose(ctx context.Context, tx *transaction, r *record, run stri
 
 // onlyDone reports whether one tick is done, and nothing else is to be written: what done.sql writes.
 func (st *step) onlyDone() bool {
-	return len(st.Fates) == 1 && st.Fates[0].Fate == FateDone && st.Trying == nil && st.Waits == nil && st.PausedAt == nil
+	return len(st.Outcomes) == 1 && st.Outcomes[0].Outcome == OutcomeSucceeded && st.Trying == nil && st.BlockedReason == nil && st.PausedAt == nil
 }
 
 // shownMicro is what clocks show, in microseconds since 1970 as if they were those of UTC.
@@ -339,8 +339,8 @@ func (d *db) sendGet(
 }
 
 // sendPut reports whether it is written: a new one is not where another transaction has made one of its name.
-func (d *db) sendPut(ctx context.Context, q querier, r *record, fates []fate) (written bool, err error) {
-	err = q.QueryRow(ctx, d.statements.Put, d.group, int32(d.partitions), encode(r), encode(listed(fates))).Scan(&written)
+func (d *db) sendPut(ctx context.Context, q querier, r *record, outcomes []newEntry) (written bool, err error) {
+	err = q.QueryRow(ctx, d.statements.Put, d.group, int32(d.partitions), encode(r), encode(listed(outcomes))).Scan(&written)
 	return written, err
 }
 
@@ -407,8 +407,8 @@ func collect[T any](ctx context.Context, q querier, statement string, args ...an
 	})
 }
 
-// listed is the fates as a list, also where there are none.
-func listed(fates []fate) []fate { return append([]fate{}, fates...) }
+// listed is the outcomes as a list, also where there are none.
+func listed(outcomes []newEntry) []newEntry { return append([]newEntry{}, outcomes...) }
 
 // decode returns nil for NULL.
 func decode[T any](text *string) (*T, error) {

@@ -69,7 +69,7 @@ func TestTheSettingsOfTheSessionDoNotMatter(t *testing.T) {
 	tests.OK(t, w.Pause(t.Context(), "close")) // writes the row as it was read
 	tests.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
 	db.setClock(midnight.Add(40 * time.Minute))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 }
 
 // Without a client schedules are managed, and not run.
@@ -85,7 +85,7 @@ func TestManageNeedsNoClient(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedules WHERE partition <> pgleases.partition_for(key, 7)"), 0, "schedules in a partition that is not theirs")
 	tests.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
 	db.setClock(midnight.Add(time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.clients"), 1, "clients")
 	if err := m.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "make it with New") {
 		t.Errorf("Run without a client: %v", err)

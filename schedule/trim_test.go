@@ -14,11 +14,11 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// kept is what the history has of a group, and from when on: "fate since count".
+// kept is what the history has of a group, and from when on: "outcome since count".
 func kept(db *database, group string) string {
-	return one[string](db, `SELECT coalesce(string_agg(format('%s %s-%s', fate, from_hour, to_hour), ', ' ORDER BY fate), '') FROM (
-		SELECT fate, min(h) AS from_hour, max(h) AS to_hour FROM (
-			SELECT fate, extract(epoch FROM until - $2::timestamptz)::int / 3600 AS h FROM pgleases.history WHERE group_name = $1) AS e GROUP BY fate) AS f`, group, midnight)
+	return one[string](db, `SELECT coalesce(string_agg(format('%s %s-%s', outcome, from_hour, to_hour), ', ' ORDER BY outcome), '') FROM (
+		SELECT outcome, min(h) AS from_hour, max(h) AS to_hour FROM (
+			SELECT outcome, extract(epoch FROM until - $2::timestamptz)::int / 3600 AS h FROM pgleases.history WHERE group_name = $1) AS e GROUP BY outcome) AS f`, group, midnight)
 }
 
 // Of 100 ticks each fifth fails. All entries are of the hour of their tick.
@@ -36,19 +36,19 @@ func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
 	tests.OK(t, k.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	w.run().has("close")
 	// Of another group, and of a schedule that is gone.
-	db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, ended_at)
-		SELECT 0, g, 'gone', until - interval '1 hour', until, 1, f, until FROM (VALUES ('other'), ('` + group + `')) AS groups (g), (VALUES ('done'), ('dead'), ('missed')) AS fates (f),
+	db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at)
+		SELECT 0, g, 'gone', until - interval '1 hour', until, 1, f, until FROM (VALUES ('other'), ('` + group + `')) AS groups (g), (VALUES ('succeeded'), ('failed'), ('missed')) AS outcomes (f),
 		generate_series(timestamptz '2026-02-20 00:00 UTC', '2026-03-02 00:00 UTC', interval '1 hour') AS until`)
 	others := kept(db, "other")
 	for hour := 1; hour <= 100; hour++ {
 		db.setClock(midnight.Add(time.Duration(hour) * time.Hour))
-		becomes(db, fmt.Sprintf("hour %d has its fate, and what is old is gone", hour), true, `SELECT (SELECT count(*) FROM pgleases.history WHERE name = 'close' AND until = $1) = 1
-			AND NOT EXISTS (SELECT FROM pgleases.history WHERE group_name = $2 AND ended_at < $1 - CASE fate WHEN 'dead' THEN interval '72:30' ELSE interval '24:30' END)`,
+		becomes(db, fmt.Sprintf("hour %d has its outcome, and what is old is gone", hour), true, `SELECT (SELECT count(*) FROM pgleases.history WHERE name = 'close' AND until = $1) = 1
+			AND NOT EXISTS (SELECT FROM pgleases.history WHERE group_name = $2 AND ended_at < $1 - CASE outcome WHEN 'failed' THEN interval '72:30' ELSE interval '24:30' END)`,
 			midnight.Add(time.Duration(hour)*time.Hour), group)
 	}
 	w.close()
-	expect(t, kept(db, group), "dead 29-96, done 76-100", "what is kept") // that of hour 28 was done
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE group_name = $1 AND fate = 'done'", group), 20, "entries of done ticks")
+	expect(t, kept(db, group), "failed 29-96, succeeded 76-100", "what is kept") // that of hour 28 was done
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE group_name = $1 AND outcome = 'succeeded'", group), 20, "entries of done ticks")
 	expect(t, kept(db, "other"), others, "what another group has")
 }
 
@@ -67,12 +67,12 @@ func TestTheHistoryOfManyRunsStaysAsLargeAsWhatIsKept(t *testing.T) {
 	w.run()
 	var early, most, size int64
 	for n := step; n <= all; n += step {
-		_, err := db.Exec(t.Context(), `INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, fate, attempts, epoch, started_at, ended_at)
-			SELECT n % 200, $1, 'second ' || n % 200, 'books', at - interval '10 seconds', at, 1, CASE n % 10 WHEN 0 THEN 'dead' ELSE 'done' END, 1, 1, at, at
+		_, err := db.Exec(t.Context(), `INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, outcome, attempts, epoch, started_at, ended_at)
+			SELECT n % 200, $1, 'second ' || n % 200, 'books', at - interval '10 seconds', at, 1, CASE n % 10 WHEN 0 THEN 'failed' ELSE 'succeeded' END, 1, 1, at, at
 			FROM generate_series($2::int, $3::int) AS n, LATERAL (SELECT $4::timestamptz + n * interval '10 seconds') AS t (at)`, group, n-step+1, n, midnight)
 		tests.OK(t, err)
 		db.setClock(midnight.Add(of(n)))
-		becomes(db, fmt.Sprintf("after %d runs what is old is gone", n), true, "SELECT NOT EXISTS (SELECT FROM pgleases.history WHERE ended_at < $1 AND fate = 'done' OR ended_at < $2)",
+		becomes(db, fmt.Sprintf("after %d runs what is old is gone", n), true, "SELECT NOT EXISTS (SELECT FROM pgleases.history WHERE ended_at < $1 AND outcome = 'succeeded' OR ended_at < $2)",
 			midnight.Add(of(n-kept)), midnight.Add(of(n-2*kept)))
 		db.exec("VACUUM pgleases.history")
 		size = one[int64](db, "SELECT pg_total_relation_size('pgleases.history')")
@@ -99,15 +99,15 @@ func TestADoubtedClockTrimsNothing(t *testing.T) {
 	w.TrimEvery(time.Millisecond)
 	w.Doubt(time.Hour)
 	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
-	db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, ended_at)
-		SELECT 0, '` + group + `', 'close', now - interval '1 hour', now, 1, 'done', now FROM public.test_clock`)
+	db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at)
+		SELECT 0, '` + group + `', 'close', now - interval '1 hour', now, 1, 'succeeded', now FROM public.test_clock`)
 	w.run().has("close")
 	db.looked()
 	db.setClock(midnight.Add(30 * 24 * time.Hour))
 	for range 5 {
 		db.looked()
 	}
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'"), 1, "entries")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'"), 1, "entries")
 }
 
 // What was written while the clock was wrong by 80 years keeps nothing else.
@@ -117,7 +117,7 @@ func TestAnEntryOfTheFutureKeepsNoOther(t *testing.T) {
 	w := newWorker(db, schedule.WithRetention(24*time.Hour, 24*time.Hour))
 	w.TrimEvery(10 * time.Millisecond)
 	for _, ended := range []string{"2026-02-01", "2106-01-01", "2026-02-02", "2026-03-01 23:00"} {
-		db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, ended_at) VALUES (0, '` + group + `', 'close', '2026-01-01', '2026-01-02', 1, 'done', '` + ended + ` UTC')`)
+		db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at) VALUES (0, '` + group + `', 'close', '2026-01-01', '2026-01-02', 1, 'succeeded', '` + ended + ` UTC')`)
 	}
 	w.run()
 	becomes(db, "what is old is gone", "2106 2026", "SELECT string_agg(to_char(ended_at AT TIME ZONE 'UTC', 'YYYY'), ' ' ORDER BY id) FROM pgleases.history")

@@ -28,7 +28,7 @@ func TestARunTakesTwoRoundTrips(t *testing.T) {
 	db.looked()
 	w.wire.Record()
 	db.setClock(midnight.Add(2 * time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 	w.close() // so all is sent that belongs to it
 	of := w.wire.Recorded("schedule_open")
 	if len(of) != 1 {
@@ -68,9 +68,9 @@ func TestWhatIsRefusedIsNotCommittedInAnyMode(t *testing.T) {
 					if err := effect(ctx, tx, r); err != nil || r.At.After(midnight.Add(time.Hour)) {
 						return err
 					}
-					if statement == "" { // its tick has a fate already
+					if statement == "" { // its tick has an outcome already
 						_, err := db.Exec(ctx, `WITH moved AS (UPDATE pgleases.schedules SET cursor = '2026-03-02 01:00 UTC', cursor_local = '2026-03-02 01:00' WHERE name = $1 RETURNING *)
-							INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, ended_at)
+							INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at)
 							SELECT id, group_name, name, '2026-03-02 00:00 UTC', '2026-03-02 01:00 UTC', 1, 'missed', now() FROM moved`, name)
 						return err
 					}
@@ -88,14 +88,14 @@ func TestWhatIsRefusedIsNotCommittedInAnyMode(t *testing.T) {
 			moved, ended, deferred, failed := bad("moved", ""), bad("ended", "ROLLBACK; BEGIN"), bad("deferred", "INSERT INTO public.children VALUES (1)"), bad("failed", "SELECT 1/0")
 			w.run()
 			db.setClock(midnight.Add(time.Hour))
-			moved.settled(w.Scheduler).expectFates(fates{schedule.FateMissed: 1})
+			moved.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 1})
 			for _, l := range []*ledger{ended, deferred, failed} {
-				l.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1})
+				l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1})
 			}
 			db.setClock(midnight.Add(2 * time.Hour))
-			moved.settled(w.Scheduler).expectFates(fates{schedule.FateMissed: 1, schedule.FateDone: 1})
+			moved.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 1, schedule.OutcomeSucceeded: 1})
 			for _, l := range []*ledger{ended, deferred, failed} {
-				l.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1, schedule.FateDone: 1})
+				l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1, schedule.OutcomeSucceeded: 1})
 			}
 		})
 	}
@@ -124,7 +124,7 @@ func TestAHandlersTransactionEndsWithTheRun(t *testing.T) {
 	})
 	l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
 	db.setClock(midnight.Add(time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	ctx := t.Context()
 	txs := tests.Receive(t, "it ran", kept)
 	w.close() // so the run's end is known to its process too
@@ -159,7 +159,7 @@ func TestATickThatIsDoneIsWrittenAlikeByBothStatements(t *testing.T) {
 	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	for _, at := range []string{"2026-03-02 00:30 UTC", "2026-03-01 11:00:02 UTC", "infinity"} { // after the run ended, before it, never
 		for _, had := range []string{"", "revision = revision + 1", "paused_at = '2026-03-01 UTC', revision = revision + 1", "cursor = '2026-03-01 09:00 UTC'"} {
-			db.exec(`UPDATE pgleases.schedules SET cursor = '2026-03-01 10:00 UTC', cursor_local = NULL, done = NULL, failures = 2, trying = '{"attempts": 1}', waits = 'for something', waits_since = '2026-03-01 UTC', paused_at = NULL, revision = 1`)
+			db.exec(`UPDATE pgleases.schedules SET cursor = '2026-03-01 10:00 UTC', cursor_local = NULL, succeeded = NULL, failures = 2, trying = '{"attempts": 1}', blocked_reason = 'for something', blocked_since = '2026-03-01 UTC', paused_at = NULL, revision = 1`)
 			if had != "" {
 				db.exec("UPDATE pgleases.schedules SET " + had)
 			}
@@ -179,10 +179,10 @@ func TestATickThatIsDoneIsWrittenAlikeByBothStatements(t *testing.T) {
 			short := wrote(`SELECT pgleases.schedule_done_tick(%1$s, 'mark', 1, '2026-03-01 10:00 UTC', '2026-03-01 11:00:00.000001 UTC', (extract(epoch FROM timestamp '2026-03-01 12:00:00.000001') * 1000000)::bigint, %2$s,
 				'2026-03-01 11:00:01 UTC', '2026-03-01 11:00:03.5 UTC', 2, 77, '2026-03-01 11:00:02 UTC')`)
 			long := wrote(`SELECT pgleases.schedule_close(%1$s, 'mark', 1, '2026-03-01 10:00 UTC', jsonb_build_object('cursor', '2026-03-01T11:00:00.000001Z', 'cursor_local', '2026-03-01T12:00:00.000001+01:00', 'due', %2$s,
-				'done', '2026-03-01T11:00:00.000001Z', 'ran_from', '2026-03-01T11:00:01Z', 'ran_until', '2026-03-01T11:00:03.5Z', 'failures', 0,
-				'fates', '[{"since": "2026-03-01T10:00:00Z", "until": "2026-03-01T11:00:00.000001Z", "ticks": 1, "fate": "done", "attempts": 2, "epoch": 77, "started_at": "2026-03-01T11:00:02Z"}]'::jsonb))`)
+				'succeeded', '2026-03-01T11:00:00.000001Z', 'ran_from', '2026-03-01T11:00:01Z', 'ran_until', '2026-03-01T11:00:03.5Z', 'failures', 0,
+				'outcomes', '[{"since": "2026-03-01T10:00:00Z", "until": "2026-03-01T11:00:00.000001Z", "ticks": 1, "outcome": "succeeded", "attempts": 2, "epoch": 77, "started_at": "2026-03-01T11:00:02Z"}]'::jsonb))`)
 			expect(t, short, long, fmt.Sprintf("due at %s, %q", at, had))
-			expect(t, strings.Contains(short, `"ticks": 1`), !strings.HasPrefix(had, "cursor"), fmt.Sprintf("that the tick %q has its fate: %s", had, short))
+			expect(t, strings.Contains(short, `"ticks": 1`), !strings.HasPrefix(had, "cursor"), fmt.Sprintf("that the tick %q has its outcome: %s", had, short))
 		}
 	}
 }

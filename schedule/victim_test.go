@@ -130,11 +130,11 @@ func TestArgumentsThatKillTheirProcessAreDead(t *testing.T) {
 			l := newLedger(db, "close")
 			db.setClock(midnight.Add(time.Hour))
 			killVictims(t, db.url, 4, func() {
-				expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates")
+				expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes")
 			}, victimOfArgs+"=true")
 			w := newWorker(db)
 			schedule.InTx(w.Scheduler, kind, toxicHandler)
-			l.settled(w.run().Scheduler).expectFates(fates{schedule.FateDead: 1})
+			l.settled(w.run().Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1})
 		})
 	}
 }
@@ -152,7 +152,7 @@ func TestAJobThatKillsItsProcessIsDeadAndWhatRunsBesideItIsNot(t *testing.T) {
 	}
 	db.setClock(midnight.Add(time.Hour))
 	killVictims(t, db.url, 4, func() {
-		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'poison'"), 0, "fates of the poison job")
+		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'poison'"), 0, "outcomes of the poison job")
 	})
 	w := newWorker(db)
 	books := schedule.InTx(w.Scheduler, "books", effect)
@@ -161,14 +161,14 @@ func TestAJobThatKillsItsProcessIsDeadAndWhatRunsBesideItIsNot(t *testing.T) {
 	}
 	w.run()
 	for name, l := range ledgers {
-		want := fates{schedule.FateDone: 1}
+		want := outcomes{schedule.OutcomeSucceeded: 1}
 		if name == "poison" {
-			want = fates{schedule.FateDead: 1}
+			want = outcomes{schedule.OutcomeFailed: 1}
 		}
-		l.settled(w.Scheduler).expectFates(want)
+		l.settled(w.Scheduler).expectOutcomes(want)
 	}
 	db.setClock(midnight.Add(2 * time.Hour)) // the next tick begins anew
-	ledgers["poison"].settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1, schedule.FateDone: 1})
+	ledgers["poison"].settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1, schedule.OutcomeSucceeded: 1})
 }
 
 // A crash is counted when the run begins, and taken back where the process ended the run in good order, or drained.
@@ -206,7 +206,7 @@ func TestACrashIsNotCountedWhereTheProcessLives(t *testing.T) {
 	l := &ledger{db: db, name: "close", should: hours, begins: midnight}
 	tests.OK(t, schedule.InTx(next.Scheduler, "books", effect).Add("close", args{}, hourly))
 	next.run()
-	l.settled(next.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	l.settled(next.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
 // What may kill its process waits for what runs, and others wait for it: for a while each.
@@ -237,13 +237,13 @@ func TestASuspectHoldsUpItsProcessForAWhileOnly(t *testing.T) {
 	expect(t, tests.Receive(t, "another runs beside it", began), 2, "what runs")
 	close(ends[0])
 	becomes(db, "both are done", 2, "SELECT count(*) FROM pgleases.history")
-	expect(t, log.count("runs beside others"), 0, "warnings")
+	expect(t, log.count("started beside other runs"), 0, "warnings")
 	put(3, 0)
 	expect(t, tests.Receive(t, "one runs", began), 3, "what runs")
 	put(4, 1)
 	expect(t, tests.Receive(t, "a suspect runs beside it", began), 4, "what runs")
 	put(5, 0)
 	expect(t, tests.Receive(t, "another runs beside both", began), 5, "what runs")
-	expect(t, log.count("runs beside others"), 1, "warnings")
+	expect(t, log.count("started beside other runs"), 1, "warnings")
 	close(ends[1])
 }

@@ -50,8 +50,8 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 	}
 	ledgers["fine"].settled(older.Scheduler)
 	db.setClock(midnight.Add(72 * time.Hour)) // far beyond the grace
-	ledgers["fine"].settled(older.Scheduler).expectFates(fates{schedule.FateMissed: 70, schedule.FateDone: 2})
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name <> 'fine'"), 0, "fates of what waits")
+	ledgers["fine"].settled(older.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 70, schedule.OutcomeSucceeded: 2})
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name <> 'fine'"), 0, "outcomes of what waits")
 	older.close()
 
 	db.exec(`UPDATE pgleases.schedules SET args = '{"N": 1}' WHERE name = 'arguments';
@@ -62,9 +62,9 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 	tests.OK(t, newBooks.Add("declared", args{}, hourly, grace))
 	newest.run()
 	for _, name := range []string{"kind", "arguments", "zone", "declared"} {
-		ledgers[name].settled(newest.Scheduler).expectFates(fates{schedule.FateMissed: 71, schedule.FateDone: 1})
+		ledgers[name].settled(newest.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 71, schedule.OutcomeSucceeded: 1})
 		s := tests.Must(newest.Get(t.Context(), name))(t)
-		expect(t, s.Waits, "", "why it waits")
+		expect(t, s.BlockedReason, "", "why it waits")
 	}
 }
 
@@ -93,10 +93,10 @@ func TestAKindThatNobodyRegistersIsLoggedBesideThoseThatAre(t *testing.T) {
 	for _, id := range ids {
 		tests.Until(t, "it waits", func() bool {
 			j := tests.Must(w.Job(t.Context(), id))(t)
-			return j.Waits == waits
+			return j.BlockedReason == waits
 		})
 	}
-	const line = "schedule: waits, as its kind is not registered"
+	const line = "schedule: blocked, kind not registered"
 	expect(t, log.count(line), 0, "lines before a minute is over")
 	db.setClock(midnight.Add(90 * time.Second))
 	tests.Until(t, "it is logged", func() bool { return log.count(line) > 0 })
@@ -124,9 +124,9 @@ func TestNoTickIsLateForWaiting(t *testing.T) {
 	newer := newWorker(db)
 	schedule.InTx(newer.Scheduler, "new", effect)
 	newer.run()
-	l.settled(newer.Scheduler).expectFates(fates{schedule.FateDone: 50})
+	l.settled(newer.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 50})
 	db.setClock(midnight.Add(52*time.Hour + 30*time.Minute)) // now they are late
-	l.settled(newer.Scheduler).expectFates(fates{schedule.FateDone: 50, schedule.FateMissed: 2})
+	l.settled(newer.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 50, schedule.OutcomeMissed: 2})
 }
 
 // Bad input is an error that names it, and nothing is written.
@@ -214,9 +214,9 @@ func TestAnEditOfWhatWaitsMakesNothingLate(t *testing.T) {
 	db.setClock(midnight.Add(50*time.Hour + 30*time.Minute))
 	db.looked() // its ticks are overdue
 	tests.OK(t, put())
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 50})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 50})
 	db.setClock(midnight.Add(52*time.Hour + 30*time.Minute)) // now they are late
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 50, schedule.FateMissed: 2})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 50, schedule.OutcomeMissed: 2})
 }
 
 // brittle are arguments that panic when they are read.
@@ -240,7 +240,7 @@ func TestArgumentsThatPanicWait(t *testing.T) {
 	l := newLedger(db, "close")
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	for name, says := range map[string]string{"brittle": "panic: brit\uFFFDtle", "hollow": "nil pointer"} {
 		w.waits(name, says)
 	}
@@ -261,9 +261,9 @@ func TestARuleOfBeforeThatIsNotKnownStopsNobody(t *testing.T) {
 	l := newLedger(db, "fine")
 	w.run().has("fine")
 	db.setClock(midnight.Add(time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	w.waits("close", "Mars/Olympus")
-	expect(t, log.count("its rule until now is not known here"), 1, "lines of the log")
+	expect(t, log.count("old rule unknown here"), 1, "lines of the log")
 }
 
 // A second Scheduler of the same client and group is refused, and the first goes on.
@@ -278,7 +278,7 @@ func TestTwoSchedulersOfOneClient(t *testing.T) {
 		t.Fatalf("to run a second: %v", err)
 	}
 	db.setClock(midnight.Add(time.Hour))
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
 // A tick that is suspected of having killed a process is noted before its arguments are read. Where they cannot be read it has not begun: the ticks after it are not skipped for it.
@@ -301,14 +301,14 @@ func TestATickThatNobodyCouldReadWasNotUnderWay(t *testing.T) {
 	newest := newWorker(db)
 	schedule.InTx(newest.Scheduler, "books", effect)
 	newest.run()
-	l.settled(newest.Scheduler).expectFates(fates{schedule.FateMissed: 71, schedule.FateDone: 1})
+	l.settled(newest.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 71, schedule.OutcomeSucceeded: 1})
 }
 
 // More jobs wait for a kind than one look may touch: it wakes some of them, and what is known runs.
 func TestManyThatWaitStopNobody(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
-	db.exec(`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due, waits, waits_since)
+	db.exec(`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due, blocked_reason, blocked_since)
 			SELECT '` + group + `', n::text, pgleases.partition_for(n::text, 1), 'telegraph', '', 'job', '0', 1, now, now + interval '1 minute', 'unknown', now FROM public.test_clock, generate_series(1, 1200) AS n;
 		CREATE TABLE public.woken (n bigint); GRANT ALL ON public.woken TO PUBLIC;
 		CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.woken SELECT count(*) FROM woken; RETURN NULL; END $$;
@@ -317,7 +317,7 @@ func TestManyThatWaitStopNobody(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	id := tests.Must(mail.Enqueue(t.Context(), "known", schedule.WithPriority(3)))(t)
 	w.run()
-	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
+	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
 	tests.Until(t, "some are woken", func() bool { return one[int64](db, "SELECT coalesce(max(n), 0) FROM public.woken") > 1 })
 	if n := one[int64](db, "SELECT max(n) FROM public.woken"); n > 1000 {
 		t.Errorf("%d were woken by one statement", n)
@@ -335,7 +335,7 @@ func TestWhatWaitsForLongIsLookedAtSeldom(t *testing.T) {
 	for _, pause := range []time.Duration{1, 1, 2, 4, 8, 16, 32, 60, 60} {
 		want := now.Add(pause * time.Minute)
 		tests.Until(t, fmt.Sprintf("it is due again at %v", want), func() bool {
-			return one[time.Time](db, "SELECT due FROM pgleases.jobs WHERE waits IS NOT NULL UNION ALL SELECT 'epoch' LIMIT 1").Equal(want)
+			return one[time.Time](db, "SELECT due FROM pgleases.jobs WHERE blocked_reason IS NOT NULL UNION ALL SELECT 'epoch' LIMIT 1").Equal(want)
 		})
 		now = want
 		db.setClock(now)
@@ -346,7 +346,7 @@ func TestWhatWaitsForLongIsLookedAtSeldom(t *testing.T) {
 func TestAllThatWaitsRunsWhereItIsKnown(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.exec(`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due, waits, waits_since)
+	db.exec(`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due, blocked_reason, blocked_since)
 		SELECT '` + group + `', n::text, pgleases.partition_for(n::text, 1), 'mail', '', 'job', '"x"', 1, now, now + interval '1 hour', 'unknown', now FROM public.test_clock, generate_series(1, 1200) AS n`)
 	w := newWorker(db, schedule.WithPartitions(1))
 	schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[string]) error { return nil })

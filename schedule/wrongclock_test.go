@@ -29,7 +29,7 @@ func (db *database) wrongAt(by string, texts ...string) {
 func (db *database) rightAgain() { db.t.Helper(); db.wrongAt("0") }
 
 func (db *database) doneTicks(name string) int64 {
-	return one[int64](db, "SELECT coalesce(sum(ticks), 0)::bigint FROM pgleases.history WHERE name = $1 AND fate = 'done'", name)
+	return one[int64](db, "SELECT coalesce(sum(ticks), 0)::bigint FROM pgleases.history WHERE name = $1 AND outcome = 'succeeded'", name)
 }
 
 // A time is believed after a minute in which no other was told.

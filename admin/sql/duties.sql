@@ -21,15 +21,15 @@ WITH RECURSIVE names AS (
     FROM t CROSS JOIN groups AS g CROSS JOIN LATERAL (
         SELECT l.id FROM generate_series(0, g.partitions - 1) AS p CROSS JOIN LATERAL
             (SELECT s.id FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.partition = p AND s.due < t.now - t.long ORDER BY s.due LIMIT 1000) AS l
-        UNION SELECT s.id FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.waits IS NOT NULL LIMIT 1000) AS c
-    JOIN pgleases.schedules_status AS v ON v.id = c.id WHERE g.attended AND v.state IN ('due', 'waits') AND v.lateness > t.long
+        UNION SELECT s.id FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.blocked_reason IS NOT NULL LIMIT 1000) AS c
+    JOIN pgleases.schedules_status AS v ON v.id = c.id WHERE g.attended AND v.state IN ('due', 'blocked') AND v.lateness > t.long
     UNION ALL
     SELECT 'jobs', 'late', g.name, v.id::text, extract(epoch FROM v.lateness), v.why
     FROM t CROSS JOIN groups AS g CROSS JOIN LATERAL (
         SELECT l.id FROM generate_series(0, g.partitions - 1) AS p CROSS JOIN generate_series(0, 3) AS q CROSS JOIN LATERAL
             (SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.partition = p AND j.priority = q AND j.due < t.now - t.long ORDER BY j.due LIMIT 1000) AS l
-        UNION SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.waits IS NOT NULL LIMIT 1000) AS c
-    JOIN pgleases.jobs_status AS v ON v.id = c.id WHERE g.attended AND v.state IN ('due', 'waits') AND v.lateness > t.long
+        UNION SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.blocked_reason IS NOT NULL LIMIT 1000) AS c
+    JOIN pgleases.jobs_status AS v ON v.id = c.id WHERE g.attended AND v.state IN ('due', 'blocked') AND v.lateness > t.long
     UNION ALL
     SELECT 'schedules', 'failing', g.name, c.name, c.failures, c.error
     FROM groups AS g CROSS JOIN LATERAL (SELECT v.name, v.failures, v.error FROM pgleases.schedules_status AS v WHERE v.group_name = g.name AND v.failures >= 3 LIMIT 1000) AS c
@@ -38,7 +38,7 @@ WITH RECURSIVE names AS (
     FROM groups AS g CROSS JOIN LATERAL (SELECT j.id, j.trying FROM pgleases.jobs AS j WHERE j.group_name = g.name LIMIT 10000) AS c WHERE (c.trying ->> 'attempts')::int >= 3
     UNION ALL
     (SELECT 'jobs', 'failed', h.group_name, h.job::text, extract(epoch FROM h.ended_at), h.error FROM t CROSS JOIN pgleases.history AS h
-     WHERE h.fate = ANY ('{dead,lost}'::text[]) AND h.ended_at > t.now - interval '1 day' AND h.job IS NOT NULL AND h.retried IS NULL ORDER BY h.ended_at DESC LIMIT 1000)
+     WHERE h.outcome = ANY ('{failed,unknown}'::text[]) AND h.ended_at > t.now - interval '1 day' AND h.job IS NOT NULL AND h.retried IS NULL ORDER BY h.ended_at DESC LIMIT 1000)
     UNION ALL -- processes say each day what they declare
     (SELECT 'schedules', 'undeclared', s.group_name, s.name, extract(epoch FROM t.now - s.registered), 'since ' || s.registered::date
      FROM t CROSS JOIN pgleases.schedules AS s WHERE s.declared AND s.registered < t.now - interval '7 days' ORDER BY s.registered LIMIT 1000)

@@ -5,22 +5,22 @@
 -- group's is passed over, as 65,536 look-ups take as long as that of 4,000,000 schedules.
 --
 -- $1 int  the most groups
--- $2 int  how many of the latest entries of the history are looked at for the fates
+-- $2 int  how many of the latest entries of the history are looked at for the outcomes
 -- $3 int  of how many hours
 --
 -- A row for each, JSON, as a ScheduleGroup has it.
 WITH latest AS (
-    SELECT h.group_name, h.fate, h.ticks, h.ended_at FROM pgleases.history AS h ORDER BY h.id DESC LIMIT $2::int
+    SELECT h.group_name, h.outcome, h.ticks, h.ended_at FROM pgleases.history AS h ORDER BY h.id DESC LIMIT $2::int
 ), bound AS (
     SELECT greatest(pgleases.schedule_clock() - make_interval(hours => $3::int), CASE WHEN count(*) = $2::int THEN min(l.ended_at) END) AS since FROM latest AS l
-), fates AS MATERIALIZED (
-    SELECT l.group_name, l.fate, sum(l.ticks)::bigint AS count, b.since FROM latest AS l, bound AS b WHERE l.ended_at >= b.since GROUP BY l.group_name, l.fate, b.since
+), outcomes AS MATERIALIZED (
+    SELECT l.group_name, l.outcome, sum(l.ticks)::bigint AS count, b.since FROM latest AS l, bound AS b WHERE l.ended_at >= b.since GROUP BY l.group_name, l.outcome, b.since
 )
 SELECT json_build_object(
        'name', g.name,
        'schedules', (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name LIMIT 1001) AS n),
        'paused', (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.paused_at IS NOT NULL LIMIT 1001) AS n),
-       'waiting', (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.waits IS NOT NULL LIMIT 1001) AS n),
+       'blocked', (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.blocked_reason IS NOT NULL LIMIT 1001) AS n),
        'failing', (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.failures > 0 LIMIT 1001) AS n),
        'late', CASE WHEN g.partitions <= 1000
            THEN (SELECT count(*) FROM (SELECT FROM generate_series(0, g.partitions - 1) AS p CROSS JOIN LATERAL
@@ -28,9 +28,9 @@ SELECT json_build_object(
                                             ORDER BY s.due LIMIT 1001) AS l LIMIT 1001) AS n)
            ELSE (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.due < pgleases.schedule_clock() - interval '10 seconds' LIMIT 1001) AS n) END,
        'jobs', (SELECT count(*) FROM (SELECT FROM pgleases.jobs AS j WHERE j.group_name = g.name LIMIT 1001) AS n),
-       'stuck', (SELECT count(*) FROM (SELECT FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.waits IS NOT NULL LIMIT 1001) AS n),
-       'fates', (SELECT coalesce(json_agg(json_build_object('fate', f.fate, 'count', f.count, 'since', f.since) ORDER BY f.fate), '[]')
-                 FROM fates AS f WHERE f.group_name = g.name))
+       'stuck', (SELECT count(*) FROM (SELECT FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.blocked_reason IS NOT NULL LIMIT 1001) AS n),
+       'outcomes', (SELECT coalesce(json_agg(json_build_object('outcome', f.outcome, 'count', f.count, 'since', f.since) ORDER BY f.outcome), '[]')
+                 FROM outcomes AS f WHERE f.group_name = g.name))
 FROM pgleases.schedule_groups AS g
 ORDER BY g.name
 LIMIT $1::int

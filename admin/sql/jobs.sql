@@ -2,7 +2,7 @@
 -- the zone UTC, and enable_seqscan off. With many partitions the index is passed over, as in groups.sql.
 --
 -- $1 text    group
--- $2 text    which ones: waits; due, those that are to run now, or run; empty: any
+-- $2 text    which ones: blocked; due, those that are to run now, or run; empty: any
 -- $3 bigint  ids behind this one
 -- $4 int     the most
 --
@@ -10,7 +10,7 @@
 WITH chosen AS (
     (SELECT j.id FROM pgleases.jobs AS j WHERE $2::text = '' AND j.group_name = $1::text LIMIT 1000)
     UNION ALL
-    (SELECT j.id FROM pgleases.jobs AS j WHERE $2::text = 'waits' AND j.group_name = $1::text AND j.waits IS NOT NULL LIMIT 1000)
+    (SELECT j.id FROM pgleases.jobs AS j WHERE $2::text = 'blocked' AND j.group_name = $1::text AND j.blocked_reason IS NOT NULL LIMIT 1000)
     UNION ALL
     (SELECT l.id FROM pgleases.schedule_groups AS g CROSS JOIN generate_series(0, g.partitions - 1) AS p CROSS JOIN generate_series(0, 3) AS priority CROSS JOIN LATERAL
          (SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.partition = p AND j.priority = priority.priority AND j.due <= pgleases.schedule_clock()

@@ -346,14 +346,14 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 	for _, test := range []struct{ fault, mend, want, text string }{
 		{"UPDATE pgleases.schedules SET due = now() - interval '1 hour' WHERE name = 'new'", "UPDATE pgleases.schedules SET due = now()",
 			"warning schedules", `late: 1 of group "books", as "new" for 1h0m`},
-		{"UPDATE pgleases.schedules SET waits = 'no handler', waits_since = now() - interval '1 hour'", "UPDATE pgleases.schedules SET waits = NULL, waits_since = NULL",
+		{"UPDATE pgleases.schedules SET blocked_reason = 'no handler', blocked_since = now() - interval '1 hour'", "UPDATE pgleases.schedules SET blocked_reason = NULL, blocked_since = NULL",
 			"warning schedules", `(no handler)`},
-		{`UPDATE pgleases.schedules SET failures = 3 WHERE name = 'put'; INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, error, ended_at)
-			SELECT id, 'books', 'put', now(), now(), 1, 'dead', 'it broke', now() FROM pgleases.schedules WHERE name = 'put'`, "UPDATE pgleases.schedules SET failures = 0",
+		{`UPDATE pgleases.schedules SET failures = 3 WHERE name = 'put'; INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, error, ended_at)
+			SELECT id, 'books', 'put', now(), now(), 1, 'failed', 'it broke', now() FROM pgleases.schedules WHERE name = 'put'`, "UPDATE pgleases.schedules SET failures = 0",
 			"warning schedules", `failed three times in a row, or more: 1 of group "books", as "put" 3 times (it broke)`},
 		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now()", "warning jobs", `late: 1 of group "books"`},
 		{`UPDATE pgleases.jobs SET trying = '{"attempts": 3, "error": "it broke"}'`, "UPDATE pgleases.jobs SET trying = NULL", "warning jobs", `3 times (it broke)`},
-		{`INSERT INTO pgleases.history (schedule, group_name, name, job, since, until, ticks, fate, error, ended_at) VALUES (0, 'books', '', 7, now(), now(), 1, 'dead', 'it broke', now())`,
+		{`INSERT INTO pgleases.history (schedule, group_name, name, job, since, until, ticks, outcome, error, ended_at) VALUES (0, 'books', '', 7, now(), now(), 1, 'failed', 'it broke', now())`,
 			"UPDATE pgleases.history SET retried = 8", "warning jobs", `failed in the last day, and were not retried: 1 of group "books", as job 7 (it broke)`},
 		{"DELETE FROM pgleases.members WHERE lease = 'schedule/books'", "INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/books', 11, 1, now(), 1)",
 			"note orphans, warning schedules", ""},

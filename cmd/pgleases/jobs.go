@@ -30,12 +30,12 @@ that the processes gave to schedule.New.`,
 			`Cancel a job that has not ended. A run that is under way is refused its commit. What it has done outside of the
 database is done.`, ""),
 		newEdit("retry_job", "retry GROUP ID", "Run a job that failed once more",
-			`Run a job that is dead, lost or cancelled once more: as a new job, with what it had, whose number is printed. Once:
+			`Run a job that failed, is unknown or was canceled once more: as a new job, with what it had, whose number is printed. Once:
 that one can be retried in its turn.`, ""),
-		newEdit("retry_dead", "retry-dead GROUP KIND SINCE", "Retry all jobs and ticks of a kind that failed",
-			`Retry all jobs and ticks of a kind that became dead or lost since a time, each once, the oldest 10,000: each as a
+		newEdit("retry_failed", "retry-failed GROUP KIND SINCE", "Retry all jobs and ticks of a kind that failed",
+			`Retry all jobs and ticks of a kind that failed or became unknown since a time, each once, the oldest 10,000: each as a
 new job, whose number is printed. What cannot be retried is counted: its schedule was deleted, or a living job has its unique key.`,
-			"  pgleases jobs retry-dead books mail 2026-03-02T00:00:00Z --reason 'the mail server is back'"))
+			"  pgleases jobs retry-failed books mail 2026-03-02T00:00:00Z --reason 'the mail server is back'"))
 	return cmd
 }
 
@@ -44,11 +44,11 @@ func newJobList() *cobra.Command {
 		Use:   "list GROUP [PREFIX]",
 		Short: "List the jobs of a group that have not ended",
 		Long: `List the jobs of a group that have not ended, in the order in which they were put, those whose names begin with PREFIX. NAME is the unique key, or the schedule of which it was made. FAILED
-is how many attempts have failed. A job that waits is not known, as it is, to the process that owns it; STATE says why.`,
+is how many attempts have failed. A job is blocked if the process that owns it does not know it; STATE says why.`,
 	}
 	kind := cmd.Flags().String("kind", "", "only jobs of this kind")
 	state := choiceFlag(cmd, "state", "", "", "only jobs in this state", string(schedule.StatePlanned), string(schedule.StateDue),
-		string(schedule.StateRuns), string(schedule.StateRetries), string(schedule.StateWaits))
+		string(schedule.StateRunning), string(schedule.StateRetrying), string(schedule.StateBlocked))
 	most := cmd.Flags().IntP("number", "n", 100, "how many jobs, 1 or more")
 	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, func(io.Writer), error) {
 		if *most < 1 {
@@ -83,10 +83,10 @@ func jobID(text string) (int64, error) {
 // stateOf is what a job does, or what became of it.
 func stateOf(j schedule.Job) string {
 	switch {
-	case j.Fate != "":
-		return string(j.Fate)
-	case j.State == schedule.StateWaits:
-		return "waits: " + printable(j.Waits)
+	case j.Outcome != "":
+		return string(j.Outcome)
+	case j.State == schedule.StateBlocked:
+		return "blocked: " + printable(j.BlockedReason)
 	}
 	return string(j.State)
 }
@@ -95,8 +95,8 @@ func newJobShow() *cobra.Command {
 	return looking(&cobra.Command{
 		Use:   "show GROUP ID",
 		Short: "Show a job, or what became of it",
-		Long: `Show a job, or what became of it: done; dead, it failed; lost, nobody knows what came of a call that is made at most once; cancelled. One that has not ended
-is planned, due, runs, is tried again, or waits for a process that knows it.
+		Long: `Show a job, or its outcome: succeeded; failed; unknown, if a call that is made at most once was cut off; canceled. A job that has not ended
+is planned, due, running, retrying, or blocked until a process knows it.
 NAME is its unique key, or the schedule of which it was made.`,
 	}, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, func(io.Writer), error) {
 		id, err := jobID(args[1])
@@ -109,7 +109,7 @@ NAME is its unique key, or the schedule of which it was made.`,
 		}
 		return j, func(w io.Writer) {
 			failed := j.Attempts
-			if j.Fate == schedule.FateDone || j.Fate == schedule.FateLost {
+			if j.Outcome == schedule.OutcomeSucceeded || j.Outcome == schedule.OutcomeUnknown {
 				failed-- // the last
 			}
 			t := table{{"JOB", "NAME", "KIND", "AT", "STATE", "FAILED", "STARTED", "ENDED", "ERROR"}}

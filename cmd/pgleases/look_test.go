@@ -364,7 +364,7 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 	}()
 	type row struct {
 		Name     string
-		Fate     string
+		Outcome  string
 		Error    string
 		PausedAt time.Time `json:"paused_at"`
 		Until    time.Time
@@ -382,7 +382,7 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 	}
 	told("one has run", "name = 'good'")
 	told("one has failed", "name = 'bad'")
-	if first := history("good"); first[len(first)-1].Fate != "done" || history("bad")[0].Fate != "dead" || !strings.Contains(history("bad")[0].Error, "job 1 failed") {
+	if first := history("good"); first[len(first)-1].Outcome != "succeeded" || history("bad")[0].Outcome != "failed" || !strings.Contains(history("bad")[0].Error, "job 1 failed") {
 		t.Errorf("history %+v, %+v", first, history("bad"))
 	}
 	if text := output1(t, database, "schedules", "history", "books", "bad", "-n", "1"); strings.Count(text, "\n") != 2 || !strings.Contains(text, `"job 1 failed\n\x1b[2J"`) {
@@ -396,10 +396,10 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 	list := ""
 	tests.Until(t, "no run is under way", func() bool {
 		list = output1(t, database, "schedules", "list", "books")
-		return !regexp.MustCompile(`(?m)^good .* runs `).MatchString(list)
+		return !regexp.MustCompile(`(?m)^good .* running `).MatchString(list)
 	})
 	unprintable(t, "schedules list", list)
-	for _, pattern := range []string{`good +close +\S.* +- +\S+ \S+ \S+ +paused \S+ .*: ann \(.+\): why`, `bad +close .* (runs|due|planned|retries).*job 1 failed; \\x1b\[2J`, regexp.QuoteMeta(shown(odd)) + ` +close .* (runs|due|planned|retries).*`} {
+	for _, pattern := range []string{`good +close +\S.* +- +\S+ \S+ \S+ +paused \S+ .*: ann \(.+\): why`, `bad +close .* (running|due|planned|retrying).*job 1 failed; \\x1b\[2J`, regexp.QuoteMeta(shown(odd)) + ` +close .* (running|due|planned|retrying).*`} {
 		if !regexp.MustCompile(`(?m)^` + pattern + `$`).MatchString(list) {
 			t.Errorf("schedules list lacks %s: %s", pattern, list)
 		}
@@ -437,17 +437,17 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		return strings.TrimSpace(text)
 	}
 	type known struct {
-		ID                                      json.Number
-		Name, Fate, Error, Kind, State, Trigger string
-		Attempts                                int
+		ID                                         json.Number
+		Name, Outcome, Error, Kind, State, Trigger string
+		Attempts                                   int
 	}
-	ends := func(job, fate string) string {
+	ends := func(job, outcome string) string {
 		t.Helper()
-		told("job "+job+" is "+fate, "job = $1::text::bigint AND fate = $2", job, fate)
+		told("job "+job+" is "+outcome, "job = $1::text::bigint AND outcome = $2", job, outcome)
 		return job
 	}
-	failed := ends(number(changed("schedules", "trigger", "books", "bad")), "dead")
-	if j := decoded[known](t, database, "jobs", "show", "books", failed); j.ID.String() != failed || j.Name != "bad" || j.Fate != "dead" || !strings.HasPrefix(j.Error, "job 1 failed") {
+	failed := ends(number(changed("schedules", "trigger", "books", "bad")), "failed")
+	if j := decoded[known](t, database, "jobs", "show", "books", failed); j.ID.String() != failed || j.Name != "bad" || j.Outcome != "failed" || !strings.HasPrefix(j.Error, "job 1 failed") {
 		t.Errorf("job %+v", j)
 	}
 	if !slices.ContainsFunc(history("bad"), func(r row) bool { return r.Job.String() == failed }) {
@@ -455,21 +455,21 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 	}
 	text := output1(t, database, "jobs", "show", "books", failed)
 	unprintable(t, "jobs show", text)
-	if !regexp.MustCompile(`(?m)^` + failed + ` +bad +close .* dead .* "job 1 failed\\n\\x1b\[2J"$`).MatchString(text) {
+	if !regexp.MustCompile(`(?m)^` + failed + ` +bad +close .* failed .* "job 1 failed\\n\\x1b\[2J"$`).MatchString(text) {
 		t.Errorf("jobs show: %s", text)
 	}
-	retriedJob := ends(number(changed("jobs", "retry", "books", failed)), "dead")
+	retriedJob := ends(number(changed("jobs", "retry", "books", failed)), "failed")
 	ticks := slices.DeleteFunc(history("bad"), func(r row) bool { return r.Job != "" })
-	retried := ends(number(changed("schedules", "retry", "books", "bad", ticks[0].Until.Format(time.RFC3339Nano))), "dead")
+	retried := ends(number(changed("schedules", "retry", "books", "bad", ticks[0].Until.Format(time.RFC3339Nano))), "failed")
 	var done time.Time // of a tick
 	for _, r := range history("good") {
-		if r.Fate == "done" {
+		if r.Outcome == "succeeded" {
 			done = r.Until
 			break
 		}
 	}
-	again := ends(number(changed("schedules", "backfill", "books", "good", done.Add(-time.Millisecond).Format(time.RFC3339Nano), done.Format(time.RFC3339Nano))), "done")
-	if text := output1(t, database, "jobs", "show", "books", again); !regexp.MustCompile(`(?m)^` + again + ` +good +close +.* done +0 `).MatchString(text) {
+	again := ends(number(changed("schedules", "backfill", "books", "good", done.Add(-time.Millisecond).Format(time.RFC3339Nano), done.Format(time.RFC3339Nano))), "succeeded")
+	if text := output1(t, database, "jobs", "show", "books", again); !regexp.MustCompile(`(?m)^` + again + ` +good +close +.* succeeded +0 `).MatchString(text) {
 		t.Errorf("jobs show of one that failed never: %s", text)
 	}
 	later := tests.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour)))(t)
@@ -481,7 +481,7 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 	listed := func(args ...string) []known {
 		return decoded[[]known](t, database, append([]string{"jobs", "list", "books"}, args...)...)
 	}
-	for args, want := range map[string]int{"": 2, "--kind close --state planned": 2, "--kind none": 0, "--state retries": 0, "odd": 1, "-n 1": 1} {
+	for args, want := range map[string]int{"": 2, "--kind close --state planned": 2, "--kind none": 0, "--state retrying": 0, "odd": 1, "-n 1": 1} {
 		if got := listed(strings.Fields(args)...); len(got) != want || want == 2 && (got[0].ID.String() != waiting || got[0].Kind != "close" || got[0].State != "planned" || got[0].Trigger != "job") {
 			t.Errorf("jobs list %s: %+v", args, got)
 		}
@@ -492,14 +492,14 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		t.Errorf("jobs list: %s", list)
 	}
 	changed("jobs", "cancel", "books", waiting)
-	if j := decoded[known](t, database, "jobs", "show", "books", waiting); j.Fate != "cancelled" {
+	if j := decoded[known](t, database, "jobs", "show", "books", waiting); j.Outcome != "canceled" {
 		t.Errorf("job %+v", j)
 	}
-	if text := changed("jobs", "retry-dead", "books", "none", "2020-01-01T00:00:00Z"); text != "" {
-		t.Errorf("jobs retry-dead of a kind without jobs: %s", text)
+	if text := changed("jobs", "retry-failed", "books", "none", "2020-01-01T00:00:00Z"); text != "" {
+		t.Errorf("jobs retry-failed of a kind without jobs: %s", text)
 	}
-	if text := changed("jobs", "retry-dead", "books", "close", "2020-01-01T00:00:00Z"); text == "" {
-		t.Error("jobs retry-dead tells no job")
+	if text := changed("jobs", "retry-failed", "books", "close", "2020-01-01T00:00:00Z"); text == "" {
+		t.Error("jobs retry-failed tells no job")
 	}
 	changed("schedules", "delete", "books", "good")
 	var asked string
@@ -507,7 +507,7 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		FROM pgleases.schedule_changes WHERE reason = 'why' AND actor = concat('ann (', session_user, ')')`).Scan(&asked); err != nil {
 		t.Fatal(err)
 	}
-	if want := fmt.Sprintf("pause good, resume good, trigger bad %s, retry bad %s, retry bad %s, backfill good %s, cancel  %s, retry_dead , retry_dead , delete good", failed, retriedJob, retried, again, waiting); asked != want {
+	if want := fmt.Sprintf("pause good, resume good, trigger bad %s, retry bad %s, retry bad %s, backfill good %s, cancel  %s, retry_failed , retry_failed , delete good", failed, retriedJob, retried, again, waiting); asked != want {
 		t.Errorf("written down is %q, want %q", asked, want)
 	}
 	for args, want := range map[string]string{
@@ -525,10 +525,10 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		"jobs cancel books " + waiting + " --reason why":                                      "or it has ended",
 		"jobs retry books " + failed + " --reason why":                                        "was retried, as job",
 		"jobs retry books 99999 --reason why":                                                 "job 99999 is not in the history",
-		"jobs retry-dead books close x --reason why":                                          `"x" is no time`,
+		"jobs retry-failed books close x --reason why":                                        `"x" is no time`,
 		"jobs list":                      "GROUP is missing: pgleases jobs list",
 		"jobs list books -n 0":           "give 1 or more",
-		"jobs list books --state asleep": "planned, due, runs, retries, waits",
+		"jobs list books --state asleep": "planned, due, running, retrying, blocked",
 		"schedules retry books bad 2020-01-01T00:00:00Z --reason why": "is not in the history",
 		"schedules retry books bad x":                                 `"x" is no time`,
 		"schedules retry books bad":                                   "TICK is missing",

@@ -34,7 +34,7 @@ GROUP is the name that the processes gave to schedule.New. Its lease is schedule
 		newEdit("pause_schedule", "pause GROUP SCHEDULE", "Have a schedule not run until it is resumed",
 			"Have a schedule not run until it is resumed. A run that is under way goes on.", ""),
 		newEdit("resume_schedule", "resume GROUP SCHEDULE", "Have a schedule that was paused run again",
-			`Have a schedule that was paused run again, with its next tick. The ticks that passed are cancelled, or with
+			`Have a schedule that was paused run again, with its next tick. The ticks that passed are canceled, or with
 --catch-up treated as if nobody could run them until now.`, ""),
 		newEdit("delete_schedule", "delete GROUP SCHEDULE", "Delete a schedule",
 			`Delete a schedule. Its history stays. A run that is under way is refused its commit. One that the code declares
@@ -48,8 +48,8 @@ order. It prints their numbers, without ticks of which such a job has not ended 
 run one tick again, give a time just before it, and the tick.`,
 			"  pgleases schedules backfill books close-day 2026-03-01T00:00:00Z 2026-03-02T00:00:00Z --reason 'the numbers were wrong'"),
 		newEdit("retry_tick", "retry GROUP SCHEDULE TICK", "Run a schedule once more for a tick that failed",
-			`Run a schedule once more for a tick that is dead or lost: as a job, whose number is printed. TICK is its instant, as
-pgleases schedules history -o json prints it in until. The tick keeps its fate. Once: the job can be retried in its turn, with
+			`Run a schedule once more for a tick that failed or is unknown: as a job, whose number is printed. TICK is its instant, as
+pgleases schedules history -o json prints it in until. The tick keeps its outcome. Once: the job can be retried in its turn, with
 pgleases jobs retry.`,
 			"  pgleases schedules retry books close-day 2026-03-02T00:00:00Z --reason 'there is paper'"))
 	return cmd
@@ -151,15 +151,15 @@ func newScheduleGroups() *cobra.Command {
 	return looking(&cobra.Command{
 		Use:   "groups",
 		Short: "List the groups, with how many schedules and jobs they have",
-		Long: `List the groups, with how many schedules and jobs they have; beyond 1,000 they are not counted. LATE are those that were due more than 10 s ago, FAILING those whose last tick is dead. What
-waits is not known, as it is, to the process that owns it: schedules in WAITING, jobs in STUCK.`,
+		Long: `List the groups, with how many schedules and jobs they have; beyond 1,000 they are not counted. LATE are those that were due more than 10 s ago, FAILING those whose last tick failed. The
+process that owns them does not know schedules in BLOCKED and jobs in STUCK.`,
 	}, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, func(io.Writer), error) {
 		groups, err := a.ScheduleGroups(ctx)
 		return groups, func(w io.Writer) {
-			t := table{{"GROUP", "SCHEDULES", "LATE", "WAITING", "PAUSED", "FAILING", "JOBS", "STUCK"}}
+			t := table{{"GROUP", "SCHEDULES", "LATE", "BLOCKED", "PAUSED", "FAILING", "JOBS", "STUCK"}}
 			for _, g := range groups {
 				row := []string{shown(g.Name)}
-				for _, n := range []int{g.Schedules, g.Late, g.Waiting, g.Paused, g.Failing, g.Jobs, g.Stuck} {
+				for _, n := range []int{g.Schedules, g.Late, g.Blocked, g.Paused, g.Failing, g.Jobs, g.Stuck} {
 					if n > 1000 {
 						row = append(row, "1000+")
 						continue
@@ -177,10 +177,10 @@ func newScheduleList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list GROUP [PREFIX]",
 		Short: "List the schedules of a group",
-		Long: `List the schedules of a group, whose names begin with PREFIX, by name. NEXT is when the process that owns it looks at it next, as a rule at its next tick; DONE is the
-last tick that was done. One that waits is not known, as it is, to the process that owns it; STATE says why. Of those that are late or wait no more than 1,000 are found.`,
+		Long: `List the schedules of a group, whose names begin with PREFIX, by name. NEXT is when the process that owns it looks at it next, as a rule at its next tick; SUCCEEDED is the
+last tick that succeeded. A schedule is blocked if the process that owns it does not know it; STATE says why. Of those that are late or blocked no more than 1,000 are found.`,
 	}
-	only := choiceFlag(cmd, "only", "", "", "only those that are so", admin.Late, admin.Failing, admin.Waiting, admin.Paused)
+	only := choiceFlag(cmd, "only", "", "", "only those that are so", admin.Late, admin.Failing, admin.Blocked, admin.Paused)
 	most := cmd.Flags().IntP("number", "n", 100, "how many schedules, 1 to 1000")
 	after := cmd.Flags().String("after", "", "only names behind this one, to go on from the last of a list")
 	return looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, func(io.Writer), error) {
@@ -192,7 +192,7 @@ last tick that was done. One that waits is not known, as it is, to the process t
 			err = checkGroup(ctx, a, args[0])
 		}
 		return all, func(w io.Writer) {
-			t := table{{"SCHEDULE", "KIND", "RULE", "OWNER", "NEXT", "DONE", "STATE"}}
+			t := table{{"SCHEDULE", "KIND", "RULE", "OWNER", "NEXT", "SUCCEEDED", "STATE"}}
 			for _, one := range all {
 				state, next := one.State, instant(one.Due)
 				if !one.PausedAt.IsZero() { // its owner may still have to look at what that means, but nothing comes of it
@@ -204,7 +204,7 @@ last tick that was done. One that waits is not known, as it is, to the process t
 						state += ": " + printable(text)
 					}
 				}
-				t.add(shown(one.Name), shown(one.Kind), shown(one.Rule), orNothing(one.Owner), next, instant(one.Done), state)
+				t.add(shown(one.Name), shown(one.Kind), shown(one.Rule), orNothing(one.Owner), next, instant(one.Succeeded), state)
 			}
 			t.write(w)
 			if len(all) == *most {
@@ -218,8 +218,8 @@ func newScheduleHistory() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "history GROUP SCHEDULE",
 		Short: "Show what became of the ticks of a schedule, the newest first",
-		Long: `Show what became of the ticks of a schedule, and of its runs besides, which are jobs, the newest first, also of those that were deleted. Each has one fate: done; dead, its run failed; lost, nobody knows what came of a call that is made at most once; missed, it was too late
-to run it; skipped, the run before was under way; cancelled, an edit, a resumption or a deletion came first.`,
+		Long: `Show what became of the ticks of a schedule, and of its runs besides, which are jobs, the newest first, also of those that were deleted. Each has one outcome: succeeded; failed; unknown, if a call that is made at most once was cut off; missed, it was too late
+to run it; skipped, the run before was under way; canceled, an edit, a resumption or a deletion came first.`,
 	}
 	most := cmd.Flags().IntP("number", "n", 20, "how many entries, 1 or more")
 	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, func(io.Writer), error) {
@@ -231,7 +231,7 @@ to run it; skipped, the run before was under way; cancelled, an edit, a resumpti
 			_, err = s.Get(ctx, args[1])
 		}
 		return all, func(w io.Writer) {
-			t := table{{"TICK", "TICKS", "JOB", "FATE", "STARTED", "TOOK", "ERROR"}}
+			t := table{{"TICK", "TICKS", "JOB", "OUTCOME", "STARTED", "TOOK", "ERROR"}}
 			for _, e := range all {
 				took := nothing
 				if !e.StartedAt.IsZero() {
@@ -241,7 +241,7 @@ to run it; skipped, the run before was under way; cancelled, an edit, a resumpti
 				if e.Job > 0 {
 					job = strconv.FormatInt(e.Job, 10)
 				}
-				t.add(instant(e.Until), strconv.FormatInt(e.Ticks, 10), job, string(e.Fate), instant(e.StartedAt), took, orNothing(e.Error))
+				t.add(instant(e.Until), strconv.FormatInt(e.Ticks, 10), job, string(e.Outcome), instant(e.StartedAt), took, orNothing(e.Error))
 			}
 			t.write(w)
 		}, err

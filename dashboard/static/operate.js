@@ -17,16 +17,16 @@ const verbs = {
   unpin: { of: "lease", label: "Unpin", fields: ["partition"], means: "The partition counts in the shares again." },
   drop: { of: "lease", label: "Drop", danger: true, when: of => state.leases.find(l => l.name === of.subject)?.members.length === 0, means: "It is forgotten. For 24 hours it can be made again with as many partitions only, unless pgleases drop --partitions says otherwise. This cannot be taken back." },
   pause_schedule: { of: "schedule", label: "Pause", asks: true, when: of => !of.paused, means: "It does not run until it is resumed. A run that is under way goes on." },
-  resume_schedule: { of: "schedule", label: "Resume", asks: true, when: of => of.paused, fields: ["catch_up"], means: "It runs again, with its next tick. The ticks that passed are cancelled, or treated as late ones." },
+  resume_schedule: { of: "schedule", label: "Resume", asks: true, when: of => of.paused, fields: ["catch_up"], means: "It runs again, with its next tick. The ticks that passed are canceled, or treated as late ones." },
   trigger_schedule: { of: "schedule", label: "Trigger", asks: true, means: "It runs now, besides its ticks, also where it is paused: as a job." },
   backfill_schedule: { of: "schedule", label: "Backfill", asks: true, fields: ["after", "until"], means: "It runs once more for ticks that have passed, 1,000 at most: each as a job of the lowest priority." },
-  delete_schedule: { of: "schedule", label: "Delete", asks: true, danger: true, shows: of => ["Deleted is ", name(of.subject), " of group ", name(of.group), ", of kind ", name(of.is.kind), ", by the rule ", name(of.is.rule), of.is.due ? ", due next at " + clock(of.is.due) : "", "."], means: "It is deleted, and ticks that have passed are cancelled. Its history stays. One that the code declares comes back with the next process that starts. Once done, this cannot be taken back." },
-  retry_tick: { of: "tick", label: "Retry", asks: true, means: "The schedule runs once more for this tick, as a job. The tick keeps its fate." },
+  delete_schedule: { of: "schedule", label: "Delete", asks: true, danger: true, shows: of => ["Deleted is ", name(of.subject), " of group ", name(of.group), ", of kind ", name(of.is.kind), ", by the rule ", name(of.is.rule), of.is.due ? ", due next at " + clock(of.is.due) : "", "."], means: "It is deleted, and ticks that have passed are canceled. Its history stays. One that the code declares comes back with the next process that starts. Once done, this cannot be taken back." },
+  retry_tick: { of: "tick", label: "Retry", asks: true, means: "The schedule runs once more for this tick, as a job. The tick keeps its outcome." },
   cancel_job: { of: "job", label: "Cancel", asks: true, means: "It does not run any more. A run that is under way is refused its commit; what it has done outside of the database is done." },
-  retry_job: { of: "dead", label: "Retry", asks: true, means: "It runs once more, as a new job." },
+  retry_job: { of: "failed", label: "Retry", asks: true, means: "It runs once more, as a new job." },
 };
 
-const titles = { client: "Operate on client ", lease: "Operate on lease ", schedule: "Operate on schedule ", tick: "Operate on schedule ", job: "Operate on job ", dead: "Operate on job " };
+const titles = { client: "Operate on client ", lease: "Operate on lease ", schedule: "Operate on schedule ", tick: "Operate on schedule ", job: "Operate on job ", failed: "Operate on job " };
 
 // What each field of a verb is made of. The value of a field is that of the change.
 const fields = {

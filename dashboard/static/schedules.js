@@ -14,12 +14,12 @@ draws.groups = () => {
     head.scope = "row";
     return make("tr", "", head, ...["n", "n", "n", "n", "n", "n", "sub"].map(c => make("td", c)));
   }, (row, g) => {
-    [g.schedules, g.late, g.waiting, g.paused, g.failing, g.jobs].forEach((n, i) => {
+    [g.schedules, g.late, g.blocked, g.paused, g.failing, g.jobs].forEach((n, i) => {
       setText(row.children[i + 1], most1000(n) + (i === 5 && g.stuck ? ", " + most1000(g.stuck) + " wait" : ""));
       row.children[i + 1].classList.toggle("bad-text", n > 0 && (i === 1 || i === 4) || i === 5 && g.stuck > 0);
     });
-    const since = g.fates[0]?.since;
-    setText(row.children[7], g.fates.map(f => count(f.count) + " " + plain(f.fate)).join(", ") + (since ? ", since " + clock(since) : "none"));
+    const since = g.outcomes[0]?.since;
+    setText(row.children[7], g.outcomes.map(f => count(f.count) + " " + plain(f.outcome)).join(", ") + (since ? ", since " + clock(since) : "none"));
   });
   for (const l of [scheduleList, jobList]) {
     const names = told.groups.map(g => g.name), select = l.root.querySelector(".of"), now = names.includes(select.value) ? select.value : names[0] || "";
@@ -88,8 +88,8 @@ function cells(row, signature, ...content) {
 const cell = (kind, ...content) => ({ kind, content });
 
 const lateText = ns => ns > 0 ? span(ns / 1e6) : "";
-const isBad = s => s === "waits" || s === "dead" || s === "lost";
-const mark = (text, kind) => make("span", "mark " + (kind ?? (isBad(text) ? "bad" : ["paused", "retries"].includes(text) ? "warn" : "")), plain(text));
+const isBad = s => s === "blocked" || s === "failed" || s === "unknown";
+const mark = (text, kind) => make("span", "mark " + (kind ?? (isBad(text) ? "bad" : ["paused", "retrying"].includes(text) ? "warn" : "")), plain(text));
 const note = text => text ? make("div", "sub", name(text)) : "";
 
 const scheduleList = newList($("schedule-list"), () => ({
@@ -99,25 +99,25 @@ const scheduleList = newList($("schedule-list"), () => ({
   const acts = [button("History", event => showHistory(group, s.name, event.target), "History of " + plain(s.name))];
   if (operating) acts.push(" ", operateButton({ kind: "schedule", subject: s.name, group, is: s, paused: s.state === "paused" || !!s.paused_at }));
   cells(row, JSON.stringify(s), cell("", name(s.name), make("div", "sub", name(s.rule), s.owner ? ", by " : "", s.owner ? name(s.owner) : "")),
-    cell("", mark(s.state), s.failures ? make("span", "mark bad", count(s.failures) + " dead") : "", note(s.why), note(s.error)),
-    cell("nowrap", s.due ? clock(s.due) : ""), cell("nowrap", s.done ? clock(s.done) : "", s.last_fate && s.last_fate !== "done" ? make("div", "", mark(s.last_fate)) : ""),
+    cell("", mark(s.state), s.failures ? make("span", "mark bad", count(s.failures) + " failed") : "", note(s.why), note(s.error)),
+    cell("nowrap", s.due ? clock(s.due) : ""), cell("nowrap", s.succeeded ? clock(s.succeeded) : "", s.last_outcome && s.last_outcome !== "succeeded" ? make("div", "", mark(s.last_outcome)) : ""),
     cell("n" + (s.late_ns > 60e9 ? " bad-text" : ""), lateText(s.late_ns)), cell("n", ...acts));
 });
 
 const jobList = newList($("job-list"), () => ({ group: $("job-list").querySelector(".of").value, which: $("job-list").querySelector(".which").value }), j => j.id, j => j.id, (row, j) => {
-  const ended = j.fate !== undefined, id = ended ? j.job : j.id, of = j.name || j.kind, group = $("job-list").querySelector(".of").value;
+  const ended = j.outcome !== undefined, id = ended ? j.job : j.id, of = j.name || j.kind, group = $("job-list").querySelector(".of").value;
   const acts = !operating ? [] : !ended ? [operateButton({ kind: "job", subject: id, group, label: "job " + id }, "cancel_job")] :
-    j.retried !== "0" ? ["retried as " + j.retried] : [operateButton({ kind: "dead", subject: id, group, label: "job " + id }, "retry_job")];
-  cells(row, JSON.stringify(j), cell("", id, make("div", "sub", name(j.kind))), cell("", mark(ended ? j.fate : j.state), note(j.why), note(j.error)),
+    j.retried !== "0" ? ["retried as " + j.retried] : [operateButton({ kind: "failed", subject: id, group, label: "job " + id }, "retry_job")];
+  cells(row, JSON.stringify(j), cell("", id, make("div", "sub", name(j.kind))), cell("", mark(ended ? j.outcome : j.state), note(j.why), note(j.error)),
     cell("nowrap", clock(ended ? j.until : j.at || j.due)), cell("", name(of), j.owner ? make("div", "sub", "by ", name(j.owner)) : ""), cell("n", lateText(j.late_ns)), cell("n", ...acts));
 });
 
 let historyOf = { group: "", name: "" };
 const historyList = newList($("history"), () => historyOf, h => h.id, h => h.id, (row, h) => {
-  const acts = !operating || h.job !== "0" || !isBad(h.fate) ? [] : h.retried !== "0" ? ["retried as " + h.retried] :
+  const acts = !operating || h.job !== "0" || !isBad(h.outcome) ? [] : h.retried !== "0" ? ["retried as " + h.retried] :
     [operateButton({ kind: "tick", subject: historyOf.name, group: historyOf.group, tick: h.until, label: plain(historyOf.name) + " at " + clock(h.until) }, "retry_tick")];
   cells(row, JSON.stringify(h), cell("nowrap", clock(h.until), h.job !== "0" ? make("div", "sub", "job " + h.job) : ""),
-    cell("", mark(h.fate), h.ticks > 1 ? " " + many(h.ticks, "tick") : ""), cell("n", count(h.attempts)),
+    cell("", mark(h.outcome), h.ticks > 1 ? " " + many(h.ticks, "tick") : ""), cell("n", count(h.attempts)),
     cell("nowrap", h.started ? clock(h.started) : ""), cell("", note(h.error)), cell("n", ...acts));
 });
 

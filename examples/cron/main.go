@@ -8,7 +8,7 @@
 // Copy it, and write your jobs into timetable. README.md in this directory says which jobs are exactly once and what to do about the
 // others. Behind PgBouncer in transaction mode, add default_query_exec_mode=exec to DATABASE_URL. To look, and to be rid of it all:
 //
-//	SELECT name, until AS tick, fate, error FROM pgleases.history WHERE group_name = 'cron' ORDER BY id DESC LIMIT 20;
+//	SELECT name, until AS tick, outcome, error FROM pgleases.history WHERE group_name = 'cron' ORDER BY id DESC LIMIT 20;
 //	DROP SCHEMA pgleases CASCADE;
 package main
 

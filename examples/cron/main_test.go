@@ -83,7 +83,7 @@ func TestAJobWhoseTimeTheClocksLeaveOutRunsOnceWhenTheyJump(t *testing.T) {
 	if tick := tests.Receive(t, "it runs", ticks); !tick.Equal(at) {
 		t.Errorf("it ran for %v, not for %v", tick, at)
 	}
-	tests.Becomes(t, owner, "it is done", 1, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'")
+	tests.Becomes(t, owner, "it is done", 1, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
 	if next := tests.Value[time.Time](t, owner, "SELECT due FROM pgleases.schedules"); next.Before(at.Add(12 * time.Hour)) {
 		t.Errorf("the next is at %v", next)
 	}

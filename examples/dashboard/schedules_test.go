@@ -68,7 +68,7 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 	x.confirm("now")
 	x.until(toldText + `.includes("It is job ")`)
 	eval[bool](x, `document.querySelector("[aria-label='History of close-07']").click() || true`)
-	x.until(`document.activeElement.id === "history" && [...document.querySelectorAll("#history tbody tr")].some(e => e.textContent.includes("job ") && e.textContent.includes("done"))`)
+	x.until(`document.activeElement.id === "history" && [...document.querySelectorAll("#history tbody tr")].some(e => e.textContent.includes("job ") && e.textContent.includes("succeeded"))`)
 
 	// One is deleted, and it is the one that was shown.
 	eval[bool](x, `(() => { const e = document.querySelector("#schedule-list .prefix"); e.value = "spare"; return e.dispatchEvent(new Event("input")); })()`)
@@ -92,7 +92,7 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 
 	// What fails is found, and run once more.
 	tests.Must(s.Trigger(t.Context(), "broken"))(t)
-	x.run(chromedp.SetValue("#job-list .which", "dead", chromedp.ByQuery))
+	x.run(chromedp.SetValue("#job-list .which", "failed", chromedp.ByQuery))
 	eval[bool](x, `document.querySelector("#job-list .which").dispatchEvent(new Event("input"))`)
 	eval[bool](x, `document.querySelector("#job-list").scrollIntoView() === 0 || true`)
 	x.until(`document.querySelector("#job-list tbody tr")?.textContent.includes("<img src=x onerror='window.hacked=1'>\\u{202e}") === true`)
@@ -104,7 +104,7 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 	x.open(fmt.Sprintf("Cancel job %d", id), "")
 	x.confirm("not needed")
 	x.until(row("#job-list", fmt.Sprint(id)) + ` === undefined`)
-	if j, err := s.Job(t.Context(), id); err != nil || j.Fate != schedule.FateCancelled {
+	if j, err := s.Job(t.Context(), id); err != nil || j.Outcome != schedule.OutcomeCanceled {
 		t.Errorf("%+v, %v", j, err)
 	}
 
@@ -115,7 +115,7 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 		t.Error("a name is markup")
 	}
 	eval[bool](x, `(() => {
-		for (const [of, value] of [["#schedule-list .prefix", ""], ["#job-list .which", "dead"]]) {
+		for (const [of, value] of [["#schedule-list .prefix", ""], ["#job-list .which", "failed"]]) {
 			const e = document.querySelector(of);
 			e.value = value;
 			e.dispatchEvent(new Event("input"));
@@ -142,7 +142,7 @@ func TestListsSayWhereTheyEnd(t *testing.T) {
 	x := newTab(t, 1280, 900)
 	x.signIn(serve(t, pool))
 	eval[bool](x, `(() => {
-		const groups = Array.from({ length: 100 }, (_, i) => ({ name: "g" + i, schedules: 0, late: 0, waiting: 0, paused: 0, failing: 0, jobs: 0, stuck: 0, fates: [] }));
+		const groups = Array.from({ length: 100 }, (_, i) => ({ name: "g" + i, schedules: 0, late: 0, waiting: 0, paused: 0, failing: 0, jobs: 0, stuck: 0, outcomes: [] }));
 		state.schedules = { groups, failure: "" };
 		draws.groups();
 		return true;

@@ -71,8 +71,8 @@ func TestCountSeesWhatTheTablesSay(t *testing.T) {
 	_, err = pool.Exec(ctx, `
 		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
 		VALUES ('fleet', 'second/1', 'x', 0, 'tick', '{}', '@every 1s', '2026-03-02 00:00:00.5Z', '{}', true, '2026-03-02 00:00:06.5Z', 'infinity', 1, now());
-		INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, ended_at)
-		VALUES (1, 'fleet', 'second/1', '2026-03-02 00:00:00.5Z', '2026-03-02 00:00:05.5Z', 5, 'done', now());
+		INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at)
+		VALUES (1, 'fleet', 'second/1', '2026-03-02 00:00:00.5Z', '2026-03-02 00:00:05.5Z', 5, 'succeeded', now());
 		INSERT INTO pgleases_example.ticks (name, at, worker, ran_at)
 		SELECT 'second/1', t, 'a', t + late FROM (VALUES (1, interval '20 ms'), (2, '10 ms'), (2, '3 s'), (3, '30 ms'), (4, '30 ms'), (7, '40 ms')) AS r (n, late),
 			LATERAL (SELECT timestamptz '2026-03-02 00:00:00.5Z' + n * interval '1 s') AS at (t)`)

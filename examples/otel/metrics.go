@@ -109,16 +109,16 @@ func observeSchedules(meter metric.Meter, s *schedule.Scheduler) (metric.Registr
 		partitions = i.level("pgleases.schedule.partitions", "{partition}", "Partitions of the group that this process owns")
 		waiting    = i.level("pgleases.schedule.waiting", "{run}", "Schedules and jobs that are due and wait for a slot, or for a run under their key")
 		suspects   = i.level("pgleases.schedule.suspects", "{run}", "Schedules and jobs due soon that are suspected of killing processes")
-		looks      = i.total("pgleases.schedule.looks", "{look}", "Looks for what is due")
-		failed     = i.total("pgleases.schedule.looks.failed", "{look}", "Looks for what is due that failed")
-		lookTime   = i.totalSeconds("pgleases.schedule.looks.time", "What the looks for what is due took")
-		lookAge    = i.seconds("pgleases.schedule.looks.age", "Since the last look that did not fail")
+		looks      = i.total("pgleases.schedule.polls", "{poll}", "Polls for what is due")
+		failed     = i.total("pgleases.schedule.polls.failed", "{poll}", "Polls for what is due that failed")
+		lookTime   = i.totalSeconds("pgleases.schedule.polls.time", "What the polls for what is due took")
+		lookAge    = i.seconds("pgleases.schedule.polls.age", "Since the last poll that did not fail")
 		offset     = i.seconds("pgleases.schedule.clock.offset", "Of the database's clock before that of this host")
-		doubted    = i.level("pgleases.schedule.clock.doubted", "1", "1 if the database's clock has stepped and is not believed yet: nothing runs")
+		doubted    = i.level("pgleases.schedule.clock.unstable", "1", "1 if the database's clock has stepped and is not trusted yet: nothing runs")
 		running    = i.level("pgleases.schedule.running", "{run}", "Handlers under way, by kind")
 		begun      = i.total("pgleases.schedule.begun", "{run}", "Calls of handlers, by kind")
 		again      = i.total("pgleases.schedule.again", "{run}", "Runs that are to come again, by kind and by why")
-		ticks      = i.total("pgleases.schedule.ticks", "{tick}", "Ticks and jobs, by kind and fate")
+		ticks      = i.total("pgleases.schedule.ticks", "{tick}", "Ticks and jobs, by kind and outcome")
 		late       = i.total("pgleases.schedule.late", "{run}", "Calls of handlers that were no later than le seconds, by kind")
 		lateTime   = i.totalSeconds("pgleases.schedule.late.time", "How late handlers were called, summed up, by kind")
 	)
@@ -130,13 +130,13 @@ func observeSchedules(meter metric.Meter, s *schedule.Scheduler) (metric.Registr
 		all := s.Stats()
 		o.ObserveInt64(partitions, int64(all.Partitions))
 		o.ObserveInt64(waiting, int64(all.Waiting))
-		o.ObserveInt64(suspects, int64(all.Suspects))
-		o.ObserveInt64(looks, all.Looks)
-		o.ObserveInt64(failed, all.LooksFailed)
-		o.ObserveFloat64(lookTime, all.LookTime.Seconds())
-		o.ObserveFloat64(lookAge, all.LookAge.Seconds())
+		o.ObserveInt64(suspects, int64(all.CrashSuspects))
+		o.ObserveInt64(looks, all.Polls)
+		o.ObserveInt64(failed, all.PollErrors)
+		o.ObserveFloat64(lookTime, all.PollTime.Seconds())
+		o.ObserveFloat64(lookAge, all.SinceLastPoll.Seconds())
 		o.ObserveFloat64(offset, all.ClockOffset.Seconds())
-		o.ObserveInt64(doubted, one(all.ClockDoubted))
+		o.ObserveInt64(doubted, one(all.ClockUnstable))
 		for name, k := range all.Kinds {
 			with := func(more ...attribute.KeyValue) metric.MeasurementOption {
 				return metric.WithAttributes(append(more, attribute.String("kind", name))...)
@@ -145,10 +145,10 @@ func observeSchedules(meter metric.Meter, s *schedule.Scheduler) (metric.Registr
 			o.ObserveInt64(begun, k.Begun, with())
 			o.ObserveInt64(again, k.Retried, with(attribute.String("why", "retry")))
 			o.ObserveInt64(again, k.Snoozed, with(attribute.String("why", "snooze")))
-			for fate, n := range map[schedule.Fate]int64{
-				schedule.FateDone: k.Done, schedule.FateDead: k.Dead, schedule.FateLost: k.Lost, schedule.FateMissed: k.Missed, schedule.FateSkipped: k.Skipped,
+			for outcome, n := range map[schedule.Outcome]int64{
+				schedule.OutcomeSucceeded: k.Succeeded, schedule.OutcomeFailed: k.Failed, schedule.OutcomeUnknown: k.Unknown, schedule.OutcomeMissed: k.Missed, schedule.OutcomeSkipped: k.Skipped,
 			} {
-				o.ObserveInt64(ticks, n, with(attribute.String("fate", string(fate))))
+				o.ObserveInt64(ticks, n, with(attribute.String("outcome", string(outcome))))
 			}
 			for i, n := range k.Lateness.Within {
 				o.ObserveInt64(late, n, with(attribute.String("le", strconv.FormatFloat(bounds[i].Seconds(), 'f', -1, 64))))

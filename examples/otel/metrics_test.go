@@ -136,14 +136,14 @@ func TestWhatIsCollectedOfSchedulesIsWhatTheStatsTell(t *testing.T) {
 	}
 	until(t, ctx, "all is done", func() bool {
 		k := s.Stats().Kinds
-		return k["report"].Done == 3 && k["fail"].Dead == 1 && s.Stats().Partitions == 128
+		return k["report"].Succeeded == 3 && k["fail"].Failed == 1 && s.Stats().Partitions == 128
 	})
 	got, stats := collect(t, reader), s.Stats()
 	for name, want := range map[string]float64{
-		"pgleases.schedule.partitions": 128, "pgleases.schedule.waiting": 0, "pgleases.schedule.suspects": 0, "pgleases.schedule.looks.failed": 0, "pgleases.schedule.clock.doubted": 0,
+		"pgleases.schedule.partitions": 128, "pgleases.schedule.waiting": 0, "pgleases.schedule.suspects": 0, "pgleases.schedule.polls.failed": 0, "pgleases.schedule.clock.unstable": 0,
 		"pgleases.schedule.running report": 0, "pgleases.schedule.begun report": 3, "pgleases.schedule.begun fail": 2,
 		"pgleases.schedule.again fail retry": 1, "pgleases.schedule.again fail snooze": 0,
-		"pgleases.schedule.ticks done report": 3, "pgleases.schedule.ticks dead fail": 1, "pgleases.schedule.ticks dead report": 0, "pgleases.schedule.ticks lost report": 0,
+		"pgleases.schedule.ticks succeeded report": 3, "pgleases.schedule.ticks failed fail": 1, "pgleases.schedule.ticks failed report": 0, "pgleases.schedule.ticks unknown report": 0,
 		"pgleases.schedule.ticks missed report": 0, "pgleases.schedule.ticks skipped report": 0,
 		"pgleases.schedule.late report +Inf": 3, "pgleases.schedule.late report 3600": 3, "pgleases.schedule.late fail 0.005": float64(stats.Kinds["fail"].Lateness.Within[0]),
 		"pgleases.schedule.late.time report": stats.Kinds["report"].Lateness.Sum.Seconds(),
@@ -152,7 +152,7 @@ func TestWhatIsCollectedOfSchedulesIsWhatTheStatsTell(t *testing.T) {
 			t.Errorf("%s is %v, %v, not %v", name, v, ok, want)
 		}
 	}
-	for _, name := range []string{"pgleases.schedule.looks", "pgleases.schedule.looks.time", "pgleases.schedule.looks.age"} {
+	for _, name := range []string{"pgleases.schedule.polls", "pgleases.schedule.polls.time", "pgleases.schedule.polls.age"} {
 		if got[name] <= 0 {
 			t.Errorf("%s is %v", name, got[name])
 		}

@@ -44,7 +44,7 @@ func TestEachTickEnqueuesOneJobForEachCustomer(t *testing.T) {
 		}
 		return n
 	}
-	const ticksDone = "SELECT count(*) FROM pgleases.history WHERE fate = 'done'"
+	const ticksDone = "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'"
 	until := func(what, query string, least int) {
 		t.Helper()
 		for late := time.After(time.Minute); value(query) < least; {

@@ -9,7 +9,7 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// Verbs are those about one schedule or one job. Beside them there is retry_dead.
+// Verbs are those about one schedule or one job. Beside them there is retry_failed.
 var Verbs = []string{"pause_schedule", "resume_schedule", "delete_schedule", "trigger_schedule", "backfill_schedule", "retry_tick",
 	"cancel_job", "retry_job"}
 
@@ -19,9 +19,9 @@ type Request struct {
 	Schedule string    `json:"schedule"`
 	ID       int64     `json:"id,string"`  // of the schedule that is to be deleted; 0: whichever has the name
 	Job      int64     `json:"job,string"` // of cancel_job and retry_job
-	Kind     string    `json:"kind"`       // of retry_dead
+	Kind     string    `json:"kind"`       // of retry_failed
 	Tick     time.Time `json:"tick"`       // of retry_tick
-	After    time.Time `json:"after"`      // of backfill_schedule and retry_dead
+	After    time.Time `json:"after"`      // of backfill_schedule and retry_failed
 	Until    time.Time `json:"until"`      // of backfill_schedule
 	CatchUp  bool      `json:"catch_up"`   // of resume_schedule
 }
@@ -51,8 +51,8 @@ func (r Request) Do(ctx context.Context, s *schedule.Scheduler) (jobs []int64, e
 		return nil, s.Cancel(ctx, r.Job)
 	case "retry_job":
 		return one(s.Retry(ctx, r.Job))
-	case "retry_dead":
-		jobs, refused, err := s.RetryDead(ctx, r.Kind, r.After)
+	case "retry_failed":
+		jobs, refused, err := s.RetryFailed(ctx, r.Kind, r.After)
 		if err == nil && refused > 0 {
 			err = fmt.Errorf("%d cannot be retried, because their schedule was deleted, or a living job has their unique key", refused)
 		}

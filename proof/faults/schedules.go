@@ -27,7 +27,7 @@ type Schedule struct {
 	Options    []schedule.ScheduleOption
 	Every      time.Duration                    // between two ticks
 	First      func(anchor time.Time) time.Time // the first tick of one that was made at the anchor, told without package schedule
-	Never      []schedule.Fate                  // what no tick of it may become
+	Never      []schedule.Outcome               // what no tick of it may become
 }
 
 // The kinds of handlers.
@@ -67,25 +67,25 @@ func Schedules(kinds ...string) []Schedule {
 
 func allSchedules() (all []Schedule) {
 	second := func(anchor time.Time) time.Time { return anchor.Add(time.Second) }
-	add := func(name, kind string, never []schedule.Fate, opts ...schedule.ScheduleOption) {
+	add := func(name, kind string, never []schedule.Outcome, opts ...schedule.ScheduleOption) {
 		for n := range 3 {
 			all = append(all, Schedule{fmt.Sprintf("%s-%d", name, n), kind, schedule.Every(time.Second), opts, time.Second, second, never})
 		}
 	}
-	const missed, skipped, cancelled, lost = schedule.FateMissed, schedule.FateSkipped, schedule.FateCancelled, schedule.FateLost
-	add("latest", quick, []schedule.Fate{cancelled, lost})
-	add("none", quick, []schedule.Fate{cancelled, lost}, schedule.WithMissed(schedule.MissedNone), schedule.WithGrace(2*time.Second))
-	add("all", quick, []schedule.Fate{cancelled, lost, missed}, schedule.WithMissed(schedule.MissedAll))
-	add("buffered", slow, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
-	add("jittered", slow, []schedule.Fate{cancelled, lost}, schedule.WithJitter(400*time.Millisecond))
-	add("together", slow, []schedule.Fate{cancelled, lost}, schedule.WithKey("one"))
-	add("failing", fails, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
-	add("mail", mailed, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
-	add("pay", paid, []schedule.Fate{cancelled, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
-	add("scarce", scarce, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
-	add("phone", phoned, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
+	const missed, skipped, canceled, lost = schedule.OutcomeMissed, schedule.OutcomeSkipped, schedule.OutcomeCanceled, schedule.OutcomeUnknown
+	add("latest", quick, []schedule.Outcome{canceled, lost})
+	add("none", quick, []schedule.Outcome{canceled, lost}, schedule.WithMissed(schedule.MissedNone), schedule.WithGrace(2*time.Second))
+	add("all", quick, []schedule.Outcome{canceled, lost, missed}, schedule.WithMissed(schedule.MissedAll))
+	add("buffered", slow, []schedule.Outcome{canceled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
+	add("jittered", slow, []schedule.Outcome{canceled, lost}, schedule.WithJitter(400*time.Millisecond))
+	add("together", slow, []schedule.Outcome{canceled, lost}, schedule.WithKey("one"))
+	add("failing", fails, []schedule.Outcome{canceled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
+	add("mail", mailed, []schedule.Outcome{canceled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
+	add("pay", paid, []schedule.Outcome{canceled, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
+	add("scarce", scarce, []schedule.Outcome{canceled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
+	add("phone", phoned, []schedule.Outcome{canceled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
 	return append(all, Schedule{"minute", slow, schedule.Cron("* * * * *", "Asia/Kathmandu"), []schedule.ScheduleOption{schedule.WithMissed(schedule.MissedAll)}, time.Minute,
-		func(anchor time.Time) time.Time { return anchor.Truncate(time.Minute).Add(time.Minute) }, []schedule.Fate{cancelled, lost, missed}})
+		func(anchor time.Time) time.Time { return anchor.Truncate(time.Minute).Add(time.Minute) }, []schedule.Outcome{canceled, lost, missed}})
 }
 
 // runSchedules runs schedules with a client until what it returns is called, which waits for the end of that.

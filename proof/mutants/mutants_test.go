@@ -105,11 +105,11 @@ var detectors = map[string]detector{
 	}},
 	// Worker processes that run schedules, under faults, on a real server.
 	"schedule fleet": {"proof", func(seed int) []string {
-		return []string{"-test.run=^TestEveryTickHasOneFate/^direct$", "-schedule-faults=60", fmt.Sprint("-schedule-seed=", seed)}
+		return []string{"-test.run=^TestEveryTickHasOneOutcome/^direct$", "-schedule-faults=60", fmt.Sprint("-schedule-seed=", seed)}
 	}},
 	// Runs of schedules on a real server.
 	"runs": {"schedule", func(int) []string {
-		return []string{"-test.run=WhoseTickHasAFate|EditsWhileItRuns|CommitsItself"}
+		return []string{"-test.run=WhoseTickHasAOutcome|EditsWhileItRuns|CommitsItself"}
 	}},
 	// Runs whose partition is to go to another process.
 	"guarded runs": {"schedule", func(int) []string { return []string{"-test.run=NobodyOwns"} }},
@@ -328,14 +328,14 @@ var mutants = append(asleep(), []mutant{
 	{"a run of a schedule without a guard", "guarded runs", `in the middle of a run`, []edit{
 		{"schedule/sql/functions.sql", `:= pgleases.guard($1, $2, $3);`, `:= '';`, 0},
 	}},
-	{"a closing of a run that does not raise where the cursor has moved", "runs", `effects|fates|entry`, []edit{
+	{"a closing of a run that does not raise where the cursor has moved", "runs", `effects|outcomes|entry`, []edit{
 		{"schedule/sql/functions.sql", `RAISE EXCEPTION 'schedule % has come as far as %, and the run began at %', $1, s.cursor, $4 USING ERRCODE = 'PS002';`, `RETURN;`, 0},
 	}},
-	{"a closing in another transaction than the run's", "runs", `it has its fate`, []edit{
+	{"a closing in another transaction than the run's", "runs", `it has its outcome`, []edit{
 		{"schedule/sql/functions.sql", `IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN`, `IF false THEN`, 2},
 		{"schedule/call.go", `a.handler = errEnded`, ``, 0},
 	}},
-	{"the client's clock decides what is due", "clock", `fate`, []edit{
+	{"the client's clock decides what is due", "clock", `outcome`, []edit{
 		{"schedule/decide.go", `now := r.Clock`, `now := time.Now()`, 2},
 	}},
 	{"a clock that is ahead by a second", "schedule fleet", `early`, []edit{
@@ -344,12 +344,12 @@ var mutants = append(asleep(), []mutant{
 	{"the cursor locked before the handler", "runs", `put|lock`, []edit{
 		{"schedule/sql/functions.sql", `hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL;`, `hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL FOR UPDATE;`, 0},
 	}},
-	{"ticks that are passed over without a fate", "schedule fleet", `fates`, []edit{
-		{"schedule/decide.go", `pass(due.Missed, FateMissed)`, `if due.Missed.Count > 0 {
+	{"ticks that are passed over without an outcome", "schedule fleet", `outcomes`, []edit{
+		{"schedule/decide.go", `pass(due.Missed, OutcomeMissed)`, `if due.Missed.Count > 0 {
 		d.moveTo(due.Missed.Last)
 	}`, 0},
 	}},
-	{"a step of the cursor without its history", "schedule fleet", `effects|fate`, []edit{
+	{"a step of the cursor without its history", "schedule fleet", `effects|outcome`, []edit{
 		{"schedule/sql/functions.sql", `    FROM stepped AS s;
     IF NOT FOUND THEN`, `    FROM stepped AS s WHERE s.id % 2 = 0;
     IF NOT FOUND AND $1 % 2 = 0 THEN`, 0},
@@ -357,7 +357,7 @@ var mutants = append(asleep(), []mutant{
 	{"runs under one key side by side", "schedule fleet", `overlap`, []edit{
 		{"schedule/queue.go", `if _, busy := q.keys[it.Key]; busy {`, `if false {`, 0},
 	}},
-	{"stored counters: a limit as what runs write and take back, which a crash leaves standing", "schedule fleet", `has its fate`, []edit{
+	{"stored counters: a limit as what runs write and take back, which a crash leaves standing", "schedule fleet", `has its outcome`, []edit{
 		{"schedule/sql/functions.sql", `AND (s.run IS NULL OR NOT EXISTS (`, `AND (s.run IS NULL OR false AND NOT EXISTS (`, 0},
 		{"schedule/slots.go", `	if !outside {
 		call = nil
@@ -374,16 +374,16 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/queue.go", `if it.Crashes > 0 && len(q.running) > 0 {`, `if false {`, 0},
 		{"schedule/queue.go", `q.alone = len(q.running) == 0`, `q.alone = false`, 0},
 	}},
-	{"crashes that nobody counts", "crashes", `fates of "poison"|not killed by its job`, []edit{
+	{"crashes that nobody counts", "crashes", `outcomes of "poison"|not killed by its job`, []edit{
 		{"schedule/crashes.go", `return r.Trying.crashes() > 0 || o.crashed && !it.due().After(o.opened)`, `return false`, 0},
 	}},
-	{"a call that was begun is called again, at most once", "outside", `effects of|fates of "pay"`, []edit{
+	{"a call that was begun is called again, at most once", "outside", `effects of|outcomes of "pay"`, []edit{
 		{"schedule/attempt.go", `case k.calls == atMostOnce && r.Trying.begun() != "" && r.Trying.begun() != e.id:`, `case false:`, 0},
 	}},
 	{"a replaced job that counts as run", "writers", `jobs whose last order did not run`, []edit{
-		{"schedule/sql/functions.sql", `    IF j.revision = $3 AND jsonb_array_length(fates) > 0 THEN`, `    IF jsonb_array_length(fates) > 0 THEN`, 0},
+		{"schedule/sql/functions.sql", `    IF j.revision = $3 AND jsonb_array_length(outcomes) > 0 THEN`, `    IF jsonb_array_length(outcomes) > 0 THEN`, 0},
 	}},
-	{"a job without its fate", "schedule fleet", `jobs: |calls: `, []edit{
+	{"a job without its outcome", "schedule fleet", `jobs: |calls: `, []edit{
 		{"schedule/sql/functions.sql", `FROM ended AS e;
     IF NOT FOUND THEN`, `FROM ended AS e WHERE e.id % 2 = 0;
     IF false THEN`, 0},
@@ -394,11 +394,11 @@ var mutants = append(asleep(), []mutant{
 	{"a clock that is believed at once", "schedule clocks", `both doubt it|that are to come`, []edit{
 		{"schedule/clock.go", `case (c.doubt.IsZero() || (ahead-c.other).Abs() > maxStep) && doubted > 0:`, `case false:`, 0},
 	}},
-	{"a deploy that begins schedules anew", "deploys", `fates|entry`, []edit{
+	{"a deploy that begins schedules anew", "deploys", `outcomes|entry`, []edit{
 		{"schedule/edit.go", `case have.Rule == r.Rule:`, `case have.Rule == r.Rule && !r.Declared:`, 0},
 		{"schedule/edit.go", `if have != nil && sameArgs && alike(&r, have) {`, `if have != nil && !r.Declared && sameArgs && alike(&r, have) {`, 0},
 	}},
-	{"a deadlock that is no reason to run again", "deadlocks", `fate of what was in deadlocks`, []edit{
+	{"a deadlock that is no reason to run again", "deadlocks", `outcome of what was in deadlocks`, []edit{
 		{"schedule/run.go", `e.conflicts < maxConflicts`, `false`, 0},
 		{"schedule/errors.go", `return errors.As(err, new(discarded)) ||`, `return conflict(err) || errors.As(err, new(discarded)) ||`, 0},
 	}},

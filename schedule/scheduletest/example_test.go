@@ -28,8 +28,8 @@ func Example() {
 		if want := []string{"the ledger on 29 March at 01:00", "the ledger on 30 March at 00:30"}; !slices.Equal(closed, want) {
 			t.Errorf("closed %q, not %q", closed, want)
 		}
-		if fate := s.Entries("close")[0].Fate; fate != schedule.FateDone {
-			t.Errorf("the first tick is %s", fate)
+		if outcome := s.Entries("close")[0].Outcome; outcome != schedule.OutcomeSucceeded {
+			t.Errorf("the first tick is %s", outcome)
 		}
 	}
 	shown = test // go test runs a function of this kind

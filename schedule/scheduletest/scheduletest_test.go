@@ -81,11 +81,11 @@ func expect(t testing.TB, what string, got, want any) {
 	}
 }
 
-// fates are those of a schedule's entries, with how many ticks each is of.
-func fates(s *scheduletest.Scheduler, name string) string {
+// outcomes are those of a schedule's entries, with how many ticks each is of.
+func outcomes(s *scheduletest.Scheduler, name string) string {
 	var told []string
 	for _, e := range s.Entries(name) {
-		told = append(told, fmt.Sprintf("%s %d", e.Fate, e.Ticks))
+		told = append(told, fmt.Sprintf("%s %d", e.Outcome, e.Ticks))
 	}
 	return strings.Join(told, ", ")
 }
@@ -150,13 +150,13 @@ func TestProcessThatCrashesIsFollowedByAnother(t *testing.T) {
 	tests.OK(t, once.Add("once", args{}, schedule.Cron("0 2 * * *", "UTC")))
 	tests.OK(t, always.Add("always", args{}, schedule.Cron("0 3 * * *", "UTC")))
 	s.Advance(90 * time.Minute)
-	expect(t, "in", fates(s, "in"), "done 1")
+	expect(t, "in", outcomes(s, "in"), "succeeded 1")
 	expect(t, "the time of its end", s.Entries("in")[0].EndedAt, midnight.Add(61*time.Minute))
 	s.Advance(time.Hour)
-	expect(t, "once", fates(s, "once"), "lost 1")
+	expect(t, "once", outcomes(s, "once"), "unknown 1")
 	crashes = 0
 	s.Advance(time.Hour)
-	expect(t, "always", fates(s, "always"), "done 1")
+	expect(t, "always", outcomes(s, "always"), "succeeded 1")
 	expect(t, "runs", strings.Join(did, "; "), "in attempt 1, crashes 0, epoch 1; in attempt 1, crashes 0, epoch 2; once attempt 1, crashes 0, epoch 2; always attempt 1, crashes 0, epoch 3; always attempt 1, crashes 0, epoch 4")
 }
 
@@ -173,7 +173,7 @@ func TestJobThatKillsEachProcessIsDead(t *testing.T) {
 	id := tests.Must(k.Enqueue(t.Context(), args{}))(t)
 	s.Advance(time.Hour)
 	j := tests.Must(s.Job(t.Context(), id))(t)
-	expect(t, "fate", j.Fate, schedule.FateDead)
+	expect(t, "outcome", j.Outcome, schedule.OutcomeFailed)
 	expect(t, "calls", calls, 4)
 }
 
@@ -202,8 +202,8 @@ func TestDeployTakesOverWhatIsThere(t *testing.T) {
 	next.Advance(time.Hour)
 	expect(t, "runs", strings.Join(did, "; "), "dropped by v1; kept by v1; put by v2; kept by v2")
 	dropped := tests.Must(next.Get(t.Context(), "dropped"))(t)
-	if !strings.Contains(dropped.Waits, "declared in the code of another version") {
-		t.Fatalf("what the code declares no more waits for %q", dropped.Waits)
+	if !strings.Contains(dropped.BlockedReason, "declared in the code of another version") {
+		t.Fatalf("what the code declares no more waits for %q", dropped.BlockedReason)
 	}
 	expect(t, "epochs", next.Entries("kept")[1].Epoch, 2)
 }
@@ -268,9 +268,9 @@ func TestHandlerWritesInTheDatabase(t *testing.T) {
 		id := tests.Must(k.Enqueue(t.Context(), args{n}))(t)
 		s.Advance(time.Second)
 		j := tests.Must(s.Job(t.Context(), id))(t)
-		did.note("%d %s", n, j.Fate)
+		did.note("%d %s", n, j.Outcome)
 	}
-	expect(t, "fates", did, notes{"1 done", "1 dead", "2 dead", "3 done"})
+	expect(t, "outcomes", did, notes{"1 succeeded", "1 failed", "2 failed", "3 succeeded"})
 	var written []int
 	tests.OK(t, pool.QueryRow(t.Context(), "SELECT array_agg(n ORDER BY n) FROM "+table).Scan(&written))
 	expect(t, "what is written", written, []int{1, 3})
@@ -290,7 +290,7 @@ func TestTheSchemaIsDropped(t *testing.T) {
 			k := schedule.InTx(s.Scheduler, "k", func(context.Context, pgx.Tx, schedule.Run[args]) error { return nil })
 			tests.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
 			s.Advance(time.Hour)
-			expect(t, "fates", fates(s, "k"), "done 1")
+			expect(t, "outcomes", outcomes(s, "k"), "succeeded 1")
 		}
 		expect(t, "schemas", schemas(), before+2)
 	})
@@ -378,11 +378,11 @@ func TestRunThatAnEditIsInTheWayOfIsRunAgain(t *testing.T) {
 		t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // an error: it has ended
 		tests.OK(t, in.PutTx(t.Context(), tx, "in", args{1}, schedule.Every(time.Hour)))
 		s.Advance(time.Hour + 2*time.Second)
-		expect(t, "fates while an edit is under way", fates(s, "in"), "")
+		expect(t, "outcomes while an edit is under way", outcomes(s, "in"), "")
 		expect(t, "calls, one each second", calls, 3)
 		tests.OK(t, tx.Commit(t.Context()))
 		s.Advance(time.Second)
-		expect(t, "fates", fates(s, "in"), "done 1")
+		expect(t, "outcomes", outcomes(s, "in"), "succeeded 1")
 	}
 }
 
@@ -406,7 +406,7 @@ func TestCrashInAGoroutineThatAHandlerStartedEndsTheProcess(t *testing.T) {
 	tests.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
 	s.Advance(time.Hour + time.Minute)
 	expect(t, "causes", causes, []error{pgleases.ErrTrustLost})
-	expect(t, "fates", fates(s, "k"), "done 1")
+	expect(t, "outcomes", outcomes(s, "k"), "succeeded 1")
 	expect(t, "the time of its end", s.Entries("k")[0].EndedAt, midnight.Add(61*time.Minute))
 }
 
@@ -421,7 +421,7 @@ func TestAdvanceInAHandlerIsFoundOut(t *testing.T) {
 	})
 	tests.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
 	s.Advance(time.Hour)
-	expect(t, "fates", fates(s, "k"), "done 1")
+	expect(t, "outcomes", outcomes(s, "k"), "succeeded 1")
 	if said := f.all(); !strings.Contains(said, "Advance was called while the time moves") {
 		t.Errorf("the test was told %q", said)
 	}

@@ -5,9 +5,9 @@
 -- $2 text         mark of the run, from open.sql
 -- $3 bigint       revision that open.sql read
 -- $4 timestamptz  cursor that open.sql read
--- $5 jsonb        the step: cursor; cursor_local; due, when to look at it next, where nobody has edited it meanwhile, null: never; done, the tick that was done, null: none
---                 was; ran_from and ran_until, when a handler was called and ended, null: none was; trying, the tick that is to be tried again, null: none is;
---                 failures; paused_at, null: it does not pause it; waits, why it cannot be run here, null: it can; fates, an array of {since, until, ticks, fate, error, attempts, epoch, started_at}, of which each begins where the last ends
+-- $5 jsonb        the step: cursor; cursor_local; due, when to look at it next, where nobody has edited it meanwhile, null: never; succeeded, the tick that succeeded, null: none
+--                 did; ran_from and ran_until, when a handler was called and ended, null: none was; trying, the tick that is to be tried again, null: none is;
+--                 failures; paused_at, null: it does not pause it; blocked_reason, why it cannot be run here, null: it can; outcomes, an array of {since, until, ticks, outcome, error, attempts, epoch, started_at}, of which each begins where the last ends
 --
 -- PS001: the schedule was deleted. PS002: its cursor has moved. PS003: this is not the transaction that open.sql was in.
 SELECT pgleases.schedule_close($1::bigint, $2::pg_catalog.text, $3::bigint, $4::pg_catalog.timestamptz, $5::pg_catalog.jsonb)::pg_catalog.text

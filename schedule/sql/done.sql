@@ -1,4 +1,4 @@
--- done.sql: close.sql for a tick that is done, and is the only one to have its fate, as most are.
+-- done.sql: close.sql for a tick that is done, and is the only one to have its outcome, as most are.
 --
 -- $1 bigint        schedule
 -- $2 text          mark of the run, from open.sql

@@ -1,14 +1,14 @@
 -- edit.sql: changes a schedule or a job.
 --
--- $1 text   pause, resume, delete, trigger, backfill, cancel, retry or retry_dead
+-- $1 text   pause, resume, delete, trigger, backfill, cancel, retry or retry_failed
 -- $2 text   group
 -- $3 text   the schedule's name; null: the change is about jobs
 -- $4 jsonb  id, which the schedule must have, if it is given; job; catch_up of resume; tick of retry; after and until of backfill; kind and since of
---           retry_dead; seen, what the rule says about the schedule in asks: of backfill an array of {begins, at}, of others until, up to where the
+--           retry_failed; seen, what the rule says about the schedule in asks: of backfill an array of {begins, at}, of others until, up to where the
 --           ticks are canceled, and ticks, how many there are
 --
 -- asks, as JSON: the schedule, which is locked now: nothing is done until the statement is sent again, with seen; null: it is done.
--- ids: the jobs that were enqueued or canceled. refused: of retry_dead, how many cannot be retried.
+-- ids: the jobs that were enqueued or canceled. refused: of retry_failed, how many cannot be retried.
 --
 -- 42704: there is no such schedule or job. 55000, 22023: it cannot be done. 23505: the unique key of a job to retry is taken.
 SELECT asks, ids, coalesce(refused, 0) FROM pgleases.schedule_edit($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.jsonb, NULL::pg_catalog.text)

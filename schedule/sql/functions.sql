@@ -5,7 +5,7 @@
 -- read the whole of it (enable_seqscan). What has no index, as the one row of pgleases.server, then seems to cost so much that the server
 -- would compile each plan that reads it, for 0.2 s and more (jit).
 --
--- Schedules and fates come and go as JSON, in which a time is the same under all settings of a session.
+-- Schedules and outcomes come and go as JSON, in which a time is the same under all settings of a session.
 
 -- Commits that notify wait for each other, all of the server's: so the first in each fifth of a second tells for the others, whose
 -- processes look again when that is over. The value is the number of that fifth, then a bit for each number of groups of which it was told
@@ -97,12 +97,12 @@ BEGIN
         -- Few enough that no look takes long for it. Where some of them run, the next looks wake others; else those are due within an hour.
         UPDATE pgleases.schedules AS s SET due = now
         WHERE s.id IN (SELECT w.id FROM pgleases.schedules AS w
-                       WHERE w.group_name = $1 AND w.partition = ANY ($3) AND w.waits IS NOT NULL
+                       WHERE w.group_name = $1 AND w.partition = ANY ($3) AND w.blocked_reason IS NOT NULL
                            AND w.paused_at IS NULL AND w.due > now
                        LIMIT 1000 FOR UPDATE SKIP LOCKED);
         UPDATE pgleases.jobs AS j SET due = now
         WHERE j.id IN (SELECT w.id FROM pgleases.jobs AS w
-                       WHERE w.group_name = $1 AND w.partition = ANY ($3) AND w.waits IS NOT NULL AND w.due > now
+                       WHERE w.group_name = $1 AND w.partition = ANY ($3) AND w.blocked_reason IS NOT NULL AND w.due > now
                        LIMIT 1000 FOR UPDATE SKIP LOCKED);
     END IF;
     clock_us := (extract(epoch FROM now) * 1000000)::bigint;
@@ -202,18 +202,18 @@ BEGIN
 END
 $pgleases_body$;
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_fates(s pgleases.schedules, fates pg_catalog.jsonb) RETURNS void
+CREATE OR REPLACE FUNCTION pgleases.schedule_outcomes(s pgleases.schedules, outcomes pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, fate, error, attempts, epoch, started_at, ended_at)
-    SELECT s.id, s.group_name, s.name, s.kind, f.since, f.until, f.ticks, f.fate, f.error, coalesce(f.attempts, 0), f.epoch,
+    INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch, started_at, ended_at)
+    SELECT s.id, s.group_name, s.name, s.kind, f.since, f.until, f.ticks, f.outcome, f.error, coalesce(f.attempts, 0), f.epoch,
         f.started_at, pgleases.schedule_clock()
-    FROM jsonb_to_recordset($2) AS f (since timestamptz, until timestamptz, ticks bigint, fate text, error text, attempts int,
+    FROM jsonb_to_recordset($2) AS f (since timestamptz, until timestamptz, ticks bigint, outcome text, error text, attempts int,
         epoch bigint, started_at timestamptz)
     ORDER BY f.until;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_fates(pgleases.schedules, pg_catalog.jsonb) IS 'Writes down what became of ticks.';
+COMMENT ON FUNCTION pgleases.schedule_outcomes(pgleases.schedules, pg_catalog.jsonb) IS 'Writes down what became of ticks.';
 
 -- The row is locked here at the end of the run and not at its beginning: else an edit would wait for as long as the handler runs, and
 -- handlers that put schedules would wait for each other.
@@ -223,7 +223,7 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqsc
 DECLARE
     s     pgleases.schedules;
     t     pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, $5);
-    fates CONSTANT jsonb := $5 -> 'fates';
+    outcomes CONSTANT jsonb := $5 -> 'outcomes';
     total bigint;
     now   CONSTANT timestamptz := pgleases.schedule_clock();
 BEGIN
@@ -231,31 +231,31 @@ BEGIN
         RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
     END IF;
     UPDATE pgleases.schedules AS r
-    SET cursor = t.cursor, cursor_local = t.cursor_local, done = coalesce(t.done, r.done),
+    SET cursor = t.cursor, cursor_local = t.cursor_local, succeeded = coalesce(t.succeeded, r.succeeded),
         ran_from = coalesce(t.ran_from, r.ran_from), ran_until = coalesce(t.ran_until, r.ran_until),
         trying = t.trying, failures = coalesce(t.failures, r.failures), paused_at = coalesce(r.paused_at, t.paused_at),
         due = CASE WHEN r.revision <> $3 THEN now ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
-        waits = t.waits, waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, now) WHEN t.due <= now THEN r.waits_since END -- it catches up
+        blocked_reason = t.blocked_reason, blocked_since = CASE WHEN t.blocked_reason IS NOT NULL THEN coalesce(r.blocked_since, now) WHEN t.due <= now THEN r.blocked_since END -- it catches up
     WHERE r.id = $1 AND r.cursor = $4 RETURNING r.* INTO s;
     IF NOT FOUND THEN -- where an edit passed over these ticks while they ran, they have run all the same
         SELECT * INTO s FROM pgleases.schedules AS r WHERE r.id = $1 FOR NO KEY UPDATE;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'schedule % was deleted', $1 USING ERRCODE = 'PS001';
         END IF;
-        total := (SELECT sum((f ->> 'ticks')::bigint) FROM jsonb_array_elements(fates) AS f);
+        total := (SELECT sum((f ->> 'ticks')::bigint) FROM jsonb_array_elements(outcomes) AS f);
         UPDATE pgleases.history AS h SET since = t.cursor, ticks = h.ticks - total
-        WHERE h.schedule = $1 AND h.since = $4 AND h.until >= t.cursor AND h.fate = 'cancelled' AND h.ticks > total;
+        WHERE h.schedule = $1 AND h.since = $4 AND h.until >= t.cursor AND h.outcome = 'canceled' AND h.ticks > total;
         IF NOT FOUND THEN
             DELETE FROM pgleases.history AS h
-            WHERE h.schedule = $1 AND h.since = $4 AND h.until >= t.cursor AND h.fate = 'cancelled' AND h.ticks = total;
+            WHERE h.schedule = $1 AND h.since = $4 AND h.until >= t.cursor AND h.outcome = 'canceled' AND h.ticks = total;
         END IF;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'schedule % has come as far as %, and the run began at %', $1, s.cursor, $4 USING ERRCODE = 'PS002';
         END IF;
-        UPDATE pgleases.schedules AS r SET done = t.done WHERE r.id = $1 AND t.done > coalesce(r.done, '-infinity');
+        UPDATE pgleases.schedules AS r SET succeeded = t.succeeded WHERE r.id = $1 AND t.succeeded > coalesce(r.succeeded, '-infinity');
     END IF;
-    IF jsonb_array_length(fates) > 0 THEN
-        PERFORM pgleases.schedule_fates(s, fates);
+    IF jsonb_array_length(outcomes) > 0 THEN
+        PERFORM pgleases.schedule_outcomes(s, outcomes);
     END IF;
 END
 $pgleases_body$;
@@ -267,61 +267,61 @@ LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_bo
 BEGIN
     WITH stepped AS (
         UPDATE pgleases.schedules AS r
-        SET cursor = $5, cursor_local = 'epoch'::pg_catalog.timestamp OPERATOR(pg_catalog.+) ($6 OPERATOR(pg_catalog.*) interval '1 microsecond'), due = coalesce($7, 'infinity'), done = $5, ran_from = $8, ran_until = $9, trying = NULL, failures = 0,
-            waits = NULL, waits_since = CASE WHEN $7 OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN r.waits_since END
+        SET cursor = $5, cursor_local = 'epoch'::pg_catalog.timestamp OPERATOR(pg_catalog.+) ($6 OPERATOR(pg_catalog.*) interval '1 microsecond'), due = coalesce($7, 'infinity'), succeeded = $5, ran_from = $8, ran_until = $9, trying = NULL, failures = 0,
+            blocked_reason = NULL, blocked_since = CASE WHEN $7 OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN r.blocked_since END
         WHERE r.id OPERATOR(pg_catalog.=) $1 AND r.revision OPERATOR(pg_catalog.=) $3 AND r.cursor OPERATOR(pg_catalog.=) $4
             AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) $2
         RETURNING r.id, r.group_name, r.name, r.kind
     )
-    INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, fate, attempts, epoch, started_at, ended_at)
-    SELECT s.id, s.group_name, s.name, s.kind, $4, $5, 1, 'done', $10, $11, $12, pgleases.schedule_clock()
+    INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, outcome, attempts, epoch, started_at, ended_at)
+    SELECT s.id, s.group_name, s.name, s.kind, $4, $5, 1, 'succeeded', $10, $11, $12, pgleases.schedule_clock()
     FROM stepped AS s;
     IF NOT FOUND THEN -- it says why, or what is to be done
         PERFORM pgleases.schedule_close($1, $2, $3, $4, pg_catalog.jsonb_build_object(
             'cursor', $5, 'cursor_local',
-            'epoch'::pg_catalog.timestamp OPERATOR(pg_catalog.+) ($6 OPERATOR(pg_catalog.*) interval '1 microsecond'), 'due', $7, 'done',
+            'epoch'::pg_catalog.timestamp OPERATOR(pg_catalog.+) ($6 OPERATOR(pg_catalog.*) interval '1 microsecond'), 'due', $7, 'succeeded',
             $5, 'ran_from', $8, 'ran_until', $9, 'failures', 0,
-            'fates', pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('since', $4, 'until', $5, 'ticks', 1, 'fate',
-            'done', 'attempts', $10, 'epoch', $11, 'started_at', $12))));
+            'outcomes', pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('since', $4, 'until', $5, 'ticks', 1, 'outcome',
+            'succeeded', 'attempts', $10, 'epoch', $11, 'started_at', $12))));
     END IF;
 END
 $pgleases_body$;
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_job_fates(j pgleases.jobs, fates pg_catalog.jsonb) RETURNS void
+CREATE OR REPLACE FUNCTION pgleases.schedule_job_outcomes(j pgleases.jobs, outcomes pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, fate, error, attempts, epoch, started_at, ended_at, again)
-    SELECT 0, j.id, j.group_name, j.name, j.kind, coalesce(f.until, j.at), coalesce(f.until, j.at), 1, f.fate, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock(),
-           CASE WHEN f.fate <> 'done' THEN jsonb_build_object('key', coalesce(f.key, j.key), 'args', coalesce(f.args, j.args), 'priority',
+    INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch, started_at, ended_at, again)
+    SELECT 0, j.id, j.group_name, j.name, j.kind, coalesce(f.until, j.at), coalesce(f.until, j.at), 1, f.outcome, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock(),
+           CASE WHEN f.outcome <> 'succeeded' THEN jsonb_build_object('key', coalesce(f.key, j.key), 'args', coalesce(f.args, j.args), 'priority',
            j.priority, 'unique_key', j.unique_key, 'begins', j.begins) END
-    FROM jsonb_to_recordset($2) AS f (until timestamptz, key text, args jsonb, fate text, error text, attempts int, epoch bigint, started_at timestamptz);
+    FROM jsonb_to_recordset($2) AS f (until timestamptz, key text, args jsonb, outcome text, error text, attempts int, epoch bigint, started_at timestamptz);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_job_fates(pgleases.jobs, pg_catalog.jsonb) IS 'Writes down what became of a job.';
+COMMENT ON FUNCTION pgleases.schedule_job_outcomes(pgleases.jobs, pg_catalog.jsonb) IS 'Writes down what became of a job.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_close_job(job bigint, run pg_catalog.text, revision bigint, step pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
     j     pgleases.jobs;
     t     pgleases.jobs;
-    fates CONSTANT jsonb := $4 -> 'fates';
+    outcomes CONSTANT jsonb := $4 -> 'outcomes';
 BEGIN
     IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN
         RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
     END IF;
     SELECT * INTO j FROM pgleases.jobs AS r WHERE r.id = $1 FOR UPDATE;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'job % was cancelled, or has ended', $1 USING ERRCODE = 'PS001';
+        RAISE EXCEPTION 'job % was canceled, or has ended', $1 USING ERRCODE = 'PS001';
     END IF;
-    IF j.revision = $3 AND jsonb_array_length(fates) > 0 THEN
+    IF j.revision = $3 AND jsonb_array_length(outcomes) > 0 THEN
         DELETE FROM pgleases.jobs AS r WHERE r.id = $1;
     ELSIF j.revision = $3 THEN
         t := jsonb_populate_record(NULL::pgleases.jobs, $4);
-        UPDATE pgleases.jobs AS r SET due = coalesce(t.due, 'infinity'), trying = t.trying, waits = t.waits,
-            waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, pgleases.schedule_clock()) END
+        UPDATE pgleases.jobs AS r SET due = coalesce(t.due, 'infinity'), trying = t.trying, blocked_reason = t.blocked_reason,
+            blocked_since = CASE WHEN t.blocked_reason IS NOT NULL THEN coalesce(r.blocked_since, pgleases.schedule_clock()) END
         WHERE r.id = $1;
     END IF; -- else it was replaced: what ran was the one before, and this one is to run
-    PERFORM pgleases.schedule_job_fates(j, fates);
+    PERFORM pgleases.schedule_job_outcomes(j, outcomes);
 END
 $pgleases_body$;
 
@@ -334,14 +334,14 @@ BEGIN
         WHERE r.id OPERATOR(pg_catalog.=) $1 AND r.revision OPERATOR(pg_catalog.=) $3 AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) $2
         RETURNING r.id, r.group_name, r.name, r.kind, r.at
     )
-    INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, fate, attempts, epoch, started_at, ended_at)
-    SELECT 0, e.id, e.group_name, e.name, e.kind, e.at, e.at, 1, 'done', $4, $5,
+    INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, outcome, attempts, epoch, started_at, ended_at)
+    SELECT 0, e.id, e.group_name, e.name, e.kind, e.at, e.at, 1, 'succeeded', $4, $5,
         'epoch'::pg_catalog.timestamptz OPERATOR(pg_catalog.+) ($6 OPERATOR(pg_catalog.*) interval '1 microsecond'),
         pgleases.schedule_clock()
     FROM ended AS e;
     IF NOT FOUND THEN -- it says why, or what is to be done
-        PERFORM pgleases.schedule_close_job($1, $2, $3, pg_catalog.jsonb_build_object('fates', pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object(
-            'until', $7, 'fate', 'done', 'attempts', $4, 'epoch', $5, 'started_at',
+        PERFORM pgleases.schedule_close_job($1, $2, $3, pg_catalog.jsonb_build_object('outcomes', pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object(
+            'until', $7, 'outcome', 'succeeded', 'attempts', $4, 'epoch', $5, 'started_at',
             'epoch'::pg_catalog.timestamptz OPERATOR(pg_catalog.+) ($6 OPERATOR(pg_catalog.*) interval '1 microsecond')))));
     END IF;
 END
@@ -374,7 +374,7 @@ BEGIN
             UPDATE pgleases.jobs AS j
             SET key = w.key, partition = pgleases.partition_for(w.key, parts), args = coalesce(w.args, 'null'),
                 priority = w.priority, at = t.at, due = greatest(t.at, now),
-                revision = j.revision + 1, trying = NULL, waits = NULL, waits_since = NULL
+                revision = j.revision + 1, trying = NULL, blocked_reason = NULL, blocked_since = NULL
             FROM jsonb_to_recordset($3) AS w (key text, kind text, unique_key text, args jsonb, priority int, at timestamptz, in_us bigint),
                  LATERAL (SELECT coalesce(w.at, now + coalesce(w.in_us, 0) * interval '1 microsecond')) AS t (at)
             WHERE j.group_name = $1 AND j.kind = w.kind AND j.unique_key = w.unique_key
@@ -426,7 +426,7 @@ BEGIN
             AND r.until = $3 ORDER BY r.id DESC LIMIT 1 FOR UPDATE;
         SELECT jsonb_build_object('kind', s.kind, 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 1, 'at', h.until, 'begins', coalesce(
                    (SELECT max(r.until) FROM pgleases.history AS r
-                   WHERE r.group_name = $1 AND r.name = $2 AND r.schedule = s.id AND r.fate = 'done' AND r.until <= h.since), h.since))
+                   WHERE r.group_name = $1 AND r.name = $2 AND r.schedule = s.id AND r.outcome = 'succeeded' AND r.until <= h.since), h.since))
         INTO w FROM pgleases.schedules AS s WHERE s.id = h.schedule;
     END IF;
     IF h.id IS NULL THEN
@@ -437,14 +437,14 @@ BEGIN
         RAISE EXCEPTION '% is not in the history of group "%"', what, $1
             USING ERRCODE = 'undefined_object', HINT = 'A tick is named by its instant, as until in the history. What ended long ago is forgotten.';
     END IF;
-    IF NOT (h.fate IN ('dead', 'lost') OR h.fate = 'cancelled' AND h.job IS NOT NULL) THEN
-        RAISE EXCEPTION '% is %', what, h.fate
+    IF NOT (h.outcome IN ('failed', 'unknown') OR h.outcome = 'canceled' AND h.job IS NOT NULL) THEN
+        RAISE EXCEPTION '% has outcome %', what, h.outcome
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                HINT = 'To be retried, a tick is dead or lost, and a job is dead, lost or cancelled. Ticks that were passed over, and those that are done, can be backfilled.';
+                HINT = 'To be retried, a tick failed or is unknown, and so did a job, or it was canceled. Ticks that were passed over, and those that succeeded, can be backfilled.';
     END IF;
     IF h.retried IS NOT NULL THEN
         RAISE EXCEPTION '% was retried, as job %', what, h.retried
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'See what became of that job. If it is dead too, retry it.';
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'See what became of that job. If it failed too, retry it.';
     END IF;
     IF w IS NULL THEN
         RAISE EXCEPTION '% cannot be retried: its schedule was deleted', what USING ERRCODE = 'undefined_object',
@@ -475,7 +475,7 @@ BEGIN
 END
 $pgleases_body$;
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_put(group_name pg_catalog.text, partitions int, schedule pg_catalog.jsonb, fates pg_catalog.jsonb) RETURNS boolean
+CREATE OR REPLACE FUNCTION pgleases.schedule_put(group_name pg_catalog.text, partitions int, schedule pg_catalog.jsonb, outcomes pg_catalog.jsonb) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     s   pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, $3);
@@ -496,9 +496,9 @@ BEGIN
         UPDATE pgleases.schedules AS t
         SET key = s.key, partition = s.partition, kind = s.kind, args = s.args, rule = s.rule, anchor = s.anchor, policy = s.policy, declared = s.declared,
             cursor = s.cursor, cursor_local = s.cursor_local, due = s.due, trying = s.trying, failures = s.failures,
-            revision = s.revision, paused_at = s.paused_at, waits = s.waits, waits_since = s.waits_since, registered = s.registered
+            revision = s.revision, paused_at = s.paused_at, blocked_reason = s.blocked_reason, blocked_since = s.blocked_since, registered = s.registered
         WHERE t.id = s.id;
-        PERFORM pgleases.schedule_fates(s, $4);
+        PERFORM pgleases.schedule_outcomes(s, $4);
     END IF;
     RETURN FOUND OR s.id <> 0;
 END
@@ -549,7 +549,7 @@ BEGIN
     FROM (SELECT p.id, p.ended_at FROM pgleases.history AS p WHERE p.id > $4 ORDER BY p.id LIMIT $5) AS h;
     up_to := coalesce(kept - 1, last, $4);
     more := kept IS NULL AND found = $5;
-    DELETE FROM pgleases.history AS h WHERE h.id > $4 AND h.id <= up_to AND h.ended_at < $3 AND h.group_name = $1 AND (h.fate IN ('dead', 'lost')) = $2;
+    DELETE FROM pgleases.history AS h WHERE h.id > $4 AND h.id <= up_to AND h.ended_at < $3 AND h.group_name = $1 AND (h.outcome IN ('failed', 'unknown')) = $2;
     IF $2 THEN
         DELETE FROM pgleases.schedule_changes AS q
         WHERE q.id IN (SELECT r.id FROM pgleases.schedule_changes AS r WHERE r.group_name = $1 AND r.at < $3 ORDER BY r.at LIMIT $5);
@@ -605,16 +605,16 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET timezone = '
 DECLARE
     now    CONSTANT timestamptz := pgleases.schedule_clock();
     of_job CONSTANT bigint := ($4 ->> 'job')::bigint;
-    late   CONSTANT boolean := $1 = 'resume' AND coalesce(($4 ->> 'catch_up')::boolean, false); -- what has passed is not cancelled
+    late   CONSTANT boolean := $1 = 'resume' AND coalesce(($4 ->> 'catch_up')::boolean, false); -- what has passed is not canceled
     seen   CONSTANT jsonb := CASE WHEN NOT late THEN $4 -> 'seen' END;
     until  CONSTANT timestamptz := (seen ->> 'until')::timestamptz;
-    fates  jsonb := '[]';
+    outcomes  jsonb := '[]';
     s      pgleases.schedules;
     j      pgleases.jobs;
     h      record;
 BEGIN
     ids := '{}';
-    IF ($3 IS NULL) <> ($1 IN ('cancel', 'retry_dead') OR of_job IS NOT NULL) THEN
+    IF ($3 IS NULL) <> ($1 IN ('cancel', 'retry_failed') OR of_job IS NOT NULL) THEN
         RAISE EXCEPTION '% is of a schedule, or of jobs', $1 USING ERRCODE = 'invalid_parameter_value';
     END IF;
     name := coalesce($3, (SELECT r.name FROM pgleases.jobs AS r WHERE r.group_name = $2 AND r.id = of_job),
@@ -643,11 +643,11 @@ BEGIN
         UPDATE pgleases.schedules AS r SET paused_at = now, due = 'infinity', revision = r.revision + 1 WHERE r.id = s.id;
     WHEN 'resume', 'delete' THEN
         IF NOT late AND (until BETWEEN s.cursor AND greatest(s.cursor, now) AND (seen ->> 'ticks')::bigint >= 0) IS NOT TRUE THEN
-            RAISE EXCEPTION 'the ticks of schedule "%" until % cannot be cancelled: it has come as far as %', $3, coalesce(until::text, 'null'), s.cursor
+            RAISE EXCEPTION 'the ticks of schedule "%" until % cannot be canceled: it has come as far as %', $3, coalesce(until::text, 'null'), s.cursor
                 USING ERRCODE = 'invalid_parameter_value';
         END IF;
         IF (seen ->> 'ticks')::bigint > 0 THEN
-            fates := jsonb_build_array(jsonb_build_object('since', s.cursor, 'until', until, 'ticks', seen -> 'ticks', 'fate', 'cancelled'));
+            outcomes := jsonb_build_array(jsonb_build_object('since', s.cursor, 'until', until, 'ticks', seen -> 'ticks', 'outcome', 'canceled'));
         END IF;
         IF $1 = 'delete' THEN
             DELETE FROM pgleases.schedules AS r WHERE r.id = s.id;
@@ -658,7 +658,7 @@ BEGIN
             WHERE r.id = s.id;
             PERFORM pgleases.schedule_tell($2);
         END IF;
-        PERFORM pgleases.schedule_fates(s, fates);
+        PERFORM pgleases.schedule_outcomes(s, outcomes);
     WHEN 'trigger' THEN
         ids := pgleases.schedule_enqueue($2, 1, jsonb_build_array(jsonb_build_object(
             'kind', s.kind, 'trigger', 'manual', 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 1)), 'skip'::text);
@@ -676,15 +676,15 @@ BEGIN
         IF NOT FOUND THEN
             RAISE EXCEPTION 'group "%" has no job %, or it has ended', $2, of_job USING ERRCODE = 'undefined_object';
         END IF;
-        PERFORM pgleases.schedule_job_fates(j, jsonb_build_array(jsonb_build_object('fate', 'cancelled', 'attempts', j.trying -> 'attempts',
+        PERFORM pgleases.schedule_job_outcomes(j, jsonb_build_array(jsonb_build_object('outcome', 'canceled', 'attempts', j.trying -> 'attempts',
             'error', coalesce($5, j.trying ->> 'error'))));
         ids := ARRAY[of_job];
     WHEN 'retry' THEN
         ids := ARRAY[pgleases.schedule_retry($2, $3, ($4 ->> 'tick')::timestamptz, of_job)];
-    WHEN 'retry_dead' THEN
+    WHEN 'retry_failed' THEN
         refused := 0;
         FOR h IN SELECT r.name, r.until, r.job FROM pgleases.history AS r
-                 WHERE r.group_name = $2 AND r.kind = $4 ->> 'kind' AND r.fate IN ('dead', 'lost') AND r.retried IS NULL
+                 WHERE r.group_name = $2 AND r.kind = $4 ->> 'kind' AND r.outcome IN ('failed', 'unknown') AND r.retried IS NULL
                    AND r.ended_at >= ($4 ->> 'since')::timestamptz ORDER BY r.id LIMIT 10000 LOOP
             BEGIN
                 ids := ids || pgleases.schedule_retry($2, h.name, h.until, h.job);

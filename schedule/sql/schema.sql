@@ -45,21 +45,21 @@ CREATE TABLE IF NOT EXISTS pgleases.schedules (
     cursor       pg_catalog.timestamptz NOT NULL,
     due          pg_catalog.timestamptz NOT NULL,
     cursor_local pg_catalog.timestamp,
-    done         pg_catalog.timestamptz,
+    succeeded    pg_catalog.timestamptz,
     ran_from     pg_catalog.timestamptz,
     ran_until    pg_catalog.timestamptz,
     trying       pg_catalog.jsonb,
     failures     int NOT NULL DEFAULT 0,
     revision     bigint NOT NULL,
     paused_at    pg_catalog.timestamptz,
-    waits        pg_catalog.text,
-    waits_since  pg_catalog.timestamptz,
+    blocked_reason pg_catalog.text,
+    blocked_since  pg_catalog.timestamptz,
     registered   pg_catalog.timestamptz NOT NULL,
     nonce        pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid()
 ) WITH (fillfactor = 50);
 CREATE UNIQUE INDEX IF NOT EXISTS schedules_by_name ON pgleases.schedules (group_name, name);
 CREATE INDEX IF NOT EXISTS schedules_by_due ON pgleases.schedules (group_name, partition, due);
-CREATE INDEX IF NOT EXISTS schedules_that_wait ON pgleases.schedules (group_name, partition) WHERE waits IS NOT NULL;
+CREATE INDEX IF NOT EXISTS schedules_blocked ON pgleases.schedules (group_name, partition) WHERE blocked_reason IS NOT NULL;
 CREATE INDEX IF NOT EXISTS schedules_that_fail ON pgleases.schedules (group_name, name) WHERE failures OPERATOR(pg_catalog.>) 0;
 CREATE INDEX IF NOT EXISTS schedules_paused ON pgleases.schedules (group_name, name) WHERE paused_at IS NOT NULL;
 COMMENT ON TABLE pgleases.schedules IS 'The schedules: what runs again and again, and how far each has come.';
@@ -74,18 +74,18 @@ COMMENT ON COLUMN pgleases.schedules.rule IS 'When it runs.';
 COMMENT ON COLUMN pgleases.schedules.anchor IS 'From where a rule of a fixed distance counts: the instant at which the rule was given.';
 COMMENT ON COLUMN pgleases.schedules.policy IS 'What becomes of late ticks, and other choices.';
 COMMENT ON COLUMN pgleases.schedules.declared IS 'The code declares it; only processes whose code does run it.';
-COMMENT ON COLUMN pgleases.schedules.cursor IS 'Every tick up to this instant has its fate in the history; none after it has.';
+COMMENT ON COLUMN pgleases.schedules.cursor IS 'Every tick up to this instant has its outcome in the history; none after it has.';
 COMMENT ON COLUMN pgleases.schedules.cursor_local IS 'Where the cursor is a tick: what the clocks of the rule''s zone showed; null: it is none.';
 COMMENT ON COLUMN pgleases.schedules.due IS 'When its owner looks at it next: at its next tick, or sooner; infinity: it is paused or has no further tick.';
-COMMENT ON COLUMN pgleases.schedules.done IS 'The last tick whose run was done; null: there is none.';
+COMMENT ON COLUMN pgleases.schedules.succeeded IS 'The last tick that succeeded; null: there is none.';
 COMMENT ON COLUMN pgleases.schedules.ran_from IS 'When the last run began; null: there was none.';
 COMMENT ON COLUMN pgleases.schedules.ran_until IS 'When the last run ended; null: there was none.';
-COMMENT ON COLUMN pgleases.schedules.trying IS 'The tick after the cursor that was begun and has no fate yet: how many attempts failed, when it is tried again; null: there is none.';
-COMMENT ON COLUMN pgleases.schedules.failures IS 'How many ticks in a row are dead.';
+COMMENT ON COLUMN pgleases.schedules.trying IS 'The tick after the cursor that was begun and has no outcome yet: how many attempts failed, when it is tried again; null: there is none.';
+COMMENT ON COLUMN pgleases.schedules.failures IS 'How many consecutive ticks failed.';
 COMMENT ON COLUMN pgleases.schedules.revision IS 'Rises with every edit.';
 COMMENT ON COLUMN pgleases.schedules.paused_at IS 'When it was paused; null: it is not.';
-COMMENT ON COLUMN pgleases.schedules.waits IS 'Why its owner cannot run it, as a kind that it does not know; null: nothing is known against it.';
-COMMENT ON COLUMN pgleases.schedules.waits_since IS 'Since when; the time from there on makes no tick late.';
+COMMENT ON COLUMN pgleases.schedules.blocked_reason IS 'Why its owner cannot run it, as a kind that it does not know; null: nothing is known against it.';
+COMMENT ON COLUMN pgleases.schedules.blocked_since IS 'Since when; the time from there on makes no tick late.';
 COMMENT ON COLUMN pgleases.schedules.registered IS 'When a process last put it, or declared it: at its start, and each day.';
 COMMENT ON COLUMN pgleases.schedules.nonce IS 'Names it in idempotency keys: after a failover that has lost it, its id is given to another.';
 
@@ -106,13 +106,13 @@ CREATE TABLE IF NOT EXISTS pgleases.jobs (
     due         pg_catalog.timestamptz NOT NULL,
     trying      pg_catalog.jsonb,
     revision    bigint NOT NULL DEFAULT 1,
-    waits       pg_catalog.text,
-    waits_since pg_catalog.timestamptz,
+    blocked_reason pg_catalog.text,
+    blocked_since pg_catalog.timestamptz,
     nonce       pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid()
 ) WITH (fillfactor = 80);
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_by_unique_key ON pgleases.jobs (group_name, kind, unique_key) WHERE unique_key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS jobs_by_due ON pgleases.jobs (group_name, partition, priority, due);
-CREATE INDEX IF NOT EXISTS jobs_that_wait ON pgleases.jobs (group_name, partition) WHERE waits IS NOT NULL;
+CREATE INDEX IF NOT EXISTS jobs_blocked ON pgleases.jobs (group_name, partition) WHERE blocked_reason IS NOT NULL;
 COMMENT ON TABLE pgleases.jobs IS 'What is to run once, until it has.';
 COMMENT ON COLUMN pgleases.jobs.id IS 'Names this job and no later one.';
 COMMENT ON COLUMN pgleases.jobs.group_name IS 'The group, whose processes run it.';
@@ -129,8 +129,8 @@ COMMENT ON COLUMN pgleases.jobs.at IS 'The time that it was put for.';
 COMMENT ON COLUMN pgleases.jobs.due IS 'When its owner looks at it next; infinity: never.';
 COMMENT ON COLUMN pgleases.jobs.trying IS 'How many attempts failed, when it is tried again; null: none was begun.';
 COMMENT ON COLUMN pgleases.jobs.revision IS 'Rises when it is replaced.';
-COMMENT ON COLUMN pgleases.jobs.waits IS 'Why its owner cannot run it; null: nothing is known against it.';
-COMMENT ON COLUMN pgleases.jobs.waits_since IS 'Since when.';
+COMMENT ON COLUMN pgleases.jobs.blocked_reason IS 'Why its owner cannot run it; null: nothing is known against it.';
+COMMENT ON COLUMN pgleases.jobs.blocked_since IS 'Since when.';
 COMMENT ON COLUMN pgleases.jobs.nonce IS 'Names it in idempotency keys: after a failover that has lost it, its id is given to another.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_slots (
@@ -175,7 +175,7 @@ CREATE TABLE IF NOT EXISTS pgleases.history (
     since      pg_catalog.timestamptz NOT NULL,
     until      pg_catalog.timestamptz NOT NULL,
     ticks      bigint NOT NULL CHECK (ticks OPERATOR(pg_catalog.>) 0),
-    fate       pg_catalog.text NOT NULL,
+    outcome       pg_catalog.text NOT NULL,
     error      pg_catalog.text,
     attempts   int NOT NULL DEFAULT 0,
     epoch      bigint,
@@ -186,8 +186,8 @@ CREATE TABLE IF NOT EXISTS pgleases.history (
 );
 CREATE INDEX IF NOT EXISTS history_by_name ON pgleases.history (group_name, name, id);
 CREATE INDEX IF NOT EXISTS history_by_job ON pgleases.history (job) WHERE job IS NOT NULL;
-CREATE INDEX IF NOT EXISTS history_cancelled ON pgleases.history (schedule, since) WHERE fate OPERATOR(pg_catalog.=) 'cancelled';
-CREATE INDEX IF NOT EXISTS history_failed ON pgleases.history (ended_at) WHERE fate OPERATOR(pg_catalog.=) ANY ('{dead,lost}'::pg_catalog.text[]);
+CREATE INDEX IF NOT EXISTS history_canceled ON pgleases.history (schedule, since) WHERE outcome OPERATOR(pg_catalog.=) 'canceled';
+CREATE INDEX IF NOT EXISTS history_failed ON pgleases.history (ended_at) WHERE outcome OPERATOR(pg_catalog.=) ANY ('{failed,unknown}'::pg_catalog.text[]);
 CREATE INDEX IF NOT EXISTS history_by_time ON pgleases.history USING brin (ended_at);
 COMMENT ON TABLE pgleases.history IS 'What became of the ticks of schedules: one row for each that ran, one for all that were passed over at once.';
 COMMENT ON COLUMN pgleases.history.id IS 'Rises with time.';
@@ -199,8 +199,8 @@ COMMENT ON COLUMN pgleases.history.kind IS 'The kind that the schedule had, or t
 COMMENT ON COLUMN pgleases.history.since IS 'The row tells of the ticks after this instant, which is the end of the row before.';
 COMMENT ON COLUMN pgleases.history.until IS 'Up to this instant. Of a run it is the tick itself.';
 COMMENT ON COLUMN pgleases.history.ticks IS 'How many ticks that are.';
-COMMENT ON COLUMN pgleases.history.fate IS 'done; dead: it failed; lost: it was called at most once, and nobody knows what came of it; missed: the policy on late ticks passed over them; skipped: the run before was still under way; cancelled: an edit, a resumption or a deletion came first.';
-COMMENT ON COLUMN pgleases.history.error IS 'Why it is dead; of a job that is cancelled, who asked for it, and why.';
+COMMENT ON COLUMN pgleases.history.outcome IS 'succeeded; failed; unknown: it was called at most once, and it is not known what came of it; missed: the policy on late ticks passed over them; skipped: the run before was still under way; canceled: an edit, a resumption or a deletion came first.';
+COMMENT ON COLUMN pgleases.history.error IS 'Why it failed; of a job that is canceled, who asked for it, and why.';
 COMMENT ON COLUMN pgleases.history.attempts IS 'Of a run, how many there were.';
 COMMENT ON COLUMN pgleases.history.epoch IS 'Under which its partition was owned; null: nobody ran it.';
 COMMENT ON COLUMN pgleases.history.started_at IS 'When the run began; null: there was none.';
@@ -225,7 +225,7 @@ CREATE INDEX IF NOT EXISTS schedule_changes_by_schedule ON pgleases.schedule_cha
 COMMENT ON TABLE pgleases.schedule_changes IS 'What operators have changed about schedules and jobs, who, and why. Rows are kept as long as failures in the history.';
 COMMENT ON COLUMN pgleases.schedule_changes.id IS 'Rises with time.';
 COMMENT ON COLUMN pgleases.schedule_changes.at IS 'When it was changed.';
-COMMENT ON COLUMN pgleases.schedule_changes.verb IS 'pause, resume, delete, trigger, backfill, cancel, retry or retry_dead.';
+COMMENT ON COLUMN pgleases.schedule_changes.verb IS 'pause, resume, delete, trigger, backfill, cancel, retry or retry_failed.';
 COMMENT ON COLUMN pgleases.schedule_changes.group_name IS 'The group.';
 COMMENT ON COLUMN pgleases.schedule_changes.name IS 'The name of the schedule or job; empty: a job without a name, or many.';
 COMMENT ON COLUMN pgleases.schedule_changes.schedule IS 'The schedule''s id; null: the change is about a job.';
@@ -262,21 +262,21 @@ SELECT s.group_name,
                 WHERE q.schedule OPERATOR(pg_catalog.=) s.id AND q.at OPERATOR(pg_catalog.>=) s.paused_at
                     AND q.verb OPERATOR(pg_catalog.=) 'pause' ORDER BY q.id DESC LIMIT 1),
                CASE WHEN s.failures OPERATOR(pg_catalog.>=) nullif((s.policy OPERATOR(pg_catalog.->>) 'pause_after')::int, 0)
-                    THEN pg_catalog.format('%s ticks in a row are dead', s.failures) END)
-           WHEN 'waits' THEN s.waits
-           WHEN 'retries' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, s.due)
+                    THEN pg_catalog.format('%s consecutive ticks failed', s.failures) END)
+           WHEN 'blocked' THEN s.blocked_reason
+           WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, s.due)
            WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner' END
        END AS why,
-       s.done,
-       (SELECT h.fate FROM pgleases.history AS h
+       s.succeeded,
+       (SELECT h.outcome FROM pgleases.history AS h
         WHERE h.group_name OPERATOR(pg_catalog.=) s.group_name AND h.name OPERATOR(pg_catalog.=) s.name AND h.job IS NULL
             AND h.schedule OPERATOR(pg_catalog.=) s.id
-        ORDER BY h.id DESC LIMIT 1) AS last_fate,
+        ORDER BY h.id DESC LIMIT 1) AS last_outcome,
        s.ran_from,
        s.ran_until,
        s.due,
        CASE WHEN e.state OPERATOR(pg_catalog.=) 'paused' THEN NULL
-            WHEN s.waits IS NOT NULL THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) s.waits_since
+            WHEN s.blocked_reason IS NOT NULL THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) s.blocked_since
             WHEN s.trying IS NOT NULL THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) (s.trying OPERATOR(pg_catalog.->>) 'at')::pg_catalog.timestamptz
             WHEN s.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) s.due
        END AS lateness,
@@ -287,12 +287,12 @@ SELECT s.group_name,
                 CASE WHEN s.failures OPERATOR(pg_catalog.>) 0 THEN
                     (SELECT h.error FROM pgleases.history AS h
                      WHERE h.group_name OPERATOR(pg_catalog.=) s.group_name AND h.name OPERATOR(pg_catalog.=) s.name AND h.schedule OPERATOR(pg_catalog.=) s.id
-                       AND h.job IS NULL AND h.fate OPERATOR(pg_catalog.=) 'dead'
+                       AND h.job IS NULL AND h.outcome OPERATOR(pg_catalog.=) 'failed'
                      ORDER BY h.id DESC LIMIT 1) END) AS error,
        r.backend,
        s.paused_at,
-       s.waits,
-       s.waits_since,
+       s.blocked_reason,
+       s.blocked_since,
        s.declared,
        s.registered,
        s.args,
@@ -310,17 +310,17 @@ CROSS JOIN LATERAL (
            coalesce((s.trying OPERATOR(pg_catalog.->>) 'crashes')::int, 0) AS crashes
 ) AS t
 CROSS JOIN LATERAL (
-    SELECT CASE WHEN r.backend IS NOT NULL THEN 'runs'
+    SELECT CASE WHEN r.backend IS NOT NULL THEN 'running'
                 WHEN o.owner IS NOT NULL AND (s.trying OPERATOR(pg_catalog.->>) 'run') OPERATOR(pg_catalog.<>) ''
-                     AND (s.trying OPERATOR(pg_catalog.->>) 'called')::bigint OPERATOR(pg_catalog.=) p.epoch THEN 'runs'
+                     AND (s.trying OPERATOR(pg_catalog.->>) 'called')::bigint OPERATOR(pg_catalog.=) p.epoch THEN 'running'
                 WHEN s.paused_at IS NOT NULL THEN 'paused'
-                WHEN s.waits IS NOT NULL THEN 'waits'
+                WHEN s.blocked_reason IS NOT NULL THEN 'blocked'
                 WHEN s.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN 'due'
-                WHEN s.trying IS NOT NULL THEN 'retries'
+                WHEN s.trying IS NOT NULL THEN 'retrying'
                 WHEN s.due OPERATOR(pg_catalog.=) 'infinity' THEN 'over'
                 ELSE 'planned' END AS state
 ) AS e;
-COMMENT ON VIEW pgleases.schedules_status IS 'Every schedule: who runs it, what it does now and why, and how far it has come. Of many, quick by group and name; by due in a partition of a group; by waits or paused_at IS NOT NULL; by failures > 0.';
+COMMENT ON VIEW pgleases.schedules_status IS 'Every schedule: who runs it, what it does now and why, and how far it has come. Of many, quick by group and name; by due in a partition of a group; by blocked_reason or paused_at IS NOT NULL; by failures > 0.';
 COMMENT ON COLUMN pgleases.schedules_status.group_name IS 'The group, whose processes run it.';
 COMMENT ON COLUMN pgleases.schedules_status.name IS 'Its name in the group.';
 COMMENT ON COLUMN pgleases.schedules_status.kind IS 'Which handler runs.';
@@ -328,22 +328,22 @@ COMMENT ON COLUMN pgleases.schedules_status.key IS 'Transactional runs under one
 COMMENT ON COLUMN pgleases.schedules_status.partition IS 'The partition of the lease schedule/GROUP to which the key belongs.';
 COMMENT ON COLUMN pgleases.schedules_status.owner IS 'The client ID of that partition''s owner, which runs it; null: none.';
 COMMENT ON COLUMN pgleases.schedules_status.rule IS 'When it runs.';
-COMMENT ON COLUMN pgleases.schedules_status.state IS 'runs; paused; waits: its owner cannot run it; due: it is to begin now; retries: its tick is tried again at due; planned: at due; over: it has no further tick.';
+COMMENT ON COLUMN pgleases.schedules_status.state IS 'running; paused; blocked: its owner cannot run it; due: it is to begin now; retrying: its tick is tried again at due; planned: at due; over: it has no further tick.';
 COMMENT ON COLUMN pgleases.schedules_status.why IS 'Why it is in this state, as far as that is known.';
-COMMENT ON COLUMN pgleases.schedules_status.done IS 'The last tick whose run was done; null: there is none.';
-COMMENT ON COLUMN pgleases.schedules_status.last_fate IS 'What became of the last tick that has a fate; null: none has, or it is no longer in the history.';
+COMMENT ON COLUMN pgleases.schedules_status.succeeded IS 'The last tick that succeeded; null: there is none.';
+COMMENT ON COLUMN pgleases.schedules_status.last_outcome IS 'What became of the last tick that has an outcome; null: none has, or it is no longer in the history.';
 COMMENT ON COLUMN pgleases.schedules_status.ran_from IS 'When the last run that has ended began; null: there was none.';
 COMMENT ON COLUMN pgleases.schedules_status.ran_until IS 'When it ended.';
 COMMENT ON COLUMN pgleases.schedules_status.due IS 'When its owner looks at it next, usually its next tick; infinity: it is paused or has no further tick.';
 COMMENT ON COLUMN pgleases.schedules_status.lateness IS 'How long it has waited, or its tick has been due, run included; null: nothing is due.';
-COMMENT ON COLUMN pgleases.schedules_status.failures IS 'How many ticks in a row are dead.';
+COMMENT ON COLUMN pgleases.schedules_status.failures IS 'How many consecutive ticks failed.';
 COMMENT ON COLUMN pgleases.schedules_status.attempts IS 'How many attempts at the tick under way have failed.';
 COMMENT ON COLUMN pgleases.schedules_status.crashes IS 'How many processes died while they ran that tick, with the one that runs it now where that is suspected.';
-COMMENT ON COLUMN pgleases.schedules_status.error IS 'Of the last attempt that failed; else, where failures are not 0, of the last tick that is dead.';
+COMMENT ON COLUMN pgleases.schedules_status.error IS 'Of the last attempt that failed; else, where failures are not 0, of the last tick that failed.';
 COMMENT ON COLUMN pgleases.schedules_status.backend IS 'Of a run in a transaction, the server''s process, as in pg_stat_activity; null: there is none.';
 COMMENT ON COLUMN pgleases.schedules_status.paused_at IS 'When it was paused; null: it is not.';
-COMMENT ON COLUMN pgleases.schedules_status.waits IS 'Why its owner cannot run it; null: nothing is known against it.';
-COMMENT ON COLUMN pgleases.schedules_status.waits_since IS 'Since when; the time from there on makes no tick late.';
+COMMENT ON COLUMN pgleases.schedules_status.blocked_reason IS 'Why its owner cannot run it; null: nothing is known against it.';
+COMMENT ON COLUMN pgleases.schedules_status.blocked_since IS 'Since when; the time from there on makes no tick late.';
 COMMENT ON COLUMN pgleases.schedules_status.declared IS 'The code declares it; only processes whose code does run it.';
 COMMENT ON COLUMN pgleases.schedules_status.registered IS 'When a process last put it, or declared it: at its start, and each day.';
 COMMENT ON COLUMN pgleases.schedules_status.args IS 'What the handler is given.';
@@ -362,21 +362,21 @@ SELECT j.id,
        j.priority,
        e.state,
        CASE e.state
-           WHEN 'waits' THEN j.waits
-           WHEN 'retries' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, j.due)
+           WHEN 'blocked' THEN j.blocked_reason
+           WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, j.due)
            WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner' END
        END AS why,
        j.at,
        j.due,
-       CASE WHEN j.waits IS NOT NULL THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) j.waits_since
+       CASE WHEN j.blocked_reason IS NOT NULL THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) j.blocked_since
             WHEN j.trying IS NOT NULL OR j.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) j.at
        END AS lateness,
        t.attempts,
        t.crashes,
        j.trying OPERATOR(pg_catalog.->>) 'error' AS error,
        r.backend,
-       j.waits,
-       j.waits_since,
+       j.blocked_reason,
+       j.blocked_since,
        j.unique_key,
        j.begins,
        j.args
@@ -392,15 +392,15 @@ CROSS JOIN LATERAL (
            coalesce((j.trying OPERATOR(pg_catalog.->>) 'crashes')::int, 0) AS crashes
 ) AS t
 CROSS JOIN LATERAL (
-    SELECT CASE WHEN r.backend IS NOT NULL THEN 'runs'
+    SELECT CASE WHEN r.backend IS NOT NULL THEN 'running'
                 WHEN o.owner IS NOT NULL AND (j.trying OPERATOR(pg_catalog.->>) 'run') OPERATOR(pg_catalog.<>) ''
-                     AND (j.trying OPERATOR(pg_catalog.->>) 'called')::bigint OPERATOR(pg_catalog.=) p.epoch THEN 'runs'
-                WHEN j.waits IS NOT NULL THEN 'waits'
+                     AND (j.trying OPERATOR(pg_catalog.->>) 'called')::bigint OPERATOR(pg_catalog.=) p.epoch THEN 'running'
+                WHEN j.blocked_reason IS NOT NULL THEN 'blocked'
                 WHEN j.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN 'due'
-                WHEN j.trying IS NOT NULL THEN 'retries'
+                WHEN j.trying IS NOT NULL THEN 'retrying'
                 ELSE 'planned' END AS state
 ) AS e;
-COMMENT ON VIEW pgleases.jobs_status IS 'Every job that has not ended: who runs it, what it does now and why. Of many, quick by id; by due in a partition and priority of a group; by waits IS NOT NULL.';
+COMMENT ON VIEW pgleases.jobs_status IS 'Every job that has not ended: who runs it, what it does now and why. Of many, quick by id; by due in a partition and priority of a group; by blocked_reason IS NOT NULL.';
 COMMENT ON COLUMN pgleases.jobs_status.id IS 'Names this job and no later one.';
 COMMENT ON COLUMN pgleases.jobs_status.group_name IS 'The group, whose processes run it.';
 COMMENT ON COLUMN pgleases.jobs_status.kind IS 'Which handler runs.';
@@ -410,7 +410,7 @@ COMMENT ON COLUMN pgleases.jobs_status.key IS 'Transactional runs under one key 
 COMMENT ON COLUMN pgleases.jobs_status.partition IS 'The partition of the lease schedule/GROUP to which the key belongs.';
 COMMENT ON COLUMN pgleases.jobs_status.owner IS 'The client ID of that partition''s owner, which runs it; null: none.';
 COMMENT ON COLUMN pgleases.jobs_status.priority IS 'From 0 to 3: of what is due, the highest first.';
-COMMENT ON COLUMN pgleases.jobs_status.state IS 'runs; waits: its owner cannot run it; due: it is to begin now; retries: it is tried again at due; planned: at due.';
+COMMENT ON COLUMN pgleases.jobs_status.state IS 'running; blocked: its owner cannot run it; due: it is to begin now; retrying: it is tried again at due; planned: at due.';
 COMMENT ON COLUMN pgleases.jobs_status.why IS 'Why it is in this state, as far as that is known.';
 COMMENT ON COLUMN pgleases.jobs_status.at IS 'The time that it was put for.';
 COMMENT ON COLUMN pgleases.jobs_status.due IS 'When its owner looks at it next.';
@@ -419,8 +419,8 @@ COMMENT ON COLUMN pgleases.jobs_status.attempts IS 'How many attempts have faile
 COMMENT ON COLUMN pgleases.jobs_status.crashes IS 'How many processes died while they ran it, with the one that runs it now where that is suspected.';
 COMMENT ON COLUMN pgleases.jobs_status.error IS 'Of the last attempt that failed.';
 COMMENT ON COLUMN pgleases.jobs_status.backend IS 'Of a run in a transaction, the server''s process, as in pg_stat_activity; null: there is none.';
-COMMENT ON COLUMN pgleases.jobs_status.waits IS 'Why its owner cannot run it; null: nothing is known against it.';
-COMMENT ON COLUMN pgleases.jobs_status.waits_since IS 'Since when.';
+COMMENT ON COLUMN pgleases.jobs_status.blocked_reason IS 'Why its owner cannot run it; null: nothing is known against it.';
+COMMENT ON COLUMN pgleases.jobs_status.blocked_since IS 'Since when.';
 COMMENT ON COLUMN pgleases.jobs_status.unique_key IS 'No other living job of the group and kind has it; null: it has none.';
 COMMENT ON COLUMN pgleases.jobs_status.begins IS 'Of a backfill or a retry, the beginning of the window that ends at at; null: none is told.';
 COMMENT ON COLUMN pgleases.jobs_status.args IS 'What the handler is given.';

@@ -10,7 +10,7 @@ GRANT SELECT, UPDATE ON SEQUENCE pgleases.schedule_told TO pgleases_app;
 GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_tell, pgleases.schedule_share, pgleases.schedule_json,
     pgleases.schedule_join, pgleases.schedule_place, pgleases.schedule_look, pgleases.schedule_begin, pgleases.schedule_end,
     pgleases.schedule_check_interval, pgleases.schedule_open, pgleases.schedule_done_job, pgleases.schedule_done_tick,
-    pgleases.schedule_fates, pgleases.schedule_close, pgleases.schedule_job_fates, pgleases.schedule_make_slots,
+    pgleases.schedule_outcomes, pgleases.schedule_close, pgleases.schedule_job_outcomes, pgleases.schedule_make_slots,
     pgleases.schedule_take, pgleases.schedule_free, pgleases.schedule_close_job, pgleases.schedule_enqueue,
     pgleases.schedule_job, pgleases.schedule_jobs, pgleases.schedule_retry, pgleases.schedule_edit, pgleases.schedule_change,
     pgleases.schedule_get, pgleases.schedule_put, pgleases.schedule_declare, pgleases.schedule_list, pgleases.schedule_history,
