@@ -23,9 +23,6 @@ type shared struct {
 
 	draining map[*assignment]struct{} // also those that are struck out, until the work on them ends
 	ended    []ended                  // not logged yet
-
-	gains  int64 // ownerships that began
-	losses Losses
 }
 
 // ended is what of a lease ended at once.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/owned"
@@ -20,6 +21,7 @@ type Lease struct {
 	Board      *owned.Board // what it shows
 
 	client *Client
+	stats  atomic.Pointer[LeaseStats]
 	public sync.Once
 	lease  any // see Public
 }
@@ -29,6 +31,9 @@ func (l *Lease) Public(make func() any) any {
 	l.public.Do(func() { l.lease = make() })
 	return l.lease
 }
+
+// Stats returns the lease's numbers as of the client's last turn.
+func (l *Lease) Stats() LeaseStats { return *l.stats.Load() }
 
 // SetWeight returns once the database has the weight. The change may still come if ctx ends first.
 func (l *Lease) SetWeight(ctx context.Context, weight int) error {

@@ -24,6 +24,8 @@ type members struct {
 	underWay   *membership           // whose join is under way; nil: none is
 	joins      int64                 // counts the joins that were sent: a leave names the last, and ends no later membership
 	unreleased map[string]bool       // of these the session owns what it ended without a release: it is released before it is shown again
+	outlived   map[*membership]bool  // have ended, while work on their partitions goes on, or since the last stats
+	past       LeaseStats            // of those that ended before
 	drained    []string              // the operator who drained the client, and the reason; nil: it is not drained
 }
 
@@ -82,13 +84,14 @@ type joining struct {
 func newMembers(c *Client, now time.Time) members {
 	return members{
 		shared: newShared(c, now), client: c, byName: make(map[string]*membership),
-		waiting: make(map[string][]*joining), unreleased: make(map[string]bool),
+		waiting: make(map[string][]*joining), unreleased: make(map[string]bool), outlived: make(map[*membership]bool),
 	}
 }
 
 // add begins a membership, to be joined.
 func (ms *members) add(name string, partitions int, o LeaseOptions) *membership {
 	l := &Lease{client: ms.client, Name: name, Partitions: partitions, Options: o, Board: owned.NewBoard(name, ms.shown(), ms.client.wakeUp)}
+	l.stats.Store(new(LeaseStats))
 	m := &membership{weight: o.Weight, weightCalls: make(weightCalls)}
 	m.assignments = assignments{membership: m, shared: &ms.shared, lease: l, of: make([]*assignment, partitions), readUntil: make(map[int]time.Time)}
 	ms.byName[name] = m
@@ -389,6 +392,7 @@ func (ms *members) end(m *membership, err error) {
 	l := m.lease
 	l.Board.Close(ms.invalid, err)
 	delete(ms.byName, l.Name)
+	ms.outlived[m] = true
 	queue := ms.waiting[l.Name]
 	delete(ms.waiting, l.Name)
 	for _, j := range queue {
