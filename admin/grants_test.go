@@ -50,9 +50,9 @@ const (
 		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() look_out() part() partition_for()
 		read() release() session_ends() settings() snapshot() tell() tidy() timeline()`
 	forAllSchedules = `schedule_begin() schedule_check_interval() schedule_clock() schedule_close() schedule_close_job() schedule_declare()
-		schedule_done_job() schedule_done_tick() schedule_edit() schedule_end() schedule_enqueue() schedule_outcomes() schedule_free() schedule_get()
-		schedule_history() schedule_job() schedule_job_outcomes() schedule_jobs() schedule_join() schedule_json() schedule_list() schedule_look()
-		schedule_make_slots() schedule_open() schedule_place() schedule_put() schedule_retry() schedule_share() schedule_take() schedule_tell() schedule_trim()`
+		schedule_job_succeeded() schedule_tick_succeeded() schedule_edit() schedule_end() schedule_enqueue() schedule_outcomes() schedule_free_slot() schedule_get()
+		schedule_history() schedule_job() schedule_job_outcomes() schedule_jobs() schedule_join() schedule_json() schedule_list() schedule_poll()
+		schedule_make_slots() schedule_open() schedule_place() schedule_put() schedule_retry() schedule_channel() schedule_take_slot() schedule_notify() schedule_trim()`
 	// They run with the rights of their owner, and lock what clients need.
 	forApplications = `end_overrides() trim_events()`
 	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_server_generation() pause() pin() resume() uncordon() undrain() unfreeze() unpin()`
@@ -82,9 +82,9 @@ var mayDo = map[string]string{
 	"schedule-operators EXECUTE": forReaders + " schedule_change()", "schedule-operators USAGE": "schema", "schedule-operators SELECT": everything,
 
 	"schedules EXECUTE": forAll + " " + forApplications + " schedule_change() " + forAllSchedules, "schedules USAGE": "lock_tokens schema",
-	"schedules SELECT": clientsRead + "history jobs jobs_status schedule_changes schedule_groups schedule_owners schedule_slots schedule_told schedule_version schedules schedules_status",
+	"schedules SELECT": clientsRead + "history jobs jobs_status schedule_changes schedule_groups schedule_owners schedule_slots schedule_notified schedule_version schedules schedules_status",
 	"schedules INSERT": clientsInsert + "history jobs schedule_groups schedule_owners schedule_slots schedules",
-	"schedules UPDATE": clientsWrite + "server history jobs schedule_groups schedule_owners schedule_slots schedule_told schedules",
+	"schedules UPDATE": clientsWrite + "server history jobs schedule_groups schedule_owners schedule_slots schedule_notified schedules",
 	"schedules DELETE": clientsDelete + "history jobs schedule_changes schedule_slots schedules",
 }
 

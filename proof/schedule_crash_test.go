@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/schedule/sql"
 )
 
 var everyCrash = flag.Bool("every-crash", false, "kill processes that run schedules before and after each statement, for each kind of their handlers; else at each statement once")
@@ -43,9 +43,9 @@ var scheduleCrashes = []scheduleCrash{
 	{"put", nil, nil}, // while the schedules are not there yet
 	{"join", nil, nil},
 	{"get", nil, nil},
-	{"share", nil, nil},
+	{"channel", nil, nil},
 	{"listen", nil, nil},
-	{"look", nil, nil},
+	{"poll", nil, nil},
 	{"begin a run", nil, nil},
 	{"begin", nil, nil},
 	{"open", nil, nil},
@@ -53,39 +53,33 @@ var scheduleCrashes = []scheduleCrash{
 	{"flush a call", []string{"paid"}, nil},
 	{"limit", nil, nil},
 	{"close", outside, nil}, // it is noted that a call outside begins
-	{"done", []string{"quick", "scarce", "mailed", "phoned", "paid", "ordered"}, nil},
+	{"ticksucceeded", []string{"quick", "scarce", "mailed", "phoned", "paid", "ordered"}, nil},
 	{"commit a run", nil, nil},
 	{"closejob", []string{"ordered"}, nil},
-	{"donejob", []string{"ordered"}, nil},
+	{"jobsucceeded", []string{"ordered"}, nil},
 	{"makeslots", withLimit, nil},
-	{"take", withLimit, nil},
-	{"free", []string{"phoned"}, nil},
+	{"takeslot", withLimit, nil},
+	{"freeslot", []string{"phoned"}, nil},
 	{"enqueue", []string{"ordered"}, nil},
 	{"end", nil, (*scheduleVictims).close},
 	{"trim", nil, (*scheduleVictims).close},
 	{"place", nil, (*scheduleVictims).close},
 }
 
-// notScheduleCrashed has the files that are no statements of it, or are not sent while anything runs, and why.
+// notScheduleCrashed has the statements that are not sent while anything runs, and why.
 var notScheduleCrashed = map[string]string{
-	"schema": "sent by Migrate", "functions": "sent by Migrate",
 	"list": "it only reads", "history": "it only reads", "jobs": "it only reads", "job": "it only reads",
 	"declare": "sent each hour, for schedules that nobody has declared for a day",
-	"edit":    "a caller's, in a transaction as put.sql", "change": "an operator's, in a transaction as put.sql",
+	"edit":    "a caller's, in a transaction as put", "change": "an operator's, in a transaction as put",
 }
 
 // A process is killed before and after each statement, for each kind of handler: every tick and job has one outcome and its effect once all the same.
 func TestACrashAtAnyStatementOfARunLosesAndRepeatsNothing(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("../schedule/sql/*.sql")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no statements: %v", err)
-	}
-	for _, path := range files {
-		name := strings.TrimSuffix(filepath.Base(path), ".sql")
+	for _, name := range sql.Statements() {
 		listed := slices.ContainsFunc(scheduleCrashes, func(c scheduleCrash) bool { return c.statement == name })
 		if _, not := notScheduleCrashed[name]; listed == not {
-			t.Errorf("%s needs an entry in one of scheduleCrashes and notScheduleCrashed", path)
+			t.Errorf("%s needs an entry in one of scheduleCrashes and notScheduleCrashed", name)
 		}
 	}
 	if testing.Short() {

@@ -29,7 +29,7 @@ func TestDormantSchedulesCostALookNowAndThenThatReadsNoneOfThem(t *testing.T) {
 	w := newWorker(db)
 	schedule.InTx(w.Scheduler, "books", effect)
 	w.LookEvery(every)
-	w.wire.Count("schedule_look")
+	w.wire.Count("schedule_poll")
 	began := time.Now()
 	w.run()
 	tests.Until(t, "it has looked", func() bool { return w.wire.Counted() >= looks })

@@ -93,7 +93,7 @@ func TestAJobRunsOnceWhateverIsLost(t *testing.T) {
 	db.looked()
 	var want []string
 	mail := schedule.JobsOf[string](tests.Must(schedule.NewEnqueuer(db.Pool, group))(t), "mail") // its connections lose nothing
-	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_done_job", "commit", "schedule_look"} {
+	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_job_succeeded", "commit", "schedule_poll"} {
 		for _, after := range []bool{false, true} {
 			want = append(want, fmt.Sprint(text, after))
 			w.wire.Lose(1, text, after)

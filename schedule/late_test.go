@@ -428,12 +428,12 @@ func (db *database) noteLooks(column, value string) {
 // beforeLooks has each look begin with a statement of PL/pgSQL.
 func (db *database) beforeLooks(statement string) {
 	const arguments = "(text, int[], int[], bigint, bigint, int, text[], text[])"
-	db.exec(`ALTER FUNCTION pgleases.schedule_look` + arguments + ` RENAME TO schedule_look_before;
-		CREATE FUNCTION pgleases.schedule_look(g text, p int[], fresh int[], since_us bigint, h bigint, most int, but text[], but_kinds text[], OUT clock_us bigint, OUT took_us bigint,
+	db.exec(`ALTER FUNCTION pgleases.schedule_poll` + arguments + ` RENAME TO schedule_look_before;
+		CREATE FUNCTION pgleases.schedule_poll(g text, p int[], fresh int[], since_us bigint, h bigint, most int, but text[], but_kinds text[], OUT clock_us bigint, OUT took_us bigint,
 			OUT id bigint[], OUT job boolean[], OUT priority int[], OUT partition int[], OUT key text[], OUT kind text[], OUT due_us bigint[], OUT crashes int[]) LANGUAGE plpgsql AS $$ BEGIN
 			` + statement + `;
 			SELECT l.* INTO clock_us, took_us, id, job, priority, partition, key, kind, due_us, crashes FROM pgleases.schedule_look_before(g, p, fresh, since_us, h, most, but, but_kinds) AS l; END $$;
-		GRANT EXECUTE ON FUNCTION pgleases.schedule_look` + arguments + `, pgleases.schedule_look_before` + arguments + ` TO PUBLIC`)
+		GRANT EXECUTE ON FUNCTION pgleases.schedule_poll` + arguments + `, pgleases.schedule_look_before` + arguments + ` TO PUBLIC`)
 }
 
 // What was found begins while a look is under way, however long that takes.

@@ -144,7 +144,7 @@ func TestEveryTickHasItsOutcomeAndItsEffectOnceWhateverStatementIsLost(t *testin
 	books := schedule.InTx(w.Scheduler, "books", effect)
 	l := w.runs(books.Add("close", args{1}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	now := midnight
-	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_done_tick", "commit", "schedule_look", "rollback"} {
+	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_tick_succeeded", "commit", "schedule_poll", "rollback"} {
 		for _, after := range []bool{false, true} {
 			w.wire.Lose(1, text, after)
 			now = now.Add(3 * time.Hour)

@@ -57,7 +57,7 @@ func (l *listener) ready(ctx context.Context) (*pgx.Conn, error) {
 // subscribe sets the connection up if it is the server's own and notifications arrive: a pooler gives
 // another number than its server's process has.
 func (l *listener) subscribe(ctx context.Context) error {
-	share, pid, err := l.db.sendShare(ctx, l.conn)
+	share, pid, err := l.db.sendChannel(ctx, l.conn)
 	if err != nil {
 		return err
 	}

@@ -69,9 +69,9 @@ func TestWhatIsPutWithoutAWordBehindAnotherIsFoundSoon(t *testing.T) {
 	id := tests.Must(mail.Enqueue(t.Context(), "it has looked"))(t)
 	w.outcome(id)
 	now := one[time.Time](db, "SELECT clock_timestamp()")
-	db.exec("SELECT pgleases.schedule_tell('" + group + "')")
+	db.exec("SELECT pgleases.schedule_notify('" + group + "')")
 	becomes(db, "it looks", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
-		AND query LIKE '%schedule_look%' AND query_start > $1 AND state = 'idle')`, now)
+		AND query LIKE '%schedule_poll%' AND query_start > $1 AND state = 'idle')`, now)
 	db.exec(`SELECT pgleases.schedule_enqueue('` + group + `', 1, '[{"key": "k", "kind": "mail", "trigger": "job", "args": "quiet", "priority": 1, "quiet": true}]', 'raise')`)
 	tests.Until(t, "it has run", func() bool { return len(db.effects()) == 2 })
 }
@@ -88,7 +88,7 @@ func TestNoGroupIsUntoldForAnother(t *testing.T) {
 	w.outcome(id)
 	other := one[string](db, "SELECT g FROM (SELECT 'group ' || n AS g FROM generate_series(1, 1000) AS n) AS s WHERE (hashtext(g) & 2147483647) % 24 = (hashtext($1) & 2147483647) % 24 LIMIT 1", group)
 	for n := range 3 { // one of which is in the same fifth of a second
-		db.exec(fmt.Sprintf(`SELECT pgleases.schedule_tell('%s');
+		db.exec(fmt.Sprintf(`SELECT pgleases.schedule_notify('%s');
 			SELECT pgleases.schedule_enqueue('%s', 1, '[{"key": "k", "kind": "mail", "trigger": "job", "args": "here", "priority": 1}]', 'raise')`, other, group))
 		tests.Until(t, "it has run", func() bool { return len(db.effects()) == 2+n })
 	}
@@ -105,7 +105,7 @@ func TestFewNotificationsAreSent(t *testing.T) {
 	w.outcome(first)
 	conn := tests.Must(pgx.Connect(t.Context(), db.url))(t)
 	t.Cleanup(func() { tests.OK(t, conn.Close(context.Background())) })
-	channel := "pgleases_schedule_" + one[string](db, "SELECT pgleases.schedule_share($1)::text", group)
+	channel := "pgleases_schedule_" + one[string](db, "SELECT pgleases.schedule_channel($1)::text", group)
 	tests.Must(conn.Exec(t.Context(), "SET idle_session_timeout = 0; LISTEN "+channel))(t)
 	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	mail := schedule.JobsOf[string](enqueuer, "mail")
@@ -155,7 +155,7 @@ func TestALookIsNotBrokenOffWhateverTheDefaultOfTransactions(t *testing.T) {
 	db.exec("UPDATE pgleases.schedules SET blocked_reason = 'unknown', blocked_since = (SELECT now FROM public.test_clock), due = due + interval '1 hour'; INSERT INTO pgleases.schedule_groups VALUES ('" + group + "', 4)") // so nothing moves to other partitions
 	held := db.begin("SET TRANSACTION ISOLATION LEVEL READ COMMITTED; LOCK TABLE pgleases.schedules IN EXCLUSIVE MODE")
 	w.run()
-	db.blocked("a look waits", "schedule_look")
+	db.blocked("a look waits", "schedule_poll")
 	tests.Must(held.Exec(t.Context(), "UPDATE pgleases.schedules SET revision = revision + 1"))(t)
 	tests.OK(t, held.Commit(t.Context()))
 	db.setClock(midnight.Add(time.Hour))

@@ -184,7 +184,7 @@ func (db *database) looked() {
 	for range 2 {
 		now := one[time.Time](db, "SELECT clock_timestamp()")
 		becomes(db, "a process looks for work", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
-			AND query LIKE '%schedule_look%' AND query_start > $1 AND state = 'idle')`, now)
+			AND query LIKE '%schedule_poll%' AND query_start > $1 AND state = 'idle')`, now)
 	}
 }
 

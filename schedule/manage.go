@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// This file changes schedules and jobs, for programs and operators alike. edit.sql does it, in one transaction.
+// This file changes schedules and jobs, for programs and operators alike. schedule_edit does it, in one transaction.
 
 // Manage returns a Scheduler without a client, for operators and tools: it reads and changes the schedules and jobs of a group. Run is an
 // error. The only options are WithSchema and WithReason; any other is an error. It makes no tables: pgleases.ErrSchema where they are
@@ -156,7 +156,7 @@ func (s *Scheduler) change(ctx context.Context, verb, subject string, name *stri
 	return ids, nil
 }
 
-// send makes a change. What see returns about the schedule that edit.sql asks about is sent there; nil: nothing is to be done.
+// send makes a change. What see returns about the schedule that schedule_edit asks about is sent there; nil: nothing is to be done.
 func (s *Scheduler) send(ctx context.Context, verb string, name *string, what map[string]any, see func(*record) (any, error)) (ids []int64, refused int, err error) {
 	done := false
 	err = s.ownTx(ctx)(func(tx pgx.Tx) (err error) {

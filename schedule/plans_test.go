@@ -32,13 +32,13 @@ func TestPlansThatWereMadeForEmptyTablesDoNotReadAllOfThem(t *testing.T) {
 	}
 	before := whole()
 	for _, call := range []string{
-		"pgleases.schedule_look('" + group + "', '{1,2}', '{1}', 0, 2000000, 100, '{}', '{}')",
+		"pgleases.schedule_poll('" + group + "', '{1,2}', '{1}', 0, 2000000, 100, '{}', '{}')",
 		"pgleases.schedule_place('" + group + "', 4, '{1}', '{1}')",
 		"pgleases.schedule_open(s.lease, s.partition, s.epoch, 1, false, 'mark', 10000, 10000, 5000) FROM " + owned,
-		"pgleases.schedule_done_tick(1, 'mark', 1, now(), now(), 0, NULL, now(), now(), 1, 1, now())",
+		"pgleases.schedule_tick_succeeded(1, 'mark', 1, now(), now(), 0, NULL, now(), now(), 1, 1, now())",
 		"pgleases.schedule_close(1, 'mark', 1, now(), '{\"outcomes\": []}')",
 		"pgleases.schedule_open(s.lease, s.partition, s.epoch, 1, true, 'mark', 10000, 10000, 5000) FROM " + owned,
-		"pgleases.schedule_done_job(1, 'mark', 1, 1, 1, 1, 'now')",
+		"pgleases.schedule_job_succeeded(1, 'mark', 1, 1, 1, 1, 'now')",
 		"pgleases.schedule_close_job(1, 'mark', 1, '{\"outcomes\": []}')",
 	} {
 		tests.Must(tx.Exec(t.Context(), "SAVEPOINT before; SELECT set_config('schedule.run', 'mark', true), set_config('plan_cache_mode', 'force_generic_plan', true)", pgx.QueryExecModeSimpleProtocol))(t)

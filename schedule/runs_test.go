@@ -426,7 +426,7 @@ func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 	tests.OK(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
 	db.setClock(midnight.Add(time.Hour))
 	becomes(db, "the end of the run waits for the edit", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
-		AND query LIKE '%schedule_done_tick%' AND clock_timestamp() - query_start > interval '2.5 s')`)
+		AND query LIKE '%schedule_tick_succeeded%' AND clock_timestamp() - query_start > interval '2.5 s')`)
 	tests.OK(t, edit.Rollback(t.Context()))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
@@ -434,7 +434,7 @@ func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 // A connection is dropped without a word, at a statement of the scheduler's own: the run is done on another one.
 func TestAConnectionThatFallsSilentHoldsUpNoRun(t *testing.T) {
 	t.Parallel()
-	for _, text := range []string{"begin", "schedule_open", "schedule_done_tick", "commit"} {
+	for _, text := range []string{"begin", "schedule_open", "schedule_tick_succeeded", "commit"} {
 		t.Run(text, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)

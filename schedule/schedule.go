@@ -134,7 +134,7 @@ type record struct {
 	parsed *Rule // Rule, where that was parsed before
 }
 
-// A step is what close.sql writes.
+// A step is what schedule_close writes.
 type step struct {
 	Cursor        time.Time  `json:"cursor"`
 	CursorLocal   *time.Time `json:"cursor_local,omitempty"`

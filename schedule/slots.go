@@ -34,7 +34,7 @@ func (e *execution) takeSlot(ctx context.Context, tx *transaction, outside bool)
 		call = nil
 	}
 	err = e.db.within(ctx, func(ctx context.Context) error {
-		taken, err = e.db.sendTake(ctx, tx, e.kind, e.o.Partition, call)
+		taken, err = e.db.sendTakeSlot(ctx, tx, e.kind, e.o.Partition, call)
 		return err
 	})
 	switch {
@@ -54,7 +54,7 @@ func (e *execution) freeSlot() {
 		return
 	}
 	_ = e.db.repeat(e.o.life, 1<<30, func(error) bool { return true }, func() error {
-		return e.db.within(e.o.life, func(ctx context.Context) error { return e.db.sendFree(ctx, e.db.pool, e.kind.name, e.id) })
+		return e.db.within(e.o.life, func(ctx context.Context) error { return e.db.sendFreeSlot(ctx, e.db.pool, e.kind.name, e.id) })
 	})
 }
 

@@ -230,7 +230,7 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	id := tests.Must(mail.Enqueue(t.Context(), "behind", schedule.WithPriority(3)))(t)
 	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of what is behind those that wait")
 	db.setClock(midnight.Add(3*time.Hour + 30*time.Minute))
-	w.wire.Count("schedule_take")
+	w.wire.Count("schedule_take_slot")
 	h.quiet(db)
 	if n := w.wire.Counted(); n > 50 {
 		t.Errorf("a slot was asked for %d times meanwhile", n)
@@ -259,7 +259,7 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 	other := db.begin("SELECT FROM pgleases.schedule_slots FOR UPDATE")
 	first := tests.Must(books.EnqueueMany(t.Context(), make([]string, 150)))(t)
 	began := time.Now()
-	w.wire.Count("schedule_take")
+	w.wire.Count("schedule_take_slot")
 	for range 20 {
 		id := tests.Must(mail.Enqueue(t.Context(), "beside"))(t)
 		expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of what is beside those that wait")
@@ -354,7 +354,7 @@ func TestNoSlotStaysTakenWhateverIsLost(t *testing.T) {
 	w.wire.Lose(1, "schedule_make_slots", true)
 	w.run()
 	done := int64(0)
-	for _, text := range []string{"schedule_make_slots", "schedule_take", "schedule_free"} {
+	for _, text := range []string{"schedule_make_slots", "schedule_take_slot", "schedule_free_slot"} {
 		for _, after := range []bool{false, true} {
 			if text != "schedule_make_slots" {
 				w.wire.Lose(1, text, after)
@@ -401,7 +401,7 @@ func TestALimitThatIsNotReachedCostsLittle(t *testing.T) {
 				continue
 			}
 			runs++
-			for n, text := range []string{"begin", "schedule_take", "INSERT INTO public.effects", "commit\x00"} {
+			for n, text := range []string{"begin", "schedule_take_slot", "INSERT INTO public.effects", "commit\x00"} {
 				if i+n >= len(trips) || !strings.Contains(trips[i+n], text) {
 					t.Fatalf("trip %d of a run is without %q: %q", n, text, trips[i:])
 				}

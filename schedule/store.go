@@ -46,14 +46,13 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 	return store.OpenError(ctx, "schedule", doing, schema, pgleases.ErrSchema, pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) }))
 }
 
-// statements are the texts of the files in sql, by their names: see store.Fill.
+// statements are those of sql/statements.sql, by their names: see store.Fill.
 type statements struct {
-	Share, Join, Place, Look, Begin, End        string
-	Open, Limit, Close, Done, CloseJob, DoneJob string
-	Enqueue, Job, Jobs, Edit, Change            string
-	Get, Put, List, History, Trim, MakeSlots    string
-	Declare, Declared                           string
-	Take, Free                                  string
+	Channel, Join, Place, Poll, Begin, End, Open, Limit string
+	Close, TickSucceeded, CloseJob, JobSucceeded        string
+	MakeSlots, TakeSlot, FreeSlot                       string
+	Enqueue, Job, Jobs, Get, Put, List, History, Trim   string
+	Declare, Declared, Edit, Change                     string
 }
 
 func statementsFor(schema string) (s statements) {
@@ -144,9 +143,9 @@ func inTime(ctx context.Context, d time.Duration, f func(context.Context) error)
 	return store.Advised(f(ctx))
 }
 
-// sendShare returns the number of the channel on which it is told that something was put, and that of the server's process.
-func (d *db) sendShare(ctx context.Context, q querier) (share int, pid uint32, err error) {
-	err = q.QueryRow(ctx, d.statements.Share, d.group).Scan(&share, &pid)
+// sendChannel returns the number of the channel on which it is told that something was put, and that of the server's process.
+func (d *db) sendChannel(ctx context.Context, q querier) (share int, pid uint32, err error) {
+	err = q.QueryRow(ctx, d.statements.Channel, d.group).Scan(&share, &pid)
 	return share, pid, err
 }
 
@@ -196,7 +195,7 @@ func (d *db) sendPoll(ctx context.Context, q querier, p *poll, keys []string) (c
 		key, kind                    []string
 	}
 	err = q.QueryRow(
-		ctx, d.statements.Look, d.group, p.partitions, append([]int32{}, p.fresh...), p.since.UnixMicro(), pollAhead.Microseconds(), p.atMost, keys,
+		ctx, d.statements.Poll, d.group, p.partitions, append([]int32{}, p.fresh...), p.since.UnixMicro(), pollAhead.Microseconds(), p.atMost, keys,
 		append([]string{}, p.left.kinds...),
 	).Scan(&micro, &spent, &f.id, &f.job, &f.priority, &f.partition, &f.key, &f.kind, &f.due, &f.crashes)
 	if err != nil {
@@ -254,7 +253,7 @@ func (d *db) sendClose(ctx context.Context, tx *transaction, r *record, run stri
 	switch {
 	case r.Job && len(st.Outcomes) == 1 && st.Outcomes[0].Outcome == OutcomeSucceeded:
 		f := st.Outcomes[0]
-		batch.Queue(d.statements.DoneJob, r.ID, run, r.Revision, f.Attempts, f.Epoch, f.StartedAt.UnixMicro(), r.At).Exec(ended)
+		batch.Queue(d.statements.JobSucceeded, r.ID, run, r.Revision, f.Attempts, f.Epoch, f.StartedAt.UnixMicro(), r.At).Exec(ended)
 	case r.Job:
 		for i := range st.Outcomes {
 			st.Outcomes[i].Key, st.Outcomes[i].Args = r.Key, r.Args
@@ -263,7 +262,7 @@ func (d *db) sendClose(ctx context.Context, tx *transaction, r *record, run stri
 	case st.onlyDone():
 		f := st.Outcomes[0]
 		batch.Queue(
-			d.statements.Done, r.ID, run, r.Revision, r.Cursor, st.Cursor, shownMicro(*st.CursorLocal), st.Due, st.RanFrom, st.RanUntil,
+			d.statements.TickSucceeded, r.ID, run, r.Revision, r.Cursor, st.Cursor, shownMicro(*st.CursorLocal), st.Due, st.RanFrom, st.RanUntil,
 			f.Attempts, f.Epoch, f.StartedAt,
 		).Exec(ended)
 	default:
@@ -276,7 +275,7 @@ func (d *db) sendClose(ctx context.Context, tx *transaction, r *record, run stri
 	return err
 }
 
-// onlyDone reports whether one tick is done, and nothing else is to be written: what done.sql writes.
+// onlyDone reports whether one tick is done, and nothing else is to be written: what schedule_tick_succeeded writes.
 func (st *step) onlyDone() bool {
 	return len(st.Outcomes) == 1 && st.Outcomes[0].Outcome == OutcomeSucceeded && st.Trying == nil && st.BlockedReason == nil && st.PausedAt == nil
 }
@@ -306,7 +305,7 @@ func (d *db) sendJobs(ctx context.Context, q querier, f JobFilter, after int64) 
 	return collect[Job](ctx, q, d.statements.Jobs, d.group, f.Kind, f.Prefix, string(f.State), after, page)
 }
 
-// sendChange has a schedule or a job changed: see edit.sql. What comes back as asks is null where it is done.
+// sendChange has a schedule or a job changed: see schedule_edit. What comes back as asks is null where it is done.
 func (d *db) sendChange(ctx context.Context, tx pgx.Tx, verb string, name *string, what map[string]any) (asks *record, ids []int64, refused int, err error) {
 	text, err := json.Marshal(what)
 	if err != nil {
@@ -387,13 +386,13 @@ func (d *db) sendMakeSlots(ctx context.Context, q querier, k *kind) error {
 }
 
 // sendTake reports whether there was a slot for a run; run is nil for one that ends with the transaction.
-func (d *db) sendTake(ctx context.Context, tx *transaction, k *kind, p pgleases.Partition, run *string) (taken bool, err error) {
-	err = tx.QueryRow(ctx, d.statements.Take, d.group, k.name, k.limits.concurrent, p.Number, p.Epoch, run).Scan(&taken)
+func (d *db) sendTakeSlot(ctx context.Context, tx *transaction, k *kind, p pgleases.Partition, run *string) (taken bool, err error) {
+	err = tx.QueryRow(ctx, d.statements.TakeSlot, d.group, k.name, k.limits.concurrent, p.Number, p.Epoch, run).Scan(&taken)
 	return taken, err
 }
 
-func (d *db) sendFree(ctx context.Context, q querier, kind, run string) error {
-	return void(ctx, q, d.statements.Free, d.group, kind, run)
+func (d *db) sendFreeSlot(ctx context.Context, q querier, kind, run string) error {
+	return void(ctx, q, d.statements.FreeSlot, d.group, kind, run)
 }
 
 func collect[T any](ctx context.Context, q querier, statement string, args ...any) ([]*T, error) {

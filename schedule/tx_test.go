@@ -36,7 +36,7 @@ func TestARunTakesTwoRoundTrips(t *testing.T) {
 	}
 	opens := slices.IndexFunc(of[0], func(sent string) bool { return strings.Contains(sent, "schedule_open") })
 	trips := of[0][opens:]
-	for i, texts := range [][]string{{"begin isolation level read committed", "schedule_open"}, {"INSERT INTO public.effects"}, {"statement_timeout", "schedule_done_tick(", "commit\x00"}} {
+	for i, texts := range [][]string{{"begin isolation level read committed", "schedule_open"}, {"INSERT INTO public.effects"}, {"statement_timeout", "schedule_tick_succeeded(", "commit\x00"}} {
 		for _, text := range texts {
 			if i >= len(trips) || !strings.Contains(trips[i], text) {
 				t.Fatalf("trip %d of a run is without %q: %q", i, text, trips)
@@ -176,7 +176,7 @@ func TestATickThatIsDoneIsWrittenAlikeByBothStatements(t *testing.T) {
 				EXCEPTION WHEN SQLSTATE 'UU000' THEN RETURN sqlerrm;
 				WHEN OTHERS THEN RETURN sqlstate;
 				END $$`)
-			short := wrote(`SELECT pgleases.schedule_done_tick(%1$s, 'mark', 1, '2026-03-01 10:00 UTC', '2026-03-01 11:00:00.000001 UTC', (extract(epoch FROM timestamp '2026-03-01 12:00:00.000001') * 1000000)::bigint, %2$s,
+			short := wrote(`SELECT pgleases.schedule_tick_succeeded(%1$s, 'mark', 1, '2026-03-01 10:00 UTC', '2026-03-01 11:00:00.000001 UTC', (extract(epoch FROM timestamp '2026-03-01 12:00:00.000001') * 1000000)::bigint, %2$s,
 				'2026-03-01 11:00:01 UTC', '2026-03-01 11:00:03.5 UTC', 2, 77, '2026-03-01 11:00:02 UTC')`)
 			long := wrote(`SELECT pgleases.schedule_close(%1$s, 'mark', 1, '2026-03-01 10:00 UTC', jsonb_build_object('cursor', '2026-03-01T11:00:00.000001Z', 'cursor_local', '2026-03-01T12:00:00.000001+01:00', 'due', %2$s,
 				'succeeded', '2026-03-01T11:00:00.000001Z', 'ran_from', '2026-03-01T11:00:01Z', 'ran_until', '2026-03-01T11:00:03.5Z', 'failures', 0,

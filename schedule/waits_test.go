@@ -285,7 +285,7 @@ func TestTwoSchedulersOfOneClient(t *testing.T) {
 func TestATickThatNobodyCouldReadWasNotUnderWay(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.exec("INSERT INTO pgleases.schedule_owners (group_name, partition, opened, closed, died) SELECT '" + group + "', n, -1, -2, false FROM generate_series(0, 3) AS n") // who died
+	db.exec("INSERT INTO pgleases.schedule_owners (group_name, partition, opened, closed, crashed) SELECT '" + group + "', n, -1, -2, false FROM generate_series(0, 3) AS n") // who died
 	maker := newWorker(db)
 	tests.OK(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "arguments", args{}, hourly, schedule.WithGrace(90*time.Minute)))
 	db.exec(`UPDATE pgleases.schedules SET args = '{"N": "one"}'`)

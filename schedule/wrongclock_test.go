@@ -78,7 +78,7 @@ func TestEachStatementOfARunAtAWrongTimeLosesNothing(t *testing.T) {
 			w.run()
 			db.looked()
 			now := midnight
-			for _, text := range []string{"schedule_open(", "schedule_close(", "schedule_close_job(", "schedule_done_tick(", "schedule_done_job(", "schedule_take(", "schedule_begin("} {
+			for _, text := range []string{"schedule_open(", "schedule_close(", "schedule_close_job(", "schedule_tick_succeeded(", "schedule_job_succeeded(", "schedule_take_slot(", "schedule_begin("} {
 				now = now.Add(time.Hour)
 				db.wrongAt(by, text)
 				db.setClock(now)

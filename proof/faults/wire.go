@@ -101,14 +101,8 @@ func NewWire(connString, schema string) (*Wire, error) {
 		w.texts[strings.ToLower(statements.Type().Field(i).Name)] = parameter.Split(statements.Field(i).String(), -1)
 	}
 	text := store.Texts(sql.Files, schema)
-	files, err := sql.Files.ReadDir(".")
-	if err != nil {
-		return nil, err
-	}
-	for _, file := range files {
-		if name := strings.TrimSuffix(file.Name(), ".sql"); !slices.Contains([]string{"schema", "functions", "grants"}, name) {
-			w.texts[OfSchedules+name] = parameter.Split(text(name), -1)
-		}
+	for _, name := range sql.Statements() {
+		w.texts[OfSchedules+name] = parameter.Split(text(name), -1)
 	}
 	for name, text := range besides {
 		w.texts[name] = []string{text}

@@ -326,13 +326,13 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/zone.go", `if t.Local.IsZero() {`, `if true {`, 0},
 	}},
 	{"a run of a schedule without a guard", "guarded runs", `in the middle of a run`, []edit{
-		{"schedule/sql/functions.sql", `:= pgleases.guard($1, $2, $3);`, `:= '';`, 0},
+		{"schedule/sql/functions/run.sql", `:= pgleases.guard(p_lease, p_number, p_epoch);`, `:= '';`, 0},
 	}},
 	{"a closing of a run that does not raise where the cursor has moved", "runs", `effects|outcomes|entry`, []edit{
-		{"schedule/sql/functions.sql", `RAISE EXCEPTION 'schedule % has come as far as %, and the run began at %', $1, s.cursor, $4 USING ERRCODE = 'PS002';`, `RETURN;`, 0},
+		{"schedule/sql/functions/run.sql", `RAISE EXCEPTION 'schedule % has come as far as %, and the run began at %', p_schedule, s.cursor, p_cursor_before USING ERRCODE = 'PS002';`, `RETURN;`, 0},
 	}},
 	{"a closing in another transaction than the run's", "runs", `it has its outcome`, []edit{
-		{"schedule/sql/functions.sql", `IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN`, `IF false THEN`, 2},
+		{"schedule/sql/functions/run.sql", `IF current_setting('schedule.run', true) IS DISTINCT FROM p_run THEN`, `IF false THEN`, 2},
 		{"schedule/call.go", `a.handler = errEnded`, ``, 0},
 	}},
 	{"the client's clock decides what is due", "clock", `outcome`, []edit{
@@ -342,7 +342,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/decide.go", `now := r.Clock`, `now := r.Clock.Add(time.Second)`, 2},
 	}},
 	{"the cursor locked before the handler", "runs", `put|lock`, []edit{
-		{"schedule/sql/functions.sql", `hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL;`, `hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL FOR UPDATE;`, 0},
+		{"schedule/sql/functions/run.sql", `hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL;`, `hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL FOR UPDATE;`, 0},
 	}},
 	{"ticks that are passed over without an outcome", "schedule fleet", `outcomes`, []edit{
 		{"schedule/decide.go", `pass(due.Missed, OutcomeMissed)`, `if due.Missed.Count > 0 {
@@ -350,15 +350,15 @@ var mutants = append(asleep(), []mutant{
 	}`, 0},
 	}},
 	{"a step of the cursor without its history", "schedule fleet", `effects|outcome`, []edit{
-		{"schedule/sql/functions.sql", `    FROM stepped AS s;
+		{"schedule/sql/functions/run.sql", `    FROM stepped AS s;
     IF NOT FOUND THEN`, `    FROM stepped AS s WHERE s.id % 2 = 0;
-    IF NOT FOUND AND $1 % 2 = 0 THEN`, 0},
+    IF NOT FOUND AND p_schedule % 2 = 0 THEN`, 0},
 	}},
 	{"runs under one key side by side", "schedule fleet", `overlap`, []edit{
 		{"schedule/queue.go", `if _, busy := q.keys[it.Key]; busy {`, `if false {`, 0},
 	}},
 	{"stored counters: a limit as what runs write and take back, which a crash leaves standing", "schedule fleet", `has its outcome`, []edit{
-		{"schedule/sql/functions.sql", `AND (s.run IS NULL OR NOT EXISTS (`, `AND (s.run IS NULL OR false AND NOT EXISTS (`, 0},
+		{"schedule/sql/functions/slots.sql", `AND (s.run IS NULL OR NOT EXISTS (`, `AND (s.run IS NULL OR false AND NOT EXISTS (`, 0},
 		{"schedule/slots.go", `	if !outside {
 		call = nil
 	}
@@ -366,7 +366,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/attempt.go", `a.slot = calls && k.limits.limited`, `a.slot = k.limits.limited`, 0},
 	}},
 	{"a run that finds no slot and goes on", "schedule fleet", `together`, []edit{
-		{"schedule/sql/functions.sql", `    IF taken IS NULL THEN
+		{"schedule/sql/functions/slots.sql", `    IF taken IS NULL THEN
         RETURN false;`, `    IF taken IS NULL THEN
         RETURN true;`, 0},
 	}},
@@ -381,10 +381,10 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/attempt.go", `case k.calls == atMostOnce && r.Trying.begun() != "" && r.Trying.begun() != e.id:`, `case false:`, 0},
 	}},
 	{"a replaced job that counts as run", "writers", `jobs whose last order did not run`, []edit{
-		{"schedule/sql/functions.sql", `    IF j.revision = $3 AND jsonb_array_length(outcomes) > 0 THEN`, `    IF jsonb_array_length(outcomes) > 0 THEN`, 0},
+		{"schedule/sql/functions/run.sql", `    IF j.revision = p_revision AND jsonb_array_length(outcomes) > 0 THEN`, `    IF jsonb_array_length(outcomes) > 0 THEN`, 0},
 	}},
 	{"a job without its outcome", "schedule fleet", `jobs: |calls: `, []edit{
-		{"schedule/sql/functions.sql", `FROM ended AS e;
+		{"schedule/sql/functions/run.sql", `FROM ended AS e;
     IF NOT FOUND THEN`, `FROM ended AS e WHERE e.id % 2 = 0;
     IF false THEN`, 0},
 	}},

@@ -1,4 +1,4 @@
--- stage.sql: makes a schema one for tests, after schema.sql and functions.sql of both packages: its time is the test's, and the test says
+-- stage.sql: makes a schema one for tests, after the tables and functions of both packages: its time is the test's, and the test says
 -- which process owns the partitions.
 CREATE TABLE pgleases.scheduletest (now pg_catalog.timestamptz NOT NULL);
 INSERT INTO pgleases.scheduletest VALUES ('epoch');

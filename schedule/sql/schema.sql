@@ -1,4 +1,4 @@
--- schema.sql: the tables and views of package schedule, with their comments. It runs first, functions.sql after it, in the schema that has the engine's
+-- schema.sql: the tables and views of package schedule, with their comments. It runs first, the files of functions after it, in the schema that has the engine's
 -- tables. Idempotent: what exists stays as it is.
 --
 -- Types and operators are named with their schema, and names collate "C", as in the engine's files.
@@ -26,8 +26,8 @@ COMMENT ON TABLE pgleases.schedule_groups IS 'The groups of schedules that have 
 COMMENT ON COLUMN pgleases.schedule_groups.name IS 'The group''s name; that of its lease is the same behind "schedule/".';
 COMMENT ON COLUMN pgleases.schedule_groups.partitions IS 'Number of the lease''s partitions, by which the partitions of its schedules are told.';
 
-CREATE SEQUENCE IF NOT EXISTS pgleases.schedule_told MINVALUE 0;
-COMMENT ON SEQUENCE pgleases.schedule_told IS 'When listeners were last told that something was put, and of which groups. A sequence, as it is locked for no time, and not undone.';
+CREATE SEQUENCE IF NOT EXISTS pgleases.schedule_notified MINVALUE 0;
+COMMENT ON SEQUENCE pgleases.schedule_notified IS 'When listeners were last told that something was put, and of which groups. A sequence, as it is locked for no time, and not undone.';
 
 -- Half of every page stays free for the new versions of its rows.
 CREATE TABLE IF NOT EXISTS pgleases.schedules (
@@ -155,15 +155,15 @@ CREATE TABLE IF NOT EXISTS pgleases.schedule_owners (
     partition  int NOT NULL,
     opened     bigint NOT NULL,
     closed     bigint NOT NULL DEFAULT 0,
-    died       boolean NOT NULL,
+    crashed       boolean NOT NULL,
     PRIMARY KEY (group_name, partition)
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE pgleases.schedule_owners IS 'Of each partition, who ran something in it last, so that the next owner knows whether that one died.';
+COMMENT ON TABLE pgleases.schedule_owners IS 'Of each partition, who ran something in it last, so that the next owner knows whether that one crashed.';
 COMMENT ON COLUMN pgleases.schedule_owners.group_name IS 'The group.';
 COMMENT ON COLUMN pgleases.schedule_owners.partition IS 'The partition of its lease.';
 COMMENT ON COLUMN pgleases.schedule_owners.opened IS 'The epoch of the last owner that began to run something.';
 COMMENT ON COLUMN pgleases.schedule_owners.closed IS 'The epoch of the last owner whose runs had all ended.';
-COMMENT ON COLUMN pgleases.schedule_owners.died IS 'The owner before the one of opened died.';
+COMMENT ON COLUMN pgleases.schedule_owners.crashed IS 'The owner before the one of opened crashed.';
 
 CREATE TABLE IF NOT EXISTS pgleases.history (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -338,7 +338,7 @@ COMMENT ON COLUMN pgleases.schedules_status.due IS 'When its owner looks at it n
 COMMENT ON COLUMN pgleases.schedules_status.lateness IS 'How long it has waited, or its tick has been due, run included; null: nothing is due.';
 COMMENT ON COLUMN pgleases.schedules_status.failures IS 'How many consecutive ticks failed.';
 COMMENT ON COLUMN pgleases.schedules_status.attempts IS 'How many attempts at the tick under way have failed.';
-COMMENT ON COLUMN pgleases.schedules_status.crashes IS 'How many processes died while they ran that tick, with the one that runs it now where that is suspected.';
+COMMENT ON COLUMN pgleases.schedules_status.crashes IS 'How many processes crashed while they ran that tick, with the one that runs it now where that is suspected.';
 COMMENT ON COLUMN pgleases.schedules_status.error IS 'Of the last attempt that failed; else, where failures are not 0, of the last tick that failed.';
 COMMENT ON COLUMN pgleases.schedules_status.backend IS 'Of a run in a transaction, the server''s process, as in pg_stat_activity; null: there is none.';
 COMMENT ON COLUMN pgleases.schedules_status.paused_at IS 'When it was paused; null: it is not.';
@@ -416,7 +416,7 @@ COMMENT ON COLUMN pgleases.jobs_status.at IS 'The time that it was put for.';
 COMMENT ON COLUMN pgleases.jobs_status.due IS 'When its owner looks at it next.';
 COMMENT ON COLUMN pgleases.jobs_status.lateness IS 'How long it has waited, or been due, run included; null: it is not due.';
 COMMENT ON COLUMN pgleases.jobs_status.attempts IS 'How many attempts have failed.';
-COMMENT ON COLUMN pgleases.jobs_status.crashes IS 'How many processes died while they ran it, with the one that runs it now where that is suspected.';
+COMMENT ON COLUMN pgleases.jobs_status.crashes IS 'How many processes crashed while they ran it, with the one that runs it now where that is suspected.';
 COMMENT ON COLUMN pgleases.jobs_status.error IS 'Of the last attempt that failed.';
 COMMENT ON COLUMN pgleases.jobs_status.backend IS 'Of a run in a transaction, the server''s process, as in pg_stat_activity; null: there is none.';
 COMMENT ON COLUMN pgleases.jobs_status.blocked_reason IS 'Why its owner cannot run it; null: nothing is known against it.';

@@ -1,10 +1,52 @@
-// Package sql embeds the SQL files of package schedule. It is internal to the module, and no API. See the package of the same name at the
-// module's root.
+// Package sql embeds the SQL files of package schedule. It is internal to the module, and no API. See
+// the package of the same name at the module's root.
 package sql
 
-import "embed"
+import (
+	"embed"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+)
 
-// Files are schema.sql, functions.sql, the rights of roles in grants, and one file for each statement.
-//
-//go:embed *.sql grants/*.sql
-var Files embed.FS
+//go:embed *.sql functions/*.sql grants/*.sql
+var embedded embed.FS
+
+// Files has schema.sql; functions.sql, which is the files of functions one after the other; the
+// rights of roles in grants; and a file for each statement of statements.sql.
+var Files fs.ReadFileFS = files{embedded}
+
+type files struct{ fs.ReadFileFS }
+
+// ReadFile also reads the files that Files makes.
+func (f files) ReadFile(name string) ([]byte, error) {
+	if text, ok := statements[strings.TrimSuffix(name, ".sql")]; ok {
+		return []byte(text), nil
+	}
+	if name != "functions.sql" {
+		return f.ReadFileFS.ReadFile(name)
+	}
+	parts, err := fs.Glob(f, "functions/*.sql")
+	var all []byte
+	for _, part := range parts { // in order: version.sql is the last
+		text, _ := f.ReadFileFS.ReadFile(part) // Glob has found it
+		all = append(all, text...)
+	}
+	return all, err
+}
+
+var statements = func() map[string]string {
+	all := make(map[string]string)
+	text, _ := embedded.ReadFile("statements.sql") // it is embedded
+	for block := range strings.SplitSeq(string(text), "\n\n-- ") {
+		name, _, _ := strings.Cut(block, ":")
+		if _, statement, ok := strings.Cut(block, "\nSELECT "); ok {
+			all[name] = "SELECT " + strings.TrimRight(statement, ";\n")
+		}
+	}
+	return all
+}()
+
+// Statements returns the names of the statements.
+func Statements() []string { return slices.Sorted(maps.Keys(statements)) }

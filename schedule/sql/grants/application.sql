@@ -5,13 +5,13 @@ GRANT SELECT, INSERT, UPDATE ON pgleases.schedule_groups, pgleases.schedule_owne
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.jobs, pgleases.history TO pgleases_app;
 GRANT SELECT, DELETE ON pgleases.schedule_changes TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedule_slots TO pgleases_app;
-GRANT SELECT, UPDATE ON SEQUENCE pgleases.schedule_told TO pgleases_app;
+GRANT SELECT, UPDATE ON SEQUENCE pgleases.schedule_notified TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
-GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_tell, pgleases.schedule_share, pgleases.schedule_json,
-    pgleases.schedule_join, pgleases.schedule_place, pgleases.schedule_look, pgleases.schedule_begin, pgleases.schedule_end,
-    pgleases.schedule_check_interval, pgleases.schedule_open, pgleases.schedule_done_job, pgleases.schedule_done_tick,
+GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_notify, pgleases.schedule_channel, pgleases.schedule_json,
+    pgleases.schedule_join, pgleases.schedule_place, pgleases.schedule_poll, pgleases.schedule_begin, pgleases.schedule_end,
+    pgleases.schedule_check_interval, pgleases.schedule_open, pgleases.schedule_job_succeeded, pgleases.schedule_tick_succeeded,
     pgleases.schedule_outcomes, pgleases.schedule_close, pgleases.schedule_job_outcomes, pgleases.schedule_make_slots,
-    pgleases.schedule_take, pgleases.schedule_free, pgleases.schedule_close_job, pgleases.schedule_enqueue,
+    pgleases.schedule_take_slot, pgleases.schedule_free_slot, pgleases.schedule_close_job, pgleases.schedule_enqueue,
     pgleases.schedule_job, pgleases.schedule_jobs, pgleases.schedule_retry, pgleases.schedule_edit, pgleases.schedule_change,
     pgleases.schedule_get, pgleases.schedule_put, pgleases.schedule_declare, pgleases.schedule_list, pgleases.schedule_history,
     pgleases.schedule_trim TO pgleases_app;

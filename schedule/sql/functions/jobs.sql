@@ -1,0 +1,133 @@
+-- functions/jobs.sql: jobs.
+
+-- Puts jobs.
+--   p_partitions: partitions of its lease, where nobody has run it yet
+--   p_jobs: an array of {key, kind, name, trigger, begins, unique_key, args, priority, at, in_us,
+--     quiet}: due at an instant, or in so many microseconds, by the server's clock; where there is
+--     more than one, unique keys are for skip only; quiet, of the first: nobody else needs to be
+--     told of them
+--   p_on_conflict: where there is a living job of the unique key: reject; ignore; replace; or skip, of
+--     many
+-- The ids, also that of one that was there and is ignored; null: none was put, and reject or skip
+-- was given.
+CREATE OR REPLACE FUNCTION pgleases.schedule_enqueue(p_group pg_catalog.text, p_partitions int, p_jobs pg_catalog.jsonb, p_on_conflict pg_catalog.text, OUT ids bigint[])
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    now   CONSTANT timestamptz := pgleases.schedule_clock();
+    parts CONSTANT int := coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = p_group), p_partitions);
+    due   timestamptz; -- the first
+BEGIN
+    LOOP
+        WITH made AS (
+            INSERT INTO pgleases.jobs AS j (group_name, key, partition, kind, name, trigger, begins, unique_key, args, priority, at, due)
+            SELECT p_group, w.key, pgleases.partition_for(w.key, parts), w.kind, coalesce(w.name, w.unique_key, ''), w.trigger,
+                w.begins, w.unique_key, coalesce(w.args, 'null'), w.priority, t.at,
+                   greatest(t.at, now + w.n * interval '1 microsecond') -- in their order
+            FROM ROWS FROM (jsonb_to_recordset(p_jobs) AS (key text, kind text, name text, trigger text, begins timestamptz,
+                unique_key text, args jsonb, priority int, at timestamptz, in_us bigint))
+                 WITH ORDINALITY AS w (key, kind, name, trigger, begins, unique_key, args, priority, at, in_us, n),
+                 LATERAL (SELECT coalesce(w.at, now + coalesce(w.in_us, 0) * interval '1 microsecond')) AS t (at)
+            ORDER BY w.n
+            ON CONFLICT (group_name, kind, unique_key) WHERE unique_key IS NOT NULL DO NOTHING -- which locks no job that is there: its run may end
+            RETURNING j.id, j.due
+        )
+        SELECT array_agg(m.id ORDER BY m.id), min(m.due) INTO ids, due FROM made AS m;
+        EXIT WHEN ids IS NOT NULL OR jsonb_array_length(p_jobs) = 0 OR p_on_conflict IN ('reject', 'skip');
+        IF p_on_conflict = 'replace' THEN
+            UPDATE pgleases.jobs AS j
+            SET key = w.key, partition = pgleases.partition_for(w.key, parts), args = coalesce(w.args, 'null'),
+                priority = w.priority, at = t.at, due = greatest(t.at, now),
+                revision = j.revision + 1, trying = NULL, blocked_reason = NULL, blocked_since = NULL
+            FROM jsonb_to_recordset(p_jobs) AS w (key text, kind text, unique_key text, args jsonb, priority int, at timestamptz, in_us bigint),
+                 LATERAL (SELECT coalesce(w.at, now + coalesce(w.in_us, 0) * interval '1 microsecond')) AS t (at)
+            WHERE j.group_name = p_group AND j.kind = w.kind AND j.unique_key = w.unique_key
+            RETURNING ARRAY[j.id], j.due INTO ids, due;
+        ELSE
+            SELECT array_agg(j.id) INTO ids FROM pgleases.jobs AS j
+            WHERE j.group_name = p_group AND j.kind = p_jobs -> 0 ->> 'kind' AND j.unique_key = p_jobs -> 0 ->> 'unique_key';
+        END IF;
+        EXIT WHEN ids IS NOT NULL; -- else it has ended meanwhile
+    END LOOP;
+    IF due < now + interval '1 second' AND coalesce(p_jobs -> 0 ->> 'quiet', '') <> 'true' THEN
+        PERFORM pgleases.schedule_notify(p_group);
+    END IF;
+END
+$pgleases_body$;
+
+-- A job, or what became of it.
+--   p_job: job
+-- The job as JSON, as jobs_status tells it; or as its row of the history does, with at for until;
+-- null: neither is there.
+CREATE OR REPLACE FUNCTION pgleases.schedule_job(p_group pg_catalog.text, p_job bigint) RETURNS pg_catalog.jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
+BEGIN
+    RETURN coalesce((SELECT to_jsonb(j) || jsonb_build_object('due', nullif(j.due, 'infinity')) FROM pgleases.jobs_status AS j
+        WHERE j.group_name = p_group AND j.id = p_job),
+                    (SELECT to_jsonb(h) || jsonb_build_object('id', h.job, 'at', h.until) FROM pgleases.history AS h
+                    WHERE h.group_name = p_group AND h.job = p_job ORDER BY h.id DESC LIMIT 1));
+END
+$pgleases_body$;
+
+-- Jobs that have not ended, by their ids.
+--   p_prefix: prefix of the names
+--   p_state: state, as in jobs_status; empty: in any
+--   p_after: the id after which to begin
+--   p_most: the most
+-- A row for each, as JSON.
+CREATE OR REPLACE FUNCTION pgleases.schedule_jobs(p_group pg_catalog.text, p_kind pg_catalog.text, p_prefix pg_catalog.text, p_state pg_catalog.text, p_after bigint, p_most int) RETURNS SETOF pg_catalog.jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
+BEGIN
+    RETURN QUERY SELECT to_jsonb(j) || jsonb_build_object('due', nullif(j.due, 'infinity')) FROM pgleases.jobs_status AS j
+    WHERE j.group_name = p_group AND (j.kind = p_kind OR p_kind = '') AND starts_with(j.name, p_prefix) AND (j.state = p_state OR p_state = '') AND j.id > p_after ORDER BY j.id LIMIT p_most;
+END
+$pgleases_body$;
+
+-- The entry is locked until the end of the transaction: so of two who retry it at once, one does.
+CREATE OR REPLACE FUNCTION pgleases.schedule_retry(p_group pg_catalog.text, p_name pg_catalog.text, p_tick pg_catalog.timestamptz, p_job bigint, OUT retry bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
+DECLARE
+    what CONSTANT text := CASE WHEN p_job IS NOT NULL THEN format('job %s', p_job) ELSE format('tick %s of schedule "%s"', p_tick, p_name) END;
+    h    pgleases.history;
+    w    jsonb;
+BEGIN
+    IF p_job IS NOT NULL THEN
+        SELECT * INTO h FROM pgleases.history AS r WHERE r.group_name = p_group AND r.job = p_job ORDER BY r.id DESC LIMIT 1 FOR UPDATE;
+        w := h.again || jsonb_build_object('kind', h.kind, 'name', h.name, 'at', h.until);
+    ELSE
+        SELECT * INTO h FROM pgleases.history AS r WHERE r.group_name = p_group AND r.name = p_name AND r.job IS NULL
+            AND r.until = p_tick ORDER BY r.id DESC LIMIT 1 FOR UPDATE;
+        SELECT jsonb_build_object('kind', s.kind, 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 1, 'at', h.until, 'begins', coalesce(
+                   (SELECT max(r.until) FROM pgleases.history AS r
+                   WHERE r.group_name = p_group AND r.name = p_name AND r.schedule = s.id AND r.outcome = 'succeeded' AND r.until <= h.since), h.since))
+        INTO w FROM pgleases.schedules AS s WHERE s.id = h.schedule;
+    END IF;
+    IF h.id IS NULL THEN
+        IF EXISTS (SELECT FROM pgleases.jobs AS r WHERE r.group_name = p_group AND r.id = p_job) THEN
+            RAISE EXCEPTION '% has not ended', what
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'It is tried again by itself, or waits: jobs_status tells.';
+        END IF;
+        RAISE EXCEPTION '% is not in the history of group "%"', what, p_group
+            USING ERRCODE = 'undefined_object', HINT = 'A tick is named by its instant, as until in the history. What ended long ago is forgotten.';
+    END IF;
+    IF NOT (h.outcome IN ('failed', 'unknown') OR h.outcome = 'canceled' AND h.job IS NOT NULL) THEN
+        RAISE EXCEPTION '% has outcome %', what, h.outcome
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                HINT = 'To be retried, a tick failed or is unknown, and so did a job, or it was canceled. Ticks that were passed over, and those that succeeded, can be backfilled.';
+    END IF;
+    IF h.retried IS NOT NULL THEN
+        RAISE EXCEPTION '% was retried, as job %', what, h.retried
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'See what became of that job. If it failed too, retry it.';
+    END IF;
+    IF w IS NULL THEN
+        RAISE EXCEPTION '% cannot be retried: its schedule was deleted', what USING ERRCODE = 'undefined_object',
+            HINT = 'Nobody knows any more what it would be run with.';
+    END IF;
+    retry := (pgleases.schedule_enqueue(p_group, 1, jsonb_build_array(w || '{"trigger": "retry"}'), 'reject'::text))[1];
+    IF retry IS NULL THEN
+        RAISE EXCEPTION '% cannot be retried: there is a living job of kind "%" with its unique key "%"', what, h.kind, w ->> 'unique_key'
+            USING ERRCODE = 'unique_violation', HINT = 'That job does its work. If it does not, cancel it first.';
+    END IF;
+    UPDATE pgleases.history AS r SET retried = retry WHERE r.id = h.id;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_retry(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, bigint) IS 'Runs a tick or a job that failed once more, as a job.';

@@ -1,0 +1,32 @@
+-- functions/notify.sql: how processes learn that something was enqueued.
+
+-- Commits that notify wait for each other, all of the server's: so the first in each fifth of a
+-- second tells for the others, whose processes look again when that is over. The value is the
+-- number of that fifth, then a bit for each number of groups of which it was told in it, see
+-- schedule_channel. Processes of all groups of a number listen to one channel: else a group would not
+-- be told of while another of its number is. Where two race, both tell.
+CREATE OR REPLACE FUNCTION pgleases.schedule_channel(p_group pg_catalog.text) RETURNS int
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN (hashtext(p_group) & 2147483647) % 24;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_channel(pg_catalog.text) IS 'The number that a group shares with others: those of one are told together.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_notify(p_group pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    fifth CONSTANT bigint := (extract(epoch FROM clock_timestamp()) * 5)::bigint;
+    mine  CONSTANT bigint := 1::bigint << pgleases.schedule_channel(p_group);
+    told  bigint;
+BEGIN
+    SELECT t.last_value INTO told FROM pgleases.schedule_notified AS t;
+    IF told >> 24 <> fifth THEN
+        told := fifth << 24;
+    ELSIF told & mine <> 0 THEN
+        RETURN;
+    END IF;
+    PERFORM setval('pgleases.schedule_notified', told | mine), pg_notify('pgleases_schedule_' || pgleases.schedule_channel(p_group), '');
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_notify(pg_catalog.text) IS 'Tells processes, at the commit, that something was put that is due before they look.';

@@ -1,0 +1,95 @@
+-- functions/schedules.sql: schedules.
+
+-- infinity is none in JSON. A local time goes as if it were one of UTC, whatever the session's
+-- zone: a timestamp without a zone drops the zone when it comes.
+CREATE OR REPLACE FUNCTION pgleases.schedule_json(s pgleases.schedules) RETURNS pg_catalog.jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
+BEGIN
+    RETURN to_jsonb(s) || jsonb_build_object('due', nullif(s.due, 'infinity'), 'cursor_local',
+        (to_jsonb(s.cursor_local) #>> '{}') || 'Z', 'clock', pgleases.schedule_clock());
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_json(pgleases.schedules) IS 'A schedule, with the time at which it was read.';
+
+-- One schedule.
+--   p_edit: whether to lock it for an edit
+--   p_args: arguments
+-- The time, microseconds since 1970; the schedule as JSON, null where there is none; whether its
+-- arguments mean the same as these, however numbers are written.
+CREATE OR REPLACE FUNCTION pgleases.schedule_get(p_group pg_catalog.text, p_name pg_catalog.text, p_edit boolean, p_args pg_catalog.jsonb, OUT clock_us bigint, OUT answer pg_catalog.jsonb, OUT same boolean)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    clock_us := (extract(epoch FROM pgleases.schedule_clock()) * 1000000)::bigint;
+    WHILE p_edit LOOP
+        PERFORM FROM pgleases.schedules AS s WHERE s.group_name = p_group AND s.name = p_name FOR UPDATE;
+        -- else another of the name was made while it waited
+        EXIT WHEN FOUND OR NOT EXISTS (SELECT FROM pgleases.schedules AS s WHERE s.group_name = p_group AND s.name = p_name);
+    END LOOP;
+    SELECT pgleases.schedule_json(s), s.args = p_args INTO answer, same FROM pgleases.schedules AS s WHERE s.group_name = p_group AND s.name = p_name;
+    same := coalesce(same, false);
+END
+$pgleases_body$;
+
+-- Writes a schedule: a new one, where its id is 0, else one that schedule_get has locked.
+--   p_partitions: partitions of its lease, where nobody has run it yet
+--   p_schedule: the schedule, as schedule_get returns it
+--   p_outcomes: outcomes, as in schedule_close, of ticks that the edit passes over
+-- Whether it is written; false: another transaction has made one of the name meanwhile.
+CREATE OR REPLACE FUNCTION pgleases.schedule_put(p_group pg_catalog.text, p_partitions int, p_schedule pg_catalog.jsonb, p_outcomes pg_catalog.jsonb) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    s   pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, p_schedule);
+    now CONSTANT timestamptz := pgleases.schedule_clock();
+BEGIN
+    IF s.due < now + interval '1 second' THEN
+        PERFORM pgleases.schedule_notify(p_group);
+    END IF;
+    s.group_name := p_group;
+    s.partition := pgleases.partition_for(s.key, coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = p_group), p_partitions));
+    s.due := greatest(coalesce(s.due, 'infinity'), now); -- what has been due for long is not looked for each time
+    s.args := coalesce(s.args, 'null'); -- that of JSON comes as that of SQL
+    IF s.id = 0 THEN
+        INSERT INTO pgleases.schedules AS t (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
+        VALUES (s.group_name, s.name, s.key, s.partition, s.kind, s.args, s.rule, s.anchor, s.policy, s.declared, s.cursor, s.due, 1, s.registered)
+        ON CONFLICT DO NOTHING; -- a schedule of this name was made meanwhile
+    ELSE
+        UPDATE pgleases.schedules AS t
+        SET key = s.key, partition = s.partition, kind = s.kind, args = s.args, rule = s.rule, anchor = s.anchor, policy = s.policy, declared = s.declared,
+            cursor = s.cursor, cursor_local = s.cursor_local, due = s.due, trying = s.trying, failures = s.failures,
+            revision = s.revision, paused_at = s.paused_at, blocked_reason = s.blocked_reason, blocked_since = s.blocked_since, registered = s.registered
+        WHERE t.id = s.id;
+        PERFORM pgleases.schedule_outcomes(s, p_outcomes);
+    END IF;
+    RETURN FOUND OR s.id <> 0;
+END
+$pgleases_body$;
+
+-- Notes that a process declares schedules, which it said when it started: those for which nobody
+-- has for a day.
+--   p_names: their names
+CREATE OR REPLACE FUNCTION pgleases.schedule_declare(p_group pg_catalog.text, p_names pg_catalog.text[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    UPDATE pgleases.schedules AS s SET registered = pgleases.schedule_clock()
+    WHERE s.id IN (SELECT d.id FROM pgleases.schedules AS d
+                   WHERE d.group_name = p_group AND d.name = ANY (p_names) AND d.declared AND d.registered < pgleases.schedule_clock() - interval '1 day'
+                   FOR NO KEY UPDATE SKIP LOCKED);
+END
+$pgleases_body$;
+
+-- Schedules by name.
+--   p_prefix: prefix of the names
+--   p_after: the name after which to begin; empty: at the first
+--   p_most: the most
+-- A row for each, as JSON.
+CREATE OR REPLACE FUNCTION pgleases.schedule_list(p_group pg_catalog.text, p_prefix pg_catalog.text, p_after pg_catalog.text, p_most int) RETURNS SETOF pg_catalog.jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    s pgleases.schedules;
+BEGIN
+    FOR s IN SELECT * FROM pgleases.schedules AS r WHERE r.group_name = p_group AND r.name >= p_prefix AND r.name > p_after ORDER BY r.name LIMIT p_most LOOP
+        EXIT WHEN NOT starts_with(s.name, p_prefix); -- as a condition it would have all that follow be read
+        RETURN NEXT pgleases.schedule_json(s);
+    END LOOP;
+END
+$pgleases_body$;

@@ -1,0 +1,101 @@
+-- statements.sql: the statements of package schedule, each under a line with its name. Most call one function of functions/*.sql: what the
+-- parameters mean stands there. Casts keep a stranger's overload of a function from being called.
+
+-- declared: what is there of the schedules that the code declares, and how many partitions the lease has, had before it was dropped, or is
+-- to have; null: there is no lease. $1 group, $2 names of schedules, $3 lease.
+SELECT ARRAY(SELECT pgleases.schedule_json(s)::pg_catalog.text FROM pgleases.schedules AS s
+             WHERE s.group_name OPERATOR(pg_catalog.=) $1::pg_catalog.text AND s.name OPERATOR(pg_catalog.=) ANY ($2::pg_catalog.text[])),
+       (SELECT CASE WHEN l.partitions OPERATOR(pg_catalog.>) 0 THEN l.partitions ELSE l.next_partitions END FROM pgleases.leases AS l WHERE l.name OPERATOR(pg_catalog.=) $3::pg_catalog.text);
+
+-- put: whether the schedule is written.
+SELECT pgleases.schedule_put($1::pg_catalog.text, $2::int, $3::pg_catalog.jsonb, $4::pg_catalog.jsonb);
+
+-- get: one schedule.
+SELECT clock_us, answer, same FROM pgleases.schedule_get($1::pg_catalog.text, $2::pg_catalog.text, $3::boolean, $4::pg_catalog.jsonb);
+
+-- declare: notes that a process declares schedules.
+SELECT pgleases.schedule_declare($1::pg_catalog.text, $2::pg_catalog.text[]);
+
+-- join: notes the number of partitions.
+SELECT pgleases.schedule_join($1::pg_catalog.text, $2::int)::pg_catalog.text;
+
+-- place: moves schedules and jobs to the partitions of their keys.
+SELECT pgleases.schedule_place($1::pg_catalog.text, $2::int, $3::bigint[], $4::bigint[]);
+
+-- channel: the number of the channel for notifications, and of the server's process.
+SELECT pgleases.schedule_channel($1::pg_catalog.text), pg_catalog.pg_backend_pid();
+
+-- poll: what is due.
+SELECT clock_us, took_us, id, job, priority, partition, key, kind, due_us,
+    crashes
+FROM pgleases.schedule_poll($1::pg_catalog.text, $2::int[], $3::int[], $4::bigint, $5::bigint, $6::int, $7::pg_catalog.text[],
+    $8::pg_catalog.text[]);
+
+-- begin: whether the owner before crashed; after guard.sql.
+SELECT pgleases.schedule_begin($1::pg_catalog.text, $2::int, $3::bigint, $4::int);
+
+-- open: opens a run.
+SELECT pgleases.schedule_open($1::pg_catalog.text, $2::int, $3::bigint, $4::bigint, $5::boolean, $6::pg_catalog.text, $7::int,
+    $8::int, $9::int);
+
+-- limit: limits of the statements after it in the transaction, instead of those that a handler may have set. $1 the most that
+-- one takes, $2 the most that one waits for a lock, milliseconds.
+SELECT pg_catalog.set_config('statement_timeout', $1::int::pg_catalog.text, true), pg_catalog.set_config('lock_timeout',
+    $2::int::pg_catalog.text, true);
+
+-- close: ends a run of a schedule.
+SELECT pgleases.schedule_close($1::bigint, $2::pg_catalog.text, $3::bigint, $4::pg_catalog.timestamptz,
+    $5::pg_catalog.jsonb)::pg_catalog.text;
+
+-- ticksucceeded: ends a run as most end.
+SELECT pgleases.schedule_tick_succeeded($1::bigint, $2::pg_catalog.text, $3::bigint, $4::pg_catalog.timestamptz,
+    $5::pg_catalog.timestamptz, $6::bigint, $7::pg_catalog.timestamptz, $8::pg_catalog.timestamptz, $9::pg_catalog.timestamptz,
+    $10::int, $11::bigint, $12::pg_catalog.timestamptz)::pg_catalog.text;
+
+-- closejob: ends a run of a job.
+SELECT pgleases.schedule_close_job($1::bigint, $2::pg_catalog.text, $3::bigint, $4::pg_catalog.jsonb)::pg_catalog.text;
+
+-- jobsucceeded: ends a run of a job as most end.
+SELECT pgleases.schedule_job_succeeded($1::bigint, $2::pg_catalog.text, $3::bigint, $4::int, $5::bigint, $6::bigint,
+    $7::pg_catalog.timestamptz)::pg_catalog.text;
+
+-- end: all that an owner ran in a partition has ended; after guard.sql.
+SELECT pgleases.schedule_end($1::pg_catalog.text, $2::int, $3::bigint, $4::bigint[], $5::bigint[], $6::int)::pg_catalog.text;
+
+-- makeslots: makes the slots of a kind with a limit.
+SELECT pgleases.schedule_make_slots($1::pg_catalog.text, $2::pg_catalog.text, $3::int)::pg_catalog.text;
+
+-- takeslot: whether a slot was taken.
+SELECT pgleases.schedule_take_slot($1::pg_catalog.text, $2::pg_catalog.text, $3::int, $4::int, $5::bigint, $6::pg_catalog.text);
+
+-- freeslot: frees the slot of a call outside of a transaction.
+SELECT pgleases.schedule_free_slot($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text)::pg_catalog.text;
+
+-- enqueue: the ids of jobs.
+SELECT pgleases.schedule_enqueue($1::pg_catalog.text, $2::int, $3::pg_catalog.jsonb, $4::pg_catalog.text);
+
+-- job: a job, or its outcome.
+SELECT pgleases.schedule_job($1::pg_catalog.text, $2::bigint);
+
+-- jobs: jobs that have not ended.
+SELECT * FROM pgleases.schedule_jobs($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text,
+    $5::bigint, $6::int);
+
+-- list: schedules by name.
+SELECT * FROM pgleases.schedule_list($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::int);
+
+-- history: outcomes, the newest first.
+SELECT * FROM pgleases.schedule_history($1::pg_catalog.text, $2::pg_catalog.text, $3::bigint, $4::int);
+
+-- edit: changes a schedule or a job.
+SELECT asks, ids, coalesce(refused, 0)
+FROM pgleases.schedule_edit($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.jsonb,
+    NULL::pg_catalog.text);
+
+-- change: edit for an operator.
+SELECT asks, ids, coalesce(refused, 0)
+FROM pgleases.schedule_change($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.jsonb,
+    $5::pg_catalog.text, $6::pg_catalog.text);
+
+-- trim: deletes old entries of the history, a page of them.
+SELECT up_to, more FROM pgleases.schedule_trim($1::pg_catalog.text, $2::boolean, $3::pg_catalog.timestamptz, $4::bigint, $5::int);
