@@ -47,8 +47,11 @@ type queue struct {
 	keys     map[string]struct{}
 	finished map[subject]finish // since the last poll was sent
 
-	alone bool      // a crash suspect runs, and nothing else begins
-	held  time.Time // since when a crash suspect keeps others from beginning; zero: none does
+	alone   bool                 // a crash suspect runs, and nothing else begins
+	suspect time.Time            // when the last began
+	held    time.Time            // since when crash suspects keep others from beginning; zero: none does
+	spent   time.Duration        // for how long they did before, since one was due
+	beside  map[subject]struct{} // those that began beside others meanwhile
 
 	ofKind map[string]int     // how many run of each kind
 	scarce map[string]*scarce // kinds of which a run found no slot
@@ -79,7 +82,7 @@ func (l leftOut) has(it item) bool {
 func newQueue(times *timings, most func() int, limit func(kind string) int) queue {
 	return queue{
 		times: times, most: most, limit: limit, running: make(map[subject]item), keys: make(map[string]struct{}),
-		finished: make(map[subject]finish), ofKind: make(map[string]int), scarce: make(map[string]*scarce),
+		finished: make(map[subject]finish), beside: make(map[subject]struct{}), ofKind: make(map[string]int), scarce: make(map[string]*scarce),
 	}
 }
 
@@ -107,6 +110,10 @@ func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok boo
 			if _, busy := q.keys[it.Key]; busy {
 				continue // it begins after that one's end
 			}
+			if after := q.suspect.Add(q.times.suspectHold).Sub(now); it.Crashes > 0 && after > 0 && q.runsSuspect() {
+				wait = min(wait, after)
+				continue // others do not wait for that
+			}
 			if it.Crashes > 0 && len(q.running) > 0 { // nothing else begins before it
 				q.hold(now)
 				if left = q.holdLeft(now); left > 0 {
@@ -130,15 +137,25 @@ func (q *queue) hold(now time.Time) {
 	}
 }
 
-// holdLeft is how long a crash suspect may keep others from beginning.
+// holdLeft is how long crash suspects may still keep others from beginning.
 func (q *queue) holdLeft(now time.Time) time.Duration {
 	if q.held.IsZero() {
-		return q.times.suspectHold
+		return q.times.suspectHold - q.spent
 	}
-	return q.times.suspectHold - now.Sub(q.held)
+	return q.times.suspectHold - q.spent - now.Sub(q.held)
 }
 
-// began notes that an item runs. It reports false for a crash suspect beside which others run.
+// runsSuspect reports whether a crash suspect runs.
+func (q *queue) runsSuspect() bool {
+	for _, it := range q.running {
+		if it.Crashes > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// began notes that an item runs. It reports false for a crash suspect beside which others run, once.
 func (q *queue) began(it item, now time.Time) (ok bool) {
 	q.ofKind[it.Kind]++
 	switch s := q.scarce[it.Kind]; {
@@ -151,8 +168,11 @@ func (q *queue) began(it item, now time.Time) (ok bool) {
 	ok = true
 	if it.Crashes > 0 {
 		q.hold(now)
-		q.alone = len(q.running) == 0
-		ok = q.alone
+		q.suspect = now
+		if q.alone = len(q.running) == 0; !q.alone {
+			_, known := q.beside[it.subject]
+			q.beside[it.subject], ok = struct{}{}, known
+		}
 	}
 	q.running[it.subject], q.keys[it.Key] = it, struct{}{}
 	return ok
@@ -163,8 +183,8 @@ func (q *queue) end(f finish, now time.Time) (scarce bool) {
 	scarce = q.endOfKind(f, now)
 	delete(q.running, f.subject)
 	delete(q.keys, f.Key)
-	if f.Crashes > 0 {
-		q.alone, q.held = false, time.Time{}
+	if f.Crashes > 0 && !q.held.IsZero() {
+		q.alone, q.spent, q.held = false, q.spent+now.Sub(q.held), time.Time{}
 	}
 	q.finished[f.subject] = f
 	q.insert(f)
@@ -216,8 +236,9 @@ func (q *queue) replace(due []item, left leftOut) (suspects int) {
 			q.bands[it.Priority] = append(q.bands[it.Priority], it)
 		}
 	}
-	if suspects == 0 && !slices.ContainsFunc(slices.Collect(maps.Values(q.running)), func(it item) bool { return it.Crashes > 0 }) {
-		q.held = time.Time{}
+	if suspects == 0 && !q.runsSuspect() {
+		q.held, q.spent = time.Time{}, 0
+		clear(q.beside)
 	}
 	for _, f := range q.finished {
 		q.insert(f)

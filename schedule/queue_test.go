@@ -1,0 +1,65 @@
+package schedule
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+)
+
+// Others wait 5 s in all for crash suspects: for one that tries each second and finds no slot, and for
+// six that run 4 s each. Suspects begin one after the other.
+func TestOthersWaitForAllSuspectsTogether(t *testing.T) {
+	for _, c := range []struct {
+		suspects int64
+		kind     string
+		takes    time.Duration
+		result
+	}{{1, "limited", 0, result{outcome: blocked}}, {6, "", 4 * time.Second, result{outcome: stepped}}} {
+		q := newQueue(&defaultTimings, func() int { return 1000 }, func(kind string) int { return len(kind) })
+		now, ends := processStart, make(map[subject]time.Time)
+		take := func(it item) {
+			it.Job, it.Key, it.DueMicro = true, fmt.Sprint(it.ID), now.UnixMicro()
+			q.insert(finish{it, result{again: &it}})
+		}
+		var waits time.Duration
+		began := 0
+		for step := range int64(600) { // a minute
+			now = now.Add(100 * time.Millisecond)
+			for s, end := range ends {
+				if it := q.running[s]; !now.Before(end) {
+					f := finish{it, c.result}
+					if it.Kind != "" {
+						f.again = &it
+					}
+					q.end(f, now)
+					delete(ends, s)
+				}
+			}
+			if step == 10 {
+				for n := range c.suspects {
+					take(item{subject: subject{ID: n}, Kind: c.kind, Crashes: 1})
+				}
+			}
+			take(item{subject: subject{ID: 100 + step}})
+			suspects := 0
+			for it, _, ok := q.next(now, now); ok; it, _, ok = q.next(now, now) {
+				q.began(it, now)
+				ends[it.subject] = now.Add(300 * time.Millisecond) // so that some always run
+				if it.Crashes > 0 {
+					suspects++
+					ends[it.subject] = now.Add(c.takes)
+				}
+			}
+			if began += suspects; suspects > 1 {
+				t.Errorf("%d suspects began at once", suspects)
+			}
+			if slices.ContainsFunc(q.bands[0], func(it item) bool { return it.Crashes == 0 }) {
+				waits += 100 * time.Millisecond
+			}
+		}
+		if waits > 5*time.Second || began < 6 {
+			t.Errorf("%d suspects, which began %d times: others waited for %v in all", c.suspects, began, waits)
+		}
+	}
+}
