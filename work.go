@@ -64,7 +64,8 @@ const (
 // closes, and with ctx: take no new item then. An item in hand may be finished under p.Context(), which ends only with
 // the ownership. The partition leaves when fn has returned. When fn returns nil it is done with this ownership, and is called
 // again only under a new epoch. When it returns an error, that is logged and fn is called again after 100 ms, doubling to
-// 30 s, with jitter; between calls the partition may leave. A panic in fn is not recovered. Client.Close and Lease.Leave wait for fn:
+// 30 s, with jitter; between calls the partition may leave. A panic in fn is not recovered. A call that ends its goroutine with
+// runtime.Goexit has returned nil. Client.Close and Lease.Leave wait for fn:
 // one that calls them gives them its ctx, which they end, or waits for itself until theirs ends.
 //
 // A call that does not return when its contexts end is waited for: the partition may be lost and come back meanwhile, and nobody
@@ -94,8 +95,8 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 			}
 			busy[o.Number], begun[o.Number] = true, o
 			go func() {
+				defer func() { finished <- o.Number }()
 				l.callback(ctx, o, fn)
-				finished <- o.Number
 			}()
 		}
 		select {
@@ -144,9 +145,8 @@ func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(contex
 		if !o.Pin() {
 			return
 		}
-		err := fn(ctx, partitionOf(o))
-		o.Unpin()
-		if err == nil || ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
+		err := call(ctx, o, fn)
+		if err == nil || ctx.Err() != nil && (is(err, ctx.Err()) || is(err, context.Cause(ctx))) {
 			return
 		}
 		pause := backoff/2 + rand.N(backoff/2+1)
@@ -159,4 +159,16 @@ func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(contex
 			return
 		}
 	}
+}
+
+// call calls fn, also to its end by runtime.Goexit.
+func call(ctx context.Context, o *owned.Ownership, fn func(context.Context, Partition) error) error {
+	defer o.Unpin()
+	return fn(ctx, partitionOf(o))
+}
+
+// is is errors.Is for an error of the application, whose methods may panic, for example because it is a nil pointer.
+func is(err, target error) (is bool) {
+	defer func() { _ = recover() }()
+	return errors.Is(err, target)
 }
