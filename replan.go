@@ -54,19 +54,11 @@ func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
 	}
 	lease.current = make([]int32, len(r.Owners))
 	lease.home = make([]int32, len(r.Owners))
-	for p, owner := range r.Owners {
+	for p := range r.Owners {
 		lease.home[p] = memberOf(members, r.HomeIDs[p])
-		if i, ok := living[owner]; ok && r.Frozen && lease.members[i].weight > 0 { // also where it was asked to hand over
-			lease.current[p] = i
-		} else if i, ok := living[r.Targets[p]]; ok {
-			lease.current[p] = i
-		} else if i, ok := living[owner]; ok {
-			lease.current[p] = i
-		} else {
-			lease.current[p] = -1
-			if i, ok := members[r.OwnerIDs[p]]; ok { // it restarted: its own come back
-				lease.home[p] = i
-			}
+		lease.current[p] = lease.with(r, p, living)
+		if i, ok := members[r.OwnerIDs[p]]; ok && lease.current[p] < 0 { // it restarted: its own come back
+			lease.home[p] = i
 		}
 	}
 	pinned := make(map[int]int32, len(r.Pins))
@@ -77,6 +69,22 @@ func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
 	}
 	lease.fix(r.Frozen, cordoned, pinned)
 	return lease, sessions, living
+}
+
+// with returns the member that a partition counts as with: the one that it is meant for, else its owner; -1: none. If the lease is frozen
+// its owner comes first, also if it was asked to hand over.
+func (l *planLease) with(r store.LeasePlan, p int, living map[int64]int32) int32 {
+	owner, owned := living[r.Owners[p]]
+	target, meant := living[r.Targets[p]]
+	switch {
+	case owned && r.Frozen && l.members[owner].weight > 0:
+		return owner
+	case meant:
+		return target
+	case owned:
+		return owner
+	}
+	return -1
 }
 
 func memberOf(members map[string]int32, id string) int32 {

@@ -149,14 +149,8 @@ func (h *Held) release(ctx context.Context) error {
 	h.begun = true
 	h.mu.Unlock()
 	h.cancel(errReleased)
-	select {
-	case h.releasing <- struct{}{}: // also where ctx has ended: somebody has to begin the release
-	default:
-		select {
-		case h.releasing <- struct{}{}:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+	if err := h.begin(ctx); err != nil {
+		return err
 	}
 	defer func() { <-h.releasing }()
 	h.mu.Lock()
@@ -191,6 +185,21 @@ func (h *Held) release(ctx context.Context) error {
 	}
 	h.released = true
 	return nil
+}
+
+// begin waits until no other Release is under way. It begins one also if ctx has ended: somebody has to.
+func (h *Held) begin(ctx context.Context) error {
+	select {
+	case h.releasing <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case h.releasing <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // releaseOnPool reports whether the database had the lock, and whether that is the last word.

@@ -136,30 +136,11 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 	case err != nil:
 		return nil, never, err
 	}
-	answer, sent, err := l.send(ctx, m, a)
-	lost := err != nil && sent && store.Code(err) == "" // the answer; the message may still arrive
-	if lost && ctx.Err() == nil {                       // under its nonce it can be asked for
-		a.Twice = true
-		answer, _, err = l.send(ctx, m, a)
-	}
-	giveUp := l.client.Locks.Forget
-	if lost || err != nil && sent && !store.LockTimeout(err) {
-		giveUp = l.client.Locks.Abandon
-	}
+	answer, giveUp, err := l.request(ctx, m, a)
 	if err != nil {
 		giveUp(a)
-	}
-	switch {
-	case err != nil && ctx.Err() != nil:
-		return nil, never, context.Cause(ctx)
-	case store.LockTimeout(err): // so many come and go
-		return nil, whileWaiting, err
-	case store.Undefined(err):
-		return nil, twice, err
-	case store.ReadOnly(err):
-		return nil, never, fmt.Errorf("the pool leads to a standby, or default_transaction_read_only is on in it: %w", err)
-	case err != nil:
-		return nil, never, err
+		again, err := failure(ctx, err)
+		return nil, again, err
 	}
 	switch answer.Outcome {
 	case store.LockGranted:
@@ -186,6 +167,35 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 		return nil, never, err
 	}
 	return h, never, nil
+}
+
+// request asks for a lock, once more if the answer was lost. It also returns what is to be done with the acquisition if nothing is granted.
+func (l *Locks) request(ctx context.Context, m mode, a *locks.Acquisition) (store.LockAnswer, func(*locks.Acquisition), error) {
+	answer, sent, err := l.send(ctx, m, a)
+	lost := err != nil && sent && store.Code(err) == "" // the message may still arrive
+	if lost && ctx.Err() == nil {                       // under its nonce it can be asked for
+		a.Twice = true
+		answer, _, err = l.send(ctx, m, a)
+	}
+	if lost || err != nil && sent && !store.LockTimeout(err) {
+		return answer, l.client.Locks.Abandon, err
+	}
+	return answer, l.client.Locks.Forget, err
+}
+
+// failure is why a request has failed.
+func failure(ctx context.Context, err error) (repetition, error) {
+	switch {
+	case ctx.Err() != nil:
+		return never, context.Cause(ctx)
+	case store.LockTimeout(err): // so many come and go
+		return whileWaiting, err
+	case store.Undefined(err):
+		return twice, err
+	case store.ReadOnly(err):
+		return never, fmt.Errorf("the pool leads to a standby, or default_transaction_read_only is on in it: %w", err)
+	}
+	return never, err
 }
 
 // send asks for a lock. It reports whether the database may have been asked.

@@ -9,9 +9,7 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// When each task of the table is due, and the statement that it sends. What the answer means to the parts is in engine.go.
-
-func retryDue(e *engine, _ time.Time) time.Time { return e.connection.retryAt }
+// The statement that each task of the table sends. What the answer means to the parts is in engine.go.
 
 func beginConnect(e *engine, _ time.Time) *operation {
 	return ask(time.Hour, func(ctx context.Context, _ Conn) (Conn, error) { return e.config.Connect(ctx) }, func(c Conn, err error) {
@@ -34,8 +32,6 @@ func beginRegister(e *engine, _ time.Time) *operation {
 	}, func(incarnation int64, err error) { e.registered(sent, incarnation, newer, err) })
 }
 
-func lookUpDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.closing.lookUp) }
-
 // beginLookUp reads which process superseded this one.
 func beginLookUp(e *engine, _ time.Time) *operation {
 	return ask(e.config.limit(), func(ctx context.Context, c Conn) (*store.Process, error) {
@@ -45,10 +41,6 @@ func beginLookUp(e *engine, _ time.Time) *operation {
 			e.endsBecause(e.replacedBy(newer))
 		}
 	})
-}
-
-func holdLivenessDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(e.failover.toHold(e.session.number))
 }
 
 func beginHoldLiveness(e *engine, _ time.Time) *operation {
@@ -62,14 +54,6 @@ func beginHoldLiveness(e *engine, _ time.Time) *operation {
 			e.failover.holds(session)
 		}
 	})
-}
-
-// heartbeatDue is early if a check for expired sessions is due: the answer says whether another client made it.
-func heartbeatDue(e *engine, _ time.Time) time.Time {
-	if e.failover.toHold(e.session.number) {
-		return never
-	}
-	return earlier(e.session.nextBeat, e.expiry.lookAt)
 }
 
 func beginHeartbeat(e *engine, now time.Time) *operation {
@@ -90,11 +74,6 @@ func beginHeartbeat(e *engine, now time.Time) *operation {
 	})
 }
 
-// markDue is when a heartbeat found a run of the server without a mark: after the server's crash.
-func markDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(e.watch.run.Mark == 0 && !e.server.marked)
-}
-
 func beginMark(e *engine, _ time.Time) *operation {
 	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Mark(ctx, store.RandomID()) }, func(err error) {
 		if err == nil {
@@ -103,8 +82,6 @@ func beginMark(e *engine, _ time.Time) *operation {
 		}
 	})
 }
-
-func rejectDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.server.behind) }
 
 // beginReject makes a server be accepted again that is behind one on which this client has been.
 func beginReject(e *engine, _ time.Time) *operation {
@@ -116,11 +93,6 @@ func beginReject(e *engine, _ time.Time) *operation {
 			e.log.Warn("pgleases: rejected a server that is behind one seen before", slog.Int64("generation", generation))
 		}
 	})
-}
-
-// acceptDue is when the clock of a promoted server was watched for this client's TTL.
-func acceptDue(e *engine, now time.Time) time.Time {
-	return e.server.acceptDue(e.watch.willLast(e.config.TTL, now))
 }
 
 func beginAccept(e *engine, now time.Time) *operation {
@@ -136,11 +108,6 @@ func beginAccept(e *engine, now time.Time) *operation {
 	})
 }
 
-func joinDue(e *engine, _ time.Time) time.Time {
-	_, at := e.members.nextJoin()
-	return at
-}
-
 // joinEach is how long a join may take for each partition, all of which the first one makes.
 const joinEach = 50 * time.Microsecond
 
@@ -152,10 +119,6 @@ func beginJoin(e *engine, _ time.Time) *operation {
 		join, err := c.Join(ctx, session, l.Name, l.Partitions, weight, number)
 		return func(error) error { return e.joined(m, join, err, calls) }
 	}}
-}
-
-func readDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(e.trust.held() && !e.server.behind && e.members.toRead())
 }
 
 // beginRead reads what is owned of the leases that changed.
@@ -170,10 +133,6 @@ func beginRead(e *engine, _ time.Time) *operation {
 	})
 }
 
-func announceDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(len(e.releases.unannounced) > 0)
-}
-
 // beginAnnounce notifies the new owners of what was released.
 func beginAnnounce(e *engine, now time.Time) *operation {
 	names, sessions := e.releases.nextAnnouncement()
@@ -181,8 +140,6 @@ func beginAnnounce(e *engine, now time.Time) *operation {
 		e.releases.announced(names, err, now)
 	})
 }
-
-func releaseDue(e *engine, now time.Time) time.Time { return e.members.releaseDue(now) }
 
 // beginRelease releases everything whose work has ended, in one statement, and leaves leases.
 func beginRelease(e *engine, now time.Time) *operation {
@@ -202,8 +159,6 @@ func beginRelease(e *engine, now time.Time) *operation {
 	})
 }
 
-func releaseLocksDue(e *engine, _ time.Time) time.Time { return e.locks.ReleaseDue() }
-
 func beginReleaseLocks(e *engine, now time.Time) *operation {
 	session, run, r := e.session.number, e.watch.run, e.locks.BeginRelease(now, e.closing.ends())
 	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.LocksReleased, error) {
@@ -215,8 +170,6 @@ func beginReleaseLocks(e *engine, now time.Time) *operation {
 	})
 }
 
-func fenceDue(e *engine, _ time.Time) time.Time { return e.members.fenceDue(e.server.generation) }
-
 // beginFence sees to it that no further guarded transaction begins on partitions whose release waits for some.
 func beginFence(e *engine, _ time.Time) *operation {
 	session, busy := e.session.number, e.members.toFence(e.server.generation, e.releases.batch)
@@ -226,10 +179,6 @@ func beginFence(e *engine, _ time.Time) *operation {
 	})
 }
 
-func listenToLocksDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(e.connection.listening && e.locks.ToListen(e.session.number))
-}
-
 func beginListenToLocks(e *engine, _ time.Time) *operation {
 	session := e.session.number
 	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.ListenToLocks(ctx, session) }, func(err error) {
@@ -237,13 +186,6 @@ func beginListenToLocks(e *engine, _ time.Time) *operation {
 			e.locks.Listened(session)
 		}
 	})
-}
-
-func lookAtLocksDue(e *engine, _ time.Time) time.Time {
-	if !e.trust.held() {
-		return never
-	}
-	return e.locks.LookDue()
 }
 
 // beginLookAtLocks looks whether what waits was granted, and whether another run of the server confirms what is held.
@@ -266,10 +208,6 @@ func beginLookAtLocks(e *engine, _ time.Time) *operation {
 	})
 }
 
-func weightDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(e.members.find((*membership).weightDue) != nil)
-}
-
 func beginWeight(e *engine, _ time.Time) *operation {
 	m := e.members.find((*membership).weightDue)
 	session, name, weight, calls := e.session.number, m.lease.Name, m.weight, maps.Clone(m.weightCalls)
@@ -285,26 +223,12 @@ func beginWeight(e *engine, _ time.Time) *operation {
 	}}
 }
 
-func watchLivenessDue(e *engine, _ time.Time) time.Time {
-	if !e.failover.on || e.onlySessionRemains() {
-		return never
-	}
-	return e.failover.lookAt
-}
-
 // beginWatchLiveness looks at the liveness locks, if this client is one of those that watch them.
 func beginWatchLiveness(e *engine, now time.Time) *operation {
 	session, digest := e.session.number, e.failover.digest
 	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.Lookout, error) {
 		return c.(FailoverConn).LookOut(ctx, session, digest)
 	}, func(look store.Lookout, err error) { e.failover.looked(look, err, now, e.config.Heartbeat, e.log) })
-}
-
-func evictDisconnectedDue(e *engine, _ time.Time) time.Time {
-	if e.onlySessionRemains() {
-		return never
-	}
-	return e.failover.evictDue()
 }
 
 func beginEvictDisconnected(e *engine, now time.Time) *operation {
@@ -326,8 +250,6 @@ func beginEvictDisconnected(e *engine, now time.Time) *operation {
 	})
 }
 
-func evictDue(e *engine, _ time.Time) time.Time { return e.expiry.evictAt }
-
 func beginEvict(e *engine, now time.Time) *operation {
 	cutoff, watched, run := e.watch.cutoff(now), e.watch.lasts(now), e.watch.run
 	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.Evicted, error) {
@@ -343,8 +265,6 @@ func beginEvict(e *engine, now time.Time) *operation {
 	})
 }
 
-func sweepLocksDue(e *engine, _ time.Time) time.Time { return e.locks.SweepDue() }
-
 func beginSweepLocks(e *engine, _ time.Time) *operation {
 	return ask(e.config.limit(), func(ctx context.Context, c Conn) (bool, error) { return c.SweepLocks(ctx) }, func(done bool, err error) {
 		if err == nil {
@@ -352,8 +272,6 @@ func beginSweepLocks(e *engine, _ time.Time) *operation {
 		}
 	})
 }
-
-func planDue(e *engine, _ time.Time) time.Time { return e.plans.due() }
 
 // beginPlan plans the leases that ask for it, or goes on with a plan.
 func beginPlan(e *engine, now time.Time) *operation {
@@ -375,18 +293,12 @@ func beginPlan(e *engine, now time.Time) *operation {
 	}}
 }
 
-func tidyDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.expiry.toTidy) }
-
 // beginTidy does what can wait. If it fails, the next check is in time for it.
 func beginTidy(e *engine, _ time.Time) *operation {
 	return ask(e.config.limit(), func(ctx context.Context, c Conn) ([]string, error) { return c.Tidy(ctx) }, func(asked []string, _ error) {
 		e.expiry.toTidy = false
 		e.plans.request(time.Now(), asked...)
 	})
-}
-
-func listenDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(!e.connection.probed && !e.config.Polling)
 }
 
 func beginListen(e *engine, _ time.Time) *operation {
@@ -402,8 +314,6 @@ func beginListen(e *engine, _ time.Time) *operation {
 	})
 }
 
-func prepareDue(e *engine, _ time.Time) time.Time { return e.connection.prepareAt }
-
 // beginPrepare makes the server plan what it will do for this connection when partitions are handed over, so that no handoff waits for
 // that. Behind a pooler no connection of the server is the client's own.
 func beginPrepare(e *engine, _ time.Time) *operation {
@@ -413,8 +323,6 @@ func beginPrepare(e *engine, _ time.Time) *operation {
 		}
 	})
 }
-
-func endDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.onlySessionRemains()) }
 
 func beginEnd(e *engine, _ time.Time) *operation {
 	session := e.session.number

@@ -8,7 +8,8 @@
 // (close, finished, finish).
 //
 //	client.go, lease.go    what other goroutines see: they send requests, and read what is published
-//	tasks.go, begin.go     the task table: what is done at the database, in which order, when, by which statement
+//	tasks.go               the task table: what is done at the database, in which order, and when
+//	begin.go               the statement of each task
 //	connection.go          the client's own connection
 //	session.go             the session that heartbeats keep alive
 //	trust.go               until when the client may act as the owner of what it shows
@@ -16,7 +17,7 @@
 //	server.go              whether the server is the one seen before, and accepted
 //	expiry.go              when to check for expired sessions
 //	failover.go            fast failover: liveness locks
-//	members.go             joining and leaving leases, and weights
+//	members.go             joining and leaving leases; weights.go their weights
 //	assignments.go         the life of an ownership, drains.go while it drains; readers see it in internal/owned
 //	reads.go               what the database says is owned, compared with what the client has
 //	releases.go            handing over, with fences and announcements

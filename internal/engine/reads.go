@@ -103,13 +103,7 @@ type changes struct {
 // passes on what it gains, nothing of that is served.
 func compare(r store.LeaseRead, assigned []*assignment, accepted, passesOn bool) (c changes) {
 	c.fenced = make(map[*assignment]int64)
-	owned := make([]store.Owned, len(assigned)) // by partition; epoch 0: not owned
-	for _, p := range r.Owned {
-		if p.Partition < len(assigned) { // else somebody has written it
-			owned[p.Partition] = p
-		}
-	}
-	for partition, p := range owned {
+	for partition, p := range byPartition(r.Owned, len(assigned)) {
 		a, outdated := c.remains(assigned[partition], p.Epoch), store.EraOf(p.Epoch) < r.Era
 		switch {
 		case p.Epoch == 0 || a == nil && !accepted:
@@ -140,4 +134,15 @@ func (c *changes) remains(a *assignment, epoch int64) *assignment {
 		c.lost = append(c.lost, a)
 	}
 	return nil
+}
+
+// byPartition returns what is owned by partition; epoch 0: it is not.
+func byPartition(owned []store.Owned, partitions int) []store.Owned {
+	by := make([]store.Owned, partitions)
+	for _, p := range owned {
+		if p.Partition < partitions { // else somebody has written it
+			by[p.Partition] = p
+		}
+	}
+	return by
 }

@@ -76,6 +76,100 @@ var tasks = []*task{
 // waitForNotifications is what the connection does while no task is due, and gives way to each.
 var waitForNotifications = &task{name: "wait for notifications", stage: working, begin: beginWait}
 
+// When each task is due.
+
+func retryDue(e *engine, _ time.Time) time.Time { return e.connection.retryAt }
+
+func lookUpDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.closing.lookUp) }
+
+func holdLivenessDue(e *engine, _ time.Time) time.Time {
+	return atOnceIf(e.failover.toHold(e.session.number))
+}
+
+// heartbeatDue is early if a check for expired sessions is due: the answer says whether another client made it.
+func heartbeatDue(e *engine, _ time.Time) time.Time {
+	if e.failover.toHold(e.session.number) {
+		return never
+	}
+	return earlier(e.session.nextBeat, e.expiry.lookAt)
+}
+
+// markDue is when a heartbeat found a run of the server without a mark: after the server's crash.
+func markDue(e *engine, _ time.Time) time.Time {
+	return atOnceIf(e.watch.run.Mark == 0 && !e.server.marked)
+}
+
+func rejectDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.server.behind) }
+
+// acceptDue is when the clock of a promoted server was watched for this client's TTL.
+func acceptDue(e *engine, now time.Time) time.Time {
+	return e.server.acceptDue(e.watch.willLast(e.config.TTL, now))
+}
+
+func joinDue(e *engine, _ time.Time) time.Time {
+	_, at := e.members.nextJoin()
+	return at
+}
+
+func readDue(e *engine, _ time.Time) time.Time {
+	return atOnceIf(e.trust.held() && !e.server.behind && e.members.toRead())
+}
+
+func announceDue(e *engine, _ time.Time) time.Time {
+	return atOnceIf(len(e.releases.unannounced) > 0)
+}
+
+func releaseDue(e *engine, now time.Time) time.Time { return e.members.releaseDue(now) }
+
+func releaseLocksDue(e *engine, _ time.Time) time.Time { return e.locks.ReleaseDue() }
+
+func fenceDue(e *engine, _ time.Time) time.Time { return e.members.fenceDue(e.server.generation) }
+
+func listenToLocksDue(e *engine, _ time.Time) time.Time {
+	return atOnceIf(e.connection.listening && e.locks.ToListen(e.session.number))
+}
+
+func lookAtLocksDue(e *engine, _ time.Time) time.Time {
+	if !e.trust.held() {
+		return never
+	}
+	return e.locks.LookDue()
+}
+
+func weightDue(e *engine, _ time.Time) time.Time {
+	return atOnceIf(e.members.find((*membership).weightDue) != nil)
+}
+
+func watchLivenessDue(e *engine, _ time.Time) time.Time {
+	if !e.failover.on || e.onlySessionRemains() {
+		return never
+	}
+	return e.failover.lookAt
+}
+
+func evictDisconnectedDue(e *engine, _ time.Time) time.Time {
+	if e.onlySessionRemains() {
+		return never
+	}
+	return e.failover.evictDue()
+}
+
+func evictDue(e *engine, _ time.Time) time.Time { return e.expiry.evictAt }
+
+func sweepLocksDue(e *engine, _ time.Time) time.Time { return e.locks.SweepDue() }
+
+func planDue(e *engine, _ time.Time) time.Time { return e.plans.due() }
+
+func tidyDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.expiry.toTidy) }
+
+func listenDue(e *engine, _ time.Time) time.Time {
+	return atOnceIf(!e.connection.probed && !e.config.Polling)
+}
+
+func prepareDue(e *engine, _ time.Time) time.Time { return e.connection.prepareAt }
+
+func endDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.onlySessionRemains()) }
+
 // Two instants that tasks are due at. The zero time has always passed.
 var (
 	atOnce time.Time

@@ -143,43 +143,11 @@ func (cr *Connector) connect(ctx context.Context, limit time.Duration, comes fun
 			return nil, fmt.Errorf("before connect: %w", err)
 		}
 	}
-	if config.ConnectTimeout == 0 || config.ConnectTimeout > limit {
-		config.ConnectTimeout = limit
-	}
-	for name, value := range settings {
-		config.RuntimeParams[name] = value
-	}
-	if config.RuntimeParams["application_name"] == "" {
-		config.RuntimeParams["application_name"] = "pgleases"
-	}
-	config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol // of a batch, too: see query
 	notices := &notices{channel: cr.Schema}
-	config.OnNotification = notices.heard
 	line := &line{dial: config.DialFunc, userTimeout: 2 * max(cr.Heartbeat, time.Second), open: make(map[net.Conn]struct{})}
-	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		if ctx.Value(connecting{}) != nil { // else it is a request to cancel, long after
-			comes()
-		}
-		return line.dialOne(ctx, network, address)
-	}
 	var found *nature
-	config.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) (err error) {
-		found, err = writable(ctx, conn)
-		line.direct.Store(found != nil && found.direct)
-		return err
-	}
-	if hook := config.AfterConnect; hook != nil { // the application's, which may set what it likes
-		config.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
-			if err := hook(ctx, conn); err != nil {
-				return err
-			}
-			return config.ValidateConnect(ctx, conn)
-		}
-	}
-	if cr.FastFailover > 0 {
-		line.listen(&config.Config)
-	}
-	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler { return newWatcher(conn, line) }
+	cr.adapt(config, limit, line, &found, comes)
+	config.OnNotification = notices.heard
 	conn, err := pgx.ConnectConfig(context.WithValue(ctx, connecting{}, true), config)
 	if err != nil {
 		line.close()
@@ -197,6 +165,43 @@ func (cr *Connector) connect(ctx context.Context, limit time.Duration, comes fun
 		}
 	}
 	return c, nil
+}
+
+// adapt makes a configuration that of a client's own connection, through line. It is validated into found.
+func (cr *Connector) adapt(config *pgx.ConnConfig, limit time.Duration, line *line, found **nature, comes func()) {
+	if config.ConnectTimeout == 0 || config.ConnectTimeout > limit {
+		config.ConnectTimeout = limit
+	}
+	for name, value := range settings {
+		config.RuntimeParams[name] = value
+	}
+	if config.RuntimeParams["application_name"] == "" {
+		config.RuntimeParams["application_name"] = "pgleases"
+	}
+	config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol // of a batch, too: see query
+	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if ctx.Value(connecting{}) != nil { // else it is a request to cancel, long after
+			comes()
+		}
+		return line.dialOne(ctx, network, address)
+	}
+	config.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) (err error) {
+		*found, err = writable(ctx, conn)
+		line.direct.Store(*found != nil && (*found).direct)
+		return err
+	}
+	if hook := config.AfterConnect; hook != nil { // the application's, which may set what it likes
+		config.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+			if err := hook(ctx, conn); err != nil {
+				return err
+			}
+			return config.ValidateConnect(ctx, conn)
+		}
+	}
+	if cr.FastFailover > 0 {
+		line.listen(&config.Config)
+	}
+	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler { return newWatcher(conn, line) }
 }
 
 // searchPath is that of every statement but heartbeats.

@@ -435,7 +435,7 @@ func asleep() []mutant {
 		if e.progress.rests[t].until.After(now) {
 			due = never
 		}`),
-		asleep("checks", "internal/engine/begin.go", `return earlier(e.session.nextBeat, e.expiry.lookAt)`, `if e.expiry.lookAt.After(time.Now()) {
+		asleep("checks", "internal/engine/tasks.go", `return earlier(e.session.nextBeat, e.expiry.lookAt)`, `if e.expiry.lookAt.After(time.Now()) {
 		return e.session.nextBeat
 	}
 	return earlier(e.session.nextBeat, e.expiry.lookAt)`),
