@@ -84,7 +84,8 @@ func (a *attempt) due() time.Time {
 func (e *execution) run(a *attempt) Run[json.RawMessage] {
 	r := a.row
 	run := Run[json.RawMessage]{
-		Trigger: TriggerTick, Name: r.Name, Job: r.jobID(), Key: r.Key, Args: r.Args, At: a.decided.run.At.UTC(), Missed: a.decided.missed,
+		Trigger: TriggerTick, Name: r.Name, Job: r.jobID(), Key: r.Key, Args: r.Args, At: a.decided.run.At.UTC(),
+		Local: a.decided.run.At.In(a.decided.zone), Missed: a.decided.missed,
 		Attempt: r.attempts() + 1, Crashes: max(0, r.Trying.crashes()-1), Partition: e.o.Number, Epoch: e.o.Epoch,
 	}
 	if r.Job {

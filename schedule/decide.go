@@ -11,7 +11,8 @@ type decision struct {
 	step
 	run    *Tick // null: nothing is to be run
 	missed int64 // by the run
-	before Tick  // the cursor before it: there it stays until the run has its outcome
+	zone   *time.Location
+	before Tick // the cursor before it: there it stays until the run has its outcome
 }
 
 // unknown is how soon what waits is looked at again, and longest how late at most: after as long as it has waited. A process knows no more
@@ -41,7 +42,7 @@ func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) dec
 		return d
 	}
 	begin := func(tick Tick, missed int64, began time.Time) {
-		d.run, d.missed, d.before, d.RanFrom = &tick, missed, d.cursor(), &began
+		d.run, d.zone, d.missed, d.before, d.RanFrom = &tick, rule.zone(), missed, d.cursor(), &began
 		d.Outcomes = append(d.Outcomes, newEntry{Since: d.Cursor, Until: tick.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now})
 		d.moveTo(tick)
 	}
@@ -206,7 +207,7 @@ func (r *record) decideJob(k *kind, epoch int64, suspected bool) decision {
 		d.Due = &r.At
 		return d
 	}
-	d.run, d.RanFrom = &Tick{At: r.At, Local: r.At}, &began
+	d.run, d.zone, d.RanFrom = &Tick{At: r.At, Local: r.At}, time.UTC, &began
 	d.Outcomes = []newEntry{{Since: r.At, Until: r.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now}}
 	return d
 }

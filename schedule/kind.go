@@ -27,6 +27,7 @@ type Run[Args any] struct {
 	Key     string    // under which no other run overlaps with it
 	Args    Args      // of the schedule
 	At      time.Time // the tick, or the time that a job was put for: what the run is for. Not the time at which it runs
+	Local   time.Time // At as the clocks of the schedule's zone show it; of a job, in UTC
 	From    time.Time // the last tick that was done, so that the window to work on is From to At; zero: none was.
 	Missed  int64     // how many ticks since the last outcome this run stands for besides its own
 	// from 1: which attempt at this tick it is, over all processes, see WithMaxAttempts. One that the database broke off, or whose process died, does not count
@@ -95,7 +96,7 @@ func InTx[Args any](s *Scheduler, name string, handler func(ctx context.Context,
 
 // argued is a run with its arguments as the handler has them.
 func argued[Args any](r Run[json.RawMessage]) (Run[Args], error) {
-	run := Run[Args]{r.Trigger, r.Name, r.Job, r.Key, *new(Args), r.At, r.From, r.Missed, r.Attempt, r.Crashes, r.Partition, r.Epoch, r.outside}
+	run := Run[Args]{r.Trigger, r.Name, r.Job, r.Key, *new(Args), r.At, r.Local, r.From, r.Missed, r.Attempt, r.Crashes, r.Partition, r.Epoch, r.outside}
 	return run, json.Unmarshal(r.Args, &run.Args)
 }
 

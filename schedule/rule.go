@@ -135,6 +135,14 @@ func (r Rule) count(anchor time.Time, after Tick, until time.Time) int64 {
 	return r.intervals(anchor, until) - r.intervals(anchor, after.At)
 }
 
+// zone returns the zone whose clocks the rule follows.
+func (r Rule) zone() *time.Location {
+	if r.clock != nil {
+		return r.clock.location
+	}
+	return time.UTC
+}
+
 // intervals returns how many whole intervals have passed from the anchor until an instant, negative before it.
 func (r Rule) intervals(anchor, until time.Time) int64 {
 	passed, d := until.UnixMicro()-anchor.UnixMicro(), r.every.Microseconds()

@@ -348,6 +348,31 @@ func TestARunWhoseTickHasAOutcomeAlreadyIsNotCommitted(t *testing.T) {
 	l.settled(w.Scheduler).expectOutcomes(map[schedule.Outcome]int64{schedule.OutcomeMissed: 1, schedule.OutcomeSucceeded: 1})
 }
 
+// A handler gets what the clocks of the schedule's zone show at its tick, at each attempt; for a job, those of UTC.
+func TestRunLocal(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.setClock(time.Date(2026, 3, 28, 23, 0, 0, 0, time.UTC))
+	w := newWorker(db)
+	shown := make(chan string, 10)
+	k := schedule.InTx(w.Scheduler, "books", func(_ context.Context, _ pgx.Tx, r schedule.Run[args]) error {
+		shown <- fmt.Sprintf("%s %s, attempt %d", r.Name, r.Local.Format("2 Jan 15:04 MST"), r.Attempt)
+		if !r.Local.Equal(r.At) || r.Attempt == 1 && r.Job == 0 {
+			return errors.New("no paper")
+		}
+		return nil
+	}, schedule.WithMaxAttempts(2, schedule.Backoff(time.Millisecond, time.Millisecond)))
+	tests.OK(t, k.Add("berlin", args{}, schedule.Cron("30 3 29 3 *", "Europe/Berlin")))
+	w.run().has("berlin")
+	db.setClock(time.Date(2026, 3, 29, 1, 30, 0, 0, time.UTC))
+	expect(t, tests.Receive(t, "the first attempt", shown), "berlin 29 Mar 03:30 CEST, attempt 1", "local time")
+	waitsForRetry(w, "berlin", 1)
+	db.setClock(time.Date(2026, 3, 29, 1, 31, 0, 0, time.UTC))
+	expect(t, tests.Receive(t, "the second", shown), "berlin 29 Mar 03:30 CEST, attempt 2", "local time")
+	tests.Must(k.Enqueue(t.Context(), args{}))(t)
+	expect(t, tests.Receive(t, "a job", shown), " 29 Mar 01:31 UTC, attempt 1", "local time")
+}
+
 // Schedules under one key run one after the other, others side by side.
 func TestRunsUnderOneKeyDoNotOverlap(t *testing.T) {
 	t.Parallel()
