@@ -28,7 +28,7 @@ var (
 
 // Every tick has one outcome, what is done has its effect once, and nothing else has one, whatever befalls processes, networks and the database.
 // Not in parallel with other tests: a fleet under attack loads both processors.
-func TestEveryTickHasOneOutcomeAndItsEffectOnceWhateverBefallsTheFleet(t *testing.T) {
+func TestEveryTickHasOneOutcomeInAFleet(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		pooled bool

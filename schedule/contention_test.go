@@ -272,7 +272,7 @@ func TestASlowHandlerDuringAHandOver(t *testing.T) {
 }
 
 // An edit waits for another that has deleted its schedule, and made one of its name: that one it has locked, too, when it goes on.
-func TestWhatIsEditedIsLockedAlsoWhereItWasMadeMeanwhile(t *testing.T) {
+func TestEditLocksRecreatedSchedule(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)

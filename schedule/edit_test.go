@@ -75,7 +75,7 @@ func TestPausesAndEditsAreNoMiss(t *testing.T) {
 }
 
 // A schedule that catches up is due at once, and then at ticks that have long passed: also where its process looks just between two of its runs.
-func TestALookBetweenTwoRunsLosesNoTick(t *testing.T) {
+func TestPollBetweenRunsLosesNoTick(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
@@ -259,7 +259,7 @@ func TestArgumentsThatAreNull(t *testing.T) {
 }
 
 // The database writes numbers in its own way. What says the same is no edit.
-func TestNumbersInArgumentsAreTheSameHoweverTheyAreWritten(t *testing.T) {
+func TestArgumentNumbersCompareByValue(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)

@@ -233,7 +233,7 @@ func TestJobsOutside(t *testing.T) {
 }
 
 // Each call costs two transactions before it, and synchronous_commit is on in both: where the answer of the first was lost, the second waits for what the first wrote.
-func TestBothTransactionsBeforeACallAtMostOnceAreDurable(t *testing.T) {
+func TestAtMostOnceCommitsAreDurable(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newSteadyWorker(db)
@@ -274,7 +274,7 @@ func TestAnEditInTheMiddleOfACallOutside(t *testing.T) {
 }
 
 // A failover loses jobs that were called, and gives their ids to others: a service that has carried out the first is to carry out these too.
-func TestAnIdempotencyKeyIsOfOneJobAlsoWhereItsIDComesAgain(t *testing.T) {
+func TestIdempotencyKeyOfReusedID(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
@@ -300,7 +300,7 @@ func TestAnIdempotencyKeyIsOfOneJobAlsoWhereItsIDComesAgain(t *testing.T) {
 }
 
 // What a handler has done is written down as soon as the database can, while its process owns the partition: it is called once, and nothing is lost.
-func TestTheOutcomeOfACallIsWrittenDownWhenTheDatabaseCan(t *testing.T) {
+func TestOutcomeRecordedAfterOutage(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.exec(`CREATE SEQUENCE public.tries; GRANT ALL ON SEQUENCE public.tries TO PUBLIC;

@@ -12,7 +12,7 @@ import (
 )
 
 // A server keeps plans. One that was made while there was no job and no schedule, after a VACUUM, would read all of them for each run once there are many.
-func TestPlansThatWereMadeForEmptyTablesDoNotReadAllOfThem(t *testing.T) {
+func TestPlansForEmptyTablesStayCheap(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)

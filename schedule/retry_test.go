@@ -190,7 +190,7 @@ func TestHandlersDiscardAndSnooze(t *testing.T) {
 }
 
 // So many ticks in a row are dead: the schedule is paused, and Resume has it go on. One that is done begins the count anew.
-func TestSoManyDeadTicksInARowPauseASchedule(t *testing.T) {
+func TestConsecutiveFailuresPauseASchedule(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
@@ -278,7 +278,7 @@ func TestErrorsInLettersThatTheDatabaseDoesNotHave(t *testing.T) {
 }
 
 // An edit keeps the schedule's row locked for longer than all that the end of a run waits for it: the tick gets its outcome after that.
-func TestAnEditThatTakesForEverMakesNoTickDead(t *testing.T) {
+func TestEndlessEditFailsNoTick(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w, log := newLogged(db)

@@ -31,7 +31,7 @@ func instants(ticks []Tick) (texts []string) {
 	return texts
 }
 
-func TestCronTicksWhenTheClocksShowWhatTheExpressionSays(t *testing.T) {
+func TestCronTicksAsTheClocksShow(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		expression, after string
@@ -82,7 +82,7 @@ func TestCronTicksWhenTheClocksShowWhatTheExpressionSays(t *testing.T) {
 	}
 }
 
-func TestTicksAreToldInUTCAndOnTheClocksOfTheZoneWhateverTheProcessHas(t *testing.T) {
+func TestTicksInUTCAndZone(t *testing.T) {
 	local := time.Local
 	t.Cleanup(func() { time.Local = local })
 	for _, name := range []string{"America/New_York", "Asia/Kathmandu", "UTC"} {
@@ -236,7 +236,7 @@ func drawInstant(t *rapid.T, name string) time.Time {
 	return time.UnixMicro(rapid.Int64Range(-1e15, 4e15).Draw(t, name)).UTC()
 }
 
-func TestNextRisesAndSkipsNothingAndItsTextMakesTheSameRule(t *testing.T) {
+func TestNextRisesAndSkipsNothing(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		r := drawRule(t)

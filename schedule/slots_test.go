@@ -103,7 +103,7 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 
 // A process is cut off in the middle of its runs. What it held stays taken as long as it may still have effects, and not for longer: the transaction of a run until the server
 // ends it, a call outside until the partition has another owner.
-func TestSlotsOfAProcessThatIsCutOffAreFreeWhenItsWorkHasEnded(t *testing.T) {
+func TestSlotsOfCutOffProcess(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	began := make(chan string, 100)

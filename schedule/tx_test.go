@@ -188,7 +188,7 @@ func TestATickThatIsDoneIsWrittenAlikeByBothStatements(t *testing.T) {
 }
 
 // What was due is gone when its run is opened, and its process freezes just then: its transaction has a limit all the same, as it keeps the partition from others.
-func TestATransactionThatOpensNothingMayNotBeIdleForLong(t *testing.T) {
+func TestEmptyTransactionIdleTimeout(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)

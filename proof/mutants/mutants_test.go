@@ -109,14 +109,14 @@ var detectors = map[string]detector{
 	}},
 	// Runs of schedules on a real server.
 	"runs": {"schedule", func(int) []string {
-		return []string{"-test.run=WhoseTickHasAOutcome|EditsWhileItRuns|CommitsItself"}
+		return []string{"-test.run=OfTickWithOutcome|EditsWhileItRuns|CommitsItself"}
 	}},
 	// Runs whose partition is to go to another process.
 	"guarded runs": {"schedule", func(int) []string { return []string{"-test.run=NobodyOwns"} }},
 	// A run by a clock that the test sets.
 	"clock": {"schedule", func(int) []string { return []string{"-test.run=UnderOneKey"} }},
 	// A job that kills its process, and what runs beside it.
-	"crashes": {"schedule", func(int) []string { return []string{"-test.run=^TestAJobThatKillsItsProcess"} }},
+	"crashes": {"schedule", func(int) []string { return []string{"-test.run=^TestJobThatKillsItsProcess"} }},
 	// Deploys, and versions in turn.
 	"deploys": {"schedule", func(int) []string { return []string{"-test.run=^TestDeploysIn|^TestTwoVersions|^TestARename"} }},
 	// Owners that are cut off in calls outside of the database.

@@ -360,7 +360,7 @@ func (f *failing) Fatal(args ...any) { f.Fatalf("%s", fmt.Sprint(args...)) }
 
 // A run whose schedule is being edited is run again once the edit is committed, with what that says. Until then it is tried once a second, of
 // the test's time.
-func TestRunThatAnEditIsInTheWayOfIsRunAgain(t *testing.T) {
+func TestRunLockedByAnEditIsRunAgain(t *testing.T) {
 	t.Parallel()
 	for _, fails := range []error{nil, errors.New("it fails")} {
 		pool := newPool(t)
@@ -387,7 +387,7 @@ func TestRunThatAnEditIsInTheWayOfIsRunAgain(t *testing.T) {
 }
 
 // A handler may be one of many goroutines, any of which takes the process with it.
-func TestCrashInAGoroutineThatAHandlerStartedEndsTheProcess(t *testing.T) {
+func TestCrashInHandlersGoroutine(t *testing.T) {
 	t.Parallel()
 	s := scheduletest.New(t, newPool(t), midnight)
 	var causes []error

@@ -137,7 +137,7 @@ func (w *worker) runs(err error) *ledger {
 }
 
 // One statement after the other is lost, or its answer is, with the connection.
-func TestEveryTickHasItsOutcomeAndItsEffectOnceWhateverStatementIsLost(t *testing.T) {
+func TestLostStatementKeepsOutcomesExact(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)

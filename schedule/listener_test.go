@@ -130,7 +130,7 @@ func TestFewNotificationsAreSent(t *testing.T) {
 }
 
 // The planner looks while handlers have all connections of the pool.
-func TestALookWaitsForNoConnectionOfThePool(t *testing.T) {
+func TestPollNeedsNoPoolConnection(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
@@ -144,7 +144,7 @@ func TestALookWaitsForNoConnectionOfThePool(t *testing.T) {
 }
 
 // A look wakes what waits while it is edited elsewhere: whatever the default of transactions.
-func TestALookIsNotBrokenOffWhateverTheDefaultOfTransactions(t *testing.T) {
+func TestPollUnderAnyTransactionDefault(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	db.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = serializable', current_database()); END $$`)

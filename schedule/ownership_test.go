@@ -16,7 +16,7 @@ import (
 )
 
 // Owners of a dozen schedules die in a handler, at the commit, and between runs; close; and hand over while handlers run.
-func TestEveryTickHasItsOutcomeAndItsEffectOnceWhoeverOwnsIt(t *testing.T) {
+func TestOwnerChangesKeepOutcomesExact(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	const schedules = 6
@@ -201,7 +201,7 @@ func (w *worker) ownsMany() (opened int, locked pgx.Tx) {
 }
 
 // A process that ends closes many partitions at once: where one is being written down, the others come with the next transaction.
-func TestPartitionsThatAreClosedAtOnceAreWrittenTogether(t *testing.T) {
+func TestPartitionsClosedTogether(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newSteadyWorker(db, schedule.WithPartitions(32))
@@ -228,7 +228,7 @@ func TestPartitionsThatAreClosedAtOnceAreWrittenTogether(t *testing.T) {
 }
 
 // The server falls silent while a process that ends writes down what it closes. When it owns nothing any more, nobody waits for that.
-func TestAProcessThatOwnsNothingAnyMoreWaitsForNoClosing(t *testing.T) {
+func TestClosingEndsWithLastOwnership(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
@@ -250,7 +250,7 @@ func TestAProcessThatOwnsNothingAnyMoreWaitsForNoClosing(t *testing.T) {
 }
 
 // A migration has locked their table when a process with many partitions ends: it does not wait for that for each of them.
-func TestAProcessWaitsForNoLockForEachPartitionThatItCloses(t *testing.T) {
+func TestClosingWaitsForOneLockOnly(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newSteadyWorker(db, schedule.WithPartitions(32))

@@ -431,7 +431,7 @@ func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
 
 // Of many jobs that are due few are found at once, and the next when those have begun: it is not looked again for each that ends. A look for more begins where those
 // before have come to: what has ended may lie dead in the index. Of what is due at one instant it leaves nothing.
-func TestALookForMoreGoesOnWhereTheLastEnded(t *testing.T) {
+func TestPollForMoreContinues(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.noteLooks("since_us bigint", "since_us")

@@ -118,7 +118,7 @@ func killVictims(t *testing.T, url string, n int, after func(), environment ...s
 }
 
 // To read arguments may kill the process as a handler may, in a transaction or not. They are dead after as many crashes.
-func TestArgumentsThatKillTheirProcessAreDead(t *testing.T) {
+func TestArgumentsThatKillTheirProcessFail(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"toxic", "toxic outside"} {
 		t.Run(kind, func(t *testing.T) {
@@ -140,7 +140,7 @@ func TestArgumentsThatKillTheirProcessAreDead(t *testing.T) {
 }
 
 // A job kills its process each time that it runs. After three crashes besides the first, of which nobody knows the cause, it is dead; what ran beside it is not.
-func TestAJobThatKillsItsProcessIsDeadAndWhatRunsBesideItIsNot(t *testing.T) {
+func TestJobThatKillsItsProcessFailsAlone(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	maker := newWorker(db)

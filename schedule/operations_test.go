@@ -36,7 +36,7 @@ func queriesOfTheNight(t *testing.T) map[string]string {
 }
 
 // Each of these can be found by an index: so it passes over few, however many schedules there are, and however long the history is.
-func TestTheQueriesOfTheNightPassOverFew(t *testing.T) {
+func TestOperationsQueriesAreCheap(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.exec(`INSERT INTO pgleases.schedule_groups VALUES ('tests', 4);
@@ -64,7 +64,7 @@ func TestTheQueriesOfTheNightPassOverFew(t *testing.T) {
 }
 
 // Every query of the page on operations that is about schedules and jobs finds what it is for, and only that, also as the role that may read.
-func TestTheQueriesOfTheNightTell(t *testing.T) {
+func TestOperationsQueriesShow(t *testing.T) {
 	t.Parallel()
 	queries := queriesOfTheNight(t)
 	db := newFreshDatabase(t)

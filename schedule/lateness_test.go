@@ -158,7 +158,7 @@ func newLogged(db *database) (*worker, *lines) {
 	return newSteadyWorker(db, log.option()), log
 }
 
-func TestAHandlerThatGoesOnAfterTheEndOfItsContextIsNamed(t *testing.T) {
+func TestHandlerAfterItsContextIsLogged(t *testing.T) {
 	t.Parallel()
 	w, log := newLogged(newDatabase(t))
 	w.Heed(0)
@@ -321,7 +321,7 @@ func TestATickThatIsHeldBackMakesNoneBeforeItTimely(t *testing.T) {
 }
 
 // A look takes longer than it may where it is at everything, or at a partition that is new here, as where the dead entries of an index pile up: the other looks find what is due all the same.
-func TestALookThatTakesTooLongStopsNobody(t *testing.T) {
+func TestSlowPollStopsNoOther(t *testing.T) {
 	t.Parallel()
 	for name, long := range map[string]string{"everything": "since_us < 0 AND coalesce(cardinality(fresh), 0) = 0", "a new partition": "1 = ANY (fresh)"} {
 		t.Run(name, func(t *testing.T) {
@@ -370,7 +370,7 @@ func TestAJobThatIsCommittedLateIsFoundSoon(t *testing.T) {
 }
 
 // Far behind lie dead entries of the index, beside an old snapshot: it is looked there once a second, however often something is put.
-func TestItIsLookedFarBehindOnceASecond(t *testing.T) {
+func TestPollFarBehindOnceASecond(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	db.noteLooks("since_us bigint", "since_us")
@@ -394,7 +394,7 @@ func TestItIsLookedFarBehindOnceASecond(t *testing.T) {
 }
 
 // A look takes too long where it passes over what waits, as of millions of jobs under one key: the next pass over nothing, and what is in other partitions begins.
-func TestALookThatTakesTooLongOverWhatItLeavesOutStopsNobody(t *testing.T) {
+func TestSlowPollThatLeavesOutStopsNoOther(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.beforeLooks("IF cardinality(but) > 0 THEN PERFORM pg_sleep(10); END IF")
@@ -437,7 +437,7 @@ func (db *database) beforeLooks(statement string) {
 }
 
 // What was found begins while a look is under way, however long that takes.
-func TestNothingWaitsForALook(t *testing.T) {
+func TestRunsDoNotWaitForPoll(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.beforeLooks("PERFORM pg_advisory_xact_lock_shared(7)")

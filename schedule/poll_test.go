@@ -10,7 +10,7 @@ import (
 )
 
 // However many schedules a process has that are not due, it looks for what is as often as for one, and no look reads those.
-func TestDormantSchedulesCostALookNowAndThenThatReadsNoneOfThem(t *testing.T) {
+func TestDormantSchedulesCostLittle(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	const dormant, looks, every = 20_000, 10, 200 * time.Millisecond

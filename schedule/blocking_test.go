@@ -69,7 +69,7 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 }
 
 // Who asks why a handler is never called finds the name of its kind beside that of the jobs that wait: one of the two is misspelt. It is logged once for each kind, and not while it may be a deploy.
-func TestAKindThatNobodyRegistersIsLoggedBesideThoseThatAre(t *testing.T) {
+func TestUnknownKindIsLogged(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w, log := newLogged(db)
@@ -355,7 +355,7 @@ func TestAllThatWaitsRunsWhereItIsKnown(t *testing.T) {
 }
 
 // A process that comes with another number of partitions is told both numbers, and changes nothing for those that run.
-func TestAnotherNumberOfPartitionsIsRefusedWhileTheGroupRuns(t *testing.T) {
+func TestPartitionCountChangeRefused(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)

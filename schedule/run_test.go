@@ -22,7 +22,7 @@ import (
 )
 
 // What a handler does wrong makes its tick dead, with nothing of it committed, and the next tick runs.
-func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
+func TestFailedRunLeavesNothing(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.exec("CREATE TABLE public.parents (n int PRIMARY KEY); CREATE TABLE public.children (n int REFERENCES public.parents DEFERRABLE INITIALLY DEFERRED); GRANT ALL ON public.parents, public.children TO PUBLIC")
@@ -329,7 +329,7 @@ func TestASerializationFailureIsNoFailureOfTheRun(t *testing.T) {
 }
 
 // Another step of the schedule, by whatever means, takes place in the middle of a run.
-func TestARunWhoseTickHasAOutcomeAlreadyIsNotCommitted(t *testing.T) {
+func TestRunOfTickWithOutcomeIsNotCommitted(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
