@@ -46,8 +46,8 @@ func roles(t *testing.T) (owner *pgxpool.Pool, role func(admin.Purpose) string) 
 const (
 	// They run with the rights of who calls them, but for timeline, and so do nothing for a role
 	// without rights on tables.
-	forAll = `announce() apply() attend() evict() evict_ended() first_epoch() guard() guard_lock() heartbeat() lock_acquire() lock_list() lock_look()
-		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() look_out() part() partition_for()
+	forAll = `announce() apply() hold_liveness() evict() evict_disconnected() first_epoch() guard() guard_lock() heartbeat() lock_acquire() lock_list() lock_look()
+		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() watch_liveness() part() partition_for()
 		read() release() session_ends() settings() snapshot() tell() tidy() timeline()`
 	forAllSchedules = `schedule_begin() schedule_check_interval() schedule_clock() schedule_close() schedule_close_job() schedule_declare()
 		schedule_job_succeeded() schedule_tick_succeeded() schedule_edit() schedule_end() schedule_enqueue() schedule_outcomes() schedule_free_slot() schedule_get()

@@ -201,7 +201,7 @@ func failure(ctx context.Context, err error) (repetition, error) {
 // send asks for a lock. It reports whether the database may have been asked.
 func (l *Locks) send(ctx context.Context, m mode, a *locks.Acquisition) (answer store.LockAnswer, sent bool, err error) {
 	return l.table.Acquire(ctx, store.LockRequest{
-		Name: a.Name, Session: a.Session, Nonce: a.Nonce, Shared: m.shared, Waits: m.waits, Latest: a.Latest, Run: a.Run,
+		Name: a.Name, Session: a.Session, Nonce: a.Nonce, Shared: m.shared, Waits: m.waits, Latest: a.Latest, Server: a.Run,
 	})
 }
 
@@ -216,7 +216,7 @@ func refusal(a *locks.Acquisition, answer store.LockAnswer) (repetition, error) 
 			answer.PID, answer.Since.Format(time.RFC3339Nano), answer.LivesUntil.Format(time.RFC3339Nano))
 	case store.LockElsewhere:
 		return twice, errors.New("the pool leads to another server, or another run of it, than the client's connection")
-	case store.LockUnsettled:
+	case store.LockUnaccepted:
 		return whileWaiting, errors.New("the server was promoted, and is not settled yet: that takes a TTL")
 	case store.LockLate:
 		return twice, errors.New("it reached the database after the trust deadline of when it was sent")

@@ -30,7 +30,7 @@ func newDatabase(lease string) *database {
 		Database: fakestore.New(), lease: lease,
 		pending: make(map[int]bool), noted: make(map[int]pgleases.Partition),
 	}
-	db.Edit(func(t *fakestore.Tables, _ int64) { t.Server.Era = 1 }) // as after a failover: epochs beyond what an int32 holds
+	db.Edit(func(t *fakestore.Tables, _ int64) { t.Server.Generation = 1 }) // as after a failover: epochs beyond what an int32 holds
 	return db
 }
 
@@ -47,7 +47,7 @@ func (db *database) give(partitions []int) {
 			}
 			row := &rows[number]
 			if row.Target = db.session; row.Owner != db.session {
-				row.Owner, row.OwnerID, row.Epoch = db.session, t.Clients[db.session].ID, max(row.Epoch+1, t.Server.Era<<32)
+				row.Owner, row.OwnerID, row.Epoch = db.session, t.Clients[db.session].ID, max(row.Epoch+1, t.Server.Generation<<32)
 			}
 		}
 	})

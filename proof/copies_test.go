@@ -248,7 +248,7 @@ func (p *play) add(name string) func(*pgserver.Server, error) {
 }
 
 // work gives everything to each client in turn, in random order, and then to all: so every partition has had another owner on
-// this server, which no server gives before it is settled. Then guards of all turns before are refused.
+// this server, which no server gives before it is accepted. Then guards of all turns before are refused.
 func (p *play) work() {
 	p.t.Helper()
 	for _, one := range append(rand.Perm(len(p.leases)), -1) {

@@ -50,8 +50,8 @@ var crashCases = []crashCase{
 	{"schema", "it is the first", atFirst("schema"), opensNot},
 	{"register", "it is opened", atStart("register"), goesOn},
 	{"register", "its session was evicted", atEviction("register"), goesOn},
-	{"mark", "it is the first", atFirst("mark"), goesOn},
-	{"mark", "the server has lost its mark", atBalance("mark", (*crash).unmark), goesOn},
+	{"marker", "it is the first", atFirst("marker"), goesOn},
+	{"marker", "the server has lost its boot marker", atBalance("marker", (*crash).unmark), goesOn},
 	{"heartbeat", "nothing happens", atBalance("heartbeat", nil), goesOn},
 	{"join", "it is opened", atStart("join"), goesOn},
 	{"join", "its session was evicted", atEviction("join"), goesOn},
@@ -109,14 +109,14 @@ var crashCases = []crashCase{
 	{"close", "it is closed", atBalance("close", (*crash).close), endsClosed},
 	{"evict", "another has died", atDeath("evict"), goesOn},
 	{"tidy", "another has died", atDeath("tidy"), goesOn},
-	{"attend", "it is opened", fastly(atStart("attend")), goesOn},
-	{"lookout", "nothing happens", fastly(atBalance("lookout", nil)), goesOn},
-	{"evictended", "another has died", fastly(func(c *crash) {
+	{"liveness", "it is opened", fastly(atStart("liveness")), goesOn},
+	{"watch", "nothing happens", fastly(atBalance("watch", nil)), goesOn},
+	{"evictdisconnected", "another has died", fastly(func(c *crash) {
 		c.start()
 		third := c.third()
-		looks := c.wire.Seen("lookout") + 3
-		c.waitFor("the victim has seen its lock", func() bool { return c.wire.Seen("lookout") >= looks })
-		c.arm("evictended")
+		looks := c.wire.Seen("watch") + 3
+		c.waitFor("the victim has seen its lock", func() bool { return c.wire.Seen("watch") >= looks })
+		c.arm("evictdisconnected")
 		third.Kill()
 		c.await(func(c *crash) {
 			if !value[bool](c.t, c.pool, "SELECT EXISTS (SELECT FROM pgleases.clients WHERE id = 'third')") {
@@ -125,24 +125,24 @@ var crashCases = []crashCase{
 		})
 		c.bystand()
 	}), goesOn},
-	{"settle", "the server was promoted", func(c *crash) {
+	{"accept", "the server was promoted", func(c *crash) {
 		c.alone()
-		c.arm("settle")
+		c.arm("accept")
 		execute(c.t, c.pool, "UPDATE pgleases.server SET accepted_timeline = timeline + 1")
 		c.await(nil)
 		c.bystand()
 	}, goesOn},
-	{"unsettle", "the server is behind one seen before", func(c *crash) {
+	{"reject", "the server is behind one seen before", func(c *crash) {
 		c.alone()
-		of := func(era int) {
-			execute(c.t, c.pool, fmt.Sprintf("UPDATE pgleases.server SET generation = %d", era))
+		of := func(generation int) {
+			execute(c.t, c.pool, fmt.Sprintf("UPDATE pgleases.server SET generation = %d", generation))
 			execute(c.t, c.pool, "UPDATE pgleases.leases SET generation = generation + 1") // so that it is read
 		}
 		of(7)
-		waitFor(c.t, patience, "all is owned in that era", func() bool {
+		waitFor(c.t, patience, "all is owned in that server generation", func() bool {
 			return value[bool](c.t, c.pool, "SELECT min(epoch) >> 32 = 7 FROM pgleases.partitions")
 		})
-		c.arm("unsettle")
+		c.arm("reject")
 		of(3)
 		c.await(nil)
 		c.bystand()

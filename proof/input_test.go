@@ -44,7 +44,7 @@ func TestTheMostPartitionsForTheShortestTTLAreOwnedAndRenewed(t *testing.T) {
 		lease := joined(t, newClient(t, pool, pgleases.WithTTL(time.Second)), "l", n)
 		waitFor(t, time.Minute, "it owns all", func() bool { return len(lease.Values()) == n })
 		execute(t, pool, "UPDATE pgleases.server SET accepted_timeline = 77") // as after a failover
-		waitFor(t, time.Minute, "it owns all in a new era", func() bool {
+		waitFor(t, time.Minute, "it owns all in a new server generation", func() bool {
 			return len(lease.Values()) == n && value[bool](t, pool,
 				"SELECT generation > 0 AND (SELECT min(epoch) FROM pgleases.partitions) >= generation << 32 FROM pgleases.server")
 		})

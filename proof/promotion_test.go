@@ -68,7 +68,7 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 
 		highest := make(map[partitionKey]int64)
 		excused := false
-		var promoted, returned, settled, complete []time.Duration
+		var promoted, returned, accepted, complete []time.Duration
 		var unseen, lateHeld []int
 		for round := range rounds {
 			old, next := c.servers[round], c.servers[round+1]
@@ -132,7 +132,7 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			waitFor(t, patience, "the new timeline is settled", func() bool {
+			waitFor(t, patience, "the new timeline is accepted", func() bool {
 				var done bool
 				err := conn.QueryRow(t.Context(), "SELECT accepted_timeline = pgleases.timeline() FROM pgleases.server").Scan(&done)
 				if err != nil {
@@ -140,16 +140,16 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 				}
 				return done
 			})
-			settled = append(settled, time.Since(began))
+			accepted = append(accepted, time.Since(began))
 			waitFor(t, patience, "the crew owns everything", func() bool { return shared(crew...) })
 			complete = append(complete, time.Since(began))
-			if took, most := settled[round], returned[round]+ttl+heartbeat+2*slack; took > most {
-				missed(t, began, most, "round %d: settled after %v, not %v", round, took, most)
+			if took, most := accepted[round], returned[round]+ttl+heartbeat+2*slack; took > most {
+				missed(t, began, most, "round %d: accepted after %v, not %v", round, took, most)
 			}
-			if took, most := complete[round], settled[round]+ttl+slack; took > most {
+			if took, most := complete[round], accepted[round]+ttl+slack; took > most {
 				missed(t, began, most, "round %d: every partition owned after %v, not %v", round, took, most)
 			}
-			waitFor(t, patience, "the steady clients have seen the new era", func() bool {
+			waitFor(t, patience, "the steady clients have seen the new server generation", func() bool {
 				return !slices.ContainsFunc(steady.leases, func(l *pgleases.Lease) bool {
 					for _, n := range l.Values() {
 						if p, ok := l.Partition(n); ok && p.Epoch <= before[partitionKey{l.Name(), n}] {
@@ -183,7 +183,7 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 		steadyLogs := steady.oracle()
 		verify(t, steadyLogs)
 		for i, log := range steadyLogs { // ordered by client
-			// One under each era's epoch, and nobody else ever.
+			// One under each server generation's epoch, and nobody else ever.
 			if want := len(steady.owned[i]) * (1 + len(complete)); len(log.Intervals) != want && !excused {
 				missed(t, since, bears(ttl, heartbeat), "%s: %d intervals of ownership, not %d", log.Client, len(log.Intervals), want)
 			}
@@ -192,8 +192,8 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 			logs = append(logs, watch()...)
 		}
 		report := verify(t, logs)
-		t.Logf("%d rounds; after the cut, promoted: %s; after that, all clients back: %s; settled: %s; everything owned: %s; handoffs missed: %v; held by the late one meanwhile: %v; %v; %d guarded writes, %d refused, %d to zombies",
-			len(complete), figures(promoted), figures(returned), figures(settled), figures(complete), unseen, lateHeld, report, writes,
+		t.Logf("%d rounds; after the cut, promoted: %s; after that, all clients back: %s; accepted: %s; everything owned: %s; handoffs missed: %v; held by the late one meanwhile: %v; %v; %d guarded writes, %d refused, %d to zombies",
+			len(complete), figures(promoted), figures(returned), figures(accepted), figures(complete), unseen, lateHeld, report, writes,
 			moving.effects.Refused.Load(), moving.effects.Zombies.Load())
 		held := slices.Max(lateHeld) > 0 || excused || soon
 		if slices.Min(unseen) < partitions/4 || !held || moving.effects.Zombies.Load() == 0 {

@@ -78,11 +78,11 @@ func (s *session) beat() store.Beat {
 	return beat
 }
 
-// marked marks the run of the server, and returns it.
-func (s *session) marked() store.Run {
+// marked marks the server incarnation, and returns it.
+func (s *session) marked() store.Incarnation {
 	s.t.Helper()
-	s.ok(s.Mark(s.t.Context(), rand.Int64N(1<<62)+1))
-	return s.beat().Run
+	s.ok(s.SetMarker(s.t.Context(), rand.Int64N(1<<62)+1))
+	return s.beat().Server
 }
 
 func (s *session) join(lease string, partitions int) {
@@ -134,8 +134,8 @@ func TestACrashTakesTheMarkAndARestartTheStartTime(t *testing.T) {
 	punctual.Run(t, func(t *punctual.Try) {
 		server := pgserver.Private(t)
 		s := newSession(t, server, "a")
-		if mark := s.beat().Run.Mark; mark != 0 {
-			t.Errorf("before one was drawn, the mark is %d, not 0", mark)
+		if marker := s.beat().Server.Marker; marker != 0 {
+			t.Errorf("before one was drawn, the boot marker is %d, not 0", marker)
 		}
 		run := s.marked()
 		if again := s.marked(); again != run {
@@ -147,17 +147,17 @@ func TestACrashTakesTheMarkAndARestartTheStartTime(t *testing.T) {
 		until(t, "the server has noticed", func() bool { _, err := s.Heartbeat(t.Context(), s.id, 0, store.Renewal{}); return err != nil })
 		s.connect()
 		crashed := s.beat()
-		if want := (store.Run{Timeline: run.Timeline, Started: run.Started}); crashed.Run != want || !crashed.Alive {
-			t.Errorf("after a crash the run is %+v, not %+v, and the session lives: %v", crashed.Run, want, crashed.Alive)
+		if want := (store.Incarnation{Timeline: run.Timeline, Started: run.Started}); crashed.Server != want || !crashed.Alive {
+			t.Errorf("after a crash the incarnation is %+v, not %+v, and the session lives: %v", crashed.Server, want, crashed.Alive)
 		}
 		marked := s.marked()
-		if marked.Mark == run.Mark || marked.Mark == 0 {
-			t.Errorf("after a crash mark %d follows %d", marked.Mark, run.Mark)
+		if marked.Marker == run.Marker || marked.Marker == 0 {
+			t.Errorf("after a crash marker %d follows %d", marked.Marker, run.Marker)
 		}
 		s.ok(server.Restart(t.Context(), pgserver.Fast))
 		s.connect()
-		if restarted := s.beat().Run; restarted.Mark != marked.Mark || restarted.Timeline != run.Timeline || restarted.Started <= run.Started {
-			t.Errorf("after a restart the run is %+v, before it was %+v", restarted, marked)
+		if restarted := s.beat().Server; restarted.Marker != marked.Marker || restarted.Timeline != run.Timeline || restarted.Started <= run.Started {
+			t.Errorf("after a restart the incarnation is %+v, before it was %+v", restarted, marked)
 		}
 	})
 }
@@ -295,10 +295,10 @@ func TestEveryOtherWriteIsDurableWhateverTheDatabaseSays(t *testing.T) {
 		durable("an eviction")
 		first.does("UPDATE pgleases.server SET accepted_timeline = 77")
 		waited()
-		era, err := c.Settle(t.Context(), time.Hour, run, 0)
+		generation, err := c.AcceptServer(t.Context(), time.Hour, run, 0)
 		c.ok(err)
-		if era == 0 {
-			t.Error("the server was not settled")
+		if generation == 0 {
+			t.Error("the server was not accepted")
 		}
 		durable("a settlement")
 		c.beat()

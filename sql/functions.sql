@@ -402,12 +402,12 @@ BEGIN
 END
 $pgleases_body$;
 
--- From here to evict_ended: fast failover.
+-- From here to evict_disconnected: fast failover.
 
 -- The lock is the session's, not the transaction's: it lasts until the connection ends. The key is written before the client trusts itself
 -- on this connection: else the end of an earlier connection could be taken for the client's. So could it where this statement comes late, from
 -- an earlier connection: of a session's keys the lowest is the last one.
-CREATE OR REPLACE FUNCTION pgleases.attend(session bigint, presence bigint, lock_ms int) RETURNS boolean
+CREATE OR REPLACE FUNCTION pgleases.hold_liveness(session bigint, presence bigint, lock_ms int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     PERFORM pgleases.settings(true, $3);
@@ -430,7 +430,7 @@ END
 $pgleases_body$;
 
 -- The counters come first: what ends a session between them and the locks is counted later, and seen as a change.
-CREATE OR REPLACE FUNCTION pgleases.look_out(
+CREATE OR REPLACE FUNCTION pgleases.watch_liveness(
     session bigint, known bigint,
     OUT watches boolean, OUT abandoned bigint, OUT killed bigint, OUT fatal bigint, OUT reset bigint,
     OUT digest bigint, OUT held bigint[], OUT pids int[], OUT free bigint[], OUT free_sessions bigint[], OUT free_expiries bigint[],
@@ -466,7 +466,7 @@ BEGIN
     JOIN pgleases.clients AS c ON c.session = p.session
     LEFT JOIN (SELECT (k.classid::bigint << 32) | k.objid::bigint AS presence, k.pid, k.granted FROM pg_locks AS k
                WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.database = here
-                 AND k.mode = 'ExclusiveLock') AS l -- not who only looks, in evict_ended
+                 AND k.mode = 'ExclusiveLock') AS l -- not who only looks, in evict_disconnected
            ON l.presence = p.presence
     INTO digest, held, pids, free, free_sessions, free_expiries, stranger;
     IF digest = $2 THEN -- the keys are random: these are the ones that the caller knows
@@ -494,7 +494,7 @@ COMMENT ON FUNCTION pgleases.session_ends() IS 'How many sessions in this databa
 --
 -- Who is dead is made to have expired long ago; evict does the rest. This row of the server keeps all other evictions from the sessions. The
 -- notification has the next two clients look out.
-CREATE OR REPLACE FUNCTION pgleases.evict_ended(
+CREATE OR REPLACE FUNCTION pgleases.evict_disconnected(
     sessions bigint[], presences bigint[], pids int[], expiries bigint[], abandoned bigint, killed bigint, fatal bigint, reset bigint,
     timeline bigint, started bigint, marker bigint, lock_ms int, channel pg_catalog.text,
     OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT plan_due_in bigint)
@@ -1439,7 +1439,7 @@ BEGIN
     END IF;
     SELECT s.generation INTO present FROM pgleases.server AS s WHERE s.accepted_timeline = $7;
     IF NOT FOUND THEN
-        RETURN '{unsettled}';
+        RETURN '{unaccepted}';
     END IF;
     IF clock_timestamp() > to_timestamp($6::double precision / 1000000) THEN
         RETURN '{late}';

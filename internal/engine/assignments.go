@@ -58,7 +58,7 @@ func (a *assignment) releasableAt(now time.Time) time.Time {
 // wantsFence is whether guarded transactions that overlap may keep a release waiting for ever: at the second try one is open, under
 // an epoch that still passes a guard.
 func (a *assignment) wantsFence(generation int64) bool {
-	return a.busy > 1 && a.state < fenced && a.membership.inDatabase() && store.EraOf(a.Epoch) >= generation
+	return a.busy > 1 && a.state < fenced && a.membership.inDatabase() && store.ServerGenerationOf(a.Epoch) >= generation
 }
 
 // assignments are those of one lease, serving and draining. All 65,536 may end at once: in this order they are near each other in memory.

@@ -47,7 +47,7 @@ func beginHoldLiveness(e *engine, _ time.Time) *operation {
 	session, presence := e.session.number, e.failover.nextPresence()
 	e.failover.carries(e.trust.validity)
 	return tell(e.config.limit(), func(ctx context.Context, c Conn) error {
-		return c.(FailoverConn).Attend(ctx, session, presence)
+		return c.(FailoverConn).HoldLiveness(ctx, session, presence)
 	}, func(err error) {
 		e.session.beatFailed = err != nil // without the lock no heartbeat is sent
 		if err == nil {
@@ -75,7 +75,7 @@ func beginHeartbeat(e *engine, now time.Time) *operation {
 }
 
 func beginMark(e *engine, _ time.Time) *operation {
-	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Mark(ctx, store.RandomID()) }, func(err error) {
+	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.SetMarker(ctx, store.RandomID()) }, func(err error) {
 		if err == nil {
 			e.server.marked = true
 			e.session.beatNow() // which reads the mark
@@ -86,7 +86,7 @@ func beginMark(e *engine, _ time.Time) *operation {
 // beginReject makes a server be accepted again that is behind one on which this client has been.
 func beginReject(e *engine, _ time.Time) *operation {
 	generation := e.server.generation
-	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Unsettle(ctx, generation) }, func(err error) {
+	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.RejectServer(ctx, generation) }, func(err error) {
 		if err == nil {
 			e.server.behind = false
 			e.session.beatNow() // whose answer says that the server is not accepted
@@ -98,7 +98,7 @@ func beginReject(e *engine, _ time.Time) *operation {
 func beginAccept(e *engine, now time.Time) *operation {
 	watched, run, seen := e.watch.lasts(now), e.watch.run, e.server.generation
 	return ask(e.config.limit(), func(ctx context.Context, c Conn) (int64, error) {
-		return c.Settle(ctx, watched, run, seen)
+		return c.AcceptServer(ctx, watched, run, seen)
 	}, func(generation int64, _ error) {
 		e.server.acceptTried(e.config.Heartbeat, time.Now())
 		if generation > 0 {
@@ -191,7 +191,7 @@ func beginListenToLocks(e *engine, _ time.Time) *operation {
 // beginLookAtLocks looks whether what waits was granted, and whether another run of the server confirms what is held.
 func beginLookAtLocks(e *engine, _ time.Time) *operation {
 	session, run, look := e.session.number, e.watch.run, e.locks.BeginLook()
-	var answered store.Run
+	var answered store.Incarnation
 	return ask(e.config.limit(), func(ctx context.Context, c Conn) (found []store.FoundLock, err error) {
 		found, answered, err = c.LookAtLocks(ctx, session, look.Nonces, look.Confirm)
 		return found, err
@@ -226,9 +226,9 @@ func beginWeight(e *engine, _ time.Time) *operation {
 // beginWatchLiveness looks at the liveness locks, if this client is one of those that watch them.
 func beginWatchLiveness(e *engine, now time.Time) *operation {
 	session, digest := e.session.number, e.failover.digest
-	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.Lookout, error) {
-		return c.(FailoverConn).LookOut(ctx, session, digest)
-	}, func(look store.Lookout, err error) { e.failover.looked(look, err, now, e.config.Heartbeat, e.log) })
+	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.Liveness, error) {
+		return c.(FailoverConn).WatchLiveness(ctx, session, digest)
+	}, func(look store.Liveness, err error) { e.failover.looked(look, err, now, e.config.Heartbeat, e.log) })
 }
 
 func beginEvictDisconnected(e *engine, now time.Time) *operation {
@@ -238,7 +238,7 @@ func beginEvictDisconnected(e *engine, now time.Time) *operation {
 		ended[i] = a.Absence
 	}
 	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.Evicted, error) {
-		return c.(FailoverConn).EvictEnded(ctx, ended, due[0].since, run)
+		return c.(FailoverConn).EvictDisconnected(ctx, ended, due[0].since, run)
 	}, func(evicted store.Evicted, err error) {
 		e.failover.evicted(due, err)
 		if len(evicted.IDs) > 0 {

@@ -74,9 +74,9 @@ type Conn interface {
 	Register(context.Context, store.Registration) (int64, *store.Process, error)
 	Superseder(ctx context.Context, id string) (*store.Process, error)
 	Heartbeat(ctx context.Context, session int64, watched time.Duration, last store.Renewal) (store.Beat, error)
-	Mark(ctx context.Context, mark int64) error
-	Settle(ctx context.Context, watched time.Duration, run store.Run, era int64) (int64, error)
-	Unsettle(ctx context.Context, era int64) error
+	SetMarker(ctx context.Context, marker int64) error
+	AcceptServer(ctx context.Context, watched time.Duration, run store.Incarnation, generation int64) (int64, error)
+	RejectServer(ctx context.Context, generation int64) error
 	End(ctx context.Context, session int64) (bool, error)
 
 	Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error)
@@ -86,14 +86,14 @@ type Conn interface {
 	Announce(ctx context.Context, leases []string, sessions []int64) error
 	Fence(ctx context.Context, session int64, busy []store.Release) error
 
-	Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Run) (store.Evicted, error)
+	Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Incarnation) (store.Evicted, error)
 	Tidy(ctx context.Context) (asked []string, err error)
 	Claim(ctx context.Context, leases []string) ([]string, error)
 	Plan(ctx context.Context, leases []string, alone bool) ([]store.LeasePlan, error)
 	Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move, again time.Duration) (store.Applied, error)
 
-	LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]store.FoundLock, store.Run, error)
-	ReleaseLocks(ctx context.Context, session int64, releases []store.LockRelease, run store.Run) (store.LocksReleased, error)
+	LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]store.FoundLock, store.Incarnation, error)
+	ReleaseLocks(ctx context.Context, session int64, releases []store.LockRelease, run store.Incarnation) (store.LocksReleased, error)
 	SweepLocks(ctx context.Context) (bool, error)
 	ListenToLocks(ctx context.Context, session int64) error
 	GrantedLocks() []int64
@@ -109,7 +109,7 @@ type Conn interface {
 type FailoverConn interface {
 	OnEnd(func())
 	Severed() bool
-	Attend(ctx context.Context, session, presence int64) error
-	LookOut(ctx context.Context, session, digest int64) (store.Lookout, error)
-	EvictEnded(ctx context.Context, ended []store.Absence, since store.SessionEnds, run store.Run) (store.Evicted, error)
+	HoldLiveness(ctx context.Context, session, presence int64) error
+	WatchLiveness(ctx context.Context, session, digest int64) (store.Liveness, error)
+	EvictDisconnected(ctx context.Context, ended []store.Absence, since store.SessionEnds, run store.Incarnation) (store.Evicted, error)
 }

@@ -318,14 +318,14 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	}
 	e.checkTrust(time.Now()) // a break is a break, even if the next validity begins at once
 	e.connection.known, e.server.marked = true, false
-	e.watch.observe(sent, received, beat.Clock, beat.Run)
+	e.watch.observe(sent, received, beat.Clock, beat.Server)
 	e.session.beatAnswered(sent, e.config.Heartbeat)
 	if !beat.Alive {
 		e.evicted(beat.Copied)
 		return
 	}
 	e.answered(sent)
-	if e.session.renewed(sent, received, store.Renewal{Clock: beat.Clock, Mark: beat.Run.Mark}) {
+	if e.session.renewed(sent, received, store.Renewal{Clock: beat.Clock, Marker: beat.Server.Marker}) {
 		e.otherRun() // a crash may have lost announcements, and releases of locks
 	}
 	e.heardServer(sent, beat)
@@ -349,13 +349,13 @@ func (e *engine) heardServer(sent time.Time, beat store.Beat) {
 	if e.server.heard(beat) {
 		e.members.readAll()
 	}
-	if !e.server.confirms(beat.Run) {
+	if !e.server.confirms(beat.Server) {
 		e.locks.ToConfirm()
 		if e.members.own() || e.locks.Holds() {
 			e.members.readAll()
 			return
 		}
-		e.server.confirm(beat.Run)
+		e.server.confirm(beat.Server)
 	}
 	e.earnTrust(sent)
 }
@@ -451,7 +451,7 @@ func (e *engine) standing() locks.Standing {
 }
 
 // confirm prolongs the trust: that run of the server has confirmed all that is shown and held.
-func (e *engine) confirm(run store.Run) {
+func (e *engine) confirm(run store.Incarnation) {
 	if !e.server.confirms(run) {
 		e.server.confirm(run)
 		e.earnTrust(e.session.sent)
@@ -518,14 +518,14 @@ func (e *engine) removed(m *membership) {
 }
 
 // read takes what the session owns of leases, on that run of the server.
-func (e *engine) read(reads []store.LeaseRead, run store.Run) {
+func (e *engine) read(reads []store.LeaseRead, run store.Incarnation) {
 	e.checkTrust(time.Now())
 	for _, r := range reads {
 		if !e.server.agrees(r, run) { // promoted or accepted since the last heartbeat
 			e.session.beatNow()
 			return
 		}
-		if e.server.reached(r.Era) {
+		if e.server.reached(r.ServerGeneration) {
 			return
 		}
 		if m := e.members.byName[r.Name]; m != nil && m.inDatabase() && e.trust.held() {
@@ -568,7 +568,7 @@ func (e *engine) evictedOthers(evicted store.Evicted) {
 // planned takes what became of a plan, or of the first moves of it.
 func (e *engine) planned(p *planning, applied store.Applied, err error, n next) {
 	now := time.Now()
-	if err == nil && applied.Unsettled {
+	if err == nil && applied.Unaccepted {
 		e.session.beatNow() // whose answer says so
 	}
 	if e.plans.proceeded(p, applied, err, n, e.closing.ends(), now) && p.leftOver {

@@ -188,7 +188,7 @@ func (f *failover) holds(session int64) { f.heldFor, f.lookAt = session, atOnce 
 
 // looked takes the answer to a look. A client that does not watch asks again at the next heartbeat, and when a notification comes: a
 // client that evicts notifies those that are next.
-func (f *failover) looked(look store.Lookout, err error, began time.Time, heartbeat time.Duration, log *slog.Logger) {
+func (f *failover) looked(look store.Liveness, err error, began time.Time, heartbeat time.Duration, log *slog.Logger) {
 	now := time.Now()
 	f.lookAt = now.Add(lookEvery) // not since it began: one that takes longer would leave no turn to what is less urgent
 	switch {
@@ -207,7 +207,7 @@ func (f *failover) looked(look store.Lookout, err error, began time.Time, heartb
 }
 
 // saw takes what a look shows. A session counts whose lock was seen held and is free, until it has another lock or was renewed.
-func (f *failover) saw(look store.Lookout, dueAt time.Time) {
+func (f *failover) saw(look store.Liveness, dueAt time.Time) {
 	free := make(map[int64]bool, len(look.Free))
 	for _, a := range look.Free {
 		free[a.Presence] = true

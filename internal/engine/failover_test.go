@@ -18,10 +18,10 @@ type thread struct {
 	end     func()
 }
 
-func (c *thread) OnEnd(f func())                             { c.end = f }
-func (c *thread) Severed() bool                              { return c.severed }
-func (c *thread) Attend(context.Context, int64, int64) error { return c.holdErr }
-func (c *thread) Closed() bool                               { return false }
+func (c *thread) OnEnd(f func())                                   { c.end = f }
+func (c *thread) Severed() bool                                    { return c.severed }
+func (c *thread) HoldLiveness(context.Context, int64, int64) error { return c.holdErr }
+func (c *thread) Closed() bool                                     { return false }
 
 // newThread is an engine on such a connection, which trusts itself.
 func newThread() (*engine, *thread) {

@@ -1007,7 +1007,7 @@ func TestAfterSettlingOwnersFindWhatTheyOwnWhateverTheyReadBefore(t *testing.T) 
 		w.within(5*time.Second, "each owns one", func() bool { return len(la.Values()) == 1 && len(lb.Values()) == 1 })
 		w.mu.Lock()
 		w.after = func(op string) {
-			if op == "settle" {
+			if op == "accept" {
 				w.notify("a", "b")
 			}
 		}
@@ -1257,7 +1257,7 @@ func TestAClientEvictedAgainAndAgainPauses(t *testing.T) {
 // settled reports whether the server's timeline is.
 func (w *world) settled() (settled bool) {
 	run := w.db.Run()
-	w.db.Look(func(t *fakestore.Tables, _ int64) { settled = t.Server.Timeline == run.Timeline })
+	w.db.Look(func(t *fakestore.Tables, _ int64) { settled = t.Server.AcceptedTimeline == run.Timeline })
 	return settled
 }
 

@@ -173,7 +173,7 @@ func (p *planning) proceed(ctx context.Context, c Conn, n next) (applied store.A
 		}
 		p.claimEnds = p.claimedAt.Add(claimLasts(p.read) + 10*time.Millisecond) // the clocks are two
 		p.read, p.moves = nil, nil
-		if err != nil || applied.Unsettled || attempt == 3 || time.Since(began) > overtaken {
+		if err != nil || applied.Unaccepted || attempt == 3 || time.Since(began) > overtaken {
 			return applied, took, err
 		}
 		select {

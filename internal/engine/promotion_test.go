@@ -98,7 +98,7 @@ func TestAReturnToAnOldPrimaryIsSettledAsAFailover(t *testing.T) {
 		w.db.Boot()
 		w.within(40*time.Second, "settled anew", func() bool {
 			var era int64
-			w.db.Look(func(tables *fakestore.Tables, _ int64) { era = tables.Server.Era })
+			w.db.Look(func(tables *fakestore.Tables, _ int64) { era = tables.Server.Generation })
 			return era > 0 && w.settled()
 		})
 		w.within(20*time.Second, "all is owned", func() bool { return len(ll.Values()) == 4 && len(lb.Values()) == 4 })
@@ -113,7 +113,7 @@ func TestAnOldPrimaryThatANewClientFindsFirstIsSettledWhenThoseReturnWhoKnowBett
 		var seen []Partition
 		w.within(2*time.Second, "all is owned under the new era", func() bool {
 			seen = append(shown(la), shown(lb)...)
-			return len(seen) == 8 && !slices.ContainsFunc(seen, func(p Partition) bool { return store.EraOf(p.Epoch) == 0 })
+			return len(seen) == 8 && !slices.ContainsFunc(seen, func(p Partition) bool { return store.ServerGenerationOf(p.Epoch) == 0 })
 		})
 
 		comeBack()
@@ -128,7 +128,7 @@ func TestAnOldPrimaryThatANewClientFindsFirstIsSettledWhenThoseReturnWhoKnowBett
 		lc := w.start("c").mustJoin("x", 8)
 		w.within(20*time.Second, "the new one owns all", func() bool { return len(lc.Values()) == 8 })
 		for _, p := range shown(lc) {
-			if store.EraOf(p.Epoch) != 0 {
+			if store.ServerGenerationOf(p.Epoch) != 0 {
 				t.Errorf("partition %v is of a new era: this is no test", p)
 			}
 		}
@@ -165,7 +165,7 @@ func TestAnEraThatAnotherClientSettledBetweenTwoHeartbeatsIsLearned(t *testing.T
 			time.Sleep(500 * time.Millisecond)
 		}
 		time.Sleep(30 * time.Second)
-		w.db.Edit(func(tables *fakestore.Tables, _ int64) { tables.Server.Timeline = -1 }) // new_server_generation
+		w.db.Edit(func(tables *fakestore.Tables, _ int64) { tables.Server.AcceptedTimeline = -1 }) // new_server_generation
 		time.Sleep(time.Minute)
 		if !w.settled() {
 			t.Fatal("it is not settled")

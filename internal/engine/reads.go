@@ -104,7 +104,7 @@ type changes struct {
 func compare(r store.LeaseRead, assigned []*assignment, accepted, passesOn bool) (c changes) {
 	c.fenced = make(map[*assignment]int64)
 	for partition, p := range byPartition(r.Owned, len(assigned)) {
-		a, outdated := c.remains(assigned[partition], p.Epoch), store.EraOf(p.Epoch) < r.Era
+		a, outdated := c.remains(assigned[partition], p.Epoch), store.ServerGenerationOf(p.Epoch) < r.ServerGeneration
 		switch {
 		case p.Epoch == 0 || a == nil && !accepted:
 		case a == nil && (p.Moving || outdated || passesOn):

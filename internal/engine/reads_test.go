@@ -59,7 +59,7 @@ func TestCompare(t *testing.T) {
 		"fenced before":                                {has(era, fencedAt(era+1)), era + 1, true, settled, ""},
 		"fenced before, and released":                  {has(era, fencedAt(era+1)), era + 2, false, settled, "released gained"},
 	} {
-		r := store.LeaseRead{Name: "orders", Era: 7, Owned: []store.Owned{{Partition: 9, Epoch: era}}} // which no client's code has written
+		r := store.LeaseRead{Name: "orders", ServerGeneration: 7, Owned: []store.Owned{{Partition: 9, Epoch: era}}} // which no client's code has written
 		if test.epoch != 0 {
 			r.Owned = append(r.Owned, store.Owned{Partition: 1, Epoch: test.epoch, Moving: test.moves})
 		}

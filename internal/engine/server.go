@@ -9,7 +9,7 @@ import (
 // server is what the client knows of the server that its connection leads to. A promoted server gives nothing before it is accepted,
 // which begins a generation: epochs of the generation before end.
 type server struct {
-	confirmed  store.Run // of the server that confirmed all that is shown, without the mark
+	confirmed  store.Incarnation // of the server that confirmed all that is shown, without the mark
 	accepted   bool
 	acceptAt   time.Time // not before
 	generation int64     // the highest that was read, on any server
@@ -20,8 +20,8 @@ type server struct {
 // heard takes what a heartbeat says of the server. It reports whether everything is to be read again: if another generation has begun,
 // owners have to renew what they have. It may be over between two heartbeats that the server was not accepted, and no lease changes by it.
 func (s *server) heard(beat store.Beat) (readAll bool) {
-	accepted := beat.Run.Timeline == beat.Settled && !s.behind
-	if accepted == s.accepted && beat.Era <= s.generation {
+	accepted := beat.Server.Timeline == beat.AcceptedTimeline && !s.behind
+	if accepted == s.accepted && beat.ServerGeneration <= s.generation {
 		return false
 	}
 	s.accepted = accepted
@@ -29,15 +29,15 @@ func (s *server) heard(beat store.Beat) (readAll bool) {
 }
 
 // confirms reports whether that run of the server has confirmed all that is shown.
-func (s *server) confirms(run store.Run) bool { return s.confirmed == run.Unmarked() }
+func (s *server) confirms(run store.Incarnation) bool { return s.confirmed == run.Unmarked() }
 
 // confirm notes that it has.
-func (s *server) confirm(run store.Run) { s.confirmed = run.Unmarked() }
+func (s *server) confirm(run store.Incarnation) { s.confirmed = run.Unmarked() }
 
 // agrees reports whether a read is of the server that the last heartbeat found, with the run.
-func (s *server) agrees(read store.LeaseRead, run store.Run) bool {
+func (s *server) agrees(read store.LeaseRead, run store.Incarnation) bool {
 	run = run.Unmarked()
-	return read.Run == run && (run.Timeline == read.Settled) == s.accepted
+	return read.Server == run && (run.Timeline == read.AcceptedTimeline) == s.accepted
 }
 
 // reached takes the generation that a read found, and reports whether the server is behind one seen before.

@@ -68,7 +68,7 @@ func (s *session) isRegistered(incarnation int64) (again bool) {
 func (s *session) beats() store.Renewal {
 	last := s.renewal
 	if !s.last {
-		last.Mark = 0
+		last.Marker = 0
 	}
 	s.last = false
 	return last
@@ -78,7 +78,7 @@ func (s *session) beats() store.Renewal {
 func (s *session) beatLost(last store.Renewal, heartbeat time.Duration, now time.Time) {
 	s.beatFailed = true
 	s.nextBeat = now.Add(max(heartbeat/10, retryMin))
-	if last.Mark == 0 { // one that is compared renews nothing if it comes after the next
+	if last.Marker == 0 { // one that is compared renews nothing if it comes after the next
 		s.mayComeLate(now)
 	}
 }
@@ -93,12 +93,12 @@ func (s *session) beatAnswered(sent time.Time, heartbeat time.Duration) {
 // stepped back, those that were given up before may come late after all: compared with it, they are not the earlier ones.
 func (s *session) renewed(sent, received time.Time, now store.Renewal) (otherRun bool) {
 	before := s.renewal
-	if before.Mark != 0 && (before.Mark != now.Mark || before.Clock >= now.Clock) {
+	if before.Marker != 0 && (before.Marker != now.Marker || before.Clock >= now.Clock) {
 		s.mayComeLate(received)
 	}
 	s.renewal, s.last = now, received.After(s.lateUntil)
 	s.sent, s.roundTrip = sent, received.Sub(sent)
-	return before.Mark != now.Mark
+	return before.Marker != now.Marker
 }
 
 // began reports whether a heartbeat was ever answered under this session.

@@ -96,7 +96,7 @@ func heartbeatDue(e *engine, _ time.Time) time.Time {
 
 // markDue is when a heartbeat found a run of the server without a mark: after the server's crash.
 func markDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(e.watch.run.Mark == 0 && !e.server.marked)
+	return atOnceIf(e.watch.run.Marker == 0 && !e.server.marked)
 }
 
 func rejectDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.server.behind) }

@@ -154,7 +154,7 @@ func TestTheEngineWakesUpToSettleAPromotedServer(t *testing.T) {
 				w.promote(0, false)
 				before := w.count("heartbeat")
 				w.within(6*time.Minute, "a heartbeat finds the new timeline", func() bool { return w.count("heartbeat") > before })
-				w.failing(p, "settle", failures, fault{err: errLocked})
+				w.failing(p, "accept", failures, fault{err: errLocked})
 				took := w.within(20*time.Minute, "settled", w.settled)
 				if took < want-soon || took > want+soon {
 					w.failf("settled after %v of watching, not %v", took, want)

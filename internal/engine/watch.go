@@ -13,7 +13,7 @@ type watch struct {
 	opened    time.Time     // zero of the client's clock here
 	gap       time.Duration // how long it may be without a sighting
 	tolerance time.Duration // how far the offset between the clocks may spread
-	run       store.Run
+	run       store.Incarnation
 	seen      []sighting // oldest first
 }
 
@@ -31,13 +31,13 @@ func newWatch(now time.Time, ttl time.Duration) watch {
 }
 
 // observe takes the answer to a heartbeat: when it was sent and received, and what the database's clock said between.
-func (w *watch) observe(sent, received time.Time, clock int64, run store.Run) {
-	if run != w.run || run.Mark == 0 {
+func (w *watch) observe(sent, received time.Time, clock int64, run store.Incarnation) {
+	if run != w.run || run.Marker == 0 {
 		w.run, w.seen = run, nil
 	}
 	read := time.Duration(clock) * time.Microsecond
 	s := sighting{received.Sub(w.opened), read - received.Sub(w.opened), read - sent.Sub(w.opened)}
-	if run.Mark == 0 || s.high-s.low > w.tolerance {
+	if run.Marker == 0 || s.high-s.low > w.tolerance {
 		return // a slow round trip tells nothing, neither for the watch nor against it
 	}
 	if last := len(w.seen) - 1; last >= 0 && s.at-w.seen[last].at > w.gap {

@@ -35,12 +35,12 @@ type watcher struct {
 	watch
 	opened time.Time
 	clock  driftingClock
-	run    store.Run
+	run    store.Incarnation
 }
 
 func newWatcher(ttl time.Duration) *watcher {
 	opened := time.Now()
-	return &watcher{watch: newWatch(opened, ttl), opened: opened, run: store.Run{Timeline: 1, Started: 1, Mark: 1}}
+	return &watcher{watch: newWatch(opened, ttl), opened: opened, run: store.Incarnation{Timeline: 1, Started: 1, Marker: 1}}
 }
 
 // beat sends a heartbeat at a true time; it takes so long there and back.
@@ -177,7 +177,7 @@ func TestAWatchWithoutSightingsForATTLIsNone(t *testing.T) {
 
 func TestAWatchIsOfOneRunOfTheServer(t *testing.T) {
 	t.Parallel()
-	for _, next := range []store.Run{{Timeline: 2, Started: 1, Mark: 1}, {Timeline: 1, Started: 2, Mark: 1}, {Timeline: 1, Started: 1, Mark: 2}} {
+	for _, next := range []store.Incarnation{{Timeline: 2, Started: 1, Marker: 1}, {Timeline: 1, Started: 2, Marker: 1}, {Timeline: 1, Started: 1, Marker: 2}} {
 		w := newWatcher(6 * time.Second)
 		for i := range 5 {
 			w.beat(time.Duration(i)*2*time.Second, time.Millisecond, time.Millisecond)
@@ -197,7 +197,7 @@ func TestAWatchIsOfOneRunOfTheServer(t *testing.T) {
 func TestAWatchNeedsAMark(t *testing.T) {
 	t.Parallel()
 	w := newWatcher(6 * time.Second)
-	w.run.Mark = 0
+	w.run.Marker = 0
 	for i := range 10 {
 		w.beat(time.Duration(i)*2*time.Second, time.Millisecond, time.Millisecond)
 	}

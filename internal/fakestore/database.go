@@ -35,8 +35,8 @@ type Database struct {
 
 	mu      sync.Mutex // guards the rest
 	tables  Tables
-	run     store.Run     // the mark is unlogged: 0 after a crash
-	offset  time.Duration // of the server's clock
+	run     store.Incarnation // the boot marker is unlogged: 0 after a crash
+	offset  time.Duration     // of the server's clock
 	down    bool
 	conns   map[*Conn]struct{}
 	guards  map[place]map[*guard]struct{} // open
@@ -85,8 +85,8 @@ type (
 	}
 	// A Server is the row of table server.
 	Server struct {
-		Timeline, Era, NextCheckAt, Sessions int64
-		Unwatched                            time.Duration
+		AcceptedTimeline, Generation, NextCheckAt, Sessions int64
+		Unwatched                                           time.Duration
 	}
 )
 
@@ -118,9 +118,9 @@ func New() *Database {
 		tables: Tables{
 			Clients: make(map[int64]Client), Identities: make(map[string]Identity), Leases: make(map[string]Lease),
 			Members: make(map[Member]Membership), Partitions: make(map[string][]Partition), Overrides: make(map[Override]OverrideValue),
-			Server: Server{Timeline: 1, NextCheckAt: Ever, Sessions: 1},
+			Server: Server{AcceptedTimeline: 1, NextCheckAt: Ever, Sessions: 1},
 		},
-		run:    store.Run{Timeline: 1, Started: time.Now().UnixMicro()},
+		run:    store.Incarnation{Timeline: 1, Started: time.Now().UnixMicro()},
 		conns:  make(map[*Conn]struct{}),
 		guards: make(map[place]map[*guard]struct{}),
 	}
@@ -197,15 +197,15 @@ func (db *Database) KeepNone() {
 	}
 }
 
-// Run is the run of the server.
-func (db *Database) Run() store.Run {
+// Run is the server incarnation.
+func (db *Database) Run() store.Incarnation {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	return db.run
 }
 
-// SetRun makes it another run of the server, with as many connections.
-func (db *Database) SetRun(run store.Run) {
+// SetRun makes it another server incarnation, with as many connections.
+func (db *Database) SetRun(run store.Incarnation) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	db.run = run
@@ -244,7 +244,7 @@ func (db *Database) Crash(lose int) int {
 	for pending < last && pending < lose && !db.history[last-pending].durable {
 		pending++
 	}
-	db.run.Mark = 0
+	db.run.Marker = 0
 	db.endAll()
 	return db.fallBack(pending)
 }
@@ -255,7 +255,7 @@ func (db *Database) Promote(missing int, pooler bool) int {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	lost := db.fallBack(missing)
-	db.run = store.Run{Timeline: db.run.Timeline + 1, Started: time.Now().UnixMicro()}
+	db.run = store.Incarnation{Timeline: db.run.Timeline + 1, Started: time.Now().UnixMicro()}
 	db.down = false
 	clear(db.guards)
 	if !pooler {
@@ -277,7 +277,7 @@ func (db *Database) Guard(lease string, partition int, epoch int64) (end func(),
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	row := db.tables.row(lease, partition)
-	if row == nil || row.Epoch != epoch || store.EraOf(epoch) < db.tables.Server.Era {
+	if row == nil || row.Epoch != epoch || store.ServerGenerationOf(epoch) < db.tables.Server.Generation {
 		return nil, false
 	}
 	if owner, alive := db.tables.Clients[row.Owner]; !alive || owner.Incarnation < 0 {

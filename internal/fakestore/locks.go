@@ -28,7 +28,7 @@ func (db *Database) turn(name string, clock int64) {
 	if len(rows) == 0 {
 		delete(t.Locks, name)
 	}
-	if t.Server.Timeline != db.run.Timeline {
+	if t.Server.AcceptedTimeline != db.run.Timeline {
 		return
 	}
 	for i := range rows {
@@ -54,7 +54,7 @@ func (db *Database) turn(name string, clock int64) {
 // token draws one.
 func (db *Database) token() int64 {
 	db.tokens++
-	return db.tables.Server.Era<<32 + db.tokens
+	return db.tables.Server.Generation<<32 + db.tokens
 }
 
 // place returns a session's row for a nonce; -1: there is none.
@@ -79,10 +79,10 @@ func (db *Database) acquire(r store.LockRequest, clock int64) store.LockAnswer {
 	t := &db.tables
 	client, alive := t.Clients[r.Session]
 	switch {
-	case !db.on(r.Run):
+	case !db.on(r.Server):
 		return store.LockAnswer{Outcome: store.LockElsewhere}
-	case t.Server.Timeline != r.Run.Timeline:
-		return store.LockAnswer{Outcome: store.LockUnsettled}
+	case t.Server.AcceptedTimeline != r.Server.Timeline:
+		return store.LockAnswer{Outcome: store.LockUnaccepted}
 	case clock > r.Latest:
 		return store.LockAnswer{Outcome: store.LockLate}
 	case !alive || t.Identities[client.ID].Incarnation > client.Incarnation:
@@ -120,7 +120,7 @@ func told(l Lock) store.LockAnswer {
 }
 
 // release is lockrelease.sql.
-func (db *Database) release(session int64, r store.LockRelease, run store.Run, clock int64) store.LockOutcome {
+func (db *Database) release(session int64, r store.LockRelease, run store.Incarnation, clock int64) store.LockOutcome {
 	t := &db.tables
 	if !db.on(run) {
 		return store.LockElsewhere
@@ -142,7 +142,7 @@ func (db *Database) release(session int64, r store.LockRelease, run store.Run, c
 }
 
 // ReleaseLocks is lockreleases.sql.
-func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []store.LockRelease, run store.Run) (store.LocksReleased, error) {
+func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []store.LockRelease, run store.Incarnation) (store.LocksReleased, error) {
 	return execute(ctx, c, "", true, func(db *Database, _ *Tables, clock int64) (store.LocksReleased, bool) {
 		answer := store.LocksReleased{SameRun: true}
 		for _, r := range releases {
@@ -160,7 +160,7 @@ func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []store
 }
 
 // LookAtLocks is locklook.sql.
-func (c *Conn) LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]store.FoundLock, store.Run, error) {
+func (c *Conn) LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]store.FoundLock, store.Incarnation, error) {
 	found, err := execute(ctx, c, "", true, func(db *Database, t *Tables, clock int64) ([]store.FoundLock, bool) {
 		var found []store.FoundLock
 		for _, name := range slices.Sorted(maps.Keys(t.Locks)) {
@@ -178,7 +178,7 @@ func (c *Conn) LookAtLocks(ctx context.Context, session int64, nonces []int64, e
 		return found, true
 	})
 	run := c.db.Run()
-	return found, store.Run{Timeline: run.Timeline, Started: run.Started}, err
+	return found, store.Incarnation{Timeline: run.Timeline, Started: run.Started}, err
 }
 
 // SweepLocks is locksweep.sql.
@@ -236,7 +236,7 @@ func (l LockTable) Acquire(ctx context.Context, r store.LockRequest) (store.Lock
 }
 
 // Release is lockrelease.sql.
-func (l LockTable) Release(ctx context.Context, _ time.Duration, session int64, r store.LockRelease, run store.Run) (store.LockOutcome, bool, error) {
+func (l LockTable) Release(ctx context.Context, _ time.Duration, session int64, r store.LockRelease, run store.Incarnation) (store.LockOutcome, bool, error) {
 	return locked(ctx, l.db, func(clock int64) store.LockOutcome { return l.db.release(session, r, run, clock) })
 }
 

@@ -92,18 +92,18 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 	return execute(ctx, c, "heartbeat", false, func(db *Database, t *Tables, clock int64) (store.Beat, bool) {
 		c.session = session
 		row, exists := t.Clients[session]
-		copied := exists && row.ExpiresAt > last.Clock+row.TTL.Microseconds() && db.run.Mark != 0 && db.run.Mark == last.Mark
+		copied := exists && row.ExpiresAt > last.Clock+row.TTL.Microseconds() && db.run.Marker != 0 && db.run.Marker == last.Marker
 		if exists && row.Incarnation < 0 { // revoked
 			exists, copied = false, false
 		}
 		if !exists || copied {
-			return store.Beat{Copied: copied, Clock: clock, Run: db.run, Settled: t.Server.Timeline, Era: t.Server.Era}, false
+			return store.Beat{Copied: copied, Clock: clock, Server: db.run, AcceptedTimeline: t.Server.AcceptedTimeline, ServerGeneration: t.Server.Generation}, false
 		}
 		ttl := row.TTL.Microseconds()
 		row.ExpiresAt = clock + ttl
 		t.Clients[session] = row
 		db.tellRenewed(session)
-		beat := store.Beat{Alive: true, Clock: clock, Run: db.run, Settled: t.Server.Timeline, Era: t.Server.Era,
+		beat := store.Beat{Alive: true, Clock: clock, Server: db.run, AcceptedTimeline: t.Server.AcceptedTimeline, ServerGeneration: t.Server.Generation,
 			Incarnation: t.Identities[row.ID].Incarnation, Sessions: t.Server.Sessions}
 		if due := t.Server.NextCheckAt; due <= clock+ttl+second {
 			beat.CheckDueIn = micros(max(due-clock, 0))
@@ -130,11 +130,11 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 	})
 }
 
-// Mark is marker.sql. What it writes is lost by a crash.
-func (c *Conn) Mark(ctx context.Context, mark int64) error {
-	_, err := execute(ctx, c, "mark", true, func(db *Database, _ *Tables, _ int64) (struct{}, bool) {
-		if db.run.Mark == 0 {
-			db.run.Mark = mark
+// SetMarker is marker.sql. What it writes is lost by a crash.
+func (c *Conn) SetMarker(ctx context.Context, marker int64) error {
+	_, err := execute(ctx, c, "marker", true, func(db *Database, _ *Tables, _ int64) (struct{}, bool) {
+		if db.run.Marker == 0 {
+			db.run.Marker = marker
 		}
 		return struct{}{}, false
 	})
@@ -142,12 +142,12 @@ func (c *Conn) Mark(ctx context.Context, mark int64) error {
 }
 
 // on reports whether this is the run that was watched.
-func (db *Database) on(run store.Run) bool { return run == db.run && run.Mark != 0 }
+func (db *Database) on(run store.Incarnation) bool { return run == db.run && run.Marker != 0 }
 
-// Settle is accept.sql.
-func (c *Conn) Settle(ctx context.Context, watched time.Duration, run store.Run, era int64) (int64, error) {
-	return execute(ctx, c, "settle", true, func(db *Database, t *Tables, clock int64) (int64, bool) {
-		if t.Server.Timeline == run.Timeline || !db.on(run) {
+// AcceptServer is accept.sql.
+func (c *Conn) AcceptServer(ctx context.Context, watched time.Duration, run store.Incarnation, generation int64) (int64, error) {
+	return execute(ctx, c, "accept", true, func(db *Database, t *Tables, clock int64) (int64, bool) {
+		if t.Server.AcceptedTimeline == run.Timeline || !db.on(run) {
 			return 0, false
 		}
 		for _, row := range t.Clients {
@@ -155,18 +155,18 @@ func (c *Conn) Settle(ctx context.Context, watched time.Duration, run store.Run,
 				return 0, false
 			}
 		}
-		t.Server.Timeline, t.Server.NextCheckAt = run.Timeline, clock
-		t.Server.Era = max(t.Server.Era+1, era+1, min(clock/second-1577836800, 2000000000))
-		return t.Server.Era, true
+		t.Server.AcceptedTimeline, t.Server.NextCheckAt = run.Timeline, clock
+		t.Server.Generation = max(t.Server.Generation+1, generation+1, min(clock/second-1577836800, 2000000000))
+		return t.Server.Generation, true
 	})
 }
 
-// Unsettle is reject.sql.
-func (c *Conn) Unsettle(ctx context.Context, era int64) error {
-	_, err := execute(ctx, c, "unsettle", true, func(_ *Database, t *Tables, _ int64) (struct{}, bool) {
-		behind := t.Server.Era < era
+// RejectServer is reject.sql.
+func (c *Conn) RejectServer(ctx context.Context, generation int64) error {
+	_, err := execute(ctx, c, "reject", true, func(_ *Database, t *Tables, _ int64) (struct{}, bool) {
+		behind := t.Server.Generation < generation
 		if behind {
-			t.Server.Timeline = -1
+			t.Server.AcceptedTimeline = -1
 		}
 		return struct{}{}, behind
 	})
@@ -175,7 +175,7 @@ func (c *Conn) Unsettle(ctx context.Context, era int64) error {
 
 // nextEpoch is the epoch of a partition's next owner.
 func (db *Database) nextEpoch(row Partition) int64 {
-	first := db.tables.Server.Era << 32
+	first := db.tables.Server.Generation << 32
 	if first > 0 {
 		first += db.run.Started & (1<<31 - 1)
 	}
@@ -305,8 +305,8 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]stor
 			if !known {
 				continue
 			}
-			read := store.LeaseRead{Name: name, Generation: l.Generation, Settled: t.Server.Timeline, Era: t.Server.Era,
-				Run: store.Run{Timeline: db.run.Timeline, Started: db.run.Started}}
+			read := store.LeaseRead{Name: name, Generation: l.Generation, AcceptedTimeline: t.Server.AcceptedTimeline, ServerGeneration: t.Server.Generation,
+				Server: store.Incarnation{Timeline: db.run.Timeline, Started: db.run.Started}}
 			if t.overridden("pause", name, "") {
 				read.Paused = make([]string, 2)
 			}
@@ -332,7 +332,7 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 	return execute(ctx, c, "release", true, func(db *Database, t *Tables, clock int64) (store.Released, bool) {
 		var answer store.Released
 		_, alive := t.Clients[session]
-		valid := t.Server.Timeline == db.run.Timeline
+		valid := t.Server.AcceptedTimeline == db.run.Timeline
 		planned := make(map[string]bool) // by lease to leave: it is as the plan of the heirs read it
 		heirs := make(map[string]map[int]int64)
 		for _, l := range leaving {
@@ -350,7 +350,7 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 			}
 			asPlanned, leaves := planned[r.Lease]
 			from := *row
-			renewed := store.EraOf(r.Epoch) < t.Server.Era && !leaves
+			renewed := store.ServerGenerationOf(r.Epoch) < t.Server.Generation && !leaves
 			next := row.Target
 			switch planned := heirs[r.Lease][r.Partition]; {
 			case renewed:
@@ -468,7 +468,7 @@ func (c *Conn) Fence(ctx context.Context, session int64, busy []store.Release) e
 		raised := false
 		for _, r := range busy {
 			row := t.row(r.Lease, r.Partition)
-			if row == nil || row.Owner != session || row.Epoch != r.Epoch || t.Server.Timeline != db.run.Timeline {
+			if row == nil || row.Owner != session || row.Epoch != r.Epoch || t.Server.AcceptedTimeline != db.run.Timeline {
 				continue
 			}
 			row.Epoch, raised = db.nextEpoch(*row), true
@@ -479,12 +479,12 @@ func (c *Conn) Fence(ctx context.Context, session int64, busy []store.Release) e
 }
 
 // Evict is evict.sql.
-func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Run) (store.Evicted, error) {
+func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Incarnation) (store.Evicted, error) {
 	return execute(ctx, c, "evict", true, func(db *Database, t *Tables, clock int64) (store.Evicted, bool) {
 		answer := store.Evicted{CheckDueIn: unasked}
 		due := t.Server.NextCheckAt <= clock || t.Server.Unwatched > 0 && t.Server.Unwatched <= watched ||
 			t.Server.NextCheckAt > clock+second+ttl.Microseconds() // the clock stepped back
-		if !due || clock < cutoff || t.Server.Timeline != run.Timeline || !db.on(run) {
+		if !due || clock < cutoff || t.Server.AcceptedTimeline != run.Timeline || !db.on(run) {
 			return answer, false
 		}
 		dead, stays := make(map[int64]bool), make(map[int64]bool)
@@ -663,8 +663,8 @@ func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.L
 func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move, again time.Duration) (store.Applied, error) {
 	return execute(ctx, c, "apply", true, func(db *Database, t *Tables, clock int64) (store.Applied, bool) {
 		var answer store.Applied
-		if t.Server.Timeline != db.run.Timeline {
-			answer.Unsettled = true
+		if t.Server.AcceptedTimeline != db.run.Timeline {
+			answer.Unaccepted = true
 			return answer, false
 		}
 		planned := make(map[string]bool)

@@ -51,10 +51,10 @@ type Standing struct {
 	Ending    error           // why the client ends; nil: it does not
 	Validity  *owned.Validity // nil: there is no trust
 	Session   int64
-	Run       store.Run // of the server, at the last heartbeat
-	Confirmed store.Run // all that is held is, by that one, without the mark; zero, if that is still to be done
-	Clock     int64     // of the database, when the last heartbeat was executed, microseconds since 1970
-	Sent      time.Time // that heartbeat
+	Run       store.Incarnation // of the server, at the last heartbeat
+	Confirmed store.Incarnation // all that is held is, by that one, without the mark; zero, if that is still to be done
+	Clock     int64             // of the database, when the last heartbeat was executed, microseconds since 1970
+	Sent      time.Time         // that heartbeat
 }
 
 // An Acquisition is one attempt to take a lock, and what it has got.
@@ -62,10 +62,10 @@ type Acquisition struct {
 	Name     string
 	Nonce    int64
 	Session  int64
-	Run      store.Run       // of the server, at the last heartbeat
-	Latest   int64           // by the database's clock, microseconds since 1970: it may be executed until then
-	Validity *owned.Validity // in which it began, or was granted
-	Twice    bool            // it was sent twice: the first may arrive until then, whatever the second got, and became of that
+	Run      store.Incarnation // of the server, at the last heartbeat
+	Latest   int64             // by the database's clock, microseconds since 1970: it may be executed until then
+	Validity *owned.Validity   // in which it began, or was granted
+	Twice    bool              // it was sent twice: the first may arrive until then, whatever the second got, and became of that
 }
 
 // A Table is where package lock takes and releases locks, outside of the client's own connection.
@@ -73,7 +73,7 @@ type Acquisition struct {
 type Table interface {
 	Acquire(ctx context.Context, r store.LockRequest) (answer store.LockAnswer, sent bool, err error)
 	// Release waits for a connection so long at most.
-	Release(ctx context.Context, wait time.Duration, session int64, r store.LockRelease, run store.Run) (became store.LockOutcome, sent bool, err error)
+	Release(ctx context.Context, wait time.Duration, session int64, r store.LockRelease, run store.Incarnation) (became store.LockOutcome, sent bool, err error)
 	// Guard fences a transaction, in which query runs a statement, for so many milliseconds of idling at most.
 	Guard(ctx context.Context, query store.Query, name string, token, trust int64) error
 }

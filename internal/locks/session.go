@@ -23,8 +23,8 @@ func (s *Session) Heard(now Standing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lookAt = time.Time{}
-	s.standing = now                        // before the answer, after which callers go by it
-	if s.beat != nil && now.Run.Mark != 0 { // else the next heartbeat returns another run
+	s.standing = now                          // before the answer, after which callers go by it
+	if s.beat != nil && now.Run.Marker != 0 { // else the next heartbeat returns another run
 		close(s.beat)
 		s.beat = nil
 	}

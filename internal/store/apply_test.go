@@ -545,7 +545,7 @@ func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (s
 	case n < 19:
 		beat, err := c.Heartbeat(ctx, c.session, 0, Renewal{})
 		if err == nil {
-			_, err = c.Evict(ctx, beat.Clock, time.Hour, usualTTL, beat.Run)
+			_, err = c.Evict(ctx, beat.Clock, time.Hour, usualTTL, beat.Server)
 		}
 		return "evict", err
 	}

@@ -197,7 +197,7 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 		}
 	})
 	r.read("SELECT accepted_timeline, generation, next_check_at, sessions, (extract(epoch FROM unwatched) * 1000000000)::bigint FROM server", func() ([]any, func()) {
-		return []any{&t.Server.Timeline, &t.Server.Era, &a, &t.Server.Sessions, &t.Server.Unwatched}, func() { t.Server.NextCheckAt = instant(a) }
+		return []any{&t.Server.AcceptedTimeline, &t.Server.Generation, &a, &t.Server.Sessions, &t.Server.Unwatched}, func() { t.Server.NextCheckAt = instant(a) }
 	})
 	results := on.SendBatch(f.ctx, &r.batch)
 	for _, take := range r.takes {
@@ -250,7 +250,7 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	}
 	if s := after.Server; s != before.Server {
 		exec("UPDATE server SET accepted_timeline = $1, generation = $2, next_check_at = $3::timestamptz, sessions = $4, unwatched = $5 * interval '1 microsecond'",
-			s.Timeline, s.Era, timestamp(s.NextCheckAt), s.Sessions, s.Unwatched.Microseconds())
+			s.AcceptedTimeline, s.Generation, timestamp(s.NextCheckAt), s.Sessions, s.Unwatched.Microseconds())
 	}
 }
 
@@ -304,18 +304,18 @@ func (f *fixture) server(change func(s *fakestore.Server, clock int64)) {
 	f.edit(func(t *fakestore.Tables, clock int64) { change(&t.Server, clock) })
 }
 
-// mark marks the run of the server anew; 0: not at all.
-func (f *fixture) mark(mark int64) {
+// setMarker gives the server incarnation another boot marker; 0: none.
+func (f *fixture) setMarker(marker int64) {
 	f.Helper()
 	if f.double != nil {
 		run := f.double.Run()
-		run.Mark = mark
+		run.Marker = marker
 		f.double.SetRun(run)
 		return
 	}
 	f.exec("DELETE FROM boot_marker")
-	if mark != 0 {
-		f.exec("INSERT INTO boot_marker VALUES ($1)", mark)
+	if marker != 0 {
+		f.exec("INSERT INTO boot_marker VALUES ($1)", marker)
 	}
 }
 

@@ -57,7 +57,7 @@ func TestEveryChangeOfMembersAndOwnersIsAnEvent(t *testing.T) {
 	c.join("l", 6)
 	c.give("l", c.session, c.session)
 	tells("joined|l|->c|-", "given|l|a>c|{[0,2)}")
-	settled(c)
+	accepted(c)
 	c.release([]Release{{"l", 0, 4}}) // renews it
 	tells("accepted|-|->-|-")
 	c.release(nil, "l")

@@ -109,21 +109,21 @@ func TestOnlyTheRunThatWasWatchedIsEvictedOn(t *testing.T) {
 		a, b := f.client("a"), f.client("b")
 		run := a.run()
 		f.expire(b)
-		for _, other := range []Run{
-			{run.Timeline + 1, run.Started, run.Mark}, {run.Timeline, run.Started + 1, run.Mark}, {run.Timeline, run.Started, run.Mark + 1},
+		for _, other := range []Incarnation{
+			{run.Timeline + 1, run.Started, run.Marker}, {run.Timeline, run.Started + 1, run.Marker}, {run.Timeline, run.Started, run.Marker + 1},
 		} {
 			got := a.evictAs(other, time.Hour)
 			if len(got.IDs) > 0 || got.CheckDueIn >= 0 {
 				t.Errorf("on %+v, which is not %+v: %+v", other, run, got)
 			}
 		}
-		f.mark(0)
-		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted without a mark")
-		f.mark(run.Mark)
-		f.server(func(s *fakestore.Server, _ int64) { s.Timeline = 77 })
-		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted on an unsettled timeline")
-		expect(t, len(a.evictAs(Run{77, run.Started, run.Mark}, time.Hour).IDs), 0, "evicted on the timeline that is settled, which is not this server's")
-		f.server(func(s *fakestore.Server, _ int64) { s.Timeline = run.Timeline })
+		f.setMarker(0)
+		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted without a boot marker")
+		f.setMarker(run.Marker)
+		f.server(func(s *fakestore.Server, _ int64) { s.AcceptedTimeline = 77 })
+		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted on an unaccepted timeline")
+		expect(t, len(a.evictAs(Incarnation{77, run.Started, run.Marker}, time.Hour).IDs), 0, "evicted on the timeline that is accepted, which is not this server's")
+		f.server(func(s *fakestore.Server, _ int64) { s.AcceptedTimeline = run.Timeline })
 		expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted")
 	})
 }
@@ -344,7 +344,7 @@ func TestAClientThatFreezesInAnEvictionHoldsNoLock(t *testing.T) {
 	f.exec(`INSERT INTO clients SELECT n, rpad(n::text, 255, '.'), 1, now() - interval '1 hour', '6 s', '', 0, now() FROM generate_series(1, 1000) AS n`)
 	f.checkNow()
 	statement := StatementsFor(f.schema).Evict
-	for i, v := range []int64{a.beat().Clock, time.Hour.Microseconds(), usualTTL.Microseconds(), run.Timeline, run.Started, run.Mark, 5000} {
+	for i, v := range []int64{a.beat().Clock, time.Hour.Microseconds(), usualTTL.Microseconds(), run.Timeline, run.Started, run.Marker, 5000} {
 		statement = strings.ReplaceAll(statement, fmt.Sprintf("$%d::", i+1), fmt.Sprintf("'%d'::", v))
 	}
 	message := tests.Must((&pgproto3.Query{String: statement}).Encode(nil))(f)
@@ -496,13 +496,13 @@ func TestOnAPromotedServerNothingIsGivenUntilItIsSettled(t *testing.T) {
 		a.give("l", a.session, a.session, dead.session)
 		a.give("l", a.session, b.session, dead.session)
 		run := a.run()
-		f.server(func(s *fakestore.Server, _ int64) { s.Timeline = 77 })
+		f.server(func(s *fakestore.Server, _ int64) { s.AcceptedTimeline = 77 })
 		before := f.state("l")
 		beat := a.beat()
-		expect(t, beat.Settled != beat.Run.Timeline, true, "unsettled in the heartbeat")
+		expect(t, beat.AcceptedTimeline != beat.Server.Timeline, true, "unaccepted in the heartbeat")
 
 		plan := a.plan("l")
-		expect(t, a.apply(plan, Move{"l", 3, a.session}, Move{"l", 0, b.session}), Applied{Unsettled: true}, "applied")
+		expect(t, a.apply(plan, Move{"l", 3, a.session}, Move{"l", 0, b.session}), Applied{Unaccepted: true}, "applied")
 		released := a.release([]Release{{"l", 1, 1}}, "l")
 		expect(t, fmt.Sprint(len(released.Released), len(released.Busy), len(released.Left)), "0 1 0", "released, busy, left")
 		f.ok(a.Fence(f.ctx, a.session, []Release{{"l", 1, 1}}))
@@ -510,29 +510,31 @@ func TestOnAPromotedServerNothingIsGivenUntilItIsSettled(t *testing.T) {
 		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted")
 		expect(t, f.state("l"), before, "state")
 
-		settle := func(watched time.Duration, run Run) bool {
-			era := tests.Must(a.Settle(f.ctx, watched, run, 0))(f)
-			return era > 0
+		accept := func(watched time.Duration, run Incarnation) bool {
+			generation := tests.Must(a.AcceptServer(f.ctx, watched, run, 0))(f)
+			return generation > 0
 		}
-		expect(t, settle(59*time.Second, run), false, "settled by a client that watched for less than the longest TTL")
-		expect(t, settle(time.Minute, Run{run.Timeline, run.Started, run.Mark + 1}), false, "settled on another mark")
-		expect(t, settle(time.Minute, Run{run.Timeline, run.Started + 1, run.Mark}), false, "settled on another start")
-		expect(t, settle(time.Minute, Run{run.Timeline + 1, run.Started, run.Mark}), false, "settled on another timeline")
+		expect(t, accept(59*time.Second, run), false, "accepted by a client that watched for less than the longest TTL")
+		expect(t, accept(time.Minute, Incarnation{run.Timeline, run.Started, run.Marker + 1}), false, "accepted on another boot marker")
+		expect(t, accept(time.Minute, Incarnation{run.Timeline, run.Started + 1, run.Marker}), false, "accepted on another start")
+		expect(t, accept(time.Minute, Incarnation{run.Timeline + 1, run.Started, run.Marker}), false, "accepted on another timeline")
 		expect(t, f.passes("l", 1, 1), true, "a guard passes meanwhile")
-		expect(t, settle(time.Minute, run), true, "settled")
-		expect(t, settle(time.Minute, run), false, "settled twice")
-		expect(t, f.tables().Server.Timeline, run.Timeline, "timeline")
-		expect(t, f.tables().Server.Era > 200_000_000, true, "the era comes from the clock")
+		expect(t, accept(time.Minute, run), true, "accepted")
+		expect(t, accept(time.Minute, run), false, "accepted twice")
+		expect(t, f.tables().Server.AcceptedTimeline, run.Timeline, "timeline")
+		expect(t, f.tables().Server.Generation > 200_000_000, true, "the server generation comes from the clock")
 		epoch := firstEpoch(f, run)
 		expect(t, a.give("l", a.session, b.session, dead.session, b.session).Given, 1, "given")
 		expect(t, strings.HasSuffix(f.state("l", b), fmt.Sprintf("b>b:%d of b", epoch)), true, "the first epoch")
 		f.expire(dead)
-		expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted once settled")
+		expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted once accepted")
 	})
 }
 
-// firstEpoch is the first epoch of the present era on a run of the server.
-func firstEpoch(f *fixture, run Run) int64 { return f.tables().Server.Era<<32 + run.Started&(1<<31-1) }
+// firstEpoch is the first epoch of the present server generation on a server incarnation.
+func firstEpoch(f *fixture, run Incarnation) int64 {
+	return f.tables().Server.Generation<<32 + run.Started&(1<<31-1)
+}
 
 func TestAfterAFailoverAGuardedTransactionKeepsItsOwnPartitionOnly(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
@@ -540,20 +542,20 @@ func TestAfterAFailoverAGuardedTransactionKeepsItsOwnPartitionOnly(t *testing.T)
 		a.give("l", a.session, a.session, a.session, a.session)
 		a.give("l", a.session, a.session, b.session, a.session)
 		run := a.run()
-		f.server(func(s *fakestore.Server, _ int64) { s.Timeline = 77 })
+		f.server(func(s *fakestore.Server, _ int64) { s.AcceptedTimeline = 77 })
 		end := f.guarding("l", 0, 1)
-		era := tests.Must(a.Settle(f.ctx, time.Minute, run, 0))(f)
-		expect(t, era, f.tables().Server.Era, "era")
+		generation := tests.Must(a.AcceptServer(f.ctx, time.Minute, run, 0))(f)
+		expect(t, generation, f.tables().Server.Generation, "server generation")
 		expect(t, f.passes("l", 1, 1), false, "a guard under an epoch of before passes")
 		reads := tests.Must(a.Read(f.ctx, a.session, []string{"l"}))(f)
-		expect(t, fmt.Sprint(reads[0].Era, EraOf(reads[0].Owned[1].Epoch) < era), fmt.Sprint(era, true), "era read, and whether an epoch is of an earlier one")
+		expect(t, fmt.Sprint(reads[0].ServerGeneration, ServerGenerationOf(reads[0].Owned[1].Epoch) < generation), fmt.Sprint(generation, true), "server generation read, and whether an epoch is of an earlier one")
 
 		// Owners renew: what moves stays meanwhile, and goes on moving; what is left does not stay.
 		answer := a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}})
 		expect(t, fmt.Sprint(len(answer.Released), len(answer.Busy)), "2 1", "released, busy")
 		epoch := firstEpoch(f, run)
 		expect(t, f.state("l", a, b), fmt.Sprintf("a>a:1 of a, a>a:%d of a, a>b:%[1]d of a asked, a>a:1 of a", epoch), "state")
-		expect(t, f.passes("l", 1, epoch), true, "a guard under an epoch of the new era passes")
+		expect(t, f.passes("l", 1, epoch), true, "a guard under an epoch of the new server generation passes")
 		expect(t, f.passes("l", 0, 1), false, "a second guard passes beside the open one")
 		end()
 		answer = a.release([]Release{{"l", 0, 1}, {"l", 1, epoch}, {"l", 2, epoch}})
@@ -584,7 +586,7 @@ func TestAStreamOfGuardsDoesNotPutOffTheSettlementNorARenewal(t *testing.T) {
 		})
 	}
 	f.until("they are at it", func() bool { return passed.Load() > 10 })
-	settled(a)
+	accepted(a)
 	for _, stream := range streams {
 		if err := stream(); Code(err) != CodeNotOwner {
 			t.Errorf("a stream ended with %v", err)
@@ -597,9 +599,9 @@ func TestPartitionsMadeBeforeASettlementAreAboveItToo(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.client("a")
 		run := a.run()
-		f.server(func(s *fakestore.Server, _ int64) { s.Timeline = 77 })
+		f.server(func(s *fakestore.Server, _ int64) { s.AcceptedTimeline = 77 })
 		a.join("l", 1)
-		tests.Must(a.Settle(f.ctx, time.Hour, run, 0))(f)
+		tests.Must(a.AcceptServer(f.ctx, time.Hour, run, 0))(f)
 		a.join("later", 1)
 		a.give("l", a.session)
 		a.give("later", a.session)

@@ -127,9 +127,9 @@ func (l *line) ends(d *dialed) {
 	}
 }
 
-// Attend has the connection hold a lock for a session until it ends, under a negative key below the client's earlier ones. See attend.sql.
-func (c *Conn) Attend(ctx context.Context, session, presence int64) error {
-	got, err := one[struct{ Taken bool }](ctx, c, c.statements.Attend, session, presence, c.lockWait)
+// HoldLiveness has the connection hold a lock for a session until it ends, under a negative key below the client's earlier ones. See liveness.sql.
+func (c *Conn) HoldLiveness(ctx context.Context, session, presence int64) error {
+	got, err := one[struct{ Taken bool }](ctx, c, c.statements.Liveness, session, presence, c.lockWait)
 	if err == nil && !got.Taken {
 		err = fmt.Errorf("the session has a later lock than %d", presence)
 	}
@@ -139,8 +139,8 @@ func (c *Conn) Attend(ctx context.Context, session, presence int64) error {
 // SessionEnds counts how sessions of the database ended that did not end in good order.
 type SessionEnds struct{ Abandoned, Killed, Fatal, Reset int64 }
 
-// A Lookout is what a look at the locks of sessions tells. See lookout.sql.
-type Lookout struct {
+// A Liveness is what a look at the locks of sessions tells. See watch.sql.
+type Liveness struct {
 	Watches bool // the caller is one of the two that watch; else the rest is empty
 	Ends    SessionEnds
 	Digest  int64
@@ -158,8 +158,8 @@ type Absence struct {
 	PID               int   // of the server's process that held the lock
 }
 
-// LookOut looks which sessions' locks are held, where the session is one of the two that watch.
-func (c *Conn) LookOut(ctx context.Context, session, digest int64) (Lookout, error) {
+// WatchLiveness looks which sessions' locks are held, where the session is one of the two that watch.
+func (c *Conn) WatchLiveness(ctx context.Context, session, digest int64) (Liveness, error) {
 	type row struct {
 		Watches                          bool
 		Abandoned, Killed, Fatal, Reset  int64
@@ -168,11 +168,11 @@ func (c *Conn) LookOut(ctx context.Context, session, digest int64) (Lookout, err
 		Free, FreeSessions, FreeExpiries numbers
 		Stranger                         int
 	}
-	got, err := one[row](ctx, c, c.statements.Lookout, session, digest)
+	got, err := one[row](ctx, c, c.statements.Watch, session, digest)
 	if err != nil || !got.Watches {
-		return Lookout{}, err
+		return Liveness{}, err
 	}
-	l := Lookout{Watches: true, Ends: SessionEnds{got.Abandoned, got.Killed, got.Fatal, got.Reset}, Digest: got.Digest, Stranger: got.Stranger}
+	l := Liveness{Watches: true, Ends: SessionEnds{got.Abandoned, got.Killed, got.Fatal, got.Reset}, Digest: got.Digest, Stranger: got.Stranger}
 	if got.Digest != digest {
 		l.Held = make(map[int64]int, len(got.Held))
 		for i, key := range got.Held {
@@ -185,13 +185,13 @@ func (c *Conn) LookOut(ctx context.Context, session, digest int64) (Lookout, err
 	return l, nil
 }
 
-// EvictEnded removes sessions whose connection ended as that of a dead process does, where as many sessions were abandoned since, and none ended
-// in another way. See evictended.sql.
-func (c *Conn) EvictEnded(ctx context.Context, ended []Absence, since SessionEnds, run Run) (Evicted, error) {
+// EvictDisconnected removes sessions whose connection ended as that of a dead process does, where as many sessions were abandoned since, and none ended
+// in another way. See evictdisconnected.sql.
+func (c *Conn) EvictDisconnected(ctx context.Context, ended []Absence, since SessionEnds, run Incarnation) (Evicted, error) {
 	sessions, keys, pids, expiries := make([]int64, len(ended)), make([]int64, len(ended)), make([]int, len(ended)), make([]int64, len(ended))
 	for i, a := range ended {
 		sessions[i], keys[i], pids[i], expiries[i] = a.Session, a.Presence, a.PID, a.Expiry
 	}
-	return notifying[Evicted](ctx, c, c.statements.EvictEnded, sessions, keys, pids, expiries,
-		since.Abandoned, since.Killed, since.Fatal, since.Reset, run.Timeline, run.Started, run.Mark, c.lockWait)
+	return notifying[Evicted](ctx, c, c.statements.EvictDisconnected, sessions, keys, pids, expiries,
+		since.Abandoned, since.Killed, since.Fatal, since.Reset, run.Timeline, run.Started, run.Marker, c.lockWait)
 }

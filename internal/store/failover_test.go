@@ -21,20 +21,20 @@ import (
 )
 
 // attending is a client whose connection holds a lock, under that key.
-func (f *fixture) attending(id string) (c *client, key int64) {
+func (f *fixture) live(id string) (c *client, key int64) {
 	f.Helper()
 	c, key = f.client(id), -random()/2
-	f.ok(c.pg().Attend(f.ctx, c.session, key))
+	f.ok(c.pg().HoldLiveness(f.ctx, c.session, key))
 	return c, key
 }
 
-func (c *client) lookOut(session, digest int64) Lookout {
+func (c *client) lookOut(session, digest int64) Liveness {
 	c.f.Helper()
-	return tests.Must(c.pg().LookOut(c.f.ctx, session, digest))(c.f)
+	return tests.Must(c.pg().WatchLiveness(c.f.ctx, session, digest))(c.f)
 }
 
 // sees is what a client sees that watches.
-func (c *client) sees() Lookout {
+func (c *client) sees() Liveness {
 	c.f.Helper()
 	return c.lookOut(0, 0)
 }
@@ -109,7 +109,7 @@ func TestOnlyASessionWhoseProcessDiedIsEvictedByItsLock(t *testing.T) {
 	dies := func(_ *fixture, w, victim *client) { w.seesDie(victim) }
 	for name, test := range map[string]struct {
 		end     func(f *fixture, w, victim *client)
-		change  func(f *fixture, a *Absence, run *Run)
+		change  func(f *fixture, a *Absence, run *Incarnation)
 		evicted bool
 	}{
 		"its process died": {end: dies, evicted: true},
@@ -138,29 +138,29 @@ func TestOnlyASessionWhoseProcessDiedIsEvictedByItsLock(t *testing.T) {
 			f.until("they are", func() bool { return w.sees().Ends.Reset > 0 })
 			dies(f, w, victim)
 		}},
-		"it was renewed": {end: dies, change: func(f *fixture, a *Absence, _ *Run) {
+		"it was renewed": {end: dies, change: func(f *fixture, a *Absence, _ *Incarnation) {
 			f.exec("UPDATE clients SET expires_at = expires_at + interval '1 microsecond' WHERE session = $1", a.Session)
 		}},
-		"it has been here on another connection": {end: dies, change: func(f *fixture, a *Absence, _ *Run) {
+		"it has been here on another connection": {end: dies, change: func(f *fixture, a *Absence, _ *Incarnation) {
 			other := f.conn()
-			f.ok(other.Attend(f.ctx, a.Session, a.Presence-1))
+			f.ok(other.HoldLiveness(f.ctx, a.Session, a.Presence-1))
 			other.Close()
 			f.gone(int(other.Raw().PgConn().PID()))
 		}},
-		"its lock is held": {end: func(f *fixture, w, _ *client) { f.abandon(w) }, change: func(_ *fixture, a *Absence, _ *Run) { a.PID = 0 }},
-		"its process at the server is not gone": {end: dies, change: func(f *fixture, a *Absence, _ *Run) {
+		"its lock is held": {end: func(f *fixture, w, _ *client) { f.abandon(w) }, change: func(_ *fixture, a *Absence, _ *Incarnation) { a.PID = 0 }},
+		"its process at the server is not gone": {end: dies, change: func(f *fixture, a *Absence, _ *Incarnation) {
 			a.PID = int(f.sql.PgConn().PID())
 		}},
-		"another server":           {end: dies, change: func(_ *fixture, _ *Absence, run *Run) { run.Timeline++ }},
-		"the server was restarted": {end: dies, change: func(_ *fixture, _ *Absence, run *Run) { run.Started++ }},
-		"the server has recovered": {end: dies, change: func(_ *fixture, _ *Absence, run *Run) { run.Mark++ }},
+		"another server":           {end: dies, change: func(_ *fixture, _ *Absence, run *Incarnation) { run.Timeline++ }},
+		"the server was restarted": {end: dies, change: func(_ *fixture, _ *Absence, run *Incarnation) { run.Started++ }},
+		"the server has recovered": {end: dies, change: func(_ *fixture, _ *Absence, run *Incarnation) { run.Marker++ }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := freshFixture(t)
 			f.countsInTime()
-			w, _ := f.attending("w")
-			victim, key := f.attending("victim")
+			w, _ := f.live("w")
+			victim, key := f.live("victim")
 			w.join("l", 2)
 			victim.join("l", 2)
 			run := w.run()
@@ -168,7 +168,7 @@ func TestOnlyASessionWhoseProcessDiedIsEvictedByItsLock(t *testing.T) {
 			if test.change != nil {
 				test.change(f, &a, &run)
 			}
-			got := tests.Must(w.pg().EvictEnded(f.ctx, []Absence{a}, since, run))(f)
+			got := tests.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a}, since, run))(f)
 			expect(t, slices.Equal(got.IDs, []string{"victim"}), test.evicted, "evicted")
 			expect(t, slices.Equal(got.Asked, []string{"l"}), test.evicted, "a plan is due")
 			expect(t, len(f.tables().Clients) == 1 && len(f.tables().Members) == 1, test.evicted, "it is gone from the tables")
@@ -181,22 +181,22 @@ func TestNoMoreSessionsAreEvictedThanWereAbandoned(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	f.countsInTime()
-	w, _ := f.attending("w")
-	died, diedKey := f.attending("died")
-	closed, closedKey := f.attending("closed")
+	w, _ := f.live("w")
+	died, diedKey := f.live("died")
+	closed, closedKey := f.live("closed")
 	run := w.run()
 	a, since := f.absence(w, died, diedKey, func() { w.seesDie(died) })
 	b := f.absent(closed.session, closedKey, closed.pid())
 	closed.pg().Close()
 	f.gone(b.PID)
-	got := tests.Must(w.pg().EvictEnded(f.ctx, []Absence{a, b}, since, run))(f)
+	got := tests.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a, b}, since, run))(f)
 	expect(t, len(got.IDs), 0, "evicted, where one of two was abandoned")
 	release := f.lock("SELECT FROM clients WHERE session = $1 FOR UPDATE", died.session)
 	began := time.Now()
-	got = tests.Must(w.pg().EvictEnded(f.ctx, []Absence{a}, since, run))(f)
+	got = tests.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a}, since, run))(f)
 	expect(t, len(got.IDs) == 0 && time.Since(began) < 4*time.Second, true, "what is locked is left, and not waited for")
 	release()
-	got = tests.Must(w.pg().EvictEnded(f.ctx, []Absence{a, {Session: random(), Presence: -random()}}, since, run))(f)
+	got = tests.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a, {Session: random(), Presence: -random()}}, since, run))(f)
 	expect(t, strings.Join(got.IDs, " "), "died", "evicted")
 }
 
@@ -206,7 +206,7 @@ func TestTheTwoLowestSessionsWithALockWatch(t *testing.T) {
 	f.client("without a lock")
 	clients, keys := make(map[int64]*client), make(map[int64]int64)
 	for i := range 4 {
-		c, key := f.attending(fmt.Sprint(i))
+		c, key := f.live(fmt.Sprint(i))
 		clients[c.session], keys[c.session] = c, key
 	}
 	var order []int64
@@ -229,10 +229,10 @@ func TestTheTwoLowestSessionsWithALockWatch(t *testing.T) {
 	expect(t, w.lookOut(w.session, known).Held == nil, true, "what is known is not told again")
 	f.exec("INSERT INTO presences VALUES (-1, -1), (-2, -2)") // sessions that have gone
 	expect(t, w.lookOut(w.session, known).Watches, true, "it watches still")
-	f.attending("next")
+	f.live("next")
 	expect(t, value[int](f, "SELECT count(*) FROM presences"), 5, "sessions with a lock")
 	known = w.sees().Digest
-	expect(t, value[int](f, "SELECT cardinality(held) + cardinality(pids) FROM look_out(0, $1)", known), 0, "nor sent")
+	expect(t, value[int](f, "SELECT cardinality(held) + cardinality(pids) FROM watch_liveness(0, $1)", known), 0, "nor sent")
 	last.sever()
 	f.until("the lock is free", func() bool { return len(w.lookOut(0, known).Free) == 1 })
 	look := w.lookOut(0, known)
@@ -462,17 +462,17 @@ func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	f.countsInTime()
-	w, _ := f.attending("w")
-	other, _ := f.attending("other")
-	victim, key := f.attending("victim")
+	w, _ := f.live("w")
+	other, _ := f.live("other")
+	victim, key := f.live("victim")
 	run := w.run()
 	a, since := f.absence(w, victim, key, func() { w.seesTerminated(victim.pid()) })
 	looks := other.pg().Raw()
 	tx := tests.Must(looks.Begin(f.ctx))(f)
 	var evicted []string
-	f.ok(tx.QueryRow(f.ctx, "SELECT evicted FROM pgleases.evict_ended(ARRAY[$1::bigint], ARRAY[$2::bigint], ARRAY[$3::int], ARRAY[$4::bigint], "+
+	f.ok(tx.QueryRow(f.ctx, "SELECT evicted FROM pgleases.evict_disconnected(ARRAY[$1::bigint], ARRAY[$2::bigint], ARRAY[$3::int], ARRAY[$4::bigint], "+
 		"$5, $6, $7, $8, $9, $10, $11, 1000, '')", a.Session, a.Presence, a.PID, a.Expiry,
-		since.Abandoned, since.Killed, since.Fatal, since.Reset, run.Timeline, run.Started, run.Mark).Scan(&evicted))
+		since.Abandoned, since.Killed, since.Fatal, since.Reset, run.Timeline, run.Started, run.Marker).Scan(&evicted))
 	expect(t, len(evicted), 0, "evicted by the first")
 	seen := w.sees()
 	pid, held := seen.Held[key]
@@ -482,7 +482,7 @@ func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 	if held {
 		a.PID, since = pid, seen.Ends // as an engine has it that looked then
 	}
-	got := tests.Must(w.pg().EvictEnded(f.ctx, []Absence{a}, since, run))(f)
+	got := tests.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a}, since, run))(f)
 	expect(t, len(got.IDs), 0, "evicted, though it lives")
 	expect(t, held, false, "the lock counts as held while it is looked at")
 }
@@ -492,7 +492,7 @@ func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 func TestAStrangerAtALockIsTold(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
-	a, key := f.attending("a")
+	a, key := f.live("a")
 	expect(t, a.sees().Stranger, 0, "stranger at first")
 	stranger := f.raw()
 	done := later(func() error { _, err := stranger.Exec(f.ctx, "SELECT pg_advisory_lock($1)", key); return err })
@@ -513,17 +513,17 @@ func TestALateStatementTakesNoSessionToALockOfBefore(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	f.countsInTime()
-	w, _ := f.attending("w")
+	w, _ := f.live("w")
 	victim := f.client("victim")
 	first := -random() / 2
 	second := first - 1 // the client's keys fall
 	earlier := &client{Conn: f.conn(), f: f}
-	f.ok(victim.pg().Attend(f.ctx, victim.session, second))
-	_ = earlier.pg().Attend(f.ctx, victim.session, first) // late
+	f.ok(victim.pg().HoldLiveness(f.ctx, victim.session, second))
+	_ = earlier.pg().HoldLiveness(f.ctx, victim.session, first) // late
 	seen, run := w.sees(), w.run()
 	a := f.absent(victim.session, first, earlier.pid())
 	w.seesDie(earlier)
-	expect(t, len(tests.Must(w.pg().EvictEnded(f.ctx, []Absence{a}, seen.Ends, run))(f).IDs), 0, "evicted, though it lives on another connection")
+	expect(t, len(tests.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a}, seen.Ends, run))(f).IDs), 0, "evicted, though it lives on another connection")
 	expect(t, value[int64](f, "SELECT presence FROM presences WHERE session = $1", victim.session), second, "the lock that counts")
 }
 
@@ -535,7 +535,7 @@ func TestNoLockIsLeftWhereItCouldNotBeWritten(t *testing.T) {
 	c.Conn = f.connect(f.connector(time.Second)) // waits for 250 ms
 	release := f.lock("LOCK TABLE presences IN EXCLUSIVE MODE")
 	for range 2 {
-		if err := c.pg().Attend(f.ctx, c.session, -random()); err == nil {
+		if err := c.pg().HoldLiveness(f.ctx, c.session, -random()); err == nil {
 			t.Fatal("it is written, though the table is locked")
 		}
 	}

@@ -25,18 +25,18 @@ type Owned struct {
 
 // A LeaseRead is what a session owns in one lease.
 type LeaseRead struct {
-	Name       string
-	Generation int64
-	Run        Run     // of the server that answered, without the mark
-	Settled    int64   // the settled timeline, as that server has it
-	Era        int64   // the present one: no guard passes under an epoch of an earlier one
-	Owned      []Owned // ordered by partition
+	Name             string
+	Generation       int64
+	Server           Incarnation // of the server that answered, without the boot marker
+	AcceptedTimeline int64       // as that server has it
+	ServerGeneration int64       // the present one: no guard passes under an epoch of an earlier one
+	Owned            []Owned     // ordered by partition
 
 	Paused, Drained []string // who has paused the lease, or drained the client, and why; nil: nobody has
 }
 
-// EraOf is the era of an epoch.
-func EraOf(epoch int64) int64 { return epoch >> 32 }
+// ServerGenerationOf is the server generation of an epoch.
+func ServerGenerationOf(epoch int64) int64 { return epoch >> 32 }
 
 // A Release is one partition that its owner gives up.
 type Release struct {
@@ -90,8 +90,8 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 		Generation int64
 		Timeline   int64
 		Started    int64
-		Settled    int64
-		Era        int64
+		Accepted   int64
+		ServerGen  int64
 		Partitions numbers
 		Epochs     numbers
 		Moving     flags
@@ -100,7 +100,7 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 	}
 	read := func(from pgx.CollectableRow) (LeaseRead, error) {
 		r, err := pgx.RowToStructByPos[row](from)
-		read := LeaseRead{r.Name, r.Generation, Run{Timeline: r.Timeline, Started: r.Started}, r.Settled, r.Era, make([]Owned, len(r.Partitions)), r.Paused, r.Drained}
+		read := LeaseRead{r.Name, r.Generation, Incarnation{Timeline: r.Timeline, Started: r.Started}, r.Accepted, r.ServerGen, make([]Owned, len(r.Partitions)), r.Paused, r.Drained}
 		for i := range r.Partitions {
 			read.Owned[i] = Owned{int(r.Partitions[i]), r.Epochs[i], r.Moving[i]}
 		}

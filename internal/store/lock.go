@@ -25,12 +25,12 @@ type LockOutcome string
 
 // The outcomes of acquisitions, and of releases.
 const (
-	LockGranted   LockOutcome = "granted"
-	LockWaits     LockOutcome = "waits"
-	LockHeld      LockOutcome = "held"
-	LockUnsettled LockOutcome = "unsettled"
-	LockLate      LockOutcome = "late"
-	LockGone      LockOutcome = "gone"
+	LockGranted    LockOutcome = "granted"
+	LockWaits      LockOutcome = "waits"
+	LockHeld       LockOutcome = "held"
+	LockUnaccepted LockOutcome = "unaccepted"
+	LockLate       LockOutcome = "late"
+	LockGone       LockOutcome = "gone"
 
 	LockElsewhere LockOutcome = "elsewhere" // of both
 
@@ -46,8 +46,8 @@ type LockRequest struct {
 	Nonce   int64
 	Shared  bool
 	Waits   bool
-	Latest  int64 // the last instant at which it may be carried out, by the database's clock, microseconds since 1970
-	Run     Run   // of the server that the last heartbeat told
+	Latest  int64       // the last instant at which it may be carried out, by the database's clock, microseconds since 1970
+	Server  Incarnation // of the server that the last heartbeat told
 }
 
 // A LockAnswer is the answer to one.
@@ -98,8 +98,8 @@ type LockRow struct {
 }
 
 // LookAtLocks returns which of these acquisitions of a session the database has; everything: all of the session's. Run is the
-// server's that answered, without the mark. See locklook.sql.
-func (c *Conn) LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]FoundLock, Run, error) {
+// server's that answered, without the boot marker. See locklook.sql.
+func (c *Conn) LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]FoundLock, Incarnation, error) {
 	type row struct {
 		Timeline, Started int64
 		Names             []string
@@ -107,17 +107,17 @@ func (c *Conn) LookAtLocks(ctx context.Context, session int64, nonces []int64, e
 	}
 	got, err := notifying[row](ctx, c, c.statements.LockLook, session, nonces, everything, c.lockWait)
 	if err != nil {
-		return nil, Run{}, err
+		return nil, Incarnation{}, err
 	}
 	found := make([]FoundLock, len(got.Names))
 	for i, name := range got.Names {
 		found[i] = FoundLock{name, got.Nonces[i], got.Tokens[i]}
 	}
-	return found, Run{Timeline: got.Timeline, Started: got.Started}, nil
+	return found, Incarnation{Timeline: got.Timeline, Started: got.Started}, nil
 }
 
 // ReleaseLocks gives up locks of a session on the client's own connection. See lockreleases.sql.
-func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []LockRelease, run Run) (LocksReleased, error) {
+func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []LockRelease, run Incarnation) (LocksReleased, error) {
 	type row struct {
 		SameRun          bool
 		Released, Absent numbers
@@ -126,7 +126,7 @@ func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []LockR
 	for i, r := range releases {
 		names[i], nonces[i], latest[i] = r.Name, r.Nonce, r.Latest
 	}
-	got, err := notifying[row](ctx, c, c.statements.LockReleases, session, names, nonces, latest, run.Timeline, run.Started, run.Mark, c.lockWait)
+	got, err := notifying[row](ctx, c, c.statements.LockReleases, session, names, nonces, latest, run.Timeline, run.Started, run.Marker, c.lockWait)
 	return LocksReleased{got.SameRun, got.Released, got.Absent}, err
 }
 
@@ -171,7 +171,7 @@ type Locks struct {
 // asked. See lockacquire.sql.
 func (l *Locks) Acquire(ctx context.Context, r LockRequest) (answer LockAnswer, sent bool, err error) {
 	words, sent, err := ask[[]string](ctx, ctx, l, l.Statements.LockAcquire, r.Name, r.Session, r.Nonce, r.Shared, r.Waits, r.Latest,
-		r.Run.Timeline, r.Run.Started, r.Run.Mark)
+		r.Server.Timeline, r.Server.Started, r.Server.Marker)
 	if err != nil {
 		return answer, sent, err
 	}
@@ -195,11 +195,11 @@ func (l *Locks) Acquire(ctx context.Context, r LockRequest) (answer LockAnswer, 
 // Release gives up a lock of a session. It waits for a connection so long at most. See
 // lockrelease.sql.
 func (l *Locks) Release(
-	ctx context.Context, wait time.Duration, session int64, r LockRelease, run Run,
+	ctx context.Context, wait time.Duration, session int64, r LockRelease, run Incarnation,
 ) (became LockOutcome, sent bool, err error) {
 	soon, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	return ask[LockOutcome](ctx, soon, l, l.Statements.LockRelease, r.Name, session, r.Nonce, r.Latest, run.Timeline, run.Started, run.Mark)
+	return ask[LockOutcome](ctx, soon, l, l.Statements.LockRelease, r.Name, session, r.Nonce, r.Latest, run.Timeline, run.Started, run.Marker)
 }
 
 // Guard fences a transaction, in which query runs a statement, for so many milliseconds of idling

@@ -28,7 +28,7 @@ func TestALookAtManyWhoAwaitOneLockReadsEachOfThemAFewTimes(t *testing.T) {
 	tests.Must(b.app.Exec(f.ctx, "ROLLBACK"))(f)
 }
 
-// Nothing is granted while the server is not settled, and nobody is told later whose turn it was.
+// Nothing is granted while the server is not accepted, and nobody is told later whose turn it was.
 func TestAReaderWhoseTurnCameBeforeTheServerWasSettledGetsTheLockAtTheNextLook(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

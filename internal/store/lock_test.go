@@ -21,12 +21,12 @@ type locker struct {
 	*client
 	table interface {
 		Acquire(context.Context, LockRequest) (LockAnswer, bool, error)
-		Release(context.Context, time.Duration, int64, LockRelease, Run) (LockOutcome, bool, error)
+		Release(context.Context, time.Duration, int64, LockRelease, Incarnation) (LockOutcome, bool, error)
 		List(ctx context.Context, prefix, after string, most int) ([]LockRow, error)
 	}
 	app    *pgx.Conn // on a server, as what follows
 	locks  *Locks
-	known  Run
+	known  Incarnation
 	nonces map[string]int64 // of the last acquisition, by name
 }
 
@@ -63,7 +63,7 @@ func (s onServer) List(ctx context.Context, prefix, after string, most int) ([]L
 func tomorrow() int64 { return time.Now().Add(24 * time.Hour).UnixMicro() }
 
 func (l *locker) request(name string, shared, waits bool) LockRequest {
-	return LockRequest{Name: name, Session: l.session, Nonce: random(), Shared: shared, Waits: waits, Latest: tomorrow(), Run: l.known}
+	return LockRequest{Name: name, Session: l.session, Nonce: random(), Shared: shared, Waits: waits, Latest: tomorrow(), Server: l.known}
 }
 
 func (l *locker) send(r LockRequest) LockAnswer {
@@ -114,7 +114,7 @@ func (l *locker) token(name string) int64 {
 	l.f.Helper()
 	found, run, err := l.LookAtLocks(l.f.ctx, l.session, []int64{l.nonces[name]}, false)
 	l.f.ok(err)
-	expect(l.f.TB, run, Run{Timeline: l.known.Timeline, Started: l.known.Started}, "run")
+	expect(l.f.TB, run, Incarnation{Timeline: l.known.Timeline, Started: l.known.Started}, "run")
 	if len(found) == 0 {
 		return -1
 	}
@@ -347,12 +347,12 @@ func TestTokensRiseInTheOrderOfAcquisitions(t *testing.T) {
 	a.give("y")
 	f.exec("UPDATE server SET generation = 7; SELECT setval('lock_tokens', 1)")
 	after := a.says("a", LockGranted, "y", exclusive, try).Token
-	expect(t, EraOf(after), 7, "era of a token")
-	expect(t, after > before, true, "a token of a later era is higher")
+	expect(t, ServerGenerationOf(after), 7, "server generation of a token")
+	expect(t, after > before, true, "a token of a later server generation is higher")
 	b := f.locker("b")
 	b.says("b", LockWaits, "y", exclusive, wait)
 	a.give("y")
-	expect(t, EraOf(b.token("y")), 7, "era of a token of who waited")
+	expect(t, ServerGenerationOf(b.token("y")), 7, "server generation of a token of who waited")
 }
 
 func TestOnlyReadCommittedChangesLocks(t *testing.T) {
@@ -406,7 +406,7 @@ func TestALockIsGivenToSomebodyDurablyWhateverThePoolsSetting(t *testing.T) {
 		}
 		leaves(durable, "releases of several", func() {
 			exec(StatementsFor(f.schema).LockReleases, a.session, names, []int64{a.nonces["1"], a.nonces["2"], a.nonces["3"], a.nonces["4"]}, make([]int64, 4),
-				a.known.Timeline, a.known.Started, a.known.Mark, 20_000, "")
+				a.known.Timeline, a.known.Started, a.known.Marker, 20_000, "")
 		})
 		for _, name := range names {
 			expect(t, f.queue(name), "", "queue")
@@ -435,19 +435,19 @@ func TestAnotherServerThanTheClientsGrantsAndReleasesNothing(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.locker("a")
-	for _, other := range []Run{
-		{a.known.Timeline + 1, a.known.Started, a.known.Mark}, {a.known.Timeline, a.known.Started - 1, a.known.Mark},
-		{a.known.Timeline, a.known.Started, a.known.Mark + 1}, {a.known.Timeline, a.known.Started, 0},
+	for _, other := range []Incarnation{
+		{a.known.Timeline + 1, a.known.Started, a.known.Marker}, {a.known.Timeline, a.known.Started - 1, a.known.Marker},
+		{a.known.Timeline, a.known.Started, a.known.Marker + 1}, {a.known.Timeline, a.known.Started, 0},
 	} {
 		r := a.request("x", exclusive, wait)
-		r.Run = other
+		r.Server = other
 		expect(t, a.send(r).Outcome, LockElsewhere, fmt.Sprint("in ", other))
 	}
 	expect(t, f.queue("x"), "", "queue")
 	a.says("a", LockGranted, "x", exclusive, try)
 	run := a.known
-	a.known.Mark++
-	expect(t, a.give("x"), LockElsewhere, "release in another run")
+	a.known.Marker++
+	expect(t, a.give("x"), LockElsewhere, "release in another incarnation")
 	a.known = run
 	a.known.Started--
 	expect(t, a.give("x"), LockElsewhere, "release after another start")
@@ -459,11 +459,11 @@ func TestAnotherServerThanTheClientsGrantsAndReleasesNothing(t *testing.T) {
 	b := f.locker("b")
 	b.says("b", LockWaits, "x", exclusive, wait)
 	f.exec("SELECT new_server_generation()")
-	b.says("while it is not settled", LockUnsettled, "y", exclusive, try)
-	expect(t, a.give("x"), LockReleased, "release while it is not settled")
-	expect(t, b.token("x"), 0, "token of who waits while it is not settled")
-	settled(a.client)
-	f.exec("UPDATE server SET accepted_timeline = timeline()") // which the test set to another, to be settled at once
+	b.says("while it is not accepted", LockUnaccepted, "y", exclusive, try)
+	expect(t, a.give("x"), LockReleased, "release while it is not accepted")
+	expect(t, b.token("x"), 0, "token of who waits while it is not accepted")
+	accepted(a.client)
+	f.exec("UPDATE server SET accepted_timeline = timeline()") // which the test set to another, to be accepted at once
 	expect(t, b.token("x") > 0, true, "granted by the next look")
 }
 

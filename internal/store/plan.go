@@ -56,19 +56,19 @@ type Move struct {
 
 // An Applied is the answer to a plan.
 type Applied struct {
-	Applied   bool // false: a lease had changed since the plan read it, or the server is not settled, and nothing was written
-	Unsettled bool // it was the latter
-	Asked     int  // owners asked to hand over
-	Given     int  // partitions given to their targets
-	LeftOver  int  // moves not made, because a guarded transaction is open on the partition, or its epoch rose meanwhile
+	Applied    bool // false: a lease had changed since the plan read it, or the server is not accepted, and nothing was written
+	Unaccepted bool // it was the latter
+	Asked      int  // owners asked to hand over
+	Given      int  // partitions given to their targets
+	LeftOver   int  // moves not made, because a guarded transaction is open on the partition, or its epoch rose meanwhile
 }
 
 // Evict removes the sessions that expired before cutoff (the database's clock, microseconds since 1970) and whose TTL is at
-// most watched. It does nothing where no check is due for the caller, who has that TTL, nor on another run of the server. See
+// most watched. It does nothing where no check is due for the caller, who has that TTL, nor on another server incarnation. See
 // evict.sql.
-func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run Run) (Evicted, error) {
+func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run Incarnation) (Evicted, error) {
 	return one[Evicted](ctx, c, c.statements.Evict, cutoff, watched.Microseconds(),
-		ttl.Microseconds(), run.Timeline, run.Started, run.Mark, c.lockWait)
+		ttl.Microseconds(), run.Timeline, run.Started, run.Marker, c.lockWait)
 }
 
 // Tidy does what a check for expired sessions leaves for later, and returns the leases for which a
@@ -173,7 +173,7 @@ func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again 
 	}
 	runs := runsOf(moves)
 	type row struct {
-		Applied, Unsettled     bool
+		Applied, Unaccepted    bool
 		Asked, Given, LeftOver int
 		Moved                  []string // leases whose generation it raised
 	}
@@ -184,7 +184,7 @@ func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again 
 			plan[i].Generation++
 		}
 	}
-	return Applied{got.Applied, got.Unsettled, got.Asked, got.Given, got.LeftOver}, err
+	return Applied{got.Applied, got.Unaccepted, got.Asked, got.Given, got.LeftOver}, err
 }
 
 // runs are moves as apply.sql takes them.

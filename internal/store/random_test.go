@@ -24,9 +24,9 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 	f := stoppedFixture(t)
 	f.ctx = t.Context() // it takes as long as it takes
 	conn := f.conn()
-	run := func() Run {
+	run := func() Incarnation {
 		beat := tests.Must(conn.Heartbeat(f.ctx, 0, 0, Renewal{}))(f)
-		return beat.Run
+		return beat.Server
 	}
 	began := time.Now().Truncate(time.Second).Add(700 * time.Millisecond) // rounding and cutting off differ
 	rapid.Check(t, func(t *rapid.T) {
@@ -38,7 +38,7 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 		p.double.setClock(time.Now())
 		now := run()
 		p.double.double.SetRun(now)
-		p.double.double.Edit(func(t *fakestore.Tables, _ int64) { t.Server.Timeline = now.Timeline })
+		p.double.double.Edit(func(t *fakestore.Tables, _ int64) { t.Server.AcceptedTimeline = now.Timeline })
 		p.twin = p.double.any()
 		defer p.endGuards()
 		p.advance(0)
@@ -47,7 +47,7 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 			p.join(sessions[i], "one")
 			p.join(sessions[i], "two")
 		}
-		p.mark(1)
+		p.setMarker(1)
 		t.Repeat(map[string]func(*rapid.T){
 			"": func(*rapid.T) {
 				if real, double := p.f.tables(), p.double.tables(); !sameTables(real, double) {
@@ -68,20 +68,20 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 				p.same("superseder", func(c engine.Conn) (any, error) { newest, err := c.Superseder(f.ctx, id); return spelled(newest), err })
 			},
 			"heartbeat": func(*rapid.T) { p.heartbeat(p.session()) },
-			"mark": func(*rapid.T) {
+			"marker": func(*rapid.T) {
 				if draw(p, "after a crash", []bool{true, false}) {
-					p.f.mark(0)
-					p.double.mark(0)
+					p.f.setMarker(0)
+					p.double.setMarker(0)
 				}
-				p.mark(draw(p, "mark", []int64{1, 2}))
+				p.setMarker(draw(p, "marker", []int64{1, 2}))
 			},
-			"settle": func(*rapid.T) {
-				run, watched, era := p.run(), draw(p, "watched", durations), draw(p, "era", []int64{0, 1, 300_000_000})
-				p.same("settle", func(c engine.Conn) (any, error) { return c.Settle(f.ctx, watched, run, era) })
+			"accept": func(*rapid.T) {
+				run, watched, generation := p.run(), draw(p, "watched", durations), draw(p, "server generation", []int64{0, 1, 300_000_000})
+				p.same("accept", func(c engine.Conn) (any, error) { return c.AcceptServer(f.ctx, watched, run, generation) })
 			},
-			"unsettle": func(*rapid.T) {
-				era := draw(p, "era", []int64{1, 400_000_000})
-				p.same("unsettle", func(c engine.Conn) (any, error) { return nil, c.Unsettle(f.ctx, era) })
+			"reject": func(*rapid.T) {
+				generation := draw(p, "server generation", []int64{1, 400_000_000})
+				p.same("reject", func(c engine.Conn) (any, error) { return nil, c.RejectServer(f.ctx, generation) })
 			},
 			"end": func(*rapid.T) {
 				session := p.session()
@@ -204,7 +204,7 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 			},
 			"failover": func(*rapid.T) {
 				for _, side := range []*fixture{p.f, p.double} {
-					side.server(func(s *fakestore.Server, _ int64) { s.Timeline = 77 })
+					side.server(func(s *fakestore.Server, _ int64) { s.AcceptedTimeline = 77 })
 				}
 			},
 			"orphan": func(*rapid.T) { // a row that half a protocol left behind
@@ -275,8 +275,8 @@ func some[T comparable](p *pair, what string, from []T) []T {
 
 func (p *pair) session() int64 { return draw(p, "session", sessions) }
 
-// run draws a run of the server, which mostly is the one that it is in.
-func (p *pair) run() Run {
+// run draws a server incarnation, which mostly is the one that it is in.
+func (p *pair) run() Incarnation {
 	run := p.double.double.Run()
 	switch draw(p, "run", []int{0, 0, 0, 0, 0, 0, 1, 2, 3}) {
 	case 1:
@@ -284,7 +284,7 @@ func (p *pair) run() Run {
 	case 2:
 		run.Started++
 	case 3:
-		run.Mark++
+		run.Marker++
 	}
 	return run
 }
@@ -337,8 +337,8 @@ func (p *pair) register(session int64, id string, incarnation, process int64, tt
 	})
 }
 
-func (p *pair) mark(mark int64) {
-	p.same("mark", func(c engine.Conn) (any, error) { return nil, c.Mark(p.f.ctx, mark) })
+func (p *pair) setMarker(marker int64) {
+	p.same("marker", func(c engine.Conn) (any, error) { return nil, c.SetMarker(p.f.ctx, marker) })
 }
 
 func (p *pair) heartbeat(session int64) {

@@ -40,17 +40,17 @@ type Process struct {
 	Evicted   bool `db:"-"` // it is none: an operator has evicted the client
 }
 
-// A Run is one run of the server. Where two heartbeats saw different runs, the server may have lost what it had not flushed
+// An Incarnation is one of the server. Where two heartbeats saw different runs, the server may have lost what it had not flushed
 // in between: heartbeats, or more.
-type Run struct {
+type Incarnation struct {
 	Timeline int64 // names the server and its timeline; 0 where the server does not tell them
 	Started  int64 // microseconds since 1970
-	Mark     int64 // 0: none is drawn yet
+	Marker   int64 // 0: none is drawn yet
 }
 
-// Unmarked is a run as a read tells it. A mark comes and goes while the server runs, and nothing is lost that anybody owns or holds.
-func (r Run) Unmarked() Run {
-	r.Mark = 0
+// Unmarked is an incarnation as a read tells it. A boot marker comes and goes while the server runs, and nothing is lost that anybody owns or holds.
+func (r Incarnation) Unmarked() Incarnation {
+	r.Marker = 0
 	return r
 }
 
@@ -64,22 +64,22 @@ func RandomID() int64 {
 
 // A Renewal is what is known of a session's last renewal. Where the session was renewed later, a copy of the process did it.
 type Renewal struct {
-	Clock int64 // of the database, then
-	Mark  int64 // of the server's run; 0: the last renewal is not known
+	Clock  int64 // of the database, then
+	Marker int64 // the server's; 0: the last renewal is not known
 }
 
 // A Beat is the answer to a heartbeat.
 type Beat struct {
-	Alive       bool
-	Copied      bool  // it is not alive for the caller, because a copy of its process goes on with it
-	Clock       int64 // the database's clock, microseconds since 1970; where the session is alive, at its renewal
-	Run         Run
-	Settled     int64         // the settled timeline, of the settled server
-	Era         int64         // the present one
-	Incarnation int64         // the highest one under the client's ID; it and what follows are of a living session only
-	CheckDueIn  time.Duration // until a check for expired sessions is due for the caller
-	Sessions    int64         // how many sessions existed at the last check
-	Leases      []LeaseBeat
+	Alive            bool
+	Copied           bool  // it is not alive for the caller, because a copy of its process goes on with it
+	Clock            int64 // the database's clock, microseconds since 1970; where the session is alive, at its renewal
+	Server           Incarnation
+	AcceptedTimeline int64         // of the accepted server
+	ServerGeneration int64         // the present one
+	Incarnation      int64         // the highest one under the client's ID; it and what follows are of a living session only
+	CheckDueIn       time.Duration // until a check for expired sessions is due for the caller
+	Sessions         int64         // how many sessions existed at the last check
+	Leases           []LeaseBeat
 }
 
 // A LeaseBeat is what a heartbeat tells of one lease of which the session is a member.
@@ -130,8 +130,8 @@ const tellEvery = time.Minute
 // told is what the last heartbeat on a connection told of leases. It holds until one changes, or a plan of one is due.
 type told struct {
 	session int64
-	run     Run    // of the server that told it
-	seen    string // a transaction of that run: what committed later is not below it
+	run     Incarnation // of the server that told it
+	seen    string      // a transaction of that run: what committed later is not below it
 	at      time.Time
 	leases  []LeaseBeat
 	names   string // of these, as an array's literal
@@ -143,16 +143,16 @@ func (t *told) holds(session int64) bool {
 	return t.session == session && time.Since(t.at) < tellEvery && !slices.ContainsFunc(t.leases, due)
 }
 
-// Heartbeat renews the session. The caller has watched the clock of this run of the server for that long. See heartbeat.sql.
+// Heartbeat renews the session. The caller has watched the clock of this server incarnation for that long. See heartbeat.sql.
 func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration, last Renewal) (Beat, error) {
 	c.notices.concerns(session)
-	var run Run
+	var run Incarnation
 	seen, names := "0", "{}"
 	if c.told.holds(session) {
 		run, seen, names = c.told.run, c.told.seen, c.told.names
 	}
 	answer, err := c.call(ctx, c.statements.Heartbeat, strconv.FormatInt(session, 10), strconv.Itoa(c.lockWait),
-		seconds(last.Clock), strconv.FormatInt(last.Mark, 10), seconds(run.Started), strconv.FormatInt(run.Mark, 10), seen, names)
+		seconds(last.Clock), strconv.FormatInt(last.Marker, 10), seconds(run.Started), strconv.FormatInt(run.Marker, 10), seen, names)
 	if err != nil {
 		return Beat{}, err
 	}
@@ -169,14 +169,14 @@ func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, 
 	r := reader{words: strings.Split(numbers, " ")}
 	if state := r.words[0]; state == "gone" || state == "copied" {
 		r.words = r.words[1:]
-		beat := Beat{Copied: state == "copied", Clock: r.micros(), Settled: r.number(), Era: r.number(), Run: r.run()}
+		beat := Beat{Copied: state == "copied", Clock: r.micros(), AcceptedTimeline: r.number(), ServerGeneration: r.number(), Server: r.run()}
 		return beat, r.end()
 	}
 	expiry, ttl := r.micros(), r.micros()
 	if len(r.words) > 0 && r.words[0] == "none" {
 		return Beat{}, errors.New("the table server has no row: run sql/functions.sql, which makes it, as the owner of the tables")
 	}
-	beat := Beat{Alive: true, Clock: expiry - ttl, Settled: r.number(), Era: r.number()}
+	beat := Beat{Alive: true, Clock: expiry - ttl, AcceptedTimeline: r.number(), ServerGeneration: r.number()}
 	if due := r.micros() - beat.Clock; due > 0 && due <= ttl+time.Second.Microseconds() { // later: the clock stepped back, and it is due now
 		beat.CheckDueIn = micros(due)
 	}
@@ -201,7 +201,7 @@ func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, 
 		}
 	}
 	c.told.seen = seen
-	beat.Run, beat.Leases = c.told.run, c.told.leases
+	beat.Server, beat.Leases = c.told.run, c.told.leases
 	return beat, r.end()
 }
 
@@ -234,7 +234,7 @@ func (r *reader) micros() int64 {
 	return int64(math.Round(max(min(s, 9e9), -9e9) * 1e6)) // a float holds microseconds so far
 }
 
-func (r *reader) run() Run { return Run{r.number(), r.micros(), r.number()} }
+func (r *reader) run() Incarnation { return Incarnation{r.number(), r.micros(), r.number()} }
 
 // end returns what was wrong.
 func (r *reader) end() error {
@@ -247,25 +247,25 @@ func (r *reader) end() error {
 // seconds writes microseconds as reader.micros reads them.
 func seconds(micros int64) string { return strconv.FormatFloat(float64(micros)/1e6, 'f', -1, 64) }
 
-// Mark marks this run of the server, unless it is marked already. See marker.sql.
-func (c *Conn) Mark(ctx context.Context, mark int64) error {
-	return c.exec(ctx, c.statements.Marker, mark, c.lockWait)
+// SetMarker marks this server incarnation, unless it is marked already. See marker.sql.
+func (c *Conn) SetMarker(ctx context.Context, marker int64) error {
+	return c.exec(ctx, c.statements.Marker, marker, c.lockWait)
 }
 
-// Settle settles a run of the server that the caller has watched for that long, and returns its era, above that given; 0: it need
-// not be settled, or may not be yet. See accept.sql.
-func (c *Conn) Settle(ctx context.Context, watched time.Duration, run Run, era int64) (int64, error) {
-	settled, err := maybe[struct{ Era int64 }](ctx, c, c.statements.Accept,
-		watched.Microseconds(), run.Timeline, run.Started, run.Mark, era, c.lockWait)
-	if err != nil || settled == nil {
+// AcceptServer accepts a server incarnation that the caller has watched for that long, and returns its server generation, above that given; 0: it need
+// not be accepted, or may not be yet. See accept.sql.
+func (c *Conn) AcceptServer(ctx context.Context, watched time.Duration, run Incarnation, generation int64) (int64, error) {
+	accepted, err := maybe[struct{ Generation int64 }](ctx, c, c.statements.Accept,
+		watched.Microseconds(), run.Timeline, run.Started, run.Marker, generation, c.lockWait)
+	if err != nil || accepted == nil {
 		return 0, err
 	}
-	return settled.Era, nil
+	return accepted.Generation, nil
 }
 
-// Unsettle has the server settled anew, where its era is lower than this one. See reject.sql.
-func (c *Conn) Unsettle(ctx context.Context, era int64) error {
-	return c.exec(ctx, c.statements.Reject, era, c.lockWait)
+// RejectServer has the server accepted again, where its server generation is lower than this one. See reject.sql.
+func (c *Conn) RejectServer(ctx context.Context, generation int64) error {
+	return c.exec(ctx, c.statements.Reject, generation, c.lockWait)
 }
 
 // End deletes a session that is no member of any lease, and reports whether the session is gone. See close.sql.

@@ -140,7 +140,7 @@ func TestAHeartbeatTellsThatTheSessionIsGone(t *testing.T) {
 		expect(t, a.beat().Alive, true, "alive")
 		f.kill()
 		beat := a.beat()
-		if beat.Alive || beat.Run.Started == 0 || beat.Run.Timeline == 0 || beat.Settled == 0 || beat.Clock == 0 {
+		if beat.Alive || beat.Server.Started == 0 || beat.Server.Timeline == 0 || beat.AcceptedTimeline == 0 || beat.Clock == 0 {
 			t.Fatalf("%+v", beat)
 		}
 	})
@@ -149,7 +149,7 @@ func TestAHeartbeatTellsThatTheSessionIsGone(t *testing.T) {
 func TestASessionThatACopyRenewedIsAliveForTheCopyOnly(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.client("a")
-		mark, now := a.run().Mark, time.Now()
+		marker, now := a.run().Marker, time.Now()
 		beat := func(last Renewal, what string, alive bool) Renewal {
 			t.Helper()
 			now = now.Add(time.Second) // renewals are told apart by their time
@@ -161,7 +161,7 @@ func TestASessionThatACopyRenewedIsAliveForTheCopyOnly(t *testing.T) {
 			if !alive {
 				expect(t, f.tables().Clients[a.session], before, what+": the row")
 			}
-			return Renewal{beat.Clock, beat.Run.Mark}
+			return Renewal{beat.Clock, beat.Server.Marker}
 		}
 		first := beat(Renewal{}, "nothing is known", true)
 		second := beat(first, "the last is known", true)
@@ -176,11 +176,11 @@ func TestASessionThatACopyRenewedIsAliveForTheCopyOnly(t *testing.T) {
 		f.expireIn(a, 0) // a crash lost the last heartbeats
 		beat(third, "an earlier renewal", true)
 		beat(Renewal{first.Clock, 0}, "it is not known whether an answer was lost", true)
-		beat(Renewal{first.Clock, mark + 1}, "on another run of the server", true)
-		f.mark(0)
-		beat(Renewal{first.Clock, mark}, "on a run without a mark", true)
+		beat(Renewal{first.Clock, marker + 1}, "on another server incarnation", true)
+		f.setMarker(0)
+		beat(Renewal{first.Clock, marker}, "on a run without a boot marker", true)
 		f.kill()
-		gone := tests.Must(a.Heartbeat(f.ctx, a.session, 0, Renewal{first.Clock, mark}))(f)
+		gone := tests.Must(a.Heartbeat(f.ctx, a.session, 0, Renewal{first.Clock, marker}))(f)
 		expect(t, gone.Alive || gone.Copied, false, "without a row: alive or copied")
 	})
 }

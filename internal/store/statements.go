@@ -21,7 +21,7 @@ type Statements struct {
 	Join, Weight, Read, Release, Announce, Fence                   string
 	Evict, Tidy, Claim, Plan, Apply                                string
 	Guard, Reaches                                                 string
-	Attend, Lookout, EvictEnded                                    string
+	Liveness, Watch, EvictDisconnected                             string
 
 	LockAcquire, LockRelease, LockReleases, LockLook, LockSweep, LockList, LockGuard string
 }

@@ -227,12 +227,12 @@ func (c *client) beat() Beat {
 	return tests.Must(c.Heartbeat(c.f.ctx, c.session, 0, Renewal{}))(c.f)
 }
 
-// run is the run of the server, marked.
-func (c *client) run() Run {
+// run is the server incarnation, marked.
+func (c *client) run() Incarnation {
 	c.f.Helper()
-	c.f.ok(c.Mark(c.f.ctx, random()))
-	run := c.beat().Run
-	if run.Mark == 0 || run.Started == 0 || run.Timeline == 0 {
+	c.f.ok(c.SetMarker(c.f.ctx, random()))
+	run := c.beat().Server
+	if run.Marker == 0 || run.Started == 0 || run.Timeline == 0 {
 		c.f.Fatalf("run is %+v", run)
 	}
 	return run
@@ -326,7 +326,7 @@ func (c *client) evict() Evicted {
 	return c.evictAs(c.run(), 10*time.Minute)
 }
 
-func (c *client) evictAs(run Run, watched time.Duration) Evicted {
+func (c *client) evictAs(run Incarnation, watched time.Duration) Evicted {
 	c.f.Helper()
 	evicted := tests.Must(c.Evict(c.f.ctx, c.beat().Clock, watched, usualTTL, run))(c.f)
 	if evicted.CheckDueIn >= 0 {

@@ -116,8 +116,8 @@ func TestLeasesAreToldAgainAfterAMinute(t *testing.T) {
 func TestLeasesAreToldAgainOnAnotherRunOfTheServer(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(f *fixture){
-		"a crash":                   func(f *fixture) { f.mark(0) },
-		"a crash, and marked since": func(f *fixture) { f.mark(random()) },
+		"a crash":                   func(f *fixture) { f.setMarker(0) },
+		"a crash, and marked since": func(f *fixture) { f.setMarker(random()) },
 		"a copy that was started apart": func(f *fixture) {
 			f.exec("CREATE FUNCTION public.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql AS $$ SELECT pg_catalog.pg_postmaster_start_time() + interval '1 second' $$")
 			text := f.text("SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname = 'heartbeat'")

@@ -74,12 +74,12 @@ func (s *sessions) register(ctx context.Context) {
 		})
 		check(err)
 		beat := must(conn.Heartbeat(ctx, session, 0, store.Renewal{})) // before it joins, as a client does
-		s.renewals = append(s.renewals, store.Renewal{Clock: beat.Clock, Mark: beat.Run.Mark})
+		s.renewals = append(s.renewals, store.Renewal{Clock: beat.Clock, Marker: beat.Server.Marker})
 		for n := range s.leases {
 			must(conn.Join(ctx, session, fmt.Sprintf("lease-%d", n), s.partitions, 1, 1))
 		}
 	}
-	check(conn.Mark(ctx, 1))
+	check(conn.SetMarker(ctx, 1))
 }
 
 // beat has the sessions of a connection heartbeat, one after the other. There are at least as many as connections.
@@ -87,7 +87,7 @@ func (s *sessions) beat(ctx context.Context, connection, turn int) {
 	own := (s.n - connection + beatConnections - 1) / beatConnections
 	i := connection + turn%own*beatConnections
 	beat := must(s.conns[connection].Heartbeat(ctx, int64(i+1), 0, s.renewals[i]))
-	s.renewals[i] = store.Renewal{Clock: beat.Clock, Mark: beat.Run.Mark}
+	s.renewals[i] = store.Renewal{Clock: beat.Clock, Marker: beat.Server.Marker}
 	if !beat.Alive || len(beat.Leases) != s.leases {
 		check(fmt.Errorf("a heartbeat returned %+v", beat))
 	}

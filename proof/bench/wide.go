@@ -24,7 +24,7 @@ type caller struct {
 	*database
 	conn *store.Conn
 	last store.Renewal
-	run  store.Run
+	run  store.Incarnation
 }
 
 const ownSession = 1
@@ -37,7 +37,7 @@ func (l *lab) newCaller(ctx context.Context) *caller {
 	_, _, err := c.conn.Register(ctx, store.Registration{Session: ownSession, ID: "caller", Process: 1, TTL: 10 * time.Minute, Host: "bench", StartedAt: time.Now()})
 	check(err)
 	must(c.conn.Join(ctx, ownSession, "own", 8, 1, 1))
-	check(c.conn.Mark(ctx, 1))
+	check(c.conn.SetMarker(ctx, 1))
 	return c
 }
 
@@ -51,7 +51,7 @@ func (c *caller) beat(ctx context.Context) {
 	if !beat.Alive || len(beat.Leases) != 1 {
 		check(fmt.Errorf("a heartbeat returned %+v", beat))
 	}
-	c.last, c.run = store.Renewal{Clock: beat.Clock, Mark: beat.Run.Mark}, beat.Run
+	c.last, c.run = store.Renewal{Clock: beat.Clock, Marker: beat.Server.Marker}, beat.Server
 }
 
 // calm is as after a plan, and after autovacuum.

@@ -208,7 +208,7 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"eviction without the boot marker", "crash", `something changed|were evicted`, []edit{
 		{"sql/functions.sql", `      AND (SELECT m.marker FROM pgleases.boot_marker AS m) = $6`, `      AND $6 IS NOT NULL`, 0},
-		{"internal/engine/watch.go", `	if run != w.run || run.Mark == 0 {`, `	if run.Mark = 1; run != w.run {`, 0},
+		{"internal/engine/watch.go", `	if run != w.run || run.Marker == 0 {`, `	if run.Marker = 1; run != w.run {`, 0},
 	}},
 	{"session numbers that repeat", "few histories", `overlap|stale|handed over under work`, []edit{
 		{"internal/store/session.go", `max(int64(binary.NativeEndian.Uint64(bits[:])>>1), 1)`, `int64(binary.NativeEndian.Uint64(bits[:])&3) + 1`, 0},

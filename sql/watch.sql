@@ -1,4 +1,4 @@
--- lookout.sql: with fast failover, which locks of attend.sql are held. It tells the two lowest sessions that have one, so that each client
+-- watch.sql: with fast failover, which locks of liveness.sql are held. It tells the two lowest sessions that have one, so that each client
 -- that asks knows whether it is one of the two that watch.
 --
 -- $1 bigint  session
@@ -11,4 +11,4 @@
 -- or awaits one of the locks and is not the client's (0: there is none), which keeps that lock held
 -- when the client dies.
 SELECT watches, abandoned, killed, fatal, reset, digest, held, pids, free, free_sessions, free_expiries, stranger
-FROM pgleases.look_out($1::bigint, $2::bigint)
+FROM pgleases.watch_liveness($1::bigint, $2::bigint)

@@ -1,4 +1,4 @@
--- evictended.sql: with fast failover, removes sessions whose connection ended as that of a dead process does, and makes a plan due for every
+-- evictdisconnected.sql: with fast failover, removes sessions whose connection ended as that of a dead process does, and makes a plan due for every
 -- lease that lost a member, as evict.sql does. What the caller has seen is looked at once more. It waits for no lock.
 --
 -- $1 bigint[], $2 bigint[], $3 int[], $4 bigint[]  sessions; the keys of their locks; the server's processes that held them; expiries as
@@ -10,5 +10,5 @@
 --
 -- One row: client IDs of the evicted sessions; leases for which a plan is due; nanoseconds until it is due for all of them; 0.
 SELECT evicted, asked, plan_due_in * 1000, 0::bigint
-FROM pgleases.evict_ended($1::bigint[], $2::bigint[], $3::int[], $4::bigint[], $5::bigint, $6::bigint, $7::bigint, $8::bigint,
+FROM pgleases.evict_disconnected($1::bigint[], $2::bigint[], $3::int[], $4::bigint[], $5::bigint, $6::bigint, $7::bigint, $8::bigint,
                           $9::bigint, $10::bigint, $11::bigint, $12::int, $13::text)

@@ -10,27 +10,27 @@ import (
 	"github.com/pgleases/pgleases/internal/tests"
 )
 
-// settled has the server be another one and settles it, and returns the era.
-func settled(c *client) int64 {
+// accepted has the server be another one and accepts it, and returns the server generation.
+func accepted(c *client) int64 {
 	c.f.Helper()
-	c.f.server(func(s *fakestore.Server, _ int64) { s.Timeline = 77 })
-	era := tests.Must(c.Settle(c.f.ctx, 10*time.Minute, c.run(), 0))(c.f)
-	if era == 0 {
-		c.f.Error("the server was not settled")
+	c.f.server(func(s *fakestore.Server, _ int64) { s.AcceptedTimeline = 77 })
+	generation := tests.Must(c.AcceptServer(c.f.ctx, 10*time.Minute, c.run(), 0))(c.f)
+	if generation == 0 {
+		c.f.Error("the server was not accepted")
 	}
-	return era
+	return generation
 }
 
-// renewed settles the server and has the owner of the only partition renew it, and returns its epoch then.
+// renewed accepts the server and has the owner of the only partition renew it, and returns its epoch then.
 func renewed(c *client) int64 {
 	c.f.Helper()
-	settled(c)
+	accepted(c)
 	before := c.f.tables().Partitions["l"][0].Epoch
 	expect(c.f.TB, len(c.release([]Release{{"l", 0, before}}).Released), 1, "renewed")
 	return c.f.tables().Partitions["l"][0].Epoch
 }
 
-// Two standbys of one server, promoted one after the other, are on the same timeline and have the same era.
+// Two standbys of one server, promoted one after the other, are on the same timeline and have the same server generation.
 func TestCopiesOfOneStateGiveNoEpochTwice(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
@@ -59,29 +59,29 @@ func TestAnEraNeverFallsAndLeavesRoomForEpochs(t *testing.T) {
 		c.join("l", 1)
 		c.give("l", c.session)
 		before := int64(1)
-		for _, era := range []int64{0, 0, 2_000_000_000} { // the last: as after a clock that was wrong by decades
-			f.server(func(s *fakestore.Server, _ int64) { s.Era = max(s.Era, era) })
+		for _, generation := range []int64{0, 0, 2_000_000_000} { // the last: as after a clock that was wrong by decades
+			f.server(func(s *fakestore.Server, _ int64) { s.Generation = max(s.Generation, generation) })
 			epoch := renewed(c)
-			if EraOf(epoch) <= EraOf(before) || EraOf(epoch) > 2_000_000_001 {
-				t.Errorf("epoch %d of era %d after %d of era %d", epoch, EraOf(epoch), before, EraOf(before))
+			if ServerGenerationOf(epoch) <= ServerGenerationOf(before) || ServerGenerationOf(epoch) > 2_000_000_001 {
+				t.Errorf("epoch %d of server generation %d after %d of server generation %d", epoch, ServerGenerationOf(epoch), before, ServerGenerationOf(before))
 			}
 			before = epoch
 		}
 	})
 }
 
-// A client that was on another server knows a higher era than a server that is behind.
+// A client that was on another server knows a higher server generation than a server that is behind.
 func TestAServerThatIsBehindIsSettledAboveWhatWasSeenElsewhere(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		c := f.client("c")
-		here := settled(c)
-		f.ok(c.Unsettle(f.ctx, here))
-		expect(t, f.tables().Server.Timeline, c.run().Timeline, "timeline of a server that is not behind")
-		f.ok(c.Unsettle(f.ctx, here+10))
+		here := accepted(c)
+		f.ok(c.RejectServer(f.ctx, here))
+		expect(t, f.tables().Server.AcceptedTimeline, c.run().Timeline, "timeline of a server that is not behind")
+		f.ok(c.RejectServer(f.ctx, here+10))
 		beat := c.beat()
-		expect(t, beat.Settled == beat.Run.Timeline, false, "settled")
-		era := tests.Must(c.Settle(f.ctx, 10*time.Minute, c.run(), 2_100_000_000))(f) // far above the clock's
-		expect(t, era, 2_100_000_001, "era")
+		expect(t, beat.AcceptedTimeline == beat.Server.Timeline, false, "accepted")
+		generation := tests.Must(c.AcceptServer(f.ctx, 10*time.Minute, c.run(), 2_100_000_000))(f) // far above the clock's
+		expect(t, generation, 2_100_000_001, "server generation")
 	})
 }
 
@@ -146,14 +146,14 @@ func TestANewEraIsSettledAsAfterAPromotion(t *testing.T) {
 	c.give("l", c.session)
 	f.exec("SELECT new_server_generation()")
 	beat := c.beat()
-	expect(t, beat.Settled == beat.Run.Timeline, false, "settled at once")
+	expect(t, beat.AcceptedTimeline == beat.Server.Timeline, false, "accepted at once")
 	expect(t, c.apply(c.plan("l"), Move{"l", 1, c.session}).Applied, false, "given meanwhile")
-	era := tests.Must(c.Settle(f.ctx, time.Second, c.run(), 0))(f)
-	expect(t, era, 0, "era settled after a watch that is shorter than a TTL")
+	generation := tests.Must(c.AcceptServer(f.ctx, time.Second, c.run(), 0))(f)
+	expect(t, generation, 0, "server generation accepted after a watch that is shorter than a TTL")
 	epoch := renewed(c)
-	if EraOf(epoch) < 200_000_000 {
+	if ServerGenerationOf(epoch) < 200_000_000 {
 		t.Errorf("epoch %d", epoch)
 	}
-	expect(t, c.beat().Era, EraOf(epoch), "era that heartbeats tell")
+	expect(t, c.beat().ServerGeneration, ServerGenerationOf(epoch), "server generation that heartbeats tell")
 	expect(t, c.apply(c.plan("l"), Move{"l", 1, c.session}).Applied, true, "given then")
 }
