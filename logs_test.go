@@ -64,7 +64,7 @@ func event(level, message string, fields []string) string {
 func logCalls(t *testing.T) (events, names map[string]bool) {
 	t.Helper()
 	events, names = make(map[string]bool), make(map[string]bool)
-	for _, pattern := range []string{"*.go", "*/*.go", "internal/store/*.go", "internal/engine/*.go", "internal/locks/*.go"} { // internal's other packages are for tests
+	for _, pattern := range []string{"*.go", "*/*.go", "internal/store/*.go", "internal/engine/*.go", "internal/locks/*.go", "internal/liveness/*.go"} { // internal's other packages are for tests
 		files := tests.Must(filepath.Glob(pattern))(t)
 		for _, name := range files {
 			if strings.HasSuffix(name, "_test.go") {

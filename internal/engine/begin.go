@@ -6,6 +6,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/liveness"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -44,14 +45,14 @@ func beginLookUp(e *engine, _ time.Time) *operation {
 }
 
 func beginHoldLiveness(e *engine, _ time.Time) *operation {
-	session, presence := e.session.number, e.failover.nextPresence()
-	e.failover.carries(e.trust.validity)
+	session, presence := e.session.number, e.liveness.NextPresence()
+	e.liveness.Carries(e.trust.validity)
 	return tell(e.config.limit(), func(ctx context.Context, c Conn) error {
-		return c.(FailoverConn).HoldLiveness(ctx, session, presence)
+		return c.(liveness.Conn).HoldLiveness(ctx, session, presence)
 	}, func(err error) {
 		e.session.beatFailed = err != nil // without the lock no heartbeat is sent
 		if err == nil {
-			e.failover.holds(session)
+			e.liveness.Holds(session)
 		}
 	})
 }
@@ -225,22 +226,18 @@ func beginWeight(e *engine, _ time.Time) *operation {
 
 // beginWatchLiveness looks at the liveness locks, if this client is one of those that watch them.
 func beginWatchLiveness(e *engine, now time.Time) *operation {
-	session, digest := e.session.number, e.failover.digest
+	session, digest := e.session.number, e.liveness.Digest
 	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.Liveness, error) {
-		return c.(FailoverConn).WatchLiveness(ctx, session, digest)
-	}, func(look store.Liveness, err error) { e.failover.looked(look, err, now, e.config.Heartbeat, e.log) })
+		return c.(liveness.Conn).WatchLiveness(ctx, session, digest)
+	}, func(look store.Liveness, err error) { e.liveness.Looked(look, err, now, e.config.Heartbeat, e.log) })
 }
 
 func beginEvictDisconnected(e *engine, now time.Time) *operation {
-	due, run := e.failover.due(now), e.watch.run
-	ended := make([]store.Absence, len(due))
-	for i, a := range due {
-		ended[i] = a.Absence
-	}
+	due, run := e.liveness.Due(now), e.watch.run
 	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.Evicted, error) {
-		return c.(FailoverConn).EvictDisconnected(ctx, ended, due[0].since, run)
+		return c.(liveness.Conn).EvictDisconnected(ctx, due.Ended, due.Since, run)
 	}, func(evicted store.Evicted, err error) {
-		e.failover.evicted(due, err)
+		e.liveness.Evicted(due, err)
 		if len(evicted.IDs) > 0 {
 			e.log.Info("pgleases: evicted sessions whose connection has ended", slog.Any("clients", evicted.IDs))
 		}

@@ -104,12 +104,3 @@ type Conn interface {
 	Closed() bool
 	Close()
 }
-
-// A FailoverConn is a connection with fast failover; *store.Conn is one.
-type FailoverConn interface {
-	OnEnd(func())
-	Severed() bool
-	HoldLiveness(ctx context.Context, session, presence int64) error
-	WatchLiveness(ctx context.Context, session, digest int64) (store.Liveness, error)
-	EvictDisconnected(ctx context.Context, ended []store.Absence, since store.SessionEnds, run store.Incarnation) (store.Evicted, error)
-}

@@ -16,7 +16,6 @@
 //	watch.go               what the client has seen of the database's clock
 //	server.go              whether the server is the one seen before, and accepted
 //	expiry.go              when to check for expired sessions
-//	failover.go            fast failover: liveness locks
 //	members.go             joining and leaving leases; weights.go their weights
 //	assignments.go         the life of an ownership, drains.go while it drains; readers see it in internal/owned
 //	reads.go               what the database says is owned, compared with what the client has
@@ -24,7 +23,7 @@
 //	plans.go               planning leases for all of their members
 //	closing.go             the client's end
 //
-// Named locks are a part in a package of its own, internal/locks.
+// Two parts are packages of their own: internal/locks for named locks, internal/liveness for fast failover.
 //
 // # The life of a membership
 //

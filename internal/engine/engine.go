@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/liveness"
 	"github.com/pgleases/pgleases/internal/locks"
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/store"
@@ -27,17 +28,17 @@ type engine struct {
 	config Config
 	log    *slog.Logger
 
-	progress   progress   // what is under way, and what rests after a failure
-	connection connection // to the database
-	session    session    // which heartbeats keep alive
-	trust      trust      // that they earn
-	watch      watch      // of the database's clock
-	server     server     // to which the connection leads
-	expiry     expiry     // when to check for expired sessions
-	failover   failover   // with fast failover: liveness locks
-	members    members    // of leases, and what is owned of them
-	releases   releases   // what is released and announced
-	plans      plans      // which leases ask for one
+	progress   progress       // what is under way, and what rests after a failure
+	connection connection     // to the database
+	session    session        // which heartbeats keep alive
+	trust      trust          // that they earn
+	watch      watch          // of the database's clock
+	server     server         // to which the connection leads
+	expiry     expiry         // when to check for expired sessions
+	liveness   liveness.State // with fast failover: liveness locks
+	members    members        // of leases, and what is owned of them
+	releases   releases       // what is released and announced
+	plans      plans          // which leases ask for one
 	locks      *locks.Session
 	closing    closing // the client's end
 
@@ -49,13 +50,13 @@ func newEngine(c *Client, first Conn) *engine {
 	e := &engine{
 		client: c, config: c.config, log: c.config.Log,
 		progress: newProgress(), connection: connection{prepareAt: never}, session: newSession(now), watch: newWatch(now, c.config.TTL),
-		expiry: expiry{lookAt: never, evictAt: never}, failover: newFailover(c.config.FastFailover, now), members: newMembers(c, now),
+		expiry: expiry{lookAt: never, evictAt: never}, liveness: liveness.New(c.config.FastFailover, now), members: newMembers(c, now),
 		releases: newReleases(), plans: newPlans(c.config.Plan), closing: closing{giveUpAt: never},
 		locks: locks.New(locks.Config{Heartbeat: c.config.Heartbeat, Log: c.config.Log, Wake: c.wakeUp, TrustLost: c.config.Errors.TrustLost}, now),
 	}
 	c.Locks = e.locks
 	e.connection.connected(first)
-	e.failover.connected(first, c.wakeUp)
+	e.liveness.Connected(first, c.wakeUp)
 	e.client.stats.Store(statsOf(e))
 	return e
 }
@@ -168,7 +169,7 @@ func (e *engine) work(now time.Time) time.Time {
 	switch {
 	case running == nil && t != nil:
 		e.begin(t, now)
-	case running == nil && (e.connection.listening || e.failover.on && e.connection.conn != nil): // which notices the connection's end
+	case running == nil && (e.connection.listening || e.liveness.On && e.connection.conn != nil): // which notices the connection's end
 		if rests := e.progress.rests[waitForNotifications].until; rests.After(now) {
 			at = earlier(at, rests)
 		} else {
@@ -180,7 +181,7 @@ func (e *engine) work(now time.Time) time.Time {
 	if t != nil {
 		at = never // the end of what is under way wakes the engine
 	}
-	at = earlier(at, e.failover.pulseDue())
+	at = earlier(at, e.liveness.PulseDue())
 	return earlier(at, earlier(e.trust.ends(), earlier(e.members.drainsDue(), e.closing.giveUpAt)))
 }
 
@@ -224,7 +225,7 @@ func (e *engine) completed(t *task, err error) {
 
 func (e *engine) connected(c Conn) {
 	e.connection.connected(c)
-	e.failover.connected(c, e.client.wakeUp)
+	e.liveness.Connected(c, e.client.wakeUp)
 	e.session.beatNow()
 	clear(e.progress.rests)
 	e.reconnects++
@@ -232,8 +233,8 @@ func (e *engine) connected(c Conn) {
 
 // disconnect drops the trust before this side ends the connection.
 func (e *engine) disconnect() {
-	if l := e.failover.lifeline; l != nil && !e.connection.conn.Closed() {
-		l.end()
+	if !e.connection.conn.Closed() {
+		e.liveness.End()
 	}
 	e.checkTrust(time.Now())
 	e.connection.close()
@@ -243,14 +244,14 @@ func (e *engine) disconnect() {
 
 // watchConnection looks at the connection, with fast failover, and lets readers read for some more time.
 func (e *engine) watchConnection(now time.Time) {
-	if !e.failover.on {
+	if !e.liveness.On {
 		return
 	}
-	if stopped := e.failover.beat(now); stopped > 0 {
+	if stopped := e.liveness.Beat(now); stopped > 0 {
 		e.session.beatNow()
 		e.log.Info("pgleases: readers wait for the server, as the process was stopped", slog.Duration("for", stopped))
 	}
-	if e.failover.allows(e.trust.validity, e.connection.conn, now) {
+	if e.liveness.Allows(e.trust.validity, e.connection.conn, now) {
 		for m := range e.members.all() { // readers read again, and those that wait for that are notified
 			m.showAgain()
 		}
@@ -259,7 +260,7 @@ func (e *engine) watchConnection(now time.Time) {
 
 // answered takes an answer to a statement that was sent at that moment, which shows that the session lives.
 func (e *engine) answered(sent time.Time) {
-	again, beat := e.failover.answered(sent)
+	again, beat := e.liveness.Answered(sent)
 	if beat {
 		e.session.beatNow()
 	}
@@ -275,7 +276,7 @@ func (e *engine) notified(granted []int64) {
 		return
 	}
 	e.members.readAll()
-	e.failover.lookAt = atOnce
+	e.liveness.LookAt = atOnce
 }
 
 // --- the session
@@ -399,8 +400,8 @@ func (e *engine) earnTrust(sent time.Time) {
 		}
 		e.loseTrust(now, e.config.Errors.TrustLost) // a reader has seen its end
 	}
-	e.trust.begin(sent, trusts, e.failover.on)
-	e.failover.carries(e.trust.validity)
+	e.trust.begin(sent, trusts, e.liveness.On)
+	e.liveness.Carries(e.trust.validity)
 	e.members.validity = e.trust.validity
 	e.watchConnection(now)
 	for m := range e.members.all() {
@@ -413,7 +414,7 @@ func (e *engine) earnTrust(sent time.Time) {
 func (e *engine) checkTrust(now time.Time) {
 	switch cause := e.config.Errors.TrustLost; {
 	case !e.trust.over(now):
-	case e.failover.ended():
+	case e.liveness.Ended():
 		e.loseTrust(now, fmt.Errorf("%w: the connection has ended", cause))
 	default:
 		e.loseTrust(now, cause)

@@ -7,12 +7,16 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/liveness"
 )
+
+type failoverConn = liveness.Conn
 
 // A thread is a connection with fast failover, of which a test says what becomes of it.
 type thread struct {
 	Conn
-	FailoverConn
+	failoverConn
 	severed bool
 	holdErr error
 	end     func()
@@ -28,7 +32,8 @@ func newThread() (*engine, *thread) {
 	c := new(thread)
 	e := newEngine(newClient(Config{TTL: 20 * time.Second, Heartbeat: 5 * time.Second, FastFailover: true,
 		Log: slog.New(slog.DiscardHandler), Errors: errorsOfTests}), c)
-	e.failover.heldFor, e.session.registered = e.session.number, true
+	e.liveness.Holds(e.session.number)
+	e.session.registered = true
 	e.earnTrust(time.Now())
 	return e, c
 }
@@ -36,7 +41,7 @@ func newThread() (*engine, *thread) {
 // looks has the client look at its connection for so long, as often as it does.
 func (e *engine) looks(during time.Duration) {
 	for until := time.Now().Add(during); time.Now().Before(until); {
-		time.Sleep(time.Until(earlier(e.failover.pulseDue(), until)))
+		time.Sleep(time.Until(earlier(e.liveness.PulseDue(), until)))
 		e.watchConnection(time.Now())
 	}
 }
@@ -54,7 +59,7 @@ func TestReadersOfAStoppedProcessWaitForAnAnswerToWhatWasSentSince(t *testing.T)
 		e.looks(3 * time.Second)
 		expect("a client that looks", true)
 		sent := time.Now()
-		time.Sleep(stoppedFor + pulseEvery)
+		time.Sleep(liveness.StoppedFor + liveness.PulseEvery)
 		expect("a process that goes on", false)
 		e.watchConnection(time.Now())
 		expect("when it was noticed", false)
@@ -78,12 +83,12 @@ func TestNobodyReadsOnAConnectionThatHasEndedUnread(t *testing.T) {
 		e, c := newThread()
 		v := e.trust.validity
 		c.severed = true
-		e.looks(stoppedFor + pulseEvery)
+		e.looks(liveness.StoppedFor + liveness.PulseEvery)
 		if v.Holds() || v.Over() {
 			t.Errorf("trusted %v, over %v", v.Holds(), v.Over())
 		}
 		c.severed = false // the server had said so
-		if e.looks(pulseEvery); !v.Holds() {
+		if e.looks(liveness.PulseEvery); !v.Holds() {
 			t.Error("it does not go on")
 		}
 	})
@@ -134,13 +139,13 @@ func TestWhoWaitsIsToldWhenReadersReadAgain(t *testing.T) {
 		for name, lapse := range map[string]func(e *engine, c *thread){
 			"the server had said that it ends the connection": func(e *engine, c *thread) {
 				c.severed = true
-				e.looks(stoppedFor + pulseEvery)
+				e.looks(liveness.StoppedFor + liveness.PulseEvery)
 				c.severed = false
 			},
 			"an answer came first": func(e *engine, _ *thread) {
-				time.Sleep(stoppedFor - pulseEvery/2)
+				time.Sleep(liveness.StoppedFor - liveness.PulseEvery/2)
 				sent := time.Now()
-				time.Sleep(pulseEvery)
+				time.Sleep(liveness.PulseEvery)
 				e.answered(sent)
 			},
 		} {

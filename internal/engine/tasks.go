@@ -83,12 +83,12 @@ func retryDue(e *engine, _ time.Time) time.Time { return e.connection.retryAt }
 func lookUpDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.closing.lookUp) }
 
 func holdLivenessDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(e.failover.toHold(e.session.number))
+	return atOnceIf(e.liveness.ToHold(e.session.number))
 }
 
 // heartbeatDue is early if a check for expired sessions is due: the answer says whether another client made it.
 func heartbeatDue(e *engine, _ time.Time) time.Time {
-	if e.failover.toHold(e.session.number) {
+	if e.liveness.ToHold(e.session.number) {
 		return never
 	}
 	return earlier(e.session.nextBeat, e.expiry.lookAt)
@@ -141,17 +141,17 @@ func weightDue(e *engine, _ time.Time) time.Time {
 }
 
 func watchLivenessDue(e *engine, _ time.Time) time.Time {
-	if !e.failover.on || e.onlySessionRemains() {
+	if !e.liveness.On || e.onlySessionRemains() {
 		return never
 	}
-	return e.failover.lookAt
+	return e.liveness.LookAt
 }
 
 func evictDisconnectedDue(e *engine, _ time.Time) time.Time {
 	if e.onlySessionRemains() {
 		return never
 	}
-	return e.failover.evictDue()
+	return e.liveness.EvictDue()
 }
 
 func evictDue(e *engine, _ time.Time) time.Time { return e.expiry.evictAt }

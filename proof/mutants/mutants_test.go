@@ -145,12 +145,12 @@ const guarded = ` AND p.partition OPERATOR(pg_catalog.=) $2 AND p.epoch OPERATOR
 
 var mutants = append(asleep(), []mutant{
 	{"trust that outlives the connection", "ends", `trusted true`, []edit{
-		{"internal/engine/failover.go", `	if l.validity != nil {
+		{"internal/liveness/liveness.go", `	if l.validity != nil {
 		l.validity.End()
 	}
 	l.mu.Unlock()`, `	l.mu.Unlock()`, 0},
 	}},
-	{"readers of a stopped process", "cuts", `overlap|epoch falls`, []edit{{"internal/engine/failover.go", `Allow(now.Add(stoppedFor))`, `Allow(now.Add(time.Hour))`, 0}}},
+	{"readers of a stopped process", "cuts", `overlap|epoch falls`, []edit{{"internal/liveness/liveness.go", `Allow(now.Add(StoppedFor))`, `Allow(now.Add(time.Hour))`, 0}}},
 	{"a terminated session taken for a dead one", "terminated", `evicted|presences`, []edit{{"sql/functions.sql", `s.killed = $6 AND `, ``, 0}}},
 	{"no local trust deadline", "histories", `overlap|stale`, []edit{
 		{"internal/owned/validity.go", `time.Duration(v.deadline.Load()) > time.Since(v.opened)`, `v.deadline.Load() > 0`, 0},
