@@ -13,7 +13,7 @@ import (
 )
 
 // Clients at work are steered by SQL: each verb does what it says, cuts no work off, and no partition is worked on twice at once.
-func TestClientsAtWorkAreSteeredWithPsql(t *testing.T) {
+func TestClientsAtWorkAreOperatedWithPsql(t *testing.T) {
 	t.Parallel()
 	const partitions = 12
 	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
