@@ -55,7 +55,7 @@ func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
 	lease.current = make([]int32, len(r.Owners))
 	lease.home = make([]int32, len(r.Owners))
 	for p := range r.Owners {
-		lease.home[p] = memberOf(members, r.HomeIDs[p])
+		lease.home[p] = memberOf(members, r.PreferredIDs[p])
 		lease.current[p] = lease.with(r, p, living)
 		if i, ok := members[r.OwnerIDs[p]]; ok && lease.current[p] < 0 { // it restarted: its own come back
 			lease.home[p] = i

@@ -16,7 +16,7 @@ func leaseOf(name string, partitions int, members ...store.Member) read {
 	return read{store.LeasePlan{
 		Name: name, Generation: 1, Members: members,
 		Owners: make([]int64, partitions), Targets: make([]int64, partitions),
-		OwnerIDs: make([]string, partitions), HomeIDs: make([]string, partitions),
+		OwnerIDs: make([]string, partitions), PreferredIDs: make([]string, partitions),
 	}}
 }
 

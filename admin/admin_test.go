@@ -26,7 +26,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		INSERT INTO pgleases.presences VALUES (11, -1);
 		INSERT INTO pgleases.leases VALUES ('l', 10, 5, 1, 0, 'infinity', now()), ('dropped', 0, 5, 1, 0, 'infinity', now());
 		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) SELECT 'l', s, 1, now(), 1 FROM unnest('{11,12,13,99}'::bigint[]) AS s;
-		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, home_id, owned_since, asked_at) VALUES
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, preferred_owner_id, owned_since, asked_at) VALUES
 			('l', 0, 11, 11, 3, 'a', NULL, now(), NULL), ('l', 1, 11, 13, 3, 'a', NULL, now(), now()), ('l', 2, 14, 14, 3, 'dead', NULL, now(), NULL),
 			('l', 3, 77, 11, 3, 'gone', 'gone', now(), NULL), ('l', 4, NULL, NULL, 3, NULL, NULL, NULL, NULL), ('l', 5, 12, 13, 3, 'b', NULL, now(), now());
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) SELECT 'l', p, 11, 11, 3, 'a', now() FROM generate_series(6, 9) AS p`)
@@ -49,7 +49,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 	}
 	var told []string
 	for _, h := range l.Holdings {
-		told = append(told, strings.Join([]string{h.Partitions.String(), h.Owner, h.Target, h.LastOwner, h.Home}, "|"))
+		told = append(told, strings.Join([]string{h.Partitions.String(), h.Owner, h.Target, h.LastOwner, h.PreferredOwner}, "|"))
 		if h.Moves() != (h.Partitions[0].First == 1 || h.Partitions[0].First == 5) {
 			t.Errorf("%v moves: %v", h.Partitions, h.Moves())
 		}

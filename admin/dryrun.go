@@ -172,7 +172,7 @@ func (t trial) fingerprint(c Change) string {
 			l.Generation = 0
 		}
 		hashPartitions(hash, l)
-		l.Owners, l.Targets, l.OwnerIDs, l.HomeIDs = nil, nil, nil, nil
+		l.Owners, l.Targets, l.OwnerIDs, l.PreferredIDs = nil, nil, nil, nil
 		failed = errors.Join(failed, write(l))
 	}
 	if failed != nil {
@@ -186,7 +186,7 @@ func hashPartitions(hash io.Writer, l store.LeasePlan) {
 	of := binary.AppendVarint(nil, int64(len(l.Owners)))
 	for p := range l.Owners {
 		of = binary.AppendVarint(binary.AppendVarint(of, l.Owners[p]), l.Targets[p])
-		for _, id := range []string{l.OwnerIDs[p], l.HomeIDs[p]} {
+		for _, id := range []string{l.OwnerIDs[p], l.PreferredIDs[p]} {
 			of = append(binary.AppendVarint(of, int64(len(id))), id...)
 		}
 	}

@@ -268,7 +268,7 @@ func TestADryRunOfAProgramThatStopsKeepsNobodyFromALease(t *testing.T) {
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.FreshDatabase(t)))
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('wide', 20000, 5, 1, 0, 'infinity', now())`,
-		`INSERT INTO pgleases.partitions (lease, partition, epoch, owner_id, home_id) SELECT 'wide', p, 3, repeat('x', 200) || p, repeat('y', 200) || p FROM generate_series(0, 19999) AS p`)
+		`INSERT INTO pgleases.partitions (lease, partition, epoch, owner_id, preferred_owner_id) SELECT 'wide', p, 3, repeat('x', 200) || p, repeat('y', 200) || p FROM generate_series(0, 19999) AS p`)
 	wire := &tests.Wire{ReadBuffer: 4096}
 	a := newAdmin(t, newPool(t, url, wire.Carry))
 	free := wire.Delay(".freeze(")

@@ -13,7 +13,7 @@ func wide(leases, partitions int) []store.LeasePlan {
 		l := store.LeasePlan{Name: string(rune('a' + i)), Generation: 7, Members: []store.Member{{Session: 1, ID: "one"}, {Session: 2, ID: "two"}}, Pins: map[int]string{1: "one"}}
 		for p := range partitions {
 			l.Owners, l.Targets = append(l.Owners, int64(1+p%2)), append(l.Targets, int64(1+p%2))
-			l.OwnerIDs, l.HomeIDs = append(l.OwnerIDs, ""), append(l.HomeIDs, "one")
+			l.OwnerIDs, l.PreferredIDs = append(l.OwnerIDs, ""), append(l.PreferredIDs, "one")
 		}
 		read[i] = l
 	}
@@ -42,20 +42,20 @@ func TestAFingerprintIsOfAllThatAPlanReads(t *testing.T) {
 		t.Error("another generation is another fingerprint")
 	}
 	for what, change := range map[string]func(l *store.LeasePlan){
-		"another owner":             func(l *store.LeasePlan) { l.Owners[2] = 2 },
-		"an owner of the first":     func(l *store.LeasePlan) { l.Owners[0] = 2 },
-		"another target":            func(l *store.LeasePlan) { l.Targets[2] = 2 },
-		"another target of another": func(l *store.LeasePlan) { l.Targets[4] = 2 },
-		"another last owner":        func(l *store.LeasePlan) { l.OwnerIDs[5] = "two" },
-		"another home":              func(l *store.LeasePlan) { l.HomeIDs[5] = "two" },
-		"one home for the other":    func(l *store.LeasePlan) { l.OwnerIDs[5], l.HomeIDs[5] = "one", "" },
-		"another member":            func(l *store.LeasePlan) { l.Members[1].ID = "three" },
-		"another weight":            func(l *store.LeasePlan) { l.Members[1].Weight = 3 },
-		"another pin":               func(l *store.LeasePlan) { l.Pins[2] = "one" },
-		"a pause":                   func(l *store.LeasePlan) { l.Paused = true },
-		"another name":              func(l *store.LeasePlan) { l.Name = "z" },
+		"another owner":                     func(l *store.LeasePlan) { l.Owners[2] = 2 },
+		"an owner of the first":             func(l *store.LeasePlan) { l.Owners[0] = 2 },
+		"another target":                    func(l *store.LeasePlan) { l.Targets[2] = 2 },
+		"another target of another":         func(l *store.LeasePlan) { l.Targets[4] = 2 },
+		"another last owner":                func(l *store.LeasePlan) { l.OwnerIDs[5] = "two" },
+		"another preferred owner":           func(l *store.LeasePlan) { l.PreferredIDs[5] = "two" },
+		"one preferred owner for the other": func(l *store.LeasePlan) { l.OwnerIDs[5], l.PreferredIDs[5] = "one", "" },
+		"another member":                    func(l *store.LeasePlan) { l.Members[1].ID = "three" },
+		"another weight":                    func(l *store.LeasePlan) { l.Members[1].Weight = 3 },
+		"another pin":                       func(l *store.LeasePlan) { l.Pins[2] = "one" },
+		"a pause":                           func(l *store.LeasePlan) { l.Paused = true },
+		"another name":                      func(l *store.LeasePlan) { l.Name = "z" },
 		"one partition less": func(l *store.LeasePlan) {
-			l.Owners, l.Targets, l.OwnerIDs, l.HomeIDs = l.Owners[:5], l.Targets[:5], l.OwnerIDs[:5], l.HomeIDs[:5]
+			l.Owners, l.Targets, l.OwnerIDs, l.PreferredIDs = l.Owners[:5], l.Targets[:5], l.OwnerIDs[:5], l.PreferredIDs[:5]
 		},
 	} {
 		of(what, drain, change)

@@ -95,15 +95,15 @@ type Member struct {
 
 // Holding is the partitions of a lease that have the same owner and the same target.
 type Holding struct {
-	OwnerSession  int64     `json:"owner_session,string"`  // 0: none
-	TargetSession int64     `json:"target_session,string"` // 0: none
-	Owner         string    `json:"owner"`                 // its client ID; empty: it has none, or one that was taken out
-	Target        string    `json:"target"`                // the client that shall own them; empty: none
-	LastOwner     string    `json:"last_owner"`            // the ID of the owner, or of the last one; empty: they never had one
-	Home          string    `json:"home"`                  // the ID of the client to which they return; empty: none
-	Since         time.Time `json:"since,omitzero"`        // the oldest of these ownerships; zero: there is none
-	Asked         time.Time `json:"asked,omitzero"`        // when the owner was first asked to hand over one of them; zero: it is not
-	Partitions    Ranges    `json:"partitions"`
+	OwnerSession   int64     `json:"owner_session,string"`  // 0: none
+	TargetSession  int64     `json:"target_session,string"` // 0: none
+	Owner          string    `json:"owner"`                 // its client ID; empty: it has none, or one that was taken out
+	Target         string    `json:"target"`                // the client that shall own them; empty: none
+	LastOwner      string    `json:"last_owner"`            // the ID of the owner, or of the last one; empty: they never had one
+	PreferredOwner string    `json:"preferred_owner"`       // the ID of the client to which they return; empty: none
+	Since          time.Time `json:"since,omitzero"`        // the oldest of these ownerships; zero: there is none
+	Asked          time.Time `json:"asked,omitzero"`        // when the owner was first asked to hand over one of them; zero: it is not
+	Partitions     Ranges    `json:"partitions"`
 }
 
 // Moves reports whether the owner, who lives, is asked to hand over.
@@ -227,18 +227,18 @@ var ErrNoSuchPartition = errors.New("admin: there is no such partition")
 
 // An Explanation is why a partition is where it is.
 type Explanation struct {
-	Lease     string    `json:"lease"`
-	Partition int       `json:"partition"`
-	Epoch     int64     `json:"epoch,string"`   // fencing token, a text in JSON, as it has up to 63 bits
-	Owner     string    `json:"owner"`          // its client ID; empty: none
-	Since     time.Time `json:"since,omitzero"` // zero: it has no owner
-	Target    string    `json:"target"`         // the client that shall own it; empty: none
-	LastOwner string    `json:"last_owner"`
-	Home      string    `json:"home"`           // the client to which it returns; empty: none
-	Asked     time.Time `json:"asked,omitzero"` // when the owner was asked to hand over; zero: it is not
-	Member    *Member   `json:"member"`         // the owner's part in the lease; nil: none
-	Members   []Member  `json:"members"`        // of the lease
-	Reasons   []string  `json:"reasons"`        // sentences: first why it is there, then what waits
+	Lease          string    `json:"lease"`
+	Partition      int       `json:"partition"`
+	Epoch          int64     `json:"epoch,string"`   // fencing token, a text in JSON, as it has up to 63 bits
+	Owner          string    `json:"owner"`          // its client ID; empty: none
+	Since          time.Time `json:"since,omitzero"` // zero: it has no owner
+	Target         string    `json:"target"`         // the client that shall own it; empty: none
+	LastOwner      string    `json:"last_owner"`
+	PreferredOwner string    `json:"preferred_owner"` // the client to which it returns; empty: none
+	Asked          time.Time `json:"asked,omitzero"`  // when the owner was asked to hand over; zero: it is not
+	Member         *Member   `json:"member"`          // the owner's part in the lease; nil: none
+	Members        []Member  `json:"members"`         // of the lease
+	Reasons        []string  `json:"reasons"`         // sentences: first why it is there, then what waits
 }
 
 // Explain tells why a partition is where it is: its owner's share and weight, and what waits. The errors are those of Snapshot, and
@@ -327,8 +327,8 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 			say("It is elsewhere as long as %q does not work on the lease, or the lease is frozen.", w.Client)
 		}
 	}
-	if e.Home != "" && e.Home != e.Owner {
-		say("Its home is %q: it returns there once that client has room for it in its share.", e.Home)
+	if e.PreferredOwner != "" && e.PreferredOwner != e.Owner {
+		say("Its preferred owner is %q: it returns there once that client has room for it in its share.", e.PreferredOwner)
 	}
 	switch {
 	case owner != nil && target != nil && owner != target:

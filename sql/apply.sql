@@ -3,9 +3,9 @@
 -- target at once, under the next epoch.
 --
 -- $1 text[], $2 bigint[]  leases of the plan, and their generations as the plan read them
--- $3 text[], $4 bigint[]  heirs: lease and session of each target of a move (0: none)
+-- $3 text[], $4 bigint[]  successors: lease and session of each target of a move (0: none)
 -- $5 text[], $6 int[], $7 int[]  runs: lease, first and last partition of each part of a lease in which there are moves
--- $8 int[]    one element for each partition of each run: the number of its heir, from 1; 0: it is not moved
+-- $8 int[]    one element for each partition of each run: the number of its successor, from 1; 0: it is not moved
 -- $9 int      lock timeout, milliseconds
 -- $10 bigint  microseconds until another plan is due; negative: only of leases in which moves are left over, after so many
 -- $11 text    channel to notify; empty: none

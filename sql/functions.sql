@@ -584,7 +584,7 @@ $pgleases_body$;
 -- row of the lease in the weakest mode, and does not write to it: announce does, in a transaction that waits for no flush. FOR KEY
 -- SHARE keeps plans, evictions and leaves from the lease. A session that is gone releases nothing: a plan may have read that.
 CREATE OR REPLACE FUNCTION pgleases.release(
-    session bigint, leases pg_catalog.text[], partitions int[], epochs bigint[], heirs bigint[],
+    session bigint, leases pg_catalog.text[], partitions int[], epochs bigint[], successors bigint[],
     leaving pg_catalog.text[], planned bigint[], ending pg_catalog.text[], last_join bigint, lock_ms int, channel pg_catalog.text,
     OUT released_leases pg_catalog.text[], OUT released_partitions int[], OUT owners bigint[], OUT new_epochs bigint[],
     OUT busy_leases pg_catalog.text[], OUT busy_partitions int[], OUT left_leases pg_catalog.text[], OUT asking pg_catalog.text[])
@@ -593,7 +593,7 @@ SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan S
 AS $pgleases_body$
 DECLARE
     names CONSTANT text[] := ARRAY(SELECT DISTINCT n FROM unnest($2 || $6) AS n);
-    as_planned text[]; -- leases to leave that are as the plan of the heirs read them
+    as_planned text[]; -- leases to leave that are as the plan of the successors read them
     first bigint;
     present bigint; -- the server generation
     drained text[] := '{}';
@@ -621,8 +621,8 @@ BEGIN
 
     WITH taken AS MATERIALIZED (
         SELECT p.place, p.lease, p.owner_id, b.epoch >> 32 < present AND NOT (p.lease = ANY ($6)) AS renewed,
-               CASE WHEN b.heir <> 0 AND p.lease = ANY (as_planned) THEN b.heir ELSE p.target END AS target
-        FROM (SELECT * FROM unnest($2, $3, $4, $5) AS b (lease, partition, epoch, heir) ORDER BY lease, partition) AS b
+               CASE WHEN b.successor <> 0 AND p.lease = ANY (as_planned) THEN b.successor ELSE p.target END AS target
+        FROM (SELECT * FROM unnest($2, $3, $4, $5) AS b (lease, partition, epoch, successor) ORDER BY lease, partition) AS b
         CROSS JOIN LATERAL ( -- IS TRUE keeps the planner from the index on owner: by the key is faster
             SELECT p.ctid AS place, p.lease, p.target, p.owner_id
             FROM pgleases.partitions AS p
@@ -630,7 +630,7 @@ BEGIN
             FOR UPDATE SKIP LOCKED -- a guarded transaction has the others
         ) AS p
         WHERE present IS NOT NULL
-    ), heirs AS MATERIALIZED ( -- those that are living members
+    ), successors AS MATERIALIZED ( -- those that are living members
         SELECT n.lease, n.session, c.id
         FROM (SELECT DISTINCT k.lease, CASE WHEN k.renewed THEN $1 ELSE k.target END AS session FROM taken AS k) AS n
         CROSS JOIN LATERAL (
@@ -644,16 +644,16 @@ BEGIN
         SET owner = h.session, target = CASE WHEN k.renewed THEN k.target ELSE h.session END,
             epoch = greatest(p.epoch + 1, first),
             owner_id = coalesce(h.id, p.owner_id),
-            home_id = CASE WHEN h.id = p.home_id THEN NULL
+            preferred_owner_id = CASE WHEN h.id = p.preferred_owner_id THEN NULL
                            WHEN h.id <> p.owner_id
                             AND (p.lease = ANY ($6) OR drains
                                  OR p.lease IN (SELECT own.lease FROM pgleases.members AS own WHERE own.session = $1 AND own.weight = 0))
                            THEN p.owner_id
-                           ELSE p.home_id END,
+                           ELSE p.preferred_owner_id END,
             owned_since = CASE WHEN h.session IS NOT NULL THEN clock_timestamp() END,
             asked_at = CASE WHEN CASE WHEN k.renewed THEN k.target ELSE h.session END IS DISTINCT FROM h.session THEN p.asked_at END
         FROM taken AS k
-        LEFT JOIN heirs AS h ON h.lease = k.lease AND h.session = CASE WHEN k.renewed THEN $1 ELSE k.target END
+        LEFT JOIN successors AS h ON h.lease = k.lease AND h.session = CASE WHEN k.renewed THEN $1 ELSE k.target END
         WHERE p.ctid = k.place
         RETURNING p.lease, p.partition, p.owner, p.epoch, k.renewed, k.owner_id AS from_id, h.id AS to_id
     ), told AS (
@@ -750,7 +750,7 @@ CREATE OR REPLACE FUNCTION pgleases.snapshot(
     OUT name pg_catalog.text, OUT generation bigint, OUT partitions int,
     OUT sessions bigint[], OUT ids pg_catalog.text[], OUT incarnations bigint[], OUT weights int[],
     OUT drained boolean[], OUT cordoned boolean[], OUT paused boolean, OUT frozen boolean, OUT pinned int[], OUT pinned_to pg_catalog.text[],
-    OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT home_ids pg_catalog.text[], OUT numbers pg_catalog.text)
+    OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT preferred_owner_ids pg_catalog.text[], OUT numbers pg_catalog.text)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE -- all of it reads one snapshot
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
@@ -768,7 +768,7 @@ BEGIN
     RETURN QUERY
     SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights, m.drained, m.cordoned,
         v.verbs LIKE '%pause%', v.verbs LIKE '%freeze%', v.pinned, v.pinned_to,
-           h.owners, h.targets, h.owner_ids, h.home_ids, h.numbers
+           h.owners, h.targets, h.owner_ids, h.preferred_owner_ids, h.numbers
     FROM pgleases.leases AS l
     CROSS JOIN LATERAL (
         SELECT coalesce(array_agg(a.session), '{}') AS sessions, coalesce(array_agg(a.id), '{}') AS ids,
@@ -783,12 +783,12 @@ BEGIN
     ) AS m
     CROSS JOIN LATERAL (
         SELECT coalesce(array_agg(coalesce(p.owner, 0)), '{}') AS owners, coalesce(array_agg(coalesce(p.target, 0)), '{}') AS targets,
-               coalesce(array_agg(coalesce(p.owner_id, '')), '{}') AS owner_ids, coalesce(array_agg(coalesce(p.home_id, '')), '{}') AS home_ids,
+               coalesce(array_agg(coalesce(p.owner_id, '')), '{}') AS owner_ids, coalesce(array_agg(coalesce(p.preferred_owner_id, '')), '{}') AS preferred_owner_ids,
                coalesce(string_agg(array_to_string(p.numbers, ','), ';'), '') AS numbers
-        FROM (SELECT p.owner, p.target, p.owner_id, p.home_id, array_agg(p.partition) AS numbers
+        FROM (SELECT p.owner, p.target, p.owner_id, p.preferred_owner_id, array_agg(p.partition) AS numbers
               FROM pgleases.partitions AS p
               WHERE p.lease = l.name
-              GROUP BY p.owner, p.target, p.owner_id, p.home_id) AS p
+              GROUP BY p.owner, p.target, p.owner_id, p.preferred_owner_id) AS p
     ) AS h
     CROSS JOIN LATERAL (
         SELECT coalesce(string_agg(w.verb, ' ') FILTER (WHERE w.partition IS NULL), '') AS verbs,
@@ -805,20 +805,20 @@ $pgleases_body$;
 -- while this one waited, and while it lasts no release, join or other plan of these leases is carried out. So who owns a partition
 -- does not change from there on; a fence may raise its epoch.
 CREATE OR REPLACE FUNCTION pgleases.apply(
-    names pg_catalog.text[], generations bigint[], heir_leases pg_catalog.text[], heirs bigint[],
+    names pg_catalog.text[], generations bigint[], successor_leases pg_catalog.text[], successors bigint[],
     leases pg_catalog.text[], firsts int[], lasts int[], moves int[], lock_ms int, again bigint, channel pg_catalog.text,
     OUT applied boolean, OUT unaccepted boolean, OUT asked int, OUT given int, OUT left_over int, OUT moved pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
-    heir_ids text[];
+    successor_ids text[];
     unchanged int;
     lowest bigint; -- epoch
     late text[] := '{}';
     concerned bigint[] := '{}'; -- sessions to notify
     free_places tid[]; -- what is not an owner's to hand over: by move
     free_epochs bigint[];
-    free_heirs int[];
+    free_successors int[];
 BEGIN
     PERFORM pgleases.settings(true, $9);
     applied := false;
@@ -838,7 +838,7 @@ BEGIN
     END IF;
     applied := true;
     IF cardinality($8) > 0 THEN
-        heir_ids := ARRAY( -- null: no living member
+        successor_ids := ARRAY( -- null: no living member
             SELECT c.id
             FROM unnest($3, $4) WITH ORDINALITY AS h (lease, session, number)
             LEFT JOIN LATERAL (
@@ -848,12 +848,12 @@ BEGIN
             ) AS c ON true
             ORDER BY h.number);
         WITH moves AS MATERIALIZED ( -- without those to sessions that are no living members any more
-            SELECT p.place, p.epoch, p.heir,
+            SELECT p.place, p.epoch, p.successor,
                    p.owner IS NOT NULL AND (p.lease, p.owner) IN (
                        SELECT m.lease, m.session FROM pgleases.members AS m
                        CROSS JOIN LATERAL (SELECT FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
                        WHERE m.lease = ANY ($1)) AS kept
-            FROM (SELECT p.place, p.lease, p.owner, p.epoch, $8[r.before + p.partition - r.first + 1] AS heir
+            FROM (SELECT p.place, p.lease, p.owner, p.epoch, $8[r.before + p.partition - r.first + 1] AS successor
                   FROM (SELECT r.lease, r.first, r.last, sum(r.last - r.first + 1) OVER (ORDER BY r.number) - (r.last - r.first + 1) AS before
                         FROM unnest($5, $6, $7) WITH ORDINALITY AS r (lease, first, last, number)) AS r
                   CROSS JOIN LATERAL (
@@ -862,23 +862,23 @@ BEGIN
                       OFFSET 0
                   ) AS p
                   WHERE r.lease = ANY ($1)) AS p
-            WHERE p.heir > 0 AND ($4[p.heir] = 0 OR heir_ids[p.heir] IS NOT NULL)
+            WHERE p.successor > 0 AND ($4[p.successor] = 0 OR successor_ids[p.successor] IS NOT NULL)
         ), asked AS ( -- an UPDATE of these columns does not wait for a guard's lock
             UPDATE pgleases.partitions AS p
-            SET target = nullif($4[m.heir], 0),
-                asked_at = CASE WHEN $4[m.heir] <> p.owner THEN clock_timestamp() END
+            SET target = nullif($4[m.successor], 0),
+                asked_at = CASE WHEN $4[m.successor] <> p.owner THEN clock_timestamp() END
             FROM moves AS m
             WHERE m.kept AND p.ctid = m.place
             RETURNING p.lease, p.owner
         )
-        SELECT d.asked, m.kept - d.asked, d.leases, d.owners, m.places, m.epochs, m.heirs
+        SELECT d.asked, m.kept - d.asked, d.leases, d.owners, m.places, m.epochs, m.successors
         FROM (SELECT coalesce(sum(d.asked), 0) AS asked, coalesce(array_agg(DISTINCT d.lease), '{}') AS leases,
             coalesce(array_agg(DISTINCT d.owner), '{}') AS owners
               FROM (SELECT a.lease, a.owner, count(*) AS asked FROM asked AS a GROUP BY a.lease, a.owner) AS d) AS d,
              (SELECT count(*) FILTER (WHERE m.kept) AS kept, array_agg(m.place) FILTER (WHERE NOT m.kept) AS places,
-                     array_agg(m.epoch) FILTER (WHERE NOT m.kept) AS epochs, array_agg(m.heir) FILTER (WHERE NOT m.kept) AS heirs
+                     array_agg(m.epoch) FILTER (WHERE NOT m.kept) AS epochs, array_agg(m.successor) FILTER (WHERE NOT m.kept) AS successors
               FROM moves AS m) AS m
-        INTO asked, left_over, moved, concerned, free_places, free_epochs, free_heirs;
+        INTO asked, left_over, moved, concerned, free_places, free_epochs, free_successors;
         IF left_over > 0 THEN -- their epochs rose meanwhile
             late := $5;
         END IF;
@@ -886,8 +886,8 @@ BEGIN
     -- An address stays the row's until then: the snapshot of the statement that calls this keeps VACUUM from it.
     IF cardinality(free_places) > 0 THEN -- a statement of its own: a client that joins has the server plan it only where it is needed
         WITH moves AS MATERIALIZED (
-            SELECT m.place, m.epoch, nullif($4[m.heir], 0) AS target, heir_ids[m.heir] AS target_id
-            FROM unnest(free_places, free_epochs, free_heirs) AS m (place, epoch, heir)
+            SELECT m.place, m.epoch, nullif($4[m.successor], 0) AS target, successor_ids[m.successor] AS target_id
+            FROM unnest(free_places, free_epochs, free_successors) AS m (place, epoch, successor)
         ), free AS MATERIALIZED ( -- FOR UPDATE, else a former owner's guard would pass; SKIP LOCKED, else an open guard would block, or a stranger
             SELECT p.place, m.target, m.target_id, p.owner_id
             FROM moves AS m
@@ -901,7 +901,7 @@ BEGIN
             SET owner = f.target, target = f.target,
                 epoch = greatest(p.epoch + 1, lowest),
                 owner_id = coalesce(f.target_id, p.owner_id),
-                home_id = CASE WHEN f.target_id = p.home_id THEN NULL
+                preferred_owner_id = CASE WHEN f.target_id = p.preferred_owner_id THEN NULL
                                WHEN p.owner_id IS NOT NULL AND f.target_id <> p.owner_id
                                 AND (p.owner IS NOT NULL OR (p.lease, p.owner_id) NOT IN ( -- the last owner released it, and is a member still
                                      SELECT m.lease, c.id FROM pgleases.members AS m
@@ -909,7 +909,7 @@ BEGIN
                                      WHERE m.lease = ANY ($1) AND m.weight > 0
                                        AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'drain' AND w.client = c.id)))
                                THEN p.owner_id
-                               ELSE p.home_id END,
+                               ELSE p.preferred_owner_id END,
                 owned_since = CASE WHEN f.target IS NOT NULL THEN clock_timestamp() END,
                 asked_at = NULL
             FROM free AS f

@@ -9,5 +9,5 @@
 -- (sessions; 0: none), the last owner's client ID, and the client ID to which they return (empty: none). Last the partitions themselves:
 -- numbers with commas between, a semicolon between two holdings.
 SELECT name, generation, partitions, sessions, ids, incarnations, weights, drained, cordoned, paused, frozen, pinned, pinned_to,
-       owners, targets, owner_ids, home_ids, numbers
+       owners, targets, owner_ids, preferred_owner_ids, numbers
 FROM pgleases.snapshot($1::text[], $2::boolean)

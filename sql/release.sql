@@ -4,7 +4,7 @@
 -- one is renewed: the owner stays, so that nobody has to wait for the end of what it has worked with. Repeated after a lost
 -- answer it changes nothing, because it names epochs.
 --
--- A session that leaves a lease may have made the plan without it: then its partitions go to the heirs of that plan, unless the lease
+-- A session that leaves a lease may have made the plan without it: then its partitions go to the successors of that plan, unless the lease
 -- has changed since, and no other plan is due.
 --
 -- The new owners in a lease that is left are notified: to leave raises the generation, and keeps others from the lease until it is
@@ -13,8 +13,8 @@
 --
 -- $1 bigint  session
 -- $2 text[], $3 int[], $4 bigint[]  lease, partition and epoch of each release
--- $5 bigint[] its heir (session; 0: its target)
--- $6 text[], $7 bigint[]  leases that it leaves, and their generations as the plan of the heirs read them (0: there are none)
+-- $5 bigint[] its successor (session; 0: its target)
+-- $6 text[], $7 bigint[]  leases that it leaves, and their generations as the plan of the successors read them (0: there are none)
 -- $8 text[]  of these: to be left now; where the session still owns a partition, it stays a member, with weight 0
 -- $9 bigint  number of the session's last join: a late message does not end a membership that a later join began
 -- $10 int    lock timeout, milliseconds

@@ -110,7 +110,7 @@ CREATE TABLE IF NOT EXISTS pgleases.partitions (
     target      bigint,
     epoch       bigint NOT NULL,
     owner_id    pg_catalog.text COLLATE pg_catalog."C",
-    home_id     pg_catalog.text COLLATE pg_catalog."C",
+    preferred_owner_id     pg_catalog.text COLLATE pg_catalog."C",
     owned_since pg_catalog.timestamptz,
     asked_at    pg_catalog.timestamptz,
     PRIMARY KEY (lease, partition)
@@ -123,7 +123,7 @@ COMMENT ON COLUMN pgleases.partitions.owner IS 'The session that owns it; null: 
 COMMENT ON COLUMN pgleases.partitions.target IS 'The session that shall own it. Where that is not the owner, the owner is asked to hand over.';
 COMMENT ON COLUMN pgleases.partitions.epoch IS 'Fencing token: rises at every change of owner, and never repeats.';
 COMMENT ON COLUMN pgleases.partitions.owner_id IS 'The client ID of the owner, or of the last one.';
-COMMENT ON COLUMN pgleases.partitions.home_id IS 'The client ID to which the partition returns: it was the owner when that client went away. Null: none, or it has returned.';
+COMMENT ON COLUMN pgleases.partitions.preferred_owner_id IS 'The client ID to which the partition returns: it was the owner when that client went away. Null: none, or it has returned.';
 COMMENT ON COLUMN pgleases.partitions.owned_since IS 'When this ownership began.';
 COMMENT ON COLUMN pgleases.partitions.asked_at IS 'When the owner was asked to hand over; null: it is not asked.';
 

@@ -3,5 +3,5 @@
 -- $1 text  the lease; null: those of the client
 -- $2 text  the client
 SELECT name, generation, partitions, sessions, ids, incarnations, weights, drained, cordoned, paused, frozen, pinned, pinned_to,
-       owners, targets, owner_ids, home_ids, numbers
+       owners, targets, owner_ids, preferred_owner_ids, numbers
 FROM pgleases.snapshot(pgleases.leases_of($1::pg_catalog.text, $2::pg_catalog.text), false)

@@ -1,7 +1,7 @@
 -- snapshot.sql: all that stands in the tables of leases and clients, in one snapshot. It is sent without parameters, after settings of its
 -- own, in one message that is one transaction: see Admin.readSnapshot. These have the search_path be pg_catalog alone, and the zone UTC.
 --
--- One text, JSON, as a Snapshot has it. Partitions with the same owner, target, last owner and home are one holding.
+-- One text, JSON, as a Snapshot has it. Partitions with the same owner, target, last owner and preferred owner are one holding.
 --
 -- Clients may write any times, also infinite ones and such as JSON does not hold: whoever looks is told less extreme ones. greatest and
 -- least pass over null.
@@ -49,14 +49,14 @@ SELECT json_build_object(
         LEFT JOIN (
             SELECT p.lease, json_agg(json_build_object(
                        'owner_session', coalesce(p.owner, 0)::text, 'target_session', coalesce(p.target, 0)::text, 'owner', o.id, 'target', g.id,
-                       'last_owner', p.owner_id, 'home', p.home_id,
+                       'last_owner', p.owner_id, 'preferred_owner', p.preferred_owner_id,
                        'since', CASE WHEN p.since IS NOT NULL THEN least(greatest(p.since, '0001-01-02 UTC'), '9999-12-30 UTC') END,
                        'asked', CASE WHEN p.asked IS NOT NULL THEN least(greatest(p.asked, '0001-01-02 UTC'), '9999-12-30 UTC') END,
                        'partitions', (SELECT json_agg(json_build_array(lower(r), upper(r) - 1)) FROM unnest(p.numbers) AS r)) ORDER BY p.first) AS holdings
-            FROM (SELECT p.lease, p.owner, p.target, p.owner_id, p.home_id, min(p.owned_since) AS since, min(p.asked_at) AS asked,
+            FROM (SELECT p.lease, p.owner, p.target, p.owner_id, p.preferred_owner_id, min(p.owned_since) AS since, min(p.asked_at) AS asked,
                          min(p.partition) AS first, range_agg(int4range(p.partition, p.partition + 1)) AS numbers
                   FROM pgleases.partitions AS p
-                  GROUP BY p.lease, p.owner, p.target, p.owner_id, p.home_id) AS p
+                  GROUP BY p.lease, p.owner, p.target, p.owner_id, p.preferred_owner_id) AS p
             LEFT JOIN known AS o ON o.session = p.owner
             LEFT JOIN known AS g ON g.session = p.target
             GROUP BY p.lease

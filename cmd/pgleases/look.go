@@ -241,8 +241,8 @@ func newExplain() *cobra.Command {
 		Long: `Tell why a partition is where it is: the share and the weight of its owner among those of the other members, where it would rather be, and what it
 waits for.
 
-The plan gives each member its share by weight, to within one partition; it moves as few as possible, and first those that can go home, where they were
-before their owner went away.`,
+The plan gives each member its share by weight, to within one partition; it moves as few as possible, and first those that can return to
+their preferred owner, which owned them before it went away.`,
 		Example: `  pgleases explain orders/17`,
 	}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, func(io.Writer), error) {
 		lease, partition, err := partitionOf(args[0])

@@ -352,7 +352,7 @@ func planWithout(ctx context.Context, c Conn, plan func([]store.LeasePlan) []sto
 		successors[m.Lease][m.Partition] = m.Target
 	}
 	for i, l := range leaving {
-		leaving[i].Planned, leaving[i].Heirs = generations[l.Lease], successors[l.Lease]
+		leaving[i].Planned, leaving[i].Successors = generations[l.Lease], successors[l.Lease]
 	}
 	return nil
 }

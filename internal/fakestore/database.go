@@ -81,7 +81,7 @@ type (
 	// A Partition is a row of table partitions; 0 and "" stand for null.
 	Partition struct {
 		Owner, Target, Epoch int64
-		OwnerID, HomeID      string
+		OwnerID, PreferredID string
 	}
 	// A Server is the row of table server.
 	Server struct {

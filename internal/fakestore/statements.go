@@ -333,10 +333,10 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 		var answer store.Released
 		_, alive := t.Clients[session]
 		valid := t.Server.AcceptedTimeline == db.run.Timeline
-		planned := make(map[string]bool) // by lease to leave: it is as the plan of the heirs read it
-		heirs := make(map[string]map[int]int64)
+		planned := make(map[string]bool) // by lease to leave: it is as the plan of the successors read it
+		successors := make(map[string]map[int]int64)
 		for _, l := range leaving {
-			planned[l.Lease], heirs[l.Lease] = l.Planned == t.Leases[l.Lease].Generation, l.Heirs
+			planned[l.Lease], successors[l.Lease] = l.Planned == t.Leases[l.Lease].Generation, l.Successors
 		}
 		due := make(map[string]bool) // by lease that changed: whether a plan is due
 		for _, r := range releases {
@@ -352,29 +352,29 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 			from := *row
 			renewed := store.ServerGenerationOf(r.Epoch) < t.Server.Generation && !leaves
 			next := row.Target
-			switch planned := heirs[r.Lease][r.Partition]; {
+			switch planned := successors[r.Lease][r.Partition]; {
 			case renewed:
 				next = session
 			case asPlanned && planned != 0:
 				next = planned
 			}
-			var heir Client
+			var successor Client
 			if t.living(r.Lease, next) && !(next == session && leaves) {
-				heir = t.Clients[next]
+				successor = t.Clients[next]
 			}
 			member, is := t.Members[Member{r.Lease, session}]
-			if heir.ID != "" {
+			if successor.ID != "" {
 				switch {
-				case heir.ID == row.HomeID:
-					row.HomeID = ""
-				case row.OwnerID != "" && heir.ID != row.OwnerID && (leaves || t.overridden("drain", "", t.Clients[session].ID) || is && member.Weight == 0):
-					row.HomeID = row.OwnerID
+				case successor.ID == row.PreferredID:
+					row.PreferredID = ""
+				case row.OwnerID != "" && successor.ID != row.OwnerID && (leaves || t.overridden("drain", "", t.Clients[session].ID) || is && member.Weight == 0):
+					row.PreferredID = row.OwnerID
 				}
-				row.OwnerID = heir.ID
+				row.OwnerID = successor.ID
 			}
-			row.Owner, row.Epoch = heir.Session, db.nextEpoch(from)
+			row.Owner, row.Epoch = successor.Session, db.nextEpoch(from)
 			if !renewed {
-				row.Target = heir.Session
+				row.Target = successor.Session
 			}
 			db.tellMoved("release", r.Lease, r.Partition, from)
 			answer.Released = append(answer.Released, store.Handed{Lease: r.Lease, Partition: r.Partition, Owner: row.Owner, Epoch: row.Epoch})
@@ -651,7 +651,7 @@ func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.L
 					row.OwnerID = ""
 				}
 				p.Owners, p.Targets = append(p.Owners, row.Owner), append(p.Targets, row.Target)
-				p.OwnerIDs, p.HomeIDs = append(p.OwnerIDs, row.OwnerID), append(p.HomeIDs, row.HomeID)
+				p.OwnerIDs, p.PreferredIDs = append(p.OwnerIDs, row.OwnerID), append(p.PreferredIDs, row.PreferredID)
 			}
 			plans = append(plans, p)
 		}
@@ -698,10 +698,10 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 				from := *row
 				if target.ID != "" {
 					switch {
-					case target.ID == row.HomeID:
-						row.HomeID = ""
+					case target.ID == row.PreferredID:
+						row.PreferredID = ""
 					case row.OwnerID != "" && target.ID != row.OwnerID && (row.Owner != 0 || !t.works(m.Lease, row.OwnerID)):
-						row.HomeID = row.OwnerID
+						row.PreferredID = row.OwnerID
 					}
 					row.OwnerID = target.ID
 					concerned[target.Session] = true

@@ -27,7 +27,7 @@ func (f *fixture) state(lease string, clients ...*client) string {
 	}
 	text := f.text(`
 		SELECT coalesce(owner, 0) || '>' || coalesce(target, 0) || ':' || epoch || ' of ' || coalesce(owner_id, '-')
-		    || CASE WHEN home_id IS NOT NULL THEN ' home ' || home_id ELSE '' END
+		    || CASE WHEN preferred_owner_id IS NOT NULL THEN ' prefers ' || preferred_owner_id ELSE '' END
 		    || CASE WHEN asked_at IS NOT NULL THEN ' asked' ELSE '' END
 		FROM partitions WHERE lease = $1 ORDER BY partition`, lease)
 	for _, c := range clients {
@@ -41,8 +41,8 @@ func (f *fixture) doubleState(lease string, clients ...*client) string {
 	var lines []string
 	for _, row := range f.tables().Partitions[lease] {
 		line := fmt.Sprintf("%d>%d:%d of %s", row.Owner, row.Target, row.Epoch, cmp.Or(row.OwnerID, "-"))
-		if row.HomeID != "" {
-			line += " home " + row.HomeID
+		if row.PreferredID != "" {
+			line += " prefers " + row.PreferredID
 		}
 		if row.Owner != row.Target {
 			line += " asked"
@@ -95,7 +95,7 @@ func TestAPlanGivesWhatIsFreeAndAsksForWhatIsNot(t *testing.T) {
 		expect(t, f.state("l", a, b), "a>a:1 of a, b>b:1 of b, b>b:1 of b", "taken back")
 		f.kill("a")
 		expect(t, b.apply(b.plan("l"), Move{"l", 0, b.session}), Applied{Applied: true, Given: 1}, "after a death")
-		expect(t, f.state("l", a, b), "b>b:2 of b home a, b>b:1 of b, b>b:1 of b", "taken from the dead")
+		expect(t, f.state("l", a, b), "b>b:2 of b prefers a, b>b:1 of b, b>b:1 of b", "taken from the dead")
 	})
 }
 
@@ -106,7 +106,7 @@ func TestAPartitionOfADeadOwnerIsGivenEvenToItsTargetOfBefore(t *testing.T) {
 		a.give("l", b.session)
 		f.kill("a")
 		expect(t, b.give("l", b.session).Given, 1, "given")
-		expect(t, f.state("l", b), "b>b:2 of b home a", "state")
+		expect(t, f.state("l", b), "b>b:2 of b prefers a", "state")
 	})
 }
 
@@ -174,7 +174,7 @@ func TestAMoveOfAPartitionThatIsFencedMeanwhileIsLeftOver(t *testing.T) {
 	f.exec("SET session_replication_role = replica; UPDATE partitions SET epoch = 7 WHERE partition = 1; RESET session_replication_role") // without the trigger
 	release()
 	expect(t, applying(), Applied{Applied: true, Given: 1, LeftOver: 1}, "applied")
-	expect(t, f.state("l", a, b), "b>b:2 of b home a, a>a:7 of a", "state")
+	expect(t, f.state("l", a, b), "b>b:2 of b prefers a, a>a:7 of a", "state")
 	expect(t, b.give("l", b.session, b.session), Applied{Applied: true, Asked: 1, Given: 1}, "the next plan")
 }
 
@@ -228,11 +228,11 @@ func TestAnOpenGuardDelaysItsPartitionOnly(t *testing.T) {
 		f.kill("a")
 		// It does not wait: where it did, the lock's timeout would make it fail.
 		expect(t, b.give("l", b.session, b.session, b.session), Applied{Applied: true, Given: 2, LeftOver: 1}, "while it is open")
-		expect(t, f.state("l", a, b), "b>b:2 of b home a, a>b:1 of a asked, b>b:2 of b home a", "state")
+		expect(t, f.state("l", a, b), "b>b:2 of b prefers a, a>b:1 of a asked, b>b:2 of b prefers a", "state")
 		expect(t, b.beat().Leases[0].DueIn, 50*time.Millisecond, "the next plan is due in")
 		end()
 		expect(t, b.give("l", b.session, b.session, b.session).Given, 1, "when it is closed")
-		expect(t, f.state("l", b), "b>b:2 of b home a, b>b:2 of b home a, b>b:2 of b home a", "state")
+		expect(t, f.state("l", b), "b>b:2 of b prefers a, b>b:2 of b prefers a, b>b:2 of b prefers a", "state")
 	})
 }
 

@@ -182,10 +182,10 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 		var rest fakestore.Membership
 		return []any{&m.Lease, &m.Session, &rest.Weight, &rest.JoinNumber}, func() { t.Members[m] = rest }
 	})
-	r.read("SELECT lease, coalesce(owner, 0), coalesce(target, 0), epoch, coalesce(owner_id, ''), coalesce(home_id, '') FROM partitions ORDER BY lease, partition",
+	r.read("SELECT lease, coalesce(owner, 0), coalesce(target, 0), epoch, coalesce(owner_id, ''), coalesce(preferred_owner_id, '') FROM partitions ORDER BY lease, partition",
 		func() ([]any, func()) {
 			var p fakestore.Partition
-			return []any{&name, &p.Owner, &p.Target, &p.Epoch, &p.OwnerID, &p.HomeID}, func() { t.Partitions[name] = append(t.Partitions[name], p) }
+			return []any{&name, &p.Owner, &p.Target, &p.Epoch, &p.OwnerID, &p.PreferredID}, func() { t.Partitions[name] = append(t.Partitions[name], p) }
 		})
 	r.read(`SELECT verb, coalesce(lease, ''), coalesce(partition, 0), CASE WHEN partition IS NULL AND client IS NOT NULL THEN client ELSE '' END,
 		CASE WHEN partition IS NOT NULL THEN client ELSE '' END, until FROM overrides`, func() ([]any, func()) {
@@ -243,8 +243,8 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	for name, rows := range after.Partitions {
 		for number, p := range rows {
 			if p != before.Partitions[name][number] {
-				exec(`UPDATE partitions SET owner = nullif($3::bigint, 0), target = nullif($4::bigint, 0), epoch = $5, owner_id = nullif($6, ''), home_id = nullif($7, '')
-					WHERE lease = $1 AND partition = $2`, name, number, p.Owner, p.Target, p.Epoch, p.OwnerID, p.HomeID)
+				exec(`UPDATE partitions SET owner = nullif($3::bigint, 0), target = nullif($4::bigint, 0), epoch = $5, owner_id = nullif($6, ''), preferred_owner_id = nullif($7, '')
+					WHERE lease = $1 AND partition = $2`, name, number, p.Owner, p.Target, p.Epoch, p.OwnerID, p.PreferredID)
 			}
 		}
 	}

@@ -265,7 +265,7 @@ func TestAPlanReadsAllLeasesThatShareMembers(t *testing.T) {
 		expect(t, strings.Join(names(a.plan("m")), " "), "d m z", "leases of m's plan")
 		a.give("z", a.session, 0)
 		got := fmt.Sprintf("%+v", a.plan("z")[1])
-		want := fmt.Sprintf("{Name:z Generation:2 Members:[{Session:%d ID:a Incarnation:%[2]d Weight:1 Drained:false Cordoned:false}] Paused:false Frozen:false Pins:map[] Owners:[%[1]d 0] Targets:[%[1]d 0] OwnerIDs:[ ] HomeIDs:[ ]}",
+		want := fmt.Sprintf("{Name:z Generation:2 Members:[{Session:%d ID:a Incarnation:%[2]d Weight:1 Drained:false Cordoned:false}] Paused:false Frozen:false Pins:map[] Owners:[%[1]d 0] Targets:[%[1]d 0] OwnerIDs:[ ] PreferredIDs:[ ]}",
 			a.session, f.tables().Clients[a.session].Incarnation)
 		expect(t, got, want, "plan")
 	})

@@ -47,10 +47,10 @@ type Release struct {
 
 // A Leave is a lease that its member leaves.
 type Leave struct {
-	Lease   string
-	Now     bool          // it is left by this release; else by a later one, as the session owns more than that has room for
-	Planned int64         // the generation of the lease as the plan read it that has the heirs; 0: there are none
-	Heirs   map[int]int64 // the sessions that get what is released, by partition; without one a partition goes to its target
+	Lease      string
+	Now        bool          // it is left by this release; else by a later one, as the session owns more than that has room for
+	Planned    int64         // the generation of the lease as the plan read it that has the successors; 0: there are none
+	Successors map[int]int64 // the sessions that get what is released, by partition; without one a partition goes to its target
 }
 
 // A Released is the answer to a release.
@@ -114,16 +114,16 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 func (c *Conn) Release(ctx context.Context, session int64, releases []Release, leaving []Leave, lastJoin int64) (Released, error) {
 	leases, partitions, epochs := columns(releases)
 	left, planned, now := make([]string, len(leaving)), make([]int64, len(leaving)), []string{}
-	heirsOf := make(map[string]map[int]int64, len(leaving))
+	successorsOf := make(map[string]map[int]int64, len(leaving))
 	for i, l := range leaving {
-		left[i], planned[i], heirsOf[l.Lease] = l.Lease, l.Planned, l.Heirs
+		left[i], planned[i], successorsOf[l.Lease] = l.Lease, l.Planned, l.Successors
 		if l.Now {
 			now = append(now, l.Lease)
 		}
 	}
-	heirs := make([]int64, len(releases))
+	successors := make([]int64, len(releases))
 	for i, r := range releases {
-		heirs[i] = heirsOf[r.Lease][r.Partition]
+		successors[i] = successorsOf[r.Lease][r.Partition]
 	}
 	type row struct {
 		ReleasedLeases     []string
@@ -134,7 +134,7 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 		LeftLeases, Asking []string
 	}
 	got, err := notifying[row](ctx, c, c.statements.Release,
-		session, leases, partitions, epochs, heirs, left, planned, now, lastJoin, c.lockWait)
+		session, leases, partitions, epochs, successors, left, planned, now, lastJoin, c.lockWait)
 	if err != nil {
 		return Released{}, err
 	}

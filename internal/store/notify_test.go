@@ -119,7 +119,7 @@ func TestAReadIsToldOfAtOnceAndManyNoOftenerThanOnceIn100Milliseconds(t *testing
 	}
 }
 
-func TestALeaveTellsTheHeirs(t *testing.T) {
+func TestALeaveTellsTheSuccessors(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, b, c := listening(f, "a"), listening(f, "b"), listening(f, "c")

@@ -185,18 +185,18 @@ func TestARevokedSessionIsNotRenewedAndNoGuardPassesForIt(t *testing.T) {
 	})
 }
 
-func TestADrainedClientIsTheHomeOfWhatItReleases(t *testing.T) {
+func TestADrainedClientIsThePreferredOwnerOfWhatItReleases(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(2)
 		a.give("l", a.session, a.session)
 		f.ok(f.override(fakestore.Override{Verb: "drain", Client: "a"}, 0, false))
 		a.give("l", b.session)
 		a.release([]Release{{"l", 0, 1}})
-		expect(t, a.plan("l")[0].HomeIDs[0], "a", "home of what went to another")
+		expect(t, a.plan("l")[0].PreferredIDs[0], "a", "preferred owner of what went to another")
 		b.apply(b.plan("l"), Move{"l", 1, 0})
 		a.release([]Release{{"l", 1, 1}})
 		expect(t, b.give("l", b.session, b.session).Given, 1, "given of what had no owner")
-		expect(t, a.plan("l")[0].HomeIDs[1], "a", "home of what was given to another")
+		expect(t, a.plan("l")[0].PreferredIDs[1], "a", "preferred owner of what was given to another")
 	})
 }
 

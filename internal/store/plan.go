@@ -41,10 +41,10 @@ type LeasePlan struct {
 	Paused, Frozen bool           // by an operator's override
 	Pins           map[int]string // likewise: partitions that shall be with a client, by its ID
 	// By partition number. Owners, Targets: the session that owns the partition, and the one that shall (0: none).
-	// OwnerIDs: the last owner's client ID, where the owner is no living member (else empty). HomeIDs: the client ID to
+	// OwnerIDs: the last owner's client ID, where the owner is no living member (else empty). PreferredIDs: the client ID to
 	// which the partition returns when that client does (empty: none).
-	Owners, Targets   []int64
-	OwnerIDs, HomeIDs []string
+	Owners, Targets        []int64
+	OwnerIDs, PreferredIDs []string
 }
 
 // A Move gives a partition a new target; 0: no session.
@@ -112,27 +112,27 @@ func CollectPlan(rows pgx.Rows) ([]LeasePlan, error) {
 
 // A planRow is a row of plan.sql.
 type planRow struct {
-	Name              string
-	Generation        int64
-	Partitions        int
-	Sessions          numbers
-	IDs               []string
-	Incarnations      numbers
-	Weights           numbers
-	Drained, Cordoned flags
-	Paused, Frozen    bool
-	Pinned            numbers
-	PinnedTo          []string
-	Owners, Targets   numbers // by holding, as what follows
-	OwnerIDs, HomeIDs []string
-	Numbers           string
+	Name                   string
+	Generation             int64
+	Partitions             int
+	Sessions               numbers
+	IDs                    []string
+	Incarnations           numbers
+	Weights                numbers
+	Drained, Cordoned      flags
+	Paused, Frozen         bool
+	Pinned                 numbers
+	PinnedTo               []string
+	Owners, Targets        numbers // by holding, as what follows
+	OwnerIDs, PreferredIDs []string
+	Numbers                string
 }
 
 func (r planRow) plan() (LeasePlan, error) {
 	p := LeasePlan{
 		Name: r.Name, Generation: r.Generation, Members: make([]Member, len(r.Sessions)), Paused: r.Paused, Frozen: r.Frozen, Pins: make(map[int]string, len(r.Pinned)),
 		Owners: make([]int64, r.Partitions), Targets: make([]int64, r.Partitions),
-		OwnerIDs: make([]string, r.Partitions), HomeIDs: make([]string, r.Partitions),
+		OwnerIDs: make([]string, r.Partitions), PreferredIDs: make([]string, r.Partitions),
 	}
 	living := make(map[int64]bool, len(r.Sessions))
 	for i, session := range r.Sessions {
@@ -154,7 +154,7 @@ func (r planRow) plan() (LeasePlan, error) {
 			if err != nil || n < 0 || n >= r.Partitions {
 				return p, fmt.Errorf("plan of lease %q: partition %s is none of %d", r.Name, text, r.Partitions)
 			}
-			p.Owners[n], p.Targets[n], p.OwnerIDs[n], p.HomeIDs[n] = r.Owners[i], r.Targets[i], r.OwnerIDs[i], r.HomeIDs[i]
+			p.Owners[n], p.Targets[n], p.OwnerIDs[n], p.PreferredIDs[n] = r.Owners[i], r.Targets[i], r.OwnerIDs[i], r.PreferredIDs[i]
 		}
 	}
 	return p, nil
@@ -178,7 +178,7 @@ func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again 
 		Moved                  []string // leases whose generation it raised
 	}
 	got, err := notifying[row](ctx, c, c.statements.Apply,
-		names, generations, runs.heirLeases, runs.heirs, runs.leases, runs.firsts, runs.lasts, runs.moves, c.lockWait, again.Microseconds())
+		names, generations, runs.successorLeases, runs.successors, runs.leases, runs.firsts, runs.lasts, runs.moves, c.lockWait, again.Microseconds())
 	for i := range plan {
 		if slices.Contains(got.Moved, plan[i].Name) {
 			plan[i].Generation++
@@ -189,11 +189,11 @@ func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again 
 
 // runs are moves as apply.sql takes them.
 type runs struct {
-	heirLeases    []string
-	heirs         []int64
-	leases        []string
-	firsts, lasts []int
-	moves         []int
+	successorLeases []string
+	successors      []int64
+	leases          []string
+	firsts, lasts   []int
+	moves           []int
 }
 
 // maxGap is how many partitions without a move a run has between two moves at most: to pass over them costs about what a new run does.
@@ -202,18 +202,18 @@ const maxGap = 8
 func runsOf(moves []Move) runs {
 	moves = slices.Clone(moves)
 	slices.SortFunc(moves, func(a, b Move) int { return cmp.Or(strings.Compare(a.Lease, b.Lease), a.Partition-b.Partition) })
-	type heir struct {
+	type successor struct {
 		lease   string
 		session int64
 	}
 	var r runs
-	numbers := make(map[heir]int)
+	numbers := make(map[successor]int)
 	for _, m := range moves {
-		h := heir{m.Lease, m.Target}
+		h := successor{m.Lease, m.Target}
 		number, known := numbers[h]
 		if !known {
-			r.heirLeases, r.heirs = append(r.heirLeases, h.lease), append(r.heirs, h.session)
-			number = len(r.heirs)
+			r.successorLeases, r.successors = append(r.successorLeases, h.lease), append(r.successors, h.session)
+			number = len(r.successors)
 			numbers[h] = number
 		}
 		last := len(r.leases) - 1

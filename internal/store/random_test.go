@@ -111,7 +111,7 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 					generation := p.double.tables().Leases[name].Generation
 					leave := Leave{name, draw(p, "now", []bool{true, true, false}), draw(p, "planned at", []int64{0, generation - 1, generation}), make(map[int]int64)}
 					for _, r := range releases {
-						leave.Heirs[r.Partition] = draw(p, "heir", append([]int64{0}, sessions...))
+						leave.Successors[r.Partition] = draw(p, "successor", append([]int64{0}, sessions...))
 					}
 					leaving = append(leaving, leave)
 				}

@@ -48,7 +48,7 @@ func TestAGuardedPartitionIsNotReleasedAndOthersAre(t *testing.T) {
 		end()
 		got = a.release([]Release{{"l", 0, 1}}, "l")
 		expect(t, fmt.Sprint(got.Left), "[l]", "left")
-		expect(t, f.state("l", a, b), "b>b:2 of b home a, b>b:2 of b home a", "state")
+		expect(t, f.state("l", a, b), "b>b:2 of b prefers a, b>b:2 of b prefers a", "state")
 		_, member := f.tables().Members[own]
 		expect(t, member, false, "membership of who left")
 		expect(t, fmt.Sprint(a.release(nil, "l")), "{[] [] [] []}", "leaving again")
@@ -81,11 +81,11 @@ func TestLeavingAsksForAPlanAndFreesWhatIsMeantForNobodyElse(t *testing.T) {
 		expect(t, fmt.Sprintf("%+v", got), "{Released:[{Lease:l Partition:0 Owner:0 Epoch:2}] Busy:[] Left:[l] Asking:[l]}", "answer")
 		expect(t, b.beat().Leases[0].DueIn, 0, "plan due in")
 		expect(t, b.give("l", b.session).Given, 1, "given")
-		expect(t, f.state("l", b), "b>b:3 of b home a, b>b:1 of b", "state")
+		expect(t, f.state("l", b), "b>b:3 of b prefers a, b>b:1 of b", "state")
 	})
 }
 
-func TestHomeIsWhoLostItByGoingAway(t *testing.T) {
+func TestThePreferredOwnerIsWhoLostItByGoingAway(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b, c := f.trio(1)
 		owner := map[string]*client{"a": a, "b": b, "c": c}
@@ -99,52 +99,52 @@ func TestHomeIsWhoLostItByGoingAway(t *testing.T) {
 			}
 			expect(t, len(owner[from].release([]Release{{"l", 0, epoch}}, leave...).Released), 1, "released")
 		}
-		home := func(want, what string) {
+		preferred := func(want, what string) {
 			t.Helper()
 			row := f.tables().Partitions["l"][0]
-			expect(t, cmp.Or(row.HomeID, "-")+" "+cmp.Or(row.OwnerID, "-"), want, what)
+			expect(t, cmp.Or(row.PreferredID, "-")+" "+cmp.Or(row.OwnerID, "-"), want, what)
 		}
 		a.give("l", a.session)
-		home("- a", "at first")
+		preferred("- a", "at first")
 		move("a", "b", "")
-		home("- b", "moved between living members")
+		preferred("- b", "moved between living members")
 		move("b", "c", "l")
-		home("b c", "b left")
+		preferred("b c", "b left")
 		move("c", "a", "")
-		home("b a", "moved on between living members")
+		preferred("b a", "moved on between living members")
 		b.join("l", 1)
 		move("a", "b", "")
-		home("- b", "back at home")
+		preferred("- b", "back at the preferred owner")
 
 		tests.Must(b.SetWeight(f.ctx, b.session, "l", 0))(f)
 		move("b", "c", "")
-		home("b c", "b drained")
+		preferred("b c", "b drained")
 		tests.Must(b.SetWeight(f.ctx, b.session, "l", 1))(f)
 		move("c", "b", "")
-		home("- b", "back at home")
+		preferred("- b", "back at the preferred owner")
 
 		f.kill("b")
 		a.give("l", c.session)
-		home("b c", "b died")
+		preferred("b c", "b died")
 		b = f.client("b")
 		owner["b"] = b
 		b.join("l", 1)
 		move("c", "b", "")
-		home("- b", "b is back")
+		preferred("- b", "b is back")
 
 		f.kill("b") // and restarts at once: it gets its own back
 		b = f.client("b")
 		owner["b"] = b
 		b.join("l", 1)
 		a.give("l", b.session)
-		home("- b", "the next session of b")
+		preferred("- b", "the next session of b")
 
 		// The target goes away before b has released; b works on.
 		a.give("l", c.session)
 		f.kill("c")
 		b.release([]Release{{"l", 0, f.tables().Partitions["l"][0].Epoch}})
 		a.give("l", a.session)
-		home("- a", "moved between living members by way of nobody")
+		preferred("- a", "moved between living members by way of nobody")
 	})
 }
 
@@ -211,10 +211,10 @@ func TestReleasesOfOneLeaseWaitForNoOtherRelease(t *testing.T) {
 	f.blocked(c.pg().Raw().PgConn().PID()) // what decides by owners waits
 	commit()
 	expect(t, planning().Applied, true, "the plan applied afterwards")
-	expect(t, f.state("l", a, b, c), "c>c:2 of c, c>c:2 of c home b, b>a:1 of b asked", "state")
+	expect(t, f.state("l", a, b, c), "c>c:2 of c, c>c:2 of c prefers b, b>a:1 of b asked", "state")
 }
 
-func TestALeaveHandsOverToTheHeirsOfAPlanThatStillFits(t *testing.T) {
+func TestALeaveHandsOverToTheSuccessorsOfAPlanThatStillFits(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b, c := f.trio(3)
 		a.give("l", a.session, a.session, b.session)
@@ -223,7 +223,7 @@ func TestALeaveHandsOverToTheHeirsOfAPlanThatStillFits(t *testing.T) {
 		got := tests.Must(a.Release(f.ctx, a.session, []Release{{"l", 0, 1}, {"l", 1, 1}}, leave, a.joins))(f)
 		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2}] Busy:[] Left:[l] Asking:[]}", b.session, c.session)
 		expect(t, fmt.Sprintf("%+v", got), want, "answer")
-		expect(t, f.state("l", b, c), "b>b:2 of b home a, c>c:2 of c home a, b>b:1 of b", "state")
+		expect(t, f.state("l", b, c), "b>b:2 of b prefers a, c>c:2 of c prefers a, b>b:1 of b", "state")
 		expect(t, b.beat().Leases[0], LeaseBeat{"l", generation + 1, -time.Microsecond, 1}, "heartbeat: no other plan is due")
 
 		leave = []Leave{{"l", true, generation, map[int]int64{0: c.session, 2: c.session}}} // of before a left
@@ -247,8 +247,8 @@ func TestALeaveInSeveralReleasesEndsTheMembershipWithTheLast(t *testing.T) {
 			expect(t, b.beat().Leases[0].DueIn, -time.Microsecond, "a plan is due in")
 		}
 		leave("0 released, left [], asking [], weight 0, generation + 1, state a>a:1 of a, a>a:1 of a", true)
-		leave("1 released, left [], asking [], weight 0, generation + 0, state b>b:2 of b home a, a>a:1 of a", false, Release{"l", 0, 1})
-		leave("1 released, left [l], asking [], weight 0, generation + 1, state b>b:2 of b home a, b>b:2 of b home a", true, Release{"l", 1, 1})
+		leave("1 released, left [], asking [], weight 0, generation + 0, state b>b:2 of b prefers a, a>a:1 of a", false, Release{"l", 0, 1})
+		leave("1 released, left [l], asking [], weight 0, generation + 1, state b>b:2 of b prefers a, b>b:2 of b prefers a", true, Release{"l", 1, 1})
 	})
 }
 

@@ -538,10 +538,10 @@ inline answer_read(c) {
 #else
 #define released(p, s, e)  (isSettled && living(s) && db.part[p].owner == s && db.part[p].epoch == e && takeable(p))
 #endif
-#define heir(p, s, leaving) (living(db.part[p].target) && !(leaving && db.part[p].target == s) -> db.part[p].target : NOBODY)
+#define successor(p, s, leaving) (living(db.part[p].target) && !(leaving && db.part[p].target == s) -> db.part[p].target : NOBODY)
 inline hand(p, s, leaving) {
 	k = (outdated(p) && !leaving -> db.part[p].target : NOBODY);
-	j = (outdated(p) && !leaving -> (living(s) -> s : NOBODY) : heir(p, s, leaving));
+	j = (outdated(p) && !leaving -> (living(s) -> s : NOBODY) : successor(p, s, leaving));
 	change_owner(p, j);
 	if
 	:: k != NOBODY -> db.part[p].target = k

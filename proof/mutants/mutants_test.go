@@ -83,7 +83,7 @@ var detectors = map[string]detector{
 	// Guarded transactions that are open when their partition is to be handed over.
 	"closed": {"internal/engine", func(int) []string { return []string{"-test.run=WhatAFenceClosed|GuardsThatOverlap"} }},
 	// What is known of each statement, and random ones at once, on a real server.
-	"statements": {"internal/store", func(int) []string { return []string{"-test.run=Plan|Guard|Release|Home"} }},
+	"statements": {"internal/store", func(int) []string { return []string{"-test.run=Plan|Guard|Release|PreferredOwner"} }},
 	// What operators override, on a real server, and in simulated time.
 	"overrides": {"internal/store", func(int) []string {
 		return []string{"-test.run=^TestAPlanIsToldOfEachOverride|^TestARevokedSession|^TestAnOverrideAboutAClient|^TestEveryChangeOf|^TestVerbsAreRefused"}
