@@ -147,7 +147,7 @@ func (l *lines) option() schedule.Option {
 }
 
 // newLogged returns a worker and what its scheduler logs.
-func newLogged(db *database) (*worker, *lines) {
+func newLogged(db *database, opts ...schedule.Option) (*worker, *lines) {
 	db.t.Helper()
 	log := new(lines)
 	db.t.Cleanup(func() {
@@ -155,7 +155,7 @@ func newLogged(db *database) (*worker, *lines) {
 			db.t.Log(log.buf.String())
 		}
 	})
-	return newSteadyWorker(db, log.option()), log
+	return newSteadyWorker(db, append(opts, log.option())...), log
 }
 
 func TestHandlerAfterItsContextIsLogged(t *testing.T) {

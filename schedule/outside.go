@@ -98,7 +98,7 @@ func (e *execution) callOutside(a *attempt) result {
 	ctx, cancel := e.limited()
 	defer cancel()
 	err := e.call(ctx, nil, a, run)
-	life := e.o.life // what was done is written down even if the run was to end
+	life := e.writing() // what was done is written down even if the run was to end
 	written := false
 	switch {
 	case err == nil:

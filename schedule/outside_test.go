@@ -349,3 +349,43 @@ func TestWhatIsGoneWhenItsCallEndsIsNoFault(t *testing.T) {
 	expect(t, log.count("outcome not recorded"), 0, "lines of outcomes that are not written down")
 	expect(t, one[string](db, "SELECT string_agg(outcome, ' ') FROM pgleases.history"), "canceled canceled", "outcomes")
 }
+
+// A process ends whose handlers have returned, and something keeps it from writing that down: the next owner waits for 4 s.
+func TestAProcessThatEndsWritesForAWhileOnly(t *testing.T) {
+	t.Parallel()
+	for what, says := range map[string]string{"jobs": "outcome not recorded", "schedule_slots": "slot not freed", "the pool": "outcome not recorded"} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			db := newFreshDatabase(t)
+			w, log := newLogged(db, schedule.WithDrainTimeout(0))
+			began := make(chan struct{}, 2)
+			handler := func(ctx context.Context, r schedule.Run[args]) error {
+				began <- struct{}{}
+				<-ctx.Done()
+				return nil
+			}
+			least := schedule.AtLeastOnce(w.Scheduler, "mail", handler, schedule.WithMaxConcurrent(1))
+			most := schedule.AtMostOnce(w.Scheduler, "pay", handler)
+			w.run()
+			tests.Must(least.Enqueue(t.Context(), args{}))(t)
+			tests.Must(most.Enqueue(t.Context(), args{}))(t)
+			tests.Receive(t, "one runs", began)
+			tests.Receive(t, "the other runs", began)
+			if what != "the pool" {
+				db.begin("SELECT FROM pgleases." + what + " FOR UPDATE")
+			} else {
+				for range w.pool.Config().MaxConns {
+					defer tests.Must(w.pool.Acquire(t.Context()))(t).Release()
+				}
+			}
+			stopped := time.Now()
+			w.end()
+			if took := time.Since(stopped); took > 7*time.Second {
+				t.Errorf("Run ended after %v", took)
+			}
+			if log.count(says) == 0 {
+				t.Errorf("%q is not logged", says)
+			}
+		})
+	}
+}

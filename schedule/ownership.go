@@ -42,14 +42,22 @@ func (o *ownership) begin() bool {
 	return !o.ended
 }
 
-// drain lets the runs end, and ends their contexts after a while.
-func (o *ownership) drain(atMost time.Duration) {
+// drain lets the runs end, and ends their contexts after a while. What is written afterwards is given
+// what is left of lastWrites, until the returned function is called.
+func (o *ownership) drain(atMost time.Duration) context.CancelFunc {
 	o.mu.Lock()
 	o.ended = true
 	o.mu.Unlock()
+	ends := time.Now().Add(atMost)
 	defer time.AfterFunc(atMost, func() { o.cancel(ErrDrained) }).Stop()
 	o.runs.Wait()
+	ctx, cancel := context.WithTimeout(o.life, max(time.Second, lastWrites-max(0, time.Since(ends))))
+	o.life = ctx
+	return cancel
 }
+
+// lastWrites is how long a process that ends writes about its runs, after these have ended.
+const lastWrites = 4 * time.Second
 
 // ownerships are the partitions that this process owns. Callbacks of the lease change them.
 type ownerships struct {

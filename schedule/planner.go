@@ -62,7 +62,7 @@ func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error
 	}
 	<-ctx.Done()
 	p.owned.remove(o)
-	o.drain(p.s.options.drain)
+	defer o.drain(p.s.options.drain)()
 	p.crashes.close(o)
 	return ctx.Err()
 }

@@ -55,17 +55,20 @@ type execution struct {
 	last      *record
 	conflicts int
 	breaks    int
-	slot      bool     // it has one, perhaps
-	begun     *attempt // outside of a transaction; its handler is not called yet
+	slot      bool            // it has one, perhaps
+	begun     *attempt        // outside of a transaction; its handler is not called yet
+	late      context.Context // of writing; nil: nothing was written
+	cancel    func()
 }
 
 // execute does what is due of a schedule or a job, again if the database broke it off.
 func (x *executor) execute(o *ownership, it item) result {
-	e := &execution{executor: x, o: o, item: it, kind: x.registry.kind(it.Kind), id: rand.Text(), from: it.due()}
+	e := &execution{executor: x, o: o, item: it, kind: x.registry.kind(it.Kind), id: rand.Text(), from: it.due(), cancel: func() {}}
 	if err := e.makeSlots(); err != nil {
 		e.logger().Warn("schedule: run postponed", slog.Any("error", err))
 		return e.unsettled(gone)
 	}
+	defer func() { e.cancel() }()
 	defer e.freeSlot()
 	defer e.takeBack()
 	for {
@@ -215,16 +218,18 @@ func (e *execution) logFailure(a *attempt, err error) {
 // could. It goes on trying while runs may go on: no other process knows it, and what was called at
 // most once would be lost.
 func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
-	tries := 0
+	var why error // of before the end of life
 	passes := func(err error) bool {
-		tries++
-		return passing(err) && (tries < maxBreaks || e.o.ctx.Err() == nil)
+		if why == nil || life.Err() == nil {
+			why = err
+		}
+		return passing(err)
 	}
 	err := e.db.repeat(life, maxOutcomes, passes, func() error { return e.write(life, a.row, a.decided.step) })
-	if err != nil && life.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) && !moved(err) {
+	if err != nil && e.o.life.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) && !moved(err) {
 		e.logger().Warn(
 			"schedule: outcome not recorded, run repeated", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
-			slog.Any("error", err),
+			slog.Any("error", why),
 		)
 	}
 	if err == nil {
@@ -243,7 +248,19 @@ func (e *execution) takeBack() {
 	row.Cursor = step.Cursor // as it was written
 	trying.Run, trying.Called = "", 0
 	step.Trying, step.Outcomes = &trying, nil
-	_ = e.db.repeat(e.o.life, maxBreaks, passing, func() error { return e.write(e.o.life, &row, step) })
+	life := e.writing()
+	_ = e.db.repeat(life, maxBreaks, passing, func() error { return e.write(life, &row, step) })
+}
+
+// writing is the context for what is written when a call has ended, or was not made: it ends with the
+// ownership. If runs are to end, it ends a second before lastWrites: that is left for the partition.
+func (e *execution) writing() context.Context {
+	if e.late == nil {
+		life, cancel := context.WithCancel(e.o.life)
+		stop := context.AfterFunc(e.o.ctx, func() { time.AfterFunc(lastWrites-time.Second, cancel) })
+		e.late, e.cancel = life, func() { stop(); cancel() }
+	}
+	return e.late
 }
 
 // write writes a step in a transaction without a handler.

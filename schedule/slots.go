@@ -3,6 +3,8 @@ package schedule
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -47,14 +49,20 @@ func (e *execution) takeSlot(ctx context.Context, tx *transaction, outside bool)
 	return taken, err
 }
 
-// freeSlot frees the slot of a call outside of a transaction. It tries until the ownership ends, which
-// frees it too.
+// freeSlot frees the slot of a call outside of a transaction. It tries until the partition is to move:
+// the end of the ownership frees it, too.
 func (e *execution) freeSlot() {
 	if !e.slot {
 		return
 	}
-	_ = e.db.repeat(e.o.life, 1<<30, func(error) bool { return true }, func() error {
-		return e.db.within(e.o.life, func(ctx context.Context) error { return e.db.sendFreeSlot(ctx, e.db.pool, e.kind.name, e.id) })
+	life := e.writing()
+	var logged sync.Once
+	again := func(err error) bool {
+		logged.Do(func() { e.logger().Warn("schedule: slot not freed, retried", slog.Any("error", err)) })
+		return true
+	}
+	_ = e.db.repeat(life, 1<<30, again, func() error {
+		return e.db.within(life, func(ctx context.Context) error { return e.db.sendFreeSlot(ctx, e.db.pool, e.kind.name, e.id) })
 	})
 }
 

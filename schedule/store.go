@@ -392,7 +392,7 @@ func (d *db) sendTakeSlot(ctx context.Context, tx *transaction, k *kind, p pglea
 }
 
 func (d *db) sendFreeSlot(ctx context.Context, q querier, kind, run string) error {
-	return void(ctx, q, d.statements.FreeSlot, d.group, kind, run)
+	return void(ctx, q, d.statements.FreeSlot, d.group, kind, run, time.Second.Milliseconds())
 }
 
 func collect[T any](ctx context.Context, q querier, statement string, args ...any) ([]*T, error) {

@@ -3,6 +3,7 @@ package schedule
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -31,7 +32,7 @@ func (t *transactions) guarded(life context.Context, queue begin, f func(context
 		return err
 	})
 	if err != nil {
-		return lost{err}
+		return lost{fmt.Errorf("connection of the pool: %w", err)}
 	}
 	defer conn.Release()
 	tx := &transaction{Tx: closedTx}

@@ -404,7 +404,7 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"a handoff that waits for no run", "slow", `two runs at once|got`, []edit{
 		{"schedule/ownership.go", `	o.runs.Wait()
-}`, `}`, 0},
+`, ``, 0},
 	}},
 	{"a grant of before a break of the trust", "locks", `trust`, []edit{
 		{"internal/locks/locks.go", `	case of.Validity != now.Validity || !of.Validity.Holds():

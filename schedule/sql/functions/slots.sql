@@ -41,9 +41,11 @@ $pgleases_body$;
 
 -- Frees the slot of a call outside of a transaction.
 --   p_run: mark of the call, from schedule_take_slot
-CREATE OR REPLACE FUNCTION pgleases.schedule_free_slot(p_group pg_catalog.text, p_kind pg_catalog.text, p_run pg_catalog.text) RETURNS void
+--   p_lock_ms: the most that it waits for a lock, milliseconds
+CREATE OR REPLACE FUNCTION pgleases.schedule_free_slot(p_group pg_catalog.text, p_kind pg_catalog.text, p_run pg_catalog.text, p_lock_ms int) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
+    PERFORM set_config('lock_timeout', p_lock_ms::text, true);
     UPDATE pgleases.schedule_slots AS s SET partition = NULL, epoch = NULL, run = NULL WHERE s.group_name = p_group AND s.kind = p_kind AND s.run = p_run;
 END
 $pgleases_body$;
