@@ -20,21 +20,18 @@ import (
 func newJobs() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "jobs",
-		Short: "List jobs, show what became of one, cancel one, run one once more",
+		Short: "List, show, cancel and retry jobs",
 		Long: `List the jobs of package schedule, show what became of one, cancel one, and run one once more. ID is what Enqueue returned, or pgleases schedules trigger or backfill printed. GROUP is the name
 that the processes gave to schedule.New.`,
 	}
 	cmd.RunE = onlyVerbs
 	cmd.AddCommand(newJobList(), newJobShow(),
-		newEdit("cancel_job", "cancel GROUP ID", "Cancel a job",
-			`Cancel a job that has not ended. A run that is under way is refused its commit. What it has done outside of the
+		newEdit("cancel_job", "cancel GROUP ID", "Cancel a job", `The job has not ended. A run that is under way is refused its commit. What it has done outside of the
 database is done.`, ""),
-		newEdit("retry_job", "retry GROUP ID", "Run a job that failed once more",
-			`Run a job that failed, is unknown or was canceled once more: as a new job, with what it had, whose number is printed. Once:
-that one can be retried in its turn.`, ""),
-		newEdit("retry_failed", "retry-failed GROUP KIND SINCE", "Retry all jobs and ticks of a kind that failed",
-			`Retry all jobs and ticks of a kind that failed or became unknown since a time, each once, the oldest 10,000: each as a
-new job, whose number is printed. What cannot be retried is counted: its schedule was deleted, or a living job has its unique key.`,
+		newEdit("retry_job", "retry GROUP ID", "Retry a job that failed", `The job failed, its outcome is unknown, or it was
+canceled. It runs as a new job with the same arguments, whose number is printed. A job is retried once; the new job can be retried in turn.`, ""),
+		newEdit("retry_failed", "retry-failed GROUP KIND SINCE", "Retry failed jobs and ticks of a kind", `Those that failed or became unknown
+since a time are retried, each once, the oldest 10,000: each as a new job, whose number is printed. What cannot be retried is counted: its schedule was deleted, or a living job has its unique key.`,
 			"  pgleases jobs retry-failed books mail 2026-03-02T00:00:00Z --reason 'the mail server is back'"))
 	return cmd
 }
@@ -42,7 +39,7 @@ new job, whose number is printed. What cannot be retried is counted: its schedul
 func newJobList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list GROUP [PREFIX]",
-		Short: "List the jobs of a group that have not ended",
+		Short: "List the pending jobs of a group",
 		Long: `List the jobs of a group that have not ended, in the order in which they were put, those whose names begin with PREFIX. NAME is the unique key, or the schedule of which it was made. FAILED
 is how many attempts have failed. A job is blocked if the process that owns it does not know it; STATE says why.`,
 	}
@@ -94,7 +91,7 @@ func stateOf(j schedule.Job) string {
 func newJobShow() *cobra.Command {
 	return looking(&cobra.Command{
 		Use:   "show GROUP ID",
-		Short: "Show a job, or what became of it",
+		Short: "Show a job and its outcome",
 		Long: `Show a job, or its outcome: succeeded; failed; unknown, if a call that is made at most once was cut off; canceled. A job that has not ended
 is planned, due, running, retrying, or blocked until a process knows it.
 NAME is its unique key, or the schedule of which it was made.`,

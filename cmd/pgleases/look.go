@@ -51,7 +51,7 @@ func writeLeases(w io.Writer, s *admin.Snapshot) {
 func newDescribe() *cobra.Command {
 	return looking(&cobra.Command{
 		Use:   "describe LEASE",
-		Short: "Show a lease: its members, and who owns what",
+		Short: "Show the members and partitions of a lease",
 		Long: `Show a lease: its members with their weights and shares, and its partitions, as ranges of those that have the same owner.
 
 A share is what a member is due by its weight, in partitions. INCOMING are those on their way to it; OUTGOING those that it was asked to hand over, which it
@@ -116,7 +116,7 @@ func state(c *admin.Client) string {
 func newClients() *cobra.Command {
 	return looking(&cobra.Command{
 		Use:   "clients",
-		Short: "List the clients, with the ages of their heartbeats",
+		Short: "List the clients",
 		Long: `List the clients, each with the age of its last heartbeat, its TTL, and how many partitions it owns in how many leases.
 
 One is dead when it was silent for longer than its TTL: another client takes it out. One is superseded when a newer process has its ID: it ends when its work
@@ -152,7 +152,7 @@ func writeClients(w io.Writer, s *admin.Snapshot) {
 func newWatch() *cobra.Command {
 	return &cobra.Command{
 		Use:   "watch [LEASE]",
-		Short: "Show leases and clients, again each second",
+		Short: "Watch leases and clients, refreshed each second",
 		Long: `Show the leases and the clients, or one lease, again each second, until Ctrl-C. On a terminal each look takes the place of the one before.
 
 When the database does not answer it says so, and what was seen last stays, with its time.`,
@@ -237,8 +237,8 @@ func eachSecond(ctx context.Context) iter.Seq[context.Context] {
 func newExplain() *cobra.Command {
 	return looking(&cobra.Command{
 		Use:   "explain LEASE/PARTITION",
-		Short: "Tell why a partition is where it is, and what waits",
-		Long: `Tell why a partition is where it is: the share and the weight of its owner among those of the other members, where it would rather be, and what it
+		Short: "Explain why a client owns a partition",
+		Long: `Explain why a client owns a partition, or why none does: the share and the weight of its owner among those of the other members, where it would rather be, and what it
 waits for.
 
 The plan gives each member its share by weight, to within one partition; it moves as few as possible, and first those that can return to
@@ -281,7 +281,7 @@ func share(m admin.Member) []string {
 func newLocks() *cobra.Command {
 	return looking(&cobra.Command{
 		Use:   "locks [PREFIX]",
-		Short: "List the named locks, with who holds them",
+		Short: "List the named locks and their holders",
 		Long: `List the named locks that somebody holds or awaits, whose names begin with PREFIX: a row for each that holds one. A lock that nobody holds is on its way to
 the first that waits. EXPIRES is when its holder may be taken out, if it sends no heartbeat until then.
 

@@ -60,8 +60,8 @@ func told(err error) string {
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "pgleases",
-		Short: "Leases on PostgreSQL, from a shell",
-		Long: `Leases on PostgreSQL, from a shell.
+		Short: "Manage leases on PostgreSQL",
+		Long: `Manage leases on PostgreSQL.
 
 The database is the one of --database, else of the variable DATABASE_URL, else of the PG* variables that psql reads.
 
@@ -76,7 +76,7 @@ Exit codes, but for run and doctor, which have their own: 0, or 125 where the co
 		"connection string, a URL or keywords and values, which others may read in the list of processes\n(default: the variable DATABASE_URL, then PG*)",
 	)
 	root.PersistentFlags().String("schema", "pgleases", "schema of the tables")
-	root.PersistentFlags().BoolP("verbose", "v", false, "log also what goes well")
+	root.PersistentFlags().BoolP("verbose", "v", false, "log successful steps too")
 	root.AddCommand(newRun(), newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newOverrides(), newSchedules(), newJobs(),
 		newMigrate(), newSchema(), newGrants(), newDoctor(), newServe(), newVersion(), newKeeper())
 	root.AddCommand(newOperations()...)

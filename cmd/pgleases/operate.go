@@ -20,14 +20,15 @@ import (
 
 const planHelp = `
 
-The clients plan anew within a heartbeat, and partitions move as they always do: the work on them ends first.`
+The clients plan again within a heartbeat, and partitions move as always: the work on them ends first.`
 
 const overrideHelp = ` This writes an override, which names
 a client ID or a lease. It outlives restarts and failovers, until it is taken back or the time of --for is over. pgleases overrides shows it.`
 
 const operateHelp = `
 
-It is written down with the reason, with the role that connects, and with --actor: pgleases events shows it. It needs the rights that pgleases grants ROLE --for=operator prints.
+The change is recorded with the reason, the role that connects, and --actor: pgleases events shows it. It needs the rights that
+pgleases grants ROLE --for=operator prints.
 
 With --dry-run it changes nothing, and prints `
 
@@ -36,37 +37,34 @@ fails and says what has changed since.`
 
 func newOperations() []*cobra.Command {
 	return []*cobra.Command{
-		newOperation(
-			admin.Drain, "CLIENT", "Have a client own nothing",
-			"Have a client own nothing: its work ends, and others get its partitions. It stays a member, and gets its own back with undrain. It is\nrefused for the last that works on a lease, unless with --force.",
-		),
-		newOperation(admin.Undrain, "CLIENT", "Take a drain back", "Take a drain back: the client gets its share again."),
-		newOperation(
-			admin.Cordon, "CLIENT", "Have a client get nothing new",
-			"Have a client get nothing new. It keeps what it has, as long as it does not restart. Where all members are cordoned, they get what has no owner.",
-		),
-		newOperation(admin.Uncordon, "CLIENT", "Take a cordon back", "Take a cordon back."),
-		newOperation(
-			admin.Pause, "LEASE", "Have nobody own a lease",
-			"Have nobody own a lease: the work on its partitions ends, and then they have no owner, until resume. The lease\nneed not exist yet.",
-		),
-		newOperation(admin.Resume, "LEASE", "Take a pause back", "Take a pause back: the partitions get owners again."),
-		newOperation(admin.Freeze, "LEASE", "Have partitions stay where they are", "Have the partitions of a lease stay where they are. Those move whose owner died, leaves or is drained; what else is\non its way, and not handed over yet, stays. A member that joins gets nothing else."),
-		newOperation(admin.Unfreeze, "LEASE", "Take a freeze back", "Take a freeze back: the shares become even again."),
-		newOperation(
-			admin.Pin, "LEASE/PARTITION CLIENT", "Have a partition be with a client",
-			"Have a partition be with a client whenever that works on the lease, and with another where it does not. The others are shared evenly as if there\nwere no pinned ones. A pin of the partition to another client is replaced.",
-		),
-		newOperation(admin.Unpin, "LEASE/PARTITION", "Take a pin back", "Take a pin back: the partition counts in the shares again."),
-		newOperation(admin.Evict, "CLIENT", "Revoke the sessions of a client", "Revoke the sessions of a client, whatever it does, also where it hangs: no heartbeat renews them, guards refuse them at once, and others take over when they\nexpire, within a TTL. Its process ends with ErrEvicted; one that starts later is let in. It cannot be taken back."),
-		newOperation(
-			admin.Drop, "LEASE", "Forget a lease on which nobody works",
-			"Forget a lease, so that it can be made again. For 24 hours that is possible with as many partitions as it has, or\nas --partitions says: an old process that starts late makes no other. Its next epochs are higher than all before. It is refused while it has members:\nclose them first. One that crashed goes when another client, of whatever lease, has run for its TTL: clients take out the dead, and nobody else. Where\nnone runs any more, run one for longer than that TTL: pgleases run tidy --once -- sleep 60. What operators want of the lease stays, and holds for the one that is made again.\nIt cannot be taken back.",
-		),
+		newOperation(admin.Drain, "CLIENT", "Drain a client: make it own nothing", `Its work ends, and others get its partitions. It stays a
+member, and gets its own back with undrain. If it is the last that works on a lease, --force is needed.`),
+		newOperation(admin.Undrain, "CLIENT", "Undrain a client: give it its share again", ""),
+		newOperation(admin.Cordon, "CLIENT", "Cordon a client: assign it no new partitions", `It keeps what it has, until it restarts. If all members
+are cordoned, they get the partitions that have no owner.`),
+		newOperation(admin.Uncordon, "CLIENT", "Uncordon a client: assign it partitions again", ""),
+		newOperation(admin.Pause, "LEASE", "Pause a lease: leave its partitions unowned", `The work on its partitions ends, and then they have no
+owner, until resume. The lease need not exist yet.`),
+		newOperation(admin.Resume, "LEASE", "Resume a lease: assign its partitions again", ""),
+		newOperation(admin.Freeze, "LEASE", "Freeze a lease: keep its partitions in place", `Partitions move only if their owner crashed, leaves or is
+drained. Partitions that have not been handed over yet stay. A member that joins gets nothing else.`),
+		newOperation(admin.Unfreeze, "LEASE", "Unfreeze a lease: make its shares even again", ""),
+		newOperation(admin.Pin, "LEASE/PARTITION CLIENT", "Pin a partition to a client", `The client owns the partition while it works on the lease;
+otherwise another member owns it. The other partitions are shared as if there were no pins. A pin to another client is replaced.`),
+		newOperation(admin.Unpin, "LEASE/PARTITION", "Unpin a partition", "The partition counts in the shares again."),
+		newOperation(admin.Evict, "CLIENT", "Evict a client: revoke its sessions", `This also works if the client hangs: no heartbeat renews the sessions,
+guards refuse them at once, and others take over when they expire, within a TTL. The process ends with ErrEvicted; one that starts later
+is let in. This cannot be undone.`),
+		newOperation(admin.Drop, "LEASE", "Drop a lease that has no members", `The lease can then be created again: for 24 hours with as many partitions as
+it has, or as --partitions says, so that an old process that starts late creates no other one. Its next epochs are higher than all
+before. If the lease has members, close them first. A member that crashed goes when another client, of any lease, has run for its TTL. If
+none runs any more, run one for longer than that TTL: pgleases run tidy --once -- sleep 60. The overrides of the lease stay, and hold for
+the lease that is created again. This cannot be undone.`),
 	}
 }
 
 func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
+	long = strings.TrimSuffix(short+". "+long, " ")
 	override := slices.Contains([]admin.Verb{admin.Drain, admin.Cordon, admin.Pause, admin.Freeze, admin.Pin}, verb)
 	if verb != admin.Evict && verb != admin.Drop {
 		long += planHelp
@@ -84,21 +82,21 @@ func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
 	change := admin.Change{Verb: verb}
 	var wait, dryRun bool
 	flags := cmd.Flags()
-	reasonFlags(cmd, &change.Reason, &change.Actor, "why; it has to be given, but for a dry run")
+	reasonFlags(cmd, &change.Reason, &change.Actor, "why: required, except for a dry run")
 	flags.BoolVar(&dryRun, "dry-run", false, "change nothing, print what would move")
 	flags.StringVar(&change.IfUnchanged, "if-unchanged", "", "a fingerprint that a dry run printed: do nothing if the state has changed since")
 	cmd.MarkFlagsMutuallyExclusive("dry-run", "if-unchanged")
 	if override {
-		flags.DurationVar(&change.Lasts, "for", 0, "how long it stands, by the database's clock, as 2h (default: until it is taken back)")
+		flags.DurationVar(&change.Lasts, "for", 0, "how long the override holds, by the database's clock, such as 2h (default: until it is taken back)")
 	}
 	if verb == admin.Drop {
-		flags.IntVar(&change.Next, "partitions", 0, "with how many it can be made again (default: as many as it has)")
+		flags.IntVar(&change.Next, "partitions", 0, "number of partitions with which the lease can be created again (default: as many as it has)")
 	}
 	if verb == admin.Drain {
-		flags.BoolVar(&change.Force, "force", false, "also where it is the last that works on a lease")
+		flags.BoolVar(&change.Force, "force", false, "drain even the last member that works on a lease")
 	}
 	if verb == admin.Drain || verb == admin.Pause {
-		flags.BoolVar(&wait, "wait", false, "return when it is done: when nothing is owned any more")
+		flags.BoolVar(&wait, "wait", false, "return when nothing is owned any more")
 		cmd.MarkFlagsMutuallyExclusive("dry-run", "wait")
 	}
 	output := outputFlag(cmd)
@@ -147,7 +145,7 @@ var errNoReason = errors.New("--reason is missing: say why, for whoever wonders 
 // reasonFlags adds what each verb takes that changes something: why, and who.
 func reasonFlags(cmd *cobra.Command, reason, actor *string, help string) {
 	cmd.Flags().StringVar(reason, "reason", "", help)
-	cmd.Flags().StringVar(actor, "actor", "", "who wants it, besides the role that connects")
+	cmd.Flags().StringVar(actor, "actor", "", "who makes the change, besides the role that connects")
 }
 
 func writeDryRun(w io.Writer, p *admin.DryRun) {
@@ -200,8 +198,8 @@ func awaitDone(ctx context.Context, a *admin.Admin, c admin.Change) error {
 func newOverrides() *cobra.Command {
 	return looking(&cobra.Command{
 		Use:   "overrides",
-		Short: "List what operators want: drains, cordons, pauses, freezes, pins",
-		Long: `List what operators want, until they take it back, the oldest first. OWNED is how many partitions the client, or
+		Short: "List overrides: drains, cordons, pauses, freezes, pins",
+		Long: `List the overrides of operators that hold now, the oldest first. OWNED is how many partitions the client, or
 all of the lease, have now; of a pin 1 where the partition is with its client, else 0.`,
 	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, func(io.Writer), error) {
 		return s.Overrides, func(w io.Writer) { writeOverrides(w, s) }, nil
@@ -237,7 +235,7 @@ func writeOverrides(w io.Writer, s *admin.Snapshot) {
 func newEvents() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events [LEASE]",
-		Short: "Show what happened to members and partitions, and why",
+		Short: "Show events of members and partitions",
 		Long: `Show what happened to members and partitions, and why, the newest last: who joined, left and was evicted, who handed over what to whom, and what operators did.
 docs/operations.md explains each cause. An event without an actor is the clients' own doing.
 
@@ -247,8 +245,8 @@ again. It says that too on a server that lacks the events before, such as a prom
 		ValidArgsFunction: complete,
 	}
 	output := outputFlag(cmd)
-	most := cmd.Flags().IntP("number", "n", 50, "how many of the last, 1 to 1000")
-	follow := cmd.Flags().BoolP("follow", "f", false, "go on with those that come; as JSON a line for each")
+	most := cmd.Flags().IntP("number", "n", 50, "number of events, the latest ones, 1 to 1000")
+	follow := cmd.Flags().BoolP("follow", "f", false, "follow: print new events as they arrive; in JSON, one line for each")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		lease := strings.Join(args, "")
 		if *most < 1 || *most > 1000 {

@@ -21,16 +21,22 @@ var write = flag.Bool("write", false, "write "+page+" anew")
 
 func TestThePageOfTheCommandIsItsHelp(t *testing.T) {
 	text := bytes.NewBufferString("# The command pgleases\n\n" +
-		"Made from the command's own help, `pgleases help`, by `go test ./cmd/pgleases -run Page -write`\n\n")
+		"Made from the command's own help, `pgleases help`, by `go test ./cmd/pgleases -run Page -write`.\n" +
+		"The options of `pgleases` are those of every verb too.\n\n")
 	root := newRoot()
 	root.DisableAutoGenTag = true
-	root.InitDefaultCompletionCmd()
 	var describe func(cmd *cobra.Command)
 	describe = func(cmd *cobra.Command) {
-		err := doc.GenMarkdownCustom(cmd, text, func(file string) string {
+		var page bytes.Buffer
+		tests.OK(t, doc.GenMarkdownCustom(cmd, &page, func(file string) string {
 			return "cli.md#" + strings.ReplaceAll(strings.TrimSuffix(file, ".md"), "_", "-")
-		})
-		tests.OK(t, err)
+		}))
+		own := page.String()
+		if cmd.HasParent() { // the rest is the same for all
+			own, _, _ = strings.Cut(own, "### SEE ALSO")
+			own, _, _ = strings.Cut(own, "### Options inherited")
+		}
+		text.WriteString(strings.Replace(own, "### SEE ALSO", "### Verbs", 1))
 		for _, sub := range cmd.Commands() {
 			if !sub.Hidden && sub.Name() != "help" {
 				describe(sub)

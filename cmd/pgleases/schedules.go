@@ -24,31 +24,26 @@ import (
 func newSchedules() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "schedules",
-		Short: "Show schedules and what became of their ticks; pause, resume, trigger, backfill, retry and delete them",
+		Short: "Show, pause, resume, trigger, backfill and delete schedules",
 		Long: `Show the schedules of package schedule and what became of their ticks; pause, resume, trigger, backfill, retry and delete them.
 
 GROUP is the name that the processes gave to schedule.New. Its lease is schedule/GROUP: describe shows who runs what.`,
 	}
 	cmd.RunE = onlyVerbs
 	cmd.AddCommand(newScheduleGroups(), newScheduleList(), newScheduleHistory(),
-		newEdit("pause_schedule", "pause GROUP SCHEDULE", "Have a schedule not run until it is resumed",
-			"Have a schedule not run until it is resumed. A run that is under way goes on.", ""),
-		newEdit("resume_schedule", "resume GROUP SCHEDULE", "Have a schedule that was paused run again",
-			`Have a schedule that was paused run again, with its next tick. The ticks that passed are canceled, or with
---catch-up treated as if nobody could run them until now.`, ""),
-		newEdit("delete_schedule", "delete GROUP SCHEDULE", "Delete a schedule",
-			`Delete a schedule. Its history stays. A run that is under way is refused its commit. One that the code declares
+		newEdit("pause_schedule", "pause GROUP SCHEDULE", "Pause a schedule until it is resumed", "A run that is under way continues.", ""),
+		newEdit("resume_schedule", "resume GROUP SCHEDULE", "Resume a paused schedule", `It runs again with its next tick. The ticks that passed
+are canceled; with --catch-up they are late ticks instead.`, ""),
+		newEdit("delete_schedule", "delete GROUP SCHEDULE", "Delete a schedule", `Its history stays. A run that is under way is refused its commit. One that the code declares
 comes back with the next process that starts: pause it instead.`, ""),
-		newEdit("trigger_schedule", "trigger GROUP SCHEDULE", "Run a schedule now, besides its ticks",
-			`Run a schedule now, besides its ticks, also where it is paused: as a job, whose number is printed. pgleases jobs
-show tells what becomes of it; the schedule's history tells nothing of it.`, ""),
-		newEdit("backfill_schedule", "backfill GROUP SCHEDULE FROM TO", "Run a schedule once more for ticks that have passed",
-			`Run a schedule once more for its ticks after FROM, up to TO, 1,000 at most: each as a job of the lowest priority, in
-order. It prints their numbers, without ticks of which such a job has not ended yet. The schedule's history stays as it is. To
-run one tick again, give a time just before it, and the tick.`,
+		newEdit("trigger_schedule", "trigger GROUP SCHEDULE", "Trigger a run of a schedule now", `The run is a job, whose number is
+printed, in addition to the ticks, even if the schedule is paused. pgleases jobs show shows its outcome; the schedule's history does not.`, ""),
+		newEdit("backfill_schedule", "backfill GROUP SCHEDULE FROM TO", "Run a schedule again for past ticks", `The ticks after FROM, up to TO,
+1,000 at most, each run as a job of the lowest priority, in order. It prints the numbers of the jobs, except for ticks that still have
+such a job. The schedule's history does not change. To run one tick again, give a time just before it, and the tick.`,
 			"  pgleases schedules backfill books close-day 2026-03-01T00:00:00Z 2026-03-02T00:00:00Z --reason 'the numbers were wrong'"),
-		newEdit("retry_tick", "retry GROUP SCHEDULE TICK", "Run a schedule once more for a tick that failed",
-			`Run a schedule once more for a tick that failed or is unknown: as a job, whose number is printed. TICK is its instant, as
+		newEdit("retry_tick", "retry GROUP SCHEDULE TICK", "Retry a tick that failed", `The tick failed or its outcome is
+unknown. It runs as a job, whose number is printed. TICK is its instant, as
 pgleases schedules history -o json prints it in until. The tick keeps its outcome. Once: the job can be retried in its turn, with
 pgleases jobs retry.`,
 			"  pgleases schedules retry books close-day 2026-03-02T00:00:00Z --reason 'there is paper'"))
@@ -97,7 +92,7 @@ It is written down with the reason, with the role that connects, and with --acto
 
 // newEdit returns a verb that changes a schedule or a job, and prints the numbers of the jobs that come of it.
 func newEdit(verb, use, short, long, example string) *cobra.Command {
-	cmd := &cobra.Command{Use: use, Short: short, Long: long + editHelp, Example: example, Args: asUsed, ValidArgsFunction: complete}
+	cmd := &cobra.Command{Use: use, Short: short, Long: short + ". " + long + editHelp, Example: example, Args: asUsed, ValidArgsFunction: complete}
 	r := manage.Request{Verb: verb}
 	var reason, actor string
 	reasonFlags(cmd, &reason, &actor, "why; it has to be given")
@@ -150,7 +145,7 @@ func checkGroup(ctx context.Context, a *admin.Admin, group string) error {
 func newScheduleGroups() *cobra.Command {
 	return looking(&cobra.Command{
 		Use:   "groups",
-		Short: "List the groups, with how many schedules and jobs they have",
+		Short: "List the groups of schedules",
 		Long: `List the groups, with how many schedules and jobs they have; beyond 1,000 they are not counted. LATE are those that were due more than 10 s ago, FAILING those whose last tick failed. The
 process that owns them does not know schedules in BLOCKED and jobs in STUCK.`,
 	}, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, func(io.Writer), error) {
@@ -217,7 +212,7 @@ last tick that succeeded. A schedule is blocked if the process that owns it does
 func newScheduleHistory() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "history GROUP SCHEDULE",
-		Short: "Show what became of the ticks of a schedule, the newest first",
+		Short: "Show the history of a schedule",
 		Long: `Show what became of the ticks of a schedule, and of its runs besides, which are jobs, the newest first, also of those that were deleted. Each has one outcome: succeeded; failed; unknown, if a call that is made at most once was cut off; missed, it was too late
 to run it; skipped, the run before was under way; canceled, an edit, a resumption or a deletion came first.`,
 	}

@@ -22,7 +22,7 @@ import (
 func newServe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
-		Short: "Show the leases in a browser",
+		Short: "Serve the dashboard",
 		Long: `Show the leases in a browser: who owns what, who is alive, what waits and what is wrong, as it changes. Without --operate it changes nothing.
 
 It has no login, so it listens on this machine alone. To see it from another one, forward its port: ssh -L 8080:127.0.0.1:8080 MACHINE. With --listen=:8080

@@ -27,8 +27,8 @@ const schedulesHelp = "also the tables of package schedule"
 func newMigrate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "migrate",
-		Short: "Make the tables, or bring them up to date",
-		Long: `Make the tables, or bring them up to date, while clients run, and print what was done. Functions that are missing, or were changed by hand, are replaced,
+		Short: "Create or update the tables",
+		Long: `Create or update the tables, while clients run, and print what was done. Functions that are missing, or were changed by hand, are replaced,
 unless newer code has made them. Nothing happens where all is so already. It needs a role that may make the schema, or owns it.
 
 A transaction that uses the tables for long, as a dump, is waited for, for a minute.`,
@@ -61,7 +61,7 @@ A transaction that uses the tables for long, as a dump, is waited for, for a min
 func newSchema() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "schema",
-		Short: "Print the statements that migrate runs",
+		Short: "Print the statements of migrate",
 		Long: `Print the statements that migrate runs, for a migration tool, or for psql:
 
     pgleases schema | psql -v ON_ERROR_STOP=1 --single-transaction "$DATABASE_URL"`,
@@ -87,7 +87,7 @@ func newSchema() *cobra.Command {
 func newGrants() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "grants ROLE",
-		Short: "Print the GRANT statements that a role needs",
+		Short: "Print the GRANT statements for a role",
 		Long: `Print the GRANT statements that a role needs, where another role owns the tables. The owner runs them, again after each migration:
 
     pgleases grants app | psql -v ON_ERROR_STOP=1 "$DATABASE_URL"
@@ -127,7 +127,7 @@ const (
 func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Look for what is wrong, and say what to do",
+		Short: "Check the database, the tables and the fleet",
 		Long: `Look for what is wrong with the database, its tables and the fleet: one line for each check, and what to do on the next. It writes nothing.
 
 A note is what may be meant so, or cannot be seen. Of other roles' sessions only members of pg_monitor are told what they do.
