@@ -10,7 +10,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// An attemptOutcome is what came of an attempt, which is one transaction, and of the last of an execution.
+// An attemptOutcome is what came of an attempt, which is one transaction, and of the last of an
+// execution.
 type attemptOutcome int
 
 const (
@@ -119,9 +120,9 @@ func (e *execution) classify(a *attempt, err error, idle time.Duration) attemptO
 	return failed
 }
 
-// byHandler reports whether a statement in a handler's transaction failed by the handler's own doing:
-// it waited for a lock that its work needs, or idled for too long. If it took less, its connection is
-// at fault.
+// byHandler reports whether a statement in a handler's transaction failed by the handler's own
+// doing: it waited for a lock that its work needs, or idled for too long. If it took less, its
+// connection is at fault.
 func (a *attempt) byHandler(err error, idle time.Duration) bool {
 	return store.LockTimeout(err) || idled(err) && a.took >= idle
 }
@@ -168,8 +169,8 @@ func (e *execution) decide(ctx context.Context, tx *transaction, a *attempt, r *
 	return nil
 }
 
-// admit takes a slot. What is called outside of the transaction, or is a crash suspect, is not called
-// in this one: it is noted first.
+// admit takes a slot. What is called outside of the transaction, or is a crash suspect, is not
+// called in this one: it is noted first.
 func (e *execution) admit(ctx context.Context, tx *transaction, a *attempt, suspected bool) error {
 	d, k, r := &a.decided, e.kind, a.row
 	calls := k.calls != inTransaction && !suspected // whose arguments are to be read first

@@ -43,8 +43,8 @@ func (e *execution) limited() (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(e.o.ctx, e.kind.limits.timeout, ErrTimeout)
 }
 
-// call calls a handler, and notes when it has returned. A handler that goes on for long after the end
-// of its context is logged, because its partition waits for it.
+// call calls a handler, and notes when it has returned. A handler that goes on for long after the
+// end of its context is logged, because its partition waits for it.
 func (e *execution) call(ctx context.Context, tx pgx.Tx, a *attempt, run Run[json.RawMessage]) error {
 	returned := make(chan struct{})
 	defer context.AfterFunc(ctx, func() {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// clockDoubt is how long a step of the database's clock is doubted: a clock that was set wrong for a
-// moment does no harm. Steps of less than maxStep are followed at once.
+// clockDoubt is how long a step of the database's clock is doubted: a clock that was set wrong for
+// a moment does no harm. Steps of less than maxStep are followed at once.
 const (
 	clockDoubt = time.Minute
 	maxStep    = time.Minute
@@ -27,8 +27,8 @@ type serverClock struct {
 // processStart has a monotonic reading, by which times of this host are compared.
 var processStart = time.Now()
 
-// heard takes the database's time from an answer to what was sent, and reports whether it is trusted.
-// A step is trusted after a while.
+// heard takes the database's time from an answer to what was sent, and reports whether it is
+// trusted. A step is trusted after a while.
 func (c *serverClock) heard(shows, sent, answered time.Time, doubted time.Duration) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -69,6 +69,6 @@ func (c *serverClock) now() time.Time {
 	return now
 }
 
-// undated is an instant of this host by what has passed since processStart: the host's date may have
-// been set since.
+// undated is an instant of this host by what has passed since processStart: the host's date may
+// have been set since.
 func undated(t time.Time) time.Time { return processStart.Add(t.Sub(processStart)) }

@@ -19,7 +19,7 @@ type crashes struct {
 	transactions
 
 	mu      sync.Mutex   // guards closing
-	closing []*ownership // whose end is to be written down by whoever has closes
+	closing []*ownership // whose end the holder of closes writes down
 	closes  sync.Mutex   // before mu
 }
 
@@ -43,10 +43,10 @@ func (c *crashes) open(o *ownership) error {
 }
 
 // close takes that back, when all runs have ended. If that fails, the next owner is careful for
-// nothing. A process that ends closes many at once: those that come while others are written down are
-// written together. But one that takes crashes back locks schedules and jobs: two of them in one
-// transaction may deadlock with an edit of both, and all would wait for an edit of one. So it is
-// alone.
+// nothing. A process that ends closes many at once: those that come while others are written down
+// are written together. But one that takes crashes back locks schedules and jobs: two of them in
+// one transaction may deadlock with an edit of both, and all would wait for an edit of one. So it
+// is alone.
 func (c *crashes) close(o *ownership) {
 	o.crashes.Lock()
 	defer o.crashes.Unlock()
@@ -77,8 +77,8 @@ func (c *crashes) close(o *ownership) {
 const closeMost = 100
 
 // closeAll closes many in one transaction, or if that is refused each in one of its own: what is
-// refused for one is for no other. It gives up if the database does not answer, or refuses one that is
-// still owned: it does as much for all that follow, and each of them would be waited for.
+// refused for one is for no other. It gives up if the database does not answer, or refuses one that
+// is still owned: it does as much for all that follow, and each of them would be waited for.
 func (c *crashes) closeAll(all []*ownership) {
 	fails := func(err error) bool { return err != nil && !errors.Is(err, pgleases.ErrNotOwner) }
 	for few := range slices.Chunk(all, closeMost) {
@@ -95,7 +95,8 @@ func (c *crashes) closeAll(all []*ownership) {
 	}
 }
 
-// writeClosed leaves out ownerships that have ended, and gives up when all have: then it is of no use.
+// writeClosed leaves out ownerships that have ended, and gives up when all have: then it is of no
+// use.
 func (c *crashes) writeClosed(all []*ownership) error {
 	live := slices.DeleteFunc(slices.Clone(all), func(o *ownership) bool { return o.life.Err() != nil })
 	if len(live) == 0 {

@@ -13,14 +13,18 @@ import (
 	cron "github.com/netresearch/go-cron"
 )
 
-// Cron makes a rule that ticks when the clocks of a zone show what an expression says. The expression has five fields: minute, hour, day of the
-// month, month, day of the week (0 and 7 are Sunday). Each is *, or a list of values, ranges and steps, such as 5, 1-5, MON-FRI, */15, 8-18/2; a
-// range may wrap around, such as 22-2. Where both days are given, a day is one of either, as in POSIX: 0 6 1 * MON is the first, and Mondays.
-// @yearly, @monthly, @weekly, @daily and @hourly are expressions too. The zone is a name of the zone database, such as Europe/Berlin or UTC.
+// Cron returns a rule that ticks when the clocks of a zone show what an expression says. The
+// expression has five fields: minute, hour, day of the month, month, day of the week (0 and 7 are
+// Sunday). Each is *, or a list of values, ranges and steps, for example 5, 1-5, MON-FRI, */15,
+// 8-18/2; a range may wrap around, for example 22-2. If both days are given, a day is one of
+// either, as in POSIX: 0 6 1 * MON is the first, and Mondays. @yearly, @monthly, @weekly, @daily
+// and @hourly are expressions too. The zone is a name of the zone database, for example
+// Europe/Berlin or UTC.
 //
-// Where clocks are set forward, the ticks at times that they leave out are one tick, at that instant. Where they are set back, a time that comes twice
-// has a tick the first time only. Rules that name all 24 hours follow the hours as they pass: they have no tick for what is left out,
-// and go on in both passes.
+// If clocks are set forward, the ticks at times that they leave out are one tick, at that instant.
+// If they are set back, a time that comes twice has a tick the first time only. Rules that name all
+// 24 hours follow the hours as they pass: they have no tick for what is left out, and tick in both
+// passes.
 func Cron(expression, zone string) Rule {
 	expression = strings.Join(strings.Fields(expression), " ")
 	r := Rule{text: zonePrefix + zone + " " + expression}
@@ -53,7 +57,7 @@ var fields = [5]struct {
 	{"day of the week", "0 to 7 or SUN to SAT", form("sun|mon|tue|wed|thu|fri|sat")},
 }
 
-// form returns what an element of a field's list looks like, where values may be numbers or names.
+// form returns what an element of a field's list looks like, if values may be numbers or names.
 func form(names string) *regexp.Regexp {
 	value := `(?:\d{1,2})`
 	if names != "" {
@@ -62,7 +66,8 @@ func form(names string) *regexp.Regexp {
 	return regexp.MustCompile(`^(?i:(?:\*|` + value + `(?:-` + value + `)?)(?:/\d{1,2})?)$`)
 }
 
-// parse parses an expression. The parser alone would take some that mean nothing, such as "*-5" or ",", and name no field in its errors.
+// parse parses an expression. The parser alone would accept some without a meaning, for example
+// "*-5" or ",", and its errors name no field.
 func parse(expression string) (*cron.SpecSchedule, error) {
 	words := strings.Fields(expression)
 	switch {
@@ -113,7 +118,8 @@ func checkField(i int, word string) error {
 	return nil
 }
 
-// checkDays refuses steps from one week into the next, as in FRI-MON/2: the parser has eight days in that week.
+// checkDays refuses steps from one week into the next, for example FRI-MON/2: the parser has eight
+// days in that week.
 func checkDays(word string) error {
 	number := func(day string) int {
 		if n, err := strconv.Atoi(day); err == nil {
@@ -131,8 +137,9 @@ func checkDays(word string) error {
 	return nil
 }
 
-// A clock has the ticks of a cron expression. It computes in seconds: of Unix for instants, and for what the clocks show, in seconds of Unix of the
-// instant at which UTC shows the same. It never loops over ticks, only over days and over changes of the clocks.
+// A clock has the ticks of a cron expression. It computes in seconds: of Unix for instants, and for
+// what the clocks show, in seconds of Unix of the instant at which UTC shows the same. It never
+// loops over ticks, only over days and over changes of the clocks.
 type clock struct {
 	minute, hour, dom, month, dow uint64 // a bit for each value; the highest of dom and dow is set for *
 	hourly                        bool   // all 24 hours are named
@@ -153,7 +160,8 @@ const (
 	never = math.MinInt64
 	// apart is more than what the clocks of a zone may ever differ from UTC, or from themselves.
 	apart = 2 * day
-	// rarest is more than the days between two ticks that are furthest apart, as of 29 February from 2096 to 2104.
+	// rarest is more than the days between two ticks that are furthest apart, for example of 29
+	// February from 2096 to 2104.
 	rarest = 8*366 + 1
 )
 

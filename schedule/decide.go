@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// A decision is what is to be done now about a schedule: the step to write, after a run where there is one.
+// A decision is what is to be done now about a schedule: the step to write, after a run if there is
+// one.
 type decision struct {
 	step
 	run    *Tick // null: nothing is to be run
@@ -15,15 +16,17 @@ type decision struct {
 	before Tick // the cursor before it: there it stays until the run has its outcome
 }
 
-// unknown is how soon what waits is looked at again, and longest how late at most: after as long as it has waited. A process knows no more
-// after a while than at first, and one that takes its partition over looks at once.
+// unknown is how soon what waits is looked at again, and longest how late at most: after as long as
+// it has waited. A process knows no more after a while than at first, and one that takes its
+// partition over looks at once.
 const (
 	unknown = time.Minute
 	longest = time.Hour
 )
 
-// decide decides by the database's clock, at the moment when the schedule was read. It knows no database. What is suspected of killing the
-// process is charged before it is decided again, and its arguments are read then: that may be what kills it.
+// decide decides by the database's clock, at the moment when the schedule was read. It knows no
+// database. What is suspected of killing the process is charged before it is decided again, and its
+// arguments are read then: that may be what kills it.
 func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) decision {
 	d := decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Trying: r.Trying}}
 	if r.Job {
@@ -83,7 +86,8 @@ func (r *record) parse() (Rule, error) {
 	return Parse(r.Rule)
 }
 
-// readable returns what this process does not know of it: its kind, that the code declares it, or how to read its arguments.
+// readable returns what this process does not know of it: its kind, that the code declares it, or
+// how to read its arguments.
 func (r *record) readable(k *kind, declared, suspected bool) error {
 	switch {
 	case k == nil:
@@ -96,7 +100,8 @@ func (r *record) readable(k *kind, declared, suspected bool) error {
 	return k.parse(r.Args)
 }
 
-// wait leaves it to a process that knows what this one does not. To read it has killed nothing.
+// wait leaves it to a process that knows what this one does not. Reading it has not killed this
+// process.
 func (d *decision) wait(err error, since *time.Time, now time.Time, epoch int64) {
 	again := now.Add(unknown)
 	if since != nil {
@@ -128,7 +133,7 @@ func (d *decision) done() {
 	d.Succeeded, d.Trying, d.Failures = &d.run.At, nil, new(int)
 }
 
-// failed says what becomes of a run that failed: the tick is tried again, or it is dead.
+// failed says what becomes of a run that failed: the tick runs again, or it failed.
 func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 	t := trial{At: d.run.At, Local: d.run.Local, Missed: d.missed, Began: *d.RanFrom, Attempts: r.attempts()}
 	if r.Trying != nil {
@@ -157,7 +162,8 @@ func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 	d.unstep(t)
 }
 
-// note notes that the process is about to call the handler, and, where that is suspected to kill it, counts a crash, which the end of the run takes back.
+// note notes that the process is about to call the handler. For a crash suspect it counts a crash,
+// which the end of the run takes back.
 func (d *decision) note(r *record, epoch int64, suspected bool) {
 	t := trial{At: d.run.At, Local: d.run.Local, Missed: d.missed, Began: *d.RanFrom}
 	if r.Trying != nil {
@@ -171,7 +177,7 @@ func (d *decision) note(r *record, epoch int64, suspected bool) {
 	d.Due = r.Due
 }
 
-// lost gives up a run of which nobody knows what came of it.
+// lost gives up a run whose outcome is unknown.
 func (d *decision) lost(r *record) {
 	last := &d.Outcomes[len(d.Outcomes)-1]
 	last.Outcome, last.Epoch, last.StartedAt = OutcomeUnknown, &r.Trying.Called, &r.Trying.Began
@@ -212,7 +218,8 @@ func (r *record) decideJob(k *kind, epoch int64, suspected bool) decision {
 	return d
 }
 
-// due tells what is to be done about the ticks after the last. A tick that jitter holds back has not come.
+// due returns what is to be done about the ticks after the last. A tick that jitter holds back has
+// not come.
 func (r *record) due(rule Rule, last Tick, now time.Time) Due {
 	p := r.Policy
 	grace := p.Grace

@@ -16,23 +16,27 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// This file puts what the code declares, when Run begins, and says from time to time that it still does.
+// This file stores what the code declares, when Run begins, and notes from time to time that it
+// still does.
 
-// together is how many schedules are put in one transaction: few, as processes that start at once wait for each other there, and runs for them.
+// together is how many schedules are stored in one transaction: few, because processes that start
+// at once wait for each other there, and runs for them.
 const together = 20
 
-// maxStarts is how often what the code declares is put where the database cannot do it now: for ten seconds.
+// maxStarts is how often storing what the code declares is tried while the database cannot: for 10
+// s.
 const maxStarts = 12
 
-// declareEvery is how often it is said that what the code declares is declared. The database notes it once a day.
+// declareEvery is how often it is noted what the code declares. The database writes it once a day.
 const declareEvery = time.Hour
 
-// recent is how long ago a process may have noted that the code declares a schedule, when another starts.
+// recent is how long ago a process may have noted that the code declares a schedule, when another
+// starts.
 const recent = 24 * time.Hour
 
-// putDeclared puts what the code declares and stands otherwise, in the order of the names, as all
-// processes do. It reports false, and puts nothing, where the lease has another number of partitions
-// than this process would join it with: that is refused.
+// putDeclared stores what the code declares, if it differs, in the order of the names, as all
+// processes do. It reports false, and stores nothing, if the lease has another number of partitions
+// than this process would join it with: then joining is refused.
 func (s *Scheduler) putDeclared(ctx context.Context) (fits bool, err error) {
 	names, rows := s.registry.declarations()
 	var have map[string]*record
@@ -63,7 +67,7 @@ func (s *Scheduler) starting(ctx context.Context, f func(pgx.Tx) error) error {
 	return s.db.repeat(ctx, maxStarts, store.Transient, func() error { return s.db.inOneTx(ctx, f) })
 }
 
-// stands reports whether a put of what the code declares would change nothing. Arguments that only
+// stands reports whether storing what the code declares would change nothing. Arguments that only
 // the database knows to mean the same do not stand.
 func (r *record) stands(have *record) bool {
 	if have == nil || !alike(r, have) || have.Clock.Sub(have.Registered) >= recent || !sameJSON(r.Args, have.Args) {
@@ -99,7 +103,7 @@ func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*record) error
 			err = s.put(ctx, tx, r, rule)
 		}
 		switch {
-		case errors.Is(err, errUntold): // it waits for a process that knows it, and stops nobody
+		case errors.Is(err, errUnknownRule): // it is blocked until a process knows it, and stops no other
 			s.log.Warn("schedule: declaration not stored, old rule unknown here", slog.String("name", r.Name), slog.Any("error", err))
 		case err != nil:
 			return fmt.Errorf("put schedule %q: %w", r.Name, err)
@@ -108,7 +112,7 @@ func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*record) error
 	return nil
 }
 
-// keepDeclared says that the code declares what it does, until ctx ends.
+// keepDeclared notes that the code declares what it does, until ctx ends.
 func (s *Scheduler) keepDeclared(ctx context.Context) {
 	names, _ := s.registry.declarations()
 	failing := false

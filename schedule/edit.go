@@ -27,7 +27,7 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 			if outcomes, err = r.supersede(have, now); err != nil {
 				return err
 			}
-			r.Anchor, r.CursorLocal, r.BlockedSince = now, nil, nil // the cursor may lie ahead, where the clock was set back
+			r.Anchor, r.CursorLocal, r.BlockedSince = now, nil, nil // the cursor may lie ahead, if the clock was set back
 		}
 		r.Registered = now
 		r.Due = r.next(rule)
@@ -57,9 +57,10 @@ func alike(r, have *record) bool {
 	return r.Key == have.Key && r.Kind == have.Kind && r.Rule == have.Rule && r.Policy == have.Policy && r.Declared == have.Declared
 }
 
-var errUntold = errors.New("its ticks until now cannot be told here")
+var errUnknownRule = errors.New("its ticks until now are not known here")
 
-// supersede has the schedule begin anew now. The ticks of its rule until then that have no outcome are canceled.
+// supersede makes the schedule begin now. The ticks of its old rule until then that have no outcome
+// are canceled.
 func (r *record) supersede(have *record, now time.Time) ([]newEntry, error) {
 	r.Trying = nil
 	if !now.After(have.Cursor) {
@@ -67,7 +68,7 @@ func (r *record) supersede(have *record, now time.Time) ([]newEntry, error) {
 	}
 	rule, err := Parse(have.Rule)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errUntold, err)
+		return nil, fmt.Errorf("%w: %w", errUnknownRule, err)
 	}
 	since, n := have.Cursor, rule.Passed(have.Anchor, have.cursor(), now).Count
 	r.Cursor, r.CursorLocal = now, nil

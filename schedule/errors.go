@@ -16,28 +16,33 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// The errors to test for with errors.Is. What a call returns wraps one of them in a text that names the values at hand.
+// The errors to test for with errors.Is. What a call returns wraps one of them in a text that names
+// the values at hand.
 var (
-	// ErrNotFound is returned by Get, Pause, Resume and Delete: the group has no schedule of this name; by Trigger, Backfill and RetryTick;
-	// and by Job, Cancel and Retry.
+	// ErrNotFound is returned by Get, Pause, Resume and Delete: the group has no schedule of this
+	// name; by Trigger, Backfill and RetryTick; and by Job, Cancel and Retry.
 	ErrNotFound = errors.New("schedule: not found")
 
-	// ErrUnknown is returned by the methods that change a schedule or a job: the connection failed at the commit, so the change may be made,
-	// or may not.
+	// ErrUnknown is returned by the methods that change a schedule or a job: the connection failed at
+	// the commit, so the change may be made, or may not.
 	ErrUnknown = errors.New("schedule: it is not known whether this was done")
 
-	// ErrExists is returned by Enqueue, EnqueueTx and Retry: there is a job with this unique key, see WithUnique.
+	// ErrExists is returned by Enqueue, EnqueueTx and Retry: there is a job with this unique key, see
+	// WithUnique.
 	ErrExists = errors.New("schedule: a job with this unique key exists")
 
-	// ErrTimeout is the cause of a handler's context that ended because the run took longer than its kind's WithTimeout.
+	// ErrTimeout is the cause of a handler's context that ended because the run took longer than its
+	// kind's WithTimeout.
 	ErrTimeout = errors.New("schedule: the run took longer than its timeout")
 
-	// ErrDrained is the cause of a handler's context that ended because the partition is wanted elsewhere, or Run ends, and the run did not end
-	// within WithDrainTimeout. Nothing of it was committed; it is run again.
+	// ErrDrained is the cause of a handler's context that ended because the partition is wanted
+	// elsewhere, or Run ends, and the run did not end within WithDrainTimeout. Nothing of it was
+	// committed; it runs again.
 	ErrDrained = errors.New("schedule: the run did not end in time for the hand-over")
 )
 
-// Discard is an error for handlers to return: the tick is dead at once, whatever WithMaxAttempts says, with the text of err.
+// Discard is an error for handlers to return: the tick failed at once, whatever WithMaxAttempts
+// says, with the text of err.
 func Discard(err error) error {
 	if err == nil {
 		err = errors.New("discarded")
@@ -49,8 +54,9 @@ type discarded struct{ error }
 
 func (e discarded) Unwrap() error { return e.error }
 
-// Snooze is an error for handlers to return: nothing of the run is committed, and the tick is run again after d, by the database's clock; what is less than 0
-// is 0. That is no failed attempt, and there is no limit of it. Until then the tick counts as under way, see Overlap.
+// Snooze is an error for handlers to return: nothing of the run is committed, and the tick runs
+// again after d, by the database's clock; a negative d is 0. A snooze is no failed attempt, and
+// there is no limit of snoozes. Until then the tick counts as under way, see WithOverlap.
 func Snooze(d time.Duration) error { return snoozed(max(0, d)) }
 
 type snoozed time.Duration
@@ -85,7 +91,7 @@ func broken(err error) bool {
 	return code == "55P03" || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P0")
 }
 
-// passing reports whether a transaction of ours may succeed when it is repeated; also one of which an
+// passing reports whether a transaction of ours may succeed when it is repeated; also if an
 // administrator, or the role's statement_timeout, has canceled a statement.
 func passing(err error) bool { return conflict(err) || broken(err) || store.Code(err) == "57014" }
 
@@ -166,7 +172,7 @@ func (e timedOut) Error() string {
 
 var (
 	errEnded   = errors.New("the handler ended its transaction itself: what it did there before stands, if it committed it")
-	errCrashed = errors.New("so many processes died while it ran: see WithMaxCrashes")
+	errCrashed = errors.New("processes crashed while it ran: see WithMaxCrashes")
 )
 
 // maxText is how many bytes of an error's text are kept.
@@ -191,9 +197,9 @@ func inASCII(text *string) *string {
 	return &quoted
 }
 
-// userError returns an error of the application's that has none of its methods: their panics end here,
-// where they are caught, like that of a nil pointer, which is no nil error. It has the text, and of
-// what err wraps, as far as that is found, what this package looks for.
+// userError returns an error of the application's that has none of its methods: their panics end
+// here, which are caught, for example of a nil pointer in an interface. It has the text, and what
+// this package looks for of what err wraps, as far as that is found.
 func userError(err error) error {
 	if err == nil {
 		return nil
@@ -230,7 +236,7 @@ func (f *flattened) keep(err error) {
 
 func unwrapped(err error) []error {
 	switch w := err.(type) {
-	case *pgconn.ConnectError: // of whose end of time the handler knows nothing
+	case *pgconn.ConnectError: // the handler did not set that deadline
 	case interface{ Unwrap() error }:
 		return []error{w.Unwrap()}
 	case interface{ Unwrap() []error }:

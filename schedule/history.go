@@ -11,14 +11,14 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A Outcome is what became of ticks.
+// An Outcome is what became of ticks, or of a job.
 type Outcome string
 
 // The outcomes. Each tick of a schedule has exactly one.
 const (
 	OutcomeSucceeded Outcome = "succeeded"
 	OutcomeFailed    Outcome = "failed"   // the run failed
-	OutcomeUnknown   Outcome = "unknown"  // of a handler that is called at most once: nobody knows what came of it, see AtMostOnce
+	OutcomeUnknown   Outcome = "unknown"  // a call that is made at most once was cut off, see AtMostOnce
 	OutcomeMissed    Outcome = "missed"   // too late, by the schedule's Missed and Grace
 	OutcomeSkipped   Outcome = "skipped"  // the run before was still under way, see OverlapSkip
 	OutcomeCanceled  Outcome = "canceled" // an edit of the rule, Resume from now, or Delete came first
@@ -26,15 +26,15 @@ const (
 
 // An Entry is a row of a schedule's history: of one run, or of ticks that were passed over at once.
 type Entry struct {
-	Since     time.Time `json:"since"`        // it tells of the ticks after Since, up to Until
+	Since     time.Time `json:"since"`        // the entry is of the ticks after Since, up to Until
 	Until     time.Time `json:"until"`        // of a run, the tick
 	Ticks     int64     `json:"ticks"`        // how many
-	Job       int64     `json:"job,omitzero"` // what ran besides, see Trigger, Backfill and Retry; 0: ticks of the rule
+	Job       int64     `json:"job,omitzero"` // an extra run, see Trigger, Backfill and Retry; 0: ticks of the rule
 	Outcome   Outcome   `json:"outcome"`
 	Attempts  int       `json:"attempts"`            // of a run, how many there were; see Retry
-	Error     string    `json:"error"`               // of a dead one; its first 64 KiB, with U+FFFD for each NUL
-	Epoch     int64     `json:"epoch"`               // under which it ran; 0: nothing ran
-	StartedAt time.Time `json:"started_at,omitzero"` // zero: nothing ran
+	Error     string    `json:"error"`               // of a failure; its first 64 KiB, with U+FFFD for each NUL
+	Epoch     int64     `json:"epoch"`               // under which it ran; 0: there was no run
+	StartedAt time.Time `json:"started_at,omitzero"` // zero: there was no run
 	EndedAt   time.Time `json:"ended_at"`            // when it was written
 }
 
@@ -44,8 +44,8 @@ type entryRow struct {
 	Entry
 }
 
-// History returns what became of the ticks of a schedule, and of its runs besides, the newest first, also of earlier schedules of
-// its name. An error ends it.
+// History returns the outcomes of a schedule's ticks, and of its extra runs, the newest first, also
+// of earlier schedules of its name. An error ends it.
 func (s *Scheduler) History(ctx context.Context, name string) iter.Seq2[Entry, error] {
 	return pages(fmt.Sprintf("history of schedule %q of group %q", name, s.db.group), int64(math.MaxInt64), func(before int64) ([]*entryRow, error) {
 		return s.db.sendHistory(ctx, s.db.pool, name, before, page)
@@ -57,9 +57,9 @@ const (
 	trimPage  = 1000 // entries that one statement looks at
 )
 
-// trim deletes the group's old entries until ctx ends, page by page, and moves what is in a partition
-// that there is none of. The owner of partition 0 does it for all. It goes on where it left off: what
-// is deleted stays in the index for a while, and is not to be passed over again.
+// trim deletes the group's old entries until ctx ends, page by page, and moves what is in a
+// partition that does not exist. The owner of partition 0 does it for all. It continues where it
+// stopped: what is deleted stays in the index for a while, and must not be read again.
 func (s *Scheduler) trim(ctx context.Context, clock *serverClock) {
 	var others, failures int64
 	failing := false

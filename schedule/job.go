@@ -18,23 +18,26 @@ import (
 
 // This file puts jobs: what is to run once.
 
-// Jobs puts jobs of one kind. A [Kind] has its methods, too. All methods are safe for concurrent use.
+// Jobs enqueues jobs of one kind. A Kind has its methods, too. All methods are safe for concurrent
+// use.
 //
-// A job is run as a tick of a schedule is: in a transaction with its entry in the history, under the guard of its key's partition, with its
-// kind's WithMaxAttempts and WithMaxCrashes. It has one outcome: done, dead, lost or canceled. A process that runs the group looks for jobs once a second, and
-// at once when it is told of one that is due before that. A transaction that puts one may tell of it, with NOTIFY: so PostgreSQL does not
-// let it be prepared for a two-phase commit.
+// A job runs as a tick of a schedule does: in a transaction with its entry in the history, under
+// the guard of its key's partition, with the WithMaxAttempts and WithMaxCrashes of its kind. It has
+// one outcome: succeeded, failed, unknown or canceled. A process that runs the group polls for jobs
+// once a second, and at once after a notification. A transaction that enqueues a job may send one,
+// with NOTIFY: so PostgreSQL does not let you prepare it for a two-phase commit.
 type Jobs[Args any] struct {
 	scheduler *Scheduler
 	name      string
 	check     func() error // what is wrong with the kind
 }
 
-// An Enqueuer puts jobs for a group from a process that runs none of it.
+// An Enqueuer enqueues jobs for a group from a process that does not run the group.
 type Enqueuer struct{ scheduler *Scheduler }
 
-// NewEnqueuer returns an Enqueuer for a group. The options are WithSchema, and WithPartitions for a group that nobody has run yet; any
-// other is an error. It asks the database nothing. The pool is not closed.
+// NewEnqueuer returns an Enqueuer for a group. The options are WithSchema, and WithPartitions for a
+// group that has never run; any other is an error. NewEnqueuer sends no statement. It does not
+// close the pool.
 func NewEnqueuer(pool *pgxpool.Pool, group string, opts ...Option) (*Enqueuer, error) {
 	o, err := newOptions(opts)
 	for _, name := range o.given {
@@ -56,7 +59,7 @@ func NewEnqueuer(pool *pgxpool.Pool, group string, opts ...Option) (*Enqueuer, e
 	return &Enqueuer{s}, nil
 }
 
-// JobsOf returns what puts jobs of a kind, which another process knows; Args are to be as there.
+// JobsOf returns Jobs for a kind that another process registers; Args must be as there.
 func JobsOf[Args any](e *Enqueuer, kind string) *Jobs[Args] {
 	return &Jobs[Args]{e.scheduler, kind, func() error { return checkName("kind", kind) }}
 }
@@ -64,7 +67,7 @@ func JobsOf[Args any](e *Enqueuer, kind string) *Jobs[Args] {
 // A JobOption sets something of a job.
 type JobOption func(*newJob)
 
-// A newJob is a job as it is put.
+// A newJob is a job as it is enqueued.
 type newJob struct {
 	Key       string          `json:"key"`
 	Kind      string          `json:"kind"`
@@ -76,7 +79,7 @@ type newJob struct {
 	Priority  int             `json:"priority"`
 	At        *time.Time      `json:"at"`
 	InMicro   *int64          `json:"in_us"`
-	Quiet     bool            `json:"quiet,omitempty"` // of the first: nobody else needs to be told of them
+	Quiet     bool            `json:"quiet,omitempty"` // of the first: no notification is sent for them
 
 	onConflict OnConflict
 }
@@ -101,8 +104,8 @@ func WithPriority(n int) JobOption {
 	return func(j *newJob) { j.Priority = n }
 }
 
-// WithJobKey sets the key under which runs never overlap, over all schedules and jobs of the group with
-// that key. The default is the key of WithUnique, or else a random one.
+// WithJobKey sets the key under which runs never overlap, over all schedules and jobs of the group
+// with that key. The default is the key of WithUnique, or else a random one.
 func WithJobKey(key string) JobOption {
 	return func(j *newJob) { j.Key = key }
 }
@@ -131,20 +134,22 @@ func WithUnique(key string, conflict OnConflict) JobOption {
 	return func(j *newJob) { j.UniqueKey, j.onConflict = &key, conflict }
 }
 
-// Enqueue puts a job, and returns its id. Without options it is due now. The errors: a bad option, ErrExists, the database's.
+// Enqueue enqueues a job, and returns its ID. Without options it is due now. The errors: a bad
+// option, ErrExists, the database's.
 func (k *Jobs[Args]) Enqueue(ctx context.Context, args Args, opts ...JobOption) (id int64, err error) {
 	return first(k.enqueue(ctx, k.scheduler.ownTx(ctx), k.scheduler.owns, []Args{args}, opts))
 }
 
-// EnqueueTx is Enqueue in a transaction of the caller's: the job is there once that is committed. ErrExists leaves the transaction as it
-// was. A unique key of a transaction that is under way is waited for, and a job that is replaced cannot end until the transaction does:
-// call it as late as can be.
+// EnqueueTx is Enqueue in a transaction of the caller's: the job exists once that is committed.
+// ErrExists leaves the transaction as it was. It waits for another transaction that enqueued the
+// same unique key, and a job that is replaced cannot end until the transaction does: call it as
+// late as you can.
 func (k *Jobs[Args]) EnqueueTx(ctx context.Context, tx pgx.Tx, args Args, opts ...JobOption) (id int64, err error) {
 	return first(k.enqueue(ctx, callersTx(tx), nil, []Args{args}, opts))
 }
 
-// EnqueueMany puts a job for each of some arguments, all or none, in one statement, and returns their ids, in the same order. The options
-// hold for each; WithUnique is not among them.
+// EnqueueMany enqueues a job for each of some arguments, all or none, in one statement, and returns
+// their IDs, in the same order. The options hold for each; WithUnique is not allowed.
 func (k *Jobs[Args]) EnqueueMany(ctx context.Context, args []Args, opts ...JobOption) (ids []int64, err error) {
 	return k.enqueue(ctx, k.scheduler.ownTx(ctx), k.scheduler.owns, args, opts)
 }
@@ -164,7 +169,7 @@ func first(ids []int64, err error) (int64, error) {
 // inTx runs a function in some transaction.
 type inTx func(func(pgx.Tx) error) error
 
-// ownTx is a transaction of its own, after which this process looks for what was put.
+// ownTx is a transaction of its own, after which this process polls.
 func (s *Scheduler) ownTx(ctx context.Context) inTx {
 	return func(f func(pgx.Tx) error) error {
 		err := s.db.inTx(ctx, f)
@@ -184,7 +189,8 @@ func callersTx(tx pgx.Tx) inTx {
 	}
 }
 
-// owns reports whether this process owns what is put: then it looks, and nobody else needs to be told.
+// owns reports whether this process owns what is enqueued: then it polls, and no notification is
+// needed.
 func (s *Scheduler) owns(rows []newJob) bool {
 	p := s.planner.Load()
 	if p == nil {
@@ -197,7 +203,8 @@ func (s *Scheduler) owns(rows []newJob) bool {
 	return p.owned.haveAll(partitions)
 }
 
-// enqueue puts jobs in a transaction. Where quiet says so of them, nobody else is told; nil: it never does.
+// enqueue enqueues jobs in a transaction, without a notification if quiet reports true; nil: it
+// does not.
 func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, quiet func([]newJob) bool, args []Args, opts []JobOption) (ids []int64, err error) {
 	conflict, rows, err := k.rows(args, opts)
 	if err == nil && len(rows) > 0 {
@@ -265,26 +272,26 @@ func (j *newJob) check(together int) error {
 // A Job is what is known of a job.
 type Job struct {
 	ID       int64     `json:"id"`
-	Name     string    `json:"name"` // its Unique key, or empty; of Trigger, Backfill and RetryTick the name of the schedule
+	Name     string    `json:"name"` // its unique key, or empty; of Trigger, Backfill and RetryTick the name of the schedule
 	Kind     string    `json:"kind"`
 	Outcome  Outcome   `json:"outcome"`  // empty: it has not ended
-	At       time.Time `json:"at"`       // the time that it was put for
-	Attempts int       `json:"attempts"` // that have failed; of one that has ended, all
-	Error    string    `json:"error"`    // of the last attempt that failed; of one that is done it is empty
+	At       time.Time `json:"at"`       // the time for which it was enqueued
+	Attempts int       `json:"attempts"` // that failed; of a job that has ended, all
+	Error    string    `json:"error"`    // of the last attempt that failed; empty if the job succeeded
 	// What follows is of a job that has not ended.
 	Key           string          `json:"key"`
 	Trigger       Trigger         `json:"trigger"`
 	Args          json.RawMessage `json:"args,omitempty"`
 	State         State           `json:"state"`
-	Due           time.Time       `json:"due,omitzero"`   // when its owner looks at it next; zero: never
-	BlockedReason string          `json:"blocked_reason"` // why the process that owns it cannot run it; empty: nothing is known against it
-	// What follows is of a job that has.
+	Due           time.Time       `json:"due,omitzero"`   // when its owner runs it next; zero: never
+	BlockedReason string          `json:"blocked_reason"` // why the process that owns it cannot run it; empty: it can
+	// What follows is of a job that has ended.
 	Epoch     int64     `json:"epoch"`               // under which it ran last; 0: it did not
 	StartedAt time.Time `json:"started_at,omitzero"` // zero: it did not
 	EndedAt   time.Time `json:"ended_at,omitzero"`
 }
 
-// Job returns a job of the group, or what became of it. ErrNotFound where there is neither.
+// Job returns a job of the group, or its outcome. It returns ErrNotFound if neither exists.
 func (s *Scheduler) Job(ctx context.Context, id int64) (Job, error) {
 	r, err := s.db.sendJob(ctx, s.db.pool, id)
 	if err == nil && r == nil {
@@ -304,7 +311,7 @@ const (
 	StatePlanned  State = "planned" // it is not due
 	StateDue      State = "due"     // it is to begin now
 	StateRunning  State = "running"
-	StateRetrying State = "retrying" // it failed, and is tried again when it is due
+	StateRetrying State = "retrying" // it failed, and runs again when it is due
 	StateBlocked  State = "blocked"  // the process that owns it cannot run it
 )
 
@@ -315,8 +322,9 @@ type JobFilter struct {
 	State  State
 }
 
-// Jobs returns the jobs of the group that have not ended, in the order in which they were put, page by page: not all of one moment. All of
-// them are passed over, also where few are wanted. An error ends it.
+// Jobs returns the jobs of the group that have not ended, in the order in which they were enqueued,
+// page by page: not all of one moment. It reads all of them, even if the filter wants few. An error
+// ends it.
 func (s *Scheduler) Jobs(ctx context.Context, filter JobFilter) iter.Seq2[Job, error] {
 	return pages(fmt.Sprintf("list jobs of group %q", s.db.group), int64(0), func(after int64) ([]*Job, error) {
 		switch filter.State {
@@ -327,7 +335,7 @@ func (s *Scheduler) Jobs(ctx context.Context, filter JobFilter) iter.Seq2[Job, e
 	}, func(j *Job) (Job, int64) { return *j, j.ID })
 }
 
-// jobID is what a handler is told of a job.
+// jobID is the ID of a job; 0: it is a schedule.
 func (r *record) jobID() int64 {
 	if r.Job {
 		return r.ID

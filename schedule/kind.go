@@ -12,27 +12,28 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A Kind is a handler under a name, which the database keeps: schedules of it run wherever a process knows it. All methods are safe for
-// concurrent use.
+// A Kind is a handler under a name, which the database keeps: its schedules run in each process
+// that registers the name. All methods are safe for concurrent use.
 type Kind[Args any] struct {
 	Jobs[Args]
 	kind *kind
 }
 
-// A Run is what a handler is told about the run that it is to do.
+// A Run is what a handler is given about the run.
 type Run[Args any] struct {
 	Trigger Trigger   // why it runs
-	Name    string    // of the schedule; of a job its WithUnique key, or empty
+	Name    string    // of the schedule; of a job its unique key, or empty
 	Job     int64     // of a job, what Enqueue returned; 0: it is a schedule
 	Key     string    // under which no other run overlaps with it
 	Args    Args      // of the schedule
-	At      time.Time // the tick, or the time that a job was put for: what the run is for. Not the time at which it runs
+	At      time.Time // the tick, or the time for which a job was enqueued. Not the time at which it runs
 	Local   time.Time // At as the clocks of the schedule's zone show it; of a job, in UTC
-	From    time.Time // the last tick that was done, so that the window to work on is From to At; zero: none was.
-	Missed  int64     // how many ticks since the last outcome this run stands for besides its own
-	// from 1: which attempt at this tick it is, over all processes, see WithMaxAttempts. One that the database broke off, or whose process died, does not count
+	From    time.Time // the last tick that succeeded, so that the window to work on is From to At; zero: none did
+	Missed  int64     // how many ticks since the last outcome this run stands for, without its own
+	// Attempt counts from 1, over all processes, see WithMaxAttempts. An attempt that the database
+	// broke off, or whose process crashed, does not count.
 	Attempt int
-	Crashes int // how many processes died while it ran, without the first
+	Crashes int // how many processes crashed while it ran, without the first
 
 	Partition int   // to which the key belongs
 	Epoch     int64 // under which this process owns it: a fencing token
@@ -57,7 +58,7 @@ type kind struct {
 	calls  calls
 	limits limits
 	counts kindCounts
-	// slotsMade tells that the slots of its limit are there, as far as is known.
+	// slotsMade is true if the slots of its limit exist, as far as is known.
 	slotsMade atomic.Bool
 	// parse checks arguments.
 	parse func(json.RawMessage) error
@@ -65,21 +66,29 @@ type kind struct {
 	run func(context.Context, pgx.Tx, Run[json.RawMessage]) error
 }
 
-// InTx registers a handler that works in a transaction, at the isolation level READ COMMITTED: what it writes there, the schedule's step to
-// the next tick and the history are committed together, under Guard, or nothing of it. So its effects in this database come exactly once
-// for each tick. It returns nil to have the transaction committed; it does not end it itself. When it returns an error or panics, nothing
-// of it is committed, and WithMaxAttempts says whether the tick is tried again or dead; see Discard and Snooze too. A handler that ended its
-// transaction itself is not called again for its tick, as its work may stand. Where the database broke off the transaction (a serialization
-// failure or a deadlock, three times; a lost connection, five times) it is called again. Effects outside of the database come more often
-// then: where ctx ends or a process dies, too.
+// InTx registers a handler that works in a transaction, at the isolation level READ COMMITTED. What
+// it writes there, the schedule's step to the next tick and the history are committed together,
+// under the guard of the partition, or not at all. So its effects in this database come exactly
+// once for each tick.
 //
-// ctx ends with ErrTimeout and ErrDrained, and with the ownership of the partition; see context.Cause. The transaction's lock_timeout is 5
-// s, its statement_timeout a second more than WithTimeout, its idle_in_transaction_session_timeout that of WithIdleTimeout; the handler may set others for
-// itself. Where one of them ends it, that is the handler's error, as is a context of its own that ends in a statement. The commit may
-// take as long as WithTimeout, and 10 s at least. A role that it sets it resets: the run is written down with the rights that the transaction has in the end.
+// The handler returns nil to commit the transaction; it does not end it itself. If it returns an
+// error or panics, the transaction is rolled back, and WithMaxAttempts says whether the tick runs
+// again or failed; see also Discard and Snooze. A handler that ended its transaction itself is not
+// called again for its tick, because its work may stand. If the database broke off the transaction
+// (a serialization failure or a deadlock, three times; a lost connection, five times), it is called
+// again. Then effects outside of the database are repeated, and also if ctx ends or a process
+// crashes.
 //
-// Args are kept as JSON. Register all kinds before Run: what waits for a kind that no process knows waits without being late. Every error of a
-// registration (a name that is taken, empty or longer than 255 bytes; an option) is returned by Run, and by every method of the Kind.
+// ctx ends with ErrTimeout and ErrDrained, and with the ownership of the partition; see
+// context.Cause. The transaction's lock_timeout is 5 s, its statement_timeout a second more than
+// WithTimeout, its idle_in_transaction_session_timeout that of WithIdleTimeout; the handler may set
+// others. If one of them ends it, that is the handler's error; so is a context of its own that ends
+// in a statement. The commit may take as long as WithTimeout, and 10 s at least. The handler resets
+// a role that it sets: the run is written down with the rights that the transaction has in the end.
+//
+// Args are stored as JSON. Register all kinds before Run: what is blocked because no process knows
+// its kind is not late. Each error of a registration (a name that is taken, empty or longer than
+// 255 bytes; an option) is returned by Run, and by every method of the Kind.
 func InTx[Args any](s *Scheduler, name string, handler func(ctx context.Context, tx pgx.Tx, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
 	k := &kind{name: name}
 	if handler != nil {
@@ -131,11 +140,12 @@ func (k *kind) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) erro
 	return <-ended
 }
 
-// Add declares a schedule in the code: Run puts it. It runs only where the code declares it. Where no process of the group does any more it
-// waits, see Schedule.DeclaredAt, and is never deleted. When a process starts that declares it again it runs by its policy for the time that
-// it waited. It is to be called before Run.
+// Add declares a schedule in the code: Run stores it. It runs only in processes whose code declares
+// it. If no process of the group declares it any more, it is blocked, see Schedule.DeclaredAt, and
+// never deleted. When a process starts that declares it again, it runs by its policy for the time
+// that it was blocked. Call Add before Run.
 //
-// Where the schedule exists already it is edited, see Put.
+// If the schedule exists already, it is edited, see Put.
 func (k *Kind[Args]) Add(name string, args Args, rule Rule, opts ...ScheduleOption) error {
 	r, err := k.row(name, args, rule, opts)
 	if err == nil {
@@ -148,16 +158,20 @@ func (k *Kind[Args]) Add(name string, args Args, rule Rule, opts ...ScheduleOpti
 	return nil
 }
 
-// Put makes a schedule, or edits the one of the name in the group, which may be of another kind. Its first tick is the first of the rule after now. An edit of
-// the rule begins there too: ticks of the old rule that nobody has run are canceled, but for one that runs now. Other edits hold from the next run on.
-// Where nothing is changed, nothing is written. A schedule that is paused stays so. One that the code declares is Put's from then on.
+// Put creates a schedule, or edits the one of the name in the group, which may be of another kind.
+// Its first tick is the first of the rule after now. An edit of the rule also begins now: ticks of
+// the old rule without a run are canceled, except one that runs now. Other edits hold from the next
+// run on. If nothing changes, nothing is written. A schedule that is paused stays paused. A
+// schedule that the code declares is Put's from then on.
 func (k *Kind[Args]) Put(ctx context.Context, name string, args Args, rule Rule, opts ...ScheduleOption) error {
 	return k.put(ctx, k.scheduler.ownTx(ctx), name, args, rule, opts)
 }
 
-// PutTx is Put in a transaction of the caller's, of any isolation level: the schedule is there once that is committed. It locks the schedule's row
-// until then, for which edits and ends of runs wait: call it as late in the transaction as can be, and in the order of the names. Where the
-// schedule was made by a transaction that is not visible to this one it fails, with SQLSTATE 40001, as the database would.
+// PutTx is Put in a transaction of the caller's, of any isolation level: the schedule exists once
+// that is committed. It locks the schedule's row until then, so edits and ends of runs wait for the
+// transaction: call it as late in the transaction as you can, and in the order of the names. If a
+// transaction that is not visible to this one created the schedule, it fails with SQLSTATE 40001,
+// as the database would.
 func (k *Kind[Args]) PutTx(ctx context.Context, tx pgx.Tx, name string, args Args, rule Rule, opts ...ScheduleOption) error {
 	return k.put(ctx, callersTx(tx), name, args, rule, opts)
 }
@@ -192,7 +206,7 @@ func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOptio
 	return r, r.check()
 }
 
-// writtenArgs are arguments as the database keeps them.
+// writtenArgs are arguments as the database stores them.
 func writtenArgs(args any) (json.RawMessage, error) {
 	text, err := json.Marshal(args)
 	if err == nil && hasNUL(text) {
@@ -204,7 +218,8 @@ func writtenArgs(args any) (json.RawMessage, error) {
 	return text, nil
 }
 
-// hasNUL reports whether a text in JSON has a NUL, which is written with one backslash; a backslash is written with two.
+// hasNUL reports whether a text in JSON has a NUL, which is written with one backslash; a backslash
+// is written with two.
 func hasNUL(text []byte) bool {
 	for before, after, found := bytes.Cut(text, []byte(`\u0000`)); found; before, after, found = bytes.Cut(after, []byte(`\u0000`)) {
 		if (len(before)-len(bytes.TrimRight(before, `\`)))%2 == 0 {

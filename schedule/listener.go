@@ -22,7 +22,7 @@ type listener struct {
 
 func newListener(db *db) *listener { return &listener{db: db, heard: make(chan struct{}, 1)} }
 
-// ready returns the connection, a new one where it must be.
+// ready returns the connection, and opens another if that is closed.
 func (l *listener) ready(ctx context.Context) (*pgx.Conn, error) {
 	l.rest()
 	if l.conn != nil && !l.conn.IsClosed() {
@@ -54,8 +54,8 @@ func (l *listener) ready(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// subscribe sets the connection up if it is the server's own and notifications arrive: a pooler gives
-// another number than its server's process has.
+// subscribe sets the connection up if it is the server's own and notifications arrive: a pooler
+// gives another number than its server's process has.
 func (l *listener) subscribe(ctx context.Context) error {
 	share, pid, err := l.db.sendChannel(ctx, l.conn)
 	if err != nil {

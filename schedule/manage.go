@@ -10,11 +10,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// This file changes schedules and jobs, for programs and operators alike. schedule_edit does it, in one transaction.
+// This file changes schedules and jobs, for programs and operators alike. schedule_edit does it, in
+// one transaction.
 
-// Manage returns a Scheduler without a client, for operators and tools: it reads and changes the schedules and jobs of a group. Run is an
-// error. The only options are WithSchema and WithReason; any other is an error. It makes no tables: pgleases.ErrSchema where they are
-// missing or too old. Otherwise it is New.
+// Manage returns a Scheduler without a client, for operators and tools: it reads and changes the
+// schedules and jobs of a group. Its Run returns an error. The options are WithSchema and
+// WithReason; any other is an error. It creates no tables: if they are missing or too old, it
+// returns pgleases.ErrSchema. Otherwise it is New.
 func Manage(ctx context.Context, pool *pgxpool.Pool, group string, opts ...Option) (*Scheduler, error) {
 	o, err := onlyOptions("Manage", opts, "WithSchema", "WithReason")
 	switch {
@@ -27,21 +29,23 @@ func Manage(ctx context.Context, pool *pgxpool.Pool, group string, opts ...Optio
 	return newScheduler(ctx, nil, pool, group, o)
 }
 
-// Pause has a schedule not run until it is resumed; nothing, where it is paused already. A run that is under way goes on. Ticks meanwhile
-// are not missed: see Resume. ErrNotFound where there is none of the name.
+// Pause pauses a schedule until Resume; if it is paused already, nothing changes. A run that is
+// under way goes on. Ticks meanwhile are not missed: see Resume. Pause returns ErrNotFound if the
+// group has no schedule of the name.
 func (s *Scheduler) Pause(ctx context.Context, name string) error {
 	return s.edited(ctx, "pause", name, map[string]any{}, nil)
 }
 
-// From says where a schedule that was paused goes on.
+// From says with which ticks a schedule that was paused goes on.
 type From int
 
 const (
 	FromNow From = iota // with the next tick; those that passed are canceled
-	CatchUp             // with those that passed, as if nobody could run them until now: see Missed
+	CatchUp             // with those that passed, as after an outage: see WithMissed
 )
 
-// Resume has a schedule run again; nothing, where it is not paused. ErrNotFound where there is none of the name.
+// Resume ends a pause; if the schedule is not paused, nothing changes. It returns ErrNotFound if
+// the group has no schedule of the name.
 func (s *Scheduler) Resume(ctx context.Context, name string, from From) error {
 	if from != FromNow && from != CatchUp {
 		return fmt.Errorf("schedule: resume schedule %q of group %q: From(%d) is neither FromNow nor CatchUp", name, s.db.group, from)
@@ -49,19 +53,22 @@ func (s *Scheduler) Resume(ctx context.Context, name string, from From) error {
 	return s.edited(ctx, "resume", name, map[string]any{"catch_up": from == CatchUp}, passed)
 }
 
-// Delete deletes a schedule. Its history stays. A run that is under way is refused its commit. One that the code declares comes back with the next
-// process that starts. ErrNotFound where there is none of the name.
+// Delete deletes a schedule. Its history stays. A run that is under way cannot commit. A schedule
+// that the code declares comes back with the next process that starts. Delete returns ErrNotFound
+// if the group has no schedule of the name.
 func (s *Scheduler) Delete(ctx context.Context, name string) error {
 	return s.edited(ctx, "delete", name, map[string]any{}, passed)
 }
 
-// DeleteID is Delete for the schedule that has this Schedule.ID. It returns ErrNotFound if the name is another schedule's by now.
+// DeleteID is Delete for the schedule that has this Schedule.ID. It returns ErrNotFound if another
+// schedule has the name by now.
 func (s *Scheduler) DeleteID(ctx context.Context, name string, id int64) error {
 	return s.edited(ctx, "delete", name, map[string]any{"id": id}, passed)
 }
 
-// Trigger runs a schedule now, besides its ticks, also where it is paused: as a job, with the kind, the arguments and the key that the
-// schedule has now. It returns the job's id. Its history tells nothing of that; see Job. ErrNotFound where there is no schedule of the
+// Trigger runs a schedule now, as an extra run, even if it is paused: as a job, with the kind, the
+// arguments and the key that the schedule has now. It returns the job's ID. The ticks of the
+// schedule do not change; see Job. Trigger returns ErrNotFound if the group has no schedule of the
 // name.
 func (s *Scheduler) Trigger(ctx context.Context, name string) (id int64, err error) {
 	return first(s.change(ctx, "trigger", s.scheduleNamed(name), &name, map[string]any{}, nil))
@@ -70,11 +77,13 @@ func (s *Scheduler) Trigger(ctx context.Context, name string) (id int64, err err
 // maxBackfill is how many ticks are backfilled in one call.
 const maxBackfill = 1000
 
-// Backfill runs a schedule once more for the ticks of its rule after one instant, up to another, which is not after the schedule's cursor:
-// 1,000 ticks at most. Each becomes a job, with the lowest priority, and the kind, the arguments and the key that the schedule has now;
-// they begin in order. It returns the ids, in that order, without ticks of which such a job has not ended yet. To run one dead tick again,
-// give an instant just before it, and the tick. The schedule's history stays as it is; see Job. ErrNotFound where there is no schedule of
-// the name.
+// Backfill runs a schedule once more for the ticks of its rule after one instant, up to another,
+// which is not after the schedule's cursor: 1,000 ticks at most. Each becomes a job of the lowest
+// priority, with the kind, the arguments and the key that the schedule has now; they begin in
+// order. It returns the IDs, in that order, except of ticks for which such a job has not ended yet.
+// To run one failed tick again, give an instant just before it, and the tick. The schedule's ticks
+// keep their outcomes; see Job. Backfill returns ErrNotFound if the group has no schedule of the
+// name.
 func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Time) (ids []int64, err error) {
 	what := map[string]any{"after": from, "until": to}
 	return s.change(ctx, "backfill", s.scheduleNamed(name), &name, what, func(r *record) (any, error) {
@@ -103,23 +112,27 @@ func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Tim
 	})
 }
 
-// Retry runs a job that is dead, lost or canceled once more, now, or at its time where that is yet to come: as a new job with its kind,
-// arguments, key, priority and time, whose id it returns, and with all attempts again. Once: the new one can be retried in its turn.
-// ErrNotFound where the group's history has no such job; ErrExists where a living job has its unique key.
+// Retry runs a job that failed, is unknown or was canceled once more, now, or at its time if that
+// is still to come: as a new job with its kind, arguments, key, priority and time, and with all
+// attempts again. It returns the new ID. A job can be retried once; then the new one can. Retry
+// returns ErrNotFound if the group's history has no such job, and ErrExists if a live job has its
+// unique key.
 func (s *Scheduler) Retry(ctx context.Context, id int64) (retry int64, err error) {
 	return first(s.change(ctx, "retry", s.jobNumbered(id), nil, map[string]any{"job": id}, nil))
 }
 
-// RetryTick runs a schedule once more, now, for a tick that is dead or lost: as a job with the kind, the arguments and the key that the
-// schedule has now, whose id it returns. The tick keeps its outcome. Once: the job can be retried in its turn. ErrNotFound where the group's
-// history has no such tick, or its schedule was deleted.
+// RetryTick runs a schedule once more, now, for a tick that failed or is unknown: as a job with the
+// kind, the arguments and the key that the schedule has now. It returns the job's ID. The tick
+// keeps its outcome. A tick can be retried once; then the job can. RetryTick returns ErrNotFound if
+// the group's history has no such tick, or its schedule was deleted.
 func (s *Scheduler) RetryTick(ctx context.Context, name string, tick time.Time) (retry int64, err error) {
 	return first(s.change(ctx, "retry", fmt.Sprintf("tick %v of %s", tick, s.scheduleNamed(name)), &name, map[string]any{"tick": tick}, nil))
 }
 
-// RetryFailed runs the ticks and jobs of a kind that became dead or lost since an instant once more, as RetryTick and Retry do: the oldest
-// 10,000 that were not retried. It returns the new jobs, and how many ticks and jobs cannot be retried, because their schedule was deleted,
-// or a living job has their unique key.
+// RetryFailed runs the ticks and jobs of a kind once more that failed or became unknown since an
+// instant, as RetryTick and Retry do: the oldest 10,000 that were not retried. It returns the new
+// jobs, and how many ticks and jobs cannot be retried, because their schedule was deleted, or a
+// live job has their unique key.
 func (s *Scheduler) RetryFailed(ctx context.Context, kind string, since time.Time) (ids []int64, refused int, err error) {
 	if err = checkName("kind", kind); err == nil {
 		ids, refused, err = s.send(ctx, "retry_failed", nil, map[string]any{"kind": kind, "since": since}, nil)
@@ -130,7 +143,8 @@ func (s *Scheduler) RetryFailed(ctx context.Context, kind string, since time.Tim
 	return ids, refused, nil
 }
 
-// Cancel cancels a job. A run that is under way is refused its commit. ErrNotFound where the group has no such job that has not ended.
+// Cancel cancels a job. A run that is under way cannot commit. Cancel returns ErrNotFound if the
+// group has no such job that has not ended.
 func (s *Scheduler) Cancel(ctx context.Context, id int64) error {
 	_, err := s.change(ctx, "cancel", s.jobNumbered(id), nil, map[string]any{"job": id}, nil)
 	return err
@@ -156,7 +170,8 @@ func (s *Scheduler) change(ctx context.Context, verb, subject string, name *stri
 	return ids, nil
 }
 
-// send makes a change. What see returns about the schedule that schedule_edit asks about is sent there; nil: nothing is to be done.
+// send makes a change. If schedule_edit asks about a schedule, send answers with what see returns;
+// nil: there is nothing to do.
 func (s *Scheduler) send(ctx context.Context, verb string, name *string, what map[string]any, see func(*record) (any, error)) (ids []int64, refused int, err error) {
 	done := false
 	err = s.ownTx(ctx)(func(tx pgx.Tx) (err error) {

@@ -8,23 +8,23 @@ import (
 	"time"
 )
 
-// Missed says what becomes of ticks that passed while nobody could run them.
+// Missed says what becomes of ticks that passed while no process could run them. See WithMissed.
 type Missed int
 
 const (
-	// MissedLatest, the default: the latest of them is run, until it is time for the next.
+	// MissedLatest, the default: the latest of them runs, until it is time for the next.
 	MissedLatest Missed = iota
-	// MissedNone: none is run. What is no later than a minute, or than the grace that is given, is not missed but late; of more such ticks
-	// the latest is run.
+	// MissedNone: none runs. What is no later than a minute, or than the grace that is given, is not
+	// missed but late; of several such ticks the latest runs.
 	MissedNone
-	// MissedAll: all are run, in order; of more than 100 the latest 100.
+	// MissedAll: all run, in order; of more than 100 the latest 100.
 	MissedAll
 )
 
-// maxCatchUp is how many missed ticks are run at most.
+// maxCatchUp is how many missed ticks run at most.
 const maxCatchUp = 100
 
-// onTime is how late a tick is still run where none that were missed are.
+// onTime is how late a tick is still run for MissedNone.
 const onTime = time.Minute
 
 func (m Missed) String() string {
@@ -40,7 +40,8 @@ func (m Missed) String() string {
 	}
 }
 
-// Due is what is to be done about ticks that have passed: each is either run or missed, and those that are missed come first.
+// Due is what is to be done about ticks that have passed: each is either run or missed, and those
+// that are missed come first.
 type Due struct {
 	Run    []Tick // in order, at most 100
 	Missed Passed // not to be run
@@ -49,14 +50,15 @@ type Due struct {
 // Passed is ticks that have passed and are not listed.
 type Passed struct {
 	Count       int64
-	First, Last Tick // zero where there are none
+	First, Last Tick // zero if there are none
 }
 
-// Due tells what is to be done about the ticks after last, which was the last one done, up to now. A tick that is later than
-// the grace is missed; a grace of zero is no limit, for MissedNone a minute. What last and anchor mean, Next tells.
+// Due returns what is to be done about the ticks after last, which was the last with an outcome, up
+// to now. A tick that is later than the grace is missed; a grace of zero is no limit, except for
+// MissedNone a minute. See Next for last and anchor.
 //
-// It takes no longer for many ticks than for few: days are counted, not ticks. 100 million ticks, one each minute for 190 years, take
-// two milliseconds.
+// It takes no longer for many ticks than for few: it counts days, not ticks. 100 million ticks, one
+// each minute for 190 years, take 2 ms.
 func (r Rule) Due(anchor time.Time, last Tick, now time.Time, missed Missed, grace time.Duration) Due {
 	atMost := 1
 	switch {
@@ -80,7 +82,8 @@ func (r Rule) Due(anchor time.Time, last Tick, now time.Time, missed Missed, gra
 	return due
 }
 
-// Passed counts the ticks after another, up to an instant, and tells the first and the last of them. It is as quick as Due.
+// Passed counts the ticks after another, up to an instant, and returns the first and the last of
+// them. It is as quick as Due.
 func (r Rule) Passed(anchor time.Time, after Tick, until time.Time) Passed {
 	last, ok := r.previous(anchor, after, until)
 	if !ok {

@@ -36,7 +36,7 @@ type options struct {
 	retention, retentionFailed time.Duration // of the history; 0: for good
 	noMigration                bool
 
-	reason, actor string // empty: nothing is written down
+	reason, actor string // empty: changes are not written down
 }
 
 // An Option sets something of a Scheduler. Options are checked together, by the call that they are
@@ -51,51 +51,57 @@ func option(name string, set func(*options)) Option {
 	}
 }
 
-// WithSchema sets the schema of the tables, as pgleases.WithSchema does for the client, which must be given the same; default "pgleases".
+// WithSchema sets the schema of the tables, as pgleases.WithSchema does for the client, which must
+// be given the same. The default is "pgleases".
 func WithSchema(name string) Option {
 	return option("WithSchema", func(o *options) { o.schema = name })
 }
 
-// WithPartitions sets how many partitions the group has: 1 to 65,536, default 128. All processes of a group give the same. See the number of
-// partitions of a lease.
+// WithPartitions sets how many partitions the group has. The default is 128; valid values are 1 to
+// 65,536. All processes of a group give the same number. See the number of partitions of a lease.
 func WithPartitions(n int) Option {
 	return option("WithPartitions", func(o *options) { o.partitions = n })
 }
 
-// WithMaxRunning sets how many handlers of this group run at once in this process: 1 or more, less than
-// the pool's connections. By default all groups that run on the pool share half of its connections, at
-// least one each. A transactional run has one of the pool's connections, besides those that its handler
-// takes.
+// WithMaxRunning sets how many handlers of this group run at once in this process: 1 or more, less
+// than the pool's connections. By default all groups that run on the pool share half of its
+// connections, at least one each. A transactional run has one of the pool's connections, besides
+// those that its handler takes.
 func WithMaxRunning(n int) Option {
 	return option("WithMaxRunning", func(o *options) { o.maxRunning = n })
 }
 
-// WithDrainTimeout sets how long runs may go on when their partition is wanted elsewhere, or when Run ends; 0 or more, default 10s. Then their contexts
-// end, with ErrDrained, nothing of them is committed, and they are run again.
+// WithDrainTimeout sets how long runs may go on when their partition is wanted elsewhere, or when
+// Run ends. The default is 10s; it is 0 or more. Then their contexts end, with ErrDrained, nothing
+// of them is committed, and they run again.
 func WithDrainTimeout(d time.Duration) Option {
 	return option("WithDrainTimeout", func(o *options) { o.drain = d })
 }
 
-// WithRetention sets how long entries stay in the history: those of ticks that are dead or lost for the second time, 30 days by default,
-// all others for the first, 7 days by default. Each is 1h or more, or 0: for good. Processes of a group give the same. The process that
-// owns partition 0 deletes what is older, each minute, in transactions of up to 1,000 entries.
-func WithRetention(most, dead time.Duration) Option {
-	return option("WithRetention", func(o *options) { o.retention, o.retentionFailed = most, dead })
+// WithRetention sets how long entries stay in the history: those of ticks that failed or are
+// unknown for failed, 30 days by default; all others for others, 7 days by default. Each is 1h or
+// more, or 0: for ever. Processes of a group give the same values. The process that owns partition
+// 0 deletes what is older, each minute, in transactions of up to 1,000 entries.
+func WithRetention(others, failed time.Duration) Option {
+	return option("WithRetention", func(o *options) { o.retention, o.retentionFailed = others, failed })
 }
 
-// WithLogger sets where events are logged; default slog.Default(). A nil logger means the default.
+// WithLogger sets where events are logged. The default, also for nil, is slog.Default().
 func WithLogger(logger *slog.Logger) Option {
 	return option("WithLogger", func(o *options) { o.logger = logger })
 }
 
-// WithoutMigration never runs DDL: where the tables are missing or too old, New is pgleases.ErrSchema.
+// WithoutMigration makes New run no DDL: if the tables are missing or too old, New returns
+// pgleases.ErrSchema.
 func WithoutMigration() Option {
 	return option("WithoutMigration", func(o *options) { o.noMigration = true })
 }
 
-// WithReason has what is changed through this Scheduler written down, with why and who, in the table schedule_changes, in the transaction
-// of the change; beside the actor stands the role that connects. The role needs no rights on the tables then: see docs/roles.md. The reason has 1 to 4,000 bytes, the actor up to 255: empty, it is the
-// role alone. Only for Manage: code that calls Pause by itself has its reasons elsewhere.
+// WithReason writes down each change that is made through this Scheduler, with the reason and the
+// actor, in the table schedule_changes, in the transaction of the change; the role that connects is
+// written beside the actor. Then the role needs no rights on the tables: see docs/roles.md. The
+// reason has 1 to 4,000 bytes, the actor up to 255; empty, it is the role alone. It is for Manage
+// only: code that calls Pause has its reasons elsewhere.
 func WithReason(reason, actor string) Option {
 	return option("WithReason", func(o *options) { o.reason, o.actor = reason, actor })
 }
@@ -134,7 +140,7 @@ func newOptions(opts []Option) (options, error) {
 	)
 }
 
-// wrong returns an error if something is.
+// wrong returns an error if something is wrong.
 func wrong(is bool, format string, args ...any) error {
 	if !is {
 		return nil
@@ -153,7 +159,7 @@ func onlyOptions(call string, opts []Option, these ...string) (options, error) {
 	return o, err
 }
 
-// policy is what was chosen for a schedule besides its rule, as the database has it.
+// policy is what was chosen for a schedule besides its rule, as the database stores it.
 type policy struct {
 	Missed  Missed        `json:"missed"`
 	Overlap Overlap       `json:"overlap"`
@@ -183,22 +189,23 @@ func WithMissed(missed Missed) ScheduleOption {
 	return func(r *record) { r.Policy.Missed = missed }
 }
 
-// WithOverlap sets what becomes of ticks that pass while the run before is under way. The default is
-// OverlapSkip.
+// WithOverlap sets what becomes of ticks that pass while the run before is under way. The default
+// is OverlapSkip.
 func WithOverlap(overlap Overlap) ScheduleOption {
 	return func(r *record) { r.Policy.Overlap = overlap }
 }
 
-// WithGrace sets how late a tick may be run; later it is missed. The default, 0, is no limit, except
-// for MissedNone a minute. Time for which no process knew how to run the schedule does not count.
+// WithGrace sets how late a tick may be run; later it is missed. The default, 0, is no limit,
+// except for MissedNone a minute. Time for which no process knew how to run the schedule does not
+// count.
 func WithGrace(d time.Duration) ScheduleOption {
 	return func(r *record) { r.Policy.Grace = d }
 }
 
-// WithJitter moves each run behind its tick by less than d, the same in all processes, so that not all
-// schedules of a full hour run at once. The default is 0; valid values are 0 to 24h. It must be less
-// than the time between two ticks: of ticks that it would bring out of their order, those that are
-// overtaken are missed.
+// WithJitter moves each run behind its tick by less than d, the same in all processes, so that not
+// all schedules of a full hour run at once. The default is 0; valid values are 0 to 24h. It must be
+// less than the time between two ticks: of ticks that it would bring out of their order, those that
+// are overtaken are missed.
 func WithJitter(d time.Duration) ScheduleOption {
 	return func(r *record) { r.Policy.Jitter = d }
 }
@@ -209,8 +216,8 @@ func WithPauseAfter(n int) ScheduleOption {
 	return func(r *record) { r.Policy.PauseAfter = n }
 }
 
-// WithKey sets the key under which runs never overlap, over all schedules and jobs of the group with
-// that key. The default is the schedule's name.
+// WithKey sets the key under which runs never overlap, over all schedules and jobs of the group
+// with that key. The default is the schedule's name.
 func WithKey(key string) ScheduleOption {
 	return func(r *record) { r.Key = key }
 }
@@ -245,10 +252,10 @@ type limits struct {
 // A KindOption sets something of a kind of handlers.
 type KindOption func(*limits)
 
-// WithTimeout sets how long a run may take. The default is 1min; valid values are 1ms to 24h. Then the
-// handler's context ends, with ErrTimeout, and nothing of it is committed: that is a failed attempt.
-// The server ends each statement a second later than that at the latest, even if the process was
-// stopped meanwhile.
+// WithTimeout sets how long a run may take. The default is 1min; valid values are 1ms to 24h. Then
+// the handler's context ends, with ErrTimeout, and nothing of it is committed: that is a failed
+// attempt. The server ends each statement a second later than that at the latest, even if the
+// process was stopped meanwhile.
 func WithTimeout(d time.Duration) KindOption { return func(l *limits) { l.timeout = d } }
 
 // WithIdleTimeout sets how long a run may pause between two statements. The default is 30s; valid
@@ -256,29 +263,29 @@ func WithTimeout(d time.Duration) KindOption { return func(l *limits) { l.timeou
 // delays the next owner by that much.
 func WithIdleTimeout(d time.Duration) KindOption { return func(l *limits) { l.idle = d } }
 
-// WithMaxAttempts makes a run that failed run again, n times in all, and sets the pauses between. The
-// default is 1; valid values are 1 to 1,000. Until then its tick has no outcome, and counts as under
-// way, see WithOverlap. Attempts that the database broke off in favor of another transaction (three at
-// most), or by ending the connection (five), count as one.
+// WithMaxAttempts makes a run that failed run again, n times in all, and sets the pauses between.
+// The default is 1; valid values are 1 to 1,000. Until then its tick has no outcome, and counts as
+// under way, see WithOverlap. Attempts that the database broke off in favor of another transaction
+// (three at most), or by ending the connection (five), count as one.
 func WithMaxAttempts(n int, backoff BackoffPolicy) KindOption {
 	return func(l *limits) { l.attempts, l.backoff = n, backoff }
 }
 
-// WithMaxCrashes sets how many processes may crash while they run a tick: then it failed. The default
-// is 3; valid values are 2 to 100. The first that crashes does not count, because it is not known then
-// what it ran. From the second on, what it may have been runs alone in its process, so what only ran
-// beside it does not fail for that.
+// WithMaxCrashes sets how many processes may crash while they run a tick: then it failed. The
+// default is 3; valid values are 2 to 100. The first that crashes does not count, because it is not
+// known then what it ran. From the second on, what it may have been runs alone in its process, so
+// what only ran beside it does not fail for that.
 func WithMaxCrashes(n int) KindOption { return func(l *limits) { l.crashes = n } }
 
 // WithMaxConcurrent allows at most n runs of the kind at once, over all processes of the group. The
 // default is no limit; valid values are 1 to 1,000. A run of InTx counts until its transaction has
-// ended in the database, even if its process was frozen or cut off; any other until it is known to have
-// ended, or its process has lost the partition.
+// ended in the database, even if its process was frozen or cut off; any other until it is known to
+// have ended, or its process has lost the partition.
 //
 // A run that finds no slot is blocked, says so in BlockedReason, and tries again when one of this
-// process's ends, and once a second; nothing else of the process waits for it. That is no attempt, and
-// for what it takes a tick is not late, see WithGrace. No process has precedence, so a process whose
-// runs follow each other may have most of the slots.
+// process's ends, and once a second; nothing else of the process waits for it. That is no attempt,
+// and for what it takes a tick is not late, see WithGrace. No process has precedence, so a process
+// whose runs follow each other may have most of the slots.
 //
 // If processes give different limits, as in a deploy, each keeps its own: there are never more runs
 // than the highest.
@@ -292,8 +299,8 @@ type BackoffPolicy struct {
 	exact    bool // without what is random
 }
 
-// Backoff pauses for min after the first attempt that failed, twice as long after each further one, at
-// most for max; each pause is up to 10 % longer, at random. Both are 1ms to 30 days.
+// Backoff pauses for min after the first attempt that failed, twice as long after each further one,
+// at most for max; each pause is up to 10 % longer, at random. Both are 1ms to 30 days.
 func Backoff(min, max time.Duration) BackoffPolicy { return BackoffPolicy{min: min, max: max} }
 
 // after is the pause after so many attempts that failed.

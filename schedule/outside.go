@@ -12,7 +12,7 @@ import (
 	"github.com/pgleases/pgleases"
 )
 
-// This file calls handlers whose effects are outside of the database: which nothing can do exactly once.
+// This file calls handlers whose effects are outside of the database: that cannot be exactly once.
 
 // calls is how often a handler is called for a tick.
 type calls int
@@ -29,26 +29,32 @@ type outside struct {
 	guarded func(context.Context, func(pgx.Tx) error) error
 }
 
-// AtLeastOnce registers a handler whose effects are outside of this database: it is called for each tick or job until it returns nil, or
-// that is dead by WithMaxAttempts, WithMaxCrashes or Discard. Before each call it is committed that it begins, and after it what came of it. Where its
-// process dies or is cut off in between, another calls it again, with the same IdempotencyKey and a higher Epoch. Calls under one key
-// overlap only where a process was cut off and does not heed ctx, which ends then.
+// AtLeastOnce registers a handler whose effects are outside of this database. It is called for each
+// tick or job until it returns nil, or that fails by WithMaxAttempts, WithMaxCrashes or Discard. A
+// commit before each call notes that it begins, and a commit after it what came of it. If its
+// process crashes or is cut off in between, another calls it again, with the same IdempotencyKey
+// and a higher Epoch. Calls under one key overlap only if a process was cut off and does not heed
+// ctx, which ends then.
 //
-// It holds no connection while it runs. Each call costs three transactions. WithTimeout, WithMaxAttempts and WithMaxCrashes hold as for InTx, WithIdleTimeout means
-// nothing; errors are as there.
+// It holds no connection while it runs. Each call costs three transactions. WithTimeout,
+// WithMaxAttempts and WithMaxCrashes hold as for InTx; WithIdleTimeout has no effect; errors are as
+// there.
 func AtLeastOnce[Args any](s *Scheduler, name string, handler func(ctx context.Context, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
 	return outsideKind(s, name, atLeastOnce, handler, opts)
 }
 
-// AtMostOnce registers a handler whose effects are outside of this database, and that is called once for each tick or job at most, whatever
-// happens. When it returns an error that is dead. Where its process dies or is cut off before what came of it is committed, that is lost,
-// see OutcomeUnknown. A run that ends by WithDrainTimeout or WithTimeout has the outcome that the handler's return tells: done for nil. It may return Snooze
-// where it has done nothing: then it is called again.
+// AtMostOnce registers a handler whose effects are outside of this database, and that is called at
+// most once for each tick or job. If it returns an error, that failed. If its process crashes or is
+// cut off before the outcome is committed, the outcome is unknown, see OutcomeUnknown. A run that
+// ends by WithDrainTimeout or WithTimeout has the outcome of the handler's return: succeeded for
+// nil. It may return Snooze if it has done nothing: then it is called again.
 //
-// That it is called is committed before with synchronous_commit on. A failover to a standby that replicates asynchronously may forget it,
-// and the handler is called once more: for at most once over failovers too, have a synchronous standby.
+// A commit with synchronous_commit on notes before that it is called. A failover to a standby that
+// replicates asynchronously may lose that, and the handler is called once more: for at most once
+// over failovers too, use a synchronous standby.
 //
-// It holds no connection while it runs. WithTimeout holds as for InTx, WithIdleTimeout and WithMaxCrashes mean nothing, WithMaxAttempts is an error; errors are as there.
+// It holds no connection while it runs. WithTimeout holds as for InTx, WithIdleTimeout and
+// WithMaxCrashes have no effect, WithMaxAttempts is an error; errors are as there.
 func AtMostOnce[Args any](s *Scheduler, name string, handler func(ctx context.Context, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
 	return outsideKind(s, name, atMostOnce, handler, opts)
 }
@@ -67,8 +73,9 @@ func outsideKind[Args any](s *Scheduler, name string, n calls, handler func(cont
 	return register[Args](s, k, opts)
 }
 
-// IdempotencyKey is the same for each call of a handler for one tick or job, and for no other of the group, also after a failover: for a
-// service that does what it is asked for under one key once. It is a text of up to 350 bytes.
+// IdempotencyKey is the same for each call of a handler for one tick or job, and for no other of
+// the group, also after a failover: for a service that does what it is asked for under one key
+// once. It is a text of up to 350 bytes.
 func (r Run[Args]) IdempotencyKey() string {
 	if r.outside == nil {
 		return ""
@@ -76,9 +83,10 @@ func (r Run[Args]) IdempotencyKey() string {
 	return r.outside.key
 }
 
-// Guarded runs f in a transaction, at the isolation level READ COMMITTED, under the guard of the partition, and commits it: for steps of
-// handlers of AtLeastOnce and AtMostOnce in this database. Where another process owns the partition by now it is refused, with
-// pgleases.ErrNotOwner. f does not end the transaction itself. It may be called in several goroutines.
+// Guarded runs f in a transaction, at the isolation level READ COMMITTED, under the guard of the
+// partition, and commits it: for steps of handlers of AtLeastOnce and AtMostOnce in this database.
+// If another process owns the partition by now, it returns pgleases.ErrNotOwner. f does not end the
+// transaction itself. Guarded may be called in several goroutines.
 func (r Run[Args]) Guarded(ctx context.Context, f func(tx pgx.Tx) error) error {
 	if r.outside == nil {
 		return errors.New("schedule: Guarded is for handlers of AtLeastOnce and AtMostOnce: one of InTx has its transaction")
@@ -117,7 +125,8 @@ func (e *execution) callOutside(a *attempt) result {
 	return e.settled(a)
 }
 
-// idempotencyKey names a tick or a job. One that is replaced is another. So is one that has the id of another, which a failover has lost.
+// idempotencyKey names a tick or a job. A job that is replaced has another key; so has a job with
+// the ID of another, which a failover has lost.
 func (r *record) idempotencyKey(group string) string {
 	if r.Job {
 		return fmt.Sprintf("%s/job/%s/%d", group, r.Nonce, r.Revision)

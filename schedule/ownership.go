@@ -42,8 +42,8 @@ func (o *ownership) begin() bool {
 	return !o.ended
 }
 
-// drain lets the runs end, and ends their contexts after a while. What is written afterwards is given
-// what is left of lastWrites, until the returned function is called.
+// drain lets the runs end, and ends their contexts after a while. What is written afterwards is
+// given what is left of lastWrites, until the returned function is called.
 func (o *ownership) drain(atMost time.Duration) context.CancelFunc {
 	o.mu.Lock()
 	o.ended = true

@@ -11,8 +11,8 @@ import (
 )
 
 // A planner knows all parts of a Run, and passes on to each what the others return. The parts know
-// nothing of each other: the poller asks what is due, the queue decides what begins next, the executor
-// runs it, in a goroutine for each run, and crashes notes where something runs.
+// nothing of each other: the poller asks what is due, the queue decides what begins next, the
+// executor runs it, in a goroutine for each run, and crashes notes where something runs.
 type planner struct {
 	s       *Scheduler
 	lease   *pgleases.Lease
@@ -75,8 +75,8 @@ func (p *planner) pollSoon() {
 	}
 }
 
-// start starts the goroutine. It polls until ctx ends, and takes the ends of runs until the returned
-// function is called.
+// start starts the goroutine. It polls until ctx ends, and takes the ends of runs until the
+// returned function is called.
 func (p *planner) start(ctx context.Context) (stop func()) {
 	stopped, done := make(chan struct{}), make(chan struct{})
 	go func() {

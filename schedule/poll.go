@@ -14,8 +14,8 @@ const (
 	pollMost     = 100                    // rows of each partition
 	pollLeast    = 10                     // of many partitions
 	pollTotal    = 2000                   // or so, of all
-	behind       = time.Second            // so long after it was written something may be committed, and is found at once
-	farBehind    = 10 * time.Second       // and so long, and is found within about a second: behind an old snapshot it costs more to look back farther
+	behind       = time.Second            // something may be committed so long after it was written, and is found at once
+	farBehind    = 10 * time.Second       // or so long, and is found within about a second: to look back farther costs more
 	sweepEvery   = time.Minute            // everything that is due, also what was committed later than that
 	silenceAfter = 200 * time.Millisecond // after a notification no other is sent: see schedule_notify
 )
@@ -38,7 +38,8 @@ type poll struct {
 }
 
 // A poller decides when to ask what is due soon, and what to ask: once a second, and at once when
-// something was enqueued, or may be due that the last answer had no room for. One goroutine uses it.
+// something was enqueued, or may be due that the last answer had no room for. One goroutine uses
+// it.
 type poller struct {
 	times *timings
 	conn  *listener // of a poll while one is under way
@@ -94,8 +95,8 @@ func (p *poller) pause() time.Duration { return p.times.poll / 100 }
 // isDue reports whether a poll is to be sent.
 func (p *poller) isDue(now time.Time) bool { return !p.polling && !now.Before(p.next) }
 
-// leavesOut reports whether the next poll is to leave out what has to wait anyway: it may be crowded
-// by that, and what is behind is to be found too.
+// leavesOut reports whether the next poll is to leave out what has to wait anyway: it may be
+// crowded by that, and what is behind is to be found too.
 func (p *poller) leavesOut(now time.Time) bool {
 	return p.crowded && !p.sweeps(now) && !now.Before(p.plain)
 }
@@ -206,7 +207,7 @@ func (p *poller) ended(f finish, queued, short bool) {
 	if _, ok := p.passed[f.Key]; ok && !queued || p.crowded && short {
 		p.more = true
 	}
-	p.lower(f.from) // where it catches up it is due before it was, and it may be asked for before it begins
+	p.lower(f.from) // if it catches up it is due before it was, and a poll may find it before it begins
 }
 
 // noSlot notes that runs of a kind find no slot: what waits for one may hide what is behind it.
@@ -288,7 +289,7 @@ func (q *poll) ask(ctx context.Context, conn *listener, partitionFor func(key st
 		err = conn.db.sendPlace(ctx, c, misplaced)
 	}
 	if err != nil {
-		conn.close() // it may lead to a server that is none any more
+		conn.close() // it may lead to a server that is gone
 	}
 	return err
 }

@@ -35,8 +35,9 @@ type finish struct {
 }
 
 // A queue has what is due soon, and what runs. It decides which item begins next: of those that are
-// due, the highest priority first, then the earliest; one at a time under a key; as many of a kind as
-// its limit allows; a crash suspect alone. It knows no database and no clock. One goroutine uses it.
+// due, the highest priority first, then the earliest; one at a time under a key; as many of a kind
+// as its limit allows; a crash suspect alone. It knows no database and no clock. One goroutine uses
+// it.
 type queue struct {
 	times *timings
 	most  func() int            // how many run at once
@@ -65,8 +66,8 @@ type scarce struct {
 	marked map[subject]bool // schedules that are blocked: the time from there on makes no tick late
 }
 
-// leftOut is what a poll leaves out: what is due of these keys and kinds has to wait anyway, and may
-// hide what is behind it.
+// leftOut is what a poll leaves out: what is due of these keys and kinds has to wait anyway, and
+// may hide what is behind it.
 type leftOut struct {
 	keys  map[string]struct{} // under which something runs
 	kinds []string            // of which there was no slot
@@ -155,7 +156,8 @@ func (q *queue) runsSuspect() bool {
 	return false
 }
 
-// began notes that an item runs. It reports false for a crash suspect beside which others run, once.
+// began notes that an item runs. It reports false for a crash suspect beside which others run,
+// once.
 func (q *queue) began(it item, now time.Time) (ok bool) {
 	q.ofKind[it.Kind]++
 	switch s := q.scarce[it.Kind]; {
@@ -178,7 +180,8 @@ func (q *queue) began(it item, now time.Time) (ok bool) {
 	return ok
 }
 
-// end takes the end of a run. It reports whether a run of this kind found no slot, and is the first.
+// end takes the end of a run. It reports whether a run of this kind found no slot, and is the
+// first.
 func (q *queue) end(f finish, now time.Time) (scarce bool) {
 	scarce = q.endOfKind(f, now)
 	delete(q.running, f.subject)
@@ -263,8 +266,9 @@ func (q *queue) earliest(t time.Time) time.Time {
 	return t
 }
 
-// blocked returns what more is due under keys under which something runs, also of keys that were left
-// out, and of kinds of which as much is queued as may begin next, or some, and others have the slots.
+// blocked returns what more is due under keys under which something runs, also of keys that were
+// left out, and of kinds of which as much is queued as may begin next, or some, and others have the
+// slots.
 func (q *queue) blocked(passed map[string]struct{}) leftOut {
 	left := leftOut{keys: make(map[string]struct{})}
 	for key := range q.keys {

@@ -14,7 +14,8 @@ import (
 	engine "github.com/pgleases/pgleases/sql"
 )
 
-// This file is a process under the clock of a test, for package scheduletest, which says what runs when.
+// This file is a process under the clock of a test, for package scheduletest, which says what runs
+// when.
 
 // A rehearsal is a process. It is a seam.Process, and the fence of its executor.
 type rehearsal struct {
@@ -28,7 +29,8 @@ type rehearsal struct {
 	life context.Context
 }
 
-// rehearsalLockWait is how long a statement of a rehearsal waits for a lock. Mostly what has the lock waits for the test.
+// rehearsalLockWait is how long a statement of a rehearsal waits for a lock. Mostly what has the
+// lock waits for the test.
 const rehearsalLockWait = 100 * time.Millisecond
 
 func init() {

@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// A Rule says when a schedule ticks. It is made by [Cron], [Every] or [Parse], never changes, and is safe for concurrent use. Two rules are the
-// same when their texts are. A rule that was made of something wrong has no ticks and tells what in Err.
+// A Rule says when a schedule ticks. Cron, Every and Parse return rules. A rule never changes, and
+// is safe for concurrent use. Two rules are equal if their texts are. A rule that was made from bad
+// input has no ticks, and Err returns what is wrong.
 type Rule struct {
 	text  string
 	every time.Duration // of Every
@@ -19,13 +20,15 @@ type Rule struct {
 // A Tick is one instant of a rule, and how the clocks of its zone show it.
 type Tick struct {
 	At time.Time // in UTC
-	// Local is At as the clocks of the rule's zone show it; in UTC for Every. Of a tick that is handed in, only what the clock shows counts,
-	// not the location; a database may keep it in a timestamp without time zone.
+	// Local is At as the clocks of the rule's zone show it; in UTC for Every. Of a tick that you pass,
+	// only what the clock shows counts, not the location; a database may store it in a timestamp
+	// without time zone.
 	Local time.Time
 }
 
-// Every makes a rule that ticks each d of elapsed time: the ticks are anchor + k·d, and no change of any clock moves them. d is at least a second,
-// less than a day, and whole microseconds, the unit of the database. For a day or more see Cron.
+// Every returns a rule that ticks each d of elapsed time: the ticks are anchor + k*d, and no change
+// of any clock moves them. d is at least 1s, less than 24h, and whole microseconds, the unit of the
+// database. For a day or more see Cron.
 func Every(d time.Duration) Rule {
 	r := Rule{text: everyPrefix + d.String(), every: d}
 	switch {
@@ -45,7 +48,8 @@ const (
 	zonePrefix  = "CRON_TZ="
 )
 
-// Parse makes a rule of its text: of what String returned, or of a cron expression alone, which is in UTC.
+// Parse returns the rule of a text: of what String returned, or of a cron expression alone, which
+// is in UTC.
 func Parse(text string) (Rule, error) {
 	if interval, ok := strings.CutPrefix(text, everyPrefix); ok {
 		d, err := time.ParseDuration(interval)
@@ -64,10 +68,11 @@ func Parse(text string) (Rule, error) {
 	return r, r.err
 }
 
-// String returns the text of the rule, of which Parse makes the same rule: "CRON_TZ=Europe/Berlin 0 2 * * *", or "@every 15m0s".
+// String returns the text of the rule, for Parse: "CRON_TZ=Europe/Berlin 0 2 * * *", or "@every
+// 15m0s".
 func (r Rule) String() string { return r.text }
 
-// Err tells what is wrong with the rule; nil if it can be used.
+// Err returns what is wrong with the rule; nil if it can be used.
 func (r Rule) Err() error {
 	if r.text == "" {
 		return errors.New("schedule: the rule is empty; make one with Cron or Every")
@@ -75,12 +80,13 @@ func (r Rule) Err() error {
 	return r.err
 }
 
-// Next returns the first tick after another; false where there is none, as for 30 February. Of after, the instant counts, and where Local
-// is not zero also that: the clocks of the new tick show a later time, also if the zone data has changed since or differs from that of the host
-// that computed after. (A rule that names all 24 hours of the day is free of that, as it repeats an hour by itself.) To begin
-// at any instant t, give Tick{At: t}; so too after a change of the rule.
+// Next returns the first tick after another; false if there is none, for example for 30 February.
+// Next uses the instant of after, and its Local if that is not zero: the clocks of the new tick
+// show a later time, even if the zone data has changed since, or differs from that of the host that
+// computed after. (A rule that names all 24 hours of the day does not need that, because it repeats
+// an hour anyway.) To begin at any instant t, give Tick{At: t}; so too after a change of the rule.
 //
-// The anchor counts for Every, where k may be negative too; Cron ignores it.
+// Every uses the anchor, and k may be negative; Cron ignores it.
 func (r Rule) Next(anchor time.Time, after Tick) (Tick, bool) {
 	switch {
 	case r.Err() != nil:
@@ -96,7 +102,8 @@ func (r Rule) Next(anchor time.Time, after Tick) (Tick, bool) {
 	}
 }
 
-// Preview returns the next n ticks after another, fewer where there are no more. What after and anchor mean, Next tells.
+// Preview returns the next n ticks after another, fewer if there are no more. See Next for after
+// and anchor.
 func (r Rule) Preview(anchor time.Time, after Tick, n int) []Tick {
 	var ticks []Tick
 	for len(ticks) < n {
@@ -143,7 +150,8 @@ func (r Rule) zone() *time.Location {
 	return time.UTC
 }
 
-// intervals returns how many whole intervals have passed from the anchor until an instant, negative before it.
+// intervals returns how many whole intervals have passed from the anchor until an instant, negative
+// before it.
 func (r Rule) intervals(anchor, until time.Time) int64 {
 	passed, d := until.UnixMicro()-anchor.UnixMicro(), r.every.Microseconds()
 	k := passed / d

@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// maxBreaks is how often a run is tried whose connection was lost, or that met a lock for too long.
+	// maxBreaks is how often a run is tried whose connection was lost, or that met a lock for too
+	// long.
 	maxBreaks = 5
 	// maxOutcomes is how often recording an outcome is tried: for two minutes or so.
 	maxOutcomes = 60
@@ -118,8 +119,8 @@ func (e *execution) took(a *attempt) {
 	}
 }
 
-// patience returns whether an attempt of which nothing is committed is to be repeated, and after how
-// long.
+// patience returns whether an attempt of which nothing is committed is to be repeated, and after
+// how long.
 func (e *execution) patience(a *attempt) (wait time.Duration, again bool) {
 	switch a.outcome {
 	case conflicted:
@@ -214,9 +215,9 @@ func (e *execution) logFailure(a *attempt, err error) {
 	}
 }
 
-// recordOutcome writes down what has become of a run, apart from its handler, and reports whether it
-// could. It goes on trying while runs may go on: no other process knows it, and what was called at
-// most once would be lost.
+// recordOutcome writes down what has become of a run, apart from its handler, and reports whether
+// it could. It goes on trying while runs may go on: no other process knows it, and what was called
+// at most once would be lost.
 func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
 	var why error // of before the end of life
 	passes := func(err error) bool {
@@ -238,8 +239,8 @@ func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
 	return err == nil
 }
 
-// takeBack takes back that a handler outside of a transaction has begun, if it was not called: so the
-// next owner calls it even if that is done at most once. If this fails, that is lost.
+// takeBack takes back that a handler outside of a transaction has begun, if it was not called: so
+// the next owner calls it even if that is done at most once. If this fails, that is lost.
 func (e *execution) takeBack() {
 	if e.begun == nil {
 		return
@@ -252,8 +253,9 @@ func (e *execution) takeBack() {
 	_ = e.db.repeat(life, maxBreaks, passing, func() error { return e.write(life, &row, step) })
 }
 
-// writing is the context for what is written when a call has ended, or was not made: it ends with the
-// ownership. If runs are to end, it ends a second before lastWrites: that is left for the partition.
+// writing is the context for what is written when a call has ended, or was not made: it ends with
+// the ownership. If runs are to end, it ends a second before lastWrites: that is left for the
+// partition.
 func (e *execution) writing() context.Context {
 	if e.late == nil {
 		life, cancel := context.WithCancel(e.o.life)
@@ -279,8 +281,8 @@ func itemLogger(log *slog.Logger, it item) *slog.Logger {
 	return log.With(slog.String("key", it.Key), slog.String("kind", it.Kind), slog.Int("partition", it.Partition))
 }
 
-// warnUnknown logs, once for each kind, that something of a kind that is not registered here has been
-// blocked for longer than a deploy may take to start a process that knows it.
+// warnUnknown logs, once for each kind, that something of a kind that is not registered here has
+// been blocked for longer than a deploy may take to start a process that knows it.
 func (e *execution) warnUnknown(r *record) {
 	if r.BlockedSince == nil || r.Clock.Sub(*r.BlockedSince) < unknown {
 		return

@@ -19,16 +19,17 @@ type Schedule struct {
 	Args     json.RawMessage
 	Rule     string // as Parse reads it
 	Declared bool   // in the code, with Add
-	// DeclaredAt is when it was last noted that a process declares it: when one starts, and once a day; zero: no code declares it.
+	// DeclaredAt is when a process last noted that its code declares it: at its start, and once a day;
+	// zero: no code declares it.
 	DeclaredAt    time.Time
-	Cursor        time.Time // every tick up to this has its outcome; where it lies ahead, the database's clock was set back
-	Due           time.Time // when its owner looks at it next; zero: never
+	Cursor        time.Time // every tick up to this has its outcome; if it lies ahead, the database's clock was set back
+	Due           time.Time // when its owner runs it next; zero: never
 	Succeeded     time.Time // the last tick that succeeded; zero: none did
 	PausedAt      time.Time // zero: it is not paused
-	Failures      int       // how many ticks in a row are dead since the last that was done, or since Resume
-	Attempts      int       // of the tick that is tried again at Due, how many have failed
+	Failures      int       // how many consecutive ticks failed, since the last that succeeded, or since Resume
+	Attempts      int       // how many failed, of the tick that runs again at Due
 	Error         string    // of the last of them
-	BlockedReason string    // why the process that owns it cannot run it; empty: nothing is known against it
+	BlockedReason string    // why the process that owns it cannot run it; empty: it can
 }
 
 func (r *record) schedule() Schedule {
@@ -57,7 +58,7 @@ func (r *record) schedule() Schedule {
 	return s
 }
 
-// Get returns a schedule of the group. ErrNotFound where there is none of the name.
+// Get returns a schedule of the group. It returns ErrNotFound if the group has none of the name.
 func (s *Scheduler) Get(ctx context.Context, name string) (Schedule, error) {
 	_, r, _, err := s.db.sendGet(ctx, s.db.pool, name, false, json.RawMessage("null"))
 	if err == nil && r == nil {
@@ -72,7 +73,8 @@ func (s *Scheduler) Get(ctx context.Context, name string) (Schedule, error) {
 // page is how many rows are read at once.
 const page = 500
 
-// pages yields the values of rows that are read page by page, each from behind the last row of the one before.
+// pages yields the values of rows that are read page by page, each from behind the last row of the
+// one before.
 func pages[K, R, V any](doing string, first K, read func(after K) ([]R, error), value func(R) (V, K)) iter.Seq2[V, error] {
 	return func(yield func(V, error) bool) {
 		for after, more := first, true; more; {
@@ -92,14 +94,16 @@ func pages[K, R, V any](doing string, first K, read func(after K) ([]R, error), 
 	}
 }
 
-// List returns the schedules of the group whose names have a prefix, by name, page by page: not all of one moment. An error ends it.
+// List returns the schedules of the group whose names have a prefix, by name, page by page: not all
+// of one moment. An error ends it.
 func (s *Scheduler) List(ctx context.Context, prefix string) iter.Seq2[Schedule, error] {
 	return pages(fmt.Sprintf("list schedules of group %q", s.db.group), "", func(after string) ([]*record, error) {
 		return s.db.sendList(ctx, s.db.pool, prefix, after, page)
 	}, func(r *record) (Schedule, string) { return r.schedule(), r.Name })
 }
 
-// A record is a schedule, as the database has it; or a job, which has some of that, and a time of its own.
+// A record is a schedule as the database stores it; or a job, which has some of that, and a time of
+// its own.
 type record struct {
 	ID            int64           `json:"id"` // 0: it is new
 	Name          string          `json:"name"`
@@ -131,7 +135,7 @@ type record struct {
 	Since         *time.Time      `json:"begins"`
 	At            time.Time       `json:"at"` // of a job: the time that it was put for
 
-	parsed *Rule // Rule, where that was parsed before
+	parsed *Rule // Rule, if that was parsed before
 }
 
 // A step is what schedule_close writes.
@@ -158,7 +162,7 @@ type trial struct {
 	Attempts int       `json:"attempts"` // that failed
 	Error    *string   `json:"error"`    // of the last of them
 	Again    time.Time `json:"again"`    // not before
-	Crashes  int       `json:"crashes"`  // how many processes died while it ran, and the one that runs it now, under Epoch
+	Crashes  int       `json:"crashes"`  // how many processes crashed while it ran, and the one that runs it now, under Epoch
 	Epoch    int64     `json:"epoch"`
 	Called   int64     `json:"called"` // the epoch of Run
 	Run      string    `json:"run"`    // which calls the handler outside of a transaction; empty: none does
@@ -178,10 +182,10 @@ func (t *trial) crashes() int {
 	return t.Crashes
 }
 
-// chargedTo reports whether the last crash is that of an owner.
+// countedBy reports whether the last crash is that of an owner.
 func (t *trial) countedBy(epoch int64) bool { return t != nil && t.Epoch == epoch }
 
-// An outcome is a row of the history, as it is written.
+// A newEntry is a row of the history, as it is written.
 type newEntry struct {
 	Since     time.Time  `json:"since"`
 	Until     time.Time  `json:"until"`
@@ -206,7 +210,7 @@ type subject struct {
 // cursor is the cursor as the rule takes it.
 func (r *record) cursor() Tick { return tickAt(r.Cursor, r.CursorLocal) }
 
-// tickAt is a cursor as a rule takes it: the local time is nil where the cursor is no tick.
+// tickAt is a cursor as a rule takes it: the local time is nil if the cursor is no tick.
 func tickAt(cursor time.Time, local *time.Time) Tick {
 	t := Tick{At: cursor}
 	if local != nil {

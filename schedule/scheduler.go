@@ -19,8 +19,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A Scheduler is one process's part in a group of schedules: those of the group run in the processes that Run it. All methods are safe for
-// concurrent use.
+// A Scheduler is one process's part in a group of schedules: the processes that Run it share the
+// schedules of the group. All methods are safe for concurrent use.
 type Scheduler struct {
 	client   *pgleases.Client // nil: see Manage
 	stage    *seam.Stage      // the time of a test; nil: the time is the server's
@@ -62,8 +62,9 @@ func checkGroup(group string) error {
 	return cmp.Or(checkName("group", group), checkName("lease of the group", leaseOf+group))
 }
 
-// New returns a scheduler for a group, whose name has 1 to 246 bytes of UTF-8 without NUL. Client and pool have to lead to one database; neither is closed. The tables
-// are made or migrated where that is needed, unless WithoutMigration is given. ctx covers this call only.
+// New returns a scheduler for a group, whose name has 1 to 246 bytes of UTF-8 without NUL. Client
+// and pool must lead to one database; New closes neither. It creates or migrates the tables, unless
+// WithoutMigration is given. ctx covers this call only.
 //
 // The errors: a bad option, the database's, pgleases.ErrSchema.
 func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group string, opts ...Option) (*Scheduler, error) {
@@ -111,12 +112,14 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 	return s, nil
 }
 
-// Run puts what was added, and runs schedules of the group until ctx, the client or the lease ends; then it lets runs end, see WithDrainTimeout,
-// and leaves. It returns the cause. The group's lease is "schedule/" and its name. A Scheduler is run once, and one at a time of a client
-// and a group.
+// Run stores what was added, and runs schedules of the group until ctx, the client or the lease
+// ends. Then it lets runs end, see WithDrainTimeout, and leaves. It returns the cause. The group's
+// lease is "schedule/" and its name. A Scheduler runs once, and a client runs one of a group at a
+// time.
 //
-// A schedule whose kind, arguments or zone this process does not know, or that another version of the code declares, is left: it waits for a process
-// that does, and for what that takes it is not late.
+// If this process does not know a schedule's kind, arguments or zone, or only another version of
+// the code declares the schedule, it is blocked until a process knows it, and is not late for that
+// time.
 func (s *Scheduler) Run(ctx context.Context) error {
 	again, err := s.registry.start()
 	switch {
@@ -150,9 +153,9 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_ = lease.Leave(ctx) // an error is that it could not be told: the partitions leave when the client does
+		_ = lease.Leave(ctx) // on an error the partitions leave when the client does
 	}()
-	if err = s.join(ctx); err == nil && !fits { // the lease has been made anew since
+	if err = s.join(ctx); err == nil && !fits { // the lease has been created again since
 		_, err = s.putDeclared(ctx)
 	}
 	if err != nil {
@@ -177,7 +180,8 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	return err
 }
 
-// A sharing is of a pool by the groups that run on it and leave to its size how many handlers run at once.
+// A sharing counts the groups that run on a pool and leave to its size how many handlers run at
+// once.
 type sharing struct {
 	mu    sync.Mutex
 	pools map[*pgxpool.Pool]*atomic.Int32 // how many groups

@@ -9,7 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// This file takes and frees slots of kinds with a limit, see WithMaxConcurrent. The queue decides which run tries.
+// This file takes and frees slots of kinds with a limit, see WithMaxConcurrent. The queue decides
+// which run tries.
 
 // makeSlots makes the slots of a kind, once in a process, and again if none was found.
 func (e *execution) makeSlots() error {
@@ -43,14 +44,14 @@ func (e *execution) takeSlot(ctx context.Context, tx *transaction, outside bool)
 	case err != nil:
 	case taken:
 		e.report(news{slotOf: e.kind.name})
-	default: // perhaps because there are none any more: a standby was promoted that had not heard of them
+	default: // perhaps because there are none any more: a standby was promoted that did not have them
 		e.kind.slotsMade.Store(false)
 	}
 	return taken, err
 }
 
-// freeSlot frees the slot of a call outside of a transaction. It tries until the partition is to move:
-// the end of the ownership frees it, too.
+// freeSlot frees the slot of a call outside of a transaction. It tries until the partition is to
+// move: the end of the ownership frees it, too.
 func (e *execution) freeSlot() {
 	if !e.slot {
 		return

@@ -5,28 +5,30 @@ import (
 	"time"
 )
 
-// Stats tells how a scheduler is doing in this process, for metrics and health checks. What counts up does so from the beginning of the process.
+// Stats are the numbers of a scheduler in this process, for metrics and health checks. Counters
+// begin with the process.
 type Stats struct {
 	Partitions int // owned
 	Running    int // handlers under way, at most as many as WithMaxRunning says
-	// schedules and jobs that are due, and wait for one of those to end, or for a run under their key; of many, those that were found
+	// Waiting counts schedules and jobs that are due, and wait for one of those to end, or for a run
+	// under their key; of many, those that a poll found.
 	Waiting       int
-	CrashSuspects int                  // schedules and jobs that are due soon, and are suspected of killing processes: see WithMaxCrashes
+	CrashSuspects int                  // schedules and jobs that are due soon, and may crash their process: see WithMaxCrashes
 	Polls         int64                // for what is due; about one each second
 	PollErrors    int64                // of these
 	PollTime      time.Duration        // that all of them took
-	SinceLastPoll time.Duration        // since the last that did not fail was sent, or since Run began; 0: Run is not under way
+	SinceLastPoll time.Duration        // since the last that succeeded was sent, or since Run began; 0: Run is not under way
 	ClockOffset   time.Duration        // of the database's clock before that of this host; 0: it is not known yet
-	ClockUnstable bool                 // that clock has stepped: nothing runs until it is believed
+	ClockUnstable bool                 // that clock has stepped: no run begins until it is trusted
 	Kinds         map[string]KindStats // by name, all that are registered. It is the caller's
 }
 
-// KindStats are the numbers of a kind. What this process wrote down is counted, of one tick or one job each. It is not counted where the
-// answer to its commit was lost.
+// KindStats are the numbers of a kind. They count what this process wrote down, of one tick or one
+// job each. If the answer to a commit was lost, it is not counted.
 type KindStats struct {
 	Running   int      // handlers under way
 	Begun     int64    // calls of the handler, also again for the same tick
-	Retried   int64    // runs that failed, and are tried again: see WithMaxAttempts
+	Retried   int64    // runs that failed, and run again: see WithMaxAttempts
 	Snoozed   int64    // runs that their handler has put off: see Snooze
 	Succeeded int64    // OutcomeSucceeded
 	Failed    int64    // OutcomeFailed
@@ -36,12 +38,12 @@ type KindStats struct {
 	Lateness  Lateness // of the calls
 }
 
-// Lateness tells how long after they were due handlers were called, by the database's clock: a tick is due at its time and its jitter, one
-// that is tried again when it is.
+// Lateness is how long after they were due handlers were called, by the database's clock. A tick is
+// due at its time and its jitter; a tick that is retried is due when its retry is.
 type Lateness struct {
 	Count  int64
 	Sum    time.Duration
-	Within []int64 // so many were no later than the bound of the same index in LatenessBounds. It is the caller's
+	Within []int64 // how many were no later than the bound of the same index in LatenessBounds. It is the caller's
 }
 
 var latenessBounds = [...]time.Duration{
@@ -55,7 +57,8 @@ func LatenessBounds() []time.Duration {
 	return bounds[:]
 }
 
-// Stats returns the scheduler's numbers now. It asks the database nothing, and waits for nothing. It is safe for concurrent use, also before Run and after it.
+// Stats returns the scheduler's numbers now. It sends no statement, and waits for nothing. It is
+// safe for concurrent use, also before Run and after it.
 func (s *Scheduler) Stats() Stats {
 	c := &s.counts
 	st := Stats{Polls: c.polls.Load(), PollErrors: c.pollErrors.Load(), PollTime: time.Duration(c.pollTime.Load()), Kinds: s.registry.stats()}
@@ -77,7 +80,7 @@ func (s *Scheduler) Stats() Stats {
 	return st
 }
 
-// counts are what Stats tells of a scheduler.
+// counts are what Stats returns of a scheduler.
 type counts struct {
 	polls, pollErrors, pollTime atomic.Int64
 	polled                      atomic.Int64 // when the last look that did not fail was sent: how long after processStart
@@ -95,7 +98,7 @@ func (c *counts) poll(sent time.Time, err error) {
 	c.polled.Store(int64(sent.Sub(processStart)))
 }
 
-// kindCounts are what Stats tells of a kind.
+// kindCounts are what Stats returns of a kind.
 type kindCounts struct {
 	running, begun, retried, snoozed            atomic.Int64
 	succeeded, failed, unknown, missed, skipped atomic.Int64

@@ -19,8 +19,8 @@ import (
 
 var part = store.Schedules(sql.Files)
 
-// Migrate makes the tables of package schedule, or brings them up to date, after those of the engine, see pgleases.Migrate: of which it has
-// the promises, too. The only option is WithSchema; any other is an error.
+// Migrate creates the tables of package schedule, or updates them, after those of the engine. It
+// has the promises of pgleases.Migrate. The only option is WithSchema; any other is an error.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	o, err := onlyOptions("Migrate", opts, "WithSchema")
 	if err != nil {
@@ -32,8 +32,8 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	return withConn(ctx, pool, "migrate", o.schema, part.Migrate)
 }
 
-// Schema returns the DDL that Migrate runs after that of pgleases.Schema, for goose, tern, Flyway and the like. The only option is WithSchema;
-// any other is an error.
+// Schema returns the DDL that Migrate runs after that of pgleases.Schema, for goose, tern, Flyway
+// and the like. The only option is WithSchema; any other is an error.
 func Schema(opts ...Option) (string, error) {
 	o, err := onlyOptions("Schema", opts, "WithSchema")
 	if err != nil {
@@ -84,7 +84,7 @@ type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// void runs a statement that returns nothing of interest.
+// void runs a statement whose result is not used.
 func void(ctx context.Context, q querier, statement string, args ...any) error {
 	return q.QueryRow(ctx, statement, args...).Scan(nil)
 }
@@ -143,7 +143,8 @@ func inTime(ctx context.Context, d time.Duration, f func(context.Context) error)
 	return store.Advised(f(ctx))
 }
 
-// sendChannel returns the number of the channel on which it is told that something was put, and that of the server's process.
+// sendChannel returns the number of the channel for notifications, and that of the server's
+// process.
 func (d *db) sendChannel(ctx context.Context, q querier) (share int, pid uint32, err error) {
 	err = q.QueryRow(ctx, d.statements.Channel, d.group).Scan(&share, &pid)
 	return share, pid, err
@@ -184,8 +185,8 @@ func idsOf(subjects []subject) (schedules, jobs []int64) {
 	return schedules, jobs
 }
 
-// sendPoll returns what is due of a poll, the database's time when it began with that, and how long it
-// took over it.
+// sendPoll returns what is due of a poll, the database's time when it began with that, and how long
+// it took over it.
 func (d *db) sendPoll(ctx context.Context, q querier, p *poll, keys []string) (clock time.Time, took time.Duration, due []item, err error) {
 	var micro, spent int64
 	var f struct {
@@ -211,7 +212,7 @@ func (d *db) sendPoll(ctx context.Context, q querier, p *poll, keys []string) (c
 	return time.UnixMicro(micro), time.Duration(spent) * time.Microsecond, due, nil
 }
 
-// queueBegin has crashed report whether the owner before crashed while something may have run.
+// queueBegin writes to crashed whether the owner before crashed while something may have run.
 func (d *db) queueBegin(batch *pgx.Batch, crashed *bool, partition int, epoch int64) {
 	batch.Queue(d.statements.Begin, d.group, partition, epoch, d.times.lockWait.Milliseconds()).QueryRow(func(row pgx.Row) error { return row.Scan(crashed) })
 }
@@ -221,7 +222,8 @@ func (d *db) queueEnd(batch *pgx.Batch, partition int, epoch int64, charged []su
 	batch.Queue(d.statements.End, d.group, partition, epoch, schedules, jobs, d.times.lockWait.Milliseconds())
 }
 
-// queueOpen has r be the schedule or the job, under the guard of the partition; nil: there is none.
+// queueOpen writes to r the schedule or the job, under the guard of the partition; nil: there is
+// none.
 func (d *db) queueOpen(
 	batch *pgx.Batch, f fence, p pgleases.Partition, r **record, of subject, run string, timeout, idle time.Duration,
 ) error {
@@ -236,7 +238,7 @@ func (d *db) queueOpen(
 	})
 }
 
-// sendClose closes a run, under limits of its own: those until then are the handler's. It commits the
+// sendClose ends a run, under limits of its own: those until then are the handler's. It commits the
 // transaction, and takes limit at most.
 func (d *db) sendClose(ctx context.Context, tx *transaction, r *record, run string, st step, limit time.Duration) error {
 	st.Outcomes = listed(st.Outcomes)
@@ -275,7 +277,8 @@ func (d *db) sendClose(ctx context.Context, tx *transaction, r *record, run stri
 	return err
 }
 
-// onlyDone reports whether one tick is done, and nothing else is to be written: what schedule_tick_succeeded writes.
+// onlyDone reports whether one tick succeeded, and nothing else is to be written: what
+// schedule_tick_succeeded writes.
 func (st *step) onlyDone() bool {
 	return len(st.Outcomes) == 1 && st.Outcomes[0].Outcome == OutcomeSucceeded && st.Trying == nil && st.BlockedReason == nil && st.PausedAt == nil
 }
@@ -286,7 +289,7 @@ func shownMicro(local time.Time) int64 {
 	return local.UnixMicro() + int64(offset)*1e6
 }
 
-// sendEnqueue returns the ids of jobs; none: the unique key is taken.
+// sendEnqueue returns the IDs of jobs; none: the unique key is taken.
 func (d *db) sendEnqueue(ctx context.Context, q querier, jobs []newJob, taken string) (ids []int64, err error) {
 	err = q.QueryRow(ctx, d.statements.Enqueue, d.group, int32(d.partitions), encode(jobs), taken).Scan(&ids)
 	return ids, err
@@ -305,7 +308,7 @@ func (d *db) sendJobs(ctx context.Context, q querier, f JobFilter, after int64) 
 	return collect[Job](ctx, q, d.statements.Jobs, d.group, f.Kind, f.Prefix, string(f.State), after, page)
 }
 
-// sendChange has a schedule or a job changed: see schedule_edit. What comes back as asks is null where it is done.
+// sendChange changes a schedule or a job: see schedule_edit. If it is done, asks is nil.
 func (d *db) sendChange(ctx context.Context, tx pgx.Tx, verb string, name *string, what map[string]any) (asks *record, ids []int64, refused int, err error) {
 	text, err := json.Marshal(what)
 	if err != nil {
@@ -323,8 +326,8 @@ func (d *db) sendChange(ctx context.Context, tx pgx.Tx, verb string, name *strin
 	return asks, ids, refused, err
 }
 
-// sendGet returns the time, and the schedule; nil: there is none. For an edit it locks it, and tells
-// whether it has these arguments.
+// sendGet returns the time, and the schedule; nil: there is none. For an edit it locks the
+// schedule, and returns whether it has these arguments.
 func (d *db) sendGet(
 	ctx context.Context, q querier, name string, edit bool, args json.RawMessage,
 ) (clock time.Time, r *record, same bool, err error) {
@@ -337,7 +340,8 @@ func (d *db) sendGet(
 	return time.UnixMicro(micro), r, same, err
 }
 
-// sendPut reports whether it is written: a new one is not where another transaction has made one of its name.
+// sendPut reports whether a schedule is written: a new one is not if another transaction has
+// created one of its name.
 func (d *db) sendPut(ctx context.Context, q querier, r *record, outcomes []newEntry) (written bool, err error) {
 	err = q.QueryRow(ctx, d.statements.Put, d.group, int32(d.partitions), encode(r), encode(listed(outcomes))).Scan(&written)
 	return written, err
@@ -347,7 +351,8 @@ func (d *db) sendDeclare(ctx context.Context, q querier, names []string) error {
 	return void(ctx, q, d.statements.Declare, d.group, names)
 }
 
-// sendDeclared returns the schedules of these names that are there, and how many partitions the lease has; 0: there is none.
+// sendDeclared returns the schedules of these names that are there, and how many partitions the
+// lease has; 0: there is none.
 func (d *db) sendDeclared(ctx context.Context, q querier, names []string) (have map[string]*record, partitions int, err error) {
 	var texts []string
 	var n *int
@@ -385,7 +390,8 @@ func (d *db) sendMakeSlots(ctx context.Context, q querier, k *kind) error {
 	return void(ctx, q, d.statements.MakeSlots, d.group, k.name, k.limits.concurrent)
 }
 
-// sendTake reports whether there was a slot for a run; run is nil for one that ends with the transaction.
+// sendTake reports whether there was a slot for a run; run is nil for one that ends with the
+// transaction.
 func (d *db) sendTakeSlot(ctx context.Context, tx *transaction, k *kind, p pgleases.Partition, run *string) (taken bool, err error) {
 	err = tx.QueryRow(ctx, d.statements.TakeSlot, d.group, k.name, k.limits.concurrent, p.Number, p.Epoch, run).Scan(&taken)
 	return taken, err
@@ -406,7 +412,7 @@ func collect[T any](ctx context.Context, q querier, statement string, args ...an
 	})
 }
 
-// listed is the outcomes as a list, also where there are none.
+// listed is the outcomes as a list, even if there are none.
 func listed(outcomes []newEntry) []newEntry { return append([]newEntry{}, outcomes...) }
 
 // decode returns nil for NULL.

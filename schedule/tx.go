@@ -15,16 +15,16 @@ import (
 	"github.com/pgleases/pgleases/internal/bridge"
 )
 
-// transactions begins transactions under the guard of partitions. One round trip begins each, and one
-// ends it.
+// transactions begins transactions under the guard of partitions. One round trip begins each, and
+// one ends it.
 type transactions struct {
 	db    *db
 	fence fence
 	clock *serverClock
 }
 
-// guarded runs f in a transaction of the pool's, and commits it if f has not. What queue queues begins
-// it, and is answered before f: the guard of a partition, and what else there is.
+// guarded runs f in a transaction of the pool's, and commits it if f has not. What queue queues
+// begins it, and is answered before f: the guard of a partition, and what else there is.
 func (t *transactions) guarded(life context.Context, queue begin, f func(context.Context, *transaction) error) error {
 	var conn *pgxpool.Conn
 	err := t.db.within(life, func(ctx context.Context) (err error) {
@@ -67,7 +67,8 @@ func (t *transactions) guarded(life context.Context, queue begin, f func(context
 type fence interface {
 	// queueGuard queues the guard of a partition.
 	queueGuard(ctx context.Context, batch *pgx.Batch, p pgleases.Partition) error
-	// queueGuarded queues a statement that guards a partition itself: its first arguments are the lease, the partition and the epoch.
+	// queueGuarded queues a statement that guards a partition itself: its first arguments are the
+	// lease, the partition and the epoch.
 	queueGuarded(batch *pgx.Batch, p pgleases.Partition, statement string, args []any, read func(pgx.Row) error) error
 }
 
@@ -98,8 +99,8 @@ func (t *transactions) guard(partitions []pgleases.Partition, more func(*pgx.Bat
 	}
 }
 
-// opening queues what opens a run, which is guarded with it: r is then the schedule or the job; nil:
-// there is none.
+// opening queues what opens a run, which is guarded with it: r is then the schedule or the job;
+// nil: there is none.
 func (t *transactions) opening(partition pgleases.Partition, r **record, of subject, run string, timeout, idle time.Duration) begin {
 	return func(_ context.Context, batch *pgx.Batch) error {
 		return t.db.queueOpen(batch, t.fence, partition, r, of, run, timeout, idle)
@@ -115,7 +116,7 @@ type transaction struct {
 	ended atomic.Bool // by commit
 }
 
-// status is what the server says of it: T, E after a statement that failed, I where it has ended.
+// status is the server's status of it: T; E after a statement that failed; I if it has ended.
 func (t *transaction) status() byte {
 	return t.Conn().PgConn().TxStatus()
 }
@@ -125,7 +126,8 @@ func (t *transaction) busy() bool {
 	return t.Conn().PgConn().IsBusy()
 }
 
-// commit commits with what is queued, which is sent before: where a statement of it fails, the server skips the others, and nothing is committed.
+// commit commits with what is queued, which is sent before: if a statement of it fails, the server
+// skips the others, and commits nothing.
 func (t *transaction) commit(ctx context.Context, batch *pgx.Batch) error {
 	batch.Queue("commit").Exec(func(done pgconn.CommandTag) error {
 		if done.String() != "COMMIT" {
@@ -138,8 +140,8 @@ func (t *transaction) commit(ctx context.Context, batch *pgx.Batch) error {
 	return err
 }
 
-// A handlerTx is the transaction as the handler has it: it cannot end it. When that has ended, it and its savepoints lead nowhere: the connection
-// may be another run's.
+// A handlerTx is the transaction as the handler has it: it cannot end it. When that has ended, it
+// and its savepoints lead nowhere: the connection may be another run's.
 type handlerTx struct {
 	pgx.Tx
 	of *transaction

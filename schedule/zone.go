@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// This file has the ticks of a cron expression in a zone, whose clocks are set forward and back. What
-// the expression says of a day is in cron.go.
+// This file has the ticks of a cron expression in a zone, whose clocks are set forward and back.
+// What the expression says of a day is in cron.go.
 
 var zones sync.Map // of *time.Location by name: reading one takes longer than all else that Cron does
 
@@ -76,8 +76,9 @@ func (c *clock) span(at, local int64) span {
 	return s
 }
 
-// bounds returns from when and until when the clocks have the offset that they have at an instant, as package time tells it. The start
-// may be that of an earlier span: where zone data end with a rule, it is from that rule, although the data list a later change.
+// bounds returns from when and until when the clocks have the offset that they have at an instant,
+// by package time. The start may be that of an earlier span: if zone data end with a rule, it is
+// from that rule, although the data list a later change.
 func (c *clock) bounds(at int64) span {
 	t := time.Unix(at, 0).In(c.location)
 	_, offset := t.Zone()
@@ -97,7 +98,7 @@ func (c *clock) end(at int64) int64 {
 	switch {
 	case end.IsZero():
 		return math.MaxInt64 - apart
-	case end.Unix() <= at: // package time tells so on 31 December of leap years, where it goes by the rule
+	case end.Unix() <= at: // package time returns that on 31 December of leap years, if it goes by the rule
 		date, _ := divide(at, day)
 		return (date + 1) * day
 	}
@@ -118,7 +119,7 @@ func (c *clock) next(after, local int64) (int64, bool) {
 		if shown < s.end+s.offset {
 			return shown - s.offset, true
 		}
-		// Over the spans that have none; in the next one the clocks may show again what they have shown.
+		// Skip the spans without one; in the next one the clocks may show again what they have shown.
 		shown, _ = c.ceil(s.end - apart)
 		at = max(s.end, shown-apart)
 	}

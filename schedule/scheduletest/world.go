@@ -249,7 +249,8 @@ func (w *world) run(due seam.Due) bool {
 	return p.Run(due)
 }
 
-// find asks what is due now, but for what is held; nil: nothing is. State is another after each change of when it is due.
+// find asks what is due now, but for what is held; nil: nothing is. State is another after each
+// change of when it is due.
 func (w *world) find() (found *seam.Due, state string) {
 	schedules, jobs := []int64{}, []int64{}
 	for s, until := range w.held {
