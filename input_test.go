@@ -354,7 +354,7 @@ func TestNoPoolAndNoServerAreErrors(t *testing.T) {
 
 // A server that accepts connections and never says a word: only ctx ends the attempt.
 // A connection string that is none, or whose password has an @, is told without what may be its password.
-func TestNoErrorTellsThePassword(t *testing.T) {
+func TestErrorsHideThePassword(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), tests.Patience)
 	defer cancel()

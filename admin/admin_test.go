@@ -83,7 +83,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeIsToldWithWhatWouldBeRight(t *testing.T) {
+func TestRunRefusesWrongFlagsWithARemedy(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, pgtest.EmptyDatabase(t))
 	for _, test := range []struct {

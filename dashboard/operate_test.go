@@ -138,7 +138,7 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 // quoted is a JSON text with what is replaced.
 func quoted(body, hash string) string { return strings.ReplaceAll(body, "FINGERPRINT", hash) }
 
-func TestWhatWasPreviewedIsDoneInTheNameOfWhoConfirmsIt(t *testing.T) {
+func TestConfirmedChangeNamesItsOperator(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	pool := newPool(t, url)

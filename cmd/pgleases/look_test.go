@@ -104,7 +104,7 @@ func unprintable(t *testing.T, what, text string) {
 const odd = "odd\n\x1b[2J\u202e\u009b" // ends the line, empties the screen, turns the direction around
 
 // Fleets of real processes: pgleases run.
-func TestTheVerbsShowAFleetAtWork(t *testing.T) {
+func TestVerbsShowAFleet(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	env := command.Database(database)
@@ -167,7 +167,7 @@ func TestTheVerbsShowAFleetAtWork(t *testing.T) {
 	expectIll(t, database, "", "") // doctor finds nothing
 }
 
-func TestLocksAreListedWithWhoHoldsThem(t *testing.T) {
+func TestLocksListsHolders(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	pool := tests.Pool(t, database)
@@ -196,7 +196,7 @@ func TestLocksAreListedWithWhoHoldsThem(t *testing.T) {
 }
 
 // What was seen last stays while the database is away.
-func TestAWatchGoesOnThroughAnOutage(t *testing.T) {
+func TestWatchContinuesThroughAnOutage(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	way := command.NewProxy(t, database)
@@ -219,7 +219,7 @@ func TestAWatchGoesOnThroughAnOutage(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeWrittenIsAFailure(t *testing.T) {
+func TestUnwritableOutputIsAFailure(t *testing.T) {
 	t.Parallel()
 	full := tests.Must(os.OpenFile("/dev/full", os.O_WRONLY, 0))(t)
 	defer full.Close()
@@ -234,7 +234,7 @@ func TestWhatCannotBeWrittenIsAFailure(t *testing.T) {
 	}
 }
 
-func TestVerbsTellWhatWouldBeRight(t *testing.T) {
+func TestVerbsNameTheRemedy(t *testing.T) {
 	t.Parallel()
 	empty, database := pgtest.EmptyDatabase(t), pgtest.MigratedDatabase(t)
 	role := newRole(t, database)
@@ -272,7 +272,7 @@ func TestVerbsTellWhatWouldBeRight(t *testing.T) {
 }
 
 // What each purpose may do is that of the grants, which package admin tests: this is whether the command gives them.
-func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
+func TestMigrateAndGrantsServeRoles(t *testing.T) {
 	t.Parallel()
 	database, byText := pgtest.EmptyDatabase(t), pgtest.EmptyDatabase(t)
 	for _, test := range []struct{ before, want string }{
@@ -337,7 +337,7 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 // A job is the work of a schedule here.
 type job struct{ N int }
 
-func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
+func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	pool := tests.Pool(t, database)

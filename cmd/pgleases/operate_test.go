@@ -48,7 +48,7 @@ func asDryRun(t *testing.T, database, verb, subject string) {
 	})
 }
 
-func TestOperatorsChangeAFleetAndSeeWhatHappened(t *testing.T) {
+func TestOperatorsChangeAFleet(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	pool := tests.Pool(t, database)
@@ -139,7 +139,7 @@ func TestOperatorsChangeAFleetAndSeeWhatHappened(t *testing.T) {
 }
 
 // As an operator's role: a lease that was left is dropped, as the dry run said, and made again with another number.
-func TestALeaseThatWasLeftIsDropped(t *testing.T) {
+func TestDropForgetsALeaseThatWasLeft(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	pool := tests.Pool(t, database)
@@ -176,7 +176,7 @@ func TestALeaseThatWasLeftIsDropped(t *testing.T) {
 }
 
 // Where a whole fleet was killed, what the refusal says to do has the lease dropped.
-func TestALeaseOfAFleetThatWasKilledIsDropped(t *testing.T) {
+func TestDropForgetsALeaseOfAKilledFleet(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	fleet := command.Run(t, command.Database(database), "run", "orders", "--ttl", "2s", "--", "sleep", "600")
@@ -200,7 +200,7 @@ func TestALeaseOfAFleetThatWasKilledIsDropped(t *testing.T) {
 }
 
 // A wait ends where what is waited for can no longer come.
-func TestAWaitEndsWithTheOverride(t *testing.T) {
+func TestWaitEndsWithTheOverride(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	pool := tests.Pool(t, database)
@@ -219,7 +219,7 @@ func TestAWaitEndsWithTheOverride(t *testing.T) {
 }
 
 // A connection string that is none is told without what may be its password.
-func TestNoErrorTellsThePassword(t *testing.T) {
+func TestErrorsHideThePassword(t *testing.T) {
 	t.Parallel()
 	for _, database := range []string{"postgres://u:se/cret@127.0.0.1:1/d", "postgres://u:se@cret@127.0.0.1:1/d", "postgres://u:cret@127.0.0.1:no/d", "host=127.0.0.1 port=1 password='se cret'"} {
 		for _, verb := range []string{"list", "doctor", "migrate"} {
@@ -232,7 +232,7 @@ func TestNoErrorTellsThePassword(t *testing.T) {
 }
 
 // Where the database goes away it says so once, and when it starts again, without a double; so it does on a server that lacks the latest events. What somebody has to fix ends it.
-func TestWhoFollowsTheEventsGoesOnAfterAnOutage(t *testing.T) {
+func TestEventsFollowContinuesAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	for _, end := range []struct {
 		of, want string

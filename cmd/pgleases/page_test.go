@@ -19,7 +19,7 @@ const page = "../../docs/cli.md"
 
 var write = flag.Bool("write", false, "write "+page+" anew")
 
-func TestThePageOfTheCommandIsItsHelp(t *testing.T) {
+func TestCLIPageIsTheHelp(t *testing.T) {
 	text := bytes.NewBufferString("# The command pgleases\n\n" +
 		"Made from the command's own help, `pgleases help`, by `go test ./cmd/pgleases -run Page -write`.\n" +
 		"The options of `pgleases` are those of every verb too.\n\n")
@@ -54,7 +54,7 @@ func TestThePageOfTheCommandIsItsHelp(t *testing.T) {
 }
 
 // What README has a reader type is what the command takes.
-func TestTheCommandsOfTheReadmeAreVerbs(t *testing.T) {
+func TestREADMECommandsAreVerbs(t *testing.T) {
 	readme := tests.Must(os.ReadFile("../../README.md"))(t)
 	lines := regexp.MustCompile(`(?m)^    (?:go run \./cmd/pgleases|pgleases) (.+)$`).FindAllStringSubmatch(string(readme), -1)
 	for _, line := range lines {

@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { command.Main(m) }
 
-func TestWhatCannotBeIsToldWithWhatWouldBeRight(t *testing.T) {
+func TestRunRefusesWrongFlagsWithARemedy(t *testing.T) {
 	t.Parallel()
 	env := command.Database(pgtest.MigratedDatabase(t))
 	if code := command.Run(t, env, "run", "counted", "--once", "--", "true").ExitCode(); code != 0 {

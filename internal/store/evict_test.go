@@ -487,7 +487,7 @@ func TestOneEvictsAtATime(t *testing.T) {
 	}
 }
 
-func TestOnAPromotedServerNothingIsGivenUntilItIsSettled(t *testing.T) {
+func TestPromotedServerGivesNothingUntilAccepted(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b, dead := f.client("a"), f.clientTTL("b", time.Minute), f.client("dead")
 		for _, x := range []*client{a, b, dead} {
@@ -567,7 +567,7 @@ func TestAfterAFailoverAGuardedTransactionKeepsItsOwnPartitionOnly(t *testing.T)
 }
 
 // Several at a time, so that there is no moment at which nobody has a guarded transaction open.
-func TestAStreamOfGuardsDoesNotPutOffTheSettlementNorARenewal(t *testing.T) {
+func TestGuardsDelayNoAcceptanceAndNoRenewal(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
@@ -595,7 +595,7 @@ func TestAStreamOfGuardsDoesNotPutOffTheSettlementNorARenewal(t *testing.T) {
 	expect(t, len(a.release([]Release{{"l", 0, 1}}).Released), 1, "renewed")
 }
 
-func TestPartitionsMadeBeforeASettlementAreAboveItToo(t *testing.T) {
+func TestOlderPartitionsRiseAboveAnAcceptance(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.client("a")
 		run := a.run()

@@ -53,7 +53,7 @@ func TestCopiesOfOneStateGiveNoEpochTwice(t *testing.T) {
 	}
 }
 
-func TestAnEraNeverFallsAndLeavesRoomForEpochs(t *testing.T) {
+func TestServerGenerationNeverFalls(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		c := f.client("c")
 		c.join("l", 1)
@@ -71,7 +71,7 @@ func TestAnEraNeverFallsAndLeavesRoomForEpochs(t *testing.T) {
 }
 
 // A client that was on another server knows a higher server generation than a server that is behind.
-func TestAServerThatIsBehindIsSettledAboveWhatWasSeenElsewhere(t *testing.T) {
+func TestServerThatIsBehindIsAcceptedAboveOthers(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		c := f.client("c")
 		here := accepted(c)
@@ -138,7 +138,7 @@ func TestATimelineIsMadeOfWhatTheServerTells(t *testing.T) {
 	expect(t, strings.Contains(seen[number()], "aurora_replica_status"), true, "the writer is the instance")
 }
 
-func TestANewEraIsSettledAsAfterAPromotion(t *testing.T) {
+func TestNewServerGenerationIsAcceptedAsAPromotion(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := f.client("c")

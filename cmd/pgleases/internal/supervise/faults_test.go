@@ -87,7 +87,7 @@ var faults = []fault{
 }
 
 // Each fault lasts longer than the TTL, so that others take over what the member has. The programs ignore SIGTERM and have orphans.
-func TestNoTwoProgramsOfAPartitionRunAtOnceUnderFaults(t *testing.T) {
+func TestFaultsNeverRunTwoProgramsOfAPartition(t *testing.T) {
 	t.Parallel()
 	number := len(faults) // one of each
 	if text := os.Getenv(envFaults); text != "" {

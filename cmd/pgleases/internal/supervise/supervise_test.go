@@ -27,7 +27,7 @@ import (
 	"github.com/pgleases/pgleases/internal/tests/command"
 )
 
-func TestOnceTheExitCodeIsTheProgramsAndItsEnvironmentNamesTheOwnership(t *testing.T) {
+func TestRunOnceReturnsTheExitCodeOfTheProgram(t *testing.T) {
 	t.Parallel()
 	env := command.Database(pgtest.MigratedDatabase(t))
 	c := command.Run(t, env, "run", "codes", "--once", "--", "sh", "-c", `echo "$PGLEASES_LEASE/$PGLEASES_PARTITION/$PGLEASES_PARTITIONS/$PGLEASES_EPOCH"; exit 7`)
@@ -41,7 +41,7 @@ func TestOnceTheExitCodeIsTheProgramsAndItsEnvironmentNamesTheOwnership(t *testi
 	}
 }
 
-func TestTryAndWaitEndWhereAnotherHasIt(t *testing.T) {
+func TestTryAndWaitEndIfAnotherOwnsIt(t *testing.T) {
 	t.Parallel()
 	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
 	holder := runProgram(t, dir, "", env, "tried", "--ttl", "5m")
@@ -65,7 +65,7 @@ func TestTryAndWaitEndWhereAnotherHasIt(t *testing.T) {
 }
 
 // Who died owns it still where nobody was there to take over, as between two nights when cron starts all of them.
-func TestTryTakesOverWhatADeadOneHas(t *testing.T) {
+func TestTryTakesOverFromACrashedOwner(t *testing.T) {
 	t.Parallel()
 	dir, database := t.TempDir(), pgtest.MigratedDatabase(t)
 	dead := runProgram(t, dir, "", command.Database(database), "nightly", "--ttl", "1s")
@@ -97,7 +97,7 @@ func TestTryTakesOverWhatADeadOneHas(t *testing.T) {
 	}
 }
 
-func TestAProgramIsStartedAgainLaterEachTime(t *testing.T) {
+func TestProgramRestartsWithBackoff(t *testing.T) {
 	t.Parallel()
 	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
 	log := filepath.Join(dir, "starts")
@@ -121,7 +121,7 @@ func TestAProgramIsStartedAgainLaterEachTime(t *testing.T) {
 }
 
 // The TTL is far longer than the test: the next one owns it only by a handoff.
-func TestAHandoffWaitsForTheProgramsEnd(t *testing.T) {
+func TestHandoffWaitsForTheEndOfTheProgram(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		mode, ttl, grace string
@@ -158,7 +158,7 @@ func TestAHandoffWaitsForTheProgramsEnd(t *testing.T) {
 	}
 }
 
-func TestASecondSignalDoesNotWaitForTheGrace(t *testing.T) {
+func TestSecondSignalDoesNotWaitForTheGrace(t *testing.T) {
 	t.Parallel()
 	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
 	c := runProgram(t, dir, modeStubborn, env, "twice", "--grace", "1h", "--ttl", "5m")
@@ -172,7 +172,7 @@ func TestASecondSignalDoesNotWaitForTheGrace(t *testing.T) {
 }
 
 // The TTL is far longer than the test: no deadline kills the program, the death of its guardians does.
-func TestNothingOfTheProgramOutlivesItsGuardians(t *testing.T) {
+func TestNothingOutlivesTheSupervisorAndKeeper(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name, mode string
@@ -227,7 +227,7 @@ func TestNothingOfTheProgramOutlivesItsGuardians(t *testing.T) {
 }
 
 // When the trust ends, the program has ended before, whoever of the two that watch it still can.
-func TestTheProgramIsGoneWhenTheTrustEnds(t *testing.T) {
+func TestProgramIsGoneWhenTrustEnds(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name string
@@ -253,7 +253,7 @@ func TestTheProgramIsGoneWhenTheTrustEnds(t *testing.T) {
 }
 
 // Among so many processes a search of all takes longer than one lives. It is not parallel: it measures time.
-func TestWhatForksOnIsGoneWhenTheTrustEnds(t *testing.T) {
+func TestForkChainIsGoneWhenTrustEnds(t *testing.T) {
 	t.Parallel()
 	crowd := exec.Command("sh", "-c", "for i in $(seq 1000); do (read line) <&3 & done; wait") // until the pipe ends
 	r, w, err := os.Pipe()
@@ -294,7 +294,7 @@ func expectGoneInTime(t *testing.T, n int, mode, group string, stop func(t *test
 	awaitRecord(t, dir, gone, "begins", func(r record) bool { return r.pid != began.pid })
 }
 
-func TestAShortOutageCostsNothing(t *testing.T) {
+func TestShortOutageKeepsTheProgram(t *testing.T) {
 	t.Parallel()
 	const ttl = 5 * time.Second
 	dir, url := t.TempDir(), pgtest.MigratedDatabase(t)
@@ -314,7 +314,7 @@ func TestAShortOutageCostsNothing(t *testing.T) {
 	}
 }
 
-func TestManyPartitionsHaveAProgramEach(t *testing.T) {
+func TestEachPartitionHasAProgram(t *testing.T) {
 	t.Parallel()
 	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
 	for range 2 {
@@ -342,7 +342,7 @@ func TestManyPartitionsHaveAProgramEach(t *testing.T) {
 	}
 }
 
-func TestOnceALostLeaseIsToldByTheExitCode(t *testing.T) {
+func TestRunOnceReturnsTheExitCodeOfALostLease(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	way := command.NewProxy(t, pgtest.MigratedDatabase(t))
@@ -356,7 +356,7 @@ func TestOnceALostLeaseIsToldByTheExitCode(t *testing.T) {
 }
 
 // What a keeper leaves may die while it is looked at, of the kernel's signal, and leave children in turn.
-func TestWhatDiesWhileItIsLookedAtLeavesNothing(t *testing.T) {
+func TestOrphansOfADyingProcessAreKilled(t *testing.T) {
 	s, err := newSupervisor(&runner{Config: Config{TTL: time.Second}})
 	tests.OK(t, err)
 	defer func() { check(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)) }()
@@ -381,7 +381,7 @@ func TestWhatDiesWhileItIsLookedAtLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestProcessesThatCannotBeReadAreNotTakenForGone(t *testing.T) {
+func TestUnreadableProcessesCountAsAlive(t *testing.T) {
 	child := exec.Command("sleep", "1000")
 	tests.OK(t, child.Start())
 	defer func() {
@@ -406,7 +406,7 @@ func TestProcessesThatCannotBeReadAreNotTakenForGone(t *testing.T) {
 	}
 }
 
-func TestUnderNohupTheProgramIgnoresSIGHUPToo(t *testing.T) {
+func TestProgramIgnoresSIGHUPUnderNohup(t *testing.T) {
 	signal.Ignore(syscall.SIGHUP)
 	c := command.Run(t, command.Database(pgtest.MigratedDatabase(t)), "run", "nohup", "--once", "--", "sh", "-c", "kill -HUP $$; echo survived")
 	signal.Reset(syscall.SIGHUP)
@@ -417,7 +417,7 @@ func TestUnderNohupTheProgramIgnoresSIGHUPToo(t *testing.T) {
 }
 
 // A keeper that kills is not killed: elsewhere than on Linux nobody would kill the program then.
-func TestAKeeperThatWasOrderedToKillIsLeftToIt(t *testing.T) {
+func TestKeeperThatKillsIsNotKilled(t *testing.T) {
 	r, w, err := os.Pipe()
 	tests.OK(t, err)
 	defer r.Close()

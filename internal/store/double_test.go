@@ -17,9 +17,9 @@ import (
 	"github.com/pgleases/pgleases/internal/tests"
 )
 
-// TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble runs random statements on both, at the same instants of a
+// TestDoubleAnswersAsTheServer runs random statements on both, at the same instants of a
 // clock that is set by hand, and compares the answers, and the tables after each.
-func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
+func TestDoubleAnswersAsTheServer(t *testing.T) {
 	t.Parallel()
 	f := stoppedFixture(t)
 	f.ctx = t.Context() // it takes as long as it takes

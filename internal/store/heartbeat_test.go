@@ -51,7 +51,7 @@ func (c *client) hears(anew bool) {
 	expect(c.f.TB, heard, anew, "leases are told anew")
 }
 
-func TestLeasesAreToldAgainOnlyAfterAChange(t *testing.T) {
+func TestHeartbeatRepeatsLeasesAfterAChangeOnly(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := heard(f, "1")
@@ -66,7 +66,7 @@ func TestLeasesAreToldAgainOnlyAfterAChange(t *testing.T) {
 	c.hears(true)
 }
 
-func TestALeaseThatIsJoinedIsToldAtTheNextHeartbeat(t *testing.T) {
+func TestHeartbeatReturnsAJoinedLease(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := heard(f, "1")
@@ -77,7 +77,7 @@ func TestALeaseThatIsJoinedIsToldAtTheNextHeartbeat(t *testing.T) {
 }
 
 // Dropped leases keep their rows for ever, and a schema may have a lease for each tenant.
-func TestAHeartbeatReadsItsOwnLeasesOnly(t *testing.T) {
+func TestHeartbeatReadsItsOwnLeasesOnly(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := heard(f, "1")
@@ -104,7 +104,7 @@ func (c *client) reads(tables ...string) (rows int64) {
 	return rows
 }
 
-func TestLeasesAreToldAgainAfterAMinute(t *testing.T) {
+func TestHeartbeatRepeatsLeasesAfterAMinute(t *testing.T) {
 	t.Parallel()
 	c := heard(newFixture(t), "1")
 	c.pg().ToldBefore(50 * time.Second)
@@ -113,7 +113,7 @@ func TestLeasesAreToldAgainAfterAMinute(t *testing.T) {
 	c.hears(true)
 }
 
-func TestLeasesAreToldAgainOnAnotherRunOfTheServer(t *testing.T) {
+func TestHeartbeatRepeatsLeasesOnAnotherIncarnation(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(f *fixture){
 		"a crash":                   func(f *fixture) { f.setMarker(0) },
@@ -134,7 +134,7 @@ func TestLeasesAreToldAgainOnAnotherRunOfTheServer(t *testing.T) {
 	}
 }
 
-func TestLeasesAreToldToEachSessionAndOnEachConnection(t *testing.T) {
+func TestHeartbeatReturnsLeasesPerSessionAndConnection(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := heard(f, "1")
@@ -149,7 +149,7 @@ func TestLeasesAreToldToEachSessionAndOnEachConnection(t *testing.T) {
 }
 
 // A plan that is due later may have to be made by any client then, as the one that makes it may die.
-func TestALeaseWithAPlanDueIsToldInEachHeartbeat(t *testing.T) {
+func TestHeartbeatReturnsALeaseWithAPlanDue(t *testing.T) {
 	t.Parallel()
 	f := stoppedFixture(t)
 	c := f.client("c")
@@ -164,7 +164,7 @@ func TestALeaseWithAPlanDueIsToldInEachHeartbeat(t *testing.T) {
 }
 
 // A lease of a restored dump has the number of a transaction of another server.
-func TestALeaseThatAnotherServerChangedIsNoChange(t *testing.T) {
+func TestHeartbeatIgnoresAChangeOfAnotherServer(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := heard(f, "1000000000000")
@@ -174,7 +174,7 @@ func TestALeaseThatAnotherServerChangedIsNoChange(t *testing.T) {
 }
 
 // Transactions commit in another order than they begin in, or change a lease in. No order keeps a change from being told.
-func TestAHeartbeatTellsWhatWasCommittedBeforeIt(t *testing.T) {
+func TestHeartbeatReturnsWhatWasCommittedBefore(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.ctx = t.Context() // it takes as long as it takes

@@ -8,7 +8,7 @@ import (
 )
 
 // A client looks at each heartbeat and after each grant, on the connection of its heartbeats.
-func TestALookAtManyWhoAwaitOneLockReadsEachOfThemAFewTimes(t *testing.T) {
+func TestLockLookReadsEachWaiterAFewTimes(t *testing.T) {
 	t.Parallel()
 	const many = 2000
 	f := freshFixture(t)
@@ -29,7 +29,7 @@ func TestALookAtManyWhoAwaitOneLockReadsEachOfThemAFewTimes(t *testing.T) {
 }
 
 // Nothing is granted while the server is not accepted, and nobody is told later whose turn it was.
-func TestAReaderWhoseTurnCameBeforeTheServerWasSettledGetsTheLockAtTheNextLook(t *testing.T) {
+func TestReaderGetsItsLockOnceTheServerIsAccepted(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, b, c := f.locker("a"), f.locker("b"), f.locker("c")
@@ -45,7 +45,7 @@ func TestAReaderWhoseTurnCameBeforeTheServerWasSettledGetsTheLockAtTheNextLook(t
 }
 
 // A server has room for a few thousand of them, for all of its clients together; a sweep takes as many.
-func TestALookTakesAThousandMutexesAtMost(t *testing.T) {
+func TestLockLookTakesAThousandMutexesAtMost(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	a := f.locker("a")

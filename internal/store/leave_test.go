@@ -10,7 +10,7 @@ import (
 )
 
 // A leave that its client gave up may come late: it has left by another message since, and joined again.
-func TestALateLeaveEndsNoLaterMembership(t *testing.T) {
+func TestLateLeaveEndsNoLaterMembership(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		s := f.client("s")
 		s.join("l", 1)
@@ -32,7 +32,7 @@ func TestALateLeaveEndsNoLaterMembership(t *testing.T) {
 	})
 }
 
-func TestALeaveThatWaitedForAJoinEndsNotWhatThatBegan(t *testing.T) {
+func TestLeaveThatWaitedForAJoinKeepsItsMembership(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	for _, left := range []bool{true, false} { // before it joined again
