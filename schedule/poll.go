@@ -61,7 +61,6 @@ type poller struct {
 	behind time.Time // when it last asked far behind that, for what was committed late
 	swept  time.Time // when it last asked for everything
 
-	failing bool      // the last poll failed
 	few     bool      // fresh partitions are asked for one by one, because a poll for more failed
 	without bool      // the next poll asks for none of them
 	plain   time.Time // until then nothing is left out, because a poll that did so failed
