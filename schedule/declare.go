@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/big"
 	"reflect"
 	"slices"
 	"time"
@@ -93,7 +94,26 @@ func sameJSON(a, b json.RawMessage) bool {
 			return false
 		}
 	}
-	return reflect.DeepEqual(x, y)
+	return reflect.DeepEqual(exact(x), exact(y))
+}
+
+// exact writes each number in a JSON value in one way: Go writes 1e-07, and the database 0.0000001.
+func exact(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for key := range v {
+			v[key] = exact(v[key])
+		}
+	case []any:
+		for i := range v {
+			v[i] = exact(v[i])
+		}
+	case json.Number:
+		if number, ok := new(big.Rat).SetString(string(v)); ok {
+			return json.Number(number.RatString())
+		}
+	}
+	return v
 }
 
 func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*record) error {

@@ -149,11 +149,12 @@ func TestAStartWritesWhatDiffersBeforeItJoins(t *testing.T) {
 	type order struct {
 		Number int64
 		Goods  []string
+		Rates  []float64
 	}
 	declare := func(edited int64, rule schedule.Rule, more ...string) *worker {
 		w := newWorker(db)
 		books := schedule.InTx(w.Scheduler, "books", func(context.Context, pgx.Tx, schedule.Run[order]) error { return nil })
-		tests.OK(t, books.Add("same", order{1 << 60, []string{"é"}}, hourly, schedule.WithPauseAfter(3)))
+		tests.OK(t, books.Add("same", order{1 << 60, []string{"é"}, []float64{1e-7, 1e21, 0.5, -2}}, hourly, schedule.WithPauseAfter(3)))
 		tests.OK(t, books.Add("edited", order{Number: edited}, hourly))
 		tests.OK(t, books.Add("moved", order{}, rule))
 		for _, name := range more {
