@@ -121,10 +121,10 @@ func (e *execution) classify(a *attempt, err error, idle time.Duration) attemptO
 }
 
 // byHandler reports whether a statement in a handler's transaction failed by the handler's own
-// doing: it waited for a lock that its work needs, or idled for too long. If it took less, its
-// connection is at fault.
+// doing: it waited for a lock that its work needs, or its transaction idled or took too long. If it
+// idled for less, its connection is at fault.
 func (a *attempt) byHandler(err error, idle time.Duration) bool {
-	return store.LockTimeout(err) || idled(err) && a.took >= idle
+	return store.LockTimeout(err) || idled(err) && a.took >= idle || tookTooLong(err)
 }
 
 // decide decides what is to be done, and whether the handler is to be called in this transaction.

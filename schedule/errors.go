@@ -104,6 +104,9 @@ func moved(err error) bool {
 // idled reports whether the server ended a transaction because it was idle.
 func idled(err error) bool { return store.Code(err) == "25P03" }
 
+// tookTooLong reports whether the server ended a transaction by its transaction_timeout.
+func tookTooLong(err error) bool { return store.Code(err) == "25P04" }
+
 // decisive reports whether a handler said what is to become of its tick, whatever led to that.
 func decisive(err error) bool { return errors.As(err, new(snoozed)) || errors.As(err, new(discarded)) }
 
@@ -117,7 +120,7 @@ func final(err error) bool {
 // error is of a connection that ends.
 func refusedCommit(err error) bool {
 	var refused *pgconn.PgError
-	return errors.As(err, &refused) && (refused.SeverityUnlocalized == "ERROR" || idled(err))
+	return errors.As(err, &refused) && (refused.SeverityUnlocalized == "ERROR" || idled(err) || tookTooLong(err))
 }
 
 // refusal is the error of a change that the database refuses.

@@ -113,7 +113,9 @@ func nothingMore(context.Context, *transaction) error { return nil }
 // A transaction is one that guarded has begun.
 type transaction struct {
 	pgx.Tx
-	ended atomic.Bool // by commit
+	ended   atomic.Bool           // by commit
+	fatal   atomic.Pointer[error] // with which the connection was closed in a statement of the handler's; nil: it was not
+	objects atomic.Bool           // the handler has the large objects
 }
 
 // status is the server's status of it: T; E after a statement that failed; I if it has ended.
@@ -137,6 +139,11 @@ func (t *transaction) commit(ctx context.Context, batch *pgx.Batch) error {
 	})
 	err := t.Tx.SendBatch(ctx, batch).Close()
 	t.ended.Store(t.Tx.Conn().PgConn().TxStatus() == 'I')
+	if t.ended.Load() && t.objects.Load() {
+		none, cancel := context.WithCancel(ctx)
+		cancel()
+		_ = t.Tx.Commit(none) // sends nothing, and closes it: nothing else ends the use of large objects
+	}
 	return err
 }
 
@@ -155,8 +162,8 @@ func (handlerTx) Rollback(context.Context) error { return errNotYours }
 // A savepoint is one of the handler's, which it ends itself.
 type savepoint struct{ handlerTx }
 
-func (s savepoint) Commit(ctx context.Context) error   { return s.live().Commit(ctx) }
-func (s savepoint) Rollback(ctx context.Context) error { return s.live().Rollback(ctx) }
+func (s savepoint) Commit(ctx context.Context) error   { return s.of.saw(s.live().Commit(ctx)) }
+func (s savepoint) Rollback(ctx context.Context) error { return s.of.saw(s.live().Rollback(ctx)) }
 
 // closedTx answers everything with pgx.ErrTxClosed.
 var closedTx = func() pgx.Tx {
@@ -175,27 +182,75 @@ func (h handlerTx) live() pgx.Tx {
 func (h handlerTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	tx, err := h.live().Begin(ctx)
 	if err != nil {
-		return nil, err
+		return nil, h.of.saw(err)
 	}
 	return savepoint{handlerTx{tx, h.of}}, nil
 }
 
 func (h handlerTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
-	return h.live().CopyFrom(ctx, table, columns, rows)
+	n, err := h.live().CopyFrom(ctx, table, columns, rows)
+	return n, h.of.saw(err)
 }
 func (h handlerTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	return h.live().SendBatch(ctx, b)
+	return seenResults{h.live().SendBatch(ctx, b), h.of}
 }
-func (h handlerTx) LargeObjects() pgx.LargeObjects { return h.live().LargeObjects() }
+func (h handlerTx) LargeObjects() pgx.LargeObjects {
+	h.of.objects.Store(true)
+	return h.live().LargeObjects()
+}
 func (h handlerTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	return h.live().Prepare(ctx, name, sql)
+	described, err := h.live().Prepare(ctx, name, sql)
+	return described, h.of.saw(err)
 }
 func (h handlerTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return h.live().Exec(ctx, sql, args...)
+	tag, err := h.live().Exec(ctx, sql, args...)
+	return tag, h.of.saw(err)
 }
 func (h handlerTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return h.live().Query(ctx, sql, args...)
+	rows, err := h.live().Query(ctx, sql, args...)
+	return seenRows{rows, h.of}, h.of.saw(err)
 }
 func (h handlerTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return h.live().QueryRow(ctx, sql, args...)
+	return seenRow{h.live().QueryRow(ctx, sql, args...), h.of}
 }
+
+// saw notes the error with which a connection was closed, whatever the handler makes of it.
+func (t *transaction) saw(err error) error {
+	if err != nil && !t.ended.Load() && t.Conn().IsClosed() {
+		t.fatal.CompareAndSwap(nil, &err)
+	}
+	return err
+}
+
+// The answers to a handler's statements, whose errors the transaction sees.
+type (
+	seenRows struct {
+		pgx.Rows
+		of *transaction
+	}
+	seenRow struct {
+		pgx.Row
+		of *transaction
+	}
+	seenResults struct {
+		pgx.BatchResults
+		of *transaction
+	}
+)
+
+func (r seenRows) Next() bool {
+	more := r.Rows.Next()
+	_ = r.of.saw(r.Rows.Err())
+	return more
+}
+func (r seenRow) Scan(to ...any) error { return r.of.saw(r.Row.Scan(to...)) }
+func (r seenResults) Exec() (pgconn.CommandTag, error) {
+	tag, err := r.BatchResults.Exec()
+	return tag, r.of.saw(err)
+}
+func (r seenResults) Query() (pgx.Rows, error) {
+	rows, err := r.BatchResults.Query()
+	return seenRows{rows, r.of}, r.of.saw(err)
+}
+func (r seenResults) QueryRow() pgx.Row { return seenRow{r.BatchResults.QueryRow(), r.of} }
+func (r seenResults) Close() error      { return r.of.saw(r.BatchResults.Close()) }
