@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -101,6 +102,8 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 	least, most := newLedger(db, "mail"), newLedger(db, "pay")
 	least.calls, most.calls = "at least once", "at most once"
 	w := start(true)
+	wakeUp := sync.OnceFunc(func() { close(cut) })
+	t.Cleanup(wakeUp) // a test that fails before waits for no handler
 	db.setClock(midnight.Add(time.Hour))
 	mail, pay := tests.Receive(t, "a call", calls["mail"]), tests.Receive(t, "a call", calls["pay"])
 	w.wire.Cut()
@@ -113,7 +116,7 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 	most.settled(other.Scheduler).expectOutcomes(outcomes{schedule.OutcomeUnknown: 1})
 	expect(t, most.entries[0].Epoch, pay.epoch, "epoch of what is lost")
 	w.wire.Mend()
-	close(cut)
+	wakeUp()
 	for _, name := range []string{"mail", "pay"} {
 		wraps(t, "Guarded of one that was cut off", tests.Receive(t, "it woke up", calls[name]).refused, pgleases.ErrNotOwner)
 	}
