@@ -54,7 +54,7 @@ func (r Request) Do(ctx context.Context, s *schedule.Scheduler) (jobs []int64, e
 	case "retry_failed":
 		jobs, refused, err := s.RetryFailed(ctx, r.Kind, r.After)
 		if err == nil && refused > 0 {
-			err = fmt.Errorf("%d cannot be retried, because their schedule was deleted, or a living job has their unique key", refused)
+			err = fmt.Errorf("%d cannot be retried, because their schedule was deleted, or a live job has their unique key", refused)
 		}
 		return jobs, err
 	}

@@ -1,9 +1,11 @@
--- schema.sql: the tables and views of package schedule, with their comments. It runs first, the files of functions after it, in the schema that has the engine's
--- tables. Idempotent: what exists stays as it is.
+-- schema.sql: the tables and views of package schedule, with their comments. It runs first, the
+-- files of functions after it, in the schema that has the engine's tables. Idempotent: what exists
+-- stays as it is.
 --
 -- Types and operators are named with their schema, and names collate "C", as in the engine's files.
 
--- All that these files know of the time. STABLE, so that an index serves comparisons with it, which clock_timestamp() would prevent. The views need it.
+-- All that these files know of the time. STABLE, so that an index serves comparisons with it, which
+-- clock_timestamp() would prevent. The views need it.
 CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS pg_catalog.timestamptz
 LANGUAGE sql STABLE AS $pgleases_body$ SELECT pg_catalog.statement_timestamp() $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_clock() IS 'The time that decides what is due.';
@@ -24,10 +26,10 @@ CREATE TABLE IF NOT EXISTS pgleases.schedule_groups (
 );
 COMMENT ON TABLE pgleases.schedule_groups IS 'The groups of schedules that have been run.';
 COMMENT ON COLUMN pgleases.schedule_groups.name IS 'The group''s name; that of its lease is the same behind "schedule/".';
-COMMENT ON COLUMN pgleases.schedule_groups.partitions IS 'Number of the lease''s partitions, by which the partitions of its schedules are told.';
+COMMENT ON COLUMN pgleases.schedule_groups.partitions IS 'Number of the lease''s partitions, from which the partitions of its schedules are computed.';
 
 CREATE SEQUENCE IF NOT EXISTS pgleases.schedule_notified MINVALUE 0;
-COMMENT ON SEQUENCE pgleases.schedule_notified IS 'When listeners were last told that something was put, and of which groups. A sequence, as it is locked for no time, and not undone.';
+COMMENT ON SEQUENCE pgleases.schedule_notified IS 'When the last notification was sent that something was enqueued, and for which groups. A sequence, because it is locked for no time, and not undone.';
 
 -- Half of every page stays free for the new versions of its rows.
 CREATE TABLE IF NOT EXISTS pgleases.schedules (
@@ -62,31 +64,31 @@ CREATE INDEX IF NOT EXISTS schedules_by_due ON pgleases.schedules (group_name, p
 CREATE INDEX IF NOT EXISTS schedules_blocked ON pgleases.schedules (group_name, partition) WHERE blocked_reason IS NOT NULL;
 CREATE INDEX IF NOT EXISTS schedules_that_fail ON pgleases.schedules (group_name, name) WHERE failures OPERATOR(pg_catalog.>) 0;
 CREATE INDEX IF NOT EXISTS schedules_paused ON pgleases.schedules (group_name, name) WHERE paused_at IS NOT NULL;
-COMMENT ON TABLE pgleases.schedules IS 'The schedules: what runs again and again, and how far each has come.';
+COMMENT ON TABLE pgleases.schedules IS 'The schedules, and how far each has come.';
 COMMENT ON COLUMN pgleases.schedules.id IS 'Names this schedule and no later one of its name.';
 COMMENT ON COLUMN pgleases.schedules.group_name IS 'The group, whose processes run it.';
 COMMENT ON COLUMN pgleases.schedules.name IS 'Its name in the group.';
 COMMENT ON COLUMN pgleases.schedules.key IS 'Transactional runs under one key of a group never overlap in effect. By default the name.';
 COMMENT ON COLUMN pgleases.schedules.partition IS 'The partition of the group''s lease to which the key belongs: its owner runs the schedule.';
 COMMENT ON COLUMN pgleases.schedules.kind IS 'Which handler runs.';
-COMMENT ON COLUMN pgleases.schedules.args IS 'What the handler is given.';
+COMMENT ON COLUMN pgleases.schedules.args IS 'The arguments of the handler.';
 COMMENT ON COLUMN pgleases.schedules.rule IS 'When it runs.';
 COMMENT ON COLUMN pgleases.schedules.anchor IS 'From where a rule of a fixed distance counts: the instant at which the rule was given.';
-COMMENT ON COLUMN pgleases.schedules.policy IS 'What becomes of late ticks, and other choices.';
+COMMENT ON COLUMN pgleases.schedules.policy IS 'Its options: what becomes of late ticks, and others.';
 COMMENT ON COLUMN pgleases.schedules.declared IS 'The code declares it; only processes whose code does run it.';
 COMMENT ON COLUMN pgleases.schedules.cursor IS 'Every tick up to this instant has its outcome in the history; none after it has.';
-COMMENT ON COLUMN pgleases.schedules.cursor_local IS 'Where the cursor is a tick: what the clocks of the rule''s zone showed; null: it is none.';
-COMMENT ON COLUMN pgleases.schedules.due IS 'When its owner looks at it next: at its next tick, or sooner; infinity: it is paused or has no further tick.';
+COMMENT ON COLUMN pgleases.schedules.cursor_local IS 'What the clocks of the rule''s zone showed, if the cursor is a tick; null: it is none.';
+COMMENT ON COLUMN pgleases.schedules.due IS 'When its owner runs it next: at its next tick, or sooner; infinity: it is paused or has no further tick.';
 COMMENT ON COLUMN pgleases.schedules.succeeded IS 'The last tick that succeeded; null: there is none.';
 COMMENT ON COLUMN pgleases.schedules.ran_from IS 'When the last run began; null: there was none.';
 COMMENT ON COLUMN pgleases.schedules.ran_until IS 'When the last run ended; null: there was none.';
-COMMENT ON COLUMN pgleases.schedules.trying IS 'The tick after the cursor that was begun and has no outcome yet: how many attempts failed, when it is tried again; null: there is none.';
+COMMENT ON COLUMN pgleases.schedules.trying IS 'The tick after the cursor that was begun and has no outcome yet: how many attempts failed, when it runs again; null: there is none.';
 COMMENT ON COLUMN pgleases.schedules.failures IS 'How many consecutive ticks failed.';
 COMMENT ON COLUMN pgleases.schedules.revision IS 'Rises with every edit.';
 COMMENT ON COLUMN pgleases.schedules.paused_at IS 'When it was paused; null: it is not.';
-COMMENT ON COLUMN pgleases.schedules.blocked_reason IS 'Why its owner cannot run it, as a kind that it does not know; null: nothing is known against it.';
+COMMENT ON COLUMN pgleases.schedules.blocked_reason IS 'Why its owner cannot run it, for example a kind that it does not know; null: it can.';
 COMMENT ON COLUMN pgleases.schedules.blocked_since IS 'Since when; the time from there on makes no tick late.';
-COMMENT ON COLUMN pgleases.schedules.registered IS 'When a process last put it, or declared it: at its start, and each day.';
+COMMENT ON COLUMN pgleases.schedules.registered IS 'When a process last put or declared it: at its start, and each day.';
 COMMENT ON COLUMN pgleases.schedules.nonce IS 'Names it in idempotency keys: after a failover that has lost it, its id is given to another.';
 
 -- Living rows only: what has ended is in the history.
@@ -113,7 +115,7 @@ CREATE TABLE IF NOT EXISTS pgleases.jobs (
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_by_unique_key ON pgleases.jobs (group_name, kind, unique_key) WHERE unique_key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS jobs_by_due ON pgleases.jobs (group_name, partition, priority, due);
 CREATE INDEX IF NOT EXISTS jobs_blocked ON pgleases.jobs (group_name, partition) WHERE blocked_reason IS NOT NULL;
-COMMENT ON TABLE pgleases.jobs IS 'What is to run once, until it has.';
+COMMENT ON TABLE pgleases.jobs IS 'The jobs that have not ended.';
 COMMENT ON COLUMN pgleases.jobs.id IS 'Names this job and no later one.';
 COMMENT ON COLUMN pgleases.jobs.group_name IS 'The group, whose processes run it.';
 COMMENT ON COLUMN pgleases.jobs.key IS 'Transactional runs under one key of a group never overlap in effect. By default a random one.';
@@ -122,14 +124,14 @@ COMMENT ON COLUMN pgleases.jobs.kind IS 'Which handler runs.';
 COMMENT ON COLUMN pgleases.jobs.name IS 'The schedule that it runs for; else the unique key, or empty.';
 COMMENT ON COLUMN pgleases.jobs.trigger IS 'job; manual, backfill or retry: it runs for a schedule, besides its ticks, or once more.';
 COMMENT ON COLUMN pgleases.jobs.unique_key IS 'No other living job of the group and kind has it; null: it has none.';
-COMMENT ON COLUMN pgleases.jobs.args IS 'What the handler is given.';
+COMMENT ON COLUMN pgleases.jobs.args IS 'The arguments of the handler.';
 COMMENT ON COLUMN pgleases.jobs.priority IS 'From 0 to 3: of what is due, the highest first.';
-COMMENT ON COLUMN pgleases.jobs.begins IS 'Of a backfill or a retry, the beginning of the window that ends at at; null: none is told.';
-COMMENT ON COLUMN pgleases.jobs.at IS 'The time that it was put for.';
-COMMENT ON COLUMN pgleases.jobs.due IS 'When its owner looks at it next; infinity: never.';
-COMMENT ON COLUMN pgleases.jobs.trying IS 'How many attempts failed, when it is tried again; null: none was begun.';
+COMMENT ON COLUMN pgleases.jobs.begins IS 'Of a backfill or a retry, the beginning of the window that ends at at; null: there is none.';
+COMMENT ON COLUMN pgleases.jobs.at IS 'The time for which it was enqueued.';
+COMMENT ON COLUMN pgleases.jobs.due IS 'When its owner runs it next; infinity: never.';
+COMMENT ON COLUMN pgleases.jobs.trying IS 'How many attempts failed, when it runs again; null: no attempt has begun.';
 COMMENT ON COLUMN pgleases.jobs.revision IS 'Rises when it is replaced.';
-COMMENT ON COLUMN pgleases.jobs.blocked_reason IS 'Why its owner cannot run it; null: nothing is known against it.';
+COMMENT ON COLUMN pgleases.jobs.blocked_reason IS 'Why its owner cannot run it; null: it can.';
 COMMENT ON COLUMN pgleases.jobs.blocked_since IS 'Since when.';
 COMMENT ON COLUMN pgleases.jobs.nonce IS 'Names it in idempotency keys: after a failover that has lost it, its id is given to another.';
 
@@ -142,7 +144,7 @@ CREATE TABLE IF NOT EXISTS pgleases.schedule_slots (
     run        pg_catalog.text COLLATE pg_catalog."C",
     PRIMARY KEY (group_name, kind, slot)
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE pgleases.schedule_slots IS 'Of each kind that has a limit, as many slots: a run in a transaction has one locked, any other has written itself into one.';
+COMMENT ON TABLE pgleases.schedule_slots IS 'As many slots of each kind as its limit says: a run in a transaction has one locked, any other has written itself into one.';
 COMMENT ON COLUMN pgleases.schedule_slots.group_name IS 'The group.';
 COMMENT ON COLUMN pgleases.schedule_slots.kind IS 'The kind.';
 COMMENT ON COLUMN pgleases.schedule_slots.slot IS 'Its number, from 0. A process takes only those that are less than its own limit.';
@@ -189,20 +191,20 @@ CREATE INDEX IF NOT EXISTS history_by_job ON pgleases.history (job) WHERE job IS
 CREATE INDEX IF NOT EXISTS history_canceled ON pgleases.history (schedule, since) WHERE outcome OPERATOR(pg_catalog.=) 'canceled';
 CREATE INDEX IF NOT EXISTS history_failed ON pgleases.history (ended_at) WHERE outcome OPERATOR(pg_catalog.=) ANY ('{failed,unknown}'::pg_catalog.text[]);
 CREATE INDEX IF NOT EXISTS history_by_time ON pgleases.history USING brin (ended_at);
-COMMENT ON TABLE pgleases.history IS 'What became of the ticks of schedules: one row for each that ran, one for all that were passed over at once.';
+COMMENT ON TABLE pgleases.history IS 'The outcomes of ticks and jobs: one row for each run, one for all ticks that were passed over at once.';
 COMMENT ON COLUMN pgleases.history.id IS 'Rises with time.';
 COMMENT ON COLUMN pgleases.history.schedule IS 'The schedule''s id; 0: it is of a job.';
-COMMENT ON COLUMN pgleases.history.job IS 'The job''s id; null: it is of a schedule. Since and until are then the time that it was put for, and it counts as one tick.';
+COMMENT ON COLUMN pgleases.history.job IS 'The job''s id; null: it is of a schedule. Since and until are then the time for which it was enqueued, and it counts as one tick.';
 COMMENT ON COLUMN pgleases.history.group_name IS 'Its group.';
 COMMENT ON COLUMN pgleases.history.name IS 'Its name.';
 COMMENT ON COLUMN pgleases.history.kind IS 'The kind that the schedule had, or the job.';
-COMMENT ON COLUMN pgleases.history.since IS 'The row tells of the ticks after this instant, which is the end of the row before.';
+COMMENT ON COLUMN pgleases.history.since IS 'The row is of the ticks after this instant, which is the end of the row before.';
 COMMENT ON COLUMN pgleases.history.until IS 'Up to this instant. Of a run it is the tick itself.';
 COMMENT ON COLUMN pgleases.history.ticks IS 'How many ticks that are.';
 COMMENT ON COLUMN pgleases.history.outcome IS 'succeeded; failed; unknown: it was called at most once, and it is not known what came of it; missed: the policy on late ticks passed over them; skipped: the run before was still under way; canceled: an edit, a resumption or a deletion came first.';
 COMMENT ON COLUMN pgleases.history.error IS 'Why it failed; of a job that is canceled, who asked for it, and why.';
 COMMENT ON COLUMN pgleases.history.attempts IS 'Of a run, how many there were.';
-COMMENT ON COLUMN pgleases.history.epoch IS 'Under which its partition was owned; null: nobody ran it.';
+COMMENT ON COLUMN pgleases.history.epoch IS 'Under which its partition was owned; null: there was no run.';
 COMMENT ON COLUMN pgleases.history.started_at IS 'When the run began; null: there was none.';
 COMMENT ON COLUMN pgleases.history.ended_at IS 'When this was written.';
 COMMENT ON COLUMN pgleases.history.again IS 'Of a job that is not done, what it takes to run it again.';
@@ -234,8 +236,9 @@ COMMENT ON COLUMN pgleases.schedule_changes.args IS 'The arguments of the verb.'
 COMMENT ON COLUMN pgleases.schedule_changes.actor IS 'Who changed it: the role that connected, and the name that was given.';
 COMMENT ON COLUMN pgleases.schedule_changes.reason IS 'Why.';
 
--- A run in a transaction leaves no trace in the tables before its end, as nothing is locked there until then. So it has a lock of its own,
--- which is shared, and which nobody waits for: see schedule_open.
+-- A run in a transaction leaves no trace in the tables before its end, because it locks no row
+-- until then. So it has a lock of its own, which is shared, and for which no other waits: see
+-- schedule_open.
 CREATE OR REPLACE VIEW pgleases.schedule_runs AS
 SELECT (l.classid::bigint OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.|) l.objid::bigint AS run,
        pg_catalog.min(l.pid) AS backend
@@ -334,20 +337,20 @@ COMMENT ON COLUMN pgleases.schedules_status.succeeded IS 'The last tick that suc
 COMMENT ON COLUMN pgleases.schedules_status.last_outcome IS 'What became of the last tick that has an outcome; null: none has, or it is no longer in the history.';
 COMMENT ON COLUMN pgleases.schedules_status.ran_from IS 'When the last run that has ended began; null: there was none.';
 COMMENT ON COLUMN pgleases.schedules_status.ran_until IS 'When it ended.';
-COMMENT ON COLUMN pgleases.schedules_status.due IS 'When its owner looks at it next, usually its next tick; infinity: it is paused or has no further tick.';
+COMMENT ON COLUMN pgleases.schedules_status.due IS 'When its owner runs it next, usually its next tick; infinity: it is paused or has no further tick.';
 COMMENT ON COLUMN pgleases.schedules_status.lateness IS 'How long it has waited, or its tick has been due, run included; null: nothing is due.';
 COMMENT ON COLUMN pgleases.schedules_status.failures IS 'How many consecutive ticks failed.';
 COMMENT ON COLUMN pgleases.schedules_status.attempts IS 'How many attempts at the tick under way have failed.';
-COMMENT ON COLUMN pgleases.schedules_status.crashes IS 'How many processes crashed while they ran that tick, with the one that runs it now where that is suspected.';
-COMMENT ON COLUMN pgleases.schedules_status.error IS 'Of the last attempt that failed; else, where failures are not 0, of the last tick that failed.';
+COMMENT ON COLUMN pgleases.schedules_status.crashes IS 'How many processes crashed while they ran that tick, with the one that runs it now, if it is a crash suspect.';
+COMMENT ON COLUMN pgleases.schedules_status.error IS 'Of the last attempt that failed; else, if failures is not 0, of the last tick that failed.';
 COMMENT ON COLUMN pgleases.schedules_status.backend IS 'Of a run in a transaction, the server''s process, as in pg_stat_activity; null: there is none.';
 COMMENT ON COLUMN pgleases.schedules_status.paused_at IS 'When it was paused; null: it is not.';
-COMMENT ON COLUMN pgleases.schedules_status.blocked_reason IS 'Why its owner cannot run it; null: nothing is known against it.';
+COMMENT ON COLUMN pgleases.schedules_status.blocked_reason IS 'Why its owner cannot run it; null: it can.';
 COMMENT ON COLUMN pgleases.schedules_status.blocked_since IS 'Since when; the time from there on makes no tick late.';
 COMMENT ON COLUMN pgleases.schedules_status.declared IS 'The code declares it; only processes whose code does run it.';
-COMMENT ON COLUMN pgleases.schedules_status.registered IS 'When a process last put it, or declared it: at its start, and each day.';
-COMMENT ON COLUMN pgleases.schedules_status.args IS 'What the handler is given.';
-COMMENT ON COLUMN pgleases.schedules_status.policy IS 'What becomes of late ticks, and other choices.';
+COMMENT ON COLUMN pgleases.schedules_status.registered IS 'When a process last put or declared it: at its start, and each day.';
+COMMENT ON COLUMN pgleases.schedules_status.args IS 'The arguments of the handler.';
+COMMENT ON COLUMN pgleases.schedules_status.policy IS 'Its options: what becomes of late ticks, and others.';
 COMMENT ON COLUMN pgleases.schedules_status.id IS 'Names this schedule and no later one of its name.';
 
 CREATE OR REPLACE VIEW pgleases.jobs_status AS
@@ -412,15 +415,15 @@ COMMENT ON COLUMN pgleases.jobs_status.owner IS 'The client ID of that partition
 COMMENT ON COLUMN pgleases.jobs_status.priority IS 'From 0 to 3: of what is due, the highest first.';
 COMMENT ON COLUMN pgleases.jobs_status.state IS 'running; blocked: its owner cannot run it; due: it is to begin now; retrying: it is tried again at due; planned: at due.';
 COMMENT ON COLUMN pgleases.jobs_status.why IS 'Why it is in this state, as far as that is known.';
-COMMENT ON COLUMN pgleases.jobs_status.at IS 'The time that it was put for.';
-COMMENT ON COLUMN pgleases.jobs_status.due IS 'When its owner looks at it next.';
+COMMENT ON COLUMN pgleases.jobs_status.at IS 'The time for which it was enqueued.';
+COMMENT ON COLUMN pgleases.jobs_status.due IS 'When its owner runs it next.';
 COMMENT ON COLUMN pgleases.jobs_status.lateness IS 'How long it has waited, or been due, run included; null: it is not due.';
 COMMENT ON COLUMN pgleases.jobs_status.attempts IS 'How many attempts have failed.';
-COMMENT ON COLUMN pgleases.jobs_status.crashes IS 'How many processes crashed while they ran it, with the one that runs it now where that is suspected.';
+COMMENT ON COLUMN pgleases.jobs_status.crashes IS 'How many processes crashed while they ran it, with the one that runs it now, if it is a crash suspect.';
 COMMENT ON COLUMN pgleases.jobs_status.error IS 'Of the last attempt that failed.';
 COMMENT ON COLUMN pgleases.jobs_status.backend IS 'Of a run in a transaction, the server''s process, as in pg_stat_activity; null: there is none.';
-COMMENT ON COLUMN pgleases.jobs_status.blocked_reason IS 'Why its owner cannot run it; null: nothing is known against it.';
+COMMENT ON COLUMN pgleases.jobs_status.blocked_reason IS 'Why its owner cannot run it; null: it can.';
 COMMENT ON COLUMN pgleases.jobs_status.blocked_since IS 'Since when.';
 COMMENT ON COLUMN pgleases.jobs_status.unique_key IS 'No other living job of the group and kind has it; null: it has none.';
-COMMENT ON COLUMN pgleases.jobs_status.begins IS 'Of a backfill or a retry, the beginning of the window that ends at at; null: none is told.';
-COMMENT ON COLUMN pgleases.jobs_status.args IS 'What the handler is given.';
+COMMENT ON COLUMN pgleases.jobs_status.begins IS 'Of a backfill or a retry, the beginning of the window that ends at at; null: there is none.';
+COMMENT ON COLUMN pgleases.jobs_status.args IS 'The arguments of the handler.';

@@ -1,8 +1,10 @@
--- statements.sql: the statements of package schedule, each under a line with its name. Most call one function of functions/*.sql: what the
--- parameters mean stands there. Casts keep a stranger's overload of a function from being called.
+-- statements.sql: the statements of package schedule, each under a line with its name. Most call
+-- one function of functions/*.sql: what the parameters mean stands there. Casts keep a stranger's
+-- overload of a function from being called.
 
--- declared: what is there of the schedules that the code declares, and how many partitions the lease has, had before it was dropped, or is
--- to have; null: there is no lease. $1 group, $2 names of schedules, $3 lease.
+-- declared: what is there of the schedules that the code declares, and how many partitions the
+-- lease has, had before it was dropped, or is to have; null: there is no lease. $1 group, $2 names
+-- of schedules, $3 lease.
 SELECT ARRAY(SELECT pgleases.schedule_json(s)::pg_catalog.text FROM pgleases.schedules AS s
              WHERE s.group_name OPERATOR(pg_catalog.=) $1::pg_catalog.text AND s.name OPERATOR(pg_catalog.=) ANY ($2::pg_catalog.text[])),
        (SELECT CASE WHEN l.partitions OPERATOR(pg_catalog.>) 0 THEN l.partitions ELSE l.next_partitions END FROM pgleases.leases AS l WHERE l.name OPERATOR(pg_catalog.=) $3::pg_catalog.text);
@@ -38,8 +40,8 @@ SELECT pgleases.schedule_begin($1::pg_catalog.text, $2::int, $3::bigint, $4::int
 SELECT pgleases.schedule_open($1::pg_catalog.text, $2::int, $3::bigint, $4::bigint, $5::boolean, $6::pg_catalog.text, $7::int,
     $8::int, $9::int);
 
--- limit: limits of the statements after it in the transaction, instead of those that a handler may have set. $1 the most that
--- one takes, $2 the most that one waits for a lock, milliseconds.
+-- limit: limits of the statements after it in the transaction, instead of those that a handler may
+-- have set. $1 the most that one takes, $2 the most that one waits for a lock, milliseconds.
 SELECT pg_catalog.set_config('statement_timeout', $1::int::pg_catalog.text, true), pg_catalog.set_config('lock_timeout',
     $2::int::pg_catalog.text, true);
 

@@ -1,15 +1,15 @@
 -- functions/jobs.sql: jobs.
 
--- Puts jobs.
---   p_partitions: partitions of its lease, where nobody has run it yet
+-- Enqueues jobs.
+--   p_partitions: partitions of its lease, if it has never run
 --   p_jobs: an array of {key, kind, name, trigger, begins, unique_key, args, priority, at, in_us,
 --     quiet}: due at an instant, or in so many microseconds, by the server's clock; where there is
---     more than one, unique keys are for skip only; quiet, of the first: nobody else needs to be
---     told of them
---   p_on_conflict: where there is a living job of the unique key: reject; ignore; replace; or skip, of
+--     more than one, unique keys are for skip only; quiet, of the first: no notification is
+--     needed
+--   p_on_conflict: if a live job has the unique key: reject; ignore; replace; or skip, of
 --     many
--- The ids, also that of one that was there and is ignored; null: none was put, and reject or skip
--- was given.
+-- The ids, also that of one that was there and is ignored; null: none was enqueued, and reject or
+-- skip was given.
 CREATE OR REPLACE FUNCTION pgleases.schedule_enqueue(p_group pg_catalog.text, p_partitions int, p_jobs pg_catalog.jsonb, p_on_conflict pg_catalog.text, OUT ids bigint[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
@@ -56,7 +56,7 @@ $pgleases_body$;
 
 -- A job, or what became of it.
 --   p_job: job
--- The job as JSON, as jobs_status tells it; or as its row of the history does, with at for until;
+-- The job as JSON, as jobs_status shows it; or as its row of the history, with at for until;
 -- null: neither is there.
 CREATE OR REPLACE FUNCTION pgleases.schedule_job(p_group pg_catalog.text, p_job bigint) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
@@ -104,7 +104,7 @@ BEGIN
     IF h.id IS NULL THEN
         IF EXISTS (SELECT FROM pgleases.jobs AS r WHERE r.group_name = p_group AND r.id = p_job) THEN
             RAISE EXCEPTION '% has not ended', what
-                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'It is tried again by itself, or waits: jobs_status tells.';
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'It runs again automatically, or is blocked: see jobs_status.';
         END IF;
         RAISE EXCEPTION '% is not in the history of group "%"', what, p_group
             USING ERRCODE = 'undefined_object', HINT = 'A tick is named by its instant, as until in the history. What ended long ago is forgotten.';
@@ -120,11 +120,11 @@ BEGIN
     END IF;
     IF w IS NULL THEN
         RAISE EXCEPTION '% cannot be retried: its schedule was deleted', what USING ERRCODE = 'undefined_object',
-            HINT = 'Nobody knows any more what it would be run with.';
+            HINT = 'What it would run with is not known any more.';
     END IF;
     retry := (pgleases.schedule_enqueue(p_group, 1, jsonb_build_array(w || '{"trigger": "retry"}'), 'reject'::text))[1];
     IF retry IS NULL THEN
-        RAISE EXCEPTION '% cannot be retried: there is a living job of kind "%" with its unique key "%"', what, h.kind, w ->> 'unique_key'
+        RAISE EXCEPTION '% cannot be retried: there is a live job of kind "%" with its unique key "%"', what, h.kind, w ->> 'unique_key'
             USING ERRCODE = 'unique_violation', HINT = 'That job does its work. If it does not, cancel it first.';
     END IF;
     UPDATE pgleases.history AS r SET retried = retry WHERE r.id = h.id;

@@ -12,7 +12,7 @@
 -- retry_failed, how many cannot be retried.
 -- 42704: there is no such schedule or job. 55000, 22023: it cannot be done. 23505: the unique key
 -- of a job to retry is taken.
--- What changes schedules and jobs, for the methods of a Scheduler. SQL knows no rules: where the
+-- What changes schedules and jobs, for the methods of a Scheduler. SQL knows no rules: if the
 -- ticks of one are needed, the first call locks the schedule and returns it in asks, and the second
 -- has in seen what its rule says, in the same transaction.
 CREATE OR REPLACE FUNCTION pgleases.schedule_edit(p_verb pg_catalog.text, p_group pg_catalog.text, p_name pg_catalog.text, p_what pg_catalog.jsonb, p_why pg_catalog.text, OUT asks pg_catalog.jsonb, OUT ids bigint[], OUT refused int, OUT done boolean, OUT schedule bigint, OUT name pg_catalog.text)
@@ -111,8 +111,8 @@ BEGIN
 END
 $pgleases_body$;
 
--- schedule_edit for an operator: it writes down who changes what, and why, in the transaction of the
--- change.
+-- schedule_edit for an operator: it writes down who changes what, and why, in the transaction of
+-- the change.
 --   p_verb: in schedule_edit
 --   p_actor: who, besides the role
 --   p_reason: why

@@ -1,7 +1,7 @@
 -- functions/partitions.sql: which partition a key belongs to, and in which ones something runs.
 
--- Notes the number of partitions of a group's lease. Where it is another than before, the schedules
--- move to their new partitions.
+-- Notes the number of partitions of a group's lease. If it differs from before, the schedules
+-- and jobs move to their new partitions.
 CREATE OR REPLACE FUNCTION pgleases.schedule_join(p_group pg_catalog.text, p_partitions int) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
@@ -15,10 +15,10 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_join(pg_catalog.text, int) IS 'Notes the number of partitions of a group''s lease, and where it is another than before, moves the schedules to theirs.';
+COMMENT ON FUNCTION pgleases.schedule_join(pg_catalog.text, int) IS 'Notes the number of partitions of a group''s lease, and if it differs from before, moves the schedules and jobs to theirs.';
 
--- Moves schedules and jobs to the partitions of their keys: these, and all in partitions that there
--- are none of. They were put in a transaction that was open while the number of partitions changed.
+-- Moves schedules and jobs to the partitions of their keys: these, and all in partitions that do
+-- not exist. A transaction wrote them that was open while the number of partitions changed.
 --   p_schedules: schedules
 --   p_jobs: jobs
 CREATE OR REPLACE FUNCTION pgleases.schedule_place(p_group pg_catalog.text, p_partitions int, p_schedules bigint[], p_jobs bigint[]) RETURNS void
@@ -59,7 +59,7 @@ END
 $pgleases_body$;
 
 -- Notes, after guard.sql, that all that an owner ran in a partition has ended.
---   p_counted: schedules of which it may have counted a crash; where it did, and the run has not
+--   p_counted: schedules of which it may have counted a crash; if it did, and the run has not
 --     ended, that is taken back
 --   p_counted_jobs: jobs of which it may have
 --   p_lock_ms: the most that it waits for a lock, milliseconds

@@ -1,7 +1,7 @@
 -- functions/poll.sql: what is due.
 
 -- What is due now or soon, in the partitions that a process owns.
---   p_fresh: those of them that it owns since it last looked: what waits there is due at once, as
+--   p_fresh: those of them that it owns since it last polled: what is blocked there is due at once, because
 --     this process may know what the last did not
 --   p_since_us: only what is due after this instant, microseconds since 1970; it does not count for
 --     the new partitions
@@ -20,7 +20,8 @@ DECLARE
     until CONSTANT timestamptz := now + p_horizon_us * interval '1 microsecond';
 BEGIN
     IF cardinality(p_fresh) > 0 THEN
-        -- Few enough that no look takes long for it. Where some of them run, the next looks wake others; else those are due within an hour.
+        -- Few enough that no poll takes long for it. If some of them run, the next polls wake others; else
+        -- those are due within an hour.
         UPDATE pgleases.schedules AS s SET due = now
         WHERE s.id IN (SELECT w.id FROM pgleases.schedules AS w
                        WHERE w.group_name = p_group AND w.partition = ANY (p_fresh) AND w.blocked_reason IS NOT NULL
@@ -56,6 +57,6 @@ BEGIN
         ) AS d
         ORDER BY d.due, d.id
     ) AS f;
-    took_us := (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint; -- the clock is told as it was before
+    took_us := (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint; -- the clock is that of before
 END
 $pgleases_body$;

@@ -9,8 +9,8 @@
 -- Records travel as JSON, in which a time is the same under all settings of a session. Parameters
 -- begin with p_, because a name of a column would be ambiguous.
 
--- IMMUTABLE, as the server's system does not change: so a plan that is kept has found it out once.
--- Only setting it tells.
+-- IMMUTABLE, because the server's system does not change: so a plan that is kept has found it out
+-- once. Only setting it shows it.
 CREATE OR REPLACE FUNCTION pgleases.schedule_check_interval() RETURNS pg_catalog.text
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
@@ -27,7 +27,7 @@ COMMENT ON FUNCTION pgleases.schedule_check_interval() IS 'How often a run looks
 --   p_number: partition
 --   p_subject: the id of the schedule or job
 --   p_is_job: it is a job
---   p_run: mark of the run, random; schedule_close and schedule_close_job find it where the transaction is
+--   p_run: mark of the run, random; schedule_close and schedule_close_job find it if the transaction is
 --     still the same
 --   p_timeout_ms: the most that one statement takes, milliseconds; 0: no limit
 --   p_idle_ms: the most that the transaction may be idle, milliseconds
@@ -63,14 +63,14 @@ END
 $pgleases_body$;
 
 -- The last statement of a run before COMMIT: steps the schedule's cursor, and writes down what
--- became of its ticks. Where that cannot be, it raises, so that nothing of the transaction is
+-- became of its ticks. If that cannot be, it raises, so that nothing of the transaction is
 -- committed.
 --   p_schedule: schedule
 --   p_run: mark of the run, from schedule_open
 --   p_revision: revision that schedule_open read
 --   p_cursor_before: cursor that schedule_open read
---   p_step: the step: cursor; cursor_local; due, when to look at it next, where nobody has edited
---     it meanwhile, null: never; succeeded, the tick that succeeded, null: none did; ran_from and
+--   p_step: the step: cursor; cursor_local; due, when it runs next, if it was not edited
+--     meanwhile, null: never; succeeded, the tick that succeeded, null: none did; ran_from and
 --     ran_until, when a handler was called and ended, null: none was; trying, the tick that is to
 --     be tried again, null: none is; failures; paused_at, null: it does not pause it;
 --     blocked_reason, why it cannot be run here, null: it can; outcomes, an array of {since, until,
@@ -98,7 +98,7 @@ BEGIN
         due = CASE WHEN r.revision <> p_revision THEN now ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
         blocked_reason = t.blocked_reason, blocked_since = CASE WHEN t.blocked_reason IS NOT NULL THEN coalesce(r.blocked_since, now) WHEN t.due <= now THEN r.blocked_since END -- it catches up
     WHERE r.id = p_schedule AND r.cursor = p_cursor_before RETURNING r.* INTO s;
-    IF NOT FOUND THEN -- where an edit passed over these ticks while they ran, they have run all the same
+    IF NOT FOUND THEN -- if an edit passed over these ticks while they ran, they have run anyway
         SELECT * INTO s FROM pgleases.schedules AS r WHERE r.id = p_schedule FOR NO KEY UPDATE;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'schedule % was deleted', p_schedule USING ERRCODE = 'PS001';
@@ -121,7 +121,7 @@ BEGIN
 END
 $pgleases_body$;
 
--- schedule_close for a tick that is done, and is the only one to have its outcome, as most are.
+-- schedule_close for a tick that succeeded, and is the only one to have its outcome, as most are.
 --   p_schedule: schedule
 --   p_run: mark of the run, from schedule_open
 --   p_revision: revision that schedule_open read
@@ -129,7 +129,7 @@ $pgleases_body$;
 --   p_tick: the tick
 --   p_local_us: what the clocks of the rule's zone show at it, as microseconds since 1970 as if it
 --     were a time of UTC
---   p_due: when to look at the schedule next; null: never
+--   p_due: when the schedule runs next; null: never
 --   p_ran_from: when the handler was first called for the tick
 --   p_ran_until: when it ended
 --   p_attempts: how many attempts there were
@@ -148,7 +148,7 @@ BEGIN
     INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, outcome, attempts, epoch, started_at, ended_at)
     SELECT s.id, s.group_name, s.name, s.kind, p_cursor_before, p_tick, 1, 'succeeded', p_attempts, p_epoch, p_started_at, pgleases.schedule_clock()
     FROM stepped AS s;
-    IF NOT FOUND THEN -- it says why, or what is to be done
+    IF NOT FOUND THEN -- it says why, or does what is to be done
         PERFORM pgleases.schedule_close(p_schedule, p_run, p_revision, p_cursor_before, pg_catalog.jsonb_build_object(
             'cursor', p_tick, 'cursor_local',
             'epoch'::pg_catalog.timestamp OPERATOR(pg_catalog.+) (p_local_us OPERATOR(pg_catalog.*) interval '1 microsecond'), 'due', p_due, 'succeeded',
@@ -159,15 +159,15 @@ BEGIN
 END
 $pgleases_body$;
 
--- The last statement of a job's run before COMMIT: ends the job where it has its outcome, and
--- writes that down. Where that cannot be, it raises.
+-- The last statement of a job's run before COMMIT: ends the job if it has its outcome, and
+-- writes that down. If that cannot be, it raises.
 --   p_job: job
 --   p_run: mark of the run, from schedule_open
---   p_revision: revision that schedule_open read; where it was replaced since, that one stays, to be run
+--   p_revision: revision that schedule_open read; if it was replaced since, that one stays, to run
 --   p_step: the step: due; trying; blocked_reason; outcomes, as in schedule_close, one or none; each
---     with key and args of what ran, and until, the time that it was put for
--- PS001: the job was canceled, or has ended. PS003: this is not the transaction that schedule_open was
--- in.
+--     with key and args of what ran, and until, the time for which it was enqueued
+-- PS001: the job was canceled, or has ended. PS003: this is not the transaction that schedule_open
+-- was in.
 CREATE OR REPLACE FUNCTION pgleases.schedule_close_job(p_job bigint, p_run pg_catalog.text, p_revision bigint, p_step pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
@@ -194,13 +194,13 @@ BEGIN
 END
 $pgleases_body$;
 
--- schedule_close_job for a job that is done, as most end so.
+-- schedule_close_job for a job that succeeded, as most do.
 --   p_job: job
 --   p_run: mark of the run, from schedule_open
 --   p_revision: revision that schedule_open read
 --   p_attempts: how many attempts there were
 --   p_began_us: when the run began, microseconds since 1970
---   p_at: the time that it was put for, as schedule_open read it
+--   p_at: the time for which it was enqueued, as schedule_open read it
 CREATE OR REPLACE FUNCTION pgleases.schedule_job_succeeded(p_job bigint, p_run pg_catalog.text, p_revision bigint, p_attempts int, p_epoch bigint, p_began_us bigint, p_at pg_catalog.timestamptz) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
 BEGIN
@@ -214,7 +214,7 @@ BEGIN
         'epoch'::pg_catalog.timestamptz OPERATOR(pg_catalog.+) (p_began_us OPERATOR(pg_catalog.*) interval '1 microsecond'),
         pgleases.schedule_clock()
     FROM ended AS e;
-    IF NOT FOUND THEN -- it says why, or what is to be done
+    IF NOT FOUND THEN -- it says why, or does what is to be done
         PERFORM pgleases.schedule_close_job(p_job, p_run, p_revision, pg_catalog.jsonb_build_object('outcomes', pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object(
             'until', p_at, 'outcome', 'succeeded', 'attempts', p_attempts, 'epoch', p_epoch, 'started_at',
             'epoch'::pg_catalog.timestamptz OPERATOR(pg_catalog.+) (p_began_us OPERATOR(pg_catalog.*) interval '1 microsecond')))));

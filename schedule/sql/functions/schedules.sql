@@ -14,7 +14,7 @@ COMMENT ON FUNCTION pgleases.schedule_json(pgleases.schedules) IS 'A schedule, w
 -- One schedule.
 --   p_edit: whether to lock it for an edit
 --   p_args: arguments
--- The time, microseconds since 1970; the schedule as JSON, null where there is none; whether its
+-- The time, microseconds since 1970; the schedule as JSON, null if there is none; whether its
 -- arguments mean the same as these, however numbers are written.
 CREATE OR REPLACE FUNCTION pgleases.schedule_get(p_group pg_catalog.text, p_name pg_catalog.text, p_edit boolean, p_args pg_catalog.jsonb, OUT clock_us bigint, OUT answer pg_catalog.jsonb, OUT same boolean)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -30,8 +30,8 @@ BEGIN
 END
 $pgleases_body$;
 
--- Writes a schedule: a new one, where its id is 0, else one that schedule_get has locked.
---   p_partitions: partitions of its lease, where nobody has run it yet
+-- Writes a schedule: a new one, if its id is 0, else one that schedule_get has locked.
+--   p_partitions: partitions of its lease, if it has never run
 --   p_schedule: the schedule, as schedule_get returns it
 --   p_outcomes: outcomes, as in schedule_close, of ticks that the edit passes over
 -- Whether it is written; false: another transaction has made one of the name meanwhile.
@@ -64,7 +64,7 @@ BEGIN
 END
 $pgleases_body$;
 
--- Notes that a process declares schedules, which it said when it started: those for which nobody
+-- Notes that a process declares schedules, as it did when it started: those for which no process
 -- has for a day.
 --   p_names: their names
 CREATE OR REPLACE FUNCTION pgleases.schedule_declare(p_group pg_catalog.text, p_names pg_catalog.text[]) RETURNS void

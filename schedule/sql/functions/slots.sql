@@ -1,6 +1,6 @@
 -- functions/slots.sql: the slots of kinds with a limit.
 
--- Makes the slots of a kind that has a limit, where they are not there.
+-- Makes the slots of a kind that has a limit, if they do not exist.
 --   p_most: the limit
 CREATE OR REPLACE FUNCTION pgleases.schedule_make_slots(p_group pg_catalog.text, p_kind pg_catalog.text, p_most int) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
