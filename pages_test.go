@@ -350,7 +350,7 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	reader := as("reader")
 	// As it is by default: all but the verbs of operators.
 	tests.Execute(t, owner, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases TO PUBLIC")
-	revokes := regexp.MustCompile(`(?s)REVOKE EXECUTE ON FUNCTION [^;]*;`).FindAllString(readFile(t, "sql/functions.sql"), -1)
+	revokes := regexp.MustCompile(`(?s)REVOKE EXECUTE ON FUNCTION [^;]*;`).FindAllString(tests.Must(pgleases.Schema())(t), -1)
 	tests.Execute(t, owner, strings.Join(revokes, "\n"), pgx.QueryExecModeSimpleProtocol)
 	refuses(reader, "reader", fmt.Sprintf("SELECT pgleases.guard('work', %d, %d)", p.Number, p.Epoch), "SELECT pgleases.heartbeat(1, 1, 0, 0, 0, 0, '0', '{}')",
 		"SELECT pgleases.drop_lease('work', 'why')", "CREATE TABLE pgleases.x (y int)", "DROP VIEW pgleases.status")

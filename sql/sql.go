@@ -1,10 +1,36 @@
-// Package sql embeds the SQL files of this module. It is internal to the module, and no API: the files change with the code.
-// It does not stand under internal/ because people read the files, and run them with psql.
+// Package sql embeds the SQL files of this module. It is internal to the module, and no API: the
+// files change with the code. It does not stand under internal/ because people read the files, and
+// run them with psql.
 package sql
 
-import "embed"
+import (
+	"embed"
+	"path"
+)
 
-// Files are schema.sql, functions.sql, the rights of roles in grants, and one file for each statement of the protocol.
-//
-//go:embed *.sql grants/*.sql
-var Files embed.FS
+// Schema names the files of schema, in the order in which they run.
+var Schema = []string{"server", "clients", "leases", "plans", "events", "expiry", "liveness", "locks", "operators", "application", "views", "version"}
+
+// Files has schema.sql, which is the files of schema one after the other; the rights of roles in
+// grants; and each statement of the protocol, from the folder statements.
+var Files = files{embedded}
+
+//go:embed schema/*.sql statements/*.sql grants/*.sql
+var embedded embed.FS
+
+type files struct{ embed.FS }
+
+// ReadFile also reads schema.sql, and statements without their folder.
+func (f files) ReadFile(name string) (text []byte, err error) {
+	if name != "schema.sql" {
+		if path.Dir(name) == "." {
+			name = "statements/" + name
+		}
+		return f.FS.ReadFile(name)
+	}
+	for _, part := range Schema {
+		b, _ := f.FS.ReadFile("schema/" + part + ".sql") // it is embedded
+		text = append(append(text, b...), '\n')
+	}
+	return text, nil
+}

@@ -63,13 +63,13 @@
 //     for a plan. plans.asked notes it.
 //  3. tasks.go: the task "plan" is due. begin.go (beginPlan) takes a planning of plans.go, which
 //     claims and reads the lease, and has the planner of the root package, rebalance.go, decide.
-//     sql/apply.sql writes targets, and gives free partitions to their owners.
-//  4. A trigger of sql/schema.sql notifies the owners. In one of them beginWait returns, and
+//     sql/statements/apply.sql writes targets, and gives free partitions to their owners.
+//  4. A trigger of sql/schema/leases.sql notifies the owners. In one of them beginWait returns, and
 //     engine.go (notified) makes all leases due to be read.
 //  5. reads.go: compare returns that a partition is wanted elsewhere. assignments.withdraw takes it
 //     out of Values, and asks for its work to end.
 //  6. drains.go waits for the work. The end of the last pin wakes the engine.
-//  7. releases.go: members.releasable, releases.next, and sql/release.sql, which gives the partition
+//  7. releases.go: members.releasable, releases.next, and sql/statements/release.sql, which gives the partition
 //     to its target with a higher epoch. The answer ends the ownership (members.released), and the
 //     task "announce" notifies the new owner.
 //  8. There, reads.go finds the partition among what is gained. assignments.serve shows it:

@@ -114,7 +114,7 @@ func newTemplate(more string) (string, error) {
 // makeTables makes the library's tables as their owner, and runs more DDL.
 func makeTables(ctx context.Context, databaseURL, more string) error {
 	direct, _ := DirectURL(databaseURL)
-	return execute(ctx, direct, "CREATE SCHEMA pgleases", "SET client_min_messages = warning", file("schema.sql"), file("functions.sql"), more)
+	return execute(ctx, direct, "CREATE SCHEMA pgleases", "SET client_min_messages = warning", file("schema.sql"), more)
 }
 
 // EmptyDatabase is Database for a test that makes the library's tables itself: whatever
@@ -261,7 +261,7 @@ func forApp(ctx context.Context, databaseURL, role, more string) (string, error)
 		"CREATE SCHEMA pgleases AUTHORIZATION " + tablesOwner,
 		"SET ROLE " + tablesOwner,
 		"SET client_min_messages = warning",
-		file("schema.sql"), file("functions.sql"),
+		file("schema.sql"),
 		"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC",
 		file("grants/application.sql"),
 		"RESET ROLE",

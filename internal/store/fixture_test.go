@@ -46,11 +46,11 @@ var byHand = strings.NewReplacer("pg_catalog.clock_timestamp()", "public.clock()
 // stoppedFixture is newFixture with a clock that stands still.
 func stoppedFixture(t testing.TB) *fixture {
 	t.Helper()
-	functions := tests.Must(sql.Files.ReadFile("functions.sql"))(t)
+	schema := tests.Must(sql.Files.ReadFile("schema.sql"))(t)
 	url, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t, `CREATE TABLE public.clock (at timestamptz);
 		INSERT INTO public.clock VALUES (now());
 		GRANT SELECT ON public.clock TO PUBLIC;
-		CREATE FUNCTION public.clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM public.clock';`, byHand.Replace(string(functions))))
+		CREATE FUNCTION public.clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM public.clock';`, byHand.Replace(string(schema))))
 	f := fixtureIn(t, url, "pgleases")
 	f.byHand = true
 	f.setClock(time.Now())

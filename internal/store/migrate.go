@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Version is the schema version that this code was written for. functions.sql writes it too.
+// Version is the schema version that this code was written for. version.sql writes it too.
 const Version = 1
 
 // A Part of a schema is tables that have a version of their own: those of the engine, or those of another package of this module.
@@ -71,7 +71,7 @@ func Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
 const migrationKey = "7358216409153"
 
 // takeBack has functions that run with their owner's rights be nobody's without a grant, except
-// timeline, and applications write no actor of an event: as functions.sql and application.sql have
+// timeline, and applications write no actor of an event: as the files of sql/schema and application.sql have
 // it. It does nothing for a role that does not own them.
 const takeBack = `
 DECLARE

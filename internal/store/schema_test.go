@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/url"
+	"path"
 	"reflect"
 	"strings"
 	"sync"
@@ -239,12 +240,12 @@ func TestTheTablesAndTheFunctionsRunAsTheyStand(t *testing.T) {
 	t.Parallel()
 	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t)}
 	conn := f.raw()
-	for _, name := range []string{"schema.sql", "functions.sql"} {
+	for _, name := range sql.Schema {
 		var misfit *SchemaError
 		if err := Fits(f.ctx, conn, "pgleases"); !errors.As(err, &misfit) {
 			t.Errorf("before %s: %v", name, err)
 		}
-		text := tests.Must(sql.Files.ReadFile(name))(f)
+		text := tests.Must(sql.Files.ReadFile("schema/" + name + ".sql"))(f)
 		tests.Must(conn.PgConn().Exec(f.ctx, string(text)).ReadAll())(f)
 	}
 	f.ok(Fits(f.ctx, conn, "pgleases"))
@@ -253,15 +254,12 @@ func TestTheTablesAndTheFunctionsRunAsTheyStand(t *testing.T) {
 func TestAllStatementsRunAsTheyStand(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	names := tests.Must(fs.Glob(sql.Files, "*.sql"))(f)
+	names := append(tests.Must(fs.Glob(sql.Files, "statements/*.sql"))(f), "schema.sql")
 	fields := reflect.TypeFor[Statements]()
 	count := 0
 	for _, name := range names {
 		text := tests.Must(sql.Files.ReadFile(name))(f)
-		name = strings.TrimSuffix(name, ".sql")
-		if name == "grants" || name == "functions" { // no client sends the one, the other is a part of Schema
-			continue
-		}
+		name = strings.TrimSuffix(path.Base(name), ".sql")
 		count++
 		field, ok := fields.FieldByNameFunc(func(field string) bool { return strings.EqualFold(field, name) })
 		if !ok {

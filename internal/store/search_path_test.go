@@ -16,7 +16,7 @@ func TestNoStrangeCodeRunsWhateverTheSearchPath(t *testing.T) {
 	t.Parallel()
 	made := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t), schema: "pgleases"}
 	made.sql = made.raw()
-	made.ok(pgtest.MakeStrange(t.Context(), made.sql, "../../sql/*.sql", "connect.go", "migrate.go")) // once, as it takes seconds
+	made.ok(pgtest.MakeStrange(t.Context(), made.sql, "../../sql/schema/*.sql", "../../sql/statements/*.sql", "connect.go", "migrate.go")) // once, as it takes seconds
 	for _, path := range []string{"strange", "strange, pg_catalog"} {
 		t.Run(path, func(t *testing.T) {
 			f := &fixture{TB: t, ctx: t.Context(), url: made.url, schema: "pgleases", sql: made.sql}
@@ -25,10 +25,7 @@ func TestNoStrangeCodeRunsWhateverTheSearchPath(t *testing.T) {
 			strange := f.raw()
 
 			// The text by itself, as a migration tool runs it, each statement in a transaction of its own.
-			for _, name := range []string{"schema.sql", "functions.sql"} {
-				text := tests.Must(sql.Files.ReadFile(name))(f)
-				tests.Must(strange.PgConn().Exec(f.ctx, string(text)).ReadAll())(f)
-			}
+			tests.Must(strange.PgConn().Exec(f.ctx, string(tests.Must(sql.Files.ReadFile("schema.sql"))(f))).ReadAll())(f)
 			f.exec("DROP SCHEMA pgleases CASCADE")
 			f.ok(Migrate(f.ctx, strange, "pgleases"))
 			expect(t, f.text(`SELECT DISTINCT c.collnamespace::regnamespace::text FROM pg_attribute AS a JOIN pg_collation AS c ON c.oid = a.attcollation

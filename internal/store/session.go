@@ -174,7 +174,7 @@ func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, 
 	}
 	expiry, ttl := r.micros(), r.micros()
 	if len(r.words) > 0 && r.words[0] == "none" {
-		return Beat{}, errors.New("the table server has no row: run sql/functions.sql, which makes it, as the owner of the tables")
+		return Beat{}, errors.New("the table server has no row: run sql/schema/server.sql, which makes it, as the owner of the tables")
 	}
 	beat := Beat{Alive: true, Clock: expiry - ttl, AcceptedTimeline: r.number(), ServerGeneration: r.number()}
 	if due := r.micros() - beat.Clock; due > 0 && due <= ttl+time.Second.Microseconds() { // later: the clock stepped back, and it is due now

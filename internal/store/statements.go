@@ -63,11 +63,8 @@ func Fill[T any](statements *T, text func(name string) string) {
 	}
 }
 
-// DDL is all that a migration runs: schema.sql, then functions.sql.
-func DDL(files fs.ReadFileFS, schema string) string {
-	text := Texts(files, schema)
-	return text("schema") + "\n" + text("functions")
-}
+// DDL is all that a migration runs.
+func DDL(files fs.ReadFileFS, schema string) string { return Texts(files, schema)("schema") }
 
 // Texts returns the texts of SQL files for a schema by the files' names, without .sql. They are written as StatementsFor tells.
 func Texts(files fs.ReadFileFS, schema string) func(name string) string {

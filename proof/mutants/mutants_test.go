@@ -151,7 +151,7 @@ var mutants = append(asleep(), []mutant{
 	l.mu.Unlock()`, `	l.mu.Unlock()`, 0},
 	}},
 	{"readers of a stopped process", "cuts", `overlap|epoch falls`, []edit{{"internal/liveness/liveness.go", `Allow(now.Add(StoppedFor))`, `Allow(now.Add(time.Hour))`, 0}}},
-	{"a terminated session taken for a dead one", "terminated", `evicted|presences`, []edit{{"sql/functions.sql", `s.killed = $6 AND `, ``, 0}}},
+	{"a terminated session taken for a dead one", "terminated", `evicted|presences`, []edit{{"sql/schema/liveness.sql", `s.killed = $6 AND `, ``, 0}}},
 	{"no local trust deadline", "histories", `overlap|stale`, []edit{
 		{"internal/owned/validity.go", `time.Duration(v.deadline.Load()) > time.Since(v.opened)`, `v.deadline.Load() > 0`, 0},
 		{"internal/owned/validity.go", `left := time.Duration(deadline) - passed`, `left := time.Duration(deadline)`, 0},
@@ -163,20 +163,20 @@ var mutants = append(asleep(), []mutant{
 		{"internal/engine/engine.go", `e.trust.validity.Prolong(sent.Add(trusts))`, `e.trust.validity.Prolong(now.Add(trusts))`, 0},
 	}},
 	{"asynchronous ownership writes", "durability", `an apply that gives is not on disk`, []edit{
-		{"sql/functions.sql", "    PERFORM pgleases.settings(true, $9);\n    applied :=", "    PERFORM pgleases.settings(false, $9);\n    applied :=", 0},
-		{"sql/functions.sql", "    PERFORM pgleases.settings(true, $10);\n    IF cardinality", "    PERFORM pgleases.settings(false, $10);\n    IF cardinality", 0},
+		{"sql/schema/plans.sql", "    PERFORM pgleases.settings(true, $9);\n    applied :=", "    PERFORM pgleases.settings(false, $9);\n    applied :=", 0},
+		{"sql/schema/leases.sql", "    PERFORM pgleases.settings(true, $10);\n    IF cardinality", "    PERFORM pgleases.settings(false, $10);\n    IF cardinality", 0},
 	}},
 	{"epoch without server generation", "promotion", `epoch|new era`, []edit{
-		{"sql/accept.sql", `generation = due.generation`, `generation = 0`, 0},
-		{"sql/functions.sql", `greatest(p.epoch + 1, lowest)`, `p.epoch + 1`, 0},
-		{"sql/functions.sql", `greatest(p.epoch + 1, first)`, `p.epoch + 1`, 0},
+		{"sql/statements/accept.sql", `generation = due.generation`, `generation = 0`, 0},
+		{"sql/schema/plans.sql", `greatest(p.epoch + 1, lowest)`, `p.epoch + 1`, 0},
+		{"sql/schema/leases.sql", `greatest(p.epoch + 1, first)`, `p.epoch + 1`, 0},
 	}},
 	{"a server generation that counts promotions, without the clock", "siblings", `epoch (repeats|falls)`, []edit{
-		{"sql/accept.sql", `- 1577836800, 2000000000)`, `- 1577836800, 0)`, 0},
-		{"sql/functions.sql", `& 2147483647`, `& 0`, 0},
+		{"sql/statements/accept.sql", `- 1577836800, 2000000000)`, `- 1577836800, 0)`, 0},
+		{"sql/schema/server.sql", `& 2147483647`, `& 0`, 0},
 	}},
 	{"a server known by its timeline alone", "dump", `epoch (repeats|falls)`, []edit{
-		{"sql/functions.sql", `RETURN number OPERATOR(pg_catalog.+) (SELECT c.system_identifier FROM pg_catalog.pg_control_system() AS c)`, `RETURN number`, 0},
+		{"sql/schema/server.sql", `RETURN number OPERATOR(pg_catalog.+) (SELECT c.system_identifier FROM pg_catalog.pg_control_system() AS c)`, `RETURN number`, 0},
 	}},
 	{"a server that is behind and not noticed", "return", `epoch (repeats|falls)`, []edit{
 		{"internal/engine/server.go", `if s.accepted && generation < s.generation {`, `if false {`, 0},
@@ -188,16 +188,16 @@ var mutants = append(asleep(), []mutant{
 		{"internal/engine/assignments.go", `return a.busy > 1 &&`, `return false &&`, 0},
 	}},
 	{"EXISTS instead of a row lock in Guard", "fleet", `zombie|linearizable`, []edit{
-		{"sql/functions.sql", "    FOR KEY SHARE;\n", "    ;\n", 0},
+		{"sql/schema/application.sql", "    FOR KEY SHARE;\n", "    ;\n", 0},
 	}},
 	{"Guard that takes the current epoch", "fleet", `zombie|linearizable`, []edit{
-		{"sql/functions.sql", guarded, ` AND p.partition OPERATOR(pg_catalog.=) $2`, 0},
+		{"sql/schema/application.sql", guarded, ` AND p.partition OPERATOR(pg_catalog.=) $2`, 0},
 	}},
 	{"takeover without FOR UPDATE", "statements", `left over under a savepoint|guard`, []edit{
-		{"sql/functions.sql", "also once it is locked\n                FOR UPDATE SKIP LOCKED\n", "also once it is locked\n                OFFSET 0\n", 0},
+		{"sql/schema/plans.sql", "also once it is locked\n                FOR UPDATE SKIP LOCKED\n", "also once it is locked\n                OFFSET 0\n", 0},
 	}},
 	{"claim without re-check", "statements", `after another's join`, []edit{
-		{"sql/functions.sql", `WHERE l.name = r.name AND l.generation = r.generation FOR`, `WHERE l.name = r.name FOR`, 0},
+		{"sql/schema/plans.sql", `WHERE l.name = r.name AND l.generation = r.generation FOR`, `WHERE l.name = r.name FOR`, 0},
 	}},
 	{"eviction without a watch", "histories", `evicted .* after a heartbeat|overlap|stale`, []edit{
 		{"internal/engine/expiry.go", `MinTTL - watched; wait > 0`, `MinTTL - watched; wait > MaxTTL`, 0},
@@ -207,7 +207,7 @@ var mutants = append(asleep(), []mutant{
 		{"internal/engine/begin.go", `.cutoff(now), e.watch.lasts(now),`, `.cutoff(now), 8*e.watch.lasts(now),`, 0},
 	}},
 	{"eviction without the boot marker", "crash", `something changed|were evicted`, []edit{
-		{"sql/functions.sql", `      AND (SELECT m.marker FROM pgleases.boot_marker AS m) = $6`, `      AND $6 IS NOT NULL`, 0},
+		{"sql/schema/expiry.sql", `      AND (SELECT m.marker FROM pgleases.boot_marker AS m) = $6`, `      AND $6 IS NOT NULL`, 0},
 		{"internal/engine/watch.go", `	if run != w.run || run.Marker == 0 {`, `	if run.Marker = 1; run != w.run {`, 0},
 	}},
 	{"session numbers that repeat", "few histories", `overlap|stale|handed over under work`, []edit{
@@ -215,24 +215,24 @@ var mutants = append(asleep(), []mutant{
 		{"internal/engine/session.go", unnoticed, `false`, 0}, // which would find it
 	}},
 	{"a revoked session that is renewed", "overrides", `alive, copied: got`, []edit{
-		{"sql/functions.sql", "      AND c.incarnation OPERATOR(pg_catalog.>=) 0 -- else it is revoked\n", "", 0},
+		{"sql/schema/clients.sql", "      AND c.incarnation OPERATOR(pg_catalog.>=) 0 -- else it is revoked\n", "", 0},
 	}},
 	{"a guard that passes for a revoked session", "overrides", `a guard passes: got`, []edit{
-		{"sql/functions.sql", `WHERE c.session OPERATOR(pg_catalog.=) p.owner AND c.incarnation OPERATOR(pg_catalog.>=) 0)`, `WHERE c.session OPERATOR(pg_catalog.=) p.owner)`, 0},
+		{"sql/schema/application.sql", `WHERE c.session OPERATOR(pg_catalog.=) p.owner AND c.incarnation OPERATOR(pg_catalog.>=) 0)`, `WHERE c.session OPERATOR(pg_catalog.=) p.owner)`, 0},
 	}},
 	{"an override that overtakes no plan", "overrides", `a plan that was read before is applied|a plan that saw the join and not the override`, []edit{
-		{"sql/functions.sql", `    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
+		{"sql/schema/operators.sql", `    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
     WHERE l.name = ANY (names);
     INSERT INTO pgleases.events (lease, cause, actor`, `    SET next_check_at = least(l.next_check_at, clock_timestamp())
     WHERE l.name = ANY (names);
     INSERT INTO pgleases.events (lease, cause, actor`, 0},
 	}},
 	{"an override that misses a join", "overrides", `a plan that saw the join and not the override`, []edit{
-		{"sql/functions.sql", `    names := pgleases.leases_of($3, $5);
+		{"sql/schema/operators.sql", `    names := pgleases.leases_of($3, $5);
     IF $1 = 'drain'`, `    IF $1 = 'drain'`, 0},
 	}},
 	{"an event of a join that is repeated", "overrides", `events: got`, []edit{
-		{"sql/join.sql", `WHERE member.new`, `WHERE true`, 0},
+		{"sql/statements/join.sql", `WHERE member.new`, `WHERE true`, 0},
 	}},
 	{"a cordoned member that gets more", "overridden", `which is cordoned|they own`, []edit{
 		{"rebalance.go", `		if cordoned[m] {`, `		if cordoned[m] && frozen {`, 0},
@@ -241,7 +241,7 @@ var mutants = append(asleep(), []mutant{
 		{"rebalance.go", `ok && !(works && frozen) {`, `ok && !works {`, 0},
 	}},
 	{"an operator's eviction that others do not wait for", "operated", `^overlap|^epoch falls`, []edit{
-		{"sql/functions.sql", `    UPDATE pgleases.clients AS c SET incarnation = -1 WHERE`, `    UPDATE pgleases.server SET next_check_at = 'epoch';
+		{"sql/schema/operators.sql", `    UPDATE pgleases.clients AS c SET incarnation = -1 WHERE`, `    UPDATE pgleases.server SET next_check_at = 'epoch';
     UPDATE pgleases.clients AS c SET incarnation = -1, expires_at = 'epoch' WHERE`, 0},
 	}},
 	{"a freeze that lets shares become even", "operated", `of a frozen lease went`, []edit{
@@ -258,12 +258,12 @@ var mutants = append(asleep(), []mutant{
 		{"internal/engine/session.go", "const lateAtMost = 10 * time.Minute", "const lateAtMost = 0", 0},
 	}},
 	{"release without epoch", "statements", `answer: got {Released|released under the epoch before`, []edit{
-		{"sql/functions.sql", `(p.owner = $1) IS TRUE AND p.epoch = b.epoch
+		{"sql/schema/leases.sql", `(p.owner = $1) IS TRUE AND p.epoch = b.epoch
             FOR UPDATE`, `(p.owner = $1) IS TRUE
             FOR UPDATE`, 0},
 	}},
 	{"release by a session that is gone", "statements", `released: got 1, want 0`, []edit{
-		{"sql/functions.sql", "alive := FOUND;", "alive := true;", 0},
+		{"sql/schema/leases.sql", "alive := FOUND;", "alive := true;", 0},
 	}},
 	{"release without an announcement", "announced", `not within 5s: b owns it|not within 10s: a releases it`, []edit{
 		{"internal/engine/releases.go", "			changed = append(changed, announcement{m.lease.Name, h.Owner})\n", "", 0},
@@ -290,22 +290,22 @@ var mutants = append(asleep(), []mutant{
 		{"internal/engine/engine.go", `	e.locks.Lose(cause, e.standing())`, ``, 0},
 	}},
 	{"a lock's guard without a row lock", "lock statements", `got released, want busy`, []edit{
-		{"sql/functions.sql", `    FOR KEY SHARE OF l;`, `    ;`, 0},
+		{"sql/schema/application.sql", `    FOR KEY SHARE OF l;`, `    ;`, 0},
 	}},
 	{"a lock's guard that takes any token", "fleet", `zombie|linearizable`, []edit{
-		{"sql/functions.sql", `WHERE l.name = $1 AND l.token = $2`, `WHERE l.name = $1 AND l.token IS NOT NULL`, 0},
+		{"sql/schema/application.sql", `WHERE l.name = $1 AND l.token = $2`, `WHERE l.name = $1 AND l.token IS NOT NULL`, 0},
 	}},
 	{"a release of whoever holds the lock", "lock statements", `release by another`, []edit{
-		{"sql/functions.sql", `            WHERE d.session OPERATOR(pg_catalog.=) $2 AND d.nonce OPERATOR(pg_catalog.=) $3 AND d.name OPERATOR(pg_catalog.=) $1`,
+		{"sql/schema/locks.sql", `            WHERE d.session OPERATOR(pg_catalog.=) $2 AND d.nonce OPERATOR(pg_catalog.=) $3 AND d.name OPERATOR(pg_catalog.=) $1`,
 			`            WHERE d.token IS NOT NULL AND d.name OPERATOR(pg_catalog.=) $1`, 0},
 	}},
 	{"a lock taken from who expired", "lock statements", `granted|waits`, []edit{
-		{"sql/functions.sql", `        IF NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = r.session) THEN`,
+		{"sql/schema/locks.sql", `        IF NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = r.session) THEN`,
 			`        IF NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = r.session AND c.expires_at > clock_timestamp()) THEN`, 0},
 	}},
 	{"tokens without a server generation", "lock statements", `token|era`, []edit{
-		{"sql/functions.sql", `(s.generation OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval(`, `pg_catalog.nextval(`, 0},
-		{"sql/functions.sql", `(present << 32) + nextval(`, `nextval(`, 2},
+		{"sql/schema/locks.sql", `(s.generation OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval(`, `pg_catalog.nextval(`, 0},
+		{"sql/schema/locks.sql", `(present << 32) + nextval(`, `nextval(`, 2},
 	}},
 	{"times that are left out are not made up for", "ticks", `no tick at|is next, and`, []edit{
 		{"schedule/zone.go", `s.makeUp = !c.matches(shown)`, `s.makeUp = false`, 0},

@@ -13,8 +13,7 @@ import (
 //go:embed *.sql functions/*.sql grants/*.sql
 var embedded embed.FS
 
-// Files has schema.sql; functions.sql, which is the files of functions one after the other; the
-// rights of roles in grants; and a file for each statement of statements.sql.
+// Files has schema.sql, followed by the files of functions one after the other; the rights of roles in grants; and a file for each statement of statements.sql.
 var Files fs.ReadFileFS = files{embedded}
 
 type files struct{ fs.ReadFileFS }
@@ -24,11 +23,11 @@ func (f files) ReadFile(name string) ([]byte, error) {
 	if text, ok := statements[strings.TrimSuffix(name, ".sql")]; ok {
 		return []byte(text), nil
 	}
-	if name != "functions.sql" {
-		return f.ReadFileFS.ReadFile(name)
+	all, err := f.ReadFileFS.ReadFile(name)
+	if name != "schema.sql" {
+		return all, err
 	}
 	parts, err := fs.Glob(f, "functions/*.sql")
-	var all []byte
 	for _, part := range parts { // in order: version.sql is the last
 		text, _ := f.ReadFileFS.ReadFile(part) // Glob has found it
 		all = append(all, text...)

@@ -1,0 +1,57 @@
+-- application.sql: what applications call.
+
+-- In PL/pgSQL, as the server would run SQL as a statement for each row, and under some settings
+-- compile it each time.
+CREATE OR REPLACE FUNCTION pgleases.partition_for(key pg_catalog.text, partitions int) RETURNS int
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $pgleases_body$
+BEGIN
+    RETURN ((('x'::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.encode(pg_catalog.substr(
+                  pg_catalog.sha256(pg_catalog.convert_to($1, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
+             OPERATOR(pg_catalog.&) 9223372036854775807) OPERATOR(pg_catalog.%) $2::bigint)::int;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partition of a key in a lease with that many partitions: the first 8 bytes of SHA-256 of its UTF-8, big-endian, without the sign bit, modulo the number.';
+
+-- The row lock is the fence: without it a former owner would pass while the takeover is not committed. It lasts to the
+-- caller's commit, and a takeover passes over the partition until then (FOR UPDATE SKIP LOCKED). A guard that waited for a
+-- takeover finds the new epoch, and is refused.
+--
+-- An evicted owner is refused even before a takeover, and a revoked one at once. So is an epoch of an earlier server generation: its owner has to renew
+-- the ownership first.
+--
+-- Its plan is kept (plan_cache_mode): a server that compared what it costs in transactions with other settings, as in runs of schedules,
+-- would plan it each time. Nor is it compiled, under whatever settings: without sequential scans it
+-- seems to cost very much.
+CREATE OR REPLACE FUNCTION pgleases.guard(lease pg_catalog.text, partition int, epoch bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET plan_cache_mode = force_generic_plan SET jit = off AS $pgleases_body$
+BEGIN
+    PERFORM FROM pgleases.partitions AS p
+    WHERE p.lease OPERATOR(pg_catalog.=) $1 AND p.partition OPERATOR(pg_catalog.=) $2 AND p.epoch OPERATOR(pg_catalog.=) $3
+      AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session OPERATOR(pg_catalog.=) p.owner AND c.incarnation OPERATOR(pg_catalog.>=) 0)
+      AND ($3 OPERATOR(pg_catalog.>>) 32) OPERATOR(pg_catalog.>=) (SELECT s.generation FROM pgleases.server AS s)
+    FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'partition % of lease "%" is not owned under epoch %', $2, $1, $3
+            USING ERRCODE = 'PL001',
+                  HINT = 'It has or had another owner since, or a failover ended the epoch. Roll back and leave the work to the owner.';
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint) IS 'Raises PL001 unless the partition is owned under this epoch, by a session that was not evicted. After it, the partition keeps owner and epoch until the transaction ends.';
+
+-- As guard does for a partition.
+CREATE OR REPLACE FUNCTION pgleases.guard_lock(name pg_catalog.text, token bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
+BEGIN
+    PERFORM FROM pgleases.locks AS l
+    WHERE l.name = $1 AND l.token = $2
+      AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = l.session AND c.incarnation >= 0) IS NOT NULL
+    FOR KEY SHARE OF l;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'lock "%" is not held under token %', $1, $2
+            USING ERRCODE = 'PL001',
+                  HINT = 'It was released, or its holder was declared dead. Roll back and leave the work to whoever holds it now.';
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.guard_lock(pg_catalog.text, bigint) IS 'Raises PL001 unless the lock is held under this token, by a session that was not evicted. After it, nobody else is given the lock until the transaction ends.';

@@ -1,0 +1,197 @@
+-- expiry.sql: checks for expired sessions.
+
+-- A function, because of its first statement: of all clients that see the check due, one does it; the others end there.
+-- Locks are taken in one order: leases by name, then clients, then members. It waits for none of them, because the lock on the
+-- server's row keeps every other check from being made: what is locked is left to the next check.
+--
+-- It reads the clients once, into sessions: behind an old snapshot that table has every heartbeat
+-- since. For the same reason it names clients by an array, which has them looked up by their key,
+-- and compiles nothing (JIT). It reads nothing else of live sessions: with a million partitions it
+-- takes as long as with ten. All that can wait is left to tidy.
+CREATE OR REPLACE FUNCTION pgleases.evict(
+    cutoff bigint, watched bigint, ttl bigint, timeline bigint, started bigint, marker bigint, lock_ms int,
+    OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT plan_due_in bigint, OUT check_due_in bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
+DECLARE
+    now timestamptz := clock_timestamp();
+    silent timestamptz := timestamptz 'epoch' + $1 * interval '1 microsecond'; -- sessions that expired before it are dead
+    longest interval := $2 * interval '1 microsecond';
+    before bigint[]; -- evicted earlier; members still if a lease was locked, or a join under way
+BEGIN
+    PERFORM pgleases.settings(true, $7);
+    evicted := '{}';
+    asked := '{}';
+    plan_due_in := 0;
+    check_due_in := -1;
+    -- Is a check due, for all or for who has watched for so long, or did the clock step back? And is this still the incarnation of the
+    -- server that was watched? SKIP LOCKED, as a lock on the row means that another client does the check.
+    SELECT s.left_behind INTO before FROM pgleases.server AS s
+    WHERE (s.next_check_at <= now
+           OR s.unwatched > interval '0' AND s.unwatched <= longest
+           OR s.next_check_at > now + interval '1 second' + $3 * interval '1 microsecond')
+      AND now >= silent
+      AND s.accepted_timeline = $4 AND pgleases.timeline() = $4
+      AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $5
+      AND (SELECT m.marker FROM pgleases.boot_marker AS m) = $6
+    FOR UPDATE OF s SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    WITH sessions AS MATERIALIZED (
+        SELECT c.session, c.id, c.ttl, c.expires_at,
+               c.expires_at < silent AND c.ttl <= longest AS dead,
+               c.expires_at < silent AND c.ttl > longest AS unwatched -- it may be dead: it stays for who has watched for longer
+        FROM pgleases.clients AS c
+    ), gone AS MATERIALIZED (
+        SELECT m.lease, m.session, s.session IS NULL AS lost
+        FROM pgleases.members AS m
+        LEFT JOIN sessions AS s ON s.session = m.session
+        WHERE m.session = ANY (before || ARRAY(SELECT d.session FROM sessions AS d WHERE d.dead)) AND s.dead IS NOT FALSE
+    ), locked AS MATERIALIZED ( -- a plan of these is due
+        SELECT l.name FROM pgleases.leases AS l
+        WHERE l.name = ANY (ARRAY(SELECT g.lease FROM gone AS g))
+        ORDER BY l.name
+        FOR UPDATE OF l SKIP LOCKED
+    ), dead AS MATERIALIZED ( -- read again under the lock; SKIP LOCKED, as a locked session renews itself or joins a lease
+        SELECT c.session FROM pgleases.clients AS c
+        WHERE c.session = ANY (ARRAY(SELECT s.session FROM sessions AS s WHERE s.dead))
+          AND c.expires_at < silent
+          AND (SELECT count(*) FROM locked) >= 0 -- always true: it has the leases locked before the clients
+        ORDER BY c.session
+        FOR UPDATE OF c SKIP LOCKED
+    ), evicted AS (
+        DELETE FROM pgleases.clients AS c WHERE c.session = ANY (ARRAY(SELECT d.session FROM dead AS d))
+        RETURNING c.session, c.id
+    ), told AS (
+        INSERT INTO pgleases.events (cause, from_id) SELECT 'evicted', e.id FROM evicted AS e ORDER BY e.id
+    ), left_behind AS ( -- not one whose session renewed itself meanwhile
+        DELETE FROM pgleases.members AS m USING gone AS g
+        WHERE m.lease = g.lease AND m.session = g.session
+          AND (m.lease IN (SELECT l.name FROM locked AS l) OR NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.name = m.lease))
+          AND (g.lost OR m.session IN (SELECT e.session FROM evicted AS e))
+    ), idle AS MATERIALIZED ( -- SKIP LOCKED: a locked ID is in use, by a registration that waits for this statement
+        SELECT i.id FROM pgleases.identities AS i WHERE i.id = ANY (ARRAY(SELECT e.id FROM evicted AS e)) FOR UPDATE OF i SKIP LOCKED
+    ), used AS ( -- the day that an ID is kept begins now
+        UPDATE pgleases.identities AS i SET used_at = clock_timestamp() WHERE i.id = ANY (ARRAY(SELECT idle.id FROM idle))
+    ), asked AS (
+        UPDATE pgleases.leases AS l
+        SET generation = l.generation + 1,
+            next_check_at = CASE WHEN l.planned_at <= clock_timestamp() -- else the clock stepped back
+                                 THEN greatest(clock_timestamp(), l.planned_at + interval '50 milliseconds' + l.partitions * interval '5 microseconds')
+                                 ELSE clock_timestamp() END
+        FROM locked
+        WHERE l.name = locked.name
+        RETURNING l.name, l.next_check_at
+    ), ahead AS MATERIALIZED ( -- further than a heartbeat can set it: the clock stepped back. Not now, which may be long ago
+        SELECT c.session FROM pgleases.clients AS c
+        WHERE c.session = ANY (ARRAY(SELECT s.session FROM sessions AS s WHERE s.expires_at > now + s.ttl + interval '1 second'))
+          AND c.expires_at > clock_timestamp() + c.ttl + interval '1 second'
+        ORDER BY c.session
+        FOR NO KEY UPDATE OF c SKIP LOCKED
+    ), clamped AS (
+        UPDATE pgleases.clients AS c SET expires_at = least(c.expires_at, clock_timestamp() + c.ttl)
+        WHERE c.session = ANY (ARRAY(SELECT a.session FROM ahead AS a))
+    ), rest AS MATERIALIZED (
+        SELECT count(*) AS sessions,
+               min(least(s.expires_at, now + s.ttl)) FILTER (WHERE NOT s.unwatched) AS expires_at,
+               min(s.ttl) FILTER (WHERE s.unwatched) AS unwatched
+        FROM sessions AS s
+        WHERE s.session NOT IN (SELECT e.session FROM evicted AS e)
+    ), checked AS (
+        UPDATE pgleases.server AS s
+        SET sessions = rest.sessions,
+            unwatched = coalesce(rest.unwatched, interval '0'),
+            checks = s.checks + 1,
+            left_behind = ARRAY(SELECT e.session FROM evicted AS e UNION SELECT g.session FROM gone AS g WHERE g.lost),
+            next_check_at = greatest(now + interval '50 milliseconds',
+                CASE WHEN (SELECT count(*) FROM locked) < (SELECT count(*) FROM pgleases.leases AS l WHERE l.name = ANY (ARRAY(SELECT g.lease FROM gone AS g)))
+                     THEN least(rest.expires_at, now + interval '100 milliseconds') -- for those that are locked
+                     ELSE least(coalesce(rest.expires_at, 'infinity'), -- an override that cannot be ended now is left to the next check
+                                (SELECT CASE WHEN min(w.until) <= now THEN now + interval '100 milliseconds' ELSE min(w.until) END
+                                 FROM pgleases.overrides AS w WHERE w.until < 'infinity')) END)
+        FROM rest
+        RETURNING s.next_check_at, rest.unwatched
+    )
+    -- 11 minutes are more than any TTL: infinity less a time is an error.
+    SELECT coalesce((SELECT array_agg(e.id ORDER BY e.id) FROM evicted AS e), '{}'),
+           coalesce((SELECT array_agg(a.name ORDER BY a.name) FROM asked AS a), '{}'),
+           coalesce((SELECT greatest(extract(epoch FROM max(a.next_check_at) - clock_timestamp()) * 1000000, 0) FROM asked AS a), 0),
+           (SELECT greatest(extract(epoch FROM least(c.next_check_at, clock_timestamp() + interval '11 minutes',
+                                                     clock_timestamp() + (c.unwatched - longest)) - clock_timestamp()) * 1000000, 0)
+            FROM checked AS c)
+    INTO evicted, asked, plan_due_in, check_due_in;
+END
+$pgleases_body$;
+
+-- 32 blocks, about 2,000 rows, by address. The next check looks at the next ones, so a check costs
+-- the same however large the table is.
+CREATE OR REPLACE FUNCTION pgleases.part(relation pg_catalog.regclass, OUT first tid, OUT beyond tid)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    blocks CONSTANT bigint := pg_relation_size($1) / current_setting('block_size')::bigint;
+    block CONSTANT bigint := 32 * (SELECT s.checks % (blocks / 32 + 1) FROM pgleases.server AS s);
+BEGIN
+    first := format('(%s,0)', block)::tid;
+    beyond := format('(%s,0)', block + 32)::tid;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.part(pg_catalog.regclass) IS 'The part of a table at which the present check for expired sessions looks.';
+
+-- Orphans come of changes by hand. It is not a part of evict, so that no failure here undoes an
+-- eviction, or delays one.
+CREATE OR REPLACE FUNCTION pgleases.tidy(lock_ms int) RETURNS pg_catalog.text[]
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    m CONSTANT record := pgleases.part('pgleases.members'::regclass);
+    p CONSTANT record := pgleases.part('pgleases.partitions'::regclass);
+    i CONSTANT record := pgleases.part('pgleases.identities'::regclass);
+    asked text[];
+BEGIN
+    PERFORM pgleases.settings(true, $1);
+    WITH lost AS MATERIALIZED ( -- members without a session
+        SELECT o.lease, o.session FROM pgleases.members AS o
+        WHERE o.ctid >= m.first AND o.ctid < m.beyond
+          AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = o.session) IS NULL
+    ), owned AS MATERIALIZED (
+        SELECT o.lease, o.owner, o.target FROM pgleases.partitions AS o WHERE o.ctid >= p.first AND o.ctid < p.beyond
+    ), orphaned AS MATERIALIZED ( -- owners and targets that are no living members
+        SELECT o.lease
+        FROM (SELECT lease, owner AS session FROM owned WHERE owner IS NOT NULL
+              UNION SELECT lease, target FROM owned WHERE target IS NOT NULL) AS o
+        WHERE (SELECT n.session FROM pgleases.members AS n
+               CROSS JOIN LATERAL (SELECT FROM pgleases.clients AS c WHERE c.session = n.session OFFSET 0) AS c
+               WHERE n.lease = o.lease AND n.session = o.session) IS NULL
+    ), locked AS MATERIALIZED ( -- for orphans only if no plan is due or under way, and it has a member
+        SELECT l.name FROM pgleases.leases AS l
+        WHERE l.name = ANY (ARRAY(SELECT g.lease FROM lost AS g UNION SELECT o.lease FROM orphaned AS o))
+          AND (l.name IN (SELECT g.lease FROM lost AS g)
+               OR (l.next_check_at = 'infinity'
+                   OR l.next_check_at > clock_timestamp() + interval '1 second' + l.partitions * interval '50 microseconds') -- the clock stepped back
+               AND EXISTS (SELECT FROM pgleases.members AS o
+                           WHERE o.lease = l.name AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = o.session) IS NOT NULL))
+        ORDER BY l.name
+        FOR UPDATE OF l SKIP LOCKED
+    ), left_behind AS (
+        DELETE FROM pgleases.members AS o USING lost AS g
+        WHERE o.lease = g.lease AND o.session = g.session
+          AND (o.lease IN (SELECT l.name FROM locked AS l) OR (SELECT l.name FROM pgleases.leases AS l WHERE l.name = o.lease) IS NULL)
+    ), planned AS (
+        UPDATE pgleases.leases AS l SET generation = l.generation + 1, next_check_at = clock_timestamp()
+        WHERE l.name = ANY (ARRAY(SELECT k.name FROM locked AS k))
+        RETURNING l.name
+    )
+    SELECT coalesce(array_agg(n.name ORDER BY n.name), '{}') INTO asked FROM planned AS n;
+    DELETE FROM pgleases.identities AS d
+    WHERE d.id = ANY (ARRAY(
+        SELECT o.id FROM pgleases.identities AS o
+        WHERE o.ctid >= i.first AND o.ctid < i.beyond AND o.used_at < clock_timestamp() - interval '1 day'
+          AND o.id NOT IN (SELECT c.id FROM pgleases.clients AS c)
+        FOR UPDATE OF o SKIP LOCKED)); -- a locked ID is in use
+    PERFORM pgleases.trim_events();
+    IF EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.until < 'infinity') THEN
+        asked := ARRAY(SELECT DISTINCT n FROM unnest(asked || pgleases.end_overrides()) AS n ORDER BY n);
+    END IF;
+    RETURN asked;
+END
+$pgleases_body$;

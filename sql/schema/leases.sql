@@ -1,0 +1,275 @@
+-- leases.sql: leases, members and partitions; what owners read and release.
+
+CREATE TABLE IF NOT EXISTS pgleases.leases (
+    name               pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
+    partitions         int NOT NULL,
+    generation         bigint NOT NULL,
+    created_generation bigint NOT NULL,
+    epoch_floor        bigint NOT NULL,
+    next_check_at      pg_catalog.timestamptz NOT NULL,
+    planned_at         pg_catalog.timestamptz NOT NULL,
+    changed            pg_catalog.xid8 NOT NULL DEFAULT '0',
+    next_partitions    int NOT NULL DEFAULT 0,
+    next_until         pg_catalog.timestamptz NOT NULL DEFAULT '-infinity'
+) WITH (fillfactor = 50);
+COMMENT ON TABLE pgleases.leases IS 'The leases. A dropped lease keeps its row, with 0 partitions, for its epoch floor.';
+COMMENT ON COLUMN pgleases.leases.name IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.leases.partitions IS 'Number of partitions, which are numbered from 0; 0: the lease was dropped.';
+COMMENT ON COLUMN pgleases.leases.generation IS 'Rises with every change of its members, owners or targets.';
+COMMENT ON COLUMN pgleases.leases.created_generation IS 'The generation at which the lease was made, or made again after a drop.';
+COMMENT ON COLUMN pgleases.leases.epoch_floor IS 'The highest epoch before the lease was dropped; new epochs are above it.';
+COMMENT ON COLUMN pgleases.leases.next_check_at IS 'When a plan of this lease is due; infinity: no plan is due.';
+COMMENT ON COLUMN pgleases.leases.planned_at IS 'When a plan was last claimed or applied.';
+COMMENT ON COLUMN pgleases.leases.next_partitions IS 'Of a lease that was dropped: until next_until it may be made again with this number of partitions only.';
+COMMENT ON COLUMN pgleases.leases.next_until IS '24 hours after the last drop; -infinity: there was none.';
+COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats of members return their leases only after a change.';
+
+CREATE TABLE IF NOT EXISTS pgleases.members (
+    lease       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    session     bigint NOT NULL,
+    weight      int NOT NULL,
+    joined_at   pg_catalog.timestamptz NOT NULL,
+    join_number bigint NOT NULL,
+    PRIMARY KEY (lease, session)
+);
+CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
+COMMENT ON TABLE pgleases.members IS 'The members: one row for each session and lease that it joined.';
+COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; a living member while it has a row in clients.';
+COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members, as the application set it; 0: it shall own nothing. Where an override drains the client or pauses the lease, it counts as 0.';
+COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined.';
+COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave names it: one that comes late ends no later membership.';
+
+-- No foreign keys on owner and target: ON DELETE SET NULL would wait for a user's guarded transaction.
+CREATE TABLE IF NOT EXISTS pgleases.partitions (
+    lease       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    partition   int NOT NULL,
+    owner       bigint,
+    target      bigint,
+    epoch       bigint NOT NULL,
+    owner_id    pg_catalog.text COLLATE pg_catalog."C",
+    preferred_owner_id     pg_catalog.text COLLATE pg_catalog."C",
+    owned_since pg_catalog.timestamptz,
+    asked_at    pg_catalog.timestamptz,
+    PRIMARY KEY (lease, partition)
+) WITH (fillfactor = 70);
+CREATE INDEX IF NOT EXISTS partitions_owner ON pgleases.partitions (owner);
+COMMENT ON TABLE pgleases.partitions IS 'The partitions of every lease, each with its owner and its target.';
+COMMENT ON COLUMN pgleases.partitions.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.partitions.partition IS 'The partition''s number, from 0.';
+COMMENT ON COLUMN pgleases.partitions.owner IS 'The session that owns it; null: none.';
+COMMENT ON COLUMN pgleases.partitions.target IS 'The session that shall own it. Where that is not the owner, the owner is asked to hand over.';
+COMMENT ON COLUMN pgleases.partitions.epoch IS 'Fencing token: rises at every change of owner, and never repeats.';
+COMMENT ON COLUMN pgleases.partitions.owner_id IS 'The client ID of the owner, or of the last one.';
+COMMENT ON COLUMN pgleases.partitions.preferred_owner_id IS 'The client ID to which the partition returns: it was the owner when that client went away. Null: none, or it has returned.';
+COMMENT ON COLUMN pgleases.partitions.owned_since IS 'When this ownership began.';
+COMMENT ON COLUMN pgleases.partitions.asked_at IS 'When the owner was asked to hand over; null: it is not asked.';
+
+-- Sets the column changed of leases. A trigger does, so that what operators change counts too.
+CREATE OR REPLACE FUNCTION pgleases.lease_changed() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    NEW.changed := pg_current_xact_id();
+    RETURN NEW;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lease_changed() IS 'Notes in a lease which transaction has changed it.';
+CREATE OR REPLACE TRIGGER changed BEFORE INSERT OR UPDATE ON pgleases.leases FOR EACH ROW EXECUTE FUNCTION pgleases.lease_changed();
+
+-- From here on, and in plans.sql, they are functions for their plans, which the server keeps for each connection: to plan them anew cost more
+-- than to carry out what is usual, a few partitions. A plan that is kept has to be good for one row and for 65,536, whatever the tables held when it was made.
+-- So rows are looked up by their key or their address (ctid), and the planner has no choice: it does not join in another way what
+-- stands in LATERAL with OFFSET 0 or FOR UPDATE, and does not read a whole table (enable_seqscan). What is compared with many members
+-- is compared by hash, as every IN is that is no condition of WHERE. For nulls such an IN is slow, so they are kept from it.
+
+CREATE OR REPLACE FUNCTION pgleases.read(
+    session bigint, leases pg_catalog.text[],
+    OUT name pg_catalog.text, OUT generation bigint, OUT timeline bigint, OUT started bigint, OUT accepted_timeline bigint, OUT server_generation bigint,
+    OUT partitions int[], OUT epochs bigint[], OUT moving boolean[], OUT paused pg_catalog.text[], OUT drained pg_catalog.text[])
+RETURNS SETOF record
+LANGUAGE plpgsql STABLE -- one snapshot
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
+AS $pgleases_body$
+BEGIN
+    RETURN QUERY
+    SELECT l.name, l.generation, pgleases.timeline(), (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
+           s.accepted_timeline, s.generation, coalesce(o.partitions, '{}'), coalesce(o.epochs, '{}'), coalesce(o.moving, '{}'),
+           (SELECT ARRAY[w.actor, w.reason] FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = l.name),
+           (SELECT ARRAY[w.actor, w.reason] FROM pgleases.overrides AS w JOIN pgleases.clients AS c ON c.id = w.client WHERE w.verb = 'drain' AND c.session = $1)
+    FROM pgleases.server AS s, pgleases.leases AS l
+    LEFT JOIN (
+        SELECT p.lease, array_agg(p.partition) AS partitions, array_agg(p.epoch) AS epochs,
+               array_agg(p.target IS DISTINCT FROM p.owner) AS moving
+        FROM (SELECT p.lease, p.partition, p.epoch, p.target, p.owner FROM pgleases.partitions AS p
+              WHERE p.owner = $1 AND (p.lease = ANY ($2)) IS TRUE -- IS TRUE: by the index on owner
+              ORDER BY p.lease, p.partition) AS p
+        GROUP BY p.lease
+    ) AS o ON o.lease = l.name
+    WHERE l.name = ANY ($2);
+END
+$pgleases_body$;
+
+-- Releases of several owners run side by side: none waits for another's flush. So a release that changes nothing but owners holds the
+-- row of the lease in the weakest mode, and does not write to it: announce does, in a transaction that waits for no flush. FOR KEY
+-- SHARE keeps plans, evictions and leaves from the lease. A session that is gone releases nothing: a plan may have read that.
+CREATE OR REPLACE FUNCTION pgleases.release(
+    session bigint, leases pg_catalog.text[], partitions int[], epochs bigint[], successors bigint[],
+    leaving pg_catalog.text[], planned bigint[], ending pg_catalog.text[], last_join bigint, lock_ms int, channel pg_catalog.text,
+    OUT released_leases pg_catalog.text[], OUT released_partitions int[], OUT owners bigint[], OUT new_epochs bigint[],
+    OUT busy_leases pg_catalog.text[], OUT busy_partitions int[], OUT left_leases pg_catalog.text[], OUT asking pg_catalog.text[])
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    names CONSTANT text[] := ARRAY(SELECT DISTINCT n FROM unnest($2 || $6) AS n);
+    as_planned text[]; -- leases to leave that are as the plan of the successors read them
+    first bigint;
+    present bigint; -- the server generation
+    drained text[] := '{}';
+    alive boolean;
+    drains boolean; -- the client, by an override
+    concerned bigint[];
+    due text[]; -- leases for which a plan is due
+BEGIN
+    PERFORM pgleases.settings(true, $10);
+    IF cardinality($8) > 0 THEN
+        PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
+    ELSE
+        PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR KEY SHARE;
+    END IF;
+    PERFORM FROM pgleases.clients AS c WHERE c.session = $1 FOR KEY SHARE; -- it is not evicted before this is committed
+    alive := FOUND;
+    IF alive THEN
+        SELECT s.generation, pgleases.first_epoch(s.generation) INTO present, first
+        FROM pgleases.server AS s WHERE s.accepted_timeline = pgleases.timeline(); -- the server is accepted
+    END IF;
+    drains := EXISTS (SELECT FROM pgleases.overrides AS w
+                      WHERE w.verb = 'drain' AND w.client = (SELECT c.id FROM pgleases.clients AS c WHERE c.session = $1));
+    as_planned := ARRAY(SELECT l.name FROM unnest($6, $7) AS g (lease, generation)
+                        JOIN pgleases.leases AS l ON l.name = g.lease AND l.generation = g.generation);
+
+    WITH taken AS MATERIALIZED (
+        SELECT p.place, p.lease, p.owner_id, b.epoch >> 32 < present AND NOT (p.lease = ANY ($6)) AS renewed,
+               CASE WHEN b.successor <> 0 AND p.lease = ANY (as_planned) THEN b.successor ELSE p.target END AS target
+        FROM (SELECT * FROM unnest($2, $3, $4, $5) AS b (lease, partition, epoch, successor) ORDER BY lease, partition) AS b
+        CROSS JOIN LATERAL ( -- IS TRUE keeps the planner from the index on owner: by the key is faster
+            SELECT p.ctid AS place, p.lease, p.target, p.owner_id
+            FROM pgleases.partitions AS p
+            WHERE p.lease = b.lease AND p.partition = b.partition AND (p.owner = $1) IS TRUE AND p.epoch = b.epoch
+            FOR UPDATE SKIP LOCKED -- a guarded transaction has the others
+        ) AS p
+        WHERE present IS NOT NULL
+    ), successors AS MATERIALIZED ( -- those that are living members
+        SELECT n.lease, n.session, c.id
+        FROM (SELECT DISTINCT k.lease, CASE WHEN k.renewed THEN $1 ELSE k.target END AS session FROM taken AS k) AS n
+        CROSS JOIN LATERAL (
+            SELECT c.id FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
+            WHERE m.lease = n.lease AND m.session = n.session
+            OFFSET 0
+        ) AS c
+        WHERE NOT (n.session = $1 AND n.lease = ANY ($6))
+    ), released AS (
+        UPDATE pgleases.partitions AS p
+        SET owner = h.session, target = CASE WHEN k.renewed THEN k.target ELSE h.session END,
+            epoch = greatest(p.epoch + 1, first),
+            owner_id = coalesce(h.id, p.owner_id),
+            preferred_owner_id = CASE WHEN h.id = p.preferred_owner_id THEN NULL
+                           WHEN h.id <> p.owner_id
+                            AND (p.lease = ANY ($6) OR drains
+                                 OR p.lease IN (SELECT own.lease FROM pgleases.members AS own WHERE own.session = $1 AND own.weight = 0))
+                           THEN p.owner_id
+                           ELSE p.preferred_owner_id END,
+            owned_since = CASE WHEN h.session IS NOT NULL THEN clock_timestamp() END,
+            asked_at = CASE WHEN CASE WHEN k.renewed THEN k.target ELSE h.session END IS DISTINCT FROM h.session THEN p.asked_at END
+        FROM taken AS k
+        LEFT JOIN successors AS h ON h.lease = k.lease AND h.session = CASE WHEN k.renewed THEN $1 ELSE k.target END
+        WHERE p.ctid = k.place
+        RETURNING p.lease, p.partition, p.owner, p.epoch, k.renewed, k.owner_id AS from_id, h.id AS to_id
+    ), told AS (
+        INSERT INTO pgleases.events (lease, cause, from_id, to_id, partitions, generation)
+        SELECT r.lease, 'handed over', r.from_id, r.to_id, range_agg(int4range(r.partition, r.partition, '[]')),
+               (SELECT l.generation FROM pgleases.leases AS l WHERE l.name = r.lease)
+        FROM released AS r
+        WHERE NOT r.renewed
+        GROUP BY r.lease, r.from_id, r.to_id
+    )
+    SELECT coalesce(array_agg(r.lease), '{}'), coalesce(array_agg(r.partition), '{}'), coalesce(array_agg(coalesce(r.owner, 0)), '{}'),
+           coalesce(array_agg(r.epoch), '{}'), coalesce(array_agg(DISTINCT r.lease) FILTER (WHERE r.owner IS NULL), '{}')
+    FROM (SELECT * FROM released ORDER BY lease, partition) AS r
+    INTO released_leases, released_partitions, owners, new_epochs, due;
+
+    busy_leases := '{}';
+    busy_partitions := '{}';
+    IF alive AND cardinality(released_partitions) < cardinality($3) THEN
+        SELECT coalesce(array_agg(b.lease), '{}'), coalesce(array_agg(b.partition), '{}')
+        FROM (SELECT * FROM unnest($2, $3, $4) AS b (lease, partition, epoch) ORDER BY lease, partition) AS b
+        CROSS JOIN LATERAL (
+            SELECT FROM pgleases.partitions AS p
+            WHERE p.lease = b.lease AND p.partition = b.partition AND (p.owner = $1) IS TRUE AND p.epoch = b.epoch
+        ) AS p
+        INTO busy_leases, busy_partitions;
+    END IF;
+
+    left_leases := '{}';
+    asking := '{}';
+    IF cardinality($8) > 0 THEN
+        WITH rest AS MATERIALIZED ( -- still owned in leases to leave
+            SELECT DISTINCT p.lease FROM pgleases.partitions AS p
+            WHERE p.owner = $1 AND (p.lease = ANY ($8)) IS TRUE
+        ), gone AS (
+            DELETE FROM pgleases.members AS m
+            WHERE m.session = $1 AND m.lease = ANY ($8) AND m.lease NOT IN (SELECT lease FROM rest) AND m.join_number <= $9
+            RETURNING m.lease
+        ), told AS (
+            INSERT INTO pgleases.events (lease, cause, from_id, generation)
+            SELECT g.lease, 'left', (SELECT c.id FROM pgleases.clients AS c WHERE c.session = $1),
+                   (SELECT l.generation FROM pgleases.leases AS l WHERE l.name = g.lease)
+            FROM gone AS g
+        ), drained AS (
+            UPDATE pgleases.members AS m SET weight = 0
+            WHERE m.session = $1 AND m.lease IN (SELECT lease FROM rest) AND m.weight <> 0 AND m.join_number <= $9
+            RETURNING m.lease
+        )
+        SELECT coalesce((SELECT array_agg(g.lease ORDER BY g.lease) FROM gone AS g), '{}'),
+               coalesce((SELECT array_agg(d.lease) FROM drained AS d), '{}')
+        INTO left_leases, drained;
+        -- A plan is due, unless what was released went where the plan without this session has it.
+        due := due || ARRAY(SELECT g FROM unnest(left_leases) AS g WHERE NOT (g = ANY (as_planned)));
+        concerned := ARRAY(SELECT DISTINCT r.owner FROM unnest(released_leases, owners) AS r (lease, owner)
+                           WHERE r.owner <> 0 AND r.lease = ANY (left_leases));
+        IF $11 <> '' AND cardinality(concerned) > 0 THEN
+            PERFORM pg_notify($11, CASE WHEN cardinality(concerned) > 100 THEN 'all' ELSE array_to_string(concerned, ',') END);
+        END IF;
+    ELSIF cardinality(due) > 0 THEN -- by name, as the lock held until here lets others change them
+        PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (due) ORDER BY l.name FOR NO KEY UPDATE;
+    END IF;
+    IF cardinality(due) + cardinality(left_leases) + cardinality(drained) > 0 THEN
+        WITH changed AS (
+            UPDATE pgleases.leases AS l
+            SET generation = l.generation + 1,
+                next_check_at = CASE WHEN l.name = ANY (due) AND EXISTS (SELECT FROM pgleases.members AS m WHERE m.lease = l.name AND m.weight > 0)
+                                      AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.lease = l.name AND w.verb = 'pause')
+                                     THEN least(l.next_check_at, clock_timestamp())
+                                     ELSE l.next_check_at END
+            WHERE l.name = ANY (due) OR l.name = ANY (left_leases) OR l.name = ANY (drained)
+            RETURNING l.name, l.next_check_at
+        )
+        SELECT coalesce(array_agg(c.name ORDER BY c.name), '{}') FROM changed AS c WHERE c.next_check_at <= clock_timestamp()
+        INTO asking;
+    END IF;
+END
+$pgleases_body$;
+
+CREATE OR REPLACE FUNCTION pgleases.announce(leases pg_catalog.text[], sessions bigint[], lock_ms int, channel pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
+AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.settings(false, $3);
+    PERFORM FROM pgleases.leases AS l WHERE l.name = ANY ($1) ORDER BY l.name FOR NO KEY UPDATE;
+    UPDATE pgleases.leases AS l SET generation = l.generation + 1 WHERE l.name = ANY ($1);
+    IF $4 <> '' AND cardinality($2) > 0 THEN
+        PERFORM pg_notify($4, CASE WHEN cardinality($2) > 100 THEN 'all' ELSE array_to_string($2, ',') END);
+    END IF;
+END
+$pgleases_body$;

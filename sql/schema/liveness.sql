@@ -1,0 +1,155 @@
+-- liveness.sql: fast failover.
+
+-- Not a column of clients: who looks out reads these rows, of which there are none without fast failover.
+CREATE TABLE IF NOT EXISTS pgleases.presences (
+    session  bigint PRIMARY KEY,
+    presence bigint NOT NULL,
+    pid      int NOT NULL DEFAULT pg_catalog.pg_backend_pid()
+);
+COMMENT ON TABLE pgleases.presences IS 'The sessions of clients with fast failover. A row whose session has gone is deleted when the next client connects.';
+COMMENT ON COLUMN pgleases.presences.session IS 'The session.';
+COMMENT ON COLUMN pgleases.presences.presence IS 'Key of the advisory lock that the client''s connection holds: where nobody holds it, that connection has ended.';
+COMMENT ON COLUMN pgleases.presences.pid IS 'The server''s process of that connection. Another process that holds or awaits the lock is a stranger''s.';
+
+-- The lock is the session's, not the transaction's: it lasts until the connection ends. The key is written before the client trusts itself
+-- on this connection: else the end of an earlier connection could be taken for the client's. So could it where this statement comes late, from
+-- an earlier connection: of a session's keys the lowest is the last one.
+CREATE OR REPLACE FUNCTION pgleases.hold_liveness(session bigint, presence bigint, lock_ms int) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.settings(true, $3);
+    INSERT INTO pgleases.presences AS p (session, presence, pid)
+    SELECT c.session, $2, pg_backend_pid() FROM pgleases.clients AS c WHERE c.session = $1
+    ON CONFLICT ON CONSTRAINT presences_pkey DO UPDATE SET presence = EXCLUDED.presence, pid = EXCLUDED.pid WHERE EXCLUDED.presence < p.presence;
+    DELETE FROM pgleases.presences AS p
+    WHERE p.session = ANY (ARRAY(
+        SELECT o.session FROM pgleases.presences AS o
+        WHERE NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = o.session)
+        FOR UPDATE OF o SKIP LOCKED));
+    IF EXISTS (SELECT FROM pgleases.presences AS p WHERE p.session = $1 AND p.presence <> $2) THEN
+        RETURN false;
+    END IF;
+    IF NOT pg_try_advisory_lock($2) THEN -- last, as an error leaves it held, and a client repeats this with another key
+        RAISE EXCEPTION 'another connection holds advisory lock %', $2 USING ERRCODE = 'lock_not_available';
+    END IF;
+    RETURN true;
+END
+$pgleases_body$;
+
+-- The counters come first: what ends a session between them and the locks is counted later, and seen as a change.
+CREATE OR REPLACE FUNCTION pgleases.watch_liveness(
+    session bigint, known bigint,
+    OUT watches boolean, OUT abandoned bigint, OUT killed bigint, OUT fatal bigint, OUT reset bigint,
+    OUT digest bigint, OUT held bigint[], OUT pids int[], OUT free bigint[], OUT free_sessions bigint[], OUT free_expiries bigint[],
+    OUT stranger int)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
+DECLARE
+    here CONSTANT oid := (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database());
+BEGIN
+    abandoned := 0;
+    killed := 0;
+    fatal := 0;
+    reset := 0;
+    digest := 0;
+    held := '{}';
+    pids := '{}';
+    free := '{}';
+    free_sessions := '{}';
+    free_expiries := '{}';
+    stranger := 0;
+    watches := (SELECT count(*) < 2 FROM (SELECT FROM pgleases.presences AS p
+                                          WHERE p.session < $1 AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.session)
+                                          ORDER BY p.session LIMIT 2) AS before);
+    IF NOT watches THEN
+        RETURN;
+    END IF;
+    SELECT s.abandoned, s.killed, s.fatal, s.reset FROM pgleases.session_ends() AS s INTO abandoned, killed, fatal, reset;
+    SELECT coalesce(bit_xor(p.presence) FILTER (WHERE l.granted), 0),
+           coalesce(array_agg(p.presence) FILTER (WHERE l.granted), '{}'), coalesce(array_agg(l.pid) FILTER (WHERE l.granted), '{}'),
+           coalesce(array_agg(p.presence) FILTER (WHERE l.pid IS NULL), '{}'), coalesce(array_agg(c.session) FILTER (WHERE l.pid IS NULL), '{}'),
+           coalesce(array_agg((extract(epoch FROM c.expires_at) * 1000000)::bigint) FILTER (WHERE l.pid IS NULL), '{}'),
+           coalesce(min(l.pid) FILTER (WHERE l.pid <> p.pid), 0) -- who waits has it when the client dies
+    FROM pgleases.presences AS p
+    JOIN pgleases.clients AS c ON c.session = p.session
+    LEFT JOIN (SELECT (k.classid::bigint << 32) | k.objid::bigint AS presence, k.pid, k.granted FROM pg_locks AS k
+               WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.database = here
+                 AND k.mode = 'ExclusiveLock') AS l -- not who only looks, in evict_disconnected
+           ON l.presence = p.presence
+    INTO digest, held, pids, free, free_sessions, free_expiries, stranger;
+    IF digest = $2 THEN -- the keys are random: these are the ones that the caller knows
+        held := '{}';
+        pids := '{}';
+    END IF;
+END
+$pgleases_body$;
+
+-- Functions, not the view pg_stat_database, which would read all of them.
+CREATE OR REPLACE FUNCTION pgleases.session_ends(OUT abandoned bigint, OUT killed bigint, OUT fatal bigint, OUT reset bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    SELECT pg_stat_get_db_sessions_abandoned(d.oid), pg_stat_get_db_sessions_killed(d.oid), pg_stat_get_db_sessions_fatal(d.oid),
+           coalesce((extract(epoch FROM pg_stat_get_db_stat_reset_time(d.oid)) * 1000000)::bigint, 0)
+    FROM pg_database AS d WHERE d.datname = current_database()
+    INTO abandoned, killed, fatal, reset;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.session_ends() IS 'How many sessions in this database were abandoned by their clients, killed, and ended by a fatal error, since a reset.';
+
+-- A lock is free before its session's end is counted. Whoever is not among the server's processes any more has been counted. So the lock comes
+-- first, then the process, then the counters: as many sessions were abandoned as there are to be evicted, and none has
+-- ended in another way.
+--
+-- Who is dead is made to have expired long ago; evict does the rest. This row of the server keeps all other evictions from the sessions. The
+-- notification has the next two clients look out.
+CREATE OR REPLACE FUNCTION pgleases.evict_disconnected(
+    sessions bigint[], presences bigint[], pids int[], expiries bigint[], abandoned bigint, killed bigint, fatal bigint, reset bigint,
+    timeline bigint, started bigint, marker bigint, lock_ms int, channel pg_catalog.text,
+    OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT plan_due_in bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
+DECLARE
+    dead bigint[] := '{}';
+    r record;
+BEGIN
+    PERFORM pgleases.settings(true, $12);
+    evicted := '{}';
+    asked := '{}';
+    plan_due_in := 0;
+    PERFORM FROM pgleases.server AS s
+    WHERE s.accepted_timeline = $9 AND pgleases.timeline() = $9
+      AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $10
+      AND (SELECT m.marker FROM pgleases.boot_marker AS m) = $11
+    FOR UPDATE OF s SKIP LOCKED; -- another client evicts
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    FOR r IN
+        SELECT p.session, p.presence, e.pid
+        FROM unnest($1, $2, $3, $4) AS e (session, presence, pid, expiry)
+        JOIN pgleases.clients AS c ON c.session = e.session
+        JOIN pgleases.presences AS p ON p.session = e.session
+        WHERE p.presence = e.presence AND (extract(epoch FROM c.expires_at) * 1000000)::bigint = e.expiry
+        ORDER BY p.session
+        FOR UPDATE OF c, p SKIP LOCKED -- a locked session renews itself, or has another connection
+    LOOP
+        IF pg_try_advisory_xact_lock_shared(r.presence) AND NOT EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = r.pid) THEN
+            dead := dead || r.session;
+        END IF;
+    END LOOP;
+    PERFORM FROM pgleases.session_ends() AS s
+    WHERE s.abandoned - $5 >= cardinality(dead) AND s.killed = $6 AND s.fatal = $7 AND s.reset = $8;
+    IF NOT FOUND OR cardinality(dead) = 0 THEN
+        RETURN;
+    END IF;
+    UPDATE pgleases.clients AS c SET expires_at = timestamptz 'epoch' WHERE c.session = ANY (dead);
+    UPDATE pgleases.server AS s SET next_check_at = timestamptz 'epoch';
+    SELECT e.evicted, e.asked, e.plan_due_in
+    FROM pgleases.evict(1::bigint, 660000000::bigint, 0::bigint, $9, $10, $11, $12) AS e
+    INTO evicted, asked, plan_due_in;
+    IF $13 <> '' THEN
+        PERFORM pg_notify($13, string_agg(n.session::text, ','))
+        FROM (SELECT p.session FROM pgleases.presences AS p JOIN pgleases.clients AS c ON c.session = p.session
+              ORDER BY p.session LIMIT 2) AS n
+        HAVING count(*) > 0;
+    END IF;
+END
+$pgleases_body$;

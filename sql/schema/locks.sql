@@ -1,0 +1,405 @@
+-- locks.sql: the named locks of package lock.
+
+-- The named locks of package lock. A row goes when nobody holds or awaits it, so the table is small and its rows are many: the
+-- threshold has it vacuumed whatever its size at the time. No foreign key on session, which would have every acquisition lock its row.
+CREATE TABLE IF NOT EXISTS pgleases.locks (
+    name    pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    ticket  bigint NOT NULL,
+    session bigint NOT NULL,
+    nonce   bigint NOT NULL,
+    shared  boolean NOT NULL,
+    token   bigint,
+    since   pg_catalog.timestamptz NOT NULL,
+    PRIMARY KEY (name, ticket)
+) WITH (autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_scale_factor = 0);
+CREATE INDEX IF NOT EXISTS locks_session ON pgleases.locks (session, nonce);
+COMMENT ON TABLE pgleases.locks IS 'The named locks: one row for each session that holds or awaits one. A name without a row is free.';
+COMMENT ON COLUMN pgleases.locks.name IS 'The lock''s name.';
+COMMENT ON COLUMN pgleases.locks.ticket IS 'Place in the queue of this name. Who holds the lock comes before who waits.';
+COMMENT ON COLUMN pgleases.locks.session IS 'The session that holds or awaits it; dead once it has no row in clients.';
+COMMENT ON COLUMN pgleases.locks.nonce IS 'Random number of this acquisition, drawn by the client.';
+COMMENT ON COLUMN pgleases.locks.shared IS 'Whether it is held, or awaited, together with other sessions that share it.';
+COMMENT ON COLUMN pgleases.locks.token IS 'Fencing token: rises with every acquisition, and never repeats. Null: the session waits.';
+COMMENT ON COLUMN pgleases.locks.since IS 'Since when the session holds the lock, or waits for it.';
+
+CREATE SEQUENCE IF NOT EXISTS pgleases.lock_tokens;
+COMMENT ON SEQUENCE pgleases.lock_tokens IS 'The low part of the locks'' tokens; the server generation is the high part.';
+
+-- Whoever changes the rows of a name holds the name's mutex, an advisory lock, to the end of the transaction; whoever only looks does not
+-- wait for one. A statement that waited for it has a snapshot of before. So these functions are in PL/pgSQL, where each statement
+-- after it has a snapshot of its own, and refuse a transaction that has one snapshot for all.
+--
+-- A session is dead when it has no row in clients, and by nothing else: only an eviction decides that. Rows of the dead are locked
+-- FOR UPDATE SKIP LOCKED before they go: a guarded transaction that is open keeps its lock.
+--
+-- A plan that is kept was made when the table was empty, so it must not read the whole of it (enable_seqscan, enable_sort), nor all of
+-- clients or identities for a join or an EXISTS (a subquery of one value, or OFFSET 0). What that makes expensive to the planner's eye must
+-- not be compiled (jit).
+--
+-- An acquisition of a lock that is free, and its release, are one statement each after the mutex. They name all with its schema, and
+-- set as little as they can. All that is rarer is left to lock_queue and lock_turn.
+
+-- Each schema has its own. Plain SQL becomes a part of the plans that call it.
+CREATE OR REPLACE FUNCTION pgleases.lock_mutex(name pg_catalog.text) RETURNS bigint
+LANGUAGE sql STABLE AS $pgleases_body$
+    SELECT pg_catalog.hashtextextended($1, 'pgleases.server'::pg_catalog.regclass::bigint)
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_mutex(pg_catalog.text) IS 'The key of the advisory lock under which the rows of a lock''s name are changed. Two names may have one: they then wait for each other''s commits.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_settings(lock_ms int) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'a transaction that is % cannot change locks', upper(current_setting('transaction_isolation'))
+            USING ERRCODE = 'PL003', HINT = 'Begin it with SET TRANSACTION ISOLATION LEVEL READ COMMITTED.';
+    END IF;
+    RETURN pgleases.settings(true, $1);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_settings(int) IS 'Settings of a statement that changes locks: durable, and how many milliseconds it waits for a lock. Raises PL003 in a transaction in which a statement would not see what was committed before it.';
+
+-- A start and a boot marker are of one incarnation on one timeline: a promotion empties boot_marker. The timeline is compared all the same, where it costs nothing.
+CREATE OR REPLACE FUNCTION pgleases.lock_same_incarnation(timeline bigint, started bigint, marker bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN pgleases.timeline() = $1
+       AND pg_postmaster_start_time() = to_timestamp($2::double precision / 1000000)
+       AND EXISTS (SELECT FROM pgleases.boot_marker AS m WHERE m.marker = $3);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_same_incarnation(bigint, bigint, bigint) IS 'Whether this is the server incarnation that the caller''s last heartbeat told. The application''s connections may lead to another server than the client''s own.';
+
+-- The caller has the mutex. Rows that hold the lock come before rows that wait. It drops the dead that it meets, and goes on until the first
+-- that may not follow: so its cost does not depend on how many wait. Where the server is not accepted, nothing is granted.
+CREATE OR REPLACE FUNCTION pgleases.lock_turn(name pg_catalog.text, timeline bigint, notify boolean) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    present bigint; -- the server generation
+    held boolean := false;
+    r record;
+BEGIN
+    SELECT s.generation INTO present FROM pgleases.server AS s WHERE s.accepted_timeline = $2;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    FOR r IN SELECT l.ticket, l.session, l.nonce, l.shared, l.token FROM pgleases.locks AS l WHERE l.name = $1 ORDER BY l.ticket LOOP
+        IF NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = r.session) THEN
+            DELETE FROM pgleases.locks AS l
+            WHERE l.name = $1 AND l.ticket = ANY (ARRAY(
+                SELECT d.ticket FROM pgleases.locks AS d WHERE d.name = $1 AND d.ticket = r.ticket FOR UPDATE SKIP LOCKED));
+            CONTINUE WHEN FOUND;
+            EXIT WHEN r.token IS NULL;
+        ELSIF r.token IS NULL THEN
+            EXIT WHEN held AND NOT r.shared;
+            UPDATE pgleases.locks AS l
+            SET token = (present << 32) + nextval('pgleases.lock_tokens'), since = clock_timestamp()
+            WHERE l.name = $1 AND l.ticket = r.ticket;
+            IF $3 THEN
+                PERFORM pg_notify('pgleases_lock_' || r.session, r.nonce::text);
+            END IF;
+        END IF;
+        held := true;
+        EXIT WHEN NOT r.shared;
+    END LOOP;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_turn(pg_catalog.text, bigint, boolean) IS 'Gives a lock to those who may have it now, in the order in which they came.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_acquire(
+    name pg_catalog.text, session bigint, nonce bigint, shared boolean, waits boolean, latest bigint,
+    timeline bigint, started bigint, marker bigint, lock_ms int, notify boolean)
+RETURNS pg_catalog.text[]
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    token bigint;
+    unused boolean;
+BEGIN
+    IF pg_catalog.set_config('lock_timeout', $10::pg_catalog.text, true) IS NULL -- it is not
+       OR pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'::pg_catalog.text
+       OR pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'::pg_catalog.text THEN
+        unused := pgleases.lock_settings($10);
+    END IF;
+    unused := pg_catalog.pg_advisory_xact_lock(pgleases.lock_mutex($1)) IS NULL;
+    INSERT INTO pgleases.locks AS n (name, ticket, session, nonce, shared, token, since)
+    SELECT $1, 1::bigint, $2, $3, $4, (s.generation OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval('pgleases.lock_tokens'),
+           pg_catalog.clock_timestamp()
+    FROM pgleases.server AS s
+    WHERE s.accepted_timeline OPERATOR(pg_catalog.=) $7
+      AND pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($8::double precision OPERATOR(pg_catalog./) 1000000)
+      AND EXISTS (SELECT FROM pgleases.boot_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $9)
+      AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<=) pg_catalog.to_timestamp($6::double precision OPERATOR(pg_catalog./) 1000000)
+      AND NOT EXISTS (SELECT FROM pgleases.locks AS l WHERE l.name OPERATOR(pg_catalog.=) $1)
+      AND EXISTS (SELECT FROM pgleases.clients AS c
+                  WHERE c.session OPERATOR(pg_catalog.=) $2
+                    AND coalesce((SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id OPERATOR(pg_catalog.=) c.id), 0)
+                        OPERATOR(pg_catalog.<=) c.incarnation)
+    RETURNING n.token INTO token;
+    IF token IS NULL THEN
+        RETURN pgleases.lock_queue($1, $2, $3, $4, $5, $6, $7, $8, $9, $11);
+    END IF;
+    RETURN ARRAY['granted'::pg_catalog.text, token::pg_catalog.text];
+END
+$pgleases_body$;
+
+-- What is no acquisition of a lock that is free. The caller has the mutex.
+CREATE OR REPLACE FUNCTION pgleases.lock_queue(
+    name pg_catalog.text, session bigint, nonce bigint, shared boolean, waits boolean, latest bigint,
+    timeline bigint, started bigint, marker bigint, notify boolean)
+RETURNS pg_catalog.text[]
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    present bigint; -- the server generation
+    place bigint;
+    token bigint;
+BEGIN
+    IF NOT pgleases.lock_same_incarnation($7, $8, $9) THEN
+        RETURN '{elsewhere}';
+    END IF;
+    SELECT s.generation INTO present FROM pgleases.server AS s WHERE s.accepted_timeline = $7;
+    IF NOT FOUND THEN
+        RETURN '{unaccepted}';
+    END IF;
+    IF clock_timestamp() > to_timestamp($6::double precision / 1000000) THEN
+        RETURN '{late}';
+    END IF;
+    PERFORM FROM pgleases.clients AS c
+    WHERE c.session = $2
+      AND coalesce((SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id = c.id), 0) <= c.incarnation;
+    IF NOT FOUND THEN
+        RETURN '{gone}';
+    END IF;
+    -- The dead go first, and whose turn it is gets it.
+    PERFORM pgleases.lock_turn($1, $7, $10);
+    SELECT l.token, l.ticket INTO token, place FROM pgleases.locks AS l
+    WHERE l.session = $2 AND l.nonce = $3 AND l.name = $1; -- once more, after a lost answer
+    IF FOUND THEN
+        RETURN CASE WHEN token IS NULL THEN '{waits}' ELSE ARRAY['granted', token::text] END;
+    END IF;
+    SELECT coalesce(max(l.ticket), 0) + 1 INTO place FROM pgleases.locks AS l WHERE l.name = $1;
+    PERFORM FROM pgleases.locks AS l WHERE l.name = $1 AND (l.token IS NULL OR NOT l.shared OR NOT $4) LIMIT 1;
+    IF FOUND AND NOT $5 THEN
+        RETURN coalesce((SELECT ARRAY['held', c.id, c.host, c.pid::text,
+                                      (extract(epoch FROM l.since) * 1000000)::bigint::text, (extract(epoch FROM c.expires_at) * 1000000)::bigint::text]
+                         FROM (SELECT l.session, l.since FROM pgleases.locks AS l WHERE l.name = $1 ORDER BY l.ticket LIMIT 1) AS l
+                         CROSS JOIN LATERAL (SELECT * FROM pgleases.clients AS c WHERE c.session = l.session OFFSET 0) AS c),
+                        '{held,"","",0,0,0}');
+    END IF;
+    IF NOT FOUND THEN
+        token := (present << 32) + nextval('pgleases.lock_tokens');
+    END IF;
+    INSERT INTO pgleases.locks (name, ticket, session, nonce, shared, token, since)
+    VALUES ($1, place, $2, $3, $4, token, clock_timestamp());
+    RETURN CASE WHEN token IS NULL THEN '{waits}' ELSE ARRAY['granted', token::text] END;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_queue(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, boolean) IS 'Part of lock_acquire: where somebody has or awaits the lock, or it cannot be taken.';
+
+-- It is durable where it gives the lock to somebody. Else a crash may undo it, up to three times wal_writer_delay later: the client gives back
+-- then what it does not know of, as after a promotion. The next acquisition of the name, and the end of the session, are durable, and this with them.
+CREATE OR REPLACE FUNCTION pgleases.lock_release(
+    name pg_catalog.text, session bigint, nonce bigint, latest bigint,
+    timeline bigint, started bigint, marker bigint, lock_ms int, notify boolean)
+RETURNS pg_catalog.text
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    others boolean; -- hold or await it; null: nothing was deleted
+    unused boolean;
+BEGIN
+    IF pg_catalog.set_config('lock_timeout', $8::pg_catalog.text, true) IS NULL -- it is not
+       OR pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'::pg_catalog.text
+       OR pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'::pg_catalog.text THEN
+        unused := pgleases.lock_settings($8);
+    END IF;
+    unused := pg_catalog.pg_advisory_xact_lock(pgleases.lock_mutex($1)) IS NULL;
+    DELETE FROM pgleases.locks AS l
+    WHERE l.ctid OPERATOR(pg_catalog.=) ANY (ARRAY(
+            SELECT d.ctid FROM pgleases.locks AS d
+            WHERE d.session OPERATOR(pg_catalog.=) $2 AND d.nonce OPERATOR(pg_catalog.=) $3 AND d.name OPERATOR(pg_catalog.=) $1
+            FOR UPDATE SKIP LOCKED)) -- a guarded transaction has the others
+      AND pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($6::double precision OPERATOR(pg_catalog./) 1000000)
+      AND EXISTS (SELECT FROM pgleases.boot_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $7)
+    RETURNING EXISTS (SELECT FROM pgleases.locks AS o WHERE o.name OPERATOR(pg_catalog.=) $1 AND o.ticket OPERATOR(pg_catalog.<>) l.ticket)
+    INTO others;
+    IF others THEN
+        PERFORM pgleases.lock_turn($1, $5, $9);
+    ELSIF others IS NULL AND NOT pgleases.lock_same_incarnation($5, $6, $7) THEN
+        RETURN 'elsewhere';
+    ELSIF others IS NULL THEN
+        PERFORM FROM pgleases.locks AS l WHERE l.session OPERATOR(pg_catalog.=) $2 AND l.nonce OPERATOR(pg_catalog.=) $3;
+        IF FOUND OR pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<=) pg_catalog.to_timestamp($4::double precision OPERATOR(pg_catalog./) 1000000) THEN
+            RETURN 'busy';
+        END IF;
+        RETURN 'absent';
+    ELSE -- nobody has it now, and the next acquisition's commit flushes this one too
+        unused := pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL;
+    END IF;
+    RETURN 'released';
+END
+$pgleases_body$;
+
+CREATE OR REPLACE FUNCTION pgleases.lock_releases(
+    session bigint, names pg_catalog.text[], nonces bigint[], latest bigint[],
+    timeline bigint, started bigint, marker bigint, lock_ms int, notify boolean,
+    OUT same_run boolean, OUT released bigint[], OUT absent bigint[])
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    durable text;
+    r record;
+BEGIN
+    PERFORM pgleases.lock_settings($8);
+    durable := current_setting('synchronous_commit');
+    same_run := true;
+    released := '{}';
+    absent := '{}';
+    -- In one order, so that two that release several names do not wait for each other.
+    FOR r IN SELECT g.name, g.nonce, g.latest FROM unnest($2, $3, $4) AS g (name, nonce, latest)
+             ORDER BY pgleases.lock_mutex(g.name), g.name, g.nonce LOOP
+        CASE pgleases.lock_release(r.name, $1, r.nonce, r.latest, $5, $6, $7, $8, $9)
+            WHEN 'released' THEN released := released || r.nonce;
+            WHEN 'absent' THEN absent := absent || r.nonce;
+            WHEN 'elsewhere' THEN same_run := false;
+            ELSE -- busy
+        END CASE;
+        PERFORM set_config('synchronous_commit', durable, true); -- as another may give a lock to somebody
+    END LOOP;
+END
+$pgleases_body$;
+
+CREATE OR REPLACE FUNCTION pgleases.lock_look(
+    session bigint, nonces bigint[], everything boolean, lock_ms int, notify boolean,
+    OUT timeline bigint, OUT started bigint, OUT found_names pg_catalog.text[], OUT found_nonces bigint[], OUT tokens bigint[])
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    n text;
+BEGIN
+    PERFORM pgleases.lock_settings($4);
+    timeline := pgleases.timeline();
+    started := (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint;
+    -- Names of which nobody holds the lock, or readers alone while a reader is next, or in whose queue somebody before the last of these has
+    -- died. Usually a release or a sweep has seen to it. Who has the mutex sees to it too, or the next look does: so this waits for nobody.
+    FOR n IN
+        SELECT w.name
+        FROM (
+            SELECT l.name, max(l.ticket) AS last -- once for each name: thousands may await one
+            FROM unnest($2) AS a (nonce) -- one by one: else all of the session's are read
+            CROSS JOIN LATERAL (
+                SELECT l.name, l.ticket FROM pgleases.locks AS l
+                WHERE l.session = $1 AND l.nonce = a.nonce AND l.token IS NULL
+                OFFSET 0) AS l
+            GROUP BY l.name) AS w
+        WHERE (SELECT h.ticket FROM pgleases.locks AS h WHERE h.name = w.name AND h.token IS NOT NULL ORDER BY h.ticket LIMIT 1) IS NULL
+           OR (SELECT h.shared FROM pgleases.locks AS h WHERE h.name = w.name ORDER BY h.ticket LIMIT 1)
+              AND (SELECT q.shared FROM pgleases.locks AS q WHERE q.name = w.name AND q.token IS NULL ORDER BY q.ticket LIMIT 1)
+           OR EXISTS (SELECT FROM pgleases.locks AS b
+                      WHERE b.name = w.name AND b.ticket < w.last
+                        AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = b.session) IS NULL)
+        ORDER BY w.name
+        LIMIT 1000 -- the server has room for a few thousand mutexes; the next look, or a sweep, sees to more
+    LOOP
+        IF pg_try_advisory_xact_lock(pgleases.lock_mutex(n)) THEN
+            PERFORM pgleases.lock_turn(n, timeline, $5);
+        END IF;
+    END LOOP;
+    IF $3 THEN
+        SELECT coalesce(array_agg(l.name), '{}'), coalesce(array_agg(l.nonce), '{}'), coalesce(array_agg(coalesce(l.token, 0)), '{}')
+        FROM pgleases.locks AS l
+        WHERE l.session = $1
+        INTO found_names, found_nonces, tokens;
+    ELSE
+        SELECT coalesce(array_agg(l.name), '{}'), coalesce(array_agg(l.nonce), '{}'), coalesce(array_agg(coalesce(l.token, 0)), '{}')
+        FROM unnest($2) AS a (nonce)
+        CROSS JOIN LATERAL (
+            SELECT l.name, l.nonce, l.token FROM pgleases.locks AS l
+            WHERE l.session = $1 AND l.nonce = a.nonce
+            OFFSET 0) AS l
+        INTO found_names, found_nonces, tokens;
+    END IF;
+END
+$pgleases_body$;
+
+CREATE OR REPLACE FUNCTION pgleases.lock_sweep(most int, lock_ms int, notify boolean) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    dead bigint[];
+    n text;
+BEGIN
+    PERFORM pgleases.lock_settings($2);
+    dead := ARRAY( -- from each session to the next by the index, as one session may have a thousand rows
+        WITH RECURSIVE sessions AS (
+            SELECT (SELECT l.session FROM pgleases.locks AS l ORDER BY l.session LIMIT 1) AS session
+            UNION ALL
+            SELECT (SELECT l.session FROM pgleases.locks AS l WHERE l.session > s.session ORDER BY l.session LIMIT 1)
+            FROM sessions AS s WHERE s.session IS NOT NULL
+        )
+        SELECT s.session FROM sessions AS s
+        WHERE s.session IS NOT NULL
+          AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = s.session) IS NULL);
+    IF cardinality(dead) = 0 THEN
+        RETURN true;
+    END IF;
+    FOR n IN
+        SELECT DISTINCT d.name
+        FROM (SELECT l.name FROM pgleases.locks AS l WHERE l.session = ANY (dead) LIMIT $1) AS d
+        ORDER BY d.name
+    LOOP
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock(pgleases.lock_mutex(n)); -- a later sweep
+        DELETE FROM pgleases.locks AS l
+        WHERE l.name = n AND l.ticket = ANY (ARRAY(
+            SELECT d.ticket FROM pgleases.locks AS d WHERE d.name = n AND d.session = ANY (dead) FOR UPDATE SKIP LOCKED));
+        PERFORM FROM pgleases.locks AS l WHERE l.name = n LIMIT 1;
+        IF FOUND THEN
+            PERFORM pgleases.lock_turn(n, pgleases.timeline(), $3);
+        END IF;
+    END LOOP;
+    RETURN NOT EXISTS (SELECT FROM pgleases.locks AS l WHERE l.session = ANY (dead));
+END
+$pgleases_body$;
+
+CREATE OR REPLACE FUNCTION pgleases.lock_list(
+    prefix pg_catalog.text, after pg_catalog.text, most int,
+    OUT name pg_catalog.text, OUT shared boolean, OUT waiting int,
+    OUT ids pg_catalog.text[], OUT hosts pg_catalog.text[], OUT pids int[], OUT tokens bigint[], OUT since bigint[],
+    OUT silent bigint[], OUT lives bigint[])
+RETURNS SETOF record
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    now CONSTANT timestamptz := clock_timestamp();
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE names AS ( -- from each name to the next by the index, as thousands may await one
+        SELECT (SELECT l.name FROM pgleases.locks AS l WHERE l.name >= $1 AND l.name > $2 ORDER BY l.name LIMIT 1) AS name, 1 AS n
+        UNION ALL
+        SELECT (SELECT l.name FROM pgleases.locks AS l WHERE l.name > s.name ORDER BY l.name LIMIT 1), s.n + 1
+        FROM names AS s WHERE starts_with(s.name, $1) AND s.n < $3
+    )
+    SELECT n.name, h.shared, (SELECT count(*)::int FROM pgleases.locks AS l WHERE l.name = n.name AND l.token IS NULL),
+           h.ids, h.hosts, h.pids, h.tokens, h.since, h.silent, h.lives
+    FROM names AS n
+    CROSS JOIN LATERAL (
+        SELECT coalesce(bool_or(l.shared), false) AS shared, coalesce(array_agg(coalesce(c.id, '') ORDER BY l.ticket), '{}') AS ids,
+               coalesce(array_agg(coalesce(c.host, '') ORDER BY l.ticket), '{}') AS hosts,
+               coalesce(array_agg(coalesce(c.pid, 0) ORDER BY l.ticket), '{}') AS pids,
+               coalesce(array_agg(l.token ORDER BY l.ticket), '{}') AS tokens,
+               coalesce(array_agg(least(greatest(extract(epoch FROM l.since) * 1000000, -9e18), 9e18)::bigint ORDER BY l.ticket), '{}') AS since,
+               coalesce(array_agg(CASE WHEN c.session IS NULL THEN 0 ELSE least(greatest((extract(epoch FROM now) - extract(epoch FROM c.expires_at)
+                   + extract(epoch FROM c.ttl)) * 1000000, -9e15), 9e15)::bigint END ORDER BY l.ticket), '{}') AS silent,
+               coalesce(array_agg(CASE WHEN c.session IS NULL THEN 0 ELSE least(greatest((extract(epoch FROM c.expires_at) - extract(epoch FROM now)) * 1000000, -9e15), 9e15)::bigint END
+                                  ORDER BY l.ticket), '{}') AS lives
+        FROM pgleases.locks AS l
+        LEFT JOIN LATERAL (SELECT * FROM pgleases.clients AS c WHERE c.session = l.session OFFSET 0) AS c ON true
+        WHERE l.name = n.name AND l.token IS NOT NULL
+    ) AS h
+    WHERE starts_with(n.name, $1)
+    ORDER BY n.name;
+END
+$pgleases_body$;

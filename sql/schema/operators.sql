@@ -1,0 +1,326 @@
+-- operators.sql: overrides, and the verbs of operators.
+
+-- What operators want. A plan of a lease obeys the overrides that concern it. Not columns of other tables: what clients write would
+-- take them away. Clients may read it; the functions for operators write it.
+CREATE TABLE IF NOT EXISTS pgleases.overrides (
+    verb      pg_catalog.text NOT NULL,
+    lease     pg_catalog.text COLLATE pg_catalog."C",
+    partition int,
+    client    pg_catalog.text COLLATE pg_catalog."C",
+    until     pg_catalog.timestamptz NOT NULL,
+    since     pg_catalog.timestamptz NOT NULL,
+    actor     pg_catalog.text NOT NULL,
+    reason    pg_catalog.text NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS overrides_once ON pgleases.overrides (verb, coalesce(lease, ''), coalesce(partition, -1), (CASE WHEN partition IS NULL THEN coalesce(client, '') ELSE '' END));
+CREATE INDEX IF NOT EXISTS overrides_client ON pgleases.overrides (client);
+CREATE INDEX IF NOT EXISTS overrides_lease ON pgleases.overrides (lease);
+ALTER TABLE pgleases.overrides REPLICA IDENTITY FULL;
+COMMENT ON TABLE pgleases.overrides IS 'What operators want, until they take it back. Written by the functions drain, cordon, pause, freeze, pin and their opposites alone.';
+COMMENT ON COLUMN pgleases.overrides.verb IS 'drain or cordon, of a client; pause or freeze, of a lease; pin, of a partition to a client.';
+COMMENT ON COLUMN pgleases.overrides.lease IS 'The lease that it is about; null: all.';
+COMMENT ON COLUMN pgleases.overrides.partition IS 'The partition that it is about; null: all.';
+COMMENT ON COLUMN pgleases.overrides.client IS 'The ID of the client that it is about, whichever process has it; null: all.';
+COMMENT ON COLUMN pgleases.overrides.until IS 'When it ends by itself: the next check for expired sessions deletes it. infinity: never.';
+COMMENT ON COLUMN pgleases.overrides.since IS 'When it was last written.';
+COMMENT ON COLUMN pgleases.overrides.actor IS 'Who wants it.';
+COMMENT ON COLUMN pgleases.overrides.reason IS 'Why.';
+
+-- Each verb is an override, or takes one back, and a plan of the leases concerned is due at once: ownership
+-- changes by what changes it always. So a verb is safe, outlives whoever gave it, and is undone by its opposite. PUBLIC may execute none of
+-- them. They run with the rights of their owner, so an operator needs no others; session_user stays who it is.
+
+-- Begins a verb, and returns who gave it. For what a verb locks heartbeats wait, and whoever takes over from the dead: so its transaction does not stay
+-- open, whatever its operator does. A second without a heartbeat is the least TTL.
+CREATE OR REPLACE FUNCTION pgleases.operator(verb pg_catalog.text, actor pg_catalog.text, reason pg_catalog.text) RETURNS pg_catalog.text
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    IF coalesce($3, '') = '' THEN
+        RAISE EXCEPTION '% needs a reason', $1
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'It is written down beside what was done: say why, for whoever wonders.';
+    END IF;
+    IF octet_length($3) > 4000 OR octet_length($2) > 255 THEN
+        RAISE EXCEPTION '%: the reason has % bytes, the actor %', $1, octet_length($3), coalesce(octet_length($2), 0)
+            USING ERRCODE = 'invalid_parameter_value',
+                HINT = 'All who look read them again and again. Give 4,000 bytes at most to a reason, and 255 to an actor.';
+    END IF;
+    PERFORM pgleases.settings(true, 5000);
+    PERFORM set_config('idle_in_transaction_session_timeout', '500', true), set_config('statement_timeout', '10000', true);
+    RETURN CASE WHEN coalesce($2, '') = '' THEN session_user::text ELSE $2 || ' (' || session_user || ')' END;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.operator(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: begins one, bounds how long its transaction stays open, and returns who gave it.';
+
+-- A plan that has read its leases before an override finds other generations. Nor is an override missed by the plan of a lease that the client joins
+-- meanwhile: a join locks the client's row, so either this waits for it and sees it, or it waits for this.
+CREATE OR REPLACE FUNCTION pgleases.override(
+    verb pg_catalog.text, back boolean, lease pg_catalog.text, partition int, client pg_catalog.text,
+    actor pg_catalog.text, reason pg_catalog.text, until pg_catalog.timestamptz, force boolean)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    opposite CONSTANT text := CASE $1 WHEN 'pause' THEN 'resume' ELSE 'un' || $1 END;
+    who CONSTANT text := pgleases.operator(CASE WHEN $2 THEN opposite ELSE $1 END, $6, $7);
+    names text[]; -- the leases concerned
+    lacking text;
+BEGIN
+    IF NOT $2 AND ($8 IS NULL OR $8 <= clock_timestamp()) THEN
+        RAISE EXCEPTION '% until % would be over', $1, coalesce($8::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Give a time to come, or infinity.';
+    END IF;
+    IF NOT $2 AND (octet_length(coalesce($5, $3)) BETWEEN 1 AND 255) IS NOT TRUE THEN
+        RAISE EXCEPTION '% for a name of % bytes', $1, coalesce(octet_length(coalesce($5, $3)), 0)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Names of leases and client IDs have 1 to 255 bytes.';
+    END IF;
+    IF $3 IS NOT NULL AND NOT $2 AND NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.name = $3 AND l.partitions > 0) THEN
+        IF $1 <> 'pause' THEN
+            RAISE EXCEPTION 'lease "%" does not exist', $3 USING ERRCODE = 'undefined_object';
+        END IF;
+        RAISE WARNING 'lease "%" does not exist yet: its pause begins when it is made', $3 USING ERRCODE = 'undefined_object';
+    END IF;
+    IF $1 = 'pin' AND NOT $2 AND $5 IS NULL THEN
+        RAISE EXCEPTION '% to null', $1 USING ERRCODE = 'invalid_parameter_value', HINT = 'Name a client.';
+    END IF;
+    IF $1 = 'pin' AND NOT $2 AND NOT coalesce($4 >= 0 AND $4 < (SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = $3), false) THEN
+        RAISE EXCEPTION 'lease "%" has no partition %', $3, coalesce($4::text, 'null')
+            USING ERRCODE = 'undefined_object', HINT = format('It has those from 0 to %s.', (SELECT l.partitions - 1
+                FROM pgleases.leases AS l WHERE l.name = $3));
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtextextended('override', 'pgleases.overrides'::regclass::bigint)); -- one verb at a time
+    IF NOT $2 AND $5 IS NOT NULL AND $8 = 'infinity' AND NOT EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = $5) THEN
+        RAISE EXCEPTION 'client "%" is not known', $5
+            USING ERRCODE = 'undefined_object', HINT = 'Known is who was here in the last day. To override one that is to come, say until when.';
+    END IF;
+    -- Leases before the server before clients.
+    names := pgleases.leases_of($3, $5);
+    PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
+    UPDATE pgleases.server AS s SET next_check_at = $8 WHERE NOT $2 AND s.next_check_at > $8;
+    PERFORM FROM pgleases.clients AS c WHERE c.id = $5 AND $3 IS NULL ORDER BY c.session FOR UPDATE;
+    names := pgleases.leases_of($3, $5);
+    IF $1 = 'drain' AND NOT $2 AND NOT $9 THEN
+        SELECT string_agg(n, ', ' ORDER BY n) INTO lacking
+        FROM unnest(names) AS n
+        WHERE (SELECT bool_and(c.id = $5) -- null: nobody works on it anyhow
+               FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
+               WHERE m.lease = n AND m.weight > 0 AND c.incarnation >= 0
+                 AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'drain' AND w.client = c.id));
+        IF lacking IS NOT NULL THEN
+            RAISE EXCEPTION 'client "%" is the last that works on: %', $5, lacking
+                USING ERRCODE = 'object_in_use', HINT = 'Their partitions would have no owner. If that is what you want, add force => true.';
+        END IF;
+    END IF;
+    DELETE FROM pgleases.overrides AS w WHERE w.verb = $1 AND w.lease IS NOT DISTINCT FROM $3 AND w.partition IS NOT DISTINCT FROM $4
+      AND (w.client IS NOT DISTINCT FROM $5 OR $4 IS NOT NULL);
+    IF $2 AND NOT FOUND THEN
+        RAISE EXCEPTION 'there is no % of "%" to take back', $1, coalesce($3 || '/' || $4, $3, $5) USING ERRCODE = 'undefined_object';
+    END IF;
+    IF NOT $2 THEN
+        INSERT INTO pgleases.overrides (verb, lease, partition, client, until, since, actor, reason)
+        VALUES ($1, $3, $4, $5, $8, clock_timestamp(), who, $7);
+    END IF;
+    UPDATE pgleases.leases AS l
+    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
+    WHERE l.name = ANY (names);
+    INSERT INTO pgleases.events (lease, cause, actor, reason, from_id, to_id, partitions, generation)
+    VALUES ($3, CASE WHEN $2 THEN opposite ELSE $1 END, who, $7, CASE WHEN $4 IS NULL THEN $5 END, CASE WHEN $4 IS NOT NULL THEN $5 END,
+            CASE WHEN $4 IS NOT NULL THEN int4multirange(int4range($4, $4, '[]')) END, (SELECT l.generation - 1 FROM pgleases.leases AS l WHERE l.name = $3));
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.override(pg_catalog.text, boolean, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'Part of the verbs of operators: writes an override, or takes it back.';
+
+CREATE OR REPLACE FUNCTION pgleases.leases_of(lease pg_catalog.text, client pg_catalog.text) RETURNS pg_catalog.text[]
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN CASE WHEN $1 IS NOT NULL THEN ARRAY[$1]
+                ELSE ARRAY(SELECT DISTINCT m.lease FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
+                           WHERE c.id = $2 ORDER BY m.lease) END;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.leases_of(pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: the lease, or else the leases of the client, that an override concerns.';
+
+-- Waits for nobody, as a check for expired sessions calls it: what is locked ends at the next one. So do those beyond 200, as nobody
+-- dead is taken out meanwhile; and a lease is changed once, as an UPDATE passes over the versions that those before it left.
+CREATE OR REPLACE FUNCTION pgleases.end_overrides() RETURNS pg_catalog.text[]
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    names text[];
+    asked text[] := '{}';
+    locked int;
+    w record;
+BEGIN
+    FOR w IN SELECT o.ctid AS place, o.verb, o.lease, o.partition, o.client FROM pgleases.overrides AS o WHERE o.until <= clock_timestamp()
+             ORDER BY o.until, o.verb, o.lease, o.partition, o.client LIMIT 200 FOR UPDATE SKIP LOCKED LOOP
+        names := ARRAY(SELECT l.name FROM pgleases.leases AS l WHERE l.name = ANY (pgleases.leases_of(w.lease, w.client)) ORDER BY l.name);
+        SELECT count(*) INTO locked
+        FROM (SELECT FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE SKIP LOCKED) AS l;
+        CONTINUE WHEN locked < cardinality(names);
+        SELECT count(*) INTO locked
+        FROM (SELECT FROM pgleases.clients AS c WHERE c.id = w.client AND w.lease IS NULL ORDER BY c.session FOR UPDATE SKIP LOCKED) AS c;
+        CONTINUE WHEN locked < (SELECT count(*) FROM pgleases.clients AS c WHERE c.id = w.client AND w.lease IS NULL)
+                   OR w.lease IS NULL AND names <> pgleases.leases_of(NULL::text, w.client);
+        DELETE FROM pgleases.overrides AS o WHERE o.ctid = w.place;
+        INSERT INTO pgleases.events (lease, cause, reason, from_id, to_id, partitions)
+        VALUES (w.lease, CASE w.verb WHEN 'pause' THEN 'resume' ELSE 'un' || w.verb END, 'its time is over',
+                CASE WHEN w.partition IS NULL THEN w.client END, CASE WHEN w.partition IS NOT NULL THEN w.client END,
+                CASE WHEN w.partition IS NOT NULL THEN int4multirange(int4range(w.partition, w.partition, '[]')) END);
+        asked := asked || ARRAY(SELECT n FROM unnest(names) AS n WHERE NOT (n = ANY (asked)));
+    END LOOP;
+    UPDATE pgleases.leases AS l
+    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
+    WHERE l.name = ANY (asked);
+    RETURN asked;
+END
+$pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.end_overrides() FROM PUBLIC; -- in an open transaction, it keeps clients from their rows
+COMMENT ON FUNCTION pgleases.end_overrides() IS 'Ends the overrides whose time is over. Checks for expired sessions call it. It returns the leases for which a plan is due.';
+
+CREATE OR REPLACE FUNCTION pgleases.drain(
+    client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity',
+    force boolean DEFAULT false)
+RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.override('drain'::text, false, NULL::text, NULL::int, $1, $3, $2, $4, $5);
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'The client shall own nothing: its work ends, then others get its partitions. Refused for the last that works on a lease, unless forced.';
+
+CREATE OR REPLACE FUNCTION pgleases.undrain(
+    client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
+RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.override('drain'::text, true, NULL::text, NULL::int, $1, $3, $2, NULL::timestamptz, false);
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.undrain(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a drain back: the client gets its own partitions again.';
+
+CREATE OR REPLACE FUNCTION pgleases.cordon(
+    client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
+RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.override('cordon'::text, false, NULL::text, NULL::int, $1, $3, $2, $4, false);
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.cordon(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'The client gets no further partitions, and keeps what it has. Where all members are cordoned, they get what has no owner.';
+
+CREATE OR REPLACE FUNCTION pgleases.uncordon(
+    client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
+RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.override('cordon'::text, true, NULL::text, NULL::int, $1, $3, $2, NULL::timestamptz, false);
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.uncordon(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a cordon back.';
+
+CREATE OR REPLACE FUNCTION pgleases.pause(
+    lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
+RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.override('pause'::text, false, $1, NULL::int, NULL::text, $3, $2, $4, false);
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.pause(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Nobody shall own partitions of the lease: the work on them ends, then they have no owner. The lease need not exist yet.';
+
+CREATE OR REPLACE FUNCTION pgleases.resume(
+    lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
+RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.override('pause'::text, true, $1, NULL::int, NULL::text, $3, $2, NULL::timestamptz, false);
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.resume(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a pause back.';
+
+CREATE OR REPLACE FUNCTION pgleases.freeze(
+    lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
+RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.override('freeze'::text, false, $1, NULL::int, NULL::text, $3, $2, $4, false);
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.freeze(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Partitions of the lease move only where their owner has died, leaves, or is drained.';
+
+CREATE OR REPLACE FUNCTION pgleases.unfreeze(
+    lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
+RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.override('freeze'::text, true, $1, NULL::int, NULL::text, $3, $2, NULL::timestamptz, false);
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.unfreeze(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a freeze back.';
+
+CREATE OR REPLACE FUNCTION pgleases.pin(
+    lease pg_catalog.text, partition int, client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL,
+    until pg_catalog.timestamptz DEFAULT 'infinity')
+RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.override('pin'::text, false, $1, $2, $3, $5, $4, $6, false);
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.pin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'The partition shall be with this client, whenever that works on the lease; else it is with another. The other partitions are shared as if there were no pinned ones.';
+
+CREATE OR REPLACE FUNCTION pgleases.unpin(
+    lease pg_catalog.text, partition int, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
+RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.override('pin'::text, true, $1, $2, NULL::text, $4, $3, NULL::timestamptz, false);
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.unpin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text) IS 'Takes a pin back.';
+
+CREATE OR REPLACE FUNCTION pgleases.evict_client(
+    client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
+RETURNS int
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    who CONSTANT text := pgleases.operator('evict_client'::text, $3, $2);
+    names text[];
+    revoked int;
+BEGIN
+    -- As of a newer process under the ID, which is nobody's: who is evicted is not let in again, and who starts later is.
+    UPDATE pgleases.identities AS i SET incarnation = i.incarnation + 1, process = 0 WHERE i.id = $1;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'client "%" is not known', $1 USING ERRCODE = 'undefined_object', HINT = 'Known is who was here in the last day.';
+    END IF;
+    names := pgleases.leases_of(NULL::text, $1);
+    PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
+    -- From here on no heartbeat renews it, and no guard passes for it. It is dead when it expires: until then it may believe what it has.
+    UPDATE pgleases.clients AS c SET incarnation = -1 WHERE c.id = $1 AND c.incarnation >= 0;
+    GET DIAGNOSTICS revoked = ROW_COUNT;
+    UPDATE pgleases.leases AS l
+    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
+    WHERE l.name = ANY (pgleases.leases_of(NULL::text, $1));
+    INSERT INTO pgleases.events (cause, actor, reason, from_id)
+    VALUES ('evict', who, $2, $1);
+    RETURN revoked;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Revokes the sessions of a client, whatever it does: no heartbeat renews them, guards refuse them at once, and others take over when they expire, within a TTL. Its process ends; one that starts later is let in. It returns the number of sessions.';
+
+-- No override: who was a member is gone, so nobody is left to obey one.
+CREATE OR REPLACE FUNCTION pgleases.drop_lease(
+    lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, partitions int DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    who CONSTANT text := pgleases.operator('drop_lease'::text, $3, $2);
+    living text;
+BEGIN
+    IF $4 NOT BETWEEN 1 AND 65536 THEN
+        RAISE EXCEPTION 'drop_lease with % partitions', $4 USING ERRCODE = 'invalid_parameter_value', HINT = 'A lease has 1 to 65536.';
+    END IF;
+    PERFORM FROM pgleases.leases AS l WHERE l.name = $1 AND (l.partitions > 0 OR $4 IS NOT NULL) FOR UPDATE; -- joins wait
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'lease "%" does not exist', $1 USING ERRCODE = 'undefined_object';
+    END IF;
+    SELECT string_agg(c.id, ', ' ORDER BY c.id) INTO living
+    FROM pgleases.members AS m JOIN pgleases.clients AS c USING (session) WHERE m.lease = $1;
+    IF living IS NOT NULL THEN
+        RAISE EXCEPTION 'lease "%" has living members: %', $1, living
+            USING ERRCODE = 'object_in_use',
+                HINT = 'Close them, or have them leave, first. One that crashed goes when another client, of whatever lease, has run for its TTL. Where none runs any more, run one for longer than that TTL: pgleases run tidy --once -- sleep 60';
+    END IF;
+    UPDATE pgleases.leases AS l
+    SET partitions = 0, generation = generation + 1, next_check_at = 'infinity',
+        next_partitions = coalesce($4, l.partitions), next_until = clock_timestamp() + interval '24 hours',
+        epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = $1))
+    WHERE l.name = $1;
+    DELETE FROM pgleases.partitions AS p WHERE p.lease = $1;
+    DELETE FROM pgleases.members AS m WHERE m.lease = $1;
+    INSERT INTO pgleases.events (lease, cause, actor, reason, generation)
+    SELECT $1, 'dropped', who, $2, l.generation - 1 FROM pgleases.leases AS l WHERE l.name = $1;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text, int) IS 'Drops a lease that has no living members. For 24 hours it can be made again with this number of partitions only, by default that of before. Its next epochs are higher than all before.';
+
+REVOKE EXECUTE ON FUNCTION pgleases.drain, pgleases.undrain, pgleases.cordon, pgleases.uncordon, pgleases.pause, pgleases.resume,
+    pgleases.freeze, pgleases.unfreeze, pgleases.pin, pgleases.unpin, pgleases.evict_client, pgleases.drop_lease, pgleases.operator,
+    pgleases.override FROM PUBLIC;

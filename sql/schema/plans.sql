@@ -1,0 +1,206 @@
+-- plans.sql: what a plan reads, and what it writes.
+
+CREATE OR REPLACE FUNCTION pgleases.snapshot(
+    leases pg_catalog.text[], alone boolean,
+    OUT name pg_catalog.text, OUT generation bigint, OUT partitions int,
+    OUT sessions bigint[], OUT ids pg_catalog.text[], OUT incarnations bigint[], OUT weights int[],
+    OUT drained boolean[], OUT cordoned boolean[], OUT paused boolean, OUT frozen boolean, OUT pinned int[], OUT pinned_to pg_catalog.text[],
+    OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT preferred_owner_ids pg_catalog.text[], OUT numbers pg_catalog.text)
+RETURNS SETOF record
+LANGUAGE plpgsql STABLE -- all of it reads one snapshot
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+SET work_mem = '64MB' -- for 65,536 partitions: less is written to a file
+AS $pgleases_body$
+DECLARE
+    related text[] := $1;
+BEGIN
+    IF NOT $2 THEN
+        related := $1 || ARRAY(
+            SELECT DISTINCT other.lease -- each session once, as many leases may be named that it is a member of
+            FROM (SELECT DISTINCT m.session FROM pgleases.members AS m WHERE m.lease = ANY ($1)) AS m
+            CROSS JOIN LATERAL (SELECT o.lease FROM pgleases.members AS o WHERE o.session = m.session OFFSET 0) AS other);
+    END IF;
+    RETURN QUERY
+    SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights, m.drained, m.cordoned,
+        v.verbs LIKE '%pause%', v.verbs LIKE '%freeze%', v.pinned, v.pinned_to,
+           h.owners, h.targets, h.owner_ids, h.preferred_owner_ids, h.numbers
+    FROM pgleases.leases AS l
+    CROSS JOIN LATERAL (
+        SELECT coalesce(array_agg(a.session), '{}') AS sessions, coalesce(array_agg(a.id), '{}') AS ids,
+               coalesce(array_agg(a.incarnation), '{}') AS incarnations, coalesce(array_agg(a.weight), '{}') AS weights,
+               coalesce(array_agg(a.verbs LIKE '%drain%'), '{}') AS drained, coalesce(array_agg(a.verbs LIKE '%cordon%'), '{}') AS cordoned
+        FROM (SELECT m.session, c.id, c.incarnation, m.weight,
+                     coalesce((SELECT string_agg(w.verb, ' ') FROM pgleases.overrides AS w WHERE w.client = c.id AND w.lease IS NULL), '') AS verbs
+              FROM pgleases.members AS m
+              CROSS JOIN LATERAL (SELECT c.id, c.incarnation FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
+              WHERE m.lease = l.name
+              ORDER BY c.id, c.incarnation, m.session) AS a
+    ) AS m
+    CROSS JOIN LATERAL (
+        SELECT coalesce(array_agg(coalesce(p.owner, 0)), '{}') AS owners, coalesce(array_agg(coalesce(p.target, 0)), '{}') AS targets,
+               coalesce(array_agg(coalesce(p.owner_id, '')), '{}') AS owner_ids, coalesce(array_agg(coalesce(p.preferred_owner_id, '')), '{}') AS preferred_owner_ids,
+               coalesce(string_agg(array_to_string(p.numbers, ','), ';'), '') AS numbers
+        FROM (SELECT p.owner, p.target, p.owner_id, p.preferred_owner_id, array_agg(p.partition) AS numbers
+              FROM pgleases.partitions AS p
+              WHERE p.lease = l.name
+              GROUP BY p.owner, p.target, p.owner_id, p.preferred_owner_id) AS p
+    ) AS h
+    CROSS JOIN LATERAL (
+        SELECT coalesce(string_agg(w.verb, ' ') FILTER (WHERE w.partition IS NULL), '') AS verbs,
+               coalesce(array_agg(w.partition) FILTER (WHERE w.verb = 'pin'), '{}') AS pinned,
+               coalesce(array_agg(w.client) FILTER (WHERE w.verb = 'pin'), '{}') AS pinned_to
+        FROM pgleases.overrides AS w WHERE w.lease = l.name AND (w.partition < l.partitions) IS NOT FALSE
+    ) AS v
+    WHERE l.name = ANY (related) AND l.partitions > 0
+    ORDER BY l.name;
+END
+$pgleases_body$;
+
+-- The leases are locked first. What follows is a statement of its own, with a snapshot of its own: it sees all that was committed
+-- while this one waited, and while it lasts no release, join or other plan of these leases is carried out. So who owns a partition
+-- does not change from there on; a fence may raise its epoch.
+CREATE OR REPLACE FUNCTION pgleases.apply(
+    names pg_catalog.text[], generations bigint[], successor_leases pg_catalog.text[], successors bigint[],
+    leases pg_catalog.text[], firsts int[], lasts int[], moves int[], lock_ms int, again bigint, channel pg_catalog.text,
+    OUT applied boolean, OUT unaccepted boolean, OUT asked int, OUT given int, OUT left_over int, OUT moved pg_catalog.text[])
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    successor_ids text[];
+    unchanged int;
+    lowest bigint; -- epoch
+    late text[] := '{}';
+    concerned bigint[] := '{}'; -- sessions to notify
+    free_places tid[]; -- what is not an owner's to hand over: by move
+    free_epochs bigint[];
+    free_successors int[];
+BEGIN
+    PERFORM pgleases.settings(true, $9);
+    applied := false;
+    unaccepted := false;
+    asked := 0;
+    given := 0;
+    left_over := 0;
+    moved := '{}';
+    PERFORM FROM (SELECT r.name, r.generation FROM unnest($1, $2) AS r (name, generation) ORDER BY r.name COLLATE "C") AS r
+    CROSS JOIN LATERAL (SELECT FROM pgleases.leases AS l WHERE l.name = r.name AND l.generation = r.generation FOR UPDATE) AS l;
+    GET DIAGNOSTICS unchanged = ROW_COUNT;
+    SELECT pgleases.first_epoch(s.generation) INTO lowest FROM pgleases.server AS s
+    WHERE s.accepted_timeline = pgleases.timeline() AND unchanged = cardinality($1);
+    IF NOT FOUND THEN -- a lease has changed, or the server is not accepted
+        unaccepted := NOT EXISTS (SELECT FROM pgleases.server AS s WHERE s.accepted_timeline = pgleases.timeline());
+        RETURN;
+    END IF;
+    applied := true;
+    IF cardinality($8) > 0 THEN
+        successor_ids := ARRAY( -- null: no living member
+            SELECT c.id
+            FROM unnest($3, $4) WITH ORDINALITY AS h (lease, session, number)
+            LEFT JOIN LATERAL (
+                SELECT c.id FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
+                WHERE m.lease = h.lease AND m.session = h.session
+                OFFSET 0
+            ) AS c ON true
+            ORDER BY h.number);
+        WITH moves AS MATERIALIZED ( -- without those to sessions that are no living members any more
+            SELECT p.place, p.epoch, p.successor,
+                   p.owner IS NOT NULL AND (p.lease, p.owner) IN (
+                       SELECT m.lease, m.session FROM pgleases.members AS m
+                       CROSS JOIN LATERAL (SELECT FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
+                       WHERE m.lease = ANY ($1)) AS kept
+            FROM (SELECT p.place, p.lease, p.owner, p.epoch, $8[r.before + p.partition - r.first + 1] AS successor
+                  FROM (SELECT r.lease, r.first, r.last, sum(r.last - r.first + 1) OVER (ORDER BY r.number) - (r.last - r.first + 1) AS before
+                        FROM unnest($5, $6, $7) WITH ORDINALITY AS r (lease, first, last, number)) AS r
+                  CROSS JOIN LATERAL (
+                      SELECT p.ctid AS place, p.lease, p.partition, p.owner, p.epoch FROM pgleases.partitions AS p
+                      WHERE p.lease = r.lease AND p.partition BETWEEN r.first AND r.last
+                      OFFSET 0
+                  ) AS p
+                  WHERE r.lease = ANY ($1)) AS p
+            WHERE p.successor > 0 AND ($4[p.successor] = 0 OR successor_ids[p.successor] IS NOT NULL)
+        ), asked AS ( -- an UPDATE of these columns does not wait for a guard's lock
+            UPDATE pgleases.partitions AS p
+            SET target = nullif($4[m.successor], 0),
+                asked_at = CASE WHEN $4[m.successor] <> p.owner THEN clock_timestamp() END
+            FROM moves AS m
+            WHERE m.kept AND p.ctid = m.place
+            RETURNING p.lease, p.owner
+        )
+        SELECT d.asked, m.kept - d.asked, d.leases, d.owners, m.places, m.epochs, m.successors
+        FROM (SELECT coalesce(sum(d.asked), 0) AS asked, coalesce(array_agg(DISTINCT d.lease), '{}') AS leases,
+            coalesce(array_agg(DISTINCT d.owner), '{}') AS owners
+              FROM (SELECT a.lease, a.owner, count(*) AS asked FROM asked AS a GROUP BY a.lease, a.owner) AS d) AS d,
+             (SELECT count(*) FILTER (WHERE m.kept) AS kept, array_agg(m.place) FILTER (WHERE NOT m.kept) AS places,
+                     array_agg(m.epoch) FILTER (WHERE NOT m.kept) AS epochs, array_agg(m.successor) FILTER (WHERE NOT m.kept) AS successors
+              FROM moves AS m) AS m
+        INTO asked, left_over, moved, concerned, free_places, free_epochs, free_successors;
+        IF left_over > 0 THEN -- their epochs rose meanwhile
+            late := $5;
+        END IF;
+    END IF;
+    -- An address stays the row's until then: the snapshot of the statement that calls this keeps VACUUM from it.
+    IF cardinality(free_places) > 0 THEN -- a statement of its own: a client that joins has the server plan it only where it is needed
+        WITH moves AS MATERIALIZED (
+            SELECT m.place, m.epoch, nullif($4[m.successor], 0) AS target, successor_ids[m.successor] AS target_id
+            FROM unnest(free_places, free_epochs, free_successors) AS m (place, epoch, successor)
+        ), free AS MATERIALIZED ( -- FOR UPDATE, else a former owner's guard would pass; SKIP LOCKED, else an open guard would block, or a stranger
+            SELECT p.place, m.target, m.target_id, p.owner_id
+            FROM moves AS m
+            CROSS JOIN LATERAL (
+                SELECT p.ctid AS place, p.owner_id FROM pgleases.partitions AS p
+                WHERE p.ctid = m.place AND p.epoch = m.epoch -- also once it is locked
+                FOR UPDATE SKIP LOCKED
+            ) AS p
+        ), given AS (
+            UPDATE pgleases.partitions AS p
+            SET owner = f.target, target = f.target,
+                epoch = greatest(p.epoch + 1, lowest),
+                owner_id = coalesce(f.target_id, p.owner_id),
+                preferred_owner_id = CASE WHEN f.target_id = p.preferred_owner_id THEN NULL
+                               WHEN p.owner_id IS NOT NULL AND f.target_id <> p.owner_id
+                                AND (p.owner IS NOT NULL OR (p.lease, p.owner_id) NOT IN ( -- the last owner released it, and is a member still
+                                     SELECT m.lease, c.id FROM pgleases.members AS m
+                                     CROSS JOIN LATERAL (SELECT c.id FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
+                                     WHERE m.lease = ANY ($1) AND m.weight > 0
+                                       AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'drain' AND w.client = c.id)))
+                               THEN p.owner_id
+                               ELSE p.preferred_owner_id END,
+                owned_since = CASE WHEN f.target IS NOT NULL THEN clock_timestamp() END,
+                asked_at = NULL
+            FROM free AS f
+            WHERE p.ctid = f.place
+            RETURNING p.lease, p.owner, p.partition, f.owner_id AS from_id, f.target_id AS to_id
+        ), told AS (
+            INSERT INTO pgleases.events (lease, cause, from_id, to_id, partitions, generation)
+            SELECT g.lease, 'given', g.from_id, g.to_id, range_agg(int4range(g.partition, g.partition, '[]')),
+                   (SELECT l.generation FROM pgleases.leases AS l WHERE l.name = g.lease)
+            FROM given AS g
+            GROUP BY g.lease, g.from_id, g.to_id
+        ), done AS MATERIALIZED (
+            SELECT g.lease, g.owner, count(*) AS given FROM given AS g GROUP BY g.lease, g.owner
+        )
+        SELECT coalesce(sum(d.given), 0),
+               left_over + cardinality(free_places) - coalesce(sum(d.given), 0),
+               moved || ARRAY(SELECT DISTINCT d.lease FROM done AS d),
+               CASE WHEN coalesce(sum(d.given), 0) < cardinality(free_places) THEN
+                   late || ARRAY(SELECT p.lease FROM moves AS m
+                                 CROSS JOIN LATERAL (SELECT p.lease FROM pgleases.partitions AS p WHERE p.ctid = m.place OFFSET 0) AS p
+                                 GROUP BY p.lease
+                                 HAVING count(*) > (SELECT coalesce(sum(d.given), 0) FROM done AS d WHERE d.lease = p.lease))
+               ELSE late END,
+               ARRAY(SELECT DISTINCT o FROM unnest(concerned || ARRAY(SELECT d.owner FROM done AS d WHERE d.owner IS NOT NULL)) AS o)
+        FROM done AS d
+        INTO given, left_over, moved, late, concerned;
+    END IF;
+    UPDATE pgleases.leases AS l
+    SET generation = l.generation + CASE WHEN l.name IN (SELECT c.name FROM unnest(moved) AS c (name)) THEN 1 ELSE 0 END,
+        planned_at = clock_timestamp(),
+        next_check_at = CASE WHEN $10 >= 0 THEN clock_timestamp() + $10 * interval '1 microsecond'
+                             WHEN l.name IN (SELECT c.name FROM unnest(late) AS c (name)) THEN clock_timestamp() - $10 * interval '1 microsecond'
+                             ELSE 'infinity' END
+    WHERE l.name = ANY ($1);
+    IF $11 <> '' AND cardinality(concerned) > 0 THEN
+        PERFORM pg_notify($11, CASE WHEN cardinality(concerned) > 100 THEN 'all' ELSE array_to_string(concerned, ',') END);
+    END IF;
+END
+$pgleases_body$;

@@ -1,0 +1,88 @@
+-- views.sql: what people read.
+
+CREATE OR REPLACE VIEW pgleases.status AS
+SELECT p.lease,
+       p.partition,
+       CASE WHEN p.owner IS NOT NULL THEN p.owner_id END AS owner,
+       p.epoch,
+       p.owned_since AS since,
+       CASE WHEN (p.target OPERATOR(pg_catalog.=) p.owner) IS NOT TRUE THEN t.id END AS moving_to,
+       p.asked_at AS draining_since
+FROM pgleases.partitions AS p
+LEFT JOIN pgleases.clients AS t ON t.session OPERATOR(pg_catalog.=) p.target;
+COMMENT ON VIEW pgleases.status IS 'Every partition: its owner, since when, and where it moves.';
+COMMENT ON COLUMN pgleases.status.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.status.partition IS 'The partition''s number, from 0.';
+COMMENT ON COLUMN pgleases.status.owner IS 'The client ID of the owner; null: none.';
+COMMENT ON COLUMN pgleases.status.epoch IS 'The fencing token of this ownership.';
+COMMENT ON COLUMN pgleases.status.since IS 'When this ownership began.';
+COMMENT ON COLUMN pgleases.status.moving_to IS 'The client ID of the target, where that is not the owner.';
+COMMENT ON COLUMN pgleases.status.draining_since IS 'When the owner was asked to hand over.';
+
+CREATE OR REPLACE VIEW pgleases.members_status AS
+SELECT m.lease,
+       c.id AS client,
+       pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) (c.expires_at OPERATOR(pg_catalog.-) c.ttl) AS heartbeat_age,
+       (SELECT pg_catalog.count(*) FROM pgleases.partitions AS p
+        WHERE p.lease OPERATOR(pg_catalog.=) m.lease AND p.owner OPERATOR(pg_catalog.=) m.session) AS owned,
+       CASE WHEN (pg_catalog.sum(e.weight) OVER (PARTITION BY m.lease)) OPERATOR(pg_catalog.>) 0::bigint
+            THEN pg_catalog.round((l.partitions OPERATOR(pg_catalog.*) e.weight)::numeric
+                                  OPERATOR(pg_catalog./) (pg_catalog.sum(e.weight) OVER (PARTITION BY m.lease))::numeric, 2)
+            ELSE 0 END AS share,
+       m.weight,
+       c.host,
+       c.pid,
+       c.session,
+       w.verbs AS overrides
+FROM pgleases.members AS m
+JOIN pgleases.clients AS c ON c.session OPERATOR(pg_catalog.=) m.session
+JOIN pgleases.leases AS l ON l.name OPERATOR(pg_catalog.=) m.lease
+CROSS JOIN LATERAL (
+    SELECT pg_catalog.array_agg(w.verb ORDER BY w.verb) AS verbs,
+           coalesce(pg_catalog.bool_or(w.verb OPERATOR(pg_catalog.=) ANY ('{drain,pause}'::pg_catalog.text[])), false) AS idle
+    FROM pgleases.overrides AS w
+    WHERE w.partition IS NULL AND (w.client OPERATOR(pg_catalog.=) c.id OR w.lease OPERATOR(pg_catalog.=) l.name)
+) AS w
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN w.idle OR c.incarnation OPERATOR(pg_catalog.<) 0 THEN 0 ELSE m.weight END AS weight
+) AS e;
+COMMENT ON VIEW pgleases.members_status IS 'Every living member of every lease: its last heartbeat, how many partitions it owns, and how many it should.';
+COMMENT ON COLUMN pgleases.members_status.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.members_status.client IS 'The client ID.';
+COMMENT ON COLUMN pgleases.members_status.heartbeat_age IS 'Time since its last heartbeat; above the TTL it may be evicted.';
+COMMENT ON COLUMN pgleases.members_status.owned IS 'How many partitions it owns.';
+COMMENT ON COLUMN pgleases.members_status.share IS 'How many partitions it should own by its weight: none where it is drained, or the lease is paused. A cordon, a freeze and pins keep it from that.';
+COMMENT ON COLUMN pgleases.members_status.weight IS 'Its weight.';
+COMMENT ON COLUMN pgleases.members_status.host IS 'The host on which its process runs.';
+COMMENT ON COLUMN pgleases.members_status.pid IS 'The process ID there.';
+COMMENT ON COLUMN pgleases.members_status.session IS 'Its session.';
+COMMENT ON COLUMN pgleases.members_status.overrides IS 'The overrides about this client and about this lease, other than pins; null: none.';
+
+CREATE OR REPLACE VIEW pgleases.locks_status AS
+SELECT l.name,
+       c.id AS client,
+       CASE WHEN l.token IS NULL THEN 'waits' ELSE 'holds' END AS state,
+       l.shared,
+       pg_catalog.row_number() OVER (PARTITION BY l.name ORDER BY l.ticket) AS place,
+       l.token,
+       l.since,
+       pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) (c.expires_at OPERATOR(pg_catalog.-) c.ttl) AS heartbeat_age,
+       c.expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp() AS expires_in,
+       c.host,
+       c.pid,
+       l.session
+FROM pgleases.locks AS l
+LEFT JOIN pgleases.clients AS c ON c.session OPERATOR(pg_catalog.=) l.session;
+COMMENT ON VIEW pgleases.locks_status IS 'Every named lock that somebody holds or awaits: a row for each of them.';
+COMMENT ON COLUMN pgleases.locks_status.name IS 'The lock''s name.';
+COMMENT ON COLUMN pgleases.locks_status.client IS 'The client ID; null: it was evicted, and the row goes soon, or when a guarded transaction ends.';
+COMMENT ON COLUMN pgleases.locks_status.state IS 'holds or waits.';
+COMMENT ON COLUMN pgleases.locks_status.shared IS 'Whether it holds it, or wants it, together with others that share it.';
+COMMENT ON COLUMN pgleases.locks_status.place IS 'Its place among all that hold or await this lock, from 1.';
+COMMENT ON COLUMN pgleases.locks_status.token IS 'The fencing token of this acquisition; null: it waits.';
+COMMENT ON COLUMN pgleases.locks_status.since IS 'Since when it holds the lock, or waits.';
+COMMENT ON COLUMN pgleases.locks_status.heartbeat_age IS 'Time since its client''s last heartbeat; above the TTL it may be evicted.';
+COMMENT ON COLUMN pgleases.locks_status.expires_in IS 'Time until its client may be evicted, if no heartbeat comes.';
+COMMENT ON COLUMN pgleases.locks_status.host IS 'The host on which its process runs.';
+COMMENT ON COLUMN pgleases.locks_status.pid IS 'The process ID there.';
+COMMENT ON COLUMN pgleases.locks_status.session IS 'Its session.';
