@@ -42,6 +42,7 @@ type attempt struct {
 	row     *record
 	opened  time.Time // by this host, when row was read
 	decided decision
+	stuck   error         // the decoder of the arguments did not return: the run fails instead of the handler's call
 	took    time.Duration // the handler
 	handler error         // the handler's; nil: it did not fail, or was not called
 	own     bool          // that error is no fault of the connection or the server, whatever became of these
@@ -134,7 +135,11 @@ func (e *execution) decide(ctx context.Context, tx *transaction, a *attempt, r *
 	}
 	suspected := !r.Trying.countedBy(e.o.Epoch) && e.o.suspects(e.item, r)
 	a.row, a.opened, a.outcome = r, time.Now(), stepped
-	a.decided = r.decide(e.kind, e.registry.declares(r.Name), e.o.Epoch, suspected)
+	var unreadable error
+	if e.kind != nil && !suspected {
+		a.stuck, unreadable = e.read(r.Args)
+	}
+	a.decided = r.decide(e.kind, e.registry.declares(r.Name), e.o.Epoch, unreadable)
 	d, k := &a.decided, e.kind
 	if d.run == nil {
 		return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -23,7 +24,7 @@ func (e *execution) handle(tx *transaction, a *attempt) error {
 	case context.Cause(ctx) == ErrTimeout: // which has closed a connection in use
 		a.handler = timedOut{a.handler}
 	case a.handler != nil: // a context of its own that ended has closed the connection, too
-		a.own = own(a.handler) || fatal != nil && own(*fatal)
+		a.own = a.stuck != nil || own(a.handler) || fatal != nil && own(*fatal)
 	case tx.Conn().IsClosed():
 		a.own = true
 		a.handler = errors.New("the handler returned nil after its connection was closed: it ignored the error of a statement")
@@ -36,6 +37,24 @@ func (e *execution) handle(tx *transaction, a *attempt) error {
 	}
 	a.decided.done()
 	return a.handler
+}
+
+// read reads arguments, in a goroutine that their decoder may end, for as long as a run may take.
+func (e *execution) read(args json.RawMessage) (stuck, unreadable error) {
+	ctx, cancel := e.limited()
+	defer cancel()
+	ended := make(chan [2]error, 1)
+	go func() {
+		errs := [2]error{errors.New("the decoder of the arguments ended its goroutine with runtime.Goexit"), nil}
+		defer func() { ended <- errs }()
+		errs = [2]error{nil, e.kind.parse(args)}
+	}()
+	select {
+	case errs := <-ended:
+		return errs[0], errs[1]
+	case <-ctx.Done():
+		return fmt.Errorf("the arguments are still being read by their decoder: %w", context.Cause(ctx)), nil
+	}
 }
 
 // limited is the context of a handler, which has its timeout; none of the time that a test moves.
@@ -62,7 +81,10 @@ func (e *execution) call(ctx context.Context, tx pgx.Tx, a *attempt, run Run[jso
 	})()
 	called := e.kind.counts.begin(e.clock.now().Sub(a.due()))
 	began := time.Now()
-	err := e.kind.call(ctx, tx, run)
+	err := a.stuck
+	if err == nil {
+		err = e.kind.call(ctx, tx, run)
+	}
 	close(returned)
 	called()
 	ended := e.clock.now()

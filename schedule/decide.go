@@ -25,12 +25,12 @@ const (
 )
 
 // decide decides by the database's clock, at the moment when the schedule was read. It knows no
-// database. What is suspected of killing the process is charged before it is decided again, and its
-// arguments are read then: that may be what kills it.
-func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) decision {
+// database. unreadable is the error of reading its arguments. What is suspected of killing the process
+// is charged before it is decided again, and its arguments are read then: that may be what kills it.
+func (r *record) decide(k *kind, declared bool, epoch int64, unreadable error) decision {
 	d := decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Trying: r.Trying}}
 	if r.Job {
-		return r.decideJob(k, epoch, suspected)
+		return r.decideJob(k, epoch, unreadable)
 	}
 	now := r.Clock
 	if r.PausedAt != nil {
@@ -38,7 +38,7 @@ func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) dec
 	}
 	rule, err := r.parse()
 	if err == nil {
-		err = r.readable(k, declared, suspected)
+		err = r.readable(k, declared, unreadable)
 	}
 	if err != nil {
 		d.wait(err, r.BlockedSince, now, epoch)
@@ -88,16 +88,14 @@ func (r *record) parse() (Rule, error) {
 
 // readable returns what this process does not know of it: its kind, that the code declares it, or
 // how to read its arguments.
-func (r *record) readable(k *kind, declared, suspected bool) error {
+func (r *record) readable(k *kind, declared bool, unreadable error) error {
 	switch {
 	case k == nil:
 		return fmt.Errorf("kind %q is not registered", r.Kind)
 	case r.Declared && !declared:
 		return fmt.Errorf("it is declared in the code of another version only, last noted at %s UTC", r.Registered.UTC().Format(time.DateTime))
-	case suspected:
-		return nil
 	}
-	return k.parse(r.Args)
+	return unreadable
 }
 
 // wait leaves it to a process that knows what this one does not. Reading it has not killed this
@@ -195,10 +193,10 @@ func (d *decision) unstep(t trial) {
 }
 
 // decideJob is decide for a job.
-func (r *record) decideJob(k *kind, epoch int64, suspected bool) decision {
+func (r *record) decideJob(k *kind, epoch int64, unreadable error) decision {
 	d := decision{step: step{Trying: r.Trying}}
 	now := r.Clock
-	if err := r.readable(k, true, suspected); err != nil {
+	if err := r.readable(k, true, unreadable); err != nil {
 		d.wait(err, r.BlockedSince, now, epoch)
 		return d
 	}

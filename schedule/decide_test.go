@@ -1,7 +1,6 @@
 package schedule
 
 import (
-	"encoding/json"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -12,9 +11,9 @@ import (
 func TestWhatCannotBeReadIsNotChargedWithACrash(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 3, 2, 1, 0, 0, 0, time.UTC)
-	k := &kind{name: "books", parse: func(json.RawMessage) error { return errors.New("unreadable") }}
+	k, unreadable := &kind{name: "books"}, errors.New("unreadable")
 	for _, r := range []*record{{Rule: "@every 1h0m0s", Anchor: now.Add(-time.Hour), Cursor: now.Add(-time.Hour), Clock: now}, {Job: true, At: now, Clock: now}} {
-		first := r.decide(k, false, 7, true)
+		first := r.decide(k, false, 7, nil)
 		if first.run == nil || first.BlockedReason != nil {
 			t.Fatalf("what is suspected is not to be run: %+v", first)
 		}
@@ -23,7 +22,7 @@ func TestWhatCannotBeReadIsNotChargedWithACrash(t *testing.T) {
 			t.Fatalf("%d crashes", first.Trying.Crashes)
 		}
 		r.Trying = first.Trying
-		if second := r.decide(k, false, 7, false); second.run != nil || second.BlockedReason == nil || second.Trying != nil {
+		if second := r.decide(k, false, 7, unreadable); second.run != nil || second.BlockedReason == nil || second.Trying != nil {
 			t.Errorf("it is %+v, and its run is noted as under way", second)
 		}
 		for _, tried := range []trial{{Crashes: 2}, {Crashes: 1, Called: 5, Run: "a call"}, {Crashes: 1, Attempts: 1, Again: now}} {
@@ -31,7 +30,7 @@ func TestWhatCannotBeReadIsNotChargedWithACrash(t *testing.T) {
 			want.Crashes--
 			tried.Epoch = 7
 			r.Trying = &tried
-			if second := r.decide(k, false, 7, false); second.BlockedReason == nil || second.Trying == nil || *second.Trying != want {
+			if second := r.decide(k, false, 7, unreadable); second.BlockedReason == nil || second.Trying == nil || *second.Trying != want {
 				t.Errorf("what was %+v is %+v", tried, second.Trying)
 			}
 		}
