@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases/internal/connect"
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/store"
 )
@@ -52,7 +53,7 @@ func Open(ctx context.Context, connString string, opts ...Option) (*Client, erro
 	if o.double != nil {
 		return openOn(ctx, o)
 	}
-	config, err := store.ParseConfig(connString)
+	config, err := connect.ParseConfig(connString)
 	if err != nil {
 		return nil, fmt.Errorf("pgleases: open client: %w", err)
 	}
@@ -64,7 +65,7 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 	if o.connConfig != nil {
 		config = o.connConfig
 	}
-	if err := store.CheckHosts(config); err != nil {
+	if err := connect.CheckHosts(config); err != nil {
 		return nil, fmt.Errorf("pgleases: open client: %w", err)
 	}
 	connector := store.NewConnector(config.Copy(), beforeConnect, o.schema, o.heartbeat)
@@ -132,7 +133,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	if pool == nil {
 		return errors.New("pgleases: migrate: pool is nil")
 	}
-	if err := store.CheckHosts(pool.Config().ConnConfig); err != nil {
+	if err := connect.CheckHosts(pool.Config().ConnConfig); err != nil {
 		return fmt.Errorf("pgleases: migrate: %w", err)
 	}
 	err = pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return store.Migrate(ctx, conn.Conn(), schema) })

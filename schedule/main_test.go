@@ -135,7 +135,7 @@ func (db *database) makeStrange() {
 	}
 	conn := tests.Must(db.Acquire(context.Background()))(db.t)
 	defer conn.Release()
-	tests.OK(db.t, pgtest.MakeStrange(context.Background(), conn.Conn(), "../sql/schema/*.sql", "../sql/statements/*.sql", "sql/*.sql", "sql/functions/*.sql", "../internal/store/connect.go", "store.go"))
+	tests.OK(db.t, pgtest.MakeStrange(context.Background(), conn.Conn(), "../sql/schema/*.sql", "../sql/statements/*.sql", "sql/*.sql", "sql/functions/*.sql", "../internal/connect/connect.go", "store.go"))
 	tests.OK(db.t, pgtest.Overload(context.Background(), conn.Conn()))
 	db.exec("ALTER DATABASE " + pgx.Identifier{conn.Conn().Config().Database}.Sanitize() + " SET search_path = strange, pg_catalog")
 	db.t.Cleanup(func() {

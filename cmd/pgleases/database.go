@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/connect"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -42,7 +43,7 @@ func unreachable(err error, url string) error {
 func withPool(cmd *cobra.Command, use func(ctx context.Context, pool *pgxpool.Pool, schema string) error) error {
 	flag, _ := cmd.Flags().GetString("database")
 	schema, _ := cmd.Flags().GetString("schema")
-	config, err := store.ParseConfig(databaseURL(flag))
+	config, err := connect.ParseConfig(databaseURL(flag))
 	if err != nil {
 		return err
 	}

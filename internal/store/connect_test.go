@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgleases/pgleases/internal/connect"
 	. "github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/tests"
 )
@@ -26,7 +27,7 @@ func TestAReadOnlyServerIsLeft(t *testing.T) {
 	}
 	setReadOnly("on")
 	_, err := f.connector(time.Second).Connect(f.ctx, time.Second)
-	if !errors.Is(err, ErrReadOnly) {
+	if !errors.Is(err, connect.ErrReadOnly) {
 		t.Fatalf("read-only server: %v", err)
 	}
 	f.ok(a.pg().Exec(f.ctx, "SET default_transaction_read_only = on"))
@@ -40,7 +41,7 @@ func TestSettingsAreSpelledAsTheServerReportsThem(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	conn := f.conn()
-	for name, value := range Settings {
+	for name, value := range connect.Settings {
 		expect(t, conn.Raw().PgConn().ParameterStatus(name), value, name)
 	}
 }
@@ -168,8 +169,8 @@ func TestNothingIsCancelledThroughAPooler(t *testing.T) {
 			return dial(ctx, network, address)
 		}
 		conn := f.connect(NewConnector(config, nil, f.schema, time.Second))
-		expect(t, conn.Direct().Load(), true, "leads to the server itself")
-		conn.Direct().Store(direct)
+		expect(t, conn.Direct(), true, "leads to the server itself")
+		conn.SetDirect(direct)
 		release := f.lock("SELECT pg_advisory_xact_lock(1)")
 		ctx, cancel := context.WithCancel(f.ctx)
 		waiting := later(func() error { return conn.Exec(ctx, "SELECT pg_advisory_lock(1)") })

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgleases/pgleases/internal/connect"
 )
 
 // CodeNotOwner is the SQLSTATE that the SQL function guard raises.
@@ -27,7 +29,7 @@ func Code(err error) string {
 func Transient(err error) bool {
 	code := Code(err)
 	if code == "" {
-		return !errors.Is(err, ErrSetting)
+		return !errors.Is(err, connect.ErrSetting)
 	}
 	switch code[:2] {
 	case "08", "40", "53", "55", "57", "58", "XX":

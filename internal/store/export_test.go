@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,19 +14,13 @@ type (
 	Flags   = flags
 )
 
-// Settings are those that a connection asks for.
-var Settings = settings
-
 // Raw is the connection that the statements run on.
-func (c *Conn) Raw() *pgx.Conn { return c.conn }
+func (c *Conn) Raw() *pgx.Conn { return c.Pgx }
 
 // Exec runs any statement as those of the protocol are run.
 func (c *Conn) Exec(ctx context.Context, statement string, args ...any) error {
 	return c.exec(ctx, statement, args...)
 }
-
-// Direct is whether the connection leads to the server itself.
-func (c *Conn) Direct() *atomic.Bool { return &c.line.direct }
 
 // Rewrite changes the texts of the statements.
 func (cr *Connector) Rewrite(change func(string) string) {

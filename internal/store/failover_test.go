@@ -16,6 +16,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/connect"
 	. "github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/tests"
 )
@@ -365,7 +366,7 @@ func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
 	}{
 		"closed": {func(_ *testing.T, g given) { g.Close() }, "end farewell close"},
 		"a statement that was given up": {func(t *testing.T, g given) {
-			g.Direct().Store(false) // so that it is not canceled, and the server answers late
+			g.SetDirect(false) // so that it is not canceled, and the server answers late
 			ctx, cancel := context.WithTimeout(f.ctx, 10*time.Millisecond)
 			defer cancel()
 			if err := g.Exec(ctx, "SELECT pg_catalog.pg_sleep(0.2)"); err == nil || !g.Closed() {
@@ -451,7 +452,7 @@ func TestFastFailoverIsRefusedWhereTheServerCountsLate(t *testing.T) {
 	version := f.sql.PgConn().ParameterStatus("server_version")
 	cr, _ := f.fast(time.Minute, "server_version\x00"+version[:2], "server_version\x0014")
 	conn, err := cr.Connect(f.ctx, time.Minute)
-	if !errors.Is(err, ErrNoFastFailover) || !strings.Contains(err.Error(), "14") || !strings.Contains(err.Error(), "15 or later") {
+	if !errors.Is(err, connect.ErrNoFastFailover) || !strings.Contains(err.Error(), "14") || !strings.Contains(err.Error(), "15 or later") {
 		t.Errorf("%v, %v", conn, err)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/connect"
 )
 
 // Named locks. They are taken and released on connections of the application's; what has to be done for all of a client's locks is done
@@ -238,5 +240,5 @@ func value[T any](ctx context.Context, l *Locks, conn *pgx.Conn, statement strin
 		}
 		l.notCommitted.Store(true)
 	}
-	return send(ctx, conn, []string{readCommitted}, collect, statement, args...)
+	return send(ctx, conn, []string{connect.ReadCommitted}, collect, statement, args...)
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/connect"
 )
 
 // Version is the schema version that this code was written for. version.sql writes it too.
@@ -50,10 +52,10 @@ type SchemaError struct {
 func (e *SchemaError) Error() string { return e.Text }
 
 // Fits returns nil where this code can run on the schema, else a *SchemaError or the database's error.
-func (c *Conn) Fits(ctx context.Context) error { return Engine.Fits(ctx, c.conn, c.channel) }
+func (c *Conn) Fits(ctx context.Context) error { return Engine.Fits(ctx, c.Pgx, c.channel) }
 
 // Migrate is the function Migrate, for the connection's schema.
-func (c *Conn) Migrate(ctx context.Context) error { return Migrate(ctx, c.conn, c.channel) }
+func (c *Conn) Migrate(ctx context.Context) error { return Migrate(ctx, c.Pgx, c.channel) }
 
 // Migrate creates or updates the engine's tables, see Part.Migrate, and then takes rights back that
 // earlier DDL and grants gave.
@@ -61,7 +63,7 @@ func Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
 	err := Engine.Migrate(ctx, conn, schema)
 	if err == nil {
 		tag := bodyTag(schema)
-		_, err = conn.PgConn().Exec(ctx, readCommitted+"; SET LOCAL search_path = "+searchPath+"; SET LOCAL standard_conforming_strings = on; DO "+
+		_, err = conn.PgConn().Exec(ctx, connect.ReadCommitted+"; SET LOCAL search_path = "+connect.SearchPath+"; SET LOCAL standard_conforming_strings = on; DO "+
 			tag+strings.ReplaceAll(takeBack, "$1", literal(schema))+tag).ReadAll()
 	}
 	return err
@@ -240,7 +242,7 @@ func apply(ctx context.Context, conn *pgx.Conn, migration string) error {
 
 // migration is the message that creates or updates the part, after a check: long, and written only where it is sent.
 func (p Part) migration(schema, check string) string {
-	return readCommitted + "; SELECT pg_catalog.pg_advisory_xact_lock(" + migrationKey +
+	return connect.ReadCommitted + "; SELECT pg_catalog.pg_advisory_xact_lock(" + migrationKey +
 		"); SET LOCAL client_min_messages = warning; SET LOCAL lock_timeout = '200ms';\n" + check + "\n" + p.DDL(schema)
 }
 

@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgleases/pgleases/internal/connect"
 )
 
 // Any role may notify the channel, without end: PostgreSQL has no right for that. So what arrives is never queued, and a
@@ -91,10 +93,10 @@ func (n *notices) concerns(session int64) { n.session = strconv.FormatInt(sessio
 // that; or one has come for GrantedLocks, and nil tells that first. The connection is still good when ctx has ended, and nothing that
 // was heard is forgotten then.
 func (c *Conn) Wait(ctx context.Context) error {
-	ctx = context.WithValue(ctx, waiting{}, true)
+	ctx = connect.Waiting(ctx)
 	n := c.notices
 	for n.readAt.IsZero() && len(n.granted) == 0 {
-		if err := c.conn.PgConn().WaitForNotification(ctx); err != nil {
+		if err := c.Pgx.PgConn().WaitForNotification(ctx); err != nil {
 			return err
 		}
 	}
@@ -105,7 +107,7 @@ func (c *Conn) Wait(ctx context.Context) error {
 	soon, cancel := context.WithDeadline(ctx, n.readAt)
 	defer cancel()
 	for n.readAt.After(time.Now()) && len(n.granted) == 0 {
-		if err := c.conn.PgConn().WaitForNotification(soon); err != nil && (ctx.Err() != nil || soon.Err() == nil || c.Closed()) {
+		if err := c.Pgx.PgConn().WaitForNotification(soon); err != nil && (ctx.Err() != nil || soon.Err() == nil || c.Closed()) {
 			return err
 		}
 	}
@@ -121,21 +123,21 @@ func (c *Conn) Wait(ctx context.Context) error {
 func (c *Conn) Listen(ctx context.Context, probe int64) (bool, error) {
 	private := fmt.Sprintf("pgleases_probe_%d", probe)
 	channel := pgx.Identifier{c.channel}.Sanitize()
-	if !c.line.direct.Load() {
+	if !c.Direct() {
 		return false, nil
 	}
 	c.notices.probe = private
-	_, err := c.conn.Exec(ctx, fmt.Sprintf("LISTEN %s; LISTEN %[2]s; NOTIFY %[2]s", channel, private)) // one transaction: a notification comes after it
+	_, err := c.Pgx.Exec(ctx, fmt.Sprintf("LISTEN %s; LISTEN %[2]s; NOTIFY %[2]s", channel, private)) // one transaction: a notification comes after it
 	if err != nil {
 		return false, err
 	}
 	if err := c.exec(ctx, "UNLISTEN "+private); err != nil {
 		return false, err
 	}
-	late, cancel := context.WithTimeout(context.WithValue(ctx, waiting{}, true), 100*time.Millisecond)
+	late, cancel := context.WithTimeout(connect.Waiting(ctx), 100*time.Millisecond)
 	defer cancel()
 	for c.notices.probe != "" {
-		err := c.conn.PgConn().WaitForNotification(late)
+		err := c.Pgx.PgConn().WaitForNotification(late)
 		switch {
 		case err != nil && ctx.Err() == nil && late.Err() != nil && !c.Closed():
 			return false, c.exec(ctx, "UNLISTEN "+channel)

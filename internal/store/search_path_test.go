@@ -16,7 +16,7 @@ func TestNoStrangeCodeRunsWhateverTheSearchPath(t *testing.T) {
 	t.Parallel()
 	made := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t), schema: "pgleases"}
 	made.sql = made.raw()
-	made.ok(pgtest.MakeStrange(t.Context(), made.sql, "../../sql/schema/*.sql", "../../sql/statements/*.sql", "connect.go", "migrate.go")) // once, as it takes seconds
+	made.ok(pgtest.MakeStrange(t.Context(), made.sql, "../../sql/schema/*.sql", "../../sql/statements/*.sql", "../connect/connect.go", "migrate.go")) // once, as it takes seconds
 	for _, path := range []string{"strange", "strange, pg_catalog"} {
 		t.Run(path, func(t *testing.T) {
 			f := &fixture{TB: t, ctx: t.Context(), url: made.url, schema: "pgleases", sql: made.sql}

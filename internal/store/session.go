@@ -189,7 +189,7 @@ func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, 
 	if tells {
 		told := told{session: session, at: time.Now(), run: r.run(), names: "{" + names}
 		var named []string
-		if err := c.conn.TypeMap().Scan(pgtype.TextArrayOID, pgtype.TextFormatCode, []byte(told.names), &named); err != nil {
+		if err := c.Pgx.TypeMap().Scan(pgtype.TextArrayOID, pgtype.TextFormatCode, []byte(told.names), &named); err != nil {
 			return Beat{}, err
 		}
 		told.leases = make([]LeaseBeat, len(named))

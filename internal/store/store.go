@@ -2,9 +2,8 @@
 // decides nothing: what to send, and when, is the engine's part.
 //
 //   - statements.go: the texts of the files in sql/, for one schema.
-//   - connect.go: a client's own connection. store.go: how a statement is sent on it. notify.go: notifications.
-//   - failover.go: fast failover: how a connection ends, and the statements.
-//   - session.go, lease.go, plan.go, lock.go: the methods, with the types that they take and return. arrays.go: how large answers are read.
+//   - store.go: how a statement is sent on a connection of package connect. notify.go: notifications.
+//   - session.go, lease.go, plan.go, lock.go, liveness.go: the methods, with the types that they take and return. arrays.go: how large answers are read.
 //   - migrate.go: the schema's version. errors.go: what an error of the server means.
 package store
 
@@ -18,20 +17,41 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/connect"
 )
 
 // A Conn is a connection on which the statements run. One goroutine uses it at a time.
 type Conn struct {
-	conn       *pgx.Conn
-	line       *line
+	*connect.Conn
 	statements Statements
 	notices    *notices
-	settings   []string // with which each message begins; none on a direct connection, where they last
-	plain      bool     // a heartbeat needs none of them
-	traced     bool     // the application hears of each statement
-	lockWait   int      // how long a statement waits for a lock, milliseconds
-	channel    string   // of notifications: the schema's name
+	lockWait   int    // how long a statement waits for a lock, milliseconds
+	channel    string // of notifications: the schema's name
 	told       told
+}
+
+// A Connector opens the connections of one client, for the statements on one schema.
+type Connector struct {
+	*connect.Connector
+	schema     string
+	statements Statements
+}
+
+// NewConnector returns a connector for a schema.
+func NewConnector(config *pgx.ConnConfig, beforeConnect func(context.Context, *pgx.ConnConfig) error, schema string, heartbeat time.Duration) *Connector {
+	return &Connector{connect.NewConnector(config, beforeConnect, heartbeat), schema, StatementsFor(schema)}
+}
+
+// Connect opens a connection. See connect.Connector.
+func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn, error) {
+	notices := &notices{channel: cr.schema}
+	conn, err := cr.Connector.Connect(ctx, perHost, notices.heard)
+	if err != nil {
+		return nil, err
+	}
+	return &Conn{Conn: conn, statements: cr.statements, notices: notices, channel: cr.schema,
+		lockWait: max(1, int(cr.Heartbeat.Milliseconds()/4))}, nil
 }
 
 // pause waits for d, or until ctx ends.
@@ -42,30 +62,13 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Closed reports whether the connection is closed: by Close, by the server, or after an error.
-func (c *Conn) Closed() bool { return c.conn.IsClosed() }
-
-// Close closes the connection. It waits up to 100 ms for the server to be told.
-func (c *Conn) Close() {
-	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
-	defer cancel()
-	c.line.ends(c.line.own)
-	_ = c.conn.Close(ctx) // the connection is closed whatever the error
-	c.line.close()
-}
-
-// readCommitted begins every message where the session's settings do not last, but a heartbeat's, see call. The statements count on READ
-// COMMITTED: one that waited for a lock goes on with what the other has written, where a higher level fails. The role or the database may
-// have another default.
-const readCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
-
 // query sends a statement as one message of the simple protocol: a pooler cannot split it over two server connections, and
 // the server holds no lock while it waits for a second message. The message is one transaction, and sets the search_path: else a
 // schema on the role's path could have operators that take the place of those in the statement. On
 // a connection of the server's own all settings were made for good: two statements less in each
 // message, some 40 us of the server's processor.
 func query[T any](ctx context.Context, c *Conn, collect func(pgx.Rows) (T, error), statement string, args ...any) (T, error) {
-	return send(ctx, c.conn, c.settings, collect, statement, args...)
+	return send(ctx, c.Pgx, c.Settings, collect, statement, args...)
 }
 
 // send sends a statement as one message, which is one transaction, behind settings of that. With an
@@ -124,10 +127,10 @@ func (c *Conn) call(ctx context.Context, statement string, values ...string) (an
 		text, rest = text+before+literal(value), after
 	}
 	text += rest
-	if !c.plain || c.traced {
+	if !c.Plain || c.Traced {
 		return query(ctx, c, theOne(pgx.RowTo[string]), text)
 	}
-	results := c.conn.PgConn().Exec(ctx, text)
+	results := c.Pgx.PgConn().Exec(ctx, text)
 	rows := 0
 	for results.NextResult() {
 		for result := results.ResultReader(); result.NextRow(); rows++ {

@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/connect"
 )
 
 // The exit codes that are not the program's own. Those of env(1) and timeout(1), and EX_TEMPFAIL of
@@ -101,7 +101,7 @@ func notifyUnlessIgnored(c chan<- os.Signal) {
 
 // work runs the program until ctx ends, or the client, or with once the program. The client is closed when it returns.
 func (r *runner) work(ctx context.Context) error {
-	if _, err := store.ParseConfig(r.URL); err != nil {
+	if _, err := connect.ParseConfig(r.URL); err != nil {
 		return err
 	}
 	opts := []pgleases.Option{pgleases.WithTTL(r.TTL), pgleases.WithSchema(r.Schema), pgleases.WithLogger(r.Log)}
@@ -182,7 +182,7 @@ func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, le
 // partitions at least. Who died is waited for: where all gave up at once, nobody would be there to take over. It looks every 50 ms, and
 // returns the error where it cannot.
 func (r *runner) othersHaveIt(ctx context.Context, id string) error {
-	config, err := store.ParseConfig(r.URL) // as the client does: it may have settings of a pool
+	config, err := connect.ParseConfig(r.URL) // as the client does: it may have settings of a pool
 	if err != nil {
 		return err
 	}

@@ -1,15 +1,14 @@
-package store
+// Package connect opens the connections that belong to one client alone, and knows how they end. It refuses a server that takes no
+// writes, and settings under which the promises do not hold. It sends no statement of the protocol: package store does.
+package connect
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -44,29 +43,52 @@ func CheckHosts(config *pgx.ConnConfig) error {
 	return nil
 }
 
+// A Conn is a connection. One goroutine uses it at a time.
+type Conn struct {
+	Pgx      *pgx.Conn
+	Settings []string // with which each message begins; none on a direct connection, where they last
+	Plain    bool     // a heartbeat needs none of them
+	Traced   bool     // the application hears of each statement
+	line     *line
+}
+
+// Direct reports whether the connection leads to a backend, not to a pooler.
+func (c *Conn) Direct() bool { return c.line.direct.Load() }
+
+// SetDirect overrides what was found out about that, for tests.
+func (c *Conn) SetDirect(direct bool) { c.line.direct.Store(direct) }
+
+// Closed reports whether the connection is closed: by Close, by the server, or after an error.
+func (c *Conn) Closed() bool { return c.Pgx.IsClosed() }
+
+// Close closes the connection. It waits up to 100 ms for the server to be told.
+func (c *Conn) Close() {
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	c.line.ends(c.line.own)
+	_ = c.Pgx.Close(ctx) // the connection is closed whatever the error
+	c.line.close()
+}
+
 // A Connector opens the connections that belong to one client alone.
 type Connector struct {
 	Config        *pgx.ConnConfig
 	BeforeConnect func(context.Context, *pgx.ConnConfig) error // the pool's, which may put a new token in; may be nil
-	Schema        string
-	Heartbeat     time.Duration // limits each wait, see Connect and Conn.lockWait
-	FastFailover  time.Duration // the TTL of a client with fast failover; 0: it has none
-	statements    Statements
-	attempt       chan struct{} // holds one while an attempt to connect is under way
-	failed        int           // attempts since one succeeded; of the attempt that is under way
+	Heartbeat     time.Duration                                // limits each wait, see Connect
+	FastFailover  time.Duration                                // the TTL of a client with fast failover; 0: it has none
+	attempt       chan struct{}                                // holds one while an attempt to connect is under way
+	failed        int                                          // attempts since one succeeded; of the attempt that is under way
 }
 
-// NewConnector returns a connector for a schema.
-func NewConnector(config *pgx.ConnConfig, beforeConnect func(context.Context, *pgx.ConnConfig) error,
-	schema string, heartbeat time.Duration) *Connector {
-	return &Connector{Config: config, BeforeConnect: beforeConnect, Schema: schema, Heartbeat: heartbeat,
-		statements: StatementsFor(schema), attempt: make(chan struct{}, 1)}
+// NewConnector returns a connector.
+func NewConnector(config *pgx.ConnConfig, beforeConnect func(context.Context, *pgx.ConnConfig) error, heartbeat time.Duration) *Connector {
+	return &Connector{Config: config, BeforeConnect: beforeConnect, Heartbeat: heartbeat, attempt: make(chan struct{}, 1)}
 }
 
-// settings are those on which the texts of the statements and of their answers rely, whatever the role's or the database's
+// Settings are those on which the texts of the statements and of their answers rely, whatever the role's or the database's
 // are. A pooler in transaction mode keeps these few for each client. Each value is spelled as the server reports it: where they
 // differ, PgBouncer sets it anew before every transaction, which is a statement and a round trip more.
-var settings = map[string]string{"client_encoding": "UTF8", "standard_conforming_strings": "on", "DateStyle": "ISO, MDY"}
+var Settings = map[string]string{"client_encoding": "UTF8", "standard_conforming_strings": "on", "DateStyle": "ISO, MDY"}
 
 // ErrReadOnly tells that a connection was given up because its server takes no writes.
 var ErrReadOnly = errors.New("server takes no writes")
@@ -81,7 +103,7 @@ const hooksMayTake = time.Second
 // connections take long is reached too. If a BeforeConnect or DialFunc of the application ignores
 // its context, Connect returns without it, closes what it brings later, and makes no other attempt
 // until it has returned.
-func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn, error) {
+func (cr *Connector) Connect(ctx context.Context, perHost time.Duration, notified pgconn.NotificationHandler) (*Conn, error) {
 	limit := max(cr.Heartbeat, perHost)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -110,7 +132,7 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 	}
 	result := make(chan made, 1)
 	go func() {
-		conn, err := cr.connect(ctx, limit, func() { stuck.Reset(4 * limit) })
+		conn, err := cr.connect(ctx, limit, notified, func() { stuck.Reset(4 * limit) })
 		if cr.failed++; err == nil {
 			cr.failed = 0
 		}
@@ -136,28 +158,23 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 var errStuck = fmt.Errorf("a function of the connection's configuration, or the resolver, takes too long: %w", context.DeadlineExceeded)
 
 // connect makes one attempt, and calls comes whenever it comes to an address.
-func (cr *Connector) connect(ctx context.Context, limit time.Duration, comes func()) (*Conn, error) {
+func (cr *Connector) connect(ctx context.Context, limit time.Duration, notified pgconn.NotificationHandler, comes func()) (*Conn, error) {
 	config := cr.Config.Copy()
 	if cr.BeforeConnect != nil {
 		if err := cr.BeforeConnect(ctx, config); err != nil {
 			return nil, fmt.Errorf("before connect: %w", err)
 		}
 	}
-	notices := &notices{channel: cr.Schema}
 	line := &line{dial: config.DialFunc, userTimeout: 2 * max(cr.Heartbeat, time.Second), open: make(map[net.Conn]struct{})}
 	var found *nature
 	cr.adapt(config, limit, line, &found, comes)
-	config.OnNotification = notices.heard
+	config.OnNotification = notified
 	conn, err := pgx.ConnectConfig(context.WithValue(ctx, connecting{}, true), config)
 	if err != nil {
 		line.close()
 		return nil, err
 	}
-	c := &Conn{
-		conn: conn, line: line, statements: cr.statements, notices: notices, channel: cr.Schema, settings: found.settings, plain: found.plain,
-		traced:   config.Tracer != nil,
-		lockWait: max(1, int(cr.Heartbeat.Milliseconds()/4)),
-	}
+	c := &Conn{Pgx: conn, Settings: found.settings, Plain: found.plain, Traced: config.Tracer != nil, line: line}
 	if cr.FastFailover > 0 {
 		if err := c.prepareFailover(ctx, cr.FastFailover); err != nil {
 			c.Close()
@@ -172,7 +189,7 @@ func (cr *Connector) adapt(config *pgx.ConnConfig, limit time.Duration, line *li
 	if config.ConnectTimeout == 0 || config.ConnectTimeout > limit {
 		config.ConnectTimeout = limit
 	}
-	for name, value := range settings {
+	for name, value := range Settings {
 		config.RuntimeParams[name] = value
 	}
 	if config.RuntimeParams["application_name"] == "" {
@@ -204,8 +221,13 @@ func (cr *Connector) adapt(config *pgx.ConnConfig, limit time.Duration, line *li
 	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler { return newWatcher(conn, line) }
 }
 
-// searchPath is that of every statement but heartbeats.
-const searchPath = "pg_catalog, pg_temp"
+// ReadCommitted begins every message where the session's settings do not last, but a heartbeat's. The statements count on READ
+// COMMITTED: one that waited for a lock goes on with what the other has written, where a higher level fails. The role or the database may
+// have another default.
+const ReadCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
+// SearchPath is that of every statement but heartbeats.
+const SearchPath = "pg_catalog, pg_temp"
 
 // ErrSetting tells that a connection was given up because of a setting under which promises do not
 // hold.
@@ -223,7 +245,7 @@ type nature struct {
 // between heartbeats, and nothing is worth compiling.
 var lasts = func() string {
 	var b strings.Builder
-	for _, s := range [][2]string{{"search_path", searchPath}, {"default_transaction_isolation", "read committed"}, {"statement_timeout", "0"},
+	for _, s := range [][2]string{{"search_path", SearchPath}, {"default_transaction_isolation", "read committed"}, {"statement_timeout", "0"},
 		{"idle_session_timeout", "0"}, {"jit", "off"}} {
 		fmt.Fprintf(&b, "pg_catalog.set_config('%s', '%s', false), ", s[0], s[1])
 	}
@@ -263,7 +285,7 @@ func writable(ctx context.Context, conn *pgconn.PgConn) (*nature, error) {
 		return f, nil
 	}
 	compiles := !is(5, "off") && (is(6, "off") || is(7, "0")) // without sequential scans a plan seems to cost too much
-	f.settings = []string{readCommitted, "SET LOCAL search_path = " + searchPath}
+	f.settings = []string{ReadCommitted, "SET LOCAL search_path = " + SearchPath}
 	if !is(4, "0") {
 		f.settings = append(f.settings, "SET LOCAL statement_timeout = 0")
 	}
@@ -275,115 +297,4 @@ func writable(ctx context.Context, conn *pgconn.PgConn) (*nature, error) {
 	}
 	f.plain = is(3, "read committed") && !compiles
 	return f, nil
-}
-
-// A watcher stops what a connection does when its context ends. A statement is canceled at the server: otherwise one that
-// waits for a lock would go on there without its client. A wait for notifications is stopped here only. Through a pooler
-// nothing is canceled, because a cancel request that is cut short crashes PgBouncer 1.18 and 1.19.
-type watcher struct {
-	line      *line
-	wait      pgconn.DeadlineContextWatcherHandler
-	statement pgconn.CancelRequestContextWatcherHandler
-	unwatch   func()
-}
-
-func newWatcher(conn *pgconn.PgConn, line *line) ctxwatch.Handler {
-	return &watcher{
-		line:      line,
-		wait:      pgconn.DeadlineContextWatcherHandler{Conn: conn.Conn()},
-		statement: pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: 200 * time.Millisecond},
-	}
-}
-
-func (w *watcher) HandleCancel(ctx context.Context) {
-	if !w.line.direct.Load() || ctx.Value(waiting{}) != nil {
-		w.unwatch = w.wait.HandleUnwatchAfterCancel
-		w.wait.HandleCancel(ctx)
-		return
-	}
-	w.unwatch = w.statement.HandleUnwatchAfterCancel
-	w.statement.HandleCancel(ctx)
-}
-
-func (w *watcher) HandleUnwatchAfterCancel() { w.unwatch() }
-
-// A line has every network connection that one Conn opened: its own, and those for cancel requests. A cancel request may wait
-// for a silent server long after the Conn was closed; closing the line closes them all.
-type line struct {
-	dial        pgconn.DialFunc
-	userTimeout time.Duration
-	direct      atomic.Bool // to a backend, not to a pooler
-
-	// mu guards what follows.
-	mu     sync.Mutex
-	open   map[net.Conn]struct{}
-	closed bool
-	own    *dialed // the Conn's, the last one that was dialed for it
-	bidden bool    // the server has said that it ends the connection
-	onEnd  func()  // see Conn.OnEnd
-}
-
-// connecting marks the context of an attempt to connect. pgx dials with another context to send a cancel request, which it
-// also does when it closes a connection in the middle of a statement.
-type connecting struct{}
-
-var errNoCancel = errors.New("nothing is canceled through a pooler")
-
-func (l *line) dialOne(ctx context.Context, network, address string) (net.Conn, error) {
-	if ctx.Value(connecting{}) == nil && !l.direct.Load() {
-		return nil, errNoCancel
-	}
-	conn, err := l.dial(ctx, network, address)
-	if err != nil {
-		return nil, err
-	}
-	if t, ok := conn.(*net.TCPConn); ok {
-		if raw, err := t.SyscallConn(); err == nil {
-			tcpUserTimeout(raw, l.userTimeout) // the kernel closes the connection where nothing is acknowledged for so long
-		}
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		_ = conn.Close()
-		return nil, net.ErrClosed
-	}
-	l.open[conn] = struct{}{}
-	d := &dialed{Conn: conn, line: l}
-	if ctx.Value(connecting{}) != nil {
-		l.own = d
-	}
-	return d, nil
-}
-
-func (l *line) close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closed = true
-	for conn := range l.open {
-		_ = conn.Close() // an error means that it is closed already
-	}
-}
-
-// A dialed connection is removed from its line when it is closed.
-type dialed struct {
-	net.Conn
-	line  *line
-	ended bool // guarded by line.mu: it was closed, or the other side ended it
-}
-
-func (d *dialed) Read(p []byte) (int, error) {
-	n, err := d.Conn.Read(p)
-	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		d.line.ends(d)
-	}
-	return n, err
-}
-
-func (d *dialed) Close() error {
-	d.line.ends(d) // before it is so
-	d.line.mu.Lock()
-	delete(d.line.open, d.Conn)
-	d.line.mu.Unlock()
-	return d.Conn.Close()
 }

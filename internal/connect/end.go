@@ -1,4 +1,4 @@
-package store
+package connect
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// Fast failover on the side of the connection: what it needs of a server, when it ends, and the statements.
+// Fast failover on the side of the connection: what it needs of a server, and when it ends.
 
 // ErrNoFastFailover tells that there is no fast failover on a connection.
 var ErrNoFastFailover = errors.New("WithFastFailover does not work on this connection")
@@ -31,16 +31,16 @@ const outlives = time.Minute
 func (c *Conn) prepareFailover(ctx context.Context, ttl time.Duration) error {
 	if !c.line.direct.Load() {
 		return fmt.Errorf("%w: it leads through a pooler, which gives its own process ID, %d, and keeps no session locks; "+
-			"give WithConnConfig a way to the server itself", ErrNoFastFailover, c.conn.PgConn().PID())
+			"give WithConnConfig a way to the server itself", ErrNoFastFailover, c.Pgx.PgConn().PID())
 	}
-	version := c.conn.PgConn().ParameterStatus("server_version")
+	version := c.Pgx.PgConn().ParameterStatus("server_version")
 	major, err := strconv.Atoi(version[:len(version)-len(strings.TrimLeft(version, "0123456789"))])
 	if err != nil || major < failoverVersion {
 		return fmt.Errorf("%w: the server has version %s, which counts how sessions ended some time after they did; it needs PostgreSQL %d or later",
 			ErrNoFastFailover, version, failoverVersion)
 	}
 	limit := ttl + outlives
-	_, err = c.conn.Exec(ctx, fmt.Sprintf("SET tcp_user_timeout = %d; SET tcp_keepalives_idle = %d",
+	_, err = c.Pgx.Exec(ctx, fmt.Sprintf("SET tcp_user_timeout = %d; SET tcp_keepalives_idle = %d",
 		limit.Milliseconds(), int(limit.Seconds())), pgx.QueryExecModeSimpleProtocol)
 	return err
 }
@@ -125,73 +125,4 @@ func (l *line) ends(d *dialed) {
 	if first && f != nil {
 		f()
 	}
-}
-
-// HoldLiveness has the connection hold a lock for a session until it ends, under a negative key below the client's earlier ones. See liveness.sql.
-func (c *Conn) HoldLiveness(ctx context.Context, session, presence int64) error {
-	got, err := one[struct{ Taken bool }](ctx, c, c.statements.Liveness, session, presence, c.lockWait)
-	if err == nil && !got.Taken {
-		err = fmt.Errorf("the session has a later lock than %d", presence)
-	}
-	return err
-}
-
-// SessionEnds counts how sessions of the database ended that did not end in good order.
-type SessionEnds struct{ Abandoned, Killed, Fatal, Reset int64 }
-
-// A Liveness is what a look at the locks of sessions tells. See watch.sql.
-type Liveness struct {
-	Watches bool // the caller is one of the two that watch; else the rest is empty
-	Ends    SessionEnds
-	Digest  int64
-	Held    map[int64]int // the server's process by key; nil: the digest is the one given
-	Free    []Absence
-	// Stranger is a process of the server that holds or awaits a lock of a client's, and is not the
-	// client's: it keeps the lock held when the client dies. 0: there is none.
-	Stranger int
-}
-
-// An Absence is a session whose lock nobody holds.
-type Absence struct {
-	Session, Presence int64
-	Expiry            int64 // as the table has it: another one tells that the session was renewed
-	PID               int   // of the server's process that held the lock
-}
-
-// WatchLiveness looks which sessions' locks are held, where the session is one of the two that watch.
-func (c *Conn) WatchLiveness(ctx context.Context, session, digest int64) (Liveness, error) {
-	type row struct {
-		Watches                          bool
-		Abandoned, Killed, Fatal, Reset  int64
-		Digest                           int64
-		Held, PIDs                       numbers
-		Free, FreeSessions, FreeExpiries numbers
-		Stranger                         int
-	}
-	got, err := one[row](ctx, c, c.statements.Watch, session, digest)
-	if err != nil || !got.Watches {
-		return Liveness{}, err
-	}
-	l := Liveness{Watches: true, Ends: SessionEnds{got.Abandoned, got.Killed, got.Fatal, got.Reset}, Digest: got.Digest, Stranger: got.Stranger}
-	if got.Digest != digest {
-		l.Held = make(map[int64]int, len(got.Held))
-		for i, key := range got.Held {
-			l.Held[key] = int(got.PIDs[i])
-		}
-	}
-	for i, key := range got.Free {
-		l.Free = append(l.Free, Absence{Session: got.FreeSessions[i], Presence: key, Expiry: got.FreeExpiries[i]})
-	}
-	return l, nil
-}
-
-// EvictDisconnected removes sessions whose connection ended as that of a dead process does, where as many sessions were abandoned since, and none ended
-// in another way. See evictdisconnected.sql.
-func (c *Conn) EvictDisconnected(ctx context.Context, ended []Absence, since SessionEnds, run Incarnation) (Evicted, error) {
-	sessions, keys, pids, expiries := make([]int64, len(ended)), make([]int64, len(ended)), make([]int, len(ended)), make([]int64, len(ended))
-	for i, a := range ended {
-		sessions[i], keys[i], pids[i], expiries[i] = a.Session, a.Presence, a.PID, a.Expiry
-	}
-	return notifying[Evicted](ctx, c, c.statements.EvictDisconnected, sessions, keys, pids, expiries,
-		since.Abandoned, since.Killed, since.Fatal, since.Reset, run.Timeline, run.Started, run.Marker, c.lockWait)
 }
