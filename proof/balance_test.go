@@ -18,12 +18,12 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // Promise 5 for a leader that goes in good order. Not in parallel, for its figures.
 func TestTheNextLeadsWithin50MillisecondsOfClose(t *testing.T) {
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		url := pgserver.Database(t)
 		var clients []*pgleases.Client
 		var leases []*pgleases.Lease
@@ -69,7 +69,7 @@ func leadsNext(t testing.TB, leases []*pgleases.Lease) <-chan time.Time {
 
 // Promise 5 for a leader that is killed: ten of them, each of a lease of its own, with one who comes after them all.
 func TestTheNextLeadsWithinTTLOfAKill(t *testing.T) {
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		const ttl = time.Second
 		leaders := 10
 		url := pgserver.Database(t)
@@ -139,7 +139,7 @@ func TestTheNextLeadsWithinTTLOfAKill(t *testing.T) {
 
 // Promises 6, 7 and 5: even shares, the fewest moves, and everything owned again at once.
 func TestElevenClientsShare128PartitionsWithTheFewestMoves(t *testing.T) {
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		const heartbeat = 200 * time.Millisecond // behind a pooler, everything goes at this pace
 		url := pgserver.Database(t)
 		pool := newPool(t, url, size(2))
@@ -224,7 +224,7 @@ func epochs(t testing.TB, pool *pgxpool.Pool, lease string) []int64 {
 // Promise 6, over leases that have one partition each.
 func TestAHundredSingletonsSpreadEvenlyOverFourClients(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		url := pgserver.Database(t)
 		const singletons = 100
 		clients, leases := make([]*pgleases.Client, 4), make([][]*pgleases.Lease, 4)
@@ -265,7 +265,7 @@ func TestAHundredSingletonsSpreadEvenlyOverFourClients(t *testing.T) {
 
 // Promise 5, and section 4: who was killed is not left behind, whether or not it had joined anything.
 func TestAThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		const ttl = time.Second
 		url := pgserver.Database(t)
 		pool := newPool(t, url, size(2))

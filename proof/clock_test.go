@@ -24,7 +24,7 @@ import (
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // clockFaults are what befalls the database's clock.
@@ -46,7 +46,7 @@ var clockFaults = []struct {
 // before or right after.
 func TestAWrongDatabaseClockTakesNothingAndHidesNoDeath(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		const ttl, steadyTTL, slewed = time.Second, 3 * time.Second, 2 * time.Second
 		seed := rand.Uint64()
 		t.Logf("seed %d", seed)
@@ -139,7 +139,7 @@ func TestWrongClocksRunNoTickTwiceAndNoneEarly(t *testing.T) {
 	if brief() {
 		t.Skip("has a server of its own")
 	}
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		server := pgserver.Private(t, committing)
 		clock := newClock(t, server)
 		config := withSchedules(t, server.URL(), server.URL(), false)
@@ -205,7 +205,7 @@ func newClock(t testing.TB, s *pgserver.Server) *pgserver.Clock {
 // the next heartbeat. Backward it must prolong nothing.
 func TestAWrongClockOfAClientProlongsNoTrust(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		if runtime.GOARCH != "amd64" {
 			t.Skip("Go asks the kernel's own code for the time, which this test can replace on amd64 only")
 		}

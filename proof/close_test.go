@@ -14,7 +14,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 func TestCloseWithoutADatabaseEndsInTime(t *testing.T) {
@@ -22,7 +22,7 @@ func TestCloseWithoutADatabaseEndsInTime(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		t.Run(fmt.Sprintf("silent=%v", silent), func(t *testing.T) {
 			t.Parallel()
-			punctual.Run(t, func(t *punctual.Try) {
+			timeguard.Run(t, func(t *timeguard.Try) {
 				server := pgserver.Private(t)
 				pool := newPool(t, server.URL())
 				team := newCrew(t)

@@ -11,12 +11,12 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 func TestAServerThatBecomesReadOnlyIsLeftAndReturnedTo(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		server := pgserver.Private(t)
 		admin := newPool(t, server.URL())
 		var book logbook
@@ -61,7 +61,7 @@ func TestAServerThatBecomesReadOnlyIsLeftAndReturnedTo(t *testing.T) {
 
 func TestNotificationsThatDoNotArriveAreFoundOutAndLivedWith(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		url := direct(t)
 		through := bouncerTo(t, url)
 		var book logbook
@@ -105,7 +105,7 @@ func TestNotificationsThatDoNotArriveAreFoundOutAndLivedWith(t *testing.T) {
 // Of two hosts the first takes no writes, and the second does.
 func TestOfSeveralHostsTheOneThatTakesWritesIsChosen(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		var hosts []string
 		for range 2 {
 			hosts = append(hosts, pgserver.Private(t).URL())

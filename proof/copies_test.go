@@ -20,7 +20,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // copies are the ways to have more than one copy of one server, and to use them one after the other. Server a is there at first.
@@ -54,7 +54,7 @@ func TestEpochsRiseOverAllCopiesOfAServer(t *testing.T) {
 	for _, c := range copies {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			punctual.Run(t, func(t *punctual.Try) {
+			timeguard.Run(t, func(t *timeguard.Try) {
 				p := newPlay(t)
 				for _, step := range c.steps {
 					step(p)

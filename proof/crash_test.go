@@ -19,7 +19,7 @@ import (
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 const (
@@ -211,7 +211,7 @@ func TestACrashAtAnyStatementLeavesNothingStuck(t *testing.T) {
 				slots <- struct{}{}
 				defer func() { <-slots }()
 				t.Run(fmt.Sprintf("%s/%v, when %s", test.file, kind, test.when), func(t *testing.T) {
-					punctual.Run(t, func(t *punctual.Try) { crashAt(t, test, kind) })
+					timeguard.Run(t, func(t *timeguard.Try) { crashAt(t, test, kind) })
 				})
 			})
 		}

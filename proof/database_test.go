@@ -23,7 +23,7 @@ import (
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // databaseFaults are what befalls a server under load.
@@ -51,7 +51,7 @@ func TestADatabaseThatComesBackInTimeTakesNothingFromALivingClient(t *testing.T)
 	for _, fault := range databaseFaults {
 		t.Run(fault.name, func(t *testing.T) {
 			t.Parallel()
-			punctual.Run(t, func(t *punctual.Try) {
+			timeguard.Run(t, func(t *timeguard.Try) {
 				server := pgserver.Private(t)
 				url := server.URL()
 				steady := newSteady(t, url, 6*time.Second, 200*time.Millisecond) // the shorter the heartbeat, the shorter the rounds
@@ -84,7 +84,7 @@ func TestADatabaseThatComesBackInTimeTakesNothingFromALivingClient(t *testing.T)
 // have expired long ago.
 func TestHeartbeatsThatACrashLosesEvictNobody(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		rounds := 3
 		if brief() {
 			rounds = 1

@@ -22,7 +22,7 @@ import (
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // Fast failover, with a TTL at which nobody expires.
@@ -33,7 +33,7 @@ var failoverKills = flag.Int("failover-kills", 6, "how many processes with fast 
 
 // A troop is a number of worker processes with fast failover, which share one lease.
 type troop struct {
-	*punctual.Try
+	*timeguard.Try
 	url, dir string
 	ttl      time.Duration
 	made     int
@@ -55,7 +55,7 @@ func hasFastFailover(t testing.TB, pool *pgxpool.Pool) bool {
 	return value[int](t, pool, "SELECT current_setting('server_version_num')::int") >= 150000
 }
 
-func newTroop(t *punctual.Try, url string, size int, ttl time.Duration) *troop {
+func newTroop(t *timeguard.Try, url string, size int, ttl time.Duration) *troop {
 	needFastFailover(t, newPool(t, url))
 	tr := &troop{Try: t, url: url, dir: t.TempDir(), ttl: ttl}
 	for range size {
@@ -106,7 +106,7 @@ func (tr *troop) report() oracle.Report {
 }
 
 func TestWhoWasKilledIsTakenOverInHalfASecondAtAnyTTL(t *testing.T) {
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		since := time.Now()
 		tr := newTroop(t, direct(t), 5, longTTL)
 		type death struct {
@@ -171,7 +171,7 @@ var failoverTerror = flag.Duration("failover-terror", 6*time.Second, "how long t
 // The server ends the connections of living clients, one after the other, restarts, and recovers from crashes. All the while other
 // sessions are abandoned, as those of dead processes are.
 func TestNobodyWhoLivesIsEvictedWhereTheServerEndsTheConnections(t *testing.T) {
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		server := pgserver.Private(t)
 		tr := newTroop(t, server.URL(), 4, longTTL)
 		database := &faults.Database{Server: server, URL: server.URL()}
@@ -227,7 +227,7 @@ func TestNobodyWhoLivesIsEvictedWhereTheServerEndsTheConnections(t *testing.T) {
 // The server ends the connection of a client, which hears of that late, and needs seconds to connect again. It goes on with what it owns, and
 // nobody takes it for dead, though another session is abandoned at the same time.
 func TestWhomTheServerHasTerminatedIsNotTakenForDead(t *testing.T) {
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		url := direct(t)
 		way := newProxy(t, url)
 		tr := newTroop(t, url, 2, longTTL)
@@ -279,7 +279,7 @@ var failoverCuts = flag.Int("failover-cuts", 6, "how many connections of clients
 // A process is stopped, and its connection ends meanwhile: the others take over, and it must not show anything when it goes on. Others
 // lose their connections while they run.
 func TestACutConnectionOfALivingOrStoppedProcessMakesNobodyAnOwnerTwice(t *testing.T) {
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		url := direct(t)
 		proxies := startProxies(t)
 		tr := newTroop(t, url, 2, longTTL)

@@ -9,14 +9,14 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/faults"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // A transaction that passed Guard stays open although its owner was killed: its partition waits for the commit, and nothing else
 // does.
 func TestAGuardedTransactionOfADeadOwnerLeftOpenHoldsUpItsPartitionOnly(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		const ttl, partitions = 2 * time.Second, 12
 		url := direct(t)
 		pool := newPool(t, url)

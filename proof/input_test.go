@@ -9,12 +9,12 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // Not in parallel: the database is busy with it for ten seconds.
 func TestTheMostPartitionsWork(t *testing.T) {
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		if brief() {
 			t.Skip("takes a quarter of a minute")
 		}
@@ -38,7 +38,7 @@ func TestTheMostPartitionsWork(t *testing.T) {
 }
 
 func TestTheMostPartitionsForTheShortestTTLAreOwnedAndRenewed(t *testing.T) {
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		const n = 16_384
 		pool := newPool(t, pgserver.Database(t))
 		lease := joined(t, newClient(t, pool, pgleases.WithTTL(time.Second)), "l", n)

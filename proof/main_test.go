@@ -21,7 +21,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 func TestMain(m *testing.M) {
@@ -50,7 +50,7 @@ func (m probed) Run() int {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wait sync.WaitGroup
-	wait.Go(func() { punctual.Probe(ctx, url, punctual.NewRecord("the test process").Add) })
+	wait.Go(func() { timeguard.Probe(ctx, url, timeguard.NewRecord("the test process").Add) })
 	defer wait.Wait()
 	defer cancel()
 	return m.M.Run()
@@ -122,7 +122,7 @@ func shut(t testing.TB, c *pgleases.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := c.Close(ctx); err != nil {
-		if try, ok := t.(*punctual.Try); ok && try.Over() { // the machine was late, and the scenario ended anywhere
+		if try, ok := t.(*timeguard.Try); ok && try.Over() { // the machine was late, and the scenario ended anywhere
 			t.Logf("close %s: %v", c.ID(), err)
 			return
 		}
@@ -150,11 +150,11 @@ func waitFor(t testing.TB, within time.Duration, what string, holds func() bool)
 	}
 }
 
-// missed says that what was allowed to take so long, from that moment on, was not so: see punctual.Try.Missed. Outside of
-// punctual.Run it fails the test.
+// missed says that what was allowed to take so long, from that moment on, was not so: see timeguard.Try.Missed. Outside of
+// timeguard.Run it fails the test.
 func missed(t testing.TB, since time.Time, within time.Duration, format string, args ...any) {
 	t.Helper()
-	if try, ok := t.(*punctual.Try); ok {
+	if try, ok := t.(*timeguard.Try); ok {
 		try.Missed(since, within, format, args...)
 	}
 	t.Fatalf(format, args...)

@@ -16,7 +16,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 var (
@@ -31,7 +31,7 @@ func TestNoPartitionHasTwoOwnersHoweverAFleetIsOperated(t *testing.T) {
 	if testing.Short() {
 		t.Skip("has a server of its own")
 	}
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		const partitions = 16
 		seed, total := *operatorSeed, *operatorFaults
 		if seed == 0 {
@@ -56,7 +56,7 @@ func TestNoPartitionHasTwoOwnersHoweverAFleetIsOperated(t *testing.T) {
 		}
 		database := &faults.Database{Server: server, URL: server.URL()}
 		operators := faults.NewOperators(pool, "l")
-		fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "crowd" }) // of connections
+		fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "many clients" }) // of connections
 		database.Befall(fleet)
 		operators.Befall(fleet)
 		fleet.Enough = func(counts map[string]int) bool { return sum(counts) >= total }
@@ -126,7 +126,7 @@ func TestNoPartitionHasTwoOwnersHoweverAFleetIsOperated(t *testing.T) {
 
 // operated is worker processes, by ID, behind a proxy each.
 type operated struct {
-	t       *punctual.Try
+	t       *timeguard.Try
 	url     string // of the server
 	dir     string
 	server  *pgserver.Server
@@ -181,7 +181,7 @@ func TestEachVerbKeepsItsPromiseWhateverBefallsTheProcesses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("has a server of its own")
 	}
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		const ttl, long = time.Second, 3 * time.Second
 		server := pgserver.Private(t)
 		s := &operated{t: t, url: server.URL(), dir: t.TempDir(), server: server, pool: newPool(t, server.URL()), proxies: startProxies(t),

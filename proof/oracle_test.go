@@ -17,14 +17,14 @@ import (
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // Promises 1 to 3, 5 and 13, as far as 200 faults can tell, each kind at least three times. The seed of a failure tells which
 // faults came, not when.
 func TestNoTwoProcessesHoldAPartitionAtOnceWhateverBefallsThem(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		seed := rand.Uint64()
 		if testing.Short() { // on whatever database there is, which others use too
 			check(t, attack(t, seed, 10*time.Second, pgserver.Database(t), nil, func(*faults.Fleet) {}), 10, 0)
@@ -73,7 +73,7 @@ type episode struct {
 }
 
 // attack has faults befall a fleet for so long. A nil database is left alone.
-func attack(t *punctual.Try, seed uint64, duration time.Duration, url string, database *faults.Database, how func(*faults.Fleet)) episode {
+func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, database *faults.Database, how func(*faults.Fleet)) episode {
 	t.Helper()
 	const partitions, locks, ttl = 16, 6, time.Second
 	e := episode{began: time.Now(), Seed: seed, Worst: make(map[string]float64)}
@@ -102,7 +102,7 @@ func attack(t *punctual.Try, seed uint64, duration time.Duration, url string, da
 		t.Fatal(err)
 	}
 	if pooled { // a client that gives up ends the pooler's connection to the server: the more there are, the fewer get through in time
-		fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "crowd" })
+		fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "many clients" })
 	}
 	how(fleet)
 	e.Alone = fleet.Alone
@@ -188,7 +188,7 @@ func attack(t *punctual.Try, seed uint64, duration time.Duration, url string, da
 }
 
 // waiting tells what each backend waits for: what keeps others waiting is seen there only.
-func waiting(t *punctual.Try, url string) (told string) {
+func waiting(t *timeguard.Try, url string) (told string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
 	defer cancel()
 	err := newPool(t, url).QueryRow(ctx, `SELECT coalesce(string_agg(format('%s %s %s %s, waits for %s %s %s, since %s: %s', pid, backend_type, application_name, state,
@@ -218,7 +218,7 @@ func locksOfNobody(ctx context.Context, pool *pgxpool.Pool) error {
 }
 
 // check fails the test where a promise was broken, or where fewer faults befell than that, in all or of a kind.
-func check(t *punctual.Try, e episode, total, each int) {
+func check(t *timeguard.Try, e episode, total, each int) {
 	t.Helper()
 	for _, v := range e.Violations {
 		t.Error(v)

@@ -16,7 +16,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // behindPooler puts a PgBouncer in front of a database, with a proxy between the two, and returns the URL through both.
@@ -41,7 +41,7 @@ func behindPooler(t testing.TB, database *faults.Database) string {
 // Locks and partitions through PgBouncer, where its way to the server fails too, and PgBouncer itself. Not in parallel with other
 // tests: where a busy machine answers later than the clients wait, each gives up its connection, which costs PgBouncer another one.
 func TestNoTwoProcessesHoldALockAtOnceThroughAPoolerWhateverBefallsIt(t *testing.T) {
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		const total = 30
 		database := &faults.Database{URL: pgserver.Private(t).URL()}
 		url := behindPooler(t, database)
@@ -57,7 +57,7 @@ func TestNoTwoProcessesHoldALockAtOnceThroughAPoolerWhateverBefallsIt(t *testing
 // connection goes through it loses its trust, in good order; one that goes past it loses nothing, and takes over.
 func TestASaturatedPoolerCostsOnlyThoseWhoGoThroughIt(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		const slots, partitions = 3, 8
 		past := direct(t)
 		since := time.Now()

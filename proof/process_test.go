@@ -15,12 +15,12 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // Promise 2, seen from outside: not in parallel, because the figure is 10 ms.
 func TestAFrozenConnectionEmptiesValuesAtTheTrustDeadlineBeforeAnotherOwns(t *testing.T) {
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		rounds := 5
 		if testing.Short() {
 			rounds = 3
@@ -77,7 +77,7 @@ func TestAFrozenConnectionEmptiesValuesAtTheTrustDeadlineBeforeAnotherOwns(t *te
 // Promise 12.
 func TestAPoolThatIsUsedUpCostsNothing(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		const ttl = 2 * time.Second
 		ttls := 15
 		if brief() {
@@ -119,7 +119,7 @@ func TestAPoolThatIsUsedUpCostsNothing(t *testing.T) {
 // Promise 9: without notifications everything works, at the pace of the heartbeat.
 func TestPollingDoesWithoutNotifications(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		const heartbeat = 100 * time.Millisecond
 		url := pgserver.Database(t)
 		options := []pgleases.Option{pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(heartbeat), pgleases.WithPolling(), quietly(t)}
@@ -156,7 +156,7 @@ func TestTheOlderOfTwoProcessesWithOneIDEndsSuperseded(t *testing.T) {
 	}{{"both live", false}, {"thawed", true}} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			punctual.Run(t, func(t *punctual.Try) {
+			timeguard.Run(t, func(t *timeguard.Try) {
 				url, dir := pgserver.Database(t), t.TempDir()
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				defer cancel()
@@ -216,7 +216,7 @@ func TestARestartUnderTheSameIDGetsItsOwnPartitionsBack(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			punctual.Run(t, func(t *punctual.Try) {
+			timeguard.Run(t, func(t *timeguard.Try) {
 				url, dir := pgserver.Database(t), t.TempDir()
 				pods := make([]*faults.Process, 3)
 				for i := range pods {

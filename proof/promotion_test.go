@@ -19,7 +19,7 @@ import (
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // Promises 1, 3, 5 and 11 over the promotion of an asynchronous standby that missed the last handoffs. In each round
@@ -32,7 +32,7 @@ import (
 //   - one that the standby knows and that can reach neither ("gone").
 func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		rounds := 3
 		if brief() {
 			rounds = 1
@@ -205,7 +205,7 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 // The same for locks: a standby that missed the last acquisitions and releases gives none twice, and no token comes again.
 func TestAPromotedStandbyGivesNoLockTwice(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		const locks, ttl = 4, 2 * time.Second
 		began := time.Now()
 		c := newCluster(t, 2)

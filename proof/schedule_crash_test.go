@@ -15,7 +15,7 @@ import (
 
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 	"github.com/pgleases/pgleases/schedule/sql"
 )
 
@@ -89,7 +89,7 @@ func TestACrashAtAnyStatementOfARunLosesAndRepeatsNothing(t *testing.T) {
 	for kind, crashes := range plannedCrashes() {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			punctual.Run(t, func(t *punctual.Try) {
+			timeguard.Run(t, func(t *timeguard.Try) {
 				v := newScheduleVictims(t, server, kind)
 				for n, crash := range crashes {
 					if *everyCrash || n%2 == 0 {

@@ -17,7 +17,7 @@ import (
 
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -35,7 +35,7 @@ func TestEveryTickHasOneOutcomeInAFleet(t *testing.T) {
 		faults int
 	}{{"direct", false, *scheduleFaults}, {"through PgBouncer", true, *scheduleFaults / 2}} {
 		t.Run(test.name, func(t *testing.T) {
-			punctual.Run(t, func(t *punctual.Try) {
+			timeguard.Run(t, func(t *timeguard.Try) {
 				server := pgserver.Private(t, committing)
 				database := &faults.Database{Server: server, URL: server.URL()}
 				url := server.URL()
@@ -73,7 +73,7 @@ func withSchedules(t testing.TB, url, direct string, pooled bool) faults.Config 
 const effects = "SELECT count(*) FROM ticks WHERE job = 0"
 
 // attackSchedules has so many faults befall a fleet, and checks the ledger then.
-func attackSchedules(t *punctual.Try, url string, database *faults.Database, total int) {
+func attackSchedules(t *timeguard.Try, url string, database *faults.Database, total int) {
 	t.Helper()
 	seed := *scheduleSeed
 	if seed == 0 {
@@ -91,7 +91,7 @@ func attackSchedules(t *punctual.Try, url string, database *faults.Database, tot
 	pool := newPool(t, database.URL, size(2))
 	told(t, pool)
 	waitFor(t, patience, "schedules run", func() bool { return value[int](t, pool, effects) >= len(faults.Schedules()) })
-	fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "crowd" }) // of connections
+	fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "many clients" }) // of connections
 	database.Befall(fleet)
 	fleet.Enough = func(counts map[string]int) bool { return sum(counts) >= total }
 	ctx, cancel = context.WithTimeout(t.Context(), time.Duration(total)*5*time.Second+patience)
@@ -123,7 +123,7 @@ func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 	if testing.Short() {
 		t.Skip("has servers of its own")
 	}
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		began := time.Now()
 		c := newCluster(t, 2, committing)
 		old, next := c.servers[0], c.servers[1]

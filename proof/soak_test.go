@@ -19,7 +19,7 @@ import (
 
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 var (
@@ -38,7 +38,7 @@ func TestSoak(t *testing.T) {
 	}
 	for began, seed := time.Now(), *soakSeed; time.Since(began) < *soakFor; seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			punctual.Run(t, func(t *punctual.Try) {
+			timeguard.Run(t, func(t *timeguard.Try) {
 				disk, options := smallDisk(t)
 				server := pgserver.Private(t, options...)
 				database := &faults.Database{Server: server, URL: server.URL(), Disk: disk}

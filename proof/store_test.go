@@ -14,7 +14,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // What the statements cost and survive, on servers on which nothing else happens: they are sent one by one, as the engine
@@ -131,7 +131,7 @@ func quiet(t testing.TB) *pgserver.Server {
 
 func TestACrashTakesTheMarkAndARestartTheStartTime(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		server := pgserver.Private(t)
 		s := newSession(t, server, "a")
 		if marker := s.beat().Server.Marker; marker != 0 {
@@ -164,7 +164,7 @@ func TestACrashTakesTheMarkAndARestartTheStartTime(t *testing.T) {
 
 func TestAHeartbeatIsOneHotUpdatedRow(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		s := newSession(t, quiet(t), "a")
 		s.join("l", 8)
 		const beats = 1000
@@ -189,7 +189,7 @@ func TestAHeartbeatIsOneHotUpdatedRow(t *testing.T) {
 
 func TestAHeartbeatCostsLittleLogAndWaitsForNoFlush(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		s := newSession(t, quiet(t), "a")
 		for l := range 20 {
 			s.join(fmt.Sprint("l", l), 8)
@@ -223,7 +223,7 @@ func TestAHeartbeatCostsLittleLogAndWaitsForNoFlush(t *testing.T) {
 
 func TestEveryOtherWriteIsDurableWhateverTheDatabaseSays(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		server := quiet(t)
 		first := newSession(t, server, "first")
 		first.does("ALTER DATABASE " + pgx.Identifier{first.watcher.Config().Database}.Sanitize() + " SET synchronous_commit = off")

@@ -11,14 +11,14 @@ import (
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // Promise 5, for each process by its own TTL. The one with the longest dies first, and nobody has watched the clock for so long when
 // it expires: that must not delay what the others leave.
 func TestEachOfAFleetOfMixedTTLsIsTakenOverAtItsOwn(t *testing.T) {
 	t.Parallel()
-	punctual.Run(t, func(t *punctual.Try) {
+	timeguard.Run(t, func(t *timeguard.Try) {
 		const partitions, long, head = 16, 20 * time.Second, 9 * time.Second
 		url := pgserver.Database(t)
 		late := 200*time.Millisecond + lateWithoutNotify(url, 2*time.Second) + slack

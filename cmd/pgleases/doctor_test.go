@@ -334,30 +334,30 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 	output1(t, database, "migrate", "--schedules")
 	expectIll(t, database, "", "")
 	execute(t, database, `
-		INSERT INTO pgleases.schedule_groups VALUES ('books', 1);
-		INSERT INTO pgleases.leases VALUES ('schedule/books', 1, 5, 1, 0, 'infinity', now());
-		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/books', 11, 1, now(), 1);
-		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('schedule/books', 0, 11, 11, 3, 'a', now());
+		INSERT INTO pgleases.schedule_groups VALUES ('reports', 1);
+		INSERT INTO pgleases.leases VALUES ('schedule/reports', 1, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/reports', 11, 1, now(), 1);
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('schedule/reports', 0, 11, 11, 3, 'a', now());
 		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
-		SELECT 'books', name, name, 0, 'close', '{}', '@every 1h', now(), '{}', declared, now(), now(), 1, registered
+		SELECT 'reports', name, name, 0, 'close', '{}', '@every 1h', now(), '{}', declared, now(), now(), 1, registered
 		FROM (VALUES ('put', false, '2026-03-02Z'), ('new', true, now() - interval '6 days 23 hours')) AS s (name, declared, registered);
-		INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due) VALUES ('books', 'k', 0, 'mail', '', 'job', '{}', 2, now(), now())`)
+		INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due) VALUES ('reports', 'k', 0, 'mail', '', 'job', '{}', 2, now(), now())`)
 	expectIll(t, database, "", "")
 	for _, test := range []struct{ fault, mend, want, text string }{
 		{"UPDATE pgleases.schedules SET due = now() - interval '1 hour' WHERE name = 'new'", "UPDATE pgleases.schedules SET due = now()",
-			"warning schedules", `late: 1 of group "books", as "new" for 1h0m`},
+			"warning schedules", `late: 1 of group "reports", as "new" for 1h0m`},
 		{"UPDATE pgleases.schedules SET blocked_reason = 'no handler', blocked_since = now() - interval '1 hour'", "UPDATE pgleases.schedules SET blocked_reason = NULL, blocked_since = NULL",
 			"warning schedules", `(no handler)`},
 		{`UPDATE pgleases.schedules SET failures = 3 WHERE name = 'put'; INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, error, ended_at)
-			SELECT id, 'books', 'put', now(), now(), 1, 'failed', 'it broke', now() FROM pgleases.schedules WHERE name = 'put'`, "UPDATE pgleases.schedules SET failures = 0",
-			"warning schedules", `failed three times in a row, or more: 1 of group "books", as "put" 3 times (it broke)`},
-		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now()", "warning jobs", `late: 1 of group "books"`},
+			SELECT id, 'reports', 'put', now(), now(), 1, 'failed', 'it broke', now() FROM pgleases.schedules WHERE name = 'put'`, "UPDATE pgleases.schedules SET failures = 0",
+			"warning schedules", `failed three times in a row, or more: 1 of group "reports", as "put" 3 times (it broke)`},
+		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now()", "warning jobs", `late: 1 of group "reports"`},
 		{`UPDATE pgleases.jobs SET trying = '{"attempts": 3, "error": "it broke"}'`, "UPDATE pgleases.jobs SET trying = NULL", "warning jobs", `3 times (it broke)`},
-		{`INSERT INTO pgleases.history (schedule, group_name, name, job, since, until, ticks, outcome, error, ended_at) VALUES (0, 'books', '', 7, now(), now(), 1, 'failed', 'it broke', now())`,
-			"UPDATE pgleases.history SET retried = 8", "warning jobs", `failed in the last day, and were not retried: 1 of group "books", as job 7 (it broke)`},
-		{"DELETE FROM pgleases.members WHERE lease = 'schedule/books'", "INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/books', 11, 1, now(), 1)",
+		{`INSERT INTO pgleases.history (schedule, group_name, name, job, since, until, ticks, outcome, error, ended_at) VALUES (0, 'reports', '', 7, now(), now(), 1, 'failed', 'it broke', now())`,
+			"UPDATE pgleases.history SET retried = 8", "warning jobs", `failed in the last day, and were not retried: 1 of group "reports", as job 7 (it broke)`},
+		{"DELETE FROM pgleases.members WHERE lease = 'schedule/reports'", "INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/reports', 11, 1, now(), 1)",
 			"note orphans, warning schedules", ""},
-		{"UPDATE pgleases.schedules SET name = 'old', registered = '2026-03-02Z' WHERE name = 'new'", "SELECT", "note schedules", `1 of group "books", as "old" (since 2026-03-02)`},
+		{"UPDATE pgleases.schedules SET name = 'old', registered = '2026-03-02Z' WHERE name = 'new'", "SELECT", "note schedules", `1 of group "reports", as "old" (since 2026-03-02)`},
 	} {
 		execute(t, database, test.fault)
 		expectIll(t, database, test.want, test.text)

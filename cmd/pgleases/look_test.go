@@ -246,7 +246,7 @@ func TestVerbsNameTheRemedy(t *testing.T) {
 		{empty, "locks", "or run pgleases migrate"},
 		{database, "list --schema none", `schema "none" is missing`},
 		{as(t, database, role), "list", "pgleases grants ROLE --for=reader"},
-		{as(t, database, role), "schedules pause books close --reason why", "pgleases grants ROLE --for=schedule-operators"},
+		{as(t, database, role), "schedules pause reports close --reason why", "pgleases grants ROLE --for=schedule-operators"},
 		{as(t, database, role), "migrate --schema other", "permission denied"},
 		{"postgres://127.0.0.1:1/none", "clients", "Set --database, DATABASE_URL or the PG* variables"},
 		{"not a url", "clients", "cannot read the connection string"},
@@ -343,7 +343,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	pool := tests.Pool(t, database)
 	client := tests.Must(pgleases.NewClient(t.Context(), pool))(t)
 	defer client.Close(t.Context())
-	s := tests.Must(schedule.New(t.Context(), client, pool, "books"))(t)
+	s := tests.Must(schedule.New(t.Context(), client, pool, "reports"))(t)
 	kind := schedule.InTx(s, "close", func(_ context.Context, _ pgx.Tx, r schedule.Run[job]) error {
 		if r.Args.N > 0 {
 			return fmt.Errorf("job %d failed\n\x1b[2J", r.Args.N)
@@ -371,7 +371,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		Job      json.Number
 	}
 	history := func(name string) []row {
-		return decoded[[]row](t, database, "schedules", "history", "books", name, "-n", "1000")
+		return decoded[[]row](t, database, "schedules", "history", "reports", name, "-n", "1000")
 	}
 	told := func(what, query string, args ...any) { // by the history
 		t.Helper()
@@ -385,17 +385,17 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	if first := history("good"); first[len(first)-1].Outcome != "succeeded" || history("bad")[0].Outcome != "failed" || !strings.Contains(history("bad")[0].Error, "job 1 failed") {
 		t.Errorf("history %+v, %+v", first, history("bad"))
 	}
-	if text := output1(t, database, "schedules", "history", "books", "bad", "-n", "1"); strings.Count(text, "\n") != 2 || !strings.Contains(text, `"job 1 failed\n\x1b[2J"`) {
+	if text := output1(t, database, "schedules", "history", "reports", "bad", "-n", "1"); strings.Count(text, "\n") != 2 || !strings.Contains(text, `"job 1 failed\n\x1b[2J"`) {
 		t.Errorf("history: %s", text)
 	}
 	changed := func(args ...string) string {
 		t.Helper()
 		return output1(t, database, append(args, "--reason", "why", "--actor", "ann")...)
 	}
-	changed("schedules", "pause", "books", "good")
+	changed("schedules", "pause", "reports", "good")
 	list := ""
 	tests.Until(t, "no run is under way", func() bool {
-		list = output1(t, database, "schedules", "list", "books")
+		list = output1(t, database, "schedules", "list", "reports")
 		return !regexp.MustCompile(`(?m)^good .* running `).MatchString(list)
 	})
 	unprintable(t, "schedules list", list)
@@ -404,30 +404,30 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 			t.Errorf("schedules list lacks %s: %s", pattern, list)
 		}
 	}
-	if one := decoded[[]row](t, database, "schedules", "list", "books", "go"); len(one) != 1 || one[0].Name != "good" || one[0].PausedAt.IsZero() {
+	if one := decoded[[]row](t, database, "schedules", "list", "reports", "go"); len(one) != 1 || one[0].Name != "good" || one[0].PausedAt.IsZero() {
 		t.Errorf("schedules list with a prefix: %+v", one)
 	}
-	if text := output1(t, database, "schedules", "list", "books", "-n", "1"); !strings.HasPrefix(text, "SCHEDULE ") || !strings.Contains(text, "\nbad ") || !strings.Contains(text, "There may be more") {
+	if text := output1(t, database, "schedules", "list", "reports", "-n", "1"); !strings.HasPrefix(text, "SCHEDULE ") || !strings.Contains(text, "\nbad ") || !strings.Contains(text, "There may be more") {
 		t.Errorf("one schedule: %s", text)
 	}
-	if page := decoded[[]row](t, database, "schedules", "list", "books", "--after", "bad", "--only", "paused"); len(page) != 1 || page[0].Name != "good" {
+	if page := decoded[[]row](t, database, "schedules", "list", "reports", "--after", "bad", "--only", "paused"); len(page) != 1 || page[0].Name != "good" {
 		t.Errorf("those that are paused behind bad: %+v", page)
 	}
-	if text := output1(t, database, "schedules", "groups"); !regexp.MustCompile(`(?m)^books +3 +\d+ +0 +1 +\d +\d+ +0$`).MatchString(text) {
+	if text := output1(t, database, "schedules", "groups"); !regexp.MustCompile(`(?m)^reports +3 +\d+ +0 +1 +\d +\d+ +0$`).MatchString(text) {
 		t.Errorf("groups: %s", text)
 	}
 	for args, want := range map[string]string{
-		"jobs cancle books 7":              `there is no verb "cancle": pgleases jobs --help`,
-		"schedules list boks":              `there is no group "boks": pgleases schedules groups`,
-		"jobs list boks":                   `there is no group "boks"`,
-		"schedules history books goood":    "pgleases schedules list GROUP and",
-		"schedules list books -n 0":        "give 1 to 1000",
-		"schedules list books --only dead": "give one of late, failing",
+		"jobs cancle reports 7":              `there is no verb "cancle": pgleases jobs --help`,
+		"schedules list boks":                `there is no group "boks": pgleases schedules groups`,
+		"jobs list boks":                     `there is no group "boks"`,
+		"schedules history reports goood":    "pgleases schedules list GROUP and",
+		"schedules list reports -n 0":        "give 1 to 1000",
+		"schedules list reports --only dead": "give one of late, failing",
 	} {
 		fails(t, database, args, want)
 	}
 	before := history("good")[0] // the newest: the list is cut, so its length says nothing on a slow machine
-	changed("schedules", "resume", "books", "good")
+	changed("schedules", "resume", "reports", "good")
 	told("it runs again", "name = 'good' AND until > $1", before.Until.Add(time.Second))
 	number := func(text string) string {
 		t.Helper()
@@ -446,21 +446,21 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		told("job "+job+" is "+outcome, "job = $1::text::bigint AND outcome = $2", job, outcome)
 		return job
 	}
-	failed := ends(number(changed("schedules", "trigger", "books", "bad")), "failed")
-	if j := decoded[known](t, database, "jobs", "show", "books", failed); j.ID.String() != failed || j.Name != "bad" || j.Outcome != "failed" || !strings.HasPrefix(j.Error, "job 1 failed") {
+	failed := ends(number(changed("schedules", "trigger", "reports", "bad")), "failed")
+	if j := decoded[known](t, database, "jobs", "show", "reports", failed); j.ID.String() != failed || j.Name != "bad" || j.Outcome != "failed" || !strings.HasPrefix(j.Error, "job 1 failed") {
 		t.Errorf("job %+v", j)
 	}
 	if !slices.ContainsFunc(history("bad"), func(r row) bool { return r.Job.String() == failed }) {
 		t.Errorf("the history lacks job %s: %+v", failed, history("bad"))
 	}
-	text := output1(t, database, "jobs", "show", "books", failed)
+	text := output1(t, database, "jobs", "show", "reports", failed)
 	unprintable(t, "jobs show", text)
 	if !regexp.MustCompile(`(?m)^` + failed + ` +bad +close .* failed .* "job 1 failed\\n\\x1b\[2J"$`).MatchString(text) {
 		t.Errorf("jobs show: %s", text)
 	}
-	retriedJob := ends(number(changed("jobs", "retry", "books", failed)), "failed")
+	retriedJob := ends(number(changed("jobs", "retry", "reports", failed)), "failed")
 	ticks := slices.DeleteFunc(history("bad"), func(r row) bool { return r.Job != "" })
-	retried := ends(number(changed("schedules", "retry", "books", "bad", ticks[0].Until.Format(time.RFC3339Nano))), "failed")
+	retried := ends(number(changed("schedules", "retry", "reports", "bad", ticks[0].Until.Format(time.RFC3339Nano))), "failed")
 	var done time.Time // of a tick
 	for _, r := range history("good") {
 		if r.Outcome == "succeeded" {
@@ -468,40 +468,40 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 			break
 		}
 	}
-	again := ends(number(changed("schedules", "backfill", "books", "good", done.Add(-time.Millisecond).Format(time.RFC3339Nano), done.Format(time.RFC3339Nano))), "succeeded")
-	if text := output1(t, database, "jobs", "show", "books", again); !regexp.MustCompile(`(?m)^` + again + ` +good +close +.* succeeded +0 `).MatchString(text) {
+	again := ends(number(changed("schedules", "backfill", "reports", "good", done.Add(-time.Millisecond).Format(time.RFC3339Nano), done.Format(time.RFC3339Nano))), "succeeded")
+	if text := output1(t, database, "jobs", "show", "reports", again); !regexp.MustCompile(`(?m)^` + again + ` +good +close +.* succeeded +0 `).MatchString(text) {
 		t.Errorf("jobs show of one that failed never: %s", text)
 	}
 	later := tests.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour)))(t)
 	waiting := fmt.Sprint(later)
-	if text := output1(t, database, "jobs", "show", "books", waiting); !regexp.MustCompile(`(?m)^` + waiting + ` +- +close +\S.* planned +0 +- +- +-$`).MatchString(text) {
+	if text := output1(t, database, "jobs", "show", "reports", waiting); !regexp.MustCompile(`(?m)^` + waiting + ` +- +close +\S.* planned +0 +- +- +-$`).MatchString(text) {
 		t.Errorf("jobs show: %s", text)
 	}
 	tests.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour), schedule.WithUnique(odd, schedule.Reject)))(t)
 	listed := func(args ...string) []known {
-		return decoded[[]known](t, database, append([]string{"jobs", "list", "books"}, args...)...)
+		return decoded[[]known](t, database, append([]string{"jobs", "list", "reports"}, args...)...)
 	}
 	for args, want := range map[string]int{"": 2, "--kind close --state planned": 2, "--kind none": 0, "--state retrying": 0, "odd": 1, "-n 1": 1} {
 		if got := listed(strings.Fields(args)...); len(got) != want || want == 2 && (got[0].ID.String() != waiting || got[0].Kind != "close" || got[0].State != "planned" || got[0].Trigger != "job") {
 			t.Errorf("jobs list %s: %+v", args, got)
 		}
 	}
-	list = output1(t, database, "jobs", "list", "books")
+	list = output1(t, database, "jobs", "list", "reports")
 	unprintable(t, "jobs list", list)
 	if !regexp.MustCompile(`(?m)^\d+ +` + regexp.QuoteMeta(shown(odd)) + ` +close +\S.* planned +0 +\S.* -$`).MatchString(list) {
 		t.Errorf("jobs list: %s", list)
 	}
-	changed("jobs", "cancel", "books", waiting)
-	if j := decoded[known](t, database, "jobs", "show", "books", waiting); j.Outcome != "canceled" {
+	changed("jobs", "cancel", "reports", waiting)
+	if j := decoded[known](t, database, "jobs", "show", "reports", waiting); j.Outcome != "canceled" {
 		t.Errorf("job %+v", j)
 	}
-	if text := changed("jobs", "retry-failed", "books", "none", "2020-01-01T00:00:00Z"); text != "" {
+	if text := changed("jobs", "retry-failed", "reports", "none", "2020-01-01T00:00:00Z"); text != "" {
 		t.Errorf("jobs retry-failed of a kind without jobs: %s", text)
 	}
-	if text := changed("jobs", "retry-failed", "books", "close", "2020-01-01T00:00:00Z"); text == "" {
+	if text := changed("jobs", "retry-failed", "reports", "close", "2020-01-01T00:00:00Z"); text == "" {
 		t.Error("jobs retry-failed tells no job")
 	}
-	changed("schedules", "delete", "books", "good")
+	changed("schedules", "delete", "reports", "good")
 	var asked string
 	if err := pool.QueryRow(t.Context(), `SELECT string_agg(concat(verb, ' ', name, CASE WHEN job IS NOT NULL THEN ' ' || job END), ', ' ORDER BY id)
 		FROM pgleases.schedule_changes WHERE reason = 'why' AND actor = concat('ann (', session_user, ')')`).Scan(&asked); err != nil {
@@ -511,31 +511,31 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		t.Errorf("written down is %q, want %q", asked, want)
 	}
 	for args, want := range map[string]string{
-		"schedules pause books good --reason why":                                             "pgleases schedules list GROUP and",
-		"schedules pause books bad":                                                           "--reason is missing",
-		"jobs cancel books " + failed:                                                         "--reason is missing",
-		"schedules pause books bad --reason why --actor " + strings.Repeat("x", 256):          "the actor 256",
-		"schedules pause books":                                                               "SCHEDULE is missing: pgleases schedules pause",
-		"schedules trigger books good --reason why":                                           "pgleases schedules list GROUP and",
-		"schedules backfill books bad x y":                                                    `"x" is no time`,
-		"schedules backfill books bad 2030-01-01T00:00:00Z":                                   "TO is missing",
-		"schedules backfill books bad 2020-01-01T00:00:00Z 2100-01-01T00:00:00Z --reason why": "are not all past",
-		"jobs show books x":                                                                   `"x" is no job`,
-		"jobs show books 99999":                                                               "has no such job",
-		"jobs cancel books " + waiting + " --reason why":                                      "or it has ended",
-		"jobs retry books " + failed + " --reason why":                                        "was retried, as job",
-		"jobs retry books 99999 --reason why":                                                 "job 99999 is not in the history",
-		"jobs retry-failed books close x --reason why":                                        `"x" is no time`,
-		"jobs list":                      "GROUP is missing: pgleases jobs list",
-		"jobs list books -n 0":           "give 1 or more",
-		"jobs list books --state asleep": "planned, due, running, retrying, blocked",
-		"schedules retry books bad 2020-01-01T00:00:00Z --reason why": "is not in the history",
-		"schedules retry books bad x":                                 `"x" is no time`,
-		"schedules retry books bad":                                   "TICK is missing",
-		"jobs cancel books":                                           "ID is missing",
-		"schedules list":                                              "GROUP is missing",
-		"schedules history a b -n 0":                                  "give 1 or more",
-		"schedules list books --schema none":                          "missing in this database",
+		"schedules pause reports good --reason why":                                             "pgleases schedules list GROUP and",
+		"schedules pause reports bad":                                                           "--reason is missing",
+		"jobs cancel reports " + failed:                                                         "--reason is missing",
+		"schedules pause reports bad --reason why --actor " + strings.Repeat("x", 256):          "the actor 256",
+		"schedules pause reports":                                                               "SCHEDULE is missing: pgleases schedules pause",
+		"schedules trigger reports good --reason why":                                           "pgleases schedules list GROUP and",
+		"schedules backfill reports bad x y":                                                    `"x" is no time`,
+		"schedules backfill reports bad 2030-01-01T00:00:00Z":                                   "TO is missing",
+		"schedules backfill reports bad 2020-01-01T00:00:00Z 2100-01-01T00:00:00Z --reason why": "are not all past",
+		"jobs show reports x":                                                                   `"x" is no job`,
+		"jobs show reports 99999":                                                               "has no such job",
+		"jobs cancel reports " + waiting + " --reason why":                                      "or it has ended",
+		"jobs retry reports " + failed + " --reason why":                                        "was retried, as job",
+		"jobs retry reports 99999 --reason why":                                                 "job 99999 is not in the history",
+		"jobs retry-failed reports close x --reason why":                                        `"x" is no time`,
+		"jobs list":                        "GROUP is missing: pgleases jobs list",
+		"jobs list reports -n 0":           "give 1 or more",
+		"jobs list reports --state asleep": "planned, due, running, retrying, blocked",
+		"schedules retry reports bad 2020-01-01T00:00:00Z --reason why": "is not in the history",
+		"schedules retry reports bad x":                                 `"x" is no time`,
+		"schedules retry reports bad":                                   "TICK is missing",
+		"jobs cancel reports":                                           "ID is missing",
+		"schedules list":                                                "GROUP is missing",
+		"schedules history a b -n 0":                                    "give 1 or more",
+		"schedules list reports --schema none":                          "missing in this database",
 	} {
 		fails(t, database, args, want)
 	}

@@ -41,12 +41,12 @@ printed, in addition to the ticks, even if the schedule is paused. pgleases jobs
 		newEdit("backfill_schedule", "backfill GROUP SCHEDULE FROM TO", "Run a schedule again for past ticks", `The ticks after FROM, up to TO,
 1,000 at most, each run as a job of the lowest priority, in order. It prints the numbers of the jobs, except for ticks that still have
 such a job. The schedule's history does not change. To run one tick again, give a time just before it, and the tick.`,
-			"  pgleases schedules backfill books close-day 2026-03-01T00:00:00Z 2026-03-02T00:00:00Z --reason 'the numbers were wrong'"),
+			"  pgleases schedules backfill reports nightly 2026-03-01T00:00:00Z 2026-03-02T00:00:00Z --reason 'the numbers were wrong'"),
 		newEdit("retry_tick", "retry GROUP SCHEDULE TICK", "Retry a tick that failed", `The tick failed or its outcome is
 unknown. It runs as a job, whose number is printed. TICK is its instant, as
 pgleases schedules history -o json prints it in until. The tick keeps its outcome. Once: the job can be retried in its turn, with
 pgleases jobs retry.`,
-			"  pgleases schedules retry books close-day 2026-03-02T00:00:00Z --reason 'there is paper'"))
+			"  pgleases schedules retry reports nightly 2026-03-02T00:00:00Z --reason 'there is paper'"))
 	return cmd
 }
 

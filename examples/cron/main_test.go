@@ -54,9 +54,9 @@ func TestJobWithABadRuleIsNamed(t *testing.T) {
 	url, _ := database(t)
 	err := run(t.Context(), url, func(s *schedule.Scheduler) error {
 		k := schedule.InTx(s, "close", func(context.Context, pgx.Tx, schedule.Run[bool]) error { return nil })
-		return k.Add("books", true, schedule.Cron("60 * * * *", "UTC"))
+		return k.Add("report", true, schedule.Cron("60 * * * *", "UTC"))
 	})
-	if err == nil || !strings.Contains(err.Error(), `"books"`) || !strings.Contains(err.Error(), `"60 * * * *"`) {
+	if err == nil || !strings.Contains(err.Error(), `"report"`) || !strings.Contains(err.Error(), `"60 * * * *"`) {
 		t.Errorf("it returned %v", err)
 	}
 }

@@ -30,14 +30,14 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 	owner := newPool(t, pgtest.OwnerURL(databaseURL))
 	s := tests.Must(schedule.New(t.Context(), openClient(t, owner, "runner"), owner, "billing"))(t)
 	type none struct{}
-	books := schedule.InTx(s, "books", func(context.Context, pgx.Tx, schedule.Run[none]) error { return nil })
+	reports := schedule.InTx(s, "reports", func(context.Context, pgx.Tx, schedule.Run[none]) error { return nil })
 	bad := schedule.InTx(s, "bad", func(context.Context, pgx.Tx, schedule.Run[none]) error {
 		return schedule.Discard(errors.New("<img src=x onerror='window.hacked=1'>\u202e"))
 	})
 	for i := range 60 {
-		tests.OK(t, books.Add(fmt.Sprintf("close-%02d", i), none{}, schedule.Every(time.Hour)))
+		tests.OK(t, reports.Add(fmt.Sprintf("close-%02d", i), none{}, schedule.Every(time.Hour)))
 	}
-	tests.OK(t, errors.Join(books.Add(hostile[1], none{}, schedule.Every(time.Hour)), books.Add(hostile[4], none{}, schedule.Every(time.Hour)), bad.Add("broken", none{}, schedule.Every(time.Hour))))
+	tests.OK(t, errors.Join(reports.Add(hostile[1], none{}, schedule.Every(time.Hour)), reports.Add(hostile[4], none{}, schedule.Every(time.Hour)), bad.Add("broken", none{}, schedule.Every(time.Hour))))
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- s.Run(ctx) }()
@@ -45,7 +45,7 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 		stop()
 		<-ended
 	})
-	id := tests.Must(books.Enqueue(t.Context(), none{}, schedule.WithDelay(time.Hour)))(t)
+	id := tests.Must(reports.Enqueue(t.Context(), none{}, schedule.WithDelay(time.Hour)))(t)
 
 	x := newTab(t, 1280, 900)
 	x.signIn(serve(t, owner))
@@ -59,7 +59,7 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 	x.until(`document.querySelectorAll("#schedule-list tbody tr").length === 1 && ` + row("#schedule-list", "close-07") + `.children[1].textContent.startsWith("planned")`)
 
 	x.open("Operate close-07", "pause_schedule")
-	x.confirm("its <b>books are open")
+	x.confirm("its <b>reports are open")
 	x.until(row("#schedule-list", "close-07") + `.children[1].textContent.startsWith("pausedoperator (")`)
 	x.open("Operate close-07", "resume_schedule")
 	x.confirm("they are closed")
@@ -73,13 +73,13 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 	// One is deleted, and it is the one that was shown.
 	eval[bool](x, `(() => { const e = document.querySelector("#schedule-list .prefix"); e.value = "spare"; return e.dispatchEvent(new Event("input")); })()`)
 	spare := func() {
-		tests.OK(t, books.Put(t.Context(), "spare", none{}, schedule.Every(time.Hour)))
+		tests.OK(t, reports.Put(t.Context(), "spare", none{}, schedule.Every(time.Hour)))
 	}
 	spare()
 	x.until(row("#schedule-list", "spare") + ` !== undefined`)
 	eval[bool](x, `(window.spare = `+row("#schedule-list", "spare")+`) !== undefined`)
 	x.open("Operate spare", "delete_schedule")
-	x.until(`/^Deleted is spare of group billing, of kind books, by the rule .*1h.*, due next at .*\.$/.test(document.querySelector("#operate-preview").textContent)`)
+	x.until(`/^Deleted is spare of group billing, of kind reports, by the rule .*1h.*, due next at .*\.$/.test(document.querySelector("#operate-preview").textContent)`)
 	tests.OK(t, s.Delete(t.Context(), "spare"))
 	spare()
 	x.run(chromedp.SendKeys("#operate-reason", "not needed\r", chromedp.ByQuery))
@@ -174,8 +174,8 @@ func TestALostAnswerOfAVerbDoesNothingTwice(t *testing.T) {
 	join(t, client, "orders", 8)
 	s := tests.Must(schedule.New(t.Context(), client, owner, "billing"))(t)
 	type none struct{}
-	books := schedule.InTx(s, "books", func(context.Context, pgx.Tx, schedule.Run[none]) error { return nil })
-	tests.OK(t, books.Put(t.Context(), "close", none{}, schedule.Every(time.Hour)))
+	reports := schedule.InTx(s, "reports", func(context.Context, pgx.Tx, schedule.Run[none]) error { return nil })
+	tests.OK(t, reports.Put(t.Context(), "close", none{}, schedule.Every(time.Hour)))
 	tests.Must(owner.Exec(t.Context(), "INSERT INTO pgleases.schedule_groups VALUES ('billing', 128) ON CONFLICT DO NOTHING"))(t) // as Run does
 	handler := must(pages(owner, newLogin("secret", "look")))
 	server, front := fronted(t, handler)

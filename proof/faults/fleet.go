@@ -35,7 +35,7 @@ var Faults = []Fault{
 	{"pause", 4, (*Fleet).pause},
 	{"ghost", 1, (*Fleet).ghost},
 	{"twin", 1, (*Fleet).twin},
-	{"crowd", 1, (*Fleet).crowd},
+	{"many clients", 1, (*Fleet).manyClients},
 	network("freeze", 2, (*Proxy).Freeze),
 	network("requests lost", 1, (*Proxy).LoseRequests),
 	network("answers lost", 1, (*Proxy).LoseAnswers),
@@ -75,7 +75,7 @@ type Fleet struct {
 	spared  *member // nothing befalls it, so that somebody always watches the clock and takes over
 	members map[*member]struct{}
 	made    int
-	crowded []*member      // the last crowd, until it disperses
+	burst   []*member      // the last many clients that came at once, until they are gone
 	alone   time.Time      // when that is
 	waits   sync.WaitGroup // for what goes on after a fault began
 	thaw    context.Context
@@ -225,7 +225,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 
 // calmDown waits until nothing is under way, every partition has an owner, and the clock was watched for a while.
 func (f *Fleet) calmDown(ctx context.Context) error {
-	for len(f.crowded) > 0 && pause(ctx, 20*time.Millisecond) {
+	for len(f.burst) > 0 && pause(ctx, 20*time.Millisecond) {
 		f.disperse(ctx)
 	}
 	f.waits.Wait()
@@ -354,34 +354,34 @@ func (f *Fleet) join(context.Context) (bool, error) {
 	return true, err
 }
 
-// crowd starts ten workers at once, which leave again one by one.
-func (f *Fleet) crowd(context.Context) (bool, error) {
-	if len(f.crowded) > 0 || len(f.members) >= f.Max {
+// manyClients starts ten workers at once, which leave again one by one.
+func (f *Fleet) manyClients(context.Context) (bool, error) {
+	if len(f.burst) > 0 || len(f.members) >= f.Max {
 		return false, nil
 	}
-	f.tell(nil, Incident{Fault: "crowd"})
+	f.tell(nil, Incident{Fault: "many clients"})
 	for range 10 {
 		m, err := f.start(f.newID())
 		if err != nil {
 			return true, err
 		}
-		f.crowded = append(f.crowded, m)
+		f.burst = append(f.burst, m)
 	}
 	f.alone = time.Now().Add(f.span(3 * f.Config.TTL))
 	return true, nil
 }
 
-// disperse has one worker of a crowd close, or kills it.
+// disperse has one worker of many that came at once close, or kills it.
 func (f *Fleet) disperse(ctx context.Context) {
-	if len(f.crowded) == 0 || time.Now().Before(f.alone) {
+	if len(f.burst) == 0 || time.Now().Before(f.alone) {
 		return
 	}
-	m := f.crowded[0]
-	f.crowded = f.crowded[1:]
+	m := f.burst[0]
+	f.burst = f.burst[1:]
 	if _, here := f.members[m]; !here || m.outlived {
 		return
 	}
-	kill := len(f.crowded)%2 == 0
+	kill := len(f.burst)%2 == 0
 	select {
 	case <-m.joined:
 	default:

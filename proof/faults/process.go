@@ -14,7 +14,7 @@ import (
 	"syscall"
 
 	"github.com/pgleases/pgleases/proof/oracle"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // A Process is a worker in a process of its own. All methods are safe for concurrent use.
@@ -28,7 +28,7 @@ type Process struct {
 	ended  Event         // what it said at its end; read it after done
 	err    error         // how the process ended; read it after done
 	stderr strings.Builder
-	probe  *punctual.Record
+	probe  *timeguard.Record
 }
 
 // Start starts a worker: Config.Program, or this program anew, whose main function, or an init function, calls Main. It ends with
@@ -43,7 +43,7 @@ func Start(config Config) (*Process, error) {
 	if p.cmd, p.input, output, err = spawn(config.Program, envWorker+"="+string(text), &p.stderr, config.Env...); err != nil {
 		return nil, err
 	}
-	p.probe = punctual.NewRecord(fmt.Sprintf("worker %s, process %d,", config.ID, p.PID()))
+	p.probe = timeguard.NewRecord(fmt.Sprintf("worker %s, process %d,", config.ID, p.PID()))
 	go p.listen(output)
 	return p, nil
 }

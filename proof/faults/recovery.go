@@ -53,7 +53,7 @@ func Recoveries(gaps []oracle.Gap, incidents []Incident, ttl time.Duration) (wor
 			if s.At > g.After.First || s.over < g.Before.Last-oracle.Instant(ttl) {
 				continue
 			}
-			if s.Worker == "" && s.Fault != "crowd" {
+			if s.Worker == "" && s.Fault != "many clients" {
 				bound += s.over.Sub(s.At)
 				if s.Fault != openTransaction {
 					bound += ttl

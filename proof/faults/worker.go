@@ -20,7 +20,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/oracle"
-	"github.com/pgleases/pgleases/proof/punctual"
+	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 const (
@@ -73,8 +73,8 @@ type Event struct {
 	Superseded bool   // that is pgleases.ErrSuperseded or ErrEvicted
 	Left       string // what Close returned
 
-	Until  oracle.Instant   // what a probe tells of
-	Spells []punctual.Spell // in which it was late
+	Until  oracle.Instant    // what a probe tells of
+	Spells []timeguard.Spell // in which it was late
 }
 
 // Fast is the environment variable that gives all clients of the attacks fast failover, where their connections allow it.
@@ -129,7 +129,7 @@ func work(config Config, input io.Reader, output io.Writer) error {
 		os.Exit(0)
 	}()
 	tell := func(e Event) error { return json.NewEncoder(output).Encode(e) } // one write each, by several goroutines
-	go punctual.Probe(context.Background(), config.ProbeURL, func(until oracle.Instant, spells []punctual.Spell) {
+	go timeguard.Probe(context.Background(), config.ProbeURL, func(until oracle.Instant, spells []timeguard.Spell) {
 		_ = tell(Event{Kind: "probe", Until: until, Spells: spells}) // without a parent, the process ends
 	})
 	log := slog.New(slog.DiscardHandler)

@@ -255,12 +255,12 @@ func TestProgramIsGoneWhenTrustEnds(t *testing.T) {
 // Among so many processes a search of all takes longer than one lives. It is not parallel: it measures time.
 func TestForkChainIsGoneWhenTrustEnds(t *testing.T) {
 	t.Parallel()
-	crowd := exec.Command("sh", "-c", "for i in $(seq 1000); do (read line) <&3 & done; wait") // until the pipe ends
+	many := exec.Command("sh", "-c", "for i in $(seq 1000); do (read line) <&3 & done; wait") // until the pipe ends
 	r, w, err := os.Pipe()
 	tests.OK(t, err)
-	crowd.ExtraFiles = []*os.File{r}
-	tests.OK(t, crowd.Start())
-	t.Cleanup(func() { w.Close(); r.Close(); _ = crowd.Wait() })
+	many.ExtraFiles = []*os.File{r}
+	tests.OK(t, many.Start())
+	t.Cleanup(func() { w.Close(); r.Close(); _ = many.Wait() })
 	expectGoneInTime(t, 4, modeChain, "false", stopSupervisor)
 }
 

@@ -1,4 +1,4 @@
-package punctual
+package timeguard
 
 import (
 	"fmt"

@@ -1,6 +1,6 @@
 //go:build unix
 
-package punctual
+package timeguard
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-// Package punctual tells whether the machine kept time, and repeats what was tried while it did not.
+// Package timeguard tells whether the machine kept time, and repeats what was tried while it did not.
 //
 // A promise of safety holds on any machine, however slow. A promise of time does not: where a process is not run for a
 // second, its client loses its trust, and rightly so. So each process of an attack has a [Probe], which measures how late it is
@@ -7,4 +7,4 @@
 // such tries the test fails, and tells when the machine was late, and by how much.
 //
 // Nothing passes because the machine was late: a test passes only when one of its tries has met every deadline.
-package punctual
+package timeguard
