@@ -10,7 +10,7 @@ func init() {
 	bridge.Engine = func(client any) *engine.Client { return client.(*Client).engine }
 	bridge.Guarded = func(lease, partition any) engine.Guarded { return lease.(*Lease).guarded(partition.(Partition)) }
 	bridge.On = func(double *engine.Double) any {
-		return Option{"on a double", func(o *options) { o.double = double }}
+		return Option{"on a double", func(o *options) { o.Double = double }}
 	}
 	bridge.Plan = replan
 }

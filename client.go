@@ -50,7 +50,7 @@ func Open(ctx context.Context, connString string, opts ...Option) (*Client, erro
 	if err != nil {
 		return nil, err
 	}
-	if o.double != nil {
+	if o.Double != nil {
 		return openOn(ctx, o)
 	}
 	config, err := connect.ParseConfig(connString)
@@ -68,9 +68,9 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 	if err := connect.CheckHosts(config); err != nil {
 		return nil, fmt.Errorf("pgleases: open client: %w", err)
 	}
-	connector := store.NewConnector(config.Copy(), beforeConnect, o.schema, o.heartbeat)
-	if o.fastFailover {
-		connector.FastFailover = o.ttl
+	connector := store.NewConnector(config.Copy(), beforeConnect, o.Schema, o.Heartbeat)
+	if o.FastFailover {
+		connector.FastFailover = o.TTL
 	}
 	first, err := connector.Connect(ctx, 5*time.Second) // nothing is lost yet: a slow start is better than none
 	if err != nil {
@@ -83,7 +83,7 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 	}
 	if err != nil {
 		first.Close()
-		return nil, store.OpenError(ctx, "pgleases", "open client", o.schema, ErrSchema, err)
+		return nil, store.OpenError(ctx, "pgleases", "open client", o.Schema, ErrSchema, err)
 	}
 	return start(ctx, first, func(ctx context.Context) (engine.Conn, error) {
 		c, err := connector.Connect(ctx, time.Second)
@@ -96,29 +96,27 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 
 // openOn opens a client on what stands in for a server.
 func openOn(ctx context.Context, o options) (*Client, error) {
-	if o.fastFailover {
+	if o.FastFailover {
 		return nil, errors.New("pgleases: open client: WithFastFailover needs a server, and there is none")
 	}
-	first, err := o.double.Connect(ctx)
+	first, err := o.Double.Connect(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("pgleases: open client: connect: %w", err)
 	}
-	return start(ctx, first, o.double.Connect, o)
+	return start(ctx, first, o.Double.Connect, o)
 }
 
 // start registers a client on its first connection, and starts its goroutine.
 func start(ctx context.Context, first engine.Conn, connect func(context.Context) (engine.Conn, error), o options) (*Client, error) {
-	o.logger = o.logger.With(slog.String("client", o.clientID))
-	e, err := engine.Start(ctx, first, engine.Config{
-		ClientID: o.clientID, Host: hostname(), TTL: o.ttl, Heartbeat: o.heartbeat, Polling: o.polling, FastFailover: o.fastFailover,
-		Schema: o.schema, Log: o.logger, Double: o.double, Connect: connect, Plan: replan,
-		Errors: engine.Errors{
-			Closed: ErrClosed, Superseded: ErrSuperseded, Evicted: ErrEvicted, NotOwner: ErrNotOwner, PartitionCount: ErrPartitionCount,
-			Handoff: ErrHandoff, TrustLost: ErrTrustLost, DrainTimeout: ErrDrainTimeout,
-		},
-	})
+	o.Log = o.Log.With(slog.String("client", o.ClientID))
+	o.Connect, o.Plan = connect, replan
+	o.Errors = engine.Errors{
+		Closed: ErrClosed, Superseded: ErrSuperseded, Evicted: ErrEvicted, NotOwner: ErrNotOwner, PartitionCount: ErrPartitionCount,
+		Handoff: ErrHandoff, TrustLost: ErrTrustLost, DrainTimeout: ErrDrainTimeout,
+	}
+	e, err := engine.Start(ctx, first, o.Config)
 	if err != nil {
-		return nil, store.OpenError(ctx, "pgleases", fmt.Sprintf("open client: register %q", o.clientID), o.schema, ErrSchema, err)
+		return nil, store.OpenError(ctx, "pgleases", fmt.Sprintf("open client: register %q", o.ClientID), o.Schema, ErrSchema, err)
 	}
 	return &Client{engine: e, options: o}, nil
 }
@@ -151,7 +149,7 @@ func Schema(opts ...Option) (string, error) {
 }
 
 // ID returns the client's ID.
-func (c *Client) ID() string { return c.options.clientID }
+func (c *Client) ID() string { return c.options.ClientID }
 
 // Lease joins a lease with that number of partitions (1 to 65,536), which is made if it does not exist, and returns once the
 // database has the membership, not once anything is owned: see Lease.Wait. The name has 1 to 255 bytes of UTF-8
@@ -163,7 +161,7 @@ func (c *Client) ID() string { return c.options.clientID }
 // errors: ErrPartitionCount where it exists with another number, ErrClosed, ErrSuperseded and ErrEvicted after the client's end,
 // a bad option, the database's.
 func (c *Client) Lease(ctx context.Context, name string, partitions int, opts ...LeaseOption) (*Lease, error) {
-	o, err := newLeaseOptions(name, partitions, c.options.ttl, opts)
+	o, err := newLeaseOptions(name, partitions, c.options.TTL, opts)
 	if err != nil {
 		return nil, err
 	}

@@ -29,19 +29,10 @@ const (
 
 // options of a client.
 type options struct {
+	engine.Config
 	given       []string // the names of the options given, in order
-	clientID    string
-	ttl         time.Duration
-	heartbeat   time.Duration
-	schema      string
-	logger      *slog.Logger
 	noMigration bool
-	polling     bool
 	connConfig  *pgx.ConnConfig
-
-	fastFailover bool
-
-	double *engine.Double // in place of a server; nil: there is one
 }
 
 // An Option changes how a client works. Options are checked together, by the call that they are given to. Make one with one of the With
@@ -55,29 +46,29 @@ type Option struct {
 // that restarts under its own ID gets its own partitions back, so a name that outlives the process (a StatefulSet's
 // pod, a host) keeps partitions where they are. The default is host:pid:random, which never comes back.
 func WithClientID(id string) Option {
-	return Option{"WithClientID", func(o *options) { o.clientID = id }}
+	return Option{"WithClientID", func(o *options) { o.ClientID = id }}
 }
 
 // WithTTL sets how long a client lives without a heartbeat: 1s to 10min, default 6s. It is the time after which the
 // partitions of a crashed client move. Clients of one schema may differ.
 func WithTTL(ttl time.Duration) Option {
-	return Option{"WithTTL", func(o *options) { o.ttl = ttl }}
+	return Option{"WithTTL", func(o *options) { o.TTL = ttl }}
 }
 
 // WithHeartbeat sets the time between heartbeats: 10ms to half the TTL, default a third of it.
 func WithHeartbeat(interval time.Duration) Option {
-	return Option{"WithHeartbeat", func(o *options) { o.heartbeat = interval }}
+	return Option{"WithHeartbeat", func(o *options) { o.Heartbeat = interval }}
 }
 
 // WithSchema sets the schema of the tables: any identifier of 1 to 63 bytes, quoted where it needs to be; default
 // "pgleases". Clients see each other only within a schema.
 func WithSchema(name string) Option {
-	return Option{"WithSchema", func(o *options) { o.schema = name }}
+	return Option{"WithSchema", func(o *options) { o.Schema = name }}
 }
 
 // WithLogger sets where events are logged; default slog.Default(). A nil logger means the default.
 func WithLogger(logger *slog.Logger) Option {
-	return Option{"WithLogger", func(o *options) { o.logger = logger }}
+	return Option{"WithLogger", func(o *options) { o.Log = logger }}
 }
 
 // WithoutMigration never runs DDL: where the schema is missing or too old, opening a client is ErrSchema.
@@ -88,7 +79,7 @@ func WithoutMigration() Option {
 // WithPolling never listens for notifications: changes are seen at the next heartbeat. Behind a connection pooler
 // clients do that by themselves.
 func WithPolling() Option {
-	return Option{"WithPolling", func(o *options) { o.polling = true }}
+	return Option{"WithPolling", func(o *options) { o.Polling = true }}
 }
 
 // WithConnConfig sets where the client's own connection goes, past a pooler for instance; default: where the pool's
@@ -111,12 +102,12 @@ func WithConnConfig(config *pgx.ConnConfig) Option {
 //
 // Opening a client is an error through a connection pooler, in session mode too (see WithConnConfig), and on PostgreSQL 14.
 func WithFastFailover() Option {
-	return Option{"WithFastFailover", func(o *options) { o.fastFailover = true }}
+	return Option{"WithFastFailover", func(o *options) { o.FastFailover = true }}
 }
 
 // newOptions applies opts to the defaults and checks the result.
 func newOptions(opts []Option) (options, error) {
-	o := options{clientID: defaultClientID(), ttl: defaultTTL, schema: defaultSchema}
+	o := options{Config: engine.Config{ClientID: defaultClientID(), Host: hostname(), TTL: defaultTTL, Schema: defaultSchema}}
 	for _, opt := range opts {
 		if opt.set == nil {
 			return o, errors.New("pgleases: option is empty: make it with one of the With functions")
@@ -124,11 +115,11 @@ func newOptions(opts []Option) (options, error) {
 		o.given = append(o.given, opt.name)
 		opt.set(&o)
 	}
-	if o.logger == nil {
-		o.logger = slog.Default()
+	if o.Log == nil {
+		o.Log = slog.Default()
 	}
 	if !o.has("WithHeartbeat") {
-		o.heartbeat = o.ttl / 3
+		o.Heartbeat = o.TTL / 3
 	}
 	return o, o.validate()
 }
@@ -141,29 +132,29 @@ func schemaOption(call string, opts []Option) (string, error) {
 			return "", fmt.Errorf("pgleases: %s means nothing to %s: only WithSchema does", name, call)
 		}
 	}
-	return o.schema, err
+	return o.Schema, err
 }
 
 // has reports whether an option was given.
 func (o options) has(name string) bool { return slices.Contains(o.given, name) }
 
 func (o options) validate() error {
-	if err := store.CheckName("client ID", o.clientID); err != nil {
+	if err := store.CheckName("client ID", o.ClientID); err != nil {
 		return err
 	}
-	if o.ttl < engine.MinTTL || o.ttl > engine.MaxTTL {
-		return fmt.Errorf("pgleases: TTL %v is out of range: %v to %v", o.ttl, engine.MinTTL, engine.MaxTTL)
+	if o.TTL < engine.MinTTL || o.TTL > engine.MaxTTL {
+		return fmt.Errorf("pgleases: TTL %v is out of range: %v to %v", o.TTL, engine.MinTTL, engine.MaxTTL)
 	}
-	if o.heartbeat < minHeartbeat || o.heartbeat > o.ttl/2 {
-		return fmt.Errorf("pgleases: heartbeat %v is out of range: %v to half the TTL, %v", o.heartbeat, minHeartbeat, o.ttl/2)
+	if o.Heartbeat < minHeartbeat || o.Heartbeat > o.TTL/2 {
+		return fmt.Errorf("pgleases: heartbeat %v is out of range: %v to half the TTL, %v", o.Heartbeat, minHeartbeat, o.TTL/2)
 	}
 	switch {
-	case o.schema == "":
+	case o.Schema == "":
 		return errors.New(`pgleases: schema name "" is empty: give an identifier, or leave WithSchema out for "pgleases"`)
-	case len(o.schema) > maxSchemaBytes:
-		return fmt.Errorf("pgleases: schema name %q has %d bytes: at most %d", o.schema, len(o.schema), maxSchemaBytes)
-	case !utf8.ValidString(o.schema) || strings.ContainsRune(o.schema, 0):
-		return fmt.Errorf("pgleases: schema name %q is not UTF-8 without NUL", o.schema)
+	case len(o.Schema) > maxSchemaBytes:
+		return fmt.Errorf("pgleases: schema name %q has %d bytes: at most %d", o.Schema, len(o.Schema), maxSchemaBytes)
+	case !utf8.ValidString(o.Schema) || strings.ContainsRune(o.Schema, 0):
+		return fmt.Errorf("pgleases: schema name %q is not UTF-8 without NUL", o.Schema)
 	}
 	if o.has("WithConnConfig") && (o.connConfig == nil || o.connConfig.Host == "") {
 		return errors.New("pgleases: connection configuration is nil or empty: make it with pgx.ParseConfig")

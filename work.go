@@ -123,7 +123,7 @@ func (l *Lease) awaitCalls(begun map[int]*owned.Ownership, busy map[int]bool, fi
 			delete(busy, number)
 		case <-warn.C:
 			lasts := time.Since(began)
-			l.client.options.logger.Warn("pgleases: Run waits for work", slog.String("lease", l.engine.Name),
+			l.client.options.Log.Warn("pgleases: Run waits for work", slog.String("lease", l.engine.Name),
 				slog.String("partitions", ranges.Short(slices.Sorted(maps.Keys(busy)))), slog.Duration("for", lasts.Round(time.Second)))
 			warn.Reset(lasts)
 		case <-limit:
@@ -150,7 +150,7 @@ func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(contex
 			return
 		}
 		pause := backoff/2 + rand.N(backoff/2+1)
-		l.client.options.logger.LogAttrs(ctx, slog.LevelError, "pgleases: callback failed",
+		l.client.options.Log.LogAttrs(ctx, slog.LevelError, "pgleases: callback failed",
 			slog.String("lease", l.engine.Name), slog.Int("partition", o.Number), slog.Int64("epoch", o.Epoch),
 			slog.Any("error", err), slog.Duration("again_after", pause), slog.Bool("asked_to_end", ctx.Err() != nil))
 		select {

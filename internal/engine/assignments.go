@@ -115,7 +115,7 @@ func (as *assignments) serve(gained []int) {
 	as.logEnded()
 	as.publish()
 	if len(gained) > 0 {
-		as.log.Info("pgleases: partitions gained", slog.String("lease", as.lease.Name), slog.String("partitions", ranges.Short(gained)))
+		as.config.Log.Info("pgleases: partitions gained", slog.String("lease", as.lease.Name), slog.String("partitions", ranges.Short(gained)))
 	}
 }
 
@@ -177,7 +177,7 @@ func (as *assignments) withdraw(which []*assignment, cause error, now time.Time)
 // renew ends ownerships of a generation before the present one. Each begins again, under an epoch that passes a guard, once its work
 // has ended and the release was answered. No handoff delay is to be paid for what stays with this client; what moves then pays it.
 func (as *assignments) renew(outdated []*assignment, now time.Time) {
-	cause := fmt.Errorf("%w: a failover ended the epoch", as.errors.TrustLost)
+	cause := fmt.Errorf("%w: a failover ended the epoch", as.config.Errors.TrustLost)
 	as.withdraw(slices.DeleteFunc(slices.Clone(outdated), func(a *assignment) bool { return a.state >= draining }), cause, now)
 	for _, a := range outdated {
 		if a.readyAt.After(now) {
@@ -200,7 +200,7 @@ func (as *assignments) releaseCause() error {
 	if as.membership.ends() {
 		return as.membership.reason
 	}
-	return as.errors.Handoff
+	return as.config.Errors.Handoff
 }
 
 // end ends those of a lease's ownerships that have not ended, counts them, and returns their number. All that end at once end in one
@@ -214,11 +214,11 @@ func (as *assignments) end(which []*assignment, cause error) int {
 	}
 	as.lease.Board.End(ending, cause)
 	switch n := int64(len(ending)); {
-	case errors.Is(cause, as.errors.Handoff):
+	case errors.Is(cause, as.config.Errors.Handoff):
 		as.losses.Handoff += n
-	case errors.Is(cause, as.errors.DrainTimeout):
+	case errors.Is(cause, as.config.Errors.DrainTimeout):
 		as.losses.DrainTimeout += n
-	case errors.Is(cause, as.errors.TrustLost):
+	case errors.Is(cause, as.config.Errors.TrustLost):
 		as.losses.TrustLost += n
 	default:
 		as.losses.Closed += n

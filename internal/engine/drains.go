@@ -14,9 +14,7 @@ const WarnAfter = 30 * time.Second
 
 // shared is what the assignments of all leases have in common.
 type shared struct {
-	log       *slog.Logger
-	errors    Errors
-	heartbeat time.Duration
+	config *Config
 
 	validity *owned.Validity // of the trust; nil: there is none
 	invalid  *owned.Validity // shown then
@@ -34,8 +32,7 @@ type ended struct {
 }
 
 func newShared(c *Client, now time.Time) shared {
-	return shared{log: c.config.Log, errors: c.config.Errors, heartbeat: c.config.Heartbeat,
-		invalid: owned.Invalid(now), draining: make(map[*assignment]struct{})}
+	return shared{config: &c.config, invalid: owned.Invalid(now), draining: make(map[*assignment]struct{})}
 }
 
 // shown is the validity that snapshots show.
@@ -51,9 +48,9 @@ func (s *shared) logEnded() {
 	for _, l := range s.ended {
 		partitions := ranges.Short(l.numbers)
 		if l.handedOver {
-			s.log.Info("pgleases: partitions handed over", slog.String("lease", l.lease.Name), slog.String("partitions", partitions), slog.Any("cause", l.cause))
+			s.config.Log.Info("pgleases: partitions handed over", slog.String("lease", l.lease.Name), slog.String("partitions", partitions), slog.Any("cause", l.cause))
 		} else {
-			s.log.Warn("pgleases: partitions lost", slog.String("lease", l.lease.Name), slog.String("partitions", partitions), slog.Any("cause", l.cause))
+			s.config.Log.Warn("pgleases: partitions lost", slog.String("lease", l.lease.Name), slog.String("partitions", partitions), slog.Any("cause", l.cause))
 		}
 	}
 	s.ended = nil
@@ -102,7 +99,7 @@ func (s *shared) supervise(hurried error, now time.Time) {
 		}
 	}
 	for m, assignments := range timedOut {
-		m.end(assignments, s.errors.DrainTimeout)
+		m.end(assignments, s.config.Errors.DrainTimeout)
 	}
 	for m, assignments := range rest {
 		m.end(assignments, hurried)
@@ -137,10 +134,10 @@ func (s *shared) logWork(now time.Time) {
 		switch {
 		case partitions == "":
 		case l.over:
-			s.log.Warn("pgleases: work goes on after its partition was lost", slog.String("lease", l.lease.Name),
+			s.config.Log.Warn("pgleases: work goes on after its partition was lost", slog.String("lease", l.lease.Name),
 				slog.String("partitions", partitions), slog.Duration("for", longest))
 		default:
-			s.log.Warn("pgleases: handoff waits for work", slog.String("lease", l.lease.Name),
+			s.config.Log.Warn("pgleases: handoff waits for work", slog.String("lease", l.lease.Name),
 				slog.String("partitions", partitions), slog.Duration("for", longest))
 		}
 	}
@@ -167,7 +164,7 @@ func (ms *members) endOverdue(l *Lease, working []*owned.Ownership, now time.Tim
 		return
 	}
 	overdue := slices.DeleteFunc(m.serving(), func(a *assignment) bool { return !slices.Contains(working, a.Ownership) || !a.Pinned() })
-	m.withdraw(overdue, ms.errors.DrainTimeout, now)
-	m.end(overdue, ms.errors.DrainTimeout)
+	m.withdraw(overdue, ms.config.Errors.DrainTimeout, now)
+	m.end(overdue, ms.config.Errors.DrainTimeout)
 	ms.logEnded()
 }

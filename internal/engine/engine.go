@@ -327,7 +327,8 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	}
 	e.answered(sent)
 	if e.session.renewed(sent, received, store.Renewal{Clock: beat.Clock, Marker: beat.Server.Marker}) {
-		e.otherRun() // a crash may have lost announcements, and releases of locks
+		e.members.readAll() // a crash may have lost announcements, and releases of locks
+		e.locks.ToConfirm()
 	}
 	e.heardServer(sent, beat)
 	if beat.Incarnation > e.session.incarnation && !e.closing.ends() {
@@ -359,12 +360,6 @@ func (e *engine) heardServer(sent time.Time, beat store.Beat) {
 		e.server.confirm(beat.Server)
 	}
 	e.earnTrust(sent)
-}
-
-// otherRun notes that a heartbeat was answered by another run of the server than the one before.
-func (e *engine) otherRun() {
-	e.members.readAll()
-	e.locks.ToConfirm()
 }
 
 // evicted takes the news that the session is gone, or goes on with a copy of this process: a new one begins, and joins again.

@@ -144,7 +144,7 @@ func (ms *members) join(j *joining) {
 	case m.ends():
 		ms.waiting[j.name] = append(ms.waiting[j.name], j)
 	case l.Partitions != j.partitions:
-		j.done <- fmt.Errorf("%w: this client joined it with %d, not %d", ms.errors.PartitionCount, l.Partitions, j.partitions)
+		j.done <- fmt.Errorf("%w: this client joined it with %d, not %d", ms.config.Errors.PartitionCount, l.Partitions, j.partitions)
 	case l.Options != j.options:
 		j.done <- fmt.Errorf("this client joined it with other options: %v, not %v", l.Options, j.options)
 	case m.state == member:
@@ -241,12 +241,12 @@ func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 	case m.ends(): // if it was applied anyway, a heartbeat finds a stray
 		ms.end(m, m.reason)
 		return err
-	case store.Transient(err) && !errors.Is(err, ms.errors.PartitionCount):
-		m.retry = min(max(2*m.retry, retryMin), ms.heartbeat)
+	case store.Transient(err) && !errors.Is(err, ms.config.Errors.PartitionCount):
+		m.retry = min(max(2*m.retry, retryMin), ms.config.Heartbeat)
 		m.retryAt = now.Add(m.retry + rand.N(retryMin))
 		return err
 	case m.handles > 0: // it had joined before the session was lost
-		m.retryAt = now.Add(ms.heartbeat)
+		m.retryAt = now.Add(ms.config.Heartbeat)
 		m.refuse(err)
 		return fmt.Errorf("join lease %q again: %w", m.lease.Name, err)
 	}
@@ -282,9 +282,9 @@ func (ms *members) miscounted(n, wanted int) error {
 		return nil
 	case n < 0:
 		return fmt.Errorf("%w: it was dropped, and may be made again with %d only for 24 h, not with %d, unless pgleases drop --partitions says so",
-			ms.errors.PartitionCount, -n, wanted)
+			ms.config.Errors.PartitionCount, -n, wanted)
 	}
-	return fmt.Errorf("%w: it has %d, not %d", ms.errors.PartitionCount, n, wanted)
+	return fmt.Errorf("%w: it has %d, not %d", ms.config.Errors.PartitionCount, n, wanted)
 }
 
 // heard takes what a heartbeat says of the leases that the session is a member of. It returns those that ask for a plan, and the
@@ -319,7 +319,7 @@ func (ms *members) heard(beats []store.LeaseBeat) (asking []string, none []*memb
 // since. The client leaves it with all that it was given.
 func (ms *members) takeStray(name string) *membership {
 	m := ms.add(name, MaxPartitions, LeaseOptions{}) // it is not known how many it has
-	m.state, m.reason, m.toRead = leaves, ms.errors.Closed, true
+	m.state, m.reason, m.toRead = leaves, ms.config.Errors.Closed, true
 	return m
 }
 
@@ -337,7 +337,7 @@ func (ms *members) leave(m *membership, reason error, sessionLives bool, now tim
 	m.reason = reason
 	m.refuse(reason)
 	m.withdraw(m.serving(), reason, now)
-	if errors.Is(reason, ms.errors.Closed) {
+	if errors.Is(reason, ms.config.Errors.Closed) {
 		for _, a := range m.all() {
 			a.readyAt = now
 		}
@@ -365,7 +365,7 @@ func (ms *members) removed(m *membership, sessionLives bool, now time.Time) {
 	m.retryAt = now
 	cause := m.reason
 	if cause == nil {
-		cause = fmt.Errorf("%w: the membership was removed", ms.errors.TrustLost)
+		cause = fmt.Errorf("%w: the membership was removed", ms.config.Errors.TrustLost)
 	}
 	all := m.all()
 	m.withdraw(m.serving(), cause, now)

@@ -56,7 +56,7 @@ func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now tim
 	for i, p := range c.gained {
 		gained[i] = m.own(p.Partition, p.Epoch).Number
 	}
-	m.end(c.lost, fmt.Errorf("%w: the server does not confirm it", ms.errors.TrustLost))
+	m.end(c.lost, fmt.Errorf("%w: the server does not confirm it", ms.config.Errors.TrustLost))
 	m.handOver(c.released)
 	m.withdraw(c.wanted, m.releaseCause(), now)
 	m.renew(c.outdated, now)
@@ -74,16 +74,16 @@ func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now tim
 func (ms *members) heardOverrides(m *membership, r store.LeaseRead) {
 	switch changed := !slices.Equal(m.paused, r.Paused); {
 	case changed && r.Paused == nil:
-		ms.log.Info("pgleases: pause of a lease ended", slog.String("lease", r.Name))
+		ms.config.Log.Info("pgleases: pause of a lease ended", slog.String("lease", r.Name))
 	case changed:
-		ms.log.Info("pgleases: lease paused by an operator", slog.String("lease", r.Name), slog.String("actor", r.Paused[0]),
+		ms.config.Log.Info("pgleases: lease paused by an operator", slog.String("lease", r.Name), slog.String("actor", r.Paused[0]),
 			slog.String("reason", r.Paused[1]))
 	}
 	switch changed := !slices.Equal(ms.drained, r.Drained); {
 	case changed && r.Drained == nil:
-		ms.log.Info("pgleases: drain of the client ended")
+		ms.config.Log.Info("pgleases: drain of the client ended")
 	case changed:
-		ms.log.Info("pgleases: client drained by an operator", slog.String("actor", r.Drained[0]), slog.String("reason", r.Drained[1]))
+		ms.config.Log.Info("pgleases: client drained by an operator", slog.String("actor", r.Drained[0]), slog.String("reason", r.Drained[1]))
 	}
 	m.paused, ms.drained = r.Paused, r.Drained
 }
