@@ -35,22 +35,23 @@ type options struct {
 	connConfig  *pgx.ConnConfig
 }
 
-// An Option changes how a client works. Options are checked together, by the call that they are given to. Make one with one of the With
-// functions.
+// An Option changes how a client works. Options are checked together, by the call that they are
+// given to. Make one with one of the With functions.
 type Option struct {
 	name string // of the function that made it
 	set  func(*options)
 }
 
-// WithClientID names the client: 1 to 255 bytes of UTF-8 without NUL, unique among the live clients of a schema. A client
-// that restarts under its own ID gets its own partitions back, so a name that outlives the process (a StatefulSet's
-// pod, a host) keeps partitions where they are. The default is host:pid:random, which never comes back.
+// WithClientID names the client: 1 to 255 bytes of UTF-8 without NUL, unique among the live clients
+// of a schema. A client that restarts under its own ID gets its own partitions back, so a name that
+// outlives the process (a StatefulSet's pod, a host) keeps partitions where they are. The default
+// is host:pid:random, which never comes back.
 func WithClientID(id string) Option {
 	return Option{"WithClientID", func(o *options) { o.ClientID = id }}
 }
 
-// WithTTL sets how long a client lives without a heartbeat: 1s to 10min, default 6s. It is the time after which the
-// partitions of a crashed client move. Clients of one schema may differ.
+// WithTTL sets how long a client lives without a heartbeat: 1s to 10min, default 6s. It is the time
+// after which the partitions of a crashed client move. Clients of one schema may differ.
 func WithTTL(ttl time.Duration) Option {
 	return Option{"WithTTL", func(o *options) { o.TTL = ttl }}
 }
@@ -60,8 +61,8 @@ func WithHeartbeat(interval time.Duration) Option {
 	return Option{"WithHeartbeat", func(o *options) { o.Heartbeat = interval }}
 }
 
-// WithSchema sets the schema of the tables: any identifier of 1 to 63 bytes, quoted where it needs to be; default
-// "pgleases". Clients see each other only within a schema.
+// WithSchema sets the schema of the tables: any identifier of 1 to 63 bytes, quoted where it needs
+// to be; default "pgleases". Clients see each other only within a schema.
 func WithSchema(name string) Option {
 	return Option{"WithSchema", func(o *options) { o.Schema = name }}
 }
@@ -71,36 +72,40 @@ func WithLogger(logger *slog.Logger) Option {
 	return Option{"WithLogger", func(o *options) { o.Log = logger }}
 }
 
-// WithoutMigration never runs DDL: where the schema is missing or too old, opening a client is ErrSchema.
+// WithoutMigration never runs DDL: where the schema is missing or too old, opening a client is
+// ErrSchema.
 func WithoutMigration() Option {
 	return Option{"WithoutMigration", func(o *options) { o.noMigration = true }}
 }
 
-// WithPolling never listens for notifications: changes are seen at the next heartbeat. Behind a connection pooler
-// clients do that by themselves.
+// WithPolling never listens for notifications: changes are seen at the next heartbeat. Behind a
+// connection pooler clients do that by themselves.
 func WithPolling() Option {
 	return Option{"WithPolling", func(o *options) { o.Polling = true }}
 }
 
-// WithConnConfig sets where the client's own connection goes, past a pooler for instance; default: where the pool's
-// connections go. The configuration is one that pgx.ParseConfig made; it is copied. The pool's BeforeConnect is applied
-// to it too.
+// WithConnConfig sets where the client's own connection goes, past a pooler for instance; default:
+// where the pool's connections go. The configuration is one that pgx.ParseConfig made; it is
+// copied. The pool's BeforeConnect is applied to it too.
 func WithConnConfig(config *pgx.ConnConfig) Option {
 	return Option{"WithConnConfig", func(o *options) { o.connConfig = config }}
 }
 
-// WithFastFailover has the partitions and locks of a process that died taken over in about 0.4 s, whatever the TTL: the client's
-// connection holds an advisory lock, and two of the clients with this option watch all such locks. Clients without it are
-// taken over at their TTL.
+// WithFastFailover has the partitions and locks of a process that died taken over in about 0.4 s,
+// whatever the TTL: the client's connection holds an advisory lock, and two of the clients with
+// this option watch all such locks. Clients without it are taken over at their TTL.
 //
-// It weakens one promise. Without it nobody takes over before the trust deadline has passed. With it, where something between client and
-// server ends the connection in the client's name (a firewall, a proxy, a machine that was given the address), and the client
-// does not hear of that because its network is cut, two clients own the same until the trust deadline of the one that is cut off.
-// Guard and the epochs hold even then. The client also gives up what it owns whenever its connection ends without a word of the server,
-// where it would else go on if it is back within its TTL; and a process that was stopped for more than 250 ms shows nothing until the
-// server has answered.
+// It weakens one promise. Without it nobody takes over before the trust deadline has passed. With
+// it, where something between client and server ends the connection in the client's name (a
+// firewall, a proxy, a machine that was given the address), and the client does not hear of that
+// because its network is cut, two clients own the same until the trust deadline of the one that is
+// cut off. Guard and the epochs hold even then. The client also gives up what it owns whenever its
+// connection ends without a word of the server, where it would else go on if it is back within its
+// TTL; and a process that was stopped for more than 250 ms shows nothing until the server has
+// answered.
 //
-// Opening a client is an error through a connection pooler, in session mode too (see WithConnConfig), and on PostgreSQL 14.
+// Opening a client is an error through a connection pooler, in session mode too (see
+// WithConnConfig), and on PostgreSQL 14.
 func WithFastFailover() Option {
 	return Option{"WithFastFailover", func(o *options) { o.FastFailover = true }}
 }
@@ -183,24 +188,27 @@ func hostname() string {
 // A LeaseOption changes a client's part in one lease.
 type LeaseOption func(*engine.LeaseOptions)
 
-// WithWeight sets the client's share relative to the other members': 0 to 1,000, default 1. A weight of 0 owns nothing:
-// what it owns is handed over.
+// WithWeight sets the client's share relative to the other members': 0 to 1,000, default 1. A
+// weight of 0 owns nothing: what it owns is handed over.
 func WithWeight(weight int) LeaseOption { return func(o *engine.LeaseOptions) { o.Weight = weight } }
 
-// WithHandoffDelay sets how long a partition that left Values stays with this client before the next one gets it; 0 or
-// more, default 1s. Give the longest time that your loop works on a slice that it read from Values. Only ownerships
-// that were read with Values or Owns are delayed; Run and Hold tell by themselves when work has ended.
+// WithHandoffDelay sets how long a partition that left Values stays with this client before the
+// next one gets it; 0 or more, default 1s. Give the longest time that your loop works on a slice
+// that it read from Values. Only ownerships that were read with Values or Owns are delayed; Run and
+// Hold tell by themselves when work has ended.
 func WithHandoffDelay(delay time.Duration) LeaseOption {
 	return func(o *engine.LeaseOptions) { o.HandoffDelay = delay }
 }
 
-// WithDrainTimeout sets how long a handoff waits for a Run callback or an open Hold; 0 or more, default 0: as long as
-// it takes. After it the ownership ends with ErrDrainTimeout and the partition moves, whatever still runs.
+// WithDrainTimeout sets how long a handoff waits for a Run callback or an open Hold; 0 or more,
+// default 0: as long as it takes. After it the ownership ends with ErrDrainTimeout and the
+// partition moves, whatever still runs.
 func WithDrainTimeout(timeout time.Duration) LeaseOption {
 	return func(o *engine.LeaseOptions) { o.DrainTimeout = timeout }
 }
 
-// newLeaseOptions applies opts to the defaults and checks name, partitions and the result, for a client with that TTL.
+// newLeaseOptions applies opts to the defaults and checks name, partitions and the result, for a
+// client with that TTL.
 func newLeaseOptions(name string, partitions int, ttl time.Duration, opts []LeaseOption) (engine.LeaseOptions, error) {
 	o := engine.LeaseOptions{Weight: 1, HandoffDelay: defaultHandoff}
 	for _, opt := range opts {

@@ -9,8 +9,8 @@ import (
 	"github.com/pgleases/pgleases/internal/owned"
 )
 
-// A Partition is one ownership of a partition of a lease: the same number under another epoch is another ownership.
-// It is a small value, to be copied freely, also beyond the ownership's end.
+// A Partition is one ownership of a partition of a lease: the same number under another epoch is
+// another ownership. It is a small value, to be copied freely, also beyond the ownership's end.
 type Partition struct {
 	Number int   // 0 to the lease's number of partitions - 1
 	Epoch  int64 // the fencing token: higher than that of every earlier ownership of this partition
@@ -30,9 +30,10 @@ func maybePartition(o *owned.Ownership) (Partition, bool) {
 	return partitionOf(o), true
 }
 
-// Context returns the context of this ownership. It ends when the ownership does, with the cause: ErrHandoff after a
-// handoff, ErrTrustLost, ErrDrainTimeout, ErrSuperseded, ErrEvicted or ErrClosed. While the partition drains, after its owner was asked
-// to hand it over, it goes on. A Partition that was not got from a lease returns a context that has ended.
+// Context returns the context of this ownership. It ends when the ownership does, with the cause:
+// ErrHandoff after a handoff, ErrTrustLost, ErrDrainTimeout, ErrSuperseded, ErrEvicted or
+// ErrClosed. While the partition drains, after its owner was asked to hand it over, it goes on. A
+// Partition that was not got from a lease returns a context that has ended.
 func (p Partition) Context() context.Context {
 	if p.ownership == nil {
 		ctx, cancel := context.WithCancelCause(context.Background())
@@ -45,8 +46,9 @@ func (p Partition) Context() context.Context {
 // String returns number and epoch: "7@4294967298".
 func (p Partition) String() string { return fmt.Sprintf("%d@%d", p.Number, p.Epoch) }
 
-// partitionFor is the partition of a key among n: the first 8 bytes of SHA-256 of its UTF-8, big-endian, without the sign
-// bit, modulo n. Users' data depends on it: it never changes, and the SQL function partition_for is the same.
+// partitionFor is the partition of a key among n: the first 8 bytes of SHA-256 of its UTF-8,
+// big-endian, without the sign bit, modulo n. Users' data depends on it: it never changes, and the
+// SQL function partition_for is the same.
 func partitionFor(key string, n int) int {
 	sum := sha256.Sum256([]byte(key))
 	return int(binary.BigEndian.Uint64(sum[:8]) & (1<<63 - 1) % uint64(n))

@@ -7,36 +7,42 @@ import (
 	"slices"
 )
 
-// The plan says which member every partition shall go to. It is a pure function of members and partitions: no clock, no I/O, no
-// randomness, ties broken by client ID. Two clients that read the same snapshot make the same plan.
+// The plan says which member every partition shall go to. It is a pure function of members and
+// partitions: no clock, no I/O, no randomness, ties broken by client ID. Two clients that read the
+// same snapshot make the same plan.
 //
-// It goes in four steps. They are about the partitions that are not fixed. A fixed partition goes to its member, whatever the shares say:
-// that is how pins, cordons and freezes enter (see fix).
+// It goes in four steps. They are about the partitions that are not fixed. A fixed partition goes
+// to its member, whatever the shares say: that is how pins, cordons and freezes enter (see fix).
 //
-//  1. Shares. A member of weight w is due N*w/W of a lease's N partitions, W being the sum of the weights. It gets the floor of that;
-//     what the floors leave over, the extras, goes to as many different members, one each. So no member is a whole partition away
-//     from its share (the quota rule of apportionment: Hamilton's method of largest remainders, see Balinski and Young, Fair
+//  1. Shares. A member of weight w is due N*w/W of a lease's N partitions, W being the sum of the
+//     weights. It gets the floor of that; what the floors leave over, the extras, goes to as many
+//     different members, one each. So no member is a whole partition away from its share (the quota
+//     rule of apportionment: Hamilton's method of largest remainders, see Balinski and Young, Fair
 //     Representation, 1982; but only ties go by remainder here, because staying comes first).
-//  2. Groups. Leases whose working members (weight above 0) are the same and of equal weight are balanced together. The floors are
-//     equal within a lease, so totals over the group are within one of each other exactly when the totals of extras are. A lease
-//     with fixed partitions is balanced alone.
-//  3. Extras. A member keeps min(has, gets) partitions, so an extra saves one move where its receiver has more than its floor, else
-//     none. In a lease alone, the extras go where they save most: that is the minimum. Over a group it is a transport problem:
-//     every lease hands out its extras, every member takes the same number. See mend.
+//  2. Groups. Leases whose working members (weight above 0) are the same and of equal weight are
+//     balanced together. The floors are equal within a lease, so totals over the group are within
+//     one of each other exactly when the totals of extras are. A lease with fixed partitions is
+//     balanced alone.
+//  3. Extras. A member keeps min(has, gets) partitions, so an extra saves one move where its
+//     receiver has more than its floor, else none. In a lease alone, the extras go where they save
+//     most: that is the minimum. Over a group it is a transport problem: every lease hands out its
+//     extras, every member takes the same number. See mend.
 //  4. Moves. A member gives away only what it has above its quota; what it gives goes home first.
 //
-// Why no plan has fewer moves: whatever the plan, a member that has h partitions and gets q keeps at most min(h, q), and step 4
-// reaches that for each member. So moves depend on the quotas alone, fairness leaves only the extras open, and step 3 places
-// these at least cost.
+// Why no plan has fewer moves: whatever the plan, a member that has h partitions and gets q keeps
+// at most min(h, q), and step 4 reaches that for each member. So moves depend on the quotas alone,
+// fairness leaves only the extras open, and step 3 places these at least cost.
 //
-// Home is a second, weaker goal: of the plans with the fewest moves take one in which partitions go back to where they were. Extras are
-// placed by (moves saved, partitions that can go home), compared in this order; the moves themselves are matched with homes
-// greedily. Stickiness as a goal next to balance is that of Kafka's sticky assignor (KIP-54).
+// Home is a second, weaker goal: of the plans with the fewest moves take one in which partitions go
+// back to where they were. Extras are placed by (moves saved, partitions that can go home),
+// compared in this order; the moves themselves are matched with homes greedily. Stickiness as a
+// goal next to balance is that of Kafka's sticky assignor (KIP-54).
 //
-// Cost: linear in partitions, M log M per lease of M members for ties, and in a group of L leases some passes over an L x M table, a few
-// in practice.
+// Cost: linear in partitions, M log M per lease of M members for ties, and in a group of L leases
+// some passes over an L x M table, a few in practice.
 
-// planLease is one lease as the planner sees it. A member is an index into members, -1 stands for none.
+// planLease is one lease as the planner sees it. A member is an index into members, -1 stands for
+// none.
 type planLease struct {
 	members []planMember // ids unique; the order changes nothing
 	current []int32      // per partition: the living member that has it, or that it is on its way to
@@ -49,8 +55,8 @@ type planMember struct {
 	weight int // 0 to 1,000; 0 owns nothing that is not fixed
 }
 
-// plan returns per lease the member that each partition shall go to; -1 only where no member has a weight above 0. Pass the leases in a
-// stable order (by name): it breaks ties between them.
+// plan returns per lease the member that each partition shall go to; -1 only where no member has a
+// weight above 0. Pass the leases in a stable order (by name): it breaks ties between them.
 func plan(leases []planLease) [][]int32 {
 	shares := make([]share, len(leases))
 	size := 0
@@ -96,13 +102,14 @@ func (l *planLease) putFixed(to []int32, free int) {
 	}
 }
 
-// fix fixes what operators want of a lease: which partitions are pinned, to members of a weight above 0, and which of these members are
-// cordoned, by index. A member of a frozen lease keeps what it has, a pinned partition goes to its member, and a cordoned member keeps
-// what it has and gets nothing else. The precedence, highest first: freeze, pin, cordon. If all members are cordoned, the lease is as if
-// it were frozen.
+// fix fixes what operators want of a lease: which partitions are pinned, to members of a weight
+// above 0, and which of these members are cordoned, by index. A member of a frozen lease keeps what
+// it has, a pinned partition goes to its member, and a cordoned member keeps what it has and gets
+// nothing else. The precedence, highest first: freeze, pin, cordon. If all members are cordoned,
+// the lease is as if it were frozen.
 //
-// In a frozen lease the rest has no owner that may keep it, and is fixed too: a partition goes home if its home is below its share of the
-// whole lease, else to the member that is furthest below.
+// In a frozen lease the rest has no owner that may keep it, and is fixed too: a partition goes home
+// if its home is below its share of the whole lease, else to the member that is furthest below.
 func (l *planLease) fix(frozen bool, cordoned []bool, pinned map[int]int32) {
 	if !frozen && len(pinned) == 0 && !slices.Contains(cordoned, true) {
 		return
@@ -205,7 +212,8 @@ func (s *share) remainder(m int32) int64 {
 	return int64(len(s.lease.current)) * int64(s.lease.members[m].weight) % s.weights
 }
 
-// groupShares returns the shares that have extras, those together whose extras have to be balanced together.
+// groupShares returns the shares that have extras, those together whose extras have to be balanced
+// together.
 func groupShares(shares []share) [][]*share {
 	var groups [][]*share
 	byMembers := map[string]int{}
@@ -247,8 +255,9 @@ func placeExtras(group []*share) {
 		extras += s.extras
 	}
 	if len(group) > 1 {
-		// Some members end on the ceiling of the mean total, some on the floor, and the choice is free. One more row, of fillers
-		// that are as good for any member, makes it the same choice: with a filler for each member on the floor, all take the mean.
+		// Some members end on the ceiling of the mean total, some on the floor, and the choice is free.
+		// One more row, of fillers that are as good for any member, makes it the same choice: with a
+		// filler for each member on the floor, all take the mean.
 		if rest := extras % members; rest > 0 {
 			filler := extrasRow{rank: slices.Repeat([]uint8{rankMoves}, members), held: make([]bool, members)}
 			filler.pick(&share{even: true, extras: members - rest}, taken)
@@ -266,13 +275,15 @@ func placeExtras(group []*share) {
 	}
 }
 
-// extrasRow is one lease of a group, by position in working, which is the same member in all leases of the group.
+// extrasRow is one lease of a group, by position in working, which is the same member in all leases
+// of the group.
 type extrasRow struct {
 	rank []uint8 // how good it is to give an extra of this lease to this member, see share.rank
 	held []bool  // it gets one
 }
 
-// What an extra does at a member, from worst to best. Saving a move goes before letting partitions go home, whatever their number.
+// What an extra does at a member, from worst to best. Saving a move goes before letting partitions
+// go home, whatever their number.
 const (
 	rankNever     = iota // the member's share is a whole number: it gets none
 	rankMoves            // a partition has to move to the member
@@ -281,8 +292,9 @@ const (
 	rankStays            // a partition stays with the member
 )
 
-// rankWorth turns ranks into numbers to add up along a path. A path visits each member once at most, so up to 2^18 members a sum
-// never spills from homes into moves, nor from the steps that mend counts (the low 20 bits) into homes, and is below unreached.
+// rankWorth turns ranks into numbers to add up along a path. A path visits each member once at
+// most, so up to 2^18 members a sum never spills from homes into moves, nor from the steps that
+// mend counts (the low 20 bits) into homes, and is below unreached.
 const (
 	worthOfHome = 1 << 20
 	worthOfMove = 1 << 40
@@ -313,8 +325,8 @@ func (s *share) rank() []uint8 {
 	return rank
 }
 
-// homeCounts counts, per member, the partitions elsewhere that could come home to it, and the partitions with it that could go
-// home to another.
+// homeCounts counts, per member, the partitions elsewhere that could come home to it, and the
+// partitions with it that could go home to another.
 func (s *share) homeCounts() (comeHome, goHome []int32) {
 	comeHome, goHome = make([]int32, len(s.has)), make([]int32, len(s.has))
 	for p, h := range s.lease.home {
@@ -332,8 +344,9 @@ func (s *share) homeCounts() (comeHome, goHome []int32) {
 	return comeHome, goHome
 }
 
-// pick gives a lease's extras to the members that rank best: the fewest moves for this lease alone. Ties go to the largest
-// remainder, then to the member that has taken least so far, which leaves mend little to do, then to the lowest ID.
+// pick gives a lease's extras to the members that rank best: the fewest moves for this lease alone.
+// Ties go to the largest remainder, then to the member that has taken least so far, which leaves
+// mend little to do, then to the lowest ID.
 func (r *extrasRow) pick(s *share, taken []int32) {
 	keys := make([]uint64, len(r.rank))
 	for j, rank := range r.rank {
@@ -353,11 +366,13 @@ func (r *extrasRow) pick(s *share, taken []int32) {
 
 // mend passes extras on until every member has taken mean, at the least loss of worth.
 //
-// Where a holds an extra of a lease and b does not, a can pass it to b, which costs worth(a) - worth(b) in that lease. Extras travel from
-// members with too many to members with too few on shortest paths of such steps. Each row starts at its own best, so no cycle has a
-// negative cost; passing along shortest paths keeps it so, and without negative cycles the end is the optimum (successive
-// shortest paths; with all shortest paths of one round at once, the primal-dual method: Ahuja, Magnanti and Orlin, Network
-// Flows, 1993, chapter 9). Every round costs a few passes over the table and places at least one extra, in practice most.
+// Where a holds an extra of a lease and b does not, a can pass it to b, which costs worth(a) -
+// worth(b) in that lease. Extras travel from members with too many to members with too few on
+// shortest paths of such steps. Each row starts at its own best, so no cycle has a negative cost;
+// passing along shortest paths keeps it so, and without negative cycles the end is the optimum
+// (successive shortest paths; with all shortest paths of one round at once, the primal-dual method:
+// Ahuja, Magnanti and Orlin, Network Flows, 1993, chapter 9). Every round costs a few passes over
+// the table and places at least one extra, in practice most.
 func mend(rows []extrasRow, taken []int32, mean int32) {
 	t := transport{rows: rows, dist: make([]int64, len(taken)), best: make([]int64, len(rows)),
 		nextRow: make([]int, len(taken)), nextMember: make([]int, len(rows)), over: make([]int32, len(taken))}
@@ -389,8 +404,8 @@ type transport struct {
 
 const unreached = math.MaxInt64 / 2
 
-// measure sets dist and best (Bellman and Ford; steps may have negative costs). Of equally cheap paths it takes the shortest, so
-// that the steps which pass may take form no cycle.
+// measure sets dist and best (Bellman and Ford; steps may have negative costs). Of equally cheap
+// paths it takes the shortest, so that the steps which pass may take form no cycle.
 func (t *transport) measure() {
 	for j, over := range t.over {
 		t.dist[j] = unreached
@@ -420,7 +435,8 @@ func (t *transport) measure() {
 	}
 }
 
-// pass sends one extra from member j along a cheapest path to a member that has too few, and reports whether it found one.
+// pass sends one extra from member j along a cheapest path to a member that has too few, and
+// reports whether it found one.
 func (t *transport) pass(j int) bool {
 	if t.over[j] < 0 {
 		t.over[j]++
@@ -443,8 +459,9 @@ func (t *transport) pass(j int) bool {
 	return false
 }
 
-// move writes the member that each partition goes to. Only members above their quota give. First partitions go
-// home where they can, then what is still over goes, lowest number first, to the members still below their quota, lowest ID first.
+// move writes the member that each partition goes to. Only members above their quota give. First
+// partitions go home where they can, then what is still over goes, lowest number first, to the
+// members still below their quota, lowest ID first.
 func (s *share) move(to []int32) {
 	copy(to, s.lease.current)
 	room := make([]int32, len(s.has)) // negative: has to give

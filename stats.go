@@ -6,7 +6,8 @@ import (
 	"github.com/pgleases/pgleases/internal/engine"
 )
 
-// Stats are a client's numbers, for metrics and health checks. Reading them delays no handoff. They may be a moment behind Values.
+// Stats are a client's numbers, for metrics and health checks. Reading them delays no handoff. They
+// may be a moment behind Values.
 type Stats struct {
 	Trust        time.Duration // how long the client may act as owner without another heartbeat; 0: it may not
 	HeartbeatAge time.Duration // since the last successful heartbeat was sent
@@ -20,8 +21,8 @@ type Stats struct {
 // LeaseStats are the numbers of a client's part in a lease.
 type LeaseStats struct {
 	Owned int // partitions in Values
-	// Draining counts partitions that left Values and wait for their work to end, or for their release; lost ones too, while work on
-	// them goes on.
+	// Draining counts partitions that left Values and wait for their work to end, or for their
+	// release; lost ones too, while work on them goes on.
 	Draining      int
 	DrainingSince time.Time // since when the oldest of these; zero: none
 	Gains         int64     // ownerships that began
@@ -45,7 +46,8 @@ func (c *Client) Stats() Stats {
 	}
 }
 
-// Stats returns the lease's numbers now, as Client.Stats does for all leases. After the end of the lease its counts stay as they are.
+// Stats returns the lease's numbers now, as Client.Stats does for all leases. After the end of the
+// lease its counts stay as they are.
 func (l *Lease) Stats() LeaseStats {
 	return leaseStats(l.engine.Stats(), l.board.Look().Validity.Remaining() > 0)
 }

@@ -24,13 +24,15 @@ type Locks struct {
 	misuse error // what New was given; nil: it is of use
 }
 
-// New returns the locks of a client, which are taken and released on connections of the pool. It borrows both, and closes neither. The pool
-// has to lead to the client's database, and may do so through a connection pooler: statements are sent in the mode that the pool has for all its
-// statements (pgx.QueryExecMode), each as one message. Where client or pool is nil, every call is an error. The client of a test's
-// double, of package pgleasestest, needs no pool: it may be nil, and is not used.
+// New returns the locks of a client, which are taken and released on connections of the pool. It
+// borrows both, and closes neither. The pool has to lead to the client's database, and may do so
+// through a connection pooler: statements are sent in the mode that the pool has for all its
+// statements (pgx.QueryExecMode), each as one message. Where client or pool is nil, every call is
+// an error. The client of a test's double, of package pgleasestest, needs no pool: it may be nil,
+// and is not used.
 //
-// Client.Close asks for the end of all work under locks, and waits for the releases until its ctx ends; what is not released then is free
-// when the session expires.
+// Client.Close asks for the end of all work under locks, and waits for the releases until its ctx
+// ends; what is not released then is free when the session expires.
 func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
 	if client == nil {
 		return &Locks{misuse: errors.New("pgleases: locks of a client that is nil")}
@@ -43,35 +45,42 @@ func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
 	return &Locks{client: of, pool: pool, table: table}
 }
 
-// TryAcquire takes a lock if it is free and nobody waits for it, in one round trip. Otherwise it returns ErrHeld.
+// TryAcquire takes a lock if it is free and nobody waits for it, in one round trip. Otherwise it
+// returns ErrHeld.
 //
-// The name has 1 to 255 bytes of UTF-8 without NUL. ctx covers the call only, waiting for a connection of the pool included; the
-// lock is held until Held.Release, which the caller has to call. An answer that was lost is asked for once more. The other errors:
-// pgleases.ErrClosed, ErrSuperseded and ErrEvicted once the client ends, pgleases.ErrTrustLost where it has no trust in its session, the cause of
-// ctx, the pool's, the database's. Where a call fails, the client sees to it that nothing is left that nobody knows of.
+// The name has 1 to 255 bytes of UTF-8 without NUL. ctx covers the call only, waiting for a
+// connection of the pool included; the lock is held until Held.Release, which the caller has to
+// call. An answer that was lost is asked for once more. The other errors: pgleases.ErrClosed,
+// ErrSuperseded and ErrEvicted once the client ends, pgleases.ErrTrustLost where it has no trust in
+// its session, the cause of ctx, the pool's, the database's. Where a call fails, the client sees to
+// it that nothing is left that nobody knows of.
 func (l *Locks) TryAcquire(ctx context.Context, name string) (*Held, error) {
 	return l.acquire(ctx, mode{}, name)
 }
 
-// TryAcquireShared is TryAcquire for a lock that others may share: it takes it also where all that hold it share it.
+// TryAcquireShared is TryAcquire for a lock that others may share: it takes it also where all that
+// hold it share it.
 func (l *Locks) TryAcquireShared(ctx context.Context, name string) (*Held, error) {
 	return l.acquire(ctx, mode{shared: true}, name)
 }
 
-// Acquire takes a lock, and waits for its turn until ctx ends. Otherwise it is TryAcquire, without ErrHeld. While the client has no trust, or the
-// server was promoted and is not settled, it waits too. Where the session is evicted meanwhile, it queues up anew.
+// Acquire takes a lock, and waits for its turn until ctx ends. Otherwise it is TryAcquire, without
+// ErrHeld. While the client has no trust, or the server was promoted and is not settled, it waits
+// too. Where the session is evicted meanwhile, it queues up anew.
 func (l *Locks) Acquire(ctx context.Context, name string) (*Held, error) {
 	return l.acquire(ctx, mode{waits: true}, name)
 }
 
-// AcquireShared is Acquire for a lock that others may share. It does not pass a writer that has waited for longer.
+// AcquireShared is Acquire for a lock that others may share. It does not pass a writer that has
+// waited for longer.
 func (l *Locks) AcquireShared(ctx context.Context, name string) (*Held, error) {
 	return l.acquire(ctx, mode{shared: true, waits: true}, name)
 }
 
-// Do takes a lock as Acquire does, runs fn, and releases the lock, also where fn panics. The context that fn gets ends with ctx, and with
-// Held.Context. It returns the error of acquiring, with which fn was not run, or that of fn, joined with that of the release: ErrLost
-// tells that fn was not alone to its end.
+// Do takes a lock as Acquire does, runs fn, and releases the lock, also where fn panics. The
+// context that fn gets ends with ctx, and with Held.Context. It returns the error of acquiring,
+// with which fn was not run, or that of fn, joined with that of the release: ErrLost tells that fn
+// was not alone to its end.
 func (l *Locks) Do(ctx context.Context, name string, fn func(ctx context.Context) error) error {
 	h, err := l.Acquire(ctx, name)
 	if err != nil {
@@ -80,7 +89,8 @@ func (l *Locks) Do(ctx context.Context, name string, fn func(ctx context.Context
 	return h.run(ctx, fn)
 }
 
-// TryDo takes a lock as TryAcquire does, and runs fn as Do does. Where the lock is held, it returns false and no error.
+// TryDo takes a lock as TryAcquire does, and runs fn as Do does. Where the lock is held, it returns
+// false and no error.
 func (l *Locks) TryDo(ctx context.Context, name string, fn func(ctx context.Context) error) (ran bool, err error) {
 	h, err := l.TryAcquire(ctx, name)
 	switch {
@@ -169,7 +179,8 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 	return h, never, nil
 }
 
-// request asks for a lock, once more if the answer was lost. It also returns what is to be done with the acquisition if nothing is granted.
+// request asks for a lock, once more if the answer was lost. It also returns what is to be done
+// with the acquisition if nothing is granted.
 func (l *Locks) request(ctx context.Context, m mode, a *locks.Acquisition) (store.LockAnswer, func(*locks.Acquisition), error) {
 	answer, sent, err := l.send(ctx, m, a)
 	lost := err != nil && sent && store.Code(err) == "" // the message may still arrive

@@ -12,7 +12,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A database is where the client's sessions are. Nobody plans there: a test decides what the client owns of the lease.
+// A database is where the client's sessions are. Nobody plans there: a test decides what the client
+// owns of the lease.
 type database struct {
 	*fakestore.Database
 	lease string
@@ -34,7 +35,8 @@ func newDatabase(lease string) *database {
 	return db
 }
 
-// give has the client own partitions: what is free at once, what it was asked for when it has released that.
+// give has the client own partitions: what is free at once, what it was asked for when it has
+// released that.
 func (db *database) give(partitions []int) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -81,8 +83,9 @@ func (db *database) decide(change func(t *fakestore.Tables, rows []fakestore.Par
 	db.Notify(db.session)
 }
 
-// expire ends the session, as if it had been evicted while the connection was cut, and returns the ownerships that end
-// with it, and what is closed when the client registers anew: by then it knows of the end.
+// expire ends the session, as if it had been evicted while the connection was cut, and returns the
+// ownerships that end with it, and what is closed when the client registers anew: by then it knows
+// of the end.
 func (db *database) expire() ([]pgleases.Partition, <-chan struct{}) {
 	db.mu.Lock()
 	defer db.mu.Unlock()

@@ -1,11 +1,14 @@
-// Package pgleasestest provides leases, and named locks, without a database, for tests of what an application does with them.
+// Package pgleasestest provides leases, and named locks, without a database, for tests of what an
+// application does with them.
 //
-// A test says what is owned: [Lease.Gain], [Lease.Lose] and [Lease.Expire] are the three things that happen to partitions
-// in production. All else is the real client: Values, Changed, Hold, Run, Close and the others do what they always do, with
-// the same delays and the same causes of canceled contexts. Only Guard is answered from memory.
+// A test says what is owned: [Lease.Gain], [Lease.Lose] and [Lease.Expire] are the three things
+// that happen to partitions in production. All else is the real client: Values, Changed, Hold, Run,
+// Close and the others do what they always do, with the same delays and the same causes of canceled
+// contexts. Only Guard is answered from memory.
 //
-// It works inside and outside of a bubble of package testing/synctest. In a bubble [pgleases.WithHandoffDelay] and
-// [pgleases.WithDrainTimeout] cost no time. Close the lease before the bubble ends.
+// It works inside and outside of a bubble of package testing/synctest. In a bubble
+// [pgleases.WithHandoffDelay] and [pgleases.WithDrainTimeout] cost no time. Close the lease before
+// the bubble ends.
 package pgleasestest
 
 import (
@@ -19,16 +22,19 @@ import (
 	"github.com/pgleases/pgleases/internal/engine"
 )
 
-// ttl is the longest that there is: a test that is stopped in a debugger shall lose nothing by that.
+// ttl is the longest that there is: a test that is stopped in a debugger shall lose nothing by
+// that.
 const ttl = 10 * time.Minute
 
-// A Lease is a lease of which a test decides what is owned. Give its embedded *pgleases.Lease to what is tested.
+// A Lease is a lease of which a test decides what is owned. Give its embedded *pgleases.Lease to
+// what is tested.
 //
-// All methods are safe for concurrent use. Gain and Lose of one partition at the same time have no sensible outcome, though: they
-// wait for each other.
+// All methods are safe for concurrent use. Gain and Lose of one partition at the same time have no
+// sensible outcome, though: they wait for each other.
 //
-// Guard and GuardSQL pass for a partition that is owned under exactly its epoch, drains included, and return
-// pgleases.ErrNotOwner else, or the error of a ctx that ended. They make no use of the transaction, which may be nil.
+// Guard and GuardSQL pass for a partition that is owned under exactly its epoch, drains included,
+// and return pgleases.ErrNotOwner else, or the error of a ctx that ended. They make no use of the
+// transaction, which may be nil.
 type Lease struct {
 	*pgleases.Lease
 
@@ -37,8 +43,9 @@ type Lease struct {
 	turn   func() // waits until the client's goroutine has done what it was about, or ended
 }
 
-// NewLease returns a lease of that name with so many partitions, none of them owned. Close it in the end. The name, the
-// number and the options are those of pgleases.Client.Lease; it panics where that returns an error. A weight changes nothing.
+// NewLease returns a lease of that name with so many partitions, none of them owned. Close it in
+// the end. The name, the number and the options are those of pgleases.Client.Lease; it panics where
+// that returns an error. A weight changes nothing.
 func NewLease(name string, partitions int, opts ...pgleases.LeaseOption) *Lease {
 	ctx := context.Background()
 	l := &Lease{db: newDatabase(name)}
@@ -56,25 +63,28 @@ func NewLease(name string, partitions int, opts ...pgleases.LeaseOption) *Lease 
 	return l
 }
 
-// Client returns the client that joined the lease, for what is tested and needs one. Asked for the lease again, by its name
-// and with the same options, it returns the same one; of other leases it never owns anything.
+// Client returns the client that joined the lease, for what is tested and needs one. Asked for the
+// lease again, by its name and with the same options, it returns the same one; of other leases it
+// never owns anything.
 //
-// It takes named locks, in memory: give it to lock.New, with whatever pool what is tested has, which is not used and may be nil. The locks
-// are those of package lock, with the same rules. No other client takes them; a lock that another has is one that the test has taken with the same
-// client. Guard and GuardSQL of a lock make no use of the transaction either, except that nobody waits for its end.
+// It takes named locks, in memory: give it to lock.New, with whatever pool what is tested has,
+// which is not used and may be nil. The locks are those of package lock, with the same rules. No
+// other client takes them; a lock that another has is one that the test has taken with the same
+// client. Guard and GuardSQL of a lock make no use of the transaction either, except that nobody
+// waits for its end.
 func (l *Lease) Client() *pgleases.Client { return l.client }
 
-// Close ends the client without waiting for work: what is still owned ends with pgleases.ErrClosed. To see how work ends
-// when a client is closed, call Close of the client first.
+// Close ends the client without waiting for work: what is still owned ends with pgleases.ErrClosed.
+// To see how work ends when a client is closed, call Close of the client first.
 func (l *Lease) Close() {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	_ = l.client.Close(ctx) // it tells what was still in work, which the caller knows
 }
 
-// Gain gives partitions, each under a new epoch, and returns when they are owned, or the lease has ended. One that is owned
-// already stays as it is. One that still drains comes back when its work has ended, which Gain waits for. It panics if there is
-// no such partition.
+// Gain gives partitions, each under a new epoch, and returns when they are owned, or the lease has
+// ended. One that is owned already stays as it is. One that still drains comes back when its work
+// has ended, which Gain waits for. It panics if there is no such partition.
 func (l *Lease) Gain(partitions ...int) {
 	l.check(partitions)
 	l.db.give(partitions)
@@ -82,10 +92,11 @@ func (l *Lease) Gain(partitions ...int) {
 	l.db.note(l.shown(partitions))
 }
 
-// Lose asks for partitions, as a rebalance does, and returns when Values shows them no more, or the lease has ended. They
-// drain then: contexts of Run callbacks are canceled with pgleases.ErrHandoff, open holds and callbacks go on, and who read
-// Values has the hand-off delay. The channel that it returns is closed when all of them have been handed over, or lost
-// otherwise. One that is not owned is lost already. It panics if there is no such partition.
+// Lose asks for partitions, as a rebalance does, and returns when Values shows them no more, or the
+// lease has ended. They drain then: contexts of Run callbacks are canceled with
+// pgleases.ErrHandoff, open holds and callbacks go on, and who read Values has the hand-off delay.
+// The channel that it returns is closed when all of them have been handed over, or lost otherwise.
+// One that is not owned is lost already. It panics if there is no such partition.
 func (l *Lease) Lose(partitions ...int) <-chan struct{} {
 	l.check(partitions)
 	leaving := l.db.ask(partitions)
@@ -99,9 +110,10 @@ func (l *Lease) Lose(partitions ...int) <-chan struct{} {
 	return lost
 }
 
-// Expire ends everything that is owned or drains, and all locks of the client, at once and whatever is in work, with pgleases.ErrTrustLost: as in
-// a client that was cut off for longer than its TTL, and comes back. It returns when all contexts have ended. From then on nothing
-// is owned until Gain.
+// Expire ends everything that is owned or drains, and all locks of the client, at once and whatever
+// is in work, with pgleases.ErrTrustLost: as in a client that was cut off for longer than its TTL,
+// and comes back. It returns when all contexts have ended. From then on nothing is owned until
+// Gain.
 func (l *Lease) Expire() {
 	ownerships, renewed := l.db.expire()
 	select {
@@ -111,7 +123,8 @@ func (l *Lease) Expire() {
 	l.wait(ownerships)
 }
 
-// wait waits for the end of ownerships, and of the contexts of holds that contain them, which comes a little later.
+// wait waits for the end of ownerships, and of the contexts of holds that contain them, which comes
+// a little later.
 func (l *Lease) wait(ownerships []pgleases.Partition) {
 	for _, p := range ownerships {
 		<-p.Context().Done()
@@ -127,7 +140,8 @@ func (l *Lease) check(partitions []int) {
 	}
 }
 
-// shown returns which of the partitions are owned and do not drain. It does not read Values: that would delay handoffs.
+// shown returns which of the partitions are owned and do not drain. It does not read Values: that
+// would delay handoffs.
 func (l *Lease) shown(partitions []int) []pgleases.Partition {
 	var shown []pgleases.Partition
 	for _, number := range partitions {

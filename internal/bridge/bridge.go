@@ -1,4 +1,5 @@
-// Package bridge is what the packages of this module, and no others, have of the root package, which sets these variables.
+// Package bridge is what the packages of this module, and no others, have of the root package,
+// which sets these variables.
 package bridge
 
 import (
@@ -16,6 +17,7 @@ var (
 	// On returns a pgleases.Option: Open opens the client on a double, and on no server.
 	On func(*engine.Double) any
 
-	// Plan returns the moves of a plan of what was read, the very plan that clients make of it. It changes nothing, and needs no client.
+	// Plan returns the moves of a plan of what was read, the very plan that clients make of it. It
+	// changes nothing, and needs no client.
 	Plan func(read []store.LeasePlan) []store.Move
 )

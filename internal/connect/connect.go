@@ -1,5 +1,6 @@
-// Package connect opens the connections that belong to one client alone, and knows how they end. It refuses a server that takes no
-// writes, and settings under which the promises do not hold. It sends no statement of the protocol: package store does.
+// Package connect opens the connections that belong to one client alone, and knows how they end. It
+// refuses a server that takes no writes, and settings under which the promises do not hold. It
+// sends no statement of the protocol: package store does.
 package connect
 
 import (
@@ -17,7 +18,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// ParseConfig reads a connection string. No error tells anything of it: what is wrong may be the password.
+// ParseConfig reads a connection string. No error tells anything of it: what is wrong may be the
+// password.
 func ParseConfig(connString string) (*pgxpool.Config, error) {
 	config, err := pgxpool.ParseConfig(connString)
 	var wrong *pgconn.ParseConfigError

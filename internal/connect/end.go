@@ -24,10 +24,12 @@ var ErrNoFastFailover = errors.New("WithFastFailover does not work on this conne
 // failoverVersion is the first one that has counted how a session ended before its process is gone.
 const failoverVersion = 15
 
-// outlives is how much longer than its TTL the server keeps a session whose network is cut. The client has not trusted itself for long then.
+// outlives is how much longer than its TTL the server keeps a session whose network is cut. The
+// client has not trusted itself for long then.
 const outlives = time.Minute
 
-// prepareFailover refuses what fast failover cannot work on, and has the server keep the session over a cut network.
+// prepareFailover refuses what fast failover cannot work on, and has the server keep the session
+// over a cut network.
 func (c *Conn) prepareFailover(ctx context.Context, ttl time.Duration) error {
 	if !c.line.direct.Load() {
 		return fmt.Errorf("%w: it leads through a pooler, which gives its own process ID, %d, and keeps no session locks; "+
@@ -45,8 +47,9 @@ func (c *Conn) prepareFailover(ctx context.Context, ttl time.Duration) error {
 	return err
 }
 
-// OnEnd has f called once, when the connection ends: before it is closed from this side, whoever closes it, and where the other side ended
-// it without a word. At once where that is so already. Not where the server has said that it ends it, as at a restart. f must not wait.
+// OnEnd has f called once, when the connection ends: before it is closed from this side, whoever
+// closes it, and where the other side ended it without a word. At once where that is so already.
+// Not where the server has said that it ends it, as at a restart. f must not wait.
 func (c *Conn) OnEnd(f func()) {
 	l := c.line
 	l.mu.Lock()
@@ -58,8 +61,9 @@ func (c *Conn) OnEnd(f func()) {
 	}
 }
 
-// Severed reports whether the other side has ended the connection, and it was not read yet whether the server had said so, where the kernel
-// tells. It is safe to call while a statement is under way.
+// Severed reports whether the other side has ended the connection, and it was not read yet whether
+// the server had said so, where the kernel tells. It is safe to call while a statement is under
+// way.
 func (c *Conn) Severed() bool {
 	l := c.line
 	l.mu.Lock()
@@ -72,8 +76,9 @@ func (c *Conn) Severed() bool {
 	return err == nil && tcpSevered(raw)
 }
 
-// listen has the line hear the last words of both sides. The server's are a fatal error, or a notice where all sessions end at once. The
-// client's are pgx's, which closes a connection also by itself, as after a statement that was given up.
+// listen has the line hear the last words of both sides. The server's are a fatal error, or a
+// notice where all sessions end at once. The client's are pgx's, which closes a connection also by
+// itself, as after a statement that was given up.
 func (l *line) listen(config *pgconn.Config) {
 	build := config.BuildFrontend
 	config.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend { return build(r, &outgoing{w, l}) }

@@ -13,9 +13,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 )
 
-// A watcher stops what a connection does when its context ends. A statement is canceled at the server: otherwise one that
-// waits for a lock would go on there without its client. A wait for notifications is stopped here only. Through a pooler
-// nothing is canceled, because a cancel request that is cut short crashes PgBouncer 1.18 and 1.19.
+// A watcher stops what a connection does when its context ends. A statement is canceled at the
+// server: otherwise one that waits for a lock would go on there without its client. A wait for
+// notifications is stopped here only. Through a pooler nothing is canceled, because a cancel
+// request that is cut short crashes PgBouncer 1.18 and 1.19.
 type watcher struct {
 	line      *line
 	wait      pgconn.DeadlineContextWatcherHandler
@@ -43,8 +44,9 @@ func (w *watcher) HandleCancel(ctx context.Context) {
 
 func (w *watcher) HandleUnwatchAfterCancel() { w.unwatch() }
 
-// A line has every network connection that one Conn opened: its own, and those for cancel requests. A cancel request may wait
-// for a silent server long after the Conn was closed; closing the line closes them all.
+// A line has every network connection that one Conn opened: its own, and those for cancel requests.
+// A cancel request may wait for a silent server long after the Conn was closed; closing the line
+// closes them all.
 type line struct {
 	dial        pgconn.DialFunc
 	userTimeout time.Duration
@@ -59,8 +61,8 @@ type line struct {
 	onEnd  func()  // see Conn.OnEnd
 }
 
-// connecting marks the context of an attempt to connect. pgx dials with another context to send a cancel request, which it
-// also does when it closes a connection in the middle of a statement.
+// connecting marks the context of an attempt to connect. pgx dials with another context to send a
+// cancel request, which it also does when it closes a connection in the middle of a statement.
 type connecting struct{}
 
 var errNoCancel = errors.New("nothing is canceled through a pooler")

@@ -16,7 +16,8 @@ func tcpUserTimeout(raw syscall.RawConn, timeout time.Duration) {
 
 const established = 1 // TCP_ESTABLISHED of the kernel, the first byte of what TCP_INFO tells
 
-// tcpSevered reports whether a connection that this side has not closed is not established any more.
+// tcpSevered reports whether a connection that this side has not closed is not established any
+// more.
 func tcpSevered(raw syscall.RawConn) bool {
 	severed := false
 	_ = raw.Control(func(fd uintptr) {

@@ -12,11 +12,11 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// The life of an ownership on its owner's side: shown, withdrawn, drained, ended. reads.go has its beginning, releases.go its end in
-// the database.
+// The life of an ownership on its owner's side: shown, withdrawn, drained, ended. reads.go has its
+// beginning, releases.go its end in the database.
 
-// An assignment is the engine's side of an ownership. Once its release was sent the partition does not come back under this epoch,
-// whatever is read: the release may arrive late.
+// An assignment is the engine's side of an ownership. Once its release was sent the partition does
+// not come back under this epoch, whatever is read: the release may arrive late.
 type assignment struct {
 	*owned.Ownership
 	membership *membership
@@ -44,10 +44,12 @@ const (
 	over                            // it is gone in the database: nothing is left but the work on it that has not ended
 )
 
-// releaseEpoch is the partition's epoch in the database, which is higher than that of the ownership once a fence was set.
+// releaseEpoch is the partition's epoch in the database, which is higher than that of the ownership
+// once a fence was set.
 func (a *assignment) releaseEpoch() int64 { return max(a.Epoch, a.raised) }
 
-// releasableAt is when it may be released, if it drains; never: it waits for work, whose end wakes the engine.
+// releasableAt is when it may be released, if it drains; never: it waits for work, whose end wakes
+// the engine.
 func (a *assignment) releasableAt(now time.Time) time.Time {
 	if a.state == over || !a.membership.inDatabase() || !now.Before(a.readyAt) && !a.overdue && a.Pinned() {
 		return never
@@ -55,13 +57,14 @@ func (a *assignment) releasableAt(now time.Time) time.Time {
 	return a.readyAt
 }
 
-// wantsFence is whether guarded transactions that overlap may keep a release waiting for ever: at the second try one is open, under
-// an epoch that still passes a guard.
+// wantsFence is whether guarded transactions that overlap may keep a release waiting for ever: at
+// the second try one is open, under an epoch that still passes a guard.
 func (a *assignment) wantsFence(generation int64) bool {
 	return a.busy > 1 && a.state < fenced && a.membership.inDatabase() && store.ServerGenerationOf(a.Epoch) >= generation
 }
 
-// assignments are those of one lease, serving and draining. All 65,536 may end at once: in this order they are near each other in memory.
+// assignments are those of one lease, serving and draining. All 65,536 may end at once: in this
+// order they are near each other in memory.
 type assignments struct {
 	*shared
 	membership *membership
@@ -174,8 +177,9 @@ func (as *assignments) withdraw(which []*assignment, cause error, now time.Time)
 	as.lease.Board.Ask(asked, cause)
 }
 
-// renew ends ownerships of a generation before the present one. Each begins again, under an epoch that passes a guard, once its work
-// has ended and the release was answered. No handoff delay is to be paid for what stays with this client; what moves then pays it.
+// renew ends ownerships of a generation before the present one. Each begins again, under an epoch
+// that passes a guard, once its work has ended and the release was answered. No handoff delay is to
+// be paid for what stays with this client; what moves then pays it.
 func (as *assignments) renew(outdated []*assignment, now time.Time) {
 	cause := fmt.Errorf("%w: a failover ended the epoch", as.config.Errors.TrustLost)
 	as.withdraw(slices.DeleteFunc(slices.Clone(outdated), func(a *assignment) bool { return a.state >= draining }), cause, now)
@@ -203,8 +207,8 @@ func (as *assignments) releaseCause() error {
 	return as.config.Errors.Handoff
 }
 
-// end ends those of a lease's ownerships that have not ended, counts them, and returns their number. All that end at once end in one
-// call. They are logged later, see logEnded.
+// end ends those of a lease's ownerships that have not ended, counts them, and returns their
+// number. All that end at once end in one call. They are logged later, see logEnded.
 func (as *assignments) end(which []*assignment, cause error) int {
 	ending := make([]*owned.Ownership, 0, len(which))
 	for _, a := range which {
@@ -229,8 +233,9 @@ func (as *assignments) end(which []*assignment, cause error) int {
 	return len(ending)
 }
 
-// strike strikes out an assignment that is over in the database, and has ended. Work on it that goes on is still watched: as long as a
-// callback of Run has not returned, no callback works under the next ownership of that partition here.
+// strike strikes out an assignment that is over in the database, and has ended. Work on it that
+// goes on is still watched: as long as a callback of Run has not returned, no callback works under
+// the next ownership of that partition here.
 func (as *assignments) strike(a *assignment) {
 	if as.of[a.Number] == a {
 		as.set(a.Number, nil)

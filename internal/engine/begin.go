@@ -10,7 +10,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// The statement that each task of the table sends. What the answer means to the parts is in engine.go.
+// The statement that each task of the table sends. What the answer means to the parts is in
+// engine.go.
 
 func beginConnect(e *engine, _ time.Time) *operation {
 	return ask(time.Hour, func(ctx context.Context, _ Conn) (Conn, error) { return e.config.Connect(ctx) }, func(c Conn, err error) {
@@ -171,7 +172,8 @@ func beginReleaseLocks(e *engine, now time.Time) *operation {
 	})
 }
 
-// beginFence sees to it that no further guarded transaction begins on partitions whose release waits for some.
+// beginFence sees to it that no further guarded transaction begins on partitions whose release
+// waits for some.
 func beginFence(e *engine, _ time.Time) *operation {
 	session, busy := e.session.number, e.members.toFence(e.server.generation, e.releases.batch)
 	rows := rowsOf(busy, func(a *assignment) int64 { return a.Epoch })
@@ -189,7 +191,8 @@ func beginListenToLocks(e *engine, _ time.Time) *operation {
 	})
 }
 
-// beginLookAtLocks looks whether what waits was granted, and whether another run of the server confirms what is held.
+// beginLookAtLocks looks whether what waits was granted, and whether another run of the server
+// confirms what is held.
 func beginLookAtLocks(e *engine, _ time.Time) *operation {
 	session, run, look := e.session.number, e.watch.run, e.locks.BeginLook()
 	var answered store.Incarnation
@@ -311,8 +314,9 @@ func beginListen(e *engine, _ time.Time) *operation {
 	})
 }
 
-// beginPrepare makes the server plan what it will do for this connection when partitions are handed over, so that no handoff waits for
-// that. Behind a pooler no connection of the server is the client's own.
+// beginPrepare makes the server plan what it will do for this connection when partitions are handed
+// over, so that no handoff waits for that. Behind a pooler no connection of the server is the
+// client's own.
 func beginPrepare(e *engine, _ time.Time) *operation {
 	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Prepare(ctx) }, func(err error) {
 		if err == nil {

@@ -17,8 +17,8 @@ import (
 // closeGrace is how long Close and Leave go on releasing what is free after their ctx ended.
 const closeGrace = 2 * time.Second
 
-// A Client is an engine as other goroutines see it: they send it requests, and read what it publishes.
-// All methods are safe for concurrent use.
+// A Client is an engine as other goroutines see it: they send it requests, and read what it
+// publishes. All methods are safe for concurrent use.
 type Client struct {
 	Locks *locks.Session
 
@@ -89,7 +89,8 @@ func (c *Client) Err() error {
 // Stats returns the client's numbers as of its last turn.
 func (c *Client) Stats() *Stats { return c.stats.Load() }
 
-// Close ends the client, and waits for the work on what it owns until ctx ends. It returns what was left behind.
+// Close ends the client, and waits for the work on what it owns until ctx ends. It returns what was
+// left behind.
 func (c *Client) Close(ctx context.Context) error {
 	_ = c.request(context.WithoutCancel(ctx), func(e *engine) { e.close(e.config.Errors.Closed) })
 	// After the request to close, so that what hurry ends, it ends for the reason of the close.
@@ -131,9 +132,9 @@ func (c *Client) LockTable(pool *pgxpool.Pool) locks.Table {
 	}
 }
 
-// Reaches returns an error if connections of a pool do not reach the client's session in a schema; "":
-// in the client's. It is for everything that takes a client and a pool. Behind poolers addresses say
-// nothing, so it asks the database.
+// Reaches returns an error if connections of a pool do not reach the client's session in a schema;
+// "": in the client's. It is for everything that takes a client and a pool. Behind poolers
+// addresses say nothing, so it asks the database.
 func (c *Client) Reaches(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 	if c.config.Double != nil {
 		return nil
@@ -162,7 +163,8 @@ func (c *Client) Reaches(ctx context.Context, pool *pgxpool.Pool, schema string)
 	}
 }
 
-// request makes the client's goroutine run f. It stops waiting for that when ctx or the client ends.
+// request makes the client's goroutine run f. It stops waiting for that when ctx or the client
+// ends.
 func (c *Client) request(ctx context.Context, f func(*engine)) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -30,8 +30,9 @@ func (c *closing) abandons() error {
 	return c.reason
 }
 
-// leavesToOthers reports whether a client that ends, and is no member of a lease any more, leaves to the others what a guarded
-// transaction keeps from being given: the transaction is none of its own. Most are over in no time.
+// leavesToOthers reports whether a client that ends, and is no member of a lease any more, leaves
+// to the others what a guarded transaction keeps from being given: the transaction is none of its
+// own. Most are over in no time.
 func (c *closing) leavesToOthers(now time.Time) bool {
 	if c.planUntil.IsZero() {
 		c.planUntil = now.Add(closeGrace)

@@ -69,7 +69,8 @@ func (c *Config) trusts() time.Duration { return c.TTL - margin(c.TTL) }
 // limit bounds a statement that is not a heartbeat, so that the next heartbeats still come in time.
 func (c *Config) limit() time.Duration { return min(c.TTL/2, (c.trusts()-c.Heartbeat)*3/4) }
 
-// A Conn is what a client needs of a connection; *store.Conn is one. One goroutine at a time calls its methods.
+// A Conn is what a client needs of a connection; *store.Conn is one. One goroutine at a time calls
+// its methods.
 type Conn interface {
 	Register(context.Context, store.Registration) (int64, *store.Process, error)
 	Superseder(ctx context.Context, id string) (*store.Process, error)

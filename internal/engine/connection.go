@@ -44,8 +44,8 @@ func (c *connection) backOff(heartbeat time.Duration) {
 	c.retry = min(max(2*c.retry, retryMin), max(heartbeat/2, retryMin))
 }
 
-// listened takes the answer to a probe: whether notifications arrive. The client polls until the next connection if the probe failed,
-// or if they do not.
+// listened takes the answer to a probe: whether notifications arrive. The client polls until the
+// next connection if the probe failed, or if they do not.
 func (c *connection) listened(arrives bool, err error, clients int64) {
 	c.probed, c.listening = err == nil || !c.conn.Closed(), arrives
 	if arrives {

@@ -3,9 +3,9 @@
 // # Parts
 //
 // The engine alone knows all parts. A part knows its own fields, and the clock readings and answers
-// that it is given. It calls no other part: it returns what happened, and engine.go passes it on. So
-// engine.go has, on one page each, what a heartbeat's answer means (heard) and the order of a Close
-// (close, finished, finish).
+// that it is given. It calls no other part: it returns what happened, and engine.go passes it on.
+// So engine.go has, on one page each, what a heartbeat's answer means (heard) and the order of a
+// Close (close, finished, finish).
 //
 //	client.go, lease.go    what other goroutines see: they send requests, and read what is published
 //	tasks.go               the task table: what is done at the database, in which order, and when
@@ -23,7 +23,8 @@
 //	plans.go               planning leases for all of their members
 //	closing.go             the client's end
 //
-// Two parts are packages of their own: internal/locks for named locks, internal/liveness for fast failover.
+// Two parts are packages of their own: internal/locks for named locks, internal/liveness for fast
+// failover.
 //
 // # The life of a membership
 //
@@ -69,9 +70,9 @@
 //  5. reads.go: compare returns that a partition is wanted elsewhere. assignments.withdraw takes it
 //     out of Values, and asks for its work to end.
 //  6. drains.go waits for the work. The end of the last pin wakes the engine.
-//  7. releases.go: members.releasable, releases.next, and sql/statements/release.sql, which gives the partition
-//     to its target with a higher epoch. The answer ends the ownership (members.released), and the
-//     task "announce" notifies the new owner.
+//  7. releases.go: members.releasable, releases.next, and sql/statements/release.sql, which gives
+//     the partition to its target with a higher epoch. The answer ends the ownership
+//     (members.released), and the task "announce" notifies the new owner.
 //  8. There, reads.go finds the partition among what is gained. assignments.serve shows it:
 //     owned.Board stores a new snapshot, and Values returns it.
 package engine

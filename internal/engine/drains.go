@@ -9,7 +9,8 @@ import (
 	"github.com/pgleases/pgleases/internal/ranges"
 )
 
-// WarnAfter is how long work goes on that was asked to end until that is logged; then at doubling intervals.
+// WarnAfter is how long work goes on that was asked to end until that is logged; then at doubling
+// intervals.
 const WarnAfter = 30 * time.Second
 
 // shared is what the assignments of all leases have in common.
@@ -43,7 +44,8 @@ func (s *shared) shown() *owned.Validity {
 	return s.validity
 }
 
-// logEnded logs what has ended, in each turn once all that ends in it has, and before what is gained.
+// logEnded logs what has ended, in each turn once all that ends in it has, and before what is
+// gained.
 func (s *shared) logEnded() {
 	for _, l := range s.ended {
 		partitions := ranges.Short(l.numbers)
@@ -80,7 +82,8 @@ func (s *shared) drainsDue() time.Time {
 	return at
 }
 
-// supervise ends ownerships that are not waited for any longer, and logs work that goes on for long. Hurried is why none is waited for; nil: all are.
+// supervise ends ownerships that are not waited for any longer, and logs work that goes on for
+// long. Hurried is why none is waited for; nil: all are.
 func (s *shared) supervise(hurried error, now time.Time) {
 	timedOut, rest := make(map[*membership][]*assignment), make(map[*membership][]*assignment)
 	for a := range s.draining {
@@ -111,7 +114,8 @@ func (s *shared) supervise(hurried error, now time.Time) {
 // warnTogether is how much earlier work is logged, to be in one line with what is to be logged now.
 const warnTogether = time.Second
 
-// logWork logs work that goes on for long, in one line for each lease: there may be thousands of partitions.
+// logWork logs work that goes on for long, in one line for each lease: there may be thousands of
+// partitions.
 func (s *shared) logWork(now time.Time) {
 	type line struct {
 		lease *Lease
@@ -143,7 +147,8 @@ func (s *shared) logWork(now time.Time) {
 	}
 }
 
-// stillInWork returns which of the partitions are in work, and for how long at most. It sets when that is to be logged again.
+// stillInWork returns which of the partitions are in work, and for how long at most. It sets when
+// that is to be logged again.
 func stillInWork(assignments []*assignment, now time.Time) (partitions string, longest time.Duration) {
 	var numbers []int
 	for _, a := range assignments {

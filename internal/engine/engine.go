@@ -16,13 +16,15 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// The engine is a client's state, owned by the client's one goroutine. Readers never see it: they see the snapshots that it publishes,
-// and send it requests.
+// The engine is a client's state, owned by the client's one goroutine. Readers never see it: they
+// see the snapshots that it publishes, and send it requests.
 //
-// It never waits for the database. One operation at most is under way, in another goroutine, which hands back a function for this one to
-// run. So requests, ends of work and the trust deadline are served at once, whatever a statement does.
+// It never waits for the database. One operation at most is under way, in another goroutine, which
+// hands back a function for this one to run. So requests, ends of work and the trust deadline are
+// served at once, whatever a statement does.
 //
-// It alone knows all parts. A part knows its own fields, and calls no other part: it returns what happened, and the engine passes it on.
+// It alone knows all parts. A part knows its own fields, and calls no other part: it returns what
+// happened, and the engine passes it on.
 type engine struct {
 	client *Client
 	config Config
@@ -63,7 +65,8 @@ func newEngine(c *Client, first Conn) *engine {
 
 // --- the goroutine
 
-// registerFirst registers before the goroutine runs. What may succeed when it is repeated is tried again until ctx ends.
+// registerFirst registers before the goroutine runs. What may succeed when it is repeated is tried
+// again until ctx ends.
 func (e *engine) registerFirst(ctx context.Context) error {
 	var failed error // the last attempt, unless ctx ended it
 	for !e.session.registered {
@@ -162,7 +165,8 @@ func (e *engine) next(now time.Time) (*task, time.Time) {
 	return yielded, at
 }
 
-// work begins what is due, and returns the instant at which the engine is to wake up, unless something happens before.
+// work begins what is due, and returns the instant at which the engine is to wake up, unless
+// something happens before.
 func (e *engine) work(now time.Time) time.Time {
 	t, at := e.next(now)
 	running := e.progress.running
@@ -242,7 +246,8 @@ func (e *engine) disconnect() {
 	e.connection.backOff(e.config.Heartbeat)
 }
 
-// watchConnection looks at the connection, with fast failover, and lets readers read for some more time.
+// watchConnection looks at the connection, with fast failover, and lets readers read for some more
+// time.
 func (e *engine) watchConnection(now time.Time) {
 	if !e.liveness.On {
 		return
@@ -258,7 +263,8 @@ func (e *engine) watchConnection(now time.Time) {
 	}
 }
 
-// answered takes an answer to a statement that was sent at that moment, which shows that the session lives.
+// answered takes an answer to a statement that was sent at that moment, which shows that the
+// session lives.
 func (e *engine) answered(sent time.Time) {
 	again, beat := e.liveness.Answered(sent)
 	if beat {
@@ -281,7 +287,8 @@ func (e *engine) notified(granted []int64) {
 
 // --- the session
 
-// registered takes the answer to a registration. Incarnation 0: the newer process has the client ID.
+// registered takes the answer to a registration. Incarnation 0: the newer process has the client
+// ID.
 func (e *engine) registered(sent time.Time, incarnation int64, newer *store.Process, err error) {
 	switch {
 	case err != nil:
@@ -345,8 +352,8 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	e.locks.Heard(e.standing())
 }
 
-// heardServer prolongs trust, unless this is another run of the server, or another server: it may have missed handoffs, so all is read
-// again before.
+// heardServer prolongs trust, unless this is another run of the server, or another server: it may
+// have missed handoffs, so all is read again before.
 func (e *engine) heardServer(sent time.Time, beat store.Beat) {
 	if e.server.heard(beat) {
 		e.members.readAll()
@@ -362,7 +369,8 @@ func (e *engine) heardServer(sent time.Time, beat store.Beat) {
 	e.earnTrust(sent)
 }
 
-// evicted takes the news that the session is gone, or goes on with a copy of this process: a new one begins, and joins again.
+// evicted takes the news that the session is gone, or goes on with a copy of this process: a new
+// one begins, and joins again.
 func (e *engine) evicted(copied bool) {
 	now := time.Now()
 	if copied {
@@ -416,7 +424,8 @@ func (e *engine) checkTrust(now time.Time) {
 	}
 }
 
-// loseTrust ends everything that is owned. What is still in work is not forgotten: it is given back when the work has ended.
+// loseTrust ends everything that is owned. What is still in work is not forgotten: it is given back
+// when the work has ended.
 func (e *engine) loseTrust(now time.Time, cause error) {
 	if !e.trust.held() {
 		return
@@ -454,7 +463,8 @@ func (e *engine) confirm(run store.Incarnation) {
 	}
 }
 
-// foundLocks takes what the server has of named locks. What another run of it has granted counts once it has confirmed what is held.
+// foundLocks takes what the server has of named locks. What another run of it has granted counts
+// once it has confirmed what is held.
 func (e *engine) foundLocks(look *locks.Look, found []store.FoundLock) {
 	if look.Confirm {
 		if e.locks.Confirm(look, found, e.session.number); !e.members.toRead() {
@@ -480,7 +490,8 @@ func (e *engine) joined(m *membership, join store.Join, err error, calls weightC
 	return again
 }
 
-// weightSet takes the answer to a weight. If the session is no member, it joins again, with the weight.
+// weightSet takes the answer to a weight. If the session is no member, it joins again, with the
+// weight.
 func (e *engine) weightSet(m *membership, isMember bool) {
 	if isMember {
 		e.plans.request(time.Now(), m.lease.Name)
@@ -593,7 +604,8 @@ func (e *engine) close(reason error) {
 
 func (e *engine) endsBecause(reason error) { e.closing.reason, e.members.refuses = reason, reason }
 
-// onlySessionRemains reports whether nothing of a client that ends remains in the database but its session.
+// onlySessionRemains reports whether nothing of a client that ends remains in the database but its
+// session.
 func (e *engine) onlySessionRemains() bool {
 	return e.closing.ends() && !e.members.inDatabase() && !e.locks.Remain() && len(e.plans.at)+len(e.releases.unannounced) == 0
 }

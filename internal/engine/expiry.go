@@ -16,8 +16,9 @@ type expiry struct {
 	toTidy   bool      // a check was made, and what can wait is left
 }
 
-// heard takes what a heartbeat says of the next check: it is due at some time, or due now and this client has watched the database's
-// clock for long enough to evict any session, or not. Spread is how far the clock may be ahead of the cutoff.
+// heard takes what a heartbeat says of the next check: it is due at some time, or due now and this
+// client has watched the database's clock for long enough to evict any session, or not. Spread is
+// how far the clock may be ahead of the cutoff.
 func (x *expiry) heard(beat store.Beat, watched, spread time.Duration, now time.Time) {
 	x.sessions = beat.Sessions
 	if beat.CheckDueIn > 0 {
@@ -32,16 +33,18 @@ func (x *expiry) heard(beat store.Beat, watched, spread time.Duration, now time.
 		x.lookAt, x.evictAt = now.Add(wait), never
 		return
 	}
-	// After the spread the cutoff is past the due time too. Heartbeats may be closer together than that: the first one decides.
+	// After the spread the cutoff is past the due time too. Heartbeats may be closer together than
+	// that: the first one decides.
 	x.lookAt, x.evictAt = never, earlier(x.evictAt, now.Add(spread))
 }
 
-// lookers is how many clients, of however many, look whether a check is due that no heartbeat of theirs would see so soon. The chance
-// that all of so many have crashed or are late is nil.
+// lookers is how many clients, of however many, look whether a check is due that no heartbeat of
+// theirs would see so soon. The chance that all of so many have crashed or are late is nil.
 const lookers = 25
 
-// lookAfter is when to look for a check that is due after that time: not all clients at the same instant, and of many only
-// some; never: not before the next heartbeat. A client that does not look leaves a check that is due to the others, the first time.
+// lookAfter is when to look for a check that is due after that time: not all clients at the same
+// instant, and of many only some; never: not before the next heartbeat. A client that does not look
+// leaves a check that is due to the others, the first time.
 func (x *expiry) lookAfter(due time.Duration, now time.Time) time.Time {
 	if x.sessions > lookers && rand.Int64N(x.sessions) >= lookers {
 		return never

@@ -13,7 +13,8 @@ import (
 	"github.com/pgleases/pgleases/internal/ranges"
 )
 
-// A Lease is one that a client has joined, as other goroutines see it. All methods are safe for concurrent use.
+// A Lease is one that a client has joined, as other goroutines see it. All methods are safe for
+// concurrent use.
 type Lease struct {
 	Name       string
 	Partitions int
@@ -49,7 +50,8 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 	return nil
 }
 
-// Leave ends the client's part in the lease, and waits for the work on its partitions until ctx ends. Then it returns what is in work.
+// Leave ends the client's part in the lease, and waits for the work on its partitions until ctx
+// ends. Then it returns what is in work.
 func (l *Lease) Leave(ctx context.Context) error {
 	// Not bounded by ctx: what is free is released also if ctx has ended already.
 	_ = l.client.request(context.WithoutCancel(ctx), func(e *engine) {

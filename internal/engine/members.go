@@ -29,7 +29,8 @@ type members struct {
 	drained    []string              // the operator who drained the client, and the reason; nil: it is not drained
 }
 
-// A membership is the engine's side of a Lease. It outlives sessions: after an eviction the client joins again.
+// A membership is the engine's side of a Lease. It outlives sessions: after an eviction the client
+// joins again.
 type membership struct {
 	assignments
 
@@ -165,7 +166,8 @@ func (m *membership) answer(j *joining) {
 	j.done <- nil
 }
 
-// abandon undoes a call of Client.Join whose caller stopped waiting. It returns the membership that is to be left because of that; nil: none is.
+// abandon undoes a call of Client.Join whose caller stopped waiting. It returns the membership that
+// is to be left because of that; nil: none is.
 func (ms *members) abandon(j *joining) *membership {
 	isIt := func(other *joining) bool { return other == j }
 	if queue := slices.DeleteFunc(ms.waiting[j.name], isIt); len(queue) > 0 {
@@ -207,7 +209,8 @@ func (ms *members) beginJoin() (*membership, int64) {
 	return ms.underWay, ms.joins
 }
 
-// joined takes the answer to a join. It returns the error that the join is to be tried again for, and whether the session is a member.
+// joined takes the answer to a join. It returns the error that the join is to be tried again for,
+// and whether the session is a member.
 func (ms *members) joined(m *membership, join store.Join, err error, now time.Time) (isMember bool, again error) {
 	ms.underWay, m.retryAt = nil, now
 	refused := err == nil && join.Alive && !join.Joined
@@ -223,8 +226,9 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 	case refused || !join.Alive:
 		return false, nil // once more, in another session if this one is gone
 	}
-	// What a new member is given comes after the plan, which a notification or a heartbeat announces. It may have something if an
-	// earlier join was applied whose answer was lost, or from an earlier membership.
+	// What a new member is given comes after the plan, which a notification or a heartbeat announces.
+	// It may have something if an earlier join was applied whose answer was lost, or from an earlier
+	// membership.
 	m.toRead = !join.Claimed && (m.retry > 0 || ms.unreleased[m.lease.Name])
 	m.isMember()
 	m.generation, m.retry = 0, 0
@@ -275,7 +279,8 @@ func (m *membership) isNone() {
 	m.leaveSent, m.toRead = false, false
 }
 
-// miscounted is the error of a join of a lease that has n partitions; negative: it had, and was dropped; nil: it was made or dropped meanwhile.
+// miscounted is the error of a join of a lease that has n partitions; negative: it had, and was
+// dropped; nil: it was made or dropped meanwhile.
 func (ms *members) miscounted(n, wanted int) error {
 	switch {
 	case n == 0 || max(n, -n) == wanted:
@@ -287,8 +292,8 @@ func (ms *members) miscounted(n, wanted int) error {
 	return fmt.Errorf("%w: it has %d, not %d", ms.config.Errors.PartitionCount, n, wanted)
 }
 
-// heard takes what a heartbeat says of the leases that the session is a member of. It returns those that ask for a plan, and the
-// memberships that the database does not have.
+// heard takes what a heartbeat says of the leases that the session is a member of. It returns those
+// that ask for a plan, and the memberships that the database does not have.
 func (ms *members) heard(beats []store.LeaseBeat) (asking []string, none []*membership) {
 	isMember := make(map[string]bool, len(beats))
 	for _, b := range beats {
@@ -315,8 +320,8 @@ func (ms *members) heard(beats []store.LeaseBeat) (asking []string, none []*memb
 	return asking, none
 }
 
-// takeStray takes a lease that the session is a member of, for which no call waits any more: a join whose answer was lost, given up
-// since. The client leaves it with all that it was given.
+// takeStray takes a lease that the session is a member of, for which no call waits any more: a join
+// whose answer was lost, given up since. The client leaves it with all that it was given.
 func (ms *members) takeStray(name string) *membership {
 	m := ms.add(name, MaxPartitions, LeaseOptions{}) // it is not known how many it has
 	m.state, m.reason, m.toRead = leaves, ms.config.Errors.Closed, true
@@ -325,8 +330,9 @@ func (ms *members) takeStray(name string) *membership {
 
 // --- leaving
 
-// leave begins to leave: everything drains, and is released as its work ends. A caller of Close or Leave has stopped its loop; a
-// client that was superseded may still be in it. It reports whether the membership is over: nothing of it is in the database.
+// leave begins to leave: everything drains, and is released as its work ends. A caller of Close or
+// Leave has stopped its loop; a client that was superseded may still be in it. It reports whether
+// the membership is over: nothing of it is in the database.
 func (ms *members) leave(m *membership, reason error, sessionLives bool, now time.Time) (over bool) {
 	switch m.state {
 	case member:
@@ -358,8 +364,9 @@ func (m *membership) refuse(err error) {
 	m.answerWeight(m.weightCalls, err)
 }
 
-// removed takes the news that the session is no member: it joins again, or has left. All that it owned ends. If the session lives and
-// joins again, it owns that still in the database: it is released then, so that none comes back under its epoch.
+// removed takes the news that the session is no member: it joins again, or has left. All that it
+// owned ends. If the session lives and joins again, it owns that still in the database: it is
+// released then, so that none comes back under its epoch.
 func (ms *members) removed(m *membership, sessionLives bool, now time.Time) {
 	m.isNone()
 	m.retryAt = now
@@ -376,7 +383,8 @@ func (ms *members) removed(m *membership, sessionLives bool, now time.Time) {
 	}
 }
 
-// strikeAll strikes out what a membership has left when it is over. If the session lives, the database may say that it owns that.
+// strikeAll strikes out what a membership has left when it is over. If the session lives, the
+// database may say that it owns that.
 func (ms *members) strikeAll(m *membership, sessionLives bool) {
 	if sessionLives && m.n > 0 {
 		ms.unreleased[m.lease.Name] = true
@@ -400,8 +408,8 @@ func (ms *members) end(m *membership, err error) {
 	}
 }
 
-// endAll ends all ownerships of all leases, and returns their number. The holds come first, before anything takes time that there are
-// many partitions.
+// endAll ends all ownerships of all leases, and returns their number. The holds come first, before
+// anything takes time that there are many partitions.
 func (ms *members) endAll(cause error) (n int) {
 	for m := range ms.all() {
 		m.lease.Board.EndHolds(cause)

@@ -60,8 +60,9 @@ func (ps *plans) due() time.Time {
 	return at
 }
 
-// A planning is a plan of leases from their claim to its last move. The moves that one statement has no room for follow in others. In
-// between nothing is read again: if another has changed a lease since, a statement writes nothing.
+// A planning is a plan of leases from their claim to its last move. The moves that one statement
+// has no room for follow in others. In between nothing is read again: if another has changed a
+// lease since, a statement writes nothing.
 type planning struct {
 	plan      func([]store.LeasePlan) []store.Move
 	names     []string // that asked
@@ -80,13 +81,15 @@ type planning struct {
 	claimEnds time.Time // when others may claim the leases; set if something overtook the plan
 }
 
-// A blocked is a lease whose last plan changed nothing, because guarded transactions were open on all that it had to move.
+// A blocked is a lease whose last plan changed nothing, because guarded transactions were open on
+// all that it had to move.
 type blocked struct {
 	generation int64
 	retryIn    time.Duration
 }
 
-// begin plans the leases that ask for it, or goes on with a plan. Longest is the most that another plan is put off if moves are left over.
+// begin plans the leases that ask for it, or goes on with a plan. Longest is the most that another
+// plan is put off if moves are left over.
 func (ps *plans) begin(longest time.Duration, now time.Time) *planning {
 	var names []string
 	for name, at := range ps.at {
@@ -111,7 +114,8 @@ func (ps *plans) begin(longest time.Duration, now time.Time) *planning {
 	return p
 }
 
-// backOff returns when the leases are planned again if moves are left over: twice as late as before, unless one has changed.
+// backOff returns when the leases are planned again if moves are left over: twice as late as
+// before, unless one has changed.
 func (p *planning) backOff() time.Duration {
 	wait := p.longest
 	for _, r := range p.read {
@@ -125,14 +129,17 @@ func (p *planning) backOff() time.Duration {
 }
 
 const (
-	// overtaken is how long a plan is made again that another join overtakes; longer ones wait until the joins calm down.
+	// overtaken is how long a plan is made again that another join overtakes; longer ones wait until
+	// the joins calm down.
 	overtaken = 100 * time.Millisecond
-	// stalled is when a plan is due of leases whose plan a client has under way, and does not go on with.
+	// stalled is when a plan is due of leases whose plan a client has under way, and does not go on
+	// with.
 	stalled = time.Second
 )
 
-// next is what a plan applies in one statement: at most so many moves; alone: of the leases alone that ask for it, not of all that share
-// a member with them. Then another plan is due after the time again; negative: as the plan says.
+// next is what a plan applies in one statement: at most so many moves; alone: of the leases alone
+// that ask for it, not of all that share a member with them. Then another plan is due after the
+// time again; negative: as the plan says.
 type next struct {
 	batch int
 	alone bool
@@ -148,8 +155,9 @@ func (ps *plans) next(p *planning) next {
 	return n
 }
 
-// proceed claims, reads and plans leases, if that is to be done, and applies the next moves, a batch. It also returns how long that
-// took alone; 0: it did not come to it. A plan that something overtook is made again.
+// proceed claims, reads and plans leases, if that is to be done, and applies the next moves, a
+// batch. It also returns how long that took alone; 0: it did not come to it. A plan that something
+// overtook is made again.
 func (p *planning) proceed(ctx context.Context, c Conn, n next) (applied store.Applied, took time.Duration, err error) {
 	if err := p.claim(ctx, c); err != nil || len(p.claimed) == 0 {
 		return applied, 0, err
@@ -224,8 +232,8 @@ func claimLasts(read []store.LeasePlan) time.Duration {
 	return 100*time.Millisecond + time.Duration(most)*10*time.Microsecond
 }
 
-// proceeded takes what became of a plan, or of the first moves of it, and reports whether the plan is made. If the client ends, the
-// other clients make one that has failed.
+// proceeded takes what became of a plan, or of the first moves of it, and reports whether the plan
+// is made. If the client ends, the other clients make one that has failed.
 func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n next, ends bool, now time.Time) (made bool) {
 	ps.alone = store.LockTimeout(err) || n.alone && !applied.Applied
 	for _, name := range p.names {
@@ -252,13 +260,14 @@ func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n next
 	return false
 }
 
-// overtaken reports whether a statement of the plan has written nothing because a lease has changed since.
+// overtaken reports whether a statement of the plan has written nothing because a lease has changed
+// since.
 func (p *planning) overtaken(applied store.Applied) bool {
 	return len(p.claimed) > 0 && !applied.Applied
 }
 
-// concerns returns the leases whose plan may have asked the session for something, or given it something at once, or of which the
-// session owns something.
+// concerns returns the leases whose plan may have asked the session for something, or given it
+// something at once, or of which the session owns something.
 func (p *planning) concerns(session int64) (changed, owned []string) {
 	for _, r := range p.read {
 		others := make(map[int64]bool, len(r.Members))
@@ -275,8 +284,8 @@ func (p *planning) concerns(session int64) (changed, owned []string) {
 	return changed, owned
 }
 
-// planned takes the leases that a plan is about: those that may have changed for the session are read, and those of which it owns
-// something and has read nothing yet.
+// planned takes the leases that a plan is about: those that may have changed for the session are
+// read, and those of which it owns something and has read nothing yet.
 func (ms *members) planned(changed, owned []string) {
 	for _, name := range changed {
 		if m := ms.byName[name]; m != nil && m.inDatabase() {

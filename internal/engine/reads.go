@@ -33,8 +33,8 @@ func (ms *members) namesToRead() (names []string) {
 	return names
 }
 
-// read takes what the database says the session owns of a lease, on a server that is accepted or not. It reports whether something was
-// released whose new owners may not have been notified.
+// read takes what the database says the session owns of a lease, on a server that is accepted or
+// not. It reports whether something was released whose new owners may not have been notified.
 func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now time.Time) (released bool) {
 	m.generation, m.toRead = r.Generation, false
 	ms.heardOverrides(m, r)
@@ -99,8 +99,8 @@ type changes struct {
 	passing  []store.Owned         // gained, and to be handed over before they are served
 }
 
-// compare compares a read with the assignments, which are by partition. A server that is not accepted gives nothing. If the lease
-// passes on what it gains, nothing of that is served.
+// compare compares a read with the assignments, which are by partition. A server that is not
+// accepted gives nothing. If the lease passes on what it gains, nothing of that is served.
 func compare(r store.LeaseRead, assigned []*assignment, accepted, passesOn bool) (c changes) {
 	c.fenced = make(map[*assignment]int64)
 	for partition, p := range byPartition(r.Owned, len(assigned)) {
@@ -120,7 +120,8 @@ func compare(r store.LeaseRead, assigned []*assignment, accepted, passesOn bool)
 	return c
 }
 
-// remains returns an assignment if the session owns its partition still, as far as the epoch shows that was read; else nil.
+// remains returns an assignment if the session owns its partition still, as far as the epoch shows
+// that was read; else nil.
 func (c *changes) remains(a *assignment, epoch int64) *assignment {
 	switch {
 	case a == nil || epoch == a.releaseEpoch():

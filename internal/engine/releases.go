@@ -12,8 +12,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// Releases: what drains goes to its next owner when the work on it has ended, and the owner is notified. Fences before them, and
-// leaving leases.
+// Releases: what drains goes to its next owner when the work on it has ended, and the owner is
+// notified. Fences before them, and leaving leases.
 
 // releases is what the next statements release and announce.
 type releases struct {
@@ -28,8 +28,8 @@ func newReleases() releases {
 	return releases{batch: maxBatch, apart: make(apart[string]), unannounced: make(map[string]map[int64]struct{}), announcedApart: make(apart[string])}
 }
 
-// apart are things whose last statement met a lock, and when that was. A statement waits for the locks of all that it is about. So these
-// come after all others, one by one.
+// apart are things whose last statement met a lock, and when that was. A statement waits for the
+// locks of all that it is about. So these come after all others, one by one.
 type apart[K comparable] map[K]time.Time
 
 // among removes from due what does not go into the next statement.
@@ -53,7 +53,8 @@ func (a apart[K]) tried(about iter.Seq[K], err error, now time.Time) {
 	}
 }
 
-// next returns what is to be released now in one statement, of the assignments that are due, and the leases to leave.
+// next returns what is to be released now in one statement, of the assignments that are due, and
+// the leases to leave.
 func (rs *releases) next(due []*assignment, all iter.Seq[*membership]) release {
 	about := make(map[string]bool) // leases
 	for _, a := range due {
@@ -209,8 +210,9 @@ type announcement struct {
 	session int64
 }
 
-// released takes what became of each release: done, busy (a guarded transaction is open), or neither. Then an earlier one, whose answer
-// was lost, had released it: a read returns which partitions the session has. It returns what is to be announced.
+// released takes what became of each release: done, busy (a guarded transaction is open), or
+// neither. Then an earlier one, whose answer was lost, had released it: a read returns which
+// partitions the session has. It returns what is to be announced.
 func (ms *members) released(which []*assignment, answer store.Released, session int64, now time.Time) (changed []announcement, beat bool) {
 	handed, busy, left := byPlace(answer)
 	released, kept := make(map[*membership][]*assignment), make(map[*membership][]int)
@@ -258,7 +260,8 @@ type place struct {
 	partition int
 }
 
-// byPlace returns what was released, where a guarded transaction is open, and which leases were left.
+// byPlace returns what was released, where a guarded transaction is open, and which leases were
+// left.
 func byPlace(answer store.Released) (handed map[place]store.Handed, busy map[place]bool, left map[string]bool) {
 	handed, busy, left = make(map[place]store.Handed), make(map[place]bool), make(map[string]bool)
 	for _, h := range answer.Released {
@@ -273,8 +276,9 @@ func byPlace(answer store.Released) (handed map[place]store.Handed, busy map[pla
 	return handed, busy, left
 }
 
-// left takes what became of the leases that were left. It returns those of which the session is no member any more, and whether a
-// heartbeat is to find out: something was given to one meanwhile, or the session is no member.
+// left takes what became of the leases that were left. It returns those of which the session is no
+// member any more, and whether a heartbeat is to find out: something was given to one meanwhile, or
+// the session is no member.
 func (ms *members) left(leaving []*membership, answer store.Released) (none []*membership, beat bool) {
 	for _, m := range leaving {
 		if ms.byName[m.lease.Name] != m || !m.ends() {
@@ -300,7 +304,8 @@ func (ms *members) fenceDue(generation int64) time.Time {
 	return never
 }
 
-// toFence returns assignments whose release waits for guarded transactions, at most so many. No further one begins on them.
+// toFence returns assignments whose release waits for guarded transactions, at most so many. No
+// further one begins on them.
 func (ms *members) toFence(generation int64, most int) (busy []*assignment) {
 	for a := range ms.draining {
 		if a.wantsFence(generation) && len(busy) < most {
@@ -319,8 +324,9 @@ func (ms *members) fenceSent(busy []*assignment) {
 	}
 }
 
-// planWithout plans leases without the session of this client ID, which leaves them, and names the successors of what it owns there. If the
-// plan is about more than that, there are no successors: a plan is made once the session has left.
+// planWithout plans leases without the session of this client ID, which leaves them, and names the
+// successors of what it owns there. If the plan is about more than that, there are no successors: a
+// plan is made once the session has left.
 func planWithout(ctx context.Context, c Conn, plan func([]store.LeasePlan) []store.Move, session int64, id string, leaving []store.Leave) error {
 	names, successors := make([]string, len(leaving)), make(map[string]map[int]int64, len(leaving))
 	for i, l := range leaving {

@@ -6,8 +6,9 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// server is what the client knows of the server that its connection leads to. A promoted server gives nothing before it is accepted,
-// which begins a generation: epochs of the generation before end.
+// server is what the client knows of the server that its connection leads to. A promoted server
+// gives nothing before it is accepted, which begins a generation: epochs of the generation before
+// end.
 type server struct {
 	confirmed  store.Incarnation // of the server that confirmed all that is shown, without the mark
 	accepted   bool
@@ -17,8 +18,9 @@ type server struct {
 	marked     bool      // the server's run, since the last heartbeat that succeeded
 }
 
-// heard takes what a heartbeat says of the server. It reports whether everything is to be read again: if another generation has begun,
-// owners have to renew what they have. It may be over between two heartbeats that the server was not accepted, and no lease changes by it.
+// heard takes what a heartbeat says of the server. It reports whether everything is to be read
+// again: if another generation has begun, owners have to renew what they have. It may be over
+// between two heartbeats that the server was not accepted, and no lease changes by it.
 func (s *server) heard(beat store.Beat) (readAll bool) {
 	accepted := beat.Server.Timeline == beat.AcceptedTimeline && !s.behind
 	if accepted == s.accepted && beat.ServerGeneration <= s.generation {
@@ -40,7 +42,8 @@ func (s *server) agrees(read store.LeaseRead, run store.Incarnation) bool {
 	return read.Server == run && (run.Timeline == read.AcceptedTimeline) == s.accepted
 }
 
-// reached takes the generation that a read found, and reports whether the server is behind one seen before.
+// reached takes the generation that a read found, and reports whether the server is behind one seen
+// before.
 func (s *server) reached(generation int64) (behind bool) {
 	if s.accepted && generation < s.generation {
 		s.behind, s.accepted = true, false

@@ -27,14 +27,16 @@ type session struct {
 	lateUntil time.Time     // until then one may come late
 }
 
-// lateAtMost is more than a statement takes that a connection, a pooler or a server held back after its client had given it up.
+// lateAtMost is more than a statement takes that a connection, a pooler or a server held back after
+// its client had given it up.
 const lateAtMost = 10 * time.Minute
 
 func newSession(now time.Time) session {
 	return session{number: store.RandomID(), process: nextProcess(), startedAt: now, nextBeat: now, sent: now}
 }
 
-// Clients of this program count up from a random number, so that of two of them the database knows the newer.
+// Clients of this program count up from a random number, so that of two of them the database knows
+// the newer.
 var (
 	thisProgram = store.RandomID() &^ (1<<store.ProcessBits - 1)
 	opened      atomic.Int64
@@ -46,7 +48,8 @@ func nextProcess() int64 { return thisProgram | opened.Add(1)&(1<<store.ProcessB
 // beatNow makes the next heartbeat due.
 func (s *session) beatNow() { s.nextBeat = atOnce }
 
-// mayComeLate notes that a statement that renews the session was given up, and may be executed late.
+// mayComeLate notes that a statement that renews the session was given up, and may be executed
+// late.
 func (s *session) mayComeLate(now time.Time) { s.lateUntil = now.Add(lateAtMost) }
 
 func (s *session) registration(c *Config) store.Registration {
@@ -56,7 +59,8 @@ func (s *session) registration(c *Config) store.Registration {
 	}
 }
 
-// isRegistered notes the answer to a registration, and reports whether the client had registered before.
+// isRegistered notes the answer to a registration, and reports whether the client had registered
+// before.
 func (s *session) isRegistered(incarnation int64) (again bool) {
 	again = s.incarnation != 0
 	s.registered, s.incarnation = true, incarnation
@@ -83,14 +87,16 @@ func (s *session) beatLost(last store.Renewal, heartbeat time.Duration, now time
 	}
 }
 
-// beatAnswered schedules the next heartbeat: a little early, each time anew, because clients that began together drift apart then.
+// beatAnswered schedules the next heartbeat: a little early, each time anew, because clients that
+// began together drift apart then.
 func (s *session) beatAnswered(sent time.Time, heartbeat time.Duration) {
 	s.beatFailed = false
 	s.nextBeat = sent.Add(heartbeat - rand.N(heartbeat/20))
 }
 
-// renewed notes a renewal, and reports whether it was by another run of the server than the one before. Then, and if the clock has
-// stepped back, those that were given up before may come late after all: compared with it, they are not the earlier ones.
+// renewed notes a renewal, and reports whether it was by another run of the server than the one
+// before. Then, and if the clock has stepped back, those that were given up before may come late
+// after all: compared with it, they are not the earlier ones.
 func (s *session) renewed(sent, received time.Time, now store.Renewal) (otherRun bool) {
 	before := s.renewal
 	if before.Marker != 0 && (before.Marker != now.Marker || before.Clock >= now.Clock) {

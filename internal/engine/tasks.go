@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// The task table: what the engine does at the database, in which order, and when. The schedule is written once: each task says when it
-// is due; the engine begins the first one that is, and wakes up for the next.
+// The task table: what the engine does at the database, in which order, and when. The schedule is
+// written once: each task says when it is due; the engine begins the first one that is, and wakes
+// up for the next.
 
 // A task is something that the engine does at the database whenever it is due.
 type task struct {
@@ -22,7 +23,8 @@ type task struct {
 	traits traits
 }
 
-// The stage is how far a client has come. What belongs to one of its stages goes on in the next ones, from beating on.
+// The stage is how far a client has come. What belongs to one of its stages goes on in the next
+// ones, from beating on.
 type stage int
 
 const (
@@ -42,8 +44,9 @@ const (
 	yields                       // another that is due comes between it and the next time
 )
 
-// tasks in the order of precedence. An announcement comes before the next release, because there may be one after the other for long.
-// Notifications come after the first plan, which gives nothing to the client that has just joined.
+// tasks in the order of precedence. An announcement comes before the next release, because there
+// may be one after the other for long. Notifications come after the first plan, which gives nothing
+// to the client that has just joined.
 var tasks = []*task{
 	{"connect", connecting, retryDue, beginConnect, ownPause},
 	{"register", registering, retryDue, beginRegister, ownPause | untilEnds},
@@ -86,7 +89,8 @@ func holdLivenessDue(e *engine, _ time.Time) time.Time {
 	return atOnceIf(e.liveness.ToHold(e.session.number))
 }
 
-// heartbeatDue is early if a check for expired sessions is due: the answer says whether another client made it.
+// heartbeatDue is early if a check for expired sessions is due: the answer says whether another
+// client made it.
 func heartbeatDue(e *engine, _ time.Time) time.Time {
 	if e.liveness.ToHold(e.session.number) {
 		return never
@@ -215,7 +219,8 @@ type progress struct {
 	last    *task       // that was begun
 	results chan func() // what the operation that ended hands back
 
-	// A task that failed rests, and no other with it: what cannot be done now keeps nothing else from being done.
+	// A task that failed rests, and no other with it: what cannot be done now keeps nothing else from
+	// being done.
 	rests map[*task]rest
 
 	logged map[string]map[string]bool // by task, since it last succeeded: the kinds of errors that were logged
@@ -265,7 +270,8 @@ func (p *progress) log(log *slog.Logger, t *task, err error) {
 	log.Warn("pgleases: "+name+" failed, will be tried again", slog.Any("error", err))
 }
 
-// kindOf is what an error says, without the numbers: a new local port at each attempt makes no new error.
+// kindOf is what an error says, without the numbers: a new local port at each attempt makes no new
+// error.
 func kindOf(err error) string {
 	return strings.Map(func(r rune) rune {
 		if '0' <= r && r <= '9' {
@@ -278,7 +284,8 @@ func kindOf(err error) string {
 // idle reports whether no task is under way.
 func (p *progress) idle() bool { return p.running == nil || p.running.task == waitForNotifications }
 
-// fitting is the next batch after one that took so long: it makes batches fit the limit of a statement, which is short if the TTL is.
+// fitting is the next batch after one that took so long: it makes batches fit the limit of a
+// statement, which is short if the TTL is.
 func fitting(batch, most int, took, limit time.Duration, ended error) int {
 	switch {
 	case errors.Is(ended, context.DeadlineExceeded):
@@ -289,8 +296,9 @@ func fitting(batch, most int, took, limit time.Duration, ended error) int {
 	return batch
 }
 
-// An operation runs statements, apart from the goroutine that owns the state. That goroutine runs the function that call returns. The
-// function's argument says why the context of call ended; nil: it did not.
+// An operation runs statements, apart from the goroutine that owns the state. That goroutine runs
+// the function that call returns. The function's argument says why the context of call ended; nil:
+// it did not.
 type operation struct {
 	task   *task
 	limit  time.Duration
@@ -298,7 +306,8 @@ type operation struct {
 	cancel context.CancelFunc
 }
 
-// ask is the operation that sends a statement. Its error is that of the statement, whatever take does about it.
+// ask is the operation that sends a statement. Its error is that of the statement, whatever take
+// does about it.
 func ask[T any](limit time.Duration, send func(context.Context, Conn) (T, error), take func(T, error)) *operation {
 	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
 		answer, err := send(ctx, c)

@@ -31,7 +31,8 @@ func (t *trust) ends() time.Time {
 	return t.validity.Deadline()
 }
 
-// earn notes what a heartbeat earned that was sent at that moment, and reports whether that has not passed yet.
+// earn notes what a heartbeat earned that was sent at that moment, and reports whether that has not
+// passed yet.
 func (t *trust) earn(sent time.Time, trusts time.Duration, now time.Time) bool {
 	wallLimit := sent.Round(0).Add(trusts)
 	if now.Sub(sent) >= trusts || !now.Round(0).Before(wallLimit) {
@@ -41,7 +42,8 @@ func (t *trust) earn(sent time.Time, trusts time.Duration, now time.Time) bool {
 	return true
 }
 
-// begin begins a trust that lasts so long from that moment on. While, if fast failover is on, readers read only while the client allows it.
+// begin begins a trust that lasts so long from that moment on. While, if fast failover is on,
+// readers read only while the client allows it.
 func (t *trust) begin(sent time.Time, trusts time.Duration, fastFailover bool) {
 	t.validity = owned.Valid(sent, trusts)
 	if fastFailover {

@@ -6,9 +6,10 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A watch is what a client has seen of the database's clock, beside its own monotonic one, on one run of the server. Only
-// over a watch as long as a session's TTL does the clock's distance from expires_at prove that this time passed: a
-// clock that stepped, a server that restarted or a client that slept begin the watch anew.
+// A watch is what a client has seen of the database's clock, beside its own monotonic one, on one
+// run of the server. Only over a watch as long as a session's TTL does the clock's distance from
+// expires_at prove that this time passed: a clock that stepped, a server that restarted or a client
+// that slept begin the watch anew.
 type watch struct {
 	opened    time.Time     // zero of the client's clock here
 	gap       time.Duration // how long it may be without a sighting
@@ -17,7 +18,8 @@ type watch struct {
 	seen      []sighting // oldest first
 }
 
-// A sighting bounds the offset of the database's clock to the client's: it was read between sending and answer.
+// A sighting bounds the offset of the database's clock to the client's: it was read between sending
+// and answer.
 type sighting struct {
 	at        time.Duration // of the answer, since opened
 	low, high time.Duration
@@ -30,7 +32,8 @@ func newWatch(now time.Time, ttl time.Duration) watch {
 	return watch{opened: now, gap: ttl, tolerance: margin(ttl) / 2}
 }
 
-// observe takes the answer to a heartbeat: when it was sent and received, and what the database's clock said between.
+// observe takes the answer to a heartbeat: when it was sent and received, and what the database's
+// clock said between.
 func (w *watch) observe(sent, received time.Time, clock int64, run store.Incarnation) {
 	if run != w.run || run.Marker == 0 {
 		w.run, w.seen = run, nil
@@ -71,7 +74,8 @@ func (w *watch) lasts(now time.Time) time.Duration {
 	return now.Sub(w.opened) - w.seen[0].at
 }
 
-// willLast is when the watch will have lasted so long, provided that sightings go on; never where there is none now.
+// willLast is when the watch will have lasted so long, provided that sightings go on; never where
+// there is none now.
 func (w *watch) willLast(d time.Duration, now time.Time) time.Time {
 	lasts := w.lasts(now)
 	if lasts == 0 {
@@ -80,9 +84,10 @@ func (w *watch) willLast(d time.Duration, now time.Time) time.Time {
 	return now.Add(d - lasts)
 }
 
-// cutoff is what the database's clock is at the least, in microseconds since 1970, by the lowest offset of the watch.
-// A heartbeat at clock reading c, within the watch, was before c - low on the client's clock; so a session
-// whose expires_at = c + TTL lies before the cutoff has been silent for a TTL, whatever the offset was.
+// cutoff is what the database's clock is at the least, in microseconds since 1970, by the lowest
+// offset of the watch. A heartbeat at clock reading c, within the watch, was before c - low on the
+// client's clock; so a session whose expires_at = c + TTL lies before the cutoff has been silent
+// for a TTL, whatever the offset was.
 func (w *watch) cutoff(now time.Time) int64 {
 	low, _ := w.offset()
 	return (now.Sub(w.opened) + low).Microseconds()

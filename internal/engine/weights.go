@@ -29,7 +29,8 @@ func (ms *members) abandonWeight(l *Lease, done chan<- error) {
 	}
 }
 
-// answerWeight answers those of the calls of SetWeight that still wait, and reports whether any does.
+// answerWeight answers those of the calls of SetWeight that still wait, and reports whether any
+// does.
 func (m *membership) answerWeight(calls weightCalls, err error) (answered bool) {
 	for done := range calls {
 		if _, waits := m.weightCalls[done]; waits { // it may have been given up, or answered by a leave
@@ -46,7 +47,8 @@ func (m *membership) weightDue() bool {
 	return m.state == member && (len(m.weightCalls) > 0 || m.weightLost)
 }
 
-// weightSet takes the answer to a weight that was sent for these calls. It returns the error that is to be tried again for.
+// weightSet takes the answer to a weight that was sent for these calls. It returns the error that
+// is to be tried again for.
 func (m *membership) weightSet(weight int, calls weightCalls, isMember bool, err error) error {
 	switch {
 	case err != nil && (store.Transient(err) || !m.answerWeight(calls, err)): // no caller gets it

@@ -1,10 +1,11 @@
-// Package liveness is the state of fast failover: each client's connection holds a liveness lock in the database, and two of the clients
-// watch all these locks. The end of a process ends its connection, which frees the lock. The watching clients evict its session then, and
-// need not wait for its TTL.
+// Package liveness is the state of fast failover: each client's connection holds a liveness lock in
+// the database, and two of the clients watch all these locks. The end of a process ends its
+// connection, which frees the lock. The watching clients evict its session then, and need not wait
+// for its TTL.
 //
-// It must never be a live client's. So a client drops its trust before it closes its connection, and as soon as the connection ends
-// without a word of the server. A client that could not notice that refuses its readers. The watching clients wait for longer than
-// that takes.
+// It must never be a live client's. So a client drops its trust before it closes its connection,
+// and as soon as the connection ends without a word of the server. A client that could not notice
+// that refuses its readers. The watching clients wait for longer than that takes.
 package liveness
 
 import (
@@ -21,18 +22,21 @@ import (
 var never = time.Unix(1<<40, 0)
 
 const (
-	// StoppedFor is for how long a client may not have looked at its connection until its readers are refused.
+	// StoppedFor is for how long a client may not have looked at its connection until its readers are
+	// refused.
 	StoppedFor = 250 * time.Millisecond
 	// PulseEvery is how often it looks.
 	PulseEvery = 50 * time.Millisecond
 	// lookEvery is how often the watching clients look at the locks.
 	lookEvery = 100 * time.Millisecond
-	// freeFor is for how long a lock has to be free until its session is evicted: a live client has dropped its trust by then, or its
-	// readers are refused.
+	// freeFor is for how long a lock has to be free until its session is evicted: a live client has
+	// dropped its trust by then, or its readers are refused.
 	freeFor = StoppedFor + 50*time.Millisecond
-	// evictTries is how often that is tried. What is in the way may pass: a row that is locked, a process of the server that is not gone yet.
+	// evictTries is how often that is tried. What is in the way may pass: a row that is locked, a
+	// process of the server that is not gone yet.
 	evictTries = 5
-	// keyStep leaves 40 of 63 random bits to the distance between a client's keys: four million keep them above the lowest number.
+	// keyStep leaves 40 of 63 random bits to the distance between a client's keys: four million keep
+	// them above the lowest number.
 	keyStep = 23
 )
 
@@ -45,7 +49,8 @@ type Conn interface {
 	EvictDisconnected(ctx context.Context, ended []store.Absence, since store.SessionEnds, run store.Incarnation) (store.Evicted, error)
 }
 
-// A State is a client's. The client's goroutine alone calls its methods. All but presence, pulse and woke is of the present connection.
+// A State is a client's. The client's goroutine alone calls its methods. All but presence, pulse
+// and woke is of the present connection.
 type State struct {
 	On       bool      // fast failover is
 	lifeline *lifeline // nil: fast failover is off
@@ -107,7 +112,8 @@ func (l *lifeline) end() {
 	l.wakeUp()
 }
 
-// Connected takes a new connection. It carries the trust of before once it is to hold the lock. Until then its end says nothing to others.
+// Connected takes a new connection. It carries the trust of before once it is to hold the lock.
+// Until then its end says nothing to others.
 func (f *State) Connected(c any, wakeUp func()) {
 	if !f.On {
 		return
@@ -142,8 +148,9 @@ func (f *State) Ended() bool {
 	return f.lifeline.ended
 }
 
-// Beat notes a look at the connection, and returns for how long the client was stopped before; 0: it was not. If it has not looked for
-// too long, the others may have noticed an end. Then readers wait for an answer on this connection, which shows that there was none.
+// Beat notes a look at the connection, and returns for how long the client was stopped before; 0:
+// it was not. If it has not looked for too long, the others may have noticed an end. Then readers
+// wait for an answer on this connection, which shows that there was none.
 func (f *State) Beat(now time.Time) (stopped time.Duration) {
 	stopped = max(now.Sub(f.pulse), now.Round(0).Sub(f.pulse.Round(0))) // the wall clock too, which runs while a machine sleeps
 	f.pulse = now
@@ -154,8 +161,9 @@ func (f *State) Beat(now time.Time) (stopped time.Duration) {
 	return stopped
 }
 
-// Allows lets readers read for some more time, unless they wait for an answer, or the connection has ended and it was not read yet
-// whether the server had said so. It reports whether readers that were refused read again.
+// Allows lets readers read for some more time, unless they wait for an answer, or the connection
+// has ended and it was not read yet whether the server had said so. It reports whether readers that
+// were refused read again.
 func (f *State) Allows(v *owned.Validity, c any, now time.Time) (again bool) {
 	if v == nil || !f.woke.IsZero() || c != nil && c.(Conn).Severed() {
 		return false
@@ -165,8 +173,9 @@ func (f *State) Allows(v *owned.Validity, c any, now time.Time) (again bool) {
 	return refused && v.Holds()
 }
 
-// Answered takes an answer to a statement that was sent at that moment, which shows that the session lives. It reports what readers do
-// that waited for one: they read again, or another heartbeat has to be answered.
+// Answered takes an answer to a statement that was sent at that moment, which shows that the
+// session lives. It reports what readers do that waited for one: they read again, or another
+// heartbeat has to be answered.
 func (f *State) Answered(sent time.Time) (again, beat bool) {
 	if sent.After(f.pulse) {
 		f.pulse = sent
@@ -188,7 +197,8 @@ func (f *State) PulseDue() time.Time {
 	return f.pulse.Add(PulseEvery)
 }
 
-// ToHold reports whether the connection has to take the liveness lock of a session: before the first heartbeat on a connection, and of a session.
+// ToHold reports whether the connection has to take the liveness lock of a session: before the
+// first heartbeat on a connection, and of a session.
 func (f *State) ToHold(session int64) bool { return f.On && f.heldFor != session }
 
 // NextPresence returns the key of the next liveness lock.
@@ -200,8 +210,8 @@ func (f *State) NextPresence() int64 {
 // Holds notes that the connection holds the lock of a session.
 func (f *State) Holds(session int64) { f.heldFor, f.LookAt = session, time.Time{} }
 
-// Looked takes the answer to a look. A client that does not watch asks again at the next heartbeat, and when a notification comes: a
-// client that evicts notifies those that are next.
+// Looked takes the answer to a look. A client that does not watch asks again at the next heartbeat,
+// and when a notification comes: a client that evicts notifies those that are next.
 func (f *State) Looked(look store.Liveness, err error, began time.Time, heartbeat time.Duration, log *slog.Logger) {
 	now := time.Now()
 	f.LookAt = now.Add(lookEvery) // not since it began: one that takes longer would leave no turn to what is less urgent
@@ -220,7 +230,8 @@ func (f *State) Looked(look store.Liveness, err error, began time.Time, heartbea
 	}
 }
 
-// saw takes what a look shows. A session counts whose lock was seen held and is free, until it has another lock or was renewed.
+// saw takes what a look shows. A session counts whose lock was seen held and is free, until it has
+// another lock or was renewed.
 func (f *State) saw(look store.Liveness, dueAt time.Time) {
 	free := make(map[int64]bool, len(look.Free))
 	for _, a := range look.Free {
@@ -251,7 +262,8 @@ func (f *State) EvictDue() time.Time {
 	return at
 }
 
-// Due returns those that are to be evicted now, of which all locks were last seen held at the same look.
+// Due returns those that are to be evicted now, of which all locks were last seen held at the same
+// look.
 func (f *State) Due(now time.Time) (e Eviction) {
 	for _, a := range f.absent {
 		if !a.dueAt.After(now) && (len(e.of) == 0 || a.since == e.Since) {
@@ -268,7 +280,8 @@ type Eviction struct {
 	of    []*absent
 }
 
-// Evicted takes the answer to their eviction. The next look does not show sessions that were evicted.
+// Evicted takes the answer to their eviction. The next look does not show sessions that were
+// evicted.
 func (f *State) Evicted(e Eviction, err error) {
 	for _, a := range e.of {
 		a.dueAt = time.Now().Add(lookEvery)

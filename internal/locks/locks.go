@@ -44,9 +44,9 @@ type Config struct {
 	TrustLost error  // the root package's ErrTrustLost
 }
 
-// A Standing is what acquisitions go by, as of the client's last turn. Between two turns it is out of
-// date by what the client has not acted on yet. What ends all that is held ends the standing in the
-// same moment: so nothing is held under one that has ended.
+// A Standing is what acquisitions go by, as of the client's last turn. Between two turns it is out
+// of date by what the client has not acted on yet. What ends all that is held ends the standing in
+// the same moment: so nothing is held under one that has ended.
 type Standing struct {
 	Ending    error           // why the client ends; nil: it does not
 	Validity  *owned.Validity // nil: there is no trust
@@ -74,7 +74,8 @@ type Table interface {
 	Acquire(ctx context.Context, r store.LockRequest) (answer store.LockAnswer, sent bool, err error)
 	// Release waits for a connection so long at most.
 	Release(ctx context.Context, wait time.Duration, session int64, r store.LockRelease, run store.Incarnation) (became store.LockOutcome, sent bool, err error)
-	// Guard fences a transaction, in which query runs a statement, for so many milliseconds of idling at most.
+	// Guard fences a transaction, in which query runs a statement, for so many milliseconds of idling
+	// at most.
 	Guard(ctx context.Context, query store.Query, name string, token, trust int64) error
 }
 
@@ -92,7 +93,8 @@ type acquired struct {
 	tryAt    time.Time     // the release
 }
 
-// A grant is what becomes of a place in the queue: a token, or an error; neither: the place is lost, with its session.
+// A grant is what becomes of a place in the queue: a token, or an error; neither: the place is
+// lost, with its session.
 type grant struct {
 	token int64
 	err   error
@@ -180,9 +182,9 @@ func (s *Session) await(a *Acquisition, answer chan<- grant) {
 }
 
 // Hold counts a grant. What was granted under another session, before a break of the trust, or by
-// another server incarnation may be another's by now: that is an error, and the client gives it back.
-// It calls end once when the client begins to close, and the lock is not lost, and once when the lock
-// is lost; end must not wait.
+// another server incarnation may be another's by now: that is an error, and the client gives it
+// back. It calls end once when the client begins to close, and the lock is not lost, and once when
+// the lock is lost; end must not wait.
 func (s *Session) Hold(a *Acquisition, token int64, end func(cause error, lost bool)) error {
 	err := s.hold(a, token, end)
 	if err != nil {
@@ -225,8 +227,8 @@ func (s *Session) Forget(a *Acquisition) {
 // Abandon has the client give back what an acquisition has, or may still get.
 func (s *Session) Abandon(a *Acquisition) { s.release(a, nil) }
 
-// Release has the client give up a lock on its own connection, and waits for that until ctx ends. It
-// reports whether the database had the lock. The client goes on if ctx ends.
+// Release has the client give up a lock on its own connection, and waits for that until ctx ends.
+// It reports whether the database had the lock. The client goes on if ctx ends.
 func (s *Session) Release(ctx context.Context, a *Acquisition) (bool, error) {
 	answer := make(chan bool, 1)
 	s.release(a, answer)
@@ -300,8 +302,8 @@ func (s *Session) givenBack(of *acquired, found bool) {
 }
 
 // renew notes under which session, run and validity an acquisition goes on. The last instant is the
-// end of the trust by the database's clock: what arrives later finds that this client does not count
-// on it any more. The caller has mu, and there is a validity.
+// end of the trust by the database's clock: what arrives later finds that this client does not
+// count on it any more. The caller has mu, and there is a validity.
 func (s *Session) renew(of *acquired) {
 	now := &s.standing
 	of.Session, of.Run, of.Validity = now.Session, now.Run, now.Validity

@@ -82,7 +82,8 @@ func (s *Session) LoseSession(now Standing) {
 	s.standing = now
 }
 
-// AskToEnd asks for the end of the work under locks when the client ends. They stay until they are released.
+// AskToEnd asks for the end of the work under locks when the client ends. They stay until they are
+// released.
 func (s *Session) AskToEnd(reason error, now Standing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,8 +130,8 @@ func (s *Session) Holds() bool { return s.any(held) }
 // Releases reports whether a lock is to be given back.
 func (s *Session) Releases() bool { return s.any(releasing) }
 
-// Remain reports whether the session holds or awaits locks in the database, as far as is known. What
-// was sent and not answered finds the session gone, or is a row of an expired session.
+// Remain reports whether the session holds or awaits locks in the database, as far as is known.
+// What was sent and not answered finds the session gone, or is a row of an expired session.
 func (s *Session) Remain() bool { return s.any(waiting, held, lost, releasing) }
 
 // Notified takes the nonces that notifications have named. They are hints: anybody can send one. So
@@ -167,7 +168,8 @@ func (s *Session) lookAfter(at time.Time) {
 	s.lookAt = at
 }
 
-// ToConfirm notes another server incarnation. It has something to confirm also if nothing is held: a crash may have undone releases.
+// ToConfirm notes another server incarnation. It has something to confirm also if nothing is held:
+// a crash may have undone releases.
 func (s *Session) ToConfirm() { s.toConfirm = s.used.Load() }
 
 // Confirms reports whether another server incarnation has something to confirm.
@@ -246,7 +248,8 @@ func tokensOf(found []store.FoundLock) map[int64]int64 {
 	return tokens
 }
 
-// grant answers the caller that waits. From there on it is as if the answer to an acquisition had come at once. The caller has mu.
+// grant answers the caller that waits. From there on it is as if the answer to an acquisition had
+// come at once. The caller has mu.
 func (s *Session) grant(of *acquired, token int64) {
 	if token == 0 { // its row was deleted
 		s.remove(of, false)
@@ -343,7 +346,8 @@ func (s *Session) SweepDue() time.Time { return s.sweepAt }
 // SweepNow makes a sweep due.
 func (s *Session) SweepNow() { s.sweepAt = time.Time{} }
 
-// Swept takes what became of a sweep. If it is not done, a guarded transaction is open, or another has the mutex.
+// Swept takes what became of a sweep. If it is not done, a guarded transaction is open, or another
+// has the mutex.
 func (s *Session) Swept(done bool, now time.Time) {
 	if s.sweepAt = never; !done {
 		s.sweepAt = now.Add(max(retry, s.config.Heartbeat/4))

@@ -8,7 +8,8 @@ import (
 	"sync/atomic"
 )
 
-// A Board shows readers what a client owns of one lease. Show, Ask, End, EndHolds and Close are for the client's goroutine.
+// A Board shows readers what a client owns of one lease. Show, Ask, End, EndHolds and Close are for
+// the client's goroutine.
 type Board struct {
 	lease string
 	freed func() // is called if the last pin of an ownership goes, after its work was asked to end
@@ -17,9 +18,9 @@ type Board struct {
 	closed   chan struct{}
 	cause    error // set before closed is closed
 
-	// mu guards holds, and what the board's ownerships say that it guards. A reader that pins loads the snapshot while it holds mu.
-	// The client's goroutine stores the new snapshot first, then looks for pins while it holds mu: an ownership that it withdrew is
-	// pinned by then, or never will be.
+	// mu guards holds, and what the board's ownerships say that it guards. A reader that pins loads
+	// the snapshot while it holds mu. The client's goroutine stores the new snapshot first, then looks
+	// for pins while it holds mu: an ownership that it withdrew is pinned by then, or never will be.
 	mu    sync.Mutex
 	holds map[*Hold]struct{}
 }
@@ -51,8 +52,9 @@ func (b *Board) Lease() string { return b.lease }
 // Look returns the current snapshot for a reader that does not work on it.
 func (b *Board) Look() *Snapshot { return b.snapshot.Load() }
 
-// Read returns the current snapshot, marked as read. A snapshot that is replaced between the load and the mark is not returned:
-// see Show, which stores the next one first and then looks at the mark.
+// Read returns the current snapshot, marked as read. A snapshot that is replaced between the load
+// and the mark is not returned: see Show, which stores the next one first and then looks at the
+// mark.
 func (b *Board) Read() *Snapshot {
 	for {
 		s := b.snapshot.Load()
@@ -84,8 +86,9 @@ func (b *Board) Shows(v *Validity, owned []*Ownership) bool {
 	return s.Validity == v && slices.Equal(s.Owned, owned)
 }
 
-// Show shows ownerships, which are ascending. It returns those of before that a reader may be working on. It stores the new
-// snapshot first, and then looks whether the old one was read: a reader that marks the old one after that look does not return it.
+// Show shows ownerships, which are ascending. It returns those of before that a reader may be
+// working on. It stores the new snapshot first, and then looks whether the old one was read: a
+// reader that marks the old one after that look does not return it.
 func (b *Board) Show(v *Validity, owned []*Ownership) (read []*Ownership) {
 	old := b.snapshot.Swap(newSnapshot(v, owned))
 	if old.read.Load() {
@@ -118,7 +121,8 @@ func (b *Board) Cause() error {
 	}
 }
 
-// Ask asks for the end of the work on ownerships. It cancels when mu is free again: the work may need it at once.
+// Ask asks for the end of the work on ownerships. It cancels when mu is free again: the work may
+// need it at once.
 func (b *Board) Ask(owned []*Ownership, cause error) {
 	var cancels []context.CancelCauseFunc
 	b.mu.Lock()
@@ -143,7 +147,8 @@ func (b *Board) EndHolds(cause error) {
 	}
 }
 
-// End ends ownerships. It cancels the holds that contain one of them first: they are few, and much work may go on under each.
+// End ends ownerships. It cancels the holds that contain one of them first: they are few, and much
+// work may go on under each.
 func (b *Board) End(owned []*Ownership, cause error) {
 	cancels := make([]context.CancelCauseFunc, 0, len(owned))
 	b.mu.Lock()

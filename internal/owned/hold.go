@@ -6,7 +6,8 @@ import (
 	"sync"
 )
 
-// A Hold pins the ownerships that were shown when it was taken. All methods are safe for concurrent use.
+// A Hold pins the ownerships that were shown when it was taken. All methods are safe for concurrent
+// use.
 type Hold struct {
 	board   *Board
 	values  []int
@@ -52,7 +53,8 @@ func (h *Hold) Find(partition int) *Ownership {
 	return h.owned[i]
 }
 
-// Context returns the context for the work. It ends when one of the ownerships does, and with Release.
+// Context returns the context for the work. It ends when one of the ownerships does, and with
+// Release.
 func (h *Hold) Context() context.Context { return h.ctx }
 
 // Release ends the hold. Only the first call has an effect.
@@ -63,8 +65,8 @@ func (h *Hold) Release() {
 	})
 }
 
-// lost reports whether the hold pins one of the ownerships, which have just ended. The caller has mu. It goes through the shorter
-// list: if all are lost the hold's, of which the first has ended.
+// lost reports whether the hold pins one of the ownerships, which have just ended. The caller has
+// mu. It goes through the shorter list: if all are lost the hold's, of which the first has ended.
 func (h *Hold) lost(ended []*Ownership) bool {
 	if len(h.owned) <= len(ended) {
 		return slices.ContainsFunc(h.owned, func(o *Ownership) bool { return o.ended != nil })

@@ -10,13 +10,14 @@ type Ownership struct {
 
 	board *Board
 
-	// Guarded by board.mu. The client's goroutine alone writes asked and ended, and reads them without it.
+	// Guarded by board.mu. The client's goroutine alone writes asked and ended, and reads them without
+	// it.
 	pins  int   // open holds and running callbacks
 	asked error // why its work is to end, set when the ownership ends at the latest; nil: it may go on
 	ended error // why it ended; nil: it has not
 
-	// Guarded by board.mu. A context is made when it is asked for: to make and to cancel one for each of 65,536 partitions would keep
-	// other work waiting.
+	// Guarded by board.mu. A context is made when it is asked for: to make and to cancel one for each
+	// of 65,536 partitions would keep other work waiting.
 	ctx    context.Context         // ends with the ownership; nil: it was not asked for
 	cancel context.CancelCauseFunc // ends ctx
 	stop   context.CancelCauseFunc // ends the context under which a callback works; nil: there was none
@@ -62,7 +63,8 @@ func (o *Ownership) Cause() error {
 // Ended is Cause != nil for the client's goroutine, which takes no lock.
 func (o *Ownership) Ended() bool { return o.ended != nil }
 
-// StopWith sets what ends the context under which a callback works. It comes before the first Pin, which reports whether it was too late.
+// StopWith sets what ends the context under which a callback works. It comes before the first Pin,
+// which reports whether it was too late.
 func (o *Ownership) StopWith(stop context.CancelCauseFunc) {
 	o.board.mu.Lock()
 	defer o.board.mu.Unlock()
@@ -105,7 +107,8 @@ func (b *Board) unpin(owned []*Ownership, of *Hold) {
 	}
 }
 
-// ask notes that the work on the ownership is to end, and appends what stops a callback. The caller has mu.
+// ask notes that the work on the ownership is to end, and appends what stops a callback. The caller
+// has mu.
 func (o *Ownership) ask(cause error, cancels []context.CancelCauseFunc) []context.CancelCauseFunc {
 	if o.asked != nil {
 		return cancels

@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// A Validity is a period through which a client was trusted without a break. Once it is over it stays over: a reader that was stopped
-// between loading an old snapshot and reading the clock finds the end of the old validity, not that of the next one.
+// A Validity is a period through which a client was trusted without a break. Once it is over it
+// stays over: a reader that was stopped between loading an old snapshot and reading the clock finds
+// the end of the old validity, not that of the next one.
 type Validity struct {
 	opened   time.Time
 	deadline atomic.Int64 // nanoseconds after opened until which readers may read; 0: it is over
@@ -35,8 +36,8 @@ func (v *Validity) Holds() bool {
 	return time.Duration(v.deadline.Load()) > time.Since(v.opened) || v.Remaining() > 0
 }
 
-// Remaining returns the trust that is left; 0 or less if there is none. The first look at it after its end ends it for all: a
-// heartbeat that was answered just then does not bring it back.
+// Remaining returns the trust that is left; 0 or less if there is none. The first look at it after
+// its end ends it for all: a heartbeat that was answered just then does not bring it back.
 func (v *Validity) Remaining() time.Duration {
 	for {
 		deadline := v.deadline.Load()
