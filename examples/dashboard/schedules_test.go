@@ -142,7 +142,7 @@ func TestListsSayWhereTheyEnd(t *testing.T) {
 	x := newTab(t, 1280, 900)
 	x.signIn(serve(t, pool))
 	eval[bool](x, `(() => {
-		const groups = Array.from({ length: 100 }, (_, i) => ({ name: "g" + i, schedules: 0, late: 0, waiting: 0, paused: 0, failing: 0, jobs: 0, stuck: 0, outcomes: [] }));
+		const groups = Array.from({ length: 100 }, (_, i) => ({ name: "g" + i, schedules: 0, late: 0, blocked: 0, paused: 0, failing: 0, jobs: 0, stuck: 0, outcomes: [] }));
 		state.schedules = { groups, failure: "" };
 		draws.groups();
 		return true;
