@@ -163,13 +163,9 @@ func stillInWork(assignments []*assignment, now time.Time) (partitions string, l
 }
 
 // endOverdue ends ownerships on which work goes on for too long after the end of Run's context.
-func (ms *members) endOverdue(l *Lease, working []*owned.Ownership, now time.Time) {
-	m := ms.of(l)
-	if m == nil {
-		return
-	}
-	overdue := slices.DeleteFunc(m.serving(), func(a *assignment) bool { return !slices.Contains(working, a.Ownership) || !a.Pinned() })
-	m.withdraw(overdue, ms.config.Errors.DrainTimeout, now)
-	m.end(overdue, ms.config.Errors.DrainTimeout)
-	ms.logEnded()
+func (as *assignments) endOverdue(working []*owned.Ownership, now time.Time) {
+	overdue := slices.DeleteFunc(as.serving(), func(a *assignment) bool { return !slices.Contains(working, a.Ownership) || !a.Pinned() })
+	as.withdraw(overdue, as.config.Errors.DrainTimeout, now)
+	as.end(overdue, as.config.Errors.DrainTimeout)
+	as.logEnded()
 }

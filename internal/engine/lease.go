@@ -44,7 +44,11 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 		e.members.setWeight(l, weight, done)
 	})
 	if err = cmp.Or(err, refused); err != nil {
-		_ = l.client.request(context.WithoutCancel(ctx), func(e *engine) { e.members.abandonWeight(l, done) })
+		_ = l.client.request(context.WithoutCancel(ctx), func(e *engine) {
+			if m := e.members.of(l); m != nil {
+				m.abandonWeight(done)
+			}
+		})
 		return fmt.Errorf("pgleases: set weight of lease %q: %w", l.Name, err)
 	}
 	return nil
@@ -81,5 +85,9 @@ func (l *Lease) Leave(ctx context.Context) error {
 
 // EndOverdue ends ownerships on which work goes on for too long after the end of Run's context.
 func (l *Lease) EndOverdue(working []*owned.Ownership) {
-	_ = l.client.request(context.Background(), func(e *engine) { e.members.endOverdue(l, working, time.Now()) })
+	_ = l.client.request(context.Background(), func(e *engine) {
+		if m := e.members.of(l); m != nil {
+			m.endOverdue(working, time.Now())
+		}
+	})
 }

@@ -20,12 +20,10 @@ func (ms *members) setWeight(l *Lease, weight int, done chan<- error) {
 }
 
 // abandonWeight forgets a call of SetWeight whose caller stopped waiting. The weight is set anyway.
-func (ms *members) abandonWeight(l *Lease, done chan<- error) {
-	if m := ms.of(l); m != nil {
-		if _, waits := m.weightCalls[done]; waits {
-			delete(m.weightCalls, done)
-			m.weightLost = true
-		}
+func (m *membership) abandonWeight(done chan<- error) {
+	if _, waits := m.weightCalls[done]; waits {
+		delete(m.weightCalls, done)
+		m.weightLost = true
 	}
 }
 
