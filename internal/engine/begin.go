@@ -178,7 +178,7 @@ func beginFence(e *engine, _ time.Time) *operation {
 	session, busy := e.session.number, e.members.toFence(e.server.generation, e.releases.batch)
 	rows := rowsOf(busy, func(a *assignment) int64 { return a.Epoch })
 	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Fence(ctx, session, rows) }, func(error) {
-		e.members.fenceSent(busy)
+		fenceSent(busy)
 	})
 }
 

@@ -281,15 +281,15 @@ func (m *membership) isNone() {
 
 // miscounted is the error of a join of a lease that has n partitions; negative: it had, and was
 // dropped; nil: it was made or dropped meanwhile.
-func (ms *members) miscounted(n, wanted int) error {
+func (s *shared) miscounted(n, wanted int) error {
 	switch {
 	case n == 0 || max(n, -n) == wanted:
 		return nil
 	case n < 0:
 		return fmt.Errorf("%w: it was dropped, and may be made again with %d only for 24 h, not with %d, unless pgleases drop --partitions says so",
-			ms.config.Errors.PartitionCount, -n, wanted)
+			s.config.Errors.PartitionCount, -n, wanted)
 	}
-	return fmt.Errorf("%w: it has %d, not %d", ms.config.Errors.PartitionCount, n, wanted)
+	return fmt.Errorf("%w: it has %d, not %d", s.config.Errors.PartitionCount, n, wanted)
 }
 
 // heard takes what a heartbeat says of the leases that the session is a member of. It returns those

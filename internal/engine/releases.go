@@ -317,7 +317,7 @@ func (ms *members) toFence(generation int64, most int) (busy []*assignment) {
 }
 
 // fenceSent notes that a fence was sent, and may have been set.
-func (ms *members) fenceSent(busy []*assignment) {
+func fenceSent(busy []*assignment) {
 	for _, a := range busy {
 		a.busy = 0
 		a.membership.toRead = a.membership.inDatabase() // whose answer has the epoch
