@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -15,12 +16,16 @@ type listener struct {
 	db    *db
 	heard chan struct{} // of capacity one: something was enqueued
 
+	attempts chan struct{} // to connect, that are under way
+
 	conn   *pgx.Conn // nil or closed: there is none
 	direct bool      // it is a connection to the server itself; a pooler delivers no notifications
 	stop   func()    // ends listening; nil: it does not listen
 }
 
-func newListener(db *db) *listener { return &listener{db: db, heard: make(chan struct{}, 1)} }
+func newListener(db *db) *listener {
+	return &listener{db: db, heard: make(chan struct{}, 1), attempts: make(chan struct{}, 3)}
+}
 
 // ready returns the connection, and opens another if that is closed.
 func (l *listener) ready(ctx context.Context) (*pgx.Conn, error) {
@@ -28,6 +33,52 @@ func (l *listener) ready(ctx context.Context) (*pgx.Conn, error) {
 	if l.conn != nil && !l.conn.IsClosed() {
 		return l.conn, nil
 	}
+	conn, err := l.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l.conn = conn
+	if err := l.subscribe(ctx); err != nil {
+		l.close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// dial connects. If a function of the application's goes on for a second after the end of ctx, dial
+// leaves it, and closes what it brings later. Three of them may go on at once.
+func (l *listener) dial(ctx context.Context) (conn *pgx.Conn, err error) {
+	hangs := errors.New("BeforeConnect, DialFunc or another function of the pool's configuration goes on after its context ended")
+	select {
+	case l.attempts <- struct{}{}:
+	case <-ctx.Done():
+		return nil, hangs
+	}
+	left := make(chan struct{})
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, func() { close(left) }) })()
+	type made struct {
+		conn *pgx.Conn
+		err  error
+	}
+	result := make(chan made)
+	go func() {
+		conn, err := l.connect(ctx)
+		<-l.attempts
+		select {
+		case result <- made{conn, err}:
+		case <-left:
+			closeConn(conn)
+		}
+	}()
+	select {
+	case m := <-result:
+		return m.conn, m.err
+	case <-left:
+		return nil, hangs
+	}
+}
+
+func (l *listener) connect(ctx context.Context) (*pgx.Conn, error) {
 	config := l.db.pool.Config()
 	to := config.ConnConfig
 	to.OnNotification = func(*pgconn.PgConn, *pgconn.Notification) { l.wake() }
@@ -37,21 +88,12 @@ func (l *listener) ready(ctx context.Context) (*pgx.Conn, error) {
 		}
 	}
 	conn, err := pgx.ConnectConfig(ctx, to)
-	if err != nil {
-		return nil, err
+	if err == nil && config.AfterConnect != nil {
+		if err = config.AfterConnect(ctx, conn); err != nil {
+			closeConn(conn)
+		}
 	}
-	l.conn = conn
-	if config.AfterConnect != nil {
-		err = config.AfterConnect(ctx, conn)
-	}
-	if err == nil {
-		err = l.subscribe(ctx)
-	}
-	if err != nil {
-		l.close()
-		return nil, err
-	}
-	return conn, nil
+	return conn, err
 }
 
 // subscribe sets the connection up if it is the server's own and notifications arrive: a pooler
@@ -108,11 +150,15 @@ func (l *listener) rest() {
 // close closes the connection; the next is another.
 func (l *listener) close() {
 	l.rest()
-	if l.conn == nil {
+	closeConn(l.conn)
+	l.conn = nil
+}
+
+func closeConn(conn *pgx.Conn) {
+	if conn == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
-	_ = l.conn.Close(ctx) // it is closed whatever the error
-	l.conn = nil
+	_ = conn.Close(ctx) // it is closed whatever the error
 }
