@@ -384,42 +384,61 @@ func (s stranger) end() string {
 	return fmt.Sprintf("end what it does, if need be with SELECT pg_terminate_backend(%d)", s.PID)
 }
 
-// state looks at what the tables say.
-func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
-	type wait struct {
-		Name    string
-		Seconds float64
-		Holder  string
-	}
-	var s *Snapshot
-	var waits []wait
-	var strangers, lockers []stranger
-	err := reading(ctx, d.conn, func(tx pgx.Tx) (err error) {
-		if s, err = d.readSnapshot(ctx, tx.Conn(), settings); err != nil {
+// tables are what the tables say.
+type tables struct {
+	snapshot           *Snapshot
+	waits              []wait
+	strangers, lockers []stranger
+}
+
+// A wait is one for a named lock.
+type wait struct {
+	Name    string
+	Seconds float64
+	Holder  string
+}
+
+func (d *doctor) readTables(ctx context.Context) (t tables, err error) {
+	text := store.Texts(sql.Files, d.options.schema)
+	err = reading(ctx, d.conn, func(tx pgx.Tx) (err error) {
+		if t.snapshot, err = d.readSnapshot(ctx, tx.Conn(), settings); err != nil {
 			return err
 		}
-		rows, _ := tx.Query(ctx, store.Texts(sql.Files, d.options.schema)("waits"), d.Long.Seconds()) // CollectRows returns its error
-		if waits, err = pgx.CollectRows(rows, pgx.RowToStructByPos[wait]); err != nil {
+		rows, _ := tx.Query(ctx, text("waits"), d.Long.Seconds()) // CollectRows returns its error
+		if t.waits, err = pgx.CollectRows(rows, pgx.RowToStructByPos[wait]); err != nil {
 			return err
 		}
-		rows, _ = tx.Query(ctx, store.Texts(sql.Files, d.options.schema)("strangers"))
-		if strangers, err = pgx.CollectRows(rows, pgx.RowToStructByPos[stranger]); err != nil {
+		rows, _ = tx.Query(ctx, text("strangers"))
+		if t.strangers, err = pgx.CollectRows(rows, pgx.RowToStructByPos[stranger]); err != nil {
 			return err
 		}
-		rows, _ = tx.Query(ctx, store.Texts(sql.Files, d.options.schema)("rowlocks"))
-		lockers, err = pgx.CollectRows(rows, pgx.RowToStructByPos[stranger])
+		rows, _ = tx.Query(ctx, text("rowlocks"))
+		t.lockers, err = pgx.CollectRows(rows, pgx.RowToStructByPos[stranger])
 		return err
 	})
+	return t, err
+}
+
+// toRead is what to do about an error of readTables.
+func toRead(err error) string {
 	switch {
-	case err != nil && store.Denied(err):
-		d.found("schema", Fault, "as the tables' owner, run what pgleases grants ROLE --for=reader prints", "cannot read it: %v", err)
+	case store.Denied(err):
+		return "as the tables' owner, run what pgleases grants ROLE --for=reader prints"
+	case store.Transient(err): // the tables may be as they should
+		return "look at table-locks, at the server's load and its log, and run this again"
+	}
+	return "run pgleases migrate"
+}
+
+// state looks at what the tables say.
+func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
+	t, err := d.readTables(ctx)
+	if err != nil {
+		d.found("schema", Fault, toRead(err), "cannot read it: %v", err)
 		return
-	case err != nil && store.Transient(err): // the tables may be as they should
-		d.found("schema", Fault, "look at table-locks, at the server's load and its log, and run this again", "cannot read it now: %v", err)
-		return
-	case err != nil:
-		d.found("schema", Fault, "run pgleases migrate", "cannot read it: %v", err)
-		return
+	}
+	s := t.snapshot
+	switch {
 	case s.Version < store.Version:
 		d.found("schema", Fault, "run pgleases migrate", "it has version %d, this code needs %d", s.Version, store.Version)
 		return
@@ -431,13 +450,13 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 		return
 	}
 	d.found("schema", OK, "", "version %d", s.Version)
-	if len(strangers) > 0 {
+	if strangers := t.strangers; len(strangers) > 0 {
 		w := strangers[0]
 		d.found("advisory-locks", Warning, w.end()+"; docs/roles.md tells what waits for it", "%d held or awaited by strangers: that for %s by %v", len(strangers), w.Of, w)
 	}
 	d.fine("advisory-locks", "no stranger has those of the library")
-	if len(lockers) > 0 {
-		l := lockers[0]
+	if len(t.lockers) > 0 {
+		l := t.lockers[0]
 		d.found("row-locks", Fault, l.end(), "the row of client %q is locked by %v: its heartbeats fail, and nobody can evict it", l.Of, l)
 	}
 	d.fine("row-locks", "no row of a client is locked")
@@ -445,7 +464,7 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 	d.timeline(ctx, s, f.Provider)
 	d.clients(ctx, s, trip)
 	d.leases(ctx, s)
-	if len(waits) > 0 {
+	if waits := t.waits; len(waits) > 0 {
 		w, level := waits[0], Note // a leader may hold it for as long as it lives
 		if i := slices.IndexFunc(waits, func(w wait) bool { return w.Holder == "" }); i >= 0 {
 			w, level = waits[i], Warning
@@ -603,6 +622,11 @@ func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration) {
 			"%v from here; from %v on, for a TTL of %v, a client cannot take over from the dead", trip.Round(10*time.Microsecond), most, shortest)
 	}
 	d.fine("round-trip", "%v from here, %v would be too long", trip.Round(10*time.Microsecond), most)
+	d.dead(ctx, dead, stuck, living)
+}
+
+// dead says what is silent, and why it cannot be evicted.
+func (d *doctor) dead(ctx context.Context, dead, stuck []string, living int) {
 	var why error
 	if len(stuck) > 0 {
 		why = d.tryEviction(ctx)
@@ -656,6 +680,34 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 			}
 		}
 	}
+	orphans := d.lastingOrphans(ctx, s)
+	switch {
+	case len(orphans) > 0:
+		var all []string
+		for name, lost := range orphans {
+			all = append(all, fmt.Sprintf("%q %v", name, lost))
+		}
+		d.found("orphans", Fault, "pgleases explain LEASE/P says what each waits for", "partitions that no living client owns, for %v: %s", stays, listed(all))
+	case len(deserted) > 0:
+		d.found("orphans", Note, "start a process, or forget the lease with pgleases drop LEASE", "nobody works on %s", listed(deserted))
+	}
+	d.fine("orphans", "each partition has an owner")
+	if all := forgotten(s); len(all) > 0 {
+		d.found("overrides", Note, "take back what is not meant any more", "older than a day, without an end: %s", listed(all))
+	}
+	d.fine("overrides", "%d, none of them old and without an end", len(s.Overrides))
+	if len(overdue) > 0 {
+		d.found("plans", Warning, "look at the logs of the members for plan failed", "overdue: %s", listed(overdue))
+	}
+	d.fine("plans", "none is overdue")
+	if len(draining) > 0 {
+		d.found("handoffs", Warning, "find out what the owner's work does; WithDrainTimeout bounds it", "asked for and not handed over: %s", listed(draining))
+	}
+	d.fine("handoffs", "none takes more than %v", d.Long)
+}
+
+// lastingOrphans returns the partitions without a living owner, by lease, that have none for a while.
+func (d *doctor) lastingOrphans(ctx context.Context, s *Snapshot) map[string]Ranges {
 	orphans := orphansOf(s)
 	for late := time.Now().Add(stays); len(orphans) > 0 && time.Now().Before(late) && ctx.Err() == nil; {
 		pause := time.NewTimer(200 * time.Millisecond)
@@ -676,35 +728,17 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 			}
 		}
 	}
-	switch {
-	case len(orphans) > 0:
-		var all []string
-		for name, lost := range orphans {
-			all = append(all, fmt.Sprintf("%q %v", name, lost))
-		}
-		d.found("orphans", Fault, "pgleases explain LEASE/P says what each waits for", "partitions that no living client owns, for %v: %s", stays, listed(all))
-	case len(deserted) > 0:
-		d.found("orphans", Note, "start a process, or forget the lease with pgleases drop LEASE", "nobody works on %s", listed(deserted))
-	}
-	d.fine("orphans", "each partition has an owner")
-	var forgotten []string
+	return orphans
+}
+
+// forgotten returns the overrides that are old, and have no end.
+func forgotten(s *Snapshot) (all []string) {
 	for _, w := range s.Overrides {
 		if w.Until.IsZero() && s.At.Sub(w.Since) > old {
-			forgotten = append(forgotten, fmt.Sprintf("%s of %q by %s since %s: %q", w.Verb, w.Of(), w.Actor, w.Since.UTC().Format(time.DateOnly), w.Reason))
+			all = append(all, fmt.Sprintf("%s of %q by %s since %s: %q", w.Verb, w.Of(), w.Actor, w.Since.UTC().Format(time.DateOnly), w.Reason))
 		}
 	}
-	if len(forgotten) > 0 {
-		d.found("overrides", Note, "take back what is not meant any more", "older than a day, without an end: %s", listed(forgotten))
-	}
-	d.fine("overrides", "%d, none of them old and without an end", len(s.Overrides))
-	if len(overdue) > 0 {
-		d.found("plans", Warning, "look at the logs of the members for plan failed", "overdue: %s", listed(overdue))
-	}
-	d.fine("plans", "none is overdue")
-	if len(draining) > 0 {
-		d.found("handoffs", Warning, "find out what the owner's work does; WithDrainTimeout bounds it", "asked for and not handed over: %s", listed(draining))
-	}
-	d.fine("handoffs", "none takes more than %v", d.Long)
+	return all
 }
 
 // works reports whether a member may own something.

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -118,32 +119,41 @@ func doubted(sent bool, err error) error {
 	return fmt.Errorf("%w: %w", ErrUnknown, err)
 }
 
+// functions are the SQL functions of the verbs that have another name.
+var functions = map[Verb]string{Evict: "evict_client", Drop: "drop_lease"}
+
+func (c *Change) overrides() bool   { return slices.Contains(overrides, c.Verb) }
+func (c *Change) ofPartition() bool { return c.Verb == Pin || c.Verb == Unpin }
+
+// check returns why a change is none.
+func (c *Change) check() error {
+	switch {
+	case !c.overrides() && !slices.Contains(takenBack, c.Verb) && functions[c.Verb] == "":
+		return refusef("admin: verb %q is none of %v, %v, %v, %v", c.Verb, overrides, takenBack, Evict, Drop)
+	case c.Subject == "" || c.Reason == "":
+		return refusef("admin: %s of %q for the reason %q: give a name and a reason", c.Verb, c.Subject, c.Reason)
+	case (c.Verb == Pin) != (c.Client != ""):
+		return refusef("admin: %s of %q with client %q: Pin takes a client, and no other verb does", c.Verb, c.Subject, c.Client)
+	case c.misplaced():
+		return refusef("admin: %s takes no such option: Lasts is of %v, Force of %v, Partition of %v and %v, Next of %v",
+			c.Verb, overrides, Drain, Pin, Unpin, Drop)
+	case c.Lasts < 0:
+		return refusef("admin: %s for %v: give a time above 0, or 0 for one that stands until it is taken back", c.Verb, c.Lasts)
+	case c.Partition < 0 || c.Partition > math.MaxInt32:
+		return refusef("admin: %s of partition %d: partitions are numbered from 0", c.Verb, c.Partition)
+	}
+	return nil
+}
+
+// misplaced reports whether a change has an option of another verb.
+func (c *Change) misplaced() bool {
+	return c.Force && c.Verb != Drain || c.Lasts != 0 && !c.overrides() || c.Partition != 0 && !c.ofPartition() || c.Next != 0 && c.Verb != Drop
+}
+
 // statement returns the call of the verb's SQL function, whose parameters all have the type of their value. The error: a change that is none.
 func (a *Admin) statement(c Change) (call string, args []any, err error) {
-	function, override := string(c.Verb), slices.Contains(overrides, c.Verb)
-	ofPartition := c.Verb == Pin || c.Verb == Unpin
-	switch {
-	case c.Verb == Evict:
-		function = "evict_client"
-	case c.Verb == Drop:
-		function = "drop_lease"
-	case !override && !slices.Contains(takenBack, c.Verb):
-		return "", nil, refusef("admin: verb %q is none of %v, %v, %v, %v", c.Verb, overrides, takenBack, Evict, Drop)
-	}
-	switch {
-	case c.Subject == "" || c.Reason == "":
-		return "", nil, refusef("admin: %s of %q for the reason %q: give a name and a reason", c.Verb, c.Subject, c.Reason)
-	case (c.Verb == Pin) != (c.Client != ""):
-		return "", nil, refusef("admin: %s of %q with client %q: Pin takes a client, and no other verb does", c.Verb, c.Subject, c.Client)
-	case c.Force && c.Verb != Drain || c.Lasts != 0 && !override || c.Partition != 0 && !ofPartition || c.Next != 0 && c.Verb != Drop:
-		return "", nil, refusef(
-			"admin: %s takes no such option: Lasts is of %v, Force of %v, Partition of %v and %v, Next of %v", c.Verb, overrides, Drain,
-			Pin, Unpin, Drop,
-		)
-	case c.Lasts < 0:
-		return "", nil, refusef("admin: %s for %v: give a time above 0, or 0 for one that stands until it is taken back", c.Verb, c.Lasts)
-	case c.Partition < 0 || c.Partition > math.MaxInt32:
-		return "", nil, refusef("admin: %s of partition %d: partitions are numbered from 0", c.Verb, c.Partition)
+	if err := c.check(); err != nil {
+		return "", nil, err
 	}
 	var words []string
 	add := func(word string, arg any) {
@@ -151,7 +161,7 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 		words = append(words, fmt.Sprintf(word, len(args)))
 	}
 	add("$%d::pg_catalog.text", c.Subject)
-	if ofPartition {
+	if c.ofPartition() {
 		add("$%d::pg_catalog.int4", c.Partition)
 	}
 	if c.Verb == Pin {
@@ -162,7 +172,7 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 	switch {
 	case c.Lasts > 0:
 		add("pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(secs => $%d::pg_catalog.float8)", c.Lasts.Seconds())
-	case override:
+	case c.overrides():
 		words = append(words, "'infinity'::pg_catalog.timestamptz")
 	}
 	if c.Verb == Drain {
@@ -171,7 +181,7 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 	if c.Next != 0 {
 		add("$%d::pg_catalog.int4", c.Next)
 	}
-	return fmt.Sprintf("SELECT %s.%s(%s)", pgx.Identifier{a.options.schema}.Sanitize(), function, strings.Join(words, ", ")), args, nil
+	return fmt.Sprintf("SELECT %s.%s(%s)", pgx.Identifier{a.options.schema}.Sanitize(), cmp.Or(functions[c.Verb], string(c.Verb)), strings.Join(words, ", ")), args, nil
 }
 
 // refusals are the codes by which the SQL functions of the verbs say that they do nothing: bad input, something else comes first, a lease

@@ -274,7 +274,6 @@ func (a *Admin) Explain(ctx context.Context, lease string, partition int) (*Expl
 
 // reason writes the sentences. Owner and target are nil where they do not live, had says whether it had an owner.
 func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had bool) {
-	say := func(format string, args ...any) { e.Reasons = append(e.Reasons, fmt.Sprintf(format, args...)) }
 	working := 0
 	for i, m := range l.Members {
 		if c := s.Client(m.Session); m.Weight > 0 && s.works(l.Name, c) {
@@ -287,65 +286,84 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 	if target != nil {
 		e.Target = target.ID
 	}
-	switch {
-	case owner == nil && had:
-		say("Its owner %q was taken out. It waits for a plan, or for a guarded transaction of that owner to end.", e.LastOwner)
-	case owner == nil && e.LastOwner == "":
-		say("It has had no owner yet.")
-	case owner == nil:
-		say("It has no owner. The last one was %q.", e.LastOwner)
-	default:
-		e.Owner = owner.ID
-	}
 	if owner != nil {
-		switch m := e.Member; {
-		case m == nil:
-			say("Its owner %q is no member of the lease any more.", owner.ID)
-		default:
-			say("It is owned by %q, of weight %d, whose share is %.2f of %d partitions among %d working members; it owns %d.",
-				owner.ID, m.Weight, m.Share, l.Partitions, working, m.Owned)
-		}
-		switch {
-		case owner.Dead:
-			say("%q has sent no heartbeat for %v, longer than its TTL of %v. A client that has watched the clock for that TTL takes it out.",
-				owner.ID, round(owner.HeartbeatAge), owner.TTL)
-		case owner.Superseded:
-			say("A newer process has the ID %q. This one ends when its work has ended.", owner.ID)
-		case owner.Evicted:
-			say("An operator has evicted %q. Another one gets the partition when its TTL of %v after the last heartbeat is over.", owner.ID, owner.TTL)
-		}
+		e.sayOwner(l, owner, working)
+	} else {
+		e.sayNoOwner(had)
 	}
+	e.sayOverrides(s, l)
+	e.sayMove(s, l, owner, target, working)
+	if s.Server.AcceptedTimeline != s.Server.Timeline {
+		e.say("The server was promoted, or is a copy, and is not accepted: nothing moves until a client has watched it for the longest TTL.")
+	}
+	if !l.Due.IsZero() {
+		e.say("A plan of the lease is due, %v after its last one. Any client makes it.", round(max(0, s.At.Sub(l.Planned))))
+	}
+}
+
+func (e *Explanation) say(format string, args ...any) {
+	e.Reasons = append(e.Reasons, fmt.Sprintf(format, args...))
+}
+
+func (e *Explanation) sayNoOwner(had bool) {
+	switch {
+	case had:
+		e.say("Its owner %q was taken out. It waits for a plan, or for a guarded transaction of that owner to end.", e.LastOwner)
+	case e.LastOwner == "":
+		e.say("It has had no owner yet.")
+	default:
+		e.say("It has no owner. The last one was %q.", e.LastOwner)
+	}
+}
+
+func (e *Explanation) sayOwner(l *Lease, owner *Client, working int) {
+	e.Owner = owner.ID
+	if m := e.Member; m == nil {
+		e.say("Its owner %q is no member of the lease any more.", owner.ID)
+	} else {
+		e.say("It is owned by %q, of weight %d, whose share is %.2f of %d partitions among %d working members; it owns %d.",
+			owner.ID, m.Weight, m.Share, l.Partitions, working, m.Owned)
+	}
+	switch {
+	case owner.Dead:
+		e.say("%q has sent no heartbeat for %v, longer than its TTL of %v. A client that has watched the clock for that TTL takes it out.",
+			owner.ID, round(owner.HeartbeatAge), owner.TTL)
+	case owner.Superseded:
+		e.say("A newer process has the ID %q. This one ends when its work has ended.", owner.ID)
+	case owner.Evicted:
+		e.say("An operator has evicted %q. Another one gets the partition when its TTL of %v after the last heartbeat is over.", owner.ID, owner.TTL)
+	}
+}
+
+func (e *Explanation) sayOverrides(s *Snapshot, l *Lease) {
 	for _, w := range s.OverridesOf(l.Name, e.Owner) {
-		say("An operator wants a %s of %q since %v, by %q: %q.", w.Verb, cmp.Or(w.Lease, w.Client), w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
+		e.say("An operator wants a %s of %q since %v, by %q: %q.", w.Verb, cmp.Or(w.Lease, w.Client), w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
 	}
 	for _, w := range s.Overrides {
 		if w.Partition == nil || w.Lease != l.Name || *w.Partition != e.Partition {
 			continue
 		}
-		say("An operator has pinned it to %q since %v, by %q: %q.", w.Client, w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
+		e.say("An operator has pinned it to %q since %v, by %q: %q.", w.Client, w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
 		if w.Client != e.Owner && w.Client != e.Target {
-			say("It is elsewhere as long as %q does not work on the lease, or the lease is frozen.", w.Client)
+			e.say("It is elsewhere as long as %q does not work on the lease, or the lease is frozen.", w.Client)
 		}
 	}
 	if e.PreferredOwner != "" && e.PreferredOwner != e.Owner {
-		say("Its preferred owner is %q: it returns there once that client has room for it in its share.", e.PreferredOwner)
+		e.say("Its preferred owner is %q: it returns there once that client has room for it in its share.", e.PreferredOwner)
 	}
+}
+
+func (e *Explanation) sayMove(s *Snapshot, l *Lease, owner, target *Client, working int) {
 	switch {
 	case owner != nil && target != nil && owner != target:
-		say("It is wanted by %q. The owner was asked for it %v ago, and hands over when its work on it has ended, and all guarded transactions.",
+		e.say("It is wanted by %q. The owner was asked for it %v ago, and hands over when its work on it has ended, and all guarded transactions.",
 			target.ID, round(s.At.Sub(e.Asked)))
 	case owner != nil && target == nil && !e.Asked.IsZero():
-		say("The owner was asked to give it up %v ago, and nobody is there to own it.", round(s.At.Sub(e.Asked)))
+		e.say("The owner was asked to give it up %v ago, and nobody is there to own it.", round(s.At.Sub(e.Asked)))
 	case owner == nil && len(l.Members) == 0:
-		say("The lease has no members: start a process that joins it.")
+		e.say("The lease has no members: start a process that joins it.")
 	case owner == nil && working == 0:
-		say("No member may own it: their weights are 0, or they are drained, or the lease is paused. Give one a weight, take the override back, or start another.")
-	}
-	if s.Server.AcceptedTimeline != s.Server.Timeline {
-		say("The server was promoted, or is a copy, and is not accepted: nothing moves until a client has watched it for the longest TTL.")
-	}
-	if !l.Due.IsZero() {
-		say("A plan of the lease is due, %v after its last one. Any client makes it.", round(max(0, s.At.Sub(l.Planned))))
+		e.say("No member may own it: their weights are 0, or they are drained, or the lease is paused. Give one a weight, take the override back, or start another.")
 	}
 }
 

@@ -63,22 +63,24 @@ the lease that is created again. This cannot be undone.`),
 	}
 }
 
-func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
-	long = strings.TrimSuffix(short+". "+long, " ")
-	override := slices.Contains([]admin.Verb{admin.Drain, admin.Cordon, admin.Pause, admin.Freeze, admin.Pin}, verb)
+// longHelp adds to the help of a verb what is the same for several.
+func longHelp(verb admin.Verb, override bool, long string) string {
+	long = strings.TrimSuffix(long, " ")
 	if verb != admin.Evict && verb != admin.Drop {
 		long += planHelp
 	}
 	if override {
 		long += overrideHelp
 	}
-	long += operateHelp
 	if verb == admin.Drop {
-		long += "how many partitions would be forgotten" + fingerprintHelp
-	} else {
-		long += "which partitions the clients would move at once" + fingerprintHelp + " Handoffs that are under way are not in a dry run."
+		return long + operateHelp + "how many partitions would be forgotten" + fingerprintHelp
 	}
-	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: long, Args: asUsed, ValidArgsFunction: complete}
+	return long + operateHelp + "which partitions the clients would move at once" + fingerprintHelp + " Handoffs that are under way are not in a dry run."
+}
+
+func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
+	override := slices.Contains([]admin.Verb{admin.Drain, admin.Cordon, admin.Pause, admin.Freeze, admin.Pin}, verb)
+	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: longHelp(verb, override, short+". "+long), Args: asUsed, ValidArgsFunction: complete}
 	change := admin.Change{Verb: verb}
 	var wait, dryRun bool
 	flags := cmd.Flags()
@@ -100,44 +102,51 @@ func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
 		cmd.MarkFlagsMutuallyExclusive("dry-run", "wait")
 	}
 	output := outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
-		change.Subject = args[0]
-		if strings.HasPrefix(subject, "LEASE/PARTITION") {
-			if change.Subject, change.Partition, err = partitionOf(args[0]); err != nil {
-				return err
-			}
-		}
-		if len(args) > 1 {
-			change.Client = args[1]
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := of(&change, subject, args); err != nil {
+			return err
 		}
 		if change.Reason == "" && !dryRun {
 			return errNoReason
 		}
-		if override && flags.Changed("for") && change.Lasts <= 0 {
+		if flags.Changed("for") && change.Lasts <= 0 {
 			return fmt.Errorf("--for %v: give a time above 0, as 2h", change.Lasts)
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			var p *admin.DryRun
-			var err error
 			if dryRun {
-				p, err = a.DryRun(ctx, change)
-			} else {
-				err = a.Apply(ctx, change)
-			}
-			switch {
-			case errors.Is(err, admin.ErrLast):
-				return fmt.Errorf("%w\nWith --force it is done all the same", err)
-			case err != nil:
-				return err
-			case dryRun:
+				p, err := a.DryRun(ctx, change)
+				if err != nil {
+					return unforced(err)
+				}
 				return output(p, func(w io.Writer) { writeDryRun(w, p) })
-			case wait:
-				return awaitDone(ctx, a, change)
 			}
-			return nil
+			if err := a.Apply(ctx, change); err != nil || !wait {
+				return unforced(err)
+			}
+			return awaitDone(ctx, a, change)
 		})
 	}
 	return cmd
+}
+
+// of sets what a change is of, from the arguments that subject describes.
+func of(change *admin.Change, subject string, args []string) (err error) {
+	change.Subject = args[0]
+	if strings.HasPrefix(subject, "LEASE/PARTITION") {
+		change.Subject, change.Partition, err = partitionOf(args[0])
+	}
+	if len(args) > 1 {
+		change.Client = args[1]
+	}
+	return err
+}
+
+// unforced names the flag that an error asks for.
+func unforced(err error) error {
+	if errors.Is(err, admin.ErrLast) {
+		return fmt.Errorf("%w\nWith --force it is done all the same", err)
+	}
+	return err
 }
 
 var errNoReason = errors.New("--reason is missing: say why, for whoever wonders later")
@@ -289,10 +298,10 @@ func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease st
 			return nil
 		case err != nil && (seen == nil || refused(err)):
 			return err
+		case err != nil && away:
+			continue
 		case err != nil:
-			if !away {
-				fmt.Fprintf(notes, "pgleases: %s\nIt is tried again each second.\n", lines(told(err)))
-			}
+			fmt.Fprintf(notes, "pgleases: %s\nIt is tried again each second.\n", lines(told(err)))
 			away = true
 			continue
 		}
@@ -300,10 +309,7 @@ func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease st
 		if seen == nil {
 			seen, begin = make(map[string]bool), max(0, len(events)-most)
 		}
-		now := make(map[string]bool)
-		for _, e := range events {
-			now[keyOf(e)] = true
-		}
+		now := keysOf(events)
 		if away || last != "" && !now[last] {
 			fmt.Fprintln(notes, "pgleases: the events start again. Some may be missing, if more than 1,000 came meanwhile, or if this server lacks some.")
 		}
@@ -323,6 +329,14 @@ func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease st
 		}
 	}
 	return nil
+}
+
+func keysOf(events []admin.Event) map[string]bool {
+	keys := make(map[string]bool)
+	for _, e := range events {
+		keys[keyOf(e)] = true
+	}
+	return keys
 }
 
 // keyOf names an event. A server that takes the place of another may give its number again.

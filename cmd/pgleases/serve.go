@@ -19,11 +19,7 @@ import (
 	"github.com/pgleases/pgleases/dashboard"
 )
 
-func newServe() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "serve",
-		Short: "Serve the dashboard",
-		Long: `Show the leases in a browser: who owns what, who is alive, what waits and what is wrong, as it changes. Without --operate it changes nothing.
+const serveHelp = `Show the leases in a browser: who owns what, who is alive, what waits and what is wrong, as it changes. Without --operate it changes nothing.
 
 It has no login, so it listens on this machine alone. To see it from another one, forward its port: ssh -L 8080:127.0.0.1:8080 MACHINE. With --listen=:8080
 everybody sees it who reaches this machine: put a proxy in front that asks who they are, or mount package dashboard in an application
@@ -36,8 +32,14 @@ With --operate it prints a second address with a secret in it, which is new at e
 look. If it listens to other machines, --operate is refused: mount package dashboard in an application that knows its users instead. What is changed is written with the name of --actor, and
 needs the rights that pgleases grants ROLE --for=operator prints.
 
-It ends where the database does not answer at the start. Later the page says since when what it shows is stale.`,
-		Args: cobra.NoArgs,
+It ends where the database does not answer at the start. Later the page says since when what it shows is stale.`
+
+func newServe() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve the dashboard",
+		Long:  serveHelp,
+		Args:  cobra.NoArgs,
 	}
 	listen := cmd.Flags().String("listen", "127.0.0.1:8080", "address and port; port 0: any that is free, which is printed")
 	title := cmd.Flags().String("title", "Leases", "what stands at the top, such as the environment's name")

@@ -124,11 +124,7 @@ const (
 	exitFaults   = 2
 )
 
-func newDoctor() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "doctor",
-		Short: "Check the database, the tables and the fleet",
-		Long: `Look for what is wrong with the database, its tables and the fleet: one line for each check, and what to do on the next. It writes nothing.
+var doctorHelp = `Look for what is wrong with the database, its tables and the fleet: one line for each check, and what to do on the next. It writes nothing.
 
 A note is what may be meant so, or cannot be seen. Of other roles' sessions only members of pg_monitor are told what they do.
 
@@ -139,8 +135,14 @@ Exit codes:
     0    all is well, but for notes
     1    there are warnings: it works, but not as well as it could, or not for long
     2    there are faults: something does not work
-    125  this command failed: bad flags`,
-		Args: cobra.NoArgs,
+    125  this command failed: bad flags`
+
+func newDoctor() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Check the database, the tables and the fleet",
+		Long:  doctorHelp,
+		Args:  cobra.NoArgs,
 	}
 	output := outputFlag(cmd)
 	role := cmd.Flags().String("role", "", "whose rights are looked at: the role of the clients (default: the one that connects)")

@@ -41,21 +41,43 @@ func newSupervisor(r *runner) (*supervisor, error) {
 // run runs the program for a partition until it ends or is to end, and returns its exit code, or NotOwned where it was made to end.
 // Nothing that came of the program is left then.
 func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition) (int, error) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		return 0, err
-	}
-	defer w.Close()
 	var group string
 	if s.runner.Cgroup {
 		group = newGroup()
 		defer removeGroup(group) // of a keeper that was killed
 	}
-	keeper, err := s.start(r, p, group)
-	r.Close()
+	keeper, w, err := s.startKeeper(p, group)
 	if err != nil {
 		return 0, err
 	}
+	defer w.Close()
+	s.supervise(ctx, lease, p, keeper, w)
+	s.mu.Lock()
+	delete(s.keepers, keeper.Process.Pid)
+	s.mu.Unlock()
+	s.killOrphans(p.Context(), group)
+	if status := keeper.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
+		return NotOwned, nil
+	}
+	return keeper.ProcessState.ExitCode(), nil
+}
+
+// startKeeper starts a keeper. It takes orders from w, whose end is the order to kill.
+func (s *supervisor) startKeeper(p pgleases.Partition, group string) (keeper *exec.Cmd, w *os.File, err error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer r.Close()
+	if keeper, err = s.start(r, p, group); err != nil {
+		w.Close()
+		return nil, nil, err
+	}
+	return keeper, w, nil
+}
+
+// supervise tells a keeper until when it is trusted, and what it is to do, until it has ended. It kills a keeper that does not kill in time.
+func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition, keeper *exec.Cmd, w *os.File) {
 	ended := make(chan struct{})
 	go func() {
 		_ = keeper.Wait() // what it returns is in ProcessState
@@ -97,14 +119,6 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 			s.kill(keeper, p)
 		}
 	}
-	s.mu.Lock()
-	delete(s.keepers, keeper.Process.Pid)
-	s.mu.Unlock()
-	s.killOrphans(p.Context(), group)
-	if status := keeper.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
-		return NotOwned, nil
-	}
-	return keeper.ProcessState.ExitCode(), nil
 }
 
 // kill kills a keeper that did not kill in time. What it leaves is killed then.
