@@ -140,7 +140,7 @@
 // that wait is acceptable. See [WithTTL] and [WithHeartbeat].
 //
 // Give all clients the same TTL where the database fails over to asynchronous standbys. The new
-// server settles when it was watched for the longest TTL that it knows; a client with a longer one,
+// server is accepted when it was watched for the longest TTL that it knows; a client with a longer one,
 // whose registration the standby missed, could still trust itself then. Where you return to an old
 // primary, and all clients are new, call pgleases.new_server_generation there first: nothing else
 // tells them that there were higher epochs.

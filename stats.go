@@ -37,7 +37,7 @@ type Losses struct {
 	Closed       int64 // the client or the lease was closed, left, superseded or evicted
 }
 
-// Stats returns the client's numbers now. It costs one atomic load, and the clock.
+// Stats returns the client's numbers now. It costs a few atomic loads, and the clock.
 func (c *Client) Stats() Stats {
 	e := c.engine.Stats()
 	return Stats{

@@ -10,8 +10,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// The statement that each task of the table sends. What the answer means to the parts is in
-// engine.go.
+// The statement that each task of the table sends. An answer that concerns one part
+// is handed to it here; what it means to several is in engine.go.
 
 func beginConnect(e *engine, _ time.Time) *operation {
 	return ask(time.Hour, func(ctx context.Context, _ Conn) (Conn, error) { return e.config.Connect(ctx) }, func(c Conn, err error) {
@@ -53,7 +53,7 @@ func beginHoldLiveness(e *engine, _ time.Time) *operation {
 	}, func(err error) {
 		e.session.beatFailed = err != nil // without the lock no heartbeat is sent
 		if err == nil {
-			e.liveness.Holds(session)
+			e.liveness.SetHeld(session)
 		}
 	})
 }

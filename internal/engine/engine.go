@@ -24,7 +24,7 @@ import (
 // served at once, whatever a statement does.
 //
 // It alone knows all parts. A part knows its own fields, and calls no other part: it returns what
-// happened, and the engine passes it on.
+// happened, and the engine passes it on. See doc.go for the list.
 type engine struct {
 	client *Client
 	config Config
@@ -297,7 +297,7 @@ func (e *engine) registered(sent time.Time, incarnation int64, newer *store.Proc
 	case incarnation == 0:
 		e.close(e.replacedBy(newer))
 	default:
-		again := e.session.isRegistered(incarnation)
+		again := e.session.nowRegistered(incarnation)
 		e.answered(sent)
 		e.earnTrust(sent)
 		if again {

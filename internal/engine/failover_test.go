@@ -32,7 +32,7 @@ func newThread() (*engine, *thread) {
 	c := new(thread)
 	e := newEngine(newClient(Config{TTL: 20 * time.Second, Heartbeat: 5 * time.Second, FastFailover: true,
 		Log: slog.New(slog.DiscardHandler), Errors: errorsOfTests}), c)
-	e.liveness.Holds(e.session.number)
+	e.liveness.SetHeld(e.session.number)
 	e.session.registered = true
 	e.earnTrust(time.Now())
 	return e, c

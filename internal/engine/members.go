@@ -230,7 +230,7 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 	// It may have something if an earlier join was applied whose answer was lost, or from an earlier
 	// membership.
 	m.toRead = !join.Claimed && (m.retry > 0 || ms.unreleased[m.lease.Name])
-	m.isMember()
+	m.becameMember()
 	m.generation, m.retry = 0, 0
 	for _, j := range m.callers {
 		m.answer(j)
@@ -258,8 +258,8 @@ func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 	return nil
 }
 
-// isMember takes the news that the session is a member.
-func (m *membership) isMember() {
+// becameMember takes the news that the session is a member.
+func (m *membership) becameMember() {
 	switch m.state {
 	case joins:
 		m.state = member
@@ -268,8 +268,8 @@ func (m *membership) isMember() {
 	}
 }
 
-// isNone takes the news that the session is no member.
-func (m *membership) isNone() {
+// becameNone takes the news that the session is no member.
+func (m *membership) becameNone() {
 	switch m.state {
 	case member:
 		m.state = joins
@@ -305,7 +305,7 @@ func (ms *members) heard(beats []store.LeaseBeat) (asking []string, none []*memb
 		case m.state == joins:
 			continue // it is joined once more
 		}
-		m.isMember() // if it was none, the answer to its join was lost
+		m.becameMember() // if it was none, the answer to its join was lost
 		m.toRead = m.toRead || m.generation != b.Generation
 		m.weightLost = !m.ends() && b.Weight != m.weight
 		if b.DueIn == 0 {
@@ -368,7 +368,7 @@ func (m *membership) refuse(err error) {
 // owned ends. If the session lives and joins again, it owns that still in the database: it is
 // released then, so that none comes back under its epoch.
 func (ms *members) removed(m *membership, sessionLives bool, now time.Time) {
-	m.isNone()
+	m.becameNone()
 	m.retryAt = now
 	cause := m.reason
 	if cause == nil {

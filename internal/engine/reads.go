@@ -94,7 +94,7 @@ type changes struct {
 	released []*assignment         // not owned under this epoch any more, after they were withdrawn
 	lost     []*assignment         // not owned under this epoch any more, though they were served, or gained anew unseen
 	wanted   []*assignment         // to be handed over
-	outdated []*assignment         // of an earlier era: to begin again under a new epoch
+	outdated []*assignment         // of an earlier server generation: to begin again under a new epoch
 	gained   []store.Owned         // to be served
 	passing  []store.Owned         // gained, and to be handed over before they are served
 }

@@ -59,9 +59,9 @@ func (s *session) registration(c *Config) store.Registration {
 	}
 }
 
-// isRegistered notes the answer to a registration, and reports whether the client had registered
+// nowRegistered notes the answer to a registration, and reports whether the client had registered
 // before.
-func (s *session) isRegistered(incarnation int64) (again bool) {
+func (s *session) nowRegistered(incarnation int64) (again bool) {
 	again = s.incarnation != 0
 	s.registered, s.incarnation = true, incarnation
 	s.beatNow() // whose answer has the rest

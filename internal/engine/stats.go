@@ -60,21 +60,21 @@ func (ms *members) withEnded() iter.Seq[*membership] {
 // stats publishes the numbers of each lease, and returns their sum.
 func (ms *members) stats() LeaseStats {
 	for m := range ms.withEnded() {
-		m.now = LeaseStats{Owned: len(m.lease.Board.Look().Values), Gains: m.gains, Losses: m.losses}
+		m.numbers = LeaseStats{Owned: len(m.lease.Board.Look().Values), Gains: m.gains, Losses: m.losses}
 	}
 	for a := range ms.draining {
-		a.membership.now.add(LeaseStats{Draining: 1, DrainingSince: a.since})
+		a.membership.numbers.add(LeaseStats{Draining: 1, DrainingSince: a.since})
 	}
 	sum := ms.past
 	for m := range ms.withEnded() {
-		if now := m.now; now != *m.lease.stats.Load() {
+		if now := m.numbers; now != *m.lease.stats.Load() {
 			m.lease.stats.Store(&now)
 		}
-		sum.add(m.now)
+		sum.add(m.numbers)
 	}
 	for m := range ms.outlived {
-		if m.now.Draining == 0 {
-			ms.past.add(m.now)
+		if m.numbers.Draining == 0 {
+			ms.past.add(m.numbers)
 			delete(ms.outlived, m)
 		}
 	}

@@ -45,8 +45,8 @@ const (
 )
 
 // tasks in the order of precedence. An announcement comes before the next release, because there
-// may be one after the other for long. Notifications come after the first plan, which gives nothing
-// to the client that has just joined.
+// may be one after the other for long. Notifications come after the first plan: a client that plans
+// reads what that gave it.
 var tasks = []*task{
 	{"connect", connecting, retryDue, beginConnect, ownPause},
 	{"register", registering, retryDue, beginRegister, ownPause | untilEnds},

@@ -91,7 +91,7 @@ type lifeline struct {
 	ended    bool
 }
 
-// Carries says which validity ends with the connection; nil: there is none.
+// carries says which validity ends with the connection; nil: there is none.
 func (l *lifeline) carries(v *owned.Validity) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -190,6 +190,7 @@ func (f *State) Answered(sent time.Time) (again, beat bool) {
 	return true, false
 }
 
+// PulseDue is when to look at the connection again.
 func (f *State) PulseDue() time.Time {
 	if !f.On {
 		return never
@@ -207,8 +208,8 @@ func (f *State) NextPresence() int64 {
 	return f.presence
 }
 
-// Holds notes that the connection holds the lock of a session.
-func (f *State) Holds(session int64) { f.heldFor, f.LookAt = session, time.Time{} }
+// SetHeld notes that the connection holds the lock of a session.
+func (f *State) SetHeld(session int64) { f.heldFor, f.LookAt = session, time.Time{} }
 
 // Looked takes the answer to a look. A client that does not watch asks again at the next heartbeat,
 // and when a notification comes: a client that evicts notifies those that are next.

@@ -3,6 +3,6 @@
 // call.
 //
 // One goroutine writes, the client's: it shows snapshots on a Board, asks for the end of work, and
-// ends ownerships. Any number of goroutines read, with one atomic load and the clock, or pin what
-// they work on.
+// ends ownerships. Any number of goroutines read, with a few atomic operations and the clock and no
+// lock, or pin what they work on.
 package owned

@@ -148,5 +148,4 @@ func (c *Conn) Listen(ctx context.Context, probe int64) (bool, error) {
 	return true, nil
 }
 
-// waiting marks the context of a wait for notifications: see watcher.
-type waiting struct{}
+
