@@ -147,5 +147,3 @@ func (c *Conn) Listen(ctx context.Context, probe int64) (bool, error) {
 	}
 	return true, nil
 }
-
-
