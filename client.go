@@ -15,23 +15,25 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A Client is one process's part in all the leases of a schema. It keeps one connection of its own,
-// outside the pool's slots, on which it sends heartbeats; a pool that is exhausted or slow costs it
-// nothing. Open one client per process. All methods are safe for concurrent use.
+// A Client is one process's part in all leases of a schema. It sends heartbeats on one connection
+// of its own, outside of the pool, so an exhausted or slow pool costs it nothing. Open one client
+// per process. All methods are safe for concurrent use.
 type Client struct {
 	engine  *engine.Client
 	options options
 }
 
-// NewClient opens a client where the pool's connections go, on a connection of its own. It borrows
-// the pool, of which it takes the configuration only, and never closes it. The schema is created or
-// migrated where it is needed, unless WithoutMigration is given.
+// NewClient opens a client on a connection of its own, to where the pool's connections go. It takes
+// only the configuration from the pool, and never closes it. It creates or migrates the schema if
+// that is needed, unless WithoutMigration is given.
 //
-// ctx covers the opening only; a host that does not answer for 5 s, or for a heartbeat where that
-// is longer, is passed over. Registering is tried again until ctx ends, where it failed for a
-// reason that may pass, as a row that somebody has locked; that is logged once. The errors: a bad
-// option, the connection's, ErrSchema, the database's where the role lacks rights, or the cause of
-// ctx with the error of the last attempt. Nothing stays behind then.
+// ctx covers the opening only. NewClient skips a host that does not answer within 5 s, or within a
+// heartbeat if that is longer. If registering fails for a reason that may pass, for example because
+// another transaction has locked the row, NewClient logs that once and tries again until ctx ends.
+//
+// NewClient returns an error if an option is invalid, if it cannot connect, if the schema does not
+// fit (ErrSchema), or if the role lacks rights. If ctx ends first, it returns the cause of ctx with
+// the error of the last attempt. After an error nothing is left behind.
 func NewClient(ctx context.Context, pool *pgxpool.Pool, opts ...Option) (*Client, error) {
 	o, err := newOptions(opts)
 	if err != nil {
@@ -45,7 +47,7 @@ func NewClient(ctx context.Context, pool *pgxpool.Pool, opts ...Option) (*Client
 }
 
 // Open opens a client from a connection string, for applications that do not use pgxpool
-// (database/sql, lib/pq, gorm). Otherwise it is NewClient.
+// (database/sql, lib/pq, gorm). Otherwise it does what NewClient does.
 func Open(ctx context.Context, connString string, opts ...Option) (*Client, error) {
 	o, err := newOptions(opts)
 	if err != nil {
@@ -95,7 +97,7 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 	}, o)
 }
 
-// openOn opens a client on what stands in for a server.
+// openOn opens a client on a double of a server.
 func openOn(ctx context.Context, o options) (*Client, error) {
 	if o.FastFailover {
 		return nil, errors.New("pgleases: open client: WithFastFailover needs a server, and there is none")
@@ -122,9 +124,9 @@ func start(ctx context.Context, first engine.Conn, connect func(context.Context)
 	return &Client{engine: e, options: o}, nil
 }
 
-// Migrate creates the schema, or brings it up to date. It is idempotent and safe to race; where
-// nothing is to be done it needs no more than the right to read. ctx covers all of it. The only
-// option is WithSchema; any other is an error.
+// Migrate creates the schema, or brings it up to date. It is idempotent, and any number of
+// processes may call it at once. If the schema is up to date, it needs only the right to read. ctx
+// covers the whole call. The only option is WithSchema; any other is an error.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	schema, err := schemaOption("Migrate", opts)
 	if err != nil {
@@ -140,8 +142,8 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	return store.OpenError(ctx, "pgleases", "migrate", schema, ErrSchema, err)
 }
 
-// Schema returns the DDL that Migrate runs, for goose, tern, Flyway and the like: tables, views,
-// functions. The only option is WithSchema; any other is an error.
+// Schema returns the DDL that Migrate runs: tables, views and functions, for goose, tern, Flyway
+// and similar tools. The only option is WithSchema; any other is an error.
 func Schema(opts ...Option) (string, error) {
 	schema, err := schemaOption("Schema", opts)
 	if err != nil {
@@ -153,16 +155,19 @@ func Schema(opts ...Option) (string, error) {
 // ID returns the client's ID.
 func (c *Client) ID() string { return c.options.ClientID }
 
-// Lease joins a lease with that number of partitions (1 to 65,536), which is made if it does not
-// exist, and returns once the database has the membership, not once anything is owned: see
-// Lease.Wait. The name has 1 to 255 bytes of UTF-8 without NUL. A plan reads all partitions of a
-// lease, and has to come between two heartbeats: so there may be 16,384 for each second of the TTL;
-// no more in all leases together that share members, which is not checked.
+// Lease joins a lease, and creates it if it does not exist. It returns when the database has the
+// membership. Ownership comes later: see Lease.Wait. The name has 1 to 255 bytes of UTF-8 without
+// NUL. There may be 1 to 65,536 partitions, and at most 16,384 for each second of the TTL, because
+// a plan reads all partitions of a lease between two heartbeats. All leases that share members are
+// planned together: keep their sum below that limit too. The library does not check the sum.
 //
-// ctx covers the joining only; if it ends first its cause is returned and no membership stays
-// behind. Joining a lease again with the same number and options returns the same Lease, with
-// others an error that names both. The other errors: ErrPartitionCount where it exists with another
-// number, ErrClosed, ErrSuperseded and ErrEvicted after the client's end, a bad option, the
+// ctx covers the joining only. If it ends first, Lease returns its cause, and no membership is left
+// behind. If the client has joined the lease already with the same number and options, Lease
+// returns the same *Lease. With another number or other options it returns an error that names
+// both.
+//
+// The other errors are ErrPartitionCount if the lease exists with another number of partitions,
+// ErrClosed, ErrSuperseded and ErrEvicted after the client's end, an invalid option, and the
 // database's.
 func (c *Client) Lease(ctx context.Context, name string, partitions int, opts ...LeaseOption) (*Lease, error) {
 	o, err := newLeaseOptions(name, partitions, c.options.TTL, opts)
@@ -176,25 +181,28 @@ func (c *Client) Lease(ctx context.Context, name string, partitions int, opts ..
 	return l.Public(func() any { return &Lease{client: c, engine: l, board: l.Board} }).(*Lease), nil
 }
 
-// Done returns a channel that is closed when the client has ended: closed, superseded by a newer
-// process of the same ID, or evicted by an operator.
+// Done returns a channel that is closed when the client has ended: it was closed, a newer process
+// took over its ID, or an operator evicted it.
 func (c *Client) Done() <-chan struct{} { return c.engine.Done() }
 
-// Err returns why the client ended, ErrClosed, ErrSuperseded or ErrEvicted; nil while it has not.
+// Err returns why the client ended: ErrClosed, ErrSuperseded or ErrEvicted. It returns nil while
+// the client lives.
 func (c *Client) Err() error { return c.engine.Err() }
 
-// Close ends the client: Values of its leases is empty at once, Run callbacks are asked to end,
-// partitions are handed over as their work ends, and the client leaves. End loops over bare Values
-// first: the handoff delay is not paid here.
+// Close ends the client. Values of its leases is empty at once, and Run callbacks are asked to end.
+// The client hands over each partition when the work on it has ended, and then leaves. Close does
+// not wait for the handoff delay, so stop loops over Values before you call it.
 //
-// ctx bounds the wait for work only. When it has ended, also when it had before, what is free is
-// still released, for up to 2 s; what is in work is not: its contexts are canceled with ErrClosed
-// and it moves when the session expires, a TTL after its last heartbeat. Close returns what was
-// left in work, joined with the cause of ctx. Goroutines and the connection are gone when it
-// returns. Without a database it stops trying when ctx has ended or nothing is trusted any more. It
-// is idempotent, legal before any Lease, and never closes the pool.
+// ctx bounds only the wait for work. When ctx has ended, or if it had ended before the call, the
+// client still releases what is free, for up to 2 s. Partitions in work are not released: their
+// contexts are canceled with ErrClosed, and they move when the session expires, a TTL after its
+// last heartbeat. Close returns an error that names them, joined with the cause of ctx. If the
+// database cannot be reached, Close returns when ctx has ended or the trust deadline has passed.
 //
-// In a Run callback, or under a hold of the same goroutine, Close waits for that work too, which
-// cannot end before: it returns when its ctx ends, and names the partition. With the callback's ctx
-// it returns at once, as Close ends that one.
+// When Close returns, the client has no goroutine and no connection. Close is idempotent, and never
+// closes the pool.
+//
+// If a Run callback calls Close, or a goroutine that has a hold, Close waits for that work too. It
+// returns when its ctx ends, and names the partition. Called with the callback's own ctx it returns
+// at once, because Close ends that ctx.
 func (c *Client) Close(ctx context.Context) error { return c.engine.Close(ctx) }

@@ -10,28 +10,30 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// Guard fences a transaction: it passes only while p is owned under exactly p's epoch, and from
-// then on a takeover of the partition waits until the transaction ends. Call it before the writes,
-// in the same transaction, and commit: the writes are then ordered before everything that the next
-// owner does under its own Guard. ErrNotOwner tells that p is not owned any more; roll back.
+// Guard fences a transaction. It passes only while p is owned under exactly p's epoch. From then on
+// a takeover of the partition waits until the transaction ends. Call Guard before the writes, in
+// the same transaction, and commit: the writes are then ordered before everything that the next
+// owner does under its own Guard. If Guard returns ErrNotOwner, roll back: p is not owned any
+// longer.
 //
-// The lock lasts as long as the transaction or savepoint in which Guard was called; it needs a
-// read-write transaction. In a REPEATABLE READ or SERIALIZABLE one that began before a change of
-// the partition, the database reports a serialization failure instead (SQLSTATE 40001). Guard
-// lowers idle_in_transaction_session_timeout, for this transaction only, to the trust that is left,
-// so that a process that froze inside it gives the partition free; a statement that runs on is not
-// bounded, nor the transaction as a whole: heartbeats prolong the trust while it works. Nor is a
-// transaction after PREPARE TRANSACTION: it keeps the partition until it is committed or rolled
-// back.
+// The lock lasts as long as the transaction or savepoint in which Guard was called. The transaction
+// has to be read-write. In a REPEATABLE READ or SERIALIZABLE transaction that began before the
+// partition changed, the database reports a serialization failure instead (SQLSTATE 40001).
 //
-// While a partition drains, Guard still passes. When all work on it has ended, and guarded
-// transactions still keep it from being handed over, Guard passes no more, also not a second time
-// in a transaction that is open: so transactions that overlap do not keep it for ever. A failover
-// to a standby ends every epoch once the new server was watched for a TTL: Guard refuses those of
-// before.
+// Guard lowers idle_in_transaction_session_timeout to the trust that is left, for this transaction
+// only, so that a process that freezes in the transaction does not keep the partition. It bounds
+// neither a statement that runs on nor the transaction as a whole, because heartbeats prolong the
+// trust while the transaction works. A transaction after PREPARE TRANSACTION is not bounded either:
+// it keeps the partition until it is committed or rolled back.
 //
-// It costs one round trip on the transaction's own connection, which ctx covers. A Partition made
-// from a stored number and epoch is checked the same way.
+// While a partition drains, Guard still passes. If all work on it has ended and guarded
+// transactions alone keep it from moving, Guard does not pass any longer, not even a second time in
+// an open transaction. So transactions that overlap cannot keep a partition for ever. After a
+// failover to a standby the new server is watched for a TTL; then every epoch from before ends, and
+// Guard refuses it.
+//
+// Guard costs one round trip on the transaction's own connection, which ctx covers. It checks a
+// Partition that was made from a stored number and epoch in the same way.
 func (l *Lease) Guard(ctx context.Context, tx pgx.Tx, p Partition) error {
 	return l.guarded(p).Guard(ctx, store.InTx(ctx, tx))
 }

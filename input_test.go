@@ -165,7 +165,7 @@ func TestBadLeaseInputIsRefusedAndLeavesNothing(t *testing.T) {
 		{"name of 300 bytes", tooLong, 4, nil, []string{"lease name", `"xxx`, "300"}},
 		{"name with NUL", "a\x00b", 4, nil, []string{"lease name", `"a\x00b"`, "NUL"}},
 		{"name not UTF-8", notUTF8, 4, nil, []string{"lease name", `"abc\xff"`, "UTF-8"}},
-		{"nil option", "orders", 4, []pgleases.LeaseOption{nil}, []string{`"orders"`, "option", "nil"}},
+		{"empty option", "orders", 4, []pgleases.LeaseOption{{}}, []string{`"orders"`, "option", "empty"}},
 		{"weight of -1", "orders", 4, []pgleases.LeaseOption{pgleases.WithWeight(-1)}, []string{`"orders"`, "weight -1", "0 to 1000"}},
 		{"weight of 1,001", "orders", 4, []pgleases.LeaseOption{pgleases.WithWeight(1001)}, []string{`"orders"`, "weight 1001", "0 to 1000"}},
 		{"negative handoff delay", "orders", 4, []pgleases.LeaseOption{pgleases.WithHandoffDelay(-time.Second)},

@@ -11,9 +11,9 @@ import (
 	"github.com/pgleases/pgleases/internal/owned"
 )
 
-// A Lease is a client's part in a lease: it tells which partitions the client owns now. It outlives
-// sessions: after an outage or an eviction the client joins again by itself. All methods are safe
-// for concurrent use.
+// A Lease is a client's part in a lease. It shows which partitions the client owns now. It outlives
+// sessions: after an outage, or if its session has expired, the client joins again automatically.
+// All methods are safe for concurrent use.
 type Lease struct {
 	client  *Client
 	engine  *engine.Lease
@@ -27,14 +27,14 @@ func (l *Lease) Name() string { return l.engine.Name }
 // NumPartitions returns the number of partitions of the lease.
 func (l *Lease) NumPartitions() int { return l.engine.Partitions }
 
-// Values returns the partitions that this client owns now, ascending; empty, never nil, if none. It
-// reads the clock: past the trust deadline it is empty at once, whatever the process slept through.
-// It takes nanoseconds, so call it as often as it matters. The slice is shared: clone it before
-// writing.
+// Values returns the partitions that this client owns now, ascending. If there are none it returns
+// an empty slice, never nil. Values reads the clock: past the trust deadline it is empty at once,
+// even if the process was asleep until then. It costs nanoseconds, so call it as often as it
+// matters. The slice is shared: clone it before you write to it.
 //
-// After Values or Owns a loop may be working on what it read, so a partition that moves waits for
-// WithHandoffDelay. Probes and metrics read Partition, TrustDeadline and Client.Stats, which delay
-// nothing.
+// A loop may be working on what it got from Values or Owns, so a partition that moves then waits
+// for WithHandoffDelay. Probes and metrics should use Partition, TrustDeadline and Stats, which
+// delay nothing.
 func (l *Lease) Values() []int {
 	s := l.board.Read()
 	if !s.Validity.Holds() {
@@ -43,15 +43,15 @@ func (l *Lease) Values() []int {
 	return s.Values
 }
 
-// Owns reports whether this client owns the partition now, as Values does, for a loop that asks
+// Owns reports whether this client owns the partition now. Like Values, it is for a loop that asks
 // before it works. For a probe, use Partition.
 func (l *Lease) Owns(partition int) bool {
 	_, found := slices.BinarySearch(l.Values(), partition)
 	return found
 }
 
-// Partition returns this client's ownership of the partition, with its epoch, and whether it owns
-// it now. It delays no handoff.
+// Partition returns this client's ownership of the partition, with its epoch, and whether the
+// client owns it now. It delays no handoff.
 func (l *Lease) Partition(partition int) (Partition, bool) {
 	return maybePartition(l.board.Look().Find(partition))
 }
@@ -61,22 +61,22 @@ func (l *Lease) Partition(partition int) (Partition, bool) {
 // partitions) returns the same.
 func (l *Lease) PartitionFor(key string) int { return partitionFor(key, l.engine.Partitions) }
 
-// Changed returns a channel that is closed at the next change of what Values and Partition tell,
-// the passing of the trust deadline included. Take it before reading Values, and a change in
-// between is not missed. After the end of the lease it is closed already: a loop that waits for it
-// has to look at Err too.
+// Changed returns a channel that is closed at the next change of what Values and Partition return,
+// including the passing of the trust deadline. Call Changed before Values, so that you miss no
+// change in between. After the end of the lease the channel is closed already: a loop that waits
+// for it has to check Err too.
 func (l *Lease) Changed() <-chan struct{} { return l.board.Look().Changed() }
 
-// Done returns a channel that is closed when the lease has ended: it was left, or its client was
-// closed or superseded. An outage or an eviction ends no lease: the client joins again.
+// Done returns a channel that is closed when the lease has ended: it was left, or its client has
+// ended. An outage or an expired session does not end a lease, because the client joins again.
 func (l *Lease) Done() <-chan struct{} { return l.board.Closed() }
 
-// Err returns why the lease ended, ErrClosed, ErrSuperseded or ErrEvicted; nil while it has not. It
-// costs nanoseconds.
+// Err returns why the lease ended: ErrClosed, ErrSuperseded or ErrEvicted. It returns nil while the
+// lease lives. It costs nanoseconds.
 func (l *Lease) Err() error { return l.board.Cause() }
 
-// Wait waits until the client owns at least one partition of the lease. It returns the cause of ctx
-// if that ends first, and the cause of the lease's or client's end.
+// Wait waits until the client owns at least one partition of the lease. It returns an error that
+// wraps the cause of ctx if ctx ends first, or why the lease ended.
 func (l *Lease) Wait(ctx context.Context) error {
 	for {
 		s := l.board.Look()
@@ -94,8 +94,9 @@ func (l *Lease) Wait(ctx context.Context) error {
 	}
 }
 
-// TrustDeadline returns until when what the lease tells can be trusted if no further heartbeat
-// succeeds, to bound a call to something outside; the zero time where nothing can be trusted now.
+// TrustDeadline returns the time until which this client may act as owner if no further heartbeat
+// succeeds. Use it to bound a call to another system. It returns the zero time if the client may
+// not act as owner now.
 func (l *Lease) TrustDeadline() time.Time {
 	v := l.board.Look().Validity
 	deadline := v.Deadline()
@@ -105,9 +106,9 @@ func (l *Lease) TrustDeadline() time.Time {
 	return deadline
 }
 
-// SetWeight changes the client's share relative to the other members': 0 to 1,000. It returns once
-// the database has it; partitions move afterwards. If ctx ends first its cause is returned, and the
-// change may still come.
+// SetWeight changes the client's share relative to the other members' shares. Valid weights are 0
+// to 1,000. It returns when the database has the weight; partitions move afterwards. If ctx ends
+// first it returns the cause of ctx, and the weight may still change.
 func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 	if err := checkWeight(l.engine.Name, weight); err != nil {
 		return err
@@ -115,12 +116,16 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 	return l.engine.SetWeight(ctx, weight)
 }
 
-// Leave ends the client's part in the lease: Values is empty at once, Run callbacks are asked to
-// end, and what is no longer in work is handed over. It waits for work until ctx ends; what is
-// still in work then keeps its partition until the work ends, and is returned as an error joined
-// with the cause of ctx. The Lease is of no use afterwards; Client.Lease joins anew. Leave is
-// idempotent, and does not pay the handoff delay: stop a loop over Values first. Without a database
-// it waits until that is back, ctx ends (2 s longer where nothing is in work) or the client does.
-// In a Run callback, or under a hold of the same goroutine, it waits for that work too: see
+// Leave ends the client's part in the lease. Values is empty at once, and Run callbacks are asked
+// to end. The client hands over each partition when the work on it has ended. Leave does not wait
+// for the handoff delay, so stop loops over Values before you call it.
+//
+// Leave waits for work until ctx ends. Partitions in work then stay with the client until the work
+// ends, and Leave returns an error that names them, joined with the cause of ctx. If the database
+// cannot be reached, Leave waits until it is back, until the client ends, or until ctx ends (2 s
+// longer if nothing is in work).
+//
+// The Lease is of no use afterwards; call Client.Lease to join again. Leave is idempotent. If a Run
+// callback calls it, or a goroutine that has a hold, Leave waits for that work too: see
 // Client.Close.
 func (l *Lease) Leave(ctx context.Context) error { return l.engine.Leave(ctx) }

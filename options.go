@@ -35,76 +35,82 @@ type options struct {
 	connConfig  *pgx.ConnConfig
 }
 
-// An Option changes how a client works. Options are checked together, by the call that they are
-// given to. Make one with one of the With functions.
+// An Option changes how a client works. The functions that begin with With make options. The call
+// that takes the options checks all of them together.
 type Option struct {
 	name string // of the function that made it
 	set  func(*options)
 }
 
-// WithClientID names the client: 1 to 255 bytes of UTF-8 without NUL, unique among the live clients
-// of a schema. A client that restarts under its own ID gets its own partitions back, so a name that
-// outlives the process (a StatefulSet's pod, a host) keeps partitions where they are. The default
-// is host:pid:random, which never comes back.
+// WithClientID sets the client's ID: 1 to 255 bytes of UTF-8 without NUL, unique among the live
+// clients of a schema. The default is host:pid:random, which is new with every start. A client that
+// restarts under the same ID gets its partitions back. So an ID that outlives the process, for
+// example the name of a StatefulSet's pod or of a host, keeps partitions where they are.
 func WithClientID(id string) Option {
 	return Option{"WithClientID", func(o *options) { o.ClientID = id }}
 }
 
-// WithTTL sets how long a client lives without a heartbeat: 1s to 10min, default 6s. It is the time
-// after which the partitions of a crashed client move. Clients of one schema may differ.
+// WithTTL sets how long a client lives without a heartbeat. The default is 6s; valid values are 1s
+// to 10m. After that time the partitions of a crashed client move. Clients of one schema may have
+// different TTLs.
 func WithTTL(ttl time.Duration) Option {
 	return Option{"WithTTL", func(o *options) { o.TTL = ttl }}
 }
 
-// WithHeartbeat sets the time between heartbeats: 10ms to half the TTL, default a third of it.
+// WithHeartbeat sets the time between heartbeats. The default is a third of the TTL; valid values
+// are 10ms to half the TTL.
 func WithHeartbeat(interval time.Duration) Option {
 	return Option{"WithHeartbeat", func(o *options) { o.Heartbeat = interval }}
 }
 
-// WithSchema sets the schema of the tables: any identifier of 1 to 63 bytes, quoted where it needs
-// to be; default "pgleases". Clients see each other only within a schema.
+// WithSchema sets the schema of the tables. The default is "pgleases"; valid values are identifiers
+// of 1 to 63 bytes, which the library quotes. Clients see each other only within a schema.
 func WithSchema(name string) Option {
 	return Option{"WithSchema", func(o *options) { o.Schema = name }}
 }
 
-// WithLogger sets where events are logged; default slog.Default(). A nil logger means the default.
+// WithLogger sets where the client logs. The default, also for nil, is slog.Default().
 func WithLogger(logger *slog.Logger) Option {
 	return Option{"WithLogger", func(o *options) { o.Log = logger }}
 }
 
-// WithoutMigration never runs DDL: where the schema is missing or too old, opening a client is
-// ErrSchema.
+// WithoutMigration keeps the client from running DDL. If the schema is missing or too old, opening
+// a client then returns ErrSchema.
 func WithoutMigration() Option {
 	return Option{"WithoutMigration", func(o *options) { o.noMigration = true }}
 }
 
-// WithPolling never listens for notifications: changes are seen at the next heartbeat. Behind a
-// connection pooler clients do that by themselves.
+// WithPolling keeps the client from listening for notifications. It then sees changes at its next
+// heartbeat. Behind a connection pooler a client finds out that notifications do not arrive, and
+// polls without this option.
 func WithPolling() Option {
 	return Option{"WithPolling", func(o *options) { o.Polling = true }}
 }
 
-// WithConnConfig sets where the client's own connection goes, past a pooler for instance; default:
-// where the pool's connections go. The configuration is one that pgx.ParseConfig made; it is
-// copied. The pool's BeforeConnect is applied to it too.
+// WithConnConfig sets where the client's own connection goes, for example past a pooler. The
+// default is where the pool's connections go. It has to lead to the same database as the pool, on
+// whose connections Guard runs. pgx.ParseConfig makes the configuration, and the client copies it.
+// The pool's BeforeConnect is applied to it too.
 func WithConnConfig(config *pgx.ConnConfig) Option {
 	return Option{"WithConnConfig", func(o *options) { o.connConfig = config }}
 }
 
-// WithFastFailover has the partitions and locks of a process that died taken over in about 0.4 s,
-// whatever the TTL: the client's connection holds an advisory lock, and two of the clients with
-// this option watch all such locks. Clients without it are taken over at their TTL.
+// WithFastFailover makes others take over the partitions and locks of a crashed process in about
+// 0.4 s, whatever its TTL is. The client's connection holds an advisory lock, and two of the
+// clients with this option watch all such locks. Clients without the option are taken over at their
+// TTL.
 //
-// It weakens one promise. Without it nobody takes over before the trust deadline has passed. With
-// it, where something between client and server ends the connection in the client's name (a
-// firewall, a proxy, a machine that was given the address), and the client does not hear of that
-// because its network is cut, two clients own the same until the trust deadline of the one that is
-// cut off. Guard and the epochs hold even then. The client also gives up what it owns whenever its
-// connection ends without a word of the server, where it would else go on if it is back within its
-// TTL; and a process that was stopped for more than 250 ms shows nothing until the server has
-// answered.
+// The option weakens one promise. Without it no client takes over before the trust deadline has
+// passed. With it, two clients can own the same partition until the trust deadline of one of them,
+// if two things coincide: something between client and server ends the connection in the client's
+// name (a firewall, a proxy, a machine that was given the address), and the client does not notice
+// because its network is cut. Guard and the epochs hold even then.
 //
-// Opening a client is an error through a connection pooler, in session mode too (see
+// The client also gives up what it owns if its connection ends and the server has not announced
+// that. Without the option it keeps what it owns if it is back within its TTL. If a process was
+// stopped for more than 250 ms, its Values is empty until the server has answered.
+//
+// Opening a client returns an error through a connection pooler, also in session mode (see
 // WithConnConfig), and on PostgreSQL 14.
 func WithFastFailover() Option {
 	return Option{"WithFastFailover", func(o *options) { o.FastFailover = true }}
@@ -129,7 +135,7 @@ func newOptions(opts []Option) (options, error) {
 	return o, o.validate()
 }
 
-// schemaOption returns the schema for a call to which no option but WithSchema means anything.
+// schemaOption returns the schema for a call that takes no other option.
 func schemaOption(call string, opts []Option) (string, error) {
 	o, err := newOptions(opts)
 	for _, name := range o.given {
@@ -185,26 +191,29 @@ func hostname() string {
 	return strings.ReplaceAll(strings.ToValidUTF8(host, "?"), "\x00", "?")
 }
 
-// A LeaseOption changes a client's part in one lease.
-type LeaseOption func(*engine.LeaseOptions)
+// A LeaseOption changes a client's part in one lease. WithWeight, WithHandoffDelay and
+// WithDrainTimeout make them.
+type LeaseOption struct{ set func(*engine.LeaseOptions) }
 
-// WithWeight sets the client's share relative to the other members': 0 to 1,000, default 1. A
-// weight of 0 owns nothing: what it owns is handed over.
-func WithWeight(weight int) LeaseOption { return func(o *engine.LeaseOptions) { o.Weight = weight } }
-
-// WithHandoffDelay sets how long a partition that left Values stays with this client before the
-// next one gets it; 0 or more, default 1s. Give the longest time that your loop works on a slice
-// that it read from Values. Only ownerships that were read with Values or Owns are delayed; Run and
-// Hold tell by themselves when work has ended.
-func WithHandoffDelay(delay time.Duration) LeaseOption {
-	return func(o *engine.LeaseOptions) { o.HandoffDelay = delay }
+// WithWeight sets the client's share relative to the other members' shares. The default is 1; valid
+// values are 0 to 1,000. A client of weight 0 owns nothing, and hands over what it owns.
+func WithWeight(weight int) LeaseOption {
+	return LeaseOption{func(o *engine.LeaseOptions) { o.Weight = weight }}
 }
 
-// WithDrainTimeout sets how long a handoff waits for a Run callback or an open Hold; 0 or more,
-// default 0: as long as it takes. After it the ownership ends with ErrDrainTimeout and the
-// partition moves, whatever still runs.
+// WithHandoffDelay sets how long the client keeps a partition that has left Values. The default is
+// 1s; valid values are 0 and more. Set it to the longest time that your loop works on a slice that
+// it read from Values. The delay applies only to ownerships that were read with Values or Owns. Run
+// and Hold know when the work has ended.
+func WithHandoffDelay(delay time.Duration) LeaseOption {
+	return LeaseOption{func(o *engine.LeaseOptions) { o.HandoffDelay = delay }}
+}
+
+// WithDrainTimeout sets how long a handoff waits for a Run callback or an open Hold. The default is
+// 0, which means without a limit; valid values are 0 and more. After that time the ownership ends
+// with ErrDrainTimeout, and the partition moves even if the work goes on.
 func WithDrainTimeout(timeout time.Duration) LeaseOption {
-	return func(o *engine.LeaseOptions) { o.DrainTimeout = timeout }
+	return LeaseOption{func(o *engine.LeaseOptions) { o.DrainTimeout = timeout }}
 }
 
 // newLeaseOptions applies opts to the defaults and checks name, partitions and the result, for a
@@ -212,10 +221,10 @@ func WithDrainTimeout(timeout time.Duration) LeaseOption {
 func newLeaseOptions(name string, partitions int, ttl time.Duration, opts []LeaseOption) (engine.LeaseOptions, error) {
 	o := engine.LeaseOptions{Weight: 1, HandoffDelay: defaultHandoff}
 	for _, opt := range opts {
-		if opt == nil {
-			return o, fmt.Errorf("pgleases: lease %q: option is nil", name)
+		if opt.set == nil {
+			return o, fmt.Errorf("pgleases: lease %q: option is empty: make it with one of the With functions", name)
 		}
-		opt(&o)
+		opt.set(&o)
 	}
 	if err := store.CheckName("lease name", name); err != nil {
 		return o, err

@@ -9,8 +9,8 @@ import (
 	"github.com/pgleases/pgleases/internal/owned"
 )
 
-// A Partition is one ownership of a partition of a lease: the same number under another epoch is
-// another ownership. It is a small value, to be copied freely, also beyond the ownership's end.
+// A Partition is one ownership of a partition of a lease. The same number under another epoch is
+// another ownership. It is a small value: copy it freely, also beyond the ownership's end.
 type Partition struct {
 	Number int   // 0 to the lease's number of partitions - 1
 	Epoch  int64 // the fencing token: higher than that of every earlier ownership of this partition
@@ -30,10 +30,11 @@ func maybePartition(o *owned.Ownership) (Partition, bool) {
 	return partitionOf(o), true
 }
 
-// Context returns the context of this ownership. It ends when the ownership does, with the cause:
-// ErrHandoff after a handoff, ErrTrustLost, ErrDrainTimeout, ErrSuperseded, ErrEvicted or
-// ErrClosed. While the partition drains, after its owner was asked to hand it over, it goes on. A
-// Partition that was not got from a lease returns a context that has ended.
+// Context returns the context of this ownership. It ends with the ownership; its cause is
+// ErrHandoff after a handoff, else ErrTrustLost, ErrDrainTimeout, ErrSuperseded, ErrEvicted or
+// ErrClosed. While the partition drains, after its owner was asked to hand it over, the context
+// lives. A Partition that does not come from a lease returns a context that has ended, with the
+// cause ErrNotOwner.
 func (p Partition) Context() context.Context {
 	if p.ownership == nil {
 		ctx, cancel := context.WithCancelCause(context.Background())

@@ -15,18 +15,18 @@ import (
 	"github.com/pgleases/pgleases/internal/ranges"
 )
 
-// A Hold pins the partitions that a client owned when it was taken: none of them is handed over
-// before it is released. All methods are safe for concurrent use.
+// A Hold pins the partitions that the client owned when the hold was taken. The client hands over
+// none of them before the hold is released. All methods are safe for concurrent use.
 type Hold struct{ hold *owned.Hold }
 
-// Hold pins what this client owns now, for a piece of work: take one, work on its Partitions,
-// release it, take the next. A partition that is wanted elsewhere leaves once no open hold contains
-// it. Past the trust deadline, and after the lease ended, the hold is empty. Its context is a child
-// of ctx. Always Release it.
+// Hold pins what this client owns now, for one piece of work. Take a hold, work on its Partitions,
+// release it, and take the next. A partition that is to move leaves when no open hold contains it.
+// Past the trust deadline, and after the end of the lease, the hold is empty. Its context is a
+// child of ctx. Always call Release.
 func (l *Lease) Hold(ctx context.Context) *Hold { return &Hold{l.board.Hold(ctx)} }
 
-// Partitions returns the ownerships that the hold pins, for Guard, by number. The slice is the
-// caller's. See Values where the numbers are enough.
+// Partitions returns the ownerships that the hold pins, by number, for Guard. The slice is the
+// caller's. If you need only the numbers, use Values.
 func (h *Hold) Partitions() []Partition {
 	pinned := h.hold.Owned()
 	partitions := make([]Partition, len(pinned))
@@ -37,20 +37,20 @@ func (h *Hold) Partitions() []Partition {
 }
 
 // Values returns the numbers of the partitions that the hold pins, ascending. The slice is shared:
-// clone it before writing.
+// clone it before you write to it.
 func (h *Hold) Values() []int { return h.hold.Values() }
 
-// Partition returns the ownership that the hold pins of a partition, and whether there is one.
+// Partition returns the ownership of the partition that the hold pins, and whether it pins one.
 func (h *Hold) Partition(partition int) (Partition, bool) {
 	return maybePartition(h.hold.Find(partition))
 }
 
-// Context returns the context for the work: it ends, with the cause, as soon as one of the hold's
-// ownerships does (ErrTrustLost, ErrDrainTimeout, ErrSuperseded, ErrEvicted, ErrClosed) or the
-// context given to Lease.Hold, and with Release. A handoff alone does not end it.
+// Context returns the context for the work. It ends when one of the hold's ownerships ends, with
+// the cause (ErrTrustLost, ErrDrainTimeout, ErrSuperseded, ErrEvicted, ErrClosed), when the context
+// given to Lease.Hold ends, and with Release. A handoff alone does not end it.
 func (h *Hold) Context() context.Context { return h.hold.Context() }
 
-// Release ends the hold. Only the first call does anything.
+// Release ends the hold. Only the first call has an effect.
 func (h *Hold) Release() { h.hold.Release() }
 
 const (
@@ -58,23 +58,26 @@ const (
 	runBackoffMax = 30 * time.Second
 )
 
-// Run calls fn for every partition that the client owns, each in a goroutine of its own, one call
-// per partition at a time. It returns when ctx ends or the lease or client does, after all calls
-// returned, with the cause. A second Run on the lease while one is under way is an error.
+// Run calls fn for every partition that the client owns, each in a goroutine of its own, with one
+// call per partition at a time. It returns when ctx, the lease or the client has ended and all
+// calls have returned. The error wraps the cause. A second Run on the lease at the same time
+// returns an error.
 //
-// fn's ctx is canceled when the partition is wanted elsewhere (cause ErrHandoff), when the
-// ownership ends, when the client closes, and with ctx: take no new item then. An item in hand may
-// be finished under p.Context(), which ends only with the ownership. The partition leaves when fn
-// has returned. When fn returns nil it is done with this ownership, and is called again only under
-// a new epoch. When it returns an error, that is logged and fn is called again after 100 ms,
-// doubling to 30 s, with jitter; between calls the partition may leave. A panic in fn is not
-// recovered. A call that ends its goroutine with runtime.Goexit has returned nil. Client.Close and
-// Lease.Leave wait for fn: one that calls them gives them its ctx, which they end, or waits for
-// itself until theirs ends.
+// fn's ctx is canceled when the partition is to move (cause ErrHandoff), when the ownership ends,
+// when the client closes, and with ctx. Take no new item then. You may finish an item in hand under
+// p.Context(), which ends only with the ownership. The partition moves when fn has returned.
 //
-// A call that does not return when its contexts end is waited for: the partition may be lost and
-// come back meanwhile, and nobody works on it then. That is logged after 30 s, and counted in
-// Stats.Draining. Where ctx ended, WithDrainTimeout bounds how long p.Context() goes on.
+// If fn returns nil, it is done with this ownership: Run calls it again only under a new epoch. If
+// fn returns an error, Run logs it and calls fn again after 100 ms, doubling to 30 s, with jitter.
+// The partition may move between two calls. Run does not recover a panic in fn. A call that ends
+// its goroutine with runtime.Goexit counts as one that returned nil.
+//
+// Run waits for calls that do not return when their contexts end. Meanwhile the partition may be
+// lost and come back; no other call works on it then. Run logs such calls after 30 s, and
+// Stats.Draining counts them. If ctx has ended, WithDrainTimeout bounds how long p.Context() lives.
+//
+// Client.Close and Lease.Leave wait for fn. If fn calls one of them, it should pass its own ctx,
+// which they end; with another context it waits for itself until that one ends.
 func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partition) error) error {
 	if !l.running.CompareAndSwap(false, true) {
 		return fmt.Errorf("pgleases: run lease %q: another Run is under way", l.engine.Name)
@@ -113,7 +116,7 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 	}
 }
 
-// awaitCalls waits for the calls that go on when Run ends. As in a handoff, they are told of after
+// awaitCalls waits for the calls that go on when Run ends. As in a handoff, they are logged after
 // 30 s, and the ownership ends after the drain timeout.
 func (l *Lease) awaitCalls(begun map[int]*owned.Ownership, busy map[int]bool, finished <-chan int) {
 	began, warn, limit := time.Now(), time.NewTimer(engine.WarnAfter), (<-chan time.Time)(nil)
