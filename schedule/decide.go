@@ -118,12 +118,7 @@ func (d *decision) wait(err error, since *time.Time, now time.Time, epoch int64)
 }
 
 // attempts is how many attempts at the tick under way have failed.
-func (r *record) attempts() int {
-	if r.Trying == nil {
-		return 0
-	}
-	return r.Trying.Attempts
-}
+func (r *record) attempts() int { return value(r.Trying).Attempts }
 
 // done gives the run its outcome.
 func (d *decision) done() {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -39,12 +40,7 @@ type Enqueuer struct{ scheduler *Scheduler }
 // group that has never run; any other is an error. NewEnqueuer sends no statement. It does not
 // close the pool.
 func NewEnqueuer(pool *pgxpool.Pool, group string, opts ...Option) (*Enqueuer, error) {
-	o, err := newOptions(opts)
-	for _, name := range o.given {
-		if err == nil && name != "WithSchema" && name != "WithPartitions" {
-			err = fmt.Errorf("schedule: %s means nothing to NewEnqueuer: only WithSchema and WithPartitions do", name)
-		}
-	}
+	o, err := onlyOptions("NewEnqueuer", opts, "WithSchema", "WithPartitions")
 	switch {
 	case err != nil:
 		return nil, err
@@ -196,11 +192,7 @@ func (s *Scheduler) owns(rows []newJob) bool {
 	if p == nil {
 		return false
 	}
-	var partitions []int
-	for _, j := range rows {
-		partitions = append(partitions, p.lease.PartitionFor(j.Key))
-	}
-	return p.owned.haveAll(partitions)
+	return !slices.ContainsFunc(rows, func(j newJob) bool { return p.owned.get(p.lease.PartitionFor(j.Key)) == nil })
 }
 
 // enqueue enqueues jobs in a transaction, without a notification if quiet reports true; nil: it

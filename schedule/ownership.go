@@ -2,7 +2,6 @@ package schedule
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
@@ -60,41 +59,18 @@ func (o *ownership) drain(atMost time.Duration) context.CancelFunc {
 const lastWrites = 4 * time.Second
 
 // ownerships are the partitions that this process owns. Callbacks of the lease change them.
-type ownerships struct {
-	mu sync.Mutex
-	of map[int]*ownership
-}
-
-func (os *ownerships) add(o *ownership) {
-	os.mu.Lock()
-	defer os.mu.Unlock()
-	os.of[o.Number] = o
-}
-
-func (os *ownerships) remove(o *ownership) {
-	os.mu.Lock()
-	defer os.mu.Unlock()
-	delete(os.of, o.Number)
-}
+type ownerships struct{ sync.Map } // of *ownership by int
 
 func (os *ownerships) get(partition int) *ownership {
-	os.mu.Lock()
-	defer os.mu.Unlock()
-	return os.of[partition]
+	o, _ := os.Load(partition)
+	of, _ := o.(*ownership)
+	return of
 }
 
 func (os *ownerships) all() (all []*ownership) {
-	os.mu.Lock()
-	defer os.mu.Unlock()
-	for _, o := range os.of {
-		all = append(all, o)
-	}
+	os.Range(func(_, o any) bool {
+		all = append(all, o.(*ownership))
+		return true
+	})
 	return all
-}
-
-// haveAll reports whether the process owns all of these partitions.
-func (os *ownerships) haveAll(partitions []int) bool {
-	os.mu.Lock()
-	defer os.mu.Unlock()
-	return !slices.ContainsFunc(partitions, func(n int) bool { return os.of[n] == nil })
 }

@@ -35,7 +35,7 @@ type planner struct {
 func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
 	s.counts.polled.Store(int64(time.Since(processStart)))
 	p := &planner{
-		s: s, lease: lease, owned: ownerships{of: make(map[int]*ownership)}, wake: make(chan struct{}, 1), finished: make(chan finish),
+		s: s, lease: lease, wake: make(chan struct{}, 1), finished: make(chan finish),
 		reported: make(chan news), answers: make(chan *poll, 1), queue: newQueue(&s.times, s.mostRunning, s.registry.limit),
 		poller: newPoller(&s.times, newListener(s.db)),
 	}
@@ -50,7 +50,7 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
 func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error {
 	o := newOwnership(partition)
 	defer o.cancel(nil)
-	p.owned.add(o)
+	p.owned.Store(o.Number, o)
 	p.pollSoon()
 	if o.Number == 0 {
 		trimming := make(chan struct{})
@@ -61,7 +61,7 @@ func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error
 		defer func() { <-trimming }()
 	}
 	<-ctx.Done()
-	p.owned.remove(o)
+	p.owned.Delete(o.Number)
 	defer o.drain(p.s.options.drain)()
 	p.crashes.close(o)
 	return ctx.Err()

@@ -3,6 +3,7 @@ package schedule
 import (
 	"context"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"time"
 )
@@ -123,8 +124,10 @@ func (p *poller) question(now time.Time, owned []*ownership, left leftOut, mostR
 	return q
 }
 
-// choose chooses the partitions of a poll, of those that are owned.
+// choose chooses the partitions of a poll, of those that are owned. They are in random order: a poll
+// for one that is fresh may fail each time, and the others are to have their turn.
 func (p *poller) choose(q *poll, owned []*ownership) {
+	rand.Shuffle(len(owned), func(i, j int) { owned[i], owned[j] = owned[j], owned[i] })
 	known := p.partitions
 	p.partitions = make(map[*ownership]*polledPartition, len(owned))
 	fresh := len(owned)

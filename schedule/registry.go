@@ -67,7 +67,7 @@ func (r *registry) stats() map[string]KindStats {
 	defer r.mu.Unlock()
 	kinds := make(map[string]KindStats)
 	for name, k := range r.kinds {
-		kinds[name] = k.counts.stats()
+		kinds[name] = k.counts.now()
 	}
 	return kinds
 }

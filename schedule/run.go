@@ -188,9 +188,9 @@ func (e *execution) recordFailure(life context.Context, a *attempt, err error) b
 	switch counts := &e.kind.counts; {
 	case !written || a.decided.Trying == nil:
 	case errors.As(err, new(snoozed)):
-		counts.snoozed.Add(1)
+		counts.count(func(k *KindStats) { k.Snoozed++ })
 	default:
-		counts.retried.Add(1)
+		counts.count(func(k *KindStats) { k.Retried++ })
 	}
 	if written && a.decided.PausedAt != nil {
 		e.logger().Error(

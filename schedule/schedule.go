@@ -33,29 +33,24 @@ type Schedule struct {
 }
 
 func (r *record) schedule() Schedule {
-	s := Schedule{ID: r.ID, Name: r.Name, Key: r.Key, Kind: r.Kind, Args: r.Args, Rule: r.Rule, Declared: r.Declared, Cursor: r.Cursor}
-	for _, t := range []struct {
-		to   *time.Time
-		from *time.Time
-	}{{&s.Due, r.Due}, {&s.Succeeded, r.Succeeded}, {&s.PausedAt, r.PausedAt}} {
-		if t.from != nil {
-			*t.to = *t.from
-		}
+	trying := value(r.Trying)
+	s := Schedule{
+		ID: r.ID, Name: r.Name, Key: r.Key, Kind: r.Kind, Args: r.Args, Rule: r.Rule, Declared: r.Declared, Cursor: r.Cursor,
+		Due: value(r.Due), Succeeded: value(r.Succeeded), PausedAt: value(r.PausedAt), Failures: r.Failures, Attempts: trying.Attempts,
+		Error: value(trying.Error), BlockedReason: value(r.BlockedReason),
 	}
 	if r.Declared {
 		s.DeclaredAt = r.Registered
 	}
-	s.Failures = r.Failures
-	if r.Trying != nil {
-		s.Attempts = r.Trying.Attempts
-		if r.Trying.Error != nil {
-			s.Error = *r.Trying.Error
-		}
-	}
-	if r.BlockedReason != nil {
-		s.BlockedReason = *r.BlockedReason
-	}
 	return s
+}
+
+// value is what p points to; zero for nil.
+func value[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
 }
 
 // Get returns a schedule of the group. It returns ErrNotFound if the group has none of the name.
@@ -168,19 +163,9 @@ type trial struct {
 	Run      string    `json:"run"`    // which calls the handler outside of a transaction; empty: none does
 }
 
-func (t *trial) begun() string {
-	if t == nil {
-		return ""
-	}
-	return t.Run
-}
+func (t *trial) begun() string { return value(t).Run }
 
-func (t *trial) crashes() int {
-	if t == nil {
-		return 0
-	}
-	return t.Crashes
-}
+func (t *trial) crashes() int { return value(t).Crashes }
 
 // countedBy reports whether the last crash is that of an owner.
 func (t *trial) countedBy(epoch int64) bool { return t != nil && t.Epoch == epoch }
@@ -211,13 +196,7 @@ type subject struct {
 func (r *record) cursor() Tick { return tickAt(r.Cursor, r.CursorLocal) }
 
 // tickAt is a cursor as a rule takes it: the local time is nil if the cursor is no tick.
-func tickAt(cursor time.Time, local *time.Time) Tick {
-	t := Tick{At: cursor}
-	if local != nil {
-		t.Local = *local
-	}
-	return t
-}
+func tickAt(cursor time.Time, local *time.Time) Tick { return Tick{At: cursor, Local: value(local)} }
 
 // next returns when the schedule's owner is to look at it next; nil: never.
 func (r *record) next(rule Rule) *time.Time {

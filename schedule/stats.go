@@ -1,6 +1,8 @@
 package schedule
 
 import (
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -100,52 +102,52 @@ func (c *counts) poll(sent time.Time, err error) {
 
 // kindCounts are what Stats returns of a kind.
 type kindCounts struct {
-	running, begun, retried, snoozed            atomic.Int64
-	succeeded, failed, unknown, missed, skipped atomic.Int64
-	late                                        [len(latenessBounds) + 1]atomic.Int64 // the last is of those beyond all bounds
-	lateSum                                     atomic.Int64
+	mu    sync.Mutex // guards what follows
+	stats KindStats
+	late  [len(latenessBounds) + 1]int64 // the last is of those beyond all bounds
+}
+
+// count changes the numbers.
+func (c *kindCounts) count(change func(k *KindStats)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	change(&c.stats)
 }
 
 // begin counts a call that is so late, until the returned function is called.
 func (c *kindCounts) begin(late time.Duration) (end func()) {
 	late = max(0, late)
-	bucket := 0
-	for bucket < len(latenessBounds) && late > latenessBounds[bucket] {
-		bucket++
-	}
-	c.late[bucket].Add(1)
-	c.lateSum.Add(int64(late))
-	c.begun.Add(1)
-	c.running.Add(1)
-	return func() { c.running.Add(-1) }
+	bucket, _ := slices.BinarySearch(latenessBounds[:], late)
+	c.count(func(k *KindStats) {
+		c.late[bucket]++
+		k.Lateness.Sum += late
+		k.Begun++
+		k.Running++
+	})
+	return func() { c.count(func(k *KindStats) { k.Running-- }) }
 }
 
 // wrote counts outcomes that were committed.
 func (c *kindCounts) wrote(outcomes []newEntry) {
-	for _, f := range outcomes {
-		switch f.Outcome {
-		case OutcomeSucceeded:
-			c.succeeded.Add(f.Ticks)
-		case OutcomeFailed:
-			c.failed.Add(f.Ticks)
-		case OutcomeUnknown:
-			c.unknown.Add(f.Ticks)
-		case OutcomeMissed:
-			c.missed.Add(f.Ticks)
-		case OutcomeSkipped:
-			c.skipped.Add(f.Ticks)
+	c.count(func(k *KindStats) {
+		of := map[Outcome]*int64{
+			OutcomeSucceeded: &k.Succeeded, OutcomeFailed: &k.Failed, OutcomeUnknown: &k.Unknown, OutcomeMissed: &k.Missed, OutcomeSkipped: &k.Skipped,
 		}
-	}
+		for _, o := range outcomes {
+			if n := of[o.Outcome]; n != nil {
+				*n += o.Ticks
+			}
+		}
+	})
 }
 
-func (c *kindCounts) stats() KindStats {
-	k := KindStats{
-		Running: int(c.running.Load()), Begun: c.begun.Load(), Retried: c.retried.Load(), Snoozed: c.snoozed.Load(),
-		Succeeded: c.succeeded.Load(), Failed: c.failed.Load(), Unknown: c.unknown.Load(), Missed: c.missed.Load(), Skipped: c.skipped.Load(),
-		Lateness: Lateness{Sum: time.Duration(c.lateSum.Load())},
-	}
-	for i := range c.late {
-		k.Lateness.Count += c.late[i].Load()
+// now returns the numbers.
+func (c *kindCounts) now() KindStats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := c.stats
+	for i, n := range c.late {
+		k.Lateness.Count += n
 		if i < len(latenessBounds) {
 			k.Lateness.Within = append(k.Lateness.Within, k.Lateness.Count)
 		}
