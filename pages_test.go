@@ -157,7 +157,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 			t.Errorf("%s tells %q, not %q", heading, got, want)
 		}
 	}
-	calm := []string{"Unbalanced", "Draining for long", "Dead clients", "Open transactions", "Locked tables", "Who holds which lock", "Locks awaited for long"}
+	calm := []string{"Unbalanced", "Draining for long", "Expired clients", "Open transactions", "Locked tables", "Who holds which lock", "Locks awaited for long"}
 	for _, heading := range calm {
 		tells(heading)
 	}
@@ -227,7 +227,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	if first := tests.Value[string](t, pool, "SELECT client FROM ("+strings.TrimSuffix(blocks["Heartbeats"], ";")+") AS all_clients LIMIT 1"); first != "dead" {
 		t.Errorf("the oldest heartbeat is of %s", first)
 	}
-	tells("Dead clients", "dead")
+	tells("Expired clients", "dead")
 	tests.Must(idle.Exec(t.Context(), "LOCK TABLE pgleases.schema_version IN SHARE MODE"))(t)
 	tells("Locked tables", tests.Value[string](t, pool, "SELECT session_user::text")+"  schema_version ShareLock idle in transaction")
 	tells("Open transactions", fmt.Sprintf("%d %s  idle in transaction", pid, tests.Value[string](t, pool, "SELECT session_user::text")))
@@ -262,7 +262,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	again := client("worker-3")
 	untilOwns(t, lease(again, "orders", 12), 4)
 
-	if _, err := pool.Exec(t.Context(), blocks["Dropping a lease"]); err == nil || !strings.Contains(err.Error(), "living members") {
+	if _, err := pool.Exec(t.Context(), blocks["Dropping a lease"]); err == nil || !strings.Contains(err.Error(), "live members") {
 		t.Errorf("a lease with members was dropped: %v", err)
 	}
 	for _, c := range []*pgleases.Client{one, two, again} {

@@ -16,7 +16,7 @@ import (
 	"github.com/pgleases/pgleases/internal/tests"
 )
 
-// A handoff that waits for work, a client that is superseded, and one that died, as the tables have them.
+// A handoff that waits for work, a client that is superseded, and one that crashed, as the tables have them.
 func TestASnapshotTellsWhatWaits(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -60,7 +60,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 	if got := s.Orphans(l).String(); got != "2-4" {
 		t.Errorf("orphans %s, want 2-4", got)
 	}
-	if c := s.Client(12); !c.Superseded || c.Dead || s.Client(13).Superseded || !s.Client(14).Dead || !s.Client(11).FastFailover || c.FastFailover {
+	if c := s.Client(12); !c.Superseded || c.Expired || s.Client(13).Superseded || !s.Client(14).Expired || !s.Client(11).FastFailover || c.FastFailover {
 		t.Errorf("clients %+v", s.Clients)
 	}
 	for partition, want := range map[int]string{
@@ -195,7 +195,7 @@ func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
 		if _, err := json.Marshal(s); err != nil {
 			t.Errorf("%s: %v", at, err)
 		}
-		if c := s.Clients[0]; c.Dead != (at == "-infinity" || at == "4713-01-01 BC") {
+		if c := s.Clients[0]; c.Expired != (at == "-infinity" || at == "4713-01-01 BC") {
 			t.Errorf("a client that expires at %s: %+v", at, c)
 		}
 		e, err := a.Explain(t.Context(), "l", 0)

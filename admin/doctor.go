@@ -41,20 +41,20 @@ type Finding struct {
 }
 
 // Checks are the names of what Doctor looks at, in order.
-var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "columns", "rights", "table-locks", "row-locks", "advisory-locks", "timeline", "boot-marker", "ttl", "dead",
+var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "columns", "rights", "table-locks", "row-locks", "advisory-locks", "timeline", "boot-marker", "ttl", "expired",
 	"orphans", "overrides", "plans", "handoffs", "locks", "schedules", "jobs", "transactions", "snapshots", "autovacuum", "connections"}
 
 // DoctorOptions say what Doctor is to look at.
 type DoctorOptions struct {
 	Role string // whose rights are looked at: that of the clients; empty: the one that looks
-	// from when on handoffs, waits, late schedules and jobs, idle transactions and the silence of the dead are told, and ten times that
+	// from when on handoffs, waits, late schedules and jobs, idle transactions and the silence of expired sessions are told, and ten times that
 	// for transactions that work; 0: a minute
 	Long time.Duration
 }
 
 // Doctor looks for what is wrong, and returns what each check has found, in the order of Checks. Where one fails, those that cannot be made
 // after it are missing. It takes one of the pool's connections for some moments, some seconds where something is amiss. It writes nothing: if
-// a dead client is there for long, it evicts it in a transaction that it rolls back.
+// an expired client is there for long, it evicts it in a transaction that it rolls back.
 func (a *Admin) Doctor(ctx context.Context, o DoctorOptions) []Finding {
 	if o.Long <= 0 {
 		o.Long = time.Minute
@@ -587,24 +587,24 @@ func (d *doctor) timeline(ctx context.Context, s *Snapshot, provider string) {
 func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration) {
 	ttls := make(map[time.Duration]int)
 	shortest := 6 * time.Second // the default
-	var dead, stuck []string
-	living := 0
+	var expired, stuck []string
+	live := 0
 	for i, c := range s.Clients {
 		if i == 0 || c.TTL < shortest {
 			shortest = c.TTL
 		}
 		ttls[c.TTL]++
-		if !c.Dead {
-			living++
+		if !c.Expired {
+			live++
 		} else if c.HeartbeatAge > c.TTL+d.Long {
-			dead = append(dead, fmt.Sprintf("%q", c.ID))
+			expired = append(expired, fmt.Sprintf("%q", c.ID))
 		}
-		if c.Dead && c.HeartbeatAge > c.TTL+stays {
+		if c.Expired && c.HeartbeatAge > c.TTL+stays {
 			stuck = append(stuck, fmt.Sprintf("%q", c.ID))
 		}
 	}
 	if !s.Server.Marked && len(s.Clients) > 0 {
-		d.found("boot-marker", Warning, "wait for a heartbeat; look at the clients, if none comes", "the server has crashed or was promoted, and no client has come since: nobody takes over from the dead")
+		d.found("boot-marker", Warning, "wait for a heartbeat; look at the clients, if none comes", "the server has crashed or was promoted, and no client has come since: nobody takes over from expired sessions")
 	}
 	d.fine("boot-marker", "the server has not crashed since a client came")
 	if len(ttls) > 1 {
@@ -619,31 +619,31 @@ func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration) {
 	most := max(shortest/20, 100*time.Millisecond) / 2
 	if trip >= most {
 		d.found("round-trip", Warning, "have clients nearer to the database, or give them a longer TTL",
-			"%v from here; from %v on, for a TTL of %v, a client cannot take over from the dead", trip.Round(10*time.Microsecond), most, shortest)
+			"%v from here; from %v on, for a TTL of %v, a client cannot take over from expired sessions", trip.Round(10*time.Microsecond), most, shortest)
 	}
 	d.fine("round-trip", "%v from here, %v would be too long", trip.Round(10*time.Microsecond), most)
-	d.dead(ctx, dead, stuck, living)
+	d.expired(ctx, expired, stuck, live)
 }
 
-// dead says what is silent, and why it cannot be evicted.
-func (d *doctor) dead(ctx context.Context, dead, stuck []string, living int) {
+// expired says which clients are silent, and why it cannot be evicted.
+func (d *doctor) expired(ctx context.Context, expired, stuck []string, live int) {
 	var why error
 	if len(stuck) > 0 {
 		why = d.tryEviction(ctx)
 	}
 	if why != nil {
-		d.found("dead", Fault, "remove what the error names: the clients try again", "clients that are silent for longer than their TTL cannot be evicted: %s: %v", listed(stuck), why)
-	} else if len(dead) > 0 {
+		d.found("expired", Fault, "remove what the error names: the clients try again", "clients that are silent for longer than their TTL cannot be evicted: %s: %v", listed(stuck), why)
+	} else if len(expired) > 0 {
 		remedy := "start one, or wait until one has watched the clock for their TTL"
-		if living > 0 {
-			remedy = "look at the living: a round trip that is too slow has nobody take them out"
+		if live > 0 {
+			remedy = "look at the live: a round trip that is too slow has nobody take them out"
 		}
-		d.found("dead", Warning, remedy, "silent for %v longer than their TTL, and nobody has taken them out: %s", d.Long, listed(dead))
+		d.found("expired", Warning, remedy, "silent for %v longer than their TTL, and nobody has taken them out: %s", d.Long, listed(expired))
 	}
-	d.fine("dead", "none lies about")
+	d.fine("expired", "none lies about")
 }
 
-// tryEviction returns the error that keeps clients from evicting the dead.
+// tryEviction returns the error that keeps clients from evicting expired sessions.
 func (d *doctor) tryEviction(ctx context.Context) error {
 	tx, err := d.conn.BeginTx(ctx, pgx.TxOptions{AccessMode: pgx.ReadWrite})
 	if err == nil {
@@ -687,7 +687,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 		for name, lost := range orphans {
 			all = append(all, fmt.Sprintf("%q %v", name, lost))
 		}
-		d.found("orphans", Fault, "pgleases explain LEASE/P says what each waits for", "partitions that no living client owns, for %v: %s", stays, listed(all))
+		d.found("orphans", Fault, "pgleases explain LEASE/P says what each waits for", "partitions that no live client owns, for %v: %s", stays, listed(all))
 	case len(deserted) > 0:
 		d.found("orphans", Note, "start a process, or forget the lease with pgleases drop LEASE", "nobody works on %s", listed(deserted))
 	}
@@ -706,7 +706,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 	d.fine("handoffs", "none takes more than %v", d.Long)
 }
 
-// lastingOrphans returns the partitions without a living owner, by lease, that have none for a while.
+// lastingOrphans returns the partitions without a live owner, by lease, that have none for a while.
 func (d *doctor) lastingOrphans(ctx context.Context, s *Snapshot) map[string]Ranges {
 	orphans := orphansOf(s)
 	for late := time.Now().Add(stays); len(orphans) > 0 && time.Now().Before(late) && ctx.Err() == nil; {

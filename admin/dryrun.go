@@ -36,7 +36,7 @@ const (
 	Asked  MoveKind = "asked"     // their owner is asked for them, and hands them over when its work on them has ended
 	Kept   MoveKind = "kept"      // their owner was asked for them, and keeps them now
 	Expiry MoveKind = "at expiry" // their owner's session is revoked: others take over when it expires, within its TTL
-	AtOnce MoveKind = "at once"   // they have no living owner
+	AtOnce MoveKind = "at once"   // they have no live owner
 )
 
 // A Move is partitions of a lease that move in the same way.

@@ -109,8 +109,8 @@ func TestManySchedulesAreCountedAndListedInPages(t *testing.T) {
 	if history, err = a.ScheduleHistory(t.Context(), "billing", "s0001", history[0].ID, 10); err != nil || len(history) != 1 {
 		t.Errorf("before that: %+v, %v", history, err)
 	}
-	if dead, err := a.FailedJobs(t.Context(), "billing", 0, 10); err != nil || len(dead) != 1 || dead[0].Job != 99999 || dead[0].Error != "no route" {
-		t.Errorf("%+v, %v", dead, err)
+	if failed, err := a.FailedJobs(t.Context(), "billing", 0, 10); err != nil || len(failed) != 1 || failed[0].Job != 99999 || failed[0].Error != "no route" {
+		t.Errorf("%+v, %v", failed, err)
 	}
 }
 

@@ -62,7 +62,7 @@ type Client struct {
 	Evicted      bool          `json:"evicted"`    // an operator has revoked it: it ends, and is taken out when its TTL is over
 	HeartbeatAge time.Duration `json:"heartbeat_age_ns"`
 	TTL          time.Duration `json:"ttl_ns"`
-	Dead         bool          `json:"dead"`          // silent for longer than its TTL: another may take it out
+	Expired      bool          `json:"expired"`       // silent for longer than its TTL: another may take it out
 	FastFailover bool          `json:"fast_failover"` // it has WithFastFailover
 	Host         string        `json:"host"`
 	PID          int           `json:"pid"`
@@ -215,7 +215,7 @@ func (s *Snapshot) works(lease string, c *Client) bool {
 // Orphans returns the partitions of a lease that nobody who lives owns.
 func (s *Snapshot) Orphans(l *Lease) (orphans Ranges) {
 	for _, h := range l.Holdings {
-		if c := s.Client(h.OwnerSession); c == nil || c.Dead {
+		if c := s.Client(h.OwnerSession); c == nil || c.Expired {
 			orphans = append(orphans, h.Partitions...)
 		}
 	}
@@ -325,7 +325,7 @@ func (e *Explanation) sayOwner(l *Lease, owner *Client, working int) {
 			owner.ID, m.Weight, m.Share, l.Partitions, working, m.Owned)
 	}
 	switch {
-	case owner.Dead:
+	case owner.Expired:
 		e.say("%q has sent no heartbeat for %v, longer than its TTL of %v. A client that has watched the clock for that TTL takes it out.",
 			owner.ID, round(owner.HeartbeatAge), owner.TTL)
 	case owner.Superseded:

@@ -197,7 +197,7 @@ func TestConfirmedChangeNamesItsOperator(t *testing.T) {
 	}
 	for body, text := range map[string]string{
 		`{"verb":"drain","subject":"none"}`:    `client "none" is not known`,
-		`{"verb":"drop","subject":"orders"}`:   "has living members: one, two",
+		`{"verb":"drop","subject":"orders"}`:   "has live members: one, two",
 		`{"verb":"resume","subject":"orders"}`: `no pause of "orders"`,
 	} {
 		if got := post(t, h, "/preview", body); got.status != 422 || got.Kind != "refused" || !strings.Contains(got.Text, text) {

@@ -254,9 +254,9 @@ func (h *hub) saw(ctx context.Context, s *admin.Snapshot, at time.Time) {
 // again, if nobody took it.
 func assignSlots(slots map[string]int, clients []admin.Client) {
 	taken := make(map[int]bool)
-	living := make(map[string]bool)
+	live := make(map[string]bool)
 	for _, c := range clients {
-		living[c.ID] = true
+		live[c.ID] = true
 		if slot, has := slots[c.ID]; has {
 			taken[slot] = true
 		}
@@ -274,7 +274,7 @@ func assignSlots(slots map[string]int, clients []admin.Client) {
 		taken[next], given[next] = true, true
 	}
 	for id, slot := range slots {
-		if given[slot] && !living[id] {
+		if given[slot] && !live[id] {
 			delete(slots, id)
 		}
 	}

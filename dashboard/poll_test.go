@@ -28,8 +28,8 @@ func TestAClientKeepsItsColor(t *testing.T) {
 		assignSlots(slots, clients)
 	}
 	for i, step := range []struct {
-		living []string
-		want   map[string]int
+		live []string
+		want map[string]int
 	}{
 		{[]string{"a", "b", "c"}, map[string]int{"a": 0, "b": 1, "c": 2}},
 		{[]string{"a", "c"}, map[string]int{"a": 0, "b": 1, "c": 2}},
@@ -38,7 +38,7 @@ func TestAClientKeepsItsColor(t *testing.T) {
 		{[]string{"0", "c", "d"}, map[string]int{"0": 3, "b": 1, "c": 2, "d": 0}}, // the lowest that is free
 		{[]string{"a", "c"}, map[string]int{"0": 3, "a": 0, "b": 1, "c": 2}},      // d has gone, and a takes it
 	} {
-		look(step.living...)
+		look(step.live...)
 		if i == 5 {
 			delete(step.want, "b")
 			delete(slots, "b")

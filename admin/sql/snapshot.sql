@@ -27,7 +27,7 @@ SELECT json_build_object(
                    'session', c.session::text, 'id', c.id, 'incarnation', c.incarnation, 'evicted', c.incarnation < 0,
                    'superseded', c.incarnation >= 0 AND coalesce(i.incarnation > c.incarnation, false),
                    'host', c.host, 'pid', c.pid, 'started', least(greatest(c.started_at, '0001-01-02 UTC'), '9999-12-30 UTC'),
-                   'ttl_ns', c.lives, 'heartbeat_age_ns', c.silent, 'dead', c.silent > c.lives,
+                   'ttl_ns', c.lives, 'heartbeat_age_ns', c.silent, 'expired', c.silent > c.lives,
                    'fast_failover', p.session IS NOT NULL) ORDER BY c.id, c.incarnation, c.session), '[]')
         FROM known AS c
         LEFT JOIN pgleases.identities AS i ON i.id = c.id

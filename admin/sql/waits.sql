@@ -2,7 +2,7 @@
 --
 -- $1 double precision  seconds
 --
--- The name, for how long the first of those that wait has waited, in seconds, and the client that holds it; empty: it has died.
+-- The name, for how long the first of those that wait has waited, in seconds, and the client that holds it; empty: it has expired.
 SELECT w.name, extract(epoch FROM clock_timestamp() - min(w.since))::double precision AS seconds, coalesce((
     SELECT c.id FROM pgleases.locks AS h LEFT JOIN pgleases.clients AS c ON c.session = h.session
     WHERE h.name = w.name AND h.token IS NOT NULL

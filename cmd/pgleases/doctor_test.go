@@ -96,16 +96,16 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "Aurora", fault: `CREATE FUNCTION pg_catalog.aurora_version() RETURNS text LANGUAGE sql AS 'SELECT version()'`, want: "warning timeline", text: "not accepted"},
 		{name: "crashed", fault: "DELETE FROM pgleases.boot_marker", want: "warning boot-marker", text: "nobody takes over"},
 		{name: "TTLs", fault: "UPDATE pgleases.clients SET ttl = '1 minute' WHERE session = 11", want: "warning ttl", text: "1h0m0s (1), 1m0s (1)"},
-		{name: "dead", fault: "INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '1 hour', '1 hour', 'host', 7, now())", want: "warning dead", text: `"gone"`},
-		{name: "orphan of a dead one", fault: "UPDATE pgleases.partitions SET owner = 77, target = 77 WHERE partition = 1", want: "fault orphans", text: `"l" 1`},
+		{name: "expired", fault: "INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '1 hour', '1 hour', 'host', 7, now())", want: "warning expired", text: `"gone"`},
+		{name: "orphan of an expired session", fault: "UPDATE pgleases.partitions SET owner = 77, target = 77 WHERE partition = 1", want: "fault orphans", text: `"l" 1`},
 		{name: "nobody works", fault: "DELETE FROM pgleases.members", want: "note orphans", text: `nobody works on "l"`},
 		{name: "plan overdue", fault: "UPDATE pgleases.leases SET next_check_at = now() - interval '1 hour'", want: "warning plans", text: `"l" for 1h0m`},
 		{name: "handoff", fault: "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0", want: "warning handoffs", text: `"l" 0 of "a" for 1h0m`},
 		{name: "lock awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "note locks", text: `"k" for 1h0m`},
-		{name: "lock of a dead one awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 99, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "warning locks", text: `"k" for 1h0m`},
+		{name: "lock of an expired session awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 99, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "warning locks", text: `"k" for 1h0m`},
 		{name: "eviction fails", fault: `INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '10 seconds', '1 hour', 'host', 7, now());
 			INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 13, 1, now(), 3);
-			ALTER TABLE pgleases.leases ADD CONSTRAINT stop CHECK (generation < 0) NOT VALID`, want: "fault dead", text: `cannot be evicted: "gone": ERROR: new row for relation "leases" violates check constraint "stop"`},
+			ALTER TABLE pgleases.leases ADD CONSTRAINT stop CHECK (generation < 0) NOT VALID`, want: "fault expired", text: `cannot be evicted: "gone": ERROR: new row for relation "leases" violates check constraint "stop"`},
 		{name: "number of a column", fault: `CREATE TABLE outbox (id text, two int GENERATED ALWAYS AS (pgleases.partition_for(id, 2)) STORED,
 			partition int GENERATED ALWAYS AS (pgleases.partition_for(id, 64)) STORED)`, want: "warning columns", text: "outbox.partition for 64; leases have 2"},
 		{name: "no autovacuum", fault: "ALTER TABLE pgleases.clients SET (autovacuum_enabled = off)", want: "warning autovacuum", text: "off for clients"},
@@ -207,7 +207,7 @@ func TestDoctorNamesWhoHasAClientsRowLocked(t *testing.T) {
 }
 
 // Any role may take the locks of which the library needs the keys: by itself, or when the client
-// dies that holds one.
+// crashes that holds one.
 func TestDoctorNamesStrangersAtAdvisoryLocks(t *testing.T) {
 	t.Parallel()
 	database, _ := pgtest.DirectURL(pgtest.FreshDatabase(t))

@@ -31,7 +31,7 @@ database is done.`, ""),
 		newEdit("retry_job", "retry GROUP ID", "Retry a job that failed", `The job failed, its outcome is unknown, or it was
 canceled. It runs as a new job with the same arguments, whose number is printed. A job is retried once; the new job can be retried in turn.`, ""),
 		newEdit("retry_failed", "retry-failed GROUP KIND SINCE", "Retry failed jobs and ticks of a kind", `Those that failed or became unknown
-since a time are retried, each once, the oldest 10,000: each as a new job, whose number is printed. What cannot be retried is counted: its schedule was deleted, or a living job has its unique key.`,
+since a time are retried, each once, the oldest 10,000: each as a new job, whose number is printed. What cannot be retried is counted: its schedule was deleted, or a live job has its unique key.`,
 			"  pgleases jobs retry-failed reports mail 2026-03-02T00:00:00Z --reason 'the mail server is back'"))
 	return cmd
 }

@@ -103,8 +103,8 @@ func short(ranges admin.Ranges) string {
 // state is whether a client lives.
 func state(c *admin.Client) string {
 	switch {
-	case c.Dead:
-		return "dead"
+	case c.Expired:
+		return "expired"
 	case c.Evicted:
 		return "evicted"
 	case c.Superseded:
@@ -119,7 +119,7 @@ func newClients() *cobra.Command {
 		Short: "List the clients",
 		Long: `List the clients, each with the age of its last heartbeat, its TTL, and how many partitions it owns in how many leases.
 
-One is dead when it was silent for longer than its TTL: another client takes it out. One is superseded when a newer process has its ID: it ends when its work
+One is expired when it was silent for longer than its TTL: another client takes it out. One is superseded when a newer process has its ID: it ends when its work
 has ended. One is evicted when an operator has revoked it: its process ends, and others take over when its TTL is over. FAST tells whether it has fast failover.`,
 	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, func(io.Writer), error) {
 		return s.Clients, func(w io.Writer) { writeClients(w, s) }, nil

@@ -136,7 +136,7 @@ func TestVerbsShowAFleet(t *testing.T) {
 		}
 	}
 	for _, c := range decoded[[]admin.Client](t, database, "clients") {
-		if !slices.Contains(ids, c.ID) || c.TTL.Minutes() != 1 || c.Dead || c.PID == 0 || c.Session == 0 {
+		if !slices.Contains(ids, c.ID) || c.TTL.Minutes() != 1 || c.Expired || c.PID == 0 || c.Session == 0 {
 			t.Errorf("client %+v", c)
 		}
 	}
@@ -171,7 +171,7 @@ func TestLocksListsHolders(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	pool := tests.Pool(t, database)
-	// Left by one that died, and kept from the sweep, as by a guarded transaction under it.
+	// Left by one that crashed, and kept from the sweep, as by a guarded transaction under it.
 	execute(t, database, "INSERT INTO pgleases.locks VALUES ('left', 1, 999, 1, true, 7, now())")
 	guarded := tests.Must(pool.Begin(t.Context()))(t)
 	defer guarded.Rollback(context.Background())

@@ -116,7 +116,7 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 		{database, "drain one --reason x --for 0s", "give a time above 0, as 2h"},
 		{database, "drain one --reason x --for soon", "invalid duration"},
 		{database, "drop orders", "--reason is missing"},
-		{database, "drop orders --reason x", `lease "orders" has living members: `},
+		{database, "drop orders --reason x", `lease "orders" has live members: `},
 		{database, "drop orders --reason x --for 2h", "unknown flag: --for"},
 		{database, "pin orders/1 --reason x", "CLIENT is missing: pgleases pin LEASE/PARTITION CLIENT"},
 		{database, "pin orders one --reason x", `"orders" names no partition`},

@@ -35,7 +35,7 @@ How the program ends:
   - When the database does not answer: SIGTERM 3/20 of the TTL before trust in the ownership ends, SIGKILL a twentieth of the TTL before (at
     least 100 ms). No other client takes over before trust has ended. An outage costs nothing that is shorter than a fifth of the TTL, with a
     TTL of 2 s or more: with --ttl 30s the database may restart for 6 s.
-  - When this command dies, also by SIGKILL: SIGKILL at once. When it is stopped (SIGSTOP): as when the database does not answer.
+  - When this command crashes, also by SIGKILL: SIGKILL at once. When it is stopped (SIGSTOP): as when the database does not answer.
   - When the program's own first process has ended: SIGKILL at once to all that it left running. So have it stay in the foreground.
 
 Each program has a keeper, a process of this same binary that takes some 3 MB, which does the killing. On Linux it also finds processes that have left the process
@@ -51,7 +51,7 @@ Exit codes:
     125  this command failed: bad flags, no database, another process has its client ID
     126  the program cannot be executed
     127  there is no such program
-    128  and the number of a signal: this command got it, or with --once the program died of it
+    128  and the number of a signal: this command got it, or with --once the program ended by it
     else with --once, the program's
 
 ` + supervise.Limits + `
@@ -107,12 +107,12 @@ func newRun() *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.IntVarP(&r.Partitions, "partitions", "n", 1, "partitions of the lease, 1 to 65536; the same for all, and fixed when the lease is made")
-	flags.DurationVar(&r.TTL, "ttl", 6*time.Second, "how long a process that died keeps its partitions: 1s to 10m")
+	flags.DurationVar(&r.TTL, "ttl", 6*time.Second, "how long a process that crashed keeps its partitions: 1s to 10m")
 	flags.DurationVar(&r.Grace, "grace", 5*time.Second, "from SIGTERM to SIGKILL, 0 to 8760h")
 	flags.BoolVar(&r.Cgroup, "cgroup", true, "run the program in a control group of its own, if possible")
 	flags.BoolVar(&r.Once, "once", false, "do not start the program again: exit with its exit code (one partition only)")
-	flags.BoolVar(&r.Try, "try", false, "exit with 75 as soon as it is clear that others have it; one that died has it for its TTL, and is then waited for")
-	flags.DurationVar(&r.Wait, "wait", 0, "exit with 75 when nothing was owned after this time (default: wait for ever); give more than the TTL\nwhere all give up: else nobody is there to take over from one that died")
+	flags.BoolVar(&r.Try, "try", false, "exit with 75 as soon as it is clear that others have it; one that crashed has it for its TTL, and is then waited for")
+	flags.DurationVar(&r.Wait, "wait", 0, "exit with 75 when nothing was owned after this time (default: wait for ever); give more than the TTL\nwhere all give up: else nobody is there to take over from one that crashed")
 	flags.StringVar(&r.ID, "id", "", "client ID, unique among the live ones; one that outlives the process, as a host's name, keeps partitions\nwhere they are (default: random)")
 	return cmd
 }

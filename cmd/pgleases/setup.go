@@ -146,7 +146,7 @@ func newDoctor() *cobra.Command {
 	}
 	output := outputFlag(cmd)
 	role := cmd.Flags().String("role", "", "whose rights are looked at: the role of the clients (default: the one that connects)")
-	long := cmd.Flags().Duration("long", time.Minute, "from when on it is told that a handoff, a wait, an idle transaction or a dead client's row lasts;\nof a transaction that works, after ten times that")
+	long := cmd.Flags().Duration("long", time.Minute, "from when on it is told that a handoff, a wait, an idle transaction or an expired client's row lasts;\nof a transaction that works, after ten times that")
 	skip := cmd.Flags().StringSlice("skip", nil, "checks that are not to count, with commas between")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		for _, check := range *skip {

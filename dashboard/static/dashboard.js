@@ -154,13 +154,13 @@ const state = {
   filter: "", chosen: null, // the ID of the client whose partitions stand out
 };
 
-const slots = new Map(); // by ID: the number of a living client's color. Here it stays, even if another server answers, which has given other ones
+const slots = new Map(); // by ID: the number of a live client's color. Here it stays, even if another server answers, which has given other ones
 
 const parts = {
   clients(list) {
     state.clients = list;
-    const living = new Set(list.map(c => c.id));
-    for (const id of slots.keys()) if (!living.has(id)) slots.delete(id);
+    const live = new Set(list.map(c => c.id));
+    for (const id of slots.keys()) if (!live.has(id)) slots.delete(id);
     const taken = new Set(slots.values());
     for (const c of list) {
       while (!slots.has(c.id) && taken.has(c.slot)) c.slot++;
@@ -259,12 +259,12 @@ const matches = (...names) => state.filter === "" || names.some(n => plain(n).to
 
 const mostCards = 60, mostRows = 500;
 
-// facts of a lease: what moves, what has no living owner.
+// facts of a lease: what moves, what has no live owner.
 function factsOf(lease) {
   let moving = 0, orphans = 0;
   for (const h of lease.holdings) {
     const owner = state.bySession.get(h.owner_session), n = sizeOf(h.partitions);
-    if (!owner || owner.dead) orphans += n;
+    if (!owner || owner.expired) orphans += n;
     else if (h.owner_session !== h.target_session) moving += n;
   }
   return { moving, orphans };
@@ -289,7 +289,7 @@ const draws = {
       const client = h && state.bySession.get(h.owner_session);
       setText(since, client && h.since ? clock(h.since) : "");
       setText(members, count(l.members.length));
-      row.classList.toggle("dead", !client || client.dead);
+      row.classList.toggle("expired", !client || client.expired);
     });
     const hiddenOnes = Math.max(0, large.length - mostCards) + Math.max(0, single.length - mostRows);
     setText($("leases-note"), state.status?.seen !== true ? "" : state.leases.length === 0 ? "There is no lease yet." :
@@ -317,7 +317,7 @@ const draws = {
       row.session = c.session;
       whoIn(head.children[0], c.id, true);
       const marks = [];
-      if (c.dead) marks.push(["bad", "silent for longer than its TTL"]);
+      if (c.expired) marks.push(["bad", "silent for longer than its TTL"]);
       if (c.superseded) marks.push(["warn", "superseded: a newer process has its ID"]);
       if (c.evicted) marks.push(["warn", "evicted by an operator"]);
       for (const w of state.overrides) if (w.client === c.id && w.partition === undefined) marks.push(["warn", "wanted: " + plain(w.verb)]);
@@ -343,7 +343,7 @@ const draws = {
       const ms = age.get(c.session), ttl = c.ttl_ns / 1e6, cell = row.children[1], part = Math.min(1, ms / ttl);
       setText(cell.querySelector("span"), span(ms) + " of " + span(ttl));
       cell.querySelector(".fill").style.transform = "scaleX(" + part.toFixed(3) + ")";
-      cell.className = c.dead ? "dead" : part > 0.6 ? "late" : "";
+      cell.className = c.expired ? "expired" : part > 0.6 ? "late" : "";
     }
   },
 
@@ -359,7 +359,7 @@ const draws = {
     }, (row, l) => {
       const [, by, since, waiting] = row.children;
       const holders = l.holders.map(h => h.client);
-      fill(by, JSON.stringify([holders.map(id => [id, slotOf(id)]), l.shared]), ...holders.flatMap((id, i) => [i > 0 ? ", " : "", id === "" ? make("span", "sub", "one that has died") : who(id)]),
+      fill(by, JSON.stringify([holders.map(id => [id, slotOf(id)]), l.shared]), ...holders.flatMap((id, i) => [i > 0 ? ", " : "", id === "" ? make("span", "sub", "one that has expired") : who(id)]),
         ...(holders.length === 0 ? [make("span", "sub", "nobody: on its way")] : []), ...(l.shared ? [" ", make("span", "mark", "shared")] : []));
       setText(since, l.holders.length > 0 ? clock(l.holders[0].since) : "");
       setText(waiting, count(l.waiting));
@@ -446,7 +446,7 @@ const draws = {
       orphans += f.orphans;
       if (!isPaused(l)) lost += f.orphans;
     }
-    const silent = state.clients.filter(c => c.dead).length;
+    const silent = state.clients.filter(c => c.expired).length;
     const held = state.locks ? state.locks.locks.filter(l => l.holders.length > 0).length : 0;
     const waiting = state.locks ? state.locks.locks.reduce((n, l) => n + l.waiting, 0) : 0;
     const bad = state.health ? state.health.findings.filter(f => f.level === "fault").length : 0;
@@ -594,7 +594,7 @@ function updateLease(e, lease) {
   const { moving, orphans } = factsOf(lease);
   const facts = [make("span", "", many(lease.partitions, "partition") + ", " + many(lease.members.length, "member"))];
   if (moving) facts.push(", ", make("span", "warn", count(moving) + " asked to hand over"));
-  if (orphans) facts.push(", ", make("span", isPaused(lease) ? "warn" : "bad", count(orphans) + " without a living owner"));
+  if (orphans) facts.push(", ", make("span", isPaused(lease) ? "warn" : "bad", count(orphans) + " without a live owner"));
   for (const w of state.overrides) if (w.lease === lease.name) facts.push(", ", make("span", "warn", "wanted: " + plain(w.verb) + (w.partition === undefined ? "" : " of " + count(w.partition))));
   if (lease.due) facts.push(", a plan is due");
   fill(e.querySelector(".facts"), facts.map(f => f.textContent ?? f).join(""), ...facts);
@@ -609,7 +609,7 @@ function updateLease(e, lease) {
     setText(share, Number.isInteger(m.share) ? count(m.share) : m.share.toFixed(1));
     setText(weight, m.weight === 0 ? "0, drains" : count(m.weight));
     setText(moves, [m.outgoing ? "−" + count(m.outgoing) : "", m.incoming ? "+" + count(m.incoming) : ""].join(" ").trim());
-    row.classList.toggle("dead", !!state.bySession.get(m.session)?.dead);
+    row.classList.toggle("expired", !!state.bySession.get(m.session)?.expired);
   });
   setText(e.querySelector(".members .note"), lease.members.length === 0 ? "It has no member: start a process that joins it." :
     lease.members.length > mostRows ? many(lease.members.length - mostRows, "more member") + " not shown." : "");
@@ -674,7 +674,7 @@ function drawMap(e) {
     c.globalAlpha = state.chosen !== null && owner?.id !== state.chosen ? 0.16 : 1;
     c.fillStyle = owner ? paintOf(owner.slot) : nobody;
     c.fillRect(x, y, side, side);
-    if (owner?.dead) { // it is still its owner, and says nothing any more
+    if (owner?.expired) { // it is still its owner, and says nothing any more
       c.fillStyle = nobody;
       c.fillRect(x, y + side / 2, side, side / 2);
     }
@@ -692,7 +692,7 @@ function drawMap(e) {
       c.fillStyle = paintOf(target.slot);
       c.fill();
       c.restore();
-    } else if (cell >= 18 && owner && !owner.dead) {
+    } else if (cell >= 18 && owner && !owner.expired) {
       letter(c, owner.slot, x + side / 2, y + side / 2, Math.min(cell * 0.44, 12) * ratio);
     }
     const flash = e.flashes.get(p);
@@ -762,7 +762,7 @@ function sentence(e, p) {
   const owner = h && state.bySession.get(h.owner_session), target = h && state.bySession.get(h.target_session);
   if (owner) {
     words.push({ id: owner.id });
-    if (owner.dead) words.push(", which is silent");
+    if (owner.expired) words.push(", which is silent");
     else if (owner !== target) words.push(...(target ? [", on its way to ", { id: target.id }] : [", asked to give it up"]));
   } else if (h && h.last_owner) words.push("nobody, last ", { id: h.last_owner });
   else words.push("nobody yet");

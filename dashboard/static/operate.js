@@ -11,7 +11,7 @@ const verbs = {
   evict: { of: "client", label: "Evict", danger: true, means: "Its sessions are revoked, also where it hangs. No heartbeat renews them, guards refuse them at once, and others take over within its TTL. Its process ends; one that starts later is let in. This cannot be taken back." },
   pause: { of: "lease", label: "Pause", back: "resume", lasts: true, means: "Nobody shall own it: the work on its partitions ends, and then they have no owner." },
   resume: { of: "lease", label: "Resume", means: "Its partitions get owners again." },
-  freeze: { of: "lease", label: "Freeze", back: "unfreeze", lasts: true, means: "Its partitions stay where they are, but for those whose owner dies, leaves or is drained. Who joins gets nothing else." },
+  freeze: { of: "lease", label: "Freeze", back: "unfreeze", lasts: true, means: "Its partitions stay where they are, but for those whose owner crashes, leaves or is drained. Who joins gets nothing else." },
   unfreeze: { of: "lease", label: "Unfreeze", means: "Its shares become even again." },
   pin: { of: "lease", label: "Pin", back: "unpin", lasts: true, fields: ["partition", "client"], means: "A partition shall be with a client whenever that works on the lease, and with another where it does not." },
   unpin: { of: "lease", label: "Unpin", fields: ["partition"], means: "The partition counts in the shares again." },

@@ -127,7 +127,7 @@ func TestAFleetUnderAttackIsOperatedThroughThePage(t *testing.T) {
 	x.open("Operate orders", "freeze")
 	x.confirm("nothing moves now")
 	kill()
-	x.until(`document.querySelector(".lease").at.every(h => h?.owner && h.owner !== "victim")`) // what was the dead one's is given all the same
+	x.until(`document.querySelector(".lease").at.every(h => h?.owner && h.owner !== "victim")`) // what was expired sessions one's is given all the same
 	kill = startWorker(t, "victim", "orders", databaseURL, book)
 	x.until(owns("victim", "=== 0"))
 	x.open("Unpin orders, partition 5", "")

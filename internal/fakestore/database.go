@@ -141,8 +141,8 @@ func (t Tables) Clone() Tables {
 	return t
 }
 
-// living reports whether a session is a living member of a lease.
-func (t *Tables) living(lease string, session int64) bool {
+// live reports whether a session is a live member of a lease.
+func (t *Tables) live(lease string, session int64) bool {
 	_, member := t.Members[Member{lease, session}]
 	_, alive := t.Clients[session]
 	return member && alive
@@ -317,14 +317,14 @@ func (db *Database) Drop(lease string, next int64) error {
 	if !known || l.Partitions == 0 && next == 0 {
 		return fmt.Errorf("%w: %q", ErrNoLease, lease)
 	}
-	var living []string
+	var live []string
 	for m := range db.tables.Members {
-		if m.Lease == lease && db.tables.living(lease, m.Session) {
-			living = append(living, db.tables.Clients[m.Session].ID)
+		if m.Lease == lease && db.tables.live(lease, m.Session) {
+			live = append(live, db.tables.Clients[m.Session].ID)
 		}
 	}
-	if slices.Sort(living); len(living) > 0 {
-		return fmt.Errorf("%w: %q has living members: %s", ErrInUse, lease, strings.Join(living, ", "))
+	if slices.Sort(live); len(live) > 0 {
+		return fmt.Errorf("%w: %q has live members: %s", ErrInUse, lease, strings.Join(live, ", "))
 	}
 	for _, row := range db.tables.Partitions[lease] {
 		l.EpochFloor = max(l.EpochFloor, row.Epoch)

@@ -42,7 +42,7 @@ func (t *Tables) pins(lease string) map[int]string {
 // concerned are the leases that an override is about.
 func (t *Tables) concerned(w Override) (names []string) {
 	for m := range t.Members {
-		if w.Lease == "" && t.living(m.Lease, m.Session) && t.Clients[m.Session].ID == w.Client {
+		if w.Lease == "" && t.live(m.Lease, m.Session) && t.Clients[m.Session].ID == w.Client {
 			names = append(names, m.Lease)
 		}
 	}
@@ -91,7 +91,7 @@ func (db *Database) Override(w Override, pinnedTo string, until int64, force boo
 func (t *Tables) last(lease, client string) (last bool) {
 	for m, member := range t.Members {
 		c := t.Clients[m.Session]
-		if m.Lease == lease && t.living(lease, m.Session) && member.Weight > 0 && c.Incarnation >= 0 && !t.overridden("drain", "", c.ID) {
+		if m.Lease == lease && t.live(lease, m.Session) && member.Weight > 0 && c.Incarnation >= 0 && !t.overridden("drain", "", c.ID) {
 			if c.ID != client {
 				return false
 			}

@@ -359,7 +359,7 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 				next = planned
 			}
 			var successor Client
-			if t.living(r.Lease, next) && !(next == session && leaves) {
+			if t.live(r.Lease, next) && !(next == session && leaves) {
 				successor = t.Clients[next]
 			}
 			member, is := t.Members[Member{r.Lease, session}]
@@ -487,13 +487,13 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 		if !due || clock < cutoff || t.Server.AcceptedTimeline != run.Timeline || !db.on(run) {
 			return answer, false
 		}
-		dead, stays := make(map[int64]bool), make(map[int64]bool)
+		expired, stays := make(map[int64]bool), make(map[int64]bool)
 		unwatched := time.Duration(0)
 		for session, row := range t.Clients {
 			switch {
 			case row.ExpiresAt >= cutoff:
 			case row.TTL <= watched:
-				dead[session] = true
+				expired[session] = true
 			default:
 				stays[session] = true
 				if unwatched == 0 || row.TTL < unwatched {
@@ -503,12 +503,12 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 		}
 		affected := make(map[string]bool)
 		for m := range t.Members {
-			if dead[m.Session] {
+			if expired[m.Session] {
 				affected[m.Lease] = true
 			}
 		}
-		maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return dead[m.Session] })
-		for session := range dead {
+		maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return expired[m.Session] })
+		for session := range expired {
 			row := t.Clients[session]
 			delete(t.Clients, session)
 			t.used(row.ID, clock)
@@ -561,18 +561,18 @@ func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
 	return execute(ctx, c, "tidy", true, func(_ *Database, t *Tables, clock int64) ([]string, bool) {
 		lost, inhabited := make(map[string]bool), make(map[string]bool)
 		for m := range t.Members {
-			if t.living(m.Lease, m.Session) {
+			if t.live(m.Lease, m.Session) {
 				inhabited[m.Lease] = true
 			} else {
 				lost[m.Lease] = true
 			}
 		}
-		maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return !t.living(m.Lease, m.Session) })
+		maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return !t.live(m.Lease, m.Session) })
 		maps.DeleteFunc(t.Identities, func(id string, i Identity) bool { return i.UsedAt < clock-day && t.newest(id, 0) == nil })
 		var asked []string
 		for name, l := range t.Leases {
 			orphaned := func(row Partition) bool {
-				return row.Owner != 0 && !t.living(name, row.Owner) || row.Target != 0 && !t.living(name, row.Target)
+				return row.Owner != 0 && !t.live(name, row.Owner) || row.Target != 0 && !t.live(name, row.Target)
 			}
 			if lost[name] || inhabited[name] && l.NextCheckAt > l.latest(clock) && slices.ContainsFunc(t.Partitions[name], orphaned) {
 				l.Generation++
@@ -647,7 +647,7 @@ func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.L
 				Paused: t.overridden("pause", name, ""), Frozen: t.overridden("freeze", name, ""),
 				Pins: t.pins(name)}
 			for _, row := range rows {
-				if t.living(name, row.Owner) {
+				if t.live(name, row.Owner) {
 					row.OwnerID = ""
 				}
 				p.Owners, p.Targets = append(p.Owners, row.Owner), append(p.Targets, row.Target)
@@ -675,18 +675,18 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 			planned[p.Name] = true
 		}
 		answer.Applied = true
-		living := func(lease string, session int64) bool { return planned[lease] && t.living(lease, session) }
+		live := func(lease string, session int64) bool { return planned[lease] && t.live(lease, session) }
 		concerned := make(map[int64]bool)
 		changed, leftOver := make(map[string]bool), make(map[string]bool)
 		for _, m := range moves {
 			row := t.row(m.Lease, m.Partition)
 			var target Client
-			if living(m.Lease, m.Target) {
+			if live(m.Lease, m.Target) {
 				target = t.Clients[m.Target]
 			}
 			switch {
 			case row == nil || target.Session != m.Target: // nothing moves to a session that is no member
-			case living(m.Lease, row.Owner):
+			case live(m.Lease, row.Owner):
 				row.Target = target.Session
 				answer.Asked++
 				changed[m.Lease] = true
@@ -733,10 +733,10 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 	})
 }
 
-// works reports whether a living member of a lease, with a weight, has the client ID.
+// works reports whether a live member of a lease, with a weight, has the client ID.
 func (t *Tables) works(lease, id string) bool {
 	for m, member := range t.Members {
-		if m.Lease == lease && member.Weight > 0 && t.living(lease, m.Session) && t.Clients[m.Session].ID == id && !t.overridden("drain", "", id) {
+		if m.Lease == lease && member.Weight > 0 && t.live(lease, m.Session) && t.Clients[m.Session].ID == id && !t.overridden("drain", "", id) {
 			return true
 		}
 	}

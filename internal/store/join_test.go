@@ -151,7 +151,7 @@ func TestADroppedLeaseCanBeMadeAgainAndItsEpochsGoOn(t *testing.T) {
 			a.release([]Release{{"l", 3, epoch + 1}})
 		}
 		err := f.drop("l")
-		if !errors.Is(err, fakestore.ErrInUse) || !strings.Contains(err.Error(), "living members: a") {
+		if !errors.Is(err, fakestore.ErrInUse) || !strings.Contains(err.Error(), "live members: a") {
 			t.Fatalf("with a living member: %v", err)
 		}
 		generation := a.plan("l")[0].Generation

@@ -27,7 +27,7 @@ type Liveness struct {
 	Held    map[int64]int // the server's process by key; nil: the digest is the one given
 	Free    []Absence
 	// Stranger is a process of the server that holds or awaits a lock of a client's, and is not the
-	// client's: it keeps the lock held when the client dies. 0: there is none.
+	// client's: it keeps the lock held when the client crashes. 0: there is none.
 	Stranger int
 }
 
@@ -65,7 +65,7 @@ func (c *Conn) WatchLiveness(ctx context.Context, session, digest int64) (Livene
 	return l, nil
 }
 
-// EvictDisconnected removes sessions whose connection ended as that of a dead process does, where as many sessions were abandoned since, and none ended
+// EvictDisconnected removes sessions whose connection ended as that of a crashed process does, where as many sessions were abandoned since, and none ended
 // in another way. See evictdisconnected.sql.
 func (c *Conn) EvictDisconnected(ctx context.Context, ended []Absence, since SessionEnds, run Incarnation) (Evicted, error) {
 	sessions, keys, pids, expiries := make([]int64, len(ended)), make([]int64, len(ended)), make([]int, len(ended)), make([]int64, len(ended))

@@ -56,7 +56,7 @@ type LockRequest struct {
 type LockAnswer struct {
 	Outcome    LockOutcome
 	Token      int64     // where it was granted
-	Holder     string    // where somebody holds it, as all that follows: the client's ID; empty: it has died
+	Holder     string    // where somebody holds it, as all that follows: the client's ID; empty: it has expired
 	Host       string    // on which the holder's process runs
 	PID        int       // of that process
 	Since      time.Time // it holds the lock
@@ -90,7 +90,7 @@ type LockRow struct {
 	Name    string
 	Shared  bool
 	Waiting int
-	IDs     []string // of the holders; empty: dead
+	IDs     []string // of the holders; empty: expired
 	Hosts   []string
 	PIDs    []int
 	Tokens  []int64
@@ -132,10 +132,10 @@ func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []LockR
 	return LocksReleased{got.SameRun, got.Released, got.Absent}, err
 }
 
-// sweepMost is the most rows of the dead that one sweep looks at.
+// sweepMost is the most rows of expired sessions that one sweep looks at.
 const sweepMost = 1000
 
-// SweepLocks removes what dead sessions hold or await, and reports whether nothing is left of it. See locksweep.sql.
+// SweepLocks removes what expired sessions hold or await, and reports whether nothing is left of it. See locksweep.sql.
 func (c *Conn) SweepLocks(ctx context.Context) (bool, error) {
 	got, err := notifying[struct{ Done bool }](ctx, c, c.statements.LockSweep, sweepMost, c.lockWait)
 	return got.Done, err

@@ -205,8 +205,8 @@ func Differing(ddl, schema string, have map[string][]string) (missing, changed [
 
 // Migrate creates or updates the part where it does not fit. It sends one message, so it is one transaction. Racing
 // migrations wait for each other's lock, and only the first is carried out: the clients of that one are at work when the
-// second has the lock. Living clients wait for a migration that waits for a table: so it waits 200 ms at most for each, and tries
-// again until ctx ends. It also tries again after a deadlock with living clients.
+// second has the lock. Live clients wait for a migration that waits for a table: so it waits 200 ms at most for each, and tries
+// again until ctx ends. It also tries again after a deadlock with live clients.
 func (p Part) Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
 	err := p.Fits(ctx, conn, schema)
 	var misfit *SchemaError

@@ -323,7 +323,7 @@ func TestAVerbThatIsRefusedSaysWhyAndLeavesNothing(t *testing.T) {
 		"evict_client('a', 'r', repeat('x', 256))":                  "evict_client: the reason has 1 bytes, the actor 256",
 		"drop_lease('l', '')":                                       "drop_lease needs a reason",
 		"drop_lease('m', 'r')":                                      `lease "m" does not exist`,
-		"drop_lease('l', 'r')":                                      `lease "l" has living members: a`,
+		"drop_lease('l', 'r')":                                      `lease "l" has live members: a`,
 	} {
 		_, err := f.sql.Exec(f.ctx, "SELECT "+call)
 		if err == nil || !strings.Contains(err.Error(), says) {

@@ -23,7 +23,7 @@ type Evicted struct {
 	CheckDueIn time.Duration
 }
 
-// A Member is a living member of a lease.
+// A Member is a live member of a lease.
 type Member struct {
 	Session     int64
 	ID          string
@@ -41,7 +41,7 @@ type LeasePlan struct {
 	Paused, Frozen bool           // by an operator's override
 	Pins           map[int]string // likewise: partitions that shall be with a client, by its ID
 	// By partition number. Owners, Targets: the session that owns the partition, and the one that shall (0: none).
-	// OwnerIDs: the last owner's client ID, where the owner is no living member (else empty). PreferredIDs: the client ID to
+	// OwnerIDs: the last owner's client ID, where the owner is no live member (else empty). PreferredIDs: the client ID to
 	// which the partition returns when that client does (empty: none).
 	Owners, Targets        []int64
 	OwnerIDs, PreferredIDs []string
@@ -134,10 +134,10 @@ func (r planRow) plan() (LeasePlan, error) {
 		Owners: make([]int64, r.Partitions), Targets: make([]int64, r.Partitions),
 		OwnerIDs: make([]string, r.Partitions), PreferredIDs: make([]string, r.Partitions),
 	}
-	living := make(map[int64]bool, len(r.Sessions))
+	live := make(map[int64]bool, len(r.Sessions))
 	for i, session := range r.Sessions {
 		p.Members[i] = Member{session, r.IDs[i], r.Incarnations[i], int(r.Weights[i]), r.Drained[i], r.Cordoned[i]}
-		living[session] = true
+		live[session] = true
 	}
 	for i, n := range r.Pinned {
 		p.Pins[int(n)] = r.PinnedTo[i]
@@ -146,7 +146,7 @@ func (r planRow) plan() (LeasePlan, error) {
 		return p, nil
 	}
 	for i, holding := range strings.Split(r.Numbers, ";") {
-		if living[r.Owners[i]] {
+		if live[r.Owners[i]] {
 			r.OwnerIDs[i] = ""
 		}
 		for text := range strings.SplitSeq(holding, ",") {

@@ -76,7 +76,7 @@ type Beat struct {
 	Server           Incarnation
 	AcceptedTimeline int64         // of the accepted server
 	ServerGeneration int64         // the present one
-	Incarnation      int64         // the highest one under the client's ID; it and what follows are of a living session only
+	Incarnation      int64         // the highest one under the client's ID; it and what follows are of a live session only
 	CheckDueIn       time.Duration // until a check for expired sessions is due for the caller
 	Sessions         int64         // how many sessions existed at the last check
 	Leases           []LeaseBeat

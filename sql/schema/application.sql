@@ -50,7 +50,7 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'lock "%" is not held under token %', $1, $2
             USING ERRCODE = 'PL001',
-                  HINT = 'It was released, or its holder was declared dead. Roll back and leave the work to whoever holds it now.';
+                  HINT = 'It was released, or its holder has expired. Roll back and leave the work to whoever holds it now.';
     END IF;
 END
 $pgleases_body$;

@@ -12,7 +12,7 @@ CREATE TABLE IF NOT EXISTS pgleases.clients (
     pid         int NOT NULL,
     started_at  pg_catalog.timestamptz NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.5, autovacuum_vacuum_threshold = 1000);
-COMMENT ON TABLE pgleases.clients IS 'The living sessions: one row for each run of a client, renewed by its heartbeat.';
+COMMENT ON TABLE pgleases.clients IS 'The live sessions: one row for each run of a client, renewed by its heartbeat.';
 COMMENT ON COLUMN pgleases.clients.session IS '63 random bits drawn by the client; a restart is a new session.';
 COMMENT ON COLUMN pgleases.clients.id IS 'The client''s ID, as the application chose it.';
 COMMENT ON COLUMN pgleases.clients.incarnation IS 'Number of the process among those with this ID: each new process draws a higher one, and only the highest may own. Negative: an operator has revoked the session, and no heartbeat renews it.';

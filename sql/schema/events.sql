@@ -22,7 +22,7 @@ COMMENT ON COLUMN pgleases.events.tx IS 'The transaction that wrote it. Whoever 
 COMMENT ON COLUMN pgleases.events.id IS 'Number of the event.';
 COMMENT ON COLUMN pgleases.events.at IS 'When it was written.';
 COMMENT ON COLUMN pgleases.events.lease IS 'The lease''s name; null: it is about all leases.';
-COMMENT ON COLUMN pgleases.events.cause IS 'What happened: joined, left, evicted, handed over (by the owner), given (by a plan: nobody living owned it), accepted (a promoted server), dropped; or the name of an operator''s verb.';
+COMMENT ON COLUMN pgleases.events.cause IS 'What happened: joined, left, evicted, handed over (by the owner), given (by a plan: no live client owned it), accepted (a promoted server), dropped; or the name of an operator''s verb.';
 COMMENT ON COLUMN pgleases.events.actor IS 'Who asked for it; null: the protocol did it by itself.';
 COMMENT ON COLUMN pgleases.events.reason IS 'Why, in the words of the actor.';
 COMMENT ON COLUMN pgleases.events.from_id IS 'Client ID of who owned the partitions, or had last; of who left or was evicted.';

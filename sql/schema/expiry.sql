@@ -14,7 +14,7 @@ CREATE OR REPLACE FUNCTION pgleases.evict(
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
 DECLARE
     now timestamptz := clock_timestamp();
-    silent timestamptz := timestamptz 'epoch' + $1 * interval '1 microsecond'; -- sessions that expired before it are dead
+    silent timestamptz := timestamptz 'epoch' + $1 * interval '1 microsecond'; -- sessions that expired before it are evicted
     longest interval := $2 * interval '1 microsecond';
     before bigint[]; -- evicted earlier; members still if a lease was locked, or a join under way
 BEGIN
@@ -39,28 +39,28 @@ BEGIN
     END IF;
     WITH sessions AS MATERIALIZED (
         SELECT c.session, c.id, c.ttl, c.expires_at,
-               c.expires_at < silent AND c.ttl <= longest AS dead,
-               c.expires_at < silent AND c.ttl > longest AS unwatched -- it may be dead: it stays for who has watched for longer
+               c.expires_at < silent AND c.ttl <= longest AS expired,
+               c.expires_at < silent AND c.ttl > longest AS unwatched -- it may have expired: it stays for who has watched for longer
         FROM pgleases.clients AS c
     ), gone AS MATERIALIZED (
         SELECT m.lease, m.session, s.session IS NULL AS lost
         FROM pgleases.members AS m
         LEFT JOIN sessions AS s ON s.session = m.session
-        WHERE m.session = ANY (before || ARRAY(SELECT d.session FROM sessions AS d WHERE d.dead)) AND s.dead IS NOT FALSE
+        WHERE m.session = ANY (before || ARRAY(SELECT d.session FROM sessions AS d WHERE d.expired)) AND s.expired IS NOT FALSE
     ), locked AS MATERIALIZED ( -- a plan of these is due
         SELECT l.name FROM pgleases.leases AS l
         WHERE l.name = ANY (ARRAY(SELECT g.lease FROM gone AS g))
         ORDER BY l.name
         FOR UPDATE OF l SKIP LOCKED
-    ), dead AS MATERIALIZED ( -- read again under the lock; SKIP LOCKED, as a locked session renews itself or joins a lease
+    ), expired AS MATERIALIZED ( -- read again under the lock; SKIP LOCKED, as a locked session renews itself or joins a lease
         SELECT c.session FROM pgleases.clients AS c
-        WHERE c.session = ANY (ARRAY(SELECT s.session FROM sessions AS s WHERE s.dead))
+        WHERE c.session = ANY (ARRAY(SELECT s.session FROM sessions AS s WHERE s.expired))
           AND c.expires_at < silent
           AND (SELECT count(*) FROM locked) >= 0 -- always true: it has the leases locked before the clients
         ORDER BY c.session
         FOR UPDATE OF c SKIP LOCKED
     ), evicted AS (
-        DELETE FROM pgleases.clients AS c WHERE c.session = ANY (ARRAY(SELECT d.session FROM dead AS d))
+        DELETE FROM pgleases.clients AS c WHERE c.session = ANY (ARRAY(SELECT d.session FROM expired AS d))
         RETURNING c.session, c.id
     ), told AS (
         INSERT INTO pgleases.events (cause, from_id) SELECT 'evicted', e.id FROM evicted AS e ORDER BY e.id
@@ -155,7 +155,7 @@ BEGIN
           AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = o.session) IS NULL
     ), owned AS MATERIALIZED (
         SELECT o.lease, o.owner, o.target FROM pgleases.partitions AS o WHERE o.ctid >= p.first AND o.ctid < p.beyond
-    ), orphaned AS MATERIALIZED ( -- owners and targets that are no living members
+    ), orphaned AS MATERIALIZED ( -- owners and targets that are no live members
         SELECT o.lease
         FROM (SELECT lease, owner AS session FROM owned WHERE owner IS NOT NULL
               UNION SELECT lease, target FROM owned WHERE target IS NOT NULL) AS o

@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS pgleases.members (
 CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
 COMMENT ON TABLE pgleases.members IS 'The members: one row for each session and lease that it joined.';
 COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';
-COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; a living member while it has a row in clients.';
+COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; a live member while it has a row in clients.';
 COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members, as the application set it; 0: it shall own nothing. Where an override drains the client or pauses the lease, it counts as 0.';
 COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined.';
 COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave names it: one that comes late ends no later membership.';
@@ -159,7 +159,7 @@ BEGIN
             FOR UPDATE SKIP LOCKED -- a guarded transaction has the others
         ) AS p
         WHERE present IS NOT NULL
-    ), successors AS MATERIALIZED ( -- those that are living members
+    ), successors AS MATERIALIZED ( -- those that are live members
         SELECT n.lease, n.session, c.id
         FROM (SELECT DISTINCT k.lease, CASE WHEN k.renewed THEN $1 ELSE k.target END AS session FROM taken AS k) AS n
         CROSS JOIN LATERAL (

@@ -68,7 +68,7 @@ BEGIN
            coalesce(array_agg(p.presence) FILTER (WHERE l.granted), '{}'), coalesce(array_agg(l.pid) FILTER (WHERE l.granted), '{}'),
            coalesce(array_agg(p.presence) FILTER (WHERE l.pid IS NULL), '{}'), coalesce(array_agg(c.session) FILTER (WHERE l.pid IS NULL), '{}'),
            coalesce(array_agg((extract(epoch FROM c.expires_at) * 1000000)::bigint) FILTER (WHERE l.pid IS NULL), '{}'),
-           coalesce(min(l.pid) FILTER (WHERE l.pid <> p.pid), 0) -- who waits has it when the client dies
+           coalesce(min(l.pid) FILTER (WHERE l.pid <> p.pid), 0) -- who waits has it when the client crashes
     FROM pgleases.presences AS p
     JOIN pgleases.clients AS c ON c.session = p.session
     LEFT JOIN (SELECT (k.classid::bigint << 32) | k.objid::bigint AS presence, k.pid, k.granted FROM pg_locks AS k
@@ -99,7 +99,7 @@ COMMENT ON FUNCTION pgleases.session_ends() IS 'How many sessions in this databa
 -- first, then the process, then the counters: as many sessions were abandoned as there are to be evicted, and none has
 -- ended in another way.
 --
--- Who is dead is made to have expired long ago; evict does the rest. This row of the server keeps all other evictions from the sessions. The
+-- A session whose client crashed is made to have expired long ago; evict does the rest. This row of the server keeps all other evictions from the sessions. The
 -- notification has the next two clients look out.
 CREATE OR REPLACE FUNCTION pgleases.evict_disconnected(
     sessions bigint[], presences bigint[], pids int[], expiries bigint[], abandoned bigint, killed bigint, fatal bigint, reset bigint,
@@ -107,7 +107,7 @@ CREATE OR REPLACE FUNCTION pgleases.evict_disconnected(
     OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT plan_due_in bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
 DECLARE
-    dead bigint[] := '{}';
+    expired bigint[] := '{}';
     r record;
 BEGIN
     PERFORM pgleases.settings(true, $12);
@@ -132,15 +132,15 @@ BEGIN
         FOR UPDATE OF c, p SKIP LOCKED -- a locked session renews itself, or has another connection
     LOOP
         IF pg_try_advisory_xact_lock_shared(r.presence) AND NOT EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = r.pid) THEN
-            dead := dead || r.session;
+            expired := expired || r.session;
         END IF;
     END LOOP;
     PERFORM FROM pgleases.session_ends() AS s
-    WHERE s.abandoned - $5 >= cardinality(dead) AND s.killed = $6 AND s.fatal = $7 AND s.reset = $8;
-    IF NOT FOUND OR cardinality(dead) = 0 THEN
+    WHERE s.abandoned - $5 >= cardinality(expired) AND s.killed = $6 AND s.fatal = $7 AND s.reset = $8;
+    IF NOT FOUND OR cardinality(expired) = 0 THEN
         RETURN;
     END IF;
-    UPDATE pgleases.clients AS c SET expires_at = timestamptz 'epoch' WHERE c.session = ANY (dead);
+    UPDATE pgleases.clients AS c SET expires_at = timestamptz 'epoch' WHERE c.session = ANY (expired);
     UPDATE pgleases.server AS s SET next_check_at = timestamptz 'epoch';
     SELECT e.evicted, e.asked, e.plan_due_in
     FROM pgleases.evict(1::bigint, 660000000::bigint, 0::bigint, $9, $10, $11, $12) AS e

@@ -16,7 +16,7 @@ CREATE INDEX IF NOT EXISTS locks_session ON pgleases.locks (session, nonce);
 COMMENT ON TABLE pgleases.locks IS 'The named locks: one row for each session that holds or awaits one. A name without a row is free.';
 COMMENT ON COLUMN pgleases.locks.name IS 'The lock''s name.';
 COMMENT ON COLUMN pgleases.locks.ticket IS 'Place in the queue of this name. Who holds the lock comes before who waits.';
-COMMENT ON COLUMN pgleases.locks.session IS 'The session that holds or awaits it; dead once it has no row in clients.';
+COMMENT ON COLUMN pgleases.locks.session IS 'The session that holds or awaits it; evicted once it has no row in clients.';
 COMMENT ON COLUMN pgleases.locks.nonce IS 'Random number of this acquisition, drawn by the client.';
 COMMENT ON COLUMN pgleases.locks.shared IS 'Whether it is held, or awaited, together with other sessions that share it.';
 COMMENT ON COLUMN pgleases.locks.token IS 'Fencing token: rises with every acquisition, and never repeats. Null: the session waits.';
@@ -29,7 +29,7 @@ COMMENT ON SEQUENCE pgleases.lock_tokens IS 'The low part of the locks'' tokens;
 -- wait for one. A statement that waited for it has a snapshot of before. So these functions are in PL/pgSQL, where each statement
 -- after it has a snapshot of its own, and refuse a transaction that has one snapshot for all.
 --
--- A session is dead when it has no row in clients, and by nothing else: only an eviction decides that. Rows of the dead are locked
+-- A session is evicted when it has no row in clients, and by nothing else. Rows of evicted sessions are locked
 -- FOR UPDATE SKIP LOCKED before they go: a guarded transaction that is open keeps its lock.
 --
 -- A plan that is kept was made when the table was empty, so it must not read the whole of it (enable_seqscan, enable_sort), nor all of
@@ -69,7 +69,7 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.lock_same_incarnation(bigint, bigint, bigint) IS 'Whether this is the server incarnation that the caller''s last heartbeat told. The application''s connections may lead to another server than the client''s own.';
 
--- The caller has the mutex. Rows that hold the lock come before rows that wait. It drops the dead that it meets, and goes on until the first
+-- The caller has the mutex. Rows that hold the lock come before rows that wait. It drops expired sessions that it meets, and goes on until the first
 -- that may not follow: so its cost does not depend on how many wait. Where the server is not accepted, nothing is granted.
 CREATE OR REPLACE FUNCTION pgleases.lock_turn(name pg_catalog.text, timeline bigint, notify boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE
@@ -172,7 +172,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '{gone}';
     END IF;
-    -- The dead go first, and whose turn it is gets it.
+    -- Expired sessions go first, and whose turn it is gets it.
     PERFORM pgleases.lock_turn($1, $7, $10);
     SELECT l.token, l.ticket INTO token, place FROM pgleases.locks AS l
     WHERE l.session = $2 AND l.nonce = $3 AND l.name = $1; -- once more, after a lost answer
@@ -281,8 +281,8 @@ BEGIN
     PERFORM pgleases.lock_settings($4);
     timeline := pgleases.timeline();
     started := (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint;
-    -- Names of which nobody holds the lock, or readers alone while a reader is next, or in whose queue somebody before the last of these has
-    -- died. Usually a release or a sweep has seen to it. Who has the mutex sees to it too, or the next look does: so this waits for nobody.
+    -- Names of which nobody holds the lock, or readers alone while a reader is next, or in whose queue somebody before the last of these was
+    -- evicted. Usually a release or a sweep has seen to it. Who has the mutex sees to it too, or the next look does: so this waits for nobody.
     FOR n IN
         SELECT w.name
         FROM (
@@ -328,11 +328,11 @@ LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
 AS $pgleases_body$
 DECLARE
-    dead bigint[];
+    expired bigint[];
     n text;
 BEGIN
     PERFORM pgleases.lock_settings($2);
-    dead := ARRAY( -- from each session to the next by the index, as one session may have a thousand rows
+    expired := ARRAY( -- from each session to the next by the index, as one session may have a thousand rows
         WITH RECURSIVE sessions AS (
             SELECT (SELECT l.session FROM pgleases.locks AS l ORDER BY l.session LIMIT 1) AS session
             UNION ALL
@@ -342,24 +342,24 @@ BEGIN
         SELECT s.session FROM sessions AS s
         WHERE s.session IS NOT NULL
           AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = s.session) IS NULL);
-    IF cardinality(dead) = 0 THEN
+    IF cardinality(expired) = 0 THEN
         RETURN true;
     END IF;
     FOR n IN
         SELECT DISTINCT d.name
-        FROM (SELECT l.name FROM pgleases.locks AS l WHERE l.session = ANY (dead) LIMIT $1) AS d
+        FROM (SELECT l.name FROM pgleases.locks AS l WHERE l.session = ANY (expired) LIMIT $1) AS d
         ORDER BY d.name
     LOOP
         CONTINUE WHEN NOT pg_try_advisory_xact_lock(pgleases.lock_mutex(n)); -- a later sweep
         DELETE FROM pgleases.locks AS l
         WHERE l.name = n AND l.ticket = ANY (ARRAY(
-            SELECT d.ticket FROM pgleases.locks AS d WHERE d.name = n AND d.session = ANY (dead) FOR UPDATE SKIP LOCKED));
+            SELECT d.ticket FROM pgleases.locks AS d WHERE d.name = n AND d.session = ANY (expired) FOR UPDATE SKIP LOCKED));
         PERFORM FROM pgleases.locks AS l WHERE l.name = n LIMIT 1;
         IF FOUND THEN
             PERFORM pgleases.lock_turn(n, pgleases.timeline(), $3);
         END IF;
     END LOOP;
-    RETURN NOT EXISTS (SELECT FROM pgleases.locks AS l WHERE l.session = ANY (dead));
+    RETURN NOT EXISTS (SELECT FROM pgleases.locks AS l WHERE l.session = ANY (expired));
 END
 $pgleases_body$;
 

@@ -30,7 +30,7 @@ COMMENT ON COLUMN pgleases.overrides.reason IS 'Why.';
 -- changes by what changes it always. So a verb is safe, outlives whoever gave it, and is undone by its opposite. PUBLIC may execute none of
 -- them. They run with the rights of their owner, so an operator needs no others; session_user stays who it is.
 
--- Begins a verb, and returns who gave it. For what a verb locks heartbeats wait, and whoever takes over from the dead: so its transaction does not stay
+-- Begins a verb, and returns who gave it. For what a verb locks heartbeats wait, and whoever takes over from expired sessions: so its transaction does not stay
 -- open, whatever its operator does. A second without a heartbeat is the least TTL.
 CREATE OR REPLACE FUNCTION pgleases.operator(verb pg_catalog.text, actor pg_catalog.text, reason pg_catalog.text) RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -138,8 +138,8 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.leases_of(pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: the lease, or else the leases of the client, that an override concerns.';
 
--- Waits for nobody, as a check for expired sessions calls it: what is locked ends at the next one. So do those beyond 200, as nobody
--- dead is taken out meanwhile; and a lease is changed once, as an UPDATE passes over the versions that those before it left.
+-- Waits for nobody, as a check for expired sessions calls it: what is locked ends at the next one. So do those beyond 200, as no
+-- expired session is evicted meanwhile; and a lease is changed once, as an UPDATE passes over the versions that those before it left.
 CREATE OR REPLACE FUNCTION pgleases.end_overrides() RETURNS pg_catalog.text[]
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
@@ -229,7 +229,7 @@ RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
     SELECT pgleases.override('freeze'::text, false, $1, NULL::int, NULL::text, $3, $2, $4, false);
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.freeze(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Partitions of the lease move only where their owner has died, leaves, or is drained.';
+COMMENT ON FUNCTION pgleases.freeze(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Partitions of the lease move only where their owner has crashed, leaves, or is drained.';
 
 CREATE OR REPLACE FUNCTION pgleases.unfreeze(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
@@ -272,7 +272,7 @@ BEGIN
     END IF;
     names := pgleases.leases_of(NULL::text, $1);
     PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
-    -- From here on no heartbeat renews it, and no guard passes for it. It is dead when it expires: until then it may believe what it has.
+    -- From here on no heartbeat renews it, and no guard passes for it. Others take over when it expires: until then it may believe what it has.
     UPDATE pgleases.clients AS c SET incarnation = -1 WHERE c.id = $1 AND c.incarnation >= 0;
     GET DIAGNOSTICS revoked = ROW_COUNT;
     UPDATE pgleases.leases AS l
@@ -292,7 +292,7 @@ RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     who CONSTANT text := pgleases.operator('drop_lease'::text, $3, $2);
-    living text;
+    live text;
 BEGIN
     IF $4 NOT BETWEEN 1 AND 65536 THEN
         RAISE EXCEPTION 'drop_lease with % partitions', $4 USING ERRCODE = 'invalid_parameter_value', HINT = 'A lease has 1 to 65536.';
@@ -301,10 +301,10 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'lease "%" does not exist', $1 USING ERRCODE = 'undefined_object';
     END IF;
-    SELECT string_agg(c.id, ', ' ORDER BY c.id) INTO living
+    SELECT string_agg(c.id, ', ' ORDER BY c.id) INTO live
     FROM pgleases.members AS m JOIN pgleases.clients AS c USING (session) WHERE m.lease = $1;
-    IF living IS NOT NULL THEN
-        RAISE EXCEPTION 'lease "%" has living members: %', $1, living
+    IF live IS NOT NULL THEN
+        RAISE EXCEPTION 'lease "%" has live members: %', $1, live
             USING ERRCODE = 'object_in_use',
                 HINT = 'Close them, or have them leave, first. One that crashed goes when another client, of whatever lease, has run for its TTL. Where none runs any more, run one for longer than that TTL: pgleases run tidy --once -- sleep 60';
     END IF;
@@ -319,7 +319,7 @@ BEGIN
     SELECT $1, 'dropped', who, $2, l.generation - 1 FROM pgleases.leases AS l WHERE l.name = $1;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text, int) IS 'Drops a lease that has no living members. For 24 hours it can be made again with this number of partitions only, by default that of before. Its next epochs are higher than all before.';
+COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text, int) IS 'Drops a lease that has no live members. For 24 hours it can be made again with this number of partitions only, by default that of before. Its next epochs are higher than all before.';
 
 REVOKE EXECUTE ON FUNCTION pgleases.drain, pgleases.undrain, pgleases.cordon, pgleases.uncordon, pgleases.pause, pgleases.resume,
     pgleases.freeze, pgleases.unfreeze, pgleases.pin, pgleases.unpin, pgleases.evict_client, pgleases.drop_lease, pgleases.operator,

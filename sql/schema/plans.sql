@@ -93,7 +93,7 @@ BEGIN
     END IF;
     applied := true;
     IF cardinality($8) > 0 THEN
-        successor_ids := ARRAY( -- null: no living member
+        successor_ids := ARRAY( -- null: no live member
             SELECT c.id
             FROM unnest($3, $4) WITH ORDINALITY AS h (lease, session, number)
             LEFT JOIN LATERAL (
@@ -102,7 +102,7 @@ BEGIN
                 OFFSET 0
             ) AS c ON true
             ORDER BY h.number);
-        WITH moves AS MATERIALIZED ( -- without those to sessions that are no living members any more
+        WITH moves AS MATERIALIZED ( -- without those to sessions that are no live members any more
             SELECT p.place, p.epoch, p.successor,
                    p.owner IS NOT NULL AND (p.lease, p.owner) IN (
                        SELECT m.lease, m.session FROM pgleases.members AS m

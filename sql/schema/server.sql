@@ -128,7 +128,7 @@ COMMENT ON FUNCTION pgleases.settings(boolean, int) IS 'For the calling statemen
 CREATE OR REPLACE FUNCTION pgleases.new_server_generation() RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    -- nobody dead is taken out meanwhile
+    -- no expired session is evicted meanwhile
     PERFORM set_config('idle_in_transaction_session_timeout', '500', true), set_config('statement_timeout', '10000', true);
     UPDATE pgleases.server SET accepted_timeline = -1;
 END

@@ -46,7 +46,7 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT CASE WHEN w.idle OR c.incarnation OPERATOR(pg_catalog.<) 0 THEN 0 ELSE m.weight END AS weight
 ) AS e;
-COMMENT ON VIEW pgleases.members_status IS 'Every living member of every lease: its last heartbeat, how many partitions it owns, and how many it should.';
+COMMENT ON VIEW pgleases.members_status IS 'Every live member of every lease: its last heartbeat, how many partitions it owns, and how many it should.';
 COMMENT ON COLUMN pgleases.members_status.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.members_status.client IS 'The client ID.';
 COMMENT ON COLUMN pgleases.members_status.heartbeat_age IS 'Time since its last heartbeat; above the TTL it may be evicted.';

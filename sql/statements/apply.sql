@@ -1,5 +1,5 @@
 -- apply.sql: writes a plan, whole or not at all: nothing where a lease of the plan has changed since the plan read it. A
--- partition whose owner is a living member gets its target, and the owner will hand it over. Any other partition goes to its
+-- partition whose owner is a live member gets its target, and the owner will hand it over. Any other partition goes to its
 -- target at once, under the next epoch.
 --
 -- $1 text[], $2 bigint[]  leases of the plan, and their generations as the plan read them

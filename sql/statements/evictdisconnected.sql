@@ -1,4 +1,4 @@
--- evictdisconnected.sql: with fast failover, removes sessions whose connection ended as that of a dead process does, and makes a plan due for every
+-- evictdisconnected.sql: with fast failover, removes sessions whose connection ended as that of a crashed process does, and makes a plan due for every
 -- lease that lost a member, as evict.sql does. What the caller has seen is looked at once more. It waits for no lock.
 --
 -- $1 bigint[], $2 bigint[], $3 int[], $4 bigint[]  sessions; the keys of their locks; the server's processes that held them; expiries as

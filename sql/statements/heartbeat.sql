@@ -12,7 +12,7 @@
 -- Each number has its type: without it, a function of the same name that takes texts would be
 -- called. One text, because columns cost more than what is in them: numbers with blanks between
 -- them.
---   expiry, ttl, accepted_timeline, server_generation, next_check, sessions, unwatched, incarnation, seen: of a living session; the clock is expiry less ttl
+--   expiry, ttl, accepted_timeline, server_generation, next_check, sessions, unwatched, incarnation, seen: of a live session; the clock is expiry less ttl
 --   then, where it is another incarnation or one of these leases has changed since: timeline, started, marker; for each lease generation, due_in, weight; and
 --   the names of these leases in the same order, as an array
 -- Of a session that is not alive it is one word and numbers: gone or copied; clock, accepted_timeline, server_generation, timeline, started, marker. Copied: it lives,

@@ -12,7 +12,7 @@
 -- $11 boolean whether to notify whom it is granted to on the way
 --
 -- One array, whose first element is the outcome: granted, then the token; waits; held (it was not to wait), then the first holder's client
--- ID (empty: it has died), host and process ID, since when it holds the lock, and until when it lives if it falls silent, microseconds since
+-- ID (empty: it has expired), host and process ID, since when it holds the lock, and until when it lives if it falls silent, microseconds since
 -- 1970; elsewhere (this is another server, or another incarnation of it); unaccepted (nothing is granted after a promotion, until that is
 -- accepted); late (the last instant has passed); gone (the session was evicted, or a newer process has its client ID).
 SELECT pgleases.lock_acquire($1::pg_catalog.text, $2::bigint, $3::bigint, $4::boolean, $5::boolean, $6::bigint,

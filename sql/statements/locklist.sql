@@ -4,7 +4,7 @@
 -- $2 text  the name after which to begin; empty: at the first
 -- $3 int   the most names
 --
--- A row for each: name; whether it is shared; how many wait; arrays of the holders: client ID (empty: the session is dead), host, process
+-- A row for each: name; whether it is shared; how many wait; arrays of the holders: client ID (empty: the session has expired), host, process
 -- ID, token, since when, microseconds since 1970; the age of the last heartbeat, and the time until the session expires, microseconds.
 SELECT name, shared, waiting, ids, hosts, pids, tokens, since, silent, lives
 FROM pgleases.lock_list($1::pg_catalog.text, $2::pg_catalog.text, $3::int)

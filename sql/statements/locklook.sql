@@ -1,4 +1,4 @@
--- locklook.sql: what has become of a session's acquisitions. Where somebody before it in a queue has died, it sees to that first.
+-- locklook.sql: what has become of a session's acquisitions. Where somebody before it in a queue has crashed, it sees to that first.
 --
 -- $1 bigint    session
 -- $2 bigint[]  nonces

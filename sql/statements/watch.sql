@@ -9,6 +9,6 @@
 -- the server's processes that hold them (both empty where the digest is the one given); the keys of sessions that nobody holds, with
 -- these sessions, and their expiries, microseconds since 1970; a process of the server that holds
 -- or awaits one of the locks and is not the client's (0: there is none), which keeps that lock held
--- when the client dies.
+-- when the client crashes.
 SELECT watches, abandoned, killed, fatal, reset, digest, held, pids, free, free_sessions, free_expiries, stranger
 FROM pgleases.watch_liveness($1::bigint, $2::bigint)
