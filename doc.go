@@ -73,7 +73,7 @@
 //
 // By default a handoff waits for Hold and Run as long as they take, and says so in the log after
 // 30 s; [WithDrainTimeout] sets a limit. An ownership ends early, whatever still runs, when trust
-// is lost. [context.Cause] tells why a context ended: [ErrHandoff], [ErrTrustLost],
+// is lost. [context.Cause] says why a context ended: [ErrHandoff], [ErrTrustLost],
 // [ErrDrainTimeout], [ErrSuperseded], [ErrEvicted], [ErrClosed].
 //
 // A loop ends with its lease: look at [Lease.Err] before each pass, or wait for [Lease.Done]. A
@@ -84,7 +84,7 @@
 //
 // Call [Lease.Guard] in the transaction that writes, before the writes, with the Partition under
 // which the work began. It locks the partition's row until that transaction ends, so that a
-// takeover waits for it, and nothing else does. Where the partition has another owner, it returns
+// takeover waits for it, and nothing else does. If the partition has another owner, it returns
 // [ErrNotOwner]: roll back, and leave the work to the new owner. [Lease.GuardSQL] does the same for
 // database/sql. Other languages call the SQL function, which raises SQLSTATE PL001:
 //
@@ -141,9 +141,9 @@
 //
 // Give all clients the same TTL where the database fails over to asynchronous standbys. The new
 // server is accepted when it was watched for the longest TTL that it knows; a client with a longer one,
-// whose registration the standby missed, could still trust itself then. Where you return to an old
-// primary, and all clients are new, call pgleases.new_server_generation there first: nothing else
-// tells them that there were higher epochs.
+// whose registration the standby missed, could still trust itself then. If you return to an old
+// primary, and all clients are new, call pgleases.new_server_generation there first: otherwise they
+// cannot know that there were higher epochs.
 //
 // # Connections and poolers
 //
@@ -167,6 +167,6 @@
 // Three views are for people: pgleases.status has every partition with its owner, epoch and where
 // it is going; pgleases.members_status has every member with the age of its last heartbeat, what it
 // owns and what it should own; pgleases.locks_status has every named lock of package lock, with who
-// holds it and who waits. [Client.Stats] tells the same of one client, for metrics and health
+// holds it and who waits. [Client.Stats] has the same of one client, for metrics and health
 // checks.
 package pgleases

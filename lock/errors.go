@@ -2,17 +2,16 @@ package lock
 
 import "errors"
 
-// The errors to test for with errors.Is. What a call returns wraps one of them in a text that names
-// the values at hand.
+// The errors to test for with errors.Is. A call returns an error that wraps one of them, and whose
+// text names the operation and the lock.
 var (
-	// ErrHeld is returned by TryAcquire and TryAcquireShared: the lock is not free. The text names the
-	// holder, or the first of them, since when it holds the lock, and until when it lives if it falls
-	// silent.
+	// ErrHeld is returned by TryAcquire and TryAcquireShared if the lock is not free. The text names a
+	// holder, since when it holds the lock, and until when it lives without another heartbeat.
 	ErrHeld = errors.New("pgleases: lock is held")
 
-	// ErrLost is returned by Guard and Release, and wrapped by the cause of Held.Context: the lock is
-	// not held any more. It was lost with the trust in the session, or by a failover that lost the
-	// acquisition, or it was released before.
+	// ErrLost is returned by Guard and Release, and wrapped by the cause of Held.Context, if the lock
+	// is not held any longer. It was lost with the trust in the session, or by a failover that lost
+	// the acquisition, or it was released before.
 	ErrLost = errors.New("pgleases: lock is lost")
 )
 

@@ -57,17 +57,19 @@ func (h *Held) Name() string { return h.acquisition.Name }
 // Shared reports whether the lock is held together with others that share it.
 func (h *Held) Shared() bool { return h.shared }
 
-// Token returns the fencing token of this acquisition. It is higher than that of every acquisition
-// of the name before: over crashes, rows that are gone, and failovers to a standby.
+// Token returns the fencing token of this acquisition. It is higher than the token of every earlier
+// acquisition of the name, also after crashes, after the row was deleted, and after failovers to a
+// standby.
 func (h *Held) Token() int64 { return h.token }
 
-// Context returns a context that ends when the lock is not to be worked under any more: when it is
-// lost (the cause wraps ErrLost, and pgleases.ErrTrustLost), released, or when the client begins to
-// close (pgleases.ErrClosed, ErrSuperseded, ErrEvicted): then the lock stays until it is released,
-// and Close waits for that. It has the values of the context of the acquisition, and does not end
-// with that. It reads the clock: past the trust deadline it has ended, whatever the process slept
-// through. With pgleases.WithFastFailover, a call in a process that was stopped returns one that
-// has ended, until the server has answered.
+// Context returns a context that ends when you have to stop work under the lock: when the lock is
+// lost (the cause wraps ErrLost, and pgleases.ErrTrustLost), when it is released, or when the
+// client begins to close (pgleases.ErrClosed, ErrSuperseded, ErrEvicted). In the last case the lock
+// stays until it is released, and Close waits for that. The context has the values of the context
+// given to the acquisition, and does not end with it. Context reads the clock: past the trust
+// deadline it returns one that has ended, even if the process was asleep until then. With
+// pgleases.WithFastFailover, a call in a process that was stopped returns one that has ended, until
+// the server has answered.
 func (h *Held) Context() context.Context {
 	if err := h.trusted(); errors.Is(err, errStopped) {
 		refused, cancel := context.WithCancelCause(h.ctx)
@@ -97,16 +99,16 @@ func (h *Held) trusted() error {
 	return h.lost
 }
 
-// Guard fences a transaction: it passes only while the lock is held, and from then on nobody else
-// is given the lock until the transaction ends. Call it before the writes, in the same transaction,
+// Guard fences a transaction. It passes only while the lock is held. From then on no other client
+// gets the lock until the transaction ends. Call Guard before the writes, in the same transaction,
 // and commit: the writes are then ordered before everything that the next holder does under its own
-// Guard. ErrLost tells that the lock is not held any more; roll back.
+// Guard. If Guard returns ErrLost, roll back: the lock is not held any longer.
 //
-// The fence lasts as long as the transaction or savepoint in which Guard was called; it needs a
-// read-write transaction. Guard lowers idle_in_transaction_session_timeout, for this transaction
-// only, to the trust that is left, so that a process that froze inside it gives the lock free. It
-// costs one round trip on the transaction's own connection, which ctx covers. In SQL it is the
-// function guard_lock(name, token), which raises SQLSTATE PL001.
+// The fence lasts as long as the transaction or savepoint in which Guard was called. The
+// transaction has to be read-write. Guard lowers idle_in_transaction_session_timeout to the trust
+// that is left, for this transaction only, so that a process that freezes in the transaction does
+// not keep the lock. It costs one round trip on the transaction's own connection, which ctx covers.
+// The SQL function guard_lock(name, token) does the same, and raises SQLSTATE PL001.
 func (h *Held) Guard(ctx context.Context, tx pgx.Tx) error {
 	return h.guard(ctx, store.InTx(ctx, tx))
 }
@@ -135,15 +137,15 @@ func (h *Held) guard(ctx context.Context, query store.Query) error {
 // may wait for this very lock.
 const poolWait = 100 * time.Millisecond
 
-// Release gives the lock up, and ends Context. Whose turn it is has the lock when Release returns
-// nil. A lock that was lost is given up too, as its row may still keep others from it, and Release
-// returns ErrLost then.
+// Release gives the lock up, and ends Context. When it returns nil, the next client in the queue
+// has the lock. Release also gives up a lock that was lost, because its row may still keep others
+// from the lock, and returns ErrLost then.
 //
-// It takes one round trip on a connection of the pool, or goes over the client's own connection
-// where the pool has none for 100 ms, or the answer is lost. It waits for guarded transactions
-// under the lock that are open. ctx covers the wait only: where it ends, Release returns its cause,
-// and the client goes on to release the lock. It is idempotent: once it returned nil, it does so
-// again.
+// Release takes one round trip on a connection of the pool. If the pool has no connection for
+// 100 ms, or if the answer is lost, the release goes over the client's own connection. It waits for
+// open guarded transactions under the lock. ctx covers the wait only: if it ends, Release returns
+// its cause, and the client continues to release the lock. Release is idempotent: after it has
+// returned nil, it returns nil again.
 func (h *Held) Release(ctx context.Context) error {
 	err := h.release(ctx)
 	if err != nil {

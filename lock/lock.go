@@ -16,7 +16,7 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// Locks takes locks for a client. All methods are safe for concurrent use.
+// Locks acquires locks for a client. All methods are safe for concurrent use.
 type Locks struct {
 	client *engine.Client
 	pool   *pgxpool.Pool
@@ -24,15 +24,14 @@ type Locks struct {
 	misuse error // what New was given; nil: it is of use
 }
 
-// New returns the locks of a client, which are taken and released on connections of the pool. It
-// borrows both, and closes neither. The pool has to lead to the client's database, and may do so
-// through a connection pooler: statements are sent in the mode that the pool has for all its
-// statements (pgx.QueryExecMode), each as one message. Where client or pool is nil, every call is
-// an error. The client of a test's double, of package pgleasestest, needs no pool: it may be nil,
-// and is not used.
+// New returns the locks of a client. It acquires and releases them on connections of the pool, and
+// closes neither client nor pool. The pool has to lead to the client's database, also through a
+// connection pooler: each statement is one message, in the mode that the pool has for all its
+// statements (pgx.QueryExecMode). If client or pool is nil, every call returns an error. A client
+// of package pgleasestest needs no pool.
 //
 // Client.Close asks for the end of all work under locks, and waits for the releases until its ctx
-// ends; what is not released then is free when the session expires.
+// ends. A lock that is not released then is free when the session expires.
 func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
 	if client == nil {
 		return &Locks{misuse: errors.New("pgleases: locks of a client that is nil")}
@@ -45,28 +44,30 @@ func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
 	return &Locks{client: of, pool: pool, table: table}
 }
 
-// TryAcquire takes a lock if it is free and nobody waits for it, in one round trip. Otherwise it
-// returns ErrHeld.
+// TryAcquire acquires a lock if it is free and no client waits for it, in one round trip. Otherwise
+// it returns ErrHeld.
 //
-// The name has 1 to 255 bytes of UTF-8 without NUL. ctx covers the call only, waiting for a
-// connection of the pool included; the lock is held until Held.Release, which the caller has to
-// call. An answer that was lost is asked for once more. The other errors: pgleases.ErrClosed,
-// ErrSuperseded and ErrEvicted once the client ends, pgleases.ErrTrustLost where it has no trust in
-// its session, the cause of ctx, the pool's, the database's. Where a call fails, the client sees to
-// it that nothing is left that nobody knows of.
+// The name has 1 to 255 bytes of UTF-8 without NUL. ctx covers the call only, including the wait
+// for a connection of the pool. The lock is held until Held.Release, which you have to call. If an
+// answer is lost, TryAcquire asks for it once more.
+//
+// The other errors are pgleases.ErrClosed, ErrSuperseded and ErrEvicted when the client has ended,
+// pgleases.ErrTrustLost if the client has no trust in its session, the cause of ctx, and those of
+// the pool and the database. If a call fails, the client gives back what the call may have
+// acquired.
 func (l *Locks) TryAcquire(ctx context.Context, name string) (*Held, error) {
 	return l.acquire(ctx, mode{}, name)
 }
 
-// TryAcquireShared is TryAcquire for a lock that others may share: it takes it also where all that
-// hold it share it.
+// TryAcquireShared is TryAcquire for a lock that others may share. It also acquires a lock that is
+// held, if all holders share it.
 func (l *Locks) TryAcquireShared(ctx context.Context, name string) (*Held, error) {
 	return l.acquire(ctx, mode{shared: true}, name)
 }
 
-// Acquire takes a lock, and waits for its turn until ctx ends. Otherwise it is TryAcquire, without
-// ErrHeld. While the client has no trust, or the server was promoted and is not settled, it waits
-// too. Where the session is evicted meanwhile, it queues up anew.
+// Acquire acquires a lock, and waits for its turn until ctx ends. Otherwise it does what TryAcquire
+// does, without ErrHeld. It also waits while the client has no trust, and while a promoted server
+// is not accepted. If the session is evicted meanwhile, Acquire joins the queue again at its end.
 func (l *Locks) Acquire(ctx context.Context, name string) (*Held, error) {
 	return l.acquire(ctx, mode{waits: true}, name)
 }
@@ -77,10 +78,10 @@ func (l *Locks) AcquireShared(ctx context.Context, name string) (*Held, error) {
 	return l.acquire(ctx, mode{shared: true, waits: true}, name)
 }
 
-// Do takes a lock as Acquire does, runs fn, and releases the lock, also where fn panics. The
-// context that fn gets ends with ctx, and with Held.Context. It returns the error of acquiring,
-// with which fn was not run, or that of fn, joined with that of the release: ErrLost tells that fn
-// was not alone to its end.
+// Do acquires a lock as Acquire does, runs fn, and releases the lock, also if fn panics. fn's
+// context ends with ctx and with Held.Context. Do returns the error of acquiring, and does not run
+// fn then. Otherwise it returns the error of fn joined with that of the release. ErrLost says that
+// another client may have had the lock before fn ended.
 func (l *Locks) Do(ctx context.Context, name string, fn func(ctx context.Context) error) error {
 	h, err := l.Acquire(ctx, name)
 	if err != nil {
@@ -89,7 +90,7 @@ func (l *Locks) Do(ctx context.Context, name string, fn func(ctx context.Context
 	return h.run(ctx, fn)
 }
 
-// TryDo takes a lock as TryAcquire does, and runs fn as Do does. Where the lock is held, it returns
+// TryDo acquires a lock as TryAcquire does, and runs fn as Do does. If the lock is held, it returns
 // false and no error.
 func (l *Locks) TryDo(ctx context.Context, name string, fn func(ctx context.Context) error) (ran bool, err error) {
 	h, err := l.TryAcquire(ctx, name)
@@ -137,7 +138,7 @@ const (
 	whileWaiting            // it takes time: by who has it
 )
 
-// attempt takes a lock, or a place in its queue which it then waits in.
+// attempt acquires a lock, or a place in its queue, in which it waits.
 func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repetition, error) {
 	a, err := l.client.Locks.Begin(ctx, name)
 	switch {
@@ -179,8 +180,8 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 	return h, never, nil
 }
 
-// request asks for a lock, once more if the answer was lost. It also returns what is to be done
-// with the acquisition if nothing is granted.
+// request asks for a lock, and once more if the answer was lost. It also returns what to do with
+// the acquisition if the lock is not granted.
 func (l *Locks) request(ctx context.Context, m mode, a *locks.Acquisition) (store.LockAnswer, func(*locks.Acquisition), error) {
 	answer, sent, err := l.send(ctx, m, a)
 	lost := err != nil && sent && store.Code(err) == "" // the message may still arrive
@@ -194,7 +195,7 @@ func (l *Locks) request(ctx context.Context, m mode, a *locks.Acquisition) (stor
 	return answer, l.client.Locks.Forget, err
 }
 
-// failure is why a request has failed.
+// failure returns why a request has failed.
 func failure(ctx context.Context, err error) (repetition, error) {
 	switch {
 	case ctx.Err() != nil:
@@ -216,7 +217,7 @@ func (l *Locks) send(ctx context.Context, m mode, a *locks.Acquisition) (answer 
 	})
 }
 
-// refusal is why the database has granted nothing.
+// refusal returns why the database has not granted the lock.
 func refusal(a *locks.Acquisition, answer store.LockAnswer) (repetition, error) {
 	switch answer.Outcome {
 	case store.LockHeld:
