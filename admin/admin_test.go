@@ -213,3 +213,25 @@ func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
 		}
 	}
 }
+
+// A doctor that stands still after it has tried an eviction keeps what that has locked for half a second.
+func TestADoctorThatStandsStillKeepsNothingLocked(t *testing.T) {
+	t.Parallel()
+	url := pgtest.FreshDatabase(t)
+	own, wire := tests.Pool(t, url), new(tests.Wire)
+	tests.Execute(t, own, "INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '1 hour', '1 second', 'host', 7, now())")
+	a := tests.Must(admin.New(tests.Pool(t, url, wire.Carry)))(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	tried, ended := make(chan struct{}), make(chan struct{})
+	wire.Before(".evict(", func() { wire.Mute("rollback"); close(tried) })
+	go func() {
+		defer close(ended)
+		a.Doctor(ctx, admin.DoctorOptions{})
+	}()
+	tests.Receive(t, "it tries an eviction", tried)
+	tests.Until(t, "it stands still", func() bool { return wire.Left() == 0 })
+	tests.Becomes(t, own, "its transaction has ended", false,
+		"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction' AND query LIKE '%.evict(%')")
+	cancel()
+	<-ended
+}

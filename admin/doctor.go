@@ -457,12 +457,12 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 	d.fine("advisory-locks", "no stranger has those of the library")
 	if len(t.lockers) > 0 {
 		l := t.lockers[0]
-		d.found("row-locks", Fault, l.end(), "the row of client %q is locked by %v: its heartbeats fail, and nobody can evict it", l.Of, l)
+		d.found("row-locks", Fault, l.end(), "the row of %s is locked by %v: heartbeats, joins, plans or evictions that need it fail", l.Of, l)
 	}
-	d.fine("row-locks", "no row of a client is locked")
+	d.fine("row-locks", "no row of a client, lease, member or the server is locked")
 	d.columns(f, s)
 	d.timeline(ctx, s, f.Provider)
-	d.clients(ctx, s, trip)
+	d.clients(ctx, s, trip, len(t.lockers) > 0)
 	d.leases(ctx, s)
 	if waits := t.waits; len(waits) > 0 {
 		w, level := waits[0], Note // a leader may hold it for as long as it lives
@@ -584,7 +584,7 @@ func (d *doctor) timeline(ctx context.Context, s *Snapshot, provider string) {
 	d.fine("timeline", "it is accepted, server generation %d", s.Server.Generation)
 }
 
-func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration) {
+func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration, locked bool) {
 	ttls := make(map[time.Duration]int)
 	shortest := 6 * time.Second // the default
 	var expired, stuck []string
@@ -622,11 +622,11 @@ func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration) {
 			"%v from here; from %v on, for a TTL of %v, a client cannot take over from expired sessions", trip.Round(10*time.Microsecond), most, shortest)
 	}
 	d.fine("round-trip", "%v from here, %v would be too long", trip.Round(10*time.Microsecond), most)
-	d.expired(ctx, expired, stuck, live)
+	d.expired(ctx, expired, stuck, live, locked)
 }
 
 // expired says which clients are silent, and why it cannot be evicted.
-func (d *doctor) expired(ctx context.Context, expired, stuck []string, live int) {
+func (d *doctor) expired(ctx context.Context, expired, stuck []string, live int, locked bool) {
 	var why error
 	if len(stuck) > 0 {
 		why = d.tryEviction(ctx)
@@ -635,7 +635,9 @@ func (d *doctor) expired(ctx context.Context, expired, stuck []string, live int)
 		d.found("expired", Fault, "remove what the error names: the clients try again", "clients that are silent for longer than their TTL cannot be evicted: %s: %v", listed(stuck), why)
 	} else if len(expired) > 0 {
 		remedy := "start one, or wait until one has watched the clock for their TTL"
-		if live > 0 {
+		if locked {
+			remedy = "end what row-locks names"
+		} else if live > 0 {
 			remedy = "look at the live: a round trip that is too slow has nobody take them out"
 		}
 		d.found("expired", Warning, remedy, "silent for %v longer than their TTL, and nobody has taken them out: %s", d.Long, listed(expired))
@@ -647,7 +649,10 @@ func (d *doctor) expired(ctx context.Context, expired, stuck []string, live int)
 func (d *doctor) tryEviction(ctx context.Context) error {
 	tx, err := d.conn.BeginTx(ctx, pgx.TxOptions{AccessMode: pgx.ReadWrite})
 	if err == nil {
-		_, err = tx.Exec(ctx, store.Texts(sql.Files, d.options.schema)("eviction"))
+		_, err = tx.Exec(ctx, "SET LOCAL idle_in_transaction_session_timeout = 500") // what stands still here keeps rows locked
+		if err == nil {
+			_, err = tx.Exec(ctx, store.Texts(sql.Files, d.options.schema)("eviction"))
+		}
 		_ = tx.Rollback(ctx)
 	}
 	if store.Denied(err) || store.Transient(err) { // of this role, or of now

@@ -1,10 +1,18 @@
--- rowlocks.sql: sessions that have had the row of a client locked for more than a second. The search_path is to be pg_catalog alone.
+-- rowlocks.sql: sessions that have had a row locked for more than a second which clients have to
+-- write or lock: of a client, a lease, a member, or the server. The search_path is to be pg_catalog
+-- alone.
 --
--- One row for each client and session, as strangers.sql has it.
-SELECT h.id, h.pid, coalesce(a.usename, ''), coalesce(a.application_name, ''), coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), -1)::double precision
-FROM (SELECT c.id, l.pid FROM pgleases.clients AS c JOIN pg_locks AS l ON l.transactionid = c.xmax AND l.locktype = 'transactionid' AND l.granted
+-- One row for each of them and session, as strangers.sql has it.
+WITH rows AS (
+    SELECT 'client ' || to_json(c.id) AS of, c.tableoid, c.ctid, c.xmax FROM pgleases.clients AS c
+    UNION ALL SELECT 'lease ' || to_json(l.name), l.tableoid, l.ctid, l.xmax FROM pgleases.leases AS l
+    UNION ALL SELECT 'a member of lease ' || to_json(m.lease), m.tableoid, m.ctid, m.xmax FROM pgleases.members AS m
+    UNION ALL SELECT 'server', s.tableoid, s.ctid, s.xmax FROM pgleases.server AS s
+)
+SELECT h.of, h.pid, coalesce(a.usename, ''), coalesce(a.application_name, ''), coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), -1)::double precision
+FROM (SELECT r.of, l.pid FROM rows AS r JOIN pg_locks AS l ON l.transactionid = r.xmax AND l.locktype = 'transactionid' AND l.granted
       UNION -- several that share it, of whom xmax does not tell
-      SELECT c.id, b.pid FROM pg_locks AS w CROSS JOIN unnest(pg_blocking_pids(w.pid)) AS b (pid) JOIN pgleases.clients AS c ON c.ctid = format('(%s,%s)', w.page, w.tuple)::tid
-      WHERE w.locktype = 'tuple' AND w.granted AND w.relation = 'pgleases.clients'::regclass AND w.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) AS h
+      SELECT r.of, b.pid FROM pg_locks AS w CROSS JOIN unnest(pg_blocking_pids(w.pid)) AS b (pid) JOIN rows AS r ON r.tableoid = w.relation AND r.ctid = format('(%s,%s)', w.page, w.tuple)::tid
+      WHERE w.locktype = 'tuple' AND w.granted AND w.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) AS h
 JOIN pg_stat_activity AS a ON a.pid = h.pid WHERE coalesce(a.xact_start < clock_timestamp() - interval '1 second', true)
 ORDER BY 5 DESC, 1

@@ -178,8 +178,8 @@ func TestDoctorFindsTransactionsThatLast(t *testing.T) {
 	<-ended
 }
 
-// Whoever has the row of a client locked keeps it from its heartbeats. Of several that share the row only who waits for it tells.
-func TestDoctorNamesWhoHasAClientsRowLocked(t *testing.T) {
+// A transaction that has the row of a client, a lease, a member or the server locked is named. Of several that share the row only who waits for it tells.
+func TestDoctorNamesWhoHasRowsLocked(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, sound)
@@ -192,6 +192,11 @@ func TestDoctorNamesWhoHasAClientsRowLocked(t *testing.T) {
 	expectIll(t, database, "fault row-locks", named)
 	tests.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
 	expectIll(t, database, "", "")
+	for table, of := range map[string]string{"leases": `lease "l"`, "members": `a member of lease "l"`, "server": "server"} {
+		tests.Must(one.Exec(t.Context(), "BEGIN; SELECT FROM pgleases."+table+" FOR UPDATE", pgx.QueryExecModeSimpleProtocol))(t)
+		expectIll(t, database, "fault row-locks", fmt.Sprintf("the row of %s is locked by process %d of ", of, one.PgConn().PID()))
+		tests.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
+	}
 	lock(one, "SHARE")
 	lock(other, "SHARE")
 	waiting := newConn(t, database)
