@@ -166,7 +166,7 @@ var mutants = append(asleep(), []mutant{
 		{"sql/schema/plans.sql", "    PERFORM pgleases.settings(true, $9);\n    applied :=", "    PERFORM pgleases.settings(false, $9);\n    applied :=", 0},
 		{"sql/schema/leases.sql", "    PERFORM pgleases.settings(true, $10);\n    IF cardinality", "    PERFORM pgleases.settings(false, $10);\n    IF cardinality", 0},
 	}},
-	{"epoch without server generation", "promotion", `epoch|new era`, []edit{
+	{"epoch without server generation", "promotion", `epoch|new server generation`, []edit{
 		{"sql/statements/accept.sql", `generation = due.generation`, `generation = 0`, 0},
 		{"sql/schema/plans.sql", `greatest(p.epoch + 1, lowest)`, `p.epoch + 1`, 0},
 		{"sql/schema/leases.sql", `greatest(p.epoch + 1, first)`, `p.epoch + 1`, 0},
@@ -303,7 +303,7 @@ var mutants = append(asleep(), []mutant{
 		{"sql/schema/locks.sql", `        IF NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = r.session) THEN`,
 			`        IF NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = r.session AND c.expires_at > clock_timestamp()) THEN`, 0},
 	}},
-	{"tokens without a server generation", "lock statements", `token|era`, []edit{
+	{"tokens without a server generation", "lock statements", `token|server generation`, []edit{
 		{"sql/schema/locks.sql", `(s.generation OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval(`, `pg_catalog.nextval(`, 0},
 		{"sql/schema/locks.sql", `(present << 32) + nextval(`, `nextval(`, 2},
 	}},
