@@ -268,7 +268,7 @@ func TestATransactionThatIdlesPastTheTrustIsEndedByTheServer(t *testing.T) {
 	}
 }
 
-func TestAnOpenGuardedTransactionDelaysTheHandOverOfItsPartitionOnly(t *testing.T) {
+func TestAnOpenGuardedTransactionDelaysTheHandoffOfItsPartitionOnly(t *testing.T) {
 	t.Parallel()
 	pool, ca, cb, a := twoClients(t, 4)
 	p := ownership(t, a, 2)

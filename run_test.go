@@ -17,7 +17,7 @@ import (
 	"github.com/pgleases/pgleases/internal/tests"
 )
 
-func TestAHandOverFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
+func TestAHandoffFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
 	t.Parallel()
 	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
 	ca := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(50*time.Millisecond))

@@ -198,7 +198,7 @@ func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 }
 
 // A run is under way when its partition is wanted elsewhere, for longer than it may be then or not; meanwhile the next tick comes.
-func TestASlowHandlerDuringAHandOver(t *testing.T) {
+func TestASlowHandlerDuringAHandoff(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		overlap schedule.Overlap

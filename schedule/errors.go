@@ -38,7 +38,7 @@ var (
 	// ErrDrained is the cause of a handler's context that ended because the partition is wanted
 	// elsewhere, or Run ends, and the run did not end within WithDrainTimeout. Nothing of it was
 	// committed; it runs again.
-	ErrDrained = errors.New("schedule: the run did not end in time for the hand-over")
+	ErrDrained = errors.New("schedule: the run did not end in time for the handoff")
 )
 
 // Discard is an error for handlers to return: the tick failed at once, whatever WithMaxAttempts

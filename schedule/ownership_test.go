@@ -71,14 +71,14 @@ func TestOwnerChangesKeepOutcomesExact(t *testing.T) {
 	}
 }
 
-// The lock of Guard, while the handler runs: a take-over waits for it.
+// The lock of Guard, while the handler runs: a takeover waits for it.
 func TestNobodyOwnsThePartitionOfARunThatIsUnderWay(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
 	took := make(chan error, 1)
 	books := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
-		_, err := db.Exec(ctx, "SELECT FROM pgleases.partitions WHERE partition = $1 FOR UPDATE NOWAIT", r.Partition) // as a take-over does
+		_, err := db.Exec(ctx, "SELECT FROM pgleases.partitions WHERE partition = $1 FOR UPDATE NOWAIT", r.Partition) // as a takeover does
 		took <- err
 		return effect(ctx, tx, r)
 	})

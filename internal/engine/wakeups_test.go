@@ -66,7 +66,7 @@ func TestTheEngineWakesUpForThePlanThatAJoinAskedFor(t *testing.T) {
 	})
 }
 
-func TestTheEngineWakesUpForAHandOverAfterItsDelay(t *testing.T) {
+func TestTheEngineWakesUpForAHandoffAfterItsDelay(t *testing.T) {
 	inWorld(t, func(w *world) {
 		const delay = 3 * time.Second
 		_, l := w.alone(WithHandoffDelay(delay))
@@ -194,7 +194,7 @@ func TestTheEngineWakesUpForTheDrainTimeout(t *testing.T) {
 	})
 }
 
-func TestTheEngineWakesUpToWarnOfAHandOverThatWaits(t *testing.T) {
+func TestTheEngineWakesUpToWarnOfAHandoffThatWaits(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p, l := w.alone()
 		hold := l.Hold(context.Background())

@@ -219,7 +219,7 @@ func (t *tail) String() string {
 func Told() (context.Context, context.CancelFunc) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	go func() {
-		// The program holds the other end, and writes nothing. The end of the file is the end of the program, or its wish.
+		// The program holds the other end, and writes nothing. The end of the file is the end of the program, or its request.
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		stop()
 	}()
