@@ -8,7 +8,7 @@
 // Registration with the incarnation of an ID that two processes share; heartbeats, with the trust that they earn counted
 // from before they were sent; reads, handoff by release, also one that its client gave up and that runs late; fences, which the database runs at any time; plan and
 // apply in one step and apart; eviction; guarded transactions of work that remembers any ownership it ever had; work
-// that a handoff waits for; closing; the end of a process; a crash of the database, which loses heartbeats and the mark; and
+// that a handoff waits for; closing; the end of a process; a crash of the database, which loses heartbeats and the boot marker; and
 // one promotion of a standby that is any earlier state of the tables, with settling. Every answer may be late or lost, and every
 // process may stop for any time between any two steps.
 //

@@ -16,7 +16,7 @@
 #define P 1                 /* partitions */
 #endif
 #ifndef MAXEPOCH
-#define MAXEPOCH 4          /* changes of owner of one partition, within an era */
+#define MAXEPOCH 4          /* changes of owner of one partition, within a server generation */
 #endif
 #ifndef CRASHES
 #define CRASHES 0           /* processes that die */
@@ -47,7 +47,7 @@
 #ifndef TRUST
 #define TRUST (TTL - 1)     /* ticks that a client trusts itself, from before it sent the heartbeat: a tick is the margin */
 #endif
-#define ERA    16           /* the first epoch of an era is a multiple of it */
+#define SGEN   16           /* the first epoch of a server generation is a multiple of it */
 #define NOBODY 0            /* no session; process c has the sessions 2c+1 and 2c+2, by turns */
 #define QUIET  (3 * TTL)    /* ticks after the last fault within which every partition has an owner again */
 
@@ -87,8 +87,8 @@ Tables standby;             /* a state of the tables in the past: what a standby
 bit replicated;             /* standby is set */
 byte expires[2*N + 1];      /* by session: ticks until it expires */
 byte runs;                  /* ticks since the server's run began, at most TTL */
-byte era;
-bit timeline, settled;      /* the server's, and the one that is settled */
+byte sgen;
+bit timeline, accepted;      /* the server's, and the one that is accepted */
 
 /* ---- the processes ---- */
 
@@ -105,7 +105,7 @@ typedef Process {
 	byte trust;                 /* ticks left until the trust deadline; 0: none */
 	bit timeline;               /* on which all that is shown was confirmed */
 	bit seen;                   /* the server's timeline in the last heartbeat */
-	bit settled;                /* as the last heartbeat told it */
+	bit accepted;                /* as the last heartbeat told it */
 	byte anchor;                /* 1 + ticks since the last heartbeat was sent, while a read must confirm before it counts */
 	bit dirty;                  /* the lease's generation is not the one last read */
 	bit untold;                 /* it released something, and the new owner is not told yet */
@@ -118,7 +118,7 @@ typedef Process {
 	/* the one operation under way, and its answer; all zero where there is none */
 	mtype:operation op;
 	byte age;                   /* ticks since it was sent */
-	bit ansAlive, ansTimeline, ansSettled, ansNewer;
+	bit ansAlive, ansTimeline, ansAccepted, ansNewer;
 	byte opPartition, opSession;    /* opPartition: 1 + its number */
 	bit opFree;
 	mtype:outcome ansOutcome;
@@ -144,7 +144,7 @@ hidden byte i, j, k;            /* only within a d_step */
 #define session(c)      (2*c + pr[c].turn + 1)
 #define process(s)      ((s - 1) / 2)
 #define living(s)       (s != NOBODY && db.alive[s])
-#define isSettled       (timeline == settled)
+#define isAccepted       (timeline == accepted)
 #if N > 2
 #define underWay        ((pr[0].op != NONE) + (pr[1].op != NONE) + (pr[2].op != NONE))
 #else
@@ -177,11 +177,11 @@ hidden byte i, j, k;            /* only within a d_step */
 #ifdef EPOCH_WITHOUT_ERA
 #define nextEpoch(p)    (db.part[p].epoch + 1)
 #else
-#define nextEpoch(p)    (db.part[p].epoch < era * ERA -> era * ERA : db.part[p].epoch + 1)
+#define nextEpoch(p)    (db.part[p].epoch < sgen * SGEN -> sgen * SGEN : db.part[p].epoch + 1)
 #endif
-#define outdated(p)     (db.part[p].epoch < era * ERA)
+#define outdated(p)     (db.part[p].epoch < sgen * SGEN)
 /* Bounds the model, not the protocol. Once faults are over a few more must do, else partitions go to and fro for ever. */
-#define bounded(p)      (nextEpoch(p) % ERA <= (calm -> MAXEPOCH + 8 : MAXEPOCH))
+#define bounded(p)      (nextEpoch(p) % SGEN <= (calm -> MAXEPOCH + 8 : MAXEPOCH))
 
 /* ---- what several steps share ---- */
 
@@ -270,7 +270,7 @@ inline no_operation(c) {
 	pr[c].age = 0;
 	pr[c].ansAlive = 0;
 	pr[c].ansTimeline = 0;
-	pr[c].ansSettled = 0;
+	pr[c].ansAccepted = 0;
 	pr[c].ansNewer = 0;
 	pr[c].opPartition = 0;
 	pr[c].opSession = 0;
@@ -299,7 +299,7 @@ inline gone(c) {                /* the process is no more; its session stays beh
 	pr[c].trust = 0;
 	pr[c].timeline = 0;
 	pr[c].seen = 0;
-	pr[c].settled = 0;
+	pr[c].accepted = 0;
 	pr[c].anchor = 0;
 	pr[c].dirty = 0;
 	pr[c].untold = 0;
@@ -361,7 +361,7 @@ inline answer_register(c) {
  * trust is counted from before it. */
 inline heartbeat(c) {
 	atomic {
-		ready(c) && pr[c].known && REASON(pr[c].trust < TRUST || pr[c].seen != timeline || pr[c].settled != isSettled) ->
+		ready(c) && pr[c].known && REASON(pr[c].trust < TRUST || pr[c].seen != timeline || pr[c].accepted != isAccepted) ->
 		d_step {
 			if
 			:: db.alive[session(c)] ->
@@ -371,7 +371,7 @@ inline heartbeat(c) {
 			fi;
 			pr[c].op = BEAT;
 			pr[c].ansTimeline = timeline;
-			pr[c].ansSettled = isSettled;
+			pr[c].ansAccepted = isAccepted;
 #ifdef SAME_ID
 			pr[c].ansNewer = (c < 2 && db.incarnation > pr[c].incarnation)
 #endif
@@ -412,8 +412,8 @@ inline answer_heartbeat(c) {
 				fi
 			:: else ->
 				if
-				:: pr[c].settled != pr[c].ansSettled ->
-					pr[c].settled = pr[c].ansSettled;
+				:: pr[c].accepted != pr[c].ansAccepted ->
+					pr[c].accepted = pr[c].ansAccepted;
 					pr[c].dirty = GENERATION
 				:: else
 				fi;
@@ -459,15 +459,15 @@ inline read(c) {
 			pr[c].op = READ;
 			pr[c].dirty = 0;                            /* what changes from here on is read again */
 			pr[c].ansTimeline = timeline;
-			pr[c].ansSettled = isSettled
+			pr[c].ansAccepted = isAccepted
 		}
 	}
 }
 
-#ifdef GAIN_UNSETTLED
+#ifdef GAIN_UNACCEPTED
 #define GAINS(c) true
 #else
-#define GAINS(c) pr[c].settled
+#define GAINS(c) pr[c].accepted
 #endif
 inline answer_read(c) {
 	atomic {
@@ -475,7 +475,7 @@ inline answer_read(c) {
 		d_step {
 			if
 			:: pr[c].trust == 0 -> pr[c].dirty = GENERATION
-			:: pr[c].trust > 0 && (pr[c].ansTimeline != pr[c].seen || pr[c].ansSettled != pr[c].settled) -> pr[c].dirty = GENERATION
+			:: pr[c].trust > 0 && (pr[c].ansTimeline != pr[c].seen || pr[c].ansAccepted != pr[c].accepted) -> pr[c].dirty = GENERATION
 			:: else ->
 				for (i : 0 .. P-1) {
 #ifdef GUARDS
@@ -508,8 +508,8 @@ inline answer_read(c) {
 #endif
 					:: else ->
 						if
-#ifndef GAIN_UNSETTLED
-						:: !pr[c].settled
+#ifndef GAIN_UNACCEPTED
+						:: !pr[c].accepted
 #endif
 						:: GAINS(c) && (pr[c].ansMoving[i] || pr[c].ending) ->
 							pr[c].has[i] = DRAINING;
@@ -531,12 +531,12 @@ inline answer_read(c) {
 	}
 }
 /* release.sql: the owner gives a partition up, straight to its target, under the next epoch. It names the epoch that it gives
- * up. One whose target is gone is free; one whose target is the owner itself begins anew. One of an earlier era stays, and its
+ * up. One whose target is gone is free; one whose target is the owner itself begins anew. One of an earlier server generation stays, and its
  * target stays as it was. The generation rises where a plan is due; announce tells a new owner. A session that is gone releases nothing. */
 #ifdef RELEASE_WITHOUT_EPOCH
-#define released(p, s, e)  (isSettled && living(s) && db.part[p].owner == s && takeable(p))
+#define released(p, s, e)  (isAccepted && living(s) && db.part[p].owner == s && takeable(p))
 #else
-#define released(p, s, e)  (isSettled && living(s) && db.part[p].owner == s && db.part[p].epoch == e && takeable(p))
+#define released(p, s, e)  (isAccepted && living(s) && db.part[p].owner == s && db.part[p].epoch == e && takeable(p))
 #endif
 #define successor(p, s, leaving) (living(db.part[p].target) && !(leaving && db.part[p].target == s) -> db.part[p].target : NOBODY)
 inline hand(p, s, leaving) {
@@ -560,7 +560,7 @@ inline hand(p, s, leaving) {
 
 inline release(c, p) {
 	atomic {
-		ready(c) && pr[c].known && pr[c].settled && releasable(c, p) && bounded(p) && REASON(takeable(p)) ->
+		ready(c) && pr[c].known && pr[c].accepted && releasable(c, p) && bounded(p) && REASON(takeable(p)) ->
 		d_step {
 			pr[c].op = RELEASED;
 			pr[c].opPartition = p + 1;
@@ -621,7 +621,7 @@ inline announce(c) {
 /* A guarded transaction keeps a release waiting, so a fence is sent. */
 inline fence(c, p) {
 	atomic {
-		ready(c) && pr[c].known && pr[c].settled && releasable(c, p) && !takeable(p) && !pr[c].fencing[p] ->
+		ready(c) && pr[c].known && pr[c].accepted && releasable(c, p) && !takeable(p) && !pr[c].fencing[p] ->
 		d_step { pr[c].fencing[p] = 1 }
 	}
 }
@@ -630,7 +630,7 @@ inline fence(c, p) {
  * A read tells the new epoch, so no answer is a step of its own. */
 inline run_fence(c, p) {
 	atomic {
-		pr[c].fencing[p] && isSettled && db.part[p].owner == session(c) && db.part[p].epoch == pr[c].epoch[p] && bounded(p) ->
+		pr[c].fencing[p] && isAccepted && db.part[p].owner == session(c) && db.part[p].epoch == pr[c].epoch[p] && bounded(p) ->
 		d_step {
 			db.part[p].epoch = nextEpoch(p);
 			assert(db.part[p].epoch > highest[p]);
@@ -647,7 +647,7 @@ inline run_fence(c, p) {
 /* The client gives up a release, which then runs late, or never. */
 inline release_late(c, p) {
 	atomic {
-		ready(c) && pr[c].known && pr[c].settled && releasable(c, p) && lateSession == NOBODY && mayLose ->
+		ready(c) && pr[c].known && pr[c].accepted && releasable(c, p) && lateSession == NOBODY && mayLose ->
 		d_step {
 			lateSession = session(c);
 			latePartition = p;
@@ -719,7 +719,7 @@ inline close(c) {
 #endif
 inline evict(s) {
 	atomic {
-		db.alive[s] && expires[s] == 0 && isSettled && watched ->
+		db.alive[s] && expires[s] == 0 && isAccepted && watched ->
 		d_step {
 			/* PROMISE: nobody is declared dead who trusts himself */
 			assert(!(pr[process(s)].up && session(process(s)) == s && pr[process(s)].trust > 0));
@@ -752,7 +752,7 @@ inline evict(s) {
 #endif
 inline plan(p, s) {
 	atomic {
-		db.alive[s] && isSettled && wanted(p, s) ->
+		db.alive[s] && isAccepted && wanted(p, s) ->
 		d_step {
 			if
 			:: living(db.part[p].owner) ->
@@ -779,7 +779,7 @@ inline plan_apart(c, p, s) {
 }
 inline apply(c) {
 	atomic {
-		pr[c].op == PLANNED && isSettled && bounded((pr[c].opPartition - 1)) ->
+		pr[c].op == PLANNED && isAccepted && bounded((pr[c].opPartition - 1)) ->
 		d_step {
 			i = pr[c].opPartition - 1;
 			if
@@ -809,20 +809,20 @@ inline apply(c) {
 	}
 }
 
-/* settle.sql: a promoted server, once every owner of before has seen it or has stopped. */
-#ifdef SETTLE_WITHOUT_WATCH
-#define settles true
+/* accept.sql: a promoted server, once every owner of before has seen it or has stopped. */
+#ifdef ACCEPT_WITHOUT_WATCH
+#define accepts true
 #else
-#define settles (runs >= TTL)
+#define accepts (runs >= TTL)
 #endif
-inline settle() {
+inline accept_server() {
 	atomic {
-		!isSettled && settles ->
+		!isAccepted && accepts ->
 		d_step {
 #ifndef EPOCH_WITHOUT_ERA
-			era++;
+			sgen++;
 #endif
-			settled = timeline;
+			accepted = timeline;
 			raise_generation()
 		}
 	}
@@ -832,7 +832,7 @@ inline settle() {
 #if defined(GUARD_CURRENT_EPOCH)
 #define passes(c, p, e) (db.part[p].owner == session(c) && living(db.part[p].owner))
 #else
-#define passes(c, p, e) (db.part[p].epoch == e && e >= era * ERA && living(db.part[p].owner))
+#define passes(c, p, e) (db.part[p].epoch == e && e >= sgen * SGEN && living(db.part[p].owner))
 #endif
 inline guard(c) {
 	atomic {
@@ -1103,7 +1103,7 @@ inline begin_close(c) {
 }
 
 /* The server runs anew: heartbeats, which wait for no flush, may be lost, all or some: as if all had expired, since to be
- * expired allows more than not to be. The mark is gone, and open transactions are. */
+ * expired allows more than not to be. The boot marker is gone, and open transactions are. */
 inline new_run() {
 	for (i : 1 .. 2*N) { expires[i] = 0 }
 #ifndef EVICT_WITHOUT_MARK
@@ -1153,7 +1153,7 @@ inline promote() {
 			no_standby();
 			timeline = 1;
 			new_run();
-			raise_generation()                          /* what a client makes of an unsettled timeline does not ask for it */
+			raise_generation()                          /* what a client makes of an unaccepted timeline does not ask for it */
 		}
 	}
 }
@@ -1243,7 +1243,7 @@ proctype World() {
 #endif
 #if PROMOTIONS > 0
 	:: step(promote())
-	:: step(settle())
+	:: step(accept_server())
 #endif
 	od
 }

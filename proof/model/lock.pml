@@ -8,7 +8,7 @@
 
 #define N 2                 /* processes */
 #ifndef MAXTOKEN
-#define MAXTOKEN 3          /* acquisitions within an era */
+#define MAXTOKEN 3          /* acquisitions within a server generation */
 #endif
 #ifndef RESTARTS
 #define RESTARTS 0          /* crashes of the database, which lose asynchronous commits */
@@ -21,7 +21,7 @@
 #endif
 #define TTL   2             /* ticks until a session expires, by the database's clock */
 #define TRUST 2             /* ticks that a client trusts itself, from before it sent the heartbeat: the margin is shorter than a tick */
-#define ERA   16
+#define SGEN   16
 
 /* ---- the database ---- */
 
@@ -36,7 +36,7 @@ typedef Row {               /* of a process's acquisition; a process has one at 
 typedef Tables {
 	Row row[N];
 	bit alive[2*N];         /* by session, 2c + turn: it has a row in clients */
-	byte tokens;            /* drawn in this era */
+	byte tokens;            /* drawn in this server generation */
 	byte wrote              /* token under which the last guarded transaction of an exclusive holder committed */
 }
 Tables db;
@@ -44,8 +44,8 @@ Tables standby;             /* a state of the tables in the past */
 bit replicated;
 byte expires[2*N];
 byte runs;                  /* ticks since the server's run began, at most TTL */
-byte era;
-bit timeline, settled;
+byte sgen;
+bit timeline, accepted;
 
 /* ---- the processes ---- */
 
@@ -58,7 +58,7 @@ typedef Process {
 	byte trust;                 /* ticks left until the trust deadline; 0: none */
 	bit timeline;               /* on which what it holds was confirmed */
 	bit broken;                 /* trust ended since the acquisition began */
-	bit toConfirm;              /* another run of the server has to confirm what it holds, before trust goes on */
+	bit toConfirm;              /* another server incarnation has to confirm what it holds, before trust goes on */
 	mtype:stage stage;
 	bit shared;
 	byte token;
@@ -85,7 +85,7 @@ hidden byte held, room;
 
 #define session(c)      (2*c + pr[c].turn)
 #define rowSession(c)   (2*c + db.row[c].turn)
-#define isSettled       (timeline == settled)
+#define isAccepted       (timeline == accepted)
 #define uses(c)         (pr[c].stage == HOLDS && pr[c].trust > 0)
 #define bounded         (db.tokens < MAXTOKEN)
 
@@ -105,12 +105,12 @@ hidden byte held, room;
 #ifdef TOKEN_WITHOUT_ERA
 #define nextToken       (db.tokens + 1)
 #else
-#define nextToken       (era * ERA + db.tokens + 1)
+#define nextToken       (sgen * SGEN + db.tokens + 1)
 #endif
-#ifdef GRANT_UNSETTLED
+#ifdef GRANT_UNACCEPTED
 #define grants          true
 #else
-#define grants          isSettled
+#define grants          isAccepted
 #endif
 
 /* ---- what several statements share ---- */
@@ -279,7 +279,7 @@ inline answer_heartbeat(c) {
 
 inline lose_heartbeat(c) { atomic { pr[c].beat -> d_step { answered(c) } } }
 
-/* locklook.sql, after another run of the server: it has the lock under this token, or the lock is lost. */
+/* locklook.sql, after another server incarnation: it has the lock under this token, or the lock is lost. */
 inline confirm(c) {
 	atomic {
 		pr[c].toConfirm && !pr[c].beat && db.alive[session(c)] ->
@@ -368,7 +368,7 @@ inline give_up(c) {
 }
 inline abandon(c) { atomic { pr[c].stage == SENT || pr[c].stage == WAITING -> d_step { pr[c].stage = GIVES_BACK } } }
 
-/* A grant counts only under the session and the trust that it was asked under, and on the run of the server that the client knows. */
+/* A grant counts only under the session and the trust that it was asked under, and on the server incarnation that the client knows. */
 #ifdef GRANT_OF_BEFORE
 #define counts(c)       true
 #else
@@ -547,7 +547,7 @@ inline tick() {
 	}
 }
 
-inline evict(s) { atomic { db.alive[s] && expires[s] == 0 && isSettled && runs >= TTL -> d_step { db.alive[s] = 0 } } }
+inline evict(s) { atomic { db.alive[s] && expires[s] == 0 && isAccepted && runs >= TTL -> d_step { db.alive[s] = 0 } } }
 
 inline new_run() {
 	for (i : 0 .. 2*N-1) { expires[i] = 0 }
@@ -603,7 +603,7 @@ proctype World() {
 #if PROMOTIONS > 0
 	:: atomic { !replicated && promotions == 0 -> d_step { copy(standby, db); replicated = 1 } }
 	:: atomic { replicated && promotions < PROMOTIONS -> d_step { promotions++; copy(db, standby); no_standby(); timeline = 1; new_run() } }
-	:: atomic { !isSettled && runs >= TTL -> d_step { era++; settled = timeline } }
+	:: atomic { !isAccepted && runs >= TTL -> d_step { sgen++; accepted = timeline } }
 #endif
 	od
 }

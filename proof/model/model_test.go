@@ -64,7 +64,7 @@ var configurations = []configuration{
 const (
 	exclusive = `^assertion violated \( !\(\(\(pr\[me\]\.trust>0`                // serve
 	wrongful  = `^assertion violated  ?!\(\(\(pr\[\(\(1-1\)/2\)\]|turn\)\+1\)==` // evict
-	repeats   = `epoch>highest`                                                  // change_owner, settle
+	repeats   = `epoch>highest`                                                  // change_owner, accept_server
 	fenced    = `workEpoch>=`                                                    // commit
 	before    = `guardedBefore|workEpoch<`                                       // serve
 	complete  = `bounds\|\|`                                                     // World
@@ -95,15 +95,15 @@ var mutants = []mutant{
 	{"RELEASE_NOT_RETRIED", small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 LATE", complete, false},
 	{"ORPHANS_OF_UNMOVED_TARGETS", small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 CRASHES=1", complete, false},
 	{"EPOCH_WITHOUT_ERA", small + "PROMOTIONS=1", repeats, false},
-	{"GAIN_UNSETTLED", small + "PROMOTIONS=1", exclusive, false},
-	{"SETTLE_WITHOUT_WATCH", small + "PROMOTIONS=1", exclusive, false},
+	{"GAIN_UNACCEPTED", small + "PROMOTIONS=1", exclusive, false},
+	{"ACCEPT_WITHOUT_WATCH", small + "PROMOTIONS=1", exclusive, false},
 	{"TRUST_BEFORE_REREAD", small + "PROMOTIONS=1", exclusive, false},
 	{"DRAINING_NOT_CONFIRMED", small + "PROMOTIONS=1 PINS", exclusive, false},
 
 	{"NO_TRUST_DEADLINE", large, wrongful, false},
 	{"TRUST_AT_ANSWER", large, wrongful, false},
-	{"SETTLE_WITHOUT_WATCH", large + "N=2 P=1", exclusive, false},
-	{"GAIN_UNSETTLED", large + "N=2 P=1 MAXEPOCH=2", exclusive, false},
+	{"ACCEPT_WITHOUT_WATCH", large + "N=2 P=1", exclusive, false},
+	{"GAIN_UNACCEPTED", large + "N=2 P=1 MAXEPOCH=2", exclusive, false},
 }
 
 // oneLock is what the configurations of locks share.
@@ -133,7 +133,7 @@ var lockMutants = []mutant{
 	{"DEAD_BY_EXPIRY", oneLock + "RESTARTS=1", onlyOne, false},
 	{"GUARD_WITHOUT_LOCK", oneLock + "GUARDS", inOrder, false},
 	{"TOKEN_WITHOUT_ERA", oneLock + "PROMOTIONS=1", rises, false},
-	{"GRANT_UNSETTLED", oneLock + "MAXTOKEN=1 PROMOTIONS=1", rises, false},
+	{"GRANT_UNACCEPTED", oneLock + "MAXTOKEN=1 PROMOTIONS=1", rises, false},
 	{"TRUST_BEFORE_CONFIRMED", oneLock + "MAXTOKEN=1 PROMOTIONS=1", onlyOne, false},
 	{"GRANT_OF_BEFORE", oneLock + "MAXTOKEN=1 PROMOTIONS=1", onlyOne, false},
 }
