@@ -25,8 +25,9 @@ const (
 )
 
 // decide decides by the database's clock, at the moment when the schedule was read. It knows no
-// database. unreadable is the error of reading its arguments. What is suspected of killing the process
-// is charged before it is decided again, and its arguments are read then: that may be what kills it.
+// database. unreadable is the error of reading its arguments. What is suspected of killing the
+// process is charged before it is decided again, and its arguments are read then: that may be what
+// kills it.
 func (r *record) decide(k *kind, declared bool, epoch int64, unreadable error) decision {
 	d := decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Trying: r.Trying}}
 	if r.Job {

@@ -124,8 +124,8 @@ func (p *poller) question(now time.Time, owned []*ownership, left leftOut, mostR
 	return q
 }
 
-// choose chooses the partitions of a poll, of those that are owned. They are in random order: a poll
-// for one that is fresh may fail each time, and the others are to have their turn.
+// choose chooses the partitions of a poll, of those that are owned. They are in random order: a
+// poll for one that is fresh may fail each time, and the others are to have their turn.
 func (p *poller) choose(q *poll, owned []*ownership) {
 	rand.Shuffle(len(owned), func(i, j int) { owned[i], owned[j] = owned[j], owned[i] })
 	known := p.partitions

@@ -21,8 +21,8 @@ type item struct {
 	DueMicro  int64
 	Crashes   int // counted
 
-	// earliest is by this host: the item is not due before, as the database said when its last run
-	// began; zero: it said nothing.
+	// earliest is by this host: the item is not due before, by what the database returned when its
+	// last run began; zero: it said nothing.
 	earliest time.Time
 }
 
@@ -104,16 +104,9 @@ func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok boo
 				wait = min(wait, early)
 				break
 			}
-			if ok, after := q.admits(it, now); !ok {
+			if ok, after := q.mayBegin(it, now); !ok {
 				wait = min(wait, after)
 				continue
-			}
-			if _, busy := q.keys[it.Key]; busy {
-				continue // it begins after that one's end
-			}
-			if after := q.suspect.Add(q.times.suspectHold).Sub(now); it.Crashes > 0 && after > 0 && q.runsSuspect() {
-				wait = min(wait, after)
-				continue // others do not wait for that
 			}
 			if it.Crashes > 0 && len(q.running) > 0 { // nothing else begins before it
 				q.hold(now)
@@ -130,6 +123,20 @@ func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok boo
 		}
 	}
 	return item{}, wait, false
+}
+
+// mayBegin reports whether an item may begin beside what runs; if not, after which time it may.
+func (q *queue) mayBegin(it item, now time.Time) (ok bool, wait time.Duration) {
+	if ok, wait := q.admits(it, now); !ok {
+		return false, wait
+	}
+	if _, busy := q.keys[it.Key]; busy {
+		return false, q.times.poll // it begins after that one's end
+	}
+	if after := q.suspect.Add(q.times.suspectHold).Sub(now); it.Crashes > 0 && after > 0 && q.runsSuspect() {
+		return false, after // others do not wait for that
+	}
+	return true, 0
 }
 
 func (q *queue) hold(now time.Time) {

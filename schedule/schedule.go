@@ -148,6 +148,19 @@ type step struct {
 	Outcomes      []newEntry `json:"outcomes"`
 }
 
+// inASCII writes the texts of errors so that every encoding of a database can keep them.
+func (st *step) inASCII() {
+	for i := range st.Outcomes {
+		st.Outcomes[i].Error = inASCII(st.Outcomes[i].Error)
+	}
+	st.BlockedReason = inASCII(st.BlockedReason)
+	if st.Trying != nil {
+		t := *st.Trying
+		t.Error = inASCII(t.Error)
+		st.Trying = &t
+	}
+}
+
 // A trial is a tick that was begun, and has no outcome yet.
 type trial struct {
 	At       time.Time `json:"at"`

@@ -17,35 +17,6 @@ import (
 
 // This file is all that sends SQL: one method for each statement in sql.
 
-var part = store.Schedules(sql.Files)
-
-// Migrate creates the tables of package schedule, or updates them, after those of the engine. It
-// has the promises of pgleases.Migrate. The only option is WithSchema; any other is an error.
-func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
-	o, err := onlyOptions("Migrate", opts, "WithSchema")
-	if err != nil {
-		return err
-	}
-	if err := pgleases.Migrate(ctx, pool, pgleases.WithSchema(o.schema)); err != nil {
-		return err
-	}
-	return withConn(ctx, pool, "migrate", o.schema, part.Migrate)
-}
-
-// Schema returns the DDL that Migrate runs after that of pgleases.Schema, for goose, tern, Flyway
-// and the like. The only option is WithSchema; any other is an error.
-func Schema(opts ...Option) (string, error) {
-	o, err := onlyOptions("Schema", opts, "WithSchema")
-	if err != nil {
-		return "", err
-	}
-	return part.DDL(o.schema), nil
-}
-
-func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f func(context.Context, *pgx.Conn, string) error) error {
-	return store.OpenError(ctx, "schedule", doing, schema, pgleases.ErrSchema, pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) }))
-}
-
 // statements are those of sql/statements.sql, by their names: see store.Fill.
 type statements struct {
 	Channel, Join, Place, Poll, Begin, End, Open, Limit string
@@ -157,19 +128,6 @@ func (d *db) sendJoin(ctx context.Context, q querier) error {
 func (d *db) sendPlace(ctx context.Context, q querier, misplaced []subject) error {
 	schedules, jobs := idsOf(misplaced)
 	return void(ctx, q, d.statements.Place, d.group, int32(d.partitions), schedules, jobs)
-}
-
-// inASCII writes the texts of errors so that every encoding of a database can keep them.
-func (st *step) inASCII() {
-	for i := range st.Outcomes {
-		st.Outcomes[i].Error = inASCII(st.Outcomes[i].Error)
-	}
-	st.BlockedReason = inASCII(st.BlockedReason)
-	if st.Trying != nil {
-		t := *st.Trying
-		t.Error = inASCII(t.Error)
-		st.Trying = &t
-	}
 }
 
 // idsOf returns the ids of schedules and of jobs, apart.
