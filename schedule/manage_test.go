@@ -104,6 +104,9 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	tests.OK(t, m.DeleteID(t.Context(), "close", s.ID))
 	tests.OK(t, m.Delete(t.Context(), "broken"))
 	wraps(t, "to delete it again", m.Delete(t.Context(), "broken"), schedule.ErrNotFound)
+	for _, foreign := range []*schedule.Kind[args]{k, bad} { // jobs that only have its name as a unique key
+		w.outcome(tests.Must(foreign.Enqueue(t.Context(), args{}, schedule.WithUnique("close", schedule.Reject)))(t))
+	}
 	entries := 0
 	for _, err := range m.History(t.Context(), "close") {
 		tests.OK(t, err)

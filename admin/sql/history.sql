@@ -7,7 +7,7 @@
 --
 -- A row for each, JSON, as a HistoryEntry has it.
 WITH chosen AS (
-    (SELECT h.id FROM pgleases.history AS h WHERE $2::text IS NOT NULL AND h.group_name = $1::text AND h.name = $2::text AND h.id < $3::bigint ORDER BY h.id DESC LIMIT $4::int)
+    (SELECT h.id FROM pgleases.history AS h WHERE $2::text IS NOT NULL AND h.group_name = $1::text AND h.name = $2::text AND h.schedule >= 0 AND h.id < $3::bigint ORDER BY h.id DESC LIMIT $4::int)
     UNION ALL
     (SELECT f.id FROM (SELECT h.id, h.group_name, h.job FROM pgleases.history AS h WHERE $2::text IS NULL AND h.outcome = ANY ('{failed,unknown}'::text[]) ORDER BY h.ended_at DESC LIMIT 1000) AS f
      WHERE f.group_name = $1::text AND f.job IS NOT NULL AND f.id < $3::bigint ORDER BY f.id DESC LIMIT $4::int)

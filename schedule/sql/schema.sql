@@ -193,7 +193,7 @@ CREATE INDEX IF NOT EXISTS history_failed ON pgleases.history (ended_at) WHERE o
 CREATE INDEX IF NOT EXISTS history_by_time ON pgleases.history USING brin (ended_at);
 COMMENT ON TABLE pgleases.history IS 'The outcomes of ticks and jobs: one row for each run, one for all ticks that were passed over at once.';
 COMMENT ON COLUMN pgleases.history.id IS 'Rises with time.';
-COMMENT ON COLUMN pgleases.history.schedule IS 'The schedule''s id; 0: it is of a job.';
+COMMENT ON COLUMN pgleases.history.schedule IS 'The schedule''s id; 0: it is of a job; -1: of a job whose name is its unique key.';
 COMMENT ON COLUMN pgleases.history.job IS 'The job''s id; null: it is of a schedule. Since and until are then the time for which it was enqueued, and it counts as one tick.';
 COMMENT ON COLUMN pgleases.history.group_name IS 'Its group.';
 COMMENT ON COLUMN pgleases.history.name IS 'Its name.';

@@ -17,7 +17,7 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_job_outcomes(j pgleases.jobs, p_out
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch, started_at, ended_at, again)
-    SELECT 0, j.id, j.group_name, j.name, j.kind, coalesce(f.until, j.at), coalesce(f.until, j.at), 1, f.outcome, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock(),
+    SELECT CASE WHEN j.unique_key = j.name THEN -1 ELSE 0 END, j.id, j.group_name, j.name, j.kind, coalesce(f.until, j.at), coalesce(f.until, j.at), 1, f.outcome, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock(),
            CASE WHEN f.outcome <> 'succeeded' THEN jsonb_build_object('key', coalesce(f.key, j.key), 'args', coalesce(f.args, j.args), 'priority',
            j.priority, 'unique_key', j.unique_key, 'begins', j.begins) END
     FROM jsonb_to_recordset(p_outcomes) AS f (until timestamptz, key text, args jsonb, outcome text, error text, attempts int, epoch bigint, started_at timestamptz);
@@ -33,7 +33,7 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_history(p_group pg_catalog.text, p_
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
     RETURN QUERY SELECT to_jsonb(h) FROM pgleases.history AS h
-    WHERE h.group_name = p_group AND h.name = p_name AND h.id < p_before ORDER BY h.id DESC LIMIT p_most;
+    WHERE h.group_name = p_group AND h.name = p_name AND h.schedule >= 0 AND h.id < p_before ORDER BY h.id DESC LIMIT p_most;
 END
 $pgleases_body$;
 

@@ -207,10 +207,10 @@ BEGIN
     WITH ended AS (
         DELETE FROM pgleases.jobs AS r
         WHERE r.id OPERATOR(pg_catalog.=) p_job AND r.revision OPERATOR(pg_catalog.=) p_revision AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) p_run
-        RETURNING r.id, r.group_name, r.name, r.kind, r.at
+        RETURNING r.id, r.group_name, r.name, r.kind, r.at, r.unique_key
     )
     INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, outcome, attempts, epoch, started_at, ended_at)
-    SELECT 0, e.id, e.group_name, e.name, e.kind, e.at, e.at, 1, 'succeeded', p_attempts, p_epoch,
+    SELECT CASE WHEN e.unique_key OPERATOR(pg_catalog.=) e.name THEN -1 ELSE 0 END, e.id, e.group_name, e.name, e.kind, e.at, e.at, 1, 'succeeded', p_attempts, p_epoch,
         'epoch'::pg_catalog.timestamptz OPERATOR(pg_catalog.+) (p_began_us OPERATOR(pg_catalog.*) interval '1 microsecond'),
         pgleases.schedule_clock()
     FROM ended AS e;
