@@ -112,6 +112,9 @@ func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
 		if flags.Changed("for") && change.Lasts <= 0 {
 			return fmt.Errorf("--for %v: give a time above 0, as 2h", change.Lasts)
 		}
+		if flags.Changed("partitions") && change.Next < 1 {
+			return fmt.Errorf("--partitions %d: give 1 to 65536", change.Next)
+		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 			if dryRun {
 				p, err := a.DryRun(ctx, change)

@@ -117,6 +117,7 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 		{database, "drain one --reason x --for soon", "invalid duration"},
 		{database, "drop orders", "--reason is missing"},
 		{database, "drop orders --reason x", `lease "orders" has live members: `},
+		{database, "drop orders --reason x --partitions 0", "--partitions 0: give 1 to 65536"},
 		{database, "drop orders --reason x --for 2h", "unknown flag: --for"},
 		{database, "pin orders/1 --reason x", "CLIENT is missing: pgleases pin LEASE/PARTITION CLIENT"},
 		{database, "pin orders one --reason x", `"orders" names no partition`},
