@@ -174,6 +174,9 @@ func TestRulesThatAreWrongSayWhatAndWhere(t *testing.T) {
 		{Cron("0 0 * * *", "Nowhere/AtAll"), []string{`"0 0 * * *"`, `zone "Nowhere/AtAll"`, "unknown time zone", "Europe/Berlin or UTC", "time/tzdata"}},
 		{Cron("0 0 * * *", ""), []string{`zone ""`, "differs between hosts", "Europe/Berlin or UTC"}},
 		{Cron("0 0 * * *", "Local"), []string{`zone "Local"`, "differs between hosts"}},
+		{Cron("0 0 * * *", "localtime"), []string{`zone "localtime"`, "differs between hosts"}},
+		{Cron("0 0 * * *", "./Posixrules"), []string{"differs between hosts"}},
+		{Cron("0 0 * * *", "right/Europe/Berlin"), []string{"counts leap seconds"}},
 		{Cron("0 0 * * *", "../../etc/passwd"), []string{`zone "../../etc/passwd"`}},
 	} {
 		err := test.rule.Err()

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path"
+	"strings"
 	"sync"
 	"time"
 )
@@ -17,8 +19,11 @@ func loadZone(name string) (*time.Location, error) {
 	if zone, ok := zones.Load(name); ok {
 		return zone.(*time.Location), nil
 	}
-	if name == "" || name == "Local" {
+	switch file := path.Clean(strings.ToLower(name)); { // some file systems heed no case
+	case name == "", file == "local", file == "localtime", file == "posixrules":
 		return nil, errors.New("it differs between hosts")
+	case strings.HasPrefix(file, "right/"):
+		return nil, errors.New("it counts leap seconds")
 	}
 	zone, err := time.LoadLocation(name)
 	if err != nil {
