@@ -181,7 +181,7 @@ func callersTx(tx pgx.Tx) inTx {
 		if tx == nil {
 			return errors.New("transaction is nil")
 		}
-		return f(tx)
+		return store.Advised(f(tx))
 	}
 }
 

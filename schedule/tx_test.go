@@ -210,3 +210,24 @@ func TestEmptyTransactionIdleTimeout(t *testing.T) {
 		tests.OK(t, tx.Rollback(t.Context()))
 	}
 }
+
+// A statement that the connection has lost, as behind a pooler, has the remedy in its error, also in a transaction of the caller's.
+func TestCallersTransactionNamesThePoolersRemedy(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	w := newWorkerIn(db, pgx.QueryExecModeCacheStatement, 5*time.Second)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	for name, put := range map[string]func(pgx.Tx) error{
+		"EnqueueTx": func(tx pgx.Tx) error { _, err := k.EnqueueTx(t.Context(), tx, args{}); return err },
+		"PutTx":     func(tx pgx.Tx) error { return k.PutTx(t.Context(), tx, "close", args{}, hourly) },
+	} {
+		err := pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
+			tests.OK(t, put(tx))
+			tests.Must(tx.Exec(t.Context(), "DEALLOCATE ALL", pgx.QueryExecModeSimpleProtocol))(t)
+			return put(tx)
+		})
+		if err == nil || !strings.Contains(err.Error(), "default_query_exec_mode") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
