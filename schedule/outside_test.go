@@ -337,7 +337,13 @@ func TestWhatIsGoneWhenItsCallEndsIsNoFault(t *testing.T) {
 	pay := schedule.AtMostOnce(w.Scheduler, "pay", func(ctx context.Context, r schedule.Run[args]) error {
 		began <- struct{}{}
 		released(ctx, let)
+		if r.Job != 0 {
+			return errors.New("no money")
+		}
 		return nil
+	})
+	itself := schedule.InTx(w.Scheduler, "itself", func(ctx context.Context, _ pgx.Tx, r schedule.Run[args]) error {
+		return w.Cancel(ctx, r.Job)
 	})
 	tests.OK(t, pay.Put(t.Context(), "close", args{}, hourly))
 	id := tests.Must(pay.Enqueue(t.Context(), args{}))(t)
@@ -348,9 +354,12 @@ func TestWhatIsGoneWhenItsCallEndsIsNoFault(t *testing.T) {
 	tests.OK(t, w.Delete(t.Context(), "close"))
 	tests.OK(t, w.Cancel(t.Context(), id))
 	close(let)
+	w.outcome(tests.Must(itself.Enqueue(t.Context(), args{}))(t))
 	w.end()
 	expect(t, log.count("outcome not recorded"), 0, "lines of outcomes that are not written down")
-	expect(t, one[string](db, "SELECT string_agg(outcome, ' ') FROM pgleases.history"), "canceled canceled", "outcomes")
+	expect(t, log.count("run failed"), 0, "lines of failures that are no outcome")
+	expect(t, log.count("not committed, it was changed meanwhile"), 1, "lines of a run that canceled itself")
+	expect(t, one[string](db, "SELECT string_agg(outcome, ' ') FROM pgleases.history"), "canceled canceled canceled", "outcomes")
 }
 
 // A process ends whose handlers have returned, and something keeps it from writing that down: the next owner waits for 4 s.

@@ -177,13 +177,15 @@ func (e *execution) unsettled(o attemptOutcome) result { return result{o, nil, e
 // recordFailure writes down what becomes of a run that failed, and reports whether it could.
 func (e *execution) recordFailure(life context.Context, a *attempt, err error) bool {
 	a.decided.failed(a.row, e.kind.limits, err, *a.decided.RanUntil)
-	itself := errors.As(err, new(changedItself))
-	if !itself {
-		e.logFailure(a, err)
-	}
 	written := e.recordOutcome(life, a)
-	if itself && written { // else another transaction changed it, and this one is refused as the run was
+	switch {
+	case written:
 		e.logFailure(a, err)
+	case errors.As(err, new(changedItself)): // and it is refused as the run was
+		e.logger().Info(
+			"schedule: run not committed, it was changed meanwhile", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
+			slog.Any("error", err),
+		)
 	}
 	switch counts := &e.kind.counts; {
 	case !written || a.decided.Trying == nil:
