@@ -128,7 +128,7 @@ var crashCases = []crashCase{
 	{"accept", "the server was promoted", func(c *crash) {
 		c.alone()
 		c.arm("accept")
-		execute(c.t, c.pool, "UPDATE pgleases.server SET accepted_timeline = timeline + 1")
+		execute(c.t, c.pool, "UPDATE pgleases.server SET accepted_timeline = accepted_timeline + 1")
 		c.await(nil)
 		c.bystand()
 	}, goesOn},
