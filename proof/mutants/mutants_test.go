@@ -125,6 +125,8 @@ var detectors = map[string]detector{
 	"writers":   {"schedule", func(int) []string { return []string{"-test.run=^TestAHundredWriters"} }},
 	"deadlocks": {"schedule", func(int) []string { return []string{"-test.run=^TestPuttingInAnyOrder"} }},
 	"slow":      {"schedule", func(int) []string { return []string{"-test.run=^TestASlowHandler"} }},
+	// Owners with slots that are cut off.
+	"slots": {"schedule", func(int) []string { return []string{"-test.run=^TestSlotsOfCutOffProcess", "-test.timeout=1m"} }},
 	// Worker processes that run schedules, over the promotion of a standby that missed the last runs.
 	"schedule promotion": {"proof", func(int) []string { return []string{"-test.run=^TestAPromotedStandbyRunsEachTickOnce$"} }},
 	// Worker processes that run schedules, on a server whose clock is wrong.
@@ -357,7 +359,7 @@ var mutants = append(asleep(), []mutant{
 	{"runs under one key side by side", "schedule fleet", `overlap`, []edit{
 		{"schedule/queue.go", `if _, busy := q.keys[it.Key]; busy {`, `if false {`, 0},
 	}},
-	{"stored counters: a limit as what runs write and take back, which a crash leaves standing", "schedule fleet", `has its outcome`, []edit{
+	{"stored counters: a limit as what runs write and take back, which a crash leaves standing", "slots", `timed out`, []edit{
 		{"schedule/sql/functions/slots.sql", `AND (s.run IS NULL OR NOT EXISTS (`, `AND (s.run IS NULL OR false AND NOT EXISTS (`, 0},
 		{"schedule/slots.go", `	if !outside {
 		call = nil
@@ -373,6 +375,7 @@ var mutants = append(asleep(), []mutant{
 	{"crashes charged to all that ran", "crashes", `not killed by its job`, []edit{
 		{"schedule/queue.go", `if it.Crashes > 0 && len(q.running) > 0 {`, `if false {`, 0},
 		{"schedule/queue.go", `q.alone = len(q.running) == 0`, `q.alone = false`, 0},
+		{"schedule/queue.go", `it.Crashes > 0 && after > 0 && q.runsSuspect() {`, `after > 0 && false {`, 0},
 	}},
 	{"crashes that nobody counts", "crashes", `outcomes of "poison"|not killed by its job`, []edit{
 		{"schedule/crashes.go", `return r.Trying.crashes() > 0 || o.crashed && !it.due().After(o.opened)`, `return false`, 0},
