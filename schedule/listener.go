@@ -48,11 +48,10 @@ func (l *listener) ready(ctx context.Context) (*pgx.Conn, error) {
 // dial connects. If a function of the application's goes on for a second after the end of ctx, dial
 // leaves it, and closes what it brings later. Three of them may go on at once.
 func (l *listener) dial(ctx context.Context) (conn *pgx.Conn, err error) {
-	hangs := errors.New("BeforeConnect, DialFunc or another function of the pool's configuration goes on after its context ended")
 	select {
 	case l.attempts <- struct{}{}:
 	case <-ctx.Done():
-		return nil, hangs
+		return nil, errHangs
 	}
 	left := make(chan struct{})
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, func() { close(left) }) })()
@@ -74,9 +73,11 @@ func (l *listener) dial(ctx context.Context) (conn *pgx.Conn, err error) {
 	case m := <-result:
 		return m.conn, m.err
 	case <-left:
-		return nil, hangs
+		return nil, errHangs
 	}
 }
+
+var errHangs = errors.New("BeforeConnect, DialFunc or another function of the pool's configuration goes on after its context ended")
 
 func (l *listener) connect(ctx context.Context) (*pgx.Conn, error) {
 	config := l.db.pool.Config()
