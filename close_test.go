@@ -12,7 +12,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // With an ended context, Close and Leave give up what they could not release in grace. A machine that is late may make them:
@@ -25,8 +25,8 @@ const (
 // closedFor checks what a lease and its client tell after their end.
 func closedFor(t *testing.T, c *pgleases.Client, l *pgleases.Lease, want error) {
 	t.Helper()
-	tests.Receive(t, "Changed is closed", l.Changed())
-	tests.Receive(t, "Changed is closed", l.Changed())
+	testkit.Receive(t, "Changed is closed", l.Changed())
+	testkit.Receive(t, "Changed is closed", l.Changed())
 	if got := l.Values(); got == nil || len(got) != 0 || l.Owns(0) {
 		t.Errorf("ended, it owns %v, not nothing", got)
 	}
@@ -56,7 +56,7 @@ func closedFor(t *testing.T, c *pgleases.Client, l *pgleases.Lease, want error) 
 		}
 	}
 	if c.Err() != nil {
-		tests.Receive(t, "Done is closed", c.Done())
+		testkit.Receive(t, "Done is closed", c.Done())
 		if _, err := c.Lease(t.Context(), l.Name(), l.NumPartitions()); !errors.Is(err, want) || !errors.Is(c.Err(), want) {
 			t.Errorf("Lease returned %v and Err %v, not %v", err, c.Err(), want)
 		}
@@ -69,7 +69,7 @@ func closedFor(t *testing.T, c *pgleases.Client, l *pgleases.Lease, want error) 
 func TestCloseHandsOverWhatIsFreeWithoutItsHandoffDelay(t *testing.T) {
 	t.Parallel()
 	const partitions = 16
-	pool := tests.Pool(t, direct(t))
+	pool := testkit.Pool(t, direct(t))
 	team := newCrew(t)
 	b := joined(t, newClient(t, pool, pgleases.WithClientID("b")), "work", partitions)
 	var c *pgleases.Client
@@ -98,7 +98,7 @@ func TestCloseHandsOverWhatIsFreeWithoutItsHandoffDelay(t *testing.T) {
 	wraps(t, "the ownership ended with", context.Cause(p.Context()), pgleases.ErrClosed)
 	team.gone()
 	until(t, "the connection is gone", func() bool { return connections(t, pool) == before-1 })
-	if n := tests.Value[int](t, pool, `SELECT count(*) FROM pgleases.clients WHERE id = 'a'`); n != 0 {
+	if n := testkit.Value[int](t, pool, `SELECT count(*) FROM pgleases.clients WHERE id = 'a'`); n != 0 {
 		t.Error("the session is still there")
 	}
 	closedFor(t, c, a, pgleases.ErrClosed)
@@ -119,7 +119,7 @@ func worksOnTheUpperHalf(t *testing.T, l *pgleases.Lease) (finish func(), ended 
 		return nil
 	})
 	for range 4 {
-		tests.Receive(t, "a callback for every partition", begun)
+		testkit.Receive(t, "a callback for every partition", begun)
 	}
 	finish = sync.OnceFunc(func() { close(done) })
 	t.Cleanup(finish)
@@ -132,8 +132,8 @@ func TestCloseWaitsForWorkAndHandsOverTheRestMeanwhile(t *testing.T) {
 	finish, _ := worksOnTheUpperHalf(t, a)
 	p := ownership(t, a, 2)
 	b := joined(t, cb, "work", 4, pgleases.WithWeight(0))
-	tests.OK(t, b.SetWeight(t.Context(), 1)) // and what waits for a handoff is in it too
-	tests.Becomes(t, pool, "a is asked for half", 2, `SELECT count(*) FROM pgleases.status WHERE owner = 'b' OR moving_to = 'b'`)
+	testkit.OK(t, b.SetWeight(t.Context(), 1)) // and what waits for a handoff is in it too
+	testkit.Becomes(t, pool, "a is asked for half", 2, `SELECT count(*) FROM pgleases.status WHERE owner = 'b' OR moving_to = 'b'`)
 	done := make(chan error, 1)
 	go func() { done <- ca.Close(context.Background()) }()
 	until(t, "a shows nothing, b owns what is free", func() bool {
@@ -154,7 +154,7 @@ func TestCloseWaitsForWorkAndHandsOverTheRestMeanwhile(t *testing.T) {
 	default:
 	}
 	finish()
-	tests.OK(t, tests.Receive(t, "Close returns", done))
+	testkit.OK(t, testkit.Receive(t, "Close returns", done))
 	untilOwns(t, b, 4)
 	wraps(t, "the ownership ended with", context.Cause(p.Context()), pgleases.ErrClosed)
 }
@@ -164,7 +164,7 @@ func TestCloseWithAnEndedContextReleasesWhatIsFreeAndListsTheRest(t *testing.T) 
 	why := errors.New("the lights went out")
 	for _, when := range []string{"before", "during"} {
 		try := func(t *testing.T, last bool) (late bool) {
-			pool := tests.Pool(t, direct(t))
+			pool := testkit.Pool(t, direct(t))
 			b := joined(t, newClient(t, pool, pgleases.WithClientID("b")), "work", 4,
 				pgleases.WithWeight(0), pgleases.WithHandoffDelay(0))
 			team := newCrew(t)
@@ -195,7 +195,7 @@ func TestCloseWithAnEndedContextReleasesWhatIsFreeAndListsTheRest(t *testing.T) 
 				began = time.Now()
 				cancel(why)
 			}
-			err := tests.Receive(t, "Close returns", done)
+			err := testkit.Receive(t, "Close returns", done)
 			if time.Since(began) >= grace && !last {
 				return true
 			}
@@ -216,7 +216,7 @@ func TestCloseWithAnEndedContextReleasesWhatIsFreeAndListsTheRest(t *testing.T) 
 			until(t, "the connection is gone", func() bool { return connections(t, pool) == 1 })
 			finish()
 			team.gone()
-			wraps(t, "Run returned", tests.Receive(t, "Run returns", ended), pgleases.ErrClosed)
+			wraps(t, "Run returned", testkit.Receive(t, "Run returns", ended), pgleases.ErrClosed)
 			closedFor(t, c, a, pgleases.ErrClosed)
 			return false
 		}
@@ -231,13 +231,13 @@ func TestCloseWithAnEndedContextReleasesWhatIsFreeAndListsTheRest(t *testing.T) 
 // What Close does at once and what the end of its context does may come in either order; it takes rounds to see both.
 func TestCloseEndsWhatWaitsForWorkAlreadyWithItsOwnCause(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	for i := range 5 {
 		c := newClient(t, pool)
 		l := joined(t, c, fmt.Sprint("work ", i), 2)
 		untilOwns(t, l, 2)
 		hold := l.Hold(t.Context())
-		tests.OK(t, l.SetWeight(t.Context(), 0))
+		testkit.OK(t, l.SetWeight(t.Context(), 0))
 		untilOwns(t, l, 0)
 		err := closes(t, c, canceled(nil))
 		if cause := context.Cause(hold.Context()); !errors.Is(err, context.Canceled) || !errors.Is(cause, pgleases.ErrClosed) {
@@ -249,7 +249,7 @@ func TestCloseEndsWhatWaitsForWorkAlreadyWithItsOwnCause(t *testing.T) {
 
 func TestCloseIsIdempotentAndLegalAtAnyTime(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, direct(t))
+	pool := testkit.Pool(t, direct(t))
 	team := newCrew(t)
 	team.do(func() {
 		before := newClient(t, pool)
@@ -289,9 +289,9 @@ func TestCloseIsIdempotentAndLegalAtAnyTime(t *testing.T) {
 	team.gone()
 	until(t, "nothing is left", func() bool {
 		return connections(t, pool) == 0 &&
-			tests.Value[int](t, pool, `SELECT (SELECT count(*) FROM pgleases.clients) + (SELECT count(*) FROM pgleases.members)`) == 0
+			testkit.Value[int](t, pool, `SELECT (SELECT count(*) FROM pgleases.clients) + (SELECT count(*) FROM pgleases.members)`) == 0
 	})
-	if n := tests.Value[int](t, pool, `SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL`); n != 0 {
+	if n := testkit.Value[int](t, pool, `SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL`); n != 0 {
 		t.Errorf("%d partitions have an owner that is gone", n)
 	}
 	if n := pool.Stat().TotalConns(); n == 0 {
@@ -304,12 +304,12 @@ func TestASessionWhoseEndIsNotCommittedIsEndedAgain(t *testing.T) {
 	t.Parallel()
 	url := pgtest.FreshDatabase(t)
 	pool := ownersPool(t, url)
-	tests.Execute(t, pool, `CREATE SEQUENCE public.commits; GRANT USAGE ON SEQUENCE public.commits TO PUBLIC;
+	testkit.Execute(t, pool, `CREATE SEQUENCE public.commits; GRANT USAGE ON SEQUENCE public.commits TO PUBLIC;
 		CREATE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			IF nextval('public.commits') = 1 THEN RAISE 'no commit' USING ERRCODE = '40001'; END IF; RETURN NULL; END $$;
 		CREATE CONSTRAINT TRIGGER fail AFTER DELETE ON pgleases.clients DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.fail()`)
-	shut(t, newClient(t, tests.Pool(t, url)))
-	if n := tests.Value[int](t, pool, "SELECT count(*) FROM pgleases.clients"); n != 0 {
+	shut(t, newClient(t, testkit.Pool(t, url)))
+	if n := testkit.Value[int](t, pool, "SELECT count(*) FROM pgleases.clients"); n != 0 {
 		t.Errorf("%d sessions are left", n)
 	}
 }
@@ -326,8 +326,8 @@ func TestLeaveGivesBackOneLeaseAndKeepsTheOthers(t *testing.T) {
 		t.Fatalf("a owns %v, not all", a.Values())
 	}
 	began := time.Now()
-	tests.OK(t, b.SetWeight(t.Context(), 1))
-	tests.OK(t, a.Leave(t.Context()))
+	testkit.OK(t, b.SetWeight(t.Context(), 1))
+	testkit.OK(t, a.Leave(t.Context()))
 	closedFor(t, ca, a, pgleases.ErrClosed)
 	untilOwns(t, b, 4)
 	t.Logf("owned again %v after Leave", time.Since(began))
@@ -373,7 +373,7 @@ func TestLeaveWaitsForWorkAndLeaseForLeave(t *testing.T) {
 		}
 		joining <- again
 	}()
-	tests.OK(t, b.SetWeight(t.Context(), 1))
+	testkit.OK(t, b.SetWeight(t.Context(), 1))
 	until(t, "b owns what is free", func() bool { return slices.Equal(numbers(b), []int{0, 1}) }, b)
 	why := errors.New("no tests.Patience")
 	if err := a.Leave(canceled(why)); !errors.Is(err, why) || !strings.Contains(err.Error(), "2-3") {
@@ -392,11 +392,11 @@ func TestLeaveWaitsForWorkAndLeaseForLeave(t *testing.T) {
 	}
 	finish()
 	for range 2 {
-		if err := tests.Receive(t, "Leave returns", left); err != nil {
+		if err := testkit.Receive(t, "Leave returns", left); err != nil {
 			t.Error(err)
 		}
 	}
-	again := tests.Receive(t, "Lease returns", joining)
+	again := testkit.Receive(t, "Lease returns", joining)
 	if again == nil || again == a {
 		t.Fatal("it is the lease that was left")
 	}
@@ -412,7 +412,7 @@ func TestCloseAndLeaveDoNotWaitLongerThanTheDrainTimeout(t *testing.T) {
 			const timeout = 200 * time.Millisecond
 			_, ca, cb, a := twoClients(t, 2, pgleases.WithDrainTimeout(timeout))
 			b := joined(t, cb, "work", 2, pgleases.WithWeight(0))
-			tests.OK(t, b.SetWeight(t.Context(), 1))
+			testkit.OK(t, b.SetWeight(t.Context(), 1))
 			untilOwns(t, b, 1)
 			hold := a.Hold(t.Context())
 			defer hold.Release()
@@ -423,7 +423,7 @@ func TestCloseAndLeaveDoNotWaitLongerThanTheDrainTimeout(t *testing.T) {
 			}
 			done := make(chan error, 1)
 			go func() { done <- end(context.Background()) }()
-			err := tests.Receive(t, how+" returns although the hold is open", done)
+			err := testkit.Receive(t, how+" returns although the hold is open", done)
 			if took := time.Since(began); took < timeout {
 				t.Errorf("%s returned %v after %v, before the drain timeout of %v", how, err, took, timeout)
 			}
@@ -443,20 +443,20 @@ func TestCloseAndLeaveInACallbackReturnWhenTheirContextEndsAndNameThePartition(t
 	for name, end := range ends {
 		t.Run(name+" with the callback's context", func(t *testing.T) {
 			t.Parallel()
-			c := newClient(t, tests.Pool(t, pgtest.MigratedDatabase(t)))
+			c := newClient(t, testkit.Pool(t, pgtest.MigratedDatabase(t)))
 			l := joined(t, c, "work", 1)
 			returned := make(chan error, 1)
 			j := run(t, l, func(ctx context.Context, p pgleases.Partition) error {
 				returned <- end(ctx, l, c) // which ends ctx
 				return nil
 			})
-			refused(t, name, tests.Receive(t, name+" returns", returned), `lease "work"`, "still in work: 0")
-			wraps(t, "Run returned", tests.Receive(t, "Run returns", j.done), pgleases.ErrClosed)
+			refused(t, name, testkit.Receive(t, name+" returns", returned), `lease "work"`, "still in work: 0")
+			wraps(t, "Run returned", testkit.Receive(t, "Run returns", j.done), pgleases.ErrClosed)
 			_ = closes(t, c, context.Background()) // it has told already
 		})
 		t.Run(name+" with a context of its own", func(t *testing.T) {
 			t.Parallel()
-			pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+			pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 			c := newClient(t, pool)
 			l := joined(t, c, "work", 4)
 			untilOwns(t, l, 4)
@@ -469,15 +469,15 @@ func TestCloseAndLeaveInACallbackReturnWhenTheirContextEndsAndNameThePartition(t
 				returned <- end(own, l, c)
 				return nil
 			})
-			tests.Becomes(t, pool, "what the other callbacks had is handed over", 1, `SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL`)
+			testkit.Becomes(t, pool, "what the other callbacks had is handed over", 1, `SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL`)
 			select {
 			case err := <-returned:
 				t.Fatalf("it returned before its context ended: %v", err)
 			default:
 			}
 			cancel(errors.New("waited for long enough"))
-			refused(t, name, tests.Receive(t, name+" returns", returned), `lease "work"`, "still in work: 2", "waited for long enough")
-			wraps(t, "Run returned", tests.Receive(t, "Run returns", j.done), pgleases.ErrClosed)
+			refused(t, name, testkit.Receive(t, name+" returns", returned), `lease "work"`, "still in work: 2", "waited for long enough")
+			wraps(t, "Run returned", testkit.Receive(t, "Run returns", j.done), pgleases.ErrClosed)
 			_ = closes(t, c, context.Background())
 		})
 	}

@@ -10,13 +10,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestTheOwnConnectionGoesWhereThePoolsGoAndIsNoneOfThem(t *testing.T) {
 	t.Parallel()
 	var calls atomic.Int32
-	pool := tests.Pool(t, direct(t), func(c *pgxpool.Config) {
+	pool := testkit.Pool(t, direct(t), func(c *pgxpool.Config) {
 		c.BeforeConnect = func(_ context.Context, config *pgx.ConnConfig) error { // as for a token
 			calls.Add(1)
 			config.RuntimeParams["application_name"] = "by token"
@@ -36,7 +36,7 @@ func TestTheOwnConnectionGoesWhereThePoolsGoAndIsNoneOfThem(t *testing.T) {
 	}
 	named := func(name string) int {
 		t.Helper()
-		return tests.Value[int](t, pool, `SELECT count(*) FROM pg_stat_activity
+		return testkit.Value[int](t, pool, `SELECT count(*) FROM pg_stat_activity
 			WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = $1`, name)
 	}
 	if n := named("by token"); n != 1 {
@@ -44,13 +44,13 @@ func TestTheOwnConnectionGoesWhereThePoolsGoAndIsNoneOfThem(t *testing.T) {
 	}
 	own := config.ConnConfig.Copy()
 	own.RuntimeParams["application_name"] = "mine"
-	direct := newClient(t, tests.Pool(t, config.ConnString()), pgleases.WithConnConfig(own))
+	direct := newClient(t, testkit.Pool(t, config.ConnString()), pgleases.WithConnConfig(own))
 	own.RuntimeParams["application_name"] = "too late" // it was copied
 	untilOwns(t, joined(t, direct, "other", 4), 4)
 	if n := named("mine"); n != 1 {
 		t.Errorf("%d connections are from WithConnConfig, not 1", n)
 	}
-	tests.Execute(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name IN ('mine', 'by token')
+	testkit.Execute(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name IN ('mine', 'by token')
 		AND datname = current_database() AND pid <> pg_backend_pid()`)
 	until(t, "they connected again", func() bool {
 		return direct.Stats().Reconnects == 1 && c.Stats().Reconnects == 1 && named("mine") == 1 && named("by token") >= 1
@@ -71,7 +71,7 @@ func TestOpenNeedsNoPool(t *testing.T) {
 	defer shut(t, c)
 	l := joined(t, c, "work", 4)
 	untilOwns(t, l, 4)
-	pool := tests.Pool(t, url)
+	pool := testkit.Pool(t, url)
 	guarded(t, pool, l, ownership(t, l, 0))
 	if n := connections(t, pool); n != 1 {
 		t.Errorf("the client has %d connections, not 1", n)
@@ -92,7 +92,7 @@ func TestALostConnectionCostsNothing(t *testing.T) {
 	}
 	changed := a.Changed()
 	for round := range int64(4) {
-		tests.Execute(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+		testkit.Execute(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 			WHERE datname = current_database() AND application_name = 'pgleases'`)
 		until(t, "both are back", func() bool {
 			return ca.Stats().Reconnects == round+1 && cb.Stats().Reconnects == round+1 &&
@@ -121,12 +121,12 @@ func TestALostConnectionCostsNothing(t *testing.T) {
 func TestAFunctionOfThePoolThatNeverReturnsHoldsUpNeitherCloseNorOpening(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	ended := make(chan struct{})
 	defer close(ended)
 	var hangs atomic.Bool
 	entered := make(chan struct{}, 1000)
-	pool := tests.Pool(t, url, func(c *pgxpool.Config) {
+	pool := testkit.Pool(t, url, func(c *pgxpool.Config) {
 		c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
 			if hangs.Load() {
 				entered <- struct{}{}
@@ -137,14 +137,14 @@ func TestAFunctionOfThePoolThatNeverReturnsHoldsUpNeitherCloseNorOpening(t *test
 	})
 	c := newClient(t, pool)
 	hangs.Store(true)
-	tests.Execute(t, db, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+	testkit.Execute(t, db, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 		WHERE datname = current_database() AND application_name = 'pgleases'`)
-	tests.Receive(t, "it connects anew", entered)
+	testkit.Receive(t, "it connects anew", entered)
 	over, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("over"))
 	closed := make(chan error, 1)
 	go func() { closed <- c.Close(over) }()
-	tests.Receive(t, "Close returns", closed)
+	testkit.Receive(t, "Close returns", closed)
 
 	soon, cancelSoon := context.WithCancel(t.Context())
 	opened := make(chan error, 1)
@@ -152,9 +152,9 @@ func TestAFunctionOfThePoolThatNeverReturnsHoldsUpNeitherCloseNorOpening(t *test
 		_, err := pgleases.NewClient(soon, pool)
 		opened <- err
 	}()
-	tests.Receive(t, "a second one connects", entered)
+	testkit.Receive(t, "a second one connects", entered)
 	cancelSoon()
-	if err := tests.Receive(t, "NewClient returns", opened); !errors.Is(err, context.Canceled) {
+	if err := testkit.Receive(t, "NewClient returns", opened); !errors.Is(err, context.Canceled) {
 		t.Errorf("NewClient: %v, want the end of its context", err)
 	}
 	if n := len(entered); n > 0 {

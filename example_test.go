@@ -12,7 +12,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // README.md shows lines of these examples word for word; TestReadmeShowsCompiledCode sees to that.
@@ -253,7 +253,7 @@ type example struct {
 
 func begin() *example {
 	x := &example{}
-	x.ctx, x.stop = context.WithTimeout(context.Background(), tests.Patience)
+	x.ctx, x.stop = context.WithTimeout(context.Background(), testkit.Patience)
 	x.url = pgtest.Database(x)
 	var err error
 	x.pool, err = pgtest.NewPool(x.ctx, x.url)

@@ -19,7 +19,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -27,15 +27,15 @@ import (
 // Behind a pooler that keeps no prepared statements for its clients, the error names the remedy.
 func TestALostPreparedStatementNamesTheRemedy(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.OwnerURL(direct(t)), func(c *pgxpool.Config) { c.MaxConns = 2 })
-	tests.OK(t, schedule.Migrate(t.Context(), pool))
+	pool := testkit.Pool(t, pgtest.OwnerURL(direct(t)), func(c *pgxpool.Config) { c.MaxConns = 2 })
+	testkit.OK(t, schedule.Migrate(t.Context(), pool))
 	client := newClient(t, pool)
 	l := joined(t, client, "orders", 1)
-	tests.OK(t, l.Wait(t.Context()))
+	testkit.OK(t, l.Wait(t.Context()))
 	p, _ := l.Partition(0)
 	jobs, err := schedule.NewEnqueuer(pool, "g")
-	tests.OK(t, err)
-	manager := tests.Must(schedule.Manage(t.Context(), pool, "g"))(t)
+	testkit.OK(t, err)
+	manager := testkit.Must(schedule.Manage(t.Context(), pool, "g"))(t)
 	found := func(err error) error {
 		if errors.Is(err, schedule.ErrNotFound) {
 			return nil
@@ -54,17 +54,17 @@ func TestALostPreparedStatementNamesTheRemedy(t *testing.T) {
 		"get":       func() error { _, err := manager.Get(t.Context(), "x"); return found(err) },
 		"get a job": func() error { _, err := manager.Job(t.Context(), 0); return found(err) },
 	} {
-		tests.OK(t, use())
+		testkit.OK(t, use())
 		for _, conn := range pool.AcquireAllIdle(t.Context()) {
 			_, err := conn.Exec(t.Context(), "DISCARD ALL", pgx.QueryExecModeSimpleProtocol)
-			tests.OK(t, err)
+			testkit.OK(t, err)
 			conn.Release()
 		}
 		if err := use(); err == nil || !strings.Contains(err.Error(), "default_query_exec_mode=exec") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	tests.OK(t, pool.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error { // another client of the pooler's has prepared it
+	testkit.OK(t, pool.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error { // another client of the pooler's has prepared it
 		for range 2 {
 			_, err = conn.Conn().PgConn().Prepare(t.Context(), "twice", "SELECT 1", nil)
 		}
@@ -86,7 +86,7 @@ func guard(t testing.TB, pool *pgxpool.Pool, l *pgleases.Lease, p pgleases.Parti
 // guardSQL does the same over database/sql.
 func guardSQL(t testing.TB, db *sql.DB, l *pgleases.Lease, p pgleases.Partition) error {
 	t.Helper()
-	tx := tests.Must(db.BeginTx(context.Background(), nil))(t)
+	tx := testkit.Must(db.BeginTx(context.Background(), nil))(t)
 	defer func() { _ = tx.Rollback() }()
 	if err := l.GuardSQL(context.Background(), tx, p); err != nil {
 		return err
@@ -158,7 +158,7 @@ func TestGuardPassesForTheOwnersEpochOnly(t *testing.T) {
 
 	move := func(from, to *pgleases.Lease) {
 		t.Helper()
-		tests.OK(t, errors.Join(to.SetWeight(t.Context(), 1), from.SetWeight(t.Context(), 0)))
+		testkit.OK(t, errors.Join(to.SetWeight(t.Context(), 1), from.SetWeight(t.Context(), 0)))
 		untilOwns(t, to, 1)
 	}
 	move(a, b)
@@ -187,7 +187,7 @@ func TestAllOfAClientsLifeGoesOnInEveryModeOfPgx(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
-			pool := tests.Pool(t, pgtest.MigratedDatabase(t), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			pool := testkit.Pool(t, pgtest.MigratedDatabase(t), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
 			db := stdlib.OpenDBFromPool(pool)
 			defer db.Close()
 			ca, cb := newClient(t, pool, pgleases.WithClientID("a")), newClient(t, pool, pgleases.WithClientID("b"))
@@ -205,7 +205,7 @@ func TestAllOfAClientsLifeGoesOnInEveryModeOfPgx(t *testing.T) {
 					wraps(t, "GuardSQL under a wrong epoch", guardSQL(t, db, l, p), pgleases.ErrNotOwner)
 				}
 			}
-			tests.OK(t, a.SetWeight(t.Context(), 3))
+			testkit.OK(t, a.SetWeight(t.Context(), 3))
 			until(t, "shares follow the weight", func() bool { return slices.Equal(owned(a, b), []int{3, 1}) }, a, b)
 			shut(t, ca)
 			until(t, "the other owns all", func() bool { return len(b.Values()) == 4 }, b)
@@ -218,15 +218,15 @@ func TestGuardLowersTheIdleLimitToTheTrustThatIsLeft(t *testing.T) {
 	t.Parallel()
 	pool, ca, _, a := twoClients(t, 1)
 	p := ownership(t, a, 0)
-	tests.OK(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		tests.Must(tx.Exec(t.Context(), "SET LOCAL idle_in_transaction_session_timeout = 0"))(t) // a role may have less
+	testkit.OK(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		testkit.Must(tx.Exec(t.Context(), "SET LOCAL idle_in_transaction_session_timeout = 0"))(t) // a role may have less
 		began, trust := time.Now(), ca.Stats().Trust
 		for range 2 { // the second finds what the first has set, and does not raise it
-			tests.OK(t, a.Guard(t.Context(), tx, p))
+			testkit.OK(t, a.Guard(t.Context(), tx, p))
 			least := int((trust - time.Since(began)) / time.Millisecond) // a heartbeat in between makes it more
 			largest := int(calmTTL / time.Millisecond * 19 / 20)         // the margin is a twentieth
 			var now int
-			tests.OK(t, tx.QueryRow(t.Context(), `SELECT (extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval) * 1000)::int`).Scan(&now))
+			testkit.OK(t, tx.QueryRow(t.Context(), `SELECT (extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval) * 1000)::int`).Scan(&now))
 			if now < least || now > largest {
 				t.Errorf("%d ms are set: the trust of %d to %d was due", now, least, largest)
 			}
@@ -237,14 +237,14 @@ func TestGuardLowersTheIdleLimitToTheTrustThatIsLeft(t *testing.T) {
 
 func TestATransactionThatIdlesPastTheTrustIsEndedByTheServer(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	l := joined(t, newClient(t, pool, pgleases.WithTTL(time.Second)), "work", 1)
 	begin := func() (tx pgx.Tx, pid int) {
 		tx, err := pool.Begin(t.Context())
 		if err == nil {
 			err = tx.QueryRow(t.Context(), `SELECT pg_backend_pid()`).Scan(&pid)
 		}
-		tests.OK(t, err)
+		testkit.OK(t, err)
 		return tx, pid
 	}
 	var tx pgx.Tx
@@ -262,7 +262,7 @@ func TestATransactionThatIdlesPastTheTrustIsEndedByTheServer(t *testing.T) {
 		return true
 	}, l)
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	tests.Becomes(t, pool, "the session that idles is gone", 0, `SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, pid)
+	testkit.Becomes(t, pool, "the session that idles is gone", 0, `SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, pid)
 	if err := tx.Commit(t.Context()); err == nil {
 		t.Error("the transaction that had idled past the trust was committed")
 	}
@@ -291,7 +291,7 @@ func TestAnOpenGuardedTransactionDelaysTheHandoffOfItsPartitionOnly(t *testing.T
 		}
 		return nil
 	})
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	began := time.Now()
 	untilOwns(t, b, 4)
 	t.Logf("the partition followed %v after the commit", time.Since(began))
@@ -325,9 +325,9 @@ func TestGuardsThatOverlapDoNotKeepAPartitionFromBeingHandedOver(t *testing.T) {
 		})
 	}
 	b := joined(t, cb, "work", 1, pgleases.WithHandoffDelay(0))
-	tests.OK(t, a.SetWeight(ctx, 0))
+	testkit.OK(t, a.SetWeight(ctx, 0))
 	untilOwns(t, b, 1)
 	for range cap(refusals) {
-		wraps(t, "a guard of the owner before", tests.Receive(t, "refusal", refusals), pgleases.ErrNotOwner)
+		wraps(t, "a guard of the owner before", testkit.Receive(t, "refusal", refusals), pgleases.ErrNotOwner)
 	}
 }

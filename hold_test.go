@@ -12,7 +12,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // twoClients returns two clients with short heartbeats, of which the first owns all of a lease and the second has not joined.
@@ -23,7 +23,7 @@ func twoClients(t *testing.T, partitions int, opts ...pgleases.LeaseOption) (poo
 
 func twoClientsOn(t *testing.T, url string, partitions int, opts ...pgleases.LeaseOption) (pool *pgxpool.Pool, ca, cb *pgleases.Client, a *pgleases.Lease) {
 	t.Helper()
-	pool = tests.Pool(t, url)
+	pool = testkit.Pool(t, url)
 	ca = newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(50*time.Millisecond))
 	cb = newClient(t, pool, pgleases.WithClientID("b"), pgleases.WithHeartbeat(50*time.Millisecond))
 	a = joined(t, ca, "work", partitions, opts...)
@@ -51,7 +51,7 @@ func numbers(l *pgleases.Lease) []int {
 // ownedBy returns what the database says a client owns.
 func ownedBy(t testing.TB, pool *pgxpool.Pool, client string) []int {
 	t.Helper()
-	return tests.Value[[]int](t, pool,
+	return testkit.Value[[]int](t, pool,
 		`SELECT coalesce(array_agg(partition ORDER BY partition), '{}') FROM pgleases.status WHERE owner = $1`, client)
 }
 
@@ -81,7 +81,7 @@ func TestAHoldPinsWhatWasOwnedWhenItWasTaken(t *testing.T) {
 	if err := hold.Context().Err(); err != nil {
 		t.Errorf("a handoff ended the hold's context: %v", context.Cause(hold.Context()))
 	}
-	if s := ca.Stats(); s.Draining != 2 || s.Owned != 2 || s.DrainingSince.IsZero() || time.Since(s.DrainingSince) > tests.Patience {
+	if s := ca.Stats(); s.Draining != 2 || s.Owned != 2 || s.DrainingSince.IsZero() || time.Since(s.DrainingSince) > testkit.Patience {
 		t.Errorf("two are owned and two drain, and the stats are %+v", s)
 	}
 	for _, n := range hold.Values() {
@@ -97,7 +97,7 @@ func TestAHoldPinsWhatWasOwnedWhenItWasTaken(t *testing.T) {
 	hold.Release()
 	hold.Release()
 	untilOwns(t, b, 2) // though the young one is open
-	tests.OK(t, young.Context().Err())
+	testkit.OK(t, young.Context().Err())
 	wraps(t, "released, its context ended with", context.Cause(hold.Context()), context.Canceled)
 	until(t, "the stats tell of it", func() bool { return ca.Stats().Losses == (pgleases.Losses{Handoff: 2}) })
 }
@@ -123,7 +123,7 @@ type hour int
 
 func TestAHoldOfNothingIsEmptyAndHarmless(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	c := newClient(t, pool)
 	l := joined(t, c, "work", 2, pgleases.WithWeight(0))
 	check := func(hold *pgleases.Hold) {
@@ -142,7 +142,7 @@ func TestAHoldOfNothingIsEmptyAndHarmless(t *testing.T) {
 		wraps(t, "released, its context's error is", hold.Context().Err(), context.Canceled)
 	}
 	check(l.Hold(t.Context()))
-	tests.OK(t, l.SetWeight(t.Context(), 1))
+	testkit.OK(t, l.SetWeight(t.Context(), 1))
 	untilOwns(t, l, 2)
 	open := l.Hold(t.Context())
 	if err := closes(t, c, canceled(nil)); err == nil {

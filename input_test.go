@@ -22,7 +22,7 @@ import (
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // What users give that cannot work: every piece of it is an error that names what was given; nothing panics, nothing stays
@@ -36,7 +36,7 @@ func noGoroutineLeft(t *testing.T) {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
 	t.Cleanup(func() {
-		if err := tests.Leftover(before); err != nil {
+		if err := testkit.Leftover(before); err != nil {
 			t.Error(err)
 		}
 	})
@@ -45,7 +45,7 @@ func noGoroutineLeft(t *testing.T) {
 // registered returns what is in the tables: clients, leases, members and partitions.
 func registered(t *testing.T, pool *pgxpool.Pool) string {
 	t.Helper()
-	return tests.Value[string](t, pool, `SELECT format('%s clients, %s leases, %s members, %s partitions',
+	return testkit.Value[string](t, pool, `SELECT format('%s clients, %s leases, %s members, %s partitions',
 		(SELECT count(*) FROM pgleases.clients), (SELECT count(*) FROM pgleases.leases),
 		(SELECT count(*) FROM pgleases.members), (SELECT count(*) FROM pgleases.partitions))`)
 }
@@ -53,7 +53,7 @@ func registered(t *testing.T, pool *pgxpool.Pool) string {
 // closedPort returns an address at which nobody listens.
 func closedPort(t *testing.T) string {
 	t.Helper()
-	listener := tests.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
+	listener := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	return listener.Addr().String()
 }
@@ -72,7 +72,7 @@ var (
 func TestBadClientOptionsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 	noGoroutineLeft(t)
 	url := closedURL(t)
-	pool := tests.Must(pgxpool.New(t.Context(), url))(t)
+	pool := testkit.Must(pgxpool.New(t.Context(), url))(t)
 	defer pool.Close()
 	for _, c := range []struct {
 		what    string
@@ -122,7 +122,7 @@ func TestBadClientOptionsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 
 func TestMigrateAndSchemaRefuseOptionsThatMeanNothingToThem(t *testing.T) {
 	noGoroutineLeft(t)
-	pool := tests.Must(pgxpool.New(t.Context(), closedURL(t)))(t)
+	pool := testkit.Must(pgxpool.New(t.Context(), closedURL(t)))(t)
 	defer pool.Close()
 	for name, option := range map[string]pgleases.Option{
 		"WithClientID":     pgleases.WithClientID("a"),
@@ -148,7 +148,7 @@ func TestMigrateAndSchemaRefuseOptionsThatMeanNothingToThem(t *testing.T) {
 
 func TestBadLeaseInputIsRefusedAndLeavesNothing(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.Database(t))
+	pool := testkit.Pool(t, pgtest.Database(t))
 	client := newClient(t, pool)
 	for _, c := range []struct {
 		what       string
@@ -186,37 +186,37 @@ func TestBadLeaseInputIsRefusedAndLeavesNothing(t *testing.T) {
 
 func TestTheLongestNamesWork(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.EmptyDatabase(t))
+	pool := testkit.Pool(t, pgtest.EmptyDatabase(t))
 	name, schema := strings.Repeat("ß", 127)+"!", strings.Repeat("s", 63)
 	client := newClient(t, pool, pgleases.WithClientID(name), pgleases.WithSchema(schema))
 	lease := joined(t, client, name, 4, pgleases.WithWeight(1000))
 	until(t, "it owns all", func() bool { return len(lease.Values()) == 4 }, lease)
-	if got := tests.Value[int](t, pool, "SELECT count(*) FROM "+schema+".status WHERE owner = $1 AND lease = $1", name); got != 4 {
+	if got := testkit.Value[int](t, pool, "SELECT count(*) FROM "+schema+".status WHERE owner = $1 AND lease = $1", name); got != 4 {
 		t.Errorf("the view shows %d partitions, not 4", got)
 	}
 }
 
 func TestALeaseIsRefusedThatIsTooLargeForTheTTL(t *testing.T) {
 	t.Parallel()
-	client := newClient(t, tests.Pool(t, pgtest.Database(t)), pgleases.WithTTL(time.Second))
+	client := newClient(t, testkit.Pool(t, pgtest.Database(t)), pgleases.WithTTL(time.Second))
 	_, err := client.Lease(t.Context(), "orders", 16_385)
 	refused(t, "N of 16,385", err, `"orders"`, "16385 partitions", "TTL of at least 1.001s", "not 1s", "WithTTL")
 }
 
 func TestBadWeightIsRefusedAndLeavesTheOld(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.Database(t))
+	pool := testkit.Pool(t, pgtest.Database(t))
 	lease := joined(t, newClient(t, pool), "orders", 4, pgleases.WithWeight(7))
 	refused(t, "-1", lease.SetWeight(t.Context(), -1), `"orders"`, "weight -1", "0 to 1000")
 	refused(t, "1001", lease.SetWeight(t.Context(), 1001), `"orders"`, "weight 1001", "0 to 1000")
-	if got := tests.Value[int](t, pool, "SELECT weight FROM pgleases.members"); got != 7 {
+	if got := testkit.Value[int](t, pool, "SELECT weight FROM pgleases.members"); got != 7 {
 		t.Errorf("the weight is %d, not 7", got)
 	}
 }
 
 func TestPartitionsOutOfRangeAreNotOwned(t *testing.T) {
 	t.Parallel()
-	lease := joined(t, newClient(t, tests.Pool(t, pgtest.Database(t))), "orders", 4)
+	lease := joined(t, newClient(t, testkit.Pool(t, pgtest.Database(t))), "orders", 4)
 	until(t, "it owns all", func() bool { return len(lease.Values()) == 4 }, lease)
 	hold := lease.Hold(t.Context())
 	defer hold.Release()
@@ -235,7 +235,7 @@ func TestPartitionsOutOfRangeAreNotOwned(t *testing.T) {
 func TestASchemaThatDoesNotFitIsToldWithWhatToRun(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	pool := tests.Pool(t, pgtest.EmptyDatabase(t))
+	pool := testkit.Pool(t, pgtest.EmptyDatabase(t))
 	without := func() error {
 		_, err := pgleases.NewClient(ctx, pool, pgleases.WithoutMigration())
 		return err
@@ -247,17 +247,17 @@ func TestASchemaThatDoesNotFitIsToldWithWhatToRun(t *testing.T) {
 	err := without()
 	refused(t, "missing", err, `"pgleases"`, "missing", "pgleases.Migrate", "pgleases.Schema")
 	wraps(t, "missing", err, pgleases.ErrSchema)
-	if tests.Value[int](t, pool, "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgleases'") != 0 {
+	if testkit.Value[int](t, pool, "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgleases'") != 0 {
 		t.Error("it was made all the same")
 	}
 
-	tests.OK(t, pgleases.Migrate(ctx, pool))
-	tests.Execute(t, pool, "UPDATE pgleases.schema_version SET version = 0, min_code = 0")
+	testkit.OK(t, pgleases.Migrate(ctx, pool))
+	testkit.Execute(t, pool, "UPDATE pgleases.schema_version SET version = 0, min_code = 0")
 	err = without()
 	refused(t, "too old", err, `"pgleases"`, "version 0", "pgleases.Migrate", "pgleases.Schema")
 	wraps(t, "too old", err, pgleases.ErrSchema)
 
-	tests.Execute(t, pool, "UPDATE pgleases.schema_version SET version = 99, min_code = 99")
+	testkit.Execute(t, pool, "UPDATE pgleases.schema_version SET version = 99, min_code = 99")
 	for what, open := range map[string]func() error{
 		"too new, WithoutMigration": without,
 		"too new":                   with,
@@ -272,15 +272,15 @@ func TestASchemaThatDoesNotFitIsToldWithWhatToRun(t *testing.T) {
 	}
 
 	// An application that was rolled back meets a schema that is newer than its code.
-	tests.Execute(t, pool, "UPDATE pgleases.schema_version SET version = 99, min_code = 1")
+	testkit.Execute(t, pool, "UPDATE pgleases.schema_version SET version = 99, min_code = 1")
 	for _, options := range [][]pgleases.Option{nil, {pgleases.WithoutMigration()}} {
 		client := newClient(t, pool, options...)
 		lease := joined(t, client, "orders", 4)
 		until(t, "it owns all", func() bool { return len(lease.Values()) == 4 }, lease)
 		shut(t, client)
 	}
-	tests.OK(t, pgleases.Migrate(ctx, pool))
-	if got := tests.Value[int](t, pool, "SELECT version FROM pgleases.schema_version"); got != 99 {
+	testkit.OK(t, pgleases.Migrate(ctx, pool))
+	if got := testkit.Value[int](t, pool, "SELECT version FROM pgleases.schema_version"); got != 99 {
 		t.Errorf("the version is %d now, not 99", got)
 	}
 }
@@ -290,9 +290,9 @@ func TestARoleWithoutRightsIsToldWhere(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	url := pgtest.EmptyDatabase(t)
-	pool := tests.Pool(t, url)
+	pool := testkit.Pool(t, url)
 	role, password := "pgleases_test_"+strings.ToLower(rand.Text()), rand.Text()
-	tests.Execute(t, pool, fmt.Sprintf("CREATE ROLE %s LOGIN PASSWORD '%s'", role, password))
+	testkit.Execute(t, pool, fmt.Sprintf("CREATE ROLE %s LOGIN PASSWORD '%s'", role, password))
 	t.Cleanup(func() { // before the database goes
 		_, err := pool.Exec(context.Background(), fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role), pgx.QueryExecModeSimpleProtocol)
 		if err != nil {
@@ -300,7 +300,7 @@ func TestARoleWithoutRightsIsToldWhere(t *testing.T) {
 		}
 	})
 	direct, _ := pgtest.DirectURL(url) // a pooler may log in as somebody else
-	config := tests.Must(pgx.ParseConfig(direct))(t)
+	config := testkit.Must(pgx.ParseConfig(direct))(t)
 	config.User, config.Password = role, password
 	open := func(options ...pgleases.Option) error {
 		client, err := pgleases.NewClient(ctx, pool, append(options, pgleases.WithConnConfig(config))...)
@@ -314,17 +314,17 @@ func TestARoleWithoutRightsIsToldWhere(t *testing.T) {
 	err = open(pgleases.WithoutMigration())
 	refused(t, "no schema", err, `"pgleases"`, "missing", "pgleases.Migrate")
 
-	tests.OK(t, pgleases.Migrate(ctx, pool))
+	testkit.OK(t, pgleases.Migrate(ctx, pool))
 	err = open()
 	refused(t, "no right to the schema", err, "schema", "pgleases", "permission denied")
-	tests.Execute(t, pool, "GRANT USAGE ON SCHEMA pgleases TO "+role)
+	testkit.Execute(t, pool, "GRANT USAGE ON SCHEMA pgleases TO "+role)
 	err = open()
 	refused(t, "no right to read the version", err, `schema "pgleases"`, "permission denied")
-	tests.Execute(t, pool, "GRANT SELECT ON pgleases.schema_version TO "+role+"; UPDATE pgleases.schema_version SET version = 0")
+	testkit.Execute(t, pool, "GRANT SELECT ON pgleases.schema_version TO "+role+"; UPDATE pgleases.schema_version SET version = 0")
 	err = open()
 	refused(t, "too old, and no right to migrate it", err, "version 0", "needs 1", "pgleases.Migrate", "SQLSTATE 42501")
 	wraps(t, "too old, and no right to migrate it", err, pgleases.ErrSchema)
-	tests.Execute(t, pool, "UPDATE pgleases.schema_version SET version = 1")
+	testkit.Execute(t, pool, "UPDATE pgleases.schema_version SET version = 1")
 	err = open()
 	refused(t, "no right to register", err, `schema "pgleases"`, "permission denied", "register")
 	if got, want := registered(t, pool), "0 clients, 0 leases, 0 members, 0 partitions"; got != want {
@@ -356,7 +356,7 @@ func TestNoPoolAndNoServerAreErrors(t *testing.T) {
 // A connection string that is none, or whose password has an @, is told without what may be its password.
 func TestErrorsHideThePassword(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), tests.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	secret := func(what string, err error) {
 		t.Helper()
@@ -373,7 +373,7 @@ func TestErrorsHideThePassword(t *testing.T) {
 		if err != nil {
 			continue // then nobody has a pool
 		}
-		pool := tests.Must(pgxpool.NewWithConfig(ctx, config))(t)
+		pool := testkit.Must(pgxpool.NewWithConfig(ctx, config))(t)
 		defer pool.Close()
 		_, err = pgleases.NewClient(ctx, pool)
 		secret("NewClient "+url, err)
@@ -383,10 +383,10 @@ func TestErrorsHideThePassword(t *testing.T) {
 
 func TestOpeningEndsWithItsContext(t *testing.T) {
 	noGoroutineLeft(t)
-	listener := tests.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
+	listener := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	url := "postgres://somebody@" + listener.Addr().String() + "/orders?sslmode=disable"
-	pool := tests.Must(pgxpool.New(t.Context(), url))(t)
+	pool := testkit.Must(pgxpool.New(t.Context(), url))(t)
 	defer pool.Close()
 	for what, open := range map[string]func(context.Context) error{
 		"Open":      func(ctx context.Context) error { _, err := pgleases.Open(ctx, url); return err },
@@ -396,7 +396,7 @@ func TestOpeningEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		done := make(chan error, 1)
 		go func() { done <- open(ctx) }()
-		wraps(t, what, tests.Receive(t, what+" returns", done), context.DeadlineExceeded)
+		wraps(t, what, testkit.Receive(t, what+" returns", done), context.DeadlineExceeded)
 		cancel()
 	}
 }
@@ -405,8 +405,8 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 	t.Parallel()
 	ended := canceled(errCause)
 	url := pgtest.Database(t)
-	pool := tests.Pool(t, url)
-	tests.OK(t, pgleases.Migrate(t.Context(), pool))
+	pool := testkit.Pool(t, url)
+	testkit.OK(t, pgleases.Migrate(t.Context(), pool))
 	_, err := pgleases.NewClient(ended, pool)
 	wraps(t, "NewClient", err, context.Canceled, errCause)
 	_, err = pgleases.Open(ended, url)
@@ -423,7 +423,7 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 	idle := joined(t, client, "idle", 4, pgleases.WithWeight(0))
 	wraps(t, "Wait", idle.Wait(ended), errCause)
 	wraps(t, "SetWeight", idle.SetWeight(ended, 9), errCause)
-	if got := tests.Value[int](t, pool, "SELECT weight FROM pgleases.members WHERE lease = 'idle'"); got != 0 {
+	if got := testkit.Value[int](t, pool, "SELECT weight FROM pgleases.members WHERE lease = 'idle'"); got != 0 {
 		t.Errorf("the weight is %d, not 0", got)
 	}
 	wraps(t, "Run", idle.Run(ended, func(context.Context, pgleases.Partition) error {
@@ -437,7 +437,7 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 		t.Errorf("Wait for what is there: %v", err)
 	}
 	p, _ := busy.Partition(0)
-	tx := tests.Must(pool.Begin(t.Context()))(t)
+	tx := testkit.Must(pool.Begin(t.Context()))(t)
 	err = busy.Guard(ended, tx, p)
 	wraps(t, "Guard", err, context.Canceled)
 	refused(t, "Guard", err, `"busy"`)
@@ -458,7 +458,7 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 	if got, want := registered(t, pool), "0 clients, 2 leases, 0 members, 8 partitions"; got != want {
 		t.Errorf("the tables hold %s, not %s", got, want)
 	}
-	if got := tests.Value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner IS NOT NULL"); got != 0 {
+	if got := testkit.Value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner IS NOT NULL"); got != 0 {
 		t.Errorf("%d partitions are owned, not 0", got)
 	}
 }
@@ -466,7 +466,7 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 func TestGuardRefusesWhatIsNoOwnershipOfTheLease(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	pool := tests.Pool(t, pgtest.Database(t))
+	pool := testkit.Pool(t, pgtest.Database(t))
 	client := newClient(t, pool)
 	lease, other := joined(t, client, "orders", 4), joined(t, client, "others", 4)
 	until(t, "it owns all", func() bool { return len(lease.Values()) == 4 && len(other.Values()) == 4 }, lease, other)
@@ -493,12 +493,12 @@ func TestGuardRefusesWhatIsNoOwnershipOfTheLease(t *testing.T) {
 		}
 	}
 	// One that was stored and read back is as good as the one that was got.
-	tests.OK(t, guard(t, pool, lease, pgleases.Partition{Number: p.Number, Epoch: p.Epoch}))
+	testkit.OK(t, guard(t, pool, lease, pgleases.Partition{Number: p.Number, Epoch: p.Epoch}))
 
 	refused(t, "nil tx", lease.Guard(ctx, nil, p), `"orders"`, "nil")
 	refused(t, "nil sql.Tx", lease.GuardSQL(ctx, nil, p), `"orders"`, "nil")
-	tx := tests.Must(pool.Begin(ctx))(t)
-	tests.OK(t, tx.Rollback(ctx))
+	tx := testkit.Must(pool.Begin(ctx))(t)
+	testkit.OK(t, tx.Rollback(ctx))
 	err := lease.Guard(ctx, tx, p)
 	wraps(t, "a transaction that has ended", err, pgx.ErrTxClosed)
 	refused(t, "a transaction that has ended", err, `"orders"`)

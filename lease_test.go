@@ -15,12 +15,12 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestSharesFollowTheWeights(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.Database(t))
+	pool := testkit.Pool(t, pgtest.Database(t))
 	leases := make([]*pgleases.Lease, 3)
 	for i := range leases {
 		c := newClient(t, pool, pgleases.WithClientID(string(rune('a'+i))))
@@ -32,8 +32,8 @@ func TestSharesFollowTheWeights(t *testing.T) {
 	}
 	weight := func(i, weight int) {
 		t.Helper()
-		tests.OK(t, leases[i].SetWeight(t.Context(), weight))
-		if now := tests.Value[int](t, pool, `SELECT weight FROM pgleases.members_status WHERE client = $1`, string(rune('a'+i))); now != weight {
+		testkit.OK(t, leases[i].SetWeight(t.Context(), weight))
+		if now := testkit.Value[int](t, pool, `SELECT weight FROM pgleases.members_status WHERE client = $1`, string(rune('a'+i))); now != weight {
 			t.Errorf("SetWeight returned, and the database has %d, not %d", now, weight)
 		}
 	}
@@ -52,7 +52,7 @@ func TestSharesFollowTheWeights(t *testing.T) {
 	shares(16, 0, 0)
 	weight(0, 0) // now nobody has any
 	shares(0, 0, 0)
-	tests.Becomes(t, pool, "no partition has an owner", 16, `SELECT count(*) FROM pgleases.status WHERE owner IS NULL AND moving_to IS NULL`)
+	testkit.Becomes(t, pool, "no partition has an owner", 16, `SELECT count(*) FROM pgleases.status WHERE owner IS NULL AND moving_to IS NULL`)
 	weight(2, 7)
 	shares(0, 0, 16)
 	weight(0, 7)
@@ -61,7 +61,7 @@ func TestSharesFollowTheWeights(t *testing.T) {
 
 func TestLeaseAgainReturnsTheSameLease(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.Database(t))
+	pool := testkit.Pool(t, pgtest.Database(t))
 	c := newClient(t, pool)
 	var all sync.WaitGroup
 	leases := make([]*pgleases.Lease, 8)
@@ -83,7 +83,7 @@ func TestLeaseAgainReturnsTheSameLease(t *testing.T) {
 	if l.Name() != "work" || l.NumPartitions() != 4 {
 		t.Errorf("it is %q with %d partitions, not work with 4", l.Name(), l.NumPartitions())
 	}
-	tests.OK(t, l.SetWeight(t.Context(), 5))
+	testkit.OK(t, l.SetWeight(t.Context(), 5))
 	if again, err := c.Lease(t.Context(), "work", 4, pgleases.WithDrainTimeout(time.Minute)); again != l {
 		t.Errorf("after SetWeight, Lease with the options from before returned another lease, or %v", err)
 	}
@@ -110,7 +110,7 @@ func TestLeaseAgainReturnsTheSameLease(t *testing.T) {
 	if !errors.Is(err, pgleases.ErrPartitionCount) {
 		t.Error(err)
 	}
-	if n := tests.Value[int](t, pool, `SELECT count(*) FROM pgleases.members_status WHERE client = 'other'`); n != 0 {
+	if n := testkit.Value[int](t, pool, `SELECT count(*) FROM pgleases.members_status WHERE client = 'other'`); n != 0 {
 		t.Error("refused, it is a member")
 	}
 	if got := l.Values(); len(got) != 4 {
@@ -121,7 +121,7 @@ func TestLeaseAgainReturnsTheSameLease(t *testing.T) {
 
 func TestALeaseThatIsNotWaitedForLeavesNoMembership(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.Database(t))
+	pool := testkit.Pool(t, pgtest.Database(t))
 	c := newClient(t, pool, pgleases.WithHeartbeat(20*time.Millisecond))
 	why := errors.New("too slow")
 	if _, err := c.Lease(canceled(why), "work", 4); !errors.Is(err, why) {
@@ -139,10 +139,10 @@ func TestALeaseThatIsNotWaitedForLeavesNoMembership(t *testing.T) {
 		}
 		return nil
 	})
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	beats(t, c, 3)
 	until(t, "nothing is left of it", func() bool {
-		return tests.Value[int](t, pool, `SELECT count(*) FROM pgleases.members`) == 0 && c.Stats().Leases == 0
+		return testkit.Value[int](t, pool, `SELECT count(*) FROM pgleases.members`) == 0 && c.Stats().Leases == 0
 	})
 	if s := c.Stats(); s.Losses != (pgleases.Losses{}) || s.Reconnects != 0 {
 		t.Errorf("who gives up costs trust, or the connection: %+v", s)
@@ -152,7 +152,7 @@ func TestALeaseThatIsNotWaitedForLeavesNoMembership(t *testing.T) {
 
 func TestWaitWaitsForAPartition(t *testing.T) {
 	t.Parallel()
-	c := newClient(t, tests.Pool(t, pgtest.Database(t)))
+	c := newClient(t, testkit.Pool(t, pgtest.Database(t)))
 	l := joined(t, c, "work", 1, pgleases.WithWeight(0))
 	why := errors.New("the bus comes")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, why)
@@ -162,8 +162,8 @@ func TestWaitWaitsForAPartition(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- l.Wait(t.Context()) }()
-	tests.OK(t, l.SetWeight(t.Context(), 1))
-	if err := tests.Receive(t, "Wait returns", done); err != nil || len(l.Values()) != 1 {
+	testkit.OK(t, l.SetWeight(t.Context(), 1))
+	if err := testkit.Receive(t, "Wait returns", done); err != nil || len(l.Values()) != 1 {
 		t.Errorf("Wait returned %v, not nil, and owned is %v, not one partition", err, l.Values())
 	}
 	if err := l.Wait(canceled(why)); err != nil {
@@ -173,7 +173,7 @@ func TestWaitWaitsForAPartition(t *testing.T) {
 
 func TestStatsTellHowTheClientIsDoing(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, direct(t))
+	pool := testkit.Pool(t, direct(t))
 	const most = calmTTL * 19 / 20 // the margin is a twentieth
 	c := newClient(t, pool, pgleases.WithHeartbeat(50*time.Millisecond))
 	if s := c.Stats(); s.Trust <= 0 || s.Leases != 0 || s.Owned != 0 || s.Gains != 0 || s.Losses != (pgleases.Losses{}) {
@@ -213,13 +213,13 @@ func TestStatsTellHowTheClientIsDoing(t *testing.T) {
 
 func TestPartitionForIsTheSameInSQL(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.Database(t))
+	pool := testkit.Pool(t, pgtest.Database(t))
 	l := joined(t, newClient(t, pool), "work", 4097, pgleases.WithWeight(0))
 	keys := []string{"", "a", "Straße", "🚢", strings.Repeat("x", 10_000)}
 	for range 500 {
 		keys = append(keys, fmt.Sprint(rand.Uint64()))
 	}
-	got := tests.Value[[]int](t, pool, `SELECT array_agg(pgleases.partition_for(key, 4097) ORDER BY n)
+	got := testkit.Value[[]int](t, pool, `SELECT array_agg(pgleases.partition_for(key, 4097) ORDER BY n)
 		FROM unnest($1::text[]) WITH ORDINALITY AS k (key, n)`, keys)
 	for i, key := range keys {
 		if want := l.PartitionFor(key); got[i] != want || want < 0 || want >= 4097 {
@@ -237,18 +237,18 @@ func TestAPartitionIsPrintedWithItsEpoch(t *testing.T) {
 
 func TestTheTextOfTheSchemaRunsAsItIs(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.EmptyDatabase(t))
+	pool := testkit.Pool(t, pgtest.EmptyDatabase(t))
 	for _, schema := range []string{"pgleases", `Odd "name"; --`} {
-		text := tests.Must(pgleases.Schema(pgleases.WithSchema(schema)))(t)
+		text := testkit.Must(pgleases.Schema(pgleases.WithSchema(schema)))(t)
 		for range 2 {
-			tests.Execute(t, pool, text)
+			testkit.Execute(t, pool, text)
 		}
 		c := newClient(t, pool, pgleases.WithoutMigration(), pgleases.WithSchema(schema), pgleases.WithClientID("a"))
 		l := joined(t, c, "work", 4)
 		untilOwns(t, l, 4)
 		guarded(t, pool, l, ownership(t, l, 3))
 		quoted := pgx.Identifier{schema}.Sanitize()
-		if n := tests.Value[int](t, pool, `SELECT count(*) FROM `+quoted+`.status WHERE owner = 'a'`); n != 4 {
+		if n := testkit.Value[int](t, pool, `SELECT count(*) FROM `+quoted+`.status WHERE owner = 'a'`); n != 4 {
 			t.Errorf("in schema %s it owns %d", quoted, n)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // operations.md lists every line that the library logs, with level, message and fields, and every name that a line begins with.
@@ -65,13 +65,13 @@ func logCalls(t *testing.T) (events, names map[string]bool) {
 	t.Helper()
 	events, names = make(map[string]bool), make(map[string]bool)
 	for _, pattern := range []string{"*.go", "*/*.go", "internal/store/*.go", "internal/engine/*.go", "internal/locks/*.go", "internal/liveness/*.go"} { // internal's other packages are for tests
-		files := tests.Must(filepath.Glob(pattern))(t)
+		files := testkit.Must(filepath.Glob(pattern))(t)
 		for _, name := range files {
 			if strings.HasSuffix(name, "_test.go") {
 				continue
 			}
 			set := token.NewFileSet()
-			file := tests.Must(parser.ParseFile(set, name, nil, 0))(t)
+			file := testkit.Must(parser.ParseFile(set, name, nil, 0))(t)
 			ast.Inspect(file, func(n ast.Node) bool {
 				switch n := n.(type) {
 				case *ast.CallExpr:

@@ -11,7 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // Changed is a closed channel after a lease's end: a loop that waits for it alone would burn a processor. These are the loops
@@ -37,9 +37,9 @@ func TestThePrintedLoopsEndWithTheirLease(t *testing.T) {
 		},
 	}
 	url := pgtest.MigratedDatabase(t)
-	pool := tests.Pool(t, url)
-	tests.OK(t, pgleases.Migrate(t.Context(), pool))
-	tests.Execute(t, pool, orders, pgx.QueryExecModeSimpleProtocol)
+	pool := testkit.Pool(t, url)
+	testkit.OK(t, pgleases.Migrate(t.Context(), pool))
+	testkit.Execute(t, pool, orders, pgx.QueryExecModeSimpleProtocol)
 	for way, loop := range loops {
 		for what, end := range ends {
 			t.Run(way+", "+what, func(t *testing.T) {
@@ -55,11 +55,11 @@ func TestThePrintedLoopsEndWithTheirLease(t *testing.T) {
 					loop(ctx, pool, lease)
 					done <- nil
 				}()
-				tests.OK(t, lease.Wait(t.Context()))
+				testkit.OK(t, lease.Wait(t.Context()))
 				end(t, pool, client, lease)
-				tests.Receive(t, "the lease ends", lease.Done())
+				testkit.Receive(t, "the lease ends", lease.Done())
 				before := ctx.looks.Load()
-				tests.Receive(t, "the loop ends", done)
+				testkit.Receive(t, "the loop ends", done)
 				if passes := ctx.looks.Load() - before; passes > 2 {
 					t.Errorf("%d passes after the end of the lease", passes)
 				}

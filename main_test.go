@@ -19,11 +19,11 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/ranges"
-	"github.com/pgleases/pgleases/internal/tests"
-	"github.com/pgleases/pgleases/internal/tests/clients"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 )
 
-func TestMain(m *testing.M) { tests.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // Nothing here depends on how fast the machine is: a test waits for what shall happen, and tells it from what shall not by
 // order and cause. How long things take is asserted in module proof, which knows when the machine was late.
@@ -43,7 +43,7 @@ func direct(t testing.TB) string {
 // ownersPool returns a pool on the same database for what a test does that is no client's part: see pgtest.OwnerURL.
 func ownersPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
-	return tests.Pool(t, pgtest.OwnerURL(url))
+	return testkit.Pool(t, pgtest.OwnerURL(url))
 }
 
 // joined joins a lease.
@@ -66,7 +66,7 @@ func until(t testing.TB, what string, holds func() bool, leases ...*pgleases.Lea
 			}
 		}
 	}()
-	tests.Until(t, what, holds)
+	testkit.Until(t, what, holds)
 }
 
 // owned returns what leases own, counted.
@@ -83,13 +83,13 @@ func closes(t testing.TB, c *pgleases.Client, ctx context.Context) error {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() { done <- c.Close(ctx) }()
-	return tests.Receive(t, "Close returns", done)
+	return testkit.Receive(t, "Close returns", done)
 }
 
 // ended waits until a context has ended, and returns the cause.
 func ended(t testing.TB, what string, ctx context.Context) error {
 	t.Helper()
-	tests.Receive(t, what, ctx.Done())
+	testkit.Receive(t, what, ctx.Done())
 	return context.Cause(ctx)
 }
 
@@ -123,7 +123,7 @@ func wraps(t *testing.T, what string, err error, wanted ...error) {
 // expire has the database see a client that goes on no more as one whose TTL has passed, and was short.
 func expire(t testing.TB, pool *pgxpool.Pool, client string) {
 	t.Helper()
-	tests.Execute(t, ownersPool(t, pool.Config().ConnString()), fmt.Sprintf(`
+	testkit.Execute(t, ownersPool(t, pool.Config().ConnString()), fmt.Sprintf(`
 		UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second' WHERE id = '%s';
 		UPDATE pgleases.server SET next_check_at = clock_timestamp()`, client), pgx.QueryExecModeSimpleProtocol)
 }
@@ -131,8 +131,8 @@ func expire(t testing.TB, pool *pgxpool.Pool, client string) {
 // journal has the database note every change of owner from now on in the table public.journal.
 func journal(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
-	tests.OK(t, pgleases.Migrate(t.Context(), pool))
-	tests.Execute(t, ownersPool(t, pool.Config().ConnString()), `
+	testkit.OK(t, pgleases.Migrate(t.Context(), pool))
+	testkit.Execute(t, ownersPool(t, pool.Config().ConnString()), `
 		CREATE TABLE public.journal (n serial, lease text, partition int, old_owner bigint, owner bigint, old_id text,
 		                             id text, old_epoch bigint, epoch bigint, asked_at timestamptz, at timestamptz);
 		CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
@@ -229,7 +229,7 @@ func (c crew) gone() {
 	c.t.Helper()
 	look := time.NewTicker(10 * time.Millisecond)
 	defer look.Stop()
-	for late := time.Now().Add(tests.Patience); ; <-look.C {
+	for late := time.Now().Add(testkit.Patience); ; <-look.C {
 		var all strings.Builder
 		if err := pprof.Lookup("goroutine").WriteTo(&all, 1); err != nil {
 			c.t.Fatal(err)
@@ -244,7 +244,7 @@ func (c crew) gone() {
 			return
 		}
 		if time.Now().After(late) {
-			c.t.Fatalf("goroutines are left after %v:\n%s", tests.Patience, strings.Join(left, "\n\n"))
+			c.t.Fatalf("goroutines are left after %v:\n%s", testkit.Patience, strings.Join(left, "\n\n"))
 		}
 	}
 }
@@ -252,6 +252,6 @@ func (c crew) gone() {
 // connections counts the own connections of clients on a database.
 func connections(t testing.TB, pool *pgxpool.Pool) int {
 	t.Helper()
-	return tests.Value[int](t, pool, `SELECT count(*) FROM pg_stat_activity
+	return testkit.Value[int](t, pool, `SELECT count(*) FROM pg_stat_activity
 		WHERE datname = current_database() AND application_name = 'pgleases'`)
 }

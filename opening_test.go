@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // An opening is a call of NewClient under the ID a, while a row that registering needs is locked.
@@ -24,7 +24,7 @@ func openLocked(t *testing.T, ctx context.Context, pool *pgxpool.Pool, query str
 	t.Helper()
 	shut(t, newClient(t, pool, pgleases.WithClientID("a"))) // so the ID has a row
 	newClient(t, pool, pgleases.WithTTL(2*calmTTL))         // beside a longer TTL a registration needs the server's row too
-	tx := tests.Must(ownersPool(t, pool.Config().ConnString()).Begin(t.Context()))(t)
+	tx := testkit.Must(ownersPool(t, pool.Config().ConnString()).Begin(t.Context()))(t)
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	if tag, err := tx.Exec(t.Context(), query); err != nil || tag.RowsAffected() != 1 {
 		t.Fatalf("%s: %v, %v", query, tag, err)
@@ -57,8 +57,8 @@ func (o opening) failed(t *testing.T, reason string) {
 // opens unlocks the row, and fails the test unless the client opens then.
 func (o opening) opens(t *testing.T) {
 	t.Helper()
-	tests.OK(t, o.unlock())
-	if err := tests.Receive(t, "NewClient returns", o.done); err != nil {
+	testkit.OK(t, o.unlock())
+	if err := testkit.Receive(t, "NewClient returns", o.done); err != nil {
 		t.Error(err)
 	}
 }
@@ -73,7 +73,7 @@ func TestOpeningWaitsForARowThatSomebodyHasLocked(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			o := openLocked(t, t.Context(), tests.Pool(t, direct(t)), query, calmHeartbeat)
+			o := openLocked(t, t.Context(), testkit.Pool(t, direct(t)), query, calmHeartbeat)
 			o.failed(t, "SQLSTATE 55P03")
 			o.opens(t)
 		})
@@ -82,9 +82,9 @@ func TestOpeningWaitsForARowThatSomebodyHasLocked(t *testing.T) {
 
 func TestOpeningGoesOnWhereItsConnectionIsLost(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, direct(t))
+	pool := testkit.Pool(t, direct(t))
 	o := openLocked(t, t.Context(), pool, itsID, calmTTL/3) // so it waits in one statement
-	tests.Becomes(t, ownersPool(t, pool.Config().ConnString()), "it waits for the lock, and is cut off", 1, `
+	testkit.Becomes(t, ownersPool(t, pool.Config().ConnString()), "it waits for the lock, and is cut off", 1, `
 		SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 		WHERE datname = current_database() AND application_name = 'pgleases' AND wait_event_type = 'Lock'`)
 	o.failed(t, "SQLSTATE 57P01")
@@ -93,13 +93,13 @@ func TestOpeningGoesOnWhereItsConnectionIsLost(t *testing.T) {
 
 func TestOpeningEndsWithItsContextAndTellsWhatFailedLast(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, direct(t))
+	pool := testkit.Pool(t, direct(t))
 	cause := errors.New("no more tests.Patience")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	o := openLocked(t, ctx, pool, itsID, calmHeartbeat)
 	o.failed(t, "SQLSTATE 55P03")
 	cancel(cause)
-	err := tests.Receive(t, "NewClient returns", o.done)
+	err := testkit.Receive(t, "NewClient returns", o.done)
 	wraps(t, "NewClient", err, cause)
 	refused(t, "NewClient", err, `register "a"`, cause.Error(), "SQLSTATE 55P03")
 	until(t, "only the other client's connection is left", func() bool { return connections(t, pool) == 1 })

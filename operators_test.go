@@ -9,14 +9,14 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // Clients at work are steered by SQL: each verb does what it says, cuts no work off, and no partition is worked on twice at once.
 func TestClientsAtWorkAreOperatedWithPsql(t *testing.T) {
 	t.Parallel()
 	const partitions = 12
-	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	operator := ownersPool(t, pool.Config().ConnString())
 	var working [partitions]atomic.Int32
 	var overlaps, cut atomic.Int32
@@ -39,7 +39,7 @@ func TestClientsAtWorkAreOperatedWithPsql(t *testing.T) {
 	}
 	says := func(verb string) {
 		t.Helper()
-		tests.Execute(t, operator, "SELECT pgleases."+verb)
+		testkit.Execute(t, operator, "SELECT pgleases."+verb)
 	}
 	shares := func(what string, ids string, want ...int) {
 		t.Helper()
@@ -54,7 +54,7 @@ func TestClientsAtWorkAreOperatedWithPsql(t *testing.T) {
 	}
 	planned := func() {
 		t.Helper()
-		tests.Becomes(t, pool, "no plan is due", 0, "SELECT count(*) FROM pgleases.leases WHERE next_check_at < 'infinity'")
+		testkit.Becomes(t, pool, "no plan is due", 0, "SELECT count(*) FROM pgleases.leases WHERE next_check_at < 'infinity'")
 	}
 	logged := func(words ...string) {
 		t.Helper()
@@ -83,7 +83,7 @@ func TestClientsAtWorkAreOperatedWithPsql(t *testing.T) {
 	}
 
 	says("pause('work', 'maintenance')")
-	tests.Becomes(t, pool, "nobody owns anything", 0, "SELECT count(owner) FROM pgleases.partitions")
+	testkit.Becomes(t, pool, "nobody owns anything", 0, "SELECT count(owner) FROM pgleases.partitions")
 	for n := range working {
 		if working[n].Load() != 0 {
 			t.Errorf("partition %d is worked on, and nobody owns it", n)
@@ -104,7 +104,7 @@ func TestClientsAtWorkAreOperatedWithPsql(t *testing.T) {
 
 	says("cordon('b', 'no more for it')")
 	shut(t, clients["a"])
-	tests.Becomes(t, pool, "all is owned", partitions, "SELECT count(owner) FROM pgleases.partitions")
+	testkit.Becomes(t, pool, "all is owned", partitions, "SELECT count(owner) FROM pgleases.partitions")
 	planned()
 	if got := len(ownedBy(t, pool, "b")); got != 3 {
 		t.Errorf("b is cordoned with 3 partitions, and has %d", got)
@@ -116,9 +116,9 @@ func TestClientsAtWorkAreOperatedWithPsql(t *testing.T) {
 	}
 
 	says("evict_client('d', 'it hangs')")
-	tests.Receive(t, "d ends", clients["d"].Done())
+	testkit.Receive(t, "d ends", clients["d"].Done())
 	wraps(t, "d ended with", clients["d"].Err(), pgleases.ErrEvicted)
-	_ = tests.Receive(t, "d works on nothing any more", jobs["d"].done) // it has a minute for that, which the next line takes from it
+	_ = testkit.Receive(t, "d works on nothing any more", jobs["d"].done) // it has a minute for that, which the next line takes from it
 	expire(t, pool, "d")                                                // what it had not handed over by then waits for that
 	shares("what d had is taken over", "bc", 6, 6)
 	if n := overlaps.Load(); n != 0 {

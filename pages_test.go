@@ -16,7 +16,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -110,7 +110,7 @@ func headed(t *testing.T, page string) (headings []string, blocks map[string]str
 func TestTheQueriesForOperatorsTell(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
-	clients, pool := tests.Pool(t, url), ownersPool(t, url) // operators may more
+	clients, pool := testkit.Pool(t, url), ownersPool(t, url) // operators may more
 	client := func(id string) *pgleases.Client {
 		return newClient(t, clients, pgleases.WithClientID(id), pgleases.WithHeartbeat(50*time.Millisecond))
 	}
@@ -169,13 +169,13 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	}
 	until(t, "whoever follows the events is told of all", func() bool { return slices.Equal(run("Follow the events"), happened) })
 	tells("Partitions without an owner", "reports 0 gone ", "reports 1 gone ")
-	if timeline := tests.Value[string](t, pool, "SELECT pgleases.timeline()::text"); timeline == "0" {
+	if timeline := testkit.Value[string](t, pool, "SELECT pgleases.timeline()::text"); timeline == "0" {
 		t.Error("the server does not tell its timeline")
 	} else {
 		tells("After a failover", timeline+" "+timeline+" 0")
 	}
 
-	held := tests.Must(lock.New(one, clients).TryAcquire(t.Context(), "report"))(t)
+	held := testkit.Must(lock.New(one, clients).TryAcquire(t.Context(), "report"))(t)
 	await, giveUp := context.WithCancel(t.Context())
 	waited := make(chan error, 1)
 	go func() {
@@ -185,11 +185,11 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	holds, waits := fmt.Sprintf("report holds f 1 worker-1 %d", held.Token()), "report waits t 2 worker-2 "
 	until(t, "both are shown", func() bool { return slices.Equal(run("Who holds which lock"), []string{holds, waits}) })
 	tells("Locks awaited for long")
-	tests.Execute(t, pool, `UPDATE pgleases.locks SET since = since - interval '1 minute'`)
+	testkit.Execute(t, pool, `UPDATE pgleases.locks SET since = since - interval '1 minute'`)
 	tells("Locks awaited for long", "report worker-2 2 worker-1")
 	giveUp()
-	wraps(t, "who waits gives up", tests.Receive(t, "who waits gives up", waited), context.Canceled)
-	tests.OK(t, held.Release(t.Context()))
+	wraps(t, "who waits gives up", testkit.Receive(t, "who waits gives up", waited), context.Canceled)
+	testkit.OK(t, held.Release(t.Context()))
 	until(t, "nobody has a lock", func() bool { return len(run("Who holds which lock")) == 0 })
 
 	// One works on what is wanted elsewhere; one died, and nobody has watched for its TTL; one left a transaction open.
@@ -199,11 +199,11 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	untilOwns(t, c, 2)
 	untilOwns(t, b, 4)
 	until(t, "the first was asked", func() bool { return len(numbers(a)) == 4 })
-	tests.Execute(t, pool, `UPDATE pgleases.partitions SET asked_at = asked_at - interval '1 minute'`)
-	tests.Execute(t, pool, `INSERT INTO pgleases.clients (session, id, incarnation, expires_at, ttl, host, pid, started_at)
+	testkit.Execute(t, pool, `UPDATE pgleases.partitions SET asked_at = asked_at - interval '1 minute'`)
+	testkit.Execute(t, pool, `INSERT INTO pgleases.clients (session, id, incarnation, expires_at, ttl, host, pid, started_at)
 		VALUES (1, 'dead', 1, clock_timestamp() - interval '1 hour', interval '10 minutes', 'host', 1, now())`)
-	tests.Execute(t, pool, `UPDATE pgleases.partitions SET owner = 1, owner_id = 'dead' WHERE lease = 'reports' AND partition = 1`)
-	idle := tests.Must(pool.Begin(t.Context()))(t)
+	testkit.Execute(t, pool, `UPDATE pgleases.partitions SET owner = 1, owner_id = 'dead' WHERE lease = 'reports' AND partition = 1`)
+	idle := testkit.Must(pool.Begin(t.Context()))(t)
 	defer func() { _ = idle.Rollback(context.Background()) }()
 	pid := idle.Conn().PgConn().PID()
 
@@ -224,13 +224,13 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	if slices.Sort(got); !slices.Equal(got, []string{"dead 00:10:00", "worker-1 00:01:00", "worker-2 00:01:00", "worker-3 00:01:00"}) {
 		t.Errorf("the heartbeats are of %q", got)
 	}
-	if first := tests.Value[string](t, pool, "SELECT client FROM ("+strings.TrimSuffix(blocks["Heartbeats"], ";")+") AS all_clients LIMIT 1"); first != "dead" {
+	if first := testkit.Value[string](t, pool, "SELECT client FROM ("+strings.TrimSuffix(blocks["Heartbeats"], ";")+") AS all_clients LIMIT 1"); first != "dead" {
 		t.Errorf("the oldest heartbeat is of %s", first)
 	}
 	tells("Expired clients", "dead")
-	tests.Must(idle.Exec(t.Context(), "LOCK TABLE pgleases.schema_version IN SHARE MODE"))(t)
-	tells("Locked tables", tests.Value[string](t, pool, "SELECT session_user::text")+"  schema_version ShareLock idle in transaction")
-	tells("Open transactions", fmt.Sprintf("%d %s  idle in transaction", pid, tests.Value[string](t, pool, "SELECT session_user::text")))
+	testkit.Must(idle.Exec(t.Context(), "LOCK TABLE pgleases.schema_version IN SHARE MODE"))(t)
+	tells("Locked tables", testkit.Value[string](t, pool, "SELECT session_user::text")+"  schema_version ShareLock idle in transaction")
+	tells("Open transactions", fmt.Sprintf("%d %s  idle in transaction", pid, testkit.Value[string](t, pool, "SELECT session_user::text")))
 
 	tellsOf := func(pid uint32) bool {
 		return slices.ContainsFunc(run("Old snapshots"), func(line string) bool { return strings.HasPrefix(line, fmt.Sprintf("session %d ", pid)) })
@@ -238,7 +238,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	if tellsOf(pid) {
 		t.Error("a transaction without a snapshot is told of as if it had one")
 	}
-	report := tests.Must(pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead}))(t)
+	report := testkit.Must(pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead}))(t)
 	defer func() { _ = report.Rollback(context.Background()) }()
 	if _, err := report.Exec(t.Context(), "SELECT count(*) FROM pgleases.status"); err != nil || !tellsOf(report.Conn().PgConn().PID()) {
 		t.Errorf("it does not tell of the report that has a snapshot: %v", err)
@@ -247,15 +247,15 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	hold.Release()
 	untilOwns(t, c, 4)
 	tells("Overrides")
-	tests.Execute(t, pool, "SELECT pgleases.cordon('worker-2', 'too hot', 'maria')")
-	role := tests.Value[string](t, pool, "SELECT session_user::text")
+	testkit.Execute(t, pool, "SELECT pgleases.cordon('worker-2', 'too hot', 'maria')")
+	role := testkit.Value[string](t, pool, "SELECT session_user::text")
 	tells("Overrides", "cordon   worker-2 too hot maria ("+role+") infinity 4")
-	tests.Execute(t, pool, "SELECT pgleases.uncordon('worker-2', 'cool')")
+	testkit.Execute(t, pool, "SELECT pgleases.uncordon('worker-2', 'cool')")
 	tells("Forcing a client out", "1")
-	tests.Receive(t, "the third ends", three.Done())
+	testkit.Receive(t, "the third ends", three.Done())
 	wraps(t, "it ended with", three.Err(), pgleases.ErrEvicted)
 	expire(t, pool, "worker-3") // others do not wait for its TTL
-	tests.Becomes(t, pool, "its session has gone", 0, "SELECT count(*) FROM pgleases.clients WHERE incarnation < 0")
+	testkit.Becomes(t, pool, "its session has gone", 0, "SELECT count(*) FROM pgleases.clients WHERE incarnation < 0")
 	for _, l := range []*pgleases.Lease{a, b} {
 		untilOwns(t, l, 6)
 	}
@@ -308,7 +308,7 @@ var _ = ownersConfig // the test below does the same
 func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
-	admin := tests.Pool(t, url)
+	admin := testkit.Pool(t, url)
 	suffix := "_" + strings.ToLower(rand.Text())
 	role := func(name string) string { return "pgleases_" + name + suffix }
 	renamed := regexp.MustCompile(`pgleases_(owner|app|reader)\b`)
@@ -318,19 +318,19 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 		t.Fatalf("%d blocks of SQL on the page", len(blocks))
 	}
 	as := func(name string) *pgxpool.Pool {
-		return tests.Pool(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role(name) })
+		return testkit.Pool(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role(name) })
 	}
 	t.Cleanup(func() { // before the database goes
 		for _, name := range []string{"reader", "app", "owner"} {
-			tests.Execute(t, admin, fmt.Sprintf("DROP OWNED BY %[1]s CASCADE; DROP ROLE %[1]s", role(name)), pgx.QueryExecModeSimpleProtocol)
+			testkit.Execute(t, admin, fmt.Sprintf("DROP OWNED BY %[1]s CASCADE; DROP ROLE %[1]s", role(name)), pgx.QueryExecModeSimpleProtocol)
 		}
 	})
-	tests.Execute(t, admin, sql(blocks[0]), pgx.QueryExecModeSimpleProtocol)
+	testkit.Execute(t, admin, sql(blocks[0]), pgx.QueryExecModeSimpleProtocol)
 	owner := as("owner")
-	tests.OK(t, pgleases.Migrate(t.Context(), owner))
-	tests.Execute(t, owner, sql(blocks[1]), pgx.QueryExecModeSimpleProtocol) // nobody gets anything from PUBLIC
+	testkit.OK(t, pgleases.Migrate(t.Context(), owner))
+	testkit.Execute(t, owner, sql(blocks[1]), pgx.QueryExecModeSimpleProtocol) // nobody gets anything from PUBLIC
 	for _, name := range []string{"application", "reader"} {
-		tests.Execute(t, owner, sql(readFile(t, "sql/grants/"+name+".sql")), pgx.QueryExecModeSimpleProtocol)
+		testkit.Execute(t, owner, sql(readFile(t, "sql/grants/"+name+".sql")), pgx.QueryExecModeSimpleProtocol)
 	}
 
 	app := as("app")
@@ -349,9 +349,9 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	refuses(app, "app", "DROP TABLE pgleases.clients", "DELETE FROM pgleases.leases", "SELECT pgleases.drop_lease('work', 'why')", "CREATE TABLE pgleases.x (y int)")
 	reader := as("reader")
 	// As it is by default: all but the verbs of operators.
-	tests.Execute(t, owner, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases TO PUBLIC")
-	revokes := regexp.MustCompile(`(?s)REVOKE EXECUTE ON FUNCTION [^;]*;`).FindAllString(tests.Must(pgleases.Schema())(t), -1)
-	tests.Execute(t, owner, strings.Join(revokes, "\n"), pgx.QueryExecModeSimpleProtocol)
+	testkit.Execute(t, owner, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases TO PUBLIC")
+	revokes := regexp.MustCompile(`(?s)REVOKE EXECUTE ON FUNCTION [^;]*;`).FindAllString(testkit.Must(pgleases.Schema())(t), -1)
+	testkit.Execute(t, owner, strings.Join(revokes, "\n"), pgx.QueryExecModeSimpleProtocol)
 	refuses(reader, "reader", fmt.Sprintf("SELECT pgleases.guard('work', %d, %d)", p.Number, p.Epoch), "SELECT pgleases.heartbeat(1, 1, 0, 0, 0, 0, '0', '{}')",
 		"SELECT pgleases.drop_lease('work', 'why')", "CREATE TABLE pgleases.x (y int)", "DROP VIEW pgleases.status")
 	_, queries := headed(t, "docs/operations.md")
@@ -360,7 +360,7 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 		case "Forcing a client out", "Dropping a lease", "A restored copy of the database":
 			refuses(reader, "reader", query)
 		default:
-			tests.Execute(t, reader, query)
+			testkit.Execute(t, reader, query)
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // The pages are README.md and those in docs. Their code is that of tests and examples, word for word but for the indentation.
@@ -48,8 +48,8 @@ func TestPagesShowSQLThatRuns(t *testing.T) {
 		if len(blocks) == 0 {
 			continue
 		}
-		pool := tests.Pool(t, pgtest.Database(t))
-		tests.OK(t, pgleases.Migrate(t.Context(), pool))
+		pool := testkit.Pool(t, pgtest.Database(t))
+		testkit.OK(t, pgleases.Migrate(t.Context(), pool))
 		for _, block := range blocks {
 			found++
 			if _, err := pool.Exec(t.Context(), block, pgx.QueryExecModeSimpleProtocol); err != nil {
@@ -67,7 +67,7 @@ func TestTestsThatPagesNameAreThere(t *testing.T) {
 	t.Parallel()
 	code := ""
 	for _, pattern := range []string{"*_test.go", "*/*_test.go", "*/*/*_test.go", "*/*/*/*_test.go"} {
-		files := tests.Must(filepath.Glob(pattern))(t)
+		files := testkit.Must(filepath.Glob(pattern))(t)
 		for _, file := range files {
 			code += readFile(t, file)
 		}
@@ -115,7 +115,7 @@ func sections(t *testing.T, page string) (names []string) {
 // The mapping of keys to partitions never changes: users have stored its results.
 func TestDocumentedPartitionsOfKeysHold(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.Database(t))
+	pool := testkit.Pool(t, pgtest.Database(t))
 	client := newClient(t, pool)
 	small, large := joined(t, client, "small", 128), joined(t, client, "large", 1000)
 	document := readFile(t, "doc.go")
@@ -154,14 +154,14 @@ func TestDocumentedPartitionsOfKeysHold(t *testing.T) {
 
 func readFile(t *testing.T, name string) string {
 	t.Helper()
-	b := tests.Must(os.ReadFile(name))(t)
+	b := testkit.Must(os.ReadFile(name))(t)
 	return strings.ReplaceAll(string(b), "\r\n", "\n")
 }
 
 // pages returns README.md and the pages in docs.
 func pages(t *testing.T) []string {
 	t.Helper()
-	names := tests.Must(filepath.Glob("docs/*.md"))(t)
+	names := testkit.Must(filepath.Glob("docs/*.md"))(t)
 	return append(names, "README.md")
 }
 

@@ -11,7 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // What every plan must be, checked from the promises and not from how the planner works.
@@ -350,13 +350,13 @@ func TestPlanKeepsItsPromises(t *testing.T) {
 		for i := range leases {
 			leases[i] = drawLease(t, 40, 6, rapid.SampledFrom([]int{1, 3, 1000}).Draw(t, "heaviest"))
 		}
-		tests.OK(t, checkPlan(leases, plan(leases)))
+		testkit.OK(t, checkPlan(leases, plan(leases)))
 	})
 }
 
 func TestPlanKeepsItsPromisesInATeam(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		tests.OK(t, checkAll(drawTeam(t, 30, 12, 9)))
+		testkit.OK(t, checkAll(drawTeam(t, 30, 12, 9)))
 	})
 }
 
@@ -366,10 +366,10 @@ func TestPlanMovesTheFewest(t *testing.T) {
 		for i := range leases {
 			leases[i] = drawLease(t, 5, 4, rapid.SampledFrom([]int{1, 3}).Draw(t, "heaviest"))
 		}
-		tests.OK(t, checkAll(leases))
+		testkit.OK(t, checkAll(leases))
 	})
-	rapid.Check(t, func(t *rapid.T) { tests.OK(t, checkAll(drawTeam(t, 5, 4, 4))) })
-	rapid.Check(t, func(t *rapid.T) { tests.OK(t, checkAll(drawTeam(t, 8, 2, 5))) })
+	rapid.Check(t, func(t *rapid.T) { testkit.OK(t, checkAll(drawTeam(t, 5, 4, 4))) })
+	rapid.Check(t, func(t *rapid.T) { testkit.OK(t, checkAll(drawTeam(t, 8, 2, 5))) })
 }
 
 func TestPlanDoesNotDependOnTheOrderOfMembers(t *testing.T) {
@@ -501,7 +501,7 @@ func (c *planCluster) rebalance(t *testing.T) int {
 		leases[i] = planLease{members: members, current: index(c.owner[i]), home: index(c.home[i])}
 	}
 	plans := plan(leases)
-	tests.OK(t, checkPlan(leases, plans))
+	testkit.OK(t, checkPlan(leases, plans))
 	for i, to := range plans {
 		for p, m := range to {
 			id, owner, home := "", c.owner[i][p], &c.home[i][p]

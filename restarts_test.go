@@ -14,13 +14,13 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // totals returns how many partitions each client owns over all leases, by client ID.
 func totals(t *testing.T, pool *pgxpool.Pool) []int {
 	t.Helper()
-	return tests.Value[[]int](t, pool, `SELECT coalesce(array_agg(n ORDER BY id), '{}') FROM (
+	return testkit.Value[[]int](t, pool, `SELECT coalesce(array_agg(n ORDER BY id), '{}') FROM (
 		SELECT c.id, count(p.partition) AS n FROM pgleases.clients AS c
 		LEFT JOIN pgleases.partitions AS p ON p.owner = c.session GROUP BY c.id) AS counts`)
 }
@@ -31,11 +31,11 @@ func moves(t *testing.T, pool *pgxpool.Pool) (all map[string]int) {
 	all = make(map[string]int)
 	rows, err := pool.Query(t.Context(), `WITH noted AS (DELETE FROM public.journal RETURNING *)
 		SELECT old_id || ' to ' || id FROM noted WHERE old_id <> id ORDER BY n`)
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	defer rows.Close()
 	for rows.Next() {
 		var move string
-		tests.OK(t, rows.Scan(&move))
+		testkit.OK(t, rows.Scan(&move))
 		all[move]++
 	}
 	if rows.Err() != nil {
@@ -47,7 +47,7 @@ func moves(t *testing.T, pool *pgxpool.Pool) (all map[string]int) {
 func TestARollingRestartGivesEveryClientItsOwnBackAndShufflesNobodyElse(t *testing.T) {
 	t.Parallel()
 	const partitions, clients = 64, 4
-	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	journal(t, pool)
 	all, leases := make([]*pgleases.Client, clients), make([]*pgleases.Lease, clients)
 	start := func(i int) {
@@ -60,7 +60,7 @@ func TestARollingRestartGivesEveryClientItsOwnBackAndShufflesNobodyElse(t *testi
 	}
 	sets := func() string {
 		t.Helper()
-		return tests.Value[string](t, pool, `SELECT string_agg(owner, '' ORDER BY partition) FROM pgleases.status`)
+		return testkit.Value[string](t, pool, `SELECT string_agg(owner, '' ORDER BY partition) FROM pgleases.status`)
 	}
 	for i := range clients {
 		start(i)
@@ -72,7 +72,7 @@ func TestARollingRestartGivesEveryClientItsOwnBackAndShufflesNobodyElse(t *testi
 	for i := range clients {
 		id := all[i].ID()
 		shut(t, all[i])
-		tests.Becomes(t, pool, "nothing is without an owner or moves", 0, `
+		testkit.Becomes(t, pool, "nothing is without an owner or moves", 0, `
 			SELECT count(*) FROM pgleases.status WHERE owner IS NULL OR moving_to IS NOT NULL`)
 		away := moves(t, pool)
 		start(i)
@@ -101,7 +101,7 @@ func TestARollingRestartGivesEveryClientItsOwnBackAndShufflesNobodyElse(t *testi
 // The old process is still there, and at work: its partitions go to the new one of its ID when that ends, and to nobody else.
 func TestANewProcessUnderTheSameIDTakesOverFromTheOldAndFromNobodyElse(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	journal(t, pool)
 	old := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(time.Second))
 	a := joined(t, old, "work", 16)
@@ -119,14 +119,14 @@ func TestANewProcessUnderTheSameIDTakesOverFromTheOldAndFromNobodyElse(t *testin
 		return nil
 	})
 	for range 8 {
-		tests.Receive(t, "a callback for every partition", begun)
+		testkit.Receive(t, "a callback for every partition", begun)
 	}
 	moves(t, pool)
 	beats(t, old, 1) // the next one tells it; until then the new process has joined
 	again := newClient(t, pool, pgleases.WithClientID("a"))
 	b := joined(t, again, "work", 16)
 	for range 8 {
-		if cause := tests.Receive(t, "the callbacks are asked to end", causes); !errors.Is(cause, pgleases.ErrHandoff) && !errors.Is(cause, pgleases.ErrSuperseded) {
+		if cause := testkit.Receive(t, "the callbacks are asked to end", causes); !errors.Is(cause, pgleases.ErrHandoff) && !errors.Is(cause, pgleases.ErrSuperseded) {
 			t.Errorf("a callback's context ended with %v, neither %v nor %v", cause, pgleases.ErrHandoff, pgleases.ErrSuperseded)
 		}
 	}
@@ -136,9 +136,9 @@ func TestANewProcessUnderTheSameIDTakesOverFromTheOldAndFromNobodyElse(t *testin
 	}
 	close(finish)
 	untilOwns(t, b, 8)
-	tests.Receive(t, "the old one ends", old.Done())
+	testkit.Receive(t, "the old one ends", old.Done())
 	host, _ := os.Hostname()
-	for what, err := range map[string]error{"Run": tests.Receive(t, "Run returns", j.done), "Err": old.Err(), "Wait": a.Wait(t.Context())} {
+	for what, err := range map[string]error{"Run": testkit.Receive(t, "Run returns", j.done), "Err": old.Err(), "Wait": a.Wait(t.Context())} {
 		if !errors.Is(err, pgleases.ErrSuperseded) || !strings.Contains(err.Error(), host) || !strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
 			t.Errorf("%s returned %v, not %v with host %s and pid %d", what, err, pgleases.ErrSuperseded, host, os.Getpid())
 		}

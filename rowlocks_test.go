@@ -8,7 +8,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // lockLease locks a lease's row until the function that it returns is called.
@@ -19,8 +19,8 @@ func lockLease(t *testing.T, pool *pgxpool.Pool, name string) (release func()) {
 
 func lockLeaseFor(t *testing.T, pool *pgxpool.Pool, name, strength string) (release func()) {
 	t.Helper()
-	tx := tests.Must(pool.Begin(t.Context()))(t)
-	tests.Must(tx.Exec(t.Context(), "SELECT FROM pgleases.leases WHERE name = $1 FOR "+strength, name))(t)
+	tx := testkit.Must(pool.Begin(t.Context()))(t)
+	testkit.Must(tx.Exec(t.Context(), "SELECT FROM pgleases.leases WHERE name = $1 FOR "+strength, name))(t)
 	return func() { _ = tx.Rollback(context.Background()) }
 }
 
@@ -47,7 +47,7 @@ func TestALockedLeaseKeepsNoOtherFromBeingPlanned(t *testing.T) {
 	untilOwns(t, joined(t, cb, "locked", 1), 1)
 	heir := joined(t, cb, "work", 1) // so that a plan is of both
 	defer lockLease(t, pool, "locked")()
-	tests.OK(t, work.SetWeight(t.Context(), 0))
+	testkit.OK(t, work.SetWeight(t.Context(), 0))
 	untilOwns(t, heir, 1)
 }
 
@@ -65,7 +65,7 @@ func TestALeaseThatCannotBeAnnouncedKeepsNoOtherFromBeingAnnounced(t *testing.T)
 	}
 	for name := range leases {
 		for lease, weight := range map[*pgleases.Lease]int{heirs[name]: 1, leases[name]: 0} {
-			tests.OK(t, lease.SetWeight(t.Context(), weight))
+			testkit.OK(t, lease.SetWeight(t.Context(), weight))
 		}
 	}
 	for _, lease := range leases {
@@ -74,7 +74,7 @@ func TestALeaseThatCannotBeAnnouncedKeepsNoOtherFromBeingAnnounced(t *testing.T)
 	beats(t, cb, 3) // which tell the heir of all that was before
 	defer lockLeaseFor(t, pool, "locked", "NO KEY UPDATE")()
 	holds["locked"].Release()
-	tests.Becomes(t, pool, "it is released", "b", "SELECT owner FROM pgleases.status WHERE lease = 'locked'")
+	testkit.Becomes(t, pool, "it is released", "b", "SELECT owner FROM pgleases.status WHERE lease = 'locked'")
 	holds["work"].Release()
 	untilOwns(t, heirs["work"], 1)
 }
@@ -82,12 +82,12 @@ func TestALeaseThatCannotBeAnnouncedKeepsNoOtherFromBeingAnnounced(t *testing.T)
 // Nor does a stranger's lock on a partition without an owner, on which no guard can be open.
 func TestALockedPartitionWithoutAnOwnerKeepsNoOtherFromBeingGiven(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	c := newClient(t, pool, pgleases.WithClientID("a"))
 	l := joined(t, c, "work", 2, pgleases.WithWeight(0))
-	tx := tests.Must(pool.Begin(t.Context()))(t)
+	tx := testkit.Must(pool.Begin(t.Context()))(t)
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	tests.Must(tx.Exec(t.Context(), "SELECT FROM pgleases.partitions WHERE partition = 0 FOR UPDATE"))(t)
-	tests.OK(t, l.SetWeight(t.Context(), 1))
+	testkit.Must(tx.Exec(t.Context(), "SELECT FROM pgleases.partitions WHERE partition = 0 FOR UPDATE"))(t)
+	testkit.OK(t, l.SetWeight(t.Context(), 1))
 	untilOwns(t, l, 1)
 }

@@ -14,12 +14,12 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestAHandoffFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	ca := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(50*time.Millisecond))
 	a := joined(t, ca, "work", 4)
 	type call struct {
@@ -38,7 +38,7 @@ func TestAHandoffFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
 		return nil
 	})
 	for range 4 {
-		c := tests.Receive(t, "a callback for every partition", calls)
+		c := testkit.Receive(t, "a callback for every partition", calls)
 		if own, ok := a.Partition(c.p.Number); !ok || own != c.p {
 			t.Errorf("called with %v, which is not what is owned: %v, %v", c.p, own, ok)
 		}
@@ -52,7 +52,7 @@ func TestAHandoffFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
 		return untilAsked(ctx, p)
 	})
 	for range 2 {
-		c := tests.Receive(t, "two callbacks are asked to end", asked)
+		c := testkit.Receive(t, "two callbacks are asked to end", asked)
 		if c.p.Context().Err() != nil {
 			t.Errorf("the ownership of %v ended before its work: %v", c.p, context.Cause(c.p.Context()))
 		}
@@ -62,7 +62,7 @@ func TestAHandoffFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
 		guarded(t, pool, a, c.p)
 		beats(t, ca, 3)
 		beats(t, cb, 3)
-		if now := tests.Value[string](t, pool, `SELECT owner FROM pgleases.status WHERE partition = $1`, c.p.Number); now != "a" {
+		if now := testkit.Value[string](t, pool, `SELECT owner FROM pgleases.status WHERE partition = $1`, c.p.Number); now != "a" {
 			t.Errorf("%v went to %s before its work had ended", c.p, now)
 		}
 		select {
@@ -71,7 +71,7 @@ func TestAHandoffFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
 		default:
 		}
 		close(finish[c.p.Number])
-		if p := tests.Receive(t, "the new owner begins", began); p.Number != c.p.Number || p.Epoch <= c.p.Epoch {
+		if p := testkit.Receive(t, "the new owner begins", began); p.Number != c.p.Number || p.Epoch <= c.p.Epoch {
 			t.Errorf("%v was handed over, the new owner began on %v: not the same, or not under a higher epoch", c.p, p)
 		}
 		wraps(t, "the ownership ended with", ended(t, "the ownership ends", c.p.Context()), pgleases.ErrHandoff)
@@ -81,7 +81,7 @@ func TestAHandoffFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
 
 func TestRunIsCalledAgainOnlyUnderANewEpochAfterNil(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	ca := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(20*time.Millisecond))
 	a := joined(t, ca, "work", 4)
 	var mu sync.Mutex
@@ -106,8 +106,8 @@ func TestRunIsCalledAgainOnlyUnderANewEpochAfterNil(t *testing.T) {
 		t.Errorf("%d calls for 4 ownerships", n)
 	}
 	b := joined(t, newClient(t, pool, pgleases.WithClientID("b")), "work", 4)
-	tests.Becomes(t, pool, "b owns half", 2, `SELECT count(*) FROM pgleases.status WHERE owner = 'b'`)
-	tests.OK(t, b.Leave(t.Context()))
+	testkit.Becomes(t, pool, "b owns half", 2, `SELECT count(*) FROM pgleases.status WHERE owner = 'b'`)
+	testkit.OK(t, b.Leave(t.Context()))
 	until(t, "what came back was called", func() bool { return number() == 6 }, a)
 	beats(t, ca, 5)
 	mu.Lock()
@@ -125,7 +125,7 @@ func TestRunIsCalledAgainOnlyUnderANewEpochAfterNil(t *testing.T) {
 func TestAFailedCallbackIsLoggedAndCalledAgainAfterAGrowingPause(t *testing.T) {
 	t.Parallel()
 	var book logbook
-	l := joined(t, newClient(t, tests.Pool(t, pgtest.MigratedDatabase(t)), book.option()), "work", 1)
+	l := joined(t, newClient(t, testkit.Pool(t, pgtest.MigratedDatabase(t)), book.option()), "work", 1)
 	type moment struct{ begin, end time.Time }
 	moments := make(chan moment, 10)
 	var calls int
@@ -138,10 +138,10 @@ func TestAFailedCallbackIsLoggedAndCalledAgainAfterAGrowingPause(t *testing.T) {
 		}
 		return nil
 	})
-	last := tests.Receive(t, "a first call", moments)
+	last := testkit.Receive(t, "a first call", moments)
 	for i, most := range []time.Duration{100, 200, 400} {
 		most *= time.Millisecond
-		m := tests.Receive(t, "a further call", moments)
+		m := testkit.Receive(t, "a further call", moments)
 		if pause := m.begin.Sub(last.end); pause < most/2 { // and at most twice as long, on a machine that keeps time
 			t.Errorf("pause %d was %v, not %v at least", i+1, pause, most/2)
 		}
@@ -154,7 +154,7 @@ func TestAFailedCallbackIsLoggedAndCalledAgainAfterAGrowingPause(t *testing.T) {
 
 func TestAPartitionLeavesBetweenFailedCalls(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	var book logbook
 	ca := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(20*time.Millisecond), book.option())
 	a := joined(t, ca, "work", 2)
@@ -165,7 +165,7 @@ func TestAPartitionLeavesBetweenFailedCalls(t *testing.T) {
 		return errors.New("never")
 	})
 	for range 5 {
-		tests.Receive(t, "calls", called)
+		testkit.Receive(t, "calls", called)
 	}
 	b := joined(t, newClient(t, pool, pgleases.WithClientID("b")), "work", 2)
 	until(t, "b owns one", func() bool { return len(b.Values()) == 1 }, b)
@@ -179,7 +179,7 @@ func TestAPartitionLeavesBetweenFailedCalls(t *testing.T) {
 
 func TestAnErrorAfterTheEndIsLoggedUnlessItIsTheContexts(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	var book logbook
 	l := joined(t, newClient(t, pool, book.option()), "work", 4)
 	begun := make(chan struct{}, 100)
@@ -197,10 +197,10 @@ func TestAnErrorAfterTheEndIsLoggedUnlessItIsTheContexts(t *testing.T) {
 		return errors.New("the tea is cold")
 	})
 	for range 4 {
-		tests.Receive(t, "a callback for every partition", begun)
+		testkit.Receive(t, "a callback for every partition", begun)
 	}
 	j.stop(errors.New("time to go"))
-	if err := tests.Receive(t, "Run returns", j.done); err == nil || !strings.Contains(err.Error(), "time to go") {
+	if err := testkit.Receive(t, "Run returns", j.done); err == nil || !strings.Contains(err.Error(), "time to go") {
 		t.Errorf("Run returned %v, not its context's cause", err)
 	}
 	if all, own := book.lines("callback failed"), book.lines("callback failed", "the tea is cold"); len(all) != 1 || len(own) != 1 {
@@ -210,26 +210,26 @@ func TestAnErrorAfterTheEndIsLoggedUnlessItIsTheContexts(t *testing.T) {
 
 func TestASecondConcurrentRunIsAnError(t *testing.T) {
 	t.Parallel()
-	l := joined(t, newClient(t, tests.Pool(t, pgtest.MigratedDatabase(t))), "work", 1)
+	l := joined(t, newClient(t, testkit.Pool(t, pgtest.MigratedDatabase(t))), "work", 1)
 	began := make(chan struct{}, 2)
 	fn := func(ctx context.Context, p pgleases.Partition) error {
 		began <- struct{}{}
 		return untilAsked(ctx, p)
 	}
 	first := run(t, l, fn)
-	tests.Receive(t, "the first Run works", began)
-	if err := tests.Receive(t, "the second Run returns", run(t, l, fn).done); err == nil || !strings.Contains(err.Error(), "work") {
+	testkit.Receive(t, "the first Run works", began)
+	if err := testkit.Receive(t, "the second Run returns", run(t, l, fn).done); err == nil || !strings.Contains(err.Error(), "work") {
 		t.Errorf("a second Run returned %v, not an error that names the lease", err)
 	}
 	if len(began) != 0 {
 		t.Error("a second Run called fn")
 	}
 	first.stop(nil)
-	wraps(t, "Run returned", tests.Receive(t, "the first Run returns", first.done), context.Canceled)
+	wraps(t, "Run returned", testkit.Receive(t, "the first Run returns", first.done), context.Canceled)
 	third := run(t, l, fn)
-	tests.Receive(t, "a Run after the first works", began)
+	testkit.Receive(t, "a Run after the first works", began)
 	third.stop(nil)
-	tests.Receive(t, "it returns", third.done)
+	testkit.Receive(t, "it returns", third.done)
 }
 
 func TestRunReturnsTheCauseAfterAllCallbacksReturned(t *testing.T) {
@@ -252,7 +252,7 @@ func TestRunReturnsTheCauseAfterAllCallbacksReturned(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := newClient(t, tests.Pool(t, pgtest.MigratedDatabase(t)))
+			c := newClient(t, testkit.Pool(t, pgtest.MigratedDatabase(t)))
 			l := joined(t, c, "work", 3)
 			var atWork atomic.Int32
 			began, asked, finish := make(chan struct{}, 3), make(chan error, 3), make(chan struct{})
@@ -269,11 +269,11 @@ func TestRunReturnsTheCauseAfterAllCallbacksReturned(t *testing.T) {
 				return nil
 			})
 			for range 3 {
-				tests.Receive(t, "calls", began)
+				testkit.Receive(t, "calls", began)
 			}
 			wait := test.end(t, c, l, j.stop)
 			for range 3 {
-				wraps(t, "a callback's context ended with", tests.Receive(t, "callbacks are asked to end", asked), test.want)
+				wraps(t, "a callback's context ended with", testkit.Receive(t, "callbacks are asked to end", asked), test.want)
 			}
 			finish <- struct{}{}
 			finish <- struct{}{}
@@ -284,7 +284,7 @@ func TestRunReturnsTheCauseAfterAllCallbacksReturned(t *testing.T) {
 			default:
 			}
 			finish <- struct{}{}
-			if err := tests.Receive(t, "Run returns", j.done); !errors.Is(err, test.want) || atWork.Load() != 0 {
+			if err := testkit.Receive(t, "Run returns", j.done); !errors.Is(err, test.want) || atWork.Load() != 0 {
 				t.Errorf("Run returned %v, not %v, with %d callbacks at work, not 0", err, test.want, atWork.Load())
 			}
 			wait()
@@ -301,7 +301,7 @@ func background(t *testing.T, fn func() error) (wait func()) {
 	go func() { done <- fn() }()
 	return func() {
 		t.Helper()
-		if err := tests.Receive(t, "the call returns", done); err != nil {
+		if err := testkit.Receive(t, "the call returns", done); err != nil {
 			t.Error(err)
 		}
 	}
@@ -312,7 +312,7 @@ const panicVariable = "PGLEASES_TEST_PANIC_IN"
 func TestAPanicInACallbackIsNotRecovered(t *testing.T) {
 	t.Parallel()
 	if url := os.Getenv(panicVariable); url != "" {
-		l := joined(t, newClient(t, tests.Pool(t, url)), "work", 1)
+		l := joined(t, newClient(t, testkit.Pool(t, url)), "work", 1)
 		_ = l.Run(t.Context(), func(context.Context, pgleases.Partition) error { panic("the roof is on fire") })
 		return
 	}

@@ -12,15 +12,15 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // byDefault sets the default of transactions in a database, before anything has connected to it through a pooler.
 func byDefault(t *testing.T, url, setting, value string) {
 	t.Helper()
 	past, _ := pgtest.DirectURL(url)
-	config := tests.Must(pgx.ParseConfig(past))(t)
-	tests.Execute(t, ownersPool(t, past), fmt.Sprintf("ALTER DATABASE %s SET %s = '%s'", config.Database, setting, value))
+	config := testkit.Must(pgx.ParseConfig(past))(t)
+	testkit.Execute(t, ownersPool(t, past), fmt.Sprintf("ALTER DATABASE %s SET %s = '%s'", config.Database, setting, value))
 }
 
 func TestClientsOpenAndShareUnderAnyDefaultOfTransactions(t *testing.T) {
@@ -31,7 +31,7 @@ func TestClientsOpenAndShareUnderAnyDefaultOfTransactions(t *testing.T) {
 			url := pgtest.Database(t)
 			byDefault(t, url, "default_transaction_isolation", level)
 			byDefault(t, url, "default_transaction_deferrable", "on")
-			pool := tests.Pool(t, url)
+			pool := testkit.Pool(t, url)
 			var book logbook
 			const clients = 5
 			opened := make([]*pgleases.Client, clients)
@@ -49,7 +49,7 @@ func TestClientsOpenAndShareUnderAnyDefaultOfTransactions(t *testing.T) {
 				}()
 			}
 			for range clients {
-				if err := tests.Receive(t, "all have joined", done); err != nil {
+				if err := testkit.Receive(t, "all have joined", done); err != nil {
 					t.Error(err)
 				}
 			}
@@ -85,7 +85,7 @@ func TestAReadOnlyDefaultIsToldApartFromAStandby(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
 	byDefault(t, url, "default_transaction_read_only", "on")
-	_, err := pgleases.NewClient(t.Context(), tests.Pool(t, url))
+	_, err := pgleases.NewClient(t.Context(), testkit.Pool(t, url))
 	refused(t, "NewClient", err, "default_transaction_read_only is on, for the role, the database or the server")
 }
 
@@ -94,7 +94,7 @@ func TestReplicationRoleReplicaIsRefused(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
 	byDefault(t, url, "session_replication_role", "replica")
-	_, err := pgleases.NewClient(t.Context(), tests.Pool(t, url))
+	_, err := pgleases.NewClient(t.Context(), testkit.Pool(t, url))
 	refused(t, "NewClient", err, "session_replication_role is replica", "RESET session_replication_role")
 }
 
@@ -102,17 +102,17 @@ func TestReplicationRoleReplicaIsRefused(t *testing.T) {
 func TestTimeoutsOfARoleEndNothing(t *testing.T) {
 	t.Parallel()
 	url := pgtest.FreshDatabase(t)
-	tests.Execute(t, ownersPool(t, url), `CREATE FUNCTION public.late() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END';
+	testkit.Execute(t, ownersPool(t, url), `CREATE FUNCTION public.late() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END';
 		CREATE TRIGGER late BEFORE INSERT ON pgleases.members FOR EACH ROW EXECUTE FUNCTION public.late()`)
 	byDefault(t, url, "statement_timeout", "200ms")
 	byDefault(t, url, "idle_session_timeout", "200ms")
-	if tests.Value[int](t, ownersPool(t, url), "SELECT current_setting('server_version_num')::int") >= 170000 {
+	if testkit.Value[int](t, ownersPool(t, url), "SELECT current_setting('server_version_num')::int") >= 170000 {
 		byDefault(t, url, "transaction_timeout", "200ms")
 	}
-	c := newClient(t, tests.Pool(t, url), pgleases.WithHeartbeat(time.Second), pgleases.WithoutMigration())
-	ctx, cancel := context.WithTimeout(t.Context(), tests.Patience/4)
+	c := newClient(t, testkit.Pool(t, url), pgleases.WithHeartbeat(time.Second), pgleases.WithoutMigration())
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience/4)
 	defer cancel()
-	l := tests.Must(c.Lease(ctx, "work", 4))(t)
+	l := testkit.Must(c.Lease(ctx, "work", 4))(t)
 	untilOwns(t, l, 4)
 	beats(t, c, 2)
 	if s := c.Stats(); s.Reconnects > 0 {
@@ -126,13 +126,13 @@ func TestAStrangerAtAClientsLockIsLogged(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
 	owner := ownersPool(t, url)
-	if tests.Value[int](t, owner, "SELECT current_setting('server_version_num')::int") < 150000 {
+	if testkit.Value[int](t, owner, "SELECT current_setting('server_version_num')::int") < 150000 {
 		t.Skip("fast failover needs PostgreSQL 15")
 	}
 	var book logbook
-	c := newClient(t, tests.Pool(t, url), pgleases.WithFastFailover(), book.option())
-	tests.Becomes(t, owner, "its connection holds a lock", 1, "SELECT count(*) FROM pg_locks JOIN pgleases.presences AS p USING (pid) WHERE locktype = 'advisory'")
-	conn := tests.Must(owner.Acquire(t.Context()))(t)
+	c := newClient(t, testkit.Pool(t, url), pgleases.WithFastFailover(), book.option())
+	testkit.Becomes(t, owner, "its connection holds a lock", 1, "SELECT count(*) FROM pg_locks JOIN pgleases.presences AS p USING (pid) WHERE locktype = 'advisory'")
+	conn := testkit.Must(owner.Acquire(t.Context()))(t)
 	defer conn.Release()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -141,10 +141,10 @@ func TestAStrangerAtAClientsLockIsLogged(t *testing.T) {
 		ended <- err
 	}()
 	stranger := fmt.Sprintf("server_pid=%d", conn.Conn().PgConn().PID())
-	tests.Until(t, "it is logged", func() bool { return len(book.lines("fast failover may take the TTL", stranger)) > 0 })
+	testkit.Until(t, "it is logged", func() bool { return len(book.lines("fast failover may take the TTL", stranger)) > 0 })
 	beats(t, c, 5) // it looks ten times a second
 	cancel()
-	tests.Receive(t, "the stranger ends", ended)
+	testkit.Receive(t, "the stranger ends", ended)
 	if lines := book.lines("fast failover may take the TTL"); len(lines) != 1 {
 		t.Errorf("logged %d times: %q", len(lines), lines)
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestTheHandoffDelayIsPaidForWhatSomebodyReadOnly(t *testing.T) {
@@ -41,7 +41,7 @@ func TestTheHandoffDelayIsPaidForWhatSomebodyReadOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool := tests.Pool(t, direct(t))
+			pool := testkit.Pool(t, direct(t))
 			journal(t, pool)
 			c := newClient(t, pool, pgleases.WithClientID("a"))
 			a := joined(t, c, "work", 4, pgleases.WithHandoffDelay(test.delay))
@@ -64,7 +64,7 @@ func TestTheHandoffDelayIsPaidForWhatSomebodyReadOnly(t *testing.T) {
 // delays returns how long each handoff took, from the ask.
 func delays(t *testing.T, pool *pgxpool.Pool) []time.Duration {
 	t.Helper()
-	micros := tests.Value[[]int64](t, pool, `SELECT coalesce(array_agg((extract(epoch FROM at - asked_at) * 1000000)::bigint ORDER BY n), '{}')
+	micros := testkit.Value[[]int64](t, pool, `SELECT coalesce(array_agg((extract(epoch FROM at - asked_at) * 1000000)::bigint ORDER BY n), '{}')
 		FROM public.journal WHERE old_owner <> owner`)
 	if len(micros) != 2 {
 		t.Errorf("%d handoffs, not 2", len(micros))
@@ -79,14 +79,14 @@ func delays(t *testing.T, pool *pgxpool.Pool) []time.Duration {
 // Who reads at one time pays for what was shown then, not for what came afterwards.
 func TestTheHandoffDelayIsNotPaidForWhatCameAfterTheLastRead(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	journal(t, pool)
 	a := joined(t, newClient(t, pool, pgleases.WithClientID("a")), "work", 2,
 		pgleases.WithHandoffDelay(time.Hour), pgleases.WithWeight(0))
 	if got := a.Values(); len(got) != 0 {
 		t.Fatalf("without weight it owns %v, not nothing", got)
 	}
-	tests.OK(t, a.SetWeight(t.Context(), 1))
+	testkit.OK(t, a.SetWeight(t.Context(), 1))
 	untilOwns(t, a, 2)
 	b := joined(t, newClient(t, pool, pgleases.WithClientID("b")), "work", 2)
 	untilOwns(t, b, 1)
@@ -125,7 +125,7 @@ func TestAPartitionLeavesValuesBeforeItsHandoffDelay(t *testing.T) {
 
 func TestValuesIsAscendingAndExactAndNeverNil(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	c := newClient(t, pool, pgleases.WithClientID("a"))
 	a := joined(t, c, "work", 16, pgleases.WithHandoffDelay(0))
 	check := func() bool {
@@ -144,7 +144,7 @@ func TestValuesIsAscendingAndExactAndNeverNil(t *testing.T) {
 	b := joined(t, other, "work", 16, pgleases.WithHandoffDelay(0))
 	until(t, "b owns half", func() bool { check(); return len(b.Values()) == 8 }, a, b)
 	for weight, want := range []int{0, 8} {
-		tests.OK(t, a.SetWeight(t.Context(), weight))
+		testkit.OK(t, a.SetWeight(t.Context(), weight))
 		until(t, "shares follow", func() bool { check(); return len(a.Values()) == want }, a)
 	}
 	shut(t, other)
@@ -157,7 +157,7 @@ func TestValuesIsAscendingAndExactAndNeverNil(t *testing.T) {
 
 func TestChangedIsClosedAtTheNextChangeAndNotBefore(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	ca := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(20*time.Millisecond))
 	a := joined(t, ca, "work", 2, pgleases.WithWeight(0), pgleases.WithHandoffDelay(0))
 	next := func(what string, do func()) {
@@ -174,13 +174,13 @@ func TestChangedIsClosedAtTheNextChangeAndNotBefore(t *testing.T) {
 			t.Errorf("before %s: another channel without a change", what)
 		}
 		do()
-		tests.Receive(t, what+" closes Changed", changed)
+		testkit.Receive(t, what+" closes Changed", changed)
 		if got := numbers(a); slices.Equal(got, before) {
 			t.Errorf("%s: Changed is closed, and what is owned has not changed: %v", what, got)
 		}
 	}
 	next("a gain", func() {
-		tests.OK(t, a.SetWeight(t.Context(), 1))
+		testkit.OK(t, a.SetWeight(t.Context(), 1))
 	})
 	untilOwns(t, a, 2)
 	var cb *pgleases.Client
@@ -192,22 +192,22 @@ func TestChangedIsClosedAtTheNextChangeAndNotBefore(t *testing.T) {
 	untilOwns(t, b, 1)
 	next("a return", func() { shut(t, cb) })
 	untilOwns(t, a, 2)
-	next("a loss of trust", func() { tests.Execute(t, pool, `DELETE FROM pgleases.clients WHERE id = 'a'`) })
+	next("a loss of trust", func() { testkit.Execute(t, pool, `DELETE FROM pgleases.clients WHERE id = 'a'`) })
 	untilOwns(t, a, 2)
 	next("the end", func() { shut(t, ca) })
-	tests.Receive(t, "Changed stays closed", a.Changed())
+	testkit.Receive(t, "Changed stays closed", a.Changed())
 }
 
 // The same set under new epochs is a change.
 func TestChangedIsClosedWhenOnlyEpochsChange(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	c := newClient(t, pool, pgleases.WithHeartbeat(20*time.Millisecond))
 	l := joined(t, c, "work", 1)
 	untilOwns(t, l, 1)
 	p, changed := ownership(t, l, 0), l.Changed()
-	tests.Execute(t, pool, `BEGIN; UPDATE pgleases.partitions SET epoch = epoch + 5; UPDATE pgleases.leases SET generation = generation + 1; COMMIT`)
-	tests.Receive(t, "Changed is closed", changed)
+	testkit.Execute(t, pool, `BEGIN; UPDATE pgleases.partitions SET epoch = epoch + 5; UPDATE pgleases.leases SET generation = generation + 1; COMMIT`)
+	testkit.Receive(t, "Changed is closed", changed)
 	untilOwns(t, l, 1)
 	if now := ownership(t, l, 0); now.Epoch < p.Epoch+5 {
 		t.Errorf("%v follows %v: its epoch should be higher by 5", now, p)
@@ -216,7 +216,7 @@ func TestChangedIsClosedWhenOnlyEpochsChange(t *testing.T) {
 }
 
 func TestReadingAllocatesNothing(t *testing.T) { // counts for the whole process: not in parallel
-	c := newClient(t, tests.Pool(t, pgtest.MigratedDatabase(t)), pgleases.WithHeartbeat(calmTTL/2)) // what it does itself counts too
+	c := newClient(t, testkit.Pool(t, pgtest.MigratedDatabase(t)), pgleases.WithHeartbeat(calmTTL/2)) // what it does itself counts too
 	l := joined(t, c, "work", 64)
 	untilOwns(t, l, 64)
 	for name, read := range map[string]func(){
@@ -239,7 +239,7 @@ func TestReadingAllocatesNothing(t *testing.T) { // counts for the whole process
 
 // It reads the clock, which is most of what it costs. The two take turns, so that a busy machine slows both down.
 func TestValuesCostsLittleMoreThanTheClock(t *testing.T) { // by the clock: not in parallel
-	l := joined(t, newClient(t, tests.Pool(t, pgtest.MigratedDatabase(t))), "work", 64)
+	l := joined(t, newClient(t, testkit.Pool(t, pgtest.MigratedDatabase(t))), "work", 64)
 	untilOwns(t, l, 64)
 	const calls, rounds, most = 10_000, 101, 1.3
 	now, n := time.Now(), 0

@@ -13,7 +13,7 @@ import (
 
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // A handoff that waits for work, a client that is superseded, and one that crashed, as the tables have them.
@@ -31,7 +31,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 			('l', 3, 77, 11, 3, 'gone', 'gone', now(), NULL), ('l', 4, NULL, NULL, 3, NULL, NULL, NULL, NULL), ('l', 5, 12, 13, 3, 'b', NULL, now(), now());
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) SELECT 'l', p, 11, 11, 3, 'a', now() FROM generate_series(6, 9) AS p`)
 	a := newAdmin(t, newPool(t, url))
-	s := tests.Must(a.Snapshot(t.Context()))(t)
+	s := testkit.Must(a.Snapshot(t.Context()))(t)
 	l := s.Lease("l")
 	if s.Lease("dropped") != nil || l == nil || len(l.Members) != 3 {
 		t.Fatalf("%+v", s)
@@ -71,7 +71,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		4: `had no owner yet`,
 		5: `A newer process has the ID "b"`,
 	} {
-		e := tests.Must(a.Explain(t.Context(), "l", partition))(t)
+		e := testkit.Must(a.Explain(t.Context(), "l", partition))(t)
 		if got := strings.Join(e.Reasons, " "); !strings.Contains(got, want) || e.Epoch != 3 {
 			t.Errorf("partition %d, epoch %d: %s, want %s", partition, e.Epoch, got, want)
 		}
@@ -115,7 +115,7 @@ func TestRangesAreReadAndWritten(t *testing.T) {
 	url := pgtest.MigratedDatabase(t)
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('big', 65536, 5, 1, 0, 'infinity', now());
 		INSERT INTO pgleases.partitions (lease, partition, owner, epoch) SELECT 'big', p, nullif(p % 3, 0), 1 FROM generate_series(0, 65535) AS p`)
-	s := tests.Must(newAdmin(t, newPool(t, url)).Snapshot(t.Context()))(t)
+	s := testkit.Must(newAdmin(t, newPool(t, url)).Snapshot(t.Context()))(t)
 	count, sum := 0, 0.0
 	for i, h := range s.Lease("big").Holdings {
 		count += h.Partitions.Count()
@@ -143,7 +143,7 @@ func TestTimesFarAwayAreJSON(t *testing.T) {
 		INSERT INTO pgleases.leases VALUES ('l', 1, 5, 1, 0, '20000-01-01', '20000-01-01');
 		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 11, 1, '20000-01-01', 1);
 		INSERT INTO pgleases.overrides (verb, lease, until, since, actor, reason) VALUES ('freeze', 'l', '20000-01-01', '20000-01-01', 'maria', 'why')`)
-	s := tests.Must(newAdmin(t, newPool(t, url)).Snapshot(t.Context()))(t)
+	s := testkit.Must(newAdmin(t, newPool(t, url)).Snapshot(t.Context()))(t)
 	if text, err := json.Marshal(s); err != nil {
 		t.Errorf("%s, %v", text, err)
 	}
@@ -162,7 +162,7 @@ func TestAnEvictedClientIsCalledSo(t *testing.T) {
 		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 11, 1, now(), 1), ('l', 12, 1, now(), 1);
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('l', 0, 11, 11, 3, 'a', now()), ('l', 1, 12, 12, 3, 'b', now())`)
 	a := newAdmin(t, newPool(t, url))
-	s := tests.Must(a.Snapshot(t.Context()))(t)
+	s := testkit.Must(a.Snapshot(t.Context()))(t)
 	if a, b := s.Client(11), s.Client(12); a.Evicted || a.Superseded || !b.Evicted || b.Superseded {
 		t.Errorf("clients %+v", s.Clients)
 	}
@@ -218,9 +218,9 @@ func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
 func TestADoctorThatStandsStillKeepsNothingLocked(t *testing.T) {
 	t.Parallel()
 	url := pgtest.FreshDatabase(t)
-	own, wire := tests.Pool(t, url), new(tests.Wire)
-	tests.Execute(t, own, "INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '1 hour', '1 second', 'host', 7, now())")
-	a := tests.Must(admin.New(tests.Pool(t, url, wire.Carry)))(t)
+	own, wire := testkit.Pool(t, url), new(testkit.Wire)
+	testkit.Execute(t, own, "INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '1 hour', '1 second', 'host', 7, now())")
+	a := testkit.Must(admin.New(testkit.Pool(t, url, wire.Carry)))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	tried, ended := make(chan struct{}), make(chan struct{})
 	wire.Before(".evict(", func() { wire.Mute("rollback"); close(tried) })
@@ -228,9 +228,9 @@ func TestADoctorThatStandsStillKeepsNothingLocked(t *testing.T) {
 		defer close(ended)
 		a.Doctor(ctx, admin.DoctorOptions{})
 	}()
-	tests.Receive(t, "it tries an eviction", tried)
-	tests.Until(t, "it stands still", func() bool { return wire.Left() == 0 })
-	tests.Becomes(t, own, "its transaction has ended", false,
+	testkit.Receive(t, "it tries an eviction", tried)
+	testkit.Until(t, "it stands still", func() bool { return wire.Left() == 0 })
+	testkit.Becomes(t, own, "its transaction has ended", false,
 		"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction' AND query LIKE '%.evict(%')")
 	cancel()
 	<-ended

@@ -11,7 +11,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // owners are the clients that own each partition of a lease; empty: none.
@@ -95,7 +95,7 @@ func TestAFleetDoesWhatTheDryRunShowed(t *testing.T) {
 	owner := newPool(t, pgtest.OwnerURL(url))
 	state := func() (text string) {
 		t.Helper()
-		tests.OK(t, owner.QueryRow(t.Context(), of).Scan(&text))
+		testkit.OK(t, owner.QueryRow(t.Context(), of).Scan(&text))
 		return text
 	}
 	moved := 0
@@ -176,7 +176,7 @@ func TestAChangeIsRefusedIfTheStateHasChanged(t *testing.T) {
 		if !errors.Is(err, admin.ErrChanged) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
-		s := tests.Must(a.Snapshot(ctx))(t)
+		s := testkit.Must(a.Snapshot(ctx))(t)
 		for _, w := range s.Overrides {
 			if w.Reason == "why" {
 				t.Errorf("it was done all the same: %+v", w)
@@ -196,12 +196,12 @@ func TestAChangeIsRefusedIfTheStateHasChanged(t *testing.T) {
 		{"a weight of a lease that shares a member", `members, weights or targets of the leases ["mails"`, func() error { return mails.SetWeight(ctx, 7) }},
 	} {
 		awaitQuiet(t, a, members)
-		p := tests.Must(operator.DryRun(ctx, drain))(t)
-		tests.OK(t, test.change())
+		p := testkit.Must(operator.DryRun(ctx, drain))(t)
+		testkit.OK(t, test.change())
 		refused(p, drain, test.want)
 	}
 	awaitQuiet(t, a, members)
-	p := tests.Must(operator.DryRun(ctx, drain))(t)
+	p := testkit.Must(operator.DryRun(ctx, drain))(t)
 	refused(p, admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"}, "it was of another change")
 	for want, c := range map[string]admin.Change{
 		`"abc" is none: give the one`: {Verb: admin.Drain, Subject: "x", Reason: "why", IfUnchanged: "abc"},
@@ -269,7 +269,7 @@ func TestADryRunOfAProgramThatStopsKeepsNobodyFromALease(t *testing.T) {
 	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.FreshDatabase(t)))
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('wide', 20000, 5, 1, 0, 'infinity', now())`,
 		`INSERT INTO pgleases.partitions (lease, partition, epoch, owner_id, preferred_owner_id) SELECT 'wide', p, 3, repeat('x', 200) || p, repeat('y', 200) || p FROM generate_series(0, 19999) AS p`)
-	wire := &tests.Wire{ReadBuffer: 4096}
+	wire := &testkit.Wire{ReadBuffer: 4096}
 	a := newAdmin(t, newPool(t, url, wire.Carry))
 	free := wire.Delay(".freeze(")
 	answer := make(chan error, 1)
@@ -283,7 +283,7 @@ func TestADryRunOfAProgramThatStopsKeepsNobodyFromALease(t *testing.T) {
 			t.Error("it told what it could not read")
 		}
 	}()
-	tests.Until(t, "it is stopped", func() bool { return wire.Left() == 0 })
+	testkit.Until(t, "it is stopped", func() bool { return wire.Left() == 0 })
 	pool := newPool(t, url)
 	lock := func(how string) error {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -306,7 +306,7 @@ func TestAProgramThatIsTooSlowToCommitIsToldThatNothingWasDone(t *testing.T) {
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.MigratedDatabase(t))) // a pooler tells another error
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('orders', 4, 5, 1, 0, 'infinity', now())`)
-	other, wire := newPool(t, url), new(tests.Wire)
+	other, wire := newPool(t, url), new(testkit.Wire)
 	wire.Before("commit\x00", func() { // and not that of READ COMMITTED
 		if _, err := other.Exec(t.Context(), "SELECT FROM pgleases.leases FOR UPDATE"); err != nil {
 			t.Errorf("a lock: %v", err)
@@ -316,7 +316,7 @@ func TestAProgramThatIsTooSlowToCommitIsToldThatNothingWasDone(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	freeze := admin.Change{Verb: admin.Freeze, Subject: "orders", Reason: "why"}
-	p := tests.Must(operator.DryRun(ctx, freeze))(t)
+	p := testkit.Must(operator.DryRun(ctx, freeze))(t)
 	freeze.IfUnchanged = p.Fingerprint
 	if err := operator.Apply(ctx, freeze); !errors.Is(err, admin.ErrRefused) || errors.Is(err, admin.ErrUnknown) || !strings.Contains(err.Error(), "nothing was done: this program took longer than 500ms") {
 		t.Errorf("it is told %v", err)
@@ -334,8 +334,8 @@ func TestADryRunKeepsHeartbeatsWaitingForAQuarterOfTheLeastTTLAtMost(t *testing.
 	joined(t, newClient(t, pool, "x"), "orders", 4)
 	a := newAdmin(t, owner)
 	exec(t, url, "UPDATE pgleases.clients SET ttl = '1 s'")
-	tx := tests.Must(owner.Begin(t.Context()))(t) // what the server reads takes for ever
-	tests.Must(tx.Exec(t.Context(), "LOCK TABLE pgleases.partitions IN ACCESS EXCLUSIVE MODE"))(t)
+	tx := testkit.Must(owner.Begin(t.Context()))(t) // what the server reads takes for ever
+	testkit.Must(tx.Exec(t.Context(), "LOCK TABLE pgleases.partitions IN ACCESS EXCLUSIVE MODE"))(t)
 	cordon := admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"}
 	for _, fingerprint := range []string{"", "0123456789abcdef-3:3:"} {
 		cordon.IfUnchanged = fingerprint
@@ -349,7 +349,7 @@ func TestADryRunKeepsHeartbeatsWaitingForAQuarterOfTheLeastTTLAtMost(t *testing.
 			t.Errorf("with fingerprint %q: %v", fingerprint, err)
 		}
 	}
-	tests.OK(t, tx.Rollback(t.Context()))
+	testkit.OK(t, tx.Rollback(t.Context()))
 	if s, err := a.Snapshot(t.Context()); err != nil || len(s.Overrides) != 0 {
 		t.Errorf("%+v, %v", s, err)
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
-	"github.com/pgleases/pgleases/internal/tests/clients"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -26,17 +26,17 @@ func roles(t *testing.T) (owner *pgxpool.Pool, role func(admin.Purpose) string) 
 	t.Helper()
 	url, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
 	owner = newPool(t, url)
-	tests.OK(t, schedule.Migrate(t.Context(), owner))
+	testkit.OK(t, schedule.Migrate(t.Context(), owner))
 	prefix := strings.ToLower("rights_" + rand.Text() + "_")
 	role = func(p admin.Purpose) string { return prefix + strings.ReplaceAll(string(p), "-", "_") }
 	t.Cleanup(func() { // before the database goes
 		for _, p := range admin.Purposes {
-			tests.Execute(t, owner, fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role(p)))
+			testkit.Execute(t, owner, fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role(p)))
 		}
 	})
 	for _, p := range admin.Purposes {
-		grants := tests.Must(admin.Grants(role(p), "pgleases", p))(t)
-		tests.Execute(t, owner, "CREATE ROLE "+role(p)+"; "+grants)
+		grants := testkit.Must(admin.Grants(role(p), "pgleases", p))(t)
+		testkit.Execute(t, owner, "CREATE ROLE "+role(p)+"; "+grants)
 	}
 	return owner, role
 }
@@ -104,7 +104,7 @@ func TestRightsAreThoseWritten(t *testing.T) {
 			UNION ALL SELECT 'schema', nspacl, nspowner FROM pg_namespace WHERE nspname = 'pgleases') AS o, aclexplode(o.acl) AS a
 		WHERE a.grantee <> o.owner
 		GROUP BY 1 ORDER BY 1`, pgx.QueryExecModeSimpleProtocol)
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	have := make(map[string]string)
 	var right, on string
 	_, err = pgx.ForEachRow(rows, []any{&right, &on}, func() error {
@@ -116,8 +116,8 @@ func TestRightsAreThoseWritten(t *testing.T) {
 		}
 		return nil
 	})
-	tests.OK(t, err)
-	if without := tests.Value[string](t, owner, `SELECT coalesce(string_agg(c.relname, ' '), '') FROM pg_class AS c
+	testkit.OK(t, err)
+	if without := testkit.Value[string](t, owner, `SELECT coalesce(string_agg(c.relname, ' '), '') FROM pg_class AS c
 		WHERE c.relnamespace = 'pgleases'::regnamespace AND c.relkind = 'r' AND c.relpersistence = 'p' AND c.relreplident = 'd'
 		AND NOT EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary)`); without != "" {
 		t.Errorf("with a publication for all tables, the server refuses updates of those without a replica identity: %s", without)
@@ -142,24 +142,24 @@ func TestAReaderLocksNothing(t *testing.T) {
 	joined(t, c, "l", 1)
 	rows, err := owner.Query(t.Context(), `SELECT format('SELECT %s FROM pgleases.clients AS c', format('pgleases.%I', proname)) || '|' || oidvectortypes(proargtypes)
 		FROM pg_proc WHERE pronamespace = 'pgleases'::regnamespace AND prorettype <> 'trigger'::regtype AND has_function_privilege($1, oid, 'EXECUTE')`, role(admin.ForReader))
-	tests.OK(t, err)
-	calls := tests.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(t)
+	testkit.OK(t, err)
+	calls := testkit.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(t)
 	if len(calls) < 40 {
 		t.Fatalf("a reader may execute only %q", calls)
 	}
-	tx := tests.Must(owner.Begin(t.Context()))(t)
+	tx := testkit.Must(owner.Begin(t.Context()))(t)
 	defer func() { _ = tx.Rollback(t.Context()) }()
 	do := func(statement string) error {
 		_, err := tx.Exec(t.Context(), statement, pgx.QueryExecModeSimpleProtocol)
 		return err
 	}
 	// What a function that ends something would find to do.
-	tests.OK(t, do(`INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'l', '2020-01-01', '2020-01-01', 'somebody', 'why');
+	testkit.OK(t, do(`INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'l', '2020-01-01', '2020-01-01', 'somebody', 'why');
 		INSERT INTO pgleases.events (at, cause) VALUES ('2020-01-01', 'joined'); INSERT INTO pgleases.locks SELECT 'l', 1, session, session, false, NULL, now() FROM pgleases.clients`))
-	tests.OK(t, do("SET LOCAL ROLE "+role(admin.ForReader)))
+	testkit.OK(t, do("SET LOCAL ROLE "+role(admin.ForReader)))
 	locks := func() (held string) {
 		t.Helper()
-		tests.OK(t, tx.QueryRow(t.Context(), `SELECT string_agg(concat_ws(' ', locktype, relation::regclass, mode), ', ' ORDER BY locktype, relation, mode) FROM pg_locks
+		testkit.OK(t, tx.QueryRow(t.Context(), `SELECT string_agg(concat_ws(' ', locktype, relation::regclass, mode), ', ' ORDER BY locktype, relation, mode) FROM pg_locks
 			WHERE pid = pg_backend_pid() AND mode <> 'AccessShareLock'`, pgx.QueryExecModeSimpleProtocol).Scan(&held))
 		return held
 	}
@@ -167,13 +167,13 @@ func TestAReaderLocksNothing(t *testing.T) {
 	for _, call := range calls {
 		statement, types, _ := strings.Cut(call, "|")
 		statement = strings.Replace(statement, " FROM", "("+arguments.Replace(types)+") FROM", 1)
-		tests.OK(t, do("SAVEPOINT before"))
+		testkit.OK(t, do("SAVEPOINT before"))
 		if err := do(statement); err == nil {
 			worked++
 		} else if code := store.Code(err); code == "42883" || code == "42601" {
 			t.Fatalf("%s: %v", statement, err)
 		} else {
-			tests.OK(t, do("ROLLBACK TO before"))
+			testkit.OK(t, do("ROLLBACK TO before"))
 		}
 		if held := locks(); held != before {
 			t.Errorf("%s locks something: %s, before it: %s", statement, held, before)
@@ -183,8 +183,8 @@ func TestAReaderLocksNothing(t *testing.T) {
 	if worked < 10 {
 		t.Errorf("only %d of %d functions worked", worked, len(calls))
 	}
-	called := tests.Value[time.Time](t, owner, "SELECT clock_timestamp()")
-	tests.Becomes(t, owner, "the client is renewed for a TTL and longer", true, "SELECT expires_at > $1::timestamptz + 2 * ttl FROM pgleases.clients", called)
+	called := testkit.Value[time.Time](t, owner, "SELECT clock_timestamp()")
+	testkit.Becomes(t, owner, "the client is renewed for a TTL and longer", true, "SELECT expires_at > $1::timestamptz + 2 * ttl FROM pgleases.clients", called)
 }
 
 // The events tell who wanted what: that must be who did.
@@ -206,20 +206,20 @@ func TestAnApplicationForgesNoActor(t *testing.T) {
 		c := clients.New(t, app, pgleases.WithClientID(name), pgleases.WithoutMigration())
 		joined(t, c, "l", 2)
 	}
-	tests.Becomes(t, app, "partitions are given", true, "SELECT EXISTS (SELECT FROM pgleases.events WHERE cause = 'given')")
+	testkit.Becomes(t, app, "partitions are given", true, "SELECT EXISTS (SELECT FROM pgleases.events WHERE cause = 'given')")
 
 	// As earlier DDL and grants had it.
-	tests.Execute(t, owner, "GRANT INSERT ON pgleases.events TO "+role(admin.ForApplication)+`;
+	testkit.Execute(t, owner, "GRANT INSERT ON pgleases.events TO "+role(admin.ForApplication)+`;
 		GRANT EXECUTE ON FUNCTION pgleases.end_overrides, pgleases.trim_events, pgleases.new_server_generation, pgleases.schedule_change TO PUBLIC`)
 	for range 2 {
-		tests.OK(t, pgleases.Migrate(t.Context(), owner))
+		testkit.OK(t, pgleases.Migrate(t.Context(), owner))
 		refused()
-		if open := tests.Value[string](t, owner, `SELECT coalesce(string_agg(proname, ' '), '') FROM pg_proc WHERE pronamespace = 'pgleases'::regnamespace AND prosecdef
+		if open := testkit.Value[string](t, owner, `SELECT coalesce(string_agg(proname, ' '), '') FROM pg_proc WHERE pronamespace = 'pgleases'::regnamespace AND prosecdef
 			AND has_function_privilege('public', oid, 'EXECUTE')`); open != "timeline" {
 			t.Errorf("PUBLIC may execute %s", open)
 		}
 	}
-	tests.Execute(t, app, "SELECT pgleases.trim_events(), pgleases.end_overrides(); INSERT INTO pgleases.events (cause) VALUES ('joined')")
+	testkit.Execute(t, app, "SELECT pgleases.trim_events(), pgleases.end_overrides(); INSERT INTO pgleases.events (cause) VALUES ('joined')")
 }
 
 // The verbs run with the rights of the owner of the tables: a function of a stranger's that they
@@ -229,7 +229,7 @@ func TestVerbsCallNoOverloadOfAStrangers(t *testing.T) {
 	owner := newPool(t, pgtest.OwnerURL(pgtest.FreshDatabase(t)))
 	a := newAdmin(t, owner)
 	lease := joined(t, newClient(t, owner, "c"), "l", 2)
-	tests.OK(t, owner.AcquireFunc(t.Context(), func(c *pgxpool.Conn) error { return pgtest.Overload(t.Context(), c.Conn()) }))
+	testkit.OK(t, owner.AcquireFunc(t.Context(), func(c *pgxpool.Conn) error { return pgtest.Overload(t.Context(), c.Conn()) }))
 	for _, c := range []admin.Change{
 		{Verb: admin.Drain, Subject: "c", Force: true, Lasts: time.Hour}, {Verb: admin.Undrain, Subject: "c"}, {Verb: admin.Cordon, Subject: "c"}, {Verb: admin.Uncordon, Subject: "c"},
 		{Verb: admin.Pause, Subject: "l"}, {Verb: admin.Resume, Subject: "l"}, {Verb: admin.Freeze, Subject: "l"}, {Verb: admin.Unfreeze, Subject: "l"},
@@ -241,10 +241,10 @@ func TestVerbsCallNoOverloadOfAStrangers(t *testing.T) {
 			t.Errorf("%s: %v", c.Verb, err)
 		}
 	}
-	tests.Receive(t, "the client ends", lease.Done())
-	tests.Execute(t, owner, "UPDATE pgleases.overrides SET until = now(); SELECT pgleases.end_overrides(), pgleases.new_server_generation(); DELETE FROM pgleases.members")
-	tests.OK(t, a.Apply(t.Context(), admin.Change{Verb: admin.Drop, Subject: "l", Reason: "why"}))
-	if tests.Value[bool](t, owner, pgtest.OverloadCalled) {
+	testkit.Receive(t, "the client ends", lease.Done())
+	testkit.Execute(t, owner, "UPDATE pgleases.overrides SET until = now(); SELECT pgleases.end_overrides(), pgleases.new_server_generation(); DELETE FROM pgleases.members")
+	testkit.OK(t, a.Apply(t.Context(), admin.Change{Verb: admin.Drop, Subject: "l", Reason: "why"}))
+	if testkit.Value[bool](t, owner, pgtest.OverloadCalled) {
 		t.Error("a function of a stranger's was called")
 	}
 }

@@ -9,23 +9,23 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
-	"github.com/pgleases/pgleases/internal/tests/clients"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 )
 
-func TestMain(m *testing.M) { tests.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
-const patience = tests.Patience
+const patience = testkit.Patience
 
 func newPool(t *testing.T, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	throughAnyPooler := func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec }
-	return tests.Pool(t, url, append(configure, throughAnyPooler)...)
+	return testkit.Pool(t, url, append(configure, throughAnyPooler)...)
 }
 
 func newAdmin(t *testing.T, pool *pgxpool.Pool, opts ...admin.Option) *admin.Admin {
 	t.Helper()
-	return tests.Must(admin.New(pool, opts...))(t)
+	return testkit.Must(admin.New(pool, opts...))(t)
 }
 
 func newClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
@@ -35,7 +35,7 @@ func newClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
 
 func joined(t *testing.T, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption) *pgleases.Lease {
 	t.Helper()
-	return tests.Must(c.Lease(t.Context(), name, partitions, append(opts, pgleases.WithHandoffDelay(0))...))(t)
+	return testkit.Must(c.Lease(t.Context(), name, partitions, append(opts, pgleases.WithHandoffDelay(0))...))(t)
 }
 
 func exec(t *testing.T, url string, statements ...string) {
@@ -43,13 +43,13 @@ func exec(t *testing.T, url string, statements ...string) {
 	pool := newPool(t, pgtest.OwnerURL(url))
 	defer pool.Close()
 	for _, statement := range statements {
-		tests.Execute(t, pool, statement)
+		testkit.Execute(t, pool, statement)
 	}
 }
 
 // awaitSnapshot reads snapshots until one is as it should be, and returns it.
 func awaitSnapshot(t *testing.T, a *admin.Admin, what string, is func(*admin.Snapshot) bool) (s *admin.Snapshot) {
 	t.Helper()
-	tests.Until(t, what, func() bool { s = tests.Must(a.Snapshot(t.Context()))(t); return is(s) })
+	testkit.Until(t, what, func() bool { s = testkit.Must(a.Snapshot(t.Context()))(t); return is(s) })
 	return s
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestOverridesAreObeyedShownAndTakenBack(t *testing.T) {
@@ -31,7 +31,7 @@ func TestOverridesAreObeyedShownAndTakenBack(t *testing.T) {
 	}
 	apply := func(c admin.Change) {
 		t.Helper()
-		tests.OK(t, operator.Apply(t.Context(), c))
+		testkit.OK(t, operator.Apply(t.Context(), c))
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -133,10 +133,10 @@ func TestHowLongAnOverrideStandsIsToldByTheDatabasesClock(t *testing.T) {
 			return true, conn.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&last)
 		}
 	})
-	tests.OK(t, newAdmin(t, pool).Apply(t.Context(), admin.Change{Verb: admin.Freeze, Subject: "l", Reason: "why", Lasts: time.Hour}))
+	testkit.OK(t, newAdmin(t, pool).Apply(t.Context(), admin.Change{Verb: admin.Freeze, Subject: "l", Reason: "why", Lasts: time.Hour}))
 	began := last
 	var until time.Time
-	tests.OK(t, pool.QueryRow(t.Context(), "SELECT until FROM pgleases.overrides").Scan(&until))
+	testkit.OK(t, pool.QueryRow(t.Context(), "SELECT until FROM pgleases.overrides").Scan(&until))
 	if stands := until.Sub(began); stands < time.Hour || stands > time.Hour+patience {
 		t.Errorf("it stands for %v", stands)
 	}

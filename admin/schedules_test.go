@@ -11,7 +11,7 @@ import (
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/admin/sql"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -19,7 +19,7 @@ import (
 func manySchedules(t *testing.T, url string) {
 	t.Helper()
 	pool := newPool(t, pgtest.OwnerURL(url))
-	tests.OK(t, schedule.Migrate(t.Context(), pool))
+	testkit.OK(t, schedule.Migrate(t.Context(), pool))
 	exec(t, url, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 16), ('other', 1)`,
 		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, failures, revision, paused_at, blocked_reason, blocked_since, registered)
 			SELECT 'billing', 's' || lpad(n::text, 4, '0'), 'k' || n, n % 16, 'reports', '{}', '@every 1h', now(), '{}', false, now() - interval '1 hour',
@@ -57,7 +57,7 @@ func TestManySchedulesAreCountedAndListedInPages(t *testing.T) {
 	list := func(which, prefix string, most int) (names []string) {
 		t.Helper()
 		for after := ""; ; {
-			page := tests.Must(a.Schedules(t.Context(), "billing", which, prefix, after, most))(t)
+			page := testkit.Must(a.Schedules(t.Context(), "billing", which, prefix, after, most))(t)
 			for _, s := range page {
 				if s.Name <= after {
 					t.Fatalf("%q comes after %q", s.Name, after)
@@ -94,7 +94,7 @@ func TestManySchedulesAreCountedAndListedInPages(t *testing.T) {
 	}
 	jobs := 0
 	for after := int64(0); ; {
-		page := tests.Must(a.Jobs(t.Context(), "billing", "", after, 300))(t)
+		page := testkit.Must(a.Jobs(t.Context(), "billing", "", after, 300))(t)
 		if jobs += len(page); len(page) < 300 {
 			break
 		}
@@ -134,14 +134,14 @@ func TestWhatIsLateIsFoundInManyPartitions(t *testing.T) {
 		t.Errorf("%d jobs are due, %v", len(due), err)
 	}
 	for name, args := range map[string][]any{"groups.sql": {100, 10_000, 6}, "schedules.sql": {"billing", "late", "", "", 50}, "jobs.sql": {"billing", "due", int64(0), 50}} {
-		text := tests.Must(sql.Files.ReadFile(name))(t)
+		text := testkit.Must(sql.Files.ReadFile(name))(t)
 		var plans []struct {
 			Plan struct {
 				Hit  int `json:"Shared Hit Blocks"`
 				Read int `json:"Shared Read Blocks"`
 			}
 		}
-		tests.OK(t, pool.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+string(text), args...).Scan(&plans))
+		testkit.OK(t, pool.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+string(text), args...).Scan(&plans))
 		if blocks := plans[0].Plan.Hit + plans[0].Plan.Read; blocks == 0 || blocks > 5000 {
 			t.Errorf("%s reads %d blocks", name, blocks)
 		}

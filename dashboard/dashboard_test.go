@@ -24,17 +24,17 @@ import (
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/dashboard"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func newAdmin(t *testing.T, pool *pgxpool.Pool, opts ...admin.Option) *admin.Admin {
 	t.Helper()
-	return tests.Must(admin.New(pool, opts...))(t)
+	return testkit.Must(admin.New(pool, opts...))(t)
 }
 
 func newHandler(t *testing.T, a *admin.Admin, o dashboard.Options) http.Handler {
 	t.Helper()
-	return tests.Must(dashboard.Handler(a, o))(t)
+	return testkit.Must(dashboard.Handler(a, o))(t)
 }
 
 const nowhere = "postgres://nobody@127.0.0.1:1/none"
@@ -42,7 +42,7 @@ const nowhere = "postgres://nobody@127.0.0.1:1/none"
 // idle is an Admin that is never asked.
 func idle(t *testing.T) *admin.Admin {
 	t.Helper()
-	return newAdmin(t, tests.Pool(t, nowhere))
+	return newAdmin(t, testkit.Pool(t, nowhere))
 }
 
 func do(t *testing.T, h http.Handler, method, target string, headers ...string) *httptest.ResponseRecorder {
@@ -150,7 +150,7 @@ func TestItWorksUnderAnyPrefix(t *testing.T) {
 		asked := server.URL + strings.ReplaceAll(prefix, " ", "%20")
 		for _, path := range []string{"", "/"} {
 			response, err := server.Client().Get(asked + path) // follows
-			tests.OK(t, err)
+			testkit.OK(t, err)
 			body, _ := io.ReadAll(response.Body)
 			_ = response.Body.Close()
 			if response.StatusCode != 200 || !strings.Contains(string(body), "dashboard.js") || !strings.HasSuffix(response.Request.URL.Path, prefix+"/") {
@@ -243,7 +243,7 @@ func (v *viewer) poll() (code, length int, err error) {
 // until polls until is says so.
 func (v *viewer) until(what string, is func() bool) {
 	v.t.Helper()
-	tests.Until(v.t, what, func() bool {
+	testkit.Until(v.t, what, func() bool {
 		if code, _, err := v.poll(); err != nil || code != http.StatusOK {
 			v.t.Fatalf("%s: %d, %v", what, code, err)
 		}
@@ -369,10 +369,10 @@ const poll = "GET /poll HTTP/1.1\r\nHost: x\r\n\r\n"
 // doNotRead says something from an address that it returns, and reads no more than the beginning of the answer.
 func doNotRead(t *testing.T, server *httptest.Server, say, want string) (from string) {
 	t.Helper()
-	conn := tests.Must(net.Dial("tcp", server.Listener.Addr().String()))(t)
+	conn := testkit.Must(net.Dial("tcp", server.Listener.Addr().String()))(t)
 	t.Cleanup(func() { _ = conn.Close() })
-	tests.OK(t, conn.(*net.TCPConn).SetReadBuffer(4096))
-	tests.Must(io.WriteString(conn, say))(t)
+	testkit.OK(t, conn.(*net.TCPConn).SetReadBuffer(4096))
+	testkit.Must(io.WriteString(conn, say))(t)
 	begin := make([]byte, len(want))
 	if _, err := io.ReadFull(conn, begin); err != nil || string(begin) != want {
 		t.Fatalf("%q, %v, want %q", begin, err, want)
@@ -413,7 +413,7 @@ func TestAViewerThatDoesNotReadIsGivenUp(t *testing.T) {
 	t.Parallel()
 	server, _, ended := wideServer(t, 2*time.Second)
 	from := doNotRead(t, server, poll, "HTTP/1.1 200")
-	for tests.Receive(t, "its connection ends", ended) != from {
+	for testkit.Receive(t, "its connection ends", ended) != from {
 	}
 }
 
@@ -421,8 +421,8 @@ func TestWhatWasSeenStaysWhileTheDatabaseIsAway(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	join(t, newClient(t, newPool(t, url), "one"), "orders", 8)
-	c := new(tests.Wire)
-	server := serve(t, newHandler(t, newAdmin(t, tests.Pool(t, url, c.Carry)), dashboard.Options{}))
+	c := new(testkit.Wire)
+	server := serve(t, newHandler(t, newAdmin(t, testkit.Pool(t, url, c.Carry)), dashboard.Options{}))
 	v := newViewer(t, server.URL, "")
 	owned := func(v *viewer) bool { return strings.Contains(string(v.leases["orders"]), `"owned":8`) }
 	v.until("one owns all", func() bool { return owned(v) && v.status.Seen && !v.status.Stale })
@@ -443,14 +443,14 @@ func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
 		t.Run(text, func(t *testing.T) {
 			t.Parallel()
 			url, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t)) // the health examination listens only there
-			u := tests.Must(neturl.Parse(url))(t)
+			u := testkit.Must(neturl.Parse(url))(t)
 			query := u.Query()
 			query.Set("pool_max_conns", "1")
 			u.RawQuery = query.Encode()
-			c := new(tests.Wire)
+			c := new(testkit.Wire)
 			c.Mute(text)
 			// an examination of a busy machine has to come as far as to listen
-			h := dashboard.HandlerWith(newAdmin(t, tests.Pool(t, u.String(), c.Carry)), dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, 100*time.Millisecond, 3*time.Second, time.Minute)
+			h := dashboard.HandlerWith(newAdmin(t, testkit.Pool(t, u.String(), c.Carry)), dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, 100*time.Millisecond, 3*time.Second, time.Minute)
 			v := newViewer(t, serve(t, h).URL, "")
 			v.until("it hangs", func() bool { return c.Left() == 0 })
 			exec(t, url, "INSERT INTO pgleases.leases VALUES ('made meanwhile', 1, 5, 1, 0, 'infinity', now())")
@@ -465,8 +465,8 @@ func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 	const viewers, partitions, looks, interval = 100, 1_000, 3, 200 * time.Millisecond
 	url := pgtest.MigratedDatabase(t)
 	scatter(t, url, partitions)
-	c := new(tests.Wire)
-	a := newAdmin(t, tests.Pool(t, url, c.Carry))
+	c := new(testkit.Wire)
+	a := newAdmin(t, testkit.Pool(t, url, c.Carry))
 	server := serve(t, dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, interval, patience, patience))
 	began := time.Now()
 	var all sync.WaitGroup

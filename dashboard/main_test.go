@@ -7,18 +7,18 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
-	"github.com/pgleases/pgleases/internal/tests/clients"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 )
 
-func TestMain(m *testing.M) { tests.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
-const patience = tests.Patience
+const patience = testkit.Patience
 
 // newPool returns a pool whose statements go through any pooler.
 func newPool(t *testing.T, url string) *pgxpool.Pool {
 	t.Helper()
-	return tests.Pool(t, url, new(tests.Wire).Carry)
+	return testkit.Pool(t, url, new(testkit.Wire).Carry)
 }
 
 func newClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
@@ -28,7 +28,7 @@ func newClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
 
 func join(t *testing.T, c *pgleases.Client, name string, partitions int) {
 	t.Helper()
-	tests.Must(c.Lease(t.Context(), name, partitions, pgleases.WithHandoffDelay(0)))(t)
+	testkit.Must(c.Lease(t.Context(), name, partitions, pgleases.WithHandoffDelay(0)))(t)
 }
 
 func exec(t *testing.T, url string, statements ...string) {
@@ -36,6 +36,6 @@ func exec(t *testing.T, url string, statements ...string) {
 	pool := newPool(t, pgtest.OwnerURL(url))
 	defer pool.Close()
 	for _, statement := range statements {
-		tests.Execute(t, pool, statement)
+		testkit.Execute(t, pool, statement)
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/dashboard"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // as returns an Authorize that gives everybody that access.
@@ -150,8 +150,8 @@ func TestConfirmedChangeNamesItsOperator(t *testing.T) {
 	h := newHandler(t, a, dashboard.Options{Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.Access(may.Load()), "ann" }})
 	calm := func(owned ...int) (s *admin.Snapshot) {
 		t.Helper()
-		tests.Until(t, fmt.Sprint("they own ", owned), func() bool {
-			s = tests.Must(a.Snapshot(t.Context()))(t)
+		testkit.Until(t, fmt.Sprint("they own ", owned), func() bool {
+			s = testkit.Must(a.Snapshot(t.Context()))(t)
 			m := s.Lease("orders").Members
 			return len(m) == 2 && m[0].Owned == owned[0] && m[1].Owned == owned[1] && s.Lease("orders").Due.IsZero()
 		})
@@ -227,8 +227,8 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('orders', 4, 5, 1, 0, 'infinity', now())`)
-	c := new(tests.Wire)
-	h := newHandler(t, newAdmin(t, tests.Pool(t, pgtest.OwnerURL(url), c.Carry)), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
+	c := new(testkit.Wire)
+	h := newHandler(t, newAdmin(t, testkit.Pool(t, pgtest.OwnerURL(url), c.Carry)), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
 	const body = `{"verb":"freeze","subject":"orders","reason":"why","if_unchanged":"FINGERPRINT"}`
 	p := post(t, h, "/preview", `{"verb":"freeze","subject":"orders"}`)
 	c.Mute("commit\x00") // and not that of READ COMMITTED
@@ -271,12 +271,12 @@ func TestWhoDoesNotReadItsAnswerKeepsNobodyFromAsking(t *testing.T) {
 			t.Parallel()
 			server, from, ended := stuck(t, newAdmin(t, newPool(t, pgtest.OwnerURL(url))), write, "GET /events HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 200")
 			if write < patience {
-				if of := tests.Receive(t, "its place is free", ended); of != from {
+				if of := testkit.Receive(t, "its place is free", ended); of != from {
 					t.Errorf("the connection of %s has ended, and not that of %s", of, from)
 				}
 				return
 			}
-			answer := tests.Must((&http.Client{Timeout: patience}).Get(server + "/explain?lease=none&partition=0"))(t)
+			answer := testkit.Must((&http.Client{Timeout: patience}).Get(server + "/explain?lease=none&partition=0"))(t)
 			_ = answer.Body.Close()
 			if answer.StatusCode != http.StatusNotFound {
 				t.Error(answer.Status)
@@ -293,7 +293,7 @@ func TestASlowSenderKeepsNoOperatorWaiting(t *testing.T) {
 		"HTTP/1.1 100",
 	)
 	answer, err := (&http.Client{Timeout: patience}).Post(server+"/preview", "application/json", strings.NewReader("{"))
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	_ = answer.Body.Close()
 	if answer.StatusCode != http.StatusBadRequest {
 		t.Error(answer.Status)
@@ -303,7 +303,7 @@ func TestASlowSenderKeepsNoOperatorWaiting(t *testing.T) {
 // The time for the body is not that for the answer.
 func TestALateAnswerIsThatOfTheDatabase(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, nowhere, func(config *pgxpool.Config) {
+	pool := testkit.Pool(t, nowhere, func(config *pgxpool.Config) {
 		config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()

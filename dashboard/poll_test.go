@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/admin"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // A color stays with its client while others come and go, and comes back with it.
@@ -69,7 +69,7 @@ func TestAPollIsSentOnlyWhatDiffers(t *testing.T) {
 				Content json.RawMessage
 			}
 		}
-		tests.OK(t, json.Unmarshal(bytes.Join(h.answer(versions), nil), &answer))
+		testkit.OK(t, json.Unmarshal(bytes.Join(h.answer(versions), nil), &answer))
 		var told struct {
 			Names   []string
 			Changed []admin.Lease
@@ -81,7 +81,7 @@ func TestAPollIsSentOnlyWhatDiffers(t *testing.T) {
 				gotOthers = append(gotOthers, name)
 				continue
 			}
-			tests.OK(t, json.Unmarshal(p.Content, &told))
+			testkit.OK(t, json.Unmarshal(p.Content, &told))
 			for _, l := range told.Changed {
 				gotChanged, shown[l.Name] = append(gotChanged, l.Name), l.Generation
 			}

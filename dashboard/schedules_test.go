@@ -15,7 +15,7 @@ import (
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/dashboard"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -23,13 +23,13 @@ import (
 func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	tests.OK(t, schedule.Migrate(t.Context(), newPool(t, pgtest.OwnerURL(url))))
+	testkit.OK(t, schedule.Migrate(t.Context(), newPool(t, pgtest.OwnerURL(url))))
 	exec(t, url, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 64)`,
 		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
 			SELECT 'billing', 's' || lpad(n::text, 6, '0'), 'k' || n, n % 64, 'reports', '{}', '@every 1h', now(), '{}', false, now(), now() + interval '1 hour', 1, now() FROM generate_series(0, 19999) AS n`,
 		`ANALYZE pgleases.schedules`)
-	c := new(tests.Wire)
-	h := newHandler(t, newAdmin(t, tests.Pool(t, pgtest.OwnerURL(url), c.Carry)), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
+	c := new(testkit.Wire)
+	h := newHandler(t, newAdmin(t, testkit.Pool(t, pgtest.OwnerURL(url), c.Carry)), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
 	get := func(query string) (page struct {
 		Rows []struct{ Name, State string }
 		More bool
@@ -98,7 +98,7 @@ func TestAskRunsEachVerb(t *testing.T) {
 	url := pgtest.MigratedDatabase(t)
 	owner := pgtest.OwnerURL(url)
 	pool := newPool(t, owner)
-	tests.OK(t, schedule.Migrate(t.Context(), pool))
+	testkit.OK(t, schedule.Migrate(t.Context(), pool))
 	exec(t, owner, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 64)`,
 		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
 			VALUES ('billing', 'close', 'close', 0, 'reports', '{}', '@every 1h', '2026-03-02Z', '{}', false, '2026-03-02 03:00Z', now() + interval '1 hour', 1, now())`,
@@ -113,16 +113,16 @@ func TestAskRunsEachVerb(t *testing.T) {
 		}
 	})
 	direct, _ := pgtest.DirectURL(owner) // a pooler may log in as somebody else
-	config := tests.Must(pgtest.ParseConfig(direct))(t)
+	config := testkit.Must(pgtest.ParseConfig(direct))(t)
 	config.ConnConfig.User, config.ConnConfig.Password = role, role
-	operators := tests.Must(pgxpool.NewWithConfig(t.Context(), config))(t)
+	operators := testkit.Must(pgxpool.NewWithConfig(t.Context(), config))(t)
 	t.Cleanup(operators.Close)
 	h := newHandler(t, newAdmin(t, operators), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
-	exec(t, owner, tests.Must(admin.Grants(role, "pgleases", admin.ForReader))(t))
+	exec(t, owner, testkit.Must(admin.Grants(role, "pgleases", admin.ForReader))(t))
 	if got := post(t, h, "/ask", `{"verb":"pause_schedule","group":"billing","schedule":"close","reason":"why"}`); got.status != 502 || !strings.Contains(got.Text, "--for=schedule-operators") {
 		t.Errorf("without rights: %+v", got)
 	}
-	exec(t, owner, tests.Must(admin.Grants(role, "pgleases", admin.ForScheduleOperators))(t))
+	exec(t, owner, testkit.Must(admin.Grants(role, "pgleases", admin.ForScheduleOperators))(t))
 	job := ""
 	for _, c := range []struct {
 		body string
@@ -155,7 +155,7 @@ func TestARequestThatIsSentAgainIsCarriedOutOnce(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	pool := newPool(t, pgtest.OwnerURL(url))
-	tests.OK(t, schedule.Migrate(t.Context(), pool))
+	testkit.OK(t, schedule.Migrate(t.Context(), pool))
 	exec(t, url, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 64)`,
 		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
 			VALUES ('billing', 'close', 'close', 0, 'reports', '{}', '@every 1h', now(), '{}', false, now(), now() + interval '1 hour', 1, now())`)

@@ -13,8 +13,8 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
-	"github.com/pgleases/pgleases/internal/tests/clients"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -188,7 +188,7 @@ type example struct {
 
 func begin() *example {
 	x := &example{}
-	x.ctx, x.stop = context.WithTimeout(context.Background(), tests.Patience)
+	x.ctx, x.stop = context.WithTimeout(context.Background(), testkit.Patience)
 	var err error
 	x.pool, err = pgtest.NewPool(x.ctx, pgtest.MigratedDatabase(x))
 	x.Check(err)

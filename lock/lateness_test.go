@@ -6,7 +6,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -14,7 +14,7 @@ import (
 func TestAnAcquisitionThatArrivesAfterItsReleaseLeavesNothing(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	a, b := newWorker(t, url), newWorker(t, url)
 	release(t, a.held(a.TryAcquire, "y")) // it knows the server: what is stranded would be granted
 	deliver := a.app.Strand("lock_acquire", "granted")
@@ -22,17 +22,17 @@ func TestAnAcquisitionThatArrivesAfterItsReleaseLeavesNothing(t *testing.T) {
 	h := a.held(a.TryAcquire, "x")
 	expect(t, a.app.Left(), 0, "messages that were lost")
 	release(t, h)
-	expect(t, tests.Value[int](t, db, rows), 0, "rows")
-	tests.OK(t, deliver())
+	expect(t, testkit.Value[int](t, db, rows), 0, "rows")
+	testkit.OK(t, deliver())
 	release(t, b.held(b.Acquire, "x"))
-	expect(t, tests.Value[int](t, db, rows), 0, "rows")
+	expect(t, testkit.Value[int](t, db, rows), 0, "rows")
 }
 
 // The server confirms what is held, and tells whose turn it was, in one answer.
 func TestWhoseTurnCameWhileTheServerWasRestartedHasTheLock(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, pgtest.OwnerURL(url))
+	db := testkit.Pool(t, pgtest.OwnerURL(url))
 	a, b := newWorker(t, url), newWorker(t, url, pgleases.WithPolling())
 	kept := b.held(b.TryAcquire, "kept")
 	var places []<-chan *lock.Held
@@ -41,7 +41,7 @@ func TestWhoseTurnCameWhileTheServerWasRestartedHasTheLock(t *testing.T) {
 		a.held(a.Acquire, name)
 		places = append(places, b.waits(db, b.Acquire, name))
 	}
-	tests.Execute(t, db, `
+	testkit.Execute(t, db, `
 		BEGIN;
 		DELETE FROM pgleases.boot_marker; -- as a promotion does
 		DELETE FROM pgleases.locks WHERE token IS NOT NULL AND name <> 'kept';
@@ -50,7 +50,7 @@ func TestWhoseTurnCameWhileTheServerWasRestartedHasTheLock(t *testing.T) {
 		UPDATE pgleases.server SET accepted_timeline = 7, generation = generation + 1;
 		COMMIT`)
 	for _, place := range places {
-		h := tests.Receive(t, "it has the lock", place)
+		h := testkit.Receive(t, "it has the lock", place)
 		expect(t, h.Token(), 1000, "the token that it was given")
 		release(t, h)
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
-	"github.com/pgleases/pgleases/internal/tests/clients"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -28,7 +28,7 @@ func TestALockIsHeldByOneAndTheErrorSaysByWhom(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
 	a, b := newWorker(t, url, pgleases.WithClientID("the holder")), newWorker(t, url)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	h := a.held(a.TryAcquire, "x")
 	expect(t, h.Name(), "x", "name")
 	expect(t, h.Shared(), false, "shared")
@@ -43,12 +43,12 @@ func TestALockIsHeldByOneAndTheErrorSaysByWhom(t *testing.T) {
 	wraps(t, "not re-entrant", err, lock.ErrHeld)
 	_, err = b.TryAcquireShared(t.Context(), "x")
 	wraps(t, "held by a writer", err, lock.ErrHeld)
-	tests.OK(t, h.Context().Err())
+	testkit.OK(t, h.Context().Err())
 	release(t, h)
 	release(t, h) // idempotent
 	expect(t, errors.Is(context.Cause(h.Context()), lock.ErrLost), false, "a lock that was released was lost")
 	expect(t, h.Context().Err(), context.Canceled, "context after the release")
-	expect(t, tests.Value[int](t, db, rows), 0, "rows")
+	expect(t, testkit.Value[int](t, db, rows), 0, "rows")
 	second := b.held(b.TryAcquire, "x")
 	expect(t, second.Token() > h.Token(), true, "the token rises")
 	release(t, second)
@@ -58,66 +58,66 @@ func TestALockIsHeldByOneAndTheErrorSaysByWhom(t *testing.T) {
 func TestWhoWaitsGetsTheLockWithoutNotifications(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	a, b := newWorker(t, url), newWorker(t, url, pgleases.WithPolling())
 	h := a.held(a.Acquire, "x")
 	b.own.Count("lock_look")
 	place := b.waits(db, b.Acquire, "x")
 	b.looked(db)
 	release(t, h)
-	release(t, tests.Receive(t, "it has the lock", place))
+	release(t, testkit.Receive(t, "it has the lock", place))
 }
 
 // No heartbeat comes meanwhile that would tell it.
 func TestWhoWaitsIsToldByANotification(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	slow := []pgleases.Option{pgleases.WithTTL(10 * time.Minute), pgleases.WithHeartbeat(5 * time.Minute)}
 	a, b := newWorker(t, url), newWorker(t, url, slow...)
-	tests.Until(t, "it listens", func() bool { return b.client.Stats().Listening })
+	testkit.Until(t, "it listens", func() bool { return b.client.Stats().Listening })
 	h := a.held(a.Acquire, "x")
 	b.own.Count("lock_look")
 	place := b.waits(db, b.Acquire, "x")
 	b.looked(db)
 	release(t, h)
-	release(t, tests.Receive(t, "it has the lock", place))
+	release(t, testkit.Receive(t, "it has the lock", place))
 }
 
 func TestWhoStopsWaitingLeavesTheQueue(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	a, b, c := newWorker(t, url), newWorker(t, url), newWorker(t, url)
 	h := a.held(a.AcquireShared, "x")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	gaveUp := errors.New("gave up")
 	ended := make(chan error, 1)
 	go func() { _, err := b.Acquire(ctx, "x"); ended <- err }()
-	tests.Becomes(t, db, "it waits", 1, rows+" WHERE token IS NULL")
+	testkit.Becomes(t, db, "it waits", 1, rows+" WHERE token IS NULL")
 	place := c.waits(db, c.AcquireShared, "x")
 	cancel(gaveUp)
-	wraps(t, "it gave up", tests.Receive(t, "it returns", ended), gaveUp)
-	release(t, tests.Receive(t, "who came after it has the lock", place))
-	expect(t, tests.Value[int](t, db, rows), 1, "rows")
+	wraps(t, "it gave up", testkit.Receive(t, "it returns", ended), gaveUp)
+	release(t, testkit.Receive(t, "who came after it has the lock", place))
+	expect(t, testkit.Value[int](t, db, rows), 1, "rows")
 	release(t, h)
 }
 
 func TestDoRunsUnderTheLockAndTryDoSkips(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	a, b := newWorker(t, url), newWorker(t, url)
 	failed := errors.New("failed")
 	err := a.Do(t.Context(), "x", func(ctx context.Context) error {
-		tests.OK(t, ctx.Err())
-		ran := tests.Must(b.TryDo(ctx, "x", func(context.Context) error { t.Error("it ran beside another"); return nil }))(t)
+		testkit.OK(t, ctx.Err())
+		ran := testkit.Must(b.TryDo(ctx, "x", func(context.Context) error { t.Error("it ran beside another"); return nil }))(t)
 		expect(t, ran, false, "it ran")
 		return failed
 	})
 	wraps(t, "Do", err, failed)
 	expect(t, errors.Is(err, lock.ErrLost), false, "the lock was lost")
-	ran := tests.Must(b.TryDo(t.Context(), "x", func(context.Context) error { return nil }))(t)
+	ran := testkit.Must(b.TryDo(t.Context(), "x", func(context.Context) error { return nil }))(t)
 	expect(t, ran, true, "it ran")
 	ran, err = b.TryDo(t.Context(), "x", func(context.Context) error { return failed })
 	expect(t, ran, true, "it ran")
@@ -133,20 +133,20 @@ func TestDoRunsUnderTheLockAndTryDoSkips(t *testing.T) {
 		defer func() { expect(t, fmt.Sprint(recover()), "it panics", "recovered") }()
 		_ = a.Do(t.Context(), "x", func(context.Context) error { panic("it panics") })
 	}()
-	expect(t, tests.Value[int](t, db, rows), 0, "rows")
+	expect(t, testkit.Value[int](t, db, rows), 0, "rows")
 }
 
 func TestAGuardFencesWritesUntilTheLockIsReleased(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
 	a, b := newWorker(t, url), newWorker(t, url)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	h := a.held(a.TryAcquire, "x")
-	tx := tests.Must(db.Begin(t.Context()))(t)
-	tests.OK(t, h.Guard(t.Context(), tx))
+	tx := testkit.Must(db.Begin(t.Context()))(t)
+	testkit.OK(t, h.Guard(t.Context(), tx))
 	released := make(chan error, 1)
 	go func() { released <- h.Release(context.Background()) }()
-	tests.Until(t, "the release is tried", func() bool { return h.Context().Err() != nil })
+	testkit.Until(t, "the release is tried", func() bool { return h.Context().Err() != nil })
 	_, err := b.TryAcquire(t.Context(), "x")
 	wraps(t, "while the transaction is open", err, lock.ErrHeld)
 	select {
@@ -154,22 +154,22 @@ func TestAGuardFencesWritesUntilTheLockIsReleased(t *testing.T) {
 		t.Fatalf("it was released under an open guard: %v", err)
 	default:
 	}
-	tests.OK(t, tx.Commit(t.Context()))
-	tests.OK(t, tests.Receive(t, "it is released", released))
-	tx = tests.Must(db.Begin(t.Context()))(t)
+	testkit.OK(t, tx.Commit(t.Context()))
+	testkit.OK(t, testkit.Receive(t, "it is released", released))
+	tx = testkit.Must(db.Begin(t.Context()))(t)
 	wraps(t, "guard after the release", h.Guard(t.Context(), tx), lock.ErrLost)
-	tests.OK(t, tx.Rollback(t.Context()))
+	testkit.OK(t, tx.Rollback(t.Context()))
 
 	h = a.held(a.TryAcquire, "x")
 	standard := stdlib.OpenDBFromPool(db)
 	defer standard.Close()
-	std := tests.Must(standard.BeginTx(t.Context(), &sql.TxOptions{}))(t)
-	tests.OK(t, h.GuardSQL(t.Context(), std))
-	tests.OK(t, std.Rollback())
-	tests.Execute(t, tests.Pool(t, pgtest.OwnerURL(url)), "DELETE FROM pgleases.locks")
-	std = tests.Must(standard.BeginTx(t.Context(), &sql.TxOptions{}))(t)
+	std := testkit.Must(standard.BeginTx(t.Context(), &sql.TxOptions{}))(t)
+	testkit.OK(t, h.GuardSQL(t.Context(), std))
+	testkit.OK(t, std.Rollback())
+	testkit.Execute(t, testkit.Pool(t, pgtest.OwnerURL(url)), "DELETE FROM pgleases.locks")
+	std = testkit.Must(standard.BeginTx(t.Context(), &sql.TxOptions{}))(t)
 	wraps(t, "guard of what the database has no more", h.GuardSQL(t.Context(), std), lock.ErrLost)
-	tests.OK(t, std.Rollback())
+	testkit.OK(t, std.Rollback())
 	wraps(t, "release of what the database has no more", h.Release(t.Context()), lock.ErrLost)
 	if h.Guard(t.Context(), nil) == nil || h.GuardSQL(t.Context(), nil) == nil {
 		t.Error("a guard without a transaction passed")
@@ -179,15 +179,15 @@ func TestAGuardFencesWritesUntilTheLockIsReleased(t *testing.T) {
 func TestAClientThatIsCutOffStopsBeforeAnotherHasTheLock(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	short := []pgleases.Option{pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100 * time.Millisecond)}
 	a, b := newWorker(t, url, short...), newWorker(t, url, pgleases.WithTTL(2*time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
 	h := a.held(a.TryAcquire, "x")
 	still := a.held(a.TryAcquire, "y")
 	place := b.waits(db, b.Acquire, "x")
-	tx := tests.Must(db.Begin(t.Context()))(t)
+	tx := testkit.Must(db.Begin(t.Context()))(t)
 	a.own.Cut()
-	next := tests.Receive(t, "another has the lock", place)
+	next := testkit.Receive(t, "another has the lock", place)
 	if h.Context().Err() == nil {
 		t.Fatal("two had the lock")
 	}
@@ -195,32 +195,32 @@ func TestAClientThatIsCutOffStopsBeforeAnotherHasTheLock(t *testing.T) {
 	wraps(t, "guard", h.Guard(t.Context(), tx), lock.ErrLost)
 	_, err := tx.Exec(t.Context(), "SELECT pgleases.guard_lock('x', $1)", h.Token())
 	expect(t, err != nil, true, "a guard of the database refuses the token of before")
-	tests.OK(t, tx.Rollback(t.Context()))
+	testkit.OK(t, tx.Rollback(t.Context()))
 	_, err = a.TryAcquire(t.Context(), "z")
 	wraps(t, "acquisition without trust", err, pgleases.ErrTrustLost)
-	tests.Becomes(t, db, "nothing is left of the dead", 1, rows)
+	testkit.Becomes(t, db, "nothing is left of the dead", 1, rows)
 	a.own.Mend()
 	wraps(t, "release", h.Release(t.Context()), lock.ErrLost, pgleases.ErrTrustLost)
 	wraps(t, "release once more", h.Release(t.Context()), lock.ErrLost)
 	wraps(t, "release", still.Release(t.Context()), lock.ErrLost)
-	tests.OK(t, next.Context().Err())
-	expect(t, tests.Value[int](t, db, rows), 1, "rows after the release of what was lost")
+	testkit.OK(t, next.Context().Err())
+	expect(t, testkit.Value[int](t, db, rows), 1, "rows after the release of what was lost")
 	waiting := a.waits(db, a.Acquire, "x")
 	release(t, next)
-	release(t, tests.Receive(t, "it has the lock again", waiting))
+	release(t, testkit.Receive(t, "it has the lock again", waiting))
 }
 
 // Nobody evicts it: the session lives on, and what it held is lost all the same.
 func TestALockThatWasLostNeverComesBack(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	a := newWorker(t, url, pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
 	h := a.held(a.TryAcquire, "x")
 	a.own.Cut()
-	tests.Receive(t, "it is lost", h.Context().Done())
+	testkit.Receive(t, "it is lost", h.Context().Done())
 	a.own.Mend()
-	tests.Until(t, "there is trust again", func() bool {
+	testkit.Until(t, "there is trust again", func() bool {
 		other, err := a.TryAcquire(t.Context(), "y")
 		if err == nil {
 			release(t, other)
@@ -230,14 +230,14 @@ func TestALockThatWasLostNeverComesBack(t *testing.T) {
 	_, err := a.TryAcquire(t.Context(), "x")
 	wraps(t, "its row keeps others out", err, lock.ErrHeld)
 	wraps(t, "release", h.Release(t.Context()), lock.ErrLost)
-	expect(t, tests.Value[int](t, db, rows), 0, "rows")
+	expect(t, testkit.Value[int](t, db, rows), 0, "rows")
 }
 
 // In between somebody else may have had the lock.
 func TestAGrantThatIsOlderThanTheTrustDoesNotCount(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	a := newWorker(t, url, pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
 	before := a.held(a.TryAcquire, "before")
 	deliver := a.app.Delay("lock_acquire")
@@ -251,47 +251,47 @@ func TestAGrantThatIsOlderThanTheTrustDoesNotCount(t *testing.T) {
 		h, err := a.TryAcquire(context.Background(), "x")
 		got <- answer{h, err}
 	}()
-	tests.Becomes(t, db, "it is granted", 1, rows+" WHERE name = 'x'")
+	testkit.Becomes(t, db, "it is granted", 1, rows+" WHERE name = 'x'")
 	a.own.Cut()
-	tests.Receive(t, "trust is lost", before.Context().Done())
+	testkit.Receive(t, "trust is lost", before.Context().Done())
 	a.own.Mend()
-	tests.Until(t, "there is trust again", func() bool { return a.client.Stats().Trust > 0 })
+	testkit.Until(t, "there is trust again", func() bool { return a.client.Stats().Trust > 0 })
 	deliver()
-	late := tests.Receive(t, "it returns", got)
+	late := testkit.Receive(t, "it returns", got)
 	wraps(t, "a grant of before", late.err, pgleases.ErrTrustLost)
-	tests.Becomes(t, db, "it is given back", 0, rows+" WHERE name = 'x'")
+	testkit.Becomes(t, db, "it is given back", 0, rows+" WHERE name = 'x'")
 }
 
 func TestAnAnswerThatIsLostLeavesNoLockThatNobodyKnowsOf(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	a := newWorker(t, url)
 	for _, after := range []bool{false, true} {
 		a.app.Lose(1, "lock_acquire", after)
 		h := a.held(a.TryAcquire, "x")
 		expect(t, a.app.Left(), 0, "messages to lose")
-		expect(t, tests.Value[int](t, db, rows), 1, "rows")
+		expect(t, testkit.Value[int](t, db, rows), 1, "rows")
 		a.app.Lose(1, "lock_release", after)
 		release(t, h)
 		expect(t, a.app.Left(), 0, "messages to lose")
-		expect(t, tests.Value[int](t, db, rows), 0, "rows")
+		expect(t, testkit.Value[int](t, db, rows), 0, "rows")
 
 		a.app.Lose(2, "lock_acquire", after)
 		if h, err := a.TryAcquire(t.Context(), "x"); err == nil {
 			t.Errorf("both answers were lost, and it has %v", h)
 		}
 		expect(t, a.app.Left(), 0, "messages to lose")
-		tests.Becomes(t, db, "no row is left", 0, rows)
+		testkit.Becomes(t, db, "no row is left", 0, rows)
 	}
 	h := a.held(a.Acquire, "x")
 	b := newWorker(t, url)
 	b.app.Lose(1, "lock_acquire", true)
 	place := b.waits(db, b.Acquire, "x")
-	expect(t, tests.Value[int](t, db, rows), 2, "rows")
+	expect(t, testkit.Value[int](t, db, rows), 2, "rows")
 	release(t, h)
-	release(t, tests.Receive(t, "it has the lock", place))
-	tests.OK(t, b.client.Close(t.Context()))
+	release(t, testkit.Receive(t, "it has the lock", place))
+	testkit.OK(t, b.client.Close(t.Context()))
 }
 
 // Those that have all connections of the pool may wait for this very lock. What waits for one has asked for nothing yet: the trust of that
@@ -299,12 +299,12 @@ func TestAnAnswerThatIsLostLeavesNoLockThatNobodyKnowsOf(t *testing.T) {
 func TestAPoolThatIsExhaustedCostsTimeAndNoLock(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	a := newWorker(t, url, pgleases.WithTTL(time.Second))
 	kept := a.held(a.TryAcquire, "kept")
 	var all []*pgxpool.Conn
 	for range a.pool.Config().MaxConns {
-		all = append(all, tests.Must(a.pool.Acquire(t.Context()))(t))
+		all = append(all, testkit.Must(a.pool.Acquire(t.Context()))(t))
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -320,14 +320,14 @@ func TestAPoolThatIsExhaustedCostsTimeAndNoLock(t *testing.T) {
 			got <- err
 		}()
 		since := time.Now()
-		tests.Until(t, "heartbeats go on for longer than the TTL", func() bool { return time.Since(since) > 1500*time.Millisecond })
+		testkit.Until(t, "heartbeats go on for longer than the TTL", func() bool { return time.Since(since) > 1500*time.Millisecond })
 		all[0].Release()
-		tests.OK(t, tests.Receive(t, "it is done", got))
-		all[0] = tests.Must(a.pool.Acquire(t.Context()))(t)
+		testkit.OK(t, testkit.Receive(t, "it is done", got))
+		all[0] = testkit.Must(a.pool.Acquire(t.Context()))(t)
 	}
-	tests.OK(t, kept.Context().Err())
+	testkit.OK(t, kept.Context().Err())
 	release(t, kept)
-	expect(t, tests.Value[int](t, db, rows), 0, "rows")
+	expect(t, testkit.Value[int](t, db, rows), 0, "rows")
 	for _, conn := range all {
 		conn.Release()
 	}
@@ -338,21 +338,21 @@ func TestAPoolThatCannotServeIsNamed(t *testing.T) {
 	url, other := newDatabase(t), newDatabase(t)
 	a := newWorker(t, url)
 	past, _ := pgtest.DirectURL(url)
-	reads := tests.Pool(t, past, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" })
-	stray := tests.Pool(t, other)
-	tests.Execute(t, tests.Pool(t, pgtest.OwnerURL(other)), "INSERT INTO pgleases.boot_marker SELECT 1; UPDATE pgleases.server SET accepted_timeline = pgleases.timeline()")
+	reads := testkit.Pool(t, past, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" })
+	stray := testkit.Pool(t, other)
+	testkit.Execute(t, testkit.Pool(t, pgtest.OwnerURL(other)), "INSERT INTO pgleases.boot_marker SELECT 1; UPDATE pgleases.server SET accepted_timeline = pgleases.timeline()")
 	const elsewhere = "another server, database or schema"
 	for pool, says := range map[*pgxpool.Pool]string{
-		stray: elsewhere, tests.Pool(t, pgtest.EmptyDatabase(t)): elsewhere, reads: "leads to a standby, or default_transaction_read_only",
+		stray: elsewhere, testkit.Pool(t, pgtest.EmptyDatabase(t)): elsewhere, reads: "leads to a standby, or default_transaction_read_only",
 	} {
 		if _, err := lock.New(a.client, pool).TryAcquire(t.Context(), "x"); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v, which does not say %q", err, says)
 		}
 	}
-	expect(t, tests.Value[int](t, stray, rows), 0, "rows")
+	expect(t, testkit.Value[int](t, stray, rows), 0, "rows")
 
 	// What the client knows of the server is old: a heartbeat tells it.
-	tests.Execute(t, tests.Pool(t, pgtest.OwnerURL(url)), "UPDATE pgleases.boot_marker SET marker = marker + 1")
+	testkit.Execute(t, testkit.Pool(t, pgtest.OwnerURL(url)), "UPDATE pgleases.boot_marker SET marker = marker + 1")
 	release(t, a.held(a.TryAcquire, "x"))
 }
 
@@ -360,10 +360,10 @@ func TestAPoolThatCannotServeIsNamed(t *testing.T) {
 func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, pgtest.OwnerURL(url))
+	db := testkit.Pool(t, pgtest.OwnerURL(url))
 	a := newWorker(t, url)
 	kept, lost, ungranted := a.held(a.TryAcquire, "kept"), a.held(a.TryAcquire, "lost"), a.held(a.TryAcquire, "ungranted")
-	tests.Execute(t, db, `
+	testkit.Execute(t, db, `
 		BEGIN;
 		DELETE FROM pgleases.boot_marker; -- as a promotion does
 		DELETE FROM pgleases.locks WHERE name = 'lost';
@@ -372,14 +372,14 @@ func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 		CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint LANGUAGE sql STABLE AS 'SELECT 7::bigint';
 		COMMIT`)
 	for _, h := range []*lock.Held{lost, ungranted} {
-		tests.Receive(t, h.Name()+" is lost", h.Context().Done())
+		testkit.Receive(t, h.Name()+" is lost", h.Context().Done())
 		wraps(t, "cause", context.Cause(h.Context()), lock.ErrLost, pgleases.ErrTrustLost)
 	}
-	tests.Becomes(t, db, "what was released is released here too", 0, rows+" WHERE name = 'released'")
-	tests.OK(t, kept.Context().Err())
+	testkit.Becomes(t, db, "what was released is released here too", 0, rows+" WHERE name = 'released'")
+	testkit.OK(t, kept.Context().Err())
 	_, err := a.TryAcquire(t.Context(), "new")
 	expect(t, err != nil && strings.Contains(err.Error(), "not settled"), true, fmt.Sprint("acquisition before the server is settled: ", err))
-	tests.Execute(t, db, "UPDATE pgleases.server SET accepted_timeline = 7, generation = generation + 1")
+	testkit.Execute(t, db, "UPDATE pgleases.server SET accepted_timeline = 7, generation = generation + 1")
 	h := a.held(a.Acquire, "new")
 	expect(t, h.Token() > lost.Token(), true, "the token rises")
 	release(t, kept)
@@ -392,14 +392,14 @@ func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 func TestWhatAFailoverBringsBackIsGivenBack(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, pgtest.OwnerURL(url))
+	db := testkit.Pool(t, pgtest.OwnerURL(url))
 	a, b := newWorker(t, url), newWorker(t, url)
 	h := a.held(a.TryAcquire, "x")
-	tests.Execute(t, db, "CREATE TABLE missed AS SELECT * FROM pgleases.locks")
+	testkit.Execute(t, db, "CREATE TABLE missed AS SELECT * FROM pgleases.locks")
 	release(t, h)
 	deliver := b.own.Delay("heartbeat") // of before, and so does not tell where the client is
-	tests.Until(t, "a heartbeat is under way", func() bool { return b.own.Left() == 0 })
-	tests.Execute(t, db, `
+	testkit.Until(t, "a heartbeat is under way", func() bool { return b.own.Left() == 0 })
+	testkit.Execute(t, db, `
 		BEGIN;
 		DELETE FROM pgleases.boot_marker; -- as a promotion does
 		INSERT INTO pgleases.locks SELECT * FROM missed;
@@ -408,7 +408,7 @@ func TestWhatAFailoverBringsBackIsGivenBack(t *testing.T) {
 		COMMIT`)
 	b.app.Count("lock_acquire")
 	go func() {
-		tests.Until(t, "an acquisition was refused", func() bool { return b.app.Counted() > 0 })
+		testkit.Until(t, "an acquisition was refused", func() bool { return b.app.Counted() > 0 })
 		deliver()
 	}()
 	release(t, b.held(b.Acquire, "x"))
@@ -418,53 +418,53 @@ func TestWhatAFailoverBringsBackIsGivenBack(t *testing.T) {
 func TestWhatACrashBringsBackIsGivenBack(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, pgtest.OwnerURL(url))
+	db := testkit.Pool(t, pgtest.OwnerURL(url))
 	a := newWorker(t, url)
 	kept, h := a.held(a.TryAcquire, "kept"), a.held(a.TryAcquire, "x")
-	tests.Execute(t, db, "CREATE TABLE undone AS SELECT * FROM pgleases.locks WHERE name = 'x'")
+	testkit.Execute(t, db, "CREATE TABLE undone AS SELECT * FROM pgleases.locks WHERE name = 'x'")
 	release(t, h)
-	tests.Execute(t, db, `
+	testkit.Execute(t, db, `
 		BEGIN;
 		DELETE FROM pgleases.boot_marker;
 		INSERT INTO pgleases.locks SELECT * FROM undone;
 		COMMIT`)
-	tests.Becomes(t, db, "it is given back", 0, rows+" WHERE name = 'x'")
+	testkit.Becomes(t, db, "it is given back", 0, rows+" WHERE name = 'x'")
 	release(t, kept)
 }
 
 func TestWhoWaitsQueuesAnewAfterAnEviction(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, pgtest.OwnerURL(url))
+	db := testkit.Pool(t, pgtest.OwnerURL(url))
 	a, b := newWorker(t, url), newWorker(t, url, pgleases.WithClientID("evicted"))
 	h := a.held(a.TryAcquire, "x")
 	own := b.held(b.TryAcquire, "own")
 	place := b.waits(db, b.Acquire, "x")
-	tests.Execute(t, db, "DELETE FROM pgleases.clients WHERE id = 'evicted'")
-	tests.Receive(t, "what it held is lost", own.Context().Done())
-	tests.Becomes(t, db, "it waits under its new session", 1, rows+" AS l JOIN pgleases.clients AS c USING (session) WHERE c.id = 'evicted' AND l.name = 'x'")
+	testkit.Execute(t, db, "DELETE FROM pgleases.clients WHERE id = 'evicted'")
+	testkit.Receive(t, "what it held is lost", own.Context().Done())
+	testkit.Becomes(t, db, "it waits under its new session", 1, rows+" AS l JOIN pgleases.clients AS c USING (session) WHERE c.id = 'evicted' AND l.name = 'x'")
 	release(t, h)
-	release(t, tests.Receive(t, "it has the lock", place))
+	release(t, testkit.Receive(t, "it has the lock", place))
 }
 
 func TestCloseAsksForTheEndOfWorkAndWaitsForTheRelease(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	a, b := newWorker(t, url), newWorker(t, url)
 	h := a.held(a.TryAcquire, "x")
 	other := b.held(b.TryAcquire, "y")
 	waiting := make(chan error, 1)
 	go func() { _, err := a.Acquire(context.Background(), "y"); waiting <- err }()
-	tests.Becomes(t, db, "it waits", 1, rows+" WHERE token IS NULL")
+	testkit.Becomes(t, db, "it waits", 1, rows+" WHERE token IS NULL")
 	closed := make(chan error, 1)
 	go func() { closed <- a.client.Close(context.Background()) }()
-	tests.Receive(t, "it is asked to end", h.Context().Done())
+	testkit.Receive(t, "it is asked to end", h.Context().Done())
 	wraps(t, "cause", context.Cause(h.Context()), pgleases.ErrClosed)
-	wraps(t, "who waits", tests.Receive(t, "it stops waiting", waiting), pgleases.ErrClosed)
-	tx := tests.Must(db.Begin(t.Context()))(t)
-	tests.OK(t, h.Guard(t.Context(), tx)) // the work in hand may be finished
-	tests.OK(t, tx.Commit(t.Context()))
+	wraps(t, "who waits", testkit.Receive(t, "it stops waiting", waiting), pgleases.ErrClosed)
+	tx := testkit.Must(db.Begin(t.Context()))(t)
+	testkit.OK(t, h.Guard(t.Context(), tx)) // the work in hand may be finished
+	testkit.OK(t, tx.Commit(t.Context()))
 	_, err := b.TryAcquire(t.Context(), "x")
 	wraps(t, "while it closes", err, lock.ErrHeld)
 	_, err = a.TryAcquire(t.Context(), "z")
@@ -475,11 +475,11 @@ func TestCloseAsksForTheEndOfWorkAndWaitsForTheRelease(t *testing.T) {
 	default:
 	}
 	release(t, h)
-	tests.OK(t, tests.Receive(t, "Close returns", closed))
+	testkit.OK(t, testkit.Receive(t, "Close returns", closed))
 	_, err = a.TryAcquire(t.Context(), "x")
 	wraps(t, "after Close", err, pgleases.ErrClosed)
 	release(t, other)
-	expect(t, tests.Value[int](t, db, "SELECT count(*) FROM pgleases.clients"), 1, "sessions")
+	expect(t, testkit.Value[int](t, db, "SELECT count(*) FROM pgleases.clients"), 1, "sessions")
 
 	h = b.held(b.TryAcquire, "left behind")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -488,23 +488,23 @@ func TestCloseAsksForTheEndOfWorkAndWaitsForTheRelease(t *testing.T) {
 	wraps(t, "Close with work that goes on", err, context.Canceled)
 	expect(t, strings.Contains(err.Error(), `"left behind"`), true, fmt.Sprint("the lock is named: ", err))
 	wraps(t, "cause", context.Cause(h.Context()), pgleases.ErrClosed)
-	tx = tests.Must(db.Begin(t.Context()))(t)
+	tx = testkit.Must(db.Begin(t.Context()))(t)
 	wraps(t, "guard after Close", h.Guard(t.Context(), tx), lock.ErrLost)
-	tests.OK(t, tx.Rollback(t.Context()))
+	testkit.OK(t, tx.Rollback(t.Context()))
 }
 
 func TestLocksAreListed(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	a, b := newWorker(t, url, pgleases.WithClientID("a")), newWorker(t, url, pgleases.WithClientID("b"))
 	one, two, three := a.held(a.AcquireShared, "p/1"), b.held(b.AcquireShared, "p/1"), a.held(a.Acquire, "p/2")
 	place := b.waits(db, b.Acquire, "p/2")
 	far := b.held(b.Acquire, "q")
 	var found []string
-	looker := tests.Must(admin.New(db))(t)
+	looker := testkit.Must(admin.New(db))(t)
 	for info, err := range looker.Locks(t.Context(), "p/") {
-		tests.OK(t, err)
+		testkit.OK(t, err)
 		line := fmt.Sprint(info.Name, " ", info.Shared, " ", info.Waiting)
 		for _, h := range info.Holders {
 			line += " " + h.Client
@@ -516,13 +516,13 @@ func TestLocksAreListed(t *testing.T) {
 	}
 	expect(t, strings.Join(found, ", "), "p/1 true 0 a b, p/2 false 1 a", "listed")
 	for info, err := range looker.Locks(t.Context(), "p/2") {
-		tests.OK(t, err)
+		testkit.OK(t, err)
 		expect(t, info.Holders[0].Token, three.Token(), "token")
 	}
 	release(t, one)
 	release(t, two)
 	release(t, three)
-	release(t, tests.Receive(t, "it has the lock", place))
+	release(t, testkit.Receive(t, "it has the lock", place))
 	release(t, far)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -539,15 +539,15 @@ func TestTheApplicationsIsolationMayBeAny(t *testing.T) {
 	url := direct(t)
 	a := newWorker(t, url)
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeExec, pgx.QueryExecModeCacheStatement} {
-		pool := tests.Pool(t, url, func(c *pgxpool.Config) {
+		pool := testkit.Pool(t, url, func(c *pgxpool.Config) {
 			c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 			c.ConnConfig.DefaultQueryExecMode = mode
 		})
 		locks := lock.New(a.client, pool)
-		h := tests.Must(locks.Acquire(t.Context(), "x"))(t)
-		tx := tests.Must(pool.Begin(t.Context()))(t)
-		tests.OK(t, h.Guard(t.Context(), tx))
-		tests.OK(t, tx.Commit(t.Context()))
+		h := testkit.Must(locks.Acquire(t.Context(), "x"))(t)
+		tx := testkit.Must(pool.Begin(t.Context()))(t)
+		testkit.OK(t, h.Guard(t.Context(), tx))
+		testkit.OK(t, tx.Commit(t.Context()))
 		release(t, h)
 	}
 }
@@ -590,15 +590,15 @@ func (s *stuck) Handle(_ context.Context, r slog.Record) error {
 // Whatever the client's goroutine is at, calls do not wait for it: nor does a handler of the log's that takes a lock.
 func TestALogThatStandsStillHoldsUpNoCall(t *testing.T) {
 	t.Parallel()
-	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	s := &stuck{"partitions gained", make(chan struct{}), make(chan struct{})}
-	client := tests.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithLogger(slog.New(s)), pgleases.WithTTL(time.Minute)))(t)
-	defer func() { tests.OK(t, client.Close(context.Background())) }()
+	client := testkit.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithLogger(slog.New(s)), pgleases.WithTTL(time.Minute)))(t)
+	defer func() { testkit.OK(t, client.Close(context.Background())) }()
 	defer close(s.ending)
 	locks := lock.New(client, pool)
-	held := tests.Must(locks.TryAcquire(t.Context(), "before"))(t)
-	tests.Must(client.Lease(t.Context(), "orders", 4))(t)
-	tests.Receive(t, "the log stands still", s.begun)
+	held := testkit.Must(locks.TryAcquire(t.Context(), "before"))(t)
+	testkit.Must(client.Lease(t.Context(), "orders", 4))(t)
+	testkit.Receive(t, "the log stands still", s.begun)
 	ended := make(chan error)
 	go func() {
 		other, err := locks.TryAcquire(t.Context(), "other")
@@ -607,5 +607,5 @@ func TestALogThatStandsStillHoldsUpNoCall(t *testing.T) {
 		}
 		ended <- err
 	}()
-	tests.OK(t, tests.Receive(t, "calls return", ended))
+	testkit.OK(t, testkit.Receive(t, "calls return", ended))
 }

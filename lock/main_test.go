@@ -13,12 +13,12 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
-	"github.com/pgleases/pgleases/internal/tests/clients"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 	"github.com/pgleases/pgleases/lock"
 )
 
-func TestMain(m *testing.M) { tests.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // A worker is a process that takes locks: a client, and a pool of its application's.
 type worker struct {
@@ -26,8 +26,8 @@ type worker struct {
 	t      testing.TB
 	client *pgleases.Client
 	pool   *pgxpool.Pool
-	own    *tests.Wire // of the client's own connection
-	app    *tests.Wire // of the pool's
+	own    *testkit.Wire // of the client's own connection
+	app    *testkit.Wire // of the pool's
 }
 
 // newDatabase is one with the tables, through a pooler where there is one.
@@ -45,13 +45,13 @@ func direct(t testing.TB) string {
 
 func newWorker(t testing.TB, url string, opts ...pgleases.Option) *worker {
 	t.Helper()
-	w := &worker{t: t, own: new(tests.Wire), app: new(tests.Wire)}
-	w.pool = tests.Pool(t, url, w.app.Carry, func(c *pgxpool.Config) { c.MaxConns = 4 })
-	own := tests.Must(pgx.ParseConfig(url))(t)
+	w := &worker{t: t, own: new(testkit.Wire), app: new(testkit.Wire)}
+	w.pool = testkit.Pool(t, url, w.app.Carry, func(c *pgxpool.Config) { c.MaxConns = 4 })
+	own := testkit.Must(pgx.ParseConfig(url))(t)
 	own.DialFunc = w.own.Dial
 	id := "worker " + rand.Text()
 	own.RuntimeParams["application_name"] = id
-	w.client = tests.Must(pgleases.NewClient(t.Context(), w.pool, append([]pgleases.Option{
+	w.client = testkit.Must(pgleases.NewClient(t.Context(), w.pool, append([]pgleases.Option{
 		pgleases.WithClientID(id),
 		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))), pgleases.WithConnConfig(own),
 		pgleases.WithTTL(clients.TTL), pgleases.WithHeartbeat(clients.Heartbeat),
@@ -90,15 +90,15 @@ func wraps(t testing.TB, what string, err error, wanted ...error) {
 // held is a lock that must be free, or is waited for.
 func (w *worker) held(acquire func(context.Context, string) (*lock.Held, error), name string) *lock.Held {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), tests.Patience)
+	ctx, cancel := context.WithTimeout(w.t.Context(), testkit.Patience)
 	defer cancel()
-	return tests.Must(acquire(ctx, name))(w.t)
+	return testkit.Must(acquire(ctx, name))(w.t)
 }
 
 // waits has a worker wait for a lock; the rest is delivered when it gets it.
 func (w *worker) waits(db *pgxpool.Pool, acquire func(context.Context, string) (*lock.Held, error), name string) <-chan *lock.Held {
 	w.t.Helper()
-	before := tests.Value[int](w.t, db, "SELECT count(*) FROM pgleases.locks WHERE token IS NULL")
+	before := testkit.Value[int](w.t, db, "SELECT count(*) FROM pgleases.locks WHERE token IS NULL")
 	got := make(chan *lock.Held, 1)
 	go func() {
 		h, err := acquire(w.t.Context(), name)
@@ -107,8 +107,8 @@ func (w *worker) waits(db *pgxpool.Pool, acquire func(context.Context, string) (
 		}
 		got <- h
 	}()
-	tests.Until(w.t, "it waits", func() bool {
-		return tests.Value[int](w.t, db, "SELECT count(*) FROM pgleases.locks WHERE token IS NULL") > before
+	testkit.Until(w.t, "it waits", func() bool {
+		return testkit.Value[int](w.t, db, "SELECT count(*) FROM pgleases.locks WHERE token IS NULL") > before
 	})
 	return got
 }
@@ -117,15 +117,15 @@ func (w *worker) waits(db *pgxpool.Pool, acquire func(context.Context, string) (
 // wire counts lock_look: from then on something has to tell it.
 func (w *worker) looked(db *pgxpool.Pool) {
 	w.t.Helper()
-	tests.Until(w.t, "it has looked at what waits", func() bool {
-		return w.own.Counted() > 0 && tests.Value[int](w.t, db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1 AND state = 'idle'",
+	testkit.Until(w.t, "it has looked at what waits", func() bool {
+		return w.own.Counted() > 0 && testkit.Value[int](w.t, db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1 AND state = 'idle'",
 			w.client.ID()) == 1
 	})
 }
 
 func release(t testing.TB, h *lock.Held) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), tests.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
-	tests.OK(t, h.Release(ctx))
+	testkit.OK(t, h.Release(ctx))
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // An acquisition may commit just after its client has closed, or an evictor may end before its sweep: rows of sessions that are gone, under names
@@ -14,18 +14,18 @@ import (
 func TestAClientThatOpensSweepsWhatTheDeadLeftBehind(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, pgtest.OwnerURL(url))
+	db := testkit.Pool(t, pgtest.OwnerURL(url))
 	a := newWorker(t, url)
 	release(t, a.held(a.Acquire, "before")) // the server has its mark
-	tx := tests.Must(db.Begin(t.Context()))(t)
+	tx := testkit.Must(db.Begin(t.Context()))(t)
 	_, err := tx.Exec(t.Context(), `SELECT pgleases.lock_acquire('webhook 1'::text, c.session, 1::bigint, false, false, 9e15::bigint, s.accepted_timeline,
 		(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, m.marker, 1000, true)
 		FROM pgleases.clients AS c, pgleases.server AS s, pgleases.boot_marker AS m`, pgx.QueryExecModeSimpleProtocol)
-	tests.OK(t, err)
-	tests.OK(t, a.client.Close(t.Context()))
-	tests.OK(t, tx.Commit(t.Context()))
-	expect(t, tests.Value[int](t, db, "SELECT count(*) FROM pgleases.clients"), 0, "sessions")
-	expect(t, tests.Value[int](t, db, rows), 1, "rows of the dead")
+	testkit.OK(t, err)
+	testkit.OK(t, a.client.Close(t.Context()))
+	testkit.OK(t, tx.Commit(t.Context()))
+	expect(t, testkit.Value[int](t, db, "SELECT count(*) FROM pgleases.clients"), 0, "sessions")
+	expect(t, testkit.Value[int](t, db, rows), 1, "rows of the dead")
 	newWorker(t, url)
-	tests.Becomes(t, db, "nothing is left of the dead", 0, rows)
+	testkit.Becomes(t, db, "nothing is left of the dead", 0, rows)
 }

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -14,7 +14,7 @@ import (
 func TestAReleaseWhoseContextHasEndedReleasesAllTheSame(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	a := newWorker(t, url)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -23,7 +23,7 @@ func TestAReleaseWhoseContextHasEndedReleasesAllTheSame(t *testing.T) {
 		if err := h.Release(ended); err != nil { // the client may be the faster one
 			wraps(t, "release", err, context.Canceled)
 		}
-		tests.Becomes(t, db, "the client has released it", 0, rows)
+		testkit.Becomes(t, db, "the client has released it", 0, rows)
 	}
 }
 
@@ -31,17 +31,17 @@ func TestAReleaseWhoseContextHasEndedReleasesAllTheSame(t *testing.T) {
 func TestAReleaseThatTheClientHasFinishedReturnsNilWhenItIsRepeated(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := tests.Pool(t, url)
+	db := testkit.Pool(t, url)
 	a := newWorker(t, url)
 	h := a.held(a.TryAcquire, "x")
-	tx := tests.Must(db.Begin(t.Context()))(t)
-	tests.OK(t, h.Guard(t.Context(), tx)) // it has the release wait
+	tx := testkit.Must(db.Begin(t.Context()))(t)
+	testkit.OK(t, h.Guard(t.Context(), tx)) // it has the release wait
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	wraps(t, "the first call", h.Release(ctx), context.DeadlineExceeded)
-	tests.OK(t, tx.Commit(t.Context()))
-	tests.Becomes(t, db, "the client has released it", 0, rows)
-	tests.OK(t, h.Release(t.Context()))
+	testkit.OK(t, tx.Commit(t.Context()))
+	testkit.Becomes(t, db, "the client has released it", 0, rows)
+	testkit.OK(t, h.Release(t.Context()))
 }
 
 // Do tells by it that fn was not alone to its end.

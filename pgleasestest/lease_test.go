@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/pgleasestest"
 )
 
@@ -251,7 +251,7 @@ func TestClientHasTheLease(t *testing.T) {
 		if err != nil || same != lease.Lease {
 			t.Errorf("the client has another lease, %v", err)
 		}
-		other := tests.Must(lease.Client().Lease(t.Context(), "payments", 8))(t)
+		other := testkit.Must(lease.Client().Lease(t.Context(), "payments", 8))(t)
 		if err := lease.SetWeight(t.Context(), 3); err != nil {
 			t.Error(err)
 		}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/pgleasestest"
 )
@@ -16,7 +16,7 @@ import (
 func TestTheClientTakesLocksWithoutAPool(t *testing.T) {
 	inBubble(t, func(t *testing.T, lease *pgleasestest.Lease) {
 		locks := lock.New(lease.Client(), nil)
-		first := tests.Must(locks.TryAcquire(t.Context(), "report"))(t)
+		first := testkit.Must(locks.TryAcquire(t.Context(), "report"))(t)
 		if _, err := locks.TryAcquire(t.Context(), "report"); !errors.Is(err, lock.ErrHeld) {
 			t.Errorf("a lock that is held: %v", err)
 		}
@@ -58,7 +58,7 @@ func TestTheClientTakesLocksWithoutAPool(t *testing.T) {
 func TestExpireEndsLocks(t *testing.T) {
 	inBubble(t, func(t *testing.T, lease *pgleasestest.Lease) {
 		locks := lock.New(lease.Client(), nil)
-		held := tests.Must(locks.Acquire(t.Context(), "report"))(t)
+		held := testkit.Must(locks.Acquire(t.Context(), "report"))(t)
 		lease.Expire()
 		if cause := context.Cause(held.Context()); !errors.Is(cause, lock.ErrLost) || !errors.Is(cause, pgleases.ErrTrustLost) {
 			t.Errorf("it ended with %v", cause)
@@ -66,7 +66,7 @@ func TestExpireEndsLocks(t *testing.T) {
 		if err := held.Guard(t.Context(), nil); !errors.Is(err, lock.ErrLost) {
 			t.Errorf("guard: %v", err)
 		}
-		again := tests.Must(locks.Acquire(t.Context(), "report"))(t)
+		again := testkit.Must(locks.Acquire(t.Context(), "report"))(t)
 		if err := held.Release(t.Context()); !errors.Is(err, lock.ErrLost) {
 			t.Errorf("release: %v", err)
 		}

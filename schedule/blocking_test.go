@@ -13,7 +13,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -23,17 +23,17 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 	db := newDatabase(t)
 	grace := schedule.WithGrace(90 * time.Minute)
 	maker := newWorker(db) // only puts
-	tests.OK(t, schedule.InTx(maker.Scheduler, "new", effect).Put(t.Context(), "kind", args{}, hourly, grace))
+	testkit.OK(t, schedule.InTx(maker.Scheduler, "new", effect).Put(t.Context(), "kind", args{}, hourly, grace))
 	books := schedule.InTx(maker.Scheduler, "books", effect)
-	tests.OK(t, books.Put(t.Context(), "arguments", args{}, hourly, grace))
-	tests.OK(t, books.Put(t.Context(), "zone", args{}, hourly, grace))
-	tests.OK(t, books.Put(t.Context(), "fine", args{}, hourly))
+	testkit.OK(t, books.Put(t.Context(), "arguments", args{}, hourly, grace))
+	testkit.OK(t, books.Put(t.Context(), "zone", args{}, hourly, grace))
+	testkit.OK(t, books.Put(t.Context(), "fine", args{}, hourly))
 	db.exec(`UPDATE pgleases.schedules SET args = '{"N": "one"}' WHERE name = 'arguments';
 		UPDATE pgleases.schedules SET rule = 'CRON_TZ=Mars/Olympus 0 * * * *' WHERE name = 'zone'`)
 	newer := newWorker(db)
 	newBooks := schedule.InTx(newer.Scheduler, "books", effect)
 	schedule.InTx(newer.Scheduler, "new", effect)
-	tests.OK(t, newBooks.Add("declared", args{}, hourly, grace))
+	testkit.OK(t, newBooks.Add("declared", args{}, hourly, grace))
 	newer.run().has("declared")
 	newer.close()
 	ledgers := make(map[string]*ledger)
@@ -61,11 +61,11 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 	newest := newWorker(db)
 	newBooks = schedule.InTx(newest.Scheduler, "books", effect)
 	schedule.InTx(newest.Scheduler, "new", effect)
-	tests.OK(t, newBooks.Add("declared", args{}, hourly, grace))
+	testkit.OK(t, newBooks.Add("declared", args{}, hourly, grace))
 	newest.run()
 	for _, name := range []string{"kind", "arguments", "zone", "declared"} {
 		ledgers[name].settled(newest.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 71, schedule.OutcomeSucceeded: 1})
-		s := tests.Must(newest.Get(t.Context(), name))(t)
+		s := testkit.Must(newest.Get(t.Context(), name))(t)
 		expect(t, s.BlockedReason, "", "why it waits")
 	}
 }
@@ -83,25 +83,25 @@ func TestUnknownKindIsLogged(t *testing.T) {
 	schedule.InTx(w.Scheduler, "letters", note)
 	schedule.AtLeastOnce(w.Scheduler, "bills", func(context.Context, schedule.Run[string]) error { return nil })
 	w.run()
-	tests.Must(used.Enqueue(t.Context(), ""))(t)
-	tests.Receive(t, "one has run", ran)
-	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
+	testkit.Must(used.Enqueue(t.Context(), ""))(t)
+	testkit.Receive(t, "one has run", ran)
+	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	var ids []int64
 	for range 3 {
-		id := tests.Must(schedule.JobsOf[string](enqueuer, "lettres").Enqueue(t.Context(), ""))(t)
+		id := testkit.Must(schedule.JobsOf[string](enqueuer, "lettres").Enqueue(t.Context(), ""))(t)
 		ids = append(ids, id)
 	}
 	const waits = `kind "lettres" is not registered`
 	for _, id := range ids {
-		tests.Until(t, "it waits", func() bool {
-			j := tests.Must(w.Job(t.Context(), id))(t)
+		testkit.Until(t, "it waits", func() bool {
+			j := testkit.Must(w.Job(t.Context(), id))(t)
 			return j.BlockedReason == waits
 		})
 	}
 	const line = "schedule: blocked, kind not registered"
 	expect(t, log.count(line), 0, "lines before a minute is over")
 	db.setClock(midnight.Add(90 * time.Second))
-	tests.Until(t, "it is logged", func() bool { return log.count(line) > 0 })
+	testkit.Until(t, "it is logged", func() bool { return log.count(line) > 0 })
 	expect(t, log.count("kind=lettres "), 1, "lines of the kind")
 	expect(t, log.count(`registered="[bills letters used]"`), 1, "lines with the kinds that are registered")
 	db.setClock(midnight.Add(3 * time.Hour))
@@ -116,7 +116,7 @@ func TestNoTickIsLateForWaiting(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	maker := newWorker(db)
-	tests.OK(t, schedule.InTx(maker.Scheduler, "new", effect).Put(t.Context(), "close", args{}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute)))
+	testkit.OK(t, schedule.InTx(maker.Scheduler, "new", effect).Put(t.Context(), "close", args{}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute)))
 	l := newLedger(db, "close")
 	older := newWorker(db).run()
 	db.setClock(midnight.Add(time.Hour))
@@ -150,7 +150,7 @@ func TestBadInputIsRefused(t *testing.T) {
 	_, schemaErr := schedule.Manage(t.Context(), w.pool, "g", schedule.WithSchema("elsewhere"))
 	_, otherSchemaErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithSchema("elsewhere"))
 	_, otherPoolErr := schedule.New(t.Context(), w.client, newDatabase(t).Pool, "g")
-	_, emptyPoolErr := schedule.New(t.Context(), w.client, tests.Pool(t, pgtest.EmptyDatabase(t)), "g")
+	_, emptyPoolErr := schedule.New(t.Context(), w.client, testkit.Pool(t, pgtest.EmptyDatabase(t)), "g")
 	for says, err := range map[string]error{
 		`name "" is empty`:                         put("", hourly),
 		"field 1, the minute":                      put("x", schedule.Cron("60 * * * *", "UTC")),
@@ -185,8 +185,8 @@ func TestBadInputIsRefused(t *testing.T) {
 		"WithDrainTimeout means nothing to Schema": ddlErr,
 		"WithPartitions means nothing to Migrate":  schedule.Migrate(t.Context(), w.pool, schedule.WithPartitions(1)),
 		"From(7)": func() error {
-			tests.OK(t, put("fine", hourly))
-			tests.OK(t, w.Pause(t.Context(), "fine"))
+			testkit.OK(t, put("fine", hourly))
+			testkit.OK(t, w.Pause(t.Context(), "fine"))
 			return w.Resume(t.Context(), "fine", 7)
 		}(),
 	} {
@@ -207,7 +207,7 @@ func TestAnEditOfWhatWaitsMakesNothingLate(t *testing.T) {
 	put := func() error {
 		return books.Put(t.Context(), "close", args{1}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute))
 	}
-	tests.OK(t, put())
+	testkit.OK(t, put())
 	db.exec(`UPDATE pgleases.schedules SET args = '{"N": "one"}'`)
 	l := newLedger(db, "close")
 	w.run()
@@ -215,7 +215,7 @@ func TestAnEditOfWhatWaitsMakesNothingLate(t *testing.T) {
 	w.waits("close", "")
 	db.setClock(midnight.Add(50*time.Hour + 30*time.Minute))
 	db.looked() // its ticks are overdue
-	tests.OK(t, put())
+	testkit.OK(t, put())
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 50})
 	db.setClock(midnight.Add(52*time.Hour + 30*time.Minute)) // now they are late
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 50, schedule.OutcomeMissed: 2})
@@ -236,9 +236,9 @@ func TestArgumentsThatPanicWait(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	tests.OK(t, schedule.InTx(w.Scheduler, "brittle", func(context.Context, pgx.Tx, schedule.Run[brittle]) error { return nil }).Put(t.Context(), "brittle", brittle{}, hourly))
-	tests.OK(t, schedule.InTx(w.Scheduler, "hollow", func(context.Context, pgx.Tx, schedule.Run[hollow]) error { return nil }).Put(t.Context(), "hollow", hollow{}, hourly))
-	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
+	testkit.OK(t, schedule.InTx(w.Scheduler, "brittle", func(context.Context, pgx.Tx, schedule.Run[brittle]) error { return nil }).Put(t.Context(), "brittle", brittle{}, hourly))
+	testkit.OK(t, schedule.InTx(w.Scheduler, "hollow", func(context.Context, pgx.Tx, schedule.Run[hollow]) error { return nil }).Put(t.Context(), "hollow", hollow{}, hourly))
+	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
 	l := newLedger(db, "close")
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
@@ -253,13 +253,13 @@ func TestARuleOfBeforeThatIsNotKnownStopsNobody(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	maker := newWorker(db)
-	tests.OK(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "close", args{}, halfPast))
+	testkit.OK(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "close", args{}, halfPast))
 	db.exec(`UPDATE pgleases.schedules SET rule = 'CRON_TZ=Mars/Olympus 30 * * * *'`)
 	db.setClock(midnight.Add(10 * time.Minute))
 	w, log := newLogged(db)
 	books := schedule.InTx(w.Scheduler, "books", effect)
-	tests.OK(t, books.Add("close", args{}, hourly))
-	tests.OK(t, books.Add("fine", args{}, hourly))
+	testkit.OK(t, books.Add("close", args{}, hourly))
+	testkit.OK(t, books.Add("fine", args{}, hourly))
 	l := newLedger(db, "fine")
 	w.run().has("fine")
 	db.setClock(midnight.Add(time.Hour))
@@ -275,7 +275,7 @@ func TestTwoSchedulersOfOneClient(t *testing.T) {
 	w := newWorker(db)
 	l := w.runs(schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
 	db.looked()
-	second := tests.Must(schedule.New(t.Context(), w.client, w.pool, group, schedule.WithPartitions(4), schedule.WithoutMigration()))(t)
+	second := testkit.Must(schedule.New(t.Context(), w.client, w.pool, group, schedule.WithPartitions(4), schedule.WithoutMigration()))(t)
 	if err := second.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another Scheduler of this client") {
 		t.Fatalf("to run a second: %v", err)
 	}
@@ -289,7 +289,7 @@ func TestATickThatNobodyCouldReadWasNotUnderWay(t *testing.T) {
 	db := newDatabase(t)
 	db.exec("INSERT INTO pgleases.schedule_owners (group_name, partition, opened, closed, crashed) SELECT '" + group + "', n, -1, -2, false FROM generate_series(0, 3) AS n") // who died
 	maker := newWorker(db)
-	tests.OK(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "arguments", args{}, hourly, schedule.WithGrace(90*time.Minute)))
+	testkit.OK(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "arguments", args{}, hourly, schedule.WithGrace(90*time.Minute)))
 	db.exec(`UPDATE pgleases.schedules SET args = '{"N": "one"}'`)
 	l := newLedger(db, "arguments")
 	older := newWorker(db)
@@ -317,10 +317,10 @@ func TestManyThatWaitStopNobody(t *testing.T) {
 		CREATE TRIGGER note AFTER UPDATE ON pgleases.jobs REFERENCING NEW TABLE AS woken FOR EACH STATEMENT EXECUTE FUNCTION public.note()`)
 	w := newWorker(db, schedule.WithPartitions(1))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	id := tests.Must(mail.Enqueue(t.Context(), "known", schedule.WithPriority(3)))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "known", schedule.WithPriority(3)))(t)
 	w.run()
 	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
-	tests.Until(t, "some are woken", func() bool { return one[int64](db, "SELECT coalesce(max(n), 0) FROM public.woken") > 1 })
+	testkit.Until(t, "some are woken", func() bool { return one[int64](db, "SELECT coalesce(max(n), 0) FROM public.woken") > 1 })
 	if n := one[int64](db, "SELECT max(n) FROM public.woken"); n > 1000 {
 		t.Errorf("%d were woken by one statement", n)
 	}
@@ -330,13 +330,13 @@ func TestManyThatWaitStopNobody(t *testing.T) {
 func TestWhatWaitsForLongIsLookedAtSeldom(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
-	tests.Must(schedule.JobsOf[string](enqueuer, "telegraph").Enqueue(t.Context(), "x"))(t)
+	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t)
+	testkit.Must(schedule.JobsOf[string](enqueuer, "telegraph").Enqueue(t.Context(), "x"))(t)
 	newWorker(db).run()
 	now := midnight
 	for _, pause := range []time.Duration{1, 1, 2, 4, 8, 16, 32, 60, 60} {
 		want := now.Add(pause * time.Minute)
-		tests.Until(t, fmt.Sprintf("it is due again at %v", want), func() bool {
+		testkit.Until(t, fmt.Sprintf("it is due again at %v", want), func() bool {
 			return one[time.Time](db, "SELECT due FROM pgleases.jobs WHERE blocked_reason IS NOT NULL UNION ALL SELECT 'epoch' LIMIT 1").Equal(want)
 		})
 		now = want
@@ -361,11 +361,11 @@ func TestPartitionCountChangeRefused(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
+	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
 	w.run().has("close")
 	becomes(db, "the group has its number", 4, "SELECT coalesce(max(partitions), 0) FROM pgleases.schedule_groups")
 	other := newWorker(db, schedule.WithPartitions(7))
-	tests.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("other", args{}, hourly))
+	testkit.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("other", args{}, hourly))
 	err := other.Run(t.Context())
 	wraps(t, "Run with another number of partitions", err, pgleases.ErrPartitionCount)
 	if !strings.Contains(err.Error(), "4") || !strings.Contains(err.Error(), "7") {
@@ -402,7 +402,7 @@ func TestStuckArgumentsFailTheirRun(t *testing.T) {
 	w.run()
 	for how, says := range map[string]string{"exits": "runtime.Goexit", "hangs": "still being read"} {
 		for _, k := range []*schedule.Kind[stuck]{inTx, outside} {
-			j := w.outcome(tests.Must(k.Enqueue(t.Context(), stuck{how}))(t))
+			j := w.outcome(testkit.Must(k.Enqueue(t.Context(), stuck{how}))(t))
 			if j.Outcome != schedule.OutcomeFailed || j.Attempts != 1 || !strings.Contains(j.Error, says) {
 				t.Errorf("%s %s: %s after %d attempts: %s", j.Kind, how, j.Outcome, j.Attempts, j.Error)
 			}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -68,12 +68,12 @@ func TestEachStatementOfARunAtAWrongTimeLosesNothing(t *testing.T) {
 			most := schedule.AtMostOnce(w.Scheduler, "most", out)
 			again := schedule.InTx(w.Scheduler, "again", fails, schedule.WithMaxAttempts(3, schedule.Backoff(time.Millisecond, time.Millisecond)))
 			opts := []schedule.ScheduleOption{schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer)}
-			tests.OK(t, in.Put(t.Context(), "in", args{}, hourly, opts...))
-			tests.OK(t, limited.Put(t.Context(), "limited", args{}, hourly, opts...))
-			tests.OK(t, limited.Put(t.Context(), "limited too", args{}, hourly, opts...))
-			tests.OK(t, least.Put(t.Context(), "least", args{}, hourly, opts...))
-			tests.OK(t, most.Put(t.Context(), "most", args{}, hourly, opts...))
-			tests.OK(t, again.Put(t.Context(), "again", args{}, hourly, opts...))
+			testkit.OK(t, in.Put(t.Context(), "in", args{}, hourly, opts...))
+			testkit.OK(t, limited.Put(t.Context(), "limited", args{}, hourly, opts...))
+			testkit.OK(t, limited.Put(t.Context(), "limited too", args{}, hourly, opts...))
+			testkit.OK(t, least.Put(t.Context(), "least", args{}, hourly, opts...))
+			testkit.OK(t, most.Put(t.Context(), "most", args{}, hourly, opts...))
+			testkit.OK(t, again.Put(t.Context(), "again", args{}, hourly, opts...))
 			names := []string{"in", "limited", "limited too", "least", "most", "again"}
 			w.run()
 			db.looked()
@@ -89,7 +89,7 @@ func TestEachStatementOfARunAtAWrongTimeLosesNothing(t *testing.T) {
 				db.setClock(now.Add(5 * time.Second)) // pauses of a millisecond are over
 				right := time.Now()
 				for _, name := range names {
-					tests.Until(t, text+" was at a wrong time, and "+name+" is done", func() bool {
+					testkit.Until(t, text+" was at a wrong time, and "+name+" is done", func() bool {
 						db.setClock(now.Add(5*time.Second + time.Since(right)))
 						return db.doneTicks(name) == int64(now.Sub(midnight)/time.Hour)
 					})

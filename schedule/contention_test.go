@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -27,7 +27,7 @@ func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 	schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	db.looked()
-	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
+	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	putter := schedule.JobsOf[string](enqueuer, "mail")
 	db.exec("CREATE TABLE public.orders (n bigint GENERATED ALWAYS AS IDENTITY, name text, job bigint)")
 	stop := errors.New("rolled back")
@@ -126,7 +126,7 @@ func TestPuttingInAnyOrderLeavesNoDeadlock(t *testing.T) {
 	const handlers, users, each = 4, 1, 2
 	var ids []int64
 	for range handlers {
-		id := tests.Must(books.Enqueue(ctx, args{}))(t)
+		id := testkit.Must(books.Enqueue(ctx, args{}))(t)
 		ids = append(ids, id)
 	}
 	var wait sync.WaitGroup
@@ -173,8 +173,8 @@ func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 	w.LookFor(time.Second) // on a busy machine the first connection takes that long
 	l, calls := newLedger(db, "close"), newLedger(db, "send")
 	calls.calls = "at least once"
-	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
-	tests.OK(t, schedule.AtLeastOnce(w.Scheduler, "mail", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) }).Add("send", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, schedule.AtLeastOnce(w.Scheduler, "mail", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) }).Add("send", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	w.run().has("close")
 	db.looked()
 	var taken []*pgxpool.Conn
@@ -188,7 +188,7 @@ func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 	}
 	db.setClock(midnight.Add(2 * time.Hour))
 	waits := w.pool.Stat().CanceledAcquireCount()
-	tests.Until(t, "it has not got a connection in time", func() bool { return w.pool.Stat().CanceledAcquireCount() > waits+2 })
+	testkit.Until(t, "it has not got a connection in time", func() bool { return w.pool.Stat().CanceledAcquireCount() > waits+2 })
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes, without a connection")
 	for _, conn := range taken {
 		conn.Release()
@@ -244,18 +244,18 @@ func TestASlowHandlerDuringAHandoff(t *testing.T) {
 						return work(ctx, r, func() error { return effect(ctx, tx, r) })
 					})
 				}
-				tests.OK(t, k.Add("close", args{}, hourly, schedule.WithOverlap(test.overlap), schedule.WithMissed(schedule.MissedAll)))
+				testkit.OK(t, k.Add("close", args{}, hourly, schedule.WithOverlap(test.overlap), schedule.WithMissed(schedule.MissedAll)))
 				return w.run().has("close")
 			}
 			w := start(true)
 			l := newLedger(db, "close")
 			db.setClock(midnight.Add(time.Hour))
-			tests.Receive(t, "it runs", began)
+			testkit.Receive(t, "it runs", began)
 			db.setClock(midnight.Add(2 * time.Hour))
 			db.looked()
 			next := start(false)
 			w.stop() // all that it owns is wanted elsewhere
-			tests.Until(t, "the other owns something", func() bool {
+			testkit.Until(t, "the other owns something", func() bool {
 				return one[int64](db, "SELECT count(*) FROM pgleases.partitions AS p JOIN pgleases.clients AS c ON c.session = p.owner WHERE c.id = $1 AND p.lease = 'schedule/tests'", next.client.ID()) > 0
 			})
 			if test.drain > 0 {
@@ -276,9 +276,9 @@ func TestEditLocksRecreatedSchedule(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)
-	tests.OK(t, k.Put(t.Context(), "close", args{1}, hourly))
+	testkit.OK(t, k.Put(t.Context(), "close", args{1}, hourly))
 	replaced := db.begin("DELETE FROM pgleases.schedules")
-	tests.OK(t, k.PutTx(t.Context(), replaced, "close", args{2}, hourly))
+	testkit.OK(t, k.PutTx(t.Context(), replaced, "close", args{2}, hourly))
 	edit := db.begin()
 	got := make(chan error, 1)
 	go func() {
@@ -286,7 +286,7 @@ func TestEditLocksRecreatedSchedule(t *testing.T) {
 		got <- err
 	}()
 	db.blocked("it waits for the transaction", "schedule_get")
-	tests.OK(t, replaced.Commit(t.Context()))
-	tests.OK(t, tests.Receive(t, "it goes on", got))
+	testkit.OK(t, replaced.Commit(t.Context()))
+	testkit.OK(t, testkit.Receive(t, "it goes on", got))
 	expect(t, one[int](db, "SELECT count(*) FROM (SELECT FROM pgleases.schedules FOR UPDATE SKIP LOCKED) AS s"), 0, "schedules that nobody has locked")
 }

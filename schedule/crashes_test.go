@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -106,11 +106,11 @@ func killVictims(t *testing.T, url string, n int, after func(), environment ...s
 		process := exec.Command(os.Args[0])
 		process.Env = append(append(os.Environ(), victimOf+"="+url), environment...)
 		ended := make(chan error, 1)
-		tests.OK(t, process.Start())
+		testkit.OK(t, process.Start())
 		go func() { ended <- process.Wait() }()
 		t.Cleanup(func() { _ = process.Process.Kill() })
 		var exit *exec.ExitError
-		if err := tests.Receive(t, fmt.Sprintf("process %d is killed by its job", life+1), ended); !errors.As(err, &exit) || exit.ExitCode() != killed {
+		if err := testkit.Receive(t, fmt.Sprintf("process %d is killed by its job", life+1), ended); !errors.As(err, &exit) || exit.ExitCode() != killed {
 			t.Fatalf("process %d: %v, not killed by its job", life+1, err)
 		}
 		after()
@@ -126,7 +126,7 @@ func TestArgumentsThatKillTheirProcessFail(t *testing.T) {
 			db := newDatabase(t)
 			maker := newWorker(db)
 			k := schedule.InTx(maker.Scheduler, kind, toxicHandler)
-			tests.OK(t, k.Put(t.Context(), "close", toxic{}, hourly))
+			testkit.OK(t, k.Put(t.Context(), "close", toxic{}, hourly))
 			l := newLedger(db, "close")
 			db.setClock(midnight.Add(time.Hour))
 			killVictims(t, db.url, 4, func() {
@@ -147,7 +147,7 @@ func TestJobThatKillsItsProcessFailsAlone(t *testing.T) {
 	k := schedule.InTx(maker.Scheduler, "books", effect)
 	ledgers := make(map[string]*ledger)
 	for _, name := range jobs() {
-		tests.OK(t, k.Put(t.Context(), name, args{}, hourly))
+		testkit.OK(t, k.Put(t.Context(), name, args{}, hourly))
 		ledgers[name] = newLedger(db, name)
 	}
 	db.setClock(midnight.Add(time.Hour))
@@ -157,7 +157,7 @@ func TestJobThatKillsItsProcessFailsAlone(t *testing.T) {
 	w := newWorker(db)
 	books := schedule.InTx(w.Scheduler, "books", effect)
 	for _, name := range jobs() {
-		tests.OK(t, books.Add(name, args{}, hourly))
+		testkit.OK(t, books.Add(name, args{}, hourly))
 	}
 	w.run()
 	for name, l := range ledgers {
@@ -182,7 +182,7 @@ func TestACrashIsNotCountedWhereTheProcessLives(t *testing.T) {
 			<-ctx.Done()
 			return context.Cause(ctx)
 		}, schedule.WithIdleTimeout(time.Second))
-		tests.OK(t, k.Add("close", args{}, hourly))
+		testkit.OK(t, k.Add("close", args{}, hourly))
 		return w.run().has("close")
 	}
 	crashes := func() int64 {
@@ -190,21 +190,21 @@ func TestACrashIsNotCountedWhereTheProcessLives(t *testing.T) {
 	}
 	w := kinds(newWorkerFor(db, 3*time.Second, schedule.WithDrainTimeout(0)))
 	db.setClock(midnight.Add(time.Hour))
-	tests.Receive(t, "it runs", began)
+	testkit.Receive(t, "it runs", began)
 	expect(t, crashes(), 0, "crashes, where no owner before died")
 	w.die()
 	w = kinds(newWorkerFor(db, 3*time.Second, schedule.WithDrainTimeout(0)))
-	tests.Receive(t, "it runs", began)
+	testkit.Receive(t, "it runs", began)
 	expect(t, crashes(), 1, "crashes, while it runs after an owner that died")
 	w.close()
 	expect(t, crashes(), 0, "crashes, after it was drained")
 	w = kinds(newWorkerFor(db, 3*time.Second, schedule.WithDrainTimeout(0)))
-	tests.Receive(t, "it runs", began)
+	testkit.Receive(t, "it runs", began)
 	expect(t, crashes(), 0, "crashes, where the owner before ended in good order")
 	w.close()
 	next := newWorker(db)
 	l := &ledger{db: db, name: "close", should: hours, begins: midnight}
-	tests.OK(t, schedule.InTx(next.Scheduler, "books", effect).Add("close", args{}, hourly))
+	testkit.OK(t, schedule.InTx(next.Scheduler, "books", effect).Add("close", args{}, hourly))
 	next.run()
 	l.settled(next.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
@@ -224,26 +224,26 @@ func TestASuspectHoldsUpItsProcessForAWhileOnly(t *testing.T) {
 	put := func(n int, crashes int) {
 		t.Helper()
 		tx := db.begin()
-		id := tests.Must(k.EnqueueTx(t.Context(), tx, args{n}, schedule.WithJobKey(fmt.Sprint(n))))(t)
+		id := testkit.Must(k.EnqueueTx(t.Context(), tx, args{n}, schedule.WithJobKey(fmt.Sprint(n))))(t)
 		if crashes > 0 {
-			tests.Must(tx.Exec(t.Context(), "UPDATE pgleases.jobs SET trying = jsonb_build_object('at', at, 'began', at, 'crashes', $2::int) WHERE id = $1", id, crashes))(t)
+			testkit.Must(tx.Exec(t.Context(), "UPDATE pgleases.jobs SET trying = jsonb_build_object('at', at, 'began', at, 'crashes', $2::int) WHERE id = $1", id, crashes))(t)
 		}
-		tests.OK(t, tx.Commit(t.Context()))
+		testkit.OK(t, tx.Commit(t.Context()))
 	}
 	put(1, 1)
 	w.run()
-	expect(t, tests.Receive(t, "a suspect runs", began), 1, "what runs")
+	expect(t, testkit.Receive(t, "a suspect runs", began), 1, "what runs")
 	put(2, 0)
-	expect(t, tests.Receive(t, "another runs beside it", began), 2, "what runs")
+	expect(t, testkit.Receive(t, "another runs beside it", began), 2, "what runs")
 	close(ends[0])
 	becomes(db, "both are done", 2, "SELECT count(*) FROM pgleases.history")
 	expect(t, log.count("started beside other runs"), 0, "warnings")
 	put(3, 0)
-	expect(t, tests.Receive(t, "one runs", began), 3, "what runs")
+	expect(t, testkit.Receive(t, "one runs", began), 3, "what runs")
 	put(4, 1)
-	expect(t, tests.Receive(t, "a suspect runs beside it", began), 4, "what runs")
+	expect(t, testkit.Receive(t, "a suspect runs beside it", began), 4, "what runs")
 	put(5, 0)
-	expect(t, tests.Receive(t, "another runs beside both", began), 5, "what runs")
+	expect(t, testkit.Receive(t, "another runs beside both", began), 5, "what runs")
 	expect(t, log.count("started beside other runs"), 1, "warnings")
 	close(ends[1])
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -23,7 +23,7 @@ func TestWhatNoCodeDeclaresWaits(t *testing.T) {
 		w := newWorker(db, schedule.WithRetention(0, 0))
 		books := schedule.InTx(w.Scheduler, "books", effect)
 		for _, name := range names {
-			tests.OK(t, books.Add(name, args{}, hourly))
+			testkit.OK(t, books.Add(name, args{}, hourly))
 		}
 		return w.run()
 	}
@@ -33,8 +33,8 @@ func TestWhatNoCodeDeclaresWaits(t *testing.T) {
 	older := with("kept")
 	for _, now := range []time.Time{midnight.Add(time.Hour), midnight.Add(week + 3*time.Hour)} {
 		db.setClock(now)
-		tests.Until(t, "it waits, and says since when", func() bool {
-			s := tests.Must(older.Get(t.Context(), "dropped"))(t)
+		testkit.Until(t, "it waits, and says since when", func() bool {
+			s := testkit.Must(older.Get(t.Context(), "dropped"))(t)
 			return s.BlockedReason == "it is declared in the code of another version only, last noted at 2026-03-02 00:00:00 UTC" && s.DeclaredAt.Equal(midnight)
 		})
 		kept.settled(older.Scheduler)
@@ -50,12 +50,12 @@ func TestARunningProcessNotesWhatItDeclares(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
+	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
 	w.DeclareEvery(10 * time.Millisecond)
 	w.run().has("close")
 	l := newLedger(db, "close")
 	noted := func() time.Time {
-		s := tests.Must(w.Get(t.Context(), "close"))(t)
+		s := testkit.Must(w.Get(t.Context(), "close"))(t)
 		return s.DeclaredAt.UTC()
 	}
 	db.setClock(midnight.Add(23 * time.Hour))
@@ -66,7 +66,7 @@ func TestARunningProcessNotesWhatItDeclares(t *testing.T) {
 	for range 3 {
 		now = now.Add(25 * time.Hour)
 		db.setClock(now)
-		tests.Until(t, "it is noted", func() bool { return noted().Equal(now) })
+		testkit.Until(t, "it is noted", func() bool { return noted().Equal(now) })
 	}
 }
 
@@ -99,11 +99,11 @@ func TestDueTimesFollowNewZoneData(t *testing.T) {
 			db.setClock(c.last.Add(-time.Hour))
 			start := func() *worker {
 				w := newWorker(db)
-				tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("declared", args{}, noon()))
+				testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("declared", args{}, noon()))
 				return w.run().has("declared")
 			}
 			w := start()
-			tests.OK(t, schedule.InTx(newWorker(db).Scheduler, "books", effect).Put(t.Context(), "put", args{}, noon()))
+			testkit.OK(t, schedule.InTx(newWorker(db).Scheduler, "books", effect).Put(t.Context(), "put", args{}, noon()))
 			runs := func(tick time.Time, names ...string) {
 				t.Helper()
 				for _, name := range names {
@@ -113,8 +113,8 @@ func TestDueTimesFollowNewZoneData(t *testing.T) {
 			due := func(want time.Time, names ...string) {
 				t.Helper()
 				for _, name := range names {
-					tests.Until(t, fmt.Sprintf("%s is due at %v", name, want), func() bool {
-						s := tests.Must(w.Get(t.Context(), name))(t)
+					testkit.Until(t, fmt.Sprintf("%s is due at %v", name, want), func() bool {
+						s := testkit.Must(w.Get(t.Context(), name))(t)
 						return s.Due.Equal(want)
 					})
 				}
@@ -154,11 +154,11 @@ func TestAStartWritesWhatDiffersBeforeItJoins(t *testing.T) {
 	declare := func(edited int64, rule schedule.Rule, more ...string) *worker {
 		w := newWorker(db)
 		books := schedule.InTx(w.Scheduler, "books", func(context.Context, pgx.Tx, schedule.Run[order]) error { return nil })
-		tests.OK(t, books.Add("same", order{1 << 60, []string{"é"}, []float64{1e-7, 1e21, 0.5, -2}}, hourly, schedule.WithPauseAfter(3)))
-		tests.OK(t, books.Add("edited", order{Number: edited}, hourly))
-		tests.OK(t, books.Add("moved", order{}, rule))
+		testkit.OK(t, books.Add("same", order{1 << 60, []string{"é"}, []float64{1e-7, 1e21, 0.5, -2}}, hourly, schedule.WithPauseAfter(3)))
+		testkit.OK(t, books.Add("edited", order{Number: edited}, hourly))
+		testkit.OK(t, books.Add("moved", order{}, rule))
 		for _, name := range more {
-			tests.OK(t, books.Add(name, order{}, hourly))
+			testkit.OK(t, books.Add(name, order{}, hourly))
 		}
 		return w
 	}
@@ -177,7 +177,7 @@ func TestAStartWritesWhatDiffersBeforeItJoins(t *testing.T) {
 	w = declare(1<<60, schedule.Every(time.Minute), "new").run()
 	becomes(db, "it waits for an edit", 1, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_get%'")
 	expect(t, one[int64](db, joined), 0, "members before all is put")
-	tests.OK(t, edit.Rollback(t.Context()))
+	testkit.OK(t, edit.Rollback(t.Context()))
 	w.has("new")
 	expect(t, one[string](db, "SELECT string_agg(name || ' ' || revision, ', ' ORDER BY name) FROM pgleases.schedules"),
 		"edited 2, moved 2, new 1, same 1", "schedules and their revisions")

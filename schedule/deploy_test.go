@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -18,7 +18,7 @@ func (v version) deploy(db *database, before *worker) *worker {
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	for name, rule := range v {
-		tests.OK(db.t, k.Add(name, args{}, rule, schedule.WithMissed(schedule.MissedAll)))
+		testkit.OK(db.t, k.Add(name, args{}, rule, schedule.WithMissed(schedule.MissedAll)))
 	}
 	w.run()
 	for name := range v {
@@ -112,7 +112,7 @@ func TestARenameIsRolledBack(t *testing.T) {
 			db := newDatabase(t)
 			deploy := func(name string, before *worker) *worker {
 				w := newWorker(db)
-				tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add(name, args{}, hourly, schedule.WithMissed(test.missed), schedule.WithGrace(30*time.Minute)))
+				testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add(name, args{}, hourly, schedule.WithMissed(test.missed), schedule.WithGrace(30*time.Minute)))
 				w.run().has(name)
 				if before != nil {
 					before.close()

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // A row of the page's table: a rule, its zone, the time on its clocks from which and up to which the ticks are listed, and these.
@@ -15,14 +15,14 @@ var row = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (\\S+) \\| (\\d{4}-\\d\\d-\
 
 func TestTableOfThePageIsWhatHappens(t *testing.T) {
 	t.Parallel()
-	page := tests.Must(os.ReadFile("../docs/schedule.md"))(t)
+	page := testkit.Must(os.ReadFile("../docs/schedule.md"))(t)
 	rows := row.FindAllStringSubmatch(strings.ReplaceAll(string(page), "\r\n", "\n"), -1)
 	for _, r := range rows {
 		local := func(text string) time.Time {
-			return tests.Must(time.ParseInLocation("2006-01-02 15:04", text, zone(t, r[2])))(t)
+			return testkit.Must(time.ParseInLocation("2006-01-02 15:04", text, zone(t, r[2])))(t)
 		}
 		rule := Cron(r[1], r[2])
-		tests.OK(t, rule.Err())
+		testkit.OK(t, rule.Err())
 		var ticks []string
 		tick, ok := rule.Next(time.Time{}, Tick{At: local(r[3]).Add(-1)})
 		for ok && !tick.At.After(local(r[4])) {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -29,9 +29,9 @@ func TestPausesAndEditsAreNoMiss(t *testing.T) {
 		if name == "all" {
 			opts = append(opts, schedule.WithMissed(schedule.MissedAll))
 		}
-		tests.OK(t, k.Put(t.Context(), name, args{1}, hourly, opts...))
-		tests.OK(t, w.Pause(t.Context(), name))
-		tests.OK(t, w.Pause(t.Context(), name))
+		testkit.OK(t, k.Put(t.Context(), name, args{1}, hourly, opts...))
+		testkit.OK(t, w.Pause(t.Context(), name))
+		testkit.OK(t, w.Pause(t.Context(), name))
 	}
 	ledgers := make(map[string]*ledger)
 	for _, name := range []string{"from now", "catch up", "all", "edited", "deleted"} {
@@ -50,13 +50,13 @@ func TestPausesAndEditsAreNoMiss(t *testing.T) {
 	db.setClock(midnight.Add(190 * time.Minute))
 	db.looked()
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes of what is paused")
-	tests.OK(t, w.Resume(t.Context(), "from now", schedule.FromNow))
-	tests.OK(t, w.Resume(t.Context(), "from now", schedule.CatchUp)) // it is not paused any more
-	tests.OK(t, w.Resume(t.Context(), "catch up", schedule.CatchUp))
-	tests.OK(t, w.Resume(t.Context(), "all", schedule.CatchUp))
-	tests.OK(t, k.Put(t.Context(), "edited", args{1}, halfPast))
-	tests.OK(t, w.Resume(t.Context(), "edited", schedule.CatchUp)) // from the edit on
-	tests.OK(t, w.Delete(t.Context(), "deleted"))
+	testkit.OK(t, w.Resume(t.Context(), "from now", schedule.FromNow))
+	testkit.OK(t, w.Resume(t.Context(), "from now", schedule.CatchUp)) // it is not paused any more
+	testkit.OK(t, w.Resume(t.Context(), "catch up", schedule.CatchUp))
+	testkit.OK(t, w.Resume(t.Context(), "all", schedule.CatchUp))
+	testkit.OK(t, k.Put(t.Context(), "edited", args{1}, halfPast))
+	testkit.OK(t, w.Resume(t.Context(), "edited", schedule.CatchUp)) // from the edit on
+	testkit.OK(t, w.Delete(t.Context(), "deleted"))
 	wraps(t, "to delete it again", w.Delete(t.Context(), "deleted"), schedule.ErrNotFound)
 	want := map[string]outcomes{
 		"from now": {schedule.OutcomeCanceled: 3}, "catch up": {schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, "all": {schedule.OutcomeSucceeded: 3},
@@ -81,13 +81,13 @@ func TestPollBetweenRunsLosesNoTick(t *testing.T) {
 	w := newWorker(db)
 	w.LookAlways()
 	k := schedule.InTx(w.Scheduler, "books", effect)
-	tests.OK(t, k.Put(t.Context(), "all", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
-	tests.OK(t, w.Pause(t.Context(), "all"))
+	testkit.OK(t, k.Put(t.Context(), "all", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, w.Pause(t.Context(), "all"))
 	l := newLedger(db, "all")
 	w.run()
 	db.setClock(midnight.Add(190 * time.Minute))
 	db.looked()
-	tests.OK(t, w.Resume(t.Context(), "all", schedule.CatchUp))
+	testkit.OK(t, w.Resume(t.Context(), "all", schedule.CatchUp))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 3})
 }
 
@@ -149,13 +149,13 @@ func TestEditsWhileItRuns(t *testing.T) {
 		if name == "less jitter" {
 			opts = append(opts, schedule.WithJitter(9*time.Minute))
 		}
-		tests.OK(t, k.Put(t.Context(), name, args{}, hourly, opts...))
+		testkit.OK(t, k.Put(t.Context(), name, args{}, hourly, opts...))
 		ledgers = append(ledgers, newLedger(db, name))
 	}
 	db.setClock(midnight.Add(190 * time.Minute))
 	w.run()
 	for _, l := range ledgers {
-		tests.Until(t, "the run of "+l.name+" has ended", func() bool { // until then the ticks are canceled in the end
+		testkit.Until(t, "the run of "+l.name+" has ended", func() bool { // until then the ticks are canceled in the end
 			return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND outcome = 'succeeded'", l.name) == edits[l.name].want[schedule.OutcomeSucceeded]
 		})
 		l.settled(w.Scheduler).expectOutcomes(edits[l.name].want)
@@ -177,25 +177,25 @@ func TestPutIsOfItsTransaction(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	stop := errors.New("stop")
 	wraps(t, "the transaction", pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
-		tests.OK(t, k.PutTx(t.Context(), tx, "close", args{1}, hourly))
+		testkit.OK(t, k.PutTx(t.Context(), tx, "close", args{1}, hourly))
 		return stop
 	}), stop)
 	_, err := w.Get(t.Context(), "close")
 	wraps(t, "to get it", err, schedule.ErrNotFound)
 	for range 3 {
-		tests.OK(t, k.Put(t.Context(), "close", args{1}, hourly, schedule.WithKey("k")))
+		testkit.OK(t, k.Put(t.Context(), "close", args{1}, hourly, schedule.WithKey("k")))
 	}
 	expect(t, one[int64](db, "SELECT revision FROM pgleases.schedules"), 1, "revision")
-	tests.OK(t, k.Put(t.Context(), "close", args{1}, hourly))
+	testkit.OK(t, k.Put(t.Context(), "close", args{1}, hourly))
 	expect(t, one[int64](db, "SELECT revision FROM pgleases.schedules"), 2, "revision")
-	s := tests.Must(w.Get(t.Context(), "close"))(t)
+	s := testkit.Must(w.Get(t.Context(), "close"))(t)
 	expect(t, fmt.Sprint(s.Name, s.Key, s.Kind, string(s.Args), s.Rule, s.Due.UTC()), fmt.Sprint("close", "close", "books", `{"N": 1}`, hourly.String(), midnight.Add(time.Hour)), "the schedule")
 	names := ""
 	for _, name := range []string{"c", "a/2", "a/1"} {
-		tests.OK(t, k.Put(t.Context(), name, args{1}, schedule.Every(time.Minute)))
+		testkit.OK(t, k.Put(t.Context(), name, args{1}, schedule.Every(time.Minute)))
 	}
 	for s, err := range w.List(t.Context(), "a/") {
-		tests.OK(t, err)
+		testkit.OK(t, err)
 		names += s.Name + " "
 	}
 	expect(t, names, "a/1 a/2 ", "the schedules of a prefix")
@@ -227,7 +227,7 @@ func TestAnEditCancelsTheTicksThatDoNotRun(t *testing.T) {
 		}
 		return ticks
 	}
-	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
+	testkit.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
 	becomes(db, "the run has ended", 1, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
@@ -250,7 +250,7 @@ func TestArgumentsThatAreNull(t *testing.T) {
 	})
 	l := newLedger(db, "close")
 	for range 2 {
-		tests.OK(t, k.Put(t.Context(), "close", nil, hourly))
+		testkit.OK(t, k.Put(t.Context(), "close", nil, hourly))
 	}
 	expect(t, one[int64](db, "SELECT revision FROM pgleases.schedules"), 1, "revision")
 	w.run()
@@ -266,7 +266,7 @@ func TestArgumentNumbersCompareByValue(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "raw", func(context.Context, pgx.Tx, schedule.Run[json.RawMessage]) error { return nil })
 	put := func(text string) int64 {
 		t.Helper()
-		tests.OK(t, k.Put(t.Context(), "close", json.RawMessage(text), hourly))
+		testkit.OK(t, k.Put(t.Context(), "close", json.RawMessage(text), hourly))
 		return one[int64](db, "SELECT revision FROM pgleases.schedules")
 	}
 	revision := int64(0)
@@ -294,12 +294,12 @@ func TestAStartLocksFewSchedulesAtATime(t *testing.T) {
 	books := schedule.InTx(w.Scheduler, "books", effect)
 	for i := range 50 {
 		name := fmt.Sprintf("close %02d", i)
-		tests.OK(t, k.Put(t.Context(), name, args{}, hourly))
-		tests.OK(t, books.Add(name, args{}, hourly))
+		testkit.OK(t, k.Put(t.Context(), name, args{}, hourly))
+		testkit.OK(t, books.Add(name, args{}, hourly))
 	}
 	l := newLedger(db, "close 49")
 	edit := db.begin()
-	tests.OK(t, k.PutTx(t.Context(), edit, "close 49", args{2}, hourly))
+	testkit.OK(t, k.PutTx(t.Context(), edit, "close 49", args{2}, hourly))
 	w.run()
 	db.blocked("the start waits for the edit of the last", "schedule_get")
 	for _, free := range []string{"SELECT FROM pgleases.schedule_groups FOR UPDATE NOWAIT", "SELECT FROM pgleases.schedules WHERE name < 'close 40' FOR UPDATE NOWAIT"} {
@@ -307,7 +307,7 @@ func TestAStartLocksFewSchedulesAtATime(t *testing.T) {
 			t.Errorf("%s: %v", free, err)
 		}
 	}
-	tests.OK(t, edit.Rollback(t.Context()))
+	testkit.OK(t, edit.Rollback(t.Context()))
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }

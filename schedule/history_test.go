@@ -10,7 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -33,7 +33,7 @@ func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
 		}
 		return effect(ctx, tx, r)
 	})
-	tests.OK(t, k.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, k.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	w.run().has("close")
 	// Of another group, and of a schedule that is gone.
 	db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at)
@@ -70,7 +70,7 @@ func TestTheHistoryOfManyRunsStaysAsLargeAsWhatIsKept(t *testing.T) {
 		_, err := db.Exec(t.Context(), `INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, outcome, attempts, epoch, started_at, ended_at)
 			SELECT n % 200, $1, 'second ' || n % 200, 'books', at - interval '10 seconds', at, 1, CASE n % 10 WHEN 0 THEN 'failed' ELSE 'succeeded' END, 1, 1, at, at
 			FROM generate_series($2::int, $3::int) AS n, LATERAL (SELECT $4::timestamptz + n * interval '10 seconds') AS t (at)`, group, n-step+1, n, midnight)
-		tests.OK(t, err)
+		testkit.OK(t, err)
 		db.setClock(midnight.Add(of(n)))
 		becomes(db, fmt.Sprintf("after %d runs what is old is gone", n), true, "SELECT NOT EXISTS (SELECT FROM pgleases.history WHERE ended_at < $1 AND outcome = 'succeeded' OR ended_at < $2)",
 			midnight.Add(of(n-kept)), midnight.Add(of(n-2*kept)))
@@ -98,7 +98,7 @@ func TestADoubtedClockTrimsNothing(t *testing.T) {
 	w := newWorker(db, schedule.WithRetention(24*time.Hour, 24*time.Hour))
 	w.TrimEvery(time.Millisecond)
 	w.Doubt(time.Hour)
-	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
+	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
 	db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at)
 		SELECT 0, '` + group + `', 'close', now - interval '1 hour', now, 1, 'succeeded', now FROM public.test_clock`)
 	w.run().has("close")

@@ -12,15 +12,15 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
 // outcome waits until a job has ended.
 func (w *worker) outcome(id int64) (j schedule.Job) {
 	w.t.Helper()
-	tests.Until(w.t, fmt.Sprintf("job %d has its outcome", id), func() bool {
-		j = tests.Must(w.Job(w.t.Context(), id))(w.t)
+	testkit.Until(w.t, fmt.Sprintf("job %d has its outcome", id), func() bool {
+		j = testkit.Must(w.Job(w.t.Context(), id))(w.t)
 		return j.Outcome != ""
 	})
 	return j
@@ -30,7 +30,7 @@ func (w *worker) outcome(id int64) (j schedule.Job) {
 func (db *database) effects() []string {
 	db.t.Helper()
 	rows, _ := db.Query(context.Background(), "SELECT name FROM public.effects ORDER BY n")
-	return tests.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(db.t)
+	return testkit.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(db.t)
 }
 
 // note is a handler that leaves its argument.
@@ -47,14 +47,14 @@ func TestAJobRunsOnceAtItsTime(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	db.looked()
-	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
+	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	others := schedule.JobsOf[string](enqueuer, "mail")
-	put := func(id int64, err error) int64 { t.Helper(); tests.OK(t, err); return id }
+	put := func(id int64, err error) int64 { t.Helper(); testkit.OK(t, err); return id }
 	now := put(mail.Enqueue(t.Context(), "now"))
 	past := put(others.Enqueue(t.Context(), "past", schedule.WithTime(midnight.Add(-time.Hour))))
 	in := put(others.Enqueue(t.Context(), "in", schedule.WithDelay(2*time.Hour)))
 	at := put(mail.Enqueue(t.Context(), "at", schedule.WithTime(midnight.Add(time.Hour))))
-	many := tests.Must(others.EnqueueMany(t.Context(), []string{"a", "b", "c"}, schedule.WithDelay(3*time.Hour)))(t)
+	many := testkit.Must(others.EnqueueMany(t.Context(), []string{"a", "b", "c"}, schedule.WithDelay(3*time.Hour)))(t)
 	stop := errors.New("stop")
 	wraps(t, "the transaction", pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		put(mail.EnqueueTx(t.Context(), tx, "never"))
@@ -92,12 +92,12 @@ func TestAJobRunsOnceWhateverIsLost(t *testing.T) {
 	w.run()
 	db.looked()
 	var want []string
-	mail := schedule.JobsOf[string](tests.Must(schedule.NewEnqueuer(db.Pool, group))(t), "mail") // its connections lose nothing
+	mail := schedule.JobsOf[string](testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t), "mail") // its connections lose nothing
 	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_job_succeeded", "commit", "schedule_poll"} {
 		for _, after := range []bool{false, true} {
 			want = append(want, fmt.Sprint(text, after))
 			w.wire.Lose(1, text, after)
-			id := tests.Must(mail.Enqueue(t.Context(), fmt.Sprint(text, after)))(t)
+			id := testkit.Must(mail.Enqueue(t.Context(), fmt.Sprint(text, after)))(t)
 			expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, fmt.Sprint("outcome with ", text, after))
 		}
 	}
@@ -128,11 +128,11 @@ func TestJobsAreTriedAgain(t *testing.T) {
 	want := map[string]string{"first": "succeeded 1 ", "second": "succeeded 2 ", "never": "failed 2 no paper, 2", "discard": "failed 1 wrong address"}
 	ids := make(map[string]int64)
 	for name := range want {
-		ids[name] = tests.Must(mail.Enqueue(t.Context(), name))(t)
+		ids[name] = testkit.Must(mail.Enqueue(t.Context(), name))(t)
 	}
 	for _, name := range []string{"second", "never"} {
-		tests.Until(t, "an attempt has failed", func() bool {
-			j := tests.Must(w.Job(t.Context(), ids[name]))(t)
+		testkit.Until(t, "an attempt has failed", func() bool {
+			j := testkit.Must(w.Job(t.Context(), ids[name]))(t)
 			return j.Attempts == 1 && j.Error == "no paper, 1"
 		})
 	}
@@ -153,18 +153,18 @@ func TestUniqueJobs(t *testing.T) {
 	w := newWorker(db)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	hour := schedule.WithDelay(time.Hour)
-	id := tests.Must(mail.Enqueue(t.Context(), "first", hour, schedule.WithUnique("inv-7", schedule.Reject)))(t)
-	tests.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	id := testkit.Must(mail.Enqueue(t.Context(), "first", hour, schedule.WithUnique("inv-7", schedule.Reject)))(t)
+	testkit.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		_, err := mail.EnqueueTx(t.Context(), tx, "second", hour, schedule.WithUnique("inv-7", schedule.Reject))
 		wraps(t, "to put it again", err, schedule.ErrExists)
 		_, err = tx.Exec(t.Context(), "SELECT 1") // the transaction goes on
 		return err
 	}))
-	again := tests.Must(mail.Enqueue(t.Context(), "third", schedule.WithUnique("inv-7", schedule.Ignore)))(t)
+	again := testkit.Must(mail.Enqueue(t.Context(), "third", schedule.WithUnique("inv-7", schedule.Ignore)))(t)
 	expect(t, again, id, "id of the one that is there")
-	again = tests.Must(mail.Enqueue(t.Context(), "fourth", hour, schedule.WithUnique("inv-7", schedule.Replace)))(t)
+	again = testkit.Must(mail.Enqueue(t.Context(), "fourth", hour, schedule.WithUnique("inv-7", schedule.Replace)))(t)
 	expect(t, again, id, "id of the one that is replaced")
-	other := tests.Must(schedule.InTx(w.Scheduler, "letters", note).Enqueue(t.Context(), "another kind", hour, schedule.WithUnique("inv-7", schedule.Reject)))(t)
+	other := testkit.Must(schedule.InTx(w.Scheduler, "letters", note).Enqueue(t.Context(), "another kind", hour, schedule.WithUnique("inv-7", schedule.Reject)))(t)
 	const writers = 20
 	wrote := make(chan error, writers)
 	for n := range writers {
@@ -174,7 +174,7 @@ func TestUniqueJobs(t *testing.T) {
 		}()
 	}
 	for range writers {
-		if err := tests.Receive(t, "it is written", wrote); err != nil && !errors.Is(err, schedule.ErrExists) {
+		if err := testkit.Receive(t, "it is written", wrote); err != nil && !errors.Is(err, schedule.ErrExists) {
 			t.Error(err)
 		}
 	}
@@ -186,7 +186,7 @@ func TestUniqueJobs(t *testing.T) {
 	got := db.effects()
 	slices.Sort(got)
 	expect(t, fmt.Sprint(got), "[another kind fourth raced]", "effects")
-	tests.Must(mail.Enqueue(t.Context(), "fifth", schedule.WithUnique("inv-7", schedule.Reject)))(t) // the key is free
+	testkit.Must(mail.Enqueue(t.Context(), "fifth", schedule.WithUnique("inv-7", schedule.Reject)))(t) // the key is free
 }
 
 // What happens to a job in the middle of its run.
@@ -210,17 +210,17 @@ func TestJobsThatAreReplacedAndCanceledWhileTheyRun(t *testing.T) {
 		return note(ctx, tx, r)
 	})
 	w.run()
-	id := tests.Must(mail.Enqueue(t.Context(), "replace", schedule.WithUnique("inv-7", schedule.Reject)))(t)
-	canceled := tests.Must(mail.Enqueue(t.Context(), "cancel"))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "replace", schedule.WithUnique("inv-7", schedule.Reject)))(t)
+	canceled := testkit.Must(mail.Enqueue(t.Context(), "cancel"))(t)
 	expect(t, w.outcome(canceled).Outcome, schedule.OutcomeCanceled, "outcome")
-	failed := tests.Must(mail.Enqueue(t.Context(), "replace and fail", schedule.WithUnique("inv-8", schedule.Reject)))(t)
+	failed := testkit.Must(mail.Enqueue(t.Context(), "replace and fail", schedule.WithUnique("inv-8", schedule.Reject)))(t)
 	became := func(job int64) string {
 		return one[string](db, "SELECT coalesce(string_agg(format('%s %s %s', outcome, until - $2, again -> 'args'), ', ' ORDER BY id), '') FROM pgleases.history WHERE job = $1", job, midnight)
 	}
-	tests.Until(t, "both have run", func() bool { return became(id) != "" && became(failed) != "" })
+	testkit.Until(t, "both have run", func() bool { return became(id) != "" && became(failed) != "" })
 	expect(t, became(id)+"; "+became(failed), `succeeded 00:00:00 ; failed 00:00:00 "replace and fail"`, "what the history says of the runs before")
 	db.setClock(midnight.Add(time.Hour))
-	tests.Until(t, "what replaced them has run", func() bool { return became(id) == "succeeded 00:00:00 , succeeded 01:00:00 " })
+	testkit.Until(t, "what replaced them has run", func() bool { return became(id) == "succeeded 00:00:00 , succeeded 01:00:00 " })
 	becomes(db, "and the other", 1, "SELECT count(*) FROM pgleases.history WHERE job = $1 AND outcome = 'succeeded'", failed)
 	expect(t, fmt.Sprint(db.effects()), "[replace replaced replaced]", "effects")
 	wraps(t, "to cancel it again", w.Cancel(t.Context(), canceled), schedule.ErrNotFound)
@@ -234,15 +234,15 @@ func TestJobsOfAHigherPriorityBeginFirst(t *testing.T) {
 	began, end, handler := halting(func(r schedule.Run[string]) bool { return r.Args == "first" }, note)
 	mail := schedule.InTx(w.Scheduler, "mail", handler)
 	w.run()
-	tests.Must(mail.Enqueue(t.Context(), "first"))(t)
-	tests.Receive(t, "it runs", began)
+	testkit.Must(mail.Enqueue(t.Context(), "first"))(t)
+	testkit.Receive(t, "it runs", began)
 	bulk := make([]string, 120)
 	for i := range bulk {
 		bulk[i] = "bulk"
 	}
-	tests.Must(mail.EnqueueMany(t.Context(), bulk, schedule.WithPriority(0)))(t)
-	tests.Must(mail.Enqueue(t.Context(), "normal"))(t)
-	tests.Must(mail.Enqueue(t.Context(), "urgent", schedule.WithPriority(3)))(t)
+	testkit.Must(mail.EnqueueMany(t.Context(), bulk, schedule.WithPriority(0)))(t)
+	testkit.Must(mail.Enqueue(t.Context(), "normal"))(t)
+	testkit.Must(mail.Enqueue(t.Context(), "urgent", schedule.WithPriority(3)))(t)
 	db.looked()
 	close(end)
 	becomes(db, "all have run", 123, "SELECT count(*) FROM public.effects")
@@ -259,12 +259,12 @@ func TestAHandlerPutsAJobInItsTransaction(t *testing.T) {
 		_, err := mail.EnqueueTx(ctx, tx, r.At.Format("15:04"))
 		return err
 	})
-	tests.OK(t, books.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, books.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	w.run().has("close")
 	db.looked()
 	w.wire.Lose(1, "commit", true)
 	db.setClock(midnight.Add(3 * time.Hour))
-	tests.Until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") >= 3 })
+	testkit.Until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") >= 3 })
 	becomes(db, "none is left", 0, "SELECT count(*) FROM pgleases.jobs")
 	got := db.effects()
 	slices.Sort(got)
@@ -275,7 +275,7 @@ func TestAHandlerPutsAJobInItsTransaction(t *testing.T) {
 func TestWrongJobsAreRefused(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	e := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
+	e := testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	mail := schedule.JobsOf[any](e, "mail")
 	for says, put := range map[string]func() error{
 		"priority 4":      func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.WithPriority(4)); return err },
@@ -331,24 +331,24 @@ func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 	l := w.runs(k.Put(t.Context(), "close", args{7}, hourly, schedule.WithKey("books"), schedule.WithMissed(schedule.MissedAll)))
 	db.setClock(midnight.Add(3*time.Hour + 10*time.Minute))
 	l.settled(w.Scheduler)
-	tests.OK(t, w.Pause(t.Context(), "close"))
+	testkit.OK(t, w.Pause(t.Context(), "close"))
 	for range 3 {
-		expect(t, tests.Receive(t, "a tick", calls).trigger, "tick", "trigger")
+		expect(t, testkit.Receive(t, "a tick", calls).trigger, "tick", "trigger")
 	}
-	id := tests.Must(w.Trigger(t.Context(), "close"))(t)
-	expect(t, tests.Receive(t, "it is triggered", calls), call{"manual", "03:10", "00:00", "close", "books"}, "call")
+	id := testkit.Must(w.Trigger(t.Context(), "close"))(t)
+	expect(t, testkit.Receive(t, "it is triggered", calls), call{"manual", "03:10", "00:00", "close", "books"}, "call")
 	j := w.outcome(id)
 	expect(t, fmt.Sprint(j.Outcome, j.Name), "succeededclose", "outcome and name")
-	ids := tests.Must(w.Backfill(t.Context(), "close", midnight.Add(-30*time.Minute), midnight.Add(2*time.Hour)))(t)
-	again := tests.Must(w.Backfill(t.Context(), "close", midnight, midnight.Add(3*time.Hour)))(t) // some perhaps still live
+	ids := testkit.Must(w.Backfill(t.Context(), "close", midnight.Add(-30*time.Minute), midnight.Add(2*time.Hour)))(t)
+	again := testkit.Must(w.Backfill(t.Context(), "close", midnight, midnight.Add(3*time.Hour)))(t) // some perhaps still live
 	for _, id := range append(ids, again...) {
 		expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
 	}
 	expect(t, len(ids), 3, "ticks")
 	for i, want := range []call{{"backfill", "00:00", "23:30", "close", "books"}, {"backfill", "01:00", "00:00", "close", "books"}, {"backfill", "02:00", "01:00", "close", "books"}} {
-		expect(t, tests.Receive(t, "a tick", calls), want, fmt.Sprint("call ", i))
+		expect(t, testkit.Receive(t, "a tick", calls), want, fmt.Sprint("call ", i))
 	}
-	tests.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
+	testkit.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
 	db.setClock(midnight.Add(4 * time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 4})
 	_, err := w.Trigger(t.Context(), "nothing")
@@ -360,21 +360,21 @@ func TestAJobThatIsReplacedByALaterOneIsNotEarly(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithMaxRunning(1), schedule.WithPartitions(1))
-	w.LookEvery(tests.Patience) // until something is put here, what was found stays
+	w.LookEvery(testkit.Patience) // until something is put here, what was found stays
 	began, end, handler := halting(func(r schedule.Run[string]) bool { return r.Args == "first" }, note)
 	mail := schedule.InTx(w.Scheduler, "mail", handler)
-	tests.Must(mail.Enqueue(t.Context(), "first", schedule.WithPriority(3)))(t)
-	id := tests.Must(mail.Enqueue(t.Context(), "early", schedule.WithUnique("inv-7", schedule.Reject)))(t)
+	testkit.Must(mail.Enqueue(t.Context(), "first", schedule.WithPriority(3)))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "early", schedule.WithUnique("inv-7", schedule.Reject)))(t)
 	w.run()
-	tests.Receive(t, "the first runs", began)
-	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
-	tests.Must(schedule.JobsOf[string](enqueuer, "mail").Enqueue(t.Context(), "later", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.Replace)))(t)
+	testkit.Receive(t, "the first runs", began)
+	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t)
+	testkit.Must(schedule.JobsOf[string](enqueuer, "mail").Enqueue(t.Context(), "later", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.Replace)))(t)
 	close(end)
-	next := tests.Must(mail.Enqueue(t.Context(), "next"))(t)
+	next := testkit.Must(mail.Enqueue(t.Context(), "next"))(t)
 	w.outcome(next)
 	expect(t, fmt.Sprint(db.effects()), "[first next]", "effects")
 	db.setClock(midnight.Add(time.Hour))
-	next = tests.Must(mail.Enqueue(t.Context(), "last", schedule.WithPriority(0)))(t)
+	next = testkit.Must(mail.Enqueue(t.Context(), "last", schedule.WithPriority(0)))(t)
 	w.outcome(next)
 	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
 	expect(t, fmt.Sprint(db.effects()), "[first next later last]", "effects")
@@ -387,26 +387,26 @@ func TestAJobThatIsThereIsNotLocked(t *testing.T) {
 	w := newWorker(db)
 	began, end, handler := halting(nil, note)
 	mail := schedule.InTx(w.Scheduler, "mail", handler)
-	id := tests.Must(mail.Enqueue(t.Context(), "first", schedule.WithUnique("inv-7", schedule.Reject)))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "first", schedule.WithUnique("inv-7", schedule.Reject)))(t)
 	w.run()
-	tests.Receive(t, "it runs", began)
+	testkit.Receive(t, "it runs", began)
 	tx := db.begin()
-	there := tests.Must(mail.EnqueueTx(t.Context(), tx, "second", schedule.WithUnique("inv-7", schedule.Ignore)))(t)
+	there := testkit.Must(mail.EnqueueTx(t.Context(), tx, "second", schedule.WithUnique("inv-7", schedule.Ignore)))(t)
 	expect(t, there, id, "id of the one that is there")
 	_, err := mail.EnqueueTx(t.Context(), tx, "third", schedule.WithUnique("inv-7", schedule.Reject))
 	wraps(t, "to put it again", err, schedule.ErrExists)
 	close(end)
 	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
-	tests.Must(mail.EnqueueTx(t.Context(), tx, "fourth", schedule.WithUnique("inv-7", schedule.Reject)))(t) // the key is free
-	tests.OK(t, tx.Commit(t.Context()))
-	tests.Until(t, "both have run", func() bool { return fmt.Sprint(db.effects()) == "[first fourth]" })
+	testkit.Must(mail.EnqueueTx(t.Context(), tx, "fourth", schedule.WithUnique("inv-7", schedule.Reject)))(t) // the key is free
+	testkit.OK(t, tx.Commit(t.Context()))
+	testkit.Until(t, "both have run", func() bool { return fmt.Sprint(db.effects()) == "[first fourth]" })
 }
 
 // The session has the zone of a place, whose clocks showed odd times once. A job of such a time, or of one far ahead, is read as any other.
 func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	address := tests.Must(url.Parse(db.url))(t)
+	address := testkit.Must(url.Parse(db.url))(t)
 	settings := address.Query()
 	settings.Set("timezone", "Europe/Berlin")
 	address.RawQuery = settings.Encode()
@@ -417,13 +417,13 @@ func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
 	for _, at := range []time.Time{
 		time.Date(1, 1, 1, 12, 0, 0, 0, time.UTC), time.Date(1850, 1, 1, 0, 0, 0, 0, time.UTC), midnight.In(time.FixedZone("", 25*60*60)),
 	} {
-		id := tests.Must(mail.Enqueue(t.Context(), at.String(), schedule.WithTime(at)))(t)
+		id := testkit.Must(mail.Enqueue(t.Context(), at.String(), schedule.WithTime(at)))(t)
 		if j := w.outcome(id); !j.At.Equal(at) || j.Outcome != schedule.OutcomeSucceeded {
 			t.Errorf("the job of %v is %+v", at, j)
 		}
 	}
 	ahead := time.Date(9999, 12, 31, 23, 59, 59, 999_999_000, time.UTC)
-	id := tests.Must(mail.Enqueue(t.Context(), `ahead, and no NUL: \u0000`, schedule.WithTime(ahead.Add(999))))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), `ahead, and no NUL: \u0000`, schedule.WithTime(ahead.Add(999))))(t)
 	if j, err := w.Job(t.Context(), id); err != nil || !j.At.Equal(ahead) || !j.Due.Equal(ahead) {
 		t.Errorf("the job that waits is %+v, %v", j, err)
 	}
@@ -440,7 +440,7 @@ func TestPollForMoreContinues(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	at := midnight.Add(time.Hour)
 	for i := range 2 {
-		tests.Must(mail.EnqueueMany(t.Context(), make([]string, 300), schedule.WithTime(at.Add(time.Duration(i)*time.Second))))(t)
+		testkit.Must(mail.EnqueueMany(t.Context(), make([]string, 300), schedule.WithTime(at.Add(time.Duration(i)*time.Second))))(t)
 	}
 	db.setClock(at.Add(time.Minute))
 	w.run()
@@ -476,18 +476,18 @@ func TestWhatIsPutWhileTheNumberOfPartitionsChangesRuns(t *testing.T) {
 			w, k := start(test.from)
 			becomes(db, "it has joined", 1, "SELECT count(*) FROM pgleases.schedule_groups")
 			for n := range 20 {
-				tests.OK(t, k.Put(t.Context(), fmt.Sprint("before ", n), args{}, schedule.Every(time.Second)))
+				testkit.OK(t, k.Put(t.Context(), fmt.Sprint("before ", n), args{}, schedule.Every(time.Second)))
 			}
 			tx := db.begin()
 			for n := range 20 {
-				tests.Must(k.EnqueueTx(t.Context(), tx, args{n}, schedule.WithJobKey(fmt.Sprint("key ", n))))(t)
+				testkit.Must(k.EnqueueTx(t.Context(), tx, args{n}, schedule.WithJobKey(fmt.Sprint("key ", n))))(t)
 			}
-			tests.OK(t, k.PutTx(t.Context(), tx, "close", args{}, schedule.Every(time.Second)))
+			testkit.OK(t, k.PutTx(t.Context(), tx, "close", args{}, schedule.Every(time.Second)))
 			w.close()
 			db.exec(fmt.Sprintf("SELECT pgleases.drop_lease('schedule/tests', 'another number', partitions => %d)", test.to))
 			start(test.to)
 			becomes(db, "the number has changed", test.to, "SELECT partitions FROM pgleases.schedule_groups")
-			tests.OK(t, tx.Commit(t.Context()))
+			testkit.OK(t, tx.Commit(t.Context()))
 			becomes(db, "all jobs are done", 20, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded' AND job IS NOT NULL")
 			db.setClock(midnight.Add(time.Minute))
 			becomes(db, "all schedules have run", 21, "SELECT count(DISTINCT name) FROM pgleases.history WHERE outcome = 'succeeded' AND job IS NULL")

@@ -13,7 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -44,7 +44,7 @@ func TestWhatBecomesOfTicksInAnOutage(t *testing.T) {
 			return effect(ctx, tx, r)
 		})
 		for name, policy := range policies {
-			tests.OK(t, k.Add(name, args{}, hourly, policy.opts...))
+			testkit.OK(t, k.Add(name, args{}, hourly, policy.opts...))
 		}
 	}
 	ledgers := make(map[string]*ledger)
@@ -82,7 +82,7 @@ func TestTheWorkForManyMissedTicksIsBounded(t *testing.T) {
 		}
 		return ticks
 	}
-	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "each minute", args{}, schedule.Cron("* * * * *", "UTC"), schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "each minute", args{}, schedule.Cron("* * * * *", "UTC"), schedule.WithMissed(schedule.MissedAll)))
 	db.setClock(midnight.Add(100_001 * time.Minute))
 	w.run()
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 100_001 - 100, schedule.OutcomeSucceeded: 100})
@@ -102,13 +102,13 @@ func TestTicksWhileTheRunBeforeIsUnderWay(t *testing.T) {
 		"buffer all": {schedule.OutcomeSucceeded: 5},
 	}
 	skip, buffer, all := newLedger(db, "skip"), newLedger(db, "buffer"), newLedger(db, "buffer all")
-	tests.OK(t, k.Add("skip", args{}, hourly))
-	tests.OK(t, k.Add("buffer", args{}, hourly, schedule.WithOverlap(schedule.OverlapBuffer)))
-	tests.OK(t, k.Add("buffer all", args{}, hourly, schedule.WithOverlap(schedule.OverlapBuffer), schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, k.Add("skip", args{}, hourly))
+	testkit.OK(t, k.Add("buffer", args{}, hourly, schedule.WithOverlap(schedule.OverlapBuffer)))
+	testkit.OK(t, k.Add("buffer all", args{}, hourly, schedule.WithOverlap(schedule.OverlapBuffer), schedule.WithMissed(schedule.MissedAll)))
 	w.run().has("skip")
 	db.setClock(midnight.Add(time.Hour))
 	for range 3 {
-		tests.Receive(t, "it runs", began)
+		testkit.Receive(t, "it runs", began)
 	}
 	db.setClock(midnight.Add(4 * time.Hour))
 	db.looked() // until the process knows when its runs end
@@ -165,9 +165,9 @@ func TestHandlerAfterItsContextIsLogged(t *testing.T) {
 	end := make(chan struct{})
 	stuck := schedule.AtLeastOnce(w.Scheduler, "stuck", func(context.Context, schedule.Run[args]) error { <-end; return nil },
 		schedule.WithTimeout(time.Millisecond))
-	tests.Must(stuck.Enqueue(t.Context(), args{}))(t)
+	testkit.Must(stuck.Enqueue(t.Context(), args{}))(t)
 	w.run()
-	tests.Until(t, "it is named", func() bool { return log.count("handler still running after its context ended") == 1 })
+	testkit.Until(t, "it is named", func() bool { return log.count("handler still running after its context ended") == 1 })
 	expect(t, log.count("kind=stuck"), 1, "lines with the kind")
 	close(end)
 }
@@ -183,11 +183,11 @@ func TestAClockThatIsWrongForAMomentIsDoubted(t *testing.T) {
 	db.looked()
 	for i, wrong := range []time.Duration{8 * time.Hour, -8 * time.Hour} {
 		db.setClock(midnight.Add(wrong))
-		tests.Until(t, "it is doubted", func() bool { return log.count("clock unstable") == i+1 && w.Stats().ClockUnstable })
+		testkit.Until(t, "it is doubted", func() bool { return log.count("clock unstable") == i+1 && w.Stats().ClockUnstable })
 		db.looked()
 		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes by a clock that is wrong")
 		db.setClock(midnight.Add(59*time.Minute + 40*time.Second))
-		tests.Until(t, "it is believed", func() bool { return log.count("clock trusted again") == i+1 && !w.Stats().ClockUnstable })
+		testkit.Until(t, "it is believed", func() bool { return log.count("clock trusted again") == i+1 && !w.Stats().ClockUnstable })
 	}
 	db.setClock(midnight.Add(60*time.Minute + 1*time.Second))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
@@ -206,14 +206,14 @@ func TestAClockThatStepsForGood(t *testing.T) {
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 8})
 	for hour := range 9 {
 		db.setClock(midnight.Add(time.Duration(hour) * time.Hour))
-		tests.Until(t, "the step is believed", func() bool { return log.count("clock trusted again") == hour+2 })
+		testkit.Until(t, "the step is believed", func() bool { return log.count("clock trusted again") == hour+2 })
 		db.looked()
 		expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 8, "effects")
 	}
-	tests.OK(t, w.Pause(t.Context(), "close"))
+	testkit.OK(t, w.Pause(t.Context(), "close"))
 	db.setClock(midnight)
-	tests.Until(t, "the step is believed", func() bool { return log.count("clock trusted again") == 11 })
-	tests.OK(t, w.Resume(t.Context(), "close", schedule.FromNow)) // neither runs, nor cancels, what has run
+	testkit.Until(t, "the step is believed", func() bool { return log.count("clock trusted again") == 11 })
+	testkit.OK(t, w.Resume(t.Context(), "close", schedule.FromNow)) // neither runs, nor cancels, what has run
 	db.looked()
 	db.setClock(midnight.Add(9 * time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 9})
@@ -228,7 +228,7 @@ func TestAScheduleThatIsCommittedLateIsFound(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	w.run()
 	l := newLedger(db, "late")
-	tests.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	testkit.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		err := k.PutTx(t.Context(), tx, "late", args{}, hourly)
 		db.setClock(midnight.Add(3 * time.Hour))
 		db.looked()
@@ -247,7 +247,7 @@ func TestAnotherZoneWhileTheClockIsBehind(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour)) // 10:00 in Tokyo
 	l.settled(w.Scheduler)
 	db.setClock(midnight.Add(30 * time.Minute))
-	tests.OK(t, k.Put(t.Context(), "close", args{}, schedule.Cron("0 0-22 * * *", "UTC")))
+	testkit.OK(t, k.Put(t.Context(), "close", args{}, schedule.Cron("0 0-22 * * *", "UTC")))
 	db.setClock(midnight.Add(2 * time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 }
@@ -267,17 +267,17 @@ func TestAClockThatIsWrongWhenARunEnds(t *testing.T) {
 		}
 		return ticks
 	}
-	tests.OK(t, k.Put(t.Context(), "close", args{}, schedule.Every(40*time.Second)))
+	testkit.OK(t, k.Put(t.Context(), "close", args{}, schedule.Every(40*time.Second)))
 	w.run()
 	db.looked()
 	db.setClock(midnight.Add(40 * time.Second))
-	tests.Receive(t, "it runs", began)
+	testkit.Receive(t, "it runs", began)
 	db.setClock(midnight.Add(8 * time.Hour))
-	tests.Until(t, "it is doubted", func() bool { return log.count("clock unstable") == 1 })
+	testkit.Until(t, "it is doubted", func() bool { return log.count("clock unstable") == 1 })
 	close(end)
 	becomes(db, "the run has ended", 1, "SELECT count(*) FROM pgleases.history")
 	db.setClock(midnight.Add(40 * time.Second))
-	tests.Until(t, "it is believed", func() bool { return log.count("clock trusted again") == 1 })
+	testkit.Until(t, "it is believed", func() bool { return log.count("clock trusted again") == 1 })
 	db.setClock(midnight.Add(80 * time.Second))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 }
@@ -302,14 +302,14 @@ func TestATickThatIsHeldBackMakesNoneBeforeItTimely(t *testing.T) {
 	for i := 0; due.Before(midnight.Add(130 * time.Minute)); i++ { // until the tick of 2:00 is held back for more than ten minutes
 		name = fmt.Sprint("close ", i)
 		db.setClock(midnight.Add(90 * time.Minute))
-		tests.OK(t, k.Put(t.Context(), name, args{}, hourly, schedule.WithJitter(50*time.Minute)))
-		s := tests.Must(w.Get(t.Context(), name))(t)
+		testkit.OK(t, k.Put(t.Context(), name, args{}, hourly, schedule.WithJitter(50*time.Minute)))
+		s := testkit.Must(w.Get(t.Context(), name))(t)
 		due = s.Due
-		tests.OK(t, w.Delete(t.Context(), name))
+		testkit.OK(t, w.Delete(t.Context(), name))
 	}
 	db.setClock(midnight)
 	l := newLedger(db, name)
-	tests.OK(t, k.Put(t.Context(), name, args{}, hourly, schedule.WithJitter(50*time.Minute), schedule.WithGrace(15*time.Minute)))
+	testkit.OK(t, k.Put(t.Context(), name, args{}, hourly, schedule.WithJitter(50*time.Minute), schedule.WithGrace(15*time.Minute)))
 	db.setClock(midnight.Add(130 * time.Minute)) // 70 minutes after the tick of 1:00, which is run for 65
 	w.run()
 	becomes(db, "the tick of 1:00 has its outcome", "missed", "SELECT coalesce(string_agg(outcome, ' '), '') FROM pgleases.history")
@@ -336,12 +336,12 @@ func TestSlowPollStopsNoOther(t *testing.T) {
 			for i := 0; ; i++ { // one of another partition
 				key := fmt.Sprint(i)
 				if one[int](db, "SELECT pgleases.partition_for($1, 4)", key) != 1 {
-					tests.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.WithKey(key)))
+					testkit.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.WithKey(key)))
 					break
 				}
 			}
 			w.run()
-			tests.Until(t, "a look took too long", func() bool { return log.count("poll failed") > 0 })
+			testkit.Until(t, "a look took too long", func() bool { return log.count("poll failed") > 0 })
 			db.setClock(midnight.Add(time.Hour))
 			l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 		})
@@ -358,7 +358,7 @@ func TestAJobThatIsCommittedLateIsFoundSoon(t *testing.T) {
 	w.run()
 	db.looked()
 	var id int64
-	tests.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) (err error) {
+	testkit.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) (err error) {
 		id, err = mail.EnqueueTx(t.Context(), tx, "late")
 		for i := range 10 {
 			db.setClock(midnight.Add(time.Duration(i) * time.Second))
@@ -379,7 +379,7 @@ func TestPollFarBehindOnceASecond(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	for range 5 {
-		id := tests.Must(mail.Enqueue(t.Context(), "now"))(t)
+		id := testkit.Must(mail.Enqueue(t.Context(), "now"))(t)
 		expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
 	}
 	looked := func(where string) int64 {
@@ -405,14 +405,14 @@ func TestSlowPollThatLeavesOutStopsNoOther(t *testing.T) {
 	defer close(goOn)
 	books := schedule.InTx(w.Scheduler, "books", handler)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	tests.Must(books.EnqueueMany(t.Context(), make([]args, 250), schedule.WithJobKey("one")))(t)
+	testkit.Must(books.EnqueueMany(t.Context(), make([]args, 250), schedule.WithJobKey("one")))(t)
 	w.run()
-	tests.Receive(t, "one runs", began)
-	tests.Until(t, "a look took too long", func() bool { return log.count("poll failed") > 0 })
+	testkit.Receive(t, "one runs", began)
+	testkit.Until(t, "a look took too long", func() bool { return log.count("poll failed") > 0 })
 	for i := 0; ; i++ {
 		key := fmt.Sprint(i)
 		if one[bool](db, "SELECT pgleases.partition_for($1, 4) <> pgleases.partition_for('one', 4)", key) {
-			id := tests.Must(mail.Enqueue(t.Context(), "elsewhere", schedule.WithJobKey(key)))(t)
+			id := testkit.Must(mail.Enqueue(t.Context(), "elsewhere", schedule.WithJobKey(key)))(t)
 			expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of what is in another partition")
 			break
 		}
@@ -449,7 +449,7 @@ func TestRunsDoNotWaitForPoll(t *testing.T) {
 		<-goOn
 		return nil
 	})
-	ids := tests.Must(k.EnqueueMany(t.Context(), make([]args, 2)))(t)
+	ids := testkit.Must(k.EnqueueMany(t.Context(), make([]args, 2)))(t)
 	w.run()
 	<-began
 	holder := db.begin("SELECT pg_advisory_xact_lock(7)")
@@ -457,14 +457,14 @@ func TestRunsDoNotWaitForPoll(t *testing.T) {
 	close(goOn)
 	select {
 	case <-began:
-	case <-time.After(tests.Patience):
+	case <-time.After(testkit.Patience):
 		t.Error("the second job has not begun, as a look is under way")
 	}
-	tests.OK(t, holder.Rollback(t.Context()))
+	testkit.OK(t, holder.Rollback(t.Context()))
 	for _, id := range ids {
-		tests.Until(t, "the job is done", func() bool {
+		testkit.Until(t, "the job is done", func() bool {
 			j, err := w.Job(t.Context(), id)
-			tests.OK(t, err)
+			testkit.OK(t, err)
 			return j.Outcome == schedule.OutcomeSucceeded
 		})
 	}

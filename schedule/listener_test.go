@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -21,12 +21,12 @@ func TestWhatIsPutElsewhereBeginsAtOnce(t *testing.T) {
 	w := newWorker(db, schedule.WithPartitions(1))
 	w.LookEvery(rarely)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	tests.OK(t, mail.Add("letters", "letters", hourly, schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, mail.Add("letters", "letters", hourly, schedule.WithMissed(schedule.MissedAll)))
 	w.run()
 	becomes(db, "it has joined", 1, "SELECT count(*) FROM pgleases.schedule_groups") // else an Enqueuer may not know the number of partitions
 	other := newWorker(db, schedule.WithPartitions(1))
 	others := schedule.InTx(other.Scheduler, "mail", note)
-	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
+	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	inTx := func(put func(tx pgx.Tx) error) error { return pgx.BeginFunc(t.Context(), db.Pool, put) }
 	want := int64(0)
 	for _, put := range []struct {
@@ -48,13 +48,13 @@ func TestWhatIsPutElsewhereBeginsAtOnce(t *testing.T) {
 		}},
 		{"Enqueue of the owner", func() error { _, err := mail.Enqueue(t.Context(), "d"); return err }},
 	} {
-		tests.OK(t, put.put())
+		testkit.OK(t, put.put())
 		want++
-		tests.Until(t, put.what+" has run", func() bool { return int64(len(db.effects())) == want })
+		testkit.Until(t, put.what+" has run", func() bool { return int64(len(db.effects())) == want })
 	}
 	db.setClock(midnight.Add(90 * time.Minute)) // a tick has passed, for which nobody looks
-	tests.OK(t, others.Put(t.Context(), "letters", "other letters", hourly, schedule.WithMissed(schedule.MissedAll)))
-	tests.Until(t, "a schedule that is overdue when it is put has run", func() bool { return int64(len(db.effects())) == want+1 })
+	testkit.OK(t, others.Put(t.Context(), "letters", "other letters", hourly, schedule.WithMissed(schedule.MissedAll)))
+	testkit.Until(t, "a schedule that is overdue when it is put has run", func() bool { return int64(len(db.effects())) == want+1 })
 }
 
 // Of what is put at the same time one is told, and the others are found a little later.
@@ -66,14 +66,14 @@ func TestWhatIsPutWithoutAWordBehindAnotherIsFoundSoon(t *testing.T) {
 	w.TellEvery(2 * time.Second)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
-	id := tests.Must(mail.Enqueue(t.Context(), "it has looked"))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "it has looked"))(t)
 	w.outcome(id)
 	now := one[time.Time](db, "SELECT clock_timestamp()")
 	db.exec("SELECT pgleases.schedule_notify('" + group + "')")
 	becomes(db, "it looks", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
 		AND query LIKE '%schedule_poll%' AND query_start > $1 AND state = 'idle')`, now)
 	db.exec(`SELECT pgleases.schedule_enqueue('` + group + `', 1, '[{"key": "k", "kind": "mail", "trigger": "job", "args": "quiet", "priority": 1, "quiet": true}]', 'raise')`)
-	tests.Until(t, "it has run", func() bool { return len(db.effects()) == 2 })
+	testkit.Until(t, "it has run", func() bool { return len(db.effects()) == 2 })
 }
 
 // Another group of the same number is told of all the time: a job begins soon all the same.
@@ -84,13 +84,13 @@ func TestNoGroupIsUntoldForAnother(t *testing.T) {
 	w.LookEvery(rarely)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
-	id := tests.Must(mail.Enqueue(t.Context(), "it has looked"))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "it has looked"))(t)
 	w.outcome(id)
 	other := one[string](db, "SELECT g FROM (SELECT 'group ' || n AS g FROM generate_series(1, 1000) AS n) AS s WHERE (hashtext(g) & 2147483647) % 24 = (hashtext($1) & 2147483647) % 24 LIMIT 1", group)
 	for n := range 3 { // one of which is in the same fifth of a second
 		db.exec(fmt.Sprintf(`SELECT pgleases.schedule_notify('%s');
 			SELECT pgleases.schedule_enqueue('%s', 1, '[{"key": "k", "kind": "mail", "trigger": "job", "args": "here", "priority": 1}]', 'raise')`, other, group))
-		tests.Until(t, "it has run", func() bool { return len(db.effects()) == 2+n })
+		testkit.Until(t, "it has run", func() bool { return len(db.effects()) == 2+n })
 	}
 }
 
@@ -101,24 +101,24 @@ func TestFewNotificationsAreSent(t *testing.T) {
 	w := newWorkerFor(db, 30*time.Second, schedule.WithPartitions(1)) // it owns the partition all the time, also on a busy machine
 	mine := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
-	first := tests.Must(mine.Enqueue(t.Context(), "it owns the partition"))(t)
+	first := testkit.Must(mine.Enqueue(t.Context(), "it owns the partition"))(t)
 	w.outcome(first)
-	conn := tests.Must(pgx.Connect(t.Context(), db.url))(t)
-	t.Cleanup(func() { tests.OK(t, conn.Close(context.Background())) })
+	conn := testkit.Must(pgx.Connect(t.Context(), db.url))(t)
+	t.Cleanup(func() { testkit.OK(t, conn.Close(context.Background())) })
 	channel := "pgleases_schedule_" + one[string](db, "SELECT pgleases.schedule_channel($1)::text", group)
-	tests.Must(conn.Exec(t.Context(), "SET idle_session_timeout = 0; LISTEN "+channel))(t)
-	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
+	testkit.Must(conn.Exec(t.Context(), "SET idle_session_timeout = 0; LISTEN "+channel))(t)
+	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	mail := schedule.JobsOf[string](enqueuer, "mail")
 	heard := func(what string, least, most int, put func() error) {
 		t.Helper()
 		began, n := time.Now(), 0
 		for puts := 0; puts < 200 || time.Since(began) < 400*time.Millisecond; puts++ { // nothing is sent for 200 ms after what came before
-			tests.OK(t, put())
+			testkit.OK(t, put())
 		}
 		most *= int(time.Since(began)/(200*time.Millisecond)) + 2
-		tests.Must(conn.Exec(t.Context(), "NOTIFY "+channel+", 'the end'"))(t)
+		testkit.Must(conn.Exec(t.Context(), "NOTIFY "+channel+", 'the end'"))(t)
 		for note := new(pgconn.Notification); note.Payload != "the end"; n++ {
-			note = tests.Must(conn.WaitForNotification(t.Context()))(t)
+			note = testkit.Must(conn.WaitForNotification(t.Context()))(t)
 		}
 		if n--; n < least || n > most {
 			t.Errorf("%d notifications of %s, not %d to %d", n, what, least, most)
@@ -137,7 +137,7 @@ func TestPollNeedsNoPoolConnection(t *testing.T) {
 	w.run()
 	db.looked()
 	for range w.pool.Config().MaxConns {
-		conn := tests.Must(w.pool.Acquire(t.Context()))(t)
+		conn := testkit.Must(w.pool.Acquire(t.Context()))(t)
 		defer conn.Release()
 	}
 	db.looked()
@@ -150,14 +150,14 @@ func TestPollUnderAnyTransactionDefault(t *testing.T) {
 	db.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = serializable', current_database()); END $$`)
 	w, log := newLogged(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
-	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
+	testkit.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	l := newLedger(db, "close")
 	db.exec("UPDATE pgleases.schedules SET blocked_reason = 'unknown', blocked_since = (SELECT now FROM public.test_clock), due = due + interval '1 hour'; INSERT INTO pgleases.schedule_groups VALUES ('" + group + "', 4)") // so nothing moves to other partitions
 	held := db.begin("SET TRANSACTION ISOLATION LEVEL READ COMMITTED; LOCK TABLE pgleases.schedules IN EXCLUSIVE MODE")
 	w.run()
 	db.blocked("a look waits", "schedule_poll")
-	tests.Must(held.Exec(t.Context(), "UPDATE pgleases.schedules SET revision = revision + 1"))(t)
-	tests.OK(t, held.Commit(t.Context()))
+	testkit.Must(held.Exec(t.Context(), "UPDATE pgleases.schedules SET revision = revision + 1"))(t)
+	testkit.OK(t, held.Commit(t.Context()))
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler)
 	expect(t, log.count("poll failed"), 0, "looks that failed")
@@ -176,11 +176,11 @@ func TestHookThatHangsStopsNoPolls(t *testing.T) {
 		db.looked()
 		w.wire.Before("user\x00", func() { hung <- struct{}{}; <-let }) // in the middle of a connection attempt
 		db.exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%schedule_poll%' AND pid <> pg_backend_pid()")
-		tests.Receive(t, "it hangs", hung)
+		testkit.Receive(t, "it hangs", hung)
 	}
 	w.run()
 	hang()
-	w.outcome(tests.Must(k.Enqueue(t.Context(), args{}))(t))
+	w.outcome(testkit.Must(k.Enqueue(t.Context(), args{}))(t))
 	expect(t, log.count("goes on after its context ended"), 1, "lines of the log")
 	hang()
 	w.end()

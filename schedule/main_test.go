@@ -17,7 +17,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 	"github.com/pgleases/pgleases/schedule/sql"
 )
@@ -27,11 +27,11 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, victim(url))
 		os.Exit(1)
 	}
-	tests.Main(m)
+	testkit.Main(m)
 }
 
 // rarely is longer than tests wait for something. A hundredth of it lies between two looks: so no longer.
-const rarely = tests.Patience + 30*time.Second
+const rarely = testkit.Patience + 30*time.Second
 
 // A database has the tables, a clock that the test sets, and a table of what handlers did.
 type database struct {
@@ -69,10 +69,10 @@ func databaseAt(t testing.TB, url string) *database {
 // ddl makes what there is in a database.
 func ddl(t testing.TB) (statements []string) {
 	t.Helper()
-	tables := tests.Must(schedule.Schema())(t)
+	tables := testkit.Must(schedule.Schema())(t)
 	statements = append(statements, tables)
 	if os.Getenv("PGLEASES_TEST_ROLE") != "" {
-		grants := tests.Must(sql.Files.ReadFile("grants/application.sql"))(t)
+		grants := testkit.Must(sql.Files.ReadFile("grants/application.sql"))(t)
 		statements = append(statements, "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC;", string(grants))
 	}
 	return append(statements, testTables)
@@ -87,20 +87,20 @@ var testTables = `CREATE TABLE public.test_clock (now timestamptz);
 // newEncodedDatabase has another encoding than UTF-8. It is reached as its owner, and not through a pooler.
 func newEncodedDatabase(t testing.TB, encoding string) *database {
 	t.Helper()
-	address := tests.Must(url.Parse(pgtest.OwnerURL(pgtest.EmptyDatabase(t))))(t)
-	maker := tests.Must(pgx.Connect(t.Context(), address.String()))(t)
+	address := testkit.Must(url.Parse(pgtest.OwnerURL(pgtest.EmptyDatabase(t))))(t)
+	maker := testkit.Must(pgx.Connect(t.Context(), address.String()))(t)
 	name := strings.ToLower("encoded_" + rand.Text())
-	tests.Must(maker.Exec(t.Context(), fmt.Sprintf("CREATE DATABASE %s ENCODING '%s' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'", name, encoding)))(t)
+	testkit.Must(maker.Exec(t.Context(), fmt.Sprintf("CREATE DATABASE %s ENCODING '%s' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'", name, encoding)))(t)
 	t.Cleanup(func() {
 		_, err := maker.Exec(context.Background(), fmt.Sprintf("DROP DATABASE %s WITH (FORCE)", name))
-		tests.OK(t, errors.Join(err, maker.Close(context.Background())))
+		testkit.OK(t, errors.Join(err, maker.Close(context.Background())))
 	})
 	address.Path = "/" + name
 	query := address.Query()
 	query.Set("client_encoding", "UTF8")
 	address.RawQuery = query.Encode()
 	db := databaseAt(t, address.String())
-	tests.OK(t, schedule.Migrate(t.Context(), db.Pool))
+	testkit.OK(t, schedule.Migrate(t.Context(), db.Pool))
 	db.exec(testTables)
 	return db
 }
@@ -118,7 +118,7 @@ func openPool(ctx context.Context, url string, conns int32) (*pgxpool.Pool, erro
 // newPool returns a pool for the test's own queries, whatever the database's search_path.
 func newPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
-	return tests.Pool(t, url, func(config *pgxpool.Config) {
+	return testkit.Pool(t, url, func(config *pgxpool.Config) {
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 			_, err := conn.Exec(ctx, "SET search_path = public; SET idle_session_timeout = 0")
 			return err
@@ -133,10 +133,10 @@ func (db *database) makeStrange() {
 	if db.url != pgtest.OwnerURL(db.url) {
 		return
 	}
-	conn := tests.Must(db.Acquire(context.Background()))(db.t)
+	conn := testkit.Must(db.Acquire(context.Background()))(db.t)
 	defer conn.Release()
-	tests.OK(db.t, pgtest.MakeStrange(context.Background(), conn.Conn(), "../sql/schema/*.sql", "../sql/statements/*.sql", "sql/*.sql", "sql/functions/*.sql", "../internal/connect/connect.go", "store.go"))
-	tests.OK(db.t, pgtest.Overload(context.Background(), conn.Conn()))
+	testkit.OK(db.t, pgtest.MakeStrange(context.Background(), conn.Conn(), "../sql/schema/*.sql", "../sql/statements/*.sql", "sql/*.sql", "sql/functions/*.sql", "../internal/connect/connect.go", "store.go"))
+	testkit.OK(db.t, pgtest.Overload(context.Background(), conn.Conn()))
 	db.exec("ALTER DATABASE " + pgx.Identifier{conn.Conn().Config().Database}.Sanitize() + " SET search_path = strange, pg_catalog")
 	db.t.Cleanup(func() {
 		expect(db.t, one[bool](db, pgtest.StrangeCalled), false, "strange code was called")
@@ -146,16 +146,16 @@ func (db *database) makeStrange() {
 
 func (db *database) exec(statements string) {
 	db.t.Helper()
-	tests.Must(db.Exec(context.Background(), statements, pgx.QueryExecModeSimpleProtocol))(db.t)
+	testkit.Must(db.Exec(context.Background(), statements, pgx.QueryExecModeSimpleProtocol))(db.t)
 }
 
 // begin begins a transaction of the test's own with statements. It ends with the test at the latest.
 func (db *database) begin(statements ...string) pgx.Tx {
 	db.t.Helper()
-	tx := tests.Must(db.Begin(context.Background()))(db.t)
+	tx := testkit.Must(db.Begin(context.Background()))(db.t)
 	db.t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // an error: it has ended
 	for _, statement := range statements {
-		tests.Must(tx.Exec(context.Background(), statement, pgx.QueryExecModeSimpleProtocol))(db.t)
+		testkit.Must(tx.Exec(context.Background(), statement, pgx.QueryExecModeSimpleProtocol))(db.t)
 	}
 	return tx
 }
@@ -163,13 +163,13 @@ func (db *database) begin(statements ...string) pgx.Tx {
 // setClock sets what decides about what is due.
 func (db *database) setClock(now time.Time) {
 	db.t.Helper()
-	tests.Must(db.Exec(context.Background(), "UPDATE public.test_clock SET now = $1", now))(db.t)
+	testkit.Must(db.Exec(context.Background(), "UPDATE public.test_clock SET now = $1", now))(db.t)
 }
 
 // read returns how many rows of a table were read. It waits until all sessions have ended, as they tell it then, and until that is the least.
 func (db *database) read(table string, least int64) (rows int64) {
 	db.t.Helper()
-	tests.Until(db.t, "the server tells what its sessions read", func() bool {
+	testkit.Until(db.t, "the server tells what its sessions read", func() bool {
 		gone := one[bool](db, "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend')")
 		rows = one[int64](db, "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables WHERE relname = $1", table)
 		return gone && rows >= least
@@ -191,7 +191,7 @@ func (db *database) looked() {
 // becomes waits until a query has a value.
 func becomes[T comparable](db *database, what string, want T, query string, args ...any) {
 	db.t.Helper()
-	tests.Becomes(db.t, db.Pool, what, want, query, args...)
+	testkit.Becomes(db.t, db.Pool, what, want, query, args...)
 }
 
 // blocked waits until a statement with a text waits for a lock.
@@ -203,7 +203,7 @@ func (db *database) blocked(what, text string) {
 func one[T any](db *database, query string, args ...any) T {
 	db.t.Helper()
 	rows, _ := db.Query(context.Background(), query, args...)
-	return tests.Must(pgx.CollectExactlyOneRow(rows, pgx.RowTo[T]))(db.t)
+	return testkit.Must(pgx.CollectExactlyOneRow(rows, pgx.RowTo[T]))(db.t)
 }
 
 // A worker is a process with a scheduler.
@@ -213,7 +213,7 @@ type worker struct {
 	db     *database
 	client *pgleases.Client
 	pool   *pgxpool.Pool
-	wire   *tests.Wire // of all its connections
+	wire   *testkit.Wire // of all its connections
 	stop   context.CancelFunc
 	ended  chan error
 }
@@ -239,14 +239,14 @@ func newWorkerFor(db *database, ttl time.Duration, opts ...schedule.Option) *wor
 func newWorkerIn(db *database, mode pgx.QueryExecMode, ttl time.Duration, opts ...schedule.Option) *worker {
 	t := db.t
 	t.Helper()
-	w := &worker{t: t, db: db, wire: new(tests.Wire), ended: make(chan error, 1)}
-	w.pool = tests.Pool(t, db.url, w.wire.Carry, func(c *pgxpool.Config) {
+	w := &worker{t: t, db: db, wire: new(testkit.Wire), ended: make(chan error, 1)}
+	w.pool = testkit.Pool(t, db.url, w.wire.Carry, func(c *pgxpool.Config) {
 		c.MaxConns, c.ConnConfig.DefaultQueryExecMode = 6, mode
 	})
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
-	w.client = tests.Must(pgleases.NewClient(t.Context(), w.pool, pgleases.WithClientID("worker "+rand.Text()), pgleases.WithoutMigration(),
+	w.client = testkit.Must(pgleases.NewClient(t.Context(), w.pool, pgleases.WithClientID("worker "+rand.Text()), pgleases.WithoutMigration(),
 		pgleases.WithTTL(ttl), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log)))(t)
-	w.Scheduler = tests.Must(schedule.New(t.Context(), w.client, w.pool, group, append([]schedule.Option{
+	w.Scheduler = testkit.Must(schedule.New(t.Context(), w.client, w.pool, group, append([]schedule.Option{
 		schedule.WithPartitions(4), schedule.WithLogger(log), schedule.WithoutMigration()}, opts...)...))(t)
 	w.Hasten()
 	t.Cleanup(w.close)
@@ -271,8 +271,8 @@ func (w *worker) has(name string) *worker {
 // waits waits until a schedule waits for what its owner does not know, and says so.
 func (w *worker) waits(name, says string) {
 	w.t.Helper()
-	tests.Until(w.t, name+" waits", func() bool {
-		why := tests.Must(w.Get(w.t.Context(), name))(w.t).BlockedReason
+	testkit.Until(w.t, name+" waits", func() bool {
+		why := testkit.Must(w.Get(w.t.Context(), name))(w.t).BlockedReason
 		return why != "" && strings.Contains(why, says)
 	})
 }
@@ -280,7 +280,7 @@ func (w *worker) waits(name, says string) {
 // end ends Run.
 func (w *worker) end() {
 	w.stop()
-	tests.Receive(w.t, "Run ends", w.ended)
+	testkit.Receive(w.t, "Run ends", w.ended)
 	w.stop = nil
 }
 

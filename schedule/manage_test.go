@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 	"github.com/pgleases/pgleases/schedule/sql"
 )
@@ -31,16 +31,16 @@ type operator struct {
 func newOperator(db *database) *operator {
 	db.t.Helper()
 	role := strings.ToLower("operator_" + rand.Text())
-	grants := tests.Must(sql.Files.ReadFile("grants/operator.sql"))(db.t)
+	grants := testkit.Must(sql.Files.ReadFile("grants/operator.sql"))(db.t)
 	db.exec("CREATE ROLE " + role + "; REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC; " + strings.ReplaceAll(string(grants), "pgleases_operator", role))
 	db.t.Cleanup(func() { db.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
 	direct, _ := pgtest.DirectURL(pgtest.OwnerURL(db.url)) // behind a pooler, others would get the connections with the role
-	config := tests.Must(pgtest.ParseConfig(direct))(db.t)
+	config := testkit.Must(pgtest.ParseConfig(direct))(db.t)
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, "SET ROLE "+role)
 		return err
 	}
-	pool := tests.Must(pgxpool.NewWithConfig(context.Background(), config))(db.t)
+	pool := testkit.Must(pgxpool.NewWithConfig(context.Background(), config))(db.t)
 	db.t.Cleanup(pool.Close)
 	return &operator{db, role, pool}
 }
@@ -48,7 +48,7 @@ func newOperator(db *database) *operator {
 // manage is what the operator changes things with, for a reason.
 func (o *operator) manage(reason, actor string) *schedule.Scheduler {
 	o.db.t.Helper()
-	return tests.Must(schedule.Manage(context.Background(), o.pool, group, schedule.WithReason(reason, actor)))(o.db.t)
+	return testkit.Must(schedule.Manage(context.Background(), o.pool, group, schedule.WithReason(reason, actor)))(o.db.t)
 }
 
 // An operator runs every verb with the rights of grants/operator.sql alone, and each is written down, with the role that connected.
@@ -58,10 +58,10 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	bad := schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no paper") })
-	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
-	tests.OK(t, bad.Put(t.Context(), "broken", args{}, hourly))
-	planned := tests.Must(k.Enqueue(t.Context(), args{}, schedule.WithDelay(1000*time.Hour)))(t)
-	dead := tests.Must(bad.Enqueue(t.Context(), args{}))(t)
+	testkit.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, bad.Put(t.Context(), "broken", args{}, hourly))
+	planned := testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithDelay(1000*time.Hour)))(t)
+	dead := testkit.Must(bad.Enqueue(t.Context(), args{}))(t)
 	w.run()
 	expect(t, w.outcome(dead).Outcome, schedule.OutcomeFailed, "outcome of the job")
 	closing, broken := newLedger(db, "close"), newLedger(db, "broken")
@@ -70,51 +70,51 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	broken.settled(w.Scheduler)
 
 	m := newOperator(db).manage("why", "ann")
-	tests.OK(t, m.Pause(t.Context(), "close"))
-	tests.OK(t, m.Pause(t.Context(), "close")) // it is paused already
+	testkit.OK(t, m.Pause(t.Context(), "close"))
+	testkit.OK(t, m.Pause(t.Context(), "close")) // it is paused already
 	db.shows("schedules_status", "close", "state, why", fmt.Sprintf("paused | ann (%s): why", one[string](db, "SELECT session_user::text")))
 	db.setClock(midnight.Add(2 * time.Hour))
 	db.looked()
-	tests.OK(t, m.Resume(t.Context(), "close", schedule.CatchUp))
+	testkit.OK(t, m.Resume(t.Context(), "close", schedule.CatchUp))
 	closing.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
-	tests.OK(t, m.Pause(t.Context(), "close"))
+	testkit.OK(t, m.Pause(t.Context(), "close"))
 	db.setClock(midnight.Add(4 * time.Hour))
-	tests.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
-	tests.OK(t, m.Resume(t.Context(), "close", schedule.FromNow)) // it is not paused any more
+	testkit.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
+	testkit.OK(t, m.Resume(t.Context(), "close", schedule.FromNow)) // it is not paused any more
 	closing.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2, schedule.OutcomeCanceled: 2})
-	triggered := tests.Must(m.Trigger(t.Context(), "close"))(t)
+	triggered := testkit.Must(m.Trigger(t.Context(), "close"))(t)
 	expect(t, w.outcome(triggered).Trigger, "", "trigger of what has ended")
-	ids := tests.Must(m.Backfill(t.Context(), "close", midnight.Add(-time.Hour), midnight.Add(time.Hour)))(t)
+	ids := testkit.Must(m.Backfill(t.Context(), "close", midnight.Add(-time.Hour), midnight.Add(time.Hour)))(t)
 	expect(t, len(ids), 2, "jobs of a backfill")
-	none := tests.Must(m.Backfill(t.Context(), "close", midnight.Add(time.Minute), midnight.Add(2*time.Minute)))(t)
+	none := testkit.Must(m.Backfill(t.Context(), "close", midnight.Add(time.Minute), midnight.Add(2*time.Minute)))(t)
 	expect(t, len(none), 0, "jobs of a backfill without ticks")
 	for _, id := range ids {
 		expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of a backfill")
 	}
-	tests.OK(t, m.Cancel(t.Context(), planned))
+	testkit.OK(t, m.Cancel(t.Context(), planned))
 	expect(t, w.outcome(planned).Error, fmt.Sprintf("ann (%s): why", one[string](db, "SELECT session_user::text")), "why it was canceled")
-	retried := tests.Must(m.Retry(t.Context(), planned))(t)
-	tick := tests.Must(m.RetryTick(t.Context(), "broken", midnight.Add(time.Hour)))(t)
+	retried := testkit.Must(m.Retry(t.Context(), planned))(t)
+	tick := testkit.Must(m.RetryTick(t.Context(), "broken", midnight.Add(time.Hour)))(t)
 	w.outcome(tick)
 	again, refused, err := m.RetryFailed(t.Context(), "mail", midnight)
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	expect(t, fmt.Sprint(len(again), refused), "4 0", "what is retried of a kind: a job, the job of a retry, and two ticks")
-	s := tests.Must(m.Get(t.Context(), "close"))(t)
+	s := testkit.Must(m.Get(t.Context(), "close"))(t)
 	wraps(t, "to delete another of the name", m.DeleteID(t.Context(), "close", s.ID+1), schedule.ErrNotFound)
-	tests.OK(t, m.DeleteID(t.Context(), "close", s.ID))
-	tests.OK(t, m.Delete(t.Context(), "broken"))
+	testkit.OK(t, m.DeleteID(t.Context(), "close", s.ID))
+	testkit.OK(t, m.Delete(t.Context(), "broken"))
 	wraps(t, "to delete it again", m.Delete(t.Context(), "broken"), schedule.ErrNotFound)
 	for _, foreign := range []*schedule.Kind[args]{k, bad} { // jobs that only have its name as a unique key
-		w.outcome(tests.Must(foreign.Enqueue(t.Context(), args{}, schedule.WithUnique("close", schedule.Reject)))(t))
+		w.outcome(testkit.Must(foreign.Enqueue(t.Context(), args{}, schedule.WithUnique("close", schedule.Reject)))(t))
 	}
 	entries := 0
 	for _, err := range m.History(t.Context(), "close") {
-		tests.OK(t, err)
+		testkit.OK(t, err)
 		entries++
 	}
 	expect(t, entries, 6, "entries of what was deleted, and of what ran besides")
 	for j, err := range m.Jobs(t.Context(), schedule.JobFilter{Kind: "books"}) {
-		tests.OK(t, err)
+		testkit.OK(t, err)
 		expect(t, j.ID, retried, "the job that lives")
 	}
 	expect(t, one[string](db, `SELECT string_agg(concat_ws(' ', verb, nullif(name, ''), CASE WHEN schedule IS NOT NULL THEN 'id' END, CASE WHEN job IS NOT NULL THEN 'job' END, args - '{tick,after,since,job}'::text[]), ', ' ORDER BY id)
@@ -128,7 +128,7 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)
-	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
+	testkit.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	o := newOperator(db)
 	for _, statement := range []string{
 		"INSERT INTO pgleases.history (group_name) VALUES ('tests')", "UPDATE pgleases.history SET outcome = 'succeeded'", "DELETE FROM pgleases.history",
@@ -142,7 +142,7 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 			t.Errorf("%s: %v", statement, err)
 		}
 	}
-	m := tests.Must(schedule.Manage(t.Context(), o.pool, group))(t)
+	m := testkit.Must(schedule.Manage(t.Context(), o.pool, group))(t)
 	if err := m.Pause(t.Context(), "close"); code(err) != "42501" {
 		t.Errorf("a pause without a reason: %v", err)
 	}
@@ -178,11 +178,11 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 	for _, table := range []string{"history", "schedule_changes", "jobs"} {
 		expect(t, one[int64](db, "SELECT count(*) FROM pgleases."+table), 0, "rows of "+table)
 	}
-	tx := tests.Must(o.pool.Begin(t.Context()))(t)
+	tx := testkit.Must(o.pool.Begin(t.Context()))(t)
 	defer func() { _ = tx.Rollback(context.Background()) }() // an error: it has ended
-	tests.Must(tx.Exec(t.Context(), "SELECT pgleases.schedule_change('pause', 'tests', 'close', '{}', '', 'why')"))(t)
+	testkit.Must(tx.Exec(t.Context(), "SELECT pgleases.schedule_change('pause', 'tests', 'close', '{}', '', 'why')"))(t)
 	var bounds string
-	tests.OK(t, tx.QueryRow(t.Context(), "SELECT concat(current_setting('idle_in_transaction_session_timeout'), ' ', current_setting('statement_timeout'))").Scan(&bounds))
+	testkit.OK(t, tx.QueryRow(t.Context(), "SELECT concat(current_setting('idle_in_transaction_session_timeout'), ' ', current_setting('statement_timeout'))").Scan(&bounds))
 	expect(t, bounds, "4s 10s", "how long a transaction may idle after a verb, and a statement take")
 }
 
@@ -193,11 +193,11 @@ func TestManageRefusals(t *testing.T) {
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
-	done := tests.Must(mail.Enqueue(t.Context(), "done"))(t)
+	testkit.OK(t, k.Put(t.Context(), "close", args{}, hourly))
+	done := testkit.Must(mail.Enqueue(t.Context(), "done"))(t)
 	w.run()
 	w.outcome(done)
-	living := tests.Must(mail.Enqueue(t.Context(), "later", schedule.WithDelay(1000*time.Hour)))(t)
+	living := testkit.Must(mail.Enqueue(t.Context(), "later", schedule.WithDelay(1000*time.Hour)))(t)
 	db.setClock(midnight.Add(time.Hour))
 	becomes(db, "a tick is done", 1, "SELECT count(*) FROM pgleases.history WHERE name = 'close'")
 	m, ctx := newOperator(db).manage("why", ""), t.Context()
@@ -235,8 +235,8 @@ func TestManageUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
-	m := tests.Must(schedule.Manage(t.Context(), w.pool, group, schedule.WithReason("why", "")))(t)
+	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
+	m := testkit.Must(schedule.Manage(t.Context(), w.pool, group, schedule.WithReason("why", "")))(t)
 	for _, lost := range []struct {
 		text  string
 		after bool
@@ -256,11 +256,11 @@ func TestManageUnknownOutcome(t *testing.T) {
 func TestManageWithoutZone(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
-	tests.OK(t, schedule.InTx(newWorker(db).Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
+	testkit.OK(t, schedule.InTx(newWorker(db).Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
 	db.exec("UPDATE pgleases.schedules SET rule = 'CRON_TZ=Mars/Olympus 0 * * * *'")
 	db.setClock(midnight.Add(time.Hour))
 	m := newOperator(db).manage("why", "")
-	tests.OK(t, m.Pause(t.Context(), "close"))
+	testkit.OK(t, m.Pause(t.Context(), "close"))
 	for what, err := range map[string]error{
 		"resume": m.Resume(t.Context(), "close", schedule.FromNow), "delete": m.Delete(t.Context(), "close"),
 		"backfill": second(m.Backfill(t.Context(), "close", midnight.Add(-time.Hour), midnight)),
@@ -269,7 +269,7 @@ func TestManageWithoutZone(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	tests.OK(t, m.Resume(t.Context(), "close", schedule.CatchUp)) // whoever knows the rule decides
+	testkit.OK(t, m.Resume(t.Context(), "close", schedule.CatchUp)) // whoever knows the rule decides
 	expect(t, one[string](db, "SELECT string_agg(verb, ' ' ORDER BY id) FROM pgleases.schedule_changes"), "pause resume", "what is written down")
 }
 
@@ -296,8 +296,8 @@ func TestRetry(t *testing.T) {
 		calls <- call{string(r.Trigger), r.Name, r.Key, r.At.UTC().Format("15:04"), r.From.UTC().Format("15:04")}
 		return note(ctx, tx, r)
 	})
-	tests.OK(t, mail.Put(t.Context(), "close", "tick", hourly, schedule.WithKey("books")))
-	first := func(id int64, err error) int64 { t.Helper(); tests.OK(t, err); return id }
+	testkit.OK(t, mail.Put(t.Context(), "close", "tick", hourly, schedule.WithKey("books")))
+	first := func(id int64, err error) int64 { t.Helper(); testkit.OK(t, err); return id }
 	plain := first(mail.Enqueue(t.Context(), "plain", schedule.WithJobKey("ada"), schedule.WithPriority(3)))
 	unique := first(mail.Enqueue(t.Context(), "unique", schedule.WithUnique("inv-7", schedule.Reject)))
 	w.run()
@@ -305,7 +305,7 @@ func TestRetry(t *testing.T) {
 	expect(t, w.outcome(unique).Outcome, schedule.OutcomeFailed, "outcome")
 	db.setClock(midnight.Add(time.Hour))
 	becomes(db, "a tick is dead", 1, "SELECT count(*) FROM pgleases.history WHERE name = 'close'")
-	tests.OK(t, w.Pause(t.Context(), "close"))
+	testkit.OK(t, w.Pause(t.Context(), "close"))
 	again := first(w.Retry(t.Context(), plain)) // and is dead again
 	expect(t, w.outcome(again).Outcome, schedule.OutcomeFailed, "outcome of what is still broken")
 	w.close()
@@ -324,26 +324,26 @@ func TestRetry(t *testing.T) {
 		}
 	}
 	w.outcome(first(w.Retry(t.Context(), again)))
-	expect(t, tests.Receive(t, "it runs", calls), call{"retry", "", "ada", "00:00", "00:00"}, "call")
+	expect(t, testkit.Receive(t, "it runs", calls), call{"retry", "", "ada", "00:00", "00:00"}, "call")
 
 	other := first(mail.Enqueue(t.Context(), "fine", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.Reject)))
 	wraps(t, "to retry beside a living job of the key", second(w.Retry(t.Context(), unique)), schedule.ErrExists)
-	tests.OK(t, o.manage("not this one", "maria").Cancel(t.Context(), other))
+	testkit.OK(t, o.manage("not this one", "maria").Cancel(t.Context(), other))
 	if j := w.outcome(other); j.Outcome != schedule.OutcomeCanceled || j.Error != fmt.Sprintf("maria (%s): not this one", one[string](db, "SELECT session_user::text")) || j.Kind != "mail" {
 		t.Errorf("the job that was canceled is %+v", j)
 	}
 	w.outcome(first(m.Retry(t.Context(), unique)))
-	expect(t, tests.Receive(t, "it runs", calls), call{"retry", "inv-7", "inv-7", "00:00", "00:00"}, "call")
+	expect(t, testkit.Receive(t, "it runs", calls), call{"retry", "inv-7", "inv-7", "00:00", "00:00"}, "call")
 
 	w.outcome(first(w.RetryTick(t.Context(), "close", midnight.Add(time.Hour))))
-	expect(t, tests.Receive(t, "it runs", calls), call{"retry", "close", "books", "01:00", "00:00"}, "call")
+	expect(t, testkit.Receive(t, "it runs", calls), call{"retry", "close", "books", "01:00", "00:00"}, "call")
 	if err := second(m.RetryTick(t.Context(), "close", midnight.Add(time.Hour))); err == nil || !strings.Contains(err.Error(), "was retried") {
 		t.Errorf("to retry a tick again: %v", err)
 	}
 	for _, err := range []error{second(w.RetryTick(t.Context(), "close", midnight)), second(w.Retry(t.Context(), 1<<40))} {
 		wraps(t, "to retry what is not there", err, schedule.ErrNotFound)
 	}
-	tests.OK(t, w.Delete(t.Context(), "close"))
+	testkit.OK(t, w.Delete(t.Context(), "close"))
 	db.exec("UPDATE pgleases.history SET retried = NULL")
 	wraps(t, "to retry a tick of what was deleted", second(w.RetryTick(t.Context(), "close", midnight.Add(time.Hour))), schedule.ErrNotFound)
 	got := db.effects()
@@ -360,8 +360,8 @@ func TestRetryAtOnce(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	id := tests.Must(mail.Enqueue(t.Context(), "later", schedule.WithDelay(time.Hour)))(t)
-	tests.OK(t, w.Cancel(t.Context(), id))
+	id := testkit.Must(mail.Enqueue(t.Context(), "later", schedule.WithDelay(time.Hour)))(t)
+	testkit.OK(t, w.Cancel(t.Context(), id))
 	const callers = 8
 	retried := make(chan error, callers)
 	for range callers {
@@ -369,7 +369,7 @@ func TestRetryAtOnce(t *testing.T) {
 	}
 	n := 0
 	for range callers {
-		if err := tests.Receive(t, "it returns", retried); err == nil {
+		if err := testkit.Receive(t, "it returns", retried); err == nil {
 			n++
 		}
 	}
@@ -385,18 +385,18 @@ func TestJobsAreListed(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[string]) error { return errors.New("no paper") },
 		schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour)))
 	letters := schedule.InTx(w.Scheduler, "letters", note)
-	tests.Must(letters.EnqueueMany(t.Context(), make([]string, 600), schedule.WithDelay(time.Hour)))(t)
-	failing := tests.Must(mail.Enqueue(t.Context(), "x", schedule.WithUnique("inv-7", schedule.Reject)))(t)
-	tests.Must(mail.Enqueue(t.Context(), "y", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-8", schedule.Reject)))(t)
+	testkit.Must(letters.EnqueueMany(t.Context(), make([]string, 600), schedule.WithDelay(time.Hour)))(t)
+	failing := testkit.Must(mail.Enqueue(t.Context(), "x", schedule.WithUnique("inv-7", schedule.Reject)))(t)
+	testkit.Must(mail.Enqueue(t.Context(), "y", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-8", schedule.Reject)))(t)
 	w.run()
-	tests.Until(t, "an attempt has failed", func() bool {
-		j := tests.Must(w.Job(t.Context(), failing))(t)
+	testkit.Until(t, "an attempt has failed", func() bool {
+		j := testkit.Must(w.Job(t.Context(), failing))(t)
 		return j.Attempts == 1
 	})
 	count := func(f schedule.JobFilter) (n int, last schedule.Job) {
 		t.Helper()
 		for j, err := range w.Jobs(t.Context(), f) {
-			tests.OK(t, err)
+			testkit.OK(t, err)
 			if j.ID <= last.ID {
 				t.Fatalf("job %d comes after job %d", j.ID, last.ID)
 			}
@@ -426,7 +426,7 @@ func TestJobsAreListed(t *testing.T) {
 			t.Errorf("an unknown state: %v", err)
 		}
 	}
-	tests.OK(t, w.Cancel(t.Context(), failing))
+	testkit.OK(t, w.Cancel(t.Context(), failing))
 	if j := w.outcome(failing); j.Attempts != 1 || j.Error != "no paper" {
 		t.Errorf("the job that was canceled is %+v", j)
 	}

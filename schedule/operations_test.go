@@ -14,14 +14,14 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/admin"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
 // queriesOfTheNight are those of the page on operations that are about schedules and jobs, by their headings.
 func queriesOfTheNight(t *testing.T) map[string]string {
 	t.Helper()
-	page := tests.Must(os.ReadFile("../docs/operations.md"))(t)
+	page := testkit.Must(os.ReadFile("../docs/operations.md"))(t)
 	_, chapter, _ := strings.Cut(strings.ReplaceAll(string(page), "\r\n", "\n"), "\n## Schedules and jobs at night\n")
 	chapter, _, _ = strings.Cut(chapter, "\n## ")
 	queries := make(map[string]string)
@@ -54,8 +54,8 @@ func TestOperationsQueriesAreCheap(t *testing.T) {
 		"Schedules that fail": "schedules_that_fail", "What is blocked, and why": "schedules_blocked", "What is paused, and by whom": "schedules_paused",
 		"What has failed today": "history_failed", "What ran in the last hour": "history_by_time", "The longest runs of the day": "history_by_time", "What became of one": "history_by_name",
 	} {
-		rows := tests.Must(db.Query(t.Context(), "EXPLAIN "+queries[heading], pgx.QueryExecModeSimpleProtocol))(t)
-		lines := tests.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(t)
+		rows := testkit.Must(db.Query(t.Context(), "EXPLAIN "+queries[heading], pgx.QueryExecModeSimpleProtocol))(t)
+		lines := testkit.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(t)
 		plan := strings.Join(lines, "\n")
 		if !strings.Contains(plan, index) || strings.Contains(plan, "Seq Scan on schedules") || strings.Contains(plan, "Seq Scan on history") {
 			t.Errorf("%s does not go by %s:\n%s", heading, index, plan)
@@ -69,7 +69,7 @@ func TestOperationsQueriesShow(t *testing.T) {
 	queries := queriesOfTheNight(t)
 	db := newFreshDatabase(t)
 	o := newOperator(db)
-	reader := tests.Must(admin.Grants(o.role, "pgleases", admin.ForReader))(t)
+	reader := testkit.Must(admin.Grants(o.role, "pgleases", admin.ForReader))(t)
 	db.exec(reader)
 	// tells runs a query of the page, which is not run again.
 	tells := func(heading string) string {
@@ -79,7 +79,7 @@ func TestOperationsQueriesShow(t *testing.T) {
 			t.Fatalf("the page has no query %q", heading)
 		}
 		var lines []string
-		tests.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		testkit.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(t.Context(), "SET LOCAL ROLE "+o.role); err != nil {
 				return err
 			}
@@ -101,7 +101,7 @@ func TestOperationsQueriesShow(t *testing.T) {
 	is := func(heading, want string) {
 		t.Helper()
 		got := "not read"
-		tests.Until(t, heading+" tells "+want, func() bool {
+		testkit.Until(t, heading+" tells "+want, func() bool {
 			if now := tells(heading); now != got {
 				got = now
 				t.Logf("%s: %s", heading, got)
@@ -129,19 +129,19 @@ func TestOperationsQueriesShow(t *testing.T) {
 	stranger := newWorker(db)
 	daily := schedule.Cron(tick.Format("4 15 * * *"), "UTC")
 	for _, name := range []string{"close", "bad tick", "halted"} {
-		tests.OK(t, mail.Put(t.Context(), name, name, daily))
+		testkit.OK(t, mail.Put(t.Context(), name, name, daily))
 	}
-	tests.OK(t, schedule.InTx(stranger.Scheduler, "telegraph", note).Put(t.Context(), "stranger", "", daily))
+	testkit.OK(t, schedule.InTx(stranger.Scheduler, "telegraph", note).Put(t.Context(), "stranger", "", daily))
 	stranger.run().has("stranger")
 	db.looked()
 	stranger.close() // the group is known
-	tests.OK(t, o.manage("a fire", "").Pause(t.Context(), "halted"))
-	tests.Must(mail.Enqueue(t.Context(), "hangs", schedule.WithUnique("slow", schedule.Reject)))(t)
-	tests.Must(mail.Enqueue(t.Context(), "bad job", schedule.WithUnique("once", schedule.Reject)))(t)
+	testkit.OK(t, o.manage("a fire", "").Pause(t.Context(), "halted"))
+	testkit.Must(mail.Enqueue(t.Context(), "hangs", schedule.WithUnique("slow", schedule.Reject)))(t)
+	testkit.Must(mail.Enqueue(t.Context(), "bad job", schedule.WithUnique("once", schedule.Reject)))(t)
 	db.setClock(tick)
 	is("Late schedules", "tests bad tick mail due its partition has no owner; tests close mail due its partition has no owner; tests stranger telegraph due its partition has no owner")
 	w.run()
-	tests.Receive(t, "one runs", in)
+	testkit.Receive(t, "one runs", in)
 	is("What runs now", "tests slow mail")
 	is("Who has too much to do", "tests 1 0")
 	is("Schedules that fail", "tests bad tick mail 1 planned no paper")
@@ -161,7 +161,7 @@ func TestOperationsQueriesShow(t *testing.T) {
 	delete(queries, "The longest runs of the day")
 	mended.Store(true)
 	ids, refused, err := o.manage("the mail server is back", "").RetryFailed(t.Context(), "mail", midnight)
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	expect(t, fmt.Sprint(len(ids), refused), "2 0", "retried and refused")
 	becomes(db, "what was dead is done", 2, "SELECT count(*) FROM pgleases.history AS h WHERE h.outcome = 'succeeded' AND h.job IN (SELECT retried FROM pgleases.history)")
 	is("What operators have changed", "retry_failed tests  the mail server is back; pause tests halted a fire")

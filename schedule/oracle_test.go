@@ -17,7 +17,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 var everyZone = flag.Bool("every-zone", false, "compare with the oracle all zones of Go's zone database, from 1880 on; takes minutes")
@@ -262,7 +262,7 @@ func difference(got, want []time.Time) string {
 
 func ruleIn(t rapid.TB, expression string, location *time.Location) Rule {
 	t.Helper()
-	spec := tests.Must(parse(expression))(t)
+	spec := testkit.Must(parse(expression))(t)
 	return Rule{text: expression, clock: newClock(spec, location)}
 }
 
@@ -290,28 +290,28 @@ func preceding(r Rule, from, to time.Time) (all []time.Time) {
 
 func zone(t rapid.TB, name string) *time.Location {
 	t.Helper()
-	return tests.Must(time.LoadLocation(name))(t)
+	return testkit.Must(time.LoadLocation(name))(t)
 }
 
 // goZones returns the zones that come with Go, those that are the same once, and those of hardZones.
 func goZones(t *testing.T) map[string]*time.Location {
 	t.Helper()
-	root := tests.Must(exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output())(t)
-	files := tests.Must(zip.OpenReader(filepath.Join(strings.TrimSpace(string(root)), "lib", "time", "zoneinfo.zip")))(t)
+	root := testkit.Must(exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output())(t)
+	files := testkit.Must(zip.OpenReader(filepath.Join(strings.TrimSpace(string(root)), "lib", "time", "zoneinfo.zip")))(t)
 	defer files.Close()
 	zones, known := make(map[string]*time.Location), make(map[string]bool)
 	for _, file := range files.File {
 		if strings.HasSuffix(file.Name, "/") {
 			continue
 		}
-		content := tests.Must(file.Open())(t)
-		data := tests.Must(io.ReadAll(content))(t)
+		content := testkit.Must(file.Open())(t)
+		data := testkit.Must(io.ReadAll(content))(t)
 		isHard := slices.ContainsFunc(hardZones, func(z hardZone) bool { return z.name == file.Name })
 		if known[string(data)] && !isHard {
 			continue
 		}
 		known[string(data)] = true
-		zones[file.Name] = tests.Must(time.LoadLocationFromTZData(file.Name, data))(t)
+		zones[file.Name] = testkit.Must(time.LoadLocationFromTZData(file.Name, data))(t)
 	}
 	if len(zones) < 300 {
 		t.Fatalf("only %d zones", len(zones))
@@ -403,7 +403,7 @@ func drawZone(t *rapid.T, name string) *time.Location {
 		rule = fmt.Sprintf("XXX%dYYY%d,J%d/%d,J%d/%d", hours.Draw(t, "standard"), hours.Draw(t, "summer"),
 			date.Draw(t, "first date"), hour.Draw(t, "first hour"), date.Draw(t, "last date"), hour.Draw(t, "last hour"))
 	}
-	return tests.Must(zoneOf(name, at, offsets, rule))(t)
+	return testkit.Must(zoneOf(name, at, offsets, rule))(t)
 }
 
 // zoneOf makes a zone whose clocks change at instants, from one offset to the next, and then by a rule.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -40,12 +40,12 @@ func (l *ledger) settled(s *schedule.Scheduler) *ledger {
 	t.Helper()
 	now := one[time.Time](l.db, "SELECT now FROM public.test_clock")
 	should := l.should(l.begins, now)
-	tests.Until(t, fmt.Sprintf("all %d ticks of %q until %v have their outcome", len(should), l.name, now), func() bool {
+	testkit.Until(t, fmt.Sprintf("all %d ticks of %q until %v have their outcome", len(should), l.name, now), func() bool {
 		return one[int64](l.db, "SELECT coalesce(sum(ticks), 0)::bigint FROM pgleases.history WHERE name = $1 AND job IS NULL", l.name) >= int64(len(should))
 	})
 	l.entries = nil
 	for e, err := range s.History(t.Context(), l.name) {
-		tests.OK(t, err)
+		testkit.OK(t, err)
 		if e.Job == 0 {
 			l.entries = append(l.entries, e)
 		}
@@ -86,7 +86,7 @@ func (l *ledger) check(now time.Time) {
 		t.Errorf("%q: %d ticks until %v, and %d outcomes", l.name, len(should), now, sum)
 	}
 	rows, _ := l.db.Query(context.Background(), `SELECT to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') FROM public.effects WHERE name = $1 ORDER BY at`, l.name)
-	effects := tests.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(t)
+	effects := testkit.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(t)
 	switch l.calls {
 	case "at least once":
 		effects = slices.Compact(effects)
@@ -130,7 +130,7 @@ func newLedger(db *database, name string) *ledger {
 // runs begins Run of a process for which the schedule "close" was put or added, waits until there is one, and returns its ledger.
 func (w *worker) runs(err error) *ledger {
 	w.t.Helper()
-	tests.OK(w.t, err)
+	testkit.OK(w.t, err)
 	l := newLedger(w.db, "close")
 	w.run().has("close")
 	return l
@@ -151,7 +151,7 @@ func TestLostStatementKeepsOutcomesExact(t *testing.T) {
 			db.setClock(now)
 			l.settled(w.Scheduler)
 			if text != "rollback" { // sent only after another fault
-				tests.Until(t, "the message was lost: "+text, func() bool { return w.wire.Left() == 0 })
+				testkit.Until(t, "the message was lost: "+text, func() bool { return w.wire.Left() == 0 })
 			}
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -37,7 +37,7 @@ func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 			}
 			l := newLedger(db, "send")
 			l.calls = calls
-			tests.OK(t, k.Add("send", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+			testkit.OK(t, k.Add("send", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 			w.run().has("send")
 			now := midnight
 			for _, text := range []string{"begin", "schedule_open", "schedule_close", "schedule_tick_succeeded", "synchronous_commit", "commit\x00"} {
@@ -49,7 +49,7 @@ func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 					now = now.Add(3 * time.Hour)
 					db.setClock(now)
 					l.settled(w.Scheduler)
-					tests.Until(t, "the message was lost: "+text, func() bool { return w.wire.Left() == 0 })
+					testkit.Until(t, "the message was lost: "+text, func() bool { return w.wire.Left() == 0 })
 				}
 			}
 			l.expectOutcomes(outcomes{schedule.OutcomeSucceeded: int64(now.Sub(midnight) / time.Hour)}) // a run finds that it has begun itself
@@ -95,8 +95,8 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 			}
 			return nil
 		}
-		tests.OK(t, schedule.AtLeastOnce(w.Scheduler, "mail", send).Add("mail", args{}, hourly))
-		tests.OK(t, schedule.AtMostOnce(w.Scheduler, "pay", send).Add("pay", args{}, hourly))
+		testkit.OK(t, schedule.AtLeastOnce(w.Scheduler, "mail", send).Add("mail", args{}, hourly))
+		testkit.OK(t, schedule.AtMostOnce(w.Scheduler, "pay", send).Add("pay", args{}, hourly))
 		return w.run().has("pay")
 	}
 	least, most := newLedger(db, "mail"), newLedger(db, "pay")
@@ -105,10 +105,10 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 	wakeUp := sync.OnceFunc(func() { close(cut) })
 	t.Cleanup(wakeUp) // a test that fails before waits for no handler
 	db.setClock(midnight.Add(time.Hour))
-	mail, pay := tests.Receive(t, "a call", calls["mail"]), tests.Receive(t, "a call", calls["pay"])
+	mail, pay := testkit.Receive(t, "a call", calls["mail"]), testkit.Receive(t, "a call", calls["pay"])
 	w.wire.Cut()
 	other := start(false)
-	again := tests.Receive(t, "it is called again", calls["mail"])
+	again := testkit.Receive(t, "it is called again", calls["mail"])
 	if again.key != mail.key || again.epoch <= mail.epoch || mail.key == "" || mail.key == pay.key {
 		t.Errorf("called with %+v, then with %+v", mail, again)
 	}
@@ -118,11 +118,11 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 	w.wire.Mend()
 	wakeUp()
 	for _, name := range []string{"mail", "pay"} {
-		wraps(t, "Guarded of one that was cut off", tests.Receive(t, "it woke up", calls[name]).refused, pgleases.ErrNotOwner)
+		wraps(t, "Guarded of one that was cut off", testkit.Receive(t, "it woke up", calls[name]).refused, pgleases.ErrNotOwner)
 	}
 	w.close()
 	db.setClock(midnight.Add(2 * time.Hour))
-	if next := tests.Receive(t, "the next tick", calls["mail"]); next.key == mail.key {
+	if next := testkit.Receive(t, "the next tick", calls["mail"]); next.key == mail.key {
 		t.Errorf("two ticks have the key %s", next.key)
 	}
 	least.settled(other.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
@@ -144,7 +144,7 @@ func TestWhatWasBegunAndNotCalledIsNotLost(t *testing.T) {
 	start := func() *worker {
 		w := newSteadyWorker(db, schedule.WithDrainTimeout(0))
 		pay := schedule.AtMostOnce(w.Scheduler, "pay", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) })
-		tests.OK(t, pay.Add("pay", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+		testkit.OK(t, pay.Add("pay", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 		return w.run().has("pay")
 	}
 	l := newLedger(db, "pay")
@@ -154,7 +154,7 @@ func TestWhatWasBegunAndNotCalledIsNotLost(t *testing.T) {
 	db.setClock(midnight.Add(3 * time.Hour))
 	becomes(db, "it has begun", true, "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))")
 	w.end()
-	tests.OK(t, begun.Rollback(t.Context()))
+	testkit.OK(t, begun.Rollback(t.Context()))
 	l.settled(start().Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 3})
 }
 
@@ -183,9 +183,9 @@ func TestCallsOutsideThatFail(t *testing.T) {
 	for _, l := range []*ledger{least, most, panics} {
 		l.calls = "at most once"
 	}
-	tests.OK(t, mail.Put(t.Context(), "mail", args{}, hourly))
-	tests.OK(t, pay.Put(t.Context(), "pay", args{}, hourly))
-	tests.OK(t, pay.Put(t.Context(), "panic", args{}, hourly))
+	testkit.OK(t, mail.Put(t.Context(), "mail", args{}, hourly))
+	testkit.OK(t, pay.Put(t.Context(), "pay", args{}, hourly))
+	testkit.OK(t, pay.Put(t.Context(), "panic", args{}, hourly))
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
 	most.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1})
@@ -198,7 +198,7 @@ func TestCallsOutsideThatFail(t *testing.T) {
 	}
 	db.setClock(midnight.Add(2 * time.Hour))
 	for range 3 {
-		tests.Receive(t, "a call", began)
+		testkit.Receive(t, "a call", began)
 	}
 	expect(t, one[int64](db, "SELECT sum(coalesce((trying ->> 'crashes')::int, 0))::bigint FROM pgleases.schedules"), 0, "crashes, where no owner before died")
 	w.close() // ends them at once
@@ -223,13 +223,13 @@ func TestJobsOutside(t *testing.T) {
 		return errors.Join(r.Guarded(ctx, func(pgx.Tx) error { return nil }), errors.New("key: "+r.IdempotencyKey()))
 	})
 	w.run()
-	a := tests.Must(mail.Enqueue(t.Context(), "a"))(t)
-	b := tests.Must(mail.Enqueue(t.Context(), "b"))(t)
+	a := testkit.Must(mail.Enqueue(t.Context(), "a"))(t)
+	b := testkit.Must(mail.Enqueue(t.Context(), "b"))(t)
 	expect(t, fmt.Sprint(w.outcome(a).Outcome, w.outcome(b).Outcome), "succeededsucceeded", "outcomes")
 	if a, b := <-keys, <-keys; a == b {
 		t.Errorf("two jobs have the key %s", a)
 	}
-	c := tests.Must(books.Enqueue(t.Context(), "c"))(t)
+	c := testkit.Must(books.Enqueue(t.Context(), "c"))(t)
 	if j := w.outcome(c); !strings.Contains(j.Error, "Guarded is for") {
 		t.Errorf("Guarded in a transaction: %s", j.Error)
 	}
@@ -242,7 +242,7 @@ func TestAtMostOnceCommitsAreDurable(t *testing.T) {
 	w := newSteadyWorker(db)
 	pay := schedule.AtMostOnce(w.Scheduler, "pay", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) })
 	l := newLedger(db, "pay")
-	tests.OK(t, pay.Put(t.Context(), "pay", args{}, hourly))
+	testkit.OK(t, pay.Put(t.Context(), "pay", args{}, hourly))
 	w.wire.Count("synchronous_commit = on")
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
@@ -264,12 +264,12 @@ func TestAnEditInTheMiddleOfACallOutside(t *testing.T) {
 		return db.sent(r)
 	})
 	l := newLedger(db, "mail")
-	tests.OK(t, k.Put(t.Context(), "mail", args{}, hourly))
+	testkit.OK(t, k.Put(t.Context(), "mail", args{}, hourly))
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	tests.Receive(t, "it is called", began)
-	tests.OK(t, k.Put(t.Context(), "mail", args{2}, hourly))
-	s := tests.Must(w.Get(t.Context(), "mail"))(t)
+	testkit.Receive(t, "it is called", began)
+	testkit.OK(t, k.Put(t.Context(), "mail", args{2}, hourly))
+	s := testkit.Must(w.Get(t.Context(), "mail"))(t)
 	expect(t, s.Due.UTC(), midnight.Add(time.Hour), "when it is due")
 	close(end)
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
@@ -288,8 +288,8 @@ func TestIdempotencyKeyOfReusedID(t *testing.T) {
 	})
 	w.run()
 	send := func() (int64, string) {
-		id := tests.Must(mail.Enqueue(t.Context(), ""))(t)
-		key := tests.Receive(t, "it is called", keys)
+		id := testkit.Must(mail.Enqueue(t.Context(), ""))(t)
+		key := testkit.Receive(t, "it is called", keys)
 		w.outcome(id)
 		return id, key
 	}
@@ -319,7 +319,7 @@ func TestOutcomeRecordedAfterOutage(t *testing.T) {
 		CREATE TRIGGER fail BEFORE INSERT ON pgleases.history FOR EACH ROW EXECUTE FUNCTION public.fail()`)
 	w := newSteadyWorker(db)
 	called := 0
-	tests.OK(t, schedule.AtMostOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { called++; return nil }).Add("pay", args{}, hourly))
+	testkit.OK(t, schedule.AtMostOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { called++; return nil }).Add("pay", args{}, hourly))
 	w.run().has("pay")
 	db.setClock(midnight.Add(time.Hour))
 	becomes(db, "it has its outcome", 1, "SELECT count(*) FROM pgleases.history")
@@ -345,16 +345,16 @@ func TestWhatIsGoneWhenItsCallEndsIsNoFault(t *testing.T) {
 	itself := schedule.InTx(w.Scheduler, "itself", func(ctx context.Context, _ pgx.Tx, r schedule.Run[args]) error {
 		return w.Cancel(ctx, r.Job)
 	})
-	tests.OK(t, pay.Put(t.Context(), "close", args{}, hourly))
-	id := tests.Must(pay.Enqueue(t.Context(), args{}))(t)
+	testkit.OK(t, pay.Put(t.Context(), "close", args{}, hourly))
+	id := testkit.Must(pay.Enqueue(t.Context(), args{}))(t)
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	tests.Receive(t, "one is called", began)
-	tests.Receive(t, "the other is called", began)
-	tests.OK(t, w.Delete(t.Context(), "close"))
-	tests.OK(t, w.Cancel(t.Context(), id))
+	testkit.Receive(t, "one is called", began)
+	testkit.Receive(t, "the other is called", began)
+	testkit.OK(t, w.Delete(t.Context(), "close"))
+	testkit.OK(t, w.Cancel(t.Context(), id))
 	close(let)
-	w.outcome(tests.Must(itself.Enqueue(t.Context(), args{}))(t))
+	w.outcome(testkit.Must(itself.Enqueue(t.Context(), args{}))(t))
 	w.end()
 	expect(t, log.count("outcome not recorded"), 0, "lines of outcomes that are not written down")
 	expect(t, log.count("run failed"), 0, "lines of failures that are no outcome")
@@ -379,15 +379,15 @@ func TestAProcessThatEndsWritesForAWhileOnly(t *testing.T) {
 			least := schedule.AtLeastOnce(w.Scheduler, "mail", handler, schedule.WithMaxConcurrent(1))
 			most := schedule.AtMostOnce(w.Scheduler, "pay", handler)
 			w.run()
-			tests.Must(least.Enqueue(t.Context(), args{}))(t)
-			tests.Must(most.Enqueue(t.Context(), args{}))(t)
-			tests.Receive(t, "one runs", began)
-			tests.Receive(t, "the other runs", began)
+			testkit.Must(least.Enqueue(t.Context(), args{}))(t)
+			testkit.Must(most.Enqueue(t.Context(), args{}))(t)
+			testkit.Receive(t, "one runs", began)
+			testkit.Receive(t, "the other runs", began)
 			if what != "the pool" {
 				db.begin("SELECT FROM pgleases." + what + " FOR UPDATE")
 			} else {
 				for range w.pool.Config().MaxConns {
-					defer tests.Must(w.pool.Acquire(t.Context()))(t).Release()
+					defer testkit.Must(w.pool.Acquire(t.Context()))(t).Release()
 				}
 			}
 			stopped := time.Now()

@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -28,7 +28,7 @@ func TestOwnerChangesKeepOutcomesExact(t *testing.T) {
 			return effect(ctx, tx, r)
 		}, schedule.WithIdleTimeout(time.Second))
 		for i := range schedules {
-			tests.OK(t, books.Add(fmt.Sprint("close ", i), args{i}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer)))
+			testkit.OK(t, books.Add(fmt.Sprint("close ", i), args{i}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer)))
 		}
 		return w.run()
 	}
@@ -49,13 +49,13 @@ func TestOwnerChangesKeepOutcomesExact(t *testing.T) {
 		(*worker).die,
 		func(w *worker) { w.wire.Lose(1, "commit", false); w.die() },
 		(*worker).close,
-		func(w *worker) { w.stop(); tests.Receive(t, "Run ends", w.ended); w.stop = nil },
+		func(w *worker) { w.stop(); testkit.Receive(t, "Run ends", w.ended); w.stop = nil },
 	} {
 		pass(3)
-		tests.Receive(t, "a handler runs", inHandler)
+		testkit.Receive(t, "a handler runs", inHandler)
 		next := start() // takes half of it over meanwhile
 		pass(2)
-		end(tests.Receive(t, "a handler runs", inHandler)) // either of them
+		end(testkit.Receive(t, "a handler runs", inHandler)) // either of them
 		w, next = next, start()
 		pass(2)
 		for _, l := range ledgers {
@@ -85,7 +85,7 @@ func TestNobodyOwnsThePartitionOfARunThatIsUnderWay(t *testing.T) {
 	l := w.runs(books.Add("close", args{}, hourly))
 	db.setClock(midnight.Add(time.Hour))
 	var refused *pgconn.PgError
-	if err := tests.Receive(t, "the handler ran", took); !errors.As(err, &refused) || refused.Code != "55P03" {
+	if err := testkit.Receive(t, "the handler ran", took); !errors.As(err, &refused) || refused.Code != "55P03" {
 		t.Fatalf("to take the partition over in the middle of a run: %v, not a lock timeout", err)
 	}
 	l.settled(w.Scheduler)
@@ -114,15 +114,15 @@ func TestAFrozenHandlerDoesNotCommit(t *testing.T) {
 	}, schedule.WithIdleTimeout(200*time.Millisecond))
 	l := w.runs(books.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	db.setClock(midnight.Add(time.Hour))
-	tests.Receive(t, "the handler runs", frozen)
+	testkit.Receive(t, "the handler runs", frozen)
 	w.wire.Cut() // it hears nothing more
 	other := newWorker(db)
-	tests.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	other.run()
 	l.settled(other.Scheduler)
 	w.wire.Mend()
 	close(thaw)
-	if err := tests.Receive(t, "it woke up", woke); err == nil {
+	if err := testkit.Receive(t, "it woke up", woke); err == nil {
 		t.Fatal("the transaction of a handler that was frozen for longer than its idle limit goes on")
 	}
 	w.close()
@@ -146,12 +146,12 @@ func TestARunOfAnEndedOwnershipDoesNotBegin(t *testing.T) {
 	before, rollbacks := one[int64](db, "SELECT max(epoch) FROM pgleases.partitions"), one[int64](db, "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()")
 	db.exec("UPDATE pgleases.partitions SET epoch = epoch + 100") // somebody else's, of which the process has not heard
 	db.setClock(midnight.Add(time.Hour))
-	tests.Until(t, "it was refused", func() bool {
+	testkit.Until(t, "it was refused", func() bool {
 		return one[int64](db, "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()") > rollbacks
 	})
 	db.exec("UPDATE pgleases.leases SET generation = generation + 1") // now it hears
 	l.settled(w.Scheduler)
-	if epoch := tests.Receive(t, "it ran", ran); epoch <= before {
+	if epoch := testkit.Receive(t, "it ran", ran); epoch <= before {
 		t.Fatalf("it ran under epoch %d, which had ended", epoch)
 	}
 }
@@ -169,11 +169,11 @@ func TestAStatementOfADeadProcessHoldsNobodyUp(t *testing.T) {
 	})
 	l := w.runs(k.Add("close", args{}, hourly))
 	db.setClock(midnight.Add(time.Hour))
-	tests.Receive(t, "the handler runs", began)
+	testkit.Receive(t, "the handler runs", began)
 	becomes(db, "its statement runs", true, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND query = 'SELECT pg_sleep(60)')")
 	w.die()
 	other := newWorker(db)
-	tests.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly))
+	testkit.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly))
 	other.run()
 	l.settled(other.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
@@ -185,7 +185,7 @@ func (w *worker) ownsMany() (opened int, locked pgx.Tx) {
 	var ledgers []*ledger
 	for i := range 24 {
 		name := fmt.Sprint("close ", i)
-		tests.OK(w.t, books.Put(w.t.Context(), name, args{i}, hourly))
+		testkit.OK(w.t, books.Put(w.t.Context(), name, args{i}, hourly))
 		ledgers = append(ledgers, newLedger(w.db, name))
 	}
 	w.run()
@@ -209,8 +209,8 @@ func TestPartitionsClosedTogether(t *testing.T) {
 	w.wire.Record()
 	w.stop()
 	db.blocked("one is being written down", "schedule_end")
-	tests.OK(t, locked.Rollback(t.Context()))
-	tests.Receive(t, "Run ends", w.ended)
+	testkit.OK(t, locked.Rollback(t.Context()))
+	testkit.Receive(t, "Run ends", w.ended)
 	w.stop = nil
 	w.close()
 	expect(t, one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed"), 0, "partitions whose owner died, as it looks")
@@ -239,10 +239,10 @@ func TestClosingEndsWithLastOwnership(t *testing.T) {
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	w.wire.Mute("schedule_end")
 	w.stop()
-	tests.Until(t, "it fell silent", func() bool { return w.wire.Left() == 0 })
+	testkit.Until(t, "it fell silent", func() bool { return w.wire.Left() == 0 })
 	db.exec("SELECT pgleases.evict_client('" + w.client.ID() + "', 'nobody waits for it')")
 	evicted := time.Now()
-	tests.Receive(t, "Run ends", w.ended)
+	testkit.Receive(t, "Run ends", w.ended)
 	w.stop = nil
 	if took := time.Since(evicted); took > 8*time.Second { // a statement is waited for as long as 10 s
 		t.Errorf("Run ended %v after the process had lost all", took)
@@ -286,22 +286,22 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 		names = append(names, one[string](db, "SELECT min(n::text) FROM generate_series(1, 1000) AS n WHERE pgleases.partition_for(n::text, 4) = $1", partition))
 	}
 	low, high := names[1], names[2]
-	tests.OK(t, k.Put(t.Context(), low, args{}, hourly))
-	tests.OK(t, k.Put(t.Context(), high, args{}, hourly))
+	testkit.OK(t, k.Put(t.Context(), low, args{}, hourly))
+	testkit.OK(t, k.Put(t.Context(), high, args{}, hourly))
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	tests.Receive(t, "one runs", began)
-	tests.Receive(t, "the other runs", began)
+	testkit.Receive(t, "one runs", began)
+	testkit.Receive(t, "the other runs", began)
 	w.die()
 	w, k = start()
 	w.run()
-	tests.Receive(t, "one runs again", began)
-	tests.Receive(t, "the other runs again", began)
+	testkit.Receive(t, "one runs again", began)
+	testkit.Receive(t, "the other runs again", began)
 	crashes := func() int { return one[int](db, "SELECT sum((trying ->> 'crashes')::int) FROM pgleases.schedules") }
 	expect(t, crashes(), 2, "crashes, while they run")
-	tests.OK(t, k.Put(t.Context(), "plain", args{}, hourly, schedule.WithKey(names[0])))
+	testkit.OK(t, k.Put(t.Context(), "plain", args{}, hourly, schedule.WithKey(names[0])))
 	db.setClock(midnight.Add(2 * time.Hour))
-	tests.Receive(t, "the plain one runs", began)
+	testkit.Receive(t, "the plain one runs", began)
 	becomes(db, "it is done", true, "SELECT EXISTS (SELECT FROM pgleases.history WHERE name = 'plain')")
 
 	edit := db.begin()
@@ -309,27 +309,27 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 		_, err := edit.Exec(t.Context(), "SELECT FROM pgleases.schedules WHERE name = $1 FOR UPDATE", name)
 		return err
 	}
-	tests.OK(t, lock(high))
+	testkit.OK(t, lock(high))
 	held := db.begin("LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
 	waits := func() bool {
 		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_end%')`)
 	}
 	w.stop()
-	tests.Until(t, "a partition is being closed", waits)
+	testkit.Until(t, "a partition is being closed", waits)
 	close(let)
-	tests.Until(t, "the others are to be closed, too", func() bool { // together, as far as they are: but for these two, no transaction is left
+	testkit.Until(t, "the others are to be closed, too", func() bool { // together, as far as they are: but for these two, no transaction is left
 		return one[int](db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'") == 2
 	})
-	tests.OK(t, held.Rollback(t.Context()))
-	tests.Until(t, "that of the other schedule is being closed", func() bool {
+	testkit.OK(t, held.Rollback(t.Context()))
+	testkit.Until(t, "that of the other schedule is being closed", func() bool {
 		return one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed") < 3 && waits()
 	})
-	tests.Must(edit.Exec(t.Context(), "SET LOCAL deadlock_timeout = '10ms'"))(t)
+	testkit.Must(edit.Exec(t.Context(), "SET LOCAL deadlock_timeout = '10ms'"))(t)
 	if err := lock(low); err != nil {
 		t.Errorf("an edit: %v", err)
 	}
-	tests.OK(t, edit.Rollback(t.Context()))
-	tests.Receive(t, "Run ends", w.ended)
+	testkit.OK(t, edit.Rollback(t.Context()))
+	testkit.Receive(t, "Run ends", w.ended)
 	w.stop = nil
 	expect(t, crashes(), 0, "crashes, after all was closed")
 	expect(t, one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed"), 0, "partitions whose owner died, as it looks")
@@ -343,18 +343,18 @@ func TestWhoEndsKeepsOnlyThePartitionsOfItsRuns(t *testing.T) {
 	start := func() *worker {
 		w := newSteadyWorker(db, schedule.WithDrainTimeout(time.Minute))
 		k := schedule.InTx(w.Scheduler, "books", handler)
-		tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
+		testkit.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 		return w.run()
 	}
 	ending := start().has("close")
 	db.setClock(midnight.Add(time.Hour))
-	kept := tests.Receive(t, "it runs", begun).Partition
+	kept := testkit.Receive(t, "it runs", begun).Partition
 	start()
 	ending.stop()
 	becomes(db, "the others are owned by the other", 3, "SELECT count(*) FROM pgleases.partitions WHERE owner_id <> $1", ending.client.ID())
 	expect(t, one[int](db, "SELECT partition FROM pgleases.partitions WHERE owner_id = $1", ending.client.ID()), kept, "partition of the run")
 	close(end)
-	if err := tests.Receive(t, "it ends", ending.ended); !errors.Is(err, context.Canceled) {
+	if err := testkit.Receive(t, "it ends", ending.ended); !errors.Is(err, context.Canceled) {
 		t.Errorf("Run returned %v, not the end of its context", err)
 	}
 	ending.ended <- nil // for close

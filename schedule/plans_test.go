@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -27,7 +27,7 @@ func TestPlansForEmptyTablesStayCheap(t *testing.T) {
 	tx := db.begin()
 	owned := fmt.Sprintf("(SELECT s.lease, s.partition, s.epoch FROM pgleases.status AS s WHERE s.lease = 'schedule/%s' AND s.owner IS NOT NULL LIMIT 1) AS s", group)
 	whole := func() (n int64) { // with what the server has not counted yet of transactions before
-		tests.OK(t, tx.QueryRow(t.Context(), "SELECT sum(seq_scan)::bigint FROM pg_stat_xact_user_tables WHERE relid IN ('pgleases.jobs'::regclass, 'pgleases.schedules'::regclass)").Scan(&n))
+		testkit.OK(t, tx.QueryRow(t.Context(), "SELECT sum(seq_scan)::bigint FROM pg_stat_xact_user_tables WHERE relid IN ('pgleases.jobs'::regclass, 'pgleases.schedules'::regclass)").Scan(&n))
 		return n
 	}
 	before := whole()
@@ -41,12 +41,12 @@ func TestPlansForEmptyTablesStayCheap(t *testing.T) {
 		"pgleases.schedule_job_succeeded(1, 'mark', 1, 1, 1, 1, 'now')",
 		"pgleases.schedule_close_job(1, 'mark', 1, '{\"outcomes\": []}')",
 	} {
-		tests.Must(tx.Exec(t.Context(), "SAVEPOINT before; SELECT set_config('schedule.run', 'mark', true), set_config('plan_cache_mode', 'force_generic_plan', true)", pgx.QueryExecModeSimpleProtocol))(t)
+		testkit.Must(tx.Exec(t.Context(), "SAVEPOINT before; SELECT set_config('schedule.run', 'mark', true), set_config('plan_cache_mode', 'force_generic_plan', true)", pgx.QueryExecModeSimpleProtocol))(t)
 		_, err := tx.Exec(t.Context(), "SELECT "+call, pgx.QueryExecModeSimpleProtocol)
 		if code := store.Code(err); err != nil && code != "PS001" { // there is none such
 			t.Errorf("%s: %v", call, err)
 		}
-		tests.Must(tx.Exec(t.Context(), "ROLLBACK TO before"))(t)
+		testkit.Must(tx.Exec(t.Context(), "ROLLBACK TO before"))(t)
 		expect(t, whole()-before, 0, "how often all was read up to "+call)
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -15,7 +15,7 @@ func TestDormantSchedulesCostLittle(t *testing.T) {
 	db := newDirectDatabase(t)
 	const dormant, looks, every = 20_000, 10, 200 * time.Millisecond
 	first := newWorker(db)
-	tests.OK(t, schedule.InTx(first.Scheduler, "books", effect).Put(t.Context(), "0", args{}, schedule.Cron("0 0 1 1 *", "UTC")))
+	testkit.OK(t, schedule.InTx(first.Scheduler, "books", effect).Put(t.Context(), "0", args{}, schedule.Cron("0 0 1 1 *", "UTC")))
 	db.exec(`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
 		SELECT group_name, n, n, n % 4, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered
 		FROM pgleases.schedules, generate_series(1, ` + fmt.Sprint(dormant) + `) AS n`)
@@ -32,7 +32,7 @@ func TestDormantSchedulesCostLittle(t *testing.T) {
 	w.wire.Count("schedule_poll")
 	began := time.Now()
 	w.run()
-	tests.Until(t, "it has looked", func() bool { return w.wire.Counted() >= looks })
+	testkit.Until(t, "it has looked", func() bool { return w.wire.Counted() >= looks })
 	if n, most := w.wire.Counted(), 5+int(time.Since(began)/every); n > most {
 		t.Errorf("%d looks, not %d at most", n, most)
 	}

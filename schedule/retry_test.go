@@ -10,15 +10,15 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
 // waitsForRetry waits until so many attempts at a tick have failed.
 func waitsForRetry(w *worker, name string, attempts int) (s schedule.Schedule) {
 	w.t.Helper()
-	tests.Until(w.t, fmt.Sprintf("%d attempts at a tick of %q have failed", attempts, name), func() (holds bool) {
-		s = tests.Must(w.Get(w.t.Context(), name))(w.t)
+	testkit.Until(w.t, fmt.Sprintf("%d attempts at a tick of %q have failed", attempts, name), func() (holds bool) {
+		s = testkit.Must(w.Get(w.t.Context(), name))(w.t)
 		return s.Attempts == attempts
 	})
 	return s
@@ -45,9 +45,9 @@ func TestARunThatFailsIsTriedAgain(t *testing.T) {
 		}, schedule.WithMaxAttempts(3, schedule.Backoff(50*time.Minute, 80*time.Minute)))
 	}
 	twice, thrice := kind("twice", 2), kind("thrice", 3)
-	tests.OK(t, twice.Put(t.Context(), "skip", args{}, hourly))
-	tests.OK(t, twice.Put(t.Context(), "buffer", args{}, hourly, schedule.WithOverlap(schedule.OverlapBuffer), schedule.WithMissed(schedule.MissedAll)))
-	tests.OK(t, thrice.Put(t.Context(), "dead", args{}, hourly))
+	testkit.OK(t, twice.Put(t.Context(), "skip", args{}, hourly))
+	testkit.OK(t, twice.Put(t.Context(), "buffer", args{}, hourly, schedule.WithOverlap(schedule.OverlapBuffer), schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, thrice.Put(t.Context(), "dead", args{}, hourly))
 	names := []string{"skip", "buffer", "dead"}
 	ledgers := make(map[string]*ledger)
 	for _, name := range names {
@@ -58,7 +58,7 @@ func TestARunThatFailsIsTriedAgain(t *testing.T) {
 	for attempt := 1; attempt <= 3; attempt++ {
 		db.setClock(now)
 		for range names {
-			expect(t, tests.Receive(t, "a call", calls), attempt, "attempt")
+			expect(t, testkit.Receive(t, "a call", calls), attempt, "attempt")
 		}
 		if attempt == 3 {
 			break
@@ -116,7 +116,7 @@ func TestRetriesAreCountedOverProcessesAndLostAnswers(t *testing.T) {
 			}
 			return nil
 		}, schedule.WithMaxAttempts(4, schedule.Backoff(time.Minute, time.Minute)))
-		tests.OK(t, k.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+		testkit.OK(t, k.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 		return w.run().has("close")
 	}
 	l := newLedger(db, "close")
@@ -125,10 +125,10 @@ func TestRetriesAreCountedOverProcessesAndLostAnswers(t *testing.T) {
 		db.looked()
 		w.wire.Lose(1, []string{"schedule_close", "commit"}[attempt%2], true)
 		db.setClock(midnight.Add(time.Hour + time.Duration(2*(attempt-1))*time.Minute))
-		expect(t, tests.Receive(t, "a call", calls), attempt, "attempt")
+		expect(t, testkit.Receive(t, "a call", calls), attempt, "attempt")
 		if attempt < 4 {
 			waitsForRetry(w, "close", attempt)
-			tests.Until(t, "the answer was lost", func() bool { return w.wire.Left() == 0 })
+			testkit.Until(t, "the answer was lost", func() bool { return w.wire.Left() == 0 })
 			w.close()
 			w = start()
 		}
@@ -163,8 +163,8 @@ func TestHandlersDiscardAndSnooze(t *testing.T) {
 		_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$") // which would be tried again
 		return schedule.Discard(fmt.Errorf("wrong address: %w", err))
 	}, retry)
-	tests.OK(t, sleepy.Put(t.Context(), "sleepy", args{}, hourly))
-	tests.OK(t, discards.Put(t.Context(), "discards", args{}, hourly))
+	testkit.OK(t, sleepy.Put(t.Context(), "sleepy", args{}, hourly))
+	testkit.OK(t, discards.Put(t.Context(), "discards", args{}, hourly))
 	a, b := newLedger(db, "sleepy"), newLedger(db, "discards")
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
@@ -173,10 +173,10 @@ func TestHandlersDiscardAndSnooze(t *testing.T) {
 	if !strings.Contains(b.entries[0].Error, "wrong address") {
 		t.Errorf("error %q of what was discarded", b.entries[0].Error)
 	}
-	expect(t, tests.Receive(t, "a call", calls), 1, "attempt")
+	expect(t, testkit.Receive(t, "a call", calls), 1, "attempt")
 	var due time.Time
-	tests.Until(t, "it is snoozed", func() bool {
-		s := tests.Must(w.Get(t.Context(), "sleepy"))(t)
+	testkit.Until(t, "it is snoozed", func() bool {
+		s := testkit.Must(w.Get(t.Context(), "sleepy"))(t)
 		due = s.Due
 		return due.After(midnight.Add(89*time.Minute)) && due.Before(midnight.Add(92*time.Minute))
 	})
@@ -185,7 +185,7 @@ func TestHandlersDiscardAndSnooze(t *testing.T) {
 	expect(t, len(calls), 0, "calls while it snoozes")
 	db.setClock(due)
 	a.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
-	expect(t, tests.Receive(t, "a call", calls), 1, "attempt")
+	expect(t, testkit.Receive(t, "a call", calls), 1, "attempt")
 	expect(t, a.entries[0].Attempts, 1, "attempts in the history")
 }
 
@@ -203,15 +203,15 @@ func TestConsecutiveFailuresPauseASchedule(t *testing.T) {
 	l := w.runs(k.Put(t.Context(), "close", args{}, hourly, schedule.WithPauseAfter(2), schedule.WithMissed(schedule.MissedAll)))
 	db.setClock(midnight.Add(6 * time.Hour))
 	paused := func() bool {
-		s := tests.Must(w.Get(t.Context(), "close"))(t)
+		s := testkit.Must(w.Get(t.Context(), "close"))(t)
 		return !s.PausedAt.IsZero() && s.Failures == 2
 	}
-	tests.Until(t, "it is paused", paused)
+	testkit.Until(t, "it is paused", paused)
 	db.looked()
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 4, "outcomes of what is paused") // dead, done, dead, dead
-	tests.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
+	testkit.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 5, schedule.OutcomeSucceeded: 1})
-	tests.Until(t, "it is paused again", paused)
+	testkit.Until(t, "it is paused again", paused)
 }
 
 // Edits while a tick waits for its retry: another rule, a resumption from now and a deletion cancel it, and other edits do not.
@@ -244,14 +244,14 @@ func TestEditsWhileATickWaitsForItsRetry(t *testing.T) {
 	}
 	ledgers := make(map[string]*ledger)
 	for name := range edits {
-		tests.OK(t, k.Put(t.Context(), name, args{}, hourly))
+		testkit.OK(t, k.Put(t.Context(), name, args{}, hourly))
 		ledgers[name] = newLedger(db, name)
 	}
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
 	for name, e := range edits {
 		waitsForRetry(w, name, 1)
-		tests.OK(t, e.edit(t.Context(), name))
+		testkit.OK(t, e.edit(t.Context(), name))
 	}
 	db.looked()
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE outcome <> 'canceled'"), 0, "runs before it is time")
@@ -267,8 +267,8 @@ func TestErrorsInLettersThatTheDatabaseDoesNotHave(t *testing.T) {
 	db := newEncodedDatabase(t, "LATIN1")
 	w := newWorker(db)
 	fail := func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("нет бумаги") }
-	tests.OK(t, schedule.InTx(w.Scheduler, "dead", fail).Add("dead", args{}, hourly))
-	tests.OK(t, schedule.InTx(w.Scheduler, "again", fail, schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour))).Add("again", args{}, hourly))
+	testkit.OK(t, schedule.InTx(w.Scheduler, "dead", fail).Add("dead", args{}, hourly))
+	testkit.OK(t, schedule.InTx(w.Scheduler, "again", fail, schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour))).Add("again", args{}, hourly))
 	l := newLedger(db, "dead")
 	w.run().has("dead")
 	db.setClock(midnight.Add(time.Hour))
@@ -287,10 +287,10 @@ func TestEndlessEditFailsNoTick(t *testing.T) {
 	l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
 	db.looked()
 	edit := db.begin()
-	tests.OK(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
+	testkit.OK(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
 	db.setClock(midnight.Add(time.Hour))
-	tests.Until(t, "the run was not committed, ten times", func() bool { return log.count("locked by an edit") >= 10 })
-	tests.OK(t, edit.Rollback(t.Context()))
+	testkit.Until(t, "the run was not committed, ten times", func() bool { return log.count("locked by an edit") >= 10 })
+	testkit.OK(t, edit.Rollback(t.Context()))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
@@ -302,7 +302,7 @@ func TestAStartSurvivesAFaultThatPasses(t *testing.T) {
 		for _, after := range []bool{false, true} {
 			w := newWorker(db)
 			name := fmt.Sprint(text, after)
-			tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add(name, args{}, hourly))
+			testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add(name, args{}, hourly))
 			w.wire.Lose(1, text, after)
 			w.run().has(name)
 			expect(t, w.wire.Left(), 0, "messages to lose")

@@ -8,7 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // at reads an instant: 2026-06-01 12:00:00 in UTC, or with an offset, such as 2026-06-01 12:00:00+02:00.
@@ -224,7 +224,7 @@ func TestTextOfARuleIsWhatIsStored(t *testing.T) {
 
 func parsed(t rapid.TB, text string) Rule {
 	t.Helper()
-	return tests.Must(Parse(text))(t)
+	return testkit.Must(Parse(text))(t)
 }
 
 func drawRule(t *rapid.T) Rule {

@@ -17,7 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -66,9 +66,9 @@ func TestFailedRunLeavesNothing(t *testing.T) {
 			return err
 		}
 	}
-	locks := tests.Must(tests.Pool(t, db.url).Begin(t.Context()))(t)
-	defer func() { tests.OK(t, locks.Rollback(context.Background())) }()
-	tests.Must(locks.Exec(t.Context(), "LOCK TABLE public.locked"))(t)
+	locks := testkit.Must(testkit.Pool(t, db.url).Begin(t.Context()))(t)
+	defer func() { testkit.OK(t, locks.Rollback(context.Background())) }()
+	testkit.Must(locks.Exec(t.Context(), "LOCK TABLE public.locked"))(t)
 	type fail struct {
 		handler handler
 		says    string
@@ -172,7 +172,7 @@ func TestFailedRunLeavesNothing(t *testing.T) {
 			}
 			return nil
 		}, f.opts...)
-		tests.OK(t, k.Add(name, args{}, hourly))
+		testkit.OK(t, k.Add(name, args{}, hourly))
 		ledgers = append(ledgers, newLedger(db, name))
 	}
 	w.run()
@@ -215,7 +215,7 @@ func TestACommitMayTakeAsLongAsTheRun(t *testing.T) {
 			_, err := tx.Exec(ctx, "INSERT INTO public.slow VALUES ($1)", seconds)
 			return errors.Join(err, effect(ctx, tx, r))
 		}, schedule.WithTimeout(2*time.Second))
-		tests.Must(k.Enqueue(t.Context(), args{}))(t)
+		testkit.Must(k.Enqueue(t.Context(), args{}))(t)
 	}
 	w.run()
 	for name, outcome := range map[string]string{"slow": "succeeded", "too slow": "failed"} {
@@ -320,7 +320,7 @@ func TestARunThatCommitsItselfIsFoundOut(t *testing.T) {
 			_, err := tx.Exec(ctx, statement)
 			return err
 		})
-		tests.OK(t, k.Add(statement, args{}, hourly))
+		testkit.OK(t, k.Add(statement, args{}, hourly))
 		w.run().has(statement)
 		db.setClock(one[time.Time](db, "SELECT now FROM public.test_clock").Add(time.Hour))
 		becomes(db, "it has an outcome", 1, "SELECT count(*) FROM pgleases.history WHERE name = $1", statement)
@@ -349,14 +349,14 @@ func TestASerializationFailureIsNoFailureOfTheRun(t *testing.T) {
 		return nil
 	})
 	twice, always := newLedger(db, "twice"), newLedger(db, "always")
-	tests.OK(t, k.Add("twice", args{2}, hourly, schedule.WithKey("one")))
-	tests.OK(t, k.Add("always", args{100}, hourly, schedule.WithKey("one")))
+	testkit.OK(t, k.Add("twice", args{2}, hourly, schedule.WithKey("one")))
+	testkit.OK(t, k.Add("always", args{100}, hourly, schedule.WithKey("one")))
 	w.run().has("twice").has("always")
 	db.setClock(midnight.Add(time.Hour))
 	twice.settled(w.Scheduler).expectOutcomes(map[schedule.Outcome]int64{schedule.OutcomeSucceeded: 1})
 	always.settled(w.Scheduler).expectOutcomes(map[schedule.Outcome]int64{schedule.OutcomeFailed: 1})
 	for range 2 * 3 {
-		expect(t, tests.Receive(t, "an attempt", attempts), 1, "attempt") // it does not count
+		expect(t, testkit.Receive(t, "an attempt", attempts), 1, "attempt") // it does not count
 	}
 	expect(t, len(attempts), 0, "further attempts")
 }
@@ -395,15 +395,15 @@ func TestRunLocal(t *testing.T) {
 		}
 		return nil
 	}, schedule.WithMaxAttempts(2, schedule.Backoff(time.Millisecond, time.Millisecond)))
-	tests.OK(t, k.Add("berlin", args{}, schedule.Cron("30 3 29 3 *", "Europe/Berlin")))
+	testkit.OK(t, k.Add("berlin", args{}, schedule.Cron("30 3 29 3 *", "Europe/Berlin")))
 	w.run().has("berlin")
 	db.setClock(time.Date(2026, 3, 29, 1, 30, 0, 0, time.UTC))
-	expect(t, tests.Receive(t, "the first attempt", shown), "berlin 29 Mar 03:30 CEST, attempt 1", "local time")
+	expect(t, testkit.Receive(t, "the first attempt", shown), "berlin 29 Mar 03:30 CEST, attempt 1", "local time")
 	waitsForRetry(w, "berlin", 1)
 	db.setClock(time.Date(2026, 3, 29, 1, 31, 0, 0, time.UTC))
-	expect(t, tests.Receive(t, "the second", shown), "berlin 29 Mar 03:30 CEST, attempt 2", "local time")
-	tests.Must(k.Enqueue(t.Context(), args{}))(t)
-	expect(t, tests.Receive(t, "a job", shown), " 29 Mar 01:31 UTC, attempt 1", "local time")
+	expect(t, testkit.Receive(t, "the second", shown), "berlin 29 Mar 03:30 CEST, attempt 2", "local time")
+	testkit.Must(k.Enqueue(t.Context(), args{}))(t)
+	expect(t, testkit.Receive(t, "a job", shown), " 29 Mar 01:31 UTC, attempt 1", "local time")
 }
 
 // Schedules under one key run one after the other, others side by side.
@@ -415,14 +415,14 @@ func TestRunsUnderOneKeyDoNotOverlap(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "books", handler)
 	var ledgers []*ledger
 	for _, name := range []string{"a", "b", "c", "d"} {
-		tests.OK(t, k.Add(name, args{}, hourly, schedule.WithKey(map[bool]string{true: "first", false: "second"}[name < "c"])))
+		testkit.OK(t, k.Add(name, args{}, hourly, schedule.WithKey(map[bool]string{true: "first", false: "second"}[name < "c"])))
 		ledgers = append(ledgers, newLedger(db, name))
 	}
 	probe := newLedger(db, "probe")
-	tests.OK(t, schedule.InTx(w.Scheduler, "probe", effect).Add("probe", args{}, hourly))
+	testkit.OK(t, schedule.InTx(w.Scheduler, "probe", effect).Add("probe", args{}, hourly))
 	w.run().has("d")
 	db.setClock(midnight.Add(time.Hour))
-	first, second := tests.Receive(t, "a run", began).Key, tests.Receive(t, "another run", began).Key
+	first, second := testkit.Receive(t, "a run", began).Key, testkit.Receive(t, "another run", began).Key
 	if first == second {
 		t.Fatalf("two runs under the key %q at once", first)
 	}
@@ -453,16 +453,16 @@ func TestARunThatDoesNotEndInTimeIsRunAgain(t *testing.T) {
 	})
 	l := w.runs(k.Add("close", args{}, hourly))
 	db.setClock(midnight.Add(time.Hour))
-	tests.Receive(t, "it runs", began)
+	testkit.Receive(t, "it runs", began)
 	stopped := time.Now()
 	w.close()
-	wraps(t, "the cause", tests.Receive(t, "it was told", told), schedule.ErrDrained)
+	wraps(t, "the cause", testkit.Receive(t, "it was told", told), schedule.ErrDrained)
 	if passed := time.Since(stopped); passed < 50*time.Millisecond {
 		t.Fatalf("it was told after %v, before the drain was over", passed)
 	}
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes")
 	next := newWorker(db)
-	tests.OK(t, schedule.InTx(next.Scheduler, "books", effect).Add("close", args{}, hourly))
+	testkit.OK(t, schedule.InTx(next.Scheduler, "books", effect).Add("close", args{}, hourly))
 	next.run()
 	l.settled(next.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
@@ -481,11 +481,11 @@ func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 	l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
 	db.looked()
 	edit := db.begin()
-	tests.OK(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
+	testkit.OK(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
 	db.setClock(midnight.Add(time.Hour))
 	becomes(db, "the end of the run waits for the edit", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
 		AND query LIKE '%schedule_tick_succeeded%' AND clock_timestamp() - query_start > interval '2.5 s')`)
-	tests.OK(t, edit.Rollback(t.Context()))
+	testkit.OK(t, edit.Rollback(t.Context()))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
@@ -503,7 +503,7 @@ func TestAConnectionThatFallsSilentHoldsUpNoRun(t *testing.T) {
 			db.looked()
 			w.wire.Mute(text)
 			db.setClock(midnight.Add(time.Hour))
-			tests.Until(t, "it fell silent", func() bool { return w.wire.Left() == 0 })
+			testkit.Until(t, "it fell silent", func() bool { return w.wire.Left() == 0 })
 			l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 		})
 	}
@@ -524,7 +524,7 @@ func TestABusyKeyHoldsUpNoOther(t *testing.T) {
 		return effect(ctx, tx, r)
 	})
 	ledgers := make([]*ledger, 120)
-	tests.OK(t, pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+	testkit.OK(t, pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 		for i := range ledgers {
 			ledgers[i] = newLedger(db, fmt.Sprintf("bulk %03d", i))
 			if err := bulk.PutTx(t.Context(), tx, ledgers[i].name, args{}, hourly, schedule.WithKey("bulk")); err != nil {
@@ -534,11 +534,11 @@ func TestABusyKeyHoldsUpNoOther(t *testing.T) {
 		return nil
 	}))
 	k := schedule.InTx(w.Scheduler, "books", effect)
-	tests.OK(t, k.Put(t.Context(), "last", args{}, schedule.Cron("1 1 * * *", "UTC")))
+	testkit.OK(t, k.Put(t.Context(), "last", args{}, schedule.Cron("1 1 * * *", "UTC")))
 	w.run()
 	db.looked()
 	db.setClock(midnight.Add(62 * time.Minute))
-	tests.Receive(t, "one runs", began)
+	testkit.Receive(t, "one runs", began)
 	becomes(db, "the last has run", 1, "SELECT count(*) FROM public.effects WHERE name = 'last'")
 	close(end)
 	for _, l := range ledgers {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -20,20 +20,20 @@ func TestAnotherSchemaAndTheServersOwnClock(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, pgtest.OwnerURL(pgtest.EmptyDatabase(t)))
 	const schema = `o'dd "one"`
-	tests.OK(t, schedule.Migrate(t.Context(), pool, schedule.WithSchema(schema)))
-	client := tests.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithSchema(schema)))(t)
+	testkit.OK(t, schedule.Migrate(t.Context(), pool, schedule.WithSchema(schema)))
+	client := testkit.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithSchema(schema)))(t)
 	db := &database{t, "", pool}
 	w := &worker{t: t, db: db, client: client, pool: pool, ended: make(chan error, 1)}
-	w.Scheduler = tests.Must(schedule.New(t.Context(), client, pool, group, schedule.WithSchema(schema)))(t)
+	w.Scheduler = testkit.Must(schedule.New(t.Context(), client, pool, group, schedule.WithSchema(schema)))(t)
 	t.Cleanup(w.close)
 	db.exec("CREATE TABLE public.effects (name text, at timestamptz, epoch bigint, made timestamptz DEFAULT clock_timestamp())")
-	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, schedule.Every(time.Second), schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, schedule.Every(time.Second), schedule.WithMissed(schedule.MissedAll)))
 	w.run()
-	tests.Until(t, "it has run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") >= 2 })
+	testkit.Until(t, "it has run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") >= 2 })
 	expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE made < at"), 0, "runs before their ticks")
 	var last time.Time
 	for e, err := range w.History(t.Context(), "close") {
-		tests.OK(t, err)
+		testkit.OK(t, err)
 		if !last.IsZero() && !e.Until.Equal(last) || e.Until.Sub(e.Since) != time.Duration(e.Ticks)*time.Second { // those that were skipped have one entry
 			t.Errorf("an entry of %d ticks from %v to %v, and the next from %v", e.Ticks, e.Since, e.Until, last)
 		}
@@ -45,7 +45,7 @@ func TestAnotherSchemaAndTheServersOwnClock(t *testing.T) {
 func TestTheSettingsOfTheSessionDoNotMatter(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	address := tests.Must(url.Parse(db.url))(t)
+	address := testkit.Must(url.Parse(db.url))(t)
 	settings := address.Query()
 	settings.Set("timezone", "Asia/Tokyo")
 	settings.Set("DateStyle", "German")
@@ -62,12 +62,12 @@ func TestTheSettingsOfTheSessionDoNotMatter(t *testing.T) {
 		return ticks
 	}
 	rule := schedule.Cron("*/20 0-22 * * *", "UTC") // not all 24 hours: local times count
-	tests.OK(t, k.Add("close", args{}, rule))
+	testkit.OK(t, k.Add("close", args{}, rule))
 	w.run().has("close")
 	db.setClock(midnight.Add(20 * time.Minute))
 	l.settled(w.Scheduler)
-	tests.OK(t, w.Pause(t.Context(), "close")) // writes the row as it was read
-	tests.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
+	testkit.OK(t, w.Pause(t.Context(), "close")) // writes the row as it was read
+	testkit.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
 	db.setClock(midnight.Add(40 * time.Minute))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 }
@@ -78,12 +78,12 @@ func TestManageNeedsNoClient(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithPartitions(7))
 	l := w.runs(schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
-	m := tests.Must(schedule.Manage(t.Context(), newPool(t, db.url), "tests"))(t)
-	tests.OK(t, m.Pause(t.Context(), "close"))
-	s := tests.Must(w.Get(t.Context(), "close"))(t)
+	m := testkit.Must(schedule.Manage(t.Context(), newPool(t, db.url), "tests"))(t)
+	testkit.OK(t, m.Pause(t.Context(), "close"))
+	s := testkit.Must(w.Get(t.Context(), "close"))(t)
 	expect(t, s.PausedAt.IsZero(), false, "that it is not paused")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedules WHERE partition <> pgleases.partition_for(key, 7)"), 0, "schedules in a partition that is not theirs")
-	tests.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
+	testkit.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.clients"), 1, "clients")
@@ -113,19 +113,19 @@ func TestNoStrangeCodeRunsWhereSchedulesAreChanged(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)
-	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
+	testkit.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	db.makeStrange()
-	m := tests.Must(schedule.Manage(t.Context(), tests.Pool(t, db.url), group, schedule.WithReason("why", "ann")))(t)
+	m := testkit.Must(schedule.Manage(t.Context(), testkit.Pool(t, db.url), group, schedule.WithReason("why", "ann")))(t)
 	changed := schedule.InTx(newWorker(db).Scheduler, "raw", func(context.Context, pgx.Tx, schedule.Run[string]) error { return nil })
 	for _, text := range []string{"one", "other", "other"} {
-		tests.OK(t, changed.Put(t.Context(), "close", text, hourly))
+		testkit.OK(t, changed.Put(t.Context(), "close", text, hourly))
 		expect(t, one[string](db, "SELECT args #>> '{}' FROM pgleases.schedules"), text, "arguments")
 	}
-	tests.OK(t, m.Pause(t.Context(), "close"))
-	tests.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
-	id := tests.Must(m.Trigger(t.Context(), "close"))(t)
-	tests.OK(t, m.Cancel(t.Context(), id))
-	tests.Must(m.Retry(t.Context(), id))(t)
-	tests.OK(t, m.Delete(t.Context(), "close"))
+	testkit.OK(t, m.Pause(t.Context(), "close"))
+	testkit.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
+	id := testkit.Must(m.Trigger(t.Context(), "close"))(t)
+	testkit.OK(t, m.Cancel(t.Context(), id))
+	testkit.Must(m.Retry(t.Context(), id))(t)
+	testkit.OK(t, m.Delete(t.Context(), "close"))
 	expect(t, one[string](db, "SELECT string_agg(verb, ' ' ORDER BY id) FROM pgleases.schedule_changes"), "pause resume trigger cancel retry delete", "what is written down")
 }

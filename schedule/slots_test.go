@@ -13,7 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -93,7 +93,7 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 			for i := range jobs {
 				all = append(all, fmt.Sprint(i))
 			}
-			tests.Must(k.EnqueueMany(t.Context(), all))(t)
+			testkit.Must(k.EnqueueMany(t.Context(), all))(t)
 			becomes(db, "all jobs are done", jobs, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
 			expect(t, len(db.effects()), jobs, "effects")
 			expect(t, g.highest(), 3, "runs at once, at most")
@@ -126,12 +126,12 @@ func TestSlotsOfCutOffProcess(t *testing.T) {
 		return w.run()
 	}
 	w := start(true)
-	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group, schedule.WithPartitions(4)))(t)
+	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group, schedule.WithPartitions(4)))(t)
 	for _, kind := range []string{"books", "mail"} {
-		tests.Must(schedule.JobsOf[string](enqueuer, kind).EnqueueMany(t.Context(), []string{kind, kind}))(t)
+		testkit.Must(schedule.JobsOf[string](enqueuer, kind).EnqueueMany(t.Context(), []string{kind, kind}))(t)
 	}
-	tests.Receive(t, "a run", began)
-	tests.Receive(t, "a run", began)
+	testkit.Receive(t, "a run", began)
+	testkit.Receive(t, "a run", began)
 	db.looked()
 	expect(t, len(began), 0, "runs beyond the limits")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL"), 1, "slots that are written into")
@@ -183,7 +183,7 @@ func (h *holding) run(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) erro
 func (h *holding) begins(hours ...int) (runs []schedule.Run[args]) {
 	h.t.Helper()
 	for range hours {
-		runs = append(runs, tests.Receive(h.t, fmt.Sprint("one of the ticks of ", hours, " begins"), h.began))
+		runs = append(runs, testkit.Receive(h.t, fmt.Sprint("one of the ticks of ", hours, " begins"), h.began))
 	}
 	slices.SortFunc(runs, func(a, b schedule.Run[args]) int { return a.At.Compare(b.At) })
 	var got []int
@@ -211,8 +211,8 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	h := newHolding(t)
 	books := schedule.InTx(w.Scheduler, "books", h.run, schedule.WithMaxConcurrent(1))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	tests.OK(t, books.Put(t.Context(), "a", args{}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute)))
-	tests.OK(t, books.Put(t.Context(), "b", args{}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute)))
+	testkit.OK(t, books.Put(t.Context(), "a", args{}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute)))
+	testkit.OK(t, books.Put(t.Context(), "b", args{}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute)))
 	l := newLedger(db, "b")
 	other := newLedger(db, "a")
 	w.run()
@@ -226,8 +226,8 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	for range 150 { // more than a look finds
 		many = append(many, args{})
 	}
-	tests.Must(books.EnqueueMany(t.Context(), many, schedule.WithPriority(3)))(t)
-	id := tests.Must(mail.Enqueue(t.Context(), "behind", schedule.WithPriority(3)))(t)
+	testkit.Must(books.EnqueueMany(t.Context(), many, schedule.WithPriority(3)))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "behind", schedule.WithPriority(3)))(t)
 	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of what is behind those that wait")
 	db.setClock(midnight.Add(3*time.Hour + 30*time.Minute))
 	w.wire.Count("schedule_take_slot")
@@ -254,23 +254,23 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 	books := schedule.InTx(w.Scheduler, "books", note, schedule.WithMaxConcurrent(2))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
-	id := tests.Must(books.Enqueue(t.Context(), "makes the slots"))(t)
+	id := testkit.Must(books.Enqueue(t.Context(), "makes the slots"))(t)
 	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of the first")
 	other := db.begin("SELECT FROM pgleases.schedule_slots FOR UPDATE")
-	first := tests.Must(books.EnqueueMany(t.Context(), make([]string, 150)))(t)
+	first := testkit.Must(books.EnqueueMany(t.Context(), make([]string, 150)))(t)
 	began := time.Now()
 	w.wire.Count("schedule_take_slot")
 	for range 20 {
-		id := tests.Must(mail.Enqueue(t.Context(), "beside"))(t)
+		id := testkit.Must(mail.Enqueue(t.Context(), "beside"))(t)
 		expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of what is beside those that wait")
 	}
 	// One tries each time that it is looked; each statement has its text twice where it is prepared.
 	if n, most := w.wire.Counted(), 50+4*int(time.Since(began)/(100*time.Millisecond)); n > most {
 		t.Errorf("a slot was asked for %d times, not %d at most", n, most)
 	}
-	tests.OK(t, other.Rollback(t.Context()))
+	testkit.OK(t, other.Rollback(t.Context()))
 	becomes(db, "all are done", 171, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
-	e := tests.Must(w.Job(t.Context(), first[149]))(t)
+	e := testkit.Must(w.Job(t.Context(), first[149]))(t)
 	expect(t, e.Attempts, 1, "attempts")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE attempts <> 1"), 0, "jobs that took more than one")
 }
@@ -291,11 +291,11 @@ func TestWhatWaitsIsLeftOutOfEachLookUntilItRuns(t *testing.T) {
 				opts, same = nil, []schedule.JobOption{schedule.WithJobKey("one")}
 			}
 			books := schedule.InTx(w.Scheduler, "books", handler, opts...)
-			tests.Must(books.EnqueueMany(t.Context(), make([]args, 250), same...))(t)
+			testkit.Must(books.EnqueueMany(t.Context(), make([]args, 250), same...))(t)
 			w.run()
-			tests.Receive(t, "one runs", began)
-			tests.Until(t, "it is looked often", func() bool { return one[int64](db, "SELECT count(*) FROM public.looks WHERE leaves_out") >= 5 })
-			behind := tests.Must(schedule.InTx(w.Scheduler, "mail", note).Enqueue(t.Context(), "behind"))(t)
+			testkit.Receive(t, "one runs", began)
+			testkit.Until(t, "it is looked often", func() bool { return one[int64](db, "SELECT count(*) FROM public.looks WHERE leaves_out") >= 5 })
+			behind := testkit.Must(schedule.InTx(w.Scheduler, "mail", note).Enqueue(t.Context(), "behind"))(t)
 			expect(t, w.outcome(behind).Outcome, schedule.OutcomeSucceeded, "outcome of what is behind those that wait")
 			expect(t, one[int64](db, "SELECT count(*) FROM public.looks WHERE NOT leaves_out AND n > (SELECT min(n) FROM public.looks WHERE leaves_out)"), 0, "looks that leave out nothing, after one that did")
 			close(goOn)
@@ -325,12 +325,12 @@ func TestTheSlotOfAFrozenHandlerIsFreeAfterItsIdleLimit(t *testing.T) {
 		return k
 	}
 	k := start()
-	tests.Must(k.Enqueue(t.Context(), "freezes"))(t)
-	froze := tests.Receive(t, "the first begins", began)
+	testkit.Must(k.Enqueue(t.Context(), "freezes"))(t)
+	froze := testkit.Receive(t, "the first begins", began)
 	start()
 	db.looked()
-	tests.Must(k.EnqueueMany(t.Context(), make([]string, 60)))(t) // each partition has some
-	free := tests.Receive(t, "one of the other process begins", began)
+	testkit.Must(k.EnqueueMany(t.Context(), make([]string, 60)))(t) // each partition has some
+	free := testkit.Receive(t, "one of the other process begins", began)
 	if took := free.Sub(froze); took < idle/2 { // the server counts from the last statement
 		t.Errorf("another began after %v", took)
 	}
@@ -362,10 +362,10 @@ func TestNoSlotStaysTakenWhateverIsLost(t *testing.T) {
 				continue // it is sent once in a process
 			}
 			for _, k := range []*schedule.Kind[string]{in, out} {
-				tests.Must(k.EnqueueMany(t.Context(), make([]string, 5)))(t)
+				testkit.Must(k.EnqueueMany(t.Context(), make([]string, 5)))(t)
 			}
 			done += 10
-			tests.Until(t, "the message was lost: "+text, func() bool { return w.wire.Left() == 0 })
+			testkit.Until(t, "the message was lost: "+text, func() bool { return w.wire.Left() == 0 })
 			becomes(db, "all are done after "+text, done, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
 			becomes(db, "all slots are free after "+text, 0, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL")
 		}
@@ -382,7 +382,7 @@ func TestALimitThatIsNotReachedCostsLittle(t *testing.T) {
 	w.run()
 	const jobs = 100
 	enqueue := func() {
-		tests.Must(k.EnqueueMany(t.Context(), make([]string, jobs)))(t)
+		testkit.Must(k.EnqueueMany(t.Context(), make([]string, jobs)))(t)
 	}
 	done := func(n int64) {
 		becomes(db, "all are done", n, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded' AND kind = 'limited'")
@@ -423,9 +423,9 @@ func TestSlotsThatAreGoneAreMadeAgain(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "ship", func(context.Context, pgx.Tx, schedule.Run[string]) error { return nil }, schedule.WithMaxConcurrent(1))
 	w.run()
 	for range 2 {
-		tests.Must(k.Enqueue(t.Context(), "an order"))(t)
+		testkit.Must(k.Enqueue(t.Context(), "an order"))(t)
 		becomes(db, "the job is done", 0, "SELECT count(*) FROM pgleases.jobs")
-		tests.Must(db.Exec(t.Context(), "DELETE FROM pgleases.schedule_slots"))(t)
+		testkit.Must(db.Exec(t.Context(), "DELETE FROM pgleases.schedule_slots"))(t)
 	}
 }
 
@@ -442,12 +442,12 @@ func TestSlotsAreMadeUnderAnyDefaultOfTransactions(t *testing.T) {
 		return nil
 	}, schedule.WithMaxConcurrent(1))
 	held := db.begin("LOCK TABLE pgleases.schedule_slots IN EXCLUSIVE MODE")
-	tests.Must(pay.Enqueue(t.Context(), args{}))(t)
+	testkit.Must(pay.Enqueue(t.Context(), args{}))(t)
 	w.run()
 	db.blocked("the slots are being made", "schedule_make_slots")
-	tests.Must(held.Exec(t.Context(), "UPDATE pgleases.schedule_slots SET run = NULL"))(t) // as who frees one
-	tests.OK(t, held.Commit(t.Context()))
-	tests.Receive(t, "it is called", done)
+	testkit.Must(held.Exec(t.Context(), "UPDATE pgleases.schedule_slots SET run = NULL"))(t) // as who frees one
+	testkit.OK(t, held.Commit(t.Context()))
+	testkit.Receive(t, "it is called", done)
 	expect(t, log.count("run postponed"), 0, "lines of runs that could not begin")
 }
 
@@ -457,7 +457,7 @@ func TestGroupsOnOnePoolLeaveHalfOfIt(t *testing.T) {
 	w := newWorker(db)
 	other, err := schedule.New(t.Context(), w.client, w.pool, "other", schedule.WithPartitions(4), schedule.WithoutMigration(),
 		schedule.WithLogger(slog.New(slog.DiscardHandler)))
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	other.Hasten()
 	var running atomic.Int32
 	end := make(chan struct{})
@@ -476,14 +476,14 @@ func TestGroupsOnOnePoolLeaveHalfOfIt(t *testing.T) {
 	go func() { ended <- other.Run(ctx) }()
 	becomes(db, "both groups run", 2, "SELECT count(*) FROM pgleases.members")
 	for _, k := range kinds {
-		tests.Must(k.EnqueueMany(t.Context(), make([]args, 6)))(t)
+		testkit.Must(k.EnqueueMany(t.Context(), make([]args, 6)))(t)
 	}
-	tests.Until(t, "each runs a job", func() bool { return running.Load() >= 2 })
+	testkit.Until(t, "each runs a job", func() bool { return running.Load() >= 2 })
 	db.looked()
 	db.looked()
 	expect(t, running.Load(), 2, "handlers at once of two groups on a pool of 6")
 	close(end)
 	becomes(db, "all are done", 12, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
 	stop()
-	tests.Receive(t, "the other group ends", ended)
+	testkit.Receive(t, "the other group ends", ended)
 }

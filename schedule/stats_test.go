@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -33,12 +33,12 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 		schedule.WithMaxAttempts(2, schedule.Backoff(time.Minute, time.Minute)))
 	mail := schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, _ schedule.Run[args]) error { return handle(ctx) })
 	pay := schedule.AtMostOnce(w.Scheduler, "pay", func(ctx context.Context, _ schedule.Run[args]) error { return handle(ctx) })
-	tests.OK(t, books.Put(t.Context(), "close", args{}, hourly))
+	testkit.OK(t, books.Put(t.Context(), "close", args{}, hourly))
 	if s := w.Stats(); s.Polls != 0 || s.SinceLastPoll != 0 || s.ClockOffset != 0 || len(s.Kinds) != 3 || s.Kinds["books"].Begun != 0 || len(s.Kinds["mail"].Lateness.Within) != len(schedule.LatenessBounds()) {
 		t.Errorf("before Run they are %+v", s)
 	}
 	w.run()
-	tests.Until(t, "it owns all", func() bool { return w.Stats().Partitions == 4 })
+	testkit.Until(t, "it owns all", func() bool { return w.Stats().Partitions == 4 })
 	numbers := func(kind string) string {
 		k := w.Stats().Kinds[kind]
 		return fmt.Sprintf("%d run, %d begun, %d retried, %d snoozed, %d succeeded, %d failed, %d unknown, %d missed, %d skipped", k.Running, k.Begun, k.Retried, k.Snoozed, k.Succeeded, k.Failed, k.Unknown, k.Missed, k.Skipped)
@@ -46,7 +46,7 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 	become := func(kind, want string) {
 		t.Helper()
 		got := ""
-		for late := time.Now().Add(tests.Patience); got != want; {
+		for late := time.Now().Add(testkit.Patience); got != want; {
 			if got = numbers(kind); time.Now().After(late) {
 				t.Fatalf("%s: %s, not %s", kind, got, want)
 			}
@@ -56,16 +56,16 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 		t.Helper()
 		select {
 		case outcome <- err:
-		case <-time.After(tests.Patience):
+		case <-time.After(testkit.Patience):
 			t.Fatal("no handler runs")
 		}
 	}
 
 	db.setClock(midnight.Add(3*time.Hour + 20*time.Minute))
-	tests.Receive(t, "it runs", began)
-	tests.OK(t, books.Put(t.Context(), "other", args{}, schedule.Every(time.Minute)))
+	testkit.Receive(t, "it runs", began)
+	testkit.OK(t, books.Put(t.Context(), "other", args{}, schedule.Every(time.Minute)))
 	db.setClock(midnight.Add(3*time.Hour + 22*time.Minute))
-	tests.Until(t, "one runs and one waits", func() bool { s := w.Stats(); return s.Running == 1 && s.Waiting == 1 })
+	testkit.Until(t, "one runs and one waits", func() bool { s := w.Stats(); return s.Running == 1 && s.Waiting == 1 })
 	become("books", "1 run, 1 begun, 0 retried, 0 snoozed, 0 succeeded, 0 failed, 0 unknown, 0 missed, 0 skipped")
 	late := w.Stats().Kinds["books"].Lateness
 	for i, bound := range schedule.LatenessBounds() {
@@ -77,17 +77,17 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 		t.Errorf("a run that was 20 minutes late is told as %+v", late)
 	}
 	ends(nil)
-	tests.Receive(t, "the other runs", began)
+	testkit.Receive(t, "the other runs", began)
 	become("books", "1 run, 2 begun, 0 retried, 0 snoozed, 1 succeeded, 0 failed, 0 unknown, 2 missed, 0 skipped")
-	tests.Until(t, "nothing waits", func() bool { return w.Stats().Waiting == 0 })
+	testkit.Until(t, "nothing waits", func() bool { return w.Stats().Waiting == 0 })
 	ends(errors.New("no paper"))
 	become("books", "0 run, 2 begun, 1 retried, 0 snoozed, 1 succeeded, 0 failed, 0 unknown, 3 missed, 0 skipped")
 	db.setClock(midnight.Add(3*time.Hour + 23*time.Minute + 30*time.Second))
-	tests.Receive(t, "it is tried again", began)
+	testkit.Receive(t, "it is tried again", began)
 	ends(schedule.Snooze(10 * time.Minute))
 	become("books", "0 run, 3 begun, 1 retried, 1 snoozed, 1 succeeded, 0 failed, 0 unknown, 3 missed, 0 skipped")
 	db.setClock(midnight.Add(3*time.Hour + 33*time.Minute + 40*time.Second))
-	tests.Receive(t, "it is tried again", began)
+	testkit.Receive(t, "it is tried again", began)
 	before := w.Stats().Kinds["books"].Lateness
 	if before.Count != 4 || before.Sum > 23*time.Minute { // 20 minutes, one or two ticks, and seconds of those that were tried again
 		t.Errorf("what is tried again was late by %+v", before)
@@ -95,24 +95,24 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 	ends(errors.New("no paper")) // for the second time
 	become("books", "0 run, 4 begun, 1 retried, 1 snoozed, 1 succeeded, 1 failed, 0 unknown, 3 missed, 11 skipped")
 	db.setClock(midnight.Add(3*time.Hour + 34*time.Minute + 10*time.Second))
-	tests.Receive(t, "the next tick runs", began)
+	testkit.Receive(t, "the next tick runs", began)
 	ends(nil)
 	become("books", "0 run, 5 begun, 1 retried, 1 snoozed, 2 succeeded, 1 failed, 0 unknown, 3 missed, 11 skipped")
-	tests.OK(t, w.Delete(t.Context(), "other"))
+	testkit.OK(t, w.Delete(t.Context(), "other"))
 
-	tests.Must(mail.Enqueue(t.Context(), args{}, schedule.WithTime(midnight)))(t)
-	tests.Receive(t, "it is called", began)
+	testkit.Must(mail.Enqueue(t.Context(), args{}, schedule.WithTime(midnight)))(t)
+	testkit.Receive(t, "it is called", began)
 	ends(nil)
 	become("mail", "0 run, 1 begun, 0 retried, 0 snoozed, 1 succeeded, 0 failed, 0 unknown, 0 missed, 0 skipped")
 	if late := w.Stats().Kinds["mail"].Lateness; late.Sum > time.Minute {
 		t.Errorf("a job that was put for an instant that had passed is %v late", late.Sum)
 	}
-	tests.OK(t, pay.Put(t.Context(), "pay", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, pay.Put(t.Context(), "pay", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	db.exec(`UPDATE pgleases.schedules SET due = '2026-03-02 04:00 UTC', trying = '{"at": "2026-03-02T04:00:00Z", "local": "2026-03-02T04:00:00Z", "began": "2026-03-02T04:00:00Z",
 		"again": "0001-01-01T00:00:00Z", "crashes": 1, "run": "another", "called": 7}' WHERE name = 'pay'`)
 	db.setClock(midnight.Add(4*time.Hour - time.Second))
-	tests.Until(t, "what is suspected is told", func() bool { return w.Stats().CrashSuspects == 1 })
-	tests.OK(t, w.Delete(t.Context(), "close"))
+	testkit.Until(t, "what is suspected is told", func() bool { return w.Stats().CrashSuspects == 1 })
+	testkit.OK(t, w.Delete(t.Context(), "close"))
 	db.setClock(midnight.Add(4 * time.Hour))
 	become("pay", "0 run, 0 begun, 0 retried, 0 snoozed, 0 succeeded, 0 failed, 1 unknown, 0 missed, 0 skipped")
 
@@ -124,7 +124,7 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 		t.Errorf("the looks are %+v", s)
 	}
 	w.die()
-	tests.Until(t, "a look fails", func() bool { return w.Stats().PollErrors > 0 })
+	testkit.Until(t, "a look fails", func() bool { return w.Stats().PollErrors > 0 })
 	w.close()
 	if s := w.Stats(); s.SinceLastPoll != 0 || s.Partitions != 0 || s.Waiting != 0 || s.Kinds["books"].Succeeded != 2 {
 		t.Errorf("after Run they are %+v", s)

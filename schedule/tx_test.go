@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -82,7 +82,7 @@ func TestWhatIsRefusedIsNotCommittedInAnyMode(t *testing.T) {
 					return nil
 				})
 				l := newLedger(db, name)
-				tests.OK(t, k.Put(t.Context(), name, args{}, hourly))
+				testkit.OK(t, k.Put(t.Context(), name, args{}, hourly))
 				return l
 			}
 			moved, ended, deferred, failed := bad("moved", ""), bad("ended", "ROLLBACK; BEGIN"), bad("deferred", "INSERT INTO public.children VALUES (1)"), bad("failed", "SELECT 1/0")
@@ -130,7 +130,7 @@ func TestAHandlersTransactionEndsWithTheRun(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	ctx := t.Context()
-	txs := tests.Receive(t, "it ran", kept)
+	txs := testkit.Receive(t, "it ran", kept)
 	w.close() // so the run's end is known to its process too
 	for i, tx := range txs {
 		uses := map[string]error{}
@@ -161,7 +161,7 @@ func TestATickThatIsDoneIsWrittenAlikeByBothStatements(t *testing.T) {
 	db := newFreshDatabase(t)
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
-	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
+	testkit.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	for _, at := range []string{"2026-03-02 00:30 UTC", "2026-03-01 11:00:02 UTC", "infinity"} { // after the run ended, before it, never
 		for _, had := range []string{"", "revision = revision + 1", "paused_at = '2026-03-01 UTC', revision = revision + 1", "cursor = '2026-03-01 09:00 UTC'"} {
 			db.exec(`UPDATE pgleases.schedules SET cursor = '2026-03-01 10:00 UTC', cursor_local = NULL, succeeded = NULL, failures = 2, trying = '{"attempts": 1}', blocked_reason = 'for something', blocked_since = '2026-03-01 UTC', paused_at = NULL, revision = 1`)
@@ -202,12 +202,12 @@ func TestEmptyTransactionIdleTimeout(t *testing.T) {
 	for _, of := range []string{"false", "true"} {
 		tx := db.begin()
 		var none *string
-		tests.OK(t, tx.QueryRow(t.Context(), "SELECT pgleases.schedule_open(p.lease, p.partition, p.epoch, 0, "+of+", 'run', 2000, 3000, 4000) FROM pgleases.partitions AS p WHERE p.partition = 0").Scan(&none))
+		testkit.OK(t, tx.QueryRow(t.Context(), "SELECT pgleases.schedule_open(p.lease, p.partition, p.epoch, 0, "+of+", 'run', 2000, 3000, 4000) FROM pgleases.partitions AS p WHERE p.partition = 0").Scan(&none))
 		expect(t, none, nil, "what was opened")
 		var idle string
-		tests.OK(t, tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&idle))
+		testkit.OK(t, tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&idle))
 		expect(t, idle, "3s", "idle limit of a job: "+of)
-		tests.OK(t, tx.Rollback(t.Context()))
+		testkit.OK(t, tx.Rollback(t.Context()))
 	}
 }
 
@@ -222,8 +222,8 @@ func TestCallersTransactionNamesThePoolersRemedy(t *testing.T) {
 		"PutTx":     func(tx pgx.Tx) error { return k.PutTx(t.Context(), tx, "close", args{}, hourly) },
 	} {
 		err := pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
-			tests.OK(t, put(tx))
-			tests.Must(tx.Exec(t.Context(), "DEALLOCATE ALL", pgx.QueryExecModeSimpleProtocol))(t)
+			testkit.OK(t, put(tx))
+			testkit.Must(tx.Exec(t.Context(), "DEALLOCATE ALL", pgx.QueryExecModeSimpleProtocol))(t)
 			return put(tx)
 		})
 		if err == nil || !strings.Contains(err.Error(), "default_query_exec_mode") {

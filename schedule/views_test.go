@@ -10,7 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -19,9 +19,9 @@ func (db *database) shows(view, of, columns, want string) {
 	db.t.Helper()
 	got := ""
 	query := fmt.Sprintf("SELECT concat_ws(' | ', %s) FROM pgleases.%s WHERE $1 IN (name, args #>> '{}')", columns, view)
-	tests.Until(db.t, fmt.Sprintf("%s of %s in %s are %q", columns, of, view, want), func() bool {
+	testkit.Until(db.t, fmt.Sprintf("%s of %s in %s are %q", columns, of, view, want), func() bool {
 		rows, _ := db.Query(context.Background(), query, of)
-		all := tests.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(db.t)
+		all := testkit.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(db.t)
 		if now := strings.Join(all, "; "); now != got {
 			db.t.Logf("%s: %s", of, now)
 			got = now
@@ -56,15 +56,15 @@ func TestViewOfSchedules(t *testing.T) {
 	defer close(end)
 	rule := schedule.Cron("0 1 * * *", "UTC")
 	for _, name := range []string{"runs", "does", "paused", "fails"} {
-		tests.OK(t, k.Put(t.Context(), name, name, rule))
+		testkit.OK(t, k.Put(t.Context(), name, name, rule))
 	}
-	tests.OK(t, k.Put(t.Context(), "stops", "stops", rule, schedule.WithPauseAfter(1)))
-	tests.OK(t, k.Put(t.Context(), "over", "over", schedule.Cron("0 0 30 2 *", "UTC")))
-	tests.OK(t, k.Put(t.Context(), "planned", "planned", schedule.Cron("0 3 * * *", "UTC")))
-	tests.OK(t, again.Put(t.Context(), "retries", "retries", rule))
-	tests.OK(t, outside.Put(t.Context(), "outside", "outside", rule))
-	tests.OK(t, schedule.InTx(newWorker(db).Scheduler, "unknown", effect).Put(t.Context(), "waits", args{}, rule))
-	tests.OK(t, w.Pause(t.Context(), "paused"))
+	testkit.OK(t, k.Put(t.Context(), "stops", "stops", rule, schedule.WithPauseAfter(1)))
+	testkit.OK(t, k.Put(t.Context(), "over", "over", schedule.Cron("0 0 30 2 *", "UTC")))
+	testkit.OK(t, k.Put(t.Context(), "planned", "planned", schedule.Cron("0 3 * * *", "UTC")))
+	testkit.OK(t, again.Put(t.Context(), "retries", "retries", rule))
+	testkit.OK(t, outside.Put(t.Context(), "outside", "outside", rule))
+	testkit.OK(t, schedule.InTx(newWorker(db).Scheduler, "unknown", effect).Put(t.Context(), "waits", args{}, rule))
+	testkit.OK(t, w.Pause(t.Context(), "paused"))
 	const what = "state, why"
 	db.setClock(midnight.Add(61 * time.Minute))
 	db.shows("schedules_status", "does", "state, why, lateness, owner", "due | its partition has no owner | 00:01:00")
@@ -74,8 +74,8 @@ func TestViewOfSchedules(t *testing.T) {
 	db.shows("schedules_status", "planned", "kind, key, rule, state, why, lateness, failures, attempts, error, extract(epoch FROM due)::bigint, owner IS NOT NULL",
 		fmt.Sprintf("books | planned | CRON_TZ=UTC 0 3 * * * | planned | 0 | 0 | %d | t", midnight.Add(3*time.Hour).Unix()))
 	db.setClock(midnight.Add(61 * time.Minute))
-	tests.Receive(t, "a handler runs in a transaction", in)
-	tests.Receive(t, "a handler runs outside", out)
+	testkit.Receive(t, "a handler runs in a transaction", in)
+	testkit.Receive(t, "a handler runs outside", out)
 	db.shows("schedules_status", "runs", "state, lateness, backend IS NULL, last_outcome", "running | 00:01:00 | f")
 	expect(t, one[string](db, "SELECT a.state FROM pgleases.schedules_status AS s JOIN pg_stat_activity AS a ON a.pid = s.backend WHERE s.name = 'runs'"), "idle in transaction", "what the run's session does")
 	db.shows("schedules_status", "outside", "state, backend IS NULL", "running | t")
@@ -98,16 +98,16 @@ func TestViewOfJobs(t *testing.T) {
 	defer close(end)
 	put := func(what string, opts ...schedule.JobOption) {
 		t.Helper()
-		tests.Must(mail.Enqueue(t.Context(), what, opts...))(t)
+		testkit.Must(mail.Enqueue(t.Context(), what, opts...))(t)
 	}
 	put("runs")
 	put("retries")
 	put("planned", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.Reject), schedule.WithJobKey("ada"), schedule.WithPriority(2))
-	tests.Must(schedule.InTx(newWorker(db).Scheduler, "unknown", note).Enqueue(t.Context(), "waits"))(t)
+	testkit.Must(schedule.InTx(newWorker(db).Scheduler, "unknown", note).Enqueue(t.Context(), "waits"))(t)
 	db.setClock(midnight.Add(time.Minute))
 	db.shows("jobs_status", "runs", "state, why, lateness, owner", "due | its partition has no owner | 00:01:00")
 	w.run()
-	tests.Receive(t, "one runs", in)
+	testkit.Receive(t, "one runs", in)
 	db.shows("jobs_status", "runs", "state, lateness, backend IS NULL, owner IS NULL", "running | 00:01:00 | f | f")
 	db.shows("jobs_status", "retries", "state, why LIKE 'attempt 2 is at %', attempts, error, lateness", "retrying | t | 1 | no ink | 00:01:00")
 	db.shows("jobs_status", "waits", `state, split_part(why, ';', 1)`, `blocked | kind "unknown" is not registered`)

@@ -21,15 +21,15 @@ import (
 
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
-	"github.com/pgleases/pgleases/internal/tests/command"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/command"
 )
 
 // execute runs statements in a database, on a connection of their own.
 func execute(t *testing.T, databaseURL string, statements ...string) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), databaseURL)
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	defer conn.Close(context.Background())
 	for _, statement := range statements {
 		if _, err := conn.PgConn().Exec(t.Context(), statement).ReadAll(); err != nil {
@@ -140,7 +140,7 @@ func expectIll(t *testing.T, databaseURL, want, text string, flags ...string) {
 	var code int
 	late := time.Now()
 	if slices.ContainsFunc([]string{"transactions", "snapshots", "table-locks", "row-locks", "advisory-locks"}, func(check string) bool { return strings.Contains(want, check) }) {
-		late = late.Add(tests.Patience)
+		late = late.Add(testkit.Patience)
 	}
 	for {
 		found, code = examined(t, databaseURL, flags...)
@@ -163,10 +163,10 @@ func TestDoctorFindsTransactionsThatLast(t *testing.T) {
 	execute(t, database, sound)
 	conn := newConn(t, database)
 	_, err := conn.Exec(t.Context(), "BEGIN")
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	expectIll(t, database, "warning transactions", "1 idle for more than 1ms", "--long", "1ms")
 	_, err = conn.Exec(t.Context(), "ROLLBACK; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_class", pgx.QueryExecModeSimpleProtocol)
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -185,17 +185,17 @@ func TestDoctorNamesWhoHasRowsLocked(t *testing.T) {
 	execute(t, database, sound)
 	one, other := newConn(t, database), newConn(t, database)
 	lock := func(conn *pgx.Conn, how string) {
-		tests.Must(conn.Exec(t.Context(), "BEGIN; SELECT FROM pgleases.clients WHERE id = 'a' FOR "+how, pgx.QueryExecModeSimpleProtocol))(t)
+		testkit.Must(conn.Exec(t.Context(), "BEGIN; SELECT FROM pgleases.clients WHERE id = 'a' FOR "+how, pgx.QueryExecModeSimpleProtocol))(t)
 	}
 	named := fmt.Sprintf(`the row of client "a" is locked by process %d of `, one.PgConn().PID())
 	lock(one, "UPDATE")
 	expectIll(t, database, "fault row-locks", named)
-	tests.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
+	testkit.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
 	expectIll(t, database, "", "")
 	for table, of := range map[string]string{"leases": `lease "l"`, "members": `a member of lease "l"`, "server": "server"} {
-		tests.Must(one.Exec(t.Context(), "BEGIN; SELECT FROM pgleases."+table+" FOR UPDATE", pgx.QueryExecModeSimpleProtocol))(t)
+		testkit.Must(one.Exec(t.Context(), "BEGIN; SELECT FROM pgleases."+table+" FOR UPDATE", pgx.QueryExecModeSimpleProtocol))(t)
 		expectIll(t, database, "fault row-locks", fmt.Sprintf("the row of %s is locked by process %d of ", of, one.PgConn().PID()))
-		tests.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
+		testkit.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
 	}
 	lock(one, "SHARE")
 	lock(other, "SHARE")
@@ -206,9 +206,9 @@ func TestDoctorNamesWhoHasRowsLocked(t *testing.T) {
 		ended <- err
 	}()
 	expectIll(t, database, "fault row-locks", named)
-	tests.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
-	tests.Must(other.Exec(t.Context(), "ROLLBACK"))(t)
-	tests.OK(t, <-ended)
+	testkit.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
+	testkit.Must(other.Exec(t.Context(), "ROLLBACK"))(t)
+	testkit.OK(t, <-ended)
 }
 
 // Any role may take the locks of which the library needs the keys: by itself, or when the client
@@ -219,7 +219,7 @@ func TestDoctorNamesStrangersAtAdvisoryLocks(t *testing.T) {
 	execute(t, database, sound)
 	owner := newConn(t, database)
 	_, err := owner.Exec(t.Context(), "SELECT pg_advisory_lock(-7), pg_advisory_lock(-8)")
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	execute(t, database, fmt.Sprintf("INSERT INTO pgleases.presences VALUES (11, -7, %d); INSERT INTO pgleases.locks VALUES ('it''s', 1, 11, 1, false, 7, now())", owner.PgConn().PID()))
 	expectIll(t, database, "", "")
 	for _, test := range []struct{ key, use string }{
@@ -251,7 +251,7 @@ func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
 			execute(t, database, sound)
 			conn := newConn(t, database)
 			_, err := conn.Exec(t.Context(), "BEGIN; SET LOCAL application_name = 'report'; LOCK TABLE pgleases.clients IN "+test.mode+" MODE")
-			tests.OK(t, err)
+			testkit.OK(t, err)
 			expectIll(t, database, "fault table-locks", fmt.Sprintf("clients is locked by process %d of ", conn.PgConn().PID()))
 			found, _ := examined(t, database)
 			i := slices.IndexFunc(found, func(f admin.Finding) bool { return f.Check == "table-locks" })
@@ -274,7 +274,7 @@ func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
 func TestDoctorNamesAPreparedTransactionThatIsGuarded(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
-	if tests.Value[int](t, tests.Pool(t, database), "SELECT current_setting('max_prepared_transactions')::int") == 0 {
+	if testkit.Value[int](t, testkit.Pool(t, database), "SELECT current_setting('max_prepared_transactions')::int") == 0 {
 		t.Skip("max_prepared_transactions is 0")
 	}
 	execute(t, database, sound)
@@ -395,9 +395,9 @@ func TestWhereNoConnectionIsLeftNobodyIsSentToAnotherDatabase(t *testing.T) {
 func newFilter(t *testing.T, databaseURL string, filter func(kind byte, body []byte) (keep bool)) string {
 	t.Helper()
 	u, err := url.Parse(databaseURL)
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	t.Cleanup(func() { listener.Close() })
 	upstream := u.Host
 	go func() {

@@ -24,8 +24,8 @@ import (
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/cmd/pgleases/internal/supervise"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
-	"github.com/pgleases/pgleases/internal/tests/command"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/command"
 	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/schedule"
 	schedulesql "github.com/pgleases/pgleases/schedule/sql"
@@ -53,7 +53,7 @@ func decoded[T any](t *testing.T, databaseURL string, args ...string) (value T) 
 
 func newConn(t *testing.T, databaseURL string) *pgx.Conn {
 	t.Helper()
-	conn := tests.Must(pgx.Connect(t.Context(), databaseURL))(t)
+	conn := testkit.Must(pgx.Connect(t.Context(), databaseURL))(t)
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
 	return conn
 }
@@ -71,7 +71,7 @@ func newRole(t *testing.T, databaseURL string) string {
 	t.Helper()
 	role := "pgleases_test_" + strings.ToLower(rand.Text()[:10])
 	execute(t, databaseURL, "CREATE ROLE "+role+" LOGIN PASSWORD '"+role+"'")
-	pool := tests.Pool(t, databaseURL)
+	pool := testkit.Pool(t, databaseURL)
 	t.Cleanup(func() { // before the database goes
 		for _, statement := range []string{"DROP OWNED BY " + role, "DROP ROLE " + role} {
 			if _, err := pool.Exec(context.Background(), statement); err != nil {
@@ -85,7 +85,7 @@ func newRole(t *testing.T, databaseURL string) string {
 // as is a database's URL for a role.
 func as(t *testing.T, databaseURL, role string) string {
 	t.Helper()
-	u := tests.Must(url.Parse(databaseURL))(t)
+	u := testkit.Must(url.Parse(databaseURL))(t)
 	u.User = url.UserPassword(role, role)
 	return u.String()
 }
@@ -113,7 +113,7 @@ func TestVerbsShowAFleet(t *testing.T) {
 		command.Run(t, env, "run", "fleet", "-n", "6", "--ttl", "1m", "--id", id, "--", "sleep", "600")
 	}
 	conn := newConn(t, database)
-	tests.Until(t, "two partitions each", func() (even bool) {
+	testkit.Until(t, "two partitions each", func() (even bool) {
 		const of = "SELECT count(*) = 3 AND min(n) = 2 FROM (SELECT count(*) AS n FROM pgleases.partitions WHERE owner = target GROUP BY owner) AS counts"
 		_ = conn.QueryRow(t.Context(), of).Scan(&even) // an error is that there are no tables yet
 		return even
@@ -156,7 +156,7 @@ func TestVerbsShowAFleet(t *testing.T) {
 	}
 	for line, want := range map[string]string{"describe fl": "fleet\n:4\n", "events fl": "fleet\n:4\n", "drop fl": "fleet\n:4\n", "explain fl": "fleet/\n:6\n", "drain o": "one\n:4\n",
 		"pin fleet/1 t": "two\n:4\n", "drain one ": ":4\n"} {
-		tests.Until(t, fmt.Sprintf("of %q a shell completes %q", line, want), func() bool { // on a machine that is late it gives up
+		testkit.Until(t, fmt.Sprintf("of %q a shell completes %q", line, want), func() bool { // on a machine that is late it gives up
 			return strings.HasPrefix(output1(t, database, append([]string{"__complete"}, strings.Split(line, " ")...)...), want)
 		})
 	}
@@ -170,16 +170,16 @@ func TestVerbsShowAFleet(t *testing.T) {
 func TestLocksListsHolders(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
-	pool := tests.Pool(t, database)
+	pool := testkit.Pool(t, database)
 	// Left by one that crashed, and kept from the sweep, as by a guarded transaction under it.
 	execute(t, database, "INSERT INTO pgleases.locks VALUES ('left', 1, 999, 1, true, 7, now())")
-	guarded := tests.Must(pool.Begin(t.Context()))(t)
+	guarded := testkit.Must(pool.Begin(t.Context()))(t)
 	defer guarded.Rollback(context.Background())
-	tests.Must(guarded.Exec(t.Context(), "SELECT FROM pgleases.locks WHERE name = 'left' FOR UPDATE"))(t)
-	client := tests.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(odd)))(t)
+	testkit.Must(guarded.Exec(t.Context(), "SELECT FROM pgleases.locks WHERE name = 'left' FOR UPDATE"))(t)
+	client := testkit.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(odd)))(t)
 	defer client.Close(t.Context())
 	for _, name := range []string{"plain", odd} {
-		held := tests.Must(lock.New(client, pool).Acquire(t.Context(), name))(t)
+		held := testkit.Must(lock.New(client, pool).Acquire(t.Context(), name))(t)
 		defer held.Release(t.Context())
 	}
 	text := output1(t, database, "locks")
@@ -203,15 +203,15 @@ func TestWatchContinuesThroughAnOutage(t *testing.T) {
 	execute(t, database, sound)
 	all := command.Run(t, command.Database(way.URL), "watch")
 	fails(t, database, "watch none", `there is no lease "none"`)
-	tests.Until(t, "a look", func() bool { return strings.Contains(all.Printed(), "LEASE ") })
+	testkit.Until(t, "a look", func() bool { return strings.Contains(all.Printed(), "LEASE ") })
 	way.Set(true, false)
-	tests.Until(t, "it tells of the outage, above what was seen", func() bool {
+	testkit.Until(t, "it tells of the outage, above what was seen", func() bool {
 		_, after, found := strings.Cut(all.Printed(), "Set --database, DATABASE_URL")
 		return found && strings.Contains(after, "LEASE ")
 	})
 	execute(t, database, "UPDATE pgleases.leases SET name = 'renamed'", "UPDATE pgleases.members SET lease = 'renamed'", "UPDATE pgleases.partitions SET lease = 'renamed'")
 	way.Set(false, false)
-	tests.Until(t, "it looks again", func() bool { return strings.Contains(all.Printed(), "renamed ") })
+	testkit.Until(t, "it looks again", func() bool { return strings.Contains(all.Printed(), "renamed ") })
 	unprintable(t, "watch", all.Printed())
 	all.Signal(syscall.SIGINT)
 	if code := all.ExitCode(); code != 0 {
@@ -221,7 +221,7 @@ func TestWatchContinuesThroughAnOutage(t *testing.T) {
 
 func TestUnwritableOutputIsAFailure(t *testing.T) {
 	t.Parallel()
-	full := tests.Must(os.OpenFile("/dev/full", os.O_WRONLY, 0))(t)
+	full := testkit.Must(os.OpenFile("/dev/full", os.O_WRONLY, 0))(t)
 	defer full.Close()
 	env := append(os.Environ(), command.Database(pgtest.MigratedDatabase(t))...)
 	for _, args := range []string{"version", "list", "clients -o json", "events", "schema", "help"} {
@@ -303,7 +303,7 @@ func TestMigrateAndGrantsServeRoles(t *testing.T) {
 		c := command.Run(t, command.Database(as(t, database, roles[purpose])), append(args, "--schema", "it's")...)
 		return c.ExitCode(), c.Printed()
 	}
-	file := tests.Must(schedulesql.Files.ReadFile("grants/operator.sql"))(t)
+	file := testkit.Must(schedulesql.Files.ReadFile("grants/operator.sql"))(t)
 	roles["the file alone"] = newRole(t, database)
 	execute(t, database, strings.NewReplacer("pgleases_operator", roles["the file alone"], "pgleases", `"it's"`).Replace(string(file)))
 	for _, verb := range []string{"schedules groups", "schedules list none", "schedules list none --only late", "schedules history none x", "jobs list none"} {
@@ -340,10 +340,10 @@ type job struct{ N int }
 func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
-	pool := tests.Pool(t, database)
-	client := tests.Must(pgleases.NewClient(t.Context(), pool))(t)
+	pool := testkit.Pool(t, database)
+	client := testkit.Must(pgleases.NewClient(t.Context(), pool))(t)
 	defer client.Close(t.Context())
-	s := tests.Must(schedule.New(t.Context(), client, pool, "reports"))(t)
+	s := testkit.Must(schedule.New(t.Context(), client, pool, "reports"))(t)
 	kind := schedule.InTx(s, "close", func(_ context.Context, _ pgx.Tx, r schedule.Run[job]) error {
 		if r.Args.N > 0 {
 			return fmt.Errorf("job %d failed\n\x1b[2J", r.Args.N)
@@ -375,8 +375,8 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	}
 	told := func(what, query string, args ...any) { // by the history
 		t.Helper()
-		tests.Until(t, what, func() (is bool) {
-			tests.OK(t, pool.QueryRow(t.Context(), "SELECT count(*) > 0 FROM pgleases.history WHERE "+query, args...).Scan(&is))
+		testkit.Until(t, what, func() (is bool) {
+			testkit.OK(t, pool.QueryRow(t.Context(), "SELECT count(*) > 0 FROM pgleases.history WHERE "+query, args...).Scan(&is))
 			return is
 		})
 	}
@@ -394,7 +394,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	}
 	changed("schedules", "pause", "reports", "good")
 	list := ""
-	tests.Until(t, "no run is under way", func() bool {
+	testkit.Until(t, "no run is under way", func() bool {
 		list = output1(t, database, "schedules", "list", "reports")
 		return !regexp.MustCompile(`(?m)^good .* running `).MatchString(list)
 	})
@@ -472,12 +472,12 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	if text := output1(t, database, "jobs", "show", "reports", again); !regexp.MustCompile(`(?m)^` + again + ` +good +close +.* succeeded +0 `).MatchString(text) {
 		t.Errorf("jobs show of one that failed never: %s", text)
 	}
-	later := tests.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour)))(t)
+	later := testkit.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour)))(t)
 	waiting := fmt.Sprint(later)
 	if text := output1(t, database, "jobs", "show", "reports", waiting); !regexp.MustCompile(`(?m)^` + waiting + ` +- +close +\S.* planned +0 +- +- +-$`).MatchString(text) {
 		t.Errorf("jobs show: %s", text)
 	}
-	tests.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour), schedule.WithUnique(odd, schedule.Reject)))(t)
+	testkit.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour), schedule.WithUnique(odd, schedule.Reject)))(t)
 	listed := func(args ...string) []known {
 		return decoded[[]known](t, database, append([]string{"jobs", "list", "reports"}, args...)...)
 	}

@@ -16,26 +16,26 @@ import (
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/cmd/pgleases/internal/supervise"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
-	"github.com/pgleases/pgleases/internal/tests/command"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/command"
 )
 
 // newMember joins the lease "orders" of four partitions. The TTL is one that no machine's stall reaches.
 func newMember(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Lease {
 	t.Helper()
-	c := tests.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(id), pgleases.WithTTL(time.Minute), pgleases.WithHeartbeat(200*time.Millisecond)))(t)
+	c := testkit.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(id), pgleases.WithTTL(time.Minute), pgleases.WithHeartbeat(200*time.Millisecond)))(t)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), tests.Patience)
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 		defer cancel()
 		_ = c.Close(ctx) // an error is that it was evicted
 	})
-	return tests.Must(c.Lease(t.Context(), "orders", 4, pgleases.WithHandoffDelay(0)))(t)
+	return testkit.Must(c.Lease(t.Context(), "orders", 4, pgleases.WithHandoffDelay(0)))(t)
 }
 
 // asDryRun has a verb do what its dry run shows, again where the fleet moved something in between.
 func asDryRun(t *testing.T, database, verb, subject string) {
 	t.Helper()
-	tests.Until(t, "nothing changes between a dry run and what is done", func() bool {
+	testkit.Until(t, "nothing changes between a dry run and what is done", func() bool {
 		fingerprint := decoded[admin.DryRun](t, database, verb, subject, "--dry-run").Fingerprint
 		c := command.Run(t, command.Database(database), verb, subject, "--reason", "why", "--if-unchanged", fingerprint)
 		if c.ExitCode() == 0 {
@@ -51,15 +51,15 @@ func asDryRun(t *testing.T, database, verb, subject string) {
 func TestOperatorsChangeAFleet(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
-	pool := tests.Pool(t, database)
+	pool := testkit.Pool(t, database)
 	newMember(t, pool, "one")
 	newMember(t, pool, odd)
 	owned := func() (owned [2]int) { // by "one", and by the other
 		const of = "SELECT count(*) FILTER (WHERE owner_id = 'one'), count(*) FILTER (WHERE owner_id <> 'one') FROM pgleases.partitions WHERE owner IS NOT NULL"
-		tests.OK(t, pool.QueryRow(t.Context(), of).Scan(&owned[0], &owned[1]))
+		testkit.OK(t, pool.QueryRow(t.Context(), of).Scan(&owned[0], &owned[1]))
 		return owned
 	}
-	tests.Until(t, "shares", func() bool { return owned() == [2]int{2, 2} })
+	testkit.Until(t, "shares", func() bool { return owned() == [2]int{2, 2} })
 	dryRun := output1(t, database, "drain", odd, "--dry-run")
 	unprintable(t, "dry run", dryRun)
 	found := regexp.MustCompile(`^LEASE +PARTITIONS +FROM +TO +KIND\norders +[0-9,-]+ +` + regexp.QuoteMeta(shown(odd)) +
@@ -79,7 +79,7 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 		t.Errorf("overrides: %s", overrides)
 	}
 	output1(t, database, "undrain", odd, "--reason", "it stays")
-	tests.Until(t, "shares again", func() bool { return owned() == [2]int{2, 2} })
+	testkit.Until(t, "shares again", func() bool { return owned() == [2]int{2, 2} })
 	output1(t, database, "pause", "orders", "--reason", "why", "--wait")
 	if got := owned(); got != [2]int{} {
 		t.Errorf("paused, and owned are %v", got)
@@ -98,7 +98,7 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 			t.Errorf("events lack %s: %s", pattern, events)
 		}
 	}
-	tests.Until(t, "the follower is told of the resumption", func() bool { return strings.Contains(follower.Printed(), `"cause":"resume"`) })
+	testkit.Until(t, "the follower is told of the resumption", func() bool { return strings.Contains(follower.Printed(), `"cause":"resume"`) })
 	follower.Signal(syscall.SIGTERM)
 	if code := follower.ExitCode(); code != 0 || strings.Count(follower.Printed(), `"cause":"pause"`) != 1 {
 		t.Errorf("exit code %d of events -f: %s", code, follower.Printed())
@@ -143,10 +143,10 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 func TestDropForgetsALeaseThatWasLeft(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
-	pool := tests.Pool(t, database)
+	pool := testkit.Pool(t, database)
 	lease := newMember(t, pool, "one")
-	tests.OK(t, lease.Wait(t.Context()))
-	tests.OK(t, lease.Leave(t.Context()))
+	testkit.OK(t, lease.Wait(t.Context()))
+	testkit.OK(t, lease.Leave(t.Context()))
 	role := newRole(t, database)
 	execute(t, database, output1(t, database, "grants", role, "--for=operator"))
 	operator := as(t, database, role)
@@ -182,7 +182,7 @@ func TestDropForgetsALeaseOfAKilledFleet(t *testing.T) {
 	database := pgtest.MigratedDatabase(t)
 	fleet := command.Run(t, command.Database(database), "run", "orders", "--ttl", "2s", "--", "sleep", "600")
 	conn := newConn(t, database)
-	tests.Until(t, "it works", func() (works bool) {
+	testkit.Until(t, "it works", func() (works bool) {
 		_ = conn.QueryRow(t.Context(), "SELECT count(owner) = 1 FROM pgleases.partitions").Scan(&works) // an error is that there are no tables yet
 		return works
 	})
@@ -197,22 +197,22 @@ func TestDropForgetsALeaseOfAKilledFleet(t *testing.T) {
 		t.Fatalf("exit code %d: %s", code, text)
 	}
 	command.Run(t, command.Database(database), strings.Fields(strings.TrimPrefix(advice, "pgleases "))...)
-	tests.Until(t, "it is dropped", func() bool { code, _ := drop(); return code == 0 })
+	testkit.Until(t, "it is dropped", func() bool { code, _ := drop(); return code == 0 })
 }
 
 // A wait ends where what is waited for can no longer come.
 func TestWaitEndsWithTheOverride(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
-	pool := tests.Pool(t, database)
+	pool := testkit.Pool(t, database)
 	lease := newMember(t, pool, "one")
 	for len(lease.Values()) == 0 {
-		tests.OK(t, lease.Wait(t.Context()))
+		testkit.OK(t, lease.Wait(t.Context()))
 	}
 	hold := lease.Hold(t.Context())
 	defer hold.Release()
 	waiting := command.Run(t, command.Database(database), "pause", "orders", "--reason", "maintenance", "--wait")
-	tests.Until(t, "the override", func() bool { return len(decoded[[]admin.Override](t, database, "overrides")) == 1 })
+	testkit.Until(t, "the override", func() bool { return len(decoded[[]admin.Override](t, database, "overrides")) == 1 })
 	output1(t, database, "resume", "orders", "--reason", "never mind")
 	if code := waiting.ExitCode(); code != supervise.Failed || !strings.Contains(waiting.Printed(), "taken back") {
 		t.Errorf("exit code %d: %s", code, waiting.Printed())
@@ -241,7 +241,7 @@ func TestEventsFollowContinuesAfterAnOutage(t *testing.T) {
 		do       func(t *testing.T, database, role string, drop func() error)
 	}{
 		{"a database that is dropped", "does not exist", true, func(t *testing.T, _, _ string, drop func() error) {
-			tests.OK(t, drop())
+			testkit.OK(t, drop())
 		}},
 		{"a role that is refused", "is not permitted to log in", false, func(t *testing.T, database, role string, _ func() error) {
 			execute(t, database, "ALTER ROLE "+role+" NOLOGIN")
@@ -251,7 +251,7 @@ func TestEventsFollowContinuesAfterAnOutage(t *testing.T) {
 			t.Parallel()
 			role := newRole(t, pgtest.MigratedDatabase(t)) // it goes after the other database
 			database, drop, err := pgtest.NewDatabase(t.Context())
-			tests.OK(t, err)
+			testkit.OK(t, err)
 			t.Cleanup(func() {
 				if err := drop(); err != nil {
 					t.Error(err)
@@ -263,31 +263,31 @@ func TestEventsFollowContinuesAfterAnOutage(t *testing.T) {
 				execute(t, database, "INSERT INTO pgleases.events (cause) VALUES ('"+what+"')")
 			}
 			way := command.NewProxy(t, as(t, database, role))
-			late, err := tests.Pool(t, database).Begin(t.Context())
+			late, err := testkit.Pool(t, database).Begin(t.Context())
 			if err == nil {
 				_, err = late.Exec(t.Context(), "INSERT INTO pgleases.events (cause) VALUES ('late')")
 			}
-			tests.OK(t, err)
+			testkit.OK(t, err)
 			happens("first")
 			follower := command.Run(t, command.Database(way.URL), "events", "-f", "-o", "json")
 			const lost, again = "It is tried again each second", "the events start again"
 			told := func(what string, n int) func() bool {
 				return func() bool { return strings.Count(follower.Printed(), what) == n }
 			}
-			tests.Until(t, "it is told of what was there", told(`"first"`, 1))
+			testkit.Until(t, "it is told of what was there", told(`"first"`, 1))
 			way.Set(!end.frozen, end.frozen)
 			happens("meanwhile")
-			tests.Until(t, "it says that the connection was lost", told(lost, 1))
+			testkit.Until(t, "it says that the connection was lost", told(lost, 1))
 			way.Set(false, false)
-			tests.Until(t, "it goes on", told(`"meanwhile"`, 1))
-			tests.Until(t, "it says so", told(again, 1))
+			testkit.Until(t, "it goes on", told(`"meanwhile"`, 1))
+			testkit.Until(t, "it says so", told(again, 1))
 			happens("after")
-			tests.Until(t, "it goes on further", told(`"after"`, 1))
-			tests.OK(t, late.Commit(t.Context()))
-			tests.Until(t, "it is told of what was committed after others", told(`"late"`, 1))
+			testkit.Until(t, "it goes on further", told(`"after"`, 1))
+			testkit.OK(t, late.Commit(t.Context()))
+			testkit.Until(t, "it is told of what was committed after others", told(`"late"`, 1))
 			execute(t, database, "DELETE FROM pgleases.events WHERE cause = 'after'; INSERT INTO pgleases.events (cause) VALUES ('promoted')") // as a standby that was behind
-			tests.Until(t, "it says so", told(again, 2))
-			tests.Until(t, "it goes on", told(`"promoted"`, 1))
+			testkit.Until(t, "it says so", told(again, 2))
+			testkit.Until(t, "it goes on", told(`"promoted"`, 1))
 			way.Set(true, false)
 			end.do(t, database, role, drop)
 			way.Set(false, false)

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 const page = "../../docs/cli.md"
@@ -28,7 +28,7 @@ func TestCLIPageIsTheHelp(t *testing.T) {
 	var describe func(cmd *cobra.Command)
 	describe = func(cmd *cobra.Command) {
 		var page bytes.Buffer
-		tests.OK(t, doc.GenMarkdownCustom(cmd, &page, func(file string) string {
+		testkit.OK(t, doc.GenMarkdownCustom(cmd, &page, func(file string) string {
 			return "cli.md#" + strings.ReplaceAll(strings.TrimSuffix(file, ".md"), "_", "-")
 		}))
 		own := page.String()
@@ -45,9 +45,9 @@ func TestCLIPageIsTheHelp(t *testing.T) {
 	}
 	describe(root)
 	if *write {
-		tests.OK(t, os.WriteFile(page, text.Bytes(), 0o644))
+		testkit.OK(t, os.WriteFile(page, text.Bytes(), 0o644))
 	}
-	now := tests.Must(os.ReadFile(page))(t)
+	now := testkit.Must(os.ReadFile(page))(t)
 	if !bytes.Equal(now, text.Bytes()) {
 		t.Errorf("%s is not what the command's help says: go test ./cmd/pgleases -run Page -write", page)
 	}
@@ -55,7 +55,7 @@ func TestCLIPageIsTheHelp(t *testing.T) {
 
 // What README has a reader type is what the command takes.
 func TestREADMECommandsAreVerbs(t *testing.T) {
-	readme := tests.Must(os.ReadFile("../../README.md"))(t)
+	readme := testkit.Must(os.ReadFile("../../README.md"))(t)
 	lines := regexp.MustCompile(`(?m)^    (?:go run \./cmd/pgleases|pgleases) (.+)$`).FindAllStringSubmatch(string(readme), -1)
 	for _, line := range lines {
 		cmd, args, err := newRoot().Find(strings.Fields(line[1]))

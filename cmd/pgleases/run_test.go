@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
-	"github.com/pgleases/pgleases/internal/tests/command"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/command"
 )
 
 func TestMain(m *testing.M) { command.Main(m) }
@@ -22,7 +22,7 @@ func TestRunRefusesWrongFlagsWithARemedy(t *testing.T) {
 		t.Fatal("exit code", code)
 	}
 	plain := filepath.Join(t.TempDir(), "plain")
-	tests.OK(t, os.WriteFile(plain, nil, 0o600))
+	testkit.OK(t, os.WriteFile(plain, nil, 0o600))
 	for _, test := range []struct {
 		args string
 		code int

@@ -11,19 +11,19 @@ import (
 	"testing"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
-	"github.com/pgleases/pgleases/internal/tests/command"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/command"
 )
 
 // request asks a server, by a name that it may have.
 func request(t *testing.T, method, url, host, body string) (int, string) {
 	t.Helper()
-	r := tests.Must(http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body)))(t)
+	r := testkit.Must(http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body)))(t)
 	r.Header.Set("Content-Type", "application/json")
 	r.Host = host
-	response := tests.Must(http.DefaultClient.Do(r))(t)
+	response := testkit.Must(http.DefaultClient.Do(r))(t)
 	defer response.Body.Close()
-	return response.StatusCode, string(tests.Must(io.ReadAll(response.Body))(t))
+	return response.StatusCode, string(testkit.Must(io.ReadAll(response.Body))(t))
 }
 
 func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
@@ -32,7 +32,7 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 	execute(t, database, sound)
 	c := command.Run(t, command.Database(database), "serve", "--listen", "127.0.0.1:0", "--title", "Test & trial", "--host", "leases.example")
 	address := regexp.MustCompile(`Open (http://(127\.0\.0\.1:\d+)/)\n`)
-	tests.Until(t, "it says where it listens", func() bool { return address.MatchString(c.Printed()) })
+	testkit.Until(t, "it says where it listens", func() bool { return address.MatchString(c.Printed()) })
 	found := address.FindStringSubmatch(c.Printed())
 	ask := func(method, path, host string) (int, string) {
 		t.Helper()
@@ -47,7 +47,7 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 	if code, _ := ask("POST", "", ""); code != http.StatusMethodNotAllowed {
 		t.Errorf("POST: %d", code)
 	}
-	tests.Until(t, "a poll tells whose the partitions are", func() bool {
+	testkit.Until(t, "a poll tells whose the partitions are", func() bool {
 		_, told := ask("GET", "poll", "")
 		return strings.Contains(told, `"name":"l","partitions":2`) && strings.Contains(told, `"owner":"a"`)
 	})
@@ -56,7 +56,7 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 	for listen, want := range map[string]int{"0.0.0.0:0": 200, "0.0.0.0:0 --host leases.example": 421} {
 		open := command.Run(t, command.Database(database), append([]string{"serve", "--listen"}, strings.Fields(listen)...)...)
 		port := regexp.MustCompile(`Open http://\S+:(\d+)/\n`)
-		tests.Until(t, "it says where it listens", func() bool { return port.MatchString(open.Printed()) })
+		testkit.Until(t, "it says where it listens", func() bool { return port.MatchString(open.Printed()) })
 		found[1] = "http://127.0.0.1:" + port.FindStringSubmatch(open.Printed())[1] + "/"
 		if code, _ := ask("GET", "", "evil.example"); code != want {
 			t.Errorf("listening on %s: %d, want %d", listen, code, want)
@@ -74,7 +74,7 @@ func TestOnlyTheSecretMakesAnOperator(t *testing.T) {
 	execute(t, database, "INSERT INTO pgleases.leases VALUES ('l', 2, 5, 1, 0, 'infinity', now())")
 	c := command.Run(t, command.Database(pgtest.OwnerURL(database)), "serve", "--listen", "127.0.0.1:0", "--operate", "--actor", "maria")
 	address := regexp.MustCompile(`Open (http://127\.0\.0\.1:\d+/)\nTo operate, open (http://127\.0\.0\.1:\d+/[A-Z2-7]{26}/) and`)
-	tests.Until(t, "it says where it listens", func() bool { return address.MatchString(c.Printed()) })
+	testkit.Until(t, "it says where it listens", func() bool { return address.MatchString(c.Printed()) })
 	found := address.FindStringSubmatch(c.Printed())
 	post := func(url, path, body, host string) (int, string) {
 		t.Helper()

@@ -10,22 +10,22 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 	"github.com/pgleases/pgleases/schedule/sql"
 )
 
-func TestMain(m *testing.M) { tests.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // database returns the URL of a database with all tables, whose role may do what one that runs schedules needs, and of its owner.
 func database(t *testing.T) (url string, owner *pgxpool.Pool) {
 	t.Helper()
 	url = pgtest.MigratedDatabase(t)
-	owner = tests.Pool(t, pgtest.OwnerURL(url))
-	tests.OK(t, schedule.Migrate(t.Context(), owner))
+	owner = testkit.Pool(t, pgtest.OwnerURL(url))
+	testkit.OK(t, schedule.Migrate(t.Context(), owner))
 	if url != pgtest.OwnerURL(url) {
-		grants := tests.Must(sql.Files.ReadFile("grants/application.sql"))(t)
-		tests.Execute(t, owner, string(grants))
+		grants := testkit.Must(sql.Files.ReadFile("grants/application.sql"))(t)
+		testkit.Execute(t, owner, string(grants))
 	}
 	return url, owner
 }
@@ -37,7 +37,7 @@ func start(t *testing.T, url string, declare func(*schedule.Scheduler) error) (e
 	go func() { ended <- run(ctx, url, declare) }()
 	return func() {
 		stop()
-		tests.OK(t, tests.Receive(t, "the program ends", ended))
+		testkit.OK(t, testkit.Receive(t, "the program ends", ended))
 	}
 }
 
@@ -45,7 +45,7 @@ func TestTimetableIsDeclaredAndListed(t *testing.T) {
 	t.Parallel()
 	url, owner := database(t)
 	end := start(t, url, timetable)
-	tests.Becomes(t, owner, "all is declared", 4, "SELECT count(*) FROM pgleases.schedules WHERE declared AND due < 'infinity'")
+	testkit.Becomes(t, owner, "all is declared", 4, "SELECT count(*) FROM pgleases.schedules WHERE declared AND due < 'infinity'")
 	end()
 }
 
@@ -67,7 +67,7 @@ func TestAJobWhoseTimeTheClocksLeaveOutRunsOnceWhenTheyJump(t *testing.T) {
 	at := time.Date(2026, 9, 6, 4, 0, 0, 0, time.UTC)
 	url, owner := database(t)
 	setClock := func(shows string) {
-		tests.Execute(t, owner, `CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS timestamptz LANGUAGE sql STABLE AS $$ SELECT `+shows+` $$`)
+		testkit.Execute(t, owner, `CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS timestamptz LANGUAGE sql STABLE AS $$ SELECT `+shows+` $$`)
 	}
 	setClock("timestamptz '2026-09-06T03:59:59Z'") // where it stands still until the schedule is there
 	ticks := make(chan time.Time, 10)
@@ -78,13 +78,13 @@ func TestAJobWhoseTimeTheClocksLeaveOutRunsOnceWhenTheyJump(t *testing.T) {
 		})
 		return k.Add("job", true, schedule.Cron("0 0 * * *", "America/Santiago"))
 	})
-	tests.Becomes(t, owner, "it is declared", 1, "SELECT count(*) FROM pgleases.schedules")
+	testkit.Becomes(t, owner, "it is declared", 1, "SELECT count(*) FROM pgleases.schedules")
 	setClock("statement_timestamp() + (timestamptz '2026-09-06T03:59:59Z' - timestamptz '" + time.Now().Format(time.RFC3339Nano) + "')")
-	if tick := tests.Receive(t, "it runs", ticks); !tick.Equal(at) {
+	if tick := testkit.Receive(t, "it runs", ticks); !tick.Equal(at) {
 		t.Errorf("it ran for %v, not for %v", tick, at)
 	}
-	tests.Becomes(t, owner, "it is done", 1, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
-	if next := tests.Value[time.Time](t, owner, "SELECT due FROM pgleases.schedules"); next.Before(at.Add(12 * time.Hour)) {
+	testkit.Becomes(t, owner, "it is done", 1, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+	if next := testkit.Value[time.Time](t, owner, "SELECT due FROM pgleases.schedules"); next.Before(at.Add(12 * time.Hour)) {
 		t.Errorf("the next is at %v", next)
 	}
 	end()

@@ -25,13 +25,13 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
-	"github.com/pgleases/pgleases/internal/tests/clients"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 )
 
 var write = flag.Bool("write", false, "write the pictures of docs/dashboard.md anew")
 
-const patience = tests.Patience
+const patience = testkit.Patience
 
 const (
 	workerVariable = "PGLEASES_DASHBOARD_WORKER" // the client ID of a process that a test starts, from this binary
@@ -83,7 +83,7 @@ func startWorker(t *testing.T, id, lease, url string, ledger ledger) (kill func(
 	if err == nil {
 		err = cmd.Start()
 	}
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	kill = sync.OnceFunc(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -120,9 +120,9 @@ func (l ledger) enter(partition int) (leave func()) {
 // read returns how often work was begun, and what overlapped.
 func (l ledger) read(t *testing.T) (begun int, overlaps string) {
 	t.Helper()
-	files := tests.Must(os.ReadDir(string(l)))(t)
+	files := testkit.Must(os.ReadDir(string(l)))(t)
 	for _, file := range files {
-		content := tests.Must(os.ReadFile(string(l) + "/" + file.Name()))(t)
+		content := testkit.Must(os.ReadFile(string(l) + "/" + file.Name()))(t)
 		if file.Name() == "overlaps" {
 			overlaps = string(content)
 		} else {
@@ -139,13 +139,13 @@ func openClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
 
 func join(t *testing.T, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption) *pgleases.Lease {
 	t.Helper()
-	return tests.Must(c.Lease(t.Context(), name, partitions, append(opts, pgleases.WithHandoffDelay(0))...))(t)
+	return testkit.Must(c.Lease(t.Context(), name, partitions, append(opts, pgleases.WithHandoffDelay(0))...))(t)
 }
 
 // newPool returns a pool whose statements go through any pooler.
 func newPool(t *testing.T, url string) *pgxpool.Pool {
 	t.Helper()
-	return tests.Pool(t, url, new(tests.Wire).Carry)
+	return testkit.Pool(t, url, new(testkit.Wire).Carry)
 }
 
 func must(h http.Handler, err error) http.Handler {
@@ -207,7 +207,7 @@ func newTab(t *testing.T, width, height int64) tab {
 	t.Helper()
 	started.Store(true)
 	parent, _ := browser()
-	id := tests.Must(newWindow(parent))(t)
+	id := testkit.Must(newWindow(parent))(t)
 	ctx, end := chromedp.NewContext(parent, chromedp.WithTargetID(id))
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	t.Cleanup(func() {
@@ -241,7 +241,7 @@ func newWindow(ctx context.Context) (target.ID, error) {
 
 func (x tab) run(actions ...chromedp.Action) {
 	x.Helper()
-	tests.OK(x, chromedp.Run(x.ctx, actions...))
+	testkit.OK(x, chromedp.Run(x.ctx, actions...))
 }
 
 // eval returns the value of an expression.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // operators is a pool whose role may operate.
@@ -160,14 +160,14 @@ func TestWhatIsConfirmedIsWhatWasShown(t *testing.T) {
 	for _, id := range []string{"one", "two"} {
 		join(t, openClient(t, pool, id), "orders", 8)
 	}
-	tests.OK(t, join(t, openClient(t, pool, "three"), "old", 2).Leave(t.Context()))
-	login, c := newLogin("secret", "look"), new(tests.Wire)
-	server := httptest.NewServer(must(pages(tests.Pool(t, pgtest.OwnerURL(databaseURL), c.Carry), login)))
+	testkit.OK(t, join(t, openClient(t, pool, "three"), "old", 2).Leave(t.Context()))
+	login, c := newLogin("secret", "look"), new(testkit.Wire)
+	server := httptest.NewServer(must(pages(testkit.Pool(t, pgtest.OwnerURL(databaseURL), c.Carry), login)))
 	t.Cleanup(func() {
 		server.CloseClientConnections()
 		server.Close()
 	})
-	a := tests.Must(admin.New(pool))(t)
+	a := testkit.Must(admin.New(pool))(t)
 	overrides := func(want int) {
 		t.Helper()
 		if s, err := a.Snapshot(t.Context()); err != nil || len(s.Overrides) != want {

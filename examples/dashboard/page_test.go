@@ -21,7 +21,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -81,7 +81,7 @@ func TestAFleetIsShownOfWhichOneIsKilled(t *testing.T) {
 	if err == nil {
 		err = a.Apply(t.Context(), admin.Change{Verb: admin.Drain, Subject: "two", Actor: "ann", Reason: "<b>new disk</b>"})
 	}
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	x.until(rows("#override-list li") + `.some(text => /drain.*two by .*ann.*: <b>new disk<.b>, until it is taken back Undrain$/.test(text)) && !document.querySelector("#overrides").hidden`)
 	x.until(rows("#client-rows tr") + `.filter(text => text.includes("wanted: drain")).length === 1`)
 	x.until(owned("two", 0))
@@ -105,7 +105,7 @@ func TestNamesThatAreMarkupAreInert(t *testing.T) {
 			join(t, c, name, 16)
 		}
 		join(t, c, "single "+hostile[2], 1)
-		held := tests.Must(lock.New(c, pool).Acquire(t.Context(), "lock "+id[:min(len(id), 200)]))(t)
+		held := testkit.Must(lock.New(c, pool).Acquire(t.Context(), "lock "+id[:min(len(id), 200)]))(t)
 		t.Cleanup(func() { _ = held.Release(t.Context()) })
 	}
 	x := newTab(t, 390, 800)
@@ -219,9 +219,9 @@ func TestThePageSaysSinceWhenItIsStale(t *testing.T) {
 	t.Parallel()
 	databaseURL, pool := database(t)
 	join(t, openClient(t, pool, "one"), "orders", 8)
-	c := new(tests.Wire)
+	c := new(testkit.Wire)
 	x := newTab(t, 1280, 900)
-	x.signIn(serve(t, tests.Pool(t, databaseURL, c.Carry)))
+	x.signIn(serve(t, testkit.Pool(t, databaseURL, c.Carry)))
 	x.until(ownerOf("orders", 7) + ` === "Partition 7: one"`)
 	c.Cut()
 	x.until(`/^Stale since \d\d:\d\d:\d\d$/.test(document.querySelector("#state-text").textContent)`)
@@ -283,7 +283,7 @@ func TestThePageOfAServerThatRestartsShowsWhatThatHas(t *testing.T) {
 	databaseURL, after := database(t)
 	join(t, openClient(t, after, "two"), "invoices", 8)
 	login, reachable := newLogin("secret", "look"), make(chan struct{})
-	next := must(pages(tests.Pool(t, databaseURL, func(config *pgxpool.Config) {
+	next := must(pages(testkit.Pool(t, databaseURL, func(config *pgxpool.Config) {
 		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 		config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			select {
@@ -426,10 +426,10 @@ func TestLightDarkAndAPhoneCanBeRead(t *testing.T) {
 		case 0:
 			first = orders
 		case 1, 2:
-			held := tests.Must(locks.AcquireShared(t.Context(), "report/2031-05"))(t)
+			held := testkit.Must(locks.AcquireShared(t.Context(), "report/2031-05"))(t)
 			t.Cleanup(func() { _ = held.Release(t.Context()) })
 		case 3:
-			held := tests.Must(locks.Acquire(t.Context(), "schema-upgrade"))(t)
+			held := testkit.Must(locks.Acquire(t.Context(), "schema-upgrade"))(t)
 			t.Cleanup(func() { _ = held.Release(t.Context()) })
 		case 5: // what is in work moves later
 			late := time.After(patience)
@@ -468,7 +468,7 @@ func TestLightDarkAndAPhoneCanBeRead(t *testing.T) {
 		if *write {
 			var png []byte
 			x.run(chromedp.CaptureScreenshot(&png))
-			tests.OK(t, os.WriteFile("../../docs/dashboard-"+look.name+".png", png, 0o644))
+			testkit.OK(t, os.WriteFile("../../docs/dashboard-"+look.name+".png", png, 0o644))
 		}
 	}
 }
@@ -480,11 +480,11 @@ func TestOnlyWhoIsSignedInSeesTheLeases(t *testing.T) {
 	t.Cleanup(server.Close)
 	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	get := func(path string, cookies ...*http.Cookie) int {
-		r := tests.Must(http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil))(t)
+		r := testkit.Must(http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil))(t)
 		for _, c := range cookies {
 			r.AddCookie(c)
 		}
-		response := tests.Must(client.Do(r))(t)
+		response := testkit.Must(client.Do(r))(t)
 		_ = response.Body.Close()
 		return response.StatusCode
 	}
@@ -494,12 +494,12 @@ func TestOnlyWhoIsSignedInSeesTheLeases(t *testing.T) {
 		}
 	}
 	post := func(path, password string, cookies ...*http.Cookie) *http.Response {
-		r := tests.Must(http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+path, strings.NewReader(url.Values{"password": {password}}.Encode())))(t)
+		r := testkit.Must(http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+path, strings.NewReader(url.Values{"password": {password}}.Encode())))(t)
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 		for _, c := range cookies {
 			r.AddCookie(c)
 		}
-		response := tests.Must(client.Do(r))(t)
+		response := testkit.Must(client.Do(r))(t)
 		_ = response.Body.Close()
 		return response
 	}

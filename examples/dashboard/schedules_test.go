@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -28,16 +28,16 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 	t.Parallel()
 	databaseURL, pool := database(t)
 	owner := newPool(t, pgtest.OwnerURL(databaseURL))
-	s := tests.Must(schedule.New(t.Context(), openClient(t, owner, "runner"), owner, "billing"))(t)
+	s := testkit.Must(schedule.New(t.Context(), openClient(t, owner, "runner"), owner, "billing"))(t)
 	type none struct{}
 	reports := schedule.InTx(s, "reports", func(context.Context, pgx.Tx, schedule.Run[none]) error { return nil })
 	bad := schedule.InTx(s, "bad", func(context.Context, pgx.Tx, schedule.Run[none]) error {
 		return schedule.Discard(errors.New("<img src=x onerror='window.hacked=1'>\u202e"))
 	})
 	for i := range 60 {
-		tests.OK(t, reports.Add(fmt.Sprintf("close-%02d", i), none{}, schedule.Every(time.Hour)))
+		testkit.OK(t, reports.Add(fmt.Sprintf("close-%02d", i), none{}, schedule.Every(time.Hour)))
 	}
-	tests.OK(t, errors.Join(reports.Add(hostile[1], none{}, schedule.Every(time.Hour)), reports.Add(hostile[4], none{}, schedule.Every(time.Hour)), bad.Add("broken", none{}, schedule.Every(time.Hour))))
+	testkit.OK(t, errors.Join(reports.Add(hostile[1], none{}, schedule.Every(time.Hour)), reports.Add(hostile[4], none{}, schedule.Every(time.Hour)), bad.Add("broken", none{}, schedule.Every(time.Hour))))
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- s.Run(ctx) }()
@@ -45,7 +45,7 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 		stop()
 		<-ended
 	})
-	id := tests.Must(reports.Enqueue(t.Context(), none{}, schedule.WithDelay(time.Hour)))(t)
+	id := testkit.Must(reports.Enqueue(t.Context(), none{}, schedule.WithDelay(time.Hour)))(t)
 
 	x := newTab(t, 1280, 900)
 	x.signIn(serve(t, owner))
@@ -73,14 +73,14 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 	// One is deleted, and it is the one that was shown.
 	eval[bool](x, `(() => { const e = document.querySelector("#schedule-list .prefix"); e.value = "spare"; return e.dispatchEvent(new Event("input")); })()`)
 	spare := func() {
-		tests.OK(t, reports.Put(t.Context(), "spare", none{}, schedule.Every(time.Hour)))
+		testkit.OK(t, reports.Put(t.Context(), "spare", none{}, schedule.Every(time.Hour)))
 	}
 	spare()
 	x.until(row("#schedule-list", "spare") + ` !== undefined`)
 	eval[bool](x, `(window.spare = `+row("#schedule-list", "spare")+`) !== undefined`)
 	x.open("Operate spare", "delete_schedule")
 	x.until(`/^Deleted is spare of group billing, of kind reports, by the rule .*1h.*, due next at .*\.$/.test(document.querySelector("#operate-preview").textContent)`)
-	tests.OK(t, s.Delete(t.Context(), "spare"))
+	testkit.OK(t, s.Delete(t.Context(), "spare"))
 	spare()
 	x.run(chromedp.SendKeys("#operate-reason", "not needed\r", chromedp.ByQuery))
 	x.until(failure + `.startsWith("Nothing was done: since the preview something has changed.") && ` + failure + `.includes("is not the one that was seen")`)
@@ -91,7 +91,7 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 	x.until(row("#schedule-list", "spare") + ` === undefined`)
 
 	// What fails is found, and run once more.
-	tests.Must(s.Trigger(t.Context(), "broken"))(t)
+	testkit.Must(s.Trigger(t.Context(), "broken"))(t)
 	x.run(chromedp.SetValue("#job-list .which", "failed", chromedp.ByQuery))
 	eval[bool](x, `document.querySelector("#job-list .which").dispatchEvent(new Event("input"))`)
 	eval[bool](x, `document.querySelector("#job-list").scrollIntoView() === 0 || true`)
@@ -172,11 +172,11 @@ func TestALostAnswerOfAVerbDoesNothingTwice(t *testing.T) {
 	owner := newPool(t, pgtest.OwnerURL(databaseURL))
 	client := openClient(t, owner, "runner")
 	join(t, client, "orders", 8)
-	s := tests.Must(schedule.New(t.Context(), client, owner, "billing"))(t)
+	s := testkit.Must(schedule.New(t.Context(), client, owner, "billing"))(t)
 	type none struct{}
 	reports := schedule.InTx(s, "reports", func(context.Context, pgx.Tx, schedule.Run[none]) error { return nil })
-	tests.OK(t, reports.Put(t.Context(), "close", none{}, schedule.Every(time.Hour)))
-	tests.Must(owner.Exec(t.Context(), "INSERT INTO pgleases.schedule_groups VALUES ('billing', 128) ON CONFLICT DO NOTHING"))(t) // as Run does
+	testkit.OK(t, reports.Put(t.Context(), "close", none{}, schedule.Every(time.Hour)))
+	testkit.Must(owner.Exec(t.Context(), "INSERT INTO pgleases.schedule_groups VALUES ('billing', 128) ON CONFLICT DO NOTHING"))(t) // as Run does
 	handler := must(pages(owner, newLogin("secret", "look")))
 	server, front := fronted(t, handler)
 	loses := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

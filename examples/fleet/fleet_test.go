@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func good() (figures, []event, probe) {
@@ -48,15 +48,15 @@ func TestVerdictFindsEveryWrongFigure(t *testing.T) {
 
 func TestCountSeesWhatTheTablesSay(t *testing.T) {
 	ctx := t.Context()
-	pool := tests.Must(connect(ctx, pgtest.OwnerURL(pgtest.Database(t))))(t)
+	pool := testkit.Must(connect(ctx, pgtest.OwnerURL(pgtest.Database(t))))(t)
 	t.Cleanup(pool.Close)
-	tests.OK(t, prepare(ctx, pool, 10, 1)) // of one customer, hence in one partition
+	testkit.OK(t, prepare(ctx, pool, 10, 1)) // of one customer, hence in one partition
 	var partition int
 	var thawed time.Time
 	err := pool.QueryRow(ctx, `
 		SELECT partition, date_trunc('second', clock_timestamp())
 		FROM pgleases_example.jobs LIMIT 1`).Scan(&partition, &thawed)
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	// Job 1 to 7 are done well, 8 twice, 9 late by an outdated owner that had been frozen; 10 is left over.
 	_, err = pool.Exec(ctx, `
 		INSERT INTO pgleases_example.job_runs (job, worker, epoch, ran_at)
@@ -66,7 +66,7 @@ func TestCountSeesWhatTheTablesSay(t *testing.T) {
 		) AS run (id, worker, epoch, late);
 		UPDATE pgleases_example.jobs SET done_at = now() WHERE id < 10;
 		INSERT INTO pgleases_example.refusals (worker, partition, epoch) VALUES ('a', 1, 5)`)
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	// The schedule has six ticks up to its cursor, of which the history tells five: 1 to 4 ran, 2 twice, and 7 is after the cursor.
 	_, err = pool.Exec(ctx, `
 		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
@@ -76,7 +76,7 @@ func TestCountSeesWhatTheTablesSay(t *testing.T) {
 		INSERT INTO pgleases_example.ticks (name, at, worker, ran_at)
 		SELECT 'second/1', t, 'a', t + late FROM (VALUES (1, interval '20 ms'), (2, '10 ms'), (2, '3 s'), (3, '30 ms'), (4, '30 ms'), (7, '40 ms')) AS r (n, late),
 			LATERAL (SELECT timestamptz '2026-03-02 00:00:00.5Z' + n * interval '1 s') AS at (t)`)
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	h := &handoff{from: "a", thawed: thawed, epochs: map[int]int64{partition: 5}}
 	f, err := count(ctx, pool, h)
 	if want := (figures{Once: 8, Twice: 1, Left: 1, Outdated: 1, AfterThaw: 1, Refused: 1, Workers: 2,

@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // envProcess makes this test binary the program.
@@ -39,7 +39,7 @@ func TestOneLeadsAndAnotherAfterItsDeathOrEnd(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	e := election{url: pgtest.Database(t), said: make(chan line, 1000), processes: make(map[string]*process)}
-	conn := tests.Must(pgx.Connect(ctx, e.url))(t)
+	conn := testkit.Must(pgx.Connect(ctx, e.url))(t)
 	defer conn.Close(context.WithoutCancel(ctx))
 
 	// They start together: making the tables must bear that.
@@ -94,16 +94,16 @@ type process struct {
 
 func (e *election) start(ctx context.Context, t *testing.T, id string) {
 	t.Helper()
-	program := tests.Must(os.Executable())(t)
+	program := testkit.Must(os.Executable())(t)
 	p := &process{id: id, done: make(chan struct{})}
 	p.cmd = exec.Command(program, "-id="+id, "-ttl=2s")
 	p.cmd.Env = append(os.Environ(), envProcess+"=1", "DATABASE_URL="+e.url)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // without the terminal's Ctrl-C
 	var log strings.Builder
 	p.cmd.Stderr = &log
-	tests.Must(p.cmd.StdinPipe())(t)
-	output := tests.Must(p.cmd.StdoutPipe())(t)
-	tests.OK(t, p.cmd.Start())
+	testkit.Must(p.cmd.StdinPipe())(t)
+	output := testkit.Must(p.cmd.StdoutPipe())(t)
+	testkit.OK(t, p.cmd.Start())
 	go func() {
 		for lines := bufio.NewScanner(output); lines.Scan(); {
 			who, what, _ := strings.Cut(lines.Text(), ": ")
@@ -138,7 +138,7 @@ func (e *election) next(ctx context.Context, t *testing.T) line {
 // terminate ends a process as a process manager does, and checks that it ends in good order.
 func (p *process) terminate(ctx context.Context, t *testing.T) {
 	t.Helper()
-	tests.OK(t, p.cmd.Process.Signal(syscall.SIGTERM))
+	testkit.OK(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	select {
 	case <-p.done:
 		if p.err != nil {
@@ -158,8 +158,8 @@ type row struct {
 
 func read(ctx context.Context, t *testing.T, conn *pgx.Conn) row {
 	t.Helper()
-	rows := tests.Must(conn.Query(ctx, "SELECT epoch, leader, ticks FROM pgleases_leader.leader_ticks"))(t)
-	return tests.Must(pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[row]))(t)
+	rows := testkit.Must(conn.Query(ctx, "SELECT epoch, leader, ticks FROM pgleases_leader.leader_ticks"))(t)
+	return testkit.Must(pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[row]))(t)
 }
 
 // leader waits until a process that lives has advanced the row under an epoch higher than the last, and returns it with the row as it

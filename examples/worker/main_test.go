@@ -11,7 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestTwoWorkersDoEveryJobOnceThoughOneIsClosedMidway(t *testing.T) {
@@ -26,7 +26,7 @@ func TestTwoWorkersDoEveryJobOnceThoughOneIsClosedMidway(t *testing.T) {
 		id := fmt.Sprintf("worker-%d", n+1)
 		workers[id] = start(ctx, url, 0, id)
 	}
-	conn := tests.Must(pgx.Connect(ctx, url))(t)
+	conn := testkit.Must(pgx.Connect(ctx, url))(t)
 	defer conn.Close(ctx)
 
 	eventually(ctx, t, conn, "tables", `SELECT to_regclass('pgleases_example.job_runs') IS NOT NULL`)
@@ -38,7 +38,7 @@ func TestTwoWorkersDoEveryJobOnceThoughOneIsClosedMidway(t *testing.T) {
 		t.Helper()
 		_, err := conn.Exec(ctx, `INSERT INTO pgleases_example.jobs (customer)
 			SELECT 'customer-' || n % 50 FROM generate_series(1, $1) AS n`, count)
-		tests.OK(t, err)
+		testkit.OK(t, err)
 	}
 	addJobs()
 	eventually(ctx, t, conn, "both workers are at it", `

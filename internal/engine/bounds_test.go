@@ -9,7 +9,7 @@ import (
 	. "github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/fakestore"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestALeaseThatTheClientIsNoMemberOfAnyMoreIsLeftAtOnce(t *testing.T) {
@@ -68,7 +68,7 @@ func TestCallsForALeaseThatWasMadeAnewWithAnotherNumberAreToldSo(t *testing.T) {
 		w.blind = true // it shows what was taken from it by hand
 		w.mu.Unlock()
 		w.evict("a")
-		tests.OK(t, w.db.Drop("x", 0))
+		testkit.OK(t, w.db.Drop("x", 0))
 		w.remake("x", 5)
 		w.within(3*time.Second, "it is lost", func() bool { return len(shown(l)) == 0 })
 		if _, err := a.c.Lease(patiently(w.t), "x", 3); !errors.Is(err, ErrPartitionCount) {

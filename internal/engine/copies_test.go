@@ -10,7 +10,7 @@ import (
 	. "github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/ranges"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestTwoCopiesOfAProcessBothOwnForNoLongerThanTwoHeartbeats(t *testing.T) {
@@ -32,8 +32,8 @@ func TestTwoCopiesOfAProcessBothOwnForNoLongerThanTwoHeartbeats(t *testing.T) {
 					}
 					return f, lost
 				})
-				twin := tests.Must(a.engine().Copy(func(ctx context.Context) (engine.Conn, error) { return w.connect(ctx, "copy") }))(t)
-				copy := tests.Must(twin.Join(context.Background(), "x", 4, inside(lease).Options))(t)
+				twin := testkit.Must(a.engine().Copy(func(ctx context.Context) (engine.Conn, error) { return w.connect(ctx, "copy") }))(t)
+				copy := testkit.Must(twin.Join(context.Background(), "x", 4, inside(lease).Options))(t)
 				copied := func() string {
 					if s := copy.Board.Look(); s.Validity.Holds() {
 						return ranges.Format(s.Values)

@@ -22,7 +22,7 @@ import (
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 var (
@@ -1028,7 +1028,7 @@ func (w *world) handOver(a, b *proc) (la, lb *Lease) {
 	lb = b.mustJoin("x", 1, WithHandoffDelay(0))
 	time.Sleep(time.Second)
 	w.db.KeepNone()
-	tests.OK(w.t, la.SetWeight(context.Background(), 0))
+	testkit.OK(w.t, la.SetWeight(context.Background(), 0))
 	w.within(5*time.Second, "b owns it", func() bool { return shows(lb) == "0" })
 	return la, lb
 }
@@ -1109,7 +1109,7 @@ func TestWhatAFenceClosedIsNotShownBeforeTheGuardsOfBeforeHaveEnded(t *testing.T
 					}
 				}
 				w.mu.Unlock()
-				tests.OK(t, errors.Join(lb.SetWeight(context.Background(), 1), la.SetWeight(context.Background(), 0)))
+				testkit.OK(t, errors.Join(lb.SetWeight(context.Background(), 1), la.SetWeight(context.Background(), 0)))
 				w.within(5*time.Second, "no further guard passes", func() bool {
 					end, ok := w.db.Guard("x", 0, p.Epoch)
 					if ok {
@@ -1224,7 +1224,7 @@ func TestAWeightThatAFailoverLostIsSetAgain(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		la, lb := w.handOver(a, b)
-		tests.OK(t, lb.SetWeight(context.Background(), 1))
+		testkit.OK(t, lb.SetWeight(context.Background(), 1))
 		w.promote(keepStates, false) // a has weight 1 there
 		time.Sleep(20 * time.Second)
 		w.within(5*time.Second, "b owns it", func() bool { return len(la.Values()) == 0 && len(lb.Values()) == 1 })

@@ -11,7 +11,7 @@ import (
 
 	. "github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/fakestore"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // --- what clients do about overrides
@@ -19,12 +19,12 @@ import (
 // override gives an operator's verb of a client or a lease, for ever and by force.
 func (w *world) override(verb, lease, client string) {
 	w.t.Helper()
-	tests.OK(w.t, w.db.Override(fakestore.Override{Verb: verb, Lease: lease, Client: client}, "", fakestore.Ever, true))
+	testkit.OK(w.t, w.db.Override(fakestore.Override{Verb: verb, Lease: lease, Client: client}, "", fakestore.Ever, true))
 }
 
 func (w *world) takeBack(verb, lease, client string) {
 	w.t.Helper()
-	tests.OK(w.t, w.db.TakeBack(fakestore.Override{Verb: verb, Lease: lease, Client: client}))
+	testkit.OK(w.t, w.db.TakeBack(fakestore.Override{Verb: verb, Lease: lease, Client: client}))
 }
 
 // heard is how long it takes until an override is obeyed: a heartbeat tells of it, and work ends.
@@ -73,7 +73,7 @@ func TestADrainedClientOwnsNothingUntilItGetsItsOwnBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.shares(leases, 6, 0, 6)
-		tests.OK(t, leases[1].SetWeight(context.Background(), 1))
+		testkit.OK(t, leases[1].SetWeight(context.Background(), 1))
 		procs[1].kill() // nor does a restart
 		again := w.start("b").mustJoin("x", 12)
 		leases[1] = again
@@ -91,7 +91,7 @@ func TestACordonedClientKeepsWhatItHasAndGetsNothingElse(t *testing.T) {
 		procs, leases := w.trio()
 		before := shows(leases[1])
 		w.override("cordon", "", "b")
-		tests.OK(t, procs[0].close(time.Minute, time.Minute))
+		testkit.OK(t, procs[0].close(time.Minute, time.Minute))
 		w.shares(leases, 0, 4, 8)
 		d := w.start("d").mustJoin("x", 12)
 		leases[0] = d
@@ -101,7 +101,7 @@ func TestACordonedClientKeepsWhatItHasAndGetsNothingElse(t *testing.T) {
 		}
 		w.override("cordon", "", "d")
 		w.override("cordon", "", "c")
-		tests.OK(t, d.Leave(context.Background()))
+		testkit.OK(t, d.Leave(context.Background()))
 		w.shares(leases, 0, 6, 6) // all are cordoned, and nothing lies about
 		e := w.start("e").mustJoin("x", 12)
 		leases[0] = e
@@ -121,7 +121,7 @@ func TestOfAFrozenLeaseOnlyWhatHasNoOwnerMoves(t *testing.T) {
 		w.shares(leases, 4, 4, 4, 0)
 		procs[0].kill()
 		w.sharesIn(12*time.Second, leases[1:], 4, 4, 4) // what it had goes to who has least
-		tests.OK(t, leases[1].Leave(context.Background()))
+		testkit.OK(t, leases[1].Leave(context.Background()))
 		w.shares(leases[2:], 6, 6)
 		w.override("drain", "", "d")
 		w.shares(leases[2:], 12, 0)
@@ -140,7 +140,7 @@ func TestAnOverrideEndsAtItsTimeOrAHeartbeatAfterItWasWritten(t *testing.T) {
 			time.Sleep(time.Duration(i) * 300 * time.Millisecond)
 			var until int64
 			w.db.Look(func(_ *fakestore.Tables, clock int64) { until = clock + ahead.Microseconds() })
-			tests.OK(t, w.db.Override(fakestore.Override{Verb: "cordon", Client: "a"}, "", until, false))
+			testkit.OK(t, w.db.Override(fakestore.Override{Verb: "cordon", Client: "a"}, "", until, false))
 			most := max(ahead, 2*time.Second) + 300*time.Millisecond
 			if took := w.within(most, "it has ended", func() (ended bool) {
 				w.db.Look(func(t *fakestore.Tables, _ int64) { ended = len(t.Overrides) == 0 })
@@ -157,7 +157,7 @@ func TestAPinnedPartitionIsWithItsClientWhereverThatWorks(t *testing.T) {
 		procs, leases := w.trio()
 		its := shown(leases[2])[0].Number
 		pin := fakestore.Override{Verb: "pin", Lease: "x", Partition: its}
-		tests.OK(t, w.db.Override(pin, "a", fakestore.Ever, false))
+		testkit.OK(t, w.db.Override(pin, "a", fakestore.Ever, false))
 		owns := func(l *Lease) bool {
 			return slices.ContainsFunc(shown(l), func(o Partition) bool { return o.Number == its })
 		}
@@ -174,9 +174,9 @@ func TestAPinnedPartitionIsWithItsClientWhereverThatWorks(t *testing.T) {
 		leases[0] = w.start("a").mustJoin("x", 12)
 		w.within(heard, "it is back", func() bool { return owns(leases[0]) })
 		w.override("cordon", "", "a") // which keeps what is not pinned from it
-		tests.OK(t, w.db.Override(pin, "b", fakestore.Ever, false))
+		testkit.OK(t, w.db.Override(pin, "b", fakestore.Ever, false))
 		w.within(heard, "it is with whom it is pinned to now", func() bool { return owns(leases[1]) })
-		tests.OK(t, w.db.TakeBack(pin))
+		testkit.OK(t, w.db.TakeBack(pin))
 		w.takeBack("cordon", "", "a")
 		w.shares(leases, 4, 4, 4)
 	})

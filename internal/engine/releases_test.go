@@ -9,7 +9,7 @@ import (
 
 	. "github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/fakestore"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestAReleaseThatFailedBeforeLeavesCloseItsHeirs(t *testing.T) {
@@ -25,7 +25,7 @@ func TestAReleaseThatFailedBeforeLeavesCloseItsHeirs(t *testing.T) {
 		})
 		time.Sleep(5 * time.Second)
 		applied := w.count("apply")
-		tests.OK(t, a.c.Close(patiently(w.t)))
+		testkit.OK(t, a.c.Close(patiently(w.t)))
 		w.within(200*time.Millisecond, "the others own all", func() bool { return len(shown(leases[1]))+len(shown(leases[2])) == 9 })
 		if n := w.count("apply") - applied; n > 0 {
 			t.Errorf("%d plans were applied", n)
@@ -41,7 +41,7 @@ func TestCloseThatCannotPlanHandsOverAllTheSame(t *testing.T) {
 		w.inject(func(client, op string) (fault, bool) {
 			return fault{err: errLocked}, client == a.name && op == "plan"
 		})
-		tests.OK(t, a.c.Close(patiently(w.t)))
+		testkit.OK(t, a.c.Close(patiently(w.t)))
 		w.within(5*time.Second, "the other owns all", func() bool { return len(shown(lb)) == 4 })
 	})
 }
@@ -77,7 +77,7 @@ func TestWhatAClientReleasedJustBeforeItDiedIsFoundByItsOwner(t *testing.T) {
 		la := a.mustJoin("x", 1)
 		w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
 		lb := b.mustJoin("x", 1)
-		tests.OK(t, la.SetWeight(patiently(w.t), 0))
+		testkit.OK(t, la.SetWeight(patiently(w.t), 0))
 		w.within(10*time.Second, "a releases it", released.Load)
 		a.kill()
 		w.within(15*time.Second, "the new owner shows it", func() bool { return len(shown(lb)) > 0 })
@@ -92,7 +92,7 @@ func TestACrashThatLosesAnAnnouncementHidesNoPartitionFromItsOwner(t *testing.T)
 		w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
 		lb := b.mustJoin("x", 1)
 		hold := la.Hold(context.Background())
-		tests.OK(t, la.SetWeight(patiently(w.t), 0))
+		testkit.OK(t, la.SetWeight(patiently(w.t), 0))
 		time.Sleep(10 * time.Second)
 		w.within(10*time.Second, "no heartbeat is due soon", func() bool { return w.silence() < time.Second })
 		hold.Release()
@@ -113,7 +113,7 @@ func TestAReleaseWhoseAnswerIsLostIsAnnouncedAlsoWhereAReadTellsOfIt(t *testing.
 		lb := b.mustJoin("x", 1)
 		time.Sleep(10 * time.Second)
 		hold := la.Hold(context.Background())
-		tests.OK(t, la.SetWeight(patiently(w.t), 0))
+		testkit.OK(t, la.SetWeight(patiently(w.t), 0))
 		w.within(10*time.Second, "it drains", func() bool { return shows(la) == "-" })
 		time.Sleep(10 * time.Second)
 		w.failing(a, "release", 1, fault{err: errBroken, broken: true, applied: true})
@@ -147,7 +147,7 @@ func TestAStreamOfReleasesDelaysNoAnnouncement(t *testing.T) {
 		w.blind = true // the oracle would take longest
 		w.mu.Unlock()
 		releases, announcements := w.count("release"), w.count("announce")
-		tests.OK(t, la.SetWeight(patiently(w.t), 0))
+		testkit.OK(t, la.SetWeight(patiently(w.t), 0))
 		w.within(5*time.Second, "b owns all", func() bool { return len(shown(lb)) == partitions })
 		releases, announcements = w.count("release")-releases, w.count("announce")-announcements
 		if releases < 20 || announcements < releases {
@@ -161,7 +161,7 @@ func TestAClientThatClosesHandsOverAndTellsInOneStatement(t *testing.T) {
 		a, _, _, lb := w.pair(4)
 		time.Sleep(10 * time.Second)
 		releases, announcements := w.count("release"), w.count("announce")
-		tests.OK(t, a.c.Close(context.Background()))
+		testkit.OK(t, a.c.Close(context.Background()))
 		w.within(aMoment, "b owns all", func() bool { return len(lb.Values()) == 4 })
 		if n := w.count("release") - releases; n != 1 {
 			t.Errorf("%d releases", n)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/connect"
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestAReadOnlyServerIsLeft(t *testing.T) {
@@ -79,7 +79,7 @@ func TestAnyNumberOfSilentHostsIsPassedOver(t *testing.T) {
 	}
 	config.Host, config.Port = config.Fallbacks[0].Host, config.Fallbacks[0].Port
 	config.Fallbacks = append(config.Fallbacks[1:], live)
-	tests.Until(t, "the live one is reached", func() bool { // on a busy machine it may need more than one attempt
+	testkit.Until(t, "the live one is reached", func() bool { // on a busy machine it may need more than one attempt
 		conn, err := NewConnector(config, nil, f.schema, 0).Connect(f.ctx, 100*time.Millisecond)
 		if err == nil {
 			conn.Close()
@@ -102,7 +102,7 @@ func TestAServerToWhichConnectionsTakeLongIsReached(t *testing.T) {
 		}
 	}
 	cr, attempts := NewConnector(config, nil, f.schema, 0), 0
-	tests.Until(t, "it is reached", func() bool {
+	testkit.Until(t, "it is reached", func() bool {
 		attempts++
 		conn, err := cr.Connect(f.ctx, 100*time.Millisecond)
 		if err == nil {

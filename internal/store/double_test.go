@@ -14,7 +14,7 @@ import (
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // TestDoubleAnswersAsTheServer runs random statements on both, at the same instants of a
@@ -25,7 +25,7 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 	f.ctx = t.Context() // it takes as long as it takes
 	conn := f.conn()
 	run := func() Incarnation {
-		beat := tests.Must(conn.Heartbeat(f.ctx, 0, 0, Renewal{}))(f)
+		beat := testkit.Must(conn.Heartbeat(f.ctx, 0, 0, Renewal{}))(f)
 		return beat.Server
 	}
 	began := time.Now().Truncate(time.Second).Add(700 * time.Millisecond) // rounding and cutting off differ

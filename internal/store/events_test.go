@@ -8,7 +8,7 @@ import (
 	"time"
 
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // events are those since the last call: cause, lease, from, to, partitions.
@@ -93,7 +93,7 @@ func TestOldEventsGoInBatchesAndNoClientDeletesAny(t *testing.T) {
 	t.Parallel()
 	f := fixtureIn(t, emptyDatabase(t), "pgleases")
 	role := f.role()
-	grants := tests.Must(os.ReadFile("../../sql/grants/application.sql"))(f)
+	grants := testkit.Must(os.ReadFile("../../sql/grants/application.sql"))(f)
 	f.exec(strings.ReplaceAll(string(grants), "pgleases_app", role))
 	f.runAs = role
 	c := f.client("c")
@@ -104,8 +104,8 @@ func TestOldEventsGoInBatchesAndNoClientDeletesAny(t *testing.T) {
 		c.evict()
 		expect(t, f.text("SELECT count(*) FILTER (WHERE cause = 'old'), count(*) FILTER (WHERE cause = 'young') FROM events"), want, "old and young")
 	}
-	tx := tests.Must(f.raw().Begin(f.ctx))(f)
-	tests.Must(tx.Exec(f.ctx, "SELECT FROM pgleases.events FOR UPDATE"))(f) // a check waits for nobody
+	tx := testkit.Must(f.raw().Begin(f.ctx))(f)
+	testkit.Must(tx.Exec(f.ctx, "SELECT FROM pgleases.events FOR UPDATE"))(f) // a check waits for nobody
 	f.exec("UPDATE events_kept SET age = '28 days'")
 	f.checkNow()
 	c.evict()
@@ -168,7 +168,7 @@ func TestEventsOfAnotherServerComeFirst(t *testing.T) {
 	f.expire(f.client("dead"), f.client("other"))
 	clock := c.beat().Clock
 	end := f.lock("INSERT INTO events (cause) VALUES ('open')") // so that the check's own number is beyond those of its snapshot
-	evicted := tests.Must(c.Evict(f.ctx, clock, 10*time.Minute, usualTTL, run))(f)
+	evicted := testkit.Must(c.Evict(f.ctx, clock, 10*time.Minute, usualTTL, run))(f)
 	end()
 	expect(t, len(evicted.IDs), 2, "evicted")
 	expect(t, f.text("SELECT cause FROM events WHERE tx = '0' ORDER BY id"), "old 3\nof a third", "events that come first: not those that the check writes itself")
@@ -187,7 +187,7 @@ func TestWhoFollowsTheEventsMissesNoneThatIsCommittedLate(t *testing.T) {
 			WHERE (tx, id) > ($1::text::xid8, $2) AND (tx < pg_snapshot_xmin(pg_current_snapshot()) OR tx >= pg_snapshot_xmax(pg_current_snapshot()))
 			ORDER BY tx, id`, tx, id)) {
 			var cause string
-			tests.Must(fmt.Sscan(strings.ReplaceAll(line, "|", " "), &tx, &id, &cause))(f)
+			testkit.Must(fmt.Sscan(strings.ReplaceAll(line, "|", " "), &tx, &id, &cause))(f)
 			seen += " " + cause
 		}
 		return seen

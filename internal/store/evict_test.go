@@ -13,7 +13,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestOnlyWhoExpiredBeforeTheCutoffIsEvicted(t *testing.T) {
@@ -27,7 +27,7 @@ func TestOnlyWhoExpiredBeforeTheCutoffIsEvicted(t *testing.T) {
 		f.expireIn(c, 0)
 		run := a.run()
 		clock := a.beat().Clock
-		got := tests.Must(a.Evict(f.ctx, clock-int64(time.Minute/time.Microsecond), time.Hour, usualTTL, run))(f)
+		got := testkit.Must(a.Evict(f.ctx, clock-int64(time.Minute/time.Microsecond), time.Hour, usualTTL, run))(f)
 		if fmt.Sprint(got.IDs, got.Asked) != "[b] [l]" || got.CheckDueIn < 0 || got.CheckDueIn > 50*time.Millisecond {
 			t.Fatalf("%+v", got)
 		}
@@ -37,7 +37,7 @@ func TestOnlyWhoExpiredBeforeTheCutoffIsEvicted(t *testing.T) {
 		expect(t, a.beat().Leases[0], LeaseBeat{"l", before.Generation + 1, calm, 1}, "heartbeat")
 		expect(t, len(f.tables().Members), 3, "members")
 		f.checkNow()
-		got = tests.Must(a.Evict(f.ctx, clock+int64(time.Hour/time.Microsecond), time.Hour, usualTTL, run))(f)
+		got = testkit.Must(a.Evict(f.ctx, clock+int64(time.Hour/time.Microsecond), time.Hour, usualTTL, run))(f)
 		expect(t, len(got.IDs), 0, "evicted by a cutoff ahead of the clock")
 		f.expire(c)
 		expect(t, fmt.Sprint(a.evict().IDs, len(f.tables().Members)), "[c] 1", "evicted, members")
@@ -53,7 +53,7 @@ func TestWhoHasNotWatchedForATTLEvictsNobodyOfIt(t *testing.T) {
 		f.expire(short, long, longer)
 		run := a.run()
 		dueIn := func(watched time.Duration) time.Duration {
-			beat := tests.Must(a.Heartbeat(f.ctx, a.session, watched, Renewal{}))(f)
+			beat := testkit.Must(a.Heartbeat(f.ctx, a.session, watched, Renewal{}))(f)
 			return beat.CheckDueIn
 		}
 		between := func(what string, due, least, most time.Duration) {
@@ -99,7 +99,7 @@ func TestASessionThatStaysPutsOffNoOtherCheck(t *testing.T) {
 		expect(t, len(f.tables().Members), 2, "members")
 		f.expireIn(long, 10*time.Minute) // it was only late
 		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted")
-		beat := tests.Must(a.Heartbeat(f.ctx, a.session, time.Hour, Renewal{}))(f)
+		beat := testkit.Must(a.Heartbeat(f.ctx, a.session, time.Hour, Renewal{}))(f)
 		expect(t, beat.CheckDueIn > time.Second, true, "nobody stays any more")
 	})
 }
@@ -301,7 +301,7 @@ func TestALockedLeaseKeepsNothingElseFromBeingEvicted(t *testing.T) {
 			expect(t, a.apply(a.plan("free"), Move{"free", 1, a.session}, Move{"free", 2, a.session}).Given, 2, "given")
 			release()
 			f.checkNow()
-			got := tests.Must(a.Evict(f.ctx, a.beat().Clock, time.Hour, usualTTL, run))(f)
+			got := testkit.Must(a.Evict(f.ctx, a.beat().Clock, time.Hour, usualTTL, run))(f)
 			expect(t, fmt.Sprint(got.Asked), "[locked]", "asked once it is not")
 			expect(t, f.counts(), "2 leases, 2 members, 5 partitions", "rows")
 			b, c = f.client("b"), f.client("c")
@@ -347,8 +347,8 @@ func TestAClientThatFreezesInAnEvictionHoldsNoLock(t *testing.T) {
 	for i, v := range []int64{a.beat().Clock, time.Hour.Microseconds(), usualTTL.Microseconds(), run.Timeline, run.Started, run.Marker, 5000} {
 		statement = strings.ReplaceAll(statement, fmt.Sprintf("$%d::", i+1), fmt.Sprintf("'%d'::", v))
 	}
-	message := tests.Must((&pgproto3.Query{String: statement}).Encode(nil))(f)
-	tests.Must(f.session().PgConn().Conn().Write(message))(f) // nobody reads the answer
+	message := testkit.Must((&pgproto3.Query{String: statement}).Encode(nil))(f)
+	testkit.Must(f.session().PgConn().Conn().Write(message))(f) // nobody reads the answer
 	f.until("the dead are gone", func() bool { return value[int](f, "SELECT count(*) FROM clients") == 1 })
 	f.exec("SELECT FROM server FOR UPDATE NOWAIT")
 }
@@ -376,7 +376,7 @@ func TestAnEvictionReadsTheClientsOnceAndNothingOfTheOthers(t *testing.T) {
 	}
 	clock, before := a.beat().Clock, scans()
 	evict := func() Evicted {
-		return tests.Must(a.Evict(f.ctx, clock, time.Hour, usualTTL, run))(f)
+		return testkit.Must(a.Evict(f.ctx, clock, time.Hour, usualTTL, run))(f)
 	}
 	reads := a.reads("leases", "members", "partitions", "identities")
 	expect(t, len(evict().IDs), 1, "evicted")
@@ -430,7 +430,7 @@ func TestAMemberOfALeaseThatIsGoneGoesWithItsSession(t *testing.T) {
 	run := a.run()
 	f.exec("DELETE FROM leases")
 	f.expire(b)
-	got := tests.Must(a.Evict(f.ctx, a.beat().Clock, time.Hour, usualTTL, run))(f)
+	got := testkit.Must(a.Evict(f.ctx, a.beat().Clock, time.Hour, usualTTL, run))(f)
 	expect(t, value[int](f, "SELECT count(*) FROM members"), 1, "members")
 	if got.CheckDueIn < usualTTL/2 {
 		t.Errorf("the next check is due in %v, as for a lease that is locked", got.CheckDueIn)
@@ -458,7 +458,7 @@ func TestWhatCannotBeDeletedKeepsNobodyFromBeingEvicted(t *testing.T) {
 		CREATE TRIGGER refuse BEFORE DELETE ON events EXECUTE FUNCTION public.refuse();
 		UPDATE events SET at = now() - interval '1 year'`)
 	f.expire(b)
-	got := tests.Must(a.Evict(f.ctx, a.beat().Clock, time.Hour, usualTTL, run))(f)
+	got := testkit.Must(a.Evict(f.ctx, a.beat().Clock, time.Hour, usualTTL, run))(f)
 	expect(t, fmt.Sprint(got.IDs, got.Asked), "[b] [l]", "evicted, asked")
 	if _, err := a.Tidy(f.ctx); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("old events are deleted: %v", err)
@@ -511,7 +511,7 @@ func TestPromotedServerGivesNothingUntilAccepted(t *testing.T) {
 		expect(t, f.state("l"), before, "state")
 
 		accept := func(watched time.Duration, run Incarnation) bool {
-			generation := tests.Must(a.AcceptServer(f.ctx, watched, run, 0))(f)
+			generation := testkit.Must(a.AcceptServer(f.ctx, watched, run, 0))(f)
 			return generation > 0
 		}
 		expect(t, accept(59*time.Second, run), false, "accepted by a client that watched for less than the longest TTL")
@@ -544,10 +544,10 @@ func TestAfterAFailoverAGuardedTransactionKeepsItsOwnPartitionOnly(t *testing.T)
 		run := a.run()
 		f.server(func(s *fakestore.Server, _ int64) { s.AcceptedTimeline = 77 })
 		end := f.guarding("l", 0, 1)
-		generation := tests.Must(a.AcceptServer(f.ctx, time.Minute, run, 0))(f)
+		generation := testkit.Must(a.AcceptServer(f.ctx, time.Minute, run, 0))(f)
 		expect(t, generation, f.tables().Server.Generation, "server generation")
 		expect(t, f.passes("l", 1, 1), false, "a guard under an epoch of before passes")
-		reads := tests.Must(a.Read(f.ctx, a.session, []string{"l"}))(f)
+		reads := testkit.Must(a.Read(f.ctx, a.session, []string{"l"}))(f)
 		expect(t, fmt.Sprint(reads[0].ServerGeneration, ServerGenerationOf(reads[0].Owned[1].Epoch) < generation), fmt.Sprint(generation, true), "server generation read, and whether an epoch is of an earlier one")
 
 		// Owners renew: what moves stays meanwhile, and goes on moving; what is left does not stay.
@@ -601,7 +601,7 @@ func TestOlderPartitionsRiseAboveAnAcceptance(t *testing.T) {
 		run := a.run()
 		f.server(func(s *fakestore.Server, _ int64) { s.AcceptedTimeline = 77 })
 		a.join("l", 1)
-		tests.Must(a.AcceptServer(f.ctx, time.Hour, run, 0))(f)
+		testkit.Must(a.AcceptServer(f.ctx, time.Hour, run, 0))(f)
 		a.join("later", 1)
 		a.give("l", a.session)
 		a.give("later", a.session)
@@ -621,12 +621,12 @@ func TestAnEvictionThatHadToWaitShortensNoSession(t *testing.T) {
 	f.checkNow()
 	run, clock := b.run(), b.beat().Clock
 	owner := f.raw()
-	tests.Must(owner.Exec(f.ctx, "BEGIN; LOCK TABLE pgleases.events"))(f)
+	testkit.Must(owner.Exec(f.ctx, "BEGIN; LOCK TABLE pgleases.events"))(f)
 	evicting := later(func() error { return failure(b.Evict(f.ctx, clock, 10*time.Minute, time.Minute, run)) })
 	f.blocked(b.pg().Raw().PgConn().PID())
 	f.setClock(time.UnixMicro(clock).Add(4 * time.Second))
 	a.beat()
-	tests.Must(owner.Exec(f.ctx, "COMMIT"))(f)
+	testkit.Must(owner.Exec(f.ctx, "COMMIT"))(f)
 	f.ok(evicting())
 	row := f.tables().Clients[a.session]
 	expect(t, time.Duration(row.ExpiresAt-clock)*time.Microsecond, 4*time.Second+usualTTL, "the session expires after its renewal, and before it")

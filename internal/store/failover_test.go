@@ -18,7 +18,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/connect"
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // attending is a client whose connection holds a lock, under that key.
@@ -31,7 +31,7 @@ func (f *fixture) live(id string) (c *client, key int64) {
 
 func (c *client) lookOut(session, digest int64) Liveness {
 	c.f.Helper()
-	return tests.Must(c.pg().WatchLiveness(c.f.ctx, session, digest))(c.f)
+	return testkit.Must(c.pg().WatchLiveness(c.f.ctx, session, digest))(c.f)
 }
 
 // sees is what a client sees that watches.
@@ -169,7 +169,7 @@ func TestOnlyASessionWhoseProcessDiedIsEvictedByItsLock(t *testing.T) {
 			if test.change != nil {
 				test.change(f, &a, &run)
 			}
-			got := tests.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a}, since, run))(f)
+			got := testkit.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a}, since, run))(f)
 			expect(t, slices.Equal(got.IDs, []string{"victim"}), test.evicted, "evicted")
 			expect(t, slices.Equal(got.Asked, []string{"l"}), test.evicted, "a plan is due")
 			expect(t, len(f.tables().Clients) == 1 && len(f.tables().Members) == 1, test.evicted, "it is gone from the tables")
@@ -190,14 +190,14 @@ func TestNoMoreSessionsAreEvictedThanWereAbandoned(t *testing.T) {
 	b := f.absent(closed.session, closedKey, closed.pid())
 	closed.pg().Close()
 	f.gone(b.PID)
-	got := tests.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a, b}, since, run))(f)
+	got := testkit.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a, b}, since, run))(f)
 	expect(t, len(got.IDs), 0, "evicted, where one of two was abandoned")
 	release := f.lock("SELECT FROM clients WHERE session = $1 FOR UPDATE", died.session)
 	began := time.Now()
-	got = tests.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a}, since, run))(f)
+	got = testkit.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a}, since, run))(f)
 	expect(t, len(got.IDs) == 0 && time.Since(began) < 4*time.Second, true, "what is locked is left, and not waited for")
 	release()
-	got = tests.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a, {Session: random(), Presence: -random()}}, since, run))(f)
+	got = testkit.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a, {Session: random(), Presence: -random()}}, since, run))(f)
 	expect(t, strings.Join(got.IDs, " "), "died", "evicted")
 }
 
@@ -403,7 +403,7 @@ func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cr, ts := f.fast(time.Minute, "", "")
-			conn := tests.Must(cr.Connect(f.ctx, time.Minute))(f)
+			conn := testkit.Must(cr.Connect(f.ctx, time.Minute))(f)
 			defer conn.Close()
 			conn.OnEnd(func() { ts.note("end") })
 			test.end(t, given{conn, ts})
@@ -412,7 +412,7 @@ func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
 	}
 	t.Run("before anybody asks", func(t *testing.T) {
 		cr, ts := f.fast(time.Minute, "", "")
-		conn := tests.Must(cr.Connect(f.ctx, time.Minute))(f)
+		conn := testkit.Must(cr.Connect(f.ctx, time.Minute))(f)
 		conn.Close()
 		conn.OnEnd(func() { ts.note("end") })
 		expect(t, strings.Contains(ts.noted(), "end"), true, "told")
@@ -425,7 +425,7 @@ func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
 			t.Skip("fast failover is refused on PostgreSQL " + version)
 		}
 		cr, ts := f.fast(time.Minute, plain, "")
-		conn := tests.Must(cr.Connect(f.ctx, time.Minute))(f)
+		conn := testkit.Must(cr.Connect(f.ctx, time.Minute))(f)
 		defer conn.Close()
 		conn.OnEnd(func() { ts.note("end") })
 		expect(t, conn.Severed(), false, "severed at first")
@@ -469,7 +469,7 @@ func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 	run := w.run()
 	a, since := f.absence(w, victim, key, func() { w.seesTerminated(victim.pid()) })
 	looks := other.pg().Raw()
-	tx := tests.Must(looks.Begin(f.ctx))(f)
+	tx := testkit.Must(looks.Begin(f.ctx))(f)
 	var evicted []string
 	f.ok(tx.QueryRow(f.ctx, "SELECT evicted FROM pgleases.evict_disconnected(ARRAY[$1::bigint], ARRAY[$2::bigint], ARRAY[$3::int], ARRAY[$4::bigint], "+
 		"$5, $6, $7, $8, $9, $10, $11, 1000, '')", a.Session, a.Presence, a.PID, a.Expiry,
@@ -483,7 +483,7 @@ func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 	if held {
 		a.PID, since = pid, seen.Ends // as an engine has it that looked then
 	}
-	got := tests.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a}, since, run))(f)
+	got := testkit.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a}, since, run))(f)
 	expect(t, len(got.IDs), 0, "evicted, though it lives")
 	expect(t, held, false, "the lock counts as held while it is looked at")
 }
@@ -524,7 +524,7 @@ func TestALateStatementTakesNoSessionToALockOfBefore(t *testing.T) {
 	seen, run := w.sees(), w.run()
 	a := f.absent(victim.session, first, earlier.pid())
 	w.seesDie(earlier)
-	expect(t, len(tests.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a}, seen.Ends, run))(f).IDs), 0, "evicted, though it lives on another connection")
+	expect(t, len(testkit.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a}, seen.Ends, run))(f).IDs), 0, "evicted, though it lives on another connection")
 	expect(t, value[int64](f, "SELECT presence FROM presences WHERE session = $1", victim.session), second, "the lock that counts")
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/sql"
 )
 
@@ -46,7 +46,7 @@ var byHand = strings.NewReplacer("pg_catalog.clock_timestamp()", "public.clock()
 // stoppedFixture is newFixture with a clock that stands still.
 func stoppedFixture(t testing.TB) *fixture {
 	t.Helper()
-	schema := tests.Must(sql.Files.ReadFile("schema.sql"))(t)
+	schema := testkit.Must(sql.Files.ReadFile("schema.sql"))(t)
 	url, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t, `CREATE TABLE public.clock (at timestamptz);
 		INSERT INTO public.clock VALUES (now());
 		GRANT SELECT ON public.clock TO PUBLIC;
@@ -201,7 +201,7 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 	})
 	results := on.SendBatch(f.ctx, &r.batch)
 	for _, take := range r.takes {
-		rows := tests.Must(results.Query())(f)
+		rows := testkit.Must(results.Query())(f)
 		f.ok(take(rows))
 	}
 	f.ok(results.Close())
@@ -213,7 +213,7 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	f.Helper()
 	exec := func(statement string, args ...any) {
 		f.Helper()
-		tests.Must(tx.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...))(f)
+		testkit.Must(tx.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...))(f)
 	}
 	changes(before.Clients, after.Clients, func(session int64) {
 		exec("DELETE FROM clients WHERE session = $1", session)
@@ -361,7 +361,7 @@ func (f *fixture) guarding(lease string, partition int, epoch int64) (end func()
 		return nil
 	}
 	conn := f.session()
-	tx := tests.Must(conn.Begin(f.ctx))(f)
+	tx := testkit.Must(conn.Begin(f.ctx))(f)
 	_, err := tx.Exec(f.ctx, "SELECT guard($1, $2, $3)", lease, partition, epoch) // without a limit on idling
 	if Code(err) == CodeNotOwner {
 		f.ok(conn.Close(f.ctx))

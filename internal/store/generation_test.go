@@ -7,14 +7,14 @@ import (
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // accepted has the server be another one and accepts it, and returns the server generation.
 func accepted(c *client) int64 {
 	c.f.Helper()
 	c.f.server(func(s *fakestore.Server, _ int64) { s.AcceptedTimeline = 77 })
-	generation := tests.Must(c.AcceptServer(c.f.ctx, 10*time.Minute, c.run(), 0))(c.f)
+	generation := testkit.Must(c.AcceptServer(c.f.ctx, 10*time.Minute, c.run(), 0))(c.f)
 	if generation == 0 {
 		c.f.Error("the server was not accepted")
 	}
@@ -80,7 +80,7 @@ func TestServerThatIsBehindIsAcceptedAboveOthers(t *testing.T) {
 		f.ok(c.RejectServer(f.ctx, here+10))
 		beat := c.beat()
 		expect(t, beat.AcceptedTimeline == beat.Server.Timeline, false, "accepted")
-		generation := tests.Must(c.AcceptServer(f.ctx, 10*time.Minute, c.run(), 2_100_000_000))(f) // far above the clock's
+		generation := testkit.Must(c.AcceptServer(f.ctx, 10*time.Minute, c.run(), 2_100_000_000))(f) // far above the clock's
 		expect(t, generation, 2_100_000_001, "server generation")
 	})
 }
@@ -148,7 +148,7 @@ func TestNewServerGenerationIsAcceptedAsAPromotion(t *testing.T) {
 	beat := c.beat()
 	expect(t, beat.AcceptedTimeline == beat.Server.Timeline, false, "accepted at once")
 	expect(t, c.apply(c.plan("l"), Move{"l", 1, c.session}).Applied, false, "given meanwhile")
-	generation := tests.Must(c.AcceptServer(f.ctx, time.Second, c.run(), 0))(f)
+	generation := testkit.Must(c.AcceptServer(f.ctx, time.Second, c.run(), 0))(f)
 	expect(t, generation, 0, "server generation accepted after a watch that is shorter than a TTL")
 	epoch := renewed(c)
 	if ServerGenerationOf(epoch) < 200_000_000 {

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func (f *fixture) ctxOfCleanup() context.Context { return context.WithoutCancel(f.ctx) }
@@ -19,14 +19,14 @@ func TestARoleThatOwnsNothingRunsTheWholeProtocol(t *testing.T) {
 	f := fixtureIn(t, emptyDatabase(t), "pgleases")
 	role := f.role()
 	f.exec("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC") // as default privileges may have it
-	text := tests.Must(os.ReadFile("../../sql/grants/application.sql"))(f)
-	tests.Must(f.sql.PgConn().Exec(f.ctx, strings.ReplaceAll(string(text), "pgleases_app", role)).ReadAll())(f)
+	text := testkit.Must(os.ReadFile("../../sql/grants/application.sql"))(f)
+	testkit.Must(f.sql.PgConn().Exec(f.ctx, strings.ReplaceAll(string(text), "pgleases_app", role)).ReadAll())(f)
 	f.runAs = role
 	f.ok(f.conn().Fits(f.ctx))
 	protocol(f)
 	conn := f.as(role)
 	for _, relation := range []string{"status", "members_status", "locks_status"} {
-		tests.Must(conn.Exec(f.ctx, "SELECT * FROM pgleases."+relation))(f)
+		testkit.Must(conn.Exec(f.ctx, "SELECT * FROM pgleases."+relation))(f)
 	}
 }
 
@@ -37,13 +37,13 @@ func TestTheRightsOfAGuardAloneSuffice(t *testing.T) {
 	a.join("l", 1)
 	a.give("l", a.session)
 	role := f.role()
-	text := tests.Must(os.ReadFile("../../sql/grants/guard.sql"))(f)
+	text := testkit.Must(os.ReadFile("../../sql/grants/guard.sql"))(f)
 	f.exec(strings.ReplaceAll(string(text), "pgleases_app", role))
 	f.schema = "pgleases"
-	tx := tests.Must(f.as(role).Begin(f.ctx))(f)
+	tx := testkit.Must(f.as(role).Begin(f.ctx))(f)
 	f.ok(guard(f, tx, "l", 0, 1))
 	b := f.locker("b")
 	token := b.acquire("x", false, false).Token
-	tests.Must(tx.Exec(f.ctx, StatementsFor(f.schema).LockGuard, pgx.QueryExecModeSimpleProtocol, "x", token, int64(60_000)))(f)
+	testkit.Must(tx.Exec(f.ctx, StatementsFor(f.schema).LockGuard, pgx.QueryExecModeSimpleProtocol, "x", token, int64(60_000)))(f)
 	expect(t, b.give("x"), "busy", "release of a lock under which a transaction is guarded")
 }

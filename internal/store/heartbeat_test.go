@@ -12,7 +12,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // strange is the name of a lease that a heartbeat has to quote.
@@ -217,13 +217,13 @@ func TestHeartbeatReturnsWhatWasCommittedBefore(t *testing.T) {
 			"statement": func(t *rapid.T) {
 				i := rapid.IntRange(0, len(conns)-1).Draw(t, "transaction")
 				if open[i] == nil {
-					tx := tests.Must(conns[i].Begin(f.ctx))(f)
+					tx := testkit.Must(conns[i].Begin(f.ctx))(f)
 					open[i] = tx
 				}
 				statement := rapid.SampledFrom([]string{
 					"SELECT pg_current_xact_id()", "SAVEPOINT s", "UPDATE leases SET generation = generation + 1 WHERE name = '" + names[i] + "'",
 				}).Draw(t, "statement")
-				tests.Must(open[i].Exec(f.ctx, statement, pgx.QueryExecModeSimpleProtocol))(f)
+				testkit.Must(open[i].Exec(f.ctx, statement, pgx.QueryExecModeSimpleProtocol))(f)
 			},
 			"commit": func(t *rapid.T) { end(rapid.IntRange(0, len(conns)-1).Draw(t, "transaction")) },
 		})

@@ -11,7 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestTheFirstJoinMakesTheLease(t *testing.T) {
@@ -76,7 +76,7 @@ func TestAJoinClaimsAPlanOrAsksForOneSoonAfterTheLast(t *testing.T) {
 			t.Helper()
 			join, row := a.join("l", 1), f.tables().Leases["l"]
 			expect(t, fmt.Sprint(join.Claimed, join.DueIn, row.NextCheckAt-row.PlannedAt), "true 0s 100010", what)
-			claimed := tests.Must(a.Claim(f.ctx, []string{"l"}))(f)
+			claimed := testkit.Must(a.Claim(f.ctx, []string{"l"}))(f)
 			expect(t, len(claimed), 0, "claimed by another, "+what)
 		}
 		claims("the first join")
@@ -218,11 +218,11 @@ func TestAWeightAsksForAPlan(t *testing.T) {
 		a := f.client("a")
 		a.join("l", 1)
 		a.give("l", a.session)
-		ok := tests.Must(a.SetWeight(f.ctx, a.session, "l", 9))(f)
+		ok := testkit.Must(a.SetWeight(f.ctx, a.session, "l", 9))(f)
 		expect(t, ok, true, "set")
 		expect(t, a.beat().Leases[0], LeaseBeat{"l", 3, 0, 9}, "heartbeat")
 		expect(t, a.plan("l")[0].Members[0].Weight, 9, "weight")
-		ok = tests.Must(a.SetWeight(f.ctx, a.session, "other", 9))(f)
+		ok = testkit.Must(a.SetWeight(f.ctx, a.session, "other", 9))(f)
 		expect(t, ok, false, "set where it is no member")
 	})
 }
@@ -235,7 +235,7 @@ func TestOneClaimsAPlanAtATime(t *testing.T) {
 		f.lease("one", func(l *fakestore.Lease, clock int64) { l.NextCheckAt = clock })
 		f.lease("two", func(l *fakestore.Lease, _ int64) { l.NextCheckAt = fakestore.Ever })
 		claim := func(c *client) string {
-			claimed := tests.Must(c.Claim(f.ctx, []string{"two", "one"}))(f)
+			claimed := testkit.Must(c.Claim(f.ctx, []string{"two", "one"}))(f)
 			return strings.Join(claimed, " ")
 		}
 		expect(t, claim(a), "one", "claimed by the first")
@@ -276,7 +276,7 @@ func TestThePlanOfALargeLeaseIsClaimedByOneClientToo(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")
 		expect(t, a.join("l", 40_000).Claimed, true, "claimed")
-		claimed := tests.Must(b.Claim(f.ctx, []string{"l"}))(f)
+		claimed := testkit.Must(b.Claim(f.ctx, []string{"l"}))(f)
 		expect(t, len(claimed), 0, "claimed by another at the same time")
 		expect(t, a.beat().Leases[0].DueIn, 500*time.Millisecond, "due, as a heartbeat tells, in")
 		expect(t, b.join("l", 40_000).DueIn, 650*time.Millisecond, "due, as a join tells, in")

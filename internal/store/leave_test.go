@@ -6,7 +6,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // A leave that its client gave up may come late: it has left by another message since, and joined again.
@@ -17,7 +17,7 @@ func TestLateLeaveEndsNoLaterMembership(t *testing.T) {
 		first := s.joins
 		late := func() {
 			t.Helper()
-			got := tests.Must(s.Release(f.ctx, s.session, []Release{{"l", 0, 1}}, []Leave{{Lease: "l", Now: true}}, first))(f)
+			got := testkit.Must(s.Release(f.ctx, s.session, []Release{{"l", 0, 1}}, []Leave{{Lease: "l", Now: true}}, first))(f)
 			expect(t, fmt.Sprint(got), "{[] [] [] []}", "answer to a late leave")
 			expect(t, f.tables().Members[fakestore.Member{Lease: "l", Session: s.session}], fakestore.Membership{Weight: 1, JoinNumber: 2}, "membership")
 		}
@@ -40,11 +40,11 @@ func TestLeaveThatWaitedForAJoinKeepsItsMembership(t *testing.T) {
 		s.join("l", 1)
 		first := s.joins
 		session := f.session()
-		tx := tests.Must(session.Begin(f.ctx))(f)
+		tx := testkit.Must(session.Begin(f.ctx))(f)
 		if left {
-			tests.Must(tx.Exec(f.ctx, "DELETE FROM members WHERE session = $1", s.session))(f)
+			testkit.Must(tx.Exec(f.ctx, "DELETE FROM members WHERE session = $1", s.session))(f)
 		}
-		tests.Must(tx.Exec(f.ctx, "UPDATE leases SET generation = generation + 1"))(f)
+		testkit.Must(tx.Exec(f.ctx, "UPDATE leases SET generation = generation + 1"))(f)
 		_, err := tx.Exec(f.ctx, `INSERT INTO members VALUES ('l', $1, 1, clock_timestamp(), $2)
 			ON CONFLICT (lease, session) DO UPDATE SET join_number = EXCLUDED.join_number`, s.session, first+1)
 		f.ok(err)

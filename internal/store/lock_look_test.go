@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // A client looks at each heartbeat and after each grant, on the connection of its heartbeats.
@@ -20,12 +20,12 @@ func TestLockLookReadsEachWaiterAFewTimes(t *testing.T) {
 		nonces = append(nonces, n+2)
 	}
 	f.exec("VACUUM ANALYZE locks")
-	tests.Must(b.app.Exec(f.ctx, "BEGIN"))(f)
-	tests.Must(b.app.Exec(f.ctx, StatementsFor(f.schema).LockLook, b.session, nonces, false, 5000, "yes"))(f)
+	testkit.Must(b.app.Exec(f.ctx, "BEGIN"))(f)
+	testkit.Must(b.app.Exec(f.ctx, StatementsFor(f.schema).LockLook, b.session, nonces, false, 5000, "yes"))(f)
 	if n := valueOn[int64](f, b.app, "SELECT sum(seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_xact_user_tables WHERE relid IN ('pgleases.locks'::regclass, 'pgleases.clients'::regclass)"); n > 20*many {
 		t.Errorf("%d who wait: a look reads %d rows", many, n)
 	}
-	tests.Must(b.app.Exec(f.ctx, "ROLLBACK"))(f)
+	testkit.Must(b.app.Exec(f.ctx, "ROLLBACK"))(f)
 }
 
 // Nothing is granted while the server is not accepted, and nobody is told later whose turn it was.
@@ -55,9 +55,9 @@ func TestLockLookTakesAThousandMutexesAtMost(t *testing.T) {
 	for n := range nonces {
 		nonces[n] = int64(n + 1)
 	}
-	tests.Must(a.app.Exec(f.ctx, "BEGIN"))(f)
-	tests.Must(a.app.Exec(f.ctx, StatementsFor(f.schema).LockLook, a.session, nonces, false, 5000, "yes"))(f)
+	testkit.Must(a.app.Exec(f.ctx, "BEGIN"))(f)
+	testkit.Must(a.app.Exec(f.ctx, StatementsFor(f.schema).LockLook, a.session, nonces, false, 5000, "yes"))(f)
 	n := valueOn[int64](f, a.app, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
-	tests.Must(a.app.Exec(f.ctx, "ROLLBACK"))(f)
+	testkit.Must(a.app.Exec(f.ctx, "ROLLBACK"))(f)
 	expect(t, n, 1000, "mutexes")
 }

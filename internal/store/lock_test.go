@@ -13,7 +13,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // A locker is a client with a connection of its application's.
@@ -147,7 +147,7 @@ func (f *fixture) queue(name string) string {
 // guardLock opens a transaction that is guarded by a lock.
 func (f *fixture) guardLock(name string, token int64) (end func(), err error) {
 	f.Helper()
-	tx := tests.Must(f.session().Begin(f.ctx))(f)
+	tx := testkit.Must(f.session().Begin(f.ctx))(f)
 	_, err = tx.Exec(f.ctx, StatementsFor(f.schema).LockGuard, pgx.QueryExecModeSimpleProtocol, name, token, int64(60_000))
 	return func() { f.ok(tx.Rollback(f.ctx)) }, err
 }
@@ -252,14 +252,14 @@ func TestAnOpenGuardKeepsTheLockAndNobodyWaiting(t *testing.T) {
 	f := newFixture(t)
 	a, b := f.locker("a"), f.locker("b")
 	token := a.says("a", LockGranted, "x", exclusive, try).Token
-	end := tests.Must(f.guardLock("x", token))(f)
+	end := testkit.Must(f.guardLock("x", token))(f)
 	a.locks.LockWait, b.locks.LockWait = 100, 100 // whoever waits for the guard fails
 	expect(t, a.give("x"), LockBusy, "release")
 	f.exec("DELETE FROM clients WHERE id = 'a'")
 	b.says("of a dead holder", LockHeld, "x", exclusive, try)
 	b.says("of a dead holder", LockWaits, "x", exclusive, wait)
 	expect(t, b.token("x"), 0, "token of who waits")
-	done := tests.Must(b.SweepLocks(f.ctx))(f)
+	done := testkit.Must(b.SweepLocks(f.ctx))(f)
 	expect(t, done, false, "all is swept")
 	if end, err := f.guardLock("x", token); Code(err) != CodeNotOwner {
 		t.Errorf("guard of a dead session: %v", err)
@@ -267,7 +267,7 @@ func TestAnOpenGuardKeepsTheLockAndNobodyWaiting(t *testing.T) {
 		end()
 	}
 	end()
-	done = tests.Must(b.SweepLocks(f.ctx))(f)
+	done = testkit.Must(b.SweepLocks(f.ctx))(f)
 	expect(t, done, true, "all is swept")
 	expect(t, f.queue("x"), "bh", "queue")
 }
@@ -360,7 +360,7 @@ func TestOnlyReadCommittedChangesLocks(t *testing.T) {
 	f := newFixture(t)
 	a := f.locker("a")
 	for _, level := range []string{"repeatable read", "serializable"} {
-		tests.Must(a.app.Exec(f.ctx, "SET default_transaction_isolation = '"+level+"'"))(f)
+		testkit.Must(a.app.Exec(f.ctx, "SET default_transaction_isolation = '"+level+"'"))(f)
 		a.says(level+" is the default", LockGranted, "x", exclusive, try)
 		expect(t, a.give("x"), LockReleased, "release")
 		for _, call := range []string{
@@ -451,7 +451,7 @@ func TestAnotherServerThanTheClientsGrantsAndReleasesNothing(t *testing.T) {
 	a.known = run
 	a.known.Started--
 	expect(t, a.give("x"), LockElsewhere, "release after another start")
-	answer := tests.Must(a.ReleaseLocks(f.ctx, a.session, []LockRelease{{Name: "x", Nonce: a.nonces["x"]}}, a.known))(f)
+	answer := testkit.Must(a.ReleaseLocks(f.ctx, a.session, []LockRelease{{Name: "x", Nonce: a.nonces["x"]}}, a.known))(f)
 	expect(t, answer.SameRun, false, "release on the client's connection")
 	a.known = run
 	expect(t, f.queue("x"), "ah", "queue")
@@ -541,10 +541,10 @@ func TestAnAcquisitionLocksNoSession(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.locker("a")
-	tests.Must(a.app.Exec(f.ctx, "BEGIN"))(f)
+	testkit.Must(a.app.Exec(f.ctx, "BEGIN"))(f)
 	a.says("a", LockGranted, "x", exclusive, try)
 	f.exec("BEGIN; SELECT FROM clients FOR UPDATE NOWAIT; ROLLBACK")
-	tests.Must(a.app.Exec(f.ctx, "ROLLBACK"))(f)
+	testkit.Must(a.app.Exec(f.ctx, "ROLLBACK"))(f)
 }
 
 // A connection keeps the plans that it made when there was no lock.
@@ -557,11 +557,11 @@ func TestWhatIsPlannedForAnEmptyTableServesAFullOne(t *testing.T) {
 		held := a.request("x", exclusive, try)
 		token := a.send(held).Token
 		a.says("again", LockHeld, "x", exclusive, try)
-		tests.Must(a.app.Exec(f.ctx, StatementsFor("pgleases").LockGuard, pgx.QueryExecModeSimpleProtocol, "x", token, int64(60_000)))(f)
-		tests.Must(a.app.Exec(f.ctx, StatementsFor("pgleases").LockSweep, pgx.QueryExecModeSimpleProtocol, 1000, 5000, true))(f)
+		testkit.Must(a.app.Exec(f.ctx, StatementsFor("pgleases").LockGuard, pgx.QueryExecModeSimpleProtocol, "x", token, int64(60_000)))(f)
+		testkit.Must(a.app.Exec(f.ctx, StatementsFor("pgleases").LockSweep, pgx.QueryExecModeSimpleProtocol, 1000, 5000, true))(f)
 		a.says("behind", LockWaits, "x", exclusive, wait)
-		tests.Must(a.app.Exec(f.ctx, StatementsFor("pgleases").LockLook, pgx.QueryExecModeSimpleProtocol, a.session, []int64{a.nonces["x"]}, false, 5000, "yes"))(f)
-		tests.Must(a.locks.List(f.ctx, a.app, "x", "", 10))(f)
+		testkit.Must(a.app.Exec(f.ctx, StatementsFor("pgleases").LockLook, pgx.QueryExecModeSimpleProtocol, a.session, []int64{a.nonces["x"]}, false, 5000, "yes"))(f)
+		testkit.Must(a.locks.List(f.ctx, a.app, "x", "", 10))(f)
 		expect(t, a.release(LockRelease{Name: "x", Nonce: held.Nonce}), LockReleased, "release of who holds it")
 		expect(t, a.give("x"), LockReleased, "release")
 	}
@@ -572,7 +572,7 @@ func TestWhatIsPlannedForAnEmptyTableServesAFullOne(t *testing.T) {
 	f.exec("INSERT INTO locks SELECT 'name ' || n, 1, $1, n, false, n, now() FROM generate_series(1, 50000) AS n", a.session)
 	f.exec("INSERT INTO identities SELECT 'id ' || n, 1, 1, now() FROM generate_series(1, 5000) AS n")
 	f.exec("INSERT INTO clients SELECT n, 'id ' || n, 1, now() + interval '1 hour', '1 hour', 'host', 1, now() FROM generate_series(1, 5000) AS n")
-	tests.Must(a.app.Exec(f.ctx, "BEGIN", pgx.QueryExecModeSimpleProtocol))(f)
+	testkit.Must(a.app.Exec(f.ctx, "BEGIN", pgx.QueryExecModeSimpleProtocol))(f)
 	all()
 	for _, table := range []string{"locks", "clients", "identities"} {
 		if n := valueOn[int64](f, a.app, "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = $1::text::regclass", "pgleases."+table); n > 1000 {
@@ -589,7 +589,7 @@ func TestNobodyIsNotifiedButWhoWaitedAndWasGrantedTheLock(t *testing.T) {
 	a, b, c := f.locker("a"), f.locker("b"), f.locker("c")
 	ear := f.session()
 	for _, l := range []*locker{a, b, c} {
-		tests.Must(ear.Exec(f.ctx, "LISTEN "+LockChannel(l.session)))(f)
+		testkit.Must(ear.Exec(f.ctx, "LISTEN "+LockChannel(l.session)))(f)
 	}
 	a.says("a", LockGranted, "x", exclusive, try)
 	a.says("held", LockHeld, "x", exclusive, try)
@@ -598,10 +598,10 @@ func TestNobodyIsNotifiedButWhoWaitedAndWasGrantedTheLock(t *testing.T) {
 	a.give("x")
 	b.give("x")
 	c.give("x")
-	tests.Must(ear.Exec(f.ctx, "NOTIFY "+LockChannel(a.session)+", 'last'"))(f)
+	testkit.Must(ear.Exec(f.ctx, "NOTIFY "+LockChannel(a.session)+", 'last'"))(f)
 	var heard []string
 	for !slices.Contains(heard, LockChannel(a.session)+" last") {
-		n := tests.Must(ear.WaitForNotification(f.ctx))(f)
+		n := testkit.Must(ear.WaitForNotification(f.ctx))(f)
 		heard = append(heard, n.Channel+" "+n.Payload)
 	}
 	expect(t, strings.Join(heard, ", "), fmt.Sprintf("%s %d, %s %d, %s last", LockChannel(b.session), b.nonces["x"], LockChannel(c.session), c.nonces["x"],
@@ -619,7 +619,7 @@ func TestASweepGivesWhatTheDeadHeldToWhoseTurnItIs(t *testing.T) {
 		c.says("c", LockWaits, "y", exclusive, wait)
 		a.says("a", LockGranted, "z", exclusive, try)
 		f.kill("a", "b")
-		done := tests.Must(d.SweepLocks(f.ctx))(f)
+		done := testkit.Must(d.SweepLocks(f.ctx))(f)
 		expect(t, done, true, "all is swept")
 		expect(t, f.queue("x"), "ch", "queue")
 		expect(t, f.queue("y"), "dh cw", "queue")
@@ -636,12 +636,12 @@ func TestASweepWaitsForNobody(t *testing.T) {
 	c.says("c", LockWaits, "y", exclusive, wait)
 	f.exec("DELETE FROM clients WHERE id = 'c'")
 	release := f.lock("SELECT pg_advisory_xact_lock(lock_mutex('x'))")
-	done := tests.Must(d.SweepLocks(f.ctx))(f)
+	done := testkit.Must(d.SweepLocks(f.ctx))(f)
 	expect(t, done, false, "all is swept")
 	expect(t, f.queue("x"), "-h", "queue")
 	expect(t, f.queue("y"), "dh", "queue")
 	release()
-	done = tests.Must(d.SweepLocks(f.ctx))(f)
+	done = testkit.Must(d.SweepLocks(f.ctx))(f)
 	expect(t, done, true, "all is swept")
 }
 
@@ -696,7 +696,7 @@ func TestWhatIsListedIsWhatIsHeldAndAwaited(t *testing.T) {
 		f.edit(func(_ *fakestore.Tables, clock int64) { now = clock })
 		f.setClock(time.UnixMicro(now).Add(time.Second))
 		list := func(prefix, after string, most int) string {
-			rows := tests.Must(a.table.List(f.ctx, prefix, after, most))(f)
+			rows := testkit.Must(a.table.List(f.ctx, prefix, after, most))(f)
 			words := make([]string, len(rows))
 			for i, r := range rows {
 				words[i] = fmt.Sprintf("%s %v %v %d", r.Name, r.Shared, r.IDs, r.Waiting)
@@ -713,7 +713,7 @@ func TestWhatIsListedIsWhatIsHeldAndAwaited(t *testing.T) {
 		expect(t, list("", "", 2), "o true [a] 0, p true [a] 0", "all")
 		expect(t, list("p", "p/2", 10), "", "after the last")
 		expect(t, list("none", "", 10), "", "none")
-		answer := tests.Must(a.ReleaseLocks(f.ctx, a.session, []LockRelease{{Name: `p/"{,}\`, Nonce: a.nonces[`p/"{,}\`]}, {Name: "q", Nonce: a.nonces["q"]}}, a.known))(f)
+		answer := testkit.Must(a.ReleaseLocks(f.ctx, a.session, []LockRelease{{Name: `p/"{,}\`, Nonce: a.nonces[`p/"{,}\`]}, {Name: "q", Nonce: a.nonces["q"]}}, a.known))(f)
 		expect(t, len(answer.Released), 2, "released")
 	})
 }

@@ -4,7 +4,7 @@ import (
 	"flag"
 	"testing"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestMain(m *testing.M) {
@@ -12,5 +12,5 @@ func TestMain(m *testing.M) {
 	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue { // on a server each takes a fifth of a second
 		_ = flag.Set(f.Name, "10")
 	}
-	tests.Main(m)
+	testkit.Main(m)
 }

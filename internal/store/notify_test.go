@@ -7,7 +7,7 @@ import (
 	"time"
 
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // told is whether a wait ends of what was heard until now. Only where it should not: a wait that should end has no limit.
@@ -28,7 +28,7 @@ func listening(f *fixture, id string) *client {
 	f.Helper()
 	c := f.client(id)
 	c.join("l", 2)
-	listens := tests.Must(c.Listen(f.ctx, random()))(f)
+	listens := testkit.Must(c.Listen(f.ctx, random()))(f)
 	expect(f.TB, listens, true, "listens")
 	return c
 }
@@ -78,7 +78,7 @@ func TestNotificationsWithoutEndAreToldOnceAndNotKept(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
-	listens := tests.Must(a.Listen(f.ctx, random()))(f)
+	listens := testkit.Must(a.Listen(f.ctx, random()))(f)
 	expect(t, listens, true, "listens")
 	for range 3 {
 		f.exec("SELECT pg_notify('pgleases', i || ',' || $1) FROM generate_series(1, 20000) AS i", a.session)
@@ -97,7 +97,7 @@ func TestAReadIsToldOfAtOnceAndManyNoOftenerThanOnceIn100Milliseconds(t *testing
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
-	listens := tests.Must(a.Listen(f.ctx, random()))(f)
+	listens := testkit.Must(a.Listen(f.ctx, random()))(f)
 	expect(t, listens, true, "listens")
 	notify := func() {
 		f.exec("SELECT pg_notify('pgleases', $1)", a.session)
@@ -129,7 +129,7 @@ func TestALeaveTellsTheSuccessors(t *testing.T) {
 	}
 	generation := f.tables().Leases["l"].Generation
 	leave := []Leave{{"l", true, generation, map[int]int64{0: b.session}}}
-	got := tests.Must(a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, leave, a.joins))(f)
+	got := testkit.Must(a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, leave, a.joins))(f)
 	expect(t, fmt.Sprintf("%+v", got.Released), fmt.Sprintf("[{Lease:l Partition:0 Owner:%d Epoch:2}]", b.session), "released")
 	f.ok(b.Wait(f.ctx))
 	expect(t, c.told(), false, "told of what another was given")

@@ -11,7 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // overrides are what a plan of a lease is told of: of the lease, then of each member.
@@ -77,7 +77,7 @@ func TestAPlanIsToldOfEachOverrideUntilItIsTakenBack(t *testing.T) {
 
 func (c *client) claims(leases ...string) []string {
 	c.f.Helper()
-	return tests.Must(c.Claim(c.f.ctx, leases))(c.f)
+	return testkit.Must(c.Claim(c.f.ctx, leases))(c.f)
 }
 
 func TestTheLastThatWorksIsDrainedByForceOnly(t *testing.T) {
@@ -243,7 +243,7 @@ func TestOperatorsNeedNoOtherRightAndAreTheOnlyOnes(t *testing.T) {
 	f.events()
 	operator, app := f.role(), f.role()
 	for file, names := range map[string][]string{"application": {"pgleases_app", app}, "operator": {"pgleases_operator", operator}} {
-		grants := tests.Must(os.ReadFile("../../sql/grants/" + file + ".sql"))(f)
+		grants := testkit.Must(os.ReadFile("../../sql/grants/" + file + ".sql"))(f)
 		f.exec(strings.ReplaceAll(string(grants), names[0], names[1]))
 	}
 	user := f.text("SELECT session_user")
@@ -271,7 +271,7 @@ func TestOperatorsNeedNoOtherRightAndAreTheOnlyOnes(t *testing.T) {
 				t.Errorf("%s may call %s: %v", role, verb.call, err)
 			}
 		}
-		tests.Must(as[operator].Exec(f.ctx, "SELECT pgleases."+verb.call))(f)
+		testkit.Must(as[operator].Exec(f.ctx, "SELECT pgleases."+verb.call))(f)
 		told = append(told, verb.event)
 	}
 	expect(t, f.text("SELECT cause, lease, from_id, actor, reason FROM events ORDER BY id"), strings.Join(told, "\n"), "events")
@@ -339,8 +339,8 @@ func TestAnEvictionByAnOperatorAndAnEndWaitForEachOther(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
-	tx := tests.Must(f.session().Begin(f.ctx))(f)
-	tests.Must(tx.Exec(f.ctx, "SELECT FROM pgleases.identities FOR UPDATE"))(f)
+	tx := testkit.Must(f.session().Begin(f.ctx))(f)
+	testkit.Must(tx.Exec(f.ctx, "SELECT FROM pgleases.identities FOR UPDATE"))(f)
 	operator, client := f.raw(), f.raw()
 	evicted := later(func() error { _, err := operator.Exec(f.ctx, "SELECT pgleases.evict_client('a', 'r')"); return err })
 	f.blocked(operator.PgConn().PID())
@@ -371,8 +371,8 @@ func TestAVerbWhoseTransactionStaysOpenIsUndone(t *testing.T) {
 				return f.text("SELECT generation, (SELECT min(incarnation) FROM clients), (SELECT string_agg(w.verb || w.client, ' ') FROM overrides AS w), (SELECT accepted_timeline FROM server) FROM leases")
 			}
 			before := state()
-			tx := tests.Must(f.raw().Begin(f.ctx))(f)
-			tests.Must(tx.Exec(f.ctx, "SELECT pgleases."+verb))(f)
+			tx := testkit.Must(f.raw().Begin(f.ctx))(f)
+			testkit.Must(tx.Exec(f.ctx, "SELECT pgleases."+verb))(f)
 			expect(t, valueOn[string](f, tx, "SHOW statement_timeout"), "10s", "what a statement after it may take")
 			f.exec("SET lock_timeout = 0; UPDATE leases SET planned_at = planned_at; UPDATE clients SET expires_at = expires_at; UPDATE server SET sessions = sessions") // as a plan, a heartbeat and a check do
 			expect(t, state(), before, "generation, incarnation, overrides, timeline")
@@ -388,7 +388,7 @@ func TestAnOverrideAboutAClientCoversTheLeaseThatItJoinsMeanwhile(t *testing.T) 
 	b.join("l", 2)
 	a.join("l", 2)
 	b.join("m", 2)
-	tx := tests.Must(f.session().Begin(f.ctx))(f)
+	tx := testkit.Must(f.session().Begin(f.ctx))(f)
 	var row any
 	joins := StatementsFor("pgleases").Join
 	f.ok(tx.QueryRow(f.ctx, joins, pgx.QueryExecModeSimpleProtocol, a.session, "m", 2, 1, 5, 5000).Scan(&row, &row, &row, &row, &row))

@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // state is what is known of a lease's partitions, with clients by name.
@@ -210,7 +210,7 @@ func TestAPlanWithMoreMovesStaysDue(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.client("a")
 		a.join("l", 2)
-		applied := tests.Must(a.Apply(f.ctx, a.plan("l"), []Move{{"l", 0, a.session}}, 0))(f)
+		applied := testkit.Must(a.Apply(f.ctx, a.plan("l"), []Move{{"l", 0, a.session}}, 0))(f)
 		expect(t, applied, Applied{Applied: true, Given: 1}, "first part")
 		expect(t, a.beat().Leases[0].DueIn, 0, "the next plan is due in")
 		expect(t, a.apply(a.plan("l"), Move{"l", 1, a.session}), Applied{Applied: true, Given: 1}, "the rest")
@@ -284,7 +284,7 @@ func TestAGuardThatArrivesDuringATakeOverWaitsAndIsRefused(t *testing.T) {
 	commit := f.takeOver(b)
 
 	zombie := f.session()
-	tx := tests.Must(zombie.Begin(f.ctx))(f)
+	tx := testkit.Must(zombie.Begin(f.ctx))(f)
 	guarding := later(func() error { return guard(f, tx, "l", 0, 1) })
 	passed := false
 	f.until("the guard waits", func() bool { // or passed, which the mutant without the lock does
@@ -300,7 +300,7 @@ func TestAGuardThatArrivesDuringATakeOverWaitsAndIsRefused(t *testing.T) {
 		t.Fatalf("the guard of a zombie: %v", err)
 	}
 	f.ok(tx.Rollback(f.ctx))
-	tx = tests.Must(zombie.Begin(f.ctx))(f)
+	tx = testkit.Must(zombie.Begin(f.ctx))(f)
 	f.ok(guard(f, tx, "l", 0, 2))
 	f.ok(tx.Rollback(f.ctx))
 }
@@ -332,7 +332,7 @@ func TestAGuardHoldsInWhateverTransactionItIs(t *testing.T) {
 	a.give("l", a.session)
 	conn := f.session()
 	begin := func(options pgx.TxOptions) pgx.Tx {
-		return tests.Must(conn.BeginTx(f.ctx, options))(f)
+		return testkit.Must(conn.BeginTx(f.ctx, options))(f)
 	}
 	tx := begin(pgx.TxOptions{AccessMode: pgx.ReadOnly})
 	if err := guard(f, tx, "l", 0, 1); Code(err) != "25006" {
@@ -346,13 +346,13 @@ func TestAGuardHoldsInWhateverTransactionItIs(t *testing.T) {
 		n     int
 		epoch int64
 	}{{"l", 0, 0}, {"l", 0, 2}, {"l", 1, 1}, {"other", 0, 1}} {
-		inner := tests.Must(tx.Begin(f.ctx))(f)
+		inner := testkit.Must(tx.Begin(f.ctx))(f)
 		if err := guard(f, inner, wrong.lease, wrong.n, wrong.epoch); Code(err) != CodeNotOwner {
 			t.Errorf("%v: %v", wrong, err)
 		}
 		f.ok(inner.Rollback(f.ctx))
 	}
-	inner := tests.Must(tx.Begin(f.ctx))(f)
+	inner := testkit.Must(tx.Begin(f.ctx))(f)
 	f.ok(guard(f, inner, "l", 0, 1))
 	f.exec("DELETE FROM clients WHERE id = 'a'")
 	expect(t, b.give("l", b.session).LeftOver, 1, "left over under a savepoint")
@@ -363,7 +363,7 @@ func TestAGuardHoldsInWhateverTransactionItIs(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		epoch := value[int64](f, "SELECT epoch FROM partitions")
 		tx = begin(pgx.TxOptions{IsoLevel: level})
-		tests.Must(tx.Exec(f.ctx, "SELECT count(*) FROM partitions"))(f) // its snapshot
+		testkit.Must(tx.Exec(f.ctx, "SELECT count(*) FROM partitions"))(f) // its snapshot
 		b.release([]Release{{"l", 0, epoch}})                            // to itself: a new epoch
 		if err := guard(f, tx, "l", 0, epoch); Code(err) != "40001" {
 			t.Errorf("%s, begun before the takeover: %v", level, err)
@@ -396,16 +396,16 @@ func TestAGuardLowersTheIdleLimitOfItsTransactionOnly(t *testing.T) {
 	for _, c := range []struct{ setting, inside, shown string }{
 		{"0", "1s", "0"}, {"500ms", "500ms", "500ms"}, {"1min", "1s", "1min"}, {"5s", "1s", "5s"}, {"1d", "1s", "1d"},
 	} {
-		tests.Must(conn.Exec(f.ctx, "SET idle_in_transaction_session_timeout = '"+c.setting+"'"))(f)
+		testkit.Must(conn.Exec(f.ctx, "SET idle_in_transaction_session_timeout = '"+c.setting+"'"))(f)
 		for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeExec, pgx.QueryExecModeCacheStatement} {
-			tx := tests.Must(conn.Begin(f.ctx))(f)
-			tests.Must(tx.Exec(f.ctx, StatementsFor(f.schema).Guard, mode, "l", 0, 1, 1000))(f)
+			tx := testkit.Must(conn.Begin(f.ctx))(f)
+			testkit.Must(tx.Exec(f.ctx, StatementsFor(f.schema).Guard, mode, "l", 0, 1, 1000))(f)
 			expect(t, valueOn[string](f, conn, "SHOW idle_in_transaction_session_timeout"), c.inside, "limit inside")
 			f.ok(tx.Commit(f.ctx))
 			expect(t, valueOn[string](f, conn, "SHOW idle_in_transaction_session_timeout"), c.shown, "limit afterwards")
 		}
-		tx := tests.Must(conn.Begin(f.ctx))(f) // the function alone knows no trust
-		tests.Must(tx.Exec(f.ctx, "SELECT pgleases.guard('l', 0, 1)"))(f)
+		tx := testkit.Must(conn.Begin(f.ctx))(f) // the function alone knows no trust
+		testkit.Must(tx.Exec(f.ctx, "SELECT pgleases.guard('l', 0, 1)"))(f)
 		expect(t, valueOn[string](f, conn, "SHOW idle_in_transaction_session_timeout"), c.shown, "limit after the SQL function")
 		f.ok(tx.Rollback(f.ctx))
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestAReleasedPartitionGoesStraightToItsTarget(t *testing.T) {
@@ -116,10 +116,10 @@ func TestThePreferredOwnerIsWhoLostItByGoingAway(t *testing.T) {
 		move("a", "b", "")
 		preferred("- b", "back at the preferred owner")
 
-		tests.Must(b.SetWeight(f.ctx, b.session, "l", 0))(f)
+		testkit.Must(b.SetWeight(f.ctx, b.session, "l", 0))(f)
 		move("b", "c", "")
 		preferred("b c", "b drained")
-		tests.Must(b.SetWeight(f.ctx, b.session, "l", 1))(f)
+		testkit.Must(b.SetWeight(f.ctx, b.session, "l", 1))(f)
 		move("c", "b", "")
 		preferred("- b", "back at the preferred owner")
 
@@ -181,14 +181,14 @@ func TestAReleaseChangesLeasesInTheOrderOfTheirNames(t *testing.T) {
 	}
 	f.exec("DELETE FROM members WHERE session = $1", b.session) // the target is gone, for which a plan is due
 	session := f.session()
-	tx := tests.Must(session.Begin(f.ctx))(f)
-	tests.Must(tx.Exec(f.ctx, "SELECT FROM leases WHERE name = 'x' FOR NO KEY UPDATE"))(f)
+	tx := testkit.Must(session.Begin(f.ctx))(f)
+	testkit.Must(tx.Exec(f.ctx, "SELECT FROM leases WHERE name = 'x' FOR NO KEY UPDATE"))(f)
 	releasing := later(func() error {
 		_, err := a.Release(f.ctx, a.session, []Release{{"x", 0, 1}, {"y", 0, 1}}, nil, 0)
 		return err
 	})
 	f.blocked(a.pg().Raw().PgConn().PID())
-	tests.Must(tx.Exec(f.ctx, "SELECT FROM leases WHERE name = 'y' FOR NO KEY UPDATE NOWAIT"))(f)
+	testkit.Must(tx.Exec(f.ctx, "SELECT FROM leases WHERE name = 'y' FOR NO KEY UPDATE NOWAIT"))(f)
 	f.ok(tx.Commit(f.ctx))
 	f.ok(releasing())
 }
@@ -201,7 +201,7 @@ func TestReleasesOfOneLeaseWaitForNoOtherRelease(t *testing.T) {
 	c.give("l", a.session, b.session, b.session)
 	c.give("l", c.session, c.session, c.session)
 	commit := f.lock("SELECT release($1, ARRAY['l'], ARRAY[0], ARRAY[1]::bigint[], ARRAY[0]::bigint[], '{}', '{}', '{}', 0, 5000, '')", a.session)
-	got := tests.Must(b.Release(f.ctx, b.session, []Release{{"l", 1, 1}}, []Leave{{Lease: "l"}}, b.joins))(f)
+	got := testkit.Must(b.Release(f.ctx, b.session, []Release{{"l", 1, 1}}, []Leave{{Lease: "l"}}, b.joins))(f)
 	expect(t, len(got.Released), 1, "released meanwhile by another, to leave it later")
 	f.ok(b.Announce(f.ctx, []string{"l"}, []int64{c.session}))
 	planning := later(func() Applied {
@@ -220,14 +220,14 @@ func TestALeaveHandsOverToTheSuccessorsOfAPlanThatStillFits(t *testing.T) {
 		a.give("l", a.session, a.session, b.session)
 		generation := f.tables().Leases["l"].Generation
 		leave := []Leave{{"l", true, generation, map[int]int64{0: b.session, 1: c.session}}}
-		got := tests.Must(a.Release(f.ctx, a.session, []Release{{"l", 0, 1}, {"l", 1, 1}}, leave, a.joins))(f)
+		got := testkit.Must(a.Release(f.ctx, a.session, []Release{{"l", 0, 1}, {"l", 1, 1}}, leave, a.joins))(f)
 		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2}] Busy:[] Left:[l] Asking:[]}", b.session, c.session)
 		expect(t, fmt.Sprintf("%+v", got), want, "answer")
 		expect(t, f.state("l", b, c), "b>b:2 of b prefers a, c>c:2 of c prefers a, b>b:1 of b", "state")
 		expect(t, b.beat().Leases[0], LeaseBeat{"l", generation + 1, -time.Microsecond, 1}, "heartbeat: no other plan is due")
 
 		leave = []Leave{{"l", true, generation, map[int]int64{0: c.session, 2: c.session}}} // of before a left
-		got = tests.Must(b.Release(f.ctx, b.session, []Release{{"l", 0, 2}, {"l", 2, 1}}, leave, b.joins))(f)
+		got = testkit.Must(b.Release(f.ctx, b.session, []Release{{"l", 0, 2}, {"l", 2, 1}}, leave, b.joins))(f)
 		want = "{Released:[{Lease:l Partition:0 Owner:0 Epoch:3} {Lease:l Partition:2 Owner:0 Epoch:2}] Busy:[] Left:[l] Asking:[l]}"
 		expect(t, fmt.Sprintf("%+v", got), want, "answer to one whose plan is of before")
 	})
@@ -240,7 +240,7 @@ func TestALeaveInSeveralReleasesEndsTheMembershipWithTheLast(t *testing.T) {
 		leave := func(want string, now bool, releases ...Release) {
 			t.Helper()
 			lease := f.tables().Leases["l"]
-			got := tests.Must(a.Release(f.ctx, a.session, releases, []Leave{{"l", now, lease.Generation, map[int]int64{0: b.session, 1: b.session}}}, a.joins))(f)
+			got := testkit.Must(a.Release(f.ctx, a.session, releases, []Leave{{"l", now, lease.Generation, map[int]int64{0: b.session, 1: b.session}}}, a.joins))(f)
 			weight := f.tables().Members[fakestore.Member{Lease: "l", Session: a.session}].Weight
 			expect(t, fmt.Sprintf("%d released, left %v, asking %v, weight %d, generation + %d, state %s", len(got.Released), got.Left, got.Asking, weight,
 				f.tables().Leases["l"].Generation-lease.Generation, f.state("l", a, b)), want, "answer")
@@ -261,7 +261,7 @@ func TestWhereNoMemberMayOwnAnythingNoPlanIsDue(t *testing.T) {
 		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 1}}, "l")), "{Released:[{Lease:l Partition:0 Owner:0 Epoch:2}] Busy:[] Left:[] Asking:[]}", "answer to a part")
 		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 1, 1}}, "l")), "{Released:[{Lease:l Partition:1 Owner:0 Epoch:2}] Busy:[] Left:[l] Asking:[]}", "answer to the rest")
 		expect(t, b.beat().Leases[0].DueIn, -time.Microsecond, "a plan is due in")
-		tests.Must(b.SetWeight(f.ctx, b.session, "l", 1))(f)
+		testkit.Must(b.SetWeight(f.ctx, b.session, "l", 1))(f)
 		expect(t, b.beat().Leases[0].DueIn, 0, "a plan is due, with a weight, in")
 	})
 }
@@ -282,7 +282,7 @@ func TestASessionThatIsGoneReleasesNothing(t *testing.T) {
 func TestAnAnnouncementTellsHeartbeatsAndListeners(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(1)
-		tests.Must(b.Listen(f.ctx, 7))(f)
+		testkit.Must(b.Listen(f.ctx, 7))(f)
 		before := b.beat().Leases[0]
 		f.ok(a.Announce(f.ctx, []string{"l"}, []int64{b.session}))
 		f.ok(b.Wait(f.ctx))

@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/sql"
 )
 
@@ -23,7 +23,7 @@ func TestMigratingTwiceChangesNothing(t *testing.T) {
 	f := freshFixture(t)
 	f.exec("UPDATE server SET generation = 7")
 	f.ok(Migrate(f.ctx, f.sql, f.schema))
-	tests.Must(f.sql.PgConn().Exec(f.ctx, StatementsFor(f.schema).Schema).ReadAll())(f) // the text alone, as goose would run it
+	testkit.Must(f.sql.PgConn().Exec(f.ctx, StatementsFor(f.schema).Schema).ReadAll())(f) // the text alone, as goose would run it
 	expect(t, f.text("SELECT generation, (SELECT count(*) FROM server), (SELECT count(*) FROM schema_version) FROM server"), "7|1|1", "server")
 }
 
@@ -96,7 +96,7 @@ func TestADatabaseMayHaveAnotherEncoding(t *testing.T) {
 			name := fmt.Sprintf("pgleases_encoded_%d", random())
 			maker.exec(fmt.Sprintf("CREATE DATABASE %s TEMPLATE template0 ENCODING '%s' LC_COLLATE 'C' LC_CTYPE 'C'", name, encoding))
 			t.Cleanup(func() { _, _ = maker.sql.Exec(maker.ctxOfCleanup(), "DROP DATABASE "+name+" WITH (FORCE)") })
-			u := tests.Must(url.Parse(maker.url))(maker)
+			u := testkit.Must(url.Parse(maker.url))(maker)
 			u.Path = "/" + name
 			maker.ok(Migrate(maker.ctx, maker.dial(u.String()), "pgleases"))
 			u.RawQuery += "&client_encoding=UTF8" // for the test's own queries
@@ -120,30 +120,30 @@ func protocol(f *fixture) {
 	expect(f.TB, a.give("l", a.session, a.session, b.session, b.session).Given, 4, "given")
 	expect(f.TB, a.owned("l"), "0:1 1:1", "owned")
 	expect(f.TB, a.give("l", b.session).Asked, 1, "asked")
-	ok := tests.Must(a.SetWeight(f.ctx, a.session, "l", 2))(f)
+	ok := testkit.Must(a.SetWeight(f.ctx, a.session, "l", 2))(f)
 	expect(f.TB, ok, true, "weight set")
-	tx := tests.Must(f.session().Begin(f.ctx))(f)
+	tx := testkit.Must(f.session().Begin(f.ctx))(f)
 	f.ok(guard(f, tx, "l", 2, 1))
 	f.ok(tx.Rollback(f.ctx))
 	f.ok(a.Fence(f.ctx, a.session, []Release{{"l", 0, 1}}))
 	expect(f.TB, a.owned("l"), "0:2> 1:1", "owned")
 	released := a.release([]Release{{"l", 0, 2}, {"l", 1, 1}}, "l")
 	expect(f.TB, len(released.Released), 2, "released")
-	claimed := tests.Must(b.Claim(f.ctx, []string{"l"}))(f)
+	claimed := testkit.Must(b.Claim(f.ctx, []string{"l"}))(f)
 	expect(f.TB, len(claimed), 1, "claimed")
 	protocolOfLocks(f, a)
 	f.ok(a.pg().HoldLiveness(f.ctx, a.session, -random()))
 	expect(f.TB, len(a.sees().Held), 1, "locks of sessions")
-	tests.Must(a.pg().EvictDisconnected(f.ctx, []Absence{{Session: a.session}}, SessionEnds{}, run))(f)
+	testkit.Must(a.pg().EvictDisconnected(f.ctx, []Absence{{Session: a.session}}, SessionEnds{}, run))(f)
 	a.end(true)
 	expect(f.TB, b.beat().Alive, true, "alive")
 	f.expire(b)
 	expect(f.TB, len(a.evict().IDs), 1, "evicted")
-	generation := tests.Must(a.AcceptServer(f.ctx, 0, run, 0))(f)
+	generation := testkit.Must(a.AcceptServer(f.ctx, 0, run, 0))(f)
 	expect(f.TB, generation, 0, "server generation accepted")
 	f.ok(a.RejectServer(f.ctx, 0))
-	tests.Must(a.Superseder(f.ctx, "b"))(f)
-	tests.Must(a.Listen(f.ctx, random()))(f)
+	testkit.Must(a.Superseder(f.ctx, "b"))(f)
+	testkit.Must(a.Listen(f.ctx, random()))(f)
 }
 
 // protocolOfLocks runs every statement of the locks on a client's connection, those of the application's too.
@@ -156,9 +156,9 @@ func protocolOfLocks(f *fixture, c *client) {
 		f.ok(err)
 		expect(f.TB, answer.Outcome, outcome, "acquired")
 	}
-	rows := tests.Must(locks.List(f.ctx, app, "", "", 10))(f)
+	rows := testkit.Must(locks.List(f.ctx, app, "", "", 10))(f)
 	expect(f.TB, len(rows), 1, "listed")
-	tests.Must(app.Exec(f.ctx, StatementsFor(f.schema).LockGuard, pgx.QueryExecModeSimpleProtocol, "x", rows[0].Tokens[0], int64(1000)))(f)
+	testkit.Must(app.Exec(f.ctx, StatementsFor(f.schema).LockGuard, pgx.QueryExecModeSimpleProtocol, "x", rows[0].Tokens[0], int64(1000)))(f)
 	f.ok(c.pg().ListenToLocks(f.ctx, c.session))
 	became, _, err := locks.Release(f.ctx, 1e9, c.session, LockRelease{Name: "x", Nonce: 1}, run)
 	f.ok(err)
@@ -166,9 +166,9 @@ func protocolOfLocks(f *fixture, c *client) {
 	found, _, err := c.pg().LookAtLocks(f.ctx, c.session, []int64{2}, false)
 	f.ok(err)
 	expect(f.TB, found[0].Token > 0, true, "granted")
-	answer := tests.Must(c.pg().ReleaseLocks(f.ctx, c.session, []LockRelease{{Name: "x", Nonce: 2}}, run))(f)
+	answer := testkit.Must(c.pg().ReleaseLocks(f.ctx, c.session, []LockRelease{{Name: "x", Nonce: 2}}, run))(f)
 	expect(f.TB, len(answer.Released), 1, "released")
-	done := tests.Must(c.pg().SweepLocks(f.ctx))(f)
+	done := testkit.Must(c.pg().SweepLocks(f.ctx))(f)
 	expect(f.TB, done, true, "swept")
 }
 
@@ -231,7 +231,7 @@ func (f *fixture) role() string {
 func (f *fixture) as(role string) *pgx.Conn {
 	f.Helper()
 	conn := f.raw()
-	tests.Must(conn.Exec(f.ctx, "SET ROLE "+role))(f)
+	testkit.Must(conn.Exec(f.ctx, "SET ROLE "+role))(f)
 	return conn
 }
 
@@ -245,8 +245,8 @@ func TestTheTablesAndTheFunctionsRunAsTheyStand(t *testing.T) {
 		if err := Fits(f.ctx, conn, "pgleases"); !errors.As(err, &misfit) {
 			t.Errorf("before %s: %v", name, err)
 		}
-		text := tests.Must(sql.Files.ReadFile("schema/" + name + ".sql"))(f)
-		tests.Must(conn.PgConn().Exec(f.ctx, string(text)).ReadAll())(f)
+		text := testkit.Must(sql.Files.ReadFile("schema/" + name + ".sql"))(f)
+		testkit.Must(conn.PgConn().Exec(f.ctx, string(text)).ReadAll())(f)
 	}
 	f.ok(Fits(f.ctx, conn, "pgleases"))
 }
@@ -254,11 +254,11 @@ func TestTheTablesAndTheFunctionsRunAsTheyStand(t *testing.T) {
 func TestAllStatementsRunAsTheyStand(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	names := append(tests.Must(fs.Glob(sql.Files, "statements/*.sql"))(f), "schema.sql")
+	names := append(testkit.Must(fs.Glob(sql.Files, "statements/*.sql"))(f), "schema.sql")
 	fields := reflect.TypeFor[Statements]()
 	count := 0
 	for _, name := range names {
-		text := tests.Must(sql.Files.ReadFile(name))(f)
+		text := testkit.Must(sql.Files.ReadFile(name))(f)
 		name = strings.TrimSuffix(path.Base(name), ".sql")
 		count++
 		field, ok := fields.FieldByNameFunc(func(field string) bool { return strings.EqualFold(field, name) })

@@ -8,7 +8,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/pgtest"
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/sql"
 )
 
@@ -25,7 +25,7 @@ func TestNoStrangeCodeRunsWhateverTheSearchPath(t *testing.T) {
 			strange := f.raw()
 
 			// The text by itself, as a migration tool runs it, each statement in a transaction of its own.
-			tests.Must(strange.PgConn().Exec(f.ctx, string(tests.Must(sql.Files.ReadFile("schema.sql"))(f))).ReadAll())(f)
+			testkit.Must(strange.PgConn().Exec(f.ctx, string(testkit.Must(sql.Files.ReadFile("schema.sql"))(f))).ReadAll())(f)
 			f.exec("DROP SCHEMA pgleases CASCADE")
 			f.ok(Migrate(f.ctx, strange, "pgleases"))
 			expect(t, f.text(`SELECT DISTINCT c.collnamespace::regnamespace::text FROM pg_attribute AS a JOIN pg_collation AS c ON c.oid = a.attcollation
@@ -57,14 +57,14 @@ func protocolOfGuards(f *fixture, app *pgx.Conn) {
 	c.give("guarded", c.session, c.session)
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec} {
 		for _, limit := range []string{"0", "2min", "30s"} {
-			tx := tests.Must(app.Begin(f.ctx))(f)
-			tests.Must(tx.Exec(f.ctx, "SET LOCAL idle_in_transaction_session_timeout = '"+limit+"'"))(f)
-			tests.Must(tx.Exec(f.ctx, StatementsFor(f.schema).Guard, mode, "guarded", int32(0), int64(1), int64(60_000)))(f)
+			tx := testkit.Must(app.Begin(f.ctx))(f)
+			testkit.Must(tx.Exec(f.ctx, "SET LOCAL idle_in_transaction_session_timeout = '"+limit+"'"))(f)
+			testkit.Must(tx.Exec(f.ctx, StatementsFor(f.schema).Guard, mode, "guarded", int32(0), int64(1), int64(60_000)))(f)
 			var got string
 			f.ok(tx.QueryRow(f.ctx, "SHOW idle_in_transaction_session_timeout").Scan(&got))
 			expect(f.TB, got, map[string]string{"0": "1min", "2min": "1min", "30s": "30s"}[limit], "idle limit")
 			f.ok(tx.Rollback(f.ctx))
-			tx = tests.Must(app.Begin(f.ctx))(f)
+			tx = testkit.Must(app.Begin(f.ctx))(f)
 			_, err := tx.Exec(f.ctx, StatementsFor(f.schema).Guard, mode, "guarded", int32(0), int64(2), int64(60_000))
 			expect(f.TB, Code(err), CodeNotOwner, "refused with")
 			f.ok(tx.Rollback(f.ctx))
@@ -72,15 +72,15 @@ func protocolOfGuards(f *fixture, app *pgx.Conn) {
 	}
 	expect(f.TB, valueOn[int](f, app, "SELECT pgleases.partition_for('customer-42', 128)"), 53, "partition")
 	expect(f.TB, valueOn[int64](f, app, "SELECT pgleases.timeline()") != 0, true, "the server tells its timeline")
-	tests.Must(app.Exec(f.ctx, `CREATE TABLE strange.jobs (key pg_catalog.text, partition int GENERATED ALWAYS AS (pgleases.partition_for(key, 128)) STORED)`))(f)
-	tests.Must(app.Exec(f.ctx, "CREATE INDEX ON strange.jobs (pgleases.partition_for(key, 128))"))(f)
-	tests.Must(app.Exec(f.ctx, "INSERT INTO strange.jobs VALUES ('customer-42')"))(f)
+	testkit.Must(app.Exec(f.ctx, `CREATE TABLE strange.jobs (key pg_catalog.text, partition int GENERATED ALWAYS AS (pgleases.partition_for(key, 128)) STORED)`))(f)
+	testkit.Must(app.Exec(f.ctx, "CREATE INDEX ON strange.jobs (pgleases.partition_for(key, 128))"))(f)
+	testkit.Must(app.Exec(f.ctx, "INSERT INTO strange.jobs VALUES ('customer-42')"))(f)
 	expect(f.TB, valueOn[int](f, app, "SELECT partition FROM strange.jobs"), 53, "generated partition")
 	for _, view := range []string{"status", "members_status", "locks_status"} {
-		tests.Must(app.Exec(f.ctx, "SELECT * FROM pgleases."+view))(f)
+		testkit.Must(app.Exec(f.ctx, "SELECT * FROM pgleases."+view))(f)
 	}
 	_, err := app.Exec(f.ctx, "SELECT pgleases.drop_lease('guarded', 'why')")
 	expect(f.TB, Code(err), "55006", fmt.Sprintf("drop of a lease with members: %v", err))
 	c.release([]Release{{"guarded", 0, 1}, {"guarded", 1, 1}}, "guarded")
-	tests.Must(app.Exec(f.ctx, "SELECT pgleases.drop_lease('guarded', 'why')"))(f)
+	testkit.Must(app.Exec(f.ctx, "SELECT pgleases.drop_lease('guarded', 'why')"))(f)
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestRepeatingARegistrationChangesNothing(t *testing.T) {
@@ -47,7 +47,7 @@ func TestTheNewerProcessOfAnIDSupersedesTheOlder(t *testing.T) {
 		if newer.Incarnation <= older.Incarnation {
 			t.Fatalf("incarnations %d, then %d", older.Incarnation, newer.Incarnation)
 		}
-		beat := tests.Must(c.Heartbeat(f.ctx, older.Session, 0, Renewal{}))(f)
+		beat := testkit.Must(c.Heartbeat(f.ctx, older.Session, 0, Renewal{}))(f)
 		expect(t, beat.Incarnation, newer.Incarnation, "incarnation that the older hears of")
 
 		older.Session = random() // it registers anew
@@ -58,7 +58,7 @@ func TestTheNewerProcessOfAnIDSupersedesTheOlder(t *testing.T) {
 		}
 		_, registered := f.tables().Clients[older.Session]
 		expect(t, registered, false, "the older registered")
-		superseder := tests.Must(c.Superseder(f.ctx, "a"))(f)
+		superseder := testkit.Must(c.Superseder(f.ctx, "a"))(f)
 		expect(t, superseder.Host, "newer", "superseder")
 
 		newer.Session = random()
@@ -155,7 +155,7 @@ func TestASessionThatACopyRenewedIsAliveForTheCopyOnly(t *testing.T) {
 			now = now.Add(time.Second) // renewals are told apart by their time
 			f.setClock(now)
 			before := f.tables().Clients[a.session]
-			beat := tests.Must(a.Heartbeat(f.ctx, a.session, 0, last))(f)
+			beat := testkit.Must(a.Heartbeat(f.ctx, a.session, 0, last))(f)
 			expect(t, beat.Alive, alive, what+": alive")
 			expect(t, beat.Copied, !alive, what+": copied")
 			if !alive {
@@ -180,7 +180,7 @@ func TestASessionThatACopyRenewedIsAliveForTheCopyOnly(t *testing.T) {
 		f.setMarker(0)
 		beat(Renewal{first.Clock, marker}, "on a run without a boot marker", true)
 		f.kill()
-		gone := tests.Must(a.Heartbeat(f.ctx, a.session, 0, Renewal{first.Clock, marker}))(f)
+		gone := testkit.Must(a.Heartbeat(f.ctx, a.session, 0, Renewal{first.Clock, marker}))(f)
 		expect(t, gone.Alive || gone.Copied, false, "without a row: alive or copied")
 	})
 }
@@ -227,7 +227,7 @@ func TestALockedRowIsWaitedForABoundedTime(t *testing.T) {
 		return took
 	})
 	release()
-	beat := tests.Must(quick.Heartbeat(f.ctx, a.session, 0, Renewal{}))(f)
+	beat := testkit.Must(quick.Heartbeat(f.ctx, a.session, 0, Renewal{}))(f)
 	expect(t, beat.Alive, true, "alive afterwards")
 	expect(t, valueOn[string](f, quick.Raw(), "SHOW lock_timeout"), "0", "lock_timeout of the connection")
 	expect(t, valueOn[string](f, quick.Raw(), "SHOW synchronous_commit"), "on", "synchronous_commit of the connection")

@@ -15,7 +15,7 @@ import (
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // A fixture is a fresh database with the schema in it, on a server or in memory.
@@ -63,7 +63,7 @@ func fixtureIn(t testing.TB, url, schema string) *fixture {
 
 func (f *fixture) ok(err error) {
 	f.Helper()
-	tests.OK(f, err)
+	testkit.OK(f, err)
 }
 
 // raw is a plain connection of the superuser's.
@@ -74,7 +74,7 @@ func (f *fixture) raw() *pgx.Conn {
 
 func (f *fixture) dial(url string) *pgx.Conn {
 	f.Helper()
-	conn := tests.Must(pgx.Connect(f.ctx, url))(f)
+	conn := testkit.Must(pgx.Connect(f.ctx, url))(f)
 	f.Cleanup(func() { _ = conn.Close(context.Background()) })
 	return conn
 }
@@ -83,13 +83,13 @@ func (f *fixture) dial(url string) *pgx.Conn {
 func (f *fixture) session() *pgx.Conn {
 	f.Helper()
 	conn := f.dial(f.url)
-	tests.Must(conn.Exec(f.ctx, "SET search_path = "+pgx.Identifier{f.schema}.Sanitize()+", public"))(f)
+	testkit.Must(conn.Exec(f.ctx, "SET search_path = "+pgx.Identifier{f.schema}.Sanitize()+", public"))(f)
 	return conn
 }
 
 func (f *fixture) config() *pgx.ConnConfig {
 	f.Helper()
-	return tests.Must(pgx.ParseConfig(f.url))(f)
+	return testkit.Must(pgx.ParseConfig(f.url))(f)
 }
 
 func (f *fixture) connector(heartbeat time.Duration) *Connector {
@@ -112,7 +112,7 @@ func (f *fixture) any() engine.Conn {
 	if f.double == nil {
 		return f.conn()
 	}
-	return tests.Must(f.double.Connect())(f)
+	return testkit.Must(f.double.Connect())(f)
 }
 
 // pg is the client's connection to a server.
@@ -120,7 +120,7 @@ func (c *client) pg() *Conn { return c.Conn.(*Conn) }
 
 func (f *fixture) connect(cr *Connector) *Conn {
 	f.Helper()
-	conn := tests.Must(cr.Connect(f.ctx, time.Minute))(f)
+	conn := testkit.Must(cr.Connect(f.ctx, time.Minute))(f)
 	f.Cleanup(conn.Close)
 	if f.runAs != "" {
 		f.ok(conn.Exec(f.ctx, "SET ROLE "+f.runAs))
@@ -130,7 +130,7 @@ func (f *fixture) connect(cr *Connector) *Conn {
 
 func (f *fixture) exec(statement string, args ...any) int64 {
 	f.Helper()
-	tag := tests.Must(f.sql.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...))(f)
+	tag := testkit.Must(f.sql.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...))(f)
 	return tag.RowsAffected()
 }
 
@@ -151,7 +151,7 @@ func valueOn[T any](f *fixture, q interface {
 // text is a query's rows, a line each, the columns between bars.
 func (f *fixture) text(statement string, args ...any) string {
 	f.Helper()
-	rows := tests.Must(f.sql.Query(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...))(f)
+	rows := testkit.Must(f.sql.Query(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...))(f)
 	lines, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
 		values, err := row.Values()
 		words := make([]string, len(values))
@@ -218,13 +218,13 @@ func registration(session int64, id string, incarnation, process int64, ttl time
 // end ends the session, or finds that it is gone or goes on.
 func (c *client) end(gone bool) {
 	c.f.Helper()
-	got := tests.Must(c.End(c.f.ctx, c.session))(c.f)
+	got := testkit.Must(c.End(c.f.ctx, c.session))(c.f)
 	expect(c.f.TB, got, gone, "it is gone")
 }
 
 func (c *client) beat() Beat {
 	c.f.Helper()
-	return tests.Must(c.Heartbeat(c.f.ctx, c.session, 0, Renewal{}))(c.f)
+	return testkit.Must(c.Heartbeat(c.f.ctx, c.session, 0, Renewal{}))(c.f)
 }
 
 // run is the server incarnation, marked.
@@ -246,17 +246,17 @@ func (c *client) join(lease string, partitions int) Join {
 func (c *client) joinWeight(lease string, partitions, weight int) Join {
 	c.f.Helper()
 	c.joins++
-	return tests.Must(c.Join(c.f.ctx, c.session, lease, partitions, weight, c.joins))(c.f)
+	return testkit.Must(c.Join(c.f.ctx, c.session, lease, partitions, weight, c.joins))(c.f)
 }
 
 func (c *client) plan(leases ...string) []LeasePlan {
 	c.f.Helper()
-	return tests.Must(c.Plan(c.f.ctx, leases, false))(c.f)
+	return testkit.Must(c.Plan(c.f.ctx, leases, false))(c.f)
 }
 
 func (c *client) apply(plan []LeasePlan, moves ...Move) Applied {
 	c.f.Helper()
-	return tests.Must(c.Apply(c.f.ctx, plan, moves, NotAgain))(c.f)
+	return testkit.Must(c.Apply(c.f.ctx, plan, moves, NotAgain))(c.f)
 }
 
 // give sends partitions to sessions by a fresh plan of the lease; it must be applied.
@@ -276,7 +276,7 @@ func (c *client) give(lease string, targets ...int64) Applied {
 // owned is what the session owns of a lease: partition, epoch, and > where it is meant for another.
 func (c *client) owned(lease string) string {
 	c.f.Helper()
-	reads := tests.Must(c.Read(c.f.ctx, c.session, []string{lease}))(c.f)
+	reads := testkit.Must(c.Read(c.f.ctx, c.session, []string{lease}))(c.f)
 	var words []string
 	for _, read := range reads {
 		for _, o := range read.Owned {
@@ -296,7 +296,7 @@ func (c *client) release(releases []Release, leaving ...string) Released {
 	for i, lease := range leaving {
 		leaves[i] = Leave{Lease: lease, Now: true}
 	}
-	return tests.Must(c.Release(c.f.ctx, c.session, releases, leaves, c.joins))(c.f)
+	return testkit.Must(c.Release(c.f.ctx, c.session, releases, leaves, c.joins))(c.f)
 }
 
 // expire makes sessions look as if they had stopped renewing long ago.
@@ -328,9 +328,9 @@ func (c *client) evict() Evicted {
 
 func (c *client) evictAs(run Incarnation, watched time.Duration) Evicted {
 	c.f.Helper()
-	evicted := tests.Must(c.Evict(c.f.ctx, c.beat().Clock, watched, usualTTL, run))(c.f)
+	evicted := testkit.Must(c.Evict(c.f.ctx, c.beat().Clock, watched, usualTTL, run))(c.f)
 	if evicted.CheckDueIn >= 0 {
-		asked := tests.Must(c.Tidy(c.f.ctx))(c.f)
+		asked := testkit.Must(c.Tidy(c.f.ctx))(c.f)
 		evicted.Asked = slices.Compact(slices.Sorted(slices.Values(append(evicted.Asked, asked...))))
 	}
 	return evicted
@@ -340,8 +340,8 @@ func (c *client) evictAs(run Incarnation, watched time.Duration) Evicted {
 func (f *fixture) lock(statement string, args ...any) (release func()) {
 	f.Helper()
 	conn := f.session()
-	tx := tests.Must(conn.Begin(f.ctx))(f)
-	tests.Must(tx.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...))(f)
+	tx := testkit.Must(conn.Begin(f.ctx))(f)
+	testkit.Must(tx.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...))(f)
 	return func() { f.ok(tx.Commit(f.ctx)) }
 }
 

@@ -17,7 +17,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 	"github.com/pgleases/pgleases/schedule/scheduletest"
 )
@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	code := 1
 	err := inDatabase(func() { code = m.Run() })
 	if err == nil && code == 0 {
-		err = tests.Leftover()
+		err = testkit.Leftover()
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -108,16 +108,16 @@ func TestWhatIsDueOnTheWayIsRunInOrderAtItsInstant(t *testing.T) {
 	s := scheduletest.New(t, newPool(t), midnight)
 	var did notes
 	k := schedule.InTx(s.Scheduler, "k", did.noting(s))
-	tests.OK(t, k.Add("hour", args{1}, schedule.Cron("0 * * * *", "UTC")))
-	tests.OK(t, k.Add("half", args{2}, schedule.Every(40*time.Minute)))
+	testkit.OK(t, k.Add("hour", args{1}, schedule.Cron("0 * * * *", "UTC")))
+	testkit.OK(t, k.Add("half", args{2}, schedule.Every(40*time.Minute)))
 	s.Advance(0)
-	tests.Must(k.Enqueue(t.Context(), args{3}, schedule.WithDelay(time.Hour), schedule.WithPriority(3)))(t)
-	tests.Must(k.Enqueue(t.Context(), args{4}, schedule.WithTime(midnight), schedule.WithUnique("job", schedule.Reject)))(t)
+	testkit.Must(k.Enqueue(t.Context(), args{3}, schedule.WithDelay(time.Hour), schedule.WithPriority(3)))(t)
+	testkit.Must(k.Enqueue(t.Context(), args{4}, schedule.WithTime(midnight), schedule.WithUnique("job", schedule.Reject)))(t)
 	s.Advance(0)
 	s.Advance(time.Hour + 20*time.Minute)
 	expect(t, "runs", strings.Join(did, "; "), "job 4 for 00:00:00 at 00:00:00; half 2 for 00:40:00 at 00:40:00;  3 for 01:00:00 at 01:00:00; hour 1 for 01:00:00 at 01:00:00; half 2 for 01:20:00 at 01:20:00")
 	expect(t, "the clock", s.Now(), midnight.Add(80*time.Minute))
-	tests.Must(k.Enqueue(t.Context(), args{}, schedule.WithUnique("again", schedule.Reject)))(t)
+	testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithUnique("again", schedule.Reject)))(t)
 	if _, err := k.Enqueue(t.Context(), args{}, schedule.WithUnique("again", schedule.Reject)); !errors.Is(err, schedule.ErrExists) {
 		t.Fatalf("a unique key that is taken: %v", err)
 	}
@@ -146,9 +146,9 @@ func TestProcessThatCrashesIsFollowedByAnother(t *testing.T) {
 		kill(r)
 		return nil
 	})
-	tests.OK(t, in.Add("in", args{}, schedule.Cron("0 1 * * *", "UTC")))
-	tests.OK(t, once.Add("once", args{}, schedule.Cron("0 2 * * *", "UTC")))
-	tests.OK(t, always.Add("always", args{}, schedule.Cron("0 3 * * *", "UTC")))
+	testkit.OK(t, in.Add("in", args{}, schedule.Cron("0 1 * * *", "UTC")))
+	testkit.OK(t, once.Add("once", args{}, schedule.Cron("0 2 * * *", "UTC")))
+	testkit.OK(t, always.Add("always", args{}, schedule.Cron("0 3 * * *", "UTC")))
 	s.Advance(90 * time.Minute)
 	expect(t, "in", outcomes(s, "in"), "succeeded 1")
 	expect(t, "the time of its end", s.Entries("in")[0].EndedAt, midnight.Add(61*time.Minute))
@@ -170,9 +170,9 @@ func TestJobThatKillsEachProcessIsDead(t *testing.T) {
 		return nil
 	}, schedule.WithMaxCrashes(3))
 	s.Advance(0)
-	id := tests.Must(k.Enqueue(t.Context(), args{}))(t)
+	id := testkit.Must(k.Enqueue(t.Context(), args{}))(t)
 	s.Advance(time.Hour)
-	j := tests.Must(s.Job(t.Context(), id))(t)
+	j := testkit.Must(s.Job(t.Context(), id))(t)
 	expect(t, "outcome", j.Outcome, schedule.OutcomeFailed)
 	expect(t, "calls", calls, 4)
 }
@@ -186,22 +186,22 @@ func TestDeployTakesOverWhatIsThere(t *testing.T) {
 			did.note("%s by %s", r.Name, version)
 			return nil
 		})
-		tests.OK(t, k.Add("kept", args{}, schedule.Every(time.Hour)))
+		testkit.OK(t, k.Add("kept", args{}, schedule.Every(time.Hour)))
 		if also {
-			tests.OK(t, k.Add("dropped", args{}, schedule.Every(time.Hour)))
+			testkit.OK(t, k.Add("dropped", args{}, schedule.Every(time.Hour)))
 		}
 		return k
 	}
 	k := declare(s, "v1", true)
 	s.Advance(50 * time.Minute)
-	tests.OK(t, k.Put(t.Context(), "put", args{}, schedule.Every(time.Hour)))
+	testkit.OK(t, k.Put(t.Context(), "put", args{}, schedule.Every(time.Hour)))
 	s.Advance(10 * time.Minute)
 	next := s.Deploy(schedule.WithDrainTimeout(10 * time.Second))
 	declare(next, "v2", false)
 	expect(t, "the clock", next.Now(), midnight.Add(time.Hour))
 	next.Advance(time.Hour)
 	expect(t, "runs", strings.Join(did, "; "), "dropped by v1; kept by v1; put by v2; kept by v2")
-	dropped := tests.Must(next.Get(t.Context(), "dropped"))(t)
+	dropped := testkit.Must(next.Get(t.Context(), "dropped"))(t)
 	if !strings.Contains(dropped.BlockedReason, "declared in the code of another version") {
 		t.Fatalf("what the code declares no more waits for %q", dropped.BlockedReason)
 	}
@@ -215,18 +215,18 @@ func TestWhatAHandlerPutsIsThereOnlyIfItsRunIsCommitted(t *testing.T) {
 	var did notes
 	sub := schedule.InTx(s.Scheduler, "sub", did.noting(s))
 	main := schedule.InTx(s.Scheduler, "main", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
-		tests.Must(sub.EnqueueTx(ctx, tx, args{1}))(t)
+		testkit.Must(sub.EnqueueTx(ctx, tx, args{1}))(t)
 		err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 			_, err := sub.EnqueueTx(ctx, tx, args{2}, schedule.WithUnique("two", schedule.Reject))
 			return err
 		})
-		tests.OK(t, err)
+		testkit.OK(t, err)
 		err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-			tests.Must(sub.EnqueueTx(ctx, tx, args{3}))(t)
+			testkit.Must(sub.EnqueueTx(ctx, tx, args{3}))(t)
 			return errors.New("rolled back")
 		})
 		expect(t, "the error of a savepoint", err, "rolled back")
-		tests.OK(t, sub.PutTx(ctx, tx, "put", args{4}, schedule.Every(time.Hour)))
+		testkit.OK(t, sub.PutTx(ctx, tx, "put", args{4}, schedule.Every(time.Hour)))
 		if _, err := s.Get(ctx, "put"); !errors.Is(err, schedule.ErrNotFound) {
 			t.Errorf("it is seen before it is committed: %v", err)
 		}
@@ -237,14 +237,14 @@ func TestWhatAHandlerPutsIsThereOnlyIfItsRunIsCommitted(t *testing.T) {
 	})
 	s.Advance(0)
 	for _, fails = range []bool{true, false} {
-		tests.Must(main.Enqueue(t.Context(), args{}))(t)
+		testkit.Must(main.Enqueue(t.Context(), args{}))(t)
 		s.Advance(time.Second)
 		if fails {
 			expect(t, "runs after one that failed", len(did), 0)
 		}
 	}
 	expect(t, "runs", strings.Join(did, "; "), " 1 for 00:00:01 at 00:00:01; two 2 for 00:00:01 at 00:00:01")
-	tests.Must(s.Get(t.Context(), "put"))(t)
+	testkit.Must(s.Get(t.Context(), "put"))(t)
 }
 
 // The transaction is a real one: what a handler wrote is there if its run is done, and only then.
@@ -253,7 +253,7 @@ func TestHandlerWritesInTheDatabase(t *testing.T) {
 	pool := newPool(t)
 	s := scheduletest.New(t, pool, midnight)
 	table := pgx.Identifier{strings.ToLower(rand.Text())}.Sanitize()
-	tests.Must(pool.Exec(t.Context(), "CREATE TABLE "+table+" (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)"))(t)
+	testkit.Must(pool.Exec(t.Context(), "CREATE TABLE "+table+" (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)"))(t)
 	schedule.InTx(s.Scheduler, "k", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		_, err := tx.Exec(ctx, "INSERT INTO "+table+" VALUES ($1)", r.Args.N)
 		if r.Args.N == 2 {
@@ -265,14 +265,14 @@ func TestHandlerWritesInTheDatabase(t *testing.T) {
 	k := schedule.JobsOf[args](s.Enqueuer(), "k")
 	var did notes
 	for _, n := range []int{1, 1, 2, 3} {
-		id := tests.Must(k.Enqueue(t.Context(), args{n}))(t)
+		id := testkit.Must(k.Enqueue(t.Context(), args{n}))(t)
 		s.Advance(time.Second)
-		j := tests.Must(s.Job(t.Context(), id))(t)
+		j := testkit.Must(s.Job(t.Context(), id))(t)
 		did.note("%d %s", n, j.Outcome)
 	}
 	expect(t, "outcomes", did, notes{"1 succeeded", "1 failed", "2 failed", "3 succeeded"})
 	var written []int
-	tests.OK(t, pool.QueryRow(t.Context(), "SELECT array_agg(n ORDER BY n) FROM "+table).Scan(&written))
+	testkit.OK(t, pool.QueryRow(t.Context(), "SELECT array_agg(n ORDER BY n) FROM "+table).Scan(&written))
 	expect(t, "what is written", written, []int{1, 3})
 }
 
@@ -280,7 +280,7 @@ func TestHandlerWritesInTheDatabase(t *testing.T) {
 func TestTheSchemaIsDropped(t *testing.T) {
 	pool := newPool(t)
 	schemas := func() (n int) {
-		tests.OK(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'scheduletest%'").Scan(&n))
+		testkit.OK(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'scheduletest%'").Scan(&n))
 		return n
 	}
 	before := schemas()
@@ -288,7 +288,7 @@ func TestTheSchemaIsDropped(t *testing.T) {
 		for range 2 {
 			s := scheduletest.New(t, pool, midnight)
 			k := schedule.InTx(s.Scheduler, "k", func(context.Context, pgx.Tx, schedule.Run[args]) error { return nil })
-			tests.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
+			testkit.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
 			s.Advance(time.Hour)
 			expect(t, "outcomes", outcomes(s, "k"), "succeeded 1")
 		}
@@ -299,11 +299,11 @@ func TestTheSchemaIsDropped(t *testing.T) {
 
 // A week of an hourly schedule takes some round trips for each tick, however long the real time of each.
 func TestWeekTakesFewRoundTrips(t *testing.T) {
-	wire := new(tests.Wire)
-	pool := tests.Pool(t, os.Getenv("DATABASE_URL"), wire.Carry)
+	wire := new(testkit.Wire)
+	pool := testkit.Pool(t, os.Getenv("DATABASE_URL"), wire.Carry)
 	s := scheduletest.New(t, pool, midnight)
 	k := schedule.InTx(s.Scheduler, "k", func(context.Context, pgx.Tx, schedule.Run[args]) error { return nil })
-	tests.OK(t, k.Add("k", args{}, schedule.Cron("0 * * * *", "UTC")))
+	testkit.OK(t, k.Add("k", args{}, schedule.Cron("0 * * * *", "UTC")))
 	s.Advance(0)
 	before, began := wire.Counted(), time.Now()
 	s.Advance(7 * 24 * time.Hour)
@@ -323,7 +323,7 @@ func TestHandlerThatSnoozesForNoTimeIsFoundOut(t *testing.T) {
 		defer close(done)
 		s := scheduletest.New(f, newPool(f), midnight)
 		k := schedule.InTx(s.Scheduler, "k", func(context.Context, pgx.Tx, schedule.Run[args]) error { return schedule.Snooze(0) })
-		tests.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
+		testkit.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
 		s.Advance(2 * time.Hour)
 	}()
 	<-done
@@ -372,15 +372,15 @@ func TestRunLockedByAnEditIsRunAgain(t *testing.T) {
 			}
 			return fails
 		})
-		tests.OK(t, in.Add("in", args{}, schedule.Every(time.Hour)))
+		testkit.OK(t, in.Add("in", args{}, schedule.Every(time.Hour)))
 		s.Advance(0)
-		tx := tests.Must(pool.Begin(context.Background()))(t)
+		tx := testkit.Must(pool.Begin(context.Background()))(t)
 		t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // an error: it has ended
-		tests.OK(t, in.PutTx(t.Context(), tx, "in", args{1}, schedule.Every(time.Hour)))
+		testkit.OK(t, in.PutTx(t.Context(), tx, "in", args{1}, schedule.Every(time.Hour)))
 		s.Advance(time.Hour + 2*time.Second)
 		expect(t, "outcomes while an edit is under way", outcomes(s, "in"), "")
 		expect(t, "calls, one each second", calls, 3)
-		tests.OK(t, tx.Commit(t.Context()))
+		testkit.OK(t, tx.Commit(t.Context()))
 		s.Advance(time.Second)
 		expect(t, "outcomes", outcomes(s, "in"), "succeeded 1")
 	}
@@ -403,7 +403,7 @@ func TestCrashInHandlersGoroutine(t *testing.T) {
 		causes = append(causes, context.Cause(ctx))
 		return nil
 	})
-	tests.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
+	testkit.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
 	s.Advance(time.Hour + time.Minute)
 	expect(t, "causes", causes, []error{pgleases.ErrTrustLost})
 	expect(t, "outcomes", outcomes(s, "k"), "succeeded 1")
@@ -419,7 +419,7 @@ func TestAdvanceInAHandlerIsFoundOut(t *testing.T) {
 		s.Advance(time.Second)
 		return nil
 	})
-	tests.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
+	testkit.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
 	s.Advance(time.Hour)
 	expect(t, "outcomes", outcomes(s, "k"), "succeeded 1")
 	if said := f.all(); !strings.Contains(said, "Advance was called while the time moves") {

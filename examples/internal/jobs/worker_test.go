@@ -11,24 +11,24 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // newWorker returns a worker that owns all partitions, and count jobs of two customers in two partitions, in turns.
 func newWorker(t *testing.T, count int) *Worker {
 	t.Helper()
 	ctx := t.Context()
-	pool := tests.Must(pgxpool.New(ctx, pgtest.Database(t)))(t)
+	pool := testkit.Must(pgxpool.New(ctx, pgtest.Database(t)))(t)
 	t.Cleanup(pool.Close)
-	client := tests.Must(pgleases.NewClient(ctx, pool, pgleases.WithClientID("worker-1"), pgleases.WithTTL(time.Minute)))(t)
+	client := testkit.Must(pgleases.NewClient(ctx, pool, pgleases.WithClientID("worker-1"), pgleases.WithTTL(time.Minute)))(t)
 	t.Cleanup(func() {
 		if err := client.Close(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})
-	tests.OK(t, Create(ctx, pool, count, 2))
-	lease := tests.Must(client.Lease(ctx, Lease, Partitions))(t)
-	tests.OK(t, lease.Wait(ctx))
+	testkit.OK(t, Create(ctx, pool, count, 2))
+	lease := testkit.Must(client.Lease(ctx, Lease, Partitions))(t)
+	testkit.OK(t, lease.Wait(ctx))
 	return &Worker{Pool: pool, Client: client, Lease: lease}
 }
 
@@ -38,16 +38,16 @@ func done(t *testing.T, w *Worker, customer string) (count int) {
 	err := w.Pool.QueryRow(t.Context(), `
 		SELECT count(*) FROM pgleases_example.job_runs AS r JOIN pgleases_example.jobs AS j ON j.id = r.job
 		WHERE j.customer = $1 AND j.done_at IS NOT NULL`, customer).Scan(&count)
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	return count
 }
 
 func TestPartitionThatGuardRefusesIsLeftAlone(t *testing.T) {
 	w := newWorker(t, 20)
 	deaf, err := w.Pool.Begin(t.Context()) // the client cannot read what it owns while this is locked
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	defer func() { _ = deaf.Rollback(context.Background()) }()
-	tests.Must(deaf.Exec(t.Context(), "LOCK TABLE pgleases.leases IN ACCESS EXCLUSIVE MODE"))(t)
+	testkit.Must(deaf.Exec(t.Context(), "LOCK TABLE pgleases.leases IN ACCESS EXCLUSIVE MODE"))(t)
 	stolen := w.Lease.PartitionFor("customer-2")
 	w.Do = func(ctx context.Context, _ pgx.Tx, job Job) error {
 		if job.ID > 1 {
@@ -97,7 +97,7 @@ func TestJobInHandIsFinishedWhenTheWorkerIsToStop(t *testing.T) {
 		stop()
 		return ctx.Err()
 	}
-	tests.OK(t, w.Run(ctx))
+	testkit.OK(t, w.Run(ctx))
 	if one, two := done(t, w, "customer-1"), done(t, w, "customer-2"); one != 1 || two != 0 {
 		t.Errorf("did %d and %d jobs, want 1 and 0", one, two)
 	}
@@ -107,7 +107,7 @@ func TestRunEndsWithTheClient(t *testing.T) {
 	w := newWorker(t, 0)
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(t.Context()) }()
-	tests.OK(t, w.Client.Close(t.Context()))
+	testkit.OK(t, w.Client.Close(t.Context()))
 	if err := <-ended; !errors.Is(err, pgleases.ErrClosed) {
 		t.Errorf("Run returned %v, want ErrClosed", err)
 	}

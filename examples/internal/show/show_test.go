@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestScreen(t *testing.T) {
@@ -26,7 +26,7 @@ func TestTailKeepsTheLastLines(t *testing.T) {
 	var lines int
 	l := tail{line: func(string) { lines++ }}
 	for _, part := range []string{strings.Repeat("early\n", 100), "in two ", "parts\nnot ended"} {
-		tests.Must(l.Write([]byte(part)))(t)
+		testkit.Must(l.Write([]byte(part)))(t)
 	}
 	text := l.String()
 	if lines != 101 || strings.Count(text, "\n") != tailLines || !strings.HasSuffix(text, "  in two parts\n") {

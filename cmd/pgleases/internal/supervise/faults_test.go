@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
-	"github.com/pgleases/pgleases/internal/tests/command"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/command"
 )
 
 // envFaults is how many faults the attack makes, by default one of each kind. Two hundred take some ten minutes.
@@ -106,7 +106,7 @@ func TestFaultsNeverRunTwoProgramsOfAPartition(t *testing.T) {
 	// settled waits until each partition has a program that lives after that time, and each member has a keeper.
 	settled := func(after time.Duration) {
 		t.Helper()
-		tests.Until(t, "a program for each partition and a keeper for each member", func() bool {
+		testkit.Until(t, "a program for each partition and a keeper for each member", func() bool {
 			for _, m := range members {
 				if len(childrenOf(m.Process.Pid)) == 0 {
 					return false

@@ -18,8 +18,8 @@ import (
 
 	"time"
 
-	"github.com/pgleases/pgleases/internal/tests"
-	"github.com/pgleases/pgleases/internal/tests/command"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/command"
 )
 
 func TestMain(m *testing.M) {
@@ -140,7 +140,7 @@ func records(t *testing.T, dir string) (all []record) {
 // awaitRecord waits for a record after that time, and returns it.
 func awaitRecord(t *testing.T, dir string, after time.Duration, what string, of func(record) bool) (found record) {
 	t.Helper()
-	tests.Until(t, what, func() bool {
+	testkit.Until(t, what, func() bool {
 		for _, r := range records(t, dir) {
 			if r.at > after && r.what == what && (of == nil || of(r)) {
 				found = r
@@ -155,7 +155,7 @@ func awaitRecord(t *testing.T, dir string, after time.Duration, what string, of 
 // isFree reports whether nothing is left of the program of a partition.
 func isFree(t *testing.T, dir string, partition int) bool {
 	t.Helper()
-	lock := tests.Must(os.OpenFile(lockFile(dir, strconv.Itoa(partition)), os.O_RDWR, 0))(t)
+	lock := testkit.Must(os.OpenFile(lockFile(dir, strconv.Itoa(partition)), os.O_RDWR, 0))(t)
 	defer lock.Close()
 	return syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
 }

@@ -23,8 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
-	"github.com/pgleases/pgleases/internal/tests/command"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/command"
 )
 
 func TestRunOnceReturnsTheExitCodeOfTheProgram(t *testing.T) {
@@ -71,9 +71,9 @@ func TestTryTakesOverFromACrashedOwner(t *testing.T) {
 	dead := runProgram(t, dir, "", command.Database(database), "nightly", "--ttl", "1s")
 	awaitRecord(t, dir, 0, "begins", nil)
 	dead.Signal(syscall.SIGKILL)
-	tests.Becomes(t, tests.Pool(t, database), "the dead one has expired", true, "SELECT bool_and(expires_at < clock_timestamp()) FROM pgleases.clients")
+	testkit.Becomes(t, testkit.Pool(t, database), "the dead one has expired", true, "SELECT bool_and(expires_at < clock_timestamp()) FROM pgleases.clients")
 	pooled, err := url.Parse(database)
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	settings := pooled.Query()
 	settings.Set("pool_max_conns", "2") // as applications have in theirs
 	pooled.RawQuery = settings.Encode()
@@ -103,7 +103,7 @@ func TestProgramRestartsWithBackoff(t *testing.T) {
 	log := filepath.Join(dir, "starts")
 	command.Run(t, env, "run", "again", "--", "sh", "-c", `cut -d' ' -f1 /proc/uptime >>`+log)
 	var starts []string
-	tests.Until(t, "five starts", func() bool {
+	testkit.Until(t, "five starts", func() bool {
 		text, _ := os.ReadFile(log)
 		starts = strings.Fields(string(text))
 		return len(starts) >= 5
@@ -111,7 +111,7 @@ func TestProgramRestartsWithBackoff(t *testing.T) {
 	var at [5]float64
 	for i := range at {
 		_, err := fmt.Sscan(starts[i], &at[i])
-		tests.OK(t, err)
+		testkit.OK(t, err)
 	}
 	for i, least := range []float64{0.1, 0.2, 0.4, 0.8} {
 		if pause := at[i+1] - at[i]; pause < least-0.01 { // uptime has hundredths
@@ -208,7 +208,7 @@ func TestNothingOutlivesTheSupervisorAndKeeper(t *testing.T) {
 			}
 			killed := boottime()
 			test.kill(c, keepers[0], began.pid)
-			tests.Until(t, "all is gone, or another one has begun", func() bool {
+			testkit.Until(t, "all is gone, or another one has begun", func() bool {
 				for _, r := range records(t, dir) {
 					if r.pid != began.pid {
 						return true
@@ -257,9 +257,9 @@ func TestForkChainIsGoneWhenTrustEnds(t *testing.T) {
 	t.Parallel()
 	many := exec.Command("sh", "-c", "for i in $(seq 1000); do (read line) <&3 & done; wait") // until the pipe ends
 	r, w, err := os.Pipe()
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	many.ExtraFiles = []*os.File{r}
-	tests.OK(t, many.Start())
+	testkit.OK(t, many.Start())
 	t.Cleanup(func() { w.Close(); r.Close(); _ = many.Wait() })
 	expectGoneInTime(t, 4, modeChain, "false", stopSupervisor)
 }
@@ -282,7 +282,7 @@ func expectGoneInTime(t *testing.T, n int, mode, group string, stop func(t *test
 	stopped := boottime()
 	stop(t, c, childrenOf(c.Process.Pid)[0], way)
 	for i := range n {
-		tests.Until(t, "all is gone", func() bool { return isFree(t, dir, i) })
+		testkit.Until(t, "all is gone", func() bool { return isFree(t, dir, i) })
 	}
 	gone := boottime()
 	left, machine := ttl-ttl/20-(gone-stopped), late()
@@ -320,7 +320,7 @@ func TestEachPartitionHasAProgram(t *testing.T) {
 	for range 2 {
 		runProgram(t, dir, "", env, "many", "-n", "6", "--ttl", "5m")
 	}
-	tests.Until(t, "three programs under each of two supervisors", func() bool {
+	testkit.Until(t, "three programs under each of two supervisors", func() bool {
 		living := make(map[int]int)
 		ended := make(map[int]bool)
 		for _, r := range records(t, dir) {
@@ -358,18 +358,18 @@ func TestRunOnceReturnsTheExitCodeOfALostLease(t *testing.T) {
 // What a keeper leaves may die while it is looked at, of the kernel's signal, and leave children in turn.
 func TestOrphansOfADyingProcessAreKilled(t *testing.T) {
 	s, err := newSupervisor(&runner{Config: Config{TTL: time.Second}})
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	defer func() { check(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)) }()
 	for n := range 20 {
 		began := time.Now()
-		tests.OK(t, searchChildren(func(int) {}))
+		testkit.OK(t, searchChildren(func(int) {}))
 		look := time.Since(began)
 		parent := exec.Command("sh", "-c", "sleep 1000 & echo begun; exec sleep 1000")
 		out, err := parent.StdoutPipe()
-		tests.OK(t, err)
-		tests.OK(t, parent.Start())
+		testkit.OK(t, err)
+		testkit.OK(t, parent.Start())
 		_, err = out.Read(make([]byte, 1))
-		tests.OK(t, err)
+		testkit.OK(t, err)
 		time.AfterFunc(rand.N(2*look), func() { _ = parent.Process.Kill() })
 		s.killOrphans(t.Context(), "")
 		out.Close()
@@ -383,13 +383,13 @@ func TestOrphansOfADyingProcessAreKilled(t *testing.T) {
 
 func TestUnreadableProcessesCountAsAlive(t *testing.T) {
 	child := exec.Command("sleep", "1000")
-	tests.OK(t, child.Start())
+	testkit.OK(t, child.Start())
 	defer func() {
 		_ = child.Process.Kill()
 		_ = child.Wait()
 	}()
 	file, err := os.Open(os.DevNull)
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	free := uint64(file.Fd()) // the lowest one
 	file.Close()
 	var limit syscall.Rlimit
@@ -419,12 +419,12 @@ func TestProgramIgnoresSIGHUPUnderNohup(t *testing.T) {
 // A keeper that kills is not killed: elsewhere than on Linux nobody would kill the program then.
 func TestKeeperThatKillsIsNotKilled(t *testing.T) {
 	r, w, err := os.Pipe()
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	defer r.Close()
 	keeper := exec.Command("cat")
 	in, err := keeper.StdinPipe()
-	tests.OK(t, err)
-	tests.OK(t, keeper.Start())
+	testkit.OK(t, err)
+	testkit.OK(t, keeper.Start())
 	w.Close()
 	(&supervisor{lead: time.Second}).tell(keeper, w, orderEnd)
 	in.Close()

@@ -1,5 +1,5 @@
-// Package tests has what the tests of several packages share.
-package tests
+// Package testkit has what the tests of several packages share.
+package testkit
 
 import (
 	"flag"

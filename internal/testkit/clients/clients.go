@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 const (
@@ -26,7 +26,7 @@ const (
 // New opens a client with TTL and Heartbeat, closed with the test, which gets its log too.
 func New(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pgleases.Client {
 	t.Helper()
-	c := tests.Must(pgleases.NewClient(t.Context(), pool, append([]pgleases.Option{
+	c := testkit.Must(pgleases.NewClient(t.Context(), pool, append([]pgleases.Option{
 		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))),
 		pgleases.WithTTL(TTL), pgleases.WithHeartbeat(Heartbeat),
 	}, opts...)...))(t)
@@ -51,7 +51,7 @@ func Beats(t testing.TB, c *pgleases.Client, n int) {
 		return before.Add(-age), time.Now().Add(-age)
 	}
 	_, last := sent()
-	tests.Until(t, fmt.Sprintf("%d heartbeats of %s succeed", n, c.ID()), func() bool {
+	testkit.Until(t, fmt.Sprintf("%d heartbeats of %s succeed", n, c.ID()), func() bool {
 		if from, to := sent(); from.After(last) {
 			last = to
 			n--
@@ -69,7 +69,7 @@ func Close(t testing.TB, c *pgleases.Client) {
 }
 
 func closeIt(c *pgleases.Client) error {
-	ctx, cancel := context.WithTimeout(context.Background(), tests.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	return c.Close(ctx)
 }

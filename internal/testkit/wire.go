@@ -1,4 +1,4 @@
-package tests
+package testkit
 
 import (
 	"bytes"

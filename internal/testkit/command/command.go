@@ -20,7 +20,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // Built is the command's file, once Main has built it.
@@ -82,9 +82,9 @@ func Run(t *testing.T, env []string, args ...string) *Command {
 	c := &Command{Cmd: exec.Command(Built, args...), t: t, ended: make(chan struct{})}
 	c.Env = append(os.Environ(), env...)
 	r, w, err := os.Pipe() // of our own: Wait waits not for others who have it
-	tests.OK(t, err)
+	testkit.OK(t, err)
 	c.Stdout, c.Stderr = w, w
-	tests.OK(t, c.Start())
+	testkit.OK(t, c.Start())
 	w.Close()
 	go func() {
 		_, _ = io.Copy(&c.printed, r)
@@ -115,7 +115,7 @@ func (c *Command) ExitCode() int {
 	c.t.Helper()
 	select {
 	case <-c.ended:
-	case <-time.After(tests.Patience):
+	case <-time.After(testkit.Patience):
 		c.t.Errorf("pgleases does not end: %s", c.Printed())
 		return -2
 	}
@@ -125,7 +125,7 @@ func (c *Command) ExitCode() int {
 // Signal sends a signal to it.
 func (c *Command) Signal(sig syscall.Signal) {
 	c.t.Helper()
-	tests.OK(c.t, c.Process.Signal(sig))
+	testkit.OK(c.t, c.Process.Signal(sig))
 }
 
 // A Proxy is a way to the database that can be cut.
@@ -143,8 +143,8 @@ type Proxy struct {
 // NewProxy returns a proxy before a database, which ends with the test.
 func NewProxy(t *testing.T, databaseURL string) *Proxy {
 	t.Helper()
-	u := tests.Must(url.Parse(databaseURL))(t)
-	p := &Proxy{upstream: u.Host, conns: make(map[net.Conn]bool), listener: tests.Must(net.Listen("tcp", "127.0.0.1:0"))(t)}
+	u := testkit.Must(url.Parse(databaseURL))(t)
+	p := &Proxy{upstream: u.Host, conns: make(map[net.Conn]bool), listener: testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)}
 	u.Host = p.listener.Addr().String()
 	p.URL = u.String()
 	go p.serve()
