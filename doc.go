@@ -140,10 +140,10 @@
 // that wait is acceptable. See [WithTTL] and [WithHeartbeat].
 //
 // Give all clients the same TTL where the database fails over to asynchronous standbys. The new
-// server is accepted when it was watched for the longest TTL that it knows; a client with a longer one,
-// whose registration the standby missed, could still trust itself then. If you return to an old
-// primary, and all clients are new, call pgleases.new_server_generation there first: otherwise they
-// cannot know that there were higher epochs.
+// server is accepted when it was watched for the longest TTL that it knows; a client with a longer
+// one, whose registration the standby missed, could still trust itself then. If you return to an
+// old primary, and all clients are new, call pgleases.new_server_generation there first: otherwise
+// they cannot know that there were higher epochs.
 //
 // # Connections and poolers
 //

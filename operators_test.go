@@ -119,7 +119,7 @@ func TestClientsAtWorkAreOperatedWithPsql(t *testing.T) {
 	testkit.Receive(t, "d ends", clients["d"].Done())
 	wraps(t, "d ended with", clients["d"].Err(), pgleases.ErrEvicted)
 	_ = testkit.Receive(t, "d works on nothing any more", jobs["d"].done) // it has a minute for that, which the next line takes from it
-	expire(t, pool, "d")                                                // what it had not handed over by then waits for that
+	expire(t, pool, "d")                                                  // what it had not handed over by then waits for that
 	shares("what d had is taken over", "bc", 6, 6)
 	if n := overlaps.Load(); n != 0 {
 		t.Errorf("%d times a partition was worked on twice at once", n)

@@ -1,8 +1,10 @@
-// Package admin looks at the leases of a schema from outside: who owns what, who is alive, what waits, what happened, and what is wrong. It needs no client
-// and takes part in nothing. Apply alone writes: what an operator wants of clients and leases; DryRun shows before what would come of it. The command
-// pgleases is made of it.
+// Package admin looks at the leases of a schema from outside: who owns what, who is alive, what
+// waits, what happened, and what is wrong. It needs no client and takes part in nothing. Apply
+// alone writes: what an operator wants of clients and leases; DryRun shows before what would come
+// of it. The command pgleases is made of it.
 //
-// All that is the business of operators: an application that wants to know what it owns asks its own Lease.
+// All that is the business of operators: an application that wants to know what it owns asks its
+// own Lease.
 package admin
 
 import (
@@ -23,7 +25,8 @@ const (
 	defaultSchema  = "pgleases"
 	maxSchemaBytes = 63
 
-	// answers is how long the server may take for one statement. A snapshot of 65,536 partitions takes a fraction of a second.
+	// answers is how long the server may take for one statement. A snapshot of 65,536 partitions takes
+	// a fraction of a second.
 	answers = 10 * time.Second
 )
 
@@ -42,11 +45,12 @@ type options struct {
 // An Option changes where an Admin looks.
 type Option func(*options)
 
-// WithSchema sets the schema of the tables, as pgleases.WithSchema does for clients; default "pgleases".
+// WithSchema sets the schema of the tables, as pgleases.WithSchema does for clients; default
+// "pgleases".
 func WithSchema(name string) Option { return func(o *options) { o.schema = name } }
 
-// New returns an Admin on a pool, which it borrows and never closes. It connects to nothing, so only a bad option is an error. What it reads needs the
-// rights that Grants gives to readers.
+// New returns an Admin on a pool, which it borrows and never closes. It connects to nothing, so
+// only a bad option is an error. What it reads needs the rights that Grants gives to readers.
 func New(pool *pgxpool.Pool, opts ...Option) (*Admin, error) {
 	o := options{schema: defaultSchema}
 	for _, opt := range opts {
@@ -76,11 +80,13 @@ func checkSchema(name string) error {
 	return nil
 }
 
-// settings are those of a transaction that reads: it does not wait for ever, and calls no function or operator that a stranger has put before those
-// of the system. The zone is one of which JSON holds all times.
+// settings are those of a transaction that reads: it does not wait for ever, and calls no function
+// or operator that a stranger has put before those of the system. The zone is one of which JSON
+// holds all times.
 var settings = fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL timezone = UTC; SET LOCAL jit = off; SET LOCAL statement_timeout = %d; ", answers.Milliseconds())
 
-// begin has a message of the simple protocol, which is one transaction, read one snapshot and write nothing.
+// begin has a message of the simple protocol, which is one transaction, read one snapshot and write
+// nothing.
 const begin = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
 
 // reading runs f in a transaction that writes nothing, with those settings.
@@ -95,8 +101,8 @@ func reading(ctx context.Context, on interface {
 	})
 }
 
-// collect reads what a statement in admin/sql tells: rows of JSON. However many there are, few are read: where the server takes all of a
-// table for what it looks for, it would read all of it.
+// collect reads what a statement in admin/sql tells: rows of JSON. However many there are, few are
+// read: where the server takes all of a table for what it looks for, it would read all of it.
 func collect[T any](ctx context.Context, a *Admin, name string, args ...any) (all []T, err error) {
 	err = reading(ctx, a.pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off"); err != nil {

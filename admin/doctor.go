@@ -47,14 +47,15 @@ var Checks = []string{"connect", "server", "pooler", "notifications", "round-tri
 // DoctorOptions say what Doctor is to look at.
 type DoctorOptions struct {
 	Role string // whose rights are looked at: that of the clients; empty: the one that looks
-	// from when on handoffs, waits, late schedules and jobs, idle transactions and the silence of expired sessions are told, and ten times that
-	// for transactions that work; 0: a minute
+	// from when on handoffs, waits, late schedules and jobs, idle transactions and the silence of
+	// expired sessions are told, and ten times that for transactions that work; 0: a minute
 	Long time.Duration
 }
 
-// Doctor looks for what is wrong, and returns what each check has found, in the order of Checks. Where one fails, those that cannot be made
-// after it are missing. It takes one of the pool's connections for some moments, some seconds where something is amiss. It writes nothing: if
-// an expired client is there for long, it evicts it in a transaction that it rolls back.
+// Doctor looks for what is wrong, and returns what each check has found, in the order of Checks.
+// Where one fails, those that cannot be made after it are missing. It takes one of the pool's
+// connections for some moments, some seconds where something is amiss. It writes nothing: if an
+// expired client is there for long, it evicts it in a transaction that it rolls back.
 func (a *Admin) Doctor(ctx context.Context, o DoctorOptions) []Finding {
 	if o.Long <= 0 {
 		o.Long = time.Minute
@@ -196,7 +197,8 @@ func (d *doctor) server(f *facts) {
 	d.fine("server", "PostgreSQL %d, a primary%s", f.ServerVersion/10000, strings.TrimSuffix(" at "+f.Provider, " at "))
 }
 
-// listen looks whether a notification that the connection sends to itself comes back, as clients do.
+// listen looks whether a notification that the connection sends to itself comes back, as clients
+// do.
 func (d *doctor) listen(ctx context.Context, f *facts) {
 	if pid := d.conn.Conn().PgConn().PID(); pid != f.Backend {
 		d.found("pooler", Warning, "give clients a way past it with WithConnConfig, see docs/pgbouncer.md; or ignore it with --skip=pooler",
@@ -307,7 +309,8 @@ func (d *doctor) sessions(f *facts) {
 	d.found("connections", OK, "", "%d of %d are left for the server", f.Room[0].Most-f.Room[0].Now, f.Room[0].Most)
 }
 
-// tableLocks looks whether somebody keeps others from the tables, and reports whether they can be read.
+// tableLocks looks whether somebody keeps others from the tables, and reports whether they can be
+// read.
 func (d *doctor) tableLocks(f *facts) bool {
 	if len(f.Locked) == 0 {
 		d.found("table-locks", OK, "", "nobody keeps others from the tables")
@@ -506,8 +509,8 @@ type duty struct {
 	Why                 string
 }
 
-// duties are the faults that schedules and jobs may have. Of the format of one group, 1 is how many, 2 the group, 3 to 5 the worst: its
-// name, for how long, and how many times.
+// duties are the faults that schedules and jobs may have. Of the format of one group, 1 is how
+// many, 2 the group, 3 to 5 the worst: its name, for how long, and how many times.
 var duties = []struct {
 	check, fault, text, format, remedy string
 	level                              Level
@@ -615,7 +618,8 @@ func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration, l
 		d.found("ttl", Warning, "give all clients the same, see docs/sizing.md", "they differ: %s", listed(all))
 	}
 	d.fine("ttl", "%d clients, with one TTL", len(s.Clients))
-	// As the library has it: a client whose round trips are slower than half the margin cannot watch the clock.
+	// As the library has it: a client whose round trips are slower than half the margin cannot watch
+	// the clock.
 	most := max(shortest/20, 100*time.Millisecond) / 2
 	if trip >= most {
 		d.found("round-trip", Warning, "have clients nearer to the database, or give them a longer TTL",
@@ -664,7 +668,8 @@ func (d *doctor) tryEviction(ctx context.Context) error {
 // old is from when on an override without an end may be forgotten.
 const old = 24 * time.Hour
 
-// stays is how long orphans are waited for, that they go: a plan that is under way gives them to others in far less.
+// stays is how long orphans are waited for, that they go: a plan that is under way gives them to
+// others in far less.
 const stays = 3 * time.Second
 
 func (d *doctor) leases(ctx context.Context, s *Snapshot) {

@@ -48,20 +48,23 @@ type Move struct {
 	Kind       MoveKind `json:"kind"`
 }
 
-// ErrChanged is returned by Apply for a Change with IfUnchanged, where that is not any more what DryRun told.
+// ErrChanged is returned by Apply for a Change with IfUnchanged, where that is not any more what
+// DryRun told.
 var ErrChanged = errors.New("admin: the state has changed since the dry run")
 
 // errDryRun ends the transaction of a dry run.
 var errDryRun = errors.New("dry run")
 
-// DryRun tells what the clients would do at once if a change were applied now: it has them plan, by their own function, what the tables
-// would say. Handoffs that are under way already are not in it, but moves are that would come without the change, as after a join a
-// moment ago. Where the clients have several leases, and not all the same ones, each plans those that it knows of: what is balanced over
-// all of them may then come in other steps.
+// DryRun tells what the clients would do at once if a change were applied now: it has them plan, by
+// their own function, what the tables would say. Handoffs that are under way already are not in it,
+// but moves are that would come without the change, as after a join a moment ago. Where the clients
+// have several leases, and not all the same ones, each plans those that it knows of: what is
+// balanced over all of them may then come in other steps.
 //
-// Nothing is changed. The verb is carried out in a transaction that is rolled back, in one message with it: so DryRun needs the rights of
-// Apply, fails where Apply would, and has the leases locked for as long as the server takes to read them: where that is longer than a
-// quarter of the least TTL, it is ErrRefused, as heartbeats wait for it. Reason may be empty.
+// Nothing is changed. The verb is carried out in a transaction that is rolled back, in one message
+// with it: so DryRun needs the rights of Apply, fails where Apply would, and has the leases locked
+// for as long as the server takes to read them: where that is longer than a quarter of the least
+// TTL, it is ErrRefused, as heartbeats wait for it. Reason may be empty.
 func (a *Admin) DryRun(ctx context.Context, c Change) (*DryRun, error) {
 	if c.IfUnchanged != "" {
 		return nil, refusef("admin: dry run of %s with fingerprint %q: DryRun returns one", c.Verb, c.IfUnchanged)
@@ -92,14 +95,16 @@ type trial struct {
 	since string            // a snapshot: transactions that it does not see may not be in it
 }
 
-// stopped is how long the server waits for a program that stops in the middle of a change, as the verbs have it too: heartbeats wait with
-// it, and the least TTL is a second.
+// stopped is how long the server waits for a program that stops in the middle of a change, as the
+// verbs have it too: heartbeats wait with it, and the least TTL is a second.
 const stopped = 500 * time.Millisecond
 
-// bounded bounds the statement after it: heartbeats wait for what the verb has locked, so reading it takes a quarter of the least TTL at most.
+// bounded bounds the statement after it: heartbeats wait for what the verb has locked, so reading
+// it takes a quarter of the least TTL at most.
 const bounded = `SELECT pg_catalog.set_config('statement_timeout', (SELECT least(coalesce(min(extract(epoch FROM c.ttl)) * 250, 1500), %[2]d)::int::pg_catalog.text FROM %[1]s.clients AS c), true)`
 
-// try carries a change out. Without IfUnchanged it is rolled back; with one it is committed where that is right.
+// try carries a change out. Without IfUnchanged it is rolled back; with one it is committed where
+// that is right.
 func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 	verb, args, err := a.statement(c)
 	if err != nil {
@@ -115,8 +120,8 @@ func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 	committing := false
 	err = pgx.BeginTxFunc(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var batch pgx.Batch
-		// Nobody waits for long for a program that does not take what the server tells; nor, which the verb sees to, for one that is
-		// stopped before the end of the transaction.
+		// Nobody waits for long for a program that does not take what the server tells; nor, which the
+		// verb sees to, for one that is stopped before the end of the transaction.
 		batch.Queue("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('statement_timeout', $1, true), "+
 			"pg_catalog.set_config('tcp_user_timeout', $2, true)", fmt.Sprint(answers.Milliseconds()), fmt.Sprint(stopped.Milliseconds()))
 		batch.Queue("SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text").QueryRow(func(row pgx.Row) error { return row.Scan(&tried.since) })
@@ -160,9 +165,10 @@ func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 	return tried, a.refusal(c, doubted(committing, err))
 }
 
-// fingerprint is the hash of the change and of all that a plan depends on that is made after it. The leases' generations are not in it, but for
-// Drop, where nobody is left to raise them: they rise also when an owner is told of what it has been given. Behind a dash stands the
-// snapshot, by which to tell what has changed since.
+// fingerprint is the hash of the change and of all that a plan depends on that is made after it.
+// The leases' generations are not in it, but for Drop, where nobody is left to raise them: they
+// rise also when an owner is told of what it has been given. Behind a dash stands the snapshot, by
+// which to tell what has changed since.
 func (t trial) fingerprint(c Change) string {
 	hash := sha256.New()
 	write := json.NewEncoder(hash).Encode
@@ -181,7 +187,8 @@ func (t trial) fingerprint(c Change) string {
 	return fmt.Sprintf("%x-%s", hash.Sum(nil)[:8], t.since)
 }
 
-// hashPartitions adds what is told of each partition. As JSON, 20 leases of 65,536 partitions would take longer than the server waits: see stopped.
+// hashPartitions adds what is told of each partition. As JSON, 20 leases of 65,536 partitions would
+// take longer than the server waits: see stopped.
 func hashPartitions(hash io.Writer, l store.LeasePlan) {
 	of := binary.AppendVarint(nil, int64(len(l.Owners)))
 	for p := range l.Owners {

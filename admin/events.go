@@ -24,7 +24,8 @@ type Event struct {
 // eventPage is how many events are read at once.
 const eventPage = 1000
 
-// Events returns the last events of a lease, the oldest of them first; at most that many, 1 to 1000. An empty name: of all leases.
+// Events returns the last events of a lease, the oldest of them first; at most that many, 1 to
+// 1000. An empty name: of all leases.
 func (a *Admin) Events(ctx context.Context, lease string, most int) (events []Event, err error) {
 	if most < 1 || most > eventPage {
 		return nil, fmt.Errorf("admin: %d events is out of range: 1 to %d", most, eventPage)

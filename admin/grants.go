@@ -28,8 +28,9 @@ const (
 // Purposes are all of them.
 var Purposes = []Purpose{ForApplication, ForGuard, ForReader, ForOperator, ForSchedules, ForScheduleOperators}
 
-// Grants returns the GRANT statements that a role needs for a purpose if another role owns the tables of the schema: the files in sql/grants and
-// schedule/sql/grants, with these names. The owner runs them, again after each migration. It fails for an invalid name and an unknown purpose.
+// Grants returns the GRANT statements that a role needs for a purpose if another role owns the
+// tables of the schema: the files in sql/grants and schedule/sql/grants, with these names. The
+// owner runs them, again after each migration. It fails for an invalid name and an unknown purpose.
 func Grants(role, schema string, purpose Purpose) (string, error) {
 	if err := checkSchema(schema); err != nil {
 		return "", err

@@ -33,10 +33,11 @@ type Holder struct {
 // lockPage is how many locks are read at once.
 const lockPage = 1000
 
-// Locks returns the named locks whose names begin with prefix, by name, byte by byte; an empty prefix: all. It reads some at a time, so they
-// are not of one moment. An error ends it.
+// Locks returns the named locks whose names begin with prefix, by name, byte by byte; an empty
+// prefix: all. It reads some at a time, so they are not of one moment. An error ends it.
 //
-// Nothing here takes a lock from a client that lives: its work would go on, beside that of the next one. End its process.
+// Nothing here takes a lock from a client that lives: its work would go on, beside that of the next
+// one. End its process.
 func (a *Admin) Locks(ctx context.Context, prefix string) iter.Seq2[Lock, error] {
 	return func(yield func(Lock, error) bool) {
 		for after := ""; ; {

@@ -38,11 +38,13 @@ const (
 
 var overrides, takenBack = []Verb{Drain, Cordon, Pause, Freeze, Pin}, []Verb{Undrain, Uncordon, Resume, Unfreeze, Unpin}
 
-// ErrLast is returned by Apply for a Drain, without Force, of the last client that works on a lease: its partitions would have no owner.
+// ErrLast is returned by Apply for a Drain, without Force, of the last client that works on a
+// lease: its partitions would have no owner.
 var ErrLast = errors.New("admin: it is the last that works on a lease")
 
-// ErrRefused is what errors of DryRun and Apply are, too, where the change is none, or the database refuses it as things are, and
-// errors of lists of schedules and jobs where what is asked for is none: the text says what would be right. Nothing was done.
+// ErrRefused is what errors of DryRun and Apply are, too, where the change is none, or the database
+// refuses it as things are, and errors of lists of schedules and jobs where what is asked for is
+// none: the text says what would be right. Nothing was done.
 var ErrRefused = errors.New("admin: refused")
 
 // A refused error is ErrRefused, too.
@@ -53,7 +55,8 @@ func (r refused) Is(target error) bool { return target == ErrRefused }
 
 func refusef(format string, args ...any) error { return refused{fmt.Errorf(format, args...)} }
 
-// ErrUnknown is returned by Apply where the database did not answer any more: it has made the change, or has not. The overrides and the events tell.
+// ErrUnknown is returned by Apply where the database did not answer any more: it has made the
+// change, or has not. The overrides and the events tell.
 var ErrUnknown = errors.New("admin: it is not known whether that was done")
 
 // A Change is what an operator wants of a client, or of a lease.
@@ -68,20 +71,23 @@ type Change struct {
 	Next      int           // of Drop: with how many partitions the lease may be made again in the next 24 h; 0: with as many as it has
 	Force     bool          // of Drain: also where the client is the last that works on a lease
 
-	// IfUnchanged is what a DryRun of this change told: Apply then does what the dry run showed, or fails with ErrChanged. Empty: it does it in any case.
+	// IfUnchanged is what a DryRun of this change told: Apply then does what the dry run showed, or
+	// fails with ErrChanged. Empty: it does it in any case.
 	IfUnchanged string
 }
 
-// Apply has a change made. It writes an override, or takes it back; the clients do the rest, by a plan within a heartbeat, and partitions move
-// as they always do: the work on them ends first. Evict revokes the client's sessions. Drop forgets the lease. It needs the rights that
-// Grants gives for operating. The errors: ErrRefused for a change that is none, or that cannot be, as where the name is not known;
-// ErrUnknown where the database does not answer.
+// Apply has a change made. It writes an override, or takes it back; the clients do the rest, by a
+// plan within a heartbeat, and partitions move as they always do: the work on them ends first.
+// Evict revokes the client's sessions. Drop forgets the lease. It needs the rights that Grants
+// gives for operating. The errors: ErrRefused for a change that is none, or that cannot be, as
+// where the name is not known; ErrUnknown where the database does not answer.
 //
-// With IfUnchanged it calls the verb in a transaction, and reads then what a plan will read. The leases that the change concerns are locked
-// from there on. Where all that the plan depends on is as DryRun read it, it commits; else it rolls back, and returns an error that is
-// ErrChanged and tells what changed. So the next plan is the one that the dry run showed, unless something comes between that transaction and
-// the plan, as a member that joins then, or between what it read and its commit, of a lease that it does not concern but that shares a
-// member with one.
+// With IfUnchanged it calls the verb in a transaction, and reads then what a plan will read. The
+// leases that the change concerns are locked from there on. Where all that the plan depends on is
+// as DryRun read it, it commits; else it rolls back, and returns an error that is ErrChanged and
+// tells what changed. So the next plan is the one that the dry run showed, unless something comes
+// between that transaction and the plan, as a member that joins then, or between what it read and
+// its commit, of a lease that it does not concern but that shares a member with one.
 func (a *Admin) Apply(ctx context.Context, c Change) error {
 	if c.IfUnchanged != "" {
 		if !fingerprints.MatchString(c.IfUnchanged) {
@@ -106,7 +112,8 @@ func (a *Admin) Apply(ctx context.Context, c Change) error {
 	return a.refusal(c, doubted(sent, err))
 }
 
-// doubted is err, which is ErrUnknown too where the commit was sent, and no answer says that it has failed.
+// doubted is err, which is ErrUnknown too where the commit was sent, and no answer says that it has
+// failed.
 func doubted(sent bool, err error) error {
 	var told *pgconn.PgError
 	switch {
@@ -150,7 +157,8 @@ func (c *Change) misplaced() bool {
 	return c.Force && c.Verb != Drain || c.Lasts != 0 && !c.overrides() || c.Partition != 0 && !c.ofPartition() || c.Next != 0 && c.Verb != Drop
 }
 
-// statement returns the call of the verb's SQL function, whose parameters all have the type of their value. The error: a change that is none.
+// statement returns the call of the verb's SQL function, whose parameters all have the type of
+// their value. The error: a change that is none.
 func (a *Admin) statement(c Change) (call string, args []any, err error) {
 	if err := c.check(); err != nil {
 		return "", nil, err
@@ -184,8 +192,9 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 	return fmt.Sprintf("SELECT %s.%s(%s)", pgx.Identifier{a.options.schema}.Sanitize(), cmp.Or(functions[c.Verb], string(c.Verb)), strings.Join(words, ", ")), args, nil
 }
 
-// refusals are the codes by which the SQL functions of the verbs say that they do nothing: bad input, something else comes first, a lease
-// with members, an unknown name; and of a program that was too slow to commit.
+// refusals are the codes by which the SQL functions of the verbs say that they do nothing: bad
+// input, something else comes first, a lease with members, an unknown name; and of a program that
+// was too slow to commit.
 var refusals = []string{"22023", "55000", "55006", "42704", "25P03"}
 
 // refusal says what to do about an error of a verb.

@@ -12,7 +12,8 @@ import (
 // A Range is the partitions from First to Last.
 type Range struct{ First, Last int }
 
-// Ranges are partitions: ranges in order, none of which meets the next. In JSON they are pairs, [[0,4],[7,7]].
+// Ranges are partitions: ranges in order, none of which meets the next. In JSON they are pairs,
+// [[0,4],[7,7]].
 type Ranges []Range
 
 // Count is how many partitions they are.

@@ -12,10 +12,11 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// What package schedule has in its tables, by the views and functions of schedule/sql. A million schedules cost no more than a thousand:
-// counts end at 1,001, and lists come in pages.
+// What package schedule has in its tables, by the views and functions of schedule/sql. A million
+// schedules cost no more than a thousand: counts end at 1,001, and lists come in pages.
 
-// A ScheduleGroup is a group of schedules and jobs. Counts go to 1,001, which means more than 1,000.
+// A ScheduleGroup is a group of schedules and jobs. Counts go to 1,001, which means more than
+// 1,000.
 type ScheduleGroup struct {
 	Name      string         `json:"name"`
 	Schedules int            `json:"schedules"`
@@ -106,7 +107,8 @@ const (
 // ErrNoSchedules is returned where the database has no tables of package schedule, or too old ones.
 var ErrNoSchedules = errors.New("admin: there are no schedules here")
 
-// ScheduleGroups returns the groups of schedules, at most 100, by name. The errors: ErrNoSchedules, and the database's.
+// ScheduleGroups returns the groups of schedules, at most 100, by name. The errors: ErrNoSchedules,
+// and the database's.
 func (a *Admin) ScheduleGroups(ctx context.Context) ([]ScheduleGroup, error) {
 	groups, err := collect[ScheduleGroup](ctx, a, "groups", mostGroups, latestOutcomes, hoursOfOutcomes)
 	return groups, a.scheduleFailure("read the groups of schedules", err)
@@ -121,8 +123,9 @@ const (
 	Due     = "due"     // jobs that are to run now, or run
 )
 
-// Schedules returns schedules of a group whose names begin with prefix and come after that one, by name, at most that many, 1 to 1000.
-// Which: Paused, Failing, Late, Blocked, or empty for all. Of those that are late or wait no more than 1,000 are found.
+// Schedules returns schedules of a group whose names begin with prefix and come after that one, by
+// name, at most that many, 1 to 1000. Which: Paused, Failing, Late, Blocked, or empty for all. Of
+// those that are late or wait no more than 1,000 are found.
 func (a *Admin) Schedules(ctx context.Context, group, which, prefix, after string, most int) ([]Schedule, error) {
 	doing := fmt.Sprintf("list the schedules of group %q", group)
 	if most < 1 || most > mostPage || !slices.Contains([]string{"", Paused, Failing, Late, Blocked}, which) {
@@ -138,8 +141,8 @@ func (a *Admin) Schedules(ctx context.Context, group, which, prefix, after strin
 	return page, a.scheduleFailure(doing, err)
 }
 
-// Jobs returns jobs of a group that have not ended and have a higher ID than that one, by ID, at most that many, 1 to 1000. Which: Blocked,
-// Due, or empty for any. No more than 1,000 are found.
+// Jobs returns jobs of a group that have not ended and have a higher ID than that one, by ID, at
+// most that many, 1 to 1000. Which: Blocked, Due, or empty for any. No more than 1,000 are found.
 func (a *Admin) Jobs(ctx context.Context, group, which string, after int64, most int) ([]Job, error) {
 	doing := fmt.Sprintf("list the jobs of group %q", group)
 	if most < 1 || most > mostPage || !slices.Contains([]string{"", Blocked, Due}, which) {
@@ -149,13 +152,14 @@ func (a *Admin) Jobs(ctx context.Context, group, which string, after int64, most
 	return page, a.scheduleFailure(doing, err)
 }
 
-// ScheduleHistory returns what became of a schedule's ticks, and of jobs of its name, the latest first, at most that many, 1 to 1000, with
-// a lower ID than before; 0: from the latest on.
+// ScheduleHistory returns what became of a schedule's ticks, and of jobs of its name, the latest
+// first, at most that many, 1 to 1000, with a lower ID than before; 0: from the latest on.
 func (a *Admin) ScheduleHistory(ctx context.Context, group, schedule string, before int64, most int) ([]HistoryEntry, error) {
 	return a.history(ctx, group, &schedule, before, most)
 }
 
-// FailedJobs returns the group's jobs that failed or are unknown, as ScheduleHistory does, by the latest 1,000 failures of all groups.
+// FailedJobs returns the group's jobs that failed or are unknown, as ScheduleHistory does, by the
+// latest 1,000 failures of all groups.
 func (a *Admin) FailedJobs(ctx context.Context, group string, before int64, most int) ([]HistoryEntry, error) {
 	return a.history(ctx, group, nil, before, most)
 }

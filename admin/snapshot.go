@@ -14,7 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// A Snapshot is what the tables say at one moment. It may be shared with others who watch: do not change it.
+// A Snapshot is what the tables say at one moment. It may be shared with others who watch: do not
+// change it.
 type Snapshot struct {
 	At        time.Time  `json:"at"`             // by the database's clock
 	Version   int        `json:"schema_version"` // of the schema
@@ -85,7 +86,8 @@ type Member struct {
 	Session int64  `json:"session,string"`
 	Client  string `json:"client"`
 	Weight  int    `json:"weight"`
-	// what it is due, in partitions: by weight, among those that are neither superseded, evicted nor drained; 0 while the lease is paused. Cordons, freezes and pins keep it from that
+	// what it is due, in partitions: by weight, among those that are neither superseded, evicted nor
+	// drained; 0 while the lease is paused. Cordons, freezes and pins keep it from that
 	Share    float64   `json:"share"`
 	Owned    int       `json:"owned"`
 	Incoming int       `json:"incoming"` // on their way to it
@@ -109,8 +111,9 @@ type Holding struct {
 // Moves reports whether the owner, who lives, is asked to hand over.
 func (h Holding) Moves() bool { return h.Owner != "" && h.OwnerSession != h.TargetSession }
 
-// Snapshot reads all leases, with their partitions as ranges, and all clients, in one round trip. Several thousand partitions that are
-// scattered among the clients are as many ranges. ctx covers the call; the server may take 10 s for it.
+// Snapshot reads all leases, with their partitions as ranges, and all clients, in one round trip.
+// Several thousand partitions that are scattered among the clients are as many ranges. ctx covers
+// the call; the server may take 10 s for it.
 //
 // The errors: the pool's, the database's; the text of one names its remedy.
 func (a *Admin) Snapshot(ctx context.Context) (*Snapshot, error) {
@@ -197,7 +200,8 @@ func (s *Snapshot) Client(session int64) *Client {
 	return nil
 }
 
-// OverridesOf returns the overrides that concern a client, or a lease, as a whole: all but pins and moves. The other name may be empty.
+// OverridesOf returns the overrides that concern a client, or a lease, as a whole: all but pins and
+// moves. The other name may be empty.
 func (s *Snapshot) OverridesOf(lease, client string) (overrides []Override) {
 	for _, w := range s.Overrides {
 		if w.Partition == nil && (w.Lease == "" || w.Lease == lease) && (w.Client == "" || w.Client == client) {
@@ -222,7 +226,8 @@ func (s *Snapshot) Orphans(l *Lease) (orphans Ranges) {
 	return orphans.merged()
 }
 
-// ErrNoSuchPartition is returned by Explain for a lease that nobody has made, and for a number that it has not.
+// ErrNoSuchPartition is returned by Explain for a lease that nobody has made, and for a number that
+// it has not.
 var ErrNoSuchPartition = errors.New("admin: there is no such partition")
 
 // An Explanation is why a partition is where it is.
@@ -241,8 +246,8 @@ type Explanation struct {
 	Reasons        []string  `json:"reasons"`         // sentences: first why it is there, then what waits
 }
 
-// Explain tells why a partition is where it is: its owner's share and weight, and what waits. The errors are those of Snapshot, and
-// ErrNoSuchPartition.
+// Explain tells why a partition is where it is: its owner's share and weight, and what waits. The
+// errors are those of Snapshot, and ErrNoSuchPartition.
 func (a *Admin) Explain(ctx context.Context, lease string, partition int) (*Explanation, error) {
 	if partition < 0 || partition > math.MaxUint16 {
 		return nil, fmt.Errorf("%w: %d of lease %q", ErrNoSuchPartition, partition, lease)
@@ -272,7 +277,8 @@ func (a *Admin) Explain(ctx context.Context, lease string, partition int) (*Expl
 	return e, nil
 }
 
-// reason writes the sentences. Owner and target are nil where they do not live, had says whether it had an owner.
+// reason writes the sentences. Owner and target are nil where they do not live, had says whether it
+// had an owner.
 func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had bool) {
 	working := 0
 	for i, m := range l.Members {
@@ -371,7 +377,8 @@ func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 
-// Whatever the zone, times between these have years that JSON can hold. PostgreSQL has years up to 294276.
+// Whatever the zone, times between these have years that JSON can hold. PostgreSQL has years up to
+// 294276.
 var earliest, latest = time.Date(1, 1, 2, 0, 0, 0, 0, time.UTC).UnixMicro(), time.Date(9999, 12, 30, 0, 0, 0, 0, time.UTC).UnixMicro()
 
 func instant(micro int64) time.Time { return time.UnixMicro(min(max(micro, earliest), latest)) }

@@ -1,6 +1,7 @@
-// Package dashboard shows in a browser who owns what, who is alive, what waits and what is wrong, as it changes. It is an http.Handler for an
-// application's own server, made of package admin and the standard library. Operators make changes from there too; for all others it writes
-// nothing to the database.
+// Package dashboard shows in a browser who owns what, who is alive, what waits and what is wrong,
+// as it changes. It is an http.Handler for an application's own server, made of package admin and
+// the standard library. Operators make changes from there too; for all others it writes nothing to
+// the database.
 //
 //	a, err := admin.New(pool)
 //	...
@@ -8,8 +9,8 @@
 //	...
 //	mux.Handle("/ops/leases/", http.StripPrefix("/ops/leases", leases))
 //
-// The database is asked the same however many look: see poll.go. Names of clients, leases and locks are what processes choose, so the page shows
-// them as text, and what text can hide as escapes.
+// The database is asked the same however many look: see poll.go. Names of clients, leases and locks
+// are what processes choose, so the page shows them as text, and what text can hide as escapes.
 package dashboard
 
 import (
@@ -43,9 +44,10 @@ const (
 
 // Options are those of Handler. The zero value lets everybody look who reaches the handler.
 type Options struct {
-	// Authorize decides about each request, and says who it is, for the page to show; empty: it shows nothing. What somebody has changed is written with that
-	// name as the actor. An open page polls each second, so it should be quick, and has to look up
-	// a session that can end each time. It is called concurrently. nil: everybody has ReadOnly.
+	// Authorize decides about each request, and says who it is, for the page to show; empty: it shows
+	// nothing. What somebody has changed is written with that name as the actor. An open page polls
+	// each second, so it should be quick, and has to look up a session that can end each time. It is
+	// called concurrently. nil: everybody has ReadOnly.
 	Authorize func(*http.Request) (access Access, actor string)
 
 	// Title stands at the top of the page, to tell one environment from another; default "Leases".
@@ -69,8 +71,9 @@ var files = map[string]string{"dashboard.js": "text/javascript; charset=utf-8", 
 
 var markup = template.Must(template.ParseFS(static, "static/page.html"))
 
-// Handler returns the dashboard of what a sees. Mount it at any path that ends in a slash, with http.StripPrefix; all its URLs are
-// relative, so that a proxy in front may add to the path or take from it. A viewer that does not take an answer within 10 s is given up if the server's
+// Handler returns the dashboard of what a sees. Mount it at any path that ends in a slash, with
+// http.StripPrefix; all its URLs are relative, so that a proxy in front may add to the path or take
+// from it. A viewer that does not take an answer within 10 s is given up if the server's
 // ResponseWriters can have deadlines, as those of net/http: what wraps them needs a method Unwrap.
 //
 // It asks the database only while somebody looks. An error is that of a bad option.

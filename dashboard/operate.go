@@ -17,7 +17,8 @@ import (
 	"github.com/pgleases/pgleases/admin"
 )
 
-// What a page asks for besides the polls. One look and one change at a time go to the database, whoever asks: so many ask it no more than one.
+// What a page asks for besides the polls. One look and one change at a time go to the database,
+// whoever asks: so many ask it no more than one.
 
 // maxBody is the longest text of a POST, in bytes. Names have 255 at most.
 const maxBody = 16 << 10
@@ -80,8 +81,9 @@ func (h *handler) operate(w http.ResponseWriter, r *http.Request, access Access,
 	}
 }
 
-// foreign refuses what comes from another origin. It may be our own page behind a proxy that asks for another host: the page of a browser
-// that sends no Sec-Fetch-Site, as over plain HTTP, is told from others by the host alone.
+// foreign refuses what comes from another origin. It may be our own page behind a proxy that asks
+// for another host: the page of a browser that sends no Sec-Fetch-Site, as over plain HTTP, is told
+// from others by the host alone.
 func (h *handler) foreign(w http.ResponseWriter, r *http.Request) {
 	text := "This was asked for by a page of another site."
 	if origin := r.Header.Get("Origin"); r.Header.Get("Sec-Fetch-Site") == "" {
@@ -93,8 +95,8 @@ func (h *handler) foreign(w http.ResponseWriter, r *http.Request) {
 	h.reply(w, nil, &refusal{http.StatusForbidden, "bad", text})
 }
 
-// receive reads the body of a POST before its turn comes: a slow sender keeps no other operator waiting. The time for that ends with it, as
-// the server takes its end for that of the request.
+// receive reads the body of a POST before its turn comes: a slow sender keeps no other operator
+// waiting. The time for that ends with it, as the server takes its end for that of the request.
 func (h *handler) receive(w http.ResponseWriter, r *http.Request) error {
 	conn := http.NewResponseController(w)
 	_ = conn.SetReadDeadline(time.Now().Add(h.times.write)) // where there is none the server's own holds
@@ -111,8 +113,8 @@ func (h *handler) receive(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// answer answers a question when those before it are. The turn has room for one, and is over before the answer is sent: who does not read
-// it keeps nobody from asking.
+// answer answers a question when those before it are. The turn has room for one, and is over before
+// the answer is sent: who does not read it keeps nobody from asking.
 func (h *handler) answer(w http.ResponseWriter, r *http.Request, actor string, ask question, turn chan struct{}) {
 	select {
 	case turn <- struct{}{}:
@@ -203,7 +205,8 @@ func (h *handler) apply(r *http.Request, actor string) (any, error) {
 	return h.once(r, actor, token, func(ctx context.Context) (any, error) { return struct{}{}, h.hub.admin.Apply(ctx, c) })
 }
 
-// mostOutcomes is how many changes are remembered, the latest: a request that is sent again comes soon.
+// mostOutcomes is how many changes are remembered, the latest: a request that is sent again comes
+// soon.
 const mostOutcomes = 64
 
 // An outcome is what came of a change.
@@ -213,9 +216,10 @@ type outcome struct {
 	err          error
 }
 
-// once does what a press of a button asks for, and goes on where the browser has gone: else nobody would know what came of it. A browser
-// sends a POST again by itself where the connection ends before the answer, with the token that it had: that is answered with what came of
-// the first, which is over, as one change is made at a time. It knows those of this process alone.
+// once does what a press of a button asks for, and goes on where the browser has gone: else nobody
+// would know what came of it. A browser sends a POST again by itself where the connection ends
+// before the answer, with the token that it had: that is answered with what came of the first,
+// which is over, as one change is made at a time. It knows those of this process alone.
 func (h *handler) once(r *http.Request, actor, token string, do func(context.Context) (any, error)) (any, error) {
 	h.mu.Lock()
 	i := slices.IndexFunc(h.outcomes, func(o outcome) bool { return token != "" && o.token == token && o.actor == actor })

@@ -17,15 +17,18 @@ import (
 	"github.com/pgleases/pgleases/admin"
 )
 
-// The hub's loops read what all viewers see, while somebody asks. The hub keeps it as parts: JSON texts, each with a version, which is a hash of its content, so that
-// a version also holds after a restart, and from another process. A page polls each second with the versions that it shows, and the answer
-// has the parts with another version. All viewers are sent the same bytes: one that does not read costs no more than its connection. Of the
-// leases, only those that changed are sent. What changes with each look, the ages of heartbeats, is a part of its own.
+// The hub's loops read what all viewers see, while somebody asks. The hub keeps it as parts: JSON
+// texts, each with a version, which is a hash of its content, so that a version also holds after a
+// restart, and from another process. A page polls each second with the versions that it shows, and
+// the answer has the parts with another version. All viewers are sent the same bytes: one that does
+// not read costs no more than its connection. Of the leases, only those that changed are sent. What
+// changes with each look, the ages of heartbeats, is a part of its own.
 
 // A part is named as its parameter in a poll, and as its field in the answer.
 type part int
 
-// In the order in which they are sent: leases name clients, and ages are those of clients, one for one.
+// In the order in which they are sent: leases name clients, and ages are those of clients, one for
+// one.
 const (
 	clients part = iota
 	leases
@@ -159,8 +162,8 @@ func (h *hub) publishLeases(ctx context.Context, all []admin.Lease) {
 	h.leases, h.since, h.texts[leases] = s, make(map[string][]byte), text{version: s.version}
 }
 
-// leasesSince has mu. It returns the leases as they are sent to a page that shows a version: the names of all, and those leases that are not
-// in that version.
+// leasesSince has mu. It returns the leases as they are sent to a page that shows a version: the
+// names of all, and those leases that are not in that version.
 func (h *hub) leasesSince(version string) []byte {
 	i := slices.IndexFunc(h.before, func(s leaseSet) bool { return s.version == version })
 	shown := make(map[string]bool)
@@ -185,8 +188,8 @@ func (h *hub) leasesSince(version string) []byte {
 	return sent
 }
 
-// again does something again and again until ctx ends, each time with the limit of a look. The pause
-// after it is what rest returns for how long it took.
+// again does something again and again until ctx ends, each time with the limit of a look. The
+// pause after it is what rest returns for how long it took.
 func (h *hub) again(ctx context.Context, rest func(took time.Duration) time.Duration, do func(ctx, limited context.Context)) {
 	for {
 		began := time.Now()
@@ -224,7 +227,8 @@ func (h *hub) failed(ctx context.Context, err error) {
 	}
 }
 
-// A shownClient is a client without what changes with each look, and with the number of its color, which it keeps while it lives, and for all viewers.
+// A shownClient is a client without what changes with each look, and with the number of its color,
+// which it keeps while it lives, and for all viewers.
 type shownClient struct {
 	admin.Client
 	Slot int `json:"slot"`
@@ -250,8 +254,8 @@ func (h *hub) saw(ctx context.Context, s *admin.Snapshot, at time.Time) {
 	h.publish(ctx, overrides, s.Overrides)
 }
 
-// assignSlots gives each ID among clients a number that no other of them has, the lowest that is free. An ID that comes back has its own
-// again, if nobody took it.
+// assignSlots gives each ID among clients a number that no other of them has, the lowest that is
+// free. An ID that comes back has its own again, if nobody took it.
 func assignSlots(slots map[string]int, clients []admin.Client) {
 	taken := make(map[int]bool)
 	live := make(map[string]bool)

@@ -17,8 +17,9 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// What is shown of package schedule: the groups to all, from time to time; lists to who looks at them, a page at a time, which those share
-// who look at the same one. So neither the number of schedules nor that of viewers is that of what the database does.
+// What is shown of package schedule: the groups to all, from time to time; lists to who looks at
+// them, a page at a time, which those share who look at the same one. So neither the number of
+// schedules nor that of viewers is that of what the database does.
 
 const (
 	counted  = 5 * time.Second // between two looks at the groups, or more: see rest
@@ -45,8 +46,8 @@ func (h *hub) count(ctx, limited context.Context) {
 	h.publish(ctx, schedules, told)
 }
 
-// rest is how long nobody looks at the groups after a look that took so long: where there are very many schedules, or the server is slow,
-// that is no more than a twentieth of the time.
+// rest is how long nobody looks at the groups after a look that took so long: where there are very
+// many schedules, or the server is slow, that is no more than a twentieth of the time.
 func rest(took time.Duration) time.Duration { return max(counted, 20*took) }
 
 // A page is what several may look at.
@@ -61,9 +62,9 @@ type list[T any] struct {
 	More bool `json:"more"`
 }
 
-// listed answers with the page that another was answered a moment ago, or reads it, with one row more
-// than are shown, to know whether there are more. Whoever calls it has the turn of those who look, so
-// nobody asks the same meanwhile.
+// listed answers with the page that another was answered a moment ago, or reads it, with one row
+// more than are shown, to know whether there are more. Whoever calls it has the turn of those who
+// look, so nobody asks the same meanwhile.
 func listed[T any](h *handler, r *http.Request, read func(ctx context.Context, most int) ([]T, error)) (any, error) {
 	key := r.URL.Path + "?" + r.URL.Query().Encode()
 	h.mu.Lock()

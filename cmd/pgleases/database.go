@@ -19,7 +19,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// databaseURL returns the connection string that the flag --database and the environment give; "" leads to the PG* variables.
+// databaseURL returns the connection string that the flag --database and the environment give; ""
+// leads to the PG* variables.
 func databaseURL(flag string) string {
 	if flag != "" {
 		return flag

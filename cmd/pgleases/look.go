@@ -90,7 +90,8 @@ func writeLease(w io.Writer, s *admin.Snapshot, l *admin.Lease) {
 	holdings.write(w)
 }
 
-// short is ranges as a table has room for; the count stands beside them, and all of them are in the JSON.
+// short is ranges as a table has room for; the count stands beside them, and all of them are in the
+// JSON.
 func short(ranges admin.Ranges) string {
 	const most = 60
 	text := ranges.String()

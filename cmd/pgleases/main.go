@@ -1,7 +1,9 @@
-// Command pgleases runs programs under leases, and looks at leases, from a shell: see docs/cli.md, which is made from its help.
+// Command pgleases runs programs under leases, and looks at leases, from a shell: see docs/cli.md,
+// which is made from its help.
 //
-// look.go has the verbs that look, operate.go those of operators and those that show what happened, schedules.go and jobs.go those on schedules and jobs,
-// setup.go those that make the tables and doctor; what they know comes from package admin. table.go prints. serve.go is the dashboard.
+// look.go has the verbs that look, operate.go those of operators and those that show what happened,
+// schedules.go and jobs.go those on schedules and jobs, setup.go those that make the tables and
+// doctor; what they know comes from package admin. table.go prints. serve.go is the dashboard.
 //
 // run.go reads the flags of run, which package supervise does.
 package main
@@ -34,7 +36,8 @@ func main() {
 	os.Exit(e.Code)
 }
 
-// written is stdout, and the first error of writing to it, as of a disk that is full: what was not written is no success, whatever printed it.
+// written is stdout, and the first error of writing to it, as of a disk that is full: what was not
+// written is no success, whatever printed it.
 type written struct {
 	to  *os.File
 	err error

@@ -288,8 +288,8 @@ again. It says that too on a server that lacks the events before, such as a prom
 	return cmd
 }
 
-// followEvents shows the last events, and those that come, until ctx ends. It remembers which it has
-// shown: so it finds one that is committed later than another with a higher number.
+// followEvents shows the last events, and those that come, until ctx ends. It remembers which it
+// has shown: so it finds one that is committed later than another with a higher number.
 func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease string, most int, show func(admin.Event) error) error {
 	const latest, known = 1000, 10_000
 	var seen map[string]bool // nil: there was no look yet
@@ -345,7 +345,8 @@ func keysOf(events []admin.Event) map[string]bool {
 // keyOf names an event. A server that takes the place of another may give its number again.
 func keyOf(e admin.Event) string { return e.ID + " " + e.At.String() }
 
-// refused reports whether an error is that of a login that is not permitted, or of a database that does not exist: somebody has to fix that.
+// refused reports whether an error is that of a login that is not permitted, or of a database that
+// does not exist: somebody has to fix that.
 func refused(err error) bool {
 	var told *pgconn.PgError
 	return errors.As(err, &told) && (strings.HasPrefix(told.Code, "28") || told.Code == "3D000")

@@ -50,7 +50,8 @@ pgleases jobs retry.`,
 	return cmd
 }
 
-// onlyVerbs is what a command with verbs does without one. Else cobra prints the help for a verb that is none, and all is well.
+// onlyVerbs is what a command with verbs does without one. Else cobra prints the help for a verb
+// that is none, and all is well.
 func onlyVerbs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return cmd.Help()
@@ -90,7 +91,8 @@ const editHelp = `
 
 It is written down with the reason, with the role that connects, and with --actor, in the table schedule_changes. It needs the rights that pgleases grants ROLE --for=schedule-operators prints.`
 
-// newEdit returns a verb that changes a schedule or a job, and prints the numbers of the jobs that come of it.
+// newEdit returns a verb that changes a schedule or a job, and prints the numbers of the jobs that
+// come of it.
 func newEdit(verb, use, short, long, example string) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Long: short + ". " + long + editHelp, Example: example, Args: asUsed, ValidArgsFunction: complete}
 	r := manage.Request{Verb: verb}

@@ -86,7 +86,8 @@ func newServe() *cobra.Command {
 	return cmd
 }
 
-// operatorKey is in the context of a request whose path has the secret. No cookie: the browser would send it to what else listens on this machine.
+// operatorKey is in the context of a request whose path has the secret. No cookie: the browser
+// would send it to what else listens on this machine.
 type operatorKey struct{}
 
 // behind marks requests for paths that begin with the secret as those of an operator.
@@ -102,7 +103,8 @@ func behind(secret string, next http.Handler) http.Handler {
 	})
 }
 
-// authorize lets everybody look. Whoever knows the secret is the operator actor; empty: the user that runs this.
+// authorize lets everybody look. Whoever knows the secret is the operator actor; empty: the user
+// that runs this.
 func authorize(actor string) func(*http.Request) (dashboard.Access, string) {
 	if who, err := user.Current(); err == nil && actor == "" {
 		actor = who.Username
@@ -115,8 +117,8 @@ func authorize(actor string) func(*http.Request) (dashboard.Access, string) {
 	}
 }
 
-// onlyFor refuses a request for a name that is neither this machine's nor one of hosts. A site that has its own name lead to this machine would
-// else read what is here, as of its own origin.
+// onlyFor refuses a request for a name that is neither this machine's nor one of hosts. A site that
+// has its own name lead to this machine would else read what is here, as of its own origin.
 func onlyFor(hosts []string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host := r.Host

@@ -36,8 +36,9 @@ func (t table) write(w io.Writer) {
 // nothing stands for none.
 const nothing = "-"
 
-// shown is a name as a table shows it: quoted where it is not all printable characters, or could be taken for something else. What moves
-// the cursor, ends the line or turns the direction of writing around is no printable character.
+// shown is a name as a table shows it: quoted where it is not all printable characters, or could be
+// taken for something else. What moves the cursor, ends the line or turns the direction of writing
+// around is no printable character.
 func shown(name string) string {
 	plain := name != "" && name != nothing && name[0] != '"' && name == strings.TrimSpace(name) && utf8.ValidString(name)
 	for _, r := range name {
@@ -127,7 +128,8 @@ func choiceFlag(cmd *cobra.Command, name, short, value, help string, of ...strin
 	return c
 }
 
-// outputFlag gives a verb the flag -o, and returns what prints a value by it: as JSON, or as the tables that a function writes.
+// outputFlag gives a verb the flag -o, and returns what prints a value by it: as JSON, or as the
+// tables that a function writes.
 func outputFlag(cmd *cobra.Command) func(value any, tables func(w io.Writer)) error {
 	const help = "how to print: table for people; json for programs, with times in nanoseconds where a name ends in _ns"
 	output := choiceFlag(cmd, "output", "o", "table", help, "table", "json")
@@ -144,7 +146,8 @@ func outputFlag(cmd *cobra.Command) func(value any, tables func(w io.Writer)) er
 	}
 }
 
-// looking makes cmd a verb that prints what read returns of what it opens: a value, and what writes it as tables.
+// looking makes cmd a verb that prints what read returns of what it opens: a value, and what writes
+// it as tables.
 func looking[S any](
 	cmd *cobra.Command,
 	open func(cmd *cobra.Command, use func(ctx context.Context, s S) error) error,
@@ -178,7 +181,8 @@ func firstOf[T any](seq iter.Seq2[T, error], most int) ([]T, error) {
 	return all, nil
 }
 
-// asJSON returns JSON in which no character moves a terminal's cursor or turns the direction of writing around.
+// asJSON returns JSON in which no character moves a terminal's cursor or turns the direction of
+// writing around.
 func asJSON(value any, indent string) ([]byte, error) {
 	var plain bytes.Buffer
 	encoder := json.NewEncoder(&plain)

@@ -1,12 +1,13 @@
-// Command cron is a process of an application that runs jobs at fixed times, each tick once over all processes. Start it in
-// several terminals, with the same DATABASE_URL, and see how they share the jobs; stop one with Ctrl-C or kill -9 and see
-// the others go on with its jobs:
+// Command cron is a process of an application that runs jobs at fixed times, each tick once over
+// all processes. Start it in several terminals, with the same DATABASE_URL, and see how they share
+// the jobs; stop one with Ctrl-C or kill -9 and see the others go on with its jobs:
 //
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/cron -id one
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/cron -id two
 //
-// Copy it, and write your jobs into timetable. README.md in this directory says which jobs are exactly once and what to do about the
-// others. Behind PgBouncer in transaction mode, add default_query_exec_mode=exec to DATABASE_URL. To look, and to be rid of it all:
+// Copy it, and write your jobs into timetable. README.md in this directory says which jobs are
+// exactly once and what to do about the others. Behind PgBouncer in transaction mode, add
+// default_query_exec_mode=exec to DATABASE_URL. To look, and to be rid of it all:
 //
 //	SELECT name, until AS tick, outcome, error FROM pgleases.history WHERE group_name = 'cron' ORDER BY id DESC LIMIT 20;
 //	DROP SCHEMA pgleases CASCADE;
@@ -85,8 +86,8 @@ func run(ctx context.Context, url string, declare func(*schedule.Scheduler) erro
 		return err
 	}
 	defer func() {
-		// The jobs have ended by now, so that nothing is in work and Close hands everything over at once: no tick is late.
-		// ctx has ended too, hence a context of its own.
+		// The jobs have ended by now, so that nothing is in work and Close hands everything over at once:
+		// no tick is late. ctx has ended too, hence a context of its own.
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()
 		err = errors.Join(err, client.Close(ctx))

@@ -14,7 +14,8 @@ const (
 	session = 8 * time.Hour
 )
 
-// A login knows the passwords of operators and of viewers, and who has given one. A real application has its own.
+// A login knows the passwords of operators and of viewers, and who has given one. A real
+// application has its own.
 type login struct {
 	passwords map[string]string // by user
 	mu        sync.Mutex        // guards sessions

@@ -1,8 +1,10 @@
-// Command dashboard is a small application that has the dashboard of its leases among its own pages, behind its own login:
+// Command dashboard is a small application that has the dashboard of its leases among its own
+// pages, behind its own login:
 //
 //	DATABASE_URL=postgres://... OPERATORS_PASSWORD=... VIEWERS_PASSWORD=... go run .
 //
-// Operators make changes, viewers look. Open http://127.0.0.1:8080/. What is of interest is in pages: how the dashboard is mounted, and what Authorize asks.
+// Operators make changes, viewers look. Open http://127.0.0.1:8080/. What is of interest is in
+// pages: how the dashboard is mounted, and what Authorize asks.
 package main
 
 import (

@@ -1,21 +1,26 @@
-// Command fleet shows what pgleases is for, with one command and, unless the machine is busy, in less than a minute:
+// Command fleet shows what pgleases is for, with one command and, unless the machine is busy, in
+// less than a minute:
 //
 //	go run ./examples/fleet
 //
-// Four worker processes share 6,000 jobs over 128 partitions, and 40 schedules of each second. While they work, a fifth is
-// added, one is closed, one is frozen for longer than the TTL and thawed, and one is killed. You see who owns what all the
-// time. At the end it counts, in the database, how often each job was done, and each tick of the schedules, and tells how long
-// each change of owners took; the exit status is 1 if anything is not as it should be.
+// Four worker processes share 6,000 jobs over 128 partitions, and 40 schedules of each second.
+// While they work, a fifth is added, one is closed, one is frozen for longer than the TTL and
+// thawed, and one is killed. You see who owns what all the time. At the end it counts, in the
+// database, how often each job was done, and each tick of the schedules, and tells how long each
+// change of owners took; the exit status is 1 if anything is not as it should be.
 //
-// It prints the URL of its database, for the command pgleases, which shows the leases from another terminal.
+// It prints the URL of its database, for the command pgleases, which shows the leases from another
+// terminal.
 //
-// It uses the PostgreSQL server that DATABASE_URL points to, else it starts one for the time of the run. It works in a
-// database of its own, which it drops again, unless it is itself killed. Ctrl-C ends it early.
+// It uses the PostgreSQL server that DATABASE_URL points to, else it starts one for the time of the
+// run. It works in a database of its own, which it drops again, unless it is itself killed. Ctrl-C
+// ends it early.
 //
-// What an application would write is in worker.go. The loop of the jobs is in examples/internal/jobs, the same that
-// examples/worker runs; examples/cron is a program of schedules alone. The rest is the show: story.go
-// has the events, observe.go what is read of the tables of pgleases, screen.go what is shown, and summary.go the figures; the
-// processes and the display are in examples/internal/show.
+// What an application would write is in worker.go. The loop of the jobs is in
+// examples/internal/jobs, the same that examples/worker runs; examples/cron is a program of
+// schedules alone. The rest is the show: story.go has the events, observe.go what is read of the
+// tables of pgleases, screen.go what is shown, and summary.go the figures; the processes and the
+// display are in examples/internal/show.
 package main
 
 import (
@@ -43,8 +48,9 @@ const (
 	jobCount      = 6_000
 	customerCount = 500
 
-	// limit is for the jobs; what is not done by then is counted as left over. A machine that has nothing else to do needs half a
-	// minute, one that is busy several times as long, and that is no fault.
+	// limit is for the jobs; what is not done by then is counted as left over. A machine that has
+	// nothing else to do needs half a minute, one that is busy several times as long, and that is no
+	// fault.
 	limit = 5 * time.Minute
 	// maxTTL is what all events fit into a minute with.
 	maxTTL = 10 * time.Second
@@ -176,7 +182,8 @@ func connect(ctx context.Context, url string) (*pgxpool.Pool, error) {
 		return nil, err
 	}
 	config.MaxConns = maxRunning + 2
-	// Without prepared statements, which a pooler in transaction mode loses. The clients of pgleases see to that by themselves.
+	// Without prepared statements, which a pooler in transaction mode loses. The clients of pgleases
+	// see to that by themselves.
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	return pgxpool.NewWithConfig(ctx, config)
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/pgleases/pgleases/examples/internal/jobs"
 )
 
-// An ownership is a row of pgleases.status. Owner is empty, and Since zero, where nobody owns the partition.
+// An ownership is a row of pgleases.status. Owner is empty, and Since zero, where nobody owns the
+// partition.
 type ownership struct {
 	Partition int
 	Owner     string
@@ -34,7 +35,8 @@ func databaseTime(ctx context.Context, pool *pgxpool.Pool) (now time.Time, err e
 	return now, err
 }
 
-// expiry reads until when a worker's last heartbeat lasts; the zero time where it is not registered.
+// expiry reads until when a worker's last heartbeat lasts; the zero time where it is not
+// registered.
 func expiry(ctx context.Context, pool *pgxpool.Pool, id string) (at time.Time, err error) {
 	err = pool.QueryRow(ctx, `
 		SELECT expires_at FROM pgleases.clients WHERE id = $1 ORDER BY incarnation DESC, expires_at DESC LIMIT 1`, id).Scan(&at)

@@ -18,12 +18,13 @@ import (
 )
 
 const (
-	// The fleet starts itself once more as a worker, with the worker's ID and the database in the environment.
+	// The fleet starts itself once more as a worker, with the worker's ID and the database in the
+	// environment.
 	envWorker = "PGLEASES_FLEET_WORKER"
 	envURL    = "PGLEASES_FLEET_URL"
 
-	// pace is how long a worker takes for a job, at least leastWork of it within the transaction. It makes the jobs
-	// last through all events, however fast the machine.
+	// pace is how long a worker takes for a job, at least leastWork of it within the transaction. It
+	// makes the jobs last through all events, however fast the machine.
 	pace      = 16 * time.Millisecond
 	leastWork = 2 * time.Millisecond
 
@@ -31,8 +32,9 @@ const (
 	maxRunning = 2  // of their ticks at once in one worker
 )
 
-// showTables keep what Guard refused, so that it can be counted after its worker was killed, and what the ticks of the schedules write. A tick
-// that is done twice is seen, not prevented: so there is no unique key.
+// showTables keep what Guard refused, so that it can be counted after its worker was killed, and
+// what the ticks of the schedules write. A tick that is done twice is seen, not prevented: so there
+// is no unique key.
 const showTables = `
 CREATE TABLE pgleases_example.refusals (
     worker     text NOT NULL,
@@ -45,7 +47,8 @@ CREATE TABLE pgleases_example.ticks (
     worker text NOT NULL, ran_at timestamptz NOT NULL DEFAULT clock_timestamp()
 )`
 
-// work is a worker process: examples/worker, with work that takes a set time, and schedules as in examples/cron.
+// work is a worker process: examples/worker, with work that takes a set time, and schedules as in
+// examples/cron.
 func work(id string, ttl time.Duration) (err error) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	ctx, stop := show.Told()
@@ -108,7 +111,8 @@ func work(id string, ttl time.Duration) (err error) {
 	return errors.Join(<-ended, <-ended)
 }
 
-// scheduler has a tick of each second write that it ran, in the transaction that also writes its outcome.
+// scheduler has a tick of each second write that it ran, in the transaction that also writes its
+// outcome.
 func scheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, id string) (*schedule.Scheduler, error) {
 	s, err := schedule.New(ctx, client, pool, "fleet", schedule.WithMaxRunning(maxRunning))
 	if err != nil {

@@ -1,4 +1,5 @@
-// Command kubernetes is the program of worker.yaml: a worker with the probes of a pod. docs/kubernetes.md tells the rest.
+// Command kubernetes is the program of worker.yaml: a worker with the probes of a pod.
+// docs/kubernetes.md tells the rest.
 package main
 
 import (

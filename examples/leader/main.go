@@ -1,13 +1,15 @@
-// Command leader is a process of an application in which one process at a time leads: it owns the only partition of a lease.
-// Start it in several terminals, with the same DATABASE_URL. One prints that it leads; stop that one with Ctrl-C or kill -9
-// and see another lead, at once or after the TTL:
+// Command leader is a process of an application in which one process at a time leads: it owns the
+// only partition of a lease. Start it in several terminals, with the same DATABASE_URL. One prints
+// that it leads; stop that one with Ctrl-C or kill -9 and see another lead, at once or after the
+// TTL:
 //
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/leader -id one
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/leader -id two
 //
-// The leader counts seconds in the only row of a table, in transactions that nobody but the leader can commit: freeze it
-// with kill -STOP for longer than the TTL and thaw it with kill -CONT, and it counts no more. Behind PgBouncer in
-// transaction mode, add default_query_exec_mode=exec to DATABASE_URL. To look, and to be rid of it all:
+// The leader counts seconds in the only row of a table, in transactions that nobody but the leader
+// can commit: freeze it with kill -STOP for longer than the TTL and thaw it with kill -CONT, and it
+// counts no more. Behind PgBouncer in transaction mode, add default_query_exec_mode=exec to
+// DATABASE_URL. To look, and to be rid of it all:
 //
 //	SELECT * FROM pgleases_leader.leader_ticks;
 //	DROP SCHEMA pgleases_leader, pgleases CASCADE;
@@ -78,8 +80,8 @@ func run(ctx context.Context, url string, options ...pgleases.Option) (err error
 		return err
 	}
 	defer func() {
-		// Run has returned by now, so that nothing is in work and Close hands over at once: the next one leads without
-		// waiting for the TTL. ctx has ended too, hence a context of its own.
+		// Run has returned by now, so that nothing is in work and Close hands over at once: the next one
+		// leads without waiting for the TTL. ctx has ended too, hence a context of its own.
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()
 		err = errors.Join(err, client.Close(ctx))
@@ -104,8 +106,8 @@ type leader struct {
 	lease  *pgleases.Lease
 }
 
-// lead is called when this process begins to lead. It ends when ctx does; with an error it is called again a little
-// later, unless another process leads by then.
+// lead is called when this process begins to lead. It ends when ctx does; with an error it is
+// called again a little later, unless another process leads by then.
 func (l *leader) lead(ctx context.Context, p pgleases.Partition) error {
 	fmt.Printf("%s: leading under epoch %d\n", l.client.ID(), p.Epoch)
 	defer fmt.Printf("%s: not leading\n", l.client.ID())
@@ -128,8 +130,8 @@ UPDATE pgleases_leader.leader_ticks SET ticks = ticks + 1, epoch = $1, leader = 
 // tick advances the row in a transaction that only the leader can commit.
 func (l *leader) tick(ctx context.Context, p pgleases.Partition) error {
 	return pgx.BeginFunc(ctx, l.pool, func(tx pgx.Tx) error {
-		// Before the write. Once it has passed, nobody else leads before this transaction ends; had another begun to lead
-		// meanwhile, while this process was frozen for instance, it would not pass.
+		// Before the write. Once it has passed, nobody else leads before this transaction ends; had
+		// another begun to lead meanwhile, while this process was frozen for instance, it would not pass.
 		if err := l.lease.Guard(ctx, tx, p); err != nil {
 			return err
 		}

@@ -1,4 +1,5 @@
-// Command otel joins a lease, runs a schedule, and exports the Stats of both as OpenTelemetry metrics, here to standard output every five seconds:
+// Command otel joins a lease, runs a schedule, and exports the Stats of both as OpenTelemetry
+// metrics, here to standard output every five seconds:
 //
 //	DATABASE_URL=postgres://... go run .
 //

@@ -51,9 +51,9 @@ func one(b bool) int64 {
 	return 0
 }
 
-// observe has a meter read the Stats of a client at each collection, which costs one atomic load. Unregister what it returns when
-// the client is closed. Which process it is, a resource's service.instance.id tells: client IDs that are new with every start
-// would make a new series each.
+// observe has a meter read the Stats of a client at each collection, which costs one atomic load.
+// Unregister what it returns when the client is closed. Which process it is, a resource's
+// service.instance.id tells: client IDs that are new with every start would make a new series each.
 func observe(meter metric.Meter, client *pgleases.Client) (metric.Registration, error) {
 	i := instruments{meter: meter}
 	var (
@@ -100,9 +100,10 @@ func observe(meter metric.Meter, client *pgleases.Client) (metric.Registration, 
 	}, trust, age, roundTrip, oldest, leases, owned, draining, listening, gained, lost, reconnect)
 }
 
-// observeSchedules has a meter read the Stats of a scheduler at each collection. Unregister what it returns when Run has ended. How late
-// handlers were called comes as a histogram whose series are counters: pgleases.schedule.late with the attribute le, in seconds, counts
-// those that were no later; an observable instrument cannot be one.
+// observeSchedules has a meter read the Stats of a scheduler at each collection. Unregister what it
+// returns when Run has ended. How late handlers were called comes as a histogram whose series are
+// counters: pgleases.schedule.late with the attribute le, in seconds, counts those that were no
+// later; an observable instrument cannot be one.
 func observeSchedules(meter metric.Meter, s *schedule.Scheduler) (metric.Registration, error) {
 	i := instruments{meter: meter}
 	var (

@@ -1,10 +1,13 @@
-// Command river feeds a job queue by a schedule: at each tick the schedule enqueues one job of River (riverqueue.com) for each customer, in the
-// transaction in which the tick is done. So a customer gets one job for each tick, whatever crashes; River then works its jobs, on all
-// processes at once, with its retries. Start it in several terminals, and end some of them with Ctrl-C or kill -9:
+// Command river feeds a job queue by a schedule: at each tick the schedule enqueues one job of
+// River (riverqueue.com) for each customer, in the transaction in which the tick is done. So a
+// customer gets one job for each tick, whatever crashes; River then works its jobs, on all
+// processes at once, with its retries. Start it in several terminals, and end some of them with
+// Ctrl-C or kill -9:
 //
 //	DATABASE_URL=postgres://localhost/postgres go -C examples/river run .
 //
-// It leaves River's tables in the schema public, and the schemas pgleases; to be rid of the latter: DROP SCHEMA pgleases CASCADE.
+// It leaves River's tables in the schema public, and the schemas pgleases; to be rid of the latter:
+// DROP SCHEMA pgleases CASCADE.
 package main
 
 import (
@@ -109,7 +112,8 @@ func run(ctx context.Context, url string, rule schedule.Rule) (err error) {
 	return nil
 }
 
-// startQueue makes River's tables where they are missing, one process after the other, and works its jobs.
+// startQueue makes River's tables where they are missing, one process after the other, and works
+// its jobs.
 func startQueue(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool) (*river.Client[pgx.Tx], error) {
 	driver := riverpgxv5.New(pool)
 	err := lock.New(client, pool).Do(ctx, "river-tables", func(ctx context.Context) error {

@@ -1,13 +1,14 @@
-// Command worker is one worker process of an application that spreads its jobs over all processes that live. Start it in
-// several terminals, with the same DATABASE_URL, and see how they share the partitions; stop one with Ctrl-C or kill -9
-// and see the others take its share:
+// Command worker is one worker process of an application that spreads its jobs over all processes
+// that live. Start it in several terminals, with the same DATABASE_URL, and see how they share the
+// partitions; stop one with Ctrl-C or kill -9 and see the others take its share:
 //
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/worker -id worker-1
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/worker -id worker-2
 //
-// Where its tables are missing it makes them, with a thousand jobs. The loop that works is in examples/internal/jobs; this
-// file shows how to start and, more important, in which order to stop. Behind PgBouncer in transaction mode, add
-// default_query_exec_mode=exec to DATABASE_URL. To have new jobs, and to be rid of it all:
+// Where its tables are missing it makes them, with a thousand jobs. The loop that works is in
+// examples/internal/jobs; this file shows how to start and, more important, in which order to stop.
+// Behind PgBouncer in transaction mode, add default_query_exec_mode=exec to DATABASE_URL. To have
+// new jobs, and to be rid of it all:
 //
 //	INSERT INTO pgleases_example.jobs (customer) SELECT 'customer-' || n FROM generate_series(1, 1000) AS n;
 //	DROP SCHEMA pgleases_example, pgleases CASCADE;
@@ -76,8 +77,8 @@ func run(ctx context.Context, url string, count int, options ...pgleases.Option)
 		return err
 	}
 	defer func() {
-		// The loop has ended by now, so that nothing is in work and Close hands everything over at once: the others need
-		// not wait for the TTL. ctx has ended too, hence a context of its own.
+		// The loop has ended by now, so that nothing is in work and Close hands everything over at once:
+		// the others need not wait for the TTL. ctx has ended too, hence a context of its own.
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()
 		err = errors.Join(err, client.Close(ctx))

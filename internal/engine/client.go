@@ -206,8 +206,8 @@ func await[T any](ctx context.Context, c *Client, from <-chan T) (answer T, err 
 	}
 }
 
-// wakeUp makes the client's goroutine look at its parts: work has ended, a lock is to be released, or
-// the connection has ended.
+// wakeUp makes the client's goroutine look at its parts: work has ended, a lock is to be released,
+// or the connection has ended.
 func (c *Client) wakeUp() {
 	select {
 	case c.wake <- struct{}{}:

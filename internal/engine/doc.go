@@ -3,9 +3,10 @@
 // # Parts
 //
 // The engine alone knows all parts. A part is a type; its fields are its own. It is given clock
-// readings and answers, calls no other part, and returns what happened. engine.go passes that on. So
-// engine.go has, on one page each, what a heartbeat's answer means (heard) and the order of a Close
-// (close, finished, finish). An answer that concerns one part only is handed to it in begin.go.
+// readings and answers, calls no other part, and returns what happened. engine.go passes that on.
+// So engine.go has, on one page each, what a heartbeat's answer means (heard) and the order of a
+// Close (close, finished, finish). An answer that concerns one part only is handed to it in
+// begin.go.
 //
 //	type        files                  what it knows
 //	Client      client.go, lease.go,   what other goroutines see: they send requests, and read what
@@ -71,21 +72,22 @@
 //  1. tasks.go: the heartbeat is due. begin.go (beginHeartbeat) sends it.
 //  2. engine.go (heard): the answer prolongs the trust, and members.heard returns a lease that asks
 //     for a plan. plans.asked notes it.
-//  3. tasks.go: the task "plan" is due. begin.go (beginPlan) takes a planning of plans.go. It claims
-//     and reads the lease, and calls Config.Plan: replan.go and rebalance.go of the root package
-//     decide. The function apply of sql/schema/plans.sql writes targets, gives free partitions to
-//     their owners, and notifies the owners.
+//  3. tasks.go: the task "plan" is due. begin.go (beginPlan) takes a planning of plans.go. It
+//     claims and reads the lease, and calls Config.Plan: replan.go and rebalance.go of the root
+//     package decide. The function apply of sql/schema/plans.sql writes targets, gives free
+//     partitions to their owners, and notifies the owners.
 //  4. In one of them beginWait returns, and engine.go (notified) makes all leases due to be read.
 //  5. reads.go: compare returns that a partition is wanted elsewhere. assignments.withdraw takes it
 //     out of Values, and asks for its work to end.
 //  6. drains.go waits for the work. The end of the last pin wakes the engine.
 //  7. releases.go: members.releasable, releases.next, and the function release of
-//     sql/schema/leases.sql, which gives the partition to its target with a higher epoch. The answer ends the ownership
-//     (members.released), and the task "announce" notifies the new owner.
+//     sql/schema/leases.sql, which gives the partition to its target with a higher epoch. The
+//     answer ends the ownership (members.released), and the task "announce" notifies the new owner.
 //  8. There, reads.go finds the partition among what is gained. assignments.serve shows it:
 //     owned.Board stores a new snapshot, and Values returns it.
 //
 // If the owner crashed instead, nobody is asked: its session expires, expiry.go makes a heartbeat
-// early and "evict" due in a client that has watched the clock for long enough, the function evict of
-// sql/schema/expiry.sql removes the session, and its leases ask for a plan. Step 3 gives its partitions away at once.
+// early and "evict" due in a client that has watched the clock for long enough, the function evict
+// of sql/schema/expiry.sql removes the session, and its leases ask for a plan. Step 3 gives its
+// partitions away at once.
 package engine

@@ -10,10 +10,12 @@ import (
 // ErrEnded is what a connection that has ended says, and a server that is down.
 var ErrEnded = errors.New("the connection has ended")
 
-// A Conn is a connection. Its methods are those of *store.Conn, one for each statement of the protocol.
+// A Conn is a connection. Its methods are those of *store.Conn, one for each statement of the
+// protocol.
 type Conn struct {
-	// Carry, where it is set, brings a statement to the database, by execute on this connection or another, and the answer back; else nil is answered.
-	// Those of locks have no name and are not carried.
+	// Carry, where it is set, brings a statement to the database, by execute on this connection or
+	// another, and the answer back; else nil is answered. Those of locks have no name and are not
+	// carried.
 	Carry func(ctx context.Context, name string, execute func(on *Conn) (any, error)) (any, error)
 
 	db    *Database
@@ -106,7 +108,8 @@ func (c *Conn) Prepare(ctx context.Context) error {
 	return err
 }
 
-// Wait waits for a notification that concerns the session which was last registered or renewed on this connection.
+// Wait waits for a notification that concerns the session which was last registered or renewed on
+// this connection.
 func (c *Conn) Wait(ctx context.Context) error {
 	select {
 	case <-c.notes:

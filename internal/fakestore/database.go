@@ -1,5 +1,6 @@
-// Package fakestore is the database of the protocol in memory, for tests: its connections have the methods of store's, and
-// each does what its SQL file does, whole and one after the other. It writes no events, which no client reads. The cases of package store's tests run on both.
+// Package fakestore is the database of the protocol in memory, for tests: its connections have the
+// methods of store's, and each does what its SQL file does, whole and one after the other. It
+// writes no events, which no client reads. The cases of package store's tests run on both.
 //
 // It works inside and outside of a bubble of package testing/synctest.
 package fakestore
@@ -24,9 +25,11 @@ type Database struct {
 
 	// Clock is what the server's clock is made from; time.Now as New returns it.
 	Clock func() time.Time
-	// Keep is how many states of the tables are kept, for crashes and promotions to return to; 0 as New returns it.
+	// Keep is how many states of the tables are kept, for crashes and promotions to return to; 0 as
+	// New returns it.
 	Keep int
-	// Moved is told of every change of an owner or epoch, and by which statement. It must not use the database.
+	// Moved is told of every change of an owner or epoch, and by which statement. It must not use the
+	// database.
 	Moved func(statement, lease string, partition int, from, to Partition)
 	// Evicted is told of every session that is evicted. It must not use the database.
 	Evicted func(Client)
@@ -108,7 +111,8 @@ type place struct {
 	partition int
 }
 
-// A guard is a transaction that passed the SQL function guard. It has a size, so that no two have one address.
+// A guard is a transaction that passed the SQL function guard. It has a size, so that no two have
+// one address.
 type guard struct{ _ byte }
 
 // New returns a database with the schema in it, on a server that began just now.
@@ -188,7 +192,8 @@ func (db *Database) Edit(edit func(t *Tables, clock int64)) {
 	db.wrote(true)
 }
 
-// KeepNone forgets all states but the present one: neither a crash nor a promotion loses what was written up to now.
+// KeepNone forgets all states but the present one: neither a crash nor a promotion loses what was
+// written up to now.
 func (db *Database) KeepNone() {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -234,8 +239,8 @@ func (db *Database) Boot() {
 	db.run.Started = time.Now().UnixMicro()
 }
 
-// Crash kills a process of the server, and loses up to so many of the heartbeats since the last write that waited for
-// the disk. It returns how many. The server is back at once.
+// Crash kills a process of the server, and loses up to so many of the heartbeats since the last
+// write that waited for the disk. It returns how many. The server is back at once.
 func (db *Database) Crash(lose int) int {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -249,8 +254,8 @@ func (db *Database) Crash(lose int) int {
 	return db.fallBack(pending)
 }
 
-// Promote puts a standby in the server's place that has missed up to so many of the last writes; it returns how many.
-// Behind a pooler the connections survive that.
+// Promote puts a standby in the server's place that has missed up to so many of the last writes; it
+// returns how many. Behind a pooler the connections survive that.
 func (db *Database) Promote(missing int, pooler bool) int {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -272,7 +277,8 @@ func (db *Database) endAll() {
 	clear(db.guards)
 }
 
-// Guard begins a transaction that passes the SQL function guard, and returns what ends it; not ok where it is refused.
+// Guard begins a transaction that passes the SQL function guard, and returns what ends it; not ok
+// where it is refused.
 func (db *Database) Guard(lease string, partition int, epoch int64) (end func(), ok bool) {
 	db.mu.Lock()
 	defer db.mu.Unlock()

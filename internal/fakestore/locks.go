@@ -12,9 +12,11 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// The named locks. What each statement does, and why, is written in the SQL file of its name, and at the functions that it calls.
+// The named locks. What each statement does, and why, is written in the SQL file of its name, and
+// at the functions that it calls.
 
-// A Lock is a row of table locks; Token 0: it waits. The rows of a name are in the order of their tickets.
+// A Lock is a row of table locks; Token 0: it waits. The rows of a name are in the order of their
+// tickets.
 type Lock struct {
 	Ticket, Session, Nonce, Token, Since int64
 	Shared                               bool

@@ -20,7 +20,8 @@ type (
 	}
 )
 
-// ErrUnknown is the error of verbs that name a client or an override that is not there, or a time that has passed.
+// ErrUnknown is the error of verbs that name a client or an override that is not there, or a time
+// that has passed.
 var ErrUnknown = errors.New("unknown")
 
 func (t *Tables) overridden(verb, lease, client string) bool {

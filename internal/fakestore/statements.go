@@ -11,7 +11,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// The statements, in the order of a client's life. What each does, and why, is written in the SQL file of its name.
+// The statements, in the order of a client's life. What each does, and why, is written in the SQL
+// file of its name.
 
 // Microseconds.
 const (

@@ -1,4 +1,5 @@
-// Package manage has the verbs on schedules and jobs, as the command and the dashboard ask for them.
+// Package manage has the verbs on schedules and jobs, as the command and the dashboard ask for
+// them.
 package manage
 
 import (

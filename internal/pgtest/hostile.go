@@ -71,8 +71,8 @@ func hostileTo(role, database string) (statements []string) {
 	for _, setting := range hostileSettings {
 		statements = append(statements, fmt.Sprintf("ALTER ROLE %s IN DATABASE %s SET %s", role, database, setting))
 	}
-	// Not beside what people call, and tests do, without types of arguments; nor what the files of sql/schema
-	// names without them.
+	// Not beside what people call, and tests do, without types of arguments; nor what the files of
+	// sql/schema names without them.
 	return append(statements, overloads("{text,int}", "lock_list|guard|guard_lock|partition_for|timeline|drop_lease|evict_client|(un)?(drain|cordon|freeze|pin)|pause|resume|operator|override|schedule_.*"))
 }
 

@@ -43,7 +43,8 @@ var settings = map[string]string{
 	"dynamic_shared_memory_type": "mmap", // in the folder, not in /dev/shm, where it would outlive a killed server
 }
 
-// init makes this process a keeper where startKeeper started it as one, before anything else of the program runs.
+// init makes this process a keeper where startKeeper started it as one, before anything else of the
+// program runs.
 func init() {
 	folder := os.Getenv(keeperVariable)
 	if folder == "" {
@@ -56,8 +57,8 @@ func init() {
 	os.Exit(0)
 }
 
-// keep starts a server, waits until no process uses it any more, and removes it with its folder. The gate is locked by
-// the process that started this one, and stays so until the server is ready.
+// keep starts a server, waits until no process uses it any more, and removes it with its folder.
+// The gate is locked by the process that started this one, and stays so until the server is ready.
 func keep(folder string, gate *os.File) (err error) {
 	defer func() { err = errors.Join(err, discard(folder)) }()
 	signal.Ignore(syscall.SIGPIPE) // if the other process was killed, nobody reads what this one prints
@@ -97,8 +98,9 @@ func keep(folder string, gate *os.File) (err error) {
 // notice has startKeeper tell what takes long.
 func notice(format string, args ...any) { fmt.Printf("notice "+format+"\n", args...) }
 
-// ways to a server, in their order: Docker gives the same server on every machine; a download is slow, once, and may not
-// be allowed. Each returns what stops the server again; its error is errMissing where another way should be tried.
+// ways to a server, in their order: Docker gives the same server on every machine; a download is
+// slow, once, and may not be allowed. Each returns what stops the server again; its error is
+// errMissing where another way should be tried.
 var ways = []struct {
 	name  string
 	start func(folder string) (s server, stop func() error, err error)
@@ -146,7 +148,8 @@ func start(folder string) (s server, stop func() error, err error) {
 	return server{}, nil, errors.Join(missing...)
 }
 
-// startDocker starts a server in a container, which the engine ends after two hours if the keeper was killed.
+// startDocker starts a server in a container, which the engine ends after two hours if the keeper
+// was killed.
 func startDocker(folder string) (s server, stop func() error, err error) {
 	if host := os.Getenv("DOCKER_HOST"); host != "" && !strings.HasPrefix(host, "unix:") {
 		return server{}, nil, fmt.Errorf("%w: the engine at DOCKER_HOST=%s may be another machine's", errMissing, host)
@@ -211,8 +214,8 @@ func within(d time.Duration) context.Context {
 	return ctx
 }
 
-// programFolders are where distributions put the server programs, which are often not on PATH. The last that exists is
-// the newest version.
+// programFolders are where distributions put the server programs, which are often not on PATH. The
+// last that exists is the newest version.
 var programFolders = []string{
 	"/usr/lib/postgresql/[1-9][0-9]/bin", // Debian, Ubuntu
 	"/usr/pgsql-[1-9][0-9]/bin",          // RPMs of PostgreSQL's own
@@ -305,9 +308,11 @@ func startEmbedded(folder string) (server, func() error, error) {
 	return s, stop, os.WriteFile(complete, nil, 0o644)
 }
 
-// run has the library make and start a server in the folder. It writes there alone: TMPDIR is the folder too.
+// run has the library make and start a server in the folder. It writes there alone: TMPDIR is the
+// folder too.
 func run(folder string, config embeddedpostgres.Config, from string) (server, func() error, error) {
-	// The library asks for the password, "postgres", in a way that costs the server half of what a connection does.
+	// The library asks for the password, "postgres", in a way that costs the server half of what a
+	// connection does.
 	access := filepath.Join(folder, "access")
 	if err := os.WriteFile(access, []byte("host all all 127.0.0.1/32 trust\n"), 0o600); err != nil {
 		return server{}, nil, err

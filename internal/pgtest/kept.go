@@ -21,8 +21,8 @@ var kept struct {
 }
 
 // Keep has databases go from test to test until end is called: to empty one costs a fraction of
-// what it costs to make one. So do the sessions of a server of ours. Behind a pooler what a test sets
-// for a session is there in the next test too, as in any transaction, whosever that is.
+// what it costs to make one. So do the sessions of a server of ours. Behind a pooler what a test
+// sets for a session is there in the next test too, as in any transaction, whosever that is.
 func Keep() (end func() error) {
 	kept.Lock()
 	defer kept.Unlock()

@@ -66,12 +66,14 @@ const (
 	serverFile  = "server"  // has the URL and the description
 )
 
-// held are locked for as long as this process lives. Not referenced they would be collected, and closed.
+// held are locked for as long as this process lives. Not referenced they would be collected, and
+// closed.
 var held []*os.File
 
-// join returns the server that all processes of this user share. Where none runs, it starts a keeper: a process that
-// starts the server, and removes it, and the folder, when the last process that uses it has ended. So there is one server
-// at a time, however many packages are tested side by side, and none remains of a test that was killed.
+// join returns the server that all processes of this user share. Where none runs, it starts a
+// keeper: a process that starts the server, and removes it, and the folder, when the last process
+// that uses it has ended. So there is one server at a time, however many packages are tested side
+// by side, and none remains of a test that was killed.
 //
 // The locks need no clean-up: the kernel releases them with the process.
 func join() (server, error) {
@@ -90,7 +92,8 @@ func join() (server, error) {
 	}
 }
 
-// errGone says that the server of a folder, and the folder, were removed before they could be joined.
+// errGone says that the server of a folder, and the folder, were removed before they could be
+// joined.
 var errGone = errors.New("the server has ended")
 
 func joinIn(folder string) (server, error) {
@@ -134,7 +137,8 @@ func joinIn(folder string) (server, error) {
 	return s, nil
 }
 
-// isAt reports whether a gate is still the one of the folder: it is not if the server ended while we waited for the lock.
+// isAt reports whether a gate is still the one of the folder: it is not if the server ended while
+// we waited for the lock.
 func isAt(gate *os.File, folder string) bool {
 	ours, err := gate.Stat()
 	now, err2 := os.Stat(filepath.Join(folder, gateFile))
@@ -150,9 +154,9 @@ func discard(folder string) error {
 	return os.RemoveAll(old)
 }
 
-// sharedFolder returns the folder of a server with our settings, for the processes whose variables ask for the same. It is in
-// memory where there is plenty: files that are slow to make made a start take 2.0 s instead of 0.9, a database 280 ms
-// instead of 25.
+// sharedFolder returns the folder of a server with our settings, for the processes whose variables
+// ask for the same. It is in memory where there is plenty: files that are slow to make made a start
+// take 2.0 s instead of 0.9, a database 280 ms instead of 25.
 func sharedFolder(environ []string) (string, error) {
 	if _, err := allowedWay(); err != nil {
 		return "", err
@@ -172,8 +176,9 @@ func sharedFolder(environ []string) (string, error) {
 	return filepath.Join(root, fmt.Sprintf("pgleases-pgtest-%d-%08x", os.Geteuid(), hash.Sum32())), nil
 }
 
-// startKeeper runs this program again, as the keeper of a folder (see init), and waits until the server is ready. The
-// gate stays locked until then, even if this process ends. What the keeper reports meanwhile is shown.
+// startKeeper runs this program again, as the keeper of a folder (see init), and waits until the
+// server is ready. The gate stays locked until then, even if this process ends. What the keeper
+// reports meanwhile is shown.
 func startKeeper(folder string, gate *os.File) error {
 	program, err := os.Executable()
 	if err != nil {

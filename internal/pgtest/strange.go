@@ -16,8 +16,9 @@ import (
 //go:embed strange.sql
 var strange string
 
-// MakeStrange makes a schema "strange" in a database, with other code under all names that the files of these patterns use: for a test of what runs where it is
-// on the search_path. A sequence tells whether any of it was called: see [StrangeCalled]. It takes seconds.
+// MakeStrange makes a schema "strange" in a database, with other code under all names that the
+// files of these patterns use: for a test of what runs where it is on the search_path. A sequence
+// tells whether any of it was called: see [StrangeCalled]. It takes seconds.
 func MakeStrange(ctx context.Context, conn *pgx.Conn, patterns ...string) error {
 	seen := make(map[string]bool)
 	var words []string

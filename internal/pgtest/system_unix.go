@@ -18,8 +18,8 @@ const (
 	atOnce    = syscall.LOCK_NB
 )
 
-// openLocked opens a file, makes it where it is missing, and locks it for as long as it is open. Programs that this
-// process starts do not have it open.
+// openLocked opens a file, makes it where it is missing, and locks it for as long as it is open.
+// Programs that this process starts do not have it open.
 func openLocked(path string, how int) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o644)
 	if err != nil {
@@ -60,7 +60,8 @@ func makeFolder(path string) error {
 	return nil
 }
 
-// account returns the user that a server runs as: that of this process, unless that is root, which PostgreSQL refuses.
+// account returns the user that a server runs as: that of this process, unless that is root, which
+// PostgreSQL refuses.
 func account() (uid, gid int, err error) {
 	if os.Geteuid() != 0 {
 		return os.Geteuid(), os.Getegid(), nil

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Format writes runs of numbers as ranges, "0-4,7"; no numbers as "-". The numbers may come in any order; the slice is
-// not changed.
+// Format writes runs of numbers as ranges, "0-4,7"; no numbers as "-". The numbers may come in any
+// order; the slice is not changed.
 func Format(numbers []int) string {
 	numbers = slices.Sorted(slices.Values(numbers))
 	var b strings.Builder

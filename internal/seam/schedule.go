@@ -1,4 +1,5 @@
-// Package seam is what package scheduletest, and no other, has of package schedule: a scheduler that a test drives.
+// Package seam is what package scheduletest, and no other, has of package schedule: a scheduler
+// that a test drives.
 package seam
 
 import (
@@ -8,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Rehearse returns a *schedule.Scheduler without a client, as a process, on the tables in a schema. The options are of type []schedule.Option.
-// Package schedule sets it.
+// Rehearse returns a *schedule.Scheduler without a client, as a process, on the tables in a schema.
+// The options are of type []schedule.Option. Package schedule sets it.
 var Rehearse func(ctx context.Context, pool *pgxpool.Pool, schema, group string, stage *Stage, options any) (Process, error)
 
 // A Stage is the time of schedulers that a test drives. The test sets the time of the database too.
@@ -25,12 +26,13 @@ type Process interface {
 	Partitions() int
 	// Start puts what the code declares. It is called once.
 	Start(context.Context) error
-	// Own gives all partitions to the process, under an epoch that the tables have. What it owns ends with life.
+	// Own gives all partitions to the process, under an epoch that the tables have. What it owns ends
+	// with life.
 	Own(life context.Context, epoch int64) error
 	// Drain notes that all runs have ended before the process does.
 	Drain()
-	// Run does what is due of a schedule or a job, and returns when that is done. It reports whether it is written down when that is due
-	// next, or that it is not.
+	// Run does what is due of a schedule or a job, and returns when that is done. It reports whether
+	// it is written down when that is due next, or that it is not.
 	Run(Due) bool
 }
 

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Arrays with an element for each partition, of which there may be 65,536. They are read in a tenth of the time that pgx takes for
-// arrays of any type.
+// Arrays with an element for each partition, of which there may be 65,536. They are read in a tenth
+// of the time that pgx takes for arrays of any type.
 type (
 	numbers []int64
 	flags   []bool

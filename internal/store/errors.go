@@ -24,8 +24,9 @@ func Code(err error) string {
 	return ""
 }
 
-// Transient reports whether a statement that failed with err may succeed when it is repeated: the cause was the connection, a
-// lock, a resource or the server's state, and neither the statement itself nor a setting.
+// Transient reports whether a statement that failed with err may succeed when it is repeated: the
+// cause was the connection, a lock, a resource or the server's state, and neither the statement
+// itself nor a setting.
 func Transient(err error) bool {
 	code := Code(err)
 	if code == "" {
@@ -59,7 +60,8 @@ func Undefined(err error) bool {
 	return slices.Contains([]string{"3F000", "42P01", "42883", "42703"}, Code(err))
 }
 
-// Unprepared reports whether a connection has another prepared statement of a name, or none: a pooler lies between.
+// Unprepared reports whether a connection has another prepared statement of a name, or none: a
+// pooler lies between.
 func Unprepared(err error) bool { return Code(err) == "42P05" || Code(err) == "26000" }
 
 // Caused adds the cause of ctx, if that has ended, to an error that does not have it.
@@ -81,7 +83,8 @@ func Advised(err error) error {
 	return err
 }
 
-// OpenError says what to do about an error of opening or migrating the tables of a package. misfits is pgleases.ErrSchema.
+// OpenError says what to do about an error of opening or migrating the tables of a package. misfits
+// is pgleases.ErrSchema.
 func OpenError(ctx context.Context, of, doing, schema string, misfits, err error) error {
 	grants := strings.TrimPrefix(of+"/sql/grants/application.sql", "pgleases/")
 	var misfit *SchemaError

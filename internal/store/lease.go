@@ -70,20 +70,22 @@ type Handed struct {
 	Epoch     int64
 }
 
-// Join makes the session a member of a lease, and makes the lease if it does not exist. The number rises with every join of
-// the session. See join.sql.
+// Join makes the session a member of a lease, and makes the lease if it does not exist. The number
+// rises with every join of the session. See join.sql.
 func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (Join, error) {
 	c.told = told{} // the next heartbeat tells of the lease
 	return one[Join](ctx, c, c.statements.Join, session, lease, partitions, weight, number, c.lockWait)
 }
 
-// SetWeight changes a member's weight. It returns false where the session is no member. See weight.sql.
+// SetWeight changes a member's weight. It returns false where the session is no member. See
+// weight.sql.
 func (c *Conn) SetWeight(ctx context.Context, session int64, lease string, weight int) (bool, error) {
 	done, err := maybe[struct{ Done bool }](ctx, c, c.statements.Weight, session, lease, weight, c.lockWait)
 	return done != nil, err
 }
 
-// Read returns what the session owns in the leases named, without those that do not exist. See read.sql.
+// Read returns what the session owns in the leases named, without those that do not exist. See
+// read.sql.
 func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]LeaseRead, error) {
 	type row struct {
 		Name       string
@@ -109,8 +111,9 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 	return query(ctx, c, func(rows pgx.Rows) ([]LeaseRead, error) { return pgx.CollectRows(rows, read) }, c.statements.Read, session, leases)
 }
 
-// Release gives up partitions, and leaves leases as the session was a member of them at its join of that number. The new owners
-// are to be told by Announce, except those in a lease that it has left. See release.sql.
+// Release gives up partitions, and leaves leases as the session was a member of them at its join of
+// that number. The new owners are to be told by Announce, except those in a lease that it has left.
+// See release.sql.
 func (c *Conn) Release(ctx context.Context, session int64, releases []Release, leaving []Leave, lastJoin int64) (Released, error) {
 	leases, partitions, epochs := columns(releases)
 	left, planned, now := make([]string, len(leaving)), make([]int64, len(leaving)), []string{}
@@ -154,8 +157,8 @@ func (c *Conn) Announce(ctx context.Context, leases []string, sessions []int64) 
 	return err
 }
 
-// Prepare has the server plan the statements of a handoff for this connection, which takes longer than to run them. No lease has
-// the name that it gives.
+// Prepare has the server plan the statements of a handoff for this connection, which takes longer
+// than to run them. No lease has the name that it gives.
 func (c *Conn) Prepare(ctx context.Context) error {
 	if _, err := c.Release(ctx, 0, nil, []Leave{{Lease: "", Now: true}}, 0); err != nil {
 		return err
@@ -163,7 +166,8 @@ func (c *Conn) Prepare(ctx context.Context) error {
 	return c.Announce(ctx, []string{}, []int64{})
 }
 
-// Fence raises the epochs of partitions that guarded transactions keep from being released. See fence.sql.
+// Fence raises the epochs of partitions that guarded transactions keep from being released. See
+// fence.sql.
 func (c *Conn) Fence(ctx context.Context, session int64, busy []Release) error {
 	leases, partitions, epochs := columns(busy)
 	return c.exec(ctx, c.statements.Fence, session, leases, partitions, epochs, c.lockWait)

@@ -7,7 +7,8 @@ import (
 
 // Fast failover: the statements.
 
-// HoldLiveness has the connection hold a lock for a session until it ends, under a negative key below the client's earlier ones. See liveness.sql.
+// HoldLiveness has the connection hold a lock for a session until it ends, under a negative key
+// below the client's earlier ones. See liveness.sql.
 func (c *Conn) HoldLiveness(ctx context.Context, session, presence int64) error {
 	got, err := one[struct{ Taken bool }](ctx, c, c.statements.Liveness, session, presence, c.lockWait)
 	if err == nil && !got.Taken {
@@ -38,7 +39,8 @@ type Absence struct {
 	PID               int   // of the server's process that held the lock
 }
 
-// WatchLiveness looks which sessions' locks are held, where the session is one of the two that watch.
+// WatchLiveness looks which sessions' locks are held, where the session is one of the two that
+// watch.
 func (c *Conn) WatchLiveness(ctx context.Context, session, digest int64) (Liveness, error) {
 	type row struct {
 		Watches                          bool
@@ -65,8 +67,9 @@ func (c *Conn) WatchLiveness(ctx context.Context, session, digest int64) (Livene
 	return l, nil
 }
 
-// EvictDisconnected removes sessions whose connection ended as that of a crashed process does, where as many sessions were abandoned since, and none ended
-// in another way. See evictdisconnected.sql.
+// EvictDisconnected removes sessions whose connection ended as that of a crashed process does,
+// where as many sessions were abandoned since, and none ended in another way. See
+// evictdisconnected.sql.
 func (c *Conn) EvictDisconnected(ctx context.Context, ended []Absence, since SessionEnds, run Incarnation) (Evicted, error) {
 	sessions, keys, pids, expiries := make([]int64, len(ended)), make([]int64, len(ended)), make([]int, len(ended)), make([]int64, len(ended))
 	for i, a := range ended {

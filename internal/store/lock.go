@@ -13,16 +13,19 @@ import (
 	"github.com/pgleases/pgleases/internal/connect"
 )
 
-// Named locks. They are taken and released on connections of the application's; what has to be done for all of a client's locks is done
-// on its own.
+// Named locks. They are taken and released on connections of the application's; what has to be done
+// for all of a client's locks is done on its own.
 
-// CodeIsolation is the SQLSTATE of a transaction that cannot change locks, as it is not READ COMMITTED.
+// CodeIsolation is the SQLSTATE of a transaction that cannot change locks, as it is not READ
+// COMMITTED.
 const CodeIsolation = "PL003"
 
-// LockChannel is the channel of notifications for a session that waits for locks. Each names the nonce of what was granted.
+// LockChannel is the channel of notifications for a session that waits for locks. Each names the
+// nonce of what was granted.
 func LockChannel(session int64) string { return fmt.Sprintf("pgleases_lock_%d", session) }
 
-// A LockOutcome is what has become of an acquisition, or of a release, as lockacquire.sql and lockrelease.sql name it.
+// A LockOutcome is what has become of an acquisition, or of a release, as lockacquire.sql and
+// lockrelease.sql name it.
 type LockOutcome string
 
 // The outcomes of acquisitions, and of releases.
@@ -70,8 +73,8 @@ type LockRelease struct {
 	Latest int64 // until when the acquisition may still arrive, as in the request; 0: it was answered
 }
 
-// A LocksReleased is the answer to several releases. Nonces that are in neither are held by a guarded transaction that is open, or may still
-// arrive.
+// A LocksReleased is the answer to several releases. Nonces that are in neither are held by a
+// guarded transaction that is open, or may still arrive.
 type LocksReleased struct {
 	SameRun  bool
 	Released []int64 // there was a row
@@ -99,8 +102,8 @@ type LockRow struct {
 	Lives   []int64 // microseconds until the session expires
 }
 
-// LookAtLocks returns which of these acquisitions of a session the database has; everything: all of the session's. Run is the
-// server's that answered, without the boot marker. See locklook.sql.
+// LookAtLocks returns which of these acquisitions of a session the database has; everything: all of
+// the session's. Run is the server's that answered, without the boot marker. See locklook.sql.
 func (c *Conn) LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]FoundLock, Incarnation, error) {
 	type row struct {
 		Timeline, Started int64
@@ -135,13 +138,15 @@ func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []LockR
 // sweepMost is the most rows of expired sessions that one sweep looks at.
 const sweepMost = 1000
 
-// SweepLocks removes what expired sessions hold or await, and reports whether nothing is left of it. See locksweep.sql.
+// SweepLocks removes what expired sessions hold or await, and reports whether nothing is left of
+// it. See locksweep.sql.
 func (c *Conn) SweepLocks(ctx context.Context) (bool, error) {
 	got, err := notifying[struct{ Done bool }](ctx, c, c.statements.LockSweep, sweepMost, c.lockWait)
 	return got.Done, err
 }
 
-// ListenToLocks has notifications arrive of what is granted to a session. Wait returns nil for them too.
+// ListenToLocks has notifications arrive of what is granted to a session. Wait returns nil for them
+// too.
 func (c *Conn) ListenToLocks(ctx context.Context, session int64) error {
 	if c.notices.locks != "" {
 		if err := c.exec(ctx, "UNLISTEN "+c.notices.locks); err != nil {
@@ -152,7 +157,8 @@ func (c *Conn) ListenToLocks(ctx context.Context, session int64) error {
 	return c.exec(ctx, "LISTEN "+c.notices.locks)
 }
 
-// GrantedLocks returns the nonces that notifications named since it was last called, at most as many as are worth to be told.
+// GrantedLocks returns the nonces that notifications named since it was last called, at most as
+// many as are worth to be told.
 func (c *Conn) GrantedLocks() []int64 {
 	granted := c.notices.granted
 	c.notices.granted = nil
@@ -210,7 +216,8 @@ func (l *Locks) Guard(_ context.Context, query Query, name string, token, trust 
 	return query(l.Statements.LockGuard, name, token, trust)
 }
 
-// List returns the locks whose names have a prefix, from the name after one, at most that many. See locklist.sql.
+// List returns the locks whose names have a prefix, from the name after one, at most that many. See
+// locklist.sql.
 func (l *Locks) List(ctx context.Context, conn *pgx.Conn, prefix, after string, most int) ([]LockRow, error) {
 	rows, _ := conn.Query(ctx, l.Statements.LockList, prefix, after, most) // CollectRows returns its error
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[LockRow])

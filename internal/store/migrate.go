@@ -20,7 +20,8 @@ import (
 // Version is the schema version that this code was written for. version.sql writes it too.
 const Version = 1
 
-// A Part of a schema is tables that have a version of their own: those of the engine, or those of another package of this module.
+// A Part of a schema is tables that have a version of their own: those of the engine, or those of
+// another package of this module.
 type Part struct {
 	Name    string                     // for people; empty: the schema's own
 	Table   string                     // of its version
@@ -51,7 +52,8 @@ type SchemaError struct {
 
 func (e *SchemaError) Error() string { return e.Text }
 
-// Fits returns nil where this code can run on the schema, else a *SchemaError or the database's error.
+// Fits returns nil where this code can run on the schema, else a *SchemaError or the database's
+// error.
 func (c *Conn) Fits(ctx context.Context) error { return Engine.Fits(ctx, c.Pgx, c.channel) }
 
 // Migrate is the function Migrate, for the connection's schema.
@@ -73,8 +75,8 @@ func Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
 const migrationKey = "7358216409153"
 
 // takeBack has functions that run with their owner's rights be nobody's without a grant, except
-// timeline, and applications write no actor of an event: as the files of sql/schema and application.sql have
-// it. It does nothing for a role that does not own them.
+// timeline, and applications write no actor of an event: as the files of sql/schema and
+// application.sql have it. It does nothing for a role that does not own them.
 const takeBack = `
 DECLARE
     r record;
@@ -98,7 +100,8 @@ BEGIN
 END
 `
 
-// Fits reads the part's version in the schema and the oldest code that it serves. It returns nil where this code can run there.
+// Fits reads the part's version in the schema and the oldest code that it serves. It returns nil
+// where this code can run there.
 func (p Part) Fits(ctx context.Context, conn *pgx.Conn, schema string) error {
 	_, err := p.version(ctx, conn, schema)
 	return err
@@ -130,8 +133,8 @@ func (p Part) version(ctx context.Context, conn *pgx.Conn, schema string) (int, 
 	return v.Version, nil
 }
 
-// Report runs migrate, replaces what the schema has otherwise than this code, and returns what was done. A
-// schema of newer code stays as it is.
+// Report runs migrate, replaces what the schema has otherwise than this code, and returns what was
+// done. A schema of newer code stays as it is.
 func (p Part) Report(ctx context.Context, conn *pgx.Conn, schema string, migrate func() error) (done string, err error) {
 	before, _ := p.version(ctx, conn, schema) // migrate returns its error
 	if err := migrate(); err != nil {
@@ -183,7 +186,8 @@ func (p Part) differs(ctx context.Context, conn *pgx.Conn, schema string) (names
 	return names, nil
 }
 
-// Differing compares functions by the names and bodies that a schema has with those that a text creates there.
+// Differing compares functions by the names and bodies that a schema has with those that a text
+// creates there.
 func Differing(ddl, schema string, have map[string][]string) (missing, changed []string) {
 	quoted := pgx.Identifier{schema}.Sanitize()
 	// The files of package sql, run as they stand, do not quote the schema's name.
@@ -203,10 +207,11 @@ func Differing(ddl, schema string, have map[string][]string) (missing, changed [
 	return missing, changed
 }
 
-// Migrate creates or updates the part where it does not fit. It sends one message, so it is one transaction. Racing
-// migrations wait for each other's lock, and only the first is carried out: the clients of that one are at work when the
-// second has the lock. Live clients wait for a migration that waits for a table: so it waits 200 ms at most for each, and tries
-// again until ctx ends. It also tries again after a deadlock with live clients.
+// Migrate creates or updates the part where it does not fit. It sends one message, so it is one
+// transaction. Racing migrations wait for each other's lock, and only the first is carried out: the
+// clients of that one are at work when the second has the lock. Live clients wait for a migration
+// that waits for a table: so it waits 200 ms at most for each, and tries again until ctx ends. It
+// also tries again after a deadlock with live clients.
 func (p Part) Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
 	err := p.Fits(ctx, conn, schema)
 	var misfit *SchemaError
@@ -240,7 +245,8 @@ func apply(ctx context.Context, conn *pgx.Conn, migration string) error {
 	}
 }
 
-// migration is the message that creates or updates the part, after a check: long, and written only where it is sent.
+// migration is the message that creates or updates the part, after a check: long, and written only
+// where it is sent.
 func (p Part) migration(schema, check string) string {
 	return connect.ReadCommitted + "; SELECT pg_catalog.pg_advisory_xact_lock(" + migrationKey +
 		"); SET LOCAL client_min_messages = warning; SET LOCAL lock_timeout = '200ms';\n" + check + "\n" + p.DDL(schema)

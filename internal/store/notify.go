@@ -14,16 +14,17 @@ import (
 	"github.com/pgleases/pgleases/internal/connect"
 )
 
-// Any role may notify the channel, without end: PostgreSQL has no right for that. So what arrives is never queued, and a
-// client is told to read at most readsAtOnce times in quick succession, as at a handoff of many partitions one by one, and then once
-// in readEvery.
+// Any role may notify the channel, without end: PostgreSQL has no right for that. So what arrives
+// is never queued, and a client is told to read at most readsAtOnce times in quick succession, as
+// at a handoff of many partitions one by one, and then once in readEvery.
 const (
 	readEvery   = 100 * time.Millisecond
 	readsAtOnce = 20
 )
 
-// notices is what the notifications on a connection come to, whatever their number: whether to read, and when. pgx calls heard in
-// the goroutine that uses the connection. It takes the place of pgx's own queue, which would hold each notification in memory.
+// notices is what the notifications on a connection come to, whatever their number: whether to
+// read, and when. pgx calls heard in the goroutine that uses the connection. It takes the place of
+// pgx's own queue, which would hold each notification in memory.
 type notices struct {
 	channel string    // the schema's name
 	session string    // the client's, as notifications name it
@@ -35,7 +36,8 @@ type notices struct {
 	granted []int64 // nonces that were heard there, at most grantsAtOnce
 }
 
-// grantsAtOnce is the most nonces that are kept until they are fetched: what else is granted at once, the next heartbeat finds.
+// grantsAtOnce is the most nonces that are kept until they are fetched: what else is granted at
+// once, the next heartbeat finds.
 const grantsAtOnce = 1000
 
 func (n *notices) heard(_ *pgconn.PgConn, note *pgconn.Notification) {
@@ -89,9 +91,9 @@ func (n *notices) told() {
 // concerns says which session the notifications concern from now on.
 func (n *notices) concerns(session int64) { n.session = strconv.FormatInt(session, 10) }
 
-// Wait waits until a notification has named the session that was last registered or renewed on this connection, and nil tells
-// that; or one has come for GrantedLocks, and nil tells that first. The connection is still good when ctx has ended, and nothing that
-// was heard is forgotten then.
+// Wait waits until a notification has named the session that was last registered or renewed on this
+// connection, and nil tells that; or one has come for GrantedLocks, and nil tells that first. The
+// connection is still good when ctx has ended, and nothing that was heard is forgotten then.
 func (c *Conn) Wait(ctx context.Context) error {
 	ctx = connect.Waiting(ctx)
 	n := c.notices
@@ -100,7 +102,8 @@ func (c *Conn) Wait(ctx context.Context) error {
 			return err
 		}
 	}
-	// What else arrives until it is time is taken too: left alone, it would fill the server's queue, and delay the next heartbeat.
+	// What else arrives until it is time is taken too: left alone, it would fill the server's queue,
+	// and delay the next heartbeat.
 	if len(n.granted) > 0 {
 		return nil
 	}
@@ -117,9 +120,10 @@ func (c *Conn) Wait(ctx context.Context) error {
 	return nil
 }
 
-// Listen listens for notifications, and reports whether they arrive. A pooler may accept LISTEN and deliver nothing, or
-// deliver to another client of the same server connection. So the connection must be direct, and a notification that it
-// sends to itself must come back. probe is a random number for that one.
+// Listen listens for notifications, and reports whether they arrive. A pooler may accept LISTEN and
+// deliver nothing, or deliver to another client of the same server connection. So the connection
+// must be direct, and a notification that it sends to itself must come back. probe is a random
+// number for that one.
 func (c *Conn) Listen(ctx context.Context, probe int64) (bool, error) {
 	private := fmt.Sprintf("pgleases_probe_%d", probe)
 	channel := pgx.Identifier{c.channel}.Sanitize()

@@ -40,9 +40,10 @@ type LeasePlan struct {
 	Members        []Member       // ordered by ID, incarnation, session
 	Paused, Frozen bool           // by an operator's override
 	Pins           map[int]string // likewise: partitions that shall be with a client, by its ID
-	// By partition number. Owners, Targets: the session that owns the partition, and the one that shall (0: none).
-	// OwnerIDs: the last owner's client ID, where the owner is no live member (else empty). PreferredIDs: the client ID to
-	// which the partition returns when that client does (empty: none).
+	// By partition number. Owners, Targets: the session that owns the partition, and the one that
+	// shall (0: none). OwnerIDs: the last owner's client ID, where the owner is no live member (else
+	// empty). PreferredIDs: the client ID to which the partition returns when that client does (empty:
+	// none).
 	Owners, Targets        []int64
 	OwnerIDs, PreferredIDs []string
 }
@@ -63,9 +64,9 @@ type Applied struct {
 	LeftOver   int  // moves not made, because a guarded transaction is open on the partition, or its epoch rose meanwhile
 }
 
-// Evict removes the sessions that expired before cutoff (the database's clock, microseconds since 1970) and whose TTL is at
-// most watched. It does nothing where no check is due for the caller, who has that TTL, nor on another server incarnation. See
-// evict.sql.
+// Evict removes the sessions that expired before cutoff (the database's clock, microseconds since
+// 1970) and whose TTL is at most watched. It does nothing where no check is due for the caller, who
+// has that TTL, nor on another server incarnation. See evict.sql.
 func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run Incarnation) (Evicted, error) {
 	return one[Evicted](ctx, c, c.statements.Evict, cutoff, watched.Microseconds(),
 		ttl.Microseconds(), run.Timeline, run.Started, run.Marker, c.lockWait)
@@ -78,8 +79,9 @@ func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
 	return got.Asked, err
 }
 
-// Claim claims the planning of those leases for which a plan is due, and returns them. A lease that another statement has
-// locked is tried up to four times; a lock that lasts longer is another client's plan. See claim.sql.
+// Claim claims the planning of those leases for which a plan is due, and returns them. A lease that
+// another statement has locked is tried up to four times; a lock that lasts longer is another
+// client's plan. See claim.sql.
 func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
 	var claimed []string
 	for attempt := 1; ; attempt++ {
@@ -93,8 +95,8 @@ func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
 	}
 }
 
-// Plan reads what a plan needs: the leases named, and, unless they are to be planned alone, all leases that share a member with
-// them, ordered by name. See plan.sql.
+// Plan reads what a plan needs: the leases named, and, unless they are to be planned alone, all
+// leases that share a member with them, ordered by name. See plan.sql.
 func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]LeasePlan, error) {
 	return query(ctx, c, CollectPlan, c.statements.Plan, leases, alone)
 }
@@ -163,9 +165,10 @@ func (r planRow) plan() (LeasePlan, error) {
 // NotAgain is the time after which no other plan is due, except of moves that are left over: 50 ms.
 const NotAgain = -50 * time.Millisecond
 
-// Apply writes moves of a plan if all its leases are as the plan read them, else nothing. Then the generations in plan are those that
-// the leases have since, so that more moves of it can follow. Another plan is due after that time, at most a second; if it is
-// negative, only of leases in which moves are left over, after so long. See apply.sql.
+// Apply writes moves of a plan if all its leases are as the plan read them, else nothing. Then the
+// generations in plan are those that the leases have since, so that more moves of it can follow.
+// Another plan is due after that time, at most a second; if it is negative, only of leases in which
+// moves are left over, after so long. See apply.sql.
 func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again time.Duration) (Applied, error) {
 	names, generations := make([]string, len(plan)), make([]int64, len(plan))
 	for i, p := range plan {
@@ -196,7 +199,8 @@ type runs struct {
 	moves           []int
 }
 
-// maxGap is how many partitions without a move a run has between two moves at most: to pass over them costs about what a new run does.
+// maxGap is how many partitions without a move a run has between two moves at most: to pass over
+// them costs about what a new run does.
 const maxGap = 8
 
 func runsOf(moves []Move) runs {

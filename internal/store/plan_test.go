@@ -364,7 +364,7 @@ func TestAGuardHoldsInWhateverTransactionItIs(t *testing.T) {
 		epoch := value[int64](f, "SELECT epoch FROM partitions")
 		tx = begin(pgx.TxOptions{IsoLevel: level})
 		testkit.Must(tx.Exec(f.ctx, "SELECT count(*) FROM partitions"))(f) // its snapshot
-		b.release([]Release{{"l", 0, epoch}})                            // to itself: a new epoch
+		b.release([]Release{{"l", 0, epoch}})                              // to itself: a new epoch
 		if err := guard(f, tx, "l", 0, epoch); Code(err) != "40001" {
 			t.Errorf("%s, begun before the takeover: %v", level, err)
 		}

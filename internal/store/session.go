@@ -28,8 +28,9 @@ type Registration struct {
 	StartedAt   time.Time
 }
 
-// ProcessBits is the number of low bits in Registration.Process that count the clients of one program. The other bits are
-// random, and the same for all clients of the program. register.sql writes the number too.
+// ProcessBits is the number of low bits in Registration.Process that count the clients of one
+// program. The other bits are random, and the same for all clients of the program. register.sql
+// writes the number too.
 const ProcessBits = 24
 
 // A Process is where another client with the same ID runs.
@@ -40,29 +41,32 @@ type Process struct {
 	Evicted   bool `db:"-"` // it is none: an operator has evicted the client
 }
 
-// An Incarnation is one of the server. Where two heartbeats saw different runs, the server may have lost what it had not flushed
-// in between: heartbeats, or more.
+// An Incarnation is one of the server. Where two heartbeats saw different runs, the server may have
+// lost what it had not flushed in between: heartbeats, or more.
 type Incarnation struct {
 	Timeline int64 // names the server and its timeline; 0 where the server does not tell them
 	Started  int64 // microseconds since 1970
 	Marker   int64 // 0: none is drawn yet
 }
 
-// Unmarked is an incarnation as a read tells it. A boot marker comes and goes while the server runs, and nothing is lost that anybody owns or holds.
+// Unmarked is an incarnation as a read tells it. A boot marker comes and goes while the server
+// runs, and nothing is lost that anybody owns or holds.
 func (r Incarnation) Unmarked() Incarnation {
 	r.Marker = 0
 	return r
 }
 
-// RandomID returns 63 random bits, never 0. A sequence would repeat numbers after a crash or a promotion. The bits are the kernel's,
-// because copies of a process draw the same from a generator that was copied with it.
+// RandomID returns 63 random bits, never 0. A sequence would repeat numbers after a crash or a
+// promotion. The bits are the kernel's, because copies of a process draw the same from a generator
+// that was copied with it.
 func RandomID() int64 {
 	var bits [8]byte
 	_, _ = rand.Read(bits[:]) // it never fails
 	return max(int64(binary.NativeEndian.Uint64(bits[:])>>1), 1)
 }
 
-// A Renewal is what is known of a session's last renewal. Where the session was renewed later, a copy of the process did it.
+// A Renewal is what is known of a session's last renewal. Where the session was renewed later, a
+// copy of the process did it.
 type Renewal struct {
 	Clock  int64 // of the database, then
 	Marker int64 // the server's; 0: the last renewal is not known
@@ -90,8 +94,8 @@ type LeaseBeat struct {
 	Weight     int
 }
 
-// Register begins a session, and returns its incarnation. Where a newer process has the ID, it returns 0 and that process
-// (nil where that one has no session). See register.sql.
+// Register begins a session, and returns its incarnation. Where a newer process has the ID, it
+// returns 0 and that process (nil where that one has no session). See register.sql.
 func (c *Conn) Register(ctx context.Context, r Registration) (int64, *Process, error) {
 	type row struct {
 		Incarnation *int64
@@ -118,7 +122,8 @@ func (c *Conn) Register(ctx context.Context, r Registration) (int64, *Process, e
 	return 0, &Process{Host: *got.Host, PID: *got.PID, StartedAt: *got.StartedAt}, nil
 }
 
-// Superseder returns the newest process that has a session under a client ID; nil where none has. See superseder.sql.
+// Superseder returns the newest process that has a session under a client ID; nil where none has.
+// See superseder.sql.
 func (c *Conn) Superseder(ctx context.Context, id string) (*Process, error) {
 	return maybe[Process](ctx, c, c.statements.Superseder, id)
 }
@@ -127,7 +132,8 @@ func (c *Conn) Superseder(ctx context.Context, id string) (*Process, error) {
 // of then, and a join that came late.
 const tellEvery = time.Minute
 
-// told is what the last heartbeat on a connection told of leases. It holds until one changes, or a plan of one is due.
+// told is what the last heartbeat on a connection told of leases. It holds until one changes, or a
+// plan of one is due.
 type told struct {
 	session int64
 	run     Incarnation // of the server that told it
@@ -143,7 +149,8 @@ func (t *told) holds(session int64) bool {
 	return t.session == session && time.Since(t.at) < tellEvery && !slices.ContainsFunc(t.leases, due)
 }
 
-// Heartbeat renews the session. The caller has watched the clock of this server incarnation for that long. See heartbeat.sql.
+// Heartbeat renews the session. The caller has watched the clock of this server incarnation for
+// that long. See heartbeat.sql.
 func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration, last Renewal) (Beat, error) {
 	c.notices.concerns(session)
 	var run Incarnation
@@ -252,8 +259,9 @@ func (c *Conn) SetMarker(ctx context.Context, marker int64) error {
 	return c.exec(ctx, c.statements.Marker, marker, c.lockWait)
 }
 
-// AcceptServer accepts a server incarnation that the caller has watched for that long, and returns its server generation, above that given; 0: it need
-// not be accepted, or may not be yet. See accept.sql.
+// AcceptServer accepts a server incarnation that the caller has watched for that long, and returns
+// its server generation, above that given; 0: it need not be accepted, or may not be yet. See
+// accept.sql.
 func (c *Conn) AcceptServer(ctx context.Context, watched time.Duration, run Incarnation, generation int64) (int64, error) {
 	accepted, err := maybe[struct{ Generation int64 }](ctx, c, c.statements.Accept,
 		watched.Microseconds(), run.Timeline, run.Started, run.Marker, generation, c.lockWait)
@@ -263,12 +271,14 @@ func (c *Conn) AcceptServer(ctx context.Context, watched time.Duration, run Inca
 	return accepted.Generation, nil
 }
 
-// RejectServer has the server accepted again, where its server generation is lower than this one. See reject.sql.
+// RejectServer has the server accepted again, where its server generation is lower than this one.
+// See reject.sql.
 func (c *Conn) RejectServer(ctx context.Context, generation int64) error {
 	return c.exec(ctx, c.statements.Reject, generation, c.lockWait)
 }
 
-// End deletes a session that is no member of any lease, and reports whether the session is gone. See close.sql.
+// End deletes a session that is no member of any lease, and reports whether the session is gone.
+// See close.sql.
 func (c *Conn) End(ctx context.Context, session int64) (bool, error) {
 	got, err := one[struct{ Ended bool }](ctx, c, c.statements.Close, session, c.lockWait)
 	return got.Ended, err

@@ -26,10 +26,12 @@ type Statements struct {
 	LockAcquire, LockRelease, LockReleases, LockLook, LockSweep, LockList, LockGuard string
 }
 
-// StatementsFor returns the statements for a schema. The files write "pgleases." before each name in the schema, and nowhere
-// else, and "pgleases" alone once, where the schema is created. A name that stands in a string begins it.
+// StatementsFor returns the statements for a schema. The files write "pgleases." before each name
+// in the schema, and nowhere else, and "pgleases" alone once, where the schema is created. A name
+// that stands in a string begins it.
 //
-// To write them costs a processor more than a millisecond, and each client asks for them. So those of the last schema are kept: a process has one, as a rule.
+// To write them costs a processor more than a millisecond, and each client asks for them. So those
+// of the last schema are kept: a process has one, as a rule.
 func StatementsFor(schema string) Statements {
 	if last := lastStatements.Load(); last != nil && last.schema == schema {
 		return last.Statements
@@ -52,8 +54,8 @@ func writeStatements(schema string) Statements {
 	return s
 }
 
-// Fill reads into each field of a struct of texts that is empty the file that has its name, in lower
-// case.
+// Fill reads into each field of a struct of texts that is empty the file that has its name, in
+// lower case.
 func Fill[T any](statements *T, text func(name string) string) {
 	fields := reflect.ValueOf(statements).Elem()
 	for _, field := range reflect.VisibleFields(fields.Type()) {
@@ -66,7 +68,8 @@ func Fill[T any](statements *T, text func(name string) string) {
 // DDL is all that a migration runs.
 func DDL(files fs.ReadFileFS, schema string) string { return Texts(files, schema)("schema") }
 
-// Texts returns the texts of SQL files for a schema by the files' names, without .sql. They are written as StatementsFor tells.
+// Texts returns the texts of SQL files for a schema by the files' names, without .sql. They are
+// written as StatementsFor tells.
 func Texts(files fs.ReadFileFS, schema string) func(name string) string {
 	quoted := pgx.Identifier{schema}.Sanitize()
 	replacer := strings.NewReplacer("'pgleases.", "'"+strings.ReplaceAll(quoted, "'", "''")+".", "pgleases.", quoted+".", "CREATE SCHEMA IF NOT EXISTS pgleases;",
@@ -88,7 +91,8 @@ func withoutHead(text string) string {
 	return text
 }
 
-// bodyTag is the quote around functions' bodies. The schema's name stands in them, and must not end one.
+// bodyTag is the quote around functions' bodies. The schema's name stands in them, and must not end
+// one.
 func bodyTag(schema string) string {
 	tag := "$pgleases_body$"
 	for strings.Contains(schema, tag) {

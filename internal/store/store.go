@@ -1,9 +1,11 @@
-// Package store is the only code that talks SQL: one method for each statement of the protocol, on one connection. It
-// decides nothing: what to send, and when, is the engine's part.
+// Package store is the only code that talks SQL: one method for each statement of the protocol, on
+// one connection. It decides nothing: what to send, and when, is the engine's part.
 //
 //   - statements.go: the texts of the files in sql/, for one schema.
-//   - store.go: how a statement is sent on a connection of package connect. notify.go: notifications.
-//   - session.go, lease.go, plan.go, lock.go, liveness.go: the methods, with the types that they take and return. arrays.go: how large answers are read.
+//   - store.go: how a statement is sent on a connection of package connect. notify.go:
+//     notifications.
+//   - session.go, lease.go, plan.go, lock.go, liveness.go: the methods, with the types that they
+//     take and return. arrays.go: how large answers are read.
 //   - migrate.go: the schema's version. errors.go: what an error of the server means.
 package store
 
@@ -62,11 +64,12 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// query sends a statement as one message of the simple protocol: a pooler cannot split it over two server connections, and
-// the server holds no lock while it waits for a second message. The message is one transaction, and sets the search_path: else a
-// schema on the role's path could have operators that take the place of those in the statement. On
-// a connection of the server's own all settings were made for good: two statements less in each
-// message, some 40 us of the server's processor.
+// query sends a statement as one message of the simple protocol: a pooler cannot split it over two
+// server connections, and the server holds no lock while it waits for a second message. The message
+// is one transaction, and sets the search_path: else a schema on the role's path could have
+// operators that take the place of those in the statement. On a connection of the server's own all
+// settings were made for good: two statements less in each message, some 40 us of the server's
+// processor.
 func query[T any](ctx context.Context, c *Conn, collect func(pgx.Rows) (T, error), statement string, args ...any) (T, error) {
 	return send(ctx, c.Pgx, c.Settings, collect, statement, args...)
 }
@@ -116,9 +119,11 @@ func maybe[T any](ctx context.Context, c *Conn, statement string, args ...any) (
 	}, statement, args...)
 }
 
-// call returns the one value of a heartbeat, which calls a function with literals alone. The function has a search_path of its own; where
-// the default of transactions fits too, the message is that statement alone. It is written and its answer is read here: what pgx does for
-// any parameter and any row costs the processor as much as a part of the statement at the server. But whoever traces the connection sees it.
+// call returns the one value of a heartbeat, which calls a function with literals alone. The
+// function has a search_path of its own; where the default of transactions fits too, the message is
+// that statement alone. It is written and its answer is read here: what pgx does for any parameter
+// and any row costs the processor as much as a part of the statement at the server. But whoever
+// traces the connection sees it.
 func (c *Conn) call(ctx context.Context, statement string, values ...string) (answer string, err error) {
 	first := strings.LastIndex(statement, "($1::") // whatever is in the schema's name
 	text, rest := statement[:first], statement[first:]
@@ -161,7 +166,8 @@ func (c *Conn) exec(ctx context.Context, statement string, args ...any) error {
 	return err
 }
 
-// notifying runs a statement whose last parameter is the channel to notify; empty: none. See tolerant.
+// notifying runs a statement whose last parameter is the channel to notify; empty: none. See
+// tolerant.
 func notifying[T any](ctx context.Context, c *Conn, statement string, args ...any) (T, error) {
 	return tolerant(func(notify bool) (T, error) {
 		channel := ""
@@ -172,7 +178,8 @@ func notifying[T any](ctx context.Context, c *Conn, statement string, args ...an
 	})
 }
 
-// tolerant runs a statement once more without notifications where those fail: they only make things faster.
+// tolerant runs a statement once more without notifications where those fail: they only make things
+// faster.
 func tolerant[T any](statement func(notify bool) (T, error)) (T, error) {
 	got, err := statement(true)
 	if unnotified(err) {

@@ -19,8 +19,8 @@ import (
 const Patience = 2 * time.Minute
 
 // Main runs the tests of a package for its TestMain, and exits. They wait most of the time: unless
-// -parallel says otherwise, four times as many as there are processors run beside each other. It fails
-// where they leave goroutines.
+// -parallel says otherwise, four times as many as there are processors run beside each other. It
+// fails where they leave goroutines.
 func Main(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {

@@ -25,7 +25,8 @@ func OK(t T, err error) {
 	}
 }
 
-// Must returns a value, or ends the test at the error that came with it: value := tests.Must(call())(t).
+// Must returns a value, or ends the test at the error that came with it: value :=
+// tests.Must(call())(t).
 func Must[V any](value V, err error) func(T) V {
 	return func(t T) V {
 		t.Helper()

@@ -33,7 +33,8 @@ type Wire struct {
 	records bool
 }
 
-// Carry has the connections of a pool go over the wire, with statements that it knows by their text.
+// Carry has the connections of a pool go over the wire, with statements that it knows by their
+// text.
 func (w *Wire) Carry(config *pgxpool.Config) {
 	config.ConnConfig.DialFunc, config.ConnConfig.DefaultQueryExecMode = w.Dial, pgx.QueryExecModeExec
 }

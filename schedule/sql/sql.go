@@ -1,5 +1,5 @@
-// Package sql embeds the SQL files of package schedule. It is internal to the module, and no API. See
-// the package of the same name at the module's root.
+// Package sql embeds the SQL files of package schedule. It is internal to the module, and no API.
+// See the package of the same name at the module's root.
 package sql
 
 import (
@@ -13,7 +13,8 @@ import (
 //go:embed *.sql functions/*.sql grants/*.sql
 var embedded embed.FS
 
-// Files has schema.sql, followed by the files of functions one after the other; the rights of roles in grants; and a file for each statement of statements.sql.
+// Files has schema.sql, followed by the files of functions one after the other; the rights of roles
+// in grants; and a file for each statement of statements.sql.
 var Files fs.ReadFileFS = files{embedded}
 
 type files struct{ fs.ReadFileFS }

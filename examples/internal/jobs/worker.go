@@ -14,7 +14,8 @@ import (
 	"github.com/pgleases/pgleases/internal/ranges"
 )
 
-// poll is how often a worker that has nothing to do looks for new jobs, and how long it pauses after an error.
+// poll is how often a worker that has nothing to do looks for new jobs, and how long it pauses
+// after an error.
 const poll = time.Second
 
 // A Job is a row of the table.
@@ -30,7 +31,8 @@ type Worker struct {
 	Client *pgleases.Client
 	Lease  *pgleases.Lease
 
-	// Do is the work of a job. What it writes through tx is committed together with the mark that the job is done.
+	// Do is the work of a job. What it writes through tx is committed together with the mark that the
+	// job is done.
 	Do func(ctx context.Context, tx pgx.Tx, job Job) error
 	// Refused, where not nil, is told when Guard refused a job.
 	Refused func(pgleases.Partition)
@@ -39,7 +41,8 @@ type Worker struct {
 	inMemory table  // where there is no Pool
 }
 
-// A table is what the loop needs of the table of jobs. A Worker with a Pool is one itself; tests of the loop have another.
+// A table is what the loop needs of the table of jobs. A Worker with a Pool is one itself; tests of
+// the loop have another.
 type table interface {
 	// pending returns pending jobs of partitions, in their order.
 	pending(ctx context.Context, partitions []int) ([]Job, error)
@@ -47,18 +50,20 @@ type table interface {
 	do(ctx context.Context, partition pgleases.Partition, job Job) error
 }
 
-// Run works until ctx ends, and returns nil then. A job in hand is finished first. It returns an error only if the
-// lease came to an end.
+// Run works until ctx ends, and returns nil then. A job in hand is finished first. It returns an
+// error only if the lease came to an end.
 func (w *Worker) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := w.Lease.Err(); err != nil {
 			return err
 		}
-		// Taken before batch takes its hold: a change after this line closes the channel, so none is missed.
+		// Taken before batch takes its hold: a change after this line closes the channel, so none is
+		// missed.
 		changed := w.Lease.Changed()
 		done, err := w.batch(ctx, changed)
 		if err != nil {
-			// The database may be restarting, a job may have failed. What was not committed is still pending.
+			// The database may be restarting, a job may have failed. What was not committed is still
+			// pending.
 			slog.Error("jobs: will try again", "error", err)
 		} else if done > 0 {
 			continue
@@ -74,8 +79,9 @@ func (w *Worker) Run(ctx context.Context) error {
 
 // batch does some pending jobs, and returns how many, and the first error.
 func (w *Worker) batch(ctx context.Context, changed <-chan struct{}) (done int, err error) {
-	// No partition in the hold goes to another worker before the hold is released. The job in hand is to be finished when
-	// ctx ends; so the hold's context shall not end with ctx, only with the ownership.
+	// No partition in the hold goes to another worker before the hold is released. The job in hand is
+	// to be finished when ctx ends; so the hold's context shall not end with ctx, only with the
+	// ownership.
 	hold := w.Lease.Hold(context.WithoutCancel(ctx))
 	defer hold.Release()
 	w.logOwned(hold.Values())
@@ -109,15 +115,16 @@ func (w *Worker) batch(ctx context.Context, changed <-chan struct{}) (done int, 
 		case failed == nil:
 			done++
 		case errors.Is(failed, pgleases.ErrNotOwner):
-			// Another worker has the partition, or will: this job and the next ones in it are left to that one.
+			// Another worker has the partition, or will: this job and the next ones in it are left to that
+			// one.
 			skip[job.Partition] = true
 			slog.Warn("jobs: refused by Guard", "job", job.ID, "partition", partition, "error", failed)
 			if w.Refused != nil {
 				w.Refused(partition)
 			}
 		default:
-			// The jobs behind it wait, to keep their order; those of other partitions do not. What fails for ever is tried for
-			// ever here: an application would count attempts, and give up.
+			// The jobs behind it wait, to keep their order; those of other partitions do not. What fails for
+			// ever is tried for ever here: an application would count attempts, and give up.
 			skip[job.Partition] = true
 			if err == nil {
 				err = fmt.Errorf("job %d: %w", job.ID, failed)
@@ -147,8 +154,9 @@ UPDATE pgleases_example.jobs SET done_at = clock_timestamp(), done_by = $2, epoc
 // do does a job in a transaction that only the partition's owner can commit.
 func (w *Worker) do(ctx context.Context, partition pgleases.Partition, job Job) error {
 	return pgx.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
-		// First of all: once Guard has passed, nobody else becomes the owner before this transaction ends, and had somebody
-		// done so since the hold was taken, while this process was frozen for instance, Guard would not pass.
+		// First of all: once Guard has passed, nobody else becomes the owner before this transaction
+		// ends, and had somebody done so since the hold was taken, while this process was frozen for
+		// instance, Guard would not pass.
 		if err := w.Lease.Guard(ctx, tx, partition); err != nil {
 			return err
 		}
@@ -160,8 +168,8 @@ func (w *Worker) do(ctx context.Context, partition pgleases.Partition, job Job) 
 	})
 }
 
-// logOwned takes what a hold pins. To call Lease.Values for a log line would be a mistake: whoever reads that may be
-// working on it, so the next owner would have to wait for the hand-off delay.
+// logOwned takes what a hold pins. To call Lease.Values for a log line would be a mistake: whoever
+// reads that may be working on it, so the next owner would have to wait for the hand-off delay.
 func (w *Worker) logOwned(values []int) {
 	if owned := ranges.Format(values); owned != w.owned {
 		w.owned = owned

@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// A Crew is the processes of a story: this program, started again with other variables in its environment.
+// A Crew is the processes of a story: this program, started again with other variables in its
+// environment.
 type Crew struct {
 	Screen *Screen
 	Env    func(id string) []string // what a process gets besides this one's environment
@@ -63,8 +64,8 @@ func (c *Crew) Start(id string) (*Worker, error) {
 	}
 	started := make(chan error, 1)
 	go func() {
-		// The kernel kills the worker when the thread that started it ends. Go ends threads as it likes, unless a goroutine
-		// is locked to them.
+		// The kernel kills the worker when the thread that started it ends. Go ends threads as it likes,
+		// unless a goroutine is locked to them.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := w.cmd.Start()
@@ -122,7 +123,8 @@ func (c *Crew) Living() (workers []*Worker) {
 	return workers
 }
 
-// CloseAll asks the workers that work to end, and waits for each so long at most. failed is told of one that does not end well.
+// CloseAll asks the workers that work to end, and waits for each so long at most. failed is told of
+// one that does not end well.
 func (c *Crew) CloseAll(ctx context.Context, atMost time.Duration, failed func(w *Worker, failure string)) error {
 	living := c.Living()
 	for _, w := range living {
@@ -215,11 +217,13 @@ func (t *tail) String() string {
 	return text.String()
 }
 
-// Told returns a context for a worker process: it ends when the process is asked to end, or the program that started it has ended.
+// Told returns a context for a worker process: it ends when the process is asked to end, or the
+// program that started it has ended.
 func Told() (context.Context, context.CancelFunc) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	go func() {
-		// The program holds the other end, and writes nothing. The end of the file is the end of the program, or its request.
+		// The program holds the other end, and writes nothing. The end of the file is the end of the
+		// program, or its request.
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		stop()
 	}()

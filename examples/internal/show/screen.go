@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// A Screen shows events, which stay, and below them a table that is drawn again and again. Where the output is not a
-// terminal it writes lines only.
+// A Screen shows events, which stay, and below them a table that is drawn again and again. Where
+// the output is not a terminal it writes lines only.
 type Screen struct {
 	Terminal bool
 
@@ -33,7 +33,8 @@ func NewScreen(out *os.File, began time.Time, chatty bool) *Screen {
 	return &Screen{began: began, chatty: chatty, Terminal: terminal, out: out}
 }
 
-// Interval is how often there is something new to show: a table four times a second, a line each second.
+// Interval is how often there is something new to show: a table four times a second, a line each
+// second.
 func (s *Screen) Interval() time.Duration {
 	if s.Terminal {
 		return 250 * time.Millisecond
@@ -81,8 +82,8 @@ func (s *Screen) erasure() string {
 	return fmt.Sprintf("\x1b[%dA\x1b[J", len(s.drawn))
 }
 
-// drawing writes the table with the terminal's line wrap off, so that a line that is too long takes one line all the same,
-// and going up by the number of lines leads to the first.
+// drawing writes the table with the terminal's line wrap off, so that a line that is too long takes
+// one line all the same, and going up by the number of lines leads to the first.
 func (s *Screen) drawing() string {
 	if len(s.drawn) == 0 {
 		return ""

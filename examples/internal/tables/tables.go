@@ -1,4 +1,5 @@
-// Package tables makes the tables of an example, of which several processes may start at the same time.
+// Package tables makes the tables of an example, of which several processes may start at the same
+// time.
 package tables
 
 import (
@@ -11,10 +12,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Create has create make a table, and whatever belongs to it, in one transaction, unless the table exists.
+// Create has create make a table, and whatever belongs to it, in one transaction, unless the table
+// exists.
 func Create(ctx context.Context, pool *pgxpool.Pool, schema, table string, create func(pgx.Tx) error) error {
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		// CREATE ... IF NOT EXISTS fails when it races itself. The number means nothing, but has to be the same everywhere.
+		// CREATE ... IF NOT EXISTS fails when it races itself. The number means nothing, but has to be
+		// the same everywhere.
 		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(5318008371)"); err != nil {
 			return err
 		}

@@ -34,7 +34,8 @@ func New(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pgleases.Cl
 		if c.Err() != nil { // the test has looked at what Close returned
 			return
 		}
-		// A busy machine makes a client with a short TTL lose its trust, and its connection. Then it releases nothing.
+		// A busy machine makes a client with a short TTL lose its trust, and its connection. Then it
+		// releases nothing.
 		if err := closeIt(c); err != nil && !(c.Stats().Losses.TrustLost > 0 && strings.Contains(err.Error(), "not released")) {
 			t.Errorf("Close of %s returned %v, not nil", c.ID(), err)
 		}

@@ -206,7 +206,8 @@ func (p *Proxy) copy(to, from net.Conn) {
 	}
 }
 
-// Set makes the database be away, or the connections frozen. All connections break, unless they are to be frozen.
+// Set makes the database be away, or the connections frozen. All connections break, unless they are
+// to be frozen.
 func (p *Proxy) Set(away, frozen bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

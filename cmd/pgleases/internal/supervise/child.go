@@ -18,7 +18,8 @@ import (
 	"github.com/pgleases/pgleases"
 )
 
-// A supervisor starts keepers, one for each program that runs, and tells them until when their partition is owned.
+// A supervisor starts keepers, one for each program that runs, and tells them until when their
+// partition is owned.
 type supervisor struct {
 	runner *runner
 	lead   time.Duration // before the end of trust all is to be killed
@@ -38,8 +39,8 @@ func newSupervisor(r *runner) (*supervisor, error) {
 	return s, adoptOrphans() // those of a keeper that was killed
 }
 
-// run runs the program for a partition until it ends or is to end, and returns its exit code, or NotOwned where it was made to end.
-// Nothing that came of the program is left then.
+// run runs the program for a partition until it ends or is to end, and returns its exit code, or
+// NotOwned where it was made to end. Nothing that came of the program is left then.
 func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition) (int, error) {
 	var group string
 	if s.runner.Cgroup {
@@ -76,7 +77,8 @@ func (s *supervisor) startKeeper(p pgleases.Partition, group string) (keeper *ex
 	return keeper, w, nil
 }
 
-// supervise tells a keeper until when it is trusted, and what it is to do, until it has ended. It kills a keeper that does not kill in time.
+// supervise tells a keeper until when it is trusted, and what it is to do, until it has ended. It
+// kills a keeper that does not kill in time.
 func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition, keeper *exec.Cmd, w *os.File) {
 	ended := make(chan struct{})
 	go func() {
@@ -90,7 +92,8 @@ func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgl
 	var trust time.Time                // as the keeper knows it
 	var late, overdue <-chan time.Time // when the keeper, if it is well, has killed all
 	for running := true; running; {
-		// The deadline is read before the context: it may be another ownership's only if this one has ended before.
+		// The deadline is read before the context: it may be another ownership's only if this one has
+		// ended before.
 		if sent, deadline := boottime(), lease.TrustDeadline(); p.Context().Err() == nil && !deadline.IsZero() && deadline != trust {
 			trust = deadline
 			late = time.After(time.Until(trust) - s.lead/2)
@@ -154,8 +157,8 @@ func (s *supervisor) start(orders *os.File, p pgleases.Partition, group string) 
 	return cmd, nil
 }
 
-// killOrphans kills what a keeper left, and returns when nothing of it is there. Where the keeper ended in order nothing is. Once owned has
-// ended others may have started a successor.
+// killOrphans kills what a keeper left, and returns when nothing of it is there. Where the keeper
+// ended in order nothing is. Once owned has ended others may have started a successor.
 func (s *supervisor) killOrphans(owned context.Context, group string) {
 	told := false
 	for again := killAgain; ; again = min(2*again, lookAtLeast) {
@@ -192,10 +195,12 @@ func (s *supervisor) killOrphansOnce() (left bool, err error) {
 	return left, searchChildren(kill)
 }
 
-// orderEnd has the keeper end the program in order; any other order is the deadline, by boottime. The end of the pipe is the order to kill.
+// orderEnd has the keeper end the program in order; any other order is the deadline, by boottime.
+// The end of the pipe is the order to kill.
 const orderEnd time.Duration = 0
 
-// tell gives the keeper an order, unless it has been ordered to kill. One that has not read thousands is stopped, and is killed.
+// tell gives the keeper an order, unless it has been ordered to kill. One that has not read
+// thousands is stopped, and is killed.
 func (s *supervisor) tell(keeper *exec.Cmd, w *os.File, order time.Duration) {
 	_ = w.SetWriteDeadline(time.Now().Add(s.lead / 2))
 	if _, err := w.Write(binary.BigEndian.AppendUint64(nil, uint64(order))); err != nil && !errors.Is(err, os.ErrClosed) {

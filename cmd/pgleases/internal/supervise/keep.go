@@ -23,13 +23,13 @@ const (
 
 	// A machine that slept moves no timer, but the clock: the longest time between two looks at it.
 	lookAtLeast = 250 * time.Millisecond
-	// Between the first two looks for what is left of what was killed. It doubles while the partition is owned: there are processes that
-	// cannot be killed.
+	// Between the first two looks for what is left of what was killed. It doubles while the partition
+	// is owned: there are processes that cannot be killed.
 	killAgain = 5 * time.Millisecond
 )
 
-// A keeper runs the program once. It is the parent of all that comes of it, and alone decides when that is to end: so also where
-// the supervisor is stopped or dead. It exits when nothing is left.
+// A keeper runs the program once. It is the parent of all that comes of it, and alone decides when
+// that is to end: so also where the supervisor is stopped or dead. It exits when nothing is left.
 type keeper struct {
 	grace             time.Duration
 	killLead, endLead time.Duration // before the deadline
@@ -72,8 +72,8 @@ func (k *keeper) keep(program []string) (int, error) {
 	if err := adoptOrphans(); err != nil {
 		return Failed, err
 	}
-	// A supervisor of services may send these to all processes. They are not ignored here, as the program would inherit that; what is
-	// ignored already it is to inherit.
+	// A supervisor of services may send these to all processes. They are not ignored here, as the
+	// program would inherit that; what is ignored already it is to inherit.
 	notifyUnlessIgnored(make(chan os.Signal, 1))
 	signal.Notify(k.children, syscall.SIGCHLD)
 	go k.readOrders(os.NewFile(ordersFile, "orders"))
@@ -133,8 +133,9 @@ func (k *keeper) act(now time.Duration) (wait time.Duration) {
 	return min(kill, k.killAt) - now
 }
 
-// kill kills the program's groups, and the keeper's children: whoever has left the group, or lost his parent, is one of them now,
-// or will be when his parent is dead. Numbers are nobody else's: only reap gives them free. Whom it cannot find now, it finds the next time.
+// kill kills the program's groups, and the keeper's children: whoever has left the group, or lost
+// his parent, is one of them now, or will be when his parent is dead. Numbers are nobody else's:
+// only reap gives them free. Whom it cannot find now, it finds the next time.
 func (k *keeper) kill() {
 	killGroup(k.group)
 	if !k.ended {

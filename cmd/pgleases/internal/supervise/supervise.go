@@ -90,7 +90,8 @@ func Run(c Config) (err error) {
 	return err
 }
 
-// notifyUnlessIgnored has the signals that ask to end sent to c, but for those that are to be ignored: nohup has SIGHUP ignored.
+// notifyUnlessIgnored has the signals that ask to end sent to c, but for those that are to be
+// ignored: nohup has SIGHUP ignored.
 func notifyUnlessIgnored(c chan<- os.Signal) {
 	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
 		if !signal.Ignored(sig) {
@@ -99,7 +100,8 @@ func notifyUnlessIgnored(c chan<- os.Signal) {
 	}
 }
 
-// work runs the program until ctx ends, or the client, or with once the program. The client is closed when it returns.
+// work runs the program until ctx ends, or the client, or with once the program. The client is
+// closed when it returns.
 func (r *runner) work(ctx context.Context) error {
 	if _, err := connect.ParseConfig(r.URL); err != nil {
 		return err
@@ -112,7 +114,8 @@ func (r *runner) work(ctx context.Context) error {
 	if err != nil {
 		return r.Unreachable(err)
 	}
-	// Bounded all the same: by the end of the work, which the grace bounds, and by that of the trust where there is no database.
+	// Bounded all the same: by the end of the work, which the grace bounds, and by that of the trust
+	// where there is no database.
 	defer func() {
 		if err := client.Close(context.Background()); err != nil {
 			r.Log.Warn("not all was handed over: it is free after the TTL", slog.Any("error", err))
@@ -178,9 +181,10 @@ func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, le
 	return nil
 }
 
-// othersHaveIt returns when nothing is to be had: living others own all partitions, none is on its way here, and they are as many as the
-// partitions at least. Who died is waited for: where all gave up at once, nobody would be there to take over. It looks every 50 ms, and
-// returns the error where it cannot.
+// othersHaveIt returns when nothing is to be had: living others own all partitions, none is on its
+// way here, and they are as many as the partitions at least. Who died is waited for: where all gave
+// up at once, nobody would be there to take over. It looks every 50 ms, and returns the error where
+// it cannot.
 func (r *runner) othersHaveIt(ctx context.Context, id string) error {
 	config, err := connect.ParseConfig(r.URL) // as the client does: it may have settings of a pool
 	if err != nil {
@@ -210,7 +214,8 @@ func (r *runner) othersHaveIt(ctx context.Context, id string) error {
 	}
 }
 
-// keepRunning runs the program, again and again, while the partition is owned and not wanted elsewhere: until ctx ends.
+// keepRunning runs the program, again and again, while the partition is owned and not wanted
+// elsewhere: until ctx ends.
 func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition) {
 	if r.ran.Swap(true) && r.Once {
 		return // owned again, after its only run

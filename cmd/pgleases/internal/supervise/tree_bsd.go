@@ -13,7 +13,8 @@ import (
 
 // Without Linux's means a program's descendants are its process group.
 
-// boottime is a clock that all processes of the machine read alike. On macOS it runs while the machine sleeps.
+// boottime is a clock that all processes of the machine read alike. On macOS it runs while the
+// machine sleeps.
 func boottime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {

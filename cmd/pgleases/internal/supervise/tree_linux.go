@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// boottime is a clock that all processes of the machine read alike, and that runs while the machine sleeps.
+// boottime is a clock that all processes of the machine read alike, and that runs while the machine
+// sleeps.
 func boottime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
@@ -33,8 +34,9 @@ func adoptOrphans() error {
 	return nil
 }
 
-// ownGroup starts a process in a process group of its own, and in the control group if there is one, which must stay open meanwhile. The
-// kernel kills the process when the thread ends that started it.
+// ownGroup starts a process in a process group of its own, and in the control group if there is
+// one, which must stay open meanwhile. The kernel kills the process when the thread ends that
+// started it.
 func ownGroup(group string) (attr *syscall.SysProcAttr, opened *os.File) {
 	attr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if group != "" {
@@ -46,14 +48,16 @@ func ownGroup(group string) (attr *syscall.SysProcAttr, opened *os.File) {
 	return attr, nil
 }
 
-// treeGone reports whether nothing is left of the program: without children there are no descendants, all orphans being adopted.
+// treeGone reports whether nothing is left of the program: without children there are no
+// descendants, all orphans being adopted.
 func treeGone(int) bool { return true }
 
 // executable is this program, also where its file was replaced.
 func executable() (string, error) { return "/proc/self/exe", nil }
 
-// newGroup creates a control group below that of this process, for a program with all that comes of it. It returns "" if the process may
-// not, has no cgroup v2, or runs on a kernel before 5.14, which cannot kill a group.
+// newGroup creates a control group below that of this process, for a program with all that comes of
+// it. It returns "" if the process may not, has no cgroup v2, or runs on a kernel before 5.14,
+// which cannot kill a group.
 func newGroup() string {
 	groups, _ := os.ReadFile("/proc/self/cgroup")
 	for line := range strings.Lines(string(groups)) {
@@ -82,7 +86,8 @@ func killGroup(dir string) {
 	}
 }
 
-// removeGroup removes a control group that has no process any more, with those that the program created in it.
+// removeGroup removes a control group that has no process any more, with those that the program
+// created in it.
 func removeGroup(dir string) {
 	if dir == "" {
 		return
@@ -96,9 +101,9 @@ func removeGroup(dir string) {
 	_ = syscall.Rmdir(dir)
 }
 
-// eachChild calls f for each child of this process as it finds it, and reports whether it found any.
-// It finds ended children too, until they are reaped. It may miss those that end meanwhile if another
-// goroutine reaps, and finds none if the kernel was built without CONFIG_PROC_CHILDREN.
+// eachChild calls f for each child of this process as it finds it, and reports whether it found
+// any. It finds ended children too, until they are reaped. It may miss those that end meanwhile if
+// another goroutine reaps, and finds none if the kernel was built without CONFIG_PROC_CHILDREN.
 func eachChild(f func(pid int)) (found bool) {
 	threads, _ := os.ReadDir("/proc/self/task")
 	for _, thread := range threads {
@@ -113,8 +118,9 @@ func eachChild(f func(pid int)) (found bool) {
 	return found
 }
 
-// searchChildren is like eachChild, but misses no child. It reads all processes of the machine, which
-// takes 0.1 s if there are 7,000. It returns an error if there may be others than those that it found.
+// searchChildren is like eachChild, but misses no child. It reads all processes of the machine,
+// which takes 0.1 s if there are 7,000. It returns an error if there may be others than those that
+// it found.
 func searchChildren(f func(pid int)) (failed error) {
 	proc, err := os.Open("/proc")
 	if err != nil {
