@@ -22,7 +22,7 @@ const (
 	noted                               // it is committed that the handler is about to be called: now it may be
 	callable                            // the handler is to be called now, in no transaction
 
-	// Of these nothing is committed, and attempt.err says why.
+	// Of these nothing is committed, as far as is known, and attempt.err says why.
 	abandoned   // the next owner runs it
 	superseded  // an edit came first, or it had been committed
 	changed     // so it was, and the handler may have done it

@@ -119,7 +119,9 @@
 //
 // # Tour of the source
 //
-// A tick is due, until its history row is written. Each step calls the next, and none calls back:
+// A tick is due, until its history row is written. Each step calls the next. Polls and runs have
+// goroutines of their own, whose results come back to the planner by channels. The records that all
+// steps share (record, step, trial) are in schedule.go.
 //
 //	planner.go    loop: one goroutine for each Run. It alone knows the parts, and passes on what they
 //	              return. poll: the time has come to ask
@@ -136,14 +138,17 @@
 //	decide.go     decide: from the record and the time, which ticks are missed or skipped, and which
 //	              runs. It uses rule.go, cron.go, zone.go and missed.go, and no database
 //	slots.go      takeSlot, for kinds with a limit
-//	call.go       handle: calls the handler of kind.go in the transaction; outside.go calls those
-//	              outside, after it is noted that they begin
+//	call.go       read: the arguments, before decide. handle: calls the handler of kind.go in the
+//	              transaction. For a handler outside of it this transaction only notes that it begins;
+//	              outside.go calls the handler in a second attempt, and run.go (recordOutcome) writes
+//	              the outcome in a transaction of its own
 //	store.go      sendClose: the second round trip writes the step and the outcomes, and commits. SQL:
 //	              schedule_tick_succeeded and schedule_close in functions/run.sql
-//	errors.go     if that fails: what an error means; run.go: recordFailure
+//	attempt.go    if that fails: classify says what the error means, by the predicates of errors.go
+//	run.go        patience: whether the attempt is repeated; else recordFailure writes the outcome
 //	queue.go      end: the item is queued again for its next tick
 //
 // Beside that: declare.go stores what the code declares, edit.go what it puts, job.go enqueues
 // jobs, manage.go has the changes of operators, history.go reads and trims the history, stats.go
-// counts.
+// counts. scheduler.go opens a scheduler, options.go has its options, registry.go its kinds.
 package schedule

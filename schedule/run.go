@@ -119,7 +119,7 @@ func (e *execution) took(a *attempt) {
 	}
 }
 
-// patience returns whether an attempt of which nothing is committed is to be repeated, and after
+// patience returns whether an attempt that is not known to be committed is to be repeated, and after
 // how long.
 func (e *execution) patience(a *attempt) (wait time.Duration, again bool) {
 	switch a.outcome {

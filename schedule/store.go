@@ -348,7 +348,7 @@ func (d *db) sendMakeSlots(ctx context.Context, q querier, k *kind) error {
 	return void(ctx, q, d.statements.MakeSlots, d.group, k.name, k.limits.concurrent)
 }
 
-// sendTake reports whether there was a slot for a run; run is nil for one that ends with the
+// sendTakeSlot reports whether there was a slot for a run; run is nil for one that ends with the
 // transaction.
 func (d *db) sendTakeSlot(ctx context.Context, tx *transaction, k *kind, p pgleases.Partition, run *string) (taken bool, err error) {
 	err = tx.QueryRow(ctx, d.statements.TakeSlot, d.group, k.name, k.limits.concurrent, p.Number, p.Epoch, run).Scan(&taken)

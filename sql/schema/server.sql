@@ -108,8 +108,9 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.first_epoch(bigint) IS 'The first epoch that a partition is given in a server generation.';
 
--- A statement sets its own settings, because behind a pooler there is no session to keep them. It calls this function in a CTE and reads the result in
--- what follows, because PostgreSQL does not run a SELECT in a CTE that nothing reads. IS NOT NULL is always true: it makes
+-- A statement sets its own settings, because behind a pooler there is no session to keep them. A function of PL/pgSQL calls this
+-- function by PERFORM. Another statement calls it in a CTE and reads the result in what follows, because PostgreSQL does not run a
+-- SELECT in a CTE that nothing reads. IS NOT NULL is always true: it makes
 -- one boolean of both calls. In PL/pgSQL, because the server would parse SQL anew for each statement.
 CREATE OR REPLACE FUNCTION pgleases.settings(durable boolean, lock_ms int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $pgleases_body$

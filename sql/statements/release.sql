@@ -1,7 +1,7 @@
 -- release.sql: the owner gives up partitions on which its work has ended, and leaves leases. Each partition goes to its target
 -- at once, under the next epoch. Where the target does not exist any more, or is the session that leaves, the partition gets no
 -- owner and a plan is due; where the target is the owner itself, a new ownership begins. An ownership of an earlier server generation
--- one is renewed: the owner stays, so that nobody has to wait for the end of what it has worked with. Repeated after a lost
+-- is renewed: the owner stays, so that nobody has to wait for the end of what it has worked with. Repeated after a lost
 -- answer it changes nothing, because it names epochs.
 --
 -- A session that leaves a lease may have made the plan without it: then its partitions go to the successors of that plan, unless the lease

@@ -133,6 +133,7 @@ $pgleases_body$;
 --   p_ran_from: when the handler was first called for the tick
 --   p_ran_until: when it ended
 --   p_attempts: how many attempts there were
+--   p_epoch: under which it ran
 --   p_started_at: when the run began
 CREATE OR REPLACE FUNCTION pgleases.schedule_tick_succeeded(p_schedule bigint, p_run pg_catalog.text, p_revision bigint, p_cursor_before pg_catalog.timestamptz, p_tick pg_catalog.timestamptz, p_local_us bigint, p_due pg_catalog.timestamptz, p_ran_from pg_catalog.timestamptz, p_ran_until pg_catalog.timestamptz, p_attempts int, p_epoch bigint, p_started_at pg_catalog.timestamptz) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
@@ -199,6 +200,7 @@ $pgleases_body$;
 --   p_run: mark of the run, from schedule_open
 --   p_revision: revision that schedule_open read
 --   p_attempts: how many attempts there were
+--   p_epoch: under which it ran
 --   p_began_us: when the run began, microseconds since 1970
 --   p_at: the time for which it was enqueued, as schedule_open read it
 CREATE OR REPLACE FUNCTION pgleases.schedule_job_succeeded(p_job bigint, p_run pg_catalog.text, p_revision bigint, p_attempts int, p_epoch bigint, p_began_us bigint, p_at pg_catalog.timestamptz) RETURNS void
