@@ -111,7 +111,7 @@ func TestAnOldPrimaryThatANewClientFindsFirstIsSettledWhenThoseReturnWhoKnowBett
 		a, b, la, lb := w.pair(8)
 		comeBack := w.failOver()
 		var seen []Partition
-		w.within(2*time.Second, "all is owned under the new era", func() bool {
+		w.within(heard, "all is owned under the new era", func() bool {
 			seen = append(shown(la), shown(lb)...)
 			return len(seen) == 8 && !slices.ContainsFunc(seen, func(p Partition) bool { return store.ServerGenerationOf(p.Epoch) == 0 })
 		})
