@@ -42,6 +42,7 @@ type attempt struct {
 	row     *record
 	opened  time.Time // by this host, when row was read
 	decided decision
+	bound   boundHandler  // nil: the arguments were not read
 	stuck   error         // the decoder of the arguments did not return: the run fails instead of the handler's call
 	took    time.Duration // the handler
 	handler error         // the handler's; nil: it did not fail, or was not called
@@ -137,7 +138,7 @@ func (e *execution) decide(ctx context.Context, tx *transaction, a *attempt, r *
 	a.row, a.opened, a.outcome = r, time.Now(), stepped
 	var unreadable error
 	if e.kind != nil && !suspected {
-		a.stuck, unreadable = e.read(r.Args)
+		a.bound, a.stuck, unreadable = e.read(r.Args)
 	}
 	a.decided = r.decide(e.kind, e.registry.declares(r.Name), e.o.Epoch, unreadable)
 	d, k := &a.decided, e.kind

@@ -40,20 +40,25 @@ func (e *execution) handle(tx *transaction, a *attempt) error {
 }
 
 // read reads arguments, in a goroutine that their decoder may end, for as long as a run may take.
-func (e *execution) read(args json.RawMessage) (stuck, unreadable error) {
+func (e *execution) read(args json.RawMessage) (h boundHandler, stuck, unreadable error) {
 	ctx, cancel := e.limited()
 	defer cancel()
-	ended := make(chan [2]error, 1)
+	type reading struct {
+		handler           boundHandler
+		stuck, unreadable error
+	}
+	ended := make(chan reading, 1)
 	go func() {
-		errs := [2]error{errors.New("the decoder of the arguments ended its goroutine with runtime.Goexit"), nil}
-		defer func() { ended <- errs }()
-		errs = [2]error{nil, e.kind.parse(args)}
+		r := reading{stuck: errors.New("the decoder of the arguments ended its goroutine with runtime.Goexit")}
+		defer func() { ended <- r }()
+		h, err := e.kind.parse(args)
+		r = reading{h, nil, err}
 	}()
 	select {
-	case errs := <-ended:
-		return errs[0], errs[1]
+	case r := <-ended:
+		return r.handler, r.stuck, r.unreadable
 	case <-ctx.Done():
-		return fmt.Errorf("the arguments are still being read by their decoder: %w", context.Cause(ctx)), nil
+		return nil, fmt.Errorf("the arguments are still being read by their decoder: %w", context.Cause(ctx)), nil
 	}
 }
 
@@ -83,7 +88,7 @@ func (e *execution) call(ctx context.Context, tx pgx.Tx, a *attempt, run Run[jso
 	began := time.Now()
 	err := a.stuck
 	if err == nil {
-		err = e.kind.call(ctx, tx, run)
+		err = a.bound.call(ctx, tx, run)
 	}
 	close(returned)
 	called()

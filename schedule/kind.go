@@ -60,11 +60,12 @@ type kind struct {
 	counts kindCounts
 	// slotsMade is true if the slots of its limit exist, as far as is known.
 	slotsMade atomic.Bool
-	// parse checks arguments.
-	parse func(json.RawMessage) error
-	// run calls the handler.
-	run func(context.Context, pgx.Tx, Run[json.RawMessage]) error
+	// parse reads arguments, and returns what calls the handler with them.
+	parse func(json.RawMessage) (boundHandler, error)
 }
+
+// boundHandler is a handler with the arguments that it is called with.
+type boundHandler func(context.Context, pgx.Tx, Run[json.RawMessage]) error
 
 // InTx registers a handler that works in a transaction, at the isolation level READ COMMITTED. What
 // it writes there, the schedule's step to the next tick and the history are committed together,
@@ -90,35 +91,24 @@ type kind struct {
 // its kind is not late. Each error of a registration (a name that is taken, empty or longer than
 // 255 bytes; an option) is returned by Run, and by every method of the Kind.
 func InTx[Args any](s *Scheduler, name string, handler func(ctx context.Context, tx pgx.Tx, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
-	k := &kind{name: name}
-	if handler != nil {
-		k.run = func(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
-			run, err := argued[Args](r)
-			if err != nil {
-				return err
-			}
-			return handler(ctx, tx, run)
-		}
-	}
-	return register[Args](s, k, opts)
+	return register(s, &kind{name: name}, handler, opts)
 }
 
-// argued is a run with its arguments as the handler has them.
-func argued[Args any](r Run[json.RawMessage]) (Run[Args], error) {
-	run := Run[Args]{r.Trigger, r.Name, r.Job, r.Key, *new(Args), r.At, r.Local, r.From, r.Missed, r.Attempt, r.Crashes, r.Partition, r.Epoch, r.outside}
-	return run, json.Unmarshal(r.Args, &run.Args)
-}
-
-// register registers a kind whose run is set.
-func register[Args any](s *Scheduler, k *kind, opts []KindOption) *Kind[Args] {
-	k.parse = func(args json.RawMessage) (err error) {
+// register registers a kind.
+func register[Args any](s *Scheduler, k *kind, handler func(context.Context, pgx.Tx, Run[Args]) error, opts []KindOption) *Kind[Args] {
+	k.parse = func(text json.RawMessage) (_ boundHandler, err error) {
 		defer caught(&err)
-		return userError(json.Unmarshal(args, new(Args)))
+		var args Args
+		err = userError(json.Unmarshal(text, &args))
+		return func(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
+			return handler(ctx, tx, Run[Args]{r.Trigger, r.Name, r.Job, r.Key, args, r.At, r.Local, r.From, r.Missed,
+				r.Attempt, r.Crashes, r.Partition, r.Epoch, r.outside})
+		}, err
 	}
 	var err error
 	k.limits, err = newLimits(opts)
 	k.limits.backoff.exact = s.db.staged
-	if k.run == nil {
+	if handler == nil {
 		err = errors.Join(err, errors.New("handler is nil"))
 	}
 	if k.calls == atMostOnce && k.limits.attempts > 1 {
@@ -128,14 +118,14 @@ func register[Args any](s *Scheduler, k *kind, opts []KindOption) *Kind[Args] {
 	return &Kind[Args]{Jobs[Args]{s, k.name, func() error { return s.registry.registered(k) }}, k}
 }
 
-// call calls the handler of a kind, in a goroutine that it may end.
-func (k *kind) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
+// call calls the handler, in a goroutine that it may end.
+func (h boundHandler) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
 	ended := make(chan error, 1)
 	go func() {
 		err := errors.New("the handler ended its goroutine with runtime.Goexit, as the FailNow of a test does")
 		defer func() { ended <- err }()
 		defer caught(&err)
-		err = userError(k.run(ctx, tx, r))
+		err = userError(h(ctx, tx, r))
 	}()
 	return <-ended
 }

@@ -2,7 +2,6 @@ package schedule
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -60,17 +59,11 @@ func AtMostOnce[Args any](s *Scheduler, name string, handler func(ctx context.Co
 }
 
 func outsideKind[Args any](s *Scheduler, name string, n calls, handler func(context.Context, Run[Args]) error, opts []KindOption) *Kind[Args] {
-	k := &kind{name: name, calls: n}
+	var inTx func(context.Context, pgx.Tx, Run[Args]) error
 	if handler != nil {
-		k.run = func(ctx context.Context, _ pgx.Tx, r Run[json.RawMessage]) error {
-			run, err := argued[Args](r)
-			if err != nil {
-				return err
-			}
-			return handler(ctx, run)
-		}
+		inTx = func(ctx context.Context, _ pgx.Tx, r Run[Args]) error { return handler(ctx, r) }
 	}
-	return register[Args](s, k, opts)
+	return register(s, &kind{name: name, calls: n}, inTx, opts)
 }
 
 // IdempotencyKey is the same for each call of a handler for one tick or job, and for no other of
