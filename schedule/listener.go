@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgleases/pgleases/internal/connect"
 )
 
 // A listener is the poller's own connection: a poll waits for none that handlers have, and
@@ -33,7 +35,10 @@ func (l *listener) ready(ctx context.Context) (*pgx.Conn, error) {
 	if l.conn != nil && !l.conn.IsClosed() {
 		return l.conn, nil
 	}
-	conn, err := l.dial(ctx)
+	conn, err := connect.Attempt(ctx, l.attempts, func() (*pgx.Conn, error) { return l.connect(ctx) }, closeConn)
+	if errors.Is(err, connect.ErrHangs) {
+		err = errHangs
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -43,38 +48,6 @@ func (l *listener) ready(ctx context.Context) (*pgx.Conn, error) {
 		return nil, err
 	}
 	return conn, nil
-}
-
-// dial connects. If a function of the application's goes on for a second after the end of ctx, dial
-// leaves it, and closes what it brings later. Three of them may go on at once.
-func (l *listener) dial(ctx context.Context) (conn *pgx.Conn, err error) {
-	select {
-	case l.attempts <- struct{}{}:
-	case <-ctx.Done():
-		return nil, errHangs
-	}
-	left := make(chan struct{})
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, func() { close(left) }) })()
-	type made struct {
-		conn *pgx.Conn
-		err  error
-	}
-	result := make(chan made)
-	go func() {
-		conn, err := l.connect(ctx)
-		<-l.attempts
-		select {
-		case result <- made{conn, err}:
-		case <-left:
-			closeConn(conn)
-		}
-	}()
-	select {
-	case m := <-result:
-		return m.conn, m.err
-	case <-left:
-		return nil, errHangs
-	}
 }
 
 var errHangs = errors.New("BeforeConnect, DialFunc or another function of the pool's configuration goes on after its context ended")

@@ -95,7 +95,7 @@ var Settings = map[string]string{"client_encoding": "UTF8", "standard_conforming
 // ErrReadOnly tells that a connection was given up because its server takes no writes.
 var ErrReadOnly = errors.New("server takes no writes")
 
-// hooksMayTake is how long Connect waits after the end of ctx for the application's functions.
+// hooksMayTake is how long Attempt waits after the end of ctx for the application's functions.
 const hooksMayTake = time.Second
 
 // Connect opens a connection to the first host that takes writes, within ctx. Each address of a
@@ -111,49 +111,64 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration, notifie
 	defer cancel(nil)
 	stuck := time.AfterFunc(4*limit, func() { cancel(errStuck) })
 	defer stuck.Stop()
-	ignored := func() error {
-		return fmt.Errorf("BeforeConnect, DialFunc or another function of the connection's configuration goes on after its context ended: %w",
-			context.Cause(ctx))
-	}
-	select {
-	case cr.attempt <- struct{}{}:
-	default: // nothing else is to be told where no attempt is under way, and ctx has ended
-		select {
-		case cr.attempt <- struct{}{}:
-		case <-ctx.Done():
-			return nil, ignored()
+	conn, err := Attempt(ctx, cr.attempt, func() (*Conn, error) {
+		if cr.failed%4 == 3 {
+			limit = max(limit, 5*time.Second)
+			stuck.Reset(4 * limit)
 		}
-	}
-	if cr.failed%4 == 3 {
-		limit = max(limit, 5*time.Second)
-		stuck.Reset(4 * limit)
-	}
-	type made struct {
-		conn *Conn
-		err  error
-	}
-	result := make(chan made, 1)
-	go func() {
 		conn, err := cr.connect(ctx, limit, notified, func() { stuck.Reset(4 * limit) })
 		if cr.failed++; err == nil {
 			cr.failed = 0
 		}
-		<-cr.attempt
-		result <- made{conn, err}
-	}()
-	late := make(chan struct{})
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(hooksMayTake, func() { close(late) }) })()
-	select {
-	case r := <-result:
-		return r.conn, r.err
-	case <-late:
+		return conn, err
+	}, (*Conn).Close)
+	if errors.Is(err, ErrHangs) {
+		err = fmt.Errorf("BeforeConnect, DialFunc or another function of the connection's configuration goes on after its context ended: %w",
+			context.Cause(ctx))
 	}
+	return conn, err
+}
+
+// ErrHangs tells that a function of the application goes on after its context has ended.
+var ErrHangs = errors.New("a function goes on after its context ended")
+
+// Attempt connects by functions of the application, which may ignore ctx. If they go on for a second
+// after its end, Attempt returns ErrHangs, and discards what they bring later. As many attempts as
+// underWay has room for may go on at once.
+func Attempt[C any](ctx context.Context, underWay chan struct{}, connect func() (*C, error), discard func(*C)) (*C, error) {
+	select {
+	case underWay <- struct{}{}:
+	default: // nothing else is to be told if there is room, and ctx has ended
+		select {
+		case underWay <- struct{}{}:
+		case <-ctx.Done():
+			return nil, ErrHangs
+		}
+	}
+	left := make(chan struct{})
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(hooksMayTake, func() { close(left) }) })()
+	type made struct {
+		conn *C
+		err  error
+	}
+	result := make(chan made)
 	go func() {
-		if r := <-result; r.conn != nil {
-			r.conn.Close()
+		conn, err := connect()
+		<-underWay
+		select {
+		case result <- made{conn, err}:
+		case <-left:
+			if conn != nil {
+				discard(conn)
+			}
 		}
 	}()
-	return nil, ignored()
+	select {
+	case m := <-result:
+		return m.conn, m.err
+	case <-left:
+		return nil, ErrHangs
+	}
 }
 
 // errStuck is why an attempt to connect ends that comes to no other address.
