@@ -112,7 +112,7 @@ func (c *Client) Beat(ctx context.Context, atOnce bool) error {
 	}); err != nil {
 		return err
 	}
-	_, err := await(ctx, c, <-next)
+	_, err := locks.Answer(ctx, c.done, c.Err, <-next)
 	return err
 }
 
@@ -185,25 +185,7 @@ func requestAnswer[T any](ctx context.Context, c *Client, f func(e *engine, answ
 	if err := c.request(ctx, func(e *engine) { f(e, from) }); err != nil {
 		return *new(T), err
 	}
-	return await(ctx, c, from)
-}
-
-// await waits for an answer, until ctx or the client ends.
-func await[T any](ctx context.Context, c *Client, from <-chan T) (answer T, err error) {
-	select {
-	case answer = <-from:
-		return answer, nil
-	case <-c.done:
-		err = c.err
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-	}
-	select {
-	case answer = <-from: // both came: it is done
-		return answer, nil
-	default:
-		return answer, err
-	}
+	return locks.Answer(ctx, c.done, c.Err, from)
 }
 
 // wakeUp makes the client's goroutine look at its parts: work has ended, a lock is to be released,

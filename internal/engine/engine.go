@@ -54,7 +54,7 @@ func newEngine(c *Client, first Conn) *engine {
 		progress: newProgress(), connection: connection{prepareAt: never}, session: newSession(now), watch: newWatch(now, c.config.TTL),
 		expiry: expiry{lookAt: never, evictAt: never}, liveness: liveness.New(c.config.FastFailover, now), members: newMembers(c, now),
 		releases: newReleases(), plans: newPlans(c.config.Plan), closing: closing{giveUpAt: never},
-		locks: locks.New(locks.Config{Heartbeat: c.config.Heartbeat, Log: c.config.Log, Wake: c.wakeUp, TrustLost: c.config.Errors.TrustLost}, now),
+		locks: locks.New(locks.Config{Heartbeat: c.config.Heartbeat, Log: c.config.Log, Wake: c.wakeUp, Done: c.done, Err: c.Err, TrustLost: c.config.Errors.TrustLost}, now),
 	}
 	c.Locks = e.locks
 	e.connection.connected(first)

@@ -1,6 +1,7 @@
 package locks
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -25,8 +26,7 @@ type Session struct {
 	standing Standing
 	lookAt   time.Time // when to look at what waits, and at what is to be confirmed; never: at the next heartbeat
 
-	used  atomic.Bool   // an acquisition was begun under this session
-	ended chan struct{} // closed when the client has ended
+	used atomic.Bool // an acquisition was begun under this session
 
 	// The rest is the client's goroutine's alone.
 	beat      chan struct{} // closed at the next heartbeat that is answered; nil: no one waits for one
@@ -40,8 +40,10 @@ type Session struct {
 type Config struct {
 	Heartbeat time.Duration
 	Log       *slog.Logger
-	Wake      func() // wakes the client's goroutine
-	TrustLost error  // the root package's ErrTrustLost
+	Wake      func()          // wakes the client's goroutine
+	Done      <-chan struct{} // closed when the client has ended
+	Err       func() error    // why it has
+	TrustLost error           // the root package's ErrTrustLost
 }
 
 // A Standing is what acquisitions go by, as of the client's last turn. Between two turns it is out
@@ -117,7 +119,7 @@ var never = time.Unix(1<<40, 0)
 // New returns a session's locks: there are none. The first sweep comes within a heartbeat of the
 // client's start, because sessions may have expired with rows while no client lived.
 func New(c Config, now time.Time) *Session {
-	s := &Session{config: c, of: make(map[int64]*acquired), ended: make(chan struct{}), lookAt: never,
+	s := &Session{config: c, of: make(map[int64]*acquired), lookAt: never,
 		sweepAt: now.Add(rand.N(c.Heartbeat)), batch: maxBatch}
 	for i := range s.at {
 		s.at[i] = make(map[int64]*acquired)
@@ -152,17 +154,8 @@ func (s *Session) Begin(ctx context.Context, name string) (*Acquisition, error) 
 func (s *Session) Await(ctx context.Context, a *Acquisition) (int64, error) {
 	answer := make(chan grant, 1)
 	s.await(a, answer)
-	select {
-	case g := <-answer:
-		return g.token, g.err
-	case <-ctx.Done():
-	}
-	select {
-	case g := <-answer: // both came
-		return g.token, g.err
-	default:
-		return 0, context.Cause(ctx)
-	}
+	g, err := Answer(ctx, s.config.Done, s.config.Err, answer)
+	return g.token, cmp.Or(g.err, err)
 }
 
 func (s *Session) await(a *Acquisition, answer chan<- grant) {
@@ -232,20 +225,24 @@ func (s *Session) Abandon(a *Acquisition) { s.release(a, nil) }
 func (s *Session) Release(ctx context.Context, a *Acquisition) (bool, error) {
 	answer := make(chan bool, 1)
 	s.release(a, answer)
-	var err error
+	return Answer(ctx, s.config.Done, s.config.Err, answer)
+}
+
+// Answer waits for an answer of a client, until ctx or the client ends: why is then why it did.
+func Answer[T any](ctx context.Context, done <-chan struct{}, why func() error, from <-chan T) (answer T, err error) {
 	select {
-	case found := <-answer:
-		return found, nil
-	case <-s.ended:
-		err = s.standing.Ending // which does not change any more
+	case answer = <-from:
+		return answer, nil
+	case <-done:
+		err = why()
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
 	select {
-	case found := <-answer: // both came
-		return found, nil
+	case answer = <-from: // both came: it is done
+		return answer, nil
 	default:
-		return false, err
+		return answer, err
 	}
 }
 

@@ -112,8 +112,6 @@ func (s *Session) Finish(reason error) []string {
 		of.end(reason, true)
 	}
 	slices.Sort(names)
-	s.standing.Ending = reason
-	close(s.ended)
 	return names
 }
 
