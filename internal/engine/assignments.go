@@ -72,9 +72,8 @@ type assignments struct {
 	of         []*assignment // by partition; nil: none
 	n          int
 
-	gains   int64 // ownerships that began
-	losses  Losses
-	numbers LeaseStats // see stats
+	gains  int64 // ownerships that began
+	losses Losses
 
 	readUntil map[int]time.Time // until when the handoff delay lasts of what was renewed, by partition
 }

@@ -241,12 +241,13 @@ func beginEvictDisconnected(e *engine, now time.Time) *operation {
 		return c.(liveness.Conn).EvictDisconnected(ctx, due.Ended, due.Since, run)
 	}, func(evicted store.Evicted, err error) {
 		e.liveness.Evicted(due, err)
+		if err != nil {
+			return
+		}
 		if len(evicted.IDs) > 0 {
 			e.log.Info("pgleases: evicted sessions whose connection has ended", slog.Any("clients", evicted.IDs))
 		}
-		if err == nil {
-			e.evictedOthers(evicted)
-		}
+		e.evictedOthers(evicted)
 	})
 }
 
@@ -256,12 +257,13 @@ func beginEvict(e *engine, now time.Time) *operation {
 		return c.Evict(ctx, cutoff+time.Since(now).Microseconds(), watched, e.config.TTL, run)
 	}, func(evicted store.Evicted, err error) {
 		e.expiry.evicted(evicted, err, e.config.Heartbeat, time.Now())
+		if err != nil {
+			return
+		}
 		if len(evicted.IDs) > 0 {
 			e.log.Info("pgleases: evicted expired sessions", slog.Any("clients", evicted.IDs))
 		}
-		if err == nil {
-			e.evictedOthers(evicted)
-		}
+		e.evictedOthers(evicted)
 	})
 }
 

@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"iter"
-	"maps"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/owned"
@@ -44,37 +42,33 @@ func (s *LeaseStats) add(of LeaseStats) {
 	s.Losses.Closed += of.Losses.Closed
 }
 
-// withEnded returns all memberships, and those that have ended with work that goes on.
-func (ms *members) withEnded() iter.Seq[*membership] {
-	return func(yield func(*membership) bool) {
-		for _, all := range []iter.Seq[*membership]{ms.all(), maps.Keys(ms.outlived)} {
-			for m := range all {
-				if !yield(m) {
-					return
-				}
-			}
-		}
+// publishStats publishes the numbers of a lease, of which that drains, and returns them.
+func (m *membership) publishStats(draining LeaseStats) LeaseStats {
+	now := draining
+	now.Owned, now.Gains, now.Losses = len(m.lease.Board.Look().Values), m.gains, m.losses
+	if now != *m.lease.stats.Load() {
+		m.lease.stats.Store(&now)
 	}
+	return now
 }
 
 // stats publishes the numbers of each lease, and returns their sum.
 func (ms *members) stats() LeaseStats {
-	for m := range ms.withEnded() {
-		m.numbers = LeaseStats{Owned: len(m.lease.Board.Look().Values), Gains: m.gains, Losses: m.losses}
-	}
+	draining := make(map[*membership]LeaseStats)
 	for a := range ms.draining {
-		a.membership.numbers.add(LeaseStats{Draining: 1, DrainingSince: a.since})
+		of := draining[a.membership]
+		of.add(LeaseStats{Draining: 1, DrainingSince: a.since})
+		draining[a.membership] = of
 	}
 	sum := ms.past
-	for m := range ms.withEnded() {
-		if now := m.numbers; now != *m.lease.stats.Load() {
-			m.lease.stats.Store(&now)
-		}
-		sum.add(m.numbers)
+	for m := range ms.all() {
+		sum.add(m.publishStats(draining[m]))
 	}
 	for m := range ms.outlived {
-		if m.numbers.Draining == 0 {
-			ms.past.add(m.numbers)
+		now := m.publishStats(draining[m])
+		sum.add(now)
+		if now.Draining == 0 {
+			ms.past.add(now)
 			delete(ms.outlived, m)
 		}
 	}
