@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -47,25 +46,18 @@ is how many attempts have failed. A job is blocked if the process that owns it d
 	state := choiceFlag(cmd, "state", "", "", "only jobs in this state", string(schedule.StatePlanned), string(schedule.StateDue),
 		string(schedule.StateRunning), string(schedule.StateRetrying), string(schedule.StateBlocked))
 	most := cmd.Flags().IntP("number", "n", 100, "how many jobs, 1 or more")
-	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, func(io.Writer), error) {
+	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
 		if *most < 1 {
-			return nil, nil, fmt.Errorf("-n %d: give 1 or more", *most)
+			return nil, "", fmt.Errorf("-n %d: give 1 or more", *most)
 		}
 		filter := schedule.JobFilter{Kind: *kind, Prefix: strings.Join(args[1:], ""), State: schedule.State(state.value)}
 		all, err := firstOf(s.Jobs(ctx, filter), *most)
 		if err == nil && len(all) == 0 {
 			err = withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error { return checkGroup(ctx, a, args[0]) })
 		}
-		return all, func(w io.Writer) {
-			t := table{{"JOB", "NAME", "KIND", "AT", "STATE", "FAILED", "NEXT", "ERROR"}}
-			for _, j := range all {
-				t.add(
-					strconv.FormatInt(j.ID, 10), orNothing(j.Name), orNothing(j.Kind), instant(j.At), stateOf(j),
-					strconv.Itoa(j.Attempts), instant(j.Due), orNothing(j.Error),
-				)
-			}
-			t.write(w)
-		}, err
+		return all, table("JOB,NAME,KIND,AT,STATE,FAILED,NEXT,ERROR", all, func(j schedule.Job) []any {
+			return []any{j.ID, orNothing(j.Name), orNothing(j.Kind), instant(j.At), stateOf(j), j.Attempts, instant(j.Due), orNothing(j.Error)}
+		}), err
 	})
 }
 
@@ -95,27 +87,22 @@ func newJobShow() *cobra.Command {
 		Long: `Show a job, or its outcome: succeeded; failed; unknown, if a call that is made at most once was cut off; canceled. A job that has not ended
 is planned, due, running, retrying, or blocked until a process knows it.
 NAME is its unique key, or the schedule of which it was made.`,
-	}, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, func(io.Writer), error) {
+	}, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
 		id, err := jobID(args[1])
 		if err != nil {
-			return nil, nil, err
+			return nil, "", err
 		}
 		j, err := s.Job(ctx, id)
 		if errors.Is(err, schedule.ErrNotFound) {
 			err = fmt.Errorf("%v: the group has no such job; what ended long ago is forgotten", err)
 		}
-		return j, func(w io.Writer) {
+		return j, table("JOB,NAME,KIND,AT,STATE,FAILED,STARTED,ENDED,ERROR", []schedule.Job{j}, func(j schedule.Job) []any {
 			failed := j.Attempts
 			if j.Outcome == schedule.OutcomeSucceeded || j.Outcome == schedule.OutcomeUnknown {
 				failed-- // the last
 			}
-			t := table{{"JOB", "NAME", "KIND", "AT", "STATE", "FAILED", "STARTED", "ENDED", "ERROR"}}
-			t.add(
-				strconv.FormatInt(j.ID, 10), orNothing(j.Name), orNothing(j.Kind), instant(j.At), stateOf(j),
-				strconv.Itoa(failed), instant(j.StartedAt), instant(j.EndedAt), orNothing(j.Error),
-			)
-			t.write(w)
-		}, err
+			return []any{j.ID, orNothing(j.Name), orNothing(j.Kind), instant(j.At), stateOf(j), failed, instant(j.StartedAt), instant(j.EndedAt), orNothing(j.Error)}
+		}), err
 	})
 }
 

@@ -61,14 +61,19 @@ func told(err error) string {
 
 // newRoot returns the tree of commands.
 func newRoot() *cobra.Command {
+	version := "unknown"
+	if build, ok := debug.ReadBuildInfo(); ok && build.Main.Version != "" {
+		version = build.Main.Version
+	}
 	root := &cobra.Command{
-		Use:   "pgleases",
-		Short: "Manage leases on PostgreSQL",
+		Use:     "pgleases",
+		Version: version,
+		Short:   "Manage leases on PostgreSQL",
 		Long: `Manage leases on PostgreSQL.
 
 The database is the one of --database, else of the variable DATABASE_URL, else of the PG* variables that psql reads.
 
-A name that is not all printable characters, or is empty, is shown quoted, as a string of Go.
+A name that is empty, or has quotes, backslashes or characters that cannot be printed, is shown quoted, as a string of Go.
 
 Exit codes, but for run and doctor, which have their own: 0, or 125 where the command failed; stderr says why.`,
 		SilenceErrors: true, // main tells them
@@ -81,22 +86,7 @@ Exit codes, but for run and doctor, which have their own: 0, or 125 where the co
 	root.PersistentFlags().String("schema", "pgleases", "schema of the tables")
 	root.PersistentFlags().BoolP("verbose", "v", false, "log successful steps too")
 	root.AddCommand(newRun(), newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newOverrides(), newSchedules(), newJobs(),
-		newMigrate(), newSchema(), newGrants(), newDoctor(), newServe(), newVersion(), newKeeper())
+		newMigrate(), newSchema(), newGrants(), newDoctor(), newServe(), newKeeper())
 	root.AddCommand(newOperations()...)
 	return root
-}
-
-func newVersion() *cobra.Command {
-	return &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  cobra.NoArgs,
-		Run: func(cmd *cobra.Command, _ []string) {
-			version := "unknown"
-			if build, ok := debug.ReadBuildInfo(); ok && build.Main.Version != "" {
-				version = build.Main.Version
-			}
-			fmt.Fprintln(cmd.OutOrStdout(), "pgleases", version)
-		},
-	}
 }

@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -80,7 +79,7 @@ func longHelp(verb admin.Verb, override bool, long string) string {
 
 func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
 	override := slices.Contains([]admin.Verb{admin.Drain, admin.Cordon, admin.Pause, admin.Freeze, admin.Pin}, verb)
-	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: longHelp(verb, override, short+". "+long), Args: asUsed, ValidArgsFunction: complete}
+	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: longHelp(verb, override, short+". "+long), Args: asUsed}
 	change := admin.Change{Verb: verb}
 	var wait, dryRun bool
 	flags := cmd.Flags()
@@ -121,7 +120,7 @@ func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
 				if err != nil {
 					return unforced(err)
 				}
-				return output(p, func(w io.Writer) { writeDryRun(w, p) })
+				return output(p, movesOf(p))
 			}
 			if err := a.Apply(ctx, change); err != nil || !wait {
 				return unforced(err)
@@ -160,23 +159,20 @@ func reasonFlags(cmd *cobra.Command, reason, actor *string, help string) {
 	cmd.Flags().StringVar(actor, "actor", "", "who makes the change, besides the role that connects")
 }
 
-func writeDryRun(w io.Writer, p *admin.DryRun) {
+func movesOf(p *admin.DryRun) string {
+	n, text := 0, "No partition would move.\n"
+	for _, m := range p.Moves {
+		n += m.Partitions.Count()
+	}
 	switch {
 	case p.Forgets > 0:
-		fmt.Fprintf(w, "The lease has %d partitions, and nobody works on it: they would be forgotten.\n", p.Forgets)
-	case len(p.Moves) == 0:
-		fmt.Fprintln(w, "No partition would move.")
-	default:
-		t := table{{"LEASE", "PARTITIONS", "FROM", "TO", "KIND"}}
-		n := 0
-		for _, m := range p.Moves {
-			n += m.Partitions.Count()
-			t.add(shown(m.Lease), m.Partitions.String(), orNothing(m.From), orNothing(m.To), string(m.Kind))
-		}
-		t.write(w)
-		fmt.Fprintf(w, "\n%d partitions would move.\n", n)
+		text = fmt.Sprintf("The lease has %d partitions, and nobody works on it: they would be forgotten.\n", p.Forgets)
+	case n > 0:
+		text = table("LEASE,PARTITIONS,FROM,TO,KIND", p.Moves, func(m admin.Move) []any {
+			return []any{shown(m.Lease), m.Partitions, orNothing(m.From), orNothing(m.To), m.Kind}
+		}) + fmt.Sprintf("\n%d partitions would move.\n", n)
 	}
-	fmt.Fprintf(w, "To have this done, and nothing else: --if-unchanged %s\n", p.Fingerprint)
+	return text + fmt.Sprintf("To have this done, and nothing else: --if-unchanged %s\n", p.Fingerprint)
 }
 
 // awaitDone returns when nothing is owned any more of what was drained or paused.
@@ -189,18 +185,11 @@ func awaitDone(ctx context.Context, a *admin.Admin, c admin.Change) error {
 		if err != nil {
 			return fmt.Errorf("%w\nThe override stands", err)
 		}
-		left := 0
-		for _, l := range s.Leases {
-			for _, h := range l.Holdings {
-				if h.OwnerSession != 0 && (c.Verb == admin.Drain && h.LastOwner == c.Subject || c.Verb == admin.Pause && l.Name == c.Subject) {
-					left += h.Partitions.Count()
-				}
-			}
-		}
-		switch {
-		case !slices.ContainsFunc(s.Overrides, func(w admin.Override) bool { return w.Verb == c.Verb && w.Of() == c.Subject }):
+		i := slices.IndexFunc(s.Overrides, func(w admin.Override) bool { return w.Verb == c.Verb && w.Of() == c.Subject })
+		if i < 0 {
 			return errors.New("the override has ended, or was taken back, before it was done")
-		case left == 0:
+		}
+		if owned(s, s.Overrides[i]) == 0 {
 			return nil
 		}
 	}
@@ -213,35 +202,31 @@ func newOverrides() *cobra.Command {
 		Short: "List overrides: drains, cordons, pauses, freezes, pins",
 		Long: `List the overrides of operators that hold now, the oldest first. OWNED is how many partitions the client, or
 all of the lease, have now; of a pin 1 where the partition is with its client, else 0.`,
-	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, func(io.Writer), error) {
-		return s.Overrides, func(w io.Writer) { writeOverrides(w, s) }, nil
+	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, string, error) {
+		return s.Overrides, table("OVERRIDE,OF,OWNED,SINCE,UNTIL,BY,REASON", s.Overrides, func(w admin.Override) []any {
+			of := shown(w.Of())
+			if w.Partition != nil {
+				of += " to " + shown(w.Client)
+			}
+			return []any{w.Verb, of, owned(s, w), ago(s.At, w.Since) + " ago", instant(w.Until), shown(w.Actor), shown(w.Reason)}
+		}), nil
 	})
 }
 
-func writeOverrides(w io.Writer, s *admin.Snapshot) {
-	t := table{{"OVERRIDE", "OF", "OWNED", "SINCE", "UNTIL", "BY", "REASON"}}
-	for _, override := range s.Overrides {
-		owned, of := 0, shown(override.Of())
-		for _, l := range s.Leases {
-			for _, h := range l.Holdings {
-				switch {
-				case h.OwnerSession == 0 || override.Lease != "" && override.Lease != l.Name || override.Client != "" && override.Client != h.LastOwner:
-				case override.Partition == nil:
-					owned += h.Partitions.Count()
-				case h.Partitions.Contains(*override.Partition):
-					owned++
-				}
+// owned is how many partitions are owned of those that an override is about.
+func owned(s *admin.Snapshot, w admin.Override) (n int) {
+	for _, l := range s.Leases {
+		for _, h := range l.Holdings {
+			switch {
+			case h.OwnerSession == 0 || w.Lease != "" && w.Lease != l.Name || w.Client != "" && w.Client != h.LastOwner:
+			case w.Partition == nil:
+				n += h.Partitions.Count()
+			case h.Partitions.Contains(*w.Partition):
+				n++
 			}
 		}
-		if override.Partition != nil {
-			of += " to " + shown(override.Client)
-		}
-		t.add(
-			string(override.Verb), of, strconv.Itoa(owned), ago(s.At, override.Since)+" ago", instant(override.Until),
-			shown(override.Actor), shown(override.Reason),
-		)
 	}
-	t.write(w)
+	return n
 }
 
 func newEvents() *cobra.Command {
@@ -253,8 +238,7 @@ docs/operations.md explains each cause. An event without an actor is the clients
 
 With --follow it polls each second for those that come, among the latest 1,000. If the database goes away, for example in a restart, stderr says so once, and says when it starts
 again. It says that too on a server that lacks the events before, such as a promoted standby. A password that is refused, or a database that does not exist any more, ends it.`,
-		Args:              asUsed,
-		ValidArgsFunction: complete,
+		Args: asUsed,
 	}
 	output := outputFlag(cmd)
 	most := cmd.Flags().IntP("number", "n", 50, "number of events, the latest ones, 1 to 1000")
@@ -266,14 +250,13 @@ again. It says that too on a server that lacks the events before, such as a prom
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 			if *follow {
-				return followEvents(ctx, cmd.ErrOrStderr(), a, lease, *most, func(e admin.Event) error {
-					if cmd.Flag("output").Value.String() == "table" {
-						writeEvents(cmd.OutOrStdout(), []admin.Event{e}, false)
-						return nil
+				return followEvents(ctx, cmd.ErrOrStderr(), a, lease, *most, func(e admin.Event) (err error) {
+					text := eventsOf("", e)
+					if cmd.Flag("output").Value.String() == "json" {
+						text, err = asJSON(e, "")
 					}
-					text, err := asJSON(e, "")
 					if err == nil {
-						_, err = cmd.OutOrStdout().Write(text)
+						_, err = io.WriteString(cmd.OutOrStdout(), text)
 					}
 					return err
 				})
@@ -282,7 +265,7 @@ again. It says that too on a server that lacks the events before, such as a prom
 			if err != nil {
 				return err
 			}
-			return output(events, func(w io.Writer) { writeEvents(w, events, true) })
+			return output(events, eventsOf("AT,CAUSE,LEASE,FROM,TO,PARTITIONS,BY,REASON", events...))
 		})
 	}
 	return cmd
@@ -352,16 +335,9 @@ func refused(err error) bool {
 	return errors.As(err, &told) && (strings.HasPrefix(told.Code, "28") || told.Code == "3D000")
 }
 
-func writeEvents(w io.Writer, events []admin.Event, heading bool) {
-	var t table
-	if heading {
-		t.add("AT", "CAUSE", "LEASE", "FROM", "TO", "PARTITIONS", "BY", "REASON")
-	}
-	for _, e := range events {
-		t.add(
-			e.At.Local().Format("2006-01-02 15:04:05.000"), shown(e.Cause), orNothing(e.Lease), orNothing(e.From), orNothing(e.To),
-			short(e.Partitions), orNothing(e.Actor), orNothing(e.Reason),
-		)
-	}
-	t.write(w)
+func eventsOf(heading string, events ...admin.Event) string {
+	return table(heading, events, func(e admin.Event) []any {
+		return []any{e.At.Local().Format("2006-01-02 15:04:05.000"), shown(e.Cause), orNothing(e.Lease), orNothing(e.From), orNothing(e.To),
+			short(e.Partitions), orNothing(e.Actor), orNothing(e.Reason)}
+	})
 }

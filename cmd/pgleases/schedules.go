@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -94,7 +93,7 @@ It is written down with the reason, with the role that connects, and with --acto
 // newEdit returns a verb that changes a schedule or a job, and prints the numbers of the jobs that
 // come of it.
 func newEdit(verb, use, short, long, example string) *cobra.Command {
-	cmd := &cobra.Command{Use: use, Short: short, Long: short + ". " + long + editHelp, Example: example, Args: asUsed, ValidArgsFunction: complete}
+	cmd := &cobra.Command{Use: use, Short: short, Long: short + ". " + long + editHelp, Example: example, Args: asUsed}
 	r := manage.Request{Verb: verb}
 	var reason, actor string
 	reasonFlags(cmd, &reason, &actor, "why; it has to be given")
@@ -150,23 +149,19 @@ func newScheduleGroups() *cobra.Command {
 		Short: "List the groups of schedules",
 		Long: `List the groups, with how many schedules and jobs they have; beyond 1,000 they are not counted. LATE are those that were due more than 10 s ago, FAILING those whose last tick failed. The
 process that owns them does not know schedules in BLOCKED and jobs in STUCK.`,
-	}, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, func(io.Writer), error) {
+	}, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, string, error) {
 		groups, err := a.ScheduleGroups(ctx)
-		return groups, func(w io.Writer) {
-			t := table{{"GROUP", "SCHEDULES", "LATE", "BLOCKED", "PAUSED", "FAILING", "JOBS", "STUCK"}}
-			for _, g := range groups {
-				row := []string{shown(g.Name)}
-				for _, n := range []int{g.Schedules, g.Late, g.Blocked, g.Paused, g.Failing, g.Jobs, g.Stuck} {
-					if n > 1000 {
-						row = append(row, "1000+")
-						continue
-					}
-					row = append(row, strconv.Itoa(n))
+		return groups, table("GROUP,SCHEDULES,LATE,BLOCKED,PAUSED,FAILING,JOBS,STUCK", groups, func(g admin.ScheduleGroup) []any {
+			row := []any{shown(g.Name)}
+			for _, n := range []int{g.Schedules, g.Late, g.Blocked, g.Paused, g.Failing, g.Jobs, g.Stuck} {
+				if n > 1000 {
+					row = append(row, "1000+")
+					continue
 				}
-				t.add(row...)
+				row = append(row, n)
 			}
-			t.write(w)
-		}, err
+			return row
+		}), err
 	})
 }
 
@@ -180,34 +175,31 @@ last tick that succeeded. A schedule is blocked if the process that owns it does
 	only := choiceFlag(cmd, "only", "", "", "only those that are so", admin.Late, admin.Failing, admin.Blocked, admin.Paused)
 	most := cmd.Flags().IntP("number", "n", 100, "how many schedules, 1 to 1000")
 	after := cmd.Flags().String("after", "", "only names behind this one, to go on from the last of a list")
-	return looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, func(io.Writer), error) {
+	return looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
 		if *most < 1 || *most > 1000 {
-			return nil, nil, fmt.Errorf("-n %d: give 1 to 1000", *most)
+			return nil, "", fmt.Errorf("-n %d: give 1 to 1000", *most)
 		}
 		all, err := a.Schedules(ctx, args[0], only.value, strings.Join(args[1:], ""), *after, *most)
 		if err == nil && len(all) == 0 {
 			err = checkGroup(ctx, a, args[0])
 		}
-		return all, func(w io.Writer) {
-			t := table{{"SCHEDULE", "KIND", "RULE", "OWNER", "NEXT", "SUCCEEDED", "STATE"}}
-			for _, one := range all {
-				state, next := one.State, instant(one.Due)
-				if !one.PausedAt.IsZero() { // its owner may still have to look at what that means, but nothing comes of it
-					next = nothing
-					state += " " + instant(one.PausedAt)
-				}
-				for _, text := range []string{one.Why, one.Error} {
-					if text != "" {
-						state += ": " + printable(text)
-					}
-				}
-				t.add(shown(one.Name), shown(one.Kind), shown(one.Rule), orNothing(one.Owner), next, instant(one.Succeeded), state)
+		text := table("SCHEDULE,KIND,RULE,OWNER,NEXT,SUCCEEDED,STATE", all, func(one admin.Schedule) []any {
+			state, next := one.State, instant(one.Due)
+			if !one.PausedAt.IsZero() { // its owner may still have to look at what that means, but nothing comes of it
+				next = nothing
+				state += " " + instant(one.PausedAt)
 			}
-			t.write(w)
-			if len(all) == *most {
-				fmt.Fprintln(w, "\nThere may be more: go on with --after and the last name.")
+			for _, text := range []string{one.Why, one.Error} {
+				if text != "" {
+					state += ": " + printable(text)
+				}
 			}
-		}, err
+			return []any{shown(one.Name), shown(one.Kind), shown(one.Rule), orNothing(one.Owner), next, instant(one.Succeeded), state}
+		})
+		if len(all) == *most {
+			text += "\nThere may be more: go on with --after and the last name.\n"
+		}
+		return all, text, err
 	})
 }
 
@@ -219,29 +211,25 @@ func newScheduleHistory() *cobra.Command {
 to run it; skipped, the run before was under way; canceled, an edit, a resumption or a deletion came first.`,
 	}
 	most := cmd.Flags().IntP("number", "n", 20, "how many entries, 1 or more")
-	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, func(io.Writer), error) {
+	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
 		if *most < 1 {
-			return nil, nil, fmt.Errorf("-n %d: give 1 or more", *most)
+			return nil, "", fmt.Errorf("-n %d: give 1 or more", *most)
 		}
 		all, err := firstOf(s.History(ctx, args[1]), *most)
 		if err == nil && len(all) == 0 {
 			_, err = s.Get(ctx, args[1])
 		}
-		return all, func(w io.Writer) {
-			t := table{{"TICK", "TICKS", "JOB", "OUTCOME", "STARTED", "TOOK", "ERROR"}}
-			for _, e := range all {
-				took := nothing
-				if !e.StartedAt.IsZero() {
-					took = period(e.EndedAt.Sub(e.StartedAt))
-				}
-				job := nothing
-				if e.Job > 0 {
-					job = strconv.FormatInt(e.Job, 10)
-				}
-				t.add(instant(e.Until), strconv.FormatInt(e.Ticks, 10), job, string(e.Outcome), instant(e.StartedAt), took, orNothing(e.Error))
+		return all, table("TICK,TICKS,JOB,OUTCOME,STARTED,TOOK,ERROR", all, func(e schedule.Entry) []any {
+			took := nothing
+			if !e.StartedAt.IsZero() {
+				took = period(e.EndedAt.Sub(e.StartedAt))
 			}
-			t.write(w)
-		}, err
+			job := nothing
+			if e.Job > 0 {
+				job = strconv.FormatInt(e.Job, 10)
+			}
+			return []any{instant(e.Until), e.Ticks, job, e.Outcome, instant(e.StartedAt), took, orNothing(e.Error)}
+		}), err
 	})
 }
 

@@ -163,16 +163,14 @@ func newDoctor() *cobra.Command {
 			if ctx.Err() != nil {
 				return errors.New("interrupted")
 			}
-			err := output(found, func(w io.Writer) {
-				t := table{{"LEVEL", "CHECK", "FOUND"}}
-				for _, f := range found {
-					t.add(string(f.Level), f.Check, printable(f.Text))
-					if f.Remedy != "" {
-						t.add("", "", "> "+printable(f.Remedy))
-					}
+			var rows [][]any
+			for _, f := range found {
+				rows = append(rows, []any{f.Level, f.Check, printable(f.Text)})
+				if f.Remedy != "" {
+					rows = append(rows, []any{"", "", "> " + printable(f.Remedy)})
 				}
-				t.write(w)
-			})
+			}
+			err := output(found, table("LEVEL,CHECK,FOUND", rows, func(row []any) []any { return row }))
 			is := func(level admin.Level) bool {
 				return slices.ContainsFunc(found, func(f admin.Finding) bool { return f.Level == level })
 			}

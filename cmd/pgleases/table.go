@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -14,40 +13,39 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
-	"unicode/utf8"
+	"unicode/utf16"
 
 	"github.com/spf13/cobra"
 )
 
-// A table is rows of cells, the first of which is the heading.
-type table [][]string
-
-func (t *table) add(cells ...string) { *t = append(*t, cells) }
-
-// write aligns the columns: no cell has a tab or the end of a line.
-func (t table) write(w io.Writer) {
-	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, row := range t {
-		fmt.Fprintln(columns, strings.Join(row, "\t"))
+// table returns a heading, whose columns have commas between, and a row of cells for each item, with
+// the columns aligned: no cell has a tab or the end of a line. An empty heading is left out.
+func table[T any](heading string, items []T, row func(T) []any) string {
+	var text strings.Builder
+	columns := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	if heading != "" {
+		fmt.Fprintln(columns, strings.ReplaceAll(heading, ",", "\t"))
 	}
-	_ = columns.Flush() // w keeps its first error
+	for _, item := range items {
+		cells := row(item)
+		fmt.Fprintf(columns, strings.Repeat("\t%v", len(cells))[1:]+"\n", cells...)
+	}
+	_ = columns.Flush() // a Builder takes all
+	return text.String()
 }
 
 // nothing stands for none.
 const nothing = "-"
 
-// shown is a name as a table shows it: quoted where it is not all printable characters, or could be
+// shown is a name as a table shows it: quoted if it is no string of Go without escapes, or could be
 // taken for something else. What moves the cursor, ends the line or turns the direction of writing
 // around is no printable character.
 func shown(name string) string {
-	plain := name != "" && name != nothing && name[0] != '"' && name == strings.TrimSpace(name) && utf8.ValidString(name)
-	for _, r := range name {
-		plain = plain && unicode.IsPrint(r)
-	}
-	if plain {
+	quoted := strconv.Quote(name)
+	if name != "" && name != nothing && name == strings.TrimSpace(name) && quoted == `"`+name+`"` {
 		return name
 	}
-	return strconv.Quote(name)
+	return quoted
 }
 
 var withinLine = regexp.MustCompile(`[^\n\t]+`)
@@ -129,39 +127,37 @@ func choiceFlag(cmd *cobra.Command, name, short, value, help string, of ...strin
 }
 
 // outputFlag gives a verb the flag -o, and returns what prints a value by it: as JSON, or as the
-// tables that a function writes.
-func outputFlag(cmd *cobra.Command) func(value any, tables func(w io.Writer)) error {
+// text.
+func outputFlag(cmd *cobra.Command) func(value any, text string) error {
 	const help = "how to print: table for people; json for programs, with times in nanoseconds where a name ends in _ns"
 	output := choiceFlag(cmd, "output", "o", "table", help, "table", "json")
-	return func(value any, tables func(w io.Writer)) error {
-		if output.value == "table" {
-			tables(cmd.OutOrStdout())
-			return nil
+	return func(value any, text string) (err error) {
+		if output.value == "json" {
+			text, err = asJSON(value, "  ")
 		}
-		text, err := asJSON(value, "  ")
 		if err == nil {
-			_, err = cmd.OutOrStdout().Write(text)
+			_, err = io.WriteString(cmd.OutOrStdout(), text)
 		}
 		return err
 	}
 }
 
-// looking makes cmd a verb that prints what read returns of what it opens: a value, and what writes
-// it as tables.
+// looking makes cmd a verb that prints what read returns of what it opens: a value, and the same as
+// text.
 func looking[S any](
 	cmd *cobra.Command,
 	open func(cmd *cobra.Command, use func(ctx context.Context, s S) error) error,
-	read func(ctx context.Context, s S, args []string) (value any, tables func(w io.Writer), err error),
+	read func(ctx context.Context, s S, args []string) (value any, text string, err error),
 ) *cobra.Command {
-	cmd.Args, cmd.ValidArgsFunction = asUsed, complete
+	cmd.Args = asUsed
 	output := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return open(cmd, func(ctx context.Context, s S) error {
-			value, tables, err := read(ctx, s, args)
+			value, text, err := read(ctx, s, args)
 			if err != nil {
 				return err
 			}
-			return output(value, tables)
+			return output(value, text)
 		})
 	}
 	return cmd
@@ -183,24 +179,22 @@ func firstOf[T any](seq iter.Seq2[T, error], most int) ([]T, error) {
 
 // asJSON returns JSON in which no character moves a terminal's cursor or turns the direction of
 // writing around.
-func asJSON(value any, indent string) ([]byte, error) {
-	var plain bytes.Buffer
+func asJSON(value any, indent string) (string, error) {
+	var plain, b strings.Builder
 	encoder := json.NewEncoder(&plain)
 	encoder.SetEscapeHTML(false)
 	encoder.SetIndent("", indent)
 	if err := encoder.Encode(value); err != nil {
-		return nil, err
+		return "", err
 	}
-	var b strings.Builder
 	for _, r := range plain.String() {
-		switch {
-		case r < 0x7f || unicode.IsPrint(r):
+		if r < 0x7f || unicode.IsPrint(r) {
 			b.WriteRune(r)
-		case r > 0xffff:
-			fmt.Fprintf(&b, `\u%04x\u%04x`, 0xd800+(r-0x10000)>>10, 0xdc00+(r-0x10000)&0x3ff)
-		default:
-			fmt.Fprintf(&b, `\u%04x`, r)
+			continue
+		}
+		for _, unit := range utf16.Encode([]rune{r}) {
+			fmt.Fprintf(&b, `\u%04x`, unit)
 		}
 	}
-	return []byte(b.String()), nil
+	return b.String(), nil
 }

@@ -204,7 +204,7 @@ func slowed(t *testing.T) func(from, to time.Duration) float64 {
 		defer close(ended)
 		for t.Context().Err() == nil {
 			begun := boottime()
-			_ = exec.CommandContext(t.Context(), command.Built, "version").Run() // an error is that the test has ended
+			_ = exec.CommandContext(t.Context(), command.Built, "--version").Run() // an error is that the test has ended
 			mu.Lock()
 			starts = append(starts, start{begun, boottime()})
 			mu.Unlock()
