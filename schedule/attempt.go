@@ -60,8 +60,9 @@ func (e *execution) attempt() *attempt {
 		l = e.kind.limits
 	}
 	var r *record
-	open := e.opening(e.o.Partition, &r, e.item.subject, e.id, l.timeout+time.Second, l.idle) // the handler's context ends first
-	err := e.guarded(e.o.ctx, open, func(ctx context.Context, tx *transaction) error {
+	ctx := e.o.ctx
+	open := e.db.open(&r, e.item.subject, e.id, l.timeout+time.Second, l.idle) // the handler's context ends first
+	err := e.guarded(ctx, e.o.Partition, open, func(tx *transaction) error {
 		switch {
 		case r == nil || r.Partition != e.o.Number || r.Kind != e.item.Kind:
 			return nil

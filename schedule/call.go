@@ -19,12 +19,11 @@ func (e *execution) handle(tx *transaction, a *attempt) error {
 	own := func(err error) bool {
 		return a.byHandler(err, e.kind.limits.idle) || ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled))
 	}
-	fatal := tx.fatal.Load()
 	switch status := tx.status(); {
 	case context.Cause(ctx) == ErrTimeout: // which has closed a connection in use
 		a.handler = timedOut{a.handler}
 	case a.handler != nil: // a context of its own that ended has closed the connection, too
-		a.own = a.stuck != nil || own(a.handler) || fatal != nil && own(*fatal)
+		a.own = a.stuck != nil || own(a.handler)
 	case tx.Conn().IsClosed():
 		a.own = true
 		a.handler = errors.New("the handler returned nil after its connection was closed: it ignored the error of a statement")

@@ -84,8 +84,10 @@ type boundHandler func(context.Context, pgx.Tx, Run[json.RawMessage]) error
 // context.Cause. The transaction's lock_timeout is 5 s, its statement_timeout a second more than
 // WithTimeout, its idle_in_transaction_session_timeout that of WithIdleTimeout; the handler may set
 // others. If one of them ends it, that is the handler's error; so is a context of its own that ends
-// in a statement. The commit may take as long as WithTimeout, and 10 s at least. The handler resets
-// a role that it sets: the run is written down with the rights that the transaction has in the end.
+// in a statement. The error that the handler returns wraps that of the statement: else the
+// connection seems lost, and it is called again. The commit may take as long as WithTimeout, and
+// 10 s at least. The handler resets a role that it sets: the run is written down with the rights
+// that the transaction has in the end.
 //
 // Args are stored as JSON. Register all kinds before Run: what is blocked because no process knows
 // its kind is not late. Each error of a registration (a name that is taken, empty or longer than

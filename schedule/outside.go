@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/pgleases/pgleases"
 )
 
 // This file calls handlers whose effects are outside of the database: that cannot be exactly once.
@@ -36,8 +34,8 @@ type outside struct {
 // ctx, which ends then.
 //
 // It holds no connection while it runs. Each call costs three transactions. WithTimeout,
-// WithMaxAttempts and WithMaxCrashes hold as for InTx; WithIdleTimeout has no effect; errors are as
-// there.
+// WithMaxAttempts and WithMaxCrashes hold as for InTx; WithIdleTimeout holds in Run.Guarded; errors
+// are as there.
 func AtLeastOnce[Args any](s *Scheduler, name string, handler func(ctx context.Context, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
 	return outsideKind(s, name, atLeastOnce, handler, opts)
 }
@@ -52,8 +50,8 @@ func AtLeastOnce[Args any](s *Scheduler, name string, handler func(ctx context.C
 // replicates asynchronously may lose that, and the handler is called once more: for at most once
 // over failovers too, use a synchronous standby.
 //
-// It holds no connection while it runs. WithTimeout holds as for InTx, WithIdleTimeout and
-// WithMaxCrashes have no effect, WithMaxAttempts is an error; errors are as there.
+// It holds no connection while it runs. WithTimeout holds as for InTx, WithIdleTimeout in
+// Run.Guarded; WithMaxCrashes has no effect, WithMaxAttempts is an error; errors are as there.
 func AtMostOnce[Args any](s *Scheduler, name string, handler func(ctx context.Context, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
 	return outsideKind(s, name, atMostOnce, handler, opts)
 }
@@ -77,7 +75,8 @@ func (r Run[Args]) IdempotencyKey() string {
 }
 
 // Guarded runs f in a transaction, at the isolation level READ COMMITTED, under the guard of the
-// partition, and commits it: for steps of handlers of AtLeastOnce and AtMostOnce in this database.
+// partition and with the limits of a run of InTx, and commits it: for steps of handlers of
+// AtLeastOnce and AtMostOnce in this database.
 // If another process owns the partition by now, it returns pgleases.ErrNotOwner. f does not end the
 // transaction itself. Guarded may be called in several goroutines.
 func (r Run[Args]) Guarded(ctx context.Context, f func(tx pgx.Tx) error) error {
@@ -91,10 +90,9 @@ func (r Run[Args]) Guarded(ctx context.Context, f func(tx pgx.Tx) error) error {
 func (e *execution) callOutside(a *attempt) result {
 	run := e.run(a)
 	run.outside = &outside{a.row.idempotencyKey(e.db.group), func(ctx context.Context, f func(pgx.Tx) error) error {
-		return e.guarded(
-			ctx, e.guard([]pgleases.Partition{e.o.Partition}, func(*pgx.Batch) {}),
-			func(_ context.Context, tx *transaction) error { return f(handlerTx{tx.Tx, tx}) },
-		)
+		l := e.kind.limits
+		open := e.db.open(new(*record), e.item.subject, e.id, l.timeout+time.Second, l.idle)
+		return e.guarded(ctx, e.o.Partition, open, func(tx *transaction) error { return f(handlerTx{tx.Tx, tx}) })
 	}}
 	ctx, cancel := e.limited()
 	defer cancel()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -178,55 +177,6 @@ func TestAStatementOfADeadProcessHoldsNobodyUp(t *testing.T) {
 	l.settled(other.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
-// ownsMany has a process run something in many partitions. It returns how many of them are noted as open, and a transaction that locks where they are.
-func (w *worker) ownsMany() (opened int, locked pgx.Tx) {
-	w.t.Helper()
-	books := schedule.InTx(w.Scheduler, "books", effect)
-	var ledgers []*ledger
-	for i := range 24 {
-		name := fmt.Sprint("close ", i)
-		testkit.OK(w.t, books.Put(w.t.Context(), name, args{i}, hourly))
-		ledgers = append(ledgers, newLedger(w.db, name))
-	}
-	w.run()
-	w.db.setClock(midnight.Add(time.Hour))
-	for _, l := range ledgers {
-		l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
-	}
-	opened = one[int](w.db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed")
-	if opened < 12 {
-		w.t.Fatalf("%d partitions to close", opened)
-	}
-	return opened, w.db.begin("LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
-}
-
-// A process that ends closes many partitions at once: where one is being written down, the others come with the next transaction.
-func TestPartitionsClosedTogether(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newSteadyWorker(db, schedule.WithPartitions(32))
-	opened, locked := w.ownsMany()
-	w.wire.Record()
-	w.stop()
-	db.blocked("one is being written down", "schedule_end")
-	testkit.OK(t, locked.Rollback(t.Context()))
-	testkit.Receive(t, "Run ends", w.ended)
-	w.stop = nil
-	w.close()
-	expect(t, one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed"), 0, "partitions whose owner died, as it looks")
-	sent := 0
-	for _, trips := range w.wire.Recorded("begin") {
-		for _, trip := range trips {
-			if strings.Contains(trip, "begin") && strings.Contains(trip, "schedule_end") {
-				sent++
-			}
-		}
-	}
-	if sent < 1 || sent > opened/3 {
-		t.Errorf("%d partitions are closed in %d transactions", opened, sent)
-	}
-}
-
 // The server falls silent while a process that ends writes down what it closes. When it owns nothing any more, nobody waits for that.
 func TestClosingEndsWithLastOwnership(t *testing.T) {
 	t.Parallel()
@@ -255,7 +205,23 @@ func TestClosingWaitsForOneLockOnly(t *testing.T) {
 	db := newDatabase(t)
 	w := newSteadyWorker(db, schedule.WithPartitions(32))
 	w.WaitForLocks(time.Second)
-	opened, _ := w.ownsMany()
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	var ledgers []*ledger
+	for i := range 24 {
+		name := fmt.Sprint("close ", i)
+		testkit.OK(t, k.Put(t.Context(), name, args{i}, hourly))
+		ledgers = append(ledgers, newLedger(db, name))
+	}
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	for _, l := range ledgers {
+		l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
+	}
+	opened := one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed")
+	if opened < 12 {
+		t.Fatalf("%d partitions to close", opened)
+	}
+	db.begin("LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
 	began := time.Now()
 	w.end()
 	if took := time.Since(began); took > 9*time.Second {

@@ -40,8 +40,8 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
 		reported: make(chan news), answers: make(chan *poll, 1), queue: newQueue(&s.times, s.mostRunning, s.registry.limit),
 		poller: newPoller(&s.times, newListener(s.db)),
 	}
-	tx := transactions{s.db, leaseFence{lease}, &p.clock}
-	p.crashes.transactions = tx
+	tx := transactions{s.db, leaseFence(lease), &p.clock}
+	p.crashes = crashes{tx}
 	p.exec = executor{tx, &s.registry, s.log, func(n news) { p.reported <- n }}
 	return p
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
-	engine "github.com/pgleases/pgleases/sql"
 )
 
 // This file is a process under the clock of a test, for package scheduletest, which says what runs
@@ -24,9 +23,7 @@ type rehearsal struct {
 	crashes crashes
 	exec    executor
 	owned   map[int]*ownership
-	fencing string // the statement
-
-	life context.Context
+	life    context.Context
 }
 
 // rehearsalLockWait is how long a statement of a rehearsal waits for a lock. Mostly what has the
@@ -44,10 +41,10 @@ func init() {
 			return nil, err
 		}
 		s.stage, s.db.staged, s.times.lockWait = stage, true, rehearsalLockWait
-		r := &rehearsal{s: s, fencing: store.Texts(engine.Files, schema)("guard"), owned: make(map[int]*ownership)}
+		r := &rehearsal{s: s, owned: make(map[int]*ownership)}
 		r.clock.staged = stage.Now
-		tx := transactions{s.db, r, &r.clock}
-		r.crashes.transactions = tx
+		tx := transactions{s.db, r.fence, &r.clock}
+		r.crashes = crashes{tx}
 		r.exec = executor{tx, &s.registry, s.log, func(news) {}}
 		return r, nil
 	}
@@ -103,35 +100,18 @@ func (r *rehearsal) Run(due seam.Due) bool {
 	return done.again != nil && done.outcome != blocked
 }
 
-// queueGuard queues the guard of a partition.
-func (r *rehearsal) queueGuard(_ context.Context, batch *pgx.Batch, p pgleases.Partition) error {
+// fence is the fence of the process, which owns all until its life ends.
+func (r *rehearsal) fence(batch *pgx.Batch, p pgleases.Partition, statement string, args []any, read func(pgx.Row) error) error {
+	refused := fmt.Errorf("schedule: guard partition %d under epoch %d: %w", p.Number, p.Epoch, pgleases.ErrNotOwner)
 	if r.life.Err() != nil {
-		return r.refused(p)
+		return refused
 	}
-	batch.Queue(r.fencing, leaseOf+r.s.db.group, p.Number, p.Epoch, time.Hour.Milliseconds()).Query(func(rows pgx.Rows) error {
-		rows.Close()
-		return r.guarded(p, rows.Err())
+	batch.Queue(statement, append([]any{leaseOf + r.s.db.group, p.Number, p.Epoch}, args...)...).QueryRow(func(row pgx.Row) error {
+		err := read(row)
+		if store.Refused(err) {
+			return refused
+		}
+		return err
 	})
 	return nil
-}
-
-// queueGuarded queues a statement that guards a partition.
-func (r *rehearsal) queueGuarded(batch *pgx.Batch, p pgleases.Partition, statement string, args []any, read func(pgx.Row) error) error {
-	if r.life.Err() != nil {
-		return r.refused(p)
-	}
-	batch.Queue(statement, append([]any{leaseOf + r.s.db.group, p.Number, p.Epoch}, args...)...).
-		QueryRow(func(row pgx.Row) error { return r.guarded(p, read(row)) })
-	return nil
-}
-
-func (r *rehearsal) guarded(p pgleases.Partition, err error) error {
-	if store.Refused(err) {
-		return r.refused(p)
-	}
-	return err
-}
-
-func (r *rehearsal) refused(p pgleases.Partition) error {
-	return fmt.Errorf("schedule: guard partition %d under epoch %d: %w", p.Number, p.Epoch, pgleases.ErrNotOwner)
 }

@@ -270,9 +270,9 @@ func (e *execution) writing() context.Context {
 // write writes a step in a transaction without a handler.
 func (e *execution) write(life context.Context, row *record, st step) error {
 	run := rand.Text()
-	open := e.opening(e.o.Partition, new(*record), e.item.subject, run, closing, closing)
-	return e.guarded(life, open, func(ctx context.Context, tx *transaction) error {
-		return e.db.sendClose(ctx, tx, row, run, st, e.db.times.answer)
+	open := e.db.open(new(*record), e.item.subject, run, closing, closing)
+	return e.guarded(life, e.o.Partition, open, func(tx *transaction) error {
+		return e.db.sendClose(life, tx, row, run, st, e.db.times.answer)
 	})
 }
 

@@ -170,30 +170,29 @@ func (d *db) sendPoll(ctx context.Context, q querier, p *poll, keys []string) (c
 	return time.UnixMicro(micro), time.Duration(spent) * time.Microsecond, due, nil
 }
 
-// queueBegin writes to crashed whether the owner before crashed while something may have run.
-func (d *db) queueBegin(batch *pgx.Batch, crashed *bool, partition int, epoch int64) {
-	batch.Queue(d.statements.Begin, d.group, partition, epoch, d.times.lockWait.Milliseconds()).QueryRow(func(row pgx.Row) error { return row.Scan(crashed) })
+// begin writes to crashed whether the owner before crashed while something may have run.
+func (d *db) begin(crashed *bool) opening {
+	return opening{d.statements.Begin, []any{d.group, d.times.lockWait.Milliseconds()}, func(row pgx.Row) error { return row.Scan(crashed) }}
 }
 
-func (d *db) queueEnd(batch *pgx.Batch, partition int, epoch int64, charged []subject) {
-	schedules, jobs := idsOf(charged)
-	batch.Queue(d.statements.End, d.group, partition, epoch, schedules, jobs, d.times.lockWait.Milliseconds())
+// end notes that all runs have ended, those too of which a crash is counted.
+func (d *db) end(counted []subject) opening {
+	schedules, jobs := idsOf(counted)
+	args := []any{d.group, schedules, jobs, d.times.lockWait.Milliseconds()}
+	return opening{d.statements.End, args, func(row pgx.Row) error { return row.Scan(nil) }}
 }
 
-// queueOpen writes to r the schedule or the job, under the guard of the partition; nil: there is
-// none.
-func (d *db) queueOpen(
-	batch *pgx.Batch, f fence, p pgleases.Partition, r **record, of subject, run string, timeout, idle time.Duration,
-) error {
+// open writes to r the schedule or the job; nil: there is none.
+func (d *db) open(r **record, of subject, run string, timeout, idle time.Duration) opening {
 	args := []any{of.ID, of.Job, run, timeout.Milliseconds(), idle.Milliseconds(), d.times.lockWait.Milliseconds()}
-	return f.queueGuarded(batch, p, d.statements.Open, args, func(row pgx.Row) error {
+	return opening{d.statements.Open, args, func(row pgx.Row) error {
 		var found *string
 		err := row.Scan(&found)
 		if err == nil {
 			*r, err = decode[record](found)
 		}
 		return err
-	})
+	}}
 }
 
 // sendClose ends a run, under limits of its own: those until then are the handler's. It commits the

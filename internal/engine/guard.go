@@ -32,22 +32,10 @@ func (g Guarded) Guard(ctx context.Context, query store.Query) error {
 	return g.error(err)
 }
 
-// Queue queues the guard in a batch that begins the transaction, or is sent in it. If the guard
-// refuses, the batch's Close returns the error that Guard does. An error of Queue is that too: then
-// nothing is queued.
-func (g Guarded) Queue(ctx context.Context, batch *pgx.Batch) error {
-	return g.Guard(ctx, func(statement string, args ...any) error {
-		batch.Queue(statement, args...).Query(func(rows pgx.Rows) error {
-			rows.Close()
-			return g.error(rows.Err())
-		})
-		return nil
-	})
-}
-
-// QueueStatement queues a statement that calls the function guard itself. Its first arguments are
-// the lease, the partition and the epoch; args are the others. Read reads its row. Otherwise it is
-// Queue.
+// QueueStatement queues a statement that calls the function guard itself, in a batch that begins the
+// transaction. Its first arguments are the lease, the partition and the epoch; args are the others.
+// Read reads its row. If the guard refuses, the batch's Close returns the error that Guard does. An
+// error of QueueStatement is that too: then nothing is queued.
 func (g Guarded) QueueStatement(batch *pgx.Batch, statement string, args []any, read func(pgx.Row) error) error {
 	if _, err := g.check(); err != nil {
 		return g.error(err)

@@ -33,8 +33,8 @@ SELECT clock_us, took_us, id, job, priority, partition, key, kind, due_us,
 FROM pgleases.schedule_poll($1::pg_catalog.text, $2::int[], $3::int[], $4::bigint, $5::bigint, $6::int, $7::pg_catalog.text[],
     $8::pg_catalog.text[]);
 
--- begin: whether the owner before crashed; after guard.sql.
-SELECT pgleases.schedule_begin($1::pg_catalog.text, $2::int, $3::bigint, $4::int);
+-- begin: whether the owner before crashed.
+SELECT pgleases.schedule_begin($1::pg_catalog.text, $2::int, $3::bigint, $4::pg_catalog.text, $5::int);
 
 -- open: opens a run.
 SELECT pgleases.schedule_open($1::pg_catalog.text, $2::int, $3::bigint, $4::bigint, $5::boolean, $6::pg_catalog.text, $7::int,
@@ -61,8 +61,9 @@ SELECT pgleases.schedule_close_job($1::bigint, $2::pg_catalog.text, $3::bigint, 
 SELECT pgleases.schedule_job_succeeded($1::bigint, $2::pg_catalog.text, $3::bigint, $4::int, $5::bigint, $6::bigint,
     $7::pg_catalog.timestamptz)::pg_catalog.text;
 
--- end: all that an owner ran in a partition has ended; after guard.sql.
-SELECT pgleases.schedule_end($1::pg_catalog.text, $2::int, $3::bigint, $4::bigint[], $5::bigint[], $6::int)::pg_catalog.text;
+-- end: all that an owner ran in a partition has ended.
+SELECT pgleases.schedule_end($1::pg_catalog.text, $2::int, $3::bigint, $4::pg_catalog.text, $5::bigint[], $6::bigint[],
+    $7::int)::pg_catalog.text;
 
 -- makeslots: makes the slots of a kind with a limit.
 SELECT pgleases.schedule_make_slots($1::pg_catalog.text, $2::pg_catalog.text, $3::int)::pg_catalog.text;

@@ -41,15 +41,16 @@ BEGIN
 END
 $pgleases_body$;
 
--- Notes, after guard.sql, that an owner begins to run something in a partition.
+-- Notes, under the guard of the partition, that its owner begins to run something in it.
 --   p_lock_ms: the most that it waits for a lock, milliseconds
 -- Whether the owner before crashed: it began, and did not end.
-CREATE OR REPLACE FUNCTION pgleases.schedule_begin(p_group pg_catalog.text, p_partition int, p_epoch bigint, p_lock_ms int) RETURNS boolean
+CREATE OR REPLACE FUNCTION pgleases.schedule_begin(p_lease pg_catalog.text, p_partition int, p_epoch bigint, p_group pg_catalog.text, p_lock_ms int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     answer boolean;
 BEGIN
-    PERFORM set_config('lock_timeout', p_lock_ms::text, true);
+    PERFORM set_config('lock_timeout', p_lock_ms::text, true), set_config('idle_in_transaction_session_timeout', '5000', true),
+        pgleases.guard(p_lease, p_partition, p_epoch);
     INSERT INTO pgleases.schedule_owners AS o (group_name, partition, opened, crashed) VALUES (p_group, p_partition, p_epoch, false)
     ON CONFLICT ON CONSTRAINT schedule_owners_pkey DO UPDATE
     SET opened = p_epoch, crashed = CASE WHEN o.opened = p_epoch THEN o.crashed ELSE o.opened > o.closed END -- called again: its answer was lost
@@ -58,15 +59,16 @@ BEGIN
 END
 $pgleases_body$;
 
--- Notes, after guard.sql, that all that an owner ran in a partition has ended.
+-- Notes, under the guard of the partition, that all that its owner ran in it has ended.
 --   p_counted: schedules of which it may have counted a crash; if it did, and the run has not
 --     ended, that is taken back
 --   p_counted_jobs: jobs of which it may have
 --   p_lock_ms: the most that it waits for a lock, milliseconds
-CREATE OR REPLACE FUNCTION pgleases.schedule_end(p_group pg_catalog.text, p_partition int, p_epoch bigint, p_counted bigint[], p_counted_jobs bigint[], p_lock_ms int) RETURNS void
+CREATE OR REPLACE FUNCTION pgleases.schedule_end(p_lease pg_catalog.text, p_partition int, p_epoch bigint, p_group pg_catalog.text, p_counted bigint[], p_counted_jobs bigint[], p_lock_ms int) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 BEGIN
-    PERFORM set_config('lock_timeout', p_lock_ms::text, true);
+    PERFORM set_config('lock_timeout', p_lock_ms::text, true), set_config('idle_in_transaction_session_timeout', '5000', true),
+        pgleases.guard(p_lease, p_partition, p_epoch);
     UPDATE pgleases.schedules AS s -- before jobs: as all others
     SET trying = s.trying || jsonb_build_object('crashes', (s.trying ->> 'crashes')::int - 1, 'epoch', 0)
     WHERE s.id = ANY (p_counted) AND (s.trying ->> 'epoch')::bigint = p_epoch;
