@@ -138,7 +138,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	if err := connect.CheckHosts(pool.Config().ConnConfig); err != nil {
 		return fmt.Errorf("pgleases: migrate: %w", err)
 	}
-	err = pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return store.Migrate(ctx, conn.Conn(), schema) })
+	err = pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return store.Engine.Migrate(ctx, conn.Conn(), schema) })
 	return store.OpenError(ctx, "pgleases", "migrate", schema, ErrSchema, err)
 }
 

@@ -207,18 +207,6 @@ func TestAnApplicationForgesNoActor(t *testing.T) {
 		joined(t, c, "l", 2)
 	}
 	testkit.Becomes(t, app, "partitions are given", true, "SELECT EXISTS (SELECT FROM pgleases.events WHERE cause = 'given')")
-
-	// As earlier DDL and grants had it.
-	testkit.Execute(t, owner, "GRANT INSERT ON pgleases.events TO "+role(admin.ForApplication)+`;
-		GRANT EXECUTE ON FUNCTION pgleases.end_overrides, pgleases.trim_events, pgleases.new_server_generation, pgleases.schedule_change TO PUBLIC`)
-	for range 2 {
-		testkit.OK(t, pgleases.Migrate(t.Context(), owner))
-		refused()
-		if open := testkit.Value[string](t, owner, `SELECT coalesce(string_agg(proname, ' '), '') FROM pg_proc WHERE pronamespace = 'pgleases'::regnamespace AND prosecdef
-			AND has_function_privilege('public', oid, 'EXECUTE')`); open != "timeline" {
-			t.Errorf("PUBLIC may execute %s", open)
-		}
-	}
 	testkit.Execute(t, app, "SELECT pgleases.trim_events(), pgleases.end_overrides(); INSERT INTO pgleases.events (cause) VALUES ('joined')")
 }
 

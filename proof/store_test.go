@@ -38,7 +38,7 @@ func newSession(t testing.TB, server *pgserver.Server, name string) *session {
 	}
 	t.Cleanup(func() { _ = watcher.Close(context.Background()) })
 	s := &session{t: t, id: rand.Int64N(1<<62) + 1, server: server, watcher: watcher}
-	s.ok(store.Migrate(t.Context(), watcher, "pgleases"))
+	s.ok(store.Engine.Migrate(t.Context(), watcher, "pgleases"))
 	s.connect()
 	incarnation, _, err := s.Register(t.Context(), store.Registration{
 		Session: s.id, ID: name, Process: s.id, TTL: time.Minute, Host: "host", PID: 1, StartedAt: time.Now(),

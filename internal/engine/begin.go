@@ -304,7 +304,7 @@ func beginTidy(e *engine, _ time.Time) *operation {
 }
 
 func beginListen(e *engine, _ time.Time) *operation {
-	return ask(e.config.limit(), func(ctx context.Context, c Conn) (bool, error) { return c.Listen(ctx, store.RandomID()) }, func(arrives bool, err error) {
+	return ask(e.config.limit(), func(ctx context.Context, c Conn) (bool, error) { return c.Listen(ctx) }, func(arrives bool, err error) {
 		e.connection.listened(arrives, err, e.expiry.sessions)
 		if err != nil {
 			return

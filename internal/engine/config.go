@@ -99,7 +99,7 @@ type Conn interface {
 	ListenToLocks(ctx context.Context, session int64) error
 	GrantedLocks() []int64
 
-	Listen(ctx context.Context, probe int64) (bool, error)
+	Listen(context.Context) (bool, error)
 	Prepare(ctx context.Context) error
 	Wait(ctx context.Context) error
 	Closed() bool

@@ -10,7 +10,7 @@ type connection struct {
 	conn  Conn // nil: to be made
 	known bool // a heartbeat returned to which server it leads
 
-	probed    bool // it is known whether notifications arrive, or it cannot be found out
+	asked     bool // whether notifications arrive: it is known, or cannot be found out
 	listening bool // they arrive
 
 	prepareAt time.Time // when to make the server plan for this connection; never: it was done, or is not worth it
@@ -35,7 +35,7 @@ func (c *connection) connectFailed(heartbeat time.Duration) {
 // close closes the connection.
 func (c *connection) close() {
 	c.conn.Close()
-	c.conn, c.probed, c.listening, c.prepareAt = nil, false, false, never
+	c.conn, c.asked, c.listening, c.prepareAt = nil, false, false, never
 }
 
 // backOff spaces attempts to connect and to register. The first one comes at once.
@@ -44,10 +44,10 @@ func (c *connection) backOff(heartbeat time.Duration) {
 	c.retry = min(max(2*c.retry, retryMin), max(heartbeat/2, retryMin))
 }
 
-// listened takes the answer to a probe: whether notifications arrive. The client polls until the
-// next connection if the probe failed, or if they do not.
+// listened notes whether notifications arrive. If they do not, or if it cannot be found out, the
+// client polls until the next connection.
 func (c *connection) listened(arrives bool, err error, clients int64) {
-	c.probed, c.listening = err == nil || !c.conn.Closed(), arrives
+	c.asked, c.listening = err == nil || !c.conn.Closed(), arrives
 	if arrives {
 		c.prepareAt = time.Now().Add(rand.N(preparing * time.Duration(max(clients, 1))))
 	}

@@ -167,7 +167,7 @@ func planDue(e *engine, _ time.Time) time.Time { return e.plans.due() }
 func tidyDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.expiry.toTidy) }
 
 func listenDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(!e.connection.probed && !e.config.Polling)
+	return atOnceIf(!e.connection.asked && !e.config.Polling)
 }
 
 func prepareDue(e *engine, _ time.Time) time.Time { return e.connection.prepareAt }

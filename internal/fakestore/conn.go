@@ -95,7 +95,7 @@ func executeOn[T any](ctx context.Context, c *Conn, durable bool, statement func
 }
 
 // Listen listens for notifications, which arrive.
-func (c *Conn) Listen(ctx context.Context, _ int64) (bool, error) {
+func (c *Conn) Listen(ctx context.Context) (bool, error) {
 	return execute(ctx, c, "listen", false, func(*Database, *Tables, int64) (bool, bool) {
 		c.listen = true
 		return true, false

@@ -56,49 +56,11 @@ func (e *SchemaError) Error() string { return e.Text }
 // error.
 func (c *Conn) Fits(ctx context.Context) error { return Engine.Fits(ctx, c.Pgx, c.channel) }
 
-// Migrate is the function Migrate, for the connection's schema.
-func (c *Conn) Migrate(ctx context.Context) error { return Migrate(ctx, c.Pgx, c.channel) }
-
-// Migrate creates or updates the engine's tables, see Part.Migrate, and then takes rights back that
-// earlier DDL and grants gave.
-func Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
-	err := Engine.Migrate(ctx, conn, schema)
-	if err == nil {
-		tag := bodyTag(schema)
-		_, err = conn.PgConn().Exec(ctx, connect.ReadCommitted+"; SET LOCAL search_path = "+connect.SearchPath+"; SET LOCAL standard_conforming_strings = on; DO "+
-			tag+strings.ReplaceAll(takeBack, "$1", literal(schema))+tag).ReadAll()
-	}
-	return err
-}
+// Migrate creates or updates the engine's tables in the connection's schema, see Part.Migrate.
+func (c *Conn) Migrate(ctx context.Context) error { return Engine.Migrate(ctx, c.Pgx, c.channel) }
 
 // migrationKey is that of the advisory lock under which one migrates at a time.
 const migrationKey = "7358216409153"
-
-// takeBack has functions that run with their owner's rights be nobody's without a grant, except
-// timeline, and applications write no actor of an event: as the files of sql/schema and
-// application.sql have it. It does nothing for a role that does not own them.
-const takeBack = `
-DECLARE
-    r record;
-BEGIN
-    FOR r IN
-        SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', p.oid::regprocedure) AS statement
-        FROM pg_proc AS p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a
-        WHERE p.pronamespace = (SELECT n.oid FROM pg_namespace AS n WHERE n.nspname = $1) AND p.prosecdef AND p.proname <> 'timeline'
-          AND a.grantee = 0 AND pg_has_role(p.proowner, 'USAGE')
-        UNION ALL
-        SELECT format('REVOKE INSERT ON %1$s.events FROM %2$s; GRANT INSERT (lease, cause, reason, from_id, to_id, partitions, generation)
-                ON %1$s.events TO %2$s; GRANT EXECUTE ON FUNCTION %1$s.trim_events, %1$s.end_overrides TO %2$s',
-            c.relnamespace::regnamespace, a.grantee::regrole)
-        FROM pg_class AS c, aclexplode(c.relacl) AS a
-        WHERE c.relnamespace = (SELECT n.oid FROM pg_namespace AS n WHERE n.nspname = $1) AND c.relname = 'events'
-          AND a.privilege_type = 'INSERT' AND a.grantee <> c.relowner AND a.grantee <> 0 AND pg_has_role(c.relowner, 'USAGE')
-    LOOP
-        PERFORM pg_advisory_xact_lock(` + migrationKey + `); -- another may do this too
-        EXECUTE r.statement;
-    END LOOP;
-END
-`
 
 // Fits reads the part's version in the schema and the oldest code that it serves. It returns nil
 // where this code can run there.

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -28,7 +27,6 @@ const (
 type notices struct {
 	channel string    // the schema's name
 	session string    // the client's, as notifications name it
-	probe   string    // the private channel that Listen waits for; empty: none, or it was heard
 	readAt  time.Time // zero: nothing was heard that concerns the session
 	paid    time.Time // the reads until now would end here, one in readEvery
 
@@ -42,8 +40,6 @@ const grantsAtOnce = 1000
 
 func (n *notices) heard(_ *pgconn.PgConn, note *pgconn.Notification) {
 	switch {
-	case note.Channel == n.probe:
-		n.probe = ""
 	case note.Channel == n.locks:
 		if nonce, err := strconv.ParseInt(note.Payload, 10, 64); err == nil && len(n.granted) < grantsAtOnce {
 			n.granted = append(n.granted, nonce)
@@ -121,33 +117,12 @@ func (c *Conn) Wait(ctx context.Context) error {
 }
 
 // Listen listens for notifications, and reports whether they arrive. A pooler may accept LISTEN and
-// deliver nothing, or deliver to another client of the same server connection. So the connection
-// must be direct, and a notification that it sends to itself must come back. probe is a random
-// number for that one.
-func (c *Conn) Listen(ctx context.Context, probe int64) (bool, error) {
-	private := fmt.Sprintf("pgleases_probe_%d", probe)
-	channel := pgx.Identifier{c.channel}.Sanitize()
+// deliver nothing, or deliver to another client of the same server connection: so the connection
+// must be direct.
+func (c *Conn) Listen(ctx context.Context) (bool, error) {
 	if !c.Direct() {
 		return false, nil
 	}
-	c.notices.probe = private
-	_, err := c.Pgx.Exec(ctx, fmt.Sprintf("LISTEN %s; LISTEN %[2]s; NOTIFY %[2]s", channel, private)) // one transaction: a notification comes after it
-	if err != nil {
-		return false, err
-	}
-	if err := c.exec(ctx, "UNLISTEN "+private); err != nil {
-		return false, err
-	}
-	late, cancel := context.WithTimeout(connect.Waiting(ctx), 100*time.Millisecond)
-	defer cancel()
-	for c.notices.probe != "" {
-		err := c.Pgx.PgConn().WaitForNotification(late)
-		switch {
-		case err != nil && ctx.Err() == nil && late.Err() != nil && !c.Closed():
-			return false, c.exec(ctx, "UNLISTEN "+channel)
-		case err != nil:
-			return false, err
-		}
-	}
-	return true, nil
+	err := c.exec(ctx, "LISTEN "+pgx.Identifier{c.channel}.Sanitize())
+	return err == nil, err
 }

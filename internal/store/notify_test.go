@@ -28,7 +28,7 @@ func listening(f *fixture, id string) *client {
 	f.Helper()
 	c := f.client(id)
 	c.join("l", 2)
-	listens := testkit.Must(c.Listen(f.ctx, random()))(f)
+	listens := testkit.Must(c.Listen(f.ctx))(f)
 	expect(f.TB, listens, true, "listens")
 	return c
 }
@@ -78,7 +78,7 @@ func TestNotificationsWithoutEndAreToldOnceAndNotKept(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
-	listens := testkit.Must(a.Listen(f.ctx, random()))(f)
+	listens := testkit.Must(a.Listen(f.ctx))(f)
 	expect(t, listens, true, "listens")
 	for range 3 {
 		f.exec("SELECT pg_notify('pgleases', i || ',' || $1) FROM generate_series(1, 20000) AS i", a.session)
@@ -97,7 +97,7 @@ func TestAReadIsToldOfAtOnceAndManyNoOftenerThanOnceIn100Milliseconds(t *testing
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
-	listens := testkit.Must(a.Listen(f.ctx, random()))(f)
+	listens := testkit.Must(a.Listen(f.ctx))(f)
 	expect(t, listens, true, "listens")
 	notify := func() {
 		f.exec("SELECT pg_notify('pgleases', $1)", a.session)

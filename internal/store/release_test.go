@@ -282,7 +282,7 @@ func TestASessionThatIsGoneReleasesNothing(t *testing.T) {
 func TestAnAnnouncementTellsHeartbeatsAndListeners(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(1)
-		testkit.Must(b.Listen(f.ctx, 7))(f)
+		testkit.Must(b.Listen(f.ctx))(f)
 		before := b.beat().Leases[0]
 		f.ok(a.Announce(f.ctx, []string{"l"}, []int64{b.session}))
 		f.ok(b.Wait(f.ctx))

@@ -22,7 +22,7 @@ func TestMigratingTwiceChangesNothing(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	f.exec("UPDATE server SET generation = 7")
-	f.ok(Migrate(f.ctx, f.sql, f.schema))
+	f.ok(Engine.Migrate(f.ctx, f.sql, f.schema))
 	testkit.Must(f.sql.PgConn().Exec(f.ctx, StatementsFor(f.schema).Schema).ReadAll())(f) // the text alone, as goose would run it
 	expect(t, f.text("SELECT generation, (SELECT count(*) FROM server), (SELECT count(*) FROM schema_version) FROM server"), "7|1|1", "server")
 }
@@ -37,7 +37,7 @@ func TestRacingMigrationsAllSucceedAndOneIsCarriedOut(t *testing.T) {
 	errs := make([]error, 10)
 	for i := range errs {
 		conn := f.raw()
-		wg.Go(func() { errs[i] = Migrate(f.ctx, conn, "pgleases") })
+		wg.Go(func() { errs[i] = Engine.Migrate(f.ctx, conn, "pgleases") })
 	}
 	f.until("all wait", func() bool {
 		return value[int](f, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
@@ -79,7 +79,7 @@ func TestAPublicationForAllTablesHindersNothing(t *testing.T) {
 	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t), schema: "pgleases"}
 	f.sql = f.raw()
 	f.exec("CREATE PUBLICATION everything FOR ALL TABLES")
-	f.ok(Migrate(f.ctx, f.sql, "pgleases"))
+	f.ok(Engine.Migrate(f.ctx, f.sql, "pgleases"))
 	f.exec("SET search_path = pgleases, public")
 	protocol(f)
 	f.exec("SELECT pause('l', 'why'), resume('l', 'why'), new_server_generation(); UPDATE events_kept SET age = '1 day'; UPDATE schema_version SET min_code = 1")
@@ -98,7 +98,7 @@ func TestADatabaseMayHaveAnotherEncoding(t *testing.T) {
 			t.Cleanup(func() { _, _ = maker.sql.Exec(maker.ctxOfCleanup(), "DROP DATABASE "+name+" WITH (FORCE)") })
 			u := testkit.Must(url.Parse(maker.url))(maker)
 			u.Path = "/" + name
-			maker.ok(Migrate(maker.ctx, maker.dial(u.String()), "pgleases"))
+			maker.ok(Engine.Migrate(maker.ctx, maker.dial(u.String()), "pgleases"))
 			u.RawQuery += "&client_encoding=UTF8" // for the test's own queries
 			f := fixtureIn(t, u.String(), "pgleases")
 			protocol(f)
@@ -143,7 +143,7 @@ func protocol(f *fixture) {
 	expect(f.TB, generation, 0, "server generation accepted")
 	f.ok(a.RejectServer(f.ctx, 0))
 	testkit.Must(a.Superseder(f.ctx, "b"))(f)
-	testkit.Must(a.Listen(f.ctx, random()))(f)
+	testkit.Must(a.Listen(f.ctx))(f)
 }
 
 // protocolOfLocks runs every statement of the locks on a client's connection, those of the application's too.
@@ -203,13 +203,13 @@ func TestARoleMayMigrateASchemaThatWasMadeForIt(t *testing.T) {
 	role := f.role()
 	f.exec("REVOKE CREATE ON DATABASE " + f.sql.Config().Database + " FROM PUBLIC")
 	var misfit *SchemaError
-	if err := Migrate(f.ctx, f.as(role), "made"); !errors.As(err, &misfit) || !strings.Contains(err.Error(), "create it") {
+	if err := Engine.Migrate(f.ctx, f.as(role), "made"); !errors.As(err, &misfit) || !strings.Contains(err.Error(), "create it") {
 		t.Errorf("without the schema: %v", err)
 	}
 	f.exec("CREATE SCHEMA made AUTHORIZATION " + role)
-	f.ok(Migrate(f.ctx, f.as(role), "made"))
+	f.ok(Engine.Migrate(f.ctx, f.as(role), "made"))
 	f.exec("REVOKE CREATE ON SCHEMA made FROM " + role)
-	f.ok(Migrate(f.ctx, f.as(role), "made")) // which has nothing to do, and so needs no right to do it
+	f.ok(Engine.Migrate(f.ctx, f.as(role), "made")) // which has nothing to do, and so needs no right to do it
 }
 
 // role makes a role that owns nothing.

@@ -27,7 +27,7 @@ func TestNoStrangeCodeRunsWhateverTheSearchPath(t *testing.T) {
 			// The text by itself, as a migration tool runs it, each statement in a transaction of its own.
 			testkit.Must(strange.PgConn().Exec(f.ctx, string(testkit.Must(sql.Files.ReadFile("schema.sql"))(f))).ReadAll())(f)
 			f.exec("DROP SCHEMA pgleases CASCADE")
-			f.ok(Migrate(f.ctx, strange, "pgleases"))
+			f.ok(Engine.Migrate(f.ctx, strange, "pgleases"))
 			expect(t, f.text(`SELECT DISTINCT c.collnamespace::regnamespace::text FROM pg_attribute AS a JOIN pg_collation AS c ON c.oid = a.attcollation
 				WHERE a.attrelid::regclass::text LIKE 'pgleases.%' AND a.attnum > 0 AND c.collname = 'C'`), "pg_catalog", "collations of the columns")
 

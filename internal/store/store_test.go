@@ -56,7 +56,7 @@ func fixtureIn(t testing.TB, url, schema string) *fixture {
 	t.Cleanup(cancel)
 	f := &fixture{TB: t, ctx: ctx, url: url, schema: schema}
 	f.sql = f.raw()
-	f.ok(Migrate(ctx, f.sql, schema))
+	f.ok(Engine.Migrate(ctx, f.sql, schema))
 	f.exec("SET search_path = " + pgx.Identifier{schema}.Sanitize() + ", public")
 	return f
 }
