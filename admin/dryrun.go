@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -72,27 +73,21 @@ func (a *Admin) DryRun(ctx context.Context, c Change) (*DryRun, error) {
 	if c.Reason == "" {
 		c.Reason = "dry run"
 	}
-	tried, err := a.try(ctx, c)
+	read, err := a.try(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	p := &DryRun{Moves: []Move{}, Leases: []string{}, Fingerprint: tried.fingerprint(c)}
-	for _, l := range tried.read {
+	p := &DryRun{Moves: []Move{}, Leases: []string{}, Fingerprint: fingerprint(c, read)}
+	for _, l := range read {
 		p.Leases = append(p.Leases, l.Name)
 		if c.Verb == Drop {
 			p.Forgets += len(l.Owners)
 		}
 	}
 	if c.Verb != Drop {
-		p.Moves = movings(tried.read)
+		p.Moves = movings(read)
 	}
 	return p, nil
-}
-
-// A trial is what a plan would read after a change; of Drop before it, as nothing is left after it.
-type trial struct {
-	read  []store.LeasePlan // not changed by others in between
-	since string            // a snapshot: transactions that it does not see may not be in it
 }
 
 // stopped is how long the server waits for a program that stops in the middle of a change, as the
@@ -104,11 +99,12 @@ const stopped = 500 * time.Millisecond
 const bounded = `SELECT pg_catalog.set_config('statement_timeout', (SELECT least(coalesce(min(extract(epoch FROM c.ttl)) * 250, 1500), %[2]d)::int::pg_catalog.text FROM %[1]s.clients AS c), true)`
 
 // try carries a change out. Without IfUnchanged it is rolled back; with one it is committed where
-// that is right.
-func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
+// that is right. It returns what a plan would read after the change; of Drop before it, because
+// nothing is left after it.
+func (a *Admin) try(ctx context.Context, c Change) (read []store.LeasePlan, err error) {
 	verb, args, err := a.statement(c)
 	if err != nil {
-		return tried, err
+		return nil, err
 	}
 	var lease, client *string
 	switch c.Verb {
@@ -124,21 +120,20 @@ func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 		// verb sees to, for one that is stopped before the end of the transaction.
 		batch.Queue("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('statement_timeout', $1, true), "+
 			"pg_catalog.set_config('tcp_user_timeout', $2, true)", fmt.Sprint(answers.Milliseconds()), fmt.Sprint(stopped.Milliseconds()))
-		batch.Queue("SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text").QueryRow(func(row pgx.Row) error { return row.Scan(&tried.since) })
 		change := func() { batch.Queue(verb, args...) }
-		read := func() {
+		look := func() {
 			batch.Queue(fmt.Sprintf(bounded, pgx.Identifier{a.options.schema}.Sanitize(), answers.Milliseconds()))
 			batch.Queue(store.Texts(sql.Files, a.options.schema)("dryrun"), lease, client).Query(func(rows pgx.Rows) (err error) {
-				tried.read, err = store.CollectPlan(rows)
+				read, err = store.CollectPlan(rows)
 				return err
 			})
 		}
 		if c.Verb == Drop { // after it nothing can be read
-			read()
+			look()
 			change()
 		} else {
 			change()
-			read()
+			look()
 		}
 		if c.IfUnchanged == "" {
 			batch.Queue("ROLLBACK")
@@ -148,7 +143,7 @@ func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 			return err
 		case c.IfUnchanged == "":
 			return errDryRun
-		case hashOf(c.IfUnchanged) != hashOf(tried.fingerprint(c)):
+		case c.IfUnchanged != fingerprint(c, read):
 			return ErrChanged
 		}
 		committing = true
@@ -156,83 +151,42 @@ func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 	})
 	switch {
 	case errors.Is(err, errDryRun):
-		return tried, nil
+		return read, nil
 	case store.Code(err) == "57014" && ctx.Err() == nil:
-		return tried, refusef("admin: %s %q: %w\nheartbeats wait while the server reads what a plan depends on, so that may take a quarter of the least TTL; nothing was done: try again when the server has less to do, or do it without a dry run", c.Verb, c.Subject, err)
+		return nil, refusef("admin: %s %q: %w\nheartbeats wait while the server reads what a plan depends on, so that may take a quarter of the least TTL; nothing was done: try again when the server has less to do, or do it without a dry run", c.Verb, c.Subject, err)
 	case errors.Is(err, ErrChanged):
-		return tried, fmt.Errorf("%w: %s\nRepeat the dry run", err, a.changes(ctx, c, tried.read))
+		return nil, fmt.Errorf("%w, or that was of another change: nothing was done\nRepeat the dry run; the overrides and the events tell what has happened", err)
 	}
-	return tried, a.refusal(c, doubted(committing, err))
+	return nil, a.refusal(c, doubted(committing, err))
 }
 
 // fingerprint is the hash of the change and of all that a plan depends on that is made after it.
 // The leases' generations are not in it, but for Drop, where nobody is left to raise them: they
-// rise also when an owner is told of what it has been given. Behind a dash stands the snapshot, by
-// which to tell what has changed since.
-func (t trial) fingerprint(c Change) string {
+// rise also when an owner is told of what it has been given.
+func fingerprint(c Change, read []store.LeasePlan) string {
 	hash := sha256.New()
-	write := json.NewEncoder(hash).Encode
-	failed := write([]any{c.Verb, c.Subject, c.Partition, c.Client, c.Next})
-	for _, l := range t.read {
+	write := func(value any) {
+		if err := json.NewEncoder(hash).Encode(value); err != nil {
+			panic(err) // texts, numbers, booleans
+		}
+	}
+	write([]any{c.Verb, c.Subject, c.Partition, c.Client, c.Next})
+	for _, l := range read {
 		if c.Verb != Drop {
 			l.Generation = 0
 		}
-		hashPartitions(hash, l)
+		// As JSON, what is told of each partition of 20 leases of 65,536 would take longer than the
+		// server waits: see stopped. No ID has a zero byte.
+		write(len(l.Owners))
+		_ = binary.Write(hash, binary.BigEndian, slices.Concat(l.Owners, l.Targets)) // a hash takes all
+		_, _ = io.WriteString(hash, strings.Join(slices.Concat(l.OwnerIDs, l.PreferredIDs), "\x00"))
 		l.Owners, l.Targets, l.OwnerIDs, l.PreferredIDs = nil, nil, nil, nil
-		failed = errors.Join(failed, write(l))
+		write(l)
 	}
-	if failed != nil {
-		panic(failed) // texts, numbers, booleans
-	}
-	return fmt.Sprintf("%x-%s", hash.Sum(nil)[:8], t.since)
+	return fmt.Sprintf("%x", hash.Sum(nil)[:8])
 }
 
-// hashPartitions adds what is told of each partition. As JSON, 20 leases of 65,536 partitions would
-// take longer than the server waits: see stopped.
-func hashPartitions(hash io.Writer, l store.LeasePlan) {
-	of := binary.AppendVarint(nil, int64(len(l.Owners)))
-	for p := range l.Owners {
-		of = binary.AppendVarint(binary.AppendVarint(of, l.Owners[p]), l.Targets[p])
-		for _, id := range []string{l.OwnerIDs[p], l.PreferredIDs[p]} {
-			of = append(binary.AppendVarint(of, int64(len(id))), id...)
-		}
-	}
-	_, _ = hash.Write(of) // a hash takes all
-}
-
-var fingerprints = regexp.MustCompile(`^[0-9a-f]{16}-[0-9]+:[0-9]+:[0-9,]*$`)
-
-// hashOf is the hash alone.
-func hashOf(text string) string {
-	hash, _, _ := strings.Cut(text, "-")
-	return hash
-}
-
-// changes says what has changed since a dry run.
-func (a *Admin) changes(ctx context.Context, c Change, read []store.LeasePlan) string {
-	names := []string{}
-	for _, l := range read {
-		names = append(names, l.Name)
-	}
-	_, since, _ := strings.Cut(c.IfUnchanged, "-")
-	var changed, causes, of []string
-	err := reading(ctx, a.pool, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, store.Texts(sql.Files, a.options.schema)("changed"), since, names).Scan(&changed, &causes, &of)
-	})
-	var events []string
-	for i := range causes {
-		events = append(events, fmt.Sprintf("%s of %q", causes[i], of[i]))
-	}
-	switch {
-	case err != nil:
-		return fmt.Sprintf("what cannot be told: %v", err)
-	case len(changed)+len(events) == 0:
-		return "it was of another change or database, or partitions have been handed over, or clients have left or joined"
-	case len(events) == 0:
-		return fmt.Sprintf("members, weights or targets of the leases %q", changed)
-	}
-	return fmt.Sprintf("of the leases %q, and the events since then are %s", changed, listed(events))
-}
+var fingerprints = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
 // movings returns what a plan of what was read would move.
 func movings(read []store.LeasePlan) []Move {

@@ -130,7 +130,7 @@ func TestAFleetDoesWhatTheDryRunShowed(t *testing.T) {
 			t.Errorf("%s: leases %q", name, p.Leases)
 		}
 		again, err := operator.DryRun(t.Context(), c)
-		if hash, _, _ := strings.Cut(p.Fingerprint, "-"); err != nil || !strings.HasPrefix(again.Fingerprint, hash+"-") {
+		if err != nil || again.Fingerprint != p.Fingerprint {
 			t.Errorf("%s: fingerprints %s, then %+v, %v", name, p.Fingerprint, again, err)
 		}
 		if now := state(); now != stood {
@@ -169,12 +169,12 @@ func TestAChangeIsRefusedIfTheStateHasChanged(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	drain := admin.Change{Verb: admin.Drain, Subject: "x", Reason: "why"}
-	refused := func(p *admin.DryRun, c admin.Change, want string) {
+	refused := func(p *admin.DryRun, c admin.Change) {
 		t.Helper()
 		c.IfUnchanged = p.Fingerprint
 		err := operator.Apply(ctx, c)
-		if !errors.Is(err, admin.ErrChanged) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
+		if !errors.Is(err, admin.ErrChanged) {
+			t.Errorf("%v, want ErrChanged", err)
 		}
 		s := testkit.Must(a.Snapshot(ctx))(t)
 		for _, w := range s.Overrides {
@@ -184,25 +184,25 @@ func TestAChangeIsRefusedIfTheStateHasChanged(t *testing.T) {
 		}
 	}
 	for _, test := range []struct {
-		what, want string
-		change     func() error
+		what   string
+		change func() error
 	}{
-		{"an override of the lease", `"orders"], and the events since then are freeze of "orders"`, func() error {
+		{"an override of the lease", func() error {
 			return operator.Apply(ctx, admin.Change{Verb: admin.Freeze, Subject: "orders", Reason: "other"})
 		}},
-		{"an override of a lease that shares a member", `and the events since then are cordon of "y\n"`, func() error {
+		{"an override of a lease that shares a member", func() error {
 			return operator.Apply(ctx, admin.Change{Verb: admin.Cordon, Subject: "y\n", Reason: "other"})
 		}},
-		{"a weight of a lease that shares a member", `members, weights or targets of the leases ["mails"`, func() error { return mails.SetWeight(ctx, 7) }},
+		{"a weight of a lease that shares a member", func() error { return mails.SetWeight(ctx, 7) }},
 	} {
 		awaitQuiet(t, a, members)
 		p := testkit.Must(operator.DryRun(ctx, drain))(t)
 		testkit.OK(t, test.change())
-		refused(p, drain, test.want)
+		refused(p, drain)
 	}
 	awaitQuiet(t, a, members)
 	p := testkit.Must(operator.DryRun(ctx, drain))(t)
-	refused(p, admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"}, "it was of another change")
+	refused(p, admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"})
 	for want, c := range map[string]admin.Change{
 		`"abc" is none: give the one`: {Verb: admin.Drain, Subject: "x", Reason: "why", IfUnchanged: "abc"},
 		`client "none" is not known`:  {Verb: admin.Drain, Subject: "none", Reason: "why", IfUnchanged: p.Fingerprint},
@@ -337,7 +337,7 @@ func TestADryRunKeepsHeartbeatsWaitingForAQuarterOfTheLeastTTLAtMost(t *testing.
 	tx := testkit.Must(owner.Begin(t.Context()))(t) // what the server reads takes for ever
 	testkit.Must(tx.Exec(t.Context(), "LOCK TABLE pgleases.partitions IN ACCESS EXCLUSIVE MODE"))(t)
 	cordon := admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"}
-	for _, fingerprint := range []string{"", "0123456789abcdef-3:3:"} {
+	for _, fingerprint := range []string{"", "0123456789abcdef"} {
 		cordon.IfUnchanged = fingerprint
 		var err error
 		if fingerprint == "" {

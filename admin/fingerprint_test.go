@@ -28,7 +28,7 @@ func TestAFingerprintIsOfAllThatAPlanReads(t *testing.T) {
 		t.Helper()
 		read := wide(2, 6)
 		change(&read[1])
-		fingerprint := trial{read: read}.fingerprint(c)
+		fingerprint := fingerprint(c, read)
 		if before, is := seen[fingerprint]; is {
 			t.Errorf("%s: as %s", what, before)
 		}
@@ -38,7 +38,7 @@ func TestAFingerprintIsOfAllThatAPlanReads(t *testing.T) {
 	plain := of("as it is", drain, func(*store.LeasePlan) {})
 	read := wide(2, 6)
 	read[0].Generation++
-	if later := (trial{read: read}).fingerprint(drain); later != plain {
+	if later := fingerprint(drain, read); later != plain {
 		t.Error("another generation is another fingerprint")
 	}
 	for what, change := range map[string]func(l *store.LeasePlan){

@@ -84,17 +84,14 @@ type Change struct {
 //
 // With IfUnchanged it calls the verb in a transaction, and reads then what a plan will read. The
 // leases that the change concerns are locked from there on. Where all that the plan depends on is
-// as DryRun read it, it commits; else it rolls back, and returns an error that is ErrChanged and
-// tells what changed. So the next plan is the one that the dry run showed, unless something comes
-// between that transaction and the plan, as a member that joins then, or between what it read and
-// its commit, of a lease that it does not concern but that shares a member with one.
+// as DryRun read it, it commits; else it rolls back, and returns ErrChanged. So the next plan is
+// the one that the dry run showed, unless something comes between that transaction and the plan, as
+// a member that joins then, or between what it read and its commit, of a lease that it does not
+// concern but that shares a member with one.
 func (a *Admin) Apply(ctx context.Context, c Change) error {
 	if c.IfUnchanged != "" {
 		if !fingerprints.MatchString(c.IfUnchanged) {
-			return refusef(
-				"admin: %s of %q: fingerprint %q is none: give the one that DryRun returns, as 0123456789abcdef-500:501:500", c.Verb, c.Subject,
-				c.IfUnchanged,
-			)
+			return refusef("admin: %s of %q: fingerprint %q is none: give the one that DryRun returns, as 0123456789abcdef", c.Verb, c.Subject, c.IfUnchanged)
 		}
 		_, err := a.try(ctx, c)
 		return err

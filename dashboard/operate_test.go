@@ -99,7 +99,7 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 		{"/apply", `{"verb":"drain","actor":"root"}`, nil, 400, `unknown field "actor"`},
 		{"/apply", `{} {}`, nil, 400, "more than one value"},
 		{"/apply", `{"reason":"` + strings.Repeat("x", 17<<10) + `"}`, nil, 413, "longer than 16384 bytes"},
-		{"/apply", `{"verb":"drain","subject":"a","if_unchanged":"0123456789abcdef-1:1:","reason":" \n"}`, nil, 400, "Say why"},
+		{"/apply", `{"verb":"drain","subject":"a","if_unchanged":"0123456789abcdef","reason":" \n"}`, nil, 400, "Say why"},
 		{"/apply", `{"verb":"drain","subject":"a","reason":"why"}`, nil, 400, "Preview it first"},
 		{"/apply", `{"verb":"drain","subject":"a","reason":"why","if_unchanged":"none"}`, nil, 422, `fingerprint "none" is none`},
 		{"/preview", `{"verb":"drain","subject":"a","lasts":"soon"}`, nil, 400, `It cannot stand for "soon"`},
@@ -186,7 +186,7 @@ func TestConfirmedChangeNamesItsOperator(t *testing.T) {
 	if len(s.Overrides) != 1 || !strings.HasPrefix(s.Overrides[0].Actor, "ann (") || s.Overrides[0].Reason != "its <b>disk" || s.Overrides[0].Until.Sub(s.At) < time.Hour {
 		t.Errorf("overrides %+v", s.Overrides)
 	}
-	if got := post(t, h, "/apply", apply); got.status != 409 || got.Kind != "changed" || !strings.Contains(got.Text, "drain of") {
+	if got := post(t, h, "/apply", apply); got.status != 409 || got.Kind != "changed" || !strings.Contains(got.Text, "Repeat the dry run") {
 		t.Errorf("what was previewed before it was done: %+v", got)
 	}
 	if got := post(t, h, "/preview", `{"verb":"drain","subject":"two"}`); got.status != 409 || got.Kind != "last" {

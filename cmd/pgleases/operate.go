@@ -32,7 +32,7 @@ pgleases grants ROLE --for=operator prints.
 With --dry-run it changes nothing, and prints `
 
 const fingerprintHelp = `, and a fingerprint. With that as --if-unchanged it does what the dry run showed, or
-fails and says what has changed since.`
+does nothing if the state has changed since.`
 
 func newOperations() []*cobra.Command {
 	return []*cobra.Command{
