@@ -61,19 +61,21 @@ var ErrUnknown = errors.New("admin: it is not known whether that was done")
 
 // A Change is what an operator wants of a client, or of a lease.
 type Change struct {
-	Verb      Verb
-	Subject   string        // the client's ID; of Pause, Resume, Freeze, Unfreeze, Pin, Unpin and Drop the lease's name
-	Partition int           // of Pin and Unpin: which of the lease
-	Client    string        // of Pin: the ID of the client with which it shall be; a pin to another is replaced
-	Reason    string        // why: written beside the event; 1 to 4,000 bytes
-	Actor     string        // who wants it, besides the role that connects, which is written in any case; up to 255 bytes, empty: that role alone
-	Lasts     time.Duration // of Drain, Cordon, Pause, Freeze and Pin: for how long it stands; 0: until it is taken back
-	Next      int           // of Drop: with how many partitions the lease may be made again in the next 24 h; 0: with as many as it has
-	Force     bool          // of Drain: also where the client is the last that works on a lease
+	Verb      Verb   `json:"verb"`
+	Subject   string `json:"subject"`   // the client's ID; of Pause, Resume, Freeze, Unfreeze, Pin, Unpin and Drop the lease's name
+	Partition int    `json:"partition"` // of Pin and Unpin: which of the lease
+	Client    string `json:"client"`    // of Pin: the ID of the client with which it shall be; a pin to another is replaced
+	Reason    string `json:"reason"`    // why: written beside the event; 1 to 4,000 bytes
+	// who wants it, besides the role that connects, which is written in any case; up to 255 bytes,
+	// empty: that role alone
+	Actor string        `json:"-"`
+	Lasts time.Duration `json:"-"`     // of Drain, Cordon, Pause, Freeze and Pin: for how long it stands; 0: until it is taken back
+	Next  int           `json:"-"`     // of Drop: with how many partitions the lease may be made again in the next 24 h; 0: with as many as it has
+	Force bool          `json:"force"` // of Drain: also where the client is the last that works on a lease
 
 	// IfUnchanged is what a DryRun of this change told: Apply then does what the dry run showed, or
 	// fails with ErrChanged. Empty: it does it in any case.
-	IfUnchanged string
+	IfUnchanged string `json:"if_unchanged"`
 }
 
 // Apply has a change made. It writes an override, or takes it back; the clients do the rest, by a

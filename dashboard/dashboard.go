@@ -15,19 +15,15 @@ package dashboard
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"embed"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"html/template"
-	"io/fs"
 	"net/http"
 	"net/url"
 	"path"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/pgleases/pgleases/admin"
 )
@@ -138,7 +134,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "This only shows: it takes GET and HEAD.", http.StatusMethodNotAllowed)
 		return
 	}
-	_, isFile := files[name]
+	kind, isFile := files[name]
 	ask, isLook := looks[name]
 	switch {
 	case r.URL.Path == "": // the prefix without its slash, from which relative URLs would lead elsewhere
@@ -151,7 +147,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case isLook:
 		h.answer(w, r, actor, ask, h.looking)
 	case isFile:
-		h.file(w, r, name)
+		head.Set("Content-Type", kind)
+		http.ServeFileFS(w, r, static, "static/"+name)
 	default:
 		http.Error(w, fmt.Sprintf("The dashboard has no page %q. Where this is its own path, mount it with http.StripPrefix.", r.URL.Path), http.StatusNotFound)
 	}
@@ -174,16 +171,4 @@ func (h *handler) page(w http.ResponseWriter, access Access, actor string) {
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	_, _ = w.Write(text.Bytes()) // the browser has gone
-}
-
-func (h *handler) file(w http.ResponseWriter, r *http.Request, name string) {
-	content, err := fs.ReadFile(static, "static/"+name)
-	if err != nil {
-		panic(err) // a build that cannot work
-	}
-	sum := sha256.Sum256(content)
-	w.Header().Set("Content-Type", files[name])
-	w.Header().Set("Cache-Control", "private, no-cache") // kept, and asked for each time: who is denied has it from before at most
-	w.Header().Set("ETag", `"`+hex.EncodeToString(sum[:8])+`"`)
-	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(content))
 }

@@ -37,15 +37,9 @@ var (
 
 // wanted is a change as the page sends it.
 type wanted struct {
-	Verb        admin.Verb `json:"verb"`
-	Subject     string     `json:"subject"`
-	Partition   int        `json:"partition"`
-	Client      string     `json:"client"`
-	Reason      string     `json:"reason"`
-	Lasts       string     `json:"lasts"` // how long it stands, as 2h; empty: until it is taken back
-	Force       bool       `json:"force"`
-	IfUnchanged string     `json:"if_unchanged"`
-	Token       string     `json:"token"`
+	admin.Change
+	Lasts string `json:"lasts"` // how long it stands, as 2h; empty: until it is taken back
+	Token string `json:"token"`
 }
 
 // A refusal is an answer that is none.
@@ -123,7 +117,9 @@ func (h *handler) answer(w http.ResponseWriter, r *http.Request, actor string, a
 	}
 	content, err := func() (any, error) {
 		defer func() { <-turn }()
-		return ask(h, r, actor)
+		ctx, cancel := context.WithTimeout(r.Context(), h.times.answers)
+		defer cancel()
+		return ask(h, r.WithContext(ctx), actor)
 	}()
 	h.reply(w, content, err)
 }
@@ -131,10 +127,7 @@ func (h *handler) answer(w http.ResponseWriter, r *http.Request, actor string, a
 func (h *handler) reply(w http.ResponseWriter, content any, err error) {
 	status := http.StatusOK
 	if err != nil {
-		var is *refusal
-		if !errors.As(err, &is) {
-			is = &refusal{http.StatusBadGateway, "failed", err.Error()}
-		}
+		is := refusalOf(err)
 		status, content = is.status, is
 	}
 	encoded, err := json.Marshal(content)
@@ -167,10 +160,8 @@ func change(r *http.Request, actor string) (c admin.Change, token string, err er
 	if err := read(r, &w); err != nil {
 		return c, "", err
 	}
-	c = admin.Change{
-		Verb: w.Verb, Subject: w.Subject, Partition: w.Partition, Client: w.Client, Reason: strings.TrimSpace(w.Reason), Actor: actor,
-		Force: w.Force, IfUnchanged: w.IfUnchanged,
-	}
+	c = w.Change
+	c.Reason, c.Actor = strings.TrimSpace(c.Reason), actor
 	if w.Lasts != "" {
 		if c.Lasts, err = time.ParseDuration(w.Lasts); err != nil || c.Lasts <= 0 {
 			return c, "", bad("It cannot stand for %q: give a duration, as 2h.", w.Lasts)
@@ -185,10 +176,7 @@ func (h *handler) preview(r *http.Request, actor string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), h.times.answers)
-	defer cancel()
-	p, err := h.hub.admin.DryRun(ctx, c)
-	return p, told(err)
+	return h.hub.admin.DryRun(r.Context(), c)
 }
 
 // apply does what was previewed.
@@ -231,28 +219,29 @@ func (h *handler) once(r *http.Request, actor, token string, do func(context.Con
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), h.times.answers)
 	defer cancel()
 	content, err := do(ctx)
-	err = told(err)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.outcomes = append(slices.Clone(h.outcomes[max(0, len(h.outcomes)-mostOutcomes+1):]), outcome{actor, token, content, err})
 	return content, err
 }
 
-// told has the page know which error it is.
-func told(err error) error {
+// refusalOf has the page know which error it is.
+func refusalOf(err error) *refusal {
+	is := &refusal{http.StatusBadGateway, "failed", err.Error()}
 	switch {
+	case errors.As(err, &is):
 	case errors.Is(err, admin.ErrChanged):
-		return &refusal{http.StatusConflict, "changed", err.Error()}
+		is.status, is.Kind = http.StatusConflict, "changed"
 	case errors.Is(err, admin.ErrLast):
-		return &refusal{http.StatusConflict, "last", err.Error()}
+		is.status, is.Kind = http.StatusConflict, "last"
 	case errors.Is(err, admin.ErrUnknown):
-		return &refusal{http.StatusBadGateway, "unknown", err.Error()}
+		is.Kind = "unknown"
 	case errors.Is(err, admin.ErrNoSuchPartition), errors.Is(err, admin.ErrNoSchedules):
-		return &refusal{http.StatusNotFound, "bad", err.Error()}
+		is.status, is.Kind = http.StatusNotFound, "bad"
 	case errors.Is(err, admin.ErrRefused):
-		return &refusal{http.StatusUnprocessableEntity, "refused", err.Error()}
+		is.status, is.Kind = http.StatusUnprocessableEntity, "refused"
 	}
-	return err
+	return is
 }
 
 // explain tells why a partition is where it is.
@@ -262,20 +251,10 @@ func (h *handler) explain(r *http.Request, _ string) (any, error) {
 	if err != nil {
 		return nil, bad("Partition %q is no number.", query.Get("partition"))
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), h.times.answers)
-	defer cancel()
-	e, err := h.hub.admin.Explain(ctx, query.Get("lease"), partition)
-	if err != nil {
-		return nil, told(err)
-	}
-	return struct {
-		Reasons []string `json:"reasons"`
-	}{e.Reasons}, nil
+	return h.hub.admin.Explain(r.Context(), query.Get("lease"), partition)
 }
 
 // events tells more of the latest ones than the polls do.
 func (h *handler) events(r *http.Request, _ string) (any, error) {
-	ctx, cancel := context.WithTimeout(r.Context(), h.times.answers)
-	defer cancel()
-	return h.hub.readEvents(ctx, r.URL.Query().Get("lease"), mostEvents), nil
+	return h.hub.readEvents(r.Context(), r.URL.Query().Get("lease"), mostEvents), nil
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -64,7 +65,7 @@ const (
 	old      = 4 * time.Second  // age from which a look is stale; a look that fails makes the one before stale at once
 	examined = 30 * time.Second // between two examinations of the health
 
-	maxBefore = 8 // former versions of the leases that are known
+	maxBefore = 60 // looks whose version of the leases is known
 )
 
 type hub struct {
@@ -75,37 +76,31 @@ type hub struct {
 	idle  *time.Timer // ends the loops; nil: there were none
 	texts [parts]text
 
-	leases leaseSet          // the latest
-	before []leaseSet        // without the texts, the oldest first
-	since  map[string][]byte // by version shown: what the leases are sent as; empty: of a version that is not known
+	looks    int      // that found leases
+	names    []string // of the leases
+	known    map[string]seenLease
+	versions map[string]int // of all leases, and the last of the latest looks that found them so
 
-	memory // kept while nobody looks, for who comes while the database is away
+	last    *admin.Snapshot // nil: there was no look yet; kept while nobody looks, for who comes while the database is away
+	seen    time.Time       // when last was
+	failure string          // of the look after it; empty: none
+	slots   map[string]int  // by ID: see assignSlots
 }
 
 // A text is a part as it is sent.
 type text struct {
 	version string // empty: there is none
-	sent    []byte // nil: see since
+	sent    []byte // of leases nil: see leasesSince
 }
 
-// A leaseSet is the leases of a look.
-type leaseSet struct {
-	version string
-	names   []string
-	leases  [][]byte // by name, as JSON
-	items   []string // their versions
-}
-
-// memory is what is known of the looks before.
-type memory struct {
-	last    *admin.Snapshot // nil: there was no look yet
-	seen    time.Time       // when last was
-	failure string          // of the look after it; empty: none
-	slots   map[string]int
+// A seenLease is a lease as JSON, with the number of the first look that found it so.
+type seenLease struct {
+	encoded []byte
+	since   int
 }
 
 func newHub(a *admin.Admin, t times) *hub {
-	return &hub{admin: a, times: t, memory: memory{slots: make(map[string]int)}}
+	return &hub{admin: a, times: t, versions: make(map[string]int), slots: make(map[string]int)}
 }
 
 // asked keeps the loops running for a while, and starts them if they have ended.
@@ -145,47 +140,40 @@ func (h *hub) publish(ctx context.Context, of part, content any) {
 	h.texts[of] = text{version, fmt.Appendf(nil, `{"version":%q,"content":%s}`, version, encoded)}
 }
 
-// publishLeases does the same for the leases.
+// publishLeases does the same for the leases, which keep the number of the look that found them
+// first as they are.
 func (h *hub) publishLeases(ctx context.Context, all []admin.Lease) {
-	var s leaseSet
-	for _, l := range all {
-		encoded := encode(l)
-		s.names, s.leases, s.items = append(s.names, l.Name), append(s.leases, encoded), append(s.items, versionOf(encoded))
-	}
-	s.version = versionOf(encode(s.items))
-	if ctx.Err() != nil || s.version == h.leases.version {
+	if ctx.Err() != nil {
 		return
 	}
-	former := h.leases
-	former.names, former.leases = nil, nil
-	h.before = append(h.before[max(0, len(h.before)-maxBefore+1):], former)
-	h.leases, h.since, h.texts[leases] = s, make(map[string][]byte), text{version: s.version}
+	h.looks++
+	names, known, hash := []string{}, make(map[string]seenLease), sha256.New()
+	for _, l := range all {
+		one := seenLease{encode(l), h.looks}
+		if before := h.known[l.Name]; bytes.Equal(before.encoded, one.encoded) {
+			one = before
+		}
+		names, known[l.Name] = append(names, l.Name), one
+		_, _ = hash.Write(one.encoded) // a hash takes all
+	}
+	version := hex.EncodeToString(hash.Sum(nil)[:8])
+	h.names, h.known, h.texts[leases], h.versions[version] = names, known, text{version: version}, h.looks
+	maps.DeleteFunc(h.versions, func(_ string, look int) bool { return look < h.looks-maxBefore })
 }
 
 // leasesSince has mu. It returns the leases as they are sent to a page that shows a version: the
 // names of all, and those leases that are not in that version.
-func (h *hub) leasesSince(version string) []byte {
-	i := slices.IndexFunc(h.before, func(s leaseSet) bool { return s.version == version })
-	shown := make(map[string]bool)
-	if i < 0 {
-		version = ""
-	} else {
-		for _, item := range h.before[i].items {
-			shown[item] = true
+func (h *hub) leasesSince(version string) (pieces [][]byte) {
+	shown := h.versions[version] // 0: it is not known, so all are sent
+	pieces = append(pieces, fmt.Appendf(nil, `{"version":%q,"content":{"names":%s,"changed":[`, h.texts[leases].version, encode(h.names)))
+	comma := ""
+	for _, name := range h.names {
+		if l := h.known[name]; l.since > shown {
+			pieces = append(pieces, []byte(comma), l.encoded)
+			comma = ","
 		}
 	}
-	if sent, has := h.since[version]; has {
-		return sent
-	}
-	var changed [][]byte
-	for i, encoded := range h.leases.leases {
-		if !shown[h.leases.items[i]] {
-			changed = append(changed, encoded)
-		}
-	}
-	sent := fmt.Appendf(nil, `{"version":%q,"content":{"names":%s,"changed":[%s]}}`, h.leases.version, encode(append([]string{}, h.leases.names...)), bytes.Join(changed, []byte(",")))
-	h.since[version] = sent
-	return sent
+	return append(pieces, []byte("]}}"))
 }
 
 // again does something again and again until ctx ends, each time with the limit of a look. The
@@ -257,31 +245,22 @@ func (h *hub) saw(ctx context.Context, s *admin.Snapshot, at time.Time) {
 // assignSlots gives each ID among clients a number that no other of them has, the lowest that is
 // free. An ID that comes back has its own again, if nobody took it.
 func assignSlots(slots map[string]int, clients []admin.Client) {
-	taken := make(map[int]bool)
-	live := make(map[string]bool)
+	taken := make(map[int]string) // by number: the live client that has it
 	for _, c := range clients {
-		live[c.ID] = true
 		if slot, has := slots[c.ID]; has {
-			taken[slot] = true
+			taken[slot] = c.ID
 		}
 	}
-	given := make(map[int]bool)
 	next := 0
 	for _, c := range clients {
-		if _, has := slots[c.ID]; has {
-			continue
-		}
-		for taken[next] {
-			next++
-		}
-		slots[c.ID] = next
-		taken[next], given[next] = true, true
-	}
-	for id, slot := range slots {
-		if given[slot] && !live[id] {
-			delete(slots, id)
+		if _, has := slots[c.ID]; !has {
+			for taken[next] != "" {
+				next++
+			}
+			slots[c.ID], taken[next] = next, c.ID
 		}
 	}
+	maps.DeleteFunc(slots, func(id string, slot int) bool { return taken[slot] != "" && taken[slot] != id })
 }
 
 // shownLocks are the first locks by name.
@@ -388,10 +367,10 @@ func (h *hub) answer(shown url.Values) (pieces [][]byte) {
 		if t.version == "" || t.version == shown.Get(partNames[i]) {
 			continue
 		}
-		if part(i) == leases {
-			t.sent = h.leasesSince(shown.Get(partNames[i]))
-		}
 		pieces = append(pieces, fmt.Appendf(nil, "%s%q:", comma, partNames[i]), t.sent)
+		if part(i) == leases {
+			pieces = append(pieces, h.leasesSince(shown.Get(partNames[i]))...)
+		}
 		comma = ","
 	}
 	return append(pieces, []byte("}}"))

@@ -73,11 +73,9 @@ func listed[T any](h *handler, r *http.Request, read func(ctx context.Context, m
 	if has && time.Since(p.at) < kept {
 		return p.content, nil
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), h.times.answers)
-	defer cancel()
-	rows, err := read(ctx, perPage+1)
+	rows, err := read(r.Context(), perPage+1)
 	if err != nil {
-		return nil, told(err)
+		return nil, err
 	}
 	content := list[T]{append([]T{}, rows[:min(len(rows), perPage)]...), len(rows) > perPage}
 	h.mu.Lock()
