@@ -2,23 +2,18 @@ package schedule
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/pgleases/pgleases/internal/connect"
 )
 
-// A listener is the poller's own connection: a poll waits for none that handlers have, and
-// notifications that something was enqueued arrive there. One goroutine uses it at a time.
+// A listener is the poller's own connection, which it takes out of the pool: a poll waits for none
+// that handlers have, and notifications that something was enqueued arrive there. One goroutine
+// uses it at a time.
 type listener struct {
 	db    *db
 	heard chan struct{} // of capacity one: something was enqueued
-
-	attempts chan struct{} // to connect, that are under way
 
 	conn   *pgx.Conn // nil or closed: there is none
 	direct bool      // it is a connection to the server itself; a pooler delivers no notifications
@@ -26,48 +21,25 @@ type listener struct {
 }
 
 func newListener(db *db) *listener {
-	return &listener{db: db, heard: make(chan struct{}, 1), attempts: make(chan struct{}, 3)}
+	return &listener{db: db, heard: make(chan struct{}, 1)}
 }
 
-// ready returns the connection, and opens another if that is closed.
+// ready returns the connection, and takes another if that is closed.
 func (l *listener) ready(ctx context.Context) (*pgx.Conn, error) {
 	l.rest()
 	if l.conn != nil && !l.conn.IsClosed() {
 		return l.conn, nil
 	}
-	conn, err := connect.Attempt(ctx, l.attempts, func() (*pgx.Conn, error) { return l.connect(ctx) }, closeConn)
-	if errors.Is(err, connect.ErrHangs) {
-		err = errHangs
-	}
+	pooled, err := l.db.pool.Acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
-	l.conn = conn
+	l.conn = pooled.Hijack()
 	if err := l.subscribe(ctx); err != nil {
 		l.close()
 		return nil, err
 	}
-	return conn, nil
-}
-
-var errHangs = errors.New("BeforeConnect, DialFunc or another function of the pool's configuration goes on after its context ended")
-
-func (l *listener) connect(ctx context.Context) (*pgx.Conn, error) {
-	config := l.db.pool.Config()
-	to := config.ConnConfig
-	to.OnNotification = func(*pgconn.PgConn, *pgconn.Notification) { l.wake() }
-	if config.BeforeConnect != nil {
-		if err := config.BeforeConnect(ctx, to); err != nil {
-			return nil, err
-		}
-	}
-	conn, err := pgx.ConnectConfig(ctx, to)
-	if err == nil && config.AfterConnect != nil {
-		if err = config.AfterConnect(ctx, conn); err != nil {
-			closeConn(conn)
-		}
-	}
-	return conn, err
+	return l.conn, nil
 }
 
 // subscribe sets the connection up if it is the server's own and notifications arrive: a pooler
@@ -104,10 +76,14 @@ func (l *listener) listen() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	conn := l.conn.PgConn()
+	conn := l.conn
 	go func() {
 		defer close(done)
-		for conn.WaitForNotification(ctx) == nil {
+		for {
+			if _, err := conn.WaitForNotification(ctx); err != nil {
+				return
+			}
+			l.wake()
 		}
 	}()
 	l.stop = func() { cancel(); <-done }
@@ -124,15 +100,11 @@ func (l *listener) rest() {
 // close closes the connection; the next is another.
 func (l *listener) close() {
 	l.rest()
-	closeConn(l.conn)
-	l.conn = nil
-}
-
-func closeConn(conn *pgx.Conn) {
-	if conn == nil {
+	if l.conn == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
-	_ = conn.Close(ctx) // it is closed whatever the error
+	_ = l.conn.Close(ctx) // it is closed whatever the error
+	l.conn = nil
 }

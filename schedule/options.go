@@ -39,6 +39,8 @@ type options struct {
 	reason, actor string // empty: changes are not written down
 }
 
+func (o *options) gave(option string) bool { return slices.Contains(o.given, option) }
+
 // An Option sets something of a Scheduler. Options are checked together, by the call that they are
 // given to.
 type Option func(*options)
@@ -122,17 +124,14 @@ func newOptions(opts []Option) (options, error) {
 	}
 	return o, cmp.Or(
 		wrong(o.partitions < 1 || o.partitions > maxPartitions, "schedule: %d partitions is out of range: 1 to %d", o.partitions, maxPartitions),
-		wrong(
-			slices.Contains(o.given, "WithMaxRunning") && o.maxRunning < 1, "schedule: at most %d runs at once is out of range: 1 or more",
-			o.maxRunning,
-		),
+		wrong(o.gave("WithMaxRunning") && o.maxRunning < 1, "schedule: at most %d runs at once is out of range: 1 or more", o.maxRunning),
 		wrong(o.drain < 0, "schedule: drain of %v is negative", o.drain),
 		wrong(
 			o.retention != 0 && o.retention < minRetention || o.retentionFailed != 0 && o.retentionFailed < minRetention,
 			"schedule: retention of %v and %v is out of range: each 1h or more, or 0 for good", o.retention, o.retentionFailed,
 		),
 		wrong(
-			slices.Contains(o.given, "WithReason") && (o.reason == "" || len(o.reason) > 4000 || len(o.actor) > 255),
+			o.gave("WithReason") && (o.reason == "" || len(o.reason) > 4000 || len(o.actor) > 255),
 			"schedule: the reason has %d bytes, the actor %d: give 1 to 4,000 bytes to a reason, and 255 at most to an actor",
 			len(o.reason), len(o.actor),
 		),

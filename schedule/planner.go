@@ -30,7 +30,6 @@ type planner struct {
 	queue   queue
 	poller  poller
 	failing bool // the last poll failed
-	hangs   bool // by errHangs
 }
 
 func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
@@ -153,11 +152,10 @@ func (p *planner) poll(ctx context.Context) {
 func (p *planner) answer(ctx context.Context, q *poll) {
 	p.s.counts.poll(q.sent, q.err)
 	ok := p.poller.took(q)
-	hangs := errors.Is(q.err, errHangs)
-	if !ok && ctx.Err() == nil && (!p.failing || hangs && !p.hangs) {
+	if !ok && ctx.Err() == nil && !p.failing {
 		p.s.log.Warn("schedule: poll failed, retried each second", slog.Any("error", store.Advised(q.err)))
 	}
-	p.failing, p.hangs = !ok, hangs
+	p.failing = !ok
 	switch {
 	case !ok:
 		return

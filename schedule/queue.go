@@ -95,11 +95,11 @@ func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok boo
 	if q.alone = q.alone && left > 0; q.alone {
 		return item{}, min(wait, left), false
 	}
+	if !q.hasRoom() {
+		return item{}, wait, false
+	}
 	for n := priorities - 1; n >= 0; n-- {
 		for i, it := range q.bands[n] {
-			if len(q.running) >= q.most() {
-				return item{}, wait, false
-			}
 			if early := max(it.due().Sub(server), it.earliest.Sub(now)); early > 0 {
 				wait = min(wait, early)
 				break

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,7 +30,6 @@ type Scheduler struct {
 	registry registry
 	counts   counts
 
-	groups  *atomic.Int32           // how many share the pool, from Run on; nil: WithMaxRunning was given
 	planner atomic.Pointer[planner] // of Run; nil: it is not under way
 }
 
@@ -72,7 +70,7 @@ func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group
 	switch {
 	case err != nil:
 		return nil, err
-	case slices.Contains(o.given, "WithReason"):
+	case o.gave("WithReason"):
 		return nil, errors.New("schedule: WithReason means nothing to New: it is for Manage")
 	case client == nil || pool == nil:
 		return nil, errors.New("schedule: new scheduler: client or pool is nil")
@@ -133,15 +131,10 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		return fmt.Errorf("schedule: run group %q: it was run already", s.db.group)
 	}
 	mine := membership{s.client, s.db.group}
-	if _, taken := memberships.LoadOrStore(mine, nil); taken {
+	if _, taken := running.LoadOrStore(mine, s); taken {
 		return fmt.Errorf("schedule: run group %q: another Scheduler of this client runs it", s.db.group)
 	}
-	defer memberships.Delete(mine)
-	if !slices.Contains(s.options.given, "WithMaxRunning") {
-		var end func()
-		s.groups, end = shared.begin(s.db.pool)
-		defer end()
-	}
+	defer running.Delete(mine)
 	fits, err := s.putDeclared(ctx) // before it joins: its partitions would wait for it
 	if err != nil {
 		return fmt.Errorf("schedule: run group %q: %w", s.db.group, err)
@@ -180,49 +173,29 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	return err
 }
 
-// A sharing counts the groups that run on a pool and leave to its size how many handlers run at
-// once.
-type sharing struct {
-	mu    sync.Mutex
-	pools map[*pgxpool.Pool]*atomic.Int32 // how many groups
-}
-
-var shared = sharing{pools: make(map[*pgxpool.Pool]*atomic.Int32)}
-
-// begin counts a group until end is called.
-func (s *sharing) begin(pool *pgxpool.Pool) (groups *atomic.Int32, end func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	groups = s.pools[pool]
-	if groups == nil {
-		groups = new(atomic.Int32)
-		s.pools[pool] = groups
-	}
-	groups.Add(1)
-	return groups, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if groups.Add(-1) == 0 {
-			delete(s.pools, pool)
-		}
-	}
-}
-
-// mostRunning is how many handlers run at once.
-func (s *Scheduler) mostRunning() int {
-	if s.groups == nil {
-		return s.options.maxRunning
-	}
-	return max(1, s.options.maxRunning/int(s.groups.Load()))
-}
-
 // A membership is a client's in a group. One Scheduler at a time has it: it ends with its Run.
 type membership struct {
 	client *pgleases.Client
 	group  string
 }
 
-var memberships sync.Map // of those that are taken
+var running sync.Map // of *Scheduler by its membership
+
+// mostRunning is how many handlers run at once. Groups that run on a pool and leave that to its size
+// share it.
+func (s *Scheduler) mostRunning() int {
+	if s.options.gave("WithMaxRunning") {
+		return s.options.maxRunning
+	}
+	groups := 0
+	running.Range(func(_, of any) bool {
+		if other := of.(*Scheduler); other.db.pool == s.db.pool && !other.options.gave("WithMaxRunning") {
+			groups++
+		}
+		return true
+	})
+	return max(1, s.options.maxRunning/max(1, groups))
+}
 
 // lockWait bounds how long a statement of ours waits for a lock.
 const lockWait = 5 * time.Second
