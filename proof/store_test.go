@@ -264,9 +264,6 @@ func TestEveryOtherWriteIsDurableWhateverTheDatabaseSays(t *testing.T) {
 		a.ok(a.Fence(t.Context(), a.id, []store.Release{{Lease: "l", Partition: 1, Epoch: epoch}}))
 		durable("a fence")
 		epoch++
-		_, err := a.SetWeight(t.Context(), a.id, "l", 5)
-		a.ok(err)
-		durable("a weight")
 		release(1, store.Leave{Lease: "l", Now: true})
 		durable("leaving")
 		claimed, err := b.Claim(t.Context(), []string{"l"})

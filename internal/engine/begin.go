@@ -119,7 +119,7 @@ func beginJoin(e *engine, _ time.Time) *operation {
 	limit := e.config.limit() + time.Duration(l.Partitions)*joinEach
 	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
 		join, err := c.Join(ctx, session, l.Name, l.Partitions, weight, number)
-		return func(error) error { return e.joined(m, join, err, calls) }
+		return func(error) error { return e.joined(m, join, err, weight, calls) }
 	}}
 }
 
@@ -210,21 +210,6 @@ func beginLookAtLocks(e *engine, _ time.Time) *operation {
 			e.foundLocks(look, found)
 		}
 	})
-}
-
-func beginWeight(e *engine, _ time.Time) *operation {
-	m := e.members.find((*membership).weightDue)
-	session, name, weight, calls := e.session.number, m.lease.Name, m.weight, maps.Clone(m.weightCalls)
-	return &operation{limit: e.config.limit(), call: func(ctx context.Context, c Conn) func(error) error {
-		isMember, err := c.SetWeight(ctx, session, name, weight)
-		return func(error) error {
-			again := m.weightSet(weight, calls, isMember, err)
-			if err == nil {
-				e.weightSet(m, isMember)
-			}
-			return again
-		}
-	}}
 }
 
 // beginWatchLiveness looks at the liveness locks, if this client is one of those that watch them.

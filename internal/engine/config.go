@@ -81,7 +81,6 @@ type Conn interface {
 	End(ctx context.Context, session int64) (bool, error)
 
 	Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error)
-	SetWeight(ctx context.Context, session int64, lease string, weight int) (bool, error)
 	Read(ctx context.Context, session int64, leases []string) ([]store.LeaseRead, error)
 	Release(ctx context.Context, session int64, releases []store.Release, leaving []store.Leave, lastJoin int64) (store.Released, error)
 	Announce(ctx context.Context, leases []string, sessions []int64) error

@@ -477,27 +477,17 @@ func (e *engine) foundLocks(look *locks.Look, found []store.FoundLock) {
 // --- leases
 
 // joined takes the answer to a join, which carried the weight of these calls of SetWeight.
-func (e *engine) joined(m *membership, join store.Join, err error, calls weightCalls) error {
+func (e *engine) joined(m *membership, join store.Join, err error, weight int, calls weightCalls) error {
 	now := time.Now()
 	isMember, again := e.members.joined(m, join, err, now)
 	switch {
 	case isMember:
 		e.plans.joined(m.lease.Name, join, now)
-		m.answerWeight(calls, nil)
+		m.weightSet(weight, calls)
 	case err == nil && !join.Alive:
 		e.evicted(false)
 	}
 	return again
-}
-
-// weightSet takes the answer to a weight. If the session is no member, it joins again, with the
-// weight.
-func (e *engine) weightSet(m *membership, isMember bool) {
-	if isMember {
-		e.plans.request(time.Now(), m.lease.Name)
-	} else if e.members.of(m.lease) != nil {
-		e.removed(m)
-	}
 }
 
 // abandon undoes a call of Client.Join.

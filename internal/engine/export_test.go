@@ -65,7 +65,7 @@ func (c *Client) JoinAbandoned(lease string, partitions int) (err error) {
 	c.do(func(e *engine) {
 		m := e.members.add(lease, partitions, LeaseOptions{Weight: 1})
 		m.state, m.reason = left, e.config.Errors.Closed
-		err = e.joined(m, store.Join{Alive: true}, nil, nil)
+		err = e.joined(m, store.Join{Alive: true}, nil, 0, nil)
 		if e.members.byName[lease] != nil {
 			err = errors.Join(err, errors.New("the membership stays"))
 		}

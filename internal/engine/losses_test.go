@@ -91,12 +91,6 @@ func TestEveryLossIsToldOnce(t *testing.T) {
 		"the membership is removed, as a heartbeat tells": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
 			remove(w)
 		}, ErrTrustLost, ": the membership was removed", lost, Losses{TrustLost: 2}},
-		"the membership is removed, as SetWeight tells": {false, 0, func(w *world, _ *proc, l *Lease, _ *Hold) {
-			w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "heartbeat" })
-			remove(w)
-			_ = l.SetWeight(context.Background(), 2)
-			w.inject(nil)
-		}, ErrTrustLost, ": the membership was removed", lost, Losses{TrustLost: 2}},
 		"the membership is removed, while it is left": {true, 0, func(w *world, _ *proc, l *Lease, _ *Hold) {
 			_ = l.Leave(ended)
 			remove(w)

@@ -192,10 +192,11 @@ func (ms *members) abandon(j *joining) *membership {
 	return m
 }
 
-// nextJoin is the lease to be joined that has waited longest, and when that is due.
+// nextJoin is the lease to be joined that has waited longest, and when that is due. A member joins
+// once more to change its weight.
 func (ms *members) nextJoin() (*membership, time.Time) {
 	return soonest(ms.all(), func(m *membership) time.Time {
-		if m.state != joins {
+		if m.state != joins && !m.weightDue() {
 			return never
 		}
 		return m.retryAt
@@ -220,7 +221,7 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 	switch {
 	case err != nil:
 		return false, ms.notJoined(m, err, now)
-	case refused && m.ends():
+	case refused && m.state == left:
 		ms.end(m, m.reason)
 		return false, nil
 	case refused || !join.Alive:
@@ -229,7 +230,7 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 	// What a new member is given comes after the plan, which a notification or a heartbeat announces.
 	// It may have something if an earlier join was applied whose answer was lost, or from an earlier
 	// membership.
-	m.toRead = !join.Claimed && (m.retry > 0 || ms.unreleased[m.lease.Name])
+	m.toRead = m.toRead || !join.Claimed && (m.retry > 0 || ms.unreleased[m.lease.Name])
 	m.becameMember()
 	m.generation, m.retry = 0, 0
 	for _, j := range m.callers {
@@ -242,8 +243,10 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 // notJoined takes the error of a join. It returns the error that the join is to be tried again for.
 func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 	switch {
-	case m.ends(): // if it was applied anyway, a heartbeat finds a stray
+	case m.state == left: // if it was applied anyway, a heartbeat finds a stray
 		ms.end(m, m.reason)
+		return err
+	case m.state == leaves: // it was to get another weight
 		return err
 	case store.Transient(err) && !errors.Is(err, ms.config.Errors.PartitionCount):
 		m.retry = min(max(2*m.retry, retryMin), ms.config.Heartbeat)

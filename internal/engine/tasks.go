@@ -64,7 +64,6 @@ var tasks = []*task{
 	{"fence", accepted, fenceDue, beginFence, batched},
 	{"listen to locks", working, listenToLocksDue, beginListenToLocks, 0},
 	{"look at locks", working, lookAtLocksDue, beginLookAtLocks, 0},
-	{"set weight", working, weightDue, beginWeight, 0},
 	{"watch liveness", working, watchLivenessDue, beginWatchLiveness, 0},
 	{"evict disconnected sessions", accepted, evictDisconnectedDue, beginEvictDisconnected, 0},
 	{"evict", accepted, evictDue, beginEvict, untilEnds},
@@ -138,10 +137,6 @@ func lookAtLocksDue(e *engine, _ time.Time) time.Time {
 		return never
 	}
 	return e.locks.LookDue()
-}
-
-func weightDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(e.members.find((*membership).weightDue) != nil)
 }
 
 func watchLivenessDue(e *engine, _ time.Time) time.Time {

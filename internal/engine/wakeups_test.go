@@ -113,7 +113,6 @@ func TestTheEngineWakesUpToTryAgain(t *testing.T) {
 		"connect":  {3, errBroken, (*world).breakConns, time.Second},
 		"register": {3, errLocked, goneWith, time.Second},
 		"join":     {2, errLocked, goneWith, time.Second},
-		"weight":   {2, errLocked, func(*world, *proc) {}, 3*engine.RetryMin + soon},
 	} {
 		t.Run(op, func(t *testing.T) {
 			inWorld(t, func(w *world) {

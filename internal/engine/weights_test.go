@@ -44,7 +44,7 @@ func TestAWeightThatWasLostAndCannotBeSetIsLogged(t *testing.T) {
 		p := w.start("a")
 		p.mustJoin("x", 2)
 		w.inject(func(_, op string) (fault, bool) {
-			return fault{err: &pgconn.PgError{Code: "42501", Message: "permission denied"}}, op == "weight"
+			return fault{err: &pgconn.PgError{Code: "42501", Message: "permission denied"}}, op == "join"
 		})
 		w.db.Edit(func(t *fakestore.Tables, _ int64) {
 			member := fakestore.Member{Lease: "x", Session: sessionOf(t, "a")}
@@ -54,7 +54,7 @@ func TestAWeightThatWasLostAndCannotBeSetIsLogged(t *testing.T) {
 		})
 		w.logged("")
 		time.Sleep(20 * time.Second)
-		if n := w.logged("set weight failed"); n != 1 {
+		if n := w.logged("join failed"); n != 1 {
 			t.Errorf("it was logged %d times, not once", n)
 		}
 		w.inject(nil)

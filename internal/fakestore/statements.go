@@ -279,24 +279,6 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 	})
 }
 
-// SetWeight is weight.sql.
-func (c *Conn) SetWeight(ctx context.Context, session int64, lease string, weight int) (bool, error) {
-	return execute(ctx, c, "weight", true, func(_ *Database, t *Tables, clock int64) (bool, bool) {
-		m := Member{lease, session}
-		l, known := t.Leases[lease]
-		member, is := t.Members[m]
-		if !is || !known {
-			return false, false
-		}
-		member.Weight = weight
-		t.Members[m] = member
-		l.Generation++
-		l.NextCheckAt = min(l.NextCheckAt, clock)
-		t.Leases[lease] = l
-		return true, true
-	})
-}
-
 // Read is read.sql.
 func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]store.LeaseRead, error) {
 	return execute(ctx, c, "read", false, func(db *Database, t *Tables, _ int64) ([]store.LeaseRead, bool) {

@@ -88,10 +88,6 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 				p.same("end", func(c engine.Conn) (any, error) { return c.End(f.ctx, session) })
 			},
 			"join": func(*rapid.T) { p.join(p.session(), draw(p, "lease", leases)) },
-			"weight": func(*rapid.T) {
-				session, lease, weight := p.session(), draw(p, "lease", leases), draw(p, "weight", []int{0, 1, 2})
-				p.same("weight", func(c engine.Conn) (any, error) { return c.SetWeight(f.ctx, session, lease, weight) })
-			},
 			"read": func(*rapid.T) {
 				session, names := p.session(), some(p, "leases", leases)
 				p.same("read", func(c engine.Conn) (any, error) {

@@ -26,7 +26,7 @@ func (c *Conn) Exec(ctx context.Context, statement string, args ...any) error {
 func (cr *Connector) Rewrite(change func(string) string) {
 	s := &cr.statements
 	for _, text := range []*string{
-		&s.Register, &s.Superseder, &s.Heartbeat, &s.Marker, &s.Accept, &s.Reject, &s.Close, &s.Join, &s.Weight, &s.Read, &s.Release, &s.Announce, &s.Fence,
+		&s.Register, &s.Superseder, &s.Heartbeat, &s.Marker, &s.Accept, &s.Reject, &s.Close, &s.Join, &s.Read, &s.Release, &s.Announce, &s.Fence,
 		&s.Evict, &s.Claim, &s.Plan, &s.Apply, &s.Guard, &s.Liveness, &s.Watch, &s.EvictDisconnected,
 		&s.LockAcquire, &s.LockRelease, &s.LockReleases, &s.LockLook, &s.LockSweep, &s.LockList, &s.LockGuard,
 	} {

@@ -70,18 +70,11 @@ type Handed struct {
 	Epoch     int64
 }
 
-// Join makes the session a member of a lease, and makes the lease if it does not exist. The number
-// rises with every join of the session. See join.sql.
+// Join makes the session a member of a lease, or changes its weight, and makes the lease if it does
+// not exist. The number rises with every join of the session. See join.sql.
 func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (Join, error) {
 	c.told = told{} // the next heartbeat tells of the lease
 	return one[Join](ctx, c, c.statements.Join, session, lease, partitions, weight, number, c.lockWait)
-}
-
-// SetWeight changes a member's weight. It returns false where the session is no member. See
-// weight.sql.
-func (c *Conn) SetWeight(ctx context.Context, session int64, lease string, weight int) (bool, error) {
-	done, err := maybe[struct{ Done bool }](ctx, c, c.statements.Weight, session, lease, weight, c.lockWait)
-	return done != nil, err
 }
 
 // Read returns what the session owns in the leases named, without those that do not exist. See

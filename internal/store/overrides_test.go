@@ -61,9 +61,7 @@ func TestAPlanIsToldOfEachOverrideUntilItIsTakenBack(t *testing.T) {
 			expect(t, a.overrides("l"), none, "taken back")
 			f.ok(override())
 			f.ok(override()) // once more changes nothing
-			a.join("l", 2)   // nor does a join,
-			_, err := a.SetWeight(f.ctx, a.session, "l", 1)
-			f.ok(err) // or a weight
+			a.join("l", 2)   // nor does a join
 			expect(t, a.overrides("l"), w.told, "overrides")
 			f.ok(f.back(w.override))
 			if err := f.back(w.override); said(err) != "unknown" {

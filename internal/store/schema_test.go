@@ -120,8 +120,6 @@ func protocol(f *fixture) {
 	expect(f.TB, a.give("l", a.session, a.session, b.session, b.session).Given, 4, "given")
 	expect(f.TB, a.owned("l"), "0:1 1:1", "owned")
 	expect(f.TB, a.give("l", b.session).Asked, 1, "asked")
-	ok := testkit.Must(a.SetWeight(f.ctx, a.session, "l", 2))(f)
-	expect(f.TB, ok, true, "weight set")
 	tx := testkit.Must(f.session().Begin(f.ctx))(f)
 	f.ok(guard(f, tx, "l", 2, 1))
 	f.ok(tx.Rollback(f.ctx))

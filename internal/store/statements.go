@@ -18,7 +18,7 @@ type Statements struct {
 	Schema string // see DDL
 
 	Register, Superseder, Heartbeat, Marker, Accept, Reject, Close string
-	Join, Weight, Read, Release, Announce, Fence                   string
+	Join, Read, Release, Announce, Fence                           string
 	Evict, Tidy, Claim, Plan, Apply                                string
 	Guard, Reaches                                                 string
 	Liveness, Watch, EvictDisconnected                             string

@@ -1,4 +1,4 @@
--- join.sql: the session becomes a member of a lease, and a plan is due. Where none was begun lately, the join claims it, as claim.sql
+-- join.sql: the session becomes a member of a lease, or changes its weight, and a plan is due. Where none was begun lately, the join claims it, as claim.sql
 -- does. Else it is due 250 ms after the last one was begun and 10 us more for each partition, and not before the last join was 100 ms
 -- ago, for up to a second: so that a deployment of many processes costs few plans, and few that the next join overtakes. Makes the
 -- lease if it does not exist.
