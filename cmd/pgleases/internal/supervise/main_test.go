@@ -200,23 +200,37 @@ func parentOf(pid int) (parent int) {
 	return parent
 }
 
-// lateness measures how late this process is woken, in sum, until the function that it returns is called. Wakes that are late by less
-// than 2 ms do not count. A deadline is asserted only beyond that.
+// lateness returns a function that returns how late the machine has been since: with timers, or with
+// the end of processes that are killed. The kernel may keep one for seconds: to end, it waits for
+// locks of the files that it has mapped, such as libc, which all others have mapped too.
 func lateness() func() time.Duration {
-	const step, usual = 10 * time.Millisecond, 2 * time.Millisecond
+	timers := sumLate(12*time.Millisecond, func() { time.Sleep(10 * time.Millisecond) })
+	ends := sumLate(30*time.Millisecond, func() {
+		sleeper := exec.Command("sleep", "60")
+		if sleeper.Start() == nil {
+			_ = sleeper.Process.Kill()
+			_ = sleeper.Wait()
+		}
+		time.Sleep(20 * time.Millisecond)
+	})
+	return func() time.Duration { return max(timers(), ends()) }
+}
+
+// sumLate repeats a step until the function that it returns is called, which returns by how much all
+// that took longer than usual exceeded it.
+func sumLate(usual time.Duration, step func()) func() time.Duration {
 	stop, sum := make(chan struct{}), make(chan time.Duration)
 	go func() {
 		var late time.Duration
 		for {
 			began := time.Now()
+			step()
+			late += max(0, time.Since(began)-usual)
 			select {
-			case <-time.After(step):
-				if l := time.Since(began) - step; l > usual {
-					late += l
-				}
 			case <-stop:
 				sum <- late
 				return
+			default:
 			}
 		}
 	}()
