@@ -32,46 +32,40 @@ const (
 
 // An Admin looks at one schema. All methods are safe for concurrent use.
 type Admin struct {
-	pool                *pgxpool.Pool
-	options             options
-	snapshot, partition string // statements
-	locks               *store.Locks
-}
-
-type options struct {
+	pool   *pgxpool.Pool
 	schema string
+	locks  *store.Locks
 }
 
 // An Option changes where an Admin looks.
-type Option func(*options)
+type Option func(*Admin)
 
 // WithSchema sets the schema of the tables, as pgleases.WithSchema does for clients; default
 // "pgleases".
-func WithSchema(name string) Option { return func(o *options) { o.schema = name } }
+func WithSchema(name string) Option { return func(a *Admin) { a.schema = name } }
 
 // New returns an Admin on a pool, which it borrows and never closes. It connects to nothing, so
 // only a bad option is an error. What it reads needs the rights that Grants gives to readers.
 func New(pool *pgxpool.Pool, opts ...Option) (*Admin, error) {
-	o := options{schema: defaultSchema}
+	a := &Admin{pool: pool, schema: defaultSchema}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, errors.New("admin: option is nil")
 		}
-		opt(&o)
+		opt(a)
 	}
 	if pool == nil {
 		return nil, errors.New("admin: pool is nil")
 	}
-	if err := checkSchema(o.schema); err != nil {
+	if err := checkSchema(a.schema); err != nil {
 		return nil, err
 	}
-	text := store.Texts(sql.Files, o.schema)
-	return &Admin{pool: pool, options: o, snapshot: text("snapshot"), partition: text("partition"),
-		locks: &store.Locks{Statements: store.StatementsFor(o.schema)}}, nil
+	a.locks = &store.Locks{Statements: store.StatementsFor(a.schema)}
+	return a, nil
 }
 
 // Database returns the pool and the schema that New was given, for example for schedule.Manage.
-func (a *Admin) Database() (pool *pgxpool.Pool, schema string) { return a.pool, a.options.schema }
+func (a *Admin) Database() (pool *pgxpool.Pool, schema string) { return a.pool, a.schema }
 
 func checkSchema(name string) error {
 	if name == "" || len(name) > maxSchemaBytes || !utf8.ValidString(name) {
@@ -89,27 +83,21 @@ var settings = fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SET LOC
 // nothing.
 const begin = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
 
-// reading runs f in a transaction that writes nothing, with those settings.
-func reading(ctx context.Context, on interface {
-	BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error)
-}, f func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		if _, err := tx.Conn().PgConn().Exec(ctx, settings).ReadAll(); err != nil {
-			return err
-		}
-		return f(tx)
-	})
-}
+// statement returns the text of a file in admin/sql.
+func (a *Admin) statement(name string) string { return store.Texts(sql.Files, a.schema)(name) }
 
-// collect reads what a statement in admin/sql tells: rows of JSON. However many there are, few are
-// read: where the server takes all of a table for what it looks for, it would read all of it.
-func collect[T any](ctx context.Context, a *Admin, name string, args ...any) (all []T, err error) {
-	err = reading(ctx, a.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off"); err != nil {
+// collect reads the rows of a statement in admin/sql, in a transaction that writes nothing. However
+// many there are, few are read: where the server takes all of a table for what it looks for, it
+// would read all of it.
+func collect[T any](ctx context.Context, a *Admin, on interface {
+	BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error)
+}, name string, one pgx.RowToFunc[T], args ...any) (all []T, err error) {
+	err = pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		if _, err := tx.Conn().PgConn().Exec(ctx, settings+"SET LOCAL enable_seqscan = off").ReadAll(); err != nil {
 			return err
 		}
-		rows, _ := tx.Query(ctx, store.Texts(sql.Files, a.options.schema)(name), args...) // CollectRows returns its error
-		all, err = pgx.CollectRows(rows, pgx.RowTo[T])
+		rows, _ := tx.Query(ctx, a.statement(name), args...) // CollectRows returns its error
+		all, err = pgx.CollectRows(rows, one)
 		return err
 	})
 	return all, err
@@ -125,9 +113,9 @@ func (a *Admin) failure(doing string, err error) error {
 	case err == nil:
 		return nil
 	case store.Undefined(err):
-		remedy = fmt.Sprintf("schema %q is missing in this database, or too old: name it with --schema, or run pgleases migrate", a.options.schema)
+		remedy = fmt.Sprintf("schema %q is missing in this database, or too old: name it with --schema, or run pgleases migrate", a.schema)
 	case store.Denied(err):
-		remedy = fmt.Sprintf("give the role what pgleases grants ROLE --for=reader prints for schema %q", a.options.schema)
+		remedy = fmt.Sprintf("give the role what pgleases grants ROLE --for=reader prints for schema %q", a.schema)
 	case code == "0A000":
 		remedy = "the server is a standby, which lacks a part of the tables: look at the primary"
 	case code == "25006":

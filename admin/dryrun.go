@@ -16,7 +16,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	_ "github.com/pgleases/pgleases" // sets bridge.Plan
-	"github.com/pgleases/pgleases/admin/sql"
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/store"
 )
@@ -102,7 +101,7 @@ const bounded = `SELECT pg_catalog.set_config('statement_timeout', (SELECT least
 // that is right. It returns what a plan would read after the change; of Drop before it, because
 // nothing is left after it.
 func (a *Admin) try(ctx context.Context, c Change) (read []store.LeasePlan, err error) {
-	verb, args, err := a.statement(c)
+	verb, args, err := a.call(c)
 	if err != nil {
 		return nil, err
 	}
@@ -122,8 +121,8 @@ func (a *Admin) try(ctx context.Context, c Change) (read []store.LeasePlan, err 
 			"pg_catalog.set_config('tcp_user_timeout', $2, true)", fmt.Sprint(answers.Milliseconds()), fmt.Sprint(stopped.Milliseconds()))
 		change := func() { batch.Queue(verb, args...) }
 		look := func() {
-			batch.Queue(fmt.Sprintf(bounded, pgx.Identifier{a.options.schema}.Sanitize(), answers.Milliseconds()))
-			batch.Queue(store.Texts(sql.Files, a.options.schema)("dryrun"), lease, client).Query(func(rows pgx.Rows) (err error) {
+			batch.Queue(fmt.Sprintf(bounded, pgx.Identifier{a.schema}.Sanitize(), answers.Milliseconds()))
+			batch.Queue(a.statement("dryrun"), lease, client).Query(func(rows pgx.Rows) (err error) {
 				read, err = store.CollectPlan(rows)
 				return err
 			})

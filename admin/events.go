@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // An Event is what happened to members and partitions, and why.
@@ -30,7 +32,7 @@ func (a *Admin) Events(ctx context.Context, lease string, most int) (events []Ev
 	if most < 1 || most > eventPage {
 		return nil, fmt.Errorf("admin: %d events is out of range: 1 to %d", most, eventPage)
 	}
-	events, err = collect[Event](ctx, a, "events", lease, most)
+	events, err = collect(ctx, a, a.pool, "events", pgx.RowTo[Event], lease, most)
 	slices.Reverse(events)
 	return events, a.failure("read the events", err)
 }

@@ -98,7 +98,7 @@ func (a *Admin) Apply(ctx context.Context, c Change) error {
 		_, err := a.try(ctx, c)
 		return err
 	}
-	statement, args, err := a.statement(c)
+	statement, args, err := a.call(c)
 	if err != nil {
 		return err
 	}
@@ -156,9 +156,9 @@ func (c *Change) misplaced() bool {
 	return c.Force && c.Verb != Drain || c.Lasts != 0 && !c.overrides() || c.Partition != 0 && !c.ofPartition() || c.Next != 0 && c.Verb != Drop
 }
 
-// statement returns the call of the verb's SQL function, whose parameters all have the type of
+// call returns the call of the verb's SQL function, whose parameters all have the type of
 // their value. The error: a change that is none.
-func (a *Admin) statement(c Change) (call string, args []any, err error) {
+func (a *Admin) call(c Change) (call string, args []any, err error) {
 	if err := c.check(); err != nil {
 		return "", nil, err
 	}
@@ -188,7 +188,7 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 	if c.Next != 0 {
 		add("$%d::pg_catalog.int4", c.Next)
 	}
-	return fmt.Sprintf("SELECT %s.%s(%s)", pgx.Identifier{a.options.schema}.Sanitize(), cmp.Or(functions[c.Verb], string(c.Verb)), strings.Join(words, ", ")), args, nil
+	return fmt.Sprintf("SELECT %s.%s(%s)", pgx.Identifier{a.schema}.Sanitize(), cmp.Or(functions[c.Verb], string(c.Verb)), strings.Join(words, ", ")), args, nil
 }
 
 // refusals are the codes by which the SQL functions of the verbs say that they do nothing: bad
@@ -205,7 +205,7 @@ func (a *Admin) refusal(c Change, err error) error {
 	var told *pgconn.PgError
 	switch {
 	case store.Denied(err):
-		return fmt.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, ForOperator, a.options.schema)
+		return fmt.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, ForOperator, a.schema)
 	case errors.As(err, &told) && told.Code == "55006" && c.Verb == Drain:
 		return refusef("admin: %s: %w: %w", doing, ErrLast, err)
 	case errors.As(err, &told) && told.Hint != "":

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -110,7 +112,7 @@ var ErrNoSchedules = errors.New("admin: there are no schedules here")
 // ScheduleGroups returns the groups of schedules, at most 100, by name. The errors: ErrNoSchedules,
 // and the database's.
 func (a *Admin) ScheduleGroups(ctx context.Context) ([]ScheduleGroup, error) {
-	groups, err := collect[ScheduleGroup](ctx, a, "groups", mostGroups, latestOutcomes, hoursOfOutcomes)
+	groups, err := collect(ctx, a, a.pool, "groups", pgx.RowTo[ScheduleGroup], mostGroups, latestOutcomes, hoursOfOutcomes)
 	return groups, a.scheduleFailure("read the groups of schedules", err)
 }
 
@@ -134,7 +136,7 @@ func (a *Admin) Schedules(ctx context.Context, group, which, prefix, after strin
 			Failing, Late, Blocked,
 		)
 	}
-	page, err := collect[Schedule](ctx, a, "schedules", group, which, prefix, after, most)
+	page, err := collect(ctx, a, a.pool, "schedules", pgx.RowTo[Schedule], group, which, prefix, after, most)
 	if end := slices.IndexFunc(page, func(s Schedule) bool { return !strings.HasPrefix(s.Name, prefix) }); end >= 0 {
 		page = page[:end]
 	}
@@ -148,7 +150,7 @@ func (a *Admin) Jobs(ctx context.Context, group, which string, after int64, most
 	if most < 1 || most > mostPage || !slices.Contains([]string{"", Blocked, Due}, which) {
 		return nil, refusef("admin: %s: %d that are %q is out of range: 1 to %d, that are %s, %s or any", doing, most, which, mostPage, Blocked, Due)
 	}
-	page, err := collect[Job](ctx, a, "jobs", group, which, after, most)
+	page, err := collect(ctx, a, a.pool, "jobs", pgx.RowTo[Job], group, which, after, most)
 	return page, a.scheduleFailure(doing, err)
 }
 
@@ -171,7 +173,7 @@ func (a *Admin) history(ctx context.Context, group string, schedule *string, bef
 	if before <= 0 {
 		before = math.MaxInt64
 	}
-	page, err := collect[HistoryEntry](ctx, a, "history", group, schedule, before, most)
+	page, err := collect(ctx, a, a.pool, "history", pgx.RowTo[HistoryEntry], group, schedule, before, most)
 	return page, a.scheduleFailure(fmt.Sprintf("read the history of group %q", group), err)
 }
 
@@ -180,7 +182,7 @@ func (a *Admin) scheduleFailure(doing string, err error) error {
 	if store.Undefined(err) {
 		return fmt.Errorf(
 			"%w: %s: %w\nthe tables of package schedule are missing in this database, or too old, in schema %q: name it with --schema, or run pgleases migrate --schedules",
-			ErrNoSchedules, doing, err, a.options.schema,
+			ErrNoSchedules, doing, err, a.schema,
 		)
 	}
 	return a.failure(doing, err)

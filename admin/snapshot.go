@@ -127,13 +127,13 @@ func (a *Admin) Snapshot(ctx context.Context) (*Snapshot, error) {
 
 // readSnapshot sends what comes first, settings, and the statement, in one message.
 func (a *Admin) readSnapshot(ctx context.Context, conn *pgx.Conn, first string) (*Snapshot, error) {
-	results, err := conn.PgConn().Exec(ctx, first+a.snapshot).ReadAll()
+	results, err := conn.PgConn().Exec(ctx, first+a.statement("snapshot")).ReadAll()
 	if err != nil {
 		return nil, err
 	}
 	rows := results[len(results)-1].Rows
 	if len(rows) != 1 {
-		return nil, fmt.Errorf("schema %q has no row that tells its version or its server", a.options.schema)
+		return nil, fmt.Errorf("schema %q has no row that tells its version or its server", a.schema)
 	}
 	s := new(Snapshot)
 	if err := json.Unmarshal(rows[0][0], s); err != nil {
@@ -260,7 +260,7 @@ func (a *Admin) Explain(ctx context.Context, lease string, partition int) (*Expl
 		if s, err = a.readSnapshot(ctx, tx.Conn(), settings); err != nil {
 			return err
 		}
-		return tx.QueryRow(ctx, a.partition, lease, partition).Scan(&e, &owner, &target)
+		return tx.QueryRow(ctx, a.statement("partition"), lease, partition).Scan(&e, &owner, &target)
 	})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, fmt.Errorf("%w: %d of lease %q", ErrNoSuchPartition, partition, lease)

@@ -4,7 +4,7 @@
 -- $2 text              role whose rights are told; empty: the current one
 -- $3 double precision  seconds from which on a transaction is told that idles; ten times that for one that works
 --
--- One text, JSON. Of sessions of other roles who is no member of pg_read_all_stats is not told what they do.
+-- One value, JSON. Of sessions of other roles who is no member of pg_read_all_stats is not told what they do.
 WITH t AS MATERIALIZED (SELECT clock_timestamp() AS now),
 role AS MATERIALIZED (
     SELECT n.name, r.oid, r.rolconnlimit
@@ -25,8 +25,8 @@ relations AS MATERIALIZED (
     WHERE c.relnamespace = s.oid AND c.relkind IN ('r', 'v', 'S')
 ),
 locked AS MATERIALIZED ( -- tables that nobody else can write, or read, or whose rows are guarded by a prepared transaction, which has no process
-    SELECT l.pid, coalesce(a.usename, p.owner, '') AS owner, coalesce(a.application_name, p.gid, '') AS application, c.relname AS of,
-           l.mode = 'AccessExclusiveLock' AS hides, l.mode = 'RowShareLock' AS guards, extract(epoch FROM t.now - coalesce(a.xact_start, p.prepared))::double precision AS seconds
+    SELECT coalesce(l.pid, 0) AS pid, coalesce(a.usename, p.owner, '') AS owner, coalesce(a.application_name, p.gid, '') AS application, c.relname AS of,
+           l.mode = 'AccessExclusiveLock' AS hides, l.mode = 'RowShareLock' AS guards, coalesce(extract(epoch FROM t.now - coalesce(a.xact_start, p.prepared)), -1)::double precision AS seconds
     FROM pg_locks AS l
     JOIN relations AS c ON c.oid = l.relation AND c.relkind = 'r'
     LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
@@ -64,11 +64,10 @@ SELECT json_build_object(
     'idle', (SELECT coalesce(json_agg(b ORDER BY b.seconds DESC), '[]') FROM busy AS b WHERE b.idle AND b.seconds > $3),
     'old', (SELECT coalesce(json_agg(b ORDER BY b.seconds DESC), '[]') FROM busy AS b WHERE NOT b.idle AND b.keeps AND b.seconds > 10 * $3),
     'locked', (SELECT coalesce(json_agg(l ORDER BY l.hides DESC, l.guards, l.seconds DESC, l.of), '[]') FROM locked AS l),
-    'tables', (
-        SELECT coalesce(json_object_agg(c.relname, json_build_object(
-            'vacuums', NOT EXISTS (SELECT FROM pg_options_to_table(c.reloptions) AS o
-                                   WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean))), '{}')
-        FROM relations AS c WHERE c.relkind = 'r'),
+    'scheduled', EXISTS (SELECT FROM relations AS c WHERE c.relname = 'schedule_version'),
+    'unvacuumed', (
+        SELECT coalesce(json_agg(c.relname), '[]') FROM relations AS c
+        WHERE c.relkind = 'r' AND EXISTS (SELECT FROM pg_options_to_table(c.reloptions) AS o WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean)),
     'functions', (SELECT coalesce(json_agg(json_build_object('name', f.proname, 'body', f.prosrc)), '[]') FROM pg_proc AS f WHERE f.pronamespace = s.oid),
     'columns', (SELECT coalesce(json_agg(json_build_object('name', concat(a.attrelid::regclass, '.', quote_ident(a.attname)), 'expression', e.text)), '[]')
                 FROM pg_attrdef AS d JOIN pg_attribute AS a ON a.attrelid = d.adrelid AND a.attnum = d.adnum AND a.attgenerated <> '' CROSS JOIN LATERAL (SELECT pg_get_expr(d.adbin, d.adrelid)) AS e (text)
@@ -87,5 +86,5 @@ SELECT json_build_object(
               SELECT DISTINCT f.proname || ' EXECUTE' FROM pg_proc AS f WHERE f.pronamespace = s.oid AND has_function_privilege(r.oid, f.oid, 'EXECUTE')
               UNION ALL
               SELECT 'USAGE' WHERE has_schema_privilege(r.oid, s.oid, 'USAGE')) AS p)
-)::text
+)
 FROM role AS r CROSS JOIN space AS s JOIN pg_database AS d ON d.datname = current_database()
