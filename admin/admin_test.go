@@ -50,7 +50,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 	var told []string
 	for _, h := range l.Holdings {
 		told = append(told, strings.Join([]string{h.Partitions.String(), h.Owner, h.Target, h.LastOwner, h.PreferredOwner}, "|"))
-		if h.Moves() != (h.Partitions[0].First == 1 || h.Partitions[0].First == 5) {
+		if h.Moves() != (h.Partitions[0][0] == 1 || h.Partitions[0][0] == 5) {
 			t.Errorf("%v moves: %v", h.Partitions, h.Moves())
 		}
 	}
@@ -120,10 +120,10 @@ func TestRangesAreReadAndWritten(t *testing.T) {
 	for i, h := range s.Lease("big").Holdings {
 		count += h.Partitions.Count()
 		for _, r := range h.Partitions {
-			if r.First != r.Last || r.First%3 != i {
+			if r[0] != r[1] || r[0]%3 != i {
 				t.Fatalf("holding %d has %v", i, r)
 			}
-			sum += float64(r.First)
+			sum += float64(r[0])
 		}
 	}
 	if count != 65536 || math.Abs(sum-65536*65535/2) > 0.1 {

@@ -19,7 +19,7 @@ func ownersOf(l *admin.Lease) []string {
 	owners := make([]string, l.Partitions)
 	for _, h := range l.Holdings {
 		for _, r := range h.Partitions {
-			for p := r.First; p <= r.Last; p++ {
+			for p := r[0]; p <= r[1]; p++ {
 				owners[p] = h.Owner
 			}
 		}
@@ -55,7 +55,7 @@ func dryRun(t *testing.T, before map[string][]string, p *admin.DryRun) string {
 	}
 	for _, m := range p.Moves {
 		for _, r := range m.Partitions {
-			for n := r.First; n <= r.Last; n++ {
+			for n := r[0]; n <= r[1]; n++ {
 				if before[m.Lease][n] != m.From && m.Kind != admin.AtOnce {
 					t.Errorf("partition %d of %s is %s's, and not of %+v", n, m.Lease, before[m.Lease][n], m)
 				}

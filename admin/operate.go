@@ -162,31 +162,29 @@ func (a *Admin) call(c Change) (call string, args []any, err error) {
 	if err := c.check(); err != nil {
 		return "", nil, err
 	}
+	var lasts any // null: for ever
+	if c.Lasts > 0 {
+		lasts = c.Lasts.Seconds()
+	}
 	var words []string
-	add := func(word string, arg any) {
-		args = append(args, arg)
-		words = append(words, fmt.Sprintf(word, len(args)))
-	}
-	add("$%d::pg_catalog.text", c.Subject)
-	if c.ofPartition() {
-		add("$%d::pg_catalog.int4", c.Partition)
-	}
-	if c.Verb == Pin {
-		add("$%d::pg_catalog.text", c.Client)
-	}
-	add("$%d::pg_catalog.text", c.Reason)
-	add("$%d::pg_catalog.text", c.Actor)
-	switch {
-	case c.Lasts > 0:
-		add("pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(secs => $%d::pg_catalog.float8)", c.Lasts.Seconds())
-	case c.overrides():
-		words = append(words, "'infinity'::pg_catalog.timestamptz")
-	}
-	if c.Verb == Drain {
-		add("$%d::pg_catalog.bool", c.Force)
-	}
-	if c.Next != 0 {
-		add("$%d::pg_catalog.int4", c.Next)
+	for _, p := range []struct {
+		is    bool
+		word  string
+		value any
+	}{
+		{true, "$%d::pg_catalog.text", c.Subject},
+		{c.ofPartition(), "$%d::pg_catalog.int4", c.Partition},
+		{c.Verb == Pin, "$%d::pg_catalog.text", c.Client},
+		{true, "$%d::pg_catalog.text", c.Reason},
+		{true, "$%d::pg_catalog.text", c.Actor},
+		{c.overrides(), "coalesce(pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(secs => $%d::pg_catalog.float8), 'infinity')", lasts},
+		{c.Verb == Drain, "$%d::pg_catalog.bool", c.Force},
+		{c.Next != 0, "$%d::pg_catalog.int4", c.Next},
+	} {
+		if p.is {
+			args = append(args, p.value)
+			words = append(words, fmt.Sprintf(p.word, len(args)))
+		}
 	}
 	return fmt.Sprintf("SELECT %s.%s(%s)", pgx.Identifier{a.schema}.Sanitize(), cmp.Or(functions[c.Verb], string(c.Verb)), strings.Join(words, ", ")), args, nil
 }

@@ -2,15 +2,14 @@ package admin
 
 import (
 	"cmp"
-	"encoding/json"
 	"slices"
 	"strings"
 
 	"github.com/pgleases/pgleases/internal/ranges"
 )
 
-// A Range is the partitions from First to Last.
-type Range struct{ First, Last int }
+// A Range is the first and the last of partitions between which none is missing.
+type Range [2]int
 
 // Ranges are partitions: ranges in order, none of which meets the next. In JSON they are pairs,
 // [[0,4],[7,7]].
@@ -19,51 +18,31 @@ type Ranges []Range
 // Count is how many partitions they are.
 func (rs Ranges) Count() (n int) {
 	for _, r := range rs {
-		n += r.Last - r.First + 1
+		n += r[1] - r[0] + 1
 	}
 	return n
 }
 
 // Contains reports whether a partition is one of them.
 func (rs Ranges) Contains(partition int) bool {
-	return slices.ContainsFunc(rs, func(r Range) bool { return r.First <= partition && partition <= r.Last })
+	return slices.ContainsFunc(rs, func(r Range) bool { return r[0] <= partition && partition <= r[1] })
 }
 
 // String writes them as people read them, "0-4,7"; none as "-".
 func (rs Ranges) String() string {
 	var b strings.Builder
 	for _, r := range rs {
-		ranges.Write(&b, r.First, r.Last)
+		ranges.Write(&b, r[0], r[1])
 	}
 	return cmp.Or(b.String(), "-")
 }
 
-// MarshalJSON never fails.
-func (rs Ranges) MarshalJSON() ([]byte, error) {
-	pairs := make([][2]int, len(rs))
-	for i, r := range rs {
-		pairs[i] = [2]int{r.First, r.Last}
-	}
-	return json.Marshal(pairs)
-}
-
-// UnmarshalJSON reads what MarshalJSON writes.
-func (rs *Ranges) UnmarshalJSON(text []byte) error {
-	var pairs [][2]int
-	err := json.Unmarshal(text, &pairs)
-	*rs = make(Ranges, len(pairs))
-	for i, pair := range pairs {
-		(*rs)[i] = Range{pair[0], pair[1]}
-	}
-	return err
-}
-
 // merged returns ranges of any order as Ranges are to be.
 func (rs Ranges) merged() (all Ranges) {
-	slices.SortFunc(rs, func(a, b Range) int { return cmp.Compare(a.First, b.First) })
+	slices.SortFunc(rs, func(a, b Range) int { return a[0] - b[0] })
 	for _, r := range rs {
-		if last := len(all) - 1; last >= 0 && r.First <= all[last].Last+1 {
-			all[last].Last = max(all[last].Last, r.Last)
+		if last := len(all) - 1; last >= 0 && r[0] <= all[last][1]+1 {
+			all[last][1] = max(all[last][1], r[1])
 		} else {
 			all = append(all, r)
 		}
@@ -75,7 +54,7 @@ func (rs Ranges) merged() (all Ranges) {
 func (rs Ranges) common(others Ranges) (both Ranges) {
 	for _, r := range rs {
 		for _, o := range others {
-			if first, last := max(r.First, o.First), min(r.Last, o.Last); first <= last {
+			if first, last := max(r[0], o[0]), min(r[1], o[1]); first <= last {
 				both = append(both, Range{first, last})
 			}
 		}

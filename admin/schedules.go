@@ -129,29 +129,18 @@ const (
 // name, at most that many, 1 to 1000. Which: Paused, Failing, Late, Blocked, or empty for all. Of
 // those that are late or wait no more than 1,000 are found.
 func (a *Admin) Schedules(ctx context.Context, group, which, prefix, after string, most int) ([]Schedule, error) {
-	doing := fmt.Sprintf("list the schedules of group %q", group)
-	if most < 1 || most > mostPage || !slices.Contains([]string{"", Paused, Failing, Late, Blocked}, which) {
-		return nil, refusef(
-			"admin: %s: %d that are %q is out of range: 1 to %d, that are %s, %s, %s, %s or any", doing, most, which, mostPage, Paused,
-			Failing, Late, Blocked,
-		)
-	}
-	page, err := collect(ctx, a, a.pool, "schedules", pgx.RowTo[Schedule], group, which, prefix, after, most)
+	page, err := listOf[Schedule](ctx, a, fmt.Sprintf("list the schedules of group %q", group), "schedules", which, []string{Paused, Failing, Late, Blocked}, most,
+		group, which, prefix, after)
 	if end := slices.IndexFunc(page, func(s Schedule) bool { return !strings.HasPrefix(s.Name, prefix) }); end >= 0 {
 		page = page[:end]
 	}
-	return page, a.scheduleFailure(doing, err)
+	return page, err
 }
 
 // Jobs returns jobs of a group that have not ended and have a higher ID than that one, by ID, at
 // most that many, 1 to 1000. Which: Blocked, Due, or empty for any. No more than 1,000 are found.
 func (a *Admin) Jobs(ctx context.Context, group, which string, after int64, most int) ([]Job, error) {
-	doing := fmt.Sprintf("list the jobs of group %q", group)
-	if most < 1 || most > mostPage || !slices.Contains([]string{"", Blocked, Due}, which) {
-		return nil, refusef("admin: %s: %d that are %q is out of range: 1 to %d, that are %s, %s or any", doing, most, which, mostPage, Blocked, Due)
-	}
-	page, err := collect(ctx, a, a.pool, "jobs", pgx.RowTo[Job], group, which, after, most)
-	return page, a.scheduleFailure(doing, err)
+	return listOf[Job](ctx, a, fmt.Sprintf("list the jobs of group %q", group), "jobs", which, []string{Blocked, Due}, most, group, which, after)
 }
 
 // ScheduleHistory returns what became of a schedule's ticks, and of jobs of its name, the latest
@@ -167,14 +156,20 @@ func (a *Admin) FailedJobs(ctx context.Context, group string, before int64, most
 }
 
 func (a *Admin) history(ctx context.Context, group string, schedule *string, before int64, most int) ([]HistoryEntry, error) {
-	if most < 1 || most > mostPage {
-		return nil, refusef("admin: %d entries of the history is out of range: 1 to %d", most, mostPage)
-	}
 	if before <= 0 {
 		before = math.MaxInt64
 	}
-	page, err := collect(ctx, a, a.pool, "history", pgx.RowTo[HistoryEntry], group, schedule, before, most)
-	return page, a.scheduleFailure(fmt.Sprintf("read the history of group %q", group), err)
+	return listOf[HistoryEntry](ctx, a, fmt.Sprintf("read the history of group %q", group), "history", "", nil, most, group, schedule, before)
+}
+
+// listOf returns what a statement lists, which is one of some or empty, at most that many, which is
+// the statement's last parameter.
+func listOf[T any](ctx context.Context, a *Admin, doing, statement, which string, some []string, most int, args ...any) ([]T, error) {
+	if most < 1 || most > mostPage || which != "" && !slices.Contains(some, which) {
+		return nil, refusef("admin: %s: %d that are %q is out of range: 1 to %d, that are one of %q, or any", doing, most, which, mostPage, some)
+	}
+	page, err := collect(ctx, a, a.pool, statement, pgx.RowTo[T], append(args, most)...)
+	return page, a.scheduleFailure(doing, err)
 }
 
 // scheduleFailure says what to do about an error.

@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"github.com/pgleases/pgleases/admin"
@@ -237,7 +235,7 @@ func newEvents() *cobra.Command {
 docs/operations.md explains each cause. An event without an actor is the clients' own doing.
 
 With --follow it polls each second for those that come, among the latest 1,000. If the database goes away, for example in a restart, stderr says so once, and says when it starts
-again. It says that too on a server that lacks the events before, such as a promoted standby. A password that is refused, or a database that does not exist any more, ends it.`,
+again. It says that too on a server that lacks the events before, such as a promoted standby.`,
 		Args: asUsed,
 	}
 	output := outputFlag(cmd)
@@ -271,68 +269,46 @@ again. It says that too on a server that lacks the events before, such as a prom
 	return cmd
 }
 
-// followEvents shows the last events, and those that come, until ctx ends. It remembers which it
-// has shown: so it finds one that is committed later than another with a higher number.
+// followEvents shows the last events, and those that come, until ctx ends: what the look before has
+// not found. So it shows one that is committed later than another with a higher number.
 func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease string, most int, show func(admin.Event) error) error {
-	const latest, known = 1000, 10_000
-	var seen map[string]bool // nil: there was no look yet
+	const latest = 1000
+	var seen map[string]bool // those of the look before; nil: there was none yet
 	last, away := "", false
 	for limited := range eachSecond(ctx) {
 		events, err := a.Events(limited, lease, latest)
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case err != nil && (seen == nil || refused(err)):
+		case err != nil && seen == nil:
 			return err
-		case err != nil && away:
-			continue
 		case err != nil:
-			fmt.Fprintf(notes, "pgleases: %s\nIt is tried again each second.\n", lines(told(err)))
+			if !away {
+				fmt.Fprintf(notes, "pgleases: %s\nIt is tried again each second.\n", lines(told(err)))
+			}
 			away = true
 			continue
 		}
-		begin := 0
-		if seen == nil {
-			seen, begin = make(map[string]bool), max(0, len(events)-most)
-		}
-		now := keysOf(events)
-		if away || last != "" && !now[last] {
+		now, before := make(map[string]bool), last
+		news := slices.DeleteFunc(slices.Clone(events), func(e admin.Event) bool {
+			last = e.ID + " " + e.At.String() // a server that takes the place of another may give its number again
+			now[last] = true
+			return seen[last]
+		})
+		if away || before != "" && !now[before] {
 			fmt.Fprintln(notes, "pgleases: the events start again. Some may be missing, if more than 1,000 came meanwhile, or if this server lacks some.")
 		}
-		away, last = false, ""
-		for i, e := range events {
-			last = keyOf(e)
-			if i < begin || seen[last] {
-				continue
-			}
+		if seen == nil {
+			news = news[max(0, len(news)-most):]
+		}
+		for _, e := range news {
 			if err := show(e); err != nil {
 				return err
 			}
 		}
-		maps.Copy(seen, now)
-		if len(seen) > known {
-			seen = now
-		}
+		seen, away = now, false
 	}
 	return nil
-}
-
-func keysOf(events []admin.Event) map[string]bool {
-	keys := make(map[string]bool)
-	for _, e := range events {
-		keys[keyOf(e)] = true
-	}
-	return keys
-}
-
-// keyOf names an event. A server that takes the place of another may give its number again.
-func keyOf(e admin.Event) string { return e.ID + " " + e.At.String() }
-
-// refused reports whether an error is that of a login that is not permitted, or of a database that
-// does not exist: somebody has to fix that.
-func refused(err error) bool {
-	var told *pgconn.PgError
-	return errors.As(err, &told) && (strings.HasPrefix(told.Code, "28") || told.Code == "3D000")
 }
 
 func eventsOf(heading string, events ...admin.Event) string {

@@ -232,37 +232,17 @@ func TestErrorsHideThePassword(t *testing.T) {
 	}
 }
 
-// Where the database goes away it says so once, and when it starts again, without a double; so it does on a server that lacks the latest events. What somebody has to fix ends it.
+// Where the database goes away it says so once, and when it starts again, without a double; so it does on a server that lacks the latest events.
 func TestEventsFollowContinuesAfterAnOutage(t *testing.T) {
 	t.Parallel()
-	for _, end := range []struct {
-		of, want string
-		frozen   bool // the outage before that: the connection is, or it is cut
-		do       func(t *testing.T, database, role string, drop func() error)
-	}{
-		{"a database that is dropped", "does not exist", true, func(t *testing.T, _, _ string, drop func() error) {
-			testkit.OK(t, drop())
-		}},
-		{"a role that is refused", "is not permitted to log in", false, func(t *testing.T, database, role string, _ func() error) {
-			execute(t, database, "ALTER ROLE "+role+" NOLOGIN")
-		}},
-	} {
-		t.Run(end.of, func(t *testing.T) {
+	for name, frozen := range map[string]bool{"frozen": true, "cut": false} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			role := newRole(t, pgtest.MigratedDatabase(t)) // it goes after the other database
-			database, drop, err := pgtest.NewDatabase(t.Context())
-			testkit.OK(t, err)
-			t.Cleanup(func() {
-				if err := drop(); err != nil {
-					t.Error(err)
-				}
-			})
-			output1(t, database, "migrate")
-			execute(t, database, "GRANT USAGE ON SCHEMA pgleases TO "+role+"; GRANT SELECT ON ALL TABLES IN SCHEMA pgleases TO "+role)
+			database := pgtest.MigratedDatabase(t)
 			happens := func(what string) {
 				execute(t, database, "INSERT INTO pgleases.events (cause) VALUES ('"+what+"')")
 			}
-			way := command.NewProxy(t, as(t, database, role))
+			way := command.NewProxy(t, database)
 			late, err := testkit.Pool(t, database).Begin(t.Context())
 			if err == nil {
 				_, err = late.Exec(t.Context(), "INSERT INTO pgleases.events (cause) VALUES ('late')")
@@ -275,7 +255,7 @@ func TestEventsFollowContinuesAfterAnOutage(t *testing.T) {
 				return func() bool { return strings.Count(follower.Printed(), what) == n }
 			}
 			testkit.Until(t, "it is told of what was there", told(`"first"`, 1))
-			way.Set(!end.frozen, end.frozen)
+			way.Set(!frozen, frozen)
 			happens("meanwhile")
 			testkit.Until(t, "it says that the connection was lost", told(lost, 1))
 			way.Set(false, false)
@@ -288,22 +268,14 @@ func TestEventsFollowContinuesAfterAnOutage(t *testing.T) {
 			execute(t, database, "DELETE FROM pgleases.events WHERE cause = 'after'; INSERT INTO pgleases.events (cause) VALUES ('promoted')") // as a standby that was behind
 			testkit.Until(t, "it says so", told(again, 2))
 			testkit.Until(t, "it goes on", told(`"promoted"`, 1))
-			way.Set(true, false)
-			end.do(t, database, role, drop)
-			way.Set(false, false)
-			if code := follower.ExitCode(); code != supervise.Failed || !strings.Contains(follower.Printed(), end.want) {
-				t.Errorf("exit code %d", code)
+			follower.Signal(syscall.SIGINT)
+			if code := follower.ExitCode(); code != 0 {
+				t.Errorf("exit code %d after Ctrl-C", code)
 			}
 			for _, what := range []string{"first", "meanwhile", "after", "promoted"} {
 				if !told(`"`+what+`"`, 1)() {
-					t.Errorf("%s is not told once", what)
+					t.Errorf("%s is not told once: %s", what, follower.Printed())
 				}
-			}
-			if n := strings.Count(follower.Printed(), lost); n != 1 && n != 2 { // the last outage may be too short to be seen
-				t.Errorf("it says %d times that the connection was lost", n)
-			}
-			if t.Failed() {
-				t.Log(follower.Printed())
 			}
 		})
 	}
