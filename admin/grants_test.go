@@ -56,7 +56,7 @@ const (
 	// They run with the rights of their owner, and lock what clients need.
 	forApplications = `end_overrides() trim_events()`
 	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_server_generation() pause() pin() resume() uncordon() undrain() unfreeze() unpin()`
-	forReaders      = `leases_of() lock_list() schedule_clock() schedule_get() schedule_history() schedule_job() schedule_jobs() schedule_json() schedule_list()
+	forReaders      = `leases_of() lock_list() schedule_clock() schedule_history() schedule_job() schedule_jobs() schedule_json() schedule_list()
 		snapshot() timeline()`
 
 	everything = `clients events events_kept history identities jobs jobs_status leases locks locks_status members members_status partitions presences

@@ -282,7 +282,7 @@ func TestEditLocksRecreatedSchedule(t *testing.T) {
 	edit := db.begin()
 	got := make(chan error, 1)
 	go func() {
-		_, err := edit.Exec(t.Context(), "SELECT pgleases.schedule_get($1, 'close', true, NULL)", group)
+		_, err := edit.Exec(t.Context(), "SELECT pgleases.schedule_get($1, 'close', NULL)", group)
 		got <- err
 	}()
 	db.blocked("it waits for the transaction", "schedule_get")

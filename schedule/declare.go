@@ -1,14 +1,10 @@
 package schedule
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/big"
-	"reflect"
 	"slices"
 	"time"
 
@@ -39,11 +35,11 @@ const recent = 24 * time.Hour
 // processes do. It reports false, and stores nothing, if the lease has another number of partitions
 // than this process would join it with: then joining is refused.
 func (s *Scheduler) putDeclared(ctx context.Context) (fits bool, err error) {
-	names, rows := s.registry.declarations()
+	_, rows := s.registry.declarations()
 	var have map[string]*record
 	var partitions int
 	err = s.starting(ctx, func(tx pgx.Tx) (err error) {
-		have, partitions, err = s.db.sendDeclared(ctx, tx, names)
+		have, partitions, err = s.db.sendDeclared(ctx, tx, rows)
 		return err
 	})
 	if err != nil || partitions > 0 && partitions != s.options.partitions {
@@ -68,10 +64,9 @@ func (s *Scheduler) starting(ctx context.Context, f func(pgx.Tx) error) error {
 	return s.db.repeat(ctx, maxStarts, store.Transient, func() error { return s.db.inOneTx(ctx, f) })
 }
 
-// stands reports whether storing what the code declares would change nothing. Arguments that only
-// the database knows to mean the same do not stand.
+// stands reports whether storing what the code declares would change nothing.
 func (r *record) stands(have *record) bool {
-	if have == nil || !alike(r, have) || have.Clock.Sub(have.Registered) >= recent || !sameJSON(r.Args, have.Args) {
+	if have == nil || !alike(r, have) || have.Clock.Sub(have.Registered) >= recent {
 		return false
 	}
 	rule, err := Parse(r.Rule)
@@ -80,40 +75,6 @@ func (r *record) stands(have *record) bool {
 	}
 	due := have.next(rule)
 	return (due == nil) == (have.Due == nil) && (due == nil || due.Equal(*have.Due))
-}
-
-func sameJSON(a, b json.RawMessage) bool {
-	var x, y any
-	for _, of := range []struct {
-		text json.RawMessage
-		to   *any
-	}{{a, &x}, {b, &y}} {
-		d := json.NewDecoder(bytes.NewReader(of.text))
-		d.UseNumber()
-		if d.Decode(of.to) != nil {
-			return false
-		}
-	}
-	return reflect.DeepEqual(exact(x), exact(y))
-}
-
-// exact writes each number in a JSON value in one way: Go writes 1e-07, and the database 0.0000001.
-func exact(v any) any {
-	switch v := v.(type) {
-	case map[string]any:
-		for key := range v {
-			v[key] = exact(v[key])
-		}
-	case []any:
-		for i := range v {
-			v[i] = exact(v[i])
-		}
-	case json.Number:
-		if number, ok := new(big.Rat).SetString(string(v)); ok {
-			return json.Number(number.RatString())
-		}
-	}
-	return v
 }
 
 func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*record) error {

@@ -12,7 +12,7 @@ import (
 // put makes or edits a schedule, in a transaction.
 func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule) error {
 	for {
-		now, have, sameArgs, err := s.db.sendGet(ctx, tx, want.Name, true, want.Args)
+		now, have, err := s.db.sendGet(ctx, tx, want.Name, want.Args)
 		if err != nil {
 			return err
 		}
@@ -31,7 +31,7 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 		}
 		r.Registered = now
 		r.Due = r.next(rule)
-		if have != nil && sameArgs && alike(&r, have) {
+		if have != nil && alike(&r, have) {
 			if !r.Declared {
 				return nil
 			}
@@ -52,9 +52,9 @@ func (r *record) keep(have *record) {
 	r.BlockedReason, r.BlockedSince, r.Trying, r.Failures = have.BlockedReason, have.BlockedSince, have.Trying, have.Failures
 }
 
-// alike reports whether a schedule is what the caller wants already, apart from its arguments.
+// alike reports whether a schedule is what the caller wants already.
 func alike(r, have *record) bool {
-	return r.Key == have.Key && r.Kind == have.Kind && r.Rule == have.Rule && r.Policy == have.Policy && r.Declared == have.Declared
+	return r.Key == have.Key && r.Kind == have.Kind && have.SameArgs && r.Rule == have.Rule && r.Policy == have.Policy && r.Declared == have.Declared
 }
 
 var errUnknownRule = errors.New("its ticks until now are not known here")

@@ -12,37 +12,24 @@ import (
 
 // A Schedule is what is known of a schedule.
 type Schedule struct {
-	ID       int64 // of this schedule, and of no later one of its name
-	Name     string
-	Key      string
-	Kind     string
-	Args     json.RawMessage
-	Rule     string // as Parse reads it
-	Declared bool   // in the code, with Add
+	ID       int64           `json:"id"` // of this schedule, and of no later one of its name
+	Name     string          `json:"name"`
+	Key      string          `json:"key"`
+	Kind     string          `json:"kind"`
+	Args     json.RawMessage `json:"args"`
+	Rule     string          `json:"rule"`     // as Parse reads it
+	Declared bool            `json:"declared"` // in the code, with Add
 	// DeclaredAt is when a process last noted that its code declares it: at its start, and once a day;
 	// zero: no code declares it.
-	DeclaredAt    time.Time
-	Cursor        time.Time // every tick up to this has its outcome; if it lies ahead, the database's clock was set back
-	Due           time.Time // when its owner runs it next; zero: never
-	Succeeded     time.Time // the last tick that succeeded; zero: none did
-	PausedAt      time.Time // zero: it is not paused
-	Failures      int       // how many consecutive ticks failed, since the last that succeeded, or since Resume
-	Attempts      int       // how many failed, of the tick that runs again at Due
-	Error         string    // of the last of them
-	BlockedReason string    // why the process that owns it cannot run it; empty: it can
-}
-
-func (r *record) schedule() Schedule {
-	trying := value(r.Trying)
-	s := Schedule{
-		ID: r.ID, Name: r.Name, Key: r.Key, Kind: r.Kind, Args: r.Args, Rule: r.Rule, Declared: r.Declared, Cursor: r.Cursor,
-		Due: value(r.Due), Succeeded: value(r.Succeeded), PausedAt: value(r.PausedAt), Failures: r.Failures, Attempts: trying.Attempts,
-		Error: value(trying.Error), BlockedReason: value(r.BlockedReason),
-	}
-	if r.Declared {
-		s.DeclaredAt = r.Registered
-	}
-	return s
+	DeclaredAt    time.Time `json:"declared_at,omitzero"`
+	Cursor        time.Time `json:"cursor"`             // every tick up to this has its outcome; if it lies ahead, the database's clock was set back
+	Due           time.Time `json:"due,omitzero"`       // when its owner runs it next; zero: never
+	Succeeded     time.Time `json:"succeeded,omitzero"` // the last tick that succeeded; zero: none did
+	PausedAt      time.Time `json:"paused_at,omitzero"` // zero: it is not paused
+	Failures      int       `json:"failures"`           // how many consecutive ticks failed, since the last that succeeded, or since Resume
+	Attempts      int       `json:"attempts"`           // how many failed, of the tick that runs again at Due
+	Error         string    `json:"error"`              // of the last of them
+	BlockedReason string    `json:"blocked_reason"`     // why the process that owns it cannot run it; empty: it can
 }
 
 // value is what p points to; zero for nil.
@@ -55,14 +42,14 @@ func value[T any](p *T) (v T) {
 
 // Get returns a schedule of the group. It returns ErrNotFound if the group has none of the name.
 func (s *Scheduler) Get(ctx context.Context, name string) (Schedule, error) {
-	_, r, _, err := s.db.sendGet(ctx, s.db.pool, name, false, json.RawMessage("null"))
-	if err == nil && r == nil {
+	found, err := s.db.sendList(ctx, s.db.pool, name, "", 1)
+	if err == nil && (len(found) == 0 || found[0].Name != name) {
 		err = ErrNotFound
 	}
 	if err != nil {
 		return Schedule{}, fmt.Errorf("schedule: get schedule %q of group %q: %w", name, s.db.group, store.Advised(err))
 	}
-	return r.schedule(), nil
+	return *found[0], nil
 }
 
 // page is how many rows are read at once.
@@ -92,9 +79,9 @@ func pages[K, R, V any](doing string, first K, read func(after K) ([]R, error), 
 // List returns the schedules of the group whose names have a prefix, by name, page by page: not all
 // of one moment. An error ends it.
 func (s *Scheduler) List(ctx context.Context, prefix string) iter.Seq2[Schedule, error] {
-	return pages(fmt.Sprintf("list schedules of group %q", s.db.group), "", func(after string) ([]*record, error) {
+	return pages(fmt.Sprintf("list schedules of group %q", s.db.group), "", func(after string) ([]*Schedule, error) {
 		return s.db.sendList(ctx, s.db.pool, prefix, after, page)
-	}, func(r *record) (Schedule, string) { return r.schedule(), r.Name })
+	}, func(one *Schedule) (Schedule, string) { return *one, one.Name })
 }
 
 // A record is a schedule as the database stores it; or a job, which has some of that, and a time of
@@ -125,6 +112,7 @@ type record struct {
 	Registered    time.Time       `json:"registered"`
 	Nonce         string          `json:"nonce,omitempty"` // names it for others than this database
 	Clock         time.Time       `json:"clock"`           // when it was read
+	SameArgs      bool            `json:"same_args"`       // as those that were asked about
 	Job           bool            `json:"job"`
 	Trigger       Trigger         `json:"trigger"`
 	Since         *time.Time      `json:"begins"`

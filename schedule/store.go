@@ -283,18 +283,14 @@ func (d *db) sendChange(ctx context.Context, tx pgx.Tx, verb string, name *strin
 	return asks, ids, refused, err
 }
 
-// sendGet returns the time, and the schedule; nil: there is none. For an edit it locks the
-// schedule, and returns whether it has these arguments.
-func (d *db) sendGet(
-	ctx context.Context, q querier, name string, edit bool, args json.RawMessage,
-) (clock time.Time, r *record, same bool, err error) {
+// sendGet locks a schedule for an edit, and returns the time, and the schedule; nil: there is none.
+func (d *db) sendGet(ctx context.Context, q querier, name string, args json.RawMessage) (clock time.Time, r *record, err error) {
 	var micro int64
 	var found *string
-	err = q.QueryRow(ctx, d.statements.Get, d.group, name, edit, string(args)).Scan(&micro, &found, &same)
-	if err == nil {
+	if err = q.QueryRow(ctx, d.statements.Get, d.group, name, string(args)).Scan(&micro, &found); err == nil {
 		r, err = decode[record](found)
 	}
-	return time.UnixMicro(micro), r, same, err
+	return time.UnixMicro(micro), r, err
 }
 
 // sendPut reports whether a schedule is written: a new one is not if another transaction has
@@ -308,16 +304,15 @@ func (d *db) sendDeclare(ctx context.Context, q querier, names []string) error {
 	return void(ctx, q, d.statements.Declare, d.group, names)
 }
 
-// sendDeclared returns the schedules of these names that are there, and how many partitions the
-// lease has; 0: there is none.
-func (d *db) sendDeclared(ctx context.Context, q querier, names []string) (have map[string]*record, partitions int, err error) {
-	var texts []string
-	var n *int
-	if err := q.QueryRow(ctx, d.statements.Declared, d.group, names, leaseOf+d.group).Scan(&texts, &n); err != nil {
-		return nil, 0, err
+// sendDeclared returns what is there of the schedules that the code declares, and how many
+// partitions the lease has; 0: there is none.
+func (d *db) sendDeclared(ctx context.Context, q querier, declared []*record) (have map[string]*record, partitions int, err error) {
+	var names, args, texts []string
+	for _, r := range declared {
+		names, args = append(names, r.Name), append(args, string(r.Args))
 	}
-	if n != nil {
-		partitions = *n
+	if err := q.QueryRow(ctx, d.statements.Declared, d.group, names, args, leaseOf+d.group).Scan(&texts, &partitions); err != nil {
+		return nil, 0, err
 	}
 	have = make(map[string]*record, len(texts))
 	for _, text := range texts {
@@ -330,8 +325,8 @@ func (d *db) sendDeclared(ctx context.Context, q querier, names []string) (have 
 	return have, partitions, nil
 }
 
-func (d *db) sendList(ctx context.Context, q querier, prefix, after string, most int) ([]*record, error) {
-	return collect[record](ctx, q, d.statements.List, d.group, prefix, after, most)
+func (d *db) sendList(ctx context.Context, q querier, prefix, after string, most int) ([]*Schedule, error) {
+	return collect[Schedule](ctx, q, d.statements.List, d.group, prefix, after, most)
 }
 
 func (d *db) sendHistory(ctx context.Context, q querier, name string, before int64, most int) ([]*entryRow, error) {

@@ -3,17 +3,20 @@
 -- overload of a function from being called.
 
 -- declared: what is there of the schedules that the code declares, and how many partitions the
--- lease has, had before it was dropped, or is to have; null: there is no lease. $1 group, $2 names
--- of schedules, $3 lease.
-SELECT ARRAY(SELECT pgleases.schedule_json(s)::pg_catalog.text FROM pgleases.schedules AS s
-             WHERE s.group_name OPERATOR(pg_catalog.=) $1::pg_catalog.text AND s.name OPERATOR(pg_catalog.=) ANY ($2::pg_catalog.text[])),
-       (SELECT CASE WHEN l.partitions OPERATOR(pg_catalog.>) 0 THEN l.partitions ELSE l.next_partitions END FROM pgleases.leases AS l WHERE l.name OPERATOR(pg_catalog.=) $3::pg_catalog.text);
+-- lease has, had before it was dropped, or is to have; 0: there is no lease. $1 group, $2 names of
+-- schedules, $3 their arguments, $4 lease.
+SELECT ARRAY(SELECT (pgleases.schedule_json(s) OPERATOR(pg_catalog.||)
+                     pg_catalog.jsonb_build_object('same_args', s.args OPERATOR(pg_catalog.=) d.args::pg_catalog.jsonb))::pg_catalog.text
+             FROM ROWS FROM (pg_catalog.unnest($2::pg_catalog.text[]), pg_catalog.unnest($3::pg_catalog.text[])) AS d (name, args)
+             JOIN pgleases.schedules AS s ON s.group_name OPERATOR(pg_catalog.=) $1::pg_catalog.text AND s.name OPERATOR(pg_catalog.=) d.name),
+       coalesce((SELECT CASE WHEN l.partitions OPERATOR(pg_catalog.>) 0 THEN l.partitions ELSE l.next_partitions END
+                 FROM pgleases.leases AS l WHERE l.name OPERATOR(pg_catalog.=) $4::pg_catalog.text), 0);
 
 -- put: whether the schedule is written.
 SELECT pgleases.schedule_put($1::pg_catalog.text, $2::int, $3::pg_catalog.jsonb, $4::pg_catalog.jsonb);
 
--- get: one schedule.
-SELECT clock_us, answer, same FROM pgleases.schedule_get($1::pg_catalog.text, $2::pg_catalog.text, $3::boolean, $4::pg_catalog.jsonb);
+-- get: a schedule that is to be edited.
+SELECT clock_us, answer FROM pgleases.schedule_get($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.jsonb);
 
 -- declare: notes that a process declares schedules.
 SELECT pgleases.schedule_declare($1::pg_catalog.text, $2::pg_catalog.text[]);

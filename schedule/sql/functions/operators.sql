@@ -35,7 +35,9 @@ BEGIN
     name := coalesce(p_name, (SELECT r.name FROM pgleases.jobs AS r WHERE r.group_name = p_group AND r.id = of_job),
                      (SELECT r.name FROM pgleases.history AS r WHERE r.group_name = p_group AND r.job = of_job ORDER BY r.id DESC LIMIT 1), '');
     IF p_name IS NOT NULL THEN
-        PERFORM pgleases.schedule_get(p_group, p_name, p_verb IN ('pause', 'resume', 'delete'), NULL::jsonb); -- which locks it
+        IF p_verb IN ('pause', 'resume', 'delete') THEN
+            PERFORM pgleases.schedule_get(p_group, p_name, NULL::jsonb); -- which locks it
+        END IF;
         SELECT * INTO s FROM pgleases.schedules AS r WHERE r.group_name = p_group AND r.name = p_name;
         IF s.id IS NULL AND p_verb <> 'retry' THEN
             RAISE EXCEPTION 'group "%" has no schedule "%"', p_group, p_name USING ERRCODE = 'undefined_object';

@@ -11,22 +11,21 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_json(pgleases.schedules) IS 'A schedule, with the time at which it was read.';
 
--- One schedule.
---   p_edit: whether to lock it for an edit
+-- Locks a schedule for an edit.
 --   p_args: arguments
--- The time, microseconds since 1970; the schedule as JSON, null if there is none; whether its
--- arguments mean the same as these, however numbers are written.
-CREATE OR REPLACE FUNCTION pgleases.schedule_get(p_group pg_catalog.text, p_name pg_catalog.text, p_edit boolean, p_args pg_catalog.jsonb, OUT clock_us bigint, OUT answer pg_catalog.jsonb, OUT same boolean)
+-- The time, microseconds since 1970; the schedule as JSON, null if there is none, with same_args:
+-- whether its arguments mean the same as these, however numbers are written.
+CREATE OR REPLACE FUNCTION pgleases.schedule_get(p_group pg_catalog.text, p_name pg_catalog.text, p_args pg_catalog.jsonb, OUT clock_us bigint, OUT answer pg_catalog.jsonb)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     clock_us := (extract(epoch FROM pgleases.schedule_clock()) * 1000000)::bigint;
-    WHILE p_edit LOOP
+    LOOP
         PERFORM FROM pgleases.schedules AS s WHERE s.group_name = p_group AND s.name = p_name FOR UPDATE;
         -- else another of the name was made while it waited
         EXIT WHEN FOUND OR NOT EXISTS (SELECT FROM pgleases.schedules AS s WHERE s.group_name = p_group AND s.name = p_name);
     END LOOP;
-    SELECT pgleases.schedule_json(s), s.args = p_args INTO answer, same FROM pgleases.schedules AS s WHERE s.group_name = p_group AND s.name = p_name;
-    same := coalesce(same, false);
+    SELECT pgleases.schedule_json(s) || jsonb_build_object('same_args', s.args = p_args) INTO answer
+    FROM pgleases.schedules AS s WHERE s.group_name = p_group AND s.name = p_name;
 END
 $pgleases_body$;
 
@@ -81,15 +80,16 @@ $pgleases_body$;
 --   p_prefix: prefix of the names
 --   p_after: the name after which to begin; empty: at the first
 --   p_most: the most
--- A row for each, as JSON.
+-- A row for each, as JSON, with declared_at, attempts and error of the tick under way.
 CREATE OR REPLACE FUNCTION pgleases.schedule_list(p_group pg_catalog.text, p_prefix pg_catalog.text, p_after pg_catalog.text, p_most int) RETURNS SETOF pg_catalog.jsonb
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 DECLARE
     s pgleases.schedules;
 BEGIN
     FOR s IN SELECT * FROM pgleases.schedules AS r WHERE r.group_name = p_group AND r.name >= p_prefix AND r.name > p_after ORDER BY r.name LIMIT p_most LOOP
         EXIT WHEN NOT starts_with(s.name, p_prefix); -- as a condition it would have all that follow be read
-        RETURN NEXT pgleases.schedule_json(s);
+        RETURN NEXT pgleases.schedule_json(s) || jsonb_build_object('declared_at', CASE WHEN s.declared THEN s.registered END,
+            'attempts', s.trying -> 'attempts', 'error', s.trying -> 'error');
     END LOOP;
 END
 $pgleases_body$;
