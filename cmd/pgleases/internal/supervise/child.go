@@ -25,15 +25,13 @@ type supervisor struct {
 	lead   time.Duration // before the end of trust all is to be killed
 	hurry  chan struct{} // closed: kill, do not wait
 
-	mu      sync.Mutex // held where a process is started or others are killed, so that each knows which is which
-	keepers map[int]bool
-	strange map[int]bool // children that this process had before it was one: it was executed by a shell that had them
+	mu    sync.Mutex   // held where a process is started or others are killed, so that each knows which is which
+	known map[int]bool // children that are no orphans: keepers, and those that a shell had when it was replaced by this process
 }
 
 func newSupervisor(r *runner) (*supervisor, error) {
-	s := &supervisor{runner: r, lead: max(r.TTL/20, 100*time.Millisecond), hurry: make(chan struct{}), keepers: make(map[int]bool),
-		strange: make(map[int]bool)}
-	if err := searchChildren(func(pid int) { s.strange[pid] = true }); err != nil {
+	s := &supervisor{runner: r, lead: max(r.TTL/20, 100*time.Millisecond), hurry: make(chan struct{}), known: make(map[int]bool)}
+	if err := searchChildren(func(pid int) { s.known[pid] = true }); err != nil {
 		return nil, err
 	}
 	return s, adoptOrphans() // those of a keeper that was killed
@@ -47,34 +45,20 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 		group = newGroup()
 		defer removeGroup(group) // of a keeper that was killed
 	}
-	keeper, w, err := s.startKeeper(p, group)
+	keeper, w, err := s.start(p, group)
 	if err != nil {
 		return 0, err
 	}
 	defer w.Close()
 	s.supervise(ctx, lease, p, keeper, w)
 	s.mu.Lock()
-	delete(s.keepers, keeper.Process.Pid)
+	delete(s.known, keeper.Process.Pid)
 	s.mu.Unlock()
 	s.killOrphans(p.Context(), group)
 	if status := keeper.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
 		return NotOwned, nil
 	}
 	return keeper.ProcessState.ExitCode(), nil
-}
-
-// startKeeper starts a keeper. It takes orders from w, whose end is the order to kill.
-func (s *supervisor) startKeeper(p pgleases.Partition, group string) (keeper *exec.Cmd, w *os.File, err error) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		return nil, nil, err
-	}
-	defer r.Close()
-	if keeper, err = s.start(r, p, group); err != nil {
-		w.Close()
-		return nil, nil, err
-	}
-	return keeper, w, nil
 }
 
 // supervise tells a keeper until when it is trusted, and what it is to do, until it has ended. It
@@ -130,13 +114,19 @@ func (s *supervisor) kill(keeper *exec.Cmd, p pgleases.Partition) {
 	s.runner.Log.Warn("keeper did not kill in time, and was killed", slog.String("lease", s.runner.Lease), slog.Int("partition", p.Number))
 }
 
-// start starts the keeper, which starts the program.
-func (s *supervisor) start(orders *os.File, p pgleases.Partition, group string) (*exec.Cmd, error) {
+// start starts the keeper, which starts the program. It takes orders from w, whose end is the order
+// to kill.
+func (s *supervisor) start(p pgleases.Partition, group string) (keeper *exec.Cmd, w *os.File, err error) {
 	r := s.runner
 	self, err := executable()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	orders, w, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer orders.Close()
 	args := []string{KeepVerb, "--grace", r.Grace.String(), "--kill-lead", s.lead.String(), "--end-lead", (s.lead + min(r.TTL/10, r.Grace)).String(), "--group", group, "--"}
 	cmd := exec.Command(self, append(args, r.Program...)...)
 	cmd.Args[0] = "pgleases"
@@ -151,10 +141,11 @@ func (s *supervisor) start(orders *os.File, p pgleases.Partition, group string) 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start the keeper: %w", err)
+		w.Close()
+		return nil, nil, fmt.Errorf("start the keeper: %w", err)
 	}
-	s.keepers[cmd.Process.Pid] = true
-	return cmd, nil
+	s.known[cmd.Process.Pid] = true
+	return cmd, w, nil
 }
 
 // killOrphans kills what a keeper left, and returns when nothing of it is there. Where the keeper
@@ -182,7 +173,7 @@ func (s *supervisor) killOrphansOnce() (left bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	kill := func(pid int) {
-		if s.keepers[pid] || s.strange[pid] {
+		if s.known[pid] {
 			return
 		}
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it is a child, so the number is nobody else's

@@ -88,8 +88,11 @@ func (k *keeper) keep(program []string) (int, error) {
 				continue
 			}
 			pid, err := start(program, k.group)
-			if err != nil {
-				return startError(err)
+			switch {
+			case errors.Is(err, os.ErrNotExist):
+				return NotFound, fmt.Errorf("start the program: %w", err)
+			case err != nil:
+				return CannotRun, fmt.Errorf("start the program: %w", err)
 			}
 			k.pid = pid
 			continue // with the time as it is now
@@ -212,13 +215,4 @@ func start(program []string, group string) (pid int, err error) {
 		pid, err = syscall.ForkExec(program[0], program, process)
 	}
 	return pid, err
-}
-
-func startError(err error) (int, error) {
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return NotFound, fmt.Errorf("start the program: %w", err)
-	default:
-		return CannotRun, fmt.Errorf("start the program: %w", err)
-	}
 }

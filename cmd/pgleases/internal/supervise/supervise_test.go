@@ -367,7 +367,7 @@ func TestOrphansOfADyingProcessAreKilled(t *testing.T) {
 		s.killOrphans(t.Context(), "")
 		out.Close()
 		for _, pid := range childrenOf(os.Getpid()) {
-			if !s.strange[pid] {
+			if !s.known[pid] {
 				t.Fatalf("process %d is left, of the %dth parent that died", pid, n+1)
 			}
 		}
