@@ -51,8 +51,6 @@ type Schedule struct {
 	Why         string        `json:"why"`
 	Succeeded   time.Time     `json:"succeeded,omitzero"` // the last tick whose run succeeded
 	LastOutcome string        `json:"last_outcome"`
-	RanFrom     time.Time     `json:"ran_from,omitzero"` // of the last run
-	RanUntil    time.Time     `json:"ran_until,omitzero"`
 	Due         time.Time     `json:"due,omitzero"` // when it is looked at next
 	Late        time.Duration `json:"late_ns"`
 	Failures    int           `json:"failures"` // consecutive ticks that failed
@@ -64,22 +62,16 @@ type Schedule struct {
 
 // A Job is one of package schedule that has not ended.
 type Job struct {
-	ID        int64         `json:"id,string"`
-	Kind      string        `json:"kind"`
-	Name      string        `json:"name"`    // the schedule for which it runs, or its unique key
-	Trigger   string        `json:"trigger"` // job, manual, backfill, retry
-	Key       string        `json:"key"`
-	Partition int           `json:"partition"`
-	Owner     string        `json:"owner"`
-	Priority  int           `json:"priority"`
-	State     string        `json:"state"` // running, blocked, due, retrying, planned
-	Why       string        `json:"why"`
-	At        time.Time     `json:"at,omitzero"`
-	Due       time.Time     `json:"due,omitzero"`
-	Late      time.Duration `json:"late_ns"`
-	Attempts  int           `json:"attempts"`
-	Crashes   int           `json:"crashes"`
-	Error     string        `json:"error"`
+	ID    int64         `json:"id,string"`
+	Kind  string        `json:"kind"`
+	Name  string        `json:"name"` // the schedule for which it runs, or its unique key
+	Owner string        `json:"owner"`
+	State string        `json:"state"` // running, blocked, due, retrying, planned
+	Why   string        `json:"why"`
+	At    time.Time     `json:"at,omitzero"`
+	Due   time.Time     `json:"due,omitzero"`
+	Late  time.Duration `json:"late_ns"`
+	Error string        `json:"error"`
 }
 
 // A HistoryEntry is an entry of the history.

@@ -22,10 +22,9 @@ WITH chosen AS (
        AND (SELECT g.partitions > 250 FROM pgleases.schedule_groups AS g WHERE g.name = $1::text) LIMIT 1000)
 )
 SELECT json_build_object(
-           'id', v.id::text, 'kind', v.kind, 'name', v.name, 'trigger', v.trigger, 'key', v.key, 'partition', v.partition, 'owner', v.owner,
-           'priority', v.priority, 'state', v.state, 'why', v.why, 'at', CASE WHEN isfinite(v.at) THEN least(v.at, '9999-12-30') END,
-           'due', CASE WHEN isfinite(v.due) THEN least(v.due, '9999-12-30') END, 'late_ns', CASE WHEN v.lateness IS NOT NULL THEN (extract(epoch FROM least(v.lateness, interval '106751 days')) * 1000000000)::bigint END,
-           'attempts', v.attempts, 'crashes', v.crashes, 'error', v.error)
+           'id', v.id::text, 'kind', v.kind, 'name', v.name, 'owner', v.owner, 'state', v.state, 'why', v.why,
+           'at', CASE WHEN isfinite(v.at) THEN least(v.at, '9999-12-30') END, 'error', v.error,
+           'due', CASE WHEN isfinite(v.due) THEN least(v.due, '9999-12-30') END, 'late_ns', CASE WHEN v.lateness IS NOT NULL THEN (extract(epoch FROM least(v.lateness, interval '106751 days')) * 1000000000)::bigint END)
 FROM (SELECT c.id FROM chosen AS c WHERE c.id > $3::bigint ORDER BY c.id LIMIT $4::int) AS c
 JOIN pgleases.jobs_status AS v ON v.id = c.id
 ORDER BY v.id

@@ -34,7 +34,7 @@ WITH chosen AS (
 )
 SELECT json_build_object(
            'id', v.id::text, 'name', v.name, 'kind', v.kind, 'key', v.key, 'partition', v.partition, 'owner', v.owner, 'rule', v.rule, 'state', v.state,
-           'why', v.why, 'succeeded', v.succeeded, 'last_outcome', v.last_outcome, 'ran_from', v.ran_from, 'ran_until', v.ran_until,
+           'why', v.why, 'succeeded', v.succeeded, 'last_outcome', v.last_outcome,
            'due', CASE WHEN isfinite(v.due) THEN least(v.due, '9999-12-30') END, 'late_ns', CASE WHEN v.lateness IS NOT NULL THEN (extract(epoch FROM least(v.lateness, interval '106751 days')) * 1000000000)::bigint END,
            'failures', v.failures, 'attempts', v.attempts, 'crashes', v.crashes, 'error', v.error, 'paused_at', v.paused_at)
 FROM chosen AS c
