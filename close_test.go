@@ -159,7 +159,7 @@ func TestCloseWaitsForWorkAndHandsOverTheRestMeanwhile(t *testing.T) {
 	wraps(t, "the ownership ended with", context.Cause(p.Context()), pgleases.ErrClosed)
 }
 
-func TestCloseWithAnEndedContextReleasesWhatIsFreeAndListsTheRest(t *testing.T) {
+func TestCloseWithEndedContextReleasesAndListsTheRest(t *testing.T) {
 	t.Parallel()
 	why := errors.New("the lights went out")
 	for _, when := range []string{"before", "during"} {
@@ -229,7 +229,7 @@ func TestCloseWithAnEndedContextReleasesWhatIsFreeAndListsTheRest(t *testing.T) 
 }
 
 // What Close does at once and what the end of its context does may come in either order; it takes rounds to see both.
-func TestCloseEndsWhatWaitsForWorkAlreadyWithItsOwnCause(t *testing.T) {
+func TestCloseEndsHandoffsWithTheirOwnCause(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	for i := range 5 {
@@ -404,7 +404,7 @@ func TestLeaveWaitsForWorkAndLeaseForLeave(t *testing.T) {
 	wraps(t, "the ownership ended with", context.Cause(p.Context()), pgleases.ErrClosed)
 }
 
-func TestCloseAndLeaveDoNotWaitLongerThanTheDrainTimeout(t *testing.T) {
+func TestCloseAndLeaveWaitForTheDrainTimeoutAtMost(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"Close", "Leave"} {
 		t.Run(how, func(t *testing.T) {
@@ -434,7 +434,7 @@ func TestCloseAndLeaveDoNotWaitLongerThanTheDrainTimeout(t *testing.T) {
 }
 
 // Close and Leave wait for the callback that calls them: it is work.
-func TestCloseAndLeaveInACallbackReturnWhenTheirContextEndsAndNameThePartition(t *testing.T) {
+func TestCloseAndLeaveInCallbackNameThePartition(t *testing.T) {
 	t.Parallel()
 	ends := map[string]func(context.Context, *pgleases.Lease, *pgleases.Client) error{
 		"Close": func(ctx context.Context, _ *pgleases.Lease, c *pgleases.Client) error { return c.Close(ctx) },

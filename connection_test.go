@@ -13,7 +13,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-func TestTheOwnConnectionGoesWhereThePoolsGoAndIsNoneOfThem(t *testing.T) {
+func TestOwnConnectionUsesThePoolsConfig(t *testing.T) {
 	t.Parallel()
 	var calls atomic.Int32
 	pool := testkit.Pool(t, direct(t), func(c *pgxpool.Config) {
@@ -118,7 +118,7 @@ func TestALostConnectionCostsNothing(t *testing.T) {
 	untilOwns(t, a, 8)
 }
 
-func TestAFunctionOfThePoolThatNeverReturnsHoldsUpNeitherCloseNorOpening(t *testing.T) {
+func TestHungPoolFunctionDelaysNeitherOpenNorClose(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
 	db := testkit.Pool(t, url)

@@ -235,7 +235,7 @@ func TestGuardLowersTheIdleLimitToTheTrustThatIsLeft(t *testing.T) {
 	}))
 }
 
-func TestATransactionThatIdlesPastTheTrustIsEndedByTheServer(t *testing.T) {
+func TestServerEndsTransactionIdlePastTrust(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	l := joined(t, newClient(t, pool, pgleases.WithTTL(time.Second)), "work", 1)
@@ -268,7 +268,7 @@ func TestATransactionThatIdlesPastTheTrustIsEndedByTheServer(t *testing.T) {
 	}
 }
 
-func TestAnOpenGuardedTransactionDelaysTheHandoffOfItsPartitionOnly(t *testing.T) {
+func TestGuardedTransactionDelaysItsPartitionOnly(t *testing.T) {
 	t.Parallel()
 	pool, ca, cb, a := twoClients(t, 4)
 	p := ownership(t, a, 2)
@@ -298,7 +298,7 @@ func TestAnOpenGuardedTransactionDelaysTheHandoffOfItsPartitionOnly(t *testing.T
 	wraps(t, "Guard after the handoff", guard(t, pool, a, p), pgleases.ErrNotOwner)
 }
 
-func TestGuardsThatOverlapDoNotKeepAPartitionFromBeingHandedOver(t *testing.T) {
+func TestOverlappingGuardsDoNotPreventHandoff(t *testing.T) {
 	t.Parallel()
 	pool, _, cb, a := twoClients(t, 1, pgleases.WithHandoffDelay(0))
 	p := ownership(t, a, 0)

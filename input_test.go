@@ -120,7 +120,7 @@ func TestBadClientOptionsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 	}
 }
 
-func TestMigrateAndSchemaRefuseOptionsThatMeanNothingToThem(t *testing.T) {
+func TestMigrateAndSchemaRejectUnrelatedOptions(t *testing.T) {
 	noGoroutineLeft(t)
 	pool := testkit.Must(pgxpool.New(t.Context(), closedURL(t)))(t)
 	defer pool.Close()

@@ -91,7 +91,7 @@ func TestOpeningGoesOnWhereItsConnectionIsLost(t *testing.T) {
 	o.opens(t)
 }
 
-func TestOpeningEndsWithItsContextAndTellsWhatFailedLast(t *testing.T) {
+func TestOpenEndsWithContextAndLastError(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, direct(t))
 	cause := errors.New("no more tests.Patience")

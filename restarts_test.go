@@ -44,7 +44,7 @@ func moves(t *testing.T, pool *pgxpool.Pool) (all map[string]int) {
 	return all
 }
 
-func TestARollingRestartGivesEveryClientItsOwnBackAndShufflesNobodyElse(t *testing.T) {
+func TestRollingRestartMovesNothingElse(t *testing.T) {
 	t.Parallel()
 	const partitions, clients = 64, 4
 	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
@@ -99,7 +99,7 @@ func TestARollingRestartGivesEveryClientItsOwnBackAndShufflesNobodyElse(t *testi
 }
 
 // The old process is still there, and at work: its partitions go to the new one of its ID when that ends, and to nobody else.
-func TestANewProcessUnderTheSameIDTakesOverFromTheOldAndFromNobodyElse(t *testing.T) {
+func TestSameIDTakesOverFromTheOldProcessOnly(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	journal(t, pool)

@@ -52,7 +52,7 @@ func TestALockedLeaseKeepsNoOtherFromBeingPlanned(t *testing.T) {
 }
 
 // In the mode in which a lease is changed by hand.
-func TestALeaseThatCannotBeAnnouncedKeepsNoOtherFromBeingAnnounced(t *testing.T) {
+func TestLockedLeaseDelaysNoOtherAnnouncement(t *testing.T) {
 	t.Parallel()
 	pool, ca, cb, work := twoClients(t, 1, pgleases.WithHandoffDelay(0))
 	locked := joined(t, ca, "locked", 1)
@@ -80,7 +80,7 @@ func TestALeaseThatCannotBeAnnouncedKeepsNoOtherFromBeingAnnounced(t *testing.T)
 }
 
 // Nor does a stranger's lock on a partition without an owner, on which no guard can be open.
-func TestALockedPartitionWithoutAnOwnerKeepsNoOtherFromBeingGiven(t *testing.T) {
+func TestLockedPartitionDelaysNoOther(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	c := newClient(t, pool, pgleases.WithClientID("a"))

@@ -122,7 +122,7 @@ func TestRunIsCalledAgainOnlyUnderANewEpochAfterNil(t *testing.T) {
 	}
 }
 
-func TestAFailedCallbackIsLoggedAndCalledAgainAfterAGrowingPause(t *testing.T) {
+func TestFailedCallbackIsCalledAgainWithBackoff(t *testing.T) {
 	t.Parallel()
 	var book logbook
 	l := joined(t, newClient(t, testkit.Pool(t, pgtest.MigratedDatabase(t)), book.option()), "work", 1)
@@ -177,7 +177,7 @@ func TestAPartitionLeavesBetweenFailedCalls(t *testing.T) {
 	}
 }
 
-func TestAnErrorAfterTheEndIsLoggedUnlessItIsTheContexts(t *testing.T) {
+func TestErrorAfterTheEndIsLogged(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	var book logbook

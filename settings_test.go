@@ -23,7 +23,7 @@ func byDefault(t *testing.T, url, setting, value string) {
 	testkit.Execute(t, ownersPool(t, past), fmt.Sprintf("ALTER DATABASE %s SET %s = '%s'", config.Database, setting, value))
 }
 
-func TestClientsOpenAndShareUnderAnyDefaultOfTransactions(t *testing.T) {
+func TestClientsWorkUnderAnyTransactionDefault(t *testing.T) {
 	t.Parallel()
 	for _, level := range []string{"repeatable read", "serializable"} {
 		t.Run(level, func(t *testing.T) {

@@ -77,7 +77,7 @@ func delays(t *testing.T, pool *pgxpool.Pool) []time.Duration {
 }
 
 // Who reads at one time pays for what was shown then, not for what came afterwards.
-func TestTheHandoffDelayIsNotPaidForWhatCameAfterTheLastRead(t *testing.T) {
+func TestUnreadPartitionSkipsTheHandoffDelay(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	journal(t, pool)

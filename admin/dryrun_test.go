@@ -264,7 +264,7 @@ func TestADryRunTellsWhatIsKept(t *testing.T) {
 }
 
 // The server has the leases locked while it tells what it read, which is more than what lies between here and there.
-func TestADryRunOfAProgramThatStopsKeepsNobodyFromALease(t *testing.T) {
+func TestDryRunOfStoppedProgramLocksNoLease(t *testing.T) {
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.FreshDatabase(t)))
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('wide', 20000, 5, 1, 0, 'infinity', now())`,
@@ -302,7 +302,7 @@ func TestADryRunOfAProgramThatStopsKeepsNobodyFromALease(t *testing.T) {
 }
 
 // The server has undone what it was not told to commit in time, so that is known.
-func TestAProgramThatIsTooSlowToCommitIsToldThatNothingWasDone(t *testing.T) {
+func TestSlowCommitReturnsThatNothingChanged(t *testing.T) {
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.MigratedDatabase(t))) // a pooler tells another error
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('orders', 4, 5, 1, 0, 'infinity', now())`)
@@ -327,7 +327,7 @@ func TestAProgramThatIsTooSlowToCommitIsToldThatNothingWasDone(t *testing.T) {
 }
 
 // Heartbeats wait for what a dry run has locked: so a server that takes long to read it is stopped well below the least TTL, and nothing is done.
-func TestADryRunKeepsHeartbeatsWaitingForAQuarterOfTheLeastTTLAtMost(t *testing.T) {
+func TestDryRunDelaysHeartbeatsByAQuarterTTLAtMost(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	pool, owner := newPool(t, url), newPool(t, pgtest.OwnerURL(url))

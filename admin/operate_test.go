@@ -123,7 +123,7 @@ func TestOverridesAreObeyedShownAndTakenBack(t *testing.T) {
 }
 
 // The clock of whoever operates may be wrong.
-func TestHowLongAnOverrideStandsIsToldByTheDatabasesClock(t *testing.T) {
+func TestOverrideEndsByTheDatabasesClock(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	exec(t, url, "INSERT INTO pgleases.leases VALUES ('l', 1, 5, 1, 0, 'infinity', now())")

@@ -11,7 +11,7 @@ import (
 )
 
 // An acquisition whose answer did not come is asked for once more. The first message may arrive after the lock was released.
-func TestAnAcquisitionThatArrivesAfterItsReleaseLeavesNothing(t *testing.T) {
+func TestAcquisitionAfterItsReleaseLeavesNothing(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
 	db := testkit.Pool(t, url)
@@ -29,7 +29,7 @@ func TestAnAcquisitionThatArrivesAfterItsReleaseLeavesNothing(t *testing.T) {
 }
 
 // The server confirms what is held, and tells whose turn it was, in one answer.
-func TestWhoseTurnCameWhileTheServerWasRestartedHasTheLock(t *testing.T) {
+func TestWaiterGetsLockDuringServerRestart(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
 	db := testkit.Pool(t, pgtest.OwnerURL(url))

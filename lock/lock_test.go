@@ -176,7 +176,7 @@ func TestAGuardFencesWritesUntilTheLockIsReleased(t *testing.T) {
 	}
 }
 
-func TestAClientThatIsCutOffStopsBeforeAnotherHasTheLock(t *testing.T) {
+func TestCutOffClientStopsBeforeNextHolder(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
 	db := testkit.Pool(t, url)
@@ -262,7 +262,7 @@ func TestAGrantThatIsOlderThanTheTrustDoesNotCount(t *testing.T) {
 	testkit.Becomes(t, db, "it is given back", 0, rows+" WHERE name = 'x'")
 }
 
-func TestAnAnswerThatIsLostLeavesNoLockThatNobodyKnowsOf(t *testing.T) {
+func TestLostAnswerLeavesNoUnknownLock(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
 	db := testkit.Pool(t, url)

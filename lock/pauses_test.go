@@ -13,7 +13,7 @@ import (
 )
 
 // With fast failover, a process that was stopped does not know whether it lives. A lock that is looked at then is refused, and not lost.
-func TestALockOfAStoppedProcessIsRefusedUntilTheServerHasAnswered(t *testing.T) {
+func TestLockOfStoppedProcessNeedsAnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		validity := owned.ValidWhileAllowed(time.Now(), time.Hour)
 		validity.Allow(time.Now().Add(time.Minute))

@@ -28,7 +28,7 @@ func TestAReleaseWhoseContextHasEndedReleasesAllTheSame(t *testing.T) {
 }
 
 // The first call gave up waiting, and the client went on to release the lock, which was never lost.
-func TestAReleaseThatTheClientHasFinishedReturnsNilWhenItIsRepeated(t *testing.T) {
+func TestRepeatedReleaseReturnsNil(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
 	db := testkit.Pool(t, url)

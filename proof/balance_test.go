@@ -138,7 +138,7 @@ func TestTheNextLeadsWithinTTLOfAKill(t *testing.T) {
 }
 
 // Promises 6, 7 and 5: even shares, the fewest moves, and everything owned again at once.
-func TestElevenClientsShare128PartitionsWithTheFewestMoves(t *testing.T) {
+func TestElevenClientsShareWithFewestMoves(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const heartbeat = 200 * time.Millisecond // behind a pooler, everything goes at this pace
 		url := pgserver.Database(t)

@@ -59,7 +59,7 @@ func TestAServerThatBecomesReadOnlyIsLeftAndReturnedTo(t *testing.T) {
 	})
 }
 
-func TestNotificationsThatDoNotArriveAreFoundOutAndLivedWith(t *testing.T) {
+func TestMissingNotificationsAreDetected(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		url := direct(t)

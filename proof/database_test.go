@@ -42,7 +42,7 @@ var databaseFaults = []struct {
 
 // Promise 11, and 1 and 3 with it. On each server there are clients whose partitions nothing but the fault could take, and
 // clients among which partitions keep moving.
-func TestADatabaseThatComesBackInTimeTakesNothingFromALivingClient(t *testing.T) {
+func TestShortOutageKeepsOwnership(t *testing.T) {
 	t.Parallel()
 	rounds := 15
 	if brief() {

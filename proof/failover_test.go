@@ -170,7 +170,7 @@ var failoverTerror = flag.Duration("failover-terror", 6*time.Second, "how long t
 
 // The server ends the connections of living clients, one after the other, restarts, and recovers from crashes. All the while other
 // sessions are abandoned, as those of dead processes are.
-func TestNobodyWhoLivesIsEvictedWhereTheServerEndsTheConnections(t *testing.T) {
+func TestEndedConnectionsEvictNoLiveClient(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		server := pgserver.Private(t)
 		tr := newTroop(t, server.URL(), 4, longTTL)
@@ -278,7 +278,7 @@ var failoverCuts = flag.Int("failover-cuts", 6, "how many connections of clients
 
 // A process is stopped, and its connection ends meanwhile: the others take over, and it must not show anything when it goes on. Others
 // lose their connections while they run.
-func TestACutConnectionOfALivingOrStoppedProcessMakesNobodyAnOwnerTwice(t *testing.T) {
+func TestCutConnectionKeepsOneOwner(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		url := direct(t)
 		proxies := startProxies(t)

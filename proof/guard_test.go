@@ -14,7 +14,7 @@ import (
 
 // A transaction that passed Guard stays open although its owner was killed: its partition waits for the commit, and nothing else
 // does.
-func TestAGuardedTransactionOfADeadOwnerLeftOpenHoldsUpItsPartitionOnly(t *testing.T) {
+func TestCrashedOwnersGuardDelaysItsPartitionOnly(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const ttl, partitions = 2 * time.Second, 12

@@ -37,7 +37,7 @@ func TestTheMostPartitionsWork(t *testing.T) {
 	})
 }
 
-func TestTheMostPartitionsForTheShortestTTLAreOwnedAndRenewed(t *testing.T) {
+func TestMostPartitionsAtShortestTTL(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const n = 16_384
 		pool := newPool(t, pgserver.Database(t))

@@ -176,7 +176,7 @@ func (s *operated) share(what string, want map[string]int) {
 }
 
 // Each verb keeps what it promises, to processes that are killed, stopped and cut off, and over a restart of the server.
-func TestEachVerbKeepsItsPromiseWhateverBefallsTheProcesses(t *testing.T) {
+func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
 		t.Skip("has a server of its own")

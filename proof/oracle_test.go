@@ -22,7 +22,7 @@ import (
 
 // Promises 1 to 3, 5 and 13, as far as 200 faults can tell, each kind at least three times. The seed of a failure tells which
 // faults came, not when.
-func TestNoTwoProcessesHoldAPartitionAtOnceWhateverBefallsThem(t *testing.T) {
+func TestOnePartitionOneOwnerUnderFaults(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		seed := rand.Uint64()

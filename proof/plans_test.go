@@ -16,7 +16,7 @@ import (
 
 // A server plans a statement of a function five times, and then keeps a plan, but only where that costs no more than those five did. Where the first five were
 // planned under other settings, as a guard is in a transaction of the application's and in a run, it would plan that statement each time: for a third of what a run costs.
-func TestStatementsThatAreSentOftenAreNotPlannedEachTime(t *testing.T) {
+func TestFrequentStatementsUseGenericPlans(t *testing.T) {
 	t.Parallel()
 	const jobs, often = 1000, 400
 	server := pgserver.Private(t)

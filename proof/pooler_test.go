@@ -40,7 +40,7 @@ func behindPooler(t testing.TB, database *faults.Database) string {
 
 // Locks and partitions through PgBouncer, where its way to the server fails too, and PgBouncer itself. Not in parallel with other
 // tests: where a busy machine answers later than the clients wait, each gives up its connection, which costs PgBouncer another one.
-func TestNoTwoProcessesHoldALockAtOnceThroughAPoolerWhateverBefallsIt(t *testing.T) {
+func TestOneLockHolderThroughPoolerUnderFaults(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const total = 30
 		database := &faults.Database{URL: pgserver.Private(t).URL()}

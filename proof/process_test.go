@@ -19,7 +19,7 @@ import (
 )
 
 // Promise 2, seen from outside: not in parallel, because the figure is 10 ms.
-func TestAFrozenConnectionEmptiesValuesAtTheTrustDeadlineBeforeAnotherOwns(t *testing.T) {
+func TestFrozenConnectionEmptiesValuesInTime(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		rounds := 5
 		if testing.Short() {

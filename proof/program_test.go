@@ -16,7 +16,7 @@ import (
 
 // Its own tests kill and stop the command, and cut its connections. Here the server goes away for longer than programs may outlive.
 // The kernel tells each program whether another one of its partition, or what came of it, is still there.
-func TestProgramsUnderALeaseNeverOverlapWhileTheServerRestarts(t *testing.T) {
+func TestProgramsNeverOverlapDuringRestarts(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	command, log := filepath.Join(dir, "pgleases"), filepath.Join(dir, "log")

@@ -74,7 +74,7 @@ var notScheduleCrashed = map[string]string{
 }
 
 // A process is killed before and after each statement, for each kind of handler: every tick and job has one outcome and its effect once all the same.
-func TestACrashAtAnyStatementOfARunLosesAndRepeatsNothing(t *testing.T) {
+func TestCrashAtAnyStatementLosesNothing(t *testing.T) {
 	t.Parallel()
 	for _, name := range sql.Statements() {
 		listed := slices.ContainsFunc(scheduleCrashes, func(c scheduleCrash) bool { return c.statement == name })

@@ -221,7 +221,7 @@ func TestAHeartbeatCostsLittleLogAndWaitsForNoFlush(t *testing.T) {
 	})
 }
 
-func TestEveryOtherWriteIsDurableWhateverTheDatabaseSays(t *testing.T) {
+func TestWritesAreDurableUnderAnySetting(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		server := quiet(t)

@@ -378,7 +378,7 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 	expectIll(t, as(t, database, role), "note rights, note schedules, note transactions, note snapshots", "cannot run clients")
 }
 
-func TestWhereNoConnectionIsLeftNobodyIsSentToAnotherDatabase(t *testing.T) {
+func TestNoFreeConnectionHasItsOwnRemedy(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	role := newRole(t, database)

@@ -62,7 +62,7 @@ func TestJobWithABadRuleIsNamed(t *testing.T) {
 }
 
 // In Santiago clocks are set forward at midnight. The database's clock comes to that instant while the program runs.
-func TestAJobWhoseTimeTheClocksLeaveOutRunsOnceWhenTheyJump(t *testing.T) {
+func TestJobInSkippedHourRunsOnceWhenClocksJump(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 9, 6, 4, 0, 0, 0, time.UTC)
 	url, owner := database(t)

@@ -356,7 +356,7 @@ func answering(status int, location string) *http.HandlerFunc {
 }
 
 // A login in front has an end: the page says so, keeps what was typed, and goes on when somebody has signed in elsewhere.
-func TestALoginInFrontThatExpiresLosesNothingThatWasTyped(t *testing.T) {
+func TestExpiredLoginKeepsTypedText(t *testing.T) {
 	t.Parallel()
 	databaseURL, pool := database(t)
 	for _, id := range []string{"one", "two"} {

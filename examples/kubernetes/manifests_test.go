@@ -92,7 +92,7 @@ func duration(t *testing.T, name, flag string) time.Duration {
 }
 
 // The command line of run.yaml is executed as a kubelet does it, by three pods. The program says in which it runs.
-func TestOnePodOfTheManifestRunsTheProgramAndAnotherTakesOver(t *testing.T) {
+func TestManifestPodRunsAndAnotherTakesOver(t *testing.T) {
 	dir := t.TempDir()
 	build := exec.Command("go", "build", "-C", "../..", "-o", dir, "./cmd/pgleases")
 	if out, err := build.CombinedOutput(); err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-func TestTwoWorkersDoEveryJobOnceThoughOneIsClosedMidway(t *testing.T) {
+func TestTwoWorkersDoEachJobOnceDuringAClose(t *testing.T) {
 	const count = 200 // jobs before one is closed, and as many afterwards
 	url := pgtest.Database(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)

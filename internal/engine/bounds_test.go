@@ -12,7 +12,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-func TestALeaseThatTheClientIsNoMemberOfAnyMoreIsLeftAtOnce(t *testing.T) {
+func TestLeaseIsLeftOnceMembershipIsGone(t *testing.T) {
 	ends := map[string]func(context.Context, *proc, *Lease) error{
 		"Leave": func(ctx context.Context, _ *proc, l *Lease) error { return l.Leave(ctx) },
 		"Close": func(ctx context.Context, p *proc, _ *Lease) error { return p.c.Close(ctx) },
@@ -37,7 +37,7 @@ func TestALeaseThatTheClientIsNoMemberOfAnyMoreIsLeftAtOnce(t *testing.T) {
 }
 
 // Others give it to its next owner when the transaction has ended; where there are none, whoever comes next.
-func TestClosingDoesNotWaitForTheGuardedTransactionOfAnother(t *testing.T) {
+func TestCloseIgnoresGuardedTransactionOfAnother(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, dead := w.start("a"), w.start("dead")
 		la, ld := a.mustJoin("x", 2), dead.mustJoin("x", 2)
@@ -58,7 +58,7 @@ func TestClosingDoesNotWaitForTheGuardedTransactionOfAnother(t *testing.T) {
 	})
 }
 
-func TestCallsForALeaseThatWasMadeAnewWithAnotherNumberAreToldSo(t *testing.T) {
+func TestCallsForRecreatedLeaseReturnItsNewNumber(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a := w.start("a")
 		l := a.mustJoin("x", 3)
@@ -107,7 +107,7 @@ func TestRunGoesOnWhereAMembershipWasTakenAndCameBack(t *testing.T) {
 	})
 }
 
-func TestWhatARemovedMembershipEndedComesBackUnderAnotherEpochOnceItsWorkHasEnded(t *testing.T) {
+func TestRemovedMembershipReturnsUnderNewEpoch(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a := w.start("a")
 		l := a.mustJoin("x", 2)
@@ -137,7 +137,7 @@ func TestWhatARemovedMembershipEndedComesBackUnderAnotherEpochOnceItsWorkHasEnde
 }
 
 // As above, but the lease is left before the client is a member again, or while it was removed, and joined anew under the same session.
-func TestWhatARemovedMembershipEndedComesBackUnderAnotherEpochInALeaseThatIsJoinedAnewToo(t *testing.T) {
+func TestRemovedMembershipReturnsInRejoinedLease(t *testing.T) {
 	for name, before := range map[string]bool{"left before it is told": true, "left then": false} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {

@@ -13,7 +13,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-func TestTwoCopiesOfAProcessBothOwnForNoLongerThanTwoHeartbeats(t *testing.T) {
+func TestTwoCopiesOwnForTwoHeartbeatsAtMost(t *testing.T) {
 	for name, broken := range map[string]bool{"an answer is lost": true, "nothing is lost": false} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {

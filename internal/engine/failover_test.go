@@ -46,7 +46,7 @@ func (e *engine) looks(during time.Duration) {
 	}
 }
 
-func TestReadersOfAStoppedProcessWaitForAnAnswerToWhatWasSentSince(t *testing.T) {
+func TestReadersOfStoppedProcessWaitForAnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, _ := newThread()
 		v := e.trust.validity
@@ -94,7 +94,7 @@ func TestNobodyReadsOnAConnectionThatHasEndedUnread(t *testing.T) {
 	})
 }
 
-func TestTrustEndsWithTheConnectionAndIsNotBegunOnOneThatHasEnded(t *testing.T) {
+func TestTrustEndsWithTheConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, c := newThread()
 		v := e.trust.validity
@@ -168,7 +168,7 @@ func TestWhoWaitsIsToldWhenReadersReadAgain(t *testing.T) {
 	})
 }
 
-func TestAClientEndsWhereItsLockCannotBeTakenAndItsTrustIsOver(t *testing.T) {
+func TestClientEndsWithoutLivenessLockAndTrust(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, c := newThread()
 		c.holdErr = errors.New("out of shared memory")

@@ -990,7 +990,7 @@ func (w *world) notify(ids ...string) {
 	w.db.Notify(sessions...)
 }
 
-func TestAPartitionThatIsWantedElsewhereWhenItIsGainedIsHandedOver(t *testing.T) {
+func TestPartitionGainedAndWantedElsewhereIsHandedOver(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
 		la, lb := a.mustJoin("x", 1, WithWeight(0)), b.mustJoin("x", 1, WithWeight(0))
@@ -1000,7 +1000,7 @@ func TestAPartitionThatIsWantedElsewhereWhenItIsGainedIsHandedOver(t *testing.T)
 	})
 }
 
-func TestAfterSettlingOwnersFindWhatTheyOwnWhateverTheyReadBefore(t *testing.T) {
+func TestOwnersReadAgainAfterServerIsAccepted(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		la, lb := a.mustJoin("x", 2), b.mustJoin("x", 2)
@@ -1044,7 +1044,7 @@ func (w *world) staysAway(lease, other *Lease) {
 	}
 }
 
-func TestNothingIsGainedOnAConnectionBeforeAHeartbeatToldWhereItLeads(t *testing.T) {
+func TestNewConnectionGainsAfterFirstHeartbeatOnly(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		la, lb := w.handOver(a, b)
@@ -1070,7 +1070,7 @@ func TestAReadThatAPromotedServerAnswersGainsNothing(t *testing.T) {
 	})
 }
 
-func TestWhatAFenceClosedIsNotShownBeforeTheGuardsOfBeforeHaveEnded(t *testing.T) {
+func TestFencedPartitionWaitsForFormerGuards(t *testing.T) {
 	for name, f := range map[string]fault{
 		"answered":        {},
 		"its answer lost": {err: errBroken, broken: true, applied: true},
@@ -1151,7 +1151,7 @@ func (p *proc) kill() {
 	p.w.breakConns(p)
 }
 
-func TestADeadClientThatNobodyHasWatchedForLongEnoughKeepsNoOtherFromBeingEvicted(t *testing.T) {
+func TestUnwatchedClientDoesNotDelayOtherEvictions(t *testing.T) {
 	for _, long := range []time.Duration{20 * time.Second, 10 * time.Minute} {
 		t.Run(long.String(), func(t *testing.T) {
 			inWorld(t, func(w *world) {
@@ -1287,7 +1287,7 @@ func (w *world) feel(there, back time.Duration) *pulse {
 	return p
 }
 
-func TestTrustEndsATTLLessAMarginAfterTheLastHeartbeatThatSucceededWasSent(t *testing.T) {
+func TestTrustEndsAMarginBeforeTheTTL(t *testing.T) {
 	for _, delay := range []struct{ there, back time.Duration }{{0, 0}, {time.Millisecond, time.Millisecond}, {1500 * time.Millisecond, 0}, {0, 1700 * time.Millisecond}} {
 		t.Run(fmt.Sprint(delay), func(t *testing.T) {
 			inWorld(t, func(w *world) {
@@ -1337,7 +1337,7 @@ func TestTrustEndsATTLLessAMarginAfterTheLastHeartbeatThatSucceededWasSent(t *te
 	}
 }
 
-func TestAnAnswerThatComesAfterTheDeadlineBeginsANewTerm(t *testing.T) {
+func TestAnswerAfterTheDeadlineStartsNewValidity(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a := w.start("a", WithPolling(), WithTTL(6*time.Second), WithHeartbeat(3*time.Second))
 		l := a.mustJoin("x", 1)
@@ -1362,7 +1362,7 @@ func TestAnAnswerThatComesAfterTheDeadlineBeginsANewTerm(t *testing.T) {
 	})
 }
 
-func TestAfterAPromotionTrustIsNotProlongedBeforeWhatDrainsIsConfirmed(t *testing.T) {
+func TestPromotionTrustWaitsForDrainsToBeConfirmed(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a := w.start("a")
 		l := a.mustJoin("x", 1)

@@ -238,7 +238,7 @@ func (w *world) stuck(lose func(a *proc, l *Lease), opts ...LeaseOption) (a *pro
 
 const goesOn = "work goes on after its partition was lost"
 
-func TestACallbackThatOutlivesItsOwnershipIsToldUntilItReturns(t *testing.T) {
+func TestCallbackThatOutlivesItsOwnershipIsReported(t *testing.T) {
 	for name, test := range map[string]struct {
 		drain time.Duration
 		lose  func(w *world) func(a *proc, l *Lease)
@@ -288,7 +288,7 @@ func TestACallbackThatOutlivesItsOwnershipIsToldUntilItReturns(t *testing.T) {
 	}
 }
 
-func TestWorkThatOutlivesItsOwnershipKeepsNothingFromTheNextOwner(t *testing.T) {
+func TestWorkThatOutlivesOwnershipDelaysNoOwner(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, l, before, calls, finish := w.stuck(func(*proc, *Lease) { w.evict("a") })
 		b := w.start("b", WithPolling())

@@ -86,7 +86,7 @@ func TestADrainedClientOwnsNothingUntilItGetsItsOwnBack(t *testing.T) {
 	})
 }
 
-func TestACordonedClientKeepsWhatItHasAndGetsNothingElse(t *testing.T) {
+func TestCordonedClientKeepsItsPartitionsOnly(t *testing.T) {
 	inWorld(t, func(w *world) {
 		procs, leases := w.trio()
 		before := shows(leases[1])
@@ -133,7 +133,7 @@ func TestOfAFrozenLeaseOnlyWhatHasNoOwnerMoves(t *testing.T) {
 }
 
 // The check at its time is made by whoever has heard of it by then.
-func TestAnOverrideEndsAtItsTimeOrAHeartbeatAfterItWasWritten(t *testing.T) {
+func TestOverrideEndsAtItsTimeOrAHeartbeatLater(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.trio()
 		for i, ahead := range []time.Duration{100 * time.Millisecond, 2500 * time.Millisecond, 5 * time.Second, 30 * time.Second, 10 * time.Minute} {
@@ -152,7 +152,7 @@ func TestAnOverrideEndsAtItsTimeOrAHeartbeatAfterItWasWritten(t *testing.T) {
 	})
 }
 
-func TestAPinnedPartitionIsWithItsClientWhereverThatWorks(t *testing.T) {
+func TestPinnedPartitionIsWithItsClientIfMember(t *testing.T) {
 	inWorld(t, func(w *world) {
 		procs, leases := w.trio()
 		its := shown(leases[2])[0].Number
@@ -182,8 +182,8 @@ func TestAPinnedPartitionIsWithItsClientWhereverThatWorks(t *testing.T) {
 	})
 }
 
-// TestNoTwoClientsEverShowAPartitionWhateverOperatorsWant plays histories of their verbs, with deaths and crashes of the database.
-func TestNoTwoClientsEverShowAPartitionWhateverOperatorsWant(t *testing.T) {
+// TestOverridesNeverGiveAPartitionTwoOwners plays histories of their verbs, with deaths and crashes of the database.
+func TestOverridesNeverGiveAPartitionTwoOwners(t *testing.T) {
 	histories(t, func(w *world) {
 		leases := map[string]int{"a": 1 + w.n(3), "b": 1 + w.n(16)}
 		var alive []*proc

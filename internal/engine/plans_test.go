@@ -31,7 +31,7 @@ func TestAPlanOfManyMovesIsReadOnce(t *testing.T) {
 	})
 }
 
-func TestAPlanThatAnotherOvertakesBetweenItsBatchesIsMadeAgainAtOnce(t *testing.T) {
+func TestOvertakenPlanIsMadeAgainAtOnce(t *testing.T) {
 	inWorld(t, func(w *world) {
 		overtaken := false
 		w.after = func(op string) {
@@ -52,7 +52,7 @@ func TestAPlanThatAnotherOvertakesBetweenItsBatchesIsMadeAgainAtOnce(t *testing.
 	})
 }
 
-func TestAFailureBetweenTheBatchesOfAPlanEndsInAnotherPlanAtOnce(t *testing.T) {
+func TestFailureBetweenBatchesPlansAgainAtOnce(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a := w.inBatches("a")
 		applies := 0

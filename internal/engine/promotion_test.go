@@ -19,7 +19,7 @@ func (w *world) pair(partitions int) (a, b *proc, la, lb *Lease) {
 	return a, b, la, lb
 }
 
-func TestAfterAFailoverAGuardedTransactionIsInNobodysWayButItsOwnPartitions(t *testing.T) {
+func TestFailoverGuardDelaysItsPartitionOnly(t *testing.T) {
 	inWorld(t, func(w *world) {
 		_, _, la, lb := w.pair(4)
 		w.promote(0, false)
@@ -48,7 +48,7 @@ func TestAfterAFailoverAGuardedTransactionIsInNobodysWayButItsOwnPartitions(t *t
 	})
 }
 
-func TestWorkOfBeforeAFailoverEndsBeforeItsPartitionIsOwnedAnew(t *testing.T) {
+func TestWorkBeforeFailoverEndsBeforeNewOwnership(t *testing.T) {
 	inWorld(t, func(w *world) {
 		_, _, la, _ := w.pair(2)
 		h := la.Hold(context.Background())
@@ -106,7 +106,7 @@ func TestAReturnToAnOldPrimaryIsSettledAsAFailover(t *testing.T) {
 }
 
 // A client that was never on the newer server cannot know that there is a higher era. Those who were there do.
-func TestAnOldPrimaryThatANewClientFindsFirstIsSettledWhenThoseReturnWhoKnowBetter(t *testing.T) {
+func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b, la, lb := w.pair(8)
 		comeBack := w.failOver()
@@ -157,7 +157,7 @@ func TestAnOldPrimaryThatANewClientFindsFirstIsSettledWhenThoseReturnWhoKnowBett
 }
 
 // What has the server settled anew may come and be over between two heartbeats of a client, and no lease of its own changes by it.
-func TestAnEraThatAnotherClientSettledBetweenTwoHeartbeatsIsLearned(t *testing.T) {
+func TestGenerationAcceptedByAnotherIsLearned(t *testing.T) {
 	inWorld(t, func(w *world) {
 		leases := make(map[string]*Lease)
 		for _, name := range []string{"a", "b", "c"} {
@@ -184,7 +184,7 @@ func TestAnEraThatAnotherClientSettledBetweenTwoHeartbeatsIsLearned(t *testing.T
 
 // What a loop over Values had read when a failover ended the epoch, it may still be working on when the partition moves, which is renewed
 // before.
-func TestAPartitionThatIsRenewedAndThenMovesPaysTheHandoffDelay(t *testing.T) {
+func TestRenewedPartitionMovesAfterHandoffDelay(t *testing.T) {
 	inWorld(t, func(w *world) {
 		const delay = 5 * time.Second
 		a, b := w.start("a"), w.start("b")

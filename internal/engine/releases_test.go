@@ -63,7 +63,7 @@ func TestWhatWasReleasedIsAnnouncedUntilThatIsAnswered(t *testing.T) {
 	}
 }
 
-func TestWhatAClientReleasedJustBeforeItDiedIsFoundByItsOwner(t *testing.T) {
+func TestReleaseBeforeCrashReachesItsOwner(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b := w.start("a"), w.start("b", WithPolling())
 		var released atomic.Bool
@@ -85,7 +85,7 @@ func TestWhatAClientReleasedJustBeforeItDiedIsFoundByItsOwner(t *testing.T) {
 }
 
 // The server does not restart: nothing but its mark tells of it.
-func TestACrashThatLosesAnAnnouncementHidesNoPartitionFromItsOwner(t *testing.T) {
+func TestCrashWithLostAnnouncementHidesNoPartition(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
 		la := a.mustJoin("x", 1)
@@ -105,7 +105,7 @@ func TestACrashThatLosesAnAnnouncementHidesNoPartitionFromItsOwner(t *testing.T)
 	})
 }
 
-func TestAReleaseWhoseAnswerIsLostIsAnnouncedAlsoWhereAReadTellsOfIt(t *testing.T) {
+func TestReleaseWithLostAnswerIsAnnounced(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b := w.start("a", WithPolling()), w.start("b")
 		la := a.mustJoin("x", 1)
@@ -156,7 +156,7 @@ func TestAStreamOfReleasesDelaysNoAnnouncement(t *testing.T) {
 	})
 }
 
-func TestAClientThatClosesHandsOverAndTellsInOneStatement(t *testing.T) {
+func TestCloseHandsOverInOneStatement(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, _, _, lb := w.pair(4)
 		time.Sleep(10 * time.Second)

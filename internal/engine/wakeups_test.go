@@ -82,7 +82,7 @@ func TestTheEngineWakesUpForAHandoffAfterItsDelay(t *testing.T) {
 	})
 }
 
-func TestTheEngineWakesUpToReleaseWhatAGuardWasInTheWayOf(t *testing.T) {
+func TestEngineWakesToReleaseAfterGuard(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p, l := w.alone()
 		o, _ := l.Partition(0)
@@ -211,7 +211,7 @@ func TestTheEngineWakesUpToWarnOfAHandoffThatWaits(t *testing.T) {
 	})
 }
 
-func TestWorkThatGoesOnAfterTheEndOfRunsContextIsToldAndEndsWithTheDrainTimeout(t *testing.T) {
+func TestWorkAfterRunsContextEndsWithDrainTimeout(t *testing.T) {
 	inWorld(t, func(w *world) {
 		_, l := w.alone(WithDrainTimeout(45 * time.Second))
 		ctx, cancel := context.WithCancel(context.Background())
@@ -259,7 +259,7 @@ func TestTheEngineWakesUpToGiveUpClosing(t *testing.T) {
 }
 
 // A round trip that took long once leaves the database's clock known to within that time, for as long as the watch lasts.
-func TestAnEvictionComesAlsoWhereTheClockIsKnownLessWellThanHeartbeatsAreApart(t *testing.T) {
+func TestEvictionWorksWithImpreciseClock(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a := w.start("a", WithTTL(time.Minute), WithHeartbeat(200*time.Millisecond), WithPolling())
 		la := a.mustJoin("x", 2)
@@ -315,7 +315,7 @@ func (w *world) logged(what string) (n int) {
 	return n
 }
 
-func TestAJoinThatCannotBeNowKeepsNothingElseFromBeingDone(t *testing.T) {
+func TestBlockedJoinDelaysNothingElse(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
 		la := a.mustJoin("x", 2, WithHandoffDelay(0))
@@ -333,7 +333,7 @@ func TestAJoinThatCannotBeNowKeepsNothingElseFromBeingDone(t *testing.T) {
 	})
 }
 
-func TestJoinsOneAfterTheOtherKeepNothingElseFromBeingDone(t *testing.T) {
+func TestSuccessiveJoinsDelayNothingElse(t *testing.T) {
 	inWorld(t, func(w *world) {
 		c, p := w.start("c"), w.start("a")
 		l := p.mustJoin("x", 8)
@@ -354,7 +354,7 @@ func TestJoinsOneAfterTheOtherKeepNothingElseFromBeingDone(t *testing.T) {
 	})
 }
 
-func TestALeaseWhoseJoinWasGivenUpWhileItWasMadeCanBeJoinedAgain(t *testing.T) {
+func TestLeaseCanBeJoinedAfterCanceledJoin(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p := w.start("a")
 		w.ok(p.engine().JoinAbandoned("x", 4))
@@ -364,7 +364,7 @@ func TestALeaseWhoseJoinWasGivenUpWhileItWasMadeCanBeJoinedAgain(t *testing.T) {
 	})
 }
 
-func TestSetWeightIsAnsweredOnceAlsoWhereTheLeaseIsLeftDuringTheNextJoin(t *testing.T) {
+func TestSetWeightReturnsOnceIfLeaseIsLeft(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p, l := w.alone()
 		w.failing(p, "join", 1, fault{before: 2 * time.Second})
@@ -383,7 +383,7 @@ func TestSetWeightIsAnsweredOnceAlsoWhereTheLeaseIsLeftDuringTheNextJoin(t *test
 }
 
 // The first process registers, and its answer is lost. One of another program registers before the first one tries again.
-func TestAnOpeningWhoseAnswerWasLostIsNewerThanAProcessThatCameMeanwhile(t *testing.T) {
+func TestOpenWithLostAnswerStaysTheNewer(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var attempts atomic.Int32
 		w.inject(func(_, op string) (fault, bool) {
@@ -465,7 +465,7 @@ func TestWhoHasJoinedReadsNothingBeforeThePlan(t *testing.T) {
 }
 
 // The first join is applied, its answer is lost, and another client plans before the second.
-func TestWhoJoinsAgainReadsAtOnceWhatItWasGivenMeanwhile(t *testing.T) {
+func TestRejoinReadsItsPartitionsAtOnce(t *testing.T) {
 	inWorld(t, func(w *world) {
 		b := w.start("b", rare...)
 		w.failing(b, "join", 1, fault{err: errLocked, applied: true, after: 350 * time.Millisecond}) // until the plan of the other, and not for long after it

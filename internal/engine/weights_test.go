@@ -19,7 +19,7 @@ func (w *world) weight(id, lease string) (weight int) {
 	return weight
 }
 
-func TestCallsOfSetWeightThatWereGivenUpAreForgottenAndTheLastWeightIsSet(t *testing.T) {
+func TestLastSetWeightWinsAfterCanceledCalls(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p := w.start("a")
 		l := p.mustJoin("x", 2)
@@ -62,7 +62,7 @@ func TestAWeightThatWasLostAndCannotBeSetIsLogged(t *testing.T) {
 	})
 }
 
-func TestWithoutADatabaseLeaveWaitsForItAndCloseUntilTrustHasPassed(t *testing.T) {
+func TestWithoutDatabaseLeaveWaitsAndCloseEnds(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p := w.start("a")
 		l := p.mustJoin("x", 2)

@@ -56,7 +56,7 @@ func value[T any](t *testing.T, conn *pgx.Conn, query string) (v T) {
 }
 
 // A server that somebody else runs ends sessions that are idle.
-func TestDatabasesAreMadeAfterTheSharedConnectionWasLost(t *testing.T) {
+func TestDatabaseIsCreatedAfterLostConnection(t *testing.T) {
 	conn := connect(t, EmptyDatabase(t))
 	if !value[bool](t, conn, fmt.Sprint("SELECT pg_terminate_backend(", toServer.conn.PgConn().PID(), ", 60000)")) {
 		t.Fatal("the shared connection's session did not end")
@@ -94,7 +94,7 @@ func TestDatabaseIsEmptyAndGoneAfterItsTest(t *testing.T) {
 	}
 }
 
-func TestAMigratedDatabaseHasTheTablesAndOthersChangesNot(t *testing.T) {
+func TestMigratedDatabaseIsNotShared(t *testing.T) {
 	for range 2 {
 		owner := connect(t, OwnerURL(MigratedDatabase(t)))
 		if n := value[int](t, owner, "SELECT count(*) FROM pgleases.leases"); n != 0 {
@@ -176,7 +176,7 @@ func gone(t *testing.T, folder string, servers ...string) {
 	}
 }
 
-func TestProcessesShareOneServerThatEndsWithTheLastOfThem(t *testing.T) {
+func TestServerEndsWithTheLastProcess(t *testing.T) {
 	t.Parallel()
 	folder, environ := apart(t)
 	first, second := startTester(t, environ), startTester(t, environ)

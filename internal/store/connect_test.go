@@ -116,7 +116,7 @@ func TestAServerToWhichConnectionsTakeLongIsReached(t *testing.T) {
 }
 
 // The application's own hook of a connection comes after it was found out where that leads to.
-func TestWhatAHookOfTheApplicationSetsChangesNoStatement(t *testing.T) {
+func TestApplicationHookChangesNoStatement(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	f.exec("CREATE TABLE public.seen (path text, level text); GRANT ALL ON public.seen TO PUBLIC")

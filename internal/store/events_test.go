@@ -175,7 +175,7 @@ func TestEventsOfAnotherServerComeFirst(t *testing.T) {
 }
 
 // By their ids alone it would miss those of a transaction that commits after one that began later.
-func TestWhoFollowsTheEventsMissesNoneThatIsCommittedLate(t *testing.T) {
+func TestEventsCommittedLateAreFollowed(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.exec("INSERT INTO events (cause) VALUES ('first')")

@@ -173,7 +173,7 @@ func TestWhatNobodyOwnsIsAskedForWhereverItWasLeft(t *testing.T) {
 	})
 }
 
-func TestAClientThatDiedBeforeItJoinedAnythingIsCleanedUp(t *testing.T) {
+func TestClientThatCrashedBeforeJoinIsRemoved(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.client("a")
 		f.expire(f.client("b"))
@@ -315,7 +315,7 @@ func TestALockedLeaseKeepsNothingElseFromBeingEvicted(t *testing.T) {
 }
 
 // As by an operator's UPDATE of identities in a transaction that stays open.
-func TestARegistrationThatWaitsForItsIDKeepsNobodyFromEvicting(t *testing.T) {
+func TestWaitingRegistrationDelaysNoEviction(t *testing.T) {
 	t.Parallel()
 	f := stoppedFixture(t)
 	a, dead := f.client("a"), f.client("dead")
@@ -354,7 +354,7 @@ func TestAClientThatFreezesInAnEvictionHoldsNoLock(t *testing.T) {
 }
 
 // With many partitions it has to end within half a TTL, as with few.
-func TestAnEvictionReadsTheClientsOnceAndNothingOfTheOthers(t *testing.T) {
+func TestEvictionReadsExpiredClientsOnly(t *testing.T) {
 	t.Parallel()
 	f := stoppedFixture(t)
 	a, dead := f.client("a"), f.client("dead")
@@ -536,7 +536,7 @@ func firstEpoch(f *fixture, run Incarnation) int64 {
 	return f.tables().Server.Generation<<32 + run.Started&(1<<31-1)
 }
 
-func TestAfterAFailoverAGuardedTransactionKeepsItsOwnPartitionOnly(t *testing.T) {
+func TestFailoverGuardKeepsItsPartitionOnly(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(4)
 		a.give("l", a.session, a.session, a.session, a.session)

@@ -435,7 +435,7 @@ func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
 	})
 }
 
-func TestTheServerKeepsASessionLongerThanItsTTLOverACutNetwork(t *testing.T) {
+func TestCutNetworkKeepsServerSessionBeyondTTL(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	f.exec("ALTER DATABASE " + pgx.Identifier{f.sql.Config().Database}.Sanitize() + " SET idle_session_timeout = '1h'")

@@ -272,7 +272,7 @@ func TestAnOpenGuardKeepsTheLockAndNobodyWaiting(t *testing.T) {
 	expect(t, f.queue("x"), "bh", "queue")
 }
 
-func TestAGuardPassesForExactlyTheTokenOfWhoHoldsTheLock(t *testing.T) {
+func TestLockGuardPassesForTheHoldersToken(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.locker("a"), f.locker("b")
@@ -295,7 +295,7 @@ func TestAGuardPassesForExactlyTheTokenOfWhoHoldsTheLock(t *testing.T) {
 	}
 }
 
-func TestAGuardThatArrivesDuringAReleaseOfALockIsRefused(t *testing.T) {
+func TestGuardDuringLockReleaseIsRefused(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.locker("a")
@@ -375,7 +375,7 @@ func TestOnlyReadCommittedChangesLocks(t *testing.T) {
 }
 
 // What somebody was given has to be flushed before he knows of it. A release that gives the lock to nobody need not: what follows it is.
-func TestALockIsGivenToSomebodyDurablyWhateverThePoolsSetting(t *testing.T) {
+func TestLockGrantIsDurableUnderAnySetting(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.locker("a"), f.locker("b")
@@ -431,7 +431,7 @@ func TestAReleaseWaitsForTheMutex(t *testing.T) {
 }
 
 // The application's pool may lead to a clone, or to an old primary.
-func TestAnotherServerThanTheClientsGrantsAndReleasesNothing(t *testing.T) {
+func TestOtherServerGrantsAndReleasesNothing(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.locker("a")
@@ -583,7 +583,7 @@ func TestWhatIsPlannedForAnEmptyTableServesAFullOne(t *testing.T) {
 		AND NOT coalesce('jit=off' = ANY (proconfig), false)`), "", "functions that may be compiled")
 }
 
-func TestNobodyIsNotifiedButWhoWaitedAndWasGrantedTheLock(t *testing.T) {
+func TestLockGrantNotifiesTheWaiterOnly(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, b, c := f.locker("a"), f.locker("b"), f.locker("c")

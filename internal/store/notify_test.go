@@ -93,7 +93,7 @@ func TestNotificationsWithoutEndAreToldOnceAndNotKept(t *testing.T) {
 	}
 }
 
-func TestAReadIsToldOfAtOnceAndManyNoOftenerThanOnceIn100Milliseconds(t *testing.T) {
+func TestReadNotificationsComeEvery100msAtMost(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")

@@ -141,7 +141,7 @@ func TestAnOverrideEndsWithTheFirstCheckAfterItsTime(t *testing.T) {
 }
 
 // A hung process sends heartbeats and obeys nobody.
-func TestARevokedSessionIsNotRenewedAndNoGuardPassesForIt(t *testing.T) {
+func TestRevokedSessionIsNeitherRenewedNorGuarded(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		hung, other := f.client("hung"), f.client("other")
 		hung.join("l", 2)
@@ -183,7 +183,7 @@ func TestARevokedSessionIsNotRenewedAndNoGuardPassesForIt(t *testing.T) {
 	})
 }
 
-func TestADrainedClientIsThePreferredOwnerOfWhatItReleases(t *testing.T) {
+func TestDrainedClientIsPreferredOwner(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(2)
 		a.give("l", a.session, a.session)
@@ -379,7 +379,7 @@ func TestAVerbWhoseTransactionStaysOpenIsUndone(t *testing.T) {
 }
 
 // The join is not yet seen by the verb, and its plan would not see the override.
-func TestAnOverrideAboutAClientCoversTheLeaseThatItJoinsMeanwhile(t *testing.T) {
+func TestClientOverrideCoversConcurrentJoin(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.client("a"), f.client("b")

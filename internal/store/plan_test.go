@@ -57,7 +57,7 @@ func (f *fixture) doubleState(lease string, clients ...*client) string {
 }
 
 // A client that leaves names all its leases, and an eviction all of the dead one's.
-func TestAPlanOfManyLeasesReadsTheLeasesOfEachMemberOnce(t *testing.T) {
+func TestPlanReadsEachMembersLeasesOnce(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	const leases, members = 50, 4
@@ -99,7 +99,7 @@ func TestAPlanGivesWhatIsFreeAndAsksForWhatIsNot(t *testing.T) {
 	})
 }
 
-func TestAPartitionOfADeadOwnerIsGivenEvenToItsTargetOfBefore(t *testing.T) {
+func TestCrashedOwnersPartitionGoesToFormerTarget(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(1)
 		a.give("l", a.session)
@@ -158,7 +158,7 @@ func TestAPlanDecidesByWhatIsTrueOnceItHasTheLock(t *testing.T) {
 }
 
 // Only a fence changes a partition's row without the lease's lock.
-func TestAMoveOfAPartitionThatIsFencedMeanwhileIsLeftOver(t *testing.T) {
+func TestMoveOfFencedPartitionIsLeftOver(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	a, b := f.pair(2)
@@ -190,7 +190,7 @@ func TestNothingMovesToWhoIsNoMember(t *testing.T) {
 	})
 }
 
-func TestAGuardPassesForExactlyTheEpochUnderWhichALivingSessionOwns(t *testing.T) {
+func TestGuardFunctionPassesForTheOwnersEpoch(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.client("a")
 		a.join("l", 2)
@@ -275,7 +275,7 @@ func TestAStreamOfGuardsEndsWithTheOwnersEviction(t *testing.T) {
 	expect(t, b.give("l", b.session).Given, 1, "given")
 }
 
-func TestAGuardThatArrivesDuringATakeOverWaitsAndIsRefused(t *testing.T) {
+func TestGuardDuringTakeoverWaitsAndIsRefused(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.pair(1)
@@ -305,7 +305,7 @@ func TestAGuardThatArrivesDuringATakeOverWaitsAndIsRefused(t *testing.T) {
 	f.ok(tx.Rollback(f.ctx))
 }
 
-func TestAGuardThatArrivesDuringAReleaseWaitsAndIsRefused(t *testing.T) {
+func TestGuardDuringReleaseWaitsAndIsRefused(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.pair(1)
@@ -445,7 +445,7 @@ func (c *client) named() *client {
 	return c
 }
 
-func TestConcurrentPlansJoinsLeavesAndDeathsNeverDoubleOwnNorLosePartitions(t *testing.T) {
+func TestConcurrentChangesKeepOneOwner(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	f.watchOwners()

@@ -73,7 +73,7 @@ func TestAFenceLetsOpenGuardsEndAndNoFurtherOnePass(t *testing.T) {
 	})
 }
 
-func TestLeavingAsksForAPlanAndFreesWhatIsMeantForNobodyElse(t *testing.T) {
+func TestLeaveRequestsPlanAndFreesTheRest(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(2)
 		a.give("l", a.session, b.session)
@@ -148,7 +148,7 @@ func TestThePreferredOwnerIsWhoLostItByGoingAway(t *testing.T) {
 	})
 }
 
-func TestAReleaseThatWaitedForItsTargetToLeaveAsksForAPlan(t *testing.T) {
+func TestReleaseAfterTargetLeftRequestsPlan(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.pair(1)
@@ -214,7 +214,7 @@ func TestReleasesOfOneLeaseWaitForNoOtherRelease(t *testing.T) {
 	expect(t, f.state("l", a, b, c), "c>c:2 of c, c>c:2 of c prefers b, b>a:1 of b asked", "state")
 }
 
-func TestALeaveHandsOverToTheSuccessorsOfAPlanThatStillFits(t *testing.T) {
+func TestLeaveHandsOverToPlannedSuccessors(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b, c := f.trio(3)
 		a.give("l", a.session, a.session, b.session)
@@ -233,7 +233,7 @@ func TestALeaveHandsOverToTheSuccessorsOfAPlanThatStillFits(t *testing.T) {
 	})
 }
 
-func TestALeaveInSeveralReleasesEndsTheMembershipWithTheLast(t *testing.T) {
+func TestLeaveEndsMembershipWithLastRelease(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(2)
 		a.give("l", a.session, a.session)

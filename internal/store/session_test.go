@@ -69,7 +69,7 @@ func TestTheNewerProcessOfAnIDSupersedesTheOlder(t *testing.T) {
 	})
 }
 
-func TestAFirstRegistrationThatComesLateSupersedesNobodyOfItsProgram(t *testing.T) {
+func TestLateRegistrationSupersedesNoSuccessor(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		c := f.any()
 		const program = 5 << ProcessBits
@@ -114,7 +114,7 @@ func TestWhoWasFrozenUntilItsIDWasForgottenIsTheOlder(t *testing.T) {
 	})
 }
 
-func TestConcurrentRegistrationsOfAnIDDrawDistinctIncarnations(t *testing.T) {
+func TestConcurrentRegistrationsDiffer(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	drawn := make([]int64, 12)

@@ -150,7 +150,7 @@ func TestACutProxyBreaksConnectionsAndTakesNewOnes(t *testing.T) {
 	}
 }
 
-func TestAnAddressIsReplacedInEveryFormOfConnectionString(t *testing.T) {
+func TestAddressIsReplacedInAnyConnectionString(t *testing.T) {
 	for connString, want := range map[string]string{
 		"postgres://u:p@db.example:5432/d?sslmode=disable": "postgres://u:p@127.0.0.1:9/d?sslmode=disable",
 		"postgres:///d?host=db.example&port=5432":          "postgres://127.0.0.1:9/d",

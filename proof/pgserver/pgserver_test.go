@@ -74,7 +74,7 @@ func alive(pids []int) bool {
 	return slices.ContainsFunc(pids, func(pid int) bool { _, here := processTable()[pid]; return here })
 }
 
-func TestAServerComesBackOnItsPortWithItsDataAfterEachKindOfEnd(t *testing.T) {
+func TestServerRestartsWithPortAndData(t *testing.T) {
 	t.Parallel()
 	s := Private(t, WithSettings(map[string]string{"application_name": `it's a \ test`}))
 	conn := connect(t, s.URL())
@@ -201,7 +201,7 @@ func TestAStandbyMayFollowAStandby(t *testing.T) {
 	eventually(t, "the last one has what was written since", func() bool { return value(t, read, "to_regclass('since') IS NOT NULL") == "true" })
 }
 
-func TestEachKindOfCopyHasTheTablesAndTheIdentityOfItsKind(t *testing.T) {
+func TestEachCopyHasTablesAndIdentity(t *testing.T) {
 	t.Parallel()
 	const timeline, cluster = "left(pg_walfile_name(pg_current_wal_lsn()), 8)", "SELECT system_identifier FROM pg_control_system()"
 	s := Private(t, WithSettings(map[string]string{"max_connections": "250"}))
@@ -380,7 +380,7 @@ func TestAFailedStartShowsTheLogAndLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestProgramsThatAreMissingAreNamedWithWhatToInstall(t *testing.T) {
+func TestMissingProgramsNameThePackage(t *testing.T) {
 	_, postgres := findPostgres("", "/nowhere", nil)
 	_, forced := findPostgres("/nowhere", os.Getenv("PATH"), postgresDirs)
 	_, bouncer := findBouncer("/nowhere", nil)

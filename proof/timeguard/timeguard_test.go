@@ -49,7 +49,7 @@ func judge(t *testing.T, late []time.Duration, scenario func(*Try)) (v *verdict,
 	return v, begun
 }
 
-func TestADeadlineIsJudgedByTriesInWhichTheMachineKeptTime(t *testing.T) {
+func TestDeadlineIsJudgedIfMachineKeptTime(t *testing.T) {
 	const ms = time.Millisecond
 	miss := func(try *Try) { try.Missed(time.Now(), time.Second, "too slow") }
 	for _, test := range []struct {
@@ -113,7 +113,7 @@ func TestWhatATryOpenedIsClosedBeforeTheNext(t *testing.T) {
 	}
 }
 
-func TestARecordCountsWhatLiesInTheWindowAndWasNotOnPurpose(t *testing.T) {
+func TestRecordCountsUnintendedDelaysInTheWindow(t *testing.T) {
 	now := oracle.Now()
 	at := func(ms int) oracle.Instant {
 		return now - oracle.Instant(time.Hour) + oracle.Instant(time.Duration(ms)*time.Millisecond)
@@ -143,7 +143,7 @@ type told struct {
 	Spells []Spell
 }
 
-func TestAProcessThatDoesNotRunIsLateUnlessThatIsOnPurpose(t *testing.T) {
+func TestStoppedProcessIsLateUnlessOnPurpose(t *testing.T) {
 	probe := exec.Command(os.Args[0])
 	probe.Env = append(os.Environ(), "PUNCTUAL_TEST_PROBE=1")
 	output, err := probe.StdoutPipe()

@@ -102,7 +102,7 @@ func TestLoopDoesTheJobsOfWhatIsOwned(t *testing.T) {
 	})
 }
 
-func TestPartitionIsHandedOverAfterTheJobInHandAndBeforeTheNext(t *testing.T) {
+func TestHandoffIsBetweenTwoJobs(t *testing.T) {
 	jobs := &list{}
 	working(t, jobs, func(t *testing.T, lease *pgleasestest.Lease) {
 		begun, finish := make(chan struct{}), make(chan struct{})
