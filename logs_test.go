@@ -121,6 +121,11 @@ func logCall(call *ast.CallExpr) (e string, is bool) {
 		return "", true
 	}
 	var fields []string
+	if of, ok := method.X.(*ast.CallExpr); ok {
+		if logger, ok := of.Fun.(*ast.SelectorExpr); ok && logger.Sel.Name == "runLogger" { // of package schedule, which has these already
+			fields = []string{"name", "at"}
+		}
+	}
 	for _, arg := range args[1:] {
 		attr, ok := arg.(*ast.CallExpr)
 		if !ok || len(attr.Args) == 0 || text(attr.Args[0]) == "" {

@@ -43,7 +43,6 @@ type attempt struct {
 	opened  time.Time // by this host, when row was read
 	decided decision
 	bound   boundHandler  // nil: the arguments were not read
-	stuck   error         // the decoder of the arguments did not return: the run fails instead of the handler's call
 	took    time.Duration // the handler
 	handler error         // the handler's; nil: it did not fail, or was not called
 	own     bool          // that error is no fault of the connection or the server, whatever became of these
@@ -139,7 +138,7 @@ func (e *execution) decide(ctx context.Context, tx *transaction, a *attempt, r *
 	a.row, a.opened, a.outcome = r, time.Now(), stepped
 	var unreadable error
 	if e.kind != nil && !suspected {
-		a.bound, a.stuck, unreadable = e.read(r.Args)
+		a.bound, unreadable = e.kind.parse(r.Args)
 	}
 	a.decided = r.decide(e.kind, e.registry.declares(r.Name), e.o.Epoch, unreadable)
 	d, k := &a.decided, e.kind
@@ -155,19 +154,13 @@ func (e *execution) decide(ctx context.Context, tx *transaction, a *attempt, r *
 	}
 	switch {
 	case k.calls == atMostOnce && r.Trying.begun() != "" && r.Trying.begun() != e.id:
-		e.logger().Error(
-			"schedule: outcome unknown, handler called at most once", slog.String("name", r.Name),
-			slog.Time("at", d.run.At), slog.Int64("epoch", r.Trying.Called),
-		)
+		e.runLogger(a).Error("schedule: outcome unknown, handler called at most once", slog.Int64("epoch", r.Trying.Called))
 		d.lost(r)
 		d.run = nil
 	case k.calls != inTransaction && r.Trying.begun() == e.id:
 		a.outcome = callable
 	case r.Trying.crashes() >= k.limits.crashes && !r.Trying.countedBy(e.o.Epoch):
-		e.logger().Error(
-			"schedule: run failed, processes crashed", slog.String("name", r.Name), slog.Time("at", d.run.At),
-			slog.Int("crashes", r.Trying.crashes()),
-		)
+		e.runLogger(a).Error("schedule: run failed, processes crashed", slog.Int("crashes", r.Trying.crashes()))
 		d.failed(r, limits{attempts: 1}, errCrashed, r.Clock)
 		d.run = nil
 	default:

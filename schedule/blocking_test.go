@@ -3,9 +3,7 @@ package schedule_test
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -373,39 +371,4 @@ func TestPartitionCountChangeRefused(t *testing.T) {
 	}
 	expect(t, one[string](db, "SELECT string_agg(name, ' ') FROM pgleases.schedules"), "close", "schedules")
 	expect(t, one[int64](db, "SELECT partitions::bigint FROM pgleases.schedule_groups"), 4, "partitions")
-}
-
-// stuck are arguments whose decoder ends its goroutine, or goes on until the test ends.
-type stuck struct{ How string }
-
-func (*stuck) UnmarshalJSON(text []byte) error {
-	if strings.Contains(string(text), "exits") {
-		runtime.Goexit()
-	}
-	<-stuckUntil.Load().(chan struct{})
-	return nil
-}
-
-var stuckUntil atomic.Value // of chan struct{}
-
-// A decoder of arguments that ends its goroutine, or hangs, fails its run, as a handler would, and keeps no place of another.
-func TestStuckArgumentsFailTheirRun(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newSteadyWorker(db, schedule.WithMaxRunning(1))
-	end := make(chan struct{})
-	t.Cleanup(func() { close(end) })
-	stuckUntil.Store(end)
-	limit := schedule.WithTimeout(200 * time.Millisecond)
-	inTx := schedule.InTx(w.Scheduler, "in a transaction", func(context.Context, pgx.Tx, schedule.Run[stuck]) error { return nil }, limit)
-	outside := schedule.AtLeastOnce(w.Scheduler, "outside", func(context.Context, schedule.Run[stuck]) error { return nil }, limit)
-	w.run()
-	for how, says := range map[string]string{"exits": "runtime.Goexit", "hangs": "still being read"} {
-		for _, k := range []*schedule.Kind[stuck]{inTx, outside} {
-			j := w.outcome(testkit.Must(k.Enqueue(t.Context(), stuck{how}))(t))
-			if j.Outcome != schedule.OutcomeFailed || j.Attempts != 1 || !strings.Contains(j.Error, says) {
-				t.Errorf("%s %s: %s after %d attempts: %s", j.Kind, how, j.Outcome, j.Attempts, j.Error)
-			}
-		}
-	}
 }

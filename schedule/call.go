@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"time"
 
@@ -23,7 +22,7 @@ func (e *execution) handle(tx *transaction, a *attempt) error {
 	case context.Cause(ctx) == ErrTimeout: // which has closed a connection in use
 		a.handler = timedOut{a.handler}
 	case a.handler != nil: // a context of its own that ended has closed the connection, too
-		a.own = a.stuck != nil || own(a.handler)
+		a.own = own(a.handler)
 	case tx.Conn().IsClosed():
 		a.own = true
 		a.handler = errors.New("the handler returned nil after its connection was closed: it ignored the error of a statement")
@@ -36,29 +35,6 @@ func (e *execution) handle(tx *transaction, a *attempt) error {
 	}
 	a.decided.done()
 	return a.handler
-}
-
-// read reads arguments, in a goroutine that their decoder may end, for as long as a run may take.
-func (e *execution) read(args json.RawMessage) (h boundHandler, stuck, unreadable error) {
-	ctx, cancel := e.limited()
-	defer cancel()
-	type reading struct {
-		handler           boundHandler
-		stuck, unreadable error
-	}
-	ended := make(chan reading, 1)
-	go func() {
-		r := reading{stuck: errors.New("the decoder of the arguments ended its goroutine with runtime.Goexit")}
-		defer func() { ended <- r }()
-		h, err := e.kind.parse(args)
-		r = reading{h, nil, err}
-	}()
-	select {
-	case r := <-ended:
-		return r.handler, r.stuck, r.unreadable
-	case <-ctx.Done():
-		return nil, fmt.Errorf("the arguments are still being read by their decoder: %w", context.Cause(ctx)), nil
-	}
 }
 
 // limited is the context of a handler, which has its timeout; none of the time that a test moves.
@@ -77,18 +53,12 @@ func (e *execution) call(ctx context.Context, tx pgx.Tx, a *attempt, run Run[jso
 		select {
 		case <-returned:
 		case <-time.After(e.db.times.overrun):
-			e.logger().Warn(
-				"schedule: handler still running after its context ended", slog.String("name", a.row.Name),
-				slog.Time("at", a.decided.run.At), slog.Any("cause", context.Cause(ctx)),
-			)
+			e.runLogger(a).Warn("schedule: handler still running after its context ended", slog.Any("cause", context.Cause(ctx)))
 		}
 	})()
 	called := e.kind.counts.begin(e.clock.now().Sub(a.due()))
 	began := time.Now()
-	err := a.stuck
-	if err == nil {
-		err = a.bound.call(ctx, tx, run)
-	}
+	err := a.bound.call(ctx, tx, run)
 	close(returned)
 	called()
 	ended := e.clock.now()

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -67,15 +66,12 @@ type JobOption func(*newJob)
 type newJob struct {
 	Key       string          `json:"key"`
 	Kind      string          `json:"kind"`
-	Name      *string         `json:"name"` // null: the unique key
 	Trigger   Trigger         `json:"trigger"`
-	Since     *time.Time      `json:"begins"`
 	UniqueKey *string         `json:"unique_key"`
 	Args      json.RawMessage `json:"args"`
 	Priority  int             `json:"priority"`
 	At        *time.Time      `json:"at"`
 	InMicro   *int64          `json:"in_us"`
-	Quiet     bool            `json:"quiet,omitempty"` // of the first: no notification is sent for them
 
 	onConflict OnConflict
 }
@@ -133,7 +129,7 @@ func WithUnique(key string, conflict OnConflict) JobOption {
 // Enqueue enqueues a job, and returns its ID. Without options it is due now. The errors: a bad
 // option, ErrExists, the database's.
 func (k *Jobs[Args]) Enqueue(ctx context.Context, args Args, opts ...JobOption) (id int64, err error) {
-	return first(k.enqueue(ctx, k.scheduler.ownTx(ctx), k.scheduler.owns, []Args{args}, opts))
+	return first(k.enqueue(ctx, k.scheduler.ownTx(ctx), []Args{args}, opts))
 }
 
 // EnqueueTx is Enqueue in a transaction of the caller's: the job exists once that is committed.
@@ -141,18 +137,18 @@ func (k *Jobs[Args]) Enqueue(ctx context.Context, args Args, opts ...JobOption) 
 // same unique key, and a job that is replaced cannot end until the transaction does: call it as
 // late as you can.
 func (k *Jobs[Args]) EnqueueTx(ctx context.Context, tx pgx.Tx, args Args, opts ...JobOption) (id int64, err error) {
-	return first(k.enqueue(ctx, callersTx(tx), nil, []Args{args}, opts))
+	return first(k.enqueue(ctx, callersTx(tx), []Args{args}, opts))
 }
 
 // EnqueueMany enqueues a job for each of some arguments, all or none, in one statement, and returns
 // their IDs, in the same order. The options hold for each; WithUnique is not allowed.
 func (k *Jobs[Args]) EnqueueMany(ctx context.Context, args []Args, opts ...JobOption) (ids []int64, err error) {
-	return k.enqueue(ctx, k.scheduler.ownTx(ctx), k.scheduler.owns, args, opts)
+	return k.enqueue(ctx, k.scheduler.ownTx(ctx), args, opts)
 }
 
 // EnqueueManyTx is EnqueueMany in a transaction of the caller's.
 func (k *Jobs[Args]) EnqueueManyTx(ctx context.Context, tx pgx.Tx, args []Args, opts ...JobOption) (ids []int64, err error) {
-	return k.enqueue(ctx, callersTx(tx), nil, args, opts)
+	return k.enqueue(ctx, callersTx(tx), args, opts)
 }
 
 func first(ids []int64, err error) (int64, error) {
@@ -185,22 +181,10 @@ func callersTx(tx pgx.Tx) inTx {
 	}
 }
 
-// owns reports whether this process owns what is enqueued: then it polls, and no notification is
-// needed.
-func (s *Scheduler) owns(rows []newJob) bool {
-	p := s.planner.Load()
-	if p == nil {
-		return false
-	}
-	return !slices.ContainsFunc(rows, func(j newJob) bool { return p.owned.get(p.lease.PartitionFor(j.Key)) == nil })
-}
-
-// enqueue enqueues jobs in a transaction, without a notification if quiet reports true; nil: it
-// does not.
-func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, quiet func([]newJob) bool, args []Args, opts []JobOption) (ids []int64, err error) {
+// enqueue enqueues jobs in a transaction.
+func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, args []Args, opts []JobOption) (ids []int64, err error) {
 	conflict, rows, err := k.rows(args, opts)
 	if err == nil && len(rows) > 0 {
-		rows[0].Quiet = quiet != nil && quiet(rows)
 		err = in(func(tx pgx.Tx) error {
 			ids, err = k.scheduler.db.sendEnqueue(ctx, tx, rows, conflict.String())
 			if err == nil && len(ids) == 0 {

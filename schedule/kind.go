@@ -1,11 +1,11 @@
 package schedule
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"sync/atomic"
 	"time"
 
@@ -201,7 +201,7 @@ func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOptio
 // writtenArgs are arguments as the database stores them.
 func writtenArgs(args any) (json.RawMessage, error) {
 	text, err := json.Marshal(args)
-	if err == nil && hasNUL(text) {
+	if err == nil && nul.Match(text) {
 		err = fmt.Errorf("%.100s has a NUL in a text, which the database cannot keep", text)
 	}
 	if err != nil {
@@ -210,13 +210,6 @@ func writtenArgs(args any) (json.RawMessage, error) {
 	return text, nil
 }
 
-// hasNUL reports whether a text in JSON has a NUL, which is written with one backslash; a backslash
-// is written with two.
-func hasNUL(text []byte) bool {
-	for before, after, found := bytes.Cut(text, []byte(`\u0000`)); found; before, after, found = bytes.Cut(after, []byte(`\u0000`)) {
-		if (len(before)-len(bytes.TrimRight(before, `\`)))%2 == 0 {
-			return true
-		}
-	}
-	return false
-}
+// nul is a NUL in a text in JSON, which is written with one backslash; a backslash is written with
+// two.
+var nul = regexp.MustCompile(`(?:^|[^\\])(?:\\\\)*\\u0000`)

@@ -96,9 +96,6 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 		if ctx.Err() == nil {
 			p.poll(ctx)
 			wait := p.begin()
-			if p.poller.mayHide() && !p.queue.blocked(p.poller.passed).empty() {
-				p.poller.wantMore()
-			}
 			timer = time.After(p.poller.idle(p.queue.hasRoom() || p.queue.short(), wait))
 		}
 		select {
@@ -135,7 +132,7 @@ func (p *planner) poll(ctx context.Context) {
 	if p.poller.leavesOut(now) {
 		left = p.queue.blocked(p.poller.passed)
 	}
-	q := p.poller.question(now, p.owned.all(), left, p.queue.mostInPartition())
+	q := p.poller.question(now, p.owned.all(), left, len(p.queue.running))
 	if q == nil {
 		p.queue.clear()
 		return
@@ -222,9 +219,7 @@ func (p *planner) run(o *ownership, it item) result {
 
 // end takes the end of a run.
 func (p *planner) end(f finish) {
-	if p.queue.end(f, time.Now()) {
-		p.poller.noSlot()
-	}
+	p.queue.end(f, time.Now())
 	if f.outcome == clockUnstable {
 		p.poller.soon()
 	}

@@ -55,7 +55,6 @@ type poller struct {
 	more     bool      // there may be more that is due and was not found: it polls when there is room for it
 
 	crowded bool                // there was no room for all in the last answer
-	hides   bool                // and what has to wait may hide what is behind it
 	passed  map[string]struct{} // keys that the last poll left out, and have more that is due
 
 	low    time.Time // nothing that was due before is left
@@ -192,7 +191,6 @@ func (p *poller) accepted(q *poll) {
 		p.soon()
 	}
 	p.passed, p.crowded = q.left.keys, q.crowded() || !q.left.empty() // what was left out is a crowd still, until nothing of it is queued
-	p.hides = p.crowded && q.left.empty() && !time.Now().Before(p.plain)
 	if q.left.empty() {
 		if q.sweep {
 			p.swept = q.sent
@@ -212,9 +210,6 @@ func (p *poller) ended(f finish, queued, short bool) {
 	p.lower(f.from) // if it catches up it is due before it was, and a poll may find it before it begins
 }
 
-// noSlot notes that runs of a kind find no slot: what waits for one may hide what is behind it.
-func (p *poller) noSlot() { p.hides = p.crowded }
-
 // woke makes more of what is blocked in a partition woken, because some of it has run: so this
 // process knows what the last did not. A poll wakes only so many.
 func (p *poller) woke(o *ownership) {
@@ -222,19 +217,6 @@ func (p *poller) woke(o *ownership) {
 		is.fresh, is.woken = true, time.Now()
 	}
 }
-
-// mayHide reports, once after each answer, whether what has to wait may hide what is behind it.
-func (p *poller) mayHide() bool {
-	if p.polling {
-		return false
-	}
-	hides := p.hides
-	p.hides = false
-	return hides
-}
-
-// wantMore makes it poll for more than was found when there is room for it.
-func (p *poller) wantMore() { p.more = true }
 
 // idle returns how long until the next poll, and listens until then. While a poll is under way it
 // returns wait.

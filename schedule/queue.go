@@ -187,10 +187,9 @@ func (q *queue) began(it item, now time.Time) (ok bool) {
 	return ok
 }
 
-// end takes the end of a run. It reports whether a run of this kind found no slot, and is the
-// first.
-func (q *queue) end(f finish, now time.Time) (scarce bool) {
-	scarce = q.endOfKind(f, now)
+// end takes the end of a run.
+func (q *queue) end(f finish, now time.Time) {
+	q.endOfKind(f, now)
 	delete(q.running, f.subject)
 	delete(q.keys, f.Key)
 	if f.Crashes > 0 && !q.held.IsZero() {
@@ -198,7 +197,6 @@ func (q *queue) end(f finish, now time.Time) (scarce bool) {
 	}
 	q.finished[f.subject] = f
 	q.insert(f)
-	return scarce
 }
 
 // insert inserts what is due again in its place.
@@ -328,16 +326,6 @@ func (q *queue) due(server time.Time) (n int) {
 	return n
 }
 
-// mostInPartition returns how many run in a partition at most: a poll finds them once more.
-func (q *queue) mostInPartition() (most int) {
-	running := make(map[int]int)
-	for _, it := range q.running {
-		running[it.Partition]++
-		most = max(most, running[it.Partition])
-	}
-	return most
-}
-
 // admits reports whether an item may try to begin as far as its kind's limit goes; if not, after
 // which time one may.
 func (q *queue) admits(it item, now time.Time) (ok bool, wait time.Duration) {
@@ -363,16 +351,16 @@ func (q *queue) hasAll(kind string) bool {
 }
 
 // endOfKind notes at the end of a run whether it had found a slot.
-func (q *queue) endOfKind(f finish, now time.Time) (first bool) {
+func (q *queue) endOfKind(f finish, now time.Time) {
 	if q.ofKind[f.Kind]--; q.ofKind[f.Kind] == 0 {
 		delete(q.ofKind, f.Kind)
 	}
 	s := q.scarce[f.Kind]
 	if f.outcome != blocked {
 		q.slotFree(f.Kind) // what it had is free
-		return false
+		return
 	}
-	if first = s == nil; first {
+	if s == nil {
 		s = &scarce{until: now.Add(q.times.poll), marked: make(map[subject]bool)}
 		q.scarce[f.Kind] = s
 	}
@@ -380,7 +368,6 @@ func (q *queue) endOfKind(f finish, now time.Time) (first bool) {
 	if !f.Job {
 		s.marked[f.subject] = true
 	}
-	return first
 }
 
 // slotFree lets another run of a kind try: one has got a slot, or has ended.

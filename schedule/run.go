@@ -143,10 +143,7 @@ func (e *execution) giveUp(a *attempt) result {
 	case a.outcome == changed:
 		e.recordFailure(e.o.ctx, a, changedItself{a.err})
 	case a.outcome == rowLocked:
-		e.logger().Warn(
-			"schedule: run rolled back, schedule locked by an edit",
-			slog.String("name", a.row.Name), slog.Any("error", a.err),
-		)
+		e.logger().Warn("schedule: run rolled back, schedule locked by an edit", slog.String("name", a.row.Name), slog.Any("error", a.err))
 	case !a.called():
 		e.logger().Warn("schedule: run postponed", slog.Any("error", a.err))
 	default:
@@ -182,10 +179,7 @@ func (e *execution) recordFailure(life context.Context, a *attempt, err error) b
 	case written:
 		e.logFailure(a, err)
 	case errors.As(err, new(changedItself)): // and it is refused as the run was
-		e.logger().Info(
-			"schedule: run not committed, it was changed meanwhile", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
-			slog.Any("error", err),
-		)
+		e.runLogger(a).Info("schedule: run not committed, it was changed meanwhile", slog.Any("error", err))
 	}
 	switch counts := &e.kind.counts; {
 	case !written || a.decided.Trying == nil:
@@ -195,10 +189,7 @@ func (e *execution) recordFailure(life context.Context, a *attempt, err error) b
 		counts.count(func(k *KindStats) { k.Retried++ })
 	}
 	if written && a.decided.PausedAt != nil {
-		e.logger().Error(
-			"schedule: paused after consecutive failures", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
-			slog.Int("failures", *a.decided.Failures),
-		)
+		e.runLogger(a).Error("schedule: paused after consecutive failures", slog.Int("failures", *a.decided.Failures))
 	}
 	return written
 }
@@ -208,12 +199,10 @@ func (e *execution) logFailure(a *attempt, err error) {
 	switch {
 	case errors.As(err, new(snoozed)):
 	case a.decided.Trying != nil:
-		e.logger().Warn(
-			"schedule: run failed, retry planned", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
-			slog.Int("attempt", a.decided.Trying.Attempts), slog.Time("again", a.decided.Trying.Again), slog.Any("error", err),
-		)
+		t := a.decided.Trying
+		e.runLogger(a).Warn("schedule: run failed, retry planned", slog.Int("attempt", t.Attempts), slog.Time("again", t.Again), slog.Any("error", err))
 	default:
-		e.logger().Error("schedule: run failed", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
+		e.runLogger(a).Error("schedule: run failed", slog.Any("error", err))
 	}
 }
 
@@ -230,10 +219,7 @@ func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
 	}
 	err := e.db.repeat(life, maxOutcomes, passes, func() error { return e.write(life, a.row, a.decided.step) })
 	if err != nil && e.o.life.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) && !moved(err) {
-		e.logger().Warn(
-			"schedule: outcome not recorded, run repeated", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
-			slog.Any("error", why),
-		)
+		e.runLogger(a).Warn("schedule: outcome not recorded, run repeated", slog.Any("error", why))
 	}
 	if err == nil {
 		e.kind.counts.wrote(a.decided.Outcomes)
@@ -277,6 +263,11 @@ func (e *execution) write(life context.Context, row *record, st step) error {
 }
 
 func (e *execution) logger() *slog.Logger { return itemLogger(e.log, e.item) }
+
+// runLogger is the log for what has to do with a run.
+func (e *execution) runLogger(a *attempt) *slog.Logger {
+	return e.logger().With(slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At))
+}
 
 // itemLogger is the log for what has to do with an item.
 func itemLogger(log *slog.Logger, it item) *slog.Logger {

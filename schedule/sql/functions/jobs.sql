@@ -2,10 +2,9 @@
 
 -- Enqueues jobs.
 --   p_partitions: partitions of its lease, if it has never run
---   p_jobs: an array of {key, kind, name, trigger, begins, unique_key, args, priority, at, in_us,
---     quiet}: due at an instant, or in so many microseconds, by the server's clock; where there is
---     more than one, unique keys are for skip only; quiet, of the first: no notification is
---     needed
+--   p_jobs: an array of {key, kind, name, trigger, begins, unique_key, args, priority, at, in_us}:
+--     due at an instant, or in so many microseconds, by the server's clock; where there is more
+--     than one, unique keys are for skip only
 --   p_on_conflict: if a live job has the unique key: reject; ignore; replace; or skip, of
 --     many
 -- The ids, also that of one that was there and is ignored; null: none was enqueued, and reject or
@@ -48,7 +47,7 @@ BEGIN
         END IF;
         EXIT WHEN ids IS NOT NULL; -- else it has ended meanwhile
     END LOOP;
-    IF due < now + interval '1 second' AND coalesce(p_jobs -> 0 ->> 'quiet', '') <> 'true' THEN
+    IF due < now + interval '1 second' THEN
         PERFORM pgleases.schedule_notify(p_group);
     END IF;
 END
