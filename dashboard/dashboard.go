@@ -20,8 +20,6 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
-	"net/url"
-	"path"
 	"strings"
 	"sync"
 
@@ -137,10 +135,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	kind, isFile := files[name]
 	ask, isLook := looks[name]
 	switch {
-	case r.URL.Path == "": // the prefix without its slash, from which relative URLs would lead elsewhere
-		head.Set("Location", withSlash(r))
-		w.WriteHeader(http.StatusPermanentRedirect)
-	case name == "":
+	case r.URL.Path == "/":
 		h.page(w, access, actor)
 	case name == "poll":
 		h.poll(w, r)
@@ -150,17 +145,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		head.Set("Content-Type", kind)
 		http.ServeFileFS(w, r, static, "static/"+name)
 	default:
-		http.Error(w, fmt.Sprintf("The dashboard has no page %q. Where this is its own path, mount it with http.StripPrefix.", r.URL.Path), http.StatusNotFound)
+		http.Error(w, fmt.Sprintf("The dashboard has no page %q. Where this is its own path, mount it with http.StripPrefix, at a path that ends in a slash.", r.URL.Path), http.StatusNotFound)
 	}
-}
-
-// withSlash returns a relative URL, as only the browser knows the whole path.
-func withSlash(r *http.Request) string {
-	asked, err := url.ParseRequestURI(r.RequestURI)
-	if err != nil || path.Base(asked.Path) == "/" {
-		return "./"
-	}
-	return "./" + url.PathEscape(path.Base(asked.Path)) + "/"
 }
 
 func (h *handler) page(w http.ResponseWriter, access Access, actor string) {
