@@ -103,9 +103,6 @@ func notifyUnlessIgnored(c chan<- os.Signal) {
 // work runs the program until ctx ends, or the client, or with once the program. The client is
 // closed when it returns.
 func (r *runner) work(ctx context.Context) error {
-	if _, err := connect.ParseConfig(r.URL); err != nil {
-		return err
-	}
 	opts := []pgleases.Option{pgleases.WithTTL(r.TTL), pgleases.WithSchema(r.Schema), pgleases.WithLogger(r.Log)}
 	if r.ID != "" {
 		opts = append(opts, pgleases.WithClientID(r.ID))
