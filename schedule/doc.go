@@ -138,8 +138,7 @@
 //	decide.go     decide: from the record and the time, which ticks are missed or skipped, and which
 //	              runs. It uses rule.go, cron.go, zone.go and missed.go, and no database
 //	slots.go      takeSlot, for kinds with a limit
-//	call.go       read: the arguments, before decide. handle: calls the handler of kind.go in the
-//	              transaction. For a handler outside of it this transaction only notes that it begins;
+//	call.go       handle: calls the handler of kind.go in the transaction. For a handler outside of it this transaction only notes that it begins;
 //	              outside.go calls the handler in a second attempt, and run.go (recordOutcome) writes
 //	              the outcome in a transaction of its own
 //	store.go      sendClose: the second round trip writes the step and the outcomes, and commits. SQL:

@@ -28,6 +28,7 @@ type poll struct {
 	more              bool         // others are fresh, too
 	since             time.Time
 	sweep             bool // everything, however long it has been due
+	ahead             time.Duration
 	left              leftOut
 	atMost            int
 
@@ -105,7 +106,7 @@ func (p *poller) sweeps(now time.Time) bool { return now.Sub(p.swept) >= p.times
 // question returns the next poll, of these partitions; nil: there are none.
 func (p *poller) question(now time.Time, owned []*ownership, left leftOut, mostRunning int) *poll {
 	p.next = now.Add(p.times.poll)
-	q := &poll{since: p.low.Add(-time.Microsecond), sweep: p.sweeps(now), left: left}
+	q := &poll{since: p.low.Add(-time.Microsecond), sweep: p.sweeps(now), ahead: pollAhead, left: left}
 	switch {
 	case q.sweep:
 		q.since = time.Time{}

@@ -3,6 +3,8 @@ package schedule
 import (
 	"context"
 	"fmt"
+	"maps"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,6 +25,8 @@ type rehearsal struct {
 	crashes crashes
 	exec    executor
 	owned   map[int]*ownership
+	all     []int32               // partitions, that are owned
+	held    map[subject]time.Time // what is not to be begun before an instant
 	life    context.Context
 }
 
@@ -41,7 +45,10 @@ func init() {
 			return nil, err
 		}
 		s.stage, s.db.staged, s.times.lockWait = stage, true, rehearsalLockWait
-		r := &rehearsal{s: s, owned: make(map[int]*ownership)}
+		r := &rehearsal{s: s, owned: make(map[int]*ownership), held: make(map[subject]time.Time)}
+		for n := range o.partitions {
+			r.all = append(r.all, int32(n))
+		}
 		r.clock.staged = stage.Now
 		tx := transactions{s.db, r.fence, &r.clock}
 		r.crashes = crashes{tx}
@@ -69,13 +76,11 @@ func (r *rehearsal) Start(ctx context.Context) error {
 func (r *rehearsal) Own(life context.Context, epoch int64) error {
 	r.life = life
 	clear(r.owned)
-	all := &poll{atMost: 1}
+	clear(r.held)
 	for n := range r.s.options.partitions {
-		all.partitions = append(all.partitions, int32(n))
 		r.owned[n] = &ownership{Partition: pgleases.Partition{Number: n, Epoch: epoch}, life: life, ctx: life, cancel: func(error) {}}
 	}
-	all.fresh = all.partitions
-	_, _, _, err := r.s.db.sendPoll(life, r.s.db.pool, all, []string{})
+	_, _, _, err := r.s.db.sendPoll(life, r.s.db.pool, &poll{partitions: r.all, fresh: r.all, atMost: 1}, []string{})
 	return err
 }
 
@@ -86,18 +91,44 @@ func (r *rehearsal) Drain() {
 	}
 }
 
-// Run does what is due of a schedule or a job.
-func (r *rehearsal) Run(due seam.Due) bool {
-	it := item{
-		subject: subject{due.ID, due.Job}, Priority: due.Priority, Partition: due.Partition, Key: due.Key, Kind: due.Kind,
-		DueMicro: due.At.UnixMicro(), Crashes: due.Crashes,
+// Step polls for all that is due now or later, and runs the first. What could not be written down is
+// left alone for a while.
+func (r *rehearsal) Step(ctx context.Context) (ran any, next time.Time, err error) {
+	now := r.clock.now()
+	maps.DeleteFunc(r.held, func(_ subject, until time.Time) bool { return !until.After(now) })
+	look := &poll{partitions: r.all, ahead: math.MaxInt64, atMost: 1 + len(r.held)}
+	_, _, due, err := r.s.db.sendPoll(ctx, r.s.db.pool, look, []string{})
+	var first *item
+	for _, it := range due {
+		at := it.due()
+		if until, held := r.held[it.subject]; held && until.After(at) {
+			at = until
+		}
+		switch {
+		case !at.After(now) && (first == nil || it.Priority > first.Priority):
+			first = &it
+		case at.After(now) && (next.IsZero() || at.Before(next)):
+			next = at
+		}
 	}
+	if first == nil {
+		return nil, next, err
+	}
+	if !r.run(*first) {
+		r.held[first.subject] = now.Add(pollEvery)
+	}
+	return first.subject, next, nil
+}
+
+// run does what is due of a schedule or a job, and reports whether it is written down what came of
+// it.
+func (r *rehearsal) run(it item) bool {
 	o := r.owned[it.Partition]
 	if r.crashes.open(o) != nil {
 		return false
 	}
 	done := r.exec.execute(o, it)
-	return done.again != nil && done.outcome != blocked
+	return done.again != nil && done.outcome != blocked || done.outcome == stepped || done.outcome == callable
 }
 
 // fence is the fence of the process, which owns all until its life ends.

@@ -154,7 +154,7 @@ func (d *db) sendPoll(ctx context.Context, q querier, p *poll, keys []string) (c
 		key, kind                    []string
 	}
 	err = q.QueryRow(
-		ctx, d.statements.Poll, d.group, p.partitions, append([]int32{}, p.fresh...), p.since.UnixMicro(), pollAhead.Microseconds(), p.atMost, keys,
+		ctx, d.statements.Poll, d.group, p.partitions, append([]int32{}, p.fresh...), p.since.UnixMicro(), p.ahead.Microseconds(), p.atMost, keys,
 		append([]string{}, p.left.kinds...),
 	).Scan(&micro, &spent, &f.id, &f.job, &f.priority, &f.partition, &f.key, &f.kind, &f.due, &f.crashes)
 	if err != nil {

@@ -31,18 +31,7 @@ type Process interface {
 	Own(life context.Context, epoch int64) error
 	// Drain notes that all runs have ended before the process does.
 	Drain()
-	// Run does what is due of a schedule or a job, and returns when that is done. It reports whether
-	// it is written down when that is due next, or that it is not.
-	Run(Due) bool
-}
-
-// A Due is a schedule or a job that is due.
-type Due struct {
-	ID        int64
-	Job       bool
-	Priority  int
-	Partition int
-	Key, Kind string
-	At        time.Time // when it is due
-	Crashes   int       // counted
+	// Step does the first of what is due, and returns what that was; nil: nothing was. Then next is when
+	// the first is due; zero: never.
+	Step(context.Context) (ran any, next time.Time, err error)
 }

@@ -26,29 +26,3 @@ BEGIN
     RETURN epoch;
 END
 $pgleases_body$;
-
--- See due.sql.
-CREATE FUNCTION pgleases.scheduletest_due(group_name pg_catalog.text, schedules bigint[], jobs bigint[])
-RETURNS TABLE (next_us bigint, id bigint, due_us bigint, job boolean, priority int, partition int, key pg_catalog.text, kind pg_catalog.text,
-    crashes int, state pg_catalog.text)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
-DECLARE
-    now CONSTANT timestamptz := pgleases.schedule_clock();
-BEGIN
-    RETURN QUERY
-    SELECT n.us, d.id, (extract(epoch FROM d.due) * 1000000)::bigint, coalesce(d.job, false), coalesce(d.priority, 0), coalesce(d.partition, 0),
-        coalesce(d.key::text, ''), coalesce(d.kind::text, ''), coalesce(d.crashes, 0), coalesce(d.state, '')
-    FROM (SELECT (extract(epoch FROM least(
-              (SELECT min(s.due) FROM pgleases.schedules AS s WHERE s.group_name = $1 AND s.due > now AND s.due < 'infinity'),
-              (SELECT min(j.due) FROM pgleases.jobs AS j WHERE j.group_name = $1 AND j.due > now AND j.due < 'infinity'))) * 1000000)::bigint AS us) AS n
-    LEFT JOIN (
-        SELECT s.id, false AS job, 1 AS priority, s.partition, s.key, s.kind, s.due, (s.trying ->> 'crashes')::int AS crashes,
-            concat_ws(' ', s.due, s.revision, s.cursor) AS state
-        FROM pgleases.schedules AS s WHERE s.group_name = $1 AND s.due <= now AND s.id <> ALL ($2)
-        UNION ALL
-        SELECT j.id, true, j.priority, j.partition, j.key, j.kind, j.due, (j.trying ->> 'crashes')::int, concat_ws(' ', j.due, j.revision)
-        FROM pgleases.jobs AS j WHERE j.group_name = $1 AND j.due <= now AND j.id <> ALL ($3)
-        ORDER BY priority DESC, due, job, id LIMIT 1
-    ) AS d ON true;
-END
-$pgleases_body$;

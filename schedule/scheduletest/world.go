@@ -24,7 +24,6 @@ import (
 var files embed.FS
 
 const (
-	lookEvery = time.Second // how soon a process looks again at what it could not do
 	mostOfOne = 250         // runs of one schedule or job at one instant
 	most      = 1_000_000   // runs at one instant
 	answers   = time.Minute // how long the database is given for an answer
@@ -48,22 +47,15 @@ type world struct {
 	end    context.CancelCauseFunc // of all that the process owns
 
 	// The rest is for who moves the time.
-	held    map[subject]time.Time // what is not to be begun before an instant
-	unclear map[subject]string    // the state of what was begun, and of which nothing was written down
-	soonest time.Time             // when the next is due; zero: nothing is known
-	begun   map[subject]int       // runs at this instant
-	total   int                   // of them
-}
-
-type subject struct {
-	id  int64
-	job bool
+	soonest time.Time   // when the next is due; zero: nothing is known
+	begun   map[any]int // runs at this instant, of each schedule or job
+	total   int         // of them
 }
 
 func newWorld(t testing.TB, pool *pgxpool.Pool, at time.Time) *world {
 	w := &world{
 		t: t, pool: pool, schema: "scheduletest_" + strings.ToLower(rand.Text()),
-		held: make(map[subject]time.Time), unclear: make(map[subject]string), begun: make(map[subject]int),
+		begun: make(map[any]int),
 	}
 	w.text = store.Texts(files, w.schema)
 	w.now.Store(at.UnixMicro())
@@ -127,8 +119,6 @@ func (w *world) own() error {
 	p := w.of.process
 	w.end, w.down = end, time.Time{}
 	w.mu.Unlock()
-	clear(w.held)
-	clear(w.unclear)
 	var epoch int64
 	err := w.ask(func(ctx context.Context) error {
 		return w.pool.QueryRow(ctx, w.text("own"), Group, p.Partitions()).Scan(&epoch)
@@ -186,20 +176,10 @@ func (w *world) gone() time.Time {
 
 // next is when the next happens; zero: nothing is known.
 func (w *world) next() time.Time {
-	next := w.gone()
-	if !next.IsZero() {
-		return next
+	if down := w.gone(); !down.IsZero() {
+		return down
 	}
-	sooner := func(t time.Time) {
-		if t.After(w.time()) && (next.IsZero() || t.Before(next)) {
-			next = t
-		}
-	}
-	for _, until := range w.held {
-		sooner(until)
-	}
-	sooner(w.soonest)
-	return next
+	return w.soonest
 }
 
 // settle runs what is due now, one after the other, until nothing is.
@@ -210,33 +190,23 @@ func (w *world) settle() {
 		} else if !down.IsZero() {
 			w.must(w.own())
 		}
-		due, state := w.find()
-		if due == nil {
+		ran := w.step()
+		if ran == nil {
 			return
 		}
-		s := subject{due.ID, due.Job}
-		before, unclear := w.unclear[s]
-		delete(w.unclear, s)
-		if unclear && before == state {
-			w.held[s] = w.time().Add(lookEvery)
-			continue
-		}
-		w.begun[s]++
+		w.begun[ran]++
 		w.total++
-		if w.begun[s] > mostOfOne || w.total > most {
+		if w.begun[ran] > mostOfOne || w.total > most {
 			w.t.Fatalf(
 				"scheduletest: at %v more than %d runs of one schedule or job began, or %d in all: does a handler snooze for no time, or put itself again?",
 				w.time(), mostOfOne, most,
 			)
 		}
-		if !w.run(*due) {
-			w.unclear[s] = state
-		}
 	}
 }
 
-// run does what is due, and reports whether anything was written down of it.
-func (w *world) run(due seam.Due) bool {
+// step has the process do the first of what is due, and returns what that was; nil: nothing was.
+func (w *world) step() (ran any) {
 	w.mu.Lock()
 	p := w.of.process
 	w.runs = true
@@ -246,37 +216,11 @@ func (w *world) run(due seam.Due) bool {
 		defer w.mu.Unlock()
 		w.runs = false
 	}()
-	return p.Run(due)
-}
-
-// find asks what is due now, but for what is held; nil: nothing is. State is another after each
-// change of when it is due.
-func (w *world) find() (found *seam.Due, state string) {
-	schedules, jobs := []int64{}, []int64{}
-	for s, until := range w.held {
-		switch {
-		case !until.After(w.time()):
-		case s.job:
-			jobs = append(jobs, s.id)
-		default:
-			schedules = append(schedules, s.id)
-		}
-	}
-	var next, id, due *int64
-	var d seam.Due
-	w.must(w.ask(func(ctx context.Context) error {
-		return w.pool.QueryRow(ctx, w.text("due"), Group, schedules, jobs).
-			Scan(&next, &id, &due, &d.Job, &d.Priority, &d.Partition, &d.Key, &d.Kind, &d.Crashes, &state)
+	w.must(w.ask(func(ctx context.Context) (err error) {
+		ran, w.soonest, err = p.Step(ctx)
+		return err
 	}))
-	w.soonest = time.Time{}
-	if next != nil {
-		w.soonest = time.UnixMicro(*next).UTC()
-	}
-	if id == nil {
-		return nil, ""
-	}
-	d.ID, d.At = *id, time.UnixMicro(*due).UTC()
-	return &d, state
+	return ran
 }
 
 // die ends the process at once.
