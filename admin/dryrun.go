@@ -105,12 +105,9 @@ func (a *Admin) try(ctx context.Context, c Change) (read []store.LeasePlan, err 
 	if err != nil {
 		return nil, err
 	}
-	var lease, client *string
-	switch c.Verb {
-	case Pause, Resume, Freeze, Unfreeze, Pin, Unpin, Drop:
-		lease = &c.Subject
-	default:
-		client = &c.Subject
+	lease, client := &c.Subject, (*string)(nil)
+	if c.ofClient() {
+		lease, client = nil, lease
 	}
 	committing := false
 	err = pgx.BeginTxFunc(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {

@@ -130,6 +130,9 @@ var functions = map[Verb]string{Evict: "evict_client", Drop: "drop_lease"}
 
 func (c *Change) overrides() bool   { return slices.Contains(overrides, c.Verb) }
 func (c *Change) ofPartition() bool { return c.Verb == Pin || c.Verb == Unpin }
+func (c *Change) ofClient() bool {
+	return slices.Contains([]Verb{Drain, Undrain, Cordon, Uncordon, Evict}, c.Verb)
+}
 
 // check returns why a change is none.
 func (c *Change) check() error {
@@ -197,7 +200,7 @@ var refusals = []string{"22023", "55000", "55006", "42704", "25P03"}
 // refusal says what to do about an error of a verb.
 func (a *Admin) refusal(c Change, err error) error {
 	doing := fmt.Sprintf("%s %q", c.Verb, c.Subject)
-	if c.Verb == Pin || c.Verb == Unpin {
+	if c.ofPartition() {
 		doing = fmt.Sprintf("%s %q", c.Verb, fmt.Sprintf("%s/%d", c.Subject, c.Partition))
 	}
 	var told *pgconn.PgError

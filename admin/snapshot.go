@@ -165,16 +165,13 @@ func (s *Snapshot) count() {
 				m.Share = float64(l.Partitions) * float64(m.Weight) / float64(weights)
 			}
 		}
+		of := func(session int64) *Member { return cmp.Or(members[session], new(Member)) } // what no member has is counted for none
 		for _, h := range l.Holdings {
-			owner, target, moves := members[h.OwnerSession], members[h.TargetSession], h.OwnerSession != h.TargetSession
-			if owner != nil {
-				owner.Owned += h.Partitions.Count()
-			}
-			if owner != nil && moves {
-				owner.Outgoing += h.Partitions.Count()
-			}
-			if target != nil && moves {
-				target.Incoming += h.Partitions.Count()
+			n := h.Partitions.Count()
+			of(h.OwnerSession).Owned += n
+			if h.OwnerSession != h.TargetSession {
+				of(h.OwnerSession).Outgoing += n
+				of(h.TargetSession).Incoming += n
 			}
 		}
 	}

@@ -27,10 +27,8 @@ const operateHelp = `
 The change is recorded with the reason, the role that connects, and --actor: pgleases events shows it. It needs the rights that
 pgleases grants ROLE --for=operator prints.
 
-With --dry-run it changes nothing, and prints `
-
-const fingerprintHelp = `, and a fingerprint. With that as --if-unchanged it does what the dry run showed, or
-does nothing if the state has changed since.`
+With --dry-run it changes nothing, and prints which partitions the clients would move at once, besides handoffs that are under way, or how many
+would be forgotten, and a fingerprint. With that as --if-unchanged it does what the dry run showed, or does nothing if the state has changed since.`
 
 func newOperations() []*cobra.Command {
 	return []*cobra.Command{
@@ -69,10 +67,7 @@ func longHelp(verb admin.Verb, override bool, long string) string {
 	if override {
 		long += overrideHelp
 	}
-	if verb == admin.Drop {
-		return long + operateHelp + "how many partitions would be forgotten" + fingerprintHelp
-	}
-	return long + operateHelp + "which partitions the clients would move at once" + fingerprintHelp + " Handoffs that are under way are not in a dry run."
+	return long + operateHelp
 }
 
 func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
