@@ -20,11 +20,11 @@ type plans struct {
 	alone    bool                 // a plan met a lock: the next one is of those leases alone that ask for it
 	underWay *planning            // or to be made again; nil: none is
 	batch    int                  // the most partitions that one statement moves; see fitting
-	blocked  map[string]blocked   // by lease: those whose last plan changed nothing
+	retryIn  time.Duration        // when another plan is due if moves are left over; twice as late if the last plan changed nothing
 }
 
 func newPlans(plan func([]store.LeasePlan) []store.Move) plans {
-	return plans{plan: plan, at: make(map[string]time.Time), claimed: make(map[string]bool), batch: maxBatch, blocked: make(map[string]blocked)}
+	return plans{plan: plan, at: make(map[string]time.Time), claimed: make(map[string]bool), batch: maxBatch, retryIn: busyRetry}
 }
 
 // request notes leases that ask for a plan, to be made at that time.
@@ -73,19 +73,11 @@ type planning struct {
 
 	changed, leftOver bool // by what was applied of it
 
-	blocked map[string]blocked // as the client had them when the plan began
-	longest time.Duration      // the most that retryIn may be
-	retryIn time.Duration      // when another plan is due if moves are left over
+	longest time.Duration // the most that retryIn may be
+	retryIn time.Duration // when another plan is due if moves are left over
 
 	claimedAt time.Time
 	claimEnds time.Time // when others may claim the leases; set if something overtook the plan
-}
-
-// A blocked is a lease whose last plan changed nothing, because guarded transactions were open on
-// all that it had to move.
-type blocked struct {
-	generation int64
-	retryIn    time.Duration
 }
 
 // begin plans the leases that ask for it, or goes on with a plan. Longest is the most that another
@@ -101,7 +93,7 @@ func (ps *plans) begin(longest time.Duration, now time.Time) *planning {
 	if p := ps.underWay; p != nil && slices.Contains(names, p.names[0]) {
 		return p
 	}
-	p := &planning{plan: ps.plan, names: names, claimedAt: now, blocked: maps.Clone(ps.blocked), longest: longest}
+	p := &planning{plan: ps.plan, names: names, claimedAt: now, longest: longest, retryIn: min(ps.retryIn, longest)}
 	for _, name := range names {
 		if ps.claimed[name] {
 			p.claimed = append(p.claimed, name)
@@ -112,20 +104,6 @@ func (ps *plans) begin(longest time.Duration, now time.Time) *planning {
 	}
 	ps.underWay = p
 	return p
-}
-
-// backOff returns when the leases are planned again if moves are left over: twice as late as
-// before, unless one has changed.
-func (p *planning) backOff() time.Duration {
-	wait := p.longest
-	for _, r := range p.read {
-		if before, known := p.blocked[r.Name]; known && before.generation == r.Generation {
-			wait = min(wait, 2*before.retryIn)
-		} else if slices.Contains(p.claimed, r.Name) {
-			wait = min(wait, busyRetry)
-		}
-	}
-	return wait
 }
 
 const (
@@ -169,7 +147,7 @@ func (p *planning) proceed(ctx context.Context, c Conn, n next) (applied store.A
 				p.read = nil
 				return applied, 0, err
 			}
-			p.moves, p.retryIn = p.plan(p.read), p.backOff()
+			p.moves = p.plan(p.read)
 		}
 		moves := p.moves[:min(n.batch, len(p.moves))]
 		applying := time.Now()
@@ -248,12 +226,9 @@ func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n next
 		p.unclaimed, p.claimed = p.claimed, nil
 		ps.request(later(now.Add(busyRetry), p.claimEnds), p.names...)
 	default:
-		ps.underWay = nil
-		for _, r := range p.read {
-			delete(ps.blocked, r.Name)
-			if p.leftOver && !p.changed {
-				ps.blocked[r.Name] = blocked{r.Generation, p.retryIn}
-			}
+		ps.underWay, ps.retryIn = nil, busyRetry
+		if p.leftOver && !p.changed { // guarded transactions are open on all that it had to move
+			ps.retryIn = 2 * p.retryIn
 		}
 		return true
 	}
