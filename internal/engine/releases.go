@@ -214,10 +214,10 @@ type announcement struct {
 // neither. Then an earlier one, whose answer was lost, had released it: a read returns which
 // partitions the session has. It returns what is to be announced.
 func (ms *members) released(which []*assignment, answer store.Released, session int64, now time.Time) (changed []announcement, beat bool) {
-	handed, busy, left := byPlace(answer)
+	handed, busy := byPlace(answer)
 	released, kept := make(map[*membership][]*assignment), make(map[*membership][]int)
 	for _, a := range which {
-		m, k := a.membership, place{a.membership.lease.Name, a.Number}
+		m, k := a.membership, store.Release{Lease: a.membership.lease.Name, Partition: a.Number}
 		h, done := handed[k]
 		switch {
 		case busy[k]:
@@ -232,7 +232,7 @@ func (ms *members) released(which []*assignment, answer store.Released, session 
 			beat = true
 			m.toRead = m.inDatabase()
 			changed = append(changed, announcement{lease: m.lease.Name})
-		case left[m.lease.Name]: // the new owner was notified
+		case slices.Contains(answer.Left, m.lease.Name): // the new owner was notified
 		case h.Owner != session:
 			changed = append(changed, announcement{m.lease.Name, h.Owner})
 		case ms.validity == nil || m.ends(): // it came back at a time when nothing is shown
@@ -255,25 +255,17 @@ func (ms *members) released(which []*assignment, answer store.Released, session 
 	return changed, beat
 }
 
-type place struct {
-	lease     string
-	partition int
-}
-
-// byPlace returns what was released, where a guarded transaction is open, and which leases were
-// left.
-func byPlace(answer store.Released) (handed map[place]store.Handed, busy map[place]bool, left map[string]bool) {
-	handed, busy, left = make(map[place]store.Handed), make(map[place]bool), make(map[string]bool)
+// byPlace returns what was released, and where a guarded transaction is open, by lease and
+// partition.
+func byPlace(answer store.Released) (handed map[store.Release]store.Handed, busy map[store.Release]bool) {
+	handed, busy = make(map[store.Release]store.Handed), make(map[store.Release]bool)
 	for _, h := range answer.Released {
-		handed[place{h.Lease, h.Partition}] = h
+		handed[store.Release{Lease: h.Lease, Partition: h.Partition}] = h
 	}
 	for _, b := range answer.Busy {
-		busy[place{b.Lease, b.Partition}] = true
+		busy[b] = true
 	}
-	for _, name := range answer.Left {
-		left[name] = true
-	}
-	return handed, busy, left
+	return handed, busy
 }
 
 // left takes what became of the leases that were left. It returns those of which the session is no

@@ -77,8 +77,8 @@ type LockRelease struct {
 // guarded transaction that is open, or may still arrive.
 type LocksReleased struct {
 	SameRun  bool
-	Released []int64 // there was a row
-	Absent   []int64 // there is none, and there will be none
+	Released numbers // there was a row
+	Absent   numbers // there is none, and there will be none
 }
 
 // A FoundLock is an acquisition that the database has.
@@ -123,16 +123,11 @@ func (c *Conn) LookAtLocks(ctx context.Context, session int64, nonces []int64, e
 
 // ReleaseLocks gives up locks of a session on the client's own connection. See lockreleases.sql.
 func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []LockRelease, run Incarnation) (LocksReleased, error) {
-	type row struct {
-		SameRun          bool
-		Released, Absent numbers
-	}
 	names, nonces, latest := make([]string, len(releases)), make([]int64, len(releases)), make([]int64, len(releases))
 	for i, r := range releases {
 		names[i], nonces[i], latest[i] = r.Name, r.Nonce, r.Latest
 	}
-	got, err := notifying[row](ctx, c, c.statements.LockReleases, session, names, nonces, latest, run.Timeline, run.Started, run.Marker, c.lockWait)
-	return LocksReleased{got.SameRun, got.Released, got.Absent}, err
+	return notifying[LocksReleased](ctx, c, c.statements.LockReleases, session, names, nonces, latest, run.Timeline, run.Started, run.Marker, c.lockWait)
 }
 
 // sweepMost is the most rows of expired sessions that one sweep looks at.

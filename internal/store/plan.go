@@ -176,9 +176,8 @@ func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again 
 	}
 	runs := runsOf(moves)
 	type row struct {
-		Applied, Unaccepted    bool
-		Asked, Given, LeftOver int
-		Moved                  []string // leases whose generation it raised
+		Applied
+		Moved []string // leases whose generation it raised
 	}
 	got, err := notifying[row](ctx, c, c.statements.Apply,
 		names, generations, runs.successorLeases, runs.successors, runs.leases, runs.firsts, runs.lasts, runs.moves, c.lockWait, again.Microseconds())
@@ -187,7 +186,7 @@ func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again 
 			plan[i].Generation++
 		}
 	}
-	return Applied{got.Applied, got.Unaccepted, got.Asked, got.Given, got.LeftOver}, err
+	return got.Applied, err
 }
 
 // runs are moves as apply.sql takes them.
