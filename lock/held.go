@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -25,17 +26,14 @@ type Held struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	releasing chan struct{} // of capacity one: has an element while a Release is under way
-	untold    bool          // of that one: a release may have been carried out of which no answer came
-
-	mu       sync.Mutex // guards what follows
-	lost     error      // why; nil: it is not lost
-	begun    bool       // a Release has begun
-	released bool       // one has succeeded
+	mu       sync.Mutex    // guards what follows
+	lost     error         // why; nil: it is not lost
+	released chan struct{} // closed when the lock is given up; nil: no Release has begun
+	failed   error         // why it could not be
 }
 
 func newHeld(ctx context.Context, l *Locks, a *locks.Acquisition, shared bool, token int64) *Held {
-	h := &Held{locks: l, acquisition: a, shared: shared, token: token, releasing: make(chan struct{}, 1)}
+	h := &Held{locks: l, acquisition: a, shared: shared, token: token}
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	return h
 }
@@ -87,7 +85,7 @@ func (h *Held) trusted() error {
 	defer h.mu.Unlock()
 	switch {
 	case h.lost != nil:
-	case h.begun:
+	case h.released != nil:
 		return fmt.Errorf("%w: it was released", ErrLost)
 	case h.acquisition.Validity.Remaining() > 0:
 	case !h.acquisition.Validity.Over():
@@ -147,82 +145,58 @@ const poolWait = 100 * time.Millisecond
 // its cause, and the client continues to release the lock. Release is idempotent: after it has
 // returned nil, it returns nil again.
 func (h *Held) Release(ctx context.Context) error {
-	err := h.release(ctx)
+	_ = h.trusted() // the first look past the deadline is the end
+	h.mu.Lock()
+	if h.released == nil {
+		h.released = make(chan struct{})
+		h.cancel(errReleased)
+		go h.release(ctx)
+	}
+	h.mu.Unlock()
+	_, err := locks.Answer(ctx, nil, nil, h.released)
+	h.mu.Lock()
+	err = cmp.Or(err, h.failed)
+	if h.lost != nil && err != nil {
+		err = fmt.Errorf("%w; %w", h.lost, err)
+	}
+	err = cmp.Or(err, h.lost)
+	h.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("pgleases: release lock %q: %w", h.Name(), err)
 	}
 	return nil
 }
 
-func (h *Held) release(ctx context.Context) error {
-	_ = h.trusted() // the first look past the deadline is the end
+// release gives the lock up, once. Only the attempt on the pool ends with ctx.
+func (h *Held) release(ctx context.Context) {
 	h.mu.Lock()
-	h.begun = true
+	lost := h.lost
 	h.mu.Unlock()
-	h.cancel(errReleased)
-	if err := h.begin(ctx); err != nil {
-		return err
-	}
-	defer func() { <-h.releasing }()
-	h.mu.Lock()
-	lost, released := h.lost, h.released
-	h.mu.Unlock()
-	if released {
-		return nil
-	}
-
-	found, over := false, false
+	found, over, sent := false, false, false
 	if lost == nil { // else the row may be that of a copy of this process, which the client knows
-		found, over = h.releaseOnPool(ctx)
+		found, over, sent = h.releaseOnPool(ctx)
 	}
 	var err error
 	if over {
 		h.locks.client.Locks.Forget(h.acquisition)
-	} else if found, err = h.locks.client.Locks.Release(ctx, h.acquisition); err != nil {
-		h.untold = true
+	} else {
+		found, err = h.locks.client.Locks.Release(context.WithoutCancel(ctx), h.acquisition)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	switch {
-	case h.lost != nil && err != nil:
-		return fmt.Errorf("%w; %w", h.lost, err)
-	case h.lost != nil:
-		return h.lost
-	case err != nil:
-		return err
-	case !found && !(h.untold && h.acquisition.Validity.Remaining() > 0):
+	defer close(h.released)
+	untold := sent && h.acquisition.Validity.Remaining() > 0 // a release may have been carried out of which no answer came
+	if h.failed = err; err == nil && h.lost == nil && !found && (over || !untold) {
 		h.lost = fmt.Errorf("%w: the database has it no more", ErrLost)
-		return h.lost
-	}
-	h.released = true
-	return nil
-}
-
-// begin waits until no other Release is under way. It begins one also if ctx has ended: somebody
-// has to.
-func (h *Held) begin(ctx context.Context) error {
-	select {
-	case h.releasing <- struct{}{}:
-		return nil
-	default:
-	}
-	select {
-	case h.releasing <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 
-// releaseOnPool reports whether the database had the lock, and whether that is the last word.
-func (h *Held) releaseOnPool(ctx context.Context) (found, over bool) {
+// releaseOnPool reports whether the database had the lock, whether that is the last word, and
+// whether the database may have been asked.
+func (h *Held) releaseOnPool(ctx context.Context) (found, over, sent bool) {
 	a := h.acquisition
 	became, sent, err := h.locks.table.Release(ctx, poolWait, a.Session, store.LockRelease{Name: a.Name, Nonce: a.Nonce}, a.Run)
-	if err != nil {
-		h.untold = h.untold || sent
-		return false, false
-	}
-	return became == store.LockReleased, became == store.LockReleased || became == store.LockAbsent
+	return became == store.LockReleased, err == nil && (became == store.LockReleased || became == store.LockAbsent), sent
 }
 
 // releaseGrace is how long Do and TryDo wait for the release.
