@@ -2,6 +2,7 @@ package engine
 
 import (
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -58,26 +59,22 @@ func (s *shared) logEnded() {
 	s.ended = nil
 }
 
-// inWork returns the partitions of a lease that drain and are in work, by number.
-func (s *shared) inWork(m *membership) []int {
-	var numbers []int
+// inWork returns the partitions of a lease that drain and are in work. More than one ownership of a
+// partition may be.
+func (s *shared) inWork(m *membership) (numbers []int) {
 	for a := range s.draining {
 		if a.membership == m && a.Pinned() {
 			numbers = append(numbers, a.Number)
 		}
 	}
-	slices.Sort(numbers)
-	return slices.Compact(numbers) // more than one ownership of a partition may be in work still
+	return numbers
 }
 
 // drainsDue is when work has gone on for so long that something is to be done about it.
 func (s *shared) drainsDue() time.Time {
 	at := never
 	for a := range s.draining {
-		at = earlier(at, a.warnAt)
-		if !a.overdue {
-			at = earlier(at, a.limitAt)
-		}
+		at = earlier(at, earlier(a.warnAt, a.limitAt))
 	}
 	return at
 }
@@ -91,8 +88,8 @@ func (s *shared) supervise(hurried error, now time.Time) {
 			delete(s.draining, a)
 			continue
 		}
-		if !a.overdue && !now.Before(a.limitAt) {
-			a.overdue = true
+		if !now.Before(a.limitAt) {
+			a.overdue, a.limitAt = true, never
 			if a.Pinned() {
 				timedOut[a.membership] = append(timedOut[a.membership], a)
 			}
@@ -117,49 +114,34 @@ const warnTogether = time.Second
 // logWork logs work that goes on for long, in one line for each lease: there may be thousands of
 // partitions.
 func (s *shared) logWork(now time.Time) {
+	if _, due := soonest(maps.Keys(s.draining), func(a *assignment) time.Time { return a.warnAt }); now.Before(due) {
+		return
+	}
 	type line struct {
 		lease *Lease
 		over  bool
 	}
-	due, lines := make(map[line]bool), make(map[line][]*assignment)
+	lines, longest := make(map[line][]int), make(map[line]time.Duration)
 	for a := range s.draining {
 		if now.Add(warnTogether).Before(a.warnAt) {
 			continue
 		}
-		l := line{a.membership.lease, a.state == over}
-		lines[l] = append(lines[l], a)
-		due[l] = due[l] || !now.Before(a.warnAt)
-	}
-	for l, assignments := range lines {
-		if !due[l] {
-			continue
-		}
-		partitions, longest := stillInWork(assignments, now)
-		switch {
-		case partitions == "":
-		case l.over:
-			s.config.Log.Warn("pgleases: work goes on after its partition was lost", slog.String("lease", l.lease.Name),
-				slog.String("partitions", partitions), slog.Duration("for", longest))
-		default:
-			s.config.Log.Warn("pgleases: handoff waits for work", slog.String("lease", l.lease.Name),
-				slog.String("partitions", partitions), slog.Duration("for", longest))
-		}
-	}
-}
-
-// stillInWork returns which of the partitions are in work, and for how long at most. It sets when
-// that is to be logged again.
-func stillInWork(assignments []*assignment, now time.Time) (partitions string, longest time.Duration) {
-	var numbers []int
-	for _, a := range assignments {
 		lasts := now.Sub(a.since)
 		a.warnAt = now.Add(lasts)
-		if a.Pinned() {
-			numbers, longest = append(numbers, a.Number), max(longest, lasts)
+		if l := (line{a.membership.lease, a.state == over}); a.Pinned() {
+			lines[l], longest[l] = append(lines[l], a.Number), max(longest[l], lasts)
 		}
 	}
-	slices.Sort(numbers)
-	return ranges.Short(slices.Compact(numbers)), longest.Round(time.Second) // more than one ownership of a partition may be in work still
+	for l, numbers := range lines {
+		partitions, lasts := ranges.Short(numbers), longest[l].Round(time.Second)
+		if l.over {
+			s.config.Log.Warn("pgleases: work goes on after its partition was lost", slog.String("lease", l.lease.Name),
+				slog.String("partitions", partitions), slog.Duration("for", lasts))
+		} else {
+			s.config.Log.Warn("pgleases: handoff waits for work", slog.String("lease", l.lease.Name),
+				slog.String("partitions", partitions), slog.Duration("for", lasts))
+		}
+	}
 }
 
 // endOverdue ends ownerships on which work goes on for too long after the end of Run's context.

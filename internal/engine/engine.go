@@ -574,7 +574,9 @@ func (e *engine) planned(p *planning, applied store.Applied, err error, n next) 
 		}
 	}
 	if e.plans.underWay == nil {
-		e.members.planned(p.concerns(e.session.number))
+		for _, r := range p.read {
+			e.members.planned(r.Name, p.changed)
+		}
 	}
 }
 

@@ -222,7 +222,7 @@ func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n next
 		ps.underWay = nil
 	case err != nil || len(p.moves) > 0:
 		ps.request(now, p.names...)
-	case p.overtaken(applied): // the client that overtook it may have planned them by now, or will: so they are claimed again
+	case len(p.claimed) > 0 && !applied.Applied: // a lease has changed since. The client that overtook it may have planned them by now, or will: so they are claimed again
 		p.unclaimed, p.claimed = p.claimed, nil
 		ps.request(later(now.Add(busyRetry), p.claimEnds), p.names...)
 	default:
@@ -235,41 +235,11 @@ func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n next
 	return false
 }
 
-// overtaken reports whether a statement of the plan has written nothing because a lease has changed
-// since.
-func (p *planning) overtaken(applied store.Applied) bool {
-	return len(p.claimed) > 0 && !applied.Applied
-}
-
-// concerns returns the leases whose plan may have asked the session for something, or given it
-// something at once, or of which the session owns something.
-func (p *planning) concerns(session int64) (changed, owned []string) {
-	for _, r := range p.read {
-		others := make(map[int64]bool, len(r.Members))
-		for _, m := range r.Members {
-			others[m.Session] = m.Session != session
-		}
-		if p.changed && slices.ContainsFunc(r.Owners, func(owner int64) bool { return !others[owner] }) {
-			changed = append(changed, r.Name)
-		}
-		if slices.Contains(r.Owners, session) {
-			owned = append(owned, r.Name)
-		}
-	}
-	return changed, owned
-}
-
-// planned takes the leases that a plan is about: those that may have changed for the session are
-// read, and those of which it owns something and has read nothing yet.
-func (ms *members) planned(changed, owned []string) {
-	for _, name := range changed {
-		if m := ms.byName[name]; m != nil && m.inDatabase() {
-			m.toRead = true
-		}
-	}
-	for _, name := range owned {
-		if m := ms.byName[name]; m != nil && m.inDatabase() && m.generation == 0 {
-			m.toRead = true
-		}
+// planned notes that a plan is about a lease. If it has changed something, it may have asked the
+// session for something, or given it something at once; else it may own something that was not read
+// yet.
+func (ms *members) planned(lease string, changed bool) {
+	if m := ms.byName[lease]; m != nil && m.inDatabase() && (changed || m.generation == 0) {
+		m.toRead = true
 	}
 }

@@ -129,17 +129,9 @@ func rowsOf(assignments []*assignment, epoch func(*assignment) int64) []store.Re
 // tried notes what became of a release.
 func (rs *releases) tried(r release, err error, began time.Time) {
 	rs.apart.tried(maps.Keys(r.about), err, began)
-	for _, a := range r.assignments {
-		a.membership.leaveTried(err)
-	}
 	for _, m := range r.leaving {
-		m.leaveTried(err)
+		m.noSuccessors = m.noSuccessors || err != nil
 	}
-}
-
-// leaveTried notes a failure to leave.
-func (m *membership) leaveTried(err error) {
-	m.noSuccessors = m.noSuccessors || err != nil && m.ends()
 }
 
 // announce notes that a lease has changed for a session; 0: it is not known for which.

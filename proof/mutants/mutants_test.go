@@ -444,8 +444,8 @@ func asleep() []mutant {
 	return earlier(e.session.nextBeat, e.expiry.lookAt)`),
 		asleep("the trust deadline", "internal/engine/engine.go", wake, `earlier(e.members.drainsDue(), e.closing.giveUpAt)`),
 		asleep("the end of Close", "internal/engine/engine.go", wake, `earlier(e.trust.ends(), e.members.drainsDue())`),
-		asleep("warnings", "internal/engine/drains.go", `		at = earlier(at, a.warnAt)`, ``),
-		asleep("drain timeouts", "internal/engine/drains.go", `			at = earlier(at, a.limitAt)`, `			at = earlier(at, never)`),
+		asleep("warnings", "internal/engine/drains.go", `earlier(a.warnAt, a.limitAt)`, `a.limitAt`),
+		asleep("drain timeouts", "internal/engine/drains.go", `earlier(a.warnAt, a.limitAt)`, `a.warnAt`),
 		asleep("accepting again", "internal/engine/server.go", `	return later(s.acceptAt, watched)`,
 			`	if s.acceptAt.After(time.Now()) {
 		return never
