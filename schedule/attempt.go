@@ -23,16 +23,13 @@ const (
 	callable                            // the handler is to be called now, in no transaction
 
 	// Of these nothing is committed, as far as is known, and attempt.err says why.
-	abandoned   // the next owner runs it
-	superseded  // an edit came first, or it had been committed
-	changed     // so it was, and the handler may have done it
-	rowLocked   // an edit has the schedule locked
-	conflicted  // the database broke it off in favor of another transaction
-	broke       // the connection or the server failed, before a handler was called
-	interrupted // so it did, and a handler was called
-	slowCommit  // the commit took longer than the run may, or the connection is silent
-	failed      // the handler failed, or what it left to the commit did
-	refused     // the database refuses it for any other reason
+	abandoned  // the next owner runs it, or an edit came first, or it had been committed
+	changed    // it was edited, or had been committed, and the handler may have done it
+	rowLocked  // an edit has the schedule locked
+	conflicted // the database broke it off in favor of another transaction
+	broke      // the connection or the server failed
+	slowCommit // the commit took longer than the run may, or the connection is silent
+	failed     // the handler failed, or what it left to the commit did, or the database refuses it for any other reason
 )
 
 // An attempt is one transaction of a run.
@@ -101,7 +98,7 @@ func (e *execution) classify(a *attempt, err error, idle time.Duration) attemptO
 		if a.called() {
 			return changed
 		}
-		return superseded
+		return abandoned
 	case errors.As(err, new(locked)):
 		return rowLocked
 	case decisive(err):
@@ -111,13 +108,13 @@ func (e *execution) classify(a *attempt, err error, idle time.Duration) attemptO
 	case !a.called() && a.outcome == noted && broken(err):
 		return broke // if it was committed, the handler may be called by this run only
 	case !a.called():
-		return refused
+		return failed
 	case committing && errors.Is(err, context.DeadlineExceeded):
 		return slowCommit
 	case a.own, committing && a.byHandler(err, idle): // what it left to the commit: a constraint that is deferred
 		return failed
 	case broken(err):
-		return interrupted
+		return broke
 	}
 	return failed
 }

@@ -14,14 +14,8 @@ import (
 )
 
 const (
-	defaultSchema     = "pgleases"
-	defaultPartitions = 128
-	maxPartitions     = 65536
-	defaultDrain      = 10 * time.Second
-
-	defaultRetention       = 7 * 24 * time.Hour
-	defaultRetentionFailed = 30 * 24 * time.Hour
-	minRetention           = time.Hour
+	maxPartitions = 65536
+	minRetention  = time.Hour
 )
 
 // options of a scheduler.
@@ -110,8 +104,7 @@ func WithReason(reason, actor string) Option {
 
 func newOptions(opts []Option) (options, error) {
 	o := options{
-		schema: defaultSchema, partitions: defaultPartitions, drain: defaultDrain, retention: defaultRetention,
-		retentionFailed: defaultRetentionFailed,
+		schema: "pgleases", partitions: 128, drain: 10 * time.Second, retention: 7 * 24 * time.Hour, retentionFailed: 30 * 24 * time.Hour,
 	}
 	for _, opt := range opts {
 		if opt == nil {

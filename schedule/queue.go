@@ -50,8 +50,7 @@ type queue struct {
 
 	alone   bool                 // a crash suspect runs, and nothing else begins
 	suspect time.Time            // when the last began
-	held    time.Time            // since when crash suspects keep others from beginning; zero: none does
-	spent   time.Duration        // for how long they did before, since one was due
+	held    time.Time            // until then crash suspects may keep others from beginning; zero: none has, since none was due
 	beside  map[subject]struct{} // those that began beside others meanwhile
 
 	ofKind map[string]int     // how many run of each kind
@@ -141,16 +140,16 @@ func (q *queue) mayBegin(it item, now time.Time) (ok bool, wait time.Duration) {
 
 func (q *queue) hold(now time.Time) {
 	if q.held.IsZero() {
-		q.held = now
+		q.held = now.Add(q.times.suspectHold)
 	}
 }
 
 // holdLeft is how long crash suspects may still keep others from beginning.
 func (q *queue) holdLeft(now time.Time) time.Duration {
 	if q.held.IsZero() {
-		return q.times.suspectHold - q.spent
+		return q.times.suspectHold
 	}
-	return q.times.suspectHold - q.spent - now.Sub(q.held)
+	return q.held.Sub(now)
 }
 
 // runsSuspect reports whether a crash suspect runs.
@@ -192,8 +191,8 @@ func (q *queue) end(f finish, now time.Time) {
 	q.endOfKind(f, now)
 	delete(q.running, f.subject)
 	delete(q.keys, f.Key)
-	if f.Crashes > 0 && !q.held.IsZero() {
-		q.alone, q.spent, q.held = false, q.spent+now.Sub(q.held), time.Time{}
+	if f.Crashes > 0 {
+		q.alone = false
 	}
 	q.finished[f.subject] = f
 	q.insert(f)
@@ -245,7 +244,7 @@ func (q *queue) replace(due []item, left leftOut) (suspects int) {
 		}
 	}
 	if suspects == 0 && !q.runsSuspect() {
-		q.held, q.spent = time.Time{}, 0
+		q.held = time.Time{}
 		clear(q.beside)
 	}
 	for _, f := range q.finished {

@@ -128,7 +128,7 @@ func (e *execution) patience(a *attempt) (wait time.Duration, again bool) {
 		return 10 * time.Millisecond << e.conflicts, e.conflicts < maxConflicts
 	case slowCommit:
 		e.breaks = max(e.breaks, maxBreaks-2) // once more: the connection may have been at fault
-	case broke, interrupted:
+	case broke:
 	default:
 		return 0, false
 	}
@@ -139,7 +139,7 @@ func (e *execution) patience(a *attempt) (wait time.Duration, again bool) {
 // giveUp ends an execution whose last attempt is not repeated.
 func (e *execution) giveUp(a *attempt) result {
 	switch {
-	case a.outcome == abandoned, a.outcome == superseded:
+	case a.outcome == abandoned:
 	case a.outcome == changed:
 		e.recordFailure(e.o.ctx, a, changedItself{a.err})
 	case a.outcome == rowLocked:
