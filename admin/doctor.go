@@ -95,6 +95,14 @@ func (d *doctor) fine(check, format string, args ...any) {
 	}
 }
 
+// judge says that a check has found nothing, or what it has.
+func (d *doctor) judge(check string, well bool, fine string, level Level, remedy, format string, args ...any) {
+	if well {
+		level, remedy, format, args = OK, "", "%s", []any{fine}
+	}
+	d.found(check, level, remedy, format, args...)
+}
+
 // facts is what doctor.sql tells.
 type facts struct {
 	ServerVersion                           int  `json:"server_version"`
@@ -221,11 +229,9 @@ func (d *doctor) listen(ctx context.Context, f *facts) {
 		_, err = conn.WaitForNotification(late)
 		cancel()
 	}
-	if err != nil {
-		d.found("notifications", Warning, "find out what is between that does not deliver them; clients see changes at their next heartbeat only",
-			"a notification did not arrive within 3 s")
-	}
-	d.fine("notifications", "they arrive")
+	d.judge("notifications", err == nil, "they arrive",
+		Warning, "find out what is between that does not deliver them; clients see changes at their next heartbeat only",
+		"a notification did not arrive within 3 s")
 	if err := conn.PgConn().Exec(ctx, "UNLISTEN *").Close(); err != nil { // it is the pool's
 		_ = conn.Close(ctx)
 	}
@@ -295,8 +301,10 @@ func (d *doctor) sessions(f *facts) {
 		long                      time.Duration
 		sessions                  []session
 	}{
-		{"transactions", "idle", "a partition that it has guarded cannot move", "find out why it does not end; set idle_in_transaction_session_timeout", d.Long, f.Idle},
-		{"snapshots", "in use", "dead rows stay until it ends", "run what takes long on a standby without hot_standby_feedback", 10 * d.Long, f.Old},
+		{"transactions", "idle", "a partition that it has guarded cannot move",
+			"find out why it does not end; set idle_in_transaction_session_timeout", d.Long, f.Idle},
+		{"snapshots", "in use", "dead rows stay until it ends",
+			"run what takes long on a standby without hot_standby_feedback", 10 * d.Long, f.Old},
 	} {
 		if n := len(c.sessions); n > 0 {
 			d.found(c.check, Warning, c.remedy, "%d %s for more than %v: %v: %s", n, c.are, c.long, c.sessions[0], c.means)
@@ -423,11 +431,9 @@ func (d *doctor) columns(f *facts, s *Snapshot) {
 			wrong = append(wrong, fmt.Sprintf("%s for %s", c.Name, m[1]))
 		}
 	}
-	if len(wrong) > 0 {
-		d.found("columns", Warning, "drop the column, or generate it for the number of its lease: else nobody works on some rows",
-			"generated for a number of partitions that no lease has: %s; leases have %s", listed(wrong), listed(slices.Collect(maps.Keys(numbers))))
-	}
-	d.fine("columns", "none is generated for a number of partitions that no lease has")
+	d.judge("columns", len(wrong) == 0, "none is generated for a number of partitions that no lease has",
+		Warning, "drop the column, or generate it for the number of its lease: else nobody works on some rows",
+		"generated for a number of partitions that no lease has: %s; leases have %s", listed(wrong), listed(slices.Collect(maps.Keys(numbers))))
 }
 
 // A duty is a fault that schedules or jobs of a group have, as duties.sql returns it.
@@ -513,14 +519,14 @@ func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration, l
 	ttls := make(map[time.Duration]int)
 	shortest := 6 * time.Second // the default
 	var expired, stuck []string
-	live := 0
+	live := false
 	for i, c := range s.Clients {
 		if i == 0 || c.TTL < shortest {
 			shortest = c.TTL
 		}
 		ttls[c.TTL]++
 		if !c.Expired {
-			live++
+			live = true
 		} else if c.HeartbeatAge > c.TTL+d.Long {
 			expired = append(expired, fmt.Sprintf("%q", c.ID))
 		}
@@ -528,31 +534,27 @@ func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration, l
 			stuck = append(stuck, fmt.Sprintf("%q", c.ID))
 		}
 	}
-	if !s.Server.Marked && len(s.Clients) > 0 {
-		d.found("boot-marker", Warning, "wait for a heartbeat; look at the clients, if none comes", "the server has crashed or was promoted, and no client has come since: nobody takes over from expired sessions")
+	d.judge("boot-marker", s.Server.Marked || len(s.Clients) == 0, "the server has not crashed since a client came",
+		Warning, "wait for a heartbeat; look at the clients, if none comes",
+		"the server has crashed or was promoted, and no client has come since: nobody takes over from expired sessions")
+	var all []string
+	for ttl, n := range ttls {
+		all = append(all, fmt.Sprintf("%v (%d)", ttl, n))
 	}
-	d.fine("boot-marker", "the server has not crashed since a client came")
-	if len(ttls) > 1 {
-		var all []string
-		for ttl, n := range ttls {
-			all = append(all, fmt.Sprintf("%v (%d)", ttl, n))
-		}
-		d.found("ttl", Warning, "give all clients the same, see docs/sizing.md", "they differ: %s", listed(all))
-	}
-	d.fine("ttl", "%d clients, with one TTL", len(s.Clients))
+	d.judge("ttl", len(ttls) <= 1, fmt.Sprintf("%d clients, with one TTL", len(s.Clients)),
+		Warning, "give all clients the same, see docs/sizing.md", "they differ: %s", listed(all))
 	// As the library has it: a client whose round trips are slower than half the margin cannot watch
 	// the clock.
 	most := max(shortest/20, 100*time.Millisecond) / 2
-	if trip >= most {
-		d.found("round-trip", Warning, "have clients nearer to the database, or give them a longer TTL",
-			"%v from here; from %v on, for a TTL of %v, a client cannot take over from expired sessions", trip.Round(10*time.Microsecond), most, shortest)
-	}
-	d.fine("round-trip", "%v from here, %v would be too long", trip.Round(10*time.Microsecond), most)
+	trip = trip.Round(10 * time.Microsecond)
+	d.judge("round-trip", trip < most, fmt.Sprintf("%v from here, %v would be too long", trip, most),
+		Warning, "have clients nearer to the database, or give them a longer TTL",
+		"%v from here; from %v on, for a TTL of %v, a client cannot take over from expired sessions", trip, most, shortest)
 	d.expired(ctx, expired, stuck, live, locked)
 }
 
 // expired says which clients are silent, and why it cannot be evicted.
-func (d *doctor) expired(ctx context.Context, expired, stuck []string, live int, locked bool) {
+func (d *doctor) expired(ctx context.Context, expired, stuck []string, live, locked bool) {
 	var why error
 	if len(stuck) > 0 {
 		why = d.tryEviction(ctx)
@@ -563,7 +565,7 @@ func (d *doctor) expired(ctx context.Context, expired, stuck []string, live int,
 		remedy := "start one, or wait until one has watched the clock for their TTL"
 		if locked {
 			remedy = "end what row-locks names"
-		} else if live > 0 {
+		} else if live {
 			remedy = "look at the live: a round trip that is too slow has nobody take them out"
 		}
 		d.found("expired", Warning, remedy, "silent for %v longer than their TTL, and nobody has taken them out: %s", d.Long, listed(expired))
@@ -624,18 +626,12 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 		d.found("orphans", Note, "start a process, or forget the lease with pgleases drop LEASE", "nobody works on %s", listed(deserted))
 	}
 	d.fine("orphans", "each partition has an owner")
-	if all := forgotten(s); len(all) > 0 {
-		d.found("overrides", Note, "take back what is not meant any more", "older than a day, without an end: %s", listed(all))
-	}
-	d.fine("overrides", "%d, none of them old and without an end", len(s.Overrides))
-	if len(overdue) > 0 {
-		d.found("plans", Warning, "look at the logs of the members for plan failed", "overdue: %s", listed(overdue))
-	}
-	d.fine("plans", "none is overdue")
-	if len(draining) > 0 {
-		d.found("handoffs", Warning, "find out what the owner's work does; WithDrainTimeout bounds it", "asked for and not handed over: %s", listed(draining))
-	}
-	d.fine("handoffs", "none takes more than %v", d.Long)
+	all := forgotten(s)
+	d.judge("overrides", len(all) == 0, fmt.Sprintf("%d, none of them old and without an end", len(s.Overrides)),
+		Note, "take back what is not meant any more", "older than a day, without an end: %s", listed(all))
+	d.judge("plans", len(overdue) == 0, "none is overdue", Warning, "look at the logs of the members for plan failed", "overdue: %s", listed(overdue))
+	d.judge("handoffs", len(draining) == 0, fmt.Sprintf("none takes more than %v", d.Long),
+		Warning, "find out what the owner's work does; WithDrainTimeout bounds it", "asked for and not handed over: %s", listed(draining))
 }
 
 // lastingOrphans returns the partitions without a live owner, by lease, that have none for a while.

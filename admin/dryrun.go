@@ -151,7 +151,9 @@ func (a *Admin) try(ctx context.Context, c Change) (read []store.LeasePlan, err 
 	case store.Code(err) == "57014" && ctx.Err() == nil:
 		return nil, refusef("admin: %s %q: %w\nheartbeats wait while the server reads what a plan depends on, so that may take a quarter of the least TTL; nothing was done: try again when the server has less to do, or do it without a dry run", c.Verb, c.Subject, err)
 	case errors.Is(err, ErrChanged):
-		return nil, fmt.Errorf("%w, or that was of another change: nothing was done\nRepeat the dry run; the overrides and the events tell what has happened", err)
+		return nil, fmt.Errorf(
+			"%w, or that was of another change: nothing was done\nRepeat the dry run; the overrides and the events tell what has happened", err,
+		)
 	}
 	return nil, a.refusal(c, doubted(committing, err))
 }

@@ -180,7 +180,9 @@ func (a *Admin) call(c Change) (call string, args []any, err error) {
 		{c.Verb == Pin, "$%d::pg_catalog.text", c.Client},
 		{true, "$%d::pg_catalog.text", c.Reason},
 		{true, "$%d::pg_catalog.text", c.Actor},
-		{c.overrides(), "coalesce(pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(secs => $%d::pg_catalog.float8), 'infinity')", lasts},
+		{c.overrides(),
+			"coalesce(pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(secs => $%d::pg_catalog.float8), 'infinity')",
+			lasts},
 		{c.Verb == Drain, "$%d::pg_catalog.bool", c.Force},
 		{c.Next != 0, "$%d::pg_catalog.int4", c.Next},
 	} {

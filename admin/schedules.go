@@ -121,8 +121,8 @@ const (
 // name, at most that many, 1 to 1000. Which: Paused, Failing, Late, Blocked, or empty for all. Of
 // those that are late or wait no more than 1,000 are found.
 func (a *Admin) Schedules(ctx context.Context, group, which, prefix, after string, most int) ([]Schedule, error) {
-	page, err := listOf[Schedule](ctx, a, fmt.Sprintf("list the schedules of group %q", group), "schedules", which, []string{Paused, Failing, Late, Blocked}, most,
-		group, which, prefix, after)
+	page, err := listOf[Schedule](ctx, a, fmt.Sprintf("list the schedules of group %q", group), "schedules",
+		which, []string{Paused, Failing, Late, Blocked}, most, group, which, prefix, after)
 	if end := slices.IndexFunc(page, func(s Schedule) bool { return !strings.HasPrefix(s.Name, prefix) }); end >= 0 {
 		page = page[:end]
 	}

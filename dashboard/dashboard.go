@@ -145,7 +145,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		head.Set("Content-Type", kind)
 		http.ServeFileFS(w, r, static, "static/"+name)
 	default:
-		http.Error(w, fmt.Sprintf("The dashboard has no page %q. Where this is its own path, mount it with http.StripPrefix, at a path that ends in a slash.", r.URL.Path), http.StatusNotFound)
+		http.Error(w, fmt.Sprintf(
+			"The dashboard has no page %q. Where this is its own path, mount it with http.StripPrefix, at a path that ends in a slash.", r.URL.Path,
+		), http.StatusNotFound)
 	}
 }
 

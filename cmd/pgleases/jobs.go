@@ -101,7 +101,8 @@ NAME is its unique key, or the schedule of which it was made.`,
 			if j.Outcome == schedule.OutcomeSucceeded || j.Outcome == schedule.OutcomeUnknown {
 				failed-- // the last
 			}
-			return []any{j.ID, orNothing(j.Name), orNothing(j.Kind), instant(j.At), stateOf(j), failed, instant(j.StartedAt), instant(j.EndedAt), orNothing(j.Error)}
+			return []any{j.ID, orNothing(j.Name), orNothing(j.Kind), instant(j.At), stateOf(j), failed,
+				instant(j.StartedAt), instant(j.EndedAt), orNothing(j.Error)}
 		}), err
 	})
 }

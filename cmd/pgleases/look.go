@@ -136,7 +136,8 @@ func clientsOf(s *admin.Snapshot) string {
 		if c.FastFailover {
 			fast = "yes"
 		}
-		return []any{shown(c.ID), state(c), period(c.HeartbeatAge), c.TTL, leases[c.Session], owned[c.Session], shown(c.Host), c.PID, ago(s.At, c.Started), fast}
+		return []any{shown(c.ID), state(c), period(c.HeartbeatAge), c.TTL, leases[c.Session], owned[c.Session],
+			shown(c.Host), c.PID, ago(s.At, c.Started), fast}
 	})
 }
 
