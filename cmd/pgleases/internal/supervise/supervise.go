@@ -1,13 +1,13 @@
 package supervise
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -120,8 +120,7 @@ func (r *runner) work(ctx context.Context) error {
 	}()
 	lease, err := client.Lease(ctx, r.Lease, r.Partitions)
 	if errors.Is(err, pgleases.ErrPartitionCount) {
-		err = fmt.Errorf("%w\nGive that number with -n, or stop all and forget the lease: SELECT %s.drop_lease('%s', 'another number', partitions => %d)", err,
-			pgx.Identifier{r.Schema}.Sanitize(), strings.ReplaceAll(r.Lease, "'", "''"), r.Partitions)
+		err = fmt.Errorf("%w\nGive that number with -n, or stop all and forget the lease: pgleases drop %q --partitions %d --reason 'another number'", err, r.Lease, r.Partitions)
 	}
 	if err != nil {
 		return err
@@ -159,23 +158,16 @@ func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, le
 	defer cancel(nil)
 	none := Exit{NotOwned, fmt.Errorf("lease %q: others have it", r.Lease)}
 	if r.Try {
-		go func() {
-			if err := r.othersHaveIt(ctx, client.ID()); err != nil {
-				cancel(err)
-				return
-			}
-			cancel(none)
-		}()
+		go func() { cancel(cmp.Or(r.othersHaveIt(ctx, client.ID()), error(none))) }()
 	}
 	if r.Wait > 0 {
 		defer time.AfterFunc(r.Wait, func() { cancel(none) }).Stop()
 	}
-	if err := lease.Wait(ctx); err != nil && ctx.Err() != nil {
+	err := lease.Wait(ctx)
+	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
-	} else if err != nil {
-		return err
 	}
-	return nil
+	return err
 }
 
 // othersHaveIt returns when nothing is to be had: living others own all partitions, none is on its
