@@ -15,22 +15,21 @@ func (e *execution) handle(tx *transaction, a *attempt) error {
 	ctx, cancel := e.limited()
 	defer cancel()
 	a.handler = e.call(ctx, handlerTx{tx.Tx, tx}, a, e.run(a))
-	own := func(err error) bool {
-		return a.byHandler(err, e.kind.limits.idle) || ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled))
-	}
-	switch status := tx.status(); {
+	server := tx.Conn().PgConn()
+	switch {
 	case context.Cause(ctx) == ErrTimeout: // which has closed a connection in use
 		a.handler = timedOut{a.handler}
 	case a.handler != nil: // a context of its own that ended has closed the connection, too
-		a.own = own(a.handler)
-	case tx.Conn().IsClosed():
+		ended := errors.Is(a.handler, context.DeadlineExceeded) || errors.Is(a.handler, context.Canceled)
+		a.own = a.byHandler(a.handler, e.kind.limits.idle) || ended && ctx.Err() == nil
+	case server.IsClosed():
 		a.own = true
 		a.handler = errors.New("the handler returned nil after its connection was closed: it ignored the error of a statement")
-	case tx.busy():
+	case server.IsBusy():
 		a.handler = errors.New("the handler returned nil while rows or a batch of its transaction were open: read them to the end, or close them")
-	case status == 'E':
+	case server.TxStatus() == 'E':
 		a.handler = errors.New("the handler returned nil after a statement that failed: so nothing of its transaction can be committed")
-	case status == 'I':
+	case server.TxStatus() == 'I':
 		a.handler = errEnded
 	}
 	a.decided.done()

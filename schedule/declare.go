@@ -98,14 +98,10 @@ func (s *Scheduler) keepDeclared(ctx context.Context) {
 	names, _ := s.registry.declarations()
 	failing := false
 	for len(names) > 0 {
-		select {
-		case <-time.After(s.times.declare):
-		case <-ctx.Done():
+		if pause(ctx, s.times.declare); ctx.Err() != nil {
 			return
 		}
-		err := s.db.within(ctx, func(ctx context.Context) error {
-			return s.db.inTx(ctx, func(tx pgx.Tx) error { return s.db.sendDeclare(ctx, tx, names) })
-		})
+		err := s.db.briefly(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.db.sendDeclare(ctx, tx, names) })
 		if err != nil && !failing && ctx.Err() == nil {
 			s.log.Warn("schedule: declarations not noted, retried each hour", slog.Any("error", err))
 		}

@@ -63,8 +63,8 @@ const (
 func (s *Scheduler) trim(ctx context.Context, clock *serverClock) {
 	var others, failures int64
 	failing := false
-	for {
-		pause := s.times.trim
+	for ctx.Err() == nil {
+		next := s.times.trim
 		if now, known := clock.at(time.Now()); known { // a clock that is wrong for a moment deletes nothing
 			err := s.trimTo(ctx, false, now, s.options.retention, &others)
 			if err == nil {
@@ -78,13 +78,9 @@ func (s *Scheduler) trim(ctx context.Context, clock *serverClock) {
 			}
 			failing = err != nil
 		} else {
-			pause = min(pause, s.times.poll) // the first poll shows the time
+			next = min(next, s.times.poll) // the first poll shows the time
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return
-		}
+		pause(ctx, next)
 	}
 }
 
@@ -92,11 +88,9 @@ func (s *Scheduler) trim(ctx context.Context, clock *serverClock) {
 func (s *Scheduler) trimTo(ctx context.Context, failed bool, now time.Time, keep time.Duration, after *int64) error {
 	for more := keep > 0; more; {
 		upTo := *after
-		err := s.db.within(ctx, func(ctx context.Context) error {
-			return s.db.inTx(ctx, func(tx pgx.Tx) (err error) {
-				upTo, more, err = s.db.sendTrim(ctx, tx, failed, now.Add(-keep), *after)
-				return err
-			})
+		err := s.db.briefly(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
+			upTo, more, err = s.db.sendTrim(ctx, tx, failed, now.Add(-keep), *after)
+			return err
 		})
 		if err != nil {
 			return err

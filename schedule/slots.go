@@ -18,9 +18,7 @@ func (e *execution) makeSlots() error {
 	if k == nil || !k.limits.limited || k.slotsMade.Load() {
 		return nil
 	}
-	err := e.db.within(e.o.ctx, func(ctx context.Context) error {
-		return e.db.inTx(ctx, func(tx pgx.Tx) error { return e.db.sendMakeSlots(ctx, tx, k) })
-	})
+	err := e.db.briefly(e.o.ctx, func(ctx context.Context, tx pgx.Tx) error { return e.db.sendMakeSlots(ctx, tx, k) })
 	if err == nil {
 		k.slotsMade.Store(true)
 	}

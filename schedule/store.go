@@ -79,6 +79,13 @@ func (d *db) inOneTx(ctx context.Context, f func(pgx.Tx) error) error {
 	}))
 }
 
+// briefly is inTx within the time that the database is given for an answer.
+func (d *db) briefly(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
+	return d.within(ctx, func(ctx context.Context) error {
+		return d.inTx(ctx, func(tx pgx.Tx) error { return f(ctx, tx) })
+	})
+}
+
 // repeat calls f, atMost times, until it returns no error that passes.
 func (d *db) repeat(ctx context.Context, atMost int, passes func(error) bool, f func() error) error {
 	if d.staged {

@@ -86,16 +86,6 @@ type transaction struct {
 	ended atomic.Bool // by commit
 }
 
-// status is the server's status of it: T; E after a statement that failed; I if it has ended.
-func (t *transaction) status() byte {
-	return t.Conn().PgConn().TxStatus()
-}
-
-// busy reports whether a statement is under way in it, or its answer was not read to the end.
-func (t *transaction) busy() bool {
-	return t.Conn().PgConn().IsBusy()
-}
-
 // commit commits with what is queued, which is sent before: if a statement of it fails, the server
 // skips the others, and commits nothing.
 func (t *transaction) commit(ctx context.Context, batch *pgx.Batch) error {
@@ -106,7 +96,7 @@ func (t *transaction) commit(ctx context.Context, batch *pgx.Batch) error {
 		return nil
 	})
 	err := t.Tx.SendBatch(ctx, batch).Close()
-	t.ended.Store(t.Tx.Conn().PgConn().TxStatus() == 'I')
+	t.ended.Store(t.Conn().PgConn().TxStatus() == 'I')
 	return err
 }
 
