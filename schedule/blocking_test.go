@@ -342,18 +342,6 @@ func TestWhatWaitsForLongIsLookedAtSeldom(t *testing.T) {
 	}
 }
 
-// A process that knows what the last did not looks at all that waits, however many one look may wake.
-func TestAllThatWaitsRunsWhereItIsKnown(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	db.exec(`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due, blocked_reason, blocked_since)
-		SELECT '` + group + `', n::text, pgleases.partition_for(n::text, 1), 'mail', '', 'job', '"x"', 1, now, now + interval '1 hour', 'unknown', now FROM public.test_clock, generate_series(1, 1200) AS n`)
-	w := newWorker(db, schedule.WithPartitions(1))
-	schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[string]) error { return nil })
-	w.run()
-	becomes(db, "all have run", 0, "SELECT count(*) FROM pgleases.jobs")
-}
-
 // A process that comes with another number of partitions is told both numbers, and changes nothing for those that run.
 func TestPartitionCountChangeRefused(t *testing.T) {
 	t.Parallel()

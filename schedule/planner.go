@@ -23,8 +23,8 @@ type planner struct {
 
 	wake     chan struct{} // of capacity one: poll at once
 	finished chan finish
-	reported chan news
-	answers  chan *poll // of capacity one
+	gotSlot  chan string // the kind of a run that has a slot
+	answers  chan *poll  // of capacity one
 
 	// The rest is the goroutine's alone, see loop.
 	queue   queue
@@ -36,12 +36,12 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
 	s.counts.polled.Store(int64(time.Since(processStart)))
 	p := &planner{
 		s: s, lease: lease, wake: make(chan struct{}, 1), finished: make(chan finish),
-		reported: make(chan news), answers: make(chan *poll, 1), queue: newQueue(&s.times, s.mostRunning, s.registry.limit),
+		gotSlot: make(chan string), answers: make(chan *poll, 1), queue: newQueue(&s.times, s.mostRunning, s.registry.limit),
 		poller: newPoller(&s.times, newListener(s.db)),
 	}
 	tx := transactions{s.db, leaseFence(lease), &p.clock}
 	p.crashes = crashes{tx}
-	p.exec = executor{tx, &s.registry, s.log, func(n news) { p.reported <- n }}
+	p.exec = executor{tx, &s.registry, s.log, func(kind string) { p.gotSlot <- kind }}
 	return p
 }
 
@@ -108,8 +108,8 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 			p.answer(ctx, q)
 		case f := <-p.finished:
 			p.end(f)
-		case n := <-p.reported:
-			p.take(n)
+		case kind := <-p.gotSlot:
+			p.queue.slotFree(kind)
 		case <-done:
 			done = nil
 		case <-stopped:
@@ -224,14 +224,4 @@ func (p *planner) end(f finish) {
 		p.poller.soon()
 	}
 	p.poller.ended(f, p.queue.has(f.Key), p.queue.short())
-}
-
-// take takes what a run reports.
-func (p *planner) take(n news) {
-	if n.slotOf != "" {
-		p.queue.slotFree(n.slotOf)
-	}
-	if n.woke != nil {
-		p.poller.woke(n.woke)
-	}
 }

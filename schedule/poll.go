@@ -3,6 +3,7 @@ package schedule
 import (
 	"context"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -46,7 +47,7 @@ type poller struct {
 	times *timings
 	conn  *listener // of a poll while one is under way
 
-	partitions map[*ownership]*polledPartition
+	polled map[*ownership]bool // partitions, of which a poll was answered
 
 	polling  bool      // a poll is under way
 	next     time.Time // when the next is sent
@@ -62,19 +63,12 @@ type poller struct {
 	behind time.Time // when it last asked far behind that, for what was committed late
 	swept  time.Time // when it last asked for everything
 
-	few     bool      // fresh partitions are asked for one by one, because a poll for more failed
-	without bool      // the next poll asks for none of them
-	plain   time.Time // until then nothing is left out, because a poll that did so failed
-}
-
-// A polledPartition is what the poller knows of a partition.
-type polledPartition struct {
-	fresh bool      // it was not polled yet, or more of what is blocked in it is to be woken
-	woken time.Time // when a run last showed that
+	most  int       // how many fresh partitions the next poll asks for: after one that failed none, and then one after the other
+	plain time.Time // until then nothing is left out, because a poll that did so failed
 }
 
 func newPoller(times *timings, conn *listener) poller {
-	return poller{times: times, conn: conn, partitions: make(map[*ownership]*polledPartition), next: time.Now()}
+	return poller{times: times, conn: conn, most: math.MaxInt, next: time.Now()}
 }
 
 // soon makes it poll at once, because something was enqueued, or may have been.
@@ -128,28 +122,16 @@ func (p *poller) question(now time.Time, owned []*ownership, left leftOut, mostR
 // poll for one that is fresh may fail each time, and the others are to have their turn.
 func (p *poller) choose(q *poll, owned []*ownership) {
 	rand.Shuffle(len(owned), func(i, j int) { owned[i], owned[j] = owned[j], owned[i] })
-	known := p.partitions
-	p.partitions = make(map[*ownership]*polledPartition, len(owned))
-	fresh := len(owned)
-	switch {
-	case p.without:
-		fresh = 0
-	case p.few:
-		fresh = 1
-	}
-	p.without = false
+	known := p.polled
+	p.polled = make(map[*ownership]bool, len(owned))
 	for _, o := range owned {
-		is := known[o]
-		if is == nil {
-			is = &polledPartition{fresh: true}
-		}
-		p.partitions[o] = is
-		if is.fresh && len(q.fresh) == fresh {
+		p.polled[o] = known[o]
+		if !known[o] && len(q.fresh) == p.most {
 			q.more = true
 			continue
 		}
 		q.partitions = append(q.partitions, int32(o.Number))
-		if is.fresh {
+		if !known[o] {
 			q.fresh, q.of = append(q.fresh, int32(o.Number)), append(q.of, o)
 		}
 	}
@@ -176,7 +158,7 @@ func (p *poller) took(q *poll) bool {
 		p.plain = time.Now().Add(p.times.sweep) // it passes over all of that, and may take too long: what is not behind it goes on
 	}
 	if len(q.fresh) > 0 {
-		p.few, p.without = true, true // and so may this: the other partitions go on
+		p.most = 0 // and so may this: the other partitions go on
 	}
 	return false
 }
@@ -184,11 +166,10 @@ func (p *poller) took(q *poll) bool {
 // accepted notes that an answer is acted on: the database's clock is trusted.
 func (p *poller) accepted(q *poll) {
 	for _, o := range q.of {
-		if is := p.partitions[o]; is != nil {
-			is.fresh = false
-		}
+		p.polled[o] = true
 	}
-	if p.few = p.few && q.more; q.more {
+	if p.most = math.MaxInt; q.more {
+		p.most = 1
 		p.soon()
 	}
 	p.passed, p.crowded = q.left.keys, q.crowded() || !q.left.empty() // what was left out is a crowd still, until nothing of it is queued
@@ -209,14 +190,6 @@ func (p *poller) ended(f finish, queued, short bool) {
 		p.more = true
 	}
 	p.lower(f.from) // if it catches up it is due before it was, and a poll may find it before it begins
-}
-
-// woke makes more of what is blocked in a partition woken, because some of it has run: so this
-// process knows what the last did not. A poll wakes only so many.
-func (p *poller) woke(o *ownership) {
-	if is := p.partitions[o]; is != nil && time.Since(is.woken) >= p.times.poll {
-		is.fresh, is.woken = true, time.Now()
-	}
 }
 
 // idle returns how long until the next poll, and listens until then. While a poll is under way it

@@ -52,7 +52,7 @@ func init() {
 		r.clock.staged = stage.Now
 		tx := transactions{s.db, r.fence, &r.clock}
 		r.crashes = crashes{tx}
-		r.exec = executor{tx, &s.registry, s.log, func(news) {}}
+		r.exec = executor{tx, &s.registry, s.log, func(string) {}}
 		return r, nil
 	}
 }

@@ -28,13 +28,7 @@ type executor struct {
 	transactions
 	registry *registry
 	log      *slog.Logger
-	report   func(news)
-}
-
-// news is what a run reports before it ends.
-type news struct {
-	slotOf string     // it has a slot of this kind: another may try
-	woke   *ownership // what was blocked in this partition runs: so may others there
+	gotSlot  func(kind string) // another run of the kind may try
 }
 
 // A result is what came of executing an item.
@@ -107,9 +101,6 @@ func (e *execution) took(a *attempt) {
 	e.last = a.row
 	if a.err != nil {
 		return
-	}
-	if a.row.BlockedReason != nil && a.decided.BlockedReason == nil {
-		e.report(news{woke: e.o})
 	}
 	if a.outcome != callable && e.kind != nil {
 		e.kind.counts.wrote(a.decided.Outcomes)

@@ -41,7 +41,7 @@ func (e *execution) takeSlot(ctx context.Context, tx *transaction, outside bool)
 	switch {
 	case err != nil:
 	case taken:
-		e.report(news{slotOf: e.kind.name})
+		e.gotSlot(e.kind.name)
 	default: // perhaps because there are none any more: a standby was promoted that did not have them
 		e.kind.slotsMade.Store(false)
 	}

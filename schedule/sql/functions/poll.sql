@@ -20,8 +20,8 @@ DECLARE
     until CONSTANT timestamptz := now + p_horizon_us * interval '1 microsecond';
 BEGIN
     IF cardinality(p_fresh) > 0 THEN
-        -- Few enough that no poll takes long for it. If some of them run, the next polls wake others; else
-        -- those are due within an hour.
+        -- Few enough that no poll takes long for it. The others are due when they have waited twice as long,
+        -- and within an hour.
         UPDATE pgleases.schedules AS s SET due = now
         WHERE s.id IN (SELECT w.id FROM pgleases.schedules AS w
                        WHERE w.group_name = p_group AND w.partition = ANY (p_fresh) AND w.blocked_reason IS NOT NULL
