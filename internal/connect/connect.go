@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -183,15 +184,14 @@ func (cr *Connector) connect(ctx context.Context, limit time.Duration, notified 
 		}
 	}
 	line := &line{dial: config.DialFunc, userTimeout: 2 * max(cr.Heartbeat, time.Second), open: make(map[net.Conn]struct{})}
-	var found *nature
-	cr.adapt(config, limit, line, &found, comes)
+	c := &Conn{Traced: config.Tracer != nil, line: line}
+	cr.adapt(config, limit, c, comes)
 	config.OnNotification = notified
-	conn, err := pgx.ConnectConfig(context.WithValue(ctx, connecting{}, true), config)
-	if err != nil {
+	var err error
+	if c.Pgx, err = pgx.ConnectConfig(context.WithValue(ctx, connecting{}, true), config); err != nil {
 		line.close()
 		return nil, err
 	}
-	c := &Conn{Pgx: conn, Settings: found.settings, Plain: found.plain, Traced: config.Tracer != nil, line: line}
 	if cr.FastFailover > 0 {
 		if err := c.prepareFailover(ctx, cr.FastFailover); err != nil {
 			c.Close()
@@ -201,14 +201,12 @@ func (cr *Connector) connect(ctx context.Context, limit time.Duration, notified 
 	return c, nil
 }
 
-// adapt makes a configuration that of a client's own connection, through line. It is validated into found.
-func (cr *Connector) adapt(config *pgx.ConnConfig, limit time.Duration, line *line, found **nature, comes func()) {
+// adapt makes a configuration that of a client's own connection, which c is to be.
+func (cr *Connector) adapt(config *pgx.ConnConfig, limit time.Duration, c *Conn, comes func()) {
 	if config.ConnectTimeout == 0 || config.ConnectTimeout > limit {
 		config.ConnectTimeout = limit
 	}
-	for name, value := range Settings {
-		config.RuntimeParams[name] = value
-	}
+	maps.Copy(config.RuntimeParams, Settings)
 	if config.RuntimeParams["application_name"] == "" {
 		config.RuntimeParams["application_name"] = "pgleases"
 	}
@@ -217,13 +215,9 @@ func (cr *Connector) adapt(config *pgx.ConnConfig, limit time.Duration, line *li
 		if ctx.Value(connecting{}) != nil { // else it is a request to cancel, long after
 			comes()
 		}
-		return line.dialOne(ctx, network, address)
+		return c.line.dialOne(ctx, network, address)
 	}
-	config.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) (err error) {
-		*found, err = writable(ctx, conn)
-		line.direct.Store(*found != nil && (*found).direct)
-		return err
-	}
+	config.ValidateConnect = c.writable
 	if hook := config.AfterConnect; hook != nil { // the application's, which may set what it likes
 		config.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
 			if err := hook(ctx, conn); err != nil {
@@ -233,9 +227,9 @@ func (cr *Connector) adapt(config *pgx.ConnConfig, limit time.Duration, line *li
 		}
 	}
 	if cr.FastFailover > 0 {
-		line.listen(&config.Config)
+		c.line.listen(&config.Config)
 	}
-	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler { return newWatcher(conn, line) }
+	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler { return newWatcher(conn, c.line) }
 }
 
 // ReadCommitted begins every message where the session's settings do not last, but a heartbeat's. The statements count on READ
@@ -250,13 +244,6 @@ const SearchPath = "pg_catalog, pg_temp"
 // hold.
 var ErrSetting = errors.New("a setting must be changed")
 
-// nature is what the first query found out about a connection.
-type nature struct {
-	direct   bool     // it is not through a pooler: a pooler gives a process ID that is not the backend's
-	settings []string // with which each message of a pooled connection begins
-	plain    bool     // a heartbeat needs none of them
-}
-
 // lasts are the settings of a direct connection for as long as it lasts, whatever the role's, the
 // database's and the server's are. A statement has a limit of its own, the connection is idle
 // between heartbeats, and nothing is worth compiling.
@@ -270,8 +257,10 @@ var lasts = func() string {
 }()
 
 // writable refuses a server that takes no writes, or with a setting under which promises do not
-// hold. On a direct connection it makes the settings that last.
-func writable(ctx context.Context, conn *pgconn.PgConn) (*nature, error) {
+// hold, and finds out about the connection. On a direct one it makes the settings that last. A
+// pooler gives a process ID that is not the backend's.
+func (c *Conn) writable(ctx context.Context, conn *pgconn.PgConn) error {
+	c.line.direct.Store(false)
 	results, err := conn.Exec(ctx, fmt.Sprintf(
 		"SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('default_transaction_read_only')::boolean, "+
 			"pg_catalog.current_setting('session_replication_role'), pg_catalog.current_setting('default_transaction_isolation'), "+
@@ -279,39 +268,39 @@ func writable(ctx context.Context, conn *pgconn.PgConn) (*nature, error) {
 			"pg_catalog.current_setting('jit_above_cost'), coalesce(pg_catalog.current_setting('transaction_timeout', true), '0'), "+
 			"CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %d THEN pg_catalog.concat(%s) END", conn.PID(), lasts)).ReadAll()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if len(results) != 1 || len(results[0].Rows) != 1 {
-		return nil, errors.New("the first query has no answer")
+		return errors.New("the first query has no answer")
 	}
 	row := results[0].Rows[0]
 	is := func(i int, value string) bool { return string(row[i]) == value }
 	switch {
 	case !is(0, "f"):
-		return nil, fmt.Errorf("%w: it is a standby", ErrReadOnly)
+		return fmt.Errorf("%w: it is a standby", ErrReadOnly)
 	case !is(1, "f"): // as failover tools and operators set it to stop writes: it is obeyed
-		return nil, fmt.Errorf("%w: default_transaction_read_only is on, for the role, the database or the server; a client needs it off",
+		return fmt.Errorf("%w: default_transaction_read_only is on, for the role, the database or the server; a client needs it off",
 			ErrReadOnly)
 	case is(2, "replica"):
-		return nil, fmt.Errorf("%w: session_replication_role is replica, so no trigger tells clients of changes; "+
+		return fmt.Errorf("%w: session_replication_role is replica, so no trigger tells clients of changes; "+
 			"run ALTER ROLE ... RESET session_replication_role, or ALTER DATABASE ... RESET, where it is set", ErrSetting)
 	}
-	f := &nature{direct: row[9] != nil}
-	if f.direct {
-		f.plain = true
-		return f, nil
+	direct := row[9] != nil
+	c.line.direct.Store(direct)
+	if c.Settings, c.Plain = nil, direct; direct {
+		return nil
 	}
 	compiles := !is(5, "off") && (is(6, "off") || is(7, "0")) // without sequential scans a plan seems to cost too much
-	f.settings = []string{ReadCommitted, "SET LOCAL search_path = " + SearchPath}
+	c.Settings = []string{ReadCommitted, "SET LOCAL search_path = " + SearchPath}
 	if !is(4, "0") {
-		f.settings = append(f.settings, "SET LOCAL statement_timeout = 0")
+		c.Settings = append(c.Settings, "SET LOCAL statement_timeout = 0")
 	}
 	if compiles {
-		f.settings = append(f.settings, "SET LOCAL jit = off")
+		c.Settings = append(c.Settings, "SET LOCAL jit = off")
 	}
 	if !is(8, "0") {
-		f.settings = append(f.settings, "SET LOCAL transaction_timeout = 0")
+		c.Settings = append(c.Settings, "SET LOCAL transaction_timeout = 0")
 	}
-	f.plain = is(3, "read committed") && !compiles
-	return f, nil
+	c.Plain = is(3, "read committed") && !compiles
+	return nil
 }

@@ -38,7 +38,7 @@ type Process struct {
 	Host      string
 	PID       int
 	StartedAt time.Time
-	Evicted   bool `db:"-"` // it is none: an operator has evicted the client
+	Evicted   bool // it is none: an operator has evicted the client
 }
 
 // An Incarnation is one of the server. Where two heartbeats saw different runs, the server may have
@@ -97,35 +97,34 @@ type LeaseBeat struct {
 // Register begins a session, and returns its incarnation. Where a newer process has the ID, it
 // returns 0 and that process (nil where that one has no session). See register.sql.
 func (c *Conn) Register(ctx context.Context, r Registration) (int64, *Process, error) {
-	type row struct {
-		Incarnation *int64
-		Host        *string
-		PID         *int
-		StartedAt   *time.Time
-		Evicted     bool
-	}
 	c.notices.concerns(r.Session)
-	got, err := one[row](ctx, c, c.statements.Register, r.Session, r.ID, r.Incarnation, r.Process,
+	got, err := one[struct {
+		Incarnation int64
+		Process
+	}](ctx, c, c.statements.Register, r.Session, r.ID, r.Incarnation, r.Process,
 		r.TTL.Microseconds(), r.Host, r.PID, r.StartedAt, c.lockWait)
-	if err != nil {
-		return 0, nil, err
+	if err != nil || got.Incarnation != 0 {
+		return got.Incarnation, nil, err
 	}
-	if got.Incarnation != nil {
-		return *got.Incarnation, nil, nil
-	}
+	return 0, got.ifAny(), nil
+}
+
+// ifAny returns what a statement found; nil: nothing.
+func (p Process) ifAny() *Process {
 	switch {
-	case got.Evicted:
-		return 0, &Process{Evicted: true}, nil
-	case got.Host == nil:
-		return 0, nil, nil
+	case p.Evicted:
+		return &Process{Evicted: true}
+	case p.PID == 0:
+		return nil
 	}
-	return 0, &Process{Host: *got.Host, PID: *got.PID, StartedAt: *got.StartedAt}, nil
+	return &p
 }
 
 // Superseder returns the newest process that has a session under a client ID; nil where none has.
 // See superseder.sql.
 func (c *Conn) Superseder(ctx context.Context, id string) (*Process, error) {
-	return maybe[Process](ctx, c, c.statements.Superseder, id)
+	found, err := one[Process](ctx, c, c.statements.Superseder, id)
+	return found.ifAny(), err
 }
 
 // tellEvery is how often all leases are returned at least: what somebody changed by hand is heard
@@ -263,12 +262,9 @@ func (c *Conn) SetMarker(ctx context.Context, marker int64) error {
 // its server generation, above that given; 0: it need not be accepted, or may not be yet. See
 // accept.sql.
 func (c *Conn) AcceptServer(ctx context.Context, watched time.Duration, run Incarnation, generation int64) (int64, error) {
-	accepted, err := maybe[struct{ Generation int64 }](ctx, c, c.statements.Accept,
+	accepted, err := one[struct{ Generation int64 }](ctx, c, c.statements.Accept,
 		watched.Microseconds(), run.Timeline, run.Started, run.Marker, generation, c.lockWait)
-	if err != nil || accepted == nil {
-		return 0, err
-	}
-	return accepted.Generation, nil
+	return accepted.Generation, err
 }
 
 // RejectServer has the server accepted again, where its server generation is lower than this one.

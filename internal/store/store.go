@@ -11,7 +11,6 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -106,17 +105,6 @@ func one[T any](ctx context.Context, c *Conn, statement string, args ...any) (T,
 
 func theOne[T any](read pgx.RowToFunc[T]) func(pgx.Rows) (T, error) {
 	return func(rows pgx.Rows) (T, error) { return pgx.CollectExactlyOneRow(rows, read) }
-}
-
-// maybe returns the first row, or nil where there is none.
-func maybe[T any](ctx context.Context, c *Conn, statement string, args ...any) (*T, error) {
-	return query(ctx, c, func(rows pgx.Rows) (*T, error) {
-		row, err := pgx.CollectOneRow(rows, pgx.RowToAddrOfStructByPos[T])
-		if errors.Is(err, pgx.ErrNoRows) {
-			return nil, nil
-		}
-		return row, err
-	}, statement, args...)
 }
 
 // call returns the one value of a heartbeat, which calls a function with literals alone. The

@@ -7,7 +7,7 @@
 -- $5 bigint  the highest server generation that the caller has seen, be it on another server
 -- $6 int     lock timeout, milliseconds
 --
--- One row: the server generation, if it was accepted. No row if it is accepted already, or may not be accepted yet.
+-- One row: the server generation, if it was accepted; 0 if it is accepted already, or may not be accepted yet.
 WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT pgleases.settings(true, $6::int) AS ok
 ), due AS MATERIALIZED ( -- not while a session's TTL is longer than the watch; SKIP LOCKED: another client accepts it
@@ -29,4 +29,4 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
 ), told AS (
     INSERT INTO pgleases.events (cause, reason) SELECT 'accepted', 'server generation ' || accepted.generation::text FROM accepted
 )
-SELECT accepted.generation FROM accepted
+SELECT coalesce((SELECT accepted.generation FROM accepted), 0) AS generation

@@ -58,8 +58,8 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     ON CONFLICT (session) DO UPDATE SET expires_at = EXCLUDED.expires_at, incarnation = greatest(c.incarnation, EXCLUDED.incarnation)
     RETURNING c.incarnation
 )
-SELECT (SELECT incarnation FROM client) AS incarnation,
-       newer.host, newer.pid, newer.started_at,
+SELECT coalesce((SELECT incarnation FROM client), 0) AS incarnation,
+       coalesce(newer.host, '') AS host, coalesce(newer.pid, 0) AS pid, coalesce(newer.started_at, 'epoch') AS started_at,
        EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = $2::text AND i.process = 0) AS evicted
 FROM (VALUES (1)) AS one -- a row also where no other process has the ID
 LEFT JOIN LATERAL (

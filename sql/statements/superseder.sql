@@ -2,8 +2,9 @@
 --
 -- $1 text  client ID
 --
--- One row: its host, process ID and start; no row where there is none.
-SELECT c.host, c.pid, c.started_at FROM pgleases.clients AS c
-WHERE c.id = $1::text
-ORDER BY c.incarnation DESC
-LIMIT 1
+-- One row: its host, process ID and start; no process (ID 0) where there is none; and false, as it is no operator.
+SELECT coalesce(newer.host, '') AS host, coalesce(newer.pid, 0) AS pid, coalesce(newer.started_at, 'epoch') AS started_at, false AS evicted
+FROM (VALUES (1)) AS one
+LEFT JOIN LATERAL (
+    SELECT c.host, c.pid, c.started_at FROM pgleases.clients AS c WHERE c.id = $1::text ORDER BY c.incarnation DESC LIMIT 1
+) AS newer ON true
