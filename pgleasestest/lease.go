@@ -13,7 +13,6 @@ package pgleasestest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -156,16 +155,9 @@ func (l *Lease) shown(partitions []int) []pgleases.Partition {
 func (l *Lease) until(ok func() bool) {
 	for {
 		changed := l.Changed()
-		if ok() || l.over() {
+		if ok() || l.Err() != nil {
 			return
 		}
 		<-changed
 	}
-}
-
-// over reports whether the lease has ended: it was left, or its client closed.
-func (l *Lease) over() bool {
-	now, cancel := context.WithCancel(context.Background())
-	cancel()
-	return errors.Is(l.Wait(now), pgleases.ErrClosed)
 }

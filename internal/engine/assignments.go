@@ -115,38 +115,27 @@ func (as *assignments) own(number int, epoch int64) *assignment {
 // serve shows assignments that began, and logs their numbers.
 func (as *assignments) serve(gained []int) {
 	as.logEnded()
-	as.publish()
+	as.publish(false)
 	if len(gained) > 0 {
 		as.config.Log.Info("pgleases: partitions gained", slog.String("lease", as.lease.Name), slog.String("partitions", ranges.Short(gained)))
 	}
 }
 
-// publish shows what is served, if that changed.
-func (as *assignments) publish() {
-	if served := as.served(); !as.lease.Board.Shows(as.shown(), served) {
-		as.show(served)
-	}
-}
-
-// showAgain shows what is served, also if it is the same: readers that waited look again.
-func (as *assignments) showAgain() { as.show(as.served()) }
-
-// served returns what is served now, by number.
-func (as *assignments) served() (served []*owned.Ownership) {
-	if as.validity == nil {
-		return nil
-	}
+// publish shows what is served now, by number: again, if it is the same, for readers that waited and
+// look once more.
+func (as *assignments) publish(again bool) {
 	serving := as.serving()
-	served = make([]*owned.Ownership, len(serving))
+	if as.validity == nil {
+		serving = nil
+	}
+	served := make([]*owned.Ownership, len(serving))
 	for i, a := range serving {
 		served[i] = a.Ownership
 	}
-	return served
-}
-
-// show shows that, and notes what of that which was shown before a reader may be working on.
-func (as *assignments) show(served []*owned.Ownership) {
-	for _, o := range as.lease.Board.Show(as.shown(), served) {
+	if !again && as.lease.Board.Shows(as.shown(), served) {
+		return
+	}
+	for _, o := range as.lease.Board.Show(as.shown(), served) { // what a reader may be working on of that which was shown before
 		if a := as.of[o.Number]; a != nil && a.Ownership == o {
 			a.valuesRead = true
 		}
@@ -163,7 +152,7 @@ func (as *assignments) withdraw(which []*assignment, cause error, now time.Time)
 		}
 		as.draining[a] = struct{}{}
 	}
-	as.publish()
+	as.publish(false)
 	asked := make([]*owned.Ownership, len(which))
 	for i, a := range which {
 		if a.valuesRead {

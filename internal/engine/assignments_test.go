@@ -25,7 +25,7 @@ func idleEngine(n int, log slog.Handler) (*engine, *membership) {
 	for i := range gained {
 		gained[i] = m.own(i, 1)
 	}
-	m.publish()
+	m.publish(false)
 	return e, m
 }
 

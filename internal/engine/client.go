@@ -103,16 +103,15 @@ func (c *Client) Close(ctx context.Context) error {
 
 // Beat waits until the next heartbeat was answered. With atOnce that one is sent now.
 func (c *Client) Beat(ctx context.Context, atOnce bool) error {
-	next := make(chan (<-chan struct{}), 1)
-	if err := c.request(ctx, func(e *engine) {
-		next <- e.locks.NextBeat()
+	next, err := requestAnswer(ctx, c, func(e *engine, answer chan<- (<-chan struct{})) {
+		answer <- e.locks.NextBeat()
 		if atOnce {
 			e.session.beatNow()
 		}
-	}); err != nil {
-		return err
+	})
+	if err == nil {
+		_, err = locks.Answer(ctx, c.done, c.Err, next)
 	}
-	_, err := locks.Answer(ctx, c.done, c.Err, <-next)
 	return err
 }
 

@@ -258,7 +258,7 @@ func (e *engine) watchConnection(now time.Time) {
 	}
 	if e.liveness.Allows(e.trust.validity, e.connection.conn, now) {
 		for m := range e.members.all() { // readers read again, and those that wait for that are notified
-			m.showAgain()
+			m.publish(true)
 		}
 	}
 }
@@ -409,7 +409,7 @@ func (e *engine) earnTrust(sent time.Time) {
 	e.watchConnection(now)
 	for m := range e.members.all() {
 		m.toRead = true
-		m.publish()
+		m.publish(false)
 	}
 }
 

@@ -158,12 +158,10 @@ func (s *Session) Listened(session int64) {
 func (s *Session) Disconnected() { s.listened = 0 }
 
 // LookNow makes a look due.
-func (s *Session) LookNow() { s.lookAfter(time.Time{}) }
-
-func (s *Session) lookAfter(at time.Time) {
+func (s *Session) LookNow() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lookAt = at
+	s.lookAt = time.Time{}
 }
 
 // ToConfirm notes another server incarnation. It has something to confirm also if nothing is held:

@@ -5,7 +5,7 @@ import (
 	"io/fs"
 	"reflect"
 	"strings"
-	"sync/atomic"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 
@@ -30,29 +30,19 @@ type Statements struct {
 // in the schema, and nowhere else, and "pgleases" alone once, where the schema is created. A name
 // that stands in a string begins it.
 //
-// To write them costs a processor more than a millisecond, and each client asks for them. So those
-// of the last schema are kept: a process has one, as a rule.
+// To write them costs a processor more than a millisecond, and each client asks for them. So they
+// are kept: a process has one schema, as a rule.
 func StatementsFor(schema string) Statements {
-	if last := lastStatements.Load(); last != nil && last.schema == schema {
-		return last.Statements
-	}
-	s := writeStatements(schema)
-	lastStatements.Store(&schemaStatements{schema, s})
-	return s
+	write := sync.OnceValue(func() Statements {
+		s := Statements{Schema: DDL(sql.Files, schema)}
+		Fill(&s, Texts(sql.Files, schema))
+		return s
+	})
+	kept, _ := statements.LoadOrStore(schema, write)
+	return kept.(func() Statements)()
 }
 
-var lastStatements atomic.Pointer[schemaStatements]
-
-type schemaStatements struct {
-	schema string
-	Statements
-}
-
-func writeStatements(schema string) Statements {
-	s := Statements{Schema: DDL(sql.Files, schema)}
-	Fill(&s, Texts(sql.Files, schema))
-	return s
-}
+var statements sync.Map // by schema
 
 // Fill reads into each field of a struct of texts that is empty the file that has its name, in
 // lower case.
