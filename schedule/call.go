@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -82,17 +83,13 @@ func (a *attempt) due() time.Time {
 func (e *execution) run(a *attempt) Run[json.RawMessage] {
 	r := a.row
 	run := Run[json.RawMessage]{
-		Trigger: TriggerTick, Name: r.Name, Job: r.jobID(), Key: r.Key, Args: r.Args, At: a.decided.run.At.UTC(),
+		Trigger: TriggerTick, Name: r.Name, Key: r.Key, Args: r.Args, At: a.decided.run.At.UTC(),
 		Local: a.decided.run.At.In(a.decided.zone), Missed: a.decided.missed,
 		Attempt: r.attempts() + 1, Crashes: max(0, r.Trying.crashes()-1), Partition: e.o.Number, Epoch: e.o.Epoch,
+		From: value(cmp.Or(r.Succeeded, r.Since)).UTC(), // of a schedule, or of a job
 	}
 	if r.Job {
-		run.Trigger = r.Trigger
-	}
-	for _, from := range []*time.Time{r.Succeeded, r.Since} { // of a schedule, and of a job
-		if from != nil {
-			run.From = from.UTC()
-		}
+		run.Trigger, run.Job = r.Trigger, r.ID
 	}
 	return run
 }

@@ -1,35 +1,34 @@
 package schedule
 
-// crashes writes down in which partitions this process runs something: an owner that finds that not
-// taken back knows that this process crashed. It is safe for concurrent use.
-type crashes struct{ transactions }
+// This file writes down in which partitions this process runs something: an owner that finds that
+// not taken back knows that this process crashed.
 
-// open writes down, before the first run in a partition, that something runs in it.
-func (c *crashes) open(o *ownership) error {
+// noteRuns writes down, before the first run in a partition, that something runs in it.
+func (t *transactions) noteRuns(o *ownership) error {
 	o.crashes.Lock()
 	defer o.crashes.Unlock()
 	if !o.opened.IsZero() {
 		return nil
 	}
-	err := c.db.repeat(o.ctx, maxBreaks, passing, func() error {
-		return c.guarded(o.ctx, o.Partition, c.db.begin(&o.crashed), nil)
+	err := t.db.repeat(o.ctx, maxBreaks, passing, func() error {
+		return t.guarded(o.ctx, o.Partition, t.db.begin(&o.crashed), nil)
 	})
 	if err == nil {
-		o.opened = c.clock.now()
+		o.opened = t.clock.now()
 	}
 	return err
 }
 
-// close takes that back, when all runs have ended. If that fails, the next owner is careful for
+// noteEnd takes that back, when all runs have ended. If that fails, the next owner is careful for
 // nothing.
-func (c *crashes) close(o *ownership) {
+func (t *transactions) noteEnd(o *ownership) {
 	o.crashes.Lock()
 	defer o.crashes.Unlock()
 	if o.opened.IsZero() {
 		return
 	}
-	_ = c.db.repeat(o.life, maxConflicts, conflict, func() error {
-		return c.guarded(o.life, o.Partition, c.db.end(o.counted), nil)
+	_ = t.db.repeat(o.life, maxConflicts, conflict, func() error {
+		return t.guarded(o.life, o.Partition, t.db.end(o.counted), nil)
 	})
 }
 

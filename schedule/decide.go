@@ -245,12 +245,7 @@ func (r *record) due(rule Rule, last Tick, now time.Time) Due {
 
 // unchanged reports whether a step would change nothing.
 func (d *decision) unchanged(r *record) bool {
-	return len(d.Outcomes) == 0 && same(d.BlockedReason, r.BlockedReason, func(a, b string) bool { return a == b }) && same(d.Due, r.Due, time.Time.Equal)
-}
-
-// same reports whether both are nil, or equal.
-func same[T any](a, b *T, equal func(T, T) bool) bool {
-	return a == nil && b == nil || a != nil && b != nil && equal(*a, *b)
+	return len(d.Outcomes) == 0 && value(d.BlockedReason) == value(r.BlockedReason) && value(d.Due).Equal(value(r.Due))
 }
 
 // moveTo moves the cursor to a tick.

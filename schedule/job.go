@@ -310,11 +310,3 @@ func (s *Scheduler) Jobs(ctx context.Context, filter JobFilter) iter.Seq2[Job, e
 		return nil, fmt.Errorf("%q is none of the states", filter.State)
 	}, func(j *Job) (Job, int64) { return *j, j.ID })
 }
-
-// jobID is the ID of a job; 0: it is a schedule.
-func (r *record) jobID() int64 {
-	if r.Job {
-		return r.ID
-	}
-	return 0
-}

@@ -3,6 +3,7 @@ package schedule
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -75,18 +76,17 @@ func (l *listener) listen() {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
 	conn := l.conn
-	go func() {
-		defer close(done)
+	var listening sync.WaitGroup
+	listening.Go(func() {
 		for {
 			if _, err := conn.WaitForNotification(ctx); err != nil {
 				return
 			}
 			l.wake()
 		}
-	}()
-	l.stop = func() { cancel(); <-done }
+	})
+	l.stop = func() { cancel(); listening.Wait() }
 }
 
 // rest ends listening: the connection is free for statements.

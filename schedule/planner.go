@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/pgleases/pgleases"
@@ -12,14 +13,13 @@ import (
 
 // A planner knows all parts of a Run, and passes on to each what the others return. The parts know
 // nothing of each other: the poller asks what is due, the queue decides what begins next, the
-// executor runs it, in a goroutine for each run, and crashes notes where something runs.
+// executor runs it, in a goroutine for each run.
 type planner struct {
-	s       *Scheduler
-	lease   *pgleases.Lease
-	owned   ownerships
-	clock   serverClock
-	crashes crashes
-	exec    executor
+	s     *Scheduler
+	lease *pgleases.Lease
+	owned ownerships
+	clock serverClock
+	exec  executor
 
 	wake     chan struct{} // of capacity one: poll at once
 	finished chan finish
@@ -39,9 +39,7 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
 		gotSlot: make(chan string), answers: make(chan *poll, 1), queue: newQueue(&s.times, s.mostRunning, s.registry.limit),
 		poller: newPoller(&s.times, newListener(s.db)),
 	}
-	tx := transactions{s.db, leaseFence(lease), &p.clock}
-	p.crashes = crashes{tx}
-	p.exec = executor{tx, &s.registry, s.log, func(kind string) { p.gotSlot <- kind }}
+	p.exec = executor{transactions{s.db, leaseFence(lease), &p.clock}, &s.registry, s.log, func(kind string) { p.gotSlot <- kind }}
 	return p
 }
 
@@ -53,17 +51,14 @@ func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error
 	p.owned.Store(o.Number, o)
 	p.pollSoon()
 	if o.Number == 0 {
-		trimming := make(chan struct{})
-		go func() {
-			defer close(trimming)
-			p.s.trim(ctx, &p.clock)
-		}()
-		defer func() { <-trimming }()
+		var trimming sync.WaitGroup
+		trimming.Go(func() { p.s.trim(ctx, &p.clock) })
+		defer trimming.Wait()
 	}
 	<-ctx.Done()
 	p.owned.Delete(o.Number)
 	defer o.drain(p.s.options.drain)()
-	p.crashes.close(o)
+	p.exec.noteEnd(o)
 	return ctx.Err()
 }
 
@@ -78,12 +73,10 @@ func (p *planner) pollSoon() {
 // start starts the goroutine. It polls until ctx ends, and takes the ends of runs until the
 // returned function is called.
 func (p *planner) start(ctx context.Context) (stop func()) {
-	stopped, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		p.loop(ctx, stopped)
-	}()
-	return func() { close(stopped); <-done }
+	stopped := make(chan struct{})
+	var loop sync.WaitGroup
+	loop.Go(func() { p.loop(ctx, stopped) })
+	return func() { close(stopped); loop.Wait() }
 }
 
 func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
@@ -208,7 +201,7 @@ func (p *planner) begin() time.Duration {
 
 // run runs an item, in a goroutine of its own.
 func (p *planner) run(o *ownership, it item) result {
-	if err := p.crashes.open(o); err != nil {
+	if err := p.exec.noteRuns(o); err != nil {
 		if o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) {
 			itemLogger(p.s.log, it).Warn("schedule: run postponed", slog.Any("error", err))
 		}

@@ -15,11 +15,12 @@ type registry struct {
 	kinds    map[string]*kind
 	broken   []error            // of registrations
 	declared map[string]*record // what the code declares
-	warned   map[string]bool    // kinds that are not registered, of which that was logged
+
+	warned sync.Map // kinds that are not registered, of which that was logged
 }
 
 func newRegistry() registry {
-	return registry{kinds: make(map[string]*kind), declared: make(map[string]*record), warned: make(map[string]bool)}
+	return registry{kinds: make(map[string]*kind), declared: make(map[string]*record)}
 }
 
 // register takes a kind.
@@ -72,13 +73,11 @@ func (r *registry) stats() map[string]KindStats {
 	return kinds
 }
 
-// unknown returns the names of all kinds, and whether it is called for the first time for a kind.
-func (r *registry) unknown(kind string) (registered []string, first bool) {
+// names returns the names of all kinds.
+func (r *registry) names() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	first = !r.warned[kind]
-	r.warned[kind] = true
-	return slices.Sorted(maps.Keys(r.kinds)), first
+	return slices.Sorted(maps.Keys(r.kinds))
 }
 
 // declare takes a schedule that the code declares.

@@ -20,14 +20,13 @@ import (
 
 // A rehearsal is a process. It is a seam.Process, and the fence of its executor.
 type rehearsal struct {
-	s       *Scheduler
-	clock   serverClock
-	crashes crashes
-	exec    executor
-	owned   map[int]*ownership
-	all     []int32               // partitions, that are owned
-	held    map[subject]time.Time // what is not to be begun before an instant
-	life    context.Context
+	s     *Scheduler
+	clock serverClock
+	exec  executor
+	owned map[int]*ownership
+	all   []int32               // partitions, that are owned
+	held  map[subject]time.Time // what is not to be begun before an instant
+	life  context.Context
 }
 
 // rehearsalLockWait is how long a statement of a rehearsal waits for a lock. Mostly what has the
@@ -50,9 +49,7 @@ func init() {
 			r.all = append(r.all, int32(n))
 		}
 		r.clock.staged = stage.Now
-		tx := transactions{s.db, r.fence, &r.clock}
-		r.crashes = crashes{tx}
-		r.exec = executor{tx, &s.registry, s.log, func(string) {}}
+		r.exec = executor{transactions{s.db, r.fence, &r.clock}, &s.registry, s.log, func(string) {}}
 		return r, nil
 	}
 }
@@ -87,7 +84,7 @@ func (r *rehearsal) Own(life context.Context, epoch int64) error {
 // Drain notes that all that ran has ended.
 func (r *rehearsal) Drain() {
 	for _, o := range r.owned {
-		r.crashes.close(o)
+		r.exec.noteEnd(o)
 	}
 }
 
@@ -124,7 +121,7 @@ func (r *rehearsal) Step(ctx context.Context) (ran any, next time.Time, err erro
 // it.
 func (r *rehearsal) run(it item) bool {
 	o := r.owned[it.Partition]
-	if r.crashes.open(o) != nil {
+	if r.exec.noteRuns(o) != nil {
 		return false
 	}
 	done := r.exec.execute(o, it)

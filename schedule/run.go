@@ -271,10 +271,10 @@ func (e *execution) warnUnknown(r *record) {
 	if r.BlockedSince == nil || r.Clock.Sub(*r.BlockedSince) < unknown {
 		return
 	}
-	if names, first := e.registry.unknown(r.Kind); first {
+	if _, logged := e.registry.warned.LoadOrStore(r.Kind, true); !logged {
 		e.logger().Warn(
 			"schedule: blocked, kind not registered in this process", slog.String("name", r.Name),
-			slog.Time("since", *r.BlockedSince), slog.Any("registered", names),
+			slog.Time("since", *r.BlockedSince), slog.Any("registered", e.registry.names()),
 		)
 	}
 }
