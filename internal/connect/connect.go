@@ -247,14 +247,10 @@ var ErrSetting = errors.New("a setting must be changed")
 // lasts are the settings of a direct connection for as long as it lasts, whatever the role's, the
 // database's and the server's are. A statement has a limit of its own, the connection is idle
 // between heartbeats, and nothing is worth compiling.
-var lasts = func() string {
-	var b strings.Builder
-	for _, s := range [][2]string{{"search_path", SearchPath}, {"default_transaction_isolation", "read committed"}, {"statement_timeout", "0"},
-		{"idle_session_timeout", "0"}, {"jit", "off"}} {
-		fmt.Fprintf(&b, "pg_catalog.set_config('%s', '%s', false), ", s[0], s[1])
-	}
-	return b.String() + "CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL THEN pg_catalog.set_config('transaction_timeout', '0', false) END"
-}()
+const lasts = "pg_catalog.set_config('search_path', '" + SearchPath + "', false), " +
+	"pg_catalog.set_config('default_transaction_isolation', 'read committed', false), pg_catalog.set_config('statement_timeout', '0', false), " +
+	"pg_catalog.set_config('idle_session_timeout', '0', false), pg_catalog.set_config('jit', 'off', false), " +
+	"CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL THEN pg_catalog.set_config('transaction_timeout', '0', false) END"
 
 // writable refuses a server that takes no writes, or with a setting under which promises do not
 // hold, and finds out about the connection. On a direct one it makes the settings that last. A

@@ -267,7 +267,7 @@ func beginPlan(e *engine, now time.Time) *operation {
 		longest = busyRetry
 	}
 	p, limit := e.plans.begin(longest, now), e.config.limit()
-	n := e.plans.next(p)
+	n := next{e.plans.batch, e.plans.alone}
 	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
 		applied, took, err := p.proceed(ctx, c, n)
 		return func(ended error) error {

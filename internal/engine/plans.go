@@ -116,21 +116,10 @@ const (
 )
 
 // next is what a plan applies in one statement: at most so many moves; alone: of the leases alone
-// that ask for it, not of all that share a member with them. Then another plan is due after the
-// time again; negative: as the plan says.
+// that ask for it, not of all that share a member with them.
 type next struct {
 	batch int
 	alone bool
-	again time.Duration
-}
-
-// next returns what the next statement applies.
-func (ps *plans) next(p *planning) next {
-	n := next{ps.batch, ps.alone, store.NotAgain}
-	if n.alone {
-		n.again = p.longest
-	}
-	return n
 }
 
 // proceed claims, reads and plans leases, if that is to be done, and applies the next moves, a
@@ -151,10 +140,12 @@ func (p *planning) proceed(ctx context.Context, c Conn, n next) (applied store.A
 		}
 		moves := p.moves[:min(n.batch, len(p.moves))]
 		applying := time.Now()
-		applied, err = c.Apply(ctx, p.read, moves, p.again(n.again, len(moves)))
+		applied, err = c.Apply(ctx, p.read, moves, p.again(n.alone, len(moves)))
 		took = time.Since(applying)
 		if err == nil && applied.Applied {
-			p.applied(applied, len(moves))
+			p.moves = p.moves[len(moves):]
+			p.changed = p.changed || applied.Asked+applied.Given > 0
+			p.leftOver = p.leftOver || applied.LeftOver > 0
 			return applied, took, nil
 		}
 		p.claimEnds = p.claimedAt.Add(claimLasts(p.read) + 10*time.Millisecond) // the clocks are two
@@ -182,23 +173,18 @@ func (p *planning) claim(ctx context.Context, c Conn) error {
 	return err
 }
 
-// again is when another plan is due after a statement of n moves.
-func (p *planning) again(again time.Duration, n int) time.Duration {
+// again is when another plan is due after a statement of n moves; negative: of the leases alone in
+// which moves are left over.
+func (p *planning) again(alone bool, n int) time.Duration {
 	switch {
 	case n < len(p.moves):
 		return stalled
-	case again < 0 && p.leftOver:
+	case alone:
+		return p.longest
+	case p.leftOver:
 		return p.retryIn
-	case again < 0:
-		return -p.retryIn // of the leases alone in which moves are left over
 	}
-	return again
-}
-
-func (p *planning) applied(applied store.Applied, n int) {
-	p.moves = p.moves[n:]
-	p.changed = p.changed || applied.Asked+applied.Given > 0
-	p.leftOver = p.leftOver || applied.LeftOver > 0
+	return -p.retryIn
 }
 
 // claimLasts is for how long a claim keeps others from a plan of these leases, as claim.sql has it.

@@ -73,8 +73,16 @@ func (s *Snapshot) Changed() <-chan struct{} { return s.changed }
 
 // Find returns the ownership of a partition; nil if there is none now.
 func (s *Snapshot) Find(partition int) *Ownership {
+	if !s.Validity.Holds() {
+		return nil
+	}
+	return s.at(partition)
+}
+
+// at returns the ownership of a partition that it shows; nil if there is none.
+func (s *Snapshot) at(partition int) *Ownership {
 	i, found := slices.BinarySearch(s.Values, partition)
-	if !found || !s.Validity.Holds() {
+	if !found {
 		return nil
 	}
 	return s.Owned[i]

@@ -10,8 +10,7 @@ import (
 // use.
 type Hold struct {
 	board   *Board
-	values  []int
-	owned   []*Ownership
+	pinned  *Snapshot
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	release sync.Once
@@ -19,7 +18,7 @@ type Hold struct {
 
 // Hold pins what is shown now. The hold's context is a child of ctx.
 func (b *Board) Hold(ctx context.Context) *Hold {
-	h := &Hold{board: b, values: []int{}}
+	h := &Hold{board: b, pinned: &Snapshot{Values: []int{}}}
 	h.ctx, h.cancel = context.WithCancelCause(ctx)
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -27,8 +26,8 @@ func (b *Board) Hold(ctx context.Context) *Hold {
 	if !s.Validity.Holds() || len(s.Values) == 0 {
 		return h
 	}
-	h.values, h.owned = s.Values, s.Owned
-	for _, o := range h.owned {
+	h.pinned = s
+	for _, o := range s.Owned {
 		o.pins++
 		if o.ended != nil { // a moment ago, before this hold could be found
 			h.cancel(o.ended)
@@ -39,19 +38,13 @@ func (b *Board) Hold(ctx context.Context) *Hold {
 }
 
 // Values returns the numbers of the partitions that it pins, ascending. The slice is shared.
-func (h *Hold) Values() []int { return h.values }
+func (h *Hold) Values() []int { return h.pinned.Values }
 
 // Owned returns the ownerships that it pins, by number. The slice is shared.
-func (h *Hold) Owned() []*Ownership { return h.owned }
+func (h *Hold) Owned() []*Ownership { return h.pinned.Owned }
 
 // Find returns the ownership that it pins of a partition; nil if there is none.
-func (h *Hold) Find(partition int) *Ownership {
-	i, found := slices.BinarySearch(h.values, partition)
-	if !found {
-		return nil
-	}
-	return h.owned[i]
-}
+func (h *Hold) Find(partition int) *Ownership { return h.pinned.at(partition) }
 
 // Context returns the context for the work. It ends when one of the ownerships does, and with
 // Release.
@@ -61,15 +54,15 @@ func (h *Hold) Context() context.Context { return h.ctx }
 func (h *Hold) Release() {
 	h.release.Do(func() {
 		h.cancel(context.Canceled)
-		h.board.unpin(h.owned, h)
+		h.board.unpin(h.pinned.Owned, h)
 	})
 }
 
 // lost reports whether the hold pins one of the ownerships, which have just ended. The caller has
 // mu. It goes through the shorter list: if all are lost the hold's, of which the first has ended.
 func (h *Hold) lost(ended []*Ownership) bool {
-	if len(h.owned) <= len(ended) {
-		return slices.ContainsFunc(h.owned, func(o *Ownership) bool { return o.ended != nil })
+	if len(h.pinned.Owned) <= len(ended) {
+		return slices.ContainsFunc(h.pinned.Owned, func(o *Ownership) bool { return o.ended != nil })
 	}
 	return slices.ContainsFunc(ended, func(o *Ownership) bool { return h.Find(o.Number) == o })
 }

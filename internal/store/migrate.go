@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -72,14 +71,7 @@ func (p Part) Fits(ctx context.Context, conn *pgx.Conn, schema string) error {
 // version is Fits, and returns the version too: 0 if there is none.
 func (p Part) version(ctx context.Context, conn *pgx.Conn, schema string) (int, error) {
 	var v struct{ Version, MinCode int }
-	results, err := conn.PgConn().Exec(ctx, "SELECT version, min_code FROM "+p.versionTable(schema)).ReadAll() // in any encoding
-	switch {
-	case err != nil:
-	case len(results[0].Rows) == 0:
-		err = pgx.ErrNoRows
-	default:
-		_, err = fmt.Sscan(string(bytes.Join(results[0].Rows[0], []byte(" "))), &v.Version, &v.MinCode)
-	}
+	err := conn.QueryRow(ctx, "SELECT version, min_code FROM "+p.versionTable(schema), pgx.QueryExecModeExec).Scan(&v.Version, &v.MinCode) // in any encoding
 	switch code := Code(err); {
 	case code == "3F000" || code == "42P01" || errors.Is(err, pgx.ErrNoRows):
 		return 0, &SchemaError{Text: fmt.Sprintf("%s is missing in this database", p.in(schema))}
