@@ -135,6 +135,7 @@ func (p *poller) choose(q *poll, owned []*ownership) {
 			q.fresh, q.of = append(q.fresh, int32(o.Number)), append(q.of, o)
 		}
 	}
+	p.most = max(1, p.most)
 }
 
 // took takes the answer of a poll, and reports whether it is one.
@@ -168,9 +169,10 @@ func (p *poller) accepted(q *poll) {
 	for _, o := range q.of {
 		p.polled[o] = true
 	}
-	if p.most = math.MaxInt; q.more {
-		p.most = 1
+	if q.more {
 		p.soon()
+	} else {
+		p.most = math.MaxInt
 	}
 	p.passed, p.crowded = q.left.keys, q.crowded() || !q.left.empty() // what was left out is a crowd still, until nothing of it is queued
 	if q.left.empty() {
