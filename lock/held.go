@@ -172,11 +172,15 @@ func (h *Held) release(ctx context.Context) {
 	h.mu.Lock()
 	lost := h.lost
 	h.mu.Unlock()
-	found, over, sent := false, false, false
-	if lost == nil { // else the row may be that of a copy of this process, which the client knows
-		found, over, sent = h.releaseOnPool(ctx)
-	}
+	found, over, untold := false, false, false // untold: a release may have been carried out of which no answer came
 	var err error
+	if a := h.acquisition; lost == nil { // else the row may be that of a copy of this process, which the client knows
+		var became store.LockOutcome
+		became, untold, err = h.locks.table.Release(ctx, poolWait, a.Session, store.LockRelease{Name: a.Name, Nonce: a.Nonce}, a.Run)
+		found = became == store.LockReleased
+		over = err == nil && (found || became == store.LockAbsent)
+		untold = untold && err != nil
+	}
 	if over {
 		h.locks.client.Locks.Forget(h.acquisition)
 	} else {
@@ -185,18 +189,9 @@ func (h *Held) release(ctx context.Context) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer close(h.released)
-	untold := sent && h.acquisition.Validity.Remaining() > 0 // a release may have been carried out of which no answer came
-	if h.failed = err; err == nil && h.lost == nil && !found && (over || !untold) {
+	if h.failed = err; err == nil && h.lost == nil && !found && !(untold && h.acquisition.Validity.Remaining() > 0) {
 		h.lost = fmt.Errorf("%w: the database has it no more", ErrLost)
 	}
-}
-
-// releaseOnPool reports whether the database had the lock, whether that is the last word, and
-// whether the database may have been asked.
-func (h *Held) releaseOnPool(ctx context.Context) (found, over, sent bool) {
-	a := h.acquisition
-	became, sent, err := h.locks.table.Release(ctx, poolWait, a.Session, store.LockRelease{Name: a.Name, Nonce: a.Nonce}, a.Run)
-	return became == store.LockReleased, err == nil && (became == store.LockReleased || became == store.LockAbsent), sent
 }
 
 // releaseGrace is how long Do and TryDo wait for the release.

@@ -18,31 +18,27 @@ import (
 // notifications is stopped here only. Through a pooler nothing is canceled, because a cancel
 // request that is cut short crashes PgBouncer 1.18 and 1.19.
 type watcher struct {
-	line      *line
-	wait      pgconn.DeadlineContextWatcherHandler
-	statement pgconn.CancelRequestContextWatcherHandler
-	unwatch   func()
+	line            *line
+	wait, statement ctxwatch.Handler
+	used            ctxwatch.Handler // one of these
 }
 
 func newWatcher(conn *pgconn.PgConn, line *line) ctxwatch.Handler {
 	return &watcher{
 		line:      line,
-		wait:      pgconn.DeadlineContextWatcherHandler{Conn: conn.Conn()},
-		statement: pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: 200 * time.Millisecond},
+		wait:      &pgconn.DeadlineContextWatcherHandler{Conn: conn.Conn()},
+		statement: &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: 200 * time.Millisecond},
 	}
 }
 
 func (w *watcher) HandleCancel(ctx context.Context) {
-	if !w.line.direct.Load() || ctx.Value(waiting{}) != nil {
-		w.unwatch = w.wait.HandleUnwatchAfterCancel
-		w.wait.HandleCancel(ctx)
-		return
+	if w.used = w.wait; w.line.direct.Load() && ctx.Value(waiting{}) == nil {
+		w.used = w.statement
 	}
-	w.unwatch = w.statement.HandleUnwatchAfterCancel
-	w.statement.HandleCancel(ctx)
+	w.used.HandleCancel(ctx)
 }
 
-func (w *watcher) HandleUnwatchAfterCancel() { w.unwatch() }
+func (w *watcher) HandleUnwatchAfterCancel() { w.used.HandleUnwatchAfterCancel() }
 
 // A line has every network connection that one Conn opened: its own, and those for cancel requests.
 // A cancel request may wait for a silent server long after the Conn was closed; closing the line

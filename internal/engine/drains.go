@@ -72,10 +72,7 @@ func (s *shared) inWork(m *membership) (numbers []int) {
 
 // drainsDue is when work has gone on for so long that something is to be done about it.
 func (s *shared) drainsDue() time.Time {
-	at := never
-	for a := range s.draining {
-		at = earlier(at, earlier(a.warnAt, a.limitAt))
-	}
+	_, at := soonest(maps.Keys(s.draining), func(a *assignment) time.Time { return earlier(a.warnAt, a.limitAt) })
 	return at
 }
 

@@ -179,10 +179,7 @@ func (ms *members) releaseDue(now time.Time) time.Time {
 	if ms.find((*membership).leaveDue) != nil {
 		return atOnce
 	}
-	at := never
-	for a := range ms.draining {
-		at = earlier(at, a.releasableAt(now))
-	}
+	_, at := soonest(maps.Keys(ms.draining), func(a *assignment) time.Time { return a.releasableAt(now) })
 	return at
 }
 
@@ -280,12 +277,8 @@ func (ms *members) left(leaving []*membership, answer store.Released) (none []*m
 
 // fenceDue is when guarded transactions keep a release waiting.
 func (ms *members) fenceDue(generation int64) time.Time {
-	for a := range ms.draining {
-		if a.wantsFence(generation) {
-			return atOnce
-		}
-	}
-	return never
+	_, at := soonest(maps.Keys(ms.draining), func(a *assignment) time.Time { return atOnceIf(a.wantsFence(generation)) })
+	return at
 }
 
 // toFence returns assignments whose release waits for guarded transactions, at most so many. No
