@@ -99,9 +99,6 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 
 // openOn opens a client on a double of a server.
 func openOn(ctx context.Context, o options) (*Client, error) {
-	if o.FastFailover {
-		return nil, errors.New("pgleases: open client: WithFastFailover needs a server, and there is none")
-	}
 	first, err := o.Double.Connect(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("pgleases: open client: connect: %w", err)

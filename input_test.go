@@ -18,9 +18,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/bridge"
-	"github.com/pgleases/pgleases/internal/engine"
-	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
@@ -527,13 +524,4 @@ func TestTheZeroPartitionIsHarmless(t *testing.T) {
 		t.Errorf("String: %s", got)
 	}
 	wraps(t, "the zero Partition's context", context.Cause(p.Context()), pgleases.ErrNotOwner)
-}
-
-func TestFastFailoverIsRefusedWithoutAServer(t *testing.T) {
-	double := fakestore.New()
-	on := bridge.On(&engine.Double{Connect: func(context.Context) (engine.Conn, error) { return double.Connect() }}).(pgleases.Option)
-	_, err := pgleases.Open(t.Context(), "", on, pgleases.WithFastFailover())
-	if err == nil || !strings.Contains(err.Error(), "WithFastFailover needs a server") {
-		t.Error(err)
-	}
 }

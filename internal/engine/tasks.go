@@ -5,6 +5,7 @@ import (
 	"errors"
 	"iter"
 	"log/slog"
+	"maps"
 	"strings"
 	"time"
 )
@@ -218,8 +219,11 @@ type progress struct {
 	// being done.
 	rests map[*task]rest
 
-	logged map[string]map[string]bool // by task, since it last succeeded: the kinds of errors that were logged
+	logged map[logged]bool // since the task last succeeded
 }
+
+// logged is what was logged: a kind of error of a task.
+type logged struct{ task, kind string }
 
 // rest is the time that a task rests after it failed; with each failure twice as long.
 type rest struct {
@@ -228,7 +232,7 @@ type rest struct {
 }
 
 func newProgress() progress {
-	return progress{results: make(chan func(), 1), rests: make(map[*task]rest), logged: make(map[string]map[string]bool)}
+	return progress{results: make(chan func(), 1), rests: make(map[*task]rest), logged: make(map[logged]bool)}
 }
 
 const (
@@ -242,7 +246,7 @@ const (
 
 // succeeded notes that a task did.
 func (p *progress) succeeded(t *task) {
-	delete(p.logged, t.name)
+	maps.DeleteFunc(p.logged, func(l logged, _ bool) bool { return l.task == t.name })
 	delete(p.rests, t)
 }
 
@@ -254,15 +258,11 @@ func (p *progress) failed(t *task, most time.Duration) {
 
 // log logs each kind of error once until the task succeeds.
 func (p *progress) log(log *slog.Logger, t *task, err error) {
-	name, kind := t.name, kindOf(err)
-	if p.logged[name][kind] {
-		return
+	name := t.name
+	if l := (logged{name, kindOf(err)}); !p.logged[l] {
+		p.logged[l] = true
+		log.Warn("pgleases: "+name+" failed, will be tried again", slog.Any("error", err))
 	}
-	if p.logged[name] == nil {
-		p.logged[name] = make(map[string]bool)
-	}
-	p.logged[name][kind] = true
-	log.Warn("pgleases: "+name+" failed, will be tried again", slog.Any("error", err))
 }
 
 // kindOf is what an error says, without the numbers: a new local port at each attempt makes no new
