@@ -123,25 +123,19 @@ func (l *planLease) fix(frozen bool, cordoned []bool, pinned map[int]int32) {
 			l.fixed[p] = m
 		}
 	}
-	closed := l.close(cordoned)
-	if frozen || closed {
-		l.fixRest()
-	}
-}
-
-// close gives cordoned members the weight 0, unless no other is left, which it reports.
-func (l *planLease) close(cordoned []bool) (closed bool) {
 	open := slices.Clone(l.members)
 	for m := range open {
 		if cordoned[m] {
 			open[m].weight = 0
 		}
 	}
-	if !slices.ContainsFunc(open, func(m planMember) bool { return m.weight > 0 }) {
-		return true
+	closed := !slices.ContainsFunc(open, func(m planMember) bool { return m.weight > 0 })
+	if !closed { // else there is no other member
+		l.members = open
 	}
-	l.members = open
-	return false
+	if frozen || closed {
+		l.fixRest()
+	}
 }
 
 func (l *planLease) fixRest() {

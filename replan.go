@@ -57,8 +57,10 @@ func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
 	lease.current = make([]int32, len(r.Owners))
 	lease.home = make([]int32, len(r.Owners))
 	for p := range r.Owners {
-		lease.home[p] = memberOf(members, r.PreferredIDs[p])
-		lease.current[p] = lease.with(r, p, living)
+		lease.home[p], lease.current[p] = -1, lease.with(r, p, living)
+		if i, ok := members[r.PreferredIDs[p]]; ok {
+			lease.home[p] = i
+		}
 		if i, ok := members[r.OwnerIDs[p]]; ok && lease.current[p] < 0 { // it restarted: its own come back
 			lease.home[p] = i
 		}
@@ -85,13 +87,6 @@ func (l *planLease) with(r store.LeasePlan, p int, living map[int64]int32) int32
 		return target
 	case owned:
 		return owner
-	}
-	return -1
-}
-
-func memberOf(members map[string]int32, id string) int32 {
-	if i, ok := members[id]; ok {
-		return i
 	}
 	return -1
 }
