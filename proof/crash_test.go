@@ -147,7 +147,7 @@ var crashCases = []crashCase{
 		c.await(nil)
 		c.bystand()
 	}, goesOn},
-	{"weight", "its weight is not what it shall be", atBalance("weight", (*crash).misweigh), goesOn},
+	{"join", "its weight is not what it shall be", atBalance("join", (*crash).misweigh), goesOn},
 	{"superseder", "a newer process has begun", atBalance("superseder", (*crash).supersede), endsOusted},
 	{"guard", "it works", func(c *crash) {
 		effects := faults.NewEffects(c.pool, "l")
