@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
@@ -480,5 +482,37 @@ func TestCloseAndLeaveInCallbackNameThePartition(t *testing.T) {
 			wraps(t, "Run returned", testkit.Receive(t, "Run returns", j.done), pgleases.ErrClosed)
 			_ = closes(t, c, context.Background())
 		})
+	}
+}
+
+// The membership is found by the heartbeat after the session could not be ended, and left.
+func TestCloseLeavesALeaseWhoseJoinCameLate(t *testing.T) {
+	t.Parallel()
+	url := direct(t)
+	pool, wire := testkit.Pool(t, url), new(testkit.Wire)
+	own := testkit.Must(pgx.ParseConfig(url))(t)
+	own.DialFunc = wire.Dial
+	c := testkit.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithConnConfig(own)))(t)
+	deliver := wire.Strand(".members AS m (lease", "t")
+	ctx, giveUp := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := c.Lease(ctx, "late", 4)
+		ended <- err
+	}()
+	testkit.Until(t, "the join is on its way", func() bool { return wire.Left() == 0 })
+	giveUp()
+	if err := testkit.Receive(t, "the call ends", ended); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	beats(t, c, 2)
+	testkit.OK(t, deliver())
+	wire.Count(".clients AS c USING settings")
+	testkit.OK(t, c.Close(t.Context()))
+	if n := wire.Counted(); n == 0 || n > 5 {
+		t.Errorf("the end of the session was sent %d times", n)
+	}
+	if n := testkit.Value[int](t, pool, "SELECT count(*)::int FROM pgleases.members"); n != 0 {
+		t.Errorf("%d members are left", n)
 	}
 }

@@ -1,6 +1,8 @@
 package lock_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -55,4 +57,31 @@ func TestWaiterGetsLockDuringServerRestart(t *testing.T) {
 		release(t, h)
 	}
 	release(t, kept)
+}
+
+// The client gives back what its callers await while it closes, and sends no more than that takes.
+func TestCloseDuringAnAcquisitionLeavesNothing(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := testkit.Pool(t, url)
+	a := newWorker(t, url)
+	release(t, a.held(a.TryAcquire, "y"))
+	deliver := a.app.Delay("lock_acquire")
+	defer deliver()
+	acquired := make(chan error, 1)
+	go func() {
+		_, err := a.TryAcquire(context.Background(), "x")
+		acquired <- err
+	}()
+	testkit.Becomes(t, db, "its row is there", 1, rows)
+	a.own.Count(".clients AS c USING settings")
+	testkit.OK(t, a.client.Close(t.Context()))
+	if n := a.own.Counted(); n == 0 || n > 5 {
+		t.Errorf("the end of the session was sent %d times", n)
+	}
+	deliver()
+	if err := testkit.Receive(t, "the acquisition ends", acquired); !errors.Is(err, pgleases.ErrClosed) {
+		t.Errorf("TryAcquire: %v", err)
+	}
+	expect(t, testkit.Value[int](t, db, rows), 0, "rows")
 }

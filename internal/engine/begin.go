@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
 	"time"
@@ -314,9 +315,16 @@ func beginPrepare(e *engine, _ time.Time) *operation {
 
 func beginEnd(e *engine, _ time.Time) *operation {
 	session := e.session.number
-	return ask(e.config.limit(), func(ctx context.Context, c Conn) (bool, error) { return c.End(ctx, session) }, func(ended bool, _ error) {
-		e.closing.sessionEnded = ended
-		e.session.beatNow() // if it is a member still, the answer says of what
+	return tell(e.config.limit(), func(ctx context.Context, c Conn) error {
+		ended, err := c.End(ctx, session)
+		if err == nil && !ended {
+			err = errors.New("the session is a member of a lease, or has a lock")
+		}
+		return err
+	}, func(err error) {
+		e.closing.sessionEnded = err == nil
+		e.locks.ToConfirm()
+		e.session.beatNow() // after which it is known of which lease and which lock
 	})
 }
 

@@ -145,6 +145,9 @@ func (s *shared) logWork(now time.Time) {
 func (as *assignments) endOverdue(working []*owned.Ownership, now time.Time) {
 	overdue := slices.DeleteFunc(as.serving(), func(a *assignment) bool { return !slices.Contains(working, a.Ownership) || !a.Pinned() })
 	as.withdraw(overdue, as.config.Errors.DrainTimeout, now)
+	for _, a := range overdue { // the work was waited for already
+		a.overdue, a.limitAt = true, never
+	}
 	as.end(overdue, as.config.Errors.DrainTimeout)
 	as.logEnded()
 }

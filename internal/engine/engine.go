@@ -617,7 +617,7 @@ func (e *engine) finished(now time.Time) bool {
 	case !now.Before(e.closing.giveUpAt) || e.connection.failed:
 		return true
 	}
-	return e.progress.idle() && e.members.releaseDue(now).After(now) && len(e.plans.at)+len(e.releases.unannounced) == 0 &&
+	return e.progress.idle() && readDue(e, now).After(now) && e.members.releaseDue(now).After(now) && len(e.plans.at)+len(e.releases.unannounced) == 0 &&
 		!e.locks.Releases() && !e.onlySessionRemains()
 }
 
@@ -632,8 +632,8 @@ func (e *engine) finish() {
 		m := e.members.byName[name]
 		if working := e.members.inWork(m); len(working) > 0 {
 			errs = append(errs, fmt.Errorf("pgleases: close: partitions of lease %q still in work: %s", name, ranges.Short(working)))
-		} else if m.n > 0 {
-			errs = append(errs, fmt.Errorf("pgleases: close: %d partitions of lease %q not released: they move when the session expires", m.n, name))
+		} else if m.inDatabase() {
+			errs = append(errs, fmt.Errorf("pgleases: close: lease %q not left: its partitions here move when the session expires", name))
 		}
 	}
 	for _, name := range e.locks.Finish(e.closing.reason) {

@@ -241,6 +241,73 @@ func TestWorkAfterRunsContextEndsWithDrainTimeout(t *testing.T) {
 	})
 }
 
+// The work that goes on is not waited for once more.
+func TestPartitionMovesThoughWorkAfterRunsContextGoesOn(t *testing.T) {
+	inWorld(t, func(w *world) {
+		const timeout = 10 * time.Second
+		_, l := w.alone(WithDrainTimeout(timeout))
+		ctx, cancel := context.WithCancel(context.Background())
+		begun, finish, ended := make(chan Partition, 2), make(chan struct{}), make(chan error, 1)
+		go func() {
+			ended <- l.Run(ctx, func(_ context.Context, p Partition) error {
+				begun <- p
+				<-finish
+				return nil
+			})
+		}()
+		<-begun
+		<-begun
+		cancel()
+		began := time.Now()
+		w.within(time.Minute, "the partitions moved", func() bool { return l.Stats().Losses.DrainTimeout == 2 && len(l.Values()) == 2 })
+		if took := time.Since(began); took > timeout+soon {
+			w.failf("the partitions moved after %v, not %v", took, timeout)
+		}
+		close(finish)
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			w.failf("Run: %v", err)
+		}
+	})
+}
+
+// It is a member still: what it was given is found by a read, and released.
+func TestCloseReleasesWhatItHasNotRead(t *testing.T) {
+	for name, patience := range map[string]time.Duration{"ended": 0, "a second": time.Second} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				a, b := w.start("a"), w.start("b", WithPolling())
+				la := a.mustJoin("x", 4, WithHandoffDelay(0))
+				w.within(5*time.Second, "a owns all", func() bool { return shows(la) == "0-3" })
+				time.Sleep(3 * time.Second)
+				b.mustJoin("x", 4, WithHandoffDelay(0))
+				w.within(5*time.Second, "b has two in the database", func() bool { n, _ := w.owns("b", "x"); return n == 2 })
+				ctx, cancel := context.WithTimeout(context.Background(), patience)
+				defer cancel()
+				w.ok(b.c.Close(ctx))
+				w.within(soon, "a owns all again", func() bool { return shows(la) == "0-3" })
+			})
+		})
+	}
+}
+
+// A lease that the client could not leave is named, also if nothing of it was read.
+func TestCloseNamesALeaseThatItHasNotLeft(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.start("a"), w.start("b", WithPolling())
+		la := a.mustJoin("x", 4, WithHandoffDelay(0))
+		w.within(5*time.Second, "a owns all", func() bool { return shows(la) == "0-3" })
+		time.Sleep(3 * time.Second)
+		b.mustJoin("x", 4, WithHandoffDelay(0))
+		w.within(5*time.Second, "b has two in the database", func() bool { n, _ := w.owns("b", "x"); return n == 2 })
+		w.failing(b, "release", 1, fault{before: 20 * time.Second})
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := b.c.Close(ctx); err == nil || !strings.Contains(err.Error(), `lease "x"`) {
+			w.failf("Close: %v", err)
+		}
+	})
+}
+
 func TestTheEngineWakesUpToGiveUpClosing(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p, _ := w.alone()

@@ -95,6 +95,8 @@ func (s *Session) AskToEnd(reason error, now Standing) {
 		case waiting:
 			of.granted <- grant{err: reason}
 			s.toRelease(of.Acquisition, nil)
+		case sent: // its caller finds that the client ends
+			s.toRelease(of.Acquisition, nil)
 		}
 	}
 }
@@ -104,12 +106,11 @@ func (s *Session) Finish(reason error) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var names []string
-	for _, of := range s.at[lost] {
+	for _, of := range s.of {
 		names = append(names, of.Name)
-	}
-	for _, of := range s.at[held] {
-		names = append(names, of.Name)
-		of.end(reason, true)
+		if of.stage == held {
+			of.end(reason, true)
+		}
 	}
 	slices.Sort(names)
 	return names
@@ -129,7 +130,6 @@ func (s *Session) Holds() bool { return s.any(held) }
 func (s *Session) Releases() bool { return s.any(releasing) }
 
 // Remain reports whether the session holds or awaits locks in the database, as far as is known.
-// What was sent and not answered finds the session gone, or is a row of an expired session.
 func (s *Session) Remain() bool { return s.any(waiting, held, lost, releasing) }
 
 // Notified takes the nonces that notifications have named. They are hints: anybody can send one. So

@@ -276,6 +276,7 @@ func (c *Conn) RejectServer(ctx context.Context, generation int64) error {
 // End deletes a session that is no member of any lease, and reports whether the session is gone.
 // See close.sql.
 func (c *Conn) End(ctx context.Context, session int64) (bool, error) {
+	c.told = told{} // if it is not gone, the next heartbeat tells of the leases
 	got, err := one[struct{ Ended bool }](ctx, c, c.statements.Close, session, c.lockWait)
 	return got.Ended, err
 }
