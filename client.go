@@ -54,7 +54,11 @@ func Open(ctx context.Context, connString string, opts ...Option) (*Client, erro
 		return nil, err
 	}
 	if o.Double != nil {
-		return openOn(ctx, o)
+		first, err := o.Double.Connect(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("pgleases: open client: connect: %w", err)
+		}
+		return start(ctx, first, o.Double.Connect, o)
 	}
 	config, err := connect.ParseConfig(connString)
 	if err != nil {
@@ -95,15 +99,6 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 		}
 		return c, nil
 	}, o)
-}
-
-// openOn opens a client on a double of a server.
-func openOn(ctx context.Context, o options) (*Client, error) {
-	first, err := o.Double.Connect(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("pgleases: open client: connect: %w", err)
-	}
-	return start(ctx, first, o.Double.Connect, o)
 }
 
 // start registers a client on its first connection, and starts its goroutine.

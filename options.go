@@ -1,6 +1,7 @@
 package pgleases
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -126,9 +127,7 @@ func newOptions(opts []Option) (options, error) {
 		o.given = append(o.given, opt.name)
 		opt.set(&o)
 	}
-	if o.Log == nil {
-		o.Log = slog.Default()
-	}
+	o.Log = cmp.Or(o.Log, slog.Default())
 	if !o.has("WithHeartbeat") {
 		o.Heartbeat = o.TTL / 3
 	}

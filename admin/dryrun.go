@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -69,9 +70,7 @@ func (a *Admin) DryRun(ctx context.Context, c Change) (*DryRun, error) {
 	if c.IfUnchanged != "" {
 		return nil, refusef("admin: dry run of %s with fingerprint %q: DryRun returns one", c.Verb, c.IfUnchanged)
 	}
-	if c.Reason == "" {
-		c.Reason = "dry run"
-	}
+	c.Reason = cmp.Or(c.Reason, "dry run")
 	read, err := a.try(ctx, c)
 	if err != nil {
 		return nil, err

@@ -15,6 +15,7 @@ package dashboard
 
 import (
 	"bytes"
+	"cmp"
 	"embed"
 	"errors"
 	"fmt"
@@ -75,9 +76,7 @@ func Handler(a *admin.Admin, o Options) (http.Handler, error) {
 	if a == nil {
 		return nil, errors.New("dashboard: admin is nil")
 	}
-	if o.Title == "" {
-		o.Title = defaultTitle
-	}
+	o.Title = cmp.Or(o.Title, defaultTitle)
 	if o.Authorize == nil {
 		o.Authorize = func(*http.Request) (Access, string) { return ReadOnly, "" }
 	}

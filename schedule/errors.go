@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,10 +45,7 @@ var (
 // Discard is an error for handlers to return: the tick failed at once, whatever WithMaxAttempts
 // says, with the text of err.
 func Discard(err error) error {
-	if err == nil {
-		err = errors.New("discarded")
-	}
-	return discarded{err}
+	return discarded{cmp.Or(err, errors.New("discarded"))}
 }
 
 type discarded struct{ error }

@@ -118,7 +118,7 @@ func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Tim
 // returns ErrNotFound if the group's history has no such job, and ErrExists if a live job has its
 // unique key.
 func (s *Scheduler) Retry(ctx context.Context, id int64) (retry int64, err error) {
-	return first(s.change(ctx, "retry", s.jobNumbered(id), nil, map[string]any{"job": id}, nil))
+	return first(s.change(ctx, "retry", fmt.Sprintf("job %d of group %q", id, s.db.group), nil, map[string]any{"job": id}, nil))
 }
 
 // RetryTick runs a schedule once more, now, for a tick that failed or is unknown: as a job with the
@@ -146,15 +146,12 @@ func (s *Scheduler) RetryFailed(ctx context.Context, kind string, since time.Tim
 // Cancel cancels a job. A run that is under way cannot commit. Cancel returns ErrNotFound if the
 // group has no such job that has not ended.
 func (s *Scheduler) Cancel(ctx context.Context, id int64) error {
-	_, err := s.change(ctx, "cancel", s.jobNumbered(id), nil, map[string]any{"job": id}, nil)
+	_, err := s.change(ctx, "cancel", fmt.Sprintf("job %d of group %q", id, s.db.group), nil, map[string]any{"job": id}, nil)
 	return err
 }
 
 func (s *Scheduler) scheduleNamed(name string) string {
 	return fmt.Sprintf("schedule %q of group %q", name, s.db.group)
-}
-func (s *Scheduler) jobNumbered(id int64) string {
-	return fmt.Sprintf("job %d of group %q", id, s.db.group)
 }
 
 func (s *Scheduler) edited(ctx context.Context, verb, name string, what map[string]any, see func(*record) (any, error)) error {

@@ -112,9 +112,7 @@ func newOptions(opts []Option) (options, error) {
 		}
 		opt(&o)
 	}
-	if o.logger == nil {
-		o.logger = slog.Default()
-	}
+	o.logger = cmp.Or(o.logger, slog.Default())
 	return o, cmp.Or(
 		wrong(o.partitions < 1 || o.partitions > maxPartitions, "schedule: %d partitions is out of range: 1 to %d", o.partitions, maxPartitions),
 		wrong(o.gave("WithMaxRunning") && o.maxRunning < 1, "schedule: at most %d runs at once is out of range: 1 or more", o.maxRunning),

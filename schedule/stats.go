@@ -55,8 +55,7 @@ var latenessBounds = [...]time.Duration{
 
 // LatenessBounds returns the bounds of Lateness.Within, from 5ms to 1h. The slice is the caller's.
 func LatenessBounds() []time.Duration {
-	bounds := latenessBounds
-	return bounds[:]
+	return slices.Clone(latenessBounds[:])
 }
 
 // Stats returns the scheduler's numbers now. It sends no statement, and waits for nothing. It is

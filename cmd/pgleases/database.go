@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,12 +22,7 @@ import (
 
 // databaseURL returns the connection string that the flag --database and the environment give; ""
 // leads to the PG* variables.
-func databaseURL(flag string) string {
-	if flag != "" {
-		return flag
-	}
-	return os.Getenv("DATABASE_URL")
-}
+func databaseURL(flag string) string { return cmp.Or(flag, os.Getenv("DATABASE_URL")) }
 
 // unreachable adds what to do where there is no database. One that is full is there.
 func unreachable(err error, url string) error {
@@ -51,12 +47,8 @@ func withPool(cmd *cobra.Command, use func(ctx context.Context, pool *pgxpool.Po
 	// Whatever pooler is between, and whatever the database's encoding.
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
-	if config.ConnConfig.RuntimeParams["application_name"] == "" {
-		config.ConnConfig.RuntimeParams["application_name"] = "pgleases " + cmd.Name()
-	}
-	if config.ConnConfig.ConnectTimeout == 0 {
-		config.ConnConfig.ConnectTimeout = 5 * time.Second
-	}
+	config.ConnConfig.RuntimeParams["application_name"] = cmp.Or(config.ConnConfig.RuntimeParams["application_name"], "pgleases "+cmd.Name())
+	config.ConnConfig.ConnectTimeout = cmp.Or(config.ConnConfig.ConnectTimeout, 5*time.Second)
 	config.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
 		if n.Code == "42704" { // of the name that a verb was given
 			cmd.PrintErrln("pgleases: " + printable(n.Message))

@@ -4,6 +4,7 @@
 package connect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -207,9 +208,7 @@ func (cr *Connector) adapt(config *pgx.ConnConfig, limit time.Duration, c *Conn,
 		config.ConnectTimeout = limit
 	}
 	maps.Copy(config.RuntimeParams, Settings)
-	if config.RuntimeParams["application_name"] == "" {
-		config.RuntimeParams["application_name"] = "pgleases"
-	}
+	config.RuntimeParams["application_name"] = cmp.Or(config.RuntimeParams["application_name"], "pgleases")
 	config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol // of a batch, too: see query
 	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 		if ctx.Value(connecting{}) != nil { // else it is a request to cancel, long after

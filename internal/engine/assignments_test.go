@@ -52,12 +52,12 @@ func TestALossIsLoggedLast(t *testing.T) {
 		"drain timeout": {func(e *engine, m *membership) {
 			m.lease.Options.DrainTimeout = time.Second
 			asked(e, m)
-			e.members.supervise(nil, now.Add(time.Second))
+			e.members.supervise(false, nil, now.Add(time.Second))
 		}, errorsOfTests.DrainTimeout},
 		"closed without waiting": {func(e *engine, m *membership) {
 			e.close(errorsOfTests.Closed)
 			e.closing.hurry(context.Canceled, now)
-			e.members.supervise(e.closing.abandons(), now)
+			e.members.supervise(e.closing.hurried != nil, e.closing.reason, now)
 		}, errorsOfTests.Closed},
 		"closed without a database": {func(e *engine, _ *membership) {
 			e.close(errorsOfTests.Closed)

@@ -22,14 +22,6 @@ func (c *closing) hurry(cause error, now time.Time) {
 	}
 }
 
-// abandons is why work is not waited for any longer; nil: it is.
-func (c *closing) abandons() error {
-	if c.hurried == nil {
-		return nil
-	}
-	return c.reason
-}
-
 // leavesToOthers reports whether a client that ends, and is no member of a lease any more, leaves
 // to the others what a guarded transaction keeps from being given: the transaction is none of its
 // own. Most are over in no time.

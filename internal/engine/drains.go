@@ -77,8 +77,8 @@ func (s *shared) drainsDue() time.Time {
 }
 
 // supervise ends ownerships that are not waited for any longer, and logs work that goes on for
-// long. Hurried is why none is waited for; nil: all are.
-func (s *shared) supervise(hurried error, now time.Time) {
+// long. Hurried: none is waited for, because the client ends for that reason.
+func (s *shared) supervise(hurried bool, reason error, now time.Time) {
 	timedOut, rest := make(map[*membership][]*assignment), make(map[*membership][]*assignment)
 	for a := range s.draining {
 		if a.state == over && !a.Pinned() {
@@ -91,7 +91,7 @@ func (s *shared) supervise(hurried error, now time.Time) {
 				timedOut[a.membership] = append(timedOut[a.membership], a)
 			}
 		}
-		if hurried != nil && !a.Ended() && a.Pinned() {
+		if hurried && !a.Ended() && a.Pinned() {
 			rest[a.membership] = append(rest[a.membership], a)
 		}
 	}
@@ -99,7 +99,7 @@ func (s *shared) supervise(hurried error, now time.Time) {
 		m.end(assignments, s.config.Errors.DrainTimeout)
 	}
 	for m, assignments := range rest {
-		m.end(assignments, hurried)
+		m.end(assignments, reason)
 	}
 	s.logEnded()
 	s.logWork(now)

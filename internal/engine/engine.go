@@ -107,7 +107,7 @@ func (e *engine) run() {
 		now := time.Now()
 		e.watchConnection(now)
 		e.checkTrust(now)
-		e.members.supervise(e.closing.abandons(), now)
+		e.members.supervise(e.closing.hurried != nil, e.closing.reason, now)
 		if e.finished(now) {
 			break
 		}

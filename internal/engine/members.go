@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"iter"
@@ -373,10 +374,7 @@ func (m *membership) refuse(err error) {
 func (ms *members) removed(m *membership, sessionLives bool, now time.Time) {
 	m.becameNone()
 	m.retryAt = now
-	cause := m.reason
-	if cause == nil {
-		cause = fmt.Errorf("%w: the membership was removed", ms.config.Errors.TrustLost)
-	}
+	cause := cmp.Or(m.reason, fmt.Errorf("%w: the membership was removed", ms.config.Errors.TrustLost))
 	all := m.all()
 	m.withdraw(m.serving(), cause, now)
 	m.lease.Board.EndHolds(cause)
