@@ -42,7 +42,7 @@
 //
 // # What is not promised
 //
-//   - Exactly-once work. A process may die after it did something and before it recorded that.
+//   - Exactly-once work. A process may crash after it did something and before it recorded that.
 //   - Exclusion at a resource that checks neither Guard nor the epoch. A process may freeze between
 //     reading Values and a write to that resource. No lease can prevent this. Have the resource
 //     refuse epochs lower than the highest seen, or do the write in a guarded transaction.

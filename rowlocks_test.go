@@ -29,7 +29,7 @@ func TestALockedLeaseKeepsNoOtherFromBeingHandedOver(t *testing.T) {
 	pool, ca, cb, _ := twoClients(t, 1, pgleases.WithHandoffDelay(0))
 	locked := joined(t, ca, "locked", 1)
 	untilOwns(t, locked, 1)
-	heir := joined(t, cb, "work", 1)
+	next := joined(t, cb, "work", 1)
 	defer lockLease(t, pool, "locked")()
 	leaving := newCrew(t)
 	defer leaving.gone()
@@ -38,17 +38,17 @@ func TestALockedLeaseKeepsNoOtherFromBeingHandedOver(t *testing.T) {
 	leaving.do(func() {
 		go func() { _ = ca.Close(ctx) }()
 	})
-	untilOwns(t, heir, 1)
+	untilOwns(t, next, 1)
 }
 
 func TestALockedLeaseKeepsNoOtherFromBeingPlanned(t *testing.T) {
 	t.Parallel()
 	pool, _, cb, work := twoClients(t, 1, pgleases.WithHandoffDelay(0))
 	untilOwns(t, joined(t, cb, "locked", 1), 1)
-	heir := joined(t, cb, "work", 1) // so that a plan is of both
+	next := joined(t, cb, "work", 1) // so that a plan is of both
 	defer lockLease(t, pool, "locked")()
 	testkit.OK(t, work.SetWeight(t.Context(), 0))
-	untilOwns(t, heir, 1)
+	untilOwns(t, next, 1)
 }
 
 // In the mode in which a lease is changed by hand.
@@ -71,7 +71,7 @@ func TestLockedLeaseDelaysNoOtherAnnouncement(t *testing.T) {
 	for _, lease := range leases {
 		untilOwns(t, lease, 0) // both drain
 	}
-	beats(t, cb, 3) // which tell the heir of all that was before
+	beats(t, cb, 3) // which tell the next owner of all that was before
 	defer lockLeaseFor(t, pool, "locked", "NO KEY UPDATE")()
 	holds["locked"].Release()
 	testkit.Becomes(t, pool, "it is released", "b", "SELECT owner FROM pgleases.status WHERE lease = 'locked'")

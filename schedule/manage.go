@@ -138,7 +138,7 @@ func (s *Scheduler) RetryFailed(ctx context.Context, kind string, since time.Tim
 		ids, refused, err = s.send(ctx, "retry_failed", nil, map[string]any{"kind": kind, "since": since}, nil)
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("schedule: retry what is dead of kind %q of group %q: %w", kind, s.db.group, err)
+		return nil, 0, fmt.Errorf("schedule: retry failed runs of kind %q of group %q: %w", kind, s.db.group, err)
 	}
 	return ids, refused, nil
 }

@@ -220,7 +220,7 @@ func (r *record) check() error {
 			wrong(p.Missed < MissedLatest || p.Missed > MissedAll, "%v is none of MissedLatest, MissedNone and MissedAll", p.Missed),
 			wrong(p.Overlap < OverlapSkip || p.Overlap > OverlapBuffer, "Overlap(%d) is neither OverlapSkip nor OverlapBuffer", p.Overlap),
 			wrong(p.Grace < 0, "grace of %v is negative", p.Grace),
-			wrong(p.PauseAfter < 0, "to pause after %d dead ticks is out of range: 1 or more, or 0 for never", p.PauseAfter),
+			wrong(p.PauseAfter < 0, "to pause after %d failed ticks is out of range: 1 or more, or 0 for never", p.PauseAfter),
 			wrong(p.Jitter < 0 || p.Jitter > 24*time.Hour, "jitter of %v is out of range: 0 to 24h", p.Jitter),
 		),
 		checkName("name", r.Name), checkName("key", r.Key),

@@ -102,11 +102,11 @@ const hooksMayTake = time.Second
 
 // Connect opens a connection to the first host that takes writes, within ctx. Each address of a
 // host has perHost to answer, or a heartbeat where that is longer, and the attempt goes on for as
-// long as it comes to another address within four times as long: however many dead hosts there are,
-// it gets past them. After three attempts that failed an address has 5 s or more: a server to which
-// connections take long is reached too. If a BeforeConnect or DialFunc of the application ignores
-// its context, Connect returns without it, closes what it brings later, and makes no other attempt
-// until it has returned.
+// long as it comes to another address within four times as long: so it gets past silent hosts.
+// After three attempts that failed an address has 5 s or more: a server to which connections take
+// long is reached too. If a BeforeConnect or DialFunc of the application ignores its context,
+// Connect returns without it, closes what it brings later, and makes no other attempt until it has
+// returned.
 func (cr *Connector) Connect(ctx context.Context, perHost time.Duration, notified pgconn.NotificationHandler) (*Conn, error) {
 	limit := max(cr.Heartbeat, perHost)
 	ctx, cancel := context.WithCancelCause(ctx)

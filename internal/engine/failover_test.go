@@ -109,7 +109,7 @@ func TestTrustEndsWithTheConnection(t *testing.T) {
 		if e.trust.validity != nil {
 			t.Error("the trust is not lost")
 		}
-		e.connected(new(thread)) // which the session attends on
+		e.connected(new(thread)) // on which the session is to hold its liveness lock
 		if e.earnTrust(time.Now()); !e.trust.validity.Holds() {
 			t.Error("on another connection it does not trust itself")
 		}
@@ -120,15 +120,15 @@ func TestNoHeartbeatIsSentBeforeTheSessionsLockIsHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, _ := newThread()
 		e.session.beatNow()
-		for _, attends := range []bool{true, false} {
-			if !attends {
+		for _, holds := range []bool{true, false} {
+			if !holds {
 				e.connected(new(thread))
 			}
-			if beats := !heartbeatDue(e, time.Now()).After(time.Now()); beats != attends {
-				t.Errorf("attends %v: a heartbeat is due: %v", attends, beats)
+			if beats := !heartbeatDue(e, time.Now()).After(time.Now()); beats != holds {
+				t.Errorf("holds %v: a heartbeat is due: %v", holds, beats)
 			}
-			if due := !holdLivenessDue(e, time.Now()).After(time.Now()); due == attends {
-				t.Errorf("attends %v: the lock is to be taken: %v", attends, due)
+			if due := !holdLivenessDue(e, time.Now()).After(time.Now()); due == holds {
+				t.Errorf("holds %v: the lock is to be taken: %v", holds, due)
 			}
 		}
 	})

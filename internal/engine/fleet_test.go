@@ -1013,7 +1013,7 @@ func TestOwnersReadAgainAfterServerIsAccepted(t *testing.T) {
 		}
 		w.mu.Unlock()
 		w.promote(0, false)
-		w.within(12*time.Second, "settled", w.settled)
+		w.within(12*time.Second, "accepted", w.accepted)
 		time.Sleep(2 * time.Second)
 		if len(la.Values()) != 1 || len(lb.Values()) != 1 {
 			w.failf("a shows %s, b shows %s", shows(la), shows(lb))
@@ -1254,11 +1254,11 @@ func TestAClientEvictedAgainAndAgainPauses(t *testing.T) {
 	})
 }
 
-// settled reports whether the server's timeline is.
-func (w *world) settled() (settled bool) {
+// accepted reports whether the server's timeline is.
+func (w *world) accepted() (accepted bool) {
 	run := w.db.Run()
-	w.db.Look(func(t *fakestore.Tables, _ int64) { settled = t.Server.AcceptedTimeline == run.Timeline })
-	return settled
+	w.db.Look(func(t *fakestore.Tables, _ int64) { accepted = t.Server.AcceptedTimeline == run.Timeline })
+	return accepted
 }
 
 // --- trust

@@ -28,8 +28,8 @@ const aMoment = 50 * time.Millisecond
 // flood is how many statements a client sends within a second at the most. One that does something over and over sends a thousand.
 const flood = 60
 
-// A crowd is the callers of one client.
-type crowd struct {
+// Callers are those of one client.
+type callers struct {
 	w     *world
 	p     *proc
 	ended chan struct{}
@@ -46,18 +46,18 @@ func (w *world) disorder(length time.Duration) {
 	w.blind = w.chance(0.5)
 	byHand := w.blind
 	sizes := map[string]int{"a": 2, "b": 5, "c": 1}
-	var crowds []*crowd
+	var everyone []*callers
 	add := func() {
 		opts := []Option{WithTTL(time.Duration(2+w.n(8)) * time.Second)}
 		if w.chance(0.4) {
 			opts = append(opts, WithPolling())
 		}
-		c := &crowd{w: w, p: w.start(fmt.Sprint("id", len(crowds)), opts...), ended: make(chan struct{}),
+		c := &callers{w: w, p: w.start(fmt.Sprint("id", len(everyone)), opts...), ended: make(chan struct{}),
 			leases: make(map[*Lease]struct{}), ownerships: make(map[Partition]struct{})}
 		for range 1 + w.n(4) {
 			c.calls.Go(func() { c.caller(sizes) })
 		}
-		crowds = append(crowds, c)
+		everyone = append(everyone, c)
 	}
 	for range 2 + w.n(2) {
 		add()
@@ -104,7 +104,7 @@ func (w *world) disorder(length time.Duration) {
 	}()
 	for end := time.Now().Add(length); time.Now().Before(end) && !w.broken(); {
 		time.Sleep(w.span(0, 5*time.Second))
-		c := crowds[w.n(len(crowds))]
+		c := everyone[w.n(len(everyone))]
 		switch w.n(9) {
 		case 0:
 			w.breakConns(c.p)
@@ -148,7 +148,7 @@ func (w *world) disorder(length time.Duration) {
 			time.Sleep(w.span(0, 10*time.Second))
 			c.p.set(func(p *proc) { p.slow, p.late = 0, false })
 		case 8:
-			if len(crowds) < 6 {
+			if len(everyone) < 6 {
 				add()
 			}
 		}
@@ -157,23 +157,23 @@ func (w *world) disorder(length time.Duration) {
 	w.odds = 0
 	w.mu.Unlock()
 	w.event("quiet")
-	for _, c := range crowds {
+	for _, c := range everyone {
 		close(c.ended)
 	}
-	for _, c := range crowds {
+	for _, c := range everyone {
 		c.returned()
 	}
 	if !w.broken() {
-		w.comesRightAgain(crowds)
+		w.comesRightAgain(everyone)
 	}
 	var ending sync.WaitGroup
-	for _, c := range crowds {
+	for _, c := range everyone {
 		ending.Go(c.finish)
 	}
 	ending.Wait()
 	close(stopped)
 	time.Sleep(time.Minute) // the bubble's clock stops with this goroutine; let the others end
-	w.t.Logf("by hand %v, %d clients, at most %d statements a second", byHand, len(crowds), most)
+	w.t.Logf("by hand %v, %d clients, at most %d statements a second", byHand, len(everyone), most)
 }
 
 // remake makes a lease that was dropped with another number of partitions, as a client does that leaves again.
@@ -193,7 +193,7 @@ func (w *world) remake(name string, partitions int) {
 }
 
 // bounded reports a call that took longer than it may, and one that tells something else than it may.
-func (c *crowd) bounded(call string, began time.Time, bound time.Duration, err error) {
+func (c *callers) bounded(call string, began time.Time, bound time.Duration, err error) {
 	c.w.event("%s: %s after %v: %v", c.p.name, call, time.Since(began), err)
 	if took := time.Since(began); took > bound+aMoment {
 		c.w.failf("%s: %s took %v, at most %v were expected: %v", c.p.name, call, took, bound, err)
@@ -201,7 +201,7 @@ func (c *crowd) bounded(call string, began time.Time, bound time.Duration, err e
 }
 
 // caller calls what comes to its mind.
-func (c *crowd) caller(sizes map[string]int) {
+func (c *callers) caller(sizes map[string]int) {
 	w := c.w
 	var l *Lease
 	for {
@@ -292,7 +292,7 @@ func (c *crowd) caller(sizes map[string]int) {
 }
 
 // got notes a lease.
-func (c *crowd) got(l *Lease) {
+func (c *callers) got(l *Lease) {
 	c.mu.Lock()
 	_, known := c.leases[l]
 	c.leases[l] = struct{}{}
@@ -303,14 +303,14 @@ func (c *crowd) got(l *Lease) {
 }
 
 // owned notes an ownership.
-func (c *crowd) owned(o Partition) {
+func (c *callers) owned(o Partition) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ownerships[o] = struct{}{}
 }
 
 // returned waits for the calls that are under way.
-func (c *crowd) returned() {
+func (c *callers) returned() {
 	done := make(chan struct{})
 	go func() {
 		c.calls.Wait()
@@ -325,7 +325,7 @@ func (c *crowd) returned() {
 }
 
 // comesRightAgain has every client that lives join the leases anew, and waits until each partition has an owner.
-func (w *world) comesRightAgain(crowds []*crowd) {
+func (w *world) comesRightAgain(everyone []*callers) {
 	sizes := make(map[string]int)
 	w.db.Look(func(t *fakestore.Tables, _ int64) {
 		for name, l := range t.Leases {
@@ -335,7 +335,7 @@ func (w *world) comesRightAgain(crowds []*crowd) {
 		}
 	})
 	var alive []*proc
-	for _, c := range crowds {
+	for _, c := range everyone {
 		if c.p.c.Err() != nil {
 			continue
 		}
@@ -362,7 +362,7 @@ func (w *world) comesRightAgain(crowds []*crowd) {
 }
 
 // finish closes the client, and looks what is left.
-func (c *crowd) finish() {
+func (c *callers) finish() {
 	w := c.w
 	_ = c.p.close(0, 3*time.Second)
 	for l := range c.leases {

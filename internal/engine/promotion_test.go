@@ -28,7 +28,7 @@ func TestFailoverGuardDelaysItsPartitionOnly(t *testing.T) {
 		if !ok {
 			t.Fatal("the guard was refused")
 		}
-		w.within(20*time.Second, "settled", w.settled)
+		w.within(20*time.Second, "accepted", w.accepted)
 		w.within(2*time.Second, "all else passes guards again", func() bool {
 			passed := 0
 			for _, other := range append(shown(la), shown(lb)...) {
@@ -54,7 +54,7 @@ func TestWorkBeforeFailoverEndsBeforeNewOwnership(t *testing.T) {
 		h := la.Hold(context.Background())
 		p := h.Partitions()[0]
 		w.promote(0, false)
-		w.within(20*time.Second, "settled", w.settled)
+		w.within(20*time.Second, "accepted", w.accepted)
 		w.within(2*time.Second, "its context ends", func() bool { return h.Context().Err() != nil })
 		time.Sleep(time.Minute)
 		if now, owned := la.Partition(p.Number); owned {
@@ -65,14 +65,14 @@ func TestWorkBeforeFailoverEndsBeforeNewOwnership(t *testing.T) {
 	})
 }
 
-// failOver promotes a standby and waits until it is settled. What it returns puts the old primary in its place, which is down still.
+// failOver promotes a standby and waits until it is accepted. What it returns puts the old primary in its place, which is down still.
 func (w *world) failOver() (comeBack func()) {
 	w.t.Helper()
 	var old fakestore.Tables
 	w.db.Look(func(tables *fakestore.Tables, _ int64) { old = tables.Clone() })
 	run := w.db.Run()
 	w.promote(0, false)
-	w.within(20*time.Second, "settled", w.settled)
+	w.within(20*time.Second, "accepted", w.accepted)
 	return func() {
 		w.db.Stop()
 		w.db.Edit(func(tables *fakestore.Tables, _ int64) { *tables = old })
@@ -96,22 +96,22 @@ func TestAReturnToAnOldPrimaryIsSettledAsAFailover(t *testing.T) {
 
 		comeBack()
 		w.db.Boot()
-		w.within(40*time.Second, "settled anew", func() bool {
-			var era int64
-			w.db.Look(func(tables *fakestore.Tables, _ int64) { era = tables.Server.Generation })
-			return era > 0 && w.settled()
+		w.within(40*time.Second, "accepted again", func() bool {
+			var generation int64
+			w.db.Look(func(tables *fakestore.Tables, _ int64) { generation = tables.Server.Generation })
+			return generation > 0 && w.accepted()
 		})
 		w.within(20*time.Second, "all is owned", func() bool { return len(ll.Values()) == 4 && len(lb.Values()) == 4 })
 	})
 }
 
-// A client that was never on the newer server cannot know that there is a higher era. Those who were there do.
+// A client that was never on the newer server cannot know that there is a higher generation. Those who were there do.
 func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b, la, lb := w.pair(8)
 		comeBack := w.failOver()
 		var seen []Partition
-		w.within(heard, "all is owned under the new era", func() bool {
+		w.within(heard, "all is owned under the new generation", func() bool {
 			seen = append(shown(la), shown(lb)...)
 			return len(seen) == 8 && !slices.ContainsFunc(seen, func(p Partition) bool { return store.ServerGenerationOf(p.Epoch) == 0 })
 		})
@@ -129,7 +129,7 @@ func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 		w.within(20*time.Second, "the new one owns all", func() bool { return len(lc.Values()) == 8 })
 		for _, p := range shown(lc) {
 			if store.ServerGenerationOf(p.Epoch) != 0 {
-				t.Errorf("partition %v is of a new era: this is no test", p)
+				t.Errorf("partition %v is of a new generation: this is no test", p)
 			}
 		}
 		seen = append(seen, shown(lc)...)
@@ -139,7 +139,7 @@ func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 			w.breakConns(p)
 		}
 		w.within(20*time.Second, "one who knows better tells", func() bool { return w.logged("rejected a server that is behind one seen before") > 0 })
-		w.within(20*time.Second, "settled anew", w.settled)
+		w.within(20*time.Second, "accepted again", w.accepted)
 		above := func(p Partition) bool {
 			return !slices.ContainsFunc(seen, func(before Partition) bool { return before.Number == p.Number && before.Epoch >= p.Epoch })
 		}
@@ -156,7 +156,7 @@ func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 	})
 }
 
-// What has the server settled anew may come and be over between two heartbeats of a client, and no lease of its own changes by it.
+// What has the server accepted again may come and be over between two heartbeats of a client, and no lease of its own changes by it.
 func TestGenerationAcceptedByAnotherIsLearned(t *testing.T) {
 	inWorld(t, func(w *world) {
 		leases := make(map[string]*Lease)
@@ -167,8 +167,8 @@ func TestGenerationAcceptedByAnotherIsLearned(t *testing.T) {
 		time.Sleep(30 * time.Second)
 		w.db.Edit(func(tables *fakestore.Tables, _ int64) { tables.Server.AcceptedTimeline = -1 }) // new_server_generation
 		time.Sleep(time.Minute)
-		if !w.settled() {
-			t.Fatal("it is not settled")
+		if !w.accepted() {
+			t.Fatal("it is not accepted")
 		}
 		for name, l := range leases {
 			for _, p := range shown(l) {
@@ -223,12 +223,12 @@ func TestAPromotionThatNobodyHasHeardOfYetCostsOnePlan(t *testing.T) {
 		w.within(time.Second, "a plan is refused", func() bool { return w.count("apply") > applies })
 		w.within(aMoment, "it is asked what server it is", func() bool { return w.count("heartbeat") > beats })
 		if n := w.count("apply") - applies; n != 1 {
-			t.Errorf("%d plans were sent to a server that is not settled", n)
+			t.Errorf("%d plans were sent to a server that is not accepted", n)
 		}
 		if n := w.count("plan") - plans; n != 1 {
 			t.Errorf("%d plans were read", n)
 		}
-		w.within(20*time.Second, "settled", w.settled)
+		w.within(20*time.Second, "accepted", w.accepted)
 		w.within(2*time.Second, "all is planned", func() bool { return len(l.Values()) == 3 })
 	})
 }

@@ -10,7 +10,7 @@ import (
 
 // Each row is one partition: what the client has of it, what the database says, and what follows.
 func TestCompare(t *testing.T) {
-	const era, earlier = int64(7) << 32, int64(6) << 32
+	const current, earlier = int64(7) << 32, int64(6) << 32
 	board := owned.NewBoard("orders", owned.Invalid(time.Now()), func() {})
 	has := func(epoch int64, change ...func(*assignment)) *assignment {
 		a := &assignment{Ownership: board.Own(owned.Invalid(time.Now()), 1, epoch)}
@@ -25,7 +25,7 @@ func TestCompare(t *testing.T) {
 		return func(a *assignment) { a.state, a.raised = fenced, epoch }
 	}
 	ended := func(a *assignment) { board.End([]*owned.Ownership{a.Ownership}, errorsOfTests.DrainTimeout) }
-	const settled, passesOn = 1, 2
+	const accepted, passesOn = 1, 2
 	for name, test := range map[string]struct {
 		has   *assignment
 		epoch int64 // 0: the session does not own it
@@ -33,37 +33,37 @@ func TestCompare(t *testing.T) {
 		state int
 		want  string
 	}{
-		"nothing, nowhere":                             {nil, 0, false, settled, ""},
-		"as before":                                    {has(era), era, false, settled, ""},
-		"new":                                          {nil, era, false, settled, "gained"},
-		"new, on a server that is not settled":         {nil, era, false, 0, ""},
-		"new, and on its way to another":               {nil, era, true, settled, "passing"},
-		"new, of an earlier era":                       {nil, earlier, false, settled, "passing"},
-		"new, in a lease that is left":                 {nil, era, false, settled | passesOn, "passing"},
-		"wanted elsewhere":                             {has(era), era, true, settled, "wanted"},
-		"wanted elsewhere, and draining":               {has(era, drains), era, true, settled, ""},
-		"wanted elsewhere, on a server not settled":    {has(era), era, true, 0, "wanted"},
-		"of an earlier era":                            {has(earlier), earlier, false, settled, "outdated"},
-		"of an earlier era, and moving":                {has(earlier), earlier, true, settled, "outdated"},
-		"of an earlier era, and ended":                 {has(earlier, drains, ended), earlier, true, settled, ""},
-		"lost":                                         {has(era), 0, false, settled, "lost"},
-		"lost, on a server that is not settled":        {has(era), 0, false, 0, "lost"},
-		"lost, and gained anew":                        {has(era), era + 1, false, settled, "lost gained"},
-		"lost, and gained anew, not settled":           {has(era), era + 1, false, 0, "lost"},
-		"released":                                     {has(era, drains), 0, false, settled, "released"},
-		"released, and gained anew":                    {has(era, drains), era + 1, false, settled, "released gained"},
-		"raised by a fence":                            {has(era, fences), era + 1, true, settled, "fenced"},
-		"not reached by the fence":                     {has(era, fences), era, true, settled, ""},
-		"released under a fence whose answer was lost": {has(era, fences), 0, false, settled, "released"},
-		"set back by a server that lost the fence":     {has(era+1, fences), era, false, settled, "released gained"},
-		"fenced before":                                {has(era, fencedAt(era+1)), era + 1, true, settled, ""},
-		"fenced before, and released":                  {has(era, fencedAt(era+1)), era + 2, false, settled, "released gained"},
+		"nothing, nowhere":                             {nil, 0, false, accepted, ""},
+		"as before":                                    {has(current), current, false, accepted, ""},
+		"new":                                          {nil, current, false, accepted, "gained"},
+		"new, on a server that is not accepted":        {nil, current, false, 0, ""},
+		"new, and on its way to another":               {nil, current, true, accepted, "passing"},
+		"new, of an earlier generation":                {nil, earlier, false, accepted, "passing"},
+		"new, in a lease that is left":                 {nil, current, false, accepted | passesOn, "passing"},
+		"wanted elsewhere":                             {has(current), current, true, accepted, "wanted"},
+		"wanted elsewhere, and draining":               {has(current, drains), current, true, accepted, ""},
+		"wanted elsewhere, on a server not accepted":   {has(current), current, true, 0, "wanted"},
+		"of an earlier generation":                     {has(earlier), earlier, false, accepted, "outdated"},
+		"of an earlier generation, and moving":         {has(earlier), earlier, true, accepted, "outdated"},
+		"of an earlier generation, and ended":          {has(earlier, drains, ended), earlier, true, accepted, ""},
+		"lost":                                         {has(current), 0, false, accepted, "lost"},
+		"lost, on a server that is not accepted":       {has(current), 0, false, 0, "lost"},
+		"lost, and gained anew":                        {has(current), current + 1, false, accepted, "lost gained"},
+		"lost, and gained anew, not accepted":          {has(current), current + 1, false, 0, "lost"},
+		"released":                                     {has(current, drains), 0, false, accepted, "released"},
+		"released, and gained anew":                    {has(current, drains), current + 1, false, accepted, "released gained"},
+		"raised by a fence":                            {has(current, fences), current + 1, true, accepted, "fenced"},
+		"not reached by the fence":                     {has(current, fences), current, true, accepted, ""},
+		"released under a fence whose answer was lost": {has(current, fences), 0, false, accepted, "released"},
+		"set back by a server that lost the fence":     {has(current+1, fences), current, false, accepted, "released gained"},
+		"fenced before":                                {has(current, fencedAt(current+1)), current + 1, true, accepted, ""},
+		"fenced before, and released":                  {has(current, fencedAt(current+1)), current + 2, false, accepted, "released gained"},
 	} {
-		r := store.LeaseRead{Name: "orders", ServerGeneration: 7, Owned: []store.Owned{{Partition: 9, Epoch: era}}} // which no client's code has written
+		r := store.LeaseRead{Name: "orders", ServerGeneration: 7, Owned: []store.Owned{{Partition: 9, Epoch: current}}} // which no client's code has written
 		if test.epoch != 0 {
 			r.Owned = append(r.Owned, store.Owned{Partition: 1, Epoch: test.epoch, Moving: test.moves})
 		}
-		c := compare(r, []*assignment{nil, test.has, nil}, test.state&settled != 0, test.state&passesOn != 0)
+		c := compare(r, []*assignment{nil, test.has, nil}, test.state&accepted != 0, test.state&passesOn != 0)
 		got := ""
 		for _, of := range []struct {
 			what string

@@ -154,9 +154,9 @@ func TestTheEngineWakesUpToSettleAPromotedServer(t *testing.T) {
 				before := w.count("heartbeat")
 				w.within(6*time.Minute, "a heartbeat finds the new timeline", func() bool { return w.count("heartbeat") > before })
 				w.failing(p, "accept", failures, fault{err: errLocked})
-				took := w.within(20*time.Minute, "settled", w.settled)
+				took := w.within(20*time.Minute, "accepted", w.accepted)
 				if took < want-soon || took > want+soon {
-					w.failf("settled after %v of watching, not %v", took, want)
+					w.failf("accepted after %v of watching, not %v", took, want)
 				}
 			})
 		})
@@ -506,9 +506,9 @@ func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
 			w.failf("%d checks in %v, and %d clients that tried to make one", checks, calm, evictions)
 		}
 		w.inject(nil)
-		heir := procs[1].mustJoin("x", 1)
+		next := procs[1].mustJoin("x", 1)
 		procs[0].kill()
-		w.within(ttl+ttl/3+time.Second, "the dead one's partition is taken over", func() bool { return len(heir.Values()) == 1 })
+		w.within(ttl+ttl/3+time.Second, "the dead one's partition is taken over", func() bool { return len(next.Values()) == 1 })
 	})
 }
 

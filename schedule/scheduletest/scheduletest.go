@@ -89,7 +89,7 @@ func New(t testing.TB, pool *pgxpool.Pool, at time.Time, opts ...schedule.Option
 	w := newWorld(t, pool, at)
 	w.must(w.open())
 	s := w.newProcess(opts)
-	t.Cleanup(func() { w.die(0) })
+	t.Cleanup(func() { w.crash(0) })
 	return s
 }
 
@@ -174,10 +174,10 @@ func (s *Scheduler) Crash(down time.Duration) {
 	inHandler := w.runs
 	w.mu.Unlock()
 	if inHandler {
-		w.die(down)
+		w.crash(down)
 		runtime.Goexit()
 	}
-	s.drives("Crash", func() { w.die(down) })
+	s.drives("Crash", func() { w.crash(down) })
 }
 
 // Entries returns what became of the ticks of a schedule, and of its runs besides, the oldest

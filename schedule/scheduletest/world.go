@@ -223,8 +223,8 @@ func (w *world) step() (ran any) {
 	return ran
 }
 
-// die ends the process at once.
-func (w *world) die(down time.Duration) {
+// crash ends the process at once.
+func (w *world) crash(down time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.down = w.time().Add(max(0, down))

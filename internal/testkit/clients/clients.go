@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// TTL is that of clients which no test expects to die: no machine is so busy that they lose
+	// TTL is that of clients which no test expects to expire: no machine is so busy that they lose
 	// their trust.
 	TTL = time.Minute
 	// Heartbeat is short, so that what is seen at a heartbeat is seen soon.

@@ -29,7 +29,8 @@ const (
 )
 
 // A keeper runs the program once. It is the parent of all that comes of it, and alone decides when
-// that is to end: so also where the supervisor is stopped or dead. It exits when nothing is left.
+// that is to end: so also if the supervisor is stopped or has crashed. It exits when nothing is
+// left.
 type keeper struct {
 	grace             time.Duration
 	killLead, endLead time.Duration // before the deadline
@@ -137,7 +138,7 @@ func (k *keeper) act(now time.Duration) (wait time.Duration) {
 }
 
 // kill kills the program's groups, and the keeper's children: whoever has left the group, or lost
-// his parent, is one of them now, or will be when his parent is dead. Numbers are nobody else's:
+// his parent, is one of them now, or will be when his parent has ended. Numbers are nobody else's:
 // only reap gives them free. Whom it cannot find now, it finds the next time.
 func (k *keeper) kill() {
 	killGroup(k.group)

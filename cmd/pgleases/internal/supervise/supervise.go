@@ -170,10 +170,10 @@ func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, le
 	return err
 }
 
-// othersHaveIt returns when nothing is to be had: living others own all partitions, none is on its
-// way here, and they are as many as the partitions at least. Who died is waited for: where all gave
-// up at once, nobody would be there to take over. It looks every 50 ms, and returns the error where
-// it cannot.
+// othersHaveIt returns when nothing is to be had: other live clients own all partitions, none is on
+// its way here, and they are as many as the partitions at least. One that crashed is waited for: if
+// all gave up at once, no client would take over. It polls every 50 ms, and returns the error if it
+// cannot.
 func (r *runner) othersHaveIt(ctx context.Context, id string) error {
 	config, err := connect.ParseConfig(r.URL) // as the client does: it may have settings of a pool
 	if err != nil {
