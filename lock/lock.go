@@ -186,7 +186,7 @@ func (l *Locks) request(ctx context.Context, m mode, a *locks.Acquisition) (stor
 	answer, sent, err := l.send(ctx, m, a)
 	lost := err != nil && sent && store.Code(err) == "" // the message may still arrive
 	if lost && ctx.Err() == nil {                       // under its nonce it can be asked for
-		a.Twice = true
+		l.client.Locks.SendTwice(a)
 		answer, _, err = l.send(ctx, m, a)
 	}
 	if lost || err != nil && sent && !store.LockTimeout(err) {

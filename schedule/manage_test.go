@@ -220,7 +220,7 @@ func TestManageRefusals(t *testing.T) {
 		"there is nothing after":                                  backfill("close", midnight.Add(time.Hour), midnight.Add(time.Hour)),
 		"are not all past: it has come as far as":                 backfill("close", midnight, midnight.Add(2*time.Hour)),
 		"there are more than 1000 ticks":                          backfill("close", midnight.AddDate(-1, 0, 0), midnight),
-		`retry failed runs of kind "" of group "tests"`:          kindErr,
+		`retry failed runs of kind "" of group "tests"`:           kindErr,
 	} {
 		if err == nil || !strings.Contains(err.Error(), says) || errors.Is(err, schedule.ErrUnknown) {
 			t.Errorf("%v, want %q", err, says)

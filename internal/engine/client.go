@@ -34,14 +34,13 @@ type Client struct {
 }
 
 func newClient(config Config) *Client {
-	return &Client{config: config, requests: make(chan func(*engine)), wake: make(chan struct{}, 1), done: make(chan struct{})}
+	return &Client{config: config, guard: store.StatementsFor(config.Schema).Guard, requests: make(chan func(*engine)), wake: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
 // Start registers a client on its first connection, and starts its goroutine. What may succeed when
 // it is repeated is tried again until ctx ends. After an error nothing is left behind.
 func Start(ctx context.Context, first Conn, config Config) (*Client, error) {
 	c := newClient(config)
-	c.guard = store.StatementsFor(config.Schema).Guard
 	e := newEngine(c, first)
 	if err := e.registerFirst(ctx); err != nil {
 		if e.connection.conn != nil {

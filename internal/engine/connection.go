@@ -26,12 +26,6 @@ const preparing = 15 * time.Millisecond
 // connected takes a new connection.
 func (c *connection) connected(conn Conn) { c.conn, c.known, c.failed = conn, false, false }
 
-// connectFailed notes a failed attempt.
-func (c *connection) connectFailed(heartbeat time.Duration) {
-	c.failed = true
-	c.backOff(heartbeat)
-}
-
 // close closes the connection.
 func (c *connection) close() {
 	c.conn.Close()

@@ -449,7 +449,7 @@ func (e *engine) loseTrust(now time.Time, cause error) {
 func (e *engine) standing() locks.Standing {
 	s := locks.Standing{Ending: e.closing.reason, Validity: e.trust.validity, Session: e.session.number, Run: e.watch.run,
 		Clock: e.session.renewal.Clock, Sent: e.session.sent}
-	if e.server.confirms(s.Run) {
+	if e.server.accepted && e.server.confirms(s.Run) { // another server may say what was so before
 		s.Confirmed = s.Run.Unmarked()
 	}
 	return s
@@ -608,9 +608,7 @@ func (e *engine) finished(now time.Time) bool {
 	switch {
 	case !e.closing.ends():
 		return false
-	case e.closing.sessionEnded:
-		return true
-	case !e.trust.held() && unreachable:
+	case e.closing.sessionEnded, !e.trust.held() && unreachable:
 		return true
 	case e.closing.hurried == nil:
 		return false

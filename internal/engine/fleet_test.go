@@ -47,26 +47,28 @@ type world struct {
 	rng  *rand.Rand // guarded by mu
 	seed uint64
 
-	mu      sync.Mutex // guards the rest; not held while the database is used, which calls back
-	conns   map[*faultyConn]struct{}
-	calls   map[string]int      // executed statements
-	beats   map[int64]time.Time // by session: when the last heartbeat was executed, by the bubble's clock
-	after   func(op string)     // told of every statement that was executed; nil: nobody
-	blind   bool                // the oracle does not look
-	copies  bool                // a process has one; set before it does
-	procs   []*proc
-	handles []*handle
-	events  []string
-	began   time.Time
-	failed  bool
-	ledger  map[place]map[int64]int64 // session by epoch
-	highest map[place]int64
-	working map[workKey]int
-	odds    float64                               // of a fault
-	extra   func(client, op string) (fault, bool) // faults of one test
-	lagging bool                                  // the database may have lost ownerships: what it says is not compared
-	evicted int
-	took    time.Duration // until all was right
+	mu    sync.Mutex // guards the rest; not held while the database is used, which calls back
+	conns map[*faultyConn]struct{}
+	calls map[string]int      // executed statements
+	beats map[int64]time.Time // by session: when the last heartbeat was executed, by the bubble's clock
+	after func(op string)     // told of every statement that was executed; nil: nobody
+	blind bool                // the oracle does not look
+
+	releaseTakes time.Duration // the answer to a release of a lock
+	copies       bool          // a process has one; set before it does
+	procs        []*proc
+	handles      []*handle
+	events       []string
+	began        time.Time
+	failed       bool
+	ledger       map[place]map[int64]int64 // session by epoch
+	highest      map[place]int64
+	working      map[workKey]int
+	odds         float64                               // of a fault
+	extra        func(client, op string) (fault, bool) // faults of one test
+	lagging      bool                                  // the database may have lost ownerships: what it says is not compared
+	evicted      int
+	took         time.Duration // until all was right
 }
 
 // A place is a partition.
@@ -390,6 +392,7 @@ func (w *world) start(id string, opts ...Option) *proc {
 			}
 			return c, nil
 		},
+		Locks: lockTable{w.db.LockTable(), w},
 	}).(Option)}, opts...)
 	var err error
 	for range 1000 {

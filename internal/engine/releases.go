@@ -136,13 +136,11 @@ func (rs *releases) tried(r release, err error, began time.Time) {
 
 // announce notes that a lease has changed for a session; 0: it is not known for which.
 func (rs *releases) announce(lease string, session int64) {
-	sessions := rs.unannounced[lease]
-	if sessions == nil {
-		sessions = make(map[int64]struct{})
-		rs.unannounced[lease] = sessions
+	if rs.unannounced[lease] == nil {
+		rs.unannounced[lease] = make(map[int64]struct{})
 	}
 	if session != 0 {
-		sessions[session] = struct{}{}
+		rs.unannounced[lease][session] = struct{}{}
 	}
 }
 

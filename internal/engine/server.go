@@ -38,8 +38,7 @@ func (s *server) confirm(run store.Incarnation) { s.confirmed = run.Unmarked() }
 
 // agrees reports whether a read is of the server that the last heartbeat found, with the run.
 func (s *server) agrees(read store.LeaseRead, run store.Incarnation) bool {
-	run = run.Unmarked()
-	return read.Server == run && (run.Timeline == read.AcceptedTimeline) == s.accepted
+	return read.Server == run.Unmarked() && (run.Timeline == read.AcceptedTimeline) == s.accepted
 }
 
 // reached takes the generation that a read found, and reports whether the server is behind one seen

@@ -209,12 +209,24 @@ func (s *Session) hold(a *Acquisition, token int64, end func(error, bool)) error
 func (s *Session) Forget(a *Acquisition) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if of := s.of[a.Nonce]; of != nil {
+	switch of := s.of[a.Nonce]; {
+	case of == nil:
+	case of.Run.Unmarked() != s.standing.Run.Unmarked(): // which may have it again
+		s.toRelease(a, nil)
+		s.config.Wake()
+	default:
 		s.givenBack(of, true)
 	}
 	if s.standing.Ending != nil { // the client's end may wait for that
 		s.config.Wake()
 	}
+}
+
+// SendTwice notes that an acquisition is sent once more, because its answer was lost.
+func (s *Session) SendTwice(a *Acquisition) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a.Twice = true
 }
 
 // Abandon has the client give back what an acquisition has, or may still get.
