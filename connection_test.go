@@ -3,8 +3,11 @@ package pgleases_test
 import (
 	"context"
 	"errors"
+	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -159,5 +162,25 @@ func TestHungPoolFunctionDelaysNeitherOpenNorClose(t *testing.T) {
 	}
 	if n := len(entered); n > 0 {
 		t.Errorf("%d more attempts began while one went on", n)
+	}
+}
+
+// noDeadlines is a connection as of an SSH tunnel.
+type noDeadlines struct{ net.Conn }
+
+func (noDeadlines) SetDeadline(time.Time) error { return errors.New("deadline not supported") }
+
+// A deadline is what ends a wait.
+func TestConnectionWithoutDeadlinesIsRefused(t *testing.T) {
+	t.Parallel()
+	own := testkit.Must(pgx.ParseConfig(direct(t)))(t)
+	dial := own.DialFunc
+	own.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		return noDeadlines{conn}, err
+	}
+	_, err := pgleases.NewClient(t.Context(), testkit.Pool(t, own.ConnString()), pgleases.WithConnConfig(own))
+	if err == nil || !strings.Contains(err.Error(), "DialFunc") {
+		t.Fatalf("NewClient: %v", err)
 	}
 }

@@ -91,7 +91,8 @@ func WithPolling() Option {
 // WithConnConfig sets where the client's own connection goes, for example past a pooler. The
 // default is where the pool's connections go. It has to lead to the same database as the pool, on
 // whose connections Guard runs. pgx.ParseConfig makes the configuration, and the client copies it.
-// The pool's BeforeConnect is applied to it too.
+// The pool's BeforeConnect is applied to it too. A connection of a DialFunc takes deadlines: otherwise
+// opening fails.
 func WithConnConfig(config *pgx.ConnConfig) Option {
 	return Option{"WithConnConfig", func(o *options) { o.connConfig = config }}
 }

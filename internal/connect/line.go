@@ -71,6 +71,10 @@ func (l *line) dialOne(ctx context.Context, network, address string) (net.Conn, 
 	if err != nil {
 		return nil, err
 	}
+	if err := conn.SetDeadline(time.Time{}); err != nil { // which ends what waits
+		_ = conn.Close()
+		return nil, errors.New("the connection of DialFunc takes no deadlines: " + err.Error())
+	}
 	if t, ok := conn.(*net.TCPConn); ok {
 		if raw, err := t.SyscallConn(); err == nil {
 			tcpUserTimeout(raw, l.userTimeout) // the kernel closes the connection where nothing is acknowledged for so long

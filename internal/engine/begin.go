@@ -16,8 +16,7 @@ import (
 
 func beginConnect(e *engine, _ time.Time) *operation {
 	return ask(time.Hour, func(ctx context.Context, _ Conn) (Conn, error) { return e.config.Connect(ctx) }, func(c Conn, err error) {
-		if err != nil {
-			e.connection.failed = true
+		if e.connection.failed = err != nil; err != nil {
 			e.connection.backOff(e.config.Heartbeat)
 			return
 		}
@@ -112,14 +111,10 @@ func beginAccept(e *engine, now time.Time) *operation {
 	})
 }
 
-// joinEach is how long a join may take for each partition, all of which the first one makes.
-const joinEach = 50 * time.Microsecond
-
 func beginJoin(e *engine, _ time.Time) *operation {
 	m, number := e.members.beginJoin()
 	session, l, weight, calls := e.session.number, m.lease, m.weight, maps.Clone(m.weightCalls)
-	limit := e.config.limit() + time.Duration(l.Partitions)*joinEach
-	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
+	return &operation{limit: e.config.limit(), call: func(ctx context.Context, c Conn) func(error) error {
 		join, err := c.Join(ctx, session, l.Name, l.Partitions, weight, number)
 		return func(error) error { return e.joined(m, join, err, weight, calls) }
 	}}

@@ -1419,6 +1419,24 @@ func TestAStatementThatHangsCostsNoTrust(t *testing.T) {
 	}
 }
 
+// A join that makes many partitions has no more time than any other statement.
+func TestJoinThatHangsCostsNoTrust(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.start("a")
+		l := a.mustJoin("x", 1)
+		w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
+		o, _ := l.Partition(0)
+		w.inject(func(_, op string) (fault, bool) { return fault{before: 24 * time.Hour}, op == "join" })
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if _, err := a.c.Lease(ctx, "large", engine.MaxPartitions); !errors.Is(err, context.DeadlineExceeded) {
+			w.failf("Lease: %v", err)
+		}
+		w.ok(context.Cause(o.Context()))
+		w.inject(nil)
+	})
+}
+
 // --- costs
 
 func TestAtRestAClientSendsLittleMoreThanItsHeartbeats(t *testing.T) {
