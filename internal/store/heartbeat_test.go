@@ -66,6 +66,25 @@ func TestHeartbeatRepeatsLeasesAfterAChangeOnly(t *testing.T) {
 	c.hears(true)
 }
 
+// The client does not know of what the statement was refused for.
+func TestHeartbeatReturnsAllAfterARefusedEndOrLeave(t *testing.T) {
+	t.Parallel()
+	for name, refused := range map[string]func(c *client){
+		"end": func(c *client) { c.end(false) },
+		"leave": func(c *client) {
+			c.f.exec("DELETE FROM members WHERE lease = 'l'")
+			expect(c.f.TB, len(c.release(nil, "l").Left), 0, "leases left")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := heard(newFixture(t), "1")
+			refused(c)
+			c.hears(true)
+		})
+	}
+}
+
 func TestHeartbeatReturnsAJoinedLease(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

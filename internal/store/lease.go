@@ -108,7 +108,6 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 // that number. The new owners are to be told by Announce, except those in a lease that it has left.
 // See release.sql.
 func (c *Conn) Release(ctx context.Context, session int64, releases []Release, leaving []Leave, lastJoin int64) (Released, error) {
-	c.told = told{} // the next heartbeat tells what was not left
 	leases, partitions, epochs := columns(releases)
 	left, planned, now := make([]string, len(leaving)), make([]int64, len(leaving)), []string{}
 	successorsOf := make(map[string]map[int]int64, len(leaving))
@@ -141,6 +140,9 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 	}
 	for i, lease := range got.BusyLeases {
 		released.Busy = append(released.Busy, Release{Lease: lease, Partition: got.BusyPartitions[i]})
+	}
+	if len(released.Left) < len(leaving) {
+		c.told = told{} // the next heartbeat tells whether it is a member still
 	}
 	return released, nil
 }

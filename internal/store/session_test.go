@@ -303,15 +303,3 @@ func TestANewSessionIsCheckedNoLaterThanItCanExpire(t *testing.T) {
 		t.Fatalf("the next check is due in %f s", due)
 	}
 }
-
-// The client knows nothing of a lease that it joined by a statement that came late.
-func TestHeartbeatAfterARefusedEndReturnsTheLeases(t *testing.T) {
-	onBoth(t, func(t *testing.T, f *fixture) {
-		c := f.client("a")
-		expect(t, len(c.beat().Leases), 0, "leases")
-		join := testkit.Must(f.any().Join(f.ctx, c.session, "l", 4, 1, 1))(f)
-		expect(t, join.Joined, true, "joined")
-		c.end(false)
-		expect(t, len(c.beat().Leases), 1, "leases")
-	})
-}
