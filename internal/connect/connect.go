@@ -97,7 +97,7 @@ var Settings = map[string]string{"client_encoding": "UTF8", "standard_conforming
 // ErrReadOnly tells that a connection was given up because its server takes no writes.
 var ErrReadOnly = errors.New("server takes no writes")
 
-// hooksMayTake is how long Attempt waits after the end of ctx for the application's functions.
+// hooksMayTake is how long Connect waits after the end of ctx for the application's functions.
 const hooksMayTake = time.Second
 
 // Connect opens a connection to the first host that takes writes, within ctx. Each address of a
@@ -113,7 +113,7 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration, notifie
 	defer cancel(nil)
 	stuck := time.AfterFunc(4*limit, func() { cancel(errStuck) })
 	defer stuck.Stop()
-	conn, err := Attempt(ctx, cr.attempt, func() (*Conn, error) {
+	conn, err := cr.try(ctx, func() (*Conn, error) {
 		if cr.failed%4 == 3 {
 			limit = max(limit, 5*time.Second)
 			stuck.Reset(4 * limit)
@@ -123,45 +123,44 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration, notifie
 			cr.failed = 0
 		}
 		return conn, err
-	}, (*Conn).Close)
-	if errors.Is(err, ErrHangs) {
+	})
+	if errors.Is(err, errHangs) {
 		err = fmt.Errorf("BeforeConnect, DialFunc or another function of the connection's configuration goes on after its context ended: %w",
 			context.Cause(ctx))
 	}
 	return conn, err
 }
 
-// ErrHangs tells that a function of the application goes on after its context has ended.
-var ErrHangs = errors.New("a function goes on after its context ended")
+var errHangs = errors.New("a function goes on after its context ended")
 
-// Attempt connects by functions of the application, which may ignore ctx. If they go on for a second
-// after its end, Attempt returns ErrHangs, and discards what they bring later. As many attempts as
-// underWay has room for may go on at once.
-func Attempt[C any](ctx context.Context, underWay chan struct{}, connect func() (*C, error), discard func(*C)) (*C, error) {
+// try makes an attempt by functions of the application, which may ignore ctx, one attempt at a time.
+// If they go on for a second after the end of ctx, try returns errHangs, and closes what they bring
+// later.
+func (cr *Connector) try(ctx context.Context, attempt func() (*Conn, error)) (*Conn, error) {
 	select {
-	case underWay <- struct{}{}:
+	case cr.attempt <- struct{}{}:
 	default: // nothing else is to be told if there is room, and ctx has ended
 		select {
-		case underWay <- struct{}{}:
+		case cr.attempt <- struct{}{}:
 		case <-ctx.Done():
-			return nil, ErrHangs
+			return nil, errHangs
 		}
 	}
 	left := make(chan struct{})
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(hooksMayTake, func() { close(left) }) })()
 	type made struct {
-		conn *C
+		conn *Conn
 		err  error
 	}
 	result := make(chan made)
 	go func() {
-		conn, err := connect()
-		<-underWay
+		conn, err := attempt()
+		<-cr.attempt
 		select {
 		case result <- made{conn, err}:
 		case <-left:
 			if conn != nil {
-				discard(conn)
+				conn.Close()
 			}
 		}
 	}()
@@ -169,7 +168,7 @@ func Attempt[C any](ctx context.Context, underWay chan struct{}, connect func() 
 	case m := <-result:
 		return m.conn, m.err
 	case <-left:
-		return nil, ErrHangs
+		return nil, errHangs
 	}
 }
 

@@ -3,6 +3,7 @@ package connect
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"sync"
@@ -73,7 +74,7 @@ func (l *line) dialOne(ctx context.Context, network, address string) (net.Conn, 
 	}
 	if err := conn.SetDeadline(time.Time{}); err != nil { // which ends what waits
 		_ = conn.Close()
-		return nil, errors.New("the connection of DialFunc takes no deadlines: " + err.Error())
+		return nil, fmt.Errorf("the connection of DialFunc takes no deadlines: %w", err)
 	}
 	if t, ok := conn.(*net.TCPConn); ok {
 		if raw, err := t.SyscallConn(); err == nil {
