@@ -638,10 +638,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 func (d *doctor) lastingOrphans(ctx context.Context, s *Snapshot) map[string]Ranges {
 	orphans := orphansOf(s)
 	for late := time.Now().Add(stays); len(orphans) > 0 && time.Now().Before(late) && ctx.Err() == nil; {
-		select {
-		case <-time.After(200 * time.Millisecond):
-		case <-ctx.Done():
-		}
+		store.Pause(ctx, 200*time.Millisecond)
 		again, err := d.readSnapshot(ctx, d.conn.Conn(), begin+settings)
 		if err != nil {
 			break

@@ -98,7 +98,7 @@ func (s *Scheduler) keepDeclared(ctx context.Context) {
 	names, _ := s.registry.declarations()
 	failing := false
 	for len(names) > 0 {
-		if pause(ctx, s.times.declare); ctx.Err() != nil {
+		if store.Pause(ctx, s.times.declare); ctx.Err() != nil {
 			return
 		}
 		err := s.db.briefly(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.db.sendDeclare(ctx, tx, names) })

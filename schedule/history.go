@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // An Outcome is what became of ticks, or of a job.
@@ -80,7 +82,7 @@ func (s *Scheduler) trim(ctx context.Context, clock *serverClock) {
 		} else {
 			next = min(next, s.times.poll) // the first poll shows the time
 		}
-		pause(ctx, next)
+		store.Pause(ctx, next)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 const (
@@ -79,7 +80,7 @@ func (x *executor) execute(o *ownership, it item) result {
 			return e.settled(a)
 		}
 		if wait, again := e.patience(a); again {
-			pause(o.ctx, wait)
+			store.Pause(o.ctx, wait)
 			continue
 		}
 		return e.giveUp(a)

@@ -96,15 +96,7 @@ func (d *db) repeat(ctx context.Context, atMost int, passes func(error) bool, f 
 		if err == nil || !passes(err) || tries == atMost || ctx.Err() != nil {
 			return err
 		}
-		pause(ctx, min(10*time.Millisecond<<min(tries, 8), 2*time.Second))
-	}
-}
-
-// pause waits, at most until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
+		store.Pause(ctx, min(10*time.Millisecond<<min(tries, 8), 2*time.Second))
 	}
 }
 

@@ -195,7 +195,7 @@ func apply(ctx context.Context, conn *pgx.Conn, migration string) error {
 		if code := Code(err); code != codeLockTimeout && code != codeDeadlock || ctx.Err() != nil {
 			return err
 		}
-		pause(ctx, time.Second+rand.N(time.Second))
+		Pause(ctx, time.Second+rand.N(time.Second))
 	}
 }
 

@@ -91,7 +91,7 @@ func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
 			return claimed, err
 		}
 		leases = got.Locked
-		pause(ctx, rand.N(10*time.Millisecond))
+		Pause(ctx, rand.N(10*time.Millisecond))
 	}
 }
 

@@ -55,8 +55,8 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 		lockWait: max(1, int(cr.Heartbeat.Milliseconds()/4))}, nil
 }
 
-// pause waits for d, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
+// Pause returns after that time, or when ctx ends.
+func Pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-time.After(d):
 	case <-ctx.Done():
