@@ -16,7 +16,8 @@ import (
 
 func beginConnect(e *engine, _ time.Time) *operation {
 	return ask(time.Hour, func(ctx context.Context, _ Conn) (Conn, error) { return e.config.Connect(ctx) }, func(c Conn, err error) {
-		if e.connection.failed = err != nil; err != nil {
+		if err != nil {
+			e.connection.failed = true
 			e.connection.backOff(e.config.Heartbeat)
 			return
 		}

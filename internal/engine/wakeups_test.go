@@ -270,21 +270,27 @@ func TestPartitionMovesThoughWorkAfterRunsContextGoesOn(t *testing.T) {
 	})
 }
 
+// withUnread returns a lease, and another client that has two of its four partitions and has not read that.
+func (w *world) withUnread() (lease *Lease, other *proc) {
+	a, b := w.start("a"), w.start("b", WithPolling())
+	lease = a.mustJoin("x", 4, WithHandoffDelay(0))
+	w.within(5*time.Second, "a owns all", func() bool { return shows(lease) == "0-3" })
+	time.Sleep(3 * time.Second)
+	b.mustJoin("x", 4, WithHandoffDelay(0))
+	w.within(5*time.Second, "b has two in the database", func() bool { n, _ := w.owns("b", "x"); return n == 2 })
+	return lease, b
+}
+
 // It is a member still: what it was given is found by a read, and released.
 func TestCloseReleasesWhatItHasNotRead(t *testing.T) {
 	for name, patience := range map[string]time.Duration{"ended": 0, "a second": time.Second} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				a, b := w.start("a"), w.start("b", WithPolling())
-				la := a.mustJoin("x", 4, WithHandoffDelay(0))
-				w.within(5*time.Second, "a owns all", func() bool { return shows(la) == "0-3" })
-				time.Sleep(3 * time.Second)
-				b.mustJoin("x", 4, WithHandoffDelay(0))
-				w.within(5*time.Second, "b has two in the database", func() bool { n, _ := w.owns("b", "x"); return n == 2 })
+				l, b := w.withUnread()
 				ctx, cancel := context.WithTimeout(context.Background(), patience)
 				defer cancel()
 				w.ok(b.c.Close(ctx))
-				w.within(soon, "a owns all again", func() bool { return shows(la) == "0-3" })
+				w.within(soon, "a owns all again", func() bool { return shows(l) == "0-3" })
 			})
 		})
 	}
@@ -293,12 +299,7 @@ func TestCloseReleasesWhatItHasNotRead(t *testing.T) {
 // A lease that the client could not leave is named, also if nothing of it was read.
 func TestCloseNamesALeaseThatItHasNotLeft(t *testing.T) {
 	inWorld(t, func(w *world) {
-		a, b := w.start("a"), w.start("b", WithPolling())
-		la := a.mustJoin("x", 4, WithHandoffDelay(0))
-		w.within(5*time.Second, "a owns all", func() bool { return shows(la) == "0-3" })
-		time.Sleep(3 * time.Second)
-		b.mustJoin("x", 4, WithHandoffDelay(0))
-		w.within(5*time.Second, "b has two in the database", func() bool { n, _ := w.owns("b", "x"); return n == 2 })
+		_, b := w.withUnread()
 		w.failing(b, "release", 1, fault{before: 20 * time.Second})
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()

@@ -531,8 +531,11 @@ func TestEveryDetectorNamesTests(t *testing.T) {
 		}
 		tests, _, _ := strings.Cut(strings.TrimPrefix(d.args(1)[0], "-test.run="), "/")
 		for test := range strings.SplitSeq(tests, "|") {
-			prefix := map[bool]string{true: "", false: `\w*`}[strings.HasPrefix(test, "^")]
-			if !regexp.MustCompile("(?m)^func " + prefix + strings.Trim(test, "^$")).Match(code) {
+			declared := "(?m)^func " + strings.TrimPrefix(test, "^")
+			if !strings.HasPrefix(test, "^") {
+				declared = `(?m)^func \w*` + test
+			}
+			if !regexp.MustCompile(strings.TrimSuffix(declared, "$")).Match(code) {
 				t.Errorf("%s: package %s has no test %q", name, d.folder, test)
 			}
 		}
