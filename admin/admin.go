@@ -74,10 +74,11 @@ func checkSchema(name string) error {
 	return nil
 }
 
-// settings are those of a transaction that reads: it does not wait for ever, and calls no function
-// or operator that a stranger has put before those of the system. The zone is one of which JSON
-// holds all times.
-var settings = fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL timezone = UTC; SET LOCAL jit = off; SET LOCAL statement_timeout = %d; ", answers.Milliseconds())
+// settings are those of a transaction that reads: it waits a second for a locked table, and calls
+// no function or operator that a stranger has put before those of the system. The zone is one of
+// which JSON holds all times.
+var settings = fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL timezone = UTC; SET LOCAL jit = off; "+
+	"SET LOCAL lock_timeout = 1000; SET LOCAL statement_timeout = %d; ", answers.Milliseconds())
 
 // begin has a message of the simple protocol, which is one transaction, read one snapshot and write
 // nothing.
