@@ -696,8 +696,9 @@ func checkAll(leases []planLease) error {
 		var done [][]int32
 		for _, i := range numbers {
 			l := leases[i]
-			if slices.ContainsFunc(l.members, func(m planMember) bool { return m.weight == 0 }) {
-				some = nil // cheaperCycle wants members that all work, and the whole team
+			if slices.ContainsFunc(l.members, func(m planMember) bool { return m.weight == 0 }) ||
+				!slices.EqualFunc(l.members, leases[numbers[0]].members, func(a, b planMember) bool { return a.id == b.id }) {
+				some = nil // cheaperCycle wants members that all work, in one order, and the whole team
 				break
 			}
 			some, done = append(some, l), append(done, plans[i])
