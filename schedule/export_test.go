@@ -26,7 +26,9 @@ func Flattened(err error) (safe error) {
 }
 
 // Hasten has a scheduler look often, and believe the database's clock at once: for tests that set that clock.
-func (s *Scheduler) Hasten() { s.times.poll, s.times.clockDoubt = 25*time.Millisecond, 0 }
+func (s *Scheduler) Hasten() {
+	s.times.poll, s.times.pollPause, s.times.clockDoubt = 25*time.Millisecond, 250*time.Microsecond, 0
+}
 
 // LookAlways has a scheduler look before whatever else it does.
 func (s *Scheduler) LookAlways() { s.times.poll = 0 }
@@ -36,6 +38,9 @@ func (s *Scheduler) Doubt(d time.Duration) { s.times.clockDoubt = d }
 
 // LookEvery sets how often it is looked what is due.
 func (s *Scheduler) LookEvery(d time.Duration) { s.times.poll = d }
+
+// PauseFor sets how long it waits between two looks.
+func (s *Scheduler) PauseFor(d time.Duration) { s.times.pollPause = d }
 
 // TellEvery sets how long it is not told again that something is put.
 func (s *Scheduler) TellEvery(d time.Duration) { s.times.silence = d }

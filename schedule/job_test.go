@@ -437,6 +437,7 @@ func TestPollForMoreContinues(t *testing.T) {
 	db.noteLooks("since_us bigint", "since_us")
 	w := newWorker(db, schedule.WithPartitions(1))
 	w.LookEvery(100 * time.Second) // then it looks also at what was before
+	w.PauseFor(time.Second)        // meanwhile all that was found has ended
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	at := midnight.Add(time.Hour)
 	for i := range 2 {

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// rarely is longer than tests wait for something. A hundredth of it lies between two looks: so no longer.
+// rarely is longer than tests wait for something.
 const rarely = testkit.Patience + 30*time.Second
 
 // A database has the tables, a clock that the test sets, and a table of what handlers did.

@@ -12,6 +12,7 @@ import (
 const (
 	pollEvery    = time.Second
 	pollAhead    = 2 * time.Second // so that a poll that takes long makes nothing late
+	pollPause    = 10 * time.Millisecond
 	pollLimit    = 5 * time.Second
 	pollMost     = 100                    // rows of each partition
 	pollLeast    = 10                     // of many partitions
@@ -74,7 +75,7 @@ func newPoller(times *timings, conn *listener) poller {
 // soon makes it poll at once, because something was enqueued, or may have been.
 func (p *poller) soon() {
 	p.news = true
-	p.next = earlier(p.next, p.answered.Add(p.pause()))
+	p.next = earlier(p.next, p.answered.Add(p.times.pollPause))
 }
 
 // heard is soon after a notification, behind which others are silent for a while.
@@ -82,9 +83,6 @@ func (p *poller) heard() {
 	p.again = time.Now().Add(p.times.silence)
 	p.soon()
 }
-
-// pause is how long it waits between two polls, however many jobs are enqueued.
-func (p *poller) pause() time.Duration { return p.times.poll / 100 }
 
 // isDue reports whether a poll is to be sent.
 func (p *poller) isDue(now time.Time) bool { return !p.polling && !now.Before(p.next) }
@@ -147,7 +145,7 @@ func (p *poller) took(q *poll) bool {
 		p.next, p.news = earlier(p.next, p.again), true
 	}
 	if asked {
-		p.next = p.answered.Add(p.pause())
+		p.next = p.answered.Add(p.times.pollPause)
 	}
 	if q.err == nil {
 		return true
@@ -202,7 +200,7 @@ func (p *poller) idle(hasRoom bool, wait time.Duration) time.Duration {
 	}
 	if p.more && hasRoom {
 		p.more = false
-		p.next = earlier(p.next, p.answered.Add(p.pause()))
+		p.next = earlier(p.next, p.answered.Add(p.times.pollPause))
 	}
 	p.conn.listen()
 	return min(wait, time.Until(p.next))

@@ -36,6 +36,7 @@ type Scheduler struct {
 // timings are the same in all processes, but for tests.
 type timings struct {
 	poll        time.Duration // how often it is asked what is due
+	pollPause   time.Duration // how long it waits between two polls, however many jobs are enqueued
 	pollLimit   time.Duration // how long that may take
 	sweep       time.Duration // how often also for what has been due for long
 	silence     time.Duration // how long no other notification is sent after one
@@ -49,7 +50,7 @@ type timings struct {
 }
 
 var defaultTimings = timings{
-	poll: pollEvery, pollLimit: pollLimit, sweep: sweepEvery, silence: silenceAfter, clockDoubt: clockDoubt, suspectHold: suspectHold,
+	poll: pollEvery, pollPause: pollPause, pollLimit: pollLimit, sweep: sweepEvery, silence: silenceAfter, clockDoubt: clockDoubt, suspectHold: suspectHold,
 	overrun: overrun, answer: closing, lockWait: lockWait, trim: trimEvery, declare: declareEvery,
 }
 

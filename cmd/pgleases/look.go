@@ -19,7 +19,7 @@ import (
 
 // The verbs that look, and change nothing.
 
-const poll = 11 * time.Second // limit of a look that is made again and again: the server ends one after 10 s
+const poll = 5 * time.Second // limit of a look that is made again and again
 
 func newList() *cobra.Command {
 	return looking(&cobra.Command{
