@@ -51,12 +51,12 @@ const (
 		read() release() session_ends() settings() snapshot() tell() tidy() timeline()`
 	forAllSchedules = `schedule_begin() schedule_check_interval() schedule_clock() schedule_close() schedule_close_job() schedule_declare()
 		schedule_job_succeeded() schedule_tick_succeeded() schedule_edit() schedule_end() schedule_enqueue() schedule_outcomes() schedule_free_slot() schedule_get()
-		schedule_history() schedule_job() schedule_job_outcomes() schedule_jobs() schedule_join() schedule_json() schedule_list() schedule_poll()
+		schedule_history() schedule_job() schedule_job_outcomes() schedule_jobs() schedule_join() schedule_json() schedule_status_json() schedule_list() schedule_poll()
 		schedule_make_slots() schedule_open() schedule_place() schedule_put() schedule_retry() schedule_channel() schedule_take_slot() schedule_notify() schedule_trim()`
 	// They run with the rights of their owner, and lock what clients need.
 	forApplications = `end_overrides() trim_events()`
 	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_server_generation() pause() pin() resume() uncordon() undrain() unfreeze() unpin()`
-	forReaders      = `leases_of() lock_list() schedule_clock() schedule_history() schedule_job() schedule_jobs() schedule_json() schedule_list()
+	forReaders      = `leases_of() lock_list() schedule_clock() schedule_history() schedule_job() schedule_jobs() schedule_json() schedule_status_json() schedule_list()
 		snapshot() timeline()`
 
 	everything = `clients events events_kept history identities jobs jobs_status leases locks locks_status members members_status partitions presences

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"slices"
 	"strconv"
@@ -62,10 +63,16 @@ type list[T any] struct {
 	More bool `json:"more"`
 }
 
+// manage is the schedules of a group.
+func (h *handler) manage(ctx context.Context, group string, opts ...schedule.Option) (*schedule.Scheduler, error) {
+	pool, schema := h.hub.admin.Database()
+	return schedule.Manage(ctx, pool, group, append(opts, schedule.WithSchema(schema))...)
+}
+
 // listed answers with the page that another was answered a moment ago, or reads it, with one row
 // more than are shown, to know whether there are more. Whoever calls it has the turn of those who
 // look, so nobody asks the same meanwhile.
-func listed[T any](h *handler, r *http.Request, read func(ctx context.Context, most int) ([]T, error)) (any, error) {
+func listed[T any](h *handler, r *http.Request, read func(ctx context.Context, s *schedule.Scheduler) iter.Seq2[T, error]) (any, error) {
 	key := r.URL.Path + "?" + r.URL.Query().Encode()
 	h.mu.Lock()
 	p, has := h.pages[key]
@@ -73,11 +80,20 @@ func listed[T any](h *handler, r *http.Request, read func(ctx context.Context, m
 	if has && time.Since(p.at) < kept {
 		return p.content, nil
 	}
-	rows, err := read(r.Context(), perPage+1)
+	s, err := h.manage(r.Context(), r.URL.Query().Get("group"))
 	if err != nil {
-		return nil, err
+		return nil, refused(err, admin.ForReader)
 	}
-	content := list[T]{append([]T{}, rows[:min(len(rows), perPage)]...), len(rows) > perPage}
+	content := list[T]{Rows: []T{}}
+	for row, err := range read(r.Context(), s) {
+		if err != nil {
+			return nil, refused(err, admin.ForReader)
+		}
+		if content.More = len(content.Rows) == perPage; content.More {
+			break
+		}
+		content.Rows = append(content.Rows, row)
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.pages) >= mostKept {
@@ -89,8 +105,8 @@ func listed[T any](h *handler, r *http.Request, read func(ctx context.Context, m
 
 func (h *handler) schedules(r *http.Request, _ string) (any, error) {
 	q := r.URL.Query()
-	return listed(h, r, func(ctx context.Context, most int) ([]admin.Schedule, error) {
-		return h.hub.admin.Schedules(ctx, q.Get("group"), q.Get("which"), q.Get("prefix"), q.Get("after"), most)
+	return listed(h, r, func(ctx context.Context, s *schedule.Scheduler) iter.Seq2[schedule.Schedule, error] {
+		return s.List(ctx, schedule.ScheduleFilter{Prefix: q.Get("prefix"), After: q.Get("after"), Only: q.Get("which")})
 	})
 }
 
@@ -101,12 +117,12 @@ func (h *handler) jobs(r *http.Request, _ string) (any, error) {
 	case err != nil:
 		return nil, err
 	case q.Get("which") == "failed":
-		return listed(h, r, func(ctx context.Context, most int) ([]admin.HistoryEntry, error) {
-			return h.hub.admin.FailedJobs(ctx, q.Get("group"), after, most)
+		return listed(h, r, func(ctx context.Context, s *schedule.Scheduler) iter.Seq2[schedule.Entry, error] {
+			return s.FailedJobs(ctx, after)
 		})
 	}
-	return listed(h, r, func(ctx context.Context, most int) ([]admin.Job, error) {
-		return h.hub.admin.Jobs(ctx, q.Get("group"), q.Get("which"), after, most)
+	return listed(h, r, func(ctx context.Context, s *schedule.Scheduler) iter.Seq2[schedule.Job, error] {
+		return s.Jobs(ctx, schedule.JobFilter{State: schedule.State(q.Get("which")), After: after})
 	})
 }
 
@@ -116,8 +132,8 @@ func (h *handler) history(r *http.Request, _ string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return listed(h, r, func(ctx context.Context, most int) ([]admin.HistoryEntry, error) {
-		return h.hub.admin.ScheduleHistory(ctx, q.Get("group"), q.Get("name"), before, most)
+	return listed(h, r, func(ctx context.Context, s *schedule.Scheduler) iter.Seq2[schedule.Entry, error] {
+		return s.History(ctx, q.Get("name"), before)
 	})
 }
 
@@ -154,9 +170,8 @@ func (h *handler) ask(r *http.Request, actor string) (any, error) {
 		return nil, bad("Say which one: what is deleted is what was shown.")
 	}
 	return h.once(r, actor, a.Token, func(ctx context.Context) (any, error) {
-		pool, schema := h.hub.admin.Database()
 		var jobs []int64
-		s, err := schedule.Manage(ctx, pool, a.Group, schedule.WithSchema(schema), schedule.WithReason(reason, actor))
+		s, err := h.manage(ctx, a.Group, schedule.WithReason(reason, actor))
 		if err == nil {
 			jobs, err = a.Do(ctx, s)
 		}
@@ -164,7 +179,10 @@ func (h *handler) ask(r *http.Request, actor string) (any, error) {
 		clear(h.pages) // who asked looks at once
 		h.mu.Unlock()
 		if err != nil {
-			return nil, a.refusal(err)
+			if errors.Is(err, schedule.ErrNotFound) && a.Verb == "delete_schedule" {
+				return nil, &refusal{http.StatusConflict, "changed", err.Error()}
+			}
+			return nil, refused(err, admin.ForScheduleOperators)
 		}
 		answer := struct {
 			Job  int64 `json:"job,string"` // 0: none comes of it, or several
@@ -177,17 +195,15 @@ func (h *handler) ask(r *http.Request, actor string) (any, error) {
 	})
 }
 
-// refusal has the page know which error it is.
-func (a asked) refusal(err error) error {
+// refused has the page know which error it is, of what needs the rights for a purpose.
+func refused(err error, purpose admin.Purpose) error {
 	switch {
 	case errors.Is(err, schedule.ErrUnknown):
 		return &refusal{http.StatusBadGateway, "unknown", err.Error()}
-	case errors.Is(err, schedule.ErrNotFound) && a.Verb == "delete_schedule":
-		return &refusal{http.StatusConflict, "changed", err.Error()}
 	case errors.Is(err, pgleases.ErrSchema):
 		return &refusal{http.StatusNotFound, "bad", err.Error()}
 	case store.Denied(err):
-		return fmt.Errorf("%w\ngive the role what pgleases grants ROLE --for=%s prints", err, admin.ForScheduleOperators)
+		return fmt.Errorf("%w\ngive the role what pgleases grants ROLE --for=%s prints", err, purpose)
 	case store.Code(err) == "": // it is not the database's
 		return &refusal{http.StatusUnprocessableEntity, "refused", err.Error()}
 	}

@@ -64,7 +64,7 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 	for _, name := range []string{"kind", "arguments", "zone", "declared"} {
 		ledgers[name].settled(newest.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 71, schedule.OutcomeSucceeded: 1})
 		s := testkit.Must(newest.Get(t.Context(), name))(t)
-		expect(t, s.BlockedReason, "", "why it waits")
+		expect(t, s.State, schedule.StatePlanned, "state")
 	}
 }
 
@@ -93,7 +93,7 @@ func TestUnknownKindIsLogged(t *testing.T) {
 	for _, id := range ids {
 		testkit.Until(t, "it waits", func() bool {
 			j := testkit.Must(w.Job(t.Context(), id))(t)
-			return j.BlockedReason == waits
+			return j.Why == waits
 		})
 	}
 	const line = "schedule: blocked, kind not registered"

@@ -194,7 +194,7 @@ func TestPutIsOfItsTransaction(t *testing.T) {
 	for _, name := range []string{"c", "a/2", "a/1"} {
 		testkit.OK(t, k.Put(t.Context(), name, args{1}, schedule.Every(time.Minute)))
 	}
-	for s, err := range w.List(t.Context(), "a/") {
+	for s, err := range w.List(t.Context(), schedule.ScheduleFilter{Prefix: "a/"}) {
 		testkit.OK(t, err)
 		names += s.Name + " "
 	}

@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -28,6 +29,9 @@ const (
 
 // An Entry is a row of a schedule's history: of one run, or of ticks that were passed over at once.
 type Entry struct {
+	ID        int64     `json:"id"`           // rises with time
+	Name      string    `json:"name"`         // of the schedule, or job
+	Kind      string    `json:"kind"`         // of the run
 	Since     time.Time `json:"since"`        // the entry is of the ticks after Since, up to Until
 	Until     time.Time `json:"until"`        // of a run, the tick
 	Ticks     int64     `json:"ticks"`        // how many
@@ -38,20 +42,26 @@ type Entry struct {
 	Epoch     int64     `json:"epoch"`               // under which it ran; 0: there was no run
 	StartedAt time.Time `json:"started_at,omitzero"` // zero: there was no run
 	EndedAt   time.Time `json:"ended_at"`            // when it was written
-}
-
-// An entryRow is an Entry as the database has it.
-type entryRow struct {
-	ID int64 `json:"id"`
-	Entry
+	Retried   int64     `json:"retried,omitzero"`    // the job that runs it again; 0: none was asked for
 }
 
 // History returns the outcomes of a schedule's ticks, and of its extra runs, the newest first, also
-// of earlier schedules of its name. An error ends it.
-func (s *Scheduler) History(ctx context.Context, name string) iter.Seq2[Entry, error] {
-	return pages(fmt.Sprintf("history of schedule %q of group %q", name, s.db.group), int64(math.MaxInt64), func(before int64) ([]*entryRow, error) {
+// of earlier schedules of its name: the entries whose IDs are below before; 0: all. An error ends
+// it.
+func (s *Scheduler) History(ctx context.Context, name string, before int64) iter.Seq2[Entry, error] {
+	return s.history(ctx, fmt.Sprintf("history of schedule %q of group %q", name, s.db.group), &name, before)
+}
+
+// FailedJobs returns the outcomes of jobs of the group that failed or are unknown, as History does,
+// among the latest 1,000 such outcomes of all groups.
+func (s *Scheduler) FailedJobs(ctx context.Context, before int64) iter.Seq2[Entry, error] {
+	return s.history(ctx, fmt.Sprintf("failed jobs of group %q", s.db.group), nil, before)
+}
+
+func (s *Scheduler) history(ctx context.Context, doing string, name *string, before int64) iter.Seq2[Entry, error] {
+	return pages(doing, cmp.Or(before, math.MaxInt64), func(before int64) ([]*Entry, error) {
 		return s.db.sendHistory(ctx, s.db.pool, name, before, page)
-	}, func(e *entryRow) (Entry, int64) { return e.Entry, e.ID })
+	}, func(e *Entry) (Entry, int64) { return *e, e.ID })
 }
 
 const (

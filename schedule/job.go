@@ -255,12 +255,17 @@ type Job struct {
 	Attempts int       `json:"attempts"` // that failed; of a job that has ended, all
 	Error    string    `json:"error"`    // of the last attempt that failed; empty if the job succeeded
 	// What follows is of a job that has not ended.
-	Key           string          `json:"key"`
-	Trigger       Trigger         `json:"trigger"`
-	Args          json.RawMessage `json:"args,omitempty"`
-	State         State           `json:"state"`
-	Due           time.Time       `json:"due,omitzero"`   // when its owner runs it next; zero: never
-	BlockedReason string          `json:"blocked_reason"` // why the process that owns it cannot run it; empty: it can
+	Key       string          `json:"key"`
+	Trigger   Trigger         `json:"trigger"`
+	Args      json.RawMessage `json:"args,omitempty"`
+	Priority  int             `json:"priority"`
+	Partition int             `json:"partition"` // of the lease schedule/GROUP, by the key
+	Owner     string          `json:"owner"`     // the client ID of its owner, which runs the job; empty: none
+	State     State           `json:"state"`
+	Why       string          `json:"why"`          // why it is in this state, as far as that is known
+	Due       time.Time       `json:"due,omitzero"` // when its owner runs it next; zero: never
+	Late      time.Duration   `json:"late_ns"`      // how long it has waited, run included; 0: it is not due
+	Crashes   int             `json:"crashes"`      // as of Schedule
 	// What follows is of a job that has ended.
 	Epoch     int64     `json:"epoch"`               // under which it ran last; 0: it did not
 	StartedAt time.Time `json:"started_at,omitzero"` // zero: it did not
@@ -279,30 +284,19 @@ func (s *Scheduler) Job(ctx context.Context, id int64) (Job, error) {
 	return *r, nil
 }
 
-// A State is what a job does that has not ended.
-type State string
-
-// The states.
-const (
-	StatePlanned  State = "planned" // it is not due
-	StateDue      State = "due"     // it is to begin now
-	StateRunning  State = "running"
-	StateRetrying State = "retrying" // it failed, and runs again when it is due
-	StateBlocked  State = "blocked"  // the process that owns it cannot run it
-)
-
 // A JobFilter says which jobs Jobs returns. What is empty means all.
 type JobFilter struct {
 	Kind   string
 	Prefix string // of their names
 	State  State
+	After  int64 // only IDs after this one
 }
 
 // Jobs returns the jobs of the group that have not ended, in the order in which they were enqueued,
-// page by page: not all of one moment. It reads all of them, even if the filter wants few. An error
-// ends it.
+// page by page: not all of one moment. Of those that are due, run or are blocked it finds 1,000 at
+// most; for any other filter it reads all jobs, even if the filter wants few. An error ends it.
 func (s *Scheduler) Jobs(ctx context.Context, filter JobFilter) iter.Seq2[Job, error] {
-	return pages(fmt.Sprintf("list jobs of group %q", s.db.group), int64(0), func(after int64) ([]*Job, error) {
+	return pages(fmt.Sprintf("list jobs of group %q", s.db.group), filter.After, func(after int64) ([]*Job, error) {
 		switch filter.State {
 		case "", StatePlanned, StateDue, StateRunning, StateRetrying, StateBlocked:
 			return s.db.sendJobs(ctx, s.db.pool, filter, after)

@@ -272,8 +272,8 @@ func (w *worker) has(name string) *worker {
 func (w *worker) waits(name, says string) {
 	w.t.Helper()
 	testkit.Until(w.t, name+" waits", func() bool {
-		why := testkit.Must(w.Get(w.t.Context(), name))(w.t).BlockedReason
-		return why != "" && strings.Contains(why, says)
+		s := testkit.Must(w.Get(w.t.Context(), name))(w.t)
+		return s.State == schedule.StateBlocked && strings.Contains(s.Why, says)
 	})
 }
 

@@ -108,7 +108,7 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 		w.outcome(testkit.Must(foreign.Enqueue(t.Context(), args{}, schedule.WithUnique("close", schedule.Reject)))(t))
 	}
 	entries := 0
-	for _, err := range m.History(t.Context(), "close") {
+	for _, err := range m.History(t.Context(), "close", 0) {
 		testkit.OK(t, err)
 		entries++
 	}

@@ -12,25 +12,60 @@ import (
 
 // A Schedule is what is known of a schedule.
 type Schedule struct {
-	ID       int64           `json:"id"` // of this schedule, and of no later one of its name
-	Name     string          `json:"name"`
-	Key      string          `json:"key"`
-	Kind     string          `json:"kind"`
-	Args     json.RawMessage `json:"args"`
-	Rule     string          `json:"rule"`     // as Parse reads it
-	Declared bool            `json:"declared"` // in the code, with Add
+	ID        int64           `json:"id"` // of this schedule, and of no later one of its name
+	Name      string          `json:"name"`
+	Key       string          `json:"key"`
+	Kind      string          `json:"kind"`
+	Args      json.RawMessage `json:"args"`
+	Rule      string          `json:"rule"`      // as Parse reads it
+	Partition int             `json:"partition"` // of the lease schedule/GROUP, by the key
+	Owner     string          `json:"owner"`     // the client ID of its owner, which runs the schedule; empty: none
+	State     State           `json:"state"`
+	Why       string          `json:"why"`      // why it is in this state, as far as that is known
+	Declared  bool            `json:"declared"` // in the code, with Add
 	// DeclaredAt is when a process last noted that its code declares it: at its start, and once a day;
 	// zero: no code declares it.
-	DeclaredAt    time.Time `json:"declared_at,omitzero"`
-	Cursor        time.Time `json:"cursor"`             // every tick up to this has its outcome; if it lies ahead, the database's clock was set back
-	Due           time.Time `json:"due,omitzero"`       // when its owner runs it next; zero: never
-	Succeeded     time.Time `json:"succeeded,omitzero"` // the last tick that succeeded; zero: none did
-	PausedAt      time.Time `json:"paused_at,omitzero"` // zero: it is not paused
-	Failures      int       `json:"failures"`           // how many consecutive ticks failed, since the last that succeeded, or since Resume
-	Attempts      int       `json:"attempts"`           // how many failed, of the tick that runs again at Due
-	Error         string    `json:"error"`              // of the last of them
-	BlockedReason string    `json:"blocked_reason"`     // why the process that owns it cannot run it; empty: it can
+	DeclaredAt  time.Time     `json:"declared_at,omitzero"`
+	Cursor      time.Time     `json:"cursor"`             // every tick up to this has its outcome; if it lies ahead, the database's clock was set back
+	Due         time.Time     `json:"due,omitzero"`       // when its owner runs it next; zero: never
+	Late        time.Duration `json:"late_ns"`            // how long it has waited, or its tick has been due, run included; 0: nothing is due
+	Succeeded   time.Time     `json:"succeeded,omitzero"` // the last tick that succeeded; zero: none did
+	LastOutcome Outcome       `json:"last_outcome"`       // of the last tick that has one, while the history keeps it
+	PausedAt    time.Time     `json:"paused_at,omitzero"` // zero: it is not paused
+	Failures    int           `json:"failures"`           // how many consecutive ticks failed, since the last that succeeded, or since Resume
+	Attempts    int           `json:"attempts"`           // how many failed, of the tick that runs again at Due
+	Crashes     int           `json:"crashes"`            // how many processes crashed while they ran that tick, with the one that runs it now, if it is a crash suspect
+	Error       string        `json:"error"`              // of the last attempt that failed; else, if Failures is not 0, of the last tick that failed
 }
+
+// A State is what a schedule does, or a job that has not ended.
+type State string
+
+// The states.
+const (
+	StatePlanned  State = "planned" // it is not due
+	StateDue      State = "due"     // it is to begin now
+	StateRunning  State = "running"
+	StateRetrying State = "retrying" // it failed, and runs again when it is due
+	StateBlocked  State = "blocked"  // the process that owns it cannot run it
+	StatePaused   State = "paused"   // a schedule, until Resume
+	StateOver     State = "over"     // a schedule that has no further tick
+)
+
+// A ScheduleFilter says which schedules List returns. What is empty means all.
+type ScheduleFilter struct {
+	Prefix string // of their names
+	After  string // only names after this one
+	Only   string // OnlyLate, OnlyBlocked, OnlyPaused or OnlyFailing
+}
+
+// The values of ScheduleFilter.Only.
+const (
+	OnlyLate    = "late"    // by more than 10 s
+	OnlyBlocked = "blocked" // the processes that own them cannot run them
+	OnlyPaused  = "paused"
+	OnlyFailing = "failing" // their last ticks failed
+)
 
 // value is what p points to; zero for nil.
 func value[T any](p *T) (v T) {
@@ -42,7 +77,7 @@ func value[T any](p *T) (v T) {
 
 // Get returns a schedule of the group. It returns ErrNotFound if the group has none of the name.
 func (s *Scheduler) Get(ctx context.Context, name string) (Schedule, error) {
-	found, err := s.db.sendList(ctx, s.db.pool, name, "", 1)
+	found, err := s.db.sendList(ctx, s.db.pool, ScheduleFilter{Prefix: name}, "", 1)
 	if err == nil && (len(found) == 0 || found[0].Name != name) {
 		err = ErrNotFound
 	}
@@ -53,7 +88,7 @@ func (s *Scheduler) Get(ctx context.Context, name string) (Schedule, error) {
 }
 
 // page is how many rows are read at once.
-const page = 500
+const page = 100
 
 // pages yields the values of rows that are read page by page, each from behind the last row of the
 // one before.
@@ -76,11 +111,15 @@ func pages[K, R, V any](doing string, first K, read func(after K) ([]R, error), 
 	}
 }
 
-// List returns the schedules of the group whose names have a prefix, by name, page by page: not all
-// of one moment. An error ends it.
-func (s *Scheduler) List(ctx context.Context, prefix string) iter.Seq2[Schedule, error] {
-	return pages(fmt.Sprintf("list schedules of group %q", s.db.group), "", func(after string) ([]*Schedule, error) {
-		return s.db.sendList(ctx, s.db.pool, prefix, after, page)
+// List returns the schedules of the group, by name, page by page: not all of one moment. Of those
+// that are late or blocked it finds 1,000 at most. An error ends it.
+func (s *Scheduler) List(ctx context.Context, filter ScheduleFilter) iter.Seq2[Schedule, error] {
+	return pages(fmt.Sprintf("list schedules of group %q", s.db.group), filter.After, func(after string) ([]*Schedule, error) {
+		switch filter.Only {
+		case "", OnlyLate, OnlyBlocked, OnlyPaused, OnlyFailing:
+			return s.db.sendList(ctx, s.db.pool, filter, after, page)
+		}
+		return nil, fmt.Errorf("only %q: give late, blocked, paused, failing, or nothing", filter.Only)
 	}, func(one *Schedule) (Schedule, string) { return *one, one.Name })
 }
 

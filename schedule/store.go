@@ -324,12 +324,13 @@ func (d *db) sendDeclared(ctx context.Context, q querier, declared []*record) (h
 	return have, partitions, nil
 }
 
-func (d *db) sendList(ctx context.Context, q querier, prefix, after string, most int) ([]*Schedule, error) {
-	return collect[Schedule](ctx, q, d.statements.List, d.group, prefix, after, most)
+func (d *db) sendList(ctx context.Context, q querier, f ScheduleFilter, after string, most int) ([]*Schedule, error) {
+	return collect[Schedule](ctx, q, d.statements.List, d.group, f.Only, f.Prefix, after, most)
 }
 
-func (d *db) sendHistory(ctx context.Context, q querier, name string, before int64, most int) ([]*entryRow, error) {
-	return collect[entryRow](ctx, q, d.statements.History, d.group, name, before, most)
+// sendHistory returns the entries of a schedule; of failed jobs, if name is nil.
+func (d *db) sendHistory(ctx context.Context, q querier, name *string, before int64, most int) ([]*Entry, error) {
+	return collect[Entry](ctx, q, d.statements.History, d.group, name, before, most)
 }
 
 func (d *db) sendTrim(ctx context.Context, q querier, failed bool, before time.Time, after int64) (upTo int64, more bool, err error) {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -47,14 +46,8 @@ is how many attempts have failed. A job is blocked if the process that owns it d
 		string(schedule.StateRunning), string(schedule.StateRetrying), string(schedule.StateBlocked))
 	most := cmd.Flags().IntP("number", "n", 100, "how many jobs, 1 or more")
 	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
-		if *most < 1 {
-			return nil, "", fmt.Errorf("-n %d: give 1 or more", *most)
-		}
 		filter := schedule.JobFilter{Kind: *kind, Prefix: strings.Join(args[1:], ""), State: schedule.State(state.value)}
-		all, err := firstOf(s.Jobs(ctx, filter), *most)
-		if err == nil && len(all) == 0 {
-			err = withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error { return checkGroup(ctx, a, args[0]) })
-		}
+		all, err := ofGroup(cmd, args[0], s.Jobs(ctx, filter), *most)
 		return all, table("JOB,NAME,KIND,AT,STATE,FAILED,NEXT,ERROR", all, func(j schedule.Job) []any {
 			return []any{j.ID, orNothing(j.Name), orNothing(j.Kind), instant(j.At), stateOf(j), j.Attempts, instant(j.Due), orNothing(j.Error)}
 		}), err
@@ -74,8 +67,8 @@ func stateOf(j schedule.Job) string {
 	switch {
 	case j.Outcome != "":
 		return string(j.Outcome)
-	case j.State == schedule.StateBlocked:
-		return "blocked: " + printable(j.BlockedReason)
+	case j.Why != "":
+		return string(j.State) + ": " + printable(j.Why)
 	}
 	return string(j.State)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -259,7 +260,7 @@ the holder's process, which HOST and PID name; the lock is free then, at the lat
 with pgleases evict CLIENT. A holder that is - was taken out: an open transaction that is guarded by the lock keeps it.`,
 		SuggestFor: []string{"unlock", "release"},
 	}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
-		all, err := firstOf(a.Locks(ctx, strings.Join(args, "")), 0)
+		all, err := firstOf(a.Locks(ctx, strings.Join(args, "")), math.MaxInt)
 		return all, locksOf(all), err
 	})
 }

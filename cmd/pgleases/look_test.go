@@ -415,7 +415,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		"schedules list boks":                `there is no group "boks": pgleases schedules groups`,
 		"jobs list boks":                     `there is no group "boks"`,
 		"schedules history reports goood":    "pgleases schedules list GROUP and",
-		"schedules list reports -n 0":        "out of range: 1 to 1000",
+		"schedules list reports -n 0":        "give 1 or more",
 		"schedules list reports --only dead": "give one of late, failing",
 	} {
 		fails(t, database, args, want)

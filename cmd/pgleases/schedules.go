@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -134,13 +135,19 @@ func newEdit(verb, use, short, long, example string) *cobra.Command {
 	return cmd
 }
 
-// checkGroup is the error where nothing is found as there is no such group.
-func checkGroup(ctx context.Context, a *admin.Admin, group string) error {
-	groups, err := a.ScheduleGroups(ctx)
-	if err != nil || slices.ContainsFunc(groups, func(g admin.ScheduleGroup) bool { return g.Name == group }) {
-		return err
+// ofGroup is firstOf of what a group has. If that is nothing, there has to be such a group.
+func ofGroup[T any](cmd *cobra.Command, group string, seq iter.Seq2[T, error], most int) ([]T, error) {
+	all, err := firstOf(seq, most)
+	if err != nil || len(all) > 0 {
+		return all, err
 	}
-	return fmt.Errorf("there is no group %q: pgleases schedules groups shows those that there are", group)
+	return all, withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+		groups, err := a.ScheduleGroups(ctx)
+		if err != nil || slices.ContainsFunc(groups, func(g admin.ScheduleGroup) bool { return g.Name == group }) {
+			return err
+		}
+		return fmt.Errorf("there is no group %q: pgleases schedules groups shows those that there are", group)
+	})
 }
 
 func newScheduleGroups() *cobra.Command {
@@ -172,16 +179,14 @@ func newScheduleList() *cobra.Command {
 		Long: `List the schedules of a group, whose names begin with PREFIX, by name. NEXT is when the process that owns it looks at it next, as a rule at its next tick; SUCCEEDED is the
 last tick that succeeded. A schedule is blocked if the process that owns it does not know it; STATE says why. Of those that are late or blocked no more than 1,000 are found.`,
 	}
-	only := choiceFlag(cmd, "only", "", "", "only those that are so", admin.Late, admin.Failing, admin.Blocked, admin.Paused)
-	most := cmd.Flags().IntP("number", "n", 100, "how many schedules, 1 to 1000")
+	only := choiceFlag(cmd, "only", "", "", "only those that are so", schedule.OnlyLate, schedule.OnlyFailing, schedule.OnlyBlocked, schedule.OnlyPaused)
+	most := cmd.Flags().IntP("number", "n", 100, "how many schedules, 1 or more")
 	after := cmd.Flags().String("after", "", "only names behind this one, to go on from the last of a list")
-	return looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
-		all, err := a.Schedules(ctx, args[0], only.value, strings.Join(args[1:], ""), *after, *most)
-		if err == nil && len(all) == 0 {
-			err = checkGroup(ctx, a, args[0])
-		}
-		text := table("SCHEDULE,KIND,RULE,OWNER,NEXT,SUCCEEDED,STATE", all, func(one admin.Schedule) []any {
-			state, next := one.State, instant(one.Due)
+	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
+		filter := schedule.ScheduleFilter{Prefix: strings.Join(args[1:], ""), After: *after, Only: only.value}
+		all, err := ofGroup(cmd, args[0], s.List(ctx, filter), *most)
+		text := table("SCHEDULE,KIND,RULE,OWNER,NEXT,SUCCEEDED,STATE", all, func(one schedule.Schedule) []any {
+			state, next := string(one.State), instant(one.Due)
 			if !one.PausedAt.IsZero() { // its owner may still have to look at what that means, but nothing comes of it
 				next = nothing
 				state += " " + instant(one.PausedAt)
@@ -209,10 +214,7 @@ to run it; skipped, the run before was under way; canceled, an edit, a resumptio
 	}
 	most := cmd.Flags().IntP("number", "n", 20, "how many entries, 1 or more")
 	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
-		if *most < 1 {
-			return nil, "", fmt.Errorf("-n %d: give 1 or more", *most)
-		}
-		all, err := firstOf(s.History(ctx, args[1]), *most)
+		all, err := firstOf(s.History(ctx, args[1], 0), *most)
 		if err == nil && len(all) == 0 {
 			_, err = s.Get(ctx, args[1])
 		}

@@ -163,8 +163,11 @@ func looking[S any](
 	return cmd
 }
 
-// firstOf collects at most that many; 0: all.
+// firstOf collects at most that many.
 func firstOf[T any](seq iter.Seq2[T, error], most int) ([]T, error) {
+	if most < 1 {
+		return nil, fmt.Errorf("-n %d: give 1 or more", most)
+	}
 	all := []T{}
 	for one, err := range seq {
 		if err != nil {

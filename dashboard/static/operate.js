@@ -130,7 +130,7 @@ const failed = text => setText($("operate-failure"), text);
 function wantedNow() {
   const verb = chosenVerb(), of = operate.of, change = !verbs[verb].asks ? { verb, subject: of.subject, force: $("operate-force").checked } :
     of.kind === "schedule" || of.kind === "tick" ? { verb, group: of.group, schedule: of.subject, tick: of.tick } : { verb, group: of.group, job: of.subject };
-  if (verb === "delete_schedule") change.id = of.is.id;
+  if (verb === "delete_schedule") change.id = String(of.is.id);
   for (const [field, value] of Object.entries(operate.values)) change[field] = value();
   if (verbs[verb].lasts) change.lasts = $("operate-lasts").value;
   return change;

@@ -105,20 +105,20 @@ const scheduleList = newList($("schedule-list"), () => ({
 });
 
 const jobList = newList($("job-list"), () => ({ group: $("job-list").querySelector(".of").value, which: $("job-list").querySelector(".which").value }), j => j.id, j => j.id, (row, j) => {
-  const ended = j.outcome !== undefined, id = ended ? j.job : j.id, of = j.name || j.kind, group = $("job-list").querySelector(".of").value;
+  const ended = j.outcome !== "", id = String(ended ? j.job : j.id), of = j.name || j.kind, group = $("job-list").querySelector(".of").value;
   const acts = !operating ? [] : !ended ? [operateButton({ kind: "job", subject: id, group, label: "job " + id }, "cancel_job")] :
-    j.retried !== "0" ? ["retried as " + j.retried] : [operateButton({ kind: "failed", subject: id, group, label: "job " + id }, "retry_job")];
+    j.retried ? ["retried as " + j.retried] : [operateButton({ kind: "failed", subject: id, group, label: "job " + id }, "retry_job")];
   cells(row, JSON.stringify(j), cell("", id, make("div", "sub", name(j.kind))), cell("", mark(ended ? j.outcome : j.state), note(j.why), note(j.error)),
-    cell("nowrap", clock(ended ? j.until : j.at || j.due)), cell("", name(of), j.owner ? make("div", "sub", "by ", name(j.owner)) : ""), cell("n", lateText(j.late_ns)), cell("n", ...acts));
+    cell("nowrap", clock(ended ? j.until : j.at)), cell("", name(of), j.owner ? make("div", "sub", "by ", name(j.owner)) : ""), cell("n", lateText(j.late_ns)), cell("n", ...acts));
 });
 
 let historyOf = { group: "", name: "" };
 const historyList = newList($("history"), () => historyOf, h => h.id, h => h.id, (row, h) => {
-  const acts = !operating || h.job !== "0" || !isBad(h.outcome) ? [] : h.retried !== "0" ? ["retried as " + h.retried] :
+  const acts = !operating || h.job || !isBad(h.outcome) ? [] : h.retried ? ["retried as " + h.retried] :
     [operateButton({ kind: "tick", subject: historyOf.name, group: historyOf.group, tick: h.until, label: plain(historyOf.name) + " at " + clock(h.until) }, "retry_tick")];
-  cells(row, JSON.stringify(h), cell("nowrap", clock(h.until), h.job !== "0" ? make("div", "sub", "job " + h.job) : ""),
+  cells(row, JSON.stringify(h), cell("nowrap", clock(h.until), h.job ? make("div", "sub", "job " + h.job) : ""),
     cell("", mark(h.outcome), h.ticks > 1 ? " " + many(h.ticks, "tick") : ""), cell("n", count(h.attempts)),
-    cell("nowrap", h.started ? clock(h.started) : ""), cell("", note(h.error)), cell("n", ...acts));
+    cell("nowrap", h.started_at ? clock(h.started_at) : ""), cell("", note(h.error)), cell("n", ...acts));
 });
 
 function showHistory(group, of, opener) {

@@ -69,6 +69,19 @@ func Value[T any](t testing.TB, pool *pgxpool.Pool, query string, args ...any) (
 	return value
 }
 
+// BlocksRead returns how many blocks the server reads for a query, in memory or not.
+func BlocksRead(t testing.TB, pool *pgxpool.Pool, query string, args ...any) int {
+	t.Helper()
+	var plans []struct {
+		Plan struct {
+			Hit  int `json:"Shared Hit Blocks"`
+			Read int `json:"Shared Read Blocks"`
+		}
+	}
+	OK(t, pool.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+query, args...).Scan(&plans))
+	return plans[0].Plan.Hit + plans[0].Plan.Read
+}
+
 // Until looks every few milliseconds until something is so that nobody tells of.
 func Until(t testing.TB, what string, is func() bool) {
 	t.Helper()

@@ -185,7 +185,7 @@ func (s *Scheduler) Crash(down time.Duration) {
 func (s *Scheduler) Entries(name string) []schedule.Entry {
 	s.world.t.Helper()
 	var entries []schedule.Entry
-	for e, err := range s.History(context.Background(), name) {
+	for e, err := range s.History(context.Background(), name, 0) {
 		if err != nil {
 			s.world.t.Fatal(err)
 		}

@@ -88,7 +88,8 @@ SELECT * FROM pgleases.schedule_jobs($1::pg_catalog.text, $2::pg_catalog.text, $
     $5::bigint, $6::int);
 
 -- list: schedules by name.
-SELECT * FROM pgleases.schedule_list($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::int);
+SELECT * FROM pgleases.schedule_list($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text,
+    $5::int);
 
 -- history: outcomes, the newest first.
 SELECT * FROM pgleases.schedule_history($1::pg_catalog.text, $2::pg_catalog.text, $3::bigint, $4::int);

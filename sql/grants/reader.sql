@@ -7,7 +7,7 @@ GRANT EXECUTE ON FUNCTION pgleases.timeline, pgleases.lock_list, pgleases.snapsh
 DO $pgleases_body$
 BEGIN
     IF to_regprocedure($pgleases_name$pgleases.schedule_clock()$pgleases_name$) IS NOT NULL THEN
-        GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_json, pgleases.schedule_list,
+        GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_json, pgleases.schedule_status_json, pgleases.schedule_list,
             pgleases.schedule_history, pgleases.schedule_job, pgleases.schedule_jobs TO pgleases_reader;
     END IF;
 END

@@ -26,14 +26,21 @@ $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_job_outcomes(pgleases.jobs, pg_catalog.jsonb) IS 'Writes down what became of a job.';
 
 -- What became of a schedule's ticks, and of the jobs that ran for it, the newest first.
+--   p_name: name of the schedule; null: of the group's jobs that failed or are unknown, among the
+--   latest 1,000 such entries of all groups
 --   p_before: only rows whose id is less
 --   p_most: the most
 -- A row for each, as JSON.
 CREATE OR REPLACE FUNCTION pgleases.schedule_history(p_group pg_catalog.text, p_name pg_catalog.text, p_before bigint, p_most int) RETURNS SETOF pg_catalog.jsonb
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off AS $pgleases_body$
 BEGIN
-    RETURN QUERY SELECT to_jsonb(h) FROM pgleases.history AS h
-    WHERE h.group_name = p_group AND h.name = p_name AND h.schedule >= 0 AND h.id < p_before ORDER BY h.id DESC LIMIT p_most;
+    IF p_name IS NOT NULL THEN
+        RETURN QUERY SELECT to_jsonb(h) FROM pgleases.history AS h
+        WHERE h.group_name = p_group AND h.name = p_name AND h.schedule >= 0 AND h.id < p_before ORDER BY h.id DESC LIMIT p_most;
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT to_jsonb(h) FROM (SELECT f.* FROM pgleases.history AS f WHERE f.outcome = ANY ('{failed,unknown}'::text[]) ORDER BY f.ended_at DESC LIMIT 1000) AS h
+    WHERE h.group_name = p_group AND h.job IS NOT NULL AND h.id < p_before ORDER BY h.id DESC LIMIT p_most;
 END
 $pgleases_body$;
 

@@ -60,24 +60,46 @@ $pgleases_body$;
 CREATE OR REPLACE FUNCTION pgleases.schedule_job(p_group pg_catalog.text, p_job bigint) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
-    RETURN coalesce((SELECT to_jsonb(j) || jsonb_build_object('due', nullif(j.due, 'infinity')) FROM pgleases.jobs_status AS j
+    RETURN coalesce((SELECT pgleases.schedule_status_json(to_jsonb(j), j.lateness) FROM pgleases.jobs_status AS j
         WHERE j.group_name = p_group AND j.id = p_job),
                     (SELECT to_jsonb(h) || jsonb_build_object('id', h.job, 'at', h.until) FROM pgleases.history AS h
                     WHERE h.group_name = p_group AND h.job = p_job ORDER BY h.id DESC LIMIT 1));
 END
 $pgleases_body$;
 
--- Jobs that have not ended, by their ids.
+-- Jobs that have not ended, by their ids. Of those that are due, run or are blocked, 1,000 are
+-- looked at, which the indexes have: see schedule_list.
+--   p_kind: kind; empty: any
 --   p_prefix: prefix of the names
 --   p_state: state, as in jobs_status; empty: in any
 --   p_after: the id after which to begin
 --   p_most: the most
 -- A row for each, as JSON.
 CREATE OR REPLACE FUNCTION pgleases.schedule_jobs(p_group pg_catalog.text, p_kind pg_catalog.text, p_prefix pg_catalog.text, p_state pg_catalog.text, p_after bigint, p_most int) RETURNS SETOF pg_catalog.jsonb
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off AS $pgleases_body$
+DECLARE
+    now    CONSTANT timestamptz := pgleases.schedule_clock();
+    parts  CONSTANT int := coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = p_group), 0);
+    chosen bigint[];
 BEGIN
-    RETURN QUERY SELECT to_jsonb(j) || jsonb_build_object('due', nullif(j.due, 'infinity')) FROM pgleases.jobs_status AS j
-    WHERE j.group_name = p_group AND (j.kind = p_kind OR p_kind = '') AND starts_with(j.name, p_prefix) AND (j.state = p_state OR p_state = '') AND j.id > p_after ORDER BY j.id LIMIT p_most;
+    CASE p_state
+    WHEN 'due', 'running' THEN
+        chosen := ARRAY(
+            (SELECT l.id FROM generate_series(0, parts - 1) AS p CROSS JOIN generate_series(0, 3) AS priority CROSS JOIN LATERAL
+                 (SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = p_group AND j.partition = p AND j.priority = priority.priority AND j.due <= now
+                  ORDER BY j.due LIMIT 1000) AS l
+             WHERE parts <= 250 LIMIT 1000)
+            UNION ALL
+            (SELECT j.id FROM pgleases.jobs AS j WHERE parts > 250 AND j.group_name = p_group AND j.due <= now LIMIT 1000));
+    WHEN 'blocked' THEN
+        chosen := ARRAY(SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = p_group AND j.blocked_reason IS NOT NULL LIMIT 1000);
+    ELSE
+        RETURN QUERY SELECT pgleases.schedule_status_json(to_jsonb(j), j.lateness) FROM pgleases.jobs_status AS j
+        WHERE j.group_name = p_group AND (j.kind = p_kind OR p_kind = '') AND starts_with(j.name, p_prefix) AND (j.state = p_state OR p_state = '') AND j.id > p_after ORDER BY j.id LIMIT p_most;
+        RETURN;
+    END CASE;
+    RETURN QUERY SELECT pgleases.schedule_status_json(to_jsonb(j), j.lateness) FROM pgleases.jobs_status AS j
+    WHERE j.id = ANY (chosen) AND (j.kind = p_kind OR p_kind = '') AND starts_with(j.name, p_prefix) AND j.state = p_state AND j.id > p_after ORDER BY j.id LIMIT p_most;
 END
 $pgleases_body$;
 

@@ -76,20 +76,54 @@ BEGIN
 END
 $pgleases_body$;
 
--- Schedules by name.
+-- What a status view shows of a schedule or job, as JSON.
+--   p_status: the view's row
+--   p_lateness: its lateness
+-- Without due where that is infinite, and with late_ns, the lateness in nanoseconds.
+CREATE OR REPLACE FUNCTION pgleases.schedule_status_json(p_status pg_catalog.jsonb, p_lateness pg_catalog.interval) RETURNS pg_catalog.jsonb
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN p_status || jsonb_build_object('due', nullif(p_status ->> 'due', 'infinity'),
+        'late_ns', CASE WHEN p_lateness IS NOT NULL THEN (extract(epoch FROM least(p_lateness, interval '106751 days')) * 1000000000)::bigint END);
+END
+$pgleases_body$;
+
+-- Schedules by name. Of those that are blocked or late, 1,000 are looked at. What is late stands in
+-- the index behind the partition: with few partitions each is looked up; with many the part of the
+-- index that is the group's is read, as 65,536 look-ups take as long as 4,000,000 schedules.
+--   p_only: paused, blocked, failing or late; empty: all
 --   p_prefix: prefix of the names
 --   p_after: the name after which to begin; empty: at the first
 --   p_most: the most
--- A row for each, as JSON, with declared_at, attempts and error of the tick under way.
-CREATE OR REPLACE FUNCTION pgleases.schedule_list(p_group pg_catalog.text, p_prefix pg_catalog.text, p_after pg_catalog.text, p_most int) RETURNS SETOF pg_catalog.jsonb
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
+-- A row for each, as JSON, with declared_at.
+CREATE OR REPLACE FUNCTION pgleases.schedule_list(p_group pg_catalog.text, p_only pg_catalog.text, p_prefix pg_catalog.text, p_after pg_catalog.text, p_most int) RETURNS SETOF pg_catalog.jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off AS $pgleases_body$
 DECLARE
-    s pgleases.schedules;
+    long_ago CONSTANT timestamptz := pgleases.schedule_clock() - interval '10 seconds';
+    parts    CONSTANT int := coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = p_group), 0);
 BEGIN
-    FOR s IN SELECT * FROM pgleases.schedules AS r WHERE r.group_name = p_group AND r.name >= p_prefix AND r.name > p_after ORDER BY r.name LIMIT p_most LOOP
-        EXIT WHEN NOT starts_with(s.name, p_prefix); -- as a condition it would have all that follow be read
-        RETURN NEXT pgleases.schedule_json(s) || jsonb_build_object('declared_at', CASE WHEN s.declared THEN s.registered END,
-            'attempts', s.trying -> 'attempts', 'error', s.trying -> 'error');
-    END LOOP;
+    RETURN QUERY WITH chosen AS MATERIALIZED (
+        (SELECT s.id FROM pgleases.schedules AS s
+         WHERE p_only = '' AND s.group_name = p_group AND s.name >= p_prefix AND s.name > p_after ORDER BY s.name LIMIT p_most)
+        UNION ALL
+        (SELECT s.id FROM pgleases.schedules AS s
+         WHERE p_only = 'paused' AND s.group_name = p_group AND s.paused_at IS NOT NULL AND s.name >= p_prefix AND s.name > p_after ORDER BY s.name LIMIT p_most)
+        UNION ALL
+        (SELECT s.id FROM pgleases.schedules AS s
+         WHERE p_only = 'failing' AND s.group_name = p_group AND s.failures > 0 AND s.name >= p_prefix AND s.name > p_after ORDER BY s.name LIMIT p_most)
+        UNION ALL
+        (SELECT f.id FROM (
+            (SELECT s.id, s.name FROM pgleases.schedules AS s WHERE p_only = 'blocked' AND s.group_name = p_group AND s.blocked_reason IS NOT NULL LIMIT 1000)
+            UNION ALL
+            (SELECT l.id, l.name FROM generate_series(0, parts - 1) AS p CROSS JOIN LATERAL
+                 (SELECT s.id, s.name FROM pgleases.schedules AS s WHERE s.group_name = p_group AND s.partition = p AND s.due < long_ago ORDER BY s.due LIMIT 1000) AS l
+             WHERE p_only = 'late' AND parts <= 1000 LIMIT 1000)
+            UNION ALL
+            (SELECT s.id, s.name FROM pgleases.schedules AS s WHERE p_only = 'late' AND parts > 1000 AND s.group_name = p_group AND s.due < long_ago LIMIT 1000)) AS f
+         WHERE f.name >= p_prefix AND f.name > p_after ORDER BY f.name LIMIT p_most)
+    )
+    SELECT pgleases.schedule_json(s) || pgleases.schedule_status_json(to_jsonb(v), v.lateness) || jsonb_build_object('declared_at', CASE WHEN s.declared THEN s.registered END)
+    FROM chosen AS c JOIN pgleases.schedules AS s ON s.id = c.id JOIN pgleases.schedules_status AS v ON v.id = c.id
+    WHERE starts_with(s.name, p_prefix) ORDER BY s.name; -- not above, where all that follow would be read
 END
 $pgleases_body$;

@@ -1,0 +1,98 @@
+package schedule_test
+
+import (
+	"fmt"
+	"iter"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// all collects what is listed.
+func all[T any](t *testing.T, seq iter.Seq2[T, error]) (some []T) {
+	t.Helper()
+	for one, err := range seq {
+		testkit.OK(t, err)
+		some = append(some, one)
+	}
+	return some
+}
+
+// What is late or due is found where there are 65,536 partitions, too, and not by a look at each.
+func TestManySchedulesAndJobsAreListed(t *testing.T) {
+	t.Parallel()
+	for _, partitions := range []int{16, 65_536} {
+		db := newDatabase(t)
+		db.exec(testkit.ManySchedules)
+		db.exec(fmt.Sprintf("UPDATE pgleases.schedule_groups SET partitions = %d WHERE name = 'billing'", partitions))
+		db.exec("ANALYZE pgleases.schedules, pgleases.jobs")
+		db.setClock(one[time.Time](db, "SELECT now()"))
+		s := testkit.Must(schedule.Manage(t.Context(), db.Pool, "billing"))(t)
+		for _, c := range []struct {
+			filter schedule.ScheduleFilter
+			want   int
+			first  string
+		}{
+			{schedule.ScheduleFilter{}, 3000, "s0000"}, {schedule.ScheduleFilter{Prefix: "s01"}, 100, "s0100"}, {schedule.ScheduleFilter{Prefix: "s01", After: "s0197"}, 2, "s0198"},
+			{schedule.ScheduleFilter{Only: schedule.OnlyPaused}, 30, "s0001"}, {schedule.ScheduleFilter{Only: schedule.OnlyBlocked}, 30, "s0002"},
+			{schedule.ScheduleFilter{Only: schedule.OnlyFailing, Prefix: "s1"}, 10, "s1003"}, {schedule.ScheduleFilter{Only: schedule.OnlyLate, After: "s0004"}, 29, "s0104"},
+			{schedule.ScheduleFilter{Only: schedule.OnlyLate, Prefix: "s2"}, 10, "s2004"}, {schedule.ScheduleFilter{Prefix: "x"}, 0, ""},
+		} {
+			some := all(t, s.List(t.Context(), c.filter))
+			if len(some) != c.want || c.want > 0 && some[0].Name != c.first {
+				t.Errorf("%d partitions, %+v: %d, the first %+v", partitions, c.filter, len(some), some[:min(1, len(some))])
+			}
+			for i := range some[:max(1, len(some))-1] {
+				if some[i].Name >= some[i+1].Name {
+					t.Errorf("%q comes after %q", some[i+1].Name, some[i].Name)
+				}
+			}
+		}
+		late := all(t, s.List(t.Context(), schedule.ScheduleFilter{Only: schedule.OnlyLate}))[0]
+		if late.Late < 5*time.Minute || late.State != schedule.StateDue || late.Rule != "@every 1h" || late.Why != "its partition has no owner" {
+			t.Errorf("what is late: %+v", late)
+		}
+		paused := testkit.Must(s.Get(t.Context(), "s0001"))(t)
+		if paused.State != schedule.StatePaused || paused.Late != 0 || !paused.Due.IsZero() {
+			t.Errorf("what is paused: %+v", paused)
+		}
+		jobs := all(t, s.Jobs(t.Context(), schedule.JobFilter{}))
+		if len(jobs) != 1200 || jobs[0].Late != 0 || !jobs[0].Due.IsZero() || jobs[0].State != schedule.StatePlanned {
+			t.Errorf("%d jobs, the first %+v", len(jobs), jobs[0])
+		}
+		due := all(t, s.Jobs(t.Context(), schedule.JobFilter{State: schedule.StateDue}))
+		if len(due) != 50 || due[0].Priority != 2 || due[0].State != schedule.StateDue {
+			t.Errorf("%d jobs are due, the first %+v", len(due), due[0])
+		}
+		expect(t, len(all(t, s.Jobs(t.Context(), schedule.JobFilter{State: schedule.StateDue, After: due[9].ID}))), 40, "jobs that are due after the tenth")
+		history := all(t, s.History(t.Context(), "s0001", 0))
+		if len(history) != 2 || history[0].Outcome != schedule.OutcomeMissed || history[0].Ticks != 4 || history[0].Kind != "reports" {
+			t.Errorf("history %+v", history)
+		}
+		expect(t, len(all(t, s.History(t.Context(), "s0001", history[0].ID))), 1, "entries before the first")
+		failed := all(t, s.FailedJobs(t.Context(), 0))
+		if len(failed) != 1 || failed[0].Job != 99999 || failed[0].Error != "no route" {
+			t.Errorf("failed jobs %+v", failed)
+		}
+		for statement, args := range map[string][]any{
+			"SELECT * FROM pgleases.schedule_list($1, $2, $3, $4, $5)":     {"billing", "late", "", "", 50},
+			"SELECT * FROM pgleases.schedule_jobs($1, $2, $3, $4, $5, $6)": {"billing", "", "", "due", 0, 50},
+		} {
+			if blocks := testkit.BlocksRead(t, db.Pool, statement, args...); blocks > 5000 {
+				t.Errorf("%s reads %d blocks", statement, blocks)
+			}
+		}
+	}
+}
+
+func TestWrongFiltersAreRefused(t *testing.T) {
+	t.Parallel()
+	s := testkit.Must(schedule.Manage(t.Context(), newDatabase(t).Pool, group))(t)
+	for _, err := range s.List(t.Context(), schedule.ScheduleFilter{Only: "dead"}) {
+		if err == nil || err.Error() != `schedule: list schedules of group "tests": only "dead": give late, blocked, paused, failing, or nothing` {
+			t.Errorf("an unknown filter: %v", err)
+		}
+	}
+}
