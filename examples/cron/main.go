@@ -1,13 +1,13 @@
 // Command cron is a process of an application that runs jobs at fixed times, each tick once over
 // all processes. Start it in several terminals, with the same DATABASE_URL, and see how they share
-// the jobs; stop one with Ctrl-C or kill -9 and see the others go on with its jobs:
+// the jobs; stop one with Ctrl-C or kill -9, and the others run its jobs:
 //
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/cron -id one
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/cron -id two
 //
-// Copy it, and write your jobs into timetable. README.md in this directory says which jobs are
-// exactly once and what to do about the others. Behind PgBouncer in transaction mode, add
-// default_query_exec_mode=exec to DATABASE_URL. To look, and to be rid of it all:
+// Copy it, and write your jobs into timetable. README.md in this directory says which jobs run
+// exactly once, and what to do about the others. Behind PgBouncer in transaction mode, add
+// default_query_exec_mode=exec to DATABASE_URL. To see the outcomes, and to remove everything:
 //
 //	SELECT name, until AS tick, outcome, error FROM pgleases.history WHERE group_name = 'cron' ORDER BY id DESC LIMIT 20;
 //	DROP SCHEMA pgleases CASCADE;
@@ -35,15 +35,15 @@ import (
 const closeTimeout = 10 * time.Second
 
 func main() {
-	id := flag.String("id", "", "client ID, unique among live processes; who comes back under it gets its partitions back")
-	ttl := flag.Duration("ttl", 6*time.Second, "after how long without a heartbeat others take over")
+	id := flag.String("id", "", "client ID, unique among live processes; a process that restarts with the same ID gets its partitions back")
+	ttl := flag.Duration("ttl", 6*time.Second, "time without a heartbeat after which other processes take over")
 	flag.Parse()
 	url := os.Getenv("DATABASE_URL")
 	if url == "" {
 		log.Fatal("DATABASE_URL is not set: set it to a database's URL, such as postgres://localhost/postgres")
 	}
 
-	// SIGTERM is what Kubernetes and systemd stop a process with.
+	// Kubernetes and systemd stop a process with SIGTERM.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
@@ -57,7 +57,7 @@ func main() {
 	}
 }
 
-// timetable declares jobs that do nothing but say so.
+// timetable declares jobs that print a text.
 func timetable(s *schedule.Scheduler) error {
 	say := schedule.InTx(s, "say", func(_ context.Context, _ pgx.Tx, r schedule.Run[string]) error {
 		fmt.Printf("%s: %s\n", r.At.Format(time.RFC3339), r.Args)
@@ -71,7 +71,7 @@ func timetable(s *schedule.Scheduler) error {
 	)
 }
 
-// run runs what is declared until ctx ends.
+// run runs the jobs until ctx ends.
 func run(ctx context.Context, url string, declare func(*schedule.Scheduler) error, options ...pgleases.Option) (err error) {
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
@@ -86,8 +86,8 @@ func run(ctx context.Context, url string, declare func(*schedule.Scheduler) erro
 		return err
 	}
 	defer func() {
-		// The jobs have ended by now, so that nothing is in work and Close hands everything over at once:
-		// no tick is late. ctx has ended too, hence a context of its own.
+		// The jobs have ended, so Close hands all partitions over at once, and no tick is late. Close needs
+		// another context, because ctx has ended.
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()
 		err = errors.Join(err, client.Close(ctx))
@@ -102,5 +102,5 @@ func run(ctx context.Context, url string, declare func(*schedule.Scheduler) erro
 	if err := s.Run(ctx); ctx.Err() == nil {
 		return err
 	}
-	return nil // it was asked to end
+	return nil // a signal has ended it
 }

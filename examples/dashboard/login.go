@@ -22,13 +22,13 @@ type login struct {
 	sessions  map[string]signed // by secret
 }
 
-// signed is who is signed in, and until when.
+// signed is a user who is signed in, and until when.
 type signed struct {
 	user  string
 	until time.Time
 }
 
-// newLogin returns a login. Without a password nobody is a viewer.
+// newLogin returns a login. Without a password there are no viewers.
 func newLogin(operators, viewers string) *login {
 	l := &login{passwords: map[string]string{"operator": operators}, sessions: make(map[string]signed)}
 	if viewers != "" {
@@ -37,7 +37,7 @@ func newLogin(operators, viewers string) *login {
 	return l
 }
 
-// user returns who sent a request: operator, viewer, or empty, nobody that is known.
+// user returns who sent a request: operator, viewer, or empty if it is not signed in.
 func (l *login) user(r *http.Request) string {
 	c, err := r.Cookie(cookie)
 	if err != nil {

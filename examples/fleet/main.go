@@ -1,26 +1,23 @@
-// Command fleet shows what pgleases is for, with one command and, unless the machine is busy, in
-// less than a minute:
+// Command fleet shows what pgleases does, with one command, in less than a minute unless the machine
+// is busy:
 //
 //	go run ./examples/fleet
 //
 // Four worker processes share 6,000 jobs over 128 partitions, and 40 schedules of each second.
-// While they work, a fifth is added, one is closed, one is frozen for longer than the TTL and
-// thawed, and one is killed. You see who owns what all the time. At the end it counts, in the
-// database, how often each job was done, and each tick of the schedules, and tells how long each
-// change of owners took; the exit status is 1 if anything is not as it should be.
+// While they work, a fifth worker is added, one is closed, one is frozen for longer than the TTL and
+// thawed, and one is killed. The screen shows the owners all the time. At the end, fleet counts in
+// the database how often each job and each tick ran, and prints how long each change of owners took.
+// The exit status is 1 if a figure is wrong.
 //
-// It prints the URL of its database, for the command pgleases, which shows the leases from another
-// terminal.
+// It prints the URL of its database, for the command pgleases in another terminal.
 //
-// It uses the PostgreSQL server that DATABASE_URL points to, else it starts one for the time of the
-// run. It works in a database of its own, which it drops again, unless it is itself killed. Ctrl-C
-// ends it early.
+// It uses the PostgreSQL server of DATABASE_URL; without DATABASE_URL it starts a server, which ends
+// with it. It creates a database and drops it at the end. Ctrl-C ends it early.
 //
-// What an application would write is in worker.go. The loop of the jobs is in
-// examples/internal/jobs, the same that examples/worker runs; examples/cron is a program of
-// schedules alone. The rest is the show: story.go has the events, observe.go what is read of the
-// tables of pgleases, screen.go what is shown, and summary.go the figures; the processes and the
-// display are in examples/internal/show.
+// This is a demonstration. The programs to copy are examples/worker, examples/leader and
+// examples/cron. worker.go is a worker, with the jobs of examples/internal/jobs. story.go has the
+// events, observe.go reads the tables of pgleases, screen.go draws, and summary.go counts; the
+// processes and the display are in examples/internal/show.
 package main
 
 import (
@@ -48,16 +45,15 @@ const (
 	jobCount      = 6_000
 	customerCount = 500
 
-	// limit is for the jobs; what is not done by then is counted as left over. A machine that has
-	// nothing else to do needs half a minute, one that is busy several times as long, and that is no
-	// fault.
+	// limit is the time for all jobs. An idle machine needs half a minute, a busy one several times as
+	// long.
 	limit = 5 * time.Minute
-	// maxTTL is what all events fit into a minute with.
+	// maxTTL is the TTL with which all events fit into a minute.
 	maxTTL = 10 * time.Second
 )
 
 func main() {
-	ttl := flag.Duration("ttl", 2*time.Second, "after how long without a heartbeat a worker's partitions are taken over")
+	ttl := flag.Duration("ttl", 2*time.Second, "time without a heartbeat after which a worker's partitions are taken over")
 	verbose := flag.Bool("v", false, "show what the workers log")
 	flag.Parse()
 
@@ -102,7 +98,7 @@ type fleet struct {
 	probe  probe
 }
 
-// run does the whole show, and returns what was not as it should be.
+// run runs the demonstration, and returns what was wrong.
 func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []string, err error) {
 	began := time.Now()
 	databaseURL, drop, err := pgtest.NewDatabase(ctx)
@@ -155,7 +151,7 @@ func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []strin
 	return problems, nil
 }
 
-// prepare makes the tables, with so many jobs of so many customers.
+// prepare creates the tables, with so many jobs of so many customers.
 func prepare(ctx context.Context, pool *pgxpool.Pool, jobCount, customers int) error {
 	if err := schedule.Migrate(ctx, pool); err != nil {
 		return err
@@ -167,7 +163,7 @@ func prepare(ctx context.Context, pool *pgxpool.Pool, jobCount, customers int) e
 	return err
 }
 
-// shownURL is the database's URL, without the password where the server is not one of ours.
+// shownURL is the database's URL, without the password if DATABASE_URL has named the server.
 func shownURL(databaseURL string) string {
 	if u, err := url.Parse(databaseURL); err == nil && os.Getenv("DATABASE_URL") != "" {
 		return u.Redacted()
@@ -182,8 +178,8 @@ func connect(ctx context.Context, url string) (*pgxpool.Pool, error) {
 		return nil, err
 	}
 	config.MaxConns = maxRunning + 2
-	// Without prepared statements, which a pooler in transaction mode loses. The clients of pgleases
-	// see to that by themselves.
+	// Without prepared statements, which a pooler in transaction mode loses. Clients of pgleases do the
+	// same.
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	return pgxpool.NewWithConfig(ctx, config)
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/pgleases/pgleases/examples/internal/jobs"
 )
 
-// An ownership is a row of pgleases.status. Owner is empty, and Since zero, where nobody owns the
-// partition.
+// An ownership is a row of pgleases.status. Owner is empty, and Since zero, if the partition has no
+// owner.
 type ownership struct {
 	Partition int
 	Owner     string
@@ -21,7 +21,7 @@ type ownership struct {
 	Since     time.Time
 }
 
-// owners reads who owns what, by partition.
+// owners reads the ownerships, by partition.
 func owners(ctx context.Context, pool *pgxpool.Pool) ([]ownership, error) {
 	rows, _ := pool.Query(ctx, `
 		SELECT partition, coalesce(owner, ''), epoch, coalesce(since, '0001-01-01 00:00:00Z')
@@ -35,8 +35,7 @@ func databaseTime(ctx context.Context, pool *pgxpool.Pool) (now time.Time, err e
 	return now, err
 }
 
-// expiry reads until when a worker's last heartbeat lasts; the zero time where it is not
-// registered.
+// expiry reads when a worker's session expires; zero if it has none.
 func expiry(ctx context.Context, pool *pgxpool.Pool, id string) (at time.Time, err error) {
 	err = pool.QueryRow(ctx, `
 		SELECT expires_at FROM pgleases.clients WHERE id = $1 ORDER BY incarnation DESC, expires_at DESC LIMIT 1`, id).Scan(&at)
@@ -102,7 +101,7 @@ func (h *handoff) last() (last time.Time) {
 	return last
 }
 
-// A probe is what the guard said to epochs under which a client does not own any more.
+// A probe is how often the guard was asked about epochs of a former owner, and refused.
 type probe struct{ asked, refused int }
 
 // ask calls the guard as a transaction would that began before the client was frozen.

@@ -19,7 +19,7 @@ type progress struct {
 	all      int
 }
 
-// show shows who owns what and what is done, until ctx ends.
+// show shows the owners and the progress, until ctx ends.
 func (f *fleet) show(ctx context.Context) {
 	interval := f.screen.Interval()
 	tick := time.NewTicker(interval)

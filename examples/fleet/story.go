@@ -13,9 +13,8 @@ import (
 const (
 	// between is the time from one event to the next, to see the workers at work.
 	between = 3 * time.Second
-	// patience is how long, beyond the TTL, a change of owners may take before it counts as one that
-	// never came. It is long: on a busy machine processes wait for their turn, and the figures tell
-	// how long a change took.
+	// patience is how long, beyond the TTL, a change of owners may take before it counts as failed. It
+	// is long because processes of a busy machine wait for their turn.
 	patience = time.Minute
 	// look is how often the owners are read while a change is under way.
 	look = 20 * time.Millisecond
@@ -35,8 +34,8 @@ type event struct {
 // errNoTime ends what is not done within the limit.
 var errNoTime = errors.New("no more time")
 
-// story is what happens to the fleet. It returns when all jobs are done, or at the deadline; an
-// error is one of the machinery, while what goes wrong with the partitions is in the events.
+// story runs the events. It returns when all jobs are done, or at the deadline. An error is a fault
+// of the demonstration; a fault of the partitions is in the events.
 func (f *fleet) story(ctx context.Context, deadline time.Time) error {
 	if err := f.steps(ctx, deadline); errors.Is(err, errNoTime) {
 		f.happened(event{
@@ -259,8 +258,7 @@ func (f *fleet) takenOver(ctx context.Context, e *event, h *handoff) error {
 	}
 }
 
-// afterHeartbeat tells when the last partition was taken over, as seen from the last heartbeat of
-// its owner.
+// afterHeartbeat is how long after its owner's last heartbeat the last partition was taken over.
 func (f *fleet) afterHeartbeat(h *handoff) string {
 	if !h.complete() || h.expiry.IsZero() {
 		return ""
@@ -269,8 +267,7 @@ func (f *fleet) afterHeartbeat(h *handoff) string {
 	return fmt.Sprintf("that is %s after its last heartbeat: the TTL + %s", show.Seconds(f.ttl+late), show.Seconds(late))
 }
 
-// shared waits until each of the workers owns its share of the partitions, and none is without
-// owner.
+// shared waits until each worker owns its share of the partitions, and all partitions have owners.
 func (f *fleet) shared(ctx context.Context, e event, began time.Time, workers []*show.Worker) error {
 	share := jobs.Partitions / len(f.crew.Living())
 	for deadline := time.Now().Add(f.ttl + patience); ; {

@@ -76,7 +76,7 @@ func count(ctx context.Context, pool *pgxpool.Pool, h *handoff) (figures, error)
 	return f, nil
 }
 
-// verdict returns what is not as it should be.
+// verdict returns which figures are wrong.
 func verdict(f figures, events []event, p probe) (problems []string) {
 	wrong := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
 	if f.Twice != 0 {
@@ -111,7 +111,7 @@ func verdict(f figures, events []event, p probe) (problems []string) {
 	return problems
 }
 
-// summary is what happened, for people.
+// summary is a text about what happened.
 func summary(f figures, events []event, p probe, problems []string, ttl, took time.Duration) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }

@@ -32,9 +32,9 @@ const (
 	maxRunning = 2  // of their ticks at once in one worker
 )
 
-// showTables keep what Guard refused, so that it can be counted after its worker was killed, and
-// what the ticks of the schedules write. A tick that is done twice is seen, not prevented: so there
-// is no unique key.
+// showTables have the refusals of Guard, to be counted after their worker was killed, and what the
+// ticks of the schedules write. There is no unique key, because a tick that runs twice must be seen,
+// not prevented.
 const showTables = `
 CREATE TABLE pgleases_example.refusals (
     worker     text NOT NULL,
@@ -47,8 +47,7 @@ CREATE TABLE pgleases_example.ticks (
     worker text NOT NULL, ran_at timestamptz NOT NULL DEFAULT clock_timestamp()
 )`
 
-// work is a worker process: examples/worker, with work that takes a set time, and schedules as in
-// examples/cron.
+// work is a worker process: jobs that take a set time, and schedules as in examples/cron.
 func work(id string, ttl time.Duration) (err error) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	ctx, stop := show.Told()
@@ -102,7 +101,7 @@ func work(id string, ttl time.Duration) (err error) {
 		go func() {
 			err := run(ctx)
 			if ctx.Err() != nil {
-				err = nil // it was asked to end
+				err = nil // a signal has ended it
 			}
 			end()
 			ended <- err
@@ -111,8 +110,8 @@ func work(id string, ttl time.Duration) (err error) {
 	return errors.Join(<-ended, <-ended)
 }
 
-// scheduler has a tick of each second write that it ran, in the transaction that also writes its
-// outcome.
+// scheduler writes a row for each tick of each second, in the transaction that also writes the
+// tick's outcome.
 func scheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, id string) (*schedule.Scheduler, error) {
 	s, err := schedule.New(ctx, client, pool, "fleet", schedule.WithMaxRunning(maxRunning))
 	if err != nil {

@@ -1,15 +1,16 @@
 // Command leader is a process of an application in which one process at a time leads: it owns the
 // only partition of a lease. Start it in several terminals, with the same DATABASE_URL. One prints
-// that it leads; stop that one with Ctrl-C or kill -9 and see another lead, at once or after the
-// TTL:
+// that it leads; stop that process with Ctrl-C, and another leads at once; or with kill -9, and
+// another leads after the TTL. With -who it prints which process leads now:
 //
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/leader -id one
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/leader -id two
+//	DATABASE_URL=postgres://localhost/postgres go run ./examples/leader -who
 //
-// The leader counts seconds in the only row of a table, in transactions that nobody but the leader
-// can commit: freeze it with kill -STOP for longer than the TTL and thaw it with kill -CONT, and it
-// counts no more. Behind PgBouncer in transaction mode, add default_query_exec_mode=exec to
-// DATABASE_URL. To look, and to be rid of it all:
+// The leader counts seconds in the only row of a table, in transactions that only the leader can
+// commit: freeze it with kill -STOP for longer than the TTL, thaw it with kill -CONT, and its next
+// transaction is refused. Behind PgBouncer in transaction mode, add default_query_exec_mode=exec to
+// DATABASE_URL. To see the row, and to remove everything:
 //
 //	SELECT * FROM pgleases_leader.leader_ticks;
 //	DROP SCHEMA pgleases_leader, pgleases CASCADE;
@@ -30,7 +31,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/examples/internal/tables"
 )
 
 const (
@@ -40,14 +40,15 @@ const (
 
 func main() {
 	id := flag.String("id", "", "client ID, unique among live processes")
-	ttl := flag.Duration("ttl", 6*time.Second, "after how long without a heartbeat another leads")
+	ttl := flag.Duration("ttl", 6*time.Second, "time without a heartbeat after which another process leads")
+	who := flag.Bool("who", false, "print which process leads now, and exit")
 	flag.Parse()
 	url := os.Getenv("DATABASE_URL")
 	if url == "" {
 		log.Fatal("DATABASE_URL is not set: set it to a database's URL, such as postgres://localhost/postgres")
 	}
 
-	// SIGTERM is what Kubernetes and systemd stop a process with.
+	// Kubernetes and systemd stop a process with SIGTERM.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
@@ -56,32 +57,47 @@ func main() {
 	if *id != "" {
 		options = append(options, pgleases.WithClientID(*id))
 	}
-	if err := run(ctx, url, options...); err != nil {
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		log.Fatal("DATABASE_URL: ", err)
+	}
+	defer pool.Close()
+	if *who {
+		err = printLeader(ctx, pool)
+	} else {
+		err = run(ctx, pool, options...)
+	}
+	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-// run stands for election until ctx ends.
-func run(ctx context.Context, url string, options ...pgleases.Option) (err error) {
-	pool, err := pgxpool.New(ctx, url)
-	if err != nil {
-		return fmt.Errorf("DATABASE_URL: %w", err)
+// printLeader answers from any process: it needs the database, and no client.
+func printLeader(ctx context.Context, pool *pgxpool.Pool) error {
+	var leader string
+	var epoch int64
+	err := pool.QueryRow(ctx, "SELECT owner, epoch FROM pgleases.status WHERE lease = 'leader' AND owner IS NOT NULL").Scan(&leader, &epoch)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return errors.New("no process leads")
 	}
-	defer pool.Close()
-	if err := pool.Ping(ctx); err != nil {
-		return fmt.Errorf("DATABASE_URL must lead to a database that lets you in: %w", err)
+	if err == nil {
+		fmt.Printf("%s: leading under epoch %d\n", leader, epoch)
 	}
-	if err := createTable(ctx, pool); err != nil {
-		return err
-	}
+	return err
+}
 
+// run leads whenever this process is elected, until ctx ends.
+func run(ctx context.Context, pool *pgxpool.Pool, options ...pgleases.Option) (err error) {
+	if _, err := pool.Exec(ctx, table, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return fmt.Errorf("create the leader's table: %w", err)
+	}
 	client, err := pgleases.NewClient(ctx, pool, options...)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		// Run has returned by now, so that nothing is in work and Close hands over at once: the next one
-		// leads without waiting for the TTL. ctx has ended too, hence a context of its own.
+		// Run has returned, so Close hands the partition over at once: the next process leads without
+		// waiting for the TTL. Close needs another context, because ctx has ended.
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()
 		err = errors.Join(err, client.Close(ctx))
@@ -95,7 +111,7 @@ func run(ctx context.Context, url string, options ...pgleases.Option) (err error
 	fmt.Printf("%s: not leading\n", client.ID())
 	err = lease.Run(ctx, l.lead)
 	if ctx.Err() != nil {
-		return nil // it was asked to end
+		return nil // a signal has ended it
 	}
 	return err
 }
@@ -106,13 +122,13 @@ type leader struct {
 	lease  *pgleases.Lease
 }
 
-// lead is called when this process begins to lead. It ends when ctx does; with an error it is
-// called again a little later, unless another process leads by then.
+// lead is called when this process begins to lead, and returns when ctx ends. If it returns an
+// error, Run calls it again after a pause, unless another process leads by then.
 func (l *leader) lead(ctx context.Context, p pgleases.Partition) error {
 	fmt.Printf("%s: leading under epoch %d\n", l.client.ID(), p.Epoch)
 	defer fmt.Printf("%s: not leading\n", l.client.ID())
 	for {
-		// The tick in hand is finished also when ctx ends: under the ownership's own context.
+		// A tick is finished even if ctx ends: p.Context() ends only if the partition is lost.
 		if err := l.tick(p.Context(), p); err != nil {
 			return err
 		}
@@ -130,8 +146,8 @@ UPDATE pgleases_leader.leader_ticks SET ticks = ticks + 1, epoch = $1, leader = 
 // tick advances the row in a transaction that only the leader can commit.
 func (l *leader) tick(ctx context.Context, p pgleases.Partition) error {
 	return pgx.BeginFunc(ctx, l.pool, func(tx pgx.Tx) error {
-		// Before the write. Once it has passed, nobody else leads before this transaction ends; had
-		// another begun to lead meanwhile, while this process was frozen for instance, it would not pass.
+		// Guard comes first. After it, no other process leads until the transaction ends. It returns
+		// ErrNotOwner if another process leads already, for example because this process was frozen.
 		if err := l.lease.Guard(ctx, tx, p); err != nil {
 			return err
 		}
@@ -140,25 +156,16 @@ func (l *leader) tick(ctx context.Context, p pgleases.Partition) error {
 	})
 }
 
+// table is one transaction. The lock is for processes that start together: IF NOT EXISTS does not
+// wait for another CREATE of the same name, and fails.
 const table = `
-CREATE SCHEMA pgleases_leader;
-CREATE TABLE pgleases_leader.leader_ticks (
+SELECT pg_advisory_xact_lock(5318008371);
+CREATE SCHEMA IF NOT EXISTS pgleases_leader;
+CREATE TABLE IF NOT EXISTS pgleases_leader.leader_ticks (
     epoch     bigint NOT NULL,
     leader    text NOT NULL,
     ticks     bigint NOT NULL,
     ticked_at timestamptz NOT NULL
 );
-CREATE UNIQUE INDEX leader_ticks_one_row ON pgleases_leader.leader_ticks ((true));
-INSERT INTO pgleases_leader.leader_ticks VALUES (0, 'nobody yet', 0, clock_timestamp())`
-
-// createTable makes the table unless it exists.
-func createTable(ctx context.Context, pool *pgxpool.Pool) error {
-	err := tables.Create(ctx, pool, "pgleases_leader", "leader_ticks", func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, table)
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("create the leader's table: %w", err)
-	}
-	return nil
-}
+CREATE UNIQUE INDEX IF NOT EXISTS leader_ticks_one_row ON pgleases_leader.leader_ticks ((true));
+INSERT INTO pgleases_leader.leader_ticks VALUES (0, 'no leader yet', 0, clock_timestamp()) ON CONFLICT DO NOTHING`

@@ -51,7 +51,8 @@ func one(b bool) int64 {
 	return 0
 }
 
-// observe has a meter read the Stats of a client at each collection, which costs one atomic load.
+// observe registers a callback with a meter that reads a client's Stats at each collection. Reading
+// Stats is one atomic load.
 // Unregister what it returns when the client is closed. Which process it is, a resource's
 // service.instance.id tells: client IDs that are new with every start would make a new series each.
 func observe(meter metric.Meter, client *pgleases.Client) (metric.Registration, error) {

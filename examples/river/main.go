@@ -73,7 +73,7 @@ func (*invoiceWorker) Work(_ context.Context, job *river.Job[Invoice]) error {
 	return nil
 }
 
-// run works jobs, and enqueues them where it owns the schedule, until ctx ends.
+// run works jobs, and enqueues those of the schedules that it owns, until ctx ends.
 func run(ctx context.Context, url string, rule schedule.Rule) (err error) {
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
@@ -112,7 +112,7 @@ func run(ctx context.Context, url string, rule schedule.Rule) (err error) {
 	return nil
 }
 
-// startQueue makes River's tables where they are missing, one process after the other, and works
+// startQueue creates River's tables if they are missing, one process after the other, and works
 // its jobs.
 func startQueue(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool) (*river.Client[pgx.Tx], error) {
 	driver := riverpgxv5.New(pool)

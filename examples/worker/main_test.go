@@ -14,13 +14,13 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-func TestTwoWorkersDoEachJobOnceDuringAClose(t *testing.T) {
-	const count = 200 // jobs before one is closed, and as many afterwards
+func TestTwoWorkersShipEachOrderOnceDuringAClose(t *testing.T) {
+	const count = 200 // orders before one is closed, and as many afterwards
 	url := pgtest.Database(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 
-	// They start together: making the tables must bear that. There are no jobs before both own their share.
+	// They start together: creating the tables must bear that. There are no orders before both own their share.
 	workers := make(map[string]*worker)
 	for n := range 2 {
 		id := fmt.Sprintf("worker-%d", n+1)
@@ -29,37 +29,35 @@ func TestTwoWorkersDoEachJobOnceDuringAClose(t *testing.T) {
 	conn := testkit.Must(pgx.Connect(ctx, url))(t)
 	defer conn.Close(ctx)
 
-	eventually(ctx, t, conn, "tables", `SELECT to_regclass('pgleases_example.job_runs') IS NOT NULL`)
+	eventually(ctx, t, conn, "tables", `SELECT to_regclass('pgleases_example.shipments') IS NOT NULL`)
 	eventually(ctx, t, conn, "the lease", `SELECT to_regclass('pgleases.status') IS NOT NULL`)
 	eventually(ctx, t, conn, "both workers own half", `
 		SELECT count(*) = 128 AND count(DISTINCT owner) = 2 AND min(n) = 64 FROM (
 			SELECT owner, count(*) OVER (PARTITION BY owner) AS n FROM pgleases.status WHERE owner IS NOT NULL) AS owned`)
-	addJobs := func() {
+	addOrders := func() {
 		t.Helper()
-		_, err := conn.Exec(ctx, `INSERT INTO pgleases_example.jobs (customer)
+		_, err := conn.Exec(ctx, `INSERT INTO pgleases_example.orders (customer)
 			SELECT 'customer-' || n % 50 FROM generate_series(1, $1) AS n`, count)
 		testkit.OK(t, err)
 	}
-	addJobs()
+	addOrders()
 	eventually(ctx, t, conn, "both workers are at it", `
-		SELECT count(DISTINCT worker) = 2 FROM pgleases_example.job_runs`)
-	addJobs() // so that some are left when the first worker closes
+		SELECT count(DISTINCT worker) = 2 FROM pgleases_example.shipments`)
+	addOrders() // so that some are left when the first worker closes
 	workers["worker-1"].stop(t)
-	eventually(ctx, t, conn, "all jobs are done", `
-		SELECT NOT EXISTS (SELECT FROM pgleases_example.jobs WHERE done_at IS NULL)`)
+	eventually(ctx, t, conn, "all orders are shipped", `
+		SELECT NOT EXISTS (SELECT FROM pgleases_example.orders WHERE shipped_at IS NULL)`)
 	workers["worker-2"].stop(t)
 
 	for what, query := range map[string]string{
-		"jobs done once": `SELECT count(*) = 400 FROM (SELECT job FROM pgleases_example.job_runs
-			GROUP BY job HAVING count(*) = 1) AS once`,
-		"jobs done": `SELECT count(*) = 400 FROM pgleases_example.job_runs AS r JOIN pgleases_example.jobs AS j
-			ON j.id = r.job AND j.done_by = r.worker AND j.epoch = r.epoch`,
+		"orders shipped once": `SELECT count(*) = 400 FROM (SELECT FROM pgleases_example.shipments
+			GROUP BY order_id HAVING count(*) = 1) AS once`,
 		"a worker at each partition at a time": `SELECT count(*) = 0 FROM (
-			SELECT r.epoch < max(r.epoch) OVER (PARTITION BY j.partition ORDER BY r.ran_at) AS late
-			FROM pgleases_example.job_runs AS r JOIN pgleases_example.jobs AS j ON j.id = r.job) AS runs WHERE late`,
-		"order of each customer's jobs": `SELECT count(*) = 0 FROM (
-			SELECT j.id < max(j.id) OVER (PARTITION BY j.customer ORDER BY r.ran_at) AS late
-			FROM pgleases_example.job_runs AS r JOIN pgleases_example.jobs AS j ON j.id = r.job) AS runs WHERE late`,
+			SELECT s.epoch < max(s.epoch) OVER (PARTITION BY o.partition ORDER BY s.at) AS late
+			FROM pgleases_example.shipments AS s JOIN pgleases_example.orders AS o ON o.id = s.order_id) AS all_of_them WHERE late`,
+		"sequence of each customer's orders": `SELECT count(*) = 0 FROM (
+			SELECT o.id < max(o.id) OVER (PARTITION BY o.customer ORDER BY s.at) AS late
+			FROM pgleases_example.shipments AS s JOIN pgleases_example.orders AS o ON o.id = s.order_id) AS all_of_them WHERE late`,
 		"clients gone":    `SELECT count(*) = 0 FROM pgleases.clients`,
 		"partitions free": `SELECT count(*) = 128 FROM pgleases.partitions WHERE owner IS NULL`,
 	} {

@@ -1,5 +1,5 @@
-// Package jobs is what the examples worker and fleet share: a table of jobs, and the loop that does
-// them, each job once, on as many processes as there are.
+// Package jobs is what the workers of the example fleet do: jobs in a table, each job once, on any
+// number of processes.
 package jobs
 
 import (
@@ -8,24 +8,18 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/pgleases/pgleases/examples/internal/tables"
 )
 
 const (
-	// Lease is the name of the lease whose partitions are worked on.
-	Lease = "jobs"
-	// Partitions is how many it has. The generated column below knows the number too; choose it once,
-	// some times larger than the number of processes will ever be.
-	Partitions = 128
+	Lease      = "jobs" // its name
+	Partitions = 128    // of the lease, and in the generated column below
 )
 
-// A job belongs to a customer, and a customer to a partition: all jobs of one customer are done by
-// one process at a time, in their order. The database computes the partition as Lease.PartitionFor
-// does, so that nobody can forget to, and the index makes finding the pending jobs of some
-// partitions cheap however many are done.
+// A job belongs to a customer, and a customer to a partition: one process at a time does the jobs of
+// a customer, in their order. The database computes the partition as Lease.PartitionFor does. With
+// the index, pending jobs are found quickly however many jobs are done.
 //
-// job_runs has no unique key on purpose: a job that was done twice shall be seen, not prevented.
+// job_runs has no unique key: a job that is done twice must be seen, not prevented.
 const ddl = `
 CREATE SCHEMA pgleases_example;
 CREATE TABLE pgleases_example.jobs (
@@ -48,10 +42,10 @@ const sampleJobs = `
 INSERT INTO pgleases_example.jobs (customer)
 SELECT 'customer-' || 1 + n % $2 FROM generate_series(0, $1 - 1) AS n`
 
-// Create makes the tables, with so many jobs of so many customers, unless they exist. It needs the
-// schema pgleases, which pgleases.NewClient and pgleases.Migrate make.
+// Create creates the tables, with so many jobs of so many customers. It needs the schema pgleases,
+// which pgleases.NewClient and pgleases.Migrate create.
 func Create(ctx context.Context, pool *pgxpool.Pool, count, customers int) error {
-	err := tables.Create(ctx, pool, "pgleases_example", "jobs", func(tx pgx.Tx) error {
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, ddl); err != nil {
 			return err
 		}

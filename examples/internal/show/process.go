@@ -19,7 +19,7 @@ import (
 type Crew struct {
 	Screen *Screen
 	Env    func(id string) []string // what a process gets besides this one's environment
-	Fail   func(error)              // told when one ended by itself
+	Fail   func(error)              // called if a worker ends without having been asked to
 
 	mu      sync.Mutex // guards workers
 	workers []*Worker
@@ -123,8 +123,8 @@ func (c *Crew) Living() (workers []*Worker) {
 	return workers
 }
 
-// CloseAll asks the workers that work to end, and waits for each so long at most. failed is told of
-// one that does not end well.
+// CloseAll asks the workers to end, and waits for each, so long at most. It calls failed for each
+// that ends with an error.
 func (c *Crew) CloseAll(ctx context.Context, atMost time.Duration, failed func(w *Worker, failure string)) error {
 	living := c.Living()
 	for _, w := range living {
@@ -182,7 +182,7 @@ func (c *Crew) PrintLogs(out io.Writer) {
 
 // A tail keeps the last lines written to it.
 type tail struct {
-	line func(string) // told of each line
+	line func(string) // called with each line
 
 	mu    sync.Mutex // guards lines and rest
 	lines [][]byte

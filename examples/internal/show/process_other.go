@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// CanFreeze tells whether there is a signal to freeze a process with.
+// CanFreeze reports whether the system has a signal that freezes a process.
 const CanFreeze = false
 
 func attributes() *syscall.SysProcAttr { return nil }
@@ -18,5 +18,5 @@ func (w *Worker) AskToEnd() error { return w.stdin.Close() }
 // Freeze stops the process until Thaw, as a machine that is suspended would.
 func (w *Worker) Freeze() error { return errors.ErrUnsupported }
 
-// Thaw has it go on.
+// Thaw lets it continue.
 func (w *Worker) Thaw() error { return errors.ErrUnsupported }

@@ -1,4 +1,4 @@
-// Package show has the display of examples/fleet, and the processes to which things happen.
+// Package show has the display and the worker processes of examples/fleet.
 package show
 
 import (
@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// A Screen shows events, which stay, and below them a table that is drawn again and again. Where
-// the output is not a terminal it writes lines only.
+// A Screen shows events, which stay, and below them a table, which it redraws. If the output is no
+// terminal, it writes lines only.
 type Screen struct {
 	Terminal bool
 
@@ -82,8 +82,8 @@ func (s *Screen) erasure() string {
 	return fmt.Sprintf("\x1b[%dA\x1b[J", len(s.drawn))
 }
 
-// drawing writes the table with the terminal's line wrap off, so that a line that is too long takes
-// one line all the same, and going up by the number of lines leads to the first.
+// drawing writes the table with the terminal's line wrap off, so that a line that is too long still
+// takes one line, and moving up by the number of lines leads to the first.
 func (s *Screen) drawing() string {
 	if len(s.drawn) == 0 {
 		return ""
