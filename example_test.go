@@ -241,6 +241,9 @@ CREATE TABLE orders (
 );
 INSERT INTO orders (customer) SELECT 'customer-' || n FROM generate_series(1, 300) AS n`
 
+// exampleURL is the URL of a database with orders in it.
+func exampleURL() string { return pgtest.ExampleURL(orders) }
+
 // An example is what an Example runs with: a database with orders in it, a pool, and a context that stop ends. It is a
 // pgtest.TB, so that the examples share the server of the tests.
 type example struct {

@@ -178,6 +178,8 @@ func ExampleHeld_Context() {
 	// Output: leads: true
 }
 
+func exampleURL() string { return pgtest.ExampleURL() }
+
 // An example is what an Example runs with.
 type example struct {
 	pgtest.Example

@@ -41,6 +41,8 @@ func ownership(t *testing.T, lease *pgleasestest.Lease, number int) pgleases.Par
 	return p
 }
 
+func TestSynctestExample(t *testing.T) { testBillsEachHour(t) }
+
 func wantOpen(t *testing.T, what string, c <-chan struct{}) {
 	t.Helper()
 	synctest.Wait()

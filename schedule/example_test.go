@@ -10,8 +10,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/schedule"
 )
+
+// exampleURL is the URL of a database in which DDL has run.
+func exampleURL(ddl ...string) string { return pgtest.ExampleURL(ddl...) }
 
 func Example() {
 	type Books struct{ Ledger string }

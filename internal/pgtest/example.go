@@ -13,6 +13,17 @@ type Example struct {
 	cleanups []func()
 }
 
+// ExampleURL returns the URL of a database with the library's tables, in which more DDL has run. It
+// is of an example that is a whole program, and ends with the tests: see Keep.
+func ExampleURL(more ...string) string {
+	x := new(Example)
+	url := MigratedDatabase(x, more...)
+	kept.Lock()
+	defer kept.Unlock()
+	kept.examples = append(kept.examples, x)
+	return url
+}
+
 // End does what was given to Cleanup, the last first.
 func (x *Example) End() {
 	x.mu.Lock()

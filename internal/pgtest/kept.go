@@ -18,6 +18,8 @@ var kept struct {
 	sync.Mutex
 	free  map[string][]*database // nil: none are kept
 	relay *relay
+
+	examples []*Example // that End
 }
 
 // Keep has databases go from test to test until end is called: to empty one costs a fraction of
@@ -28,6 +30,9 @@ func Keep() (end func() error) {
 	defer kept.Unlock()
 	kept.free = make(map[string][]*database)
 	return func() (err error) {
+		for _, x := range kept.examples {
+			x.End()
+		}
 		kept.Lock()
 		defer kept.Unlock()
 		for _, databases := range kept.free {
