@@ -1,6 +1,7 @@
 package pgleases_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,7 +58,7 @@ func Example_leader() {
 		for _, path := range []string{"/live", "/leader"} {
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
-			fmt.Println(path, w.Code, w.Body)
+			fmt.Printf("%s: %d %s\n", path, w.Code, cmp.Or(w.Body.String(), "OK"))
 		}
 		stop()
 		<-ctx.Done()
@@ -65,7 +66,7 @@ func Example_leader() {
 	})
 	fmt.Println("stopped:", errors.Is(err, context.Canceled), client.Close(context.Background()))
 	// Output:
-	// /live 200
-	// /leader 200 leading under epoch 1
+	// /live: 200 OK
+	// /leader: 200 leading under epoch 1
 	// stopped: true <nil>
 }

@@ -56,6 +56,7 @@ func TestOneLeadsAndAnotherAfterItsCrashOrEnd(t *testing.T) {
 	first, last := e.leader(ctx, t, conn, row{Leader: "no leader yet"})
 	who := exec.CommandContext(ctx, testkit.Must(os.Executable())(t), "-who")
 	who.Env = first.cmd.Env
+	testkit.Must(who.StdinPipe())(t) // see TestMain
 	if text, err := who.Output(); err != nil || !regexp.MustCompile(`^(one|two|three): leading under epoch \d+\n$`).Match(text) {
 		t.Errorf("-who printed %q, %v", text, err)
 	}
