@@ -1,6 +1,6 @@
 // Package sql embeds the SQL files of this module. It is internal to the module, and no API: the
-// files change with the code. It does not stand under internal/ because people read the files, and
-// run them with psql.
+// files change with the code. It is not under internal/ because people read the files, and run them
+// with psql.
 package sql
 
 import (
@@ -8,11 +8,11 @@ import (
 	"path"
 )
 
-// Schema names the files of schema, in the order in which they run.
+// Schema lists the files of schema, in the order of execution.
 var Schema = []string{"server", "clients", "leases", "plans", "events", "expiry", "liveness", "locks", "operators", "application", "views", "version"}
 
-// Files has schema.sql, which is the files of schema one after the other; the rights of roles in
-// grants; and each statement of the protocol, from the folder statements.
+// Files contains schema.sql (the files of the folder schema, concatenated), the rights of roles in
+// the folder grants, and each statement of the protocol, from the folder statements.
 var Files = files{embedded}
 
 //go:embed schema/*.sql statements/*.sql grants/*.sql

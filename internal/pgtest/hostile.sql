@@ -1,9 +1,8 @@
--- hostile.sql: in a database, before the library's tables are made: what an administrator may have
--- there.
+-- hostile.sql: objects that an administrator may have in a database before the library's tables are created.
 CREATE PUBLICATION everything FOR ALL TABLES;
 CREATE SCHEMA administrator;
 GRANT USAGE ON SCHEMA administrator TO PUBLIC;
--- What tests make has no primary key, and is updated.
+-- The tables of tests have no primary key, and are updated.
 CREATE FUNCTION administrator.identify() RETURNS event_trigger LANGUAGE plpgsql AS $$
 DECLARE
     made text;

@@ -1,7 +1,7 @@
--- strange.sql: a schema with everything that a role with the right to create things in a schema on the path can put in
--- the way: operators, functions, types and a collation by the names in strange.words, both with pg_catalog's own
--- arguments, which win where pg_catalog is named after that schema, and with arguments for which pg_catalog has nothing exact,
--- which win wherever it stands. A call fails, and is counted even where the error is caught.
+-- strange.sql: a schema with everything that a role can create in a schema on the search_path to intercept calls:
+-- operators, functions, types and a collation with the names in strange.words. Some have pg_catalog's own arguments:
+-- they win if the schema is before pg_catalog on the path. Others have arguments without an exact match in pg_catalog:
+-- they win wherever the schema is. A call fails, and is counted even if the error is caught.
 SET check_function_bodies = off; -- the bodies are all the same
 DO $body$
 DECLARE

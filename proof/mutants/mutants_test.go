@@ -217,7 +217,7 @@ var mutants = append(asleep(), []mutant{
 		{"internal/engine/session.go", unnoticed, `false`, 0}, // which would find it
 	}},
 	{"a revoked session that is renewed", "overrides", `alive, copied: got`, []edit{
-		{"sql/schema/clients.sql", "      AND c.incarnation OPERATOR(pg_catalog.>=) 0 -- else it is revoked\n", "", 0},
+		{"sql/schema/clients.sql", "      AND c.incarnation OPERATOR(pg_catalog.>=) 0 -- otherwise it is revoked\n", "", 0},
 	}},
 	{"a guard that passes for a revoked session", "overrides", `a guard passes: got`, []edit{
 		{"sql/schema/application.sql", `WHERE c.session OPERATOR(pg_catalog.=) p.owner AND c.incarnation OPERATOR(pg_catalog.>=) 0)`, `WHERE c.session OPERATOR(pg_catalog.=) p.owner)`, 0},

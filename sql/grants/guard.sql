@@ -1,5 +1,5 @@
--- guard.sql: the rights of a role that only writes under Guard or a lock's Guard, and runs no clients. UPDATE of one column gives
--- it the right to lock rows. Names and use are those of application.sql.
+-- guard.sql: the rights of a role that only writes under Guard or a lock's Guard, and runs no clients. UPDATE of one
+-- column gives it the right to lock rows. See application.sql for the names to replace and how to run it.
 GRANT USAGE ON SCHEMA pgleases TO pgleases_app;
 GRANT SELECT, UPDATE (asked_at) ON pgleases.partitions TO pgleases_app;
 GRANT SELECT ON pgleases.clients, pgleases.server TO pgleases_app;

@@ -1,5 +1,5 @@
--- reader.sql: the rights of a role that reads everything, for people and monitoring, and changes nothing. Write your role's name
--- for pgleases_reader; the rest is as for application.sql.
+-- reader.sql: the rights of a role that reads everything, for people and monitoring, and changes no row. Replace
+-- pgleases_reader by your role's name; the rest is as for application.sql.
 GRANT USAGE ON SCHEMA pgleases TO pgleases_reader;
 GRANT SELECT ON ALL TABLES IN SCHEMA pgleases TO pgleases_reader;
 -- For databases where PUBLIC may not execute functions.
@@ -12,5 +12,5 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
--- To see what other roles' sessions do, which pgleases doctor checks:
+-- To see the activity of other roles' sessions, which pgleases doctor checks:
 --   GRANT pg_monitor TO pgleases_reader;

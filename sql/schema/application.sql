@@ -1,6 +1,6 @@
 -- application.sql: what applications call.
 
--- In PL/pgSQL, as the server would run SQL as a statement for each row, and under some settings
+-- In PL/pgSQL, because the server would run a function in SQL as a statement for each row, and under some settings
 -- compile it each time.
 CREATE OR REPLACE FUNCTION pgleases.partition_for(key pg_catalog.text, partitions int) RETURNS int
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $pgleases_body$
@@ -10,18 +10,18 @@ BEGIN
              OPERATOR(pg_catalog.&) 9223372036854775807) OPERATOR(pg_catalog.%) $2::bigint)::int;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partition of a key in a lease with that many partitions: the first 8 bytes of SHA-256 of its UTF-8, big-endian, without the sign bit, modulo the number.';
+COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partition of a key in a lease with this number of partitions: the first 8 bytes of the SHA-256 of the key''s UTF-8, big-endian, without the sign bit, modulo the number.';
 
--- The row lock is the fence: without it a former owner would pass while the takeover is not committed. It lasts to the
--- caller's commit, and a takeover passes over the partition until then (FOR UPDATE SKIP LOCKED). A guard that waited for a
+-- The row lock is the fence: without it a former owner would pass while the takeover is not committed. It lasts until
+-- the caller commits, and until then a takeover skips the partition (FOR UPDATE SKIP LOCKED). A guard that waited for a
 -- takeover finds the new epoch, and is refused.
 --
--- An evicted owner is refused even before a takeover, and a revoked one at once. So is an epoch of an earlier server generation: its owner has to renew
--- the ownership first.
+-- An evicted owner is refused even before a takeover, and a revoked owner at once. An epoch of an earlier server
+-- generation is refused too: its owner has to renew the ownership first.
 --
--- Its plan is kept (plan_cache_mode): a server that compared what it costs in transactions with other settings, as in runs of schedules,
--- would plan it each time. Nor is it compiled, under whatever settings: without sequential scans it
--- seems to cost very much.
+-- The function's plan is kept (plan_cache_mode). Otherwise a server that compares costs would plan it for every call,
+-- if transactions have other settings, for example in runs of schedules. The plan is not compiled (jit), under any
+-- settings: without sequential scans it seems very expensive.
 CREATE OR REPLACE FUNCTION pgleases.guard(lease pg_catalog.text, partition int, epoch bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET plan_cache_mode = force_generic_plan SET jit = off AS $pgleases_body$
 BEGIN
@@ -33,13 +33,13 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'partition % of lease "%" is not owned under epoch %', $2, $1, $3
             USING ERRCODE = 'PL001',
-                  HINT = 'It has or had another owner since, or a failover ended the epoch. Roll back and leave the work to the owner.';
+                  HINT = 'Its owner has changed since, or a failover ended the epoch. Roll back and leave the work to the owner.';
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint) IS 'Raises PL001 unless the partition is owned under this epoch, by a session that was not evicted. After it, the partition keeps owner and epoch until the transaction ends.';
+COMMENT ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint) IS 'Raises PL001 unless the partition is owned under this epoch, by a session that was not evicted. After it, the partition keeps its owner and epoch until the transaction ends.';
 
--- As guard does for a partition.
+-- Does for a lock what guard does for a partition.
 CREATE OR REPLACE FUNCTION pgleases.guard_lock(name pg_catalog.text, token bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 BEGIN
@@ -50,8 +50,8 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'lock "%" is not held under token %', $1, $2
             USING ERRCODE = 'PL001',
-                  HINT = 'It was released, or its holder has expired. Roll back and leave the work to whoever holds it now.';
+                  HINT = 'It was released, or its holder has expired. Roll back and leave the work to the present holder.';
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.guard_lock(pg_catalog.text, bigint) IS 'Raises PL001 unless the lock is held under this token, by a session that was not evicted. After it, nobody else is given the lock until the transaction ends.';
+COMMENT ON FUNCTION pgleases.guard_lock(pg_catalog.text, bigint) IS 'Raises PL001 unless the lock is held under this token, by a session that was not evicted. After it, no other session gets the lock until the transaction ends.';

@@ -1,8 +1,8 @@
 -- events.sql: what happened, and why.
 
--- For people: no statement of the protocol reads it. Its rows are written by the statements that do what they tell, and one of
--- them tells of all partitions that went from one client to another. Ordered by transaction: what a transaction writes is seen when it
--- commits, which may be later than what has a higher id.
+-- For people: no statement of the protocol reads it. The statements that do the work write its rows, and one row covers
+-- all partitions that went from one client to another. Ordered by transaction: a transaction's rows become visible when
+-- it commits, which may be later than rows with a higher id.
 CREATE TABLE IF NOT EXISTS pgleases.events (
     tx         pg_catalog.xid8 NOT NULL DEFAULT pg_catalog.pg_current_xact_id(),
     id         bigint NOT NULL GENERATED ALWAYS AS IDENTITY,
@@ -17,18 +17,18 @@ CREATE TABLE IF NOT EXISTS pgleases.events (
     generation bigint,
     PRIMARY KEY (tx, id)
 );
-COMMENT ON TABLE pgleases.events IS 'What happened to members and partitions, and why. What is older than events_kept is deleted.';
-COMMENT ON COLUMN pgleases.events.tx IS 'The transaction that wrote it. Whoever follows the events reads on from the last (tx, id), and only what is below pg_snapshot_xmin: nothing is written there any more.';
+COMMENT ON TABLE pgleases.events IS 'Changes of members and partitions, with their reasons. Rows older than events_kept are deleted.';
+COMMENT ON COLUMN pgleases.events.tx IS 'The transaction that wrote the event. To follow the events, read on from the last (tx, id), and only below pg_snapshot_xmin: no more rows are written there.';
 COMMENT ON COLUMN pgleases.events.id IS 'Number of the event.';
-COMMENT ON COLUMN pgleases.events.at IS 'When it was written.';
-COMMENT ON COLUMN pgleases.events.lease IS 'The lease''s name; null: it is about all leases.';
-COMMENT ON COLUMN pgleases.events.cause IS 'What happened: joined, left, evicted, handed over (by the owner), given (by a plan: no live client owned it), accepted (a promoted server), dropped; or the name of an operator''s verb.';
-COMMENT ON COLUMN pgleases.events.actor IS 'Who asked for it; null: the protocol did it by itself.';
-COMMENT ON COLUMN pgleases.events.reason IS 'Why, in the words of the actor.';
-COMMENT ON COLUMN pgleases.events.from_id IS 'Client ID of who owned the partitions, or had last; of who left or was evicted.';
-COMMENT ON COLUMN pgleases.events.to_id IS 'Client ID of who owns the partitions from then on, null: nobody; of who joined.';
+COMMENT ON COLUMN pgleases.events.at IS 'When the event was written.';
+COMMENT ON COLUMN pgleases.events.lease IS 'The lease''s name; null: the event concerns all leases.';
+COMMENT ON COLUMN pgleases.events.cause IS 'The change: joined, left, evicted, handed over (by the owner), given (by a plan, because it had no live owner), accepted (a promoted server), dropped; or the name of an operator''s verb.';
+COMMENT ON COLUMN pgleases.events.actor IS 'The operator that asked for it; null: the protocol did it automatically.';
+COMMENT ON COLUMN pgleases.events.reason IS 'The reason, as the actor gave it.';
+COMMENT ON COLUMN pgleases.events.from_id IS 'Client ID of the owner before; or of the client that left or was evicted.';
+COMMENT ON COLUMN pgleases.events.to_id IS 'Client ID of the owner after (null: no owner); or of the client that joined.';
 COMMENT ON COLUMN pgleases.events.partitions IS 'The partitions concerned, as ranges.';
-COMMENT ON COLUMN pgleases.events.generation IS 'The lease''s generation before it.';
+COMMENT ON COLUMN pgleases.events.generation IS 'The lease''s generation before the event.';
 
 CREATE TABLE IF NOT EXISTS pgleases.events_kept (
     age interval NOT NULL CHECK (age OPERATOR(pg_catalog.>=) interval '0')
@@ -39,14 +39,16 @@ COMMENT ON TABLE pgleases.events_kept IS 'One row: how long events are kept. Cha
 COMMENT ON COLUMN pgleases.events_kept.age IS 'Older events are deleted, 1,000 at each check for expired sessions.';
 INSERT INTO pgleases.events_kept (age) VALUES ('30 days') ON CONFLICT DO NOTHING;
 
--- With the rights of its owner, as clients may not delete events; so it takes no argument. It looks at the first event alone where none is old.
--- An event that is dated ahead was written by a clock that was: it would keep those behind it until then, and their number would have no bound.
--- One of a transaction that is yet to come is of another server, of which this database is a dump: the first number is given to it, as it is the
--- older one.
+-- The function has the rights of its owner, because clients may not delete events; so it takes no argument. If no event
+-- is old, it reads only the first event.
+--
+-- An event that is dated in the future was written under a wrong clock. It would keep the events after it until its
+-- date, and their number would have no bound. An event of a future transaction was written on another server, and this
+-- database is a dump of that one. It gets transaction number 0, because it is older than the events of this server.
 CREATE OR REPLACE FUNCTION pgleases.trim_events() RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
-    age CONSTANT interval := (SELECT least(k.age, interval '1000 years') FROM pgleases.events_kept AS k); -- there is no time 10,000 years ago
+    age CONSTANT interval := (SELECT least(k.age, interval '1000 years') FROM pgleases.events_kept AS k); -- timestamptz cannot represent a time 10,000 years ago
     old CONSTANT timestamptz := clock_timestamp() - age;
     ahead CONSTANT timestamptz := clock_timestamp() + age + interval '1 day';
 BEGIN
@@ -65,4 +67,4 @@ BEGIN
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.trim_events() FROM PUBLIC;
-COMMENT ON FUNCTION pgleases.trim_events() IS 'Deletes some events that are older than events_kept says. Checks for expired sessions call it.';
+COMMENT ON FUNCTION pgleases.trim_events() IS 'Deletes some of the events that are older than events_kept. Checks for expired sessions call it.';

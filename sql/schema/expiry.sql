@@ -1,13 +1,14 @@
 -- expiry.sql: checks for expired sessions.
 
--- A function, because of its first statement: of all clients that see the check due, one does it; the others end there.
--- Locks are taken in one order: leases by name, then clients, then members. It waits for none of them, because the lock on the
--- server's row keeps every other check from being made: what is locked is left to the next check.
+-- A function, because of its first statement: of all clients that see that the check is due, one makes it, and for the
+-- others the function ends there. Locks are taken in one order: leases by name, then clients, then members. The check
+-- does not wait for these locks, because its lock on the server's row keeps every other check waiting: locked rows are
+-- left to the next check.
 --
--- It reads the clients once, into sessions: behind an old snapshot that table has every heartbeat
--- since. For the same reason it names clients by an array, which has them looked up by their key,
--- and compiles nothing (JIT). It reads nothing else of live sessions: with a million partitions it
--- takes as long as with ten. All that can wait is left to tidy.
+-- It reads the clients once, into sessions, because if an old snapshot is open, that table contains a row version for
+-- every heartbeat since. For the same reason it names clients by an array, so that they are looked up by their key, and
+-- disables compilation (JIT). It reads no other rows of live sessions: with 1,000,000 partitions it takes as long as
+-- with 10. All that can wait is left to tidy.
 CREATE OR REPLACE FUNCTION pgleases.evict(
     cutoff bigint, watched bigint, ttl bigint, timeline bigint, started bigint, marker bigint, lock_ms int,
     OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT plan_due_in bigint, OUT check_due_in bigint)
@@ -16,15 +17,16 @@ DECLARE
     now timestamptz := clock_timestamp();
     silent timestamptz := timestamptz 'epoch' + $1 * interval '1 microsecond'; -- sessions that expired before it are evicted
     longest interval := $2 * interval '1 microsecond';
-    before bigint[]; -- evicted earlier; members still if a lease was locked, or a join under way
+    before bigint[]; -- evicted earlier; still members if a lease was locked, or if a join was in progress
 BEGIN
     PERFORM pgleases.settings(true, $7);
     evicted := '{}';
     asked := '{}';
     plan_due_in := 0;
     check_due_in := -1;
-    -- Is a check due, for all or for who has watched for so long, or did the clock step back? And is this still the incarnation of the
-    -- server that was watched? SKIP LOCKED, as a lock on the row means that another client does the check.
+    -- Is a check due, for all clients or for a client that has watched for this long, or did the clock step back? And
+    -- is this still the server incarnation that was watched? SKIP LOCKED, because a lock on the row means that another
+    -- client makes the check.
     SELECT s.left_behind INTO before FROM pgleases.server AS s
     WHERE (s.next_check_at <= now
            OR s.unwatched > interval '0' AND s.unwatched <= longest
@@ -40,7 +42,7 @@ BEGIN
     WITH sessions AS MATERIALIZED (
         SELECT c.session, c.id, c.ttl, c.expires_at,
                c.expires_at < silent AND c.ttl <= longest AS expired,
-               c.expires_at < silent AND c.ttl > longest AS unwatched -- it may have expired: it stays for who has watched for longer
+               c.expires_at < silent AND c.ttl > longest AS unwatched -- it may have expired: a client that has watched for longer evicts it
         FROM pgleases.clients AS c
     ), gone AS MATERIALIZED (
         SELECT m.lease, m.session, s.session IS NULL AS lost
@@ -52,11 +54,11 @@ BEGIN
         WHERE l.name = ANY (ARRAY(SELECT g.lease FROM gone AS g))
         ORDER BY l.name
         FOR UPDATE OF l SKIP LOCKED
-    ), expired AS MATERIALIZED ( -- read again under the lock; SKIP LOCKED, as a locked session renews itself or joins a lease
+    ), expired AS MATERIALIZED ( -- read again under the lock; SKIP LOCKED, because a locked session renews itself or joins a lease
         SELECT c.session FROM pgleases.clients AS c
         WHERE c.session = ANY (ARRAY(SELECT s.session FROM sessions AS s WHERE s.expired))
           AND c.expires_at < silent
-          AND (SELECT count(*) FROM locked) >= 0 -- always true: it has the leases locked before the clients
+          AND (SELECT count(*) FROM locked) >= 0 -- always true: it makes PostgreSQL lock the leases before the clients
         ORDER BY c.session
         FOR UPDATE OF c SKIP LOCKED
     ), evicted AS (
@@ -64,25 +66,25 @@ BEGIN
         RETURNING c.session, c.id
     ), told AS (
         INSERT INTO pgleases.events (cause, from_id) SELECT 'evicted', e.id FROM evicted AS e ORDER BY e.id
-    ), left_behind AS ( -- not one whose session renewed itself meanwhile
+    ), left_behind AS ( -- but not if its session was renewed meanwhile
         DELETE FROM pgleases.members AS m USING gone AS g
         WHERE m.lease = g.lease AND m.session = g.session
           AND (m.lease IN (SELECT l.name FROM locked AS l) OR NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.name = m.lease))
           AND (g.lost OR m.session IN (SELECT e.session FROM evicted AS e))
     ), idle AS MATERIALIZED ( -- SKIP LOCKED: a locked ID is in use, by a registration that waits for this statement
         SELECT i.id FROM pgleases.identities AS i WHERE i.id = ANY (ARRAY(SELECT e.id FROM evicted AS e)) FOR UPDATE OF i SKIP LOCKED
-    ), used AS ( -- the day that an ID is kept begins now
+    ), used AS ( -- an ID is kept for one day from now
         UPDATE pgleases.identities AS i SET used_at = clock_timestamp() WHERE i.id = ANY (ARRAY(SELECT idle.id FROM idle))
     ), asked AS (
         UPDATE pgleases.leases AS l
         SET generation = l.generation + 1,
-            next_check_at = CASE WHEN l.planned_at <= clock_timestamp() -- else the clock stepped back
+            next_check_at = CASE WHEN l.planned_at <= clock_timestamp() -- otherwise the clock stepped back
                                  THEN greatest(clock_timestamp(), l.planned_at + interval '50 milliseconds' + l.partitions * interval '5 microseconds')
                                  ELSE clock_timestamp() END
         FROM locked
         WHERE l.name = locked.name
         RETURNING l.name, l.next_check_at
-    ), ahead AS MATERIALIZED ( -- further than a heartbeat can set it: the clock stepped back. Not now, which may be long ago
+    ), ahead AS MATERIALIZED ( -- further than a heartbeat can set it: the clock stepped back. now is not used, because it may be long ago
         SELECT c.session FROM pgleases.clients AS c
         WHERE c.session = ANY (ARRAY(SELECT s.session FROM sessions AS s WHERE s.expires_at > now + s.ttl + interval '1 second'))
           AND c.expires_at > clock_timestamp() + c.ttl + interval '1 second'
@@ -105,14 +107,14 @@ BEGIN
             left_behind = ARRAY(SELECT e.session FROM evicted AS e UNION SELECT g.session FROM gone AS g WHERE g.lost),
             next_check_at = greatest(now + interval '50 milliseconds',
                 CASE WHEN (SELECT count(*) FROM locked) < (SELECT count(*) FROM pgleases.leases AS l WHERE l.name = ANY (ARRAY(SELECT g.lease FROM gone AS g)))
-                     THEN least(rest.expires_at, now + interval '100 milliseconds') -- for those that are locked
-                     ELSE least(coalesce(rest.expires_at, 'infinity'), -- an override that cannot be ended now is left to the next check
+                     THEN least(rest.expires_at, now + interval '100 milliseconds') -- the locked leases are left to the next check
+                     ELSE least(coalesce(rest.expires_at, 'infinity'), -- an override that is locked now is ended by the next check
                                 (SELECT CASE WHEN min(w.until) <= now THEN now + interval '100 milliseconds' ELSE min(w.until) END
                                  FROM pgleases.overrides AS w WHERE w.until < 'infinity')) END)
         FROM rest
         RETURNING s.next_check_at, rest.unwatched
     )
-    -- 11 minutes are more than any TTL: infinity less a time is an error.
+    -- 11 minutes is more than any TTL. infinity less a time would be an error.
     SELECT coalesce((SELECT array_agg(e.id ORDER BY e.id) FROM evicted AS e), '{}'),
            coalesce((SELECT array_agg(a.name ORDER BY a.name) FROM asked AS a), '{}'),
            coalesce((SELECT greatest(extract(epoch FROM max(a.next_check_at) - clock_timestamp()) * 1000000, 0) FROM asked AS a), 0),
@@ -123,8 +125,8 @@ BEGIN
 END
 $pgleases_body$;
 
--- 32 blocks, about 2,000 rows, by address. The next check looks at the next ones, so a check costs
--- the same however large the table is.
+-- 32 blocks, about 2,000 rows, by address. The next check searches the next blocks, so a check costs the same however
+-- large the table is.
 CREATE OR REPLACE FUNCTION pgleases.part(relation pg_catalog.regclass, OUT first tid, OUT beyond tid)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
@@ -135,10 +137,10 @@ BEGIN
     beyond := format('(%s,0)', block + 32)::tid;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.part(pg_catalog.regclass) IS 'The part of a table at which the present check for expired sessions looks.';
+COMMENT ON FUNCTION pgleases.part(pg_catalog.regclass) IS 'The part of a table that the present check for expired sessions searches.';
 
--- Orphans come of changes by hand. It is not a part of evict, so that no failure here undoes an
--- eviction, or delays one.
+-- Orphans are the result of changes by hand. This function is not a part of evict, so that a failure here neither
+-- undoes nor delays an eviction.
 CREATE OR REPLACE FUNCTION pgleases.tidy(lock_ms int) RETURNS pg_catalog.text[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
@@ -155,14 +157,14 @@ BEGIN
           AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = o.session) IS NULL
     ), owned AS MATERIALIZED (
         SELECT o.lease, o.owner, o.target FROM pgleases.partitions AS o WHERE o.ctid >= p.first AND o.ctid < p.beyond
-    ), orphaned AS MATERIALIZED ( -- owners and targets that are no live members
+    ), orphaned AS MATERIALIZED ( -- owners and targets that are not live members
         SELECT o.lease
         FROM (SELECT lease, owner AS session FROM owned WHERE owner IS NOT NULL
               UNION SELECT lease, target FROM owned WHERE target IS NOT NULL) AS o
         WHERE (SELECT n.session FROM pgleases.members AS n
                CROSS JOIN LATERAL (SELECT FROM pgleases.clients AS c WHERE c.session = n.session OFFSET 0) AS c
                WHERE n.lease = o.lease AND n.session = o.session) IS NULL
-    ), locked AS MATERIALIZED ( -- for orphans only if no plan is due or under way, and it has a member
+    ), locked AS MATERIALIZED ( -- for orphans only if no plan is due or in progress, and the lease has a live member
         SELECT l.name FROM pgleases.leases AS l
         WHERE l.name = ANY (ARRAY(SELECT g.lease FROM lost AS g UNION SELECT o.lease FROM orphaned AS o))
           AND (l.name IN (SELECT g.lease FROM lost AS g)

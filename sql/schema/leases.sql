@@ -12,16 +12,16 @@ CREATE TABLE IF NOT EXISTS pgleases.leases (
     next_partitions    int NOT NULL DEFAULT 0,
     next_until         pg_catalog.timestamptz NOT NULL DEFAULT '-infinity'
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE pgleases.leases IS 'The leases. A dropped lease keeps its row, with 0 partitions, for its epoch floor.';
+COMMENT ON TABLE pgleases.leases IS 'The leases. A dropped lease keeps its row, with 0 partitions, because of its epoch_floor.';
 COMMENT ON COLUMN pgleases.leases.name IS 'The lease''s name.';
-COMMENT ON COLUMN pgleases.leases.partitions IS 'Number of partitions, which are numbered from 0; 0: the lease was dropped.';
-COMMENT ON COLUMN pgleases.leases.generation IS 'Rises with every change of its members, owners or targets.';
-COMMENT ON COLUMN pgleases.leases.created_generation IS 'The generation at which the lease was made, or made again after a drop.';
+COMMENT ON COLUMN pgleases.leases.partitions IS 'Number of partitions, numbered from 0; 0: the lease was dropped.';
+COMMENT ON COLUMN pgleases.leases.generation IS 'Rises with every change of the lease''s members, owners or targets.';
+COMMENT ON COLUMN pgleases.leases.created_generation IS 'The generation at which the lease was created, or created again after a drop.';
 COMMENT ON COLUMN pgleases.leases.epoch_floor IS 'The highest epoch before the lease was dropped; new epochs are above it.';
 COMMENT ON COLUMN pgleases.leases.next_check_at IS 'When a plan of this lease is due; infinity: no plan is due.';
 COMMENT ON COLUMN pgleases.leases.planned_at IS 'When a plan was last claimed or applied.';
-COMMENT ON COLUMN pgleases.leases.next_partitions IS 'Of a lease that was dropped: until next_until it may be made again with this number of partitions only.';
-COMMENT ON COLUMN pgleases.leases.next_until IS '24 hours after the last drop; -infinity: there was none.';
+COMMENT ON COLUMN pgleases.leases.next_partitions IS 'For a dropped lease: until next_until it can be created again only with this number of partitions.';
+COMMENT ON COLUMN pgleases.leases.next_until IS '24 hours after the last drop; -infinity: the lease was never dropped.';
 COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats of members return their leases only after a change.';
 
 CREATE TABLE IF NOT EXISTS pgleases.members (
@@ -33,12 +33,12 @@ CREATE TABLE IF NOT EXISTS pgleases.members (
     PRIMARY KEY (lease, session)
 );
 CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
-COMMENT ON TABLE pgleases.members IS 'The members: one row for each session and lease that it joined.';
+COMMENT ON TABLE pgleases.members IS 'The members: one row for each session and each lease that it joined.';
 COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';
-COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; a live member while it has a row in clients.';
-COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members, as the application set it; 0: it shall own nothing. Where an override drains the client or pauses the lease, it counts as 0.';
+COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; it is a live member while it has a row in clients.';
+COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members, as the application set it; 0: it owns no partition. If an override drains the client or pauses the lease, the weight counts as 0.';
 COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined.';
-COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave names it: one that comes late ends no later membership.';
+COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave contains this number, so that a late leave ends no later membership.';
 
 -- No foreign keys on owner and target: ON DELETE SET NULL would wait for a user's guarded transaction.
 CREATE TABLE IF NOT EXISTS pgleases.partitions (
@@ -57,15 +57,15 @@ CREATE INDEX IF NOT EXISTS partitions_owner ON pgleases.partitions (owner);
 COMMENT ON TABLE pgleases.partitions IS 'The partitions of every lease, each with its owner and its target.';
 COMMENT ON COLUMN pgleases.partitions.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.partitions.partition IS 'The partition''s number, from 0.';
-COMMENT ON COLUMN pgleases.partitions.owner IS 'The session that owns it; null: none.';
-COMMENT ON COLUMN pgleases.partitions.target IS 'The session that shall own it. Where that is not the owner, the owner is asked to hand over.';
-COMMENT ON COLUMN pgleases.partitions.epoch IS 'Fencing token: rises at every change of owner, and never repeats.';
+COMMENT ON COLUMN pgleases.partitions.owner IS 'The session that owns it; null: no session does.';
+COMMENT ON COLUMN pgleases.partitions.target IS 'The session that is to own it. If that is not the owner, the owner is asked to hand over.';
+COMMENT ON COLUMN pgleases.partitions.epoch IS 'Epoch (fencing token): rises with every change of owner, and never repeats.';
 COMMENT ON COLUMN pgleases.partitions.owner_id IS 'The client ID of the owner, or of the last one.';
-COMMENT ON COLUMN pgleases.partitions.preferred_owner_id IS 'The client ID to which the partition returns: it was the owner when that client went away. Null: none, or it has returned.';
+COMMENT ON COLUMN pgleases.partitions.preferred_owner_id IS 'The client ID of the preferred owner: it owned the partition when it went away, and gets it back. Null: it has no preferred owner, or has returned to it.';
 COMMENT ON COLUMN pgleases.partitions.owned_since IS 'When this ownership began.';
 COMMENT ON COLUMN pgleases.partitions.asked_at IS 'When the owner was asked to hand over; null: it is not asked.';
 
--- Sets the column changed of leases. A trigger does, so that what operators change counts too.
+-- Sets leases.changed. It is a trigger, so that changes by operators count too.
 CREATE OR REPLACE FUNCTION pgleases.lease_changed() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
@@ -73,14 +73,16 @@ BEGIN
     RETURN NEW;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lease_changed() IS 'Notes in a lease which transaction has changed it.';
+COMMENT ON FUNCTION pgleases.lease_changed() IS 'Records in a lease which transaction has changed it.';
 CREATE OR REPLACE TRIGGER changed BEFORE INSERT OR UPDATE ON pgleases.leases FOR EACH ROW EXECUTE FUNCTION pgleases.lease_changed();
 
--- From here on, and in plans.sql, they are functions for their plans, which the server keeps for each connection: to plan them anew cost more
--- than to carry out what is usual, a few partitions. A plan that is kept has to be good for one row and for 65,536, whatever the tables held when it was made.
--- So rows are looked up by their key or their address (ctid), and the planner has no choice: it does not join in another way what
--- stands in LATERAL with OFFSET 0 or FOR UPDATE, and does not read a whole table (enable_seqscan). What is compared with many members
--- is compared by hash, as every IN is that is no condition of WHERE. For nulls such an IN is slow, so they are kept from it.
+-- The statements from here on, and in plans.sql, are functions because the server keeps a function's plans for each
+-- connection. Planning each call would cost more than executing the usual case, a few partitions. A kept plan must be
+-- good for one row and for 65,536 rows, whatever the tables contained when it was made. So rows are found by their key
+-- or their address (ctid), and the planner gets no choice. LATERAL with OFFSET 0 or FOR UPDATE keeps it from joining in
+-- another way, and enable_seqscan = off keeps it from reading a whole table. Comparisons with many members use a hash:
+-- that is how PostgreSQL executes every IN that is not a condition of WHERE. Such an IN is slow for nulls, so nulls are
+-- filtered out first.
 
 CREATE OR REPLACE FUNCTION pgleases.read(
     session bigint, leases pg_catalog.text[],
@@ -101,7 +103,7 @@ BEGIN
         SELECT p.lease, array_agg(p.partition) AS partitions, array_agg(p.epoch) AS epochs,
                array_agg(p.target IS DISTINCT FROM p.owner) AS moving
         FROM (SELECT p.lease, p.partition, p.epoch, p.target, p.owner FROM pgleases.partitions AS p
-              WHERE p.owner = $1 AND (p.lease = ANY ($2)) IS TRUE -- IS TRUE: by the index on owner
+              WHERE p.owner = $1 AND (p.lease = ANY ($2)) IS TRUE -- IS TRUE: use the index on owner
               ORDER BY p.lease, p.partition) AS p
         GROUP BY p.lease
     ) AS o ON o.lease = l.name
@@ -109,9 +111,10 @@ BEGIN
 END
 $pgleases_body$;
 
--- Releases of several owners run side by side: none waits for another's flush. So a release that changes nothing but owners holds the
--- row of the lease in the weakest mode, and does not write to it: announce does, in a transaction that waits for no flush. FOR KEY
--- SHARE keeps plans, evictions and leaves from the lease. A session that is gone releases nothing: a plan may have read that.
+-- Releases of several owners run side by side, and do not wait for each other's flush. So a release that changes only
+-- owners locks the lease's row in the weakest mode, and does not write to it. The function announce writes to it later,
+-- in a transaction that does not wait for a flush. FOR KEY SHARE keeps plans, evictions and leaves of this lease
+-- waiting. A session that is gone releases no partition, because a plan may have read that it is gone.
 CREATE OR REPLACE FUNCTION pgleases.release(
     session bigint, leases pg_catalog.text[], partitions int[], epochs bigint[], successors bigint[],
     leaving pg_catalog.text[], planned bigint[], ending pg_catalog.text[], last_join bigint, lock_ms int, channel pg_catalog.text,
@@ -122,14 +125,14 @@ SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan S
 AS $pgleases_body$
 DECLARE
     names CONSTANT text[] := ARRAY(SELECT DISTINCT n FROM unnest($2 || $6) AS n);
-    as_planned text[]; -- leases to leave that are as the plan of the successors read them
+    as_planned text[]; -- leases to leave that have not changed since the plan of the successors read them
     first bigint;
     present bigint; -- the server generation
     drained text[] := '{}';
     alive boolean;
-    drains boolean; -- the client, by an override
+    drains boolean; -- an override drains the client
     concerned bigint[];
-    due text[]; -- leases for which a plan is due
+    due text[]; -- leases that need a plan
 BEGIN
     PERFORM pgleases.settings(true, $10);
     IF cardinality($8) > 0 THEN
@@ -137,7 +140,7 @@ BEGIN
     ELSE
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR KEY SHARE;
     END IF;
-    PERFORM FROM pgleases.clients AS c WHERE c.session = $1 FOR KEY SHARE; -- it is not evicted before this is committed
+    PERFORM FROM pgleases.clients AS c WHERE c.session = $1 FOR KEY SHARE; -- it is not evicted before this commits
     alive := FOUND;
     IF alive THEN
         SELECT s.generation, pgleases.first_epoch(s.generation) INTO present, first
@@ -152,11 +155,11 @@ BEGIN
         SELECT p.place, p.lease, p.owner_id, b.epoch >> 32 < present AND NOT (p.lease = ANY ($6)) AS renewed,
                CASE WHEN b.successor <> 0 AND p.lease = ANY (as_planned) THEN b.successor ELSE p.target END AS target
         FROM (SELECT * FROM unnest($2, $3, $4, $5) AS b (lease, partition, epoch, successor) ORDER BY lease, partition) AS b
-        CROSS JOIN LATERAL ( -- IS TRUE keeps the planner from the index on owner: by the key is faster
+        CROSS JOIN LATERAL ( -- IS TRUE keeps the planner from the index on owner: the key is faster
             SELECT p.ctid AS place, p.lease, p.target, p.owner_id
             FROM pgleases.partitions AS p
             WHERE p.lease = b.lease AND p.partition = b.partition AND (p.owner = $1) IS TRUE AND p.epoch = b.epoch
-            FOR UPDATE SKIP LOCKED -- a guarded transaction has the others
+            FOR UPDATE SKIP LOCKED -- the others are locked by a guarded transaction
         ) AS p
         WHERE present IS NOT NULL
     ), successors AS MATERIALIZED ( -- those that are live members
@@ -233,14 +236,14 @@ BEGIN
         SELECT coalesce((SELECT array_agg(g.lease ORDER BY g.lease) FROM gone AS g), '{}'),
                coalesce((SELECT array_agg(d.lease) FROM drained AS d), '{}')
         INTO left_leases, drained;
-        -- A plan is due, unless what was released went where the plan without this session has it.
+        -- A plan is due, unless the released partitions went where the plan without this session puts them.
         due := due || ARRAY(SELECT g FROM unnest(left_leases) AS g WHERE NOT (g = ANY (as_planned)));
         concerned := ARRAY(SELECT DISTINCT r.owner FROM unnest(released_leases, owners) AS r (lease, owner)
                            WHERE r.owner <> 0 AND r.lease = ANY (left_leases));
         IF $11 <> '' AND cardinality(concerned) > 0 THEN
             PERFORM pg_notify($11, CASE WHEN cardinality(concerned) > 100 THEN 'all' ELSE array_to_string(concerned, ',') END);
         END IF;
-    ELSIF cardinality(due) > 0 THEN -- by name, as the lock held until here lets others change them
+    ELSIF cardinality(due) > 0 THEN -- by name, because the lock held so far does not keep others from changing them
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (due) ORDER BY l.name FOR NO KEY UPDATE;
     END IF;
     IF cardinality(due) + cardinality(left_leases) + cardinality(drained) > 0 THEN

@@ -1,19 +1,21 @@
 -- liveness.sql: fast failover.
 
--- Not a column of clients: who looks out reads these rows, of which there are none without fast failover.
+-- A separate table, not a column of clients: a client that watches liveness reads only these rows, and without fast
+-- failover there are none.
 CREATE TABLE IF NOT EXISTS pgleases.presences (
     session  bigint PRIMARY KEY,
     presence bigint NOT NULL,
     pid      int NOT NULL DEFAULT pg_catalog.pg_backend_pid()
 );
-COMMENT ON TABLE pgleases.presences IS 'The sessions of clients with fast failover. A row whose session has gone is deleted when the next client connects.';
+COMMENT ON TABLE pgleases.presences IS 'The sessions of clients with fast failover. A row whose session is gone is deleted when the next client connects.';
 COMMENT ON COLUMN pgleases.presences.session IS 'The session.';
-COMMENT ON COLUMN pgleases.presences.presence IS 'Key of the advisory lock that the client''s connection holds: where nobody holds it, that connection has ended.';
-COMMENT ON COLUMN pgleases.presences.pid IS 'The server''s process of that connection. Another process that holds or awaits the lock is a stranger''s.';
+COMMENT ON COLUMN pgleases.presences.presence IS 'Key of the advisory lock that the client''s connection holds. If the lock is free, that connection has ended.';
+COMMENT ON COLUMN pgleases.presences.pid IS 'The server process of that connection. Any other process that holds or awaits the lock is not the client''s.';
 
--- The lock is the session's, not the transaction's: it lasts until the connection ends. The key is written before the client trusts itself
--- on this connection: else the end of an earlier connection could be taken for the client's. So could it where this statement comes late, from
--- an earlier connection: of a session's keys the lowest is the last one.
+-- The lock belongs to the database session, not to the transaction: it lasts until the connection ends. The key is
+-- written before the client trusts itself on this connection: otherwise the end of an earlier connection could count as
+-- the end of the client. This statement may also arrive late, from an earlier connection. So of a session's keys the
+-- lowest one is the newest.
 CREATE OR REPLACE FUNCTION pgleases.hold_liveness(session bigint, presence bigint, lock_ms int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
@@ -29,14 +31,15 @@ BEGIN
     IF EXISTS (SELECT FROM pgleases.presences AS p WHERE p.session = $1 AND p.presence <> $2) THEN
         RETURN false;
     END IF;
-    IF NOT pg_try_advisory_lock($2) THEN -- last, as an error leaves it held, and a client repeats this with another key
+    IF NOT pg_try_advisory_lock($2) THEN -- last, because after an error the lock would stay held, and the client repeats this with another key
         RAISE EXCEPTION 'another connection holds advisory lock %', $2 USING ERRCODE = 'lock_not_available';
     END IF;
     RETURN true;
 END
 $pgleases_body$;
 
--- The counters come first: what ends a session between them and the locks is counted later, and seen as a change.
+-- The counters are read first: a session that ends between them and the locks is counted later, and is seen as a
+-- change.
 CREATE OR REPLACE FUNCTION pgleases.watch_liveness(
     session bigint, known bigint,
     OUT watches boolean, OUT abandoned bigint, OUT killed bigint, OUT fatal bigint, OUT reset bigint,
@@ -68,12 +71,12 @@ BEGIN
            coalesce(array_agg(p.presence) FILTER (WHERE l.granted), '{}'), coalesce(array_agg(l.pid) FILTER (WHERE l.granted), '{}'),
            coalesce(array_agg(p.presence) FILTER (WHERE l.pid IS NULL), '{}'), coalesce(array_agg(c.session) FILTER (WHERE l.pid IS NULL), '{}'),
            coalesce(array_agg((extract(epoch FROM c.expires_at) * 1000000)::bigint) FILTER (WHERE l.pid IS NULL), '{}'),
-           coalesce(min(l.pid) FILTER (WHERE l.pid <> p.pid), 0) -- who waits has it when the client crashes
+           coalesce(min(l.pid) FILTER (WHERE l.pid <> p.pid), 0) -- a process that waits for the lock gets it when the client crashes
     FROM pgleases.presences AS p
     JOIN pgleases.clients AS c ON c.session = p.session
     LEFT JOIN (SELECT (k.classid::bigint << 32) | k.objid::bigint AS presence, k.pid, k.granted FROM pg_locks AS k
                WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.database = here
-                 AND k.mode = 'ExclusiveLock') AS l -- not who only looks, in evict_disconnected
+                 AND k.mode = 'ExclusiveLock') AS l -- ignore the shared locks of evict_disconnected
            ON l.presence = p.presence
     INTO digest, held, pids, free, free_sessions, free_expiries, stranger;
     IF digest = $2 THEN -- the keys are random: these are the ones that the caller knows
@@ -83,7 +86,7 @@ BEGIN
 END
 $pgleases_body$;
 
--- Functions, not the view pg_stat_database, which would read all of them.
+-- Functions, because the view pg_stat_database would call all of them.
 CREATE OR REPLACE FUNCTION pgleases.session_ends(OUT abandoned bigint, OUT killed bigint, OUT fatal bigint, OUT reset bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
@@ -93,14 +96,15 @@ BEGIN
     INTO abandoned, killed, fatal, reset;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.session_ends() IS 'How many sessions in this database were abandoned by their clients, killed, and ended by a fatal error, since a reset.';
+COMMENT ON FUNCTION pgleases.session_ends() IS 'How many sessions in this database were abandoned by their clients, were killed, and ended with a fatal error, since the last reset.';
 
--- A lock is free before its session's end is counted. Whoever is not among the server's processes any more has been counted. So the lock comes
--- first, then the process, then the counters: as many sessions were abandoned as there are to be evicted, and none has
--- ended in another way.
+-- The server releases a session's lock before it counts the session's end. A session whose process is gone from the
+-- server's list has been counted. So the order is: the lock, then the process, then the counters. The sessions are
+-- evicted only if at least as many sessions were abandoned as there are to evict, and no session has ended in another
+-- way.
 --
--- A session whose client crashed is made to have expired long ago; evict does the rest. This row of the server keeps all other evictions from the sessions. The
--- notification has the next two clients look out.
+-- The expiry of a session whose client crashed is set to a time long ago; evict does the rest. The lock on the server's
+-- row keeps all other evictions away from the sessions. The notification makes the next two clients watch.
 CREATE OR REPLACE FUNCTION pgleases.evict_disconnected(
     sessions bigint[], presences bigint[], pids int[], expiries bigint[], abandoned bigint, killed bigint, fatal bigint, reset bigint,
     timeline bigint, started bigint, marker bigint, lock_ms int, channel pg_catalog.text,

@@ -1,7 +1,8 @@
 -- locks.sql: the named locks of package lock.
 
--- The named locks of package lock. A row goes when nobody holds or awaits it, so the table is small and its rows are many: the
--- threshold has it vacuumed whatever its size at the time. No foreign key on session, which would have every acquisition lock its row.
+-- A row is deleted when no session holds or awaits the lock, so the table is small but has many row versions: the
+-- threshold makes autovacuum run whatever the table's present size is. No foreign key on session, because every
+-- acquisition would then lock the session's row.
 CREATE TABLE IF NOT EXISTS pgleases.locks (
     name    pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     ticket  bigint NOT NULL,
@@ -15,36 +16,37 @@ CREATE TABLE IF NOT EXISTS pgleases.locks (
 CREATE INDEX IF NOT EXISTS locks_session ON pgleases.locks (session, nonce);
 COMMENT ON TABLE pgleases.locks IS 'The named locks: one row for each session that holds or awaits one. A name without a row is free.';
 COMMENT ON COLUMN pgleases.locks.name IS 'The lock''s name.';
-COMMENT ON COLUMN pgleases.locks.ticket IS 'Place in the queue of this name. Who holds the lock comes before who waits.';
-COMMENT ON COLUMN pgleases.locks.session IS 'The session that holds or awaits it; evicted once it has no row in clients.';
+COMMENT ON COLUMN pgleases.locks.ticket IS 'Place in the queue of this name. Holders come before sessions that wait.';
+COMMENT ON COLUMN pgleases.locks.session IS 'The session that holds or awaits the lock; without a row in clients it was evicted.';
 COMMENT ON COLUMN pgleases.locks.nonce IS 'Random number of this acquisition, drawn by the client.';
-COMMENT ON COLUMN pgleases.locks.shared IS 'Whether it is held, or awaited, together with other sessions that share it.';
+COMMENT ON COLUMN pgleases.locks.shared IS 'Whether the session shares the lock, or waits to share it, with other sessions.';
 COMMENT ON COLUMN pgleases.locks.token IS 'Fencing token: rises with every acquisition, and never repeats. Null: the session waits.';
 COMMENT ON COLUMN pgleases.locks.since IS 'Since when the session holds the lock, or waits for it.';
 
 CREATE SEQUENCE IF NOT EXISTS pgleases.lock_tokens;
 COMMENT ON SEQUENCE pgleases.lock_tokens IS 'The low part of the locks'' tokens; the server generation is the high part.';
 
--- Whoever changes the rows of a name holds the name's mutex, an advisory lock, to the end of the transaction; whoever only looks does not
--- wait for one. A statement that waited for it has a snapshot of before. So these functions are in PL/pgSQL, where each statement
--- after it has a snapshot of its own, and refuse a transaction that has one snapshot for all.
+-- A statement that changes the rows of a name holds the name's mutex, an advisory lock, until the transaction ends. A
+-- statement that only reads does not wait for the mutex. The snapshot of a statement that waited for the mutex is older
+-- than the mutex. So these functions are in PL/pgSQL: each statement after the mutex has a snapshot of its own. They
+-- refuse a transaction that has one snapshot for all its statements.
 --
--- A session is evicted when it has no row in clients, and by nothing else. Rows of evicted sessions are locked
--- FOR UPDATE SKIP LOCKED before they go: a guarded transaction that is open keeps its lock.
+-- A session is evicted if and only if it has no row in clients. Rows of evicted sessions are locked FOR UPDATE SKIP
+-- LOCKED before they are deleted: an open guarded transaction keeps its lock.
 --
--- A plan that is kept was made when the table was empty, so it must not read the whole of it (enable_seqscan, enable_sort), nor all of
--- clients or identities for a join or an EXISTS (a subquery of one value, or OFFSET 0). What that makes expensive to the planner's eye must
--- not be compiled (jit).
+-- A kept plan was made when the table was empty. So it must not read the whole table (enable_seqscan, enable_sort), nor
+-- all of clients or identities for a join or an EXISTS (use a subquery of one value, or OFFSET 0). These settings make
+-- the plans look expensive to the planner, so they must not be compiled (jit).
 --
--- An acquisition of a lock that is free, and its release, are one statement each after the mutex. They name all with its schema, and
--- set as little as they can. All that is rarer is left to lock_queue and lock_turn.
+-- The acquisition of a free lock, and its release, are one statement each after the mutex. They name everything with
+-- its schema, and set as few settings as possible. lock_queue and lock_turn do the rarer cases.
 
--- Each schema has its own. Plain SQL becomes a part of the plans that call it.
+-- Each schema has its own mutexes. In plain SQL, because the server inlines it into the plans that call it.
 CREATE OR REPLACE FUNCTION pgleases.lock_mutex(name pg_catalog.text) RETURNS bigint
 LANGUAGE sql STABLE AS $pgleases_body$
     SELECT pg_catalog.hashtextextended($1, 'pgleases.server'::pg_catalog.regclass::bigint)
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_mutex(pg_catalog.text) IS 'The key of the advisory lock under which the rows of a lock''s name are changed. Two names may have one: they then wait for each other''s commits.';
+COMMENT ON FUNCTION pgleases.lock_mutex(pg_catalog.text) IS 'The key of the advisory lock that protects the rows of a lock''s name. Two names may have the same key: they then wait for each other''s commits.';
 
 CREATE OR REPLACE FUNCTION pgleases.lock_settings(lock_ms int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -56,9 +58,10 @@ BEGIN
     RETURN pgleases.settings(true, $1);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_settings(int) IS 'Settings of a statement that changes locks: durable, and how many milliseconds it waits for a lock. Raises PL003 in a transaction in which a statement would not see what was committed before it.';
+COMMENT ON FUNCTION pgleases.lock_settings(int) IS 'Settings of a statement that changes locks: durable, and how many milliseconds it waits for a lock. Raises PL003 in a transaction whose snapshot would hide what was committed before the statement.';
 
--- A start and a boot marker are of one incarnation on one timeline: a promotion empties boot_marker. The timeline is compared all the same, where it costs nothing.
+-- A start time and a boot marker identify one incarnation on one timeline, because a promotion empties boot_marker. The
+-- timeline is compared anyway, because here that costs no extra time.
 CREATE OR REPLACE FUNCTION pgleases.lock_same_incarnation(timeline bigint, started bigint, marker bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
@@ -67,10 +70,11 @@ BEGIN
        AND EXISTS (SELECT FROM pgleases.boot_marker AS m WHERE m.marker = $3);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_same_incarnation(bigint, bigint, bigint) IS 'Whether this is the server incarnation that the caller''s last heartbeat told. The application''s connections may lead to another server than the client''s own.';
+COMMENT ON FUNCTION pgleases.lock_same_incarnation(bigint, bigint, bigint) IS 'Whether this is the server incarnation of the caller''s last heartbeat. The application''s connections may lead to another server than the client''s own connection.';
 
--- The caller has the mutex. Rows that hold the lock come before rows that wait. It drops expired sessions that it meets, and goes on until the first
--- that may not follow: so its cost does not depend on how many wait. Where the server is not accepted, nothing is granted.
+-- The caller has the mutex. Rows that hold the lock come before rows that wait. The function deletes the expired
+-- sessions that it meets, and stops at the first row that cannot be granted. So its cost does not depend on the number
+-- of sessions that wait. If the server is not accepted, it grants no lock.
 CREATE OR REPLACE FUNCTION pgleases.lock_turn(name pg_catalog.text, timeline bigint, notify boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
@@ -105,7 +109,7 @@ BEGIN
     END LOOP;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_turn(pg_catalog.text, bigint, boolean) IS 'Gives a lock to those who may have it now, in the order in which they came.';
+COMMENT ON FUNCTION pgleases.lock_turn(pg_catalog.text, bigint, boolean) IS 'Grants a lock to the sessions whose turn it is, in the order of their requests.';
 
 CREATE OR REPLACE FUNCTION pgleases.lock_acquire(
     name pg_catalog.text, session bigint, nonce bigint, shared boolean, waits boolean, latest bigint,
@@ -116,7 +120,7 @@ DECLARE
     token bigint;
     unused boolean;
 BEGIN
-    IF pg_catalog.set_config('lock_timeout', $10::pg_catalog.text, true) IS NULL -- it is not
+    IF pg_catalog.set_config('lock_timeout', $10::pg_catalog.text, true) IS NULL -- always false: set_config returns text
        OR pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'::pg_catalog.text
        OR pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'::pg_catalog.text THEN
         unused := pgleases.lock_settings($10);
@@ -143,7 +147,7 @@ BEGIN
 END
 $pgleases_body$;
 
--- What is no acquisition of a lock that is free. The caller has the mutex.
+-- All cases of lock_acquire except a free lock. The caller has the mutex.
 CREATE OR REPLACE FUNCTION pgleases.lock_queue(
     name pg_catalog.text, session bigint, nonce bigint, shared boolean, waits boolean, latest bigint,
     timeline bigint, started bigint, marker bigint, notify boolean)
@@ -172,10 +176,10 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '{gone}';
     END IF;
-    -- Expired sessions go first, and whose turn it is gets it.
+    -- Delete expired sessions, and grant the lock to the session whose turn it is.
     PERFORM pgleases.lock_turn($1, $7, $10);
     SELECT l.token, l.ticket INTO token, place FROM pgleases.locks AS l
-    WHERE l.session = $2 AND l.nonce = $3 AND l.name = $1; -- once more, after a lost answer
+    WHERE l.session = $2 AND l.nonce = $3 AND l.name = $1; -- a repetition, after a lost answer
     IF FOUND THEN
         RETURN CASE WHEN token IS NULL THEN '{waits}' ELSE ARRAY['granted', token::text] END;
     END IF;
@@ -196,20 +200,21 @@ BEGIN
     RETURN CASE WHEN token IS NULL THEN '{waits}' ELSE ARRAY['granted', token::text] END;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_queue(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, boolean) IS 'Part of lock_acquire: where somebody has or awaits the lock, or it cannot be taken.';
+COMMENT ON FUNCTION pgleases.lock_queue(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, boolean) IS 'Part of lock_acquire, for a lock that is held or awaited, or that cannot be granted.';
 
--- It is durable where it gives the lock to somebody. Else a crash may undo it, up to three times wal_writer_delay later: the client gives back
--- then what it does not know of, as after a promotion. The next acquisition of the name, and the end of the session, are durable, and this with them.
+-- The release is durable if it grants the lock to another session. Otherwise a crash may undo it, up to three times
+-- wal_writer_delay later. Then the client releases the row that it does not know, as after a promotion. The next
+-- acquisition of the name, and the end of the session, are durable, and make this release durable too.
 CREATE OR REPLACE FUNCTION pgleases.lock_release(
     name pg_catalog.text, session bigint, nonce bigint, latest bigint,
     timeline bigint, started bigint, marker bigint, lock_ms int, notify boolean)
 RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
-    others boolean; -- hold or await it; null: nothing was deleted
+    others boolean; -- other sessions hold or await the lock; null: no row was deleted
     unused boolean;
 BEGIN
-    IF pg_catalog.set_config('lock_timeout', $8::pg_catalog.text, true) IS NULL -- it is not
+    IF pg_catalog.set_config('lock_timeout', $8::pg_catalog.text, true) IS NULL -- always false: set_config returns text
        OR pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'::pg_catalog.text
        OR pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'::pg_catalog.text THEN
         unused := pgleases.lock_settings($8);
@@ -219,7 +224,7 @@ BEGIN
     WHERE l.ctid OPERATOR(pg_catalog.=) ANY (ARRAY(
             SELECT d.ctid FROM pgleases.locks AS d
             WHERE d.session OPERATOR(pg_catalog.=) $2 AND d.nonce OPERATOR(pg_catalog.=) $3 AND d.name OPERATOR(pg_catalog.=) $1
-            FOR UPDATE SKIP LOCKED)) -- a guarded transaction has the others
+            FOR UPDATE SKIP LOCKED)) -- the others are locked by a guarded transaction
       AND pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($6::double precision OPERATOR(pg_catalog./) 1000000)
       AND EXISTS (SELECT FROM pgleases.boot_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $7)
     RETURNING EXISTS (SELECT FROM pgleases.locks AS o WHERE o.name OPERATOR(pg_catalog.=) $1 AND o.ticket OPERATOR(pg_catalog.<>) l.ticket)
@@ -234,7 +239,7 @@ BEGIN
             RETURN 'busy';
         END IF;
         RETURN 'absent';
-    ELSE -- nobody has it now, and the next acquisition's commit flushes this one too
+    ELSE -- the lock is free, and the commit of its next acquisition also flushes this commit
         unused := pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL;
     END IF;
     RETURN 'released';
@@ -255,7 +260,7 @@ BEGIN
     same_run := true;
     released := '{}';
     absent := '{}';
-    -- In one order, so that two that release several names do not wait for each other.
+    -- In one order, so that two sessions that release several names do not wait for each other.
     FOR r IN SELECT g.name, g.nonce, g.latest FROM unnest($2, $3, $4) AS g (name, nonce, latest)
              ORDER BY pgleases.lock_mutex(g.name), g.name, g.nonce LOOP
         CASE pgleases.lock_release(r.name, $1, r.nonce, r.latest, $5, $6, $7, $8, $9)
@@ -264,7 +269,7 @@ BEGIN
             WHEN 'elsewhere' THEN same_run := false;
             ELSE -- busy
         END CASE;
-        PERFORM set_config('synchronous_commit', durable, true); -- as another may give a lock to somebody
+        PERFORM set_config('synchronous_commit', durable, true); -- because another release may grant a lock
     END LOOP;
 END
 $pgleases_body$;
@@ -281,13 +286,15 @@ BEGIN
     PERFORM pgleases.lock_settings($4);
     timeline := pgleases.timeline();
     started := (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint;
-    -- Names of which nobody holds the lock, or readers alone while a reader is next, or in whose queue somebody before the last of these was
-    -- evicted. Usually a release or a sweep has seen to it. Who has the mutex sees to it too, or the next look does: so this waits for nobody.
+    -- The names that may need a turn: no session holds the lock, or only readers hold it and a reader is next, or a
+    -- session in the queue before the last of these was evicted. Usually a release or a sweep has already granted the
+    -- lock. If another transaction has the mutex, that transaction or the next call does it, so this function does not
+    -- wait for the mutex.
     FOR n IN
         SELECT w.name
         FROM (
-            SELECT l.name, max(l.ticket) AS last -- once for each name: thousands may await one
-            FROM unnest($2) AS a (nonce) -- one by one: else all of the session's are read
+            SELECT l.name, max(l.ticket) AS last -- once for each name: thousands of nonces may wait for one
+            FROM unnest($2) AS a (nonce) -- one by one: otherwise all rows of the session are read
             CROSS JOIN LATERAL (
                 SELECT l.name, l.ticket FROM pgleases.locks AS l
                 WHERE l.session = $1 AND l.nonce = a.nonce AND l.token IS NULL
@@ -300,7 +307,7 @@ BEGIN
                       WHERE b.name = w.name AND b.ticket < w.last
                         AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = b.session) IS NULL)
         ORDER BY w.name
-        LIMIT 1000 -- the server has room for a few thousand mutexes; the next look, or a sweep, sees to more
+        LIMIT 1000 -- the server has room for a few thousand mutexes; the next call, or a sweep, does the rest
     LOOP
         IF pg_try_advisory_xact_lock(pgleases.lock_mutex(n)) THEN
             PERFORM pgleases.lock_turn(n, timeline, $5);
@@ -332,7 +339,7 @@ DECLARE
     n text;
 BEGIN
     PERFORM pgleases.lock_settings($2);
-    expired := ARRAY( -- from each session to the next by the index, as one session may have a thousand rows
+    expired := ARRAY( -- from each session to the next by the index, because one session may have 1,000 rows
         WITH RECURSIVE sessions AS (
             SELECT (SELECT l.session FROM pgleases.locks AS l ORDER BY l.session LIMIT 1) AS session
             UNION ALL
@@ -350,7 +357,7 @@ BEGIN
         FROM (SELECT l.name FROM pgleases.locks AS l WHERE l.session = ANY (expired) LIMIT $1) AS d
         ORDER BY d.name
     LOOP
-        CONTINUE WHEN NOT pg_try_advisory_xact_lock(pgleases.lock_mutex(n)); -- a later sweep
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock(pgleases.lock_mutex(n)); -- left to a later sweep
         DELETE FROM pgleases.locks AS l
         WHERE l.name = n AND l.ticket = ANY (ARRAY(
             SELECT d.ticket FROM pgleases.locks AS d WHERE d.name = n AND d.session = ANY (expired) FOR UPDATE SKIP LOCKED));
@@ -376,7 +383,7 @@ DECLARE
     now CONSTANT timestamptz := clock_timestamp();
 BEGIN
     RETURN QUERY
-    WITH RECURSIVE names AS ( -- from each name to the next by the index, as thousands may await one
+    WITH RECURSIVE names AS ( -- from each name to the next by the index, because thousands of sessions may wait for one name
         SELECT (SELECT l.name FROM pgleases.locks AS l WHERE l.name >= $1 AND l.name > $2 ORDER BY l.name LIMIT 1) AS name, 1 AS n
         UNION ALL
         SELECT (SELECT l.name FROM pgleases.locks AS l WHERE l.name > s.name ORDER BY l.name LIMIT 1), s.n + 1

@@ -1,7 +1,7 @@
 -- operators.sql: overrides, and the verbs of operators.
 
--- What operators want. A plan of a lease obeys the overrides that concern it. Not columns of other tables: what clients write would
--- take them away. Clients may read it; the functions for operators write it.
+-- The orders of operators. A plan of a lease applies the overrides that concern it. A separate table, because
+-- clients would overwrite columns of other tables. Clients may read it; only the functions for operators write to it.
 CREATE TABLE IF NOT EXISTS pgleases.overrides (
     verb      pg_catalog.text NOT NULL,
     lease     pg_catalog.text COLLATE pg_catalog."C",
@@ -16,43 +16,45 @@ CREATE UNIQUE INDEX IF NOT EXISTS overrides_once ON pgleases.overrides (verb, co
 CREATE INDEX IF NOT EXISTS overrides_client ON pgleases.overrides (client);
 CREATE INDEX IF NOT EXISTS overrides_lease ON pgleases.overrides (lease);
 ALTER TABLE pgleases.overrides REPLICA IDENTITY FULL;
-COMMENT ON TABLE pgleases.overrides IS 'What operators want, until they take it back. Written by the functions drain, cordon, pause, freeze, pin and their opposites alone.';
-COMMENT ON COLUMN pgleases.overrides.verb IS 'drain or cordon, of a client; pause or freeze, of a lease; pin, of a partition to a client.';
-COMMENT ON COLUMN pgleases.overrides.lease IS 'The lease that it is about; null: all.';
-COMMENT ON COLUMN pgleases.overrides.partition IS 'The partition that it is about; null: all.';
-COMMENT ON COLUMN pgleases.overrides.client IS 'The ID of the client that it is about, whichever process has it; null: all.';
-COMMENT ON COLUMN pgleases.overrides.until IS 'When it ends by itself: the next check for expired sessions deletes it. infinity: never.';
-COMMENT ON COLUMN pgleases.overrides.since IS 'When it was last written.';
-COMMENT ON COLUMN pgleases.overrides.actor IS 'Who wants it.';
-COMMENT ON COLUMN pgleases.overrides.reason IS 'Why.';
+COMMENT ON TABLE pgleases.overrides IS 'The orders of operators, until they take them back. Only the functions drain, cordon, pause, freeze, pin and their opposites write to it.';
+COMMENT ON COLUMN pgleases.overrides.verb IS 'drain or cordon (a client); pause or freeze (a lease); pin (a partition to a client).';
+COMMENT ON COLUMN pgleases.overrides.lease IS 'The lease concerned; null: all leases.';
+COMMENT ON COLUMN pgleases.overrides.partition IS 'The partition concerned; null: all partitions.';
+COMMENT ON COLUMN pgleases.overrides.client IS 'The ID of the client concerned, whichever process has it; null: all clients.';
+COMMENT ON COLUMN pgleases.overrides.until IS 'When the override ends automatically: the next check for expired sessions deletes it. infinity: never.';
+COMMENT ON COLUMN pgleases.overrides.since IS 'When the override was last written.';
+COMMENT ON COLUMN pgleases.overrides.actor IS 'The operator that ordered it.';
+COMMENT ON COLUMN pgleases.overrides.reason IS 'The reason, as the actor gave it.';
 
--- Each verb is an override, or takes one back, and a plan of the leases concerned is due at once: ownership
--- changes by what changes it always. So a verb is safe, outlives whoever gave it, and is undone by its opposite. PUBLIC may execute none of
--- them. They run with the rights of their owner, so an operator needs no others; session_user stays who it is.
+-- Each verb writes an override or takes one back, and makes a plan due at once for the leases concerned. So ownership
+-- changes only by the usual statements: a verb is safe, stays in force after its operator has gone, and is undone by
+-- its opposite. PUBLIC may not execute the verbs. They run with the rights of their owner, so an operator needs no
+-- other rights; session_user still names the operator.
 
--- Begins a verb, and returns who gave it. For what a verb locks heartbeats wait, and whoever takes over from expired sessions: so its transaction does not stay
--- open, whatever its operator does. A second without a heartbeat is the least TTL.
+-- Begins a verb, and returns its actor. Heartbeats and takeovers wait for the rows that a verb locks. So the verb's
+-- transaction does not stay open, whatever the operator does: the shortest TTL allows 1 s without a heartbeat.
 CREATE OR REPLACE FUNCTION pgleases.operator(verb pg_catalog.text, actor pg_catalog.text, reason pg_catalog.text) RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     IF coalesce($3, '') = '' THEN
         RAISE EXCEPTION '% needs a reason', $1
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'It is written down beside what was done: say why, for whoever wonders.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Say why: the event stores the reason.';
     END IF;
     IF octet_length($3) > 4000 OR octet_length($2) > 255 THEN
         RAISE EXCEPTION '%: the reason has % bytes, the actor %', $1, octet_length($3), coalesce(octet_length($2), 0)
             USING ERRCODE = 'invalid_parameter_value',
-                HINT = 'All who look read them again and again. Give 4,000 bytes at most to a reason, and 255 to an actor.';
+                HINT = 'Every status shows them. Give at most 4,000 bytes for the reason, and 255 for the actor.';
     END IF;
     PERFORM pgleases.settings(true, 5000);
     PERFORM set_config('idle_in_transaction_session_timeout', '500', true), set_config('statement_timeout', '10000', true);
     RETURN CASE WHEN coalesce($2, '') = '' THEN session_user::text ELSE $2 || ' (' || session_user || ')' END;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.operator(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: begins one, bounds how long its transaction stays open, and returns who gave it.';
+COMMENT ON FUNCTION pgleases.operator(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: begins one, bounds how long its transaction stays open, and returns its actor.';
 
--- A plan that has read its leases before an override finds other generations. Nor is an override missed by the plan of a lease that the client joins
--- meanwhile: a join locks the client's row, so either this waits for it and sees it, or it waits for this.
+-- A plan that has read its leases before an override finds other generations, and is not written. A client may join a
+-- lease while a verb runs. A join locks the client's row, so either the verb waits for the join and sees it, or the
+-- join waits for the verb. So the plan of that lease does not miss the override.
 CREATE OR REPLACE FUNCTION pgleases.override(
     verb pg_catalog.text, back boolean, lease pg_catalog.text, partition int, client pg_catalog.text,
     actor pg_catalog.text, reason pg_catalog.text, until pg_catalog.timestamptz, force boolean)
@@ -65,8 +67,8 @@ DECLARE
     lacking text;
 BEGIN
     IF NOT $2 AND ($8 IS NULL OR $8 <= clock_timestamp()) THEN
-        RAISE EXCEPTION '% until % would be over', $1, coalesce($8::text, 'null')
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Give a time to come, or infinity.';
+        RAISE EXCEPTION '% until %: the time is over', $1, coalesce($8::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Give a future time, or infinity.';
     END IF;
     IF NOT $2 AND (octet_length(coalesce($5, $3)) BETWEEN 1 AND 255) IS NOT TRUE THEN
         RAISE EXCEPTION '% for a name of % bytes', $1, coalesce(octet_length(coalesce($5, $3)), 0)
@@ -76,7 +78,7 @@ BEGIN
         IF $1 <> 'pause' THEN
             RAISE EXCEPTION 'lease "%" does not exist', $3 USING ERRCODE = 'undefined_object';
         END IF;
-        RAISE WARNING 'lease "%" does not exist yet: its pause begins when it is made', $3 USING ERRCODE = 'undefined_object';
+        RAISE WARNING 'lease "%" does not exist yet: its pause begins when it is created', $3 USING ERRCODE = 'undefined_object';
     END IF;
     IF $1 = 'pin' AND NOT $2 AND $5 IS NULL THEN
         RAISE EXCEPTION '% to null', $1 USING ERRCODE = 'invalid_parameter_value', HINT = 'Name a client.';
@@ -89,9 +91,9 @@ BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('override', 'pgleases.overrides'::regclass::bigint)); -- one verb at a time
     IF NOT $2 AND $5 IS NOT NULL AND $8 = 'infinity' AND NOT EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = $5) THEN
         RAISE EXCEPTION 'client "%" is not known', $5
-            USING ERRCODE = 'undefined_object', HINT = 'Known is who was here in the last day. To override one that is to come, say until when.';
+            USING ERRCODE = 'undefined_object', HINT = 'A client is known if it had a session in the last day. To override a future client, give the time until.';
     END IF;
-    -- Leases before the server before clients.
+    -- Lock order: leases, the server, clients.
     names := pgleases.leases_of($3, $5);
     PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
     UPDATE pgleases.server AS s SET next_check_at = $8 WHERE NOT $2 AND s.next_check_at > $8;
@@ -100,7 +102,7 @@ BEGIN
     IF $1 = 'drain' AND NOT $2 AND NOT $9 THEN
         SELECT string_agg(n, ', ' ORDER BY n) INTO lacking
         FROM unnest(names) AS n
-        WHERE (SELECT bool_and(c.id = $5) -- null: nobody works on it anyhow
+        WHERE (SELECT bool_and(c.id = $5) -- null: no client works on it already
                FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
                WHERE m.lease = n AND m.weight > 0 AND c.incarnation >= 0
                  AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'drain' AND w.client = c.id));
@@ -136,10 +138,11 @@ BEGIN
                            WHERE c.id = $2 ORDER BY m.lease) END;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.leases_of(pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: the lease, or else the leases of the client, that an override concerns.';
+COMMENT ON FUNCTION pgleases.leases_of(pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: the leases that an override concerns: the lease, or else the leases of the client.';
 
--- Waits for nobody, as a check for expired sessions calls it: what is locked ends at the next one. So do those beyond 200, as no
--- expired session is evicted meanwhile; and a lease is changed once, as an UPDATE passes over the versions that those before it left.
+-- Does not wait for locks, because a check for expired sessions calls it: an override with locked rows ends at the next
+-- check. It ends at most 200 overrides, because no expired session is evicted meanwhile. It updates each lease once,
+-- because an UPDATE has to skip the row versions of the updates before it.
 CREATE OR REPLACE FUNCTION pgleases.end_overrides() RETURNS pg_catalog.text[]
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
@@ -160,7 +163,7 @@ BEGIN
                    OR w.lease IS NULL AND names <> pgleases.leases_of(NULL::text, w.client);
         DELETE FROM pgleases.overrides AS o WHERE o.ctid = w.place;
         INSERT INTO pgleases.events (lease, cause, reason, from_id, to_id, partitions)
-        VALUES (w.lease, CASE w.verb WHEN 'pause' THEN 'resume' ELSE 'un' || w.verb END, 'its time is over',
+        VALUES (w.lease, CASE w.verb WHEN 'pause' THEN 'resume' ELSE 'un' || w.verb END, 'the override has expired',
                 CASE WHEN w.partition IS NULL THEN w.client END, CASE WHEN w.partition IS NOT NULL THEN w.client END,
                 CASE WHEN w.partition IS NOT NULL THEN int4multirange(int4range(w.partition, w.partition, '[]')) END);
         asked := asked || ARRAY(SELECT n FROM unnest(names) AS n WHERE NOT (n = ANY (asked)));
@@ -171,8 +174,8 @@ BEGIN
     RETURN asked;
 END
 $pgleases_body$;
-REVOKE EXECUTE ON FUNCTION pgleases.end_overrides() FROM PUBLIC; -- in an open transaction, it keeps clients from their rows
-COMMENT ON FUNCTION pgleases.end_overrides() IS 'Ends the overrides whose time is over. Checks for expired sessions call it. It returns the leases for which a plan is due.';
+REVOKE EXECUTE ON FUNCTION pgleases.end_overrides() FROM PUBLIC; -- because in an open transaction it keeps clients from their rows
+COMMENT ON FUNCTION pgleases.end_overrides() IS 'Ends the overrides whose time is over, and returns the leases that need a plan. Checks for expired sessions call it.';
 
 CREATE OR REPLACE FUNCTION pgleases.drain(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity',
@@ -181,7 +184,7 @@ RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
     SELECT pgleases.override('drain'::text, false, NULL::text, NULL::int, $1, $3, $2, $4, $5);
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'The client shall own nothing: its work ends, then others get its partitions. Refused for the last that works on a lease, unless forced.';
+COMMENT ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'Makes the client own no partitions: its work ends, then others get its partitions. Refused for the last client that works on a lease, unless forced.';
 
 CREATE OR REPLACE FUNCTION pgleases.undrain(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
@@ -197,7 +200,7 @@ RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
     SELECT pgleases.override('cordon'::text, false, NULL::text, NULL::int, $1, $3, $2, $4, false);
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.cordon(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'The client gets no further partitions, and keeps what it has. Where all members are cordoned, they get what has no owner.';
+COMMENT ON FUNCTION pgleases.cordon(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Gives the client no further partitions; it keeps those that it has. If all members of a lease are cordoned, they still get the partitions without an owner.';
 
 CREATE OR REPLACE FUNCTION pgleases.uncordon(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
@@ -213,7 +216,7 @@ RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
     SELECT pgleases.override('pause'::text, false, $1, NULL::int, NULL::text, $3, $2, $4, false);
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.pause(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Nobody shall own partitions of the lease: the work on them ends, then they have no owner. The lease need not exist yet.';
+COMMENT ON FUNCTION pgleases.pause(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Makes the lease''s partitions have no owner, after the work on them has ended. The lease need not exist yet.';
 
 CREATE OR REPLACE FUNCTION pgleases.resume(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
@@ -229,7 +232,7 @@ RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
     SELECT pgleases.override('freeze'::text, false, $1, NULL::int, NULL::text, $3, $2, $4, false);
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.freeze(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Partitions of the lease move only where their owner has crashed, leaves, or is drained.';
+COMMENT ON FUNCTION pgleases.freeze(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Lets partitions of the lease move only if their owner has crashed, leaves, or is drained.';
 
 CREATE OR REPLACE FUNCTION pgleases.unfreeze(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
@@ -246,7 +249,7 @@ RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
     SELECT pgleases.override('pin'::text, false, $1, $2, $3, $5, $4, $6, false);
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.pin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'The partition shall be with this client, whenever that works on the lease; else it is with another. The other partitions are shared as if there were no pinned ones.';
+COMMENT ON FUNCTION pgleases.pin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Makes the client own the partition whenever the client works on the lease; otherwise another client owns it. The other partitions are shared as if there were no pinned ones.';
 
 CREATE OR REPLACE FUNCTION pgleases.unpin(
     lease pg_catalog.text, partition int, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
@@ -265,14 +268,16 @@ DECLARE
     names text[];
     revoked int;
 BEGIN
-    -- As of a newer process under the ID, which is nobody's: who is evicted is not let in again, and who starts later is.
+    -- As if a newer process had the ID, but one that does not exist: the evicted process is not admitted again, and a
+    -- process that starts later is.
     UPDATE pgleases.identities AS i SET incarnation = i.incarnation + 1, process = 0 WHERE i.id = $1;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'client "%" is not known', $1 USING ERRCODE = 'undefined_object', HINT = 'Known is who was here in the last day.';
+        RAISE EXCEPTION 'client "%" is not known', $1 USING ERRCODE = 'undefined_object', HINT = 'A client is known if it had a session in the last day.';
     END IF;
     names := pgleases.leases_of(NULL::text, $1);
     PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
-    -- From here on no heartbeat renews it, and no guard passes for it. Others take over when it expires: until then it may believe what it has.
+    -- From here on no heartbeat renews the session, and no guard passes for it. Others take over when it expires,
+    -- because until then it may trust its ownership.
     UPDATE pgleases.clients AS c SET incarnation = -1 WHERE c.id = $1 AND c.incarnation >= 0;
     GET DIAGNOSTICS revoked = ROW_COUNT;
     UPDATE pgleases.leases AS l
@@ -283,9 +288,9 @@ BEGIN
     RETURN revoked;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Revokes the sessions of a client, whatever it does: no heartbeat renews them, guards refuse them at once, and others take over when they expire, within a TTL. Its process ends; one that starts later is let in. It returns the number of sessions.';
+COMMENT ON FUNCTION pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Revokes the sessions of a client: no heartbeat renews them, guards refuse them at once, and others take over when they expire, within a TTL. The client''s process ends; a process that starts later is admitted. Returns the number of revoked sessions.';
 
--- No override: who was a member is gone, so nobody is left to obey one.
+-- Not an override: the lease has no members that could obey one.
 CREATE OR REPLACE FUNCTION pgleases.drop_lease(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, partitions int DEFAULT NULL)
 RETURNS void
@@ -295,7 +300,7 @@ DECLARE
     live text;
 BEGIN
     IF $4 NOT BETWEEN 1 AND 65536 THEN
-        RAISE EXCEPTION 'drop_lease with % partitions', $4 USING ERRCODE = 'invalid_parameter_value', HINT = 'A lease has 1 to 65536.';
+        RAISE EXCEPTION 'drop_lease with % partitions', $4 USING ERRCODE = 'invalid_parameter_value', HINT = 'A lease has 1 to 65536 partitions.';
     END IF;
     PERFORM FROM pgleases.leases AS l WHERE l.name = $1 AND (l.partitions > 0 OR $4 IS NOT NULL) FOR UPDATE; -- joins wait
     IF NOT FOUND THEN
@@ -306,7 +311,7 @@ BEGIN
     IF live IS NOT NULL THEN
         RAISE EXCEPTION 'lease "%" has live members: %', $1, live
             USING ERRCODE = 'object_in_use',
-                HINT = 'Close them, or have them leave, first. One that crashed goes when another client, of whatever lease, has run for its TTL. Where none runs any more, run one for longer than that TTL: pgleases run tidy --once -- sleep 60';
+                HINT = 'First close them, or make them leave. A crashed client is removed when another client, of any lease, has run for its TTL. If no client runs, run one for longer than that TTL: pgleases run tidy --once -- sleep 60';
     END IF;
     UPDATE pgleases.leases AS l
     SET partitions = 0, generation = generation + 1, next_check_at = 'infinity',
@@ -319,7 +324,7 @@ BEGIN
     SELECT $1, 'dropped', who, $2, l.generation - 1 FROM pgleases.leases AS l WHERE l.name = $1;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text, int) IS 'Drops a lease that has no live members. For 24 hours it can be made again with this number of partitions only, by default that of before. Its next epochs are higher than all before.';
+COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text, int) IS 'Drops a lease that has no live members. For 24 hours it can be created again only with the given number of partitions, by default its former number. Its later epochs are higher than all earlier ones.';
 
 REVOKE EXECUTE ON FUNCTION pgleases.drain, pgleases.undrain, pgleases.cordon, pgleases.uncordon, pgleases.pause, pgleases.resume,
     pgleases.freeze, pgleases.unfreeze, pgleases.pin, pgleases.unpin, pgleases.evict_client, pgleases.drop_lease, pgleases.operator,

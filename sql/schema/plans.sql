@@ -9,14 +9,14 @@ CREATE OR REPLACE FUNCTION pgleases.snapshot(
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE -- all of it reads one snapshot
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
-SET work_mem = '64MB' -- for 65,536 partitions: less is written to a file
+SET work_mem = '64MB' -- for 65,536 partitions: with less memory the server writes to a file
 AS $pgleases_body$
 DECLARE
     related text[] := $1;
 BEGIN
     IF NOT $2 THEN
         related := $1 || ARRAY(
-            SELECT DISTINCT other.lease -- each session once, as many leases may be named that it is a member of
+            SELECT DISTINCT other.lease -- each session once, because it may be a member of many of the named leases
             FROM (SELECT DISTINCT m.session FROM pgleases.members AS m WHERE m.lease = ANY ($1)) AS m
             CROSS JOIN LATERAL (SELECT o.lease FROM pgleases.members AS o WHERE o.session = m.session OFFSET 0) AS other);
     END IF;
@@ -56,9 +56,9 @@ BEGIN
 END
 $pgleases_body$;
 
--- The leases are locked first. What follows is a statement of its own, with a snapshot of its own: it sees all that was committed
--- while this one waited, and while it lasts no release, join or other plan of these leases is carried out. So who owns a partition
--- does not change from there on; a fence may raise its epoch.
+-- The leases are locked first. The statement that follows has a snapshot of its own: it sees everything that was
+-- committed while this one waited. As long as it runs, no release, join or other plan of these leases is executed. So
+-- the owner of a partition does not change from here on; a fence may still raise its epoch.
 CREATE OR REPLACE FUNCTION pgleases.apply(
     names pg_catalog.text[], generations bigint[], successor_leases pg_catalog.text[], successors bigint[],
     leases pg_catalog.text[], firsts int[], lasts int[], moves int[], lock_ms int, again bigint, channel pg_catalog.text,
@@ -71,7 +71,7 @@ DECLARE
     lowest bigint; -- epoch
     late text[] := '{}';
     concerned bigint[] := '{}'; -- sessions to notify
-    free_places tid[]; -- what is not an owner's to hand over: by move
+    free_places tid[]; -- per move: partitions without a live owner
     free_epochs bigint[];
     free_successors int[];
 BEGIN
@@ -93,7 +93,7 @@ BEGIN
     END IF;
     applied := true;
     IF cardinality($8) > 0 THEN
-        successor_ids := ARRAY( -- null: no live member
+        successor_ids := ARRAY( -- null: not a live member
             SELECT c.id
             FROM unnest($3, $4) WITH ORDINALITY AS h (lease, session, number)
             LEFT JOIN LATERAL (
@@ -102,7 +102,7 @@ BEGIN
                 OFFSET 0
             ) AS c ON true
             ORDER BY h.number);
-        WITH moves AS MATERIALIZED ( -- without those to sessions that are no live members any more
+        WITH moves AS MATERIALIZED ( -- without moves to sessions that are no longer live members
             SELECT p.place, p.epoch, p.successor,
                    p.owner IS NOT NULL AND (p.lease, p.owner) IN (
                        SELECT m.lease, m.session FROM pgleases.members AS m
@@ -138,12 +138,12 @@ BEGIN
             late := $5;
         END IF;
     END IF;
-    -- An address stays the row's until then: the snapshot of the statement that calls this keeps VACUUM from it.
-    IF cardinality(free_places) > 0 THEN -- a statement of its own: a client that joins has the server plan it only where it is needed
+    -- The address of a row stays valid until here: the snapshot of the calling statement keeps VACUUM from the row.
+    IF cardinality(free_places) > 0 THEN -- a separate statement, so that the server plans it only if it is needed: that saves time when a client joins
         WITH moves AS MATERIALIZED (
             SELECT m.place, m.epoch, nullif($4[m.successor], 0) AS target, successor_ids[m.successor] AS target_id
             FROM unnest(free_places, free_epochs, free_successors) AS m (place, epoch, successor)
-        ), free AS MATERIALIZED ( -- FOR UPDATE, else a former owner's guard would pass; SKIP LOCKED, else an open guard would block, or a stranger
+        ), free AS MATERIALIZED ( -- FOR UPDATE: otherwise a former owner's guard would pass. SKIP LOCKED: otherwise an open guard, or another role's lock, would block the plan
             SELECT p.place, m.target, m.target_id, p.owner_id
             FROM moves AS m
             CROSS JOIN LATERAL (
@@ -158,7 +158,7 @@ BEGIN
                 owner_id = coalesce(f.target_id, p.owner_id),
                 preferred_owner_id = CASE WHEN f.target_id = p.preferred_owner_id THEN NULL
                                WHEN p.owner_id IS NOT NULL AND f.target_id <> p.owner_id
-                                AND (p.owner IS NOT NULL OR (p.lease, p.owner_id) NOT IN ( -- the last owner released it, and is a member still
+                                AND (p.owner IS NOT NULL OR (p.lease, p.owner_id) NOT IN ( -- the last owner released it, and is still a member
                                      SELECT m.lease, c.id FROM pgleases.members AS m
                                      CROSS JOIN LATERAL (SELECT c.id FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
                                      WHERE m.lease = ANY ($1) AND m.weight > 0

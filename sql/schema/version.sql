@@ -1,4 +1,4 @@
--- version.sql: which schema this is; last, because a schema without its version counts as missing.
+-- version.sql: the version of this schema. It runs last, because a schema without its version counts as missing.
 
 CREATE TABLE IF NOT EXISTS pgleases.schema_version (
     version  int NOT NULL,
@@ -6,9 +6,9 @@ CREATE TABLE IF NOT EXISTS pgleases.schema_version (
 );
 CREATE UNIQUE INDEX IF NOT EXISTS schema_version_one_row ON pgleases.schema_version ((true));
 ALTER TABLE pgleases.schema_version REPLICA IDENTITY FULL;
-COMMENT ON TABLE pgleases.schema_version IS 'One row: which schema this is, and which code can serve it.';
+COMMENT ON TABLE pgleases.schema_version IS 'One row: the version of this schema, and which code can use it.';
 COMMENT ON COLUMN pgleases.schema_version.version IS 'Version of these tables. Migrations only add.';
-COMMENT ON COLUMN pgleases.schema_version.min_code IS 'The oldest code that can run here, by the schema version for which it was written.';
+COMMENT ON COLUMN pgleases.schema_version.min_code IS 'The oldest code that can run here, given as the schema version that it was written for.';
 
 INSERT INTO pgleases.schema_version AS v (version, min_code) VALUES (1, 1)
 ON CONFLICT ((true)) DO UPDATE SET version = EXCLUDED.version, min_code = EXCLUDED.min_code WHERE v.version OPERATOR(pg_catalog.<) EXCLUDED.version;

@@ -13,10 +13,10 @@ LEFT JOIN pgleases.clients AS t ON t.session OPERATOR(pg_catalog.=) p.target;
 COMMENT ON VIEW pgleases.status IS 'Every partition: its owner, since when, and where it moves.';
 COMMENT ON COLUMN pgleases.status.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.status.partition IS 'The partition''s number, from 0.';
-COMMENT ON COLUMN pgleases.status.owner IS 'The client ID of the owner; null: none.';
+COMMENT ON COLUMN pgleases.status.owner IS 'The client ID of the owner; null: no owner.';
 COMMENT ON COLUMN pgleases.status.epoch IS 'The fencing token of this ownership.';
 COMMENT ON COLUMN pgleases.status.since IS 'When this ownership began.';
-COMMENT ON COLUMN pgleases.status.moving_to IS 'The client ID of the target, where that is not the owner.';
+COMMENT ON COLUMN pgleases.status.moving_to IS 'The client ID of the target, if that is not the owner.';
 COMMENT ON COLUMN pgleases.status.draining_since IS 'When the owner was asked to hand over.';
 
 CREATE OR REPLACE VIEW pgleases.members_status AS
@@ -46,17 +46,17 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT CASE WHEN w.idle OR c.incarnation OPERATOR(pg_catalog.<) 0 THEN 0 ELSE m.weight END AS weight
 ) AS e;
-COMMENT ON VIEW pgleases.members_status IS 'Every live member of every lease: its last heartbeat, how many partitions it owns, and how many it should.';
+COMMENT ON VIEW pgleases.members_status IS 'Every live member of every lease: its last heartbeat, how many partitions it owns, and how many it should own.';
 COMMENT ON COLUMN pgleases.members_status.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.members_status.client IS 'The client ID.';
-COMMENT ON COLUMN pgleases.members_status.heartbeat_age IS 'Time since its last heartbeat; above the TTL it may be evicted.';
+COMMENT ON COLUMN pgleases.members_status.heartbeat_age IS 'Time since its last heartbeat. Above the TTL it may be evicted.';
 COMMENT ON COLUMN pgleases.members_status.owned IS 'How many partitions it owns.';
-COMMENT ON COLUMN pgleases.members_status.share IS 'How many partitions it should own by its weight: none where it is drained, or the lease is paused. A cordon, a freeze and pins keep it from that.';
+COMMENT ON COLUMN pgleases.members_status.share IS 'How many partitions it should own by its weight: 0 if it is drained or the lease is paused. A cordon, a freeze and pins may cause it to own another number.';
 COMMENT ON COLUMN pgleases.members_status.weight IS 'Its weight.';
-COMMENT ON COLUMN pgleases.members_status.host IS 'The host on which its process runs.';
-COMMENT ON COLUMN pgleases.members_status.pid IS 'The process ID there.';
+COMMENT ON COLUMN pgleases.members_status.host IS 'The host of its process.';
+COMMENT ON COLUMN pgleases.members_status.pid IS 'The process ID on that host.';
 COMMENT ON COLUMN pgleases.members_status.session IS 'Its session.';
-COMMENT ON COLUMN pgleases.members_status.overrides IS 'The overrides about this client and about this lease, other than pins; null: none.';
+COMMENT ON COLUMN pgleases.members_status.overrides IS 'The overrides that concern this client or this lease, except pins; null: no override.';
 
 CREATE OR REPLACE VIEW pgleases.locks_status AS
 SELECT l.name,
@@ -73,16 +73,16 @@ SELECT l.name,
        l.session
 FROM pgleases.locks AS l
 LEFT JOIN pgleases.clients AS c ON c.session OPERATOR(pg_catalog.=) l.session;
-COMMENT ON VIEW pgleases.locks_status IS 'Every named lock that somebody holds or awaits: a row for each of them.';
+COMMENT ON VIEW pgleases.locks_status IS 'Every named lock that is held or awaited: one row for each session that holds or awaits it.';
 COMMENT ON COLUMN pgleases.locks_status.name IS 'The lock''s name.';
-COMMENT ON COLUMN pgleases.locks_status.client IS 'The client ID; null: it was evicted, and the row goes soon, or when a guarded transaction ends.';
+COMMENT ON COLUMN pgleases.locks_status.client IS 'The client ID; null: the session was evicted, and the row is deleted soon, or when a guarded transaction ends.';
 COMMENT ON COLUMN pgleases.locks_status.state IS 'holds or waits.';
-COMMENT ON COLUMN pgleases.locks_status.shared IS 'Whether it holds it, or wants it, together with others that share it.';
-COMMENT ON COLUMN pgleases.locks_status.place IS 'Its place among all that hold or await this lock, from 1.';
+COMMENT ON COLUMN pgleases.locks_status.shared IS 'Whether the session shares the lock, or waits to share it, with other sessions.';
+COMMENT ON COLUMN pgleases.locks_status.place IS 'Its place among all sessions that hold or await this lock, from 1.';
 COMMENT ON COLUMN pgleases.locks_status.token IS 'The fencing token of this acquisition; null: it waits.';
 COMMENT ON COLUMN pgleases.locks_status.since IS 'Since when it holds the lock, or waits.';
-COMMENT ON COLUMN pgleases.locks_status.heartbeat_age IS 'Time since its client''s last heartbeat; above the TTL it may be evicted.';
-COMMENT ON COLUMN pgleases.locks_status.expires_in IS 'Time until its client may be evicted, if no heartbeat comes.';
-COMMENT ON COLUMN pgleases.locks_status.host IS 'The host on which its process runs.';
-COMMENT ON COLUMN pgleases.locks_status.pid IS 'The process ID there.';
+COMMENT ON COLUMN pgleases.locks_status.heartbeat_age IS 'Time since its client''s last heartbeat. Above the TTL it may be evicted.';
+COMMENT ON COLUMN pgleases.locks_status.expires_in IS 'Time until its client may be evicted, if no further heartbeat arrives.';
+COMMENT ON COLUMN pgleases.locks_status.host IS 'The host of its process.';
+COMMENT ON COLUMN pgleases.locks_status.pid IS 'The process ID on that host.';
 COMMENT ON COLUMN pgleases.locks_status.session IS 'Its session.';

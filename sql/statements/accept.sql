@@ -1,18 +1,19 @@
--- accept.sql: accepts a promoted server, once every owner from before has seen it or has lost its trust. A new server generation begins, above
--- every epoch of the server before. From now on no guard passes under an epoch of an earlier server generation: owners renew what they have, see
--- release.sql. Partitions move again.
+-- accept.sql: accepts a promoted server, after every owner from before has seen it or has lost its trust. A new server
+-- generation begins, above every epoch of the previous server. From now on no guard passes under an epoch of an earlier
+-- server generation: owners renew their ownerships, see release.sql. Partitions move again.
 --
--- $1 bigint  time for which the caller has watched this server incarnation, microseconds
+-- $1 bigint  how long the caller has watched this server incarnation, microseconds
 -- $2 bigint timeline, $3 bigint started, $4 bigint marker: the server incarnation that was watched
--- $5 bigint  the highest server generation that the caller has seen, be it on another server
+-- $5 bigint  the highest server generation that the caller has seen, also on another server
 -- $6 int     lock timeout, milliseconds
 --
--- One row: the server generation, if it was accepted; 0 if it is accepted already, or may not be accepted yet.
-WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
+-- One row: the server generation, if this statement accepted it; 0 if it is accepted already, or may not be accepted
+-- yet.
+WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run it otherwise
     SELECT pgleases.settings(true, $6::int) AS ok
 ), due AS MATERIALIZED ( -- not while a session's TTL is longer than the watch; SKIP LOCKED: another client accepts it
-    -- Seconds since 2020: two standbys of one server have the same generation and the same next timeline, and one may be promoted
-    -- after the other. Below 2^31, as an epoch begins with it.
+    -- Seconds since 2020, because two standbys of one server have the same generation and the same next timeline, and
+    -- one may be promoted after the other. Below 2^31, because an epoch begins with it.
     SELECT greatest(s.generation + 1, $5::bigint + 1,
                     least(floor(extract(epoch FROM clock_timestamp())) - 1577836800, 2000000000)::bigint) AS generation
     FROM pgleases.server AS s, settings

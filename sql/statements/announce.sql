@@ -1,9 +1,10 @@
--- announce.sql: after a release that did not, tells the new owners: the generations of the leases rise, which heartbeats tell, and sessions are
--- notified. Apart from the release, since it keeps others from the lease, and every notification from being sent, until it is
--- committed: so it waits for no flush. A crash that loses it begins another server incarnation, in which all is read anew.
+-- announce.sql: informs the new owners, after a release that did not. It raises the generations of the leases, which
+-- heartbeats return, and notifies sessions. It is separate from the release, because until it commits it keeps other
+-- transactions from the lease, and every notification from being sent. So it does not wait for a flush. A crash that
+-- loses it begins another server incarnation, and there everything is read again.
 --
 -- $1 text[]    leases
 -- $2 bigint[]  sessions
 -- $3 int       lock timeout, milliseconds
--- $4 text      channel to notify; empty: none
+-- $4 text      channel to notify; empty: do not notify
 SELECT pgleases.announce($1::text[], $2::bigint[], $3::int, $4::text)

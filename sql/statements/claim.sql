@@ -1,11 +1,11 @@
--- claim.sql: claims the planning of leases for which a plan is due, for 100 ms and 10 us more for each partition. A claim only
--- saves work: where two clients plan the same lease, apply.sql writes one plan.
+-- claim.sql: claims the planning of leases that need a plan, for 100 ms plus 10 us for each partition. A claim
+-- only saves work: if two clients plan the same lease, apply.sql writes one plan.
 --
 -- $1 text[]  leases
 -- $2 int     lock timeout, milliseconds
 --
--- One row: the leases claimed; those for which a plan is due too, but which another statement has locked.
-WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
+-- One row: the leases claimed; the leases that need a plan too, but are locked by another statement.
+WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run it otherwise
     SELECT pgleases.settings(true, $2::int) AS ok
 ), due AS MATERIALIZED (
     SELECT l.name FROM pgleases.leases AS l, settings

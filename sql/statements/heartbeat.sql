@@ -1,27 +1,32 @@
--- heartbeat.sql: renews the session, and returns everything that may give its client something to do. One HOT-updated row, no
--- flush of the WAL.
+-- heartbeat.sql: renews the session, and returns everything that may require an action of its client. It updates one
+-- row (HOT), and does not wait for a flush of the WAL.
 --
 -- $1 bigint  session
 -- $2 int     lock timeout, milliseconds
 -- $3 double precision  the clock at the caller's last heartbeat
--- $4 bigint  the boot marker then; 0: it is not known whether that was its last
--- $5 double precision started, $6 bigint marker: the server incarnation that last told leases; marker 0: they are to be told
+-- $4 bigint  the boot marker then; 0: the caller does not know whether that was its last heartbeat
+-- $5 double precision started, $6 bigint marker: the incarnation of the last answer with leases; marker 0: return leases
 -- $7 xid8    seen, as that heartbeat returned it
--- $8 text[]  the leases that the caller was last told of
+-- $8 text[]  the leases of the last answer that returned leases
 --
--- Each number has its type: without it, a function of the same name that takes texts would be
--- called. One text, because columns cost more than what is in them: numbers with blanks between
--- them.
---   expiry, ttl, accepted_timeline, server_generation, next_check, sessions, unwatched, incarnation, seen: of a live session; the clock is expiry less ttl
---   then, where it is another incarnation or one of these leases has changed since: timeline, started, marker; for each lease generation, due_in, weight; and
---   the names of these leases in the same order, as an array
--- Of a session that is not alive it is one word and numbers: gone or copied; clock, accepted_timeline, server_generation, timeline, started, marker. Copied: it lives,
--- but was renewed since $3 by a copy of the caller's process.
+-- Each number has its type: otherwise a function of the same name that takes texts could be called. The result is one
+-- text, because columns cost more than their contents. It consists of numbers, separated by spaces.
 --
--- Times are seconds, points in time since 1970. A check for expired sessions is due at next_check; where that is more than a second
--- after expiry, the clock stepped back, and it is due now. Where unwatched is not 0, one is due for who has watched the clock of this run of the
--- server for so long. due_in is the time until a plan is due: 0 for now, also where the clock stepped back; negative for never.
+--   of a live session: expiry, ttl, accepted_timeline, server_generation, next_check, sessions, unwatched, incarnation,
+--   seen; the clock is expiry less ttl
 --
--- A row of members that somebody deletes by hand is no change of a lease. Its client hears of it when that lease next changes, as it
--- does where its partitions are given to others, or within a minute.
+--   then, if the incarnation differs or one of these leases has changed since: timeline, started, marker; for each
+--   lease generation, due_in, weight; the names of these leases in the same order, as an array
+--
+-- For a session that is not live the text is one word and numbers: gone or copied; clock, accepted_timeline,
+-- server_generation, timeline, started, marker. Copied: the session is live, but a copy of the caller's process has
+-- renewed it since $3.
+--
+-- Times are seconds; points in time are since 1970. A check for expired sessions is due at next_check. If that is more
+-- than 1 s after expiry, the clock stepped back, and the check is due now. If unwatched is not 0, a check is due for a
+-- client that has watched the clock of this server incarnation for this time. due_in is the time until a plan is due: 0
+-- for now, also if the clock stepped back; negative for never.
+--
+-- If a row of members is deleted by hand, its lease does not count as changed. The client learns of it when the lease
+-- next changes, for example because its partitions are given to others, or within a minute.
 SELECT pgleases.heartbeat($1::bigint, $2::int, $3::double precision, $4::bigint, $5::double precision, $6::bigint, $7::pg_catalog.xid8, $8::pg_catalog.text[])

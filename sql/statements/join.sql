@@ -1,7 +1,7 @@
--- join.sql: the session becomes a member of a lease, or changes its weight, and a plan is due. Where none was begun lately, the join claims it, as claim.sql
--- does. Else it is due 250 ms after the last one was begun and 10 us more for each partition, and not before the last join was 100 ms
--- ago, for up to a second: so that a deployment of many processes costs few plans, and few that the next join overtakes. Makes the
--- lease if it does not exist.
+-- join.sql: makes the session a member of a lease, or changes its weight, and makes a plan due. It creates the lease if
+-- it does not exist. If no plan was begun recently, the join claims the plan, as claim.sql does. Otherwise the plan is
+-- due 250 ms after the last one was begun plus 10 us for each partition, but not until 100 ms after the last join, for
+-- up to 1 s. So a deployment of many processes costs few plans, and few plans that the next join makes obsolete.
 --
 -- $1 bigint  session
 -- $2 text    lease
@@ -10,11 +10,11 @@
 -- $5 bigint  number of this join, which rises with every join of the session
 -- $6 int     lock timeout, milliseconds
 --
--- One row: whether the session exists; whether it is a member now (not where the lease has another number of partitions); the
--- number of partitions before this statement (0: none, or made meanwhile; below 0: it was dropped, and until next_until it may be made
--- again with as many only); whether it has claimed a plan; else nanoseconds
--- until the plan is due.
-WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
+-- One row: whether the session exists; whether it is a member now (it is not if the lease has another number of
+-- partitions); the number of partitions before this statement (0: the lease did not exist, or was created meanwhile;
+-- below 0: it was dropped, and until next_until it can be created again only with minus this number); whether the join
+-- has claimed a plan; if not, nanoseconds until the plan is due.
+WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run it otherwise
     SELECT pgleases.settings(true, $6::int) AS ok
 ), alive AS MATERIALIZED (
     SELECT c.session, clock_timestamp() AS now,
@@ -35,14 +35,14 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
                         ELSE least(greatest(p.calm_at, p.now + interval '100 milliseconds'), l.planned_at + interval '1 second' + p.each) END,
                    CASE WHEN p.lately THEN l.planned_at ELSE EXCLUDED.planned_at END
             FROM (SELECT c.now, c.each, c.calm_at,
-                         l.planned_at <= c.now -- else the clock stepped back
+                         l.planned_at <= c.now -- otherwise the clock stepped back
                          AND (c.calm_at > c.now OR l.next_check_at > c.now AND l.next_check_at <= c.now + interval '1 second' + 5 * c.each) AS lately
                   FROM (SELECT n.now, n.each, l.planned_at + interval '250 milliseconds' + n.each AS calm_at
                         FROM (SELECT clock_timestamp() AS now, l.partitions * interval '10 microseconds' AS each) AS n) AS c) AS p)
     WHERE l.partitions = EXCLUDED.partitions OR l.partitions = 0 AND (l.next_partitions = EXCLUDED.partitions OR l.next_until <= clock_timestamp()) -- 0: dropped
     RETURNING l.name, l.generation, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at,
               (SELECT l.planned_at = alive.now AND alive.planned_before IS DISTINCT FROM alive.now FROM alive) AS claimed
-), client AS ( -- read again under a lock, which keeps the session: no member without one
+), client AS ( -- read again under a lock, which keeps the session: so every member has a session
     SELECT c.session, c.id FROM pgleases.clients AS c, lease WHERE c.session = $1::bigint FOR KEY SHARE OF c
 ), made AS (
     INSERT INTO pgleases.partitions (lease, partition, epoch)
@@ -54,12 +54,12 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT lease.name, client.session, $4::int, clock_timestamp(), $5::bigint FROM lease, client
     ON CONFLICT (lease, session) DO UPDATE
     SET weight = EXCLUDED.weight, join_number = greatest(m.join_number, EXCLUDED.join_number)
-    RETURNING m.lease, m.xmax = 0 AS new -- the member is, and was not there before
+    RETURNING m.lease, m.xmax = 0 AS new -- the membership is new
 ), told AS (
     INSERT INTO pgleases.events (lease, cause, to_id, generation)
     SELECT lease.name, 'joined', client.id, lease.generation - 1 FROM lease, client, member WHERE member.new
 )
-SELECT CASE WHEN EXISTS (SELECT FROM lease) THEN EXISTS (SELECT FROM client) -- evicted meanwhile, perhaps
+SELECT CASE WHEN EXISTS (SELECT FROM lease) THEN EXISTS (SELECT FROM client) -- it may have been evicted meanwhile
             ELSE EXISTS (SELECT FROM alive) END AS alive,
        (SELECT count(*) FROM member) > 0 AS joined,
        coalesce((SELECT CASE WHEN l.partitions = 0 THEN -l.next_partitions ELSE l.partitions END FROM pgleases.leases AS l WHERE l.name = $2::text), 0) AS partitions,

@@ -1,15 +1,16 @@
--- lockrelease.sql: gives up a lock, or a place in its queue, on a connection of the application's; whose turn it is then gets the lock. Repeated
--- it changes nothing. It refuses a transaction that is not READ COMMITTED (PL003). It waits for the flush of the WAL only where it gives the lock to
--- somebody.
+-- lockrelease.sql: gives up a lock, or a place in its queue, on a connection of the application; the next session in
+-- the queue then gets the lock. Repeated it changes no row. It refuses a transaction that is not READ COMMITTED
+-- (PL003). It waits for the flush of the WAL only if it grants the lock to another session.
 --
 -- $1 text    name
 -- $2 bigint  session
 -- $3 bigint  nonce of the acquisition
--- $4 bigint  the last instant at which that may be carried out, microseconds since 1970; 0: it was
--- $5 bigint timeline, $6 bigint started, $7 bigint marker: the server incarnation that the last heartbeat told; in another nothing is done
+-- $4 bigint  the last instant when the acquisition may be executed, microseconds since 1970; 0: it was executed
+-- $5 bigint timeline, $6 bigint started, $7 bigint marker: the server incarnation of the last heartbeat; in another it
+-- changes no row
 -- $8 int     lock timeout, milliseconds
--- $9 boolean whether to notify whom it is granted to
+-- $9 boolean whether to notify the session that gets the lock
 --
--- released; absent (there is no such row, and there will be none); busy (a guarded transaction that is open has it, or it may still arrive);
--- elsewhere (this is another server, or another incarnation of it).
+-- Returns released; absent (there is no such row, and there will be none); busy (an open guarded transaction has it, or
+-- the acquisition may still arrive); elsewhere (this is another server, or another incarnation of it).
 SELECT pgleases.lock_release($1::pg_catalog.text, $2::bigint, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::bigint, $8::int, $9::boolean)

@@ -1,9 +1,9 @@
--- locksweep.sql: after an eviction, removes what expired sessions hold or await, and gives each of these locks to whose turn it is. It waits
--- for nobody.
+-- locksweep.sql: after an eviction, removes the rows of expired sessions, and grants each of these locks to the next
+-- session in its queue. It does not wait for locks.
 --
--- $1 int      the most rows to look at
+-- $1 int      the maximum number of rows to check
 -- $2 int      lock timeout, milliseconds
--- $3 text     whether to notify whom it is granted to: anything; empty: not
+-- $3 text     whether to notify the sessions that get a lock: any text; empty: do not notify
 --
--- One row: whether nothing is left of expired sessions.
+-- One row: whether all rows of expired sessions are gone.
 SELECT pgleases.lock_sweep($1::int, $2::int, $3::text <> '') AS done

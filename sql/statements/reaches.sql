@@ -1,4 +1,4 @@
--- reaches.sql: whether a connection of the application's reaches the tables that a client's session is in.
+-- reaches.sql: whether a connection of the application reaches the tables that contain a client's session.
 --
 -- $1 bigint  session
 --

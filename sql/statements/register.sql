@@ -1,22 +1,23 @@
--- register.sql: a session begins. Repeated with the same numbers, after a lost answer, it only renews the session.
+-- register.sql: begins a session. Repeated with the same numbers, after a lost answer, it only renews the session.
 --
 -- $1 bigint       session
 -- $2 text         client ID
 -- $3 bigint       incarnation of the client's first registration; 0: this is the first
--- $4 bigint       number of the client: the lowest 24 bits count the clients of one program, the others are random
+-- $4 bigint       number of the client: the lowest 24 bits count the clients of one program, the other bits are random
 -- $5 bigint       TTL, microseconds
 -- $6 text         host
 -- $7 int          process ID
 -- $8 timestamptz  when the client was opened
 -- $9 int          lock timeout, milliseconds
 --
--- One row: the incarnation; null if a newer process has the client ID, then with that process's host, process ID and start, or if an
--- operator has evicted this one.
-WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
+-- One row: the incarnation; null if a newer process has the client ID, with that process's host, process ID and start,
+-- or if an operator has evicted this process.
+WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run it otherwise
     SELECT pgleases.settings(true, $9::int) AS ok
 ), identity AS (
     INSERT INTO pgleases.identities AS i (id, incarnation, process, used_at)
-    -- The first incarnation is the clock's: a process that has been frozen since before the ID was forgotten has a lower one.
+    -- The first incarnation is the clock's time: so a process that has been frozen since before the ID was forgotten
+    -- has a lower one.
     SELECT $2::text, CASE WHEN $3::bigint = 0 THEN extract(epoch FROM clock_timestamp())::bigint ELSE $3::bigint END,
            $4::bigint, clock_timestamp()
     FROM settings
@@ -27,14 +28,15 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
                            ELSE $3::bigint END,
         process = $4::bigint,
         used_at = clock_timestamp()
-    -- Not a first registration that arrives after the program has given that client up and opened a newer one.
+    -- Not for a first registration that arrives after the program has given that client up and opened a newer one.
     WHERE $3::bigint = 0 AND NOT (i.process >> 24 = $4::bigint >> 24 AND i.process > $4::bigint)
        OR i.incarnation < $3::bigint OR i.process = $4::bigint
     RETURNING i.incarnation
 ), server AS MATERIALIZED (
-    -- Where another session has a longer TTL: an eviction that began before this session is visible may set the next check
-    -- after this session's expiry. The lock waits for such an eviction. It also delays the next one, so it is not taken where
-    -- no TTL is longer; and it is taken last, after the wait for the ID's row, which somebody may have locked for long.
+    -- If another session has a longer TTL, an eviction that began before this session is visible may set the next check
+    -- after this session's expiry. The lock waits for such an eviction. The lock also delays the next eviction, so it
+    -- is not taken if no TTL is longer. It is taken last, after the wait for the ID's row, which another transaction
+    -- may have locked for long.
     SELECT s.next_check_at > clock_timestamp() + $5::bigint * interval '1 microsecond' AS late
     FROM pgleases.server AS s
     WHERE EXISTS (SELECT FROM identity)
@@ -54,14 +56,14 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
            $6::text, $7::int, $8::timestamptz
     FROM identity
     WHERE (SELECT count(*) FROM lowered) >= 0 -- always true: the session's time begins after the wait for the server's row
-    -- The incarnation is higher where the answer was lost, and another process has taken the ID before this repetition.
+    -- The incarnation is higher if the answer was lost, and another process has taken the ID before this repetition.
     ON CONFLICT (session) DO UPDATE SET expires_at = EXCLUDED.expires_at, incarnation = greatest(c.incarnation, EXCLUDED.incarnation)
     RETURNING c.incarnation
 )
 SELECT coalesce((SELECT incarnation FROM client), 0) AS incarnation,
        coalesce(newer.host, '') AS host, coalesce(newer.pid, 0) AS pid, coalesce(newer.started_at, 'epoch') AS started_at,
        EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = $2::text AND i.process = 0) AS evicted
-FROM (VALUES (1)) AS one -- a row also where no other process has the ID
+FROM (VALUES (1)) AS one -- a row also if no other process has the ID
 LEFT JOIN LATERAL (
     SELECT c.host, c.pid, c.started_at FROM pgleases.clients AS c
     WHERE c.id = $2::text AND c.session <> $1::bigint

@@ -1,26 +1,27 @@
--- release.sql: the owner gives up partitions on which its work has ended, and leaves leases. Each partition goes to its target
--- at once, under the next epoch. Where the target does not exist any more, or is the session that leaves, the partition gets no
--- owner and a plan is due; where the target is the owner itself, a new ownership begins. An ownership of an earlier server generation
--- is renewed: the owner stays, so that nobody has to wait for the end of what it has worked with. Repeated after a lost
--- answer it changes nothing, because it names epochs.
+-- release.sql: the owner gives up partitions on which its work has ended, and leaves leases. Each partition goes to its
+-- target at once, under the next epoch. If the target no longer exists, or is the session that leaves, the partition
+-- gets no owner and a plan is due. If the target is the owner itself, a new ownership begins. An ownership of an
+-- earlier server generation is renewed: the owner stays, so that no other client waits for the end of the owner's work.
+-- Repeated after a lost answer it changes no row, because it names epochs.
 --
--- A session that leaves a lease may have made the plan without it: then its partitions go to the successors of that plan, unless the lease
--- has changed since, and no other plan is due.
+-- A session that leaves a lease may have made the plan without itself. Then its partitions go to the successors of that
+-- plan, unless the lease has changed since, and no other plan is due.
 --
--- The new owners in a lease that is left are notified: to leave raises the generation, and keeps others from the lease until it is
--- committed, in any case. The others are told by announce.sql, which comes after it. Where that is lost with the client, the eviction
--- of its session tells them.
+-- The new owners in a lease that is left are notified here, because a leave always raises the generation, and keeps
+-- others from the lease until it commits. announce.sql informs the other new owners afterwards. If it is lost with the
+-- client, the eviction of the client's session informs them.
 --
 -- $1 bigint  session
 -- $2 text[], $3 int[], $4 bigint[]  lease, partition and epoch of each release
 -- $5 bigint[] its successor (session; 0: its target)
--- $6 text[], $7 bigint[]  leases that it leaves, and their generations as the plan of the successors read them (0: there are none)
--- $8 text[]  of these: to be left now; where the session still owns a partition, it stays a member, with weight 0
+-- $6 text[], $7 bigint[]  leases that it leaves, and their generations as the plan of the successors read them (0: no
+-- such plan)
+-- $8 text[]  of these: to be left now; if the session still owns a partition there, it stays a member, with weight 0
 -- $9 bigint  number of the session's last join: a late message does not end a membership that a later join began
 -- $10 int    lock timeout, milliseconds
--- $11 text   channel to notify; empty: none
+-- $11 text   channel to notify; empty: do not notify
 --
--- One row of arrays: the partitions released, with new owner (0: none) and epoch; those still owned under the epoch given,
--- because a guarded transaction is open on them; the leases left; the leases for which a plan is due now.
+-- One row of arrays: the partitions released, with new owner (0: none) and epoch; those still owned under the given
+-- epoch, because a guarded transaction is open on them; the leases left; the leases that need a plan now.
 SELECT released_leases, released_partitions, owners, new_epochs, busy_leases, busy_partitions, left_leases, asking
 FROM pgleases.release($1::bigint, $2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::text[], $9::bigint, $10::int, $11::text)

@@ -2,7 +2,8 @@
 --
 -- $1 text  client ID
 --
--- One row: its host, process ID and start; no process (ID 0) where there is none; and false, as it is no operator.
+-- One row: its host, process ID and start; process ID 0 if there is no such process; and false, because it is not an
+-- operator.
 SELECT coalesce(newer.host, '') AS host, coalesce(newer.pid, 0) AS pid, coalesce(newer.started_at, 'epoch') AS started_at, false AS evicted
 FROM (VALUES (1)) AS one
 LEFT JOIN LATERAL (
