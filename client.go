@@ -16,8 +16,8 @@ import (
 )
 
 // A Client is one process's part in all leases of a schema. It sends heartbeats on one connection
-// of its own, outside of the pool, so an exhausted or slow pool costs it nothing. Open one client
-// per process. All methods are safe for concurrent use.
+// of its own, outside of the pool, so it does not depend on an exhausted or slow pool. Open one
+// client per process. All methods are safe for concurrent use.
 type Client struct {
 	engine  *engine.Client
 	options options
@@ -33,7 +33,7 @@ type Client struct {
 //
 // NewClient returns an error if an option is invalid, if it cannot connect, if the schema does not
 // fit (ErrSchema), or if the role lacks rights. If ctx ends first, it returns the cause of ctx with
-// the error of the last attempt. After an error nothing is left behind.
+// the error of the last attempt. After an error no session and no connection remain.
 func NewClient(ctx context.Context, pool *pgxpool.Pool, opts ...Option) (*Client, error) {
 	o, err := newOptions(opts)
 	if err != nil {
@@ -79,7 +79,7 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 	if o.FastFailover {
 		connector.FastFailover = o.TTL
 	}
-	first, err := connector.Connect(ctx, 5*time.Second) // nothing is lost yet: a slow start is better than none
+	first, err := connector.Connect(ctx, 5*time.Second) // the client owns no partition yet: a slow start is better than an error
 	if err != nil {
 		return nil, fmt.Errorf("pgleases: open client: connect: %w", store.Caused(ctx, err))
 	}
@@ -194,7 +194,7 @@ func (c *Client) Err() error { return c.engine.Err() }
 // When Close returns, the client has no goroutine and no connection. Close is idempotent, and never
 // closes the pool.
 //
-// If a Run callback calls Close, or a goroutine that has a hold, Close waits for that work too. It
-// returns when its ctx ends, and names the partition. Called with the callback's own ctx it returns
-// at once, because Close ends that ctx.
+// If a Run callback or a goroutine with an open hold calls Close, Close waits for that work too. It
+// returns when its ctx ends, and names the partition. If a callback calls Close with its own ctx,
+// Close returns at once, because Close ends that ctx.
 func (c *Client) Close(ctx context.Context) error { return c.engine.Close(ctx) }

@@ -27,14 +27,14 @@ func (l *Lease) Name() string { return l.engine.Name }
 // NumPartitions returns the number of partitions of the lease.
 func (l *Lease) NumPartitions() int { return l.engine.Partitions }
 
-// Values returns the partitions that this client owns now, ascending. If there are none it returns
-// an empty slice, never nil. Values reads the clock: past the trust deadline it is empty at once,
-// even if the process was asleep until then. It costs nanoseconds, so call it as often as it
-// matters. The slice is shared: clone it before you write to it.
+// Values returns the partitions that this client owns now, ascending: an empty slice, never nil, if
+// it owns no partition. Values reads the clock: past the trust deadline it is empty at once, even
+// if the process was asleep until then. It costs nanoseconds, so call it as often as it matters.
+// The slice is shared: clone it before you write to it.
 //
 // A loop may be working on what it got from Values or Owns, so a partition that moves then waits
 // for WithHandoffDelay. Probes and metrics should use Partition, TrustDeadline and Stats, which
-// delay nothing.
+// delay no handoff.
 func (l *Lease) Values() []int {
 	s := l.board.Read()
 	if !s.Validity.Holds() {
@@ -123,9 +123,9 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 // Leave waits for work until ctx ends. Partitions in work then stay with the client until the work
 // ends, and Leave returns an error that names them, joined with the cause of ctx. If the database
 // cannot be reached, Leave waits until it is back, until the client ends, or until ctx ends (2 s
-// longer if nothing is in work).
+// longer if no partition is in work).
 //
 // The Lease is of no use afterwards; call Client.Lease to join again. Leave is idempotent. If a Run
-// callback calls it, or a goroutine that has a hold, Leave waits for that work too: see
+// callback or a goroutine with an open hold calls Leave, Leave waits for that work too: see
 // Client.Close.
 func (l *Lease) Leave(ctx context.Context) error { return l.engine.Leave(ctx) }

@@ -36,7 +36,7 @@ type options struct {
 	connConfig  *pgx.ConnConfig
 }
 
-// An Option changes how a client works. The functions that begin with With make options. The call
+// An Option changes how a client works. The functions that begin with With return options. The call
 // that takes the options checks all of them together.
 type Option struct {
 	name string // of the function that made it
@@ -90,9 +90,9 @@ func WithPolling() Option {
 
 // WithConnConfig sets where the client's own connection goes, for example past a pooler. The
 // default is where the pool's connections go. It has to lead to the same database as the pool, on
-// whose connections Guard runs. pgx.ParseConfig makes the configuration, and the client copies it.
-// The pool's BeforeConnect is applied to it too. A connection of a DialFunc takes deadlines: otherwise
-// opening fails.
+// whose connections Guard runs. pgx.ParseConfig returns the configuration, and the client copies it.
+// The pool's BeforeConnect is applied to it too. A connection of its DialFunc must support
+// deadlines; otherwise opening a client fails.
 func WithConnConfig(config *pgx.ConnConfig) Option {
 	return Option{"WithConnConfig", func(o *options) { o.connConfig = config }}
 }
@@ -104,9 +104,9 @@ func WithConnConfig(config *pgx.ConnConfig) Option {
 //
 // The option weakens one promise. Without it no client takes over before the trust deadline has
 // passed. With it, two clients can own the same partition until the trust deadline of one of them,
-// if two things coincide: something between client and server ends the connection in the client's
-// name (a firewall, a proxy, a machine that was given the address), and the client does not notice
-// because its network is cut. Guard and the epochs hold even then.
+// if two things coincide. Something between client and server (a firewall, a proxy, a machine that
+// was given the address) ends the connection in the client's name. And the client does not notice
+// that, because its network is cut. Guard and the epochs hold even then.
 //
 // The client also gives up what it owns if its connection ends and the server has not announced
 // that. Without the option it keeps what it owns if it is back within its TTL. If a process was
@@ -123,7 +123,7 @@ func newOptions(opts []Option) (options, error) {
 	o := options{Config: engine.Config{ClientID: defaultClientID(), Host: hostname(), TTL: defaultTTL, Schema: defaultSchema}}
 	for _, opt := range opts {
 		if opt.set == nil {
-			return o, errors.New("pgleases: option is empty: make it with one of the With functions")
+			return o, errors.New("pgleases: option is empty: create it with one of the With functions")
 		}
 		o.given = append(o.given, opt.name)
 		opt.set(&o)
@@ -168,7 +168,7 @@ func (o options) validate() error {
 		return fmt.Errorf("pgleases: schema name %q is not UTF-8 without NUL", o.Schema)
 	}
 	if o.has("WithConnConfig") && (o.connConfig == nil || o.connConfig.Host == "") {
-		return errors.New("pgleases: connection configuration is nil or empty: make it with pgx.ParseConfig")
+		return errors.New("pgleases: connection configuration is nil or empty: create it with pgx.ParseConfig")
 	}
 	return nil
 }
@@ -196,7 +196,7 @@ func hostname() string {
 type LeaseOption struct{ set func(*engine.LeaseOptions) }
 
 // WithWeight sets the client's share relative to the other members' shares. The default is 1; valid
-// values are 0 to 1,000. A client of weight 0 owns nothing, and hands over what it owns.
+// values are 0 to 1,000. A client of weight 0 hands over what it owns, and gets no partitions.
 func WithWeight(weight int) LeaseOption {
 	return LeaseOption{func(o *engine.LeaseOptions) { o.Weight = weight }}
 }
@@ -222,7 +222,7 @@ func newLeaseOptions(name string, partitions int, ttl time.Duration, opts []Leas
 	o := engine.LeaseOptions{Weight: 1, HandoffDelay: defaultHandoff}
 	for _, opt := range opts {
 		if opt.set == nil {
-			return o, fmt.Errorf("pgleases: lease %q: option is empty: make it with one of the With functions", name)
+			return o, fmt.Errorf("pgleases: lease %q: option is empty: create it with one of the With functions", name)
 		}
 		opt.set(&o)
 	}

@@ -7,56 +7,57 @@ import (
 	"slices"
 )
 
-// The plan says which member every partition shall go to. It is a pure function of members and
-// partitions: no clock, no I/O, no randomness, ties broken by client ID. Two clients that read the
-// same snapshot make the same plan.
+// The plan assigns each partition to a member. It is a pure function of members and partitions: no
+// clock, no I/O, no randomness, ties broken by client ID. Two clients that read the same snapshot
+// make the same plan.
 //
-// It goes in four steps. They are about the partitions that are not fixed. A fixed partition goes
-// to its member, whatever the shares say: that is how pins, cordons and freezes enter (see fix).
+// The plan has four steps, for the partitions that are not fixed. A fixed partition goes to its
+// member, whatever the shares are: that is how pins, cordons and freezes enter (see fix).
 //
-//  1. Shares. A member of weight w is due N*w/W of a lease's N partitions, W being the sum of the
-//     weights. It gets the floor of that; what the floors leave over, the extras, goes to as many
-//     different members, one each. So no member is a whole partition away from its share (the quota
-//     rule of apportionment: Hamilton's method of largest remainders, see Balinski and Young, Fair
-//     Representation, 1982; but only ties go by remainder here, because staying comes first).
-//  2. Groups. Leases whose working members (weight above 0) are the same and of equal weight are
-//     balanced together. The floors are equal within a lease, so totals over the group are within
-//     one of each other exactly when the totals of extras are. A lease with fixed partitions is
+//  1. Shares. A member of weight w is due N*w/W of a lease's N partitions; W is the sum of the
+//     weights. It gets the floor of that. The partitions that the floors leave over, the extras,
+//     go to as many different members, one each. The floor and the extra are its quota. So no
+//     member is a whole partition away from its share. This is the quota rule of apportionment:
+//     Hamilton's method of largest remainders, see Balinski and Young, Fair Representation, 1982.
+//     Here only ties go by remainder, because staying with the owner comes first.
+//  2. Groups. Leases are balanced together if their working members (weight above 0) are the same
+//     and have equal weights. The floors are equal within a lease, so totals over the group are
+//     within 1 of each other exactly if the totals of extras are. A lease with fixed partitions is
 //     balanced alone.
-//  3. Extras. A member keeps min(has, gets) partitions, so an extra saves one move where its
-//     receiver has more than its floor, else none. In a lease alone, the extras go where they save
-//     most: that is the minimum. Over a group it is a transport problem: every lease hands out its
-//     extras, every member takes the same number. See mend.
-//  4. Moves. A member gives away only what it has above its quota; what it gives goes home first.
+//  3. Extras. A member keeps min(has, gets) partitions. So an extra saves one move if its receiver
+//     has more than its floor, and no move otherwise. In a single lease, the extras go where they
+//     save most: that is the minimum. Over a group it is a transport problem: every lease hands
+//     out its extras, and every member takes the same number. See evenOut.
+//  4. Moves. A member gives away only the partitions above its quota. They go to their preferred
+//     owner (home) first.
 //
-// Why no plan has fewer moves: whatever the plan, a member that has h partitions and gets q keeps
-// at most min(h, q), and step 4 reaches that for each member. So moves depend on the quotas alone,
-// fairness leaves only the extras open, and step 3 places these at least cost.
+// Why no plan has fewer moves: in any plan, a member that has h partitions and gets q keeps at most
+// min(h, q), and step 4 reaches that for each member. So the number of moves depends on the quotas
+// alone. Fairness leaves only the extras open, and step 3 places these at the least cost.
 //
-// Home is a second, weaker goal: of the plans with the fewest moves take one in which partitions go
-// back to where they were. Extras are placed by (moves saved, partitions that can go home),
-// compared in this order; the moves themselves are matched with homes greedily. Stickiness as a
-// goal next to balance is that of Kafka's sticky assignor (KIP-54).
+// The preferred owner is a second, weaker goal: among the plans with the fewest moves, choose one
+// that returns partitions to where they were. Extras are placed by (moves saved, partitions that
+// can return), compared in this order. The moves themselves are matched with preferred owners
+// greedily. Stickiness as a goal next to balance is that of Kafka's sticky assignor (KIP-54).
 //
-// Cost: linear in partitions, M log M per lease of M members for ties, and in a group of L leases
+// Cost: linear in partitions. Ties cost M log M per lease of M members. A group of L leases costs
 // some passes over an L x M table, a few in practice.
 
-// planLease is one lease as the planner sees it. A member is an index into members, -1 stands for
-// none.
+// planLease is one lease for the planner. A member is an index into members; -1: no member.
 type planLease struct {
-	members []planMember // ids unique; the order changes nothing
-	current []int32      // per partition: the living member that has it, or that it is on its way to
-	home    []int32      // per partition: the member that lost it by leaving, dying or draining, until it went back. May be nil
-	fixed   []int32      // per partition: the member that gets it whatever the shares say; -1: the shares decide. May be nil, and is if home is
+	members []planMember // ids are unique; the order has no effect
+	current []int32      // per partition: the live member that owns it, or that it is moving to
+	home    []int32      // per partition: the member that lost it by leaving, crashing or draining, until it has returned. May be nil
+	fixed   []int32      // per partition: the member that gets it whatever the shares are; -1: the shares decide. May be nil, and is if home is
 }
 
 type planMember struct {
 	id     string
-	weight int // 0 to 1,000; 0 owns nothing that is not fixed
+	weight int // 0 to 1,000; 0 owns only fixed partitions
 }
 
-// plan returns per lease the member that each partition shall go to; -1 only where no member has a
-// weight above 0. Pass the leases in a stable order (by name): it breaks ties between them.
+// plan returns per lease the member that each partition goes to; -1 only if no member has a weight
+// above 0. Pass the leases in a stable order (by name): it breaks ties between them.
 func plan(leases []planLease) [][]int32 {
 	shares := make([]share, len(leases))
 	size := 0
@@ -77,7 +78,7 @@ func plan(leases []planLease) [][]int32 {
 	return plans
 }
 
-// withoutFixed returns what there is to share of a lease.
+// withoutFixed returns the lease with only the partitions that are to be shared.
 func (l *planLease) withoutFixed() *planLease {
 	if l.fixed == nil {
 		return l
@@ -91,7 +92,7 @@ func (l *planLease) withoutFixed() *planLease {
 	return &rest
 }
 
-// putFixed completes a plan that begins with so many partitions that are not fixed.
+// putFixed completes a plan that begins with the given number of partitions that are not fixed.
 func (l *planLease) putFixed(to []int32, free int) {
 	for p, m := range slices.Backward(l.fixed) {
 		if m < 0 {
@@ -102,14 +103,15 @@ func (l *planLease) putFixed(to []int32, free int) {
 	}
 }
 
-// fix fixes what operators want of a lease: which partitions are pinned, to members of a weight
-// above 0, and which of these members are cordoned, by index. A member of a frozen lease keeps what
-// it has, a pinned partition goes to its member, and a cordoned member keeps what it has and gets
-// nothing else. The precedence, highest first: freeze, pin, cordon. If all members are cordoned,
-// the lease is as if it were frozen.
+// fix applies the overrides of operators to a lease: the pinned partitions, with members of a
+// weight above 0, and which of these members are cordoned, by index. A member of a frozen lease
+// keeps what it has. A pinned partition goes to its member. A cordoned member keeps what it has and
+// gets no other partition. The precedence, highest first: freeze, pin, cordon. If all members are
+// cordoned, the lease is treated as frozen.
 //
-// In a frozen lease the rest has no owner that may keep it, and is fixed too: a partition goes home
-// if its home is below its share of the whole lease, else to the member that is furthest below.
+// In a frozen lease the remaining partitions have no owner that may keep them, and are fixed too. A
+// partition goes to its preferred owner if that is below its share of the whole lease, else to the
+// member that is furthest below its share.
 func (l *planLease) fix(frozen bool, cordoned []bool, pinned map[int]int32) {
 	if !frozen && len(pinned) == 0 && !slices.Contains(cordoned, true) {
 		return
@@ -130,7 +132,7 @@ func (l *planLease) fix(frozen bool, cordoned []bool, pinned map[int]int32) {
 		}
 	}
 	closed := !slices.ContainsFunc(open, func(m planMember) bool { return m.weight > 0 })
-	if !closed { // else there is no other member
+	if !closed { // otherwise there is no other member
 		l.members = open
 	}
 	if frozen || closed {
@@ -163,10 +165,11 @@ func (l *planLease) fixRest() {
 	}
 }
 
-// share is what each member of one lease is due. Slices are per member unless they say otherwise.
+// share is the number of partitions that each member of one lease is due. Slices are per member
+// unless they say otherwise.
 type share struct {
 	lease   *planLease
-	working []int32 // the members with a weight above 0, by ID: everything that breaks a tie goes through this order
+	working []int32 // the members with a weight above 0, by ID: every tie is broken in this order
 	has     []int32
 	quota   []int32 // the floor of its share; placeExtras adds the extras
 	weights int64
@@ -201,12 +204,12 @@ func newShare(l *planLease) share {
 	return s
 }
 
-// remainder is what the floor cut off a member's share, in parts of the sum of weights.
+// remainder is the part of a member's share that the floor cut off, in units of 1 / sum of weights.
 func (s *share) remainder(m int32) int64 {
 	return int64(len(s.lease.current)) * int64(s.lease.members[m].weight) % s.weights
 }
 
-// groupShares returns the shares that have extras, those together whose extras have to be balanced
+// groupShares returns the shares that have extras, in groups. The extras of a group are balanced
 // together.
 func groupShares(shares []share) [][]*share {
 	var groups [][]*share
@@ -237,7 +240,7 @@ func groupShares(shares []share) [][]*share {
 	return groups
 }
 
-// placeExtras raises the quotas of those members of a group that get an extra.
+// placeExtras raises by 1 the quotas of the members of a group that get an extra.
 func placeExtras(group []*share) {
 	members, extras := len(group[0].working), 0
 	rows := make([]extrasRow, 0, len(group)+1)
@@ -250,15 +253,15 @@ func placeExtras(group []*share) {
 	}
 	if len(group) > 1 {
 		// Some members end on the ceiling of the mean total, some on the floor, and the choice is free.
-		// One more row, of fillers that are as good for any member, makes it the same choice: with a
-		// filler for each member on the floor, all take the mean.
+		// One more row, of fillers that are equally good for any member, makes it the same choice: with a
+		// filler for each member on the floor, all members take the mean.
 		if rest := extras % members; rest > 0 {
 			filler := extrasRow{rank: slices.Repeat([]uint8{rankMoves}, members), held: make([]bool, members)}
 			filler.pick(&share{even: true, extras: members - rest}, taken)
 			rows = append(rows, filler)
 			extras += members - rest
 		}
-		mend(rows, taken, int32(extras/members))
+		evenOut(rows, taken, int32(extras/members))
 	}
 	for i, s := range group {
 		for j, m := range s.working {
@@ -269,26 +272,26 @@ func placeExtras(group []*share) {
 	}
 }
 
-// extrasRow is one lease of a group, by position in working, which is the same member in all leases
-// of the group.
+// extrasRow is one lease of a group. Its slices are by position in working, which is the same
+// member in all leases of the group.
 type extrasRow struct {
 	rank []uint8 // how good it is to give an extra of this lease to this member, see share.rank
-	held []bool  // it gets one
+	held []bool  // the member gets an extra
 }
 
-// What an extra does at a member, from worst to best. Saving a move goes before letting partitions
-// go home, whatever their number.
+// The effects of an extra at a member, from worst to best. Saving a move is more important than
+// letting partitions return to their preferred owner, whatever their number.
 const (
-	rankNever     = iota // the member's share is a whole number: it gets none
+	rankNever     = iota // the member's share is a whole number: it gets no extra
 	rankMoves            // a partition has to move to the member
 	rankMovesHome        // a partition has to move to the member, whose home is there
 	rankStaysAway        // a partition stays with the member, whose home is elsewhere
 	rankStays            // a partition stays with the member
 )
 
-// rankWorth turns ranks into numbers to add up along a path. A path visits each member once at
-// most, so up to 2^18 members a sum never spills from homes into moves, nor from the steps that
-// mend counts (the low 20 bits) into homes, and is below unreached.
+// rankWorth turns ranks into numbers that can be added along a path. A path visits each member at
+// most once. So with up to 2^18 members a sum does not overflow from homes into moves, nor from the
+// steps that evenOut counts (the low 20 bits) into homes, and is below unreached.
 const (
 	worthOfHome = 1 << 20
 	worthOfMove = 1 << 40
@@ -319,8 +322,8 @@ func (s *share) rank() []uint8 {
 	return rank
 }
 
-// homeCounts counts, per member, the partitions elsewhere that could come home to it, and the
-// partitions with it that could go home to another.
+// homeCounts counts, per member, the partitions elsewhere that could return to it, and its
+// partitions that could return to another member.
 func (s *share) homeCounts() (comeHome, goHome []int32) {
 	comeHome, goHome = make([]int32, len(s.has)), make([]int32, len(s.has))
 	for p, h := range s.lease.home {
@@ -339,8 +342,8 @@ func (s *share) homeCounts() (comeHome, goHome []int32) {
 }
 
 // pick gives a lease's extras to the members that rank best: the fewest moves for this lease alone.
-// Ties go to the largest remainder, then to the member that has taken least so far, which leaves
-// mend little to do, then to the lowest ID.
+// Ties go to the largest remainder, then to the member with the fewest extras so far, which leaves
+// less for evenOut, then to the lowest ID.
 func (r *extrasRow) pick(s *share, taken []int32) {
 	keys := make([]uint64, len(r.rank))
 	for j, rank := range r.rank {
@@ -358,16 +361,17 @@ func (r *extrasRow) pick(s *share, taken []int32) {
 	}
 }
 
-// mend passes extras on until every member has taken mean, at the least loss of worth.
+// evenOut passes extras on until every member has the mean number of them, at the least loss of
+// worth.
 //
-// Where a holds an extra of a lease and b does not, a can pass it to b, which costs worth(a) -
-// worth(b) in that lease. Extras travel from members with too many to members with too few on
-// shortest paths of such steps. Each row starts at its own best, so no cycle has a negative cost;
-// passing along shortest paths keeps it so, and without negative cycles the end is the optimum
-// (successive shortest paths; with all shortest paths of one round at once, the primal-dual method:
-// Ahuja, Magnanti and Orlin, Network Flows, 1993, chapter 9). Every round costs a few passes over
-// the table and places at least one extra, in practice most.
-func mend(rows []extrasRow, taken []int32, mean int32) {
+// If a has an extra of a lease and b does not, a can pass it to b. That costs worth(a) - worth(b)
+// in that lease. Extras travel from members with too many to members with too few on shortest paths
+// of such steps. Each row starts at its own best, so no cycle has a negative cost, and passing
+// along shortest paths keeps that true. Without negative cycles the result is the optimum. This is
+// the method of successive shortest paths; with all shortest paths of one round at once, it is the
+// primal-dual method (Ahuja, Magnanti and Orlin, Network Flows, 1993, chapter 9). Every round costs
+// a few passes over the table and places at least one extra, in practice most.
+func evenOut(rows []extrasRow, taken []int32, mean int32) {
 	t := transport{rows: rows, dist: make([]int64, len(taken)), best: make([]int64, len(rows)),
 		nextRow: make([]int, len(taken)), nextMember: make([]int, len(rows)), over: make([]int32, len(taken))}
 	for j, n := range taken {
@@ -391,7 +395,7 @@ type transport struct {
 	dist []int64 // per member: cost of the cheapest path from a member with too many, plus the number of steps
 	best []int64 // per row: cost of the cheapest path on which an extra of that lease can be passed on
 
-	// Where pass goes on looking: a way that led nowhere leads nowhere for the rest of the round.
+	// Where pass continues to search: a path that fails once fails for the rest of the round.
 	nextRow    []int // per member
 	nextMember []int // per row
 }
@@ -399,7 +403,7 @@ type transport struct {
 const unreached = math.MaxInt64 / 2
 
 // measure sets dist and best (Bellman and Ford; steps may have negative costs). Of equally cheap
-// paths it takes the shortest, so that the steps which pass may take form no cycle.
+// paths it takes the shortest, so that the steps that pass may take form no cycle.
 func (t *transport) measure() {
 	for j, over := range t.over {
 		t.dist[j] = unreached
@@ -430,7 +434,7 @@ func (t *transport) measure() {
 }
 
 // pass sends one extra from member j along a cheapest path to a member that has too few, and
-// reports whether it found one.
+// reports whether it found such a path.
 func (t *transport) pass(j int) bool {
 	if t.over[j] < 0 {
 		t.over[j]++
@@ -454,8 +458,8 @@ func (t *transport) pass(j int) bool {
 }
 
 // move writes the member that each partition goes to. Only members above their quota give. First
-// partitions go home where they can, then what is still over goes, lowest number first, to the
-// members still below their quota, lowest ID first.
+// partitions return to their preferred owners if possible. Then what is still over goes, lowest
+// number first, to the members that are still below their quota, lowest ID first.
 func (s *share) move(to []int32) {
 	copy(to, s.lease.current)
 	room := make([]int32, len(s.has)) // negative: has to give

@@ -2,9 +2,9 @@ package pgleases
 
 import "github.com/pgleases/pgleases/internal/store"
 
-// replan makes a plan of what was read, and returns what it changes: targets of partitions whose
-// owner lives, and partitions without a living owner, which go to their target whether or not that
-// stays the same.
+// replan makes a plan of what was read, and returns the moves of that plan. A partition with a live
+// owner is moved if its target changes. A partition without a live owner is always moved to its
+// target, even if the target is the same as before.
 func replan(read []store.LeasePlan) []store.Move {
 	leases := make([]planLease, len(read))
 	sessions := make([][]int64, len(read)) // by member of the plan
@@ -29,9 +29,9 @@ func replan(read []store.LeasePlan) []store.Move {
 	return moves
 }
 
-// planLeaseOf shows the planner one member per client ID, its highest incarnation, and every
-// partition as with the client ID that it is meant for. It also returns the session of each member,
-// and the member of each living session.
+// planLeaseOf converts a lease for the planner. Each client ID becomes one member, its highest
+// incarnation. Each partition counts as owned by the client ID that it is meant for. planLeaseOf
+// also returns the session of each member, and the member of each live session.
 func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
 	var lease planLease
 	var sessions []int64
@@ -61,7 +61,7 @@ func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
 		if i, ok := members[r.PreferredIDs[p]]; ok {
 			lease.home[p] = i
 		}
-		if i, ok := members[r.OwnerIDs[p]]; ok && lease.current[p] < 0 { // it restarted: its own come back
+		if i, ok := members[r.OwnerIDs[p]]; ok && lease.current[p] < 0 { // it restarted: its own partitions come back
 			lease.home[p] = i
 		}
 	}
@@ -75,8 +75,9 @@ func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
 	return lease, sessions, living
 }
 
-// with returns the member that a partition counts as with: the one that it is meant for, else its
-// owner; -1: none. If the lease is frozen its owner comes first, also if it was asked to hand over.
+// with returns the member that counts as the owner of a partition: its target, or else its owner;
+// -1: neither lives. If the lease is frozen, its owner comes first, even if it was asked to hand
+// over.
 func (l *planLease) with(r store.LeasePlan, p int, living map[int64]int32) int32 {
 	owner, owned := living[r.Owners[p]]
 	target, meant := living[r.Targets[p]]

@@ -22,9 +22,9 @@ type Stats struct {
 type LeaseStats struct {
 	Owned int // partitions in Values
 	// Draining counts partitions that left Values and wait for their work to end, or for their
-	// release; lost ones too, while work on them goes on.
+	// release. It includes lost partitions while work on them continues.
 	Draining      int
-	DrainingSince time.Time // since when the oldest of these; zero: none
+	DrainingSince time.Time // since when the oldest of these drains; zero: no partition drains
 	Gains         int64     // ownerships that began
 	Losses        Losses    // ownerships that ended, by cause
 }

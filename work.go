@@ -15,8 +15,8 @@ import (
 	"github.com/pgleases/pgleases/internal/ranges"
 )
 
-// A Hold pins the partitions that the client owned when the hold was taken. The client hands over
-// none of them before the hold is released. All methods are safe for concurrent use.
+// A Hold pins the partitions that the client owned when the hold was taken. The client does not hand
+// them over before the hold is released. All methods are safe for concurrent use.
 type Hold struct{ hold *owned.Hold }
 
 // Hold pins what this client owns now, for one piece of work. Take a hold, work on its Partitions,
@@ -84,7 +84,7 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 	}
 	defer l.running.Store(false)
 
-	begun := make(map[int]*owned.Ownership) // under which fn was last started, by partition
+	begun := make(map[int]*owned.Ownership) // by partition: the ownership of the last call of fn
 	busy := make(map[int]bool)
 	finished := make(chan int)
 	defer func() { l.awaitCalls(begun, busy, finished) }()

@@ -13,25 +13,25 @@
 // deadline: Held.Context ends, and Guard refuses, before another client gets the lock. A lost lock
 // never comes back.
 //
-// A lock is a row that is deleted when no client holds it or waits for it. So an unused name costs
-// nothing: one name for each webhook or order is fine.
+// A lock is a row that is deleted when no client holds it or waits for it. So an unused name takes
+// no space: one name for each webhook or order is fine.
 //
 // # Order
 //
-// Clients that wait get a lock in the order in which they asked. Readers (AcquireShared) and
-// writers wait in one queue: readers that are next to each other get the lock together, and a
-// reader does not pass a writer that waits. TryAcquire passes no client that waits. A notification
-// wakes a client whose turn has come; if notifications do not arrive, for example behind a
-// connection pooler, the client sees it at its next heartbeat.
+// Clients that wait get a lock in the order of their requests. Readers (AcquireShared) and writers
+// wait in one queue: readers that are next to each other get the lock together, and a reader does
+// not pass a writer that waits. TryAcquire passes no client that waits. A notification wakes a
+// client whose turn has come; if notifications do not arrive, for example behind a connection
+// pooler, the client sees it at its next heartbeat.
 //
 // A lock is not re-entrant: a client that holds it and calls Acquire again waits for itself, and
 // TryAcquire returns ErrHeld.
 //
 // # What is not promised
 //
-// A lock cannot keep a process that froze from going on a moment later, when another client has the
-// lock: the process may freeze between a look at the context and a write. Fence writes that must
-// not happen then. In the lock's own database, use [Held.Guard]. Elsewhere, compare [Held.Token],
+// A lock cannot stop a frozen process from continuing later, when another client has the lock. The
+// process may freeze between a check of the context and a write. Fence writes that must not happen
+// then. In the lock's own database, use [Held.Guard]. Elsewhere, compare [Held.Token],
 // which rises with each acquisition of a name. As for leases, two primaries that both accept writes
 // are two databases.
 package lock

@@ -29,7 +29,7 @@ type Held struct {
 	mu       sync.Mutex    // guards what follows
 	lost     error         // why; nil: it is not lost
 	released chan struct{} // closed when the lock is given up; nil: no Release has begun
-	failed   error         // why it could not be
+	failed   error         // why the release failed
 }
 
 func newHeld(ctx context.Context, l *Locks, a *locks.Acquisition, shared bool, token int64) *Held {
@@ -38,7 +38,8 @@ func newHeld(ctx context.Context, l *Locks, a *locks.Acquisition, shared bool, t
 	return h
 }
 
-// end is called by the client: it closes, and the lock stays, or the lock is lost.
+// end ends the work under the lock. The client calls it if the client closes and the lock stays, or
+// if the lock is lost.
 func (h *Held) end(cause error, lost bool) {
 	if lost {
 		cause = fmt.Errorf("%w: %w", ErrLost, cause)
@@ -60,14 +61,15 @@ func (h *Held) Shared() bool { return h.shared }
 // standby.
 func (h *Held) Token() int64 { return h.token }
 
-// Context returns a context that ends when you have to stop work under the lock: when the lock is
-// lost (the cause wraps ErrLost, and pgleases.ErrTrustLost), when it is released, or when the
-// client begins to close (pgleases.ErrClosed, ErrSuperseded, ErrEvicted). In the last case the lock
-// stays until it is released, and Close waits for that. The context has the values of the context
-// given to the acquisition, and does not end with it. Context reads the clock: past the trust
-// deadline it returns one that has ended, even if the process was asleep until then. With
-// pgleases.WithFastFailover, a call in a process that was stopped returns one that has ended, until
-// the server has answered.
+// Context returns a context for work under the lock. It ends when the lock is lost (the cause wraps
+// ErrLost, and pgleases.ErrTrustLost), when it is released, or when the client begins to close
+// (pgleases.ErrClosed, ErrSuperseded, ErrEvicted). In the last case the lock stays until it is
+// released, and Close waits for that. The context has the values of the context given to the
+// acquisition, and does not end with it.
+//
+// Context reads the clock: past the trust deadline it returns one that has ended, even if the
+// process was asleep until then. With pgleases.WithFastFailover, a call in a process that was
+// stopped returns one that has ended, until the server has answered.
 func (h *Held) Context() context.Context {
 	if err := h.trusted(); errors.Is(err, errStopped) {
 		refused, cancel := context.WithCancelCause(h.ctx)
@@ -79,7 +81,7 @@ func (h *Held) Context() context.Context {
 
 var errStopped = fmt.Errorf("%w: the process was stopped, and the server has not answered since", pgleases.ErrTrustLost)
 
-// trusted returns why there is no trust left; nil: there is.
+// trusted returns why no trust is left; nil: trust is left.
 func (h *Held) trusted() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -131,8 +133,8 @@ func (h *Held) guard(ctx context.Context, query store.Query) error {
 	return nil
 }
 
-// poolWait is how long a release waits for a connection of the pool. Those that have all of them
-// may wait for this very lock.
+// poolWait is how long a release waits for a connection of the pool. The calls that use all
+// connections may be waiting for this very lock.
 const poolWait = 100 * time.Millisecond
 
 // Release gives the lock up, and ends Context. When it returns nil, the next client in the queue
@@ -145,7 +147,7 @@ const poolWait = 100 * time.Millisecond
 // its cause, and the client continues to release the lock. Release is idempotent: after it has
 // returned nil, it returns nil again.
 func (h *Held) Release(ctx context.Context) error {
-	_ = h.trusted() // the first look past the deadline is the end
+	_ = h.trusted() // the first check past the deadline ends the trust
 	h.mu.Lock()
 	if h.released == nil {
 		h.released = make(chan struct{})
@@ -172,7 +174,7 @@ func (h *Held) release(ctx context.Context) {
 	h.mu.Lock()
 	lost := h.lost
 	h.mu.Unlock()
-	found, over, untold := false, false, false // untold: a release may have been carried out of which no answer came
+	found, over, untold := false, false, false // untold: the release may have been executed, but its answer was lost
 	var err error
 	if a := h.acquisition; lost == nil { // else the row may be that of a copy of this process, which the client knows
 		var became store.LockOutcome
@@ -190,7 +192,7 @@ func (h *Held) release(ctx context.Context) {
 	defer h.mu.Unlock()
 	defer close(h.released)
 	if h.failed = err; err == nil && h.lost == nil && !found && !(untold && h.acquisition.Validity.Remaining() > 0) {
-		h.lost = fmt.Errorf("%w: the database has it no more", ErrLost)
+		h.lost = fmt.Errorf("%w: the database no longer has it", ErrLost)
 	}
 }
 

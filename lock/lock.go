@@ -21,25 +21,25 @@ type Locks struct {
 	client *engine.Client
 	pool   *pgxpool.Pool
 	table  locks.Table
-	misuse error // what New was given; nil: it is of use
+	misuse error // why New's arguments cannot be used; nil: they can
 }
 
 // New returns the locks of a client. It acquires and releases them on connections of the pool, and
-// closes neither client nor pool. The pool has to lead to the client's database, also through a
-// connection pooler: each statement is one message, in the mode that the pool has for all its
-// statements (pgx.QueryExecMode). If client or pool is nil, every call returns an error. A client
-// of package pgleasestest needs no pool.
+// closes neither client nor pool. The pool has to lead to the client's database. It may do so
+// through a connection pooler, because each statement is one message, in the mode that the pool has
+// for all its statements (pgx.QueryExecMode). If client or pool is nil, every call returns an
+// error. A client of package pgleasestest needs no pool.
 //
 // Client.Close asks for the end of all work under locks, and waits for the releases until its ctx
 // ends. A lock that is not released then is free when the session expires.
 func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
 	if client == nil {
-		return &Locks{misuse: errors.New("pgleases: locks of a client that is nil")}
+		return &Locks{misuse: errors.New("pgleases: locks: client is nil")}
 	}
 	of := bridge.Engine(client)
 	table := of.LockTable(pool)
 	if table == nil {
-		return &Locks{misuse: errors.New("pgleases: locks on a pool that is nil")}
+		return &Locks{misuse: errors.New("pgleases: locks: pool is nil")}
 	}
 	return &Locks{client: of, pool: pool, table: table}
 }
@@ -51,9 +51,9 @@ func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
 // for a connection of the pool. The lock is held until Held.Release, which you have to call. If an
 // answer is lost, TryAcquire asks for it once more.
 //
-// The other errors are pgleases.ErrClosed, ErrSuperseded and ErrEvicted when the client has ended,
-// pgleases.ErrTrustLost if the client has no trust in its session, the cause of ctx, and those of
-// the pool and the database. If a call fails, the client gives back what the call may have
+// The other errors are pgleases.ErrClosed, ErrSuperseded and ErrEvicted if the client has ended, and
+// pgleases.ErrTrustLost if the client has no trust in its session. The cause of ctx, and errors of
+// the pool and the database, are returned too. If a call fails, the client gives back what the call may have
 // acquired.
 func (l *Locks) TryAcquire(ctx context.Context, name string) (*Held, error) {
 	return l.acquire(ctx, mode{}, name)
@@ -103,7 +103,7 @@ func (l *Locks) TryDo(ctx context.Context, name string, fn func(ctx context.Cont
 	return true, h.run(ctx, fn)
 }
 
-// mode is how a lock is asked for.
+// mode says how to ask for a lock.
 type mode struct{ shared, waits bool }
 
 func (l *Locks) acquire(ctx context.Context, m mode, name string) (*Held, error) {
@@ -121,24 +121,24 @@ func (l *Locks) acquire(ctx context.Context, m mode, name string) (*Held, error)
 			}
 			return nil, fmt.Errorf("pgleases: acquire lock %q: %w", name, err)
 		}
-		// After a heartbeat the client knows where it is: one comes at once. So does a second, as the
-		// first may have been under way already, but no more.
+		// After a heartbeat the client knows the server's state, so a heartbeat is sent at once. A second
+		// one follows, because the first may have been under way already, but no third.
 		if beat := l.client.Beat(ctx, tries <= 2); beat != nil {
 			return nil, fmt.Errorf("pgleases: acquire lock %q: %w", name, beat)
 		}
 	}
 }
 
-// repetition is when what has failed may be tried again, after a heartbeat.
+// repetition says when a failed attempt may be repeated, after a heartbeat.
 type repetition int
 
 const (
 	never        repetition = iota
-	twice                   // what the client knew of the server was old
-	whileWaiting            // it takes time: by who has it
+	twice                   // the client's knowledge of the server was old
+	whileWaiting            // the lock is held, or the server is not accepted yet
 )
 
-// attempt acquires a lock, or a place in its queue, in which it waits.
+// attempt acquires a lock, or waits for it in its queue.
 func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repetition, error) {
 	a, err := l.client.Locks.Begin(ctx, name)
 	switch {
@@ -166,7 +166,7 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 	default:
 		giveUp(a)
 		again, err := refusal(a, answer)
-		if m.waits && answer.Outcome == store.LockLate { // it waited for a connection of the pool for so long
+		if m.waits && answer.Outcome == store.LockLate { // it waited too long for a connection of the pool
 			again = whileWaiting
 		}
 		return nil, again, err
@@ -185,7 +185,7 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 func (l *Locks) request(ctx context.Context, m mode, a *locks.Acquisition) (store.LockAnswer, func(*locks.Acquisition), error) {
 	answer, sent, err := l.send(ctx, m, a)
 	lost := err != nil && sent && store.Code(err) == "" // the message may still arrive
-	if lost && ctx.Err() == nil {                       // under its nonce it can be asked for
+	if lost && ctx.Err() == nil {                       // ask about it by its nonce
 		l.client.Locks.SendTwice(a)
 		answer, _, err = l.send(ctx, m, a)
 	}
@@ -200,7 +200,7 @@ func failure(ctx context.Context, err error) (repetition, error) {
 	switch {
 	case ctx.Err() != nil:
 		return never, context.Cause(ctx)
-	case store.LockTimeout(err): // so many come and go
+	case store.LockTimeout(err): // the lock's mutex is contended
 		return whileWaiting, err
 	case store.Undefined(err):
 		return twice, err
@@ -222,16 +222,16 @@ func refusal(a *locks.Acquisition, answer store.LockAnswer) (repetition, error) 
 	switch answer.Outcome {
 	case store.LockHeld:
 		if answer.Holder == "" {
-			return never, fmt.Errorf("%w: by a client that was evicted, under a guarded transaction that is open", ErrHeld)
+			return never, fmt.Errorf("%w: by a client that was evicted, because a guarded transaction is open", ErrHeld)
 		}
-		return never, fmt.Errorf("%w: by client %q, host %s, pid %d, since %s; if it falls silent, until %s", ErrHeld, answer.Holder, answer.Host,
+		return never, fmt.Errorf("%w: by client %q, host %s, pid %d, since %s; without another heartbeat until %s", ErrHeld, answer.Holder, answer.Host,
 			answer.PID, answer.Since.Format(time.RFC3339Nano), answer.LivesUntil.Format(time.RFC3339Nano))
 	case store.LockElsewhere:
-		return twice, errors.New("the pool leads to another server, or another run of it, than the client's connection")
+		return twice, errors.New("the pool leads to another server, or another incarnation of it, than the client's connection")
 	case store.LockUnaccepted:
-		return whileWaiting, errors.New("the server was promoted, and is not settled yet: that takes a TTL")
+		return whileWaiting, errors.New("the server was promoted, and is not accepted yet: that takes a TTL")
 	case store.LockLate:
-		return twice, errors.New("it reached the database after the trust deadline of when it was sent")
+		return twice, errors.New("the request reached the database after its trust deadline")
 	case store.LockGone:
 		return whileWaiting, fmt.Errorf("%w: the session was evicted, or a newer process has the client ID", pgleases.ErrTrustLost)
 	}

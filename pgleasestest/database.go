@@ -12,18 +12,18 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A database is where the client's sessions are. Nobody plans there: a test decides what the client
-// owns of the lease.
+// A database has the client's sessions. It makes no plans: a test decides what the client owns of
+// the lease.
 type database struct {
 	*fakestore.Database
 	lease string
 
 	mu      sync.Mutex                 // guards the rest
-	conn    *conn                      // the newest
-	session int64                      // that joined the lease last
+	conn    *conn                      // the newest connection
+	session int64                      // the session that joined the lease last
 	pending map[int]bool               // partitions that the client gets when it joins
 	noted   map[int]pgleases.Partition // ownerships that may still go on
-	renewed chan struct{}              // closed when the client registers after the last expire; nil: it has
+	renewed chan struct{}              // closed when the client registers after the last expire; nil: it has registered
 }
 
 func newDatabase(lease string) *database {
@@ -35,8 +35,8 @@ func newDatabase(lease string) *database {
 	return db
 }
 
-// give has the client own partitions: what is free at once, what it was asked for when it has
-// released that.
+// give gives partitions to the client: free ones at once, and ones that it was asked for after it
+// has released them.
 func (db *database) give(partitions []int) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -72,7 +72,7 @@ func (db *database) ask(partitions []int) []pgleases.Partition {
 	return ownerships
 }
 
-// decide changes the lease's partitions, and has the client read them.
+// decide changes the lease's partitions, and notifies the client.
 func (db *database) decide(change func(t *fakestore.Tables, rows []fakestore.Partition)) {
 	db.Edit(func(t *fakestore.Tables, _ int64) {
 		change(t, t.Partitions[db.lease])
@@ -83,9 +83,9 @@ func (db *database) decide(change func(t *fakestore.Tables, rows []fakestore.Par
 	db.Notify(db.session)
 }
 
-// expire ends the session, as if it had been evicted while the connection was cut, and returns the
-// ownerships that end with it, and what is closed when the client registers anew: by then it knows
-// of the end.
+// expire ends the session, as if it had been evicted while the connection was cut. It returns the
+// ownerships that end with it, and a channel that is closed when the client registers again: by
+// then the client knows of the end.
 func (db *database) expire() ([]pgleases.Partition, <-chan struct{}) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -155,10 +155,10 @@ func (c *conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 	return incarnation, newer, err
 }
 
-// Join joins a lease, and gives what was waiting for that.
+// Join joins a lease, and gives the partitions that waited for the join.
 func (c *conn) Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error) {
 	join, err := c.Conn.Join(ctx, session, lease, partitions, weight, number)
-	join.Claimed = false // there is nothing to plan
+	join.Claimed = false // there is no plan to make
 	if join.Joined && lease == c.db.lease {
 		c.db.mu.Lock()
 		c.db.session = session
@@ -170,5 +170,5 @@ func (c *conn) Join(ctx context.Context, session int64, lease string, partitions
 	return join, err
 }
 
-// Claim finds that there is nothing to plan.
+// Claim finds no lease to plan.
 func (*conn) Claim(context.Context, []string) ([]string, error) { return nil, nil }

@@ -1,14 +1,14 @@
-// Package pgleasestest provides leases, and named locks, without a database, for tests of what an
-// application does with them.
+// Package pgleasestest provides leases and named locks without a database, for tests of
+// applications.
 //
-// A test says what is owned: [Lease.Gain], [Lease.Lose] and [Lease.Expire] are the three things
-// that happen to partitions in production. All else is the real client: Values, Changed, Hold, Run,
-// Close and the others do what they always do, with the same delays and the same causes of canceled
-// contexts. Only Guard is answered from memory.
+// A test decides what is owned: [Lease.Gain], [Lease.Lose] and [Lease.Expire] are the three things
+// that happen to partitions in production. The rest is the real client: Values, Changed, Hold, Run,
+// Close and the other methods behave as always, with the same delays and the same causes of
+// canceled contexts. Only Guard is answered from memory.
 //
-// It works inside and outside of a bubble of package testing/synctest. In a bubble
-// [pgleases.WithHandoffDelay] and [pgleases.WithDrainTimeout] cost no time. Close the lease before
-// the bubble ends.
+// The package works inside and outside of a bubble of package testing/synctest. In a bubble
+// [pgleases.WithHandoffDelay] and [pgleases.WithDrainTimeout] take no real time. Close the lease
+// before the bubble ends.
 package pgleasestest
 
 import (
@@ -21,30 +21,29 @@ import (
 	"github.com/pgleases/pgleases/internal/engine"
 )
 
-// ttl is the longest that there is: a test that is stopped in a debugger shall lose nothing by
-// that.
+// ttl is the longest valid TTL, so that a test that is stopped in a debugger loses no partition.
 const ttl = 10 * time.Minute
 
-// A Lease is a lease of which a test decides what is owned. Give its embedded *pgleases.Lease to
-// what is tested.
+// A Lease is a lease whose ownerships a test decides. Give its embedded *pgleases.Lease to the code
+// under test.
 //
-// All methods are safe for concurrent use. Gain and Lose of one partition at the same time have no
-// sensible outcome, though: they wait for each other.
+// All methods are safe for concurrent use. But do not call Gain and Lose for the same partition at
+// the same time: they wait for each other.
 //
-// Guard and GuardSQL pass for a partition that is owned under exactly its epoch, drains included,
-// and return pgleases.ErrNotOwner else, or the error of a ctx that ended. They make no use of the
-// transaction, which may be nil.
+// Guard and GuardSQL pass for a partition that is owned under exactly its epoch, even while it
+// drains. Otherwise they return pgleases.ErrNotOwner. If ctx has ended they return its cause. They
+// do not use the transaction, which may be nil.
 type Lease struct {
 	*pgleases.Lease
 
 	client *pgleases.Client
 	db     *database
-	turn   func() // waits until the client's goroutine has done what it was about, or ended
+	turn   func() // waits until the client's goroutine has finished its current step, or has ended
 }
 
-// NewLease returns a lease of that name with so many partitions, none of them owned. Close it in
-// the end. The name, the number and the options are those of pgleases.Client.Lease; it panics where
-// that returns an error. A weight changes nothing.
+// NewLease returns a lease with the given name and number of partitions. None of them is owned.
+// Close it at the end. The name, the number and the options are those of pgleases.Client.Lease;
+// NewLease panics if that returns an error. A weight has no effect.
 func NewLease(name string, partitions int, opts ...pgleases.LeaseOption) *Lease {
 	ctx := context.Background()
 	l := &Lease{db: newDatabase(name)}
@@ -52,38 +51,38 @@ func NewLease(name string, partitions int, opts ...pgleases.LeaseOption) *Lease 
 	var err error
 	l.client, err = pgleases.Open(ctx, "", bridge.On(on).(pgleases.Option), pgleases.WithClientID("pgleasestest"), pgleases.WithTTL(ttl))
 	if err != nil {
-		panic(err) // what it depends on is written above
+		panic(err) // its arguments are the constants above
 	}
 	l.turn = on.Turn
 	if l.Lease, err = l.client.Lease(ctx, name, partitions, opts...); err != nil {
-		_ = l.client.Close(ctx) // of no interest beside the first error
+		_ = l.client.Close(ctx) // the first error matters more
 		panic(err)
 	}
 	return l
 }
 
-// Client returns the client that joined the lease, for what is tested and needs one. Asked for the
-// lease again, by its name and with the same options, it returns the same one; of other leases it
-// never owns anything.
+// Client returns the client that joined the lease, for code under test that needs one. If you ask
+// it for the lease again, by its name and with the same options, it returns the same lease. In
+// other leases it never owns a partition.
 //
-// It takes named locks, in memory: give it to lock.New, with whatever pool what is tested has,
-// which is not used and may be nil. The locks are those of package lock, with the same rules. No
-// other client takes them; a lock that another has is one that the test has taken with the same
-// client. Guard and GuardSQL of a lock make no use of the transaction either, except that nobody
-// waits for its end.
+// The client has named locks, in memory: pass it to lock.New. The pool that you pass is not used
+// and may be nil. The locks have the rules of package lock. No other client acquires them, so to
+// test a lock that is held, acquire it in the test with the same client. Guard and GuardSQL of a
+// lock do not use the transaction either, and the lock does not wait for the transaction's end.
 func (l *Lease) Client() *pgleases.Client { return l.client }
 
 // Close ends the client without waiting for work: what is still owned ends with pgleases.ErrClosed.
-// To see how work ends when a client is closed, call Close of the client first.
+// To test how work ends when a client is closed, call Close of the client first.
 func (l *Lease) Close() {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	_ = l.client.Close(ctx) // it tells what was still in work, which the caller knows
+	_ = l.client.Close(ctx) // its error names the partitions that were still in work, which the caller knows
 }
 
-// Gain gives partitions, each under a new epoch, and returns when they are owned, or the lease has
-// ended. One that is owned already stays as it is. One that still drains comes back when its work
-// has ended, which Gain waits for. It panics if there is no such partition.
+// Gain gives partitions to the client, each under a new epoch. It returns when the client owns
+// them, or when the lease has ended. A partition that is owned already stays as it is. A partition
+// that still drains comes back when its work has ended, and Gain waits for that. Gain panics if
+// there is no such partition.
 func (l *Lease) Gain(partitions ...int) {
 	l.check(partitions)
 	l.db.give(partitions)
@@ -91,16 +90,17 @@ func (l *Lease) Gain(partitions ...int) {
 	l.db.note(l.shown(partitions))
 }
 
-// Lose asks for partitions, as a rebalance does, and returns when Values shows them no more, or the
-// lease has ended. They drain then: contexts of Run callbacks are canceled with
-// pgleases.ErrHandoff, open holds and callbacks go on, and who read Values has the hand-off delay.
-// The channel that it returns is closed when all of them have been handed over, or lost otherwise.
-// One that is not owned is lost already. It panics if there is no such partition.
+// Lose asks for partitions, as a rebalance does. It returns when Values no longer contains them, or
+// when the lease has ended. Then they drain: contexts of Run callbacks are canceled with
+// pgleases.ErrHandoff, open holds and callbacks continue, and readers of Values have the handoff
+// delay. The returned channel is closed when all of the partitions have been handed over, or lost
+// otherwise. A partition that is not owned counts as lost. Lose panics if there is no such
+// partition.
 func (l *Lease) Lose(partitions ...int) <-chan struct{} {
 	l.check(partitions)
 	leaving := l.db.ask(partitions)
 	l.until(func() bool { return len(l.shown(partitions)) == 0 })
-	l.turn() // work is asked to end after Values shows it no more
+	l.turn() // work is asked to end after Values no longer contains it
 	lost := make(chan struct{})
 	go func() {
 		l.wait(leaving)
@@ -109,10 +109,10 @@ func (l *Lease) Lose(partitions ...int) <-chan struct{} {
 	return lost
 }
 
-// Expire ends everything that is owned or drains, and all locks of the client, at once and whatever
-// is in work, with pgleases.ErrTrustLost: as in a client that was cut off for longer than its TTL,
-// and comes back. It returns when all contexts have ended. From then on nothing is owned until
-// Gain.
+// Expire ends everything that is owned or drains, and all locks of the client, at once and even if
+// it is in work, with pgleases.ErrTrustLost. This is what happens in a client that was cut off for
+// longer than its TTL and returns. Expire returns when all contexts have ended. From then on the
+// client owns no partition until Gain.
 func (l *Lease) Expire() {
 	ownerships, renewed := l.db.expire()
 	select {
@@ -122,8 +122,8 @@ func (l *Lease) Expire() {
 	l.wait(ownerships)
 }
 
-// wait waits for the end of ownerships, and of the contexts of holds that contain them, which comes
-// a little later.
+// wait waits for the end of ownerships, and of the contexts of holds that contain them, which end a
+// little later.
 func (l *Lease) wait(ownerships []pgleases.Partition) {
 	for _, p := range ownerships {
 		<-p.Context().Done()
@@ -139,8 +139,8 @@ func (l *Lease) check(partitions []int) {
 	}
 }
 
-// shown returns which of the partitions are owned and do not drain. It does not read Values: that
-// would delay handoffs.
+// shown returns the partitions that are owned and do not drain. It does not read Values, because
+// that would delay handoffs.
 func (l *Lease) shown(partitions []int) []pgleases.Partition {
 	var shown []pgleases.Partition
 	for _, number := range partitions {
@@ -151,7 +151,7 @@ func (l *Lease) shown(partitions []int) []pgleases.Partition {
 	return shown
 }
 
-// until waits until what the lease shows is as it shall be, at most until it ended.
+// until waits until ok returns true or the lease has ended.
 func (l *Lease) until(ok func() bool) {
 	for {
 		changed := l.Changed()
