@@ -12,25 +12,26 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// The life of an ownership on its owner's side: shown, withdrawn, drained, ended. reads.go has its
+// The life of an ownership in its owner: shown, withdrawn, drained, ended. reads.go has its
 // beginning, releases.go its end in the database.
 
-// An assignment is the engine's side of an ownership. Once its release was sent the partition does
-// not come back under this epoch, whatever is read: the release may arrive late.
+// An assignment is the engine's side of an ownership. After its release was sent, the partition
+// does not come back under this epoch, whatever a read returns, because the release may arrive
+// late.
 type assignment struct {
 	*owned.Ownership
 	membership *membership
 
 	state   assignmentState
-	since   time.Time // it drains
-	readyAt time.Time // not released before
-	limitAt time.Time // not waited for longer; never: as long as it takes
+	since   time.Time // since when it drains
+	readyAt time.Time // it is not released before
+	limitAt time.Time // its work is not waited for longer; never: there is no limit
 	warnAt  time.Time // when to log that it still waits for work
 	overdue bool      // limitAt has passed
-	busy    int       // how often its release was answered: a guarded transaction is open
-	raised  int64     // its epoch since a fence, under which it is released
+	busy    int       // how often its release was answered with: a guarded transaction is open
+	raised  int64     // its epoch after a fence; the release names it
 
-	valuesRead bool // it was in Values that a reader got
+	valuesRead bool // it was in a Values that a reader got
 }
 
 // An assignmentState only advances. See the diagram in doc.go.
@@ -38,18 +39,18 @@ type assignmentState int
 
 const (
 	serving  assignmentState = iota // readers see it
-	draining                        // readers do not, and its work is to end
-	fencing                         // and a fence was sent: its epoch may be higher than is known
-	fenced                          // and a fence has raised its epoch
-	over                            // it is gone in the database: nothing is left but the work on it that has not ended
+	draining                        // readers do not see it, and its work is to end
+	fencing                         // draining, and a fence was sent: its epoch may be higher than is known
+	fenced                          // draining, and a fence has raised its epoch
+	over                            // the database no longer has it: only work on it remains, which has not ended
 )
 
-// releaseEpoch is the partition's epoch in the database, which is higher than that of the ownership
-// once a fence was set.
+// releaseEpoch returns the partition's epoch in the database. After a fence it is higher than that
+// of the ownership.
 func (a *assignment) releaseEpoch() int64 { return max(a.Epoch, a.raised) }
 
-// releasableAt is when it may be released, if it drains; never: it waits for work, whose end wakes
-// the engine.
+// releasableAt returns when a draining assignment may be released; never: it waits for work, and
+// the end of that work wakes the engine.
 func (a *assignment) releasableAt(now time.Time) time.Time {
 	if a.state == over || !a.membership.inDatabase() || !now.Before(a.readyAt) && !a.overdue && a.Pinned() {
 		return never
@@ -57,25 +58,25 @@ func (a *assignment) releasableAt(now time.Time) time.Time {
 	return a.readyAt
 }
 
-// wantsFence is whether guarded transactions that overlap may keep a release waiting for ever: at
-// the second try one is open, under an epoch that still passes a guard.
+// wantsFence reports whether guarded transactions that overlap may keep a release waiting for ever:
+// at the second attempt a transaction is open, under an epoch that still passes a guard.
 func (a *assignment) wantsFence(generation int64) bool {
 	return a.busy > 1 && a.state < fenced && a.membership.inDatabase() && store.ServerGenerationOf(a.Epoch) >= generation
 }
 
-// assignments are those of one lease, serving and draining. All 65,536 may end at once: in this
-// order they are near each other in memory.
+// assignments are the assignments of one lease, serving and draining. All 65,536 may end at once: a
+// slice in this order keeps them close to each other in memory.
 type assignments struct {
 	*shared
 	membership *membership
 	lease      *Lease
-	of         []*assignment // by partition; nil: none
+	of         []*assignment // by partition; nil: no assignment
 	n          int
 
 	gains  int64 // ownerships that began
 	losses Losses
 
-	readUntil map[int]time.Time // until when the handoff delay lasts of what was renewed, by partition
+	readUntil map[int]time.Time // by partition that was renewed: when its handoff delay ends
 }
 
 func (as *assignments) set(partition int, a *assignment) {
@@ -112,7 +113,7 @@ func (as *assignments) own(number int, epoch int64) *assignment {
 	return a
 }
 
-// serve shows assignments that began, and logs their numbers.
+// serve shows new assignments, and logs their numbers.
 func (as *assignments) serve(gained []int) {
 	as.logEnded()
 	as.publish(false)
@@ -121,8 +122,8 @@ func (as *assignments) serve(gained []int) {
 	}
 }
 
-// publish shows what is served now, by number: again, if it is the same, for readers that waited and
-// look once more.
+// publish shows the assignments that serve now, by number. With again it does so even if they are
+// the same, for readers that waited and read again.
 func (as *assignments) publish(again bool) {
 	serving := as.serving()
 	if as.validity == nil {
@@ -135,14 +136,14 @@ func (as *assignments) publish(again bool) {
 	if !again && as.lease.Board.Shows(as.shown(), served) {
 		return
 	}
-	for _, o := range as.lease.Board.Show(as.shown(), served) { // what a reader may be working on of that which was shown before
+	for _, o := range as.lease.Board.Show(as.shown(), served) { // a reader may still work on what was shown before
 		if a := as.of[o.Number]; a != nil && a.Ownership == o {
 			a.valuesRead = true
 		}
 	}
 }
 
-// withdraw takes assignments that serve out of what is shown, and asks for their work to end.
+// withdraw removes serving assignments from what readers see, and asks for their work to end.
 func (as *assignments) withdraw(which []*assignment, cause error, now time.Time) {
 	o := as.lease.Options
 	for _, a := range which {
@@ -165,9 +166,9 @@ func (as *assignments) withdraw(which []*assignment, cause error, now time.Time)
 	as.lease.Board.Ask(asked, cause)
 }
 
-// renew ends ownerships of a generation before the present one. Each begins again, under an epoch
-// that passes a guard, once its work has ended and the release was answered. No handoff delay is to
-// be paid for what stays with this client; what moves then pays it.
+// renew ends ownerships of an earlier server generation. Each begins again, under an epoch that
+// passes a guard, after its work has ended and the release was answered. A partition that stays
+// with this client has no handoff delay; if it moves later, it has the delay then.
 func (as *assignments) renew(outdated []*assignment, now time.Time) {
 	cause := fmt.Errorf("%w: a failover ended the epoch", as.config.Errors.TrustLost)
 	as.withdraw(slices.DeleteFunc(slices.Clone(outdated), func(a *assignment) bool { return a.state >= draining }), cause, now)
@@ -187,7 +188,7 @@ func (as *assignments) handOver(which []*assignment) {
 	}
 }
 
-// releaseCause is why ownerships end by a release.
+// releaseCause returns why ownerships end by a release.
 func (as *assignments) releaseCause() error {
 	if as.membership.ends() {
 		return as.membership.reason
@@ -195,8 +196,8 @@ func (as *assignments) releaseCause() error {
 	return as.config.Errors.Handoff
 }
 
-// end ends those of a lease's ownerships that have not ended, counts them, and returns their
-// number. All that end at once end in one call. They are logged later, see logEnded.
+// end ends those of the given ownerships that have not ended, counts them, and returns their
+// number. All that end together end in one call. They are logged later, see logEnded.
 func (as *assignments) end(which []*assignment, cause error) int {
 	ending := make([]*owned.Ownership, 0, len(which))
 	for _, a := range which {
@@ -221,9 +222,9 @@ func (as *assignments) end(which []*assignment, cause error) int {
 	return len(ending)
 }
 
-// strike strikes out an assignment that is over in the database, and has ended. Work on it that
-// goes on is still watched: as long as a callback of Run has not returned, no callback works under
-// the next ownership of that partition here.
+// strike removes an assignment that is over in the database and has ended. Work on it that
+// continues is still watched: no callback of Run works under the next ownership of that partition
+// here until the earlier callback has returned.
 func (as *assignments) strike(a *assignment) {
 	if as.of[a.Number] == a {
 		as.set(a.Number, nil)

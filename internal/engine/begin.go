@@ -11,8 +11,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// The statement that each task of the table sends. An answer that concerns one part
-// is handed to it here; what it means to several is in engine.go.
+// This file has the statement that each task of the table sends. An answer that concerns one part
+// is passed to that part here. engine.go passes on an answer that concerns several.
 
 func beginConnect(e *engine, _ time.Time) *operation {
 	return ask(time.Hour, func(ctx context.Context, _ Conn) (Conn, error) { return e.config.Connect(ctx) }, func(c Conn, err error) {
@@ -53,7 +53,7 @@ func beginHoldLiveness(e *engine, _ time.Time) *operation {
 	return tell(e.config.limit(), func(ctx context.Context, c Conn) error {
 		return c.(liveness.Conn).HoldLiveness(ctx, session, presence)
 	}, func(err error) {
-		e.session.beatFailed = err != nil // without the lock no heartbeat is sent
+		e.session.beatFailed = err != nil // without the lock the client sends no heartbeat
 		if err == nil {
 			e.liveness.SetHeld(session)
 		}
@@ -82,18 +82,19 @@ func beginMark(e *engine, _ time.Time) *operation {
 	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.SetMarker(ctx, store.RandomID()) }, func(err error) {
 		if err == nil {
 			e.server.marked = true
-			e.session.beatNow() // which reads the mark
+			e.session.beatNow() // its answer has the boot marker
 		}
 	})
 }
 
-// beginReject makes a server be accepted again that is behind one on which this client has been.
+// beginReject makes the server require acceptance again, because it is behind a server that this
+// client has seen.
 func beginReject(e *engine, _ time.Time) *operation {
 	generation := e.server.generation
 	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.RejectServer(ctx, generation) }, func(err error) {
 		if err == nil {
 			e.server.behind = false
-			e.session.beatNow() // whose answer says that the server is not accepted
+			e.session.beatNow() // its answer says that the server is not accepted
 			e.log.Warn("pgleases: rejected a server that is behind one seen before", slog.Int64("generation", generation))
 		}
 	})
@@ -121,7 +122,7 @@ func beginJoin(e *engine, _ time.Time) *operation {
 	}}
 }
 
-// beginRead reads what is owned of the leases that changed.
+// beginRead reads the ownerships of the leases that changed.
 func beginRead(e *engine, _ time.Time) *operation {
 	session, run, names := e.session.number, e.watch.run, e.members.namesToRead()
 	return ask(e.config.limit(), func(ctx context.Context, c Conn) ([]store.LeaseRead, error) {
@@ -133,7 +134,7 @@ func beginRead(e *engine, _ time.Time) *operation {
 	})
 }
 
-// beginAnnounce notifies the new owners of what was released.
+// beginAnnounce notifies the new owners of released partitions.
 func beginAnnounce(e *engine, now time.Time) *operation {
 	names, sessions := e.releases.nextAnnouncement()
 	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Announce(ctx, names, sessions) }, func(err error) {
@@ -170,8 +171,7 @@ func beginReleaseLocks(e *engine, now time.Time) *operation {
 	})
 }
 
-// beginFence sees to it that no further guarded transaction begins on partitions whose release
-// waits for some.
+// beginFence prevents further guarded transactions on partitions whose release waits for open ones.
 func beginFence(e *engine, _ time.Time) *operation {
 	session, busy := e.session.number, e.members.toFence(e.server.generation, e.releases.batch)
 	rows := rowsOf(busy, func(a *assignment) int64 { return a.Epoch })
@@ -189,8 +189,8 @@ func beginListenToLocks(e *engine, _ time.Time) *operation {
 	})
 }
 
-// beginLookAtLocks looks whether what waits was granted, and whether another run of the server
-// confirms what is held.
+// beginLookAtLocks checks whether waiting acquisitions were granted, and whether another server
+// incarnation confirms the locks that are held.
 func beginLookAtLocks(e *engine, _ time.Time) *operation {
 	session, run, look := e.session.number, e.watch.run, e.locks.BeginLook()
 	var answered store.Incarnation
@@ -201,16 +201,16 @@ func beginLookAtLocks(e *engine, _ time.Time) *operation {
 		e.checkTrust(time.Now())
 		switch {
 		case err != nil:
-			e.locks.LookNow() // after a rest
+			e.locks.LookNow() // after a pause
 		case answered != run.Unmarked() || answered != e.watch.run.Unmarked():
-			e.session.beatNow() // after which it looks again
+			e.session.beatNow() // after it, the client checks again
 		case session == e.session.number && e.trust.held():
 			e.foundLocks(look, found)
 		}
 	})
 }
 
-// beginWatchLiveness looks at the liveness locks, if this client is one of those that watch them.
+// beginWatchLiveness checks the liveness locks, if this client is one of those that watch them.
 func beginWatchLiveness(e *engine, now time.Time) *operation {
 	session, digest := e.session.number, e.liveness.Digest
 	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.Liveness, error) {
@@ -258,7 +258,7 @@ func beginSweepLocks(e *engine, _ time.Time) *operation {
 	})
 }
 
-// beginPlan plans the leases that ask for it, or goes on with a plan.
+// beginPlan plans the leases that ask for it, or continues a plan.
 func beginPlan(e *engine, now time.Time) *operation {
 	longest := min(e.config.Heartbeat, time.Second)
 	if e.closing.ends() { // see leavesToOthers
@@ -278,7 +278,7 @@ func beginPlan(e *engine, now time.Time) *operation {
 	}}
 }
 
-// beginTidy does what can wait. If it fails, the next check is in time for it.
+// beginTidy does the work that can wait. If it fails, the next check does it.
 func beginTidy(e *engine, _ time.Time) *operation {
 	return ask(e.config.limit(), func(ctx context.Context, c Conn) ([]string, error) { return c.Tidy(ctx) }, func(asked []string, _ error) {
 		e.expiry.toTidy = false
@@ -293,15 +293,15 @@ func beginListen(e *engine, _ time.Time) *operation {
 			return
 		}
 		if !arrives {
-			e.log.Info("pgleases: notifications do not arrive, as behind a connection pooler: polling at the heartbeat")
+			e.log.Info("pgleases: notifications do not arrive, for example behind a connection pooler: polling at the heartbeat")
 		}
-		e.members.readAll() // what changed before it listened
+		e.members.readAll() // for changes from before it listened
 	})
 }
 
-// beginPrepare makes the server plan what it will do for this connection when partitions are handed
-// over, so that no handoff waits for that. Behind a pooler no connection of the server is the
-// client's own.
+// beginPrepare makes the server plan the statements of a handoff on this connection, so that no
+// handoff waits for the planning. Behind a pooler it has no use, because the client has no server
+// connection of its own.
 func beginPrepare(e *engine, _ time.Time) *operation {
 	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Prepare(ctx) }, func(err error) {
 		if err == nil {
@@ -321,7 +321,7 @@ func beginEnd(e *engine, _ time.Time) *operation {
 	}, func(err error) {
 		e.closing.sessionEnded = err == nil
 		e.locks.ToConfirm()
-		e.session.beatNow() // after which it is known of which lease and which lock
+		e.session.beatNow() // its answer shows which lease or lock remains
 	})
 }
 

@@ -14,16 +14,16 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// closeGrace is how long Close and Leave go on releasing what is free after their ctx ended.
+// closeGrace is how long Close and Leave continue to release what is free after their ctx ended.
 const closeGrace = 2 * time.Second
 
-// A Client is an engine as other goroutines see it: they send it requests, and read what it
-// publishes. All methods are safe for concurrent use.
+// A Client is an engine for other goroutines: they send it requests, and read what it publishes.
+// All methods are safe for concurrent use.
 type Client struct {
 	Locks *locks.Session
 
 	config   Config
-	guard    string // the statement
+	guard    string // the statement of Guard
 	requests chan func(*engine)
 	wake     chan struct{} // of capacity one: wake-ups coalesce
 	stats    atomic.Pointer[Stats]
@@ -37,8 +37,8 @@ func newClient(config Config) *Client {
 	return &Client{config: config, guard: store.StatementsFor(config.Schema).Guard, requests: make(chan func(*engine)), wake: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
-// Start registers a client on its first connection, and starts its goroutine. What may succeed when
-// it is repeated is tried again until ctx ends. After an error nothing is left behind.
+// Start registers a client on its first connection, and starts its goroutine. It repeats what may
+// succeed later until ctx ends. After an error no session and no goroutine remain.
 func Start(ctx context.Context, first Conn, config Config) (*Client, error) {
 	c := newClient(config)
 	e := newEngine(c, first)
@@ -75,7 +75,7 @@ func (c *Client) Join(ctx context.Context, name string, partitions int, o LeaseO
 // Done returns a channel that is closed when the client has ended.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// Err returns why the client ended; nil: it has not.
+// Err returns why the client ended; nil: it has not ended.
 func (c *Client) Err() error {
 	select {
 	case <-c.done:
@@ -85,14 +85,14 @@ func (c *Client) Err() error {
 	}
 }
 
-// Stats returns the client's numbers as of its last turn.
+// Stats returns the client's numbers as of its last loop.
 func (c *Client) Stats() *Stats { return c.stats.Load() }
 
 // Close ends the client, and waits for the work on what it owns until ctx ends. It returns what was
 // left behind.
 func (c *Client) Close(ctx context.Context) error {
 	_ = c.request(context.WithoutCancel(ctx), func(e *engine) { e.close(e.config.Errors.Closed) })
-	// After the request to close, so that what hurry ends, it ends for the reason of the close.
+	// After the request to close, so that what hurry ends has the reason of the close as its cause.
 	defer context.AfterFunc(ctx, func() {
 		_ = c.request(context.Background(), func(e *engine) { e.closing.hurry(context.Cause(ctx), time.Now()) })
 	})()
@@ -100,7 +100,7 @@ func (c *Client) Close(ctx context.Context) error {
 	return c.closeErr
 }
 
-// Beat waits until the next heartbeat was answered. With atOnce that one is sent now.
+// Beat waits until the next heartbeat was answered. With atOnce it sends that heartbeat now.
 func (c *Client) Beat(ctx context.Context, atOnce bool) error {
 	next, err := requestAnswer(ctx, c, func(e *engine, answer chan<- (<-chan struct{})) {
 		answer <- e.locks.NextBeat()
@@ -114,7 +114,7 @@ func (c *Client) Beat(ctx context.Context, atOnce bool) error {
 	return err
 }
 
-// LockTable returns where package lock takes locks; nil: there is no pool.
+// LockTable returns where package lock acquires locks; nil: there is no pool.
 func (c *Client) LockTable(pool *pgxpool.Pool) locks.Table {
 	switch double := c.config.Double; {
 	case double != nil:
@@ -131,8 +131,8 @@ func (c *Client) LockTable(pool *pgxpool.Pool) locks.Table {
 }
 
 // Reaches returns an error if connections of a pool do not reach the client's session in a schema;
-// "": in the client's. It is for everything that takes a client and a pool. Behind poolers
-// addresses say nothing, so it asks the database.
+// "" is the client's schema. It is for everything that takes a client and a pool. It asks the
+// database, because behind poolers addresses have no meaning.
 func (c *Client) Reaches(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 	if c.config.Double != nil {
 		return nil
@@ -155,7 +155,7 @@ func (c *Client) Reaches(ctx context.Context, pool *pgxpool.Pool, schema string)
 		case tries > 2:
 			return fmt.Errorf(refused+": schema %q of database %q has no session of client %q", schema, database, c.config.ClientID)
 		}
-		if err := c.Beat(ctx, true); err != nil { // it may have been evicted
+		if err := c.Beat(ctx, true); err != nil { // the session may have been evicted
 			return err
 		}
 	}
@@ -177,7 +177,7 @@ func (c *Client) request(ctx context.Context, f func(*engine)) error {
 	}
 }
 
-// requestAnswer is a request that f, or a later turn, answers once.
+// requestAnswer is a request that f, or a later step of the goroutine, answers once.
 func requestAnswer[T any](ctx context.Context, c *Client, f func(e *engine, answer chan<- T)) (T, error) {
 	from := make(chan T, 1)
 	if err := c.request(ctx, func(e *engine) { f(e, from) }); err != nil {
@@ -186,11 +186,11 @@ func requestAnswer[T any](ctx context.Context, c *Client, f func(e *engine, answ
 	return locks.Answer(ctx, c.done, c.Err, from)
 }
 
-// wakeUp makes the client's goroutine look at its parts: work has ended, a lock is to be released,
-// or the connection has ended.
+// wakeUp makes the client's goroutine check its parts: work has ended, a lock is to be released, or
+// the connection has ended.
 func (c *Client) wakeUp() {
 	select {
 	case c.wake <- struct{}{}:
-	default: // it will look anyway
+	default: // it is going to check already
 	}
 }

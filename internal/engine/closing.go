@@ -2,14 +2,15 @@ package engine
 
 import "time"
 
-// closing is the client's end: by Close, by a newer process with its ID, or by an operator.
+// closing is the state of the client's end: by Close, by a newer process with its ID, or by an
+// operator.
 type closing struct {
 	reason       error     // nil: the client does not end
-	lookUp       bool      // the process that superseded it, for the reason's text
-	hurried      error     // why Close waits for work no longer; nil: it waits
-	giveUpAt     time.Time // when to leave behind what could not be released since
-	planUntil    time.Time // how long to plan what guarded transactions of others keep; zero: nothing was left over yet
-	sessionEnded bool      // in the database
+	lookUp       bool      // read which process superseded it, for the reason's text
+	hurried      error     // why Close no longer waits for work; nil: it waits
+	giveUpAt     time.Time // when to leave behind what is not released by then
+	planUntil    time.Time // until when to plan what others' guarded transactions keep; zero: no move was left over yet
+	sessionEnded bool      // the database has ended the session
 }
 
 // ends reports whether the client ends.
@@ -22,9 +23,9 @@ func (c *closing) hurry(cause error, now time.Time) {
 	}
 }
 
-// leavesToOthers reports whether a client that ends, and is no member of a lease any more, leaves
-// to the others what a guarded transaction keeps from being given: the transaction is none of its
-// own. Most are over in no time.
+// leavesToOthers reports whether a client that ends, and is no longer a member of a lease, leaves
+// it to the others to give the partitions that a guarded transaction keeps. The transaction is not
+// its own. Most such transactions end very soon.
 func (c *closing) leavesToOthers(now time.Time) bool {
 	if c.planUntil.IsZero() {
 		c.planUntil = now.Add(closeGrace)

@@ -16,7 +16,7 @@ const (
 	MaxPartitions = 65536
 )
 
-// A Config is what a client is made of.
+// A Config configures a client.
 type Config struct {
 	ClientID     string
 	Host         string
@@ -27,7 +27,7 @@ type Config struct {
 	Schema       string
 	Log          *slog.Logger
 	Errors       Errors
-	Double       *Double // stands in for a server; nil: there is one
+	Double       *Double // replaces the server; nil: there is a server
 
 	// Connect opens a connection to the database.
 	Connect func(context.Context) (Conn, error)
@@ -35,42 +35,44 @@ type Config struct {
 	Plan func([]store.LeasePlan) []store.Move
 }
 
-// Errors are the root package's, which declares and explains them.
+// Errors are the errors of the root package, which declares and documents them.
 type Errors struct {
 	Closed, Superseded, Evicted, NotOwner, PartitionCount error
 	Handoff, TrustLost, DrainTimeout                      error
 }
 
-// A Double stands in for a server, in tests of applications.
+// A Double replaces a server, in tests of applications.
 type Double struct {
 	// Connect opens a connection.
 	Connect func(context.Context) (Conn, error)
-	// Guard stands in for the SQL function guard: nil if the partition is owned under the epoch.
+	// Guard replaces the SQL function guard. It returns nil if the partition is owned under the epoch.
 	Guard func(ctx context.Context, lease string, partition int, epoch int64) error
-	// Locks is where package lock takes locks.
+	// Locks is where package lock acquires locks.
 	Locks locks.Table
-	// Turn waits until the client's goroutine has done what it was about, or ended. Start sets it.
+	// Turn waits until the client's goroutine has finished its current step, or has ended. Start sets
+	// it.
 	Turn func()
 }
 
-// LeaseOptions are what a client says about its part in a lease.
+// LeaseOptions are the options of a client's part in a lease.
 type LeaseOptions struct {
 	Weight       int
 	HandoffDelay time.Duration
 	DrainTimeout time.Duration
 }
 
-// margin is how much sooner a client stops trusting itself than it may be evicted.
+// margin returns how much earlier a client stops trusting itself than it may be evicted.
 func margin(ttl time.Duration) time.Duration { return max(ttl/20, 100*time.Millisecond) }
 
-// trusts is how long a client trusts itself after it sent a heartbeat.
+// trusts returns how long a client trusts itself after it sent a heartbeat.
 func (c *Config) trusts() time.Duration { return c.TTL - margin(c.TTL) }
 
-// limit bounds a statement that is not a heartbeat, so that the next heartbeats still come in time.
+// limit bounds a statement other than a heartbeat, so that the next heartbeats are still sent in
+// time.
 func (c *Config) limit() time.Duration { return min(c.TTL/2, (c.trusts()-c.Heartbeat)*3/4) }
 
-// A Conn is what a client needs of a connection; *store.Conn is one. One goroutine at a time calls
-// its methods.
+// A Conn has the methods of a connection that a client uses; *store.Conn is one. One goroutine at a
+// time calls its methods.
 type Conn interface {
 	Register(context.Context, store.Registration) (int64, *store.Process, error)
 	Superseder(ctx context.Context, id string) (*store.Process, error)

@@ -5,22 +5,22 @@ import (
 	"time"
 )
 
-// connection is the client's own connection, and what is known of it.
+// connection is the client's own connection, and what is known about it.
 type connection struct {
-	conn  Conn // nil: to be made
-	known bool // a heartbeat returned to which server it leads
+	conn  Conn // nil: there is no connection
+	known bool // a heartbeat returned which server it leads to
 
-	asked     bool // whether notifications arrive: it is known, or cannot be found out
-	listening bool // they arrive
+	asked     bool // whether notifications arrive is known, or cannot be found out
+	listening bool // notifications arrive
 
-	prepareAt time.Time // when to make the server plan for this connection; never: it was done, or is not worth it
+	prepareAt time.Time // when to make the server plan for this connection; never: it has planned, or planning has no use
 
-	retry   time.Duration // at most so long until the next attempt to connect or to register
+	retry   time.Duration // the longest pause before the next attempt to connect or to register
 	retryAt time.Time
-	failed  bool // the last attempt to connect
+	failed  bool // the last attempt to connect failed
 }
 
-// preparing is what Prepare costs the server. Many clients do not prepare all at once.
+// preparing is the server's time for a Prepare. Many clients spread theirs.
 const preparing = 15 * time.Millisecond
 
 // connected takes a new connection.
@@ -32,13 +32,13 @@ func (c *connection) close() {
 	c.conn, c.asked, c.listening, c.prepareAt = nil, false, false, never
 }
 
-// backOff spaces attempts to connect and to register. The first one comes at once.
+// backOff spaces attempts to connect and to register. The first attempt is immediate.
 func (c *connection) backOff(heartbeat time.Duration) {
 	c.retryAt = time.Now().Add(rand.N(c.retry + 1))
 	c.retry = min(max(2*c.retry, retryMin), max(heartbeat/2, retryMin))
 }
 
-// listened notes whether notifications arrive. If they do not, or if it cannot be found out, the
+// listened notes whether notifications arrive. If they do not, or if that cannot be found out, the
 // client polls until the next connection.
 func (c *connection) listened(arrives bool, err error, clients int64) {
 	c.asked, c.listening = err == nil || !c.conn.Closed(), arrives

@@ -2,34 +2,34 @@
 //
 // # Parts
 //
-// The engine alone knows all parts. A part is a type; its fields are its own. It is given clock
+// The engine alone knows all parts. A part is a type, and its fields are its own. It receives clock
 // readings and answers, calls no other part, and returns what happened. engine.go passes that on.
-// So engine.go has, on one page each, what a heartbeat's answer means (heard) and the order of a
-// Close (close, finished, finish). An answer that concerns one part only is handed to it in
+// So engine.go shows, on one page each, what a heartbeat's answer means (heard) and the order of a
+// Close (close, finished, finish). An answer that concerns only one part is passed to it in
 // begin.go.
 //
 //	type        files                  what it knows
-//	Client      client.go, lease.go,   what other goroutines see: they send requests, and read what
+//	Client      client.go, lease.go,   the view of other goroutines: they send requests, and read what
 //	            stats.go, guard.go     is published; a guard runs in the caller's goroutine
 //	engine      engine.go              the loop, and what one part's news means to the others
-//	task        tasks.go, begin.go     what is done at the database: in which order and when; by
-//	                                   which statement
-//	connection  connection.go          the client's own connection; Conn in config.go is what it does
+//	task        tasks.go, begin.go     the statements: in which order and when each is sent; which
+//	                                   statement each task sends
+//	connection  connection.go          the client's own connection; Conn in config.go has its methods
 //	session     session.go             the session that heartbeats keep alive
 //	trust       trust.go               until when the client may act as the owner of what it shows
-//	watch       watch.go               what the client has seen of the database's clock
+//	watch       watch.go               the client's observations of the database's clock
 //	server      server.go              whether the server is the one seen before, and accepted
 //	expiry      expiry.go              when to check for expired sessions
 //	members     members.go, weights.go the client's memberships: joining, leaving, weights
 //	            assignments.go         what a membership owns: the life of an ownership
-//	            drains.go              what drains, of all memberships
-//	            reads.go               what the database says is owned, compared with that
+//	            drains.go              the draining assignments of all memberships
+//	            reads.go               the ownerships in the database, compared with those in memory
 //	releases    releases.go            what one statement hands over and announces; fences
-//	plans       plans.go               leases that ask for a plan, and how one is made
+//	plans       plans.go               leases that ask for a plan, and the making of a plan
 //	closing     closing.go             the client's end
 //
 // Two parts are packages of their own: internal/locks for named locks, internal/liveness for fast
-// failover. What readers see is internal/owned. The statements are internal/store.
+// failover. Package internal/owned is what readers see. The statements are in internal/store.
 //
 // # The life of a membership
 //
@@ -55,39 +55,41 @@
 //	                       v                                                   v
 //	                      over, while work on it goes on; then it is forgotten
 //
-// The ownership itself, as readers know it, ends when it is released, lost, or overdue; at once if
-// the trust is lost. The assignment then drains on: the database has it until it is released.
+// The ownership that readers see ends when it is released, lost, or overdue, and at once if the
+// trust is lost. The assignment then continues to drain, because the database has it until it is
+// released.
 //
 // # The order of a Close
 //
-//  1. close: every lease leaves. Its partitions are out of Values, their work is asked to end.
-//  2. Work ends; each partition is released, the last ones together with the lease. With the ctx of
-//     Close (hurry), work that goes on loses its ownership.
-//  3. Locks are given back. Plans that others would have to make are made.
+//  1. close: the client leaves every lease. Its partitions are removed from Values, and their work
+//     is asked to end.
+//  2. Work ends. Each partition is released, the last ones together with the lease. When the ctx of
+//     Close ends (hurry), work that continues loses its ownership.
+//  3. Locks are released. The client makes the plans that others would have to make.
 //  4. The task "end the session" removes the session's row.
 //  5. finish: what is left ends with the reason, then the connection closes, then Done.
 //
-// # A tour: a plan is due, until another client's Values changes
+// # A tour: from a plan that is due to another client's Values
 //
 //  1. tasks.go: the heartbeat is due. begin.go (beginHeartbeat) sends it.
 //  2. engine.go (heard): the answer prolongs the trust, and members.heard returns a lease that asks
 //     for a plan. plans.asked notes it.
 //  3. tasks.go: the task "plan" is due. begin.go (beginPlan) takes a planning of plans.go. It
-//     claims and reads the lease, and calls Config.Plan: replan.go and rebalance.go of the root
-//     package decide. The function apply of sql/schema/plans.sql writes targets, gives free
+//     claims and reads the lease, and calls Config.Plan, which is replan.go and rebalance.go of the
+//     root package. The function apply of sql/schema/plans.sql writes targets, gives free
 //     partitions to their owners, and notifies the owners.
-//  4. In one of them beginWait returns, and engine.go (notified) makes all leases due to be read.
-//  5. reads.go: compare returns that a partition is wanted elsewhere. assignments.withdraw takes it
-//     out of Values, and asks for its work to end.
+//  4. In an owner beginWait returns, and engine.go (notified) makes all leases due to be read.
+//  5. reads.go: compare returns that a partition is wanted elsewhere. assignments.withdraw removes
+//     it from Values, and asks for its work to end.
 //  6. drains.go waits for the work. The end of the last pin wakes the engine.
 //  7. releases.go: members.releasable, releases.next, and the function release of
 //     sql/schema/leases.sql, which gives the partition to its target with a higher epoch. The
 //     answer ends the ownership (members.released), and the task "announce" notifies the new owner.
-//  8. There, reads.go finds the partition among what is gained. assignments.serve shows it:
-//     owned.Board stores a new snapshot, and Values returns it.
+//  8. In the new owner, reads.go finds the partition among the gained ones. assignments.serve shows
+//     it: owned.Board stores a new snapshot, and Values returns it.
 //
-// If the owner crashed instead, nobody is asked: its session expires, expiry.go makes a heartbeat
-// early and "evict" due in a client that has watched the clock for long enough, the function evict
-// of sql/schema/expiry.sql removes the session, and its leases ask for a plan. Step 3 gives its
-// partitions away at once.
+// If the owner has crashed, no owner is asked: its session expires. In a client that has watched
+// the clock for long enough, expiry.go makes a heartbeat early and the task "evict" due. The
+// function evict of sql/schema/expiry.sql removes the session, and its leases ask for a plan. Step
+// 3 gives its partitions away at once.
 package engine

@@ -10,22 +10,22 @@ import (
 	"github.com/pgleases/pgleases/internal/ranges"
 )
 
-// WarnAfter is how long work goes on that was asked to end until that is logged; then at doubling
-// intervals.
+// WarnAfter is how long work may continue after it was asked to end before that is logged. Later
+// warnings follow at doubling intervals.
 const WarnAfter = 30 * time.Second
 
-// shared is what the assignments of all leases have in common.
+// shared is the state that the assignments of all leases have in common.
 type shared struct {
 	config *Config
 
-	validity *owned.Validity // of the trust; nil: there is none
-	invalid  *owned.Validity // shown then
+	validity *owned.Validity // of the trust; nil: there is no trust
+	invalid  *owned.Validity // shown if there is no trust
 
-	draining map[*assignment]struct{} // also those that are struck out, until the work on them ends
+	draining map[*assignment]struct{} // also struck assignments, until the work on them ends
 	ended    []ended                  // not logged yet
 }
 
-// ended is what of a lease ended at once.
+// ended are ownerships of one lease that ended together.
 type ended struct {
 	lease      *Lease
 	numbers    []int
@@ -37,7 +37,7 @@ func newShared(c *Client, now time.Time) shared {
 	return shared{config: &c.config, invalid: owned.Invalid(now), draining: make(map[*assignment]struct{})}
 }
 
-// shown is the validity that snapshots show.
+// shown returns the validity that snapshots show.
 func (s *shared) shown() *owned.Validity {
 	if s.validity == nil {
 		return s.invalid
@@ -45,8 +45,8 @@ func (s *shared) shown() *owned.Validity {
 	return s.validity
 }
 
-// logEnded logs what has ended, in each turn once all that ends in it has, and before what is
-// gained.
+// logEnded logs the ownerships that have ended. It is called once in each step, after all ends and
+// before the gains.
 func (s *shared) logEnded() {
 	for _, l := range s.ended {
 		partitions := ranges.Short(l.numbers)
@@ -59,8 +59,8 @@ func (s *shared) logEnded() {
 	s.ended = nil
 }
 
-// inWork returns the partitions of a lease that drain and are in work. More than one ownership of a
-// partition may be.
+// inWork returns the partitions of a lease that drain and are in work. A partition may have more
+// than one such ownership.
 func (s *shared) inWork(m *membership) (numbers []int) {
 	for a := range s.draining {
 		if a.membership == m && a.Pinned() {
@@ -70,14 +70,14 @@ func (s *shared) inWork(m *membership) (numbers []int) {
 	return numbers
 }
 
-// drainsDue is when work has gone on for so long that something is to be done about it.
+// drainsDue returns when work has continued for so long that it must be logged or ended.
 func (s *shared) drainsDue() time.Time {
 	_, at := soonest(maps.Keys(s.draining), func(a *assignment) time.Time { return earlier(a.warnAt, a.limitAt) })
 	return at
 }
 
-// supervise ends ownerships that are not waited for any longer, and logs work that goes on for
-// long. Hurried: none is waited for, because the client ends for that reason.
+// supervise ends ownerships whose work is no longer waited for, and logs work that takes long. With
+// hurried it waits for no work, because the client ends for that reason.
 func (s *shared) supervise(hurried bool, reason error, now time.Time) {
 	timedOut, rest := make(map[*membership][]*assignment), make(map[*membership][]*assignment)
 	for a := range s.draining {
@@ -105,10 +105,11 @@ func (s *shared) supervise(hurried bool, reason error, now time.Time) {
 	s.logWork(now)
 }
 
-// warnTogether is how much earlier work is logged, to be in one line with what is to be logged now.
+// warnTogether is how much earlier work is logged to share a line with work that is due to be
+// logged.
 const warnTogether = time.Second
 
-// logWork logs work that goes on for long, in one line for each lease: there may be thousands of
+// logWork logs work that takes long, in one line for each lease, because there may be thousands of
 // partitions.
 func (s *shared) logWork(now time.Time) {
 	if _, due := soonest(maps.Keys(s.draining), func(a *assignment) time.Time { return a.warnAt }); now.Before(due) {
@@ -141,11 +142,11 @@ func (s *shared) logWork(now time.Time) {
 	}
 }
 
-// endOverdue ends ownerships on which work goes on for too long after the end of Run's context.
+// endOverdue ends ownerships whose work takes too long after the end of Run's context.
 func (as *assignments) endOverdue(working []*owned.Ownership, now time.Time) {
 	overdue := slices.DeleteFunc(as.serving(), func(a *assignment) bool { return !slices.Contains(working, a.Ownership) || !a.Pinned() })
 	as.withdraw(overdue, as.config.Errors.DrainTimeout, now)
-	for _, a := range overdue { // the work was waited for already
+	for _, a := range overdue { // Run has already waited for the work
 		a.overdue, a.limitAt = true, never
 	}
 	as.end(overdue, as.config.Errors.DrainTimeout)

@@ -19,9 +19,9 @@ import (
 // The engine is a client's state, owned by the client's one goroutine. Readers never see it: they
 // see the snapshots that it publishes, and send it requests.
 //
-// It never waits for the database. One operation at most is under way, in another goroutine, which
-// hands back a function for this one to run. So requests, ends of work and the trust deadline are
-// served at once, whatever a statement does.
+// It never waits for the database. At most one operation is under way, in another goroutine, which
+// returns a function for this goroutine to run. So requests, ends of work and the trust deadline
+// are handled at once, even during a statement.
 //
 // It alone knows all parts. A part knows its own fields, and calls no other part: it returns what
 // happened, and the engine passes it on. See doc.go for the list.
@@ -30,17 +30,17 @@ type engine struct {
 	config Config
 	log    *slog.Logger
 
-	progress   progress       // what is under way, and what rests after a failure
+	progress   progress       // the operation under way, and the tasks that pause after a failure
 	connection connection     // to the database
 	session    session        // which heartbeats keep alive
-	trust      trust          // that they earn
+	trust      trust          // that heartbeats earn
 	watch      watch          // of the database's clock
-	server     server         // to which the connection leads
+	server     server         // that the connection leads to
 	expiry     expiry         // when to check for expired sessions
 	liveness   liveness.State // with fast failover: liveness locks
-	members    members        // of leases, and what is owned of them
-	releases   releases       // what is released and announced
-	plans      plans          // which leases ask for one
+	members    members        // the memberships of leases, and their ownerships
+	releases   releases       // partitions to release and to announce
+	plans      plans          // leases that ask for a plan
 	locks      *locks.Session
 	closing    closing // the client's end
 
@@ -65,8 +65,8 @@ func newEngine(c *Client, first Conn) *engine {
 
 // --- the goroutine
 
-// registerFirst registers before the goroutine runs. What may succeed when it is repeated is tried
-// again until ctx ends.
+// registerFirst registers before the goroutine runs. It repeats what may succeed later until ctx
+// ends.
 func (e *engine) registerFirst(ctx context.Context) error {
 	var failed error // the last attempt, unless ctx ended it
 	for !e.session.registered {
@@ -141,7 +141,8 @@ func (e *engine) stage() stage {
 	return accepted
 }
 
-// next returns the first task that is due; else nil, and the instant at which the next one will be.
+// next returns the first task that is due; otherwise nil and the time when the next one will
+// be.
 func (e *engine) next(now time.Time) (*task, time.Time) {
 	var yielded *task
 	at, stage := never, e.stage()
@@ -165,15 +166,15 @@ func (e *engine) next(now time.Time) (*task, time.Time) {
 	return yielded, at
 }
 
-// work begins what is due, and returns the instant at which the engine is to wake up, unless
-// something happens before.
+// work begins the task that is due, and returns when the engine has to wake up, unless something
+// happens before.
 func (e *engine) work(now time.Time) time.Time {
 	t, at := e.next(now)
 	running := e.progress.running
 	switch {
 	case running == nil && t != nil:
 		e.begin(t, now)
-	case running == nil && (e.connection.listening || e.liveness.On && e.connection.conn != nil): // which notices the connection's end
+	case running == nil && (e.connection.listening || e.liveness.On && e.connection.conn != nil): // the wait detects the connection's end
 		if rests := e.progress.rests[waitForNotifications].until; rests.After(now) {
 			at = earlier(at, rests)
 		} else {
@@ -183,7 +184,7 @@ func (e *engine) work(now time.Time) time.Time {
 		running.cancel()
 	}
 	if t != nil {
-		at = never // the end of what is under way wakes the engine
+		at = never // the end of the operation under way wakes the engine
 	}
 	at = earlier(at, e.liveness.PulseDue())
 	return earlier(at, earlier(e.trust.ends(), earlier(e.members.drainsDue(), e.closing.giveUpAt)))
@@ -209,7 +210,7 @@ func (e *engine) begin(t *task, now time.Time) {
 	}()
 }
 
-// completed takes the outcome of an operation.
+// completed handles the outcome of an operation.
 func (e *engine) completed(t *task, err error) {
 	if err == nil {
 		e.progress.succeeded(t)
@@ -235,7 +236,7 @@ func (e *engine) connected(c Conn) {
 	e.reconnects++
 }
 
-// disconnect drops the trust before this side ends the connection.
+// disconnect ends the trust before this side ends the connection.
 func (e *engine) disconnect() {
 	if !e.connection.conn.Closed() {
 		e.liveness.End()
@@ -246,25 +247,25 @@ func (e *engine) disconnect() {
 	e.connection.backOff(e.config.Heartbeat)
 }
 
-// watchConnection looks at the connection, with fast failover, and lets readers read for some more
-// time.
+// watchConnection checks the connection, with fast failover, and allows readers to read for some
+// more time.
 func (e *engine) watchConnection(now time.Time) {
 	if !e.liveness.On {
 		return
 	}
 	if stopped := e.liveness.Beat(now); stopped > 0 {
 		e.session.beatNow()
-		e.log.Info("pgleases: readers wait for the server, as the process was stopped", slog.Duration("for", stopped))
+		e.log.Info("pgleases: process was stopped, readers wait for the server", slog.Duration("for", stopped))
 	}
 	if e.liveness.Allows(e.trust.validity, e.connection.conn, now) {
-		for m := range e.members.all() { // readers read again, and those that wait for that are notified
+		for m := range e.members.all() { // readers read again, and waiting readers are notified
 			m.publish(true)
 		}
 	}
 }
 
-// answered takes an answer to a statement that was sent at that moment, which shows that the
-// session lives.
+// answered handles the answer to a statement that was sent at that time. It shows that the session
+// lives.
 func (e *engine) answered(sent time.Time) {
 	again, beat := e.liveness.Answered(sent)
 	if beat {
@@ -275,7 +276,7 @@ func (e *engine) answered(sent time.Time) {
 	}
 }
 
-// notified takes notifications: of locks, or of changes.
+// notified handles notifications: of locks, or of changes.
 func (e *engine) notified(granted []int64) {
 	if len(granted) > 0 {
 		e.locks.Notified(granted)
@@ -287,13 +288,13 @@ func (e *engine) notified(granted []int64) {
 
 // --- the session
 
-// registered takes the answer to a registration. Incarnation 0: the newer process has the client
+// registered handles the answer to a registration. Incarnation 0: the newer process has the client
 // ID.
 func (e *engine) registered(sent time.Time, incarnation int64, newer *store.Process, err error) {
 	switch {
 	case err != nil:
 		e.connection.backOff(e.config.Heartbeat)
-		e.session.mayComeLate(time.Now()) // it renews the session too
+		e.session.mayComeLate(time.Now()) // a registration renews the session too
 	case incarnation == 0:
 		e.close(e.replacedBy(newer))
 	default:
@@ -306,7 +307,7 @@ func (e *engine) registered(sent time.Time, incarnation int64, newer *store.Proc
 	}
 }
 
-// replacedBy is why the client ends because of a newer process, or of an operator.
+// replacedBy returns why the client ends: a newer process, or an operator.
 func (e *engine) replacedBy(newer *store.Process) error {
 	switch superseded := e.config.Errors.Superseded; {
 	case newer == nil:
@@ -314,17 +315,17 @@ func (e *engine) replacedBy(newer *store.Process) error {
 	case newer.Evicted:
 		return e.config.Errors.Evicted
 	default:
-		return fmt.Errorf("%w: host %s, pid %d, started %s; processes that live at once need an ID each", superseded, newer.Host, newer.PID,
+		return fmt.Errorf("%w: host %s, pid %d, started %s; give every live process an ID of its own", superseded, newer.Host, newer.PID,
 			newer.StartedAt.Format(time.RFC3339Nano))
 	}
 }
 
-// heard takes the answer to a heartbeat: what it means to each part.
+// heard handles the answer to a heartbeat: what it means to each part.
 func (e *engine) heard(sent, received time.Time, beat store.Beat) {
-	if beat.Alive || e.session.began() { // else it is evicted again and again, and each time later registered
+	if beat.Alive || e.session.began() { // otherwise the session is evicted repeatedly, and the pauses before registering again become longer
 		e.connection.retry = 0
 	}
-	e.checkTrust(time.Now()) // a break is a break, even if the next validity begins at once
+	e.checkTrust(time.Now()) // an interruption of the trust must be seen, even if the next validity begins at once
 	e.connection.known, e.server.marked = true, false
 	e.watch.observe(sent, received, beat.Clock, beat.Server)
 	e.session.beatAnswered(sent, e.config.Heartbeat)
@@ -352,8 +353,8 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	e.locks.Heard(e.standing())
 }
 
-// heardServer prolongs trust, unless this is another run of the server, or another server: it may
-// have missed handoffs, so all is read again before.
+// heardServer prolongs the trust. If this is another server incarnation, or another server, it may
+// have missed handoffs. Then everything is read again first.
 func (e *engine) heardServer(sent time.Time, beat store.Beat) {
 	if e.server.heard(beat) {
 		e.members.readAll()
@@ -369,8 +370,8 @@ func (e *engine) heardServer(sent time.Time, beat store.Beat) {
 	e.earnTrust(sent)
 }
 
-// evicted takes the news that the session is gone, or goes on with a copy of this process: a new
-// one begins, and joins again.
+// evicted handles the news that the session is gone, or that a copy of this process has it: the
+// client begins a new session, and joins again.
 func (e *engine) evicted(copied bool) {
 	now := time.Now()
 	if copied {
@@ -391,7 +392,7 @@ func (e *engine) evicted(copied bool) {
 
 // --- trust
 
-// earnTrust prolongs the trust to what a heartbeat earned that was sent at that moment.
+// earnTrust prolongs the trust by a heartbeat that was sent at that time.
 func (e *engine) earnTrust(sent time.Time) {
 	now, trusts := time.Now(), e.config.trusts()
 	if !e.trust.earn(sent, trusts, now) {
@@ -401,7 +402,7 @@ func (e *engine) earnTrust(sent time.Time) {
 		if e.trust.validity.Prolong(sent.Add(trusts)) {
 			return
 		}
-		e.loseTrust(now, e.config.Errors.TrustLost) // a reader has seen its end
+		e.loseTrust(now, e.config.Errors.TrustLost) // a reader has seen the end of the validity
 	}
 	e.trust.begin(sent, trusts, e.liveness.On)
 	e.liveness.Carries(e.trust.validity)
@@ -413,7 +414,7 @@ func (e *engine) earnTrust(sent time.Time) {
 	}
 }
 
-// checkTrust ends the trust whose deadline has passed.
+// checkTrust ends the trust if its deadline has passed.
 func (e *engine) checkTrust(now time.Time) {
 	switch cause := e.config.Errors.TrustLost; {
 	case !e.trust.over(now):
@@ -424,8 +425,8 @@ func (e *engine) checkTrust(now time.Time) {
 	}
 }
 
-// loseTrust ends everything that is owned. What is still in work is not forgotten: it is given back
-// when the work has ended.
+// loseTrust ends everything that is owned. Ownerships in work are kept as draining: they are
+// released when the work has ended.
 func (e *engine) loseTrust(now time.Time, cause error) {
 	if !e.trust.held() {
 		return
@@ -434,7 +435,7 @@ func (e *engine) loseTrust(now time.Time, cause error) {
 	e.members.validity = nil
 	e.watch.reset()
 	e.session.beatNow()
-	lost := e.members.endAll(cause) // before all else: nothing is shown any more
+	lost := e.members.endAll(cause) // first of all, so that readers see no partition any more
 	e.locks.Lose(cause, e.standing())
 	for m := range e.members.all() {
 		m.withdraw(m.serving(), cause, now)
@@ -445,17 +446,18 @@ func (e *engine) loseTrust(now time.Time, cause error) {
 	e.members.logEnded()
 }
 
-// standing is what acquisitions of locks go by.
+// standing returns the state that acquisitions of locks depend on.
 func (e *engine) standing() locks.Standing {
 	s := locks.Standing{Ending: e.closing.reason, Validity: e.trust.validity, Session: e.session.number, Run: e.watch.run,
 		Clock: e.session.renewal.Clock, Sent: e.session.sent}
-	if e.server.accepted && e.server.confirms(s.Run) { // another server may say what was so before
+	if e.server.accepted && e.server.confirms(s.Run) { // another server may return an old state
 		s.Confirmed = s.Run.Unmarked()
 	}
 	return s
 }
 
-// confirm prolongs the trust: that run of the server has confirmed all that is shown and held.
+// confirm prolongs the trust: that server incarnation has confirmed everything that is shown and
+// held.
 func (e *engine) confirm(run store.Incarnation) {
 	if !e.server.confirms(run) {
 		e.server.confirm(run)
@@ -463,8 +465,8 @@ func (e *engine) confirm(run store.Incarnation) {
 	}
 }
 
-// foundLocks takes what the server has of named locks. What another run of it has granted counts
-// once it has confirmed what is held.
+// foundLocks handles the named locks that the server has. Locks that another server incarnation has
+// granted count after it has confirmed the locks that are held.
 func (e *engine) foundLocks(look *locks.Look, found []store.FoundLock) {
 	if look.Confirm {
 		if e.locks.Confirm(look, found, e.session.number); !e.members.toRead() {
@@ -476,7 +478,7 @@ func (e *engine) foundLocks(look *locks.Look, found []store.FoundLock) {
 
 // --- leases
 
-// joined takes the answer to a join, which carried the weight of these calls of SetWeight.
+// joined handles the answer to a join, which carried the weight of these calls of SetWeight.
 func (e *engine) joined(m *membership, join store.Join, err error, weight int, calls weightCalls) error {
 	now := time.Now()
 	isMember, again := e.members.joined(m, join, err, now)
@@ -506,7 +508,8 @@ func (e *engine) leave(m *membership, reason error) {
 	}
 }
 
-// removed takes the news that the session is no member of a lease: it joins again, or has left.
+// removed handles the news that the session is not a member of a lease: it joins again, or has
+// left.
 func (e *engine) removed(m *membership) {
 	e.members.removed(m, e.session.registered, time.Now())
 	if m.ends() && !e.closing.ends() {
@@ -514,7 +517,7 @@ func (e *engine) removed(m *membership) {
 	}
 }
 
-// read takes what the session owns of leases, on that run of the server.
+// read handles the ownerships of the session in leases, on that server incarnation.
 func (e *engine) read(reads []store.LeaseRead, run store.Incarnation) {
 	e.checkTrust(time.Now())
 	for _, r := range reads {
@@ -526,18 +529,18 @@ func (e *engine) read(reads []store.LeaseRead, run store.Incarnation) {
 			return
 		}
 		if m := e.members.byName[r.Name]; m != nil && m.inDatabase() && e.trust.held() {
-			if e.members.read(m, r, e.server.accepted, time.Now()) { // by a release whose answer was lost
+			if e.members.read(m, r, e.server.accepted, time.Now()) { // released by a release whose answer was lost
 				e.releases.announce(r.Name, 0)
 			}
 		}
 	}
-	if e.trust.held() && !e.locks.Confirms() && !e.server.confirms(run) { // all that is shown was confirmed
-		e.locks.LookNow() // what it has granted counts now
+	if e.trust.held() && !e.locks.Confirms() && !e.server.confirms(run) { // everything that is shown was confirmed
+		e.locks.LookNow() // locks that it has granted count now
 		e.confirm(run)
 	}
 }
 
-// released takes the answer to a release.
+// released handles the answer to a release.
 func (e *engine) released(r release, answer store.Released) {
 	now := time.Now()
 	changed, beat := e.members.released(r.assignments, answer, e.session.number, now)
@@ -554,7 +557,7 @@ func (e *engine) released(r release, answer store.Released) {
 	}
 }
 
-// evictedOthers takes what became of an eviction: others have what the evicted sessions had.
+// evictedOthers handles the result of an eviction: other clients get what the evicted sessions had.
 func (e *engine) evictedOthers(evicted store.Evicted) {
 	if len(evicted.IDs) > 0 {
 		e.locks.SweepNow()
@@ -562,11 +565,11 @@ func (e *engine) evictedOthers(evicted store.Evicted) {
 	e.plans.request(time.Now().Add(evicted.PlanDueIn), evicted.Asked...)
 }
 
-// planned takes what became of a plan, or of the first moves of it.
+// planned handles the result of a plan, or of its first moves.
 func (e *engine) planned(p *planning, applied store.Applied, err error, n next) {
 	now := time.Now()
 	if err == nil && applied.Unaccepted {
-		e.session.beatNow() // whose answer says so
+		e.session.beatNow() // its answer says so
 	}
 	if e.plans.proceeded(p, applied, err, n, e.closing.ends(), now) && p.leftOver {
 		if !e.closing.ends() || e.members.inDatabase() || !e.closing.leavesToOthers(now) {
@@ -582,7 +585,7 @@ func (e *engine) planned(p *planning, applied store.Applied, err error, n next) 
 
 // --- the end
 
-// close begins the client's end, for that reason.
+// close begins the client's end, for the given reason.
 func (e *engine) close(reason error) {
 	if e.closing.ends() {
 		return
@@ -596,13 +599,12 @@ func (e *engine) close(reason error) {
 
 func (e *engine) endsBecause(reason error) { e.closing.reason, e.members.refuses = reason, reason }
 
-// onlySessionRemains reports whether nothing of a client that ends remains in the database but its
-// session.
+// onlySessionRemains reports whether the client ends and the database has only its session.
 func (e *engine) onlySessionRemains() bool {
 	return e.closing.ends() && !e.members.inDatabase() && !e.locks.Remain() && len(e.plans.at)+len(e.releases.unannounced) == 0
 }
 
-// finished reports whether the client may end: it has left, or what is left cannot be done.
+// finished reports whether the client may end: it has left, or the rest cannot be done.
 func (e *engine) finished(now time.Time) bool {
 	unreachable := e.connection.conn == nil || !e.session.registered || e.session.beatFailed
 	switch {
@@ -619,7 +621,7 @@ func (e *engine) finished(now time.Time) bool {
 		!e.locks.Releases() && !e.onlySessionRemains()
 }
 
-// finish leaves nothing behind but the answer.
+// finish ends everything that is left, closes the connection, and sets the result.
 func (e *engine) finish() {
 	if e.progress.running != nil {
 		e.progress.running.cancel()
@@ -642,7 +644,7 @@ func (e *engine) finish() {
 		errs = append(errs, e.closing.hurried)
 	}
 	e.trust.validity, e.members.validity = nil, nil
-	if e.connection.conn != nil { // after the ends of all that is owned
+	if e.connection.conn != nil { // after the end of all ownerships
 		e.connection.close()
 	}
 	e.client.stats.Store(statsOf(e))

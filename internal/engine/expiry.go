@@ -7,17 +7,17 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// expiry is when to check whether sessions have expired, and what is known for that.
+// expiry is when to check for expired sessions, and what is known for that.
 type expiry struct {
-	lookAt   time.Time // when to look, by an early heartbeat; never: not before the next one
-	evictAt  time.Time // when to evict, because a session may have expired; never: none may
-	passed   bool      // a check was due that this client left to others
-	sessions int64     // of all clients, about
-	toTidy   bool      // a check was made, and what can wait is left
+	lookAt   time.Time // when to check by an early heartbeat; never: at the next regular one
+	evictAt  time.Time // when to evict, because a session may have expired; never: no session may have
+	passed   bool      // this client left a due check to others
+	sessions int64     // of all clients, approximately
+	toTidy   bool      // a check was made, and the work that can wait is left
 }
 
-// heard takes what a heartbeat says of the next check: it is due at some time, or due now and this
-// client has watched the database's clock for long enough to evict any session, or not. Spread is
+// heard handles what a heartbeat says about the next check. The check is due later, or it is due
+// now; then this client evicts if it has watched the database's clock for long enough. Spread is
 // how far the clock may be ahead of the cutoff.
 func (x *expiry) heard(beat store.Beat, watched, spread time.Duration, now time.Time) {
 	x.sessions = beat.Sessions
@@ -33,18 +33,18 @@ func (x *expiry) heard(beat store.Beat, watched, spread time.Duration, now time.
 		x.lookAt, x.evictAt = now.Add(wait), never
 		return
 	}
-	// After the spread the cutoff is past the due time too. Heartbeats may be closer together than
-	// that: the first one decides.
+	// After the spread the cutoff has passed the due time too. Heartbeats may be closer together than
+	// the spread: the first one decides.
 	x.lookAt, x.evictAt = never, earlier(x.evictAt, now.Add(spread))
 }
 
-// lookers is how many clients, of however many, look whether a check is due that no heartbeat of
-// theirs would see so soon. The chance that all of so many have crashed or are late is nil.
+// lookers is how many clients, out of all, check for a due check earlier than their next heartbeat.
+// The probability that all of them have crashed or are late is practically 0.
 const lookers = 25
 
-// lookAfter is when to look for a check that is due after that time: not all clients at the same
-// instant, and of many only some; never: not before the next heartbeat. A client that does not look
-// leaves a check that is due to the others, the first time.
+// lookAfter returns when to look for a check that is due after that time: clients look at different
+// times, and of many clients only some look; never: not before the next heartbeat. A client that
+// does not look leaves a due check to the others, the first time.
 func (x *expiry) lookAfter(due time.Duration, now time.Time) time.Time {
 	if x.sessions > lookers && rand.Int64N(x.sessions) >= lookers {
 		return never
@@ -52,10 +52,10 @@ func (x *expiry) lookAfter(due time.Duration, now time.Time) time.Time {
 	return now.Add(due + time.Millisecond + rand.N(80*time.Millisecond))
 }
 
-// evicted takes the answer to an eviction.
+// evicted handles the answer to an eviction.
 func (x *expiry) evicted(evicted store.Evicted, err error, heartbeat time.Duration, now time.Time) {
 	x.evictAt = never
-	x.lookAt = now.Add(100*time.Millisecond + rand.N(min(heartbeat, MinTTL))) // another client is at it
+	x.lookAt = now.Add(100*time.Millisecond + rand.N(min(heartbeat, MinTTL))) // another client makes the check
 	if err == nil && evicted.CheckDueIn >= 0 {
 		x.lookAt, x.toTidy = x.lookAfter(evicted.CheckDueIn, now), true
 	}

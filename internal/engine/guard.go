@@ -11,7 +11,7 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A Guarded is a partition that a transaction is to be fenced for.
+// A Guarded is a partition with the epoch that a guard checks.
 type Guarded struct {
 	Lease     *Lease
 	Number    int
@@ -19,7 +19,7 @@ type Guarded struct {
 	Ownership *owned.Ownership // nil: the partition was made from a stored number and epoch
 }
 
-// Guard checks it, first here and then by query, with the trust that is left.
+// Guard checks the ownership, first locally and then by query, with the trust that is left.
 func (g Guarded) Guard(ctx context.Context, query store.Query) error {
 	trust, err := g.check()
 	switch double := g.Lease.client.config.Double; {
@@ -32,10 +32,10 @@ func (g Guarded) Guard(ctx context.Context, query store.Query) error {
 	return g.error(err)
 }
 
-// QueueStatement queues a statement that calls the function guard itself, in a batch that begins the
-// transaction. Its first arguments are the lease, the partition and the epoch; args are the others.
-// Read reads its row. If the guard refuses, the batch's Close returns the error that Guard does. An
-// error of QueueStatement is that too: then nothing is queued.
+// QueueStatement queues a statement that calls the function guard itself, in a batch that begins
+// the transaction. Its first arguments are the lease, the partition and the epoch; args are the
+// others. Read reads its row. If the guard refuses, the batch's Close returns the same error as
+// Guard. If QueueStatement returns an error, no statement is queued.
 func (g Guarded) QueueStatement(batch *pgx.Batch, statement string, args []any, read func(pgx.Row) error) error {
 	if _, err := g.check(); err != nil {
 		return g.error(err)
@@ -50,7 +50,7 @@ func (g Guarded) QueueStatement(batch *pgx.Batch, statement string, args []any, 
 	return nil
 }
 
-// check checks what can be known without the database, and returns the trust left in milliseconds.
+// check checks what is known without the database, and returns the trust left in milliseconds.
 func (g Guarded) check() (int64, error) {
 	l, errs := g.Lease, &g.Lease.client.config.Errors
 	if err := l.Board.Cause(); err != nil {

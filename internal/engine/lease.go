@@ -13,13 +13,13 @@ import (
 	"github.com/pgleases/pgleases/internal/ranges"
 )
 
-// A Lease is one that a client has joined, as other goroutines see it. All methods are safe for
+// A Lease is a lease that a client has joined, for other goroutines. All methods are safe for
 // concurrent use.
 type Lease struct {
 	Name       string
 	Partitions int
 	Options    LeaseOptions
-	Board      *owned.Board // what it shows
+	Board      *owned.Board // the board that readers read
 
 	client *Client
 	stats  atomic.Pointer[LeaseStats]
@@ -27,18 +27,19 @@ type Lease struct {
 	lease  any // see Public
 }
 
-// Public returns the root package's Lease of this one, which make returns at the first call.
+// Public returns the root package's Lease for this one. At the first call, make returns it.
 func (l *Lease) Public(make func() any) any {
 	l.public.Do(func() { l.lease = make() })
 	return l.lease
 }
 
-// Stats returns the lease's numbers as of the client's last turn.
+// Stats returns the lease's numbers as of the client's last loop.
 func (l *Lease) Stats() LeaseStats { return *l.stats.Load() }
 
-// SetWeight returns once the database has the weight. The change may still come if ctx ends first.
+// SetWeight returns when the database has the weight. If ctx ends first, the weight may still
+// change.
 func (l *Lease) SetWeight(ctx context.Context, weight int) error {
-	var done chan<- error // the client's goroutine alone uses it
+	var done chan<- error // only the client's goroutine uses it
 	refused, err := requestAnswer(ctx, l.client, func(e *engine, answer chan<- error) {
 		done = answer
 		e.members.setWeight(l, weight, done)
@@ -55,9 +56,9 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 }
 
 // Leave ends the client's part in the lease, and waits for the work on its partitions until ctx
-// ends. Then it returns what is in work.
+// ends. Then it returns an error that names the partitions in work.
 func (l *Lease) Leave(ctx context.Context) error {
-	// Not bounded by ctx: what is free is released also if ctx has ended already.
+	// Not bounded by ctx: what is free is released even if ctx has ended already.
 	_ = l.client.request(context.WithoutCancel(ctx), func(e *engine) {
 		if m := e.members.of(l); m != nil && !m.ends() {
 			e.leave(m, e.config.Errors.Closed)
@@ -68,7 +69,7 @@ func (l *Lease) Leave(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 	}
-	working, _ := requestAnswer(context.Background(), l.client, func(e *engine, answer chan<- []int) { // an error: it ended
+	working, _ := requestAnswer(context.Background(), l.client, func(e *engine, answer chan<- []int) { // an error: the client has ended
 		answer <- e.members.inWork(e.members.of(l))
 	})
 	if len(working) > 0 {
@@ -83,7 +84,7 @@ func (l *Lease) Leave(ctx context.Context) error {
 	}
 }
 
-// EndOverdue ends ownerships on which work goes on for too long after the end of Run's context.
+// EndOverdue ends ownerships whose work takes too long after the end of Run's context.
 func (l *Lease) EndOverdue(working []*owned.Ownership) {
 	_ = l.client.request(context.Background(), func(e *engine) {
 		if m := e.members.of(l); m != nil {

@@ -18,15 +18,15 @@ import (
 type members struct {
 	shared
 	client  *Client
-	refuses error // why no lease is joined any more; nil: leases are
+	refuses error // why no lease can be joined any more; nil: leases can be joined
 
 	byName     map[string]*membership
 	waiting    map[string][]*joining // calls for a name whose membership has to end first
-	underWay   *membership           // whose join is under way; nil: none is
-	joins      int64                 // counts the joins that were sent: a leave names the last, and ends no later membership
-	unreleased map[string]bool       // of these the session owns what it ended without a release: it is released before it is shown again
-	outlived   map[*membership]bool  // have ended, while work on their partitions goes on, or since the last stats
-	past       LeaseStats            // of those that ended before
+	underWay   *membership           // whose join is under way; nil: no join is
+	joins      int64                 // number of joins that were sent: a leave names the last one, and ends no later membership
+	unreleased map[string]bool       // leases with ownerships that ended without a release: they are released before they are shown again
+	outlived   map[*membership]bool  // ended memberships with work on their partitions, or since the last stats
+	past       LeaseStats            // of the memberships that ended before
 	drained    []string              // the operator who drained the client, and the reason; nil: it is not drained
 }
 
@@ -36,39 +36,39 @@ type membership struct {
 	assignments
 
 	state  memberState
-	reason error // why it is left; nil: it is not
+	reason error // why it is left; nil: it is not left
 
 	generation int64
 	paused     []string      // the operator who paused the lease, and the reason; nil: it is not paused
-	toRead     bool          // the lease changed since generation was read, or nothing was read yet
-	retryAt    time.Time     // of joining
-	retry      time.Duration // after the next failure to join
+	toRead     bool          // the lease changed after generation was read, or was not read yet
+	retryAt    time.Time     // when to join again
+	retry      time.Duration // the pause after the next failure to join
 
 	callers []*joining // calls of Client.Join that wait for the join
 	handles int        // calls of Client.Join that were answered
 
 	weight      int
-	weightLost  bool        // the database has another one, or may have
-	weightCalls weightCalls // that wait for the database to have the weight
+	weightLost  bool        // the database has another weight, or may have
+	weightCalls weightCalls // calls that wait until the database has the weight
 
-	leaveSent    bool // a leave was sent; it is sent again with the next release
-	noSuccessors bool // an attempt to leave has failed: it names no successors any more, which takes a plan
+	leaveSent    bool // a leave was sent; the next release sends it again
+	noSuccessors bool // an attempt to leave has failed: later attempts name no successors, because that requires a plan
 }
 
 // A memberState changes as the diagram in doc.go shows.
 type memberState int
 
 const (
-	joins  memberState = iota // the session is no member, and is to be
+	joins  memberState = iota // the session is not a member, and is to become one
 	member                    // the session is a member
-	leaves                    // it is still a member: what it owns drains, and it is left with the last release
-	left                      // the session is no member; the answer to its join, or the client's end, is waited for
+	leaves                    // it is still a member: what it owns drains, and it leaves with the last release
+	left                      // the session is not a member; the membership waits for the answer to its join, or for the client's end
 )
 
 // inDatabase reports whether the session is a member in the database.
 func (m *membership) inDatabase() bool { return m.state == member || m.state == leaves }
 
-// ends reports whether the lease is left.
+// ends reports whether the client leaves or has left the lease.
 func (m *membership) ends() bool { return m.state >= leaves }
 
 // weightCalls are calls of SetWeight.
@@ -90,7 +90,7 @@ func newMembers(c *Client, now time.Time) members {
 	}
 }
 
-// add begins a membership, to be joined.
+// add begins a membership that is to be joined.
 func (ms *members) add(name string, partitions int, o LeaseOptions) *membership {
 	l := &Lease{client: ms.client, Name: name, Partitions: partitions, Options: o, Board: owned.NewBoard(name, ms.shown(), ms.client.wakeUp)}
 	l.stats.Store(new(LeaseStats))
@@ -111,7 +111,7 @@ func (ms *members) of(l *Lease) *membership {
 // all returns all memberships, in no order.
 func (ms *members) all() iter.Seq[*membership] { return maps.Values(ms.byName) }
 
-// find returns a membership of which that is true; nil: there is none.
+// find returns a membership that satisfies the function; nil: no membership does.
 func (ms *members) find(is func(*membership) bool) *membership {
 	for _, m := range ms.byName {
 		if is(m) {
@@ -124,7 +124,7 @@ func (ms *members) find(is func(*membership) bool) *membership {
 // inDatabase reports whether the session is a member of a lease.
 func (ms *members) inDatabase() bool { return ms.find((*membership).inDatabase) != nil }
 
-// own reports whether there is an ownership that has not ended, shown or draining.
+// own reports whether an ownership has not ended, shown or draining.
 func (ms *members) own() bool {
 	owns := func(a *assignment) bool { return a != nil && !a.Ended() }
 	return ms.find(func(m *membership) bool { return slices.ContainsFunc(m.of, owns) }) != nil
@@ -168,7 +168,7 @@ func (m *membership) answer(j *joining) {
 }
 
 // abandon undoes a call of Client.Join whose caller stopped waiting. It returns the membership that
-// is to be left because of that; nil: none is.
+// the client has to leave because of that, or nil.
 func (ms *members) abandon(j *joining) *membership {
 	isIt := func(other *joining) bool { return other == j }
 	if queue := slices.DeleteFunc(ms.waiting[j.name], isIt); len(queue) > 0 {
@@ -185,7 +185,7 @@ func (ms *members) abandon(j *joining) *membership {
 	if j.lease == m.lease {
 		m.handles--
 	} else if len(m.callers) == before {
-		return nil // it had been refused
+		return nil // the call was refused
 	}
 	if m.handles > 0 || len(m.callers) > 0 || m.ends() {
 		return nil
@@ -193,8 +193,8 @@ func (ms *members) abandon(j *joining) *membership {
 	return m
 }
 
-// nextJoin is the lease to be joined that has waited longest, and when that is due. A member joins
-// once more to change its weight.
+// nextJoin returns the lease that has waited longest for a join, and when the join is due. A member
+// joins once more to change its weight.
 func (ms *members) nextJoin() (*membership, time.Time) {
 	return soonest(ms.all(), func(m *membership) time.Time {
 		if m.state != joins && !m.weightDue() {
@@ -211,8 +211,8 @@ func (ms *members) beginJoin() (*membership, int64) {
 	return ms.underWay, ms.joins
 }
 
-// joined takes the answer to a join. It returns the error that the join is to be tried again for,
-// and whether the session is a member.
+// joined handles the answer to a join. It returns whether the session is a member, and the error
+// that requires another attempt.
 func (ms *members) joined(m *membership, join store.Join, err error, now time.Time) (isMember bool, again error) {
 	ms.underWay, m.retryAt = nil, now
 	refused := err == nil && join.Alive && !join.Joined
@@ -226,11 +226,11 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 		ms.end(m, m.reason)
 		return false, nil
 	case refused || !join.Alive:
-		return false, nil // once more, in another session if this one is gone
+		return false, nil // join again, in another session if this one is gone
 	}
-	// What a new member is given comes after the plan, which a notification or a heartbeat announces.
-	// It may have something if an earlier join was applied whose answer was lost, or from an earlier
-	// membership.
+	// A new member gets its partitions after the plan, which a notification or a heartbeat announces.
+	// It may own partitions already if an earlier join, whose answer was lost, was executed, or from
+	// an earlier membership.
 	m.toRead = m.toRead || !join.Claimed && (m.retry > 0 || ms.unreleased[m.lease.Name])
 	m.becameMember()
 	m.generation, m.retry = 0, 0
@@ -241,13 +241,13 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 	return true, nil
 }
 
-// notJoined takes the error of a join. It returns the error that the join is to be tried again for.
+// notJoined handles the error of a join. It returns the error that requires another attempt.
 func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 	switch {
-	case m.state == left: // if it was applied anyway, a heartbeat finds a stray
+	case m.state == left: // if the join was executed anyway, a heartbeat finds a stray
 		ms.end(m, m.reason)
 		return err
-	case m.state == leaves: // it was to get another weight
+	case m.state == leaves: // the join was to change the weight
 		return err
 	case store.Transient(err) && !errors.Is(err, ms.config.Errors.PartitionCount):
 		m.retry = min(max(2*m.retry, retryMin), ms.config.Heartbeat)
@@ -262,7 +262,7 @@ func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 	return nil
 }
 
-// becameMember takes the news that the session is a member.
+// becameMember notes that the session is a member.
 func (m *membership) becameMember() {
 	switch m.state {
 	case joins:
@@ -272,7 +272,7 @@ func (m *membership) becameMember() {
 	}
 }
 
-// becameNone takes the news that the session is no member.
+// becameNone notes that the session is not a member.
 func (m *membership) becameNone() {
 	switch m.state {
 	case member:
@@ -283,21 +283,21 @@ func (m *membership) becameNone() {
 	m.leaveSent, m.toRead = false, false
 }
 
-// miscounted is the error of a join of a lease that has n partitions; negative: it had, and was
-// dropped; nil: it was made or dropped meanwhile.
+// miscounted returns the error of a join of a lease that has n partitions. Negative n: it had -n,
+// and was dropped. It returns nil if the lease was created or dropped meanwhile.
 func (s *shared) miscounted(n, wanted int) error {
 	switch {
 	case n == 0 || max(n, -n) == wanted:
 		return nil
 	case n < 0:
-		return fmt.Errorf("%w: it was dropped, and may be made again with %d only for 24 h, not with %d, unless pgleases drop --partitions says so",
+		return fmt.Errorf("%w: it was dropped, and for 24 h it can be created again only with %d, not with %d; change that with pgleases drop --partitions",
 			s.config.Errors.PartitionCount, -n, wanted)
 	}
 	return fmt.Errorf("%w: it has %d, not %d", s.config.Errors.PartitionCount, n, wanted)
 }
 
-// heard takes what a heartbeat says of the leases that the session is a member of. It returns those
-// that ask for a plan, and the memberships that the database does not have.
+// heard handles what a heartbeat says about the leases that the session is a member of. It returns
+// the leases that ask for a plan, and the memberships that the database does not have.
 func (ms *members) heard(beats []store.LeaseBeat) (asking []string, none []*membership) {
 	isMember := make(map[string]bool, len(beats))
 	for _, b := range beats {
@@ -307,9 +307,9 @@ func (ms *members) heard(beats []store.LeaseBeat) (asking []string, none []*memb
 		case m == nil:
 			m = ms.takeStray(b.Name)
 		case m.state == joins:
-			continue // it is joined once more
+			continue // it joins once more
 		}
-		m.becameMember() // if it was none, the answer to its join was lost
+		m.becameMember() // if it was not a member, the answer to its join was lost
 		m.toRead = m.toRead || m.generation != b.Generation
 		m.weightLost = !m.ends() && b.Weight != m.weight
 		if b.DueIn == 0 {
@@ -324,19 +324,20 @@ func (ms *members) heard(beats []store.LeaseBeat) (asking []string, none []*memb
 	return asking, none
 }
 
-// takeStray takes a lease that the session is a member of, for which no call waits any more: a join
-// whose answer was lost, given up since. The client leaves it with all that it was given.
+// takeStray takes a lease that the session is a member of without a waiting call: the answer to a
+// join was lost, and the call was given up since. The client leaves it with everything that it was
+// given.
 func (ms *members) takeStray(name string) *membership {
-	m := ms.add(name, MaxPartitions, LeaseOptions{}) // it is not known how many it has
+	m := ms.add(name, MaxPartitions, LeaseOptions{}) // its number of partitions is not known
 	m.state, m.reason, m.toRead = leaves, ms.config.Errors.Closed, true
 	return m
 }
 
 // --- leaving
 
-// leave begins to leave: everything drains, and is released as its work ends. A caller of Close or
-// Leave has stopped its loop; a client that was superseded may still be in it. It reports whether
-// the membership is over: nothing of it is in the database.
+// leave begins to leave: everything drains, and is released when its work ends. A caller of Close
+// or Leave has stopped its loop; a superseded client may still be in its loop. leave reports
+// whether the membership is over: the database has no part of it.
 func (ms *members) leave(m *membership, reason error, sessionLives bool, now time.Time) (over bool) {
 	switch m.state {
 	case member:
@@ -355,11 +356,11 @@ func (ms *members) leave(m *membership, reason error, sessionLives bool, now tim
 	if m.inDatabase() {
 		return false
 	}
-	ms.strikeAll(m, sessionLives) // nothing can be released
+	ms.strikeAll(m, sessionLives) // a release is not possible
 	return m != ms.underWay
 }
 
-// refuse answers all calls that wait.
+// refuse answers all waiting calls with the error.
 func (m *membership) refuse(err error) {
 	for _, j := range m.callers {
 		j.done <- err
@@ -368,9 +369,9 @@ func (m *membership) refuse(err error) {
 	m.answerWeight(m.weightCalls, err)
 }
 
-// removed takes the news that the session is no member: it joins again, or has left. All that it
-// owned ends. If the session lives and joins again, it owns that still in the database: it is
-// released then, so that none comes back under its epoch.
+// removed notes that the session is not a member: it joins again, or has left. All its ownerships
+// end. If the session lives and joins again, it still owns the partitions in the database. Then
+// they are released, so that none comes back under its epoch.
 func (ms *members) removed(m *membership, sessionLives bool, now time.Time) {
 	m.becameNone()
 	m.retryAt = now
@@ -384,8 +385,8 @@ func (ms *members) removed(m *membership, sessionLives bool, now time.Time) {
 	}
 }
 
-// strikeAll strikes out what a membership has left when it is over. If the session lives, the
-// database may say that it owns that.
+// strikeAll removes what is left of a membership that is over. If the session lives, a later read
+// may return that it owns those partitions.
 func (ms *members) strikeAll(m *membership, sessionLives bool) {
 	if sessionLives && m.n > 0 {
 		ms.unreleased[m.lease.Name] = true
@@ -395,7 +396,8 @@ func (ms *members) strikeAll(m *membership, sessionLives bool) {
 	}
 }
 
-// end ends a lease for good. Calls of Client.Join for its name that came meanwhile begin anew.
+// end ends a membership for good. Calls of Client.Join for its name that arrived meanwhile begin
+// again.
 func (ms *members) end(m *membership, err error) {
 	m.refuse(err)
 	l := m.lease
@@ -409,8 +411,8 @@ func (ms *members) end(m *membership, err error) {
 	}
 }
 
-// endAll ends all ownerships of all leases, and returns their number. The holds come first, before
-// anything takes time that there are many partitions.
+// endAll ends all ownerships of all leases, and returns their number. The holds end first, because
+// with many partitions the rest takes time.
 func (ms *members) endAll(cause error) (n int) {
 	for m := range ms.all() {
 		m.lease.Board.EndHolds(cause)

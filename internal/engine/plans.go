@@ -10,17 +10,17 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// Plans: what any client does for all members of a lease.
+// Plans: any client makes them for all members of a lease.
 
-// plans are the leases that ask for a plan, joined or not, and what is known of their last.
+// plans are the leases that ask for a plan, joined or not, and what is known about their last plan.
 type plans struct {
 	plan     func([]store.LeasePlan) []store.Move
 	at       map[string]time.Time // when to plan a lease
-	claimed  map[string]bool      // of these: this client has claimed the plan
-	alone    bool                 // a plan met a lock: the next one is of those leases alone that ask for it
-	underWay *planning            // or to be made again; nil: none is
+	claimed  map[string]bool      // this client has claimed the plan
+	alone    bool                 // a plan met a lock: the next one is only of the leases that ask for it
+	underWay *planning            // or to be made again; nil: no plan is
 	batch    int                  // the most partitions that one statement moves; see fitting
-	retryIn  time.Duration        // when another plan is due if moves are left over; twice as late if the last plan changed nothing
+	retryIn  time.Duration        // the pause before another plan if moves are left over; doubled if the last plan changed no partition
 }
 
 func newPlans(plan func([]store.LeasePlan) []store.Move) plans {
@@ -36,7 +36,8 @@ func (ps *plans) request(at time.Time, names ...string) {
 	}
 }
 
-// asked notes leases that ask for a plan as a heartbeat says, unless one is to be made already.
+// asked notes leases that ask for a plan according to a heartbeat, unless one is to be made
+// already.
 func (ps *plans) asked(now time.Time, names ...string) {
 	for _, name := range names {
 		if _, planned := ps.at[name]; !planned {
@@ -60,28 +61,28 @@ func (ps *plans) due() time.Time {
 	return at
 }
 
-// A planning is a plan of leases from their claim to its last move. The moves that one statement
-// has no room for follow in others. In between nothing is read again: if another has changed a
-// lease since, a statement writes nothing.
+// A planning is a plan of leases, from their claim to its last move. If one statement cannot write
+// all moves, more statements follow, without another read. If another client has changed a lease
+// since, a statement writes no move.
 type planning struct {
 	plan      func([]store.LeasePlan) []store.Move
 	names     []string // that asked
-	unclaimed []string // of these: to be claimed first
+	unclaimed []string // to be claimed first
 	claimed   []string // by this client
 	read      []store.LeasePlan
-	moves     []store.Move // that are left
+	moves     []store.Move // not applied yet
 
-	changed, leftOver bool // by what was applied of it
+	changed, leftOver bool // by the moves that were applied
 
 	longest time.Duration // the most that retryIn may be
-	retryIn time.Duration // when another plan is due if moves are left over
+	retryIn time.Duration // the pause before another plan if moves are left over
 
 	claimedAt time.Time
-	claimEnds time.Time // when others may claim the leases; set if something overtook the plan
+	claimEnds time.Time // when others may claim the leases; set if a change overtook the plan
 }
 
-// begin plans the leases that ask for it, or goes on with a plan. Longest is the most that another
-// plan is put off if moves are left over.
+// begin plans the leases that ask for it, or continues a plan. Longest is the longest pause before
+// another plan if moves are left over.
 func (ps *plans) begin(longest time.Duration, now time.Time) *planning {
 	var names []string
 	for name, at := range ps.at {
@@ -107,23 +108,23 @@ func (ps *plans) begin(longest time.Duration, now time.Time) *planning {
 }
 
 const (
-	// overtaken is how long a plan is made again that another join overtakes; longer ones wait until
-	// the joins calm down.
+	// overtaken is how long the client repeats a plan that another join overtakes. A plan that takes
+	// longer waits until fewer joins arrive.
 	overtaken = 100 * time.Millisecond
-	// stalled is when a plan is due of leases whose plan a client has under way, and does not go on
-	// with.
+	// stalled is when another plan is due for leases whose plan a client has under way and does not
+	// continue.
 	stalled = time.Second
 )
 
-// next is what a plan applies in one statement: at most so many moves; alone: of the leases alone
-// that ask for it, not of all that share a member with them.
+// next is what a plan applies in one statement: the maximum number of moves; alone: only for the
+// leases that ask for it, not for all that share a member with them.
 type next struct {
 	batch int
 	alone bool
 }
 
-// proceed claims, reads and plans leases, if that is to be done, and applies the next moves, a
-// batch. It also returns how long that took alone; 0: it did not come to it. A plan that something
+// proceed claims, reads and plans leases, if that is not done yet, and applies the next batch of
+// moves. It also returns how long that statement took; 0: it was not sent. A plan that a change
 // overtook is made again.
 func (p *planning) proceed(ctx context.Context, c Conn, n next) (applied store.Applied, took time.Duration, err error) {
 	if err := p.claim(ctx, c); err != nil || len(p.claimed) == 0 {
@@ -148,7 +149,7 @@ func (p *planning) proceed(ctx context.Context, c Conn, n next) (applied store.A
 			p.leftOver = p.leftOver || applied.LeftOver > 0
 			return applied, took, nil
 		}
-		p.claimEnds = p.claimedAt.Add(claimLasts(p.read) + 10*time.Millisecond) // the clocks are two
+		p.claimEnds = p.claimedAt.Add(claimLasts(p.read) + 10*time.Millisecond) // the two clocks may differ
 		p.read, p.moves = nil, nil
 		if err != nil || applied.Unaccepted || attempt == 3 || time.Since(began) > overtaken {
 			return applied, took, err
@@ -173,8 +174,8 @@ func (p *planning) claim(ctx context.Context, c Conn) error {
 	return err
 }
 
-// again is when another plan is due after a statement of n moves; negative: of the leases alone in
-// which moves are left over.
+// again returns when another plan is due after a statement of n moves; negative: only for the
+// leases with moves left over.
 func (p *planning) again(alone bool, n int) time.Duration {
 	switch {
 	case n < len(p.moves):
@@ -187,7 +188,7 @@ func (p *planning) again(alone bool, n int) time.Duration {
 	return -p.retryIn
 }
 
-// claimLasts is for how long a claim keeps others from a plan of these leases, as claim.sql has it.
+// claimLasts returns how long a claim keeps others from a plan of these leases, as in claim.sql.
 func claimLasts(read []store.LeasePlan) time.Duration {
 	most := 0
 	for _, r := range read {
@@ -196,8 +197,8 @@ func claimLasts(read []store.LeasePlan) time.Duration {
 	return 100*time.Millisecond + time.Duration(most)*10*time.Microsecond
 }
 
-// proceeded takes what became of a plan, or of the first moves of it, and reports whether the plan
-// is made. If the client ends, the other clients make one that has failed.
+// proceeded handles the result of a plan, or of its first moves, and reports whether the plan is
+// complete. If the client ends, the other clients make a plan that has failed.
 func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n next, ends bool, now time.Time) (made bool) {
 	ps.alone = store.LockTimeout(err) || n.alone && !applied.Applied
 	for _, name := range p.names {
@@ -208,12 +209,12 @@ func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n next
 		ps.underWay = nil
 	case err != nil || len(p.moves) > 0:
 		ps.request(now, p.names...)
-	case len(p.claimed) > 0 && !applied.Applied: // a lease has changed since. The client that overtook it may have planned them by now, or will: so they are claimed again
+	case len(p.claimed) > 0 && !applied.Applied: // a lease has changed since. The client that changed it may have planned them by now, or will: so they are claimed again
 		p.unclaimed, p.claimed = p.claimed, nil
 		ps.request(later(now.Add(busyRetry), p.claimEnds), p.names...)
 	default:
 		ps.underWay, ps.retryIn = nil, busyRetry
-		if p.leftOver && !p.changed { // guarded transactions are open on all that it had to move
+		if p.leftOver && !p.changed { // guarded transactions are open on all partitions that it had to move
 			ps.retryIn = 2 * p.retryIn
 		}
 		return true
@@ -221,9 +222,9 @@ func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n next
 	return false
 }
 
-// planned notes that a plan is about a lease. If it has changed something, it may have asked the
-// session for something, or given it something at once; else it may own something that was not read
-// yet.
+// planned notes that a lease was planned. If the plan has changed a partition, it may have asked
+// the session for one, or given it one at once. If not, the session may own partitions that were
+// not read yet.
 func (ms *members) planned(lease string, changed bool) {
 	if m := ms.byName[lease]; m != nil && m.inDatabase() && (changed || m.generation == 0) {
 		m.toRead = true

@@ -9,9 +9,9 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// Reads: what the database says the session owns, compared with what the client has.
+// Reads: the ownerships of the session in the database, compared with the client's.
 
-// readAll makes the client read again all that it owns.
+// readAll makes the client read all its ownerships again.
 func (ms *members) readAll() {
 	for _, m := range ms.byName {
 		m.toRead = m.inDatabase()
@@ -20,7 +20,7 @@ func (ms *members) readAll() {
 
 func (m *membership) readDue() bool { return m.inDatabase() && m.toRead }
 
-// toRead reports whether something is to be read.
+// toRead reports whether a lease is to be read.
 func (ms *members) toRead() bool { return ms.find((*membership).readDue) != nil }
 
 // namesToRead returns the leases to be read.
@@ -33,8 +33,8 @@ func (ms *members) namesToRead() (names []string) {
 	return names
 }
 
-// read takes what the database says the session owns of a lease, on a server that is accepted or
-// not. It reports whether something was released whose new owners may not have been notified.
+// read handles the ownerships of the session in a lease, on a server that is accepted or not. It
+// reports whether a partition was released whose new owner may not have been notified.
 func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now time.Time) (released bool) {
 	m.generation, m.toRead = r.Generation, false
 	ms.heardOverrides(m, r)
@@ -65,12 +65,12 @@ func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now tim
 	}
 	m.serve(gained)
 	if m.ends() && m.n == 0 {
-		m.leaveSent = false // nothing is left to wait for: leave again
+		m.leaveSent = false // no partition is left to wait for: leave again
 	}
 	return len(c.released) > 0
 }
 
-// heardOverrides logs what an operator has done about this client, and a lease of it.
+// heardOverrides logs an operator's overrides of this client and of its lease.
 func (ms *members) heardOverrides(m *membership, r store.LeaseRead) {
 	switch changed := !slices.Equal(m.paused, r.Paused); {
 	case changed && r.Paused == nil:
@@ -88,11 +88,11 @@ func (ms *members) heardOverrides(m *membership, r store.LeaseRead) {
 	m.paused, ms.drained = r.Paused, r.Drained
 }
 
-// changes are how a read of a lease differs from the assignments.
+// changes are the differences between a read of a lease and the assignments.
 type changes struct {
 	fenced   map[*assignment]int64 // a fence has raised their epochs to these
-	released []*assignment         // not owned under this epoch any more, after they were withdrawn
-	lost     []*assignment         // not owned under this epoch any more, though they were served, or gained anew unseen
+	released []*assignment         // no longer owned under this epoch, after they were withdrawn
+	lost     []*assignment         // no longer owned under this epoch, though they were served, or were gained again unseen
 	wanted   []*assignment         // to be handed over
 	outdated []*assignment         // of an earlier server generation: to begin again under a new epoch
 	gained   []store.Owned         // to be served
@@ -100,7 +100,8 @@ type changes struct {
 }
 
 // compare compares a read with the assignments, which are by partition. A server that is not
-// accepted gives nothing. If the lease passes on what it gains, nothing of that is served.
+// accepted gives no partition. If the lease passes on what it gains, it serves none of those
+// partitions.
 func compare(r store.LeaseRead, assigned []*assignment, accepted, passesOn bool) (c changes) {
 	c.fenced = make(map[*assignment]int64)
 	for partition, p := range byPartition(r.Owned, len(assigned)) {
@@ -120,13 +121,13 @@ func compare(r store.LeaseRead, assigned []*assignment, accepted, passesOn bool)
 	return c
 }
 
-// remains returns an assignment if the session owns its partition still, as far as the epoch shows
-// that was read; else nil.
+// remains returns an assignment if the session still owns its partition, according to the epoch
+// that was read; otherwise nil.
 func (c *changes) remains(a *assignment, epoch int64) *assignment {
 	switch {
 	case a == nil || epoch == a.releaseEpoch():
 		return a
-	case a.state == fencing && epoch > a.releaseEpoch(): // had it been released to this client, it would be once more
+	case a.state == fencing && epoch > a.releaseEpoch(): // if it had been released to this client, it is released once more
 		c.fenced[a] = epoch
 		return a
 	case a.state >= draining:
@@ -137,11 +138,11 @@ func (c *changes) remains(a *assignment, epoch int64) *assignment {
 	return nil
 }
 
-// byPartition returns what is owned by partition; epoch 0: it is not.
+// byPartition returns the ownerships by partition; epoch 0: not owned.
 func byPartition(owned []store.Owned, partitions int) []store.Owned {
 	by := make([]store.Owned, partitions)
 	for _, p := range owned {
-		if p.Partition < partitions { // else somebody has written it
+		if p.Partition < partitions { // a higher number was written by hand
 			by[p.Partition] = p
 		}
 	}

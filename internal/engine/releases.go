@@ -12,15 +12,15 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// Releases: what drains goes to its next owner when the work on it has ended, and the owner is
-// notified. Fences before them, and leaving leases.
+// Releases: a draining partition goes to its next owner when the work on it has ended, and the
+// owner is notified. Also fences, and leaving leases.
 
-// releases is what the next statements release and announce.
+// releases has the partitions that the next statements release and announce.
 type releases struct {
 	batch int           // the most partitions that one statement releases or fences; see fitting
 	apart apart[string] // leases whose release met a lock
 
-	unannounced    map[string]map[int64]struct{} // by lease: the sessions that own what was released, and are not notified yet
+	unannounced    map[string]map[int64]struct{} // by lease: the new owners' sessions that are not notified yet
 	announcedApart apart[string]                 // leases whose announcement met a lock
 }
 
@@ -28,11 +28,11 @@ func newReleases() releases {
 	return releases{batch: maxBatch, apart: make(apart[string]), unannounced: make(map[string]map[int64]struct{}), announcedApart: make(apart[string])}
 }
 
-// apart are things whose last statement met a lock, and when that was. A statement waits for the
-// locks of all that it is about. So these come after all others, one by one.
+// apart are keys whose last statement met a lock, and when that was. A statement waits for the
+// locks of all its keys. So these keys follow after all others, one by one.
 type apart[K comparable] map[K]time.Time
 
-// among removes from due what does not go into the next statement.
+// among removes from due the keys that are not part of the next statement.
 func (a apart[K]) among(due map[K]bool) {
 	first, _ := soonest(maps.Keys(due), func(k K) time.Time { return a[k] })
 	maps.DeleteFunc(due, func(k K, _ bool) bool {
@@ -41,7 +41,7 @@ func (a apart[K]) among(due map[K]bool) {
 	})
 }
 
-// tried notes what became of a statement.
+// tried notes the result of a statement.
 func (a apart[K]) tried(about iter.Seq[K], err error, now time.Time) {
 	for k := range about {
 		switch {
@@ -53,8 +53,8 @@ func (a apart[K]) tried(about iter.Seq[K], err error, now time.Time) {
 	}
 }
 
-// next returns what is to be released now in one statement, of the assignments that are due, and
-// the leases to leave.
+// next returns the assignments, of those that are due, that one statement releases now, and the
+// leases to leave.
 func (rs *releases) next(due []*assignment, all iter.Seq[*membership]) release {
 	about := make(map[string]bool) // leases
 	for _, a := range due {
@@ -76,7 +76,7 @@ func (rs *releases) next(due []*assignment, all iter.Seq[*membership]) release {
 		return leaving
 	}
 	if len(due) > rs.batch { // so that the statement does not keep the client from its heartbeat
-		if leaving := which((*membership).leaveDue); len(leaving) > 0 { // first, so that no client that leaves now has it as successor
+		if leaving := which((*membership).leaveDue); len(leaving) > 0 { // first, so that no other leaving client names this one as successor
 			return newRelease(nil, leaving)
 		}
 		slices.SortFunc(due, func(a, b *assignment) int {
@@ -91,7 +91,7 @@ func (rs *releases) next(due []*assignment, all iter.Seq[*membership]) release {
 	return newRelease(due, which(func(m *membership) bool { return m.leaveDue() || m.state == leaves && releases[m] }))
 }
 
-// A release is what one statement releases, and which leases it leaves.
+// A release is one statement: the assignments that it releases, and the leases that it leaves.
 type release struct {
 	assignments []*assignment
 	leaving     []*membership
@@ -99,7 +99,7 @@ type release struct {
 
 	rows       []store.Release
 	leaves     []store.Leave
-	successors bool // the leaves are to name the successors of what is released
+	successors bool // the leaves name the successors of the released partitions
 }
 
 func newRelease(assignments []*assignment, leaving []*membership) release {
@@ -126,7 +126,7 @@ func rowsOf(assignments []*assignment, epoch func(*assignment) int64) []store.Re
 	return rows
 }
 
-// tried notes what became of a release.
+// tried notes the result of a release.
 func (rs *releases) tried(r release, err error, began time.Time) {
 	rs.apart.tried(maps.Keys(r.about), err, began)
 	for _, m := range r.leaving {
@@ -134,7 +134,7 @@ func (rs *releases) tried(r release, err error, began time.Time) {
 	}
 }
 
-// announce notes that a lease has changed for a session; 0: it is not known for which.
+// announce notes that a lease has changed for a session; 0: the session is not known.
 func (rs *releases) announce(lease string, session int64) {
 	if rs.unannounced[lease] == nil {
 		rs.unannounced[lease] = make(map[int64]struct{})
@@ -144,7 +144,7 @@ func (rs *releases) announce(lease string, session int64) {
 	}
 }
 
-// nextAnnouncement returns leases that have changed, and the sessions that are to be notified.
+// nextAnnouncement returns leases that have changed, and the sessions to notify.
 func (rs *releases) nextAnnouncement() (names []string, sessions []int64) {
 	due, concerned := make(map[string]bool), make(map[int64]struct{})
 	for name := range rs.unannounced {
@@ -157,7 +157,7 @@ func (rs *releases) nextAnnouncement() (names []string, sessions []int64) {
 	return slices.Sorted(maps.Keys(due)), slices.Collect(maps.Keys(concerned))
 }
 
-// announced notes what became of an announcement. Nothing was released meanwhile.
+// announced notes the result of an announcement. No partition was released meanwhile.
 func (rs *releases) announced(names []string, err error, began time.Time) {
 	rs.announcedApart.tried(slices.Values(names), err, began)
 	for _, name := range names {
@@ -167,12 +167,12 @@ func (rs *releases) announced(names []string, err error, began time.Time) {
 	}
 }
 
-// --- what the members know of it
+// --- the members' side of releases
 
-// leaveDue reports whether a leave is to be sent, with something to release or without.
+// leaveDue reports whether a leave is to be sent, with or without releases.
 func (m *membership) leaveDue() bool { return m.state == leaves && !m.leaveSent }
 
-// releaseDue is when something is to be released, or a lease to be left.
+// releaseDue returns when a partition is to be released, or a lease to be left.
 func (ms *members) releaseDue(now time.Time) time.Time {
 	if ms.find((*membership).leaveDue) != nil {
 		return atOnce
@@ -191,15 +191,15 @@ func (ms *members) releasable(now time.Time) (due []*assignment) {
 	return due
 }
 
-// An announcement is of a lease that has changed for a session; 0: it is not known for which.
+// An announcement says that a lease has changed for a session; 0: the session is not known.
 type announcement struct {
 	lease   string
 	session int64
 }
 
-// released takes what became of each release: done, busy (a guarded transaction is open), or
-// neither. Then an earlier one, whose answer was lost, had released it: a read returns which
-// partitions the session has. It returns what is to be announced.
+// released handles the result of each release: done, busy (a guarded transaction is open), or
+// neither. Neither means that an earlier release, whose answer was lost, was executed: a read
+// returns the partitions that the session owns. released returns the changes to announce.
 func (ms *members) released(which []*assignment, answer store.Released, session int64, now time.Time) (changed []announcement, beat bool) {
 	handed, busy := byPlace(answer)
 	released, kept := make(map[*membership][]*assignment), make(map[*membership][]int)
@@ -215,18 +215,18 @@ func (ms *members) released(which []*assignment, answer store.Released, session 
 			m.toRead = m.inDatabase()
 			a.readyAt = now.Add(busyRetry)
 			continue
-		case !done: // nor were the new owners notified. Or the session is gone, and would read what it has, and release that, until it hears of it
+		case !done: // the new owners were not notified either. Or the session is gone: without a heartbeat it would read its partitions and release them again and again
 			beat = true
 			m.toRead = m.inDatabase()
 			changed = append(changed, announcement{lease: m.lease.Name})
 		case slices.Contains(answer.Left, m.lease.Name): // the new owner was notified
 		case h.Owner != session:
 			changed = append(changed, announcement{m.lease.Name, h.Owner})
-		case ms.validity == nil || m.ends(): // it came back at a time when nothing is shown
+		case ms.validity == nil || m.ends(): // it came back while no partition is shown
 			m.toRead = m.inDatabase()
 		default:
 			kept[m] = append(kept[m], m.own(h.Partition, h.Epoch).Number)
-			m.toRead = true // if it was renewed, it may be wanted elsewhere
+			m.toRead = true // if it was renewed, it may have another target
 		}
 		released[m] = append(released[m], a)
 	}
@@ -242,7 +242,7 @@ func (ms *members) released(which []*assignment, answer store.Released, session 
 	return changed, beat
 }
 
-// byPlace returns what was released, and where a guarded transaction is open, by lease and
+// byPlace returns the released partitions, and those with an open guarded transaction, by lease and
 // partition.
 func byPlace(answer store.Released) (handed map[store.Release]store.Handed, busy map[store.Release]bool) {
 	handed, busy = make(map[store.Release]store.Handed), make(map[store.Release]bool)
@@ -255,9 +255,9 @@ func byPlace(answer store.Released) (handed map[store.Release]store.Handed, busy
 	return handed, busy
 }
 
-// left takes what became of the leases that were left. It returns those of which the session is no
-// member any more, and whether a heartbeat is to find out: something was given to one meanwhile, or
-// the session is no member.
+// left handles the result of leaving leases. It returns the leases that the session is no longer a
+// member of. It also returns whether a heartbeat has to find out more: the session got a partition
+// meanwhile, or is not a member.
 func (ms *members) left(leaving []*membership, answer store.Released) (none []*membership, beat bool) {
 	for _, m := range leaving {
 		if ms.byName[m.lease.Name] != m || !m.ends() {
@@ -273,14 +273,14 @@ func (ms *members) left(leaving []*membership, answer store.Released) (none []*m
 	return none, beat
 }
 
-// fenceDue is when guarded transactions keep a release waiting.
+// fenceDue returns when guarded transactions keep a release waiting.
 func (ms *members) fenceDue(generation int64) time.Time {
 	_, at := soonest(maps.Keys(ms.draining), func(a *assignment) time.Time { return atOnceIf(a.wantsFence(generation)) })
 	return at
 }
 
-// toFence returns assignments whose release waits for guarded transactions, at most so many. No
-// further one begins on them.
+// toFence returns assignments whose release waits for guarded transactions, up to the given number,
+// and marks them as fencing: no further guarded transaction begins on them.
 func (ms *members) toFence(generation int64, most int) (busy []*assignment) {
 	for a := range ms.draining {
 		if a.wantsFence(generation) && len(busy) < most {
@@ -291,17 +291,17 @@ func (ms *members) toFence(generation int64, most int) (busy []*assignment) {
 	return busy
 }
 
-// fenceSent notes that a fence was sent, and may have been set.
+// fenceSent notes that a fence was sent, and may have been executed.
 func fenceSent(busy []*assignment) {
 	for _, a := range busy {
 		a.busy = 0
-		a.membership.toRead = a.membership.inDatabase() // whose answer has the epoch
+		a.membership.toRead = a.membership.inDatabase() // its answer has the epoch
 	}
 }
 
-// planWithout plans leases without the session of this client ID, which leaves them, and names the
-// successors of what it owns there. If the plan is about more than that, there are no successors: a
-// plan is made once the session has left.
+// planWithout plans leases without the session of this client ID, which leaves them, and sets the
+// successors of its partitions there. If the plan moves other partitions too, it sets no
+// successors: a plan is made after the session has left.
 func planWithout(ctx context.Context, c Conn, plan func([]store.LeasePlan) []store.Move, session int64, id string, leaving []store.Leave) error {
 	names, successors := make([]string, len(leaving)), make(map[string]map[int]int64, len(leaving))
 	for i, l := range leaving {

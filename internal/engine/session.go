@@ -18,25 +18,25 @@ type session struct {
 	startedAt   time.Time
 
 	nextBeat   time.Time
-	sent       time.Time // the last heartbeat that succeeded
-	beatFailed bool      // the last heartbeat
+	sent       time.Time // when the last successful heartbeat was sent
+	beatFailed bool      // the last heartbeat failed
 	roundTrip  time.Duration
 
-	renewal   store.Renewal // the last that was answered
-	last      bool          // it is the last of all: none was given up since, nor can one come late
-	lateUntil time.Time     // until then one may come late
+	renewal   store.Renewal // the last answered renewal
+	last      bool          // it is the last of all: no later one was given up or can arrive late
+	lateUntil time.Time     // until then a statement may arrive late
 }
 
-// lateAtMost is more than a statement takes that a connection, a pooler or a server held back after
-// its client had given it up.
+// lateAtMost is longer than a connection, a pooler or a server delays a statement after its client
+// has given it up.
 const lateAtMost = 10 * time.Minute
 
 func newSession(now time.Time) session {
 	return session{number: store.RandomID(), process: nextProcess(), startedAt: now, nextBeat: now, sent: now}
 }
 
-// Clients of this program count up from a random number, so that of two of them the database knows
-// the newer.
+// Clients of this program count up from a random number, so that the database knows which of two
+// clients is newer.
 var (
 	thisProgram = store.RandomID() &^ (1<<store.ProcessBits - 1)
 	opened      atomic.Int64
@@ -64,11 +64,11 @@ func (s *session) registration(c *Config) store.Registration {
 func (s *session) nowRegistered(incarnation int64) (again bool) {
 	again = s.incarnation != 0
 	s.registered, s.incarnation = true, incarnation
-	s.beatNow() // whose answer has the rest
+	s.beatNow() // its answer has the rest
 	return again
 }
 
-// beats returns what a heartbeat says of the renewal before.
+// beats returns the previous renewal, for the next heartbeat.
 func (s *session) beats() store.Renewal {
 	last := s.renewal
 	if !s.last {
@@ -82,21 +82,21 @@ func (s *session) beats() store.Renewal {
 func (s *session) beatLost(last store.Renewal, heartbeat time.Duration, now time.Time) {
 	s.beatFailed = true
 	s.nextBeat = now.Add(max(heartbeat/10, retryMin))
-	if last.Marker == 0 { // one that is compared renews nothing if it comes after the next
+	if last.Marker == 0 { // a compared renewal has no effect if it arrives after the next one
 		s.mayComeLate(now)
 	}
 }
 
-// beatAnswered schedules the next heartbeat: a little early, each time anew, because clients that
-// began together drift apart then.
+// beatAnswered schedules the next heartbeat a little early, by a new random time for each one, so
+// that clients that began together drift apart.
 func (s *session) beatAnswered(sent time.Time, heartbeat time.Duration) {
 	s.beatFailed = false
 	s.nextBeat = sent.Add(heartbeat - rand.N(heartbeat/20))
 }
 
-// renewed notes a renewal, and reports whether it was by another run of the server than the one
-// before. Then, and if the clock has stepped back, those that were given up before may come late
-// after all: compared with it, they are not the earlier ones.
+// renewed notes a renewal, and reports whether another server incarnation made it than the one
+// before. In that case, and if the clock has stepped back, heartbeats that were given up before may
+// still arrive late: compared with the new renewal, they do not count as earlier.
 func (s *session) renewed(sent, received time.Time, now store.Renewal) (otherRun bool) {
 	before := s.renewal
 	if before.Marker != 0 && (before.Marker != now.Marker || before.Clock >= now.Clock) {
@@ -107,7 +107,7 @@ func (s *session) renewed(sent, received time.Time, now store.Renewal) (otherRun
 	return before.Marker != now.Marker
 }
 
-// began reports whether a heartbeat was ever answered under this session.
+// began reports whether a heartbeat was ever answered in this session.
 func (s *session) began() bool { return s.renewal != store.Renewal{} }
 
 // evicted begins another session, which is not registered yet.

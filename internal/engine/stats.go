@@ -6,22 +6,22 @@ import (
 	"github.com/pgleases/pgleases/internal/owned"
 )
 
-// Stats are a client's numbers as of its last turn.
+// Stats are a client's numbers as of its last loop.
 type Stats struct {
 	Validity   *owned.Validity // that snapshots show
-	Sent       time.Time       // the last successful heartbeat
-	RoundTrip  time.Duration   // of that
-	Leases     int             // of which the session is a member
+	Sent       time.Time       // when the last successful heartbeat was sent
+	RoundTrip  time.Duration   // of that heartbeat
+	Leases     int             // that the session is a member of
 	Reconnects int64           // connections after the first
 	Listening  bool            // notifications arrive
-	LeaseStats                 // of all leases, also of those that have ended
+	LeaseStats                 // of all leases, including ended ones
 }
 
-// LeaseStats are those of one lease.
+// LeaseStats are the numbers of one lease.
 type LeaseStats struct {
 	Owned         int       // partitions that the snapshot shows
 	Draining      int       // partitions that are withdrawn, and still in work or not released
-	DrainingSince time.Time // since when the oldest of these; zero: none
+	DrainingSince time.Time // since when the oldest of these drains; zero: no partition drains
 	Gains         int64     // ownerships that began
 	Losses        Losses    // ownerships that ended
 }
@@ -42,7 +42,8 @@ func (s *LeaseStats) add(of LeaseStats) {
 	s.Losses.Closed += of.Losses.Closed
 }
 
-// publishStats publishes the numbers of a lease, of which that drains, and returns them.
+// publishStats publishes the numbers of a lease, with the given numbers of its drains, and returns
+// them.
 func (m *membership) publishStats(draining LeaseStats) LeaseStats {
 	now := draining
 	now.Owned, now.Gains, now.Losses = len(m.lease.Board.Look().Values), m.gains, m.losses

@@ -10,28 +10,28 @@ import (
 	"time"
 )
 
-// The task table: what the engine does at the database, in which order, and when. The schedule is
-// written once: each task says when it is due; the engine begins the first one that is, and wakes
-// up for the next.
+// The task table: the statements that the engine sends, in which order, and when. The schedule is
+// written once: each task returns when it is due. The engine begins the first task that is due, and
+// wakes up for the next.
 
-// A task is something that the engine does at the database whenever it is due.
+// A task is something that the engine does in the database whenever it is due.
 type task struct {
 	name  string // in the log, as docs/operations.md lists them
 	stage stage
-	due   func(e *engine, now time.Time) time.Time // never: not unless something happens
+	due   func(e *engine, now time.Time) time.Time // never: only after something happens
 	begin func(e *engine, now time.Time) *operation
 
 	traits traits
 }
 
-// The stage is how far a client has come. What belongs to one of its stages goes on in the next
-// ones, from beating on.
+// The stage is how far a client has come. From beating on, the tasks of one stage also run in the
+// next stages.
 type stage int
 
 const (
 	connecting  stage = iota // there is no connection
 	registering              // there is no session
-	beating                  // no heartbeat has returned yet to which server the connection leads
+	beating                  // no heartbeat has returned yet which server the connection leads to
 	working
 	accepted // the server is accepted
 )
@@ -39,15 +39,15 @@ const (
 type traits int
 
 const (
-	ownPause  traits = 1 << iota // it sets itself when to try again after a failure
-	batched                      // it does a batch, see fitting
-	untilEnds                    // it is not due once the client ends
-	yields                       // another that is due comes between it and the next time
+	ownPause  traits = 1 << iota // it sets its own pause after a failure
+	batched                      // it works in batches, see fitting
+	untilEnds                    // it is not due after the client begins to end
+	yields                       // another due task runs before it runs again
 )
 
-// tasks in the order of precedence. An announcement comes before the next release, because there
-// may be one after the other for long. Notifications come after the first plan: a client that plans
-// reads what that gave it.
+// tasks in the order of precedence. An announcement comes before the next release, because releases
+// may follow each other for long. Notifications come after the first plan: a client that plans
+// reads the result of its plan anyway.
 var tasks = []*task{
 	{"connect", connecting, retryDue, beginConnect, ownPause},
 	{"register", registering, retryDue, beginRegister, ownPause | untilEnds},
@@ -76,7 +76,7 @@ var tasks = []*task{
 	{"end the session", working, endDue, beginEnd, 0},
 }
 
-// waitForNotifications is what the connection does while no task is due, and gives way to each.
+// waitForNotifications runs while no task is due, and yields to each task.
 var waitForNotifications = &task{name: "wait for notifications", stage: working, begin: beginWait}
 
 // When each task is due.
@@ -89,8 +89,8 @@ func holdLivenessDue(e *engine, _ time.Time) time.Time {
 	return atOnceIf(e.liveness.ToHold(e.session.number))
 }
 
-// heartbeatDue is early if a check for expired sessions is due: the answer says whether another
-// client made it.
+// heartbeatDue returns an early time if a check for expired sessions is due: the answer says
+// whether another client made it.
 func heartbeatDue(e *engine, _ time.Time) time.Time {
 	if e.liveness.ToHold(e.session.number) {
 		return never
@@ -98,14 +98,15 @@ func heartbeatDue(e *engine, _ time.Time) time.Time {
 	return earlier(e.session.nextBeat, e.expiry.lookAt)
 }
 
-// markDue is when a heartbeat found a run of the server without a mark: after the server's crash.
+// markDue returns atOnce if a heartbeat found a server incarnation without a boot marker: after the
+// server's crash.
 func markDue(e *engine, _ time.Time) time.Time {
 	return atOnceIf(e.watch.run.Marker == 0 && !e.server.marked)
 }
 
 func rejectDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.server.behind) }
 
-// acceptDue is when the clock of a promoted server was watched for this client's TTL.
+// acceptDue returns when the clock of a promoted server was watched for this client's TTL.
 func acceptDue(e *engine, now time.Time) time.Time {
 	return e.server.acceptDue(e.watch.willLast(e.config.TTL, now))
 }
@@ -170,7 +171,7 @@ func prepareDue(e *engine, _ time.Time) time.Time { return e.connection.prepareA
 
 func endDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.onlySessionRemains()) }
 
-// Two instants that tasks are due at. The zero time has always passed.
+// Two due times. The zero time has always passed.
 var (
 	atOnce time.Time
 	never  = time.Unix(1<<40, 0)
@@ -190,7 +191,7 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// atOnceIf is when a task is due that depends on nothing but a condition.
+// atOnceIf returns the due time of a task that depends only on a condition.
 func atOnceIf(condition bool) time.Time {
 	if condition {
 		return atOnce
@@ -198,7 +199,7 @@ func atOnceIf(condition bool) time.Time {
 	return never
 }
 
-// soonest returns what is due first, and when; never: nothing is.
+// soonest returns the element that is due first, and when; never: no element is due.
 func soonest[T any](all iter.Seq[T], at func(T) time.Time) (first T, due time.Time) {
 	due = never
 	for x := range all {
@@ -209,23 +210,23 @@ func soonest[T any](all iter.Seq[T], at func(T) time.Time) (first T, due time.Ti
 	return first, due
 }
 
-// progress is what is under way, and what rests after a failure.
+// progress is the operation under way, and the tasks that pause after a failure.
 type progress struct {
 	running *operation
-	last    *task       // that was begun
-	results chan func() // what the operation that ended hands back
+	last    *task       // the task that was begun last
+	results chan func() // functions that ended operations return
 
-	// A task that failed rests, and no other with it: what cannot be done now keeps nothing else from
-	// being done.
+	// A failed task pauses, and no other task with it: a task that cannot run now does not delay
+	// others.
 	rests map[*task]rest
 
 	logged map[logged]bool // since the task last succeeded
 }
 
-// logged is what was logged: a kind of error of a task.
+// logged is an error that was logged: its task and its kind.
 type logged struct{ task, kind string }
 
-// rest is the time that a task rests after it failed; with each failure twice as long.
+// rest is the pause of a task after it failed. It doubles with each failure.
 type rest struct {
 	length time.Duration
 	until  time.Time
@@ -237,20 +238,20 @@ func newProgress() progress {
 
 const (
 	retryMin = 50 * time.Millisecond
-	// How soon something is tried again that an open guarded transaction was in the way of.
+	// The pause before another attempt if an open guarded transaction blocked the last one.
 	busyRetry = 50 * time.Millisecond
 
 	minBatch = 64
 	maxBatch = 8192
 )
 
-// succeeded notes that a task did.
+// succeeded notes that a task succeeded.
 func (p *progress) succeeded(t *task) {
 	maps.DeleteFunc(p.logged, func(l logged, _ bool) bool { return l.task == t.name })
 	delete(p.rests, t)
 }
 
-// failed makes a task rest, at most so long.
+// failed makes a task pause, at most for the given time.
 func (p *progress) failed(t *task, most time.Duration) {
 	length := min(max(2*p.rests[t].length, retryMin), most)
 	p.rests[t] = rest{length, time.Now().Add(length)}
@@ -265,8 +266,8 @@ func (p *progress) log(log *slog.Logger, t *task, err error) {
 	}
 }
 
-// kindOf is what an error says, without the numbers: a new local port at each attempt makes no new
-// error.
+// kindOf returns an error's text without digits, because a new local port at each attempt is not a
+// new error.
 func kindOf(err error) string {
 	return strings.Map(func(r rune) rune {
 		if '0' <= r && r <= '9' {
@@ -279,8 +280,8 @@ func kindOf(err error) string {
 // idle reports whether no task is under way.
 func (p *progress) idle() bool { return p.running == nil || p.running.task == waitForNotifications }
 
-// fitting is the next batch after one that took so long: it makes batches fit the limit of a
-// statement, which is short if the TTL is.
+// fitting returns the size of the next batch after one that took that long. It makes batches fit
+// the limit of a statement, which is short if the TTL is.
 func fitting(batch, most int, took, limit time.Duration, ended error) int {
 	switch {
 	case errors.Is(ended, context.DeadlineExceeded):
@@ -291,9 +292,9 @@ func fitting(batch, most int, took, limit time.Duration, ended error) int {
 	return batch
 }
 
-// An operation runs statements, apart from the goroutine that owns the state. That goroutine runs
-// the function that call returns. The function's argument says why the context of call ended; nil:
-// it did not.
+// An operation runs statements, outside of the goroutine that owns the state. That goroutine runs
+// the function that call returns. The function's argument is why the context of call ended; nil: it
+// did not end.
 type operation struct {
 	task   *task
 	limit  time.Duration
@@ -301,8 +302,8 @@ type operation struct {
 	cancel context.CancelFunc
 }
 
-// ask is the operation that sends a statement. Its error is that of the statement, whatever take
-// does about it.
+// ask returns the operation that sends a statement. Its error is the statement's, whatever take
+// does with it.
 func ask[T any](limit time.Duration, send func(context.Context, Conn) (T, error), take func(T, error)) *operation {
 	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
 		answer, err := send(ctx, c)
@@ -313,7 +314,7 @@ func ask[T any](limit time.Duration, send func(context.Context, Conn) (T, error)
 	}}
 }
 
-// tell is ask for a statement that has no answer.
+// tell is ask for a statement without an answer.
 func tell(limit time.Duration, send func(context.Context, Conn) error, take func(error)) *operation {
 	return ask(limit,
 		func(ctx context.Context, c Conn) (struct{}, error) { return struct{}{}, send(ctx, c) },

@@ -6,7 +6,7 @@ import (
 	"github.com/pgleases/pgleases/internal/owned"
 )
 
-// trust is until when the client may act as the owner of what it shows.
+// trust is the time until which the client may act as the owner of what it shows.
 type trust struct {
 	validity  *owned.Validity // nil: there is no trust
 	wallLimit time.Time       // the trust deadline on the wall clock, which also runs while a machine sleeps
@@ -20,7 +20,7 @@ func (t *trust) over(now time.Time) bool {
 	return t.held() && (t.validity.Over() || !now.Round(0).Before(t.wallLimit))
 }
 
-// ends is the trust deadline, at once if a reader has seen it pass.
+// ends returns the trust deadline; atOnce if a reader has seen it pass.
 func (t *trust) ends() time.Time {
 	switch {
 	case !t.held():
@@ -31,8 +31,8 @@ func (t *trust) ends() time.Time {
 	return t.validity.Deadline()
 }
 
-// earn notes what a heartbeat earned that was sent at that moment, and reports whether that has not
-// passed yet.
+// earn notes the trust that a heartbeat earned that was sent at that time, and reports whether it
+// has not passed yet.
 func (t *trust) earn(sent time.Time, trusts time.Duration, now time.Time) bool {
 	wallLimit := sent.Round(0).Add(trusts)
 	if now.Sub(sent) >= trusts || !now.Round(0).Before(wallLimit) {
@@ -42,8 +42,8 @@ func (t *trust) earn(sent time.Time, trusts time.Duration, now time.Time) bool {
 	return true
 }
 
-// begin begins a trust that lasts so long from that moment on. While, if fast failover is on,
-// readers read only while the client allows it.
+// begin begins a trust that lasts for that time from then on. With fast failover, readers read only
+// while the client allows it.
 func (t *trust) begin(sent time.Time, trusts time.Duration, fastFailover bool) {
 	t.validity = owned.Valid(sent, trusts)
 	if fastFailover {
@@ -51,7 +51,7 @@ func (t *trust) begin(sent time.Time, trusts time.Duration, fastFailover bool) {
 	}
 }
 
-// end ends it for all readers.
+// end ends the trust for all readers.
 func (t *trust) end() {
 	t.validity.End()
 	t.validity = nil

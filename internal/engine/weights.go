@@ -21,7 +21,7 @@ func (m *membership) abandonWeight(done chan<- error) {
 	}
 }
 
-// answerWeight answers those of the calls of SetWeight that still wait.
+// answerWeight answers the given calls of SetWeight that still wait.
 func (m *membership) answerWeight(calls weightCalls, err error) {
 	for done := range calls {
 		if _, waits := m.weightCalls[done]; waits { // it may have been given up, or answered by a leave
@@ -31,7 +31,7 @@ func (m *membership) answerWeight(calls weightCalls, err error) {
 	}
 }
 
-// weightDue reports whether the database is to get the weight of a member: by another join.
+// weightDue reports whether another join has to send the weight of a member to the database.
 func (m *membership) weightDue() bool {
 	return m.state == member && (len(m.weightCalls) > 0 || m.weightLost)
 }

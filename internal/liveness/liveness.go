@@ -1,11 +1,11 @@
 // Package liveness is the state of fast failover: each client's connection holds a liveness lock in
 // the database, and two of the clients watch all these locks. The end of a process ends its
-// connection, which frees the lock. The watching clients evict its session then, and need not wait
+// connection, which releases the lock. Then the watching clients evict its session without waiting
 // for its TTL.
 //
-// It must never be a live client's. So a client drops its trust before it closes its connection,
-// and as soon as the connection ends without a word of the server. A client that could not notice
-// that refuses its readers. The watching clients wait for longer than that takes.
+// They must never evict a live client. So a client ends its trust before it closes its connection,
+// and as soon as the connection ends without an announcement by the server. A client that could not
+// notice this end refuses its readers. The watching clients wait for longer than that takes.
 package liveness
 
 import (
@@ -22,21 +22,21 @@ import (
 var never = time.Unix(1<<40, 0)
 
 const (
-	// StoppedFor is for how long a client may not have looked at its connection until its readers are
-	// refused.
+	// StoppedFor is how long a client may be without a check of its connection before it refuses its
+	// readers.
 	StoppedFor = 250 * time.Millisecond
-	// PulseEvery is how often it looks.
+	// PulseEvery is how often the client checks its connection.
 	PulseEvery = 50 * time.Millisecond
-	// lookEvery is how often the watching clients look at the locks.
+	// lookEvery is how often the watching clients check the locks.
 	lookEvery = 100 * time.Millisecond
-	// freeFor is for how long a lock has to be free until its session is evicted: a live client has
-	// dropped its trust by then, or its readers are refused.
+	// freeFor is how long a lock has to be free before its session is evicted: by then a live client
+	// has ended its trust, or refuses its readers.
 	freeFor = StoppedFor + 50*time.Millisecond
-	// evictTries is how often that is tried. What is in the way may pass: a row that is locked, a
-	// process of the server that is not gone yet.
+	// evictTries is how often an eviction is tried. The obstacle may pass: a locked row, or a server
+	// process that is not gone yet.
 	evictTries = 5
-	// keyStep leaves 40 of 63 random bits to the distance between a client's keys: four million keep
-	// them above the lowest number.
+	// keyStep leaves 40 of 63 random bits for the distance between a client's keys, so that 4,000,000
+	// keys stay above the lowest number.
 	keyStep = 23
 )
 
@@ -49,26 +49,26 @@ type Conn interface {
 	EvictDisconnected(ctx context.Context, ended []store.Absence, since store.SessionEnds, run store.Incarnation) (store.Evicted, error)
 }
 
-// A State is a client's. The client's goroutine alone calls its methods. All but presence, pulse
-// and woke is of the present connection.
+// A State is a client's state of fast failover. Only the client's goroutine calls its methods. All
+// fields except presence, pulse and woke belong to the present connection.
 type State struct {
-	On       bool      // fast failover is
+	On       bool      // fast failover is on
 	lifeline *lifeline // nil: fast failover is off
-	heldFor  int64     // the session for which the connection holds the liveness lock; 0: none
+	heldFor  int64     // the session whose liveness lock the connection holds; 0: it holds none
 	presence int64     // the last key of such a lock, of this connection or an earlier one
 
-	pulse time.Time // when the client last looked at its connection
-	woke  time.Time // since then it waits for an answer of the server, because it was stopped before; zero: it does not
+	pulse time.Time // when the client last checked its connection
+	woke  time.Time // since then it waits for an answer of the server, because it was stopped before; zero: it does not wait
 
-	LookAt time.Time         // when to look at the locks of others
-	warned bool              // of a stranger
-	Digest int64             // of the last look
-	ends   store.SessionEnds // at the last look
-	held   map[int64]int     // by key, what that look saw held: the server's process
-	absent map[int64]*absent // by key, what was seen held, and free since
+	LookAt time.Time         // when to check the locks of others
+	warned bool              // about another session's lock
+	Digest int64             // of the last check
+	ends   store.SessionEnds // at the last check
+	held   map[int64]int     // by key of a lock that was held at the last check: the server process that held it
+	absent map[int64]*absent // by key of a lock that was seen held, and has been free since
 }
 
-// An absent session's lock is free.
+// An absent session is one whose lock is free.
 type absent struct {
 	store.Absence
 	since store.SessionEnds // when the lock was last seen held
@@ -81,17 +81,17 @@ func New(on bool, now time.Time) State {
 	return State{On: on, presence: -store.RandomID() / 2, pulse: now, held: make(map[int64]int), absent: make(map[int64]*absent)}
 }
 
-// A lifeline ends the trust of a client with the connection.
+// A lifeline ends the trust of a client when the connection ends.
 type lifeline struct {
 	wakeUp func()
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu       sync.Mutex
 	validity *owned.Validity
 	ended    bool
 }
 
-// carries says which validity ends with the connection; nil: there is none.
+// carries sets the validity that ends with the connection; nil: no validity does.
 func (l *lifeline) carries(v *owned.Validity) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -101,7 +101,7 @@ func (l *lifeline) carries(v *owned.Validity) {
 	}
 }
 
-// end is called by whatever ends the connection, or notices its end.
+// end is called by the code that ends the connection, or detects its end.
 func (l *lifeline) end() {
 	l.mu.Lock()
 	l.ended = true
@@ -112,8 +112,8 @@ func (l *lifeline) end() {
 	l.wakeUp()
 }
 
-// Connected takes a new connection. It carries the trust of before once it is to hold the lock.
-// Until then its end says nothing to others.
+// Connected handles a new connection. The earlier trust depends on it from the moment when it is to
+// hold the lock. Until then the watching clients do not notice its end.
 func (f *State) Connected(c any, wakeUp func()) {
 	if !f.On {
 		return
@@ -124,21 +124,21 @@ func (f *State) Connected(c any, wakeUp func()) {
 	c.(Conn).OnEnd(f.lifeline.end)
 }
 
-// forget forgets all looks.
+// forget forgets all checks.
 func (f *State) forget() {
 	f.Digest = 0
 	clear(f.held)
 	clear(f.absent)
 }
 
-// Carries says which validity ends with the connection.
+// Carries sets the validity that ends with the connection.
 func (f *State) Carries(v *owned.Validity) {
 	if f.On {
 		f.lifeline.carries(v)
 	}
 }
 
-// Ended reports whether the connection has ended without a word of the server.
+// Ended reports whether the connection has ended without an announcement by the server.
 func (f *State) Ended() bool {
 	if f.lifeline == nil {
 		return false
@@ -148,9 +148,10 @@ func (f *State) Ended() bool {
 	return f.lifeline.ended
 }
 
-// Beat notes a look at the connection, and returns for how long the client was stopped before; 0:
-// it was not. If it has not looked for too long, the others may have noticed an end. Then readers
-// wait for an answer on this connection, which shows that there was none.
+// Beat notes a check of the connection, and returns how long the client was stopped before; 0: it
+// was not stopped. If the last check was too long ago, the other clients may have seen the
+// connection end. Then readers wait for an answer on this connection, which shows that it did not
+// end.
 func (f *State) Beat(now time.Time) (stopped time.Duration) {
 	stopped = max(now.Sub(f.pulse), now.Round(0).Sub(f.pulse.Round(0))) // the wall clock too, which runs while a machine sleeps
 	f.pulse = now
@@ -161,9 +162,9 @@ func (f *State) Beat(now time.Time) (stopped time.Duration) {
 	return stopped
 }
 
-// Allows lets readers read for some more time, unless they wait for an answer, or the connection
-// has ended and it was not read yet whether the server had said so. It reports whether readers that
-// were refused read again.
+// Allows allows readers to read for some more time. It does not if they wait for an answer, or if
+// the connection has ended and no announcement of the server was read yet. It reports whether
+// refused readers can read again.
 func (f *State) Allows(v *owned.Validity, c any, now time.Time) (again bool) {
 	if v == nil || !f.woke.IsZero() || c != nil && c.(Conn).Severed() {
 		return false
@@ -173,9 +174,9 @@ func (f *State) Allows(v *owned.Validity, c any, now time.Time) (again bool) {
 	return refused && v.Holds()
 }
 
-// Answered takes an answer to a statement that was sent at that moment, which shows that the
-// session lives. It reports what readers do that waited for one: they read again, or another
-// heartbeat has to be answered.
+// Answered handles the answer to a statement that was sent at that time. The answer shows that the
+// session lives. If readers waited for an answer, it reports whether they read again, or whether
+// another heartbeat has to be answered.
 func (f *State) Answered(sent time.Time) (again, beat bool) {
 	if sent.After(f.pulse) {
 		f.pulse = sent
@@ -190,7 +191,7 @@ func (f *State) Answered(sent time.Time) (again, beat bool) {
 	return true, false
 }
 
-// PulseDue is when to look at the connection again.
+// PulseDue returns when to check the connection again.
 func (f *State) PulseDue() time.Time {
 	if !f.On {
 		return never
@@ -198,7 +199,7 @@ func (f *State) PulseDue() time.Time {
 	return f.pulse.Add(PulseEvery)
 }
 
-// ToHold reports whether the connection has to take the liveness lock of a session: before the
+// ToHold reports whether the connection has to acquire the liveness lock of a session: before the
 // first heartbeat on a connection, and of a session.
 func (f *State) ToHold(session int64) bool { return f.On && f.heldFor != session }
 
@@ -211,18 +212,19 @@ func (f *State) NextPresence() int64 {
 // SetHeld notes that the connection holds the lock of a session.
 func (f *State) SetHeld(session int64) { f.heldFor, f.LookAt = session, time.Time{} }
 
-// Looked takes the answer to a look. A client that does not watch asks again at the next heartbeat,
-// and when a notification comes: a client that evicts notifies those that are next.
+// Looked handles the answer to a check. A client that does not watch asks again at the next
+// heartbeat, and when a notification arrives: a client that evicts notifies the clients that watch
+// next.
 func (f *State) Looked(look store.Liveness, err error, began time.Time, heartbeat time.Duration, log *slog.Logger) {
 	now := time.Now()
-	f.LookAt = now.Add(lookEvery) // not since it began: one that takes longer would leave no turn to what is less urgent
+	f.LookAt = now.Add(lookEvery) // not since its beginning: a slow check would leave no time for less urgent tasks
 	switch {
 	case err != nil:
 	case look.Watches:
 		f.saw(look, now.Add(freeFor))
 		if look.Stranger != 0 && !f.warned {
 			f.warned = true
-			log.Warn("pgleases: fast failover may take the TTL, as another session holds or awaits the lock of a client: pgleases doctor names it",
+			log.Warn("pgleases: fast failover may take the TTL, because another session holds or awaits the lock of a client: pgleases doctor names it",
 				slog.Int("server_pid", look.Stranger))
 		}
 	default:
@@ -231,8 +233,8 @@ func (f *State) Looked(look store.Liveness, err error, began time.Time, heartbea
 	}
 }
 
-// saw takes what a look shows. A session counts whose lock was seen held and is free, until it has
-// another lock or was renewed.
+// saw handles the result of a check. A session is absent if its lock was seen held and is free now,
+// until it has another lock or was renewed.
 func (f *State) saw(look store.Liveness, dueAt time.Time) {
 	free := make(map[int64]bool, len(look.Free))
 	for _, a := range look.Free {
@@ -252,7 +254,7 @@ func (f *State) saw(look store.Liveness, dueAt time.Time) {
 	}
 }
 
-// EvictDue is when to evict sessions whose locks have been free for long enough.
+// EvictDue returns when to evict sessions whose locks have been free for long enough.
 func (f *State) EvictDue() time.Time {
 	at := never
 	for _, a := range f.absent {
@@ -263,8 +265,7 @@ func (f *State) EvictDue() time.Time {
 	return at
 }
 
-// Due returns those that are to be evicted now, of which all locks were last seen held at the same
-// look.
+// Due returns the sessions to evict now. All their locks were last seen held at the same check.
 func (f *State) Due(now time.Time) (e Eviction) {
 	for _, a := range f.absent {
 		if !a.dueAt.After(now) && (len(e.of) == 0 || a.since == e.Since) {
@@ -274,15 +275,14 @@ func (f *State) Due(now time.Time) (e Eviction) {
 	return e
 }
 
-// An Eviction is of sessions whose connections have ended.
+// An Eviction is an eviction of sessions whose connections have ended.
 type Eviction struct {
 	Ended []store.Absence
 	Since store.SessionEnds // when their locks were last seen held
 	of    []*absent
 }
 
-// Evicted takes the answer to their eviction. The next look does not show sessions that were
-// evicted.
+// Evicted handles the answer to an eviction. The next check no longer shows evicted sessions.
 func (f *State) Evicted(e Eviction, err error) {
 	for _, a := range e.of {
 		a.dueAt = time.Now().Add(lookEvery)
@@ -295,7 +295,7 @@ func (f *State) Evicted(e Eviction, err error) {
 	}
 }
 
-// End drops the trust before this side ends the connection.
+// End ends the trust before this side ends the connection.
 func (f *State) End() {
 	if f.lifeline != nil {
 		f.lifeline.end()

@@ -1,7 +1,7 @@
-// Package locks is what a client's session does for package lock: it knows every acquisition by its
-// nonce, ends those that are held when they are lost, watches those that wait, gives back what no
-// one holds, and sweeps away what expired sessions held.
+// Package locks is the part of a client's session that serves package lock. It knows every
+// acquisition by its nonce, ends held locks when they are lost, and watches acquisitions that wait.
+// It releases rows without a holder, and removes the rows of expired sessions.
 //
-// Package lock takes and releases locks itself, on the application's pool. It calls the methods in
-// locks.go from any goroutine. The client's goroutine alone calls those in session.go.
+// Package lock acquires and releases locks itself, on the application's pool. It calls the methods
+// in locks.go from any goroutine. Only the client's goroutine calls the methods in session.go.
 package locks

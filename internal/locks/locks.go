@@ -18,85 +18,85 @@ import (
 type Session struct {
 	config Config
 
-	// mu guards the next four. A free lock is taken and released without a turn of the client's
-	// goroutine, which would take a tenth of the time. No statement is sent while mu is held.
+	// mu guards the next four fields. A free lock is acquired and released without the client's
+	// goroutine, which would cost 10 % more time. No statement is sent while mu is held.
 	mu       sync.Mutex
 	of       map[int64]*acquired                // by nonce: all that the database may have
-	at       [releasing + 1]map[int64]*acquired // the same by stage: of a thousand that are held, few wait
+	at       [releasing + 1]map[int64]*acquired // the same by stage: of 1,000 held locks, few wait
 	standing Standing
-	lookAt   time.Time // when to look at what waits, and at what is to be confirmed; never: at the next heartbeat
+	lookAt   time.Time // when to check the acquisitions that wait or have to be confirmed; never: at the next heartbeat
 
 	used atomic.Bool // an acquisition was begun under this session
 
-	// The rest is the client's goroutine's alone.
-	beat      chan struct{} // closed at the next heartbeat that is answered; nil: no one waits for one
-	listened  int64         // the session to whose channel this connection listens; 0: to none
-	toConfirm bool          // another server incarnation has to confirm what is held, and may have more
-	sweepAt   time.Time     // when to sweep after expired sessions; never: not before the next eviction
-	batch     int           // the most locks that one statement releases: one, if the last met another's mutex
+	// Only the client's goroutine uses the fields below.
+	beat      chan struct{} // closed when the next heartbeat is answered; nil: no caller waits for one
+	listened  int64         // the session whose channel this connection listens to; 0: it does not listen
+	toConfirm bool          // another server incarnation has to confirm the held locks, and may have more of them
+	sweepAt   time.Time     // when to remove the rows of expired sessions; never: not before the next eviction
+	batch     int           // the most locks that one statement releases: 1 if the last statement met another's mutex
 }
 
-// A Config is what a Session needs of its client.
+// A Config is a Session's access to its client.
 type Config struct {
 	Heartbeat time.Duration
 	Log       *slog.Logger
 	Wake      func()          // wakes the client's goroutine
 	Done      <-chan struct{} // closed when the client has ended
-	Err       func() error    // why it has
+	Err       func() error    // why the client has ended
 	TrustLost error           // the root package's ErrTrustLost
 }
 
-// A Standing is what acquisitions go by, as of the client's last turn. Between two turns it is out
-// of date by what the client has not acted on yet. What ends all that is held ends the standing in
-// the same moment: so nothing is held under one that has ended.
+// A Standing is the client's state that acquisitions depend on, as of the client's last loop.
+// Between two loops it lacks the events that the client has not handled yet. An event that ends all
+// held locks also ends the standing, at the same time: so no lock is held under an ended standing.
 type Standing struct {
-	Ending    error           // why the client ends; nil: it does not
+	Ending    error           // why the client ends; nil: it does not end
 	Validity  *owned.Validity // nil: there is no trust
 	Session   int64
-	Run       store.Incarnation // of the server, at the last heartbeat
-	Confirmed store.Incarnation // all that is held is, by that one, without the mark; zero, if that is still to be done
+	Run       store.Incarnation // at the last heartbeat
+	Confirmed store.Incarnation // the server incarnation, without the boot marker, that has confirmed all held locks; zero: none has yet
 	Clock     int64             // of the database, when the last heartbeat was executed, microseconds since 1970
-	Sent      time.Time         // that heartbeat
+	Sent      time.Time         // when that heartbeat was sent
 }
 
-// An Acquisition is one attempt to take a lock, and what it has got.
+// An Acquisition is one attempt to acquire a lock, and its result.
 type Acquisition struct {
 	Name     string
 	Nonce    int64
 	Session  int64
-	Run      store.Incarnation // of the server, at the last heartbeat
-	Latest   int64             // by the database's clock, microseconds since 1970: it may be executed until then
-	Validity *owned.Validity   // in which it began, or was granted
-	Twice    bool              // it was sent twice: the first may arrive until then, whatever the second got, and became of that
+	Run      store.Incarnation // at the last heartbeat
+	Latest   int64             // it may be executed until then, by the database's clock, microseconds since 1970
+	Validity *owned.Validity   // the validity when it began, or was granted
+	Twice    bool              // it was sent twice: the first message may arrive until Latest, whatever the result of the second
 }
 
-// A Table is where package lock takes and releases locks, outside of the client's own connection.
-// Sent reports whether the database may have been asked.
+// A Table acquires and releases locks for package lock, outside of the client's own connection.
+// Sent reports whether the database may have received the request.
 type Table interface {
 	Acquire(ctx context.Context, r store.LockRequest) (answer store.LockAnswer, sent bool, err error)
-	// Release waits for a connection so long at most.
+	// Release waits at most for the given time for a connection.
 	Release(ctx context.Context, wait time.Duration, session int64, r store.LockRelease, run store.Incarnation) (became store.LockOutcome, sent bool, err error)
-	// Guard fences a transaction, in which query runs a statement, for so many milliseconds of idling
-	// at most.
+	// Guard fences a transaction, and limits its idle time to the given milliseconds. query runs a
+	// statement in the transaction.
 	Guard(ctx context.Context, query store.Query, name string, token, trust int64) error
 }
 
-// acquired is an acquisition from its beginning until the database has nothing of it.
+// acquired is an acquisition from its beginning until the database has no row of it.
 type acquired struct {
 	*Acquisition
 	stage stage
-	token int64 // of what is held
+	token int64 // of a held lock
 
-	end     func(cause error, lost bool) // of what is held
+	end     func(cause error, lost bool) // of a held lock
 	granted chan<- grant                 // answers the caller that waits
 	noticed bool                         // a notification named it since the last heartbeat
 
-	released []chan<- bool // answer callers that wait for its release
-	tryAt    time.Time     // the release
+	released []chan<- bool // answer the callers that wait for the release
+	tryAt    time.Time     // when to try the release
 }
 
-// A grant is what becomes of a place in the queue: a token, or an error; neither: the place is
-// lost, with its session.
+// A grant is the result of waiting in the queue: a token, or an error. If it has neither, the place
+// was lost with its session.
 type grant struct {
 	token int64
 	err   error
@@ -105,19 +105,19 @@ type grant struct {
 type stage int
 
 const (
-	sent      stage = iota // package lock awaits the answer, or decides about it
+	sent      stage = iota // package lock waits for the answer, or handles it
 	waiting                // it has a place in the queue
-	held                   // by package lock
-	lost                   // it was held, and does not count any more; its row stays until it is released, or the session is gone
-	releasing              // it is to be given back
+	held                   // package lock holds it
+	lost                   // it was held, and no longer counts; its row stays until it is released, or the session is gone
+	releasing              // it has to be released
 )
 
 const maxBatch = 500
 
 var never = time.Unix(1<<40, 0)
 
-// New returns a session's locks: there are none. The first sweep comes within a heartbeat of the
-// client's start, because sessions may have expired with rows while no client lived.
+// New returns the locks of a session, without any lock. The first sweep is within a heartbeat of
+// the client's start, because sessions may have expired with rows while no client lived.
 func New(c Config, now time.Time) *Session {
 	s := &Session{config: c, of: make(map[int64]*acquired), lookAt: never,
 		sweepAt: now.Add(rand.N(c.Heartbeat)), batch: maxBatch}
@@ -127,8 +127,8 @@ func New(c Config, now time.Time) *Session {
 	return s
 }
 
-// Begin begins an acquisition. It ends with one of Hold, Forget and Abandon. The error is why the
-// client ends, TrustLost, or the cause of ctx.
+// Begin begins an acquisition. It ends with Hold, Forget or Abandon. The error is why the client
+// ends, TrustLost, or the cause of ctx.
 func (s *Session) Begin(ctx context.Context, name string) (*Acquisition, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -148,9 +148,9 @@ func (s *Session) Begin(ctx context.Context, name string) (*Acquisition, error) 
 	return a.Acquisition, nil
 }
 
-// Await waits until an acquisition, which has a place in the queue, was granted, and returns the
-// token; 0: the place is lost, with its session. It renews what the acquisition says of session and
-// trust. The error is why the client ends, or the cause of ctx.
+// Await waits until an acquisition that is in the queue was granted, and returns the token; 0: the
+// place was lost with its session. It updates the session and the validity of the acquisition. The
+// error is why the client ends, or the cause of ctx.
 func (s *Session) Await(ctx context.Context, a *Acquisition) (int64, error) {
 	answer := make(chan grant, 1)
 	s.await(a, answer)
@@ -174,10 +174,10 @@ func (s *Session) await(a *Acquisition, answer chan<- grant) {
 	}
 }
 
-// Hold counts a grant. What was granted under another session, before a break of the trust, or by
-// another server incarnation may be another's by now: that is an error, and the client gives it
-// back. It calls end once when the client begins to close, and the lock is not lost, and once when
-// the lock is lost; end must not wait.
+// Hold accepts a grant. If the lock was granted under another session, before an interruption of
+// the trust, or by another server incarnation, another client may have it by now. Then Hold returns
+// an error, and the client releases the lock. Hold calls end once when the client begins to close
+// and the lock is not lost, and once when the lock is lost. end must not wait.
 func (s *Session) Hold(a *Acquisition, token int64, end func(cause error, lost bool)) error {
 	err := s.hold(a, token, end)
 	if err != nil {
@@ -205,13 +205,13 @@ func (s *Session) hold(a *Acquisition, token int64, end func(error, bool)) error
 	return nil
 }
 
-// Forget notes that nothing was granted, nor will be; or that what was held is released.
+// Forget notes that the lock was not granted and never will be, or that it was released.
 func (s *Session) Forget(a *Acquisition) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch of := s.of[a.Nonce]; {
 	case of == nil:
-	case of.Run.Unmarked() != s.standing.Run.Unmarked(): // which may have it again
+	case of.Run.Unmarked() != s.standing.Run.Unmarked(): // the present server may have the row again
 		s.toRelease(a, nil)
 		s.config.Wake()
 	default:
@@ -229,18 +229,18 @@ func (s *Session) SendTwice(a *Acquisition) {
 	a.Twice = true
 }
 
-// Abandon has the client give back what an acquisition has, or may still get.
+// Abandon makes the client release what an acquisition has, or may still get.
 func (s *Session) Abandon(a *Acquisition) { s.release(a, nil) }
 
-// Release has the client give up a lock on its own connection, and waits for that until ctx ends.
-// It reports whether the database had the lock. The client goes on if ctx ends.
+// Release makes the client release a lock on its own connection, and waits for that until ctx ends.
+// It reports whether the database had the lock. If ctx ends, the client continues.
 func (s *Session) Release(ctx context.Context, a *Acquisition) (bool, error) {
 	answer := make(chan bool, 1)
 	s.release(a, answer)
 	return Answer(ctx, s.config.Done, s.config.Err, answer)
 }
 
-// Answer waits for an answer of a client, until ctx or the client ends: why is then why it did.
+// Answer waits for an answer of a client, until ctx or the client ends. Then why returns the error.
 func Answer[T any](ctx context.Context, done <-chan struct{}, why func() error, from <-chan T) (answer T, err error) {
 	select {
 	case answer = <-from:
@@ -251,7 +251,7 @@ func Answer[T any](ctx context.Context, done <-chan struct{}, why func() error, 
 		err = context.Cause(ctx)
 	}
 	select {
-	case answer = <-from: // both came: it is done
+	case answer = <-from: // both happened: it is answered
 		return answer, nil
 	default:
 		return answer, err
@@ -265,7 +265,7 @@ func (s *Session) release(a *Acquisition, answer chan<- bool) {
 	s.config.Wake()
 }
 
-// toRelease notes a lock that is to be given up. The caller has mu.
+// toRelease notes a lock that has to be released. The caller has mu.
 func (s *Session) toRelease(a *Acquisition, answer chan<- bool) {
 	of := s.of[a.Nonce]
 	if of == nil { // it was given up, or the session is gone
@@ -275,7 +275,7 @@ func (s *Session) toRelease(a *Acquisition, answer chan<- bool) {
 		return
 	}
 	if !of.Twice && of.stage != sent && of.stage != releasing {
-		of.Latest = 0 // its answer came
+		of.Latest = 0 // its answer has arrived
 	}
 	of.tryAt = time.Time{}
 	s.put(of, releasing)
@@ -284,14 +284,14 @@ func (s *Session) toRelease(a *Acquisition, answer chan<- bool) {
 	}
 }
 
-// put notes an acquisition in its stage. The caller has mu.
+// put moves an acquisition to a stage. The caller has mu.
 func (s *Session) put(of *acquired, to stage) {
 	delete(s.at[of.stage], of.Nonce)
 	of.stage = to
 	s.of[of.Nonce], s.at[to][of.Nonce] = of, of
 }
 
-// remove forgets an acquisition of which the database has nothing any more. The caller has mu.
+// remove forgets an acquisition that has no row in the database any more. The caller has mu.
 func (s *Session) remove(of *acquired, found bool) {
 	delete(s.of, of.Nonce)
 	delete(s.at[of.stage], of.Nonce)
@@ -301,8 +301,9 @@ func (s *Session) remove(of *acquired, found bool) {
 	of.released = nil
 }
 
-// givenBack is remove for one that may still arrive, if it was sent twice: until that cannot be any
-// more, it is given back again. Once the client ends, it finds the session gone. The caller has mu.
+// givenBack is remove, except for an acquisition that was sent twice and may still arrive: it is
+// released again until it can no longer arrive. After the client's end, the late message finds the
+// session gone. The caller has mu.
 func (s *Session) givenBack(of *acquired, found bool) {
 	s.remove(of, found)
 	if of.Twice && s.standing.Ending == nil {
@@ -310,9 +311,9 @@ func (s *Session) givenBack(of *acquired, found bool) {
 	}
 }
 
-// renew notes under which session, run and validity an acquisition goes on. The last instant is the
-// end of the trust by the database's clock: what arrives later finds that this client does not
-// count on it any more. The caller has mu, and there is a validity.
+// renew notes the session, the server incarnation and the validity of an acquisition. Latest is the
+// end of the trust by the database's clock: a message that arrives later is refused, because the
+// client does not rely on it any more. The caller has mu, and there is a validity.
 func (s *Session) renew(of *acquired) {
 	now := &s.standing
 	of.Session, of.Run, of.Validity = now.Session, now.Run, now.Validity

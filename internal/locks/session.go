@@ -11,20 +11,20 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// Stand publishes how the client stands.
+// Stand publishes the client's standing.
 func (s *Session) Stand(now Standing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.standing = now
 }
 
-// Heard takes a heartbeat that was answered.
+// Heard handles a heartbeat that was answered.
 func (s *Session) Heard(now Standing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lookAt = time.Time{}
-	s.standing = now                          // before the answer, after which callers go by it
-	if s.beat != nil && now.Run.Marker != 0 { // else the next heartbeat returns another run
+	s.standing = now                          // before the answer, because callers depend on it afterwards
+	if s.beat != nil && now.Run.Marker != 0 { // otherwise the next heartbeat returns another incarnation
 		close(s.beat)
 		s.beat = nil
 	}
@@ -33,8 +33,8 @@ func (s *Session) Heard(now Standing) {
 	}
 }
 
-// NextBeat returns a channel that is closed at the next heartbeat that is answered: one for all,
-// because many come and give up while no heartbeat is answered.
+// NextBeat returns a channel that is closed when the next heartbeat is answered. All callers share
+// it, because many may arrive and give up while no heartbeat is answered.
 func (s *Session) NextBeat() <-chan struct{} {
 	if s.beat == nil {
 		s.beat = make(chan struct{})
@@ -42,8 +42,8 @@ func (s *Session) NextBeat() <-chan struct{} {
 	return s.beat
 }
 
-// Lose ends what is held. Nothing else is done: its holder may be at work still, and the row keeps
-// others from it until it is released, or the session is evicted.
+// Lose ends the held locks, and does no more: a holder may still work, and the row keeps other
+// clients from the lock until it is released, or the session is evicted.
 func (s *Session) Lose(cause error, now Standing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,7 +51,7 @@ func (s *Session) Lose(cause error, now Standing) {
 	s.endHeld(cause, func(*acquired) bool { return true })
 }
 
-// endHeld ends some of what is held. The caller has mu.
+// endHeld ends some of the held locks. The caller has mu.
 func (s *Session) endHeld(cause error, which func(*acquired) bool) {
 	var names []string
 	for _, of := range s.at[held] {
@@ -67,7 +67,7 @@ func (s *Session) endHeld(cause error, which func(*acquired) bool) {
 	}
 }
 
-// LoseSession takes the news that the session is gone, and all that the database had of it.
+// LoseSession handles the news that the session is gone, with all its rows in the database.
 func (s *Session) LoseSession(now Standing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,13 +95,13 @@ func (s *Session) AskToEnd(reason error, now Standing) {
 		case waiting:
 			of.granted <- grant{err: reason}
 			s.toRelease(of.Acquisition, nil)
-		case sent: // its caller finds that the client ends
+		case sent: // its caller sees that the client ends
 			s.toRelease(of.Acquisition, nil)
 		}
 	}
 }
 
-// Finish ends what is held still, and returns the names.
+// Finish ends the locks that are still held, and returns their names.
 func (s *Session) Finish(reason error) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,14 +126,14 @@ func (s *Session) any(stages ...stage) bool {
 // Holds reports whether a lock is held.
 func (s *Session) Holds() bool { return s.any(held) }
 
-// Releases reports whether a lock is to be given back.
+// Releases reports whether a lock has to be released.
 func (s *Session) Releases() bool { return s.any(releasing) }
 
 // Remain reports whether the session holds or awaits locks in the database, as far as is known.
 func (s *Session) Remain() bool { return s.any(waiting, held, lost, releasing) }
 
-// Notified takes the nonces that notifications have named. They are hints: anybody can send one. So
-// each makes the client look at most once between two heartbeats.
+// Notified handles the nonces in notifications. They are hints, because any role can send one. So
+// each nonce causes at most one check between two heartbeats.
 func (s *Session) Notified(nonces []int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,27 +151,27 @@ func (s *Session) ToListen(session int64) bool { return s.listened != session &&
 // Listened notes that the connection listens to a session's channel.
 func (s *Session) Listened(session int64) {
 	s.listened = session
-	s.LookNow() // at what was granted before it listened
+	s.LookNow() // for grants before it listened
 }
 
 // Disconnected notes that the connection is gone.
 func (s *Session) Disconnected() { s.listened = 0 }
 
-// LookNow makes a look due.
+// LookNow makes a check due.
 func (s *Session) LookNow() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lookAt = time.Time{}
 }
 
-// ToConfirm notes another server incarnation. It has something to confirm also if nothing is held:
-// a crash may have undone releases.
+// ToConfirm notes another server incarnation. It has to confirm the locks even if none is held,
+// because a crash may have undone releases.
 func (s *Session) ToConfirm() { s.toConfirm = s.used.Load() }
 
-// Confirms reports whether another server incarnation has something to confirm.
+// Confirms reports whether another server incarnation has to confirm the locks.
 func (s *Session) Confirms() bool { return s.toConfirm }
 
-// LookDue is when to look at what waits, and at what is to be confirmed.
+// LookDue returns when to check the acquisitions that wait or have to be confirmed.
 func (s *Session) LookDue() time.Time {
 	if !s.toConfirm && !s.any(waiting) {
 		return never
@@ -181,29 +181,29 @@ func (s *Session) LookDue() time.Time {
 	return s.lookAt
 }
 
-// A Look is what the client asks the database about.
+// A Look is a check: what the client asks the database about.
 type Look struct {
 	Nonces  []int64
-	Confirm bool // all of the session's
+	Confirm bool // all acquisitions of the session
 	waiting map[int64]*acquired
 	held    map[int64]*acquired
 }
 
-// BeginLook returns what to look at.
+// BeginLook returns what to check.
 func (s *Session) BeginLook() *Look {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	look := &Look{Confirm: s.toConfirm, waiting: maps.Clone(s.at[waiting])}
 	look.Nonces = slices.Collect(maps.Keys(look.waiting))
-	if look.Confirm { // its answer has all of the session's
+	if look.Confirm { // the answer has all acquisitions of the session
 		look.held = maps.Clone(s.at[held])
 	}
 	s.lookAt = never
 	return look
 }
 
-// Confirm takes what another server incarnation has of the session: what it does not have is lost,
-// and what this client does not know of was released, and not kept.
+// Confirm handles the rows that another server incarnation has of the session. A lock without a row
+// is lost. A row that this client does not know is released: its release was lost.
 func (s *Session) Confirm(look *Look, found []store.FoundLock, session int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,8 +219,8 @@ func (s *Session) Confirm(look *Look, found []store.FoundLock, session int64) {
 	s.toConfirm = false
 }
 
-// Grant takes what the database has of the acquisitions that wait. While another server incarnation
-// has something to confirm, they wait on: the client looks at them again then.
+// Grant handles the rows of the acquisitions that wait. While another server incarnation has to
+// confirm the locks, they continue to wait: the client checks them again afterwards.
 func (s *Session) Grant(look *Look, found []store.FoundLock, now Standing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -244,8 +244,8 @@ func tokensOf(found []store.FoundLock) map[int64]int64 {
 	return tokens
 }
 
-// grant answers the caller that waits. From there on it is as if the answer to an acquisition had
-// come at once. The caller has mu.
+// grant answers the caller that waits. From then on the acquisition is in the same state as if it
+// had been granted at once. The caller has mu.
 func (s *Session) grant(of *acquired, token int64) {
 	if token == 0 { // its row was deleted
 		s.remove(of, false)
@@ -259,7 +259,7 @@ func (s *Session) grant(of *acquired, token int64) {
 	of.granted <- grant{token: token}
 }
 
-// ReleaseDue is when to give back what no one holds.
+// ReleaseDue returns when to release what has no holder.
 func (s *Session) ReleaseDue() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -272,13 +272,13 @@ func (s *Session) ReleaseDue() time.Time {
 	return due
 }
 
-// A Release is what one statement gives back.
+// A Release is the set of locks that one statement releases.
 type Release struct {
 	Rows []store.LockRelease
 	of   []*acquired // by row
 }
 
-// BeginRelease returns what to give back, those first that have waited longest.
+// BeginRelease returns what to release, longest wait first.
 func (s *Session) BeginRelease(now time.Time, ending bool) Release {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -293,17 +293,18 @@ func (s *Session) BeginRelease(now time.Time, ending bool) Release {
 	for _, of := range r.of {
 		row := store.LockRelease{Name: of.Name, Nonce: of.Nonce, Latest: of.Latest}
 		if ending || len(of.released) > 0 {
-			row.Latest = 0 // the session ends, and what arrives late finds it gone; or the holder waits for this
+			row.Latest = 0 // the session ends, so a late message finds it gone; or the holder waits for this release
 		}
 		r.Rows = append(r.Rows, row)
 	}
 	return r
 }
 
-// retry is how soon something is tried again that another's mutex was in the way of.
+// retry is the pause before another attempt that another's mutex blocked.
 const retry = 50 * time.Millisecond
 
-// Released takes what became of it. It reports whether it was the server that the client knows.
+// Released handles the result of a release. It reports whether the server is the one that the
+// client knows.
 func (s *Session) Released(r Release, answer store.LocksReleased, err error, now time.Time) (sameRun bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -336,14 +337,14 @@ func (s *Session) Released(r Release, answer store.LocksReleased, err error, now
 	return true
 }
 
-// SweepDue is when to remove what expired sessions held and awaited.
+// SweepDue returns when to remove the rows of expired sessions.
 func (s *Session) SweepDue() time.Time { return s.sweepAt }
 
 // SweepNow makes a sweep due.
 func (s *Session) SweepNow() { s.sweepAt = time.Time{} }
 
-// Swept takes what became of a sweep. If it is not done, a guarded transaction is open, or another
-// has the mutex.
+// Swept handles the result of a sweep. If it is not done, a guarded transaction is open, or another
+// transaction has the mutex.
 func (s *Session) Swept(done bool, now time.Time) {
 	if s.sweepAt = never; !done {
 		s.sweepAt = now.Add(max(retry, s.config.Heartbeat/4))

@@ -8,19 +8,20 @@ import (
 	"sync/atomic"
 )
 
-// A Board shows readers what a client owns of one lease. Show, Ask, End, EndHolds and Close are for
-// the client's goroutine.
+// A Board shows readers what a client owns of one lease. Only the client's goroutine calls Show,
+// Ask, End, EndHolds and Close.
 type Board struct {
 	lease string
-	freed func() // is called if the last pin of an ownership goes, after its work was asked to end
+	freed func() // called when the last pin of an ownership goes, after its work was asked to end
 
 	snapshot atomic.Pointer[Snapshot]
 	closed   chan struct{}
 	cause    error // set before closed is closed
 
-	// mu guards holds, and what the board's ownerships say that it guards. A reader that pins loads
-	// the snapshot while it holds mu. The client's goroutine stores the new snapshot first, then looks
-	// for pins while it holds mu: an ownership that it withdrew is pinned by then, or never will be.
+	// mu guards holds, and the fields of the board's ownerships that say so. A reader that pins loads
+	// the snapshot while it holds mu. The client's goroutine first stores the new snapshot, then
+	// checks for pins while it holds mu. So an ownership that it withdrew is pinned by then, or never
+	// will be.
 	mu    sync.Mutex
 	holds map[*Hold]struct{}
 }
@@ -35,7 +36,7 @@ type Snapshot struct {
 	read    atomic.Bool // Values were returned to a reader, which may be working on them
 }
 
-// NewBoard returns a board that shows nothing.
+// NewBoard returns a board that shows no partition.
 func NewBoard(lease string, v *Validity, freed func()) *Board {
 	b := &Board{lease: lease, freed: freed, closed: make(chan struct{}), holds: make(map[*Hold]struct{})}
 	b.snapshot.Store(newSnapshot(v, nil))
@@ -52,9 +53,8 @@ func (b *Board) Lease() string { return b.lease }
 // Look returns the current snapshot for a reader that does not work on it.
 func (b *Board) Look() *Snapshot { return b.snapshot.Load() }
 
-// Read returns the current snapshot, marked as read. A snapshot that is replaced between the load
-// and the mark is not returned: see Show, which stores the next one first and then looks at the
-// mark.
+// Read returns the current snapshot, marked as read. It does not return a snapshot that is replaced
+// between the load and the mark: Show first stores the next snapshot and then checks the mark.
 func (b *Board) Read() *Snapshot {
 	for {
 		s := b.snapshot.Load()
@@ -68,10 +68,10 @@ func (b *Board) Read() *Snapshot {
 	}
 }
 
-// Changed returns a channel that is closed when another snapshot takes the place of this one.
+// Changed returns a channel that is closed when another snapshot replaces this one.
 func (s *Snapshot) Changed() <-chan struct{} { return s.changed }
 
-// Find returns the ownership of a partition; nil if there is none now.
+// Find returns the ownership of a partition; nil if there is no ownership now.
 func (s *Snapshot) Find(partition int) *Ownership {
 	if !s.Validity.Holds() {
 		return nil
@@ -79,7 +79,7 @@ func (s *Snapshot) Find(partition int) *Ownership {
 	return s.at(partition)
 }
 
-// at returns the ownership of a partition that it shows; nil if there is none.
+// at returns the ownership of a partition that the snapshot shows; nil if it shows none.
 func (s *Snapshot) at(partition int) *Ownership {
 	i, found := slices.BinarySearch(s.Values, partition)
 	if !found {
@@ -88,15 +88,15 @@ func (s *Snapshot) at(partition int) *Ownership {
 	return s.Owned[i]
 }
 
-// Shows reports whether that is what the board shows.
+// Shows reports whether the board shows this validity and these ownerships.
 func (b *Board) Shows(v *Validity, owned []*Ownership) bool {
 	s := b.snapshot.Load()
 	return s.Validity == v && slices.Equal(s.Owned, owned)
 }
 
-// Show shows ownerships, which are ascending. It returns those of before that a reader may be
-// working on. It stores the new snapshot first, and then looks whether the old one was read: a
-// reader that marks the old one after that look does not return it.
+// Show shows ownerships, which are ascending. It returns the previous ones that a reader may be
+// working on. It first stores the new snapshot, and then checks whether the old one was read: a
+// reader that marks the old snapshot after that check does not return it.
 func (b *Board) Show(v *Validity, owned []*Ownership) (read []*Ownership) {
 	old := b.snapshot.Swap(newSnapshot(v, owned))
 	if old.read.Load() {
@@ -106,7 +106,8 @@ func (b *Board) Show(v *Validity, owned []*Ownership) (read []*Ownership) {
 	return read
 }
 
-// Close ends the lease for good. A reader that finds it ended finds nothing that was shown before.
+// Close ends the lease for good. A reader that sees the end does not see an earlier snapshot any
+// more.
 func (b *Board) Close(v *Validity, cause error) {
 	final := newSnapshot(v, nil)
 	close(final.changed)
@@ -129,8 +130,8 @@ func (b *Board) Cause() error {
 	}
 }
 
-// Ask asks for the end of the work on ownerships. It cancels when mu is free again: the work may
-// need it at once.
+// Ask asks for the end of the work on ownerships. It cancels after it has released mu, because the
+// work may need mu at once.
 func (b *Board) Ask(owned []*Ownership, cause error) {
 	var cancels []context.CancelCauseFunc
 	b.mu.Lock()
@@ -143,7 +144,8 @@ func (b *Board) Ask(owned []*Ownership, cause error) {
 	}
 }
 
-// EndHolds ends the contexts of all holds. If nothing is shown any more, there is no new one.
+// EndHolds ends the contexts of all holds. If the board shows no partition any more, no new holds
+// begin.
 func (b *Board) EndHolds(cause error) {
 	b.mu.Lock()
 	holds := slices.Collect(maps.Keys(b.holds))
@@ -155,8 +157,8 @@ func (b *Board) EndHolds(cause error) {
 	}
 }
 
-// End ends ownerships. It cancels the holds that contain one of them first: they are few, and much
-// work may go on under each.
+// End ends ownerships. It first cancels the holds that contain one of them, because holds are few,
+// and much work may run under each.
 func (b *Board) End(owned []*Ownership, cause error) {
 	cancels := make([]context.CancelCauseFunc, 0, len(owned))
 	b.mu.Lock()
@@ -176,7 +178,7 @@ func (b *Board) End(owned []*Ownership, cause error) {
 	}
 	b.mu.Unlock()
 	var wg sync.WaitGroup
-	for part := range slices.Chunk(cancels, 8192) { // all processors share in 65,536
+	for part := range slices.Chunk(cancels, 8192) { // all processors share the work for 65,536
 		wg.Go(func() {
 			for _, cancel := range part {
 				cancel(cause)

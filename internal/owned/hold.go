@@ -37,16 +37,16 @@ func (b *Board) Hold(ctx context.Context) *Hold {
 	return h
 }
 
-// Values returns the numbers of the partitions that it pins, ascending. The slice is shared.
+// Values returns the numbers of the pinned partitions, ascending. The slice is shared.
 func (h *Hold) Values() []int { return h.pinned.Values }
 
-// Owned returns the ownerships that it pins, by number. The slice is shared.
+// Owned returns the pinned ownerships, by number. The slice is shared.
 func (h *Hold) Owned() []*Ownership { return h.pinned.Owned }
 
-// Find returns the ownership that it pins of a partition; nil if there is none.
+// Find returns the pinned ownership of a partition; nil if the hold pins no such ownership.
 func (h *Hold) Find(partition int) *Ownership { return h.pinned.at(partition) }
 
-// Context returns the context for the work. It ends when one of the ownerships does, and with
+// Context returns the context for the work. It ends when one of the ownerships ends, and with
 // Release.
 func (h *Hold) Context() context.Context { return h.ctx }
 
@@ -59,7 +59,8 @@ func (h *Hold) Release() {
 }
 
 // lost reports whether the hold pins one of the ownerships, which have just ended. The caller has
-// mu. It goes through the shorter list: if all are lost the hold's, of which the first has ended.
+// mu. It searches the shorter list: if all are lost, that is the hold's, and its first element has
+// ended.
 func (h *Hold) lost(ended []*Ownership) bool {
 	if len(h.pinned.Owned) <= len(ended) {
 		return slices.ContainsFunc(h.pinned.Owned, func(o *Ownership) bool { return o.ended != nil })

@@ -6,21 +6,21 @@ import "context"
 type Ownership struct {
 	Number   int
 	Epoch    int64
-	Validity *Validity // in which it began
+	Validity *Validity // the validity when it began
 
 	board *Board
 
-	// Guarded by board.mu. The client's goroutine alone writes asked and ended, and reads them without
-	// it.
+	// Guarded by board.mu. Only the client's goroutine writes asked and ended, and it reads them
+	// without board.mu.
 	pins  int   // open holds and running callbacks
-	asked error // why its work is to end, set when the ownership ends at the latest; nil: it may go on
-	ended error // why it ended; nil: it has not
+	asked error // why its work is to end, set at the latest when the ownership ends; nil: it may continue
+	ended error // why it ended; nil: it has not ended
 
-	// Guarded by board.mu. A context is made when it is asked for: to make and to cancel one for each
-	// of 65,536 partitions would keep other work waiting.
-	ctx    context.Context         // ends with the ownership; nil: it was not asked for
+	// Guarded by board.mu. A context is created when a caller asks for it: creating and canceling one
+	// for each of 65,536 partitions would delay other work.
+	ctx    context.Context         // ends with the ownership; nil: no caller asked for it
 	cancel context.CancelCauseFunc // ends ctx
-	stop   context.CancelCauseFunc // ends the context under which a callback works; nil: there was none
+	stop   context.CancelCauseFunc // ends the context of a callback; nil: there was no callback
 }
 
 // Own returns a new ownership, which is not shown yet.
@@ -53,17 +53,17 @@ func (o *Ownership) Context() context.Context {
 	return o.ctx
 }
 
-// Cause returns why the ownership ended; nil: it has not.
+// Cause returns why the ownership ended; nil: it has not ended.
 func (o *Ownership) Cause() error {
 	o.board.mu.Lock()
 	defer o.board.mu.Unlock()
 	return o.ended
 }
 
-// Ended is Cause != nil for the client's goroutine, which takes no lock.
+// Ended is Cause != nil for the client's goroutine, without a lock.
 func (o *Ownership) Ended() bool { return o.ended != nil }
 
-// StopWith sets what ends the context under which a callback works. It comes before the first Pin,
+// StopWith sets the function that ends the context of a callback. Call it before the first Pin,
 // which reports whether it was too late.
 func (o *Ownership) StopWith(stop context.CancelCauseFunc) {
 	o.board.mu.Lock()
@@ -89,10 +89,10 @@ func (o *Ownership) Unpin() { o.board.unpin([]*Ownership{o}, nil) }
 func (o *Ownership) Pinned() bool {
 	o.board.mu.Lock()
 	defer o.board.mu.Unlock()
-	return o.pins != 0 // less would be an Unpin too many
+	return o.pins != 0 // below 0 would be an Unpin too many
 }
 
-// unpin takes the pins of a hold back; nil: those of no hold.
+// unpin takes back the pins of a hold; nil: pins of a callback.
 func (b *Board) unpin(owned []*Ownership, of *Hold) {
 	b.mu.Lock()
 	freed := false
@@ -107,8 +107,8 @@ func (b *Board) unpin(owned []*Ownership, of *Hold) {
 	}
 }
 
-// ask notes that the work on the ownership is to end, and appends what stops a callback. The caller
-// has mu.
+// ask notes that the work on the ownership is to end, and appends the function that stops a
+// callback. The caller has mu.
 func (o *Ownership) ask(cause error, cancels []context.CancelCauseFunc) []context.CancelCauseFunc {
 	if o.asked != nil {
 		return cancels

@@ -5,25 +5,25 @@ import (
 	"time"
 )
 
-// A Validity is a period through which a client was trusted without a break. Once it is over it
-// stays over: a reader that was stopped between loading an old snapshot and reading the clock finds
-// the end of the old validity, not that of the next one.
+// A Validity is a period of uninterrupted trust in a client. When it is over it stays over: a
+// reader that was stopped between loading an old snapshot and reading the clock sees the end of the
+// old validity, not of the next one.
 type Validity struct {
 	opened   time.Time
-	deadline atomic.Int64 // nanoseconds after opened until which readers may read; 0: it is over
-	trust    atomic.Int64 // the trust deadline, if readers may read only for a while, see Allow; else 0
+	deadline atomic.Int64 // nanoseconds after opened until readers may no longer read; 0: it is over
+	trust    atomic.Int64 // the trust deadline, if readers may read only while allowed, see Allow; otherwise 0
 }
 
-// Valid returns a validity that begins at that moment, and ends after so long.
+// Valid returns a validity that begins at that time, and lasts for the given time.
 func Valid(opened time.Time, lasts time.Duration) *Validity {
 	v := &Validity{opened: opened}
 	v.deadline.Store(int64(lasts))
 	return v
 }
 
-// ValidWhileAllowed returns a validity within which readers read for as long as Allow lets them.
+// ValidWhileAllowed returns a validity that readers may use only while Allow allows it.
 func ValidWhileAllowed(opened time.Time, lasts time.Duration) *Validity {
-	v := Valid(opened, 1) // 0 would be over; nobody reads before Allow
+	v := Valid(opened, 1) // 0 would mean over; readers wait for Allow
 	v.trust.Store(int64(lasts))
 	return v
 }
@@ -36,8 +36,8 @@ func (v *Validity) Holds() bool {
 	return time.Duration(v.deadline.Load()) > time.Since(v.opened) || v.Remaining() > 0
 }
 
-// Remaining returns the trust that is left; 0 or less if there is none. The first look at it after
-// its end ends it for all: a heartbeat that was answered just then does not bring it back.
+// Remaining returns the trust that is left; 0 or less if no trust is left. The first call after its
+// end ends it for all readers: a heartbeat that is answered just then does not bring it back.
 func (v *Validity) Remaining() time.Duration {
 	for {
 		deadline := v.deadline.Load()
@@ -55,7 +55,7 @@ func (v *Validity) Remaining() time.Duration {
 	}
 }
 
-// Over reports whether it has ended for good. If readers only have to wait for Allow it has not.
+// Over reports whether it has ended for good. If readers only wait for Allow, it has not.
 func (v *Validity) Over() bool { return !v.Holds() && v.deadline.Load() == 0 }
 
 // Deadline returns the trust deadline; the zero time if it is over.
@@ -67,7 +67,7 @@ func (v *Validity) Deadline() time.Time {
 	return v.opened.Add(time.Duration(max(deadline, v.trust.Load())))
 }
 
-// Prolong moves the trust deadline, and reports whether it did: a validity that is over stays so.
+// Prolong moves the trust deadline, and reports whether it did: a validity that is over stays over.
 func (v *Validity) Prolong(deadline time.Time) bool {
 	old := v.deadline.Load()
 	if v.trust.Load() != 0 {
@@ -77,7 +77,7 @@ func (v *Validity) Prolong(deadline time.Time) bool {
 	return old != 0 && v.deadline.CompareAndSwap(old, int64(deadline.Sub(v.opened)))
 }
 
-// Allow lets readers read until then, but no longer than the trust deadline.
+// Allow allows readers to read until then, but not longer than the trust deadline.
 func (v *Validity) Allow(until time.Time) {
 	for {
 		old, next := v.deadline.Load(), min(int64(until.Sub(v.opened)), v.trust.Load())
@@ -87,5 +87,5 @@ func (v *Validity) Allow(until time.Time) {
 	}
 }
 
-// End ends it.
+// End ends the validity.
 func (v *Validity) End() { v.deadline.Store(0) }
