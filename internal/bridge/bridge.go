@@ -1,4 +1,4 @@
-// Package bridge is what the packages of this module, and no others, have of the root package,
+// Package bridge gives the packages of this module, and no others, access to the root package,
 // which sets these variables.
 package bridge
 
@@ -14,10 +14,10 @@ var (
 	// Guarded returns the guard of a partition, a pgleases.Partition, of its lease, a *pgleases.Lease.
 	Guarded func(lease, partition any) engine.Guarded
 
-	// On returns a pgleases.Option: Open opens the client on a double, and on no server.
+	// On returns a pgleases.Option: with it, Open opens the client on a double instead of a server.
 	On func(*engine.Double) any
 
-	// Plan returns the moves of a plan of what was read, the very plan that clients make of it. It
-	// changes nothing, and needs no client.
+	// Plan returns the moves of a plan of what was read, the same plan that clients make of it. It
+	// changes no data, and needs no client.
 	Plan func(read []store.LeasePlan) []store.Move
 )

@@ -1,6 +1,6 @@
-// Package connect opens the connections that belong to one client alone, and knows how they end. It
-// refuses a server that takes no writes, and settings under which the promises do not hold. It
-// sends no statement of the protocol: package store does.
+// Package connect opens the connections that belong to one client only, and detects how they end.
+// It refuses a server that takes no writes, and settings that break the promises. It sends no
+// statement of the protocol: package store does that.
 package connect
 
 import (
@@ -20,8 +20,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// ParseConfig reads a connection string. No error tells anything of it: what is wrong may be the
-// password.
+// ParseConfig reads a connection string. Its errors contain no part of the string, because the
+// wrong part may be the password.
 func ParseConfig(connString string) (*pgxpool.Config, error) {
 	config, err := pgxpool.ParseConfig(connString)
 	var wrong *pgconn.ParseConfigError
@@ -35,14 +35,15 @@ func ParseConfig(connString string) (*pgxpool.Config, error) {
 	return config, CheckHosts(config.ConnConfig)
 }
 
-// CheckHosts returns an error where a host is the end of a password with an @ that is not escaped: all errors of connecting would tell it.
+// CheckHosts returns an error if a host is the end of a password with an unescaped @, because
+// errors of connecting would contain it.
 func CheckHosts(config *pgx.ConnConfig) error {
 	hosts := []string{config.Host}
 	for _, f := range config.Fallbacks {
 		hosts = append(hosts, f.Host)
 	}
 	if slices.ContainsFunc(hosts, func(host string) bool { return strings.Contains(host, "@") && !strings.HasPrefix(host, "/") }) {
-		return errors.New("the connection string has more than one @: write that of a password as %40")
+		return errors.New("the connection string has more than one @: write an @ in the password as %40")
 	}
 	return nil
 }
@@ -50,22 +51,22 @@ func CheckHosts(config *pgx.ConnConfig) error {
 // A Conn is a connection. One goroutine uses it at a time.
 type Conn struct {
 	Pgx      *pgx.Conn
-	Settings []string // with which each message begins; none on a direct connection, where they last
-	Plain    bool     // a heartbeat needs none of them
-	Traced   bool     // the application hears of each statement
+	Settings []string // sent before each message; empty on a direct connection, which keeps its settings
+	Plain    bool     // a heartbeat needs no settings
+	Traced   bool     // the application traces each statement
 	line     *line
 }
 
 // Direct reports whether the connection leads to a backend, not to a pooler.
 func (c *Conn) Direct() bool { return c.line.direct.Load() }
 
-// SetDirect overrides what was found out about that, for tests.
+// SetDirect overrides the result of Direct, for tests.
 func (c *Conn) SetDirect(direct bool) { c.line.direct.Store(direct) }
 
 // Closed reports whether the connection is closed: by Close, by the server, or after an error.
 func (c *Conn) Closed() bool { return c.Pgx.IsClosed() }
 
-// Close closes the connection. It waits up to 100 ms for the server to be told.
+// Close closes the connection. It waits up to 100 ms for its message to the server.
 func (c *Conn) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
@@ -74,14 +75,14 @@ func (c *Conn) Close() {
 	c.line.close()
 }
 
-// A Connector opens the connections that belong to one client alone.
+// A Connector opens the connections that belong to one client only.
 type Connector struct {
 	Config        *pgx.ConnConfig
-	BeforeConnect func(context.Context, *pgx.ConnConfig) error // the pool's, which may put a new token in; may be nil
+	BeforeConnect func(context.Context, *pgx.ConnConfig) error // the pool's, which may set a new token; may be nil
 	Heartbeat     time.Duration                                // limits each wait, see Connect
-	FastFailover  time.Duration                                // the TTL of a client with fast failover; 0: it has none
-	attempt       chan struct{}                                // holds one while an attempt to connect is under way
-	failed        int                                          // attempts since one succeeded; of the attempt that is under way
+	FastFailover  time.Duration                                // the TTL of a client with fast failover; 0: it is off
+	attempt       chan struct{}                                // holds one element while an attempt to connect is under way
+	failed        int                                          // attempts since the last success; the attempt under way owns it
 }
 
 // NewConnector returns a connector.
@@ -89,24 +90,26 @@ func NewConnector(config *pgx.ConnConfig, beforeConnect func(context.Context, *p
 	return &Connector{Config: config, BeforeConnect: beforeConnect, Heartbeat: heartbeat, attempt: make(chan struct{}, 1)}
 }
 
-// Settings are those on which the texts of the statements and of their answers rely, whatever the role's or the database's
-// are. A pooler in transaction mode keeps these few for each client. Each value is spelled as the server reports it: where they
-// differ, PgBouncer sets it anew before every transaction, which is a statement and a round trip more.
+// Settings are the settings that the texts of the statements and of their answers rely on, whatever
+// the role or the database sets. A pooler in transaction mode keeps these few for each client. Each
+// value is spelled as the server reports it: if they differ, PgBouncer sets it again before every
+// transaction, which costs one more statement and round trip.
 var Settings = map[string]string{"client_encoding": "UTF8", "standard_conforming_strings": "on", "DateStyle": "ISO, MDY"}
 
-// ErrReadOnly tells that a connection was given up because its server takes no writes.
+// ErrReadOnly says that a connection was given up because its server takes no writes.
 var ErrReadOnly = errors.New("server takes no writes")
 
-// hooksMayTake is how long Connect waits after the end of ctx for the application's functions.
+// hooksMayTake is how long Connect waits for the application's functions after the end of ctx.
 const hooksMayTake = time.Second
 
 // Connect opens a connection to the first host that takes writes, within ctx. Each address of a
-// host has perHost to answer, or a heartbeat where that is longer, and the attempt goes on for as
-// long as it comes to another address within four times as long: so it gets past silent hosts.
-// After three attempts that failed an address has 5 s or more: a server to which connections take
-// long is reached too. If a BeforeConnect or DialFunc of the application ignores its context,
-// Connect returns without it, closes what it brings later, and makes no other attempt until it has
-// returned.
+// host has perHost to answer, or a heartbeat if that is longer. The attempt continues as long as it
+// reaches another address within four times that time, so that it gets past silent hosts. After
+// three failed attempts an address has at least 5 s, so that a slow server is reached too.
+//
+// If a BeforeConnect or DialFunc of the application ignores its context, Connect returns without
+// it. It then closes what the function returns later, and makes no other attempt until the function
+// has returned.
 func (cr *Connector) Connect(ctx context.Context, perHost time.Duration, notified pgconn.NotificationHandler) (*Conn, error) {
 	limit := max(cr.Heartbeat, perHost)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -125,21 +128,21 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration, notifie
 		return conn, err
 	})
 	if errors.Is(err, errHangs) {
-		err = fmt.Errorf("BeforeConnect, DialFunc or another function of the connection's configuration goes on after its context ended: %w",
+		err = fmt.Errorf("BeforeConnect, DialFunc or another function of the connection's configuration continues after its context has ended: %w",
 			context.Cause(ctx))
 	}
 	return conn, err
 }
 
-var errHangs = errors.New("a function goes on after its context ended")
+var errHangs = errors.New("a function continues after its context has ended")
 
-// try makes an attempt by functions of the application, which may ignore ctx, one attempt at a time.
-// If they go on for a second after the end of ctx, try returns errHangs, and closes what they bring
-// later.
+// try makes an attempt with functions of the application, which may ignore ctx. It makes one
+// attempt at a time. If the functions continue for 1 s after the end of ctx, try returns errHangs,
+// and closes what they return later.
 func (cr *Connector) try(ctx context.Context, attempt func() (*Conn, error)) (*Conn, error) {
 	select {
 	case cr.attempt <- struct{}{}:
-	default: // nothing else is to be told if there is room, and ctx has ended
+	default: // without another attempt under way, an ended ctx must not be reported as errHangs
 		select {
 		case cr.attempt <- struct{}{}:
 		case <-ctx.Done():
@@ -172,10 +175,10 @@ func (cr *Connector) try(ctx context.Context, attempt func() (*Conn, error)) (*C
 	}
 }
 
-// errStuck is why an attempt to connect ends that comes to no other address.
+// errStuck is why an attempt to connect ends that reaches no further address.
 var errStuck = fmt.Errorf("a function of the connection's configuration, or the resolver, takes too long: %w", context.DeadlineExceeded)
 
-// connect makes one attempt, and calls comes whenever it comes to an address.
+// connect makes one attempt, and calls comes whenever it reaches an address.
 func (cr *Connector) connect(ctx context.Context, limit time.Duration, notified pgconn.NotificationHandler, comes func()) (*Conn, error) {
 	config := cr.Config.Copy()
 	if cr.BeforeConnect != nil {
@@ -201,22 +204,22 @@ func (cr *Connector) connect(ctx context.Context, limit time.Duration, notified 
 	return c, nil
 }
 
-// adapt makes a configuration that of a client's own connection, which c is to be.
+// adapt changes a configuration to that of a client's own connection, which becomes c.
 func (cr *Connector) adapt(config *pgx.ConnConfig, limit time.Duration, c *Conn, comes func()) {
 	if config.ConnectTimeout == 0 || config.ConnectTimeout > limit {
 		config.ConnectTimeout = limit
 	}
 	maps.Copy(config.RuntimeParams, Settings)
 	config.RuntimeParams["application_name"] = cmp.Or(config.RuntimeParams["application_name"], "pgleases")
-	config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol // of a batch, too: see query
+	config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol // also for a batch: see query
 	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		if ctx.Value(connecting{}) != nil { // else it is a request to cancel, long after
+		if ctx.Value(connecting{}) != nil { // otherwise it is a cancel request, which may be much later
 			comes()
 		}
 		return c.line.dialOne(ctx, network, address)
 	}
 	config.ValidateConnect = c.writable
-	if hook := config.AfterConnect; hook != nil { // the application's, which may set what it likes
+	if hook := config.AfterConnect; hook != nil { // the application's, which may change any setting
 		config.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
 			if err := hook(ctx, conn); err != nil {
 				return err
@@ -230,29 +233,28 @@ func (cr *Connector) adapt(config *pgx.ConnConfig, limit time.Duration, c *Conn,
 	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler { return newWatcher(conn, c.line) }
 }
 
-// ReadCommitted begins every message where the session's settings do not last, but a heartbeat's. The statements count on READ
-// COMMITTED: one that waited for a lock goes on with what the other has written, where a higher level fails. The role or the database may
-// have another default.
+// ReadCommitted begins every message except a heartbeat, if the session's settings do not last. The
+// statements rely on READ COMMITTED: a statement that waited for a lock continues with the
+// committed rows, and a higher level would fail. The role or the database may have another default.
 const ReadCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
-// SearchPath is that of every statement but heartbeats.
+// SearchPath is the search_path of every statement except heartbeats.
 const SearchPath = "pg_catalog, pg_temp"
 
-// ErrSetting tells that a connection was given up because of a setting under which promises do not
-// hold.
+// ErrSetting says that a connection was given up because of a setting that breaks the promises.
 var ErrSetting = errors.New("a setting must be changed")
 
-// lasts are the settings of a direct connection for as long as it lasts, whatever the role's, the
-// database's and the server's are. A statement has a limit of its own, the connection is idle
-// between heartbeats, and nothing is worth compiling.
+// lasts are the settings of a direct connection until it ends, whatever the role, the database and
+// the server set. A statement has its own limit, the connection is idle between heartbeats, and
+// compiling never pays.
 const lasts = "pg_catalog.set_config('search_path', '" + SearchPath + "', false), " +
 	"pg_catalog.set_config('default_transaction_isolation', 'read committed', false), pg_catalog.set_config('statement_timeout', '0', false), " +
 	"pg_catalog.set_config('idle_session_timeout', '0', false), pg_catalog.set_config('jit', 'off', false), " +
 	"CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL THEN pg_catalog.set_config('transaction_timeout', '0', false) END"
 
-// writable refuses a server that takes no writes, or with a setting under which promises do not
-// hold, and finds out about the connection. On a direct one it makes the settings that last. A
-// pooler gives a process ID that is not the backend's.
+// writable refuses a server that takes no writes, or that has a setting that breaks the promises,
+// and checks the connection. On a direct connection it makes the settings that last. A pooler
+// reports a process ID that is not the backend's.
 func (c *Conn) writable(ctx context.Context, conn *pgconn.PgConn) error {
 	c.line.direct.Store(false)
 	results, err := conn.Exec(ctx, fmt.Sprintf(
@@ -272,11 +274,11 @@ func (c *Conn) writable(ctx context.Context, conn *pgconn.PgConn) error {
 	switch {
 	case !is(0, "f"):
 		return fmt.Errorf("%w: it is a standby", ErrReadOnly)
-	case !is(1, "f"): // as failover tools and operators set it to stop writes: it is obeyed
+	case !is(1, "f"): // failover tools and operators set it to stop writes, so it is obeyed
 		return fmt.Errorf("%w: default_transaction_read_only is on, for the role, the database or the server; a client needs it off",
 			ErrReadOnly)
 	case is(2, "replica"):
-		return fmt.Errorf("%w: session_replication_role is replica, so no trigger tells clients of changes; "+
+		return fmt.Errorf("%w: session_replication_role is replica, so no trigger notifies clients of changes; "+
 			"run ALTER ROLE ... RESET session_replication_role, or ALTER DATABASE ... RESET, where it is set", ErrSetting)
 	}
 	direct := row[9] != nil

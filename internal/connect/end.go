@@ -16,20 +16,21 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// Fast failover on the side of the connection: what it needs of a server, and when it ends.
+// Fast failover on the connection's side: its requirements of a server, and the detection of the
+// end.
 
-// ErrNoFastFailover tells that there is no fast failover on a connection.
+// ErrNoFastFailover says that fast failover is not possible on a connection.
 var ErrNoFastFailover = errors.New("WithFastFailover does not work on this connection")
 
-// failoverVersion is the first one that has counted how a session ended before its process is gone.
+// failoverVersion is the first version that counts how a session ended before its process is gone.
 const failoverVersion = 15
 
-// outlives is how much longer than its TTL the server keeps a session whose network is cut. The
-// client has not trusted itself for long then.
+// outlives is how much longer than its TTL the server keeps a session whose network is cut. By then
+// the client has not trusted itself for long.
 const outlives = time.Minute
 
-// prepareFailover refuses what fast failover cannot work on, and has the server keep the session
-// over a cut network.
+// prepareFailover refuses a connection that does not support fast failover, and makes the server
+// keep the session while the network is cut.
 func (c *Conn) prepareFailover(ctx context.Context, ttl time.Duration) error {
 	if !c.line.direct.Load() {
 		return fmt.Errorf("%w: it leads through a pooler, which gives its own process ID, %d, and keeps no session locks; "+
@@ -38,7 +39,7 @@ func (c *Conn) prepareFailover(ctx context.Context, ttl time.Duration) error {
 	version := c.Pgx.PgConn().ParameterStatus("server_version")
 	major, err := strconv.Atoi(version[:len(version)-len(strings.TrimLeft(version, "0123456789"))])
 	if err != nil || major < failoverVersion {
-		return fmt.Errorf("%w: the server has version %s, which counts how sessions ended some time after they did; it needs PostgreSQL %d or later",
+		return fmt.Errorf("%w: the server has version %s, which counts too late how sessions ended; use PostgreSQL %d or later",
 			ErrNoFastFailover, version, failoverVersion)
 	}
 	limit := ttl + outlives
@@ -47,9 +48,10 @@ func (c *Conn) prepareFailover(ctx context.Context, ttl time.Duration) error {
 	return err
 }
 
-// OnEnd has f called once, when the connection ends: before it is closed from this side, whoever
-// closes it, and where the other side ended it without a word. At once where that is so already.
-// Not where the server has said that it ends it, as at a restart. f must not wait.
+// OnEnd makes the connection call f once when it ends: before this side closes it, whoever does
+// that, and when the other side ended it without a message. If it has ended already, f is called at
+// once. If the server has announced the end, for example at a restart, f is not called. f must not
+// wait.
 func (c *Conn) OnEnd(f func()) {
 	l := c.line
 	l.mu.Lock()
@@ -61,9 +63,8 @@ func (c *Conn) OnEnd(f func()) {
 	}
 }
 
-// Severed reports whether the other side has ended the connection, and it was not read yet whether
-// the server had said so, where the kernel tells. It is safe to call while a statement is under
-// way.
+// Severed reports whether the other side has ended the connection, according to the kernel, and no
+// announcement of the server was read yet. It is safe to call while a statement is under way.
 func (c *Conn) Severed() bool {
 	l := c.line
 	l.mu.Lock()
@@ -76,9 +77,9 @@ func (c *Conn) Severed() bool {
 	return err == nil && tcpSevered(raw)
 }
 
-// listen has the line hear the last words of both sides. The server's are a fatal error, or a
-// notice where all sessions end at once. The client's are pgx's, which closes a connection also by
-// itself, as after a statement that was given up.
+// listen makes the line notice the last messages of both sides. The server's is a fatal error, or a
+// notice if all sessions end at once. The client's is written by pgx, which also closes a
+// connection automatically, for example after a statement that was given up.
 func (l *line) listen(config *pgconn.Config) {
 	build := config.BuildFrontend
 	config.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend { return build(r, &outgoing{w, l}) }
@@ -90,7 +91,7 @@ func (l *line) listen(config *pgconn.Config) {
 		return onError == nil || onError(conn, err)
 	}
 	config.OnNotice = func(conn *pgconn.PgConn, notice *pgconn.Notice) {
-		if notice.Code == "57P01" || notice.Code == "57P02" { // it shuts down, or recovers from a crash of another session
+		if notice.Code == "57P01" || notice.Code == "57P02" { // the server shuts down, or recovers from a crash of another session
 			l.bid()
 		}
 		if onNotice != nil {
@@ -99,7 +100,7 @@ func (l *line) listen(config *pgconn.Config) {
 	}
 }
 
-// outgoing is what the client sends, before it is encrypted.
+// outgoing writes the client's messages, before they are encrypted.
 type outgoing struct {
 	io.Writer
 	line *line

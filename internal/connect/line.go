@@ -14,10 +14,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 )
 
-// A watcher stops what a connection does when its context ends. A statement is canceled at the
-// server: otherwise one that waits for a lock would go on there without its client. A wait for
-// notifications is stopped here only. Through a pooler nothing is canceled, because a cancel
-// request that is cut short crashes PgBouncer 1.18 and 1.19.
+// A watcher stops what a connection does when its context ends. It cancels a statement at the
+// server: otherwise a statement that waits for a lock would continue there without its client. It
+// stops a wait for notifications only on this side. Through a pooler it cancels no statement,
+// because a cancel request that is cut short crashes PgBouncer 1.18 and 1.19.
 type watcher struct {
 	line            *line
 	wait, statement ctxwatch.Handler
@@ -47,13 +47,13 @@ func (w *watcher) HandleUnwatchAfterCancel() { w.used.HandleUnwatchAfterCancel()
 type line struct {
 	dial        pgconn.DialFunc
 	userTimeout time.Duration
-	direct      atomic.Bool // to a backend, not to a pooler
+	direct      atomic.Bool // the connection leads to a backend, not to a pooler
 
 	// mu guards what follows.
 	mu     sync.Mutex
 	open   map[net.Conn]struct{}
 	closed bool
-	own    *dialed // the Conn's, the last one that was dialed for it
+	own    *dialed // the connection of the Conn, the last one that was dialed for it
 	bidden bool    // the server has said that it ends the connection
 	onEnd  func()  // see Conn.OnEnd
 }
@@ -62,7 +62,7 @@ type line struct {
 // cancel request, which it also does when it closes a connection in the middle of a statement.
 type connecting struct{}
 
-var errNoCancel = errors.New("nothing is canceled through a pooler")
+var errNoCancel = errors.New("no statement is canceled through a pooler")
 
 func (l *line) dialOne(ctx context.Context, network, address string) (net.Conn, error) {
 	if ctx.Value(connecting{}) == nil && !l.direct.Load() {
@@ -72,13 +72,13 @@ func (l *line) dialOne(ctx context.Context, network, address string) (net.Conn, 
 	if err != nil {
 		return nil, err
 	}
-	if err := conn.SetDeadline(time.Time{}); err != nil { // which ends what waits
+	if err := conn.SetDeadline(time.Time{}); err != nil { // the client needs deadlines to end waits
 		_ = conn.Close()
-		return nil, fmt.Errorf("the connection of DialFunc takes no deadlines: %w", err)
+		return nil, fmt.Errorf("the connection of DialFunc does not support deadlines: %w", err)
 	}
 	if t, ok := conn.(*net.TCPConn); ok {
 		if raw, err := t.SyscallConn(); err == nil {
-			tcpUserTimeout(raw, l.userTimeout) // the kernel closes the connection where nothing is acknowledged for so long
+			tcpUserTimeout(raw, l.userTimeout) // the kernel closes the connection if no data is acknowledged for this time
 		}
 	}
 	l.mu.Lock()
@@ -120,7 +120,7 @@ func (d *dialed) Read(p []byte) (int, error) {
 }
 
 func (d *dialed) Close() error {
-	d.line.ends(d) // before it is so
+	d.line.ends(d) // before it is closed
 	d.line.mu.Lock()
 	delete(d.line.open, d.Conn)
 	d.line.mu.Unlock()

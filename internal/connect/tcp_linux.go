@@ -7,21 +7,20 @@ import (
 
 const optionUserTimeout = 18 // TCP_USER_TIMEOUT of tcp(7), which package syscall does not name
 
-// tcpUserTimeout is a help, not a need: statements are bounded by the client's own clock.
+// tcpUserTimeout is not required: the client's own clock bounds statements.
 func tcpUserTimeout(raw syscall.RawConn, timeout time.Duration) {
 	_ = raw.Control(func(fd uintptr) {
 		_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, optionUserTimeout, int(timeout.Milliseconds()))
 	})
 }
 
-const established = 1 // TCP_ESTABLISHED of the kernel, the first byte of what TCP_INFO tells
+const established = 1 // TCP_ESTABLISHED of the kernel, the first byte of TCP_INFO
 
-// tcpSevered reports whether a connection that this side has not closed is not established any
-// more.
+// tcpSevered reports whether a connection that this side has not closed is no longer established.
 func tcpSevered(raw syscall.RawConn) bool {
 	severed := false
 	_ = raw.Control(func(fd uintptr) {
-		info, err := syscall.GetsockoptInet4Addr(int(fd), syscall.IPPROTO_TCP, syscall.TCP_INFO) // for its four bytes
+		info, err := syscall.GetsockoptInet4Addr(int(fd), syscall.IPPROTO_TCP, syscall.TCP_INFO) // reads the first four bytes
 		severed = err == nil && info[0] != established
 	})
 	return severed

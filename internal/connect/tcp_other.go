@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// tcpUserTimeout does nothing where there is no such option.
+// tcpUserTimeout has no effect, because the system has no such option.
 func tcpUserTimeout(syscall.RawConn, time.Duration) {}
 
-// tcpSevered cannot tell.
+// tcpSevered always returns false, because it cannot find out.
 func tcpSevered(syscall.RawConn) bool { return false }

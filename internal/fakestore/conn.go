@@ -7,26 +7,26 @@ import (
 	"sync"
 )
 
-// ErrEnded is what a connection that has ended says, and a server that is down.
+// ErrEnded is the error of a connection that has ended, and of a server that is down.
 var ErrEnded = errors.New("the connection has ended")
 
 // A Conn is a connection. Its methods are those of *store.Conn, one for each statement of the
 // protocol.
 type Conn struct {
-	// Carry, where it is set, brings a statement to the database, by execute on this connection or
-	// another, and the answer back; else nil is answered. Those of locks have no name and are not
-	// carried.
+	// Carry, if set, carries a statement to the database, by execute on this connection or another,
+	// and the answer back. If it is nil, the answer is nil. Statements of locks have no name and are
+	// not carried.
 	Carry func(ctx context.Context, name string, execute func(on *Conn) (any, error)) (any, error)
 
 	db    *Database
 	notes chan struct{} // of capacity one
-	ended chan struct{} // closed when the connection is
+	ended chan struct{} // closed when the connection ends
 	once  sync.Once
 
-	listen  bool    // guarded by db.mu, as what follows
-	session int64   // the last that was registered or renewed here
-	locks   int64   // the session whose grants are told here; 0: none
-	granted []int64 // the nonces of those that were not read yet
+	listen  bool    // guarded by db.mu, as the fields below
+	session int64   // the session that was last registered or renewed here
+	locks   int64   // the session whose grants are notified here; 0: no session
+	granted []int64 // the nonces of grants that were not read yet
 }
 
 // Connect opens a connection.
@@ -55,7 +55,7 @@ func (c *Conn) Close() {
 	delete(c.db.conns, c)
 }
 
-// Closed reports whether the connection is of no more use.
+// Closed reports whether the connection has ended.
 func (c *Conn) Closed() bool {
 	select {
 	case <-c.ended:
@@ -65,7 +65,7 @@ func (c *Conn) Closed() bool {
 	}
 }
 
-// execute runs a statement, which reports whether it has written anything.
+// execute runs a statement. The statement reports whether it has written a row.
 func execute[T any](ctx context.Context, c *Conn, name string, durable bool, statement func(db *Database, t *Tables, clock int64) (T, bool)) (answer T, err error) {
 	if c.Carry == nil || name == "" {
 		return executeOn(ctx, c, durable, statement)
@@ -94,7 +94,7 @@ func executeOn[T any](ctx context.Context, c *Conn, durable bool, statement func
 	return answer, nil
 }
 
-// Listen listens for notifications, which arrive.
+// Listen listens for notifications, which always arrive.
 func (c *Conn) Listen(ctx context.Context) (bool, error) {
 	return execute(ctx, c, "listen", false, func(*Database, *Tables, int64) (bool, bool) {
 		c.listen = true
@@ -102,14 +102,14 @@ func (c *Conn) Listen(ctx context.Context) (bool, error) {
 	})
 }
 
-// Prepare does nothing: there are no plans.
+// Prepare has no effect: there are no plans.
 func (c *Conn) Prepare(ctx context.Context) error {
 	_, err := execute(ctx, c, "prepare", false, func(*Database, *Tables, int64) (struct{}, bool) { return struct{}{}, false })
 	return err
 }
 
-// Wait waits for a notification that concerns the session which was last registered or renewed on
-// this connection.
+// Wait waits for a notification for the session that was last registered or renewed on this
+// connection.
 func (c *Conn) Wait(ctx context.Context) error {
 	select {
 	case <-c.notes:
@@ -121,7 +121,7 @@ func (c *Conn) Wait(ctx context.Context) error {
 	}
 }
 
-// Notify tells sessions that something changed for them, as a statement does when it commits.
+// Notify notifies sessions that something changed for them, as a statement does when it commits.
 func (db *Database) Notify(sessions ...int64) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -134,7 +134,7 @@ func (db *Database) Notify(sessions ...int64) {
 
 func (db *Database) notify(sessions map[int64]bool) {
 	for c := range db.conns {
-		if c.listen && (sessions[c.session] || len(sessions) > 100) { // so many are told as "all"
+		if c.listen && (sessions[c.session] || len(sessions) > 100) { // this many are notified with "all"
 			c.wake()
 		}
 	}
@@ -144,6 +144,6 @@ func (db *Database) notify(sessions map[int64]bool) {
 func (c *Conn) wake() {
 	select {
 	case c.notes <- struct{}{}:
-	default: // it is told already
+	default: // it is notified already
 	}
 }

@@ -1,6 +1,7 @@
-// Package fakestore is the database of the protocol in memory, for tests: its connections have the
-// methods of store's, and each does what its SQL file does, whole and one after the other. It
-// writes no events, which no client reads. The cases of package store's tests run on both.
+// Package fakestore is the database of the protocol in memory, for tests. Its connections have the
+// methods of store's, and each method does what its SQL file does, atomically and one after the
+// other. It writes no events, because no client reads them. The cases of package store's tests run
+// on both.
 //
 // It works inside and outside of a bubble of package testing/synctest.
 package fakestore
@@ -19,21 +20,21 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A Database is the tables, and the server that has them. All methods are safe for concurrent use.
+// A Database is the tables, and their server. All methods are safe for concurrent use.
 type Database struct {
-	// What follows is set before use.
+	// The fields below are set before use.
 
-	// Clock is what the server's clock is made from; time.Now as New returns it.
+	// Clock is the source of the server's clock. New sets it to time.Now.
 	Clock func() time.Time
-	// Keep is how many states of the tables are kept, for crashes and promotions to return to; 0 as
-	// New returns it.
+	// Keep is how many states of the tables are kept, for crashes and promotions to return to. New
+	// sets it to 0.
 	Keep int
-	// Moved is told of every change of an owner or epoch, and by which statement. It must not use the
-	// database.
+	// Moved is called for every change of an owner or epoch, with the statement that made it. It must
+	// not use the database.
 	Moved func(statement, lease string, partition int, from, to Partition)
-	// Evicted is told of every session that is evicted. It must not use the database.
+	// Evicted is called for every session that is evicted. It must not use the database.
 	Evicted func(Client)
-	// Renewed is told of every session that is registered or renewed. It must not use the database.
+	// Renewed is called for every session that is registered or renewed. It must not use the database.
 	Renewed func(session int64)
 
 	mu      sync.Mutex // guards the rest
@@ -43,18 +44,19 @@ type Database struct {
 	down    bool
 	conns   map[*Conn]struct{}
 	guards  map[place]map[*guard]struct{} // open
-	history []state                       // the newest is the present
-	tokens  int64                         // that were drawn for locks
+	history []state                       // the newest is the present state
+	tokens  int64                         // the number of tokens drawn for locks
 }
 
-// Tables are what survives a restart. Instants are microseconds since 1970 of the server's clock.
+// Tables are the data that survives a restart. Times are microseconds since 1970 of the server's
+// clock.
 type Tables struct {
 	Clients    map[int64]Client // by session
 	Identities map[string]Identity
 	Leases     map[string]Lease
 	Members    map[Member]Membership
 	Partitions map[string][]Partition
-	Locks      map[string][]Lock // nil: there was none yet
+	Locks      map[string][]Lock // nil: no lock was requested yet
 	Overrides  map[Override]OverrideValue
 	Server     Server
 }
@@ -71,7 +73,7 @@ type (
 	Identity struct{ Incarnation, Process, UsedAt int64 }
 	// A Lease is a row of table leases.
 	Lease struct{ Partitions, Generation, CreatedGeneration, EpochFloor, NextCheckAt, PlannedAt, NextPartitions, NextUntil int64 }
-	// A Membership is the rest of a row of table members.
+	// A Membership is a row of table members without its key.
 	Membership struct {
 		Weight     int
 		JoinNumber int64
@@ -99,7 +101,7 @@ const (
 	Never = math.MinInt64
 )
 
-// A state is what the tables were after a write.
+// A state is the tables after a write.
 type state struct {
 	tables  Tables
 	durable bool // the write waited for the disk
@@ -111,11 +113,11 @@ type place struct {
 	partition int
 }
 
-// A guard is a transaction that passed the SQL function guard. It has a size, so that no two have
-// one address.
+// A guard is a transaction that passed the SQL function guard. It has a size, so that no two guards
+// have the same address.
 type guard struct{ _ byte }
 
-// New returns a database with the schema in it, on a server that began just now.
+// New returns a database with the schema in it, on a server that has just started.
 func New() *Database {
 	return &Database{
 		Clock: time.Now,
@@ -152,7 +154,7 @@ func (t *Tables) live(lease string, session int64) bool {
 	return member && alive
 }
 
-// clock is the server's, in microseconds.
+// clock returns the server's clock, in microseconds.
 func (db *Database) clock() int64 { return db.Clock().Add(db.offset).UnixMicro() }
 
 // wrote keeps a copy of the tables after a write.
@@ -166,7 +168,8 @@ func (db *Database) wrote(durable bool) {
 	db.history = append(db.history, state{db.tables.Clone(), durable})
 }
 
-// fallBack returns to the state before the last so many writes, or the oldest that is kept.
+// fallBack returns to the state before the given number of last writes, or to the oldest that is
+// kept.
 func (db *Database) fallBack(writes int) (lost int) {
 	lost = min(writes, len(db.history)-1)
 	if lost <= 0 {
@@ -177,7 +180,7 @@ func (db *Database) fallBack(writes int) (lost int) {
 	return lost
 }
 
-// Look shows the tables, and what the server's clock says.
+// Look shows the tables, and the server's clock.
 func (db *Database) Look(look func(t *Tables, clock int64)) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -192,8 +195,8 @@ func (db *Database) Edit(edit func(t *Tables, clock int64)) {
 	db.wrote(true)
 }
 
-// KeepNone forgets all states but the present one: neither a crash nor a promotion loses what was
-// written up to now.
+// KeepNone forgets all states except the present one: neither a crash nor a promotion loses earlier
+// writes.
 func (db *Database) KeepNone() {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -202,14 +205,14 @@ func (db *Database) KeepNone() {
 	}
 }
 
-// Run is the server incarnation.
+// Run returns the server incarnation.
 func (db *Database) Run() store.Incarnation {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	return db.run
 }
 
-// SetRun makes it another server incarnation, with as many connections.
+// SetRun changes the server incarnation. The connections stay.
 func (db *Database) SetRun(run store.Incarnation) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -239,8 +242,8 @@ func (db *Database) Boot() {
 	db.run.Started = time.Now().UnixMicro()
 }
 
-// Crash kills a process of the server, and loses up to so many of the heartbeats since the last
-// write that waited for the disk. It returns how many. The server is back at once.
+// Crash kills a process of the server, and loses up to the given number of heartbeats since the
+// last write that waited for the disk. It returns how many were lost. The server is back at once.
 func (db *Database) Crash(lose int) int {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -254,8 +257,8 @@ func (db *Database) Crash(lose int) int {
 	return db.fallBack(pending)
 }
 
-// Promote puts a standby in the server's place that has missed up to so many of the last writes; it
-// returns how many. Behind a pooler the connections survive that.
+// Promote replaces the server by a standby that has missed up to the given number of last writes.
+// It returns how many were missed. Behind a pooler the connections survive.
 func (db *Database) Promote(missing int, pooler bool) int {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -277,8 +280,8 @@ func (db *Database) endAll() {
 	clear(db.guards)
 }
 
-// Guard begins a transaction that passes the SQL function guard, and returns what ends it; not ok
-// where it is refused.
+// Guard begins a transaction that passes the SQL function guard, and returns a function that ends
+// it. If ok is false, it was refused.
 func (db *Database) Guard(lease string, partition int, epoch int64) (end func(), ok bool) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -301,7 +304,7 @@ func (db *Database) Guard(lease string, partition int, epoch int64) (end func(),
 	}, true
 }
 
-// row returns a partition; nil if there is none such.
+// row returns a partition; nil if there is no such partition.
 func (t *Tables) row(lease string, partition int) *Partition {
 	if rows := t.Partitions[lease]; partition >= 0 && partition < len(rows) {
 		return &rows[partition]
@@ -315,7 +318,7 @@ var (
 	ErrInUse   = errors.New("lease in use")
 )
 
-// Drop is the SQL function drop_lease; next 0: as many partitions as it has.
+// Drop is the SQL function drop_lease; next 0: the number of partitions stays the same.
 func (db *Database) Drop(lease string, next int64) error {
 	db.mu.Lock()
 	defer db.mu.Unlock()

@@ -12,8 +12,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// The named locks. What each statement does, and why, is written in the SQL file of its name, and
-// at the functions that it calls.
+// The named locks. The SQL file of the same name, and the functions that it calls, describe what
+// each statement does, and why.
 
 // A Lock is a row of table locks; Token 0: it waits. The rows of a name are in the order of their
 // tickets.
@@ -22,7 +22,7 @@ type Lock struct {
 	Shared                               bool
 }
 
-// turn gives a lock to those who may have it now, and tells them.
+// turn grants a lock to the sessions whose turn it is, and notifies them.
 func (db *Database) turn(name string, clock int64) {
 	t := &db.tables
 	t.Locks[name] = slices.DeleteFunc(t.Locks[name], func(l Lock) bool { return t.Clients[l.Session].Session == 0 })
@@ -53,13 +53,13 @@ func (db *Database) turn(name string, clock int64) {
 	}
 }
 
-// token draws one.
+// token draws the next token.
 func (db *Database) token() int64 {
 	db.tokens++
 	return db.tables.Server.Generation<<32 + db.tokens
 }
 
-// place returns a session's row for a nonce; -1: there is none.
+// place returns the index of a session's row for a nonce; -1: there is no row.
 func (t *Tables) place(name string, session, nonce int64) int {
 	return slices.IndexFunc(t.Locks[name], func(l Lock) bool { return l.Session == session && l.Nonce == nonce })
 }
@@ -113,7 +113,7 @@ func (db *Database) acquire(r store.LockRequest, clock int64) store.LockAnswer {
 	return told(l)
 }
 
-// told is the answer about a row.
+// told returns the answer about a row.
 func told(l Lock) store.LockAnswer {
 	if l.Token == 0 {
 		return store.LockAnswer{Outcome: store.LockWaits}
@@ -193,7 +193,7 @@ func (c *Conn) SweepLocks(ctx context.Context) (bool, error) {
 	})
 }
 
-// ListenToLocks has notifications arrive of what is granted to a session.
+// ListenToLocks makes notifications arrive about grants to a session.
 func (c *Conn) ListenToLocks(ctx context.Context, session int64) error {
 	_, err := execute(ctx, c, "", false, func(*Database, *Tables, int64) (struct{}, bool) {
 		c.locks = session
@@ -211,13 +211,13 @@ func (c *Conn) GrantedLocks() []int64 {
 	return granted
 }
 
-// LockTable is where package lock takes locks of this database.
+// LockTable is the locks of this database, for package lock.
 type LockTable struct{ db *Database }
 
-// LockTable returns it.
+// LockTable returns the locks of the database.
 func (db *Database) LockTable() LockTable { return LockTable{db} }
 
-// locked runs a statement of the application's.
+// locked runs a statement of the application.
 func locked[T any](ctx context.Context, db *Database, statement func(clock int64) T) (answer T, sent bool, err error) {
 	db.mu.Lock()
 	defer db.mu.Unlock()

@@ -5,22 +5,23 @@ import (
 	"fmt"
 )
 
-// The verbs of operators. What each does, and why, is written at the SQL function of its name.
+// The verbs of operators. The SQL function of the same name describes what each does, and why.
 
 type (
-	// An Override is the key of table overrides; empty stands for null. Partition is that of a pin.
+	// An Override is the key of table overrides; empty means null. Partition is the partition of a
+	// pin.
 	Override struct {
 		Verb, Lease, Client string
 		Partition           int
 	}
-	// OverrideValue is the rest of a row.
+	// OverrideValue is a row of table overrides without its key.
 	OverrideValue struct {
 		Until    int64
 		PinnedTo string // client ID
 	}
 )
 
-// ErrUnknown is the error of verbs that name a client or an override that is not there, or a time
+// ErrUnknown is the error of verbs that name a client or an override that does not exist, or a time
 // that has passed.
 var ErrUnknown = errors.New("unknown")
 
@@ -29,7 +30,7 @@ func (t *Tables) overridden(verb, lease, client string) bool {
 	return is
 }
 
-// pins are the partitions of a lease that are pinned, and the clients.
+// pins returns the pinned partitions of a lease, with their clients.
 func (t *Tables) pins(lease string) map[int]string {
 	pins := make(map[int]string)
 	for w, override := range t.Overrides {
@@ -40,7 +41,7 @@ func (t *Tables) pins(lease string) map[int]string {
 	return pins
 }
 
-// concerned are the leases that an override is about.
+// concerned returns the leases that an override concerns.
 func (t *Tables) concerned(w Override) (names []string) {
 	for m := range t.Members {
 		if w.Lease == "" && t.live(m.Lease, m.Session) && t.Clients[m.Session].ID == w.Client {
@@ -53,7 +54,7 @@ func (t *Tables) concerned(w Override) (names []string) {
 	return distinct(names)
 }
 
-// ask has leases planned.
+// ask makes plans of leases due.
 func (t *Tables) ask(names []string, clock int64) {
 	for _, name := range names {
 		if l, known := t.Leases[name]; known {
@@ -64,7 +65,7 @@ func (t *Tables) ask(names []string, clock int64) {
 	}
 }
 
-// Override is the SQL functions drain, cordon, pause and freeze, and pin, to a client.
+// Override is the SQL functions drain, cordon, pause, freeze and pin.
 func (db *Database) Override(w Override, pinnedTo string, until int64, force bool) error {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -88,7 +89,7 @@ func (db *Database) Override(w Override, pinnedTo string, until int64, force boo
 	return nil
 }
 
-// last reports whether one client works on a lease, and nobody else.
+// last reports whether the client is the only one that works on the lease.
 func (t *Tables) last(lease, client string) (last bool) {
 	for m, member := range t.Members {
 		c := t.Clients[m.Session]
@@ -115,7 +116,7 @@ func (db *Database) TakeBack(w Override) error {
 	return nil
 }
 
-// endOverrides ends those whose time is over, and returns the leases that they are about.
+// endOverrides ends the overrides whose time is over, and returns the leases that they concern.
 func (t *Tables) endOverrides(clock int64) (asked []string) {
 	for w, override := range t.Overrides {
 		if override.Until <= clock {

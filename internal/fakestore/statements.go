@@ -11,8 +11,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// The statements, in the order of a client's life. What each does, and why, is written in the SQL
-// file of its name.
+// The statements, in the order of a client's life. The SQL file of the same name describes what
+// each does, and why.
 
 // Microseconds.
 const (
@@ -24,7 +24,7 @@ const (
 
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 
-// unasked is how long until something is due that is not asked for.
+// unasked is the time until something is due if it is not due at all.
 const unasked = -time.Microsecond
 
 // Register is register.sql.
@@ -69,7 +69,7 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 	return a.incarnation, a.newer, err
 }
 
-// newest returns the process of the highest incarnation under an ID, one session apart.
+// newest returns the process with the highest incarnation under an ID, without one session.
 func (t *Tables) newest(id string, but int64) *store.Process {
 	var best *Client
 	for _, row := range t.Clients {
@@ -122,7 +122,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 			switch {
 			case l.NextCheckAt == Ever:
 				b.DueIn = unasked
-			case l.NextCheckAt <= l.latest(clock): // else the clock stepped back
+			case l.NextCheckAt <= l.latest(clock): // otherwise the clock stepped back
 				b.DueIn = micros(max(l.NextCheckAt-clock, 0))
 			}
 			beat.Leases = append(beat.Leases, b)
@@ -131,7 +131,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 	})
 }
 
-// SetMarker is marker.sql. What it writes is lost by a crash.
+// SetMarker is marker.sql. A crash loses the marker.
 func (c *Conn) SetMarker(ctx context.Context, marker int64) error {
 	_, err := execute(ctx, c, "marker", true, func(db *Database, _ *Tables, _ int64) (struct{}, bool) {
 		if db.run.Marker == 0 {
@@ -142,7 +142,7 @@ func (c *Conn) SetMarker(ctx context.Context, marker int64) error {
 	return err
 }
 
-// on reports whether this is the run that was watched.
+// on reports whether this is the server incarnation that was watched.
 func (db *Database) on(run store.Incarnation) bool { return run == db.run && run.Marker != 0 }
 
 // AcceptServer is accept.sql.
@@ -174,7 +174,7 @@ func (c *Conn) RejectServer(ctx context.Context, generation int64) error {
 	return err
 }
 
-// nextEpoch is the epoch of a partition's next owner.
+// nextEpoch returns the epoch of a partition's next owner.
 func (db *Database) nextEpoch(row Partition) int64 {
 	first := db.tables.Server.Generation << 32
 	if first > 0 {
@@ -316,7 +316,7 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 		var answer store.Released
 		_, alive := t.Clients[session]
 		valid := t.Server.AcceptedTimeline == db.run.Timeline
-		planned := make(map[string]bool) // by lease to leave: it is as the plan of the successors read it
+		planned := make(map[string]bool) // by lease to leave: it has not changed since the plan of the successors read it
 		successors := make(map[string]map[int]int64)
 		for _, l := range leaving {
 			planned[l.Lease], successors[l.Lease] = l.Planned == t.Leases[l.Lease].Generation, l.Successors
@@ -504,7 +504,7 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 		for _, name := range slices.Sorted(maps.Keys(affected)) {
 			if l, known := t.Leases[name]; known {
 				l.Generation++
-				if l.NextCheckAt = clock; l.PlannedAt <= clock { // else the clock stepped back
+				if l.NextCheckAt = clock; l.PlannedAt <= clock { // otherwise the clock stepped back
 					l.NextCheckAt = max(clock, l.PlannedAt+50*millisecond+5*l.Partitions)
 				}
 				t.Leases[name] = l
@@ -539,7 +539,7 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 	})
 }
 
-// Tidy is tidy.sql, of the whole tables.
+// Tidy is tidy.sql, for the whole tables.
 func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
 	return execute(ctx, c, "tidy", true, func(_ *Database, t *Tables, clock int64) ([]string, bool) {
 		lost, inhabited := make(map[string]bool), make(map[string]bool)
@@ -589,7 +589,7 @@ func (l *Lease) claim(clock int64) {
 	l.NextCheckAt, l.PlannedAt = clock+100*millisecond+10*l.Partitions, clock
 }
 
-// latest is the last instant for which a plan can be due; due later: the clock stepped back.
+// latest returns the last time when a plan can be due; if it is due later, the clock stepped back.
 func (l *Lease) latest(clock int64) int64 { return clock + second + 50*l.Partitions }
 
 // Plan is plan.sql.
@@ -668,7 +668,7 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 				target = t.Clients[m.Target]
 			}
 			switch {
-			case row == nil || target.Session != m.Target: // nothing moves to a session that is no member
+			case row == nil || target.Session != m.Target: // no partition moves to a session that is not a member
 			case live(m.Lease, row.Owner):
 				row.Target = target.Session
 				answer.Asked++

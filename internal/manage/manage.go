@@ -1,5 +1,4 @@
-// Package manage has the verbs on schedules and jobs, as the command and the dashboard ask for
-// them.
+// Package manage has the verbs on schedules and jobs that the command and the dashboard offer.
 package manage
 
 import (
@@ -10,15 +9,15 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// Verbs are those about one schedule or one job. Beside them there is retry_failed.
+// Verbs are the verbs on one schedule or one job. In addition there is retry_failed.
 var Verbs = []string{"pause_schedule", "resume_schedule", "delete_schedule", "trigger_schedule", "backfill_schedule", "retry_tick",
 	"cancel_job", "retry_job"}
 
-// A Request is a verb with what it is about.
+// A Request is a verb with its arguments.
 type Request struct {
 	Verb     string    `json:"verb"`
 	Schedule string    `json:"schedule"`
-	ID       int64     `json:"id,string"`  // of the schedule that is to be deleted; 0: whichever has the name
+	ID       int64     `json:"id,string"`  // of the schedule to delete; 0: whichever has the name
 	Job      int64     `json:"job,string"` // of cancel_job and retry_job
 	Kind     string    `json:"kind"`       // of retry_failed
 	Tick     time.Time `json:"tick"`       // of retry_tick
@@ -27,7 +26,7 @@ type Request struct {
 	CatchUp  bool      `json:"catch_up"`   // of resume_schedule
 }
 
-// Do carries a request out, and returns the jobs that come of it, also beside an error.
+// Do executes a request, and returns the resulting jobs, also beside an error.
 func (r Request) Do(ctx context.Context, s *schedule.Scheduler) (jobs []int64, err error) {
 	switch r.Verb {
 	case "pause_schedule":

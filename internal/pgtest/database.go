@@ -18,11 +18,11 @@ import (
 	"github.com/pgleases/pgleases/sql"
 )
 
-// timeout bounds the making, and the dropping, of a database on a server that runs.
+// timeout bounds the creation, and the removal, of a database on a running server.
 const timeout = 2 * time.Minute
 
-// TB is what pgtest needs of a testing.TB. Programs import this package too, so it does not import
-// testing.
+// TB is the part of testing.TB that pgtest uses. Programs import this package too, so it does not
+// import testing.
 type TB interface {
 	Helper()
 	Cleanup(func())
@@ -30,9 +30,9 @@ type TB interface {
 	Fatal(args ...any)
 }
 
-// Database returns the URL of a new database, which is dropped, with all sessions in it, when the
-// test ends. It is empty; with PGLEASES_TEST_ROLE it has the library's tables, and the URL is the
-// role's. Safe for parallel tests. Without a server the test fails at once.
+// Database returns the URL of a new database, which is dropped with all its sessions when the test
+// ends. It is empty. With PGLEASES_TEST_ROLE it has the library's tables, and the URL is the
+// role's. It is safe for parallel tests. Without a server the test fails at once.
 func Database(tb TB) string {
 	tb.Helper()
 	if role := os.Getenv(roleVariable); role != "" {
@@ -41,30 +41,30 @@ func Database(tb TB) string {
 	return EmptyDatabase(tb)
 }
 
-// MigratedDatabase returns the URL of a database with the library's tables, in which more DDL has
-// been run: for a test of what clients do in them. With PGLEASES_TEST_ROLE the URL is the role's.
-// Other tests may have had it before; then it is as it was: see [Keep].
+// MigratedDatabase returns the URL of a database with the library's tables, after more DDL was run
+// in it: for a test of clients. With PGLEASES_TEST_ROLE the URL is the role's. Other tests may have
+// used the database before; then it was restored: see [Keep].
 func MigratedDatabase(tb TB, more ...string) string {
 	tb.Helper()
 	return lend(tb, strings.Join(more, "\n"), true)
 }
 
 // FreshDatabase is MigratedDatabase for a test that changes tables, functions, rights or settings,
-// or looks at how sessions end: no other test has it before or after, and its sessions end with
-// their clients.
+// or checks how sessions end: no other test uses the database before or after, and its sessions end
+// with their clients.
 func FreshDatabase(tb TB, more ...string) string {
 	tb.Helper()
 	return lend(tb, strings.Join(more, "\n"), false)
 }
 
-// makeMigrated makes a database with the library's tables, and runs more DDL.
+// makeMigrated creates a database with the library's tables, and runs more DDL.
 func makeMigrated(ctx context.Context, more string) (url string, drop func() error, err error) {
 	s, err := shared()
 	if err != nil {
 		return "", nil, err
 	}
 	role := os.Getenv(roleVariable)
-	template := "template0" // to which nobody can be connected, which would make the copy fail
+	template := "template0" // no session can connect to it, which would make the copy fail
 	if role == "" && s.copies != "" {
 		if template, err = migratedTemplate(more); err != nil {
 			return "", nil, err
@@ -87,8 +87,8 @@ func makeMigrated(ctx context.Context, more string) (url string, drop func() err
 
 var templates sync.Map // by the DDL run after that of the library, functions that return a name
 
-// migratedTemplate returns the name of a database with the tables, to which nobody connects. It
-// goes with the server.
+// migratedTemplate returns the name of a database with the tables, which no session connects to. It
+// is removed with the server.
 func migratedTemplate(more string) (string, error) {
 	f, _ := templates.LoadOrStore(more, sync.OnceValues(func() (string, error) { return newTemplate(more) }))
 	return f.(func() (string, error))()
@@ -111,14 +111,14 @@ func newTemplate(more string) (string, error) {
 	return strings.TrimPrefix(u.Path, "/"), nil
 }
 
-// makeTables makes the library's tables as their owner, and runs more DDL.
+// makeTables creates the library's tables as their owner, and runs more DDL.
 func makeTables(ctx context.Context, databaseURL, more string) error {
 	direct, _ := DirectURL(databaseURL)
 	return execute(ctx, direct, "CREATE SCHEMA pgleases", "SET client_min_messages = warning", file("schema.sql"), more)
 }
 
-// EmptyDatabase is Database for a test that makes the library's tables itself: whatever
-// PGLEASES_TEST_ROLE says, the database is empty, and the URL its owner's.
+// EmptyDatabase is Database for a test that creates the library's tables itself: the database is
+// empty, and the URL its owner's, even with PGLEASES_TEST_ROLE.
 func EmptyDatabase(tb TB) string {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -175,8 +175,8 @@ var toServer struct {
 	conn *pgx.Conn
 }
 
-// execute sends a statement on a connection that all tests of this process share: to connect for
-// each costs as much as to make the database.
+// execute sends a statement on a connection that all tests of this process share, because
+// connecting for each costs as much as creating the database.
 func (s server) execute(ctx context.Context, statement string) error {
 	toServer.Lock()
 	defer toServer.Unlock()
@@ -208,12 +208,12 @@ func DirectURL(databaseURL string) (string, bool) {
 	return to.String(), true
 }
 
-// ParseConfig is pgxpool.ParseConfig for a test's pool. Through a pooler it cancels nothing, which
-// would end some versions of PgBouncer, and with it the tests of all.
+// ParseConfig is pgxpool.ParseConfig for a test's pool. Through a pooler its connections send no
+// cancel request, because that ends some versions of PgBouncer, and with it all tests.
 func ParseConfig(databaseURL string) (*pgxpool.Config, error) {
 	config, err := pgxpool.ParseConfig(databaseURL)
 	if err == nil && os.Getenv(settingsVariable) != "" {
-		config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8" // as pgx has it
+		config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8" // as in pgx
 		config.AfterConnect = resetPool
 	}
 	if direct, pooled := DirectURL(databaseURL); err == nil && pooled && direct != databaseURL {
@@ -238,10 +238,10 @@ const (
 	tablesOwner = "pgleases_owner" // the name in docs/roles.md
 )
 
-// forApp makes the library's tables in an empty database, and returns the URL of a role with the
-// rights of sql/grants/application.sql, which gets nothing from PUBLIC. For its own tables it has a
-// schema of its own, and may make others, as applications do. The two roles stay on the server.
-// More DDL is run as the database's owner.
+// forApp creates the library's tables in an empty database, and returns the URL of a role with the
+// rights of sql/grants/application.sql, which gets no rights from PUBLIC. The role has a schema of
+// its own for its own tables, and may create others, as applications do. The two roles stay on the
+// server. More DDL is run as the database's owner.
 func forApp(ctx context.Context, databaseURL, role, more string) (string, error) {
 	if role != app {
 		return "", fmt.Errorf("%s=%s: it must be %s", roleVariable, role, app)
@@ -274,22 +274,23 @@ func forApp(ctx context.Context, databaseURL, role, more string) (string, error)
 	return u.String(), nil
 }
 
-// file returns a file of package sql, which has the schema under its default name.
+// file returns a file of package sql, with the schema under its default name.
 func file(name string) string {
 	text, err := sql.Files.ReadFile(name)
 	if err != nil {
-		panic(err) // it is not embedded: a build that cannot work
+		panic(err) // this build cannot work
 	}
 	return string(text)
 }
 
-// makeRole returns a statement that also succeeds where another test makes the same role now.
+// makeRole returns a statement that also succeeds if another test creates the same role at that
+// time.
 func makeRole(definition string) string {
 	return "DO $$ BEGIN CREATE ROLE " + definition + "; EXCEPTION WHEN duplicate_object OR unique_violation THEN END $$"
 }
 
-// OwnerURL returns the URL of the same database for what a test does besides running clients: of a
-// user who may do everything there. Without PGLEASES_TEST_ROLE that is databaseURL itself.
+// OwnerURL returns the URL of the same database for a user with all rights in it, for what a test
+// does besides running clients. Without PGLEASES_TEST_ROLE that is databaseURL itself.
 func OwnerURL(databaseURL string) string {
 	u, err := url.Parse(databaseURL)
 	if err != nil || u.User.Username() != app {
@@ -307,7 +308,7 @@ func OwnerURL(databaseURL string) string {
 	return u.String()
 }
 
-// withDatabase returns a URL with another database in it.
+// withDatabase returns a URL with another database name.
 func withDatabase(serverURL, name string) (string, error) {
 	u, err := url.Parse(serverURL)
 	if err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql" || u.Query().Has("dbname") {

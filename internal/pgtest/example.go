@@ -13,8 +13,8 @@ type Example struct {
 	cleanups []func()
 }
 
-// ExampleURL returns the URL of a database with the library's tables, in which more DDL has run. It
-// is of an example that is a whole program, and ends with the tests: see Keep.
+// ExampleURL returns the URL of a database with the library's tables, after more DDL was run in it,
+// for an example that is a whole program. The database is removed after the tests: see Keep.
 func ExampleURL(more ...string) string {
 	x := new(Example)
 	url := MigratedDatabase(x, more...)
@@ -24,7 +24,7 @@ func ExampleURL(more ...string) string {
 	return url
 }
 
-// End does what was given to Cleanup, the last first.
+// End calls the functions that were given to Cleanup, the last first.
 func (x *Example) End() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -47,7 +47,7 @@ func (x *Example) Logf(format string, args ...any)   { log.Printf(format, args..
 func (x *Example) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
 func (x *Example) Fatal(args ...any)                 { log.Fatal(args...) } // there is no server
 
-// Check panics where there is an error.
+// Check panics if there is an error.
 func (x *Example) Check(err error) {
 	if err != nil {
 		panic(err)

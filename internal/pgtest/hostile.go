@@ -10,33 +10,33 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// settingsVariable has an encoding, in which databases are then: with all that an administrator may
-// have set for an application's role, which must be given too. The tests' connections as another
-// role are free of that.
+// settingsVariable names an encoding for the databases. The application's role, which must be given
+// too, then has all settings that an administrator may set. The tests' connections as another role
+// do not have them.
 const settingsVariable = "PGLEASES_TEST_SETTINGS"
 
-// hostileSettings are those of the role.
+// hostileSettings are the settings of the role.
 var hostileSettings = []string{
 	"statement_timeout = '1s'", "lock_timeout = '1s'", "idle_session_timeout = '500ms'", "idle_in_transaction_session_timeout = '10s'",
 	"enable_seqscan = off", "jit = on", "jit_above_cost = 0", "default_transaction_isolation = serializable", "default_transaction_deferrable = on",
 	"client_min_messages = debug1",
 }
 
-// resetPool takes back what pgx's pools do not stand, and what would end the tests' own queries on
-// them. A client's own connection is none of the pool's.
+// resetPool resets the settings that pgx's pools do not support, and that would end the tests' own
+// queries on them. A client's own connection is not one of the pool's.
 func resetPool(ctx context.Context, conn *pgx.Conn) error {
 	_, err := conn.Exec(ctx, "SET idle_session_timeout = 0; SET statement_timeout = 0; SET default_transaction_isolation = 'read committed'")
 	return err
 }
 
-// Spared is a pattern of the tests that do not run under hostile settings; empty: those are not
-// set.
+// Spared returns a pattern of the tests that do not run under hostile settings; empty: the settings
+// are off.
 func Spared() string {
 	if os.Getenv(settingsVariable) == "" {
 		return ""
 	}
 	return "^(" + strings.Join([]string{
-		"TestDocumentedPartitionsOfKeysHold", "TestPartitionForIsTheSameInSQL", "TestFailedRunLeavesNothing", "TestArgumentsThatPanicWait", // letters that LATIN1 has not
+		"TestDocumentedPartitionsOfKeysHold", "TestPartitionForIsTheSameInSQL", "TestFailedRunLeavesNothing", "TestArgumentsThatPanicWait", // letters that LATIN1 does not have
 		"ExampleLease_PartitionFor",
 		"TestOperationsQueriesShow", // a grant of functions by their names alone
 	}, "|") + ")$"
@@ -45,7 +45,7 @@ func Spared() string {
 //go:embed hostile.sql
 var hostile string
 
-// encoding is an option of CREATE DATABASE; empty: the default.
+// encoding returns an option of CREATE DATABASE; empty: the default.
 func encoding() string {
 	if name := os.Getenv(settingsVariable); name != "" {
 		return " ENCODING '" + name + "' LC_COLLATE 'C' LC_CTYPE 'C'"
@@ -53,7 +53,7 @@ func encoding() string {
 	return ""
 }
 
-// makeHostile makes in a database what an administrator may have there.
+// makeHostile creates objects in a database that an administrator may have there.
 func makeHostile(ctx context.Context, databaseURL string) error {
 	if os.Getenv(settingsVariable) == "" {
 		return nil
@@ -62,8 +62,8 @@ func makeHostile(ctx context.Context, databaseURL string) error {
 	return execute(ctx, direct, hostile)
 }
 
-// hostileTo returns the statements that give a role the settings in a database, and the schema
-// functions of strangers.
+// hostileTo returns the statements that give a role the settings in a database, and add functions
+// of other roles to the schema.
 func hostileTo(role, database string) (statements []string) {
 	if os.Getenv(settingsVariable) == "" {
 		return nil
@@ -71,20 +71,20 @@ func hostileTo(role, database string) (statements []string) {
 	for _, setting := range hostileSettings {
 		statements = append(statements, fmt.Sprintf("ALTER ROLE %s IN DATABASE %s SET %s", role, database, setting))
 	}
-	// Not beside what people call, and tests do, without types of arguments; nor what the files of
-	// sql/schema names without them.
+	// Except for functions that people and tests call without types of arguments, or that the files of
+	// sql/schema name without them.
 	return append(statements, overloads("{text,int}", "lock_list|guard|guard_lock|partition_for|timeline|drop_lease|evict_client|(un)?(drain|cordon|freeze|pin)|pause|resume|operator|override|schedule_.*"))
 }
 
-// Overload makes functions of a stranger's in the schema pgleases: beside each function that is
-// there, some that differ in the type of one argument. The server takes them for a call in which
-// that argument has no type, or another. See OverloadCalled.
+// Overload creates functions of another role in the schema pgleases: beside each existing function,
+// some that differ in the type of one argument. The server calls them if that argument has no type,
+// or another type. See OverloadCalled.
 func Overload(ctx context.Context, conn *pgx.Conn) error {
 	_, err := conn.Exec(ctx, overloads("{text,int,bigint,numeric,name,double precision,timestamptz,boolean}", "none"), pgx.QueryExecModeSimpleProtocol)
 	return err
 }
 
-// OverloadCalled is a query for whether any of them was called.
+// OverloadCalled is a query that returns whether any of them was called.
 const OverloadCalled = "SELECT is_called FROM public.overload_calls"
 
 func overloads(types, but string) string {

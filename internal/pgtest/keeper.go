@@ -24,13 +24,13 @@ import (
 )
 
 const (
-	keeperVariable = "PGLEASES_TEST_KEEPER" // set by startKeeper alone
+	keeperVariable = "PGLEASES_TEST_KEEPER" // only startKeeper sets it
 	wayVariable    = "PGLEASES_TEST_POSTGRES"
 	binVariable    = "PGLEASES_TEST_POSTGRES_BIN"
 	imageVariable  = "PGLEASES_TEST_POSTGRES_IMAGE"
 )
 
-// settings make a server that is small and quick, for data that need not survive the machine.
+// settings make a server small and fast, for data that need not survive a crash of the machine.
 var settings = map[string]string{
 	"max_connections":            "600",
 	"max_prepared_transactions":  "10",
@@ -43,8 +43,8 @@ var settings = map[string]string{
 	"dynamic_shared_memory_type": "mmap", // in the folder, not in /dev/shm, where it would outlive a killed server
 }
 
-// init makes this process a keeper where startKeeper started it as one, before anything else of the
-// program runs.
+// init makes this process a keeper if startKeeper started it as one, before the rest of the program
+// runs.
 func init() {
 	folder := os.Getenv(keeperVariable)
 	if folder == "" {
@@ -58,10 +58,11 @@ func init() {
 }
 
 // keep starts a server, waits until no process uses it any more, and removes it with its folder.
-// The gate is locked by the process that started this one, and stays so until the server is ready.
+// The process that started this one has locked the gate, and it stays locked until the server is
+// ready.
 func keep(folder string, gate *os.File) (err error) {
 	defer func() { err = errors.Join(err, discard(folder)) }()
-	signal.Ignore(syscall.SIGPIPE) // if the other process was killed, nobody reads what this one prints
+	signal.Ignore(syscall.SIGPIPE) // if the other process was killed, the output of this one has no reader
 	lock, err := openLocked(filepath.Join(folder, keeperFile), exclusive|atOnce)
 	if err != nil {
 		return err
@@ -82,7 +83,7 @@ func keep(folder string, gate *os.File) (err error) {
 		if err != nil {
 			return err
 		}
-		members.Close() // nobody uses the server; behind the gate nobody can begin to
+		members.Close() // no process uses the server; behind the gate none can begin to
 		gate, err := openLocked(filepath.Join(folder, gateFile), exclusive)
 		if err != nil {
 			return err
@@ -91,22 +92,22 @@ func keep(folder string, gate *os.File) (err error) {
 			held = append(held, gate)
 			return nil
 		}
-		gate.Close() // somebody came in between
+		gate.Close() // another process joined in between
 	}
 }
 
-// notice has startKeeper tell what takes long.
+// notice makes startKeeper print that something takes long.
 func notice(format string, args ...any) { fmt.Printf("notice "+format+"\n", args...) }
 
-// ways to a server, in their order: Docker gives the same server on every machine; a download is
-// slow, once, and may not be allowed. Each returns what stops the server again; its error is
-// errMissing where another way should be tried.
+// ways are the ways to a server, in their order. Docker gives the same server on every machine. A
+// download is slow the first time, and may not be allowed. Each way returns a function that stops
+// the server. Its error is errMissing if another way should be tried.
 var ways = []struct {
 	name  string
 	start func(folder string) (s server, stop func() error, err error)
 }{{"docker", startDocker}, {"programs", startPrograms}, {"embedded", startEmbedded}}
 
-// errMissing says that this machine does not have what a way needs.
+// errMissing says that this machine lacks a requirement of a way.
 var errMissing = errors.New("cannot be used")
 
 // allowedWay returns the name of the only way to try, "" for all.
@@ -126,7 +127,7 @@ func allowedWay() (string, error) {
 	return "", nil
 }
 
-// start starts a server in the first way that this machine has what it needs for.
+// start starts a server in the first way whose requirements this machine has.
 func start(folder string) (s server, stop func() error, err error) {
 	allowed, err := allowedWay()
 	if err != nil {
@@ -148,8 +149,8 @@ func start(folder string) (s server, stop func() error, err error) {
 	return server{}, nil, errors.Join(missing...)
 }
 
-// startDocker starts a server in a container, which the engine ends after two hours if the keeper
-// was killed.
+// startDocker starts a server in a container. The engine ends it after two hours if the keeper was
+// killed.
 func startDocker(folder string) (s server, stop func() error, err error) {
 	if host := os.Getenv("DOCKER_HOST"); host != "" && !strings.HasPrefix(host, "unix:") {
 		return server{}, nil, fmt.Errorf("%w: the engine at DOCKER_HOST=%s may be another machine's", errMissing, host)
@@ -182,7 +183,7 @@ func startDocker(folder string) (s server, stop func() error, err error) {
 	for name, value := range settings {
 		options.Cmd = append(options.Cmd, "-c", name+"="+value)
 	}
-	_ = pool.RemoveContainerByName(options.Name) // there is one if a keeper was killed
+	_ = pool.RemoveContainerByName(options.Name) // it exists if a keeper was killed
 	container, err := pool.RunWithOptions(options, func(host *docker.HostConfig) {
 		host.PublishAllPorts = false // only the one above
 	})
@@ -207,15 +208,15 @@ func startDocker(folder string) (s server, stop func() error, err error) {
 	return s, stop, nil
 }
 
-// within returns a context of that length, for a process that does not live for its requests alone.
+// within returns a context of that length, for a process that does not live only for its requests.
 func within(d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	context.AfterFunc(ctx, cancel)
 	return ctx
 }
 
-// programFolders are where distributions put the server programs, which are often not on PATH. The
-// last that exists is the newest version.
+// programFolders are the folders where distributions install the server programs, often not on
+// PATH. The last existing one is the newest version.
 var programFolders = []string{
 	"/usr/lib/postgresql/[1-9][0-9]/bin", // Debian, Ubuntu
 	"/usr/pgsql-[1-9][0-9]/bin",          // RPMs of PostgreSQL's own
@@ -236,7 +237,7 @@ func findPrograms() (string, error) {
 		}
 	}
 	for _, folder := range folders {
-		// PATH may have links to some of the programs; where those lead, the others stand beside them.
+		// PATH may have links to some of the programs; the others are beside the targets of the links.
 		initdb, err := filepath.EvalSymlinks(filepath.Join(folder, "initdb"))
 		if err != nil {
 			continue
@@ -258,7 +259,7 @@ func startPrograms(folder string) (server, func() error, error) {
 	if err := dropRoot(folder); err != nil {
 		return server{}, nil, err
 	}
-	// The library wants them in a folder of the name bin, which not every distribution has.
+	// The library requires a folder with the name bin, which not every distribution has.
 	programs := filepath.Join(folder, "programs")
 	if err := errors.Join(os.Mkdir(programs, 0o700), os.Symlink(bin, filepath.Join(programs, "bin"))); err != nil {
 		return server{}, nil, err
@@ -266,14 +267,14 @@ func startPrograms(folder string) (server, func() error, error) {
 	return run(folder, embeddedpostgres.DefaultConfig().BinariesPath(programs), bin)
 }
 
-// startEmbedded starts a server from programs that it downloads once for all.
+// startEmbedded starts a server from programs that it downloads once.
 func startEmbedded(folder string) (server, func() error, error) {
 	cache := os.Getenv("XDG_CACHE_HOME")
 	var err error
 	switch {
 	case cache != "":
 	case os.Geteuid() == 0:
-		cache = "/var/cache" // root's own is closed to the user that the server runs as
+		cache = "/var/cache" // root's own cache is closed to the user that runs the server
 	default:
 		cache, err = os.UserCacheDir()
 	}
@@ -296,7 +297,7 @@ func startEmbedded(folder string) (server, func() error, error) {
 			return server{}, nil, err
 		}
 	}
-	http.DefaultClient.Timeout = 3 * time.Minute // the library's
+	http.DefaultClient.Timeout = 3 * time.Minute // the library uses it
 	config := embeddedpostgres.DefaultConfig().Version(version).CachePath(cache).BinariesPath(programs)
 	s, stop, err := run(folder, config, "embedded-postgres in "+programs)
 	if _, missing := os.Stat(programs); missing != nil {
@@ -308,11 +309,11 @@ func startEmbedded(folder string) (server, func() error, error) {
 	return s, stop, os.WriteFile(complete, nil, 0o644)
 }
 
-// run has the library make and start a server in the folder. It writes there alone: TMPDIR is the
-// folder too.
+// run makes the library create and start a server in the folder. The server writes only there:
+// TMPDIR is the folder too.
 func run(folder string, config embeddedpostgres.Config, from string) (server, func() error, error) {
-	// The library asks for the password, "postgres", in a way that costs the server half of what a
-	// connection does.
+	// The library asks for the password, "postgres", in a way that takes half of the server's time for
+	// a connection.
 	access := filepath.Join(folder, "access")
 	if err := os.WriteFile(access, []byte("host all all 127.0.0.1/32 trust\n"), 0o600); err != nil {
 		return server{}, nil, err

@@ -12,19 +12,20 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// kept are the databases that no test has, by the DDL run in them, and the relay before a server of
-// ours: see Keep.
+// kept are the databases that no test uses, by the DDL that was run in them, and the relay before a
+// server of ours: see Keep.
 var kept struct {
 	sync.Mutex
-	free  map[string][]*database // nil: none are kept
+	free  map[string][]*database // nil: databases are not kept
 	relay *relay
 
 	examples []*Example // that End
 }
 
-// Keep has databases go from test to test until end is called: to empty one costs a fraction of
-// what it costs to make one. So do the sessions of a server of ours. Behind a pooler what a test
-// sets for a session is there in the next test too, as in any transaction, whosever that is.
+// Keep lets databases go from test to test until end is called, because emptying a database costs a
+// fraction of creating one. Sessions of a server of ours are reused too. Behind a pooler, settings
+// that a test makes for a session also exist in the next test, as they do in every other
+// transaction.
 func Keep() (end func() error) {
 	kept.Lock()
 	defer kept.Unlock()
@@ -48,7 +49,8 @@ func Keep() (end func() error) {
 	}
 }
 
-// lend gives a test a database until its end: one that is kept, and will be, or a new one.
+// lend gives a test a database until the test ends: a kept one, which will be kept again, or a new
+// one.
 func lend(tb TB, ddl string, keep bool) string {
 	tb.Helper()
 	kept.Lock()
@@ -79,17 +81,17 @@ func lend(tb TB, ddl string, keep bool) string {
 	return d.url
 }
 
-// A database is one that a test has, or that is kept.
+// A database is one that a test uses, or that is kept.
 type database struct {
 	url  string // for tests
 	drop func() error
 
-	// of one that is to be kept
+	// for a database that is to be kept
 	name    string
 	owner   *pgx.Conn
-	relay   *relay // nil: none is before it
-	catalog string // what changes with each table, function, right and setting
-	rows    string // statements that put in what was there at first
+	relay   *relay // nil: there is no relay before it
+	catalog string // a value that changes with each table, function, right and setting
+	rows    string // statements that insert the initial rows
 }
 
 func newDatabase(ddl string, keep bool) (_ *database, err error) {
@@ -113,7 +115,7 @@ func newDatabase(ddl string, keep bool) (_ *database, err error) {
 	return d, err
 }
 
-// through has tests reach the database through the relay.
+// through makes tests reach the database through the relay.
 func (d *database) through() error {
 	u, err := url.Parse(d.url)
 	if err != nil {
@@ -140,7 +142,7 @@ func (d *database) end() error {
 	return d.drop()
 }
 
-// catalogQuery tells whether anything but rows has been changed.
+// catalogQuery returns a value that changes if anything except rows was changed.
 var catalogQuery = func() string {
 	var b strings.Builder
 	b.WriteString(`SELECT concat_ws(' ', (SELECT (count(*), sum(hashtext((to_jsonb(c)
@@ -161,16 +163,15 @@ var catalogQuery = func() string {
 }()
 
 const (
-	// rowsQuery returns queries, each of a statement that puts in what rows a table has, or what a
-	// sequence was at.
+	// rowsQuery returns queries. Each returns a statement that inserts the rows of a table, or sets a
+	// sequence.
 	rowsQuery = `SELECT format('SELECT format(''INSERT INTO %1$s SELECT * FROM jsonb_populate_recordset(NULL::%1$s, %%L);'',
 			nullif(jsonb_agg(t), ''[]'')) FROM %1$s AS t HAVING count(*) > 0', c.oid::regclass)
 		FROM pg_class AS c WHERE c.relkind = 'r' AND c.oid >= 16384
 		UNION ALL SELECT format('SELECT %L', format('SELECT setval(%L, %s, %L);',
 			c.oid::regclass, coalesce(s.last_value, s.start_value), s.last_value IS NOT NULL))
 		FROM pg_sequences AS s JOIN pg_class AS c ON c.relname = s.sequencename AND c.relnamespace = s.schemaname::regnamespace`
-	// endStatements end sessions, but for those that are to stay, and return how many there are
-	// still.
+	// endStatements end sessions, except those that are to stay, and return how many are left.
 	endStatements = `SELECT pg_terminate_backend(pid) ` + others + `; SELECT count(*) ` + others
 	others        = `FROM pg_stat_activity WHERE datname = current_database()
 		AND pid <> pg_backend_pid() AND backend_type = 'client backend' AND NOT %[1]s`
@@ -187,7 +188,7 @@ const (
 		$$;`
 )
 
-// look notes what is in the database.
+// look notes the contents of the database.
 func (d *database) look(ctx context.Context) (err error) {
 	if d.catalog, err = d.do(ctx, catalogQuery); err != nil {
 		return err
@@ -204,11 +205,11 @@ func (d *database) look(ctx context.Context) (err error) {
 	return err
 }
 
-// empty makes the database what it was; an error: it cannot be, or it was changed.
+// empty restores the database; an error: it cannot be restored, or it was changed.
 func (d *database) empty() error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	stays := "state = 'idle'" // a pooler's
+	stays := "state = 'idle'" // for a pooler's sessions
 	if d.relay != nil {
 		stays = "pid = ANY ('{" + strings.Join(d.relay.rest(d.name), ",") + "}')"
 	}
@@ -225,7 +226,7 @@ func (d *database) empty() error {
 	return err
 }
 
-// do returns the one value of the last of statements; "": it has none.
+// do returns the one value of the last statement; "": it has no value.
 func (d *database) do(ctx context.Context, statements string) (string, error) {
 	results, err := d.owner.PgConn().Exec(ctx, statements).ReadAll()
 	if err != nil || len(results) == 0 || len(results[len(results)-1].Rows) == 0 {

@@ -2,8 +2,8 @@ package pgtest
 
 import "syscall"
 
-// memoryFolder returns a file system in memory in which a server will not run out of space, "" if
-// there is none.
+// memoryFolder returns a file system in memory with enough space for a server; "" if there is no
+// such file system.
 func memoryFolder() string {
 	const folder, tmpfs, enough = "/dev/shm", 0x01021994, 4 << 30
 	var fs syscall.Statfs_t

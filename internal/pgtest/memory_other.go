@@ -2,5 +2,5 @@
 
 package pgtest
 
-// memoryFolder: no other system has one for everybody.
+// memoryFolder returns "": no other system has a folder in memory for all users.
 func memoryFolder() string { return "" }

@@ -14,9 +14,10 @@ import (
 	"time"
 )
 
-// A relay stands between the tests of this process and a server that trusts all. It keeps a session
-// whose client has ended for the next test of that database: a new one, and what it plans first,
-// costs the server more than most tests do after that. Within a test none is used again.
+// A relay is between the tests of this process and a server that trusts all connections. It keeps a
+// session whose client has ended for the next test of that database: a new session, and its first
+// plans, cost the server more than most tests do afterwards. Within a test no session is used
+// again.
 type relay struct {
 	listener net.Listener
 	server   string // its host and port
@@ -25,7 +26,7 @@ type relay struct {
 	sessions map[*session]bool // those that live
 }
 
-// Goroutines are the functions that those of a relay run.
+// Goroutines are the functions that run as goroutines of a relay.
 var Goroutines = []string{relayName + "(*relay).accept", relayName + "(*relay).serve", relayName + "(*session).answer"}
 
 const relayName = "github.com/pgleases/pgleases/internal/pgtest."
@@ -58,7 +59,7 @@ func (r *relay) close() {
 	}
 }
 
-// of returns the sessions of a database; "": all.
+// of returns the sessions of a database; "": all sessions.
 func (r *relay) of(database string) (found []*session) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -70,10 +71,10 @@ func (r *relay) of(database string) (found []*session) {
 	return found
 }
 
-// rest ends the sessions of a database whose clients do not end, and returns the processes of the
-// others.
+// rest ends the sessions of a database whose clients do not end, and returns the server processes
+// of the others.
 func (r *relay) rest(database string) (pids []string) {
-	for looks := 0; ; looks++ { // not a time: a busy machine takes long to end a session in order
+	for looks := 0; ; looks++ { // not a time limit: a busy machine takes long to end a session properly
 		pids = nil
 		sessions := r.of(database)
 		for _, s := range sessions {
@@ -93,7 +94,7 @@ func (r *relay) rest(database string) (pids []string) {
 	}
 }
 
-// ready gives the sessions of a database that are kept to the clients that come.
+// ready offers the kept sessions of a database to the next clients.
 func (r *relay) ready(database string) {
 	for _, s := range r.of(database) {
 		s.mu.Lock()
@@ -137,7 +138,8 @@ func (r *relay) serve(client net.Conn) {
 	}
 }
 
-// session returns a session for a client: one that is kept, or a new one; nil: there is no server.
+// session returns a session for a client: a kept one, or a new one; nil: the server cannot be
+// reached.
 func (r *relay) session(startup string, client net.Conn) *session {
 	settings := make(map[string]string)
 	for words := strings.Split(startup[8:], "\x00"); len(words) > 1; words = words[2:] {
@@ -164,25 +166,25 @@ func (r *relay) session(startup string, client net.Conn) *session {
 	return s
 }
 
-// A session is one of the server's.
+// A session is a session of the server.
 type session struct {
 	relay    *relay
 	server   net.Conn
-	settings map[string]string // in the first message, but for the name
+	settings map[string]string // in the first message, except the name
 	database string
-	pid      uint32 // the server's process
-	greeting []byte // what it answered to the first message
+	pid      uint32 // the server process
+	greeting []byte // the server's answer to the first message
 
 	mu      sync.Mutex
-	client  net.Conn // nil: there is none
-	pending int      // messages that the server has not answered to the end
-	open    bool     // the client has begun one that does not end by itself
-	status  byte     // as the server last said: I, T or E
-	failed  bool     // a statement of ours
+	client  net.Conn // nil: there is no client
+	pending int      // messages that the server has not answered completely
+	open    bool     // the client has begun a message sequence that needs a further message to end
+	status  byte     // the server's last status: I, T or E
+	failed  bool     // a statement of ours failed
 	ended   bool
-	quiet   sync.Cond // pending is none, or it has ended
+	quiet   sync.Cond // pending is 0, or the session has ended
 	kept    bool      // for the next test
-	ready   bool      // this is that test
+	ready   bool      // the next test has begun
 }
 
 // end ends the session, and its client's connection.
@@ -200,7 +202,7 @@ func (s *session) end() {
 	delete(s.relay.sessions, s)
 }
 
-// answer hands on what the server says, for as long as the session lives.
+// answer forwards the server's messages until the session ends.
 func (s *session) answer() {
 	defer s.end()
 	in := bufio.NewReader(s.server)
@@ -241,7 +243,7 @@ func (s *session) answer() {
 	}
 }
 
-// greet takes the session for a client, where it is ready for one.
+// greet takes the session for a client, if it is ready for one.
 func (s *session) greet(client net.Conn, name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,7 +259,7 @@ func (s *session) greet(client net.Conn, name string) bool {
 	return true
 }
 
-// serve hands on what a client says, until it ends.
+// serve forwards a client's messages until the client ends.
 func (s *session) serve(in *bufio.Reader) {
 	var out bytes.Buffer
 	for {
@@ -294,12 +296,13 @@ func (s *session) serve(in *bufio.Reader) {
 	}
 }
 
-// asDefault fails where a new session would have other settings than those of the server.
+// asDefault fails if a new session would have other settings than the server's.
 const asDefault = `; SELECT 1 / (count(*) = 0)::int FROM pg_catalog.pg_db_role_setting AS s
 	WHERE s.setdatabase IN (0, (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database()))
 	AND s.setrole IN (0, current_user::regrole)`
 
-// asNew undoes what a client has done to its session, apart from plans: these it is kept for.
+// asNew undoes what a client has done to its session, except its plans, because the session is kept
+// for them.
 const asNew = `SET SESSION AUTHORIZATION DEFAULT; RESET ALL; DEALLOCATE ALL; CLOSE ALL; UNLISTEN *; DISCARD SEQUENCES;
 	SELECT pg_catalog.pg_advisory_unlock_all(); SET application_name = 'kept by pgtest'`
 
@@ -315,7 +318,7 @@ func (s *session) keep() bool {
 	return s.kept
 }
 
-// ask has the server execute statements of ours, and reports whether it did. The caller holds mu;
+// ask makes the server execute statements of ours, and reports whether it did. The caller holds mu;
 // there is no client.
 func (s *session) ask(statements string) bool {
 	message := append([]byte{'Q', 0, 0, 0, 0}, statements+"\x00"...)
@@ -328,7 +331,7 @@ func (s *session) ask(statements string) bool {
 	return err == nil && !s.failed && !s.ended
 }
 
-// leave has the server end the session, and waits for that.
+// leave makes the server end the session, and waits for that.
 func (s *session) leave(message []byte) {
 	if _, err := s.server.Write(message); err != nil {
 		s.end()
@@ -340,7 +343,7 @@ func (s *session) leave(message []byte) {
 	}
 }
 
-// readMessage reads a message, before whose length there are so many bytes.
+// readMessage reads a message, whose length follows after the given number of bytes.
 func readMessage(in *bufio.Reader, before int) ([]byte, error) {
 	head, err := in.Peek(before + 4)
 	if err != nil {

@@ -22,13 +22,13 @@ import (
 // startTimeout bounds the start of a server, downloads included.
 const startTimeout = 5 * time.Minute
 
-// A server is what the tests of this process work on.
+// A server is the server of the tests of this process.
 type server struct {
 	url, description string
-	copies           string // has CREATE DATABASE copy files: half the work on a server of ours, slow on one with fsync
+	copies           string // makes CREATE DATABASE copy files: half the time on a server of ours, slow on one with fsync
 }
 
-// shared returns the server of this process, and says once which it is.
+// shared returns the server of this process, and prints once which it is.
 var shared = sync.OnceValues(func() (server, error) {
 	s, err := server{}, error(nil)
 	if url := os.Getenv("DATABASE_URL"); url == "" {
@@ -60,22 +60,21 @@ func describe(url, from string) (server, error) {
 
 // Files in the folder that the processes of a user share.
 const (
-	gateFile    = "gate"    // locked by the one who starts, joins or ends the server
-	membersFile = "members" // locked in common by the processes that use the server, for as long as they live
-	keeperFile  = "keeper"  // locked by the keeper, for as long as it lives
-	serverFile  = "server"  // has the URL and the description
+	gateFile    = "gate"    // locked by the process that starts, joins or ends the server
+	membersFile = "members" // locked in common by the processes that use the server, until they end
+	keeperFile  = "keeper"  // locked by the keeper, until it ends
+	serverFile  = "server"  // contains the URL and the description
 )
 
-// held are locked for as long as this process lives. Not referenced they would be collected, and
-// closed.
+// held are locked until this process ends. Without a reference they would be collected, and closed.
 var held []*os.File
 
-// join returns the server that all processes of this user share. Where none runs, it starts a
-// keeper: a process that starts the server, and removes it, and the folder, when the last process
+// join returns the server that all processes of this user share. If no server runs, it starts a
+// keeper: a process that starts the server, and removes it and the folder when the last process
 // that uses it has ended. So there is one server at a time, however many packages are tested side
-// by side, and none remains of a test that was killed.
+// by side, and no server remains of a test that was killed.
 //
-// The locks need no clean-up: the kernel releases them with the process.
+// The locks need no cleanup: the kernel releases them with the process.
 func join() (server, error) {
 	folder, err := sharedFolder(os.Environ())
 	if err != nil {
@@ -118,7 +117,7 @@ func joinIn(folder string) (server, error) {
 			return server{}, err
 		}
 	} else if _, err := openLocked(keeperPath, exclusive|atOnce); err == nil {
-		// The keeper was killed. A server that misses its files ends by itself within a minute.
+		// The keeper was killed. A server whose files are missing ends automatically within a minute.
 		return server{}, cmp.Or(discard(folder), errGone)
 	}
 	text, err := os.ReadFile(filepath.Join(folder, serverFile))
@@ -131,21 +130,22 @@ func joinIn(folder string) (server, error) {
 	if _, err := fmt.Sscanf(s.description, "PostgreSQL %d", &version); err != nil {
 		return server{}, fmt.Errorf("version in %q: %w", s.description, err)
 	}
-	if version >= 15 { // older servers know no other way
+	if version >= 15 { // older servers have no other strategy
 		s.copies = " STRATEGY file_copy"
 	}
 	return s, nil
 }
 
-// isAt reports whether a gate is still the one of the folder: it is not if the server ended while
-// we waited for the lock.
+// isAt reports whether a gate is still the one of the folder. It is not if the server ended while
+// this process waited for the lock.
 func isAt(gate *os.File, folder string) bool {
 	ours, err := gate.Stat()
 	now, err2 := os.Stat(filepath.Join(folder, gateFile))
 	return err == nil && err2 == nil && os.SameFile(ours, now)
 }
 
-// discard removes the folder. It first gets another name: who comes now makes a new one.
+// discard removes the folder. It first renames the folder, so that the next process creates a new
+// one.
 func discard(folder string) error {
 	old := fmt.Sprintf("%s-old-%d", folder, os.Getpid())
 	if err := os.Rename(folder, old); err != nil {
@@ -154,9 +154,9 @@ func discard(folder string) error {
 	return os.RemoveAll(old)
 }
 
-// sharedFolder returns the folder of a server with our settings, for the processes whose variables
-// ask for the same. It is in memory where there is plenty: files that are slow to make made a start
-// take 2.0 s instead of 0.9, a database 280 ms instead of 25.
+// sharedFolder returns the folder of a server with these settings, for the processes whose
+// variables ask for the same. It is in memory if there is enough: with slow files a start took 2.0
+// s instead of 0.9 s, and a database 280 ms instead of 25 ms.
 func sharedFolder(environ []string) (string, error) {
 	if _, err := allowedWay(); err != nil {
 		return "", err
@@ -165,7 +165,7 @@ func sharedFolder(environ []string) (string, error) {
 	switch {
 	case root != "":
 	case os.Geteuid() == 0:
-		root = "/tmp" // root's TMPDIR may be closed to the user that the server runs as
+		root = "/tmp" // root's TMPDIR may be closed to the user that runs the server
 	default:
 		root = os.TempDir()
 	}
@@ -177,8 +177,8 @@ func sharedFolder(environ []string) (string, error) {
 }
 
 // startKeeper runs this program again, as the keeper of a folder (see init), and waits until the
-// server is ready. The gate stays locked until then, even if this process ends. What the keeper
-// reports meanwhile is shown.
+// server is ready. The gate stays locked until then, even if this process ends. startKeeper prints
+// the keeper's reports meanwhile.
 func startKeeper(folder string, gate *os.File) error {
 	program, err := os.Executable()
 	if err != nil {

@@ -16,9 +16,10 @@ import (
 //go:embed strange.sql
 var strange string
 
-// MakeStrange makes a schema "strange" in a database, with other code under all names that the
-// files of these patterns use: for a test of what runs where it is on the search_path. A sequence
-// tells whether any of it was called: see [StrangeCalled]. It takes seconds.
+// MakeStrange creates a schema "strange" in a database, with other code under all names that the
+// files of these patterns use: for a test of code that runs while that schema is on the
+// search_path. A sequence records whether any of it was called: see [StrangeCalled]. It takes
+// seconds.
 func MakeStrange(ctx context.Context, conn *pgx.Conn, patterns ...string) error {
 	seen := make(map[string]bool)
 	var words []string
@@ -53,5 +54,5 @@ func MakeStrange(ctx context.Context, conn *pgx.Conn, patterns ...string) error 
 	return nil
 }
 
-// StrangeCalled is a query for whether any code of the schema "strange" was called.
+// StrangeCalled is a query that returns whether any code of the schema "strange" was called.
 const StrangeCalled = "SELECT is_called FROM strange.calls"

@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// Here no server is started: what it takes to end one with its tests is missing.
+// Here no server is started: the system has no way to end it with its tests.
 const exclusive, inCommon, atOnce = 0, 0, 0
 
 var errUnsupported = errors.New("this system has no file locks: set DATABASE_URL to the URL of a PostgreSQL server")

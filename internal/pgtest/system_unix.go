@@ -18,8 +18,8 @@ const (
 	atOnce    = syscall.LOCK_NB
 )
 
-// openLocked opens a file, makes it where it is missing, and locks it for as long as it is open.
-// Programs that this process starts do not have it open.
+// openLocked opens a file, creates it if it is missing, and locks it until it is closed. Programs
+// that this process starts do not inherit it.
 func openLocked(path string, how int) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o644)
 	if err != nil {
@@ -36,7 +36,7 @@ func openLocked(path string, how int) (*os.File, error) {
 	}
 }
 
-// inherited returns a file that the process began with.
+// inherited returns a file that the process inherited.
 func inherited(descriptor uintptr) *os.File {
 	syscall.CloseOnExec(int(descriptor)) // the server would keep it open, and locked
 	return os.NewFile(descriptor, "inherited")
@@ -44,14 +44,15 @@ func inherited(descriptor uintptr) *os.File {
 
 func ownSession() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
-// makeFolder makes the folder unless it is there. In a shared /tmp, another user may have made it.
+// makeFolder creates the folder unless it exists. In a shared /tmp, another user may have created
+// it.
 func makeFolder(path string) error {
 	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
 	info, err := os.Lstat(path)
 	if err != nil {
-		return nil // its server ended just now, which joinIn sees too
+		return nil // its server ended just now, which joinIn detects too
 	}
 	owner := int(info.Sys().(*syscall.Stat_t).Uid)
 	if uid, _, err := account(); err != nil || owner != uid && owner != os.Geteuid() || !info.IsDir() {
@@ -60,7 +61,7 @@ func makeFolder(path string) error {
 	return nil
 }
 
-// account returns the user that a server runs as: that of this process, unless that is root, which
+// account returns the user that runs a server: the user of this process, unless that is root, which
 // PostgreSQL refuses.
 func account() (uid, gid int, err error) {
 	if os.Geteuid() != 0 {
@@ -77,7 +78,7 @@ func account() (uid, gid int, err error) {
 	return uid, gid, errors.Join(err, err2)
 }
 
-// dropRoot turns this process, if it is root's, into one of the account's, which gets the folders.
+// dropRoot changes the user of this process from root to that of account, which gets the folders.
 func dropRoot(folders ...string) error {
 	uid, gid, err := account()
 	if err != nil || uid == os.Geteuid() {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Format writes runs of numbers as ranges, "0-4,7"; no numbers as "-". The numbers may come in any
-// order; the slice is not changed.
+// Format writes runs of numbers as ranges, "0-4,7", and an empty list as "-". The numbers may be in
+// any order; Format does not change the slice.
 func Format(numbers []int) string {
 	numbers = slices.Sorted(slices.Values(numbers))
 	var b strings.Builder
@@ -24,7 +24,7 @@ func Format(numbers []int) string {
 	return cmp.Or(b.String(), "-")
 }
 
-// Write writes the range from one number to another, behind those that were written before.
+// Write appends the range from one number to another to the ranges that were written before.
 func Write(b *strings.Builder, first, last int) {
 	if b.Len() > 0 {
 		b.WriteByte(',')
@@ -35,7 +35,7 @@ func Write(b *strings.Builder, first, last int) {
 	}
 }
 
-// Short is Format for a line of a log: of a long text the beginning, and the count of all numbers.
+// Short is Format for a log line: a long text is cut, and ends with the count of all numbers.
 func Short(numbers []int) string {
 	const most = 200
 	text := Format(numbers)

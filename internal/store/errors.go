@@ -25,8 +25,8 @@ func Code(err error) string {
 }
 
 // Transient reports whether a statement that failed with err may succeed when it is repeated: the
-// cause was the connection, a lock, a resource or the server's state, and neither the statement
-// itself nor a setting.
+// connection, a lock, a resource or the server's state caused the failure, and not the statement
+// itself or a setting.
 func Transient(err error) bool {
 	code := Code(err)
 	if code == "" {
@@ -46,7 +46,7 @@ const (
 	codeMigrated    = "PL002" // raised by Migrate itself
 )
 
-// LockTimeout reports whether the statement waited for a lock for as long as it may.
+// LockTimeout reports whether the statement waited for a lock until its lock timeout.
 func LockTimeout(err error) bool { return Code(err) == codeLockTimeout }
 
 // Full reports whether the server, the database or the role has no connection left.
@@ -55,13 +55,13 @@ func Full(err error) bool { return Code(err) == "53300" }
 // Denied reports whether the role lacks a right.
 func Denied(err error) bool { return Code(err) == "42501" }
 
-// Undefined reports whether there is no schema, table, function or column of a name.
+// Undefined reports whether a schema, table, function or column does not exist.
 func Undefined(err error) bool {
 	return slices.Contains([]string{"3F000", "42P01", "42883", "42703"}, Code(err))
 }
 
-// Unprepared reports whether a connection has another prepared statement of a name, or none: a
-// pooler lies between.
+// Unprepared reports whether a connection has another prepared statement of a name, or does not
+// have it, because a pooler is in between.
 func Unprepared(err error) bool { return Code(err) == "42P05" || Code(err) == "26000" }
 
 // Caused adds the cause of ctx, if that has ended, to an error that does not have it.
@@ -72,10 +72,10 @@ func Caused(ctx context.Context, err error) error {
 	return err
 }
 
-// PrepareNothing is what to do about that.
-const PrepareNothing = "behind a connection pooler, set default_query_exec_mode=exec in the pool's URL, or have the pooler keep prepared statements"
+// PrepareNothing is the remedy for an error that Unprepared reports.
+const PrepareNothing = "behind a connection pooler, set default_query_exec_mode=exec in the pool's URL, or make the pooler keep prepared statements"
 
-// Advised says what to do about an error of a connection of the application's.
+// Advised adds the remedy to an error of a connection of the application.
 func Advised(err error) error {
 	if Unprepared(err) {
 		return fmt.Errorf("%w; %s", err, PrepareNothing)
@@ -83,8 +83,8 @@ func Advised(err error) error {
 	return err
 }
 
-// OpenError says what to do about an error of opening or migrating the tables of a package. misfits
-// is pgleases.ErrSchema.
+// OpenError adds the remedy to an error of opening or migrating the tables of a package. misfits is
+// pgleases.ErrSchema.
 func OpenError(ctx context.Context, of, doing, schema string, misfits, err error) error {
 	grants := strings.TrimPrefix(of+"/sql/grants/application.sql", "pgleases/")
 	var misfit *SchemaError
@@ -94,7 +94,7 @@ func OpenError(ctx context.Context, of, doing, schema string, misfits, err error
 	case errors.As(err, &misfit) && misfit.TooNew:
 		return fmt.Errorf("%s: %s: %w: %s: run a newer version of this library", of, doing, misfits, misfit)
 	case errors.As(err, &misfit):
-		return fmt.Errorf("%s: %s: %w: %s: run %[1]s.Migrate, or the DDL that %[1]s.Schema returns, as a role that may", of, doing, misfits, misfit)
+		return fmt.Errorf("%s: %s: %w: %s: run %[1]s.Migrate, or the DDL that %[1]s.Schema returns, as a role with the right to do so", of, doing, misfits, misfit)
 	case Denied(err):
 		return fmt.Errorf("%s: %s: the role lacks rights in schema %q, see %s: %w", of, doing, schema, grants, err)
 	}

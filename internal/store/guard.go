@@ -8,9 +8,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Guards, of partitions and of locks, in transactions of the application's.
+// Guards, of partitions and of locks, in transactions of the application.
 
-// A Query runs a statement in a transaction of the application's.
+// A Query runs a statement in a transaction of the application.
 type Query func(statement string, args ...any) error
 
 var errNoTransaction = errors.New("transaction is nil")
@@ -37,8 +37,8 @@ func InSQLTx(ctx context.Context, tx *sql.Tx) Query {
 	}
 }
 
-// Refused reports whether a guard refused, whatever the driver.
+// Refused reports whether a guard refused, with any driver.
 func Refused(err error) bool {
-	var coded interface{ SQLState() string } // drivers agree on this method, and on nothing else
+	var coded interface{ SQLState() string } // drivers have only this method in common
 	return errors.As(err, &coded) && coded.SQLState() == CodeNotOwner
 }

@@ -11,31 +11,31 @@ import (
 type Join struct {
 	Alive      bool          // whether the session exists
 	Joined     bool          // whether it is a member now
-	Partitions int           // of the lease before this join; 0: none, or made meanwhile; below 0: dropped, and where it has not joined, to be made again with as many only
+	Partitions int           // of the lease before this join; 0: it did not exist, or was created meanwhile; below 0: dropped, and if not joined, to be created again only with minus this number
 	Claimed    bool          // the plan that the join asked for is the caller's, at once
-	DueIn      time.Duration // else: until that plan
+	DueIn      time.Duration // otherwise: the time until that plan is due
 }
 
 // An Owned is one partition that a session owns.
 type Owned struct {
 	Partition int
 	Epoch     int64
-	Moving    bool // its target is another session, or none
+	Moving    bool // its target is another session, or no session
 }
 
 // A LeaseRead is what a session owns in one lease.
 type LeaseRead struct {
 	Name             string
 	Generation       int64
-	Server           Incarnation // of the server that answered, without the boot marker
-	AcceptedTimeline int64       // as that server has it
-	ServerGeneration int64       // the present one: no guard passes under an epoch of an earlier one
+	Server           Incarnation // the server that answered, without the boot marker
+	AcceptedTimeline int64       // according to that server
+	ServerGeneration int64       // the present generation: no guard passes under an epoch of an earlier one
 	Owned            []Owned     // ordered by partition
 
-	Paused, Drained []string // who has paused the lease, or drained the client, and why; nil: nobody has
+	Paused, Drained []string // who has paused the lease, or drained the client, and why; nil: not paused, or not drained
 }
 
-// ServerGenerationOf is the server generation of an epoch.
+// ServerGenerationOf returns the server generation of an epoch.
 func ServerGenerationOf(epoch int64) int64 { return epoch >> 32 }
 
 // A Release is one partition that its owner gives up.
@@ -48,21 +48,21 @@ type Release struct {
 // A Leave is a lease that its member leaves.
 type Leave struct {
 	Lease      string
-	Now        bool          // it is left by this release; else by a later one, as the session owns more than that has room for
-	Planned    int64         // the generation of the lease as the plan read it that has the successors; 0: there are none
-	Successors map[int]int64 // the sessions that get what is released, by partition; without one a partition goes to its target
+	Now        bool          // this release leaves it; otherwise a later one does, because the session owns more than one release may contain
+	Planned    int64         // the lease's generation, as the plan of the successors read it; 0: there is no such plan
+	Successors map[int]int64 // by partition: the sessions that get the released partitions; a partition without a successor goes to its target
 }
 
 // A Released is the answer to a release.
 type Released struct {
 	Released []Handed
 	Busy     []Release // still owned, because a guarded transaction is open; Epoch is 0
-	Left     []string  // leases in which the session is no member any more
-	Asking   []string  // leases for which a plan is due now
+	Left     []string  // leases that the session is no longer a member of
+	Asking   []string  // leases that need a plan now
 }
 
-// A Handed is a released partition with its new owner (0: none) and epoch. The owner was told if
-// the lease was left.
+// A Handed is a released partition with its new owner (0: no owner) and epoch. If the lease was
+// left, the owner was notified.
 type Handed struct {
 	Lease     string
 	Partition int
@@ -70,15 +70,15 @@ type Handed struct {
 	Epoch     int64
 }
 
-// Join makes the session a member of a lease, or changes its weight, and makes the lease if it does
-// not exist. The number rises with every join of the session. See join.sql.
+// Join makes the session a member of a lease, or changes its weight, and creates the lease if it
+// does not exist. The number rises with every join of the session. See join.sql.
 func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (Join, error) {
-	c.told = told{} // the next heartbeat tells of the lease
+	c.told = told{} // so that the next heartbeat returns the lease
 	return one[Join](ctx, c, c.statements.Join, session, lease, partitions, weight, number, c.lockWait)
 }
 
-// Read returns what the session owns in the leases named, without those that do not exist. See
-// read.sql.
+// Read returns the partitions that the session owns in the named leases, without leases that do not
+// exist. See read.sql.
 func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]LeaseRead, error) {
 	type row struct {
 		Name       string
@@ -104,9 +104,9 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 	return query(ctx, c, func(rows pgx.Rows) ([]LeaseRead, error) { return pgx.CollectRows(rows, read) }, c.statements.Read, session, leases)
 }
 
-// Release gives up partitions, and leaves leases as the session was a member of them at its join of
-// that number. The new owners are to be told by Announce, except those in a lease that it has left.
-// See release.sql.
+// Release gives up partitions, and leaves the leases that the session joined with that join or
+// earlier. Announce has to notify the new owners, except those in a lease that was left. See
+// release.sql.
 func (c *Conn) Release(ctx context.Context, session int64, releases []Release, leaving []Leave, lastJoin int64) (Released, error) {
 	leases, partitions, epochs := columns(releases)
 	left, planned, now := make([]string, len(leaving)), make([]int64, len(leaving)), []string{}
@@ -142,19 +142,19 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 		released.Busy = append(released.Busy, Release{Lease: lease, Partition: got.BusyPartitions[i]})
 	}
 	if len(released.Left) < len(leaving) {
-		c.told = told{} // the next heartbeat tells whether it is a member still
+		c.told = told{} // the next heartbeat returns whether it is still a member
 	}
 	return released, nil
 }
 
-// Announce tells sessions that leases have changed for them. See announce.sql.
+// Announce notifies sessions that leases have changed for them. See announce.sql.
 func (c *Conn) Announce(ctx context.Context, leases []string, sessions []int64) error {
 	_, err := notifying[struct{ Done string }](ctx, c, c.statements.Announce, leases, sessions, c.lockWait)
 	return err
 }
 
-// Prepare has the server plan the statements of a handoff for this connection, which takes longer
-// than to run them. No lease has the name that it gives.
+// Prepare makes the server plan the statements of a handoff for this connection, which takes longer
+// than running them. No lease has the name that it passes.
 func (c *Conn) Prepare(ctx context.Context) error {
 	if _, err := c.Release(ctx, 0, nil, []Leave{{Lease: "", Now: true}}, 0); err != nil {
 		return err

@@ -7,8 +7,8 @@ import (
 
 // Fast failover: the statements.
 
-// HoldLiveness has the connection hold a lock for a session until it ends, under a negative key
-// below the client's earlier ones. See liveness.sql.
+// HoldLiveness makes the connection hold a lock for a session until it ends, under a negative key
+// below the client's earlier keys. See liveness.sql.
 func (c *Conn) HoldLiveness(ctx context.Context, session, presence int64) error {
 	got, err := one[struct{ Taken bool }](ctx, c, c.statements.Liveness, session, presence, c.lockWait)
 	if err == nil && !got.Taken {
@@ -17,30 +17,29 @@ func (c *Conn) HoldLiveness(ctx context.Context, session, presence int64) error 
 	return err
 }
 
-// SessionEnds counts how sessions of the database ended that did not end in good order.
+// SessionEnds counts the sessions of the database that did not end normally, by how they ended.
 type SessionEnds struct{ Abandoned, Killed, Fatal, Reset int64 }
 
-// A Liveness is what a look at the locks of sessions tells. See watch.sql.
+// A Liveness is the result of a check of the sessions' locks. See watch.sql.
 type Liveness struct {
-	Watches bool // the caller is one of the two that watch; else the rest is empty
+	Watches bool // the caller is one of the two that watch; otherwise the rest is empty
 	Ends    SessionEnds
 	Digest  int64
-	Held    map[int64]int // the server's process by key; nil: the digest is the one given
+	Held    map[int64]int // the server process by key; nil: the digest is the one given
 	Free    []Absence
-	// Stranger is a process of the server that holds or awaits a lock of a client's, and is not the
-	// client's: it keeps the lock held when the client crashes. 0: there is none.
+	// Stranger is a server process that holds or awaits a client's lock, and is not the client's. It
+	// keeps the lock held when the client crashes. 0: there is no such process.
 	Stranger int
 }
 
-// An Absence is a session whose lock nobody holds.
+// An Absence is a session whose lock is free.
 type Absence struct {
 	Session, Presence int64
-	Expiry            int64 // as the table has it: another one tells that the session was renewed
-	PID               int   // of the server's process that held the lock
+	Expiry            int64 // as in the table: another value means that the session was renewed
+	PID               int   // of the server process that held the lock
 }
 
-// WatchLiveness looks which sessions' locks are held, where the session is one of the two that
-// watch.
+// WatchLiveness checks which sessions' locks are held, if the session is one of the two that watch.
 func (c *Conn) WatchLiveness(ctx context.Context, session, digest int64) (Liveness, error) {
 	type row struct {
 		Watches                          bool
@@ -67,9 +66,9 @@ func (c *Conn) WatchLiveness(ctx context.Context, session, digest int64) (Livene
 	return l, nil
 }
 
-// EvictDisconnected removes sessions whose connection ended as that of a crashed process does,
-// where as many sessions were abandoned since, and none ended in another way. See
-// evictdisconnected.sql.
+// EvictDisconnected removes sessions whose connection ended as the connection of a crashed process
+// does. It requires that at least as many sessions were abandoned since, and that none ended in
+// another way. See evictdisconnected.sql.
 func (c *Conn) EvictDisconnected(ctx context.Context, ended []Absence, since SessionEnds, run Incarnation) (Evicted, error) {
 	sessions, keys, pids, expiries := make([]int64, len(ended)), make([]int64, len(ended)), make([]int, len(ended)), make([]int64, len(ended))
 	for i, a := range ended {

@@ -13,18 +13,18 @@ import (
 	"github.com/pgleases/pgleases/internal/connect"
 )
 
-// Named locks. They are taken and released on connections of the application's; what has to be done
-// for all of a client's locks is done on its own.
+// Named locks. They are acquired and released on connections of the application. Statements about
+// all of a client's locks run on the client's own connection.
 
-// CodeIsolation is the SQLSTATE of a transaction that cannot change locks, as it is not READ
+// CodeIsolation is the SQLSTATE of a transaction that cannot change locks, because it is not READ
 // COMMITTED.
 const CodeIsolation = "PL003"
 
-// LockChannel is the channel of notifications for a session that waits for locks. Each names the
-// nonce of what was granted.
+// LockChannel returns the channel of notifications for a session that waits for locks. Each
+// notification names the nonce of a granted acquisition.
 func LockChannel(session int64) string { return fmt.Sprintf("pgleases_lock_%d", session) }
 
-// A LockOutcome is what has become of an acquisition, or of a release, as lockacquire.sql and
+// A LockOutcome is the outcome of an acquisition, or of a release, as lockacquire.sql and
 // lockrelease.sql name it.
 type LockOutcome string
 
@@ -51,34 +51,34 @@ type LockRequest struct {
 	Nonce   int64
 	Shared  bool
 	Waits   bool
-	Latest  int64       // the last instant at which it may be carried out, by the database's clock, microseconds since 1970
-	Server  Incarnation // of the server that the last heartbeat told
+	Latest  int64       // the last time when it may be executed, by the database's clock, microseconds since 1970
+	Server  Incarnation // of the last heartbeat
 }
 
-// A LockAnswer is the answer to one.
+// A LockAnswer is the answer to an acquisition.
 type LockAnswer struct {
 	Outcome    LockOutcome
-	Token      int64     // where it was granted
-	Holder     string    // where somebody holds it, as all that follows: the client's ID; empty: it has expired
-	Host       string    // on which the holder's process runs
+	Token      int64     // if granted
+	Holder     string    // if held, as all that follows: the first holder's client ID; empty: it has expired
+	Host       string    // the host of the holder's process
 	PID        int       // of that process
-	Since      time.Time // it holds the lock
-	LivesUntil time.Time // if it falls silent
+	Since      time.Time // when it acquired the lock
+	LivesUntil time.Time // without another heartbeat
 }
 
-// A LockRelease is a lock, or a place in its queue, to be given up.
+// A LockRelease is a lock, or a place in its queue, to release.
 type LockRelease struct {
 	Name   string
 	Nonce  int64
 	Latest int64 // until when the acquisition may still arrive, as in the request; 0: it was answered
 }
 
-// A LocksReleased is the answer to several releases. Nonces that are in neither are held by a
-// guarded transaction that is open, or may still arrive.
+// A LocksReleased is the answer to several releases. Nonces in neither list are held by an open
+// guarded transaction, or may still arrive.
 type LocksReleased struct {
 	SameRun  bool
 	Released numbers // there was a row
-	Absent   numbers // there is none, and there will be none
+	Absent   numbers // there is no row, and there will be none
 }
 
 // A FoundLock is an acquisition that the database has.
@@ -88,7 +88,7 @@ type FoundLock struct {
 	Token int64 // 0: it waits
 }
 
-// A LockRow is what is known of a lock that somebody holds or awaits.
+// A LockRow is a lock that is held or awaited.
 type LockRow struct {
 	Name    string
 	Shared  bool
@@ -103,7 +103,8 @@ type LockRow struct {
 }
 
 // LookAtLocks returns which of these acquisitions of a session the database has; everything: all of
-// the session's. Run is the server's that answered, without the boot marker. See locklook.sql.
+// the session's. The Incarnation is that of the server that answered, without the boot marker. See
+// locklook.sql.
 func (c *Conn) LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]FoundLock, Incarnation, error) {
 	type row struct {
 		Timeline, Started int64
@@ -130,17 +131,17 @@ func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []LockR
 	return notifying[LocksReleased](ctx, c, c.statements.LockReleases, session, names, nonces, latest, run.Timeline, run.Started, run.Marker, c.lockWait)
 }
 
-// sweepMost is the most rows of expired sessions that one sweep looks at.
+// sweepMost is the maximum number of rows of expired sessions that one sweep checks.
 const sweepMost = 1000
 
-// SweepLocks removes what expired sessions hold or await, and reports whether nothing is left of
-// it. See locksweep.sql.
+// SweepLocks removes the rows of expired sessions, and reports whether all of them are gone. See
+// locksweep.sql.
 func (c *Conn) SweepLocks(ctx context.Context) (bool, error) {
 	got, err := notifying[struct{ Done bool }](ctx, c, c.statements.LockSweep, sweepMost, c.lockWait)
 	return got.Done, err
 }
 
-// ListenToLocks has notifications arrive of what is granted to a session. Wait returns nil for them
+// ListenToLocks makes notifications arrive about grants to a session. Wait returns nil for them
 // too.
 func (c *Conn) ListenToLocks(ctx context.Context, session int64) error {
 	if c.notices.locks != "" {
@@ -152,26 +153,25 @@ func (c *Conn) ListenToLocks(ctx context.Context, session int64) error {
 	return c.exec(ctx, "LISTEN "+c.notices.locks)
 }
 
-// GrantedLocks returns the nonces that notifications named since it was last called, at most as
-// many as are worth to be told.
+// GrantedLocks returns the nonces in notifications since the last call, at most grantsAtOnce.
 func (c *Conn) GrantedLocks() []int64 {
 	granted := c.notices.granted
 	c.notices.granted = nil
 	return granted
 }
 
-// Locks are the statements on connections of the application's. They are not copied after their
+// Locks are the statements on connections of the application. They must not be copied after their
 // first use.
 type Locks struct {
 	Statements Statements
-	LockWait   int                                                        // how long one waits for another's mutex, milliseconds
+	LockWait   int                                                        // how long a statement waits for another's mutex, milliseconds
 	OnConn     func(ctx context.Context, use func(*pgx.Conn) error) error // waits for a connection, until ctx ends
 
-	notCommitted atomic.Bool // the application's transactions are not READ COMMITTED, unless they say so
+	notCommitted atomic.Bool // the default of the application's transactions is not READ COMMITTED
 }
 
-// Acquire takes a lock, or a place in its queue. Sent tells whether the database may have been
-// asked. See lockacquire.sql.
+// Acquire acquires a lock, or a place in its queue. Sent reports whether the database may have
+// received the request. See lockacquire.sql.
 func (l *Locks) Acquire(ctx context.Context, r LockRequest) (answer LockAnswer, sent bool, err error) {
 	words, sent, err := ask[[]string](ctx, ctx, l, l.Statements.LockAcquire, r.Name, r.Session, r.Nonce, r.Shared, r.Waits, r.Latest,
 		r.Server.Timeline, r.Server.Started, r.Server.Marker)
@@ -195,7 +195,7 @@ func (l *Locks) Acquire(ctx context.Context, r LockRequest) (answer LockAnswer, 
 	return answer, sent, err
 }
 
-// Release gives up a lock of a session. It waits for a connection so long at most. See
+// Release releases a lock of a session. It waits at most for the given time for a connection. See
 // lockrelease.sql.
 func (l *Locks) Release(
 	ctx context.Context, wait time.Duration, session int64, r LockRelease, run Incarnation,
@@ -205,20 +205,20 @@ func (l *Locks) Release(
 	return ask[LockOutcome](ctx, soon, l, l.Statements.LockRelease, r.Name, session, r.Nonce, r.Latest, run.Timeline, run.Started, run.Marker)
 }
 
-// Guard fences a transaction, in which query runs a statement, for so many milliseconds of idling
-// at most. See lockguard.sql.
+// Guard fences a transaction, and limits its idle time to the given milliseconds. query runs a
+// statement in the transaction. See lockguard.sql.
 func (l *Locks) Guard(_ context.Context, query Query, name string, token, trust int64) error {
 	return query(l.Statements.LockGuard, name, token, trust)
 }
 
-// List returns the locks whose names have a prefix, from the name after one, at most that many. See
+// List returns at most most locks whose names have the prefix and are after the name after. See
 // locklist.sql.
 func (l *Locks) List(ctx context.Context, conn *pgx.Conn, prefix, after string, most int) ([]LockRow, error) {
 	rows, _ := conn.Query(ctx, l.Statements.LockList, prefix, after, most) // CollectRows returns its error
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[LockRow])
 }
 
-// ask sends a statement once soon gave a connection.
+// ask sends a statement after OnConn has provided a connection, within soon.
 func ask[T any](ctx, soon context.Context, l *Locks, statement string, args ...any) (answer T, sent bool, err error) {
 	err = l.OnConn(soon, func(conn *pgx.Conn) (err error) {
 		sent = true
@@ -230,9 +230,9 @@ func ask[T any](ctx, soon context.Context, l *Locks, statement string, args ...a
 	return answer, sent, Advised(err)
 }
 
-// value sends a statement that returns one value, in the protocol that is the connection's default:
-// the application knows what its pooler takes. Where the default of transactions is not READ
-// COMMITTED, the server refuses it, and the message begins with that from then on.
+// value sends a statement that returns one value, in the protocol that is the connection's default,
+// because the application knows what its pooler accepts. If the default of transactions is not READ
+// COMMITTED, the server refuses the statement. From then on the message begins with ReadCommitted.
 func value[T any](ctx context.Context, l *Locks, conn *pgx.Conn, statement string, args ...any) (T, error) {
 	collect := theOne(pgx.RowTo[T])
 	if !l.notCommitted.Load() {

@@ -19,14 +19,14 @@ import (
 // Version is the schema version that this code was written for. version.sql writes it too.
 const Version = 1
 
-// A Part of a schema is tables that have a version of their own: those of the engine, or those of
+// A Part of a schema is the tables that have a common version: those of the engine, or those of
 // another package of this module.
 type Part struct {
 	Name    string                     // for people; empty: the schema's own
-	Table   string                     // of its version
-	Version int                        // for which this code was written
-	DDL     func(schema string) string // all that a migration runs
-	Lacks   string                     // queries for what else may be missing
+	Table   string                     // the table with its version
+	Version int                        // the version that this code was written for
+	DDL     func(schema string) string // everything that a migration runs
+	Lacks   string                     // queries for other objects that may be missing
 }
 
 // Engine is the engine's own part.
@@ -46,29 +46,29 @@ func Schedules(files fs.ReadFileFS) Part {
 // A SchemaError says why this code cannot run on the schema.
 type SchemaError struct {
 	Text   string
-	TooNew bool // newer code is needed; otherwise a migration is
+	TooNew bool // newer code is needed; otherwise a migration is needed
 }
 
 func (e *SchemaError) Error() string { return e.Text }
 
-// Fits returns nil where this code can run on the schema, else a *SchemaError or the database's
+// Fits returns nil if this code can run on the schema, otherwise a *SchemaError or the database's
 // error.
 func (c *Conn) Fits(ctx context.Context) error { return Engine.Fits(ctx, c.Pgx, c.channel) }
 
 // Migrate creates or updates the engine's tables in the connection's schema, see Part.Migrate.
 func (c *Conn) Migrate(ctx context.Context) error { return Engine.Migrate(ctx, c.Pgx, c.channel) }
 
-// migrationKey is that of the advisory lock under which one migrates at a time.
+// migrationKey is the key of the advisory lock that serializes migrations.
 const migrationKey = "7358216409153"
 
-// Fits reads the part's version in the schema and the oldest code that it serves. It returns nil
-// where this code can run there.
+// Fits reads the part's version in the schema and the oldest code that it supports. It returns nil
+// if this code can run there.
 func (p Part) Fits(ctx context.Context, conn *pgx.Conn, schema string) error {
 	_, err := p.version(ctx, conn, schema)
 	return err
 }
 
-// version is Fits, and returns the version too: 0 if there is none.
+// version is Fits, and also returns the version: 0 if there is no version.
 func (p Part) version(ctx context.Context, conn *pgx.Conn, schema string) (int, error) {
 	var v struct{ Version, MinCode int }
 	err := conn.QueryRow(ctx, "SELECT version, min_code FROM "+p.versionTable(schema), pgx.QueryExecModeExec).Scan(&v.Version, &v.MinCode) // in any encoding
@@ -87,7 +87,7 @@ func (p Part) version(ctx context.Context, conn *pgx.Conn, schema string) (int, 
 	return v.Version, nil
 }
 
-// Report runs migrate, replaces what the schema has otherwise than this code, and returns what was
+// Report runs migrate, replaces what differs from this code in the schema, and returns what was
 // done. A schema of newer code stays as it is.
 func (p Part) Report(ctx context.Context, conn *pgx.Conn, schema string, migrate func() error) (done string, err error) {
 	before, _ := p.version(ctx, conn, schema) // migrate returns its error
@@ -115,7 +115,7 @@ func (p Part) Report(ctx context.Context, conn *pgx.Conn, schema string, migrate
 	return fmt.Sprintf("%s: version %d, %s", p.in(schema), now, done), nil
 }
 
-// differs returns what the schema has otherwise than this code, or not at all.
+// differs returns the objects in the schema that differ from this code, or are missing.
 func (p Part) differs(ctx context.Context, conn *pgx.Conn, schema string) (names []string, err error) {
 	lacks := p.Lacks
 	if lacks != "" {
@@ -140,13 +140,13 @@ func (p Part) differs(ctx context.Context, conn *pgx.Conn, schema string) (names
 	return names, nil
 }
 
-// Differing compares functions by the names and bodies that a schema has with those that a text
+// Differing compares functions by name and body: those that a schema has with those that a DDL text
 // creates there.
 func Differing(ddl, schema string, have map[string][]string) (missing, changed []string) {
 	quoted := pgx.Identifier{schema}.Sanitize()
-	// The files of package sql, run as they stand, do not quote the schema's name.
+	// If the files of package sql are run directly, the schema's name is not quoted.
 	unquoted := func(body string) string { return strings.ReplaceAll(body, quoted+".", schema+".") }
-	// No body is quoted otherwise than the others.
+	// All bodies are quoted in the same way.
 	pattern := regexp.MustCompile(`(?s)CREATE OR REPLACE FUNCTION ` + regexp.QuoteMeta(quoted) +
 		`\.(\w+)\(.*?\bAS \$pgleases_body_*\$(.*?)\$pgleases_body_*\$;`)
 	for _, match := range pattern.FindAllStringSubmatch(ddl, -1) {
@@ -161,11 +161,11 @@ func Differing(ddl, schema string, have map[string][]string) (missing, changed [
 	return missing, changed
 }
 
-// Migrate creates or updates the part where it does not fit. It sends one message, so it is one
-// transaction. Racing migrations wait for each other's lock, and only the first is carried out: the
-// clients of that one are at work when the second has the lock. Live clients wait for a migration
-// that waits for a table: so it waits 200 ms at most for each, and tries again until ctx ends. It
-// also tries again after a deadlock with live clients.
+// Migrate creates or updates the part if it does not fit. It sends one message, so it is one
+// transaction. Racing migrations wait for each other's lock, and only the first is executed,
+// because its clients are at work when the second gets the lock. Live clients wait for a migration
+// that waits for a table. So the migration waits at most 200 ms for each table, and tries again
+// until ctx ends. It also tries again after a deadlock with live clients.
 func (p Part) Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
 	err := p.Fits(ctx, conn, schema)
 	var misfit *SchemaError
@@ -188,7 +188,7 @@ END %[4]s;`, p.versionTable(schema), p.Version, codeMigrated, bodyTag(schema))))
 	}
 }
 
-// apply sends a migration, again where it waited for a table for too long, until ctx ends.
+// apply sends a migration, again if it waited too long for a table, until ctx ends.
 func apply(ctx context.Context, conn *pgx.Conn, migration string) error {
 	for {
 		_, err := conn.PgConn().Exec(ctx, migration).ReadAll()
@@ -199,8 +199,8 @@ func apply(ctx context.Context, conn *pgx.Conn, migration string) error {
 	}
 }
 
-// migration is the message that creates or updates the part, after a check: long, and written only
-// where it is sent.
+// migration returns the message that creates or updates the part, after a check. It is long, so it
+// is built only when it is sent.
 func (p Part) migration(schema, check string) string {
 	return connect.ReadCommitted + "; SELECT pg_catalog.pg_advisory_xact_lock(" + migrationKey +
 		"); SET LOCAL client_min_messages = warning; SET LOCAL lock_timeout = '200ms';\n" + check + "\n" + p.DDL(schema)

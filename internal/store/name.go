@@ -6,10 +6,10 @@ import (
 	"unicode/utf8"
 )
 
-// MaxNameBytes is the most that the name of a client, a lease or a lock has.
+// MaxNameBytes is the maximum length of the name of a client, a lease or a lock.
 const MaxNameBytes = 255
 
-// CheckName refuses what is no name; what says of what.
+// CheckName returns an error if a name is not valid; what says which kind of name it is.
 func CheckName(what, name string) error {
 	switch {
 	case name == "":

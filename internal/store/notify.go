@@ -13,29 +13,29 @@ import (
 	"github.com/pgleases/pgleases/internal/connect"
 )
 
-// Any role may notify the channel, without end: PostgreSQL has no right for that. So what arrives
-// is never queued, and a client is told to read at most readsAtOnce times in quick succession, as
-// at a handoff of many partitions one by one, and then once in readEvery.
+// Any role may notify the channel without limit, because PostgreSQL has no right for that. So
+// notifications are never queued. A client reads at most readsAtOnce times in quick
+// succession, for example at a handoff of many partitions one by one, and then once in readEvery.
 const (
 	readEvery   = 100 * time.Millisecond
 	readsAtOnce = 20
 )
 
-// notices is what the notifications on a connection come to, whatever their number: whether to
-// read, and when. pgx calls heard in the goroutine that uses the connection. It takes the place of
-// pgx's own queue, which would hold each notification in memory.
+// notices is the result of all notifications on a connection: whether to read, and when. pgx calls
+// heard in the goroutine that uses the connection. It replaces pgx's own queue, which would keep
+// each notification in memory.
 type notices struct {
 	channel string    // the schema's name
 	session string    // the client's, as notifications name it
-	readAt  time.Time // zero: nothing was heard that concerns the session
-	paid    time.Time // the reads until now would end here, one in readEvery
+	readAt  time.Time // zero: no notification concerned the session
+	paid    time.Time // until when the reads so far use up the limit, at one per readEvery
 
-	locks   string  // the channel of locks that the session awaits; empty: it listens to none
-	granted []int64 // nonces that were heard there, at most grantsAtOnce
+	locks   string  // the channel of locks that the session awaits; empty: it does not listen
+	granted []int64 // nonces that were received there, at most grantsAtOnce
 }
 
-// grantsAtOnce is the most nonces that are kept until they are fetched: what else is granted at
-// once, the next heartbeat finds.
+// grantsAtOnce is the maximum number of nonces that are kept until they are fetched. The next
+// heartbeat finds the other grants.
 const grantsAtOnce = 1000
 
 func (n *notices) heard(_ *pgconn.PgConn, note *pgconn.Notification) {
@@ -47,7 +47,7 @@ func (n *notices) heard(_ *pgconn.PgConn, note *pgconn.Notification) {
 	case note.Channel != n.channel:
 	case note.Payload == "all":
 		if n.readAt.IsZero() {
-			n.readAt = n.earliest(rand.N(100 * time.Millisecond)) // else all sessions would read at the same instant
+			n.readAt = n.earliest(rand.N(100 * time.Millisecond)) // otherwise all sessions would read at the same time
 		}
 	case names(note.Payload, n.session):
 		if at := n.earliest(0); n.readAt.IsZero() || at.Before(n.readAt) {
@@ -66,7 +66,7 @@ func names(payload, number string) bool {
 	return false
 }
 
-// earliest is when a read may be told of that is wanted in so long.
+// earliest returns when a read may be requested that is wanted after the given time.
 func (n *notices) earliest(in time.Duration) time.Time {
 	at, allowed := time.Now().Add(in), n.paid.Add(-(readsAtOnce-1)*readEvery)
 	if allowed.After(at) {
@@ -75,7 +75,7 @@ func (n *notices) earliest(in time.Duration) time.Time {
 	return at
 }
 
-// told notes that a read was told of.
+// told notes that a read was requested.
 func (n *notices) told() {
 	n.readAt = time.Time{}
 	if now := time.Now(); n.paid.Before(now) {
@@ -84,12 +84,13 @@ func (n *notices) told() {
 	n.paid = n.paid.Add(readEvery)
 }
 
-// concerns says which session the notifications concern from now on.
+// concerns sets the session that notifications concern from now on.
 func (n *notices) concerns(session int64) { n.session = strconv.FormatInt(session, 10) }
 
 // Wait waits until a notification has named the session that was last registered or renewed on this
-// connection, and nil tells that; or one has come for GrantedLocks, and nil tells that first. The
-// connection is still good when ctx has ended, and nothing that was heard is forgotten then.
+// connection, and returns nil. It also returns nil if a notification for GrantedLocks has arrived;
+// that has precedence. When ctx has ended, the connection is still good, and no received
+// notification is lost.
 func (c *Conn) Wait(ctx context.Context) error {
 	ctx = connect.Waiting(ctx)
 	n := c.notices
@@ -98,8 +99,8 @@ func (c *Conn) Wait(ctx context.Context) error {
 			return err
 		}
 	}
-	// What else arrives until it is time is taken too: left alone, it would fill the server's queue,
-	// and delay the next heartbeat.
+	// Until the time of the read, Wait also receives other notifications: otherwise they would fill
+	// the server's queue, and delay the next heartbeat.
 	if len(n.granted) > 0 {
 		return nil
 	}
@@ -117,8 +118,8 @@ func (c *Conn) Wait(ctx context.Context) error {
 }
 
 // Listen listens for notifications, and reports whether they arrive. A pooler may accept LISTEN and
-// deliver nothing, or deliver to another client of the same server connection: so the connection
-// must be direct.
+// deliver no notification, or deliver it to another client of the same server connection. So the
+// connection must be direct.
 func (c *Conn) Listen(ctx context.Context) (bool, error) {
 	if !c.Direct() {
 		return false, nil

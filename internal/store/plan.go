@@ -16,10 +16,10 @@ import (
 // An Evicted is the answer to an eviction.
 type Evicted struct {
 	IDs       []string      // client IDs of the evicted sessions
-	Asked     []string      // leases for which a plan is due
-	PlanDueIn time.Duration // until it is due for all of them
-	// CheckDueIn is the time until the next check is due for the caller, who made this one and is to
-	// call Tidy; negative: another client does the check, or may do it.
+	Asked     []string      // leases that need a plan
+	PlanDueIn time.Duration // the time until it is due for all of them
+	// CheckDueIn is the time until the next check is due for the caller, who made this check and has
+	// to call Tidy; negative: another client makes the check, or may make it.
 	CheckDueIn time.Duration
 }
 
@@ -33,17 +33,17 @@ type Member struct {
 	Drained, Cordoned bool // by an operator's override
 }
 
-// A LeasePlan is what a plan needs to know of one lease.
+// A LeasePlan is the input of a plan for one lease.
 type LeasePlan struct {
 	Name           string
 	Generation     int64
 	Members        []Member       // ordered by ID, incarnation, session
 	Paused, Frozen bool           // by an operator's override
-	Pins           map[int]string // likewise: partitions that shall be with a client, by its ID
-	// By partition number. Owners, Targets: the session that owns the partition, and the one that
-	// shall (0: none). OwnerIDs: the last owner's client ID, where the owner is no live member (else
-	// empty). PreferredIDs: the client ID to which the partition returns when that client does (empty:
-	// none).
+	Pins           map[int]string // likewise: partitions pinned to a client, by its ID
+	// By partition number. Owners, Targets: the session that owns the partition, and the session that
+	// is to own it (0: none). OwnerIDs: the last owner's client ID, if the owner is not a live member
+	// (otherwise empty). PreferredIDs: the client ID of the preferred owner (empty: none), which
+	// gets the partition back when it returns.
 	Owners, Targets        []int64
 	OwnerIDs, PreferredIDs []string
 }
@@ -57,30 +57,30 @@ type Move struct {
 
 // An Applied is the answer to a plan.
 type Applied struct {
-	Applied    bool // false: a lease had changed since the plan read it, or the server is not accepted, and nothing was written
-	Unaccepted bool // it was the latter
+	Applied    bool // false: a lease had changed since the plan read it, or the server is not accepted, and no row was written
+	Unaccepted bool // false because the server is not accepted
 	Asked      int  // owners asked to hand over
 	Given      int  // partitions given to their targets
 	LeftOver   int  // moves not made, because a guarded transaction is open on the partition, or its epoch rose meanwhile
 }
 
 // Evict removes the sessions that expired before cutoff (the database's clock, microseconds since
-// 1970) and whose TTL is at most watched. It does nothing where no check is due for the caller, who
-// has that TTL, nor on another server incarnation. See evict.sql.
+// 1970) and whose TTL is at most watched. It removes no session if no check is due for the caller,
+// who has that TTL, or if this is another server incarnation. See evict.sql.
 func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run Incarnation) (Evicted, error) {
 	return one[Evicted](ctx, c, c.statements.Evict, cutoff, watched.Microseconds(),
 		ttl.Microseconds(), run.Timeline, run.Started, run.Marker, c.lockWait)
 }
 
-// Tidy does what a check for expired sessions leaves for later, and returns the leases for which a
-// plan is due. See tidy.sql.
+// Tidy does the work that a check for expired sessions leaves for later, and returns the leases
+// that need a plan. See tidy.sql.
 func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
 	got, err := one[struct{ Asked []string }](ctx, c, c.statements.Tidy, c.lockWait)
 	return got.Asked, err
 }
 
-// Claim claims the planning of those leases for which a plan is due, and returns them. A lease that
-// another statement has locked is tried up to four times; a lock that lasts longer is another
+// Claim claims the planning of those of the leases that need a plan, and returns them. It tries a
+// lease that another statement has locked up to four times; a lock that lasts longer is another
 // client's plan. See claim.sql.
 func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
 	var claimed []string
@@ -95,8 +95,8 @@ func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
 	}
 }
 
-// Plan reads what a plan needs: the leases named, and, unless they are to be planned alone, all
-// leases that share a member with them, ordered by name. See plan.sql.
+// Plan reads the input of a plan: the named leases, and, unless alone, all leases that share a
+// member with them, ordered by name. See plan.sql.
 func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]LeasePlan, error) {
 	return query(ctx, c, CollectPlan, c.statements.Plan, leases, alone)
 }
@@ -125,7 +125,7 @@ type planRow struct {
 	Paused, Frozen         bool
 	Pinned                 numbers
 	PinnedTo               []string
-	Owners, Targets        numbers // by holding, as what follows
+	Owners, Targets        numbers // by holding, as the fields below
 	OwnerIDs, PreferredIDs []string
 	Numbers                string
 }
@@ -154,7 +154,7 @@ func (r planRow) plan() (LeasePlan, error) {
 		for text := range strings.SplitSeq(holding, ",") {
 			n, err := strconv.Atoi(text)
 			if err != nil || n < 0 || n >= r.Partitions {
-				return p, fmt.Errorf("plan of lease %q: partition %s is none of %d", r.Name, text, r.Partitions)
+				return p, fmt.Errorf("plan of lease %q: partition %s is not one of %d", r.Name, text, r.Partitions)
 			}
 			p.Owners[n], p.Targets[n], p.OwnerIDs[n], p.PreferredIDs[n] = r.Owners[i], r.Targets[i], r.OwnerIDs[i], r.PreferredIDs[i]
 		}
@@ -162,13 +162,13 @@ func (r planRow) plan() (LeasePlan, error) {
 	return p, nil
 }
 
-// NotAgain is the time after which no other plan is due, except of moves that are left over: 50 ms.
+// NotAgain means that no other plan is due, except in 50 ms for moves that are left over.
 const NotAgain = -50 * time.Millisecond
 
-// Apply writes moves of a plan if all its leases are as the plan read them, else nothing. Then the
-// generations in plan are those that the leases have since, so that more moves of it can follow.
-// Another plan is due after that time, at most a second; if it is negative, only of leases in which
-// moves are left over, after so long. See apply.sql.
+// Apply writes moves of a plan if all its leases are as the plan read them; otherwise it writes no
+// row. Afterwards plan has the leases' new generations, so that more of its moves can follow.
+// Another plan is due after the time again, at most 1 s. If again is negative, a plan is due only
+// for leases with moves left over, after -again. See apply.sql.
 func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again time.Duration) (Applied, error) {
 	names, generations := make([]string, len(plan)), make([]int64, len(plan))
 	for i, p := range plan {
@@ -189,7 +189,7 @@ func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again 
 	return got.Applied, err
 }
 
-// runs are moves as apply.sql takes them.
+// runs are moves in the format of apply.sql.
 type runs struct {
 	successorLeases []string
 	successors      []int64
@@ -198,8 +198,8 @@ type runs struct {
 	moves           []int
 }
 
-// maxGap is how many partitions without a move a run has between two moves at most: to pass over
-// them costs about what a new run does.
+// maxGap is the maximum number of partitions without a move between two moves of a run: skipping
+// them costs about as much as a new run.
 const maxGap = 8
 
 func runsOf(moves []Move) runs {

@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// A Registration is what the database is told of a new session.
+// A Registration is the data of a new session.
 type Registration struct {
 	Session     int64
 	ID          string
@@ -33,69 +33,69 @@ type Registration struct {
 // writes the number too.
 const ProcessBits = 24
 
-// A Process is where another client with the same ID runs.
+// A Process is another client's process with the same ID.
 type Process struct {
 	Host      string
 	PID       int
 	StartedAt time.Time
-	Evicted   bool // it is none: an operator has evicted the client
+	Evicted   bool // not a process: an operator has evicted the client
 }
 
-// An Incarnation is one of the server. Where two heartbeats saw different runs, the server may have
-// lost what it had not flushed in between: heartbeats, or more.
+// An Incarnation is a server incarnation. If two heartbeats saw different ones, the server may have
+// lost data that it had not flushed in between: heartbeats, or more.
 type Incarnation struct {
-	Timeline int64 // names the server and its timeline; 0 where the server does not tell them
+	Timeline int64 // identifies the server and its timeline; 0 if the server does not return them
 	Started  int64 // microseconds since 1970
-	Marker   int64 // 0: none is drawn yet
+	Marker   int64 // the boot marker; 0: not drawn yet
 }
 
-// Unmarked is an incarnation as a read tells it. A boot marker comes and goes while the server
-// runs, and nothing is lost that anybody owns or holds.
+// Unmarked returns an incarnation as a read returns it. A boot marker may appear and disappear
+// while the server runs, without the loss of an ownership or a lock.
 func (r Incarnation) Unmarked() Incarnation {
 	r.Marker = 0
 	return r
 }
 
 // RandomID returns 63 random bits, never 0. A sequence would repeat numbers after a crash or a
-// promotion. The bits are the kernel's, because copies of a process draw the same from a generator
-// that was copied with it.
+// promotion. The bits are the kernel's, because copies of a process would draw the same bits from a
+// copied generator.
 func RandomID() int64 {
 	var bits [8]byte
 	_, _ = rand.Read(bits[:]) // it never fails
 	return max(int64(binary.NativeEndian.Uint64(bits[:])>>1), 1)
 }
 
-// A Renewal is what is known of a session's last renewal. Where the session was renewed later, a
-// copy of the process did it.
+// A Renewal is what is known about a session's last renewal. If the session was renewed later, a
+// copy of the process did that.
 type Renewal struct {
-	Clock  int64 // of the database, then
-	Marker int64 // the server's; 0: the last renewal is not known
+	Clock  int64 // the database's clock at that renewal
+	Marker int64 // the server's boot marker; 0: the last renewal is not known
 }
 
 // A Beat is the answer to a heartbeat.
 type Beat struct {
 	Alive            bool
-	Copied           bool  // it is not alive for the caller, because a copy of its process goes on with it
-	Clock            int64 // the database's clock, microseconds since 1970; where the session is alive, at its renewal
+	Copied           bool  // not alive for the caller, because a copy of its process has the session
+	Clock            int64 // the database's clock, microseconds since 1970; if alive, at the renewal
 	Server           Incarnation
 	AcceptedTimeline int64         // of the accepted server
-	ServerGeneration int64         // the present one
-	Incarnation      int64         // the highest one under the client's ID; it and what follows are of a live session only
-	CheckDueIn       time.Duration // until a check for expired sessions is due for the caller
-	Sessions         int64         // how many sessions existed at the last check
+	ServerGeneration int64         // the present generation
+	Incarnation      int64         // the highest under the client's ID; this field and those below are only of a live session
+	CheckDueIn       time.Duration // the time until a check for expired sessions is due for the caller
+	Sessions         int64         // number of sessions at the last check
 	Leases           []LeaseBeat
 }
 
-// A LeaseBeat is what a heartbeat tells of one lease of which the session is a member.
+// A LeaseBeat is what a heartbeat returns about one lease that the session is a member of.
 type LeaseBeat struct {
 	Name       string
 	Generation int64
-	DueIn      time.Duration // until a plan is due; negative: none is
+	DueIn      time.Duration // the time until a plan is due; negative: no plan is due
 	Weight     int
 }
 
-// Register begins a session, and returns its incarnation. Where a newer process has the ID, it
-// returns 0 and that process (nil where that one has no session). See register.sql.
+// Register begins a session, and returns its incarnation. If a newer process has the ID, it returns
+// 0 and that process (nil if that process has no session). See register.sql.
 func (c *Conn) Register(ctx context.Context, r Registration) (int64, *Process, error) {
 	c.notices.concerns(r.Session)
 	got, err := one[struct {
@@ -109,7 +109,7 @@ func (c *Conn) Register(ctx context.Context, r Registration) (int64, *Process, e
 	return 0, got.ifAny(), nil
 }
 
-// ifAny returns what a statement found; nil: nothing.
+// ifAny returns the process that a statement found, or nil.
 func (p Process) ifAny() *Process {
 	switch {
 	case p.Evicted:
@@ -120,36 +120,36 @@ func (p Process) ifAny() *Process {
 	return &p
 }
 
-// Superseder returns the newest process that has a session under a client ID; nil where none has.
-// See superseder.sql.
+// Superseder returns the newest process that has a session under a client ID, or nil. See
+// superseder.sql.
 func (c *Conn) Superseder(ctx context.Context, id string) (*Process, error) {
 	found, err := one[Process](ctx, c, c.statements.Superseder, id)
 	return found.ifAny(), err
 }
 
-// tellEvery is how often all leases are returned at least: what somebody changed by hand is heard
-// of then, and a join that came late.
+// tellEvery is the longest time until all leases are returned again. Then the client learns of
+// changes by hand, and of a join that was executed late.
 const tellEvery = time.Minute
 
-// told is what the last heartbeat on a connection told of leases. It holds until one changes, or a
-// plan of one is due.
+// told is the last answer of a heartbeat on a connection with leases. It is valid until a lease
+// changes, or a plan of one is due.
 type told struct {
 	session int64
-	run     Incarnation // of the server that told it
-	seen    string      // a transaction of that run: what committed later is not below it
+	run     Incarnation // the server incarnation that returned it
+	seen    string      // a transaction of that incarnation: later commits are not below it
 	at      time.Time
 	leases  []LeaseBeat
-	names   string // of these, as an array's literal
+	names   string // of these leases, as an array literal
 }
 
-// holds reports whether a change is all that could make the next heartbeat tell something else.
+// holds reports whether only a change could make the next heartbeat return something else.
 func (t *told) holds(session int64) bool {
 	due := func(l LeaseBeat) bool { return l.DueIn >= 0 }
 	return t.session == session && time.Since(t.at) < tellEvery && !slices.ContainsFunc(t.leases, due)
 }
 
-// Heartbeat renews the session. The caller has watched the clock of this server incarnation for
-// that long. See heartbeat.sql.
+// Heartbeat renews the session. watched is how long the caller has watched the clock of this server
+// incarnation. See heartbeat.sql.
 func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration, last Renewal) (Beat, error) {
 	c.notices.concerns(session)
 	var run Incarnation
@@ -180,10 +180,10 @@ func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, 
 	}
 	expiry, ttl := r.micros(), r.micros()
 	if len(r.words) > 0 && r.words[0] == "none" {
-		return Beat{}, errors.New("the table server has no row: run sql/schema/server.sql, which makes it, as the owner of the tables")
+		return Beat{}, errors.New("the table server has no row: run sql/schema/server.sql, which creates it, as the owner of the tables")
 	}
 	beat := Beat{Alive: true, Clock: expiry - ttl, AcceptedTimeline: r.number(), ServerGeneration: r.number()}
-	if due := r.micros() - beat.Clock; due > 0 && due <= ttl+time.Second.Microseconds() { // later: the clock stepped back, and it is due now
+	if due := r.micros() - beat.Clock; due > 0 && due <= ttl+time.Second.Microseconds() { // otherwise it is due now; far ahead: the clock stepped back
 		beat.CheckDueIn = micros(due)
 	}
 	beat.Sessions = r.number()
@@ -233,50 +233,50 @@ func (r *reader) number() int64 {
 	return n
 }
 
-// micros reads seconds, and returns microseconds. Infinity is a time that never comes.
+// micros reads seconds, and returns microseconds. Infinity is a time in the far future.
 func (r *reader) micros() int64 {
 	s, err := strconv.ParseFloat(r.word(), 64)
 	r.err = cmp.Or(r.err, err)
-	return int64(math.Round(max(min(s, 9e9), -9e9) * 1e6)) // a float holds microseconds so far
+	return int64(math.Round(max(min(s, 9e9), -9e9) * 1e6)) // a float represents microseconds exactly up to there
 }
 
 func (r *reader) run() Incarnation { return Incarnation{r.number(), r.micros(), r.number()} }
 
-// end returns what was wrong.
+// end returns the first error.
 func (r *reader) end() error {
 	if r.err == nil && len(r.words) > 0 {
-		r.err = fmt.Errorf("it goes on with %q", r.words[0])
+		r.err = fmt.Errorf("it continues with %q", r.words[0])
 	}
 	return r.err
 }
 
-// seconds writes microseconds as reader.micros reads them.
+// seconds writes microseconds in the format of reader.micros.
 func seconds(micros int64) string { return strconv.FormatFloat(float64(micros)/1e6, 'f', -1, 64) }
 
-// SetMarker marks this server incarnation, unless it is marked already. See marker.sql.
+// SetMarker writes the boot marker of this server incarnation, unless it has one. See marker.sql.
 func (c *Conn) SetMarker(ctx context.Context, marker int64) error {
 	return c.exec(ctx, c.statements.Marker, marker, c.lockWait)
 }
 
-// AcceptServer accepts a server incarnation that the caller has watched for that long, and returns
-// its server generation, above that given; 0: it need not be accepted, or may not be yet. See
-// accept.sql.
+// AcceptServer accepts a server incarnation that the caller has watched for that time. It returns
+// the new server generation, which is above the given one; 0: the server is accepted already, or
+// may not be accepted yet. See accept.sql.
 func (c *Conn) AcceptServer(ctx context.Context, watched time.Duration, run Incarnation, generation int64) (int64, error) {
 	accepted, err := one[struct{ Generation int64 }](ctx, c, c.statements.Accept,
 		watched.Microseconds(), run.Timeline, run.Started, run.Marker, generation, c.lockWait)
 	return accepted.Generation, err
 }
 
-// RejectServer has the server accepted again, where its server generation is lower than this one.
-// See reject.sql.
+// RejectServer makes the server require acceptance again if its server generation is lower than the
+// given one. See reject.sql.
 func (c *Conn) RejectServer(ctx context.Context, generation int64) error {
 	return c.exec(ctx, c.statements.Reject, generation, c.lockWait)
 }
 
-// End deletes a session that is no member of any lease, and reports whether the session is gone.
-// See close.sql.
+// End deletes a session that is a member of no lease, and reports whether the session is gone. See
+// close.sql.
 func (c *Conn) End(ctx context.Context, session int64) (bool, error) {
-	c.told = told{} // if it is not gone, the next heartbeat tells of the leases
+	c.told = told{} // if the session is not gone, the next heartbeat returns the leases
 	got, err := one[struct{ Ended bool }](ctx, c, c.statements.Close, session, c.lockWait)
 	return got.Ended, err
 }

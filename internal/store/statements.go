@@ -27,11 +27,11 @@ type Statements struct {
 }
 
 // StatementsFor returns the statements for a schema. The files write "pgleases." before each name
-// in the schema, and nowhere else, and "pgleases" alone once, where the schema is created. A name
-// that stands in a string begins it.
+// in the schema, and not elsewhere, and "pgleases" alone once, where the schema is created. A name
+// in a string is at the beginning of the string.
 //
-// To write them costs a processor more than a millisecond, and each client asks for them. So they
-// are kept: a process has one schema, as a rule.
+// Writing the statements takes more than 1 ms of processor time, and each client asks for them. So
+// they are kept: a process usually has one schema.
 func StatementsFor(schema string) Statements {
 	write := sync.OnceValue(func() Statements {
 		s := Statements{Schema: DDL(sql.Files, schema)}
@@ -44,7 +44,7 @@ func StatementsFor(schema string) Statements {
 
 var statements sync.Map // by schema
 
-// Fill reads into each field of a struct of texts that is empty the file that has its name, in
+// Fill sets each empty field of a struct of texts to the text of the file that has its name, in
 // lower case.
 func Fill[T any](statements *T, text func(name string) string) {
 	fields := reflect.ValueOf(statements).Elem()
@@ -55,11 +55,11 @@ func Fill[T any](statements *T, text func(name string) string) {
 	}
 }
 
-// DDL is all that a migration runs.
+// DDL returns everything that a migration runs.
 func DDL(files fs.ReadFileFS, schema string) string { return Texts(files, schema)("schema") }
 
-// Texts returns the texts of SQL files for a schema by the files' names, without .sql. They are
-// written as StatementsFor tells.
+// Texts returns the texts of SQL files for a schema by the files' names, without .sql. See
+// StatementsFor for their format.
 func Texts(files fs.ReadFileFS, schema string) func(name string) string {
 	quoted := pgx.Identifier{schema}.Sanitize()
 	replacer := strings.NewReplacer("'pgleases.", "'"+strings.ReplaceAll(quoted, "'", "''")+".", "pgleases.", quoted+".", "CREATE SCHEMA IF NOT EXISTS pgleases;",
@@ -67,7 +67,7 @@ func Texts(files fs.ReadFileFS, schema string) func(name string) string {
 	return func(name string) string {
 		b, err := files.ReadFile(name + ".sql")
 		if err != nil {
-			panic(fmt.Sprintf("statement %s is not embedded: %v", name, err)) // a build that cannot work
+			panic(fmt.Sprintf("statement %s is not embedded: %v", name, err)) // this build cannot work
 		}
 		return replacer.Replace(withoutHead(string(b)))
 	}
@@ -81,8 +81,8 @@ func withoutHead(text string) string {
 	return text
 }
 
-// bodyTag is the quote around functions' bodies. The schema's name stands in them, and must not end
-// one.
+// bodyTag returns the quote around functions' bodies. The schema's name occurs in the bodies, and
+// must not end one.
 func bodyTag(schema string) string {
 	tag := "$pgleases_body$"
 	for strings.Contains(schema, tag) {

@@ -1,5 +1,5 @@
-// Package store is the only code that talks SQL: one method for each statement of the protocol, on
-// one connection. It decides nothing: what to send, and when, is the engine's part.
+// Package store is the only code that sends SQL: one method for each statement of the protocol, on
+// one connection. It makes no decisions: the engine decides what to send, and when.
 //
 //   - statements.go: the texts of the files in sql/, for one schema.
 //   - store.go: how a statement is sent on a connection of package connect. notify.go:
@@ -22,7 +22,7 @@ import (
 	"github.com/pgleases/pgleases/internal/connect"
 )
 
-// A Conn is a connection on which the statements run. One goroutine uses it at a time.
+// A Conn is a connection for the statements. One goroutine uses it at a time.
 type Conn struct {
 	*connect.Conn
 	statements Statements
@@ -65,16 +65,15 @@ func Pause(ctx context.Context, d time.Duration) {
 
 // query sends a statement as one message of the simple protocol: a pooler cannot split it over two
 // server connections, and the server holds no lock while it waits for a second message. The message
-// is one transaction, and sets the search_path: else a schema on the role's path could have
-// operators that take the place of those in the statement. On a connection of the server's own all
-// settings were made for good: two statements less in each message, some 40 us of the server's
-// processor.
+// is one transaction, and sets the search_path: otherwise a schema on the role's path could have
+// operators that replace those in the statement. On a direct connection all settings were made
+// once, which saves two statements in each message, about 40 us of the server's processor time.
 func query[T any](ctx context.Context, c *Conn, collect func(pgx.Rows) (T, error), statement string, args ...any) (T, error) {
 	return send(ctx, c.Pgx, c.Settings, collect, statement, args...)
 }
 
-// send sends a statement as one message, which is one transaction, behind settings of that. With an
-// error it returns nothing else: rows may have come, and the commit have failed.
+// send sends a statement as one message, which is one transaction, after its settings. If there is
+// an error it returns no result, because rows may have arrived before the commit failed.
 func send[T any](
 	ctx context.Context, conn *pgx.Conn, settings []string, collect func(pgx.Rows) (T, error), statement string, args ...any,
 ) (result T, err error) {
@@ -107,13 +106,14 @@ func theOne[T any](read pgx.RowToFunc[T]) func(pgx.Rows) (T, error) {
 	return func(rows pgx.Rows) (T, error) { return pgx.CollectExactlyOneRow(rows, read) }
 }
 
-// call returns the one value of a heartbeat, which calls a function with literals alone. The
-// function has a search_path of its own; where the default of transactions fits too, the message is
-// that statement alone. It is written and its answer is read here: what pgx does for any parameter
-// and any row costs the processor as much as a part of the statement at the server. But whoever
-// traces the connection sees it.
+// call returns the one value of a heartbeat, which calls a function with literals only. The
+// function names everything with its schema. If the default of transactions fits too, the message
+// is only that statement. call writes the message and reads its answer itself, because pgx's
+// handling of parameters and rows costs the client as much processor time as a part of the
+// statement costs the server. If the connection is traced, it uses pgx, so that the tracer sees the
+// statement.
 func (c *Conn) call(ctx context.Context, statement string, values ...string) (answer string, err error) {
-	first := strings.LastIndex(statement, "($1::") // whatever is in the schema's name
+	first := strings.LastIndex(statement, "($1::") // the schema's name may contain the text too
 	text, rest := statement[:first], statement[first:]
 	for i, value := range values {
 		before, after, _ := strings.Cut(rest, "$"+strconv.Itoa(i+1))
@@ -136,7 +136,7 @@ func (c *Conn) call(ctx context.Context, statement string, values ...string) (an
 	return answer, err
 }
 
-// literal writes a string as the server reads it, whatever standard_conforming_strings is.
+// literal writes a string as the server reads it, with any standard_conforming_strings.
 func literal(s string) string {
 	s = "'" + strings.ReplaceAll(s, "'", "''") + "'"
 	if strings.Contains(s, `\`) {
@@ -154,8 +154,8 @@ func (c *Conn) exec(ctx context.Context, statement string, args ...any) error {
 	return err
 }
 
-// notifying runs a statement whose last parameter is the channel to notify; empty: none. See
-// tolerant.
+// notifying runs a statement whose last parameter is the channel to notify; empty: do not notify.
+// See tolerant.
 func notifying[T any](ctx context.Context, c *Conn, statement string, args ...any) (T, error) {
 	return tolerant(func(notify bool) (T, error) {
 		channel := ""
@@ -166,7 +166,7 @@ func notifying[T any](ctx context.Context, c *Conn, statement string, args ...an
 	})
 }
 
-// tolerant runs a statement once more without notifications where those fail: they only make things
+// tolerant runs a statement again without notifications if those fail, because they only make it
 // faster.
 func tolerant[T any](statement func(notify bool) (T, error)) (T, error) {
 	got, err := statement(true)

@@ -1,7 +1,7 @@
 package testkit
 
-// ManySchedules makes 3,000 schedules, of each hundred of which one is paused, one is blocked, one
-// fails and one is late, and 1,200 jobs.
+// ManySchedules creates 3,000 schedules and 1,200 jobs. Of each 100 schedules one is paused, one is
+// blocked, one fails and one is late.
 const ManySchedules = `INSERT INTO pgleases.schedule_groups VALUES ('billing', 16), ('other', 1);
 INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, failures, revision, paused_at, blocked_reason, blocked_since, registered)
 	SELECT 'billing', 's' || lpad(n::text, 4, '0'), 'k' || n, n % 16, 'reports', '{}', '@every 1h', now(), '{}', false, now() - interval '1 hour',

@@ -15,12 +15,12 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 )
 
-// Patience bounds what is waited for. It is reached only where that never comes.
+// Patience bounds a wait. It is reached only if the awaited event never happens.
 const Patience = 2 * time.Minute
 
-// Main runs the tests of a package for its TestMain, and exits. They wait most of the time: unless
-// -parallel says otherwise, four times as many as there are processors run beside each other. It
-// fails where they leave goroutines.
+// Main runs the tests of a package for its TestMain, and exits. Tests wait most of the time: unless
+// -parallel is given, four times as many as there are processors run in parallel. Main fails if the
+// tests leave goroutines.
 func Main(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
@@ -42,12 +42,13 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Leftover waits until no goroutine is left but the expected ones, and tells of those that stay.
+// Leftover waits until only the expected goroutines are left, and returns an error that lists any
+// others.
 func Leftover(expected ...goleak.Option) (err error) {
 	for _, name := range pgtest.Goroutines {
 		expected = append(expected, goleak.IgnoreAnyFunction(name))
 	}
-	for late := time.Now().Add(Patience); time.Now().Before(late); { // Find itself looks for a second
+	for late := time.Now().Add(Patience); time.Now().Before(late); { // Find itself tries for 1 s
 		if err = goleak.Find(expected...); err == nil {
 			return nil
 		}

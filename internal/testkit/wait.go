@@ -11,13 +11,13 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 )
 
-// A T is a test. Those of package rapid are no testing.TB.
+// A T is a test. Those of package rapid do not implement testing.TB.
 type T interface {
 	Helper()
 	Fatal(args ...any)
 }
 
-// OK ends the test at an error.
+// OK ends the test if there is an error.
 func OK(t T, err error) {
 	t.Helper()
 	if err != nil {
@@ -25,8 +25,7 @@ func OK(t T, err error) {
 	}
 }
 
-// Must returns a value, or ends the test at the error that came with it: value :=
-// tests.Must(call())(t).
+// Must returns a value, or ends the test if there is an error: value := testkit.Must(call())(t).
 func Must[V any](value V, err error) func(T) V {
 	return func(t T) V {
 		t.Helper()
@@ -49,7 +48,7 @@ func Pool(t testing.TB, databaseURL string, configure ...func(*pgxpool.Config)) 
 	return pool
 }
 
-// Execute runs statements; those without arguments may be several in one text.
+// Execute runs statements. Without arguments, one text may contain several.
 func Execute(t testing.TB, pool *pgxpool.Pool, statements string, args ...any) {
 	t.Helper()
 	if len(args) == 0 {
@@ -82,7 +81,7 @@ func BlocksRead(t testing.TB, pool *pgxpool.Pool, query string, args ...any) int
 	return plans[0].Plan.Hit + plans[0].Plan.Read
 }
 
-// Until looks every few milliseconds until something is so that nobody tells of.
+// Until polls every few milliseconds until a condition is true for which there is no notification.
 func Until(t testing.TB, what string, is func() bool) {
 	t.Helper()
 	look := time.NewTicker(5 * time.Millisecond)
@@ -96,7 +95,7 @@ func Until(t testing.TB, what string, is func() bool) {
 	}
 }
 
-// Becomes waits until the one value of a query is what it should.
+// Becomes waits until the one value of a query is as wanted.
 func Becomes[V comparable](t testing.TB, pool *pgxpool.Pool, what string, want V, query string, args ...any) {
 	t.Helper()
 	got := want
@@ -108,7 +107,7 @@ func Becomes[V comparable](t testing.TB, pool *pgxpool.Pool, what string, want V
 	Until(t, what, func() bool { got = Value[V](t, pool, query, args...); return got == want })
 }
 
-// Receive waits for a value that should come soon.
+// Receive waits for a value that should arrive soon.
 func Receive[T any](t testing.TB, what string, from <-chan T) T {
 	t.Helper()
 	select {

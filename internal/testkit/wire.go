@@ -17,24 +17,24 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// A Wire is what connections to a server go over. It can be cut, and lose or hold up single
-// messages. It knows a message by a text in it.
+// A Wire carries connections to a server. It can be cut, and lose or delay single messages. It
+// recognizes a message by a text in it.
 type Wire struct {
-	ReadBuffer int // the bytes that arrive before they are read; 0: the system's default
+	ReadBuffer int // the number of bytes that arrive before they are read; 0: the system's default
 
-	mu      sync.Mutex // guards what follows, and trips and asked of connections
+	mu      sync.Mutex // guards the fields below, and trips and asked of connections
 	cut     bool
 	conns   []*wired
-	text    string // of the messages that meet something
-	left    int    // the number of them to come
+	text    string // in the messages that are handled by meet
+	left    int    // the number of such messages to come
 	meet    func(c *wired, message []byte) (send bool)
-	counts  string // the text that is counted; empty: all messages are
+	counts  string // the text that is counted; empty: count all messages
 	counted int
 	records bool
 }
 
-// Carry has the connections of a pool go over the wire, with statements that it knows by their
-// text.
+// Carry makes the connections of a pool go over the wire, with statements that it recognizes by
+// their text.
 func (w *Wire) Carry(config *pgxpool.Config) {
 	config.ConnConfig.DialFunc, config.ConnConfig.DefaultQueryExecMode = w.Dial, pgx.QueryExecModeExec
 }
@@ -59,7 +59,7 @@ func (w *Wire) Dial(ctx context.Context, network, address string) (net.Conn, err
 	return c, nil
 }
 
-// Cut closes all connections, and lets no new one be made.
+// Cut closes all connections, and refuses new ones.
 func (w *Wire) Cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -69,15 +69,15 @@ func (w *Wire) Cut() {
 	}
 }
 
-// Mend lets new connections be made again.
+// Mend allows new connections again.
 func (w *Wire) Mend() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.cut = false
 }
 
-// Lose loses the next messages with a text, each with its connection; after: not they, but the
-// answers.
+// Lose loses the next messages with a text, each with its connection. With after it loses the
+// answers instead.
 func (w *Wire) Lose(times int, text string, after bool) {
 	w.meets(times, text, func(c *wired, _ []byte) bool {
 		if after {
@@ -89,8 +89,8 @@ func (w *Wire) Lose(times int, text string, after bool) {
 	})
 }
 
-// Mute loses the next message with a text. Its connection stays, and neither sends nor receives
-// anything more.
+// Mute loses the next message with a text. Its connection stays, and transfers no more data in
+// either direction.
 func (w *Wire) Mute(text string) {
 	w.meets(1, text, func(c *wired, _ []byte) bool {
 		c.state.Store(mute)
@@ -106,7 +106,7 @@ func (w *Wire) Before(text string, do func()) {
 	})
 }
 
-// Delay holds up the answer to the next message with a text until deliver is called.
+// Delay delays the answer to the next message with a text until deliver is called.
 func (w *Wire) Delay(text string) (deliver func()) {
 	late := make(chan struct{})
 	w.meets(1, text, func(c *wired, _ []byte) bool {
@@ -116,8 +116,8 @@ func (w *Wire) Delay(text string) (deliver func()) {
 	return sync.OnceFunc(func() { close(late) })
 }
 
-// Strand holds up the next message with a text until deliver is called, which returns when the
-// answer has a text. To its sender the connection is lost at once.
+// Strand delays the next message with a text until deliver is called, which returns when the answer
+// contains the text answered. For its sender the connection is lost at once.
 func (w *Wire) Strand(text, answered string) (deliver func() error) {
 	arrive := make(chan func() error, 1)
 	w.meets(1, text, func(c *wired, message []byte) bool {
@@ -155,7 +155,7 @@ func (w *Wire) meets(times int, text string, meet func(*wired, []byte) bool) {
 	w.left, w.text, w.meet = times, text, meet
 }
 
-// Left is the number of messages that are still to meet what was said last.
+// Left returns the number of messages that the last instruction still applies to.
 func (w *Wire) Left() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -169,8 +169,8 @@ func (w *Wire) Count(text string) {
 	w.counts, w.counted = text, 0
 }
 
-// Counted is how often the text was sent since then; without Count, the number of all messages, or
-// of parts of large ones.
+// Counted returns how often the text was sent since then. Without Count, it returns the number of
+// all messages, or of parts of large ones.
 func (w *Wire) Counted() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -187,8 +187,8 @@ func (w *Wire) Record() {
 	}
 }
 
-// Recorded is what was sent in each round trip since Record, for each connection on which a text
-// was sent.
+// Recorded returns what was sent in each round trip since Record, for each connection that sent the
+// text.
 func (w *Wire) Recorded(text string) (of [][]string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -200,7 +200,7 @@ func (w *Wire) Recorded(text string) (of [][]string) {
 	return of
 }
 
-// sent notes a message, and returns what it meets; nil: nothing.
+// sent notes a message, and returns the function that handles it, or nil.
 func (w *Wire) sent(c *wired, message []byte) func(*wired, []byte) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -226,20 +226,20 @@ func (w *Wire) sent(c *wired, message []byte) func(*wired, []byte) bool {
 // States of a connection.
 const (
 	deaf     = iota + 1 // the next answer is lost
-	mute                // nothing arrives
-	stranded            // the sender has lost it, and a message is on its way
+	mute                // no data arrives
+	stranded            // the sender has lost the connection, and a message is on its way
 )
 
 type wired struct {
 	net.Conn
 	wire  *Wire
 	state atomic.Int32
-	late  atomic.Pointer[chan struct{}] // the next answer is held up until it is closed
+	late  atomic.Pointer[chan struct{}] // the next answer is delayed until it is closed
 	trips []string
-	asked bool // and not answered
+	asked bool // a message was sent and not answered
 }
 
-// Close leaves open what a message is on its way on.
+// Close does not close a connection that a message is still on its way on.
 func (c *wired) Close() error {
 	if c.state.Load() == stranded {
 		return nil
@@ -251,7 +251,7 @@ func (c *wired) Write(b []byte) (int, error) {
 	switch c.state.Load() {
 	case mute:
 		return len(b), nil
-	case stranded: // the farewell
+	case stranded: // the message that ends the connection
 		return 0, net.ErrClosed
 	}
 	if meet := c.wire.sent(c, b); meet != nil && !meet(c, b) {
@@ -272,10 +272,10 @@ func (c *wired) Read(b []byte) (int, error) {
 		<-*late
 	}
 	switch state := c.state.Load(); {
-	case state == deaf: // the server has done it
+	case state == deaf: // the server has executed it
 		_ = c.Conn.Close()
 		return 0, io.ErrUnexpectedEOF
-	case state == mute && err != nil: // given up; or its user would wait for the server's goodbye
+	case state == mute && err != nil: // the statement was given up; otherwise its user would wait for the server to end the connection
 		_ = c.Conn.Close()
 	}
 	return n, err

@@ -1,4 +1,4 @@
-// Package pooler is what tests need that go through PgBouncer.
+// Package pooler has the support for tests that go through PgBouncer.
 package pooler
 
 import (
@@ -9,9 +9,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// WithoutCancels is the BeforeConnect of a pool whose connections send no request to cancel: where
-// the server ends a connection while one is under way for it, as where its database is dropped, or
-// where one is cut short, PgBouncer 1.18 and 1.19 end. pgx dials anew for each.
+// WithoutCancels is the BeforeConnect of a pool whose connections send no cancel request. PgBouncer
+// 1.18 and 1.19 crash if a cancel request is cut short, or if the server ends a connection during
+// its cancel request, for example because the database is dropped. pgx dials a new connection for
+// each cancel request.
 func WithoutCancels(_ context.Context, config *pgx.ConnConfig) error {
 	dial, dialed := config.DialFunc, false
 	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {

@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// TTL is that of clients which no test expects to expire: no machine is so busy that they lose
-	// their trust.
+	// TTL is the TTL of clients that no test expects to expire: even on a busy machine they do not
+	// lose their trust.
 	TTL = time.Minute
-	// Heartbeat is short, so that what is seen at a heartbeat is seen soon.
+	// Heartbeat is short, so that clients see soon what they see at a heartbeat.
 	Heartbeat = 200 * time.Millisecond
 )
 
-// New opens a client with TTL and Heartbeat, closed with the test, which gets its log too.
+// New opens a client with TTL and Heartbeat. The test gets its log, and closes it.
 func New(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pgleases.Client {
 	t.Helper()
 	c := testkit.Must(pgleases.NewClient(t.Context(), pool, append([]pgleases.Option{
@@ -31,11 +31,11 @@ func New(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pgleases.Cl
 		pgleases.WithTTL(TTL), pgleases.WithHeartbeat(Heartbeat),
 	}, opts...)...))(t)
 	t.Cleanup(func() {
-		if c.Err() != nil { // the test has looked at what Close returned
+		if c.Err() != nil { // the test has checked what Close returned
 			return
 		}
-		// A busy machine makes a client with a short TTL lose its trust, and its connection. Then it
-		// releases nothing.
+		// On a busy machine a client with a short TTL loses its trust, and its connection. Then it
+		// releases no partition.
 		if err := closeIt(c); err != nil && !(c.Stats().Losses.TrustLost > 0 && strings.Contains(err.Error(), "not released")) {
 			t.Errorf("Close of %s returned %v, not nil", c.ID(), err)
 		}
@@ -46,7 +46,7 @@ func New(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pgleases.Cl
 // Beats waits until that many more heartbeats of a client succeeded.
 func Beats(t testing.TB, c *pgleases.Client, n int) {
 	t.Helper()
-	sent := func() (from, to time.Time) { // the last one was sent between these: this goroutine may be stopped in between
+	sent := func() (from, to time.Time) { // the last heartbeat was sent between these times: this goroutine may be stopped in between
 		before := time.Now()
 		age := c.Stats().HeartbeatAge
 		return before.Add(-age), time.Now().Add(-age)

@@ -1,4 +1,4 @@
-// Package command runs the command pgleases, as users have it, for tests.
+// Package command runs the command pgleases for tests, as users run it.
 package command
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// Built is the command's file, once Main has built it.
+// Built is the command's file, after Main has built it.
 var Built string
 
 // Main builds the command, and runs the tests of a package for its TestMain.
@@ -54,10 +54,10 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Database is the environment in which the command uses a database.
+// Database returns the environment for a command that uses a database.
 func Database(url string) []string { return []string{"DATABASE_URL=" + url} }
 
-// A Command is a pgleases that runs.
+// A Command is a running pgleases.
 type Command struct {
 	*exec.Cmd
 	t       *testing.T
@@ -67,7 +67,7 @@ type Command struct {
 
 type buffer struct {
 	mu   sync.Mutex
-	text bytes.Buffer // not embedded: its ReadFrom, which io.Copy would find, knows no mutex
+	text bytes.Buffer // not embedded: io.Copy would use its ReadFrom, which does not lock the mutex
 }
 
 func (b *buffer) Write(p []byte) (int, error) {
@@ -81,7 +81,7 @@ func Run(t *testing.T, env []string, args ...string) *Command {
 	t.Helper()
 	c := &Command{Cmd: exec.Command(Built, args...), t: t, ended: make(chan struct{})}
 	c.Env = append(os.Environ(), env...)
-	r, w, err := os.Pipe() // of our own: Wait waits not for others who have it
+	r, w, err := os.Pipe() // of our own, because Wait then does not wait for other processes that have it
 	testkit.OK(t, err)
 	c.Stdout, c.Stderr = w, w
 	testkit.OK(t, c.Start())
@@ -102,15 +102,15 @@ func Run(t *testing.T, env []string, args ...string) *Command {
 	return c
 }
 
-// Printed returns what it has printed.
+// Printed returns the command's output so far.
 func (c *Command) Printed() string {
 	c.printed.mu.Lock()
 	defer c.printed.mu.Unlock()
 	return c.printed.text.String()
 }
 
-// ExitCode waits for the end of the command, and of all that has its output, and returns its exit
-// code, -1 after a signal.
+// ExitCode waits for the end of the command, and of all processes with its output, and returns its
+// exit code; -1 after a signal.
 func (c *Command) ExitCode() int {
 	c.t.Helper()
 	select {
@@ -128,7 +128,7 @@ func (c *Command) Signal(sig syscall.Signal) {
 	testkit.OK(c.t, c.Process.Signal(sig))
 }
 
-// A Proxy is a way to the database that can be cut.
+// A Proxy is a connection to the database that can be cut.
 type Proxy struct {
 	URL      string
 	upstream string
@@ -136,8 +136,8 @@ type Proxy struct {
 
 	mu     sync.Mutex // guards the rest
 	conns  map[net.Conn]bool
-	away   bool // nobody gets through
-	frozen bool // bytes are lost, and nobody is told
+	away   bool // no connection succeeds
+	frozen bool // bytes are lost without an error
 }
 
 // NewProxy returns a proxy before a database, which ends with the test.
@@ -206,8 +206,8 @@ func (p *Proxy) copy(to, from net.Conn) {
 	}
 }
 
-// Set makes the database be away, or the connections frozen. All connections break, unless they are
-// to be frozen.
+// Set makes the database unreachable, or freezes the connections. All connections break, unless
+// they are to be frozen.
 func (p *Proxy) Set(away, frozen bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
