@@ -17,14 +17,15 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// With an ended context, Close and Leave give up what they could not release in grace. A machine that is late may make them:
-// where a call took that long, the test tries again, and only the last of some tries counts all the same.
+// With an ended context, Close and Leave give up what they could not release within the grace time.
+// On a slow machine that may happen. If a call took that long, the test tries again; only the last
+// try counts unconditionally.
 const (
 	grace = 2 * time.Second
 	tries = 5
 )
 
-// closedFor checks what a lease and its client tell after their end.
+// closedFor checks what a lease and its client return after their end.
 func closedFor(t *testing.T, c *pgleases.Client, l *pgleases.Lease, want error) {
 	t.Helper()
 	testkit.Receive(t, "Changed is closed", l.Changed())
@@ -109,7 +110,8 @@ func TestCloseHandsOverWhatIsFreeWithoutItsHandoffDelay(t *testing.T) {
 	}
 }
 
-// worksOnTheUpperHalf runs a lease of four partitions: 0 and 1 are free, 2 and 3 in work until finish.
+// worksOnTheUpperHalf runs a lease of four partitions: 0 and 1 are free, 2 and 3 in work until
+// finish.
 func worksOnTheUpperHalf(t *testing.T, l *pgleases.Lease) (finish func(), ended <-chan error) {
 	t.Helper()
 	begun, done := make(chan struct{}, 100), make(chan struct{})
@@ -134,14 +136,14 @@ func TestCloseWaitsForWorkAndHandsOverTheRestMeanwhile(t *testing.T) {
 	finish, _ := worksOnTheUpperHalf(t, a)
 	p := ownership(t, a, 2)
 	b := joined(t, cb, "work", 4, pgleases.WithWeight(0))
-	testkit.OK(t, b.SetWeight(t.Context(), 1)) // and what waits for a handoff is in it too
+	testkit.OK(t, b.SetWeight(t.Context(), 1)) // the wait for a handoff is included
 	testkit.Becomes(t, pool, "a is asked for half", 2, `SELECT count(*) FROM pgleases.status WHERE owner = 'b' OR moving_to = 'b'`)
 	done := make(chan error, 1)
 	go func() { done <- ca.Close(context.Background()) }()
 	until(t, "a shows nothing, b owns what is free", func() bool {
 		return len(a.Values()) == 0 && slices.Equal(numbers(b), []int{0, 1})
 	}, a, b)
-	beats(t, ca, 3) // it goes on renewing
+	beats(t, ca, 3) // it continues to renew
 	beats(t, cb, 3)
 	if got := ownedBy(t, pool, "a"); !slices.Equal(got, []int{2, 3}) {
 		t.Errorf("while Close waits, a owns %v, not 2 and 3", got)
@@ -230,7 +232,8 @@ func TestCloseWithEndedContextReleasesAndListsTheRest(t *testing.T) {
 	}
 }
 
-// What Close does at once and what the end of its context does may come in either order; it takes rounds to see both.
+// The immediate effects of Close and the effects of its context's end may happen in either order;
+// it takes several rounds to see both.
 func TestCloseEndsHandoffsWithTheirOwnCause(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
@@ -454,7 +457,7 @@ func TestCloseAndLeaveInCallbackNameThePartition(t *testing.T) {
 			})
 			refused(t, name, testkit.Receive(t, name+" returns", returned), `lease "work"`, "still in work: 0")
 			wraps(t, "Run returned", testkit.Receive(t, "Run returns", j.done), pgleases.ErrClosed)
-			_ = closes(t, c, context.Background()) // it has told already
+			_ = closes(t, c, context.Background()) // the error was reported already
 		})
 		t.Run(name+" with a context of its own", func(t *testing.T) {
 			t.Parallel()

@@ -170,7 +170,7 @@ type noDeadlines struct{ net.Conn }
 
 func (noDeadlines) SetDeadline(time.Time) error { return errors.New("deadline not supported") }
 
-// A deadline is what ends a wait.
+// A deadline ends a wait.
 func TestConnectionWithoutDeadlinesIsRefused(t *testing.T) {
 	t.Parallel()
 	own := testkit.Must(pgx.ParseConfig(direct(t)))(t)

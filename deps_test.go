@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// A package compiles in pgx with the modules that pgx needs. Package schedule, and packages that
-// import it, also compile in a parser of cron expressions. What our tests, the command and the
-// examples use stays out.
+// A package links pgx with the modules that pgx needs. Package schedule, and packages that import
+// it, also link a parser of cron expressions. Modules of tests, the command and the examples are
+// not linked.
 func TestOnlyPgxIsNeeded(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("go"); err != nil {
@@ -23,8 +23,8 @@ func TestOnlyPgxIsNeeded(t *testing.T) {
 	withCron := append(slices.Clone(pgx), "github.com/netresearch/go-cron")
 	tests := map[string]struct {
 		modules  []string
-		schedule bool // package schedule is among what is compiled in
-		testing  bool // package testing is compiled in
+		schedule bool // the package links package schedule
+		testing  bool // the package links package testing
 	}{
 		".":                       {modules: pgx},
 		"./lock":                  {modules: pgx},

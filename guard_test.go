@@ -213,7 +213,7 @@ func TestAllOfAClientsLifeGoesOnInEveryModeOfPgx(t *testing.T) {
 	}
 }
 
-// What it does to other limits, and after the transaction, is that of the statement.
+// The statement determines its effect on other limits, and after the transaction.
 func TestGuardLowersTheIdleLimitToTheTrustThatIsLeft(t *testing.T) {
 	t.Parallel()
 	pool, ca, _, a := twoClients(t, 1)
@@ -224,7 +224,7 @@ func TestGuardLowersTheIdleLimitToTheTrustThatIsLeft(t *testing.T) {
 		for range 2 { // the second finds what the first has set, and does not raise it
 			testkit.OK(t, a.Guard(t.Context(), tx, p))
 			least := int((trust - time.Since(began)) / time.Millisecond) // a heartbeat in between makes it more
-			largest := int(calmTTL / time.Millisecond * 19 / 20)         // the margin is a twentieth
+			largest := int(calmTTL / time.Millisecond * 19 / 20)         // the margin is 5 %
 			var now int
 			testkit.OK(t, tx.QueryRow(t.Context(), `SELECT (extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval) * 1000)::int`).Scan(&now))
 			if now < least || now > largest {

@@ -15,7 +15,8 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// twoClients returns two clients with short heartbeats, of which the first owns all of a lease and the second has not joined.
+// twoClients returns two clients with short heartbeats, of which the first owns all of a lease and
+// the second has not joined.
 func twoClients(t *testing.T, partitions int, opts ...pgleases.LeaseOption) (pool *pgxpool.Pool, ca, cb *pgleases.Client, a *pgleases.Lease) {
 	t.Helper()
 	return twoClientsOn(t, pgtest.MigratedDatabase(t), partitions, opts...)
@@ -37,7 +38,7 @@ func untilOwns(t testing.TB, l *pgleases.Lease, n int) {
 	until(t, fmt.Sprintf("%q owns %d of %d partitions", l.Name(), n, l.NumPartitions()), func() bool { return len(numbers(l)) == n }, l)
 }
 
-// numbers returns what a lease owns; unlike Values it does not count as reading.
+// numbers returns what a lease owns; unlike Values it does not count as a read.
 func numbers(l *pgleases.Lease) []int {
 	var owned []int
 	for n := range l.NumPartitions() {

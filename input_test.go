@@ -22,8 +22,8 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// What users give that cannot work: every piece of it is an error that names what was given; nothing panics, nothing stays
-// behind in the process or in the database.
+// Inputs of users that cannot work: each is an error that names the input. None causes a panic, or
+// leaves anything behind in the process or in the database.
 
 // errCause is the cause of contexts that have ended already.
 var errCause = errors.New("the reason of the test")
@@ -47,7 +47,7 @@ func registered(t *testing.T, pool *pgxpool.Pool) string {
 		(SELECT count(*) FROM pgleases.members), (SELECT count(*) FROM pgleases.partitions))`)
 }
 
-// closedPort returns an address at which nobody listens.
+// closedPort returns an address without a listener.
 func closedPort(t *testing.T) string {
 	t.Helper()
 	listener := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -282,7 +282,7 @@ func TestASchemaThatDoesNotFitIsToldWithWhatToRun(t *testing.T) {
 	}
 }
 
-// Logs in as a role that has no more than what PUBLIC has.
+// Logs in as a role that has only the rights of PUBLIC.
 func TestARoleWithoutRightsIsToldWhere(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -296,7 +296,7 @@ func TestARoleWithoutRightsIsToldWhere(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	direct, _ := pgtest.DirectURL(url) // a pooler may log in as somebody else
+	direct, _ := pgtest.DirectURL(url) // a pooler may log in as another user
 	config := testkit.Must(pgx.ParseConfig(direct))(t)
 	config.User, config.Password = role, password
 	open := func(options ...pgleases.Option) error {
@@ -343,14 +343,15 @@ func TestNoPoolAndNoServerAreErrors(t *testing.T) {
 
 	address := closedPort(t)
 	_, err = pgleases.Open(t.Context(), "postgres://somebody:secret@"+address+"/orders?sslmode=disable")
-	refused(t, "nobody listens", err, "connect", address)
+	refused(t, "no listener", err, "connect", address)
 	if strings.Contains(err.Error(), "secret") {
-		t.Errorf("the error tells the password: %v", err)
+		t.Errorf("the error contains the password: %v", err)
 	}
 }
 
-// A server that accepts connections and never says a word: only ctx ends the attempt.
-// A connection string that is none, or whose password has an @, is told without what may be its password.
+// A server that accepts connections and never answers: only ctx ends the attempt.
+// The error about a malformed connection string, or about a password with an @, does not contain
+// what may be the password.
 func TestErrorsHideThePassword(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
@@ -368,7 +369,7 @@ func TestErrorsHideThePassword(t *testing.T) {
 		secret("Open "+url, err)
 		config, err := pgxpool.ParseConfig(url)
 		if err != nil {
-			continue // then nobody has a pool
+			continue // without a connection string there is no pool
 		}
 		pool := testkit.Must(pgxpool.NewWithConfig(ctx, config))(t)
 		defer pool.Close()
@@ -445,7 +446,7 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 	}
 	hold.Release()
 
-	// What is free is released all the same.
+	// What is free is released anyway.
 	if err := busy.Leave(ended); err != nil {
 		t.Errorf("Leave: %v", err)
 	}

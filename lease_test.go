@@ -50,7 +50,7 @@ func TestSharesFollowTheWeights(t *testing.T) {
 	weight(1, 0)
 	weight(2, 0)
 	shares(16, 0, 0)
-	weight(0, 0) // now nobody has any
+	weight(0, 0) // now no member has weight
 	shares(0, 0, 0)
 	testkit.Becomes(t, pool, "no partition has an owner", 16, `SELECT count(*) FROM pgleases.status WHERE owner IS NULL AND moving_to IS NULL`)
 	weight(2, 7)

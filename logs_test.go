@@ -16,7 +16,8 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// operations.md lists every line that the library logs, with level, message and fields, and every name that a line begins with.
+// operations.md lists every line that the library logs, with level, message and fields, and every
+// name that a line begins with.
 func TestEveryLineOfTheLogIsDocumented(t *testing.T) {
 	t.Parallel()
 	logged, operations := logCalls(t)
@@ -97,7 +98,7 @@ func logCalls(t *testing.T) (events, names map[string]bool) {
 
 var logMethod = regexp.MustCompile(`^(?:(Debug|Info|Warn|Error)(?:Context)?|Log|LogAttrs)$`)
 
-// logCall returns the event of a call that logs; "" where it cannot be told.
+// logCall returns the event of a call that logs; "" if it cannot be determined.
 func logCall(call *ast.CallExpr) (e string, is bool) {
 	method, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok || len(call.Args) == 0 {
@@ -136,7 +137,8 @@ func logCall(call *ast.CallExpr) (e string, is bool) {
 	return event(level, text(args[0]), fields), true
 }
 
-// text returns a string that is put together of literals and variables, these as their names in capitals; "" for anything else.
+// text returns a string that is put together of literals and variables, these as their names in
+// capitals; "" for anything else.
 func text(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.BasicLit:

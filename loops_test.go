@@ -14,8 +14,9 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// Changed is a closed channel after a lease's end: a loop that waits for it alone would burn a processor. These are the loops
-// of README.md, in examples that TestPagesShowCompiledCode holds against it.
+// Changed is a closed channel after a lease's end: a loop that waits only for it would use a whole
+// processor. These are the loops of README.md, in examples that TestPagesShowCompiledCode compares
+// with it.
 func TestThePrintedLoopsEndWithTheirLease(t *testing.T) {
 	t.Parallel()
 	loops := map[string]func(context.Context, *pgxpool.Pool, *pgleases.Lease){
@@ -71,7 +72,8 @@ func TestThePrintedLoopsEndWithTheirLease(t *testing.T) {
 	}
 }
 
-// A countedContext counts how often it is asked whether it has ended, which each pass of a loop does.
+// A countedContext counts how often it is asked whether it has ended, which each pass of a loop
+// does.
 type countedContext struct {
 	context.Context
 	looks atomic.Int64

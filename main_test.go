@@ -25,22 +25,25 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// Nothing here depends on how fast the machine is: a test waits for what shall happen, and tells it from what shall not by
-// order and cause. How long things take is asserted in module proof, which knows when the machine was late.
+// The tests here do not depend on the speed of the machine: a test waits for what has to happen,
+// and recognizes what must not happen by order and cause. Module proof asserts how long things
+// take, because it knows when the machine was slow.
 
 const calmTTL, calmHeartbeat = clients.TTL, clients.Heartbeat
 
 var newClient, shut, beats = clients.New, clients.Close, clients.Beats
 
-// direct returns the URL of a new database with the tables past any pooler: for tests of the client's own connection, which a pooler hides,
-// and of what only notifications make fast. No other test has it: a pooler's sessions keep the names of clients.
+// direct returns the URL of a new database with the tables past any pooler: for tests of the
+// client's own connection, which a pooler hides, and of what only notifications make fast. No other
+// test uses the database, because a pooler's sessions keep the names of clients.
 func direct(t testing.TB) string {
 	t.Helper()
 	url, _ := pgtest.DirectURL(pgtest.FreshDatabase(t))
 	return url
 }
 
-// ownersPool returns a pool on the same database for what a test does that is no client's part: see pgtest.OwnerURL.
+// ownersPool returns a pool on the same database for the parts of a test that are not a client's:
+// see pgtest.OwnerURL.
 func ownersPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	return testkit.Pool(t, pgtest.OwnerURL(url))
@@ -56,7 +59,7 @@ func joined(t testing.TB, c *pgleases.Client, name string, partitions int, opts 
 	return l
 }
 
-// until waits until a condition on leases holds, and tells what they own where it does not.
+// until waits until a condition on leases holds, and reports what they own if it does not.
 func until(t testing.TB, what string, holds func() bool, leases ...*pgleases.Lease) {
 	t.Helper()
 	defer func() {
@@ -93,7 +96,7 @@ func ended(t testing.TB, what string, ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// refused fails the test unless err tells all that it should.
+// refused fails the test unless err contains all of these texts.
 func refused(t *testing.T, what string, err error, texts ...string) {
 	t.Helper()
 	if err == nil {
@@ -120,7 +123,7 @@ func wraps(t *testing.T, what string, err error, wanted ...error) {
 	}
 }
 
-// expire has the database see a client that goes on no more as one whose TTL has passed, and was short.
+// expire makes the database see a stopped client as one with a short TTL that has passed.
 func expire(t testing.TB, pool *pgxpool.Pool, client string) {
 	t.Helper()
 	testkit.Execute(t, ownersPool(t, pool.Config().ConnString()), fmt.Sprintf(`
@@ -128,7 +131,7 @@ func expire(t testing.TB, pool *pgxpool.Pool, client string) {
 		UPDATE pgleases.server SET next_check_at = clock_timestamp()`, client), pgx.QueryExecModeSimpleProtocol)
 }
 
-// journal has the database note every change of owner from now on in the table public.journal.
+// journal makes the database record every change of owner from now on in the table public.journal.
 func journal(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
 	testkit.OK(t, pgleases.Migrate(t.Context(), pool))
@@ -146,7 +149,7 @@ func journal(t testing.TB, pool *pgxpool.Pool) {
 		GRANT SELECT, DELETE ON public.journal TO PUBLIC`)
 }
 
-// A logbook is a logger that remembers.
+// A logbook is a logger that stores its lines.
 type logbook struct {
 	mu      sync.Mutex // guards records
 	records []slog.Record
@@ -163,7 +166,7 @@ func (b *logbook) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// option has a client log into the book.
+// option makes a client log into the book.
 func (b *logbook) option() pgleases.Option { return pgleases.WithLogger(slog.New(b)) }
 
 // lines returns what was logged, each line with its attributes, that contains all the words.
@@ -184,7 +187,7 @@ func (b *logbook) lines(words ...string) []string {
 	return lines
 }
 
-// A job is a Run that goes on in the background.
+// A job is a Run in the background.
 type job struct {
 	stop context.CancelCauseFunc
 	done chan error // what Run returned
@@ -212,7 +215,7 @@ func canceled(cause error) context.Context {
 	return ctx
 }
 
-// A crew is all goroutines that begin within its calls of do, also those that these start.
+// A crew is all goroutines that begin within its calls of do, including those that they start.
 type crew struct {
 	t    testing.TB
 	name string

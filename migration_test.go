@@ -9,7 +9,8 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// A migration from an older schema takes nothing from the clients at work. While it waits for a long transaction, a client joins.
+// A migration from an older schema takes no partition from the clients at work. While it waits for
+// a long transaction, a client joins.
 func TestMigrationUnderLiveClients(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)

@@ -19,7 +19,8 @@ type opening struct {
 	done   chan error // what NewClient returned; the client is closed with the test
 }
 
-// openLocked opens a client while the row that the query locks is locked, and returns when registering has failed.
+// openLocked opens a client while the row that the query locks is locked, and returns when
+// registering has failed.
 func openLocked(t *testing.T, ctx context.Context, pool *pgxpool.Pool, query string, heartbeat time.Duration) opening {
 	t.Helper()
 	shut(t, newClient(t, pool, pgleases.WithClientID("a"))) // so the ID has a row
@@ -41,7 +42,7 @@ func openLocked(t *testing.T, ctx context.Context, pool *pgxpool.Pool, query str
 	return o
 }
 
-// failed waits until registering has failed, for that reason.
+// failed waits until registering has failed with that reason.
 func (o opening) failed(t *testing.T, reason string) {
 	t.Helper()
 	until(t, "registering fails: "+reason, func() bool {

@@ -12,7 +12,8 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// Clients at work are steered by SQL: each verb does what it says, cuts no work off, and no partition is worked on twice at once.
+// Operators control clients at work by SQL: each verb does what it says, interrupts no work, and no
+// partition is worked on twice at once.
 func TestClientsAtWorkAreOperatedWithPsql(t *testing.T) {
 	t.Parallel()
 	const partitions = 12
@@ -66,7 +67,7 @@ func TestClientsAtWorkAreOperatedWithPsql(t *testing.T) {
 	open("c")
 	logged("lease paused", "lease=work", "actor=", "reason=it does not exist yet")
 	planned()
-	shares("nobody owns what was paused before it was made", "abc", 0, 0, 0)
+	shares("a lease paused before its creation has no owners", "abc", 0, 0, 0)
 	says("resume('work', 'now')")
 	shares("each has its third", "abc", 4, 4, 4)
 	logged("pause", "ended")
@@ -83,10 +84,10 @@ func TestClientsAtWorkAreOperatedWithPsql(t *testing.T) {
 	}
 
 	says("pause('work', 'maintenance')")
-	testkit.Becomes(t, pool, "nobody owns anything", 0, "SELECT count(owner) FROM pgleases.partitions")
+	testkit.Becomes(t, pool, "no partition has an owner", 0, "SELECT count(owner) FROM pgleases.partitions")
 	for n := range working {
 		if working[n].Load() != 0 {
-			t.Errorf("partition %d is worked on, and nobody owns it", n)
+			t.Errorf("partition %d is worked on, and has no owner", n)
 		}
 	}
 	says("resume('work', 'done')")
@@ -118,8 +119,8 @@ func TestClientsAtWorkAreOperatedWithPsql(t *testing.T) {
 	says("evict_client('d', 'it hangs')")
 	testkit.Receive(t, "d ends", clients["d"].Done())
 	wraps(t, "d ended with", clients["d"].Err(), pgleases.ErrEvicted)
-	_ = testkit.Receive(t, "d works on nothing any more", jobs["d"].done) // it has a minute for that, which the next line takes from it
-	expire(t, pool, "d")                                                  // what it had not handed over by then waits for that
+	_ = testkit.Receive(t, "d works on nothing any more", jobs["d"].done) // it has a minute to end, and expire on the next line ends that
+	expire(t, pool, "d")                                                  // the partitions that it has not handed over wait for that
 	shares("what d had is taken over", "bc", 6, 6)
 	if n := overlaps.Load(); n != 0 {
 		t.Errorf("%d times a partition was worked on twice at once", n)

@@ -106,7 +106,7 @@ func headed(t *testing.T, page string) (headings []string, blocks map[string]str
 	return headings, blocks
 }
 
-// Every query of operations.md finds what it is for, and only that.
+// Every query of operations.md finds what it is meant to find, and only that.
 func TestTheQueriesForOperatorsTell(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
@@ -154,7 +154,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	tells := func(heading string, want ...string) {
 		t.Helper()
 		if got := run(heading); !slices.Equal(got, want) {
-			t.Errorf("%s tells %q, not %q", heading, got, want)
+			t.Errorf("%s shows %q, not %q", heading, got, want)
 		}
 	}
 	calm := []string{"Unbalanced", "Draining for long", "Expired clients", "Open transactions", "Locked tables", "Who holds which lock", "Locks awaited for long"}
@@ -167,7 +167,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 		"left reports gone    "}) {
 		t.Errorf("first happened %q", happened[:4])
 	}
-	until(t, "whoever follows the events is told of all", func() bool { return slices.Equal(run("Follow the events"), happened) })
+	until(t, "a reader of the events sees all", func() bool { return slices.Equal(run("Follow the events"), happened) })
 	tells("Partitions without an owner", "reports 0 gone ", "reports 1 gone ")
 	if timeline := testkit.Value[string](t, pool, "SELECT pgleases.timeline()::text"); timeline == "0" {
 		t.Error("the server does not tell its timeline")
@@ -190,9 +190,10 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	giveUp()
 	wraps(t, "who waits gives up", testkit.Receive(t, "who waits gives up", waited), context.Canceled)
 	testkit.OK(t, held.Release(t.Context()))
-	until(t, "nobody has a lock", func() bool { return len(run("Who holds which lock")) == 0 })
+	until(t, "no lock is held", func() bool { return len(run("Who holds which lock")) == 0 })
 
-	// One works on what is wanted elsewhere; one died, and nobody has watched for its TTL; one left a transaction open.
+	// One client works on a partition that is wanted elsewhere; one crashed, and no client has watched
+	// for its TTL; one left a transaction open.
 	hold := a.Hold(t.Context())
 	three := client("worker-3")
 	c := lease(three, "orders", 12)
@@ -201,15 +202,15 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	until(t, "the first was asked", func() bool { return len(numbers(a)) == 4 })
 	testkit.Execute(t, pool, `UPDATE pgleases.partitions SET asked_at = asked_at - interval '1 minute'`)
 	testkit.Execute(t, pool, `INSERT INTO pgleases.clients (session, id, incarnation, expires_at, ttl, host, pid, started_at)
-		VALUES (1, 'dead', 1, clock_timestamp() - interval '1 hour', interval '10 minutes', 'host', 1, now())`)
-	testkit.Execute(t, pool, `UPDATE pgleases.partitions SET owner = 1, owner_id = 'dead' WHERE lease = 'reports' AND partition = 1`)
+		VALUES (1, 'expired', 1, clock_timestamp() - interval '1 hour', interval '10 minutes', 'host', 1, now())`)
+	testkit.Execute(t, pool, `UPDATE pgleases.partitions SET owner = 1, owner_id = 'expired' WHERE lease = 'reports' AND partition = 1`)
 	idle := testkit.Must(pool.Begin(t.Context()))(t)
 	defer func() { _ = idle.Rollback(context.Background()) }()
 	pid := idle.Conn().PgConn().PID()
 
-	tells("Who owns what", "orders worker-1 6", "orders worker-2 4", "orders worker-3 2", "reports dead 1", "reports  1")
+	tells("Who owns what", "orders worker-1 6", "orders worker-2 4", "orders worker-3 2", "reports expired 1", "reports  1")
 	tells("Unbalanced", "orders worker-1 6 4.00", "orders worker-3 2 4.00")
-	tells("Partitions without an owner", "reports 0 gone ", "reports 1 dead ")
+	tells("Partitions without an owner", "reports 0 gone ", "reports 1 expired ")
 	var draining []string
 	for n := range 12 {
 		if !a.Owns(n) && slices.Contains(hold.Values(), n) {
@@ -218,16 +219,16 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	}
 	slices.Sort(draining)
 	if got := run("Draining for long"); !slices.Equal(slices.Sorted(slices.Values(got)), draining) || len(got) != 2 {
-		t.Errorf("it tells that %q drain, not %q", got, draining)
+		t.Errorf("it shows that %q drain, not %q", got, draining)
 	}
 	got := run("Heartbeats")
-	if slices.Sort(got); !slices.Equal(got, []string{"dead 00:10:00", "worker-1 00:01:00", "worker-2 00:01:00", "worker-3 00:01:00"}) {
+	if slices.Sort(got); !slices.Equal(got, []string{"expired 00:10:00", "worker-1 00:01:00", "worker-2 00:01:00", "worker-3 00:01:00"}) {
 		t.Errorf("the heartbeats are of %q", got)
 	}
-	if first := testkit.Value[string](t, pool, "SELECT client FROM ("+strings.TrimSuffix(blocks["Heartbeats"], ";")+") AS all_clients LIMIT 1"); first != "dead" {
+	if first := testkit.Value[string](t, pool, "SELECT client FROM ("+strings.TrimSuffix(blocks["Heartbeats"], ";")+") AS all_clients LIMIT 1"); first != "expired" {
 		t.Errorf("the oldest heartbeat is of %s", first)
 	}
-	tells("Expired clients", "dead")
+	tells("Expired clients", "expired")
 	testkit.Must(idle.Exec(t.Context(), "LOCK TABLE pgleases.schema_version IN SHARE MODE"))(t)
 	tells("Locked tables", testkit.Value[string](t, pool, "SELECT session_user::text")+"  schema_version ShareLock idle in transaction")
 	tells("Open transactions", fmt.Sprintf("%d %s  idle in transaction", pid, testkit.Value[string](t, pool, "SELECT session_user::text")))
@@ -236,7 +237,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 		return slices.ContainsFunc(run("Old snapshots"), func(line string) bool { return strings.HasPrefix(line, fmt.Sprintf("session %d ", pid)) })
 	}
 	if tellsOf(pid) {
-		t.Error("a transaction without a snapshot is told of as if it had one")
+		t.Error("a transaction without a snapshot is shown as if it had one")
 	}
 	report := testkit.Must(pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead}))(t)
 	defer func() { _ = report.Rollback(context.Background()) }()
@@ -269,7 +270,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 		shut(t, c)
 	}
 	run("Dropping a lease")
-	tells("Who owns what", "reports dead 1", "reports  1")
+	tells("Who owns what", "reports expired 1", "reports  1")
 
 	tested := append(calm, "Old snapshots", "Who owns what", "Partitions without an owner", "Heartbeats", "After a failover", "Forcing a client out",
 		"Dropping a lease", "A restored copy of the database", "Overrides", "What happened, and why", "Follow the events")
@@ -280,7 +281,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	}
 	tells("A restored copy of the database", "")
 	if got := run("After a failover"); len(got) != 1 || !strings.HasPrefix(got[0], "-1 ") {
-		t.Errorf("of a restored copy it tells %q", got)
+		t.Errorf("for a restored copy it shows %q", got)
 	}
 }
 
@@ -304,7 +305,7 @@ func ownersConfig() {
 
 var _ = ownersConfig // the test below does the same
 
-// The roles of roles.md, made as it says: what each may, and may not.
+// The roles of roles.md, created as it says: what each may do, and may not do.
 func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
@@ -328,7 +329,7 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	testkit.Execute(t, admin, sql(blocks[0]), pgx.QueryExecModeSimpleProtocol)
 	owner := as("owner")
 	testkit.OK(t, pgleases.Migrate(t.Context(), owner))
-	testkit.Execute(t, owner, sql(blocks[1]), pgx.QueryExecModeSimpleProtocol) // nobody gets anything from PUBLIC
+	testkit.Execute(t, owner, sql(blocks[1]), pgx.QueryExecModeSimpleProtocol) // PUBLIC gives no rights
 	for _, name := range []string{"application", "reader"} {
 		testkit.Execute(t, owner, sql(readFile(t, "sql/grants/"+name+".sql")), pgx.QueryExecModeSimpleProtocol)
 	}
@@ -348,7 +349,7 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	}
 	refuses(app, "app", "DROP TABLE pgleases.clients", "DELETE FROM pgleases.leases", "SELECT pgleases.drop_lease('work', 'why')", "CREATE TABLE pgleases.x (y int)")
 	reader := as("reader")
-	// As it is by default: all but the verbs of operators.
+	// As it is by default: everything except the verbs of operators.
 	testkit.Execute(t, owner, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases TO PUBLIC")
 	revokes := regexp.MustCompile(`(?s)REVOKE EXECUTE ON FUNCTION [^;]*;`).FindAllString(testkit.Must(pgleases.Schema())(t), -1)
 	testkit.Execute(t, owner, strings.Join(revokes, "\n"), pgx.QueryExecModeSimpleProtocol)

@@ -16,7 +16,8 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// The pages are README.md and those in docs. Their code is that of tests and examples, word for word but for the indentation.
+// The pages are README.md and those in docs. Their code is that of tests and examples, word for
+// word but for the indentation.
 func TestPagesShowCompiledCode(t *testing.T) {
 	t.Parallel()
 	compiled := "\n"
@@ -62,7 +63,7 @@ func TestPagesShowSQLThatRuns(t *testing.T) {
 	}
 }
 
-// A page that names a test, or the beginning of its name, names one that there is.
+// A page that names a test, or the beginning of its name, names an existing test.
 func TestTestsThatPagesNameAreThere(t *testing.T) {
 	t.Parallel()
 	code := ""

@@ -16,8 +16,9 @@ import (
 
 // What every plan must be, checked from the promises and not from how the planner works.
 
-// checkPlan reports the first broken promise of a plan that can be seen without comparing it with other plans: valid, fair per lease,
-// fair over leases, homes respected, nothing moved without need, and a fixed point.
+// checkPlan reports the first broken promise of a plan that needs no comparison with other plans:
+// valid, fair per lease, fair over leases, preferred owners respected, no unnecessary move, and a
+// fixed point.
 func checkPlan(leases []planLease, plans [][]int32) error {
 	if len(plans) != len(leases) {
 		return fmt.Errorf("%d plans for %d leases", len(plans), len(leases))
@@ -54,7 +55,7 @@ func checkComplete(l *planLease, to []int32) error {
 		case m < -1 || int(m) >= len(l.members):
 			return fmt.Errorf("partition %d goes to %d of %d members", p, m, len(l.members))
 		case m == -1 && working:
-			return fmt.Errorf("partition %d goes to nobody", p)
+			return fmt.Errorf("partition %d gets no owner", p)
 		case m >= 0 && l.members[m].weight == 0:
 			return fmt.Errorf("partition %d goes to member %d, whose weight is 0", p, m)
 		}
@@ -78,7 +79,8 @@ func checkShares(l *planLease, to []int32) error {
 		total += m.weight
 	}
 	for m, n := range countOwned(l, to) {
-		// n is the floor or the ceiling of N*w/total: less than one away, and no other whole number is.
+		// n is the floor or the ceiling of N*w/total: less than 1 away, which holds for no other whole
+		// number.
 		if total > 0 && max(n*total-len(to)*l.members[m].weight, len(to)*l.members[m].weight-n*total) >= total {
 			return fmt.Errorf("member %d of weight %d of %d has %d of %d", m, l.members[m].weight, total, n, len(to))
 		}
@@ -86,25 +88,26 @@ func checkShares(l *planLease, to []int32) error {
 	return nil
 }
 
-// checkMoves: who gives partitions away gains none, so no partition moved that could have stayed under the same quotas.
+// checkMoves: a member that gives partitions away gains none, so no partition moved that could have
+// stayed under the same quotas.
 func checkMoves(l *planLease, to []int32) error {
 	before, after := countOwned(l, l.current), countOwned(l, to)
 	for p, m := range l.current {
 		if m >= 0 && to[p] != m && before[m] <= after[m] {
-			return fmt.Errorf("partition %d is taken from member %d, which has %d and shall have %d", p, m, before[m], after[m])
+			return fmt.Errorf("partition %d is taken from member %d, which has %d and should have %d", p, m, before[m], after[m])
 		}
 	}
 	return nil
 }
 
-// checkHomes: no partition goes to a member as a stranger while that member's own stays free, stays with the same giver or
-// goes elsewhere.
+// checkHomes: no partition goes to a member that is not its preferred owner while a partition of
+// that member's own stays free, stays with the same giver or goes elsewhere.
 func checkHomes(l *planLease, to []int32) error {
 	if l.home == nil {
 		return nil
 	}
 	type pair struct{ from, to int32 }
-	strangers := map[pair]int{} // a move to its receiver of a partition that is not its own
+	strangers := map[pair]int{} // a move of a partition to a member that is not its preferred owner
 	received := map[int32]bool{}
 	for p, m := range to {
 		if m != l.current[p] && m >= 0 && l.home[p] != m {
@@ -126,7 +129,8 @@ func checkHomes(l *planLease, to []int32) error {
 	return nil
 }
 
-// teamKey names the leases that must be fair together: the IDs of the members that work, if their weights are equal.
+// teamKey names the leases that must be fair together: the IDs of the members that work, if their
+// weights are equal.
 func teamKey(l *planLease) (string, bool) {
 	var ids []string
 	weight := 0
@@ -185,7 +189,8 @@ func countMoves(leases []planLease, plans [][]int32) int {
 	return n
 }
 
-// fewestMoves tries every assignment of every lease and every combination of them over leases that must be fair together.
+// fewestMoves tries every assignment of every lease and every combination of them over leases that
+// must be fair together.
 func fewestMoves(leases []planLease) int {
 	type totals [5]int
 	sums := map[string]map[totals]int{} // per team: totals reached so far, and the fewest moves that reach them
@@ -263,8 +268,9 @@ func fewestMoves(leases []planLease) int {
 	return all
 }
 
-// cheaperCycle looks for a proof that a plan for leases of one team does not have the fewest moves: extras passed round in a circle (or from a
-// member above the mean to one below it, which is a circle through the extra node) that saves moves. It finds one if there is one.
+// cheaperCycle searches for a proof that a plan for leases of one team does not have the fewest
+// moves: a cycle of extras (or a path from a member above the mean to one below it, which is a
+// cycle through the extra node) that saves moves. It finds one if there is one.
 func cheaperCycle(leases []planLease, plans [][]int32) bool {
 	members := len(leases[0].members)
 	cost := make([][]int, members+1)
@@ -462,10 +468,11 @@ func TestPlanWithTheLargestNumbers(t *testing.T) {
 	}
 }
 
-// planCluster plays the caller: it applies plans, and keeps homes as the field's comment says.
+// planCluster is the planner's caller: it applies plans, and keeps preferred owners as the field's
+// comment says.
 type planCluster struct {
 	weights map[string]int
-	owner   [][]string // per lease and partition; empty: nobody
+	owner   [][]string // per lease and partition; empty: no owner
 	home    [][]string
 }
 
@@ -481,7 +488,7 @@ func newPlanCluster(leases, partitions, clients int) *planCluster {
 	return c
 }
 
-// rebalance plans and applies, and returns how many partitions a living client lost.
+// rebalance plans and applies, and returns how many partitions live clients lost.
 func (c *planCluster) rebalance(t *testing.T) int {
 	t.Helper()
 	var members []planMember
@@ -574,7 +581,7 @@ func TestPlanGivesAClientThatReturnsItsOwn(t *testing.T) {
 			}
 			c.weights[id] = 1
 			got := c.rebalance(t)
-			// Where shares are not whole numbers, one who returns may be due one less than it had.
+			// If shares are not whole numbers, a member that returns may be due 1 less than it had.
 			if got > due || got < due-max(1, size.leases) || size.leases*size.partitions%size.clients == 0 && size.leases == 1 && got != due {
 				t.Errorf("%v: %s returned to %d of its %d", size, id, got, due)
 			}
@@ -585,7 +592,8 @@ func TestPlanGivesAClientThatReturnsItsOwn(t *testing.T) {
 	}
 }
 
-// Its partitions are free: nobody took them yet. Extras go back as well, to whoever had them.
+// Its partitions are free: no member has taken them yet. Extras go back too, to the members that
+// had them.
 func TestPlanGivesAClientThatReturnsBeforeAnyPlanItsOwn(t *testing.T) {
 	before := []int32{0, 0, 1, 1, 2, 2, 2, 3, 3, 3}
 	for gone := range int32(4) {
@@ -601,7 +609,8 @@ func TestPlanGivesAClientThatReturnsBeforeAnyPlanItsOwn(t *testing.T) {
 	}
 }
 
-// What homes and fairness leave open goes by number and ID, so that an operator can foresee it.
+// What preferred owners and fairness leave open is decided by number and ID, so that an operator
+// can predict it.
 func TestPlanTakesTheLowestNumbers(t *testing.T) {
 	l := planLease{members: teamOf(3), current: []int32{0, 0, 0, 0, 0, 0}}
 	if to := plan([]planLease{l})[0]; !slices.Equal(to, []int32{1, 1, 2, 2, 0, 0}) {
@@ -623,7 +632,7 @@ func TestPlanDrainAndBack(t *testing.T) {
 	}
 }
 
-// A long life of random joins, leaves, drains and weights, each step checked.
+// A long sequence of random joins, leaves, drains and weights, with each step checked.
 func TestPlanChurn(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 20 {
@@ -670,7 +679,8 @@ func randomLeases(rng *rand.Rand) []planLease {
 	return leases
 }
 
-// checkAll checks everything that is promised, the fewest moves by trying all plans where the leases are small enough for that.
+// checkAll checks everything that is promised, and the fewest moves by trying all plans if the
+// leases are small enough for that.
 func checkAll(leases []planLease) error {
 	plans := plan(leases)
 	if err := checkPlan(leases, plans); err != nil {
@@ -710,7 +720,7 @@ func checkAll(leases []planLease) error {
 	return nil
 }
 
-// The property tests draw small numbers by preference; these are spread evenly.
+// The property tests prefer small numbers; these are spread evenly.
 func TestPlanKeepsItsPromisesOnRandomLeases(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	for range 5000 {
@@ -777,7 +787,7 @@ func BenchmarkPlan(b *testing.B) {
 
 // --- overrides of operators
 
-// overriddenLease is a lease, and what operators want of it.
+// overriddenLease is a lease with its overrides.
 type overriddenLease struct {
 	planLease
 	frozen   bool
@@ -785,7 +795,7 @@ type overriddenLease struct {
 	pinned   map[int]int32
 }
 
-// planOverridden plans leases. It also returns what the planner was given.
+// planOverridden plans leases. It also returns the planner's input.
 func planOverridden(leases []overriddenLease) ([][]int32, []planLease) {
 	fixed := make([]planLease, len(leases))
 	for i, l := range leases {
@@ -820,7 +830,7 @@ func (l *overriddenLease) check(to []int32) error {
 			}
 			continue
 		case keeps(m) && to[p] != m:
-			return fmt.Errorf("partition %d is taken from member %d, with which it shall stay", p, m)
+			return fmt.Errorf("partition %d is taken from member %d, which should keep it", p, m)
 		case keeps(m):
 			continue
 		case to[p] >= 0 && rest.members[to[p]].weight == 0:
@@ -830,7 +840,7 @@ func (l *overriddenLease) check(to []int32) error {
 		if !l.frozen && open || to[p] < 0 || to[p] == l.home[p] {
 			continue
 		}
-		for o, other := range rest.members { // it goes to whoever is furthest below its share
+		for o, other := range rest.members { // it goes to the member that is furthest below its share
 			if other.weight > 0 && has[to[p]]*other.weight > (has[o]+1)*rest.members[to[p]].weight {
 				return fmt.Errorf("partition %d goes to member %d, which has %d, and not to %d, which has %d", p, to[p], has[to[p]], o, has[o])
 			}

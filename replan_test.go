@@ -11,7 +11,7 @@ import (
 // read is what a plan reads of a lease.
 type read struct{ store.LeasePlan }
 
-// leaseOf has so many partitions, which nobody owns yet.
+// leaseOf returns a lease with so many partitions without owners.
 func leaseOf(name string, partitions int, members ...store.Member) read {
 	return read{store.LeasePlan{
 		Name: name, Generation: 1, Members: members,
@@ -20,7 +20,7 @@ func leaseOf(name string, partitions int, members ...store.Member) read {
 	}}
 }
 
-// owned has a session own partitions, with itself as their target.
+// owned makes a session own partitions, with itself as their target.
 func (r read) owned(session int64, id string, partitions ...int) read {
 	for _, n := range partitions {
 		r.Owners[n], r.OwnerIDs[n] = session, id
@@ -28,7 +28,7 @@ func (r read) owned(session int64, id string, partitions ...int) read {
 	return r.meant(session, partitions...)
 }
 
-// meant has partitions move to a session.
+// meant makes partitions move to a session.
 func (r read) meant(session int64, partitions ...int) read {
 	for _, n := range partitions {
 		r.Targets[n] = session
@@ -52,7 +52,7 @@ func pinned(r read, partition int, to string) read {
 }
 func frozen(r read) read { r.Frozen = true; return r }
 
-// What is planned for one lease, as "partition>session"; sessions that are no members are dead.
+// The plan of one lease, as "partition>session"; sessions that are not members have ended.
 func TestReplan(t *testing.T) {
 	t.Parallel()
 	a, b, c := member(1, "a", 1, 1), member(2, "b", 1, 1), member(3, "c", 1, 1)
@@ -62,10 +62,10 @@ func TestReplan(t *testing.T) {
 		lease read
 		moves string
 	}{
-		{"what is as it shall be stays", leaseOf("x", 4, a, b).owned(1, "a", 0, 1).owned(2, "b", 2, 3), ""},
+		{"what is as it should be stays", leaseOf("x", 4, a, b).owned(1, "a", 0, 1).owned(2, "b", 2, 3), ""},
 		{"orphans go to their target, also where that stays",
 			leaseOf("x", 4, b).owned(2, "b", 2, 3).owned(1, "a", 0, 1).meant(2, 0, 1), "0>2 1>2"},
-		{"what nobody owns is given, also where the target stays",
+		{"a partition without an owner is given, even if the target stays",
 			leaseOf("x", 2, b).owned(2, "b", 0).meant(2, 1), "1>2"},
 		{"a restarted client gets its own",
 			leaseOf("x", 6, a, member(5, "b", 2, 1), c).owned(1, "a", 0, 3).owned(2, "b", 1, 4).owned(3, "c", 2, 5), "1>5 4>5"},
@@ -76,12 +76,12 @@ func TestReplan(t *testing.T) {
 			leaseOf("x", 4, a, member(4, "a", 2, 0), b).owned(1, "a", 0, 1).owned(2, "b", 2, 3), "0>2 1>2"},
 		{"a member of weight zero is drained",
 			leaseOf("x", 4, member(1, "a", 1, 0), b).owned(1, "a", 0, 1).owned(2, "b", 2, 3), "0>2 1>2"},
-		{"weights of zero take from all, the dead too",
+		{"weights of zero take from all, the crashed too",
 			leaseOf("x", 3, member(1, "a", 1, 0), member(2, "b", 1, 0)).owned(1, "a", 0).owned(9, "c", 1), "0>0 1>0"},
 		{"what was taken from all is not asked for twice",
 			leaseOf("x", 3, member(1, "a", 1, 0), member(2, "b", 1, 0)).owned(1, "a", 0).meant(0, 0), ""},
 		{"what is on its way is kept", leaseOf("x", 4, a, b).owned(1, "a", 0, 1, 2, 3).meant(2, 2, 3), ""},
-		{"what is on its way to a dead one is taken back", leaseOf("x", 2, a).owned(1, "a", 0, 1).meant(9, 1), "1>1"},
+		{"a partition on its way to a crashed one is taken back", leaseOf("x", 2, a).owned(1, "a", 0, 1).meant(9, 1), "1>1"},
 		{"a revoked session gets nothing, and keeps nothing", leaseOf("x", 2, member(1, "a", -1, 1), b).owned(1, "a", 0), "0>2 1>2"},
 		{"the newer process of a revoked one counts", leaseOf("x", 2, member(1, "a", -1, 1), newer).owned(1, "a", 0), "0>4 1>4"},
 		{"a drained member is asked for all", leaseOf("x", 2, drained(a), b).owned(1, "a", 0, 1), "0>2 1>2"},

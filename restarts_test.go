@@ -25,7 +25,8 @@ func totals(t *testing.T, pool *pgxpool.Pool) []int {
 		LEFT JOIN pgleases.partitions AS p ON p.owner = c.session GROUP BY c.id) AS counts`)
 }
 
-// moves counts the changes of hands since the last call: from one client ID to another, whether or not with nobody between.
+// moves counts the changes of owner since the last call: from one client ID to another, even with a
+// time without an owner in between.
 func moves(t *testing.T, pool *pgxpool.Pool) (all map[string]int) {
 	t.Helper()
 	all = make(map[string]int)
@@ -98,7 +99,8 @@ func TestRollingRestartMovesNothingElse(t *testing.T) {
 	}
 }
 
-// The old process is still there, and at work: its partitions go to the new one of its ID when that ends, and to nobody else.
+// The old process is still there, and at work: its partitions go to the new process with its ID
+// when the work ends, and to no other.
 func TestSameIDTakesOverFromTheOldProcessOnly(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
@@ -122,7 +124,7 @@ func TestSameIDTakesOverFromTheOldProcessOnly(t *testing.T) {
 		testkit.Receive(t, "a callback for every partition", begun)
 	}
 	moves(t, pool)
-	beats(t, old, 1) // the next one tells it; until then the new process has joined
+	beats(t, old, 1) // the next heartbeat reports it; until then the new process has joined
 	again := newClient(t, pool, pgleases.WithClientID("a"))
 	b := joined(t, again, "work", 16)
 	for range 8 {

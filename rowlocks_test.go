@@ -71,7 +71,7 @@ func TestLockedLeaseDelaysNoOtherAnnouncement(t *testing.T) {
 	for _, lease := range leases {
 		untilOwns(t, lease, 0) // both drain
 	}
-	beats(t, cb, 3) // which tell the next owner of all that was before
+	beats(t, cb, 3) // these report everything from before to the next owner
 	defer lockLeaseFor(t, pool, "locked", "NO KEY UPDATE")()
 	holds["locked"].Release()
 	testkit.Becomes(t, pool, "it is released", "b", "SELECT owner FROM pgleases.status WHERE lease = 'locked'")
@@ -79,7 +79,7 @@ func TestLockedLeaseDelaysNoOtherAnnouncement(t *testing.T) {
 	untilOwns(t, heirs["work"], 1)
 }
 
-// Nor does a stranger's lock on a partition without an owner, on which no guard can be open.
+// Nor does another role's lock on a partition without an owner, where no guard can be open.
 func TestLockedPartitionDelaysNoOther(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))

@@ -295,7 +295,8 @@ func TestRunReturnsTheCauseAfterAllCallbacksReturned(t *testing.T) {
 	}
 }
 
-// background calls fn; the returned function waits for it and fails the test if it returned an error.
+// background calls fn; the returned function waits for it and fails the test if it returned an
+// error.
 func background(t *testing.T, fn func() error) (wait func()) {
 	done := make(chan error, 1)
 	go func() { done <- fn() }()

@@ -15,7 +15,8 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// byDefault sets the default of transactions in a database, before anything has connected to it through a pooler.
+// byDefault sets the default of transactions in a database, before anything has connected to it
+// through a pooler.
 func byDefault(t *testing.T, url, setting, value string) {
 	t.Helper()
 	past, _ := pgtest.DirectURL(url)
@@ -41,7 +42,7 @@ func TestClientsWorkUnderAnyTransactionDefault(t *testing.T) {
 				go func() {
 					var err error
 					opened[i], err = pgleases.NewClient(context.Background(), pool, pgleases.WithClientID(fmt.Sprint("client ", i)), book.option(),
-						pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(time.Second)) // a quarter of which they wait for each other's locks
+						pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(time.Second)) // they wait for each other's locks for a quarter of it
 					if err == nil {
 						leases[i], err = opened[i].Lease(context.Background(), "work", 3*clients, pgleases.WithHandoffDelay(0))
 					}
@@ -89,7 +90,7 @@ func TestAReadOnlyDefaultIsToldApartFromAStandby(t *testing.T) {
 	refused(t, "NewClient", err, "default_transaction_read_only is on, for the role, the database or the server")
 }
 
-// Without triggers no client hears that a lease has changed.
+// Without triggers no client learns that a lease has changed.
 func TestReplicationRoleReplicaIsRefused(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
@@ -120,8 +121,8 @@ func TestTimeoutsOfARoleEndNothing(t *testing.T) {
 	}
 }
 
-// Any role may wait for the lock of a client: the takeover then takes the TTL, and that is not
-// silent.
+// Any role may wait for the lock of a client. Then the takeover takes the TTL, and a warning is
+// logged.
 func TestAStrangerAtAClientsLockIsLogged(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
@@ -142,7 +143,7 @@ func TestAStrangerAtAClientsLockIsLogged(t *testing.T) {
 	}()
 	stranger := fmt.Sprintf("server_pid=%d", conn.Conn().PgConn().PID())
 	testkit.Until(t, "it is logged", func() bool { return len(book.lines("fast failover may take the TTL", stranger)) > 0 })
-	beats(t, c, 5) // it looks ten times a second
+	beats(t, c, 5) // it checks ten times a second
 	cancel()
 	testkit.Receive(t, "the stranger ends", ended)
 	if lines := book.lines("fast failover may take the TTL"); len(lines) != 1 {

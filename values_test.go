@@ -76,7 +76,7 @@ func delays(t *testing.T, pool *pgxpool.Pool) []time.Duration {
 	return took
 }
 
-// Who reads at one time pays for what was shown then, not for what came afterwards.
+// A read delays what was shown at that time, not what was gained afterwards.
 func TestUnreadPartitionSkipsTheHandoffDelay(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
@@ -237,7 +237,8 @@ func TestReadingAllocatesNothing(t *testing.T) { // counts for the whole process
 	}
 }
 
-// It reads the clock, which is most of what it costs. The two take turns, so that a busy machine slows both down.
+// It reads the clock, which is most of its cost. The two take turns, so that a busy machine slows
+// both down.
 func TestValuesCostsLittleMoreThanTheClock(t *testing.T) { // by the clock: not in parallel
 	l := joined(t, newClient(t, testkit.Pool(t, pgtest.MigratedDatabase(t))), "work", 64)
 	untilOwns(t, l, 64)
@@ -280,7 +281,8 @@ func TestValuesCostsLittleMoreThanTheClock(t *testing.T) { // by the clock: not 
 
 func middle[T cmp.Ordered](of []T) T { return slices.Sorted(slices.Values(of))[len(of)/2] }
 
-// instrumented reports whether the race detector or the coverage counts along, which falsifies measurements.
+// instrumented reports whether the race detector or the coverage counts along, which falsifies
+// measurements.
 func instrumented() bool {
 	info, ok := debug.ReadBuildInfo()
 	return testing.CoverMode() != "" || ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool {

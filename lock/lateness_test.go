@@ -12,7 +12,8 @@ import (
 	"github.com/pgleases/pgleases/lock"
 )
 
-// An acquisition whose answer did not come is asked for once more. The first message may arrive after the lock was released.
+// An acquisition whose answer was lost is requested again. The first message may arrive after the
+// lock was released.
 func TestAcquisitionAfterItsReleaseLeavesNothing(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
@@ -30,7 +31,7 @@ func TestAcquisitionAfterItsReleaseLeavesNothing(t *testing.T) {
 	expect(t, testkit.Value[int](t, db, rows), 0, "rows")
 }
 
-// The server confirms what is held, and tells whose turn it was, in one answer.
+// The server confirms the held locks, and returns whose turn it was, in one answer.
 func TestWaiterGetsLockDuringServerRestart(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)

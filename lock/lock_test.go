@@ -54,7 +54,7 @@ func TestALockIsHeldByOneAndTheErrorSaysByWhom(t *testing.T) {
 	release(t, second)
 }
 
-// Where no notification arrives, a heartbeat tells.
+// If no notification arrives, the heartbeat returns it.
 func TestWhoWaitsGetsTheLockWithoutNotifications(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
@@ -68,7 +68,7 @@ func TestWhoWaitsGetsTheLockWithoutNotifications(t *testing.T) {
 	release(t, testkit.Receive(t, "it has the lock", place))
 }
 
-// No heartbeat comes meanwhile that would tell it.
+// No heartbeat arrives meanwhile that would return it.
 func TestWhoWaitsIsToldByANotification(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
@@ -198,7 +198,7 @@ func TestCutOffClientStopsBeforeNextHolder(t *testing.T) {
 	testkit.OK(t, tx.Rollback(t.Context()))
 	_, err = a.TryAcquire(t.Context(), "z")
 	wraps(t, "acquisition without trust", err, pgleases.ErrTrustLost)
-	testkit.Becomes(t, db, "nothing is left of the dead", 1, rows)
+	testkit.Becomes(t, db, "no row of evicted sessions is left", 1, rows)
 	a.own.Mend()
 	wraps(t, "release", h.Release(t.Context()), lock.ErrLost, pgleases.ErrTrustLost)
 	wraps(t, "release once more", h.Release(t.Context()), lock.ErrLost)
@@ -210,7 +210,7 @@ func TestCutOffClientStopsBeforeNextHolder(t *testing.T) {
 	release(t, testkit.Receive(t, "it has the lock again", waiting))
 }
 
-// Nobody evicts it: the session lives on, and what it held is lost all the same.
+// Its session is not evicted: it lives on, and the lock is lost anyway.
 func TestALockThatWasLostNeverComesBack(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
@@ -233,7 +233,7 @@ func TestALockThatWasLostNeverComesBack(t *testing.T) {
 	expect(t, testkit.Value[int](t, db, rows), 0, "rows")
 }
 
-// In between somebody else may have had the lock.
+// In between another client may have had the lock.
 func TestAGrantThatIsOlderThanTheTrustDoesNotCount(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
@@ -294,8 +294,8 @@ func TestLostAnswerLeavesNoUnknownLock(t *testing.T) {
 	testkit.OK(t, b.client.Close(t.Context()))
 }
 
-// Those that have all connections of the pool may wait for this very lock. What waits for one has asked for nothing yet: the trust of that
-// moment does not count.
+// The calls that use all connections of the pool may wait for this very lock. A call that waits for
+// a connection has sent no request yet: the trust at that time does not matter.
 func TestAPoolThatIsExhaustedCostsTimeAndNoLock(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
@@ -351,12 +351,12 @@ func TestAPoolThatCannotServeIsNamed(t *testing.T) {
 	}
 	expect(t, testkit.Value[int](t, stray, rows), 0, "rows")
 
-	// What the client knows of the server is old: a heartbeat tells it.
+	// The client's knowledge of the server is old: a heartbeat updates it.
 	testkit.Execute(t, testkit.Pool(t, pgtest.OwnerURL(url)), "UPDATE pgleases.boot_marker SET marker = marker + 1")
 	release(t, a.held(a.TryAcquire, "x"))
 }
 
-// A failover may lose what was acknowledged.
+// A failover may lose acknowledged transactions.
 func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
@@ -378,7 +378,7 @@ func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 	testkit.Becomes(t, db, "what was released is released here too", 0, rows+" WHERE name = 'released'")
 	testkit.OK(t, kept.Context().Err())
 	_, err := a.TryAcquire(t.Context(), "new")
-	expect(t, err != nil && strings.Contains(err.Error(), "not settled"), true, fmt.Sprint("acquisition before the server is settled: ", err))
+	expect(t, err != nil && strings.Contains(err.Error(), "not accepted"), true, fmt.Sprint("acquisition before the server is accepted: ", err))
 	testkit.Execute(t, db, "UPDATE pgleases.server SET accepted_timeline = 7, generation = generation + 1")
 	h := a.held(a.Acquire, "new")
 	expect(t, h.Token() > lost.Token(), true, "the token rises")
@@ -388,7 +388,8 @@ func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 	wraps(t, "release", ungranted.Release(t.Context()), lock.ErrLost)
 }
 
-// A standby may have missed the release, and the client holds nothing that the server would have to confirm.
+// A standby may have missed the release, and the client holds no lock that the server would have to
+// confirm.
 func TestWhatAFailoverBringsBackIsGivenBack(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
@@ -397,7 +398,7 @@ func TestWhatAFailoverBringsBackIsGivenBack(t *testing.T) {
 	h := a.held(a.TryAcquire, "x")
 	testkit.Execute(t, db, "CREATE TABLE missed AS SELECT * FROM pgleases.locks")
 	release(t, h)
-	deliver := b.own.Delay("heartbeat") // of before, and so does not tell where the client is
+	deliver := b.own.Delay("heartbeat") // an earlier one, which does not show where the client is
 	testkit.Until(t, "a heartbeat is under way", func() bool { return b.own.Left() == 0 })
 	testkit.Execute(t, db, `
 		BEGIN;
@@ -414,7 +415,8 @@ func TestWhatAFailoverBringsBackIsGivenBack(t *testing.T) {
 	release(t, b.held(b.Acquire, "x"))
 }
 
-// A release that gives the lock to nobody is not flushed. The mark goes with a crash, while the server's start and timeline stay.
+// A release that grants no lock is not flushed. A crash removes the boot marker, while the server's
+// start time and timeline stay.
 func TestWhatACrashBringsBackIsGivenBack(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
@@ -570,7 +572,7 @@ func TestWhatIsNoNameIsRefused(t *testing.T) {
 	}
 }
 
-// stuck is a log whose writer stands still, as a pipe that nobody reads, at one message.
+// stuck is a log whose writer blocks at one message, like a pipe without a reader.
 type stuck struct {
 	at            string
 	begun, ending chan struct{}
@@ -587,7 +589,8 @@ func (s *stuck) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// Whatever the client's goroutine is at, calls do not wait for it: nor does a handler of the log's that takes a lock.
+// Calls do not wait for the client's goroutine, whatever it does; nor does a log handler that
+// acquires a lock.
 func TestALogThatStandsStillHoldsUpNoCall(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))

@@ -61,7 +61,7 @@ func newWorker(t testing.TB, url string, opts ...pgleases.Option) *worker {
 		if w.client.Err() == nil {
 			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 			defer cancel()
-			_ = w.client.Close(ctx) // what a test left held is told here
+			_ = w.client.Close(ctx) // the error names what a test left held
 		}
 	})
 	return w
@@ -74,7 +74,7 @@ func expect[T comparable](t testing.TB, got, want T, what string) {
 	}
 }
 
-// wraps fails the test unless err wraps all that it should.
+// wraps fails the test unless err wraps all of these errors.
 func wraps(t testing.TB, what string, err error, wanted ...error) {
 	t.Helper()
 	for _, want := range wanted {
@@ -95,7 +95,7 @@ func (w *worker) held(acquire func(context.Context, string) (*lock.Held, error),
 	return testkit.Must(acquire(ctx, name))(w.t)
 }
 
-// waits has a worker wait for a lock; the rest is delivered when it gets it.
+// waits makes a worker wait for a lock; the result is delivered when it gets the lock.
 func (w *worker) waits(db *pgxpool.Pool, acquire func(context.Context, string) (*lock.Held, error), name string) <-chan *lock.Held {
 	w.t.Helper()
 	before := testkit.Value[int](w.t, db, "SELECT count(*) FROM pgleases.locks WHERE token IS NULL")
@@ -113,8 +113,8 @@ func (w *worker) waits(db *pgxpool.Pool, acquire func(context.Context, string) (
 	return got
 }
 
-// looked waits until a client has looked whether the lock that it waits for was granted, since its
-// wire counts lock_look: from then on something has to tell it.
+// looked waits until a client has checked whether its lock was granted, since its wire counts
+// lock_look: from then on it needs a notification or a heartbeat.
 func (w *worker) looked(db *pgxpool.Pool) {
 	w.t.Helper()
 	testkit.Until(w.t, "it has looked at what waits", func() bool {

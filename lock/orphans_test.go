@@ -9,8 +9,8 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// An acquisition may commit just after its client has closed, or an evictor may end before its sweep: rows of sessions that are gone, under names
-// that nobody uses again.
+// An acquisition may commit just after its client has closed, or a client may evict and end before
+// its sweep. Then rows of evicted sessions remain, under names that are not used again.
 func TestAClientThatOpensSweepsWhatTheDeadLeftBehind(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
@@ -25,7 +25,7 @@ func TestAClientThatOpensSweepsWhatTheDeadLeftBehind(t *testing.T) {
 	testkit.OK(t, a.client.Close(t.Context()))
 	testkit.OK(t, tx.Commit(t.Context()))
 	expect(t, testkit.Value[int](t, db, "SELECT count(*) FROM pgleases.clients"), 0, "sessions")
-	expect(t, testkit.Value[int](t, db, rows), 1, "rows of the dead")
+	expect(t, testkit.Value[int](t, db, rows), 1, "rows of evicted sessions")
 	newWorker(t, url)
-	testkit.Becomes(t, db, "nothing is left of the dead", 0, rows)
+	testkit.Becomes(t, db, "no row of evicted sessions is left", 0, rows)
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/pgleases/pgleases/internal/owned"
 )
 
-// With fast failover, a process that was stopped does not know whether it lives. A lock that is looked at then is refused, and not lost.
+// With fast failover, a process that was stopped does not know whether its session lives. A lock
+// that is checked then is refused, and not lost.
 func TestLockOfStoppedProcessNeedsAnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		validity := owned.ValidWhileAllowed(time.Now(), time.Hour)

@@ -27,7 +27,8 @@ func TestAReleaseWhoseContextHasEndedReleasesAllTheSame(t *testing.T) {
 	}
 }
 
-// The first call gave up waiting, and the client went on to release the lock, which was never lost.
+// The first call gave up waiting, and the client continued to release the lock, which was never
+// lost.
 func TestRepeatedReleaseReturnsNil(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
@@ -44,7 +45,7 @@ func TestRepeatedReleaseReturnsNil(t *testing.T) {
 	testkit.OK(t, h.Release(t.Context()))
 }
 
-// Do tells by it that fn was not alone to its end.
+// Do returns it to show that another client may have run before fn ended.
 func TestAReleaseAfterTheClientHasEndedReturnsErrLost(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
@@ -58,7 +59,8 @@ func TestAReleaseAfterTheClientHasEndedReturnsErrLost(t *testing.T) {
 	wraps(t, "release", h.Release(t.Context()), lock.ErrLost, pgleases.ErrClosed)
 }
 
-// The database cannot be reached, so the release does not end in time; and fn was not alone to its end all the same.
+// The database cannot be reached, so the release does not end in time; and another client may have
+// run before fn ended.
 func TestDoReturnsErrLostWhereTheReleaseCannotBeSent(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)

@@ -41,7 +41,7 @@ func TestTheClientTakesLocksWithoutAPool(t *testing.T) {
 		}
 		second := <-next
 		if took := time.Since(began); took != 0 {
-			t.Errorf("it was told after %v", took)
+			t.Errorf("it was canceled after %v", took)
 		}
 		if second.Token() <= first.Token() {
 			t.Errorf("token %d after %d", second.Token(), first.Token())

@@ -14,7 +14,8 @@ var errorsOfTests = Errors{
 	PartitionCount: errors.New("partition count"), Handoff: errors.New("handoff"), TrustLost: errors.New("trust lost"), DrainTimeout: errors.New("drain timeout"),
 }
 
-// idleEngine returns an engine without a goroutine and without a database, trusted for an hour, that owns n partitions of a lease.
+// idleEngine returns an engine without a goroutine and without a database, trusted for an hour,
+// that owns n partitions of a lease.
 func idleEngine(n int, log slog.Handler) (*engine, *membership) {
 	e := newEngine(newClient(Config{ClientID: "a", TTL: time.Hour, Heartbeat: time.Minute, Log: slog.New(log), Errors: errorsOfTests}), nil)
 	e.server.accepted = true
@@ -37,7 +38,7 @@ func (r reminder) Handle(context.Context, slog.Record) error { r(); return nil }
 func (r reminder) WithAttrs([]slog.Attr) slog.Handler        { return r }
 func (r reminder) WithGroup(string) slog.Handler             { return r }
 
-// TestALossIsLoggedLast looks at the order in every way in which many ownerships end at once.
+// TestALossIsLoggedLast checks the order in every way that many ownerships can end at once.
 func TestALossIsLoggedLast(t *testing.T) {
 	now := time.Now()
 	asked := func(e *engine, m *membership) { m.withdraw(m.serving(), errorsOfTests.Handoff, now) }
@@ -89,8 +90,9 @@ func TestALossIsLoggedLast(t *testing.T) {
 	}
 }
 
-// The best of some tries counts, and of more where they are too long, as other work on the machine makes some longer. A hold may add as much as
-// ending it takes; where each partition is looked for in each hold it is twenty times as much.
+// The best of several tries counts, and more tries are made if they take too long, because other
+// work on the machine slows some down. A hold may add as much time as ending it takes; if each
+// partition were searched in each hold, it would be 20 times as much.
 func TestALossTakesHardlyLongerWithManyHolds(t *testing.T) {
 	const partitions, many, tries = 8192, 300, 200
 	best := make(map[int]time.Duration)

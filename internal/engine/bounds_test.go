@@ -36,11 +36,12 @@ func TestLeaseIsLeftOnceMembershipIsGone(t *testing.T) {
 	}
 }
 
-// Others give it to its next owner when the transaction has ended; where there are none, whoever comes next.
+// Other clients give it to its next owner when the transaction has ended. Without other clients,
+// the next one that joins does.
 func TestCloseIgnoresGuardedTransactionOfAnother(t *testing.T) {
 	inWorld(t, func(w *world) {
-		a, dead := w.start("a"), w.start("dead")
-		la, ld := a.mustJoin("x", 2), dead.mustJoin("x", 2)
+		a, crashed := w.start("a"), w.start("crashed")
+		la, ld := a.mustJoin("x", 2), crashed.mustJoin("x", 2)
 		w.within(5*time.Second, "each owns one", func() bool { return len(shown(la)) == 1 && len(shown(ld)) == 1 })
 		p := shown(ld)[0]
 		end, ok := w.db.Guard("x", p.Number, p.Epoch)
@@ -48,7 +49,7 @@ func TestCloseIgnoresGuardedTransactionOfAnother(t *testing.T) {
 			t.Fatal("the guard does not pass")
 		}
 		defer end()
-		dead.kill()
+		crashed.kill()
 		time.Sleep(20 * time.Second)
 		began := time.Now()
 		w.ok(a.c.Close(patiently(w.t)))
@@ -63,7 +64,7 @@ func TestCallsForRecreatedLeaseReturnItsNewNumber(t *testing.T) {
 		a := w.start("a")
 		l := a.mustJoin("x", 3)
 		w.within(5*time.Second, "it owns all", func() bool { return len(shown(l)) == 3 })
-		time.Sleep(time.Second) // it listens, and reads nothing more: a heartbeat tells it
+		time.Sleep(time.Second) // it listens, and reads no more: a heartbeat notifies it
 		w.mu.Lock()
 		w.blind = true // it shows what was taken from it by hand
 		w.mu.Unlock()
@@ -136,9 +137,10 @@ func TestRemovedMembershipReturnsUnderNewEpoch(t *testing.T) {
 	})
 }
 
-// As above, but the lease is left before the client is a member again, or while it was removed, and joined anew under the same session.
+// As above, but the lease is left before the client is a member again, or while it was removed, and
+// joined again under the same session.
 func TestRemovedMembershipReturnsInRejoinedLease(t *testing.T) {
-	for name, before := range map[string]bool{"left before it is told": true, "left then": false} {
+	for name, before := range map[string]bool{"left before it is notified": true, "left then": false} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
 				a := w.start("a")
@@ -174,7 +176,7 @@ func TestAWaitForNotificationsThatFailsPauses(t *testing.T) {
 		p := w.start("a")
 		l := p.mustJoin("x", 1)
 		p.engine().Deafen(errLocked)
-		w.notify("a")                // it waits anew
+		w.notify("a")                // it waits again
 		time.Sleep(20 * time.Second) // which passes only if the engine sleeps
 		if shows(l) != "0" {
 			t.Errorf("it shows %s", shows(l))

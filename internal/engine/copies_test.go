@@ -20,7 +20,7 @@ func TestTwoCopiesOwnForTwoHeartbeatsAtMost(t *testing.T) {
 				a := w.start("a", WithPolling())
 				lease := a.mustJoin("x", 4)
 				w.within(5*time.Second, "it owns them", func() bool { return shows(lease) == "0-3" })
-				beats := w.count("heartbeat") // copied after one: the next could tell before both own them
+				beats := w.count("heartbeat") // copied after one: the next could detect it before both own them
 				w.within(10*time.Second, "its heartbeat is answered", func() bool { return w.count("heartbeat") > beats })
 				w.mu.Lock()
 				w.blind, w.copies = true, true // they overlap

@@ -73,8 +73,8 @@ func (c *Client) JoinAbandoned(lease string, partitions int) (err error) {
 	return err
 }
 
-// Copy returns a client that goes on from where this one is, as in a copy of its virtual machine: under the same session, on a
-// connection of its own. It joins leases again.
+// Copy returns a client that continues from the state of this one, as in a copy of its virtual
+// machine: under the same session, on a connection of its own. It joins leases again.
 func (c *Client) Copy(connect func(context.Context) (Conn, error)) (*Client, error) {
 	first, err := connect(context.Background())
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 
 type failoverConn = liveness.Conn
 
-// A thread is a connection with fast failover, of which a test says what becomes of it.
+// A thread is a connection with fast failover whose fate the test decides.
 type thread struct {
 	Conn
 	failoverConn
@@ -38,7 +38,7 @@ func newThread() (*engine, *thread) {
 	return e, c
 }
 
-// looks has the client look at its connection for so long, as often as it does.
+// looks makes the client check its connection for the given time, at its usual interval.
 func (e *engine) looks(during time.Duration) {
 	for until := time.Now().Add(during); time.Now().Before(until); {
 		time.Sleep(time.Until(earlier(e.liveness.PulseDue(), until)))
@@ -162,7 +162,7 @@ func TestWhoWaitsIsToldWhenReadersReadAgain(t *testing.T) {
 			select {
 			case <-changed:
 			default:
-				t.Errorf("%s: nobody is told", name)
+				t.Errorf("%s: the end is not noticed", name)
 			}
 		}
 	})
@@ -183,7 +183,7 @@ func TestClientEndsWithoutLivenessLockAndTrust(t *testing.T) {
 	})
 }
 
-// It is one of the two lowest sessions still, and nobody watches in its place.
+// It is still one of the two lowest sessions, so no other client watches in its place.
 func TestAClientThatEndsWatchesWhileItWaitsForWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, _ := newThread()

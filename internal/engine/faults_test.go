@@ -11,11 +11,11 @@ import (
 	"github.com/pgleases/pgleases/internal/fakestore"
 )
 
-// A fault is what happens to a statement on its way to the database and back.
+// A fault is a disturbance of a statement on its way to the database and back.
 type fault struct {
 	before, after time.Duration // on the way there and back
 	err           error         // in place of an answer
-	applied       bool          // it was executed all the same
+	applied       bool          // it was executed anyway
 	broken        bool          // the connection is gone with it
 	late          bool          // it is executed also when its context ends on the way there
 	survives      bool          // the connection survives the end of a statement's context

@@ -36,11 +36,13 @@ const (
 	longTTL     = 20 * time.Second
 )
 
-// calmAfter is how long it may take, once nothing disturbs them any more, that clients connect (up to a heartbeat), watch the clock
-// (for the longest TTL), evict, plan and hand over (work takes up to 2 s, bare values 1 s, polling a heartbeat).
+// calmAfter is how long it may take, once nothing disturbs them any more, that clients connect (up
+// to a heartbeat), watch the clock (for the longest TTL), evict, plan and hand over (work takes up
+// to 2 s, bare values 1 s, polling a heartbeat).
 func calmAfter(longest time.Duration) time.Duration { return 8*time.Second + 2*longest }
 
-// A world is a database in memory, the clients on it, and an oracle that looks at all of them after every event.
+// A world is a database in memory, the clients on it, and an oracle that checks all of them after
+// every event.
 type world struct {
 	t    testing.TB
 	db   *fakestore.Database
@@ -51,8 +53,8 @@ type world struct {
 	conns map[*faultyConn]struct{}
 	calls map[string]int      // executed statements
 	beats map[int64]time.Time // by session: when the last heartbeat was executed, by the bubble's clock
-	after func(op string)     // told of every statement that was executed; nil: nobody
-	blind bool                // the oracle does not look
+	after func(op string)     // called for every executed statement; nil: not called
+	blind bool                // the oracle does not check
 
 	releaseTakes time.Duration // the answer to a release of a lock
 	copies       bool          // a process has one; set before it does
@@ -66,7 +68,7 @@ type world struct {
 	working      map[workKey]int
 	odds         float64                               // of a fault
 	extra        func(client, op string) (fault, bool) // faults of one test
-	lagging      bool                                  // the database may have lost ownerships: what it says is not compared
+	lagging      bool                                  // the database may have lost ownerships: its state is not compared
 	evicted      int
 	took         time.Duration // until all was right
 }
@@ -93,7 +95,7 @@ type proc struct {
 	weight map[string]int    // by lease, as the database has it; negative: it may have it
 
 	mu     sync.Mutex // guards the rest
-	cut    bool       // statements get nowhere
+	cut    bool       // statements do not arrive
 	slow   time.Duration
 	late   bool // what is under way when the client gives up arrives later
 	killed bool
@@ -112,7 +114,7 @@ func newWorld(t testing.TB, seed uint64) *world {
 		ledger: make(map[place]map[int64]int64), highest: make(map[place]int64),
 		working: make(map[workKey]int),
 	}
-	w.db.Step(27 * 365 * 24 * time.Hour) // a bubble begins in 2000, eras in 2020
+	w.db.Step(27 * 365 * 24 * time.Hour) // a bubble begins in 2000, generations in 2020
 	w.db.Keep = keepStates
 	w.db.Moved = w.moved
 	w.db.Evicted = w.gone
@@ -120,7 +122,7 @@ func newWorld(t testing.TB, seed uint64) *world {
 	return w
 }
 
-// executed looks after a statement.
+// executed checks the world after a statement.
 func (w *world) executed(client, op string, answer any) {
 	w.mu.Lock()
 	w.calls[op]++
@@ -285,7 +287,8 @@ func (w *world) faults(client, op string) fault {
 
 // --- the oracle
 
-// shown is what a reader of the lease sees now. Nobody looks at Values: that would delay handoffs.
+// shown returns what a reader of the lease sees now. It does not read Values, because that would
+// delay handoffs.
 func shown(l *Lease) []Partition {
 	var owned []Partition
 	for number := range l.NumPartitions() {
@@ -341,7 +344,7 @@ func (w *world) check() {
 	}
 }
 
-// moved takes note of a change of owner or epoch.
+// moved notes a change of owner or epoch.
 func (w *world) moved(by, lease string, partition int, from, to fakestore.Partition) {
 	k := place{lease, partition}
 	w.mu.Lock()
@@ -365,7 +368,7 @@ func (w *world) moved(by, lease string, partition int, from, to fakestore.Partit
 	}
 }
 
-// gone checks that a session that was evicted had been silent for its TTL.
+// gone checks that an evicted session had been silent for its TTL.
 func (w *world) gone(row fakestore.Client) {
 	w.mu.Lock()
 	w.evicted++
@@ -430,7 +433,7 @@ func (p *proc) join(ctx context.Context, name string, partitions int, opts ...Le
 	return l
 }
 
-// watch has the oracle look whenever the lease changes.
+// watch makes the oracle check whenever the lease changes.
 func (w *world) watch(p *proc, l *Lease) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -503,7 +506,7 @@ func (p *proc) work(l *Lease) {
 	}
 }
 
-// close ends the client within d, else tells.
+// close ends the client within d, or reports that it did not.
 func (p *proc) close(d, bound time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
@@ -553,7 +556,7 @@ func TestNoTwoClientsEverShowAPartition(t *testing.T) {
 	histories(t, func(w *world) { w.history(15 * time.Minute) })
 }
 
-// histories plays one for each seed.
+// histories plays one history for each seed.
 func histories(t *testing.T, play func(w *world)) {
 	t.Parallel()
 	for seed := *firstSeed; seed < *firstSeed+uint64(*seeds); seed++ {
@@ -564,7 +567,7 @@ func histories(t *testing.T, play func(w *world)) {
 	}
 }
 
-// history plays one: a while of trouble, then quiet, in which all has to come right.
+// history plays one history: a time of trouble, then quiet, when everything has to recover.
 func (w *world) history(length time.Duration) {
 	leases := map[string]int{"a": 1 + w.n(3), "b": 1 + w.n(16), "c": 1}
 	promotions := w.chance(0.5)
@@ -605,7 +608,7 @@ func (w *world) history(length time.Duration) {
 	w.odds = []float64{0, 0.002, 0.01, 0.05}[w.rng.IntN(4)]
 	w.mu.Unlock()
 	drop := func(p *proc) { alive = slices.DeleteFunc(alive, func(q *proc) bool { return q == p }) }
-	var dead []*proc
+	var crashed []*proc
 	stopped := make(chan struct{})
 	var background sync.WaitGroup
 	go func() { // the sampler
@@ -649,7 +652,7 @@ func (w *world) history(length time.Duration) {
 			p.set(func(p *proc) { p.killed = true })
 			w.breakConns(p)
 			drop(p)
-			dead = append(dead, p)
+			crashed = append(crashed, p)
 			if w.chance(0.5) {
 				add(p.id)
 			}
@@ -665,12 +668,12 @@ func (w *world) history(length time.Duration) {
 		case 6: // superseded
 			if len(alive) < 6 {
 				drop(p)
-				dead = append(dead, p)
+				crashed = append(crashed, p)
 				w.event("%s: to be superseded", p.name)
 				add(p.id)
 			}
 		case 7, 8:
-			// Two steps that undo each other between two looks at the clock are seen by nobody.
+			// No check sees two steps that undo each other between two readings of the clock.
 			if time.Since(stepped) > 12*time.Second {
 				far := []time.Duration{time.Hour, 10 * time.Second}[w.n(2)]
 				by := w.span(-far, far)
@@ -732,7 +735,7 @@ func (w *world) history(length time.Duration) {
 				}
 				cancel()
 			}
-		case 14, 15: // a guarded transaction of whoever owns it
+		case 14, 15: // a guarded transaction of the present owner
 			for name, n := range leases {
 				k := place{name, w.n(n)}
 				epoch := int64(0)
@@ -754,20 +757,20 @@ func (w *world) history(length time.Duration) {
 	w.odds = 0
 	w.mu.Unlock()
 	background.Wait()
-	for _, p := range dead { // a failover may have forgotten who superseded it
+	for _, p := range crashed { // a failover may have forgotten who superseded it
 		p.set(func(p *proc) { p.killed = true })
 		w.breakConns(p)
 	}
 	w.event("quiet")
 	if !w.broken() {
 		longest := 6 * time.Second
-		for _, p := range slices.Concat(alive, dead) {
+		for _, p := range slices.Concat(alive, crashed) {
 			longest = max(longest, p.engine().TTL())
 		}
 		w.comesRight(alive, leases, longest)
 	}
 	var ending sync.WaitGroup
-	for _, p := range slices.Concat(alive, dead) {
+	for _, p := range slices.Concat(alive, crashed) {
 		ending.Go(func() { _ = p.close(0, 3*time.Second) })
 	}
 	ending.Wait()
@@ -780,7 +783,8 @@ func (w *world) anyOf(leases map[string]int) string {
 	return slices.Sorted(maps.Keys(leases))[w.n(len(leases))]
 }
 
-// promote puts a standby in place. From then on the database may say less than the clients know.
+// promote replaces the server by a standby. From then on the database may have less than the
+// clients know.
 func (w *world) promote(missing int, pooler bool) {
 	w.mu.Lock()
 	w.lagging = true
@@ -801,7 +805,8 @@ func (w *world) breakConns(p *proc) {
 	}
 }
 
-// comesRight checks that every partition has one living owner and that shares are even, in time and for good.
+// comesRight checks that every partition has one live owner and that shares are even, in time and
+// permanently.
 func (w *world) comesRight(alive []*proc, leases map[string]int, longest time.Duration) {
 	began, right := time.Now(), time.Now()
 	why := ""
@@ -820,7 +825,7 @@ func (w *world) comesRight(alive []*proc, leases map[string]int, longest time.Du
 	w.took = took
 }
 
-// wrong says what is not as it has to be at rest.
+// wrong returns what is not as it has to be at rest.
 func wrong(t *fakestore.Tables, alive []*proc, leases map[string]int) string {
 	for name, n := range leases {
 		owners := make([]string, n)
@@ -948,7 +953,8 @@ func shows(l *Lease) string {
 	return ranges.Format(numbers)
 }
 
-// within waits for a condition, and reports how long it took. It looks after every millisecond, and ever less often later.
+// within waits for a condition, and reports how long it took. It polls every millisecond, and less
+// often later.
 func (w *world) within(limit time.Duration, what string, holds func() bool) time.Duration {
 	w.t.Helper()
 	began := time.Now()
@@ -1024,7 +1030,8 @@ func TestOwnersReadAgainAfterServerIsAccepted(t *testing.T) {
 	})
 }
 
-// handOver has a hand a partition to b, by giving b all the weight. A standby that misses what it can misses that.
+// handOver has a hand a partition to b, by giving b all the weight. A standby that misses what it
+// can misses that.
 func (w *world) handOver(a, b *proc) (la, lb *Lease) {
 	la = a.mustJoin("x", 1, WithHandoffDelay(0))
 	w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
@@ -1139,7 +1146,8 @@ func TestADeathAfterTheClockStepsBackIsSeenInTime(t *testing.T) {
 				w.db.Step(step)
 				b.set(func(p *proc) { p.killed = true })
 				w.breakConns(b)
-				// The watch begins anew with the next heartbeat, and what b left runs for a TTL from when that is seen.
+				// The watch begins anew with the next heartbeat, and what b left runs for a TTL from when that
+				// is seen.
 				took := w.within(2*6*time.Second+4*time.Second, "a owns both", func() bool { return len(la.Values()) == 2 })
 				t.Logf("after %v", took)
 			})
@@ -1147,7 +1155,7 @@ func TestADeathAfterTheClockStepsBackIsSeenInTime(t *testing.T) {
 	}
 }
 
-// kill ends a process without a word.
+// kill ends a process without a message.
 func (p *proc) kill() {
 	p.w.event("%s: killed", p.name)
 	p.set(func(p *proc) { p.killed = true })
@@ -1158,9 +1166,9 @@ func TestUnwatchedClientDoesNotDelayOtherEvictions(t *testing.T) {
 	for _, long := range []time.Duration{20 * time.Second, 10 * time.Minute} {
 		t.Run(long.String(), func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				dead := w.start("dead", WithTTL(long))
-				dead.mustJoin("x", 9)
-				dead.kill()
+				crashed := w.start("crashed", WithTTL(long))
+				crashed.mustJoin("x", 9)
+				crashed.kill()
 				time.Sleep(long - 6*time.Second)
 				a, b, c := w.start("a", WithTTL(time.Second)), w.start("b", WithTTL(time.Second)), w.start("c", WithTTL(2*time.Second))
 				began := time.Now()
@@ -1173,14 +1181,14 @@ func TestUnwatchedClientDoesNotDelayOtherEvictions(t *testing.T) {
 					}
 					return n
 				}
-				w.within(5*time.Second, "they own what the dead one does not", func() bool { return owned(la, lb, lc) >= 6 })
+				w.within(5*time.Second, "they own what the crashed one does not", func() bool { return owned(la, lb, lc) >= 6 })
 				evictions := func() int {
 					before := w.count("evict")
 					time.Sleep(3 * time.Second)
 					return w.count("evict") - before
 				}
 				without := evictions()
-				time.Sleep(time.Until(began.Add(8 * time.Second))) // it expired, and nobody has watched for so long
+				time.Sleep(time.Until(began.Add(8 * time.Second))) // it expired, and no client has watched for long enough
 				if with := evictions(); with > without+6 {
 					t.Errorf("%v evictions in 3 s, %v before it expired", with, without)
 				}
@@ -1203,7 +1211,7 @@ func TestUnwatchedClientDoesNotDelayOtherEvictions(t *testing.T) {
 						t.Errorf("with a TTL of %v it took %v, and not up to %v", victim.ttl, took, most)
 					}
 				}
-				w.within(time.Until(began.Add(long+300*time.Millisecond)), "the dead one is evicted once a has watched for its TTL", func() bool { return owned(la) == 9 })
+				w.within(time.Until(began.Add(long+300*time.Millisecond)), "the crashed one is evicted once a has watched for its TTL", func() bool { return owned(la) == 9 })
 			})
 		})
 	}
@@ -1234,7 +1242,7 @@ func TestAWeightThatAFailoverLostIsSetAgain(t *testing.T) {
 	})
 }
 
-// As where somebody deletes its row each time.
+// For example because its row is deleted each time.
 func TestAClientEvictedAgainAndAgainPauses(t *testing.T) {
 	inWorld(t, func(w *world) {
 		l := w.start("a").mustJoin("x", 4)
@@ -1266,14 +1274,14 @@ func (w *world) accepted() (accepted bool) {
 
 // --- trust
 
-// A pulse tells when heartbeats were sent that succeeded.
+// A pulse records when successful heartbeats were sent.
 type pulse struct {
 	mu   sync.Mutex // guards the rest
 	sent time.Time
 	stop bool // heartbeats get no answer any more
 }
 
-// feel has heartbeats take so long there and back, and notes when they were sent.
+// feel makes heartbeats take so long there and back, and notes when they were sent.
 func (w *world) feel(there, back time.Duration) *pulse {
 	p := &pulse{}
 	w.inject(func(_, op string) (fault, bool) {
@@ -1419,7 +1427,7 @@ func TestAStatementThatHangsCostsNoTrust(t *testing.T) {
 	}
 }
 
-// A join that makes many partitions has no more time than any other statement.
+// A join that creates many partitions has no more time than any other statement.
 func TestJoinThatHangsCostsNoTrust(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a := w.start("a")

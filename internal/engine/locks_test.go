@@ -11,8 +11,8 @@ import (
 	"github.com/pgleases/pgleases/lock"
 )
 
-// lockTable is the table of locks as an application's pool reaches it. Answers to releases take some
-// time.
+// lockTable is the table of locks as an application's pool reaches it. Answers to releases take
+// some time.
 type lockTable struct {
 	fakestore.LockTable
 	w *world
@@ -24,7 +24,7 @@ func (t lockTable) Release(ctx context.Context, wait time.Duration, session int6
 	return became, sent, err
 }
 
-// A promoted standby may say that a client has a lock which another was given since.
+// A promoted standby may have a lock with a client that was granted to another client since.
 func TestLockIsNotGrantedByUnacceptedServer(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.db.Keep = 100_000

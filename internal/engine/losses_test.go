@@ -14,8 +14,8 @@ import (
 	"github.com/pgleases/pgleases/internal/ranges"
 )
 
-// TestEveryLossIsToldOnce goes through all ways in which ownerships end: the contexts' cause, one line of the log with the partitions and
-// the cause, once counted.
+// TestEveryLossIsToldOnce checks all ways that ownerships can end: the contexts' cause, one log
+// line with the partitions and the cause, and one count.
 func TestEveryLossIsToldOnce(t *testing.T) {
 	lost, handedOver := `WARN pgleases: partitions lost `, `INFO pgleases: partitions handed over `
 	ended, cancel := context.WithCancel(context.Background())
@@ -79,16 +79,16 @@ func TestEveryLossIsToldOnce(t *testing.T) {
 		"a reader sees the deadline pass before the answer to a heartbeat is taken": {false, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
 			a.engine().EndAtReader()
 		}, ErrTrustLost, "", lost, Losses{TrustLost: 2}},
-		"evicted, as a heartbeat tells": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+		"evicted, as a heartbeat returns": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
 			w.evict("a")
 		}, ErrTrustLost, ": the session was evicted", lost, Losses{TrustLost: 2}},
-		"evicted, as a join tells": {false, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
+		"evicted, as a join returns": {false, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
 			w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "heartbeat" })
 			w.evict("a")
 			a.mustJoin("y", 1)
 			w.inject(nil)
 		}, ErrTrustLost, ": the session was evicted", lost, Losses{TrustLost: 2}},
-		"the membership is removed, as a heartbeat tells": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+		"the membership is removed, as a heartbeat returns": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
 			remove(w)
 		}, ErrTrustLost, ": the membership was removed", lost, Losses{TrustLost: 2}},
 		"the membership is removed, while it is left": {true, 0, func(w *world, _ *proc, l *Lease, _ *Hold) {
@@ -154,7 +154,7 @@ func TestEveryLossIsToldOnce(t *testing.T) {
 		}, ErrSuperseded, "", handedOver, Losses{Closed: 2}},
 		"superseded in work, and closed": {true, 0, func(w *world, a *proc, l *Lease, _ *Hold) {
 			w.start("a")
-			w.within(5*time.Second, "it is told", func() bool { return shows(l) == "-" })
+			w.within(5*time.Second, "it is logged", func() bool { return shows(l) == "-" })
 			_ = a.c.Close(ended)
 		}, ErrSuperseded, "", lost, Losses{Closed: 2}},
 	} {
@@ -170,7 +170,7 @@ func TestEveryLossIsToldOnce(t *testing.T) {
 				}
 				first, _ := l.Partition(0)
 				second, _ := l.Partition(1)
-				waiting := first.Context() // nobody has asked for the second's yet
+				waiting := first.Context() // the second's is not requested yet
 				test.lose(w, a, l, hold)
 				w.within(20*time.Second, "it ends", func() bool { return waiting.Err() != nil })
 				ends := []context.Context{waiting, second.Context()}
@@ -201,7 +201,7 @@ func TestEveryLossIsToldOnce(t *testing.T) {
 					}
 					partitions, cause, _ := strings.Cut(strings.TrimPrefix(line, test.line+"lease=x partitions="), " cause=")
 					if named[partitions]++; !strings.HasPrefix(cause, told) {
-						t.Errorf("it is told by %q", line)
+						t.Errorf("it is logged as %q", line)
 					}
 				}
 				if !maps.Equal(named, map[string]int{"0-1": 1}) && !maps.Equal(named, map[string]int{"0": 1, "1": 1}) {
@@ -214,7 +214,8 @@ func TestEveryLossIsToldOnce(t *testing.T) {
 
 // --- work that outlives its ownership
 
-// stuck has a callback of Run that does not look at its contexts outlive its ownership, which ends by lose. The partition comes back.
+// stuck makes a callback of Run that ignores its contexts outlive its ownership, which ends by
+// lose. The partition comes back.
 func (w *world) stuck(lose func(a *proc, l *Lease), opts ...LeaseOption) (a *proc, l *Lease, before Partition, calls *atomic.Int32, finish chan struct{}) {
 	a = w.start("a", WithPolling())
 	l = a.mustJoin("x", 1, opts...)
@@ -263,9 +264,9 @@ func TestCallbackThatOutlivesItsOwnershipIsReported(t *testing.T) {
 					t.Errorf("the ownership ended with %v", cause)
 				}
 				for _, after := range []time.Duration{30 * time.Second, 60 * time.Second, 120 * time.Second} { // since it was to end
-					w.within(5*time.Minute, "it is told", func() bool { return w.logged(goesOn+" lease=x partitions=0 for=") == 1 })
+					w.within(5*time.Minute, "it is logged", func() bool { return w.logged(goesOn+" lease=x partitions=0 for=") == 1 })
 					if took := time.Since(began); took < after || took > after+10*time.Second {
-						t.Errorf("it is told after %v, not %v", took, after)
+						t.Errorf("it is logged after %v, not %v", took, after)
 					}
 					if s := a.c.Stats(); s.Draining != 1 || s.Owned != 1 || s.DrainingSince.IsZero() {
 						t.Errorf("the stats are %+v", s)
@@ -279,7 +280,7 @@ func TestCallbackThatOutlivesItsOwnershipIsReported(t *testing.T) {
 				w.within(time.Second, "the stats tell that it returned", func() bool { return a.c.Stats().Draining == 0 })
 				time.Sleep(time.Hour)
 				if n := w.logged(goesOn); n > 0 {
-					t.Errorf("it is told %d times after the call has returned", n)
+					t.Errorf("it is logged %d times after the call has returned", n)
 				}
 				close(finish)
 				w.within(time.Second, "it still owns", func() bool { return shows(l) == "0" })
@@ -303,7 +304,7 @@ func TestWorkThatOutlivesOwnershipDelaysNoOwner(t *testing.T) {
 		if now.Epoch <= before.Epoch || before.Context().Err() == nil || calls.Load() != 1 {
 			t.Errorf("epoch %d after %d, %d calls, context %v", now.Epoch, before.Epoch, calls.Load(), before.Context().Err())
 		}
-		w.within(time.Minute, "a tells of its work all the same", func() bool { return w.logged(goesOn) == 1 })
+		w.within(time.Minute, "a logs its work anyway", func() bool { return w.logged(goesOn) == 1 })
 		began := time.Now()
 		if err := a.c.Close(context.Background()); err == nil || !strings.Contains(err.Error(), "still in work: 0") {
 			t.Errorf("Close says %v", err)
@@ -337,10 +338,10 @@ func TestWorkThatGoesOnIsToldInOneLineForEachLease(t *testing.T) {
 			}
 		}
 		for _, after := range []time.Duration{30 * time.Second, 25 * time.Second} { // after 30 s, and after 60
-			took := w.within(time.Minute, "it is told", func() bool { return w.logged(waits+" lease=x partitions="+ranges.Short(draining)+" for=") == 1 })
+			took := w.within(time.Minute, "it is logged", func() bool { return w.logged(waits+" lease=x partitions="+ranges.Short(draining)+" for=") == 1 })
 			time.Sleep(5 * time.Second)
 			if n := w.logged(waits); took < after-time.Second || took > after+time.Second || n != 0 {
-				w.failf("it is told after %v, not %v, and in %d more lines", took, after, n)
+				w.failf("it is logged after %v, not %v, and in %d more lines", took, after, n)
 			}
 		}
 	})

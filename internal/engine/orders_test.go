@@ -15,20 +15,23 @@ import (
 	"github.com/pgleases/pgleases/internal/fakestore"
 )
 
-// TestCallsInAnyOrderReturn plays histories in which callers do what comes to their mind, several at once, with contexts that end
-// early, while the database and the network fail: every call returns within its bound, nothing is left behind, each ownership
-// ends once and with a cause, no client floods the database, and in the end all comes right.
+// TestCallsInAnyOrderReturn plays histories of random calls, several at once, with contexts that
+// end early, while the database and the network fail. Every call returns within its bound and
+// leaves no state behind, each ownership ends once and with a cause, no client floods the database,
+// and everything recovers in the end.
 func TestCallsInAnyOrderReturn(t *testing.T) {
 	histories(t, func(w *world) { w.disorder(4 * time.Minute) })
 }
 
-// aMoment is what a call may take longer than its context and what it waits for: a turn of the engine, and the end of a statement.
+// aMoment is how much longer than its context and its waits a call may take: a loop of the engine,
+// and the end of a statement.
 const aMoment = 50 * time.Millisecond
 
-// flood is how many statements a client sends within a second at the most. One that does something over and over sends a thousand.
+// flood is the maximum number of statements that a client sends within 1 s. A client that repeats
+// something endlessly sends 1,000.
 const flood = 60
 
-// Callers are those of one client.
+// Callers are the callers of one client.
 type callers struct {
 	w     *world
 	p     *proc
@@ -42,7 +45,8 @@ type callers struct {
 
 // disorder plays one history.
 func (w *world) disorder(length time.Duration) {
-	// Who takes away by hand what a living client has takes the promises away too: the oracle does not look then.
+	// If ownerships of a live client are taken away by hand, the promises do not hold, so the oracle
+	// does not check then.
 	w.blind = w.chance(0.5)
 	byHand := w.blind
 	sizes := map[string]int{"a": 2, "b": 5, "c": 1}
@@ -176,7 +180,8 @@ func (w *world) disorder(length time.Duration) {
 	w.t.Logf("by hand %v, %d clients, at most %d statements a second", byHand, len(everyone), most)
 }
 
-// remake makes a lease that was dropped with another number of partitions, as a client does that leaves again.
+// remake creates a dropped lease again with another number of partitions, as a client does that
+// leaves again.
 func (w *world) remake(name string, partitions int) {
 	w.event("by hand: %s is made with %d", name, partitions)
 	w.db.Edit(func(t *fakestore.Tables, clock int64) {
@@ -192,7 +197,7 @@ func (w *world) remake(name string, partitions int) {
 	})
 }
 
-// bounded reports a call that took longer than it may, and one that tells something else than it may.
+// bounded reports a call that took longer than it may, or that returned an unexpected error.
 func (c *callers) bounded(call string, began time.Time, bound time.Duration, err error) {
 	c.w.event("%s: %s after %v: %v", c.p.name, call, time.Since(began), err)
 	if took := time.Since(began); took > bound+aMoment {
@@ -200,7 +205,7 @@ func (c *callers) bounded(call string, began time.Time, bound time.Duration, err
 	}
 }
 
-// caller calls what comes to its mind.
+// caller makes random calls.
 func (c *callers) caller(sizes map[string]int) {
 	w := c.w
 	var l *Lease
@@ -324,7 +329,8 @@ func (c *callers) returned() {
 	}
 }
 
-// comesRightAgain has every client that lives join the leases anew, and waits until each partition has an owner.
+// comesRightAgain makes every live client join the leases again, and waits until each partition has
+// an owner.
 func (w *world) comesRightAgain(everyone []*callers) {
 	sizes := make(map[string]int)
 	w.db.Look(func(t *fakestore.Tables, _ int64) {
@@ -361,7 +367,7 @@ func (w *world) comesRightAgain(everyone []*callers) {
 	w.comesRight(alive, sizes, 6*time.Second)
 }
 
-// finish closes the client, and looks what is left.
+// finish closes the client, and checks what is left.
 func (c *callers) finish() {
 	w := c.w
 	_ = c.p.close(0, 3*time.Second)

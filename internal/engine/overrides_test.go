@@ -16,7 +16,7 @@ import (
 
 // --- what clients do about overrides
 
-// override gives an operator's verb of a client or a lease, for ever and by force.
+// override gives an operator's verb on a client or a lease, without an end and by force.
 func (w *world) override(verb, lease, client string) {
 	w.t.Helper()
 	testkit.OK(w.t, w.db.Override(fakestore.Override{Verb: verb, Lease: lease, Client: client}, "", fakestore.Ever, true))
@@ -27,7 +27,7 @@ func (w *world) takeBack(verb, lease, client string) {
 	testkit.OK(w.t, w.db.TakeBack(fakestore.Override{Verb: verb, Lease: lease, Client: client}))
 }
 
-// heard is how long it takes until an override is obeyed: a heartbeat tells of it, and work ends.
+// heard is how long it takes until an override is obeyed: a heartbeat reports it, and work ends.
 const heard = 4 * time.Second
 
 // trio is three clients that share a lease of 12 partitions, and run work on it.
@@ -42,7 +42,8 @@ func (w *world) trio() (procs []*proc, leases []*Lease) {
 	return procs, leases
 }
 
-// shares waits until clients own so many each, then for a while in which that must not change.
+// shares waits until the clients own these numbers of partitions, then checks for a while that they
+// stay.
 func (w *world) shares(leases []*Lease, want ...int) {
 	w.t.Helper()
 	w.sharesIn(heard, leases, want...)
@@ -102,10 +103,10 @@ func TestCordonedClientKeepsItsPartitionsOnly(t *testing.T) {
 		w.override("cordon", "", "d")
 		w.override("cordon", "", "c")
 		testkit.OK(t, d.Leave(context.Background()))
-		w.shares(leases, 0, 6, 6) // all are cordoned, and nothing lies about
+		w.shares(leases, 0, 6, 6) // all are cordoned, and every partition still has an owner
 		e := w.start("e").mustJoin("x", 12)
 		leases[0] = e
-		w.shares(leases, 0, 6, 6) // whom nobody gives anything
+		w.shares(leases, 0, 6, 6) // it gets no partitions
 		w.takeBack("cordon", "", "b")
 		w.takeBack("cordon", "", "c")
 		w.shares(leases, 4, 4, 4)
@@ -120,7 +121,7 @@ func TestOfAFrozenLeaseOnlyWhatHasNoOwnerMoves(t *testing.T) {
 		leases = append(leases, d)
 		w.shares(leases, 4, 4, 4, 0)
 		procs[0].kill()
-		w.sharesIn(12*time.Second, leases[1:], 4, 4, 4) // what it had goes to who has least
+		w.sharesIn(12*time.Second, leases[1:], 4, 4, 4) // its partitions go to the member with the fewest
 		testkit.OK(t, leases[1].Leave(context.Background()))
 		w.shares(leases[2:], 6, 6)
 		w.override("drain", "", "d")
@@ -132,7 +133,7 @@ func TestOfAFrozenLeaseOnlyWhatHasNoOwnerMoves(t *testing.T) {
 	})
 }
 
-// The check at its time is made by whoever has heard of it by then.
+// A client that has heard of the override by then makes the check at its time.
 func TestOverrideEndsAtItsTimeOrAHeartbeatLater(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.trio()
@@ -173,7 +174,7 @@ func TestPinnedPartitionIsWithItsClientIfMember(t *testing.T) {
 		w.within(10*time.Second, "it is with another", func() bool { return owns(leases[1]) || owns(leases[2]) })
 		leases[0] = w.start("a").mustJoin("x", 12)
 		w.within(heard, "it is back", func() bool { return owns(leases[0]) })
-		w.override("cordon", "", "a") // which keeps what is not pinned from it
+		w.override("cordon", "", "a") // the cordon keeps other partitions from it, but not pinned ones
 		testkit.OK(t, w.db.Override(pin, "b", fakestore.Ever, false))
 		w.within(heard, "it is with whom it is pinned to now", func() bool { return owns(leases[1]) })
 		testkit.OK(t, w.db.TakeBack(pin))
@@ -182,7 +183,8 @@ func TestPinnedPartitionIsWithItsClientIfMember(t *testing.T) {
 	})
 }
 
-// TestOverridesNeverGiveAPartitionTwoOwners plays histories of their verbs, with deaths and crashes of the database.
+// TestOverridesNeverGiveAPartitionTwoOwners plays histories of their verbs, with crashes of
+// processes and of the database.
 func TestOverridesNeverGiveAPartitionTwoOwners(t *testing.T) {
 	histories(t, func(w *world) {
 		leases := map[string]int{"a": 1 + w.n(3), "b": 1 + w.n(16)}
@@ -251,7 +253,7 @@ func TestOverridesNeverGiveAPartitionTwoOwners(t *testing.T) {
 	})
 }
 
-// takeAllBack takes so many overrides back.
+// takeAllBack takes the given overrides back.
 func (w *world) takeAllBack(n int) {
 	var overrides []fakestore.Override
 	w.db.Look(func(t *fakestore.Tables, _ int64) { overrides = slices.Collect(maps.Keys(t.Overrides)) })

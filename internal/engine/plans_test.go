@@ -12,9 +12,10 @@ import (
 	"github.com/pgleases/pgleases/internal/fakestore"
 )
 
-// Plans of more moves, and releases of more partitions, than one statement has room for. Heartbeats are minutes apart, as in agenda_test.go.
+// Plans of more moves, and releases of more partitions, than one statement may contain. Heartbeats
+// are minutes apart, as in wakeups_test.go.
 
-// inBatches opens a client with rare heartbeats that moves few partitions by one statement.
+// inBatches opens a client with rare heartbeats whose statements move few partitions.
 func (w *world) inBatches(id string) *proc {
 	p := w.start(id, rare...)
 	p.engine().Batches(engine.MinBatch)
@@ -60,7 +61,7 @@ func TestFailureBetweenBatchesPlansAgainAtOnce(t *testing.T) {
 			if op == "apply" {
 				applies++
 			}
-			return fault{err: errLocked, applied: true}, op == "apply" && applies == 2 // written, and not known to be
+			return fault{err: errLocked, applied: true}, op == "apply" && applies == 2 // executed, but its answer is lost
 		})
 		l := a.mustJoin("x", 1000)
 		took := w.within(time.Second, "it owns all", func() bool { return len(l.Values()) == 1000 })
@@ -101,7 +102,7 @@ func TestWhatAnyBatchOfAPlanLeavesOverIsPlannedAgain(t *testing.T) {
 	})
 }
 
-// sharing opens three clients that share a lease, and release few partitions by one statement.
+// sharing opens three clients that share a lease, and whose statements release few partitions.
 func (w *world) sharing(partitions int) (procs []*proc, leases []*Lease) {
 	for _, id := range []string{"a", "b", "c"} {
 		p := w.start(id, WithTTL(engine.MinTTL), WithPolling())
@@ -162,7 +163,8 @@ func TestWhatOneClosesInBatchesGoesStraightToItsHeirs(t *testing.T) {
 	})
 }
 
-// Its rows are there still, and it is asked for one of them. What it releases is not released, and what it reads is to be released.
+// Its rows still exist, and it is asked for one of them. What it releases is not released, and what
+// it reads has to be released.
 func TestASessionThatIsGoneDoesNotReleaseAgainAndAgain(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var leases []*Lease
@@ -199,7 +201,7 @@ func TestASessionThatIsGoneDoesNotReleaseAgainAndAgain(t *testing.T) {
 	})
 }
 
-// Whoever overtook it may have asked for another plan, at another time.
+// The client that overtook it may have asked for another plan, at another time.
 func TestAPlanThatIsOvertakenForLongIsClaimedAgain(t *testing.T) {
 	inWorld(t, func(w *world) {
 		began := time.Now()

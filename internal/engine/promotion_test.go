@@ -65,7 +65,8 @@ func TestWorkBeforeFailoverEndsBeforeNewOwnership(t *testing.T) {
 	})
 }
 
-// failOver promotes a standby and waits until it is accepted. What it returns puts the old primary in its place, which is down still.
+// failOver promotes a standby and waits until it is accepted. It returns a function that puts the
+// old primary in its place, which is still down.
 func (w *world) failOver() (comeBack func()) {
 	w.t.Helper()
 	var old fakestore.Tables
@@ -80,7 +81,7 @@ func (w *world) failOver() (comeBack func()) {
 	}
 }
 
-// The tables are those of before the failover, and the server does not look promoted.
+// The tables are those from before the failover, and the server does not look promoted.
 func TestAReturnToAnOldPrimaryIsSettledAsAFailover(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, _, la, lb := w.pair(8)
@@ -105,7 +106,8 @@ func TestAReturnToAnOldPrimaryIsSettledAsAFailover(t *testing.T) {
 	})
 }
 
-// A client that was never on the newer server cannot know that there is a higher generation. Those who were there do.
+// A client that was never on the newer server cannot know that a higher generation exists. The
+// clients that were there know it.
 func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b, la, lb := w.pair(8)
@@ -122,7 +124,7 @@ func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 			w.breakConns(p)
 		}
 		w.mu.Lock()
-		w.ledger, w.highest = make(map[place]map[int64]int64), make(map[place]int64) // what a client finds who knows of nothing
+		w.ledger, w.highest = make(map[place]map[int64]int64), make(map[place]int64) // what a client finds that knows of no earlier server
 		w.mu.Unlock()
 		w.db.Boot()
 		lc := w.start("c").mustJoin("x", 8)
@@ -138,7 +140,7 @@ func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 			p.set(func(p *proc) { p.cut = false })
 			w.breakConns(p)
 		}
-		w.within(20*time.Second, "one who knows better tells", func() bool { return w.logged("rejected a server that is behind one seen before") > 0 })
+		w.within(20*time.Second, "a client that knows better logs it", func() bool { return w.logged("rejected a server that is behind one seen before") > 0 })
 		w.within(20*time.Second, "accepted again", w.accepted)
 		above := func(p Partition) bool {
 			return !slices.ContainsFunc(seen, func(before Partition) bool { return before.Number == p.Number && before.Epoch >= p.Epoch })
@@ -156,7 +158,8 @@ func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 	})
 }
 
-// What has the server accepted again may come and be over between two heartbeats of a client, and no lease of its own changes by it.
+// The server may become not accepted and accepted again between two heartbeats of a client, and no
+// lease of the client changes by that.
 func TestGenerationAcceptedByAnotherIsLearned(t *testing.T) {
 	inWorld(t, func(w *world) {
 		leases := make(map[string]*Lease)
@@ -182,8 +185,8 @@ func TestGenerationAcceptedByAnotherIsLearned(t *testing.T) {
 	})
 }
 
-// What a loop over Values had read when a failover ended the epoch, it may still be working on when the partition moves, which is renewed
-// before.
+// A loop over Values may still work on what it read before a failover ended the epoch, when the
+// renewed partition moves.
 func TestRenewedPartitionMovesAfterHandoffDelay(t *testing.T) {
 	inWorld(t, func(w *world) {
 		const delay = 5 * time.Second
@@ -208,7 +211,8 @@ func TestRenewedPartitionMovesAfterHandoffDelay(t *testing.T) {
 	})
 }
 
-// The claims do not tell: a client that tries each plan three times, as where another join overtakes it, floods the server.
+// The number of claims does not show it: a client that tries each plan three times, as it does if
+// another join overtakes it, floods the server.
 func TestAPromotionThatNobodyHasHeardOfYetCostsOnePlan(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a := w.start("a")

@@ -59,7 +59,7 @@ func TestCompare(t *testing.T) {
 		"fenced before":                                {has(current, fencedAt(current+1)), current + 1, true, accepted, ""},
 		"fenced before, and released":                  {has(current, fencedAt(current+1)), current + 2, false, accepted, "released gained"},
 	} {
-		r := store.LeaseRead{Name: "orders", ServerGeneration: 7, Owned: []store.Owned{{Partition: 9, Epoch: current}}} // which no client's code has written
+		r := store.LeaseRead{Name: "orders", ServerGeneration: 7, Owned: []store.Owned{{Partition: 9, Epoch: current}}} // with a partition number that no client's code has written
 		if test.epoch != 0 {
 			r.Owned = append(r.Owned, store.Owned{Partition: 1, Epoch: test.epoch, Moving: test.moves})
 		}

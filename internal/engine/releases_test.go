@@ -46,7 +46,7 @@ func TestCloseThatCannotPlanHandsOverAllTheSame(t *testing.T) {
 	})
 }
 
-// The new owner polls: the generation of the lease tells it.
+// The new owner polls: the generation of the lease shows it.
 func TestWhatWasReleasedIsAnnouncedUntilThatIsAnswered(t *testing.T) {
 	for name, f := range map[string]fault{
 		"the message is lost": {err: errBroken, broken: true},
@@ -84,7 +84,7 @@ func TestReleaseBeforeCrashReachesItsOwner(t *testing.T) {
 	})
 }
 
-// The server does not restart: nothing but its mark tells of it.
+// The server does not restart: only its boot marker shows the crash.
 func TestCrashWithLostAnnouncementHidesNoPartition(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
@@ -125,7 +125,7 @@ func TestReleaseWithLostAnswerIsAnnounced(t *testing.T) {
 	})
 }
 
-// Work ends at every moment for as long as there is something to release.
+// Work ends all the time while there are partitions to release.
 func TestAStreamOfReleasesDelaysNoAnnouncement(t *testing.T) {
 	inWorld(t, func(w *world) {
 		const partitions, each = 500, time.Millisecond / 4 // less than a statement takes

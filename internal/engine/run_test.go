@@ -11,8 +11,8 @@ import (
 	. "github.com/pgleases/pgleases"
 )
 
-// A callback may end its goroutine, as a failing test does, or return an error that panics when it is looked at. Its partition moves
-// as if it had returned, and Run returns.
+// A callback may end its goroutine, as a failing test does, or return an error that panics when it
+// is inspected. Its partition moves as if it had returned, and Run returns.
 func TestRunOfCallbacksThatMisbehave(t *testing.T) {
 	for name, callback := range map[string]func(context.Context) error{
 		"ends its goroutine":               func(context.Context) error { runtime.Goexit(); return nil },

@@ -9,7 +9,8 @@ import (
 	"github.com/pgleases/pgleases/internal/fakestore"
 )
 
-// The numbers of a client are the sums over its leases, also over one that has ended, and whose work goes on.
+// The numbers of a client are the sums over its leases, including a lease that has ended and whose
+// work continues.
 func TestStatsOfALeaseAndOfItsClient(t *testing.T) {
 	inWorld(t, func(w *world) {
 		ended, cancel := context.WithCancel(context.Background())

@@ -18,16 +18,18 @@ import (
 	"github.com/pgleases/pgleases/internal/fakestore"
 )
 
-// The engine wakes up for each thing that becomes due by itself. Here heartbeats are minutes apart and no notification arrives: what
-// the engine does not wake up for comes minutes late.
+// The engine wakes up for each thing that becomes due. Here heartbeats are minutes apart and no
+// notification arrives: if the engine does not wake up for something, that is minutes late.
 
-// rare are the options of a client that heartbeats every five minutes, and is not woken by the database.
+// rare are the options of a client with a heartbeat every five minutes, which the database does not
+// wake.
 var rare = []Option{WithTTL(10 * time.Minute), WithHeartbeat(5 * time.Minute), WithPolling()}
 
-// soon is what the statements of a simulated database may take, together, with the spread of their times.
+// soon is the maximum time of the statements of a simulated database together, with the spread of
+// their times.
 const soon = 300 * time.Millisecond
 
-// failing has a statement of a client fail the first times.
+// failing makes a statement of a client fail the first times.
 func (w *world) failing(p *proc, op string, times int, f fault) {
 	w.inject(func(client, called string) (fault, bool) {
 		if called != op || client != p.name || times == 0 {
@@ -38,7 +40,7 @@ func (w *world) failing(p *proc, op string, times int, f fault) {
 	})
 }
 
-// patiently is a context for calls that take moments, unless the engine sleeps.
+// patiently is a context for calls that return quickly, unless the engine sleeps.
 func patiently(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
@@ -139,7 +141,7 @@ func TestTheEngineWakesUpForACheckAndForTheEviction(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		b.set(func(p *proc) { p.killed = true })
 		w.breakConns(b)
-		w.within(ttl+soon, "the dead one's partition is taken over", func() bool { return shows(l) == "0-1" })
+		w.within(ttl+soon, "the crashed one's partition is taken over", func() bool { return shows(l) == "0-1" })
 	})
 }
 
@@ -241,7 +243,7 @@ func TestWorkAfterRunsContextEndsWithDrainTimeout(t *testing.T) {
 	})
 }
 
-// The work that goes on is not waited for once more.
+// Work that continues is not waited for again.
 func TestPartitionMovesThoughWorkAfterRunsContextGoesOn(t *testing.T) {
 	inWorld(t, func(w *world) {
 		const timeout = 10 * time.Second
@@ -270,7 +272,8 @@ func TestPartitionMovesThoughWorkAfterRunsContextGoesOn(t *testing.T) {
 	})
 }
 
-// withUnread returns a lease, and another client that has two of its four partitions and has not read that.
+// withUnread returns a lease, and another client that has two of its four partitions and has not
+// read that.
 func (w *world) withUnread() (lease *Lease, other *proc) {
 	a, b := w.start("a"), w.start("b", WithPolling())
 	lease = a.mustJoin("x", 4, WithHandoffDelay(0))
@@ -281,7 +284,7 @@ func (w *world) withUnread() (lease *Lease, other *proc) {
 	return lease, b
 }
 
-// It is a member still: what it was given is found by a read, and released.
+// It is still a member: a read finds what it was given, and the client releases it.
 func TestCloseReleasesWhatItHasNotRead(t *testing.T) {
 	for name, patience := range map[string]time.Duration{"ended": 0, "a second": time.Second} {
 		t.Run(name, func(t *testing.T) {
@@ -296,7 +299,7 @@ func TestCloseReleasesWhatItHasNotRead(t *testing.T) {
 	}
 }
 
-// A lease that the client could not leave is named, also if nothing of it was read.
+// A lease that the client could not leave is named, even if it was never read.
 func TestCloseNamesALeaseThatItHasNotLeft(t *testing.T) {
 	inWorld(t, func(w *world) {
 		_, b := w.withUnread()
@@ -317,7 +320,7 @@ func TestTheEngineWakesUpToGiveUpClosing(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
 		if err := p.c.Close(ctx); err == nil {
-			w.t.Error("Close told nothing of what it left")
+			w.t.Error("Close returned no error about what it left")
 		}
 		if took := time.Since(began); took < engine.CloseGrace || took > engine.CloseGrace+soon {
 			w.failf("Close took %v, not %v", took, engine.CloseGrace)
@@ -326,7 +329,8 @@ func TestTheEngineWakesUpToGiveUpClosing(t *testing.T) {
 	})
 }
 
-// A round trip that took long once leaves the database's clock known to within that time, for as long as the watch lasts.
+// After one slow round trip the client knows the database's clock to within that time, as long as
+// the watch lasts.
 func TestEvictionWorksWithImpreciseClock(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a := w.start("a", WithTTL(time.Minute), WithHeartbeat(200*time.Millisecond), WithPolling())
@@ -339,11 +343,12 @@ func TestEvictionWorksWithImpreciseClock(t *testing.T) {
 		w.within(5*time.Second, "each owns one", func() bool { return len(la.Values()) == 1 && len(lb.Values()) == 1 })
 		b.set(func(p *proc) { p.killed = true })
 		w.breakConns(b)
-		w.within(ttl+2*time.Second, "the dead one's partition is taken over", func() bool { return len(la.Values()) == 2 })
+		w.within(ttl+2*time.Second, "the crashed one's partition is taken over", func() bool { return len(la.Values()) == 2 })
 	})
 }
 
-// owns returns how many partitions of a lease a client owns in the database, and how many are meant for it.
+// owns returns how many partitions of a lease a client owns in the database, and how many have it
+// as their target.
 func (w *world) owns(id, lease string) (owned, meant int) {
 	w.db.Look(func(t *fakestore.Tables, _ int64) {
 		session := sessionOf(t, id)
@@ -359,7 +364,7 @@ func (w *world) owns(id, lease string) (owned, meant int) {
 	return owned, meant
 }
 
-// evict takes a client's session away, as another client does that found it expired.
+// evict removes a client's session, as another client does that found it expired.
 func (w *world) evict(id string) {
 	w.db.Edit(func(t *fakestore.Tables, _ int64) {
 		session := sessionOf(t, id)
@@ -368,7 +373,7 @@ func (w *world) evict(id string) {
 	})
 }
 
-// logged returns how often clients have logged that since the last call.
+// logged returns how often clients have logged the message since the last call.
 func (w *world) logged(what string) (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -388,7 +393,7 @@ func TestBlockedJoinDelaysNothingElse(t *testing.T) {
 		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
 		la := a.mustJoin("x", 2, WithHandoffDelay(0))
 		w.within(5*time.Second, "a owns all", func() bool { return shows(la) == "0-1" })
-		w.inject(func(client, op string) (fault, bool) { // the lease's row is locked, and the join waits for it in vain
+		w.inject(func(client, op string) (fault, bool) { // the lease's row is locked, and the join's wait for it times out
 			return fault{before: 500 * time.Millisecond, err: errLocked}, client == a.name && op == "join"
 		})
 		ctx, giveUp := context.WithCancel(context.Background())
@@ -450,7 +455,8 @@ func TestSetWeightReturnsOnceIfLeaseIsLeft(t *testing.T) {
 	})
 }
 
-// The first process registers, and its answer is lost. One of another program registers before the first one tries again.
+// The first process registers, and its answer is lost. A process of another program registers
+// before the first one tries again.
 func TestOpenWithLostAnswerStaysTheNewer(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var attempts atomic.Int32
@@ -483,7 +489,8 @@ func TestOpenWithLostAnswerStaysTheNewer(t *testing.T) {
 	})
 }
 
-// Each check takes a while, in which one client of twenty has its heartbeat, and hears that the check is due.
+// Each check takes a while. Meanwhile one client of 20 has its heartbeat, and learns that the check
+// is due.
 func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
 	inWorld(t, func(w *world) {
 		const clients, ttl, calm = 300, 6 * time.Second, 20 * time.Second
@@ -496,7 +503,7 @@ func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
 			procs[i] = w.start(fmt.Sprint("c", i), WithTTL(ttl), WithPolling())
 		}
 		procs[0].mustJoin("x", 1)
-		time.Sleep(2 * ttl) // they know how many they are
+		time.Sleep(2 * ttl) // they know their number
 		beats, evictions, checks := w.count("heartbeat"), w.count("evict"), w.count("check")
 		time.Sleep(calm)
 		beats, evictions, checks = w.count("heartbeat")-beats, w.count("evict")-evictions, w.count("check")-checks
@@ -509,7 +516,7 @@ func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
 		w.inject(nil)
 		next := procs[1].mustJoin("x", 1)
 		procs[0].kill()
-		w.within(ttl+ttl/3+time.Second, "the dead one's partition is taken over", func() bool { return len(next.Values()) == 1 })
+		w.within(ttl+ttl/3+time.Second, "the crashed one's partition is taken over", func() bool { return len(next.Values()) == 1 })
 	})
 }
 

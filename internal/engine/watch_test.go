@@ -11,7 +11,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A driftingClock is a database's clock as a function of true time, which is the client's: it drifts and steps.
+// A driftingClock is a database's clock as a function of true time, which is the client's: it
+// drifts and steps.
 type driftingClock struct {
 	ppm   float64
 	steps []clockStep
@@ -43,7 +44,7 @@ func newWatcher(ttl time.Duration) *watcher {
 	return &watcher{watch: newWatch(opened, ttl), opened: opened, run: store.Incarnation{Timeline: 1, Started: 1, Marker: 1}}
 }
 
-// beat sends a heartbeat at a true time; it takes so long there and back.
+// beat sends a heartbeat at a true time, with these durations there and back.
 func (w *watcher) beat(sent, there, back time.Duration) {
 	w.observe(w.opened.Add(sent), w.opened.Add(sent+there+back), w.clock.at(sent+there).Microseconds(), w.run)
 }
@@ -54,8 +55,8 @@ func (w *watcher) cutoffAt(t time.Duration) time.Duration {
 	return time.Duration(w.cutoff(w.opened.Add(t))) * time.Microsecond
 }
 
-// TestWhoeverTheCutoffCondemnsWasSilentForATTL lets a clock drift and step in all ways, at most once between two looks at
-// it, and a victim heartbeat at any time.
+// TestWhoeverTheCutoffCondemnsWasSilentForATTL lets a clock drift and step in all ways, at most
+// once between two readings, and a victim heartbeat at any time.
 func TestWhoeverTheCutoffCondemnsWasSilentForATTL(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -69,8 +70,8 @@ func TestWhoeverTheCutoffCondemnsWasSilentForATTL(t *testing.T) {
 			most := rapid.SampledFrom([]time.Duration{time.Millisecond, margin(own) / 16, margin(own)}).Draw(t, "most")
 			return time.Duration(rapid.Int64Range(0, int64(most)).Draw(t, "trip"))
 		})
-		var heard []time.Duration     // when the victim was
-		var last, apart time.Duration // when the clock was last looked at, and how long it was not at the most
+		var heard []time.Duration     // times of the victim's heartbeats
+		var last, apart time.Duration // the last reading of the clock, and the longest time between two readings
 		for i := range beats {
 			period := own / time.Duration(rapid.IntRange(2, 4).Draw(t, "period"))
 			heard = append(heard, now+time.Duration(rapid.Int64Range(0, int64(period)).Draw(t, "heard")))
@@ -82,7 +83,7 @@ func TestWhoeverTheCutoffCondemnsWasSilentForATTL(t *testing.T) {
 			if w.lastsAt(answered) > 0 && seen && w.cutoffAt(answered) > w.clock.at(answered) {
 				t.Fatalf("beat %d: the cutoff %v is past the clock %v", i, w.cutoffAt(answered), w.clock.at(answered))
 			}
-			if seen && rapid.IntRange(0, 9).Draw(t, "steps") == 0 { // and is looked at before the next step
+			if seen && rapid.IntRange(0, 9).Draw(t, "steps") == 0 { // and the clock is read before the next step
 				far := rapid.SampledFrom([]time.Duration{time.Hour, own, margin(own)}).Draw(t, "far")
 				w.clock.steps = append(w.clock.steps, clockStep{answered + time.Microsecond,
 					time.Duration(rapid.Int64Range(-int64(far), int64(far)).Draw(t, "by"))})
@@ -92,10 +93,10 @@ func TestWhoeverTheCutoffCondemnsWasSilentForATTL(t *testing.T) {
 			if seen {
 				last = answered
 			}
-			// Readings are whole microseconds, and what the clock drifts between two looks is not seen.
+			// Readings are whole microseconds, and drift between two readings is not seen.
 			drift := time.Microsecond + time.Duration(float64(max(apart, evict-last))*math.Abs(w.clock.ppm)/1e6)
 			if lasts := w.lastsAt(evict); lasts >= victims && len(w.seen) > 0 {
-				// What the statement checks at the database.
+				// This is what the statement checks in the database.
 				cutoff, clock := w.cutoffAt(evict), w.clock.at(evict)
 				for _, h := range heard {
 					expires := w.clock.at(h) + victims
@@ -183,7 +184,7 @@ func TestAWatchIsOfOneRunOfTheServer(t *testing.T) {
 			w.beat(time.Duration(i)*2*time.Second, time.Millisecond, time.Millisecond)
 		}
 		w.run = next
-		w.beat(10*time.Second, time.Second, time.Second) // also one that is no sighting
+		w.beat(10*time.Second, time.Second, time.Second) // even one that is not a sighting
 		if got := w.lastsAt(12 * time.Second); got != 0 {
 			t.Errorf("it lasts %v on run %v", got, next)
 		}

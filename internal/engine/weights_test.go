@@ -84,7 +84,7 @@ func TestWithoutDatabaseLeaveWaitsAndCloseEnds(t *testing.T) {
 		p.set(func(p *proc) { p.cut = true })
 		began := time.Now()
 		if err := p.c.Close(context.Background()); err == nil {
-			t.Error("Close told nothing of what it left behind")
+			t.Error("Close returned no error about what it left behind")
 		}
 		if took := time.Since(began); took > 8*time.Second {
 			t.Errorf("Close took %v", took)

@@ -41,7 +41,8 @@ func TestValidityThatWasSeenToEndIsNotProlonged(t *testing.T) {
 	}
 }
 
-// All contexts end in one order, and no lock is held meanwhile: the work under them may need it at once.
+// All contexts end in one order, and no lock is held meanwhile, because the work under them may
+// need it at once.
 func TestEndCancelsHoldsFirst(t *testing.T) {
 	const partitions, holds = 64, 3
 	for name, end := range map[string]func(*Board, []*Ownership){

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// keepDatabases has databases be kept for as long as the test takes.
+// keepDatabases keeps databases until the test ends.
 func keepDatabases(t *testing.T) {
 	t.Helper()
 	t.Setenv(roleVariable, "")
@@ -29,8 +29,7 @@ func do(t *testing.T, conn *pgx.Conn, statements string) {
 	}
 }
 
-// in calls f with the same database as before, or another, and a connection that ends in good
-// order.
+// in calls f with the same database as before, or another, and a connection that ends normally.
 func in(t *testing.T, ddl string, f func(t *testing.T, databaseURL string, conn *pgx.Conn)) (name string) {
 	t.Helper()
 	t.Run("", func(t *testing.T) {
@@ -103,7 +102,7 @@ func TestASessionIsKeptForTheNextTestAndAsNew(t *testing.T) {
 		}
 	})
 	in(t, "", func(t *testing.T, databaseURL string, conn *pgx.Conn) {
-		for tries := 0; conn.PgConn().PID() != pid && tries < 2; tries++ { // three were kept, and any of them comes first
+		for tries := 0; conn.PgConn().PID() != pid && tries < 2; tries++ { // three were kept, and any of them may be first
 			conn = connect(t, databaseURL)
 		}
 		if got := value[string](t, conn, `SELECT concat_ws(' ', pg_backend_pid(), current_setting('work_mem'), (SELECT count(*) FROM pg_prepared_statements WHERE from_sql),
@@ -117,8 +116,8 @@ func TestASessionIsKeptForTheNextTestAndAsNew(t *testing.T) {
 	})
 }
 
-// A client that does not end has its session ended, also in the middle of a statement; what it does
-// later reaches no other test.
+// If a client does not end, its session is ended, even during a statement; its later messages reach
+// no other test.
 func TestNothingOfATestIsDoneAfterIt(t *testing.T) {
 	keepDatabases(t)
 	whole, began := t, time.Now()

@@ -55,7 +55,7 @@ func value[T any](t *testing.T, conn *pgx.Conn, query string) (v T) {
 	return v
 }
 
-// A server that somebody else runs ends sessions that are idle.
+// A server that another user runs ends idle sessions.
 func TestDatabaseIsCreatedAfterLostConnection(t *testing.T) {
 	conn := connect(t, EmptyDatabase(t))
 	if !value[bool](t, conn, fmt.Sprint("SELECT pg_terminate_backend(", toServer.conn.PgConn().PID(), ", 60000)")) {
@@ -106,7 +106,7 @@ func TestMigratedDatabaseIsNotShared(t *testing.T) {
 	}
 }
 
-// apart is the environment of processes that share a server with those of no other test, and the
+// apart returns the environment of processes that share a server only with each other, and the
 // server's folder.
 func apart(t *testing.T) (folder string, environ []string) {
 	t.Helper()
@@ -118,7 +118,7 @@ func apart(t *testing.T) (folder string, environ []string) {
 	return folder, environ
 }
 
-// A process is a tester that runs.
+// A process is a running tester.
 type process struct {
 	*exec.Cmd
 	output *bufio.Reader
@@ -156,7 +156,7 @@ func (p process) server(t *testing.T) string {
 	return u.Host
 }
 
-// gone waits until a server and its folder are.
+// gone waits until a server and its folder are gone.
 func gone(t *testing.T, folder string, servers ...string) {
 	t.Helper()
 	left := func() []string {

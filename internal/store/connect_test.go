@@ -115,7 +115,7 @@ func TestAServerToWhichConnectionsTakeLongIsReached(t *testing.T) {
 	}
 }
 
-// The application's own hook of a connection comes after it was found out where that leads to.
+// The application's own connection hook runs after the check of where the connection leads.
 func TestApplicationHookChangesNoStatement(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
@@ -156,8 +156,8 @@ func TestSettingsOfARoleAreNotThoseOfAClientsConnection(t *testing.T) {
 	}
 }
 
-// PgBouncer 1.18 and 1.19 end at some requests to cancel; pgx sends one also where it closes a connection on which a
-// statement is under way.
+// PgBouncer 1.18 and 1.19 crash at some cancel requests. pgx also sends one when it closes a
+// connection during a statement.
 func TestNothingIsCancelledThroughAPooler(t *testing.T) {
 	t.Parallel()
 	for _, direct := range []bool{false, true} {

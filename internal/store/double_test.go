@@ -17,12 +17,12 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// TestDoubleAnswersAsTheServer runs random statements on both, at the same instants of a
-// clock that is set by hand, and compares the answers, and the tables after each.
+// TestDoubleAnswersAsTheServer runs random statements on both, at the same times of a clock that is
+// set by hand, and compares the answers, and the tables after each.
 func TestDoubleAnswersAsTheServer(t *testing.T) {
 	t.Parallel()
 	f := stoppedFixture(t)
-	f.ctx = t.Context() // it takes as long as it takes
+	f.ctx = t.Context() // without a time limit
 	conn := f.conn()
 	run := func() Incarnation {
 		beat := testkit.Must(conn.Heartbeat(f.ctx, 0, 0, Renewal{}))(f)
@@ -93,7 +93,7 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 				p.same("read", func(c engine.Conn) (any, error) {
 					reads, err := c.Read(f.ctx, session, names)
 					slices.SortFunc(reads, func(a, b LeaseRead) int { return cmp.Compare(a.Name, b.Name) })
-					for _, r := range reads { // the double does not know who wants it, and why
+					for _, r := range reads { // the double does not store the actor and the reason
 						clear(r.Paused)
 						clear(r.Drained)
 					}
@@ -203,7 +203,7 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 					side.server(func(s *fakestore.Server, _ int64) { s.AcceptedTimeline = 77 })
 				}
 			},
-			"orphan": func(*rapid.T) { // a row that half a protocol left behind
+			"orphan": func(*rapid.T) { // a row that an incomplete protocol left behind
 				session, all := p.session(), p.partitions()
 				if len(all) == 0 {
 					return
@@ -261,7 +261,7 @@ type place struct {
 
 func draw[T any](p *pair, what string, from []T) T { return rapid.SampledFrom(from).Draw(p.T, what) }
 
-// some draws a few, each at most once.
+// some draws a few elements, each at most once.
 func some[T comparable](p *pair, what string, from []T) []T {
 	if len(from) == 0 {
 		return nil
@@ -271,7 +271,7 @@ func some[T comparable](p *pair, what string, from []T) []T {
 
 func (p *pair) session() int64 { return draw(p, "session", sessions) }
 
-// run draws a server incarnation, which mostly is the one that it is in.
+// run draws a server incarnation, usually the present one.
 func (p *pair) run() Incarnation {
 	run := p.double.double.Run()
 	switch draw(p, "run", []int{0, 0, 0, 0, 0, 0, 1, 2, 3}) {
@@ -285,8 +285,8 @@ func (p *pair) run() Incarnation {
 	return run
 }
 
-// partitions are all that there are.
-// releases draws partitions to release, and a session, which mostly owns one of them.
+// partitions are all existing partitions.
+// releases draws partitions to release, and a session, which usually owns one of them.
 func (p *pair) releases() (session int64, releases []Release) {
 	session = p.session()
 	for _, k := range some(p, "partitions", p.partitions()) {
@@ -363,7 +363,7 @@ func (p *pair) plan() (plan []LeasePlan) {
 	return plan
 }
 
-// override draws one, and to whom it pins.
+// override draws an override, and the client that it pins to.
 func (p *pair) override() (w fakestore.Override, to string) {
 	w.Verb = draw(p, "verb", []string{"drain", "cordon", "pause", "freeze", "pin"})
 	switch w.Verb {
@@ -378,7 +378,7 @@ func (p *pair) override() (w fakestore.Override, to string) {
 	return w, to
 }
 
-// sameVerb has both do what an operator says.
+// sameVerb runs an operator's verb on both.
 func (p *pair) sameVerb(what any, verb func(*fixture) error) {
 	p.Helper()
 	if real, double := verb(p.f), verb(p.double); said(real) != said(double) {
@@ -386,7 +386,7 @@ func (p *pair) sameVerb(what any, verb func(*fixture) error) {
 	}
 }
 
-// same runs a statement on both, which shall say the same.
+// same runs a statement on both, and checks that the answers are equal.
 func (p *pair) same(what string, statement func(c engine.Conn) (any, error)) {
 	p.Helper()
 	real, err := statement(p.conn)
@@ -396,7 +396,7 @@ func (p *pair) same(what string, statement func(c engine.Conn) (any, error)) {
 	}
 }
 
-// spelled is a process, in words.
+// spelled returns a process as text.
 func spelled(process *Process) string {
 	if process == nil {
 		return "nobody"
@@ -404,7 +404,7 @@ func spelled(process *Process) string {
 	return fmt.Sprintf("%+v", *process)
 }
 
-// said is what kind of error it is.
+// said returns the kind of an error.
 func said(err error) string {
 	switch {
 	case errors.Is(err, fakestore.ErrInUse):

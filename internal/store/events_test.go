@@ -11,7 +11,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// events are those since the last call: cause, lease, from, to, partitions.
+// events returns the events since the last call: cause, lease, from, to, partitions.
 func (f *fixture) events() string {
 	f.Helper()
 	told := f.text(`SELECT cause, coalesce(lease, '-'), coalesce(from_id, '-') || '>' || coalesce(to_id, '-'), coalesce(partitions::text, '-')
@@ -31,13 +31,13 @@ func TestEveryChangeOfMembersAndOwnersIsAnEvent(t *testing.T) {
 	a.join("l", 6)
 	b.join("l", 6)
 	tells("joined|l|->a|-", "joined|l|->b|-")
-	a.join("l", 6) // once more, after a lost answer
+	a.join("l", 6) // again, after a lost answer
 	a.beat()
 	tells()
 	a.give("l", a.session, a.session, b.session, a.session)
 	tells("given|l|->a|{[0,2),[3,4)}", "given|l|->b|{[2,3)}")
 	a.give("l", b.session, b.session, b.session, b.session)
-	tells() // the owner is asked: nothing has moved
+	tells() // the owner is asked: no partition has moved
 	generation := value[int64](f, "SELECT generation FROM leases")
 	a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 3, 1}})
 	expect(t, value[int64](f, "SELECT generation FROM events"), generation, "generation of the event")
@@ -45,7 +45,7 @@ func TestEveryChangeOfMembersAndOwnersIsAnEvent(t *testing.T) {
 	a.release([]Release{{"l", 0, 1}}) // once more
 	tells()
 	b.release([]Release{{"l", 0, 2}, {"l", 1, 2}, {"l", 2, 1}}, "l")
-	tells("handed over|l|b>-|{[0,3)}") // it owns one still
+	tells("handed over|l|b>-|{[0,3)}") // it still owns one
 	b.release([]Release{{"l", 3, 2}}, "l")
 	tells("handed over|l|b>-|{[3,4)}", "left|l|b>-|-")
 	a.give("l", a.session, a.session)
@@ -86,7 +86,7 @@ func TestAPlanOfManyMovesIsAnEventForEachPairOfClients(t *testing.T) {
 	expect(t, f.text(`SELECT count(*), count(DISTINCT to_id), (SELECT count(*) FROM events, unnest(partitions) AS r, generate_series(lower(r), upper(r) - 1))
 		FROM events WHERE cause = 'given'`), "4|4|2000", "rows, owners, partitions")
 	expect(t, value[int](f, `SELECT count(*) FROM partitions AS p WHERE NOT EXISTS (
-		SELECT FROM events AS e WHERE e.to_id = p.owner_id AND p.partition <@ e.partitions)`), 0, "partitions of which no event tells")
+		SELECT FROM events AS e WHERE e.to_id = p.owner_id AND p.partition <@ e.partitions)`), 0, "partitions without an event")
 }
 
 func TestOldEventsGoInBatchesAndNoClientDeletesAny(t *testing.T) {
@@ -105,7 +105,7 @@ func TestOldEventsGoInBatchesAndNoClientDeletesAny(t *testing.T) {
 		expect(t, f.text("SELECT count(*) FILTER (WHERE cause = 'old'), count(*) FILTER (WHERE cause = 'young') FROM events"), want, "old and young")
 	}
 	tx := testkit.Must(f.raw().Begin(f.ctx))(f)
-	testkit.Must(tx.Exec(f.ctx, "SELECT FROM pgleases.events FOR UPDATE"))(f) // a check waits for nobody
+	testkit.Must(tx.Exec(f.ctx, "SELECT FROM pgleases.events FOR UPDATE"))(f) // a check waits for no lock
 	f.exec("UPDATE events_kept SET age = '28 days'")
 	f.checkNow()
 	c.evict()
@@ -122,7 +122,8 @@ func TestOldEventsGoInBatchesAndNoClientDeletesAny(t *testing.T) {
 	}
 }
 
-// Whoever wants to keep them for ever writes an age at which there was no time yet.
+// To keep events for ever, an operator may set an age that reaches back before the first valid
+// time.
 func TestAnyAgeMayBeKept(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -130,14 +131,14 @@ func TestAnyAgeMayBeKept(t *testing.T) {
 	f.exec("INSERT INTO events (at, cause) VALUES (now() - interval '900 years', 'old')")
 	for _, age := range []string{"10000 years", "170000000 years"} {
 		f.exec("UPDATE events_kept SET age = $1::text::interval", age)
-		dead := f.client("dead")
-		f.expire(dead)
-		expect(t, fmt.Sprint(c.evict().IDs), "[dead]", "evicted")
+		expired := f.client("expired")
+		f.expire(expired)
+		expect(t, fmt.Sprint(c.evict().IDs), "[expired]", "evicted")
 		expect(t, value[int](f, "SELECT count(*) FROM events WHERE cause = 'old'"), 1, "kept")
 	}
 }
 
-// One that the clock dated ahead would keep all behind it.
+// An event that the clock dated in the future would keep all later ones.
 func TestEventsThatAreDatedAheadKeepNoOthers(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -149,7 +150,8 @@ func TestEventsThatAreDatedAheadKeepNoOthers(t *testing.T) {
 	expect(t, f.text("SELECT cause FROM events WHERE cause IN ('ahead', 'old', 'a little ahead')"), "a little ahead", "events that are kept")
 }
 
-// A dump has the numbers of its server's transactions, which mean nothing on another: there, what is new would come before it, be it years old.
+// A dump has the transaction numbers of its server, which have no meaning on another server: new
+// events there would come before them, even years later.
 func TestEventsOfAnotherServerComeFirst(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -165,7 +167,7 @@ func TestEventsOfAnotherServerComeFirst(t *testing.T) {
 		expect(t, len(c.evict().IDs), 0, "evicted")
 	}
 	run := c.run()
-	f.expire(f.client("dead"), f.client("other"))
+	f.expire(f.client("expired"), f.client("other"))
 	clock := c.beat().Clock
 	end := f.lock("INSERT INTO events (cause) VALUES ('open')") // so that the check's own number is beyond those of its snapshot
 	evicted := testkit.Must(c.Evict(f.ctx, clock, 10*time.Minute, usualTTL, run))(f)
@@ -174,14 +176,14 @@ func TestEventsOfAnotherServerComeFirst(t *testing.T) {
 	expect(t, f.text("SELECT cause FROM events WHERE tx = '0' ORDER BY id"), "old 3\nof a third", "events that come first: not those that the check writes itself")
 }
 
-// By their ids alone it would miss those of a transaction that commits after one that began later.
+// By ids alone it would miss the events of a transaction that commits after one that began later.
 func TestEventsCommittedLateAreFollowed(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.exec("INSERT INTO events (cause) VALUES ('first')")
 	commit := f.lock("INSERT INTO events (cause) VALUES ('late') RETURNING id")
 	f.exec("INSERT INTO events (cause) VALUES ('early')")
-	seen, tx, id := "", "0", int64(0) // as one who follows the events goes on
+	seen, tx, id := "", "0", int64(0) // as a reader continues that follows the events
 	read := func() string {
 		for _, line := range strings.Fields(f.text(`SELECT tx::text, id, cause FROM events
 			WHERE (tx, id) > ($1::text::xid8, $2) AND (tx < pg_snapshot_xmin(pg_current_snapshot()) OR tx >= pg_snapshot_xmax(pg_current_snapshot()))

@@ -76,7 +76,7 @@ func TestWhoHasNotWatchedForATTLEvictsNobodyOfIt(t *testing.T) {
 		expect(t, dueIn(2*time.Minute), 0, "due after two minutes in")
 		got = a.evictAs(run, 2*time.Minute)
 		expect(t, strings.Join(got.IDs, " "), "longer", "evicted after two minutes")
-		between("nobody stays", dueIn(time.Hour), 5*time.Second, 6*time.Second)
+		between("no session stays", dueIn(time.Hour), 5*time.Second, 6*time.Second)
 	})
 }
 
@@ -100,7 +100,7 @@ func TestASessionThatStaysPutsOffNoOtherCheck(t *testing.T) {
 		f.expireIn(long, 10*time.Minute) // it was only late
 		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted")
 		beat := testkit.Must(a.Heartbeat(f.ctx, a.session, time.Hour, Renewal{}))(f)
-		expect(t, beat.CheckDueIn > time.Second, true, "nobody stays any more")
+		expect(t, beat.CheckDueIn > time.Second, true, "no session stays any more")
 	})
 }
 
@@ -146,7 +146,7 @@ func TestWhatNobodyOwnsIsAskedForWhereverItWasLeft(t *testing.T) {
 		atRest("asked while all is well")
 		for _, orphan := range []struct {
 			what      string
-			isPlanned bool // where a plan is due or under way anyway
+			isPlanned bool // a plan is due or in progress anyway
 			how       func(t *fakestore.Tables, row *fakestore.Partition)
 		}{
 			{"a member without a session", false, func(t *fakestore.Tables, _ *fakestore.Partition) {
@@ -278,7 +278,7 @@ func TestAnEvictionWaitsForNoRegistration(t *testing.T) {
 	release()
 }
 
-// As by a transaction that drops the lease and stays open.
+// For example by a transaction that drops the lease and stays open.
 func TestALockedLeaseKeepsNothingElseFromBeingEvicted(t *testing.T) {
 	t.Parallel()
 	f := stoppedFixture(t)
@@ -314,11 +314,11 @@ func TestALockedLeaseKeepsNothingElseFromBeingEvicted(t *testing.T) {
 	}
 }
 
-// As by an operator's UPDATE of identities in a transaction that stays open.
+// For example by an operator's UPDATE of identities in a transaction that stays open.
 func TestWaitingRegistrationDelaysNoEviction(t *testing.T) {
 	t.Parallel()
 	f := stoppedFixture(t)
-	a, dead := f.client("a"), f.client("dead")
+	a, expired := f.client("a"), f.client("expired")
 	f.clientTTL("long", 10*time.Minute)
 	run := a.run()
 	unlock := f.lock("INSERT INTO identities VALUES ('b', 1, 1, now())")
@@ -328,8 +328,8 @@ func TestWaitingRegistrationDelaysNoEviction(t *testing.T) {
 		return err
 	})
 	f.blocked(conn.Raw().PgConn().PID())
-	f.expire(dead)
-	expect(t, fmt.Sprint(a.evictAs(run, time.Hour).IDs), "[dead]", "evicted")
+	f.expire(expired)
+	expect(t, fmt.Sprint(a.evictAs(run, time.Hour).IDs), "[expired]", "evicted")
 	expect(t, f.clientTTL("other", time.Second) != nil, true, "another registers")
 	unlock()
 	f.ok(registering())
@@ -348,8 +348,8 @@ func TestAClientThatFreezesInAnEvictionHoldsNoLock(t *testing.T) {
 		statement = strings.ReplaceAll(statement, fmt.Sprintf("$%d::", i+1), fmt.Sprintf("'%d'::", v))
 	}
 	message := testkit.Must((&pgproto3.Query{String: statement}).Encode(nil))(f)
-	testkit.Must(f.session().PgConn().Conn().Write(message))(f) // nobody reads the answer
-	f.until("the dead are gone", func() bool { return value[int](f, "SELECT count(*) FROM clients") == 1 })
+	testkit.Must(f.session().PgConn().Conn().Write(message))(f) // the answer is not read
+	f.until("the expired sessions are gone", func() bool { return value[int](f, "SELECT count(*) FROM clients") == 1 })
 	f.exec("SELECT FROM server FOR UPDATE NOWAIT")
 }
 
@@ -357,10 +357,10 @@ func TestAClientThatFreezesInAnEvictionHoldsNoLock(t *testing.T) {
 func TestEvictionReadsExpiredClientsOnly(t *testing.T) {
 	t.Parallel()
 	f := stoppedFixture(t)
-	a, dead := f.client("a"), f.client("dead")
+	a, expired := f.client("a"), f.client("expired")
 	a.join("l", 2)
-	dead.join("l", 2)
-	a.give("l", a.session, dead.session)
+	expired.join("l", 2)
+	a.give("l", a.session, expired.session)
 	f.exec(`INSERT INTO clients SELECT n, n::text, 1, public.clock() + interval '1 hour', '6 s', '', 0, now() FROM generate_series(1, 2000) AS n`)
 	f.exec(`INSERT INTO identities SELECT n::text, 1, 1, now() - interval '2 days' FROM generate_series(1, 2000) AS n;
 		INSERT INTO leases SELECT n::text, 1, 1, 1, 1, 'infinity', now() FROM generate_series(1, 2000) AS n;
@@ -368,7 +368,7 @@ func TestEvictionReadsExpiredClientsOnly(t *testing.T) {
 		INSERT INTO partitions SELECT n::text, p, n, n, 1 FROM generate_series(1, 2000) AS n, generate_series(0, 4) AS p;
 		ANALYZE`)
 	run := a.run()
-	f.expire(dead)
+	f.expire(expired)
 	f.ok(a.pg().Exec(f.ctx, "BEGIN"))
 	scans := func() (n int64) { // of this session
 		f.ok(a.pg().Raw().QueryRow(f.ctx, "SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'clients'").Scan(&n))
@@ -422,7 +422,7 @@ func TestOrphansOfLargeTablesAreFoundPartByPart(t *testing.T) {
 	expect(t, b.beat().Alive, true, "alive")
 }
 
-// Somebody has deleted its row.
+// Its row was deleted by hand.
 func TestAMemberOfALeaseThatIsGoneGoesWithItsSession(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -437,7 +437,7 @@ func TestAMemberOfALeaseThatIsGoneGoesWithItsSession(t *testing.T) {
 	}
 }
 
-// Somebody has deleted it: no answer is read with its fields in each other's places.
+// It was deleted by hand: the fields of the answer must not be mixed up.
 func TestAServerWithoutItsRowIsNamed(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -448,7 +448,7 @@ func TestAServerWithoutItsRowIsNamed(t *testing.T) {
 	}
 }
 
-// As behind a publication that cannot replicate them.
+// For example behind a publication that cannot replicate them.
 func TestWhatCannotBeDeletedKeepsNobodyFromBeingEvicted(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -468,12 +468,12 @@ func TestWhatCannotBeDeletedKeepsNobodyFromBeingEvicted(t *testing.T) {
 func TestOneEvictsAtATime(t *testing.T) {
 	t.Parallel()
 	f := stoppedFixture(t)
-	a, b, dead := f.client("a"), f.client("b"), f.client("dead")
-	for _, x := range []*client{a, b, dead} {
+	a, b, expired := f.client("a"), f.client("b"), f.client("expired")
+	for _, x := range []*client{a, b, expired} {
 		x.join("l", 1)
 	}
 	run := a.run()
-	f.expire(dead)
+	f.expire(expired)
 	f.ok(a.pg().Exec(f.ctx, "BEGIN"))
 	expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted by the first")
 	got := b.evictAs(run, time.Hour) // which does not wait
@@ -489,12 +489,12 @@ func TestOneEvictsAtATime(t *testing.T) {
 
 func TestPromotedServerGivesNothingUntilAccepted(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b, dead := f.client("a"), f.clientTTL("b", time.Minute), f.client("dead")
-		for _, x := range []*client{a, b, dead} {
+		a, b, expired := f.client("a"), f.clientTTL("b", time.Minute), f.client("expired")
+		for _, x := range []*client{a, b, expired} {
 			x.join("l", 4)
 		}
-		a.give("l", a.session, a.session, dead.session)
-		a.give("l", a.session, b.session, dead.session)
+		a.give("l", a.session, a.session, expired.session)
+		a.give("l", a.session, b.session, expired.session)
 		run := a.run()
 		f.server(func(s *fakestore.Server, _ int64) { s.AcceptedTimeline = 77 })
 		before := f.state("l")
@@ -506,7 +506,7 @@ func TestPromotedServerGivesNothingUntilAccepted(t *testing.T) {
 		released := a.release([]Release{{"l", 1, 1}}, "l")
 		expect(t, fmt.Sprint(len(released.Released), len(released.Busy), len(released.Left)), "0 1 0", "released, busy, left")
 		f.ok(a.Fence(f.ctx, a.session, []Release{{"l", 1, 1}}))
-		f.expire(dead)
+		f.expire(expired)
 		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted")
 		expect(t, f.state("l"), before, "state")
 
@@ -524,9 +524,9 @@ func TestPromotedServerGivesNothingUntilAccepted(t *testing.T) {
 		expect(t, f.tables().Server.AcceptedTimeline, run.Timeline, "timeline")
 		expect(t, f.tables().Server.Generation > 200_000_000, true, "the server generation comes from the clock")
 		epoch := firstEpoch(f, run)
-		expect(t, a.give("l", a.session, b.session, dead.session, b.session).Given, 1, "given")
+		expect(t, a.give("l", a.session, b.session, expired.session, b.session).Given, 1, "given")
 		expect(t, strings.HasSuffix(f.state("l", b), fmt.Sprintf("b>b:%d of b", epoch)), true, "the first epoch")
-		f.expire(dead)
+		f.expire(expired)
 		expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted once accepted")
 	})
 }
@@ -550,7 +550,8 @@ func TestFailoverGuardKeepsItsPartitionOnly(t *testing.T) {
 		reads := testkit.Must(a.Read(f.ctx, a.session, []string{"l"}))(f)
 		expect(t, fmt.Sprint(reads[0].ServerGeneration, ServerGenerationOf(reads[0].Owned[1].Epoch) < generation), fmt.Sprint(generation, true), "server generation read, and whether an epoch is of an earlier one")
 
-		// Owners renew: what moves stays meanwhile, and goes on moving; what is left does not stay.
+		// Owners renew: partitions that move stay meanwhile, and continue to move; partitions of a left
+		// lease do not stay.
 		answer := a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}})
 		expect(t, fmt.Sprint(len(answer.Released), len(answer.Busy)), "2 1", "released, busy")
 		epoch := firstEpoch(f, run)
@@ -566,7 +567,7 @@ func TestFailoverGuardKeepsItsPartitionOnly(t *testing.T) {
 	})
 }
 
-// Several at a time, so that there is no moment at which nobody has a guarded transaction open.
+// Several at a time, so that a guarded transaction is open at every moment.
 func TestGuardsDelayNoAcceptanceAndNoRenewal(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -611,8 +612,9 @@ func TestOlderPartitionsRiseAboveAnAcceptance(t *testing.T) {
 	})
 }
 
-// As behind a VACUUM FULL that waits for a guarded transaction. A renewal that comes meanwhile is ahead of the clock that the eviction
-// read at its beginning, and of no clock that stepped back.
+// For example behind a VACUUM FULL that waits for a guarded transaction. A renewal that arrives
+// meanwhile is ahead of the clock that the eviction read at its beginning, but the clock did not
+// step back.
 func TestAnEvictionThatHadToWaitShortensNoSession(t *testing.T) {
 	t.Parallel()
 	f := stoppedFixture(t)

@@ -7,14 +7,14 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// What the tests of the package, which are outside of it, need from inside.
+// Access to the package's internals for its tests, which are outside of it.
 
 type (
 	Numbers = numbers
 	Flags   = flags
 )
 
-// Raw is the connection that the statements run on.
+// Raw returns the connection of the statements.
 func (c *Conn) Raw() *pgx.Conn { return c.Pgx }
 
 // Exec runs any statement as those of the protocol are run.
@@ -34,7 +34,7 @@ func (cr *Connector) Rewrite(change func(string) string) {
 	}
 }
 
-// ToldBefore has it be so much longer ago that leases were told.
+// ToldBefore makes the last answer with leases older by the given time.
 func (c *Conn) ToldBefore(d time.Duration) { c.told.at = c.told.at.Add(-d) }
 
 // SetChannel changes the channel to notify.

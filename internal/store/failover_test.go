@@ -34,13 +34,13 @@ func (c *client) lookOut(session, digest int64) Liveness {
 	return testkit.Must(c.pg().WatchLiveness(c.f.ctx, session, digest))(c.f)
 }
 
-// sees is what a client sees that watches.
+// sees returns what a watching client sees.
 func (c *client) sees() Liveness {
 	c.f.Helper()
 	return c.lookOut(0, 0)
 }
 
-// countsInTime skips a test on a server on which fast failover is refused.
+// countsInTime skips a test on a server that refuses fast failover.
 func (f *fixture) countsInTime() {
 	f.Helper()
 	if version := f.sql.PgConn().ParameterStatus("server_version"); version < "15" {
@@ -51,7 +51,7 @@ func (f *fixture) countsInTime() {
 // sever ends a client's connection as the end of its process does.
 func (c *client) sever() { _ = c.pg().Raw().PgConn().Conn().Close() }
 
-// pid is that of the server's process for a client.
+// pid returns the server process of a client.
 func (c *client) pid() int { return int(c.pg().Raw().PgConn().PID()) }
 
 // seesDie severs a client, and waits until it is gone, and counted as abandoned.
@@ -63,7 +63,8 @@ func (c *client) seesDie(victim *client) {
 	c.f.until("it is counted as abandoned", func() bool { return c.sees().Ends.Abandoned > before })
 }
 
-// seesTerminated has the server end a process of its own, and waits until it is gone, and counted as killed.
+// seesTerminated makes the server end one of its processes, and waits until it is gone, and counted
+// as killed.
 func (c *client) seesTerminated(pid int) {
 	c.f.Helper()
 	before := c.sees().Ends.Killed
@@ -72,14 +73,14 @@ func (c *client) seesTerminated(pid int) {
 	c.f.until("it is counted as killed", func() bool { return c.sees().Ends.Killed > before })
 }
 
-// absent is what is known of a session whose lock was held by a process of the server's.
+// absent returns what is known of a session whose lock a server process held.
 func (f *fixture) absent(session, key int64, pid int) Absence {
 	f.Helper()
 	return Absence{Session: session, Presence: key, PID: pid,
 		Expiry: value[int64](f, "SELECT (extract(epoch FROM expires_at) * 1000000)::bigint FROM clients WHERE session = $1", session)}
 }
 
-// abandon has a session be counted as abandoned, and waits until it is.
+// abandon makes a session count as abandoned, and waits until it does.
 func (f *fixture) abandon(w *client) {
 	f.Helper()
 	before := w.sees().Ends.Abandoned
@@ -87,7 +88,7 @@ func (f *fixture) abandon(w *client) {
 	f.until("a session is counted as abandoned", func() bool { return w.sees().Ends.Abandoned > before })
 }
 
-// gone waits until a process of the server's is gone.
+// gone waits until a server process is gone.
 func (f *fixture) gone(pid int) {
 	f.Helper()
 	f.until("the process is gone", func() bool {
@@ -95,7 +96,8 @@ func (f *fixture) gone(pid int) {
 	})
 }
 
-// absence is what a client knows who has seen the lock held, and then looks again. ends are the counters of the first look.
+// absence returns what a client knows that has seen the lock held, and then checks again. ends are
+// the counters of the first check.
 func (f *fixture) absence(w, victim *client, key int64, end func()) (a Absence, since SessionEnds) {
 	f.Helper()
 	seen := w.sees()
@@ -113,8 +115,8 @@ func TestOnlyASessionWhoseProcessDiedIsEvictedByItsLock(t *testing.T) {
 		change  func(f *fixture, a *Absence, run *Incarnation)
 		evicted bool
 	}{
-		"its process died": {end: dies, evicted: true},
-		"it lives":         {end: func(f *fixture, w, _ *client) { f.abandon(w) }},
+		"its process crashed": {end: dies, evicted: true},
+		"it lives":            {end: func(f *fixture, w, _ *client) { f.abandon(w) }},
 		"it has closed the connection": {end: func(f *fixture, w, victim *client) {
 			victim.pg().Close()
 			f.gone(victim.pid())
@@ -183,22 +185,22 @@ func TestNoMoreSessionsAreEvictedThanWereAbandoned(t *testing.T) {
 	f := freshFixture(t)
 	f.countsInTime()
 	w, _ := f.live("w")
-	died, diedKey := f.live("died")
+	victim, victimKey := f.live("victim")
 	closed, closedKey := f.live("closed")
 	run := w.run()
-	a, since := f.absence(w, died, diedKey, func() { w.seesDie(died) })
+	a, since := f.absence(w, victim, victimKey, func() { w.seesDie(victim) })
 	b := f.absent(closed.session, closedKey, closed.pid())
 	closed.pg().Close()
 	f.gone(b.PID)
 	got := testkit.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a, b}, since, run))(f)
 	expect(t, len(got.IDs), 0, "evicted, where one of two was abandoned")
-	release := f.lock("SELECT FROM clients WHERE session = $1 FOR UPDATE", died.session)
+	release := f.lock("SELECT FROM clients WHERE session = $1 FOR UPDATE", victim.session)
 	began := time.Now()
 	got = testkit.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a}, since, run))(f)
 	expect(t, len(got.IDs) == 0 && time.Since(began) < 4*time.Second, true, "what is locked is left, and not waited for")
 	release()
 	got = testkit.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a, {Session: random(), Presence: -random()}}, since, run))(f)
-	expect(t, strings.Join(got.IDs, " "), "died", "evicted")
+	expect(t, strings.Join(got.IDs, " "), "victim", "evicted")
 }
 
 func TestTheTwoLowestSessionsWithALockWatch(t *testing.T) {
@@ -227,7 +229,7 @@ func TestTheTwoLowestSessionsWithALockWatch(t *testing.T) {
 	}
 	w, last := clients[order[1]], clients[order[3]]
 	known := w.sees().Digest
-	expect(t, w.lookOut(w.session, known).Held == nil, true, "what is known is not told again")
+	expect(t, w.lookOut(w.session, known).Held == nil, true, "known keys are not returned again")
 	f.exec("INSERT INTO presences VALUES (-1, -1), (-2, -2)") // sessions that have gone
 	expect(t, w.lookOut(w.session, known).Watches, true, "it watches still")
 	f.live("next")
@@ -240,11 +242,11 @@ func TestTheTwoLowestSessionsWithALockWatch(t *testing.T) {
 	expect(t, fmt.Sprint(len(look.Held), look.Free[0].Session == last.session, look.Free[0].Presence == keys[last.session]), "4 true true", "told")
 }
 
-// A tap is a network connection on which a test sees what happens, and can have it end.
+// A tap is a network connection that a test can observe and end.
 type tap struct {
 	net.Conn
 	t      *taps
-	former []byte // in what is read, to be replaced
+	former []byte // in the data that is read, to be replaced
 	latter []byte
 }
 
@@ -252,7 +254,7 @@ type taps struct {
 	mu     sync.Mutex // guards what follows
 	events []string
 	conns  []net.Conn
-	deaf   bool // nobody answers a new connection
+	deaf   bool // new connections get no answer
 }
 
 func (ts *taps) note(event string) {
@@ -293,7 +295,7 @@ func (c *tap) Close() error {
 	return c.Conn.Close()
 }
 
-// plain has no tap on the connection, which hides what the kernel tells.
+// plain returns the connection without the tap, which hides what the kernel reports.
 const plain = "plain"
 
 // fast is a connector with fast failover, through a relay that the test can end, and taps.
@@ -362,7 +364,7 @@ func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
 	severed := func(g given) { _ = g.taps.conns[0].Close() }
 	for name, test := range map[string]struct {
 		end  func(t *testing.T, g given)
-		told string // what comes, in order
+		told string // the expected events, in order
 	}{
 		"closed": {func(_ *testing.T, g given) { g.Close() }, "end farewell close"},
 		"a statement that was given up": {func(t *testing.T, g given) {
@@ -417,7 +419,7 @@ func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
 		conn.OnEnd(func() { ts.note("end") })
 		expect(t, strings.Contains(ts.noted(), "end"), true, "told")
 	})
-	t.Run("by the other side, and nobody reads", func(t *testing.T) {
+	t.Run("by the other side, without a reader", func(t *testing.T) {
 		if runtime.GOOS != "linux" {
 			t.Skip("this kernel does not tell")
 		}
@@ -457,8 +459,9 @@ func TestFastFailoverIsRefusedWhereTheServerCountsLate(t *testing.T) {
 	}
 }
 
-// The server ends the connection of a client, which goes on with what it owns and is about to connect again. One who watches looks closely,
-// finds that it was killed, and dies; the other, who looks at the same time, must not take that look for the client's own lock.
+// The server ends the connection of a client, which continues with its ownerships and is about to
+// connect again. A watching client checks closely, finds that the session was killed, and crashes.
+// The other one, which checks at the same time, must not take that check for the client's own lock.
 func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
@@ -481,15 +484,16 @@ func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 
 	w.seesDie(other)
 	if held {
-		a.PID, since = pid, seen.Ends // as an engine has it that looked then
+		a.PID, since = pid, seen.Ends // as an engine has it that checked at that time
 	}
 	got := testkit.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a}, since, run))(f)
 	expect(t, len(got.IDs), 0, "evicted, though it lives")
 	expect(t, held, false, "the lock counts as held while it is looked at")
 }
 
-// A statement that a client has given up with its connection may come late, when it has another one.
-// Any role may wait for a lock that it sees in pg_locks, and has it then when the client dies.
+// A statement that a client has given up with its connection may arrive late, when the client has
+// another connection.
+// Any role may wait for a lock that it sees in pg_locks, and gets it when the client crashes.
 func TestAStrangerAtALockIsTold(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
@@ -528,7 +532,8 @@ func TestALateStatementTakesNoSessionToALockOfBefore(t *testing.T) {
 	expect(t, value[int64](f, "SELECT presence FROM presences WHERE session = $1", victim.session), second, "the lock that counts")
 }
 
-// Where the row cannot be written, nothing is left in the server's table of locks: a client tries again and again.
+// If the row cannot be written, the lock must not stay in the server's lock table, because a client
+// tries again and again.
 func TestNoLockIsLeftWhereItCouldNotBeWritten(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)

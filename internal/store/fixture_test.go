@@ -19,11 +19,12 @@ import (
 	"github.com/pgleases/pgleases/sql"
 )
 
-// Cases of what the statements mean run on a server and on package fakestore, so that the two say the same. Cases of
-// what a server decides, as locks, the disk and rights, run there only.
+// Cases about the meaning of the statements run on a server and on package fakestore, so that both
+// behave alike. Cases that depend on a server, for example on locks, the disk and rights, run only
+// there.
 
-// onBoth runs a case on a server and on its double in memory. Their clocks stand still, so that on a machine that is late
-// nobody expires meanwhile, and what is due is due in exactly so long.
+// onBoth runs a case on a server and on its double in memory. Their clocks stand still, so that on
+// a slow machine no session expires meanwhile, and due times are exact.
 func onBoth(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Helper()
 	t.Parallel()
@@ -40,7 +41,7 @@ func onBoth(t *testing.T, test func(t *testing.T, f *fixture)) {
 	})
 }
 
-// byHand puts a clock that is set by hand in the server's place.
+// byHand replaces the server's clock by one that is set by hand.
 var byHand = strings.NewReplacer("pg_catalog.clock_timestamp()", "public.clock()", "clock_timestamp()", "public.clock()")
 
 // stoppedFixture is newFixture with a clock that stands still.
@@ -77,7 +78,7 @@ func (f *fixture) tables() (t fakestore.Tables) {
 	return tablesOf(f, f.sql)
 }
 
-// edit changes the tables by hand; it is told the server's clock.
+// edit changes the tables by hand, with the server's clock.
 func (f *fixture) edit(change func(t *fakestore.Tables, clock int64)) {
 	f.Helper()
 	if f.double != nil {
@@ -124,13 +125,14 @@ func timestamp(at int64) string {
 	return time.UnixMicro(at).UTC().Format("2006-01-02 15:04:05.999999Z07:00")
 }
 
-// A tableReader reads tables in one round trip: all are asked for, then the rows are taken in the same order.
+// A tableReader reads tables in one round trip: it requests all of them, then takes the rows in the
+// same order.
 type tableReader struct {
 	batch pgx.Batch
 	takes []func(rows pgx.Rows) error
 }
 
-// read asks for a query's rows. Each goes to where row says, which also says what to do then.
+// read requests a query's rows. row returns where each is scanned to, and a function to call then.
 func (r *tableReader) read(query string, row func() (destinations []any, done func())) {
 	r.batch.Queue(query)
 	r.takes = append(r.takes, func(rows pgx.Rows) error {
@@ -208,7 +210,8 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 	return t
 }
 
-// write brings the tables of a server from one state to the next. Partitions come and go with their leases only.
+// write brings the tables of a server from one state to the next. Partitions come and go with their
+// leases only.
 func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	f.Helper()
 	exec := func(statement string, args ...any) {
@@ -238,7 +241,7 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 		exec("INSERT INTO members VALUES ($1, $2, $3, clock_timestamp(), $4)", m.Lease, m.Session, rest.Weight, rest.JoinNumber)
 	})
 	if !maps.Equal(before.Members, after.Members) {
-		exec("UPDATE leases SET name = name") // no statement changes members without their lease, and heartbeats count on that
+		exec("UPDATE leases SET name = name") // no statement changes members without their lease, and heartbeats rely on that
 	}
 	for name, rows := range after.Partitions {
 		for number, p := range rows {
@@ -270,7 +273,8 @@ func changes[K, V comparable](before, after map[K]V, remove func(K), insert func
 
 // --- what the cases do by hand
 
-// kill takes away the sessions of client IDs, of all where none is named, as an eviction does; their memberships stay.
+// kill removes the sessions of client IDs, or all sessions, as an eviction does; their memberships
+// stay.
 func (f *fixture) kill(ids ...string) {
 	f.Helper()
 	f.edit(func(t *fakestore.Tables, _ int64) {
@@ -319,7 +323,7 @@ func (f *fixture) setMarker(marker int64) {
 	}
 }
 
-// expireIn has a session expire in so long.
+// expireIn makes a session expire after the given time.
 func (f *fixture) expireIn(c *client, d time.Duration) {
 	f.Helper()
 	f.edit(func(t *fakestore.Tables, clock int64) {
@@ -351,7 +355,8 @@ func (f *fixture) counts() string {
 	return fmt.Sprintf("%d leases, %d members, %d partitions", len(t.Leases), len(t.Members), partitions)
 }
 
-// guarding begins a transaction that passes the guard, and returns what ends it; nil where it is refused.
+// guarding begins a transaction that passes the guard, and returns a function that ends it; nil if
+// it is refused.
 func (f *fixture) guarding(lease string, partition int, epoch int64) (end func()) {
 	f.Helper()
 	if f.double != nil {
@@ -389,7 +394,7 @@ func (f *fixture) drop(lease string, next ...int64) error {
 	return err
 }
 
-// override gives an operator's verb; until 0: for ever.
+// override gives an operator's verb; until 0: without an end.
 func (f *fixture) override(w fakestore.Override, until int64, force bool) error {
 	f.Helper()
 	return f.pin(w, "", until, force)

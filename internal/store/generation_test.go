@@ -10,7 +10,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// accepted has the server be another one and accepts it, and returns the server generation.
+// accepted changes the server to another one and accepts it, and returns the server generation.
 func accepted(c *client) int64 {
 	c.f.Helper()
 	c.f.server(func(s *fakestore.Server, _ int64) { s.AcceptedTimeline = 77 })
@@ -21,7 +21,8 @@ func accepted(c *client) int64 {
 	return generation
 }
 
-// renewed accepts the server and has the owner of the only partition renew it, and returns its epoch then.
+// renewed accepts the server and makes the owner of the only partition renew it, and returns its
+// epoch then.
 func renewed(c *client) int64 {
 	c.f.Helper()
 	accepted(c)
@@ -30,7 +31,8 @@ func renewed(c *client) int64 {
 	return c.f.tables().Partitions["l"][0].Epoch
 }
 
-// Two standbys of one server, promoted one after the other, are on the same timeline and have the same server generation.
+// Two standbys of one server, promoted one after the other, are on the same timeline and have the
+// same server generation.
 func TestCopiesOfOneStateGiveNoEpochTwice(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
@@ -70,7 +72,8 @@ func TestServerGenerationNeverFalls(t *testing.T) {
 	})
 }
 
-// A client that was on another server knows a higher server generation than a server that is behind.
+// A client that was on another server knows a higher server generation than a server that is
+// behind.
 func TestServerThatIsBehindIsAcceptedAboveOthers(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		c := f.client("c")
@@ -85,7 +88,7 @@ func TestServerThatIsBehindIsAcceptedAboveOthers(t *testing.T) {
 	})
 }
 
-// Servers that were made apart may be on timelines of one number.
+// Servers that were created separately may be on timelines with the same number.
 func TestATimelineNamesItsServer(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -105,8 +108,8 @@ func TestATimelineNamesItsServer(t *testing.T) {
 	f.exec("ROLLBACK")
 }
 
-// A server that does not tell one of both tells the other. On Aurora, which has functions by these
-// names, it is the instance and its start.
+// A server that does not return one of the two values returns the other. On Aurora, which has
+// functions by these names, the value is made from the instance and its start.
 func TestATimelineIsMadeOfWhatTheServerTells(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)

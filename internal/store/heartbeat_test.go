@@ -18,8 +18,8 @@ import (
 // strange is the name of a lease that a heartbeat has to quote.
 const strange = `m'\"{},$1 `
 
-// heard is a session whose leases were told, on a marked run of the server. A weight has changed
-// since by hand, which no heartbeat is told of until it is told of all leases.
+// heard returns a session whose leases were returned, on a server incarnation with a boot marker. A
+// weight has changed since by hand, which a heartbeat returns only together with all leases.
 func heard(f *fixture, changed string) *client {
 	f.Helper()
 	c := f.client("c")
@@ -44,11 +44,11 @@ func (f *fixture) unchanged(changed string) {
 		RESET session_replication_role`)
 }
 
-// hears expects that the next heartbeat is told of the leases anew, or is not.
+// hears expects that the next heartbeat returns the leases again, or does not.
 func (c *client) hears(anew bool) {
 	c.f.Helper()
 	heard := slices.ContainsFunc(c.beat().Leases, func(l LeaseBeat) bool { return l.Name == strange && l.Weight == 7 })
-	expect(c.f.TB, heard, anew, "leases are told anew")
+	expect(c.f.TB, heard, anew, "leases are returned again")
 }
 
 func TestHeartbeatRepeatsLeasesAfterAChangeOnly(t *testing.T) {
@@ -66,7 +66,7 @@ func TestHeartbeatRepeatsLeasesAfterAChangeOnly(t *testing.T) {
 	c.hears(true)
 }
 
-// The client does not know of what the statement was refused for.
+// The client does not know why the statement was refused.
 func TestHeartbeatReturnsAllAfterARefusedEndOrLeave(t *testing.T) {
 	t.Parallel()
 	for name, refused := range map[string]func(c *client){
@@ -159,7 +159,7 @@ func TestHeartbeatReturnsLeasesPerSessionAndConnection(t *testing.T) {
 	c := heard(f, "1")
 	another := f.client("another")
 	another.Conn = c.Conn
-	expect(t, len(another.beat().Leases), 0, "leases told to a session that joined none")
+	expect(t, len(another.beat().Leases), 0, "leases returned to a session without a lease")
 	c.hears(true)
 	f.exec("UPDATE members SET weight = 1")
 	c.hears(true)
@@ -167,7 +167,7 @@ func TestHeartbeatReturnsLeasesPerSessionAndConnection(t *testing.T) {
 	c.hears(false)
 }
 
-// A plan that is due later may have to be made by any client then, as the one that makes it may die.
+// Any client may have to make a plan that is due later, because the client that makes it may crash.
 func TestHeartbeatReturnsALeaseWithAPlanDue(t *testing.T) {
 	t.Parallel()
 	f := stoppedFixture(t)
@@ -192,11 +192,12 @@ func TestHeartbeatIgnoresAChangeOfAnotherServer(t *testing.T) {
 	c.hears(true)
 }
 
-// Transactions commit in another order than they begin in, or change a lease in. No order keeps a change from being told.
+// Transactions commit in another order than they begin or change a lease. In every order the change
+// is returned.
 func TestHeartbeatReturnsWhatWasCommittedBefore(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.ctx = t.Context() // it takes as long as it takes
+	f.ctx = t.Context() // without a time limit
 	c := f.client("c")
 	names := []string{"one", "two", "three"}
 	for _, name := range names {
@@ -209,7 +210,7 @@ func TestHeartbeatReturnsWhatWasCommittedBefore(t *testing.T) {
 		conns[i] = f.session()
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		c.Conn = f.any()                   // to which nothing was told
+		c.Conn = f.any()                   // which has no earlier answer
 		open := make([]pgx.Tx, len(conns)) // each changes the lease of its number
 		end := func(i int) {
 			if open[i] != nil {

@@ -112,7 +112,7 @@ func TestAPlanWaitsUntilJoinsCalmDownOrForASecond(t *testing.T) {
 			{"joins go on", 400 * ms, 20 * ms, "false 100ms"},
 			{"joins have gone on for nearly a second", 980 * ms, 50 * ms, "false 21ms"},
 			{"a death made a plan due", 100 * ms, 0, "false 0s"},
-			{"nobody has made the plan that is due", 400 * ms, -ms, "true 0s"},
+			{"a due plan was not made", 400 * ms, -ms, "true 0s"},
 			{"the clock stepped back after a join", -ms, 100 * ms, "true 0s"},
 			{"the clock stepped far back", 2000 * ms, 3600_000 * ms, "true 0s"},
 		} {
@@ -184,7 +184,7 @@ func TestADroppedLeaseCanBeMadeAgainAndItsEpochsGoOn(t *testing.T) {
 		if got := a.plan("l")[0].Generation; got <= generation {
 			t.Errorf("generation %d after %d", got, generation)
 		}
-		a.release([]Release{{"l", 0, highest + 1}, {"l", 1, highest + 1}}, "l") // and once more, with partitions that nobody ever had
+		a.release([]Release{{"l", 0, highest + 1}, {"l", 1, highest + 1}}, "l") // again, with partitions that never had an owner
 		f.ok(f.drop("l", 3))
 		a.join("l", 3)
 		a.release(nil, "l")
@@ -278,10 +278,10 @@ func TestThePlanOfALargeLeaseIsClaimedByOneClientToo(t *testing.T) {
 		expect(t, a.join("l", 40_000).Claimed, true, "claimed")
 		claimed := testkit.Must(b.Claim(f.ctx, []string{"l"}))(f)
 		expect(t, len(claimed), 0, "claimed by another at the same time")
-		expect(t, a.beat().Leases[0].DueIn, 500*time.Millisecond, "due, as a heartbeat tells, in")
-		expect(t, b.join("l", 40_000).DueIn, 650*time.Millisecond, "due, as a join tells, in")
+		expect(t, a.beat().Leases[0].DueIn, 500*time.Millisecond, "due, as a heartbeat returns, in")
+		expect(t, b.join("l", 40_000).DueIn, 650*time.Millisecond, "due, as a join returns, in")
 		f.lease("l", func(l *fakestore.Lease, _ int64) { l.PlannedAt -= 300 * time.Millisecond.Microseconds() })
-		expect(t, b.join("l", 40_000).DueIn, 350*time.Millisecond, "due, as a join while the plan goes on tells, in")
+		expect(t, b.join("l", 40_000).DueIn, 350*time.Millisecond, "due, as a join during the plan returns, in")
 		f.lease("l", func(l *fakestore.Lease, clock int64) { l.NextCheckAt = clock + 4*time.Second.Microseconds() }) // the clock stepped back
 		expect(t, a.beat().Leases[0].DueIn, 0, "due where the clock stepped back")
 	})

@@ -9,7 +9,8 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// A leave that its client gave up may come late: it has left by another message since, and joined again.
+// A leave that its client gave up may arrive late: the client has left by another message since,
+// and joined again.
 func TestLateLeaveEndsNoLaterMembership(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		s := f.client("s")

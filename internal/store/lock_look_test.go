@@ -7,7 +7,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// A client looks at each heartbeat and after each grant, on the connection of its heartbeats.
+// A client checks at each heartbeat and after each grant, on the connection of its heartbeats.
 func TestLockLookReadsEachWaiterAFewTimes(t *testing.T) {
 	t.Parallel()
 	const many = 2000
@@ -28,7 +28,7 @@ func TestLockLookReadsEachWaiterAFewTimes(t *testing.T) {
 	testkit.Must(b.app.Exec(f.ctx, "ROLLBACK"))(f)
 }
 
-// Nothing is granted while the server is not accepted, and nobody is told later whose turn it was.
+// No lock is granted while the server is not accepted, and no notification about it follows later.
 func TestReaderGetsItsLockOnceTheServerIsAccepted(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -44,7 +44,8 @@ func TestReaderGetsItsLockOnceTheServerIsAccepted(t *testing.T) {
 	}
 }
 
-// A server has room for a few thousand of them, for all of its clients together; a sweep takes as many.
+// A server has room for a few thousand of them, for all of its clients together; a sweep takes as
+// many.
 func TestLockLookTakesAThousandMutexesAtMost(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)

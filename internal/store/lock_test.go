@@ -16,7 +16,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// A locker is a client with a connection of its application's.
+// A locker is a client with a connection of its application.
 type locker struct {
 	*client
 	table interface {
@@ -59,7 +59,7 @@ func (s onServer) List(ctx context.Context, prefix, after string, most int) ([]L
 	return s.Locks.List(ctx, s.app, prefix, after, most)
 }
 
-// tomorrow is a last instant that no test reaches.
+// tomorrow is a time limit that no test reaches.
 func tomorrow() int64 { return time.Now().Add(24 * time.Hour).UnixMicro() }
 
 func (l *locker) request(name string, shared, waits bool) LockRequest {
@@ -83,7 +83,7 @@ func (l *locker) acquire(name string, shared, waits bool) LockAnswer {
 	return answer
 }
 
-// says is the outcome of an acquisition.
+// says checks the outcome of an acquisition.
 func (l *locker) says(what string, want LockOutcome, name string, shared, waits bool) LockAnswer {
 	l.f.Helper()
 	answer := l.acquire(name, shared, waits)
@@ -96,7 +96,8 @@ const (
 	try, wait         = false, true
 )
 
-// give gives the last acquisition of a name up, on the application's connection, and reports what became of it.
+// give gives the last acquisition of a name up, on the application's connection, and reports what
+// became of it.
 func (l *locker) give(name string) LockOutcome {
 	l.f.Helper()
 	return l.release(LockRelease{Name: name, Nonce: l.nonces[name]})
@@ -109,7 +110,7 @@ func (l *locker) release(r LockRelease) LockOutcome {
 	return became
 }
 
-// token looks at the last acquisition of a name: 0: it waits; -1: there is none.
+// token looks at the last acquisition of a name: 0: it waits; -1: it does not exist.
 func (l *locker) token(name string) int64 {
 	l.f.Helper()
 	found, run, err := l.LookAtLocks(l.f.ctx, l.session, []int64{l.nonces[name]}, false)
@@ -211,7 +212,7 @@ func TestWhoGivesUpLeavesTheQueue(t *testing.T) {
 	})
 }
 
-// Only an eviction tells that a session is dead: one that is late may be renewed before it comes to that.
+// Only an eviction shows that a session has ended: a late session may be renewed first.
 func TestALockIsTakenFromNobodyWhoWasNotEvicted(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.locker("a"), f.locker("b")
@@ -232,7 +233,7 @@ func TestWhoWaitedForTheMutexSeesWhatWasDoneUnderIt(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.locker("a")
-	f.exec("INSERT INTO locks VALUES ('x', 1, 1, 1, false, 1, clock_timestamp())") // of a dead session
+	f.exec("INSERT INTO locks VALUES ('x', 1, 1, 1, false, 1, clock_timestamp())") // of an evicted session
 	release := f.lock(`SELECT pg_advisory_xact_lock(lock_mutex('x'));
 		DELETE FROM locks;
 		INSERT INTO clients SELECT 77, 'new', 1, now() + interval '1 hour', '1 hour', 'host', 1, now();
@@ -253,16 +254,16 @@ func TestAnOpenGuardKeepsTheLockAndNobodyWaiting(t *testing.T) {
 	a, b := f.locker("a"), f.locker("b")
 	token := a.says("a", LockGranted, "x", exclusive, try).Token
 	end := testkit.Must(f.guardLock("x", token))(f)
-	a.locks.LockWait, b.locks.LockWait = 100, 100 // whoever waits for the guard fails
+	a.locks.LockWait, b.locks.LockWait = 100, 100 // a statement that waits for the guard fails
 	expect(t, a.give("x"), LockBusy, "release")
 	f.exec("DELETE FROM clients WHERE id = 'a'")
-	b.says("of a dead holder", LockHeld, "x", exclusive, try)
-	b.says("of a dead holder", LockWaits, "x", exclusive, wait)
+	b.says("of an expired holder", LockHeld, "x", exclusive, try)
+	b.says("of an expired holder", LockWaits, "x", exclusive, wait)
 	expect(t, b.token("x"), 0, "token of who waits")
 	done := testkit.Must(b.SweepLocks(f.ctx))(f)
 	expect(t, done, false, "all is swept")
 	if end, err := f.guardLock("x", token); Code(err) != CodeNotOwner {
-		t.Errorf("guard of a dead session: %v", err)
+		t.Errorf("guard of an evicted session: %v", err)
 	} else {
 		end()
 	}
@@ -310,7 +311,8 @@ func TestGuardDuringLockReleaseIsRefused(t *testing.T) {
 	}
 }
 
-// Had a token been drawn before the mutex, who waited for it would have a lower one than who came first.
+// If a token were drawn before the mutex, a session that waited for the mutex could have a lower
+// one than a session that came first.
 func TestTokensRiseInTheOrderOfAcquisitions(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
@@ -374,7 +376,8 @@ func TestOnlyReadCommittedChangesLocks(t *testing.T) {
 	}
 }
 
-// What somebody was given has to be flushed before he knows of it. A release that gives the lock to nobody need not: what follows it is.
+// A grant has to be flushed before its holder learns of it. A release that grants no lock need not
+// be: the next statement flushes it.
 func TestLockGrantIsDurableUnderAnySetting(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -395,7 +398,7 @@ func TestLockGrantIsDurableUnderAnySetting(t *testing.T) {
 		take := func() { a.says("a", LockGranted, "x", exclusive, try) }
 		give := func() { expect(t, a.give("x"), LockReleased, "release") }
 		leaves(durable, "an acquisition", take)
-		leaves("off", "a release to nobody", give)
+		leaves("off", "a release without a successor", give)
 		take()
 		b.says("b", LockWaits, "x", exclusive, wait)
 		leaves(durable, "a release to who waits", give)
@@ -414,7 +417,7 @@ func TestLockGrantIsDurableUnderAnySetting(t *testing.T) {
 	}
 }
 
-// Else it would look for those that wait while one of them is on its way into the queue.
+// Otherwise it would search for waiting sessions while one of them is on its way into the queue.
 func TestAReleaseWaitsForTheMutex(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -483,7 +486,8 @@ func TestARepeatedAcquisitionReturnsWhatTheFirstGot(t *testing.T) {
 	})
 }
 
-// A message may be held back for long. After the release of what its answer was lost of, it must not take the lock for nobody.
+// A message may be delayed for long. After the release of an acquisition whose answer was lost, the
+// late message must not acquire the lock without a holder.
 func TestAnAcquisitionThatArrivesLateTakesNothing(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.locker("a")
@@ -536,7 +540,8 @@ func TestASessionThatHoldsALockIsNotEnded(t *testing.T) {
 	})
 }
 
-// A lock on the row of the session would have heartbeats and evictions wait, and cost a multixact for each acquisition.
+// A lock on the row of the session would make heartbeats and evictions wait, and cost a multixact
+// for each acquisition.
 func TestAnAcquisitionLocksNoSession(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -645,7 +650,7 @@ func TestASweepWaitsForNobody(t *testing.T) {
 	expect(t, done, true, "all is swept")
 }
 
-// Also where the sweep is lost with the client that evicted.
+// Even if the sweep is lost with the client that evicted.
 func TestWhoWaitsGetsTheLockWithoutASweep(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b, c, d := f.locker("a"), f.locker("b"), f.locker("c"), f.locker("d")
@@ -653,14 +658,14 @@ func TestWhoWaitsGetsTheLockWithoutASweep(t *testing.T) {
 		b.says("b", LockWaits, "x", exclusive, wait)
 		c.says("c", LockWaits, "x", shared, wait)
 		f.kill("b")
-		expect(t, c.token("x") > 0, true, "a reader whose writer died is granted the lock")
+		expect(t, c.token("x") > 0, true, "a reader whose writer expired is granted the lock")
 		d.says("d", LockWaits, "x", exclusive, wait)
 		f.kill("a", "c")
-		expect(t, d.token("x") > 0, true, "a writer whose readers died is granted the lock")
+		expect(t, d.token("x") > 0, true, "a writer whose readers expired is granted the lock")
 		expect(t, f.queue("x"), "dh", "queue")
 		f.kill("d")
 		e := f.locker("e")
-		e.says("the dead go at the next acquisition", LockGranted, "x", exclusive, try)
+		e.says("expired sessions go at the next acquisition", LockGranted, "x", exclusive, try)
 		expect(t, f.queue("x"), "eh", "queue")
 	})
 }

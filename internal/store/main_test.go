@@ -9,7 +9,7 @@ import (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue { // on a server each takes a fifth of a second
+	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue { // on a server each takes 200 ms
 		_ = flag.Set(f.Name, "10")
 	}
 	testkit.Main(m)

@@ -14,7 +14,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// overrides are what a plan of a lease is told of: of the lease, then of each member.
+// overrides are what a plan of a lease reads about overrides: of the lease, then of each member.
 func (c *client) overrides(lease string) string {
 	c.f.Helper()
 	p := c.plan(lease)[0]
@@ -60,8 +60,8 @@ func TestAPlanIsToldOfEachOverrideUntilItIsTakenBack(t *testing.T) {
 			}
 			expect(t, a.overrides("l"), none, "taken back")
 			f.ok(override())
-			f.ok(override()) // once more changes nothing
-			a.join("l", 2)   // nor does a join
+			f.ok(override()) // a repetition changes no override
+			a.join("l", 2)   // a join changes none either
 			expect(t, a.overrides("l"), w.told, "overrides")
 			f.ok(f.back(w.override))
 			if err := f.back(w.override); said(err) != "unknown" {
@@ -94,7 +94,7 @@ func TestTheLastThatWorksIsDrainedByForceOnly(t *testing.T) {
 				t.Errorf("the last one is drained: %v", err)
 			}
 		}
-		f.ok(drain("c", false)) // which works on nothing
+		f.ok(drain("c", false)) // which works on no lease
 		f.ok(f.back(fakestore.Override{Verb: "drain", Client: "c"}))
 		refuses(drain("a", false)) // alone in the other lease
 		expect(t, a.overrides("l"), "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no; c drained no, cordoned no", "overrides")
@@ -106,7 +106,7 @@ func TestTheLastThatWorksIsDrainedByForceOnly(t *testing.T) {
 		f.ok(drain("a", true))
 		f.ok(drain("a", false)) // it works no more
 		if err := drain("nobody", true); said(err) != "unknown" {
-			t.Errorf("drain of nobody: %v", err)
+			t.Errorf("drain of an unknown client: %v", err)
 		}
 		f.ok(f.override(fakestore.Override{Verb: "drain", Client: "yet to come"}, tomorrow(), false))
 		f.ok(f.override(fakestore.Override{Verb: "pause", Lease: "yet to come"}, tomorrow(), false))
@@ -132,7 +132,7 @@ func TestAnOverrideEndsWithTheFirstCheckAfterItsTime(t *testing.T) {
 			a.apply(a.plan("l"))
 			now += time.Second.Microseconds()
 			f.setClock(time.UnixMicro(now))
-			a.beat() // nobody expires
+			a.beat() // so that it does not expire
 			evicted := a.evictAs(run, 0)
 			expect(t, fmt.Sprint(evicted.Asked, evicted.PlanDueIn), "[l] 0s", "leases whose plan is due")
 			expect(t, a.overrides("l"), told, "overrides")
@@ -140,7 +140,7 @@ func TestAnOverrideEndsWithTheFirstCheckAfterItsTime(t *testing.T) {
 	})
 }
 
-// A hung process sends heartbeats and obeys nobody.
+// A hung process sends heartbeats and obeys no request.
 func TestRevokedSessionIsNeitherRenewedNorGuarded(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		hung, other := f.client("hung"), f.client("other")
@@ -159,13 +159,13 @@ func TestRevokedSessionIsNeitherRenewedNorGuarded(t *testing.T) {
 		expect(t, f.tables().Clients[hung.session].ExpiresAt, expires, "expiry")
 		expect(t, other.beat().Alive, true, "another is alive")
 
-		// It is not let in again, and whoever starts anew is.
+		// It is not admitted again; a new process is.
 		process := f.tables().Identities["hung"].Incarnation - 1
 		again, _, err := hung.Register(f.ctx, registration(random(), "hung", process, random(), usualTTL))
 		f.ok(err)
 		expect(t, again, 0, "incarnation of the same process")
 
-		// Until it expires it may believe that it owns: nobody else is given that.
+		// Until it expires it may trust its ownership: no other client gets the partition.
 		other.run()
 		f.checkNow()
 		expect(t, len(other.evict().IDs), 0, "evicted before it expired")
@@ -178,7 +178,7 @@ func TestRevokedSessionIsNeitherRenewedNorGuarded(t *testing.T) {
 		fresh.join("l", 2)
 		expect(t, fresh.beat().Alive, true, "a new one is alive")
 		if err := f.evictClient("nobody"); said(err) != "unknown" {
-			t.Errorf("evicted nobody: %v", err)
+			t.Errorf("evicted an unknown client: %v", err)
 		}
 	})
 }
@@ -332,7 +332,7 @@ func TestAVerbThatIsRefusedSaysWhyAndLeavesNothing(t *testing.T) {
 	expect(t, f.events(), "", "events")
 }
 
-// Whoever evicts a client that is about to end is not refused for a deadlock, nor is the client.
+// Evicting a client that is about to end fails neither the operator nor the client with a deadlock.
 func TestAnEvictionByAnOperatorAndAnEndWaitForEachOther(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -354,7 +354,7 @@ func TestAnEvictionByAnOperatorAndAnEndWaitForEachOther(t *testing.T) {
 	expect(t, f.text("SELECT count(*) FROM clients"), "0", "sessions")
 }
 
-// For what a verb locks heartbeats wait, and whoever takes over from the dead.
+// Heartbeats and takeovers wait for the rows that a verb locks.
 func TestAVerbWhoseTransactionStaysOpenIsUndone(t *testing.T) {
 	t.Parallel()
 	for _, verb := range []string{"drain('a', 'r', until => '2100-01-01')", "uncordon('b', 'r')", "pause('l', 'r')", "evict_client('a', 'r')", "new_server_generation()"} {
@@ -402,7 +402,7 @@ func TestClientOverrideCoversConcurrentJoin(t *testing.T) {
 	expect(t, value[bool](f, "SELECT next_check_at <= clock_timestamp() FROM leases WHERE name = 'm'"), true, "a plan is due")
 }
 
-// It ends overrides, and waits for none of the locks that a plan or a stranger has.
+// It ends overrides, and does not wait for the locks of a plan or of another role.
 func TestACheckEndsNoOverrideAboutALeaseThatIsLocked(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -422,14 +422,15 @@ func TestACheckEndsNoOverrideAboutALeaseThatIsLocked(t *testing.T) {
 	expect(t, f.text("SELECT cause, lease, from_id, actor FROM events WHERE cause LIKE 'un%' ORDER BY id"), "unfreeze|l|<nil>|<nil>\nundrain|<nil>|a|<nil>", "events")
 }
 
-// However many end at once, a check for the dead takes its time for few of them, and changes the lease once.
+// If many overrides end at once, a check for expired sessions ends only some of them, and changes
+// the lease once.
 func TestManyOverridesThatEndAtOnceDelayNoEviction(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	a, dead := f.client("a"), f.client("dead")
+	a, expired := f.client("a"), f.client("expired")
 	a.join("l", 500)
 	f.exec("INSERT INTO overrides (verb, lease, partition, client, until, since, actor, reason) SELECT 'pin', 'l', n, 'a', now() - interval '1 second', now(), '', '' FROM generate_series(0, 499) AS n")
-	f.expire(dead)
+	f.expire(expired)
 	for _, left := range []int{300, 100, 0, 0} {
 		before := value[int64](f, "SELECT generation FROM leases")
 		f.checkNow()

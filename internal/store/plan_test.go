@@ -19,7 +19,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// state is what is known of a lease's partitions, with clients by name.
+// state is the state of a lease's partitions, with clients by name.
 func (f *fixture) state(lease string, clients ...*client) string {
 	f.Helper()
 	if f.double != nil {
@@ -36,7 +36,8 @@ func (f *fixture) state(lease string, clients ...*client) string {
 	return strings.ReplaceAll(text, "\n", ", ")
 }
 
-// doubleState is the same of a database in memory, which does not have asked_at: who owns what is meant for another was asked.
+// doubleState is the same for a database in memory, which does not have asked_at: an owner of a
+// partition with another target was asked.
 func (f *fixture) doubleState(lease string, clients ...*client) string {
 	var lines []string
 	for _, row := range f.tables().Partitions[lease] {
@@ -56,7 +57,7 @@ func (f *fixture) doubleState(lease string, clients ...*client) string {
 	return text
 }
 
-// A client that leaves names all its leases, and an eviction all of the dead one's.
+// A client that leaves names all its leases, and an eviction all leases of the evicted client.
 func TestPlanReadsEachMembersLeasesOnce(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -73,7 +74,7 @@ func TestPlanReadsEachMembersLeasesOnce(t *testing.T) {
 		before := valueOn[int](f, tx, read)
 		got := valueOn[int](f, tx, "SELECT count(*)::int FROM snapshot(ARRAY(SELECT name FROM leases), false)")
 		expect(t, got, leases, "leases of the plan")
-		// To know whose leases they are; the leases of each; the members of each lease.
+		// To find the sessions of the leases, the leases of each session, and the members of each lease.
 		if rows := valueOn[int](f, tx, read) - before; rows > 3*leases*members {
 			t.Errorf("%d rows of members read, of %d", rows, leases*members)
 		}
@@ -95,7 +96,7 @@ func TestAPlanGivesWhatIsFreeAndAsksForWhatIsNot(t *testing.T) {
 		expect(t, f.state("l", a, b), "a>a:1 of a, b>b:1 of b, b>b:1 of b", "taken back")
 		f.kill("a")
 		expect(t, b.apply(b.plan("l"), Move{"l", 0, b.session}), Applied{Applied: true, Given: 1}, "after a death")
-		expect(t, f.state("l", a, b), "b>b:2 of b prefers a, b>b:1 of b, b>b:1 of b", "taken from the dead")
+		expect(t, f.state("l", a, b), "b>b:2 of b prefers a, b>b:1 of b, b>b:1 of b", "taken from the expired")
 	})
 }
 
@@ -125,7 +126,8 @@ func TestAPlanOfAnOldGenerationWritesNothingAtAll(t *testing.T) {
 	expect(t, a.apply(plan, moves...), Applied{}, "after another's join")
 	expect(t, f.text(rows), before, "rows")
 
-	// The generation changes while the plan waits for a lease's lock: the snapshot still shows the one that was read.
+	// The generation changes while the plan waits for a lease's lock: the snapshot still shows the one
+	// that was read.
 	plan = a.plan("one", "two")
 	release := f.lock("UPDATE leases SET generation = generation + 1 WHERE name = 'two'")
 	applying := later(func() Applied { got, _ := a.Apply(f.ctx, plan, moves, NotAgain); return got })
@@ -136,7 +138,8 @@ func TestAPlanOfAnOldGenerationWritesNothingAtAll(t *testing.T) {
 	expect(t, a.apply(a.plan("one", "two"), moves...).Given, 4, "given by a fresh plan")
 }
 
-// What is committed while a plan waits for a lease is no part of the snapshot with which its message began.
+// What is committed while a plan waits for a lease is not in the snapshot that its message began
+// with.
 func TestAPlanDecidesByWhatIsTrueOnceItHasTheLock(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -144,7 +147,8 @@ func TestAPlanDecidesByWhatIsTrueOnceItHasTheLock(t *testing.T) {
 	a.give("l", a.session, a.session, a.session, a.session)
 	plan := a.plan("l")
 	moves := []Move{{"l", 0, c.session}, {"l", 1, c.session}, {"l", 2, b.session}, {"l", 3, c.session}}
-	// Partition 1 loses its owner, partition 2 is released to another, partition 3 is fenced; b dies.
+	// Partition 1 loses its owner, partition 2 is released to another, partition 3 is fenced; b is
+	// killed.
 	release := f.lock(`SELECT FROM leases FOR UPDATE;
 		UPDATE partitions SET owner = NULL, target = NULL WHERE partition = 1;
 		UPDATE partitions SET owner = $1, target = $1, owner_id = 'c', epoch = 2 WHERE partition = 2;
@@ -198,7 +202,7 @@ func TestGuardFunctionPassesForTheOwnersEpoch(t *testing.T) {
 		expect(t, f.passes("l", 0, 1), true, "under its epoch")
 		expect(t, f.passes("l", 0, 0), false, "under the epoch before")
 		expect(t, f.passes("l", 0, 2), false, "under the next epoch")
-		expect(t, f.passes("l", 1, 0), false, "where nobody owns it")
+		expect(t, f.passes("l", 1, 0), false, "if it has no owner")
 		expect(t, f.passes("l", 2, 1), false, "where there is no such partition")
 		expect(t, f.passes("other", 0, 1), false, "where there is no such lease")
 		f.kill("a")
@@ -226,7 +230,7 @@ func TestAnOpenGuardDelaysItsPartitionOnly(t *testing.T) {
 
 		expect(t, b.give("l", a.session, b.session, a.session), Applied{Applied: true, Asked: 3}, "asked") // does not conflict
 		f.kill("a")
-		// It does not wait: where it did, the lock's timeout would make it fail.
+		// It does not wait: if it did, the lock's timeout would make it fail.
 		expect(t, b.give("l", b.session, b.session, b.session), Applied{Applied: true, Given: 2, LeftOver: 1}, "while it is open")
 		expect(t, f.state("l", a, b), "b>b:2 of b prefers a, a>b:1 of a asked, b>b:2 of b prefers a", "state")
 		expect(t, b.beat().Leases[0].DueIn, 50*time.Millisecond, "the next plan is due in")
@@ -283,24 +287,24 @@ func TestGuardDuringTakeoverWaitsAndIsRefused(t *testing.T) {
 	f.exec("DELETE FROM members WHERE session = $1", a.session) // a's guards pass until it is taken over
 	commit := f.takeOver(b)
 
-	zombie := f.session()
-	tx := testkit.Must(zombie.Begin(f.ctx))(f)
+	former := f.session()
+	tx := testkit.Must(former.Begin(f.ctx))(f)
 	guarding := later(func() error { return guard(f, tx, "l", 0, 1) })
 	passed := false
 	f.until("the guard waits", func() bool { // or passed, which the mutant without the lock does
-		passed = value[bool](f, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'idle in transaction' AND query LIKE '%guarded%')", int64(zombie.PgConn().PID()))
-		return passed || value[bool](f, "SELECT cardinality(pg_blocking_pids($1::int)) > 0", int64(zombie.PgConn().PID()))
+		passed = value[bool](f, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'idle in transaction' AND query LIKE '%guarded%')", int64(former.PgConn().PID()))
+		return passed || value[bool](f, "SELECT cardinality(pg_blocking_pids($1::int)) > 0", int64(former.PgConn().PID()))
 	})
 	if passed {
-		t.Fatal("the guard of a zombie passed")
+		t.Fatal("the guard of a former owner passed")
 	}
 	commit()
 	err := guarding()
 	if Code(err) != CodeNotOwner {
-		t.Fatalf("the guard of a zombie: %v", err)
+		t.Fatalf("the guard of a former owner: %v", err)
 	}
 	f.ok(tx.Rollback(f.ctx))
-	tx = testkit.Must(zombie.Begin(f.ctx))(f)
+	tx = testkit.Must(former.Begin(f.ctx))(f)
 	f.ok(guard(f, tx, "l", 0, 2))
 	f.ok(tx.Rollback(f.ctx))
 }
@@ -313,16 +317,16 @@ func TestGuardDuringReleaseWaitsAndIsRefused(t *testing.T) {
 	a.give("l", b.session)
 	f.ok(a.pg().Exec(f.ctx, "BEGIN"))
 	expect(t, len(a.release([]Release{{"l", 0, 1}}).Released), 1, "released")
-	zombie := f.session()
-	guarding := later(func() error { return failure(zombie.Exec(f.ctx, "SELECT guard('l', 0, 1)")) })
-	f.blocked(zombie.PgConn().PID())
+	former := f.session()
+	guarding := later(func() error { return failure(former.Exec(f.ctx, "SELECT guard('l', 0, 1)")) })
+	f.blocked(former.PgConn().PID())
 	f.ok(a.pg().Exec(f.ctx, "COMMIT"))
 	if err := guarding(); Code(err) != CodeNotOwner {
 		t.Fatal(err)
 	}
 }
 
-// failure is the error of a call whose answer does not matter.
+// failure returns the error of a call whose answer is ignored.
 func failure[T any](_ T, err error) error { return err }
 
 func TestAGuardHoldsInWhateverTransactionItIs(t *testing.T) {
@@ -378,7 +382,7 @@ func TestAGuardHoldsInWhateverTransactionItIs(t *testing.T) {
 	c.joinWeight("l", 1, 0)
 	c.give("l", 0)
 	if err := guardOnce(f, conn, value[int64](f, "SELECT epoch FROM partitions")); Code(err) != CodeNotOwner {
-		t.Errorf("where nobody owns it: %v", err)
+		t.Errorf("if it has no owner: %v", err)
 	}
 }
 
@@ -411,8 +415,8 @@ func TestAGuardLowersTheIdleLimitOfItsTransactionOnly(t *testing.T) {
 	}
 }
 
-// watchOwners records every change of an owner or an epoch, and each that breaks a rule: by whom is told by the name of
-// the connection.
+// watchOwners records every change of an owner or an epoch, and each change that breaks a rule,
+// with the name of the connection that made it.
 func (f *fixture) watchOwners() {
 	f.Helper()
 	_, err := f.sql.PgConn().Exec(f.ctx, `
@@ -552,7 +556,7 @@ func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (s
 	return "heartbeat", c.renewed(ctx)
 }
 
-// renewed registers anew where the session is gone, under a new number, as clients do.
+// renewed registers again if the session is gone, under a new number, as clients do.
 func (c *client) renewed(ctx context.Context) error {
 	beat, err := c.Heartbeat(ctx, c.session, 0, Renewal{})
 	if err == nil && !beat.Alive {

@@ -125,7 +125,7 @@ func TestThePreferredOwnerIsWhoLostItByGoingAway(t *testing.T) {
 
 		f.kill("b")
 		a.give("l", c.session)
-		preferred("b c", "b died")
+		preferred("b c", "b expired")
 		b = f.client("b")
 		owner["b"] = b
 		b.join("l", 1)
@@ -144,7 +144,7 @@ func TestThePreferredOwnerIsWhoLostItByGoingAway(t *testing.T) {
 		f.kill("c")
 		b.release([]Release{{"l", 0, f.tables().Partitions["l"][0].Epoch}})
 		a.give("l", a.session)
-		preferred("- a", "moved between living members by way of nobody")
+		preferred("- a", "moved between live members with no owner in between")
 	})
 }
 
@@ -168,7 +168,7 @@ func TestReleaseAfterTargetLeftRequestsPlan(t *testing.T) {
 	expect(t, a.beat().Leases[0].DueIn, 0, "plan due in")
 }
 
-// As every statement does that locks more than one.
+// As every statement does that locks more than one row.
 func TestAReleaseChangesLeasesInTheOrderOfTheirNames(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -193,7 +193,7 @@ func TestAReleaseChangesLeasesInTheOrderOfTheirNames(t *testing.T) {
 	f.ok(releasing())
 }
 
-// As long as one is not committed, which takes a flush.
+// While one is not committed, which takes a flush.
 func TestReleasesOfOneLeaseWaitForNoOtherRelease(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -266,7 +266,7 @@ func TestWhereNoMemberMayOwnAnythingNoPlanIsDue(t *testing.T) {
 	})
 }
 
-// A plan may have read that it is gone, and given to others what it had.
+// A plan may have read that it is gone, and given its partitions to others.
 func TestASessionThatIsGoneReleasesNothing(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(1)

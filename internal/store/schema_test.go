@@ -27,7 +27,8 @@ func TestMigratingTwiceChangesNothing(t *testing.T) {
 	expect(t, f.text("SELECT generation, (SELECT count(*) FROM server), (SELECT count(*) FROM schema_version) FROM server"), "7|1|1", "server")
 }
 
-// The clients of the first are at work when the second has the lock: what it changed once more would wait for them, and they for it.
+// The clients of the first migration are at work when the second has the lock: if it changed the
+// schema again, it would wait for them, and they for it.
 func TestRacingMigrationsAllSucceedAndOneIsCarriedOut(t *testing.T) {
 	t.Parallel()
 	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t)}
@@ -50,7 +51,8 @@ func TestRacingMigrationsAllSucceedAndOneIsCarriedOut(t *testing.T) {
 		AND a.attrelid = 'pgleases.leases'::regclass AND a.attname = 'name' AND p.xmin <> a.xmin`), 0, "functions that were made later than the tables")
 }
 
-// Without sequential scans a read of one row may look so dear that the server compiles it, at 0.1 s.
+// Without sequential scans a read of one row may look so expensive that the server compiles it,
+// which takes 0.1 s.
 func TestAFunctionThatReadsByIndexCompilesNothing(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -72,8 +74,8 @@ func TestAnySchemaNameServes(t *testing.T) {
 	}
 }
 
-// As change data capture and blue/green upgrades make one: the server refuses updates of a table
-// that it cannot tell of.
+// As change data capture and blue/green upgrades create it: the server refuses updates of a table
+// that it cannot replicate.
 func TestAPublicationForAllTablesHindersNothing(t *testing.T) {
 	t.Parallel()
 	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t), schema: "pgleases"}
@@ -110,7 +112,7 @@ func TestADatabaseMayHaveAnotherEncoding(t *testing.T) {
 	}
 }
 
-// protocol runs every statement once, as they come in the lives of two clients.
+// protocol runs every statement once, in the order of the lives of two clients.
 func protocol(f *fixture) {
 	f.Helper()
 	a, b := f.client("a"), f.client("b")
@@ -144,7 +146,8 @@ func protocol(f *fixture) {
 	testkit.Must(a.Listen(f.ctx))(f)
 }
 
-// protocolOfLocks runs every statement of the locks on a client's connection, those of the application's too.
+// protocolOfLocks runs every statement of the locks on a client's connection, those of the
+// application's too.
 func protocolOfLocks(f *fixture, c *client) {
 	f.Helper()
 	app, locks := onOne(c.pg().Raw(), f.schema, 5000)
@@ -207,10 +210,10 @@ func TestARoleMayMigrateASchemaThatWasMadeForIt(t *testing.T) {
 	f.exec("CREATE SCHEMA made AUTHORIZATION " + role)
 	f.ok(Engine.Migrate(f.ctx, f.as(role), "made"))
 	f.exec("REVOKE CREATE ON SCHEMA made FROM " + role)
-	f.ok(Engine.Migrate(f.ctx, f.as(role), "made")) // which has nothing to do, and so needs no right to do it
+	f.ok(Engine.Migrate(f.ctx, f.as(role), "made")) // it has nothing to change, and so needs no right
 }
 
-// role makes a role that owns nothing.
+// role creates a role that owns no objects.
 func (f *fixture) role() string {
 	f.Helper()
 	role := fmt.Sprintf("pgtest_role_%d", random())
@@ -233,7 +236,8 @@ func (f *fixture) as(role string) *pgx.Conn {
 	return conn
 }
 
-// In psql, one file after the other and each line on its own. Half of them is no schema that a client would run on.
+// In psql, one file after the other and each line on its own. A client does not run on half of the
+// schema.
 func TestTheTablesAndTheFunctionsRunAsTheyStand(t *testing.T) {
 	t.Parallel()
 	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t)}

@@ -40,7 +40,7 @@ func TestNoStrangeCodeRunsWhateverTheSearchPath(t *testing.T) {
 	}
 }
 
-// In a schema in which others may create functions, as public before PostgreSQL 15.
+// In a schema where others may create functions, for example public before PostgreSQL 15.
 func TestNoOverloadOfAStrangersIsCalled(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
@@ -71,7 +71,7 @@ func protocolOfGuards(f *fixture, app *pgx.Conn) {
 		}
 	}
 	expect(f.TB, valueOn[int](f, app, "SELECT pgleases.partition_for('customer-42', 128)"), 53, "partition")
-	expect(f.TB, valueOn[int64](f, app, "SELECT pgleases.timeline()") != 0, true, "the server tells its timeline")
+	expect(f.TB, valueOn[int64](f, app, "SELECT pgleases.timeline()") != 0, true, "the server returns its timeline")
 	testkit.Must(app.Exec(f.ctx, `CREATE TABLE strange.jobs (key pg_catalog.text, partition int GENERATED ALWAYS AS (pgleases.partition_for(key, 128)) STORED)`))(f)
 	testkit.Must(app.Exec(f.ctx, "CREATE INDEX ON strange.jobs (pgleases.partition_for(key, 128))"))(f)
 	testkit.Must(app.Exec(f.ctx, "INSERT INTO strange.jobs VALUES ('customer-42')"))(f)

@@ -50,7 +50,7 @@ func TestTheNewerProcessOfAnIDSupersedesTheOlder(t *testing.T) {
 		beat := testkit.Must(c.Heartbeat(f.ctx, older.Session, 0, Renewal{}))(f)
 		expect(t, beat.Incarnation, newer.Incarnation, "incarnation that the older hears of")
 
-		older.Session = random() // it registers anew
+		older.Session = random() // it registers again
 		got, other, err := c.Register(f.ctx, older)
 		f.ok(err)
 		if got != 0 || other == nil || other.Host != "newer" || other.PID != 12 || !other.StartedAt.Equal(newer.StartedAt) {
@@ -152,7 +152,7 @@ func TestASessionThatACopyRenewedIsAliveForTheCopyOnly(t *testing.T) {
 		marker, now := a.run().Marker, time.Now()
 		beat := func(last Renewal, what string, alive bool) Renewal {
 			t.Helper()
-			now = now.Add(time.Second) // renewals are told apart by their time
+			now = now.Add(time.Second) // the time distinguishes renewals
 			f.setClock(now)
 			before := f.tables().Clients[a.session]
 			beat := testkit.Must(a.Heartbeat(f.ctx, a.session, 0, last))(f)

@@ -22,7 +22,7 @@ import (
 type fixture struct {
 	testing.TB
 	ctx    context.Context
-	double *fakestore.Database // nil: it is on a server, of which the rest tells
+	double *fakestore.Database // nil: it is on a server, and uses the fields below
 	url    string
 	schema string
 	sql    *pgx.Conn // of the superuser, in which the schema is found without its name
@@ -30,7 +30,8 @@ type fixture struct {
 	byHand bool      // see byHand: the server's clock stands still
 }
 
-// database returns a fresh one with the tables, past a pooler: these tests look at the very backends that the statements run on.
+// database returns a fresh one with the tables, past a pooler: these tests look at the very
+// backends that the statements run on.
 func database(t testing.TB) string {
 	direct, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t))
 	return direct
@@ -79,7 +80,8 @@ func (f *fixture) dial(url string) *pgx.Conn {
 	return conn
 }
 
-// session is a plain connection of the clients' user's, in which the schema is found without its name.
+// session is a plain connection of the clients' user's, in which the schema is found without its
+// name.
 func (f *fixture) session() *pgx.Conn {
 	f.Helper()
 	conn := f.dial(f.url)
@@ -180,7 +182,7 @@ func (f *fixture) client(id string) *client {
 	return f.clientTTL(id, usualTTL)
 }
 
-// pair is the clients a and b, which have joined the lease l.
+// pair returns the clients a and b, which have joined the lease l.
 func (f *fixture) pair(partitions int) (a, b *client) {
 	f.Helper()
 	a, b = f.client("a"), f.client("b")
@@ -197,7 +199,7 @@ func (f *fixture) trio(partitions int) (a, b, c *client) {
 	return a, b, c
 }
 
-// usualTTL is that of clients of which a case does not care.
+// usualTTL is the TTL of clients in cases that do not depend on it.
 const usualTTL = 6 * time.Second
 
 func (f *fixture) clientTTL(id string, ttl time.Duration) *client {
@@ -215,7 +217,7 @@ func registration(session int64, id string, incarnation, process int64, ttl time
 	return Registration{session, id, incarnation, process, ttl, "host", 4711, time.Unix(1700000000, 0)}
 }
 
-// end ends the session, or finds that it is gone or goes on.
+// end ends the session, or finds that it is gone or continues.
 func (c *client) end(gone bool) {
 	c.f.Helper()
 	got := testkit.Must(c.End(c.f.ctx, c.session))(c.f)
@@ -273,7 +275,7 @@ func (c *client) give(lease string, targets ...int64) Applied {
 	return applied
 }
 
-// owned is what the session owns of a lease: partition, epoch, and > where it is meant for another.
+// owned returns what the session owns of a lease: partition, epoch, and > if it has another target.
 func (c *client) owned(lease string) string {
 	c.f.Helper()
 	reads := testkit.Must(c.Read(c.f.ctx, c.session, []string{lease}))(c.f)
@@ -320,7 +322,8 @@ func (f *fixture) checkNow() {
 	f.edit(func(t *fakestore.Tables, clock int64) { t.Server.NextCheckAt = clock })
 }
 
-// evict evicts what the database's clock says has expired, as one would who has watched it for ten minutes.
+// evict evicts what has expired by the database's clock, like a client that has watched it for ten
+// minutes.
 func (c *client) evict() Evicted {
 	c.f.Helper()
 	return c.evictAs(c.run(), 10*time.Minute)
@@ -336,7 +339,8 @@ func (c *client) evictAs(run Incarnation, watched time.Duration) Evicted {
 	return evicted
 }
 
-// lock holds rows, in a transaction on a connection of its own, until the returned function is called.
+// lock holds rows, in a transaction on a connection of its own, until the returned function is
+// called.
 func (f *fixture) lock(statement string, args ...any) (release func()) {
 	f.Helper()
 	conn := f.session()
@@ -345,8 +349,8 @@ func (f *fixture) lock(statement string, args ...any) (release func()) {
 	return func() { f.ok(tx.Commit(f.ctx)) }
 }
 
-// halt has every statement that does this wait, once it has its snapshot and before it has done anything of it, until the returned
-// function is called.
+// halt makes every such statement wait after it has its snapshot and before it has changed a row,
+// until the returned function is called.
 func (f *fixture) halt(what string) (release func()) {
 	f.Helper()
 	f.exec(`CREATE FUNCTION public.halt() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END';
@@ -362,7 +366,7 @@ func (f *fixture) blocked(pid uint32) {
 	})
 }
 
-// until asks until something is so.
+// until polls until a condition is true.
 func (f *fixture) until(what string, is func() bool) {
 	f.Helper()
 	look := time.NewTicker(2 * time.Millisecond)
@@ -374,7 +378,8 @@ func (f *fixture) until(what string, is func() bool) {
 	}
 }
 
-// within fails the test unless something takes at most so long in one of five tries: in the others the machine may be late.
+// within fails the test unless a call takes at most that long in one of five tries, because the
+// machine may be slow in the others.
 func within(f *fixture, limit time.Duration, try func() (took time.Duration)) {
 	f.Helper()
 	var all []time.Duration
