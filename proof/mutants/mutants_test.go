@@ -331,7 +331,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/sql/functions/run.sql", `:= pgleases.guard(p_lease, p_number, p_epoch);`, `:= '';`, 0},
 	}},
 	{"a closing of a run that does not raise where the cursor has moved", "runs", `effects|outcomes|entry`, []edit{
-		{"schedule/sql/functions/run.sql", `RAISE EXCEPTION 'schedule % has come as far as %, and the run began at %', p_schedule, s.cursor, p_cursor_before USING ERRCODE = 'PS002';`, `RETURN;`, 0},
+		{"schedule/sql/functions/run.sql", `RAISE EXCEPTION 'schedule % has its cursor at %, and the run began at %', p_schedule, s.cursor, p_cursor_before USING ERRCODE = 'PS002';`, `RETURN;`, 0},
 	}},
 	{"a closing in another transaction than the run's", "runs", `it has its outcome`, []edit{
 		{"schedule/sql/functions/run.sql", `IF current_setting('schedule.run', true) IS DISTINCT FROM p_run THEN`, `IF false THEN`, 2},

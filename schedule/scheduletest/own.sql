@@ -1,7 +1,8 @@
 -- own.sql: gives all partitions to a new process.
 --
--- $1 text  group
--- $2 int   how many partitions there are
+-- $1 text: group
 --
--- The epoch of the process.
+-- $2 int: number of partitions
+--
+-- Returns the epoch of the process.
 SELECT pgleases.scheduletest_own($1, $2)

@@ -1,12 +1,13 @@
--- stage.sql: makes a schema one for tests, after the tables and functions of both packages: its time is the test's, and the test says
--- which process owns the partitions.
+-- stage.sql: prepares a schema for tests, after the tables and functions of both packages. Its time
+-- is that of the test, and the test decides which process owns the partitions.
 CREATE TABLE pgleases.scheduletest (now pg_catalog.timestamptz NOT NULL);
 INSERT INTO pgleases.scheduletest VALUES ('epoch');
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS pg_catalog.timestamptz
 LANGUAGE sql STABLE AS $pgleases_body$ SELECT t.now FROM pgleases.scheduletest AS t $pgleases_body$;
 
--- Gives all partitions to a new process, and returns its epoch, which the guard passes from now on, and no other.
+-- Gives all partitions to a new process, and returns its epoch. The guard then passes for this
+-- epoch only.
 CREATE FUNCTION pgleases.scheduletest_own(group_name pg_catalog.text, partitions int) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE

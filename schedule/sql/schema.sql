@@ -1,11 +1,11 @@
--- schema.sql: the tables and views of package schedule, with their comments. It runs first, the
--- files of functions after it, in the schema that has the engine's tables. Idempotent: what exists
--- stays as it is.
+-- schema.sql: the tables and views of package schedule, with their comments. It runs first, then
+-- the files of functions, in the schema with the engine's tables. It is idempotent: existing
+-- objects stay unchanged.
 --
 -- Types and operators are named with their schema, and names collate "C", as in the engine's files.
 
--- All that these files know of the time. STABLE, so that an index serves comparisons with it, which
--- clock_timestamp() would prevent. The views need it.
+-- The only source of time of these files. STABLE, so that comparisons with it can use an index,
+-- which clock_timestamp() would prevent. The views need this.
 CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS pg_catalog.timestamptz
 LANGUAGE sql STABLE AS $pgleases_body$ SELECT pg_catalog.statement_timestamp() $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_clock() IS 'The time that decides what is due.';
@@ -16,22 +16,22 @@ CREATE TABLE IF NOT EXISTS pgleases.schedule_version (
 );
 CREATE UNIQUE INDEX IF NOT EXISTS schedule_version_one_row ON pgleases.schedule_version ((true));
 ALTER TABLE pgleases.schedule_version REPLICA IDENTITY FULL;
-COMMENT ON TABLE pgleases.schedule_version IS 'One row: which version of the tables of package schedule this is, and which code can serve it.';
-COMMENT ON COLUMN pgleases.schedule_version.version IS 'Version of these tables. Migrations only add.';
-COMMENT ON COLUMN pgleases.schedule_version.min_code IS 'The oldest code that can run here, by the version for which it was written.';
+COMMENT ON TABLE pgleases.schedule_version IS 'One row: the version of the tables of package schedule, and the oldest code that can use them.';
+COMMENT ON COLUMN pgleases.schedule_version.version IS 'The version of these tables. Migrations only add.';
+COMMENT ON COLUMN pgleases.schedule_version.min_code IS 'The oldest code that can run here, by the version of the tables that it knows.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_groups (
     name       pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
     partitions int NOT NULL
 );
-COMMENT ON TABLE pgleases.schedule_groups IS 'The groups of schedules that have been run.';
-COMMENT ON COLUMN pgleases.schedule_groups.name IS 'The group''s name; that of its lease is the same behind "schedule/".';
-COMMENT ON COLUMN pgleases.schedule_groups.partitions IS 'Number of the lease''s partitions, from which the partitions of its schedules are computed.';
+COMMENT ON TABLE pgleases.schedule_groups IS 'The groups that have run.';
+COMMENT ON COLUMN pgleases.schedule_groups.name IS 'The group''s name. The name of its lease is "schedule/" and this name.';
+COMMENT ON COLUMN pgleases.schedule_groups.partitions IS 'Number of the lease''s partitions. It decides the partition of each key.';
 
 CREATE SEQUENCE IF NOT EXISTS pgleases.schedule_notified MINVALUE 0;
-COMMENT ON SEQUENCE pgleases.schedule_notified IS 'When the last notification was sent that something was enqueued, and for which groups. A sequence, because it is locked for no time, and not undone.';
+COMMENT ON SEQUENCE pgleases.schedule_notified IS 'The time of the last notification about something enqueued, and the channels notified. A sequence, because a sequence is not locked until the end of a transaction, and not rolled back.';
 
--- Half of every page stays free for the new versions of its rows.
+-- Half of every page stays free for new versions of its rows.
 CREATE TABLE IF NOT EXISTS pgleases.schedules (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     group_name   pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
@@ -64,34 +64,34 @@ CREATE INDEX IF NOT EXISTS schedules_by_due ON pgleases.schedules (group_name, p
 CREATE INDEX IF NOT EXISTS schedules_blocked ON pgleases.schedules (group_name, partition) WHERE blocked_reason IS NOT NULL;
 CREATE INDEX IF NOT EXISTS schedules_that_fail ON pgleases.schedules (group_name, name) WHERE failures OPERATOR(pg_catalog.>) 0;
 CREATE INDEX IF NOT EXISTS schedules_paused ON pgleases.schedules (group_name, name) WHERE paused_at IS NOT NULL;
-COMMENT ON TABLE pgleases.schedules IS 'The schedules, and how far each has come.';
-COMMENT ON COLUMN pgleases.schedules.id IS 'Names this schedule and no later one of its name.';
-COMMENT ON COLUMN pgleases.schedules.group_name IS 'The group, whose processes run it.';
-COMMENT ON COLUMN pgleases.schedules.name IS 'Its name in the group.';
-COMMENT ON COLUMN pgleases.schedules.key IS 'Transactional runs under one key of a group never overlap in effect. By default the name.';
-COMMENT ON COLUMN pgleases.schedules.partition IS 'The partition of the group''s lease to which the key belongs: its owner runs the schedule.';
-COMMENT ON COLUMN pgleases.schedules.kind IS 'Which handler runs.';
+COMMENT ON TABLE pgleases.schedules IS 'The schedules, with the cursor of each.';
+COMMENT ON COLUMN pgleases.schedules.id IS 'Identifies this schedule. A later schedule of the same name has another id.';
+COMMENT ON COLUMN pgleases.schedules.group_name IS 'The group whose processes run the schedule.';
+COMMENT ON COLUMN pgleases.schedules.name IS 'The name, unique in the group.';
+COMMENT ON COLUMN pgleases.schedules.key IS 'Runs of one key of a group never overlap, except a call outside of a transaction in a process that was cut off. The default is the name.';
+COMMENT ON COLUMN pgleases.schedules.partition IS 'The key''s partition in the group''s lease. Its owner runs the schedule.';
+COMMENT ON COLUMN pgleases.schedules.kind IS 'The name of the handler.';
 COMMENT ON COLUMN pgleases.schedules.args IS 'The arguments of the handler.';
-COMMENT ON COLUMN pgleases.schedules.rule IS 'When it runs.';
-COMMENT ON COLUMN pgleases.schedules.anchor IS 'From where a rule of a fixed distance counts: the instant at which the rule was given.';
-COMMENT ON COLUMN pgleases.schedules.policy IS 'Its options: what becomes of late ticks, and others.';
-COMMENT ON COLUMN pgleases.schedules.declared IS 'The code declares it; only processes whose code does run it.';
-COMMENT ON COLUMN pgleases.schedules.cursor IS 'Every tick up to this instant has its outcome in the history; none after it has.';
-COMMENT ON COLUMN pgleases.schedules.cursor_local IS 'What the clocks of the rule''s zone showed, if the cursor is a tick; null: it is none.';
-COMMENT ON COLUMN pgleases.schedules.due IS 'When its owner runs it next: at its next tick, or sooner; infinity: it is paused or has no further tick.';
-COMMENT ON COLUMN pgleases.schedules.succeeded IS 'The last tick that succeeded; null: there is none.';
-COMMENT ON COLUMN pgleases.schedules.ran_from IS 'When the last run began; null: there was none.';
-COMMENT ON COLUMN pgleases.schedules.ran_until IS 'When the last run ended; null: there was none.';
-COMMENT ON COLUMN pgleases.schedules.trying IS 'The tick after the cursor that was begun and has no outcome yet: how many attempts failed, when it runs again; null: there is none.';
-COMMENT ON COLUMN pgleases.schedules.failures IS 'How many consecutive ticks failed.';
+COMMENT ON COLUMN pgleases.schedules.rule IS 'The rule that says when it ticks.';
+COMMENT ON COLUMN pgleases.schedules.anchor IS 'The instant from which a rule of Every counts: when the rule was set.';
+COMMENT ON COLUMN pgleases.schedules.policy IS 'The options, for example for late ticks.';
+COMMENT ON COLUMN pgleases.schedules.declared IS 'The code declares the schedule, and only processes with such code run it.';
+COMMENT ON COLUMN pgleases.schedules.cursor IS 'Every tick up to this instant has its outcome in the history, and no later tick has.';
+COMMENT ON COLUMN pgleases.schedules.cursor_local IS 'The local time in the rule''s zone at the cursor; null: the cursor is not a tick.';
+COMMENT ON COLUMN pgleases.schedules.due IS 'When the owner runs it next: at the next tick, or sooner. infinity: it is paused, or has no further tick.';
+COMMENT ON COLUMN pgleases.schedules.succeeded IS 'The last tick that succeeded; null: no tick did.';
+COMMENT ON COLUMN pgleases.schedules.ran_from IS 'When the last run began; null: it has never run.';
+COMMENT ON COLUMN pgleases.schedules.ran_until IS 'When the last run ended; null: it has never run.';
+COMMENT ON COLUMN pgleases.schedules.trying IS 'The tick after the cursor that has begun without an outcome yet, with its failed attempts and the time of the next; null: no such tick.';
+COMMENT ON COLUMN pgleases.schedules.failures IS 'The number of consecutive failed ticks.';
 COMMENT ON COLUMN pgleases.schedules.revision IS 'Rises with every edit.';
-COMMENT ON COLUMN pgleases.schedules.paused_at IS 'When it was paused; null: it is not.';
-COMMENT ON COLUMN pgleases.schedules.blocked_reason IS 'Why its owner cannot run it, for example a kind that it does not know; null: it can.';
-COMMENT ON COLUMN pgleases.schedules.blocked_since IS 'Since when; the time from there on makes no tick late.';
-COMMENT ON COLUMN pgleases.schedules.registered IS 'When a process last put or declared it: at its start, and each day.';
-COMMENT ON COLUMN pgleases.schedules.nonce IS 'Names it in idempotency keys: after a failover that has lost it, its id is given to another.';
+COMMENT ON COLUMN pgleases.schedules.paused_at IS 'When it was paused; null: it is not paused.';
+COMMENT ON COLUMN pgleases.schedules.blocked_reason IS 'Why the owner cannot run it, for example an unregistered kind; null: it can.';
+COMMENT ON COLUMN pgleases.schedules.blocked_since IS 'When it became blocked. Blocked time does not count as lateness.';
+COMMENT ON COLUMN pgleases.schedules.registered IS 'When a process last stored or declared it: at its start, and once a day.';
+COMMENT ON COLUMN pgleases.schedules.nonce IS 'Identifies it in idempotency keys, because a failover that has lost it may give its id to another.';
 
--- Living rows only: what has ended is in the history.
+-- Live jobs only. The outcomes of jobs that have ended are in the history.
 CREATE TABLE IF NOT EXISTS pgleases.jobs (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     group_name  pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
@@ -116,24 +116,24 @@ CREATE UNIQUE INDEX IF NOT EXISTS jobs_by_unique_key ON pgleases.jobs (group_nam
 CREATE INDEX IF NOT EXISTS jobs_by_due ON pgleases.jobs (group_name, partition, priority, due);
 CREATE INDEX IF NOT EXISTS jobs_blocked ON pgleases.jobs (group_name, partition) WHERE blocked_reason IS NOT NULL;
 COMMENT ON TABLE pgleases.jobs IS 'The jobs that have not ended.';
-COMMENT ON COLUMN pgleases.jobs.id IS 'Names this job and no later one.';
-COMMENT ON COLUMN pgleases.jobs.group_name IS 'The group, whose processes run it.';
-COMMENT ON COLUMN pgleases.jobs.key IS 'Transactional runs under one key of a group never overlap in effect. By default a random one.';
-COMMENT ON COLUMN pgleases.jobs.partition IS 'The partition of the group''s lease to which the key belongs: its owner runs the job.';
-COMMENT ON COLUMN pgleases.jobs.kind IS 'Which handler runs.';
-COMMENT ON COLUMN pgleases.jobs.name IS 'The schedule that it runs for; else the unique key, or empty.';
-COMMENT ON COLUMN pgleases.jobs.trigger IS 'job; manual, backfill or retry: it runs for a schedule, besides its ticks, or once more.';
-COMMENT ON COLUMN pgleases.jobs.unique_key IS 'No other living job of the group and kind has it; null: it has none.';
+COMMENT ON COLUMN pgleases.jobs.id IS 'Identifies this job. No later job has this id.';
+COMMENT ON COLUMN pgleases.jobs.group_name IS 'The group whose processes run the job.';
+COMMENT ON COLUMN pgleases.jobs.key IS 'Runs of one key of a group never overlap, except a call outside of a transaction in a process that was cut off. The default is a random key.';
+COMMENT ON COLUMN pgleases.jobs.partition IS 'The key''s partition in the group''s lease. Its owner runs the job.';
+COMMENT ON COLUMN pgleases.jobs.kind IS 'The name of the handler.';
+COMMENT ON COLUMN pgleases.jobs.name IS 'Of an extra run the name of the schedule; otherwise the unique key, or empty.';
+COMMENT ON COLUMN pgleases.jobs.trigger IS 'job: enqueued; manual, backfill: an extra run of a schedule; retry: a tick or job that runs once more.';
+COMMENT ON COLUMN pgleases.jobs.unique_key IS 'At most one live job of the group and kind has it; null: it has no unique key.';
 COMMENT ON COLUMN pgleases.jobs.args IS 'The arguments of the handler.';
-COMMENT ON COLUMN pgleases.jobs.priority IS 'From 0 to 3: of what is due, the highest first.';
-COMMENT ON COLUMN pgleases.jobs.begins IS 'Of a backfill or a retry, the beginning of the window that ends at at; null: there is none.';
-COMMENT ON COLUMN pgleases.jobs.at IS 'The time for which it was enqueued.';
-COMMENT ON COLUMN pgleases.jobs.due IS 'When its owner runs it next; infinity: never.';
-COMMENT ON COLUMN pgleases.jobs.trying IS 'How many attempts failed, when it runs again; null: no attempt has begun.';
-COMMENT ON COLUMN pgleases.jobs.revision IS 'Rises when it is replaced.';
-COMMENT ON COLUMN pgleases.jobs.blocked_reason IS 'Why its owner cannot run it; null: it can.';
-COMMENT ON COLUMN pgleases.jobs.blocked_since IS 'Since when.';
-COMMENT ON COLUMN pgleases.jobs.nonce IS 'Names it in idempotency keys: after a failover that has lost it, its id is given to another.';
+COMMENT ON COLUMN pgleases.jobs.priority IS '0 to 3. Of the jobs that are due, those of the highest priority begin first.';
+COMMENT ON COLUMN pgleases.jobs.begins IS 'Of a backfill or a retry, the start of the window that ends at the column at; null: no window.';
+COMMENT ON COLUMN pgleases.jobs.at IS 'The time that was given when it was enqueued, by default then.';
+COMMENT ON COLUMN pgleases.jobs.due IS 'When the owner runs it next; infinity: never.';
+COMMENT ON COLUMN pgleases.jobs.trying IS 'The failed attempts and the time of the next; null: no attempt has begun.';
+COMMENT ON COLUMN pgleases.jobs.revision IS 'Rises when the job is replaced.';
+COMMENT ON COLUMN pgleases.jobs.blocked_reason IS 'Why the owner cannot run it; null: it can.';
+COMMENT ON COLUMN pgleases.jobs.blocked_since IS 'When it became blocked.';
+COMMENT ON COLUMN pgleases.jobs.nonce IS 'Identifies it in idempotency keys, because a failover that has lost it may give its id to another.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_slots (
     group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
@@ -144,13 +144,13 @@ CREATE TABLE IF NOT EXISTS pgleases.schedule_slots (
     run        pg_catalog.text COLLATE pg_catalog."C",
     PRIMARY KEY (group_name, kind, slot)
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE pgleases.schedule_slots IS 'As many slots of each kind as its limit says: a run in a transaction has one locked, any other has written itself into one.';
+COMMENT ON TABLE pgleases.schedule_slots IS 'The slots of each kind with a limit, as many as the limit. A run in a transaction locks the row of a slot; any other run writes itself into one.';
 COMMENT ON COLUMN pgleases.schedule_slots.group_name IS 'The group.';
 COMMENT ON COLUMN pgleases.schedule_slots.kind IS 'The kind.';
-COMMENT ON COLUMN pgleases.schedule_slots.slot IS 'Its number, from 0. A process takes only those that are less than its own limit.';
-COMMENT ON COLUMN pgleases.schedule_slots.partition IS 'Of a call outside of a transaction, the partition to which it belongs; null: there is none.';
-COMMENT ON COLUMN pgleases.schedule_slots.epoch IS 'Under which that partition was owned: when that has ended, the slot is free.';
-COMMENT ON COLUMN pgleases.schedule_slots.run IS 'Which call it is, as in trying; null: there is none.';
+COMMENT ON COLUMN pgleases.schedule_slots.slot IS 'The number of the slot, from 0. A process takes only slots below its own limit.';
+COMMENT ON COLUMN pgleases.schedule_slots.partition IS 'The partition of a call outside of a transaction; null: no such call has the slot.';
+COMMENT ON COLUMN pgleases.schedule_slots.epoch IS 'The epoch of that partition. When its ownership has ended, the slot is free.';
+COMMENT ON COLUMN pgleases.schedule_slots.run IS 'The call, as run in the column trying; null: no such call has the slot.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_owners (
     group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
@@ -160,12 +160,12 @@ CREATE TABLE IF NOT EXISTS pgleases.schedule_owners (
     crashed       boolean NOT NULL,
     PRIMARY KEY (group_name, partition)
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE pgleases.schedule_owners IS 'Of each partition, who ran something in it last, so that the next owner knows whether that one crashed.';
+COMMENT ON TABLE pgleases.schedule_owners IS 'The last owner of each partition that ran something in it, so that the next owner knows whether that owner crashed.';
 COMMENT ON COLUMN pgleases.schedule_owners.group_name IS 'The group.';
-COMMENT ON COLUMN pgleases.schedule_owners.partition IS 'The partition of its lease.';
+COMMENT ON COLUMN pgleases.schedule_owners.partition IS 'The partition of the group''s lease.';
 COMMENT ON COLUMN pgleases.schedule_owners.opened IS 'The epoch of the last owner that began to run something.';
-COMMENT ON COLUMN pgleases.schedule_owners.closed IS 'The epoch of the last owner whose runs had all ended.';
-COMMENT ON COLUMN pgleases.schedule_owners.crashed IS 'The owner before the one of opened crashed.';
+COMMENT ON COLUMN pgleases.schedule_owners.closed IS 'The epoch of the last owner whose runs have all ended.';
+COMMENT ON COLUMN pgleases.schedule_owners.crashed IS 'The owner before the one in opened crashed.';
 
 CREATE TABLE IF NOT EXISTS pgleases.history (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -191,24 +191,24 @@ CREATE INDEX IF NOT EXISTS history_by_job ON pgleases.history (job) WHERE job IS
 CREATE INDEX IF NOT EXISTS history_canceled ON pgleases.history (schedule, since) WHERE outcome OPERATOR(pg_catalog.=) 'canceled';
 CREATE INDEX IF NOT EXISTS history_failed ON pgleases.history (ended_at) WHERE outcome OPERATOR(pg_catalog.=) ANY ('{failed,unknown}'::pg_catalog.text[]);
 CREATE INDEX IF NOT EXISTS history_by_time ON pgleases.history USING brin (ended_at);
-COMMENT ON TABLE pgleases.history IS 'The outcomes of ticks and jobs: one row for each run, one for all ticks that were passed over at once.';
+COMMENT ON TABLE pgleases.history IS 'The outcomes of ticks and jobs. One row for each run, and one for ticks that passed together without a run.';
 COMMENT ON COLUMN pgleases.history.id IS 'Rises with time.';
-COMMENT ON COLUMN pgleases.history.schedule IS 'The schedule''s id; 0: it is of a job; -1: of a job whose name is its unique key.';
-COMMENT ON COLUMN pgleases.history.job IS 'The job''s id; null: it is of a schedule. Since and until are then the time for which it was enqueued, and it counts as one tick.';
-COMMENT ON COLUMN pgleases.history.group_name IS 'Its group.';
-COMMENT ON COLUMN pgleases.history.name IS 'Its name.';
-COMMENT ON COLUMN pgleases.history.kind IS 'The kind that the schedule had, or the job.';
-COMMENT ON COLUMN pgleases.history.since IS 'The row is of the ticks after this instant, which is the end of the row before.';
-COMMENT ON COLUMN pgleases.history.until IS 'Up to this instant. Of a run it is the tick itself.';
-COMMENT ON COLUMN pgleases.history.ticks IS 'How many ticks that are.';
-COMMENT ON COLUMN pgleases.history.outcome IS 'succeeded; failed; unknown: it was called at most once, and it is not known what came of it; missed: the policy on late ticks passed over them; skipped: the run before was still under way; canceled: an edit, a resumption or a deletion came first.';
-COMMENT ON COLUMN pgleases.history.error IS 'Why it failed; of a job that is canceled, who asked for it, and why.';
-COMMENT ON COLUMN pgleases.history.attempts IS 'Of a run, how many there were.';
-COMMENT ON COLUMN pgleases.history.epoch IS 'Under which its partition was owned; null: there was no run.';
-COMMENT ON COLUMN pgleases.history.started_at IS 'When the run began; null: there was none.';
-COMMENT ON COLUMN pgleases.history.ended_at IS 'When this was written.';
-COMMENT ON COLUMN pgleases.history.again IS 'Of a job that is not done, what it takes to run it again.';
-COMMENT ON COLUMN pgleases.history.retried IS 'The job that runs it again; null: none was asked for.';
+COMMENT ON COLUMN pgleases.history.schedule IS 'The schedule''s id; 0: the row is of a job; -1: of a job whose name is its unique key.';
+COMMENT ON COLUMN pgleases.history.job IS 'The job''s id; null: the row is of a schedule''s ticks. For a job, since and until are the job''s time at, and ticks is 1.';
+COMMENT ON COLUMN pgleases.history.group_name IS 'The group.';
+COMMENT ON COLUMN pgleases.history.name IS 'The name of the schedule or job.';
+COMMENT ON COLUMN pgleases.history.kind IS 'The kind of the schedule or job at that time.';
+COMMENT ON COLUMN pgleases.history.since IS 'The row covers the ticks after this instant, which is until of the row before.';
+COMMENT ON COLUMN pgleases.history.until IS 'The row covers the ticks up to this instant. Of a run it is the tick.';
+COMMENT ON COLUMN pgleases.history.ticks IS 'The number of ticks that the row covers.';
+COMMENT ON COLUMN pgleases.history.outcome IS 'succeeded; failed; unknown: a handler of AtMostOnce was called, and its result is not known; missed: too late, by the policy for late ticks; skipped: the previous run was still under way; canceled: by an edit, a resume, a deletion or a cancel.';
+COMMENT ON COLUMN pgleases.history.error IS 'The error of a failure; of a canceled job, the actor and the reason.';
+COMMENT ON COLUMN pgleases.history.attempts IS 'The attempts of a run.';
+COMMENT ON COLUMN pgleases.history.epoch IS 'The epoch of its partition; null: no run.';
+COMMENT ON COLUMN pgleases.history.started_at IS 'When the run began; null: no run.';
+COMMENT ON COLUMN pgleases.history.ended_at IS 'When this row was written.';
+COMMENT ON COLUMN pgleases.history.again IS 'What a retry needs, of a job that did not succeed.';
+COMMENT ON COLUMN pgleases.history.retried IS 'The job that runs it again; null: it was not retried.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_changes (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -224,21 +224,21 @@ CREATE TABLE IF NOT EXISTS pgleases.schedule_changes (
 );
 CREATE INDEX IF NOT EXISTS schedule_changes_by_time ON pgleases.schedule_changes (group_name, at);
 CREATE INDEX IF NOT EXISTS schedule_changes_by_schedule ON pgleases.schedule_changes (schedule, at);
-COMMENT ON TABLE pgleases.schedule_changes IS 'What operators have changed about schedules and jobs, who, and why. Rows are kept as long as failures in the history.';
+COMMENT ON TABLE pgleases.schedule_changes IS 'The changes that operators made to schedules and jobs, with actor and reason. Rows are kept as long as failures in the history.';
 COMMENT ON COLUMN pgleases.schedule_changes.id IS 'Rises with time.';
-COMMENT ON COLUMN pgleases.schedule_changes.at IS 'When it was changed.';
+COMMENT ON COLUMN pgleases.schedule_changes.at IS 'When the change was made.';
 COMMENT ON COLUMN pgleases.schedule_changes.verb IS 'pause, resume, delete, trigger, backfill, cancel, retry or retry_failed.';
 COMMENT ON COLUMN pgleases.schedule_changes.group_name IS 'The group.';
-COMMENT ON COLUMN pgleases.schedule_changes.name IS 'The name of the schedule or job; empty: a job without a name, or many.';
-COMMENT ON COLUMN pgleases.schedule_changes.schedule IS 'The schedule''s id; null: the change is about a job.';
-COMMENT ON COLUMN pgleases.schedule_changes.job IS 'The job that was canceled, or enqueued; null: none, or several.';
+COMMENT ON COLUMN pgleases.schedule_changes.name IS 'The name of the schedule or job; empty for a job without a name, and for several jobs.';
+COMMENT ON COLUMN pgleases.schedule_changes.schedule IS 'The schedule''s id; null: the change is of a job.';
+COMMENT ON COLUMN pgleases.schedule_changes.job IS 'The job that was canceled or enqueued; null for no job, or several.';
 COMMENT ON COLUMN pgleases.schedule_changes.args IS 'The arguments of the verb.';
-COMMENT ON COLUMN pgleases.schedule_changes.actor IS 'Who changed it: the role that connected, and the name that was given.';
-COMMENT ON COLUMN pgleases.schedule_changes.reason IS 'Why.';
+COMMENT ON COLUMN pgleases.schedule_changes.actor IS 'The role that connected, and the name that it gave.';
+COMMENT ON COLUMN pgleases.schedule_changes.reason IS 'The reason that the actor gave.';
 
--- A run in a transaction leaves no trace in the tables before its end, because it locks no row
--- until then. So it has a lock of its own, which is shared, and for which no other waits: see
--- schedule_open.
+-- A run in a transaction changes no row before its end, so other sessions cannot see it in the
+-- tables. To show the run it takes an advisory lock. The lock is shared, and no session waits for
+-- it: see schedule_open.
 CREATE OR REPLACE VIEW pgleases.schedule_runs AS
 SELECT (l.classid::bigint OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.|) l.objid::bigint AS run,
        pg_catalog.min(l.pid) AS backend
@@ -246,9 +246,9 @@ FROM pg_catalog.pg_locks AS l
 WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.objsubid OPERATOR(pg_catalog.=) 1::smallint AND l.mode OPERATOR(pg_catalog.=) 'ShareLock'
   AND l.database OPERATOR(pg_catalog.=) (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database())
 GROUP BY l.classid, l.objid;
-COMMENT ON VIEW pgleases.schedule_runs IS 'Part of schedules_status and jobs_status: the shared advisory locks, among which are those of the transactions in which handlers run.';
-COMMENT ON COLUMN pgleases.schedule_runs.run IS 'The lock''s key: of a run, the hash of the id of the schedule or job, with the table as its seed.';
-COMMENT ON COLUMN pgleases.schedule_runs.backend IS 'The server''s process that holds it.';
+COMMENT ON VIEW pgleases.schedule_runs IS 'Part of schedules_status and jobs_status: the shared advisory locks of the database, including those of transactions of running handlers.';
+COMMENT ON COLUMN pgleases.schedule_runs.run IS 'The key of the lock. Of a run: the hash of the id of the schedule or job, seeded with the table.';
+COMMENT ON COLUMN pgleases.schedule_runs.backend IS 'The process of the server that has the lock.';
 
 CREATE OR REPLACE VIEW pgleases.schedules_status AS
 SELECT s.group_name,
@@ -323,35 +323,35 @@ CROSS JOIN LATERAL (
                 WHEN s.due OPERATOR(pg_catalog.=) 'infinity' THEN 'over'
                 ELSE 'planned' END AS state
 ) AS e;
-COMMENT ON VIEW pgleases.schedules_status IS 'Every schedule: who runs it, what it does now and why, and how far it has come. Of many, quick by group and name; by due in a partition of a group; by blocked_reason or paused_at IS NOT NULL; by failures > 0.';
-COMMENT ON COLUMN pgleases.schedules_status.group_name IS 'The group, whose processes run it.';
-COMMENT ON COLUMN pgleases.schedules_status.name IS 'Its name in the group.';
-COMMENT ON COLUMN pgleases.schedules_status.kind IS 'Which handler runs.';
-COMMENT ON COLUMN pgleases.schedules_status.key IS 'Transactional runs under one key of a group never overlap in effect.';
-COMMENT ON COLUMN pgleases.schedules_status.partition IS 'The partition of the lease schedule/GROUP to which the key belongs.';
-COMMENT ON COLUMN pgleases.schedules_status.owner IS 'The client ID of that partition''s owner, which runs it; null: none.';
-COMMENT ON COLUMN pgleases.schedules_status.rule IS 'When it runs.';
-COMMENT ON COLUMN pgleases.schedules_status.state IS 'running; paused; blocked: its owner cannot run it; due: it is to begin now; retrying: its tick is tried again at due; planned: at due; over: it has no further tick.';
-COMMENT ON COLUMN pgleases.schedules_status.why IS 'Why it is in this state, as far as that is known.';
-COMMENT ON COLUMN pgleases.schedules_status.succeeded IS 'The last tick that succeeded; null: there is none.';
-COMMENT ON COLUMN pgleases.schedules_status.last_outcome IS 'What became of the last tick that has an outcome; null: none has, or it is no longer in the history.';
-COMMENT ON COLUMN pgleases.schedules_status.ran_from IS 'When the last run that has ended began; null: there was none.';
-COMMENT ON COLUMN pgleases.schedules_status.ran_until IS 'When it ended.';
-COMMENT ON COLUMN pgleases.schedules_status.due IS 'When its owner runs it next, usually its next tick; infinity: it is paused or has no further tick.';
-COMMENT ON COLUMN pgleases.schedules_status.lateness IS 'How long it has waited, or its tick has been due, run included; null: nothing is due.';
-COMMENT ON COLUMN pgleases.schedules_status.failures IS 'How many consecutive ticks failed.';
-COMMENT ON COLUMN pgleases.schedules_status.attempts IS 'How many attempts at the tick under way have failed.';
-COMMENT ON COLUMN pgleases.schedules_status.crashes IS 'How many processes crashed while they ran that tick, with the one that runs it now, if it is a crash suspect.';
-COMMENT ON COLUMN pgleases.schedules_status.error IS 'Of the last attempt that failed; else, if failures is not 0, of the last tick that failed.';
-COMMENT ON COLUMN pgleases.schedules_status.backend IS 'Of a run in a transaction, the server''s process, as in pg_stat_activity; null: there is none.';
-COMMENT ON COLUMN pgleases.schedules_status.paused_at IS 'When it was paused; null: it is not.';
-COMMENT ON COLUMN pgleases.schedules_status.blocked_reason IS 'Why its owner cannot run it; null: it can.';
-COMMENT ON COLUMN pgleases.schedules_status.blocked_since IS 'Since when; the time from there on makes no tick late.';
-COMMENT ON COLUMN pgleases.schedules_status.declared IS 'The code declares it; only processes whose code does run it.';
-COMMENT ON COLUMN pgleases.schedules_status.registered IS 'When a process last put or declared it: at its start, and each day.';
+COMMENT ON VIEW pgleases.schedules_status IS 'One row for each schedule: owner, state with its reason, and cursor. If there are many, fast with conditions on group_name and name; group_name, partition and due; blocked_reason or paused_at IS NOT NULL; failures > 0.';
+COMMENT ON COLUMN pgleases.schedules_status.group_name IS 'The group whose processes run the schedule.';
+COMMENT ON COLUMN pgleases.schedules_status.name IS 'The name, unique in the group.';
+COMMENT ON COLUMN pgleases.schedules_status.kind IS 'The name of the handler.';
+COMMENT ON COLUMN pgleases.schedules_status.key IS 'Runs of one key of a group never overlap, except a call outside of a transaction in a process that was cut off.';
+COMMENT ON COLUMN pgleases.schedules_status.partition IS 'The key''s partition in the lease schedule/GROUP.';
+COMMENT ON COLUMN pgleases.schedules_status.owner IS 'The client ID of that partition''s owner, which runs the schedule; null: no owner.';
+COMMENT ON COLUMN pgleases.schedules_status.rule IS 'The rule that says when it ticks.';
+COMMENT ON COLUMN pgleases.schedules_status.state IS 'running; paused; blocked: its owner cannot run it; due: it begins as soon as its owner has room; retrying: its tick runs again at due; planned: not due yet; over: no further tick.';
+COMMENT ON COLUMN pgleases.schedules_status.why IS 'The reason for the state, if it is known.';
+COMMENT ON COLUMN pgleases.schedules_status.succeeded IS 'The last tick that succeeded; null: no tick did.';
+COMMENT ON COLUMN pgleases.schedules_status.last_outcome IS 'The outcome of the last tick with an outcome; null: no tick has one, or it is no longer in the history.';
+COMMENT ON COLUMN pgleases.schedules_status.ran_from IS 'When the last run that has ended began; null: no run has ended.';
+COMMENT ON COLUMN pgleases.schedules_status.ran_until IS 'When that run ended.';
+COMMENT ON COLUMN pgleases.schedules_status.due IS 'When the owner runs it next, usually at the next tick; infinity: it is paused, or has no further tick.';
+COMMENT ON COLUMN pgleases.schedules_status.lateness IS 'How long it has been blocked, or its tick has been due, run included; null: not due.';
+COMMENT ON COLUMN pgleases.schedules_status.failures IS 'The number of consecutive failed ticks.';
+COMMENT ON COLUMN pgleases.schedules_status.attempts IS 'The failed attempts at the current tick.';
+COMMENT ON COLUMN pgleases.schedules_status.crashes IS 'The processes that crashed while they ran that tick, including the one that runs it now as a crash suspect.';
+COMMENT ON COLUMN pgleases.schedules_status.error IS 'The error of the last failed attempt; otherwise, if failures is not 0, of the last failed tick.';
+COMMENT ON COLUMN pgleases.schedules_status.backend IS 'Of a run in a transaction, the pid in pg_stat_activity; null: no such run.';
+COMMENT ON COLUMN pgleases.schedules_status.paused_at IS 'When it was paused; null: it is not paused.';
+COMMENT ON COLUMN pgleases.schedules_status.blocked_reason IS 'Why the owner cannot run it; null: it can.';
+COMMENT ON COLUMN pgleases.schedules_status.blocked_since IS 'When it became blocked. Blocked time does not count as lateness.';
+COMMENT ON COLUMN pgleases.schedules_status.declared IS 'The code declares the schedule, and only processes with such code run it.';
+COMMENT ON COLUMN pgleases.schedules_status.registered IS 'When a process last stored or declared it: at its start, and once a day.';
 COMMENT ON COLUMN pgleases.schedules_status.args IS 'The arguments of the handler.';
-COMMENT ON COLUMN pgleases.schedules_status.policy IS 'Its options: what becomes of late ticks, and others.';
-COMMENT ON COLUMN pgleases.schedules_status.id IS 'Names this schedule and no later one of its name.';
+COMMENT ON COLUMN pgleases.schedules_status.policy IS 'The options, for example for late ticks.';
+COMMENT ON COLUMN pgleases.schedules_status.id IS 'Identifies this schedule. A later schedule of the same name has another id.';
 
 CREATE OR REPLACE VIEW pgleases.jobs_status AS
 SELECT j.id,
@@ -403,27 +403,27 @@ CROSS JOIN LATERAL (
                 WHEN j.trying IS NOT NULL THEN 'retrying'
                 ELSE 'planned' END AS state
 ) AS e;
-COMMENT ON VIEW pgleases.jobs_status IS 'Every job that has not ended: who runs it, what it does now and why. Of many, quick by id; by due in a partition and priority of a group; by blocked_reason IS NOT NULL.';
-COMMENT ON COLUMN pgleases.jobs_status.id IS 'Names this job and no later one.';
-COMMENT ON COLUMN pgleases.jobs_status.group_name IS 'The group, whose processes run it.';
-COMMENT ON COLUMN pgleases.jobs_status.kind IS 'Which handler runs.';
-COMMENT ON COLUMN pgleases.jobs_status.name IS 'The schedule that it runs for; else the unique key, or empty.';
-COMMENT ON COLUMN pgleases.jobs_status.trigger IS 'job; manual, backfill or retry: it runs for a schedule, besides its ticks, or once more.';
-COMMENT ON COLUMN pgleases.jobs_status.key IS 'Transactional runs under one key of a group never overlap in effect.';
-COMMENT ON COLUMN pgleases.jobs_status.partition IS 'The partition of the lease schedule/GROUP to which the key belongs.';
-COMMENT ON COLUMN pgleases.jobs_status.owner IS 'The client ID of that partition''s owner, which runs it; null: none.';
-COMMENT ON COLUMN pgleases.jobs_status.priority IS 'From 0 to 3: of what is due, the highest first.';
-COMMENT ON COLUMN pgleases.jobs_status.state IS 'running; blocked: its owner cannot run it; due: it is to begin now; retrying: it is tried again at due; planned: at due.';
-COMMENT ON COLUMN pgleases.jobs_status.why IS 'Why it is in this state, as far as that is known.';
-COMMENT ON COLUMN pgleases.jobs_status.at IS 'The time for which it was enqueued.';
-COMMENT ON COLUMN pgleases.jobs_status.due IS 'When its owner runs it next.';
-COMMENT ON COLUMN pgleases.jobs_status.lateness IS 'How long it has waited, or been due, run included; null: it is not due.';
-COMMENT ON COLUMN pgleases.jobs_status.attempts IS 'How many attempts have failed.';
-COMMENT ON COLUMN pgleases.jobs_status.crashes IS 'How many processes crashed while they ran it, with the one that runs it now, if it is a crash suspect.';
-COMMENT ON COLUMN pgleases.jobs_status.error IS 'Of the last attempt that failed.';
-COMMENT ON COLUMN pgleases.jobs_status.backend IS 'Of a run in a transaction, the server''s process, as in pg_stat_activity; null: there is none.';
-COMMENT ON COLUMN pgleases.jobs_status.blocked_reason IS 'Why its owner cannot run it; null: it can.';
-COMMENT ON COLUMN pgleases.jobs_status.blocked_since IS 'Since when.';
-COMMENT ON COLUMN pgleases.jobs_status.unique_key IS 'No other living job of the group and kind has it; null: it has none.';
-COMMENT ON COLUMN pgleases.jobs_status.begins IS 'Of a backfill or a retry, the beginning of the window that ends at at; null: there is none.';
+COMMENT ON VIEW pgleases.jobs_status IS 'One row for each job that has not ended: owner, and state with its reason. If there are many, fast with conditions on id; group_name, partition, priority and due; blocked_reason IS NOT NULL.';
+COMMENT ON COLUMN pgleases.jobs_status.id IS 'Identifies this job. No later job has this id.';
+COMMENT ON COLUMN pgleases.jobs_status.group_name IS 'The group whose processes run the job.';
+COMMENT ON COLUMN pgleases.jobs_status.kind IS 'The name of the handler.';
+COMMENT ON COLUMN pgleases.jobs_status.name IS 'Of an extra run the name of the schedule; otherwise the unique key, or empty.';
+COMMENT ON COLUMN pgleases.jobs_status.trigger IS 'job: enqueued; manual, backfill: an extra run of a schedule; retry: a tick or job that runs once more.';
+COMMENT ON COLUMN pgleases.jobs_status.key IS 'Runs of one key of a group never overlap, except a call outside of a transaction in a process that was cut off.';
+COMMENT ON COLUMN pgleases.jobs_status.partition IS 'The key''s partition in the lease schedule/GROUP.';
+COMMENT ON COLUMN pgleases.jobs_status.owner IS 'The client ID of that partition''s owner, which runs the job; null: no owner.';
+COMMENT ON COLUMN pgleases.jobs_status.priority IS '0 to 3. Of the jobs that are due, those of the highest priority begin first.';
+COMMENT ON COLUMN pgleases.jobs_status.state IS 'running; blocked: its owner cannot run it; due: it begins as soon as its owner has room; retrying: it runs again at due; planned: not due yet.';
+COMMENT ON COLUMN pgleases.jobs_status.why IS 'The reason for the state, if it is known.';
+COMMENT ON COLUMN pgleases.jobs_status.at IS 'The time that was given when it was enqueued, by default then.';
+COMMENT ON COLUMN pgleases.jobs_status.due IS 'When the owner runs it next.';
+COMMENT ON COLUMN pgleases.jobs_status.lateness IS 'How long it has been blocked or due, run included; null: not due.';
+COMMENT ON COLUMN pgleases.jobs_status.attempts IS 'The failed attempts.';
+COMMENT ON COLUMN pgleases.jobs_status.crashes IS 'The processes that crashed while they ran it, including the one that runs it now as a crash suspect.';
+COMMENT ON COLUMN pgleases.jobs_status.error IS 'The error of the last failed attempt.';
+COMMENT ON COLUMN pgleases.jobs_status.backend IS 'Of a run in a transaction, the pid in pg_stat_activity; null: no such run.';
+COMMENT ON COLUMN pgleases.jobs_status.blocked_reason IS 'Why the owner cannot run it; null: it can.';
+COMMENT ON COLUMN pgleases.jobs_status.blocked_since IS 'When it became blocked.';
+COMMENT ON COLUMN pgleases.jobs_status.unique_key IS 'At most one live job of the group and kind has it; null: it has no unique key.';
+COMMENT ON COLUMN pgleases.jobs_status.begins IS 'Of a backfill or a retry, the start of the window that ends at the column at; null: no window.';
 COMMENT ON COLUMN pgleases.jobs_status.args IS 'The arguments of the handler.';

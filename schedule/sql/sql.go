@@ -1,5 +1,5 @@
-// Package sql embeds the SQL files of package schedule. It is internal to the module, and no API.
-// See the package of the same name at the module's root.
+// Package sql embeds the SQL files of package schedule. It is internal to the module, and not an
+// API. See package sql of the module's root.
 package sql
 
 import (
@@ -13,13 +13,13 @@ import (
 //go:embed *.sql functions/*.sql grants/*.sql
 var embedded embed.FS
 
-// Files has schema.sql, followed by the files of functions one after the other; the rights of roles
-// in grants; and a file for each statement of statements.sql.
+// Files has schema.sql followed by the files of functions, the grants of roles in grants, and one
+// file for each statement of statements.sql.
 var Files fs.ReadFileFS = files{embedded}
 
 type files struct{ fs.ReadFileFS }
 
-// ReadFile also reads the files that Files makes.
+// ReadFile returns a file, including the files that Files adds.
 func (f files) ReadFile(name string) ([]byte, error) {
 	if text, ok := statements[strings.TrimSuffix(name, ".sql")]; ok {
 		return []byte(text), nil

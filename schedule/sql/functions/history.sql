@@ -11,7 +11,7 @@ BEGIN
     ORDER BY f.until;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_outcomes(pgleases.schedules, pg_catalog.jsonb) IS 'Writes down what became of ticks.';
+COMMENT ON FUNCTION pgleases.schedule_outcomes(pgleases.schedules, pg_catalog.jsonb) IS 'Writes the outcomes of ticks into the history.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_job_outcomes(j pgleases.jobs, p_outcomes pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -23,14 +23,14 @@ BEGIN
     FROM jsonb_to_recordset(p_outcomes) AS f (until timestamptz, key text, args jsonb, outcome text, error text, attempts int, epoch bigint, started_at timestamptz);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_job_outcomes(pgleases.jobs, pg_catalog.jsonb) IS 'Writes down what became of a job.';
+COMMENT ON FUNCTION pgleases.schedule_job_outcomes(pgleases.jobs, pg_catalog.jsonb) IS 'Writes the outcomes of a job into the history.';
 
--- What became of a schedule's ticks, and of the jobs that ran for it, the newest first.
---   p_name: name of the schedule; null: of the group's jobs that failed or are unknown, among the
---   latest 1,000 such entries of all groups
---   p_before: only rows whose id is less
---   p_most: the most
--- A row for each, as JSON.
+-- The outcomes of a schedule's ticks and of its extra runs, newest first.
+--   p_name: name of the schedule; null: failed and unknown jobs of the group, among the latest
+--     1,000 such entries of all groups
+--   p_before: only rows with lower ids
+--   p_most: the most rows
+-- Returns a row for each, as JSON.
 CREATE OR REPLACE FUNCTION pgleases.schedule_history(p_group pg_catalog.text, p_name pg_catalog.text, p_before bigint, p_most int) RETURNS SETOF pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off AS $pgleases_body$
 BEGIN
@@ -44,20 +44,20 @@ BEGIN
 END
 $pgleases_body$;
 
--- Deletes old entries of the history, a page of them.
---   p_failed: those of failures, or the others
---   p_before: what was written before
+-- Deletes one page of old entries of the history.
+--   p_failed: true for failed and unknown outcomes, false for all others
+--   p_before: entries written before this time
 --   p_after: only entries after this id
---   p_most: how many entries to look at
--- up_to: up to this id nothing is left that is to be deleted; more: there may be more.
+--   p_most: how many entries to read
+-- up_to: up to this id the page is done; more: there may be another page.
 CREATE OR REPLACE FUNCTION pgleases.schedule_trim(p_group pg_catalog.text, p_failed boolean, p_before pg_catalog.timestamptz, p_after bigint, p_most int, OUT up_to bigint, OUT more boolean)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    kept  bigint; -- the first entry that is too new
+    kept  bigint; -- the first entry that is not old enough
     last  bigint;
     found bigint;
 BEGIN
-    -- What was written while the clock was far ahead stops nothing.
+    -- Entries written while the clock was far ahead do not stop the deletion.
     SELECT min(h.id) FILTER (WHERE h.ended_at >= p_before AND h.ended_at < pgleases.schedule_clock() + (pgleases.schedule_clock() - p_before)),
         max(h.id), count(*) INTO kept, last, found
     FROM (SELECT p.id, p.ended_at FROM pgleases.history AS p WHERE p.id > p_after ORDER BY p.id LIMIT p_most) AS h;

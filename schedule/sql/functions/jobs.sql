@@ -1,14 +1,15 @@
 -- functions/jobs.sql: jobs.
 
--- Enqueues jobs.
---   p_partitions: partitions of its lease, if it has never run
---   p_jobs: an array of {key, kind, name, trigger, begins, unique_key, args, priority, at, in_us}:
---     due at an instant, or in so many microseconds, by the server's clock; where there is more
---     than one, unique keys are for skip only
---   p_on_conflict: if a live job has the unique key: reject; ignore; replace; or skip, of
---     many
--- The ids, also that of one that was there and is ignored; null: none was enqueued, and reject or
--- skip was given.
+-- Enqueues jobs. Each is due at its time, and at the earliest when this statement began plus its
+-- position in p_jobs in microseconds. So jobs of one call become due in their order.
+--   p_partitions: partitions of the lease, for a group that has never run
+--   p_jobs: array of {key, kind, name, trigger, begins, unique_key, args, priority, at, in_us}. at
+--     is an instant, in_us a delay in microseconds by the server's clock. With several jobs, unique
+--     keys are only allowed with skip
+--   p_on_conflict: if a live job has the unique key: reject, ignore or replace; or skip, for
+--     several jobs
+-- Returns the ids, including that of an ignored job; null if no job was enqueued with reject or
+-- skip.
 CREATE OR REPLACE FUNCTION pgleases.schedule_enqueue(p_group pg_catalog.text, p_partitions int, p_jobs pg_catalog.jsonb, p_on_conflict pg_catalog.text, OUT ids bigint[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
@@ -27,7 +28,7 @@ BEGIN
                  WITH ORDINALITY AS w (key, kind, name, trigger, begins, unique_key, args, priority, at, in_us, n),
                  LATERAL (SELECT coalesce(w.at, now + coalesce(w.in_us, 0) * interval '1 microsecond')) AS t (at)
             ORDER BY w.n
-            ON CONFLICT (group_name, kind, unique_key) WHERE unique_key IS NOT NULL DO NOTHING -- which locks no job that is there: its run may end
+            ON CONFLICT (group_name, kind, unique_key) WHERE unique_key IS NOT NULL DO NOTHING -- locks no existing job, so its run can end
             RETURNING j.id, j.due
         )
         SELECT array_agg(m.id ORDER BY m.id), min(m.due) INTO ids, due FROM made AS m;
@@ -45,7 +46,7 @@ BEGIN
             SELECT array_agg(j.id) INTO ids FROM pgleases.jobs AS j
             WHERE j.group_name = p_group AND j.kind = p_jobs -> 0 ->> 'kind' AND j.unique_key = p_jobs -> 0 ->> 'unique_key';
         END IF;
-        EXIT WHEN ids IS NOT NULL; -- else it has ended meanwhile
+        EXIT WHEN ids IS NOT NULL; -- otherwise the existing job has ended: insert again
     END LOOP;
     IF due < now + interval '1 second' THEN
         PERFORM pgleases.schedule_notify(p_group);
@@ -53,10 +54,8 @@ BEGIN
 END
 $pgleases_body$;
 
--- A job, or what became of it.
---   p_job: job
--- The job as JSON, as jobs_status shows it; or as its row of the history, with at for until;
--- null: neither is there.
+-- Returns a job as JSON, as jobs_status shows it; or its row of the history, with at instead of
+-- until; null if neither exists.
 CREATE OR REPLACE FUNCTION pgleases.schedule_job(p_group pg_catalog.text, p_job bigint) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
@@ -67,14 +66,14 @@ BEGIN
 END
 $pgleases_body$;
 
--- Jobs that have not ended, by their ids. Of those that are due, run or are blocked, 1,000 are
--- looked at, which the indexes have: see schedule_list.
---   p_kind: kind; empty: any
+-- The live jobs by id. Of jobs that are due, running or blocked it reads 1,000, with an index: see
+-- schedule_list.
+--   p_kind: kind; empty: all
 --   p_prefix: prefix of the names
---   p_state: state, as in jobs_status; empty: in any
---   p_after: the id after which to begin
---   p_most: the most
--- A row for each, as JSON.
+--   p_state: state, as in jobs_status; empty: all
+--   p_after: only ids after this one
+--   p_most: the most rows
+-- Returns a row for each, as JSON.
 CREATE OR REPLACE FUNCTION pgleases.schedule_jobs(p_group pg_catalog.text, p_kind pg_catalog.text, p_prefix pg_catalog.text, p_state pg_catalog.text, p_after bigint, p_most int) RETURNS SETOF pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off AS $pgleases_body$
 DECLARE
@@ -103,7 +102,7 @@ BEGIN
 END
 $pgleases_body$;
 
--- The entry is locked until the end of the transaction: so of two who retry it at once, one does.
+-- Locks the entry until the end of the transaction, so only one of two concurrent retries succeeds.
 CREATE OR REPLACE FUNCTION pgleases.schedule_retry(p_group pg_catalog.text, p_name pg_catalog.text, p_tick pg_catalog.timestamptz, p_job bigint, OUT retry bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 DECLARE
@@ -128,27 +127,27 @@ BEGIN
                 USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'It runs again automatically, or is blocked: see jobs_status.';
         END IF;
         RAISE EXCEPTION '% is not in the history of group "%"', what, p_group
-            USING ERRCODE = 'undefined_object', HINT = 'A tick is named by its instant, as until in the history. What ended long ago is forgotten.';
+            USING ERRCODE = 'undefined_object', HINT = 'Pass the instant of the tick, as in the column until of the history. Old entries are deleted.';
     END IF;
     IF NOT (h.outcome IN ('failed', 'unknown') OR h.outcome = 'canceled' AND h.job IS NOT NULL) THEN
         RAISE EXCEPTION '% has outcome %', what, h.outcome
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                HINT = 'To be retried, a tick failed or is unknown, and so did a job, or it was canceled. Ticks that were passed over, and those that succeeded, can be backfilled.';
+                HINT = 'Only failed and unknown ticks and jobs, and canceled jobs, can be retried. Backfill other ticks.';
     END IF;
     IF h.retried IS NOT NULL THEN
         RAISE EXCEPTION '% was retried, as job %', what, h.retried
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'See what became of that job. If it failed too, retry it.';
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Check the outcome of that job. If it failed too, retry it.';
     END IF;
     IF w IS NULL THEN
         RAISE EXCEPTION '% cannot be retried: its schedule was deleted', what USING ERRCODE = 'undefined_object',
-            HINT = 'What it would run with is not known any more.';
+            HINT = 'Its arguments are not known any more.';
     END IF;
     retry := (pgleases.schedule_enqueue(p_group, 1, jsonb_build_array(w || '{"trigger": "retry"}'), 'reject'::text))[1];
     IF retry IS NULL THEN
         RAISE EXCEPTION '% cannot be retried: there is a live job of kind "%" with its unique key "%"', what, h.kind, w ->> 'unique_key'
-            USING ERRCODE = 'unique_violation', HINT = 'That job does its work. If it does not, cancel it first.';
+            USING ERRCODE = 'unique_violation', HINT = 'Wait for that job, or cancel it first.';
     END IF;
     UPDATE pgleases.history AS r SET retried = retry WHERE r.id = h.id;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_retry(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, bigint) IS 'Runs a tick or a job that failed once more, as a job.';
+COMMENT ON FUNCTION pgleases.schedule_retry(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, bigint) IS 'Enqueues a job that runs a failed tick or job once more.';

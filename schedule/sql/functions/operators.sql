@@ -1,26 +1,25 @@
--- functions/operators.sql: what changes schedules and jobs.
+-- functions/operators.sql: changes of schedules and jobs.
 
--- Changes a schedule or a job.
+-- Changes a schedule or a job, for the methods of a Scheduler. SQL cannot evaluate rules. If ticks
+-- of a rule are needed, the first call locks the schedule and returns it in asks. The second call,
+-- in the same transaction, passes in seen what the rule says.
 --   p_verb: pause, resume, delete, trigger, backfill, cancel, retry or retry_failed
---   p_name: the schedule's name; null: the change is about jobs
---   p_what: id, which the schedule must have, if it is given; job; catch_up of resume; tick of
---     retry; after and until of backfill; kind and since of retry_failed; seen, what the rule says
---     about the schedule in asks: of backfill an array of {begins, at}, of others until, up to
---     where the ticks are canceled, and ticks, how many there are
--- asks, as JSON: the schedule, which is locked now: nothing is done until the statement is sent
--- again, with seen; null: it is done. ids: the jobs that were enqueued or canceled. refused: of
--- retry_failed, how many cannot be retried.
--- 42704: there is no such schedule or job. 55000, 22023: it cannot be done. 23505: the unique key
--- of a job to retry is taken.
--- What changes schedules and jobs, for the methods of a Scheduler. SQL knows no rules: if the
--- ticks of one are needed, the first call locks the schedule and returns it in asks, and the second
--- has in seen what its rule says, in the same transaction.
+--   p_name: the schedule's name; null: the change is of jobs
+--   p_what: id, which the schedule must have; job; catch_up of resume; tick of retry; after and
+--     until of backfill; kind and since of retry_failed; seen. For backfill, seen is an array of
+--     {begins, at}. For other verbs it has until, the end of the canceled ticks, and ticks, their
+--     number
+-- asks: the locked schedule as JSON; null: the change is made. ids: the jobs that were enqueued or
+-- canceled. refused: for retry_failed, how many cannot be retried.
+--
+-- 42704: the schedule or job does not exist. 55000, 22023: the change is not possible. 23505: a
+-- live job has the unique key of the job to retry.
 CREATE OR REPLACE FUNCTION pgleases.schedule_edit(p_verb pg_catalog.text, p_group pg_catalog.text, p_name pg_catalog.text, p_what pg_catalog.jsonb, p_why pg_catalog.text, OUT asks pg_catalog.jsonb, OUT ids bigint[], OUT refused int, OUT done boolean, OUT schedule bigint, OUT name pg_catalog.text)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 DECLARE
     now    CONSTANT timestamptz := pgleases.schedule_clock();
     of_job CONSTANT bigint := (p_what ->> 'job')::bigint;
-    late   CONSTANT boolean := p_verb = 'resume' AND coalesce((p_what ->> 'catch_up')::boolean, false); -- what has passed is not canceled
+    late   CONSTANT boolean := p_verb = 'resume' AND coalesce((p_what ->> 'catch_up')::boolean, false); -- passed ticks are not canceled
     seen   CONSTANT jsonb := CASE WHEN NOT late THEN p_what -> 'seen' END;
     until  CONSTANT timestamptz := (seen ->> 'until')::timestamptz;
     outcomes  jsonb := '[]';
@@ -30,19 +29,19 @@ DECLARE
 BEGIN
     ids := '{}';
     IF (p_name IS NULL) <> (p_verb IN ('cancel', 'retry_failed') OR of_job IS NOT NULL) THEN
-        RAISE EXCEPTION '% is of a schedule, or of jobs', p_verb USING ERRCODE = 'invalid_parameter_value';
+        RAISE EXCEPTION '% needs either a schedule or jobs', p_verb USING ERRCODE = 'invalid_parameter_value';
     END IF;
     name := coalesce(p_name, (SELECT r.name FROM pgleases.jobs AS r WHERE r.group_name = p_group AND r.id = of_job),
                      (SELECT r.name FROM pgleases.history AS r WHERE r.group_name = p_group AND r.job = of_job ORDER BY r.id DESC LIMIT 1), '');
     IF p_name IS NOT NULL THEN
         IF p_verb IN ('pause', 'resume', 'delete') THEN
-            PERFORM pgleases.schedule_get(p_group, p_name, NULL::jsonb); -- which locks it
+            PERFORM pgleases.schedule_get(p_group, p_name, NULL::jsonb); -- locks it
         END IF;
         SELECT * INTO s FROM pgleases.schedules AS r WHERE r.group_name = p_group AND r.name = p_name;
         IF s.id IS NULL AND p_verb <> 'retry' THEN
             RAISE EXCEPTION 'group "%" has no schedule "%"', p_group, p_name USING ERRCODE = 'undefined_object';
         ELSIF s.id <> (p_what ->> 'id')::bigint THEN
-            RAISE EXCEPTION 'schedule "%" of group "%" is not the one that was seen: that was deleted, and another was made', p_name, p_group
+            RAISE EXCEPTION 'schedule "%" of group "%" is not the one that was seen: it was deleted and created again', p_name, p_group
                 USING ERRCODE = 'undefined_object';
         END IF;
         schedule := s.id;
@@ -60,7 +59,7 @@ BEGIN
         UPDATE pgleases.schedules AS r SET paused_at = now, due = 'infinity', revision = r.revision + 1 WHERE r.id = s.id;
     WHEN 'resume', 'delete' THEN
         IF NOT late AND (until BETWEEN s.cursor AND greatest(s.cursor, now) AND (seen ->> 'ticks')::bigint >= 0) IS NOT TRUE THEN
-            RAISE EXCEPTION 'the ticks of schedule "%" until % cannot be canceled: it has come as far as %', p_name, coalesce(until::text, 'null'), s.cursor
+            RAISE EXCEPTION 'the ticks of schedule "%" until % cannot be canceled: its cursor is at %', p_name, coalesce(until::text, 'null'), s.cursor
                 USING ERRCODE = 'invalid_parameter_value';
         END IF;
         IF (seen ->> 'ticks')::bigint > 0 THEN
@@ -81,7 +80,7 @@ BEGIN
             'kind', s.kind, 'trigger', 'manual', 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 1)), 'skip'::text);
     WHEN 'backfill' THEN
         IF jsonb_array_length(seen) > 1000 OR EXISTS (SELECT FROM jsonb_to_recordset(seen) AS t (at timestamptz) WHERE (t.at <= s.cursor) IS NOT TRUE) THEN
-            RAISE EXCEPTION 'these ticks of schedule "%" are more than 1000, or not all past: it has come as far as %', p_name, s.cursor
+            RAISE EXCEPTION 'these ticks of schedule "%" are more than 1000, or not all past: its cursor is at %', p_name, s.cursor
                 USING ERRCODE = 'invalid_parameter_value';
         END IF;
         ids := coalesce(pgleases.schedule_enqueue(p_group, 1, (
@@ -113,21 +112,20 @@ BEGIN
 END
 $pgleases_body$;
 
--- schedule_edit for an operator: it writes down who changes what, and why, in the transaction of
--- the change.
---   p_verb: in schedule_edit
---   p_actor: who, besides the role
---   p_reason: why
--- As schedule_edit returns it.
--- For operators: it runs with the rights of its owner, so they need none on the tables, and
--- session_user stays who it is. PUBLIC may not execute it.
+-- schedule_edit for an operator: also records the change with its actor and reason, in the same
+-- transaction.
+--   p_verb: as for schedule_edit
+--   p_actor: the actor, besides the role
+--   p_reason: the reason
+-- Returns what schedule_edit returns. It runs with the rights of its owner, so operators need no
+-- rights on the tables; session_user stays the operator. PUBLIC may not execute it.
 CREATE OR REPLACE FUNCTION pgleases.schedule_change(p_verb pg_catalog.text, p_group pg_catalog.text, p_name pg_catalog.text, p_what pg_catalog.jsonb, p_actor pg_catalog.text, p_reason pg_catalog.text, OUT asks pg_catalog.jsonb, OUT ids bigint[], OUT refused int)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     who CONSTANT text := pgleases.operator(p_verb, p_actor, p_reason);
     e   record;
 BEGIN
-    PERFORM set_config('idle_in_transaction_session_timeout', '4000', true); -- less than the ends of runs wait for what it locks
+    PERFORM set_config('idle_in_transaction_session_timeout', '4000', true); -- shorter than the time that ends of runs wait for its locks
     SELECT * INTO e FROM pgleases.schedule_edit(p_verb, p_group, p_name, p_what, who || ': ' || p_reason);
     asks := e.asks;
     ids := e.ids;

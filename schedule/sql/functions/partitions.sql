@@ -1,7 +1,7 @@
--- functions/partitions.sql: which partition a key belongs to, and in which ones something runs.
+-- functions/partitions.sql: the partitions of keys, and which partitions have runs.
 
--- Notes the number of partitions of a group's lease. If it differs from before, the schedules
--- and jobs move to their new partitions.
+-- Stores the number of partitions of a group's lease. If it changed, schedules and jobs move to
+-- their new partitions.
 CREATE OR REPLACE FUNCTION pgleases.schedule_join(p_group pg_catalog.text, p_partitions int) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
@@ -15,12 +15,13 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_join(pg_catalog.text, int) IS 'Notes the number of partitions of a group''s lease, and if it differs from before, moves the schedules and jobs to theirs.';
+COMMENT ON FUNCTION pgleases.schedule_join(pg_catalog.text, int) IS 'Stores the number of partitions of a group''s lease. If it changed, schedules and jobs move to their new partitions.';
 
--- Moves schedules and jobs to the partitions of their keys: these, and all in partitions that do
--- not exist. A transaction wrote them that was open while the number of partitions changed.
---   p_schedules: schedules
---   p_jobs: jobs
+-- Moves schedules and jobs to the partitions of their keys: the given ones, and all in partitions
+-- that do not exist. Transactions that were open while the number of partitions changed may have
+-- written such rows.
+--   p_schedules: ids of schedules
+--   p_jobs: ids of jobs
 CREATE OR REPLACE FUNCTION pgleases.schedule_place(p_group pg_catalog.text, p_partitions int, p_schedules bigint[], p_jobs bigint[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 BEGIN
@@ -41,9 +42,9 @@ BEGIN
 END
 $pgleases_body$;
 
--- Notes, under the guard of the partition, that its owner begins to run something in it.
+-- Records, under the guard of the partition, that its owner begins to run something in it.
 --   p_lock_ms: the most that it waits for a lock, milliseconds
--- Whether the owner before crashed: it began, and did not end.
+-- Returns whether the previous owner crashed, that is whether it began and did not end.
 CREATE OR REPLACE FUNCTION pgleases.schedule_begin(p_lease pg_catalog.text, p_partition int, p_epoch bigint, p_group pg_catalog.text, p_lock_ms int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
@@ -53,23 +54,23 @@ BEGIN
         pgleases.guard(p_lease, p_partition, p_epoch);
     INSERT INTO pgleases.schedule_owners AS o (group_name, partition, opened, crashed) VALUES (p_group, p_partition, p_epoch, false)
     ON CONFLICT ON CONSTRAINT schedule_owners_pkey DO UPDATE
-    SET opened = p_epoch, crashed = CASE WHEN o.opened = p_epoch THEN o.crashed ELSE o.opened > o.closed END -- called again: its answer was lost
+    SET opened = p_epoch, crashed = CASE WHEN o.opened = p_epoch THEN o.crashed ELSE o.opened > o.closed END -- called again, because its answer was lost
     RETURNING o.crashed INTO answer;
     RETURN answer;
 END
 $pgleases_body$;
 
--- Notes, under the guard of the partition, that all that its owner ran in it has ended.
---   p_counted: schedules of which it may have counted a crash; if it did, and the run has not
---     ended, that is taken back
---   p_counted_jobs: jobs of which it may have
+-- Records, under the guard of the partition, that all runs of its owner in it have ended.
+--   p_counted: schedules with a counted crash of this owner, which is taken back if the run has no
+--     outcome
+--   p_counted_jobs: the same for jobs
 --   p_lock_ms: the most that it waits for a lock, milliseconds
 CREATE OR REPLACE FUNCTION pgleases.schedule_end(p_lease pg_catalog.text, p_partition int, p_epoch bigint, p_group pg_catalog.text, p_counted bigint[], p_counted_jobs bigint[], p_lock_ms int) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 BEGIN
     PERFORM set_config('lock_timeout', p_lock_ms::text, true), set_config('idle_in_transaction_session_timeout', '5000', true),
         pgleases.guard(p_lease, p_partition, p_epoch);
-    UPDATE pgleases.schedules AS s -- before jobs: as all others
+    UPDATE pgleases.schedules AS s -- schedules before jobs, as everywhere
     SET trying = s.trying || jsonb_build_object('crashes', (s.trying ->> 'crashes')::int - 1, 'epoch', 0)
     WHERE s.id = ANY (p_counted) AND (s.trying ->> 'epoch')::bigint = p_epoch;
     UPDATE pgleases.jobs AS j

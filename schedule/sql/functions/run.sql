@@ -1,16 +1,17 @@
 -- functions/run.sql: the begin and the end of a run.
 --
--- In all files of this folder:
--- Functions run in transactions of the application, too, under any search_path: so each sets its
--- own, or names all with its schema. A plan that is kept may have been made when the table of jobs
--- was empty: so what runs for each job, and each poll, must not read the whole of it
--- (enable_seqscan). What has no index, for example the one row of pgleases.server, then seems to
--- cost so much that the server would compile each plan that reads it, for 0.2 s and more (jit).
--- Records travel as JSON, in which a time is the same under all settings of a session. Parameters
--- begin with p_, because a name of a column would be ambiguous.
+-- These rules hold in all files of this folder. Functions also run in transactions of the
+-- application, under any search_path. So each function sets its own, or names everything with its
+-- schema. A cached plan may have been made while the table of jobs was empty. So statements that
+-- run for each job and each poll set enable_seqscan off, and never read the whole table. A table
+-- without an index, for example the one row of pgleases.server, then looks so expensive that the
+-- server would compile each plan that reads it, which takes 200 ms and more; so they also set jit
+-- off. Records travel as JSON, whose times are the same under all settings of a session.
+-- Parameters begin with p_, because the name of a column would be ambiguous.
 
--- IMMUTABLE, because the server's system does not change: so a plan that is kept has found it out
--- once. Only setting it shows it.
+-- Sets client_connection_check_interval, if the operating system of the server supports it. Only
+-- setting it shows that. IMMUTABLE, because the operating system does not change, so a cached plan
+-- has the answer.
 CREATE OR REPLACE FUNCTION pgleases.schedule_check_interval() RETURNS pg_catalog.text
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
@@ -19,29 +20,32 @@ EXCEPTION WHEN invalid_parameter_value THEN
     RETURN '0';
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_check_interval() IS 'How often a run looks whether its client is still there, milliseconds; 0: the server''s system cannot do it.';
+COMMENT ON FUNCTION pgleases.schedule_check_interval() IS 'How often a run checks whether its client is still connected, milliseconds; 0: the operating system of the server does not support it.';
 
--- Opens the run of a schedule or a job in the transaction: guards its partition, sets its limits,
--- marks it, and reads it.
+-- Opens the run of a schedule or a job in the transaction: guards its partition, sets limits, marks
+-- the transaction, and reads the schedule or job.
 --   p_lease: lease
 --   p_number: partition
 --   p_subject: the id of the schedule or job
---   p_is_job: it is a job
---   p_run: mark of the run, random; schedule_close and schedule_close_job find it if the transaction is
---     still the same
+--   p_is_job: true for a job
+--   p_run: random mark of the run. schedule_close and schedule_close_job find it if the transaction
+--     is still the same
 --   p_timeout_ms: the most that one statement takes, milliseconds; 0: no limit
 --   p_idle_ms: the most that the transaction may be idle, milliseconds
 --   p_lock_ms: the most that a statement waits for a lock, milliseconds
--- The schedule or job as JSON, with the time; null: there is none.
+-- Returns the schedule or job as JSON, with the time; null if it does not exist.
+--
 -- PL001: the partition is not owned under the epoch.
--- A run is opened in one statement with its guard: each thing more costs it some microseconds. So
--- would a search_path, here and in what ends most runs: all is named with its schema. The lock only
--- shows that it runs, see schedule_runs. If nothing is found, what closes it says so, and until
--- then the guard keeps the partition from others: so the limits are set in any case.
+--
+-- The guard and the opening are one statement, because each further statement costs some
+-- microseconds. A search_path would also cost some, so here, and in the functions that end most
+-- runs, everything is named with its schema. The advisory lock only shows that something runs, see
+-- schedule_runs. The limits are set even if the schedule or job does not exist, because the guard
+-- keeps the partition from other owners until the transaction ends.
 CREATE OR REPLACE FUNCTION pgleases.schedule_open(p_lease pg_catalog.text, p_number int, p_epoch bigint, p_subject bigint, p_is_job boolean, p_run pg_catalog.text, p_timeout_ms int, p_idle_ms int, p_lock_ms int) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off SET timezone = 'UTC' AS $pgleases_body$
 DECLARE
-    guarded CONSTANT pg_catalog.text := pgleases.guard(p_lease, p_number, p_epoch); -- what is read below is read after it has its lock
+    guarded CONSTANT pg_catalog.text := pgleases.guard(p_lease, p_number, p_epoch); -- the reads below follow its lock
     limits  CONSTANT pg_catalog.text := pg_catalog.concat(
         pg_catalog.set_config('schedule.run', p_run, true), pg_catalog.set_config('statement_timeout', p_timeout_ms::pg_catalog.text, true),
         pg_catalog.set_config('idle_in_transaction_session_timeout', p_idle_ms::pg_catalog.text, true),
@@ -62,23 +66,25 @@ BEGIN
 END
 $pgleases_body$;
 
--- The last statement of a run before COMMIT: steps the schedule's cursor, and writes down what
--- became of its ticks. If that cannot be, it raises, so that nothing of the transaction is
--- committed.
+-- The last statement of a run before COMMIT: advances the schedule's cursor, and writes the
+-- outcomes of its ticks. If that is not possible, it raises an error, so the transaction is rolled
+-- back.
 --   p_schedule: schedule
 --   p_run: mark of the run, from schedule_open
 --   p_revision: revision that schedule_open read
 --   p_cursor_before: cursor that schedule_open read
---   p_step: the step: cursor; cursor_local; due, when it runs next, if it was not edited
---     meanwhile, null: never; succeeded, the tick that succeeded, null: none did; ran_from and
---     ran_until, when a handler was called and ended, null: none was; trying, the tick that is to
---     be tried again, null: none is; failures; paused_at, null: it does not pause it;
---     blocked_reason, why it cannot be run here, null: it can; outcomes, an array of {since, until,
---     ticks, outcome, error, attempts, epoch, started_at}, of which each begins where the last ends
+--   p_step: the step, with these columns: cursor; cursor_local; due, when it runs next if it was
+--     not edited meanwhile, null for never; succeeded, the tick that succeeded, or null; ran_from
+--     and ran_until, when the handler was called and when it returned, or null; trying, the tick
+--     that runs again, or null; failures; paused_at, null to leave it; blocked_reason, null if it
+--     is not blocked; outcomes, an array of {since, until, ticks, outcome, error, attempts, epoch,
+--     started_at}, each beginning where the one before ends
+--
 -- PS001: the schedule was deleted. PS002: its cursor has moved. PS003: this is not the transaction
--- that schedule_open was in.
--- The row is locked here at the end of the run and not at its beginning: else an edit would wait
--- for as long as the handler runs, and handlers that put schedules would wait for each other.
+-- of schedule_open.
+--
+-- The row is locked here, at the end of the run. If it were locked at the beginning, an edit would
+-- wait for the handler, and handlers that put schedules would wait for each other.
 CREATE OR REPLACE FUNCTION pgleases.schedule_close(p_schedule bigint, p_run pg_catalog.text, p_revision bigint, p_cursor_before pg_catalog.timestamptz, p_step pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
@@ -95,10 +101,10 @@ BEGIN
     SET cursor = t.cursor, cursor_local = t.cursor_local, succeeded = coalesce(t.succeeded, r.succeeded),
         ran_from = coalesce(t.ran_from, r.ran_from), ran_until = coalesce(t.ran_until, r.ran_until),
         trying = t.trying, failures = coalesce(t.failures, r.failures), paused_at = coalesce(r.paused_at, t.paused_at),
-        due = CASE WHEN r.revision <> p_revision THEN now ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
-        blocked_reason = t.blocked_reason, blocked_since = CASE WHEN t.blocked_reason IS NOT NULL THEN coalesce(r.blocked_since, now) WHEN t.due <= now THEN r.blocked_since END -- it catches up
+        due = CASE WHEN r.revision <> p_revision THEN now ELSE coalesce(t.due, 'infinity') END, -- its owner checks it after an edit
+        blocked_reason = t.blocked_reason, blocked_since = CASE WHEN t.blocked_reason IS NOT NULL THEN coalesce(r.blocked_since, now) WHEN t.due <= now THEN r.blocked_since END -- while it catches up
     WHERE r.id = p_schedule AND r.cursor = p_cursor_before RETURNING r.* INTO s;
-    IF NOT FOUND THEN -- if an edit passed over these ticks while they ran, they have run anyway
+    IF NOT FOUND THEN -- an edit may have canceled these ticks while they ran: they have run
         SELECT * INTO s FROM pgleases.schedules AS r WHERE r.id = p_schedule FOR NO KEY UPDATE;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'schedule % was deleted', p_schedule USING ERRCODE = 'PS001';
@@ -111,7 +117,7 @@ BEGIN
             WHERE h.schedule = p_schedule AND h.since = p_cursor_before AND h.until >= t.cursor AND h.outcome = 'canceled' AND h.ticks = total;
         END IF;
         IF NOT FOUND THEN
-            RAISE EXCEPTION 'schedule % has come as far as %, and the run began at %', p_schedule, s.cursor, p_cursor_before USING ERRCODE = 'PS002';
+            RAISE EXCEPTION 'schedule % has its cursor at %, and the run began at %', p_schedule, s.cursor, p_cursor_before USING ERRCODE = 'PS002';
         END IF;
         UPDATE pgleases.schedules AS r SET succeeded = t.succeeded WHERE r.id = p_schedule AND t.succeeded > coalesce(r.succeeded, '-infinity');
     END IF;
@@ -121,19 +127,19 @@ BEGIN
 END
 $pgleases_body$;
 
--- schedule_close for a tick that succeeded, and is the only one to have its outcome, as most are.
+-- schedule_close for the most frequent case: one tick succeeded, and no other tick gets an outcome.
 --   p_schedule: schedule
 --   p_run: mark of the run, from schedule_open
 --   p_revision: revision that schedule_open read
 --   p_cursor_before: cursor that schedule_open read
 --   p_tick: the tick
---   p_local_us: what the clocks of the rule's zone show at it, as microseconds since 1970 as if it
---     were a time of UTC
+--   p_local_us: the local time of the tick in the rule's zone, in microseconds since 1970 as if it
+--     were in UTC
 --   p_due: when the schedule runs next; null: never
 --   p_ran_from: when the handler was first called for the tick
---   p_ran_until: when it ended
---   p_attempts: how many attempts there were
---   p_epoch: under which it ran
+--   p_ran_until: when the handler returned
+--   p_attempts: the number of attempts
+--   p_epoch: the epoch of the partition
 --   p_started_at: when the run began
 CREATE OR REPLACE FUNCTION pgleases.schedule_tick_succeeded(p_schedule bigint, p_run pg_catalog.text, p_revision bigint, p_cursor_before pg_catalog.timestamptz, p_tick pg_catalog.timestamptz, p_local_us bigint, p_due pg_catalog.timestamptz, p_ran_from pg_catalog.timestamptz, p_ran_until pg_catalog.timestamptz, p_attempts int, p_epoch bigint, p_started_at pg_catalog.timestamptz) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
@@ -149,7 +155,7 @@ BEGIN
     INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, outcome, attempts, epoch, started_at, ended_at)
     SELECT s.id, s.group_name, s.name, s.kind, p_cursor_before, p_tick, 1, 'succeeded', p_attempts, p_epoch, p_started_at, pgleases.schedule_clock()
     FROM stepped AS s;
-    IF NOT FOUND THEN -- it says why, or does what is to be done
+    IF NOT FOUND THEN -- schedule_close raises the error, or does the rest
         PERFORM pgleases.schedule_close(p_schedule, p_run, p_revision, p_cursor_before, pg_catalog.jsonb_build_object(
             'cursor', p_tick, 'cursor_local',
             'epoch'::pg_catalog.timestamp OPERATOR(pg_catalog.+) (p_local_us OPERATOR(pg_catalog.*) interval '1 microsecond'), 'due', p_due, 'succeeded',
@@ -160,15 +166,16 @@ BEGIN
 END
 $pgleases_body$;
 
--- The last statement of a job's run before COMMIT: ends the job if it has its outcome, and
--- writes that down. If that cannot be, it raises.
+-- The last statement of a job's run before COMMIT: if the job has an outcome, deletes the job and
+-- writes the outcome. If that is not possible, it raises an error.
 --   p_job: job
 --   p_run: mark of the run, from schedule_open
---   p_revision: revision that schedule_open read; if it was replaced since, that one stays, to run
---   p_step: the step: due; trying; blocked_reason; outcomes, as in schedule_close, one or none; each
---     with key and args of what ran, and until, the time for which it was enqueued
--- PS001: the job was canceled, or has ended. PS003: this is not the transaction that schedule_open
--- was in.
+--   p_revision: revision that schedule_open read. If the job was replaced since, the new one stays,
+--     and runs
+--   p_step: the step: due; trying; blocked_reason; outcomes, as in schedule_close, but at most one,
+--     with key and args of what ran, and with until, the time at of the job
+--
+-- PS001: the job was canceled, or has ended. PS003: this is not the transaction of schedule_open.
 CREATE OR REPLACE FUNCTION pgleases.schedule_close_job(p_job bigint, p_run pg_catalog.text, p_revision bigint, p_step pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
@@ -190,19 +197,19 @@ BEGIN
         UPDATE pgleases.jobs AS r SET due = coalesce(t.due, 'infinity'), trying = t.trying, blocked_reason = t.blocked_reason,
             blocked_since = CASE WHEN t.blocked_reason IS NOT NULL THEN coalesce(r.blocked_since, pgleases.schedule_clock()) END
         WHERE r.id = p_job;
-    END IF; -- else it was replaced: what ran was the one before, and this one is to run
+    END IF; -- otherwise it was replaced during the run, and the new one stays
     PERFORM pgleases.schedule_job_outcomes(j, outcomes);
 END
 $pgleases_body$;
 
--- schedule_close_job for a job that succeeded, as most do.
+-- schedule_close_job for the most frequent case: the job succeeded.
 --   p_job: job
 --   p_run: mark of the run, from schedule_open
 --   p_revision: revision that schedule_open read
---   p_attempts: how many attempts there were
---   p_epoch: under which it ran
+--   p_attempts: the number of attempts
+--   p_epoch: the epoch of the partition
 --   p_began_us: when the run began, microseconds since 1970
---   p_at: the time for which it was enqueued, as schedule_open read it
+--   p_at: the time at of the job, as schedule_open read it
 CREATE OR REPLACE FUNCTION pgleases.schedule_job_succeeded(p_job bigint, p_run pg_catalog.text, p_revision bigint, p_attempts int, p_epoch bigint, p_began_us bigint, p_at pg_catalog.timestamptz) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
 BEGIN
@@ -216,7 +223,7 @@ BEGIN
         'epoch'::pg_catalog.timestamptz OPERATOR(pg_catalog.+) (p_began_us OPERATOR(pg_catalog.*) interval '1 microsecond'),
         pgleases.schedule_clock()
     FROM ended AS e;
-    IF NOT FOUND THEN -- it says why, or does what is to be done
+    IF NOT FOUND THEN -- schedule_close_job raises the error, or does the rest
         PERFORM pgleases.schedule_close_job(p_job, p_run, p_revision, pg_catalog.jsonb_build_object('outcomes', pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object(
             'until', p_at, 'outcome', 'succeeded', 'attempts', p_attempts, 'epoch', p_epoch, 'started_at',
             'epoch'::pg_catalog.timestamptz OPERATOR(pg_catalog.+) (p_began_us OPERATOR(pg_catalog.*) interval '1 microsecond')))));

@@ -1,7 +1,7 @@
 -- functions/schedules.sql: schedules.
 
--- infinity is none in JSON. A local time goes as if it were one of UTC, whatever the session's
--- zone: a timestamp without a zone drops the zone when it comes.
+-- JSON has no infinity, so due becomes null. The local time is written as if it were in UTC,
+-- whatever the zone of the session: the cast back to timestamp without time zone drops the zone.
 CREATE OR REPLACE FUNCTION pgleases.schedule_json(s pgleases.schedules) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
@@ -9,19 +9,19 @@ BEGIN
         (to_jsonb(s.cursor_local) #>> '{}') || 'Z', 'clock', pgleases.schedule_clock());
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_json(pgleases.schedules) IS 'A schedule, with the time at which it was read.';
+COMMENT ON FUNCTION pgleases.schedule_json(pgleases.schedules) IS 'A schedule as JSON, with the time of the reading as clock.';
 
 -- Locks a schedule for an edit.
---   p_args: arguments
--- The time, microseconds since 1970; the schedule as JSON, null if there is none, with same_args:
--- whether its arguments mean the same as these, however numbers are written.
+--   p_args: arguments to compare
+-- Returns the time, microseconds since 1970, and the schedule as JSON; null if it does not exist.
+-- same_args in it says whether its arguments equal p_args, however numbers are written.
 CREATE OR REPLACE FUNCTION pgleases.schedule_get(p_group pg_catalog.text, p_name pg_catalog.text, p_args pg_catalog.jsonb, OUT clock_us bigint, OUT answer pg_catalog.jsonb)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     clock_us := (extract(epoch FROM pgleases.schedule_clock()) * 1000000)::bigint;
     LOOP
         PERFORM FROM pgleases.schedules AS s WHERE s.group_name = p_group AND s.name = p_name FOR UPDATE;
-        -- else another of the name was made while it waited
+        -- otherwise another schedule of this name was created during the wait
         EXIT WHEN FOUND OR NOT EXISTS (SELECT FROM pgleases.schedules AS s WHERE s.group_name = p_group AND s.name = p_name);
     END LOOP;
     SELECT pgleases.schedule_json(s) || jsonb_build_object('same_args', s.args = p_args) INTO answer
@@ -29,11 +29,11 @@ BEGIN
 END
 $pgleases_body$;
 
--- Writes a schedule: a new one, if its id is 0, else one that schedule_get has locked.
---   p_partitions: partitions of its lease, if it has never run
+-- Writes a schedule: a new one if its id is 0, otherwise one that schedule_get has locked.
+--   p_partitions: partitions of the lease, for a group that has never run
 --   p_schedule: the schedule, as schedule_get returns it
---   p_outcomes: outcomes, as in schedule_close, of ticks that the edit passes over
--- Whether it is written; false: another transaction has made one of the name meanwhile.
+--   p_outcomes: outcomes, as in schedule_close, of ticks that the edit cancels
+-- Returns whether it is written; false if another transaction has created a schedule of this name.
 CREATE OR REPLACE FUNCTION pgleases.schedule_put(p_group pg_catalog.text, p_partitions int, p_schedule pg_catalog.jsonb, p_outcomes pg_catalog.jsonb) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
@@ -45,12 +45,12 @@ BEGIN
     END IF;
     s.group_name := p_group;
     s.partition := pgleases.partition_for(s.key, coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = p_group), p_partitions));
-    s.due := greatest(coalesce(s.due, 'infinity'), now); -- what has been due for long is not looked for each time
-    s.args := coalesce(s.args, 'null'); -- that of JSON comes as that of SQL
+    s.due := greatest(coalesce(s.due, 'infinity'), now); -- polls do not search for what has been due for long
+    s.args := coalesce(s.args, 'null'); -- a JSON null arrives as NULL
     IF s.id = 0 THEN
         INSERT INTO pgleases.schedules AS t (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
         VALUES (s.group_name, s.name, s.key, s.partition, s.kind, s.args, s.rule, s.anchor, s.policy, s.declared, s.cursor, s.due, 1, s.registered)
-        ON CONFLICT DO NOTHING; -- a schedule of this name was made meanwhile
+        ON CONFLICT DO NOTHING; -- a schedule of this name was created meanwhile
     ELSE
         UPDATE pgleases.schedules AS t
         SET key = s.key, partition = s.partition, kind = s.kind, args = s.args, rule = s.rule, anchor = s.anchor, policy = s.policy, declared = s.declared,
@@ -63,8 +63,8 @@ BEGIN
 END
 $pgleases_body$;
 
--- Notes that a process declares schedules, as it did when it started: those for which no process
--- has for a day.
+-- Records that a process declares schedules, as it did at its start, if the last record is older
+-- than a day.
 --   p_names: their names
 CREATE OR REPLACE FUNCTION pgleases.schedule_declare(p_group pg_catalog.text, p_names pg_catalog.text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -76,10 +76,10 @@ BEGIN
 END
 $pgleases_body$;
 
--- What a status view shows of a schedule or job, as JSON.
---   p_status: the view's row
+-- A row of a status view as JSON. An infinite due becomes null, and late_ns is the lateness in
+-- nanoseconds.
+--   p_status: the row of the view
 --   p_lateness: its lateness
--- Without due where that is infinite, and with late_ns, the lateness in nanoseconds.
 CREATE OR REPLACE FUNCTION pgleases.schedule_status_json(p_status pg_catalog.jsonb, p_lateness pg_catalog.interval) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
@@ -88,14 +88,15 @@ BEGIN
 END
 $pgleases_body$;
 
--- Schedules by name. Of those that are blocked or late, 1,000 are looked at. What is late stands in
--- the index behind the partition: with few partitions each is looked up; with many the part of the
--- index that is the group's is read, as 65,536 look-ups take as long as 4,000,000 schedules.
+-- Schedules by name. Of those that are blocked or late it reads 1,000. The index of late schedules
+-- begins with the partition. With up to 1,000 partitions each partition is looked up. With more,
+-- the group's part of the index is read, because 65,536 look-ups take as long as reading 4,000,000
+-- schedules.
 --   p_only: paused, blocked, failing or late; empty: all
 --   p_prefix: prefix of the names
---   p_after: the name after which to begin; empty: at the first
---   p_most: the most
--- A row for each, as JSON, with declared_at.
+--   p_after: only names after this one; empty: all
+--   p_most: the most rows
+-- Returns a row for each, as JSON, with declared_at.
 CREATE OR REPLACE FUNCTION pgleases.schedule_list(p_group pg_catalog.text, p_only pg_catalog.text, p_prefix pg_catalog.text, p_after pg_catalog.text, p_most int) RETURNS SETOF pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off AS $pgleases_body$
 DECLARE
@@ -124,6 +125,6 @@ BEGIN
     )
     SELECT pgleases.schedule_json(s) || pgleases.schedule_status_json(to_jsonb(v), v.lateness) || jsonb_build_object('declared_at', CASE WHEN s.declared THEN s.registered END)
     FROM chosen AS c JOIN pgleases.schedules AS s ON s.id = c.id JOIN pgleases.schedules_status AS v ON v.id = c.id
-    WHERE starts_with(s.name, p_prefix) ORDER BY s.name; -- not above, where all that follow would be read
+    WHERE starts_with(s.name, p_prefix) ORDER BY s.name; -- above, this condition would read all following rows
 END
 $pgleases_body$;

@@ -1,6 +1,6 @@
 -- functions/slots.sql: the slots of kinds with a limit.
 
--- Makes the slots of a kind that has a limit, if they do not exist.
+-- Creates the missing slots of a kind with a limit.
 --   p_most: the limit
 CREATE OR REPLACE FUNCTION pgleases.schedule_make_slots(p_group pg_catalog.text, p_kind pg_catalog.text, p_most int) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -9,16 +9,16 @@ BEGIN
 END
 $pgleases_body$;
 
--- Takes a slot of a kind that has a limit, in the transaction of a run: until its end, or for a
--- call outside of it until schedule_free_slot, or until the epoch has ended.
---   p_most: the limit: only slots whose numbers are less
---   p_run: mark of a call outside of the transaction; null: the slot is free at the transaction's
---     end
--- Whether there was one.
+-- Takes a slot of a kind with a limit, in the transaction of a run. The slot is free again when the
+-- transaction ends. For a call outside of the transaction it is free after schedule_free_slot, or
+-- when the epoch has ended.
+--   p_most: the limit: take only slots with lower numbers
+--   p_run: mark of a call outside of the transaction; null for a run in the transaction
+-- Returns whether a slot was free.
 CREATE OR REPLACE FUNCTION pgleases.schedule_take_slot(p_group pg_catalog.text, p_kind pg_catalog.text, p_most int, p_partition int, p_epoch bigint, p_run pg_catalog.text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    first CONSTANT int := floor(random() * p_most)::int; -- so that not all try the same
+    first CONSTANT int := floor(random() * p_most)::int; -- so concurrent runs try different slots
     taken int;
 BEGIN
     FOR half IN 1..2 LOOP

@@ -1,12 +1,13 @@
--- application.sql: the rights of a role that runs and manages schedules, besides those of application.sql of the engine. Write your
--- role's name for pgleases_app and your schema's for pgleases, and run the file as the tables' owner, again after each migration.
+-- application.sql: the rights of a role that runs and manages schedules, besides those of
+-- application.sql of the engine. Replace pgleases_app with your role and pgleases with your schema.
+-- Run the file as the owner of the tables, and again after each migration.
 GRANT SELECT ON pgleases.schedule_version, pgleases.schedules_status, pgleases.jobs_status TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE ON pgleases.schedule_groups, pgleases.schedule_owners TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.jobs, pgleases.history TO pgleases_app;
 GRANT SELECT, DELETE ON pgleases.schedule_changes TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedule_slots TO pgleases_app;
 GRANT SELECT, UPDATE ON SEQUENCE pgleases.schedule_notified TO pgleases_app;
--- For databases where PUBLIC may not execute functions.
+-- For databases whose PUBLIC may not execute functions.
 GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_notify, pgleases.schedule_channel, pgleases.schedule_json, pgleases.schedule_status_json,
     pgleases.schedule_join, pgleases.schedule_place, pgleases.schedule_poll, pgleases.schedule_begin, pgleases.schedule_end,
     pgleases.schedule_check_interval, pgleases.schedule_open, pgleases.schedule_job_succeeded, pgleases.schedule_tick_succeeded,

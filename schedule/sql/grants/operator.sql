@@ -1,5 +1,5 @@
--- operator.sql: the rights of a role that operates schedules and jobs, with schedule.Manage. It needs no others. Write your role's name for
--- pgleases_operator; the rest is as for application.sql.
+-- operator.sql: the rights of a role that operates schedules and jobs, with schedule.Manage. It
+-- needs no others. Replace pgleases_operator with your role. For the rest see application.sql.
 GRANT USAGE ON SCHEMA pgleases TO pgleases_operator;
 GRANT SELECT ON pgleases.schedule_version, pgleases.schedule_groups, pgleases.schedules, pgleases.jobs, pgleases.history, pgleases.schedule_changes,
     pgleases.schedules_status, pgleases.jobs_status TO pgleases_operator;
