@@ -72,7 +72,7 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 		`{"verb":"cancel_job","group":"billing","job":"7","reason":"why"}`:                                        "422 has no job 7",
 		`{"verb":"retry_job","group":"","job":"7","reason":"why"}`:                                                `422 group "" is empty`,
 		`{"verb":"drain","group":"billing","schedule":"s000007","reason":"why"}`:                                  `400 "drain" is no verb`,
-		`{"verb":"backfill_schedule","group":"billing","schedule":"s000007","reason":"why"}`:                      "422 there is nothing after",
+		`{"verb":"backfill_schedule","group":"billing","schedule":"s000007","reason":"why"}`:                      "422 the range after",
 		`{"verb":"retry_tick","group":"billing","schedule":"s000007","reason":"why"}`:                             "422 is not in the history",
 		fmt.Sprintf(`{"verb":"cancel_job","group":"billing","job":"7","reason":"%s"}`, strings.Repeat("x", 4001)): "422 the reason has 4001 bytes",
 		fmt.Sprintf(`{"verb":"cancel_job","group":"billing","reason":%q}`, strings.Repeat("x", 17_000)):           "413 longer than",

@@ -10,26 +10,29 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// An attemptOutcome is what came of an attempt, which is one transaction, and of the last of an
-// execution.
+// An attemptOutcome is the result of an attempt, which is one transaction.
 type attemptOutcome int
 
 const (
-	gone          attemptOutcome = iota // it is not here, or of another kind: the next poll finds what there is
-	clockUnstable                       // the database's clock shows another time than expected
-	stepped                             // what was decided is committed, without a handler or after it
-	blocked                             // there was no slot
-	noted                               // it is committed that the handler is about to be called: now it may be
-	callable                            // the handler is to be called now, in no transaction
+	// the item is in another partition, of another kind, or deleted: the next poll finds out
+	gone          attemptOutcome = iota
+	clockUnstable                // the database's clock shows an unexpected time
+	// the decision is committed, with or without a call of the handler
+	stepped
+	blocked // no slot was free
+	// the record that the handler is about to be called is committed
+	noted
+	callable // the handler must be called now, outside of a transaction
 
-	// Of these nothing is committed, as far as is known, and attempt.err says why.
-	abandoned  // the next owner runs it, or an edit came first, or it had been committed
-	changed    // it was edited, or had been committed, and the handler may have done it
-	rowLocked  // an edit has the schedule locked
+	// The following are not known to be committed; attempt.err is the cause.
+	abandoned  // the ownership has ended, an edit came first, or it was committed before
+	changed    // it was edited or committed before, perhaps by the handler
+	rowLocked  // an edit has locked the schedule
 	conflicted // the database broke it off in favor of another transaction
 	broke      // the connection or the server failed
-	slowCommit // the commit took longer than the run may, or the connection is silent
-	failed     // the handler failed, or what it left to the commit did, or the database refuses it for any other reason
+	slowCommit // the commit took longer than the limit, or the connection is silent
+	// the handler or a deferred constraint failed, or the database refused it for another reason
+	failed
 )
 
 // An attempt is one transaction of a run.
@@ -37,19 +40,20 @@ type attempt struct {
 	outcome attemptOutcome
 	err     error
 	row     *record
-	opened  time.Time // by this host, when row was read
+	opened  time.Time // when row was read, by this host
 	decided decision
 	bound   boundHandler  // nil: the arguments were not read
-	took    time.Duration // the handler
-	handler error         // the handler's; nil: it did not fail, or was not called
-	own     bool          // that error is no fault of the connection or the server, whatever became of these
-	slot    bool          // it took a slot that is not free at the end of this transaction
+	took    time.Duration // by the handler
+	handler error         // of the handler; nil: it succeeded, or was not called
+	// handler is not an error of the connection or the server, even if these failed too
+	own  bool
+	slot bool // it took a slot that stays taken after this transaction
 }
 
-// called reports whether the handler was.
+// called reports whether the handler was called.
 func (a *attempt) called() bool { return a.decided.RanUntil != nil }
 
-// attempt does it once.
+// attempt makes one attempt.
 func (e *execution) attempt() *attempt {
 	a, l := new(attempt), limits{timeout: closing, idle: closing}
 	if e.kind != nil {
@@ -57,13 +61,14 @@ func (e *execution) attempt() *attempt {
 	}
 	var r *record
 	ctx := e.o.ctx
-	open := e.db.open(&r, e.item.subject, e.id, l.timeout+time.Second, l.idle) // the handler's context ends first
+	// the handler's context ends first
+	open := e.db.open(&r, e.item.subject, e.id, l.timeout+time.Second, l.idle)
 	err := e.guarded(ctx, e.o.Partition, open, func(tx *transaction) error {
 		switch {
 		case r == nil || r.Partition != e.o.Number || r.Kind != e.item.Kind:
 			return nil
 		case r.Clock.Sub(e.clock.now()).Abs() > maxStep:
-			a.outcome = clockUnstable // run when it is trusted
+			a.outcome = clockUnstable // it runs when the clock is trusted
 			return nil
 		}
 		if err := e.decide(ctx, tx, a, r); err != nil || a.outcome == callable {
@@ -88,7 +93,7 @@ func (e *execution) attempt() *attempt {
 	return a
 }
 
-// classify returns what an error means for an attempt.
+// classify returns the outcome of an attempt with an error.
 func (e *execution) classify(a *attempt, err error, idle time.Duration) attemptOutcome {
 	committing := a.called() && a.handler == nil
 	switch {
@@ -106,12 +111,12 @@ func (e *execution) classify(a *attempt, err error, idle time.Duration) attemptO
 	case conflict(err):
 		return conflicted
 	case !a.called() && a.outcome == noted && broken(err):
-		return broke // if it was committed, the handler may be called by this run only
+		return broke // if it was committed, only this run may call the handler
 	case !a.called():
 		return failed
 	case committing && errors.Is(err, context.DeadlineExceeded):
 		return slowCommit
-	case a.own, committing && a.byHandler(err, idle): // what it left to the commit: a constraint that is deferred
+	case a.own, committing && a.byHandler(err, idle): // for example a deferred constraint
 		return failed
 	case broken(err):
 		return broke
@@ -119,14 +124,14 @@ func (e *execution) classify(a *attempt, err error, idle time.Duration) attemptO
 	return failed
 }
 
-// byHandler reports whether a statement in a handler's transaction failed by the handler's own
-// doing: it waited for a lock that its work needs, or its transaction idled or took too long. If it
-// idled for less, its connection is at fault.
+// byHandler reports whether a statement in a handler's transaction failed because of the handler:
+// it waited too long for a lock, or its transaction was idle or took too long. If it was idle for
+// less than the limit, the connection is the cause.
 func (a *attempt) byHandler(err error, idle time.Duration) bool {
 	return store.LockTimeout(err) || idled(err) && a.took >= idle || tookTooLong(err)
 }
 
-// decide decides what is to be done, and whether the handler is to be called in this transaction.
+// decide decides what to do, and whether to call the handler in this transaction.
 func (e *execution) decide(ctx context.Context, tx *transaction, a *attempt, r *record) error {
 	if e.kind == nil {
 		e.warnUnknown(r)
@@ -143,8 +148,8 @@ func (e *execution) decide(ctx context.Context, tx *transaction, a *attempt, r *
 		return nil
 	}
 	if k.calls == atMostOnce {
-		// Even if it is found that this run has begun: a crash or a failover of the server would make it
-		// be called once more.
+		// Even if this run has begun already. Otherwise a crash or a failover of the server could
+		// cause a second call.
 		if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = on"); err != nil {
 			return err
 		}
@@ -166,11 +171,11 @@ func (e *execution) decide(ctx context.Context, tx *transaction, a *attempt, r *
 	return nil
 }
 
-// admit takes a slot. What is called outside of the transaction, or is a crash suspect, is not
-// called in this one: it is noted first.
+// admit takes a slot. A call outside of the transaction, or of a crash suspect, is not made in this
+// transaction, which only records it.
 func (e *execution) admit(ctx context.Context, tx *transaction, a *attempt, suspected bool) error {
 	d, k, r := &a.decided, e.kind, a.row
-	calls := k.calls != inTransaction && !suspected // whose arguments are to be read first
+	calls := k.calls != inTransaction && !suspected // the arguments of a suspect must be read first
 	taken, err := e.takeSlot(ctx, tx, calls)
 	switch {
 	case err != nil:

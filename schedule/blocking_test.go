@@ -168,7 +168,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		"limit of 1001 runs at once":               schedule.InTx(w.Scheduler, "many", effect, schedule.WithMaxConcurrent(1001)).Put(t.Context(), "x", args{}, hourly),
 		`"none": handler is nil`:                   schedule.InTx[args](w.Scheduler, "none", nil).Put(t.Context(), "x", args{}, hourly),
 		`"no call": handler is nil`:                schedule.AtLeastOnce[args](w.Scheduler, "no call", nil).Put(t.Context(), "x", args{}, hourly),
-		"WithMaxAttempts calls a handler again":    schedule.AtMostOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { return nil }, schedule.WithMaxAttempts(2, schedule.Backoff(1, 1))).Put(t.Context(), "x", args{}, hourly),
+		"WithMaxAttempts is not valid":             schedule.AtMostOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { return nil }, schedule.WithMaxAttempts(2, schedule.Backoff(1, 1))).Put(t.Context(), "x", args{}, hourly),
 		`group "" is empty`:                        groupErr,
 		"has 256 bytes":                            longErr,
 		"0 partitions":                             partitionsErr,

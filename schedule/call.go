@@ -11,25 +11,25 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// handle calls the handler, and takes the outcome from it.
+// handle calls the handler, and takes the outcome from its return.
 func (e *execution) handle(tx *transaction, a *attempt) error {
 	ctx, cancel := e.limited()
 	defer cancel()
 	a.handler = e.call(ctx, handlerTx{tx.Tx, tx}, a, e.run(a))
 	server := tx.Conn().PgConn()
 	switch {
-	case context.Cause(ctx) == ErrTimeout: // which has closed a connection in use
+	case context.Cause(ctx) == ErrTimeout: // the timeout has closed a connection in use
 		a.handler = timedOut{a.handler}
-	case a.handler != nil: // a context of its own that ended has closed the connection, too
+	case a.handler != nil: // if a context of its own ended, that also closed the connection
 		ended := errors.Is(a.handler, context.DeadlineExceeded) || errors.Is(a.handler, context.Canceled)
 		a.own = a.byHandler(a.handler, e.kind.limits.idle) || ended && ctx.Err() == nil
 	case server.IsClosed():
 		a.own = true
 		a.handler = errors.New("the handler returned nil after its connection was closed: it ignored the error of a statement")
 	case server.IsBusy():
-		a.handler = errors.New("the handler returned nil while rows or a batch of its transaction were open: read them to the end, or close them")
+		a.handler = errors.New("the handler returned nil while rows or a batch of its transaction were open: close them first")
 	case server.TxStatus() == 'E':
-		a.handler = errors.New("the handler returned nil after a statement that failed: so nothing of its transaction can be committed")
+		a.handler = errors.New("the handler returned nil after a failed statement, so its transaction cannot be committed")
 	case server.TxStatus() == 'I':
 		a.handler = errEnded
 	}
@@ -37,7 +37,8 @@ func (e *execution) handle(tx *transaction, a *attempt) error {
 	return a.handler
 }
 
-// limited is the context of a handler, which has its timeout; none of the time that a test moves.
+// limited returns the context of a handler, with its timeout; without a timeout under the clock of
+// a test.
 func (e *execution) limited() (context.Context, context.CancelFunc) {
 	if e.db.staged {
 		return context.WithCancel(e.o.ctx)
@@ -45,8 +46,8 @@ func (e *execution) limited() (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(e.o.ctx, e.kind.limits.timeout, ErrTimeout)
 }
 
-// call calls a handler, and notes when it has returned. A handler that goes on for long after the
-// end of its context is logged, because its partition waits for it.
+// call calls a handler, and records when it returned. If a handler continues for long after its
+// context has ended, call logs that, because the partition waits for it.
 func (e *execution) call(ctx context.Context, tx pgx.Tx, a *attempt, run Run[json.RawMessage]) error {
 	returned := make(chan struct{})
 	defer context.AfterFunc(ctx, func() {
@@ -67,10 +68,10 @@ func (e *execution) call(ctx context.Context, tx pgx.Tx, a *attempt, run Run[jso
 	return err
 }
 
-// due is when the run was to begin.
+// due returns when the run was due.
 func (a *attempt) due() time.Time {
 	switch r := a.row; {
-	case r.Job && r.Due != nil: // it may have been put later than what it is for
+	case r.Job && r.Due != nil: // its due time may be later than At
 		return *r.Due
 	case r.Trying != nil && !r.Trying.Again.IsZero():
 		return r.Trying.Again
@@ -79,14 +80,14 @@ func (a *attempt) due() time.Time {
 	}
 }
 
-// run is what the handler is given.
+// run returns the Run for the handler.
 func (e *execution) run(a *attempt) Run[json.RawMessage] {
 	r := a.row
 	run := Run[json.RawMessage]{
 		Trigger: TriggerTick, Name: r.Name, Key: r.Key, Args: r.Args, At: a.decided.run.At.UTC(),
 		Local: a.decided.run.At.In(a.decided.zone), Missed: a.decided.missed,
 		Attempt: r.attempts() + 1, Crashes: max(0, r.Trying.crashes()-1), Partition: e.o.Number, Epoch: e.o.Epoch,
-		From: value(cmp.Or(r.Succeeded, r.Since)).UTC(), // of a schedule, or of a job
+		From: value(cmp.Or(r.Succeeded, r.Since)).UTC(), // Succeeded of a schedule, Since of a job
 	}
 	if r.Job {
 		run.Trigger, run.Job = r.Trigger, r.ID

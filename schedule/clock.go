@@ -5,30 +5,31 @@ import (
 	"time"
 )
 
-// clockDoubt is how long a step of the database's clock is doubted: a clock that was set wrong for
-// a moment does no harm. Steps of less than maxStep are followed at once.
+// clockDoubt is how long a step of the database's clock is doubted, so a clock that is wrong for a
+// moment does no harm. Steps of up to maxStep are accepted at once.
 const (
 	clockDoubt = time.Minute
 	maxStep    = time.Minute
 )
 
-// A serverClock tells the database's time between two answers of it, by the time that passes here.
-// This host's date does not matter. It is safe for concurrent use.
+// A serverClock computes the database's time between two answers, from the time that elapses on
+// this host. The date of this host does not matter. It is safe for concurrent use.
 type serverClock struct {
-	staged func() time.Time // the time of a test; nil: the database's
+	staged func() time.Time // the clock of a test; nil: the database's
 
-	mu    sync.Mutex    // guards what follows
-	known bool          // it was heard
-	ahead time.Duration // of the database's clock before the host's, whose date is that of processStart
-	doubt time.Time     // since when it shows another time; zero: it does not
-	other time.Duration // ahead by that
+	mu    sync.Mutex    // guards the following fields
+	known bool          // an answer has arrived
+	ahead time.Duration // the database's clock minus that of this host, as of undated
+	// since when the database shows an unexpected time; zero: it shows the expected time
+	doubt time.Time
+	other time.Duration // ahead according to that time
 }
 
-// processStart has a monotonic reading, by which times of this host are compared.
+// processStart has a monotonic reading, which makes times of this host comparable.
 var processStart = time.Now()
 
-// heard takes the database's time from an answer to what was sent, and reports whether it is
-// trusted. A step is trusted after a while.
+// heard takes the database's time from an answer, and reports whether it is trusted. A step is
+// trusted after a while.
 func (c *serverClock) heard(shows, sent, answered time.Time, doubted time.Duration) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -46,21 +47,21 @@ func (c *serverClock) heard(shows, sent, answered time.Time, doubted time.Durati
 	return true
 }
 
-// unstable reports whether the clock has stepped, and is not trusted yet.
+// unstable reports whether the clock has stepped and is not trusted yet.
 func (c *serverClock) unstable() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.doubt.IsZero()
 }
 
-// at returns the database's time at an instant of this host, and whether it was ever heard.
+// at returns the database's time at an instant of this host, and whether it is known.
 func (c *serverClock) at(t time.Time) (server time.Time, known bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return undated(t).Add(c.ahead), c.known
 }
 
-// now returns the database's time, as far as it is trusted.
+// now returns the trusted time of the database.
 func (c *serverClock) now() time.Time {
 	if c.staged != nil {
 		return c.staged()
@@ -69,6 +70,6 @@ func (c *serverClock) now() time.Time {
 	return now
 }
 
-// undated is an instant of this host by what has passed since processStart: the host's date may
-// have been set since.
+// undated returns an instant of this host, computed from the time elapsed since processStart,
+// because the host's date may have been set since.
 func undated(t time.Time) time.Time { return processStart.Add(t.Sub(processStart)) }

@@ -1,9 +1,9 @@
 package schedule
 
-// This file writes down in which partitions this process runs something: an owner that finds that
-// not taken back knows that this process crashed.
+// This file records the partitions that this process runs something in. A new owner that finds such
+// a record of the previous owner knows that the previous owner crashed.
 
-// noteRuns writes down, before the first run in a partition, that something runs in it.
+// noteRuns records, before the first run in a partition, that something runs in it.
 func (t *transactions) noteRuns(o *ownership) error {
 	o.crashes.Lock()
 	defer o.crashes.Unlock()
@@ -19,8 +19,8 @@ func (t *transactions) noteRuns(o *ownership) error {
 	return err
 }
 
-// noteEnd takes that back, when all runs have ended. If that fails, the next owner is careful for
-// nothing.
+// noteEnd removes that record when all runs have ended. If it fails, the next owner wrongly assumes
+// a crash.
 func (t *transactions) noteEnd(o *ownership) {
 	o.crashes.Lock()
 	defer o.crashes.Unlock()
@@ -32,15 +32,15 @@ func (t *transactions) noteEnd(o *ownership) {
 	})
 }
 
-// suspects reports whether the run of a schedule or job may kill this process: others crashed while
-// it ran, or may have.
+// suspects reports whether a run may crash this process, because processes crashed while it ran, or
+// may have.
 func (o *ownership) suspects(it item, r *record) bool {
 	o.crashes.Lock()
 	defer o.crashes.Unlock()
 	return r.Trying.crashes() > 0 || o.crashed && !it.due().After(o.opened)
 }
 
-// count notes that a crash is counted of a schedule or job, until its run has ended.
+// count records that a crash is counted for a schedule or job until its run has ended.
 func (o *ownership) count(s subject) {
 	o.crashes.Lock()
 	defer o.crashes.Unlock()

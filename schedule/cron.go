@@ -13,18 +13,18 @@ import (
 	cron "github.com/netresearch/go-cron"
 )
 
-// Cron returns a rule that ticks when the clocks of a zone show what an expression says. The
-// expression has five fields: minute, hour, day of the month, month, day of the week (0 and 7 are
-// Sunday). Each is *, or a list of values, ranges and steps, for example 5, 1-5, MON-FRI, */15,
-// 8-18/2; a range may wrap around, for example 22-2. If both days are given, a day is one of
-// either, as in POSIX: 0 6 1 * MON is the first, and Mondays. @yearly, @monthly, @weekly, @daily
-// and @hourly are expressions too. The zone is a name of the zone database, for example
-// Europe/Berlin or UTC.
+// Cron returns a rule that ticks when the clocks of a zone show a time that matches an expression.
+// The expression has five fields: minute, hour, day of the month, month, day of the week (0 and 7
+// are Sunday). Each is *, or a list of values, ranges and steps, for example 5, 1-5, MON-FRI, */15,
+// 8-18/2. A range may wrap around, for example 22-2. If both days are given, a day that matches
+// either matches, as in POSIX: 0 6 1 * MON is the first of the month, and each Monday. @yearly,
+// @monthly, @weekly, @daily and @hourly are expressions too. The zone is a name of the zone
+// database, for example Europe/Berlin or UTC.
 //
-// If clocks are set forward, the ticks at times that they leave out are one tick, at that instant.
-// If they are set back, a time that comes twice has a tick the first time only. Rules that name all
-// 24 hours follow the hours as they pass: they have no tick for what is left out, and tick in both
-// passes.
+// If clocks are set forward, the times that they leave out have one tick together, at the instant
+// of the change. If clocks are set back, a time that comes twice has a tick the first time only.
+// Rules that name all 24 hours follow elapsed hours: times that are left out have no tick, and
+// repeated hours tick twice.
 func Cron(expression, zone string) Rule {
 	expression = strings.Join(strings.Fields(expression), " ")
 	r := Rule{text: zonePrefix + zone + " " + expression}
@@ -35,7 +35,7 @@ func Cron(expression, zone string) Rule {
 	}
 	location, err := loadZone(zone)
 	if err != nil {
-		r.err = fmt.Errorf("schedule: cron expression %q: zone %q: %w; it must be a name of the zone database, such as Europe/Berlin or UTC",
+		r.err = fmt.Errorf("schedule: cron expression %q: zone %q: %w; use a name of the zone database, for example Europe/Berlin or UTC",
 			expression, zone, err)
 		return r
 	}
@@ -45,7 +45,7 @@ func Cron(expression, zone string) Rule {
 
 var parser = cron.MustNewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
 
-// The fields of an expression, in order.
+// fields has the fields of an expression, in order.
 var fields = [5]struct {
 	name, want string
 	form       *regexp.Regexp
@@ -57,7 +57,7 @@ var fields = [5]struct {
 	{"day of the week", "0 to 7 or SUN to SAT", form("sun|mon|tue|wed|thu|fri|sat")},
 }
 
-// form returns what an element of a field's list looks like, if values may be numbers or names.
+// form returns the syntax of an element of a field's list. names are the allowed names.
 func form(names string) *regexp.Regexp {
 	value := `(?:\d{1,2})`
 	if names != "" {
@@ -66,15 +66,15 @@ func form(names string) *regexp.Regexp {
 	return regexp.MustCompile(`^(?i:(?:\*|` + value + `(?:-` + value + `)?)(?:/\d{1,2})?)$`)
 }
 
-// parse parses an expression. The parser alone would accept some without a meaning, for example
-// "*-5" or ",", and its errors name no field.
+// parse parses an expression. The parser alone accepts some expressions without a meaning, for
+// example "*-5" or ",", and its errors name no field.
 func parse(expression string) (*cron.SpecSchedule, error) {
 	words := strings.Fields(expression)
 	switch {
 	case strings.HasPrefix(expression, "@every"):
 		return nil, errors.New("it is an interval; use Every")
 	case strings.Contains(expression, "TZ="):
-		return nil, errors.New("it has a zone, which is an argument of its own")
+		return nil, errors.New("it has a zone; pass the zone as the second argument")
 	case strings.HasPrefix(expression, "@"): // a descriptor
 	case len(words) != len(fields):
 		return nil, fmt.Errorf("it has %d fields; want 5: minute, hour, day of the month, month, day of the week (for seconds, use Every)", len(words))
@@ -90,10 +90,10 @@ func parse(expression string) (*cron.SpecSchedule, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w; want five fields, or @yearly, @annually, @monthly, @weekly, @daily, @midnight or @hourly", err)
 	}
-	spec := parsed.(*cron.SpecSchedule) // only of an interval it is another
+	spec := parsed.(*cron.SpecSchedule) // another type is returned for intervals only
 	if len(words) == len(fields) {
 		for i, days := range map[int]*uint64{2: &spec.Dom, 4: &spec.Dow} {
-			if words[i] != "*" { // to the parser, */1 and 5,* leave the day to the other field too
+			if words[i] != "*" { // the parser treats */1 and 5,* as *
 				*days &^= star
 			}
 		}
@@ -118,8 +118,8 @@ func checkField(i int, word string) error {
 	return nil
 }
 
-// checkDays refuses steps from one week into the next, for example FRI-MON/2: the parser has eight
-// days in that week.
+// checkDays refuses steps across the end of a week, for example FRI-MON/2, because the parser has
+// eight days in that week.
 func checkDays(word string) error {
 	number := func(day string) int {
 		if n, err := strconv.Atoi(day); err == nil {
@@ -137,12 +137,13 @@ func checkDays(word string) error {
 	return nil
 }
 
-// A clock has the ticks of a cron expression. It computes in seconds: of Unix for instants, and for
-// what the clocks show, in seconds of Unix of the instant at which UTC shows the same. It never
-// loops over ticks, only over days and over changes of the clocks.
+// A clock computes the ticks of a cron expression, in seconds: instants in Unix time, and local
+// times as the Unix time of the instant at which UTC shows the same. It loops over days and over
+// changes of the clocks, never over ticks.
 type clock struct {
-	minute, hour, dom, month, dow uint64 // a bit for each value; the highest of dom and dow is set for *
-	hourly                        bool   // all 24 hours are named
+	// one bit for each value; the highest bit of dom and dow means *
+	minute, hour, dom, month, dow uint64
+	hourly                        bool // all 24 hours are named
 	location                      *time.Location
 }
 
@@ -158,14 +159,15 @@ const (
 	day   = 24 * 60 * 60
 	star  = 1 << 63
 	never = math.MinInt64
-	// apart is more than what the clocks of a zone may ever differ from UTC, or from themselves.
+	// apart is more than any difference between the clocks of a zone and UTC, or between two of its
+	// offsets.
 	apart = 2 * day
-	// rarest is more than the days between two ticks that are furthest apart, for example of 29
-	// February from 2096 to 2104.
+	// rarest is more than the days between any two consecutive ticks, for example from 29 February
+	// 2096 to 29 February 2104.
 	rarest = 8*366 + 1
 )
 
-// ceil returns the first matching time at or after another.
+// ceil returns the first matching local time at or after shown.
 func (c *clock) ceil(shown int64) (int64, bool) {
 	date, second := divide(shown, day)
 	minute := (second + 59) / 60
@@ -185,7 +187,7 @@ func (c *clock) ceil(shown int64) (int64, bool) {
 	return 0, false
 }
 
-// floor returns the last matching time at or before another.
+// floor returns the last matching local time at or before shown.
 func (c *clock) floor(shown int64) (int64, bool) {
 	date, second := divide(shown, day)
 	minute := second / 60
@@ -209,7 +211,7 @@ func (c *clock) matches(shown int64) bool {
 	return ok && found == shown
 }
 
-// between returns how many matching times there are from one on, before another.
+// between returns how many local times match, from from on and before to.
 func (c *clock) between(from, to int64) (n int64) {
 	if from >= to {
 		return 0
@@ -230,7 +232,7 @@ func (c *clock) between(from, to int64) (n int64) {
 	return n
 }
 
-// inDay returns how many matching times a matching day has before a second of it.
+// inDay returns how many times of a matching day match before a second of the day.
 func (c *clock) inDay(second int64) int64 {
 	minute := (second + 59) / 60
 	hour := minute / 60
@@ -255,7 +257,7 @@ func (c *clock) isDay(date int64) bool {
 	}
 }
 
-// divide rounds down.
+// divide divides, and rounds down.
 func divide(a, b int64) (quotient, remainder int64) {
 	quotient, remainder = a/b, a%b
 	if remainder < 0 {

@@ -6,28 +6,28 @@ import (
 	"time"
 )
 
-// A decision is what is to be done now about a schedule: the step to write, after a run if there is
-// one.
+// A decision is what to do with a schedule or job now: the run, if there is one, and the step to
+// write.
 type decision struct {
 	step
-	run    *Tick // null: nothing is to be run
-	missed int64 // by the run
+	run    *Tick // nil: no run
+	missed int64 // ticks that the run stands for
 	zone   *time.Location
-	before Tick // the cursor before it: there it stays until the run has its outcome
+	before Tick // the cursor before the run, which it keeps until the run has its outcome
 }
 
-// unknown is how soon what waits is looked at again, and longest how late at most: after as long as
-// it has waited. A process knows no more after a while than at first, and one that takes its
-// partition over looks at once.
+// A blocked schedule or job is checked again after as long as it has been blocked: at least
+// unknown, at most longest. Waiting longer is sensible, because a process learns no new kinds. A
+// new owner checks at once.
 const (
 	unknown = time.Minute
 	longest = time.Hour
 )
 
-// decide decides by the database's clock, at the moment when the schedule was read. It knows no
-// database. unreadable is the error of reading its arguments. What is suspected of killing the
-// process is charged before it is decided again, and its arguments are read then: that may be what
-// kills it.
+// decide decides by the database's clock, at the time when the schedule was read. It uses no
+// database. unreadable is the error of parsing the arguments. For a crash suspect, the crash is
+// counted before the arguments are parsed, because parsing may be what crashes the process; then
+// decide is called again.
 func (r *record) decide(k *kind, declared bool, epoch int64, unreadable error) decision {
 	d := decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Trying: r.Trying}}
 	if r.Job {
@@ -50,7 +50,8 @@ func (r *record) decide(k *kind, declared bool, epoch int64, unreadable error) d
 		d.Outcomes = append(d.Outcomes, newEntry{Since: d.Cursor, Until: tick.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now})
 		d.moveTo(tick)
 	}
-	if t := r.Trying; t != nil { // it is run to its outcome, however late; meanwhile it counts as under way
+	// it runs until it has its outcome, however late; until then it counts as under way
+	if t := r.Trying; t != nil {
 		if t.Again.After(now) {
 			d.Due = &t.Again
 			return d
@@ -66,8 +67,10 @@ func (r *record) decide(k *kind, declared bool, epoch int64, unreadable error) d
 			d.moveTo(p.Last)
 		}
 	}
-	if r.Policy.Overlap == OverlapSkip && r.RanUntil != nil && rule.Passed(r.Anchor, r.cursor(), *r.RanFrom).Count == 0 { // else it catches up
-		until := r.RanUntil.Add(-r.Policy.Jitter) // what came later may have been held back until the run had ended
+	// otherwise it catches up
+	if r.Policy.Overlap == OverlapSkip && r.RanUntil != nil && rule.Passed(r.Anchor, r.cursor(), *r.RanFrom).Count == 0 {
+		// later ticks may have been delayed by jitter until the run ended
+		until := r.RanUntil.Add(-r.Policy.Jitter)
 		pass(rule.Passed(r.Anchor, r.cursor(), until), OutcomeSkipped)
 	}
 	due := r.due(rule, d.cursor(), now)
@@ -87,20 +90,20 @@ func (r *record) parse() (Rule, error) {
 	return Parse(r.Rule)
 }
 
-// readable returns what this process does not know of it: its kind, that the code declares it, or
-// how to read its arguments.
+// readable returns why this process cannot run it: its kind is not registered, the code does not
+// declare it, or its arguments cannot be parsed.
 func (r *record) readable(k *kind, declared bool, unreadable error) error {
 	switch {
 	case k == nil:
 		return fmt.Errorf("kind %q is not registered", r.Kind)
 	case r.Declared && !declared:
-		return fmt.Errorf("it is declared in the code of another version only, last noted at %s UTC", r.Registered.UTC().Format(time.DateTime))
+		return fmt.Errorf("only another version of the code declares it, last noted at %s UTC", r.Registered.UTC().Format(time.DateTime))
 	}
 	return unreadable
 }
 
-// wait leaves it to a process that knows what this one does not. Reading it has not killed this
-// process.
+// wait leaves it to a process that can run it. If a crash was counted for parsing the arguments,
+// wait takes that back, because this process did not crash.
 func (d *decision) wait(err error, since *time.Time, now time.Time, epoch int64) {
 	again := now.Add(unknown)
 	if since != nil {
@@ -111,31 +114,32 @@ func (d *decision) wait(err error, since *time.Time, now time.Time, epoch int64)
 		t := *d.Trying
 		t.Crashes, t.Epoch = t.Crashes-1, 0
 		d.Trying = &t
-		// it was noted only for that: no run of it is under way, for which other ticks would be skipped
+		// The record was only for the crash: no run is under way for which other ticks would be
+		// skipped.
 		if t.Crashes == 0 && t.Called == 0 && t.Again.IsZero() {
 			d.Trying = nil
 		}
 	}
 }
 
-// attempts is how many attempts at the tick under way have failed.
+// attempts returns how many attempts at the current tick have failed.
 func (r *record) attempts() int { return value(r.Trying).Attempts }
 
-// done gives the run its outcome.
+// done sets the outcome succeeded.
 func (d *decision) done() {
 	d.Outcomes[len(d.Outcomes)-1].Outcome = OutcomeSucceeded
 	d.Succeeded, d.Trying, d.Failures = &d.run.At, nil, new(int)
 }
 
-// failed says what becomes of a run that failed: the tick runs again, or it failed.
+// failed sets the result of a failed run: another attempt, or the outcome failed.
 func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 	t := trial{At: d.run.At, Local: d.run.Local, Missed: d.missed, Began: *d.RanFrom, Attempts: r.attempts()}
 	if r.Trying != nil {
 		t.Error = r.Trying.Error
 	}
-	now = now.Truncate(time.Microsecond) // as the database keeps it
+	now = now.Truncate(time.Microsecond) // the precision of the database
 	var later snoozed
-	d.Succeeded, d.Failures = nil, nil // whatever its handler had returned
+	d.Succeeded, d.Failures = nil, nil // done may have set them
 	switch {
 	case errors.As(err, &later):
 		t.Again = now.Add(time.Duration(later).Truncate(time.Microsecond))
@@ -156,8 +160,8 @@ func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 	d.unstep(t)
 }
 
-// note notes that the process is about to call the handler. For a crash suspect it counts a crash,
-// which the end of the run takes back.
+// note records that the process is about to call the handler. For a crash suspect it counts a
+// crash, which the end of the run takes back.
 func (d *decision) note(r *record, epoch int64, suspected bool) {
 	t := trial{At: d.run.At, Local: d.run.Local, Missed: d.missed, Began: *d.RanFrom}
 	if r.Trying != nil {
@@ -171,14 +175,14 @@ func (d *decision) note(r *record, epoch int64, suspected bool) {
 	d.Due = r.Due
 }
 
-// lost gives up a run whose outcome is unknown.
+// lost sets the outcome unknown.
 func (d *decision) lost(r *record) {
 	last := &d.Outcomes[len(d.Outcomes)-1]
 	last.Outcome, last.Epoch, last.StartedAt = OutcomeUnknown, &r.Trying.Called, &r.Trying.Began
 	d.Trying = nil
 }
 
-// unstep leaves the cursor before the run: its tick has no outcome yet.
+// unstep leaves the cursor before the run, because its tick has no outcome yet.
 func (d *decision) unstep(t trial) {
 	d.Outcomes = d.Outcomes[:len(d.Outcomes)-1]
 	d.Cursor, d.CursorLocal = d.before.At, nil
@@ -203,7 +207,7 @@ func (r *record) decideJob(k *kind, epoch int64, unreadable error) decision {
 		return d
 	case t != nil:
 		began = t.Began
-	case r.At.After(now): // it was replaced since it was looked at, or the time here is ahead
+	case r.At.After(now): // it was replaced after the poll, or the time of this host is ahead
 		d.Due = &r.At
 		return d
 	}
@@ -212,8 +216,8 @@ func (r *record) decideJob(k *kind, epoch int64, unreadable error) decision {
 	return d
 }
 
-// due returns what is to be done about the ticks after the last. A tick that jitter holds back has
-// not come.
+// due returns what to do with the ticks after last. A tick that is delayed by jitter has not
+// passed.
 func (r *record) due(rule Rule, last Tick, now time.Time) Due {
 	p := r.Policy
 	grace := p.Grace
@@ -243,7 +247,7 @@ func (r *record) due(rule Rule, last Tick, now time.Time) Due {
 	}
 }
 
-// unchanged reports whether a step would change nothing.
+// unchanged reports whether the step would change no column.
 func (d *decision) unchanged(r *record) bool {
 	return len(d.Outcomes) == 0 && value(d.BlockedReason) == value(r.BlockedReason) && value(d.Due).Equal(value(r.Due))
 }

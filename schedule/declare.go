@@ -13,27 +13,28 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// This file stores what the code declares, when Run begins, and notes from time to time that it
-// still does.
+// This file stores the schedules that the code declares when Run begins, and records from time to
+// time that the code still declares them.
 
-// together is how many schedules are stored in one transaction: few, because processes that start
-// at once wait for each other there, and runs for them.
+// together is how many schedules one transaction stores: few, because processes that start at once
+// wait for each other there, and runs wait for them.
 const together = 20
 
-// maxStarts is how often storing what the code declares is tried while the database cannot: for 10
-// s.
+// maxStarts is how many attempts storing the declared schedules has while the database fails: for
+// 10 s.
 const maxStarts = 12
 
-// declareEvery is how often it is noted what the code declares. The database writes it once a day.
+// declareEvery is the time between two records of the declared schedules. The database writes one a
+// day.
 const declareEvery = time.Hour
 
-// recent is how long ago a process may have noted that the code declares a schedule, when another
-// starts.
+// recent is how old the last record may be when a process starts, so that it need not write
+// another.
 const recent = 24 * time.Hour
 
-// putDeclared stores what the code declares, if it differs, in the order of the names, as all
-// processes do. It reports false, and stores nothing, if the lease has another number of partitions
-// than this process would join it with: then joining is refused.
+// putDeclared stores the declared schedules that differ, in the order of the names, as all
+// processes do. It returns false, and stores none, if the lease has another number of partitions
+// than WithPartitions. Then joining is refused.
 func (s *Scheduler) putDeclared(ctx context.Context) (fits bool, err error) {
 	_, rows := s.registry.declarations()
 	var have map[string]*record
@@ -54,24 +55,25 @@ func (s *Scheduler) putDeclared(ctx context.Context) (fits bool, err error) {
 	return true, nil
 }
 
-// join notes the number of partitions.
+// join stores the number of partitions.
 func (s *Scheduler) join(ctx context.Context) error {
 	return s.starting(ctx, func(tx pgx.Tx) error { return s.db.sendJoin(ctx, tx) })
 }
 
-// starting runs f in a transaction. It writes the same each time: so a lost answer does no harm.
+// starting runs f in a transaction, and repeats it. f writes the same each time, so a lost answer
+// does no harm.
 func (s *Scheduler) starting(ctx context.Context, f func(pgx.Tx) error) error {
 	return s.db.repeat(ctx, maxStarts, store.Transient, func() error { return s.db.inOneTx(ctx, f) })
 }
 
-// stands reports whether storing what the code declares would change nothing.
+// stands reports whether storing the declared schedule would have no effect.
 func (r *record) stands(have *record) bool {
 	if have == nil || !alike(r, have) || have.Clock.Sub(have.Registered) >= recent {
 		return false
 	}
 	rule, err := Parse(r.Rule)
 	if err != nil {
-		return false // the put says so
+		return false // put returns the error
 	}
 	due := have.next(rule)
 	return (due == nil) == (have.Due == nil) && (due == nil || due.Equal(*have.Due))
@@ -84,7 +86,7 @@ func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*record) error
 			err = s.put(ctx, tx, r, rule)
 		}
 		switch {
-		case errors.Is(err, errUnknownRule): // it is blocked until a process knows it, and stops no other
+		case errors.Is(err, errUnknownRule): // it is blocked until a process knows the rule; others are stored
 			s.log.Warn("schedule: declaration not stored, old rule unknown here", slog.String("name", r.Name), slog.Any("error", err))
 		case err != nil:
 			return fmt.Errorf("put schedule %q: %w", r.Name, err)
@@ -93,7 +95,7 @@ func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*record) error
 	return nil
 }
 
-// keepDeclared notes that the code declares what it does, until ctx ends.
+// keepDeclared records that the code declares its schedules, until ctx ends.
 func (s *Scheduler) keepDeclared(ctx context.Context) {
 	names, _ := s.registry.declarations()
 	failing := false

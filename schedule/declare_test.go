@@ -35,7 +35,7 @@ func TestWhatNoCodeDeclaresWaits(t *testing.T) {
 		db.setClock(now)
 		testkit.Until(t, "it waits, and says since when", func() bool {
 			s := testkit.Must(older.Get(t.Context(), "dropped"))(t)
-			return s.Why == "it is declared in the code of another version only, last noted at 2026-03-02 00:00:00 UTC" && s.DeclaredAt.Equal(midnight)
+			return s.Why == "only another version of the code declares it, last noted at 2026-03-02 00:00:00 UTC" && s.DeclaredAt.Equal(midnight)
 		})
 		kept.settled(older.Scheduler)
 	}

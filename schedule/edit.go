@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// put makes or edits a schedule, in a transaction.
+// put creates or edits a schedule, in a transaction.
 func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule) error {
 	for {
 		now, have, err := s.db.sendGet(ctx, tx, want.Name, want.Args)
@@ -27,7 +27,8 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 			if outcomes, err = r.supersede(have, now); err != nil {
 				return err
 			}
-			r.Anchor, r.CursorLocal, r.BlockedSince = now, nil, nil // the cursor may lie ahead, if the clock was set back
+			// the cursor may be in the future, if the clock was set back
+			r.Anchor, r.CursorLocal, r.BlockedSince = now, nil, nil
 		}
 		r.Registered = now
 		r.Due = r.next(rule)
@@ -37,7 +38,8 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 			}
 		} else {
 			r.Revision++
-			r.BlockedReason = nil // but for what it has waited it is not late
+			// blocked_since stays: the blocked time does not count as lateness
+			r.BlockedReason = nil
 		}
 		written, err := s.db.sendPut(ctx, tx, &r, outcomes)
 		if err != nil || written {
@@ -46,21 +48,21 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 	}
 }
 
-// keep keeps what is not the caller's to choose.
+// keep copies the fields that the caller does not set.
 func (r *record) keep(have *record) {
 	r.ID, r.Anchor, r.Cursor, r.CursorLocal, r.Revision, r.PausedAt = have.ID, have.Anchor, have.Cursor, have.CursorLocal, have.Revision, have.PausedAt
 	r.BlockedReason, r.BlockedSince, r.Trying, r.Failures = have.BlockedReason, have.BlockedSince, have.Trying, have.Failures
 }
 
-// alike reports whether a schedule is what the caller wants already.
+// alike reports whether a schedule is already what the caller wants.
 func alike(r, have *record) bool {
 	return r.Key == have.Key && r.Kind == have.Kind && have.SameArgs && r.Rule == have.Rule && r.Policy == have.Policy && r.Declared == have.Declared
 }
 
-var errUnknownRule = errors.New("its ticks until now are not known here")
+var errUnknownRule = errors.New("the ticks of its old rule are not known in this process")
 
-// supersede makes the schedule begin now. The ticks of its old rule until then that have no outcome
-// are canceled.
+// supersede makes the schedule begin now. Passed ticks of its old rule without an outcome are
+// canceled.
 func (r *record) supersede(have *record, now time.Time) ([]newEntry, error) {
 	r.Trying = nil
 	if !now.After(have.Cursor) {

@@ -17,33 +17,34 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// The errors to test for with errors.Is. What a call returns wraps one of them in a text that names
-// the values at hand.
+// Test for these errors with errors.Is. A method wraps one of them in an error that names the
+// values.
 var (
-	// ErrNotFound is returned by Get, Pause, Resume and Delete: the group has no schedule of this
-	// name; by Trigger, Backfill and RetryTick; and by Job, Cancel and Retry.
+	// ErrNotFound is returned by Get, Pause, Resume, Delete, DeleteID, Trigger and Backfill if the
+	// group has no schedule of this name, by Job and Cancel if it has no such job, and by Retry and
+	// RetryTick.
 	ErrNotFound = errors.New("schedule: not found")
 
-	// ErrUnknown is returned by the methods that change a schedule or a job: the connection failed at
-	// the commit, so the change may be made, or may not.
-	ErrUnknown = errors.New("schedule: it is not known whether this was done")
+	// ErrUnknown is returned by the methods that change a schedule or a job, if the connection
+	// failed during the commit. The change may be made, or not.
+	ErrUnknown = errors.New("schedule: the commit may have succeeded or failed")
 
-	// ErrExists is returned by Enqueue, EnqueueTx and Retry: there is a job with this unique key, see
+	// ErrExists is returned by Enqueue, EnqueueTx and Retry if a live job has the unique key, see
 	// WithUnique.
 	ErrExists = errors.New("schedule: a job with this unique key exists")
 
-	// ErrTimeout is the cause of a handler's context that ended because the run took longer than its
-	// kind's WithTimeout.
+	// ErrTimeout is the cause of a handler's context if the run took longer than the WithTimeout of
+	// its kind.
 	ErrTimeout = errors.New("schedule: the run took longer than its timeout")
 
-	// ErrDrained is the cause of a handler's context that ended because the partition is wanted
-	// elsewhere, or Run ends, and the run did not end within WithDrainTimeout. Nothing of it was
-	// committed; it runs again.
+	// ErrDrained is the cause of a handler's context if another process asked for the partition, or
+	// Run ends, and the run did not end within WithDrainTimeout. The run was not committed; it runs
+	// again.
 	ErrDrained = errors.New("schedule: the run did not end in time for the handoff")
 )
 
-// Discard is an error for handlers to return: the tick failed at once, whatever WithMaxAttempts
-// says, with the text of err.
+// Discard returns an error for handlers to return: the tick has failed at once, whatever
+// WithMaxAttempts says. The history gets the text of err.
 func Discard(err error) error {
 	return discarded{cmp.Or(err, errors.New("discarded"))}
 }
@@ -52,16 +53,16 @@ type discarded struct{ error }
 
 func (e discarded) Unwrap() error { return e.error }
 
-// Snooze is an error for handlers to return: nothing of the run is committed, and the tick runs
-// again after d, by the database's clock; a negative d is 0. A snooze is no failed attempt, and
-// there is no limit of snoozes. Until then the tick counts as under way, see WithOverlap.
+// Snooze returns an error for handlers to return: the run is rolled back, and the tick runs again
+// after d, by the database's clock. A negative d is 0. A snooze is not a failed attempt, and the
+// number of snoozes has no limit. Until then the tick counts as under way, see WithOverlap.
 func Snooze(d time.Duration) error { return snoozed(max(0, d)) }
 
 type snoozed time.Duration
 
 func (e snoozed) Error() string { return fmt.Sprintf("schedule: snoozed for %v", time.Duration(e)) }
 
-// What follows says what an error means: the SQLSTATEs are here, and nowhere else.
+// The functions below classify errors. All SQLSTATEs of the package are here.
 
 // The SQLSTATEs that package schedule raises.
 const (
@@ -76,12 +77,12 @@ func conflict(err error) bool {
 	return code == "40001" || code == "40P01"
 }
 
-// broken reports whether a transaction failed for a reason that is not its own: the connection, the
-// server, a lock.
+// broken reports whether a transaction failed because of the connection, the server or a lock, and
+// not by its own fault.
 func broken(err error) bool {
 	switch {
 	case errors.As(err, new(timedOut)):
-		return false // its connection was closed for that
+		return false // the timeout closed its connection
 	case errors.As(err, new(lost)):
 		return true
 	}
@@ -89,11 +90,11 @@ func broken(err error) bool {
 	return code == "55P03" || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P0")
 }
 
-// passing reports whether a transaction of ours may succeed when it is repeated; also if an
-// administrator, or the role's statement_timeout, has canceled a statement.
+// passing reports whether a transaction of this package may succeed if it is repeated. That
+// includes a statement that an administrator, or the statement_timeout of the role, has canceled.
 func passing(err error) bool { return conflict(err) || broken(err) || store.Code(err) == "57014" }
 
-// moved reports whether an edit came first, or the step had been committed before.
+// moved reports whether an edit came first, or the step was committed before.
 func moved(err error) bool {
 	code := store.Code(err)
 	return code == codeMoved || code == codeDeleted
@@ -105,23 +106,23 @@ func idled(err error) bool { return store.Code(err) == "25P03" }
 // tookTooLong reports whether the server ended a transaction by its transaction_timeout.
 func tookTooLong(err error) bool { return store.Code(err) == "25P04" }
 
-// decisive reports whether a handler said what is to become of its tick, whatever led to that.
+// decisive reports whether the handler returned Snooze or Discard.
 func decisive(err error) bool { return errors.As(err, new(snoozed)) || errors.As(err, new(discarded)) }
 
-// final reports whether a run that failed so is not to be tried again: the handler said so, or may
+// final reports whether a failed run must not be repeated: the handler returned Discard, or may
 // have committed its work.
 func final(err error) bool {
 	return errors.As(err, new(discarded)) || errors.Is(err, errEnded) || store.Code(err) == codeEnded
 }
 
-// refusedCommit reports whether the server has answered a COMMIT, and made nothing of it: any other
-// error is of a connection that ends.
+// refusedCommit reports whether the server answered the COMMIT with an error. Any other error means
+// that the connection failed, and the commit may have succeeded.
 func refusedCommit(err error) bool {
 	var refused *pgconn.PgError
 	return errors.As(err, &refused) && (refused.SeverityUnlocalized == "ERROR" || idled(err) || tookTooLong(err))
 }
 
-// refusal is the error of a change that the database refuses.
+// refusal returns the error of a change that the database refused.
 func refusal(err error) error {
 	var refused *pgconn.PgError
 	if !errors.As(err, &refused) {
@@ -142,18 +143,18 @@ func refusal(err error) error {
 	return err
 }
 
-// lost is an error of a transaction whose connection is gone.
+// lost is the error of a transaction whose connection has failed.
 type lost struct{ error }
 
 func (e lost) Unwrap() error { return e.error }
 
-// locked is an error of the end of a run: another transaction has the schedule's row locked.
+// locked is the error of a run at its end, if another transaction has locked the schedule's row.
 type locked struct{ error }
 
 func (e locked) Unwrap() error { return e.error }
 
-// changedItself is an error of a run whose schedule or job had been changed at its end: by its
-// handler, or by another transaction.
+// changedItself is the error of a run if its schedule or job was changed during the run, by the
+// handler or by another transaction.
 type changedItself struct{ error }
 
 func (e changedItself) Error() string {
@@ -161,7 +162,7 @@ func (e changedItself) Error() string {
 }
 func (e changedItself) Unwrap() error { return e.error }
 
-// timedOut is a handler's error if its time is over. What is wrapped in it is no other fault.
+// timedOut is the error of a handler whose timeout passed. It hides the errors that err wraps.
 type timedOut struct{ err error }
 
 func (e timedOut) Error() string {
@@ -172,14 +173,14 @@ func (e timedOut) Error() string {
 }
 
 var (
-	errEnded   = errors.New("the handler ended its transaction itself: what it did there before stands, if it committed it")
-	errCrashed = errors.New("processes crashed while it ran: see WithMaxCrashes")
+	errEnded   = errors.New("the handler ended its transaction: its work may be committed")
+	errCrashed = errors.New("processes crashed during the run: see WithMaxCrashes")
 )
 
-// maxText is how many bytes of an error's text are kept.
+// maxText is how many bytes of an error's text are stored.
 const maxText = 64 << 10
 
-// storable is a text as the database can keep it: UTF-8 without a NUL, and not of any length.
+// storable returns a text that the database can store: UTF-8 without NUL, of limited length.
 func storable(text string) string {
 	text = strings.ToValidUTF8(text[:min(len(text), maxText)], "\uFFFD")
 	return strings.ReplaceAll(text, "\x00", "\uFFFD")
@@ -198,9 +199,9 @@ func inASCII(text *string) *string {
 	return &quoted
 }
 
-// userError returns an error of the application's that has none of its methods: their panics end
-// here, which are caught, for example of a nil pointer in an interface. It has the text, and what
-// this package looks for of what err wraps, as far as that is found.
+// userError copies an error of the application, without its methods. Their panics are caught here,
+// for example of a nil pointer in an interface. The copy has the text, and those wrapped errors
+// that this package searches for.
 func userError(err error) error {
 	if err == nil {
 		return nil
@@ -214,7 +215,8 @@ func userError(err error) error {
 	return f
 }
 
-// keep keeps of an error what this package looks for. The first verdict counts.
+// keep copies what this package searches for in an error. Of several Snooze and Discard, the first
+// counts.
 func (f *flattened) keep(err error) {
 	switch w := err.(type) {
 	case snoozed:
@@ -237,7 +239,7 @@ func (f *flattened) keep(err error) {
 
 func unwrapped(err error) []error {
 	switch w := err.(type) {
-	case *pgconn.ConnectError: // the handler did not set that deadline
+	case *pgconn.ConnectError: // its deadline was not set by the handler
 	case interface{ Unwrap() error }:
 		return []error{w.Unwrap()}
 	case interface{ Unwrap() []error }:
@@ -254,8 +256,8 @@ type flattened struct {
 func (f flattened) Error() string   { return f.text }
 func (f flattened) Unwrap() []error { return f.of }
 
-// caught makes a panic of the application's code an error of it, because in no other run of the
-// process anything is wrong.
+// caught turns a panic of the application's code into an error of its run, because the other runs
+// of the process are not affected.
 func caught(err *error) {
 	if p := recover(); p != nil {
 		stack := debug.Stack()

@@ -16,23 +16,29 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// This file puts jobs: what is to run once.
+// This file enqueues jobs: runs that happen once.
 
 // Jobs enqueues jobs of one kind. A Kind has its methods, too. All methods are safe for concurrent
 // use.
 //
 // A job runs as a tick of a schedule does: in a transaction with its entry in the history, under
-// the guard of its key's partition, with the WithMaxAttempts and WithMaxCrashes of its kind. It has
-// one outcome: succeeded, failed, unknown or canceled. A process that runs the group polls for jobs
-// once a second, and at once after a notification. A transaction that enqueues a job may send one,
-// with NOTIFY: so PostgreSQL does not let you prepare it for a two-phase commit.
+// the guard of its key's partition, with the WithMaxAttempts and WithMaxCrashes of its kind. Its
+// outcome is succeeded, failed, unknown or canceled. A process that runs the group polls for jobs
+// once a second, and at once after a notification. A transaction that enqueues a job may send a
+// notification with NOTIFY, and PostgreSQL then refuses PREPARE TRANSACTION for it.
+//
+// Jobs of one key run one at a time, but not always in the order of their calls. When the key is
+// free, the next is the job that is due, has the highest priority and became due first. A job
+// becomes due when its Enqueue statement began, or at its WithDelay or WithTime. A job that waits
+// for a retry or a Snooze becomes due again later, so others of its key begin before it. A job
+// whose transaction commits late begins after those that committed before.
 type Jobs[Args any] struct {
 	scheduler *Scheduler
 	name      string
-	check     func() error // what is wrong with the kind
+	check     func() error // returns an error if the kind is invalid
 }
 
-// An Enqueuer enqueues jobs for a group from a process that does not run the group.
+// An Enqueuer enqueues jobs for a group, in a process that need not run the group.
 type Enqueuer struct{ scheduler *Scheduler }
 
 // NewEnqueuer returns an Enqueuer for a group. The options are WithSchema, and WithPartitions for a
@@ -54,15 +60,15 @@ func NewEnqueuer(pool *pgxpool.Pool, group string, opts ...Option) (*Enqueuer, e
 	return &Enqueuer{s}, nil
 }
 
-// JobsOf returns Jobs for a kind that another process registers; Args must be as there.
+// JobsOf returns Jobs for a kind that another process registers. Args must be the type used there.
 func JobsOf[Args any](e *Enqueuer, kind string) *Jobs[Args] {
 	return &Jobs[Args]{e.scheduler, kind, func() error { return checkName("kind", kind) }}
 }
 
-// A JobOption sets something of a job.
+// A JobOption sets an option of a job.
 type JobOption func(*newJob)
 
-// A newJob is a job as it is enqueued.
+// A newJob is a job to enqueue.
 type newJob struct {
 	Key       string          `json:"key"`
 	Kind      string          `json:"kind"`
@@ -76,7 +82,8 @@ type newJob struct {
 	onConflict OnConflict
 }
 
-// WithDelay makes a job run after d, by the database's clock. The default is 0; it is not negative.
+// WithDelay makes a job due after d, by the database's clock. The default is 0; a negative d is an
+// error.
 func WithDelay(d time.Duration) JobOption {
 	return func(j *newJob) {
 		micro := d.Microseconds()
@@ -84,31 +91,37 @@ func WithDelay(d time.Duration) JobOption {
 	}
 }
 
-// WithTime makes a job run at an instant, in whole microseconds, or now, if that has passed.
+// WithTime makes a job due at an instant, truncated to microseconds; if that has passed, at once.
+// The default is now. WithTime and WithDelay exclude each other.
 func WithTime(t time.Time) JobOption {
-	t = t.UTC().Truncate(time.Microsecond) // the database would round, and the last instant of the year 9999 up into a year that JSON has not
+	// the database would round up, and a time of the year 10000 has no JSON
+	t = t.UTC().Truncate(time.Microsecond)
 	return func(j *newJob) { j.At = &t }
 }
 
-// WithPriority sets which jobs begin first of those that are due in a process: those of the highest
-// priority. The default is 1; valid values are 0 to 3. Schedules have 1.
+// WithPriority sets the priority of a job. Of the jobs and schedules that are due in a process,
+// those of the highest priority begin first. The default is 1; valid values are 0 to 3. Schedules
+// have 1.
 func WithPriority(n int) JobOption {
 	return func(j *newJob) { j.Priority = n }
 }
 
-// WithJobKey sets the key under which runs never overlap, over all schedules and jobs of the group
-// with that key. The default is the key of WithUnique, or else a random one.
+// WithJobKey sets the key of a job. Runs of one key never overlap, over all schedules and jobs of
+// the group. The default is the key of WithUnique, or otherwise a random key.
 func WithJobKey(key string) JobOption {
 	return func(j *newJob) { j.Key = key }
 }
 
-// OnConflict says what becomes of a job whose unique key another job has that has not ended.
+// OnConflict says what to do if a live job, that is one without an outcome, has the unique key of
+// the new job.
 type OnConflict int
 
 const (
-	Reject  OnConflict = iota // it is refused, with ErrExists
-	Ignore                    // the other stays as it is; its id is returned
-	Replace                   // the other takes over arguments, key, time and priority, and loses its attempts. If it runs just now, it is run again
+	Reject OnConflict = iota // return ErrExists
+	Ignore                   // keep the existing job unchanged, and return its ID
+	// give the existing job the arguments, key, time and priority, and reset its attempts; if it is
+	// running, it runs again
+	Replace
 )
 
 func (c OnConflict) String() string {
@@ -121,32 +134,32 @@ func (c OnConflict) String() string {
 	return "reject"
 }
 
-// WithUnique sets the unique key of a job: at most one live job of a kind and group has it.
+// WithUnique sets the unique key of a job: of a group and kind, at most one live job has it.
 func WithUnique(key string, conflict OnConflict) JobOption {
 	return func(j *newJob) { j.UniqueKey, j.onConflict = &key, conflict }
 }
 
-// Enqueue enqueues a job, and returns its ID. Without options it is due now. The errors: a bad
-// option, ErrExists, the database's.
+// Enqueue enqueues a job, and returns its ID. Without options it is due now. It returns an error
+// for an invalid option, ErrExists, or an error of the database.
 func (k *Jobs[Args]) Enqueue(ctx context.Context, args Args, opts ...JobOption) (id int64, err error) {
 	return first(k.enqueue(ctx, k.scheduler.ownTx(ctx), []Args{args}, opts))
 }
 
-// EnqueueTx is Enqueue in a transaction of the caller's: the job exists once that is committed.
-// ErrExists leaves the transaction as it was. It waits for another transaction that enqueued the
-// same unique key, and a job that is replaced cannot end until the transaction does: call it as
+// EnqueueTx is Enqueue in the caller's transaction: the job exists once that is committed.
+// ErrExists leaves the transaction usable. EnqueueTx waits for any other transaction that enqueued
+// the same unique key. A job that it replaces cannot end before the transaction does: call it as
 // late as you can.
 func (k *Jobs[Args]) EnqueueTx(ctx context.Context, tx pgx.Tx, args Args, opts ...JobOption) (id int64, err error) {
 	return first(k.enqueue(ctx, callersTx(tx), []Args{args}, opts))
 }
 
-// EnqueueMany enqueues a job for each of some arguments, all or none, in one statement, and returns
-// their IDs, in the same order. The options hold for each; WithUnique is not allowed.
+// EnqueueMany enqueues one job for each element of args, all or none, in one statement. It returns
+// their IDs, in the same order. Each job gets the options; WithUnique is not allowed.
 func (k *Jobs[Args]) EnqueueMany(ctx context.Context, args []Args, opts ...JobOption) (ids []int64, err error) {
 	return k.enqueue(ctx, k.scheduler.ownTx(ctx), args, opts)
 }
 
-// EnqueueManyTx is EnqueueMany in a transaction of the caller's.
+// EnqueueManyTx is EnqueueMany in the caller's transaction.
 func (k *Jobs[Args]) EnqueueManyTx(ctx context.Context, tx pgx.Tx, args []Args, opts ...JobOption) (ids []int64, err error) {
 	return k.enqueue(ctx, callersTx(tx), args, opts)
 }
@@ -158,10 +171,10 @@ func first(ids []int64, err error) (int64, error) {
 	return ids[0], nil
 }
 
-// inTx runs a function in some transaction.
+// inTx runs a function in a transaction.
 type inTx func(func(pgx.Tx) error) error
 
-// ownTx is a transaction of its own, after which this process polls.
+// ownTx returns an inTx that begins its own transaction, after which this process polls.
 func (s *Scheduler) ownTx(ctx context.Context) inTx {
 	return func(f func(pgx.Tx) error) error {
 		err := s.db.inTx(ctx, f)
@@ -199,7 +212,7 @@ func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, args []Args, opts []J
 	return ids, nil
 }
 
-// rows are the jobs as the caller wants them.
+// rows returns the jobs to enqueue, and what to do about a conflict.
 func (k *Jobs[Args]) rows(args []Args, opts []JobOption) (conflict OnConflict, rows []newJob, err error) {
 	if err := k.check(); err != nil {
 		return 0, nil, err
@@ -221,7 +234,7 @@ func (k *Jobs[Args]) rows(args []Args, opts []JobOption) (conflict OnConflict, r
 		switch {
 		case j.Key != "":
 		case j.UniqueKey != nil:
-			j.Key = *j.UniqueKey // so that one that is replaced does not run beside the one before
+			j.Key = *j.UniqueKey // so a replaced job does not run beside the job before
 		default:
 			j.Key = rand.Text()
 		}
@@ -235,44 +248,48 @@ func (j *newJob) check(together int) error {
 	in, at := time.Duration(*cmp.Or(j.InMicro, new(int64)))*time.Microsecond, *cmp.Or(j.At, &processStart)
 	return cmp.Or(
 		wrong(j.Priority < 0 || j.Priority >= priorities, "priority %d is out of range: 0 to %d", j.Priority, priorities-1),
-		wrong(j.InMicro != nil && j.At != nil, "WithDelay and WithTime are both given: give one"),
+		wrong(j.InMicro != nil && j.At != nil, "WithDelay and WithTime exclude each other"),
 		wrong(in < 0, "a delay of %v is negative", in),
 		wrong(at.Year() < 1 || at.Year() > 9999 || at.IsZero(), "the time %v is out of range: after the year 1, before 10000", at),
-		wrong(j.UniqueKey != nil && together > 1, "WithUnique is for one job: put each with Enqueue"),
-		wrong(j.onConflict < Reject || j.onConflict > Replace, "OnConflict(%d) is none of Reject, Ignore and Replace", j.onConflict),
+		wrong(j.UniqueKey != nil && together > 1, "WithUnique is for one job: call Enqueue for each"),
+		wrong(j.onConflict < Reject || j.onConflict > Replace, "OnConflict(%d) is not Reject, Ignore or Replace", j.onConflict),
 		checkName("unique key", *cmp.Or(j.UniqueKey, &j.Kind)),
 		checkName("key", cmp.Or(j.Key, j.Kind)),
 	)
 }
 
-// A Job is what is known of a job.
+// A Job is the state of a job, or its outcome.
 type Job struct {
-	ID       int64     `json:"id"`
-	Name     string    `json:"name"` // its unique key, or empty; of Trigger, Backfill and RetryTick the name of the schedule
-	Kind     string    `json:"kind"`
-	Outcome  Outcome   `json:"outcome"`  // empty: it has not ended
-	At       time.Time `json:"at"`       // the time for which it was enqueued
-	Attempts int       `json:"attempts"` // that failed; of a job that has ended, all
-	Error    string    `json:"error"`    // of the last attempt that failed; empty if the job succeeded
-	// What follows is of a job that has not ended.
+	ID int64 `json:"id"`
+	// Its unique key, or empty; of Trigger, Backfill and RetryTick: the name of the schedule
+	Name    string  `json:"name"`
+	Kind    string  `json:"kind"`
+	Outcome Outcome `json:"outcome"` // empty: the job has not ended
+	// The time of WithTime or WithDelay; by default when it was enqueued
+	At       time.Time `json:"at"`
+	Attempts int       `json:"attempts"` // failed attempts; after the end: all attempts
+	Error    string    `json:"error"`    // of the last failed attempt; empty if the job succeeded
+	// The following fields are set until the job has ended.
 	Key       string          `json:"key"`
 	Trigger   Trigger         `json:"trigger"`
 	Args      json.RawMessage `json:"args,omitempty"`
 	Priority  int             `json:"priority"`
 	Partition int             `json:"partition"` // of the lease schedule/GROUP, by the key
-	Owner     string          `json:"owner"`     // the client ID of its owner, which runs the job; empty: none
-	State     State           `json:"state"`
-	Why       string          `json:"why"`          // why it is in this state, as far as that is known
-	Due       time.Time       `json:"due,omitzero"` // when its owner runs it next; zero: never
-	Late      time.Duration   `json:"late_ns"`      // how long it has waited, run included; 0: it is not due
-	Crashes   int             `json:"crashes"`      // as of Schedule
-	// What follows is of a job that has ended.
-	Epoch     int64     `json:"epoch"`               // under which it ran last; 0: it did not
-	StartedAt time.Time `json:"started_at,omitzero"` // zero: it did not
+	// Client ID of the process that runs it; empty: its partition has no owner
+	Owner string    `json:"owner"`
+	State State     `json:"state"`
+	Why   string    `json:"why"`          // the reason for State, if it is known
+	Due   time.Time `json:"due,omitzero"` // when its owner runs it next; zero: never
+	// How long it has been blocked or due, run included; 0: not due
+	Late    time.Duration `json:"late_ns"`
+	Crashes int           `json:"crashes"` // as in Schedule
+	// The following fields are set when the job has ended.
+	Epoch     int64     `json:"epoch"`               // of its last run; 0: it never ran
+	StartedAt time.Time `json:"started_at,omitzero"` // zero: it never ran
 	EndedAt   time.Time `json:"ended_at,omitzero"`
 }
 
-// Job returns a job of the group, or its outcome. It returns ErrNotFound if neither exists.
+// Job returns a job of the group, or its outcome. It returns ErrNotFound if the group has neither.
 func (s *Scheduler) Job(ctx context.Context, id int64) (Job, error) {
 	r, err := s.db.sendJob(ctx, s.db.pool, id)
 	if err == nil && r == nil {
@@ -284,23 +301,23 @@ func (s *Scheduler) Job(ctx context.Context, id int64) (Job, error) {
 	return *r, nil
 }
 
-// A JobFilter says which jobs Jobs returns. What is empty means all.
+// A JobFilter selects the jobs that Jobs returns. An empty field selects all.
 type JobFilter struct {
 	Kind   string
-	Prefix string // of their names
+	Prefix string // of the names
 	State  State
 	After  int64 // only IDs after this one
 }
 
-// Jobs returns the jobs of the group that have not ended, in the order in which they were enqueued,
-// page by page: not all of one moment. Of those that are due, run or are blocked it finds 1,000 at
-// most; for any other filter it reads all jobs, even if the filter wants few. An error ends it.
+// Jobs returns the live jobs of the group by ID, which is the order of enqueueing. It reads page by
+// page, so they are not of one moment. Of jobs that are due, running or blocked it returns 1,000 at
+// most. For any other filter it reads all jobs, however few match. An error ends the iteration.
 func (s *Scheduler) Jobs(ctx context.Context, filter JobFilter) iter.Seq2[Job, error] {
 	return pages(fmt.Sprintf("list jobs of group %q", s.db.group), filter.After, func(after int64) ([]*Job, error) {
 		switch filter.State {
 		case "", StatePlanned, StateDue, StateRunning, StateRetrying, StateBlocked:
 			return s.db.sendJobs(ctx, s.db.pool, filter, after)
 		}
-		return nil, fmt.Errorf("%q is none of the states", filter.State)
+		return nil, fmt.Errorf("%q is not the state of a job", filter.State)
 	}, func(j *Job) (Job, int64) { return *j, j.ID })
 }

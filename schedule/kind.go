@@ -12,36 +12,37 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A Kind is a handler under a name, which the database keeps: its schedules run in each process
-// that registers the name. All methods are safe for concurrent use.
+// A Kind is a handler with a name, which the database stores. The schedules and jobs of a kind run
+// in processes that register its name. All methods are safe for concurrent use.
 type Kind[Args any] struct {
 	Jobs[Args]
 	kind *kind
 }
 
-// A Run is what a handler is given about the run.
+// A Run is one call of a handler.
 type Run[Args any] struct {
-	Trigger Trigger   // why it runs
-	Name    string    // of the schedule; of a job its unique key, or empty
-	Job     int64     // of a job, what Enqueue returned; 0: it is a schedule
-	Key     string    // under which no other run overlaps with it
-	Args    Args      // of the schedule
-	At      time.Time // the tick, or the time for which a job was enqueued. Not the time at which it runs
-	Local   time.Time // At as the clocks of the schedule's zone show it; of a job, in UTC
-	From    time.Time // the last tick that succeeded, so that the window to work on is From to At; zero: none did
-	Missed  int64     // how many ticks since the last outcome this run stands for, without its own
-	// Attempt counts from 1, over all processes, see WithMaxAttempts. An attempt that the database
-	// broke off, or whose process crashed, does not count.
+	Trigger Trigger   // the reason for the run
+	Name    string    // of the schedule; of a job: its unique key, or empty
+	Job     int64     // the ID of the job; 0: a tick of a schedule
+	Key     string    // no other run of this key overlaps
+	Args    Args      // of the schedule or job
+	At      time.Time // the tick, or the At of the job; not the time of the call
+	Local   time.Time // At in the zone of the schedule; of a job, in UTC
+	// The last tick that succeeded, so the window to process is From to At; zero: no tick did
+	From   time.Time
+	Missed int64 // how many missed ticks this run stands for, besides its own
+	// Attempt counts from 1, over all processes, see WithMaxAttempts. It does not count attempts
+	// that the database broke off, or whose process crashed.
 	Attempt int
-	Crashes int // how many processes crashed while it ran, without the first
+	Crashes int // processes that crashed while it ran, without the first
 
-	Partition int   // to which the key belongs
-	Epoch     int64 // under which this process owns it: a fencing token
+	Partition int   // of the key
+	Epoch     int64 // of the ownership of Partition: a fencing token
 
 	outside *outside // of AtLeastOnce and AtMostOnce
 }
 
-// A Trigger is why a handler is called.
+// A Trigger is the reason for a run.
 type Trigger string
 
 const (
@@ -52,46 +53,47 @@ const (
 	TriggerRetry    Trigger = "retry"    // Scheduler.Retry and RetryTick
 )
 
-// kind is a Kind as the scheduler runs it.
+// A kind is a Kind as the scheduler runs it.
 type kind struct {
 	name   string
 	calls  calls
 	limits limits
 	counts kindCounts
-	// slotsMade is true if the slots of its limit exist, as far as is known.
+	// slotsMade is true if the slots of its limit are known to exist.
 	slotsMade atomic.Bool
-	// parse reads arguments, and returns what calls the handler with them.
+	// parse reads arguments, and returns a function that calls the handler with them.
 	parse func(json.RawMessage) (boundHandler, error)
 }
 
-// boundHandler is a handler with the arguments that it is called with.
+// A boundHandler is a handler with its arguments.
 type boundHandler func(context.Context, pgx.Tx, Run[json.RawMessage]) error
 
-// InTx registers a handler that works in a transaction, at the isolation level READ COMMITTED. What
-// it writes there, the schedule's step to the next tick and the history are committed together,
-// under the guard of the partition, or not at all. So its effects in this database come exactly
-// once for each tick.
+// InTx registers a handler that works in a transaction, at the isolation level READ COMMITTED. The
+// database commits three things together, under the guard of the partition: what the handler writes
+// there, the schedule's step to the next tick, and the history. So the effects of each tick in this
+// database exist exactly once.
 //
-// The handler returns nil to commit the transaction; it does not end it itself. If it returns an
-// error or panics, the transaction is rolled back, and WithMaxAttempts says whether the tick runs
-// again or failed; see also Discard and Snooze. A handler that ended its transaction itself is not
-// called again for its tick, because its work may stand. If the database broke off the transaction
-// (a serialization failure or a deadlock, three times; a lost connection, five times), it is called
-// again. Then effects outside of the database are repeated, and also if ctx ends or a process
-// crashes.
+// The handler returns nil to commit the transaction, and must not end it. If it returns an error or
+// panics, the transaction is rolled back. WithMaxAttempts decides whether the tick runs again or
+// has failed; see also Discard and Snooze. If a handler ended its transaction anyway, it is not
+// called again for the tick, because its work may be committed. If the database broke off the
+// transaction, the handler is called again: after a serialization failure or a deadlock up to 3
+// times, after a lost connection up to 5 times. Effects outside of the database are then repeated.
+// The same holds if ctx ends or the process crashes.
 //
-// ctx ends with ErrTimeout and ErrDrained, and with the ownership of the partition; see
-// context.Cause. The transaction's lock_timeout is 5 s, its statement_timeout a second more than
-// WithTimeout, its idle_in_transaction_session_timeout that of WithIdleTimeout; the handler may set
-// others. If one of them ends it, that is the handler's error; so is a context of its own that ends
-// in a statement. The error that the handler returns wraps that of the statement: else the
-// connection seems lost, and it is called again. The commit may take as long as WithTimeout, and
-// 10 s at least. The handler resets a role that it sets: the run is written down with the rights
-// that the transaction has in the end.
+// The context ends with ErrTimeout, with ErrDrained, or with the ownership of the partition; see
+// context.Cause. The transaction's lock_timeout is 5 s, its statement_timeout is WithTimeout plus 1
+// s, and its idle_in_transaction_session_timeout is WithIdleTimeout; the handler may change them.
+// If one of them ends the transaction, that is an error of the handler. So is a context of the
+// handler's own that ends during a statement. The error that the handler returns must wrap the
+// error of the statement. Otherwise the connection seems lost, and the handler is called again. The
+// commit may take as long as WithTimeout, and at least 10 s. A handler that sets a role must reset
+// it, because the run is recorded with the rights at the end of the transaction.
 //
-// Args are stored as JSON. Register all kinds before Run: what is blocked because no process knows
-// its kind is not late. Each error of a registration (a name that is taken, empty or longer than
-// 255 bytes; an option) is returned by Run, and by every method of the Kind.
+// Args are stored as JSON. Register all kinds before Run. A schedule or job is blocked, and not
+// late, while its process does not know its kind. Run, and every method of the Kind, return each
+// error of a registration: a name that is taken, empty or longer than 255 bytes, or an invalid
+// option.
 func InTx[Args any](s *Scheduler, name string, handler func(ctx context.Context, tx pgx.Tx, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
 	return register(s, &kind{name: name}, handler, opts)
 }
@@ -114,13 +116,13 @@ func register[Args any](s *Scheduler, k *kind, handler func(context.Context, pgx
 		err = errors.Join(err, errors.New("handler is nil"))
 	}
 	if k.calls == atMostOnce && k.limits.attempts > 1 {
-		err = errors.Join(err, errors.New("WithMaxAttempts calls a handler again, and AtMostOnce never does: give one of them"))
+		err = errors.Join(err, errors.New("WithMaxAttempts is not valid for AtMostOnce, which never calls a handler again"))
 	}
 	s.registry.register(k, errors.Join(checkName("kind", k.name), err))
 	return &Kind[Args]{Jobs[Args]{s, k.name, func() error { return s.registry.registered(k) }}, k}
 }
 
-// call calls the handler, in a goroutine that it may end.
+// call calls the handler, in a goroutine of its own, which the handler may end.
 func (h boundHandler) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
 	ended := make(chan error, 1)
 	go func() {
@@ -132,12 +134,11 @@ func (h boundHandler) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage
 	return <-ended
 }
 
-// Add declares a schedule in the code: Run stores it. It runs only in processes whose code declares
-// it. If no process of the group declares it any more, it is blocked, see Schedule.DeclaredAt, and
-// never deleted. When a process starts that declares it again, it runs by its policy for the time
-// that it was blocked. Call Add before Run.
-//
-// If the schedule exists already, it is edited, see Put.
+// Add declares a schedule in the code. Run stores it, and edits it if it exists already, see Put.
+// It runs only in processes whose code declares it. If no process of the group declares it any
+// more, it is blocked, see Schedule.DeclaredAt, and never deleted. When a process starts that
+// declares it again, its policies decide about the ticks that passed. Call Add before Run. It
+// returns an error for an invalid argument, a name that was added before, or a call after Run.
 func (k *Kind[Args]) Add(name string, args Args, rule Rule, opts ...ScheduleOption) error {
 	r, err := k.row(name, args, rule, opts)
 	if err == nil {
@@ -150,20 +151,20 @@ func (k *Kind[Args]) Add(name string, args Args, rule Rule, opts ...ScheduleOpti
 	return nil
 }
 
-// Put creates a schedule, or edits the one of the name in the group, which may be of another kind.
-// Its first tick is the first of the rule after now. An edit of the rule also begins now: ticks of
-// the old rule without a run are canceled, except one that runs now. Other edits hold from the next
-// run on. If nothing changes, nothing is written. A schedule that is paused stays paused. A
-// schedule that the code declares is Put's from then on.
+// Put creates a schedule, or edits the schedule of this name in the group, which may be of another
+// kind. Its first tick is the first tick of the rule after now. A new rule also begins now: passed
+// ticks of the old rule that have not run are canceled, except a tick that is running. Other edits
+// take effect at the next run. If all is equal, Put does not write. A paused schedule stays
+// paused. After Put, a schedule that the code declared is no longer declared.
 func (k *Kind[Args]) Put(ctx context.Context, name string, args Args, rule Rule, opts ...ScheduleOption) error {
 	return k.put(ctx, k.scheduler.ownTx(ctx), name, args, rule, opts)
 }
 
-// PutTx is Put in a transaction of the caller's, of any isolation level: the schedule exists once
-// that is committed. It locks the schedule's row until then, so edits and ends of runs wait for the
-// transaction: call it as late in the transaction as you can, and in the order of the names. If a
-// transaction that is not visible to this one created the schedule, it fails with SQLSTATE 40001,
-// as the database would.
+// PutTx is Put in the caller's transaction, of any isolation level: the schedule exists once that
+// is committed. It locks the schedule's row until then, so edits and ends of runs wait for the
+// transaction. Call it as late in the transaction as you can, and in the order of the names. If a
+// transaction that is not visible to this one created the schedule, PutTx fails with SQLSTATE
+// 40001.
 func (k *Kind[Args]) PutTx(ctx context.Context, tx pgx.Tx, name string, args Args, rule Rule, opts ...ScheduleOption) error {
 	return k.put(ctx, callersTx(tx), name, args, rule, opts)
 }
@@ -179,7 +180,7 @@ func (k *Kind[Args]) put(ctx context.Context, in inTx, name string, args Args, r
 	return nil
 }
 
-// row is a schedule as the caller wants it.
+// row returns the schedule that the caller wants.
 func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOption) (*record, error) {
 	if err := errors.Join(k.check(), rule.Err()); err != nil {
 		return nil, err
@@ -198,11 +199,11 @@ func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOptio
 	return r, r.check()
 }
 
-// writtenArgs are arguments as the database stores them.
+// writtenArgs returns arguments as the database stores them.
 func writtenArgs(args any) (json.RawMessage, error) {
 	text, err := json.Marshal(args)
 	if err == nil && nul.Match(text) {
-		err = fmt.Errorf("%.100s has a NUL in a text, which the database cannot keep", text)
+		err = fmt.Errorf("%.100s has a NUL in a string, which the database cannot store", text)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("arguments: %w", err)
@@ -210,6 +211,5 @@ func writtenArgs(args any) (json.RawMessage, error) {
 	return text, nil
 }
 
-// nul is a NUL in a text in JSON, which is written with one backslash; a backslash is written with
-// two.
+// nul matches a NUL in a JSON string: \u0000 with one backslash. An escaped backslash has two.
 var nul = regexp.MustCompile(`(?:^|[^\\])(?:\\\\)*\\u0000`)

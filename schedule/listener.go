@@ -9,23 +9,22 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A listener is the poller's own connection, which it takes out of the pool: a poll waits for none
-// that handlers have, and notifications that something was enqueued arrive there. One goroutine
-// uses it at a time.
+// A listener is the poller's own connection, taken out of the pool. So a poll waits for no
+// connection that handlers have, and notifications arrive there. One goroutine uses it at a time.
 type listener struct {
 	db    *db
-	heard chan struct{} // of capacity one: something was enqueued
+	heard chan struct{} // of capacity 1: something was enqueued
 
-	conn   *pgx.Conn // nil or closed: there is none
-	direct bool      // it is a connection to the server itself; a pooler delivers no notifications
-	stop   func()    // ends listening; nil: it does not listen
+	conn   *pgx.Conn // nil or closed: no connection
+	direct bool      // the connection is not through a pooler, which delivers no notifications
+	stop   func()    // stops listening; nil: not listening
 }
 
 func newListener(db *db) *listener {
 	return &listener{db: db, heard: make(chan struct{}, 1)}
 }
 
-// ready returns the connection, and takes another if that is closed.
+// ready returns the connection, and takes another from the pool if that is closed.
 func (l *listener) ready(ctx context.Context) (*pgx.Conn, error) {
 	l.rest()
 	if l.conn != nil && !l.conn.IsClosed() {
@@ -43,8 +42,8 @@ func (l *listener) ready(ctx context.Context) (*pgx.Conn, error) {
 	return l.conn, nil
 }
 
-// subscribe sets the connection up if it is the server's own and notifications arrive: a pooler
-// gives another number than its server's process has.
+// subscribe sets up a direct connection to the server, where notifications arrive. A pooler reports
+// another process number than its server.
 func (l *listener) subscribe(ctx context.Context) error {
 	share, pid, err := l.db.sendChannel(ctx, l.conn)
 	if err != nil {
@@ -54,12 +53,12 @@ func (l *listener) subscribe(ctx context.Context) error {
 	if !l.direct {
 		return nil
 	}
-	// Each poll is a transaction of its own, that a higher level than READ COMMITTED would break off.
-	// It has a limit of its own, and between polls the connection is idle. Behind a pooler no setting
-	// lasts.
+	// Each poll is its own transaction, which a higher isolation level than READ COMMITTED would
+	// break off. It has its own time limit, and between polls the connection is idle. Behind a
+	// pooler no setting would last.
 	_, err = l.conn.Exec(ctx, fmt.Sprintf("SET default_transaction_isolation = 'read committed'; SET statement_timeout = 0; "+
 		"SET idle_session_timeout = 0; LISTEN pgleases_schedule_%d", share))
-	l.wake() // a notification of before keeps what is enqueued now silent
+	l.wake() // an earlier notification may have suppressed that of a new job
 	return err
 }
 
@@ -89,7 +88,7 @@ func (l *listener) listen() {
 	l.stop = func() { cancel(); listening.Wait() }
 }
 
-// rest ends listening: the connection is free for statements.
+// rest stops listening, so the connection is free for statements.
 func (l *listener) rest() {
 	if l.stop != nil {
 		l.stop()
@@ -97,7 +96,7 @@ func (l *listener) rest() {
 	}
 }
 
-// close closes the connection; the next is another.
+// close closes the connection; ready then takes another.
 func (l *listener) close() {
 	l.rest()
 	if l.conn == nil {

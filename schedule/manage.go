@@ -10,13 +10,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// This file changes schedules and jobs, for programs and operators alike. schedule_edit does it, in
-// one transaction.
+// This file changes schedules and jobs, for programs and operators. schedule_edit makes each
+// change, in one transaction.
 
-// Manage returns a Scheduler without a client, for operators and tools: it reads and changes the
-// schedules and jobs of a group. Its Run returns an error. The options are WithSchema and
+// Manage returns a Scheduler without a client, for operators and tools. It reads and changes the
+// schedules and jobs of a group; its Run returns an error. The options are WithSchema and
 // WithReason; any other is an error. It creates no tables: if they are missing or too old, it
-// returns pgleases.ErrSchema. Otherwise it is New.
+// returns pgleases.ErrSchema.
 func Manage(ctx context.Context, pool *pgxpool.Pool, group string, opts ...Option) (*Scheduler, error) {
 	o, err := onlyOptions("Manage", opts, "WithSchema", "WithReason")
 	switch {
@@ -29,23 +29,23 @@ func Manage(ctx context.Context, pool *pgxpool.Pool, group string, opts ...Optio
 	return newScheduler(ctx, nil, pool, group, o)
 }
 
-// Pause pauses a schedule until Resume; if it is paused already, nothing changes. A run that is
-// under way goes on. Ticks meanwhile are not missed: see Resume. Pause returns ErrNotFound if the
-// group has no schedule of the name.
+// Pause pauses a schedule until Resume. If it is paused already, Pause has no effect. A run that is
+// under way continues. Ticks that pass during a pause are not missed: see Resume. Pause returns
+// ErrNotFound if the group has no schedule of this name.
 func (s *Scheduler) Pause(ctx context.Context, name string) error {
 	return s.edited(ctx, "pause", name, map[string]any{}, nil)
 }
 
-// From says with which ticks a schedule that was paused goes on.
+// From says with which tick a paused schedule continues.
 type From int
 
 const (
-	FromNow From = iota // with the next tick; those that passed are canceled
-	CatchUp             // with those that passed, as after an outage: see WithMissed
+	FromNow From = iota // with the next tick; passed ticks are canceled
+	CatchUp             // with the passed ticks, as after an outage: see WithMissed
 )
 
-// Resume ends a pause; if the schedule is not paused, nothing changes. It returns ErrNotFound if
-// the group has no schedule of the name.
+// Resume ends a pause. If the schedule is not paused, Resume has no effect. It returns ErrNotFound
+// if the group has no schedule of this name.
 func (s *Scheduler) Resume(ctx context.Context, name string, from From) error {
 	if from != FromNow && from != CatchUp {
 		return fmt.Errorf("schedule: resume schedule %q of group %q: From(%d) is neither FromNow nor CatchUp", name, s.db.group, from)
@@ -53,37 +53,37 @@ func (s *Scheduler) Resume(ctx context.Context, name string, from From) error {
 	return s.edited(ctx, "resume", name, map[string]any{"catch_up": from == CatchUp}, passed)
 }
 
-// Delete deletes a schedule. Its history stays. A run that is under way cannot commit. A schedule
-// that the code declares comes back with the next process that starts. Delete returns ErrNotFound
-// if the group has no schedule of the name.
+// Delete deletes a schedule and keeps its history. A run that is under way cannot commit. If the
+// code declares the schedule, the next process that starts creates it again. Delete returns
+// ErrNotFound if the group has no schedule of this name.
 func (s *Scheduler) Delete(ctx context.Context, name string) error {
 	return s.edited(ctx, "delete", name, map[string]any{}, passed)
 }
 
-// DeleteID is Delete for the schedule that has this Schedule.ID. It returns ErrNotFound if another
+// DeleteID is Delete for the schedule with this Schedule.ID. It returns ErrNotFound if another
 // schedule has the name by now.
 func (s *Scheduler) DeleteID(ctx context.Context, name string, id int64) error {
 	return s.edited(ctx, "delete", name, map[string]any{"id": id}, passed)
 }
 
-// Trigger runs a schedule now, as an extra run, even if it is paused: as a job, with the kind, the
-// arguments and the key that the schedule has now. It returns the job's ID. The ticks of the
-// schedule do not change; see Job. Trigger returns ErrNotFound if the group has no schedule of the
-// name.
+// Trigger runs a schedule now, as an extra run, even if it is paused. It enqueues a job with the
+// kind, the arguments and the key that the schedule has now, and returns the job's ID. The ticks of
+// the schedule do not change; see Job. Trigger returns ErrNotFound if the group has no schedule of
+// this name.
 func (s *Scheduler) Trigger(ctx context.Context, name string) (id int64, err error) {
 	return first(s.change(ctx, "trigger", s.scheduleNamed(name), &name, map[string]any{}, nil))
 }
 
-// maxBackfill is how many ticks are backfilled in one call.
+// maxBackfill is how many ticks one call backfills.
 const maxBackfill = 1000
 
-// Backfill runs a schedule once more for the ticks of its rule after one instant, up to another,
-// which is not after the schedule's cursor: 1,000 ticks at most. Each becomes a job of the lowest
-// priority, with the kind, the arguments and the key that the schedule has now; they begin in
-// order. It returns the IDs, in that order, except of ticks for which such a job has not ended yet.
-// To run one failed tick again, give an instant just before it, and the tick. The schedule's ticks
-// keep their outcomes; see Job. Backfill returns ErrNotFound if the group has no schedule of the
-// name.
+// Backfill runs a schedule once more for the ticks of its rule after from, up to and including to:
+// at most 1,000 ticks. to must not be after the schedule's cursor. Each tick becomes a job of the
+// lowest priority, with the kind, the arguments and the key that the schedule has now. The jobs
+// become due in the order of the ticks. Backfill returns their IDs in that order, except for ticks
+// whose earlier backfill job has not ended. To repeat one failed tick, pass an instant just before
+// it, and the tick. The ticks of the schedule keep their outcomes; see Job. Backfill returns
+// ErrNotFound if the group has no schedule of this name.
 func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Time) (ids []int64, err error) {
 	what := map[string]any{"after": from, "until": to}
 	return s.change(ctx, "backfill", s.scheduleNamed(name), &name, what, func(r *record) (any, error) {
@@ -92,15 +92,15 @@ func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Tim
 		case err != nil:
 			return nil, err
 		case to.After(r.Cursor):
-			return nil, fmt.Errorf("ticks up to %v are not all past: it has come as far as %v", to, r.Cursor)
+			return nil, fmt.Errorf("ticks up to %v are not all past: its cursor is at %v", to, r.Cursor)
 		case !from.Before(to):
-			return nil, fmt.Errorf("there is nothing after %v up to %v", from, to)
+			return nil, fmt.Errorf("the range after %v, up to %v, is empty", from, to)
 		}
 		var windows []map[string]time.Time
 		last := Tick{At: from}
 		for tick, ok := rule.Next(r.Anchor, last); ok && !tick.At.After(to); tick, ok = rule.Next(r.Anchor, last) {
 			if len(windows) == maxBackfill {
-				return nil, fmt.Errorf("there are more than %d ticks after %v, up to %v: backfill a shorter time at once", maxBackfill, from, to)
+				return nil, fmt.Errorf("the range has more than %d ticks after %v, up to %v: backfill a shorter one", maxBackfill, from, to)
 			}
 			windows = append(windows, map[string]time.Time{"begins": last.At, "at": tick.At})
 			last = tick
@@ -112,27 +112,27 @@ func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Tim
 	})
 }
 
-// Retry runs a job that failed, is unknown or was canceled once more, now, or at its time if that
-// is still to come: as a new job with its kind, arguments, key, priority and time, and with all
-// attempts again. It returns the new ID. A job can be retried once; then the new one can. Retry
-// returns ErrNotFound if the group's history has no such job, and ErrExists if a live job has its
-// unique key.
+// Retry runs a job once more that failed, is unknown, or was canceled. It enqueues a new job with
+// the same kind, arguments, key, priority and time, and with all attempts, and returns its ID. The
+// new job is due now, or at its time if that is later. A job can be retried once; then the new job
+// can. Retry returns ErrNotFound if the group's history has no such job, and ErrExists if a live
+// job has its unique key.
 func (s *Scheduler) Retry(ctx context.Context, id int64) (retry int64, err error) {
 	return first(s.change(ctx, "retry", fmt.Sprintf("job %d of group %q", id, s.db.group), nil, map[string]any{"job": id}, nil))
 }
 
-// RetryTick runs a schedule once more, now, for a tick that failed or is unknown: as a job with the
-// kind, the arguments and the key that the schedule has now. It returns the job's ID. The tick
-// keeps its outcome. A tick can be retried once; then the job can. RetryTick returns ErrNotFound if
-// the group's history has no such tick, or its schedule was deleted.
+// RetryTick runs a schedule once more, now, for a tick that failed or is unknown. It enqueues a job
+// with the kind, the arguments and the key that the schedule has now, and returns the job's ID. The
+// tick keeps its outcome. A tick can be retried once; then the job can. RetryTick returns
+// ErrNotFound if the group's history has no such tick, or if its schedule was deleted.
 func (s *Scheduler) RetryTick(ctx context.Context, name string, tick time.Time) (retry int64, err error) {
 	return first(s.change(ctx, "retry", fmt.Sprintf("tick %v of %s", tick, s.scheduleNamed(name)), &name, map[string]any{"tick": tick}, nil))
 }
 
-// RetryFailed runs the ticks and jobs of a kind once more that failed or became unknown since an
-// instant, as RetryTick and Retry do: the oldest 10,000 that were not retried. It returns the new
-// jobs, and how many ticks and jobs cannot be retried, because their schedule was deleted, or a
-// live job has their unique key.
+// RetryFailed retries the ticks and jobs of a kind that failed or became unknown at or after since,
+// as RetryTick and Retry do: the oldest 10,000 that were not retried. It returns the IDs of the new
+// jobs. It also returns how many ticks and jobs cannot be retried, because their schedule was
+// deleted or a live job has their unique key.
 func (s *Scheduler) RetryFailed(ctx context.Context, kind string, since time.Time) (ids []int64, refused int, err error) {
 	if err = checkName("kind", kind); err == nil {
 		ids, refused, err = s.send(ctx, "retry_failed", nil, map[string]any{"kind": kind, "since": since}, nil)
@@ -144,7 +144,7 @@ func (s *Scheduler) RetryFailed(ctx context.Context, kind string, since time.Tim
 }
 
 // Cancel cancels a job. A run that is under way cannot commit. Cancel returns ErrNotFound if the
-// group has no such job that has not ended.
+// group has no live job with this ID.
 func (s *Scheduler) Cancel(ctx context.Context, id int64) error {
 	_, err := s.change(ctx, "cancel", fmt.Sprintf("job %d of group %q", id, s.db.group), nil, map[string]any{"job": id}, nil)
 	return err
@@ -167,8 +167,8 @@ func (s *Scheduler) change(ctx context.Context, verb, subject string, name *stri
 	return ids, nil
 }
 
-// send makes a change. If schedule_edit asks about a schedule, send answers with what see returns;
-// nil: there is nothing to do.
+// send makes a change. If schedule_edit returns a schedule first, send passes it to see, and sends
+// what see returns. If see returns nil, send makes no change.
 func (s *Scheduler) send(ctx context.Context, verb string, name *string, what map[string]any, see func(*record) (any, error)) (ids []int64, refused int, err error) {
 	done := false
 	err = s.ownTx(ctx)(func(tx pgx.Tx) (err error) {
@@ -190,7 +190,7 @@ func (s *Scheduler) send(ctx context.Context, verb string, name *string, what ma
 	return ids, refused, err
 }
 
-// passed counts the ticks of a schedule that have passed, and have no outcome.
+// passed counts the passed ticks of a schedule without an outcome.
 func passed(r *record) (any, error) {
 	now := *r
 	outcomes, err := now.supersede(r, r.Clock)

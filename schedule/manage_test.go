@@ -217,8 +217,8 @@ func TestManageRefusals(t *testing.T) {
 		"01:00:00+00 of schedule \"close\" has outcome succeeded": second(m.RetryTick(ctx, "close", midnight.Add(time.Hour))),
 		"has outcome succeeded: To be retried":                    second(m.Retry(ctx, done)),
 		"has not ended":                                           second(m.Retry(ctx, living)),
-		"there is nothing after":                                  backfill("close", midnight.Add(time.Hour), midnight.Add(time.Hour)),
-		"are not all past: it has come as far as":                 backfill("close", midnight, midnight.Add(2*time.Hour)),
+		"the range after":                                         backfill("close", midnight.Add(time.Hour), midnight.Add(time.Hour)),
+		"are not all past: its cursor is at":                      backfill("close", midnight, midnight.Add(2*time.Hour)),
 		"there are more than 1000 ticks":                          backfill("close", midnight.AddDate(-1, 0, 0), midnight),
 		`retry failed runs of kind "" of group "tests"`:           kindErr,
 	} {
@@ -422,7 +422,7 @@ func TestJobsAreListed(t *testing.T) {
 		break // no error
 	}
 	for _, err := range w.Jobs(t.Context(), schedule.JobFilter{State: "asleep"}) {
-		if err == nil || !strings.Contains(err.Error(), `"asleep" is none of the states`) {
+		if err == nil || !strings.Contains(err.Error(), `"asleep" is not the state of a job`) {
 			t.Errorf("an unknown state: %v", err)
 		}
 	}

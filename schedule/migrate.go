@@ -13,8 +13,8 @@ import (
 
 var part = store.Schedules(sql.Files)
 
-// Migrate creates the tables of package schedule, or updates them, after those of the engine. It
-// has the promises of pgleases.Migrate. The only option is WithSchema; any other is an error.
+// Migrate creates or updates the tables of package schedule, after those of the engine. It gives
+// the same promises as pgleases.Migrate. The only option is WithSchema; any other is an error.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	o, err := onlyOptions("Migrate", opts, "WithSchema")
 	if err != nil {
@@ -26,8 +26,8 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	return withConn(ctx, pool, "migrate", o.schema, part.Migrate)
 }
 
-// Schema returns the DDL that Migrate runs after that of pgleases.Schema, for goose, tern, Flyway
-// and the like. The only option is WithSchema; any other is an error.
+// Schema returns the DDL of Migrate, to run after that of pgleases.Schema, for goose, tern, Flyway
+// and similar tools. The only option is WithSchema; any other is an error.
 func Schema(opts ...Option) (string, error) {
 	o, err := onlyOptions("Schema", opts, "WithSchema")
 	if err != nil {

@@ -18,28 +18,27 @@ const (
 	minRetention  = time.Hour
 )
 
-// options of a scheduler.
+// options are the options of a Scheduler.
 type options struct {
-	given      []string // the names of the options given, in order
+	given      []string // the names of the given options, in order
 	schema     string
 	partitions int
 	maxRunning int // 0: by the size of the pool
 	drain      time.Duration
 	logger     *slog.Logger
 
-	retention, retentionFailed time.Duration // of the history; 0: for good
+	retention, retentionFailed time.Duration // of the history; 0: for ever
 	noMigration                bool
 
-	reason, actor string // empty: changes are not written down
+	reason, actor string // empty: changes are not recorded
 }
 
 func (o *options) gave(option string) bool { return slices.Contains(o.given, option) }
 
-// An Option sets something of a Scheduler. Options are checked together, by the call that they are
-// given to.
+// An Option sets an option of a Scheduler. The call that receives the options checks them together.
 type Option func(*options)
 
-// option returns an Option that is known by its name.
+// option returns an Option with a name.
 func option(name string, set func(*options)) Option {
 	return func(o *options) {
 		o.given = append(o.given, name)
@@ -47,57 +46,56 @@ func option(name string, set func(*options)) Option {
 	}
 }
 
-// WithSchema sets the schema of the tables, as pgleases.WithSchema does for the client, which must
-// be given the same. The default is "pgleases".
+// WithSchema sets the schema of the tables. It must be the schema that pgleases.WithSchema sets for
+// the client. The default is "pgleases".
 func WithSchema(name string) Option {
 	return option("WithSchema", func(o *options) { o.schema = name })
 }
 
-// WithPartitions sets how many partitions the group has. The default is 128; valid values are 1 to
-// 65,536. All processes of a group give the same number. See the number of partitions of a lease.
+// WithPartitions sets the number of partitions of the group's lease. The default is 128; valid
+// values are 1 to 65,536. All processes of a group must give the same number.
 func WithPartitions(n int) Option {
 	return option("WithPartitions", func(o *options) { o.partitions = n })
 }
 
-// WithMaxRunning sets how many handlers of this group run at once in this process: 1 or more, less
-// than the pool's connections. By default all groups that run on the pool share half of its
-// connections, at least one each. A transactional run has one of the pool's connections, besides
+// WithMaxRunning sets how many handlers of this group run at once in this process. Valid values are
+// 1 to the pool's connections minus 1. By default all groups that run on the pool share half of its
+// connections, at least one each. A transactional run uses one connection of the pool, besides
 // those that its handler takes.
 func WithMaxRunning(n int) Option {
 	return option("WithMaxRunning", func(o *options) { o.maxRunning = n })
 }
 
-// WithDrainTimeout sets how long runs may go on when their partition is wanted elsewhere, or when
-// Run ends. The default is 10s; it is 0 or more. Then their contexts end, with ErrDrained, nothing
-// of them is committed, and they run again.
+// WithDrainTimeout sets how long runs may continue after another process has asked for their
+// partition, or after Run ends. The default is 10 s; valid values are 0 or more. Then their
+// contexts end with ErrDrained, their transactions are rolled back, and they run again.
 func WithDrainTimeout(d time.Duration) Option {
 	return option("WithDrainTimeout", func(o *options) { o.drain = d })
 }
 
-// WithRetention sets how long entries stay in the history: those of ticks that failed or are
-// unknown for failed, 30 days by default; all others for others, 7 days by default. Each is 1h or
-// more, or 0: for ever. Processes of a group give the same values. The process that owns partition
-// 0 deletes what is older, each minute, in transactions of up to 1,000 entries.
+// WithRetention sets how long entries stay in the history. failed is for ticks and jobs that failed
+// or are unknown, 30 days by default. others is for all other entries, 7 days by default. Each is 1
+// h or more, or 0 for ever. All processes of a group must give the same values. The process that
+// owns partition 0 deletes older entries each minute, in transactions of up to 1,000 entries.
 func WithRetention(others, failed time.Duration) Option {
 	return option("WithRetention", func(o *options) { o.retention, o.retentionFailed = others, failed })
 }
 
-// WithLogger sets where events are logged. The default, also for nil, is slog.Default().
+// WithLogger sets the logger. The default, also for nil, is slog.Default().
 func WithLogger(logger *slog.Logger) Option {
 	return option("WithLogger", func(o *options) { o.logger = logger })
 }
 
-// WithoutMigration makes New run no DDL: if the tables are missing or too old, New returns
+// WithoutMigration makes New run no DDL. If the tables are missing or too old, New returns
 // pgleases.ErrSchema.
 func WithoutMigration() Option {
 	return option("WithoutMigration", func(o *options) { o.noMigration = true })
 }
 
-// WithReason writes down each change that is made through this Scheduler, with the reason and the
-// actor, in the table schedule_changes, in the transaction of the change; the role that connects is
-// written beside the actor. Then the role needs no rights on the tables: see docs/roles.md. The
-// reason has 1 to 4,000 bytes, the actor up to 255; empty, it is the role alone. It is for Manage
-// only: code that calls Pause has its reasons elsewhere.
+// WithReason records each change that is made through this Scheduler, in the table schedule_changes
+// and in the transaction of the change. The record has the reason, the actor, and the role that
+// connects. With it the role needs no rights on the tables: see docs/roles.md. The reason has 1 to
+// 4,000 bytes, the actor 0 to 255 bytes. WithReason is an option of Manage only.
 func WithReason(reason, actor string) Option {
 	return option("WithReason", func(o *options) { o.reason, o.actor = reason, actor })
 }
@@ -130,7 +128,7 @@ func newOptions(opts []Option) (options, error) {
 	)
 }
 
-// wrong returns an error if something is wrong.
+// wrong returns an error if is is true.
 func wrong(is bool, format string, args ...any) error {
 	if !is {
 		return nil
@@ -138,7 +136,7 @@ func wrong(is bool, format string, args ...any) error {
 	return fmt.Errorf(format, args...)
 }
 
-// onlyOptions returns the options of a call that takes no others than these.
+// onlyOptions returns the options of a call that accepts only these.
 func onlyOptions(call string, opts []Option, these ...string) (options, error) {
 	o, err := newOptions(opts)
 	for _, name := range o.given {
@@ -149,7 +147,7 @@ func onlyOptions(call string, opts []Option, these ...string) (options, error) {
 	return o, err
 }
 
-// policy is what was chosen for a schedule besides its rule, as the database stores it.
+// policy has the options of a schedule, besides its rule, as the database stores them.
 type policy struct {
 	Missed  Missed        `json:"missed"`
 	Overlap Overlap       `json:"overlap"`
@@ -159,68 +157,67 @@ type policy struct {
 	PauseAfter int `json:"pause_after,omitempty"`
 }
 
-// A ScheduleOption sets something of a schedule.
+// A ScheduleOption sets an option of a schedule.
 type ScheduleOption func(*record)
 
-// Overlap says what becomes of ticks that pass while the run before is under way.
+// Overlap says what to do with ticks that pass while the previous run is under way.
 type Overlap int
 
 const (
-	// OverlapSkip, the default: they are skipped, unless that run is one of several to catch up with.
+	// OverlapSkip, the default, skips them, unless that run is one of several to catch up with.
 	OverlapSkip Overlap = iota
-	// OverlapBuffer: they are late ticks, of which Missed says what becomes: by default the latest is
-	// run when the run before ends.
+	// OverlapBuffer treats them as late ticks, and WithMissed decides. By default the latest of
+	// them runs when the previous run has ended.
 	OverlapBuffer
 )
 
-// WithMissed sets what becomes of ticks that passed while no process could run them. The default is
+// WithMissed sets what to do with ticks that passed while no process could run them. The default is
 // MissedLatest.
 func WithMissed(missed Missed) ScheduleOption {
 	return func(r *record) { r.Policy.Missed = missed }
 }
 
-// WithOverlap sets what becomes of ticks that pass while the run before is under way. The default
+// WithOverlap sets what to do with ticks that pass while the previous run is under way. The default
 // is OverlapSkip.
 func WithOverlap(overlap Overlap) ScheduleOption {
 	return func(r *record) { r.Policy.Overlap = overlap }
 }
 
-// WithGrace sets how late a tick may be run; later it is missed. The default, 0, is no limit,
-// except for MissedNone a minute. Time for which no process knew how to run the schedule does not
-// count.
+// WithGrace sets how late a tick may begin; a later tick is missed. The default, 0, is no limit,
+// except for MissedNone: 1 minute. Time during which the schedule was blocked does not count.
 func WithGrace(d time.Duration) ScheduleOption {
 	return func(r *record) { r.Policy.Grace = d }
 }
 
-// WithJitter moves each run behind its tick by less than d, the same in all processes, so that not
-// all schedules of a full hour run at once. The default is 0; valid values are 0 to 24h. It must be
-// less than the time between two ticks: of ticks that it would bring out of their order, those that
-// are overtaken are missed.
+// WithJitter delays each run by less than d after its tick, the same in all processes. So many
+// schedules of a full hour do not begin at once. The default is 0; valid values are 0 to 24 h. d
+// must be less than the time between two ticks: if a delayed tick would begin after a later tick,
+// it is missed.
 func WithJitter(d time.Duration) ScheduleOption {
 	return func(r *record) { r.Policy.Jitter = d }
 }
 
-// WithPauseAfter pauses the schedule after n consecutive ticks failed. The default, 0, is never.
-// Resume makes it go on.
+// WithPauseAfter pauses the schedule after n consecutive failed ticks, until Resume. The default,
+// 0, is never.
 func WithPauseAfter(n int) ScheduleOption {
 	return func(r *record) { r.Policy.PauseAfter = n }
 }
 
-// WithKey sets the key under which runs never overlap, over all schedules and jobs of the group
-// with that key. The default is the schedule's name.
+// WithKey sets the key of a schedule. Runs of one key never overlap, over all schedules and jobs of
+// the group. The default is the schedule's name.
 func WithKey(key string) ScheduleOption {
 	return func(r *record) { r.Key = key }
 }
 
-// check checks what was chosen for a schedule.
+// check checks the options of a schedule.
 func (r *record) check() error {
 	p := r.Policy
 	return errors.Join(
 		cmp.Or(
-			wrong(p.Missed < MissedLatest || p.Missed > MissedAll, "%v is none of MissedLatest, MissedNone and MissedAll", p.Missed),
-			wrong(p.Overlap < OverlapSkip || p.Overlap > OverlapBuffer, "Overlap(%d) is neither OverlapSkip nor OverlapBuffer", p.Overlap),
+			wrong(p.Missed < MissedLatest || p.Missed > MissedAll, "%v is not MissedLatest, MissedNone or MissedAll", p.Missed),
+			wrong(p.Overlap < OverlapSkip || p.Overlap > OverlapBuffer, "Overlap(%d) is not OverlapSkip or OverlapBuffer", p.Overlap),
 			wrong(p.Grace < 0, "grace of %v is negative", p.Grace),
-			wrong(p.PauseAfter < 0, "to pause after %d failed ticks is out of range: 1 or more, or 0 for never", p.PauseAfter),
+			wrong(p.PauseAfter < 0, "WithPauseAfter(%d) is out of range: 1 or more, or 0 for never", p.PauseAfter),
 			wrong(p.Jitter < 0 || p.Jitter > 24*time.Hour, "jitter of %v is out of range: 0 to 24h", p.Jitter),
 		),
 		checkName("name", r.Name), checkName("key", r.Key),
@@ -229,7 +226,7 @@ func (r *record) check() error {
 
 func checkName(what, name string) error { return store.CheckName(what, name) }
 
-// limits of the runs of a kind.
+// limits has the options of a kind.
 type limits struct {
 	timeout, idle time.Duration
 	attempts      int
@@ -239,61 +236,62 @@ type limits struct {
 	concurrent    int // if limited: over all processes
 }
 
-// A KindOption sets something of a kind of handlers.
+// A KindOption sets an option of a kind.
 type KindOption func(*limits)
 
-// WithTimeout sets how long a run may take. The default is 1min; valid values are 1ms to 24h. Then
-// the handler's context ends, with ErrTimeout, and nothing of it is committed: that is a failed
-// attempt. The server ends each statement a second later than that at the latest, even if the
+// WithTimeout sets how long a run may take. The default is 1 min; valid values are 1 ms to 24 h.
+// Then the handler's context ends with ErrTimeout, the transaction is rolled back, and the attempt
+// has failed. The server ends each statement 1 s after the timeout at the latest, even if the
 // process was stopped meanwhile.
 func WithTimeout(d time.Duration) KindOption { return func(l *limits) { l.timeout = d } }
 
-// WithIdleTimeout sets how long a run may pause between two statements. The default is 30s; valid
-// values are 1ms to 24h. Then the server ends its transaction. So a process that is frozen in a run
-// delays the next owner by that much.
+// WithIdleTimeout sets how long a run may pause between two statements. The default is 30 s; valid
+// values are 1 ms to 24 h. Then the server ends its transaction. So a process that is frozen in a
+// run delays the next owner by at most this time.
 func WithIdleTimeout(d time.Duration) KindOption { return func(l *limits) { l.idle = d } }
 
-// WithMaxAttempts makes a run that failed run again, n times in all, and sets the pauses between.
-// The default is 1; valid values are 1 to 1,000. Until then its tick has no outcome, and counts as
-// under way, see WithOverlap. Attempts that the database broke off in favor of another transaction
-// (three at most), or by ending the connection (five), count as one.
+// WithMaxAttempts repeats a run that failed, up to n attempts in all, and sets the pauses between
+// them. The default is 1; valid values are 1 to 1,000. Until the last attempt the tick has no
+// outcome, and counts as under way, see WithOverlap. Attempts that the database broke off in favor
+// of another transaction (3 at most), or by ending the connection (5 at most), count as one.
 func WithMaxAttempts(n int, backoff BackoffPolicy) KindOption {
 	return func(l *limits) { l.attempts, l.backoff = n, backoff }
 }
 
-// WithMaxCrashes sets how many processes may crash while they run a tick: then it failed. The
-// default is 3; valid values are 2 to 100. The first that crashes does not count, because it is not
-// known then what it ran. From the second on, what it may have been runs alone in its process, so
-// what only ran beside it does not fail for that.
+// WithMaxCrashes sets how many processes may crash while they run a tick or job, before it has
+// failed. The default is 3; valid values are 2 to 100. The first crash does not count, because the
+// run that caused it is not known. From the second crash on, each crash suspect runs alone in its
+// process, so runs beside it do not fail for its crash.
 func WithMaxCrashes(n int) KindOption { return func(l *limits) { l.crashes = n } }
 
-// WithMaxConcurrent allows at most n runs of the kind at once, over all processes of the group. The
-// default is no limit; valid values are 1 to 1,000. A run of InTx counts until its transaction has
-// ended in the database, even if its process was frozen or cut off; any other until it is known to
-// have ended, or its process has lost the partition.
+// WithMaxConcurrent sets how many runs of the kind may be under way at once, over all processes of
+// the group. The default is no limit; valid values are 1 to 1,000. A run of InTx counts until its
+// transaction has ended in the database, even if its process was frozen or cut off. A run of
+// another kind counts until its end is recorded, or until its process has lost the partition.
 //
-// A run that finds no slot is blocked, says so in BlockedReason, and tries again when one of this
-// process's ends, and once a second; nothing else of the process waits for it. That is no attempt,
-// and for what it takes a tick is not late, see WithGrace. No process has precedence, so a process
-// whose runs follow each other may have most of the slots.
+// A run that finds no slot is blocked, and its Why says so. It tries again when a run of this
+// process ends, and once a second; other runs of the process continue. This is not an attempt, and
+// the time does not count as lateness, see WithGrace. No process has precedence, so a process with
+// many consecutive runs may have most of the slots.
 //
-// If processes give different limits, as in a deploy, each keeps its own: there are never more runs
-// than the highest.
+// If processes give different limits, for example during a deploy, each uses its own. The number of
+// runs never exceeds the highest limit.
 func WithMaxConcurrent(n int) KindOption {
 	return func(l *limits) { l.concurrent, l.limited = n, true }
 }
 
-// A BackoffPolicy sets the pauses between attempts. Backoff makes it.
+// A BackoffPolicy sets the pauses between attempts. Backoff returns one.
 type BackoffPolicy struct {
 	min, max time.Duration
-	exact    bool // without what is random
+	exact    bool // without the random part
 }
 
-// Backoff pauses for min after the first attempt that failed, twice as long after each further one,
-// at most for max; each pause is up to 10 % longer, at random. Both are 1ms to 30 days.
+// Backoff returns a policy that pauses for min after the first failed attempt, and twice as long
+// after each further one, up to max. Each pause is up to 10 % longer, at random. Both are 1 ms to
+// 30 days.
 func Backoff(min, max time.Duration) BackoffPolicy { return BackoffPolicy{min: min, max: max} }
 
-// after is the pause after so many attempts that failed.
+// after returns the pause after this number of failed attempts.
 func (p BackoffPolicy) after(failed int) time.Duration {
 	d := p.max
 	if doublings := failed - 1; doublings < 62 && p.min <= p.max>>doublings {

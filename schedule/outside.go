@@ -9,9 +9,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// This file calls handlers whose effects are outside of the database: that cannot be exactly once.
+// This file calls handlers with effects outside of the database. Such effects cannot be exactly
+// once.
 
-// calls is how often a handler is called for a tick.
+// calls says how often a handler is called for a tick.
 type calls int
 
 const (
@@ -20,38 +21,39 @@ const (
 	atMostOnce
 )
 
-// outside is what a handler outside of a transaction has besides.
+// outside has the fields of a Run that only handlers outside of a transaction get.
 type outside struct {
 	key     string
 	guarded func(context.Context, func(pgx.Tx) error) error
 }
 
-// AtLeastOnce registers a handler whose effects are outside of this database. It is called for each
-// tick or job until it returns nil, or that fails by WithMaxAttempts, WithMaxCrashes or Discard. A
-// commit before each call notes that it begins, and a commit after it what came of it. If its
-// process crashes or is cut off in between, another calls it again, with the same IdempotencyKey
-// and a higher Epoch. Calls under one key overlap only if a process was cut off and does not heed
-// ctx, which ends then.
+// AtLeastOnce registers a handler with effects outside of this database. It is called for each tick
+// or job until it returns nil, or until the run has failed by WithMaxAttempts, WithMaxCrashes or
+// Discard. A commit before each call records that it begins, and a commit after the call records
+// its outcome. If the process crashes or is cut off in between, another process calls the handler
+// again, with the same IdempotencyKey and a higher Epoch. Calls of one key overlap only if a
+// process was cut off, and its handler continues after the end of ctx.
 //
-// It holds no connection while it runs. Each call costs three transactions. WithTimeout,
-// WithMaxAttempts and WithMaxCrashes hold as for InTx; WithIdleTimeout holds in Run.Guarded; errors
-// are as there.
+// The call holds no connection, and costs three transactions. WithTimeout, WithMaxAttempts and
+// WithMaxCrashes apply as for InTx; WithIdleTimeout applies to Run.Guarded. Errors of the
+// registration are returned as for InTx.
 func AtLeastOnce[Args any](s *Scheduler, name string, handler func(ctx context.Context, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
 	return outsideKind(s, name, atLeastOnce, handler, opts)
 }
 
-// AtMostOnce registers a handler whose effects are outside of this database, and that is called at
-// most once for each tick or job. If it returns an error, that failed. If its process crashes or is
-// cut off before the outcome is committed, the outcome is unknown, see OutcomeUnknown. A run that
-// ends by WithDrainTimeout or WithTimeout has the outcome of the handler's return: succeeded for
-// nil. It may return Snooze if it has done nothing: then it is called again.
+// AtMostOnce registers a handler with effects outside of this database, which is called at most
+// once for each tick or job. If it returns an error, the run has failed. If its process crashes or
+// is cut off before the outcome is committed, the outcome is unknown, see OutcomeUnknown. If
+// WithDrainTimeout or WithTimeout ends the context, the outcome is that of the handler's return:
+// succeeded for nil. A handler without any effect yet may return Snooze, and is then called again.
 //
-// A commit with synchronous_commit on notes before that it is called. A failover to a standby that
-// replicates asynchronously may lose that, and the handler is called once more: for at most once
+// A commit with synchronous_commit = on records the call before it is made. A failover to an
+// asynchronous standby may lose that record, and the handler is called once more. For at most once
 // over failovers too, use a synchronous standby.
 //
-// It holds no connection while it runs. WithTimeout holds as for InTx, WithIdleTimeout in
-// Run.Guarded; WithMaxCrashes has no effect, WithMaxAttempts is an error; errors are as there.
+// The call holds no connection. WithTimeout applies as for InTx, and WithIdleTimeout to
+// Run.Guarded. WithMaxCrashes has no effect, and WithMaxAttempts is an error. Errors of the
+// registration are returned as for InTx.
 func AtMostOnce[Args any](s *Scheduler, name string, handler func(ctx context.Context, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
 	return outsideKind(s, name, atMostOnce, handler, opts)
 }
@@ -64,9 +66,9 @@ func outsideKind[Args any](s *Scheduler, name string, n calls, handler func(cont
 	return register(s, &kind{name: name, calls: n}, inTx, opts)
 }
 
-// IdempotencyKey is the same for each call of a handler for one tick or job, and for no other of
-// the group, also after a failover: for a service that does what it is asked for under one key
-// once. It is a text of up to 350 bytes.
+// IdempotencyKey returns a key of the tick or job: the same for each call of its handler, and
+// different for all others of the group, also after a failover. Pass it to a service that processes
+// each key once. It has up to 350 bytes. For InTx it is empty.
 func (r Run[Args]) IdempotencyKey() string {
 	if r.outside == nil {
 		return ""
@@ -74,19 +76,19 @@ func (r Run[Args]) IdempotencyKey() string {
 	return r.outside.key
 }
 
-// Guarded runs f in a transaction, at the isolation level READ COMMITTED, under the guard of the
-// partition and with the limits of a run of InTx, and commits it: for steps of handlers of
-// AtLeastOnce and AtMostOnce in this database.
-// If another process owns the partition by now, it returns pgleases.ErrNotOwner. f does not end the
-// transaction itself. Guarded may be called in several goroutines.
+// Guarded runs f in a transaction and commits it, for steps in this database of handlers of
+// AtLeastOnce and AtMostOnce. The transaction has the isolation level READ COMMITTED, the guard of
+// the partition, and the limits of a run of InTx. f must not end the transaction. If another
+// process owns the partition by now, Guarded returns pgleases.ErrNotOwner. It is safe for
+// concurrent use.
 func (r Run[Args]) Guarded(ctx context.Context, f func(tx pgx.Tx) error) error {
 	if r.outside == nil {
-		return errors.New("schedule: Guarded is for handlers of AtLeastOnce and AtMostOnce: one of InTx has its transaction")
+		return errors.New("schedule: Guarded is for handlers of AtLeastOnce and AtMostOnce: use the transaction of InTx")
 	}
 	return r.outside.guarded(ctx, f)
 }
 
-// callOutside calls a handler outside of a transaction, and writes down what came of it.
+// callOutside calls a handler outside of a transaction, and records its outcome.
 func (e *execution) callOutside(a *attempt) result {
 	run := e.run(a)
 	run.outside = &outside{a.row.idempotencyKey(e.db.group), func(ctx context.Context, f func(pgx.Tx) error) error {
@@ -97,13 +99,13 @@ func (e *execution) callOutside(a *attempt) result {
 	ctx, cancel := e.limited()
 	defer cancel()
 	err := e.call(ctx, nil, a, run)
-	life := e.writing() // what was done is written down even if the run was to end
+	life := e.writing() // record what was done, even if runs must end
 	written := false
 	switch {
 	case err == nil:
 		a.decided.done()
 		written = e.recordOutcome(life, a)
-	case e.o.ctx.Err() != nil && e.kind.calls == atLeastOnce && !decisive(err): // the next owner calls it
+	case e.o.ctx.Err() != nil && e.kind.calls == atLeastOnce && !decisive(err): // the next owner calls it again
 	default:
 		if context.Cause(ctx) == ErrTimeout {
 			err = timedOut{err}
@@ -116,8 +118,8 @@ func (e *execution) callOutside(a *attempt) result {
 	return e.settled(a)
 }
 
-// idempotencyKey names a tick or a job. A job that is replaced has another key; so has a job with
-// the ID of another, which a failover has lost.
+// idempotencyKey identifies a tick or a job. A job that was replaced has another key. So has a job
+// that got the ID of another job, which a failover has lost.
 func (r *record) idempotencyKey(group string) string {
 	if r.Job {
 		return fmt.Sprintf("%s/job/%s/%d", group, r.Nonce, r.Revision)

@@ -8,7 +8,7 @@ import (
 	"github.com/pgleases/pgleases"
 )
 
-// An ownership is a partition that this process owns, while runs may begin or go on in it.
+// An ownership is a partition that this process owns, while runs may begin or continue in it.
 type ownership struct {
 	pgleases.Partition
 	life   context.Context // of the ownership
@@ -19,10 +19,10 @@ type ownership struct {
 	ended bool       // no new run begins
 	runs  sync.WaitGroup
 
-	crashes sync.Mutex // guards what follows; held while it is opened
-	opened  time.Time  // by the database; zero: nothing has run in it
-	crashed bool       // the owner before crashed, while something may have run
-	counted []subject  // have a crash of this owner's counted until their run has ended
+	crashes sync.Mutex // guards the following fields; held during noteRuns
+	opened  time.Time  // database time of noteRuns; zero: no run has begun
+	crashed bool       // the previous owner crashed while runs may have been under way
+	counted []subject  // subjects with a counted crash of this owner until their run has ended
 }
 
 func newOwnership(p pgleases.Partition) *ownership {
@@ -31,7 +31,7 @@ func newOwnership(p pgleases.Partition) *ownership {
 	return o
 }
 
-// begin reports whether a run may begin. runs.Done is to be called at its end.
+// begin reports whether a run may begin. The caller must call runs.Done at its end.
 func (o *ownership) begin() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -41,8 +41,8 @@ func (o *ownership) begin() bool {
 	return !o.ended
 }
 
-// drain lets the runs end, and ends their contexts after a while. What is written afterwards is
-// given what is left of lastWrites, until the returned function is called.
+// drain waits for the runs, and ends their contexts after atMost. Later writes have what is left of
+// lastWrites, until the returned function is called.
 func (o *ownership) drain(atMost time.Duration) context.CancelFunc {
 	o.mu.Lock()
 	o.ended = true
@@ -55,11 +55,11 @@ func (o *ownership) drain(atMost time.Duration) context.CancelFunc {
 	return cancel
 }
 
-// lastWrites is how long a process that ends writes about its runs, after these have ended.
+// lastWrites is how long a process that ends may write the results of its runs.
 const lastWrites = 4 * time.Second
 
-// ownerships are the partitions that this process owns. Callbacks of the lease change them.
-type ownerships struct{ sync.Map } // of *ownership by int
+// ownerships has the partitions that this process owns. Callbacks of the lease change it.
+type ownerships struct{ sync.Map } // *ownership by int
 
 func (os *ownerships) get(partition int) *ownership {
 	o, _ := os.Load(partition)

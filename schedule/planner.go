@@ -11,9 +11,9 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A planner knows all parts of a Run, and passes on to each what the others return. The parts know
-// nothing of each other: the poller asks what is due, the queue decides what begins next, the
-// executor runs it, in a goroutine for each run.
+// A planner knows all parts of a Run, and passes the results of each part to the others. The parts
+// do not know each other: the poller asks what is due, the queue decides what begins next, and the
+// executor runs it, in one goroutine for each run.
 type planner struct {
 	s     *Scheduler
 	lease *pgleases.Lease
@@ -21,12 +21,12 @@ type planner struct {
 	clock serverClock
 	exec  executor
 
-	wake     chan struct{} // of capacity one: poll at once
+	wake     chan struct{} // of capacity 1: poll at once
 	finished chan finish
-	gotSlot  chan string // the kind of a run that has a slot
-	answers  chan *poll  // of capacity one
+	gotSlot  chan string // the kind of a run that got a slot
+	answers  chan *poll  // of capacity 1
 
-	// The rest is the goroutine's alone, see loop.
+	// Only the goroutine of loop uses the following fields.
 	queue   queue
 	poller  poller
 	failing bool // the last poll failed
@@ -43,8 +43,8 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
 	return p
 }
 
-// serve is the callback for a partition: it is worked on until the callback's context ends, and its
-// runs have.
+// serve is the callback of the lease for a partition. It returns when the callback's context has
+// ended and the runs in the partition have ended.
 func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error {
 	o := newOwnership(partition)
 	defer o.cancel(nil)
@@ -66,11 +66,11 @@ func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error
 func (p *planner) pollSoon() {
 	select {
 	case p.wake <- struct{}{}:
-	default: // it will poll anyway
+	default: // a poll is requested already
 	}
 }
 
-// start starts the goroutine. It polls until ctx ends, and takes the ends of runs until the
+// start starts the goroutine. It polls until ctx ends, and receives the ends of runs until the
 // returned function is called.
 func (p *planner) start(ctx context.Context) (stop func()) {
 	stopped := make(chan struct{})
@@ -114,7 +114,7 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 	}
 }
 
-// poll sends a poll if it is time; answer takes its answer.
+// poll sends a poll if it is time; answer receives its answer.
 func (p *planner) poll(ctx context.Context) {
 	now := time.Now()
 	if !p.poller.isDue(now) {
@@ -138,7 +138,7 @@ func (p *planner) poll(ctx context.Context) {
 	}()
 }
 
-// answer takes the answer of a poll. What was found replaces what was found before.
+// answer receives the answer of a poll. What it found replaces what the poll before found.
 func (p *planner) answer(ctx context.Context, q *poll) {
 	p.s.counts.poll(q.sent, q.err)
 	ok := p.poller.took(q)
@@ -150,7 +150,7 @@ func (p *planner) answer(ctx context.Context, q *poll) {
 	case !ok:
 		return
 	case !p.trusts(q.clock.Add(q.took/2), q.sent, q.answered):
-		p.queue.clear() // nothing runs
+		p.queue.clear() // no run begins
 		return
 	}
 	p.poller.accepted(q)
@@ -161,7 +161,7 @@ func (p *planner) answer(ctx context.Context, q *poll) {
 	}
 }
 
-// trusts takes the database's time, and reports whether it is trusted.
+// trusts records the database's time, and reports whether it is trusted.
 func (p *planner) trusts(shows, sent, answered time.Time) bool {
 	doubted := p.clock.unstable()
 	expected, _ := p.clock.at(answered)
@@ -175,7 +175,7 @@ func (p *planner) trusts(shows, sent, answered time.Time) bool {
 	return trusted
 }
 
-// begin begins what is due, if there is room, and returns how long the next is not due.
+// begin begins what is due, if there is room, and returns how long to wait for the next item.
 func (p *planner) begin() time.Duration {
 	for {
 		now := time.Now()
@@ -199,7 +199,7 @@ func (p *planner) begin() time.Duration {
 	}
 }
 
-// run runs an item, in a goroutine of its own.
+// run runs an item, in its own goroutine.
 func (p *planner) run(o *ownership, it item) result {
 	if err := p.exec.noteRuns(o); err != nil {
 		if o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) {
@@ -210,7 +210,7 @@ func (p *planner) run(o *ownership, it item) result {
 	return p.exec.execute(o, it)
 }
 
-// end takes the end of a run.
+// end receives the end of a run.
 func (p *planner) end(f finish) {
 	p.queue.end(f, time.Now())
 	if f.outcome == clockUnstable {

@@ -10,92 +10,95 @@ import (
 )
 
 const (
-	pollEvery    = time.Second
-	pollAhead    = 2 * time.Second // so that a poll that takes long makes nothing late
-	pollPause    = 10 * time.Millisecond
-	pollLimit    = 5 * time.Second
-	pollMost     = 100                    // rows of each partition
-	pollLeast    = 10                     // of many partitions
-	pollTotal    = 2000                   // or so, of all
-	behind       = time.Second            // something may be committed so long after it was written, and is found at once
-	farBehind    = 10 * time.Second       // or so long, and is found within about a second: to look back farther costs more
-	sweepEvery   = time.Minute            // everything that is due, also what was committed later than that
-	silenceAfter = 200 * time.Millisecond // after a notification no other is sent: see schedule_notify
+	pollEvery = time.Second
+	pollAhead = 2 * time.Second // so a slow poll delays no run
+	pollPause = 10 * time.Millisecond
+	pollLimit = 5 * time.Second
+	pollMost  = 100  // rows for each partition
+	pollLeast = 10   // rows for each of many partitions
+	pollTotal = 2000 // rows in all, approximately
+	// a row that is committed this long after it was written is found at once
+	behind = time.Second
+	// and after this long, within about 1 s: reading further back costs more
+	farBehind = 10 * time.Second
+	// everything that is due, also rows that were committed later
+	sweepEvery = time.Minute
+	// no notification follows another within this time: see schedule_notify
+	silenceAfter = 200 * time.Millisecond
 )
 
-// A poll is what is asked about what is due soon, and the answer.
+// A poll asks what is due soon, and has the answer.
 type poll struct {
 	partitions, fresh []int32
-	of                []*ownership // which are fresh until it is answered
-	more              bool         // others are fresh, too
+	of                []*ownership // of the fresh partitions
+	more              bool         // there are more fresh partitions
 	since             time.Time
-	sweep             bool // everything, however long it has been due
+	sweep             bool // everything that is due, from any time
 	ahead             time.Duration
 	left              leftOut
 	atMost            int
 
 	sent, answered time.Time
-	clock          time.Time     // of the database, when it began
-	took           time.Duration // the database
+	clock          time.Time     // time of the database when it began
+	took           time.Duration // in the database
 	due            []item
 	err            error
 }
 
-// A poller decides when to ask what is due soon, and what to ask: once a second, and at once when
-// something was enqueued, or may be due that the last answer had no room for. One goroutine uses
-// it.
+// A poller decides when to poll, and for what: once a second, and at once when something was
+// enqueued, or when more may be due than the last answer had room for. One goroutine uses it.
 type poller struct {
 	times *timings
-	conn  *listener // of a poll while one is under way
+	conn  *listener // while a poll is under way, that poll uses it
 
-	polled map[*ownership]bool // partitions, of which a poll was answered
+	polled map[*ownership]bool // partitions that were polled successfully
 
 	polling  bool      // a poll is under way
-	next     time.Time // when the next is sent
-	answered time.Time // when the last was
-	again    time.Time // what was enqueued without a notification, because another was notified, is found then
-	news     bool      // something was enqueued, or may have been
-	more     bool      // there may be more that is due and was not found: it polls when there is room for it
+	next     time.Time // when the next poll is sent
+	answered time.Time // when the last poll was answered
+	again    time.Time // then a poll finds what was enqueued without a notification of its own
+	news     bool      // something may have been enqueued
+	more     bool      // more may be due than was found: poll when there is room
 
-	crowded bool                // there was no room for all in the last answer
-	passed  map[string]struct{} // keys that the last poll left out, and have more that is due
+	crowded bool                // the last answer had no room for everything
+	passed  map[string]struct{} // keys that the last poll left out, although more is due
 
-	low    time.Time // nothing that was due before is left
-	behind time.Time // when it last asked far behind that, for what was committed late
-	swept  time.Time // when it last asked for everything
+	low    time.Time // everything that was due before has ended
+	behind time.Time // when the last poll read farBehind that, for late commits
+	swept  time.Time // when the last poll read everything
 
-	most  int       // how many fresh partitions the next poll asks for: after one that failed none, and then one after the other
-	plain time.Time // until then nothing is left out, because a poll that did so failed
+	most  int       // fresh partitions in the next poll: after a failure 0, then 1
+	plain time.Time // until then polls do not use leftOut, because such a poll failed
 }
 
 func newPoller(times *timings, conn *listener) poller {
 	return poller{times: times, conn: conn, most: math.MaxInt, next: time.Now()}
 }
 
-// soon makes it poll at once, because something was enqueued, or may have been.
+// soon makes the poller poll at once, because something may have been enqueued.
 func (p *poller) soon() {
 	p.news = true
 	p.next = earlier(p.next, p.answered.Add(p.times.pollPause))
 }
 
-// heard is soon after a notification, behind which others are silent for a while.
+// heard is soon after a notification. Enqueueings shortly after it send no other notification.
 func (p *poller) heard() {
 	p.again = time.Now().Add(p.times.silence)
 	p.soon()
 }
 
-// isDue reports whether a poll is to be sent.
+// isDue reports whether to send a poll now.
 func (p *poller) isDue(now time.Time) bool { return !p.polling && !now.Before(p.next) }
 
-// leavesOut reports whether the next poll is to leave out what has to wait anyway: it may be
-// crowded by that, and what is behind is to be found too.
+// leavesOut reports whether the next poll leaves out what must wait anyway, to find the items after
+// it.
 func (p *poller) leavesOut(now time.Time) bool {
 	return p.crowded && !p.sweeps(now) && !now.Before(p.plain)
 }
 
 func (p *poller) sweeps(now time.Time) bool { return now.Sub(p.swept) >= p.times.sweep }
 
-// question returns the next poll, of these partitions; nil: there are none.
+// question returns the next poll of these partitions; nil if len(owned) is 0.
 func (p *poller) question(now time.Time, owned []*ownership, left leftOut, mostRunning int) *poll {
 	p.next = now.Add(p.times.poll)
 	q := &poll{since: p.low.Add(-time.Microsecond), sweep: p.sweeps(now), ahead: pollAhead, left: left}
@@ -104,7 +107,7 @@ func (p *poller) question(now time.Time, owned []*ownership, left leftOut, mostR
 		q.since = time.Time{}
 	case now.Sub(p.behind) >= p.times.poll:
 		q.since, p.behind, p.news = q.since.Add(-farBehind), now, false
-	case p.news: // else it is only for more of what there was
+	case p.news: // otherwise the poll is only for more of what was found before
 		q.since, p.news = q.since.Add(-behind), false
 	}
 	p.choose(q, owned)
@@ -116,8 +119,8 @@ func (p *poller) question(now time.Time, owned []*ownership, left leftOut, mostR
 	return q
 }
 
-// choose chooses the partitions of a poll, of those that are owned. They are in random order: a
-// poll for one that is fresh may fail each time, and the others are to have their turn.
+// choose sets the partitions of a poll. They are in random order: a poll with a certain fresh
+// partition may fail each time, and the others must have their turn.
 func (p *poller) choose(q *poll, owned []*ownership) {
 	rand.Shuffle(len(owned), func(i, j int) { owned[i], owned[j] = owned[j], owned[i] })
 	known := p.polled
@@ -136,9 +139,9 @@ func (p *poller) choose(q *poll, owned []*ownership) {
 	p.most = max(1, p.most)
 }
 
-// took takes the answer of a poll, and reports whether it is one.
+// took records the end of a poll, and reports whether it succeeded.
 func (p *poller) took(q *poll) bool {
-	asked := p.next.Before(p.answered.Add(p.times.poll)) // since it was sent
+	asked := p.next.Before(p.answered.Add(p.times.poll)) // since the poll was sent
 	p.polling, p.answered = false, time.Now()
 	p.next = p.answered.Add(p.times.poll)
 	if p.again.After(q.sent) {
@@ -151,18 +154,20 @@ func (p *poller) took(q *poll) bool {
 		return true
 	}
 	if q.sweep {
-		p.swept = q.sent // it may take too long each time, behind an old snapshot: the polls until the next do not
+		// behind an old snapshot each sweep may take too long; the polls until the next sweep do
+		// not
+		p.swept = q.sent
 	}
 	if !q.left.empty() {
-		p.plain = time.Now().Add(p.times.sweep) // it passes over all of that, and may take too long: what is not behind it goes on
+		p.plain = time.Now().Add(p.times.sweep) // it reads over all of that, and may take too long
 	}
 	if len(q.fresh) > 0 {
-		p.most = 0 // and so may this: the other partitions go on
+		p.most = 0 // fresh partitions may be the cause; poll the others
 	}
 	return false
 }
 
-// accepted notes that an answer is acted on: the database's clock is trusted.
+// accepted records that the scheduler uses an answer, because it trusts the database's clock.
 func (p *poller) accepted(q *poll) {
 	for _, o := range q.of {
 		p.polled[o] = true
@@ -172,28 +177,30 @@ func (p *poller) accepted(q *poll) {
 	} else {
 		p.most = math.MaxInt
 	}
-	p.passed, p.crowded = q.left.keys, q.crowded() || !q.left.empty() // what was left out is a crowd still, until nothing of it is queued
+	// what was left out still fills an answer, until its items are no longer queued
+	p.passed, p.crowded = q.left.keys, q.crowded() || !q.left.empty()
 	if q.left.empty() {
 		if q.sweep {
 			p.swept = q.sent
 		}
-		p.low = q.clock // what is more than was found is due after that
+		p.low = q.clock // anything beyond what was found is due later
 	}
 }
 
-// lower notes that something is due at an instant, and is not done.
+// lower records that something is due at an instant, and has not ended.
 func (p *poller) lower(t time.Time) { p.low = earlier(p.low, t) }
 
-// ended notes the end of a run, of which something may be queued, or less than can run at once.
+// ended records the end of a run. queued says whether an item of its key is queued, short whether
+// fewer items are queued than can run at once.
 func (p *poller) ended(f finish, queued, short bool) {
 	if _, ok := p.passed[f.Key]; ok && !queued || p.crowded && short {
 		p.more = true
 	}
-	p.lower(f.from) // if it catches up it is due before it was, and a poll may find it before it begins
+	p.lower(f.from) // a schedule that catches up is due earlier than it was
 }
 
-// idle returns how long until the next poll, and listens until then. While a poll is under way it
-// returns wait.
+// idle returns how long to wait for the next poll, and listens until then. While a poll is under
+// way it returns wait.
 func (p *poller) idle(hasRoom bool, wait time.Duration) time.Duration {
 	if p.polling {
 		return wait
@@ -206,7 +213,7 @@ func (p *poller) idle(hasRoom bool, wait time.Duration) time.Duration {
 	return min(wait, time.Until(p.next))
 }
 
-// crowded reports whether there may be more in a partition than was found.
+// crowded reports whether a partition may have more than the answer has.
 func (q *poll) crowded() bool {
 	type found struct {
 		partition, priority int
@@ -223,8 +230,8 @@ func (q *poll) crowded() bool {
 	return false
 }
 
-// ask sends a poll on the poller's own connection. What has its key in another partition may run
-// there: it is moved, and left out.
+// ask sends a poll on the connection of the poller. An item whose key belongs to another partition
+// may run there, so ask moves it, and removes it from the answer.
 func (q *poll) ask(ctx context.Context, conn *listener, partitionFor func(key string) int) error {
 	q.sent = time.Now()
 	c, err := conn.ready(ctx)
@@ -247,7 +254,7 @@ func (q *poll) ask(ctx context.Context, conn *listener, partitionFor func(key st
 		err = conn.db.sendPlace(ctx, c, misplaced)
 	}
 	if err != nil {
-		conn.close() // it may lead to a server that is gone
+		conn.close() // its server may no longer exist
 	}
 	return err
 }

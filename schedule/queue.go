@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// priorities is how many there are.
+// priorities is the number of priorities.
 const priorities = 4
 
-const suspectHold = 5 * time.Second // so long others wait at most for a crash suspect
+const suspectHold = 5 * time.Second // the most that other runs wait for a crash suspect
 
 // An item is a schedule or a job that is due now or soon.
 type item struct {
@@ -19,10 +19,10 @@ type item struct {
 	Key       string
 	Kind      string
 	DueMicro  int64
-	Crashes   int // counted
+	Crashes   int // counted crashes
 
-	// earliest is by this host: the item is not due before, by what the database returned when its
-	// last run began; zero: it said nothing.
+	// earliest is a time of this host, before which the item is not due, computed from the answer
+	// of the database when its last run began; zero: unknown.
 	earliest time.Time
 }
 
@@ -34,42 +34,44 @@ type finish struct {
 	result
 }
 
-// A queue has what is due soon, and what runs. It decides which item begins next: of those that are
-// due, the highest priority first, then the earliest; one at a time under a key; as many of a kind
-// as its limit allows; a crash suspect alone. It knows no database and no clock. One goroutine uses
-// it.
+// A queue has what is due soon, and what is running. It decides which item begins next. Of those
+// that are due the highest priority goes first, then the earliest due time. At most one item of a
+// key runs at a time, and at most as many of a kind as its limit. A crash suspect runs alone. The
+// queue knows no database and no clock. One goroutine uses it.
 type queue struct {
 	times *timings
-	most  func() int            // how many run at once
-	limit func(kind string) int // how many of a kind; 0: any number
+	most  func() int            // the limit of runs at once
+	limit func(kind string) int // the limit of a kind; 0: no limit
 
-	bands    [priorities][]item // what does not run, by its priority, and by when it is due
+	bands    [priorities][]item // what is not running, by priority, each in the order of due times
 	running  map[subject]item   // as it was due
 	keys     map[string]struct{}
 	finished map[subject]finish // since the last poll was sent
 
-	alone   bool                 // a crash suspect runs, and nothing else begins
-	suspect time.Time            // when the last began
-	held    time.Time            // until then crash suspects may keep others from beginning; zero: none has, since none was due
-	beside  map[subject]struct{} // those that began beside others meanwhile
+	alone   bool      // a crash suspect runs alone: no other item begins
+	suspect time.Time // when the last crash suspect began
+	// until then crash suspects may delay other items; zero: no suspect was due
+	held   time.Time
+	beside map[subject]struct{} // suspects that began beside other runs in that time
 
-	ofKind map[string]int     // how many run of each kind
-	scarce map[string]*scarce // kinds of which a run found no slot
+	ofKind map[string]int     // number of runs of each kind
+	scarce map[string]*scarce // kinds whose last run found no slot
 }
 
-// A scarce kind is one of which a run found no slot.
+// A scarce kind is one whose run found no slot.
 type scarce struct {
-	tried  time.Time        // when one last found none
-	until  time.Time        // then one tries anyway
-	tries  int              // how many may try now, because slots became free
-	marked map[subject]bool // schedules that are blocked: the time from there on makes no tick late
+	tried time.Time // when a run last found no slot
+	until time.Time // then a run tries anyway
+	tries int       // runs that may try now, because slots became free
+	// schedules that are recorded as blocked, so the time does not count as lateness
+	marked map[subject]bool
 }
 
-// leftOut is what a poll leaves out: what is due of these keys and kinds has to wait anyway, and
-// may hide what is behind it.
+// leftOut is what a poll leaves out: keys and kinds whose due items must wait anyway, and might
+// fill the answer, so that it lacks the items after them.
 type leftOut struct {
-	keys  map[string]struct{} // under which something runs
-	kinds []string            // of which there was no slot
+	keys  map[string]struct{} // with an item that is running
+	kinds []string            // without a free slot
 }
 
 func (l leftOut) empty() bool { return len(l.keys)+len(l.kinds) == 0 }
@@ -86,8 +88,8 @@ func newQueue(times *timings, most func() int, limit func(kind string) int) queu
 	}
 }
 
-// next takes the item out of the queue that may begin now, at this time of the host and of the
-// server. If none may, it returns how long to wait for the next.
+// next removes and returns the item that may begin now, at this time of the host and of the server.
+// If no item may begin, it returns how long to wait.
 func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok bool) {
 	wait = q.times.poll
 	left := q.holdLeft(now)
@@ -107,7 +109,7 @@ func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok boo
 				wait = min(wait, after)
 				continue
 			}
-			if it.Crashes > 0 && len(q.running) > 0 { // nothing else begins before it
+			if it.Crashes > 0 && len(q.running) > 0 { // no other item begins before it
 				q.hold(now)
 				if left = q.holdLeft(now); left > 0 {
 					return item{}, min(wait, left), false
@@ -124,16 +126,17 @@ func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok boo
 	return item{}, wait, false
 }
 
-// mayBegin reports whether an item may begin beside what runs; if not, after which time it may.
+// mayBegin reports whether an item may begin beside the running items; if not, after which time to
+// ask again.
 func (q *queue) mayBegin(it item, now time.Time) (ok bool, wait time.Duration) {
 	if ok, wait := q.admits(it, now); !ok {
 		return false, wait
 	}
 	if _, busy := q.keys[it.Key]; busy {
-		return false, q.times.poll // it begins after that one's end
+		return false, q.times.poll // it begins when the running item of its key has ended
 	}
 	if after := q.suspect.Add(q.times.suspectHold).Sub(now); it.Crashes > 0 && after > 0 && q.runsSuspect() {
-		return false, after // others do not wait for that
+		return false, after // other items do not wait for the suspect
 	}
 	return true, 0
 }
@@ -144,7 +147,7 @@ func (q *queue) hold(now time.Time) {
 	}
 }
 
-// holdLeft is how long crash suspects may still keep others from beginning.
+// holdLeft returns how much longer crash suspects may delay other items.
 func (q *queue) holdLeft(now time.Time) time.Duration {
 	if q.held.IsZero() {
 		return q.times.suspectHold
@@ -162,8 +165,8 @@ func (q *queue) runsSuspect() bool {
 	return false
 }
 
-// began notes that an item runs. It reports false for a crash suspect beside which others run,
-// once.
+// began records that an item runs. It returns false the first time that a crash suspect begins
+// beside others.
 func (q *queue) began(it item, now time.Time) (ok bool) {
 	q.ofKind[it.Kind]++
 	switch s := q.scarce[it.Kind]; {
@@ -186,7 +189,7 @@ func (q *queue) began(it item, now time.Time) (ok bool) {
 	return ok
 }
 
-// end takes the end of a run.
+// end records the end of a run.
 func (q *queue) end(f finish, now time.Time) {
 	q.endOfKind(f, now)
 	delete(q.running, f.subject)
@@ -198,7 +201,7 @@ func (q *queue) end(f finish, now time.Time) {
 	q.insert(f)
 }
 
-// insert inserts what is due again in its place.
+// insert inserts an item that is due again, in the order of due times.
 func (q *queue) insert(f finish) {
 	if _, runs := q.running[f.subject]; f.again == nil || runs {
 		return
@@ -208,18 +211,18 @@ func (q *queue) insert(f finish) {
 	*band = slices.Insert(*band, i, *f.again)
 }
 
-// polled notes that a poll is sent: what ends from now on may be in its answer as it was before.
+// polled records that a poll is sent. Its answer may show what ends from now on as it was before.
 func (q *queue) polled(now time.Time) {
 	clear(q.finished)
-	// Nothing of these kinds has tried for a while: nothing waits for a slot, or for something else.
+	// No run of these kinds has tried for a while, so no run waits for a slot.
 	maps.DeleteFunc(q.scarce, func(_ string, s *scarce) bool { return now.Sub(s.tried) >= 2*q.times.poll+time.Second })
 }
 
-// clear empties the queue. What runs goes on.
+// clear empties the queue, except what is running.
 func (q *queue) clear() { q.bands = [priorities][]item{} }
 
-// replace replaces what is queued by the answer of a poll, and keeps what that left out. It returns
-// how many of the items are crash suspects.
+// replace replaces the queued items with the answer of a poll, and keeps queued items that the poll
+// left out. It returns how many of the items are crash suspects.
 func (q *queue) replace(due []item, left leftOut) (suspects int) {
 	if !left.empty() {
 		due = slices.Clone(due)
@@ -253,8 +256,8 @@ func (q *queue) replace(due []item, left leftOut) (suspects int) {
 	return suspects
 }
 
-// earliest returns when the first is due of what is queued, runs, or has ended since the last poll
-// was sent, if that is before t.
+// earliest returns the earliest due time of the items that are queued, running, or have ended since
+// the last poll was sent, if that is before t; otherwise t.
 func (q *queue) earliest(t time.Time) time.Time {
 	for _, band := range q.bands {
 		for _, it := range band {
@@ -270,9 +273,9 @@ func (q *queue) earliest(t time.Time) time.Time {
 	return t
 }
 
-// blocked returns what more is due under keys under which something runs, also of keys that were
-// left out, and of kinds of which as much is queued as may begin next, or some, and others have the
-// slots.
+// blocked returns what the next poll may leave out. That is each key of a running item if more of
+// the key is due, or was left out before. It is also each kind without a free slot if enough of it
+// is queued.
 func (q *queue) blocked(passed map[string]struct{}) leftOut {
 	left := leftOut{keys: make(map[string]struct{})}
 	for key := range q.keys {
@@ -297,14 +300,14 @@ func (q *queue) blocked(passed map[string]struct{}) leftOut {
 	return left
 }
 
-// has reports whether something of a key is queued.
+// has reports whether an item of the key is queued.
 func (q *queue) has(key string) bool {
 	return slices.ContainsFunc(q.bands[:], func(band []item) bool {
 		return slices.ContainsFunc(band, func(it item) bool { return it.Key == key })
 	})
 }
 
-// short reports whether less is queued than can run at once.
+// short reports whether fewer items are queued than can run at once.
 func (q *queue) short() bool {
 	queued := 0
 	for _, band := range q.bands {
@@ -313,10 +316,10 @@ func (q *queue) short() bool {
 	return queued < q.most()
 }
 
-// hasRoom reports whether another can run.
+// hasRoom reports whether another item can run.
 func (q *queue) hasRoom() bool { return len(q.running) < q.most() }
 
-// due returns how many of what is queued are due.
+// due returns how many of the queued items are due.
 func (q *queue) due(server time.Time) (n int) {
 	for _, band := range q.bands {
 		due, _ := slices.BinarySearchFunc(band, server, func(it item, t time.Time) int { return it.due().Compare(t) })
@@ -325,15 +328,15 @@ func (q *queue) due(server time.Time) (n int) {
 	return n
 }
 
-// admits reports whether an item may try to begin as far as its kind's limit goes; if not, after
-// which time one may.
+// admits reports whether the limit of the item's kind lets it try to begin; if not, after which
+// time to ask again.
 func (q *queue) admits(it item, now time.Time) (ok bool, wait time.Duration) {
 	if q.limit(it.Kind) == 0 {
 		return true, 0
 	}
 	s := q.scarce[it.Kind]
 	switch {
-	case !it.Job && (s == nil || !s.marked[it.subject]): // or its tick would be late for it
+	case !it.Job && (s == nil || !s.marked[it.subject]): // so its blocked time is recorded
 		return true, 0
 	case q.hasAll(it.Kind):
 		return false, q.times.poll
@@ -343,20 +346,20 @@ func (q *queue) admits(it item, now time.Time) (ok bool, wait time.Duration) {
 	return false, s.until.Sub(now)
 }
 
-// hasAll reports whether as many of a kind run in this process as may at once.
+// hasAll reports whether this process alone runs as many of a kind as its limit allows.
 func (q *queue) hasAll(kind string) bool {
 	limit := q.limit(kind)
 	return limit > 0 && q.ofKind[kind] >= limit
 }
 
-// endOfKind notes at the end of a run whether it had found a slot.
+// endOfKind records at the end of a run whether the run had found a slot.
 func (q *queue) endOfKind(f finish, now time.Time) {
 	if q.ofKind[f.Kind]--; q.ofKind[f.Kind] == 0 {
 		delete(q.ofKind, f.Kind)
 	}
 	s := q.scarce[f.Kind]
 	if f.outcome != blocked {
-		q.slotFree(f.Kind) // what it had is free
+		q.slotFree(f.Kind) // its slot is free
 		return
 	}
 	if s == nil {
@@ -369,7 +372,7 @@ func (q *queue) endOfKind(f finish, now time.Time) {
 	}
 }
 
-// slotFree lets another run of a kind try: one has got a slot, or has ended.
+// slotFree lets another run of a kind try, because a run has got a slot or has ended.
 func (q *queue) slotFree(kind string) {
 	if s := q.scarce[kind]; s != nil {
 		s.tries = min(s.tries+1, q.most())

@@ -8,27 +8,28 @@ import (
 	"sync"
 )
 
-// A registry has what the code registers and declares, before Run. It is safe for concurrent use.
+// A registry has the kinds and schedules that the code registers before Run. It is safe for
+// concurrent use.
 type registry struct {
 	mu       sync.Mutex // guards what follows
-	running  bool       // a Run is under way, or was
+	running  bool       // Run was called
 	kinds    map[string]*kind
-	broken   []error            // of registrations
-	declared map[string]*record // what the code declares
+	broken   []error            // errors of registrations
+	declared map[string]*record // by Add
 
-	warned sync.Map // kinds that are not registered, of which that was logged
+	warned sync.Map // unregistered kinds that were logged
 }
 
 func newRegistry() registry {
 	return registry{kinds: make(map[string]*kind), declared: make(map[string]*record)}
 }
 
-// register takes a kind.
+// register adds a kind.
 func (r *registry) register(k *kind, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.kinds[k.name] != nil {
-		err = errors.Join(err, errors.New("there is one of this name already"))
+		err = errors.Join(err, errors.New("the name is registered already"))
 	}
 	if err != nil {
 		r.broken = append(r.broken, fmt.Errorf("schedule: register kind %q: %w", k.name, err))
@@ -37,7 +38,7 @@ func (r *registry) register(k *kind, err error) {
 	r.kinds[k.name] = k
 }
 
-// registered returns what is wrong with a kind.
+// registered returns the errors of registrations if the kind is not registered.
 func (r *registry) registered(k *kind) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -47,14 +48,14 @@ func (r *registry) registered(k *kind) error {
 	return nil
 }
 
-// kind returns the kind of a name; nil: this process does not know it.
+// kind returns the kind of a name; nil if it is not registered.
 func (r *registry) kind(name string) *kind {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.kinds[name]
 }
 
-// limit returns how many runs of a kind there may be at once; 0: any number.
+// limit returns how many runs of a kind may be under way at once; 0: any number.
 func (r *registry) limit(name string) int {
 	if k := r.kind(name); k != nil && k.limits.limited {
 		return k.limits.concurrent
@@ -80,15 +81,15 @@ func (r *registry) names() []string {
 	return slices.Sorted(maps.Keys(r.kinds))
 }
 
-// declare takes a schedule that the code declares.
+// declare adds a schedule that the code declares.
 func (r *registry) declare(s *record) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
 	case r.running:
-		return errors.New("Run has begun: add before it, or put")
+		return errors.New("Run was called already: call Add before it, or Put")
 	case r.declared[s.Name] != nil:
-		return errors.New("it was added already")
+		return errors.New("the name was added already")
 	}
 	r.declared[s.Name] = s
 	return nil
@@ -101,7 +102,7 @@ func (r *registry) declares(name string) bool {
 	return r.declared[name] != nil
 }
 
-// declarations returns what the code declares, in the order of the names.
+// declarations returns the declared schedules by name.
 func (r *registry) declarations() (names []string, rows []*record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// This file is a process under the clock of a test, for package scheduletest, which says what runs
-// when.
+// This file is a process under the clock of a test, for package scheduletest, which decides what
+// runs when.
 
 // A rehearsal is a process. It is a seam.Process, and the fence of its executor.
 type rehearsal struct {
@@ -24,13 +24,13 @@ type rehearsal struct {
 	clock serverClock
 	exec  executor
 	owned map[int]*ownership
-	all   []int32               // partitions, that are owned
-	held  map[subject]time.Time // what is not to be begun before an instant
+	all   []int32               // all partitions
+	held  map[subject]time.Time // do not begin these before an instant
 	life  context.Context
 }
 
-// rehearsalLockWait is how long a statement of a rehearsal waits for a lock. Mostly what has the
-// lock waits for the test.
+// rehearsalLockWait is how long a statement of a rehearsal waits for a lock. Usually the
+// transaction with the lock waits for the test.
 const rehearsalLockWait = 100 * time.Millisecond
 
 func init() {
@@ -57,7 +57,7 @@ func init() {
 func (r *rehearsal) Scheduler() any  { return r.s }
 func (r *rehearsal) Partitions() int { return r.s.options.partitions }
 
-// Start puts what the code declares.
+// Start stores what the code declares.
 func (r *rehearsal) Start(ctx context.Context) error {
 	_, err := r.s.registry.start()
 	if err == nil {
@@ -69,7 +69,7 @@ func (r *rehearsal) Start(ctx context.Context) error {
 	return err
 }
 
-// Own gives all partitions to the process. What waits is due at once, as for a new owner.
+// Own gives all partitions to the process. What is blocked is due at once, as for a new owner.
 func (r *rehearsal) Own(life context.Context, epoch int64) error {
 	r.life = life
 	clear(r.owned)
@@ -81,15 +81,15 @@ func (r *rehearsal) Own(life context.Context, epoch int64) error {
 	return err
 }
 
-// Drain notes that all that ran has ended.
+// Drain records that all runs have ended.
 func (r *rehearsal) Drain() {
 	for _, o := range r.owned {
 		r.exec.noteEnd(o)
 	}
 }
 
-// Step polls for all that is due now or later, and runs the first. What could not be written down is
-// left alone for a while.
+// Step polls for all that is due now or later, and runs the first item. If its result could not be
+// recorded, the item is held for a while.
 func (r *rehearsal) Step(ctx context.Context) (ran any, next time.Time, err error) {
 	now := r.clock.now()
 	maps.DeleteFunc(r.held, func(_ subject, until time.Time) bool { return !until.After(now) })
@@ -117,8 +117,7 @@ func (r *rehearsal) Step(ctx context.Context) (ran any, next time.Time, err erro
 	return first.subject, next, nil
 }
 
-// run does what is due of a schedule or a job, and reports whether it is written down what came of
-// it.
+// run runs what is due of a schedule or a job, and reports whether the result is recorded.
 func (r *rehearsal) run(it item) bool {
 	o := r.owned[it.Partition]
 	if r.exec.noteRuns(o) != nil {
@@ -128,7 +127,7 @@ func (r *rehearsal) run(it item) bool {
 	return done.again != nil && done.outcome != blocked || done.outcome == stepped || done.outcome == callable
 }
 
-// fence is the fence of the process, which owns all until its life ends.
+// fence is the fence of the process, which owns all partitions until its life ends.
 func (r *rehearsal) fence(batch *pgx.Batch, p pgleases.Partition, statement string, args []any, read func(pgx.Row) error) error {
 	refused := fmt.Errorf("schedule: guard partition %d under epoch %d: %w", p.Number, p.Epoch, pgleases.ErrNotOwner)
 	if r.life.Err() != nil {

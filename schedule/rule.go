@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// A Rule says when a schedule ticks. Cron, Every and Parse return rules. A rule never changes, and
-// is safe for concurrent use. Two rules are equal if their texts are. A rule that was made from bad
-// input has no ticks, and Err returns what is wrong.
+// A Rule says when a schedule ticks. Cron, Every and Parse return rules. A Rule is immutable, and
+// safe for concurrent use. Two rules are equal if their texts are equal. A rule with invalid input
+// has no ticks, and Err returns the error.
 type Rule struct {
 	text  string
 	every time.Duration // of Every
@@ -17,26 +17,26 @@ type Rule struct {
 	err   error
 }
 
-// A Tick is one instant of a rule, and how the clocks of its zone show it.
+// A Tick is one instant of a rule, and its local time.
 type Tick struct {
 	At time.Time // in UTC
-	// Local is At as the clocks of the rule's zone show it; in UTC for Every. Of a tick that you pass,
-	// only what the clock shows counts, not the location; a database may store it in a timestamp
-	// without time zone.
+	// Local is At in the zone of the rule; in UTC for Every. Methods that take a Tick read only the
+	// date and time of Local, not its location. A database may store it as timestamp without time
+	// zone.
 	Local time.Time
 }
 
-// Every returns a rule that ticks each d of elapsed time: the ticks are anchor + k*d, and no change
-// of any clock moves them. d is at least 1s, less than 24h, and whole microseconds, the unit of the
-// database. For a day or more see Cron.
+// Every returns a rule that ticks at anchor + k*d, in elapsed time, so changes of clocks do not
+// move its ticks. d is at least 1 s, less than 24 h, and in whole microseconds, the unit of the
+// database. For a day or more use Cron.
 func Every(d time.Duration) Rule {
 	r := Rule{text: everyPrefix + d.String(), every: d}
 	switch {
 	case d < time.Second:
 		r.err = fmt.Errorf("schedule: Every(%v): the interval must be at least 1s", d)
 	case d >= 24*time.Hour:
-		r.err = fmt.Errorf("schedule: Every(%v): the interval must be below 24h: Every counts elapsed time, so that a day or more would drift against "+
-			"local clocks when they change; use Cron, such as Cron(\"0 2 * * *\", \"Europe/Berlin\") for each day at 2:00", d)
+		r.err = fmt.Errorf("schedule: Every(%v): the interval must be below 24h: Every counts elapsed time, so a day or more would drift against "+
+			"local clocks when they change; use Cron, for example Cron(\"0 2 * * *\", \"Europe/Berlin\") for each day at 2:00", d)
 	case d%time.Microsecond != 0:
 		r.err = fmt.Errorf("schedule: Every(%v): the interval must be whole microseconds", d)
 	}
@@ -48,13 +48,13 @@ const (
 	zonePrefix  = "CRON_TZ="
 )
 
-// Parse returns the rule of a text: of what String returned, or of a cron expression alone, which
-// is in UTC.
+// Parse returns the rule of a text: the result of String, or a cron expression alone, whose zone is
+// UTC. Its error is that of Rule.Err.
 func Parse(text string) (Rule, error) {
 	if interval, ok := strings.CutPrefix(text, everyPrefix); ok {
 		d, err := time.ParseDuration(interval)
 		if err != nil {
-			err = fmt.Errorf("schedule: %q: %q is not a duration; it must be such as 90s or 1h30m", text, interval)
+			err = fmt.Errorf("schedule: %q: %q is not a duration; use for example 90s or 1h30m", text, interval)
 			return Rule{text: text, err: err}, err
 		}
 		r := Every(d)
@@ -72,19 +72,19 @@ func Parse(text string) (Rule, error) {
 // 15m0s".
 func (r Rule) String() string { return r.text }
 
-// Err returns what is wrong with the rule; nil if it can be used.
+// Err returns why the rule is invalid; nil if it is valid.
 func (r Rule) Err() error {
 	if r.text == "" {
-		return errors.New("schedule: the rule is empty; make one with Cron or Every")
+		return errors.New("schedule: the rule is empty; use Cron or Every")
 	}
 	return r.err
 }
 
-// Next returns the first tick after another; false if there is none, for example for 30 February.
-// Next uses the instant of after, and its Local if that is not zero: the clocks of the new tick
-// show a later time, even if the zone data has changed since, or differs from that of the host that
-// computed after. (A rule that names all 24 hours of the day does not need that, because it repeats
-// an hour anyway.) To begin at any instant t, give Tick{At: t}; so too after a change of the rule.
+// Next returns the first tick after after; false if there is none, for example for 30 February. It
+// uses the instant of after, and its Local if that is not zero. The new tick has a later local
+// time, even if the zone data has changed since, or differs from that of the host that computed
+// after. (A rule that names all 24 hours does not need Local, because it repeats an hour anyway.)
+// To begin at an instant t, or after a change of the rule, pass Tick{At: t}.
 //
 // Every uses the anchor, and k may be negative; Cron ignores it.
 func (r Rule) Next(anchor time.Time, after Tick) (Tick, bool) {
@@ -102,7 +102,7 @@ func (r Rule) Next(anchor time.Time, after Tick) (Tick, bool) {
 	}
 }
 
-// Preview returns the next n ticks after another, fewer if there are no more. See Next for after
+// Preview returns the next n ticks after after, or fewer if the rule has fewer. See Next for after
 // and anchor.
 func (r Rule) Preview(anchor time.Time, after Tick, n int) []Tick {
 	var ticks []Tick
@@ -117,7 +117,7 @@ func (r Rule) Preview(anchor time.Time, after Tick, n int) []Tick {
 	return ticks
 }
 
-// previous returns the last tick after another, up to an instant.
+// previous returns the last tick after after, up to an instant.
 func (r Rule) previous(anchor time.Time, after Tick, until time.Time) (Tick, bool) {
 	switch {
 	case r.Err() != nil:
@@ -134,7 +134,7 @@ func (r Rule) previous(anchor time.Time, after Tick, until time.Time) (Tick, boo
 	}
 }
 
-// count returns how many ticks there are after another, up to an instant.
+// count returns how many ticks follow after, up to an instant.
 func (r Rule) count(anchor time.Time, after Tick, until time.Time) int64 {
 	if r.clock != nil {
 		return r.clock.count(after.At.Unix(), until.Unix(), mark(after))
@@ -142,7 +142,7 @@ func (r Rule) count(anchor time.Time, after Tick, until time.Time) int64 {
 	return r.intervals(anchor, until) - r.intervals(anchor, after.At)
 }
 
-// zone returns the zone whose clocks the rule follows.
+// zone returns the zone of the rule.
 func (r Rule) zone() *time.Location {
 	if r.clock != nil {
 		return r.clock.location
@@ -150,8 +150,8 @@ func (r Rule) zone() *time.Location {
 	return time.UTC
 }
 
-// intervals returns how many whole intervals have passed from the anchor until an instant, negative
-// before it.
+// intervals returns how many whole intervals have passed from the anchor until an instant. Before
+// the anchor it is negative.
 func (r Rule) intervals(anchor, until time.Time) int64 {
 	passed, d := until.UnixMicro()-anchor.UnixMicro(), r.every.Microseconds()
 	k := passed / d

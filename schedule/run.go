@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	// maxBreaks is how often a run is tried whose connection was lost, or that met a lock for too
-	// long.
+	// maxBreaks is how many attempts a run has if its connection is lost, or if it waits too long
+	// for a lock.
 	maxBreaks = 5
-	// maxOutcomes is how often recording an outcome is tried: for two minutes or so.
+	// maxOutcomes is how many attempts recording an outcome has: about 2 minutes.
 	maxOutcomes = 60
-	// closing bounds what is done for a schedule besides its handler.
+	// closing limits the statements for a run besides those of its handler.
 	closing = 10 * time.Second
-	// overrun is how long a handler may go on after its context has ended until that is logged.
+	// overrun is how long a handler may run after its context has ended until the log says so.
 	overrun = 10 * time.Second
 )
 
@@ -29,35 +29,35 @@ type executor struct {
 	transactions
 	registry *registry
 	log      *slog.Logger
-	gotSlot  func(kind string) // another run of the kind may try
+	gotSlot  func(kind string) // a run of the kind got a slot, so another may try
 }
 
-// A result is what came of executing an item.
+// A result is the result of executing an item.
 type result struct {
 	outcome attemptOutcome
-	again   *item     // when it is due again; nil: the next poll finds it, if it is
-	from    time.Time // an instant before which it is not due
+	again   *item     // the item when it is due again; nil: the next poll finds out
+	from    time.Time // it is not due before this instant
 }
 
-// An execution runs one item until it has an outcome, or is left to the next poll.
+// An execution runs one item until it has an outcome, or until only the next poll can find out.
 type execution struct {
 	*executor
 	o    *ownership
 	item item
-	kind *kind // nil: this process does not know it
+	kind *kind // nil: not registered in this process
 	id   string
 
 	from      time.Time
 	last      *record
 	conflicts int
 	breaks    int
-	slot      bool            // it has one, perhaps
-	begun     *attempt        // outside of a transaction; its handler is not called yet
-	late      context.Context // of writing; nil: nothing was written
+	slot      bool            // it may have a slot
+	begun     *attempt        // a recorded call outside of a transaction that has not been made yet
+	late      context.Context // the context of writing; nil before its first use
 	cancel    func()
 }
 
-// execute does what is due of a schedule or a job, again if the database broke it off.
+// execute does what is due of a schedule or a job, and repeats it if the database broke it off.
 func (x *executor) execute(o *ownership, it item) result {
 	e := &execution{executor: x, o: o, item: it, kind: x.registry.kind(it.Kind), id: rand.Text(), from: it.due(), cancel: func() {}}
 	if err := e.makeSlots(); err != nil {
@@ -87,16 +87,18 @@ func (x *executor) execute(o *ownership, it item) result {
 	}
 }
 
-// took takes what an attempt shows, before its outcome is acted on.
+// took records what an attempt has read and committed.
 func (e *execution) took(a *attempt) {
 	e.slot = e.slot || a.slot
 	if a.row == nil {
 		return
 	}
 	if !a.row.Job {
-		e.from = earlier(e.from, a.row.Cursor) // whose next tick may be due, whatever has become of this step
+		// its next tick may be due, whether or not this step was committed
+		e.from = earlier(e.from, a.row.Cursor)
 		if e.last != nil && (!e.last.Cursor.Equal(a.row.Cursor) || e.last.attempts() != a.row.attempts()) {
-			e.conflicts, e.breaks = 0, 0 // that was committed, and its answer was lost
+			// the attempt before was committed, and its answer was lost
+			e.conflicts, e.breaks = 0, 0
 		}
 	}
 	e.last = a.row
@@ -111,15 +113,15 @@ func (e *execution) took(a *attempt) {
 	}
 }
 
-// patience returns whether an attempt that is not known to be committed is to be repeated, and after
-// how long.
+// patience returns whether to repeat an attempt that is not known to be committed, and after how
+// long.
 func (e *execution) patience(a *attempt) (wait time.Duration, again bool) {
 	switch a.outcome {
 	case conflicted:
 		e.conflicts++
 		return 10 * time.Millisecond << e.conflicts, e.conflicts < maxConflicts
 	case slowCommit:
-		e.breaks = max(e.breaks, maxBreaks-2) // once more: the connection may have been at fault
+		e.breaks = max(e.breaks, maxBreaks-2) // once more: the connection may be the cause
 	case broke:
 	default:
 		return 0, false
@@ -149,7 +151,7 @@ func (e *execution) giveUp(a *attempt) result {
 	return e.unsettled(a.outcome)
 }
 
-// settled is the result after what was decided: when the item is due again.
+// settled returns the result after a committed decision: when the item is due again.
 func (e *execution) settled(a *attempt) result {
 	if a.row == nil || a.decided.Due == nil {
 		return e.unsettled(a.outcome)
@@ -160,17 +162,17 @@ func (e *execution) settled(a *attempt) result {
 	return result{a.outcome, &again, again.due()}
 }
 
-// unsettled is the result if the next poll is to find out.
+// unsettled returns the result if the next poll must find out.
 func (e *execution) unsettled(o attemptOutcome) result { return result{o, nil, e.from} }
 
-// recordFailure writes down what becomes of a run that failed, and reports whether it could.
+// recordFailure records the result of a failed run, and reports whether it was committed.
 func (e *execution) recordFailure(life context.Context, a *attempt, err error) bool {
 	a.decided.failed(a.row, e.kind.limits, err, *a.decided.RanUntil)
 	written := e.recordOutcome(life, a)
 	switch {
 	case written:
 		e.logFailure(a, err)
-	case errors.As(err, new(changedItself)): // and it is refused as the run was
+	case errors.As(err, new(changedItself)): // recording is refused for the same reason
 		e.runLogger(a).Info("schedule: run not committed, it was changed meanwhile", slog.Any("error", err))
 	}
 	switch counts := &e.kind.counts; {
@@ -186,7 +188,7 @@ func (e *execution) recordFailure(life context.Context, a *attempt, err error) b
 	return written
 }
 
-// logFailure logs that a run failed, unless its handler snoozed.
+// logFailure logs that a run failed, unless its handler returned Snooze.
 func (e *execution) logFailure(a *attempt, err error) {
 	switch {
 	case errors.As(err, new(snoozed)):
@@ -198,11 +200,11 @@ func (e *execution) logFailure(a *attempt, err error) {
 	}
 }
 
-// recordOutcome writes down what has become of a run, apart from its handler, and reports whether
-// it could. It goes on trying while runs may go on: no other process knows it, and what was called
-// at most once would be lost.
+// recordOutcome records the outcome of a run, in a transaction without its handler, and reports
+// whether it was committed. It repeats that while runs may continue, because no other process knows
+// the outcome, and a call of AtMostOnce would become unknown.
 func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
-	var why error // of before the end of life
+	var why error // the last error before life ended
 	passes := func(err error) bool {
 		if why == nil || life.Err() == nil {
 			why = err
@@ -219,8 +221,9 @@ func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
 	return err == nil
 }
 
-// takeBack takes back that a handler outside of a transaction has begun, if it was not called: so
-// the next owner calls it even if that is done at most once. If this fails, that is lost.
+// takeBack removes the record that a handler outside of a transaction has begun, if it was not
+// called. So the next owner calls it even for AtMostOnce. If this fails, the next owner treats the
+// handler as called.
 func (e *execution) takeBack() {
 	if e.begun == nil {
 		return
@@ -233,8 +236,8 @@ func (e *execution) takeBack() {
 	_ = e.db.repeat(life, maxBreaks, passing, func() error { return e.write(life, &row, step) })
 }
 
-// writing is the context for what is written when a call has ended, or was not made: it ends with
-// the ownership. If runs are to end, it ends a second before lastWrites: that is left for the
+// writing returns the context for writes after a call, or after a call that was not made. It ends
+// with the ownership. If runs must end, it ends 1 s before lastWrites, which is left for the
 // partition.
 func (e *execution) writing() context.Context {
 	if e.late == nil {
@@ -256,18 +259,18 @@ func (e *execution) write(life context.Context, row *record, st step) error {
 
 func (e *execution) logger() *slog.Logger { return itemLogger(e.log, e.item) }
 
-// runLogger is the log for what has to do with a run.
+// runLogger returns the logger of a run.
 func (e *execution) runLogger(a *attempt) *slog.Logger {
 	return e.logger().With(slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At))
 }
 
-// itemLogger is the log for what has to do with an item.
+// itemLogger returns the logger of an item.
 func itemLogger(log *slog.Logger, it item) *slog.Logger {
 	return log.With(slog.String("key", it.Key), slog.String("kind", it.Kind), slog.Int("partition", it.Partition))
 }
 
-// warnUnknown logs, once for each kind, that something of a kind that is not registered here has
-// been blocked for longer than a deploy may take to start a process that knows it.
+// warnUnknown logs, once for each kind, that something of an unregistered kind has been blocked for
+// longer than a deploy may take to start a process that registers it.
 func (e *execution) warnUnknown(r *record) {
 	if r.BlockedSince == nil || r.Clock.Sub(*r.BlockedSince) < unknown {
 		return

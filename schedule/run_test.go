@@ -94,7 +94,7 @@ func TestFailedRunLeavesNothing(t *testing.T) {
 		}, "no paper: schedule: snoozed for 1h", nil},
 		"a panic":                           {func(context.Context, pgx.Tx, schedule.Run[args]) error { panic("on fire") }, "panic: on fire", nil},
 		"an error of the database":          {send("SELECT 1/0"), "22012", nil},
-		"an error of the database, ignored": {ignoring(send("SELECT 1/0")), "after a statement that failed", nil},
+		"an error of the database, ignored": {ignoring(send("SELECT 1/0")), "after a failed statement", nil},
 		"rows that stay open": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
 			_, err := tx.Query(ctx, "SELECT 1")
 			return err
@@ -108,7 +108,7 @@ func TestFailedRunLeavesNothing(t *testing.T) {
 		}, "changed the schedule", nil},
 		"a short context of its own":               {briefly(send("SELECT pg_sleep(60)")), "context deadline exceeded", nil},
 		"a short context of its own, ignored":      {ignoring(briefly(send("SELECT pg_sleep(60)"))), "ignored the error", nil},
-		"a transaction rolled back":                {send("ROLLBACK"), "ended its transaction itself", nil},
+		"a transaction rolled back":                {send("ROLLBACK"), "the handler ended its transaction", nil},
 		"another transaction instead":              {send("ROLLBACK; BEGIN"), "PS003", nil},
 		"a statement that takes too long":          {send("SELECT pg_sleep(60)"), "took longer than its timeout", []schedule.KindOption{schedule.WithTimeout(time.Second)}},
 		"a statement that takes too long, ignored": {ignoring(send("SELECT pg_sleep(60)")), "took longer than its timeout", []schedule.KindOption{schedule.WithTimeout(time.Second)}},
@@ -286,7 +286,7 @@ func FuzzErrorsOfHandlersAreHarmless(f *testing.F) {
 func TestARunThatCommitsItselfIsFoundOut(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	for statement, says := range map[string]string{"COMMIT": "ended its transaction itself", "COMMIT; BEGIN": "PS003"} {
+	for statement, says := range map[string]string{"COMMIT": "the handler ended its transaction", "COMMIT; BEGIN": "PS003"} {
 		w := newWorker(db)
 		k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 			if err := effect(ctx, tx, r); err != nil {

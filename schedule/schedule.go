@@ -10,64 +10,76 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A Schedule is what is known of a schedule.
+// A Schedule is the state of a schedule, as Get and List return it.
 type Schedule struct {
-	ID        int64           `json:"id"` // of this schedule, and of no later one of its name
+	ID        int64           `json:"id"` // a later schedule of the same name has another
 	Name      string          `json:"name"`
 	Key       string          `json:"key"`
 	Kind      string          `json:"kind"`
 	Args      json.RawMessage `json:"args"`
-	Rule      string          `json:"rule"`      // as Parse reads it
+	Rule      string          `json:"rule"`      // a text for Parse
 	Partition int             `json:"partition"` // of the lease schedule/GROUP, by the key
-	Owner     string          `json:"owner"`     // the client ID of its owner, which runs the schedule; empty: none
-	State     State           `json:"state"`
-	Why       string          `json:"why"`      // why it is in this state, as far as that is known
-	Declared  bool            `json:"declared"` // in the code, with Add
-	// DeclaredAt is when a process last noted that its code declares it: at its start, and once a day;
-	// zero: no code declares it.
-	DeclaredAt  time.Time     `json:"declared_at,omitzero"`
-	Cursor      time.Time     `json:"cursor"`             // every tick up to this has its outcome; if it lies ahead, the database's clock was set back
-	Due         time.Time     `json:"due,omitzero"`       // when its owner runs it next; zero: never
-	Late        time.Duration `json:"late_ns"`            // how long it has waited, or its tick has been due, run included; 0: nothing is due
-	Succeeded   time.Time     `json:"succeeded,omitzero"` // the last tick that succeeded; zero: none did
-	LastOutcome Outcome       `json:"last_outcome"`       // of the last tick that has one, while the history keeps it
-	PausedAt    time.Time     `json:"paused_at,omitzero"` // zero: it is not paused
-	Failures    int           `json:"failures"`           // how many consecutive ticks failed, since the last that succeeded, or since Resume
-	Attempts    int           `json:"attempts"`           // how many failed, of the tick that runs again at Due
-	Crashes     int           `json:"crashes"`            // how many processes crashed while they ran that tick, with the one that runs it now, if it is a crash suspect
-	Error       string        `json:"error"`              // of the last attempt that failed; else, if Failures is not 0, of the last tick that failed
+	// Client ID of the process that runs it; empty: its partition has no owner
+	Owner    string `json:"owner"`
+	State    State  `json:"state"`
+	Why      string `json:"why"`      // the reason for State, if it is known
+	Declared bool   `json:"declared"` // by the code, with Add
+	// DeclaredAt is when a process last recorded that its code declares the schedule: at its start,
+	// and once a day. Zero: no code declares it.
+	DeclaredAt time.Time `json:"declared_at,omitzero"`
+	// Every tick up to this instant has its outcome; in the future if the database's clock was set
+	// back
+	Cursor time.Time `json:"cursor"`
+	// When its owner runs it next; zero: never
+	Due time.Time `json:"due,omitzero"`
+	// How long it has been blocked, or its tick has been due, run included; 0: it is not due
+	Late time.Duration `json:"late_ns"`
+	// The last tick that succeeded; zero: no tick did
+	Succeeded time.Time `json:"succeeded,omitzero"`
+	// Of the last tick with an outcome, while the history keeps it
+	LastOutcome Outcome   `json:"last_outcome"`
+	PausedAt    time.Time `json:"paused_at,omitzero"` // zero: it is not paused
+	// Consecutive failed ticks, since the last success or Resume
+	Failures int `json:"failures"`
+	// Failed attempts at the tick that runs again at Due
+	Attempts int `json:"attempts"`
+	// Processes that crashed while they ran that tick; includes the one that runs it now as a crash
+	// suspect
+	Crashes int `json:"crashes"`
+	// Of the last failed attempt; otherwise, if Failures is not 0, of the last failed tick
+	Error string `json:"error"`
 }
 
-// A State is what a schedule does, or a job that has not ended.
+// A State is the state of a schedule, or of a job that has not ended.
 type State string
 
 // The states.
 const (
-	StatePlanned  State = "planned" // it is not due
-	StateDue      State = "due"     // it is to begin now
+	StatePlanned  State = "planned" // not due yet
+	StateDue      State = "due"     // begins as soon as its owner has room
 	StateRunning  State = "running"
-	StateRetrying State = "retrying" // it failed, and runs again when it is due
-	StateBlocked  State = "blocked"  // the process that owns it cannot run it
+	StateRetrying State = "retrying" // an attempt failed; it runs again at Due
+	StateBlocked  State = "blocked"  // its owner cannot run it, see Why
 	StatePaused   State = "paused"   // a schedule, until Resume
-	StateOver     State = "over"     // a schedule that has no further tick
+	StateOver     State = "over"     // a schedule without a further tick
 )
 
-// A ScheduleFilter says which schedules List returns. What is empty means all.
+// A ScheduleFilter selects the schedules that List returns. An empty field selects all.
 type ScheduleFilter struct {
-	Prefix string // of their names
-	After  string // only names after this one
+	Prefix string // of the names
+	After  string // only names after this one, in byte order
 	Only   string // OnlyLate, OnlyBlocked, OnlyPaused or OnlyFailing
 }
 
 // The values of ScheduleFilter.Only.
 const (
 	OnlyLate    = "late"    // by more than 10 s
-	OnlyBlocked = "blocked" // the processes that own them cannot run them
+	OnlyBlocked = "blocked" // their owners cannot run them
 	OnlyPaused  = "paused"
-	OnlyFailing = "failing" // their last ticks failed
+	OnlyFailing = "failing" // their last tick failed
 )
 
-// value is what p points to; zero for nil.
+// value returns *p, or zero if p is nil.
 func value[T any](p *T) (v T) {
 	if p != nil {
 		v = *p
@@ -75,7 +87,8 @@ func value[T any](p *T) (v T) {
 	return v
 }
 
-// Get returns a schedule of the group. It returns ErrNotFound if the group has none of the name.
+// Get returns a schedule of the group. It returns ErrNotFound if the group has no schedule of this
+// name.
 func (s *Scheduler) Get(ctx context.Context, name string) (Schedule, error) {
 	found, err := s.db.sendList(ctx, s.db.pool, ScheduleFilter{Prefix: name}, "", 1)
 	if err == nil && (len(found) == 0 || found[0].Name != name) {
@@ -87,11 +100,11 @@ func (s *Scheduler) Get(ctx context.Context, name string) (Schedule, error) {
 	return *found[0], nil
 }
 
-// page is how many rows are read at once.
+// page is how many rows one statement reads.
 const page = 100
 
-// pages yields the values of rows that are read page by page, each from behind the last row of the
-// one before.
+// pages yields the values of rows, page by page. Each page begins after the last row of the page
+// before.
 func pages[K, R, V any](doing string, first K, read func(after K) ([]R, error), value func(R) (V, K)) iter.Seq2[V, error] {
 	return func(yield func(V, error) bool) {
 		for after, more := first, true; more; {
@@ -111,22 +124,22 @@ func pages[K, R, V any](doing string, first K, read func(after K) ([]R, error), 
 	}
 }
 
-// List returns the schedules of the group, by name, page by page: not all of one moment. Of those
-// that are late or blocked it finds 1,000 at most. An error ends it.
+// List returns the schedules of the group by name. It reads page by page, so they are not of one
+// moment. With OnlyLate or OnlyBlocked it returns 1,000 at most. An error ends the iteration.
 func (s *Scheduler) List(ctx context.Context, filter ScheduleFilter) iter.Seq2[Schedule, error] {
 	return pages(fmt.Sprintf("list schedules of group %q", s.db.group), filter.After, func(after string) ([]*Schedule, error) {
 		switch filter.Only {
 		case "", OnlyLate, OnlyBlocked, OnlyPaused, OnlyFailing:
 			return s.db.sendList(ctx, s.db.pool, filter, after, page)
 		}
-		return nil, fmt.Errorf("only %q: give late, blocked, paused, failing, or nothing", filter.Only)
+		return nil, fmt.Errorf("the filter Only is %q: use late, blocked, paused, failing or empty", filter.Only)
 	}, func(one *Schedule) (Schedule, string) { return *one, one.Name })
 }
 
-// A record is a schedule as the database stores it; or a job, which has some of that, and a time of
-// its own.
+// A record is a schedule as the database stores it. A record of a job has some of these fields, and
+// At.
 type record struct {
-	ID            int64           `json:"id"` // 0: it is new
+	ID            int64           `json:"id"` // 0: a new schedule
 	Name          string          `json:"name"`
 	Key           string          `json:"key"`
 	Partition     int             `json:"partition"`
@@ -149,15 +162,16 @@ type record struct {
 	BlockedReason *string         `json:"blocked_reason"`
 	BlockedSince  *time.Time      `json:"blocked_since"`
 	Registered    time.Time       `json:"registered"`
-	Nonce         string          `json:"nonce,omitempty"` // names it for others than this database
-	Clock         time.Time       `json:"clock"`           // when it was read
-	SameArgs      bool            `json:"same_args"`       // as those that were asked about
-	Job           bool            `json:"job"`
-	Trigger       Trigger         `json:"trigger"`
-	Since         *time.Time      `json:"begins"`
-	At            time.Time       `json:"at"` // of a job: the time that it was put for
+	Nonce         string          `json:"nonce,omitempty"` // identifies it outside of this database
+	Clock         time.Time       `json:"clock"`           // when the record was read
+	// The arguments equal those of the question
+	SameArgs bool       `json:"same_args"`
+	Job      bool       `json:"job"`
+	Trigger  Trigger    `json:"trigger"`
+	Since    *time.Time `json:"begins"`
+	At       time.Time  `json:"at"` // of a job: see Job.At
 
-	parsed *Rule // Rule, if that was parsed before
+	parsed *Rule // of Rule, if that was parsed before
 }
 
 // A step is what schedule_close writes.
@@ -169,13 +183,13 @@ type step struct {
 	RanFrom       *time.Time `json:"ran_from,omitempty"`
 	RanUntil      *time.Time `json:"ran_until,omitempty"`
 	Trying        *trial     `json:"trying,omitempty"`
-	Failures      *int       `json:"failures,omitempty"`  // null: it changes nothing
-	PausedAt      *time.Time `json:"paused_at,omitempty"` // null: it does not pause it
+	Failures      *int       `json:"failures,omitempty"`  // null: unchanged
+	PausedAt      *time.Time `json:"paused_at,omitempty"` // null: unchanged
 	BlockedReason *string    `json:"blocked_reason,omitempty"`
 	Outcomes      []newEntry `json:"outcomes"`
 }
 
-// inASCII writes the texts of errors so that every encoding of a database can keep them.
+// inASCII quotes the texts of errors, so that every encoding of a database can store them.
 func (st *step) inASCII() {
 	for i := range st.Outcomes {
 		st.Outcomes[i].Error = inASCII(st.Outcomes[i].Error)
@@ -188,29 +202,31 @@ func (st *step) inASCII() {
 	}
 }
 
-// A trial is a tick that was begun, and has no outcome yet.
+// A trial is a tick that has begun and has no outcome yet.
 type trial struct {
 	At       time.Time `json:"at"`
 	Local    time.Time `json:"local"`
 	Missed   int64     `json:"missed"`
 	Began    time.Time `json:"began"`    // the first attempt
-	Attempts int       `json:"attempts"` // that failed
-	Error    *string   `json:"error"`    // of the last of them
-	Again    time.Time `json:"again"`    // not before
-	Crashes  int       `json:"crashes"`  // how many processes crashed while it ran, and the one that runs it now, under Epoch
-	Epoch    int64     `json:"epoch"`
-	Called   int64     `json:"called"` // the epoch of Run
-	Run      string    `json:"run"`    // which calls the handler outside of a transaction; empty: none does
+	Attempts int       `json:"attempts"` // failed ones
+	Error    *string   `json:"error"`    // of the last failed attempt
+	Again    time.Time `json:"again"`    // the next attempt begins no earlier
+	// Processes that crashed while it ran; includes the one that runs it now, under Epoch
+	Crashes int   `json:"crashes"`
+	Epoch   int64 `json:"epoch"`
+	Called  int64 `json:"called"` // the epoch of Run
+	// The run that calls the handler outside of a transaction; empty: no run does
+	Run string `json:"run"`
 }
 
 func (t *trial) begun() string { return value(t).Run }
 
 func (t *trial) crashes() int { return value(t).Crashes }
 
-// countedBy reports whether the last crash is that of an owner.
+// countedBy reports whether the last crash was counted under this epoch.
 func (t *trial) countedBy(epoch int64) bool { return t != nil && t.Epoch == epoch }
 
-// A newEntry is a row of the history, as it is written.
+// A newEntry is a row of the history to write.
 type newEntry struct {
 	Since     time.Time  `json:"since"`
 	Until     time.Time  `json:"until"`
@@ -221,7 +237,7 @@ type newEntry struct {
 	Epoch     *int64     `json:"epoch,omitempty"`
 	StartedAt *time.Time `json:"started_at,omitempty"`
 
-	// Of a job's run, what ran: it may have been replaced since.
+	// Of a job: what ran, because the job may have been replaced since.
 	Key  string          `json:"key,omitempty"`
 	Args json.RawMessage `json:"args,omitempty"`
 }
@@ -232,19 +248,19 @@ type subject struct {
 	Job bool
 }
 
-// cursor is the cursor as the rule takes it.
+// cursor returns the cursor as a Tick.
 func (r *record) cursor() Tick { return tickAt(r.Cursor, r.CursorLocal) }
 
-// tickAt is a cursor as a rule takes it: the local time is nil if the cursor is no tick.
+// tickAt returns a cursor as a Tick. local is nil if the cursor is not a tick.
 func tickAt(cursor time.Time, local *time.Time) Tick { return Tick{At: cursor, Local: value(local)} }
 
-// next returns when the schedule's owner is to look at it next; nil: never.
+// next returns when the schedule's owner must run or check it next; nil: never.
 func (r *record) next(rule Rule) *time.Time {
 	if r.PausedAt != nil {
 		return nil
 	}
 	switch t := r.Trying; {
-	case t != nil && t.Again.IsZero(): // it runs just now
+	case t != nil && t.Again.IsZero(): // it is running
 		return &t.At
 	case t != nil:
 		return &t.Again
@@ -252,7 +268,7 @@ func (r *record) next(rule Rule) *time.Time {
 	return r.dueAfter(rule, r.cursor())
 }
 
-// dueAfter returns when the first tick after another is due; nil: there is none.
+// dueAfter returns when the first tick after last is due; nil: no tick follows.
 func (r *record) dueAfter(rule Rule, last Tick) *time.Time {
 	tick, ok := rule.Next(r.Anchor, last)
 	if !ok {

@@ -18,11 +18,11 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A Scheduler is one process's part in a group of schedules: the processes that Run it share the
-// schedules of the group. All methods are safe for concurrent use.
+// A Scheduler is one process of a group. The processes that call Run share the schedules and jobs
+// of the group. All methods are safe for concurrent use.
 type Scheduler struct {
-	client   *pgleases.Client // nil: see Manage
-	stage    *seam.Stage      // the time of a test; nil: the time is the server's
+	client   *pgleases.Client // nil for Manage
+	stage    *seam.Stage      // the clock of a test; nil: the server's clock counts
 	db       *db
 	options  options
 	log      *slog.Logger
@@ -30,23 +30,24 @@ type Scheduler struct {
 	registry registry
 	counts   counts
 
-	planner atomic.Pointer[planner] // of Run; nil: it is not under way
+	planner atomic.Pointer[planner] // of Run; nil: Run is not under way
 }
 
-// timings are the same in all processes, but for tests.
+// timings are the same in all processes, except in tests.
 type timings struct {
-	poll        time.Duration // how often it is asked what is due
-	pollPause   time.Duration // how long it waits between two polls, however many jobs are enqueued
-	pollLimit   time.Duration // how long that may take
-	sweep       time.Duration // how often also for what has been due for long
-	silence     time.Duration // how long no other notification is sent after one
-	clockDoubt  time.Duration // how long a step of the database's clock is doubted
-	suspectHold time.Duration // how long others wait for a crash suspect
-	overrun     time.Duration // how long a handler may go on after the end of its context until that is logged
-	answer      time.Duration // how long the database is given for an answer
-	lockWait    time.Duration // how long a statement of ours waits for a lock
-	trim        time.Duration // how often the history is trimmed
-	declare     time.Duration // how often it is noted what the code declares
+	poll        time.Duration // between two polls
+	pollPause   time.Duration // at least, between two polls, however many jobs are enqueued
+	pollLimit   time.Duration // at most, for a poll
+	sweep       time.Duration // between two polls that also return what has been due for long
+	silence     time.Duration // after a notification no other is sent for this long
+	clockDoubt  time.Duration // until a step of the database's clock is trusted
+	suspectHold time.Duration // at most, that other runs wait for a crash suspect
+	// from the end of a handler's context until the log says that it still runs
+	overrun  time.Duration
+	answer   time.Duration // at most, for an answer of the database
+	lockWait time.Duration // at most, that a statement of this package waits for a lock
+	trim     time.Duration // between two trims of the history
+	declare  time.Duration // between two records of what the code declares
 }
 
 var defaultTimings = timings{
@@ -54,25 +55,25 @@ var defaultTimings = timings{
 	overrun: overrun, answer: closing, lockWait: lockWait, trim: trimEvery, declare: declareEvery,
 }
 
-// leaseOf is what stands before a group's name in that of its lease.
+// leaseOf is the prefix of a lease's name, before the name of its group.
 const leaseOf = "schedule/"
 
 func checkGroup(group string) error {
 	return cmp.Or(checkName("group", group), checkName("lease of the group", leaseOf+group))
 }
 
-// New returns a scheduler for a group, whose name has 1 to 246 bytes of UTF-8 without NUL. Client
-// and pool must lead to one database; New closes neither. It creates or migrates the tables, unless
-// WithoutMigration is given. ctx covers this call only.
+// New returns a Scheduler for a group. The group's name has 1 to 246 bytes of UTF-8 without NUL.
+// Client and pool must connect to one database; New closes neither. It creates or migrates the
+// tables, unless WithoutMigration is given. ctx covers this call only.
 //
-// The errors: a bad option, the database's, pgleases.ErrSchema.
+// New returns an error for an invalid option, pgleases.ErrSchema, or an error of the database.
 func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group string, opts ...Option) (*Scheduler, error) {
 	o, err := newOptions(opts)
 	switch {
 	case err != nil:
 		return nil, err
 	case o.gave("WithReason"):
-		return nil, errors.New("schedule: WithReason means nothing to New: it is for Manage")
+		return nil, errors.New("schedule: new scheduler: WithReason is an option of Manage only")
 	case client == nil || pool == nil:
 		return nil, errors.New("schedule: new scheduler: client or pool is nil")
 	}
@@ -111,14 +112,13 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 	return s, nil
 }
 
-// Run stores what was added, and runs schedules of the group until ctx, the client or the lease
-// ends. Then it lets runs end, see WithDrainTimeout, and leaves. It returns the cause. The group's
-// lease is "schedule/" and its name. A Scheduler runs once, and a client runs one of a group at a
-// time.
+// Run stores the schedules that Add declared, and runs schedules and jobs of the group until ctx,
+// the client or the lease ends. Then it waits for its runs, see WithDrainTimeout, and leaves the
+// lease. It returns the cause. The name of the group's lease is "schedule/" and the name of the
+// group. A Scheduler runs once, and a client runs one Scheduler of a group at a time.
 //
-// If this process does not know a schedule's kind, arguments or zone, or only another version of
-// the code declares the schedule, it is blocked until a process knows it, and is not late for that
-// time.
+// A schedule is blocked while its owner does not know its kind, arguments or zone, or runs code
+// that does not declare it. Blocked time does not count as lateness.
 func (s *Scheduler) Run(ctx context.Context) error {
 	again, err := s.registry.start()
 	switch {
@@ -127,7 +127,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	case s.stage != nil:
 		return fmt.Errorf("schedule: run group %q: %w", s.db.group, s.stage.Wait(ctx))
 	case s.client == nil:
-		return fmt.Errorf("schedule: run group %q: this Scheduler has no client: make it with New", s.db.group)
+		return fmt.Errorf("schedule: run group %q: this Scheduler has no client: create it with New", s.db.group)
 	case again:
 		return fmt.Errorf("schedule: run group %q: it was run already", s.db.group)
 	}
@@ -136,7 +136,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		return fmt.Errorf("schedule: run group %q: another Scheduler of this client runs it", s.db.group)
 	}
 	defer running.Delete(mine)
-	fits, err := s.putDeclared(ctx) // before it joins: its partitions would wait for it
+	fits, err := s.putDeclared(ctx) // before it joins, because its partitions would wait
 	if err != nil {
 		return fmt.Errorf("schedule: run group %q: %w", s.db.group, err)
 	}
@@ -156,7 +156,8 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		return fmt.Errorf("schedule: run group %q: %w", s.db.group, err)
 	}
 	ended := ctx
-	defer context.AfterFunc(ended, func() { _ = lease.Leave(ended) })() // at once: each partition goes when its own runs have ended
+	// at once: each partition moves when its own runs have ended
+	defer context.AfterFunc(ended, func() { _ = lease.Leave(ended) })()
 	p := newPlanner(s, lease)
 	stop := p.start(ctx)
 	defer stop()
@@ -168,13 +169,14 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	s.planner.Store(p)
 	defer s.planner.Store(nil)
 	err = lease.Run(ctx, p.serve)
-	if ctx.Err() != nil && errors.Is(err, pgleases.ErrClosed) { // as it left for that
+	// because Run left the lease for that
+	if ctx.Err() != nil && errors.Is(err, pgleases.ErrClosed) {
 		err = fmt.Errorf("schedule: run group %q: %w", s.db.group, context.Cause(ctx))
 	}
 	return err
 }
 
-// A membership is a client's in a group. One Scheduler at a time has it: it ends with its Run.
+// A membership is a client's in a group. One Scheduler has it at a time, until its Run ends.
 type membership struct {
 	client *pgleases.Client
 	group  string
@@ -182,8 +184,8 @@ type membership struct {
 
 var running sync.Map // of *Scheduler by its membership
 
-// mostRunning is how many handlers run at once. Groups that run on a pool and leave that to its size
-// share it.
+// mostRunning returns how many handlers run at once. Groups without WithMaxRunning share what the
+// size of their pool allows.
 func (s *Scheduler) mostRunning() int {
 	if s.options.gave("WithMaxRunning") {
 		return s.options.maxRunning
@@ -198,5 +200,5 @@ func (s *Scheduler) mostRunning() int {
 	return max(1, s.options.maxRunning/max(1, groups))
 }
 
-// lockWait bounds how long a statement of ours waits for a lock.
+// lockWait is the most that a statement of this package waits for a lock.
 const lockWait = 5 * time.Second

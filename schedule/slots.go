@@ -12,7 +12,7 @@ import (
 // This file takes and frees slots of kinds with a limit, see WithMaxConcurrent. The queue decides
 // which run tries.
 
-// makeSlots makes the slots of a kind, once in a process, and again if none was found.
+// makeSlots creates the slots of a kind, once in a process, and again if no slot was found.
 func (e *execution) makeSlots() error {
 	k := e.kind
 	if k == nil || !k.limits.limited || k.slotsMade.Load() {
@@ -25,7 +25,7 @@ func (e *execution) makeSlots() error {
 	return err
 }
 
-// takeSlot takes a slot for a run in its transaction, and for a call outside until freeSlot.
+// takeSlot takes a slot: for a run until its transaction ends, for a call outside until freeSlot.
 func (e *execution) takeSlot(ctx context.Context, tx *transaction, outside bool) (taken bool, err error) {
 	if !e.kind.limits.limited {
 		return true, nil
@@ -42,14 +42,14 @@ func (e *execution) takeSlot(ctx context.Context, tx *transaction, outside bool)
 	case err != nil:
 	case taken:
 		e.gotSlot(e.kind.name)
-	default: // perhaps because there are none any more: a standby was promoted that did not have them
+	default: // the slots may be missing, if a standby without them was promoted
 		e.kind.slotsMade.Store(false)
 	}
 	return taken, err
 }
 
-// freeSlot frees the slot of a call outside of a transaction. It tries until the partition is to
-// move: the end of the ownership frees it, too.
+// freeSlot frees the slot of a call outside of a transaction. It retries until the partition must
+// move; the end of the ownership also frees the slot.
 func (e *execution) freeSlot() {
 	if !e.slot {
 		return
@@ -65,8 +65,8 @@ func (e *execution) freeSlot() {
 	})
 }
 
-// waitForSlot leaves everything as it is, and says why.
+// waitForSlot leaves the schedule or job as it is, with the reason that it is blocked.
 func (d *decision) waitForSlot(r *record, k *kind) {
 	*d = decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Due: r.Due, Trying: r.Trying}}
-	d.BlockedReason = storableText(fmt.Errorf("as many runs of kind %q are under way as its limit allows", k.name))
+	d.BlockedReason = storableText(fmt.Errorf("the limit of runs of kind %q is reached", k.name))
 }

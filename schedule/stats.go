@@ -7,31 +7,35 @@ import (
 	"time"
 )
 
-// Stats are the numbers of a scheduler in this process, for metrics and health checks. Counters
-// begin with the process.
+// Stats has the numbers of a Scheduler in this process, for metrics and health checks. Counters
+// begin at 0 when the process starts.
 type Stats struct {
 	Partitions int // owned
-	Running    int // handlers under way, at most as many as WithMaxRunning says
-	// Waiting counts schedules and jobs that are due, and wait for one of those to end, or for a run
-	// under their key; of many, those that a poll found.
-	Waiting       int
-	CrashSuspects int                  // schedules and jobs that are due soon, and may crash their process: see WithMaxCrashes
-	Polls         int64                // for what is due; about one each second
-	PollErrors    int64                // of these
-	PollTime      time.Duration        // that all of them took
-	SinceLastPoll time.Duration        // since the last that succeeded was sent, or since Run began; 0: Run is not under way
-	ClockOffset   time.Duration        // of the database's clock before that of this host; 0: it is not known yet
-	ClockUnstable bool                 // that clock has stepped: no run begins until it is trusted
-	Kinds         map[string]KindStats // by name, all that are registered. It is the caller's
+	Running    int // handlers under way, at most WithMaxRunning
+	// Waiting counts schedules and jobs that are due, and wait for room or for another run of their
+	// key. If there are many, it counts those that the last poll returned.
+	Waiting int
+	// Schedules and jobs that are due soon and may crash their process: see WithMaxCrashes
+	CrashSuspects int
+	Polls         int64         // polls for due schedules and jobs; about one each second
+	PollErrors    int64         // failed polls
+	PollTime      time.Duration // total time of all polls
+	// Since the last successful poll was sent, or since Run began; 0: Run is not under way
+	SinceLastPoll time.Duration
+	// The database's clock minus the clock of this host; 0: not known yet
+	ClockOffset time.Duration
+	// The database's clock has stepped: no run begins until it is trusted
+	ClockUnstable bool
+	Kinds         map[string]KindStats // by name, all registered kinds; the caller owns the map
 }
 
-// KindStats are the numbers of a kind. They count what this process wrote down, of one tick or one
-// job each. If the answer to a commit was lost, it is not counted.
+// KindStats has the numbers of a kind. The outcomes are those that this process recorded, one for
+// each tick or job. If the answer to a commit was lost, its outcome is not counted.
 type KindStats struct {
 	Running   int      // handlers under way
-	Begun     int64    // calls of the handler, also again for the same tick
-	Retried   int64    // runs that failed, and run again: see WithMaxAttempts
-	Snoozed   int64    // runs that their handler has put off: see Snooze
+	Begun     int64    // calls of the handler, including repeated calls for one tick
+	Retried   int64    // runs that failed and run again: see WithMaxAttempts
+	Snoozed   int64    // runs whose handler returned Snooze
 	Succeeded int64    // OutcomeSucceeded
 	Failed    int64    // OutcomeFailed
 	Unknown   int64    // OutcomeUnknown
@@ -40,12 +44,14 @@ type KindStats struct {
 	Lateness  Lateness // of the calls
 }
 
-// Lateness is how long after they were due handlers were called, by the database's clock. A tick is
-// due at its time and its jitter; a tick that is retried is due when its retry is.
+// Lateness has the delays from due times to calls of handlers, by the database's clock. A tick is
+// due at its time plus its jitter, and a retried tick when its retry is.
 type Lateness struct {
-	Count  int64
-	Sum    time.Duration
-	Within []int64 // how many were no later than the bound of the same index in LatenessBounds. It is the caller's
+	Count int64
+	Sum   time.Duration
+	// How many were no later than the bound of the same index in LatenessBounds; the caller owns
+	// the slice
+	Within []int64
 }
 
 var latenessBounds = [...]time.Duration{
@@ -53,13 +59,14 @@ var latenessBounds = [...]time.Duration{
 	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute, 5 * time.Minute, time.Hour,
 }
 
-// LatenessBounds returns the bounds of Lateness.Within, from 5ms to 1h. The slice is the caller's.
+// LatenessBounds returns the bounds of Lateness.Within, from 5 ms to 1 h. The caller owns the
+// slice.
 func LatenessBounds() []time.Duration {
 	return slices.Clone(latenessBounds[:])
 }
 
-// Stats returns the scheduler's numbers now. It sends no statement, and waits for nothing. It is
-// safe for concurrent use, also before Run and after it.
+// Stats returns the numbers of the Scheduler now. It sends no statement, and does not wait. It is
+// safe for concurrent use, also before and after Run.
 func (s *Scheduler) Stats() Stats {
 	c := &s.counts
 	st := Stats{Polls: c.polls.Load(), PollErrors: c.pollErrors.Load(), PollTime: time.Duration(c.pollTime.Load()), Kinds: s.registry.stats()}
@@ -75,17 +82,19 @@ func (s *Scheduler) Stats() Stats {
 	st.Partitions = len(p.owned.all())
 	now := time.Now()
 	if server, known := p.clock.at(now); known {
-		st.ClockOffset = server.Round(0).Sub(now.Round(0)) // what the clocks show, not what has passed
+		// the difference of the clocks, not of elapsed time
+		st.ClockOffset = server.Round(0).Sub(now.Round(0))
 	}
 	st.ClockUnstable = p.clock.unstable()
 	return st
 }
 
-// counts are what Stats returns of a scheduler.
+// counts has the numbers of a Scheduler.
 type counts struct {
 	polls, pollErrors, pollTime atomic.Int64
-	polled                      atomic.Int64 // when the last look that did not fail was sent: how long after processStart
-	waiting, suspects           atomic.Int64
+	// when the last successful poll was sent: time after processStart
+	polled            atomic.Int64
+	waiting, suspects atomic.Int64
 }
 
 // poll counts a poll.
@@ -99,11 +108,11 @@ func (c *counts) poll(sent time.Time, err error) {
 	c.polled.Store(int64(sent.Sub(processStart)))
 }
 
-// kindCounts are what Stats returns of a kind.
+// kindCounts has the numbers of a kind.
 type kindCounts struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the following fields
 	stats KindStats
-	late  [len(latenessBounds) + 1]int64 // the last is of those beyond all bounds
+	late  [len(latenessBounds) + 1]int64 // the last counts what is later than all bounds
 }
 
 // count changes the numbers.
@@ -113,7 +122,7 @@ func (c *kindCounts) count(change func(k *KindStats)) {
 	change(&c.stats)
 }
 
-// begin counts a call that is so late, until the returned function is called.
+// begin counts a call with its lateness, and returns a function that counts the end of the call.
 func (c *kindCounts) begin(late time.Duration) (end func()) {
 	late = max(0, late)
 	bucket, _ := slices.BinarySearch(latenessBounds[:], late)
@@ -126,7 +135,7 @@ func (c *kindCounts) begin(late time.Duration) (end func()) {
 	return func() { c.count(func(k *KindStats) { k.Running-- }) }
 }
 
-// wrote counts outcomes that were committed.
+// wrote counts committed outcomes.
 func (c *kindCounts) wrote(outcomes []newEntry) {
 	c.count(func(k *KindStats) {
 		of := map[Outcome]*int64{

@@ -15,9 +15,9 @@ import (
 	"github.com/pgleases/pgleases/schedule/sql"
 )
 
-// This file is all that sends SQL: one method for each statement in sql.
+// This file sends all SQL of the package: one method for each statement in sql.
 
-// statements are those of sql/statements.sql, by their names: see store.Fill.
+// statements has the statements of sql/statements.sql by name: see store.Fill.
 type statements struct {
 	Channel, Join, Place, Poll, Begin, End, Open, Limit string
 	Close, TickSucceeded, CloseJob, JobSucceeded        string
@@ -38,7 +38,7 @@ type db struct {
 	partitions int
 	statements statements
 	times      *timings
-	staged     bool // a test moves the time
+	staged     bool // the clock of a test counts
 
 	reason, actor string // of WithReason
 }
@@ -55,17 +55,18 @@ type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// void runs a statement whose result is not used.
+// void runs a statement, and ignores its result.
 func void(ctx context.Context, q querier, statement string, args ...any) error {
 	return q.QueryRow(ctx, statement, args...).Scan(nil)
 }
 
-// maxConflicts is how often a transaction is tried that the database broke off in favor of another.
+// maxConflicts is how many attempts a transaction has that the database breaks off in favor of
+// another.
 const maxConflicts = 3
 
 var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
 
-// inTx runs f in a transaction of its own, again if the database broke it off.
+// inTx runs f in its own transaction, and repeats it if the database broke it off.
 func (d *db) inTx(ctx context.Context, f func(pgx.Tx) error) error {
 	return d.repeat(ctx, maxConflicts, conflict, func() error { return d.inOneTx(ctx, f) })
 }
@@ -79,17 +80,17 @@ func (d *db) inOneTx(ctx context.Context, f func(pgx.Tx) error) error {
 	}))
 }
 
-// briefly is inTx within the time that the database is given for an answer.
+// briefly is inTx with the time limit for an answer of the database.
 func (d *db) briefly(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
 	return d.within(ctx, func(ctx context.Context) error {
 		return d.inTx(ctx, func(tx pgx.Tx) error { return f(ctx, tx) })
 	})
 }
 
-// repeat calls f, atMost times, until it returns no error that passes.
+// repeat calls f up to atMost times, while passes is true for its error.
 func (d *db) repeat(ctx context.Context, atMost int, passes func(error) bool, f func() error) error {
 	if d.staged {
-		atMost = min(atMost, 3) // mostly what is in its way waits for the test
+		atMost = min(atMost, 3) // usually the other transaction waits for the test
 	}
 	for tries := 1; ; tries++ {
 		err := f()
@@ -100,13 +101,13 @@ func (d *db) repeat(ctx context.Context, atMost int, passes func(error) bool, f 
 	}
 }
 
-// within bounds what the database is asked besides a handler's statements: a connection that was
-// dropped without a word holds up no run.
+// within limits the time of statements besides those of handlers, so a silent connection delays no
+// run for longer.
 func (d *db) within(ctx context.Context, f func(context.Context) error) error {
 	return inTime(ctx, d.times.answer, f)
 }
 
-// inTime bounds a call.
+// inTime limits the time of a call.
 func inTime(ctx context.Context, d time.Duration, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -129,9 +130,9 @@ func (d *db) sendPlace(ctx context.Context, q querier, misplaced []subject) erro
 	return void(ctx, q, d.statements.Place, d.group, int32(d.partitions), schedules, jobs)
 }
 
-// idsOf returns the ids of schedules and of jobs, apart.
+// idsOf returns the IDs of schedules and those of jobs.
 func idsOf(subjects []subject) (schedules, jobs []int64) {
-	schedules, jobs = []int64{}, []int64{} // no NULL
+	schedules, jobs = []int64{}, []int64{} // not NULL
 	for _, s := range subjects {
 		if s.Job {
 			jobs = append(jobs, s.ID)
@@ -142,8 +143,8 @@ func idsOf(subjects []subject) (schedules, jobs []int64) {
 	return schedules, jobs
 }
 
-// sendPoll returns what is due of a poll, the database's time when it began with that, and how long
-// it took over it.
+// sendPoll returns what is due, the database's time when the poll began, and how long the poll took
+// there.
 func (d *db) sendPoll(ctx context.Context, q querier, p *poll, keys []string) (clock time.Time, took time.Duration, due []item, err error) {
 	var micro, spent int64
 	var f struct {
@@ -169,19 +170,19 @@ func (d *db) sendPoll(ctx context.Context, q querier, p *poll, keys []string) (c
 	return time.UnixMicro(micro), time.Duration(spent) * time.Microsecond, due, nil
 }
 
-// begin writes to crashed whether the owner before crashed while something may have run.
+// begin sets crashed to whether the previous owner crashed while runs may have been under way.
 func (d *db) begin(crashed *bool) opening {
 	return opening{d.statements.Begin, []any{d.group, d.times.lockWait.Milliseconds()}, func(row pgx.Row) error { return row.Scan(crashed) }}
 }
 
-// end notes that all runs have ended, those too of which a crash is counted.
+// end records that all runs have ended, including those with a counted crash.
 func (d *db) end(counted []subject) opening {
 	schedules, jobs := idsOf(counted)
 	args := []any{d.group, schedules, jobs, d.times.lockWait.Milliseconds()}
 	return opening{d.statements.End, args, func(row pgx.Row) error { return row.Scan(nil) }}
 }
 
-// open writes to r the schedule or the job; nil: there is none.
+// open sets *r to the schedule or job; nil if it does not exist.
 func (d *db) open(r **record, of subject, run string, timeout, idle time.Duration) opening {
 	args := []any{of.ID, of.Job, run, timeout.Milliseconds(), idle.Milliseconds(), d.times.lockWait.Milliseconds()}
 	return opening{d.statements.Open, args, func(row pgx.Row) error {
@@ -194,11 +195,12 @@ func (d *db) open(r **record, of subject, run string, timeout, idle time.Duratio
 	}}
 }
 
-// sendClose ends a run, under limits of its own: those until then are the handler's. It commits the
-// transaction, and takes limit at most.
+// sendClose ends a run, with limits of its own, because those before are the handler's. It commits
+// the transaction, and takes at most limit.
 func (d *db) sendClose(ctx context.Context, tx *transaction, r *record, run string, st step, limit time.Duration) error {
 	st.Outcomes = listed(st.Outcomes)
-	if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" { // and may not have the letters of an error
+	// it may lack characters of an error
+	if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" {
 		st.inASCII()
 	}
 	batch := new(pgx.Batch)
@@ -227,31 +229,32 @@ func (d *db) sendClose(ctx context.Context, tx *transaction, r *record, run stri
 		batch.Queue(d.statements.Close, r.ID, run, r.Revision, r.Cursor, encode(st)).Exec(ended)
 	}
 	err := inTime(ctx, limit, func(ctx context.Context) error { return tx.commit(ctx, batch) })
-	if !closed && store.LockTimeout(err) { // else it is the commit's: a constraint of the handler's tables that waited
+	// otherwise a deferred constraint of the handler's tables waited during the commit
+	if !closed && store.LockTimeout(err) {
 		return locked{err}
 	}
 	return err
 }
 
-// onlyDone reports whether one tick succeeded, and nothing else is to be written: what
-// schedule_tick_succeeded writes.
+// onlyDone reports whether one tick succeeded, and the step has no other change, as
+// schedule_tick_succeeded writes it.
 func (st *step) onlyDone() bool {
 	return len(st.Outcomes) == 1 && st.Outcomes[0].Outcome == OutcomeSucceeded && st.Trying == nil && st.BlockedReason == nil && st.PausedAt == nil
 }
 
-// shownMicro is what clocks show, in microseconds since 1970 as if they were those of UTC.
+// shownMicro returns a local time as microseconds since 1970, as if it were in UTC.
 func shownMicro(local time.Time) int64 {
 	_, offset := local.Zone()
 	return local.UnixMicro() + int64(offset)*1e6
 }
 
-// sendEnqueue returns the IDs of jobs; none: the unique key is taken.
+// sendEnqueue returns the IDs of jobs; empty if the unique key is taken.
 func (d *db) sendEnqueue(ctx context.Context, q querier, jobs []newJob, taken string) (ids []int64, err error) {
 	err = q.QueryRow(ctx, d.statements.Enqueue, d.group, int32(d.partitions), encode(jobs), taken).Scan(&ids)
 	return ids, err
 }
 
-// sendJob returns a job, or what became of it; nil: there is neither.
+// sendJob returns a job, or its outcome; nil if neither exists.
 func (d *db) sendJob(ctx context.Context, q querier, id int64) (*Job, error) {
 	var found *string
 	if err := q.QueryRow(ctx, d.statements.Job, d.group, id).Scan(&found); err != nil {
@@ -264,7 +267,7 @@ func (d *db) sendJobs(ctx context.Context, q querier, f JobFilter, after int64) 
 	return collect[Job](ctx, q, d.statements.Jobs, d.group, f.Kind, f.Prefix, string(f.State), after, page)
 }
 
-// sendChange changes a schedule or a job: see schedule_edit. If it is done, asks is nil.
+// sendChange changes a schedule or a job: see schedule_edit. asks is nil when the change is made.
 func (d *db) sendChange(ctx context.Context, tx pgx.Tx, verb string, name *string, what map[string]any) (asks *record, ids []int64, refused int, err error) {
 	text, err := json.Marshal(what)
 	if err != nil {
@@ -282,7 +285,8 @@ func (d *db) sendChange(ctx context.Context, tx pgx.Tx, verb string, name *strin
 	return asks, ids, refused, err
 }
 
-// sendGet locks a schedule for an edit, and returns the time, and the schedule; nil: there is none.
+// sendGet locks a schedule for an edit. It returns the time, and the schedule; nil if it does not
+// exist.
 func (d *db) sendGet(ctx context.Context, q querier, name string, args json.RawMessage) (clock time.Time, r *record, err error) {
 	var micro int64
 	var found *string
@@ -292,8 +296,8 @@ func (d *db) sendGet(ctx context.Context, q querier, name string, args json.RawM
 	return time.UnixMicro(micro), r, err
 }
 
-// sendPut reports whether a schedule is written: a new one is not if another transaction has
-// created one of its name.
+// sendPut reports whether a schedule is written. A new schedule is not written if another
+// transaction created one of its name.
 func (d *db) sendPut(ctx context.Context, q querier, r *record, outcomes []newEntry) (written bool, err error) {
 	err = q.QueryRow(ctx, d.statements.Put, d.group, int32(d.partitions), encode(r), encode(listed(outcomes))).Scan(&written)
 	return written, err
@@ -303,8 +307,8 @@ func (d *db) sendDeclare(ctx context.Context, q querier, names []string) error {
 	return void(ctx, q, d.statements.Declare, d.group, names)
 }
 
-// sendDeclared returns what is there of the schedules that the code declares, and how many
-// partitions the lease has; 0: there is none.
+// sendDeclared returns the stored schedules among the declared ones, and how many partitions the
+// lease has; 0 if it does not exist.
 func (d *db) sendDeclared(ctx context.Context, q querier, declared []*record) (have map[string]*record, partitions int, err error) {
 	var names, args, texts []string
 	for _, r := range declared {
@@ -328,7 +332,7 @@ func (d *db) sendList(ctx context.Context, q querier, f ScheduleFilter, after st
 	return collect[Schedule](ctx, q, d.statements.List, d.group, f.Only, f.Prefix, after, most)
 }
 
-// sendHistory returns the entries of a schedule; of failed jobs, if name is nil.
+// sendHistory returns the entries of a schedule; if name is nil, of failed jobs.
 func (d *db) sendHistory(ctx context.Context, q querier, name *string, before int64, most int) ([]*Entry, error) {
 	return collect[Entry](ctx, q, d.statements.History, d.group, name, before, most)
 }
@@ -342,7 +346,7 @@ func (d *db) sendMakeSlots(ctx context.Context, q querier, k *kind) error {
 	return void(ctx, q, d.statements.MakeSlots, d.group, k.name, k.limits.concurrent)
 }
 
-// sendTakeSlot reports whether there was a slot for a run; run is nil for one that ends with the
+// sendTakeSlot reports whether a slot was free for a run. run is nil if the slot ends with the
 // transaction.
 func (d *db) sendTakeSlot(ctx context.Context, tx *transaction, k *kind, p pgleases.Partition, run *string) (taken bool, err error) {
 	err = tx.QueryRow(ctx, d.statements.TakeSlot, d.group, k.name, k.limits.concurrent, p.Number, p.Epoch, run).Scan(&taken)
@@ -364,7 +368,7 @@ func collect[T any](ctx context.Context, q querier, statement string, args ...an
 	})
 }
 
-// listed is the outcomes as a list, even if there are none.
+// listed returns the outcomes as a list that is not nil.
 func listed(outcomes []newEntry) []newEntry { return append([]newEntry{}, outcomes...) }
 
 // decode returns nil for NULL.
@@ -376,7 +380,7 @@ func decode[T any](text *string) (*T, error) {
 	return v, json.Unmarshal([]byte(*text), v)
 }
 
-// encode returns the JSON of what is always JSON.
+// encode returns the JSON of a value that always has JSON.
 func encode(v any) string {
 	b, err := json.Marshal(v)
 	if err != nil {

@@ -14,34 +14,34 @@ import (
 	"github.com/pgleases/pgleases/internal/bridge"
 )
 
-// transactions begins transactions under the guard of a partition. One round trip begins each, and
-// one ends it.
+// transactions begins transactions under the guard of a partition. Each begins with one round trip,
+// and ends with one.
 type transactions struct {
 	db    *db
 	fence fence
 	clock *serverClock
 }
 
-// A fence queues a statement that guards a partition itself: its first arguments are the lease, the
+// A fence queues a statement that guards a partition itself. Its first arguments are the lease, the
 // partition and the epoch; args are the others.
 type fence func(batch *pgx.Batch, p pgleases.Partition, statement string, args []any, read func(pgx.Row) error) error
 
-// leaseFence is the fence of a lease.
+// leaseFence returns the fence of a lease.
 func leaseFence(lease *pgleases.Lease) fence {
 	return func(batch *pgx.Batch, p pgleases.Partition, statement string, args []any, read func(pgx.Row) error) error {
 		return bridge.Guarded(lease, p).QueueStatement(batch, statement, args, read)
 	}
 }
 
-// An opening is the statement that begins a transaction, and guards its partition.
+// An opening is the statement that begins a transaction and guards its partition.
 type opening struct {
 	statement string
 	args      []any
 	read      func(pgx.Row) error
 }
 
-// guarded runs f in a transaction of the pool's, and commits it if f has not. What opens it is
-// answered before f.
+// guarded runs f in a transaction of the pool, and commits it if f did not. The answer of the
+// opening has arrived before f is called.
 func (t *transactions) guarded(life context.Context, p pgleases.Partition, open opening, f func(*transaction) error) error {
 	var conn *pgxpool.Conn
 	err := t.db.within(life, func(ctx context.Context) (err error) {
@@ -55,7 +55,8 @@ func (t *transactions) guarded(life context.Context, p pgleases.Partition, open 
 	tx := &transaction{Tx: closedTx}
 	defer func() {
 		if !tx.ended.Load() {
-			_ = t.db.within(context.WithoutCancel(life), tx.Tx.Rollback) // if it was not committed; an error has closed the connection
+			// if it was not committed, and no error has closed the connection
+			_ = t.db.within(context.WithoutCancel(life), tx.Tx.Rollback)
 		}
 	}()
 	err = t.db.within(life, func(ctx context.Context) error {
@@ -86,8 +87,8 @@ type transaction struct {
 	ended atomic.Bool // by commit
 }
 
-// commit commits with what is queued, which is sent before: if a statement of it fails, the server
-// skips the others, and commits nothing.
+// commit sends the queued statements, and commits. If a statement fails, the server skips the
+// others, and does not commit.
 func (t *transaction) commit(ctx context.Context, batch *pgx.Batch) error {
 	batch.Queue("commit").Exec(func(done pgconn.CommandTag) error {
 		if done.String() != "COMMIT" {
@@ -100,25 +101,25 @@ func (t *transaction) commit(ctx context.Context, batch *pgx.Batch) error {
 	return err
 }
 
-// A handlerTx is the transaction as the handler has it: it cannot end it. When that has ended, it
-// and its savepoints lead nowhere: the connection may be another run's.
+// A handlerTx is the transaction as the handler has it, which cannot end it. After its end, it and
+// its savepoints return pgx.ErrTxClosed, because the connection may belong to another run.
 type handlerTx struct {
 	pgx.Tx
 	of *transaction
 }
 
-var errNotYours = errors.New("schedule: the handler does not end its transaction: return nil to have it committed, an error to have it rolled back")
+var errNotYours = errors.New("schedule: the handler must not end its transaction: return nil to commit it, or an error to roll it back")
 
 func (handlerTx) Commit(context.Context) error   { return errNotYours }
 func (handlerTx) Rollback(context.Context) error { return errNotYours }
 
-// A savepoint is one of the handler's, which it ends itself.
+// A savepoint is one of the handler, which may end it.
 type savepoint struct{ handlerTx }
 
 func (s savepoint) Commit(ctx context.Context) error   { return s.live().Commit(ctx) }
 func (s savepoint) Rollback(ctx context.Context) error { return s.live().Rollback(ctx) }
 
-// closedTx answers everything with pgx.ErrTxClosed.
+// closedTx returns pgx.ErrTxClosed from every method.
 var closedTx = func() pgx.Tx {
 	batch := new(pgx.Batch)
 	batch.BeginTx(readCommitted)

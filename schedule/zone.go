@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// This file has the ticks of a cron expression in a zone, whose clocks are set forward and back.
-// What the expression says of a day is in cron.go.
+// This file computes the ticks of a cron expression in a zone whose clocks are set forward and
+// back. cron.go decides which local times match.
 
-var zones sync.Map // of *time.Location by name: reading one takes longer than all else that Cron does
+var zones sync.Map // *time.Location by name; reading a zone takes longer than the rest of Cron
 
 func loadZone(name string) (*time.Location, error) {
 	if zone, ok := zones.Load(name); ok {
 		return zone.(*time.Location), nil
 	}
-	switch file := path.Clean(strings.ToLower(name)); { // some file systems heed no case
+	switch file := path.Clean(strings.ToLower(name)); { // some file systems ignore case
 	case name == "", file == "local", file == "localtime", file == "posixrules":
 		return nil, errors.New("it differs between hosts")
 	case strings.HasPrefix(file, "right/"):
@@ -27,13 +27,13 @@ func loadZone(name string) (*time.Location, error) {
 	}
 	zone, err := time.LoadLocation(name)
 	if err != nil {
-		return nil, fmt.Errorf("%w (where a host has no zones, import time/tzdata)", err)
+		return nil, fmt.Errorf("%w (if the host has no zone files, import time/tzdata)", err)
 	}
 	zones.Store(name, zone)
 	return zone, nil
 }
 
-// mark returns what the clocks showed at a tick; never if that is not known.
+// mark returns the local time of a tick in seconds; never if it is not known.
 func mark(t Tick) int64 {
 	if t.Local.IsZero() {
 		return never
@@ -50,12 +50,12 @@ func (c *clock) tick(at int64) Tick {
 // A span is the time between two changes of the clocks.
 type span struct {
 	start, end int64 // instants
-	offset     int64 // of the clocks
-	from       int64 // clocks: times before that were shown before
-	makeUp     bool  // there is a tick at start for what was left out
+	offset     int64 // of the clocks from UTC
+	from       int64 // local: earlier local times were shown in an earlier span
+	makeUp     bool  // start is a tick, for the local times that were left out
 }
 
-// span returns the span in which an instant is. Local is what the clocks showed at the last tick.
+// span returns the span that contains an instant. local is the local time of the last tick.
 func (c *clock) span(at, local int64) span {
 	s := c.bounds(at)
 	if c.hourly {
@@ -66,7 +66,7 @@ func (c *clock) span(at, local int64) span {
 	if local != never {
 		s.from++
 	}
-	// The latest that the clocks have shown before, also if they were changed twice in short time.
+	// The latest local time before the span. The clocks may have changed twice within a short time.
 	for start := s.start; start > s.start-apart && start != never; {
 		before := c.bounds(start - 1)
 		s.from = max(s.from, start+before.offset)
@@ -81,9 +81,9 @@ func (c *clock) span(at, local int64) span {
 	return s
 }
 
-// bounds returns from when and until when the clocks have the offset that they have at an instant,
-// by package time. The start may be that of an earlier span: if zone data end with a rule, it is
-// from that rule, although the data list a later change.
+// bounds returns the span of an instant, by package time. The start may be that of an earlier span:
+// if zone data ends with a rule, package time computes it from the rule, even if the data lists a
+// later change.
 func (c *clock) bounds(at int64) span {
 	t := time.Unix(at, 0).In(c.location)
 	_, offset := t.Zone()
@@ -97,13 +97,13 @@ func (c *clock) bounds(at int64) span {
 	return s
 }
 
-// end returns when a span ends.
+// end returns when the span of an instant ends.
 func (c *clock) end(at int64) int64 {
 	_, end := time.Unix(at, 0).In(c.location).ZoneBounds()
 	switch {
 	case end.IsZero():
 		return math.MaxInt64 - apart
-	case end.Unix() <= at: // package time returns that on 31 December of leap years, if it goes by the rule
+	case end.Unix() <= at: // package time returns this on 31 December of leap years, if it uses the rule
 		date, _ := divide(at, day)
 		return (date + 1) * day
 	}
@@ -124,7 +124,7 @@ func (c *clock) next(after, local int64) (int64, bool) {
 		if shown < s.end+s.offset {
 			return shown - s.offset, true
 		}
-		// Skip the spans without one; in the next one the clocks may show again what they have shown.
+		// Skip the spans without a tick. In the next span the clocks may repeat local times.
 		shown, _ = c.ceil(s.end - apart)
 		at = max(s.end, shown-apart)
 	}

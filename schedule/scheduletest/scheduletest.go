@@ -1,48 +1,48 @@
-// Package scheduletest runs schedules and jobs under a clock that a test moves, on a database of
-// the test's own and without waiting, for tests of an application's handlers, rules and policies.
+// Package scheduletest tests an application's handlers, rules and policies: it runs schedules and
+// jobs under a clock that the test moves, on a database of the test, without waiting.
 //
-// A test makes a [Scheduler] with [New], gives the *schedule.Scheduler in it to the code that it
-// tests, which registers kinds and adds schedules as in production, and moves the time on with
-// [Scheduler.Advance]. What is due on the way is run, in order, at exactly its instant, before
-// Advance returns: a week of an hourly schedule takes less than a second. Then the test looks at
-// what the handlers did, in the database and elsewhere, and at what Get, Job and History tell.
+// A test creates a [Scheduler] with [New]. It passes the embedded *schedule.Scheduler to the code
+// under test, which registers kinds and adds schedules as in production. Then it moves the clock
+// with [Scheduler.Advance]. Advance runs everything that becomes due, in order, each at exactly its
+// instant, before it returns: a week of an hourly schedule takes less than a second. Then the test
+// checks what the handlers did, in the database and elsewhere, and what Get, Job and History
+// return.
 //
 // # The database
 //
-// New takes a pool, as schedule.New does. Each New makes the tables in a new schema, whose name
+// New takes a pool, as schedule.New does. Each New creates the tables in a new schema, whose name
 // begins with scheduletest_, and drops it when the test ends. The role of the pool needs the right
-// to create schemas in its database. The application's tables are where its statements find them,
-// with the pool's search_path. Such a pool can lead to:
+// to create schemas in its database. Statements find the application's tables by the pool's
+// search_path. The pool can connect to:
 //
-//   - the database that an environment variable names, such as DATABASE_URL: on a developer's
-//     machine a local server, in CI a service container, such as the image postgres under services
-//     in GitHub Actions or GitLab CI;
-//   - a container that the test starts itself, with
+//   - the database that an environment variable names, for example DATABASE_URL: a local server on
+//     a developer's machine, and in CI a service container, for example the image postgres under
+//     services in GitHub Actions or GitLab CI;
+//   - a container that the test starts, with
 //     github.com/testcontainers/testcontainers-go/modules/postgres or github.com/ory/dockertest;
 //   - a server without a container, with github.com/fergusstrange/embedded-postgres.
 //
-// All tests of a package can share one pool, also those that run in parallel: their schemas are
-// different. Tests that share tables of the application cannot run in parallel, unless each has a
-// database or a search_path of its own.
+// All tests of a package can share one pool, including parallel tests, because each has its own
+// schema. Tests that share tables of the application cannot run in parallel, unless each has its
+// own database or search_path.
 //
 // # Differences from production
 //
 // The handlers, their transactions and all SQL of package schedule run as in production. Only two
-// SQL functions are made for tests: the one that tells the time, and one that gives all partitions
-// to the process of the test, without a client, a heartbeat and a TTL. So a debugger may stop the
-// test for as long as it likes.
+// SQL functions are special: one returns the time, and one gives all partitions to the process of
+// the test, without a client, a heartbeat and a TTL. So a debugger may stop the test for any time.
 //
-//   - Nothing is late by itself. A job is run at the instant at which it is due, and a run takes no
-//     time: so runs never overlap, no tick is skipped for one, and no WithTimeout, drain or
+//   - A job runs at exactly the instant at which it is due, and a run takes no time. So runs never
+//     overlap, no tick is skipped for that, and no WithTimeout, WithDrainTimeout or
 //     WithMaxConcurrent is reached.
-//   - now() in a handler's own SQL is the real time. [Scheduler.Now] is the test's, and
+//   - now() in a handler's own SQL is the real time. [Scheduler.Now] is the time of the test, and
 //     schedule.Run has the times of the tick.
-//   - One process runs at a time, and one handler. [Scheduler.Crash], [Scheduler.Outage] and
-//     [Scheduler.Deploy] have another process follow it.
-//   - A statement waits for a lock for 100 ms, of real time: mostly what has the lock waits for the
-//     test.
-//   - The backoff between attempts is exact.
-//   - The history is kept for good. WithSchema, WithoutMigration and WithRetention mean nothing.
+//   - One process runs at a time, and one handler. After [Scheduler.Crash], [Scheduler.Outage] and
+//     [Scheduler.Deploy] another process replaces it.
+//   - A statement waits for a lock for 100 ms of real time, because usually the transaction with
+//     the lock waits for the test.
+//   - The pauses of Backoff are exact.
+//   - The history is kept for ever. WithSchema, WithoutMigration and WithRetention have no effect.
 package scheduletest
 
 import (
@@ -63,27 +63,27 @@ import (
 // Group is the name of the group.
 const Group = "scheduletest"
 
-// A Scheduler is a process that runs schedules and jobs under a clock that its test moves. Give its
-// embedded *schedule.Scheduler to what is tested. Advance, Outage, Deploy and Crash are called by
-// one goroutine, the test's, or as they say by handlers; all else is safe for concurrent use. No
-// goroutine is left after the test.
+// A Scheduler is a process that runs schedules and jobs under the clock of a test. Pass its
+// embedded *schedule.Scheduler to the code under test. One goroutine, that of the test, may call
+// Advance, Outage, Deploy and Crash; a handler may also call Crash. All other methods are safe for
+// concurrent use. No goroutine remains after the test.
 //
-// Its Run is not needed. Where what is tested calls it, it puts what was added, and returns when
-// its context ends.
+// A test need not call Run. If the code under test calls Run, it stores what was added, and returns
+// when its context ends.
 type Scheduler struct {
 	*schedule.Scheduler
 	process seam.Process
 	world   *world
 
-	starting sync.Mutex // guards what follows
+	starting sync.Mutex // guards started
 	started  bool
 }
 
-// New returns a scheduler whose clock shows an instant. Nothing runs before the first Advance, or
-// Run. The options are those of schedule.New. Without WithLogger it logs to the test's output. The
-// pool has 2 connections or more; it is not closed, and is to be open until the test has ended:
-// close it with t.Cleanup, before New. The test fails at once where an option is bad, or the
-// database refuses.
+// New returns a Scheduler whose clock shows at. No run begins before the first Advance, or Run. The
+// options are those of schedule.New. Without WithLogger it logs to the test's output. The pool has
+// at least 2 connections. New does not close it, and it must stay open until the test has ended:
+// call t.Cleanup with its Close before New. The test fails at once if an option is invalid, or the
+// database returns an error.
 func New(t testing.TB, pool *pgxpool.Pool, at time.Time, opts ...schedule.Option) *Scheduler {
 	t.Helper()
 	w := newWorld(t, pool, at)
@@ -113,10 +113,10 @@ func (w *world) newProcess(opts []schedule.Option) *Scheduler {
 	return s
 }
 
-// Now is what the clock shows, in UTC and whole microseconds.
+// Now returns the time of the test, in UTC and whole microseconds.
 func (s *Scheduler) Now() time.Time { return s.world.time() }
 
-// Enqueuer returns what NewEnqueuer does, for code that only puts jobs.
+// Enqueuer returns a schedule.Enqueuer of the group, for code that only enqueues jobs.
 func (s *Scheduler) Enqueuer() *schedule.Enqueuer {
 	s.world.t.Helper()
 	e, err := schedule.NewEnqueuer(s.world.pool, Group, schedule.WithSchema(s.world.schema))
@@ -124,23 +124,22 @@ func (s *Scheduler) Enqueuer() *schedule.Enqueuer {
 	return e
 }
 
-// Advance moves the clock on by d, 0 or more, and runs what is due on the way and in the end, each
-// at its instant. The first call puts what was added, before anything else. The test fails at once
-// where schedule.Scheduler.Run would return an error.
+// Advance moves the clock on by d, and runs everything that becomes due until then, each at its
+// instant. A negative d is 0. The first call stores what was added before it runs anything. The
+// test fails at once if schedule.Scheduler.Run would return an error.
 func (s *Scheduler) Advance(d time.Duration) {
 	s.world.t.Helper()
 	s.AdvanceTo(s.Now().Add(max(0, d)))
 }
 
-// AdvanceTo is Advance up to an instant; it moves no clock back.
+// AdvanceTo is Advance up to t. It never moves the clock back.
 func (s *Scheduler) AdvanceTo(t time.Time) {
 	s.world.t.Helper()
 	s.drives("Advance", func() { s.world.drive(t) })
 }
 
-// Outage has nothing run for d: the process ends, as [Scheduler.Deploy] says, and one with the same
-// code follows when d has passed. What was due meanwhile is late then: it is run, or missed, by the
-// next Advance.
+// Outage ends the process, as [Scheduler.Deploy] does, and starts a process with the same code
+// after d. What became due in between is late: the next Advance runs it, or it is missed.
 func (s *Scheduler) Outage(d time.Duration) {
 	s.world.t.Helper()
 	s.drives("Outage", func() {
@@ -151,9 +150,9 @@ func (s *Scheduler) Outage(d time.Duration) {
 	})
 }
 
-// Deploy ends the process, and returns another, which takes its place: its code registers kinds and
-// adds schedules anew. It finds the schedules, the jobs, the history and the clock as they were. Of
-// the process before only what reads and edits is of use then.
+// Deploy ends the process, and returns another one in its place, whose code registers kinds and
+// adds schedules again. It finds the schedules, the jobs, the history and the clock unchanged. Of
+// the process before, only the methods that read and edit can be used then.
 func (s *Scheduler) Deploy(opts ...schedule.Option) (next *Scheduler) {
 	s.world.t.Helper()
 	next = s
@@ -164,10 +163,10 @@ func (s *Scheduler) Deploy(opts ...schedule.Option) (next *Scheduler) {
 	return next
 }
 
-// Crash ends the process at once, as kill -9 would: nothing of its runs that is not committed is
-// ever. A process with the same code follows after a while, 0 or more. Where a handler calls it, or
-// what a handler calls, it does not return: the goroutine ends, its deferred functions are run, and
-// the contexts of the process's handlers end.
+// Crash ends the process at once, like kill -9: its runs that are not committed never will be. A
+// process with the same code starts after down; a negative down is 0. If a handler calls Crash, it
+// does not return: its goroutine ends with its deferred functions, and the contexts of the
+// process's handlers end.
 func (s *Scheduler) Crash(down time.Duration) {
 	w := s.world
 	w.mu.Lock()
@@ -180,8 +179,8 @@ func (s *Scheduler) Crash(down time.Duration) {
 	s.drives("Crash", func() { w.crash(down) })
 }
 
-// Entries returns what became of the ticks of a schedule, and of its runs besides, the oldest
-// first: History the other way round.
+// Entries returns the outcomes of a schedule's ticks and of its extra runs, oldest first: History
+// in reverse order.
 func (s *Scheduler) Entries(name string) []schedule.Entry {
 	s.world.t.Helper()
 	var entries []schedule.Entry
@@ -195,7 +194,7 @@ func (s *Scheduler) Entries(name string) []schedule.Entry {
 	return entries
 }
 
-// start puts what the code declares, and has the process own all.
+// start stores what the code declares, and makes the process the owner of all partitions.
 func (s *Scheduler) start(ctx context.Context) error {
 	s.starting.Lock()
 	defer s.starting.Unlock()
@@ -212,7 +211,7 @@ func (s *Scheduler) start(ctx context.Context) error {
 	return nil
 }
 
-// drives calls what moves the time, in a process that is there.
+// drives calls f, which moves the time, unless another process or call does.
 func (s *Scheduler) drives(call string, f func()) {
 	w := s.world
 	w.t.Helper()
@@ -220,14 +219,14 @@ func (s *Scheduler) drives(call string, f func()) {
 	switch {
 	case w.of != s:
 		w.mu.Unlock()
-		w.t.Fatalf("scheduletest: %s of a process that Deploy has ended: call that of the next", call)
+		w.t.Fatalf("scheduletest: %s of a process that Deploy has ended: call it on the Scheduler that Deploy returned", call)
 	case w.driven:
 		w.mu.Unlock()
 		w.t.Errorf(
-			"scheduletest: %s was called while the time moves: a handler calls Crash alone, and one goroutine everything else",
+			"scheduletest: %s was called while the time moves: a handler may call Crash only, and one goroutine the other methods",
 			call,
 		)
-		return // and ends no goroutine: a handler may wait for it
+		return // without ending the goroutine, because a handler may wait for it
 	}
 	w.driven = true
 	w.mu.Unlock()

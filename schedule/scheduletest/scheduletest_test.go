@@ -202,7 +202,7 @@ func TestDeployTakesOverWhatIsThere(t *testing.T) {
 	next.Advance(time.Hour)
 	expect(t, "runs", strings.Join(did, "; "), "dropped by v1; kept by v1; put by v2; kept by v2")
 	dropped := testkit.Must(next.Get(t.Context(), "dropped"))(t)
-	if !strings.Contains(dropped.Why, "declared in the code of another version") {
+	if !strings.Contains(dropped.Why, "only another version of the code declares it") {
 		t.Fatalf("what the code declares no more waits for %q", dropped.Why)
 	}
 	expect(t, "epochs", next.Entries("kept")[1].Epoch, 2)

@@ -26,30 +26,30 @@ var files embed.FS
 const (
 	mostOfOne = 250         // runs of one schedule or job at one instant
 	most      = 1_000_000   // runs at one instant
-	answers   = time.Minute // how long the database is given for an answer
+	answers   = time.Minute // the time limit for an answer of the database
 )
 
-// A world is what outlives processes: the time, and what they leave.
+// A world has what outlives processes: the time, and the database.
 type world struct {
 	t      testing.TB
 	pool   *pgxpool.Pool
 	schema string
-	text   func(name string) string // of the statements
+	text   func(name string) string // of a statement
 	stage  seam.Stage
 
-	now atomic.Int64 // microseconds since 1970; the database has it too
+	now atomic.Int64 // microseconds since 1970, as in the database
 
-	mu     sync.Mutex // guards what follows
-	driven bool       // Advance, or what else moves the time, is under way
+	mu     sync.Mutex // guards the following fields
+	driven bool       // a call that moves the time is under way
 	of     *Scheduler
-	runs   bool                    // a handler is called
-	down   time.Time               // nothing runs until then; zero: a process is there
-	end    context.CancelCauseFunc // of all that the process owns
+	runs   bool                    // a handler may be running
+	down   time.Time               // no process runs until then; zero: a process runs
+	end    context.CancelCauseFunc // ends all ownerships of the process
 
-	// The rest is for who moves the time.
-	soonest time.Time   // when the next is due; zero: nothing is known
-	begun   map[any]int // runs at this instant, of each schedule or job
-	total   int         // of them
+	// Only the call that moves the time uses the following fields.
+	soonest time.Time   // when the next item is due; zero: no item is known
+	begun   map[any]int // runs at this instant, by schedule or job
+	total   int         // runs at this instant
 }
 
 func newWorld(t testing.TB, pool *pgxpool.Pool, at time.Time) *world {
@@ -72,14 +72,14 @@ func newWorld(t testing.TB, pool *pgxpool.Pool, at time.Time) *world {
 	return w
 }
 
-// open makes the schema, which is dropped when the test ends.
+// open creates the schema, which is dropped when the test ends.
 func (w *world) open() error {
 	w.t.Cleanup(func() {
 		if err := w.ask(func(ctx context.Context) error {
 			_, err := w.pool.Exec(ctx, "DROP SCHEMA IF EXISTS "+pgx.Identifier{w.schema}.Sanitize()+" CASCADE")
 			return err
 		}); err != nil {
-			w.t.Errorf("scheduletest: the schema %s stays: is the pool closed, or a transaction open? %v", w.schema, err)
+			w.t.Errorf("scheduletest: the schema %s is not dropped: is the pool closed, or a transaction open? %v", w.schema, err)
 		}
 	})
 	return w.ask(func(ctx context.Context) error {
@@ -94,7 +94,7 @@ func (w *world) open() error {
 	})
 }
 
-// ask asks the database something.
+// ask runs f with the time limit of the database.
 func (w *world) ask(f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), answers)
 	defer cancel()
@@ -105,14 +105,14 @@ func (w *world) time() time.Time {
 	return time.UnixMicro(w.now.Load()).UTC()
 }
 
-// process is the one that runs now, or will.
+// process returns the process that runs now or next.
 func (w *world) process() *Scheduler {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.of
 }
 
-// own gives all that there is to the process.
+// own gives all partitions to the process.
 func (w *world) own() error {
 	life, end := context.WithCancelCause(context.Background())
 	w.mu.Lock()
@@ -132,7 +132,7 @@ func (w *world) own() error {
 	return nil
 }
 
-// drive moves the time on to an instant. What is due on the way is run.
+// drive moves the time to an instant, and runs everything that becomes due until then.
 func (w *world) drive(to time.Time) {
 	for {
 		w.settle()
@@ -159,7 +159,7 @@ func (w *world) set(now time.Time) {
 	clear(w.begun)
 }
 
-// must ends the test where the database does not do what it is asked.
+// must ends the test if err is not nil.
 func (w *world) must(err error) {
 	w.t.Helper()
 	if err != nil {
@@ -167,14 +167,14 @@ func (w *world) must(err error) {
 	}
 }
 
-// gone is until when there is no process; zero: there is one.
+// gone returns until when no process runs; zero if a process runs.
 func (w *world) gone() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.down
 }
 
-// next is when the next happens; zero: nothing is known.
+// next returns when something happens next; zero if that is not known.
 func (w *world) next() time.Time {
 	if down := w.gone(); !down.IsZero() {
 		return down
@@ -182,7 +182,7 @@ func (w *world) next() time.Time {
 	return w.soonest
 }
 
-// settle runs what is due now, one after the other, until nothing is.
+// settle runs what is due now, one after the other, until no item is due.
 func (w *world) settle() {
 	for {
 		if down := w.gone(); down.After(w.time()) {
@@ -198,14 +198,14 @@ func (w *world) settle() {
 		w.total++
 		if w.begun[ran] > mostOfOne || w.total > most {
 			w.t.Fatalf(
-				"scheduletest: at %v more than %d runs of one schedule or job began, or %d in all: does a handler snooze for no time, or put itself again?",
+				"scheduletest: at %v more than %d runs of one schedule or job began, or %d in all: does a handler snooze for 0 s, or enqueue itself?",
 				w.time(), mostOfOne, most,
 			)
 		}
 	}
 }
 
-// step has the process do the first of what is due, and returns what that was; nil: nothing was.
+// step runs the first item that is due, and returns it; nil if no item is due.
 func (w *world) step() (ran any) {
 	w.mu.Lock()
 	p := w.of.process
@@ -233,7 +233,7 @@ func (w *world) crash(down time.Duration) {
 	}
 }
 
-// drain has the process end.
+// drain ends the process.
 func (w *world) drain() {
 	w.mu.Lock()
 	p, end := w.of.process, w.end
