@@ -15,7 +15,8 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// Schedules that the owner cannot run wait, say why, are not late for it, and stop nobody. A process that can runs them at once.
+// Schedules that the owner cannot run are blocked, with a reason, are not late, and do not stop
+// others. A process that can run them does so at once.
 func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -68,7 +69,8 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 	}
 }
 
-// Who asks why a handler is never called finds the name of its kind beside that of the jobs that wait: one of the two is misspelt. It is logged once for each kind, and not while it may be a deploy.
+// If a kind is misspelled, Why names the kind of the blocked jobs and the registered kinds. The log
+// says so once for each kind, after the time that a deploy may take.
 func TestUnknownKindIsLogged(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -104,12 +106,13 @@ func TestUnknownKindIsLogged(t *testing.T) {
 	expect(t, log.count(`registered="[bills letters used]"`), 1, "lines with the kinds that are registered")
 	db.setClock(midnight.Add(3 * time.Hour))
 	for _, id := range ids {
-		becomes(db, "it was looked at again", true, "SELECT due > $2 FROM pgleases.jobs WHERE id = $1", id, midnight.Add(3*time.Hour))
+		becomes(db, "it was checked again", true, "SELECT due > $2 FROM pgleases.jobs WHERE id = $1", id, midnight.Add(3*time.Hour))
 	}
 	expect(t, log.count(line), 1, "lines after hours")
 }
 
-// All ticks of the time for which nobody knew the kind are run, where all are to be run, although the grace is short.
+// With MissedAll, all ticks that passed while no process knew the kind run, even if the grace is
+// short.
 func TestNoTickIsLateForWaiting(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -129,7 +132,7 @@ func TestNoTickIsLateForWaiting(t *testing.T) {
 	l.settled(newer.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 50, schedule.OutcomeMissed: 2})
 }
 
-// Bad input is an error that names it, and nothing is written.
+// Invalid input returns an error that names it, and is not written.
 func TestBadInputIsRefused(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -196,7 +199,7 @@ func TestBadInputIsRefused(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM pg_namespace WHERE nspname = 'elsewhere'"), 0, "schemas that were made nevertheless")
 }
 
-// What was put right makes nothing late: the schedule has waited for that.
+// After a schedule is corrected, the time for which it was blocked does not make it late.
 func TestAnEditOfWhatWaitsMakesNothingLate(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -212,24 +215,24 @@ func TestAnEditOfWhatWaitsMakesNothingLate(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	w.waits("close", "")
 	db.setClock(midnight.Add(50*time.Hour + 30*time.Minute))
-	db.looked() // its ticks are overdue
+	db.polled() // its ticks are overdue
 	testkit.OK(t, put())
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 50})
 	db.setClock(midnight.Add(52*time.Hour + 30*time.Minute)) // now they are late
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 50, schedule.OutcomeMissed: 2})
 }
 
-// brittle are arguments that panic when they are read.
+// brittle has arguments that panic when they are parsed.
 type brittle struct{}
 
 func (*brittle) UnmarshalJSON([]byte) error { panic("brit\x00tle") }
 
-// hollow are arguments whose error panics when its text is read.
+// hollow has arguments whose error panics when its text is read.
 type hollow struct{}
 
 func (*hollow) UnmarshalJSON([]byte) error { var err *nilPointer; return err }
 
-// A panic in the application's reading of arguments stops nobody, and whatever its text is, it is shown.
+// A panic while arguments are parsed stops no other run, and its text is shown, whatever it is.
 func TestArgumentsThatPanicWait(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -246,7 +249,8 @@ func TestArgumentsThatPanicWait(t *testing.T) {
 	}
 }
 
-// The code gives a schedule another rule than one whose zone this host does not know: that schedule waits, and the others run.
+// The code sets another rule for a schedule whose old zone this host does not know: that schedule
+// is blocked, and others run.
 func TestARuleOfBeforeThatIsNotKnownStopsNobody(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -266,13 +270,13 @@ func TestARuleOfBeforeThatIsNotKnownStopsNobody(t *testing.T) {
 	expect(t, log.count("old rule unknown here"), 1, "lines of the log")
 }
 
-// A second Scheduler of the same client and group is refused, and the first goes on.
+// A second Scheduler of the same client and group returns an error, and the first continues.
 func TestTwoSchedulersOfOneClient(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
 	l := w.runs(schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
-	db.looked()
+	db.polled()
 	second := testkit.Must(schedule.New(t.Context(), w.client, w.pool, group, schedule.WithPartitions(4), schedule.WithoutMigration()))(t)
 	if err := second.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another Scheduler of this client") {
 		t.Fatalf("to run a second: %v", err)
@@ -281,11 +285,12 @@ func TestTwoSchedulersOfOneClient(t *testing.T) {
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
-// A tick that is suspected of having killed a process is noted before its arguments are read. Where they cannot be read it has not begun: the ticks after it are not skipped for it.
+// A crash suspect is recorded before its arguments are parsed. If they cannot be parsed, the tick
+// has not begun, and later ticks are not skipped for it.
 func TestATickThatNobodyCouldReadWasNotUnderWay(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.exec("INSERT INTO pgleases.schedule_owners (group_name, partition, opened, closed, crashed) SELECT '" + group + "', n, -1, -2, false FROM generate_series(0, 3) AS n") // who died
+	db.exec("INSERT INTO pgleases.schedule_owners (group_name, partition, opened, closed, crashed) SELECT '" + group + "', n, -1, -2, false FROM generate_series(0, 3) AS n") // a crashed owner
 	maker := newWorker(db)
 	testkit.OK(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "arguments", args{}, hourly, schedule.WithGrace(90*time.Minute)))
 	db.exec(`UPDATE pgleases.schedules SET args = '{"N": "one"}'`)
@@ -304,7 +309,8 @@ func TestATickThatNobodyCouldReadWasNotUnderWay(t *testing.T) {
 	l.settled(newest.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 71, schedule.OutcomeSucceeded: 1})
 }
 
-// More jobs wait for a kind than one look may touch: it wakes some of them, and what is known runs.
+// More jobs of a kind are blocked than one poll may update: the poll updates some of them, and
+// known jobs run.
 func TestManyThatWaitStopNobody(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
@@ -324,7 +330,8 @@ func TestManyThatWaitStopNobody(t *testing.T) {
 	}
 }
 
-// What waits is looked at again after as long as it has waited: so many jobs of a kind that nobody knows cost little.
+// A blocked job is checked again after as long as it has been blocked, so many jobs of an unknown
+// kind cost little.
 func TestWhatWaitsForLongIsLookedAtSeldom(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -342,7 +349,8 @@ func TestWhatWaitsForLongIsLookedAtSeldom(t *testing.T) {
 	}
 }
 
-// A process that comes with another number of partitions is told both numbers, and changes nothing for those that run.
+// A process with another number of partitions gets an error with both numbers, and does not affect
+// the processes that run.
 func TestPartitionCountChangeRefused(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

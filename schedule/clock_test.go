@@ -13,9 +13,10 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// The server's clock is wrong for some statements, by hours, as if it were set right at once. No run begins then, so nothing is lost or run twice.
+// The server's clock is wrong by hours for some statements, and then right again. No run begins
+// meanwhile, so no tick is lost or runs twice.
 
-// wrongAt has the server's clock be wrong for statements with one of these texts, and for no other.
+// wrongAt makes the server's clock wrong for statements with one of these texts only.
 func (db *database) wrongAt(by string, texts ...string) {
 	db.t.Helper()
 	wrong := "false"
@@ -32,15 +33,16 @@ func (db *database) doneTicks(name string) int64 {
 	return one[int64](db, "SELECT coalesce(sum(ticks), 0)::bigint FROM pgleases.history WHERE name = $1 AND outcome = 'succeeded'", name)
 }
 
-// A time is believed after a minute in which no other was told.
+// A time is trusted after 1 min without another reading.
 func TestTwoWrongTimesAreNotBelieved(t *testing.T) {
 	t.Parallel()
 	wrong := [][2]time.Duration{{0, 0}, {time.Second, 8 * time.Hour}}
-	expect(t, schedule.BelievesLast(append(wrong, [2]time.Duration{62 * time.Second, 8 * time.Hour})...), true, "that one is believed that is told for a minute")
-	expect(t, schedule.BelievesLast(append(wrong, [2]time.Duration{62 * time.Second, -8 * time.Hour})...), false, "that another is believed at once")
+	expect(t, schedule.TrustsLast(append(wrong, [2]time.Duration{62 * time.Second, 8 * time.Hour})...), true, "the reading that lasts for a minute is trusted")
+	expect(t, schedule.TrustsLast(append(wrong, [2]time.Duration{62 * time.Second, -8 * time.Hour})...), false, "that another is believed at once")
 }
 
-// Each statement of a run in turn, with handlers of each kind: nothing runs twice or early, and nothing is lost.
+// The clock is wrong at each statement of a run, with handlers of each kind: no tick runs twice or
+// early, or is lost.
 func TestEachStatementOfARunAtAWrongTimeLosesNothing(t *testing.T) {
 	t.Parallel()
 	for _, by := range []string{"8 h", "-8 h"} {
@@ -76,14 +78,14 @@ func TestEachStatementOfARunAtAWrongTimeLosesNothing(t *testing.T) {
 			testkit.OK(t, again.Put(t.Context(), "again", args{}, hourly, opts...))
 			names := []string{"in", "limited", "limited too", "least", "most", "again"}
 			w.run()
-			db.looked()
+			db.polled()
 			now := midnight
 			for _, text := range []string{"schedule_open(", "schedule_close(", "schedule_close_job(", "schedule_tick_succeeded(", "schedule_job_succeeded(", "schedule_take_slot(", "schedule_begin("} {
 				now = now.Add(time.Hour)
 				db.wrongAt(by, text)
 				db.setClock(now)
 				for range 3 {
-					db.looked()
+					db.polled()
 				}
 				db.rightAgain()
 				db.setClock(now.Add(5 * time.Second)) // pauses of a millisecond are over

@@ -19,14 +19,15 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// A hundred writers put jobs under one key, while the job runs. Each is told truly what became of what it put, and what is told to be there runs once; of what is rolled back nothing is left.
+// 100 writers enqueue jobs of one key while the job runs. Each gets the true result. What was
+// enqueued runs once; what was rolled back does not exist.
 func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	w := newWorker(db)
 	schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
-	db.looked()
+	db.polled()
 	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	putter := schedule.JobsOf[string](enqueuer, "mail")
 	db.exec("CREATE TABLE public.orders (n bigint GENERATED ALWAYS AS IDENTITY, name text, job bigint)")
@@ -76,8 +77,9 @@ func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 	}
 }
 
-// Handlers and transactions of an application's put jobs and schedules, in any order. Where they wait for each other in a circle the database ends one: a handler's is run
-// again, a user's says so. All is done once.
+// Handlers and transactions of an application put jobs and schedules in any order. In a deadlock
+// the database ends one transaction: that of a handler is repeated, that of a user returns the
+// error. All work is done once.
 func TestPuttingInAnyOrderLeavesNoDeadlock(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
@@ -158,25 +160,26 @@ func TestPuttingInAnyOrderLeavesNoDeadlock(t *testing.T) {
 	}
 }
 
-// passes reports whether an error is one of the database's, by its codes.
+// passes reports whether an error is one that the database may return under contention.
 func passes(err error, codes ...string) bool {
 	var refused *pgconn.PgError
 	return errors.As(err, &refused) && slices.Contains(codes, refused.Code)
 }
 
-// The application has all of the pool's connections for a while: what is due then is late, and nothing else.
+// The application uses all connections of the pool for a while: due runs are late, with no other
+// effect.
 func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newSteadyWorker(db)
 	w.Give(500 * time.Millisecond)
-	w.LookFor(time.Second) // on a busy machine the first connection takes that long
+	w.PollLimit(time.Second) // on a busy machine the first connection takes that long
 	l, calls := newLedger(db, "close"), newLedger(db, "send")
 	calls.calls = "at least once"
 	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	testkit.OK(t, schedule.AtLeastOnce(w.Scheduler, "mail", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) }).Add("send", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	w.run().has("close")
-	db.looked()
+	db.polled()
 	var taken []*pgxpool.Conn
 	for free := true; free; {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -197,7 +200,8 @@ func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 	calls.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 }
 
-// A run is under way when its partition is wanted elsewhere, for longer than it may be then or not; meanwhile the next tick comes.
+// A partition is wanted elsewhere during a run, which ends within the drain timeout or not. The
+// next tick passes meanwhile.
 func TestASlowHandlerDuringAHandoff(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -252,14 +256,14 @@ func TestASlowHandlerDuringAHandoff(t *testing.T) {
 			db.setClock(midnight.Add(time.Hour))
 			testkit.Receive(t, "it runs", began)
 			db.setClock(midnight.Add(2 * time.Hour))
-			db.looked()
+			db.polled()
 			next := start(false)
 			w.stop() // all that it owns is wanted elsewhere
 			testkit.Until(t, "the other owns something", func() bool {
 				return one[int64](db, "SELECT count(*) FROM pgleases.partitions AS p JOIN pgleases.clients AS c ON c.session = p.owner WHERE c.id = $1 AND p.lease = 'schedule/tests'", next.client.ID()) > 0
 			})
 			if test.drain > 0 {
-				db.looked()
+				db.polled()
 				expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes while it runs")
 				close(end)
 			}
@@ -271,7 +275,8 @@ func TestASlowHandlerDuringAHandoff(t *testing.T) {
 	}
 }
 
-// An edit waits for another that has deleted its schedule, and made one of its name: that one it has locked, too, when it goes on.
+// An edit waits for another one that deletes its schedule and creates another of the name. It then
+// locks the new schedule.
 func TestEditLocksRecreatedSchedule(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -288,5 +293,5 @@ func TestEditLocksRecreatedSchedule(t *testing.T) {
 	db.blocked("it waits for the transaction", "schedule_get")
 	testkit.OK(t, replaced.Commit(t.Context()))
 	testkit.OK(t, testkit.Receive(t, "it goes on", got))
-	expect(t, one[int](db, "SELECT count(*) FROM (SELECT FROM pgleases.schedules FOR UPDATE SKIP LOCKED) AS s"), 0, "schedules that nobody has locked")
+	expect(t, one[int](db, "SELECT count(*) FROM (SELECT FROM pgleases.schedules FOR UPDATE SKIP LOCKED) AS s"), 0, "schedules without a lock")
 }

@@ -25,7 +25,7 @@ const (
 	bystanders   = 3
 )
 
-// toxic are arguments that kill the process that reads them.
+// toxic has arguments that crash the process that parses them.
 type toxic struct{}
 
 func (toxic) MarshalJSON() ([]byte, error) { return []byte("{}"), nil }
@@ -38,7 +38,7 @@ func (*toxic) UnmarshalJSON([]byte) error {
 
 func toxicHandler(context.Context, pgx.Tx, schedule.Run[toxic]) error { return nil }
 
-// names of the poison job and of those that run beside it.
+// names are those of the poison job and of the jobs that run beside it.
 func jobs() (names []string) {
 	for i := range bystanders {
 		names = append(names, fmt.Sprint("bystander ", i))
@@ -46,7 +46,7 @@ func jobs() (names []string) {
 	return append(names, "poison")
 }
 
-// victim is a process with a poison job. It is killed in the middle of all the handlers, where they run side by side.
+// victim is a process with a poison job, which crashes it while all handlers run side by side.
 func victim(url string) error {
 	ctx := context.Background()
 	pool, err := openPool(ctx, url, 12)
@@ -73,7 +73,7 @@ func victim(url string) error {
 		defer running.Add(-1)
 		n := running.Add(1)
 		if r.Crashes > 0 {
-			time.Sleep(200 * time.Millisecond) // nothing begins beside it, which tells nobody
+			time.Sleep(200 * time.Millisecond) // nothing begins beside it, which leaves no trace
 		}
 		switch {
 		case r.Crashes > 0 && n > 1:
@@ -99,7 +99,7 @@ func victim(url string) error {
 	return s.Run(ctx)
 }
 
-// killVictims starts so many processes one after the other, each of which is to be killed by a job.
+// killVictims starts n processes one after the other, each of which a job crashes.
 func killVictims(t *testing.T, url string, n int, after func(), environment ...string) {
 	t.Helper()
 	for life := range n {
@@ -117,7 +117,8 @@ func killVictims(t *testing.T, url string, n int, after func(), environment ...s
 	}
 }
 
-// To read arguments may kill the process as a handler may, in a transaction or not. They are dead after as many crashes.
+// Parsing arguments may crash the process as a handler may, in a transaction or not. The run fails
+// after the same number of crashes.
 func TestArgumentsThatKillTheirProcessFail(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"toxic", "toxic outside"} {
@@ -139,7 +140,8 @@ func TestArgumentsThatKillTheirProcessFail(t *testing.T) {
 	}
 }
 
-// A job kills its process each time that it runs. After three crashes besides the first, of which nobody knows the cause, it is dead; what ran beside it is not.
+// A job crashes its process each time that it runs. The first crash has no known cause. After 3
+// more the job has failed, and runs beside it have not.
 func TestJobThatKillsItsProcessFailsAlone(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -171,7 +173,7 @@ func TestJobThatKillsItsProcessFailsAlone(t *testing.T) {
 	ledgers["poison"].settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1, schedule.OutcomeSucceeded: 1})
 }
 
-// A crash is counted when the run begins, and taken back where the process ended the run in good order, or drained.
+// A crash is counted when the run begins, and taken back when the process ends the run, or drains.
 func TestACrashIsNotCountedWhereTheProcessLives(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -191,11 +193,11 @@ func TestACrashIsNotCountedWhereTheProcessLives(t *testing.T) {
 	w := kinds(newWorkerFor(db, 3*time.Second, schedule.WithDrainTimeout(0)))
 	db.setClock(midnight.Add(time.Hour))
 	testkit.Receive(t, "it runs", began)
-	expect(t, crashes(), 0, "crashes, where no owner before died")
-	w.die()
+	expect(t, crashes(), 0, "crashes, if no previous owner crashed")
+	w.crash()
 	w = kinds(newWorkerFor(db, 3*time.Second, schedule.WithDrainTimeout(0)))
 	testkit.Receive(t, "it runs", began)
-	expect(t, crashes(), 1, "crashes, while it runs after an owner that died")
+	expect(t, crashes(), 1, "crashes, while it runs after a crashed owner")
 	w.close()
 	expect(t, crashes(), 0, "crashes, after it was drained")
 	w = kinds(newWorkerFor(db, 3*time.Second, schedule.WithDrainTimeout(0)))
@@ -209,7 +211,7 @@ func TestACrashIsNotCountedWhereTheProcessLives(t *testing.T) {
 	l.settled(next.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
-// What may kill its process waits for what runs, and others wait for it: for a while each.
+// A crash suspect waits for other runs, and they wait for it, each for a limited time.
 func TestASuspectHoldsUpItsProcessForAWhileOnly(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// What was charged before its arguments were read, and cannot be read, has killed nothing.
+// A crash that was counted before the arguments were parsed is taken back if they cannot be parsed.
 func TestWhatCannotBeReadIsNotChargedWithACrash(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 3, 2, 1, 0, 0, 0, time.UTC)
@@ -37,7 +37,7 @@ func TestWhatCannotBeReadIsNotChargedWithACrash(t *testing.T) {
 	}
 }
 
-// What is tried as long as it takes is tried every two seconds then, however often it has failed.
+// What is retried without a limit is retried every 2 s, however often it has failed.
 func TestTheHundredthTryComesNoSoonerThanTheTenth(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

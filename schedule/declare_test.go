@@ -15,7 +15,8 @@ import (
 
 const week = 7 * 24 * time.Hour
 
-// What no running code declares any more waits for as long as that lasts, and says since when. Code that declares it again runs it by its policy.
+// A schedule that no running code declares is blocked, with the date. Code that declares it again
+// runs it by its policy.
 func TestWhatNoCodeDeclaresWaits(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -45,7 +46,7 @@ func TestWhatNoCodeDeclaresWaits(t *testing.T) {
 	dropped.settled(again.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 7*24 + 2, schedule.OutcomeSucceeded: 1})
 }
 
-// A process that runs for long notes each day what it declares.
+// A process that runs for long records each day what it declares.
 func TestARunningProcessNotesWhatItDeclares(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -60,7 +61,7 @@ func TestARunningProcessNotesWhatItDeclares(t *testing.T) {
 	}
 	db.setClock(midnight.Add(23 * time.Hour))
 	l.settled(w.Scheduler)
-	db.looked()
+	db.polled()
 	expect(t, noted(), midnight, "when it was noted, within a day")
 	now := midnight
 	for range 3 {
@@ -70,8 +71,9 @@ func TestARunningProcessNotesWhatItDeclares(t *testing.T) {
 	}
 }
 
-// The clocks of a place were to be set forward on 10 March, and then they are not; or the other way round. A process that starts with new zone data tells anew when what
-// it declares is due. Any other schedule follows when it is looked at next, by the old data. No tick is lost, and no local time comes twice.
+// A change of clocks on 10 March is canceled, or added. A process that starts with new zone data
+// computes again when its declared schedules are due. Other schedules follow after their next tick
+// by the old data. No tick is lost, and no local time runs twice.
 func TestDueTimesFollowNewZoneData(t *testing.T) {
 	t.Parallel()
 	forward := time.Date(2026, 3, 10, 0, 0, 0, 0, time.UTC)
@@ -142,7 +144,8 @@ func TestDueTimesFollowNewZoneData(t *testing.T) {
 	}
 }
 
-// A process joins when what it declares is written, as its partitions would wait for that: and it writes only what differs.
+// A process joins after it has written what it declares, because its partitions would wait. It
+// writes only what differs.
 func TestAStartWritesWhatDiffersBeforeItJoins(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -12,7 +12,7 @@ import (
 // A version of an application declares schedules.
 type version map[string]schedule.Rule
 
-// deploy starts a process of a version, and ends the one before when it runs.
+// deploy starts a process of a version, and then ends the process before.
 func (v version) deploy(db *database, before *worker) *worker {
 	db.t.Helper()
 	w := newWorker(db)
@@ -30,7 +30,8 @@ func (v version) deploy(db *database, before *worker) *worker {
 	return w
 }
 
-// No process lives for as long as the schedules' intervals: a deploy comes every ten seconds, and of each minute of the clock one is looked at, in which the ticks are.
+// A deploy every 10 s: no process runs for as long as an interval of the schedules. The test covers
+// one instant of each minute of the clock.
 func TestDeploysInCloseSuccessionLoseNoTick(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -54,16 +55,17 @@ func TestDeploysInCloseSuccessionLoseNoTick(t *testing.T) {
 	}
 }
 
-// Two versions are deployed in turn, and run side by side: one has a schedule that the other has not, and they have another rule for a third. Nothing runs that is
-// no tick, nothing twice, and what only one of them declares waits while the other is alone.
+// Two versions are deployed in turn, and run side by side. One has a schedule that the other lacks,
+// and they have different rules for a third. Only ticks run, once each, and a schedule that only
+// one version declares is blocked while the other runs alone.
 func TestTwoVersionsInTurn(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	at := func(now time.Time) { // no run is under way when the clock is set: the ticks that pass then would be skipped
-		db.looked()
+		db.polled()
 		becomes(db, "nothing is due but what waits", true, "SELECT NOT EXISTS (SELECT FROM pgleases.schedules WHERE due <= (SELECT now FROM public.test_clock))")
 		db.setClock(now)
-		db.looked()
+		db.polled()
 	}
 	versions := []version{
 		{"close": hourly, "old name": hourly, "changing": hourly},
@@ -81,14 +83,14 @@ func TestTwoVersionsInTurn(t *testing.T) {
 		if n == 0 {
 			made = newLedger(db, "new name")
 		}
-		db.looked()
+		db.polled()
 		expect(t, one[int64](db, "SELECT count(*) FROM public.effects AS e WHERE extract(minute FROM e.at) NOT IN (0, 30)"), 0, "runs of no tick")
 		last, w = w, next
 		now = now.Add(50 * time.Minute) // a tick of each, with both
 		at(now)
 		ledgers[0].settled(w.Scheduler)
 		last.close()
-		db.looked()
+		db.polled()
 	}
 	w = versions[0].deploy(db, w)
 	expect(t, one[int64](db, "SELECT count(*) FROM (SELECT FROM public.effects GROUP BY name, at HAVING count(*) > 1) AS twice"), 0, "ticks that ran twice")
@@ -98,7 +100,8 @@ func TestTwoVersionsInTurn(t *testing.T) {
 	made.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 4})
 }
 
-// A schedule is renamed, and the deploy rolled back. The new name begins at the deploy. The old one is not missed meanwhile: it goes on from where it was, as its policy says.
+// A schedule is renamed, and the deploy rolled back. The new name begins at the deploy. The old
+// schedule continues from its cursor, by its policy.
 func TestARenameIsRolledBack(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -125,14 +128,14 @@ func TestARenameIsRolledBack(t *testing.T) {
 			old.settled(w.Scheduler)
 			w = deploy("closing", w)
 			renamed := newLedger(db, "closing")
-			db.looked()
+			db.polled()
 			expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE name = 'closing'"), 0, "runs because of a new name")
 			for hour := 2; hour <= 3; hour++ {
 				db.setClock(midnight.Add(time.Duration(hour)*time.Hour + 10*time.Minute))
 				renamed.settled(w.Scheduler)
 				w.waits("close", "")
 			}
-			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'"), 1, "outcomes of what nobody declares")
+			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'"), 1, "outcomes of a schedule that no code declares")
 			w = deploy("close", w)
 			old.settled(w.Scheduler)
 			db.setClock(midnight.Add(4*time.Hour + 10*time.Minute))

@@ -81,7 +81,7 @@
 //
 // The views schedules_status and jobs_status show the state of each schedule and job, with its
 // cause. Operators change them with [Manage], the command pgleases, or the dashboard: see
-// docs/operations.md.
+// docs/schedule-operations.md.
 //
 // # Locks
 //

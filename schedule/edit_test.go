@@ -17,7 +17,7 @@ import (
 // halfPast ticks between the ticks of hourly.
 var halfPast = schedule.Cron("30 * * * *", "UTC")
 
-// Edits, pauses and resumptions run nothing and make nothing missed.
+// Edits, pauses and resumptions run no tick, and make no tick missed.
 func TestPausesAndEditsAreNoMiss(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -48,7 +48,7 @@ func TestPausesAndEditsAreNoMiss(t *testing.T) {
 		return ticks
 	}
 	db.setClock(midnight.Add(190 * time.Minute))
-	db.looked()
+	db.polled()
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes of what is paused")
 	testkit.OK(t, w.Resume(t.Context(), "from now", schedule.FromNow))
 	testkit.OK(t, w.Resume(t.Context(), "from now", schedule.CatchUp)) // it is not paused any more
@@ -74,19 +74,20 @@ func TestPausesAndEditsAreNoMiss(t *testing.T) {
 	}
 }
 
-// A schedule that catches up is due at once, and then at ticks that have long passed: also where its process looks just between two of its runs.
+// A schedule that catches up is due at once, and then at ticks that passed long ago, even if its
+// process polls between two of its runs.
 func TestPollBetweenRunsLosesNoTick(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	w.LookAlways()
+	w.PollAlways()
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	testkit.OK(t, k.Put(t.Context(), "all", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	testkit.OK(t, w.Pause(t.Context(), "all"))
 	l := newLedger(db, "all")
 	w.run()
 	db.setClock(midnight.Add(190 * time.Minute))
-	db.looked()
+	db.polled()
 	testkit.OK(t, w.Resume(t.Context(), "all", schedule.CatchUp))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 3})
 }
@@ -98,7 +99,7 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// What happens to a schedule in the middle of its run.
+// Changes of a schedule during its run.
 func TestEditsWhileItRuns(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -169,7 +170,8 @@ func TestEditsWhileItRuns(t *testing.T) {
 	}
 }
 
-// What was put in a transaction that is rolled back is not there, and what changes nothing writes nothing.
+// A schedule that was put in a transaction that is rolled back does not exist, and a Put without a
+// change writes no row.
 func TestPutIsOfItsTransaction(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -236,7 +238,7 @@ func TestAnEditCancelsTheTicksThatDoNotRun(t *testing.T) {
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 4, schedule.OutcomeCanceled: 1})
 }
 
-// Arguments that are null in JSON are arguments: none at all, and the nil of maps, slices and pointers.
+// Arguments may be null in JSON: no arguments, and nil maps, slices and pointers.
 func TestArgumentsThatAreNull(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -258,7 +260,7 @@ func TestArgumentsThatAreNull(t *testing.T) {
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
-// The database writes numbers in its own way. What says the same is no edit.
+// The database writes numbers in its own format. Equal arguments are no edit.
 func TestArgumentNumbersCompareByValue(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -284,7 +286,8 @@ func TestArgumentNumbersCompareByValue(t *testing.T) {
 	}
 }
 
-// A process that starts locks few of its schedules at a time: others that start, and runs, do not wait for all of them.
+// A process that starts locks few of its schedules at a time, so other starts and runs do not wait
+// for all of them.
 func TestAStartLocksFewSchedulesAtATime(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -14,14 +14,14 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// kept is what the history has of a group, and from when on: "outcome since count".
+// kept returns the entries of a group from a time on: "outcome since count".
 func kept(db *database, group string) string {
 	return one[string](db, `SELECT coalesce(string_agg(format('%s %s-%s', outcome, from_hour, to_hour), ', ' ORDER BY outcome), '') FROM (
 		SELECT outcome, min(h) AS from_hour, max(h) AS to_hour FROM (
 			SELECT outcome, extract(epoch FROM until - $2::timestamptz)::int / 3600 AS h FROM pgleases.history WHERE group_name = $1) AS e GROUP BY outcome) AS f`, group, midnight)
 }
 
-// Of 100 ticks each fifth fails. All entries are of the hour of their tick.
+// Every fifth of 100 ticks fails. All entries are of the hour of their tick.
 func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -35,7 +35,7 @@ func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
 	})
 	testkit.OK(t, k.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	w.run().has("close")
-	// Of another group, and of a schedule that is gone.
+	// Entries of another group, and of a deleted schedule.
 	db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at)
 		SELECT 0, g, 'gone', until - interval '1 hour', until, 1, f, until FROM (VALUES ('other'), ('` + group + `')) AS groups (g), (VALUES ('succeeded'), ('failed'), ('missed')) AS outcomes (f),
 		generate_series(timestamptz '2026-02-20 00:00 UTC', '2026-03-02 00:00 UTC', interval '1 hour') AS until`)
@@ -54,8 +54,9 @@ func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
 
 var historyRuns = flag.Int("history-runs", 20_000, "how many runs there are of which the history keeps a tenth")
 
-// However many runs there were, the history is as large as what is kept: one run each ten seconds, of which each tenth failed, and is kept for twice as long. It is vacuumed
-// when a fifth of it is dead, as autovacuum does.
+// The history is as large as what is kept, however many runs there were: one run every 10 s, of
+// which 10 % fail and are kept twice as long. It is vacuumed when 20 % of its rows are dead, as by
+// autovacuum.
 func TestTheHistoryOfManyRunsStaysAsLargeAsWhatIsKept(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -91,7 +92,7 @@ func TestTheHistoryOfManyRunsStaysAsLargeAsWhatIsKept(t *testing.T) {
 	}
 }
 
-// A clock that is wrong for a moment shows all entries as old.
+// While the clock is wrong for a moment, all entries look old.
 func TestADoubtedClockTrimsNothing(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -102,15 +103,15 @@ func TestADoubtedClockTrimsNothing(t *testing.T) {
 	db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at)
 		SELECT 0, '` + group + `', 'close', now - interval '1 hour', now, 1, 'succeeded', now FROM public.test_clock`)
 	w.run().has("close")
-	db.looked()
+	db.polled()
 	db.setClock(midnight.Add(30 * 24 * time.Hour))
 	for range 5 {
-		db.looked()
+		db.polled()
 	}
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'"), 1, "entries")
 }
 
-// What was written while the clock was wrong by 80 years keeps nothing else.
+// Entries that were written while the clock was wrong by 80 years do not keep other entries.
 func TestAnEntryOfTheFutureKeepsNoOther(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -26,27 +26,28 @@ func (w *worker) outcome(id int64) (j schedule.Job) {
 	return j
 }
 
-// effects are the names of the effects in their order.
+// effects returns the names of the effects in their order.
 func (db *database) effects() []string {
 	db.t.Helper()
 	rows, _ := db.Query(context.Background(), "SELECT name FROM public.effects ORDER BY n")
 	return testkit.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(db.t)
 }
 
-// note is a handler that leaves its argument.
+// note is a handler that inserts its argument.
 func note(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
 	_, err := tx.Exec(ctx, "INSERT INTO public.effects (name, at, epoch) VALUES ($1, $2, $3)", r.Args, r.At, r.Epoch)
 	return err
 }
 
-// A job runs once, at its time by the database's clock, also where it was put by a process that runs nothing; one that was rolled back does not.
+// A job runs once, at its time by the database's clock, even if a process without a scheduler
+// enqueued it. A job that was rolled back does not run.
 func TestAJobRunsOnceAtItsTime(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
-	db.looked()
+	db.polled()
 	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	others := schedule.JobsOf[string](enqueuer, "mail")
 	put := func(id int64, err error) int64 { t.Helper(); testkit.OK(t, err); return id }
@@ -64,7 +65,7 @@ func TestAJobRunsOnceAtItsTime(t *testing.T) {
 		j := w.outcome(id)
 		expect(t, fmt.Sprint(j.Outcome, j.Attempts), "succeeded1", "outcome and attempts")
 	}
-	db.looked()
+	db.polled()
 	expect(t, len(db.effects()), 2, "effects before the time of the others")
 	if j, err := w.Job(t.Context(), in); err != nil || j.Outcome != "" || !j.Due.Equal(midnight.Add(2*time.Hour)) || string(j.Args) != `"in"` || j.Kind != "mail" {
 		t.Errorf("the job that waits is %+v, %v", j, err)
@@ -83,14 +84,14 @@ func TestAJobRunsOnceAtItsTime(t *testing.T) {
 	wraps(t, "to get a job that never was", err, schedule.ErrNotFound)
 }
 
-// Whatever statement is lost: one effect, one outcome.
+// Each statement in turn is lost: one effect, one outcome.
 func TestAJobRunsOnceWhateverIsLost(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
 	schedule.InTx(w.Scheduler, "mail", note, schedule.WithIdleTimeout(time.Second))
 	w.run()
-	db.looked()
+	db.polled()
 	var want []string
 	mail := schedule.JobsOf[string](testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t), "mail") // its connections lose nothing
 	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_job_succeeded", "commit", "schedule_poll"} {
@@ -105,7 +106,7 @@ func TestAJobRunsOnceWhateverIsLost(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), int64(len(want)), "outcomes")
 }
 
-// Jobs fail, are tried again, and are discarded, as ticks are.
+// Jobs fail, are retried, and are discarded, as ticks are.
 func TestJobsAreTriedAgain(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -116,7 +117,7 @@ func TestJobsAreTriedAgain(t *testing.T) {
 		}
 		switch {
 		case r.Job == 0:
-			return errors.New("the job's id is not told")
+			return errors.New("the job's ID is missing")
 		case r.Args == "second" && r.Attempt == 1, r.Args == "never":
 			return fmt.Errorf("no paper, %d", r.Attempt)
 		case r.Args == "discard":
@@ -146,7 +147,7 @@ func TestJobsAreTriedAgain(t *testing.T) {
 	expect(t, fmt.Sprint(got), "[first second]", "effects")
 }
 
-// One living job has a unique key.
+// At most one live job has a unique key.
 func TestUniqueJobs(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -189,7 +190,7 @@ func TestUniqueJobs(t *testing.T) {
 	testkit.Must(mail.Enqueue(t.Context(), "fifth", schedule.WithUnique("inv-7", schedule.Reject)))(t) // the key is free
 }
 
-// What happens to a job in the middle of its run.
+// Changes of a job during its run.
 func TestJobsThatAreReplacedAndCanceledWhileTheyRun(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -226,7 +227,8 @@ func TestJobsThatAreReplacedAndCanceledWhileTheyRun(t *testing.T) {
 	wraps(t, "to cancel it again", w.Cancel(t.Context(), canceled), schedule.ErrNotFound)
 }
 
-// Of what is due the highest priority begins first, also where there is more of another than one look finds.
+// Of the jobs that are due, the highest priority begins first, even if one poll does not find all
+// of another priority.
 func TestJobsOfAHigherPriorityBeginFirst(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -243,13 +245,13 @@ func TestJobsOfAHigherPriorityBeginFirst(t *testing.T) {
 	testkit.Must(mail.EnqueueMany(t.Context(), bulk, schedule.WithPriority(0)))(t)
 	testkit.Must(mail.Enqueue(t.Context(), "normal"))(t)
 	testkit.Must(mail.Enqueue(t.Context(), "urgent", schedule.WithPriority(3)))(t)
-	db.looked()
+	db.polled()
 	close(end)
 	becomes(db, "all have run", 123, "SELECT count(*) FROM public.effects")
 	expect(t, fmt.Sprint(db.effects()[:4]), "[first urgent normal bulk]", "the first effects")
 }
 
-// Handlers put jobs in their own transactions: exactly one for each run.
+// Handlers enqueue jobs in their own transactions: exactly one for each run.
 func TestAHandlerPutsAJobInItsTransaction(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -261,7 +263,7 @@ func TestAHandlerPutsAJobInItsTransaction(t *testing.T) {
 	})
 	testkit.OK(t, books.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	w.run().has("close")
-	db.looked()
+	db.polled()
 	w.wire.Lose(1, "commit", true)
 	db.setClock(midnight.Add(3 * time.Hour))
 	testkit.Until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") >= 3 })
@@ -271,7 +273,7 @@ func TestAHandlerPutsAJobInItsTransaction(t *testing.T) {
 	expect(t, fmt.Sprint(got), "[01:00 02:00 03:00]", "effects")
 }
 
-// Wrong options are refused, with the value, and nothing is put.
+// Invalid options return an error with the value, and no job is enqueued.
 func TestWrongJobsAreRefused(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -310,7 +312,8 @@ func TestWrongJobsAreRefused(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 0, "jobs")
 }
 
-// A schedule runs besides its ticks, when it is told to, and once more for ticks that have passed: with its arguments, under its key, and its ticks keep their outcomes.
+// Trigger and Backfill run a schedule besides its ticks, with its arguments and key. Its ticks keep
+// their outcomes.
 func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -355,12 +358,12 @@ func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 	wraps(t, "to trigger what is not there", err, schedule.ErrNotFound)
 }
 
-// A job waits for room, and is replaced by one of later: it runs then.
+// A job that waits for room is replaced with a later time: it runs then.
 func TestAJobThatIsReplacedByALaterOneIsNotEarly(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithMaxRunning(1), schedule.WithPartitions(1))
-	w.LookEvery(testkit.Patience) // until something is put here, what was found stays
+	w.PollEvery(testkit.Patience) // until something is put here, what was found stays
 	began, end, handler := halting(func(r schedule.Run[string]) bool { return r.Args == "first" }, note)
 	mail := schedule.InTx(w.Scheduler, "mail", handler)
 	testkit.Must(mail.Enqueue(t.Context(), "first", schedule.WithPriority(3)))(t)
@@ -380,7 +383,7 @@ func TestAJobThatIsReplacedByALaterOneIsNotEarly(t *testing.T) {
 	expect(t, fmt.Sprint(db.effects()), "[first next later last]", "effects")
 }
 
-// Who finds that a job is there, in a transaction that takes long, does not hold up its run.
+// A transaction that takes long and finds an existing job does not delay its run.
 func TestAJobThatIsThereIsNotLocked(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -402,7 +405,8 @@ func TestAJobThatIsThereIsNotLocked(t *testing.T) {
 	testkit.Until(t, "both have run", func() bool { return fmt.Sprint(db.effects()) == "[first fourth]" })
 }
 
-// The session has the zone of a place, whose clocks showed odd times once. A job of such a time, or of one far ahead, is read as any other.
+// The session has a zone whose clocks once had unusual offsets. Jobs of such times, and of times
+// far ahead, are read like others.
 func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -429,14 +433,15 @@ func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
 	}
 }
 
-// Of many jobs that are due few are found at once, and the next when those have begun: it is not looked again for each that ends. A look for more begins where those
-// before have come to: what has ended may lie dead in the index. Of what is due at one instant it leaves nothing.
+// Of many due jobs a poll finds few, and the next poll is sent when those have begun, not at each
+// end of a run. A poll for more begins where the last one ended, because ended jobs may be dead
+// entries in the index. It leaves out no job of the same instant.
 func TestPollForMoreContinues(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
-	db.noteLooks("since_us bigint", "since_us")
+	db.notePolls("since_us bigint", "since_us")
 	w := newWorker(db, schedule.WithPartitions(1))
-	w.LookEvery(100 * time.Second) // then it looks also at what was before
+	w.PollEvery(100 * time.Second) // the next sweep is far away
 	w.PauseFor(time.Second)        // meanwhile all that was found has ended
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	at := midnight.Add(time.Hour)
@@ -446,15 +451,16 @@ func TestPollForMoreContinues(t *testing.T) {
 	db.setClock(at.Add(time.Minute))
 	w.run()
 	becomes(db, "all have run", 0, "SELECT count(*) FROM pgleases.jobs")
-	if last := time.UnixMicro(one[int64](db, "SELECT max(since_us) FROM public.looks")); !last.After(at) {
-		t.Errorf("the last look began at %v, when nothing due at %v was left", last, at)
+	if last := time.UnixMicro(one[int64](db, "SELECT max(since_us) FROM public.polls")); !last.After(at) {
+		t.Errorf("the last poll began at %v, when no job due at %v was left", last, at)
 	}
-	if n := one[int](db, "SELECT count(*) FROM public.looks"); n > 30 { // one for each hundred, and some more
-		t.Errorf("%d looks for 600 jobs", n)
+	if n := one[int](db, "SELECT count(*) FROM public.polls"); n > 30 { // one for each hundred, and some more
+		t.Errorf("%d polls for 600 jobs", n)
 	}
 }
 
-// The number of partitions changes while there are schedules, and while jobs and another schedule are put in a transaction that is open.
+// The number of partitions changes while schedules exist, and while an open transaction puts jobs
+// and another schedule.
 func TestWhatIsPutWhileTheNumberOfPartitionsChangesRuns(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ from, to int }{{16, 3}, {3, 16}} {

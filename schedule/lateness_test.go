@@ -19,7 +19,7 @@ import (
 
 type outcomes = map[schedule.Outcome]int64
 
-// Nobody runs for three days.
+// No process runs for three days.
 func TestWhatBecomesOfTicksInAnOutage(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -89,7 +89,7 @@ func TestTheWorkForManyMissedTicksIsBounded(t *testing.T) {
 	expect(t, len(l.entries), 101, "rows of the history")
 }
 
-// A run takes as long as three of its ticks.
+// A run takes as long as three ticks.
 func TestTicksWhileTheRunBeforeIsUnderWay(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -111,7 +111,7 @@ func TestTicksWhileTheRunBeforeIsUnderWay(t *testing.T) {
 		testkit.Receive(t, "it runs", began)
 	}
 	db.setClock(midnight.Add(4 * time.Hour))
-	db.looked() // until the process knows when its runs end
+	db.polled() // until the process knows when its runs end
 	close(end)
 	for _, l := range []*ledger{skip, buffer, all} {
 		l.settled(w.Scheduler)
@@ -141,7 +141,7 @@ func (l *lines) count(text string) int {
 	return strings.Count(l.buf.String(), text)
 }
 
-// option has a scheduler log there.
+// option makes a scheduler log to l.
 func (l *lines) option() schedule.Option {
 	return schedule.WithLogger(slog.New(slog.NewTextHandler(l, nil)))
 }
@@ -172,7 +172,8 @@ func TestHandlerAfterItsContextIsLogged(t *testing.T) {
 	close(end)
 }
 
-// The database's clock is wrong by eight hours for a moment: nothing runs for it. The time here passes as it does.
+// The database's clock is wrong by 8 h for a moment, while time passes here as usual: no run begins
+// because of it.
 func TestAClockThatIsWrongForAMomentIsDoubted(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -180,11 +181,11 @@ func TestAClockThatIsWrongForAMomentIsDoubted(t *testing.T) {
 	w.Doubt(time.Minute)
 	db.setClock(midnight.Add(59*time.Minute + 30*time.Second))
 	l := w.runs(schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
-	db.looked()
+	db.polled()
 	for i, wrong := range []time.Duration{8 * time.Hour, -8 * time.Hour} {
 		db.setClock(midnight.Add(wrong))
 		testkit.Until(t, "it is doubted", func() bool { return log.count("clock unstable") == i+1 && w.Stats().ClockUnstable })
-		db.looked()
+		db.polled()
 		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes by a clock that is wrong")
 		db.setClock(midnight.Add(59*time.Minute + 40*time.Second))
 		testkit.Until(t, "it is believed", func() bool { return log.count("clock trusted again") == i+1 && !w.Stats().ClockUnstable })
@@ -193,33 +194,33 @@ func TestAClockThatIsWrongForAMomentIsDoubted(t *testing.T) {
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
-// The database's clock steps for good: forward, what it passes over is late; back, nothing runs a second time, and the schedule goes on when the clock is
-// back where it was.
+// The database's clock steps permanently. Forward: the ticks that it passes are late. Back: no tick
+// runs twice, and the schedule continues when the clock is back where it was.
 func TestAClockThatStepsForGood(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w, log := newLogged(db)
 	w.Doubt(50 * time.Millisecond)
 	l := w.runs(schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
-	db.looked()
+	db.polled()
 	db.setClock(midnight.Add(8 * time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 8})
 	for hour := range 9 {
 		db.setClock(midnight.Add(time.Duration(hour) * time.Hour))
 		testkit.Until(t, "the step is believed", func() bool { return log.count("clock trusted again") == hour+2 })
-		db.looked()
+		db.polled()
 		expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 8, "effects")
 	}
 	testkit.OK(t, w.Pause(t.Context(), "close"))
 	db.setClock(midnight)
 	testkit.Until(t, "the step is believed", func() bool { return log.count("clock trusted again") == 11 })
 	testkit.OK(t, w.Resume(t.Context(), "close", schedule.FromNow)) // neither runs, nor cancels, what has run
-	db.looked()
+	db.polled()
 	db.setClock(midnight.Add(9 * time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 9})
 }
 
-// A schedule is committed long after it was written: the instant at which it is due is far behind.
+// A schedule is committed long after it was written, so its due time is far in the past.
 func TestAScheduleThatIsCommittedLateIsFound(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -231,13 +232,14 @@ func TestAScheduleThatIsCommittedLateIsFound(t *testing.T) {
 	testkit.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		err := k.PutTx(t.Context(), tx, "late", args{}, hourly)
 		db.setClock(midnight.Add(3 * time.Hour))
-		db.looked()
+		db.polled()
 		return err
 	}))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1})
 }
 
-// While the clock is behind, a schedule in Tokyo becomes one in UTC: what the clocks of Tokyo showed at its last tick is none of that rule's.
+// While the clock is behind, the zone of a rule changes from Tokyo to UTC: the local time of the
+// last tick must not count for the new rule.
 func TestAnotherZoneWhileTheClockIsBehind(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -252,7 +254,7 @@ func TestAnotherZoneWhileTheClockIsBehind(t *testing.T) {
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 }
 
-// The clock is wrong by eight hours when a run ends: what it says then does not make the ticks of those hours skipped.
+// The clock is wrong by 8 h when a run ends: the ticks of those hours are not skipped for that.
 func TestAClockThatIsWrongWhenARunEnds(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -269,7 +271,7 @@ func TestAClockThatIsWrongWhenARunEnds(t *testing.T) {
 	}
 	testkit.OK(t, k.Put(t.Context(), "close", args{}, schedule.Every(40*time.Second)))
 	w.run()
-	db.looked()
+	db.polled()
 	db.setClock(midnight.Add(40 * time.Second))
 	testkit.Receive(t, "it runs", began)
 	db.setClock(midnight.Add(8 * time.Hour))
@@ -282,7 +284,7 @@ func TestAClockThatIsWrongWhenARunEnds(t *testing.T) {
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 }
 
-// The host's clock is set forward while the process runs: that moves nothing.
+// The host's clock is set forward while the process runs, without an effect.
 func TestTheDateOfTheHostDoesNotMatter(t *testing.T) {
 	then := time.Now()
 	set := then
@@ -292,7 +294,8 @@ func TestTheDateOfTheHostDoesNotMatter(t *testing.T) {
 	expect(t, schedule.ServerTime(midnight, then, set).Sub(midnight), 0, "what has passed for the database")
 }
 
-// The next tick has passed, but is held back still: by now the one before is too late, as it would be if that one had run.
+// The next tick has passed, but jitter delays it. The tick before is too late by now, even though
+// the next one has not run.
 func TestATickThatIsHeldBackMakesNoneBeforeItTimely(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -314,22 +317,23 @@ func TestATickThatIsHeldBackMakesNoneBeforeItTimely(t *testing.T) {
 	w.run()
 	becomes(db, "the tick of 1:00 has its outcome", "missed", "SELECT coalesce(string_agg(outcome, ' '), '') FROM pgleases.history")
 	db.setClock(due.Add(-3 * time.Second))
-	db.looked()
+	db.polled()
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 1, "outcomes while the tick of 2:00 is held back")
 	db.setClock(due)
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 1, schedule.OutcomeSucceeded: 1})
 }
 
-// A look takes longer than it may where it is at everything, or at a partition that is new here, as where the dead entries of an index pile up: the other looks find what is due all the same.
+// A poll for everything, or for a fresh partition, takes too long, as with many dead entries in an
+// index. Other polls still find what is due.
 func TestSlowPollStopsNoOther(t *testing.T) {
 	t.Parallel()
 	for name, long := range map[string]string{"everything": "since_us < 0 AND coalesce(cardinality(fresh), 0) = 0", "a new partition": "1 = ANY (fresh)"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newFreshDatabase(t)
-			db.beforeLooks("IF " + long + " THEN PERFORM pg_sleep(10); END IF")
+			db.beforePolls("IF " + long + " THEN PERFORM pg_sleep(10); END IF")
 			w, log := newLogged(db)
-			w.LookFor(500 * time.Millisecond)
+			w.PollLimit(500 * time.Millisecond)
 			w.SweepEvery(time.Second)
 			k := schedule.InTx(w.Scheduler, "books", effect)
 			l := newLedger(db, "close")
@@ -341,14 +345,15 @@ func TestSlowPollStopsNoOther(t *testing.T) {
 				}
 			}
 			w.run()
-			testkit.Until(t, "a look took too long", func() bool { return log.count("poll failed") > 0 })
+			testkit.Until(t, "a poll took too long", func() bool { return log.count("poll failed") > 0 })
 			db.setClock(midnight.Add(time.Hour))
 			l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 		})
 	}
 }
 
-// A job is committed nine seconds after it was put, while it was looked all the time: it is found when it is next looked far behind.
+// A job is committed 9 s after it was enqueued, while polls continue: the next poll that reads far
+// behind finds it.
 func TestAJobThatIsCommittedLateIsFoundSoon(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -356,50 +361,52 @@ func TestAJobThatIsCommittedLateIsFoundSoon(t *testing.T) {
 	w.SweepEvery(time.Hour)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
-	db.looked()
+	db.polled()
 	var id int64
 	testkit.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) (err error) {
 		id, err = mail.EnqueueTx(t.Context(), tx, "late")
 		for i := range 10 {
 			db.setClock(midnight.Add(time.Duration(i) * time.Second))
-			db.looked()
+			db.polled()
 		}
 		return err
 	}))
 	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
 }
 
-// Far behind lie dead entries of the index, beside an old snapshot: it is looked there once a second, however often something is put.
+// The index has dead entries far behind, because of an old snapshot: polls read them once a second
+// only, however often jobs are enqueued.
 func TestPollFarBehindOnceASecond(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
-	db.noteLooks("since_us bigint", "since_us")
+	db.notePolls("since_us bigint", "since_us")
 	w := newWorker(db, schedule.WithPartitions(1))
-	w.LookEvery(time.Minute)
+	w.PollEvery(time.Minute)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	for range 5 {
 		id := testkit.Must(mail.Enqueue(t.Context(), "now"))(t)
 		expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
 	}
-	looked := func(where string) int64 {
-		return one[int64](db, "SELECT count(*) FROM public.looks WHERE since_us "+where+" $1", midnight.Add(-5*time.Second).UnixMicro())
+	polled := func(where string) int64 {
+		return one[int64](db, "SELECT count(*) FROM public.polls WHERE since_us "+where+" $1", midnight.Add(-5*time.Second).UnixMicro())
 	}
-	if n := looked(">"); n < 3 {
-		t.Errorf("%d looks after what was put", n)
+	if n := polled(">"); n < 3 {
+		t.Errorf("%d polls after the enqueueing", n)
 	}
-	if n := looked("<="); n > 2 { // one at everything
-		t.Errorf("%d looks far behind, in less than the time between two", n)
+	if n := polled("<="); n > 2 { // one at everything
+		t.Errorf("%d polls far behind, in less than the time between two", n)
 	}
 }
 
-// A look takes too long where it passes over what waits, as of millions of jobs under one key: the next pass over nothing, and what is in other partitions begins.
+// A poll that passes over blocked keys takes too long, as with millions of jobs of one key. The
+// next polls pass over none, and other partitions continue.
 func TestSlowPollThatLeavesOutStopsNoOther(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
-	db.beforeLooks("IF cardinality(but) > 0 THEN PERFORM pg_sleep(10); END IF")
+	db.beforePolls("IF cardinality(but) > 0 THEN PERFORM pg_sleep(10); END IF")
 	w, log := newLogged(db)
-	w.LookFor(time.Second)
+	w.PollLimit(time.Second)
 	w.SweepEvery(time.Hour)
 	began, goOn, handler := halting(nil, effect)
 	defer close(goOn)
@@ -408,7 +415,7 @@ func TestSlowPollThatLeavesOutStopsNoOther(t *testing.T) {
 	testkit.Must(books.EnqueueMany(t.Context(), make([]args, 250), schedule.WithJobKey("one")))(t)
 	w.run()
 	testkit.Receive(t, "one runs", began)
-	testkit.Until(t, "a look took too long", func() bool { return log.count("poll failed") > 0 })
+	testkit.Until(t, "a poll took too long", func() bool { return log.count("poll failed") > 0 })
 	for i := 0; ; i++ {
 		key := fmt.Sprint(i)
 		if one[bool](db, "SELECT pgleases.partition_for($1, 4) <> pgleases.partition_for('one', 4)", key) {
@@ -419,14 +426,14 @@ func TestSlowPollThatLeavesOutStopsNoOther(t *testing.T) {
 	}
 }
 
-// noteLooks has each look note something in a column of the table looks, by its number.
-func (db *database) noteLooks(column, value string) {
-	db.exec("CREATE TABLE public.looks (n bigint GENERATED ALWAYS AS IDENTITY, " + column + "); GRANT INSERT ON public.looks TO PUBLIC")
-	db.beforeLooks("INSERT INTO public.looks VALUES (DEFAULT, " + value + ")")
+// notePolls makes each poll insert a value into a column of the table polls.
+func (db *database) notePolls(column, value string) {
+	db.exec("CREATE TABLE public.polls (n bigint GENERATED ALWAYS AS IDENTITY, " + column + "); GRANT INSERT ON public.polls TO PUBLIC")
+	db.beforePolls("INSERT INTO public.polls VALUES (DEFAULT, " + value + ")")
 }
 
-// beforeLooks has each look begin with a statement of PL/pgSQL.
-func (db *database) beforeLooks(statement string) {
+// beforePolls makes each poll begin with a statement of PL/pgSQL.
+func (db *database) beforePolls(statement string) {
 	const arguments = "(text, int[], int[], bigint, bigint, int, text[], text[])"
 	db.exec(`ALTER FUNCTION pgleases.schedule_poll` + arguments + ` RENAME TO schedule_look_before;
 		CREATE FUNCTION pgleases.schedule_poll(g text, p int[], fresh int[], since_us bigint, h bigint, most int, but text[], but_kinds text[], OUT clock_us bigint, OUT took_us bigint,
@@ -436,13 +443,13 @@ func (db *database) beforeLooks(statement string) {
 		GRANT EXECUTE ON FUNCTION pgleases.schedule_poll` + arguments + `, pgleases.schedule_look_before` + arguments + ` TO PUBLIC`)
 }
 
-// What was found begins while a look is under way, however long that takes.
+// Jobs that were found begin while a poll is under way, however long that takes.
 func TestRunsDoNotWaitForPoll(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
-	db.beforeLooks("PERFORM pg_advisory_xact_lock_shared(7)")
-	w := newSteadyWorker(db, schedule.WithPartitions(1), schedule.WithMaxRunning(1)) // so one look finds both jobs
-	w.LookFor(time.Hour)
+	db.beforePolls("PERFORM pg_advisory_xact_lock_shared(7)")
+	w := newSteadyWorker(db, schedule.WithPartitions(1), schedule.WithMaxRunning(1)) // so one poll finds both jobs
+	w.PollLimit(time.Hour)
 	began, goOn := make(chan struct{}, 2), make(chan struct{})
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		began <- struct{}{}
@@ -453,12 +460,12 @@ func TestRunsDoNotWaitForPoll(t *testing.T) {
 	w.run()
 	<-began
 	holder := db.begin("SELECT pg_advisory_xact_lock(7)")
-	becomes(db, "a look waits", true, "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))")
+	becomes(db, "a poll waits", true, "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))")
 	close(goOn)
 	select {
 	case <-began:
 	case <-time.After(testkit.Patience):
-		t.Error("the second job has not begun, as a look is under way")
+		t.Error("the second job has not begun while a poll is under way")
 	}
 	testkit.OK(t, holder.Rollback(t.Context()))
 	for _, id := range ids {

@@ -14,12 +14,13 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// What is put elsewhere, or in a transaction, is due now, and begins long before the process would look again.
+// What is enqueued elsewhere, or in a transaction, is due now, and begins long before the next
+// regular poll.
 func TestWhatIsPutElsewhereBeginsAtOnce(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db, schedule.WithPartitions(1))
-	w.LookEvery(rarely)
+	w.PollEvery(rarely)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	testkit.OK(t, mail.Add("letters", "letters", hourly, schedule.WithMissed(schedule.MissedAll)))
 	w.run()
@@ -52,41 +53,42 @@ func TestWhatIsPutElsewhereBeginsAtOnce(t *testing.T) {
 		want++
 		testkit.Until(t, put.what+" has run", func() bool { return int64(len(db.effects())) == want })
 	}
-	db.setClock(midnight.Add(90 * time.Minute)) // a tick has passed, for which nobody looks
+	db.setClock(midnight.Add(90 * time.Minute)) // a tick has passed, and no poll has found it
 	testkit.OK(t, others.Put(t.Context(), "letters", "other letters", hourly, schedule.WithMissed(schedule.MissedAll)))
 	testkit.Until(t, "a schedule that is overdue when it is put has run", func() bool { return int64(len(db.effects())) == want+1 })
 }
 
-// Of what is put at the same time one is told, and the others are found a little later.
+// Of several jobs that are enqueued at the same time one notifies, and the others are found a
+// little later.
 func TestWhatIsPutWithoutAWordBehindAnotherIsFoundSoon(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db, schedule.WithPartitions(1))
-	w.LookEvery(rarely)
-	w.TellEvery(2 * time.Second)
+	w.PollEvery(rarely)
+	w.NotifyEvery(2 * time.Second)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
-	id := testkit.Must(mail.Enqueue(t.Context(), "it has looked"))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "it has polled"))(t)
 	w.outcome(id)
 	now := one[time.Time](db, "SELECT clock_timestamp()")
 	db.exec("SELECT setval('pgleases.schedule_notified', 1)") // as after a fifth of a second: the job's notification may be that young
 	db.exec("SELECT pgleases.schedule_notify('" + group + "')")
-	becomes(db, "it looks", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+	becomes(db, "it polls", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
 		AND query LIKE '%schedule_poll%' AND query_start > $1 AND state = 'idle')`, now)
 	db.exec(`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due)
 		SELECT '` + group + `', 'k', 0, 'mail', '', 'job', '"quiet"', 1, now, now FROM public.test_clock`)
 	testkit.Until(t, "it has run", func() bool { return len(db.effects()) == 2 })
 }
 
-// Another group of the same number is told of all the time: a job begins soon all the same.
+// Another group of the same channel notifies all the time: a job still begins soon.
 func TestNoGroupIsUntoldForAnother(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db, schedule.WithPartitions(1))
-	w.LookEvery(rarely)
+	w.PollEvery(rarely)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
-	id := testkit.Must(mail.Enqueue(t.Context(), "it has looked"))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "it has polled"))(t)
 	w.outcome(id)
 	other := one[string](db, "SELECT g FROM (SELECT 'group ' || n AS g FROM generate_series(1, 1000) AS n) AS s WHERE (hashtext(g) & 2147483647) % 24 = (hashtext($1) & 2147483647) % 24 LIMIT 1", group)
 	for n := range 3 { // one of which is in the same fifth of a second
@@ -130,21 +132,22 @@ func TestFewNotificationsAreSent(t *testing.T) {
 	heard("jobs of later", 0, 0, func() error { _, err := mail.Enqueue(t.Context(), "x", schedule.WithDelay(time.Hour)); return err })
 }
 
-// The planner looks while handlers have all connections of the pool.
+// The planner polls while handlers use all connections of the pool.
 func TestPollNeedsNoPoolConnection(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
 	w.run()
-	db.looked()
+	db.polled()
 	for range w.pool.Config().MaxConns {
 		conn := testkit.Must(w.pool.Acquire(t.Context()))(t)
 		defer conn.Release()
 	}
-	db.looked()
+	db.polled()
 }
 
-// A look wakes what waits while it is edited elsewhere: whatever the default of transactions.
+// A poll makes blocked schedules due while they are edited elsewhere, whatever the default
+// isolation level.
 func TestPollUnderAnyTransactionDefault(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
@@ -156,12 +159,12 @@ func TestPollUnderAnyTransactionDefault(t *testing.T) {
 	db.exec("UPDATE pgleases.schedules SET blocked_reason = 'unknown', blocked_since = (SELECT now FROM public.test_clock), due = due + interval '1 hour'; INSERT INTO pgleases.schedule_groups VALUES ('" + group + "', 4)") // so nothing moves to other partitions
 	held := db.begin("SET TRANSACTION ISOLATION LEVEL READ COMMITTED; LOCK TABLE pgleases.schedules IN EXCLUSIVE MODE")
 	w.run()
-	db.blocked("a look waits", "schedule_poll")
+	db.blocked("a poll waits", "schedule_poll")
 	testkit.Must(held.Exec(t.Context(), "UPDATE pgleases.schedules SET revision = revision + 1"))(t)
 	testkit.OK(t, held.Commit(t.Context()))
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler)
-	expect(t, log.count("poll failed"), 0, "looks that failed")
+	expect(t, log.count("poll failed"), 0, "failed polls")
 }
 
 // A function of the pool's configuration that ignores its context, as a BeforeConnect or DialFunc may, holds up a poll for a while, and the end of Run.
@@ -169,12 +172,12 @@ func TestHookThatHangsStopsNoPolls(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db)
-	w.LookFor(300 * time.Millisecond)
+	w.PollLimit(300 * time.Millisecond)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	hung, let := make(chan struct{}, 2), make(chan struct{})
 	defer close(let)
 	hang := func() {
-		db.looked()
+		db.polled()
 		w.wire.Before("user\x00", func() { hung <- struct{}{}; <-let }) // in the middle of a connection attempt
 		w.pool.Reset()
 		db.exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%schedule_poll%' AND pid <> pg_backend_pid()")

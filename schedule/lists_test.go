@@ -20,7 +20,7 @@ func all[T any](t *testing.T, seq iter.Seq2[T, error]) (some []T) {
 	return some
 }
 
-// What is late or due is found where there are 65,536 partitions, too, and not by a look at each.
+// Late and due schedules are found with 65,536 partitions too, without a look-up of each.
 func TestManySchedulesAndJobsAreListed(t *testing.T) {
 	t.Parallel()
 	for _, partitions := range []int{16, 65_536} {

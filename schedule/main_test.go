@@ -166,10 +166,11 @@ func (db *database) setClock(now time.Time) {
 	testkit.Must(db.Exec(context.Background(), "UPDATE public.test_clock SET now = $1", now))(db.t)
 }
 
-// read returns how many rows of a table were read. It waits until all sessions have ended, as they tell it then, and until that is the least.
+// read returns how many rows of a table were read. It waits until all sessions have ended, because
+// they report their reads then, and until at least this many were read.
 func (db *database) read(table string, least int64) (rows int64) {
 	db.t.Helper()
-	testkit.Until(db.t, "the server tells what its sessions read", func() bool {
+	testkit.Until(db.t, "the server has the reads of its sessions", func() bool {
 		gone := one[bool](db, "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend')")
 		rows = one[int64](db, "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables WHERE relname = $1", table)
 		return gone && rows >= least
@@ -177,13 +178,13 @@ func (db *database) read(table string, least int64) (rows int64) {
 	return rows
 }
 
-// looked waits until a process has looked for work, and taken what it found: until it looks once more. A look that goes on may be the one of
-// before: its query_start is that of each message of it.
-func (db *database) looked() {
+// polled waits until a process has polled and taken the answer, that is until its next poll. A poll
+// that is under way may be the poll before, because query_start is set for each message.
+func (db *database) polled() {
 	db.t.Helper()
 	for range 2 {
 		now := one[time.Time](db, "SELECT clock_timestamp()")
-		becomes(db, "a process looks for work", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+		becomes(db, "a process polls", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
 			AND query LIKE '%schedule_poll%' AND query_start > $1 AND state = 'idle')`, now)
 	}
 }
@@ -294,8 +295,8 @@ func (w *worker) close() {
 	_ = w.client.Close(ctx)
 }
 
-// die has the process be gone, as far as others can see.
-func (w *worker) die() { w.wire.Cut() }
+// crash cuts the connections of the process, as a crash does.
+func (w *worker) crash() { w.wire.Cut() }
 
 type args struct{ N int }
 

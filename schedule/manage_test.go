@@ -61,9 +61,9 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	testkit.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	testkit.OK(t, bad.Put(t.Context(), "broken", args{}, hourly))
 	planned := testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithDelay(1000*time.Hour)))(t)
-	dead := testkit.Must(bad.Enqueue(t.Context(), args{}))(t)
+	failed := testkit.Must(bad.Enqueue(t.Context(), args{}))(t)
 	w.run()
-	expect(t, w.outcome(dead).Outcome, schedule.OutcomeFailed, "outcome of the job")
+	expect(t, w.outcome(failed).Outcome, schedule.OutcomeFailed, "outcome of the job")
 	closing, broken := newLedger(db, "close"), newLedger(db, "broken")
 	db.setClock(midnight.Add(time.Hour))
 	closing.settled(w.Scheduler)
@@ -74,7 +74,7 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	testkit.OK(t, m.Pause(t.Context(), "close")) // it is paused already
 	db.shows("schedules_status", "close", "state, why", fmt.Sprintf("paused | ann (%s): why", one[string](db, "SELECT session_user::text")))
 	db.setClock(midnight.Add(2 * time.Hour))
-	db.looked()
+	db.polled()
 	testkit.OK(t, m.Resume(t.Context(), "close", schedule.CatchUp))
 	closing.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 	testkit.OK(t, m.Pause(t.Context(), "close"))
@@ -230,7 +230,7 @@ func TestManageRefusals(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 1, "jobs")
 }
 
-// The answer to the commit is lost: nobody knows whether it was done. Before the commit it was not.
+// The answer to the commit is lost: the result is ErrUnknown. Before the commit it is not.
 func TestManageUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -252,7 +252,8 @@ func TestManageUnknownOutcome(t *testing.T) {
 	}
 }
 
-// The rule's zone is not known here: nobody can tell which ticks have passed, so nothing is changed.
+// This host does not know the rule's zone, so the passed ticks are not known, and the change is
+// refused.
 func TestManageWithoutZone(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
@@ -269,28 +270,28 @@ func TestManageWithoutZone(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	testkit.OK(t, m.Resume(t.Context(), "close", schedule.CatchUp)) // whoever knows the rule decides
+	testkit.OK(t, m.Resume(t.Context(), "close", schedule.CatchUp)) // CatchUp needs no rule
 	expect(t, one[string](db, "SELECT string_agg(verb, ' ' ORDER BY id) FROM pgleases.schedule_changes"), "pause resume", "what is written down")
 }
 
 func code(err error) string {
-	var told *pgconn.PgError
-	if errors.As(err, &told) {
-		return told.Code
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) {
+		return refused.Code
 	}
 	return ""
 }
 
-// What is dead is run once more, once, with what it had.
+// What failed is run once more, once, with the same arguments.
 func TestRetry(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	w := newWorker(db)
-	var mended atomic.Bool
+	var fixed atomic.Bool
 	type call struct{ trigger, name, key, at, from string }
 	calls := make(chan call, 100)
 	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
-		if !mended.Load() && r.Args != "fine" {
+		if !fixed.Load() && r.Args != "fine" {
 			return errors.New("no paper")
 		}
 		calls <- call{string(r.Trigger), r.Name, r.Key, r.At.UTC().Format("15:04"), r.From.UTC().Format("15:04")}
@@ -304,12 +305,12 @@ func TestRetry(t *testing.T) {
 	expect(t, w.outcome(plain).Outcome, schedule.OutcomeFailed, "outcome")
 	expect(t, w.outcome(unique).Outcome, schedule.OutcomeFailed, "outcome")
 	db.setClock(midnight.Add(time.Hour))
-	becomes(db, "a tick is dead", 1, "SELECT count(*) FROM pgleases.history WHERE name = 'close'")
+	becomes(db, "a tick has failed", 1, "SELECT count(*) FROM pgleases.history WHERE name = 'close'")
 	testkit.OK(t, w.Pause(t.Context(), "close"))
-	again := first(w.Retry(t.Context(), plain)) // and is dead again
+	again := first(w.Retry(t.Context(), plain)) // and it fails again
 	expect(t, w.outcome(again).Outcome, schedule.OutcomeFailed, "outcome of what is still broken")
 	w.close()
-	mended.Store(true)
+	fixed.Store(true)
 	w = newWorker(db)
 	schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
 		calls <- call{string(r.Trigger), r.Name, r.Key, r.At.UTC().Format("15:04"), r.From.UTC().Format("15:04")}

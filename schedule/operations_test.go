@@ -71,8 +71,8 @@ func TestOperationsQueriesShow(t *testing.T) {
 	o := newOperator(db)
 	reader := testkit.Must(admin.Grants(o.role, "pgleases", admin.ForReader))(t)
 	db.exec(reader)
-	// tells runs a query of the page, which is not run again.
-	tells := func(heading string) string {
+	// result runs a query of the page, once.
+	result := func(heading string) string {
 		t.Helper()
 		query := queries[heading]
 		if query == "" {
@@ -101,8 +101,8 @@ func TestOperationsQueriesShow(t *testing.T) {
 	is := func(heading, want string) {
 		t.Helper()
 		got := "not read"
-		testkit.Until(t, heading+" tells "+want, func() bool {
-			if now := tells(heading); now != got {
+		testkit.Until(t, heading+" returns "+want, func() bool {
+			if now := result(heading); now != got {
 				got = now
 				t.Logf("%s: %s", heading, got)
 			}
@@ -114,13 +114,13 @@ func TestOperationsQueriesShow(t *testing.T) {
 	db.setClock(tick.Add(-time.Minute))
 	w := newSteadyWorker(db)
 	in, end := make(chan struct{}, 10), make(chan struct{})
-	var mended atomic.Bool
+	var fixed atomic.Bool
 	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
 		switch {
 		case r.Args == "hangs":
 			in <- struct{}{}
 			released(ctx, end)
-		case !mended.Load() && strings.HasPrefix(r.Args, "bad"):
+		case !fixed.Load() && strings.HasPrefix(r.Args, "bad"):
 			return errors.New("no paper")
 		}
 		return nil
@@ -133,7 +133,7 @@ func TestOperationsQueriesShow(t *testing.T) {
 	}
 	testkit.OK(t, schedule.InTx(stranger.Scheduler, "telegraph", note).Put(t.Context(), "stranger", "", daily))
 	stranger.run().has("stranger")
-	db.looked()
+	db.polled()
 	stranger.close() // the group is known
 	testkit.OK(t, o.manage("a fire", "").Pause(t.Context(), "halted"))
 	testkit.Must(mail.Enqueue(t.Context(), "hangs", schedule.WithUnique("slow", schedule.Reject)))(t)
@@ -152,20 +152,20 @@ func TestOperationsQueriesShow(t *testing.T) {
 	db.exec("UPDATE pgleases.history SET ended_at = now()") // of today, also where the tick was yesterday
 	is("What has failed today", "tests mail failed 2 0 no paper")
 	is("What ran in the last hour", "tests mail failed 2; tests mail succeeded 1")
-	longest := tells("The longest runs of the day")
+	longest := result("The longest runs of the day")
 	for _, want := range []string{"tests mail close succeeded 1", "tests mail bad tick failed 1", "tests mail once failed 1"} {
 		if !strings.Contains(longest, want) {
 			t.Errorf("the longest runs are %q, without %q", longest, want)
 		}
 	}
 	delete(queries, "The longest runs of the day")
-	mended.Store(true)
+	fixed.Store(true)
 	ids, refused, err := o.manage("the mail server is back", "").RetryFailed(t.Context(), "mail", midnight)
 	testkit.OK(t, err)
 	expect(t, fmt.Sprint(len(ids), refused), "2 0", "retried and refused")
-	becomes(db, "what was dead is done", 2, "SELECT count(*) FROM pgleases.history AS h WHERE h.outcome = 'succeeded' AND h.job IN (SELECT retried FROM pgleases.history)")
+	becomes(db, "the failed runs have succeeded", 2, "SELECT count(*) FROM pgleases.history AS h WHERE h.outcome = 'succeeded' AND h.job IN (SELECT retried FROM pgleases.history)")
 	is("What operators have changed", "retry_failed tests  the mail server is back; pause tests halted a fire")
 	for heading := range queries {
-		t.Errorf("nobody looks at what %q tells", heading)
+		t.Errorf("no test reads the result of %q", heading)
 	}
 }

@@ -22,7 +22,7 @@ import (
 
 var everyZone = flag.Bool("every-zone", false, "compare with the oracle all zones of Go's zone database, from 1880 on; takes minutes")
 
-// The oracle is slow and obvious: it looks at a clock, minute for minute, and remembers all that it has shown. It shares nothing with the
+// The oracle is slow and obvious: it reads a clock minute for minute, and remembers all that it has shown. It shares nothing with the
 // implementation, not even the parser or what package time knows of changes of the clocks.
 type oracle struct {
 	fields                [5]map[int]bool
@@ -177,7 +177,7 @@ func TestCronTicksMatchOracle(t *testing.T) {
 				}
 				all = append(all, changes(location, year(2039), year(2041))...) // where zone data have a rule instead of a list
 			}
-			for _, change := range append(all, year(2041)) { // nothing changes there, but package time tells of ends of years
+			for _, change := range append(all, year(2041)) { // nothing changes there, but package time returns ends of years
 				compare(t, location, change, hardExpressions)
 			}
 			t.Logf("%d changes", len(all))
@@ -247,7 +247,7 @@ func compare(t rapid.TB, location *time.Location, change time.Time, expressions 
 	}
 }
 
-// difference tells the first of two lists' ticks that is in one of them only.
+// difference returns the first of two lists' ticks that is in only one of them.
 func difference(got, want []time.Time) string {
 	for i, tick := range want {
 		if i == len(got) || got[i].After(tick) {

@@ -13,10 +13,10 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// hourly ticks at each full hour of UTC. hours, which knows nothing of rules, tells what should run.
+// hourly ticks at each full hour of UTC. hours returns what should run, without any rule.
 var hourly = schedule.Cron("0 * * * *", "UTC")
 
-// hours are the full hours after an instant, up to another.
+// hours returns the full hours after an instant, up to another.
 func hours(after, until time.Time) (ticks []time.Time) {
 	for t := after.Truncate(time.Hour).Add(time.Hour); !t.After(until); t = t.Add(time.Hour) {
 		ticks = append(ticks, t)
@@ -24,7 +24,7 @@ func hours(after, until time.Time) (ticks []time.Time) {
 	return ticks
 }
 
-// A ledger is what should have run, what the history says, and what its effects were.
+// A ledger has what should have run, the history, and the effects.
 type ledger struct {
 	db      *database
 	name    string
@@ -54,7 +54,7 @@ func (l *ledger) settled(s *schedule.Scheduler) *ledger {
 	return l
 }
 
-// check checks what the history says against what should have run and its effects.
+// check compares the history with what should have run and with the effects.
 func (l *ledger) check(now time.Time) {
 	t := l.db.t
 	t.Helper()
@@ -69,7 +69,7 @@ func (l *ledger) check(now time.Time) {
 		}
 		reached = e.Until
 		if ticks := l.should(e.Since, e.Until); int64(len(ticks)) != e.Ticks {
-			t.Errorf("%q: an entry tells of %d ticks, and there were %d: %+v", l.name, e.Ticks, len(ticks), e)
+			t.Errorf("%q: an entry has %d ticks instead of %d: %+v", l.name, e.Ticks, len(ticks), e)
 		}
 		if ran := e.Outcome == schedule.OutcomeSucceeded || e.Outcome == schedule.OutcomeFailed || e.Outcome == schedule.OutcomeUnknown; ran && e.Ticks != 1 || ran != (e.Epoch > 0) {
 			t.Errorf("%q: a run of %d ticks: %+v", l.name, e.Ticks, e)
@@ -136,7 +136,7 @@ func (w *worker) runs(err error) *ledger {
 	return l
 }
 
-// One statement after the other is lost, or its answer is, with the connection.
+// Each statement in turn is lost, or its answer is, with the connection.
 func TestLostStatementKeepsOutcomesExact(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -22,7 +22,8 @@ func (db *database) sent(r schedule.Run[args]) error {
 	return err
 }
 
-// One statement after the other is lost, or its answer is, with the connection, for handlers with effects outside: none is called for a tick too often, or too seldom.
+// Each statement in turn is lost, or its answer is, with the connection. Handlers with effects
+// outside are called neither too often nor too seldom.
 func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 	t.Parallel()
 	for _, calls := range []string{"at least once", "at most once"} {
@@ -57,8 +58,9 @@ func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 	}
 }
 
-// The owner is cut off in the handler. At least once: the next calls it again, with the same key and a higher epoch. At most once: the next does not, and the tick is lost.
-// What the first finds out then is refused.
+// The owner is cut off during the call. AtLeastOnce: the next owner calls it again, with the same
+// key and a higher epoch. AtMostOnce: the next owner does not, and the outcome is unknown. Later
+// writes of the first owner are refused.
 func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
@@ -131,7 +133,8 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 	expect(t, one[bool](db, "SELECT count(*) > 0 FROM public.commits WHERE NOT begun"), true, "whether others were noted")
 }
 
-// The partition is wanted elsewhere when it is written down that a handler is called at most once, and it is not called yet: the next owner calls it.
+// A partition is wanted elsewhere after the record of a call of AtMostOnce, and before the call:
+// the next owner makes the call.
 func TestWhatWasBegunAndNotCalledIsNotLost(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
@@ -158,7 +161,7 @@ func TestWhatWasBegunAndNotCalledIsNotLost(t *testing.T) {
 	l.settled(start().Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 3})
 }
 
-// Handlers fail, and are asked to end. At least once: again, by its retries; at most once: that is its outcome.
+// Handlers fail, and their contexts end. AtLeastOnce retries; for AtMostOnce that is the outcome.
 func TestCallsOutsideThatFail(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -200,7 +203,7 @@ func TestCallsOutsideThatFail(t *testing.T) {
 	for range 3 {
 		testkit.Receive(t, "a call", began)
 	}
-	expect(t, one[int64](db, "SELECT sum(coalesce((trying ->> 'crashes')::int, 0))::bigint FROM pgleases.schedules"), 0, "crashes, where no owner before died")
+	expect(t, one[int64](db, "SELECT sum(coalesce((trying ->> 'crashes')::int, 0))::bigint FROM pgleases.schedules"), 0, "crashes, if no previous owner crashed")
 	w.close() // ends them at once
 	expect(t, one[string](db, "SELECT string_agg(name || ' ' || outcome, ', ' ORDER BY name) FROM pgleases.history WHERE until = '2026-03-02 02:00 UTC'"), "panic failed, pay failed", "outcomes of what was asked to end")
 	next := newWorker(db)
@@ -209,7 +212,7 @@ func TestCallsOutsideThatFail(t *testing.T) {
 	least.settled(next.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 }
 
-// Jobs of such kinds; and Guarded in a transaction, which is refused.
+// Jobs of these kinds; and Guarded for InTx, which returns an error.
 func TestJobsOutside(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -235,7 +238,8 @@ func TestJobsOutside(t *testing.T) {
 	}
 }
 
-// Each call costs two transactions before it, and synchronous_commit is on in both: where the answer of the first was lost, the second waits for what the first wrote.
+// Each call costs two transactions before it, both with synchronous_commit on. If the answer of the
+// first is lost, the second waits for its record.
 func TestAtMostOnceCommitsAreDurable(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -252,7 +256,7 @@ func TestAtMostOnceCommitsAreDurable(t *testing.T) {
 	}
 }
 
-// An edit in the middle of a call shows when it was due, and not that it never is.
+// An edit during a call shows when it was due, and not that it never is.
 func TestAnEditInTheMiddleOfACallOutside(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -276,7 +280,8 @@ func TestAnEditInTheMiddleOfACallOutside(t *testing.T) {
 	expect(t, len(began), 0, "further calls")
 }
 
-// A failover loses jobs that were called, and gives their ids to others: a service that has carried out the first is to carry out these too.
+// A failover loses jobs that were called, and gives their IDs to other jobs, which must be called
+// too.
 func TestIdempotencyKeyOfReusedID(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -302,7 +307,8 @@ func TestIdempotencyKeyOfReusedID(t *testing.T) {
 	}
 }
 
-// What a handler has done is written down as soon as the database can, while its process owns the partition: it is called once, and nothing is lost.
+// The outcome of a call is recorded as soon as the database is back, while the process owns the
+// partition: it is called once.
 func TestOutcomeRecordedAfterOutage(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
@@ -328,7 +334,8 @@ func TestOutcomeRecordedAfterOutage(t *testing.T) {
 	expect(t, called, 1, "calls")
 }
 
-// What is deleted or canceled while it is called has its outcome by that: nothing is wrong with the call, and nothing runs again.
+// A schedule or job is deleted or canceled during its call, and that decides its outcome: the call
+// is not an error, and is not repeated.
 func TestWhatIsGoneWhenItsCallEndsIsNoFault(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -362,7 +369,8 @@ func TestWhatIsGoneWhenItsCallEndsIsNoFault(t *testing.T) {
 	expect(t, one[string](db, "SELECT string_agg(outcome, ' ') FROM pgleases.history"), "canceled canceled canceled", "outcomes")
 }
 
-// A process ends whose handlers have returned, and something keeps it from writing that down: the next owner waits for 4 s.
+// A process ends whose handlers have returned, and cannot record their outcomes: the next owner
+// waits for 4 s.
 func TestAProcessThatEndsWritesForAWhileOnly(t *testing.T) {
 	t.Parallel()
 	for what, says := range map[string]string{"jobs": "outcome not recorded", "schedule_slots": "slot not freed", "the pool": "outcome not recorded"} {

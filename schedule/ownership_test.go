@@ -14,7 +14,8 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// Owners of a dozen schedules die in a handler, at the commit, and between runs; close; and hand over while handlers run.
+// Owners of a dozen schedules crash in a handler, at the commit, and between runs; close; and hand
+// over while handlers run.
 func TestOwnerChangesKeepOutcomesExact(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -45,8 +46,8 @@ func TestOwnerChangesKeepOutcomesExact(t *testing.T) {
 	}
 	w := start().has("close 5")
 	for _, end := range []func(*worker){
-		(*worker).die,
-		func(w *worker) { w.wire.Lose(1, "commit", false); w.die() },
+		(*worker).crash,
+		func(w *worker) { w.wire.Lose(1, "commit", false); w.crash() },
 		(*worker).close,
 		func(w *worker) { w.stop(); testkit.Receive(t, "Run ends", w.ended); w.stop = nil },
 	} {
@@ -58,7 +59,7 @@ func TestOwnerChangesKeepOutcomesExact(t *testing.T) {
 		w, next = next, start()
 		pass(2)
 		for _, l := range ledgers {
-			l.settled(next.Scheduler) // w may be dead
+			l.settled(next.Scheduler) // w may have crashed
 		}
 		next.close()
 		w.close()
@@ -90,8 +91,8 @@ func TestNobodyOwnsThePartitionOfARunThatIsUnderWay(t *testing.T) {
 	l.settled(w.Scheduler)
 }
 
-// Its process was frozen in the handler, so that the server ended its transaction; meanwhile another has run the tick. What it did after it woke up is
-// not committed.
+// The process was frozen in the handler, so the server ended its transaction, and another process
+// has run the tick. What the first one does afterwards is not committed.
 func TestAFrozenHandlerDoesNotCommit(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -141,9 +142,9 @@ func TestARunOfAnEndedOwnershipDoesNotBegin(t *testing.T) {
 	})
 	l := w.runs(books.Add("close", args{}, hourly))
 	becomes(db, "all is owned", 4, "SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL")
-	db.looked()
+	db.polled()
 	before, rollbacks := one[int64](db, "SELECT max(epoch) FROM pgleases.partitions"), one[int64](db, "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()")
-	db.exec("UPDATE pgleases.partitions SET epoch = epoch + 100") // somebody else's, of which the process has not heard
+	db.exec("UPDATE pgleases.partitions SET epoch = epoch + 100") // of another owner; the process has not noticed
 	db.setClock(midnight.Add(time.Hour))
 	testkit.Until(t, "it was refused", func() bool {
 		return one[int64](db, "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()") > rollbacks
@@ -155,7 +156,8 @@ func TestARunOfAnEndedOwnershipDoesNotBegin(t *testing.T) {
 	}
 }
 
-// Its process died in the middle of a statement that takes a minute: the server finds that out, and the next owner does not wait for its end.
+// The process crashed during a statement that takes a minute: the server detects that, and the next
+// owner does not wait for its end.
 func TestAStatementOfADeadProcessHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -170,27 +172,28 @@ func TestAStatementOfADeadProcessHoldsNobodyUp(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	testkit.Receive(t, "the handler runs", began)
 	becomes(db, "its statement runs", true, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND query = 'SELECT pg_sleep(60)')")
-	w.die()
+	w.crash()
 	other := newWorker(db)
 	testkit.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly))
 	other.run()
 	l.settled(other.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
-// The server falls silent while a process that ends writes down what it closes. When it owns nothing any more, nobody waits for that.
+// The server falls silent while a process that ends records its runs. After it has lost its
+// partitions, no process waits for that.
 func TestClosingEndsWithLastOwnership(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
-	db.looked()
+	db.polled()
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	w.wire.Mute("schedule_end")
 	w.stop()
 	testkit.Until(t, "it fell silent", func() bool { return w.wire.Left() == 0 })
-	db.exec("SELECT pgleases.evict_client('" + w.client.ID() + "', 'nobody waits for it')")
+	db.exec("SELECT pgleases.evict_client('" + w.client.ID() + "', 'no process waits for it')")
 	evicted := time.Now()
 	testkit.Receive(t, "Run ends", w.ended)
 	w.stop = nil
@@ -199,7 +202,8 @@ func TestClosingEndsWithLastOwnership(t *testing.T) {
 	}
 }
 
-// A migration has locked their table when a process with many partitions ends: it does not wait for that for each of them.
+// A migration has locked the table when a process with many partitions ends: it does not wait once
+// for each of them.
 func TestClosingWaitsForOneLockOnly(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -229,8 +233,8 @@ func TestClosingWaitsForOneLockOnly(t *testing.T) {
 	}
 }
 
-// An application edits two schedules in its transaction while a process that owns both ends, which counts a crash of each: neither is broken off, and the
-// crashes are taken back when the edit is done.
+// An application edits two schedules in its transaction while a process that owns both ends and
+// counts a crash of each. Neither is broken off, and the crashes are taken back after the edit.
 func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -258,7 +262,7 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	testkit.Receive(t, "one runs", began)
 	testkit.Receive(t, "the other runs", began)
-	w.die()
+	w.crash()
 	w, k = start()
 	w.run()
 	testkit.Receive(t, "one runs again", began)
@@ -298,10 +302,10 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 	testkit.Receive(t, "Run ends", w.ended)
 	w.stop = nil
 	expect(t, crashes(), 0, "crashes, after all was closed")
-	expect(t, one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed"), 0, "partitions whose owner died, as it looks")
+	expect(t, one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed"), 0, "partitions whose owner seems to have crashed")
 }
 
-// A process that is asked to end keeps the partitions in which something runs, and no other.
+// A process that ends keeps the partitions with runs, and no other.
 func TestWhoEndsKeepsOnlyThePartitionsOfItsRuns(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

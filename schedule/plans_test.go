@@ -11,14 +11,15 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// A server keeps plans. One that was made while there was no job and no schedule, after a VACUUM, would read all of them for each run once there are many.
+// The server caches plans. A plan from the time without jobs and schedules, after a VACUUM, would
+// read all of them for each run once there are many.
 func TestPlansForEmptyTablesStayCheap(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
 	schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
-	db.looked()
+	db.polled()
 	db.exec("VACUUM (ANALYZE) pgleases.jobs")
 	db.exec("VACUUM (ANALYZE) pgleases.schedules")
 	compiled := one[string](db, `SELECT coalesce(string_agg(p.proname, ', '), '') FROM pg_proc AS p WHERE p.pronamespace = 'pgleases'::regnamespace

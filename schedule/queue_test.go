@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Others wait 5 s in all for crash suspects: for one that tries each second and finds no slot, and for
-// six that run 4 s each. Suspects begin one after the other.
+// Other runs wait 5 s in all for crash suspects: for one that tries each second and finds no slot,
+// and for six that run 4 s each. Suspects begin one after the other.
 func TestOthersWaitForAllSuspectsTogether(t *testing.T) {
 	for _, c := range []struct {
 		suspects int64

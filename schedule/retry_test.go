@@ -14,7 +14,7 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// waitsForRetry waits until so many attempts at a tick have failed.
+// waitsForRetry waits until n attempts at a tick have failed.
 func waitsForRetry(w *worker, name string, attempts int) (s schedule.Schedule) {
 	w.t.Helper()
 	testkit.Until(w.t, fmt.Sprintf("%d attempts at a tick of %q have failed", attempts, name), func() (holds bool) {
@@ -24,8 +24,9 @@ func waitsForRetry(w *worker, name string, attempts int) (s schedule.Schedule) {
 	return s
 }
 
-// A run that fails is tried again after its pauses, by the database's clock. Meanwhile its tick has no outcome, and the ticks that come find it under way. At last each
-// has exactly one outcome.
+// A run that fails is retried after its pauses, by the database's clock. Meanwhile its tick has no
+// outcome, and counts as under way for the next ticks. At the end each tick has exactly one
+// outcome.
 func TestARunThatFailsIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -47,8 +48,8 @@ func TestARunThatFailsIsTriedAgain(t *testing.T) {
 	twice, thrice := kind("twice", 2), kind("thrice", 3)
 	testkit.OK(t, twice.Put(t.Context(), "skip", args{}, hourly))
 	testkit.OK(t, twice.Put(t.Context(), "buffer", args{}, hourly, schedule.WithOverlap(schedule.OverlapBuffer), schedule.WithMissed(schedule.MissedAll)))
-	testkit.OK(t, thrice.Put(t.Context(), "dead", args{}, hourly))
-	names := []string{"skip", "buffer", "dead"}
+	testkit.OK(t, thrice.Put(t.Context(), "failing", args{}, hourly))
+	names := []string{"skip", "buffer", "failing"}
 	ledgers := make(map[string]*ledger)
 	for _, name := range names {
 		ledgers[name] = newLedger(db, name)
@@ -77,7 +78,7 @@ func TestARunThatFailsIsTriedAgain(t *testing.T) {
 			}
 		}
 		db.setClock(soonest.Add(-3 * time.Second))
-		db.looked()
+		db.polled()
 		expect(t, len(calls), 0, "calls before it is time")
 		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes until then")
 		now = latest
@@ -89,14 +90,15 @@ func TestARunThatFailsIsTriedAgain(t *testing.T) {
 	under := int64(len(hours(first, now))) // ticks that came while the first was under way
 	for name, want := range map[string]outcomes{
 		"skip": {schedule.OutcomeSucceeded: 2, schedule.OutcomeSkipped: under}, "buffer": {schedule.OutcomeSucceeded: 2 + under},
-		"dead": {schedule.OutcomeFailed: 1, schedule.OutcomeSucceeded: 1, schedule.OutcomeSkipped: under},
+		"failing": {schedule.OutcomeFailed: 1, schedule.OutcomeSucceeded: 1, schedule.OutcomeSkipped: under},
 	} {
 		ledgers[name].settled(w.Scheduler).expectOutcomes(want)
 	}
 	expect(t, len(calls), 0, "further calls")
 }
 
-// The tick that waits for its retry is run by whoever owns it then, and told its attempt; an answer that is lost counts nothing twice.
+// A retry is made by the current owner, with the right attempt number. A lost answer is not counted
+// twice.
 func TestRetriesAreCountedOverProcessesAndLostAnswers(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -112,7 +114,7 @@ func TestRetriesAreCountedOverProcessesAndLostAnswers(t *testing.T) {
 				return errors.New("no paper")
 			}
 			if r.Attempt != 1 {
-				t.Errorf("the tick of %v is told attempt %d", r.At, r.Attempt)
+				t.Errorf("the tick of %v gets attempt %d", r.At, r.Attempt)
 			}
 			return nil
 		}, schedule.WithMaxAttempts(4, schedule.Backoff(time.Minute, time.Minute)))
@@ -122,7 +124,7 @@ func TestRetriesAreCountedOverProcessesAndLostAnswers(t *testing.T) {
 	l := newLedger(db, "close")
 	w := start()
 	for attempt := 1; attempt <= 4; attempt++ {
-		db.looked()
+		db.polled()
 		w.wire.Lose(1, []string{"schedule_close", "commit"}[attempt%2], true)
 		db.setClock(midnight.Add(time.Hour + time.Duration(2*(attempt-1))*time.Minute))
 		expect(t, testkit.Receive(t, "a call", calls), attempt, "attempt")
@@ -135,13 +137,13 @@ func TestRetriesAreCountedOverProcessesAndLostAnswers(t *testing.T) {
 	}
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1})
 	expect(t, l.entries[0].Attempts, 4, "attempts in the history")
-	w.wire.Lose(1, "commit", true) // of a run that is done: the next tick is told that it is its first attempt
+	w.wire.Lose(1, "commit", true) // of a run that succeeded: the next tick gets attempt 1
 	db.setClock(midnight.Add(3 * time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1, schedule.OutcomeSucceeded: 2})
 	expect(t, len(calls), 0, "further calls")
 }
 
-// What handlers say decides: to discard, to snooze.
+// Handlers return Discard and Snooze.
 func TestHandlersDiscardAndSnooze(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -181,7 +183,7 @@ func TestHandlersDiscardAndSnooze(t *testing.T) {
 		return due.After(midnight.Add(89*time.Minute)) && due.Before(midnight.Add(92*time.Minute))
 	})
 	db.setClock(due.Add(-3 * time.Second))
-	db.looked()
+	db.polled()
 	expect(t, len(calls), 0, "calls while it snoozes")
 	db.setClock(due)
 	a.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
@@ -189,7 +191,8 @@ func TestHandlersDiscardAndSnooze(t *testing.T) {
 	expect(t, a.entries[0].Attempts, 1, "attempts in the history")
 }
 
-// So many ticks in a row are dead: the schedule is paused, and Resume has it go on. One that is done begins the count anew.
+// After n consecutive failed ticks the schedule is paused, until Resume. A tick that succeeds
+// resets the count.
 func TestConsecutiveFailuresPauseASchedule(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -207,8 +210,8 @@ func TestConsecutiveFailuresPauseASchedule(t *testing.T) {
 		return !s.PausedAt.IsZero() && s.Failures == 2
 	}
 	testkit.Until(t, "it is paused", paused)
-	db.looked()
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 4, "outcomes of what is paused") // dead, done, dead, dead
+	db.polled()
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 4, "outcomes of what is paused") // failed, succeeded, failed, failed
 	testkit.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 5, schedule.OutcomeSucceeded: 1})
 	testkit.Until(t, "it is paused again", paused)
@@ -253,7 +256,7 @@ func TestEditsWhileATickWaitsForItsRetry(t *testing.T) {
 		waitsForRetry(w, name, 1)
 		testkit.OK(t, e.edit(t.Context(), name))
 	}
-	db.looked()
+	db.polled()
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE outcome <> 'canceled'"), 0, "runs before it is time")
 	db.setClock(midnight.Add(110 * time.Minute))
 	for name, l := range ledgers {
@@ -261,23 +264,24 @@ func TestEditsWhileATickWaitsForItsRetry(t *testing.T) {
 	}
 }
 
-// The texts of errors that the database's encoding does not have are kept in ASCII.
+// Texts of errors that the encoding of the database cannot store are stored in ASCII.
 func TestErrorsInLettersThatTheDatabaseDoesNotHave(t *testing.T) {
 	t.Parallel()
 	db := newEncodedDatabase(t, "LATIN1")
 	w := newWorker(db)
 	fail := func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("нет бумаги") }
-	testkit.OK(t, schedule.InTx(w.Scheduler, "dead", fail).Add("dead", args{}, hourly))
+	testkit.OK(t, schedule.InTx(w.Scheduler, "failing", fail).Add("failing", args{}, hourly))
 	testkit.OK(t, schedule.InTx(w.Scheduler, "again", fail, schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour))).Add("again", args{}, hourly))
-	l := newLedger(db, "dead")
-	w.run().has("dead")
+	l := newLedger(db, "failing")
+	w.run().has("failing")
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1})
 	expect(t, l.entries[0].Error, `"\u043d\u0435\u0442 \u0431\u0443\u043c\u0430\u0433\u0438"`, "error")
 	expect(t, waitsForRetry(w, "again", 1).Error, l.entries[0].Error, "error")
 }
 
-// An edit keeps the schedule's row locked for longer than all that the end of a run waits for it: the tick gets its outcome after that.
+// An edit locks the row of the schedule for longer than the end of a run waits: the tick gets its
+// outcome afterwards.
 func TestEndlessEditFailsNoTick(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -285,7 +289,7 @@ func TestEndlessEditFailsNoTick(t *testing.T) {
 	w.WaitForLocks(10 * time.Millisecond)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
-	db.looked()
+	db.polled()
 	edit := db.begin()
 	testkit.OK(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
 	db.setClock(midnight.Add(time.Hour))
@@ -294,7 +298,7 @@ func TestEndlessEditFailsNoTick(t *testing.T) {
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
-// The database's fault passes while a process starts: it starts all the same.
+// The database fails for a while when a process starts: the process starts anyway.
 func TestAStartSurvivesAFaultThatPasses(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

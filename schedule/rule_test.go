@@ -258,7 +258,7 @@ func TestNextRisesAndSkipsNothing(t *testing.T) {
 			if !tick.At.After(last.At) || !tick.Local.Equal(tick.At) || tick.At.Location() != time.UTC {
 				t.Fatalf("after %v comes %v", last, tick)
 			}
-			for range 3 { // whenever one looks in between
+			for range 3 { // whenever it is read in between
 				between := last.At.Add(time.Duration(rapid.Int64Range(0, int64(tick.At.Sub(last.At))-1).Draw(t, "between")))
 				if next, ok := r.Next(anchor, Tick{At: between}); !ok || next != tick {
 					t.Fatalf("after %v comes %v, after %v comes %v", last, tick, between, next)

@@ -21,7 +21,7 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// What a handler does wrong makes its tick dead, with nothing of it committed, and the next tick runs.
+// An error of a handler fails its tick, which is rolled back, and the next tick runs.
 func TestFailedRunLeavesNothing(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
@@ -143,7 +143,7 @@ func TestFailedRunLeavesNothing(t *testing.T) {
 				return f.handler(ctx, tx, r)
 			}
 			if !r.From.IsZero() {
-				t.Errorf("%s: the tick after a dead one is told that %v was done", name, r.From)
+				t.Errorf("%s: the tick after a failed one gets From %v", name, r.From)
 			}
 			return nil
 		}, f.opts...)
@@ -201,7 +201,8 @@ func TestACommitMayTakeAsLongAsTheRun(t *testing.T) {
 	expect(t, calls.Load(), 2, "calls of what is too slow: the first might have been its connection's fault")
 }
 
-// A nilPointer is an error whose text nobody can read where it is nil, as one that a function returns by the wrong type.
+// A nilPointer is an error whose Error method panics for nil, as of a function that returns the
+// wrong type.
 type nilPointer struct{ text string }
 
 func (e *nilPointer) Error() string { return e.text }
@@ -282,7 +283,8 @@ func FuzzErrorsOfHandlersAreHarmless(f *testing.F) {
 	})
 }
 
-// What the handler committed itself stands, which nobody can help: the tick is dead, says so, and is not run again.
+// A handler committed its transaction itself: the tick has failed with that error, and does not run
+// again.
 func TestARunThatCommitsItselfIsFoundOut(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -305,7 +307,7 @@ func TestARunThatCommitsItselfIsFoundOut(t *testing.T) {
 	}
 }
 
-// A transaction that the database broke off in favour of another is run again, three times in all.
+// A transaction that the database broke off in favor of another is repeated, three times in all.
 func TestASerializationFailureIsNoFailureOfTheRun(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -336,7 +338,7 @@ func TestASerializationFailureIsNoFailureOfTheRun(t *testing.T) {
 	expect(t, len(attempts), 0, "further attempts")
 }
 
-// Another step of the schedule, by whatever means, takes place in the middle of a run.
+// Another step of the schedule is made during a run.
 func TestRunOfTickWithOutcomeIsNotCommitted(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -356,7 +358,8 @@ func TestRunOfTickWithOutcomeIsNotCommitted(t *testing.T) {
 	l.settled(w.Scheduler).expectOutcomes(map[schedule.Outcome]int64{schedule.OutcomeMissed: 1, schedule.OutcomeSucceeded: 1})
 }
 
-// A handler gets what the clocks of the schedule's zone show at its tick, at each attempt; for a job, those of UTC.
+// A handler gets the local time of its tick in the zone of the schedule, at each attempt; for a
+// job, in UTC.
 func TestRunLocal(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -402,7 +405,7 @@ func TestRunsUnderOneKeyDoNotOverlap(t *testing.T) {
 		t.Fatalf("two runs under the key %q at once", first)
 	}
 	db.setClock(midnight.Add(2 * time.Hour))
-	probe.settled(w.Scheduler) // so it has looked, and there was room
+	probe.settled(w.Scheduler) // so it has polled, and there was room
 	expect(t, len(began), 0, "runs besides")
 	close(end)
 	for _, l := range ledgers {
@@ -410,11 +413,12 @@ func TestRunsUnderOneKeyDoNotOverlap(t *testing.T) {
 	}
 }
 
-// A handler that goes on when Run is to end is told so after the drain, and not before; nothing of it is committed, and the next process runs the tick.
+// When Run ends, a handler that continues gets ErrDrained after the drain and not before. It is
+// rolled back, and the next process runs the tick.
 func TestARunThatDoesNotEndInTimeIsRunAgain(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	told := make(chan error, 1)
+	cause := make(chan error, 1)
 	began := make(chan struct{}, 1)
 	w := newWorker(db, schedule.WithDrainTimeout(50*time.Millisecond))
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
@@ -423,7 +427,7 @@ func TestARunThatDoesNotEndInTimeIsRunAgain(t *testing.T) {
 		}
 		began <- struct{}{}
 		<-ctx.Done()
-		told <- context.Cause(ctx)
+		cause <- context.Cause(ctx)
 		return nil
 	})
 	l := w.runs(k.Add("close", args{}, hourly))
@@ -431,9 +435,9 @@ func TestARunThatDoesNotEndInTimeIsRunAgain(t *testing.T) {
 	testkit.Receive(t, "it runs", began)
 	stopped := time.Now()
 	w.close()
-	wraps(t, "the cause", testkit.Receive(t, "it was told", told), schedule.ErrDrained)
+	wraps(t, "the cause", testkit.Receive(t, "its context ended", cause), schedule.ErrDrained)
 	if passed := time.Since(stopped); passed < 50*time.Millisecond {
-		t.Fatalf("it was told after %v, before the drain was over", passed)
+		t.Fatalf("its context ended after %v, before the drain was over", passed)
 	}
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes")
 	next := newWorker(db)
@@ -442,7 +446,8 @@ func TestARunThatDoesNotEndInTimeIsRunAgain(t *testing.T) {
 	l.settled(next.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
-// A schedule's row is locked by an edit, for longer than its run may take: that is none of the run's time.
+// An edit locks the row of the schedule for longer than the timeout of its run: that time does not
+// count for the run.
 func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -454,7 +459,7 @@ func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 		return effect(ctx, tx, r)
 	}, schedule.WithTimeout(time.Second))
 	l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
-	db.looked()
+	db.polled()
 	edit := db.begin()
 	testkit.OK(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
 	db.setClock(midnight.Add(time.Hour))
@@ -464,7 +469,7 @@ func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
-// A connection is dropped without a word, at a statement of the scheduler's own: the run is done on another one.
+// A connection falls silent at a statement of the scheduler: the run is repeated on another one.
 func TestAConnectionThatFallsSilentHoldsUpNoRun(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"begin", "schedule_open", "schedule_tick_succeeded", "commit"} {
@@ -475,7 +480,7 @@ func TestAConnectionThatFallsSilentHoldsUpNoRun(t *testing.T) {
 			w.Give(time.Second)
 			k := schedule.InTx(w.Scheduler, "books", effect, schedule.WithTimeout(2*time.Second))
 			l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
-			db.looked()
+			db.polled()
 			w.wire.Mute(text)
 			db.setClock(midnight.Add(time.Hour))
 			testkit.Until(t, "it fell silent", func() bool { return w.wire.Left() == 0 })
@@ -484,7 +489,8 @@ func TestAConnectionThatFallsSilentHoldsUpNoRun(t *testing.T) {
 	}
 }
 
-// More schedules than one look finds wait for a run under their key. What is behind them in the partition runs.
+// More schedules than one poll finds wait for a run of their key. Schedules after them in the
+// partition run.
 func TestABusyKeyHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -511,7 +517,7 @@ func TestABusyKeyHoldsUpNoOther(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	testkit.OK(t, k.Put(t.Context(), "last", args{}, schedule.Cron("1 1 * * *", "UTC")))
 	w.run()
-	db.looked()
+	db.polled()
 	db.setClock(midnight.Add(62 * time.Minute))
 	testkit.Receive(t, "one runs", began)
 	becomes(db, "the last has run", 1, "SELECT count(*) FROM public.effects WHERE name = 'last'")

@@ -15,7 +15,8 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// Tables in a schema whose name has to be quoted, made twice, and with the clock of the server: a schedule of each second runs at its ticks.
+// Tables in a schema whose name must be quoted, created twice, with the clock of the server: a
+// schedule of each second runs at its ticks.
 func TestAnotherSchemaAndTheServersOwnClock(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, pgtest.OwnerURL(pgtest.EmptyDatabase(t)))
@@ -41,7 +42,8 @@ func TestAnotherSchemaAndTheServersOwnClock(t *testing.T) {
 	}
 }
 
-// The sessions have the zone of a place, and write dates as there: what the clocks of a rule's zone showed at the last tick is read as it was written.
+// Sessions with another zone and date style: the local time of the last tick is read as it was
+// written.
 func TestTheSettingsOfTheSessionDoNotMatter(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -72,7 +74,7 @@ func TestTheSettingsOfTheSessionDoNotMatter(t *testing.T) {
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 }
 
-// Without a client schedules are managed, and not run.
+// Without a client schedules are managed, and do not run.
 func TestManageNeedsNoClient(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -108,7 +110,7 @@ func TestManageNeedsNoClient(t *testing.T) {
 	wraps(t, "without tables", err, pgleases.ErrSchema)
 }
 
-// What is changed is changed, and written down, whatever the role's search_path has.
+// Changes are made and recorded, whatever the search_path of the role.
 func TestNoStrangeCodeRunsWhereSchedulesAreChanged(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)

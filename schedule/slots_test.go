@@ -42,7 +42,8 @@ func (g *gate) highest() int {
 	return g.top
 }
 
-// Over several processes no more runs of a kind are under way at once than its limit allows, and never more than the higher where two versions differ. As many are, and each job is done.
+// Over several processes, no more runs of a kind are under way than its limit, or the higher limit
+// if two versions differ. That many do run, and each job succeeds.
 func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 	t.Parallel()
 	for _, calls := range []string{"in a transaction", "outside"} {
@@ -101,8 +102,9 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 	}
 }
 
-// A process is cut off in the middle of its runs. What it held stays taken as long as it may still have effects, and not for longer: the transaction of a run until the server
-// ends it, a call outside until the partition has another owner.
+// A process is cut off during its runs. Its slots stay taken as long as the runs may have effects:
+// for a transaction until the server ends it, for a call outside until the partition has another
+// owner.
 func TestSlotsOfCutOffProcess(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -132,10 +134,10 @@ func TestSlotsOfCutOffProcess(t *testing.T) {
 	}
 	testkit.Receive(t, "a run", began)
 	testkit.Receive(t, "a run", began)
-	db.looked()
+	db.polled()
 	expect(t, len(began), 0, "runs beyond the limits")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL"), 1, "slots that are written into")
-	w.die()
+	w.crash()
 	start(false)
 	becomes(db, "all are done", 4, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
 	expect(t, fmt.Sprint(db.effects()), "[books books]", "effects of those in transactions")
@@ -197,13 +199,14 @@ func (h *holding) begins(hours ...int) (runs []schedule.Run[args]) {
 // quiet expects that nothing begins.
 func (h *holding) quiet(db *database) {
 	h.t.Helper()
-	db.looked()
+	db.polled()
 	if len(h.began) > 0 {
 		h.t.Fatalf("the tick of %v began", (<-h.began).At)
 	}
 }
 
-// What waits for a slot has spent nothing when it gets one: no attempt, and no grace. Meanwhile it says so, is not tried all the time, and what is behind it runs.
+// A run that waits for a slot spends no attempt and no grace. Meanwhile Why says so, it is not
+// tried all the time, and later items run.
 func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -223,7 +226,7 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	}
 	w.waits(l.name, "")
 	var many []args
-	for range 150 { // more than a look finds
+	for range 150 { // more than a poll finds
 		many = append(many, args{})
 	}
 	testkit.Must(books.EnqueueMany(t.Context(), many, schedule.WithPriority(3)))(t)
@@ -245,12 +248,13 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	}
 }
 
-// Runs that find no slot, as others have them all, take no room from those of other kinds, spend no attempt, and are not tried all the time.
+// Runs without a slot take no room from other kinds, spend no attempt, and are not tried all the
+// time.
 func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newSteadyWorker(db, schedule.WithPartitions(1), schedule.WithMaxRunning(2))
-	w.LookEvery(100 * time.Millisecond)
+	w.PollEvery(100 * time.Millisecond)
 	books := schedule.InTx(w.Scheduler, "books", note, schedule.WithMaxConcurrent(2))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
@@ -264,7 +268,7 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 		id := testkit.Must(mail.Enqueue(t.Context(), "beside"))(t)
 		expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of what is beside those that wait")
 	}
-	// One tries each time that it is looked; each statement has its text twice where it is prepared.
+	// One run tries at each poll. Each statement has its text twice when it is prepared.
 	if n, most := w.wire.Counted(), 50+4*int(time.Since(began)/(100*time.Millisecond)); n > most {
 		t.Errorf("a slot was asked for %d times, not %d at most", n, most)
 	}
@@ -275,14 +279,14 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE attempts <> 1"), 0, "jobs that took more than one")
 }
 
-// What waits is left out as long as it does, and not at each second look: those between would hide what is behind it.
+// Polls leave out runs that wait for a slot all the time, and not only every second poll.
 func TestWhatWaitsIsLeftOutOfEachLookUntilItRuns(t *testing.T) {
 	t.Parallel()
 	for _, waits := range []string{"for a slot", "for a key"} {
 		t.Run(waits, func(t *testing.T) {
 			t.Parallel()
 			db := newFreshDatabase(t)
-			db.noteLooks("leaves_out boolean", "cardinality(but) + cardinality(but_kinds) > 0")
+			db.notePolls("leaves_out boolean", "cardinality(but) + cardinality(but_kinds) > 0")
 			w := newSteadyWorker(db, schedule.WithPartitions(1))
 			w.SweepEvery(time.Hour)
 			began, goOn, handler := halting(nil, effect)
@@ -294,17 +298,18 @@ func TestWhatWaitsIsLeftOutOfEachLookUntilItRuns(t *testing.T) {
 			testkit.Must(books.EnqueueMany(t.Context(), make([]args, 250), same...))(t)
 			w.run()
 			testkit.Receive(t, "one runs", began)
-			testkit.Until(t, "it is looked often", func() bool { return one[int64](db, "SELECT count(*) FROM public.looks WHERE leaves_out") >= 5 })
+			testkit.Until(t, "it polls often", func() bool { return one[int64](db, "SELECT count(*) FROM public.polls WHERE leaves_out") >= 5 })
 			behind := testkit.Must(schedule.InTx(w.Scheduler, "mail", note).Enqueue(t.Context(), "behind"))(t)
 			expect(t, w.outcome(behind).Outcome, schedule.OutcomeSucceeded, "outcome of what is behind those that wait")
-			expect(t, one[int64](db, "SELECT count(*) FROM public.looks WHERE NOT leaves_out AND n > (SELECT min(n) FROM public.looks WHERE leaves_out)"), 0, "looks that leave out nothing, after one that did")
+			expect(t, one[int64](db, "SELECT count(*) FROM public.polls WHERE NOT leaves_out AND n > (SELECT min(n) FROM public.polls WHERE leaves_out)"), 0, "polls that leave out nothing, after one that did")
 			close(goOn)
 			becomes(db, "all are found in the end", 0, "SELECT count(*) FROM pgleases.jobs")
 		})
 	}
 }
 
-// A handler of InTx that is frozen has its slot until its transaction has ended by its idle limit, and not for longer.
+// A frozen handler of InTx keeps its slot until its idle timeout has ended the transaction, and not
+// longer.
 func TestTheSlotOfAFrozenHandlerIsFreeAfterItsIdleLimit(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -328,7 +333,7 @@ func TestTheSlotOfAFrozenHandlerIsFreeAfterItsIdleLimit(t *testing.T) {
 	testkit.Must(k.Enqueue(t.Context(), "freezes"))(t)
 	froze := testkit.Receive(t, "the first begins", began)
 	start()
-	db.looked()
+	db.polled()
 	testkit.Must(k.EnqueueMany(t.Context(), make([]string, 60)))(t) // each partition has some
 	free := testkit.Receive(t, "one of the other process begins", began)
 	if took := free.Sub(froze); took < idle/2 { // the server counts from the last statement
@@ -338,7 +343,7 @@ func TestTheSlotOfAFrozenHandlerIsFreeAfterItsIdleLimit(t *testing.T) {
 	becomes(db, "all have ended", 61, "SELECT count(*) FROM pgleases.history")
 }
 
-// Whatever statement is lost, each job is done, no slot stays taken, and there are no more runs at once than the limit.
+// Each statement in turn is lost: each job succeeds, no slot stays taken, and the limit holds.
 func TestNoSlotStaysTakenWhateverIsLost(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -415,7 +420,7 @@ func TestALimitThatIsNotReachedCostsLittle(t *testing.T) {
 	}
 }
 
-// A standby that is promoted may not have heard of the slots that a process has made.
+// A promoted standby may lack the slots that a process has created.
 func TestSlotsThatAreGoneAreMadeAgain(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -429,7 +434,8 @@ func TestSlotsThatAreGoneAreMadeAgain(t *testing.T) {
 	}
 }
 
-// The slots are made again where none was found, while those that are there are taken and freed: whatever the default of transactions.
+// Slots are created again if none was found, while existing slots are taken and freed, whatever the
+// default isolation level.
 func TestSlotsAreMadeUnderAnyDefaultOfTransactions(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
@@ -479,8 +485,8 @@ func TestGroupsOnOnePoolLeaveHalfOfIt(t *testing.T) {
 		testkit.Must(k.EnqueueMany(t.Context(), make([]args, 6)))(t)
 	}
 	testkit.Until(t, "each runs a job", func() bool { return running.Load() >= 2 })
-	db.looked()
-	db.looked()
+	db.polled()
+	db.polled()
 	expect(t, running.Load(), 2, "handlers at once of two groups on a pool of 6")
 	close(end)
 	becomes(db, "all are done", 12, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")

@@ -13,7 +13,7 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// The numbers are those of what was done: runs under way, what waits, each outcome, how late, looks, the clock.
+// The numbers count runs under way, waiting items, each outcome, lateness, polls and the clock.
 func TestStatsTellWhatWasDone(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -74,7 +74,7 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 		}
 	}
 	if late.Count != 1 || late.Sum < 20*time.Minute || late.Sum > 21*time.Minute {
-		t.Errorf("a run that was 20 minutes late is told as %+v", late)
+		t.Errorf("a run that was 20 minutes late counts as %+v", late)
 	}
 	ends(nil)
 	testkit.Receive(t, "the other runs", began)
@@ -111,20 +111,20 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 	db.exec(`UPDATE pgleases.schedules SET due = '2026-03-02 04:00 UTC', trying = '{"at": "2026-03-02T04:00:00Z", "local": "2026-03-02T04:00:00Z", "began": "2026-03-02T04:00:00Z",
 		"again": "0001-01-01T00:00:00Z", "crashes": 1, "run": "another", "called": 7}' WHERE name = 'pay'`)
 	db.setClock(midnight.Add(4*time.Hour - time.Second))
-	testkit.Until(t, "what is suspected is told", func() bool { return w.Stats().CrashSuspects == 1 })
+	testkit.Until(t, "the crash suspect is counted", func() bool { return w.Stats().CrashSuspects == 1 })
 	testkit.OK(t, w.Delete(t.Context(), "close"))
 	db.setClock(midnight.Add(4 * time.Hour))
 	become("pay", "0 run, 0 begun, 0 retried, 0 snoozed, 0 succeeded, 0 failed, 1 unknown, 0 missed, 0 skipped")
 
 	s := w.Stats()
 	if ahead := time.Until(midnight.Add(4 * time.Hour)); (s.ClockOffset-ahead).Abs() > time.Minute || s.ClockUnstable {
-		t.Errorf("the database's clock is told to be %v ahead, doubted: %v; it is %v", s.ClockOffset, s.ClockUnstable, ahead)
+		t.Errorf("the database's clock is %v ahead, doubted: %v; it is %v", s.ClockOffset, s.ClockUnstable, ahead)
 	}
 	if s.Polls < 3 || s.PollTime <= 0 || s.PollTime > time.Hour || s.SinceLastPoll <= 0 || s.SinceLastPoll > time.Minute || s.PollErrors != 0 {
-		t.Errorf("the looks are %+v", s)
+		t.Errorf("the polls are %+v", s)
 	}
-	w.die()
-	testkit.Until(t, "a look fails", func() bool { return w.Stats().PollErrors > 0 })
+	w.crash()
+	testkit.Until(t, "a poll fails", func() bool { return w.Stats().PollErrors > 0 })
 	w.close()
 	if s := w.Stats(); s.SinceLastPoll != 0 || s.Partitions != 0 || s.Waiting != 0 || s.Kinds["books"].Succeeded != 2 {
 		t.Errorf("after Run they are %+v", s)

@@ -16,7 +16,7 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// A run takes two round trips besides its handler's.
+// A run takes two round trips, besides those of its handler.
 func TestARunTakesTwoRoundTrips(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -25,7 +25,7 @@ func TestARunTakesTwoRoundTrips(t *testing.T) {
 	l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler) // the first run in a partition notes that, in a transaction of its own
-	db.looked()
+	db.polled()
 	w.wire.Record()
 	db.setClock(midnight.Add(2 * time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
@@ -50,7 +50,8 @@ func TestARunTakesTwoRoundTrips(t *testing.T) {
 	}
 }
 
-// Whatever protocol the pool's connections speak: what the closing statement or the commit refuses is not committed.
+// With each protocol of the pool: if the closing statement or the commit fails, the transaction is
+// rolled back.
 func TestWhatIsRefusedIsNotCommittedInAnyMode(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
@@ -101,7 +102,8 @@ func TestWhatIsRefusedIsNotCommittedInAnyMode(t *testing.T) {
 	}
 }
 
-// A handler cannot end its transaction. It keeps that, and a savepoint of it, beyond its end: they lead nowhere, and not to another run.
+// A handler cannot end its transaction. If it keeps the transaction or a savepoint after the end,
+// they return ErrTxClosed.
 func TestAHandlersTransactionEndsWithTheRun(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -150,7 +152,8 @@ func TestAHandlersTransactionEndsWithTheRun(t *testing.T) {
 	}
 }
 
-// Most ticks are done by a statement of their own, which writes what the other would: whatever the schedule's row had, and when it is due next.
+// schedule_tick_succeeded writes what schedule_close would write, whatever the row of the schedule
+// has, and whenever it is due next.
 func TestATickThatIsDoneIsWrittenAlikeByBothStatements(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
@@ -187,7 +190,8 @@ func TestATickThatIsDoneIsWrittenAlikeByBothStatements(t *testing.T) {
 	}
 }
 
-// What was due is gone when its run is opened, and its process freezes just then: its transaction has a limit all the same, as it keeps the partition from others.
+// The schedule was deleted before its run is opened, and the process freezes then: its transaction
+// has a limit anyway, because it locks the partition.
 func TestEmptyTransactionIdleTimeout(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -206,7 +210,8 @@ func TestEmptyTransactionIdleTimeout(t *testing.T) {
 	}
 }
 
-// A statement that the connection has lost, as behind a pooler, has the remedy in its error, also in a transaction of the caller's.
+// A statement that the connection has lost, as behind a pooler, returns an error with the remedy,
+// also in the caller's transaction.
 func TestCallersTransactionNamesThePoolersRemedy(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)

@@ -30,7 +30,7 @@ func (db *database) shows(view, of, columns, want string) {
 	})
 }
 
-// What each schedule does, and why.
+// The view shows the state of each schedule, with its reason.
 func TestViewOfSchedules(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -70,7 +70,7 @@ func TestViewOfSchedules(t *testing.T) {
 	db.shows("schedules_status", "does", "state, why, lateness, owner", "due | its partition has no owner | 00:01:00")
 	db.setClock(midnight)
 	w.run()
-	db.looked()
+	db.polled()
 	db.shows("schedules_status", "planned", "kind, key, rule, state, why, lateness, failures, attempts, error, extract(epoch FROM due)::bigint, owner IS NOT NULL",
 		fmt.Sprintf("books | planned | CRON_TZ=UTC 0 3 * * * | planned | 0 | 0 | %d | t", midnight.Add(3*time.Hour).Unix()))
 	db.setClock(midnight.Add(61 * time.Minute))
@@ -88,7 +88,7 @@ func TestViewOfSchedules(t *testing.T) {
 	db.shows("schedules_status", "retries", "state, why LIKE 'attempt 2 is at %', attempts, failures, error, lateness", "retrying | t | 1 | 0 | no ink | 00:01:00")
 }
 
-// What each job does, and why.
+// The view shows the state of each job, with its reason.
 func TestViewOfJobs(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

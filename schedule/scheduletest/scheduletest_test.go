@@ -81,16 +81,16 @@ func expect(t testing.TB, what string, got, want any) {
 	}
 }
 
-// outcomes are those of a schedule's entries, with how many ticks each is of.
+// outcomes returns the outcomes of a schedule's entries, with the number of ticks of each.
 func outcomes(s *scheduletest.Scheduler, name string) string {
-	var told []string
+	var list []string
 	for _, e := range s.Entries(name) {
-		told = append(told, fmt.Sprintf("%s %d", e.Outcome, e.Ticks))
+		list = append(list, fmt.Sprintf("%s %d", e.Outcome, e.Ticks))
 	}
-	return strings.Join(told, ", ")
+	return strings.Join(list, ", ")
 }
 
-// notes is what handlers did, in order.
+// notes has what handlers did, in order.
 type notes []string
 
 func (n *notes) note(format string, args ...any) { *n = append(*n, fmt.Sprintf(format, args...)) }
@@ -247,7 +247,7 @@ func TestWhatAHandlerPutsIsThereOnlyIfItsRunIsCommitted(t *testing.T) {
 	testkit.Must(s.Get(t.Context(), "put"))(t)
 }
 
-// The transaction is a real one: what a handler wrote is there if its run is done, and only then.
+// The transaction is real: what a handler wrote exists only if its run succeeded.
 func TestHandlerWritesInTheDatabase(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
@@ -276,7 +276,7 @@ func TestHandlerWritesInTheDatabase(t *testing.T) {
 	expect(t, "what is written", written, []int{1, 3})
 }
 
-// Each test has its own schema, which goes with it.
+// Each test has its own schema, which is dropped at its end.
 func TestTheSchemaIsDropped(t *testing.T) {
 	pool := newPool(t)
 	schemas := func() (n int) {
@@ -328,7 +328,7 @@ func TestHandlerThatSnoozesForNoTimeIsFoundOut(t *testing.T) {
 	}()
 	<-done
 	if !strings.Contains(f.all(), "snooze for no time") {
-		t.Fatalf("the test was told %q", f.all())
+		t.Fatalf("the test logged %q", f.all())
 	}
 }
 
@@ -358,8 +358,8 @@ func (f *failing) Fatalf(format string, args ...any) {
 }
 func (f *failing) Fatal(args ...any) { f.Fatalf("%s", fmt.Sprint(args...)) }
 
-// A run whose schedule is being edited is run again once the edit is committed, with what that says. Until then it is tried once a second, of
-// the test's time.
+// A run whose schedule is being edited runs again after the commit of the edit, with the new
+// arguments. Until then it is retried once a second of the test's time.
 func TestRunLockedByAnEditIsRunAgain(t *testing.T) {
 	t.Parallel()
 	for _, fails := range []error{nil, errors.New("it fails")} {
@@ -386,7 +386,7 @@ func TestRunLockedByAnEditIsRunAgain(t *testing.T) {
 	}
 }
 
-// A handler may be one of many goroutines, any of which takes the process with it.
+// A handler may have many goroutines, any of which may crash the process.
 func TestCrashInHandlersGoroutine(t *testing.T) {
 	t.Parallel()
 	s := scheduletest.New(t, newPool(t), midnight)
@@ -410,7 +410,7 @@ func TestCrashInHandlersGoroutine(t *testing.T) {
 	expect(t, "the time of its end", s.Entries("k")[0].EndedAt, midnight.Add(61*time.Minute))
 }
 
-// While the time moves only Crash may be called: the test is told, and nothing hangs for it.
+// While the time moves, only Crash may be called. Other calls fail the test, and do not hang.
 func TestAdvanceInAHandlerIsFoundOut(t *testing.T) {
 	t.Parallel()
 	f := &failing{TB: t}
@@ -423,6 +423,6 @@ func TestAdvanceInAHandlerIsFoundOut(t *testing.T) {
 	s.Advance(time.Hour)
 	expect(t, "outcomes", outcomes(s, "k"), "succeeded 1")
 	if said := f.all(); !strings.Contains(said, "Advance was called while the time moves") {
-		t.Errorf("the test was told %q", said)
+		t.Errorf("the test logged %q", said)
 	}
 }
