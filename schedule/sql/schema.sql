@@ -127,7 +127,7 @@ COMMENT ON COLUMN pgleases.jobs.unique_key IS 'At most one live job of the group
 COMMENT ON COLUMN pgleases.jobs.args IS 'The arguments of the handler.';
 COMMENT ON COLUMN pgleases.jobs.priority IS '0 to 3. Of the jobs that are due, those of the highest priority begin first.';
 COMMENT ON COLUMN pgleases.jobs.begins IS 'Of a backfill or a retry, the start of the window that ends at the column at; null: no window.';
-COMMENT ON COLUMN pgleases.jobs.at IS 'The time that was given when it was enqueued, by default then.';
+COMMENT ON COLUMN pgleases.jobs.at IS 'The time of WithTime or WithDelay; by default when it was enqueued.';
 COMMENT ON COLUMN pgleases.jobs.due IS 'When the owner runs it next; infinity: never.';
 COMMENT ON COLUMN pgleases.jobs.trying IS 'The failed attempts and the time of the next; null: no attempt has begun.';
 COMMENT ON COLUMN pgleases.jobs.revision IS 'Rises when the job is replaced.';
@@ -415,7 +415,7 @@ COMMENT ON COLUMN pgleases.jobs_status.owner IS 'The client ID of that partition
 COMMENT ON COLUMN pgleases.jobs_status.priority IS '0 to 3. Of the jobs that are due, those of the highest priority begin first.';
 COMMENT ON COLUMN pgleases.jobs_status.state IS 'running; blocked: its owner cannot run it; due: it begins as soon as its owner has room; retrying: it runs again at due; planned: not due yet.';
 COMMENT ON COLUMN pgleases.jobs_status.why IS 'The reason for the state, if it is known.';
-COMMENT ON COLUMN pgleases.jobs_status.at IS 'The time that was given when it was enqueued, by default then.';
+COMMENT ON COLUMN pgleases.jobs_status.at IS 'The time of WithTime or WithDelay; by default when it was enqueued.';
 COMMENT ON COLUMN pgleases.jobs_status.due IS 'When the owner runs it next.';
 COMMENT ON COLUMN pgleases.jobs_status.lateness IS 'How long it has been blocked or due, run included; null: not due.';
 COMMENT ON COLUMN pgleases.jobs_status.attempts IS 'The failed attempts.';
