@@ -14,15 +14,12 @@ import (
 type attemptOutcome int
 
 const (
-	// the item is in another partition, of another kind, or deleted: the next poll finds out
-	gone          attemptOutcome = iota
-	clockUnstable                // the database's clock shows an unexpected time
-	// the decision is committed, with or without a call of the handler
-	stepped
-	blocked // no slot was free
-	// the record that the handler is about to be called is committed
-	noted
-	callable // the handler must be called now, outside of a transaction
+	gone          attemptOutcome = iota // in another partition, of another kind, or deleted
+	clockUnstable                       // the database's clock shows an unexpected time
+	stepped                             // the decision is committed, with or without a call
+	blocked                             // no slot was free
+	noted                               // committed: the handler is about to be called
+	callable                            // now call the handler, outside of a transaction
 
 	// The following are not known to be committed; attempt.err is the cause.
 	abandoned  // the ownership has ended, an edit came first, or it was committed before
@@ -31,8 +28,7 @@ const (
 	conflicted // the database broke it off in favor of another transaction
 	broke      // the connection or the server failed
 	slowCommit // the commit took longer than the limit, or the connection is silent
-	// the handler or a deferred constraint failed, or the database refused it for another reason
-	failed
+	failed     // the handler or a deferred constraint failed, or the database returned another error
 )
 
 // An attempt is one transaction of a run.

@@ -200,7 +200,7 @@ func TestBadInputIsRefused(t *testing.T) {
 }
 
 // After a schedule is corrected, the time for which it was blocked does not make it late.
-func TestAnEditOfWhatWaitsMakesNothingLate(t *testing.T) {
+func TestEditOfBlockedScheduleIsNotLate(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
@@ -251,7 +251,7 @@ func TestArgumentsThatPanicWait(t *testing.T) {
 
 // The code sets another rule for a schedule whose old zone this host does not know: that schedule
 // is blocked, and others run.
-func TestARuleOfBeforeThatIsNotKnownStopsNobody(t *testing.T) {
+func TestUnknownOldRuleStopsNoOther(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	maker := newWorker(db)
@@ -287,7 +287,7 @@ func TestTwoSchedulersOfOneClient(t *testing.T) {
 
 // A crash suspect is recorded before its arguments are parsed. If they cannot be parsed, the tick
 // has not begun, and later ticks are not skipped for it.
-func TestATickThatNobodyCouldReadWasNotUnderWay(t *testing.T) {
+func TestTickWithUnreadableArgsIsNotUnderWay(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec("INSERT INTO pgleases.schedule_owners (group_name, partition, opened, closed, crashed) SELECT '" + group + "', n, -1, -2, false FROM generate_series(0, 3) AS n") // a crashed owner
@@ -332,7 +332,7 @@ func TestManyThatWaitStopNobody(t *testing.T) {
 
 // A blocked job is checked again after as long as it has been blocked, so many jobs of an unknown
 // kind cost little.
-func TestWhatWaitsForLongIsLookedAtSeldom(t *testing.T) {
+func TestLongBlockedJobsArePolledRarely(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t)

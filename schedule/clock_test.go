@@ -43,7 +43,7 @@ func TestTwoWrongTimesAreNotBelieved(t *testing.T) {
 
 // The clock is wrong at each statement of a run, with handlers of each kind: no tick runs twice or
 // early, or is lost.
-func TestEachStatementOfARunAtAWrongTimeLosesNothing(t *testing.T) {
+func TestClockWrongAtEachStatementOfRun(t *testing.T) {
 	t.Parallel()
 	for _, by := range []string{"8 h", "-8 h"} {
 		t.Run(by, func(t *testing.T) {

@@ -80,7 +80,7 @@ func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 // Handlers and transactions of an application put jobs and schedules in any order. In a deadlock
 // the database ends one transaction: that of a handler is repeated, that of a user returns the
 // error. All work is done once.
-func TestPuttingInAnyOrderLeavesNoDeadlock(t *testing.T) {
+func TestPutsInAnyOrderResolveDeadlocks(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.exec(`CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT statement_timestamp()';

@@ -67,7 +67,8 @@ func (r *record) decide(k *kind, declared bool, epoch int64, unreadable error) d
 			d.moveTo(p.Last)
 		}
 	}
-	// otherwise it catches up
+	// The last run was not one of several to catch up with, so ticks that passed during it are
+	// skipped.
 	if r.Policy.Overlap == OverlapSkip && r.RanUntil != nil && rule.Passed(r.Anchor, r.cursor(), *r.RanFrom).Count == 0 {
 		// later ticks may have been delayed by jitter until the run ended
 		until := r.RanUntil.Add(-r.Policy.Jitter)

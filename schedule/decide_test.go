@@ -8,7 +8,7 @@ import (
 )
 
 // A crash that was counted before the arguments were parsed is taken back if they cannot be parsed.
-func TestWhatCannotBeReadIsNotChargedWithACrash(t *testing.T) {
+func TestUnreadableArgsCountNoCrash(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 3, 2, 1, 0, 0, 0, time.UTC)
 	k, unreadable := &kind{name: "books"}, errors.New("unreadable")

@@ -17,7 +17,7 @@ const week = 7 * 24 * time.Hour
 
 // A schedule that no running code declares is blocked, with the date. Code that declares it again
 // runs it by its policy.
-func TestWhatNoCodeDeclaresWaits(t *testing.T) {
+func TestUndeclaredScheduleIsBlocked(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	with := func(names ...string) *worker {
@@ -47,7 +47,7 @@ func TestWhatNoCodeDeclaresWaits(t *testing.T) {
 }
 
 // A process that runs for long records each day what it declares.
-func TestARunningProcessNotesWhatItDeclares(t *testing.T) {
+func TestProcessRecordsDeclarations(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
@@ -146,7 +146,7 @@ func TestDueTimesFollowNewZoneData(t *testing.T) {
 
 // A process joins after it has written what it declares, because its partitions would wait. It
 // writes only what differs.
-func TestAStartWritesWhatDiffersBeforeItJoins(t *testing.T) {
+func TestStartWritesDeclarationsBeforeJoin(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	type order struct {

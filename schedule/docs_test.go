@@ -13,7 +13,7 @@ import (
 // row matches a row of the page's table: a rule, its zone, the local times from and to, and the ticks between them.
 var row = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (\\S+) \\| (\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d) \\| (\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d) \\| (.*) \\|$")
 
-func TestTableOfThePageIsWhatHappens(t *testing.T) {
+func TestTableOfSchedulePage(t *testing.T) {
 	t.Parallel()
 	page := testkit.Must(os.ReadFile("../docs/schedule.md"))(t)
 	rows := row.FindAllStringSubmatch(strings.ReplaceAll(string(page), "\r\n", "\n"), -1)

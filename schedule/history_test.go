@@ -57,7 +57,7 @@ var historyRuns = flag.Int("history-runs", 20_000, "how many runs there are of w
 // The history is as large as what is kept, however many runs there were: one run every 10 s, of
 // which 10 % fail and are kept twice as long. It is vacuumed when 20 % of its rows are dead, as by
 // autovacuum.
-func TestTheHistoryOfManyRunsStaysAsLargeAsWhatIsKept(t *testing.T) {
+func TestHistorySizeIsBounded(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	all, kept := *historyRuns, *historyRuns/10
@@ -93,7 +93,7 @@ func TestTheHistoryOfManyRunsStaysAsLargeAsWhatIsKept(t *testing.T) {
 }
 
 // While the clock is wrong for a moment, all entries look old.
-func TestADoubtedClockTrimsNothing(t *testing.T) {
+func TestUnstableClockTrimsNoHistory(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithRetention(24*time.Hour, 24*time.Hour))

@@ -85,7 +85,7 @@ func TestAJobRunsOnceAtItsTime(t *testing.T) {
 }
 
 // Each statement in turn is lost: one effect, one outcome.
-func TestAJobRunsOnceWhateverIsLost(t *testing.T) {
+func TestJobRunsOnceIfStatementsAreLost(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
@@ -461,7 +461,7 @@ func TestPollForMoreContinues(t *testing.T) {
 
 // The number of partitions changes while schedules exist, and while an open transaction puts jobs
 // and another schedule.
-func TestWhatIsPutWhileTheNumberOfPartitionsChangesRuns(t *testing.T) {
+func TestPutDuringChangeOfPartitions(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ from, to int }{{16, 3}, {3, 16}} {
 		t.Run(fmt.Sprintf("from %d to %d", test.from, test.to), func(t *testing.T) {

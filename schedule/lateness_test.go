@@ -296,7 +296,7 @@ func TestTheDateOfTheHostDoesNotMatter(t *testing.T) {
 
 // The next tick has passed, but jitter delays it. The tick before is too late by now, even though
 // the next one has not run.
-func TestATickThatIsHeldBackMakesNoneBeforeItTimely(t *testing.T) {
+func TestJitteredTickAndEarlierLateTick(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)

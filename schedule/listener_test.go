@@ -16,7 +16,7 @@ import (
 
 // What is enqueued elsewhere, or in a transaction, is due now, and begins long before the next
 // regular poll.
-func TestWhatIsPutElsewhereBeginsAtOnce(t *testing.T) {
+func TestJobOfOtherProcessBeginsAtOnce(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db, schedule.WithPartitions(1))
@@ -60,7 +60,7 @@ func TestWhatIsPutElsewhereBeginsAtOnce(t *testing.T) {
 
 // Of several jobs that are enqueued at the same time one notifies, and the others are found a
 // little later.
-func TestWhatIsPutWithoutAWordBehindAnotherIsFoundSoon(t *testing.T) {
+func TestJobWithoutNotificationBeginsSoon(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db, schedule.WithPartitions(1))

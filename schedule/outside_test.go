@@ -135,7 +135,7 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 
 // A partition is wanted elsewhere after the record of a call of AtMostOnce, and before the call:
 // the next owner makes the call.
-func TestWhatWasBegunAndNotCalledIsNotLost(t *testing.T) {
+func TestRecordedCallIsMadeByNextOwner(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.exec(`CREATE OR REPLACE FUNCTION pgleases.schedule_check_interval() RETURNS text LANGUAGE plpgsql AS $$ BEGIN
@@ -336,7 +336,7 @@ func TestOutcomeRecordedAfterOutage(t *testing.T) {
 
 // A schedule or job is deleted or canceled during its call, and that decides its outcome: the call
 // is not an error, and is not repeated.
-func TestWhatIsGoneWhenItsCallEndsIsNoFault(t *testing.T) {
+func TestDeletedDuringCallIsNoError(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w, log := newLogged(db)

@@ -130,7 +130,7 @@ func TestEveryCountsElapsedTimeFromItsAnchor(t *testing.T) {
 	}
 }
 
-func TestRulesThatAreWrongSayWhatAndWhere(t *testing.T) {
+func TestInvalidRuleErrors(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		rule Rule
@@ -201,7 +201,7 @@ func TestRulesThatAreWrongSayWhatAndWhere(t *testing.T) {
 	}
 }
 
-func TestTextOfARuleIsWhatIsStored(t *testing.T) {
+func TestRuleTextIsStored(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ got, want string }{ // a change of these makes stored rules new ones
 		{Cron("0 2 * * *", "Europe/Berlin").String(), "CRON_TZ=Europe/Berlin 0 2 * * *"},

@@ -111,7 +111,7 @@ func TestManageNeedsNoClient(t *testing.T) {
 }
 
 // Changes are made and recorded, whatever the search_path of the role.
-func TestNoStrangeCodeRunsWhereSchedulesAreChanged(t *testing.T) {
+func TestChangesIgnoreSearchPath(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)

@@ -280,7 +280,7 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 }
 
 // Polls leave out runs that wait for a slot all the time, and not only every second poll.
-func TestWhatWaitsIsLeftOutOfEachLookUntilItRuns(t *testing.T) {
+func TestBlockedRunsAreLeftOutOfEachPoll(t *testing.T) {
 	t.Parallel()
 	for _, waits := range []string{"for a slot", "for a key"} {
 		t.Run(waits, func(t *testing.T) {
@@ -344,7 +344,7 @@ func TestTheSlotOfAFrozenHandlerIsFreeAfterItsIdleLimit(t *testing.T) {
 }
 
 // Each statement in turn is lost: each job succeeds, no slot stays taken, and the limit holds.
-func TestNoSlotStaysTakenWhateverIsLost(t *testing.T) {
+func TestSlotsAreFreeIfStatementsAreLost(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	var g gate

@@ -14,7 +14,7 @@ import (
 )
 
 // The numbers count runs under way, waiting items, each outcome, lateness, polls and the clock.
-func TestStatsTellWhatWasDone(t *testing.T) {
+func TestStatsCountRuns(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newSteadyWorker(db, schedule.WithMaxRunning(1))

@@ -52,7 +52,7 @@ func TestARunTakesTwoRoundTrips(t *testing.T) {
 
 // With each protocol of the pool: if the closing statement or the commit fails, the transaction is
 // rolled back.
-func TestWhatIsRefusedIsNotCommittedInAnyMode(t *testing.T) {
+func TestFailedCloseIsRolledBackInEachMode(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run(mode.String(), func(t *testing.T) {

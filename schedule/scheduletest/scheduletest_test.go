@@ -103,7 +103,7 @@ func (n *notes) noting(s *scheduletest.Scheduler) func(context.Context, pgx.Tx, 
 	}
 }
 
-func TestWhatIsDueOnTheWayIsRunInOrderAtItsInstant(t *testing.T) {
+func TestAdvanceRunsInOrder(t *testing.T) {
 	t.Parallel()
 	s := scheduletest.New(t, newPool(t), midnight)
 	var did notes
@@ -160,7 +160,7 @@ func TestProcessThatCrashesIsFollowedByAnother(t *testing.T) {
 	expect(t, "runs", strings.Join(did, "; "), "in attempt 1, crashes 0, epoch 1; in attempt 1, crashes 0, epoch 2; once attempt 1, crashes 0, epoch 2; always attempt 1, crashes 0, epoch 3; always attempt 1, crashes 0, epoch 4")
 }
 
-func TestJobThatKillsEachProcessIsDead(t *testing.T) {
+func TestJobThatCrashesProcessesFails(t *testing.T) {
 	t.Parallel()
 	s := scheduletest.New(t, newPool(t), midnight)
 	calls := 0
@@ -177,7 +177,7 @@ func TestJobThatKillsEachProcessIsDead(t *testing.T) {
 	expect(t, "calls", calls, 4)
 }
 
-func TestDeployTakesOverWhatIsThere(t *testing.T) {
+func TestDeployKeepsState(t *testing.T) {
 	t.Parallel()
 	s := scheduletest.New(t, newPool(t), midnight)
 	var did notes
@@ -208,7 +208,7 @@ func TestDeployTakesOverWhatIsThere(t *testing.T) {
 	expect(t, "epochs", next.Entries("kept")[1].Epoch, 2)
 }
 
-func TestWhatAHandlerPutsIsThereOnlyIfItsRunIsCommitted(t *testing.T) {
+func TestHandlerPutsAreCommittedWithRun(t *testing.T) {
 	t.Parallel()
 	s := scheduletest.New(t, newPool(t), midnight)
 	var fails bool
