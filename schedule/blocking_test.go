@@ -165,7 +165,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		"arguments":                                schedule.InTx(w.Scheduler, "channels", func(context.Context, pgx.Tx, schedule.Run[chan int]) error { return nil }).Put(t.Context(), "x", make(chan int), hourly),
 		`"a\u0000b":1} has a NUL`:                  schedule.InTx(w.Scheduler, "nul", func(context.Context, pgx.Tx, schedule.Run[any]) error { return nil }).Add("x", map[string]int{"a\x00b": 1}, hourly),
 		"transaction is nil":                       k.PutTx(t.Context(), nil, "x", args{}, hourly),
-		"there is one of this name":                schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "x", args{}, hourly),
+		"the name is registered already":           schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "x", args{}, hourly),
 		"timeout 0s is out of range":               schedule.InTx(w.Scheduler, "fast", effect, schedule.WithTimeout(0)).Put(t.Context(), "x", args{}, hourly),
 		"limit of 0 runs at once":                  schedule.InTx(w.Scheduler, "few", effect, schedule.WithMaxConcurrent(0)).Put(t.Context(), "x", args{}, hourly),
 		"limit of 1001 runs at once":               schedule.InTx(w.Scheduler, "many", effect, schedule.WithMaxConcurrent(1001)).Put(t.Context(), "x", args{}, hourly),

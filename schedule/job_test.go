@@ -283,7 +283,7 @@ func TestWrongJobsAreRefused(t *testing.T) {
 		"priority 4":      func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.WithPriority(4)); return err },
 		"priority -1":     func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.WithPriority(-1)); return err },
 		"-1s is negative": func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.WithDelay(-time.Second)); return err },
-		"both given": func() error {
+		"exclude each other": func() error {
 			_, err := mail.Enqueue(t.Context(), 1, schedule.WithDelay(1), schedule.WithTime(midnight))
 			return err
 		},

@@ -156,8 +156,8 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 		{"pause", `{}`, "", strings.Repeat("x", 4001), "the reason has 4001 bytes"},
 		{"pause", `{}`, strings.Repeat("x", 256), "why", "the actor 256"},
 		{"move", `{}`, "", "why", "case not found"},
-		{"cancel", `{"job": 1}`, "", "why", "is of a schedule, or of jobs"}, // under the name of a schedule
-		{"pause", `{"job": 1}`, "", "why", "is of a schedule, or of jobs"},
+		{"cancel", `{"job": 1}`, "", "why", "needs either a schedule or jobs"}, // under the name of a schedule
+		{"pause", `{"job": 1}`, "", "why", "needs either a schedule or jobs"},
 		{"delete", `{"seen": {"until": "2026-03-02T01:31:00Z", "ticks": 1}}`, "", "why", "cannot be canceled"},
 		{"delete", `{"seen": {"until": "2026-03-01T23:59:00Z", "ticks": 1}}`, "", "why", "cannot be canceled"},
 		{"delete", `{"seen": {"until": "2026-03-02T01:30:00Z", "ticks": -1}}`, "", "why", "cannot be canceled"},
@@ -215,11 +215,11 @@ func TestManageRefusals(t *testing.T) {
 		`has no job 1000000, or it has ended`:                     m.Cancel(ctx, 1000000),
 		fmt.Sprintf(`has no job %d, or it has`, done):             m.Cancel(ctx, done),
 		"01:00:00+00 of schedule \"close\" has outcome succeeded": second(m.RetryTick(ctx, "close", midnight.Add(time.Hour))),
-		"has outcome succeeded: To be retried":                    second(m.Retry(ctx, done)),
+		"has outcome succeeded: Only failed":                      second(m.Retry(ctx, done)),
 		"has not ended":                                           second(m.Retry(ctx, living)),
 		"the range after":                                         backfill("close", midnight.Add(time.Hour), midnight.Add(time.Hour)),
 		"are not all past: its cursor is at":                      backfill("close", midnight, midnight.Add(2*time.Hour)),
-		"there are more than 1000 ticks":                          backfill("close", midnight.AddDate(-1, 0, 0), midnight),
+		"the range has more than 1000 ticks":                      backfill("close", midnight.AddDate(-1, 0, 0), midnight),
 		`retry failed runs of kind "" of group "tests"`:           kindErr,
 	} {
 		if err == nil || !strings.Contains(err.Error(), says) || errors.Is(err, schedule.ErrUnknown) {

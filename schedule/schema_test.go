@@ -89,7 +89,7 @@ func TestManageNeedsNoClient(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.clients"), 1, "clients")
-	if err := m.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "make it with New") {
+	if err := m.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "create it with New") {
 		t.Errorf("Run without a client: %v", err)
 	}
 	for reason, actor := range map[string]string{"": "ann", strings.Repeat("x", 4001): "", "why": strings.Repeat("x", 256)} {
@@ -97,7 +97,7 @@ func TestManageNeedsNoClient(t *testing.T) {
 			t.Errorf("a reason of %d bytes, an actor of %d: %v", len(reason), len(actor), err)
 		}
 	}
-	if _, err := schedule.New(t.Context(), nil, db.Pool, "tests", schedule.WithReason("why", "")); err == nil || !strings.Contains(err.Error(), "it is for Manage") {
+	if _, err := schedule.New(t.Context(), nil, db.Pool, "tests", schedule.WithReason("why", "")); err == nil || !strings.Contains(err.Error(), "option of Manage only") {
 		t.Errorf("New with a reason: %v", err)
 	}
 	if _, err := schedule.Manage(t.Context(), db.Pool, "tests", schedule.WithPartitions(7)); err == nil || !strings.Contains(err.Error(), "WithPartitions means nothing to Manage") {

@@ -327,7 +327,7 @@ func TestHandlerThatSnoozesForNoTimeIsFoundOut(t *testing.T) {
 		s.Advance(2 * time.Hour)
 	}()
 	<-done
-	if !strings.Contains(f.all(), "snooze for no time") {
+	if !strings.Contains(f.all(), "snooze for 0 s") {
 		t.Fatalf("the test logged %q", f.all())
 	}
 }
