@@ -166,7 +166,7 @@ func TestDropForgetsALeaseThatWasLeft(t *testing.T) {
 		t.Errorf("events: %s", events)
 	}
 	other := command.Run(t, command.Database(database), "run", "orders", "--once", "--", "true")
-	if code := other.ExitCode(); code != supervise.Failed || !strings.Contains(other.Printed(), "made again with 4 only for 24 h, not with 1") {
+	if code := other.ExitCode(); code != supervise.Failed || !strings.Contains(other.Printed(), "for 24 h it can be created again only with 4, not with 1") {
 		t.Errorf("another number of partitions: exit code %d: %s", code, other.Printed())
 	}
 	output1(t, operator, "drop", "orders", "--partitions", "1", "--reason", "one will do")
