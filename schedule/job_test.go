@@ -251,6 +251,32 @@ func TestJobsOfAHigherPriorityBeginFirst(t *testing.T) {
 	expect(t, fmt.Sprint(db.effects()[:4]), "[first urgent normal bulk]", "the first effects")
 }
 
+// Jobs of one key begin in the order of EnqueueMany, also if there are more than one poll finds. A
+// job that waits for another attempt is overtaken.
+func TestOrderOfJobsOfOneKey(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+		if r.Args == "007" && r.Attempt == 1 {
+			return errors.New("no paper")
+		}
+		return note(ctx, tx, r)
+	}, schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour)))
+	w.run()
+	db.polled()
+	var all []string
+	for n := range 250 {
+		all = append(all, fmt.Sprintf("%03d", n))
+	}
+	testkit.Must(mail.EnqueueMany(t.Context(), all, schedule.WithJobKey("k")))(t)
+	becomes(db, "all others have run", 249, "SELECT count(*) FROM public.effects")
+	db.setClock(midnight.Add(2 * time.Hour))
+	becomes(db, "all have run", 250, "SELECT count(*) FROM public.effects")
+	want := append(slices.Delete(slices.Clone(all), 7, 8), "007")
+	expect(t, fmt.Sprint(db.effects()), fmt.Sprint(want), "effects")
+}
+
 // Handlers enqueue jobs in their own transactions: exactly one for each run.
 func TestAHandlerPutsAJobInItsTransaction(t *testing.T) {
 	t.Parallel()

@@ -138,7 +138,7 @@ func (p *planner) poll(ctx context.Context) {
 	}()
 }
 
-// answer receives the answer of a poll. What it found replaces what the poll before found.
+// answer receives the answer of a poll. Its items replace those of the poll before.
 func (p *planner) answer(ctx context.Context, q *poll) {
 	p.s.counts.poll(q.sent, q.err)
 	ok := p.poller.took(q)

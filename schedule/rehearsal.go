@@ -69,7 +69,8 @@ func (r *rehearsal) Start(ctx context.Context) error {
 	return err
 }
 
-// Own gives all partitions to the process. What is blocked is due at once, as for a new owner.
+// Own gives all partitions to the process. Blocked schedules and jobs are due at once, as for a new
+// owner.
 func (r *rehearsal) Own(life context.Context, epoch int64) error {
 	r.life = life
 	clear(r.owned)

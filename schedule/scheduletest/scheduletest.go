@@ -139,7 +139,8 @@ func (s *Scheduler) AdvanceTo(t time.Time) {
 }
 
 // Outage ends the process, as [Scheduler.Deploy] does, and starts a process with the same code
-// after d. What became due in between is late: the next Advance runs it, or it is missed.
+// after d. The next Advance decides about the ticks that passed in between: they are late, or
+// missed.
 func (s *Scheduler) Outage(d time.Duration) {
 	s.world.t.Helper()
 	s.drives("Outage", func() {
