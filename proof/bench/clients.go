@@ -8,7 +8,8 @@ import (
 	"github.com/pgleases/pgleases"
 )
 
-// measureClients has many clients join through PgBouncer, sees what they cost while nothing happens, and kills a tenth of them.
+// measureClients starts many clients that join through PgBouncer, measures their cost while nothing
+// changes, and kills 10 % of them.
 func measureClients(ctx context.Context, l *lab, out *part) {
 	if l.bouncer == nil {
 		out.skip("everything", "PgBouncer is not installed")
@@ -32,7 +33,7 @@ func measureClients(ctx context.Context, l *lab, out *part) {
 
 	c, j := newCensus(), job{URL: reach, TTL: l.ttl, AtOnce: clients, Leases: l.leases, Partitions: partitions / l.leases}
 	if clients > 1000 {
-		j.AtOnce, c.patience = 50, 15*time.Minute // the first in each process
+		j.AtOnce, c.patience = 50, 15*time.Minute // for the first clients of each process
 	}
 	var joined, even time.Time
 	var dying, surviving *worker

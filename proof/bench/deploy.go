@@ -8,12 +8,13 @@ import (
 	"time"
 )
 
-// measureDeploy replaces all clients of a lease, one after the other, and observes from outside what each partition meets.
+// measureDeploy replaces all clients of a lease, one after the other, and observes each partition
+// from outside.
 func measureDeploy(ctx context.Context, l *lab, out *part) {
 	clients, partitions := l.pick(3, 20), l.pick(64, 1024)
 	for _, deploy := range []struct {
 		what  string
-		least float64 // moves of a partition
+		least float64 // moves per partition
 		why   string
 		one   func(g *group, i int) // replaces a client
 	}{
@@ -47,20 +48,20 @@ func measureDeploy(ctx context.Context, l *lab, out *part) {
 		"We know of no other library that publishes these figures.", clients, grouped(partitions))
 }
 
-// An observer reads what clients own, over and over.
+// An observer reads what clients own, again and again.
 type observer struct {
 	done       chan struct{}
 	wait       sync.WaitGroup
 	partitions []observed
-	between    []time.Duration // two readings
+	between    []time.Duration // between two readings
 }
 
-// observed is what became of a partition.
+// observed holds what the observer saw of a partition.
 type observed struct {
 	owner   *member
 	moves   int
-	reading int       // the last one with an owner
-	until   time.Time // when that was
+	reading int       // the last reading with an owner
+	until   time.Time // the time of that reading
 	without time.Duration
 	longest time.Duration
 }
@@ -87,7 +88,7 @@ func observe(g *group) *observer {
 	return o
 }
 
-// read notes who owns what.
+// read records the owner of each partition.
 func (o *observer) read(members []*member, now time.Time) {
 	reading := len(o.between) + 1
 	for _, m := range members {

@@ -8,10 +8,11 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// writesEvents matches what writes events in a function.
+// writesEvents matches the part of a function that writes events.
 var writesEvents = regexp.MustCompile(`(?s)\), told AS \(\n\s*INSERT INTO "pgleases"\.events.*?\n\s*\)`)
 
-// measureEvents compares plans whose moves are written as events with the same plans, by a function without the text that writes events.
+// measureEvents compares plans whose moves are written as events with the same plans without
+// events, applied by a copy of the function without the part that writes events.
 func measureEvents(ctx context.Context, l *lab, out *part) {
 	partitions, owners := l.pick(256, 8192), l.pick(8, 64)
 	with, without := l.newPlanned(ctx, partitions, owners), l.newPlanned(ctx, partitions, owners)

@@ -30,7 +30,7 @@ func open(ctx context.Context, url, id string, ttl time.Duration) *member {
 	return &member{id: id, client: must(pgleases.Open(ctx, url, opts...))}
 }
 
-// join joins a lease without a hand-off delay: the members do no work.
+// join joins a lease without a handoff delay, because the members do no work.
 func (m *member) join(ctx context.Context, lease string, partitions int) {
 	m.Lease = must(m.client.Lease(ctx, lease, partitions, pgleases.WithHandoffDelay(0)))
 }
@@ -38,7 +38,7 @@ func (m *member) join(ctx context.Context, lease string, partitions int) {
 func closeClient(client *pgleases.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	_ = client.Close(ctx) // what it left goes with the database
+	_ = client.Close(ctx) // what remains is dropped with the database
 }
 
 // watch reports what the member owns at every change, until its client ends.
@@ -59,7 +59,7 @@ func (m *member) watch(report func(holding)) {
 	}()
 }
 
-// A holding is how many partitions a client owns.
+// A holding is the number of partitions that a client owns.
 type holding struct {
 	ID    string
 	At    time.Time
@@ -67,9 +67,9 @@ type holding struct {
 	Ended bool
 }
 
-// A census knows what each client owns. All methods are safe for concurrent use.
+// A census holds what each client owns. All methods are safe for concurrent use.
 type census struct {
-	patience time.Duration // of those who wait
+	patience time.Duration // the longest wait of until
 
 	mu      sync.Mutex // guards the rest
 	last    map[string]holding
@@ -102,7 +102,8 @@ func (c *census) report(h holding) {
 	})
 }
 
-// until waits until what is owned satisfies holds, and returns since when it does.
+// until waits until what is owned satisfies holds, and returns the time of the last change before
+// that.
 func (c *census) until(ctx context.Context, what string, holds func(owned []int) bool) time.Time {
 	late := time.After(c.patience)
 	for {
@@ -126,14 +127,14 @@ func (c *census) until(ctx context.Context, what string, holds func(owned []int)
 	}
 }
 
-// even waits until so many clients own all of so many partitions, in even shares.
+// even waits until a number of clients own all of a number of partitions, in even shares.
 func (c *census) even(ctx context.Context, clients, partitions int) time.Time {
 	return c.until(ctx, "even shares", func(owned []int) bool {
 		return len(owned) == clients && total(owned) == partitions && slices.Max(owned)-slices.Min(owned) <= 1
 	})
 }
 
-// covered waits until all of so many partitions are owned.
+// covered waits until all of a number of partitions are owned.
 func (c *census) covered(ctx context.Context, partitions int) time.Time {
 	return c.until(ctx, "all is owned", func(owned []int) bool { return total(owned) == partitions })
 }
@@ -145,18 +146,19 @@ func total(of []int) (sum int) {
 	return sum
 }
 
-// A group is a number of clients in this process that share a lease, in a database that they have for themselves.
+// A group is a number of clients in this process that share a lease, in a database that only they
+// use.
 type group struct {
 	*database
 	*census
-	reach      string // URL of the clients
+	reach      string // the clients' URL
 	partitions int
-	ttl        time.Duration // 0: the default
+	ttl        time.Duration // 0: the default TTL
 	members    []*member     // guarded by census.mu while several join
-	joined     []*member     // also those that have left; guarded by census.mu
+	joined     []*member     // includes members that have left; guarded by census.mu
 }
 
-// newGroup makes a group of so many clients, and waits until they share.
+// newGroup creates a group of clients, and waits until their shares are even.
 func (l *lab) newGroup(ctx context.Context, server *pgserver.Server, clients, partitions int, ttl time.Duration, through *pgserver.Bouncer) *group {
 	d := l.newDatabase(ctx, server, 4)
 	g := &group{database: d, census: newCensus(), reach: d.url, partitions: partitions, ttl: ttl}
@@ -172,7 +174,7 @@ func (l *lab) newGroup(ctx context.Context, server *pgserver.Server, clients, pa
 	return g
 }
 
-// add opens a client that joins, and returns when it began to join.
+// add opens a client that joins, and returns the time when it began to join.
 func (g *group) add(ctx context.Context, id string) (joining time.Time) {
 	m := open(ctx, g.reach, id, g.ttl)
 	joining = time.Now()
@@ -184,7 +186,8 @@ func (g *group) add(ctx context.Context, id string) (joining time.Time) {
 	return joining
 }
 
-// everybody returns all members that there have been: one that leaves owns partitions until it has handed them over.
+// everybody returns all members that there have been, because a member that leaves owns partitions
+// until it has handed them over.
 func (g *group) everybody() []*member {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -198,13 +201,13 @@ func (g *group) remove(i int) {
 	closeClient(m.client)
 }
 
-// settle waits until shares are even, and nothing is left to plan or to hand over.
+// settle waits until shares are even, with no plan and no handoff pending.
 func (g *group) settle(ctx context.Context) {
 	g.even(ctx, len(g.members), g.partitions)
 	g.atRest(ctx)
 }
 
-// atRest waits until no lease of the database has something to plan or to hand over.
+// atRest waits until the database has no lease with a pending plan or handoff.
 func (d *database) atRest(ctx context.Context) {
 	d.until(ctx, "leases at rest", `SELECT NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.next_check_at < 'infinity')
     AND NOT EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.owner IS DISTINCT FROM p.target)`)

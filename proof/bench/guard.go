@@ -42,7 +42,8 @@ func measureGuard(ctx context.Context, l *lab, out *part) {
 	out.compare("its round trips, counted on the connection", with, without).goal("<= 1 more", with.values[0]-without.values[0] <= 1)
 }
 
-// countedPool returns a pool of one connection whose writes are counted: one for each round trip, once statements are prepared.
+// countedPool returns a pool of one connection that counts its writes: one per round trip, once
+// statements are prepared.
 func countedPool(ctx context.Context, url string, writes *atomic.Int64) *pgxpool.Pool {
 	config := must(pgxpool.ParseConfig(url))
 	config.MaxConns = 1

@@ -14,11 +14,13 @@ import (
 
 const beatConnections = 16
 
-// sessions do nothing but heartbeats, as fast as a few connections take them: the statement of a client, without the client.
+// sessions only send heartbeats, as fast as a few connections allow: the client's statement without
+// the client.
 type sessions struct {
 	*database
-	n, leases, partitions int             // each session joined so many leases of so many partitions
-	renewals              []store.Renewal // the last of each session
+	// Each session joins a number of leases, each with a number of partitions.
+	n, leases, partitions int
+	renewals              []store.Renewal // each session's last renewal
 	conns                 []*store.Conn
 	bare                  []*pgx.Conn
 }
@@ -27,7 +29,8 @@ func (s *sessions) String() string {
 	return fmt.Sprintf("%s sessions, leases x partitions: %d x %s", grouped(s.n), s.leases, grouped(s.partitions))
 }
 
-// measureHeartbeats compares heartbeats with a bare UPDATE of one row, as sessions, leases and partitions grow.
+// measureHeartbeats compares heartbeats with a bare UPDATE of one row, for different numbers of
+// sessions, leases and partitions.
 func measureHeartbeats(ctx context.Context, l *lab, out *part) {
 	rates := []sessions{{n: 16, leases: 1, partitions: 16}, {n: 16, leases: 1, partitions: 4096}, {n: 16, leases: 100, partitions: 16}}
 	costs := append([]sessions{{n: 200, leases: 1, partitions: 16}, {n: 1000, leases: 1, partitions: 16}, {n: 16, leases: 10, partitions: 16}}, rates...)
@@ -35,7 +38,7 @@ func measureHeartbeats(ctx context.Context, l *lab, out *part) {
 		rates, costs = costs[2:3], costs[2:3]
 	}
 	for i, s := range rates {
-		server := l.fast // to set up a hundred leases waits for the disk a thousand times
+		server := l.fast // the setup of 100 leases waits for the disk 1,000 times
 		if i == 0 {
 			server = l.durable
 		}
@@ -47,11 +50,12 @@ func measureHeartbeats(ctx context.Context, l *lab, out *part) {
 	out.note("A heartbeat is one message, which a pooler cannot break over two connections of the server. The rates are those of %d connections.", beatConnections)
 }
 
-// measure sets up the sessions, in a database of their own.
+// measure sets up the sessions in a database of their own, and calls do.
 func (s *sessions) measure(ctx context.Context, l *lab, server *pgserver.Server, do func()) {
 	s.database = l.newDatabase(ctx, server, 4)
 	defer s.end()
-	connector := store.NewConnector(must(pgx.ParseConfig(s.url)), nil, "pgleases", time.Minute) // its limits grow with the heartbeat
+	// The connector's limits grow with the heartbeat.
+	connector := store.NewConnector(must(pgx.ParseConfig(s.url)), nil, "pgleases", time.Minute)
 	for range beatConnections {
 		conn := must(connector.Connect(ctx, 5*time.Second))
 		defer conn.Close()
@@ -73,7 +77,8 @@ func (s *sessions) register(ctx context.Context) {
 			Session: session, ID: fmt.Sprintf("client-%d", session), Process: session, TTL: 10 * time.Minute, Host: "bench", StartedAt: time.Now(),
 		})
 		check(err)
-		beat := must(conn.Heartbeat(ctx, session, 0, store.Renewal{})) // before it joins, as a client does
+		// A heartbeat before the join, as a client sends it.
+		beat := must(conn.Heartbeat(ctx, session, 0, store.Renewal{}))
 		s.renewals = append(s.renewals, store.Renewal{Clock: beat.Clock, Marker: beat.Server.Marker})
 		for n := range s.leases {
 			must(conn.Join(ctx, session, fmt.Sprintf("lease-%d", n), s.partitions, 1, 1))
@@ -82,7 +87,8 @@ func (s *sessions) register(ctx context.Context) {
 	check(conn.SetMarker(ctx, 1))
 }
 
-// beat has the sessions of a connection heartbeat, one after the other. There are at least as many as connections.
+// beat sends a heartbeat of one of a connection's sessions, in turn. Each connection has at least
+// one session.
 func (s *sessions) beat(ctx context.Context, connection, turn int) {
 	own := (s.n - connection + beatConnections - 1) / beatConnections
 	i := connection + turn%own*beatConnections
@@ -93,7 +99,7 @@ func (s *sessions) beat(ctx context.Context, connection, turn int) {
 	}
 }
 
-// rate adds how many heartbeats go through the connections in a second.
+// rate adds the number of heartbeats per second over the connections.
 func (s *sessions) rate(ctx context.Context, l *lab, out *part) {
 	rates := l.alternate(9,
 		l.throughput("", beatConnections, func(i, turn int) { s.beat(ctx, i, turn) }),
@@ -104,7 +110,7 @@ func (s *sessions) rate(ctx context.Context, l *lab, out *part) {
 	out.compare(fmt.Sprintf("heartbeats: %v", s), rates[0], rates[1:]...).goal(">= 0.8 x the `UPDATE`", rates[0].over(rates[1]) >= 0.8)
 }
 
-// throughput returns a side that does something for a while, through several connections at once.
+// throughput returns a side that calls do through several connections at once, for a while.
 func (l *lab) throughput(name string, connections int, do func(connection, turn int)) side {
 	span := time.Duration(l.pick(20, 300)) * time.Millisecond
 	return side{name, perSecond, func() float64 {
@@ -120,7 +126,8 @@ func (l *lab) throughput(name string, connections int, do func(connection, turn 
 	}}
 }
 
-// cost adds what heartbeats cost the server. Full-page images after a checkpoint do not count: the first round writes them.
+// cost adds the server's cost of a heartbeat. Full-page images after a checkpoint do not count,
+// because the first round writes them.
 func (s *sessions) cost(ctx context.Context, l *lab, out *part) {
 	turns := l.pick(20, 100)
 	beats := beatConnections * turns
@@ -144,7 +151,7 @@ func (s *sessions) cost(ctx context.Context, l *lab, out *part) {
 	processor := l.alternate(5, beat, bare)
 	all := len(wal[0]) * beats
 	for _, conn := range s.conns {
-		conn.Close() // then it reports its statistics
+		conn.Close() // a connection reports its statistics when it closes
 	}
 	s.until(ctx, "statistics of all heartbeats", "SELECT n_tup_upd >= $1 FROM pg_stat_user_tables WHERE relid = 'pgleases.clients'::regclass", all)
 	hot := one[float64](ctx, s.database, "SELECT n_tup_hot_upd::float8 / n_tup_upd FROM pg_stat_user_tables WHERE relid = 'pgleases.clients'::regclass")
@@ -156,13 +163,14 @@ func (s *sessions) cost(ctx context.Context, l *lab, out *part) {
 	out.compare(fmt.Sprintf("the server's processor time of a heartbeat: %v", s), processor[0], processor[1])
 }
 
-// makeBare makes a table of so many rows, which bare updates change.
+// makeBare creates a table with a number of rows, which bare updates change.
 func makeBare(ctx context.Context, d *database, rows int) {
 	d.all(ctx, fmt.Sprintf(`CREATE TABLE public.bare (id int PRIMARY KEY, at timestamptz NOT NULL) WITH (fillfactor = 50);
 INSERT INTO public.bare SELECT n, clock_timestamp() FROM generate_series(0, %d) AS n`, rows-1))
 }
 
-// updateBare updates one row, asynchronously, on a connection on which nothing is prepared or set.
+// updateBare updates one row asynchronously, on a connection without prepared statements or
+// settings.
 func updateBare(ctx context.Context, conn *pgx.Conn, id int) {
 	must(conn.Exec(ctx, `WITH settings AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true) AS ok)
 UPDATE public.bare SET at = clock_timestamp() FROM settings WHERE settings.ok = 'off' AND id = $1`, pgx.QueryExecModeSimpleProtocol, id))

@@ -18,25 +18,26 @@ import (
 )
 
 const (
-	jobWorkers = 32 // jobs that run at once, each on a connection of its own
-	// riverCooldown is the least time between two fetches of River's. Its default, 100 ms, would make it wait.
+	jobWorkers = 32 // concurrent jobs, each on a connection of its own
+	// riverCooldown is the minimum time between two fetches of River's client. Its default, 100 ms,
+	// would make the client wait.
 	riverCooldown = time.Millisecond
 )
 
-// A queue works jobs that do nothing but end, each in a durable transaction.
+// A queue runs jobs whose handlers do nothing, each in a durable transaction.
 type queue struct {
 	name, enqueuing string
-	put             func(ctx context.Context, n int) // in one call
+	put             func(ctx context.Context, n int) // enqueues n jobs in one call
 	done            atomic.Int64
-	idle            string // a condition that holds when none is left
+	idle            string // an SQL condition that is true if no job is left
 }
 
-// measureJobs has jobs enqueued and worked, in turns with River and with bare transactions.
+// measureJobs enqueues and runs jobs, in turns with River and with bare transactions.
 func measureJobs(ctx context.Context, l *lab, out *part) {
 	d := l.newDatabase(ctx, l.durable, 4)
 	defer d.end()
 	check(schedule.Migrate(ctx, d.Pool))
-	pool := newPool(ctx, d.url, 2*jobWorkers+4) // of River and of the bare transactions, in turns
+	pool := newPool(ctx, d.url, 2*jobWorkers+4) // for River and for the bare transactions, in turns
 	defer pool.Close()
 	ours, theirs, bare := &queue{}, &queue{}, &queue{}
 	r := newRunner(ctx, d.url, "jobs", 0, jobWorkers)
@@ -74,7 +75,7 @@ func measureJobs(ctx context.Context, l *lab, out *part) {
 		"failure: two round trips each. All in one database.", jobWorkers, riverCooldown)
 }
 
-// open works the jobs of package schedule.
+// open runs the jobs of package schedule.
 func (q *queue) open(r *runner) {
 	kind := schedule.InTx(r.Scheduler, "nothing", func(context.Context, pgx.Tx, schedule.Run[struct{}]) error {
 		q.done.Add(1)
@@ -106,7 +107,7 @@ func (w *nothingWorker) Work(ctx context.Context, job *river.Job[nothingArgs]) e
 	return err
 }
 
-// openRiver works the jobs of River, until end is called.
+// openRiver runs the jobs of River, until end is called.
 func (q *queue) openRiver(ctx context.Context, pool *pgxpool.Pool) (end func()) {
 	quiet, driver, known := slog.New(slog.DiscardHandler), riverpgxv5.New(pool), river.NewWorkers()
 	must(must(rivermigrate.New(driver, &rivermigrate.Config{Logger: quiet})).Migrate(ctx, rivermigrate.DirectionUp, nil))
@@ -131,7 +132,7 @@ func (q *queue) openRiver(ctx context.Context, pool *pgxpool.Pool) (end func()) 
 	}
 }
 
-// openBare works the transactions of jobs alone: guard, read; delete, insert.
+// openBare runs only the transactions that jobs need: guard, read; delete, insert.
 func (q *queue) openBare(ctx context.Context, pool *pgxpool.Pool) {
 	const tables = `CREATE TABLE public.bare_jobs (id bigserial PRIMARY KEY, key text NOT NULL, partition int NOT NULL, args jsonb NOT NULL, due timestamptz NOT NULL);
 CREATE INDEX ON public.bare_jobs (partition, due);
@@ -150,7 +151,7 @@ CREATE INDEX ON public.bare_history (ended_at)`
 			go func() {
 				for i := worker; i < len(ids); i += jobWorkers {
 					if endBare(ctx, pool, ids[i], owned[rand.IntN(len(owned))]) != nil {
-						return // jobs that are not done fail the measurement
+						return // missing jobs fail the measurement
 					}
 					q.done.Add(1)
 				}

@@ -18,23 +18,23 @@ import (
 	"github.com/pgleases/pgleases/proof/pgserver"
 )
 
-// A lab is what the parts are measured with.
+// A lab holds what the parts are measured with.
 type lab struct {
 	quick                       bool
 	clients, leases, partitions int // of part clients
 	ttl                         time.Duration
 
-	durable *pgserver.Server  // commits wait for the disk, as they do in production
-	fast    *pgserver.Server  // they do not: for what does not depend on it
+	durable *pgserver.Server  // commits wait for the disk, as in production
+	fast    *pgserver.Server  // commits do not wait: for figures that do not depend on the disk
 	bouncer *pgserver.Bouncer // nil if PgBouncer is not installed
 }
 
-const serverConnections = 20 // of PgBouncer
+const serverConnections = 20 // PgBouncer's connections to the server
 
-// start starts the servers. A quick run has one.
+// start starts the servers: one in a quick run, otherwise two.
 func (l *lab) start(ctx context.Context) {
 	settings := pgserver.WithSettings(map[string]string{
-		"checkpoint_timeout": "1h", "max_wal_size": "4GB", // a measurement asks for its checkpoints
+		"checkpoint_timeout": "1h", "max_wal_size": "4GB", // only a measurement starts checkpoints
 		"shared_preload_libraries": "pg_stat_statements", "pg_stat_statements.track": "none", "compute_query_id": "off",
 	})
 	l.fast = must(pgserver.Start(ctx, settings))
@@ -62,7 +62,7 @@ func (l *lab) close() (err error) {
 	return err
 }
 
-// pick returns the size of something.
+// pick returns quick in a quick run, otherwise full.
 func (l *lab) pick(quick, full int) int {
 	if l.quick {
 		return quick
@@ -70,10 +70,10 @@ func (l *lab) pick(quick, full int) int {
 	return full
 }
 
-// describe says what the figures were measured on.
+// describe returns a description of the machine and the versions.
 func (l *lab) describe() string {
 	machine, _, _ := strings.Cut(runtime.GOARCH+"\n", "\n")
-	text, _ := os.ReadFile("/proc/cpuinfo") // other systems have none
+	text, _ := os.ReadFile("/proc/cpuinfo") // missing on other systems
 	if _, after, found := strings.Cut(string(text), "model name"); found {
 		machine, _, _ = strings.Cut(strings.TrimLeft(after, " \t:"), "\n")
 	}
@@ -101,7 +101,7 @@ func (l *lab) describe() string {
 	return b.String()
 }
 
-// A database is one that a measurement has for itself.
+// A database is a database that only one measurement uses.
 type database struct {
 	*pgxpool.Pool
 	url        string
@@ -109,7 +109,7 @@ type database struct {
 	drop       func() error
 }
 
-// newDatabase makes a database, with so many connections for the harness. Its statements are counted.
+// newDatabase creates a database whose statements are counted, with a pool for the harness.
 func (l *lab) newDatabase(ctx context.Context, server *pgserver.Server, connections int) *database {
 	const count = `CREATE EXTENSION pg_stat_statements;
 DO $$
@@ -121,12 +121,12 @@ END $$`
 	check(err)
 	d := &database{Pool: newPool(ctx, url, connections), url: url, drop: drop}
 	d.all(ctx, count)
-	d.Reset() // sessions that begin from now on are counted
+	d.Reset() // only new sessions are counted
 	d.postmaster = one[int](ctx, d, "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)::int")
 	return d
 }
 
-// end drops the database. What fails is left to the end of the server.
+// end drops the database. It ignores errors, because the database ends with the server.
 func (d *database) end() {
 	d.Close()
 	_ = d.drop()
@@ -138,21 +138,21 @@ func newPool(ctx context.Context, url string, connections int) *pgxpool.Pool {
 	return must(pgxpool.NewWithConfig(ctx, config))
 }
 
-// connect returns a connection, and what closes it.
+// connect returns a connection, and a function that closes it.
 func connect(ctx context.Context, url string) (conn *pgx.Conn, end func()) {
 	conn = must(pgx.Connect(ctx, url))
 	return conn, func() { _ = conn.Close(context.Background()) }
 }
 
-// one returns the one value of a query.
+// one returns the only value of a query.
 func one[T any](ctx context.Context, d *database, query string, args ...any) (value T) {
 	check(d.QueryRow(ctx, query, args...).Scan(&value))
 	return value
 }
 
-// ask returns the one row of a query as a struct, by position.
+// ask returns the only row of a query as a struct, by position.
 func ask[T any](ctx context.Context, d *database, query string, args ...any) T {
-	rows, _ := d.Query(ctx, query, args...) // collecting returns its error
+	rows, _ := d.Query(ctx, query, args...) // CollectExactlyOneRow returns the error
 	return must(pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[T]))
 }
 
@@ -163,10 +163,10 @@ func (d *database) all(ctx context.Context, statements ...string) {
 	}
 }
 
-// patience bounds what a measurement waits for.
+// patience is the longest wait of a measurement.
 const patience = 2 * time.Minute
 
-// until polls until a query returns true: no notification says when its answer changes.
+// until polls a query until it returns true, because there is no notification of a change.
 func (d *database) until(ctx context.Context, what, query string, args ...any) {
 	began, again := time.Now(), time.NewTicker(5*time.Millisecond)
 	defer again.Stop()
@@ -177,13 +177,13 @@ func (d *database) until(ctx context.Context, what, query string, args ...any) {
 	}
 }
 
-// A usage is what a server used in a while; 0 for what is not known.
+// A usage is what a server used during a time. An unknown value is 0.
 type usage struct {
 	span                time.Duration
 	server, pooler      time.Duration // processor time
 	wal                 float64       // bytes
 	statements          int
-	heartbeats, lockers int // of the statements: polls of locks
+	heartbeats, lockers int // of the statements: heartbeats, and polls of locks
 }
 
 // statementCounts leaves out the harness's own statements.
@@ -192,7 +192,7 @@ const statementCounts = `SELECT coalesce(sum(calls), 0)::int, coalesce(sum(calls
 FROM pg_stat_statements WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND query NOT LIKE '%pg_stat_statements%' AND query NOT LIKE '%pg_current_wal%' AND query NOT LIKE '%public.%'`
 
-// used returns what was used until now.
+// used returns the usage until now.
 func (d *database) used(ctx context.Context) (u usage) {
 	u.server, u.pooler = processorTimes(d.postmaster)
 	u.wal = one[float64](ctx, d, "SELECT (pg_current_wal_insert_lsn() - '0/0')::float8")
@@ -200,7 +200,7 @@ func (d *database) used(ctx context.Context) (u usage) {
 	return u
 }
 
-// during measures what is used while do runs.
+// during returns the usage while do runs.
 func (d *database) during(ctx context.Context, do func()) usage {
 	before, began := d.used(ctx), time.Now()
 	do()
@@ -209,7 +209,7 @@ func (d *database) during(ctx context.Context, do func()) usage {
 		after.statements - before.statements, after.heartbeats - before.heartbeats, after.lockers - before.lockers}
 }
 
-// calm measures what is used in a while in which the harness does nothing.
+// calm returns the usage during a time when the harness does nothing.
 func (d *database) calm(ctx context.Context, span time.Duration) usage {
 	return d.during(ctx, func() {
 		select {
@@ -220,8 +220,8 @@ func (d *database) calm(ctx context.Context, span time.Duration) usage {
 	})
 }
 
-// processorTimes returns the processor time of a server's processes, also of those that have ended, and of this process's poolers.
-// It is 0 on a system without /proc.
+// processorTimes returns the processor time of a server's processes, including those that have
+// ended, and of this process's poolers. It returns 0 on a system without /proc.
 func processorTimes(postmaster int) (server, pooler time.Duration) {
 	files, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, file := range files {

@@ -11,22 +11,23 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// measureLarge measures what depends on the number of partitions: the statements of a plan, and a lease's life.
+// measureLarge measures figures that depend on the number of partitions: the statements of a plan,
+// and the life of a lease.
 func measureLarge(ctx context.Context, l *lab, out *part) {
 	measurePlanStatements(ctx, l, out)
 	for _, ttl := range []time.Duration{4 * time.Second, 30 * time.Second} {
-		measureLife(ctx, l, out, l.pick(1024, 65_536), ttl) // the largest that a lease may be
+		measureLife(ctx, l, out, l.pick(1024, 65_536), ttl) // the maximum size of a lease
 	}
 }
 
-// fill makes a lease with members, and without owners.
+// fill creates a lease with members and without owners.
 const fill = `INSERT INTO pgleases.clients SELECT n, 'host-' || n || '.example:4711:7f3a9c21', 1, now() + interval '1 day', '10 min', 'host', 1, now()
 FROM generate_series(1, $2::int) AS n;
 INSERT INTO pgleases.leases (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at) VALUES ('large', $1::int, 1, 1, 0, 'infinity', now());
 INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) SELECT 'large', n, 1, now(), 1 FROM generate_series(1, $2::int) AS n;
 INSERT INTO pgleases.partitions (lease, partition, epoch) SELECT 'large', n, 0 FROM generate_series(0, $1::int - 1) AS n`
 
-// A planned is a database with one large lease, and a connection that plans it.
+// A planned is a database with one large lease, and a connection that plans this lease.
 type planned struct {
 	*database
 	conn *store.Conn
@@ -50,7 +51,7 @@ func (d *planned) read(ctx context.Context) {
 	d.plan = must(d.conn.Plan(ctx, []string{"large"}, false))
 }
 
-// apply moves so many partitions, each to the member with a number, counted from 0.
+// apply moves count partitions, each to a member by number, counted from 0.
 func (d *planned) apply(ctx context.Context, count int, to func(partition int) int) {
 	moves := make([]store.Move, count)
 	for p := range moves {
@@ -61,7 +62,7 @@ func (d *planned) apply(ctx context.Context, count int, to func(partition int) i
 	}
 }
 
-// measurePlanStatements measures the reading of a plan, and the writing of its moves.
+// measurePlanStatements measures reading a plan, and writing its moves.
 func measurePlanStatements(ctx context.Context, l *lab, out *part) {
 	partitions, members, count := l.pick(100, 10_000), l.pick(10, 1000), l.pick(64, 8192)
 	d := l.newPlanned(ctx, partitions, members)
@@ -78,7 +79,7 @@ func measurePlanStatements(ctx context.Context, l *lab, out *part) {
 	}
 	shift := 0
 	read := vacuumed("", func() { d.read(ctx) })
-	apply := vacuumed("", func() { // all moves are to others than before
+	apply := vacuumed("", func() { // each move is to another member than before
 		shift++
 		d.apply(ctx, count, func(p int) int { return (p + shift) % members })
 	})
@@ -99,7 +100,8 @@ func measurePlanStatements(ctx context.Context, l *lab, out *part) {
 	}
 }
 
-// measureLife has three clients make a lease at once, a fourth join them, and all close at once; each time in a new database.
+// measureLife measures three clients that create a lease at once, a fourth client that joins, and
+// the close of all four at once. Each round has a new database.
 func measureLife(ctx context.Context, l *lab, out *part, partitions int, ttl time.Duration) {
 	var g *group
 	defer func() {

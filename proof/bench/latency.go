@@ -26,11 +26,12 @@ func measurePolling(ctx context.Context, l *lab, out *part) {
 	measureLatencies(ctx, l, out, l.bouncer)
 }
 
-// latencies are the samples of one way to reach the database, in nanoseconds.
+// latencies holds the samples of one way to reach the database, in nanoseconds.
 type latencies struct {
-	clients int // of a group
-	// stage is held alone by a group that times a join or a Close, which take little longer than the turns of the processors that others
-	// take; together by groups that wait for a killed client's session to expire.
+	clients int // the number of clients of a group
+	// A group holds stage exclusively while it times a join or a Close, because these take little
+	// longer than the time slices of other processes. Groups that wait for a killed client's
+	// session to expire hold it shared.
 	stage sync.RWMutex
 
 	mu                                                           sync.Mutex // guards the rest
@@ -43,8 +44,8 @@ func (s *latencies) add(to *[]float64, took time.Duration) {
 	*to = append(*to, float64(took))
 }
 
-// measureLatencies times how partitions follow when clients join, close and are killed. Some groups do it side by side: most of the time they
-// wait.
+// measureLatencies times how partitions move when clients join, close and are killed. Several
+// groups run side by side, because they wait most of the time.
 func measureLatencies(ctx context.Context, l *lab, out *part, through *pgserver.Bouncer) {
 	groups, rounds := l.pick(1, 4), l.pick(2, 14)
 	s := &latencies{clients: l.pick(3, 10)}
@@ -66,7 +67,7 @@ func measureLatencies(ctx context.Context, l *lab, out *part, through *pgserver.
 		what  string
 		took  []float64
 		least time.Duration
-		times float64 // of the queue
+		times float64 // in the goal: times the queue
 	}{
 		{"`Client.Lease` to even shares", s.joined, 30 * time.Millisecond, 5},
 		{"`Open`, then `Client.Lease`, to even shares", s.opened, 0, 0},
@@ -96,7 +97,7 @@ func p95(took []float64) string {
 func (s *latencies) round(ctx context.Context, g *group, round int) {
 	s.join(ctx, g, fmt.Sprint("newcomer-", round))
 	to := &s.fresh
-	if round%2 == 0 { // by then the server has made its plans for the connection
+	if round%2 == 0 { // by then the server has cached its plans for the connection
 		to = &s.closed
 		g.plannedLongAgo(ctx)
 	}
@@ -109,12 +110,13 @@ func (s *latencies) round(ctx context.Context, g *group, round int) {
 	s.queued(ctx, g)
 }
 
-// plannedLongAgo waits until the next join is planned at once, not with those before it.
+// plannedLongAgo waits until the next join will be planned at once. A join soon after a plan waits
+// for others.
 func (d *database) plannedLongAgo(ctx context.Context) {
 	d.until(ctx, "a second since the last plan", "SELECT bool_and(planned_at < clock_timestamp() - interval '1010 milliseconds') FROM pgleases.leases")
 }
 
-// join times a client that joins.
+// join times a client's join.
 func (s *latencies) join(ctx context.Context, g *group, id string) {
 	g.plannedLongAgo(ctx)
 	s.stage.Lock()
@@ -127,7 +129,7 @@ func (s *latencies) join(ctx context.Context, g *group, id string) {
 	g.atRest(ctx)
 }
 
-// close times the Close of the client that joined last.
+// close times the Close of the newest client.
 func (s *latencies) close(ctx context.Context, g *group, to *[]float64) {
 	s.stage.Lock()
 	defer s.stage.Unlock()
@@ -139,7 +141,8 @@ func (s *latencies) close(ctx context.Context, g *group, to *[]float64) {
 	g.settle(ctx)
 }
 
-// kill times how a client's partitions follow when its process is killed, from the moment at which its session expires.
+// kill kills a client's process, and times how soon others own its partitions, from the expiry of
+// its session on.
 func (s *latencies) kill(ctx context.Context, g *group, id string) {
 	s.stage.RLock()
 	defer s.stage.RUnlock()
@@ -154,7 +157,7 @@ func (s *latencies) kill(ctx context.Context, g *group, id string) {
 	g.settle(ctx)
 }
 
-// roundTrips times a statement on a way to the database.
+// roundTrips times a statement through one way to the database.
 func (s *latencies) roundTrips(ctx context.Context, to *[]float64, url string, n int, statement string) {
 	conn, end := connect(ctx, url)
 	defer end()
@@ -165,13 +168,15 @@ func (s *latencies) roundTrips(ctx context.Context, to *[]float64, url string, n
 	}
 }
 
-// queued times a commit on as many connections as there are clients, all begun at once, that update one row: a join takes a commit of each owner.
+// queued times commits on as many connections as there are clients. All begin at once and update
+// one row, because a join takes a commit of each owner.
 func (s *latencies) queued(ctx context.Context, g *group) {
 	conns := make([]*pgx.Conn, s.clients)
 	for i := range conns {
 		conn, end := connect(ctx, g.url)
 		defer end()
-		must(conn.Exec(ctx, "SELECT FROM public.queue", pgx.QueryExecModeSimpleProtocol)) // reads the catalogs
+		// Loads the catalogs.
+		must(conn.Exec(ctx, "SELECT FROM public.queue", pgx.QueryExecModeSimpleProtocol))
 		conns[i] = conn
 	}
 	began := time.Now()

@@ -18,7 +18,7 @@ const (
 	lockNames   = 1000
 )
 
-// lockers are clients that take locks, all on the connections of one pool.
+// lockers are clients that take locks. All use the connections of one pool.
 type lockers struct {
 	*database
 	l     *lab
@@ -26,7 +26,8 @@ type lockers struct {
 	locks []*lock.Locks
 }
 
-// measureLocks compares named locks with bare commits, and sees what waiting for them costs the server.
+// measureLocks compares named locks with bare commits, and measures what waiting clients cost the
+// server.
 func measureLocks(ctx context.Context, l *lab, out *part) {
 	d := l.newDatabase(ctx, l.durable, lockClients)
 	defer d.end()
@@ -46,7 +47,7 @@ func measureLocks(ctx context.Context, l *lab, out *part) {
 		lockClients, lockClients)
 }
 
-// pair takes a lock and releases it. It fails if another client has it.
+// pair takes a lock and releases it. It returns an error if another client holds the lock.
 func (k *lockers) pair(ctx context.Context, client int, name string) error {
 	h, err := k.locks[client].TryAcquire(ctx, name)
 	if err != nil {
@@ -55,14 +56,14 @@ func (k *lockers) pair(ctx context.Context, client int, name string) error {
 	return h.Release(ctx)
 }
 
-// commits updates one row twice, each time in a transaction of its own.
+// commits updates one row twice, each time in its own transaction.
 func (k *lockers) commits(ctx context.Context, row int) {
 	for range 2 {
 		must(k.Exec(ctx, "UPDATE public.bare SET at = clock_timestamp() WHERE id = $1", row))
 	}
 }
 
-// alone times one client that takes a lock that no other wants, and releases it.
+// alone times one client that takes and releases a lock that no other client wants.
 func (k *lockers) alone(ctx context.Context) {
 	turn := 0
 	took := k.l.alternate(1000,
@@ -71,7 +72,7 @@ func (k *lockers) alone(ctx context.Context) {
 	k.out.compare("`TryAcquire` and `Release` of a lock that no other client wants", took[0], took[1]).goal("<= 1.5 x", took[0].over(took[1]) <= 1.5)
 }
 
-// manyNames has all clients take locks under a thousand names.
+// manyNames measures all clients while they take locks under 1,000 names.
 func (k *lockers) manyNames(ctx context.Context) {
 	rates := k.l.alternate(9,
 		k.l.throughput("", lockClients, func(client, _ int) {
@@ -87,8 +88,8 @@ func (k *lockers) manyNames(ctx context.Context) {
 		goal(">= 0.65 x", rates[0].over(rates[1]) >= 0.65)
 }
 
-// oneName has all clients wait for one lock, again and again, and times each handoff: from the call of Release to the next one's return of
-// Acquire.
+// oneName lets all clients wait for one lock, again and again. It times each handoff, from the call
+// of Release until the next client's Acquire returns.
 func (k *lockers) oneName(ctx context.Context) {
 	var mu sync.Mutex // guards the next two
 	var released time.Time
@@ -110,7 +111,7 @@ func (k *lockers) oneName(ctx context.Context) {
 		sample{"a bare commit that notifies, until the notification arrives", heard, nanoseconds}).goal("median <= 5 ms", median(took) <= float64(5*time.Millisecond))
 }
 
-// notifications times a commit that notifies, until another connection is notified.
+// notifications times a commit that notifies, until another connection gets the notification.
 func (k *lockers) notifications(ctx context.Context, n int) []float64 {
 	listener, end := connect(ctx, k.url)
 	defer end()
@@ -130,7 +131,8 @@ func (k *lockers) notifications(ctx context.Context, n int) []float64 {
 	return took
 }
 
-// queue has many wait for one lock, sees what that costs the server, and whether they get it in order.
+// queue lets many goroutines wait for one lock. It measures what that costs the server, and whether
+// they get the lock in order.
 func (k *lockers) queue(ctx context.Context) {
 	span, waiters := time.Duration(k.l.pick(500, 6000))*time.Millisecond, k.l.pick(10, 100)
 	idle := k.calm(ctx, span)
@@ -166,7 +168,8 @@ func (k *lockers) queue(ctx context.Context) {
 		than("all had it after", duration(took), duration(took/time.Duration(waiters))+" each").goal("0", inversions == 0)
 	k.out.figure("polls of what they wait for meanwhile, for each heartbeat", significant(float64(waiting.lockers)/float64(max(1, waiting.heartbeats)))).
 		than("all statements meanwhile, and while none waits", fmt.Sprintf("%d, %d", waiting.statements, idle.statements), "").
-		goal("<= 1, however many wait", waiting.lockers <= waiting.heartbeats+lockClients) // the first of each client comes at once
+		// Each client's first poll comes at once.
+		goal("<= 1, however many wait", waiting.lockers <= waiting.heartbeats+lockClients)
 	k.out.figure("processor time of the server meanwhile", percent(share(waiting.server, waiting.span))+" of a core").
 		than("while none waits", percent(share(idle.server, idle.span)), "")
 }

@@ -1,15 +1,17 @@
-// Command bench measures what the library costs and how fast it is. Each figure is beside a lower bound, or a competitor, which is
-// measured in the same run:
+// Command bench measures what the library costs and how fast it is. Each figure is beside a lower
+// bound or a competitor, which is measured in the same run:
 //
 //	go run ./bench [-quick] [-run REGEXP] [-o FILE] [-clients N] [-leases N] [-partitions N] [-ttl D]
 //
-// It starts a PostgreSQL and a PgBouncer (package pgserver says from which programs) and prints tables in Markdown. With -o it also
-// writes a page with the tables, the machine and the versions. A figure says what was measured, even if it missed its goal; the exit
-// status says only whether it could be measured. The whole takes at most ten minutes on an idle machine.
+// It starts a PostgreSQL server and a PgBouncer (see package pgserver), and prints tables in
+// Markdown. With -o it also writes a page with the tables, the machine and the versions. A figure
+// is reported even if it missed its goal. The exit status is 0 if everything could be measured. A
+// full run takes at most ten minutes on an idle machine.
 //
-// Each part of the page has a file: values.go, heartbeat.go, guard.go, events.go, plan.go, large.go, wide.go, latency.go, deploy.go, clients.go,
-// locks.go, jobs.go, schedules.go. They share measure.go (samples, rounds, tables), lab.go (servers and what they use), group.go
-// (clients and what they own) and worker.go (clients in processes that can be killed).
+// Each part of the page has a file: values.go, heartbeat.go, guard.go, events.go, plan.go,
+// large.go, wide.go, latency.go, deploy.go, clients.go, locks.go, jobs.go, schedules.go. They share
+// measure.go (samples, rounds, tables), lab.go (servers and their usage), group.go (clients and
+// their partitions) and worker.go (clients in processes that can be killed).
 package main
 
 import (
@@ -64,7 +66,7 @@ func main() {
 	}
 }
 
-// run is main, for the test too.
+// run is main without the process's arguments and output, for the test.
 func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	var names []string
 	for _, p := range parts {
@@ -101,7 +103,8 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 			continue
 		}
 		p, from := &part{name: each.name, title: each.title}, time.Now()
-		if err = attempt(func() { each.measure(ctx, l, p) }); err != nil { // what was measured before the error is written too
+		// What was measured before an error is written too.
+		if err = attempt(func() { each.measure(ctx, l, p) }); err != nil {
 			err = fmt.Errorf("%s: %w", each.name, err)
 		}
 		tables = append(tables, p.String())

@@ -11,22 +11,22 @@ import (
 	"time"
 )
 
-// A sample is what a measurement of one thing gave, round by round.
+// A sample holds the values of one measurement, one per round.
 type sample struct {
 	name   string
 	values []float64
 	unit   unit
 }
 
-// A unit writes a value.
+// A unit formats a value.
 type unit func(float64) string
 
 func nanoseconds(ns float64) string { return duration(time.Duration(ns)) }
-func fraction(ns float64) string    { return significant(ns) + " ns" } // of what takes a few
+func fraction(ns float64) string    { return significant(ns) + " ns" } // for a few nanoseconds
 func perSecond(x float64) string    { return significant(x) + "/s" }
 func bytes(x float64) string        { return significant(x) + " bytes" }
 
-// String writes the median and the range.
+// String returns the median and the range.
 func (s sample) String() string {
 	if len(s.values) == 1 {
 		return s.unit(s.values[0])
@@ -34,7 +34,7 @@ func (s sample) String() string {
 	return fmt.Sprintf("%s (%s..%s)", s.unit(median(s.values)), s.unit(slices.Min(s.values)), s.unit(slices.Max(s.values)))
 }
 
-// over returns the median of the ratios, round by round: what slows a round down slows both sides.
+// over returns the median of the ratios of each round, because a slow round slows both sides.
 func (s sample) over(by sample) float64 {
 	if len(s.values) != len(by.values) {
 		return median(s.values) / median(by.values)
@@ -46,7 +46,7 @@ func (s sample) over(by sample) float64 {
 	return median(ratios)
 }
 
-// quantile returns the smallest of the values that at least the share q of them do not exceed.
+// quantile returns the smallest value such that at least the share q of all values are not greater.
 func quantile[T cmp.Ordered](of []T, q float64) T {
 	sorted := slices.Sorted(slices.Values(of))
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
@@ -54,7 +54,7 @@ func quantile[T cmp.Ordered](of []T, q float64) T {
 
 func median[T cmp.Ordered](of []T) T { return quantile(of, 0.5) }
 
-// A side is one of the things that are measured in turns.
+// A side is one of several things that are measured in turns.
 type side struct {
 	name    string
 	unit    unit
@@ -79,7 +79,7 @@ func (l *lab) alternate(rounds int, sides ...side) []sample {
 	return samples
 }
 
-// timed returns a side that takes as long as do takes.
+// timed returns a side that measures the duration of do.
 func timed(name string, do func()) side {
 	return side{name, nanoseconds, func() float64 {
 		began := time.Now()
@@ -102,7 +102,7 @@ func must[T any](value T, err error) T {
 	return value
 }
 
-// attempt returns the error of a failure.
+// attempt returns the error of a failure in do.
 func attempt(do func()) (err error) {
 	defer func() {
 		switch p := recover().(type) {
@@ -131,7 +131,7 @@ func together(n int, do func(i int)) {
 	}
 }
 
-// A part is one part of the page: a table and notes.
+// A part is one part of the page: a table and its notes.
 type part struct {
 	name, title string
 	rows        []*row
@@ -145,7 +145,7 @@ type row struct {
 	text, verdict  string // of the goal
 }
 
-// compare adds a row: a sample beside others.
+// compare adds a row that compares a sample with others.
 func (p *part) compare(what string, own sample, others ...sample) *row {
 	r := p.figure(what, own.String())
 	for _, o := range others {
@@ -154,14 +154,14 @@ func (p *part) compare(what string, own sample, others ...sample) *row {
 	return r
 }
 
-// figure adds a row with a figure that is already written.
+// figure adds a row with a figure that is formatted already.
 func (p *part) figure(what, figure string) *row {
 	r := &row{what: what, figure: figure}
 	p.rows = append(p.rows, r)
 	return r
 }
 
-// than adds what the figure is measured beside, and how it compares.
+// than adds a comparison to the row.
 func (r *row) than(name, figure, ratio string) *row {
 	r.beside, r.ratios = append(r.beside, name+": "+figure), append(r.ratios, ratio)
 	return r
@@ -176,14 +176,14 @@ func (r *row) goal(text string, met bool) {
 
 const notMeasured = "not measured"
 
-// skip notes why something could not be measured on this machine.
+// skip adds a row that says why something could not be measured on this machine.
 func (p *part) skip(what, why string) { p.figure(what, why).verdict = notMeasured }
 
 func (p *part) note(format string, args ...any) {
 	p.notes = append(p.notes, fmt.Sprintf(format, args...))
 }
 
-// String writes the part in Markdown.
+// String returns the part in Markdown.
 func (p *part) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "## %s\n\n| what | measured | beside | ratio | goal | |\n|---|---|---|---|---|---|\n", p.title)
@@ -199,7 +199,8 @@ func (p *part) String() string {
 
 func percent(x float64) string { return strconv.FormatFloat(100*x, 'f', 1, 64) + " %" }
 
-// significant writes a number with three significant digits, and groups of thousands.
+// significant formats a number with three significant digits, and with commas between groups of
+// thousands.
 func significant(x float64) string {
 	if math.Abs(x) >= 999.5 {
 		return grouped(int(math.Round(x)))
@@ -210,7 +211,7 @@ func significant(x float64) string {
 	return strconv.FormatFloat(x, 'f', max(0, 2-int(math.Floor(math.Log10(math.Abs(x))))), 64)
 }
 
-// grouped writes a whole number with groups of thousands.
+// grouped formats a whole number with commas between groups of thousands.
 func grouped(n int) string {
 	if n < 1000 {
 		return strconv.Itoa(n)
@@ -218,7 +219,7 @@ func grouped(n int) string {
 	return fmt.Sprintf("%s,%03d", grouped(n/1000), n%1000)
 }
 
-// duration writes a time with three significant digits.
+// duration formats a time with three significant digits.
 func duration(d time.Duration) string {
 	for _, u := range []struct {
 		name string

@@ -17,10 +17,10 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// planScenes are scenes of BenchmarkPlan.
+// planScenes are cases of BenchmarkPlan.
 var planScenes = []struct {
 	name, what string
-	owner      func(partition, share int) int // -1: the partition has none
+	owner      func(partition, share int) int // -1: no owner
 }{
 	{"empty", "nothing is owned yet", func(int, int) int { return -1 }},
 	{"one-returns", "one of the members owns nothing yet", func(p, share int) int {
@@ -31,8 +31,8 @@ var planScenes = []struct {
 	}},
 }
 
-// measurePlans compares the plan with the sticky balancer of franz-go, and with sorting as many numbers. The plan is not exported: its
-// benchmark is run as a program.
+// measurePlans compares a plan with the sticky balancer of franz-go, and with sorting as many
+// numbers. The plan is not exported, so its benchmark runs as a program.
 func measurePlans(ctx context.Context, l *lab, out *part) {
 	folder := must(os.MkdirTemp("", "pgleases-bench-"))
 	defer os.RemoveAll(folder)
@@ -74,7 +74,7 @@ func benchmark(ctx context.Context, program string, span time.Duration, name str
 	return must(strconv.ParseFloat(string(found[1]), 64))
 }
 
-// sorting returns how long sorting so many random numbers takes, in nanoseconds.
+// sorting returns the time to sort n random numbers, in nanoseconds.
 func sorting(n int) float64 {
 	numbers, took := make([]int, n), make([]float64, 5)
 	for i := range took {
@@ -88,7 +88,8 @@ func sorting(n int) float64 {
 	return median(took)
 }
 
-// sticky returns how long the sticky balancer of franz-go takes for a plan, in nanoseconds: the median of what it does in the span.
+// sticky returns the time of a plan by the sticky balancer of franz-go, in nanoseconds: the median
+// over the span.
 func sticky(partitions, members int, owner func(partition, share int) int, span time.Duration) float64 {
 	const topic = "work"
 	owned := make([][]int32, members)

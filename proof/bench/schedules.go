@@ -15,11 +15,11 @@ import (
 
 const (
 	scheduleGroup = "bench"
-	runners       = 4 // processes that run schedules, here clients of one
-	runsAtOnce    = 4 // in each
+	runners       = 4 // processes that run schedules; in this bench, clients of one process
+	runsAtOnce    = 4 // in each process
 )
 
-// A runner is what a process has that runs schedules.
+// A runner is a process that runs schedules.
 type runner struct {
 	pool   *pgxpool.Pool
 	client *pgleases.Client
@@ -61,7 +61,7 @@ func (r *runner) close() {
 	r.pool.Close()
 }
 
-// shared waits until so many own all partitions of the group.
+// shared waits until a number of owners own all partitions of the group.
 func (d *database) shared(ctx context.Context, owners int) {
 	d.until(ctx, "all is owned", `SELECT count(*) > 0 AND count(*) = count(owner) AND count(DISTINCT owner) = $1
     AND count(*) FILTER (WHERE moving_to IS NOT NULL) = 0 FROM pgleases.status WHERE lease = 'schedule/bench'`, owners)
@@ -77,7 +77,7 @@ CREATE INDEX ON public.ran (name, ran_at)`
 // A scheduling is a database with schedules.
 type scheduling struct {
 	*database
-	ttl     time.Duration // 0: the default
+	ttl     time.Duration // 0: the default TTL
 	runners []*runner
 }
 
@@ -100,7 +100,7 @@ func (s *scheduling) stop() {
 	s.runners = nil
 }
 
-// start starts so many runners.
+// start starts n runners.
 func (s *scheduling) start(ctx context.Context, n int) {
 	for i := range n {
 		s.runners = append(s.runners, newRunner(ctx, s.url, fmt.Sprintf("runner-%d", i), s.ttl, runsAtOnce))
@@ -109,7 +109,8 @@ func (s *scheduling) start(ctx context.Context, n int) {
 	s.shared(ctx, n)
 }
 
-// put makes schedules: n copies of one, whatever columns it has. They are due at an instant and, if they are spread, during the time after it.
+// put creates n schedules as copies of one, whatever columns the table has. They are due at an
+// instant, or spread over the time after it.
 func (s *scheduling) put(ctx context.Context, n int, every time.Duration, due time.Time, spread time.Duration) {
 	r := newRunner(ctx, s.url, "maker", s.ttl, runsAtOnce)
 	defer r.close()
@@ -134,7 +135,7 @@ func measureSchedules(ctx context.Context, l *lab, out *part) {
 		"schedule and the entry in its history. The `INSERT` notes how late it is, by the database's clock.", runners, runsAtOnce)
 }
 
-// A spread is how many runs there were, and how late.
+// A spread is the number of runs, and their lateness.
 type spread struct {
 	Count, Early     int
 	Median, P99, Max time.Duration
@@ -150,7 +151,7 @@ func (s *scheduling) late(ctx context.Context, from, to time.Time, names string)
 FROM public.ran WHERE at > $1 AND at <= $2 AND name LIKE $3`, from, to, names)
 }
 
-// measureLateRuns has schedules run at a steady pace, beside timers that insert the same rows.
+// measureLateRuns measures schedules at a steady pace, beside timers that insert the same rows.
 func measureLateRuns(ctx context.Context, l *lab, out *part) {
 	s := newScheduling(ctx, l, 0)
 	defer s.end()
@@ -174,7 +175,7 @@ func measureLateRuns(ctx context.Context, l *lab, out *part) {
 		than("one core", duration(used.span), percent(share(used.server, used.span)))
 }
 
-// timers inserts rows at the same pace, by timers of this process.
+// timers inserts rows at the same pace, with timers of this process.
 func (s *scheduling) timers(ctx context.Context, n int, span time.Duration) spread {
 	began := time.Now().Add(time.Second)
 	together(n, func(i int) {
@@ -186,7 +187,7 @@ func (s *scheduling) timers(ctx context.Context, n int, span time.Duration) spre
 	return s.late(ctx, began.Add(-time.Second), began.Add(span), "timer")
 }
 
-// measureOneTick has very many schedules tick at one instant, beside bare transactions.
+// measureOneTick measures many schedules that are due at one instant, beside bare transactions.
 func measureOneTick(ctx context.Context, l *lab, out *part) {
 	s := newScheduling(ctx, l, 0)
 	defer s.end()
@@ -217,7 +218,8 @@ func measureOneTick(ctx context.Context, l *lab, out *part) {
 		goal("50 ms and 5 s, none lost", took.First <= 50*time.Millisecond && took.Last <= 5*time.Second && losses == 0)
 }
 
-// measureElsewhere times when the schedules of a process that is killed, or closed, run in another.
+// measureElsewhere times how soon the schedules of a killed or closed process run in another
+// process.
 func measureElsewhere(ctx context.Context, l *lab, out *part) {
 	ttl := time.Duration(l.pick(1, 6)) * time.Second
 	s := newScheduling(ctx, l, ttl)
@@ -241,8 +243,9 @@ func measureElsewhere(ctx context.Context, l *lab, out *part) {
 	out.note("If a process ends, a schedule waits from then, or from its next tick if that is later. %s schedules of each second.", grouped(n))
 }
 
-// elsewhere ends a worker that runs schedules beside another one, and returns how long the last of its schedules waited for a run by that one:
-// from the end, or from when it was due after that.
+// elsewhere ends a worker that runs schedules beside another worker. It returns the longest time
+// that one of its schedules waited for a run by the other worker, from the end, or from the next
+// due time if that is later.
 func (s *scheduling) elsewhere(ctx context.Context, worker string, end func()) float64 {
 	s.shared(ctx, 2)
 	s.until(ctx, worker+" runs what it owns", `SELECT count(*) > 0 AND bool_and(EXISTS (

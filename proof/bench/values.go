@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// measureValues compares reading what is owned with reading the clock, which any implementation of a lease has to do, and with a slice under a
-// read-write lock, which is how it is often done, without reading the clock.
+// measureValues compares reading what is owned with two alternatives. The first is reading the
+// clock, which any implementation of a lease has to do. The second is a slice under a read-write
+// lock, a common implementation that does not read the clock.
 func measureValues(ctx context.Context, l *lab, out *part) {
 	g := l.newGroup(ctx, l.fast, 1, 64, 0, nil)
 	defer g.end()
@@ -23,7 +24,7 @@ func measureValues(ctx context.Context, l *lab, out *part) {
 		defer mu.RUnlock()
 		return values
 	}
-	// Each has a loop of its own, so that the compiler may inline the call as it does in an application.
+	// Each has a loop of its own, so that the compiler can inline the call as in an application.
 	loops := []struct {
 		name string
 		loop func(n int) (sum int)
@@ -55,7 +56,7 @@ func measureValues(ctx context.Context, l *lab, out *part) {
 			return sum
 		}},
 	}
-	var sink atomic.Int64 // takes the sums, so that no call is optimized away
+	var sink atomic.Int64 // receives the sums, so that no call is optimized away
 	calls := l.pick(2000, 20_000)
 	for _, goroutines := range slices.Compact([]int{1, runtime.GOMAXPROCS(0)}) {
 		var sides []side

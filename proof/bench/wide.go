@@ -12,14 +12,15 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// measureWide measures what should not grow with the leases and partitions of others.
+// measureWide measures figures that should not grow with the leases and partitions of others.
 func measureWide(ctx context.Context, l *lab, out *part) {
 	measureBesideLeases(ctx, l, out)
 	measureChecks(ctx, l, out)
 	measureTakeOvers(ctx, l, out)
 }
 
-// A caller is a session that is a member of one lease, in a database of its own, with its connection.
+// A caller is a session that is a member of one lease, in a database of its own, with its
+// connection.
 type caller struct {
 	*database
 	conn *store.Conn
@@ -54,12 +55,13 @@ func (c *caller) beat(ctx context.Context) {
 	c.last, c.run = store.Renewal{Clock: beat.Clock, Marker: beat.Server.Marker}, beat.Server
 }
 
-// calm is as after a plan, and after autovacuum.
+// calm brings the database into its state after a plan and after autovacuum.
 func (c *caller) calm(ctx context.Context) {
 	c.all(ctx, "UPDATE pgleases.leases SET next_check_at = 'infinity' WHERE next_check_at <> 'infinity'", "VACUUM ANALYZE")
 }
 
-// others makes leases of others: so many were dropped, and so many more have a member each, who owns all of so many partitions.
+// others creates leases of others: $1 dropped leases, and $2 leases with $3 partitions and one
+// member each, which owns them all.
 const others = `INSERT INTO pgleases.leases (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
 SELECT 'other-' || n, CASE WHEN n > $1::int THEN $3::int ELSE 0 END, 3, 1, 1, 'infinity', now() FROM generate_series(1, $1::int + $2::int) AS n;
 INSERT INTO pgleases.clients SELECT n, 'host-' || n, 1, now() + interval '1 day', '10 min', 'host', 1, now() FROM generate_series(1001, 1016) AS n;
@@ -69,7 +71,8 @@ INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_i
 SELECT 'other-' || n, p, 1001 + n % 16, 1001 + n % 16, 1, 'host-' || 1001 + n % 16
 FROM generate_series($1::int + 1, $1::int + $2::int) AS n, generate_series(0, $3::int - 1) AS p`
 
-// measureBesideLeases compares heartbeats beside leases of others with those beside none.
+// measureBesideLeases compares heartbeats beside leases of others with heartbeats beside no other
+// lease.
 func measureBesideLeases(ctx context.Context, l *lab, out *part) {
 	leases, turns := l.pick(100, 50_000), l.pick(20, 500)
 	alone, beside := l.newCaller(ctx), l.newCaller(ctx)
@@ -91,7 +94,8 @@ func measureBesideLeases(ctx context.Context, l *lab, out *part) {
 	row.goal("<= 1.2 x", took[0].over(took[1]) <= 1.2)
 }
 
-// measureChecks times checks for the dead, each with one client dead, in schemas with many and with few partitions.
+// measureChecks times expiry checks, each with one expired client, in schemas with many and with
+// few partitions.
 func measureChecks(ctx context.Context, l *lab, out *part) {
 	leases, partitions := 20, l.pick(100, 60_000)
 	wide, narrow := l.newCaller(ctx), l.newCaller(ctx)
@@ -116,11 +120,12 @@ UPDATE pgleases.server SET next_check_at = now()`)
 		}}
 	}
 	took := l.alternate(l.pick(1, 50), checks("", wide), checks("with 8", narrow))
-	row := out.compare(fmt.Sprintf("a check for the dead, of whom there is one, with %s partitions", grouped(leases*partitions)), took[0], took[1])
+	row := out.compare(fmt.Sprintf("an expiry check that finds one expired client, with %s partitions", grouped(leases*partitions)), took[0], took[1])
 	row.goal("<= 20 ms", median(took[0].values) <= float64(20*time.Millisecond))
 }
 
-// measureTakeOvers times takeovers in a small lease beside large ones, each of a client of its own.
+// measureTakeOvers times takeovers in a small lease beside large leases, each takeover of another
+// client's partitions.
 func measureTakeOvers(ctx context.Context, l *lab, out *part) {
 	leases, partitions, kills := l.pick(2, 32), l.pick(100, 16_384), l.pick(1, 20)
 	g := l.newGroup(ctx, l.durable, 1, 8, latencyTTL, nil)

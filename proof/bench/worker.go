@@ -18,20 +18,21 @@ import (
 // jobVariable makes a process that calls workIfAsked a worker. It holds the job as JSON.
 const jobVariable = "PGLEASES_BENCH_JOB"
 
-// A job is what a worker process does, until it is killed or its parent ends: it opens clients that join leases, and reports what they own.
+// A job is the work of a worker process until it is killed or its parent ends: it opens clients
+// that join leases, and reports what they own.
 type job struct {
 	URL        string
 	Prefix     string // of the clients' IDs
 	Clients    int
-	AtOnce     int // how many of them open and join at a time
+	AtOnce     int // how many of them open and join at the same time
 	Leases     int // each client joins one
 	Partitions int // of each lease
 	TTL        time.Duration
-	Schedules  bool // instead: run schedules, as a client whose ID is the prefix
-	Bare       bool // instead: on as many connections, update a row of its own at the pace of heartbeats
+	Schedules  bool // run schedules instead, as a client whose ID is the prefix
+	Bare       bool // update rows instead, one per connection, at the pace of heartbeats
 }
 
-// workIfAsked makes this process a worker, and does not return, if start started it.
+// workIfAsked makes this process a worker, and does not return, if census.start started it.
 func workIfAsked() {
 	text := os.Getenv(jobVariable)
 	if text == "" {
@@ -43,7 +44,7 @@ func workIfAsked() {
 		_, _ = io.Copy(io.Discard, os.Stdin) // ends with the parent
 		os.Exit(0)
 	}()
-	var mu sync.Mutex // of the output
+	var mu sync.Mutex // guards out
 	out := json.NewEncoder(os.Stdout)
 	report := func(h holding) {
 		mu.Lock()
@@ -79,7 +80,7 @@ func (j job) work(ctx context.Context, report func(holding)) {
 	select {} // until it is killed
 }
 
-// updateBare does the least that a heartbeat needs, at its pace.
+// updateBare does the minimum of a heartbeat, at the pace of heartbeats.
 func (j job) updateBare(ctx context.Context, id int, report func(holding)) {
 	time.Sleep(rand.N(j.TTL / 3))
 	for conn := must(pgx.Connect(ctx, j.URL)); ; time.Sleep(j.TTL / 3) {
@@ -88,7 +89,7 @@ func (j job) updateBare(ctx context.Context, id int, report func(holding)) {
 	}
 }
 
-// A worker is a process full of clients.
+// A worker is a process with many clients.
 type worker struct {
 	cmd    *exec.Cmd
 	stderr strings.Builder
@@ -101,7 +102,7 @@ func (c *census) start(j job) *worker {
 	w := &worker{cmd: exec.Command(must(os.Executable())), killed: make(chan struct{}), done: make(chan struct{})}
 	w.cmd.Env = append(os.Environ(), jobVariable+"="+string(must(json.Marshal(j))))
 	w.cmd.Stderr = &w.stderr
-	must(w.cmd.StdinPipe()) // its end is the worker's
+	must(w.cmd.StdinPipe()) // the worker ends when this pipe closes
 	output := must(w.cmd.StdoutPipe())
 	check(w.cmd.Start())
 	go func() {
@@ -133,6 +134,6 @@ func (w *worker) kill() {
 	default:
 	}
 	close(w.killed)
-	_ = w.cmd.Process.Kill() // an error says that it is gone
+	_ = w.cmd.Process.Kill() // an error means that it has ended
 	<-w.done
 }

@@ -16,30 +16,32 @@ import (
 	"github.com/pgleases/pgleases/proof/oracle"
 )
 
-// callsSuffix is what the file of a worker's calls is called beyond its log.
+// callsSuffix is appended to the name of a worker's log; the file of that name holds the worker's
+// calls.
 const callsSuffix = ".calls"
 
-// A Call is one of a handler whose effects are outside of the database, as the worker has written it to a file.
+// A Call is one call of a handler whose effects are outside the database, as the worker wrote it to
+// its file.
 type Call struct {
-	N             int // in its worker
+	N             int // the call's number in its worker
 	Worker        string
 	Kind          string
-	Idempotency   string // the key that it was given
+	Idempotency   string // the idempotency key that the handler received
 	Name, Key     string
 	Job           int64
-	Order         string // what it was put for
+	Order         string // the name of the order that the job was enqueued for
 	At            time.Time
 	Attempt       int
 	Partition     int
 	Epoch         int64
 	Began         oracle.Instant
-	Trusted       oracle.Instant // at the latest of these instants the worker still saw that it might go on
+	Trusted       oracle.Instant // the last instant when the worker saw that it may continue
 	Returned      bool
-	Error         string // that it returned
+	Error         string // the error that the call returned
 	ReturnedAfter oracle.Instant
 }
 
-// calls writes down a worker's.
+// calls writes a worker's calls to a file.
 type calls struct {
 	mu   sync.Mutex // guards the rest
 	n    int
@@ -51,7 +53,7 @@ func openCalls(log string) (*calls, error) {
 	return &calls{file: file}, err
 }
 
-// note appends what is known of a call, in one write: who is killed leaves whole lines.
+// note appends what is known of a call in one write, so a killed process leaves whole lines only.
 func (c *calls) note(call *Call) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -68,12 +70,13 @@ func (c *calls) note(call *Call) error {
 
 const (
 	beat = 10 * time.Millisecond
-	// A process that stood still for so long may find only a while later that it has lost its trust meanwhile.
+	// A process that stood still for this long may notice only later that it has lost its trust.
 	still = 100 * time.Millisecond
 	wakes = 400 * time.Millisecond
 )
 
-// work is a call: it lasts a while, and sees all the time whether it may go on. When it returns what do does, that is written down.
+// work is a call. It lasts up to most, and checks every beat whether it may continue. Then it runs
+// do, and records the result.
 func (c *calls) work(ctx context.Context, call Call, most time.Duration, do func() error) error {
 	call.Began = oracle.Now()
 	call.Trusted = call.Began
@@ -105,7 +108,7 @@ func (c *calls) work(ctx context.Context, call Call, most time.Duration, do func
 	return errors.Join(err, c.note(&call))
 }
 
-// Calls are those that the workers have written down that log into a directory.
+// Calls returns the calls that the workers recorded in files beside their logs in dir.
 func Calls(dir string) (all []Call, err error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*"+callsSuffix))
 	if err != nil {
@@ -121,7 +124,7 @@ func Calls(dir string) (all []Call, err error) {
 	return all, nil
 }
 
-// readCalls reads a file, whose last line of a call tells all of it.
+// readCalls reads a file. Each line has the whole state of a call, so the last line of a call wins.
 func readCalls(path string) ([]Call, error) {
 	f, err := os.Open(path)
 	if err != nil {

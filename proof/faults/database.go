@@ -20,18 +20,20 @@ import (
 	"github.com/pgleases/pgleases/proof/pgserver"
 )
 
-// A Database is what stands behind a fleet, for faults that befall all of its workers at once.
+// A Database is the database of a fleet, for faults that hit all of its workers at once.
 type Database struct {
-	Server  *pgserver.Server  // nil: nothing befalls it
-	Bouncer *pgserver.Bouncer // in front of it; nil: none
-	Behind  *Proxy            // between the two
-	URL     string            // past the pooler
-	Disk    string            // a directory on the server's disk, which may be filled; empty: it must not
+	Server  *pgserver.Server  // nil: the server has no faults
+	Bouncer *pgserver.Bouncer // in front of the server; nil: no pooler
+	Behind  *Proxy            // between the pooler and the server
+	URL     string            // of the server itself, not of the pooler
+	// A directory on the server's disk, which a fault may fill; empty: no such fault.
+	Disk    string
 }
 
-// databaseFaults befall one at a time.
+// databaseFaults happen one at a time.
 var databaseFaults = []Fault{
-	// All backends end, and the server recovers as from a crash, which neither its start time nor its timeline tell.
+	// All backends end, and the server recovers as after a crash. Neither its start time nor its
+	// timeline shows that.
 	database("kill -9 of a backend", func(f *Fleet, ctx context.Context) error {
 		if err := f.Database.KillBackend(ctx); !errors.Is(err, pgx.ErrNoRows) {
 			return err
@@ -51,7 +53,7 @@ var databaseFaults = []Fault{
 	{openTransaction, 2, (*Fleet).openTransaction},
 }
 
-// poolerFaults befall the pooler, and its way to the server.
+// poolerFaults hit the pooler, and the connections between the pooler and the server.
 var poolerFaults = []Fault{
 	database("pooler restart", func(f *Fleet, ctx context.Context) error { return f.Database.Bouncer.Restart(ctx) }),
 	database("cut behind the pooler", func(f *Fleet, _ context.Context) error { return f.Database.Behind.Cut() }),
@@ -66,16 +68,16 @@ var poolerFaults = []Fault{
 	}),
 }
 
-// behind has what was done to the way behind the pooler last a while.
+// behind lets a fault between the pooler and the server last a while, and then ends it.
 func (f *Fleet) behind(ctx context.Context, done error) error {
 	f.lasts(ctx)
 	return errors.Join(done, f.Database.Behind.Thaw())
 }
 
-// openTransaction is the only one that leaves the database as it is.
+// openTransaction is the only fault of the database that leaves the database as it is.
 const openTransaction = "open transaction"
 
-// Befall adds the database's faults to those of a fleet.
+// Befall adds the database's faults to the faults of a fleet.
 func (d *Database) Befall(f *Fleet) {
 	f.Database = d
 	f.Faults = slices.Clip(f.Faults)
@@ -90,7 +92,7 @@ func (d *Database) Befall(f *Fleet) {
 	}
 }
 
-// database is a fault that goes on in the background, while no other befalls the database.
+// database returns a fault that runs in the background, while the database has no other fault.
 func database(name string, do func(*Fleet, context.Context) error) Fault {
 	return Fault{name, 1, func(f *Fleet, ctx context.Context) (bool, error) {
 		f.mu.Lock()
@@ -128,10 +130,11 @@ func database(name string, do func(*Fleet, context.Context) error) Fault {
 	}}
 }
 
-// lengthKey is the key of how long a fault shall last: drawn by the driver, whose random numbers are not for goroutines.
+// lengthKey is the context key of a fault's length. The driver draws the length, because its random
+// numbers are not safe for concurrent use.
 type lengthKey struct{}
 
-// lasts waits as long as the fault shall last, or until Run ends.
+// lasts waits for the fault's length, or until Run ends.
 func (f *Fleet) lasts(ctx context.Context) {
 	select {
 	case <-time.After(ctx.Value(lengthKey{}).(time.Duration)):
@@ -139,15 +142,15 @@ func (f *Fleet) lasts(ctx context.Context) {
 	}
 }
 
-// KillBackend kills the process that serves one of the server's other sessions, and waits until the server is back. The
-// error wraps pgx.ErrNoRows where there is no session.
+// KillBackend kills the process of one of the server's other sessions, and waits until the server
+// is back. The error wraps pgx.ErrNoRows if the server has no other session.
 func (d *Database) KillBackend(ctx context.Context) error {
 	conn, err := d.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	for killed := false; !killed; { // the one that was picked may have ended
+	for killed := false; !killed; { // the session that was picked may have ended
 		var pid int
 		err := conn.QueryRow(ctx, `SELECT pid FROM pg_stat_activity
 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1`).Scan(&pid)
@@ -156,7 +159,7 @@ WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY rando
 		}
 		killed = d.Server.Signal(pid, syscall.SIGKILL) == nil
 	}
-	for err == nil { // this connection breaks when the server has noticed
+	for err == nil { // this connection breaks when the server notices
 		_, err = conn.Exec(ctx, "SELECT 1")
 	}
 	back, err := d.connect(ctx)
@@ -166,7 +169,8 @@ WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY rando
 	return back.Close(ctx)
 }
 
-// connect waits for the server; what a fault before this one has left may last a moment.
+// connect connects, and retries until the server accepts: a fault before this one may have effects
+// for a moment longer.
 func (d *Database) connect(ctx context.Context) (*pgx.Conn, error) {
 	for {
 		conn, err := pgx.Connect(ctx, d.URL)
@@ -184,7 +188,7 @@ func (f *Fleet) freezeServer(ctx context.Context) error {
 	return f.Database.Server.Resume()
 }
 
-// terminate ends all sessions, again and again.
+// terminate ends all sessions, several times.
 func (f *Fleet) terminate(ctx context.Context) error {
 	conn, err := f.Database.connect(ctx)
 	if err != nil {
@@ -219,7 +223,7 @@ func (f *Fleet) lockTable(ctx context.Context) error {
 	})
 }
 
-// exhaust takes all connections that the server has left.
+// exhaust takes all remaining connections of the server.
 func (f *Fleet) exhaust(ctx context.Context) error {
 	var conns []*pgx.Conn
 	defer func() {
@@ -238,7 +242,7 @@ func (f *Fleet) exhaust(ctx context.Context) error {
 	return nil
 }
 
-// readOnly makes the server one that refuses writes, as one is that was demoted.
+// readOnly makes the server refuse writes, as a demoted server does.
 func (f *Fleet) readOnly(ctx context.Context) error {
 	set := func(value string) error {
 		conn, err := f.Database.connect(ctx)
@@ -260,11 +264,12 @@ func (f *Fleet) readOnly(ctx context.Context) error {
 	return errors.Join(err, set("off"))
 }
 
-// fillDisk leaves the server no room, and asks it for more log than it has room for, at which it crashes. Without room it
-// cannot recover either.
+// fillDisk fills the server's disk, and then makes it write more log than fits, so that it crashes.
+// Without free space the server cannot recover either.
 func (f *Fleet) fillDisk(ctx context.Context) (err error) {
 	d := f.Database
-	conn, err := d.connect(ctx) // before: a server that has just recovered needs room to let anybody in
+	// Before the disk is full: a server that has just recovered needs space to accept a connection.
+	conn, err := d.connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -276,13 +281,13 @@ func (f *Fleet) fillDisk(ctx context.Context) (err error) {
 	defer func() {
 		err = errors.Join(err, filler.Close(), os.Remove(filler.Name()), d.up(ctx))
 	}()
-	// A full disk is an error of the writer's; only that one is expected.
+	// A full disk is an error of the writer, and is the only error expected here.
 	if _, err := io.Copy(filler, zeros{}); !errors.Is(err, syscall.ENOSPC) {
 		return err
 	}
 	half, cancel := context.WithTimeout(ctx, ctx.Value(lengthKey{}).(time.Duration)/2)
 	defer cancel()
-	<-half.Done() // heartbeats still fit into the log that is there
+	<-half.Done() // heartbeats still fit into the log files that exist
 	for err == nil {
 		_, err = conn.Exec(ctx, "SELECT pg_logical_emit_message(false, 'filler', 'x'), pg_switch_wal()")
 	}
@@ -296,7 +301,7 @@ func (f *Fleet) fillDisk(ctx context.Context) (err error) {
 
 const diskFull = "53100"
 
-// up waits for a server that may recover by itself, or have given that up.
+// up waits for a server that may recover automatically, or may have given up and needs a start.
 func (d *Database) up(ctx context.Context) error {
 	for {
 		if err := d.Server.Up(ctx); err != nil {
@@ -312,13 +317,13 @@ func (d *Database) up(ctx context.Context) error {
 	}
 }
 
-// zeros never ends.
+// zeros is an endless reader of zeros.
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
-// openTransaction leaves a guarded transaction open, on a partition that somebody owns: idle, in a savepoint, or in a
-// statement that runs on.
+// openTransaction leaves a guarded transaction open, on a partition that a client may own: idle, in
+// a savepoint, or in a statement that takes long.
 func (f *Fleet) openTransaction(ctx context.Context) (bool, error) {
 	partition, kind, length := f.random.IntN(f.Config.Partitions), f.random.IntN(3), f.span(3*f.Config.TTL)
 	f.tell(nil, Incident{Fault: openTransaction})
@@ -328,7 +333,7 @@ func (f *Fleet) openTransaction(ctx context.Context) (bool, error) {
 		defer f.tell(nil, Incident{Fault: openTransaction, Over: true})
 		conn, err := f.Database.connect(ctx)
 		if err != nil {
-			return // the next fault of the database tells
+			return // the next fault of the database reports the error
 		}
 		defer conn.Close(context.WithoutCancel(ctx))
 		_ = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {

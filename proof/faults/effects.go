@@ -19,25 +19,27 @@ import (
 	"github.com/pgleases/pgleases/proof/oracle"
 )
 
-// pooled is how statements are sent so that a pooler in transaction mode does not break them.
+// pooled is the execution mode that works behind a pooler in transaction mode.
 const pooled = pgx.QueryExecModeExec
 
-// Effects is a table of writes under Guard: one row each, with the epoch that Guard let pass and its place in the
-// partition's order of commits, which a counter tells that every writer has to lock. Whoever writes after a newer
-// epoch has written is a zombie. The same goes for locks, by number, and their tokens.
+// Effects is a table of writes under Guard. Each write is a row with the epoch that Guard let pass,
+// and with its place in the partition's order of commits. The place comes from a counter that every
+// writer has to lock. A writer that writes after a newer epoch has written is a zombie. Locks are
+// recorded in the same way, by number, with their tokens.
 type Effects struct {
-	// Returns gets a line when a write is known to be committed: its name and the time. See History. Nil: none.
+	// Returns gets a line when a write is known to be committed: its name and the time. See
+	// History. Nil: no lines.
 	Returns io.Writer
 
 	pool  *pgxpool.Pool
 	lease string
 
-	Written atomic.Int64 // transactions that were committed
+	Written atomic.Int64 // committed transactions
 	Refused atomic.Int64 // guards that did not pass
-	Zombies atomic.Int64 // of these, asked for in SQL, with an epoch that was over for the client
+	Zombies atomic.Int64 // refused guards in SQL, with an epoch that had ended for the client
 }
 
-// NewEffects returns the writes of a lease, through the pool.
+// NewEffects returns the writes of a lease. They use the pool.
 func NewEffects(pool *pgxpool.Pool, lease string) *Effects { return &Effects{pool: pool, lease: lease} }
 
 const effectsTables = `
@@ -45,7 +47,7 @@ CREATE TABLE IF NOT EXISTS effect_counters (lease text, partition int, n bigint 
 CREATE TABLE IF NOT EXISTS effects (lease text, partition int, n bigint, epoch bigint NOT NULL, writer text NOT NULL,
     at timestamptz NOT NULL DEFAULT clock_timestamp(), name text NOT NULL, called bigint NOT NULL, PRIMARY KEY (lease, partition, n))`
 
-// Create makes the tables.
+// Create creates the tables.
 func (e *Effects) Create(ctx context.Context, partitions int) error {
 	for _, statement := range append(strings.Split(effectsTables, ";"), "INSERT INTO effect_counters SELECT '"+e.lease+"', n, 0 FROM generate_series(0, "+
 		fmt.Sprint(partitions-1)+") AS n") {
@@ -56,9 +58,10 @@ func (e *Effects) Create(ctx context.Context, partitions int) error {
 	return nil
 }
 
-// Write writes for what the lease owns, one transaction after the other, until ctx ends, and what is newly owned first: if
-// a zombie is still at it, that is when it shows. Some transactions linger between Guard and their writes. Others are
-// a zombie's: they use an epoch seen earlier, and ask SQL alone, which does not know what the client knows.
+// Write writes for the partitions that the lease owns, one transaction after the other, until ctx
+// ends. It prefers newly owned partitions, because a zombie that still writes shows there. Some
+// transactions pause between Guard and their writes. Others act as a zombie: they use an epoch seen
+// earlier, and the guard in SQL, which does not know what the client knows.
 func (e *Effects) Write(ctx context.Context, lease *pgleases.Lease, writer string) {
 	seen := make(map[int]pgleases.Partition)
 	for ctx.Err() == nil {
@@ -77,7 +80,8 @@ func (e *Effects) Write(ctx context.Context, lease *pgleases.Lease, writer strin
 				_, err := tx.Exec(ctx, "SELECT pgleases.guard($1, $2, $3)", e.lease, p.Number, p.Epoch)
 				return err
 			}
-			pause(ctx, rand.N(100*time.Millisecond)) // one without rest would keep its partition locked
+			// A zombie that never pauses would keep its partition locked.
+			pause(ctx, rand.N(100*time.Millisecond))
 		}
 		if refused := e.write(ctx, p.Number, p.Epoch, writer, guard); refused && zombie {
 			e.Zombies.Add(1)
@@ -86,7 +90,7 @@ func (e *Effects) Write(ctx context.Context, lease *pgleases.Lease, writer strin
 	}
 }
 
-// choose returns what to write for, and whether as a zombie.
+// choose returns the partition to write for, and whether to write as a zombie.
 func choose(lease *pgleases.Lease, seen map[int]pgleases.Partition) (p pgleases.Partition, zombie, found bool) {
 	owned := lease.Values()
 	if len(seen) > 0 && (len(owned) == 0 || rand.N(4) == 0) {
@@ -110,7 +114,7 @@ func choose(lease *pgleases.Lease, seen map[int]pgleases.Partition) (p pgleases.
 	return p, false, found
 }
 
-// pause reports whether ctx goes on after it.
+// pause waits for d, or until ctx ends, and reports whether ctx is still active.
 func pause(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-time.After(d):
@@ -119,13 +123,13 @@ func pause(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// Refused reports whether a guard refused, be it the client's or the database's.
+// Refused reports whether a guard refused: the client's or the database's.
 func Refused(err error) bool {
 	var refused *pgconn.PgError
 	return errors.Is(err, pgleases.ErrNotOwner) || lostLock(err) || errors.As(err, &refused) && refused.Code == "PL001"
 }
 
-// write writes under a guard, perhaps a while after it, and reports whether the guard refused.
+// write writes under a guard, in some cases after a pause, and reports whether the guard refused.
 func (e *Effects) write(ctx context.Context, number int, epoch int64, writer string, guard func(context.Context, pgx.Tx) error) (refused bool) {
 	name, called := crand.Text(), oracle.Now()
 	err := pgx.BeginFunc(ctx, e.pool, func(tx pgx.Tx) error {
@@ -158,19 +162,20 @@ INSERT INTO effects (lease, partition, n, epoch, writer, name, called) SELECT $1
 	case Refused(err):
 		e.Refused.Add(1)
 		return true
-	default: // the server or the connection to it is down
+	default: // the server, or the connection to it, is down
 		pause(ctx, 50*time.Millisecond)
 	}
 	return false
 }
 
-// Check returns how many writes were committed, and each that was committed after one of a newer epoch.
+// Check returns the number of committed writes, and describes each write that was committed after a
+// write of a newer epoch.
 func (e *Effects) Check(ctx context.Context) (writes int64, zombies []string, err error) {
 	err = e.pool.QueryRow(ctx, "SELECT count(*) FROM effects WHERE lease = $1", e.lease).Scan(&writes)
 	if err != nil {
 		return 0, nil, err
 	}
-	rows, err := e.pool.Query(ctx, `SELECT format('%s wrote %s@%s at %s as number %s, after one wrote under %s',
+	rows, err := e.pool.Query(ctx, `SELECT format('%s wrote %s@%s at %s as number %s, after a write under %s',
     writer, partition, epoch, at, n, newest)
 FROM (SELECT *, max(epoch) OVER (PARTITION BY partition ORDER BY n) AS newest FROM effects WHERE lease = $1) AS e
 WHERE epoch < newest ORDER BY partition, n`, e.lease)

@@ -18,15 +18,15 @@ import (
 	"github.com/pgleases/pgleases/proof/oracle"
 )
 
-// A Fault is something that befalls one member of a fleet. Do begins it, in the driver's goroutine; what takes time
-// goes on in others (Fleet.later). It reports whether it found something to do.
+// A Fault hits one member of a fleet. Do begins it in the driver's goroutine; whatever takes time
+// continues in other goroutines (Fleet.later). Do reports whether it found something to do.
 type Fault struct {
 	Name   string
 	Weight int // how often it is picked, relative to the others
 	Do     func(*Fleet, context.Context) (bool, error)
 }
 
-// Faults is the table from which Fleet.Run picks.
+// Faults is the table of faults that Fleet.Run picks from.
 var Faults = []Fault{
 	{"join", 3, (*Fleet).join},
 	{"close", 2, (*Fleet).close},
@@ -44,7 +44,7 @@ var Faults = []Fault{
 	{"cut", 2, (*Fleet).cut},
 }
 
-// network is a fault of a worker's connection that lasts a while.
+// network returns a fault of a worker's connection that lasts a while.
 func network(name string, weight int, do func(*Proxy) error) Fault {
 	return Fault{name, weight, func(f *Fleet, _ context.Context) (bool, error) {
 		m := f.pick(name, true)
@@ -56,44 +56,47 @@ func network(name string, weight int, do func(*Proxy) error) Fault {
 	}}
 }
 
-// A Fleet is a number of worker processes that share one lease, each behind a proxy of its own. Its methods are for one
-// goroutine, unless they say otherwise.
+// A Fleet is a set of worker processes that share one lease, each behind a proxy of its own. Its
+// methods are not safe for concurrent use, unless they say otherwise.
 type Fleet struct {
-	Config    Config // of every worker; ID, URL and Log are set for each
+	Config    Config // of every worker; ID, URL and Log are set for each worker
 	Dir       string // for the logs
-	Min, Max  int    // how many workers Run keeps
+	Min, Max  int    // the number of workers that Run keeps
 	Faults    []Fault
-	Database  *Database                        // what the faults of the database befall; nil: they find nothing to do
-	Counts    map[string]int                   // faults that befell, by name
-	Enough    func(counts map[string]int) bool // ends Run; nil: only its context does
-	Alone     bool                             // every fault, and what it led to, is over before the next one begins
+	Database  *Database                        // for the database's faults; nil: no such faults
+	Counts    map[string]int                   // faults that happened, by name
+	Enough    func(counts map[string]int) bool // ends Run; nil: only Run's context ends it
+	// Each fault, and all its effects, ends before the next fault begins.
+	Alone     bool
 	Incidents []Incident                       // in order; guarded by mu during Run
-	Overdue   []Overdue                        // what took longer than it may on a machine that keeps time; guarded by mu during Run
+	// Deadlines that passed; a late machine excuses them; guarded by mu during Run.
+	Overdue   []Overdue
 
 	random  *rand.Rand
 	proxies *Proxies
-	spared  *member // nothing befalls it, so that somebody always watches the clock and takes over
+	spared  *member // has no faults, so that one client always watches the clock and takes over
 	members map[*member]struct{}
 	made    int
-	burst   []*member      // the last many clients that came at once, until they are gone
-	alone   time.Time      // when that is
-	waits   sync.WaitGroup // for what goes on after a fault began
+	burst   []*member      // the workers of the last "many clients" that have not left yet
+	alone   time.Time      // when the first of burst leaves
+	waits   sync.WaitGroup // for what continues after a fault began
 	thaw    context.Context
 
-	mu        sync.Mutex // guards what goroutines tell
+	mu        sync.Mutex // guards what goroutines record
 	errs      []error
 	output    map[string]func() string // by log: what the clients logged
-	disturbed bool                     // a fault of the database is under way
-	mended    time.Time                // the last one ended
-	calm      time.Time                // until then there is no other
+	disturbed bool                     // a fault of the database is in progress
+	mended    time.Time                // when the last fault of the database ended
+	calm      time.Time                // no fault of the database begins before then
 }
 
-// An Incident is a fault that befell a worker, or the database, or its end.
+// An Incident is the beginning or the end of a fault of a worker or of the database, or another
+// event.
 type Incident struct {
 	At     oracle.Instant
 	Wall   time.Time
-	Worker string // its oracle's log; empty: the database
-	Fault  string // empty: something else is told
+	Worker string // the name of the worker's oracle log; empty: the database
+	Fault  string // empty: not a fault; see Text
 	Over   bool   // the fault has ended
 	Text   string
 }
@@ -106,23 +109,24 @@ func (i Incident) String() string {
 	return text
 }
 
-// An Overdue is something that was not so in time, or that only a client does which has lost its trust.
+// An Overdue is a deadline that passed, or something that only a client without trust does.
 type Overdue struct {
-	From, To oracle.Instant // within that time
-	Within   time.Duration  // what was allowed
+	From, To oracle.Instant // the window in which it happened
+	Within   time.Duration  // the time that was allowed
 	Text     string
 }
 
-// A member is a worker and its way to the database.
+// A member is a worker and its proxy.
 type member struct {
 	*Process
 	proxy *Proxy
-	// Guarded by Fleet.mu: that it is paused, frozen or slowed, and when it last was; that it may be superseded.
+	// Guarded by Fleet.mu: whether it is paused, frozen or slowed, when the last such fault ended,
+	// and whether it may be superseded.
 	impaired, outlived bool
 	mended             time.Time
 }
 
-// NewFleet returns a fleet of so many workers, which have joined. The seed decides what Run will do.
+// NewFleet returns a fleet of size workers that have joined. The seed determines what Run does.
 func NewFleet(ctx context.Context, config Config, dir string, size int, seed uint64) (*Fleet, error) {
 	f := &Fleet{
 		Config: config, Dir: dir, Min: max(2, size-2), Max: size + 2, Faults: Faults,
@@ -175,9 +179,10 @@ func (f *Fleet) start(id string) (*member, error) {
 	return m, nil
 }
 
-// Run lets faults befall the fleet, one after the other, until ctx ends. They are drawn like tickets, of which there are new
-// ones only when all are used up or find nothing to do, so that each comes about as often as its weight says. It ends
-// early when there were enough, or when something else goes wrong: a worker that ends by itself, for instance.
+// Run injects faults into the fleet, one after the other, until ctx ends. It draws faults like
+// tickets: it adds new tickets only if all are used up or find nothing to do, so that each fault
+// happens as often as its weight says. Run ends early if Enough reports true, or with an error if
+// something else goes wrong, for example a worker ends on its own.
 func (f *Fleet) Run(ctx context.Context) error {
 	thaw, cancel := context.WithCancel(context.Background())
 	f.thaw = thaw
@@ -185,7 +190,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 	for _, fault := range f.Faults {
 		f.Counts[fault.Name] += 0
 	}
-	tickets := slices.Clone(f.Faults) // one of each first
+	tickets := slices.Clone(f.Faults) // one ticket of each fault first
 	f.shuffle(tickets)
 	for {
 		if err := f.lookAround(); err != nil {
@@ -223,7 +228,8 @@ func (f *Fleet) Run(ctx context.Context) error {
 	}
 }
 
-// calmDown waits until nothing is under way, every partition has an owner, and the clock was watched for a while.
+// calmDown waits until no fault is in progress and every partition has an owner, and then long
+// enough for the clients to watch the clock.
 func (f *Fleet) calmDown(ctx context.Context) error {
 	for len(f.burst) > 0 && pause(ctx, 20*time.Millisecond) {
 		f.disperse(ctx)
@@ -240,7 +246,7 @@ func (f *Fleet) shuffle(tickets []Fault) {
 	f.random.Shuffle(len(tickets), func(i, j int) { tickets[i], tickets[j] = tickets[j], tickets[i] })
 }
 
-// draw lets the first fault befall that finds something to do, and returns its place; -1 if none does.
+// draw runs the first fault that finds something to do, and returns its index; -1 if none does.
 func (f *Fleet) draw(ctx context.Context, tickets []Fault) (int, error) {
 	for i, fault := range tickets {
 		befell, err := fault.Do(f, ctx)
@@ -255,7 +261,7 @@ func (f *Fleet) draw(ctx context.Context, tickets []Fault) (int, error) {
 	return -1, nil
 }
 
-// note notes what befell a worker, or nil, the database; mu is locked.
+// note records an incident of a worker, or of the database if m is nil. The caller holds mu.
 func (f *Fleet) note(m *member, i Incident) {
 	i.At, i.Wall = oracle.Now(), time.Now()
 	if m != nil {
@@ -264,14 +270,14 @@ func (f *Fleet) note(m *member, i Incident) {
 	f.Incidents = append(f.Incidents, i)
 }
 
-// tell is note where mu is not locked.
+// tell is note for a caller that does not hold mu.
 func (f *Fleet) tell(m *member, i Incident) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.note(m, i)
 }
 
-// lookAround takes note of the workers that ended.
+// lookAround removes and records the workers that ended.
 func (f *Fleet) lookAround() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -284,14 +290,14 @@ func (f *Fleet) lookAround() error {
 		delete(f.members, m)
 		f.note(m, Incident{Text: "ended: " + m.ended.Error})
 		if !m.outlived || !m.ended.Superseded {
-			f.errs = append(f.errs, fmt.Errorf("worker %s ended by itself: %+v %v %s", m.Config.Log, m.ended, m.err, m.stderr.String()))
+			f.errs = append(f.errs, fmt.Errorf("worker %s ended on its own: %+v %v %s", m.Config.Log, m.ended, m.err, m.stderr.String()))
 		}
 	}
 	return errors.Join(f.errs...)
 }
 
-// pick returns a random member that has joined, for a fault to befall it; nil if there is none. One that is to be impaired
-// is not yet.
+// pick returns a random member that has joined, as the target of a fault, or nil if there is none.
+// If impair is set, it picks a member that is not impaired yet.
 func (f *Fleet) pick(fault string, impair bool) *member {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -308,7 +314,7 @@ func (f *Fleet) pick(fault string, impair bool) *member {
 	if len(from) == 0 {
 		return nil
 	}
-	// By name: a map's order is random beyond the seed.
+	// Sorted by name, because a map's order does not depend on the seed.
 	slices.SortFunc(from, func(a, b *member) int { return strings.Compare(a.Config.Log, b.Config.Log) })
 	m := from[f.random.IntN(len(from))]
 	m.impaired = m.impaired || impair
@@ -316,7 +322,7 @@ func (f *Fleet) pick(fault string, impair bool) *member {
 	return m
 }
 
-// span draws how long a fault lasts: a tenth of a TTL to most.
+// span draws the length of a fault: TTL/10 to most.
 func (f *Fleet) span(most time.Duration) time.Duration {
 	return f.Config.TTL/10 + time.Duration(f.random.Int64N(int64(most-f.Config.TTL/10)))
 }
@@ -354,7 +360,7 @@ func (f *Fleet) join(context.Context) (bool, error) {
 	return true, err
 }
 
-// manyClients starts ten workers at once, which leave again one by one.
+// manyClients starts ten workers at once, which later leave one by one.
 func (f *Fleet) manyClients(context.Context) (bool, error) {
 	if len(f.burst) > 0 || len(f.members) >= f.Max {
 		return false, nil
@@ -371,7 +377,7 @@ func (f *Fleet) manyClients(context.Context) (bool, error) {
 	return true, nil
 }
 
-// disperse has one worker of many that came at once close, or kills it.
+// disperse closes or kills one of the workers that manyClients started.
 func (f *Fleet) disperse(ctx context.Context) {
 	if len(f.burst) == 0 || time.Now().Before(f.alone) {
 		return
@@ -403,8 +409,8 @@ func (f *Fleet) disperse(ctx context.Context) {
 	f.leave(ctx, m)
 }
 
-// close has a worker close its client. One that a fault kept from the database, a moment ago or now, may leave everything
-// behind: without trust, Close does not wait for the database.
+// close closes a worker's client. If a fault kept the worker from the database, now or a moment
+// ago, Close may leave everything behind: without trust, Close does not wait for the database.
 func (f *Fleet) close(ctx context.Context) (bool, error) {
 	if len(f.members) <= f.Min {
 		return false, nil
@@ -417,9 +423,9 @@ func (f *Fleet) close(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// leave has a worker close its client, and sees to its end.
+// leave closes a worker's client, and waits for its end in the background.
 func (f *Fleet) leave(ctx context.Context, m *member) {
-	delete(f.members, m) // nothing else shall befall it
+	delete(f.members, m) // no other fault hits it
 	began := time.Now()
 	f.waits.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
@@ -443,7 +449,7 @@ func (f *Fleet) leave(ctx context.Context, m *member) {
 	})
 }
 
-// kill kills a worker, perhaps one that is paused or frozen.
+// kill kills a worker, in some cases one that is paused or frozen.
 func (f *Fleet) kill(context.Context) (bool, error) {
 	if len(f.members) <= f.Min {
 		return false, nil
@@ -479,7 +485,8 @@ func (f *Fleet) pause(context.Context) (bool, error) {
 	return true, m.Pause()
 }
 
-// ghost stops a worker, starts another under its ID, and lets the old one go on after a while: it is to end.
+// ghost stops a worker, starts another one under its ID, and continues the old one after a while.
+// The old one must end.
 func (f *Fleet) ghost(context.Context) (bool, error) {
 	if len(f.members) >= f.Max {
 		return false, nil
@@ -497,7 +504,7 @@ func (f *Fleet) ghost(context.Context) (bool, error) {
 	return true, err
 }
 
-// twin starts a second worker under the ID of one that lives: the older is to end.
+// twin starts a second worker under the ID of a live one. The older one must end.
 func (f *Fleet) twin(context.Context) (bool, error) {
 	if len(f.members) >= f.Max {
 		return false, nil
@@ -517,7 +524,8 @@ func (m *member) outlive(f *Fleet) {
 	m.outlived = true
 }
 
-// slow delays what a worker's connection carries, for a while, by up to a TTL: statements arrive that the client has given up.
+// slow delays a worker's connection by up to a TTL, for a while: statements arrive that the client
+// has given up on.
 func (f *Fleet) slow(context.Context) (bool, error) {
 	m := f.pick("slow", true)
 	if m == nil {
@@ -536,8 +544,8 @@ func (f *Fleet) cut(context.Context) (bool, error) {
 	return true, m.proxy.Cut()
 }
 
-// Settled waits until the living workers, which nothing befalls any more, own every partition; those that were superseded
-// have to have ended.
+// Settled waits until the live workers, which have no more faults, own every partition, and the
+// superseded workers have ended.
 func (f *Fleet) Settled(ctx context.Context) error {
 	look := time.NewTicker(5 * time.Millisecond)
 	defer look.Stop()
@@ -572,7 +580,8 @@ func (f *Fleet) Settled(ctx context.Context) error {
 	}
 }
 
-// LocksTaken waits until each lock was taken anew: none is left that nobody knows of.
+// LocksTaken waits until each lock was acquired again after the faults. So no lock has a holder
+// that no client knows of.
 func (f *Fleet) LocksTaken(ctx context.Context) error {
 	began := oracle.Now()
 	look := time.NewTicker(20 * time.Millisecond)
@@ -594,7 +603,7 @@ func (f *Fleet) LocksTaken(ctx context.Context) error {
 	}
 }
 
-// Close has all workers close, or kills them where that fails, and ends the proxies.
+// Close closes all workers, kills those that it cannot close, and ends the proxies.
 func (f *Fleet) Close(ctx context.Context) error {
 	if f.proxies == nil {
 		return nil
@@ -621,13 +630,13 @@ func (f *Fleet) Close(ctx context.Context) error {
 	return errors.Join(all...)
 }
 
-// Report compares what all workers, also the dead ones, have seen of the lease.
+// Report compares what all workers have seen of the lease, including the killed ones.
 func (f *Fleet) Report() (oracle.Report, error) {
 	logs, err := oracle.ReadAll(filepath.Join(f.Dir, "*.log"))
 	return oracle.Check(logs), err
 }
 
-// Locks returns what they have seen of their locks.
+// Locks returns what all workers have seen of their locks.
 func (f *Fleet) Locks() ([]oracle.Log, error) {
 	return oracle.ReadAll(filepath.Join(f.Dir, "*"+LocksSuffix))
 }

@@ -16,18 +16,20 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// returnsSuffix is what the file of Effects.Returns is called beyond a worker's log.
+// returnsSuffix is appended to the name of a worker's log; the file of that name holds
+// Effects.Returns.
 const returnsSuffix = ".returns"
 
-// A write is one that was committed: what it asked for, and what came out.
+// A write is a committed write: its input and its result.
 type write struct {
 	partition int
 	epoch     int64
 	n         int64 // its place in the partition's order of commits
 }
 
-// History returns the writes that were committed, with the times at which they were called and returned, which the workers
-// that log into a directory have written down. One that nobody saw return may have been carried out any time later.
+// History returns the committed writes, with the times of their calls and returns. The workers
+// recorded these in files beside their logs in dir. A write without a recorded return may have been
+// executed at any later time.
 func (e *Effects) History(ctx context.Context, dir string) ([]porcupine.Operation, error) {
 	returned := make(map[string]int64)
 	paths, err := filepath.Glob(filepath.Join(dir, "*"+returnsSuffix))
@@ -62,7 +64,7 @@ func (e *Effects) History(ctx context.Context, dir string) ([]porcupine.Operatio
 	return history, err
 }
 
-// readReturns reads a file whose last line may be half written.
+// readReturns reads a file whose last line may be incomplete.
 func readReturns(path string, into map[string]int64) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -79,8 +81,9 @@ func readReturns(path string, into map[string]int64) error {
 	return lines.Err()
 }
 
-// fenced is what a partition's guarded writes have to look like: an object on which one after the other is carried out, some
-// time between its call and its return, each under an epoch no older than the one before.
+// fenced is the model that a partition's guarded writes must match: an object that executes one
+// write after the other, each at some time between its call and its return, and each under an epoch
+// not older than the one before.
 var fenced = porcupine.Model{
 	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
 		by := make(map[int][]porcupine.Operation)

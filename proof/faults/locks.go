@@ -22,17 +22,18 @@ import (
 
 const (
 	lockers = 3 // goroutines of a worker that take locks
-	// lockersConns is of each of their pools. They are exhausted at times, and a server has connections for so many workers.
+	// lockersConns is the size of each worker's pool of lockers: small, so that it is exhausted at
+	// times, and because all workers share one server's connections.
 	lockersConns = 1
 )
 
-// lostLock reports whether an error tells that a lock is lost.
+// lostLock reports whether an error means that a lock is lost.
 func lostLock(err error) bool { return errors.Is(err, lock.ErrLost) }
 
 // A locker is a goroutine that takes locks.
 type locker struct {
 	locks   *lock.Locks
-	names   int // how many there are
+	names   int // how many locks there are
 	ttl     time.Duration
 	keeper  *oracle.Keeper
 	effects *Effects // nil: it does not write
@@ -40,8 +41,9 @@ type locker struct {
 	zombies sync.WaitGroup
 }
 
-// run takes locks at random, in every way, holds each for a while, and releases it, until ctx ends. Who holds one alone writes under it, and
-// as a zombie: some time later, whatever has become of the lock.
+// run takes random locks with every kind of call, holds each for a while, and releases it, until
+// ctx ends. A locker with an exclusive lock writes under it. It also writes as a zombie: some time
+// later, whether or not it still has the lock.
 func (l *locker) run(ctx context.Context) error {
 	defer l.zombies.Wait()
 	for ctx.Err() == nil {
@@ -53,7 +55,7 @@ func (l *locker) run(ctx context.Context) error {
 	return nil
 }
 
-// once takes a lock; the error is the log's.
+// once takes a lock. Its only errors are errors of the log.
 func (l *locker) once(ctx context.Context, number int) error {
 	patient, impatient := context.WithTimeout(ctx, rand.N(l.ttl))
 	defer impatient()
@@ -63,13 +65,14 @@ func (l *locker) once(ctx context.Context, number int) error {
 	held, err := acquire(patient, LockName(number))
 	if err != nil {
 		if !errors.Is(err, lock.ErrHeld) && ctx.Err() == nil {
-			pause(ctx, rand.N(l.ttl/4)) // the server or the connection to it is down
+			pause(ctx, rand.N(l.ttl/4)) // the server, or the connection to it, is down
 		}
 		return nil
 	}
 	if l.effects != nil && !held.Shared() {
 		l.zombies.Go(func() { l.haunt(ctx, number, held.Token()) })
-		working, stop := context.WithTimeout(held.Context(), l.ttl) // else it waits for a server that is away, on a lock that is held on
+		// A limit, because the write could wait for an unreachable server while the lock is held.
+		working, stop := context.WithTimeout(held.Context(), l.ttl)
 		for rand.N(2) == 0 {
 			l.effects.write(working, number, held.Token(), l.writer, held.Guard)
 		}
@@ -80,11 +83,13 @@ func (l *locker) once(ctx context.Context, number int) error {
 	err = l.keeper.Keep(enough, number, held.Token(), held.Shared(), func() bool { return held.Context().Err() == nil })
 	soon, late := context.WithTimeout(context.WithoutCancel(ctx), rand.N(l.ttl))
 	defer late()
-	_ = held.Release(soon) // it was lost; or that takes longer, and goes on
+	// The lock may be lost; a release that takes longer continues in the background.
+	_ = held.Release(soon)
 	return err
 }
 
-// takeLocks has goroutines take locks of a client until ctx ends. What it returns waits for the end of that.
+// takeLocks starts goroutines that take locks of a client until ctx ends. The function that it
+// returns waits for their end.
 func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (func() error, error) {
 	if config.Locks == 0 {
 		return func() error { return nil }, nil
@@ -125,9 +130,11 @@ func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (fun
 	}, nil
 }
 
-// haunt writes under a token before its lock is released, meanwhile, or after, with the guard in SQL, which does not know what the client knows.
+// haunt writes under a token before, during or after its lock's release. It uses the guard in SQL,
+// which does not know what the client knows.
 func (l *locker) haunt(ctx context.Context, number int, token int64) {
-	ctx, cancel := context.WithTimeout(ctx, 2*l.ttl) // else it waits for a server that is away
+	// A limit, because the write could wait for an unreachable server.
+	ctx, cancel := context.WithTimeout(ctx, 2*l.ttl)
 	defer cancel()
 	pause(ctx, rand.N(l.ttl/2))
 	refused := l.effects.write(ctx, number, token, l.writer, func(ctx context.Context, tx pgx.Tx) error {

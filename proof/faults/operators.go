@@ -16,24 +16,26 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Operators change a fleet at random, several at once, while faults befall it.
+// Operators operate a fleet at random, several at once, while the fleet has faults.
 type Operators struct {
-	pool  *pgxpool.Pool // past all that befalls the workers' connections
+	pool  *pgxpool.Pool // not through the workers' proxies
 	lease string
 
 	mu    sync.Mutex     // guards what follows
-	Given map[string]int // verbs that were carried out, by name
+	Given map[string]int // executed verbs, by name
 }
 
-// opposites are the verbs that write an override, and what takes it back.
+// opposites maps each verb that writes an override to the verb that takes it back.
 var opposites = map[string]string{"drain": "undrain", "cordon": "uncordon", "pause": "resume", "freeze": "unfreeze", "pin": "unpin"}
 
-// NewOperators returns those of a lease, by a pool whose role may.
+// NewOperators returns operators of a lease. The pool's role must have the right to execute the
+// verbs.
 func NewOperators(pool *pgxpool.Pool, lease string) *Operators {
 	return &Operators{pool: pool, lease: lease, Given: make(map[string]int)}
 }
 
-// Befall adds what they do to the faults of a fleet. Each time two give a verb, at once.
+// Befall adds operators' verbs to the faults of a fleet. Each of these faults executes two verbs at
+// once.
 func (o *Operators) Befall(f *Fleet) {
 	f.Faults = append(slices.Clip(f.Faults), Fault{"evict", 1, o.evict})
 	for _, verb := range []string{"drain", "cordon", "pause", "freeze", "pin", "take back"} {
@@ -55,7 +57,7 @@ func (o *Operators) Befall(f *Fleet) {
 	}
 }
 
-// give gives a verb, of a client, partition or time by chance.
+// give executes a verb, for a random client, partition or time.
 func (o *Operators) give(ctx context.Context, verb string, random *rand.Rand) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
@@ -83,7 +85,7 @@ func (o *Operators) give(ctx context.Context, verb string, random *rand.Rand) er
 	return o.carriedOut(ctx, verb, call, args...)
 }
 
-// carriedOut calls a verb's function, and counts it.
+// carriedOut calls a verb's function, and counts the call.
 func (o *Operators) carriedOut(ctx context.Context, verb, call string, args ...any) error {
 	if _, err := o.pool.Exec(ctx, "SELECT "+call, args...); err != nil {
 		return unlessRefused(err)
@@ -94,14 +96,16 @@ func (o *Operators) carriedOut(ctx context.Context, verb, call string, args ...a
 	return nil
 }
 
-// unlessRefused is the error, unless the verb refused what is no sense, or the database was away.
+// unlessRefused returns the error, unless the verb refused an operation that makes no sense, or the
+// database was not available.
 func unlessRefused(err error) error {
 	var refused *pgconn.PgError
 	if !errors.As(err, &refused) {
-		return nil // of the connection
+		return nil // an error of the connection
 	}
 	for _, fine := range []string{"55000", "55006", "42704", "22023", // refused
-		"55P03", "25006", "53", "57", "08"} { // a lock that a fault has; read only; no room; the server stops
+		// A lock held by a fault; read-only; no free space or connections; the server stops.
+		"55P03", "25006", "53", "57", "08"} {
 		if strings.HasPrefix(refused.Code, fine) {
 			return nil
 		}
@@ -109,7 +113,7 @@ func unlessRefused(err error) error {
 	return err
 }
 
-// takeBack takes so many overrides back.
+// takeBack takes up to most overrides back.
 func (o *Operators) takeBack(ctx context.Context, most int) error {
 	rows, err := o.pool.Query(ctx, "SELECT verb, coalesce(lease, client), partition FROM pgleases.overrides ORDER BY random() LIMIT $1", most)
 	if err != nil {
@@ -156,7 +160,7 @@ func (o *Operators) TakeAllBack(ctx context.Context) error {
 	}
 }
 
-// evict evicts a worker, perhaps one that is paused or frozen: it is to end.
+// evict evicts a worker, in some cases one that is paused or frozen. The worker must end.
 func (o *Operators) evict(f *Fleet, ctx context.Context) (bool, error) {
 	if len(f.members) <= f.Min {
 		return false, nil

@@ -17,23 +17,24 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// OrdersTable is what the application writes in the transactions in which it puts jobs: what should run. Of one job, they are in the order in
-// which they took it. Job is null where the unique key was another's, which was left as it is.
+// OrdersTable is the table that the application writes in the transactions that enqueue jobs. Each
+// row is an order: what should run. The orders of one job are in the order in which they took the
+// job. The column job is null if the unique key belonged to another job, which was left as it is.
 const OrdersTable = `CREATE TABLE orders (n bigint GENERATED ALWAYS AS IDENTITY, name text NOT NULL, kind text NOT NULL, job bigint)`
 
-// What is to happen to a job is the first word of its order's name.
+// The first word of an order's name says what should happen to its job.
 const (
 	Plain   = "plain"
-	Long    = "long"    // it is under way for a while
+	Long    = "long"    // it takes a while
 	Flaky   = "flaky"   // its first attempt fails
 	Wrong   = "wrong"   // it is discarded
 	Snoozed = "snoozed" // it is snoozed until SnoozedFor after its time
 )
 
-// SnoozedFor is how long after its time an order that is snoozed runs.
+// SnoozedFor is the time from the due time of a snoozed order to its run.
 const SnoozedFor = 700 * time.Millisecond
 
-// What tells what is to happen to a job.
+// What returns what should happen to an order's job.
 func What(order string) string {
 	what, _, _ := strings.Cut(order, "-")
 	return what
@@ -41,16 +42,17 @@ func What(order string) string {
 
 var errTaken = errors.New("faults: rolled back")
 
-// An application puts jobs, and does to jobs and schedules what operators do.
+// An application enqueues jobs, and operates jobs and schedules as operators do.
 type application struct {
 	scheduler *schedule.Scheduler
 	schedules []Schedule
 	kinds     map[string]*schedule.Kind[string]
 	pool      *pgxpool.Pool
-	last      int64 // the last job that it put
+	last      int64 // the last job that it enqueued
 }
 
-// work goes on until ctx ends. What fails has been rolled back, or its answer was lost: what there is in the database then counts.
+// work runs until ctx ends. An operation that returns an error was rolled back, or its answer was
+// lost. The content of the database decides.
 func (a *application) work(ctx context.Context) {
 	for pause(ctx, 500*time.Millisecond+rand.N(2*time.Second)) {
 		limited, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -71,7 +73,7 @@ func (a *application) work(ctx context.Context) {
 	}
 }
 
-// order puts a job for an order of its own.
+// order enqueues a job for a new order.
 func (a *application) order(ctx context.Context, tx pgx.Tx) error {
 	whats := []string{Plain, Long, Flaky, Wrong, Snoozed}
 	kind, opts := ordered, []schedule.JobOption{schedule.WithPriority(1 + rand.N(3))}
@@ -98,7 +100,7 @@ func (a *application) order(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// putOrder puts a job, and writes down what for, while the job is locked.
+// putOrder enqueues a job, and records the order for it while the job is locked.
 func putOrder(ctx context.Context, tx pgx.Tx, of *schedule.Jobs[string], name, kind string, opts ...schedule.JobOption) (int64, error) {
 	id, err := of.EnqueueTx(ctx, tx, name, opts...)
 	if err != nil && !errors.Is(err, schedule.ErrExists) {
@@ -112,7 +114,7 @@ func putOrder(ctx context.Context, tx pgx.Tx, of *schedule.Jobs[string], name, k
 	return id, err
 }
 
-// Mail puts so many orders that are carried out at least once, at once.
+// Mail enqueues n orders that run at least once, in one transaction.
 func Mail(ctx context.Context, pool *pgxpool.Pool, n int) error {
 	enqueuer, err := schedule.NewEnqueuer(pool, group)
 	if err != nil {

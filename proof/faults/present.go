@@ -4,5 +4,5 @@ package faults
 
 import "github.com/pgleases/pgleases"
 
-// fastFailover are the options that give a client fast failover.
+// fastFailover returns the options that give a client fast failover.
 func fastFailover() []pgleases.Option { return []pgleases.Option{pgleases.WithFastFailover()} }

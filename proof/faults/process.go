@@ -23,16 +23,16 @@ type Process struct {
 
 	cmd    *exec.Cmd
 	input  io.WriteCloser
-	joined chan struct{} // closed when it has joined
+	joined chan struct{} // closed when its clients have joined
 	done   chan struct{} // closed when the process is gone
-	ended  Event         // what it said at its end; read it after done
+	ended  Event         // its last event; read it after done
 	err    error         // how the process ended; read it after done
 	stderr strings.Builder
 	probe  *timeguard.Record
 }
 
-// Start starts a worker: Config.Program, or this program anew, whose main function, or an init function, calls Main. It ends with
-// this process.
+// Start starts a worker: Config.Program, or this program again, whose main function or an init
+// function calls Main. The worker ends with this process.
 func Start(config Config) (*Process, error) {
 	text, err := json.Marshal(config)
 	if err != nil {
@@ -48,7 +48,7 @@ func Start(config Config) (*Process, error) {
 	return p, nil
 }
 
-// spawn starts a program, or this one anew, with more variables in its environment.
+// spawn starts a program, or this program again, with additional environment variables.
 func spawn(program, variable string, stderr io.Writer, more ...string) (*exec.Cmd, io.WriteCloser, io.Reader, error) {
 	if program == "" {
 		var err error
@@ -59,8 +59,8 @@ func spawn(program, variable string, stderr io.Writer, more ...string) (*exec.Cm
 	cmd := exec.Command(program)
 	cmd.Env = append(append(os.Environ(), variable), more...)
 	cmd.Stderr = stderr
-	// A group of its own: it hears of this process's end by its input, and if it is stopped just then, its group becomes an
-	// orphan, which the kernel continues.
+	// A process group of its own. The child notices this process's end through its input. If the
+	// child is stopped at that moment, its group becomes an orphan, and the kernel continues it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	input, err := cmd.StdinPipe()
 	if err != nil {
@@ -112,8 +112,8 @@ func (p *Process) Joined(ctx context.Context) error {
 // Done returns a channel that is closed when the process is gone.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Ended waits for the process to end by itself, and returns what its client told. It is an error if it did not end in good
-// order.
+// Ended waits for the process to end on its own, and returns the event that its client ended with.
+// It returns an error if the process failed.
 func (p *Process) Ended(ctx context.Context) (Event, error) {
 	select {
 	case <-p.done:
@@ -126,25 +126,25 @@ func (p *Process) Ended(ctx context.Context) (Event, error) {
 	return p.ended, nil
 }
 
-// Close has the worker close its clients, and waits for its end.
+// Close closes the worker's clients, and waits for its end.
 func (p *Process) Close(ctx context.Context) (Event, error) {
-	_, _ = io.WriteString(p.input, "close\n") // if it is gone already, Ended tells how
+	_, _ = io.WriteString(p.input, "close\n") // if it has ended already, Ended returns how
 	return p.Ended(ctx)
 }
 
 // Kill kills the process and waits until it is gone.
 func (p *Process) Kill() {
-	_ = p.cmd.Process.Kill() // an error tells that it is gone
+	_ = p.cmd.Process.Kill() // an error means that it has ended
 	<-p.done
 }
 
-// Pause stops the process where it is.
+// Pause stops the process with SIGSTOP.
 func (p *Process) Pause() error {
 	p.probe.Stop()
 	return p.cmd.Process.Signal(syscall.SIGSTOP)
 }
 
-// Resume lets it go on, unless it was killed meanwhile.
+// Resume continues the process, unless it was killed meanwhile.
 func (p *Process) Resume() error {
 	defer p.probe.Continue()
 	if err := p.cmd.Process.Signal(syscall.SIGCONT); !errors.Is(err, os.ErrProcessDone) {

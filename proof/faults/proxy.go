@@ -23,8 +23,8 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Proxies is a process full of proxies. They have one of their own because toxiproxy leaves goroutines behind where a
-// connection ends while its data is delayed, and tests look for such.
+// Proxies is a process that runs proxies. It is a process of its own because toxiproxy leaks
+// goroutines if a connection ends while its data is delayed, and tests check for leaked goroutines.
 type Proxies struct {
 	cmd    *exec.Cmd
 	client *toxiclient.Client
@@ -46,7 +46,8 @@ func StartProxies() (*Proxies, error) {
 	return &Proxies{cmd: cmd, client: toxiclient.NewClient(strings.TrimSpace(address))}, nil
 }
 
-// serveProxies is the process: it tells its address, and serves until its input ends.
+// serveProxies is the main function of that process: it prints its address, and serves until its
+// input ends.
 func serveProxies(input io.Reader, output io.Writer) error {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -63,23 +64,23 @@ func serveProxies(input io.Reader, output io.Writer) error {
 	return http.Serve(listener, server.Routes())
 }
 
-// Close ends the process, with all proxies and connections.
+// Close kills the process, with all proxies and connections.
 func (ps *Proxies) Close() {
-	_ = ps.cmd.Process.Kill() // an error tells that it is gone
+	_ = ps.cmd.Process.Kill() // an error means that it has ended
 	_ = ps.cmd.Wait()
 	http.DefaultClient.CloseIdleConnections()
 }
 
-// A Proxy is a way to a database that can be frozen, slowed and cut. It ends with the process that it is in. All methods are
-// safe for concurrent use.
+// A Proxy is a way to a database that can be frozen, slowed and cut. It ends with its process. All
+// methods are safe for concurrent use.
 type Proxy struct {
 	url   string
 	mu    sync.Mutex // guards proxy
 	proxy *toxiclient.Proxy
 }
 
-// New makes a proxy on a free port of 127.0.0.1, in front of the server that a connection string leads to by TCP. It is
-// safe for concurrent use.
+// New creates a proxy on a free port of 127.0.0.1, in front of the server that the connection
+// string names with a TCP address. It is safe for concurrent use.
 func (ps *Proxies) New(connString string) (*Proxy, error) {
 	config, err := pgx.ParseConfig(connString)
 	if err != nil {
@@ -98,7 +99,7 @@ func (ps *Proxies) New(connString string) (*Proxy, error) {
 	return p, err
 }
 
-// at returns the connection string, a URL or keywords and values, with another address in it.
+// at returns the connection string, a URL or keywords and values, with another address.
 func at(connString, address string) (string, error) {
 	if strings.HasPrefix(connString, "postgres://") || strings.HasPrefix(connString, "postgresql://") {
 		u, err := url.Parse(connString)
@@ -107,45 +108,46 @@ func at(connString, address string) (string, error) {
 		}
 		u.Host = address
 		query := u.Query()
-		query.Del("host") // these would count
+		query.Del("host") // parameters override the host of the URL
 		query.Del("port")
 		u.RawQuery = query.Encode()
 		return u.String(), nil
 	}
 	host, port, err := net.SplitHostPort(address)
-	return connString + " host=" + host + " port=" + port, err // the last one counts
+	return connString + " host=" + host + " port=" + port, err // the last value of a keyword counts
 }
 
 // URL is the connection string of the same database through the proxy.
 func (p *Proxy) URL() string { return p.url }
 
-// The ways through a proxy.
+// The directions through a proxy.
 const (
 	requests = "upstream"
 	answers  = "downstream"
 )
 
-// Freeze lets no byte pass any more, either way: what is sent is lost, and nobody is told.
+// Freeze drops all bytes in both directions, without an error to either side.
 func (p *Proxy) Freeze() error {
 	return p.add("timeout", toxiclient.Attributes{"timeout": 0}, requests, answers)
 }
 
-// LoseRequests freezes what the client sends.
+// LoseRequests drops all bytes from the client.
 func (p *Proxy) LoseRequests() error {
 	return p.add("timeout", toxiclient.Attributes{"timeout": 0}, requests)
 }
 
-// LoseAnswers freezes what the server sends: statements are carried out, and nobody learns of it.
+// LoseAnswers drops all bytes from the server: statements are executed, but their answers do not
+// arrive.
 func (p *Proxy) LoseAnswers() error {
 	return p.add("timeout", toxiclient.Attributes{"timeout": 0}, answers)
 }
 
-// Reset breaks the connections without a word of farewell, and new ones too.
+// Reset resets the connections, and each new connection too.
 func (p *Proxy) Reset() error {
 	return p.add("reset_peer", toxiclient.Attributes{"timeout": 0}, requests, answers)
 }
 
-// Slow delays every packet either way by that time, half of it more or less.
+// Slow delays every packet in both directions by delay, plus or minus half of it.
 func (p *Proxy) Slow(delay time.Duration) error {
 	return p.add("latency", toxiclient.Attributes{"latency": delay.Milliseconds(), "jitter": delay.Milliseconds() / 2}, requests, answers)
 }
@@ -161,7 +163,7 @@ func (p *Proxy) add(kind string, attributes toxiclient.Attributes, streams ...st
 	return nil
 }
 
-// Thaw ends Freeze and its like, which breaks the connections that lost bytes, Reset and Slow.
+// Thaw ends the effect of the methods above. It breaks connections that lost bytes.
 func (p *Proxy) Thaw() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -177,7 +179,7 @@ func (p *Proxy) Thaw() error {
 	return nil
 }
 
-// Cut breaks all connections; new ones can be made at once.
+// Cut breaks all connections. New connections succeed at once.
 func (p *Proxy) Cut() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -185,7 +187,7 @@ func (p *Proxy) Cut() error {
 		return fmt.Errorf("faults: cut: %w", err)
 	}
 	if err := p.proxy.Enable(); err != nil {
-		return fmt.Errorf("faults: mend: %w", err)
+		return fmt.Errorf("faults: enable: %w", err)
 	}
 	return nil
 }

@@ -9,13 +9,14 @@ import (
 	"github.com/pgleases/pgleases/proof/oracle"
 )
 
-// A spell is the time that a fault lasted.
+// A spell is the duration of a fault.
 type spell struct {
 	Incident
 	over oracle.Instant
 }
 
-// spells pairs the beginnings of faults with their ends. One without an end, such as a kill, lasts no time.
+// spells pairs the beginnings of faults with their ends. A fault without an end, such as a kill,
+// has no duration.
 func spells(incidents []Incident) []spell {
 	var all []spell
 	for _, i := range incidents {
@@ -36,13 +37,14 @@ func spells(incidents []Incident) []spell {
 	return all
 }
 
-// handoff is what a time without an owner is put down to when no fault was near.
+// handoff is the cause of a gap without an owner if no fault was near.
 const handoff = "handoff"
 
-// Recoveries tells the longest time that a partition was without an owner by the fault that it is put down to: the last one
-// that befell the database, or who owned the partition, or else anybody. It also tells each time that was longer than promised.
-// Faults overlap, so the bound adds up what was under way: two TTLs; for each fault of the database its length, and
-// another TTL as clocks must be watched anew; the length of open transactions; and a second of a loaded machine's.
+// Recoveries returns, by fault, the longest time that a partition had no owner. The cause of a gap
+// is the last fault of the owner, else of the database, else of any worker. Recoveries also returns
+// each gap that was longer than promised. Faults overlap, so the bound is a sum: 2 TTL; for each
+// fault of the database its length, plus 1 TTL because the clients must watch the clock again; the
+// length of open transactions; and 1 s for a loaded machine.
 func Recoveries(gaps []oracle.Gap, incidents []Incident, ttl time.Duration) (worst map[string]time.Duration, late []Overdue) {
 	all := spells(incidents)
 	worst = make(map[string]time.Duration)
@@ -59,7 +61,7 @@ func Recoveries(gaps []oracle.Gap, incidents []Incident, ttl time.Duration) (wor
 					bound += ttl
 				}
 			}
-			rank := 1 // of others
+			rank := 1 // another worker's fault
 			switch {
 			case s.Worker == g.Before.Client:
 				rank = 3

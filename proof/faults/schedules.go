@@ -20,47 +20,52 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// A Schedule is what workers with Config.Schedules run each second, or each minute.
+// A Schedule is a schedule that workers with Config.Schedules run each second, or each minute.
 type Schedule struct {
 	Name, Kind string
 	Rule       schedule.Rule
 	Options    []schedule.ScheduleOption
-	Every      time.Duration                    // between two ticks
-	First      func(anchor time.Time) time.Time // the first tick of one that was made at the anchor, told without package schedule
-	Never      []schedule.Outcome               // what no tick of it may become
+	Every      time.Duration                    // the time between two ticks
+	// The first tick of a schedule with this anchor, computed without package schedule.
+	First      func(anchor time.Time) time.Time
+	Never      []schedule.Outcome               // the outcomes that no tick of it may have
 }
 
 // The kinds of handlers.
 const (
-	quick   = "quick"   // writes, and sometimes puts an order
-	slow    = "slow"    // writes, and is in the midst of it for a while
-	fails   = "fails"   // writes, and fails where FailsAt says
+	quick   = "quick"   // writes, and sometimes enqueues a job
+	slow    = "slow"    // writes, and then continues for a while in the same transaction
+	fails   = "fails"   // writes, and fails if FailsAt says so
 	ordered = "ordered" // writes, and does what its order says
-	mailed  = "mailed"  // is called at least once
-	paid    = "paid"    // is called at most once, and fails where FailsAt says
-	scarce  = "scarce"  // is slow, has a limit, and its first attempt fails where FailsAt says
-	phoned  = "phoned"  // is called at least once, and has a limit
+	mailed  = "mailed"  // runs at least once
+	paid    = "paid"    // runs at most once, and fails if FailsAt says so
+	scarce  = "scarce"  // is slow and has a limit; its first attempt fails if FailsAt says so
+	phoned  = "phoned"  // runs at least once, and has a limit
 )
 
-// group is that of the workers.
+// group is the workers' group of schedules.
 const group = "proof"
 
-// Outside reports whether the effects of a kind are outside of the database: see Calls. AtMostOnce tells how often it is called.
+// Outside reports whether the effects of a kind are outside the database (see Calls), and whether
+// the kind runs at most once.
 func Outside(kind string) (outside, atMostOnce bool) {
 	return kind == mailed || kind == phoned || kind == paid, kind == paid
 }
 
-// Limits are how many runs of a kind there may be at once, over all processes; kinds that are not in it have no limit.
+// Limits is the maximum number of concurrent runs of a kind, over all processes. Other kinds have
+// no limit.
 var Limits = map[string]int{scarce: 2, phoned: 2}
 
-// FailsAt reports whether a run of kind fails fails.
+// FailsAt reports whether a run of kind fails returns an error at this tick.
 func FailsAt(tick time.Time) bool { return tick.Unix()%5 == 0 }
 
-// SchedulesTable is what the handlers write to. Nothing in it keeps a tick from being written twice.
+// SchedulesTable is the table that the handlers write to. It has no constraint against a second row
+// for a tick.
 const SchedulesTable = `CREATE TABLE ticks (n bigint GENERATED ALWAYS AS IDENTITY, name text NOT NULL, key text NOT NULL, at timestamptz NOT NULL, worker text NOT NULL,
     partition int NOT NULL, epoch bigint NOT NULL, job bigint NOT NULL, made_for text NOT NULL, began timestamptz NOT NULL DEFAULT clock_timestamp(), ended timestamptz)`
 
-// Schedules are the schedules of some kinds, or where none is given of all: of each choice some.
+// Schedules returns the schedules of these kinds, or of all kinds if none is given: some for each
+// policy.
 func Schedules(kinds ...string) []Schedule {
 	return slices.DeleteFunc(allSchedules(), func(s Schedule) bool { return len(kinds) > 0 && !slices.Contains(kinds, s.Kind) })
 }
@@ -88,7 +93,7 @@ func allSchedules() (all []Schedule) {
 		func(anchor time.Time) time.Time { return anchor.Truncate(time.Minute).Add(time.Minute) }, []schedule.Outcome{canceled, lost, missed}})
 }
 
-// runSchedules runs schedules with a client until what it returns is called, which waits for the end of that.
+// runSchedules runs schedules with a client until stop is called. stop waits for their end.
 func runSchedules(config Config, client *pgleases.Client, log *slog.Logger) (stop func() error, err error) {
 	if !config.Schedules {
 		return func() error { return nil }, nil
@@ -122,13 +127,13 @@ func runSchedules(config Config, client *pgleases.Client, log *slog.Logger) (sto
 				broken = err
 				return
 			}
-			pause(ctx, 50*time.Millisecond) // the database was away when it started
+			pause(ctx, 50*time.Millisecond) // the database was not available when it started
 		}
 	})
 	return func() error { cancel(); wait.Wait(); pool.Close(); return errors.Join(broken, notes.file.Close()) }, nil
 }
 
-// atOnce is how many runs one worker has at once.
+// atOnce is the maximum number of concurrent runs of one worker.
 const atOnce = 6
 
 // errMisused is an error that no fault explains.
@@ -141,7 +146,7 @@ func runScheduler(ctx context.Context, config Config, client *pgleases.Client, p
 		return err
 	}
 	kinds := make(map[string]*schedule.Kind[string])
-	// what is frozen in a run is there when the next owner has begun
+	// Timeouts: a run that was frozen may still exist when the next owner has begun.
 	limits := []schedule.KindOption{schedule.WithTimeout(5 * config.TTL), schedule.WithIdleTimeout(3 * config.TTL)}
 	retry := append(slices.Clip(limits), schedule.WithMaxAttempts(MaxAttempts, schedule.Backoff(50*time.Millisecond, 200*time.Millisecond)))
 	limited := func(kind string, opts []schedule.KindOption) []schedule.KindOption {
@@ -182,7 +187,7 @@ func runScheduler(ctx context.Context, config Config, client *pgleases.Client, p
 	return s.Run(ctx)
 }
 
-// MaxAttempts is how often an order is tried.
+// MaxAttempts is the maximum number of attempts of an order.
 const MaxAttempts = 5
 
 func handle(ctx context.Context, config Config, kinds map[string]*schedule.Kind[string], kind string, tx pgx.Tx, r schedule.Run[string]) error {
@@ -212,7 +217,7 @@ func handle(ctx context.Context, config Config, kinds map[string]*schedule.Kind[
 	return err
 }
 
-// outcome is what becomes of a run, which has begun at that time of the database's.
+// outcome returns the result of a run that began at this time of the database's clock.
 func outcome(kind string, r schedule.Run[string], began time.Time) error {
 	switch what := What(r.Args); {
 	case (what == Flaky || kind == scarce && r.Job == 0 && FailsAt(r.At)) && r.Attempt == 1, (kind == fails || kind == paid) && r.Job == 0 && FailsAt(r.At):

@@ -28,13 +28,15 @@ import (
 type Breach int
 
 const (
-	// KillBefore ends the client before the statement reaches the server.
+	// KillBefore kills the client before the statement reaches the server.
 	KillBefore Breach = iota
-	// KillAfter ends it when the server has answered, before it hears of that.
+	// KillAfter kills the client when the server has answered, before the answer reaches the
+	// client.
 	KillAfter
 	// CutBefore breaks the connection before the statement reaches the server.
 	CutBefore
-	// CutAfter breaks it when the server has answered: the statement was applied, its answer is lost.
+	// CutAfter breaks the connection when the server has answered: the statement was applied, but
+	// its answer is lost.
 	CutAfter
 )
 
@@ -42,9 +44,9 @@ func (b Breach) String() string {
 	return [...]string{"killed before", "killed after", "cut before", "answer lost"}[b]
 }
 
-// A Wire is a way to a database that knows which statements of the protocol pass, and ends the client or the connection at
-// one of them. Everything else passes byte for byte, except that TLS is declined, as it would hide the statements. All
-// methods are safe for concurrent use.
+// A Wire is a proxy that recognizes the statements of the protocol, and kills the client or breaks
+// the connection at one of them. It forwards everything else byte for byte, except that it declines
+// TLS, which would hide the statements. All methods are safe for concurrent use.
 type Wire struct {
 	url              string
 	network, address string // of the server
@@ -61,22 +63,22 @@ type Wire struct {
 	errs   []error
 }
 
-// A breach is one that was asked for.
+// A breach is a requested Breach.
 type breach struct {
 	statement string
-	left      int // it is done at the so manieth that comes
+	left      int // it is done at the statement of that name that counts this down to 0
 	kind      Breach
 	kill      func()
 	done      chan time.Time
 }
 
 const (
-	// OfSchedules is what the names of the statements that package schedule sends begin with.
+	// OfSchedules is the prefix of the names of package schedule's statements.
 	OfSchedules = "schedule/"
 	commitRun   = OfSchedules + "commit a run"
 )
 
-// besides are those that have no file.
+// besides are the statements that have no file.
 var besides = map[string]string{
 	OfSchedules + "begin a run":  "begin isolation level read committed",
 	commitRun:                    "commit",
@@ -85,9 +87,9 @@ var besides = map[string]string{
 	OfSchedules + "listen":       "LISTEN pgleases_schedule_",
 }
 
-// NewWire returns a wire on a free port of 127.0.0.1, in front of the server that a connection string leads to. It knows the
-// statements for the schema: those of the engine by their files' names, of package schedule by these after OfSchedules, and some of
-// that without a file.
+// NewWire returns a wire on a free port of 127.0.0.1, in front of the server that the connection
+// string names. It knows the statements for the schema: those of the engine by their files' names,
+// and those of package schedule by their names after OfSchedules, including some without a file.
 func NewWire(connString, schema string) (*Wire, error) {
 	config, err := pgx.ParseConfig(connString)
 	if err != nil {
@@ -97,7 +99,7 @@ func NewWire(connString, schema string) (*Wire, error) {
 	w.network, w.address = pgconn.NetworkAddress(config.Host, config.Port)
 	statements := reflect.ValueOf(store.StatementsFor(schema))
 	for i := range statements.NumField() {
-		// A field is named as its file.
+		// A field has the name of its file.
 		w.texts[strings.ToLower(statements.Type().Field(i).Name)] = parameter.Split(statements.Field(i).String(), -1)
 	}
 	text := store.Texts(sql.Files, schema)
@@ -122,9 +124,10 @@ var parameter = regexp.MustCompile(`\$[0-9]+`)
 // URL is the connection string of the same database through the wire.
 func (w *Wire) URL() string { return w.url }
 
-// Arm has the wire do that to the n-th statement of a name that comes from now on; one that the server answers with an error
-// does not count where it was to be answered. Kill has to end the client, and to return when it is gone. The channel
-// tells when it was done. A later call replaces what was armed and not done.
+// Arm requests a breach at the n-th statement with that name from now on. A statement that the
+// server answers with an error does not count for KillAfter and CutAfter. kill must kill the client
+// and return when it has ended. The channel receives the time of the breach. A later call replaces
+// a breach that has not happened yet.
 func (w *Wire) Arm(statement string, n int, kind Breach, kill func()) <-chan time.Time {
 	b := &breach{statement, n, kind, kill, make(chan time.Time, 1)}
 	w.mu.Lock()
@@ -136,21 +139,21 @@ func (w *Wire) Arm(statement string, n int, kind Breach, kill func()) <-chan tim
 	return b.done
 }
 
-// Disarm takes back what was armed and not done.
+// Disarm cancels a breach that has not happened yet.
 func (w *Wire) Disarm() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.armed = nil
 }
 
-// Seen returns how many statements of a name came.
+// Seen returns how many statements with that name have passed.
 func (w *Wire) Seen(statement string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.seen[statement]
 }
 
-// Close breaks all connections and returns what the wire did not understand.
+// Close breaks all connections, and returns what the wire did not understand.
 func (w *Wire) Close() error {
 	w.mu.Lock()
 	w.closed = true
@@ -163,7 +166,8 @@ func (w *Wire) Close() error {
 	return errors.Join(w.errs...)
 }
 
-// holds has a connection closed with the wire; false if that is closed already.
+// holds registers a connection, so that Close closes it. It returns false if the wire is closed
+// already.
 func (w *Wire) holds(c net.Conn) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -208,7 +212,7 @@ func (w *Wire) serve(client net.Conn) {
 			if _, err := client.Write([]byte{'N'}); err != nil {
 				return
 			}
-		default: // also a request to cancel, to which the server's answer is the end
+		default: // also a cancel request: the server answers by closing the connection
 			startup = m
 		}
 	}
@@ -232,11 +236,11 @@ func (w *Wire) serve(client net.Conn) {
 const (
 	sslRequest = 80877103
 	gssRequest = 80877104
-	// No message of these tests comes near it: what does is not understood.
+	// No message of these tests comes near this size; a longer message is an error.
 	maxMessage = 1 << 26
 )
 
-// readMessage reads one message, as it is; kind is the size of its type: 0 before the startup, then 1.
+// readMessage reads one message. kind is the size of its type field: 0 before the startup, then 1.
 func readMessage(r io.Reader, kind int) ([]byte, error) {
 	head := make([]byte, kind+4)
 	if _, err := io.ReadFull(r, head); err != nil {
@@ -258,9 +262,9 @@ type link struct {
 
 	// mu guards what follows.
 	mu    sync.Mutex
-	asked int     // ReadyForQuery that are to come in all
-	ready int     // that came
-	held  *breach // to be done at the one that is named next; nil: none
+	asked int     // the number of ReadyForQuery to expect in all
+	ready int     // the number of ReadyForQuery that have arrived
+	held  *breach // the breach to do when at answers have arrived; nil: none
 	at    int
 }
 
@@ -269,7 +273,7 @@ func (l *link) cut() {
 	_ = l.server.Close()
 }
 
-// up passes what the client says.
+// up forwards the client's messages.
 func (l *link) up() {
 	r := bufio.NewReader(l.client)
 	for {
@@ -306,7 +310,7 @@ func (l *link) up() {
 			}
 		}
 		switch m[0] {
-		case 'Q', 'S', 'F': // each ends with a ReadyForQuery
+		case 'Q', 'S', 'F': // the server answers each with a ReadyForQuery
 			l.mu.Lock()
 			l.asked++
 			l.mu.Unlock()
@@ -317,7 +321,7 @@ func (l *link) up() {
 	}
 }
 
-// down passes what the server says, but keeps back the answer to the statement that is to be answered in vain.
+// down forwards the server's messages, but holds back the answer to a statement with a breach.
 func (l *link) down() {
 	r := bufio.NewReader(l.server)
 	var kept []byte
@@ -330,7 +334,7 @@ func (l *link) down() {
 		l.mu.Lock()
 		held := l.held
 		if held != nil && l.ready < l.at-1 {
-			held = nil // an earlier statement's
+			held = nil // an answer to an earlier statement
 		}
 		if m[0] == 'Z' {
 			l.ready++
@@ -358,7 +362,7 @@ func (l *link) down() {
 	}
 }
 
-// do does it.
+// do does the breach.
 func (l *link) do(b *breach) {
 	if b.kind == KillBefore || b.kind == KillAfter {
 		b.kill()
@@ -367,7 +371,7 @@ func (l *link) do(b *breach) {
 	b.done <- time.Now()
 }
 
-// due counts a statement, and returns what is to be done at it.
+// due counts a statement, and returns its breach, if any.
 func (w *Wire) due(text string) *breach {
 	name := w.recognize(text)
 	if name == "" {
@@ -387,7 +391,7 @@ func (w *Wire) due(text string) *breach {
 	return b
 }
 
-// again arms what an error came in between, unless something else is armed by now.
+// again arms a breach whose statement failed, unless another breach is armed by now.
 func (w *Wire) again(b *breach) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -403,15 +407,16 @@ func (w *Wire) misunderstood(err error) {
 	w.errs = append(w.errs, err)
 }
 
-// recognize returns the name of the statement whose text it is: with parameters or, as the simple protocol has it, with
-// values in their places; the schema stands in the middle of a message. Empty: it is none of the protocol.
+// recognize returns the name of a statement by its text, with parameters or, in the simple
+// protocol, with values in their places. The statement may be anywhere in the text. It returns ""
+// for a statement that is not part of the protocol.
 func (w *Wire) recognize(text string) string {
 	if text == besides[commitRun] {
 		return commitRun
 	}
 	var names []string
 	for name, pieces := range w.texts {
-		if name == commitRun { // a word of others, too
+		if name == commitRun { // other statements contain this word too
 			continue
 		}
 		rest, found := text, true
@@ -426,7 +431,7 @@ func (w *Wire) recognize(text string) string {
 		}
 	}
 	if len(names) > 1 {
-		w.misunderstood(fmt.Errorf("faults: statements %v cannot be told apart", names))
+		w.misunderstood(fmt.Errorf("faults: statements %v are ambiguous", names))
 	}
 	if len(names) == 0 {
 		return ""

@@ -24,63 +24,68 @@ import (
 )
 
 const (
-	// envWorker makes a process that calls Main a worker; it holds the Config as JSON.
+	// envWorker makes a process that calls Main a worker. It holds the Config as JSON.
 	envWorker = "PGLEASES_FAULTS_WORKER"
-	// envProxies makes it a process full of proxies.
+	// envProxies makes a process that calls Main a process of proxies.
 	envProxies = "PGLEASES_FAULTS_PROXIES"
 )
 
-// Config is what a worker process does: it opens clients, each of which joins the lease, and watches their Values.
+// Config is the configuration of a worker process, which opens clients that join the lease, and
+// watches their Values.
 type Config struct {
 	URL    string
-	Pooled bool   // it leads through PgBouncer
-	ID     string // of the client; where there are several, "-0" and so on are added
-	// Log is the path of the oracle's log, for which a process has exactly one client; empty: Values is not watched. What
-	// the clients log is beside it, in Log + ".txt".
+	Pooled bool   // URL leads through PgBouncer
+	ID     string // of the client; if there are several clients, "-0" and so on are appended
+	// Log is the path of the oracle's log, which requires that the process has exactly one client.
+	// Empty: Values is not watched. The clients' log messages are in Log + ".txt".
 	Log        string
-	Lease      string // empty: none is joined
+	Lease      string // empty: no lease
 	Partitions int
 	TTL        time.Duration
-	Handoff    time.Duration // the hand-off delay; 0 is none, not the default
-	Clients    int           // 0 is one
-	Locks      int           // take so many locks too, of the first client; Log is not empty then
+	Handoff    time.Duration // the handoff delay; 0 means no delay, not the default
+	Clients    int           // 0 means 1
+	Locks      int           // the number of locks to take, with the first client; requires Log
 	Effects    bool          // write under Guard
-	Schedules  bool          // run Schedules too, with the first client
-	Kinds      []string      // only those of these kinds; empty: all
-	Orders     bool          // put jobs, and do what operators do to schedules
+	Schedules  bool          // run Schedules, with the first client
+	Kinds      []string      // only these kinds of schedules; empty: all
+	Orders     bool          // enqueue jobs, and operate schedules
 	DirectURL  string        // for the writes of Effects; empty: URL
-	Env        []string      // added to the worker's environment
-	Program    string        // that is the worker; empty: this one
-	Patience   time.Duration // with a database that cannot be reached at the start
+	Env        []string      // additional environment variables
+	Program    string        // the worker's program; empty: this program
+	Patience   time.Duration // how long to retry an unreachable database at the start
 	Fast       bool          // with fast failover
-	ProbeURL   string        // of a database that nothing befalls, for the worker's probe; empty: that measures the process alone
+	// A database without faults, for the worker's probe; empty: the probe measures only the
+	// process.
+	ProbeURL   string
 }
 
 const (
-	// LocksName is the name under which guarded writes under locks stand in the table of Effects.
+	// LocksName is the lease name of writes under locks in the table of Effects.
 	LocksName = "locks"
-	// LocksSuffix is what the oracle's logs of a worker's locks end with.
+	// LocksSuffix is the suffix of the oracle's logs of a worker's locks.
 	LocksSuffix = ".locks"
 )
 
-// LockName is the name of a lock, by number.
+// LockName returns the name of a lock, by number.
 func LockName(number int) string { return fmt.Sprintf("lock-%d", number) }
 
-// An Event is what a worker tells about its clients.
+// An Event is a message from a worker about its clients.
 type Event struct {
-	Kind       string // "joined": all have; "ended": the first one has; "probe": how late the machine was
-	Error      string // why it ended
-	Superseded bool   // that is pgleases.ErrSuperseded or ErrEvicted
-	Left       string // what Close returned
+	// "joined": all clients; "ended": the first client; "probe": the probe's findings.
+	Kind       string
+	Error      string // why the first client ended
+	Superseded bool   // Error is pgleases.ErrSuperseded or ErrEvicted
+	Left       string // the error of Close
 
-	Until  oracle.Instant    // what a probe tells of
-	Spells []timeguard.Spell // in which it was late
+	Until  oracle.Instant    // the end of the probe's report
+	Spells []timeguard.Spell // the times when the process was late
 }
 
-// Fast is the environment variable that gives all clients of the attacks fast failover, where their connections allow it.
+// Fast is the environment variable that gives all clients of the attacks fast failover, if their
+// connections allow it.
 const Fast = "PGLEASES_PROOF_FAST"
 
-// Opened opens a client with these options, and with fast failover where Fast is set.
+// Opened opens a client with these options, and with fast failover if Fast is set.
 func Opened(open func(...pgleases.Option) (*pgleases.Client, error), opts ...pgleases.Option) (*pgleases.Client, error) {
 	if os.Getenv(Fast) != "" {
 		c, err := open(append(opts[:len(opts):len(opts)], fastFailover()...)...)
@@ -91,9 +96,10 @@ func Opened(open func(...pgleases.Option) (*pgleases.Client, error), opts ...pgl
 	return open(opts...)
 }
 
-// Main makes this process a worker, or one of proxies, and does not return, if Start or StartProxies started it; else it
-// returns at once. Programs that call these call it first; a test binary does so in an init function, before package
-// testing looks at any flag.
+// Main makes this process a worker or a process of proxies, and does not return, if Start or
+// StartProxies started it. Otherwise it returns at once. A program that calls Start or StartProxies
+// must call Main first. A test binary does so in an init function, before package testing parses
+// flags.
 func Main() {
 	var err error
 	switch text := os.Getenv(envWorker); {
@@ -114,7 +120,8 @@ func Main() {
 	os.Exit(0)
 }
 
-// work runs until a client ends, or the parent says so: a line closes the clients, the end of the input ends all at once.
+// work runs until its first client ends or the parent asks it to end. A line on the input closes
+// the clients; the end of the input ends the process at once.
 func work(config Config, input io.Reader, output io.Writer) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -128,9 +135,11 @@ func work(config Config, input io.Reader, output io.Writer) error {
 		_, _ = io.Copy(io.Discard, r)
 		os.Exit(0)
 	}()
-	tell := func(e Event) error { return json.NewEncoder(output).Encode(e) } // one write each, by several goroutines
+	// One write per event, because several goroutines write.
+	tell := func(e Event) error { return json.NewEncoder(output).Encode(e) }
 	go timeguard.Probe(context.Background(), config.ProbeURL, func(until oracle.Instant, spells []timeguard.Spell) {
-		_ = tell(Event{Kind: "probe", Until: until, Spells: spells}) // without a parent, the process ends
+		// An error is ignored: without a parent, the process ends.
+		_ = tell(Event{Kind: "probe", Until: until, Spells: spells})
 	})
 	log := slog.New(slog.DiscardHandler)
 	if config.Log != "" {
@@ -200,7 +209,7 @@ func work(config Config, input io.Reader, output io.Writer) error {
 	for _, c := range clients {
 		left = append(left, c.Close(closing))
 	}
-	// Until here: what Values shows while the client closes is watched too.
+	// Only now, because Values is watched while the client closes too.
 	cancel()
 	if err := errors.Join(watched(), locked()); err != nil {
 		return err
@@ -214,7 +223,8 @@ func work(config Config, input io.Reader, output io.Writer) error {
 	return tell(ended)
 }
 
-// watch has the lease watched and written under until ctx ends. What it returns waits for the end of that.
+// watch starts goroutines that watch the lease, and write under it, until ctx ends. The function
+// that it returns waits for their end.
 func watch(ctx context.Context, config Config, lease *pgleases.Lease) (func() error, error) {
 	if lease == nil || config.Log == "" {
 		return func() error { return nil }, nil
@@ -240,9 +250,10 @@ func watch(ctx context.Context, config Config, lease *pgleases.Lease) (func() er
 
 const effectsWriters = 2
 
-// openEffects opens the writes of a lease, by so many writers, and a file beside the log for when they return. They are nil where the
-// worker does not write. The server ends transactions that idle for longer than a TTL: the guard in SQL, which
-// zombies use, does not limit them, and those of a worker that is paused would keep their partitions.
+// openEffects opens the writes of a lease, for a number of writers, and a file beside the log for
+// the times when they return. It returns nil if the worker does not write. The server ends
+// transactions that are idle for longer than a TTL. Otherwise the transactions of a paused worker
+// would keep their partitions, because the guard in SQL, which zombies use, sets no limit.
 func openEffects(ctx context.Context, config Config, log, lease string, writers int32) (effects *Effects, shut func(), err error) {
 	if !config.Effects {
 		return nil, func() {}, nil

@@ -1,3 +1,4 @@
-// Package migrations tests that migration tools apply the text of pgleases.Schema, told what docs/migrations.md says. It is a
-// module of its own, so that nobody gets these tools with the library.
+// Package migrations tests that migration tools apply the text of pgleases.Schema if they are
+// configured as docs/migrations.md says. It is a package of module proof, so the library's users do
+// not get these tools.
 package migrations

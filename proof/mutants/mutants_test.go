@@ -281,7 +281,7 @@ var mutants = append(asleep(), []mutant{
 		if e.releases.tried(r, err, now); err == nil {
 `, 0},
 	}},
-	{"losses that are not told", "fleet", `without telling`, []edit{
+	{"losses that are not told", "fleet", `without ending their contexts`, []edit{
 		{"internal/owned/board.go", `		if o.cancel != nil {
 			cancels = append(cancels, o.cancel)
 		}

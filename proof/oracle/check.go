@@ -9,29 +9,30 @@ import (
 	"time"
 )
 
-// A Report is what the logs prove.
+// A Report is the result of comparing the logs.
 type Report struct {
-	// Violations tell, each in one line, which two intervals overlap, which epochs repeat or fall, and which client showed
-	// partitions past its trust deadline, or lost them without telling. None is what is promised.
+	// Violations describe, in one line each, two intervals that overlap, epochs that repeat or
+	// fall, and clients that showed partitions past their trust deadline, or lost partitions
+	// without ending their contexts. The promise is that the list is empty.
 	Violations []string
 
 	Overlaps  int
 	Clients   int
 	Intervals int
 	Reads     int64
-	Time      time.Duration // from the first read of all to the last
-	Gaps      []Gap         // by partition, in their order
+	Time      time.Duration // from the first read in all logs to the last
+	Gaps      []Gap         // sorted by partition, then by time
 }
 
-// A Gap is a time during which nobody was seen to hold a partition.
+// A Gap is a time when no client was seen to hold a partition.
 type Gap struct {
 	Before, After Interval
 }
 
-// Length returns how long it lasted.
+// Length returns how long the gap lasted.
 func (g Gap) Length() time.Duration { return g.After.First.Sub(g.Before.Last) }
 
-// LongestGap returns the longest of all, a zero one if there is none.
+// LongestGap returns the longest gap, or the zero value if there is none.
 func (r Report) LongestGap() Gap {
 	var longest Gap
 	for _, g := range r.Gaps {
@@ -59,7 +60,7 @@ func (r Report) String() string {
 	return text
 }
 
-// Check compares the logs of all clients of one lease, or of all that took the same locks.
+// Check compares the logs of all clients of one lease, or of all clients that took the same locks.
 func Check(logs []Log) Report {
 	r := Report{Clients: len(logs)}
 	var began, last Instant
@@ -77,7 +78,7 @@ func Check(logs []Log) Report {
 			r.violate("%s showed partitions past its trust deadline in %d reads", log.Client, log.Stale)
 		}
 		if log.Untold > 0 {
-			r.violate("%s lost partitions %d times without telling", log.Client, log.Untold)
+			r.violate("%s lost partitions %d times without ending their contexts", log.Client, log.Untold)
 		}
 		for _, i := range log.Intervals {
 			partitions[i.Partition] = append(partitions[i.Partition], i)
@@ -98,10 +99,10 @@ func (r *Report) violate(format string, args ...any) {
 	r.Violations = append(r.Violations, fmt.Sprintf(format, args...))
 }
 
-// overlaps finds the pairs of intervals of one partition that certainly overlap, and may not.
+// overlaps finds the pairs of intervals of one partition that certainly overlap, but must not.
 func (r *Report) overlaps(intervals []Interval) {
 	slices.SortFunc(intervals, func(a, b Interval) int { return cmp.Compare(a.First, b.First) })
-	var before []Interval // those that may reach into what follows
+	var before []Interval // intervals that may overlap the following ones
 	for _, i := range intervals {
 		before = slices.DeleteFunc(before, func(b Interval) bool { return b.Last < i.First })
 		for _, b := range before {
@@ -115,12 +116,14 @@ func (r *Report) overlaps(intervals []Interval) {
 	}
 }
 
-// epochs finds what certainly contradicts that every ownership of a partition has an epoch of its own, higher than all
-// before. Of those that share a lock, the one that got it first may see it last.
+// epochs finds certain violations of this rule: each ownership of a partition has an epoch of its
+// own, higher than all epochs before. Holders that share a lock are an exception, because the first
+// one to get it may see it last.
 func (r *Report) epochs(intervals []Interval) {
 	byEpoch := slices.DeleteFunc(slices.Clone(intervals), func(i Interval) bool { return i.Epoch == 0 })
 	slices.SortStableFunc(byEpoch, func(a, b Interval) int { return cmp.Compare(b.Epoch, a.Epoch) })
-	var higher [2]*Interval // of the higher epochs, the one that was held first: not shared, and shared
+	// Of the intervals with higher epochs, the one with the earliest First: exclusive, and shared.
+	var higher [2]*Interval
 	for n := 0; n < len(byEpoch); {
 		group := n
 		for ; n < len(byEpoch) && byEpoch[n].Epoch == byEpoch[group].Epoch; n++ {
@@ -147,7 +150,7 @@ func (r *Report) epochs(intervals []Interval) {
 	}
 }
 
-// gaps takes the intervals in the order of their beginnings.
+// gaps appends the gaps between the intervals, which are sorted by First.
 func (r *Report) gaps(intervals []Interval) {
 	latest := intervals[0]
 	for _, i := range intervals[1:] {
@@ -160,7 +163,7 @@ func (r *Report) gaps(intervals []Interval) {
 	}
 }
 
-// Err returns the violations as one error, the first twenty in full; nil if there are none.
+// Err returns the violations as one error, the first 20 in full. It returns nil if there are none.
 func (r Report) Err() error {
 	if len(r.Violations) == 0 {
 		return nil

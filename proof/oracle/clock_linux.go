@@ -8,8 +8,8 @@ import (
 
 const clockMonotonic = 1 // CLOCK_MONOTONIC of clock_gettime(2), which package syscall does not name
 
-// Now returns the machine's monotonic clock, which all processes share and nobody can set. Package time has it too, but
-// tells only distances to the start of the own process.
+// Now returns the time of the machine's monotonic clock. All processes share it, and it cannot be
+// set. Package time reads the same clock, but exposes only differences within a process.
 func Now() Instant {
 	var t syscall.Timespec
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockMonotonic, uintptr(unsafe.Pointer(&t)), 0); errno != 0 {

@@ -4,6 +4,6 @@ package oracle
 
 import "time"
 
-// Now returns the wall clock, the only one that processes share by way of package time. While the oracle runs, nobody
-// may set it.
+// Now returns the wall clock, which is the only clock of package time that processes share. It must
+// not be set while the oracle runs.
 func Now() Instant { return Instant(time.Now().UnixNano()) }

@@ -1,17 +1,22 @@
-// Package oracle proves, from outside, whether two clients held a partition at the same instant. A [Recorder] reads
-// Lease.Values of one client in a tight loop and writes what it saw to a file; [Check] compares the files of all
-// clients, in one process or in many.
+// Package oracle finds out, from outside, whether two clients held a partition at the same instant.
+// A [Recorder] reads Lease.Values of one client in a tight loop, and writes what it saw to a file.
+// [Check] compares the files of all clients, in one process or in many.
 //
-// A read that began at b and returned at e proves that the partition was held at some instant of [b, e], not that it was
-// at b or at e: a process may be stopped anywhere in between. So an interval that a client held a partition is noted
-// from the *return* of the first read that showed it to the *beginning* of the last one, which lies within the truth.
-// Two intervals overlap for certain if each begins no later than the other ends; if not, there is an order of events
-// in which they do not, and nothing is reported. This holds too for an interval of a single read, whose first lies
-// after its last. Hence no false alarm, however noisy the machine; what goes unseen is shorter than two reads.
+// A read that began at b and returned at e shows that the partition was held at some instant
+// between b and e. It does not show that the partition was held at b or at e, because the process
+// may be stopped anywhere in between. So the recorded interval of an ownership runs from the
+// *return* of the first read that showed it to the *beginning* of the last one, which is within the
+// true interval. Two intervals certainly overlap if each begins no later than the other ends.
+// Otherwise an order of events without an overlap is possible, and Check reports no violation. The
+// same rule holds for an interval of a single read, whose First is after its Last. Hence there is
+// no false alarm, however slow the machine. An overlap shorter than two reads may go unseen.
 //
-// A [Keeper] writes in the same way which locks of package lock were held, of which those that share one may overlap.
+// A [Keeper] records in the same way which locks of package lock were held. Shared holds of a lock
+// may overlap.
 //
-// The same goes for the epochs: that an older one was held after a newer one is reported only where it is certain.
+// Epochs follow the same rule: Check reports that an older epoch was held after a newer one only if
+// that is certain.
 //
-// The file survives a kill -9, which loses no more than the last burst of reads, less than 100 µs on an idle machine.
+// The file survives a kill -9, which loses at most the last burst of reads, less than 100 µs on an
+// idle machine.
 package oracle

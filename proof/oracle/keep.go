@@ -5,28 +5,30 @@ import (
 	"time"
 )
 
-// A Keeper writes which locks one goroutine held, one after the other. It is for that goroutine.
+// A Keeper records which locks one goroutine held, one after the other. Only that goroutine may use
+// it.
 type Keeper struct {
 	file  *file
 	began Instant
 	reads int64
 }
 
-// CreateKeeper creates the log at the path, whose base name names the goroutine. Nothing may be there.
+// CreateKeeper creates the log at path, whose base name is the goroutine's name. The file must not
+// exist.
 func CreateKeeper(path string) (*Keeper, error) {
 	f, err := createFile(path)
 	return &Keeper{file: f}, err
 }
 
-// Keep notes a lock that was acquired, and asks whether it is held still, again and again, until it is not, or ctx ends. What it returns is
-// what writing the log failed of, if it did.
+// Keep records an acquired lock. It polls whether the lock is still held, until it is not, or until
+// ctx ends. It returns an error if it cannot write the log.
 func (k *Keeper) Keep(ctx context.Context, number int, token int64, shared bool, held func() bool) error {
 	begin := Now()
 	if !held() {
 		return nil
 	}
 	first := Now()
-	if k.began == 0 { // the header comes before any record: the log may be read meanwhile
+	if k.began == 0 { // the header comes before any record, because the log may be read meanwhile
 		k.began = first
 		if err := k.file.header(k.began, begin, 0, 0, 0); err != nil {
 			return err
@@ -38,7 +40,7 @@ func (k *Keeper) Keep(ctx context.Context, number int, token int64, shared bool,
 	}
 	for last := begin; ; last = begin {
 		k.reads++
-		// Where the process is killed now, the interval ends here.
+		// If the process is killed now, the interval ends here.
 		if err := k.file.header(k.began, last, k.reads, 0, 0); err != nil {
 			return err
 		}
@@ -52,5 +54,5 @@ func (k *Keeper) Keep(ctx context.Context, number int, token int64, shared bool,
 	}
 }
 
-// Close ends the log.
+// Close closes the log.
 func (k *Keeper) Close() error { return k.file.f.Close() }

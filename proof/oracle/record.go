@@ -11,39 +11,42 @@ import (
 	"time"
 )
 
-// An Instant is a reading of a clock that all processes of the machine share, in nanoseconds.
+// An Instant is a time in nanoseconds on a clock that all processes of the machine share.
 type Instant int64
 
 // Sub returns i - j.
 func (i Instant) Sub(j Instant) time.Duration { return time.Duration(i - j) }
 
-// An Interval is a time through which a client held a partition under one epoch, at the least; or a lock under one token.
+// An Interval is a time during which a client certainly held a partition under one epoch, or a lock
+// under one token.
 type Interval struct {
 	Client    string
-	Partition int     // or the lock's number
-	Epoch     int64   // or the token; 0: gone before it could be asked for, or of an ownership that was shown before
-	Shared    bool    // a lock that others may share
-	First     Instant // when the first read that showed it returned
-	Last      Instant // when the last read that showed it began; before First if there was only one
-	Open      bool    // shown by the last read of all
+	Partition int // or the lock's number
+	// Or the token; 0: unknown, because it ended too soon, or because the same ownership was shown
+	// before.
+	Epoch  int64
+	Shared bool    // the lock was acquired shared
+	First  Instant // when the first read that showed it returned
+	Last   Instant // when the last read that showed it began; before First if there was only one
+	Open   bool    // the last read of the log still showed it
 }
 
 func (i Interval) String() string {
 	return fmt.Sprintf("%s held %d@%d for %v", i.Client, i.Partition, i.Epoch, i.Last.Sub(i.First))
 }
 
-// A Log is what a Recorder wrote.
+// A Log is the content of a Recorder's file.
 type Log struct {
 	Client    string
 	Began     Instant // of the first read
 	Last      Instant // of the last read
 	Reads     int64
 	Stale     int64 // reads that showed partitions past the trust deadline
-	Untold    int64 // losses of which no context told
+	Untold    int64 // losses whose context did not end in time
 	Intervals []Interval
 }
 
-// Held returns the partitions that the last read showed, ascending.
+// Held returns the partitions that the last read showed, in ascending order.
 func (l Log) Held() []int {
 	held := []int{}
 	for _, i := range l.Intervals {
@@ -51,11 +54,12 @@ func (l Log) Held() []int {
 			held = append(held, i.Partition)
 		}
 	}
-	slices.Sort(held) // intervals stand in the order of their beginnings
+	slices.Sort(held) // intervals are sorted by their beginning
 	return held
 }
 
-// GainsSince counts, by partition or lock, the intervals that began after that moment. What was not gained is not in it.
+// GainsSince counts, by partition or lock, the intervals that began after since. The map has no
+// entry for a count of 0.
 func GainsSince(logs []Log, since Instant) map[int]int {
 	gains := make(map[int]int)
 	for _, log := range logs {
@@ -68,15 +72,17 @@ func GainsSince(logs []Log, since Instant) map[int]int {
 	return gains
 }
 
-// The file: a header, then one record for each interval. All are little-endian words, written in one piece each, so that
-// a process that is killed in between leaves words that go together.
+// The file has a header, and then one record per interval. All fields are little-endian words. The
+// words of one write are consistent, so a process that is killed between two writes leaves a
+// consistent file.
 const (
 	magic      = 0x70676c6f67303300
 	headerSize = 6 * 8 // magic, began, last, reads, stale, untold
-	recordSize = 5 * 8 // partition, epoch, shared, first, last; the last is 0 while the interval is open
+	// Partition, epoch, shared, first, last; last is 0 while the interval is open.
+	recordSize = 5 * 8
 )
 
-// A file is the log on its way to disk.
+// A file writes a log.
 type file struct {
 	f       *os.File
 	records int64
@@ -116,8 +122,8 @@ func (f *file) write(offset int64, words ...int64) error {
 	return err
 }
 
-// Read reads a log, also while it is being written, or after its writer was killed. The client is named like the file. A log
-// that was not begun is empty.
+// Read reads a log. The log's writer may still be running, or may have been killed. The client's
+// name is the base name of the file. A missing or incomplete file is an empty log.
 func Read(path string) (Log, error) {
 	log := Log{Client: strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))}
 	text, err := os.ReadFile(path)
@@ -143,7 +149,7 @@ func Read(path string) (Log, error) {
 	return log, nil
 }
 
-// ReadAll reads the logs at the paths that match the pattern of filepath.Glob.
+// ReadAll reads the logs at the paths that match a pattern of filepath.Glob.
 func ReadAll(pattern string) ([]Log, error) {
 	paths, err := filepath.Glob(pattern)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/pgleases/pgleases"
 )
 
-// A Lease is what a Recorder reads of a *pgleases.Lease.
+// A Lease is the part of a *pgleases.Lease that a Recorder uses.
 type Lease interface {
 	Values() []int
 	Partition(int) (pgleases.Partition, bool)
@@ -19,16 +19,19 @@ type Lease interface {
 const (
 	burst        = 64
 	defaultPause = time.Millisecond
-	// undecided is how long after a read its trust deadline must have been asked for to count against it.
+	// undecided is the longest time from the beginning of a read to the check of its trust
+	// deadline, if the check is to count.
 	undecided = 100 * time.Microsecond
-	// told is how long after a loss its context must have ended; time in which the process did not run does not count.
+	// told is the time after a loss by which its context must have ended. Time when the process did
+	// not run does not count.
 	told = 10 * time.Second
 	step = 20 * time.Millisecond
 )
 
-// A Recorder writes what one client's Values showed. It is for one goroutine.
+// A Recorder records what one client's Values showed. It is not safe for concurrent use.
 type Recorder struct {
-	// Pause between bursts of reads leaves the processor to those who are watched. Default 1 ms.
+	// Pause is the time between bursts of reads, which leaves the processor to the clients. The
+	// default is 1 ms.
 	Pause time.Duration
 
 	file  *file
@@ -38,28 +41,32 @@ type Recorder struct {
 	stale int64
 
 	untold  int64
-	losses  []loss  // that may still be told
-	checked Instant // when they were last
+	losses  []loss  // losses whose contexts have not ended
+	checked Instant // when the losses were last checked
 
-	values   []int // as the last read showed them
-	open     map[int]opened
-	refused  map[int]opened // what was open last, as its context has not ended: a client may refuse to show it for a while
-	deadline Instant        // no trust is known beyond
+	values []int // from the last read
+	open   map[int]opened
+	// The last interval of each partition whose context had not ended: a client may hide such a
+	// partition for a while.
+	refused  map[int]opened
+	deadline Instant // the last known trust deadline
 }
 
 type opened struct {
 	record int64
 	epoch  int64
-	told   <-chan struct{} // closed when the ownership's end is told; nil: there was no time to ask
+	// Closed when the ownership's context ends; nil: the ownership was gone before its context
+	// could be read.
+	told <-chan struct{}
 }
 
-// A loss is a partition that Values does not show any more.
+// A loss is a partition that Values no longer shows.
 type loss struct {
 	told <-chan struct{}
 	left time.Duration
 }
 
-// Create creates the log at the path, whose base name names the client. Nothing may be there.
+// Create creates the log at path, whose base name is the client's name. The file must not exist.
 func Create(path string) (*Recorder, error) {
 	f, err := createFile(path)
 	if err != nil {
@@ -68,10 +75,11 @@ func Create(path string) (*Recorder, error) {
 	return &Recorder{Pause: defaultPause, file: f, open: make(map[int]opened), refused: make(map[int]opened)}, nil
 }
 
-// Watch reads the lease until ctx ends, and returns what writing the log failed of, if it did. It may be called again.
+// Watch reads the lease until ctx ends. It returns an error if it cannot write the log. It may be
+// called again.
 func (r *Recorder) Watch(ctx context.Context, lease Lease) error {
 	changed := lease.Changed()
-	if r.began == 0 { // the header comes before any record: the log may be read meanwhile
+	if r.began == 0 { // the header comes before any record, because the log may be read meanwhile
 		r.began = Now()
 		if err := r.file.header(r.began, r.began, 0, 0, 0); err != nil {
 			return err
@@ -84,7 +92,7 @@ func (r *Recorder) Watch(ctx context.Context, lease Lease) error {
 			end := Now()
 			anew := false
 			select {
-			case <-changed: // perhaps the epochs only
+			case <-changed: // possibly only the epochs
 				changed, anew = lease.Changed(), true
 			default:
 			}
@@ -104,7 +112,8 @@ func (r *Recorder) Watch(ctx context.Context, lease Lease) error {
 		if err := r.file.header(r.began, r.last, r.reads, r.stale, r.untold); err != nil {
 			return err
 		}
-		// The distance first: a stop in between then makes the deadline too late, which hides, and not too early.
+		// Until first: if the process stops before Now, the deadline is too late, which may hide a
+		// violation but reports no false one.
 		left := time.Until(lease.TrustDeadline())
 		r.deadline = Now() + Instant(left)
 		time.Sleep(r.Pause)
@@ -112,11 +121,12 @@ func (r *Recorder) Watch(ctx context.Context, lease Lease) error {
 	return nil
 }
 
-// Close ends the log. What was open stays so, until the last read.
+// Close closes the log. Open intervals last until the last read.
 func (r *Recorder) Close() error { return r.file.f.Close() }
 
-// checkTrust counts a read that began past the trust deadline, as that was known before, and yet showed something. It was
-// right if a heartbeat has succeeded since; then there is a new deadline, after the read.
+// checkTrust counts a stale read: it began past the trust deadline that was known before, and still
+// showed partitions. The read was right if a heartbeat has succeeded since, because then the
+// deadline is after the read.
 func (r *Recorder) checkTrust(lease Lease, begin Instant) {
 	deadline := lease.TrustDeadline()
 	left := time.Until(deadline)
@@ -126,7 +136,7 @@ func (r *Recorder) checkTrust(lease Lease, begin Instant) {
 	}
 }
 
-// checkLosses counts the losses that nobody was told of in time.
+// checkLosses counts the losses whose contexts did not end in time.
 func (r *Recorder) checkLosses() {
 	now := Now()
 	passed := min(now.Sub(r.checked), step)
@@ -148,17 +158,17 @@ func (r *Recorder) checkLosses() {
 	}
 }
 
-// note writes what changed with a read.
+// note records the changes since the last read.
 func (r *Recorder) note(lease Lease, values []int) error {
 	shown := make(map[int]opened, len(values))
 	for _, n := range values {
 		if p, ok := lease.Partition(n); ok {
 			shown[n] = opened{epoch: p.Epoch, told: p.Context().Done()}
 		} else {
-			shown[n] = r.open[n] // withdrawn just now, as the next read will show
+			shown[n] = r.open[n] // withdrawn just now; the next read will show that
 		}
 	}
-	first := Now() // not of the return of Values: the epochs may be of something that came after it
+	first := Now() // not the return of Values, because the epochs may be of a later ownership
 	for n, o := range r.open {
 		if now, ok := shown[n]; ok && now.epoch == o.epoch {
 			continue
@@ -178,7 +188,8 @@ func (r *Recorder) note(lease Lease, values []int) error {
 		}
 		o := shown[n]
 		epoch := o.epoch
-		if o.told != nil && r.refused[n].told == o.told { // the same ownership goes on, so its epoch does not come again
+		// The same ownership continues, so its epoch is not recorded again.
+		if o.told != nil && r.refused[n].told == o.told {
 			r.losses = slices.DeleteFunc(r.losses, func(l loss) bool { return l.told == o.told })
 			epoch = 0
 		}
@@ -192,7 +203,8 @@ func (r *Recorder) note(lease Lease, values []int) error {
 	return nil
 }
 
-// same reports whether two reads returned the same slice. A lease that publishes equal values anew is looked at anew.
+// same reports whether two reads returned the same slice. If a lease publishes equal values again,
+// the slices differ.
 func same(a, b []int) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }

@@ -26,18 +26,19 @@ const (
 // BouncerOption changes how PgBouncer is started.
 type BouncerOption func(*Bouncer)
 
-// WithPoolSize sets how many server connections there are per database; default 20.
+// WithPoolSize sets the number of server connections per database. The default is 20.
 func WithPoolSize(n int) BouncerOption {
 	return WithBouncerSettings(map[string]string{"default_pool_size": strconv.Itoa(n)})
 }
 
-// WithBouncerSettings adds settings (section [pgbouncer] of its configuration) to the defaults, or replaces them.
-// Where it listens cannot be changed.
+// WithBouncerSettings adds settings to section [pgbouncer] of the configuration, or replaces the
+// defaults. The listen address and port cannot be changed.
 func WithBouncerSettings(settings map[string]string) BouncerOption {
 	return func(b *Bouncer) { maps.Copy(b.settings, settings) }
 }
 
-// WithUsers has it log in as the user that the client names, one of these, none of whom needs a password.
+// WithUsers lets clients log in as any of these users, without a password. PgBouncer then logs in
+// to the server as the client's user.
 func WithUsers(users ...string) BouncerOption {
 	return func(b *Bouncer) { b.users, b.settings["auth_type"] = users, "trust" }
 }
@@ -49,19 +50,20 @@ type Bouncer struct {
 	program  string
 	folder   *folder
 	settings map[string]string
-	users    []string // none: it logs in as upstream's
+	users    []string // nil: it logs in as the user of upstream
 	port     int
 
-	mu      sync.Mutex // guards the life of the pooler: process, stopped
-	process *process   // nil when it could not be restarted
+	mu      sync.Mutex // guards process and stopped
+	process *process   // nil while the pooler is not running
 	stopped bool
 }
 
-// PgBouncer starts a PgBouncer in transaction mode on a free port of 127.0.0.1, in front of the server that the
-// connection string upstream leads to. It passes every database through, as the user of that connection string (but see
-// WithUsers), and asks nobody for a password. Nothing is set in favour of its clients: prepared statements do not work
-// unless its version makes them work by itself. ctx covers the start only; it runs until Stop or until this process
-// ends. The error wraps ErrNotInstalled when there is no PgBouncer.
+// PgBouncer starts a PgBouncer in transaction mode on a free port of 127.0.0.1, in front of the
+// server that the connection string upstream names. It forwards every database, as the user of
+// upstream (but see WithUsers), and requires no password. It has no settings that help clients:
+// prepared statements work only if they work with its version's defaults. ctx bounds the start
+// only. The pooler runs until Stop, or until this process ends. The error wraps ErrNotInstalled if
+// PgBouncer is not installed.
 func PgBouncer(ctx context.Context, upstream string, opts ...BouncerOption) (_ *Bouncer, err error) {
 	program, err := findBouncer(os.Getenv("PATH"), bouncerDirs)
 	if err != nil {
@@ -105,7 +107,8 @@ func (b *Bouncer) start(ctx context.Context) (err error) {
 	return nil
 }
 
-// configure writes the configuration, which only its user may read: the server's password is in it.
+// configure writes the configuration. Only the pooler's user may read it, because it contains the
+// server's password.
 func (b *Bouncer) configure() error {
 	config, err := pgx.ParseConfig(b.upstream)
 	if err != nil {
@@ -144,14 +147,14 @@ func (b *Bouncer) configure() error {
 func (b *Bouncer) launch(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	// A signal that lets it save nothing: there is nothing to save.
+	// SIGKILL, because the pooler has nothing to save.
 	p, err := b.folder.launch(syscall.SIGKILL, b.program, b.folder.file(bouncerConfig))
 	if err != nil {
 		return err
 	}
 	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
-	// By its log: an attempt to connect might reach another pooler.
+	// Checked in its log, because a connection might reach another pooler.
 	for !b.logged(p, fmt.Sprintf("listening on 127.0.0.1:%d", b.port)) {
 		select {
 		case <-poll.C:
@@ -170,7 +173,7 @@ func (b *Bouncer) launch(ctx context.Context) error {
 	return nil
 }
 
-// logged reports whether the process has logged something, in a log that those before it wrote to as well.
+// logged reports whether this process has logged a text. Earlier processes wrote to the same log.
 func (b *Bouncer) logged(p *process, what string) bool {
 	return slices.ContainsFunc(strings.Split(b.folder.logTail(), "\n"), func(line string) bool {
 		return strings.Contains(line, fmt.Sprintf("[%d]", p.pid())) && strings.Contains(line, what)
@@ -186,29 +189,29 @@ func (b *Bouncer) URL() string {
 	return url
 }
 
-// Through returns the URL of the same database as databaseURL's, through the pooler. It asks pgx for a query mode that
-// prepares nothing, as an application behind a PgBouncer before 1.24 has to by default.
+// Through returns the URL of databaseURL's database, through the pooler. It requests a query mode
+// of pgx that prepares nothing, as an application needs by default behind a PgBouncer before 1.24.
 func (b *Bouncer) Through(databaseURL string) (string, error) {
-	// auth_type any ignores the user, but a client has to name one.
+	// auth_type any ignores the user, but a client must name one.
 	return sameDatabase(fmt.Sprintf("postgres://postgres@127.0.0.1:%d/?sslmode=disable&default_query_exec_mode=exec", b.port), databaseURL)
 }
 
-// Describe says in one line which PgBouncer this is.
+// Describe returns one line with the version, program and address of the pooler.
 func (b *Bouncer) Describe() string { return b.describe }
 
-// Log returns the end of its log, and how it ended if it did so by itself.
+// Log returns the end of the pooler's log, and its exit status if it ended on its own.
 func (b *Bouncer) Log() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	log := b.folder.logTail()
 	if b.process != nil && b.process.ended() {
-		log += fmt.Sprintf("\nit ended by itself: %v", b.process.err)
+		log += fmt.Sprintf("\nit ended on its own: %v", b.process.err)
 	}
 	return log
 }
 
-// Restart kills the pooler, with all connections through it, and starts it again on the same port. ctx covers the
-// wait until it listens.
+// Restart kills the pooler, with all connections through it, and starts it again on the same port.
+// ctx bounds the wait until it listens.
 func (b *Bouncer) Restart(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -222,7 +225,7 @@ func (b *Bouncer) Restart(ctx context.Context) error {
 	return nil
 }
 
-// Stop ends the pooler, with all connections through it, and removes what it left. It is idempotent.
+// Stop kills the pooler, with all connections through it, and removes its files. It is idempotent.
 func (b *Bouncer) Stop() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -20,15 +20,16 @@ import (
 //go:embed clock/clock.c
 var clockSource string
 
-// Clock is the wall clock of a server, which can be set while that runs, apart from the machine's. All methods are
-// safe for concurrent use.
+// Clock is the wall clock of a server. It is independent of the machine's clock, and can be set
+// while the server runs. All methods are safe for concurrent use.
 type Clock struct {
 	micros *atomic.Int64 // in the file that the server reads; mapped until this process ends
 }
 
-// Clock takes the server down and up again with a clock of its own, which tells the machine's time at first. What the
-// server measures with the monotonic clock is left alone. The error wraps ErrNotInstalled when there is no C compiler, or
-// not Linux. ctx covers the restart. Nothing else may be done to the server meanwhile; its standbys have the same clock.
+// Clock restarts the server with a clock of its own, which shows the machine's time at first. The
+// server's monotonic clock does not change. The error wraps ErrNotInstalled if there is no C
+// compiler, or if the system is not Linux. ctx bounds the restart. No other operation may run on
+// the server meanwhile. Standbys that are started later have the same clock.
 func (s *Server) Clock(ctx context.Context) (*Clock, error) {
 	compiler, err := findCompiler(runtime.GOOS, os.Getenv("CC"))
 	if err != nil {
@@ -72,10 +73,11 @@ func newClock(path string) (*Clock, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Clock{micros: (*atomic.Int64)(unsafe.Pointer(&page[0]))}, os.Chmod(path, 0o644) // whatever the umask
+	// Chmod, because of the umask.
+	return &Clock{micros: (*atomic.Int64)(unsafe.Pointer(&page[0]))}, os.Chmod(path, 0o644)
 }
 
-// compiled makes the library that gives a program the clock.
+// compiled compiles the library that gives a program the clock.
 func (s *Server) compiled(ctx context.Context, compiler string) (string, error) {
 	library := s.folder.file("clock.so")
 	cc := exec.CommandContext(ctx, compiler, "-shared", "-fPIC", "-O2", "-x", "c", "-", "-o", library)
@@ -86,7 +88,8 @@ func (s *Server) compiled(ctx context.Context, compiler string) (string, error) 
 	return library, os.Chmod(library, 0o755)
 }
 
-// wrapped makes a folder with a program postgres that starts the server's own with the library.
+// wrapped creates a folder with a program postgres, which starts the server's own postgres with the
+// library.
 func (s *Server) wrapped(library, file string) (string, error) {
 	bin := s.folder.file("bin")
 	if err := os.Mkdir(bin, 0o755); err != nil {
@@ -100,17 +103,17 @@ func (s *Server) wrapped(library, file string) (string, error) {
 	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
 		return "", err
 	}
-	return bin, os.Chmod(path, 0o755) // whatever the umask
+	return bin, os.Chmod(path, 0o755) // because of the umask
 }
 
-// Set sets the clock: the machine's, plus the offset, of which it takes whole microseconds.
+// Set sets the clock to the machine's time plus the offset, truncated to whole microseconds.
 func (c *Clock) Set(offset time.Duration) { c.micros.Store(offset.Microseconds()) }
 
-// Offset returns what the clock was set to.
+// Offset returns the offset that was set.
 func (c *Clock) Offset() time.Duration { return time.Duration(c.micros.Load()) * time.Microsecond }
 
-// Slew has the clock run at that rate, 1.1 for a tenth too fast, without a step, until ctx ends. Then it goes on from there at
-// the machine's rate.
+// Slew runs the clock at a rate, for example 1.1 for 10 % too fast, without a step, until ctx ends.
+// After that the clock continues at the machine's rate.
 func (c *Clock) Slew(ctx context.Context, rate float64) {
 	began, from := time.Now(), c.Offset()
 	tick := time.NewTicker(2 * time.Millisecond)

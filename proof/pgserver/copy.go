@@ -10,23 +10,25 @@ import (
 	"os/exec"
 )
 
-// Copy starts a server on a copy of the files of this one, which must be down: the same cluster once more, with the same system
-// identifier, on the same timeline. ctx covers the start only, which takes at most a minute. It is stopped, and ends with this
-// process, like any other server.
+// Copy starts a server on a copy of this server's files. This server must be down. The copy is the
+// same cluster, with the same system identifier and timeline. ctx bounds only the start, which
+// takes at most a minute. The copy is stopped, and ends with this process, like any other server.
 func (s *Server) Copy(ctx context.Context) (*Server, error) {
 	return s.inherited(ctx, options{}, func(ctx context.Context, _ *Server, data string) error {
 		return s.folder.account.copyData(ctx, s.folder.file(dataName), data, ofARun)
 	})
 }
 
-// Upgrade starts the server that pg_upgrade makes of this one, which must be down: a new cluster with the same tables, with a
-// system identifier of its own, on timeline 1. It is of the same version, as one version is installed in most places. As Copy in all else.
+// Upgrade starts the server that pg_upgrade creates from this one, which must be down: a new
+// cluster with the same tables, a system identifier of its own, and timeline 1. It has the same
+// version, because most machines have one version installed. In all other ways it is like Copy.
 func (s *Server) Upgrade(ctx context.Context, opts ...Option) (*Server, error) {
 	return s.inherited(ctx, newOptions(opts), func(ctx context.Context, upgraded *Server, data string) error {
 		if err := upgraded.initialize(ctx, data); err != nil {
 			return err
 		}
-		work := upgraded.folder.file("work") // it needs a directory that it may write to, for sockets too
+		// pg_upgrade needs a directory that it can write to, for sockets too.
+		work := upgraded.folder.file("work")
 		if err := errors.Join(os.Mkdir(work, 0o700), upgraded.folder.account.own(work)); err != nil {
 			return err
 		}
@@ -35,7 +37,7 @@ func (s *Server) Upgrade(ctx context.Context, opts ...Option) (*Server, error) {
 	})
 }
 
-// inherited starts a server that is made of this one while this one is down.
+// inherited starts a server that fill creates from this one while this one is down.
 func (s *Server) inherited(ctx context.Context, o options, fill func(ctx context.Context, s *Server, data string) error) (*Server, error) {
 	var made *Server
 	err := s.locked("copy", func() (err error) {
@@ -48,8 +50,8 @@ func (s *Server) inherited(ctx context.Context, o options, fill func(ctx context
 	return made, err
 }
 
-// Restored starts a server that has a schema of the database postgres of this one, which must be up, by way of pg_dump and
-// pg_restore. As Copy in all else.
+// Restored starts a server that has one schema of this server's database postgres, copied with
+// pg_dump and pg_restore. This server must be up. In all other ways it is like Copy.
 func (s *Server) Restored(ctx context.Context, schema string, opts ...Option) (*Server, error) {
 	restored, err := start(ctx, s.bin, newOptions(opts), func(ctx context.Context, restored *Server, data string) error {
 		return restored.initialize(ctx, data)

@@ -16,18 +16,20 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// dropTimeout bounds the drop of a database, which runs when its test's context has ended already.
+// dropTimeout bounds the drop of a database. The drop runs after its test's context has ended.
 const dropTimeout = 20 * time.Second
 
-// CreateDatabase makes an empty database with a unique name on the server that a URL leads to. It returns its URL, and what
-// drops it again, together with the sessions in it; drop takes at most 20 s. Both work through a pooler in transaction mode
-// too. It is safe for concurrent use; ctx covers only the call.
+// CreateDatabase creates an empty database with a unique name on the server of a URL. It returns
+// the database's URL, and a function that drops the database with the sessions in it, in at most 20
+// s. Both work through a pooler in transaction mode too. It is safe for concurrent use. ctx bounds
+// only the call.
 func CreateDatabase(ctx context.Context, server string) (databaseURL string, drop func() error, err error) {
 	name := "pgleases_" + strings.ToLower(rand.Text())
 	if databaseURL, err = withDatabase(server, name); err != nil {
 		return "", nil, fmt.Errorf("pgserver: create database: %w", err)
 	}
-	// template0: nobody can be connected to it, which would make the copy fail.
+	// template0, because sessions in another template would make the copy fail, and template0
+	// accepts no connections.
 	if err := execute(ctx, server, "CREATE DATABASE "+name+" TEMPLATE template0"); err != nil {
 		return "", nil, fmt.Errorf("pgserver: create database: %w", err)
 	}
@@ -42,7 +44,8 @@ func CreateDatabase(ctx context.Context, server string) (databaseURL string, dro
 			if err == nil {
 				return nil
 			}
-			// Others may connect faster than their sessions can be ended; all else is no matter of time.
+			// Others may connect faster than the drop ends their sessions. For all other errors a
+			// retry does not help.
 			if errors.As(err, &refused) && refused.Code == "55006" {
 				select {
 				case <-retry.C:
@@ -56,7 +59,8 @@ func CreateDatabase(ctx context.Context, server string) (databaseURL string, dro
 	return databaseURL, drop, nil
 }
 
-// maintain runs fn on a connection of its own. The simple protocol is what passes a pooler in transaction mode.
+// maintain runs fn on a connection of its own. It uses the simple protocol, which works through a
+// pooler in transaction mode.
 func maintain(ctx context.Context, databaseURL string, fn func(*pgx.Conn) error) error {
 	config, err := pgx.ParseConfig(databaseURL)
 	if err != nil {
@@ -68,12 +72,12 @@ func maintain(ctx context.Context, databaseURL string, fn func(*pgx.Conn) error)
 		return err
 	}
 	err = fn(conn)
-	// The work is done, and a connection that does not close in good order closes nevertheless.
+	// The work is done, so an error of Close does not matter.
 	_ = conn.Close(ctx)
 	return err
 }
 
-// execute sends each of the statements as one message, all on one connection.
+// execute sends each statement as one message, all on one connection.
 func execute(ctx context.Context, databaseURL string, statements ...string) error {
 	return maintain(ctx, databaseURL, func(conn *pgx.Conn) error {
 		for _, statement := range statements {
@@ -85,7 +89,7 @@ func execute(ctx context.Context, databaseURL string, statements ...string) erro
 	})
 }
 
-// withDatabase returns a URL with another database in it.
+// withDatabase returns the URL with another database.
 func withDatabase(server, name string) (string, error) {
 	u, err := parse(server)
 	if err != nil {
@@ -94,11 +98,11 @@ func withDatabase(server, name string) (string, error) {
 	u.Path, u.RawPath = "/"+name, ""
 	query := u.Query()
 	query.Del("dbname")
-	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // pgx takes a plus as it stands
+	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // pgx does not decode a plus sign
 	return u.String(), nil
 }
 
-// withUser returns a URL with another user in it, who needs no password.
+// withUser returns the URL with another user, without a password.
 func withUser(databaseURL, name string) (string, error) {
 	u, err := parse(databaseURL)
 	if err != nil {
@@ -116,7 +120,7 @@ func parse(connString string) (*url.URL, error) {
 	return u, nil
 }
 
-// sameDatabase returns server with the database that databaseURL names.
+// sameDatabase returns the URL server with the database of databaseURL.
 func sameDatabase(server, databaseURL string) (string, error) {
 	config, err := pgx.ParseConfig(databaseURL)
 	if err != nil {
@@ -125,8 +129,8 @@ func sameDatabase(server, databaseURL string) (string, error) {
 	return withDatabase(server, config.Database)
 }
 
-// DirectURL returns the URL of the same database past the pooler, and true, when databaseURL leads through the pooler of
-// DATABASE_URL. Else it returns databaseURL itself, and false.
+// DirectURL returns the URL of the same database without the pooler, and true, if databaseURL leads
+// through the pooler of DATABASE_URL. Otherwise it returns databaseURL, and false.
 func DirectURL(databaseURL string) (string, bool) {
 	direct := os.Getenv(EnvDirectURL)
 	config, err := pgx.ParseConfig(databaseURL)
@@ -145,8 +149,9 @@ func DirectURL(databaseURL string) (string, bool) {
 	return direct, true
 }
 
-// OwnerURL returns the URL of the same database, past any pooler, as a role that may do everything in it: for what a test does
-// besides running clients. It is databaseURL itself where clients connect as such a role.
+// OwnerURL returns the URL of the same database, without a pooler, as a role that may do everything
+// in it. A test uses it for everything except its clients. It returns databaseURL if the clients
+// connect as such a role.
 func OwnerURL(databaseURL string) string {
 	config, err := pgx.ParseConfig(databaseURL)
 	if role := os.Getenv(EnvRole); err != nil || role == "" || config.User != role {

@@ -15,10 +15,11 @@ import (
 	"time"
 )
 
-// account is the user that the started programs run as; nil means the user of this process.
+// account is the user that started programs run as; nil means the user of this process.
 type account struct{ uid, gid int }
 
-// unprivileged returns whom to run as: this process's user, unless that is root, which PostgreSQL and PgBouncer refuse.
+// unprivileged returns the account for programs: nil for this process's user, unless that is root.
+// PostgreSQL and PgBouncer refuse to run as root.
 func unprivileged() (*account, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
@@ -33,7 +34,7 @@ func unprivileged() (*account, error) {
 	return nil, errors.New("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody to run it as")
 }
 
-// own gives a file or folder to the account.
+// own changes the owner of a file or folder to the account.
 func (a *account) own(path string) error {
 	if a == nil {
 		return nil
@@ -41,7 +42,7 @@ func (a *account) own(path string) error {
 	return os.Chown(path, a.uid, a.gid)
 }
 
-// write writes a file that belongs to the account.
+// write writes a file that the account owns.
 func (a *account) write(path, text string) error {
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		return err
@@ -49,18 +50,18 @@ func (a *account) write(path, text string) error {
 	return a.own(path)
 }
 
-// folder is a temporary folder that belongs to this process for as long as that lives: the process holds a lock on it, which
-// the kernel releases when the process ends, so that others can tell that the folder was abandoned.
+// folder is a temporary folder of this process. The process holds a lock on it, which the kernel
+// releases when the process ends. So other processes can detect abandoned folders.
 type folder struct {
 	path    string
-	account *account // of the programs that work in it
+	account *account // of the programs that run in it
 	lock    *os.File
 }
 
 const folderPrefix = "pgleases-pgserver-"
 
-// newFolder makes a folder that others may enter but not write to. It is in dir; where that is empty, see tempRoot. It also
-// removes what died processes left there.
+// newFolder creates a folder that others may enter but not write to. It is in dir, or in tempRoot
+// if dir is empty. newFolder also removes the folders that killed processes left there.
 func newFolder(dir string, inMemory bool) (*folder, error) {
 	a, err := unprivileged()
 	if err != nil {
@@ -84,9 +85,10 @@ func newFolder(dir string, inMemory bool) (*folder, error) {
 	return f, nil
 }
 
-// tempRoot returns a directory for temporary files that the account can reach, which root's TMPDIR need not be. It is in
-// memory where there is plenty, and TMPDIR is not set: on a disk whose files are slow to make, a start took 1.3 s instead of
-// 0.35, a database 280 ms instead of 25.
+// tempRoot returns a directory for temporary files that the account can reach; root's TMPDIR may be
+// unreachable. If inMemory is set, TMPDIR is not, and there is enough memory, the directory is in
+// memory. On a disk that creates files slowly, a start took 1.3 s instead of 0.35 s, and a database
+// 280 ms instead of 25 ms.
 func tempRoot(inMemory bool) string {
 	if inMemory && os.Getenv("TMPDIR") == "" {
 		if dir := memoryDir(); dir != "" {
@@ -99,19 +101,21 @@ func tempRoot(inMemory bool) string {
 	return os.TempDir()
 }
 
-// lock locks an open folder; an error when another process has the lock.
+// lock locks an open folder. It returns an error if another process has the lock.
 func lock(f *os.File) error { return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) }
 
-// sweep removes the abandoned folders in root, and ends the processes that still work in them. It does what it can; a
-// failure is no reason not to start.
+// sweep removes the abandoned folders in root, and kills the processes that still run in them. It
+// ignores errors, because they should not prevent a start.
 func sweep(root string) {
 	paths, _ := filepath.Glob(filepath.Join(root, folderPrefix+"*"))
 	for _, path := range paths {
 		info, err := os.Lstat(path)
-		if err != nil || !info.IsDir() || time.Since(info.ModTime()) < time.Minute { // it may not be locked yet
+		// A young folder may not be locked yet.
+		if err != nil || !info.IsDir() || time.Since(info.ModTime()) < time.Minute {
 			continue
 		}
-		if stat, ok := info.Sys().(*syscall.Stat_t); !ok || int(stat.Uid) != os.Getuid() { // anybody may have made it
+		// Any user may create such a folder.
+		if stat, ok := info.Sys().(*syscall.Stat_t); !ok || int(stat.Uid) != os.Getuid() {
 			continue
 		}
 		f := &folder{path: path}
@@ -122,7 +126,7 @@ func sweep(root string) {
 			f.lock.Close() // in use
 			continue
 		}
-		if f.evacuate() > 0 { // else the id in an old file may be somebody else's by now
+		if f.evacuate() > 0 { // else the id in an old file may belong to another segment by now
 			removeSegment(f.segment())
 		}
 		_ = f.remove()
@@ -131,7 +135,7 @@ func sweep(root string) {
 
 func (f *folder) file(name string) string { return filepath.Join(f.path, name) }
 
-// remove deletes the folder and, last, gives up the lock.
+// remove deletes the folder, and then releases the lock.
 func (f *folder) remove() error {
 	err := os.RemoveAll(f.path)
 	if f.lock != nil {
@@ -140,7 +144,8 @@ func (f *folder) remove() error {
 	return err
 }
 
-// evacuate kills all processes that work in the folder, waits until they are gone, and returns how many it found.
+// evacuate kills all processes of the folder, waits until they have ended, and returns how many it
+// found.
 func (f *folder) evacuate() int {
 	first := f.processes()
 	for pids, deadline := first, time.Now().Add(5*time.Second); len(pids) > 0 && time.Now().Before(deadline); {
@@ -148,12 +153,12 @@ func (f *folder) evacuate() int {
 			_ = signal(pid, syscall.SIGKILL)
 		}
 		time.Sleep(pollInterval)
-		pids = f.processes() // with those that were just being forked
+		pids = f.processes() // includes processes that were just being forked
 	}
 	return len(first)
 }
 
-// processes returns the ids of all living processes that work in the folder, ascending.
+// processes returns the ids of all live processes of the folder, in ascending order.
 func (f *folder) processes() []int {
 	var pids []int
 	for pid, command := range processTable() {
@@ -165,8 +170,9 @@ func (f *folder) processes() []int {
 	return pids
 }
 
-// belongs reports whether a process with that command line works in the folder at path. PostgreSQL's own children are
-// known by the cluster name that heads their titles, everything else by its arguments.
+// belongs reports whether a process with that command line belongs to the folder at path.
+// PostgreSQL's child processes are recognized by the cluster name at the beginning of their titles,
+// and other processes by their arguments.
 func belongs(command, path string) bool {
 	if strings.HasPrefix(command, "postgres: "+filepath.Base(path)+": ") {
 		return true
@@ -179,8 +185,9 @@ func belongs(command, path string) bool {
 	return false
 }
 
-// segment returns the id of the System V shared memory segment of the server in this folder, "" if it has none. A
-// server removes it, and the file that names it, when it stops, but not when it is killed.
+// segment returns the id of the System V shared memory segment of the server in this folder, or ""
+// if it has none. A server removes the segment and the file with its id when it stops, but not when
+// it is killed.
 func (f *folder) segment() string {
 	if lines := f.postmasterFile(); len(lines) >= 7 {
 		if fields := strings.Fields(lines[6]); len(fields) == 2 {
@@ -190,8 +197,8 @@ func (f *folder) segment() string {
 	return ""
 }
 
-// postmasterFile returns the lines of the file in which a server tells its pid (the first line), its segment (the
-// seventh) and its state (the eighth); none when there is no such file.
+// postmasterFile returns the lines of postmaster.pid: line 1 is the server's pid, line 7 its
+// segment, and line 8 its state. It returns nil if there is no such file.
 func (f *folder) postmasterFile() []string {
 	text, err := os.ReadFile(f.file(dataName + "/postmaster.pid"))
 	if err != nil {
@@ -200,7 +207,7 @@ func (f *folder) postmasterFile() []string {
 	return strings.Split(string(text), "\n")
 }
 
-// log returns what the programs in the folder have written.
+// log returns the output of the programs in the folder.
 func (f *folder) log() string {
 	text, err := os.ReadFile(f.file(logName))
 	if err != nil {
@@ -209,18 +216,18 @@ func (f *folder) log() string {
 	return string(text)
 }
 
-// logTail returns the end of it, for error messages.
+// logTail returns the end of the log, for error messages.
 func (f *folder) logTail() string {
 	lines := strings.Split(strings.TrimSpace(f.log()), "\n")
 	return strings.Join(lines[max(0, len(lines)-30):], "\n")
 }
 
-// launch starts a program that works in the folder, and writes to the log there.
+// launch starts a program in the folder. The program writes to the log there.
 func (f *folder) launch(death syscall.Signal, program string, args ...string) (*process, error) {
 	return f.launchIn(f.path, death, program, args...)
 }
 
-// launchIn is launch with another directory to work in.
+// launchIn is launch with another working directory.
 func (f *folder) launchIn(dir string, death syscall.Signal, program string, args ...string) (*process, error) {
 	log, err := os.OpenFile(f.file(logName), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -229,7 +236,8 @@ func (f *folder) launchIn(dir string, death syscall.Signal, program string, args
 	defer log.Close()
 	cmd := command(program, args...)
 	cmd.Dir = dir
-	cmd.Stdout, cmd.Stderr = log, log // a file: with a pipe, Wait would wait for every grandchild
+	// A file, because with a pipe, Wait would wait for every grandchild.
+	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = attributes(death)
 	if f.account != nil {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(f.account.uid), Gid: uint32(f.account.gid)}

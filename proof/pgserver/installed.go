@@ -17,12 +17,13 @@ import (
 	"strings"
 )
 
-// ErrNotInstalled is returned, wrapped with where it looked and what to install, by everything that needs a program
-// which this machine does not have.
+// ErrNotInstalled means that this machine does not have a program. Errors that wrap it say where
+// the program was looked for, and what to install.
 var ErrNotInstalled = errors.New("not installed")
 
 var (
-	// postgresDirs is where distributions put the server programs, which are often not on PATH.
+	// postgresDirs are the directories where distributions install the server programs, often not
+	// on PATH.
 	postgresDirs = []string{
 		"/usr/lib/postgresql/*/bin", // Debian, Ubuntu
 		"/usr/pgsql-*/bin",          // PGDG's RPMs
@@ -33,34 +34,37 @@ var (
 	bouncerDirs = []string{"/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin"}
 )
 
-// findPostgres returns the directory that holds postgres and initdb. forced, if not empty, is the only one it tries;
-// else it tries those of path (a list as in PATH), then globs, the newest version of each first.
+// findPostgres returns the directory that has postgres and initdb. If forced is not empty, it tries
+// only forced. Otherwise it tries the directories of path (a list as in PATH), and then the matches
+// of globs, in descending order of version for each glob.
 func findPostgres(forced, path string, globs []string) (string, error) {
 	dirs := []string{forced}
 	if forced == "" {
 		dirs = filepath.SplitList(path)
 		for _, glob := range globs {
-			found, _ := filepath.Glob(glob) // errs only on a malformed pattern
+			found, _ := filepath.Glob(glob) // an error means a malformed pattern
 			slices.SortFunc(found, func(a, b string) int { return cmp.Compare(version(b), version(a)) })
 			dirs = append(dirs, found...)
 		}
 	}
 	for _, dir := range dirs {
-		// A directory on PATH often has a symlink to postgres alone; where that leads, the rest stands beside it.
+		// A directory on PATH often has only a symlink to postgres. The other programs are beside
+		// the symlink's target.
 		postgres, err := filepath.EvalSymlinks(filepath.Join(dir, "postgres"))
 		if err == nil && isProgram(postgres) && isProgram(filepath.Join(filepath.Dir(postgres), "initdb")) {
 			return filepath.Dir(postgres), nil
 		}
 	}
 	if forced != "" {
-		return "", fmt.Errorf("PostgreSQL server programs %w: %s=%s has no postgres and initdb; correct it, or unset it to have them looked for", ErrNotInstalled, EnvPostgresBin, forced)
+		return "", fmt.Errorf("PostgreSQL server programs %w: %s=%s has no postgres and initdb; correct it, or unset it to search PATH and the usual directories", ErrNotInstalled, EnvPostgresBin, forced)
 	}
 	return "", fmt.Errorf("PostgreSQL server programs %w: install them (Debian, Ubuntu: apt-get install postgresql; "+
 		"macOS: brew install postgresql@17), or set %s to their directory; looked in PATH and %s",
 		ErrNotInstalled, EnvPostgresBin, strings.Join(globs, ", "))
 }
 
-// findBouncer returns the path of the program pgbouncer, looked for in path (a list as in PATH), then in dirs.
+// findBouncer returns the path of the program pgbouncer. It tries path (a list as in PATH), then
+// dirs.
 func findBouncer(path string, dirs []string) (string, error) {
 	for _, dir := range append(filepath.SplitList(path), dirs...) {
 		if program := filepath.Join(dir, "pgbouncer"); isProgram(program) {
@@ -71,7 +75,7 @@ func findBouncer(path string, dirs []string) (string, error) {
 		"looked in PATH and %s", ErrNotInstalled, strings.Join(dirs, ", "))
 }
 
-// findCompiler returns the C compiler: cc, or forced, if not empty.
+// findCompiler returns the C compiler: forced if it is not empty, else cc.
 func findCompiler(system, forced string) (string, error) {
 	if system != "linux" {
 		return "", fmt.Errorf("a clock of its own for a server %w: it needs Linux", ErrNotInstalled)
@@ -91,7 +95,8 @@ func isProgram(path string) bool {
 
 var number = regexp.MustCompile(`\d+(\.\d+|devel|beta\d+|rc\d+)*`)
 
-// version is the last number in a directory's name, such as 16 in /usr/pgsql-16/bin; -1 when it has none.
+// version returns the last number in a directory's name, for example 16 for /usr/pgsql-16/bin; -1
+// if it has none.
 func version(dir string) float64 {
 	numbers := number.FindAllString(dir, -1)
 	if len(numbers) == 0 {
@@ -101,7 +106,7 @@ func version(dir string) float64 {
 	return v
 }
 
-// programVersion asks a program for its version.
+// programVersion returns a program's version.
 func programVersion(program string) string {
 	out, err := exec.Command(program, "--version").Output()
 	if err != nil {
@@ -110,11 +115,13 @@ func programVersion(program string) string {
 	return number.FindString(string(out))
 }
 
-// errPortTaken says that another program took the port between the time it was found free and the server's start.
+// errPortTaken means that another program took the port after it was found free, before the server
+// started.
 var errPortTaken = errors.New("port taken")
 
-// onFreePort has something listen on a port of 127.0.0.1 that was free a moment ago, and returns that. It lies below the range
-// from which systems take the ports of outgoing connections: such a connection could get the port while a server restarts on it.
+// onFreePort calls listen with a port of 127.0.0.1 that was free a moment ago, and returns the
+// port. The port is below the range for outgoing connections: such a connection could take the port
+// while a server restarts on it.
 func onFreePort(listen func(port int) error) (int, error) {
 	err := errPortTaken
 	for range 100 {

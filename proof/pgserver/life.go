@@ -12,17 +12,17 @@ import (
 	"time"
 )
 
-// Mode is how a server is restarted.
+// Mode is how a server shuts down.
 type Mode string
 
-// The modes of Restart.
+// The modes of Restart and Down.
 const (
 	Fast      Mode = "fast"      // ends all sessions and writes a checkpoint
-	Immediate Mode = "immediate" // as in a crash: the next start recovers from the log
+	Immediate Mode = "immediate" // like a crash: the next start recovers from the log
 )
 
-// Restart takes the server down and up again, on the same port and with the same data. ctx covers the wait; when it ends
-// first, the server is down.
+// Restart stops the server and starts it again, on the same port and with the same data. ctx bounds
+// the wait. If ctx ends first, the server is down.
 func (s *Server) Restart(ctx context.Context, mode Mode) error {
 	return s.locked("restart", func() error {
 		if s.process != nil {
@@ -34,8 +34,8 @@ func (s *Server) Restart(ctx context.Context, mode Mode) error {
 	})
 }
 
-// Down takes the server down and returns when all of its processes are gone. It does nothing when the server is down. ctx
-// covers the wait.
+// Down stops the server, and returns when all of its processes have ended. It does nothing if the
+// server is down. ctx bounds the wait.
 func (s *Server) Down(ctx context.Context, mode Mode) error {
 	return s.locked("take down", func() error {
 		if s.process == nil {
@@ -45,18 +45,20 @@ func (s *Server) Down(ctx context.Context, mode Mode) error {
 	})
 }
 
-// Up starts the server again after Down or Kill, or after it ended by itself, on the same port and with the same data, and returns
-// when it accepts connections. It does nothing when the server is up. ctx covers the wait, which is at most a minute.
+// Up starts the server after Down or Kill, or after it ended on its own, on the same port and with
+// the same data. It returns when the server accepts connections. It does nothing if the server is
+// up. ctx bounds the wait, which is at most a minute.
 func (s *Server) Up(ctx context.Context) error {
 	return s.locked("start", func() error { return s.up(ctx) })
 }
 
-// Kill kills all of the server's processes at once, with SIGKILL, and returns when they are gone. Up starts it again.
+// Kill kills all of the server's processes at once with SIGKILL, and returns when they have ended.
+// Up starts the server again.
 func (s *Server) Kill() error {
 	return s.locked("kill", func() error {
 		s.folder.evacuate()
 		removeSegment(s.folder.segment())
-		// The file would name the pid that is gone, which another process may get: then the server would not start.
+		// Otherwise the server would not start if another process got the pid in this file.
 		if err := os.Remove(s.folder.file(dataName + "/postmaster.pid")); err != nil && !os.IsNotExist(err) {
 			return err
 		}
@@ -68,10 +70,11 @@ func (s *Server) Kill() error {
 	})
 }
 
-// Pause freezes the server: connections stay open, nothing answers. It returns when all of its processes got the signal.
+// Pause freezes the server: connections stay open, but get no answers. It returns when all of its
+// processes got the signal.
 func (s *Server) Pause() error {
 	return s.locked("pause", func() error {
-		// Until there is none that the round before did not see: the postmaster was just forking.
+		// Repeated until a round finds no new process, because the postmaster may be forking.
 		for seen := []int(nil); ; {
 			pids := s.pids()
 			if err := s.signalAll(syscall.SIGSTOP); err != nil {
@@ -85,13 +88,14 @@ func (s *Server) Pause() error {
 	})
 }
 
-// Resume ends Pause.
+// Resume continues the server after Pause.
 func (s *Server) Resume() error {
 	return s.locked("resume", func() error { return s.signalAll(syscall.SIGCONT) })
 }
 
-// Signal sends a signal to one process of the server, such as SIGKILL to a backend (pg_backend_pid), which makes the
-// server restart all others. It is an error when the process is not one of this server's.
+// Signal sends a signal to one process of the server. For example, SIGKILL to a backend
+// (pg_backend_pid) makes the server restart all backends. It returns an error if the process does
+// not belong to this server.
 func (s *Server) Signal(pid int, sig syscall.Signal) error {
 	return s.locked("signal", func() error {
 		if !slices.Contains(s.pids(), pid) {
@@ -101,7 +105,7 @@ func (s *Server) Signal(pid int, sig syscall.Signal) error {
 	})
 }
 
-// locked runs fn, which changes the life of the server, while nobody else does.
+// locked runs fn, which starts, stops or signals the server, while no other such operation runs.
 func (s *Server) locked(operation string, fn func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,7 +119,8 @@ func (s *Server) locked(operation string, fn func() error) error {
 	return nil
 }
 
-// shutdown stops the postmaster in that mode and waits for its end. s.process is not nil.
+// shutdown stops the postmaster in the given mode, and waits for its end. s.process must not be
+// nil.
 func (s *Server) shutdown(ctx context.Context, mode Mode) error {
 	sig, known := map[Mode]syscall.Signal{Fast: syscall.SIGINT, Immediate: syscall.SIGQUIT}[mode]
 	if !known {
@@ -131,7 +136,7 @@ func (s *Server) shutdown(ctx context.Context, mode Mode) error {
 	case <-ctx.Done():
 		return fmt.Errorf("the server has not stopped yet: %w", context.Cause(ctx))
 	}
-	s.folder.evacuate() // if it had been killed, its children may live on for a moment
+	s.folder.evacuate() // if it was killed, its children may live for a moment longer
 	s.process = nil
 	return nil
 }
@@ -141,7 +146,8 @@ func (s *Server) up(ctx context.Context) error {
 		if !s.process.ended() {
 			return nil
 		}
-		s.folder.evacuate() // the postmaster ended by itself; its children may live on for a moment
+		// The postmaster ended on its own; its children may live for a moment longer.
+		s.folder.evacuate()
 		s.process = nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
@@ -156,7 +162,7 @@ func (s *Server) up(ctx context.Context) error {
 		if !errors.Is(err, errPortTaken) {
 			return s.withLog(err)
 		}
-		// The port has to stay the same: whoever took it meanwhile may give it back.
+		// The port must stay the same: the program that took it may release it.
 		select {
 		case <-retry.C:
 		case <-ctx.Done():
@@ -165,7 +171,8 @@ func (s *Server) up(ctx context.Context) error {
 	}
 }
 
-// signalAll sends a signal to all of the server's processes, the postmaster first, so that it starts no others.
+// signalAll sends a signal to all of the server's processes. The postmaster is first, so that it
+// starts no others.
 func (s *Server) signalAll(sig syscall.Signal) error {
 	var errs []error
 	for _, pid := range s.pids() {
@@ -174,7 +181,7 @@ func (s *Server) signalAll(sig syscall.Signal) error {
 	return errors.Join(errs...)
 }
 
-// pids returns the ids of all living processes of the server, the postmaster's first.
+// pids returns the ids of all live processes of the server, the postmaster's first.
 func (s *Server) pids() []int {
 	pids := s.folder.processes()
 	if s.process != nil {
@@ -185,7 +192,8 @@ func (s *Server) pids() []int {
 	return pids
 }
 
-// removeSegment removes the shared memory that a killed server left, some 56 bytes. Nothing depends on it.
+// removeSegment removes the shared memory that a killed server left, about 56 bytes. An error does
+// not matter.
 func removeSegment(id string) {
 	if id != "" {
 		_ = command("ipcrm", "-m", id).Run()

@@ -11,11 +11,11 @@ import (
 	"syscall"
 )
 
-// process is a started program that dies with this process, where the system can do that.
+// process is a started program that is killed when this process ends, if the system supports that.
 type process struct {
 	cmd  *exec.Cmd
-	done chan struct{} // closed when it ended
-	err  error         // how it ended; read it after done
+	done chan struct{} // closed when the program has ended
+	err  error         // how the program ended; read it after done
 }
 
 func launch(cmd *exec.Cmd) (*process, error) {
@@ -28,8 +28,9 @@ func launch(cmd *exec.Cmd) (*process, error) {
 	return p, nil
 }
 
-// run starts the program and waits for it on one OS thread: the kernel sends the death signal when the thread that
-// forked ends, and Go ends threads as it likes, unless a goroutine is locked to them.
+// run starts the program and waits for it on one OS thread. The kernel sends the death signal when
+// the thread that forked ends, and Go ends threads at any time, unless a goroutine is locked to
+// them.
 func (p *process) run(started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -53,7 +54,7 @@ func (p *process) ended() bool {
 	}
 }
 
-// signal sends a signal; a process that is gone already is no error.
+// signal sends a signal. It returns no error if the process has ended already.
 func signal(pid int, sig syscall.Signal) error {
 	if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return os.NewSyscallError("kill", err)
@@ -61,7 +62,8 @@ func signal(pid int, sig syscall.Signal) error {
 	return nil
 }
 
-// command prepares a program. Its environment is ours without what would change how PostgreSQL starts.
+// command prepares a program, with this process's environment except the variables that change how
+// PostgreSQL starts.
 func command(program string, args ...string) *exec.Cmd {
 	cmd := exec.Command(program, args...)
 	for _, entry := range os.Environ() {

@@ -9,13 +9,15 @@ import (
 	"syscall"
 )
 
-// attributes leaves the program in our process group: without a death signal, Ctrl-C should at least reach it.
+// attributes leaves the program in this process's group: without a death signal, at least Ctrl-C
+// should reach it.
 func attributes(syscall.Signal) *syscall.SysProcAttr { return &syscall.SysProcAttr{} }
 
-// memoryDir: there is none that one could count on.
+// memoryDir returns "", because these systems have no such directory by default.
 func memoryDir() string { return "" }
 
-// processTable returns the command lines of all living processes by pid; none where there is no ps.
+// processTable returns the command lines of all live processes by pid. It is empty if there is no
+// ps.
 func processTable() map[int]string {
 	table := make(map[int]string)
 	out, err := exec.Command("ps", "-axww", "-o", "pid=,command=").Output()

@@ -11,13 +11,14 @@ import (
 func attributes(death syscall.Signal) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{
 		Pdeathsig: death,
-		// A group of its own: Ctrl-C at a terminal is for us, we end the server. And should we die while the server is
-		// stopped, its group becomes an orphan, which the kernel continues, so that it gets to see the death signal.
+		// A process group of its own. Ctrl-C at a terminal goes to this process, which then stops
+		// the server. If this process ends while the server is stopped by a signal, the group
+		// becomes an orphan, and the kernel continues it. So the server receives the death signal.
 		Setpgid: true,
 	}
 }
 
-// memoryDir returns a file system in memory in which a server will not run out of space, "" if there is none.
+// memoryDir returns a file system in memory that has room for a server, or "" if there is none.
 func memoryDir() string {
 	const dir, tmpfs, enough = "/dev/shm", 0x01021994, 4 << 30
 	var fs syscall.Statfs_t
@@ -30,7 +31,8 @@ func memoryDir() string {
 	return dir
 }
 
-// processTable returns the command lines of all living processes by pid; zombies have none.
+// processTable returns the command lines of all live processes by pid. Zombies have no command
+// line.
 func processTable() map[int]string {
 	table := make(map[int]string)
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")

@@ -21,9 +21,9 @@ const (
 	dataName = "data"
 	logName  = "log"
 
-	// startTimeout bounds what waits for a server, besides the caller's ctx.
+	// startTimeout bounds each wait for a server, in addition to the caller's ctx.
 	startTimeout = time.Minute
-	// pollInterval is how often something is looked at that tells nobody when it changes.
+	// pollInterval is the interval between checks of a state that has no notification.
 	pollInterval = 5 * time.Millisecond
 )
 
@@ -35,20 +35,21 @@ type options struct {
 	settings map[string]string
 }
 
-// WithSettings adds server settings (postgresql.conf) to the defaults, or replaces them. Where the server listens, and its
-// cluster_name, cannot be changed.
+// WithSettings adds server settings (postgresql.conf), or replaces the defaults. The listen
+// address, the port and cluster_name cannot be changed.
 func WithSettings(settings map[string]string) Option {
 	return func(o *options) { maps.Copy(o.settings, settings) }
 }
 
-// WithDurable keeps fsync on, and the data on disk rather than in memory: commits then wait for the disk.
+// WithDurable keeps fsync on, and the data on disk rather than in memory, so commits wait for the
+// disk.
 func WithDurable() Option { return func(o *options) { o.settings["fsync"] = "on" } }
 
-// WithDir has the server keep everything in that directory, which any user must be able to enter.
+// WithDir sets the parent directory of the server's folder. Any user must be able to enter it.
 func WithDir(dir string) Option { return func(o *options) { o.dir = dir } }
 
-// Server is a PostgreSQL server that this process started. All methods are safe for concurrent use; those that start, stop
-// and signal the server wait for each other.
+// Server is a PostgreSQL server that this process started. All methods are safe for concurrent use.
+// Methods that start, stop or signal the server wait for each other.
 type Server struct {
 	url      string
 	describe string
@@ -56,13 +57,14 @@ type Server struct {
 	port     int
 
 	mu      sync.Mutex // guards the rest
-	bin     string     // where its programs are
+	bin     string     // the directory of its programs
 	process *process   // the postmaster; nil while the server is down
 	stopped bool
 }
 
-// Start starts a server, in about half a second. ctx covers the start only, which takes at most a minute; the server
-// lives until Stop, or until this process ends. The error wraps ErrNotInstalled where there are no programs.
+// Start starts a server, in about half a second. ctx bounds only the start, which takes at most a
+// minute. The server runs until Stop, or until this process ends. The error wraps ErrNotInstalled
+// if the server programs are not installed.
 func Start(ctx context.Context, opts ...Option) (*Server, error) {
 	bin, err := findPostgres(os.Getenv(EnvPostgresBin), os.Getenv("PATH"), postgresDirs)
 	if err != nil {
@@ -79,11 +81,12 @@ func newOptions(opts []Option) options {
 		"log_line_prefix": "%m [%p] %d ",
 		"log_timezone":    "UTC",
 		"timezone":        "UTC",
-		// Nothing here has to survive a crash of the machine; a crash of the server alone loses nothing by it.
+		// The data need not survive a crash of the machine. A crash of the server alone loses
+		// nothing with this setting.
 		"fsync": "off",
-		// Whatever remains of it is in the folder, not in /dev/shm, when the server was killed.
+		// A killed server leaves such memory in its folder, not in /dev/shm.
 		"dynamic_shared_memory_type": "mmap",
-		// A standby reads what was written since it was copied, and there is no slot that keeps it.
+		// A standby reads the log from the time of its copy on, and no slot keeps that log.
 		"wal_keep_size": "256MB",
 	}}
 	for _, opt := range opts {
@@ -92,7 +95,7 @@ func newOptions(opts []Option) options {
 	return o
 }
 
-// start starts a server whose data folder, empty at first, is filled by fill.
+// start starts a server after fill has filled its data folder, which is empty at first.
 func start(ctx context.Context, bin string, o options, fill func(ctx context.Context, s *Server, data string) error) (_ *Server, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -126,14 +129,14 @@ func start(ctx context.Context, bin string, o options, fill func(ctx context.Con
 // URL returns the connection string of the database postgres, as a superuser.
 func (s *Server) URL() string { return s.url }
 
-// Describe says in one line which server this is.
+// Describe returns one line with the version, directory and address of the server.
 func (s *Server) Describe() string { return s.describe }
 
 // Log returns the last lines of the server's log; "" after Stop.
 func (s *Server) Log() string { return s.folder.logTail() }
 
-// Stop ends the server without saving anything, and removes all that it left. It is idempotent, and takes at most some
-// seconds, whatever state the server is in.
+// Stop ends the server without saving anything, and removes its files. It is idempotent, and takes
+// at most a few seconds in any state of the server.
 func (s *Server) Stop() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,11 +144,12 @@ func (s *Server) Stop() error {
 		return nil
 	}
 	s.stopped = true
-	_ = s.signalAll(syscall.SIGCONT) // a paused server sees no other signal
+	_ = s.signalAll(syscall.SIGCONT) // a paused server receives no other signal
 	if s.process != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		// An immediate shutdown rather than a kill: it removes the shared memory. What it leaves gets killed.
+		// An immediate shutdown rather than a kill, because it removes the shared memory. Remaining
+		// processes are killed.
 		_ = s.shutdown(ctx, Immediate)
 	}
 	s.folder.evacuate()
@@ -153,7 +157,7 @@ func (s *Server) Stop() error {
 	return s.folder.remove()
 }
 
-// withLog adds the end of the server's log to an error.
+// withLog appends the end of the server's log to an error.
 func (s *Server) withLog(err error) error {
 	if tail := s.folder.logTail(); tail != "" {
 		return fmt.Errorf("%w\nthe end of its log:\n%s", err, tail)
@@ -163,13 +167,13 @@ func (s *Server) withLog(err error) error {
 
 func (s *Server) program(name string) string { return filepath.Join(s.bin, name) }
 
-// initialize makes a new cluster in the data folder.
+// initialize creates a new cluster in the data folder.
 func (s *Server) initialize(ctx context.Context, data string) error {
 	return s.run(ctx, s.folder.path, "initdb", "--pgdata="+data, "--username=postgres",
 		"--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
 }
 
-// run runs one of the server's programs to its end, in a directory in the folder.
+// run runs one of the server's programs to its end, in a directory of the folder.
 func (s *Server) run(ctx context.Context, dir, program string, args ...string) error {
 	p, err := s.folder.launchIn(dir, syscall.SIGKILL, s.program(program), args...)
 	if err != nil {
@@ -203,8 +207,8 @@ func appendSettings(file string, settings map[string]string) error {
 	return errors.Join(err, conf.Close())
 }
 
-// launch starts the postmaster on the server's port and waits until it accepts connections. The error is errPortTaken
-// when another program has the port.
+// launch starts the postmaster on the server's port, and waits until it accepts connections. The
+// error is errPortTaken if another program has the port.
 func (s *Server) launch(ctx context.Context) error {
 	before := len(s.folder.log())
 	postmaster, err := s.folder.launch(syscall.SIGQUIT, s.program("postgres"),
@@ -212,7 +216,8 @@ func (s *Server) launch(ctx context.Context) error {
 		"-p", strconv.Itoa(s.port),
 		"-c", "listen_addresses=127.0.0.1",
 		"-c", "unix_socket_directories=",
-		"-c", "cluster_name="+filepath.Base(s.folder.path), // heads the titles of its processes: see belongs
+		// Begins the titles of its processes: see belongs.
+		"-c", "cluster_name="+filepath.Base(s.folder.path),
 	)
 	if err != nil {
 		return err
@@ -237,8 +242,8 @@ func (s *Server) launch(ctx context.Context) error {
 	return nil
 }
 
-// ready reports whether the postmaster accepts connections, by what it tells in its file: an attempt to connect might
-// reach another server.
+// ready reports whether the postmaster accepts connections. It reads the state from the
+// postmaster's file, because a connection might reach another server.
 func (s *Server) ready(postmaster *process) bool {
 	lines := s.folder.postmasterFile()
 	return len(lines) >= 8 && lines[0] == strconv.Itoa(postmaster.pid()) && strings.TrimSpace(lines[7]) == "ready"

@@ -15,14 +15,16 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Standby starts a standby of a running server, in about half a second: a server of its own that streams what this one
-// writes, asynchronously, and takes reads. When Standby returns it may still lag behind. It has this server's settings, with
-// those of the options on top: a primary_conninfo of the caller's, for instance, has it stream through a proxy. ctx covers the
-// start only, which takes at most a minute. It is stopped, and ends with this process, like any other server.
+// Standby starts a standby of a running server, in about half a second. The standby is a server of
+// its own that streams this server's log asynchronously, and accepts reads. It may still lag behind
+// when Standby returns. It has this server's settings, replaced by those of the options: for
+// example, another primary_conninfo makes it stream through a proxy. ctx bounds only the start,
+// which takes at most a minute. The standby is stopped, and ends with this process, like any other
+// server.
 func (s *Server) Standby(ctx context.Context, opts ...Option) (*Server, error) {
 	o := options{settings: map[string]string{
 		"primary_conninfo": fmt.Sprintf("host=127.0.0.1 port=%d user=postgres sslmode=disable", s.port),
-		// Where what it streams from is gone for a moment, tests would wait five seconds.
+		// With the default, tests would wait 5 s if the upstream server is down for a moment.
 		"wal_retrieve_retry_interval": "100ms",
 	}}
 	for _, opt := range opts {
@@ -36,8 +38,8 @@ func (s *Server) Standby(ctx context.Context, opts ...Option) (*Server, error) {
 	})
 }
 
-// backUp copies the server's data into an empty folder while it runs. Not by pg_basebackup, which may be missing where
-// the server's programs are: see postgresDirs.
+// backUp copies the server's data into an empty folder while the server runs. It does not use
+// pg_basebackup, because that program may be missing: see postgresDirs.
 func (s *Server) backUp(ctx context.Context, to string) error {
 	return maintain(ctx, s.url, func(conn *pgx.Conn) error {
 		start, stop := "pg_backup_start('pgserver', true)", "pg_backup_stop(false)"
@@ -52,7 +54,7 @@ func (s *Server) backUp(ctx context.Context, to string) error {
 			return err
 		}
 		if err := s.folder.account.copyData(ctx, s.folder.file(dataName), to, notBackedUp); err != nil {
-			return err // the session's end ends the backup
+			return err // the end of the session ends the backup
 		}
 		var label string
 		if err := conn.QueryRow(ctx, "SELECT labelfile FROM "+stop).Scan(&label); err != nil {
@@ -65,18 +67,20 @@ func (s *Server) backUp(ctx context.Context, to string) error {
 // ofARun are the files that belong to one run of a server.
 var ofARun = map[string]bool{"postmaster.pid": true, "postmaster.opts": true}
 
-// notBackedUp is what a backup leaves out, folders with their names alone: of the running server, or made anew. The
-// write-ahead log is streamed instead.
+// notBackedUp are the files that a backup leaves out, and the folders whose content it leaves out:
+// they belong to the running server, or are created again. The write-ahead log is streamed instead.
 var notBackedUp = map[string]bool{
 	"postmaster.pid": true, "postmaster.opts": true, "standby.signal": true, "backup_label": true,
 	"pg_wal/": true, "pg_replslot/": true, "pg_dynshmem/": true, "pg_notify/": true, "pg_serial/": true,
 	"pg_snapshots/": true, "pg_stat_tmp/": true, "pg_subtrans/": true,
 }
 
-// controlFile is copied last: of a standby it tells how far the log must be read until all files that were copied fit together.
+// controlFile is copied last: in a copy of a standby, it says how far the log must be read until
+// all copied files are consistent.
 const controlFile = "global/pg_control"
 
-// copyData copies a data folder for the account. What goes away meanwhile is not missed: the log tells of that.
+// copyData copies a data folder for the account. It ignores files that disappear meanwhile, because
+// the log covers them.
 func (a *account) copyData(ctx context.Context, from, to string, without map[string]bool) error {
 	err := filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -126,8 +130,9 @@ func (a *account) copyFile(from, to string) error {
 	return errors.Join(err, out.Close(), a.own(to))
 }
 
-// Promote makes a standby a primary, on a timeline of its own, and returns when it takes writes. What it has not
-// received by then is lost; the server that it followed is left as it is. ctx covers the wait, which is at most a minute.
+// Promote promotes a standby to a primary, on a new timeline, and returns when it accepts writes.
+// The log that it has not received by then is lost. The server that it followed does not change.
+// ctx bounds the wait, which is at most a minute.
 func (s *Server) Promote(ctx context.Context) error {
 	return s.locked("promote", func() error {
 		ctx, cancel := context.WithTimeout(ctx, startTimeout)

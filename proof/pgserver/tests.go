@@ -16,12 +16,12 @@ import (
 
 // shared is the server of a test binary.
 var shared struct {
-	mu     sync.Mutex // guards the rest, and is held during the start, for which all tests have to wait
+	mu     sync.Mutex // guards the rest, and is held during the start, which all tests wait for
 	server *Server
 	err    error
 }
 
-// sharedURL returns the URL of the server that DATABASE_URL names, else of one that the first call starts.
+// sharedURL returns the URL in DATABASE_URL, or else of a server that the first call starts.
 func sharedURL() (string, error) {
 	if foreign := os.Getenv(EnvDatabaseURL); foreign != "" {
 		return foreign, nil
@@ -39,9 +39,10 @@ func sharedURL() (string, error) {
 	return shared.server.URL(), nil
 }
 
-// EmptyDatabase returns the URL of a new, empty database as a role that may do everything in it. It is dropped, with all sessions
-// in it, when the test ends. It is on the server that all tests of the binary share. It is safe in parallel tests. The test
-// fails at once when there is no server.
+// EmptyDatabase returns the URL of a new, empty database, as a role that may do everything in it.
+// The database is on the server that all tests of the binary share. It is dropped, with its
+// sessions, when the test ends. EmptyDatabase is safe in parallel tests. It fails the test if there
+// is no server.
 func EmptyDatabase(tb testing.TB) string {
 	tb.Helper()
 	server, err := sharedURL()
@@ -62,8 +63,8 @@ func EmptyDatabase(tb testing.TB) string {
 	return url
 }
 
-// Database is EmptyDatabase for a test of clients: with PGLEASES_TEST_ROLE the database has the library's tables, which
-// another role owns, and the URL is that role's.
+// Database is EmptyDatabase for a test of clients. If PGLEASES_TEST_ROLE is set, the database has
+// the library's tables, another role owns them, and the URL is for the role PGLEASES_TEST_ROLE.
 func Database(tb testing.TB) string {
 	tb.Helper()
 	url := EmptyDatabase(tb)
@@ -75,7 +76,7 @@ func Database(tb testing.TB) string {
 	defer cancel()
 	direct, _ := DirectURL(url)
 	if err := prepare(ctx, direct, role); err != nil {
-		tb.Fatalf("pgserver: make the tables for %s: %v", role, err)
+		tb.Fatalf("pgserver: create the tables for %s: %v", role, err)
 	}
 	url, err := withUser(url, role)
 	if err != nil {
@@ -84,8 +85,9 @@ func Database(tb testing.TB) string {
 	return url
 }
 
-// Private returns a server of the test's own. It is stopped when the test ends, and the end of its log shown if that failed.
-// The test fails at once when none can be started.
+// Private returns a server that only this test uses. The server is stopped when the test ends, and
+// if the test failed, the end of its log is logged. Private fails the test if the server cannot be
+// started.
 func Private(tb testing.TB, opts ...Option) *Server {
 	tb.Helper()
 	s, err := Start(context.Background(), opts...)
@@ -103,7 +105,7 @@ func Private(tb testing.TB, opts ...Option) *Server {
 	return s
 }
 
-// Shared returns the URL of the server that all tests of the binary share, past any pooler.
+// Shared returns the URL of the server that all tests of the binary share, without a pooler.
 func Shared() (string, error) {
 	url, err := sharedURL()
 	if direct := os.Getenv(EnvDirectURL); direct != "" && err == nil {
@@ -112,7 +114,8 @@ func Shared() (string, error) {
 	return url, err
 }
 
-// Main runs the tests of a package, stops the shared server if they used it, and returns the status to exit with:
+// Main runs the tests of a package, stops the shared server if the tests used it, and returns the
+// exit status:
 //
 //	func TestMain(m *testing.M) { os.Exit(pgserver.Main(m)) }
 func Main(m interface{ Run() int }) int {
@@ -129,23 +132,24 @@ func Main(m interface{ Run() int }) int {
 	return code
 }
 
-// The roles, under the names that they have on docs/roles.md.
+// The roles, with their names in docs/roles.md.
 const (
-	App         = "pgleases_app"   // of clients that may do what sql/grants/application.sql gives, and no more
-	tablesOwner = "pgleases_owner" // of the tables
+	App         = "pgleases_app"   // of clients, with only the rights of sql/grants/application.sql
+	tablesOwner = "pgleases_owner" // of the owner of the tables
 )
 
-// MakeApp makes the role App on a server, which can connect to every database and do nothing there that was not granted, and
-// the role of the tables' owner.
+// MakeApp creates two roles on a server: App, which can connect to every database and has only
+// granted rights there, and the owner of the tables.
 func MakeApp(ctx context.Context, server string) error {
 	if err := execute(ctx, server, "CREATE ROLE "+tablesOwner+" NOLOGIN; CREATE ROLE "+App+" LOGIN"); err != nil {
-		return fmt.Errorf("pgserver: make the role %s: %w", App, err)
+		return fmt.Errorf("pgserver: create the role %s: %w", App, err)
 	}
 	return nil
 }
 
-// prepare makes the library's tables in an empty database, with the rights of the role, which gets nothing from PUBLIC. For the
-// application's own tables the role owns a schema of its name, which the default search_path has first.
+// prepare creates the library's tables in an empty database, with the role's rights, which include
+// no rights of PUBLIC. The role owns a schema of its name for the application's own tables. That
+// schema is first on the default search_path.
 func prepare(ctx context.Context, databaseURL, role string) error {
 	schema, err := pgleases.Schema()
 	if err != nil {

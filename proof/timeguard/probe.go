@@ -13,28 +13,30 @@ import (
 const (
 	wakeEvery = 10 * time.Millisecond
 	askEvery  = 50 * time.Millisecond
-	// tellEvery is how often a probe tells what it found, if only that there was nothing: its silence is lateness too.
+	// tellEvery is the interval of a probe's reports. A probe reports even if it found no spell,
+	// because a missing report counts as lateness too.
 	tellEvery = 100 * time.Millisecond
-	// least is what counts as late. An idle machine is, by a tenth of that; one that has too much to do and shares its
-	// processors fairly is by little, but all the time.
+	// least is the smallest lateness that counts. An idle machine is late by a tenth of it. A busy
+	// machine that shares its processors fairly is late by little, but all the time.
 	least = time.Millisecond
 )
 
-// A Spell is a time for which a process waited in vain.
+// A Spell is a time when a process waited too long.
 type Spell struct {
-	What     string         // it was not "woken", or the database had not "answered"
-	From, To oracle.Instant // when it should have been, and when it was
+	What     string         // what was late: the process was "woken", or the database "answered"
+	From, To oracle.Instant // when it should have happened, and when it did
 }
 
-// Length returns how late it was.
+// Length returns the lateness.
 func (s Spell) Length() time.Duration { return s.To.Sub(s.From) }
 
-// Probe measures until ctx ends. Every 100 ms it tells of the spells, and until when there was none else. The
-// database is one that nothing befalls; without a URL only the process is measured. tell is called by one goroutine at a time.
+// Probe measures until ctx ends. Every 100 ms it reports the spells that it found, and the time
+// until which the report is complete. url is a database without faults; if it is empty, Probe
+// measures only the process. Calls of tell do not overlap.
 func Probe(ctx context.Context, url string, tell func(until oracle.Instant, spells []Spell)) {
 	answers := make(chan Spell, 16)
 	asked := make(chan struct{})
-	var asking atomic.Int64 // when the question was sent that is not answered yet; 0: none
+	var asking atomic.Int64 // when the query that has no answer yet was sent; 0: none
 	go func() {
 		defer close(asked)
 		ask(ctx, url, &asking, answers)
@@ -60,7 +62,7 @@ func Probe(ctx context.Context, url string, tell func(until oracle.Instant, spel
 		if last.Sub(told) >= tellEvery {
 			told = last
 			until := last
-			if since := asking.Load(); since > 0 { // it does not know yet
+			if since := asking.Load(); since > 0 { // the answer's lateness is not known yet
 				until = min(until, oracle.Instant(since))
 			}
 			tell(until, spells)
@@ -69,7 +71,8 @@ func Probe(ctx context.Context, url string, tell func(until oracle.Instant, spel
 	}
 }
 
-// ask sends SELECT 1 again and again, on a connection of its own that it makes anew when it breaks.
+// ask sends SELECT 1 at intervals, on a connection of its own. If the connection breaks, it
+// connects again.
 func ask(ctx context.Context, url string, asking *atomic.Int64, answers chan<- Spell) {
 	var conn *pgx.Conn
 	defer func() {
@@ -83,7 +86,7 @@ func ask(ctx context.Context, url string, asking *atomic.Int64, answers chan<- S
 		began := oracle.Now()
 		asking.Store(int64(began))
 		if conn == nil {
-			conn, _ = pgx.Connect(ctx, url) // nil again where that failed: another try
+			conn, _ = pgx.Connect(ctx, url) // nil if that failed; the next turn connects again
 		} else if _, err := conn.Exec(ctx, "SELECT 1", pgx.QueryExecModeSimpleProtocol); err != nil {
 			_ = conn.Close(ctx)
 			conn = nil

@@ -9,24 +9,24 @@ import (
 	"github.com/pgleases/pgleases/proof/oracle"
 )
 
-// machine has the records of all probes whose findings reach this process.
+// machine holds the records of all probes that report to this process.
 var machine struct {
 	mu      sync.Mutex // guards records
 	records []*Record
 }
 
-// A Record is what one process's probe has found. All methods are safe for concurrent use.
+// A Record holds the findings of one process's probe. All methods are safe for concurrent use.
 type Record struct {
 	name string
 
 	mu     sync.Mutex // guards the rest
 	until  oracle.Instant
 	spells []Spell
-	excess []Spell // times in which it was stopped on purpose; the last one may go on
+	excess []Spell // times when it was stopped on purpose; the last one may still be open
 	ended  bool
 }
 
-// NewRecord returns the record of a process, which counts for every [Run] of this one from now on.
+// NewRecord returns the record of a process. From now on it counts for every [Run] in this process.
 func NewRecord(name string) *Record {
 	r := &Record{name: name, until: oracle.Now()}
 	machine.mu.Lock()
@@ -35,7 +35,7 @@ func NewRecord(name string) *Record {
 	return r
 }
 
-// Add notes what the probe told.
+// Add adds a report of the probe.
 func (r *Record) Add(until oracle.Instant, spells []Spell) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -43,14 +43,15 @@ func (r *Record) Add(until oracle.Instant, spells []Spell) {
 	r.spells = append(r.spells, spells...)
 }
 
-// Stop says that the process is being stopped on purpose, until Continue: it is not late then.
+// Stop records that the process is being stopped on purpose, until Continue. It does not count as
+// late then.
 func (r *Record) Stop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.excess = append(r.excess, Spell{From: oracle.Now(), To: forever})
 }
 
-// Continue ends Stop.
+// Continue records that the process continues after Stop.
 func (r *Record) Continue() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -59,7 +60,7 @@ func (r *Record) Continue() {
 	}
 }
 
-// End says that the process is gone.
+// End records that the process has ended.
 func (r *Record) End() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -70,7 +71,7 @@ const forever = oracle.Instant(1<<63 - 1)
 
 func (s Spell) meets(other Spell) bool { return s.From < other.To && other.From < s.To }
 
-// late returns how late the process was within a window, all in all, and tells of the worst.
+// late returns how late the process was within a window, in sum, and describes the worst spell.
 func (r *Record) late(window Spell) (time.Duration, string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -91,7 +92,7 @@ func (r *Record) late(window Spell) (time.Duration, string) {
 		r.name, sum.Round(time.Millisecond), at, worst.What, worst.Length().Round(time.Millisecond))
 }
 
-// owes reports whether the probe has still to tell of what was until then.
+// owes reports whether the probe still has to report on the time until then.
 func (r *Record) owes(then oracle.Instant) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -99,7 +100,7 @@ func (r *Record) owes(then oracle.Instant) bool {
 	return !r.ended && r.until < then && (n == 0 || r.excess[n-1].To != forever)
 }
 
-// silence is the time for which a process that lives has told nothing.
+// silence returns the time since a live process's report was due.
 func (r *Record) silence() Spell {
 	due, now := r.until+oracle.Instant(2*tellEvery), oracle.Now()
 	if r.ended || now <= due {
@@ -118,8 +119,9 @@ func (r *Record) stopped(s Spell) bool {
 	return false
 }
 
-// Late returns how late the process was that was the latest within a window, and tells of it. It waits until all probes have
-// told of the window; one that tells nothing for two seconds is late by as much.
+// Late returns the lateness of the process that was the latest within a window, and describes it.
+// It waits until all probes have reported on the window, for at most 2 s. The silence of a probe
+// counts as lateness.
 func Late(from, to oracle.Instant) (time.Duration, string) {
 	machine.mu.Lock()
 	defer machine.mu.Unlock()

@@ -13,16 +13,17 @@ import (
 	"github.com/pgleases/pgleases/proof/oracle"
 )
 
-// tries is how often a scenario is tried on a machine that is late.
+// tries is the maximum number of tries on a late machine.
 const tries = 5
 
-// Run tries a scenario. It passes when one try has met every deadline, and none has failed for another reason.
+// Run tries a scenario. The test passes if one try meets every deadline, and no try fails for
+// another reason.
 func Run(t testing.TB, scenario func(*Try)) {
 	t.Helper()
 	run(t, Late, scenario)
 }
 
-// run is Run with what tells how late the machine was.
+// run is Run with a function that returns how late the machine was.
 func run(t testing.TB, late func(from, to oracle.Instant) (time.Duration, string), scenario func(*Try)) {
 	t.Helper()
 	var excuses []string
@@ -32,24 +33,25 @@ func run(t testing.TB, late func(from, to oracle.Instant) (time.Duration, string
 		switch {
 		case try.excuse == "" && try.whole, t.Failed():
 			if !try.whole {
-				t.FailNow() // as the scenario wanted
+				t.FailNow() // as the scenario requested
 			}
 			return
-		case try.excuse == "": // it was skipped
+		case try.excuse == "": // the scenario skipped the test
 			t.SkipNow()
 		}
-		t.Logf("the machine was late, which proves nothing: %s", try.excuse)
+		t.Logf("the machine was late, so this try does not count: %s", try.excuse)
 		excuses = append(excuses, try.excuse)
 	}
-	t.Fatalf("the machine was late in each of %d tries, so nothing is proved:\n%s", tries, strings.Join(excuses, "\n"))
+	t.Fatalf("the machine was late in each of %d tries, so none counts:\n%s", tries, strings.Join(excuses, "\n"))
 }
 
-// A Try is a testing.TB for one try: what it cleans up, its folders and its context end with the try. Error and Fatal fail the
-// test, whatever the machine does: they are for safety. Missed is for time.
+// A Try is a testing.TB for one try: its cleanups, its temporary folders and its context end with
+// the try. Error and Fatal fail the test, however late the machine was: use them for safety. Use
+// Missed for time.
 type Try struct {
 	testing.TB
 	late   func(from, to oracle.Instant) (time.Duration, string)
-	excuse string // why it proves nothing; read it after the end
+	excuse string // why the try does not count; read it after the end
 	whole  bool   // the scenario has returned
 
 	ctx    context.Context
@@ -59,7 +61,7 @@ type Try struct {
 	cleanups []func()
 }
 
-// run runs the scenario in a goroutine that Missed, or a Fatal of the test's, may end.
+// run runs the scenario in a goroutine, which Missed or Fatal may end.
 func (t *Try) run(scenario func(*Try)) {
 	t.ctx, t.cancel = context.WithCancel(t.TB.Context())
 	done := make(chan struct{})
@@ -83,21 +85,21 @@ func (t *Try) cleanUp() {
 	last := t.cleanups[n-1]
 	t.cleanups = t.cleanups[:n-1]
 	t.mu.Unlock()
-	defer t.cleanUp() // also where last ends this goroutine
+	defer t.cleanUp() // even if last ends this goroutine
 	last()
 }
 
-// Cleanup has f called at the end of the try, last added first.
+// Cleanup registers f to be called at the end of the try, in reverse order.
 func (t *Try) Cleanup(f func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.cleanups = append(t.cleanups, f)
 }
 
-// Context ends with the try, before what it cleans up.
+// Context returns a context that ends with the try, before its cleanups.
 func (t *Try) Context() context.Context { return t.ctx }
 
-// TempDir returns a new folder, removed at the end of the try.
+// TempDir returns a new folder, which is removed at the end of the try.
 func (t *Try) TempDir() string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pgleases-proof-")
@@ -112,16 +114,17 @@ func (t *Try) TempDir() string {
 	return dir
 }
 
-// Missed says that what was allowed to take so long, from that moment on, was not so by now: a deadline that has passed, a figure
-// above its limit, trust that was lost with no such silence. It does not return. Where the machine was late by
-// more than a twentieth of what was allowed since, this ends the try, else the test.
+// Missed reports that a condition did not become true within the time allowed since a moment: a
+// deadline that passed, a figure above its limit, or trust that was lost without a cause. It does
+// not return. If the machine was late by more than 5 % of the time allowed, Missed ends the try.
+// Otherwise it fails the test.
 func (t *Try) Missed(since time.Time, within time.Duration, format string, args ...any) {
 	t.Helper()
 	now := oracle.Now()
 	t.MissedAt(now-oracle.Instant(time.Since(since)), now, within, format, args...)
 }
 
-// MissedAt is Missed for a window that is over.
+// MissedAt is Missed for a window in the past.
 func (t *Try) MissedAt(from, to oracle.Instant, within time.Duration, format string, args ...any) {
 	t.Helper()
 	text := fmt.Sprintf(format, args...)
@@ -133,10 +136,11 @@ func (t *Try) MissedAt(from, to oracle.Instant, within time.Duration, format str
 	runtime.Goexit()
 }
 
-// Over reports whether Missed has ended the try. What is cleaned up then may be in any state.
+// Over reports whether Missed has ended the try. Objects that are cleaned up after that may be in
+// any state.
 func (t *Try) Over() bool { return t.excuse != "" }
 
-// Excused reports whether MissedAt would end the try, and not the test.
+// Excused reports whether MissedAt would end only the try, not fail the test.
 func (t *Try) Excused(from, to oracle.Instant, within time.Duration) bool {
 	excused, _ := t.excused(from, to, within)
 	return excused

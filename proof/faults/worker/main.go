@@ -1,6 +1,7 @@
 //go:build unix
 
-// Command worker is a worker of package faults and nothing else. It can be built with another version of the library.
+// Command worker is a worker of package faults. It is a program of its own, so that it can be built
+// with another version of the library.
 package main
 
 import (
@@ -12,6 +13,6 @@ import (
 
 func main() {
 	faults.Main()
-	fmt.Fprintln(os.Stderr, "worker: only faults.Start starts it")
+	fmt.Fprintln(os.Stderr, "worker: not started by faults.Start")
 	os.Exit(2)
 }

@@ -1,6 +1,7 @@
-// A wall clock that can be set: the machine's, plus the offset in microseconds that the file $PGSERVER_CLOCK holds.
-// Loaded into a server with LD_PRELOAD. PostgreSQL asks for the time in signal handlers too, so nothing here may allocate
-// or lock: libfaketime does both, and a server under it ended now and then with a damaged heap.
+// A wall clock that can be set: the machine's time plus an offset in microseconds, which is in the
+// file $PGSERVER_CLOCK. LD_PRELOAD loads it into a server. PostgreSQL reads the clock in signal
+// handlers too, so this code must not allocate or lock. libfaketime does both, and some servers
+// that used it crashed with a damaged heap.
 
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -4,11 +4,13 @@
 //
 //	go run ./pgserver/cmd/pgserver [-bouncer] [-app] -- go test ./...
 //
-// The command gets the server's URL in DATABASE_URL. With -bouncer that leads through a PgBouncer in transaction mode, and
-// PGLEASES_TEST_DIRECT_URL is the URL past it. With -app, PGLEASES_TEST_ROLE names a role with which the clients of tests
-// connect, and which has the rights of sql/grants/application.sql alone.
+// The command gets the server's URL in DATABASE_URL. With -bouncer, this URL leads through a
+// PgBouncer in transaction mode, and PGLEASES_TEST_DIRECT_URL is the URL of the server itself. With
+// -app, PGLEASES_TEST_ROLE is the role of the tests' clients. It has only the rights of
+// sql/grants/application.sql.
 //
-// It exits with the command's status, 128 plus the signal if that ended it, and 2 if it could not be run.
+// The exit status is the command's; 128 plus the signal if a signal ended the command; 2 if the
+// command could not be run.
 package main
 
 import (
@@ -25,8 +27,8 @@ import (
 )
 
 func main() {
-	bouncer := flag.Bool("bouncer", false, "put PgBouncer, in transaction mode, in front of the server")
-	app := flag.Bool("app", false, "have tests connect as a role that may do what sql/grants/application.sql gives, and no more")
+	bouncer := flag.Bool("bouncer", false, "start PgBouncer in transaction mode in front of the server")
+	app := flag.Bool("app", false, "let tests connect as a role with only the rights of sql/grants/application.sql")
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "usage: pgserver [-bouncer] [-app] -- command [argument ...]")
 		flag.PrintDefaults()
@@ -45,7 +47,7 @@ func main() {
 }
 
 func run(withBouncer, asApp bool, args []string) (code int, err error) {
-	// From the beginning: a signal must not end us before the server is stopped.
+	// From the beginning, because a signal must not end this process before the server is stopped.
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
@@ -60,7 +62,7 @@ func run(withBouncer, asApp bool, args []string) (code int, err error) {
 	fmt.Fprintln(os.Stderr, "pgserver:", server.Describe())
 
 	url := server.URL()
-	env := os.Environ() // of what is there twice, the last one counts
+	env := os.Environ() // if a variable occurs twice, the last one counts
 	var users []pgserver.BouncerOption
 	if asApp {
 		if err := pgserver.MakeApp(ctx, url); err != nil {
@@ -82,7 +84,7 @@ func run(withBouncer, asApp bool, args []string) (code int, err error) {
 	return command(args, append(env, pgserver.EnvDatabaseURL+"="+url), signals)
 }
 
-// command runs the command, passes the signals on, and returns its status.
+// command runs the command, forwards signals to it, and returns its status.
 func command(args, env []string, signals <-chan os.Signal) (int, error) {
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = env
@@ -95,7 +97,7 @@ func command(args, env []string, signals <-chan os.Signal) (int, error) {
 	for {
 		select {
 		case sig := <-signals:
-			_ = cmd.Process.Signal(sig) // it may have ended just now
+			_ = cmd.Process.Signal(sig) // an error means that it has just ended
 		case err := <-done:
 			var exit *exec.ExitError
 			if err != nil && !errors.As(err, &exit) {
