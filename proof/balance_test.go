@@ -21,8 +21,9 @@ import (
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
-// Promise 5 for a leader that goes in good order. Not in parallel, for its figures.
-func TestTheNextLeadsWithin50MillisecondsOfClose(t *testing.T) {
+// A leader closes its client, and the next leader leads soon. Not in parallel, because the test
+// measures time.
+func TestNextLeadsWithin50MillisecondsOfClose(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		url := pgserver.Database(t)
 		var clients []*pgleases.Client
@@ -51,7 +52,7 @@ func TestTheNextLeadsWithin50MillisecondsOfClose(t *testing.T) {
 	})
 }
 
-// leadsNext returns when one of the leases owns something.
+// leadsNext returns a channel that receives the time when one of the leases owns a partition.
 func leadsNext(t testing.TB, leases []*pgleases.Lease) <-chan time.Time {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
@@ -67,8 +68,8 @@ func leadsNext(t testing.TB, leases []*pgleases.Lease) <-chan time.Time {
 	return led
 }
 
-// Promise 5 for a leader that is killed: ten of them, each of a lease of its own, with one who comes after them all.
-func TestTheNextLeadsWithinTTLOfAKill(t *testing.T) {
+// A leader is killed: 10 leaders, each of its own lease, and one client that follows them all.
+func TestNextLeadsWithinTTLOfKill(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const ttl = time.Second
 		leaders := 10
@@ -91,7 +92,7 @@ func TestTheNextLeadsWithinTTLOfAKill(t *testing.T) {
 			})
 			leases[i] = joined(t, next, name, 1)
 		}
-		// The promise counts from when a survivor has watched the clock for a TTL.
+		// The bound counts from when a survivor has watched the clock for a TTL.
 		<-time.After(ttl + ttl/3)
 		var wait sync.WaitGroup
 		var mu sync.Mutex
@@ -115,7 +116,7 @@ func TestTheNextLeadsWithinTTLOfAKill(t *testing.T) {
 					return
 				}
 				since := time.Since(killed)
-				// By the database's clock, on which the session expired.
+				// By the database's clock, which decided that the session expired.
 				if err := pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&owned); err != nil {
 					t.Error(err)
 					return
@@ -137,10 +138,11 @@ func TestTheNextLeadsWithinTTLOfAKill(t *testing.T) {
 	})
 }
 
-// Promises 6, 7 and 5: even shares, the fewest moves, and everything owned again at once.
+// Shares are even, a change moves the fewest partitions, and all partitions have an owner again at
+// once.
 func TestElevenClientsShareWithFewestMoves(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
-		const heartbeat = 200 * time.Millisecond // behind a pooler, everything goes at this pace
+		const heartbeat = 200 * time.Millisecond // behind a pooler, everything happens at this pace
 		url := pgserver.Database(t)
 		pool := newPool(t, url, size(2))
 		var clients []*pgleases.Client
@@ -167,7 +169,7 @@ func TestElevenClientsShareWithFewestMoves(t *testing.T) {
 			}
 		}
 		if moves != 11 || len(leases[10].Values()) != 11 {
-			missed(t, began, bears(6*time.Second, heartbeat), "%d moves for the eleventh, who owns %d; the fewest are 11", moves, len(leases[10].Values()))
+			missed(t, began, bears(6*time.Second, heartbeat), "%d moves for the eleventh, which owns %d; the fewest are 11", moves, len(leases[10].Values()))
 		}
 		var owned []time.Duration
 		since := time.Now()
@@ -176,17 +178,17 @@ func TestElevenClientsShareWithFewestMoves(t *testing.T) {
 			closing, left := clients[victim], slices.Delete(slices.Clone(leases), victim, victim+1)
 			began := time.Now()
 			shut(t, closing)
-			waitFor(t, patience, "those who are left own all", func() bool { return covers(left...) })
+			waitFor(t, patience, "the remaining clients own all", func() bool { return covers(left...) })
 			owned = append(owned, time.Since(began))
 			clients, leases = slices.Delete(clients, victim, victim+1), left
-			waitFor(t, patience, "those who are left share", func() bool { return shared(leases...) })
+			waitFor(t, patience, "the remaining clients share", func() bool { return shared(leases...) })
 		}
 		t.Logf("all 128 are owned again after the call of Close: %s", figures(owned))
 		medianWithin(t, since, 50*time.Millisecond+lateWithoutNotify(url, heartbeat), owned, "until partitions were owned again after Close")
 	})
 }
 
-// covers reports whether leases own all partitions between them.
+// covers reports whether leases own all partitions together.
 func covers(leases ...*pgleases.Lease) bool {
 	n := 0
 	for _, l := range leases {
@@ -195,10 +197,10 @@ func covers(leases ...*pgleases.Lease) bool {
 	return n == leases[0].NumPartitions()
 }
 
-// rest waits until nothing is on its way in a lease.
+// rest waits until a lease has no pending plan or handoff.
 func rest(t testing.TB, pool *pgxpool.Pool, lease string) {
 	t.Helper()
-	waitFor(t, patience, "nothing is to be planned or handed over", func() bool {
+	waitFor(t, patience, "no plan or handoff is pending", func() bool {
 		var rests bool
 		err := pool.QueryRow(t.Context(), `SELECT next_check_at = 'infinity' AND NOT EXISTS (
     SELECT FROM pgleases.partitions AS p WHERE p.lease = l.name AND p.owner IS DISTINCT FROM p.target)
@@ -221,8 +223,8 @@ func epochs(t testing.TB, pool *pgxpool.Pool, lease string) []int64 {
 	return all
 }
 
-// Promise 6, over leases that have one partition each.
-func TestAHundredSingletonsSpreadEvenlyOverFourClients(t *testing.T) {
+// Shares are even over leases with one partition each.
+func TestHundredSingletonsSpreadEvenly(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		url := pgserver.Database(t)
@@ -263,8 +265,8 @@ func TestAHundredSingletonsSpreadEvenlyOverFourClients(t *testing.T) {
 	})
 }
 
-// Promise 5, and section 4: who was killed is not left behind, whether or not it had joined anything.
-func TestAThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
+// A killed client leaves no rows behind, whether or not it had joined a lease.
+func TestThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const ttl = time.Second
 		url := pgserver.Database(t)
@@ -276,7 +278,8 @@ func TestAThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 		}
 		waitFor(t, patience, "the living share", func() bool { return shared(living...) })
 
-		// Clients that register, join or not, and are never heard of again: what the database sees of a kill.
+		// Clients that register, join or not, and send no heartbeat again: the database cannot
+		// distinguish these from killed clients.
 		config, err := pgx.ParseConfig(url)
 		if err != nil {
 			t.Fatal(err)
@@ -287,7 +290,8 @@ func TestAThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 		}
 		defer conn.Close()
 		killed := 960
-		// The living plan and evict meanwhile; then a statement may run into the lock timeout, and is repeated.
+		// Live clients plan and evict meanwhile, so a statement may run into the lock timeout and
+		// is repeated.
 		repeat := func(statement func() error) {
 			t.Helper()
 			err := statement()
@@ -316,7 +320,7 @@ func TestAThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 				})
 			}
 		}
-		// And two processes full of clients, killed in earnest.
+		// And two processes with many clients, which are really killed.
 		var processes []*faults.Process
 		for _, lease := range []string{"", "l"} {
 			p := startWorker(t, faults.Config{URL: url, ID: "process" + lease, Lease: lease, Partitions: 8, TTL: ttl, Clients: 20})

@@ -27,12 +27,12 @@ import (
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
-// clockFaults are what befalls the database's clock.
+// clockFaults are the faults of the database's clock.
 var clockFaults = []struct {
 	name  string
 	step  time.Duration
-	rate  float64 // for a while; 0: a step
-	short bool    // befalls also where little time is
+	rate  float64 // of a slew; 0: a step
+	short bool    // runs in short tests too
 }{
 	{"a minute on", time.Minute, 0, true},
 	{"a minute back", -time.Minute, 0, false},
@@ -42,9 +42,9 @@ var clockFaults = []struct {
 	{"a tenth too slow", 0, 0.9, false},
 }
 
-// Promises 1, 5 and 11 where the database's clock steps and runs wrong. In each round a worker process is killed too, right
-// before or right after.
-func TestAWrongDatabaseClockTakesNothingAndHidesNoDeath(t *testing.T) {
+// The database's clock steps and runs at a wrong rate. Live clients keep their partitions, and a
+// worker process that is killed in each round, right before or right after, is evicted.
+func TestAWrongDatabaseClockEvictsOnlyKilledClients(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const ttl, steadyTTL, slewed = time.Second, 3 * time.Second, 2 * time.Second
@@ -91,7 +91,8 @@ func TestAWrongDatabaseClockTakesNothingAndHidesNoDeath(t *testing.T) {
 			}
 			from := clock.Offset()
 			if fault.rate != 0 {
-				// A watch bears no such slope, so the end of it counts. Clocks that are set right run wrong by a twentieth of that.
+				// A watch does not tolerate such a rate, so the time counts from its end. Corrected
+				// clocks run wrong by 5 % of it.
 				ctx, cancel := context.WithTimeout(t.Context(), slewed)
 				clock.Slew(ctx, fault.rate)
 				cancel()
@@ -104,7 +105,8 @@ func TestAWrongDatabaseClockTakesNothingAndHidesNoDeath(t *testing.T) {
 			if wrong := now.Sub(began.Add(clock.Offset())); wrong.Abs() > slack || fault.rate != 0 && (clock.Offset()-from).Abs() < slewed/20 {
 				t.Fatalf("%s: the database's clock is %v off what was set, %v", fault.name, wrong, clock.Offset())
 			}
-			most := 2*ttl + 2*slack // a watch begins anew, and so does the dead one's time; both are easily disturbed
+			// A watch restarts, and so does the killed client's expiry; both are easily disturbed.
+			most := 2*ttl + 2*slack
 			if !comesTrue(patience, func() bool { return shared(crew...) }) {
 				missed(t, began, patience, "%s: what the killed worker owned is not taken over", fault.name)
 			}
@@ -128,9 +130,9 @@ func TestAWrongDatabaseClockTakesNothingAndHidesNoDeath(t *testing.T) {
 	})
 }
 
-// newClock gives the server a clock of its own.
-// What schedules run where the database's clock is wrong by eight hours, and each process's own by one: each tick once, and none for a clock that is wrong for a moment. Where
-// there is time, the clock stays wrong: what it has passed over is late then.
+// Schedules run on a database whose clock is wrong by eight hours, in processes whose clocks are
+// wrong by one hour. Each tick runs once, and no tick runs because of a clock that is wrong for a
+// moment. A long test leaves the clock wrong: then the ticks that it has passed are late.
 func TestWrongClocksRunNoTickTwiceAndNoneEarly(t *testing.T) {
 	t.Parallel()
 	if runtime.GOARCH != "amd64" {
@@ -143,7 +145,7 @@ func TestWrongClocksRunNoTickTwiceAndNoneEarly(t *testing.T) {
 		server := pgserver.Private(t, committing)
 		clock := newClock(t, server)
 		config := withSchedules(t, server.URL(), server.URL(), false)
-		config.Orders = false // what is put by a clock that is wrong is due by it
+		config.Orders = false // a job that is enqueued with a wrong clock is due by that clock
 		dir := t.TempDir()
 		var workers []*faults.Process
 		for i, wrong := range []time.Duration{time.Hour, -time.Hour} {
@@ -173,13 +175,13 @@ func TestWrongClocksRunNoTickTwiceAndNoneEarly(t *testing.T) {
 			clock.Set(wrong)
 			waitFor(t, patience, "both doubt it", func() bool { future(); return steps() == before+2 })
 			clock.Set(0)
-			told(t, pool)
+			waitForOutcomes(t, pool)
 			future()
 		}
 		if *scheduleFaults >= 100 {
 			clock.Set(8 * time.Hour)
 			waitFor(t, 2*patience, "it is believed", func() bool { return value[int](t, pool, "SELECT count(*) FROM ticks WHERE at > $1", time.Now()) > 0 })
-			told(t, pool)
+			waitForOutcomes(t, pool)
 		}
 		for _, w := range workers {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -194,6 +196,7 @@ func TestWrongClocksRunNoTickTwiceAndNoneEarly(t *testing.T) {
 	})
 }
 
+// newClock gives the server a clock of its own.
 func newClock(t testing.TB, s *pgserver.Server) *pgserver.Clock {
 	t.Helper()
 	clock, err := s.Clock(t.Context())
@@ -201,8 +204,8 @@ func newClock(t testing.TB, s *pgserver.Server) *pgserver.Clock {
 	return clock
 }
 
-// Promises 1, 2 and 14 where a client's own clock steps. Forward it looks like a sleep, so trust ends, and comes again with
-// the next heartbeat. Backward it must prolong nothing.
+// A client's own clock steps. A step forward looks like a sleep, so trust ends, and returns with
+// the next heartbeat. A step backward must not prolong trust.
 func TestAWrongClockOfAClientProlongsNoTrust(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
@@ -223,15 +226,16 @@ func TestAWrongClockOfAClientProlongsNoTrust(t *testing.T) {
 		share := func() bool { return len(held(t, right)) == partitions/2 && len(held(t, wrong)) == partitions/2 }
 		waitFor(t, patience, "the workers share the lease", share)
 		intervals := func() int { return len(watchedLog(t, wrong).Intervals) }
-		told := func() int { return strings.Count(wrong.Output(), "trust lost") }
+		lost := func() int { return strings.Count(wrong.Output(), "trust lost") }
 
 		var recovered []time.Duration
 		for _, offset := range []time.Duration{time.Hour, 2 * time.Hour} {
-			before := told()
+			before := lost()
 			began, at := time.Now(), oracle.Now()
 			set(offset)
-			waitFor(t, ttl+slack, "it tells that it lost its trust", func() bool { return told() > before })
-			waitFor(t, patience, "it owns its share again", func() bool { // in one look: between two, what it had before may end
+			waitFor(t, ttl+slack, "it logs that it lost its trust", func() bool { return lost() > before })
+			// In one look: between two, an earlier ownership may end.
+			waitFor(t, patience, "it owns its share again", func() bool {
 				regained := slices.DeleteFunc(watchedLog(t, wrong).Intervals, func(i oracle.Interval) bool { return !i.Open || i.First < at })
 				return len(regained) == partitions/2 && len(held(t, right)) == partitions/2
 			})
@@ -240,23 +244,24 @@ func TestAWrongClockOfAClientProlongsNoTrust(t *testing.T) {
 				missed(t, began, 2*ttl+slack, "%v on: recovered after %v", offset, took)
 			}
 		}
-		// Backward while all is well takes nothing.
-		before, seen := told(), intervals()
+		// A step backward changes nothing for a healthy client.
+		before, seen := lost(), intervals()
 		stepped := time.Now()
 		set(time.Hour)
 		pause(t.Context(), ttl)
-		if told() != before || intervals() != seen {
-			missed(t, stepped, bears(ttl, ttl/3), "an hour back: lost trust %d times, %d intervals of ownership more", told()-before, intervals()-seen)
+		if lost() != before || intervals() != seen {
+			missed(t, stepped, bears(ttl, ttl/3), "an hour back: lost trust %d times, %d intervals of ownership more", lost()-before, intervals()-seen)
 		}
-		// Nor does it help one that is cut off, right after or right before.
+		// A step backward does not help a client that is cut off, right before or right after.
 		set(0)
 		if err := proxy.Freeze(); err != nil {
 			t.Fatal(err)
 		}
 		cut, cutAt := oracle.Now(), time.Now()
 		set(-time.Hour)
-		waitFor(t, ttl+slack, "it tells that it lost its trust", func() bool { return told() > before })
-		waitFor(t, slack, "it holds nothing", func() bool { return len(held(t, wrong)) == 0 }) // the oracle's log comes a little later
+		waitFor(t, ttl+slack, "it logs that it lost its trust", func() bool { return lost() > before })
+		// The oracle's log is a little late.
+		waitFor(t, slack, "it holds nothing", func() bool { return len(held(t, wrong)) == 0 })
 		if last := slices.MaxFunc(watchedLog(t, wrong).Intervals, func(a, b oracle.Interval) int { return int(a.Last - b.Last) }).Last; last.Sub(cut) > ttl {
 			t.Errorf("it held something until %v after it was cut off, with a TTL of %v", last.Sub(cut), ttl)
 		}
@@ -285,7 +290,8 @@ func watchedLog(t testing.TB, p *faults.Process) oracle.Log {
 // envWallClock names the file that holds the offset of a worker's wall clock.
 const envWallClock = "PGLEASES_TEST_WALL_CLOCK"
 
-// wallClock has a worker to be started read its wall clock from a place where the returned function sets it at once.
+// wallClock makes a worker that is not started yet read its wall clock from a file, and returns a
+// function that sets it.
 func wallClock(t testing.TB, config *faults.Config) (set func(offset time.Duration)) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "offset")
@@ -306,7 +312,8 @@ func wallClock(t testing.TB, config *faults.Config) (set func(offset time.Durati
 	}
 }
 
-// A worker's clock is replaced before package faults makes it a worker; init functions run in the order of their files.
+// Replaces a worker's clock before package faults makes it a worker, because init functions run in
+// the order of their files.
 func init() {
 	path := os.Getenv(envWallClock)
 	if path == "" {
@@ -318,8 +325,9 @@ func init() {
 	}
 }
 
-// replaceWallClock has this process's wall clock run ahead by the seconds in the file. Go does not ask libc, whose functions
-// a library could stand in for, but code that the kernel maps into every process; that is replaced here.
+// replaceWallClock adds the seconds in the file to this process's wall clock. A preloaded library
+// cannot do that, because Go does not call libc. Go calls code that the kernel maps into every
+// process, so this function replaces that code.
 func replaceWallClock(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -366,14 +374,14 @@ func replaceWallClock(path string) error {
 	if _, err := memory.WriteAt(body, int64(base+spare.Value)); err != nil {
 		return err
 	}
-	// In one aligned word: the runtime's threads look at the clock all the time.
+	// In one aligned word, because the runtime's threads read the clock all the time.
 	jump := append([]byte{0xe9}, binary.LittleEndian.AppendUint32(nil, uint32(spare.Value-clock.Value-5))...)
 	jump = append(jump, code[clock.Value+5:clock.Value+8]...)
 	_, err = memory.WriteAt(jump, int64(base+clock.Value))
 	return err
 }
 
-// kernelCode returns the code that the kernel maps into this process, and where it is.
+// kernelCode returns the code that the kernel maps into this process, and its address.
 func kernelCode() (base uint64, code []byte, err error) {
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {

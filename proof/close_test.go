@@ -29,8 +29,8 @@ func TestCloseWithoutADatabaseEndsInTime(t *testing.T) {
 				type closes struct {
 					id    string
 					ttl   time.Duration
-					limit time.Duration // of Close's context; 0: it has ended, -1: it never does
-					most  time.Duration // after which Close returns
+					limit time.Duration // of Close's context; 0: it has ended; -1: none
+					most  time.Duration // the longest time that Close may take
 					c     *pgleases.Client
 					l     *pgleases.Lease
 				}
@@ -39,7 +39,8 @@ func TestCloseWithoutADatabaseEndsInTime(t *testing.T) {
 					{id: "context ends", ttl: 10 * time.Second, limit: 300 * time.Millisecond, most: 2300 * time.Millisecond},
 					{id: "context ended", ttl: 10 * time.Second, limit: 0, most: 2 * time.Second},
 				}
-				loses := !silent && fast(t, pool) // at an immediate shutdown not each session hears of it
+				// At an immediate shutdown, not every session gets the server's message.
+				loses := !silent && fast(t, pool)
 				for _, a := range all {
 					team.do(func() { a.c = newClient(t, pool, pgleases.WithClientID(a.id), pgleases.WithTTL(a.ttl)) })
 					a.l = joined(t, a.c, "lease of "+a.id, 4)
@@ -77,7 +78,8 @@ func TestCloseWithoutADatabaseEndsInTime(t *testing.T) {
 							err := a.c.Close(ctx)
 							took := time.Since(began)
 							t.Logf("%s: Values was empty after %v, Close returned after %v: %v", a.id, time.Duration(empty.Load()), took, err)
-							waited := a.limit >= 0 && !loses // who has no trust waits for no database
+							// A client without trust waits for no database.
+							waited := a.limit >= 0 && !loses
 							if err == nil || waited && !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), a.l.Name()) {
 								t.Errorf("%s: Close returned %v", a.id, err)
 							}

@@ -14,7 +14,7 @@ import (
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
-func TestAServerThatBecomesReadOnlyIsLeftAndReturnedTo(t *testing.T) {
+func TestReadOnlyServerIsLeftAndReturnedTo(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		server := pgserver.Private(t)
@@ -27,11 +27,11 @@ func TestAServerThatBecomesReadOnlyIsLeftAndReturnedTo(t *testing.T) {
 		execute(t, admin, `ALTER SYSTEM SET default_transaction_read_only = on`)
 		execute(t, admin, `SELECT pg_reload_conf()`)
 		until(t, "the connection is given up", func() bool { return connections(t, admin) == 0 })
-		until(t, "it was told so", func() bool {
+		until(t, "it was notified", func() bool {
 			return len(book.lines("connect failed", "default_transaction_read_only is on")) == 1 && c.Stats().HeartbeatAge > 300*time.Millisecond
 		})
 		loses, want := fast(t, admin), 4
-		if loses { // it has ended the connection itself
+		if loses { // the client has ended the connection itself
 			want = 0
 		}
 		if s := c.Stats(); s.Owned != want || (s.Trust == 0) != loses {
@@ -75,7 +75,7 @@ func TestMissingNotificationsAreDetected(t *testing.T) {
 			leases[i] = joined(t, c, "work", 9, pgleases.WithHandoffDelay(0))
 		}
 		until(t, "each owns a third", func() bool { return shared(leases...) }, leases...)
-		until(t, "it is known who listens", func() bool { return clients[0].Stats().Listening && len(book.lines("polling")) == 1 })
+		until(t, "the modes of listening are known", func() bool { return clients[0].Stats().Listening && len(book.lines("polling")) == 1 })
 		beats(t, clients[1], 5)
 		for i, want := range []bool{true, false, false} {
 			if s := clients[i].Stats(); s.Listening != want || s.Reconnects != 0 {
@@ -102,8 +102,8 @@ func TestMissingNotificationsAreDetected(t *testing.T) {
 	})
 }
 
-// Of two hosts the first takes no writes, and the second does.
-func TestOfSeveralHostsTheOneThatTakesWritesIsChosen(t *testing.T) {
+// The first of two hosts refuses writes, and the second accepts them.
+func TestWritableHostIsChosen(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		var hosts []string

@@ -23,29 +23,30 @@ import (
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
-// copies are the ways to have more than one copy of one server, and to use them one after the other. Server a is there at first.
+// copies are ways to create several copies of one server and to use them one after the other.
+// Server a exists at first.
 var copies = []struct {
 	name        string
 	steps       []step
-	notPromised bool // what repeats is told, and is no failure
+	notPromised bool // repeated epochs are logged, and are no failure
 }{
 	{"siblings", []step{serve("a"), standby("b", "a"), standby("c", "a"), misses("b"), misses("c"), serve("a"),
 		serve("b"), serve("c")}, false},
-	{"siblings, and nobody remembers the first", []step{serve("a"), standby("b", "a"), standby("c", "a"), misses("b"), misses("c"),
+	{"siblings, seen by new clients", []step{serve("a"), standby("b", "a"), standby("c", "a"), misses("b"), misses("c"),
 		serve("b"), restart, serve("c")}, false},
 	{"standby of a standby", []step{serve("a"), standby("b", "a"), standby("c", "b"), serve("b"), misses("c"), serve("b"),
 		serve("c")}, false},
 	{"standby of an upgraded server", []step{serve("a"), standby("b", "a"), serve("b"), upgrade("c", "b"), standby("d", "c"), misses("d"),
 		serve("c"), serve("d")}, false},
 	{"return to the old primary", []step{serve("a"), standby("b", "a"), misses("b"), serve("a"), serve("b"), serve("a"), serve("b")}, false},
-	{"return, and nobody remembers", []step{serve("a"), standby("b", "a"), misses("b"), serve("b"), restart, newEra("a"), serve("a")}, false},
-	{"file copy", []step{serve("a"), fileCopy("b", "a"), serve("a"), newEra("b"), serve("b")}, false},
-	{"file copy, and nobody says that it is one", []step{serve("a"), fileCopy("b", "a"), serve("a"), serve("b")}, true},
+	{"return, seen by new clients", []step{serve("a"), standby("b", "a"), misses("b"), serve("b"), restart, newGeneration("a"), serve("a")}, false},
+	{"file copy", []step{serve("a"), fileCopy("b", "a"), serve("a"), newGeneration("b"), serve("b")}, false},
+	{"file copy, not declared", []step{serve("a"), fileCopy("b", "a"), serve("a"), serve("b")}, true},
 	{"restored dump", []step{serve("a"), dump("b", "a"), serve("a"), serve("b")}, false},
 }
 
-// Promises 1 and 3 over more than one copy of one server. The clients follow one address, that of the server that serves. On
-// each server everything moves more than once.
+// Epochs rise over several copies of one server. The clients use one address, of the server that
+// serves. On each server every partition moves more than once.
 func TestEpochsRiseOverAllCopiesOfAServer(t *testing.T) {
 	if brief() {
 		t.Skip("has servers of its own, which need pg_upgrade and pg_dump")
@@ -76,26 +77,26 @@ func TestEpochsRiseOverAllCopiesOfAServer(t *testing.T) {
 	}
 }
 
-// A play is clients that share a lease on one server after the other.
+// A play is a set of clients that share a lease on one server after the other.
 type play struct {
 	t       testing.TB
 	servers map[string]*pgserver.Server
-	parents map[string]string // whom a standby follows, until it is promoted
+	parents map[string]string // the server that a standby follows until it is promoted
 	serving string            // the server at the address
-	turn    int               // how often another server has come to serve
-	address atomic.Value      // which the clients follow
+	turn    int               // how often the server changed
+	address atomic.Value      // the address that the clients use
 	pool    *pgxpool.Pool
 	clients []*pgleases.Client
 	leases  []*pgleases.Lease
 	oracle  func() []oracle.Log
-	logs    []oracle.Log // of clients that were closed
+	logs    []oracle.Log // of closed clients
 
 	given  map[epochKey]giving
 	newest map[partitionKey]int64
 	wrong  []string
 }
 
-// A giving is who got an epoch, and when.
+// A giving says when which client got an epoch.
 type giving struct {
 	client, server string
 	turn           int
@@ -124,12 +125,13 @@ func (p *play) open() {
 	for i := range 3 {
 		id, began := fmt.Sprintf("client-%d", i), time.Now()
 		c, err := pgleases.NewClient(p.t.Context(), p.pool, pgleases.WithClientID(id),
-			pgleases.WithTTL(2*time.Second), // most changes of server take less, so that trust lasts
+			// Most changes of the server take less, so that trust lasts.
+			pgleases.WithTTL(2*time.Second),
 			pgleases.WithHeartbeat(200*time.Millisecond), quietly(p.t))
 		if err != nil {
 			missed(p.t, began, patience, "%s was not opened: %v", id, err)
 		}
-		p.t.Cleanup(func() { _ = c.Close(canceled(nil)) }) // there may be no server any more
+		p.t.Cleanup(func() { _ = c.Close(canceled(nil)) }) // there may be no server
 		p.clients = append(p.clients, c)
 		p.leases = append(p.leases, joined(p.t, c, "orders", 4, pgleases.WithHandoffDelay(0)))
 		leases[id] = p.leases[i]
@@ -137,7 +139,7 @@ func (p *play) open() {
 	p.oracle = watched(p.t, leases)
 }
 
-// close closes the clients, and keeps what they showed.
+// close closes the clients, and keeps the oracle's logs.
 func (p *play) close() {
 	for _, c := range p.clients {
 		began := time.Now()
@@ -154,7 +156,8 @@ func (p *play) close() {
 // A step of a play.
 type step func(*play)
 
-// serve takes down the server that serves, starts another one, promotes it if it is a standby, and has the clients work there.
+// serve stops the current server, starts another one, promotes it if it is a standby, and lets the
+// clients work there.
 func serve(server string) step {
 	return func(p *play) {
 		if server != p.serving {
@@ -176,10 +179,10 @@ func serve(server string) step {
 	}
 }
 
-// restart has the next server see new clients only, under the same IDs.
+// restart closes the clients, so that the next server sees new clients with the same IDs.
 func restart(p *play) { p.close() }
 
-// standby makes a standby of a server, or of another standby.
+// standby creates a standby of a server or of another standby.
 func standby(server, of string) step {
 	return func(p *play) {
 		p.add(server)(p.servers[of].Standby(p.t.Context()))
@@ -187,7 +190,7 @@ func standby(server, of string) step {
 	}
 }
 
-// misses has a standby miss what its primary writes from now on.
+// misses stops replication to a standby from now on.
 func misses(standby string) step {
 	return func(p *play) {
 		caughtUp(p.t, p.servers[p.parents[standby]], p.servers[standby])
@@ -214,8 +217,8 @@ func dump(server, of string) step {
 	return func(p *play) { p.add(server)(p.servers[of].Restored(p.t.Context(), "pgleases")) }
 }
 
-// newEra is what operators do with a copy.
-func newEra(server string) step {
+// newGeneration does what operators do with a copy.
+func newGeneration(server string) step {
 	return func(p *play) {
 		p.do(p.servers[server].Up(p.t.Context()))
 		_, err := connection(p.t, p.servers[server].URL()).Exec(p.t.Context(), "SELECT pgleases.new_server_generation()")
@@ -230,7 +233,7 @@ func (p *play) do(err error) {
 	}
 }
 
-// add takes a server that was made.
+// add registers a server that was created.
 func (p *play) add(name string) func(*pgserver.Server, error) {
 	return func(s *pgserver.Server, err error) {
 		p.t.Helper()
@@ -247,8 +250,9 @@ func (p *play) add(name string) func(*pgserver.Server, error) {
 	}
 }
 
-// work gives everything to each client in turn, in random order, and then to all: so every partition has had another owner on
-// this server, which no server gives before it is accepted. Then guards of all turns before are refused.
+// work gives all partitions to each client in turn, in random order, and then shares them. So every
+// partition has had another owner on this server, which gives partitions only once it is accepted.
+// Then guards of all earlier turns are refused.
 func (p *play) work() {
 	p.t.Helper()
 	for _, one := range append(rand.Perm(len(p.leases)), -1) {
@@ -286,7 +290,7 @@ func (p *play) work() {
 	}
 }
 
-// note writes down what the clients own. An epoch that was not seen yet is above all that were.
+// note records what the clients own. A new epoch must be higher than all earlier ones.
 func (p *play) note() {
 	for i, l := range p.leases {
 		for _, n := range l.Values() {
@@ -309,7 +313,8 @@ func (p *play) note() {
 	}
 }
 
-// guard returns what Guard says, of an epoch and not of the machine.
+// guard returns nil if Guard passes, or ErrNotOwner if the epoch has ended. It retries after other
+// errors.
 func (p *play) guard(l *pgleases.Lease, q pgleases.Partition) error {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), patience)

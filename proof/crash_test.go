@@ -28,11 +28,12 @@ const (
 	crashesAtOnce   = 8
 )
 
-// A crashCase has a worker process, the victim, send the statement of a file of package sql.
+// A crashCase makes a worker process, the victim, send the statement of a file of package sql.
 type crashCase struct {
 	file, when string
-	run        func(*crash) // returns when it was sent, and the breach done
-	// What becomes of a victim that lives on; the zero value: it goes on as if nothing had been.
+	run        func(*crash) // returns when it was sent and the breach was done
+	// The outcome for a victim that survives. The zero value: it continues as if nothing had
+	// happened.
 	then outcome
 }
 
@@ -40,12 +41,13 @@ type outcome int
 
 const (
 	goesOn     outcome = iota
-	opensNot           // Open returned the error, and the process ended with it
+	opensNot           // Open returned the error, and the process ended with this error
 	endsClosed         // it was being closed
 	endsOusted         // it was being superseded
 )
 
-// crashCases has an entry for every statement of the protocol, and two where it is sent at quite different moments.
+// crashCases has an entry for every statement of the protocol, and two entries for a statement that
+// is sent in two different situations.
 var crashCases = []crashCase{
 	{"schema", "it is the first", atFirst("schema"), opensNot},
 	{"register", "it is opened", atStart("register"), goesOn},
@@ -60,7 +62,7 @@ var crashCases = []crashCase{
 	{"plan", "a plan is asked for", atBalance("plan", (*crash).ask), goesOn},
 	{"apply", "it is the first", atFirst("apply"), goesOn},
 	{"apply", "an owner is asked", atBalance("apply", (*crash).ask), goesOn},
-	{"apply", "the partitions of a dead one are given", atDeath("apply"), goesOn},
+	{"apply", "the partitions of a killed client are given", atDeath("apply"), goesOn},
 	{"read", "it has joined", atStart("read"), goesOn},
 	{"read", "a lease has changed", atBalance("read", (*crash).change), goesOn},
 	{"release", "another has joined", func(c *crash) {
@@ -104,14 +106,14 @@ var crashCases = []crashCase{
 	}), endsClosed},
 	{"lockreleases", "it gives up places in queues", underLocks(atBalance("lockreleases", nil)), goesOn},
 	{"locklook", "it waits for locks", underLocks(atBalance("locklook", nil)), goesOn},
-	{"locksweep", "another has died", underLocks(atDeath("locksweep")), goesOn},
+	{"locksweep", "another client was killed", underLocks(atDeath("locksweep")), goesOn},
 	{"lockguard", "it works under locks", underLocks(atBalance("lockguard", nil)), goesOn},
 	{"close", "it is closed", atBalance("close", (*crash).close), endsClosed},
-	{"evict", "another has died", atDeath("evict"), goesOn},
-	{"tidy", "another has died", atDeath("tidy"), goesOn},
+	{"evict", "another client was killed", atDeath("evict"), goesOn},
+	{"tidy", "another client was killed", atDeath("tidy"), goesOn},
 	{"liveness", "it is opened", fastly(atStart("liveness")), goesOn},
 	{"watch", "nothing happens", fastly(atBalance("watch", nil)), goesOn},
-	{"evictdisconnected", "another has died", fastly(func(c *crash) {
+	{"evictdisconnected", "another client was killed", fastly(func(c *crash) {
 		c.start()
 		third := c.third()
 		looks := c.wire.Seen("watch") + 3
@@ -147,7 +149,7 @@ var crashCases = []crashCase{
 		c.await(nil)
 		c.bystand()
 	}, goesOn},
-	{"join", "its weight is not what it shall be", atBalance("join", (*crash).misweigh), goesOn},
+	{"join", "its weight is wrong", atBalance("join", (*crash).setWrongWeight), goesOn},
 	{"superseder", "a newer process has begun", atBalance("superseder", (*crash).supersede), endsOusted},
 	{"guard", "it works", func(c *crash) {
 		effects := faults.NewEffects(c.pool, "l")
@@ -175,14 +177,15 @@ var crashCases = []crashCase{
 	}, goesOn},
 }
 
-// notCrashed has the files that are no statement of the protocol, and why.
+// notCrashed has the files that are not statements of the protocol, and the reasons.
 var notCrashed = map[string]string{
 	"locklist": "it only reads",
 	"reaches":  "it only reads",
 }
 
-// Promise 5: wherever in the protocol a client crashes or loses its connection, and whether the statement was applied or
-// not, nothing is stuck. Not in parallel with other tests, but many cases at once: they mostly wait, and load figures.
+// A client crashes or loses its connection at any statement of the protocol, applied or not.
+// Afterwards every partition gets an owner. Not in parallel with other tests. Many cases run at
+// once, because they mostly wait.
 func TestACrashAtAnyStatementLeavesNothingStuck(t *testing.T) {
 	files, err := filepath.Glob("../sql/statements/*.sql")
 	if err != nil || len(files) == 0 {
@@ -222,7 +225,7 @@ func TestACrashAtAnyStatementLeavesNothingStuck(t *testing.T) {
 // crashAt runs one case.
 func crashAt(t testing.TB, test crashCase, kind faults.Breach) {
 	database := pgserver.Database
-	if test.file == "schema" { // the first client makes it
+	if test.file == "schema" { // the first client creates it
 		database = pgserver.EmptyDatabase
 	}
 	c := newCrash(t, kind, database(t))
@@ -249,7 +252,9 @@ func crashAt(t testing.TB, test crashCase, kind faults.Breach) {
 		}
 		c.within("the bystander owns all", c.bystanderOwns)
 	case endsClosed, endsOusted:
-		c.ended((*faults.Process).Ended, after == endsOusted, !fast(c.t, c.pool)) // with it, trust ends with the connection, and who has none waits for no database
+		// With fast failover, trust ends with the connection, and a client without trust waits for
+		// no database.
+		c.ended((*faults.Process).Ended, after == endsOusted, !fast(c.t, c.pool))
 		c.within("the bystander owns all", c.bystanderOwns)
 	default:
 		c.within("the bystander owns all", c.bystanderOwns)
@@ -257,30 +262,30 @@ func crashAt(t testing.TB, test crashCase, kind faults.Breach) {
 	c.finish()
 }
 
-// A crash is what one case needs.
+// A crash holds what one case needs.
 type crash struct {
 	t     testing.TB
 	kind  faults.Breach
 	url   string
-	pool  *pgxpool.Pool // past the wire
-	admin *pgxpool.Pool // for what no client does
+	pool  *pgxpool.Pool // without the wire
+	admin *pgxpool.Pool // for statements that no client sends
 	wire  *faults.Wire
 	dir   string
 	began time.Time
-	since time.Time // from when on all has to be well again soon
-	beats int       // heartbeats of the victim before the breach
+	since time.Time // the time from which on everything must be well again soon
+	beats int       // the victim's heartbeats before the breach
 
 	config  faults.Config
 	victim  *faults.Process
 	started chan struct{}    // closed when victim is set
-	done    <-chan time.Time // tells of the breach
+	done    <-chan time.Time // receives the time of the breach
 
 	bystander *pgleases.Client
 	lease     *pgleases.Lease
 	logs      func() []oracle.Log
 	twins     []func() // close other clients under the victim's ID
-	effects   func()   // checks the writes under Guard; nil: there are none
-	locks     func()   // checks the locks; nil: none were taken
+	effects   func()   // checks the writes under Guard; nil: no writes
+	locks     func()   // checks the locks; nil: no locks
 }
 
 func newCrash(t testing.TB, kind faults.Breach, url string) *crash {
@@ -297,7 +302,7 @@ func newCrash(t testing.TB, kind faults.Breach, url string) *crash {
 		}
 	})
 	c.config = worker(c.wire.URL(), "l", crashPartitions, c.dir, "victim", 1)
-	c.config.TTL, c.config.Patience = crashTTL, 0 // that it cannot be opened is told at once
+	c.config.TTL, c.config.Patience = crashTTL, 0 // an error of Open is reported at once
 	return c
 }
 
@@ -318,7 +323,7 @@ func (c *crash) start() {
 	})
 }
 
-// bystand opens the bystander, which nothing befalls.
+// bystand opens the bystander, which has no faults.
 func (c *crash) bystand() {
 	c.bystander = opened(c.t, c.url, "bystander", pgleases.WithTTL(crashTTL), quietly(c.t))
 	c.lease = joined(c.t, c.bystander, "l", crashPartitions, pgleases.WithHandoffDelay(0))
@@ -326,7 +331,8 @@ func (c *crash) bystand() {
 	c.since = time.Now()
 }
 
-// underLocks has the victim, and all others, take locks and write under them too. Wherever it ends, each can be taken.
+// underLocks lets the victim and all other clients take locks, and write under them. Wherever the
+// victim ends, each lock can be acquired again.
 func underLocks(run func(*crash)) func(*crash) {
 	return func(c *crash) {
 		const names = 2
@@ -366,7 +372,7 @@ func underLocks(run func(*crash)) func(*crash) {
 	}
 }
 
-// alone starts a victim that owns all.
+// alone starts a victim that owns all partitions.
 func (c *crash) alone() {
 	c.start()
 	hasJoined(c.t, c.victim)
@@ -377,7 +383,8 @@ func (c *crash) balanced() {
 	hasJoined(c.t, c.victim)
 	c.waitFor("both own half", c.bothOwn)
 	if c.config.Locks > 0 {
-		c.waitFor("the victim asks for locks", func() bool { return c.wire.Seen("lockacquire") > 0 }) // else its close finds none to give back
+		// Else its close has no lock to release.
+		c.waitFor("the victim asks for locks", func() bool { return c.wire.Seen("lockacquire") > 0 })
 	}
 }
 
@@ -386,15 +393,16 @@ func (c *crash) waitFor(what string, holds func() bool) {
 	waitFor(c.t, patience, what, holds)
 }
 
-// arm has the wire wait for the statement.
+// arm arms the wire for the statement.
 func (c *crash) arm(statement string) {
 	c.done = c.wire.Arm(statement, 1, c.kind, func() {
-		<-c.started // it may be quicker than start
+		<-c.started // the statement may arrive before start returns
 		c.victim.Kill()
 	})
 }
 
-// await waits until the victim has sent the statement; it provokes that again and again, as the bystander may be quicker.
+// await waits until the victim has sent the statement. It provokes the statement repeatedly,
+// because the bystander may send it first.
 func (c *crash) await(provoke func(*crash)) {
 	c.t.Helper()
 	began, late := time.Now(), time.After(patience)
@@ -408,7 +416,7 @@ func (c *crash) await(provoke func(*crash)) {
 			return
 		case <-c.victim.Done():
 			select {
-			case c.since = <-c.done: // it was killed there
+			case c.since = <-c.done: // it was killed at the statement
 				return
 			case <-time.After(crashTTL):
 			}
@@ -421,7 +429,7 @@ func (c *crash) await(provoke func(*crash)) {
 	}
 }
 
-// atFirst breaches the first such statement of the first client of all.
+// atFirst breaches the first such statement of the first client of the lease.
 func atFirst(statement string) func(*crash) {
 	return func(c *crash) {
 		c.arm(statement)
@@ -441,7 +449,7 @@ func atStart(statement string) func(*crash) {
 	}
 }
 
-// atBalance breaches the next such statement when both own half.
+// atBalance breaches the next such statement when both clients own half of the partitions.
 func atBalance(statement string, provoke func(*crash)) func(*crash) {
 	return func(c *crash) {
 		c.bystand()
@@ -470,14 +478,15 @@ func atEviction(statement string) func(*crash) {
 	}
 }
 
-// atDeath breaches the next such statement when a third client has died, of which only the victim can know.
+// atDeath breaches the next such statement after a third client was killed. Only the victim can
+// notice that client's end.
 func atDeath(statement string) func(*crash) {
 	return func(c *crash) {
 		c.start()
 		third := c.third()
 		third.Kill()
 		c.arm(statement)
-		// As if its TTL had passed: an earlier check would find nobody.
+		// Its TTL is over from now on; an earlier expiry check would find no expired client.
 		execute(c.t, c.pool, "UPDATE pgleases.clients SET expires_at = clock_timestamp() - interval '1 second' WHERE id = 'third'")
 		execute(c.t, c.pool, "UPDATE pgleases.server SET next_check_at = clock_timestamp()")
 		c.await(nil)
@@ -485,7 +494,7 @@ func atDeath(statement string) func(*crash) {
 	}
 }
 
-// third starts a third client, which owns half.
+// third starts a third client, which owns half of the partitions.
 func (c *crash) third() *faults.Process {
 	config := worker(c.url, "l", crashPartitions, c.dir, "third", 1)
 	config.Locks, config.Effects, config.Fast = c.config.Locks, c.config.Effects, c.config.Fast
@@ -509,7 +518,7 @@ func fastly(run func(*crash)) func(*crash) {
 
 func (c *crash) unmark() { execute(c.t, c.admin, "DELETE FROM pgleases.boot_marker") }
 
-// ask asks for a plan, and for one that moves something.
+// ask requests a plan, one that moves a partition.
 func (c *crash) ask() {
 	execute(c.t, c.pool, `WITH asked AS (
 			UPDATE pgleases.leases SET generation = generation + 1, next_check_at = clock_timestamp() RETURNING name
@@ -524,23 +533,23 @@ func (c *crash) change() {
 	execute(c.t, c.pool, "UPDATE pgleases.leases SET generation = generation + 1")
 }
 
-func (c *crash) misweigh() {
+func (c *crash) setWrongWeight() {
 	execute(c.t, c.pool, `WITH told AS ( -- a heartbeat tells of leases after a change of one
 			UPDATE pgleases.leases SET next_check_at = next_check_at RETURNING name
 		) UPDATE pgleases.members SET weight = 2
 		WHERE lease IN (SELECT name FROM told) AND session IN (SELECT session FROM pgleases.clients WHERE id = 'victim')`)
 }
 
-// close begins to close the victim.
+// close starts to close the victim.
 func (c *crash) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	go func() {
 		defer cancel()
-		_, _ = c.victim.Close(ctx) // Ended tells the same
+		_, _ = c.victim.Close(ctx) // ended returns the same
 	}()
 }
 
-// supersede opens another client under the victim's ID, which joins nothing.
+// supersede opens another client under the victim's ID, which joins no lease.
 func (c *crash) supersede() {
 	if c.twins != nil {
 		return
@@ -549,11 +558,13 @@ func (c *crash) supersede() {
 	c.twins = append(c.twins, func() { shut(c.t, twin) })
 }
 
-// within waits for what has to come within 2 TTLs of the breach, or of when the bystander was opened.
+// within waits for a condition that must hold within 2 TTL of the breach, or of the opening of the
+// bystander.
 func (c *crash) within(what string, holds func() bool) {
 	c.t.Helper()
 	const limit = 2*crashTTL + slack
-	look := time.NewTicker(20 * time.Millisecond) // it asks the database, and so do all the other cases
+	// It queries the database, and all other cases do too.
+	look := time.NewTicker(20 * time.Millisecond)
 	defer look.Stop()
 	for c.oneSession(); !holds(); c.oneSession() {
 		if time.Since(c.since) > limit {
@@ -564,13 +575,15 @@ func (c *crash) within(what string, holds func() bool) {
 	c.t.Logf("%s after %v", what, time.Since(c.since).Round(time.Millisecond))
 }
 
-// lostTrust tells of what a client does that has lost its trust: on a machine that keeps time, none does.
+// lostTrust reports something that only a client without trust does. On a machine that keeps time,
+// no client does it.
 func (c *crash) lostTrust(format string, args ...any) {
 	c.t.Helper()
 	missed(c.t, c.began, bears(crashTTL, crashTTL/3), format, args...)
 }
 
-// oneSession fails the test if a client ID has two sessions: a registration whose answer was lost left one behind.
+// oneSession fails the test if a client ID has two sessions. A registration whose answer was lost
+// must not leave one behind.
 func (c *crash) oneSession() {
 	c.t.Helper()
 	if value[bool](c.t, c.pool, "SELECT count(*) > count(DISTINCT id) FROM pgleases.clients") {
@@ -578,8 +591,8 @@ func (c *crash) oneSession() {
 	}
 }
 
-// bothOwn reports whether both clients live and own half of the partitions, each once: both show what the database says, under
-// the same epochs.
+// bothOwn reports whether both clients are live and own half of the partitions, with the same
+// owners and epochs as in the database.
 func (c *crash) bothOwn() bool {
 	if len(c.lease.Values()) != crashPartitions/2 {
 		return false
@@ -604,12 +617,13 @@ func (c *crash) bothOwn() bool {
 		FROM pgleases.partitions AS p JOIN pgleases.clients AS c ON c.session = p.owner`)
 }
 
-// bystanderOwns reports whether the bystander owns all, and nothing is left of anybody else.
+// bystanderOwns reports whether the bystander owns all partitions, and no rows of other clients
+// remain.
 func (c *crash) bystanderOwns() bool {
 	return len(c.lease.Values()) == crashPartitions && c.counts() == "1 1 8"
 }
 
-// counts returns how many clients, members and partitions of living members there are.
+// counts returns the numbers of clients, members, and partitions of live members.
 func (c *crash) counts() string {
 	return value[string](c.t, c.pool, `SELECT concat_ws(' ', (SELECT count(*) FROM pgleases.clients), (SELECT count(*) FROM pgleases.members),
 		(SELECT count(*) FROM pgleases.partitions AS p JOIN pgleases.members AS m ON m.lease = p.lease AND m.session = p.owner
@@ -628,7 +642,7 @@ func (c *crash) state() string {
 		value[string](c.t, c.pool, "SELECT coalesce(string_agg(format('%s: %s>%s', partition, owner, target), ', ' ORDER BY partition), '') FROM pgleases.partitions"))
 }
 
-// ended waits for the end of the victim; one that leaves is not just forgotten after that.
+// ended waits for the end of the victim. A victim that leaves must have removed its rows.
 func (c *crash) ended(end func(*faults.Process, context.Context) (faults.Event, error), superseded, leaves bool) {
 	c.t.Helper()
 	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
@@ -642,7 +656,7 @@ func (c *crash) ended(end func(*faults.Process, context.Context) (faults.Event, 
 	}
 }
 
-// left reports whether a client that has ended is still there, or anything is without a client.
+// left reports whether rows of an ended client remain, or rows without a client.
 func (c *crash) left(id string) bool {
 	c.t.Helper()
 	return value[bool](c.t, c.pool, `WITH others AS (SELECT session FROM pgleases.clients WHERE id <> $1)
@@ -652,7 +666,7 @@ func (c *crash) left(id string) bool {
 			OR EXISTS (SELECT FROM pgleases.partitions WHERE owner IS NOT NULL AND owner NOT IN (SELECT session FROM others))`, id)
 }
 
-// finish closes the bystander; nothing is left then, and nothing was ever owned twice.
+// finish closes the bystander. Then no rows remain, and no partition ever had two owners.
 func (c *crash) finish() {
 	c.t.Helper()
 	if c.effects != nil {

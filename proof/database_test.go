@@ -26,13 +26,14 @@ import (
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
-// databaseFaults are what befalls a server under load.
+// databaseFaults are faults of a server under load.
 var databaseFaults = []struct {
 	name  string
-	mutes bool // a session may end without a word of the server
+	mutes bool // a session may end without a message from the server
 	do    func(context.Context, *pgserver.Server) error
 }{
-	// All backends end, and the server recovers as from a crash, which neither its start time nor its timeline tell.
+	// All backends end, and the server recovers as after a crash. Neither its start time nor its
+	// timeline shows that.
 	{"kill -9 of a backend", true, func(ctx context.Context, s *pgserver.Server) error {
 		return (&faults.Database{Server: s, URL: s.URL()}).KillBackend(ctx)
 	}},
@@ -40,8 +41,8 @@ var databaseFaults = []struct {
 	{"immediate restart", true, func(ctx context.Context, s *pgserver.Server) error { return s.Restart(ctx, pgserver.Immediate) }},
 }
 
-// Promise 11, and 1 and 3 with it. On each server there are clients whose partitions nothing but the fault could take, and
-// clients among which partitions keep moving.
+// Short outages of the database take no partition, and no partition has two owners. Each server has
+// clients whose partitions only the fault could take, and clients whose partitions keep moving.
 func TestShortOutageKeepsOwnership(t *testing.T) {
 	t.Parallel()
 	rounds := 15
@@ -54,7 +55,8 @@ func TestShortOutageKeepsOwnership(t *testing.T) {
 			timeguard.Run(t, func(t *timeguard.Try) {
 				server := pgserver.Private(t)
 				url := server.URL()
-				steady := newSteady(t, url, 6*time.Second, 200*time.Millisecond) // the shorter the heartbeat, the shorter the rounds
+				// A short heartbeat makes short rounds.
+				steady := newSteady(t, url, 6*time.Second, 200*time.Millisecond)
 				steady.loses = fault.mutes && fast(t, steady.pool)
 				moving := newMoving(t, url)
 				history := newHistory(t, url)
@@ -80,9 +82,9 @@ func TestShortOutageKeepsOwnership(t *testing.T) {
 	}
 }
 
-// Promise 11, where it is hardest: heartbeats wait for no flush, so a crash loses the last of them, and then everybody seems to
-// have expired long ago.
-func TestHeartbeatsThatACrashLosesEvictNobody(t *testing.T) {
+// The hardest outage: heartbeats wait for no flush, so a crash loses the last ones, and then all
+// clients seem to have expired long ago.
+func TestLostHeartbeatsEvictNoClient(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		rounds := 3
@@ -108,15 +110,16 @@ func TestHeartbeatsThatACrashLosesEvictNobody(t *testing.T) {
 	})
 }
 
-// withoutFlush waits until nothing was written to the write-ahead log for so long. What would be, the check for expired
-// sessions, is kept from it by a lock that it does not wait for and that the crash takes away.
+// withoutFlush waits until the server has written nothing to the write-ahead log for a time. A lock
+// prevents the expiry check from writing. The check does not wait for the lock, and the crash ends
+// it.
 func withoutFlush(t testing.TB, url string, quiet time.Duration) error {
 	ctx := t.Context()
 	locker, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return err
 	}
-	t.Cleanup(func() { _ = locker.Close(context.Background()) }) // it stays for the crash
+	t.Cleanup(func() { _ = locker.Close(context.Background()) }) // it remains open for the crash
 	if _, err := locker.Exec(ctx, "BEGIN; SELECT FROM pgleases.server FOR UPDATE"); err != nil {
 		return err
 	}
@@ -140,26 +143,28 @@ func withoutFlush(t testing.TB, url string, quiet time.Duration) error {
 	return err
 }
 
-// steady are clients that share a lease, from which nothing takes anything.
+// steady are clients that share a lease whose partitions do not move.
 type steady struct {
 	clients []*pgleases.Client
 	leases  []*pgleases.Lease
 	owned   [][]pgleases.Partition
 	changed []<-chan struct{}
 	pool    *pgxpool.Pool
-	loses   bool   // the fault may end a connection without a word, and with it the trust: what that client owned it takes anew
-	session string // of each at first; another one tells that it was evicted
+	// The fault may end a connection without a message, and the trust with it; the client then gets
+	// its partitions again.
+	loses   bool
+	session string // each client's first session; another session shows that it was evicted
 	ttl     time.Duration
-	bears   time.Duration // without a heartbeat
+	bears   time.Duration // the longest time without a heartbeat
 	opened  time.Time
-	began   time.Time // when the last round did
+	began   time.Time // when the last round began
 	oracle  func() []oracle.Log
-	down    []time.Duration // how long the server was
+	down    []time.Duration // how long the server was down
 	silent  []time.Duration // from then to the last client's first heartbeat
 	reads   int64
 }
 
-// comesBackLate has a client take that long to connect anew: until then the others see a session that seems dead.
+// comesBackLate delays a client's reconnect. Until then its session looks expired to the others.
 func comesBackLate(t testing.TB, url string, delay time.Duration) pgleases.Option {
 	config, err := pgx.ParseConfig(url)
 	if err != nil {
@@ -200,7 +205,7 @@ func newSteady(t testing.TB, url string, ttl, heartbeat time.Duration, last ...p
 		for _, n := range l.Values() {
 			p, ok := l.Partition(n)
 			if !ok {
-				missed(t, s.began, s.bears, "partition %d went while nothing happens", n)
+				missed(t, s.began, s.bears, "partition %d moved without a fault", n)
 			}
 			owned = append(owned, p)
 		}
@@ -209,7 +214,7 @@ func newSteady(t testing.TB, url string, ttl, heartbeat time.Duration, last ...p
 	return s
 }
 
-// survives has the fault befall the server, which returns when it is over, and checks that nobody lost anything.
+// survives runs a fault, which returns when it is over, and checks that no client lost a partition.
 func (s *steady) survives(t testing.TB, round int, fault func(context.Context) error) {
 	t.Helper()
 	began := time.Now()
@@ -226,7 +231,7 @@ func (s *steady) survives(t testing.TB, round int, fault func(context.Context) e
 	s.check(t, round)
 }
 
-// confirmed waits until all have sent a successful heartbeat after that moment.
+// confirmed waits until all clients have sent a successful heartbeat after that moment.
 func (s *steady) confirmed(t testing.TB, since time.Time) {
 	t.Helper()
 	for i, c := range s.clients {
@@ -234,23 +239,25 @@ func (s *steady) confirmed(t testing.TB, since time.Time) {
 		if !ok {
 			missed(t, since, s.ttl, "%s: no heartbeat for %v, %v after the server came back", c.ID(), c.Stats().HeartbeatAge, time.Since(since))
 		}
-		if !s.loses && s.leases[i].TrustDeadline().IsZero() { // who lost it has it again once it has read what it owns
+		// A client that lost its trust has it again once it has read what it owns.
+		if !s.loses && s.leases[i].TrustDeadline().IsZero() {
 			missed(t, s.began, s.bears, "%s is not trusted after a heartbeat", c.ID())
 		}
 	}
 }
 
-// sessions returns the session of each; connections of the pool that the fault broke are nobody's fault.
+// sessions returns the session of each client. It retries, because the fault may have broken
+// connections of the pool.
 func (s *steady) sessions(t testing.TB) (all string) {
 	t.Helper()
-	waitFor(t, patience, "the sessions are told", func() bool {
+	waitFor(t, patience, "the sessions are known", func() bool {
 		return s.pool.QueryRow(t.Context(), "SELECT string_agg(session::text, ' ' ORDER BY id) FROM pgleases.clients WHERE id LIKE 'steady-%'").Scan(&all) == nil
 	})
 	return all
 }
 
-// check checks that every client owns what it did at first, without a break, and that the database still says so; and that nobody was
-// evicted.
+// check checks that every client still owns what it did at first, without a break and in the
+// database too, and that no client was evicted.
 func (s *steady) check(t testing.TB, round int) {
 	t.Helper()
 	if now := s.sessions(t); now != s.session {
@@ -267,7 +274,7 @@ func (s *steady) check(t testing.TB, round int) {
 		default:
 		}
 		losses := s.clients[i].Stats().Losses
-		losses.Handoff = 0 // of when it shared with those that came after it
+		losses.Handoff = 0 // from when it shared with later clients
 		if s.loses {
 			losses.TrustLost = 0
 		}
@@ -281,7 +288,8 @@ func (s *steady) check(t testing.TB, round int) {
 	}
 }
 
-// takeAnew waits until a client owns what it did at first, under the epochs of then or later ones, which count from now on.
+// takeAnew waits until a client owns what it did at first, under the same or later epochs, which
+// count from now on.
 func (s *steady) takeAnew(t testing.TB, i int) {
 	t.Helper()
 	l, had := s.leases[i], s.owned[i]
@@ -296,7 +304,8 @@ func (s *steady) takeAnew(t testing.TB, i int) {
 	})
 }
 
-// guarded has Guard pass; connections of the pool that the fault broke are nobody's fault.
+// guarded checks that Guard passes. It retries, because the fault may have broken connections of
+// the pool.
 func (s *steady) guarded(t testing.TB, l *pgleases.Lease, p pgleases.Partition) error {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -319,7 +328,7 @@ func (s *steady) stop(t testing.TB) {
 	}
 }
 
-// moving are clients among which partitions keep moving, under guarded writes.
+// moving are clients whose partitions keep moving, under guarded writes.
 type moving struct {
 	clients []*pgleases.Client
 	oracle  func() []oracle.Log
@@ -349,10 +358,10 @@ func newMoving(t testing.TB, url string) *moving {
 		for range 2 {
 			m.wait.Go(func() { m.effects.Write(ctx, l, id) })
 		}
-		m.wait.Go(func() { // moves some
+		m.wait.Go(func() { // moves some partitions
 			for ctx.Err() == nil {
 				setting, cancel := context.WithTimeout(ctx, time.Second)
-				_ = l.SetWeight(setting, rand.N(3)) // with the server down it may well fail
+				_ = l.SetWeight(setting, rand.N(3)) // may fail while the server is down
 				cancel()
 				pause(ctx, rand.N(300*time.Millisecond))
 			}
@@ -362,14 +371,14 @@ func newMoving(t testing.TB, url string) *moving {
 	return m
 }
 
-// writes waits until there are some more of them.
+// writes waits for some more guarded writes.
 func (m *moving) writes(t testing.TB) {
 	t.Helper()
 	enough := m.effects.Written.Load() + 5
 	waitFor(t, patience, "guarded writes", func() bool { return m.effects.Written.Load() >= enough })
 }
 
-// stop returns how many guarded writes there were.
+// stop returns the number of guarded writes.
 func (m *moving) stop(t testing.TB) int64 {
 	m.end()
 	verify(t, m.oracle())
@@ -393,9 +402,9 @@ func (m *moving) stop(t testing.TB) int64 {
 	return writes
 }
 
-// A history is who owned what under which epoch, as the tables say.
+// A history says which session owned which partition under which epoch, according to the tables.
 type history struct {
-	owners map[epochKey]int64 // session, 0: nobody
+	owners map[epochKey]int64 // session; 0: no owner
 	newest map[partitionKey]int64
 	stop   func(testing.TB)
 }
@@ -410,7 +419,7 @@ type epochKey struct {
 	epoch int64
 }
 
-// newHistory looks at the table all the time, on a connection that it makes anew when it breaks.
+// newHistory polls the table, on a connection that it replaces when it breaks.
 func newHistory(t testing.TB, url string) *history {
 	h := &history{owners: make(map[epochKey]int64), newest: make(map[partitionKey]int64)}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -434,7 +443,7 @@ func newHistory(t testing.TB, url string) *history {
 	end := func() { cancel(); wait.Wait() }
 	t.Cleanup(end)
 	h.stop = func(t testing.TB) {
-		// One look at what the last fault left.
+		// One look at the state after the last fault.
 		before := looks.Load()
 		waitFor(t, patience, "a look at the table", func() bool { return looks.Load() > before+1 })
 		end()

@@ -25,13 +25,13 @@ import (
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
-// Fast failover, with a TTL at which nobody expires.
+// Tests of fast failover, with a TTL that no session reaches.
 
 const longTTL = 30 * time.Second
 
 var failoverKills = flag.Int("failover-kills", 6, "how many processes with fast failover are killed")
 
-// A troop is a number of worker processes with fast failover, which share one lease.
+// A troop is a set of worker processes with fast failover that share one lease.
 type troop struct {
 	*timeguard.Try
 	url, dir string
@@ -42,7 +42,7 @@ type troop struct {
 
 const troopPartitions = 20
 
-// needFastFailover skips the test on a PostgreSQL that has no fast failover.
+// needFastFailover skips the test on a PostgreSQL version without fast failover.
 func needFastFailover(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
 	if !hasFastFailover(t, pool) {
@@ -79,7 +79,7 @@ func (tr *troop) start(url string) *faults.Process {
 	return p
 }
 
-// owned waits until the living own all, and nobody else has to own any.
+// owned waits until the live processes own all partitions.
 func (tr *troop) owned(when string) {
 	tr.Helper()
 	waitFor(tr, patience, "the living own all "+when, func() bool {
@@ -92,7 +92,7 @@ func (tr *troop) owned(when string) {
 	})
 }
 
-// report ends the troop.
+// report closes the troop and returns the oracle's report.
 func (tr *troop) report() oracle.Report {
 	tr.Helper()
 	for _, p := range tr.living {
@@ -105,7 +105,7 @@ func (tr *troop) report() oracle.Report {
 	return verifyDir(tr, tr.dir)
 }
 
-func TestWhoWasKilledIsTakenOverInHalfASecondAtAnyTTL(t *testing.T) {
+func TestKilledClientIsReplacedInHalfASecond(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		since := time.Now()
 		tr := newTroop(t, direct(t), 5, longTTL)
@@ -115,7 +115,8 @@ func TestWhoWasKilledIsTakenOverInHalfASecondAtAnyTTL(t *testing.T) {
 		}
 		var deaths []death
 		for n := range *failoverKills {
-			<-time.After(time.Second + rand.N(200*time.Millisecond)) // so that those who watch have seen the newest, and at any moment
+			// So that the watching clients have seen the newest one; and at any moment.
+			<-time.After(time.Second + rand.N(200*time.Millisecond))
 			i := rand.N(len(tr.living))
 			victim := tr.living[i]
 			tr.living = slices.Delete(tr.living, i, i+1)
@@ -168,8 +169,8 @@ func TestWhoWasKilledIsTakenOverInHalfASecondAtAnyTTL(t *testing.T) {
 
 var failoverTerror = flag.Duration("failover-terror", 6*time.Second, "how long the connections of clients with fast failover are ended by the server")
 
-// The server ends the connections of living clients, one after the other, restarts, and recovers from crashes. All the while other
-// sessions are abandoned, as those of dead processes are.
+// The server ends the connections of live clients, one after the other, restarts, and recovers from
+// crashes. Other sessions are abandoned meanwhile, like those of killed processes.
 func TestEndedConnectionsEvictNoLiveClient(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		server := pgserver.Private(t)
@@ -178,7 +179,7 @@ func TestEndedConnectionsEvictNoLiveClient(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var wait sync.WaitGroup
 		abandoned := 0
-		wait.Go(func() { // what is counted as abandoned is not theirs
+		wait.Go(func() { // the count of abandoned sessions excludes them
 			for ctx.Err() == nil {
 				if conn, err := pgx.Connect(ctx, server.URL()); err == nil {
 					_ = conn.PgConn().Conn().Close()
@@ -224,9 +225,10 @@ func TestEndedConnectionsEvictNoLiveClient(t *testing.T) {
 	})
 }
 
-// The server ends the connection of a client, which hears of that late, and needs seconds to connect again. It goes on with what it owns, and
-// nobody takes it for dead, though another session is abandoned at the same time.
-func TestWhomTheServerHasTerminatedIsNotTakenForDead(t *testing.T) {
+// The server ends the connection of a client. The client learns of that late, and needs seconds to
+// reconnect. It continues with what it owns, and is not evicted, although another session is
+// abandoned at the same time.
+func TestTerminatedConnectionIsNotEvicted(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		url := direct(t)
 		way := newProxy(t, url)
@@ -239,7 +241,7 @@ func TestWhomTheServerHasTerminatedIsNotTakenForDead(t *testing.T) {
 			return value[int64](t, pool, "SELECT presence FROM pgleases.presences JOIN pgleases.clients USING (session) WHERE id = $1", victim.Config.ID)
 		}
 		for range 2 {
-			<-time.After(time.Second) // so that those who watch have seen the present locks
+			<-time.After(time.Second) // so that the watching clients have seen the present locks
 			before := presence()
 			if err := way.Slow(400 * time.Millisecond); err != nil {
 				t.Fatal(err)
@@ -262,7 +264,7 @@ func TestWhomTheServerHasTerminatedIsNotTakenForDead(t *testing.T) {
 	})
 }
 
-// noneEvicted reports who was evicted.
+// noneEvicted fails the test if a client was evicted.
 func (tr *troop) noneEvicted() {
 	tr.Helper()
 	for _, p := range tr.living {
@@ -276,8 +278,8 @@ func (tr *troop) noneEvicted() {
 
 var failoverCuts = flag.Int("failover-cuts", 6, "how many connections of clients with fast failover are cut by the network")
 
-// A process is stopped, and its connection ends meanwhile: the others take over, and it must not show anything when it goes on. Others
-// lose their connections while they run.
+// A process is stopped, and its connection ends meanwhile. The others take over, and it must not
+// show a partition when it continues. Other processes lose their connections while they run.
 func TestCutConnectionKeepsOneOwner(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		url := direct(t)
@@ -290,7 +292,8 @@ func TestCutConnectionKeepsOneOwner(t *testing.T) {
 			victims[i] = tr.start(ways[i].URL())
 			hasJoined(t, victims[i])
 		}
-		const soon, ever = "evicted sessions whose connection has ended", "pgleases: evicted " // the latter also those whose TTL was over
+		// Ever also matches evictions after a TTL.
+		const soon, ever = "evicted sessions whose connection has ended", "pgleases: evicted "
 		evictions := func(words string) (n int) {
 			for _, p := range tr.living {
 				n += strings.Count(p.Output(), words)
@@ -299,12 +302,12 @@ func TestCutConnectionKeepsOneOwner(t *testing.T) {
 		}
 		for n := range *failoverCuts {
 			tr.owned(fmt.Sprintf("before cut %d", n+1))
-			<-time.After(time.Second) // so that those who watch have seen the present locks
+			<-time.After(time.Second) // so that the watching clients have seen the present locks
 			i, before := n%len(ways), evictions(ever)
-			cut, mend := ways[i].Reset, ways[i].Thaw // it goes on, and cannot connect
+			cut, restore := ways[i].Reset, ways[i].Thaw // it continues, and cannot connect
 			if n%4 < 3 {
 				cut = func() error { return errors.Join(victims[i].Pause(), ways[i].Cut()) }
-				mend = victims[i].Resume
+				restore = victims[i].Resume
 			}
 			if err := cut(); err != nil {
 				t.Fatal(err)
@@ -312,21 +315,22 @@ func TestCutConnectionKeepsOneOwner(t *testing.T) {
 			if n%2 == 0 {
 				waitFor(t, patience, "the others evict it", func() bool { return evictions(ever) > before })
 			} else {
-				<-time.After(rand.N(1200 * time.Millisecond)) // what readers bear, and more
+				<-time.After(rand.N(1200 * time.Millisecond)) // what readers tolerate, and more
 			}
-			if err := mend(); err != nil {
+			if err := restore(); err != nil {
 				t.Fatal(err)
 			}
 		}
 		tr.owned("at last")
 		t.Logf("%d evictions, %d of them soon: %v", evictions(ever), evictions(soon), tr.report())
 		if evictions(soon) == 0 {
-			t.Error("nobody was evicted when the connection ended")
+			t.Error("no client was evicted when the connection ended")
 		}
 	})
 }
 
-// Behind PgBouncer a session's lock tells nothing: a client with fast failover is refused, and told what to do.
+// Behind PgBouncer a session's lock says nothing about its client. So a client with fast failover
+// is refused, with an error that says what to do.
 func TestFastFailoverIsRefusedBehindAPooler(t *testing.T) {
 	t.Parallel()
 	past := direct(t)
@@ -353,8 +357,9 @@ func TestFastFailoverIsRefusedBehindAPooler(t *testing.T) {
 	}
 }
 
-// A look at the locks that takes longer than the time between two looks leaves a turn to what is less urgent: plans, and the client's end.
-func TestAClientThatLooksSlowlyDoesAllElseToo(t *testing.T) {
+// A poll of the locks that takes longer than the poll interval leaves time for less urgent tasks:
+// plans, and the client's end.
+func TestSlowPollsDelayNoOtherTask(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
 	needFastFailover(t, newPool(t, url))

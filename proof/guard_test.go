@@ -12,8 +12,8 @@ import (
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
-// A transaction that passed Guard stays open although its owner was killed: its partition waits for the commit, and nothing else
-// does.
+// A transaction that passed Guard stays open although its owner was killed. Only its partition
+// waits for the commit.
 func TestCrashedOwnersGuardDelaysItsPartitionOnly(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
@@ -36,7 +36,8 @@ func TestCrashedOwnersGuardDelaysItsPartitionOnly(t *testing.T) {
 				len(leases[0].Values()) == partitions/3 && len(leases[1].Values()) == partitions/3
 		}, leases...)
 		for _, c := range clients {
-			for began := time.Now(); time.Since(began) < ttl; { // they have watched the clock for a TTL
+			// Until they have watched the clock for a TTL.
+			for began := time.Now(); time.Since(began) < ttl; {
 				beats(t, c, 1)
 			}
 		}
@@ -80,9 +81,9 @@ func TestCrashedOwnersGuardDelaysItsPartitionOnly(t *testing.T) {
 		if third == nil {
 			missed(t, killed, 3*ttl, "the other partitions were not owned again")
 		}
-		// Its last heartbeat was sent up to a third of the TTL before the kill.
+		// Its last heartbeat was sent up to TTL/3 before the kill.
 		least, most := ttl*2/3-10*time.Millisecond, ttl+200*time.Millisecond
-		if fast(t, pool) { // its lock was free for so long
+		if fast(t, pool) { // its lock was free for that long
 			least, most = 300*time.Millisecond, 500*time.Millisecond
 		}
 		if owning < least || owning > most+slack {

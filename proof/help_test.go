@@ -24,10 +24,11 @@ import (
 	"github.com/pgleases/pgleases/proof/pgserver"
 )
 
-// A worker process is this test binary; it must not get as far as the tests.
+// This test binary is also the worker's program; a worker must not run the tests.
 func init() { faults.Main() }
 
-// started skips a test that needs a program which is not installed. Where everything is there by arrangement that fails.
+// started skips a test that needs a program which is not installed. If all programs must be
+// installed, it fails the test.
 func started(t testing.TB, err error) {
 	t.Helper()
 	if errors.Is(err, pgserver.ErrNotInstalled) && os.Getenv("CI") != "true" {
@@ -38,7 +39,7 @@ func started(t testing.TB, err error) {
 	}
 }
 
-// bouncerTo starts a PgBouncer for the test, and returns the URL that goes through it to the same database.
+// bouncerTo starts a PgBouncer for the test, and returns the URL of the same database through it.
 func bouncerTo(t testing.TB, url string, opts ...pgserver.BouncerOption) string {
 	t.Helper()
 	bouncer, err := pgserver.PgBouncer(t.Context(), url, opts...)
@@ -66,7 +67,7 @@ func startProxies(t testing.TB) *faults.Proxies {
 	return proxies
 }
 
-// proxyTo returns a proxy among others.
+// proxyTo returns a proxy in that process.
 func proxyTo(t testing.TB, proxies *faults.Proxies, url string) *faults.Proxy {
 	t.Helper()
 	proxy, err := proxies.New(url)
@@ -76,24 +77,25 @@ func proxyTo(t testing.TB, proxies *faults.Proxies, url string) *faults.Proxy {
 	return proxy
 }
 
-// newProxy returns a proxy with a process of its own.
+// newProxy returns a proxy in a process of its own.
 func newProxy(t testing.TB, url string) *faults.Proxy {
 	t.Helper()
 	return proxyTo(t, startProxies(t), url)
 }
 
-// size has a pool hold that many connections.
+// size sets the size of a pool.
 func size(n int32) func(*pgxpool.Config) { return func(c *pgxpool.Config) { c.MaxConns = n } }
 
-// fast reports whether the clients of all tests have fast failover, where they connect to the server itself: see faults.Fast. A client
-// loses its trust then as soon as its connection ends without a word of the server, or it ends that itself; and a dead one is taken over
-// long before its TTL. Otherwise nothing is different.
+// fast reports whether the clients of all tests have fast failover, if they connect to the server
+// itself: see faults.Fast. With fast failover, a client loses its trust when its connection ends
+// without a message from the server, or when the client ends it. A killed client is replaced long
+// before its TTL. There is no other difference.
 func fast(t testing.TB, pool *pgxpool.Pool) bool {
 	t.Helper()
 	return os.Getenv(faults.Fast) != "" && hasFastFailover(t, pool)
 }
 
-// lateWithoutNotify is what a promise of promptness allows on top where a pooler swallows notifications.
+// lateWithoutNotify is the additional time for a deadline if a pooler drops notifications.
 func lateWithoutNotify(url string, heartbeat time.Duration) time.Duration {
 	if _, pooled := pgserver.DirectURL(url); pooled {
 		return heartbeat
@@ -125,7 +127,8 @@ func quietly(t testing.TB) pgleases.Option {
 	return pgleases.WithLogger(slog.New(slog.NewTextHandler(l, nil)))
 }
 
-// endFleet ends a fleet with its test, and shows of one that failed what befell it, and the last lines that each process logged.
+// endFleet closes a fleet at the end of its test. If the test failed, it logs the incidents and the
+// last lines of each process.
 func endFleet(t testing.TB, fleet *faults.Fleet, lines int) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -148,7 +151,7 @@ func lastLines(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// opened opens a client, closed with the test.
+// opened opens a client, which is closed at the end of the test.
 func opened(t testing.TB, url, id string, opts ...pgleases.Option) *pgleases.Client {
 	t.Helper()
 	began := time.Now()
@@ -161,12 +164,12 @@ func opened(t testing.TB, url, id string, opts ...pgleases.Option) *pgleases.Cli
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		_ = c.Close(ctx) // tests that care close it themselves
+		_ = c.Close(ctx) // tests that check Close call it themselves
 	})
 	return c
 }
 
-// verify reports all that logs of one lease prove to be wrong.
+// verify reports all violations in the logs of one lease.
 func verify(t testing.TB, logs []oracle.Log) oracle.Report {
 	t.Helper()
 	report := oracle.Check(logs)
@@ -176,7 +179,8 @@ func verify(t testing.TB, logs []oracle.Log) oracle.Report {
 	return report
 }
 
-// watched has the oracle watch leases of clients of this process. What it returns ends that and gives the logs.
+// watched starts an oracle for leases of clients in this process. The function that it returns
+// stops it and returns the logs.
 func watched(t testing.TB, leases map[string]*pgleases.Lease) func() []oracle.Log {
 	t.Helper()
 	dir := t.TempDir()
@@ -187,7 +191,7 @@ func watched(t testing.TB, leases map[string]*pgleases.Lease) func() []oracle.Lo
 		if err != nil {
 			t.Fatal(err)
 		}
-		recorder.Pause = 2 * time.Millisecond // there may be dozens in this process
+		recorder.Pause = 2 * time.Millisecond // one process may have dozens of them
 		wait.Go(func() {
 			if err := recorder.Watch(ctx, lease); err != nil {
 				t.Error(err)
@@ -207,7 +211,8 @@ func watched(t testing.TB, leases map[string]*pgleases.Lease) func() []oracle.Lo
 	}
 }
 
-// smallDisk mounts a disk that can be filled, and returns the options of a server on it. Without the right to mount there is none.
+// smallDisk mounts a disk that can be filled, and returns the options of a server on it, or ""
+// without the right to mount.
 func smallDisk(t testing.TB) (dir string, options []pgserver.Option) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -236,7 +241,7 @@ func smallDisk(t testing.TB) (dir string, options []pgserver.Option) {
 	return dir, []pgserver.Option{pgserver.WithDir(dir), pgserver.WithSettings(small)}
 }
 
-// startWorker starts a worker process, killed with the test.
+// startWorker starts a worker process, which is killed at the end of the test.
 func startWorker(t testing.TB, config faults.Config) *faults.Process {
 	t.Helper()
 	config.ProbeURL = probeURL(t)
@@ -253,7 +258,7 @@ func startWorker(t testing.TB, config faults.Config) *faults.Process {
 	return p
 }
 
-// probeURL returns the URL of a database that nothing befalls.
+// probeURL returns the URL of a database without faults.
 func probeURL(t testing.TB) string {
 	t.Helper()
 	url, err := pgserver.Shared()
@@ -274,7 +279,7 @@ func hasJoined(t testing.TB, p *faults.Process) {
 	}
 }
 
-// held returns what a worker's Values last showed.
+// held returns the partitions that a worker's Values last showed.
 func held(t testing.TB, p *faults.Process) []int {
 	t.Helper()
 	log, err := p.Watched()
@@ -284,7 +289,7 @@ func held(t testing.TB, p *faults.Process) []int {
 	return log.Held()
 }
 
-// shared reports whether leases own all partitions between them, each within one of an even share.
+// shared reports whether leases own all partitions together, each within one of an even share.
 func shared(leases ...*pgleases.Lease) bool {
 	var all []int
 	for _, l := range leases {
@@ -303,13 +308,13 @@ func shared(leases ...*pgleases.Lease) bool {
 	return true
 }
 
-// median, of durations at least one.
+// median returns the median of at least one duration.
 func median(ds []time.Duration) time.Duration {
 	ds = slices.Sorted(slices.Values(ds))
 	return ds[len(ds)/2]
 }
 
-// medianWithin wants the median of what was measured since then to be within the limit.
+// medianWithin checks that the median of durations measured since a time is within the limit.
 func medianWithin(t testing.TB, since time.Time, limit time.Duration, of []time.Duration, what string) {
 	t.Helper()
 	if m := median(of); m > limit {
@@ -317,7 +322,7 @@ func medianWithin(t testing.TB, since time.Time, limit time.Duration, of []time.
 	}
 }
 
-// bears returns how long a client may be kept from its heartbeats without losing its trust.
+// bears returns the longest time without heartbeats that does not end a client's trust.
 func bears(ttl, heartbeat time.Duration) time.Duration {
 	return ttl - max(ttl/20, 100*time.Millisecond) - 3*heartbeat/2
 }
@@ -328,7 +333,7 @@ func figures(ds []time.Duration) string {
 		slices.Max(ds).Round(100*time.Microsecond), len(ds))
 }
 
-// verifyDir reports all that the logs of worker processes in a folder prove to be wrong.
+// verifyDir reports all violations in the logs of worker processes in a folder.
 func verifyDir(t testing.TB, dir string) oracle.Report {
 	t.Helper()
 	logs, err := oracle.ReadAll(dir + "/*.log")
@@ -338,7 +343,7 @@ func verifyDir(t testing.TB, dir string) oracle.Report {
 	return verify(t, logs)
 }
 
-// pause spaces what goes on in the background.
+// pause waits between steps in the background.
 func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-time.After(d):

@@ -12,7 +12,7 @@ import (
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
-// Not in parallel: the database is busy with it for ten seconds.
+// Not in parallel, because it loads the database for ten seconds.
 func TestTheMostPartitionsWork(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		if brief() {

@@ -19,10 +19,11 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// A scheduleLedger is what should have run, what the history says, and what the handlers did.
+// A scheduleLedger holds what should have run, the history, and what the handlers did.
 type scheduleLedger struct {
-	promoted  bool // a standby was, that may have missed what had been committed: what was called is known all the same
-	stepped   bool // the database's clock did, so that its times tell no order
+	// A standby was promoted that may have missed commits; the calls are known anyway.
+	promoted  bool
+	stepped   bool // the database's clock was stepped, so its times have no order
 	schedules map[string]scheduled
 	orders    map[int64][]scheduleOrder // by job, in the order in which they took it
 	names     map[string]bool           // of all orders
@@ -33,16 +34,17 @@ type scheduleLedger struct {
 	calls     []faults.Call    // in the order in which they began
 
 	problems []string
-	zombies  int // calls that began when another owned their key: their process had stood still
+	// Calls that began while another process owned their key: their process had stood still.
+	zombies int
 }
 
-// A scheduleOrder is what a job was put for.
+// A scheduleOrder is the order of a job.
 type scheduleOrder struct {
 	Name, Kind string
-	Job        *int64 // null: its key was taken
+	Job        *int64 // null: its unique key was taken
 }
 
-// A scheduleEntry is one of the history, which is in the order of writing.
+// A scheduleEntry is an entry of the history, which is in the order of writing.
 type scheduleEntry struct {
 	Name         string
 	Job          *int64
@@ -65,14 +67,14 @@ type scheduleEffect struct {
 	Name, Key, Worker string
 	Partition         int
 	Epoch             int64
-	Job               int64 // 0: of a tick
+	Job               int64 // 0: the effect of a tick
 	Order             string
 	At, Began         time.Time
 	Whole             bool
 	Committed         time.Time
 }
 
-// readLedger reads it all: of the calls, what the workers have written to a directory.
+// readLedger reads the tables, and the calls that the workers wrote to a directory.
 func readLedger(t testing.TB, pool *pgxpool.Pool, dir string) *scheduleLedger {
 	t.Helper()
 	l := &scheduleLedger{
@@ -120,7 +122,7 @@ func structs[T any](t testing.TB, pool *pgxpool.Pool, query string, args ...any)
 	return all
 }
 
-// report tells what is wrong, and what the ledger is of.
+// report reports violations, and logs the size of the ledger.
 func (l *scheduleLedger) report(t testing.TB) {
 	t.Helper()
 	l.checkTicks()
@@ -132,12 +134,12 @@ func (l *scheduleLedger) report(t testing.TB) {
 	for _, problem := range l.problems {
 		t.Error(problem)
 	}
-	outcomes, dead, ofJobs := make(map[schedule.Outcome]int64), make(map[string]int), make(map[schedule.Outcome]int)
+	outcomes, failures, ofJobs := make(map[schedule.Outcome]int64), make(map[string]int), make(map[schedule.Outcome]int)
 	for _, entries := range l.history {
 		for _, e := range entries {
 			outcomes[e.Outcome] += e.Ticks
 			if e.Outcome == schedule.OutcomeFailed {
-				dead[e.Error]++
+				failures[e.Error]++
 			}
 		}
 	}
@@ -150,15 +152,15 @@ func (l *scheduleLedger) report(t testing.TB) {
 	for _, of := range l.callsOf(func(c faults.Call) string { return c.Idempotency }) {
 		again += len(of) - 1
 	}
-	t.Logf("%d schedules, %d effects, outcomes of ticks: %v, dead of: %v; %d orders, outcomes of jobs: %v; %d calls outside, %d of them again, %d late; at once, at most: %v",
-		len(l.schedules), len(l.effects), outcomes, dead, len(l.names), ofJobs, len(l.calls), again, l.zombies, atOnce)
+	t.Logf("%d schedules, %d effects, outcomes of ticks: %v, failures: %v; %d orders, outcomes of jobs: %v; %d calls outside, %d of them again, %d late; at once, at most: %v",
+		len(l.schedules), len(l.effects), outcomes, failures, len(l.names), ofJobs, len(l.calls), again, l.zombies, atOnce)
 }
 
 func (l *scheduleLedger) wrong(format string, args ...any) {
 	l.problems = append(l.problems, fmt.Sprintf(format, args...))
 }
 
-// checkTicks compares the history with the ticks that there were.
+// checkTicks compares the history with the ticks that the rules have.
 func (l *scheduleLedger) checkTicks() {
 	for name, s := range l.schedules {
 		reached := s.Anchor
@@ -169,11 +171,12 @@ func (l *scheduleLedger) checkTicks() {
 			reached = e.Until
 			ticks := s.ticks(e.Since, e.Until)
 			if int64(len(ticks)) != e.Ticks {
-				l.wrong("outcomes: %s: an entry tells of %d ticks, and there were %d: %+v", name, e.Ticks, len(ticks), e)
+				l.wrong("outcomes: %s: an entry has %d ticks, and there were %d: %+v", name, e.Ticks, len(ticks), e)
 			}
 			switch {
-			case slices.Contains(s.Never, e.Outcome) && !(e.Outcome == schedule.OutcomeMissed && e.Ended.Sub(e.Until) >= 100*s.Every): // of all that are missed, a hundred are run
-				l.wrong("outcomes: %s: %s is none that it may have: %+v", name, e.Outcome, e)
+			// Of missed ticks, at most 100 run.
+			case slices.Contains(s.Never, e.Outcome) && !(e.Outcome == schedule.OutcomeMissed && e.Ended.Sub(e.Until) >= 100*s.Every):
+				l.wrong("outcomes: %s: %s is an outcome that it must not have: %+v", name, e.Outcome, e)
 			case e.ran() != (e.Epoch != nil && e.Started != nil) || e.ran() && (e.Ticks != 1 || len(ticks) != 1 || !ticks[0].Equal(e.Until)):
 				l.wrong("outcomes: %s: no run of one tick: %+v", name, e)
 			case e.ran() && e.Started.Before(e.Until):
@@ -188,7 +191,7 @@ func (l *scheduleLedger) checkTicks() {
 	}
 }
 
-// A scheduleTick is one of a schedule's.
+// A scheduleTick is a tick of a schedule.
 type scheduleTick struct {
 	name string
 	at   int64
@@ -196,8 +199,8 @@ type scheduleTick struct {
 
 func tickOf(name string, at time.Time) scheduleTick { return scheduleTick{name, at.UnixMicro()} }
 
-// checkEffects compares what was written in transactions with the ticks that are done. Of ticks and jobs alike, no owner writes after the next
-// has begun, and under one key nothing overlaps.
+// checkEffects compares the writes in transactions with the ticks that succeeded. For ticks and
+// jobs: no owner writes after the next owner has begun, and runs under one key do not overlap.
 func (l *scheduleLedger) checkEffects() {
 	done := make(map[scheduleTick]int)
 	for name, entries := range l.history {
@@ -207,7 +210,8 @@ func (l *scheduleLedger) checkEffects() {
 			}
 		}
 	}
-	owners := make(map[int]scheduleEffect)    // by partition: of the newest epoch so far, the one that was committed last
+	// By partition: the last committed effect of the newest epoch so far.
+	owners := make(map[int]scheduleEffect)
 	latest := make(map[string]scheduleEffect) // by key
 	for _, e := range l.effects {
 		if e.Job == 0 {
@@ -243,10 +247,10 @@ func (l *scheduleLedger) checkEffects() {
 	}
 }
 
-// A scheduleSpan is when something ran, on one clock.
+// A scheduleSpan is a time when something ran, on one clock.
 type scheduleSpan struct{ from, to int64 }
 
-// most is how many there were at once.
+// most returns the maximum number of spans at one time.
 func most(spans []scheduleSpan) (n int) {
 	type turn struct {
 		at   int64
@@ -267,7 +271,9 @@ func most(spans []scheduleSpan) (n int) {
 	return n
 }
 
-// checkTogether checks that no more runs of a kind with a limit were under way at once than that: up to when they were committed, or where they are calls, as long as their process could trust itself. It returns how many there were, where there were two.
+// checkTogether checks that runs of a kind with a limit never exceed the limit at one time. A run
+// counts until its commit; a call outside counts while its process could trust itself. It returns
+// the maximum of each kind.
 func (l *scheduleLedger) checkTogether() map[string]int {
 	kinds := make(map[string][]scheduleSpan)
 	if !l.stepped {
@@ -276,7 +282,7 @@ func (l *scheduleLedger) checkTogether() map[string]int {
 			kinds[kind] = append(kinds[kind], scheduleSpan{e.Began.UnixMicro(), e.Committed.UnixMicro()})
 		}
 	}
-	if !l.promoted { // a standby that was knows nothing of slots that it has missed
+	if !l.promoted { // a promoted standby does not know the slots that it missed
 		for _, c := range l.calls {
 			kinds[c.Kind] = append(kinds[c.Kind], scheduleSpan{int64(c.Began), int64(c.Trusted - together)})
 		}
@@ -294,7 +300,7 @@ func (l *scheduleLedger) checkTogether() map[string]int {
 	return atOnce
 }
 
-// checkJobs compares what became of jobs with what they were put for, and with what they wrote.
+// checkJobs compares the outcomes of jobs with their orders and with their writes.
 func (l *scheduleLedger) checkJobs() {
 	effects := make(map[int64][]scheduleEffect)
 	for _, e := range l.effects {
@@ -317,7 +323,7 @@ func (l *scheduleLedger) checkJobs() {
 	}
 }
 
-// checkJob checks one job: there are more orders and entries than one where it was replaced.
+// checkJob checks one job. A replaced job has more than one order and entry.
 func (l *scheduleLedger) checkJob(id int64, orders []scheduleOrder, entries []scheduleEntry, effects []scheduleEffect) {
 	wrong := func(what string) { l.wrong("jobs: %d: %s: %+v, %+v, %+v", id, what, orders, entries, effects) }
 	done, ended := 0, !l.living[id]
@@ -340,8 +346,8 @@ func (l *scheduleLedger) checkJob(id int64, orders []scheduleOrder, entries []sc
 	for _, e := range entries {
 		switch {
 		case e.Outcome == schedule.OutcomeFailed:
-			if e.Error == "" || len(orders) == 1 && kind == "ordered" && faults.What(orders[0].Name) != faults.Wrong && e.Attempts < faults.MaxAttempts && !strings.Contains(e.Error, died) {
-				wrong("it is dead without a reason")
+			if e.Error == "" || len(orders) == 1 && kind == "ordered" && faults.What(orders[0].Name) != faults.Wrong && e.Attempts < faults.MaxAttempts && !strings.Contains(e.Error, crashed) {
+				wrong("it failed without a reason")
 			}
 		case e.Outcome == schedule.OutcomeUnknown && !atMostOnce, e.Outcome != schedule.OutcomeSucceeded && e.Outcome != schedule.OutcomeCanceled && e.Outcome != schedule.OutcomeUnknown:
 			wrong("it has an outcome that it may not have")
@@ -351,7 +357,7 @@ func (l *scheduleLedger) checkJob(id int64, orders []scheduleOrder, entries []sc
 			wrong("its first attempt was to fail")
 		}
 	}
-	if len(orders) == 0 { // a schedule's, by Trigger or Backfill
+	if len(orders) == 0 { // a job of a schedule, by Trigger or Backfill
 		return
 	}
 	of := make(map[string]int)
@@ -368,7 +374,7 @@ func (l *scheduleLedger) checkJob(id int64, orders []scheduleOrder, entries []sc
 	}
 }
 
-// jobKind is the kind of a job of an order, or of a schedule.
+// jobKind returns the kind of a job, by its order or its schedule.
 func (l *scheduleLedger) jobKind(orders []scheduleOrder, entries []scheduleEntry) string {
 	switch {
 	case len(orders) > 0:
@@ -379,7 +385,8 @@ func (l *scheduleLedger) jobKind(orders []scheduleOrder, entries []scheduleEntry
 	return ""
 }
 
-// together is how long two calls may overlap: how late a process may be told that it has lost its trust.
+// together is how long two calls may overlap: the time in which a process may notice late that it
+// has lost its trust.
 const together = oracle.Instant(100 * time.Millisecond)
 
 func (l *scheduleLedger) callsOf(by func(faults.Call) string) map[string][]faults.Call {
@@ -390,7 +397,7 @@ func (l *scheduleLedger) callsOf(by func(faults.Call) string) map[string][]fault
 	return all
 }
 
-// checkCalls checks what was called outside of the database.
+// checkCalls checks the calls outside the database.
 func (l *scheduleLedger) checkCalls() {
 	for key, of := range l.callsOf(func(c faults.Call) string { return c.Idempotency }) {
 		_, atMostOnce := faults.Outside(of[0].Kind)
@@ -421,10 +428,10 @@ func (l *scheduleLedger) checkCalls() {
 	l.checkCalled()
 }
 
-// died is in the error of what is dead for its crashes.
-const died = "processes died"
+// crashed is part of the error of a tick or job that reached its limit of crashes.
+const crashed = "processes crashed"
 
-// checkCalled compares calls with the outcomes of what they were for.
+// checkCalled compares calls with the outcomes of their ticks and jobs.
 func (l *scheduleLedger) checkCalled() {
 	type thing struct {
 		scheduleTick
@@ -458,7 +465,8 @@ func (l *scheduleLedger) checkCalled() {
 	for k, e := range entries {
 		of := calls[k]
 		well := slices.ContainsFunc(of, func(c faults.Call) bool { return c.Returned && c.Error == "" })
-		if e.Outcome == schedule.OutcomeSucceeded && !well || e.Outcome == schedule.OutcomeFailed && well && len(of) == 1 && !strings.Contains(e.Error, died) { // the outcome of a call may be lost, and the next process die before it calls
+		// The outcome of a call may be lost, and the next process crash before it calls.
+		if e.Outcome == schedule.OutcomeSucceeded && !well || e.Outcome == schedule.OutcomeFailed && well && len(of) == 1 && !strings.Contains(e.Error, crashed) {
 			l.wrong("calls: it is %s, and was called so: %+v, %+v", e.Outcome, e, of)
 		}
 	}

@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// probed are the tests, with a probe of the machine's time beside them.
+// probed runs the tests, with a probe of the machine's time beside them.
 type probed struct{ *testing.M }
 
 func (m probed) Run() int {
@@ -56,25 +56,25 @@ func (m probed) Run() int {
 	return m.M.Run()
 }
 
-// patience bounds what a test waits for that should come soon.
+// patience bounds the wait for a condition that should hold soon.
 const patience = 60 * time.Second
 
-// slack is granted to a loaded machine on top of a promised figure.
+// slack is added to a promised figure on a loaded machine.
 const slack = 2 * time.Second
 
-// brief reports whether tests that repeat something shall do so less often. The race detector finds a race in a few rounds too, and
-// makes every one of them take longer.
+// brief reports whether tests should repeat less often. The race detector finds a race in a few
+// rounds too, and makes every round slower.
 func brief() bool { return testing.Short() || raceDetector }
 
-// direct returns the URL of a new database past any pooler: for tests of the client's own connection, which a pooler hides,
-// and of what only notifications make fast.
+// direct returns the URL of a new database without a pooler: for tests of the client's own
+// connection, which a pooler hides, and of figures that depend on notifications.
 func direct(t testing.TB) string {
 	t.Helper()
 	url, _ := pgserver.DirectURL(pgserver.Database(t))
 	return url
 }
 
-// newPool returns a pool on a database, closed with the test.
+// newPool returns a pool on a database, which is closed at the end of the test.
 func newPool(t testing.TB, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(url)
@@ -92,13 +92,14 @@ func newPool(t testing.TB, url string, configure ...func(*pgxpool.Config)) *pgxp
 	return pool
 }
 
-// ownersPool returns a pool on the same database for what a test does that is no client's part: see pgserver.OwnerURL.
+// ownersPool returns a pool on the same database for statements that are not a client's: see
+// pgserver.OwnerURL.
 func ownersPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	return newPool(t, pgserver.OwnerURL(url))
 }
 
-// newClient opens a client, closed with the test, which gets its log too.
+// newClient opens a client that logs to the test, and is closed at the end of the test.
 func newClient(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pgleases.Client {
 	t.Helper()
 	logger := slog.New(slog.NewTextHandler(t.Output(), nil))
@@ -110,7 +111,7 @@ func newClient(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pglea
 		missed(t, began, time.Since(began), "a client was not opened: %v", err)
 	}
 	t.Cleanup(func() {
-		if c.Err() == nil { // else the test has looked at what Close returned
+		if c.Err() == nil { // else the test has checked the result of Close
 			shut(t, c)
 		}
 	})
@@ -122,7 +123,8 @@ func shut(t testing.TB, c *pgleases.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := c.Close(ctx); err != nil {
-		if try, ok := t.(*timeguard.Try); ok && try.Over() { // the machine was late, and the scenario ended anywhere
+		// The machine was late, and the scenario ended at any point.
+		if try, ok := t.(*timeguard.Try); ok && try.Over() {
 			t.Logf("close %s: %v", c.ID(), err)
 			return
 		}
@@ -141,7 +143,7 @@ func joined(t testing.TB, c *pgleases.Client, name string, partitions int, opts 
 	return l
 }
 
-// waitFor waits until a condition holds that nothing tells of.
+// waitFor polls a condition that has no notification, until it holds.
 func waitFor(t testing.TB, within time.Duration, what string, holds func() bool) {
 	t.Helper()
 	began := time.Now()
@@ -150,8 +152,8 @@ func waitFor(t testing.TB, within time.Duration, what string, holds func() bool)
 	}
 }
 
-// missed says that what was allowed to take so long, from that moment on, was not so: see timeguard.Try.Missed. Outside of
-// timeguard.Run it fails the test.
+// missed reports that a condition did not hold within a time since a moment: see
+// timeguard.Try.Missed. Outside timeguard.Run it fails the test.
 func missed(t testing.TB, since time.Time, within time.Duration, format string, args ...any) {
 	t.Helper()
 	if try, ok := t.(*timeguard.Try); ok {
@@ -174,7 +176,8 @@ func comesTrue(within time.Duration, holds func() bool) bool {
 	return true
 }
 
-// until waits until a condition on leases holds; it looks again whenever one of them changes.
+// until waits until a condition on leases holds. It checks the condition whenever one of them
+// changes.
 func until(t testing.TB, what string, holds func() bool, leases ...*pgleases.Lease) {
 	t.Helper()
 	began, late := time.Now(), time.After(patience)
@@ -209,7 +212,7 @@ func until(t testing.TB, what string, holds func() bool, leases ...*pgleases.Lea
 	}
 }
 
-// receive waits for a value that should come soon.
+// receive waits for a value that should arrive soon.
 func receive[T any](t testing.TB, what string, from <-chan T) T {
 	t.Helper()
 	began := time.Now()
@@ -222,14 +225,14 @@ func receive[T any](t testing.TB, what string, from <-chan T) T {
 	}
 }
 
-// ended waits until a context has ended, and returns the cause.
+// ended waits for the end of a context, and returns the cause.
 func ended(t testing.TB, what string, ctx context.Context) error {
 	t.Helper()
 	receive(t, what, ctx.Done())
 	return context.Cause(ctx)
 }
 
-// value returns the one value of a query.
+// value returns the only value of a query.
 func value[T any](t testing.TB, pool *pgxpool.Pool, query string, args ...any) T {
 	t.Helper()
 	var v T
@@ -247,7 +250,7 @@ func execute(t testing.TB, pool *pgxpool.Pool, statements string, args ...any) {
 	}
 }
 
-// beats waits until that many more heartbeats of a client succeeded.
+// beats waits for n more successful heartbeats of a client.
 func beats(t testing.TB, c *pgleases.Client, n int) {
 	t.Helper()
 	sent := func() (from, to time.Time) { // the last one was sent between these: this goroutine may be stopped in between
@@ -265,7 +268,7 @@ func beats(t testing.TB, c *pgleases.Client, n int) {
 	})
 }
 
-// A logbook is a logger that remembers.
+// A logbook is a logger that keeps its lines.
 type logbook struct {
 	mu      sync.Mutex // guards records
 	records []slog.Record
@@ -282,10 +285,10 @@ func (b *logbook) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// option has a client log into the book.
+// option makes a client log into the book.
 func (b *logbook) option() pgleases.Option { return pgleases.WithLogger(slog.New(b)) }
 
-// lines returns what was logged, each line with its attributes, that contains all the words.
+// lines returns the logged lines, with their attributes, that contain all the words.
 func (b *logbook) lines(words ...string) []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -303,14 +306,14 @@ func (b *logbook) lines(words ...string) []string {
 	return lines
 }
 
-// canceled is a context that has ended.
+// canceled returns a context that has ended.
 func canceled(cause error) context.Context {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cancel(cause)
 	return ctx
 }
 
-// A crew is all goroutines that begin within its calls of do, also those that these start.
+// A crew is the set of all goroutines that start within its calls of do, directly or indirectly.
 type crew struct {
 	t    testing.TB
 	name string
@@ -346,7 +349,7 @@ func (c crew) gone() {
 	}
 }
 
-// connections counts the own connections of clients on a database.
+// connections counts the clients' own connections to a database.
 func connections(t testing.TB, pool *pgxpool.Pool) int {
 	t.Helper()
 	return value[int](t, pool, `SELECT count(*) FROM pg_stat_activity

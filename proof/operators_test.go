@@ -24,9 +24,10 @@ var (
 	operatorSeed   = flag.Uint64("operator-seed", 0, "the seed that decides which; 0: any")
 )
 
-// Whatever operators want at once, and whatever befalls processes, networks and the database: no partition has two owners, and once no override is left any
-// more, all work again, with even shares.
-func TestNoPartitionHasTwoOwnersHoweverAFleetIsOperated(t *testing.T) {
+// Operators change a fleet at random, several at once, while faults hit processes, networks and the
+// database. No partition has two owners. Once no override is left, all clients work again with even
+// shares.
+func TestOperatedFleetKeepsOneOwner(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
 		t.Skip("has a server of its own")
@@ -56,7 +57,8 @@ func TestNoPartitionHasTwoOwnersHoweverAFleetIsOperated(t *testing.T) {
 		}
 		database := &faults.Database{Server: server, URL: server.URL()}
 		operators := faults.NewOperators(pool, "l")
-		fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "many clients" }) // of connections
+		// The connections of many clients.
+		fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "many clients" })
 		database.Befall(fleet)
 		operators.Befall(fleet)
 		fleet.Enough = func(counts map[string]int) bool { return sum(counts) >= total }
@@ -75,7 +77,7 @@ func TestNoPartitionHasTwoOwnersHoweverAFleetIsOperated(t *testing.T) {
 		if err := fleet.Settled(ctx); err != nil {
 			t.Missed(ended, patience, "%v", err)
 		}
-		waitFor(t, patience, "shares are even, and nothing is on its way", func() bool {
+		waitFor(t, patience, "shares are even, and no move is pending", func() bool {
 			var uneven, moving int
 			err := pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM pgleases.members_status WHERE abs(owned - share) >= 1),
 				(SELECT count(*) FROM pgleases.status WHERE owner IS NULL OR moving_to IS NOT NULL)`).Scan(&uneven, &moving)
@@ -124,7 +126,7 @@ func TestNoPartitionHasTwoOwnersHoweverAFleetIsOperated(t *testing.T) {
 	})
 }
 
-// operated is worker processes, by ID, behind a proxy each.
+// operated are worker processes by ID, each behind a proxy.
 type operated struct {
 	t       *timeguard.Try
 	url     string // of the server
@@ -152,13 +154,13 @@ func (s *operated) says(verb string, args ...any) {
 	execute(s.t, s.pool, "SELECT pgleases."+fmt.Sprintf(verb, args...))
 }
 
-// owners are the client IDs by partition; empty: none.
+// owners returns the client IDs by partition; empty: no owner.
 func (s *operated) owners() []string {
 	s.t.Helper()
 	return value[[]string](s.t, s.pool, `SELECT array_agg(coalesce(owner, '') ORDER BY partition) FROM pgleases.status`)
 }
 
-// share waits until processes own so many each, by the tables and by their Values.
+// share waits until each process owns a number of partitions, by the tables and by its Values.
 func (s *operated) share(what string, want map[string]int) {
 	s.t.Helper()
 	waitFor(s.t, patience, fmt.Sprintf("%s: %v", what, want), func() bool {
@@ -175,7 +177,8 @@ func (s *operated) share(what string, want map[string]int) {
 	})
 }
 
-// Each verb keeps what it promises, to processes that are killed, stopped and cut off, and over a restart of the server.
+// Each verb keeps its promise for processes that are killed, stopped and cut off, and over a
+// restart of the server.
 func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -193,7 +196,8 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 		}
 		s.share("all have a third", map[string]int{"a": 4, "b": 4, "c": 4})
 
-		// An override outlives the server's restart, and the process: nobody owns a paused lease, and no guard passes.
+		// An override survives the restart of the server, and the end of the process: no client
+		// owns a paused lease, and no guard passes.
 		epochs := value[[]int64](t, s.pool, "SELECT array_agg(epoch ORDER BY partition) FROM pgleases.partitions")
 		s.says("pause('l', 'r')")
 		if err := server.Restart(ctx, pgserver.Immediate); err != nil {
@@ -202,7 +206,7 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 		s.pool.Reset()
 		s.procs["c"].Kill()
 		s.start("c", ttl)
-		s.share("nobody owns a paused lease", map[string]int{"a": 0, "b": 0, "c": 0})
+		s.share("no client owns a paused lease", map[string]int{"a": 0, "b": 0, "c": 0})
 		for n, epoch := range epochs {
 			if _, err := s.pool.Exec(ctx, "SELECT pgleases.guard('l', $1, $2)", n, epoch); err == nil {
 				t.Errorf("partition %d: a guard passes in a paused lease", n)
@@ -211,7 +215,8 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 		s.says("resume('l', 'r')")
 		s.share("after a pause", map[string]int{"a": 4, "b": 4, "c": 4})
 
-		// Of a frozen lease only what a dead process had moves: not by a join, nor by one that was stopped and cut off for less than its TTL.
+		// Of a frozen lease, only the partitions of a killed process move. A join moves none, and a
+		// process that was stopped or cut off for less than its TTL loses none.
 		s.says("freeze('l', 'r')")
 		before := s.owners()
 		s.start("d", ttl)
@@ -221,7 +226,7 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.procs["c"].Kill()
-		waitFor(t, patience, "what the dead one had is owned", func() bool { return !slices.Contains(s.owners(), "c") && !slices.Contains(s.owners(), "") })
+		waitFor(t, patience, "the killed client's partitions are owned", func() bool { return !slices.Contains(s.owners(), "c") && !slices.Contains(s.owners(), "") })
 		const others = "SELECT coalesce(string_agg(from_id, ', '), '') FROM pgleases.events WHERE cause = 'evicted' AND from_id <> 'c' AND at > $1"
 		if ids := value[string](t, s.pool, others, frozen); ids != "" {
 			t.Missed(began, ttl, "%s, cut off for a moment or not at all, did not send a heartbeat in time", ids)
@@ -231,13 +236,13 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 				t.Errorf("partition %d of a frozen lease went from %s to %s", i, before[i], id)
 			}
 			if before[i] == "c" && id != "d" {
-				t.Errorf("partition %d of a frozen lease went to %s, and not to who has least", i, id)
+				t.Errorf("partition %d of a frozen lease went to %s, and not to the client with the fewest", i, id)
 			}
 		}
 		s.says("unfreeze('l', 'r')")
 		s.share("after a freeze", map[string]int{"a": 4, "b": 4, "d": 4})
 
-		// A pinned partition falls back while its client is away, and returns with it.
+		// A pinned partition moves to another client while its client is away, and returns with it.
 		p := slices.Index(s.owners(), "b")
 		s.says("pin('l', %d, 'd', 'r')", p)
 		waitFor(t, patience, "it is where it is pinned", func() bool { return s.owners()[p] == "d" })
@@ -248,7 +253,7 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 		s.says("unpin('l', %d, 'r')", p)
 		s.share("after a pin", map[string]int{"a": 4, "b": 4, "d": 4})
 
-		// A drain of one that is stopped waits for it, at most for its TTL.
+		// A drain of a stopped process waits for it, at most for its TTL.
 		if err := s.procs["a"].Pause(); err != nil {
 			t.Fatal(err)
 		}
@@ -261,8 +266,9 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 		s.says("undrain('a', 'r')")
 		s.share("a is back", map[string]int{"a": 4, "b": 4, "d": 4})
 
-		// A client that is evicted ends. Of one whose network hangs, and that goes on with its work, the others take over what it had when its session is over:
-		// the oracle compares that with what it shows. b has watched the clock for long enough to do so before.
+		// An evicted client ends. If the network of an evicted client hangs and it continues its
+		// work, the others take over its partitions when its session is over. The oracle compares
+		// that with what it shows. Before, b has watched the clock for long enough.
 		if err := s.proxy["d"].Freeze(); err != nil {
 			t.Fatal(err)
 		}
@@ -287,7 +293,7 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 				t.Errorf("%s ended with %+v, %v", id, ended, err)
 			}
 		}
-		s.start("b", ttl) // a new process under its ID is let in
+		s.start("b", ttl) // a new process with its ID is accepted
 		s.share("a new one is let in", map[string]int{"a": 6, "b": 6})
 		report := verifyDir(t, s.dir)
 		if report.Intervals < 40 {

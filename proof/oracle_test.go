@@ -20,13 +20,13 @@ import (
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
-// Promises 1 to 3, 5 and 13, as far as 200 faults can tell, each kind at least three times. The seed of a failure tells which
-// faults came, not when.
+// 200 faults, each kind at least three times: one owner, epochs that rise, and every partition gets
+// an owner. The seed of a failure determines the faults, not their times.
 func TestOnePartitionOneOwnerUnderFaults(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		seed := rand.Uint64()
-		if testing.Short() { // on whatever database there is, which others use too
+		if testing.Short() { // on any database, which others may use too
 			check(t, attack(t, seed, 10*time.Second, pgserver.Database(t), nil, func(*faults.Fleet) {}), 10, 0)
 			return
 		}
@@ -52,7 +52,7 @@ func sum(counts map[string]int) (total int) {
 	return total
 }
 
-// An episode is what an attack on a fleet has shown.
+// An episode holds the results of an attack on a fleet.
 type episode struct {
 	began      time.Time
 	Seed       uint64
@@ -64,15 +64,16 @@ type episode struct {
 	Intervals  int
 	Reads      int64
 	Overlaps   int
-	Writes     int                // committed under Guard
-	Locks      int                // intervals during which a lock was held
-	LockWrites int                // committed under a lock's Guard
-	Refused    int64              // guards of zombies
-	Worst      map[string]float64 // milliseconds that a partition had no owner, by kind of the fault
-	Violations []string           // of any promise
+	Writes     int   // committed under Guard
+	Locks      int   // intervals during which a lock was held
+	LockWrites int   // committed under a lock's Guard
+	Refused    int64 // guards of zombies
+	// Longest time in ms that a partition had no owner, by kind of fault.
+	Worst      map[string]float64
+	Violations []string // of any promise
 }
 
-// attack has faults befall a fleet for so long. A nil database is left alone.
+// attack injects faults into a fleet for a time. If database is nil, the database has no faults.
 func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, database *faults.Database, how func(*faults.Fleet)) episode {
 	t.Helper()
 	const partitions, locks, ttl = 16, 6, time.Second
@@ -91,7 +92,9 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 	config := faults.Config{
 		URL: url, Lease: "orders", Partitions: partitions, Locks: locks, TTL: ttl, Effects: true, Patience: patience, ProbeURL: probeURL(t),
 	}
-	if pooled { // what is written under Guard goes past it: the server is told when such a transaction has idled for too long
+	// Writes under Guard do not use the pooler: a setting of the server ends such transactions when
+	// they are idle for too long.
+	if pooled {
 		config.Pooled, config.DirectURL = true, direct
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -101,7 +104,9 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 	if err != nil {
 		t.Fatal(err)
 	}
-	if pooled { // a client that gives up ends the pooler's connection to the server: the more there are, the fewer get through in time
+	// A client that gives up ends the pooler's connection to the server; with many clients, few
+	// statements succeed in time.
+	if pooled {
 		fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "many clients" })
 	}
 	how(fleet)
@@ -122,7 +127,7 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 	ctx, cancel = context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	var settled time.Duration
-	for _, wait := range []func(context.Context) error{fleet.Settled, fleet.LocksTaken, func(ctx context.Context) error { return locksOfNobody(ctx, pool) }} {
+	for _, wait := range []func(context.Context) error{fleet.Settled, fleet.LocksTaken, func(ctx context.Context) error { return noOrphanedLocks(ctx, pool) }} {
 		began = time.Now()
 		err := wait(ctx)
 		took := time.Since(began)
@@ -131,7 +136,9 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 			t.Log(waiting(t, direct))
 			now := oracle.Now()
 			fleet.Overdue = append(fleet.Overdue, faults.Overdue{From: now - oracle.Instant(took), To: now, Within: patience, Text: err.Error()})
-			break // no time is left for the others: what they missed, nobody could tell a late machine from
+			// No time is left for the others, and they could not distinguish a failure from a late
+			// machine.
+			break
 		}
 		violate(err)
 	}
@@ -151,7 +158,7 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 	for kind, d := range worst {
 		e.Worst[kind] = float64(d.Microseconds()) / 1000
 	}
-	if database != nil { // else others use it, as much as they like
+	if database != nil { // else other tests use it too
 		fleet.Overdue = append(fleet.Overdue, late...)
 	}
 	written := func(effects *faults.Effects) int {
@@ -187,21 +194,21 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 	return e
 }
 
-// waiting tells what each backend waits for: what keeps others waiting is seen there only.
-func waiting(t *timeguard.Try, url string) (told string) {
+// waiting returns what each backend waits for, and what blocks it.
+func waiting(t *timeguard.Try, url string) (activity string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
 	defer cancel()
 	err := newPool(t, url).QueryRow(ctx, `SELECT coalesce(string_agg(format('%s %s %s %s, waits for %s %s %s, since %s: %s', pid, backend_type, application_name, state,
 			wait_event_type, wait_event, pg_blocking_pids(pid), clock_timestamp() - coalesce(xact_start, query_start), left(query, 200)), E'\n' ORDER BY xact_start), '')
-		FROM pg_stat_activity WHERE state <> 'idle' AND pid <> pg_backend_pid()`).Scan(&told)
+		FROM pg_stat_activity WHERE state <> 'idle' AND pid <> pg_backend_pid()`).Scan(&activity)
 	if err != nil {
-		return fmt.Sprintf("the server does not tell what it does: %v", err)
+		return fmt.Sprintf("the server's activity is unknown: %v", err)
 	}
-	return "the server does this:\n" + told
+	return "the server does this:\n" + activity
 }
 
-// locksOfNobody waits until no row of a lock is left whose session is gone.
-func locksOfNobody(ctx context.Context, pool *pgxpool.Pool) error {
+// noOrphanedLocks waits until no row of a lock has a session that has ended.
+func noOrphanedLocks(ctx context.Context, pool *pgxpool.Pool) error {
 	look := time.NewTicker(20 * time.Millisecond)
 	defer look.Stop()
 	for ; ; <-look.C {
@@ -209,7 +216,7 @@ func locksOfNobody(ctx context.Context, pool *pgxpool.Pool) error {
 		err := pool.QueryRow(ctx, `SELECT coalesce(array_agg(name || ' ' || ticket || CASE WHEN token IS NULL THEN ' waits' ELSE '' END), '{}') FROM pgleases.locks
 			WHERE session NOT IN (SELECT session FROM pgleases.clients)`).Scan(&orphans)
 		if ctx.Err() != nil {
-			return fmt.Errorf("these locks are nobody's: %v: %w", orphans, context.Cause(ctx))
+			return fmt.Errorf("these locks have no live session: %v: %w", orphans, context.Cause(ctx))
 		}
 		if err != nil || len(orphans) == 0 {
 			return err
@@ -217,7 +224,8 @@ func locksOfNobody(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 }
 
-// check fails the test where a promise was broken, or where fewer faults befell than that, in all or of a kind.
+// check fails the test if a promise was broken, or if there were fewer faults than total, or of a
+// kind fewer than each.
 func check(t *timeguard.Try, e episode, total, each int) {
 	t.Helper()
 	for _, v := range e.Violations {
@@ -225,7 +233,7 @@ func check(t *timeguard.Try, e episode, total, each int) {
 	}
 	for kind, n := range e.Faults {
 		if n < each {
-			t.Missed(e.began, time.Since(e.began), "fault %q befell %d times, not at least %d", kind, n, each)
+			t.Missed(e.began, time.Since(e.began), "fault %q happened %d times, not at least %d", kind, n, each)
 		}
 	}
 	if n := sum(e.Faults); n < total {

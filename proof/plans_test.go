@@ -14,8 +14,10 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// A server plans a statement of a function five times, and then keeps a plan, but only where that costs no more than those five did. Where the first five were
-// planned under other settings, as a guard is in a transaction of the application's and in a run, it would plan that statement each time: for a third of what a run costs.
+// PostgreSQL plans a statement of a function five times. Then it keeps a generic plan, but only if
+// that plan costs no more than the first five. If the first five were planned under other settings,
+// as a guard is in an application's transaction and in a run, PostgreSQL would plan the statement
+// each time, for a third of the cost of a run.
 func TestFrequentStatementsUseGenericPlans(t *testing.T) {
 	t.Parallel()
 	const jobs, often = 1000, 400
@@ -37,7 +39,8 @@ func TestFrequentStatementsUseGenericPlans(t *testing.T) {
 	pool = newPool(t, server.URL(), size(4), func(c *pgxpool.Config) {
 		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 			for range 5 {
-				_, _ = conn.Exec(ctx, "SELECT pgleases.guard('no lease', 0, 0)") // which raises that nobody owns it
+				// Which raises an error, because the partition has no owner.
+				_, _ = conn.Exec(ctx, "SELECT pgleases.guard('no lease', 0, 0)")
 			}
 			_, _ = conn.Exec(ctx, "SELECT pgleases.schedule_open('no lease', 0, 0, 0, true, '', 0, 0, 0)")
 			return nil
@@ -63,7 +66,7 @@ func TestFrequentStatementsUseGenericPlans(t *testing.T) {
 		t.Errorf("%d statements were seen that runs send in functions", n)
 	}
 	planned := "SELECT coalesce(string_agg(format('%s plans of %s: %s', plans, calls, query), chr(10)), '') " + of + " AND calls >= $1 AND plans > calls / 2"
-	if told := value[string](t, pool, planned, often); told != "" {
-		t.Error(told)
+	if wrong := value[string](t, pool, planned, often); wrong != "" {
+		t.Error(wrong)
 	}
 }

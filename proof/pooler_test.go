@@ -19,12 +19,14 @@ import (
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
-// behindPooler puts a PgBouncer in front of a database, with a proxy between the two, and returns the URL through both.
+// behindPooler starts a PgBouncer in front of a database, with a proxy in between, and returns the
+// URL through both.
 func behindPooler(t testing.TB, database *faults.Database) string {
 	t.Helper()
 	database.Behind = newProxy(t, database.URL)
 	bouncer, err := pgserver.PgBouncer(t.Context(), database.Behind.URL(),
-		pgserver.WithBouncerSettings(map[string]string{"server_login_retry": "1"})) // else it keeps a server that came back waiting for 15 s
+		// Else a server that came back waits for 15 s.
+		pgserver.WithBouncerSettings(map[string]string{"server_login_retry": "1"}))
 	started(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -38,8 +40,9 @@ func behindPooler(t testing.TB, database *faults.Database) string {
 	return bouncer.URL()
 }
 
-// Locks and partitions through PgBouncer, where its way to the server fails too, and PgBouncer itself. Not in parallel with other
-// tests: where a busy machine answers later than the clients wait, each gives up its connection, which costs PgBouncer another one.
+// Locks and partitions through PgBouncer, with faults of PgBouncer and of its connections to the
+// server. Not in parallel with other tests: if a busy machine answers later than the clients'
+// timeouts, each client closes its connection, and PgBouncer closes a server connection with it.
 func TestOneLockHolderThroughPoolerUnderFaults(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const total = 30
@@ -53,9 +56,10 @@ func TestOneLockHolderThroughPoolerUnderFaults(t *testing.T) {
 	})
 }
 
-// The application's transactions hold every server connection of a PgBouncer for longer than the TTL. A client whose own
-// connection goes through it loses its trust, in good order; one that goes past it loses nothing, and takes over.
-func TestASaturatedPoolerCostsOnlyThoseWhoGoThroughIt(t *testing.T) {
+// The application's transactions hold every server connection of a PgBouncer for longer than the
+// TTL. A client whose own connection goes through PgBouncer loses its trust as promised. A client
+// that connects directly loses nothing, and takes over.
+func TestSaturatedPoolerCostsOnlyItsClients(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const slots, partitions = 3, 8
@@ -77,7 +81,7 @@ func TestASaturatedPoolerCostsOnlyThoseWhoGoThroughIt(t *testing.T) {
 		until(t, "each owns half", func() bool {
 			return len(a.Values()) == partitions/2 && len(b.Values()) == partitions/2
 		}, a, b)
-		beats(t, d, 6) // of three in a TTL: it may take over
+		beats(t, d, 6) // 3 in a TTL, so it may take over
 		logs := watched(t, map[string]*pgleases.Lease{"through": a, "past": b})
 		held := func(l *pgleases.Lease) (all []pgleases.Partition) {
 			for _, n := range l.Values() {
@@ -97,7 +101,7 @@ func TestASaturatedPoolerCostsOnlyThoseWhoGoThroughIt(t *testing.T) {
 			if _, err := tx.Exec(t.Context(), "SELECT 1"); err != nil { // now it holds a server connection
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // where the test failed before it did
+			t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // if the test failed before
 			open = append(open, tx)
 		}
 		for _, p := range lost {
@@ -119,11 +123,11 @@ func TestASaturatedPoolerCostsOnlyThoseWhoGoThroughIt(t *testing.T) {
 			return len(a.Values()) == partitions/2 && len(b.Values()) == partitions/2
 		}, a, b)
 		if report := verify(t, logs()); report.Intervals == 0 {
-			t.Error("nothing was watched")
+			t.Error("the oracle recorded no interval")
 		}
 		for _, words := range []string{"trust lost", "session was evicted"} {
 			if lines := book.lines(words); len(lines) != 1 {
-				missed(t, since, most, "%s was told %d times: %q", words, len(lines), book.lines())
+				missed(t, since, most, "%s was logged %d times: %q", words, len(lines), book.lines())
 			}
 		}
 		before.TrustLost += partitions / 2
@@ -136,7 +140,7 @@ func TestASaturatedPoolerCostsOnlyThoseWhoGoThroughIt(t *testing.T) {
 		if losses := d.Stats().Losses; losses != (pgleases.Losses{Handoff: partitions / 2}) {
 			missed(t, since, most, "past the pooler it lost %+v", losses)
 		}
-		// It gave back what it had taken over, and nothing of its own.
+		// It gave back what it had taken over, and kept its own.
 		for _, p := range kept {
 			if now, ok := b.Partition(p.Number); !ok || now != p || p.Context().Err() != nil {
 				missed(t, since, most, "past the pooler %v became %v, %v", p, now, ok)

@@ -18,7 +18,8 @@ import (
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
-// Promise 2, seen from outside: not in parallel, because the figure is 10 ms.
+// Values becomes empty at the trust deadline, seen from outside. Not in parallel, because the limit
+// is 10 ms.
 func TestFrozenConnectionEmptiesValuesInTime(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		rounds := 5
@@ -34,11 +35,11 @@ func TestFrozenConnectionEmptiesValuesInTime(t *testing.T) {
 		since := time.Now()
 		for range rounds {
 			waitFor(t, patience, "both own half", func() bool { return shared(cut, other) })
-			// The ownerships of this moment: another term may have begun in between.
+			// The ownerships of this moment, because another assignment may have begun in between.
 			first := cut.Values()[0]
 			p, ok := cut.Partition(first)
 			if !ok {
-				missed(t, since, bears(time.Second, time.Second/3), "partition %d went while nothing happened", first)
+				missed(t, since, bears(time.Second, time.Second/3), "partition %d moved without a fault", first)
 			}
 			if err := proxy.Freeze(); err != nil {
 				t.Fatal(err)
@@ -74,8 +75,8 @@ func TestFrozenConnectionEmptiesValuesInTime(t *testing.T) {
 	})
 }
 
-// Promise 12.
-func TestAPoolThatIsUsedUpCostsNothing(t *testing.T) {
+// An exhausted pool of the application costs a client nothing.
+func TestExhaustedPoolCostsNothing(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const ttl = 2 * time.Second
@@ -107,7 +108,8 @@ func TestAPoolThatIsUsedUpCostsNothing(t *testing.T) {
 			missed(t, began, bears(ttl, ttl/3), "something changed: %v", a.Stats())
 		case <-theirs.Changed():
 			missed(t, began, bears(ttl, ttl/3), "something changed for the other")
-		case <-time.After(time.Duration(ttls) * ttl): // what shall not happen tells nobody
+		// This wait is for something that must not happen.
+		case <-time.After(time.Duration(ttls) * ttl):
 		}
 		report := verify(t, logs())
 		if report.Intervals != 8 || !shared(mine, theirs) {
@@ -116,7 +118,7 @@ func TestAPoolThatIsUsedUpCostsNothing(t *testing.T) {
 	})
 }
 
-// Promise 9: without notifications everything works, at the pace of the heartbeat.
+// Without notifications everything works, at the pace of the heartbeat.
 func TestPollingDoesWithoutNotifications(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
@@ -139,7 +141,7 @@ func TestPollingDoesWithoutNotifications(t *testing.T) {
 	})
 }
 
-// worker is the configuration of a worker process whose Values is watched.
+// worker returns the configuration of a worker process whose Values is watched.
 func worker(url, lease string, partitions int, dir, id string, n int) faults.Config {
 	return faults.Config{
 		URL: url, ID: id, Log: fmt.Sprintf("%s/%s.%d.log", dir, id, n), Lease: lease, Partitions: partitions, TTL: time.Second,
@@ -147,12 +149,12 @@ func worker(url, lease string, partitions int, dir, id string, n int) faults.Con
 	}
 }
 
-// Promise 13.
-func TestTheOlderOfTwoProcessesWithOneIDEndsSuperseded(t *testing.T) {
+// One process per ID: the newer one supersedes the older one.
+func TestOlderOfTwoProcessesIsSuperseded(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name   string
-		thawed bool // the older one was stopped when the newer one began, as a pod that was given up
+		thawed bool // the older one was stopped when the newer one began, like an evicted pod
 	}{{"both live", false}, {"thawed", true}} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -193,7 +195,7 @@ func TestTheOlderOfTwoProcessesWithOneIDEndsSuperseded(t *testing.T) {
 				if err != nil || ended.Superseded {
 					t.Errorf("the newer ended with %+v, %v", ended, err)
 				}
-				if ended.Left != "" { // without trust, there is no time to leave in
+				if ended.Left != "" { // without trust, there is no time to leave
 					missed(t, began, bears(time.Second, time.Second/3), "the newer left %s behind", ended.Left)
 				}
 				t.Log(verifyDir(t, dir))
@@ -202,16 +204,16 @@ func TestTheOlderOfTwoProcessesWithOneIDEndsSuperseded(t *testing.T) {
 	}
 }
 
-// Promise 7, for a process that is killed.
-func TestARestartUnderTheSameIDGetsItsOwnPartitionsBack(t *testing.T) {
+// A killed process that restarts under its ID gets its own partitions back.
+func TestRestartUnderSameIDKeepsPartitions(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name       string
 		partitions int
-		late       bool // it returns when its partitions have gone to others
+		late       bool // it returns after its partitions went to others
 	}{
 		{"at once", 13, false},
-		// An even number: the one that is over would rather stay where it went.
+		// An even number, because a remaining partition would stay where it is.
 		{"after its partitions went", 12, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -254,7 +256,7 @@ func TestARestartUnderTheSameIDGetsItsOwnPartitionsBack(t *testing.T) {
 						missed(t, began, bears(time.Second, time.Second/3), "pod %d owned %v before the restart, %v after it", i, before[i], now)
 					}
 				}
-				if !test.late { // then the others kept their own all the time
+				if !test.late { // then the others kept their own partitions all the time
 					for _, i := range []int{0, 2} {
 						log, err := pods[i].Watched()
 						if err != nil {

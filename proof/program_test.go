@@ -14,8 +14,9 @@ import (
 	"github.com/pgleases/pgleases/proof/pgserver"
 )
 
-// Its own tests kill and stop the command, and cut its connections. Here the server goes away for longer than programs may outlive.
-// The kernel tells each program whether another one of its partition, or what came of it, is still there.
+// The command's own tests kill and stop the command, and cut its connections. Here the server is
+// down for longer than programs may continue. A kernel lock shows each program whether another
+// program of its partition, or a descendant of one, still runs.
 func TestProgramsNeverOverlapDuringRestarts(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -50,7 +51,7 @@ while :; do echo "$PGLEASES_PARTITION $PGLEASES_EPOCH $$" >>log; sleep 0.02; don
 		return string(b)
 	}
 	programs := make(map[string]bool)
-	bothRun := func() { // both partitions, after now
+	bothRun := func() { // both partitions, from now on
 		t.Helper()
 		before := len(text())
 		look := time.NewTicker(10 * time.Millisecond)
@@ -87,7 +88,7 @@ while :; do echo "$PGLEASES_PARTITION $PGLEASES_EPOCH $$" >>log; sleep 0.02; don
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(1500 * time.Millisecond) // the outage's length, not a wait for something
+		time.Sleep(1500 * time.Millisecond) // the length of the outage, not a wait for a condition
 		if err := server.Up(t.Context()); err != nil {
 			t.Fatal(err)
 		}

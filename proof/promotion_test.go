@@ -22,15 +22,15 @@ import (
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
-// Promises 1, 3, 5 and 11 over the promotion of an asynchronous standby that missed the last handoffs. In each round
-// there are, besides clients whose partitions keep moving under guarded writes,
+// An asynchronous standby is promoted that missed the last handoffs. In each round there are
+// clients whose partitions keep moving under guarded writes, and also:
 //
-//   - clients whose partitions did not move lately, so that both servers agree on them ("steady"),
-//   - clients that the standby believes to own what they have handed over ("crew"),
-//   - one to whom they did, of which the standby knows nothing, and which can reach neither server ("late"): the standby's
-//     word must not be taken before it has stopped,
-//   - one that the standby knows and that can reach neither ("gone").
-func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
+//   - clients whose partitions did not move lately, so that both servers agree on them ("steady")
+//   - clients that own partitions according to the standby, but have handed them over ("crew")
+//   - a client that received them, which the standby does not know, and which can reach neither
+//     server ("late"): the standby's state must not be accepted before that client has stopped
+//   - a client that the standby knows, and that can reach neither server ("gone")
+func TestAPromotedStandbyKeepsOneOwner(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		rounds := 3
@@ -42,13 +42,14 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 		seed := rand.Uint64()
 		t.Logf("seed %d", seed)
 		random := rand.New(rand.NewPCG(seed, 0))
-		cutOff := random.IntN(2) == 0 // else stopped; by turns
+		cutOff := random.IntN(2) == 0 // else stopped; alternating
 
 		since := time.Now()
 		c := newCluster(t, rounds+1)
 		url := c.url(t, c.doors...)
 		steady := newSteady(t, url, ttl, heartbeat)
-		soon := fast(t, steady.pool) // a client whose statements have no answer gives up before all are back
+		// A client whose statements get no answer gives up before all clients are back.
+		soon := fast(t, steady.pool)
 		moving := newMoving(t, url)
 		const partitions = 8
 		var logs []oracle.Log
@@ -84,7 +85,8 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 			late, lateLease := join(apart, fmt.Sprintf("late-%d", round), ttl)
 			waitFor(t, patience, "the late one has its share", func() bool { return shared(append(crew, goneLease, lateLease)...) })
 			moving.writes(t)
-			pause(t.Context(), time.Duration(random.Int64N(int64(heartbeat)))) // anywhere between heartbeats
+			// At any moment between heartbeats.
+			pause(t.Context(), time.Duration(random.Int64N(int64(heartbeat))))
 
 			before := epochsOn(t, old)
 			cut := time.Now()
@@ -127,7 +129,7 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 				excused = true
 				t.Logf("round %d: %v without heartbeats, which not all of the steady need survive", round, back.Sub(cut))
 			}
-			// What waits for the old primary, writers above all, hears that it is gone for good.
+			// This ends the waits for the old primary, most of all the writers'.
 			if err := errors.Join(old.Kill(), c.doors[round].Thaw()); err != nil {
 				t.Fatal(err)
 			}
@@ -171,7 +173,7 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 				return true
 			})
 			for _, client := range []*pgleases.Client{gone, late} {
-				_ = client.Close(canceled(nil)) // it has nothing, and nobody to tell it
+				_ = client.Close(canceled(nil)) // it has no partitions, and no server to send to
 			}
 			cutOff = !cutOff
 			if t.Failed() {
@@ -183,7 +185,7 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 		steadyLogs := steady.oracle()
 		verify(t, steadyLogs)
 		for i, log := range steadyLogs { // ordered by client
-			// One under each server generation's epoch, and nobody else ever.
+			// One under each server generation's epoch, and no other client ever.
 			if want := len(steady.owned[i]) * (1 + len(complete)); len(log.Intervals) != want && !excused {
 				missed(t, since, bears(ttl, heartbeat), "%s: %d intervals of ownership, not %d", log.Client, len(log.Intervals), want)
 			}
@@ -202,7 +204,8 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 	})
 }
 
-// The same for locks: a standby that missed the last acquisitions and releases gives none twice, and no token comes again.
+// The same for locks: a standby that missed the last acquisitions and releases grants no lock
+// twice, and no token repeats.
 func TestAPromotedStandbyGivesNoLockTwice(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
@@ -244,7 +247,7 @@ func TestAPromotedStandbyGivesNoLockTwice(t *testing.T) {
 			if err := old.Kill(); err != nil {
 				t.Fatal(err)
 			}
-		} else if err := c.doors[0].Freeze(); err != nil { // it lives on, and its clients cannot reach it
+		} else if err := c.doors[0].Freeze(); err != nil { // it continues to run, and its clients cannot reach it
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -286,11 +289,11 @@ func TestAPromotedStandbyGivesNoLockTwice(t *testing.T) {
 	})
 }
 
-// A cluster is a primary and standbys, each of which follows the one before it.
+// A cluster is a primary and standbys, each of which follows the server before it.
 type cluster struct {
 	servers []*pgserver.Server
 	doors   []*faults.Proxy // the clients' way to each server
-	pipes   []*faults.Proxy // the way to each server of the one that follows it
+	pipes   []*faults.Proxy // each server's way to the standby that follows it
 	proxies *faults.Proxies
 }
 
@@ -323,7 +326,7 @@ func newCluster(t testing.TB, size int, opts ...pgserver.Option) *cluster {
 	return c
 }
 
-// url is the connection string of the primary, whichever of these ways leads to it.
+// url returns the connection string of the primary, with all of these ways as its hosts.
 func (c *cluster) url(t testing.TB, ways ...*faults.Proxy) string {
 	t.Helper()
 	var hosts []string
@@ -343,7 +346,7 @@ func address(t testing.TB, url string) (host string, port uint16) {
 	return config.Host, config.Port
 }
 
-// connection opens a connection, closed with the test.
+// connection opens a connection, which is closed at the end of the test.
 func connection(t testing.TB, url string) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
@@ -354,7 +357,7 @@ func connection(t testing.TB, url string) *pgx.Conn {
 	return conn
 }
 
-// caughtUp waits until a standby has all that its primary has written up to now.
+// caughtUp waits until a standby has everything that its primary has written up to now.
 func caughtUp(t testing.TB, primary, standby *pgserver.Server) {
 	t.Helper()
 	var written string
@@ -371,7 +374,7 @@ func caughtUp(t testing.TB, primary, standby *pgserver.Server) {
 	})
 }
 
-// confirmed reports whether a server says of all that the moving clients show that they own it.
+// confirmed reports whether a server's tables agree with what the moving clients show.
 func confirmed(t testing.TB, conn *pgx.Conn, m *moving) bool {
 	t.Helper()
 	rows, err := conn.Query(t.Context(), "SELECT partition, owner_id, epoch FROM pgleases.partitions WHERE lease = 'moving'")
@@ -389,7 +392,8 @@ func confirmed(t testing.TB, conn *pgx.Conn, m *moving) bool {
 		t.Fatal(err)
 	}
 	for _, c := range m.clients {
-		l := joined(t, c, "moving", len(owned), pgleases.WithHandoffDelay(0)) // the same again
+		// Joins the same lease again.
+		l := joined(t, c, "moving", len(owned), pgleases.WithHandoffDelay(0))
 		for _, n := range l.Values() {
 			if p, ok := l.Partition(n); ok && owned[n] != (ownership{c.ID(), p.Epoch}) {
 				return false

@@ -21,26 +21,28 @@ import (
 
 var everyCrash = flag.Bool("every-crash", false, "kill processes that run schedules before and after each statement, for each kind of their handlers; else at each statement once")
 
-// The kinds whose processes are killed.
+// The kinds of handlers whose processes are killed.
 var (
 	inTransaction = []string{"quick", "scarce"}
 	outside       = []string{"mailed", "phoned", "paid"}
 	withLimit     = []string{"scarce", "phoned"}
-	crashedSoon   = []string{"scarce", "phoned", "paid", "ordered"} // which are of each handler, with limits, and jobs
-	allCrashed    = slices.Concat(inTransaction, outside, []string{"ordered"})
+	// One of each kind of handler, with limits, and jobs.
+	crashedSoon = []string{"scarce", "phoned", "paid", "ordered"}
+	allCrashed  = slices.Concat(inTransaction, outside, []string{"ordered"})
 )
 
 // A scheduleCrash is a statement at which a process is killed.
 type scheduleCrash struct {
 	statement string
-	of        []string               // the kinds for which it is sent; nil: all
-	provoke   func(*scheduleVictims) // again and again, until it is sent; nil: it comes by itself
+	of        []string               // the kinds of handlers that send it; nil: all
+	provoke   func(*scheduleVictims) // called repeatedly until it is sent; nil: not needed
 }
 
-// scheduleCrashes has an entry for each statement of package schedule, in the order in which a process first sends them.
+// scheduleCrashes has an entry for each statement of package schedule, in the order of their first
+// use by a process.
 var scheduleCrashes = []scheduleCrash{
 	{"declared", nil, nil},
-	{"put", nil, nil}, // while the schedules are not there yet
+	{"put", nil, nil}, // while the schedules do not exist yet
 	{"join", nil, nil},
 	{"get", nil, nil},
 	{"channel", nil, nil},
@@ -52,7 +54,7 @@ var scheduleCrashes = []scheduleCrash{
 	{"write", inTransaction, nil},
 	{"flush a call", []string{"paid"}, nil},
 	{"limit", nil, nil},
-	{"close", outside, nil}, // it is noted that a call outside begins
+	{"close", outside, nil}, // records that a call outside begins
 	{"ticksucceeded", []string{"quick", "scarce", "mailed", "phoned", "paid", "ordered"}, nil},
 	{"commit a run", nil, nil},
 	{"closejob", []string{"ordered"}, nil},
@@ -66,14 +68,15 @@ var scheduleCrashes = []scheduleCrash{
 	{"place", nil, (*scheduleVictims).close},
 }
 
-// notScheduleCrashed has the statements that are not sent while anything runs, and why.
+// notScheduleCrashed has the statements that are not sent while anything runs, and the reasons.
 var notScheduleCrashed = map[string]string{
 	"list": "it only reads", "history": "it only reads", "jobs": "it only reads", "job": "it only reads",
-	"declare": "sent each hour, for schedules that nobody has declared for a day",
+	"declare": "sent each hour, for schedules that no process has declared for a day",
 	"edit":    "a caller's, in a transaction as put", "change": "an operator's, in a transaction as put",
 }
 
-// A process is killed before and after each statement, for each kind of handler: every tick and job has one outcome and its effect once all the same.
+// A process is killed before and after each statement, for each kind of handler. Every tick and job
+// still has one outcome and its effect once.
 func TestCrashAtAnyStatementLosesNothing(t *testing.T) {
 	t.Parallel()
 	for _, name := range sql.Statements() {
@@ -105,7 +108,8 @@ func TestCrashAtAnyStatementLosesNothing(t *testing.T) {
 	}
 }
 
-// plannedCrashes are those of each kind: all, or so that each statement is there once.
+// plannedCrashes returns the crashes of each kind: all of them, or a selection that has each
+// statement once.
 func plannedCrashes() map[string][]scheduleCrash {
 	planned := make(map[string][]scheduleCrash)
 	for _, crash := range scheduleCrashes {
@@ -124,29 +128,30 @@ func plannedCrashes() map[string][]scheduleCrash {
 	return planned
 }
 
-// scheduleVictims are two processes that run the schedules of one kind. One is killed after the other, and another takes its place.
+// scheduleVictims are two processes that run the schedules of one kind. They are killed one after
+// the other, and each is replaced.
 type scheduleVictims struct {
 	t       testing.TB
 	pool    *pgxpool.Pool
 	config  faults.Config
 	dir     string
-	arm     func(*scheduleVictim) // nil: nothing is to befall them
+	arm     func(*scheduleVictim) // nil: no crash
 	living  []*scheduleVictim
 	killed  chan scheduleKill
 	made    int
 	crashes int
-	asked   time.Time // when one was last asked to close
+	asked   time.Time // when a process was last asked to close
 }
 
-// A scheduleVictim is one of them, behind a wire of its own.
+// A scheduleVictim is one of these processes, behind a wire of its own.
 type scheduleVictim struct {
 	*faults.Process
 	wire    *faults.Wire
 	started chan struct{} // closed when Process is set
-	closes  bool          // it was asked to
+	closes  bool          // it was asked to close
 }
 
-// A scheduleKill tells that one was killed, and at which crash.
+// A scheduleKill says which process was killed, and at which crash.
 type scheduleKill struct {
 	victim *scheduleVictim
 	crash  int // counted from 1
@@ -172,7 +177,7 @@ func newScheduleVictims(t testing.TB, server *pgserver.Server, kind string) *sch
 	return v
 }
 
-// start starts another.
+// start starts another process.
 func (v *scheduleVictims) start() {
 	v.t.Helper()
 	wire, err := faults.NewWire(v.config.URL, "pgleases")
@@ -197,14 +202,14 @@ func (v *scheduleVictims) start() {
 	v.living = append(v.living, victim)
 }
 
-// crash kills who sends a statement first.
+// crash kills the first process that sends a statement.
 func (v *scheduleVictims) crash(crash scheduleCrash, breach faults.Breach) {
 	v.t.Helper()
 	v.crashes++
 	n := v.crashes
 	v.arm = func(victim *scheduleVictim) {
 		victim.wire.Arm(faults.OfSchedules+crash.statement, 1, breach, func() {
-			<-victim.started // it may be quicker than start
+			<-victim.started // the statement may arrive before start returns
 			victim.Kill()
 			v.killed <- scheduleKill{victim, n}
 		})
@@ -220,17 +225,18 @@ func (v *scheduleVictims) crash(crash scheduleCrash, breach faults.Breach) {
 		if crash.provoke != nil {
 			crash.provoke(v)
 		}
-		hit = v.bury() == n
+		hit = v.collect() == n
 		if time.Since(began) > patience {
-			missed(v.t, began, patience, "nobody has sent %s, or it failed", crash.statement)
+			missed(v.t, began, patience, "no process has sent %s, or it failed", crash.statement)
 		}
 	}
 	v.disarm()
 	v.t.Logf("%v %s, after %v", breach, crash.statement, time.Since(began).Round(time.Millisecond))
 }
 
-// bury waits a little for one that is killed, and returns at which crash it was; 0: none was. Who was asked to close, and has, is no more either.
-func (v *scheduleVictims) bury() (crash int) {
+// collect waits a little for a killed process, and returns the number of its crash; 0: no process
+// was killed. It also removes a process that was asked to close and has ended.
+func (v *scheduleVictims) collect() (crash int) {
 	v.t.Helper()
 	select {
 	case k := <-v.killed:
@@ -244,12 +250,12 @@ func (v *scheduleVictims) bury() (crash int) {
 			continue
 		}
 		select {
-		case k := <-v.killed: // that is told a moment later
+		case k := <-v.killed: // the message arrives a moment later
 			return v.forget(k)
 		case <-time.After(crashTTL):
 		}
 		if ended, err := victim.Ended(v.t.Context()); err != nil || !victim.closes {
-			v.t.Fatalf("%s ended by itself: %+v, %v", victim.Config.ID, ended, err)
+			v.t.Fatalf("%s ended on its own: %+v, %v", victim.Config.ID, ended, err)
 		}
 		v.forget(scheduleKill{victim, 0})
 	}
@@ -261,7 +267,7 @@ func (v *scheduleVictims) forget(k scheduleKill) (crash int) {
 	return k.crash
 }
 
-// disarm lets all go on.
+// disarm cancels all breaches.
 func (v *scheduleVictims) disarm() {
 	v.arm = nil
 	for _, victim := range v.living {
@@ -269,7 +275,8 @@ func (v *scheduleVictims) disarm() {
 	}
 }
 
-// close asks one of the two to close, if none is about to, and the other has had time to go on with its partitions.
+// close asks one of the two processes to close, unless one is closing, and if the other has had
+// time to continue with its partitions.
 func (v *scheduleVictims) close() {
 	if slices.ContainsFunc(v.living, func(l *scheduleVictim) bool { return l.closes }) || time.Since(v.asked) < 3*crashTTL {
 		return
@@ -280,18 +287,19 @@ func (v *scheduleVictims) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	go func() {
 		defer cancel()
-		_, _ = victim.Close(ctx) // Ended tells the same
+		_, _ = victim.Close(ctx) // ended returns the same
 	}()
 }
 
-// finish has one more go on until everything has its outcome, and checks that. Of the others, one may be about to be killed.
+// finish runs one more process until everything has its outcome, and checks that. One of the others
+// may be about to be killed.
 func (v *scheduleVictims) finish() {
 	v.t.Helper()
 	v.start()
 	waitFor(v.t, patience, "something is done", func() bool {
 		return value[bool](v.t, v.pool, "SELECT EXISTS (SELECT FROM pgleases.history WHERE outcome = 'succeeded')")
 	})
-	told(v.t, v.pool, v.config.Kinds...)
+	waitForOutcomes(v.t, v.pool, v.config.Kinds...)
 	ctx, cancel := context.WithTimeout(v.t.Context(), patience)
 	defer cancel()
 	last := len(v.living) - 1

@@ -26,8 +26,9 @@ var (
 	scheduleSeed   = flag.Uint64("schedule-seed", 0, "the seed that decides which; 0: any")
 )
 
-// Every tick has one outcome, what is done has its effect once, and nothing else has one, whatever befalls processes, networks and the database.
-// Not in parallel with other tests: a fleet under attack loads both processors.
+// Every tick has one outcome, every success has its effect once, and there is no other effect,
+// under faults of processes, networks and the database. Not in parallel with other tests, because a
+// fleet under attack loads both processors.
 func TestEveryTickHasOneOutcomeInAFleet(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -52,10 +53,10 @@ func TestEveryTickHasOneOutcomeInAFleet(t *testing.T) {
 	}
 }
 
-// committing has a server note when transactions were committed.
+// committing makes a server record commit times.
 var committing = pgserver.WithSettings(map[string]string{"track_commit_timestamp": "on"})
 
-// withSchedules makes the tables, and returns what workers are that run schedules.
+// withSchedules creates the tables, and returns the configuration of workers that run schedules.
 func withSchedules(t testing.TB, url, direct string, pooled bool) faults.Config {
 	t.Helper()
 	pool := newPool(t, direct, size(1))
@@ -72,7 +73,7 @@ func withSchedules(t testing.TB, url, direct string, pooled bool) faults.Config 
 
 const effects = "SELECT count(*) FROM ticks WHERE job = 0"
 
-// attackSchedules has so many faults befall a fleet, and checks the ledger then.
+// attackSchedules injects a number of faults into a fleet, and then checks the ledger.
 func attackSchedules(t *timeguard.Try, url string, database *faults.Database, total int) {
 	t.Helper()
 	seed := *scheduleSeed
@@ -89,9 +90,10 @@ func attackSchedules(t *timeguard.Try, url string, database *faults.Database, to
 		t.Fatal(err)
 	}
 	pool := newPool(t, database.URL, size(2))
-	told(t, pool)
+	waitForOutcomes(t, pool)
 	waitFor(t, patience, "schedules run", func() bool { return value[int](t, pool, effects) >= len(faults.Schedules()) })
-	fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "many clients" }) // of connections
+	// The connections of many clients.
+	fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "many clients" })
 	database.Befall(fleet)
 	fleet.Enough = func(counts map[string]int) bool { return sum(counts) >= total }
 	ctx, cancel = context.WithTimeout(t.Context(), time.Duration(total)*5*time.Second+patience)
@@ -103,7 +105,7 @@ func attackSchedules(t *timeguard.Try, url string, database *faults.Database, to
 		t.Missed(began, time.Since(began), "%d faults, not at least %d: the test proves too little", n, total)
 	}
 	pool.Reset() // its connections may have ended with the server
-	told(t, pool)
+	waitForOutcomes(t, pool)
 	ctx, cancel = context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := fleet.Close(ctx); err != nil {
@@ -117,7 +119,8 @@ func attackSchedules(t *timeguard.Try, url string, database *faults.Database, to
 	}
 }
 
-// A standby that missed the last runs is promoted: on it they have neither outcomes nor effects, and are run again, once.
+// A standby is promoted that missed the last runs. On it they have neither outcomes nor effects,
+// and run again, once.
 func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -139,17 +142,18 @@ func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 			hasJoined(t, w)
 		}
 		pool := newPool(t, old.URL(), size(1))
-		told(t, pool)
+		waitForOutcomes(t, pool)
 		caughtUp(t, old, next)
 		if err := c.pipes[0].Freeze(); err != nil {
 			t.Fatal(err)
 		}
 		before := value[int](t, pool, effects)
 		mail := func() {
-			if err := faults.Mail(t.Context(), pool, 40); err != nil { // more than the ids that a server sets aside, and writes down, at a time
+			// More than the ids that a server reserves and logs at a time.
+			if err := faults.Mail(t.Context(), pool, 40); err != nil {
 				t.Fatal(err)
 			}
-			told(t, pool)
+			waitForOutcomes(t, pool)
 		}
 		mail()
 		waitFor(t, patience, "the standby has missed runs", func() bool { return value[int](t, pool, effects) > before+len(faults.Schedules()) })
@@ -178,11 +182,13 @@ func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 	})
 }
 
-// told waits until every tick up to now of schedules of these kinds, or of all, has its outcome, and every job that was put by now.
-func told(t testing.TB, pool *pgxpool.Pool, kinds ...string) {
+// waitForOutcomes waits until every tick up to now of schedules of these kinds, or of all, has its
+// outcome, and every job enqueued by now.
+func waitForOutcomes(t testing.TB, pool *pgxpool.Pool, kinds ...string) {
 	t.Helper()
 	until, orders := value[time.Time](t, pool, "SELECT clock_timestamp()"), value[int64](t, pool, "SELECT coalesce(max(n), 0) FROM orders")
-	waitFor(t, 5*patience, "every order up to now is carried out", func() bool { // behind all ticks that are late; one whose transaction took long is found after a minute
+	// Behind all ticks that are late; one whose transaction took long is found after a minute.
+	waitFor(t, 5*patience, "every order up to now has its outcome", func() bool {
 		return value[int](t, pool, "SELECT count(*) FROM (SELECT job, max(n) AS n FROM orders GROUP BY job) AS o JOIN pgleases.jobs AS j ON j.id = o.job WHERE o.n <= $1", orders) == 0
 	})
 	for began, wants := time.Now(), outcomeless(t, pool, until, kinds); len(wants) > 0; { // after many faults a process may have to catch up for minutes
@@ -196,7 +202,8 @@ func told(t testing.TB, pool *pgxpool.Pool, kinds ...string) {
 	}
 }
 
-// outcomeless are the schedules that have a tick up to an instant without an outcome, and what is known of that.
+// outcomeless returns the schedules that have a tick up to an instant without an outcome, and what
+// is known of the tick.
 func outcomeless(t testing.TB, pool *pgxpool.Pool, until time.Time, kinds []string) (names []string) {
 	all := readSchedules(t, pool)
 	for _, s := range faults.Schedules(kinds...) {
@@ -207,13 +214,14 @@ func outcomeless(t testing.TB, pool *pgxpool.Pool, until time.Time, kinds []stri
 	return names
 }
 
-// A scheduled is what the database has of a schedule, beside what should be.
+// A scheduled is a schedule in the database, beside what it should be.
 type scheduled struct {
 	faults.Schedule
 	Anchor, Cursor time.Time
 }
 
-// ticks are those that there should be after an instant, up to another, told without package schedule.
+// ticks returns the expected ticks after an instant, up to another, computed without package
+// schedule.
 func (s scheduled) ticks(after, until time.Time) (ticks []time.Time) {
 	at := s.First(s.Anchor)
 	if n := after.Sub(at) / s.Every; n > 0 {
@@ -245,6 +253,7 @@ func readSchedules(t testing.TB, pool *pgxpool.Pool) map[string]scheduled {
 	if err != nil {
 		t.Fatal(err)
 	}
-	maps.DeleteFunc(all, func(_ string, s scheduled) bool { return s.Anchor.IsZero() }) // not made yet
+	// Not created yet.
+	maps.DeleteFunc(all, func(_ string, s scheduled) bool { return s.Anchor.IsZero() })
 	return all
 }

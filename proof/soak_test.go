@@ -30,8 +30,8 @@ var (
 	soakReport  = flag.String("soak-report", "", "file to write a report of all episodes in the log to")
 )
 
-// TestSoak is for a flag: go test -run TestSoak -timeout 2h -soak 1h . It goes on where another left off with the seed after the
-// last one's.
+// TestSoak runs only with a flag: go test -run TestSoak -timeout 2h -soak 1h . To continue an
+// earlier soak, pass the seed after its last one.
 func TestSoak(t *testing.T) {
 	if *soakFor == 0 && *soakReport == "" {
 		t.Skip("-soak says how long")
@@ -82,7 +82,7 @@ func TestSoak(t *testing.T) {
 
 var logged = regexp.MustCompile(`\S*/(\S+)\.log`)
 
-// report tells what the episodes in a log have shown.
+// report returns a page about the episodes in a log.
 func report(log string) (string, error) {
 	lines, err := os.ReadFile(log)
 	if err != nil {
@@ -90,7 +90,8 @@ func report(log string) (string, error) {
 	}
 	var all episode
 	all.Faults, all.Worst = make(map[string]int), make(map[string]float64)
-	recoveries := map[bool]map[string][]float64{true: {}, false: {}} // whether alone, by kind
+	// By whether alone, then by kind.
+	recoveries := map[bool]map[string][]float64{true: {}, false: {}}
 	var seeds []uint64
 	pooled, alone := 0, 0
 	for decoder := json.NewDecoder(bytes.NewReader(lines)); ; {
@@ -128,7 +129,7 @@ func report(log string) (string, error) {
 	if len(seeds) == 0 {
 		return "", fmt.Errorf("%s: no episodes", log)
 	}
-	all.Violations = slices.Compact(all.Violations) // Run and Settled tell the same
+	all.Violations = slices.Compact(all.Violations) // Run and Settled report the same
 	var b strings.Builder
 	fmt.Fprintf(&b, soakHead, all.Seconds/60, len(seeds), slices.Min(seeds), slices.Max(seeds), pooled, alone, runtime.NumCPU(),
 		sum(all.Faults), all.Clients, all.Intervals, all.Reads, all.Overlaps, all.Writes, all.Locks, all.LockWrites, len(all.Violations))

@@ -17,19 +17,19 @@ import (
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
-// What the statements cost and survive, on servers on which nothing else happens: they are sent one by one, as the engine
-// sends them.
+// The cost and durability of statements, on servers without other load. The statements are sent one
+// by one, as the engine sends them.
 
-// A session is one on a server of its own.
+// A session is a session on a server of its own.
 type session struct {
 	*store.Conn
 	t       testing.TB
 	id      int64
 	server  *pgserver.Server
-	watcher *pgx.Conn // looks on
+	watcher *pgx.Conn // observes from a second connection
 }
 
-// newSession makes the tables and registers.
+// newSession creates the tables and registers.
 func newSession(t testing.TB, server *pgserver.Server, name string) *session {
 	t.Helper()
 	watcher, err := pgx.Connect(t.Context(), server.URL())
@@ -50,7 +50,7 @@ func newSession(t testing.TB, server *pgserver.Server, name string) *session {
 	return s
 }
 
-// connect opens the session's connection, once the server takes connections.
+// connect opens the session's connection, once the server accepts connections.
 func (s *session) connect() {
 	s.t.Helper()
 	config, err := pgx.ParseConfig(s.server.URL())
@@ -91,7 +91,7 @@ func (s *session) join(lease string, partitions int) {
 	s.ok(err)
 }
 
-// give sends the partitions of a lease to sessions.
+// give gives the partitions of a lease to sessions.
 func (s *session) give(lease string, targets ...int64) {
 	s.t.Helper()
 	plan, err := s.Plan(s.t.Context(), []string{lease}, false)
@@ -107,7 +107,7 @@ func (s *session) give(lease string, targets ...int64) {
 	}
 }
 
-// asks returns the one value of a query.
+// asks returns the only value of a query.
 func asks[T any](s *session, query string) (v T) {
 	s.t.Helper()
 	s.ok(s.watcher.QueryRow(s.t.Context(), query).Scan(&v))
@@ -120,8 +120,8 @@ func (s *session) does(statement string) {
 	s.ok(err)
 }
 
-// quiet is a server whose write-ahead log holds, and whose disk has, only what the test's statements cause; and on which no
-// snapshot of autovacuum's keeps old rows.
+// quiet returns a server without other writes: only the test's statements write to its log and
+// disk. No snapshot of autovacuum keeps old rows.
 func quiet(t testing.TB) *pgserver.Server {
 	t.Helper()
 	return pgserver.Private(t, pgserver.WithSettings(map[string]string{
@@ -129,7 +129,7 @@ func quiet(t testing.TB) *pgserver.Server {
 	}))
 }
 
-func TestACrashTakesTheMarkAndARestartTheStartTime(t *testing.T) {
+func TestMarkerAndStartTimeDetectRestarts(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		server := pgserver.Private(t)
@@ -142,7 +142,7 @@ func TestACrashTakesTheMarkAndARestartTheStartTime(t *testing.T) {
 			t.Errorf("marked again, the run %+v became %+v", run, again)
 		}
 
-		// Killing one backend has the server restart all the others.
+		// Killing one backend makes the server restart all others.
 		s.ok(server.Signal(int(s.watcher.PgConn().PID()), syscall.SIGKILL))
 		until(t, "the server has noticed", func() bool { _, err := s.Heartbeat(t.Context(), s.id, 0, store.Renewal{}); return err != nil })
 		s.connect()
@@ -228,7 +228,8 @@ func TestWritesAreDurableUnderAnySetting(t *testing.T) {
 		first := newSession(t, server, "first")
 		first.does("ALTER DATABASE " + pgx.Identifier{first.watcher.Config().Database}.Sanitize() + " SET synchronous_commit = off")
 		flushed := ""
-		waited := func() bool { // for the disk, since the last call: nothing else has the log written soon
+		// For the disk, since the last call: no other activity flushes the log soon.
+		waited := func() bool {
 			before := flushed
 			flushed = asks[string](first, "SELECT pg_current_wal_flush_lsn()::text")
 			return flushed != before
@@ -302,7 +303,7 @@ func TestWritesAreDurableUnderAnySetting(t *testing.T) {
 		if waited() {
 			t.Error("a heartbeat waits for the disk, or this test would not notice")
 		}
-		first.does("SET synchronous_commit = remote_write") // and a stricter setting stays
+		first.does("SET synchronous_commit = remote_write") // a stricter setting stays
 		if setting := asks[string](first, "SELECT CASE WHEN pgleases.settings(true, 1) THEN current_setting('synchronous_commit') END"); setting != "remote_write" {
 			t.Errorf("where remote_write was set, %s is", setting)
 		}

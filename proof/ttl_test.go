@@ -14,9 +14,10 @@ import (
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
-// Promise 5, for each process by its own TTL. The one with the longest dies first, and nobody has watched the clock for so long when
-// it expires: that must not delay what the others leave.
-func TestEachOfAFleetOfMixedTTLsIsTakenOverAtItsOwn(t *testing.T) {
+// Each process is taken over at its own TTL. The one with the longest TTL is killed first, and no
+// client has watched the clock for that long when it expires. That must not delay the takeover of
+// the others.
+func TestMixedTTLsExpireIndependently(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const partitions, long, head = 16, 20 * time.Second, 9 * time.Second
@@ -41,8 +42,9 @@ func TestEachOfAFleetOfMixedTTLsIsTakenOverAtItsOwn(t *testing.T) {
 		first.Kill()
 		waitFor(t, long, "it expires soon", func() bool { return longExpires() < head })
 
-		began := time.Now() // nobody has watched for longer
-		// A watch bears the slower round trips the longer the client's TTL is, and this one has to last for long.
+		began := time.Now() // no client has watched for longer
+		// A watch tolerates slower round trips the longer the client's TTL is, and this watch must
+		// last for long.
 		survivor := opened(t, url, "survivor", quietly(t), pgleases.WithTTL(long), pgleases.WithHeartbeat(time.Second))
 		mixed := joined(t, survivor, "mixed", partitions, pgleases.WithHandoffDelay(0))
 		left := joined(t, survivor, "long", partitions, pgleases.WithHandoffDelay(0))

@@ -10,7 +10,7 @@ func init() { workIfAsked() }
 
 var hasDigit = regexp.MustCompile(`\d`)
 
-// Each part measures something, and each row has a figure and what it is beside.
+// Each part measures something, and each row has a figure and what it is compared with.
 func TestQuickRunOfAllParts(t *testing.T) {
 	l := &lab{quick: true, clients: 20, partitions: 200, leases: 1, ttl: time.Second}
 	t.Cleanup(func() { _ = l.close() })

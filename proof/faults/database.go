@@ -27,7 +27,7 @@ type Database struct {
 	Behind  *Proxy            // between the pooler and the server
 	URL     string            // of the server itself, not of the pooler
 	// A directory on the server's disk, which a fault may fill; empty: no such fault.
-	Disk    string
+	Disk string
 }
 
 // databaseFaults happen one at a time.

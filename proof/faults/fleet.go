@@ -59,18 +59,18 @@ func network(name string, weight int, do func(*Proxy) error) Fault {
 // A Fleet is a set of worker processes that share one lease, each behind a proxy of its own. Its
 // methods are not safe for concurrent use, unless they say otherwise.
 type Fleet struct {
-	Config    Config // of every worker; ID, URL and Log are set for each worker
-	Dir       string // for the logs
-	Min, Max  int    // the number of workers that Run keeps
-	Faults    []Fault
-	Database  *Database                        // for the database's faults; nil: no such faults
-	Counts    map[string]int                   // faults that happened, by name
-	Enough    func(counts map[string]int) bool // ends Run; nil: only Run's context ends it
+	Config   Config // of every worker; ID, URL and Log are set for each worker
+	Dir      string // for the logs
+	Min, Max int    // the number of workers that Run keeps
+	Faults   []Fault
+	Database *Database                        // for the database's faults; nil: no such faults
+	Counts   map[string]int                   // faults that happened, by name
+	Enough   func(counts map[string]int) bool // ends Run; nil: only Run's context ends it
 	// Each fault, and all its effects, ends before the next fault begins.
 	Alone     bool
-	Incidents []Incident                       // in order; guarded by mu during Run
+	Incidents []Incident // in order; guarded by mu during Run
 	// Deadlines that passed; a late machine excuses them; guarded by mu during Run.
-	Overdue   []Overdue
+	Overdue []Overdue
 
 	random  *rand.Rand
 	proxies *Proxies

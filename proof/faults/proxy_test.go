@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// The processes with the proxies are this test binary.
+// This test binary is also the program of the proxies' process.
 func init() { Main() }
 
-// newProxy returns a proxy in front of an echo.
+// newProxy returns a proxy in front of an echo server.
 func newProxy(t *testing.T) *Proxy {
 	t.Helper()
 	proxies, err := StartProxies()
@@ -30,12 +30,13 @@ func newProxy(t *testing.T) *Proxy {
 	return proxy
 }
 
-// echo returns the connection string of a server that sends back whatever it gets.
+// echo returns the connection string of a server that sends back whatever it receives.
 func echo(t *testing.T) string {
 	return serverOf(t, func(conn net.Conn) { _, _ = io.Copy(conn, conn) })
 }
 
-// serverOf returns the connection string of a server that has each connection served so, and then closed.
+// serverOf returns the connection string of a server that calls serve for each connection, and then
+// closes it.
 func serverOf(t *testing.T, serve func(net.Conn)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -72,7 +73,8 @@ func dial(t *testing.T, proxy *Proxy) net.Conn {
 	return conn
 }
 
-// passes reports whether what is sent comes back within that time; the error is the connection's end.
+// passes reports whether sent bytes come back within a time. The error means that the connection
+// has ended.
 func passes(conn net.Conn, within time.Duration) (bool, error) {
 	if _, err := conn.Write([]byte("x")); err != nil {
 		return false, err
@@ -118,7 +120,8 @@ func TestASlowProxyDelaysBothWays(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if ok, err := passes(conn, 5*time.Second); !ok || err != nil || time.Since(began) < 100*time.Millisecond { // less half of it, each way
+	// At least half of the delay in each direction.
+	if ok, err := passes(conn, 5*time.Second); !ok || err != nil || time.Since(began) < 100*time.Millisecond {
 		t.Errorf("passes %v, %v after %v", ok, err, time.Since(began))
 	}
 	if err := proxy.Thaw(); err != nil {

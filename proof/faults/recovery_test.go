@@ -10,7 +10,7 @@ import (
 	"github.com/pgleases/pgleases/proof/oracle"
 )
 
-func TestRecoveriesArePutDownToTheNearestFault(t *testing.T) {
+func TestRecoveriesNameTheNearestFault(t *testing.T) {
 	at := func(seconds int) oracle.Instant { return oracle.Instant(time.Duration(seconds) * time.Second) }
 	gap := func(from, to int) oracle.Gap {
 		return oracle.Gap{Before: oracle.Interval{Client: "a.1", Partition: 3, Last: at(from)}, After: oracle.Interval{Client: "b.2", Partition: 3, First: at(to)}}
@@ -21,7 +21,7 @@ func TestRecoveriesArePutDownToTheNearestFault(t *testing.T) {
 		{At: at(13), Worker: "b.2", Fault: "pause", Over: true},
 		{At: at(100), Fault: "frozen server"},
 		{At: at(105), Fault: "frozen server", Over: true},
-		{At: at(106), Text: "is told"},
+		{At: at(106), Text: "an event"},
 	}
 	for _, test := range []struct {
 		from, to int
@@ -32,7 +32,8 @@ func TestRecoveriesArePutDownToTheNearestFault(t *testing.T) {
 		{10, 20, "kill", 1},
 		{12, 13, "pause", 0},
 		{50, 51, handoff, 0},
-		{101, 109, "frozen server", 0}, // 5 s frozen, 1 s to watch anew, 2 TTLs, slack
+		// 5 s frozen, 1 s for another watch, 2 TTL, 1 s for a loaded machine.
+		{101, 109, "frozen server", 0},
 		{101, 111, "frozen server", 1},
 	} {
 		worst, late := Recoveries([]oracle.Gap{gap(test.from, test.to)}, incidents, time.Second)

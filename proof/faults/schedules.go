@@ -25,10 +25,10 @@ type Schedule struct {
 	Name, Kind string
 	Rule       schedule.Rule
 	Options    []schedule.ScheduleOption
-	Every      time.Duration                    // the time between two ticks
+	Every      time.Duration // the time between two ticks
 	// The first tick of a schedule with this anchor, computed without package schedule.
-	First      func(anchor time.Time) time.Time
-	Never      []schedule.Outcome               // the outcomes that no tick of it may have
+	First func(anchor time.Time) time.Time
+	Never []schedule.Outcome // the outcomes that no tick of it may have
 }
 
 // The kinds of handlers.

@@ -18,8 +18,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// notifying returns the connection string of a server that sends a notification before every answer, and counts the
-// statements. One that contains FAIL fails.
+// notifying returns the connection string of a server that sends a notification before every
+// answer. It counts the statements, and fails a statement that contains FAIL.
 func notifying(t *testing.T, answered *atomic.Int32) string {
 	return serverOf(t, func(conn net.Conn) {
 		b := pgproto3.NewBackend(conn, conn)
@@ -56,12 +56,12 @@ func notifying(t *testing.T, answered *atomic.Int32) string {
 	})
 }
 
-func TestAWireBreaksAtTheStatementAndNowhereElse(t *testing.T) {
+func TestWireBreaksOnlyAtTheStatement(t *testing.T) {
 	join := store.StatementsFor("s").Join
 	simple := strings.NewReplacer("$1", " 7 ", "$2", " 'l' ", "$3", " 8 ", "$4", " 1 ", "$5", " 83 ").Replace(join)
 	for _, test := range []struct {
 		kind     Breach
-		answered int32 // statements in all
+		answered int32 // statements that reach the server
 		killed   int
 	}{{KillBefore, 4, 1}, {KillAfter, 5, 1}, {CutBefore, 4, 0}, {CutAfter, 5, 0}} {
 		for _, extended := range []bool{false, true} {
@@ -101,7 +101,7 @@ func TestAWireBreaksAtTheStatementAndNowhereElse(t *testing.T) {
 						t.Fatalf("%s: %v", other, err)
 					}
 				}
-				// Where an answer is to be lost, an error is none.
+				// An error does not count as the answer that is lost.
 				var failed *pgconn.PgError
 				if test.answered == 5 {
 					if err := send(text + "FAIL"); !errors.As(err, &failed) || failed.Code != "55P03" {
@@ -116,7 +116,7 @@ func TestAWireBreaksAtTheStatementAndNowhereElse(t *testing.T) {
 				select {
 				case <-done:
 				case <-ctx.Done():
-					t.Error("the breach was not told of")
+					t.Error("the breach was not reported")
 				}
 				if answered.Load() != test.answered || killed != test.killed || notified.Load() != 4 {
 					t.Errorf("the server answered %d, of which %d came; killed %d times", answered.Load(), notified.Load(), killed)
@@ -129,7 +129,7 @@ func TestAWireBreaksAtTheStatementAndNowhereElse(t *testing.T) {
 	}
 }
 
-func TestAWireKnowsEveryStatementAndTellsThemApart(t *testing.T) {
+func TestWireRecognizesEveryStatement(t *testing.T) {
 	wire, err := NewWire("postgres://somebody@127.0.0.1:1/database?sslmode=disable", "s")
 	if err != nil {
 		t.Fatal(err)

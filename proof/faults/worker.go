@@ -56,7 +56,7 @@ type Config struct {
 	Fast       bool          // with fast failover
 	// A database without faults, for the worker's probe; empty: the probe measures only the
 	// process.
-	ProbeURL   string
+	ProbeURL string
 }
 
 const (

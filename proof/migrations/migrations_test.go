@@ -125,7 +125,7 @@ func closed(m *migrate.Migrate) []error {
 	return []error{source, database}
 }
 
-// database returns the URL of a new database, past any pooler.
+// database returns the URL of a new database without a pooler.
 func database(t *testing.T) string {
 	t.Helper()
 	url, _ := pgserver.DirectURL(pgserver.EmptyDatabase(t))
@@ -168,7 +168,8 @@ func TestEachToolAppliesTheSchemaAndAClientRunsOnIt(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer conn.Close(ctx)
-			// The hint of this function has percent signs; its text must be that of the schema.
+			// The hint of this function contains percent signs; its text must be the same as in the
+			// schema.
 			_, err = conn.Exec(ctx, "SELECT pgleases.guard('orders', 1, 0)")
 			var refused *pgconn.PgError
 			if !errors.As(err, &refused) || refused.Code != "PL001" || refused.Message != `partition 1 of lease "orders" is not owned under epoch 0` {
@@ -178,7 +179,8 @@ func TestEachToolAppliesTheSchemaAndAClientRunsOnIt(t *testing.T) {
 	}
 }
 
-// The next version of the library comes with a text that is applied on top, as a further migration.
+// The next version of the library has a text that is applied on top of this one, as a further
+// migration.
 func TestTheSchemaIsAppliedOnTopOfItself(t *testing.T) {
 	t.Parallel()
 	for _, tool := range tools {
@@ -205,8 +207,8 @@ func TestTheSchemaIsAppliedOnTopOfItself(t *testing.T) {
 	}
 }
 
-// What the page warns of does fail; where it stops failing, the warning can go.
-func TestWhatThePageWarnsOfFails(t *testing.T) {
+// What the page warns of does fail. If it no longer fails, the warning can be removed.
+func TestWarnedMistakesFail(t *testing.T) {
 	t.Parallel()
 	text, err := pgleases.Schema()
 	if err != nil {

@@ -21,12 +21,13 @@ var lease string
 //go:embed lock.pml
 var lock string
 
-// small is what most configurations share: two processes, one partition, and a margin shorter than a tick. The states
-// that this leaves out are those of clocks that read more values, not of other orders of events.
+// small is shared by most configurations: two processes, one partition, and a margin shorter than a
+// tick. The states that it leaves out have clocks with more values, not other orders of events.
 const small = "N=2 P=1 TTL=2 TRUST=2 REREGISTERS=0 MAXEPOCH=2 "
 
-// large is of three processes, two partitions, and a promotion. A TTL is one tick: all that expires does so at the same instant.
-// Of each state 64 bits are kept, so that two may be taken for one: of 150 million any two with a probability of one in 1,600.
+// large has three processes, two partitions, and a promotion. A TTL is one tick, so everything
+// expires at the same instant. Spin keeps 64 bits of each state, so it may confuse two states: any
+// two of 150 million with a probability of 1 in 1,600.
 const large = "N=3 P=2 TTL=1 TRUST=1 REREGISTERS=0 MAXEPOCH=1 PROMOTIONS=1 SYMMETRIC HC4 "
 
 var visit = flag.String("visit", "few", "which configurations: few, most, or all")
@@ -36,7 +37,7 @@ type configuration struct {
 	short, long   bool
 }
 
-// The configurations that hold.
+// The configurations that must hold.
 var configurations = []configuration{
 	{name: "handoffs and evictions", defines: small + "SAME_ID", short: true},
 	{name: "margin of a tick", defines: "N=2 P=1 TTL=3 REREGISTERS=0 MAXEPOCH=2"},
@@ -60,7 +61,7 @@ var configurations = []configuration{
 	{name: "three processes, two partitions, a promotion", defines: large + "OPERATIONS=2", long: true},
 }
 
-// What a violation is told by.
+// The text of a violation of each promise.
 const (
 	exclusive = `^assertion violated \( !\(\(\(pr\[me\]\.trust>0`                // serve
 	wrongful  = `^assertion violated  ?!\(\(\(pr\[\(\(1-1\)/2\)\]|turn\)\+1\)==` // evict
@@ -106,10 +107,10 @@ var mutants = []mutant{
 	{"GAIN_UNACCEPTED", large + "N=2 P=1 MAXEPOCH=2", exclusive, false},
 }
 
-// oneLock is what the configurations of locks share.
+// oneLock is shared by the configurations of locks.
 const oneLock = "MAXTOKEN=2 REREGISTERS=0 "
 
-// Those of named locks.
+// The configurations of named locks.
 var lockConfigurations = []configuration{
 	{name: "locks", defines: oneLock, short: true},
 	{name: "locks, new sessions", defines: "MAXTOKEN=1"},
@@ -169,7 +170,7 @@ func catch(t *testing.T, model string, mutants []mutant) {
 			}
 			r := explore(t, model, m.defines+" "+m.name)
 			if r.errors == 0 {
-				t.Fatal("it breaks nothing")
+				t.Fatal("it violates no promise")
 			}
 			if !regexp.MustCompile(m.breaks).MatchString(r.violation) {
 				t.Errorf("it breaks another promise than %s: %s", m.breaks, r.violation)
@@ -178,14 +179,14 @@ func catch(t *testing.T, model string, mutants []mutant) {
 	}
 }
 
-// beside has the small ones run beside each other. A large one may take 8 GB.
+// beside runs the small configurations in parallel. A large one may take 8 GB.
 func beside(t *testing.T) {
 	if *visit == "few" {
 		t.Parallel()
 	}
 }
 
-// need skips the test where its tools are not installed, except where they must be.
+// need skips the test if its tools are not installed, or fails it if they must be.
 func need(t *testing.T) {
 	for _, tool := range []string{"spin", "gcc"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -210,8 +211,8 @@ var (
 	violated    = regexp.MustCompile(`(?m)^pan:1: (.*)$`)
 )
 
-// explore visits every state of the model with these definitions, of which a later one of a name counts, up to the first
-// violation.
+// explore visits every state of the model with these definitions, up to the first violation. A
+// later definition of a name overrides an earlier one.
 func explore(t *testing.T, model, defines string) result {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "model.pml"), []byte(model), 0o600); err != nil {
@@ -223,7 +224,7 @@ func explore(t *testing.T, model, defines string) result {
 		values[name] = "-D" + d
 	}
 	args := []string{"-a"}
-	store := "-DCOLLAPSE" // every state whole
+	store := "-DCOLLAPSE" // every state in full
 	for name, d := range values {
 		if name == "HC4" {
 			store = d
@@ -243,7 +244,7 @@ func explore(t *testing.T, model, defines string) result {
 		}
 		return m[1]
 	}
-	// What was not visited proves nothing.
+	// An incomplete search is no result.
 	for _, sign := range []string{"Search not completed", "max search depth too small", "out of memory"} {
 		if strings.Contains(out, sign) && !violated.MatchString(out) {
 			t.Fatalf("the search is not exhaustive:\n%s", out)

@@ -66,18 +66,18 @@ var detectors = map[string]detector{
 	// What becomes due by itself, with heartbeats minutes apart, in simulated time.
 	"wake-ups": {"internal/engine", func(int) []string { return []string{"-test.run=^TestTheEngineWakesUp"} }},
 	// A crash of the server that loses heartbeats, with live clients.
-	"crash": {"proof", func(int) []string { return []string{"-test.run=^TestHeartbeatsThatACrashLosesEvictNobody$"} }},
+	"crash": {"proof", func(int) []string { return []string{"-test.run=^TestLostHeartbeatsEvictNoClient$"} }},
 	// Promotions of a standby that missed the last handoffs, on real servers.
-	"promotion": {"proof", func(int) []string { return []string{"-test.run=^TestAPromotedStandbyMakesNobodyAnOwnerTwice$"} }},
+	"promotion": {"proof", func(int) []string { return []string{"-test.run=^TestAPromotedStandbyKeepsOneOwner$"} }},
 	// More than one copy of one server.
-	"siblings": {"proof", copies("siblings,_and_nobody_remembers_the_first")},
+	"siblings": {"proof", copies("siblings,_seen_by_new_clients")},
 	"return":   {"proof", copies("return_to_the_old_primary")},
 	"dump":     {"proof", copies("restored_dump")},
 	// A connection with fast failover that ends, in simulated time.
 	"ends": {"internal/engine", func(int) []string { return []string{"-test.run=^TestTrustEndsWithTheConnection"} }},
 	// Living processes with fast failover, whose connections end.
 	"cuts":       {"proof", func(int) []string { return []string{"-test.run=^TestCutConnectionKeepsOneOwner"} }},
-	"terminated": {"proof", func(int) []string { return []string{"-test.run=^TestWhomTheServerHasTerminated"} }},
+	"terminated": {"proof", func(int) []string { return []string{"-test.run=^TestTerminatedConnection"} }},
 	// Handoffs of which the new owner hears late, in simulated time.
 	"announced": {"internal/engine", func(int) []string { return []string{"-test.run=IsAnnounced|ReleaseBeforeCrash"} }},
 	// Guarded transactions that are open when their partition is to be handed over.

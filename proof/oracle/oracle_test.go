@@ -16,7 +16,7 @@ func TestCheckReportsWhatIsCertain(t *testing.T) {
 	for _, test := range []struct {
 		name      string
 		intervals []Interval
-		want      string // beginnings of the violations
+		want      string // the beginnings of the violations
 	}{
 		{"one after the other", []Interval{held("a", 1, 10, 20), held("b", 2, 21, 30)}, ""},
 		{"overlap", []Interval{held("a", 1, 10, 20), held("b", 2, 19, 30)}, "epoch falls, overlap"},
@@ -74,7 +74,8 @@ func shared(client string, token int64, first, last Instant) Interval {
 	return i
 }
 
-// What is written lies within the truth: nothing of before the first answer that it is held, or of after the last question that had it.
+// The recorded interval is within the true one: not before the first answer that the lock is held,
+// and not after the last question with that answer.
 func TestAKeeperWritesHowLongALockWasHeld(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.locks")
 	keeper, err := CreateKeeper(path)
@@ -85,7 +86,7 @@ func TestAKeeperWritesHowLongALockWasHeld(t *testing.T) {
 	asked := 0
 	var began, ended, over Instant
 	for _, err := range []error{
-		keeper.Keep(ctx, 3, 7, true, func() bool { // ends by itself
+		keeper.Keep(ctx, 3, 7, true, func() bool { // ends because the lock is lost
 			switch asked++; asked {
 			case 1:
 				began = Now()
@@ -94,7 +95,7 @@ func TestAKeeperWritesHowLongALockWasHeld(t *testing.T) {
 			}
 			return asked < 6
 		}),
-		keeper.Keep(ctx, 4, 8, false, func() bool { // ends when the holder wants to
+		keeper.Keep(ctx, 4, 8, false, func() bool { // ends because the holder wants to
 			if over = Now(); asked == 10 {
 				cancel()
 			}
@@ -135,7 +136,7 @@ func TestCheckFindsTheLongestGap(t *testing.T) {
 	}
 }
 
-// fakeLease shows what it is told to; only one goroutine at a time changes and reads it.
+// fakeLease is a Lease with settable values. Only one goroutine at a time changes and reads it.
 type fakeLease struct {
 	values   func() []int
 	changed  chan struct{}
@@ -167,7 +168,7 @@ func record(t *testing.T, lease Lease, ctx context.Context) Log {
 	return log
 }
 
-func TestTheLogTellsWhatWasRead(t *testing.T) {
+func TestLogHoldsWhatWasRead(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	changed := make(chan struct{})
 	first, second := []int{3, 4}, []int{4, 9}
@@ -236,12 +237,12 @@ func TestALogThatWasNotBegunIsEmpty(t *testing.T) {
 	}
 }
 
-func TestALossThatNobodyIsToldOfCountsOnce(t *testing.T) {
+func TestUnreportedLossCountsOnce(t *testing.T) {
 	known := make(chan struct{})
 	close(known)
-	r := &Recorder{losses: []loss{{make(chan struct{}), told}, {known, told}}}
-	for range told/step - 1 {
-		r.checked = 0 // long ago: the process was stopped, which counts as one step
+	r := &Recorder{losses: []loss{{make(chan struct{}), endsWithin}, {known, endsWithin}}}
+	for range endsWithin/step - 1 {
+		r.checked = 0 // long ago, as if the process was stopped; that counts as one step
 		if r.checkLosses(); r.untold != 0 {
 			t.Fatal("too soon")
 		}
@@ -251,7 +252,7 @@ func TestALossThatNobodyIsToldOfCountsOnce(t *testing.T) {
 		r.checkLosses()
 	}
 	if r.untold != 1 {
-		t.Errorf("%d losses were not told", r.untold)
+		t.Errorf("%d losses were not reported", r.untold)
 	}
 	if report := Check([]Log{{Untold: r.untold}}); report.Err() == nil {
 		t.Error("it is no violation")

@@ -22,10 +22,10 @@ const (
 	// undecided is the longest time from the beginning of a read to the check of its trust
 	// deadline, if the check is to count.
 	undecided = 100 * time.Microsecond
-	// told is the time after a loss by which its context must have ended. Time when the process did
+	// endsWithin is the time after a loss by which its context must have ended. Time when the process did
 	// not run does not count.
-	told = 10 * time.Second
-	step = 20 * time.Millisecond
+	endsWithin = 10 * time.Second
+	step       = 20 * time.Millisecond
 )
 
 // A Recorder records what one client's Values showed. It is not safe for concurrent use.
@@ -57,13 +57,13 @@ type opened struct {
 	epoch  int64
 	// Closed when the ownership's context ends; nil: the ownership was gone before its context
 	// could be read.
-	told <-chan struct{}
+	ended <-chan struct{}
 }
 
 // A loss is a partition that Values no longer shows.
 type loss struct {
-	told <-chan struct{}
-	left time.Duration
+	ended <-chan struct{}
+	left  time.Duration
 }
 
 // Create creates the log at path, whose base name is the client's name. The file must not exist.
@@ -143,7 +143,7 @@ func (r *Recorder) checkLosses() {
 	r.checked = now
 	r.losses = slices.DeleteFunc(r.losses, func(l loss) bool {
 		select {
-		case <-l.told:
+		case <-l.ended:
 			return true
 		default:
 			return false
@@ -163,7 +163,7 @@ func (r *Recorder) note(lease Lease, values []int) error {
 	shown := make(map[int]opened, len(values))
 	for _, n := range values {
 		if p, ok := lease.Partition(n); ok {
-			shown[n] = opened{epoch: p.Epoch, told: p.Context().Done()}
+			shown[n] = opened{epoch: p.Epoch, ended: p.Context().Done()}
 		} else {
 			shown[n] = r.open[n] // withdrawn just now; the next read will show that
 		}
@@ -173,8 +173,8 @@ func (r *Recorder) note(lease Lease, values []int) error {
 		if now, ok := shown[n]; ok && now.epoch == o.epoch {
 			continue
 		}
-		if o.told != nil {
-			r.losses = append(r.losses, loss{o.told, told})
+		if o.ended != nil {
+			r.losses = append(r.losses, loss{o.ended, endsWithin})
 			r.refused[n] = o
 		}
 		if err := r.file.close(o.record, r.last); err != nil {
@@ -189,8 +189,8 @@ func (r *Recorder) note(lease Lease, values []int) error {
 		o := shown[n]
 		epoch := o.epoch
 		// The same ownership continues, so its epoch is not recorded again.
-		if o.told != nil && r.refused[n].told == o.told {
-			r.losses = slices.DeleteFunc(r.losses, func(l loss) bool { return l.told == o.told })
+		if o.ended != nil && r.refused[n].ended == o.ended {
+			r.losses = slices.DeleteFunc(r.losses, func(l loss) bool { return l.ended == o.ended })
 			epoch = 0
 		}
 		var err error

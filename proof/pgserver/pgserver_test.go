@@ -18,7 +18,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A process of this binary that is told to starts a server, and waits to be killed.
+// With an environment variable, a process of this binary starts a server and waits to be killed.
 func TestMain(m *testing.M) {
 	if os.Getenv("PGSERVER_TEST_VICTIM") != "" {
 		s, err := Start(context.Background())
@@ -37,7 +37,7 @@ func connect(t *testing.T, url string) *pgx.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.DefaultQueryExecMode = pgx.QueryExecModeExec // PgBouncer may stand before it
+	config.DefaultQueryExecMode = pgx.QueryExecModeExec // PgBouncer may be in front of the server
 	conn, err := pgx.ConnectConfig(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
@@ -123,7 +123,7 @@ func TestAPausedServerAnswersWhenItIsResumed(t *testing.T) {
 	select {
 	case err := <-answered:
 		t.Fatalf("a frozen server answered: %v", err)
-	case <-time.After(200 * time.Millisecond): // what shall not happen tells nobody
+	case <-time.After(200 * time.Millisecond): // this wait is for something that must not happen
 	}
 	if err := s.Resume(); err != nil {
 		t.Fatal(err)
@@ -152,13 +152,13 @@ func TestAStandbyFollowsAndIsPromoted(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(t, read, "CREATE TABLE after AS SELECT 1 AS n")
-	run(t, conn, "CREATE TABLE apart AS SELECT 1 AS n") // the old primary goes on
+	run(t, conn, "CREATE TABLE apart AS SELECT 1 AS n") // the old primary continues
 	if value(t, read, "left(pg_walfile_name(pg_current_wal_lsn()), 8)") != "00000002" || value(t, read, "to_regclass('apart') IS NULL") != "true" {
 		t.Error("the new primary is not on a timeline of its own")
 	}
 }
 
-// A checkpoint removes what no running standby asks for.
+// A checkpoint removes log that no running standby requests.
 func TestAStandbyThatWasDownCatchesUp(t *testing.T) {
 	t.Parallel()
 	primary := Private(t)
@@ -271,7 +271,8 @@ func TestAClockIsSteppedAndSlewed(t *testing.T) {
 		t.Errorf("a clock of twice the rate is %v ahead after 300 ms", clock.Offset())
 	}
 
-	// A timeout of a statement reads the clock in a signal handler, where nothing may allocate or lock.
+	// A statement timeout reads the clock in a signal handler, so the library must not allocate or
+	// lock.
 	library, err := elf.Open(s.folder.file("clock.so"))
 	if err != nil {
 		t.Fatal(err)
@@ -321,8 +322,8 @@ func TestPgBouncerPoolsTransactionsAndRestartsOnItsPort(t *testing.T) {
 	value(t, connect(t, through), "1")
 }
 
-// Else each run would leave a server behind, and some 40 MB in memory.
-func TestWhatAKilledProcessLeftIsRemovedAtTheNextStart(t *testing.T) {
+// Otherwise each run would leave a server behind, and about 40 MB in memory.
+func TestStartRemovesAbandonedFolders(t *testing.T) {
 	victim := exec.Command(os.Args[0])
 	victim.Env = append(os.Environ(), "PGSERVER_TEST_VICTIM=1")
 	output, err := victim.StdoutPipe()
@@ -363,7 +364,7 @@ func TestWhatAKilledProcessLeftIsRemovedAtTheNextStart(t *testing.T) {
 }
 
 func TestAFailedStartShowsTheLogAndLeavesNothing(t *testing.T) {
-	dir, err := os.MkdirTemp("/tmp", "pgserver-test-") // which any user can enter
+	dir, err := os.MkdirTemp("/tmp", "pgserver-test-") // a directory that any user can enter
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -399,7 +400,7 @@ func TestDatabasesAreDroppedWithTheirTests(t *testing.T) {
 	var url string
 	t.Run("use", func(t *testing.T) {
 		url = EmptyDatabase(t)
-		run(t, connect(t, url), "CREATE TABLE mine ()") // and stays connected
+		run(t, connect(t, url), "CREATE TABLE mine ()") // the connection stays open
 	})
 	if conn, err := pgx.Connect(t.Context(), url); err == nil {
 		_ = conn.Close(t.Context())

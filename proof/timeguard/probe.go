@@ -13,9 +13,9 @@ import (
 const (
 	wakeEvery = 10 * time.Millisecond
 	askEvery  = 50 * time.Millisecond
-	// tellEvery is the interval of a probe's reports. A probe reports even if it found no spell,
+	// reportEvery is the interval of a probe's reports. A probe reports even if it found no spell,
 	// because a missing report counts as lateness too.
-	tellEvery = 100 * time.Millisecond
+	reportEvery = 100 * time.Millisecond
 	// least is the smallest lateness that counts. An idle machine is late by a tenth of it. A busy
 	// machine that shares its processors fairly is late by little, but all the time.
 	least = time.Millisecond
@@ -43,7 +43,7 @@ func Probe(ctx context.Context, url string, tell func(until oracle.Instant, spel
 	}()
 	tick := time.NewTicker(wakeEvery)
 	defer tick.Stop()
-	last, told := oracle.Now(), oracle.Now()
+	last, reported := oracle.Now(), oracle.Now()
 	var spells []Spell
 	for {
 		select {
@@ -59,8 +59,8 @@ func Probe(ctx context.Context, url string, tell func(until oracle.Instant, spel
 			}
 			last = now
 		}
-		if last.Sub(told) >= tellEvery {
-			told = last
+		if last.Sub(reported) >= reportEvery {
+			reported = last
 			until := last
 			if since := asking.Load(); since > 0 { // the answer's lateness is not known yet
 				until = min(until, oracle.Instant(since))

@@ -102,7 +102,7 @@ func (r *Record) owes(then oracle.Instant) bool {
 
 // silence returns the time since a live process's report was due.
 func (r *Record) silence() Spell {
-	due, now := r.until+oracle.Instant(2*tellEvery), oracle.Now()
+	due, now := r.until+oracle.Instant(2*reportEvery), oracle.Now()
 	if r.ended || now <= due {
 		return Spell{}
 	}
@@ -133,11 +133,11 @@ func Late(from, to oracle.Instant) (time.Duration, string) {
 		}
 	}
 	var most time.Duration
-	told := "nothing was late"
+	description := "nothing was late"
 	for _, r := range machine.records {
 		if d, text := r.late(Spell{From: from, To: to}); d > most {
-			most, told = d, text
+			most, description = d, text
 		}
 	}
-	return most, told
+	return most, description
 }

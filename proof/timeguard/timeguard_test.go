@@ -19,7 +19,7 @@ import (
 	"github.com/pgleases/pgleases/proof/oracle"
 )
 
-// A verdict is a testing.TB that tells what became of it.
+// A verdict is a testing.TB that records the result.
 type verdict struct {
 	testing.TB
 	failed bool
@@ -35,7 +35,8 @@ func (v *verdict) Errorf(format string, args ...any) {
 }
 func (v *verdict) Fatalf(format string, args ...any) { v.Errorf(format, args...); v.FailNow() }
 
-// judge runs a scenario on a machine that was late by so much in each try, and returns how often it was begun.
+// judge runs a scenario on a machine with a given lateness in each try, and returns how often the
+// scenario was begun.
 func judge(t *testing.T, late []time.Duration, scenario func(*Try)) (v *verdict, begun int) {
 	v = &verdict{TB: t}
 	done := make(chan struct{})
@@ -57,7 +58,7 @@ func TestDeadlineIsJudgedIfMachineKeptTime(t *testing.T) {
 		late     []time.Duration
 		scenario func(*Try)
 		begun    int
-		says     string // of the failure; empty: it passes
+		says     string // text of the failure; empty: it passes
 	}{
 		{"met", []time.Duration{0}, func(*Try) {}, 1, ""},
 		{"met by a machine that was late", []time.Duration{time.Hour}, func(*Try) {}, 1, ""},
@@ -92,7 +93,7 @@ func TestDeadlineIsJudgedIfMachineKeptTime(t *testing.T) {
 	}
 }
 
-func TestWhatATryOpenedIsClosedBeforeTheNext(t *testing.T) {
+func TestTryIsCleanedUpBeforeTheNext(t *testing.T) {
 	open, most, order := 0, 0, ""
 	judge(t, []time.Duration{time.Hour, time.Hour, 0, 0, 0}, func(try *Try) {
 		open++
@@ -128,17 +129,17 @@ func TestRecordCountsUnintendedDelaysInTheWindow(t *testing.T) {
 	}
 }
 
-// A process of this binary that is told to only probes.
+// With an environment variable, a process of this binary only probes.
 func TestMain(m *testing.M) {
 	if os.Getenv("PUNCTUAL_TEST_PROBE") != "" {
 		Probe(context.Background(), "", func(until oracle.Instant, spells []Spell) {
-			_ = json.NewEncoder(os.Stdout).Encode(told{until, spells})
+			_ = json.NewEncoder(os.Stdout).Encode(reported{until, spells})
 		})
 	}
 	os.Exit(m.Run())
 }
 
-type told struct {
+type reported struct {
 	Until  oracle.Instant
 	Spells []Spell
 }
@@ -160,7 +161,7 @@ func TestStoppedProcessIsLateUnlessOnPurpose(t *testing.T) {
 		defer close(gone)
 		var one sync.Once
 		for events := json.NewDecoder(output); ; {
-			var e told
+			var e reported
 			if events.Decode(&e) != nil {
 				return
 			}
@@ -185,7 +186,7 @@ func TestStoppedProcessIsLateUnlessOnPurpose(t *testing.T) {
 	r.Stop()
 	from, to = pause()
 	r.Continue()
-	Late(from, to) // it has told all
+	Late(from, to) // waits for all reports
 	if by, text := r.late(Spell{From: from, To: to}); by > stopped/2 {
 		t.Errorf("stopped on purpose, but late by %v: %s", by, text)
 	}

@@ -128,11 +128,11 @@ func (t *Try) Missed(since time.Time, within time.Duration, format string, args 
 func (t *Try) MissedAt(from, to oracle.Instant, within time.Duration, format string, args ...any) {
 	t.Helper()
 	text := fmt.Sprintf(format, args...)
-	excused, told := t.excused(from, to, within)
+	excused, lateness := t.excused(from, to, within)
 	if !excused {
-		t.Fatalf("%s (the machine kept time: %s)", text, told)
+		t.Fatalf("%s (the machine kept time: %s)", text, lateness)
 	}
-	t.excuse = fmt.Sprintf("%s: %s", text, told)
+	t.excuse = fmt.Sprintf("%s: %s", text, lateness)
 	runtime.Goexit()
 }
 
@@ -147,6 +147,6 @@ func (t *Try) Excused(from, to oracle.Instant, within time.Duration) bool {
 }
 
 func (t *Try) excused(from, to oracle.Instant, within time.Duration) (bool, string) {
-	by, told := t.late(from, to)
-	return by > within/20, told
+	by, lateness := t.late(from, to)
+	return by > within/20, lateness
 }
