@@ -19,28 +19,30 @@ import (
 )
 
 var (
-	pattern = flag.String("mutants", "", "run those mutants whose name matches this")
-	seeds   = flag.Int("mutant-seeds", 5, "with so many seeds each")
+	pattern = flag.String("mutants", "", "run the mutants whose names match this regular expression")
+	seeds   = flag.Int("mutant-seeds", 5, "number of seeds for each mutant")
 )
 
-// patience is how soon each has to be caught.
+// patience is the time within which each mutant must be caught.
 const patience = 2 * time.Minute
 
-// An edit replaces text that occurs exactly so often.
+// An edit replaces text that occurs a given number of times.
 type edit struct {
 	file, old, new string
-	times          int // 0 is once
+	times          int // 0 means 1
 }
 
-// A mutant is what somebody might write who has not thought of the case.
+// A mutant is a change that an author might make who has not thought of the case.
 type mutant struct {
-	name  string
-	by    string // in detectors
-	finds string // what it says, a regular expression: failing for another reason is not catching
+	name string
+	by   string // the name of the detector
+	// A regular expression for the detector's message; a failure with another message does not
+	// count.
+	finds string
 	edits []edit
 }
 
-// A detector is a test in a package, with the arguments that make it use a seed where it has one.
+// A detector is a test in a package, with its arguments, including a seed if the test has one.
 type detector struct {
 	folder string
 	args   func(seed int) []string
@@ -55,7 +57,7 @@ var detectors = map[string]detector{
 	"histories": {"internal/engine", func(seed int) []string {
 		return []string{"-test.run=^TestNoTwoClientsEverShowAPartition$", fmt.Sprint("-first-seed=", 1000*seed), "-seeds=100"}
 	}},
-	// The same, where nearly every history finds it, and the rest of each takes long.
+	// The same, for mutants that almost every history catches, if a history takes long.
 	"few histories": {"internal/engine", func(seed int) []string {
 		return []string{"-test.run=^TestNoTwoClientsEverShowAPartition$", fmt.Sprint("-first-seed=", 1000*seed), "-seeds=5"}
 	}},
@@ -63,37 +65,37 @@ var detectors = map[string]detector{
 	"copies": {"internal/engine", func(int) []string {
 		return []string{"-test.run=^TestTwoCopiesOwn|^TestAHeartbeatThatComesLate"}
 	}},
-	// What becomes due by itself, with heartbeats minutes apart, in simulated time.
+	// Timers of the engine, with heartbeats minutes apart, in simulated time.
 	"wake-ups": {"internal/engine", func(int) []string { return []string{"-test.run=^TestTheEngineWakesUp"} }},
 	// A crash of the server that loses heartbeats, with live clients.
 	"crash": {"proof", func(int) []string { return []string{"-test.run=^TestLostHeartbeatsEvictNoClient$"} }},
 	// Promotions of a standby that missed the last handoffs, on real servers.
 	"promotion": {"proof", func(int) []string { return []string{"-test.run=^TestAPromotedStandbyKeepsOneOwner$"} }},
-	// More than one copy of one server.
+	// Several copies of one server.
 	"siblings": {"proof", copies("siblings,_seen_by_new_clients")},
 	"return":   {"proof", copies("return_to_the_old_primary")},
 	"dump":     {"proof", copies("restored_dump")},
 	// A connection with fast failover that ends, in simulated time.
 	"ends": {"internal/engine", func(int) []string { return []string{"-test.run=^TestTrustEndsWithTheConnection"} }},
-	// Living processes with fast failover, whose connections end.
+	// Live processes with fast failover, whose connections end.
 	"cuts":       {"proof", func(int) []string { return []string{"-test.run=^TestCutConnectionKeepsOneOwner"} }},
 	"terminated": {"proof", func(int) []string { return []string{"-test.run=^TestTerminatedConnection"} }},
-	// Handoffs of which the new owner hears late, in simulated time.
+	// Handoffs of which the new owner is notified late, in simulated time.
 	"announced": {"internal/engine", func(int) []string { return []string{"-test.run=IsAnnounced|ReleaseBeforeCrash"} }},
-	// Guarded transactions that are open when their partition is to be handed over.
+	// Guarded transactions that are open when their partition should be handed over.
 	"closed": {"internal/engine", func(int) []string { return []string{"-test.run=FencedPartitionWaits"} }},
-	// What is known of each statement, and random ones at once, on a real server.
+	// Tests of each statement, and random concurrent statements, on a real server.
 	"statements": {"internal/store", func(int) []string { return []string{"-test.run=Plan|Guard|Release|PreferredOwner"} }},
-	// What operators override, on a real server, and in simulated time.
+	// Overrides, on a real server and in simulated time.
 	"overrides": {"internal/store", func(int) []string {
 		return []string{"-test.run=^TestAPlanIsToldOfEachOverride|^TestRevokedSession|^TestClientOverrideCovers|^TestEveryChangeOf|^TestAVerbThatIsRefused"}
 	}},
-	// Worker processes that operators change, on a real server.
+	// Worker processes that operators operate, on a real server.
 	"operated": {"proof", func(int) []string { return []string{"-test.run=^TestOperatorsVerbsHoldUnderFaults"} }},
 	"overridden": {".", func(int) []string {
 		return []string{"-test.run=^TestPlanObeysOverrides", "-rapid.nofailfile"}
 	}},
-	// What is known of the statements for locks, on a real server.
+	// Tests of the statements for locks, on a real server.
 	"lock statements": {"internal/store", func(int) []string {
 		return []string{"-test.run=^TestALockIsTakenFromNobody|^TestAnOpenGuardKeepsTheLock|^TestTokensRise|^TestAReleaseFreesNobodyElses"}
 	}},
@@ -111,21 +113,21 @@ var detectors = map[string]detector{
 	"runs": {"schedule", func(int) []string {
 		return []string{"-test.run=OfTickWithOutcome|EditsWhileItRuns|CommitsItself"}
 	}},
-	// Runs whose partition is to go to another process.
+	// Runs whose partition should move to another process.
 	"guarded runs": {"schedule", func(int) []string { return []string{"-test.run=NobodyOwns"} }},
-	// A run by a clock that the test sets.
+	// A run with a clock that the test sets.
 	"clock": {"schedule", func(int) []string { return []string{"-test.run=UnderOneKey"} }},
-	// A job that kills its process, and what runs beside it.
+	// A job that kills its process, and runs beside it.
 	"crashes": {"schedule", func(int) []string { return []string{"-test.run=^TestJobThatKillsItsProcess"} }},
-	// Deploys, and versions in turn.
+	// Deploys, and two versions that alternate.
 	"deploys": {"schedule", func(int) []string { return []string{"-test.run=^TestDeploysIn|^TestTwoVersions|^TestARename"} }},
-	// Owners that are cut off in calls outside of the database.
+	// Owners that are cut off in calls outside the database.
 	"outside": {"schedule", func(int) []string { return []string{"-test.run=^TestAnOwnerThatIsCutOff"} }},
-	// What waits for each other.
+	// Transactions that wait for each other.
 	"writers":   {"schedule", func(int) []string { return []string{"-test.run=^TestAHundredWriters"} }},
 	"deadlocks": {"schedule", func(int) []string { return []string{"-test.run=^TestPuttingInAnyOrder"} }},
 	"slow":      {"schedule", func(int) []string { return []string{"-test.run=^TestASlowHandler"} }},
-	// Owners with slots that are cut off.
+	// Owners of slots that are cut off.
 	"slots": {"schedule", func(int) []string { return []string{"-test.run=^TestSlotsOfCutOffProcess", "-test.timeout=1m"} }},
 	// Worker processes that run schedules, over the promotion of a standby that missed the last runs.
 	"schedule promotion": {"proof", func(int) []string { return []string{"-test.run=^TestAPromotedStandbyRunsEachTickOnce$"} }},
@@ -153,7 +155,7 @@ var mutants = append(asleep(), []mutant{
 	l.mu.Unlock()`, `	l.mu.Unlock()`, 0},
 	}},
 	{"readers of a stopped process", "cuts", `overlap|epoch falls`, []edit{{"internal/liveness/liveness.go", `Allow(now.Add(StoppedFor))`, `Allow(now.Add(time.Hour))`, 0}}},
-	{"a terminated session taken for a dead one", "terminated", `evicted|presences`, []edit{{"sql/schema/liveness.sql", `s.killed = $6 AND `, ``, 0}}},
+	{"a terminated session taken for an expired one", "terminated", `evicted|presences`, []edit{{"sql/schema/liveness.sql", `s.killed = $6 AND `, ``, 0}}},
 	{"no local trust deadline", "histories", `overlap|stale`, []edit{
 		{"internal/owned/validity.go", `time.Duration(v.deadline.Load()) > time.Since(v.opened)`, `v.deadline.Load() > 0`, 0},
 		{"internal/owned/validity.go", `left := time.Duration(deadline) - passed`, `left := time.Duration(deadline)`, 0},
@@ -214,7 +216,7 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"session numbers that repeat", "few histories", `overlap|stale|handed over under work`, []edit{
 		{"internal/store/session.go", `max(int64(binary.NativeEndian.Uint64(bits[:])>>1), 1)`, `int64(binary.NativeEndian.Uint64(bits[:])&3) + 1`, 0},
-		{"internal/engine/session.go", unnoticed, `false`, 0}, // which would find it
+		{"internal/engine/session.go", unnoticed, `false`, 0}, // otherwise this check would find it
 	}},
 	{"a revoked session that is renewed", "overrides", `alive, copied: got`, []edit{
 		{"sql/schema/clients.sql", "      AND c.incarnation OPERATOR(pg_catalog.>=) 0 -- otherwise it is revoked\n", "", 0},
@@ -281,7 +283,7 @@ var mutants = append(asleep(), []mutant{
 		if e.releases.tried(r, err, now); err == nil {
 `, 0},
 	}},
-	{"losses that are not told", "fleet", `without ending their contexts`, []edit{
+	{"losses that are not reported", "fleet", `without ending their contexts`, []edit{
 		{"internal/owned/board.go", `		if o.cancel != nil {
 			cancels = append(cancels, o.cancel)
 		}
@@ -297,11 +299,11 @@ var mutants = append(asleep(), []mutant{
 	{"a lock's guard that takes any token", "fleet", `zombie|linearizable`, []edit{
 		{"sql/schema/application.sql", `WHERE l.name = $1 AND l.token = $2`, `WHERE l.name = $1 AND l.token IS NOT NULL`, 0},
 	}},
-	{"a release of whoever holds the lock", "lock statements", `release by another`, []edit{
+	{"a release by a client that does not hold the lock", "lock statements", `release by another`, []edit{
 		{"sql/schema/locks.sql", `            WHERE d.session OPERATOR(pg_catalog.=) $2 AND d.nonce OPERATOR(pg_catalog.=) $3 AND d.name OPERATOR(pg_catalog.=) $1`,
 			`            WHERE d.token IS NOT NULL AND d.name OPERATOR(pg_catalog.=) $1`, 0},
 	}},
-	{"a lock taken from who expired", "lock statements", `granted|waits`, []edit{
+	{"a lock taken from an expired client", "lock statements", `granted|waits`, []edit{
 		{"sql/schema/locks.sql", `        IF NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = r.session) THEN`,
 			`        IF NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = r.session AND c.expires_at > clock_timestamp()) THEN`, 0},
 	}},
@@ -309,31 +311,31 @@ var mutants = append(asleep(), []mutant{
 		{"sql/schema/locks.sql", `(s.generation OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval(`, `pg_catalog.nextval(`, 0},
 		{"sql/schema/locks.sql", `(present << 32) + nextval(`, `nextval(`, 2},
 	}},
-	{"times that are left out are not made up for", "ticks", `no tick at|is next, and`, []edit{
+	{"skipped local times have no tick", "ticks", `no tick at|is next, and`, []edit{
 		{"schedule/zone.go", `s.makeUp = !c.matches(shown)`, `s.makeUp = false`, 0},
 	}},
-	{"times that come twice tick twice", "ticks", `a tick at|is next, and`, []edit{
+	{"repeated local times tick twice", "ticks", `a tick at|is next, and`, []edit{
 		{"schedule/zone.go", `s.from = max(s.from, start+before.offset)`, `s.from = max(s.from, s.start+s.offset, before.start)`, 0},
 	}},
-	{"only the last change of the clocks is looked at", "ticks", `a tick at|is next, and`, []edit{
+	{"only the last change of the clocks is considered", "ticks", `a tick at|is next, and`, []edit{
 		{"schedule/zone.go", `start > s.start-apart && start != never;`, `start == s.start && start != never;`, 0},
 	}},
-	{"spans start as package time tells", "ticks", `tick at|is due then|is next, and`, []edit{
+	{"spans start as package time reports", "ticks", `tick at|is due then|is next, and`, []edit{
 		{"schedule/zone.go", `end <= at; end = c.end(end)`, `end < s.start; end = c.end(end)`, 0},
 	}},
-	{"hours that come twice on a rule's only day tick once", "ticks", `no tick at|is next, and`, []edit{
+	{"repeated hours on a rule's only day tick once", "ticks", `no tick at|is next, and`, []edit{
 		{"schedule/zone.go", `c.ceil(s.end - apart)`, `c.ceil(s.end + s.offset)`, 0},
 	}},
-	{"the local time of the last tick is not looked at", "ticks", `the clocks show`, []edit{
+	{"the local time of the last tick is ignored", "ticks", `the clocks show`, []edit{
 		{"schedule/zone.go", `if t.Local.IsZero() {`, `if true {`, 0},
 	}},
 	{"a run of a schedule without a guard", "guarded runs", `in the middle of a run`, []edit{
 		{"schedule/sql/functions/run.sql", `:= pgleases.guard(p_lease, p_number, p_epoch);`, `:= '';`, 0},
 	}},
-	{"a closing of a run that does not raise where the cursor has moved", "runs", `effects|outcomes|entry`, []edit{
+	{"a close of a run that raises no error if the cursor has moved", "runs", `effects|outcomes|entry`, []edit{
 		{"schedule/sql/functions/run.sql", `RAISE EXCEPTION 'schedule % has its cursor at %, and the run began at %', p_schedule, s.cursor, p_cursor_before USING ERRCODE = 'PS002';`, `RETURN;`, 0},
 	}},
-	{"a closing in another transaction than the run's", "runs", `it has its outcome`, []edit{
+	{"a close in another transaction than the run's", "runs", `it has its outcome`, []edit{
 		{"schedule/sql/functions/run.sql", `IF current_setting('schedule.run', true) IS DISTINCT FROM p_run THEN`, `IF false THEN`, 2},
 		{"schedule/call.go", `a.handler = errEnded`, ``, 0},
 	}},
@@ -359,7 +361,7 @@ var mutants = append(asleep(), []mutant{
 	{"runs under one key side by side", "schedule fleet", `overlap`, []edit{
 		{"schedule/queue.go", `if _, busy := q.keys[it.Key]; busy {`, `if false {`, 0},
 	}},
-	{"stored counters: a limit as what runs write and take back, which a crash leaves standing", "slots", `timed out`, []edit{
+	{"a limit by stored counters, which a crash does not reset", "slots", `timed out`, []edit{
 		{"schedule/sql/functions/slots.sql", `AND (s.run IS NULL OR NOT EXISTS (`, `AND (s.run IS NULL OR false AND NOT EXISTS (`, 0},
 		{"schedule/slots.go", `	if !outside {
 		call = nil
@@ -377,7 +379,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/queue.go", `q.alone = len(q.running) == 0`, `q.alone = false`, 0},
 		{"schedule/queue.go", `it.Crashes > 0 && after > 0 && q.runsSuspect() {`, `after > 0 && false {`, 0},
 	}},
-	{"crashes that nobody counts", "crashes", `outcomes of "poison"|not killed by its job`, []edit{
+	{"crashes that are not counted", "crashes", `outcomes of "poison"|not killed by its job`, []edit{
 		{"schedule/crashes.go", `return r.Trying.crashes() > 0 || o.crashed && !it.due().After(o.opened)`, `return false`, 0},
 	}},
 	{"a call that was begun is called again, at most once", "outside", `effects of|outcomes of "pay"`, []edit{
@@ -409,12 +411,12 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/ownership.go", `	o.runs.Wait()
 `, ``, 0},
 	}},
-	{"a grant of before a break of the trust", "locks", `trust`, []edit{
+	{"a grant from before a loss of trust", "locks", `trust`, []edit{
 		{"internal/locks/locks.go", `	case of.Validity != now.Validity || !of.Validity.Holds():
 		return s.config.TrustLost
 	case of.Run.Unmarked() != now.Confirmed:`, `	case of.Run.Unmarked() != now.Confirmed:`, 0},
 	}},
-	{"a grant that goes by the standing of when it came", "locks", `trust`, []edit{
+	{"a grant that is judged by the state at its arrival", "locks", `trust`, []edit{
 		{"internal/locks/locks.go", `	of := s.of[a.Nonce]
 	switch now := &s.standing; {`, `	of := s.of[a.Nonce]
 	if of != nil && s.standing.Validity != nil {
@@ -427,7 +429,7 @@ var mutants = append(asleep(), []mutant{
 	}},
 }...)
 
-// asleep are the mutants of an engine that does not wake up for one thing that becomes due.
+// asleep returns the mutants of an engine that does not wake up for one kind of timer.
 func asleep() []mutant {
 	asleep := func(what, file, old, new string) mutant {
 		return mutant{"asleep: " + what, "wake-ups", `not within|after|as late|joining|set weight|Close`, []edit{{file, old, new, 0}}}
@@ -470,7 +472,7 @@ func root(t *testing.T) string {
 	return dir
 }
 
-// overlay writes the changed files, and the file that has the compiler take them.
+// overlay writes the changed files, and the file that makes the compiler use them.
 func (m mutant) overlay(t *testing.T, dir string) string {
 	t.Helper()
 	sources := make(map[string]string)
@@ -517,7 +519,7 @@ func TestEveryMutantApplies(t *testing.T) {
 	}
 }
 
-// A name that no test has would let every mutant pass.
+// A detector whose pattern matches no test would let every mutant pass.
 func TestEveryDetectorNamesTests(t *testing.T) {
 	for name, d := range detectors {
 		var code []byte
@@ -544,7 +546,7 @@ func TestEveryDetectorNamesTests(t *testing.T) {
 
 func TestEveryMutantIsCaught(t *testing.T) {
 	if *pattern == "" {
-		t.Skip("-mutants says which")
+		t.Skip("needs the flag -mutants")
 	}
 	names := regexp.MustCompile(*pattern)
 	for _, m := range mutants {
@@ -572,7 +574,7 @@ func TestEveryMutantIsCaught(t *testing.T) {
 				var exit *exec.ExitError
 				switch {
 				case err == nil:
-					t.Errorf("seed %d: it lives", seed)
+					t.Errorf("seed %d: not caught: the test passed", seed)
 				case late != nil:
 					t.Errorf("seed %d: not caught within %v", seed, patience)
 				case !errors.As(err, &exit) || !regexp.MustCompile(m.finds).MatchString(reason(string(text))):
@@ -588,13 +590,14 @@ func TestEveryMutantIsCaught(t *testing.T) {
 	}
 }
 
-// says is a line of a test's, and the first of the oracle's where it has several; what an attack only notes, such as its seed, is none.
+// says matches a line of a test's message, or the first violation of the oracle. note matches
+// messages that report no failure, such as a seed.
 var (
 	says = regexp.MustCompile(`_test\.go:\d+: (?:oracle: \d+ violations:\n\s*)?(.*)`)
 	note = regexp.MustCompile(`^seed \d+$|^(locks: )?\d+ overlaps,|^the machine was late,|^the server does this:`)
 )
 
-// reason returns the first thing that a test found wrong.
+// reason returns the first failure in the output of a test.
 func reason(text string) string {
 	for _, match := range says.FindAllStringSubmatch(text, -1) {
 		if line := match[1]; !note.MatchString(line) {
