@@ -1,12 +1,12 @@
 /*
  * The protocol of pgleases, for Spin: processes that own partitions of one lease, the database that they share, time, and
- * faults. What is modelled and what is left out, and why that is sound, stands in doc.go.
+ * faults. doc.go says what is modeled, what is left out, and why that is sound.
  *
- * Every statement of sql/ is one inline here, named as its file, and one step: each is a single autocommitted statement
- * that takes its row locks before it decides. What a client makes of an answer is a step of its own, answer_*, so that
+ * Every statement of sql/ is an inline here with the name of its file. It is one step, because it is a single autocommitted
+ * statement that takes its row locks before it decides. The client's use of an answer is a separate step, answer_*, so that
  * anything may happen between the two, and the answer may be lost.
  *
- * The size and the faults are chosen by -D, as are the mutants: each names one rule of the protocol that it breaks.
+ * -D sets the size, the faults, and the mutants. A mutant's name is the rule of the protocol that it breaks.
  */
 
 #ifndef N
@@ -19,7 +19,7 @@
 #define MAXEPOCH 4          /* changes of owner of one partition, within a server generation */
 #endif
 #ifndef CRASHES
-#define CRASHES 0           /* processes that die */
+#define CRASHES 0           /* processes that are killed */
 #endif
 #ifndef CLOSES
 #define CLOSES 0            /* processes that are closed */
@@ -34,25 +34,25 @@
 #define REREGISTERS 1       /* sessions that a process begins after an eviction; at most 1 */
 #endif
 #ifndef LOSSES
-#define LOSSES 1            /* answers that are lost: in the model of completeness; in that of safety any may be */
+#define LOSSES 1            /* lost answers in the model of completeness; in the model of safety any answer may be lost */
 #endif
 
 #ifndef OPERATIONS
-#define OPERATIONS N        /* statements whose answers are on their way at the same time */
+#define OPERATIONS N        /* pending answers at a time */
 #endif
 
 #ifndef TTL
 #define TTL 3               /* ticks until a session expires, by the database's clock */
 #endif
 #ifndef TRUST
-#define TRUST (TTL - 1)     /* ticks that a client trusts itself, from before it sent the heartbeat: a tick is the margin */
+#define TRUST (TTL - 1)     /* ticks that a client trusts itself, from before it sent the heartbeat: the margin is one tick */
 #endif
 #define SGEN   16           /* the first epoch of a server generation is a multiple of it */
-#define NOBODY 0            /* no session; process c has the sessions 2c+1 and 2c+2, by turns */
+#define NO_SESSION 0        /* process c has the sessions 2c+1 and 2c+2, in turn */
 #define QUIET  (3 * TTL)    /* ticks after the last fault within which every partition has an owner again */
 
-/* In the model of safety a client may do at any time all that it can ever do. In that of completeness it does what it has a
- * reason to do, and time goes on when nobody has. */
+/* In the model of safety a client may do at any time everything that it can ever do. In the model of completeness it does what
+ * it has a reason to do, and time passes when no client has a reason to act. */
 #ifdef COMPLETENESS
 #define REASON(r) (r)
 #define mayLose   (!calm && losses > 0)
@@ -61,14 +61,14 @@
 #define mayLose   true
 #endif
 #if defined(COMPLETENESS) || defined(APART)
-#define GENERATION true     /* generations are told apart; else a client may read at any time, for no reason */
+#define GENERATION true     /* a read depends on the generation; else a client may read at any time */
 #else
 #define GENERATION false
 #endif
 #ifdef ANNOUNCE_FORGOTTEN
-#define TOLD false
+#define ANNOUNCES false
 #else
-#define TOLD GENERATION         /* a release is to be announced */
+#define ANNOUNCES GENERATION    /* a release must be announced */
 #endif
 
 /* ---- the database ---- */
@@ -83,12 +83,12 @@ typedef Tables {
 	byte incarnation        /* the highest of the ID that processes 0 and 1 share */
 }
 Tables db;
-Tables standby;             /* a state of the tables in the past: what a standby has when it is promoted */
+Tables standby;             /* an earlier state of the tables, which a standby has when it is promoted */
 bit replicated;             /* standby is set */
 byte expires[2*N + 1];      /* by session: ticks until it expires */
 byte runs;                  /* ticks since the server's run began, at most TTL */
 byte sgen;
-bit timeline, accepted;      /* the server's, and the one that is accepted */
+bit timeline, accepted;      /* the server's timeline, and the accepted one */
 
 /* ---- the processes ---- */
 
@@ -98,24 +98,24 @@ mtype:work      = { IDLE, WORKING, GUARDED };
 mtype:outcome   = { NOTHING, BUSY, HANDED, BACK };
 
 typedef Process {
-	bit up, known;              /* it lives; known: its session is registered as far as it knows */
+	bit up, known;              /* up: it runs; known: it knows its session as registered */
 	bit turn;                   /* which of its two sessions is the present one */
 	bit ending;                 /* closed, or superseded by a newer process of the same ID */
 	byte incarnation;
 	byte trust;                 /* ticks left until the trust deadline; 0: none */
 	bit timeline;               /* on which all that is shown was confirmed */
 	bit seen;                   /* the server's timeline in the last heartbeat */
-	bit accepted;                /* as the last heartbeat told it */
+	bit accepted;                /* from the last heartbeat */
 	byte anchor;                /* 1 + ticks since the last heartbeat was sent, while a read must confirm before it counts */
 	bit dirty;                  /* the lease's generation is not the one last read */
-	bit untold;                 /* it released something, and the new owner is not told yet */
+	bit unannounced;            /* it released a partition, and has not announced that yet */
 	mtype:ownership has[P];
 	byte epoch[P];
 #ifdef GUARDS
 	bit fencing[P];             /* a fence was sent: the epoch may be higher than is known */
 #endif
 
-	/* the one operation under way, and its answer; all zero where there is none */
+	/* the pending operation, and its answer; all zero if there is none */
 	mtype:operation op;
 	byte age;                   /* ticks since it was sent */
 	bit ansAlive, ansTimeline, ansAccepted, ansNewer;
@@ -125,25 +125,25 @@ typedef Process {
 	byte ansEpoch[P];           /* 0: not owned */
 	bit ansMoving[P];
 
-	/* the application: one piece of work in hand, which remembers the ownership that it began under */
+	/* the application: one piece of work, which remembers the ownership that it began under */
 	mtype:work work;
 	byte workPartition, workEpoch;
-	bit pinned                  /* as under Run or Hold: a handoff waits for it; else it is a zombie that may */
-}                               /* come back at any time, as work that nobody waits for can */
+	bit pinned                  /* as under Run or Hold: a handoff waits for it; otherwise it is a zombie that may */
+}                               /* continue at any time, because no handoff waits for it */
 Process pr[N];
 
-/* A release whose client gave up waiting, and which the database runs late, or never. */
+/* A release that its client gave up, and that the database runs late or never. */
 byte lateSession, latePartition, lateEpoch;
 
 byte highest[P];                /* the highest epoch that any server ever gave out */
 byte crashes, closes, restarts, promotions, losses, quiet;
 bit calm;                       /* faults are over */
-bit bounds;                     /* a process was ended because the model is bounded, by nothing in the protocol */
+bit bounds;                     /* a process ended because the model is bounded, not because of the protocol */
 hidden byte i, j, k;            /* only within a d_step */
 
 #define session(c)      (2*c + pr[c].turn + 1)
 #define process(s)      ((s - 1) / 2)
-#define living(s)       (s != NOBODY && db.alive[s])
+#define living(s)       (s != NO_SESSION && db.alive[s])
 #define isAccepted       (timeline == accepted)
 #if N > 2
 #define underWay        ((pr[0].op != NONE) + (pr[1].op != NONE) + (pr[2].op != NONE))
@@ -152,7 +152,7 @@ hidden byte i, j, k;            /* only within a d_step */
 #endif
 #define ready(c)        (pr[c].up && pr[c].op == NONE && underWay < OPERATIONS)
 
-/* What a client does with a partition that it may take to be its own: it shows it, or its work on it has not ended. */
+/* A client uses a partition: it shows the partition, or its work on the partition has not ended. */
 #define works(c, p)     (pr[c].work != IDLE && pr[c].pinned && pr[c].workPartition == p && pr[c].workEpoch == pr[c].epoch[p])
 #define uses(c, p)      (pr[c].trust > 0 && (pr[c].has[p] == SHOWN || pr[c].has[p] == DRAINING && works(c, p)))
 
@@ -174,16 +174,16 @@ hidden byte i, j, k;            /* only within a d_step */
 #define takeable(p)     (!locked(p))
 #endif
 
-#ifdef EPOCH_WITHOUT_ERA
+#ifdef EPOCH_WITHOUT_GENERATION
 #define nextEpoch(p)    (db.part[p].epoch + 1)
 #else
 #define nextEpoch(p)    (db.part[p].epoch < sgen * SGEN -> sgen * SGEN : db.part[p].epoch + 1)
 #endif
 #define outdated(p)     (db.part[p].epoch < sgen * SGEN)
-/* Bounds the model, not the protocol. Once faults are over a few more must do, else partitions go to and fro for ever. */
+/* Bounds the model, not the protocol. After the faults the bound is a little higher, and partitions must come to rest within it. */
 #define bounded(p)      (nextEpoch(p) % SGEN <= (calm -> MAXEPOCH + 8 : MAXEPOCH))
 
-/* ---- what several steps share ---- */
+/* ---- shared parts of steps ---- */
 
 inline raise_generation() {
 	for (i : 0 .. N-1) { pr[i].dirty = GENERATION && pr[i].up && pr[i].known }
@@ -211,7 +211,7 @@ inline serve(c, p, e) {
 	pr[c].has[p] = SHOWN;
 	pr[c].epoch[p] = e;
 #ifdef ENDED_BEFORE
-	assert(!guardedBefore(p, e));                    /* PROMISE: what was guarded under an epoch before has ended */
+	assert(!guardedBefore(p, e));                    /* PROMISE: guarded transactions of earlier epochs have ended */
 #endif
 	assert(!uses(c, p) || !othersUse(c, p))          /* PROMISE: exclusive */
 }
@@ -239,7 +239,7 @@ inline withdraw_all(c) {
 	skip
 }
 
-/* lose_trust: everything that is owned ends at once; what is still in work is given back when that has ended. */
+/* lose_trust: every ownership ends at once; a partition with work is released when the work has ended. */
 inline lose_trust(c) {
 	pr[c].trust = 0;
 	pr[c].anchor = 0;
@@ -252,7 +252,7 @@ inline lose_trust(c) {
 	skip
 }
 
-/* give_trust: what a heartbeat sent so long ago is worth. */
+/* give_trust: the trust from a heartbeat that was sent a number of ticks ago. */
 inline give_trust(c, since) {
 	if
 	:: since < TRUST && TRUST - since > pr[c].trust ->
@@ -290,7 +290,7 @@ inline no_work(c) {
 	pr[c].pinned = 0
 }
 
-inline gone(c) {                /* the process is no more; its session stays behind */
+inline gone(c) {                /* the process has ended; its session remains */
 	forget_all(c);
 	no_operation(c);
 	no_work(c);
@@ -302,13 +302,13 @@ inline gone(c) {                /* the process is no more; its session stays beh
 	pr[c].accepted = 0;
 	pr[c].anchor = 0;
 	pr[c].dirty = 0;
-	pr[c].untold = 0;
+	pr[c].unannounced = 0;
 	pr[c].ending = 0
 }
 
 /* ---- the statements ---- */
 
-/* register.sql, and join.sql with it: a session begins. A repeated one, after a lost answer, changes nothing. */
+/* register.sql and join.sql: a session begins. If it is repeated after a lost answer, it changes nothing. */
 inline register(c) {
 	atomic {
 		ready(c) && !pr[c].known && !pr[c].ending ->
@@ -357,7 +357,7 @@ inline answer_register(c) {
 	}
 }
 
-/* heartbeat.sql. Sending is no step of its own: what the way to the database takes only makes expires later, and the client's
+/* heartbeat.sql. Sending is not a separate step: a delay on the way to the database only makes expires later, and the client's
  * trust is counted from before it. */
 inline heartbeat(c) {
 	atomic {
@@ -379,7 +379,7 @@ inline heartbeat(c) {
 	}
 }
 
-/* Whether a heartbeat prolongs trust by itself. */
+/* Whether a heartbeat alone prolongs trust. */
 #if P > 1
 #define shows(c) (pr[c].has[0] == SHOWN || pr[c].has[1] == SHOWN)
 #define holds(c) (pr[c].has[0] == SHOWN || pr[c].has[0] == DRAINING || pr[c].has[1] == SHOWN || pr[c].has[1] == DRAINING)
@@ -408,7 +408,7 @@ inline answer_heartbeat(c) {
 				pr[c].dirty = 0;
 				if
 				:: pr[c].turn < REREGISTERS -> pr[c].turn = 1
-				:: else -> bounds = 1; gone(c)          /* bounds the model: as if it had died */
+				:: else -> bounds = 1; gone(c)          /* bounds the model, as if it was killed */
 				fi
 			:: else ->
 				if
@@ -417,7 +417,7 @@ inline answer_heartbeat(c) {
 					pr[c].dirty = GENERATION
 				:: else
 				fi;
-				/* A promoted server may have missed handoffs: trust is not prolonged before all was read again. */
+				/* A promoted server may have missed handoffs: trust is not prolonged before everything is read again. */
 				if
 				:: CONFIRMED(c) ->
 					pr[c].timeline = pr[c].ansTimeline;
@@ -443,7 +443,7 @@ inline answer_heartbeat(c) {
 	}
 }
 
-/* read.sql: what the session owns. */
+/* read.sql: the session's ownerships. */
 inline read(c) {
 	atomic {
 		ready(c) && pr[c].known && pr[c].trust > 0 && REASON(pr[c].dirty) ->
@@ -530,25 +530,26 @@ inline answer_read(c) {
 		}
 	}
 }
-/* release.sql: the owner gives a partition up, straight to its target, under the next epoch. It names the epoch that it gives
- * up. One whose target is gone is free; one whose target is the owner itself begins anew. One of an earlier server generation stays, and its
- * target stays as it was. The generation rises where a plan is due; announce tells a new owner. A session that is gone releases nothing. */
+/* release.sql: the owner gives a partition directly to its target, under the next epoch. It names the epoch that it gives up.
+ * If the target has ended, the partition is free; if the target is the owner itself, a new ownership begins. A partition of an
+ * earlier server generation keeps its owner and its target. The generation rises if a plan is due; announce notifies a new
+ * owner. A session that has ended releases nothing. */
 #ifdef RELEASE_WITHOUT_EPOCH
 #define released(p, s, e)  (isAccepted && living(s) && db.part[p].owner == s && takeable(p))
 #else
 #define released(p, s, e)  (isAccepted && living(s) && db.part[p].owner == s && db.part[p].epoch == e && takeable(p))
 #endif
-#define successor(p, s, leaving) (living(db.part[p].target) && !(leaving && db.part[p].target == s) -> db.part[p].target : NOBODY)
+#define successor(p, s, leaving) (living(db.part[p].target) && !(leaving && db.part[p].target == s) -> db.part[p].target : NO_SESSION)
 inline hand(p, s, leaving) {
-	k = (outdated(p) && !leaving -> db.part[p].target : NOBODY);
-	j = (outdated(p) && !leaving -> (living(s) -> s : NOBODY) : successor(p, s, leaving));
+	k = (outdated(p) && !leaving -> db.part[p].target : NO_SESSION);
+	j = (outdated(p) && !leaving -> (living(s) -> s : NO_SESSION) : successor(p, s, leaving));
 	change_owner(p, j);
 	if
-	:: k != NOBODY -> db.part[p].target = k
+	:: k != NO_SESSION -> db.part[p].target = k
 	:: else
 	fi;
 	if
-	:: j == NOBODY -> raise_generation()
+	:: j == NO_SESSION -> raise_generation()
 	:: else
 	fi
 }
@@ -586,39 +587,40 @@ inline answer_release(c) {
 		d_step {
 			i = pr[c].opPartition - 1;
 			if
-			:: pr[c].ansOutcome == BUSY                  /* an open guarded transaction: later */
+			:: pr[c].ansOutcome == BUSY                  /* a guarded transaction is open: retry later */
 #ifdef GUARDS
 			:: pr[c].ansOutcome == NOTHING && pr[c].fencing[i] -> pr[c].dirty = GENERATION
 			:: pr[c].ansOutcome == NOTHING && !pr[c].fencing[i] || pr[c].ansOutcome == BACK && (pr[c].trust == 0 || pr[c].ending) ->
 #else
 			:: pr[c].ansOutcome == NOTHING || pr[c].ansOutcome == BACK && (pr[c].trust == 0 || pr[c].ending) ->
 #endif
-				forget(c, i);                           /* an earlier one did it: a read tells who has it */
-				pr[c].untold = TOLD;
+				forget(c, i);                           /* an earlier release did it: a read returns the owner */
+				pr[c].unannounced = ANNOUNCES;
 				pr[c].dirty = GENERATION
 			:: pr[c].ansOutcome == BACK && pr[c].trust > 0 && !pr[c].ending -> serve(c, i, pr[c].ansEpoch[i])
 			:: else ->
 				forget(c, i);
-				pr[c].untold = TOLD
+				pr[c].unannounced = ANNOUNCES
 			fi;
 			no_operation(c)
 		}
 	}
 }
 
-/* announce.sql, after a release: whether it is lost before or after it is run makes no difference, as it is sent until it is answered. */
+/* announce.sql, after a release. It is sent until it is answered, so it makes no difference whether the message or the answer
+ * is lost. */
 inline announce(c) {
 	atomic {
-		ready(c) && pr[c].untold ->
+		ready(c) && pr[c].unannounced ->
 		d_step {
 			raise_generation();
-			pr[c].untold = 0
+			pr[c].unannounced = 0
 		}
 	}
 }
 
 #ifdef GUARDS
-/* A guarded transaction keeps a release waiting, so a fence is sent. */
+/* A release waits for a guarded transaction, so a fence is sent. */
 inline fence(c, p) {
 	atomic {
 		ready(c) && pr[c].known && pr[c].accepted && releasable(c, p) && !takeable(p) && !pr[c].fencing[p] ->
@@ -626,8 +628,8 @@ inline fence(c, p) {
 	}
 }
 
-/* fence.sql: no further guard passes, those that have passed go on. The database runs it at any time after it was sent, or never.
- * A read tells the new epoch, so no answer is a step of its own. */
+/* fence.sql: no further guard passes; transactions that have passed continue. The database runs it at any time after it was
+ * sent, or never. A read returns the new epoch, so the answer is not a separate step. */
 inline run_fence(c, p) {
 	atomic {
 		pr[c].fencing[p] && isAccepted && db.part[p].owner == session(c) && db.part[p].epoch == pr[c].epoch[p] && bounded(p) ->
@@ -644,10 +646,10 @@ inline run_fence(c, p) {
 }
 #endif
 
-/* The client gives up a release, which then runs late, or never. */
+/* The client gives up a release, which then runs late or never. */
 inline release_late(c, p) {
 	atomic {
-		ready(c) && pr[c].known && pr[c].accepted && releasable(c, p) && lateSession == NOBODY && mayLose ->
+		ready(c) && pr[c].known && pr[c].accepted && releasable(c, p) && lateSession == NO_SESSION && mayLose ->
 		d_step {
 			lateSession = session(c);
 			latePartition = p;
@@ -664,13 +666,13 @@ inline release_late(c, p) {
 
 inline run_late_release() {
 	atomic {
-		lateSession != NOBODY && bounded(latePartition) ->
+		lateSession != NO_SESSION && bounded(latePartition) ->
 		d_step {
 			if
 			:: released(latePartition, lateSession, lateEpoch) -> hand(latePartition, lateSession, 0)
 			:: else
 			fi;
-			lateSession = NOBODY;
+			lateSession = NO_SESSION;
 			latePartition = 0;
 			lateEpoch = 0
 		}
@@ -679,9 +681,9 @@ inline run_late_release() {
 
 inline drop_late_release() {
 	atomic {
-		lateSession != NOBODY ->
+		lateSession != NO_SESSION ->
 		d_step {
-			lateSession = NOBODY;
+			lateSession = NO_SESSION;
 			latePartition = 0;
 			lateEpoch = 0
 		}
@@ -708,8 +710,8 @@ inline close(c) {
 	}
 }
 
-/* evict.sql: a session is dead where it has expired by the clock that the evictor has watched, for a TTL, on this run of the
- * server. No watch is longer than the run, so the run's age stands for the longest watch that any client can have. */
+/* evict.sql: a session is evicted if it has expired by the clock that the evicting client has watched, for a TTL, on this run
+ * of the server. No watch is longer than the run, so the run's age stands for the longest watch that any client can have. */
 #if defined(EVICT_WITHOUT_WATCH)
 #define watched true
 #elif defined(EVICT_SHORT_WATCH)
@@ -721,7 +723,7 @@ inline evict(s) {
 	atomic {
 		db.alive[s] && expires[s] == 0 && isAccepted && watched ->
 		d_step {
-			/* PROMISE: nobody is declared dead who trusts himself */
+			/* PROMISE: no client is evicted while it trusts itself */
 			assert(!(pr[process(s)].up && session(process(s)) == s && pr[process(s)].trust > 0));
 			db.alive[s] = 0;
 			raise_generation()
@@ -729,13 +731,13 @@ inline evict(s) {
 	}
 }
 
-/* plan.sql and apply.sql: a partition gets a target; one without a living owner goes to its target at once, under the next
- * epoch. The plan may be any, as it decides no more than who shall have a partition. As apply writes nothing unless the
- * generation is as it was read, all that it relies on is as it was read: so both are one step here. */
+/* plan.sql and apply.sql: a partition gets a target. A partition without a live owner goes to its target at once, under the
+ * next epoch. The plan is arbitrary, because it decides only which client should get a partition. Both are one step here,
+ * because apply writes nothing unless the generation, and so everything that it relies on, is as it was read. */
 #ifdef COMPLETENESS
-/* The planner, a pure function here too: partition p goes to process p, or to the next that lives. */
-#define live(c)      (pr[c].ending -> NOBODY : (db.alive[2*(c)+1] -> 2*(c)+1 : (db.alive[2*(c)+2] -> 2*(c)+2 : NOBODY)))
-#define choice(p, s) (s == (live(p) != NOBODY -> live(p) : live(1 - p)))
+/* The planner, a pure function here too: partition p goes to process p, or to the next live one. */
+#define live(c)      (pr[c].ending -> NO_SESSION : (db.alive[2*(c)+1] -> 2*(c)+1 : (db.alive[2*(c)+2] -> 2*(c)+2 : NO_SESSION)))
+#define choice(p, s) (s == (live(p) != NO_SESSION -> live(p) : live(1 - p)))
 #define shown(p)     (pr[0].trust > 0 && pr[0].has[p] == SHOWN || \
                       pr[1].trust > 0 && pr[1].has[p] == SHOWN)
 #endif
@@ -764,7 +766,7 @@ inline plan(p, s) {
 	}
 }
 
-/* The same in two steps, for a plan that something overtakes. */
+/* The same in two steps, for a plan that a change overtakes. */
 inline plan_apart(c, p, s) {
 	atomic {
 		ready(c) && pr[c].known && db.alive[s] && wanted(p, s) ->
@@ -773,7 +775,7 @@ inline plan_apart(c, p, s) {
 			pr[c].opPartition = p + 1;
 			pr[c].opSession = s;
 			pr[c].opFree = !kept(p);
-			pr[c].dirty = 0                             /* here: the generation is as it was read */
+			pr[c].dirty = 0                             /* the generation is as it was read */
 		}
 	}
 }
@@ -809,7 +811,7 @@ inline apply(c) {
 	}
 }
 
-/* accept.sql: a promoted server, once every owner of before has seen it or has stopped. */
+/* accept.sql: a promoted server is accepted once every earlier owner has seen it or has stopped. */
 #ifdef ACCEPT_WITHOUT_WATCH
 #define accepts true
 #else
@@ -819,7 +821,7 @@ inline accept_server() {
 	atomic {
 		!isAccepted && accepts ->
 		d_step {
-#ifndef EPOCH_WITHOUT_ERA
+#ifndef EPOCH_WITHOUT_GENERATION
 			sgen++;
 #endif
 			accepted = timeline;
@@ -828,7 +830,7 @@ inline accept_server() {
 	}
 }
 
-/* guard.sql, in a transaction of the application, with whatever ownership it remembers. */
+/* guard.sql, in a transaction of the application, with any ownership that the application remembers. */
 #if defined(GUARD_CURRENT_EPOCH)
 #define passes(c, p, e) (db.part[p].owner == session(c) && living(db.part[p].owner))
 #else
@@ -850,7 +852,7 @@ inline commit(c) {
 	atomic {
 		pr[c].work == GUARDED ->
 		d_step {
-			/* PROMISE: fenced; nothing commits under an older epoch once something did under a newer one */
+			/* PROMISE: fenced; no commit under an older epoch follows a commit under a newer one */
 			assert(pr[c].workEpoch >= db.part[pr[c].workPartition].wrote);
 			db.part[pr[c].workPartition].wrote = pr[c].workEpoch;
 			no_work(c)
@@ -875,7 +877,7 @@ inline begin_work(c, p, pin) {
 	}
 }
 
-/* An answer that never arrives: whatever it was, the client knows nothing and tries again. */
+/* An answer never arrives: the client does not know the result, and tries again. */
 inline lose_answer(c) {
 	atomic {
 		pr[c].op != NONE && pr[c].op != PLANNED && mayLose ->
@@ -894,9 +896,10 @@ inline lose_answer(c) {
 
 /* ---- symmetry ---- */
 
-/* Where nothing tells processes or partitions apart (not with SAME_ID, APART, CLOSES or COMPLETENESS), states that differ in their
- * names only are one: after each step the state becomes the smallest of all its renamings, byte by byte. It is not of the
- * protocol, makes the trail of a violation hard to read, and saves up to N! * P! times the states. */
+/* If the model is symmetric in its processes and partitions (not with SAME_ID, APART, CLOSES or COMPLETENESS), states that
+ * differ only in their names are one state: after each step, the state becomes the smallest of all its renamings, byte by
+ * byte. This is not part of the protocol. It makes the trail of a violation hard to read, and reduces the states by a factor
+ * of up to N! * P!. */
 #ifdef SYMMETRIC
 c_code {
 	typedef struct Renamed {
@@ -914,7 +917,7 @@ c_code {
 	static uchar
 	renamed_session(const uchar *to, uchar s)
 	{
-		return s == NOBODY ? NOBODY : 2*to[(s - 1)/2] + 1 + (s - 1)%2;
+		return s == NO_SESSION ? NO_SESSION : 2*to[(s - 1)/2] + 1 + (s - 1)%2;
 	}
 
 	static void
@@ -959,7 +962,7 @@ c_code {
 			to->highest[p[i]] = now.highest[i];
 #ifdef LATE
 		to->lateSession = renamed_session(c, now.lateSession);
-		to->latePartition = now.lateSession == NOBODY ? 0 : p[now.latePartition];
+		to->latePartition = now.lateSession == NO_SESSION ? 0 : p[now.latePartition];
 #endif
 	}
 
@@ -1045,7 +1048,7 @@ proctype Client(byte me) {
 	od
 }
 
-/* Time, faults, and what any client does for all. */
+/* Time, faults, and the steps that any client may do for all. */
 
 inline tick() {
 	d_step {
@@ -1062,9 +1065,9 @@ inline tick() {
 			if
 			:: pr[i].trust > 1 -> pr[i].trust--
 			:: pr[i].trust == 1 ->
-				lose_trust(i);                          /* readers read the clock: it ends at that instant */
+				lose_trust(i);                          /* readers read the clock, so it ends at that instant */
 				if
-				:: pr[i].op == READ ->                  /* its answer will count for nothing */
+				:: pr[i].op == READ ->                  /* its answer will not count */
 					no_operation(i);
 					pr[i].dirty = GENERATION
 				:: else
@@ -1102,8 +1105,8 @@ inline begin_close(c) {
 	}
 }
 
-/* The server runs anew: heartbeats, which wait for no flush, may be lost, all or some: as if all had expired, since to be
- * expired allows more than not to be. The boot marker is gone, and open transactions are. */
+/* The server restarts. Heartbeats wait for no flush, so some or all may be lost. The model lets all sessions expire, because
+ * an expired session allows more behavior. The boot marker is lost, and open transactions end. */
 inline new_run() {
 	for (i : 1 .. 2*N) { expires[i] = 0 }
 #ifndef EVICT_WITHOUT_MARK
@@ -1153,7 +1156,7 @@ inline promote() {
 			no_standby();
 			timeline = 1;
 			new_run();
-			raise_generation()                          /* what a client makes of an unaccepted timeline does not ask for it */
+			raise_generation()                          /* what a client does on an unaccepted timeline does not depend on it */
 		}
 	}
 }
@@ -1180,11 +1183,11 @@ proctype World() {
 	:: atomic { !calm -> tick() }
 	:: atomic { !calm -> calm = 1 }
 	:: atomic {
-		calm && timeout ->                              /* nobody has anything left to do at this instant */
+		calm && timeout ->                              /* no process can act at this instant */
 		if
 		:: quiet < QUIET -> quiet++; tick()
 		:: else ->
-			assert(bounds || shown(0));                         /* PROMISE: every partition has an owner, who knows it */
+			assert(bounds || shown(0));                         /* PROMISE: every partition has an owner, which knows that */
 #if P > 1
 			assert(bounds || shown(1));
 #endif

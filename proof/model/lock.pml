@@ -1,9 +1,10 @@
 /*
- * The protocol of named locks, for Spin: processes that take one lock, the database that they share, time, and faults. It goes beside
- * lease.pml, of which it has what keeps a session: heartbeats, trust, evictions, promotions. What is left out stands in doc.go.
+ * The protocol of named locks, for Spin: processes that take one lock, the database that they share, time, and faults. It
+ * shares with lease.pml the parts that keep a session: heartbeats, trust, evictions, promotions. doc.go says what is left out.
  *
- * Every statement is one step: the lock's mutex makes it so, and each statement after it has a snapshot of its own. Sending is a step
- * of its own, as a message may arrive late, and so is what a client makes of the answer, which may be lost.
+ * Every statement is one step, because it holds the lock's mutex, and the next statement has a new snapshot. Sending is a
+ * separate step, because a message may arrive late. The client's use of the answer is a separate step too, because the answer
+ * may be lost.
  */
 
 #define N 2                 /* processes */
@@ -27,10 +28,10 @@
 
 mtype:state = { NO_ROW, WAITS, HELD };
 
-typedef Row {               /* of a process's acquisition; a process has one at a time */
+typedef Row {               /* a process's acquisition; a process has one at a time */
 	mtype:state state;
-	bit turn, shared;       /* turn: of which of its sessions */
-	bit before;             /* of an earlier acquisition of the session than the present one: it has another nonce */
+	bit turn, shared;       /* turn: which of its sessions */
+	bit before;             /* an earlier acquisition of the session, with another nonce */
 	byte ticket, token
 }
 typedef Tables {
@@ -40,7 +41,7 @@ typedef Tables {
 	byte wrote              /* token under which the last guarded transaction of an exclusive holder committed */
 }
 Tables db;
-Tables standby;             /* a state of the tables in the past */
+Tables standby;             /* an earlier state of the tables */
 bit replicated;
 byte expires[2*N];
 byte runs;                  /* ticks since the server's run began, at most TTL */
@@ -54,11 +55,11 @@ mtype:message   = { NONE, ACQUIRE, GRANTED, QUEUED, REFUSED };  /* the last thre
 mtype:work      = { IDLE, WORKING, GUARDED };
 
 typedef Process {
-	bit known, turn;            /* known: its session is registered as far as it knows */
+	bit known, turn;            /* known: it knows its session as registered */
 	byte trust;                 /* ticks left until the trust deadline; 0: none */
-	bit timeline;               /* on which what it holds was confirmed */
+	bit timeline;               /* the timeline on which its lock was confirmed */
 	bit broken;                 /* trust ended since the acquisition began */
-	bit toConfirm;              /* another server incarnation has to confirm what it holds, before trust goes on */
+	bit toConfirm;              /* another server incarnation must confirm its lock before trust continues */
 	mtype:stage stage;
 	bit shared;
 	byte token;
@@ -69,7 +70,7 @@ typedef Process {
 	byte life;                  /* ticks until its last instant */
 	byte msgToken;
 
-	/* a heartbeat's answer is under way */
+	/* a heartbeat's answer is pending */
 	bit beat, beatAlive, beatTimeline;
 	byte age;
 
@@ -92,17 +93,17 @@ hidden byte held, room;
 #ifdef GUARD_WITHOUT_LOCK
 #define guarded(c)      false
 #else
-/* A guarded transaction that is open under the row's token, whoever it is. */
+/* A guarded transaction of any process is open under the row's token. */
 #define guarded(c)      (pr[0].work == GUARDED && pr[0].workToken == db.row[c].token || \
                          pr[1].work == GUARDED && pr[1].workToken == db.row[c].token)
 #endif
 
-#ifdef DEAD_BY_EXPIRY
-#define dead(c)         (expires[rowSession(c)] == 0)
+#ifdef TAKEN_BY_EXPIRY
+#define ended(c)         (expires[rowSession(c)] == 0)
 #else
-#define dead(c)         (!db.alive[rowSession(c)])
+#define ended(c)         (!db.alive[rowSession(c)])
 #endif
-#ifdef TOKEN_WITHOUT_ERA
+#ifdef TOKEN_WITHOUT_GENERATION
 #define nextToken       (db.tokens + 1)
 #else
 #define nextToken       (sgen * SGEN + db.tokens + 1)
@@ -113,7 +114,7 @@ hidden byte held, room;
 #define grants          isAccepted
 #endif
 
-/* ---- what several statements share ---- */
+/* ---- shared parts of statements ---- */
 
 inline draw(c) {
 	db.row[c].token = nextToken;
@@ -132,11 +133,12 @@ inline no_row(c) {
 	db.row[c].token = 0
 }
 
-/* lock_turn: the dead that nothing guards go; then those get the lock that may follow, from the head. */
+/* lock_turn: rows of ended sessions without a guard are deleted. Then the processes at the head of the queue that may get the
+ * lock get it. */
 inline lock_turn() {
 	for (i : 0 .. N-1) {
 		if
-		:: db.row[i].state != NO_ROW && dead(i) && !guarded(i) -> no_row(i)
+		:: db.row[i].state != NO_ROW && ended(i) && !guarded(i) -> no_row(i)
 		:: else
 		fi
 	}
@@ -161,7 +163,7 @@ inline lock_turn() {
 	skip
 }
 
-/* What follows the tickets that went moves up, which the tables need not do. */
+/* Later tickets move up to fill gaps, which the tables need not do. */
 inline close_up() {
 	for (k : 1 .. N) {
 		if
@@ -279,7 +281,7 @@ inline answer_heartbeat(c) {
 
 inline lose_heartbeat(c) { atomic { pr[c].beat -> d_step { answered(c) } } }
 
-/* locklook.sql, after another server incarnation: it has the lock under this token, or the lock is lost. */
+/* locklook.sql, on another server incarnation: the process has the lock under this token, or the lock is lost. */
 inline confirm(c) {
 	atomic {
 		pr[c].toConfirm && !pr[c].beat && db.alive[session(c)] ->
@@ -316,7 +318,7 @@ inline begin(c, share) {
 	}
 }
 
-/* lockacquire.sql: at any time, also long after its client gave it up. */
+/* lockacquire.sql: at any time, even long after its client gave it up. */
 #ifdef ARRIVES_AT_ANY_TIME
 #define late(c)         false
 #else
@@ -329,7 +331,7 @@ inline acquire(c) {
 			if
 			:: late(c) || pr[c].msgTimeline != timeline || !grants || !db.alive[2*c + pr[c].msgTurn] -> pr[c].message = REFUSED
 			:: else ->
-				assert(pr[c].stage != FREE || !db.alive[session(c)] || pr[c].msgTurn != pr[c].turn); /* PROMISE: no lock that nobody knows of */
+				assert(pr[c].stage != FREE || !db.alive[session(c)] || pr[c].msgTurn != pr[c].turn); /* PROMISE: the client of every lock knows of it */
 				lock_turn();
 				if
 				:: db.row[c].state != NO_ROW -> pr[c].message = REFUSED  /* of before: there is room for one */
@@ -368,7 +370,7 @@ inline give_up(c) {
 }
 inline abandon(c) { atomic { pr[c].stage == SENT || pr[c].stage == WAITING -> d_step { pr[c].stage = GIVES_BACK } } }
 
-/* A grant counts only under the session and the trust that it was asked under, and on the server incarnation that the client knows. */
+/* A grant counts only under the session and the trust of its request, and on the server incarnation that the client knows. */
 #ifdef GRANT_OF_BEFORE
 #define counts(c)       true
 #else
@@ -398,7 +400,7 @@ inline answer_acquire(c) {
 	}
 }
 
-/* locklook.sql: who waits looks whether it has the lock. */
+/* locklook.sql: a waiting process polls whether it has the lock. */
 inline look(c) {
 	atomic {
 		pr[c].stage == WAITING && db.alive[session(c)] && timeline == pr[c].timeline ->
@@ -419,7 +421,8 @@ inline look(c) {
 	}
 }
 
-/* lockrelease.sql: of a lock that is held or lost, or of what was given up; the client forgets it once there is no row, nor will be. */
+/* lockrelease.sql: of a lock that is held or lost, or of an acquisition that was given up. The client forgets it once no row
+ * exists or can be written. */
 #define has(c)          (db.row[c].state != NO_ROW && rowSession(c) == session(c) && !db.row[c].before)
 #ifdef RELEASE_BY_NAME
 #define releases(c, r)  (db.row[r].state == HELD)
@@ -451,7 +454,7 @@ inline release(c) {
 	}
 }
 
-/* A sweep, or anybody's call that meets the name. */
+/* A sweep, or any process's call with that name. */
 inline sweep() { atomic { db.row[0].state != NO_ROW || db.row[1].state != NO_ROW -> d_step { lock_turn(); close_up() } } }
 
 /* ---- work ---- */
@@ -461,7 +464,7 @@ inline begin_work(c) {
 }
 inline no_work(c) { pr[c].work = IDLE; pr[c].workToken = 0 }
 
-/* guard_lock, with whatever token it remembers. */
+/* guard_lock, with any token that it remembers. */
 #define passes(t, r)    (db.row[r].state == HELD && db.row[r].token == t && db.alive[rowSession(r)])
 inline guard(c) {
 	atomic {
