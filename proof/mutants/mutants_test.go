@@ -125,7 +125,7 @@ var detectors = map[string]detector{
 	"outside": {"schedule", func(int) []string { return []string{"-test.run=^TestAnOwnerThatIsCutOff"} }},
 	// Transactions that wait for each other.
 	"writers":   {"schedule", func(int) []string { return []string{"-test.run=^TestAHundredWriters"} }},
-	"deadlocks": {"schedule", func(int) []string { return []string{"-test.run=^TestPuttingInAnyOrder"} }},
+	"deadlocks": {"schedule", func(int) []string { return []string{"-test.run=^TestPutsInAnyOrder"} }},
 	"slow":      {"schedule", func(int) []string { return []string{"-test.run=^TestASlowHandler"} }},
 	// Owners of slots that are cut off.
 	"slots": {"schedule", func(int) []string { return []string{"-test.run=^TestSlotsOfCutOffProcess", "-test.timeout=1m"} }},
