@@ -229,7 +229,7 @@ func TestPartitionsOutOfRangeAreNotOwned(t *testing.T) {
 	}
 }
 
-func TestASchemaThatDoesNotFitIsToldWithWhatToRun(t *testing.T) {
+func TestMisfittingSchemaErrorNamesTheRemedy(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool := testkit.Pool(t, pgtest.EmptyDatabase(t))
@@ -283,7 +283,7 @@ func TestASchemaThatDoesNotFitIsToldWithWhatToRun(t *testing.T) {
 }
 
 // Logs in as a role that has only the rights of PUBLIC.
-func TestARoleWithoutRightsIsToldWhere(t *testing.T) {
+func TestMissingRightsErrorNamesTheSchema(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	url := pgtest.EmptyDatabase(t)

@@ -171,7 +171,7 @@ func TestWaitWaitsForAPartition(t *testing.T) {
 	}
 }
 
-func TestStatsTellHowTheClientIsDoing(t *testing.T) {
+func TestStatsReportTheClientsState(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, direct(t))
 	const most = calmTTL * 19 / 20 // the margin is a twentieth

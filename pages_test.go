@@ -107,7 +107,7 @@ func headed(t *testing.T, page string) (headings []string, blocks map[string]str
 }
 
 // Every query of operations.md finds what it is meant to find, and only that.
-func TestTheQueriesForOperatorsTell(t *testing.T) {
+func TestQueriesForOperatorsReturnTheState(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
 	clients, pool := testkit.Pool(t, url), ownersPool(t, url) // operators may more

@@ -82,7 +82,7 @@ func TestClientsWorkUnderAnyTransactionDefault(t *testing.T) {
 	}
 }
 
-func TestAReadOnlyDefaultIsToldApartFromAStandby(t *testing.T) {
+func TestReadOnlyDefaultIsNamedAsTheCause(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
 	byDefault(t, url, "default_transaction_read_only", "on")

@@ -69,7 +69,7 @@ func TestWhoWaitsGetsTheLockWithoutNotifications(t *testing.T) {
 }
 
 // No heartbeat arrives meanwhile that would return it.
-func TestWhoWaitsIsToldByANotification(t *testing.T) {
+func TestWaitersAreNotified(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
 	db := testkit.Pool(t, url)

@@ -11,7 +11,7 @@ import (
 
 // An acquisition may commit just after its client has closed, or a client may evict and end before
 // its sweep. Then rows of evicted sessions remain, under names that are not used again.
-func TestAClientThatOpensSweepsWhatTheDeadLeftBehind(t *testing.T) {
+func TestOpeningSweepsLocksOfExpiredSessions(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
 	db := testkit.Pool(t, pgtest.OwnerURL(url))

@@ -78,7 +78,7 @@ func TestReadersOfStoppedProcessWaitForAnAnswer(t *testing.T) {
 	})
 }
 
-func TestNobodyReadsOnAConnectionThatHasEndedUnread(t *testing.T) {
+func TestReadersAreRefusedAfterAnUnreadEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, c := newThread()
 		v := e.trust.validity
@@ -134,7 +134,7 @@ func TestNoHeartbeatIsSentBeforeTheSessionsLockIsHeld(t *testing.T) {
 	})
 }
 
-func TestWhoWaitsIsToldWhenReadersReadAgain(t *testing.T) {
+func TestWaitersAreNotifiedWhenReadersReadAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, lapse := range map[string]func(e *engine, c *thread){
 			"the server had said that it ends the connection": func(e *engine, c *thread) {

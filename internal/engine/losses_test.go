@@ -14,9 +14,9 @@ import (
 	"github.com/pgleases/pgleases/internal/ranges"
 )
 
-// TestEveryLossIsToldOnce checks all ways that ownerships can end: the contexts' cause, one log
+// TestEveryLossIsReportedOnce checks all ways that ownerships can end: the contexts' cause, one log
 // line with the partitions and the cause, and one count.
-func TestEveryLossIsToldOnce(t *testing.T) {
+func TestEveryLossIsReportedOnce(t *testing.T) {
 	lost, handedOver := `WARN pgleases: partitions lost `, `INFO pgleases: partitions handed over `
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -316,7 +316,7 @@ func TestWorkThatOutlivesOwnershipDelaysNoOwner(t *testing.T) {
 	})
 }
 
-func TestWorkThatGoesOnIsToldInOneLineForEachLease(t *testing.T) {
+func TestLongWorkIsLoggedInOneLineForEachLease(t *testing.T) {
 	const waits = "handoff waits for work"
 	inWorld(t, func(w *world) {
 		a := w.start("a")

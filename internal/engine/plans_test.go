@@ -129,7 +129,7 @@ func (w *world) epochs(lease string) (sum int64) {
 	return sum
 }
 
-func TestThoseWhoCloseAtOnceHandNothingToEachOther(t *testing.T) {
+func TestClientsThatCloseAtOnceAreNoSuccessors(t *testing.T) {
 	inWorld(t, func(w *world) {
 		procs, _ := w.sharing(1200)
 		before, applies := w.epochs("x"), w.count("apply")

@@ -82,7 +82,7 @@ func (w *world) failOver() (comeBack func()) {
 }
 
 // The tables are those from before the failover, and the server does not look promoted.
-func TestAReturnToAnOldPrimaryIsSettledAsAFailover(t *testing.T) {
+func TestReturnToOldPrimaryIsHandledAsFailover(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, _, la, lb := w.pair(8)
 		comeBack := w.failOver()
@@ -213,7 +213,7 @@ func TestRenewedPartitionMovesAfterHandoffDelay(t *testing.T) {
 
 // The number of claims does not show it: a client that tries each plan three times, as it does if
 // another join overtakes it, floods the server.
-func TestAPromotionThatNobodyHasHeardOfYetCostsOnePlan(t *testing.T) {
+func TestUnnoticedPromotionCostsOnePlan(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a := w.start("a")
 		a.mustJoin("x", 2)

@@ -520,7 +520,7 @@ func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
 	})
 }
 
-func TestWhoHasJoinedReadsNothingBeforeThePlan(t *testing.T) {
+func TestNewMemberDoesNotReadBeforeThePlan(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.start("a", rare...).mustJoin("x", 2, WithWeight(0))
 		b := w.start("b", rare...)

@@ -55,9 +55,9 @@ func (w *watcher) cutoffAt(t time.Duration) time.Duration {
 	return time.Duration(w.cutoff(w.opened.Add(t))) * time.Microsecond
 }
 
-// TestWhoeverTheCutoffCondemnsWasSilentForATTL lets a clock drift and step in all ways, at most
+// TestCutoffEvictsOnlySessionsSilentForATTL lets a clock drift and step in all ways, at most
 // once between two readings, and a victim heartbeat at any time.
-func TestWhoeverTheCutoffCondemnsWasSilentForATTL(t *testing.T) {
+func TestCutoffEvictsOnlySessionsSilentForATTL(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		ttls := []time.Duration{time.Second, 2 * time.Second, 6 * time.Second, time.Minute, 10 * time.Minute}

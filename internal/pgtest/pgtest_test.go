@@ -228,7 +228,7 @@ func TestWhatAKilledKeeperLeftIsReplaced(t *testing.T) {
 	gone(t, folder, server)
 }
 
-func TestWhereNothingWorksOneErrorSaysWhatToInstall(t *testing.T) {
+func TestMissingServerErrorSaysWhatToInstall(t *testing.T) {
 	t.Setenv("PATH", "")
 	t.Setenv(wayVariable, "")
 	t.Setenv(binVariable, "")

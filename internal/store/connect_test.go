@@ -158,7 +158,7 @@ func TestSettingsOfARoleAreNotThoseOfAClientsConnection(t *testing.T) {
 
 // PgBouncer 1.18 and 1.19 crash at some cancel requests. pgx also sends one when it closes a
 // connection during a statement.
-func TestNothingIsCancelledThroughAPooler(t *testing.T) {
+func TestNoCancelRequestGoesThroughAPooler(t *testing.T) {
 	t.Parallel()
 	for _, direct := range []bool{false, true} {
 		f := newFixture(t)

@@ -47,7 +47,7 @@ func TestOnlyWhoExpiredBeforeTheCutoffIsEvicted(t *testing.T) {
 	})
 }
 
-func TestWhoHasNotWatchedForATTLEvictsNobodyOfIt(t *testing.T) {
+func TestEvictRequiresAWatchOfTheTTL(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, short, long, longer := f.client("a"), f.clientTTL("short", 5*time.Second), f.clientTTL("long", time.Minute), f.clientTTL("longer", 2*time.Minute)
 		f.expire(short, long, longer)
@@ -128,7 +128,7 @@ func TestOnlyTheRunThatWasWatchedIsEvictedOn(t *testing.T) {
 	})
 }
 
-func TestWhatNobodyOwnsIsAskedForWhereverItWasLeft(t *testing.T) {
+func TestPartitionsWithoutOwnerGetAPlan(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")
 		a.join("l", 1)
@@ -216,7 +216,7 @@ func TestWhoIsJustRenewingIsNotEvicted(t *testing.T) {
 	expect(t, value[int](f, "SELECT count(*) FROM members"), 2, "members")
 }
 
-func TestAClockThatSteppedBackKeepsNobodyAlive(t *testing.T) {
+func TestClockThatSteppedBackKeepsNoSessionAlive(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")
 		steppedBack := func() { f.server(func(s *fakestore.Server, _ int64) { s.NextCheckAt += time.Hour.Microseconds() }) }
@@ -449,7 +449,7 @@ func TestAServerWithoutItsRowIsNamed(t *testing.T) {
 }
 
 // For example behind a publication that cannot replicate them.
-func TestWhatCannotBeDeletedKeepsNobodyFromBeingEvicted(t *testing.T) {
+func TestUndeletableRowsDoNotDelayAnEviction(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.pair(1)

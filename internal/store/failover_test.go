@@ -107,7 +107,7 @@ func (f *fixture) absence(w, victim *client, key int64, end func()) (a Absence, 
 	return f.absent(victim.session, key, pid), seen.Ends
 }
 
-func TestOnlyASessionWhoseProcessDiedIsEvictedByItsLock(t *testing.T) {
+func TestEvictDisconnectedRequiresACrash(t *testing.T) {
 	t.Parallel()
 	dies := func(_ *fixture, w, victim *client) { w.seesDie(victim) }
 	for name, test := range map[string]struct {
@@ -354,7 +354,7 @@ func (f *fixture) fast(ttl time.Duration, former, latter string) (*Connector, *t
 	return cr, ts
 }
 
-func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
+func TestConnectionEndIsReportedBeforeOwnClose(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	type given struct {
@@ -494,7 +494,7 @@ func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 // A statement that a client has given up with its connection may arrive late, when the client has
 // another connection.
 // Any role may wait for a lock that it sees in pg_locks, and gets it when the client crashes.
-func TestAStrangerAtALockIsTold(t *testing.T) {
+func TestWatchReturnsOtherSessionAtALock(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	a, key := f.live("a")

@@ -110,7 +110,7 @@ func TestATimelineNamesItsServer(t *testing.T) {
 
 // A server that does not return one of the two values returns the other. On Aurora, which has
 // functions by these names, the value is made from the instance and its start.
-func TestATimelineIsMadeOfWhatTheServerTells(t *testing.T) {
+func TestTimelineUsesTheValuesOfTheServer(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	identifier := value[int64](f, "SELECT system_identifier FROM pg_control_system()")

@@ -28,7 +28,7 @@ func TestTheFirstJoinMakesTheLease(t *testing.T) {
 	})
 }
 
-func TestADeadSessionJoinsNothing(t *testing.T) {
+func TestExpiredSessionCannotJoin(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.client("a")
 		f.kill()

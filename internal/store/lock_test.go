@@ -248,7 +248,7 @@ func TestWhoWaitedForTheMutexSeesWhatWasDoneUnderIt(t *testing.T) {
 	expect(t, f.queue("x"), "newh", "queue")
 }
 
-func TestAnOpenGuardKeepsTheLockAndNobodyWaiting(t *testing.T) {
+func TestAnOpenGuardKeepsTheLockWithoutWaits(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.locker("a"), f.locker("b")
@@ -515,7 +515,7 @@ func TestAReleaseFreesNobodyElses(t *testing.T) {
 	})
 }
 
-func TestWhoIsEvictedOrSupersededTakesNothing(t *testing.T) {
+func TestEvictedOrSupersededClientAcquiresNoLock(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.locker("a"), f.locker("b")
 		f.kill("a")
@@ -613,7 +613,7 @@ func TestLockGrantNotifiesTheWaiterOnly(t *testing.T) {
 		LockChannel(a.session)), "heard")
 }
 
-func TestASweepGivesWhatTheDeadHeldToWhoseTurnItIs(t *testing.T) {
+func TestSweepGrantsLocksOfExpiredSessions(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b, c, d := f.locker("a"), f.locker("b"), f.locker("c"), f.locker("d")
 		a.says("a", LockGranted, "x", exclusive, try)
@@ -632,7 +632,7 @@ func TestASweepGivesWhatTheDeadHeldToWhoseTurnItIs(t *testing.T) {
 	})
 }
 
-func TestASweepWaitsForNobody(t *testing.T) {
+func TestSweepDoesNotWaitForLocks(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c, d := f.locker("c"), f.locker("d")
@@ -670,7 +670,7 @@ func TestWhoWaitsGetsTheLockWithoutASweep(t *testing.T) {
 	})
 }
 
-func TestAllOfASessionIsToldThatTheDatabaseHas(t *testing.T) {
+func TestLockLookReturnsAllRowsOfASession(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.locker("a"), f.locker("b")
 		a.says("a", LockGranted, "x", exclusive, try)

@@ -34,7 +34,7 @@ func listening(f *fixture, id string) *client {
 	return c
 }
 
-func TestListenTellsWhetherNotificationsArrive(t *testing.T) {
+func TestListenReportsWhetherNotificationsArrive(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, b, c := listening(f, "a"), listening(f, "b"), listening(f, "c")
@@ -75,7 +75,7 @@ func TestListenTellsWhetherNotificationsArrive(t *testing.T) {
 	expect(t, b.told(), false, "notified of its old session")
 }
 
-func TestNotificationsWithoutEndAreToldOnceAndNotKept(t *testing.T) {
+func TestEndlessNotificationsAreReadOnceNotQueued(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
@@ -120,7 +120,7 @@ func TestReadNotificationsComeEvery100msAtMost(t *testing.T) {
 	}
 }
 
-func TestALeaveTellsTheSuccessors(t *testing.T) {
+func TestLeaveNotifiesTheSuccessors(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, b, c := listening(f, "a"), listening(f, "b"), listening(f, "c")

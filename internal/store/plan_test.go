@@ -182,7 +182,7 @@ func TestMoveOfFencedPartitionIsLeftOver(t *testing.T) {
 	expect(t, b.give("l", b.session, b.session), Applied{Applied: true, Asked: 1, Given: 1}, "the next plan")
 }
 
-func TestNothingMovesToWhoIsNoMember(t *testing.T) {
+func TestNoPartitionMovesToANonMember(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")
 		a.join("l", 2)

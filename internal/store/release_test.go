@@ -279,7 +279,7 @@ func TestASessionThatIsGoneReleasesNothing(t *testing.T) {
 	})
 }
 
-func TestAnAnnouncementTellsHeartbeatsAndListeners(t *testing.T) {
+func TestAnnounceReachesHeartbeatsAndListeners(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(1)
 		testkit.Must(b.Listen(f.ctx))(f)

@@ -41,7 +41,7 @@ func TestNoStrangeCodeRunsWhateverTheSearchPath(t *testing.T) {
 }
 
 // In a schema where others may create functions, for example public before PostgreSQL 15.
-func TestNoOverloadOfAStrangersIsCalled(t *testing.T) {
+func TestNoOverloadOfAnotherRoleIsCalled(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	f.ok(pgtest.Overload(f.ctx, f.sql))

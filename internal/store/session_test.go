@@ -134,7 +134,7 @@ func TestConcurrentRegistrationsDiffer(t *testing.T) {
 	}
 }
 
-func TestAHeartbeatTellsThatTheSessionIsGone(t *testing.T) {
+func TestHeartbeatReturnsThatTheSessionIsGone(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.client("a")
 		expect(t, a.beat().Alive, true, "alive")
@@ -185,7 +185,7 @@ func TestASessionThatACopyRenewedIsAliveForTheCopyOnly(t *testing.T) {
 	})
 }
 
-func TestAHeartbeatTellsOfEachLeaseThatTheSessionJoined(t *testing.T) {
+func TestHeartbeatReturnsEachJoinedLease(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")
 		a.join("one", 1)
