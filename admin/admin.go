@@ -1,10 +1,9 @@
-// Package admin looks at the leases of a schema from outside: who owns what, who is alive, what
-// waits, what happened, and what is wrong. It needs no client and takes part in nothing. Apply
-// alone writes: what an operator wants of clients and leases; DryRun shows before what would come
-// of it. The command pgleases is made of it.
+// Package admin reads the leases of a schema from outside: owners, live clients, waits, events and
+// faults. It needs no client, and joins no lease. Only Apply writes: it makes an operator's change
+// to clients or leases. DryRun shows the effect of a change in advance. The command pgleases uses
+// this package.
 //
-// All that is the business of operators: an application that wants to know what it owns asks its
-// own Lease.
+// The package is for operators. An application that needs to know what it owns uses its own Lease.
 package admin
 
 import (
@@ -25,27 +24,28 @@ const (
 	defaultSchema  = "pgleases"
 	maxSchemaBytes = 63
 
-	// answers is how long the server may take for one statement. A snapshot of 65,536 partitions takes
-	// a fraction of a second.
+	// answers is the time limit of the server for one statement. A snapshot of 65,536 partitions takes
+	// less than a second.
 	answers = 10 * time.Second
 )
 
-// An Admin looks at one schema. All methods are safe for concurrent use.
+// An Admin reads and changes one schema. All methods are safe for concurrent use.
 type Admin struct {
 	pool   *pgxpool.Pool
 	schema string
 	locks  *store.Locks
 }
 
-// An Option changes where an Admin looks.
+// An Option configures an Admin.
 type Option func(*Admin)
 
 // WithSchema sets the schema of the tables, as pgleases.WithSchema does for clients; default
 // "pgleases".
 func WithSchema(name string) Option { return func(a *Admin) { a.schema = name } }
 
-// New returns an Admin on a pool, which it borrows and never closes. It connects to nothing, so
-// only a bad option is an error. What it reads needs the rights that Grants gives to readers.
+// New returns an Admin on a pool, which it borrows and never closes. It does not connect, so it
+// returns an error only for a bad option. Reading needs the rights that Grants returns for
+// ForReader.
 func New(pool *pgxpool.Pool, opts ...Option) (*Admin, error) {
 	a := &Admin{pool: pool, schema: defaultSchema}
 	for _, opt := range opts {
@@ -74,22 +74,20 @@ func checkSchema(name string) error {
 	return nil
 }
 
-// settings are those of a transaction that reads: it waits a second for a locked table, and calls
-// no function or operator that a stranger has put before those of the system. The zone is one of
-// which JSON holds all times.
+// settings are those of a transaction that reads: it waits 1 s for a locked table, and uses no
+// function or operator of another user in place of the system's. JSON can hold all times of UTC.
 var settings = fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL timezone = UTC; SET LOCAL jit = off; "+
 	"SET LOCAL lock_timeout = 1000; SET LOCAL statement_timeout = %d; ", answers.Milliseconds())
 
-// begin has a message of the simple protocol, which is one transaction, read one snapshot and write
-// nothing.
+// begin makes a message of the simple protocol, which is one transaction, read-only and of one
+// snapshot.
 const begin = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
 
 // statement returns the text of a file in admin/sql.
 func (a *Admin) statement(name string) string { return store.Texts(sql.Files, a.schema)(name) }
 
-// collect reads the rows of a statement in admin/sql, in a transaction that writes nothing. However
-// many there are, few are read: where the server takes all of a table for what it looks for, it
-// would read all of it.
+// collect reads the rows of a statement in admin/sql, in a read-only transaction. The statements
+// need few rows of large tables, so it turns sequential scans off.
 func collect[T any](ctx context.Context, a *Admin, on interface {
 	BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error)
 }, name string, one pgx.RowToFunc[T], args ...any) (all []T, err error) {
@@ -104,10 +102,10 @@ func collect[T any](ctx context.Context, a *Admin, on interface {
 	return all, err
 }
 
-// full is what to do where no connection is left.
-const full = "no connection is left: see in pg_stat_activity who has them, as a superuser, for whom some are reserved; end idle ones, or raise the limit"
+// full is the remedy if the server has no free connection.
+const full = "no connection is left: see pg_stat_activity, as a superuser, for whom some are reserved; end idle ones, or raise the limit"
 
-// failure says what to do about an error.
+// failure adds a remedy to an error.
 func (a *Admin) failure(doing string, err error) error {
 	remedy := ""
 	switch code := store.Code(err); {
@@ -118,20 +116,20 @@ func (a *Admin) failure(doing string, err error) error {
 	case store.Denied(err):
 		remedy = fmt.Sprintf("give the role what pgleases grants ROLE --for=reader prints for schema %q", a.schema)
 	case code == "0A000":
-		remedy = "the server is a standby, which lacks a part of the tables: look at the primary"
+		remedy = "the server is a standby, which lacks a part of the tables: use the primary"
 	case code == "25006":
-		remedy = "the server takes no writes, being a standby, or by default_transaction_read_only: give the address of the primary"
+		remedy = "the server takes no writes, because it is a standby, or because of default_transaction_read_only: give the address of the primary"
 	case store.Full(err):
 		remedy = full
 	case store.Unprepared(err):
 		remedy = store.PrepareNothing
 	case store.LockTimeout(err):
-		remedy = "nothing was done: another transaction has locked what this needs. Try again; where that does not help, pgleases doctor tells which"
+		remedy = "nothing was done: another transaction has locked what this needs. Try again; if that fails again, pgleases doctor names the transaction"
 	case code == "57014":
 		remedy = "the server took too long: run pgleases doctor"
 	case code == "25P03":
 		remedy = fmt.Sprintf(
-			"nothing was done: this program took longer than %v between what it read and the commit, for which clients wait. Try again where it is less busy, or nearer to the database, or do it without a fingerprint",
+			"nothing was done: this program took longer than %v from the read to the commit, and clients wait for that. Try again on a less busy machine, or closer to the database, or without a fingerprint",
 			stopped,
 		)
 	}

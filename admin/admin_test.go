@@ -16,7 +16,8 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// A handoff that waits for work, a client that is superseded, and one that crashed, as the tables have them.
+// A handoff that waits for work, a client that is superseded, and one that crashed, as the tables
+// have them.
 func TestASnapshotTellsWhatWaits(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -65,9 +66,9 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 	}
 	for partition, want := range map[int]string{
 		0: `owned by "a", of weight 1, whose share is 5.00 of 10 partitions among 2 working members; it owns 6`,
-		1: `wanted by "b". The owner was asked for it`,
+		1: `moving to "b". The owner was asked to hand it over`,
 		2: `"dead" has sent no heartbeat for 1h`,
-		3: `Its owner "gone" was taken out`,
+		3: `Its owner "gone" was evicted`,
 		4: `had no owner yet`,
 		5: `A newer process has the ID "b"`,
 	} {
@@ -214,7 +215,8 @@ func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
 	}
 }
 
-// A doctor that stands still after it has tried an eviction keeps what that has locked for half a second.
+// A doctor that stands still after it has tried an eviction keeps what that has locked for half a
+// second.
 func TestADoctorThatStandsStillKeepsNothingLocked(t *testing.T) {
 	t.Parallel()
 	url := pgtest.FreshDatabase(t)

@@ -20,41 +20,41 @@ import (
 	enginesql "github.com/pgleases/pgleases/sql"
 )
 
-// A Level is how bad a finding is.
+// A Level is the severity of a finding.
 type Level string
 
 // The levels.
 const (
 	OK      Level = "ok"
-	Note    Level = "note"    // nothing is wrong as far as can be seen, but not all can be seen, or it may be meant so
+	Note    Level = "note"    // it may be intended, or the check cannot see everything
 	Warning Level = "warning" // it works, but not as well as it could, or not for long
 	Fault   Level = "fault"   // it does not work
 )
 
-// A Finding is what one check has found.
+// A Finding is the result of one check.
 type Finding struct {
 	Check  string `json:"check"` // its name, one of Checks
 	Level  Level  `json:"level"`
 	Text   string `json:"text"`
-	Remedy string `json:"remedy,omitempty"` // what to do; empty for ok
+	Remedy string `json:"remedy,omitempty"` // empty for ok
 }
 
-// Checks are the names of what Doctor looks at, in order.
+// Checks are the names of the checks of Doctor, in order.
 var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "columns", "rights", "table-locks", "row-locks", "advisory-locks", "timeline", "boot-marker", "ttl", "expired",
 	"orphans", "overrides", "plans", "handoffs", "locks", "schedules", "jobs", "transactions", "snapshots", "autovacuum", "connections"}
 
-// DoctorOptions say what Doctor is to look at.
+// DoctorOptions configure Doctor.
 type DoctorOptions struct {
-	Role string // whose rights are looked at: that of the clients; empty: the one that looks
-	// from when on handoffs, waits, late schedules and jobs, idle transactions and the silence of
-	// expired sessions are told, and ten times that for transactions that work; 0: a minute
+	Role string // the role of the clients, whose rights are checked; empty: the role that connects
+	// minimum age of handoffs, waits, late schedules and jobs, idle transactions and expired sessions
+	// that are reported, and 10 times that for transactions that work; 0: one minute
 	Long time.Duration
 }
 
-// Doctor looks for what is wrong, and returns what each check has found, in the order of Checks.
-// Where one fails, those that cannot be made after it are missing. It takes one of the pool's
-// connections for some moments, some seconds where something is amiss. It writes nothing: if an
-// expired client is there for long, it evicts it in a transaction that it rolls back.
+// Doctor runs the checks, and returns their results in the order of Checks. If a check fails,
+// checks that depend on it are missing. Doctor uses one connection of the pool for less than a
+// second, or for some seconds if there is a fault. It changes no row: it tries the eviction of a
+// session that expired long ago in a transaction that it rolls back.
 func (a *Admin) Doctor(ctx context.Context, o DoctorOptions) []Finding {
 	if o.Long <= 0 {
 		o.Long = time.Minute
@@ -88,14 +88,14 @@ func (d *doctor) found(check string, level Level, remedy, format string, args ..
 	d.findings = append(d.findings, Finding{check, level, fmt.Sprintf(format, args...), remedy})
 }
 
-// fine says so of a check that has found nothing.
+// fine adds an OK finding for a check without findings.
 func (d *doctor) fine(check, format string, args ...any) {
 	if !slices.ContainsFunc(d.findings, func(f Finding) bool { return f.Check == check }) {
 		d.found(check, OK, "", format, args...)
 	}
 }
 
-// judge says that a check has found nothing, or what it has.
+// judge adds the finding of a check: OK if well, otherwise the given one.
 func (d *doctor) judge(check string, well bool, fine string, level Level, remedy, format string, args ...any) {
 	if well {
 		level, remedy, format, args = OK, "", "%s", []any{fine}
@@ -103,13 +103,13 @@ func (d *doctor) judge(check string, well bool, fine string, level Level, remedy
 	d.found(check, level, remedy, format, args...)
 }
 
-// facts is what doctor.sql tells.
+// facts is the result of doctor.sql.
 type facts struct {
 	ServerVersion                           int  `json:"server_version"`
 	ReadOnly                                bool `json:"read_only"`
 	SeesAll                                 bool `json:"sees_all"`
 	RoleExists                              bool `json:"role_exists"`
-	Recovery, Autovacuum, Schema, Scheduled bool // Scheduled: it has the tables of package schedule
+	Recovery, Autovacuum, Schema, Scheduled bool // Scheduled: the schema has the tables of package schedule
 	Backend                                 uint32
 	Role, Provider                          string
 	Room                                    []struct {
@@ -117,22 +117,22 @@ type facts struct {
 		Most, Now int
 	}
 	Idle, Old  []session
-	Locked     []session // whoever reads or writes these tables waits for them
+	Locked     []session // sessions that lock tables, so that others wait
 	Unvacuumed []string  // tables
 	Functions  []struct{ Name, Body string }
-	Columns    []struct{ Name, Expression string } // that are generated by partition_for
+	Columns    []struct{ Name, Expression string } // columns that are generated by partition_for
 	Triggers   []string
 	Rights     []string
 }
 
-// A session is one that keeps others waiting.
+// A session is a session of the server that makes others wait.
 type session struct {
-	Of                 string // what it has locked
-	PID                int    // 0: it is a prepared transaction, whose name is Application
+	Of                 string // the object that it has locked
+	PID                int    // 0: a prepared transaction, whose name is Application
 	Owner, Application string
-	Seconds            float64 // for how long its transaction is open; negative: it is not shown to this role
-	Hides              bool    `db:"-"` // of a table: who reads waits, too
-	Guards             bool    `db:"-"` // of a table: rows alone, by a prepared transaction that was guarded
+	Seconds            float64 // age of its transaction; negative: this role cannot see it
+	Hides              bool    `db:"-"` // for a table: readers wait, too
+	Guards             bool    `db:"-"` // for a table: only rows, locked by a prepared transaction that passed a guard
 }
 
 func (s session) String() string {
@@ -146,7 +146,7 @@ func (s session) String() string {
 	return text
 }
 
-// end is how its lock is ended.
+// end returns the remedy that ends its lock.
 func (s session) end() string {
 	if s.PID == 0 {
 		return "COMMIT PREPARED or ROLLBACK PREPARED it: pg_prepared_xacts lists them"
@@ -161,12 +161,12 @@ func (d *doctor) examine(ctx context.Context) {
 		all, err = collect(ctx, d.Admin, d.conn, "doctor", pgx.RowTo[facts], d.schema, d.Role, d.Long.Seconds())
 	}
 	if err != nil {
-		d.found("server", Fault, "see its log", "cannot look at it: %v", err)
+		d.found("server", Fault, "see its log", "cannot examine it: %v", err)
 		return
 	}
 	f := &all[0]
 	d.server(f)
-	if f.Recovery { // it takes no LISTEN, and lacks the table that is not logged
+	if f.Recovery { // a standby has no LISTEN and no unlogged table
 		return
 	}
 	d.listen(ctx, f)
@@ -186,7 +186,7 @@ func (d *doctor) examine(ctx context.Context) {
 	}
 }
 
-// roundTrip returns the shortest of some.
+// roundTrip returns the shortest of 5 round trips.
 func (d *doctor) roundTrip(ctx context.Context) (least time.Duration, err error) {
 	for range 5 {
 		began := time.Now()
@@ -212,15 +212,14 @@ func (d *doctor) server(f *facts) {
 	d.fine("server", "PostgreSQL %d, a primary%s", f.ServerVersion/10000, strings.TrimSuffix(" at "+f.Provider, " at "))
 }
 
-// listen looks whether a notification that the connection sends to itself comes back, as clients
-// do.
+// listen checks, as clients do, whether a notification that the connection sends to itself arrives.
 func (d *doctor) listen(ctx context.Context, f *facts) {
 	if pid := d.conn.Conn().PgConn().PID(); pid != f.Backend {
-		d.found("pooler", Warning, "give clients a way past it with WithConnConfig, see docs/pgbouncer.md; or ignore it with --skip=pooler",
-			"a connection pooler is between: clients that go this way see changes at their next heartbeat only")
+		d.found("pooler", Warning, "configure a direct connection with WithConnConfig, see docs/pgbouncer.md; or ignore this with --skip=pooler",
+			"a connection pooler is between: its clients see changes only at their next heartbeat")
 		return
 	}
-	d.found("pooler", OK, "", "none is between")
+	d.found("pooler", OK, "", "there is no pooler")
 	channel := pgx.Identifier{"pgleases_doctor_" + rand.Text()}.Sanitize()
 	conn := d.conn.Conn()
 	err := conn.PgConn().Exec(ctx, "LISTEN "+channel+"; NOTIFY "+channel).Close()
@@ -229,10 +228,10 @@ func (d *doctor) listen(ctx context.Context, f *facts) {
 		_, err = conn.WaitForNotification(late)
 		cancel()
 	}
-	d.judge("notifications", err == nil, "they arrive",
-		Warning, "find out what is between that does not deliver them; clients see changes at their next heartbeat only",
+	d.judge("notifications", err == nil, "notifications arrive",
+		Warning, "find the proxy that does not deliver them; clients see changes only at their next heartbeat",
 		"a notification did not arrive within 3 s")
-	if err := conn.PgConn().Exec(ctx, "UNLISTEN *").Close(); err != nil { // it is the pool's
+	if err := conn.PgConn().Exec(ctx, "UNLISTEN *").Close(); err != nil { // the pool uses the connection again
 		_ = conn.Close(ctx)
 	}
 }
@@ -253,17 +252,17 @@ func (d *doctor) functions(f *facts) {
 	case len(missing) > 0:
 		d.found("functions", Fault, remedy, "missing: %s", listed(missing))
 	case !slices.Contains(f.Triggers, "changed"):
-		d.found("functions", Fault, remedy+"; or ALTER TABLE leases ENABLE TRIGGER changed", "the trigger changed of leases is missing or disabled: clients do not hear of changes")
+		d.found("functions", Fault, remedy+"; or ALTER TABLE leases ENABLE TRIGGER changed", "the trigger changed of leases is missing or disabled: clients receive no notifications")
 	case len(changed) > 0:
 		d.found("functions", Warning, remedy+", unless newer code has created them",
-			"other than this version's: %s", listed(changed))
+			"they differ from this version: %s", listed(changed))
 	}
-	d.fine("functions", "they are those of this version")
+	d.fine("functions", "they match this version")
 }
 
 var grantPattern = regexp.MustCompile(`(?m)^GRANT ([A-Z, ]+?)(?: \([\w, ]+\))? ON (?:SEQUENCE |FUNCTION )?(pgleases\.[\w., \n]+) TO`)
 
-// rights compares what the role may with what a role that runs clients needs.
+// rights compares the rights of the role with those that a role for clients needs.
 func (d *doctor) rights(f *facts) {
 	wanted := []string{"USAGE"}
 	for _, match := range grantPattern.FindAllStringSubmatch(grants(enginesql.Files, ForApplication), -1) {
@@ -284,17 +283,17 @@ func (d *doctor) rights(f *facts) {
 	case len(lacks) == 0:
 		d.found("rights", OK, "", "role %q may run clients", f.Role)
 	case d.Role == "" && !slices.ContainsFunc(f.Rights, writes):
-		d.found("rights", Note, "name the role of the clients with --role", "role %q may look, and cannot run clients", f.Role)
+		d.found("rights", Note, "name the role of the clients with --role", "role %q may read, and cannot run clients", f.Role)
 	default:
 		d.found("rights", Fault, remedy, "role %q cannot run clients, it lacks %s", f.Role, listed(lacks))
 	}
 }
 
-// sessions looks at who is connected.
+// sessions checks long transactions and free connections.
 func (d *doctor) sessions(f *facts) {
 	level, see, hidden := OK, "", ""
 	if !f.SeesAll {
-		level, see, hidden = Note, "GRANT pg_monitor to it, to see all", fmt.Sprintf("; role %q is shown its own sessions only", f.Role)
+		level, see, hidden = Note, "GRANT pg_monitor to the role, to see all sessions", fmt.Sprintf("; role %q sees only its own sessions", f.Role)
 	}
 	for _, c := range []struct {
 		check, are, means, remedy string
@@ -303,18 +302,18 @@ func (d *doctor) sessions(f *facts) {
 	}{
 		{"transactions", "idle", "a partition that it has guarded cannot move",
 			"find out why it does not end; set idle_in_transaction_session_timeout", d.Long, f.Idle},
-		{"snapshots", "in use", "dead rows stay until it ends",
-			"run what takes long on a standby without hot_standby_feedback", 10 * d.Long, f.Old},
+		{"snapshots", "in use", "dead rows remain until it ends",
+			"run long queries on a standby without hot_standby_feedback", 10 * d.Long, f.Old},
 	} {
 		if n := len(c.sessions); n > 0 {
 			d.found(c.check, Warning, c.remedy, "%d %s for more than %v: %v: %s", n, c.are, c.long, c.sessions[0], c.means)
 			continue
 		}
-		d.found(c.check, level, see, "none is %s for more than %v%s", c.are, c.long, hidden)
+		d.found(c.check, level, see, "no transaction is %s for more than %v%s", c.are, c.long, hidden)
 	}
 	for _, r := range f.Room {
 		if left := r.Most - r.Now; r.Most >= 0 && left < max(3, r.Most/20) {
-			d.found("connections", Warning, "raise the limit, or have fewer: each client has one of its own besides its pool",
+			d.found("connections", Warning, "raise the limit, or use fewer: each client has one connection besides its pool",
 				"%d of %d are left for %s", max(0, left), r.Most, r.Of)
 			return
 		}
@@ -322,54 +321,53 @@ func (d *doctor) sessions(f *facts) {
 	d.found("connections", OK, "", "%d of %d are left for the server", f.Room[0].Most-f.Room[0].Now, f.Room[0].Most)
 }
 
-// tableLocks looks whether somebody keeps others from the tables, and reports whether they can be
-// read.
+// tableLocks checks whether a session locks tables, and reports whether the tables can be read.
 func (d *doctor) tableLocks(f *facts) bool {
 	if len(f.Locked) == 0 {
-		d.found("table-locks", OK, "", "nobody keeps others from the tables")
+		d.found("table-locks", OK, "", "no session locks the tables")
 		return true
 	}
-	l, level, means := f.Locked[0], Fault, "nobody else can write it, so heartbeats or plans fail"
+	l, level, means := f.Locked[0], Fault, "others cannot write it, so heartbeats or plans fail"
 	switch {
 	case l.Guards:
-		level, means = Warning, "what it guards keeps its owner until it ends, whatever becomes of that"
+		level, means = Warning, "the partitions that it guards keep their owner until it ends, even if that owner crashes"
 	case l.Hides:
-		means = "nobody else can read or write it, so heartbeats or plans fail, and the checks that read the tables are left out"
+		means = "others cannot read or write it, so heartbeats or plans fail, and the checks that read the tables are left out"
 	}
 	d.found("table-locks", level, l.end(), "%s is locked by %v: %s", l.Of, l, means)
 	return !l.Hides
 }
 
-// vacuum looks whether dead rows go.
+// vacuum checks that dead rows are removed.
 func (d *doctor) vacuum(f *facts) {
 	switch {
 	case len(f.Unvacuumed) > 0:
-		d.found("autovacuum", Warning, "ALTER TABLE ... RESET (autovacuum_enabled)", "it is off for %s: dead rows stay for ever", listed(f.Unvacuumed))
+		d.found("autovacuum", Warning, "ALTER TABLE ... RESET (autovacuum_enabled)", "it is off for %s: dead rows are never removed", listed(f.Unvacuumed))
 	case !f.Autovacuum:
-		d.found("autovacuum", Warning, "set autovacuum and track_counts to on", "it is off on the server: dead rows stay for ever")
+		d.found("autovacuum", Warning, "set autovacuum and track_counts to on", "it is off on the server: dead rows are never removed")
 	}
 	d.fine("autovacuum", "it is on")
 }
 
-// A wait is one for a named lock.
+// A wait is a wait for a named lock.
 type wait struct {
 	Name    string
 	Seconds float64
 	Holder  string
 }
 
-// toRead is what to do where the tables cannot be read.
+// toRead returns the remedy for an error of reading the tables.
 func toRead(err error) string {
 	switch {
 	case store.Denied(err):
 		return "as the tables' owner, run what pgleases grants ROLE --for=reader prints"
-	case store.Transient(err): // the tables may be as they should
-		return "look at table-locks, at the server's load and its log, and run this again"
+	case store.Transient(err): // the tables may be in order
+		return "check table-locks, the load and the log of the server, and run this again"
 	}
 	return "run pgleases migrate"
 }
 
-// state looks at what the tables say.
+// state checks the content of the tables.
 func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 	s, err := d.readSnapshot(ctx, d.conn.Conn(), begin+settings)
 	waits, noWaits := collect(ctx, d.Admin, d.conn, "waits", pgx.RowToStructByPos[wait], d.Long.Seconds())
@@ -393,9 +391,9 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 	d.found("schema", OK, "", "version %d", s.Version)
 	if len(strangers) > 0 {
 		w := strangers[0]
-		d.found("advisory-locks", Warning, w.end()+"; docs/roles.md tells what waits for it", "%d held or awaited by strangers: that for %s by %v", len(strangers), w.Of, w)
+		d.found("advisory-locks", Warning, w.end()+"; see docs/roles.md", "%d held or awaited by other programs: that for %s by %v", len(strangers), w.Of, w)
 	}
-	d.fine("advisory-locks", "no stranger has those of the library")
+	d.fine("advisory-locks", "no other program holds those of the library")
 	if len(lockers) > 0 {
 		l := lockers[0]
 		d.found("row-locks", Fault, l.end(), "the row of %s is locked by %v: heartbeats, joins, plans or evictions that need it fail", l.Of, l)
@@ -406,19 +404,19 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 	d.clients(ctx, s, trip, len(lockers) > 0)
 	d.leases(ctx, s)
 	if len(waits) > 0 {
-		w, level := waits[0], Note // a leader may hold it for as long as it lives
+		w, level := waits[0], Note // a leader may hold a lock for its lifetime
 		if i := slices.IndexFunc(waits, func(w wait) bool { return w.Holder == "" }); i >= 0 {
 			w, level = waits[i], Warning
 		}
-		d.found("locks", level, "nothing, if the holder leads; else find out what it does: ending its process frees the lock", "%d awaited for more than %v: %q for %s, held by %q", len(waits), d.Long, w.Name, seconds(w.Seconds), w.Holder)
+		d.found("locks", level, "if the holder is a leader, ignore this; otherwise find out what it does: ending its process frees the lock", "%d awaited for more than %v: %q for %s, held by %q", len(waits), d.Long, w.Name, seconds(w.Seconds), w.Holder)
 	}
-	d.fine("locks", "none is awaited for more than %v", d.Long)
+	d.fine("locks", "no lock is awaited for more than %v", d.Long)
 }
 
-// partitionFor finds the number of partitions for which a column is generated.
+// partitionFor finds the number of partitions in the expression of a generated column.
 var partitionFor = regexp.MustCompile(`partition_for\(.*, (\d+)\)$`)
 
-// columns looks whether a column is generated for a number of partitions that no lease has.
+// columns checks whether a column is generated for a number of partitions that no lease has.
 func (d *doctor) columns(f *facts, s *Snapshot) {
 	numbers, wrong := make(map[string]bool), []string{}
 	for _, l := range s.Leases {
@@ -432,11 +430,11 @@ func (d *doctor) columns(f *facts, s *Snapshot) {
 		}
 	}
 	d.judge("columns", len(wrong) == 0, "none is generated for a number of partitions that no lease has",
-		Warning, "drop the column, or generate it for the number of its lease: else nobody works on some rows",
+		Warning, "drop the column, or generate it for the number of its lease: otherwise some rows have no owner",
 		"generated for a number of partitions that no lease has: %s; leases have %s", listed(wrong), listed(slices.Collect(maps.Keys(numbers))))
 }
 
-// A duty is a fault that schedules or jobs of a group have, as duties.sql returns it.
+// A duty is a fault of schedules or jobs of a group, as duties.sql returns it.
 type duty struct {
 	Check, Fault, Group string
 	Count               int
@@ -445,24 +443,24 @@ type duty struct {
 	Why                 string
 }
 
-// duties are the faults that schedules and jobs may have. Of the format of one group, 1 is how
-// many, 2 the group, 3 to 5 the worst: its name, for how long, and how many times.
+// duties are the possible faults of schedules and jobs. The arguments of format are 1 the count, 2
+// the group, and 3 to 5 the worst one: its name, its age, and its number of failures.
 var duties = []struct {
 	check, fault, text, format, remedy string
 	level                              Level
 }{
 	{"schedules", "unattended", "no process runs", "group %[2]q", "start a process that runs the group", Warning},
-	{"schedules", "late", "late", "%[1]d of group %[2]q, as %[3]q for %[4]v", "pgleases schedules list GROUP --only late tells why", Warning},
-	{"schedules", "failing", "failed three times in a row, or more", "%[1]d of group %[2]q, as %[3]q %[5]v times", "pgleases schedules history GROUP SCHEDULE shows the errors", Warning},
-	{"schedules", "undeclared", "no process has declared them for a week, and they wait", "%[1]d of group %[2]q, as %[3]q",
+	{"schedules", "late", "late", "%[1]d of group %[2]q, as %[3]q for %[4]v", "pgleases schedules list GROUP --only late shows why", Warning},
+	{"schedules", "failing", "failed 3 or more times in a row", "%[1]d of group %[2]q, as %[3]q %[5]v times", "pgleases schedules history GROUP SCHEDULE shows the errors", Warning},
+	{"schedules", "undeclared", "no process has declared them for a week, so they wait", "%[1]d of group %[2]q, as %[3]q",
 		"start a process that declares them, or delete them with pgleases schedules delete GROUP SCHEDULE", Note},
-	{"jobs", "late", "late", "%[1]d of group %[2]q, as job %[3]s for %[4]v", "pgleases jobs list GROUP tells why", Warning},
-	{"jobs", "failing", "failed three times, or more, and are tried again", "%[1]d of group %[2]q, as job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", Warning},
+	{"jobs", "late", "late", "%[1]d of group %[2]q, as job %[3]s for %[4]v", "pgleases jobs list GROUP shows why", Warning},
+	{"jobs", "failing", "failed 3 or more times, and are retried", "%[1]d of group %[2]q, as job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", Warning},
 	{"jobs", "failed", "failed in the last day, and were not retried", "%[1]d of group %[2]q, as job %[3]s",
-		"pgleases jobs show GROUP ID tells more; pgleases jobs retry GROUP ID runs it again", Warning},
+		"pgleases jobs show GROUP ID shows more; pgleases jobs retry GROUP ID runs it again", Warning},
 }
 
-// schedules looks at schedules and jobs.
+// schedules checks schedules and jobs.
 func (d *doctor) schedules(ctx context.Context) {
 	found, err := collect(ctx, d.Admin, d.conn, "duties", pgx.RowToStructByPos[duty], d.Long.Seconds())
 	switch {
@@ -488,29 +486,29 @@ func (d *doctor) schedules(ctx context.Context) {
 			d.found(y.check, y.level, y.remedy, "%s: %s", y.text, listed(all))
 		}
 	}
-	d.fine("schedules", "they run, and what code declared is declared still")
+	d.fine("schedules", "they run, and all declared schedules are still declared")
 	d.fine("jobs", "they run")
 }
 
-// timeline looks whether promotions and copies are noticed.
+// timeline checks whether clients can detect promotions and copies.
 func (d *doctor) timeline(ctx context.Context, s *Snapshot, provider string) {
-	number := int64(-1) // not known: who looks may not ask for the identifier
+	number := int64(-1) // unknown: this role may not read the identifier
 	_ = d.conn.QueryRow(ctx, "SELECT $1 - system_identifier FROM pg_catalog.pg_control_system()", s.Server.Timeline).Scan(&number)
-	own := "have a role that may execute pg_control_system() own the function timeline"
+	own := "make a role that may execute pg_control_system() the owner of the function timeline"
 	call := "call pgleases.new_server_generation() after each failover, and in each copy of the database"
 	if provider != "" {
-		own, call = own+", if "+provider+" has one; else "+call, call+": "+provider+" does not tell them"
+		own, call = own+", if "+provider+" has one; else "+call, call+": "+provider+" does not report them"
 	}
 	switch now := s.Server.Timeline; {
 	case now == 0:
-		d.found("timeline", Warning, own, "the server does not tell it: failovers and copies are not noticed")
+		d.found("timeline", Warning, own, "the server does not report it: failovers and copies are not detected")
 	case now < 1<<32: // an identifier is larger
-		d.found("timeline", Warning, own, "the server does not tell its identifier: copies are not noticed")
+		d.found("timeline", Warning, own, "the server does not report its identifier: copies are not detected")
 	case number == 0:
-		d.found("timeline", Warning, call, "the server does not tell it, but its identifier alone: failovers are not noticed")
+		d.found("timeline", Warning, call, "the server reports only its identifier: failovers are not detected")
 	case s.Server.AcceptedTimeline != now:
-		d.found("timeline", Warning, "wait until a client has watched the server for the longest TTL; start one, if none runs",
-			"the server was promoted, or is a copy, and is not accepted: nothing moves")
+		d.found("timeline", Warning, "wait until a client has watched the server for the longest TTL; start a client if none runs",
+			"the server was promoted, or is a copy, and is not accepted: no partition moves")
 	}
 	d.fine("timeline", "it is accepted, server generation %d", s.Server.Generation)
 }
@@ -534,26 +532,26 @@ func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration, l
 			stuck = append(stuck, fmt.Sprintf("%q", c.ID))
 		}
 	}
-	d.judge("boot-marker", s.Server.Marked || len(s.Clients) == 0, "the server has not crashed since a client came",
-		Warning, "wait for a heartbeat; look at the clients, if none comes",
-		"the server has crashed or was promoted, and no client has come since: nobody takes over from expired sessions")
+	d.judge("boot-marker", s.Server.Marked || len(s.Clients) == 0, "the server has not crashed since a client connected",
+		Warning, "wait for a heartbeat; if none arrives, check the clients",
+		"the server has crashed or was promoted, and no client has connected since: no client takes over from expired sessions")
 	var all []string
 	for ttl, n := range ttls {
 		all = append(all, fmt.Sprintf("%v (%d)", ttl, n))
 	}
 	d.judge("ttl", len(ttls) <= 1, fmt.Sprintf("%d clients, with one TTL", len(s.Clients)),
 		Warning, "give all clients the same, see docs/sizing.md", "they differ: %s", listed(all))
-	// As the library has it: a client whose round trips are slower than half the margin cannot watch
-	// the clock.
+	// As in the library: a client whose round trips take longer than half the margin cannot watch the
+	// clock.
 	most := max(shortest/20, 100*time.Millisecond) / 2
 	trip = trip.Round(10 * time.Microsecond)
 	d.judge("round-trip", trip < most, fmt.Sprintf("%v from here, %v would be too long", trip, most),
-		Warning, "have clients nearer to the database, or give them a longer TTL",
+		Warning, "run clients closer to the database, or set a longer TTL",
 		"%v from here; from %v on, for a TTL of %v, a client cannot take over from expired sessions", trip, most, shortest)
 	d.expired(ctx, expired, stuck, live, locked)
 }
 
-// expired says which clients are silent, and why it cannot be evicted.
+// expired reports expired sessions, and why they cannot be evicted.
 func (d *doctor) expired(ctx context.Context, expired, stuck []string, live, locked bool) {
 	var why error
 	if len(stuck) > 0 {
@@ -562,38 +560,37 @@ func (d *doctor) expired(ctx context.Context, expired, stuck []string, live, loc
 	if why != nil {
 		d.found("expired", Fault, "remove what the error names: the clients try again", "clients that are silent for longer than their TTL cannot be evicted: %s: %v", listed(stuck), why)
 	} else if len(expired) > 0 {
-		remedy := "start one, or wait until one has watched the clock for their TTL"
+		remedy := "start a client, or wait until one has watched the clock for their TTL"
 		if locked {
 			remedy = "end what row-locks names"
 		} else if live {
-			remedy = "look at the live: a round trip that is too slow has nobody take them out"
+			remedy = "check the live clients: with slow round trips they cannot evict sessions"
 		}
-		d.found("expired", Warning, remedy, "silent for %v longer than their TTL, and nobody has taken them out: %s", d.Long, listed(expired))
+		d.found("expired", Warning, remedy, "silent for %v longer than their TTL, and not evicted: %s", d.Long, listed(expired))
 	}
-	d.fine("expired", "none lies about")
+	d.fine("expired", "no session is expired")
 }
 
-// tryEviction returns the error that keeps clients from evicting expired sessions.
+// tryEviction returns the error that prevents the eviction of expired sessions.
 func (d *doctor) tryEviction(ctx context.Context) error {
 	tx, err := d.conn.BeginTx(ctx, pgx.TxOptions{AccessMode: pgx.ReadWrite})
 	if err == nil {
-		_, err = tx.Exec(ctx, "SET LOCAL idle_in_transaction_session_timeout = 500") // what stands still here keeps rows locked
+		_, err = tx.Exec(ctx, "SET LOCAL idle_in_transaction_session_timeout = 500") // a stopped process would keep rows locked
 		if err == nil {
 			_, err = tx.Exec(ctx, d.statement("eviction"))
 		}
 		_ = tx.Rollback(ctx)
 	}
-	if store.Denied(err) || store.Transient(err) { // of this role, or of now
+	if store.Denied(err) || store.Transient(err) { // the error is of this role, or may pass
 		return nil
 	}
 	return err
 }
 
-// old is from when on an override without an end may be forgotten.
+// old is the age from which an override without an end is reported.
 const old = 24 * time.Hour
 
-// stays is how long orphans are waited for, that they go: a plan that is under way gives them to
-// others in far less.
+// stays is the time after which orphans are reported: a plan in progress assigns them in much less.
 const stays = 3 * time.Second
 
 func (d *doctor) leases(ctx context.Context, s *Snapshot) {
@@ -621,20 +618,20 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 		for name, lost := range orphans {
 			all = append(all, fmt.Sprintf("%q %v", name, lost))
 		}
-		d.found("orphans", Fault, "pgleases explain LEASE/P says what each waits for", "partitions that no live client owns, for %v: %s", stays, listed(all))
+		d.found("orphans", Fault, "pgleases explain LEASE/P shows what each waits for", "partitions that no live client owns, for %v: %s", stays, listed(all))
 	case len(deserted) > 0:
-		d.found("orphans", Note, "start a process, or forget the lease with pgleases drop LEASE", "nobody works on %s", listed(deserted))
+		d.found("orphans", Note, "start a process, or delete the lease with pgleases drop LEASE", "no client works on %s", listed(deserted))
 	}
 	d.fine("orphans", "each partition has an owner")
 	all := forgotten(s)
-	d.judge("overrides", len(all) == 0, fmt.Sprintf("%d, none of them old and without an end", len(s.Overrides)),
-		Note, "take back what is not meant any more", "older than a day, without an end: %s", listed(all))
-	d.judge("plans", len(overdue) == 0, "none is overdue", Warning, "look at the logs of the members for plan failed", "overdue: %s", listed(overdue))
-	d.judge("handoffs", len(draining) == 0, fmt.Sprintf("none takes more than %v", d.Long),
+	d.judge("overrides", len(all) == 0, fmt.Sprintf("%d, and all of them are recent or have an end", len(s.Overrides)),
+		Note, "take back those that are no longer needed", "older than a day, without an end: %s", listed(all))
+	d.judge("plans", len(overdue) == 0, "no plan is overdue", Warning, "search the logs of the members for plan failed", "overdue: %s", listed(overdue))
+	d.judge("handoffs", len(draining) == 0, fmt.Sprintf("no handoff takes more than %v", d.Long),
 		Warning, "find out what the owner's work does; WithDrainTimeout bounds it", "asked for and not handed over: %s", listed(draining))
 }
 
-// lastingOrphans returns the partitions without a live owner, by lease, that have none for a while.
+// lastingOrphans returns the partitions, by lease, that have no live owner for the time stays.
 func (d *doctor) lastingOrphans(ctx context.Context, s *Snapshot) map[string]Ranges {
 	orphans := orphansOf(s)
 	for late := time.Now().Add(stays); len(orphans) > 0 && time.Now().Before(late) && ctx.Err() == nil; {
@@ -654,7 +651,7 @@ func (d *doctor) lastingOrphans(ctx context.Context, s *Snapshot) map[string]Ran
 	return orphans
 }
 
-// forgotten returns the overrides that are old, and have no end.
+// forgotten returns the old overrides without an end.
 func forgotten(s *Snapshot) (all []string) {
 	for _, w := range s.Overrides {
 		if w.Until.IsZero() && s.At.Sub(w.Since) > old {
@@ -664,17 +661,17 @@ func forgotten(s *Snapshot) (all []string) {
 	return all
 }
 
-// works reports whether a member may own something.
+// works reports whether a member may own partitions.
 func works(s *Snapshot, l *Lease) bool {
 	return slices.ContainsFunc(l.Members, func(m Member) bool { return m.Weight > 0 && s.works(l.Name, s.Client(m.Session)) })
 }
 
-// paused reports whether nobody is to own the lease's partitions.
+// paused reports whether the lease is paused.
 func (s *Snapshot) paused(l *Lease) bool {
 	return slices.ContainsFunc(s.Overrides, func(w Override) bool { return w.Verb == Pause && w.Lease == l.Name })
 }
 
-// orphansOf returns the orphans of leases that somebody could own, by name.
+// orphansOf returns, by lease, the orphans of leases with a working member.
 func orphansOf(s *Snapshot) map[string]Ranges {
 	orphans := make(map[string]Ranges)
 	for i := range s.Leases {
@@ -686,7 +683,7 @@ func orphansOf(s *Snapshot) map[string]Ranges {
 	return orphans
 }
 
-// listed lists what a sentence has room for.
+// listed returns the first 5 items, and the number of the others.
 func listed(items []string) string {
 	const most = 5
 	slices.Sort(items)

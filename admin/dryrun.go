@@ -21,12 +21,12 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A DryRun is what a change would have the clients do.
+// A DryRun is the effect that a change would have.
 type DryRun struct {
 	Moves       []Move   `json:"moves"`       // by lease, then first partition
-	Forgets     int      `json:"forgets"`     // of Drop: how many partitions the lease has
-	Leases      []string `json:"leases"`      // those looked at: that the change concerns, and that share a member with these, by name
-	Fingerprint string   `json:"fingerprint"` // of all that the plan depends on: see Change.IfUnchanged
+	Forgets     int      `json:"forgets"`     // of Drop: the number of partitions of the lease
+	Leases      []string `json:"leases"`      // the leases that the change concerns, and those that share a member with them, by name
+	Fingerprint string   `json:"fingerprint"` // of all inputs of the plan: see Change.IfUnchanged
 }
 
 // MoveKind is the way in which partitions move.
@@ -34,38 +34,38 @@ type MoveKind string
 
 // The kinds of moves.
 const (
-	Asked  MoveKind = "asked"     // their owner is asked for them, and hands them over when its work on them has ended
-	Kept   MoveKind = "kept"      // their owner was asked for them, and keeps them now
-	Expiry MoveKind = "at expiry" // their owner's session is revoked: others take over when it expires, within its TTL
+	Asked  MoveKind = "asked"     // the owner hands them over when its work on them has ended
+	Kept   MoveKind = "kept"      // the owner was asked to hand them over, and keeps them now
+	Expiry MoveKind = "at expiry" // the owner's session is revoked: others take over when it expires, within its TTL
 	AtOnce MoveKind = "at once"   // they have no live owner
 )
 
-// A Move is partitions of a lease that move in the same way.
+// A Move is a set of partitions of a lease that move in the same way.
 type Move struct {
 	Lease      string   `json:"lease"`
 	Partitions Ranges   `json:"partitions"`
-	From       string   `json:"from"` // the client that owns them, or was the last; empty: they never had an owner
-	To         string   `json:"to"`   // the client that shall own them; empty: nobody
+	From       string   `json:"from"` // the current or last owner; empty: they never had an owner
+	To         string   `json:"to"`   // the next owner; empty: no client
 	Kind       MoveKind `json:"kind"`
 }
 
-// ErrChanged is returned by Apply for a Change with IfUnchanged, where that is not any more what
-// DryRun told.
+// ErrChanged is returned by Apply for a Change with IfUnchanged if the state differs from the one
+// that DryRun read.
 var ErrChanged = errors.New("admin: the state has changed since the dry run")
 
 // errDryRun ends the transaction of a dry run.
 var errDryRun = errors.New("dry run")
 
-// DryRun tells what the clients would do at once if a change were applied now: it has them plan, by
-// their own function, what the tables would say. Handoffs that are under way already are not in it,
-// but moves are that would come without the change, as after a join a moment ago. Where the clients
-// have several leases, and not all the same ones, each plans those that it knows of: what is
-// balanced over all of them may then come in other steps.
+// DryRun returns what the clients would do next if a change were applied now. It runs the clients'
+// own planning function on the tables as they would be. The result leaves out handoffs in progress,
+// and includes moves that would happen without the change, for example after a recent join. If
+// clients have different sets of leases, each client plans the leases that it has, so balancing
+// over all leases may take other steps.
 //
-// Nothing is changed. The verb is carried out in a transaction that is rolled back, in one message
-// with it: so DryRun needs the rights of Apply, fails where Apply would, and has the leases locked
-// for as long as the server takes to read them: where that is longer than a quarter of the least
-// TTL, it is ErrRefused, as heartbeats wait for it. Reason may be empty.
+// DryRun changes no row: it executes the verb in a transaction and rolls it back in the same
+// message. So it needs the rights of Apply, and fails if Apply would fail. The leases are locked
+// while the server reads them, and heartbeats wait for that. If the read takes longer than 25 % of
+// the shortest TTL, DryRun returns ErrRefused. Reason may be empty.
 func (a *Admin) DryRun(ctx context.Context, c Change) (*DryRun, error) {
 	if c.IfUnchanged != "" {
 		return nil, refusef("admin: dry run of %s with fingerprint %q: DryRun returns one", c.Verb, c.IfUnchanged)
@@ -88,17 +88,17 @@ func (a *Admin) DryRun(ctx context.Context, c Change) (*DryRun, error) {
 	return p, nil
 }
 
-// stopped is how long the server waits for a program that stops in the middle of a change, as the
-// verbs have it too: heartbeats wait with it, and the least TTL is a second.
+// stopped is how long the server waits for a program that stops during a change. The SQL functions
+// of the verbs set the same limit. Heartbeats wait meanwhile, and the shortest TTL is 1 s.
 const stopped = 500 * time.Millisecond
 
-// bounded bounds the statement after it: heartbeats wait for what the verb has locked, so reading
-// it takes a quarter of the least TTL at most.
+// bounded limits the time of the next statement to 25 % of the shortest TTL, because heartbeats
+// wait for the rows that the verb has locked.
 const bounded = `SELECT pg_catalog.set_config('statement_timeout', (SELECT least(coalesce(min(extract(epoch FROM c.ttl)) * 250, 1500), %[2]d)::int::pg_catalog.text FROM %[1]s.clients AS c), true)`
 
-// try carries a change out. Without IfUnchanged it is rolled back; with one it is committed where
-// that is right. It returns what a plan would read after the change; of Drop before it, because
-// nothing is left after it.
+// try executes a change. Without IfUnchanged it rolls back; with a matching IfUnchanged it commits.
+// It returns the inputs of a plan after the change, and for Drop those before the change, because
+// the lease is gone after it.
 func (a *Admin) try(ctx context.Context, c Change) (read []store.LeasePlan, err error) {
 	verb, args, err := a.call(c)
 	if err != nil {
@@ -111,8 +111,8 @@ func (a *Admin) try(ctx context.Context, c Change) (read []store.LeasePlan, err 
 	committing := false
 	err = pgx.BeginTxFunc(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var batch pgx.Batch
-		// Nobody waits for long for a program that does not take what the server tells; nor, which the
-		// verb sees to, for one that is stopped before the end of the transaction.
+		// These bound how long clients wait for a program that does not read the answer. The verb sets
+		// the limit for a program that stops before the end of the transaction.
 		batch.Queue("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('statement_timeout', $1, true), "+
 			"pg_catalog.set_config('tcp_user_timeout', $2, true)", fmt.Sprint(answers.Milliseconds()), fmt.Sprint(stopped.Milliseconds()))
 		change := func() { batch.Queue(verb, args...) }
@@ -123,7 +123,7 @@ func (a *Admin) try(ctx context.Context, c Change) (read []store.LeasePlan, err 
 				return err
 			})
 		}
-		if c.Verb == Drop { // after it nothing can be read
+		if c.Verb == Drop { // afterwards the lease is gone
 			look()
 			change()
 		} else {
@@ -148,18 +148,18 @@ func (a *Admin) try(ctx context.Context, c Change) (read []store.LeasePlan, err 
 	case errors.Is(err, errDryRun):
 		return read, nil
 	case store.Code(err) == "57014" && ctx.Err() == nil:
-		return nil, refusef("admin: %s %q: %w\nheartbeats wait while the server reads what a plan depends on, so that may take a quarter of the least TTL; nothing was done: try again when the server has less to do, or do it without a dry run", c.Verb, c.Subject, err)
+		return nil, refusef("admin: %s %q: %w\nheartbeats wait while the server reads the inputs of a plan, so the read may take 25 %% of the shortest TTL; nothing was done: try again when the server is less busy, or without a dry run", c.Verb, c.Subject, err)
 	case errors.Is(err, ErrChanged):
 		return nil, fmt.Errorf(
-			"%w, or that was of another change: nothing was done\nRepeat the dry run; the overrides and the events tell what has happened", err,
+			"%w, or the fingerprint is of another change: nothing was done\nRepeat the dry run; the overrides and the events show what changed", err,
 		)
 	}
 	return nil, a.refusal(c, doubted(committing, err))
 }
 
-// fingerprint is the hash of the change and of all that a plan depends on that is made after it.
-// The leases' generations are not in it, but for Drop, where nobody is left to raise them: they
-// rise also when an owner is told of what it has been given.
+// fingerprint returns a hash of the change and of all inputs of the next plan. It leaves out the
+// generations of the leases, because they also rise when an owner learns of new partitions. For
+// Drop it includes them, because no member is left to raise them.
 func fingerprint(c Change, read []store.LeasePlan) string {
 	hash := sha256.New()
 	write := func(value any) {
@@ -172,10 +172,10 @@ func fingerprint(c Change, read []store.LeasePlan) string {
 		if c.Verb != Drop {
 			l.Generation = 0
 		}
-		// As JSON, what is told of each partition of 20 leases of 65,536 would take longer than the
-		// server waits: see stopped. No ID has a zero byte.
+		// Encoding the partitions of 20 leases of 65,536 as JSON would take longer than the server waits:
+		// see stopped. No ID has a zero byte.
 		write(len(l.Owners))
-		_ = binary.Write(hash, binary.BigEndian, slices.Concat(l.Owners, l.Targets)) // a hash takes all
+		_ = binary.Write(hash, binary.BigEndian, slices.Concat(l.Owners, l.Targets)) // a hash returns no error
 		_, _ = io.WriteString(hash, strings.Join(slices.Concat(l.OwnerIDs, l.PreferredIDs), "\x00"))
 		l.Owners, l.Targets, l.OwnerIDs, l.PreferredIDs = nil, nil, nil, nil
 		write(l)
@@ -185,7 +185,7 @@ func fingerprint(c Change, read []store.LeasePlan) string {
 
 var fingerprints = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
-// movings returns what a plan of what was read would move.
+// movings returns the moves of a plan with these inputs.
 func movings(read []store.LeasePlan) []Move {
 	all := []Move{}
 	leases := make(map[string]int, len(read))
@@ -224,7 +224,7 @@ func movings(read []store.LeasePlan) []Move {
 	return all
 }
 
-// memberOf returns the member that has a session; nil: none.
+// memberOf returns the member with a session, or nil.
 func memberOf(l store.LeasePlan, session int64) *store.Member {
 	for i := range l.Members {
 		if l.Members[i].Session == session {

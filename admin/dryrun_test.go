@@ -204,8 +204,8 @@ func TestAChangeIsRefusedIfTheStateHasChanged(t *testing.T) {
 	p := testkit.Must(operator.DryRun(ctx, drain))(t)
 	refused(p, admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"})
 	for want, c := range map[string]admin.Change{
-		`"abc" is none: give the one`: {Verb: admin.Drain, Subject: "x", Reason: "why", IfUnchanged: "abc"},
-		`client "none" is not known`:  {Verb: admin.Drain, Subject: "none", Reason: "why", IfUnchanged: p.Fingerprint},
+		`"abc" is invalid: give the one`: {Verb: admin.Drain, Subject: "x", Reason: "why", IfUnchanged: "abc"},
+		`client "none" is not known`:     {Verb: admin.Drain, Subject: "none", Reason: "why", IfUnchanged: p.Fingerprint},
 	} {
 		if err := operator.Apply(ctx, c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", c, err, want)
@@ -263,7 +263,8 @@ func TestADryRunTellsWhatIsKept(t *testing.T) {
 	}
 }
 
-// The server has the leases locked while it tells what it read, which is more than what lies between here and there.
+// The server has the leases locked while it tells what it read, which is more than what lies
+// between here and there.
 func TestDryRunOfStoppedProgramLocksNoLease(t *testing.T) {
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.FreshDatabase(t)))
@@ -326,7 +327,8 @@ func TestSlowCommitReturnsThatNothingChanged(t *testing.T) {
 	}
 }
 
-// Heartbeats wait for what a dry run has locked: so a server that takes long to read it is stopped well below the least TTL, and nothing is done.
+// Heartbeats wait for what a dry run has locked: so a server that takes long to read it is stopped
+// well below the least TTL, and nothing is done.
 func TestDryRunDelaysHeartbeatsByAQuarterTTLAtMost(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -345,7 +347,7 @@ func TestDryRunDelaysHeartbeatsByAQuarterTTLAtMost(t *testing.T) {
 		} else {
 			err = a.Apply(t.Context(), cordon)
 		}
-		if !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), "a quarter of the least TTL") {
+		if !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), "25 % of the shortest TTL") {
 			t.Errorf("with fingerprint %q: %v", fingerprint, err)
 		}
 	}

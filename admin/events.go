@@ -9,25 +9,25 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// An Event is what happened to members and partitions, and why.
+// An Event is a change of members or partitions, with its cause.
 type Event struct {
 	At         time.Time `json:"at"`
-	Lease      string    `json:"lease"`               // empty: it is about all leases
-	Cause      string    `json:"cause"`               // what happened, see docs/operations.md
-	Actor      string    `json:"actor,omitempty"`     // who asked for it; empty: nobody, the clients do it by themselves
-	Reason     string    `json:"reason,omitempty"`    // why, in the words of the actor
-	From       string    `json:"from"`                // the client that owned the partitions, left or was evicted; empty: none
-	To         string    `json:"to"`                  // the client that owns them from then on, or joined; empty: none
-	Partitions Ranges    `json:"partitions"`          // of which it tells
-	Generation int64     `json:"generation,omitzero"` // the lease's before it
-	ID         string    `json:"id"`                  // names it among those of one server
+	Lease      string    `json:"lease"`               // empty: all leases
+	Cause      string    `json:"cause"`               // the kind of event, see docs/operations.md
+	Actor      string    `json:"actor,omitempty"`     // the operator; empty: the clients did it themselves
+	Reason     string    `json:"reason,omitempty"`    // the actor's reason
+	From       string    `json:"from"`                // the client that owned the partitions, left or was evicted; empty: no client
+	To         string    `json:"to"`                  // the client that owns them from then on, or joined; empty: no client
+	Partitions Ranges    `json:"partitions"`          // the partitions that changed
+	Generation int64     `json:"generation,omitzero"` // of the lease, before the event
+	ID         string    `json:"id"`                  // unique on one server
 }
 
-// eventPage is how many events are read at once.
+// eventPage is the maximum number of events that one call reads.
 const eventPage = 1000
 
-// Events returns the last events of a lease, the oldest of them first; at most that many, 1 to
-// 1000. An empty name: of all leases.
+// Events returns the latest events of a lease, or of all leases if its name is empty: at most most
+// of them, 1 to 1000. The oldest is first.
 func (a *Admin) Events(ctx context.Context, lease string, most int) (events []Event, err error) {
 	if most < 1 || most > eventPage {
 		return nil, fmt.Errorf("admin: %d events is out of range: 1 to %d", most, eventPage)

@@ -20,7 +20,8 @@ func wide(leases, partitions int) []store.LeasePlan {
 	return read
 }
 
-// A fingerprint is another one where anything is that a plan depends on, and the same where only the generation is.
+// A fingerprint is another one where anything is that a plan depends on, and the same where only
+// the generation is.
 func TestAFingerprintIsOfAllThatAPlanReads(t *testing.T) {
 	t.Parallel()
 	drain, seen := Change{Verb: Drain, Subject: "one"}, make(map[string]string)

@@ -11,7 +11,7 @@ import (
 	enginesql "github.com/pgleases/pgleases/sql"
 )
 
-// A Purpose is what a role is for.
+// A Purpose is the use of a role, which decides its rights.
 type Purpose string
 
 // The purposes of roles.
@@ -21,16 +21,17 @@ const (
 	ForReader      Purpose = "reader"      // reads everything
 	ForOperator    Purpose = "operator"    // reads everything, and calls the verbs on clients and leases, and new_server_generation
 
-	ForSchedules         Purpose = "schedules"          // runs clients, and runs and manages schedules, whose tables exist already
-	ForScheduleOperators Purpose = "schedule-operators" // reads everything, and changes schedules and jobs with schedule.Manage, whose tables exist already
+	ForSchedules         Purpose = "schedules"          // runs clients, and runs and manages schedules; their tables must exist
+	ForScheduleOperators Purpose = "schedule-operators" // reads everything, and changes schedules and jobs with schedule.Manage; their tables must exist
 )
 
-// Purposes are all of them.
+// Purposes lists all purposes.
 var Purposes = []Purpose{ForApplication, ForGuard, ForReader, ForOperator, ForSchedules, ForScheduleOperators}
 
 // Grants returns the GRANT statements that a role needs for a purpose if another role owns the
-// tables of the schema: the files in sql/grants and schedule/sql/grants, with these names. The
-// owner runs them, again after each migration. It fails for an invalid name and an unknown purpose.
+// tables of the schema. They are the files in sql/grants and schedule/sql/grants, with these names.
+// The owner runs them, again after each migration. Grants returns an error for an invalid name or
+// an unknown purpose.
 func Grants(role, schema string, purpose Purpose) (string, error) {
 	if err := checkSchema(schema); err != nil {
 		return "", err
@@ -56,11 +57,11 @@ func Grants(role, schema string, purpose Purpose) (string, error) {
 		"pgleases_app", quoted, "pgleases_reader", quoted, "pgleases_operator", quoted).Replace(text), nil
 }
 
-// grants returns a file of grants, from its first statement on.
+// grants returns the statements of a file of grants.
 func grants(files fs.ReadFileFS, name Purpose) string {
 	text, err := files.ReadFile("grants/" + string(name) + ".sql")
 	if err != nil {
-		panic(err) // a build that cannot work
+		panic(err) // the file is embedded
 	}
 	_, statements, _ := strings.Cut(string(text), "\nGRANT")
 	return "GRANT" + statements

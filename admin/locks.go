@@ -11,33 +11,34 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// Lock is a named lock that somebody holds or awaits.
+// Lock is a named lock that clients hold or await.
 type Lock struct {
 	Name    string   `json:"name"`
-	Shared  bool     `json:"shared"`  // its holders share it
-	Holders []Holder `json:"holders"` // in the order in which they got it; none: it is on its way to the first that waits
-	Waiting int      `json:"waiting"` // how many wait
+	Shared  bool     `json:"shared"`  // held in shared mode
+	Holders []Holder `json:"holders"` // in the order in which they acquired it; empty: it is about to go to the first client that waits
+	Waiting int      `json:"waiting"` // number of clients that wait
 }
 
 // Holder is a client that holds a lock.
 type Holder struct {
-	Client       string        `json:"client"` // its ID; empty: it was taken out, and a guarded transaction under the lock is open
+	Client       string        `json:"client"` // its ID; empty: its session was evicted, and a transaction that the lock guards is open
 	Host         string        `json:"host"`
 	PID          int           `json:"pid"`
-	Token        int64         `json:"token,string"` // fencing token, a text in JSON, as it has up to 63 bits
+	Token        int64         `json:"token,string"` // fencing token; a string in JSON, because it has up to 63 bits
 	Since        time.Time     `json:"since"`        // by the database's clock
 	HeartbeatAge time.Duration `json:"heartbeat_age_ns"`
-	TimeLeft     time.Duration `json:"time_left_ns"` // until it may be taken out, if it falls silent; negative: it may be already
+	TimeLeft     time.Duration `json:"time_left_ns"` // until its session may be evicted without another heartbeat; negative: it may be evicted now
 }
 
-// lockPage is how many locks are read at once.
+// lockPage is the number of locks that one query reads.
 const lockPage = 1000
 
-// Locks returns the named locks whose names begin with prefix, by name, byte by byte; an empty
-// prefix: all. It reads some at a time, so they are not of one moment. An error ends it.
+// Locks returns the named locks whose names begin with prefix, in byte order of their names. An
+// empty prefix selects all locks. It reads them in pages, so they are not of one snapshot. An error
+// ends the sequence.
 //
-// Nothing here takes a lock from a client that lives: its work would go on, beside that of the next
-// one. End its process.
+// This package cannot release a lock of a live client: the work of that client would continue
+// beside the work of the next holder. End the client's process instead.
 func (a *Admin) Locks(ctx context.Context, prefix string) iter.Seq2[Lock, error] {
 	return func(yield func(Lock, error) bool) {
 		for after := ""; ; {

@@ -17,37 +17,36 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A Verb is what an operator may want. docs/operations.md tells what each does.
+// A Verb is a kind of change by an operator. docs/operations.md explains each.
 type Verb string
 
 // The verbs. Undrain, Uncordon, Resume, Unfreeze and Unpin take an override back.
 const (
-	Drain    Verb = "drain" // a client shall own nothing
+	Drain    Verb = "drain" // the client owns no partitions
 	Undrain  Verb = "undrain"
-	Cordon   Verb = "cordon" // a client gets nothing new
+	Cordon   Verb = "cordon" // the client gets no new partitions
 	Uncordon Verb = "uncordon"
-	Pause    Verb = "pause" // nobody shall own a lease
+	Pause    Verb = "pause" // the partitions of the lease have no owner
 	Resume   Verb = "resume"
-	Freeze   Verb = "freeze" // only what is orphaned moves
+	Freeze   Verb = "freeze" // only partitions without a live owner move
 	Unfreeze Verb = "unfreeze"
-	Pin      Verb = "pin" // a partition shall be with a client
+	Pin      Verb = "pin" // the client owns the partition
 	Unpin    Verb = "unpin"
-	Evict    Verb = "evict" // a client's sessions are revoked
-	Drop     Verb = "drop"  // a lease on which nobody works is forgotten
+	Evict    Verb = "evict" // revokes the sessions of a client
+	Drop     Verb = "drop"  // deletes a lease without members
 )
 
 var overrides, takenBack = []Verb{Drain, Cordon, Pause, Freeze, Pin}, []Verb{Undrain, Uncordon, Resume, Unfreeze, Unpin}
 
-// ErrLast is returned by Apply for a Drain, without Force, of the last client that works on a
-// lease: its partitions would have no owner.
+// ErrLast is returned by Apply for a Drain without Force of the last client that works on a lease,
+// because the partitions of the lease would have no owner.
 var ErrLast = errors.New("admin: it is the last that works on a lease")
 
-// ErrRefused is what errors of DryRun and Apply are, too, where the change is none, or the database
-// refuses it as things are, and errors of lists of schedules and jobs where what is asked for is
-// none: the text says what would be right. Nothing was done.
+// ErrRefused matches errors of DryRun and Apply if the change is invalid, or the database refuses
+// it in its present state. The text of the error names the remedy. The change was not made.
 var ErrRefused = errors.New("admin: refused")
 
-// A refused error is ErrRefused, too.
+// A refused error matches ErrRefused.
 type refused struct{ error }
 
 func (r refused) Unwrap() error        { return r.error }
@@ -55,45 +54,45 @@ func (r refused) Is(target error) bool { return target == ErrRefused }
 
 func refusef(format string, args ...any) error { return refused{fmt.Errorf(format, args...)} }
 
-// ErrUnknown is returned by Apply where the database did not answer any more: it has made the
-// change, or has not. The overrides and the events tell.
+// ErrUnknown is returned by Apply if the connection failed after the change was sent, so the change
+// may or may not have been made. The overrides and the events show which.
 var ErrUnknown = errors.New("admin: it is not known whether that was done")
 
-// A Change is what an operator wants of a client, or of a lease.
+// A Change is an operator's change to a client or to a lease.
 type Change struct {
 	Verb      Verb   `json:"verb"`
 	Subject   string `json:"subject"`   // the client's ID; of Pause, Resume, Freeze, Unfreeze, Pin, Unpin and Drop the lease's name
-	Partition int    `json:"partition"` // of Pin and Unpin: which of the lease
-	Client    string `json:"client"`    // of Pin: the ID of the client with which it shall be; a pin to another is replaced
-	Reason    string `json:"reason"`    // why: written beside the event; 1 to 4,000 bytes
-	// who wants it, besides the role that connects, which is written in any case; up to 255 bytes,
-	// empty: that role alone
+	Partition int    `json:"partition"` // of Pin and Unpin: the number of the partition
+	Client    string `json:"client"`    // of Pin: the ID of the client that will own it; a pin to another client is replaced
+	Reason    string `json:"reason"`    // recorded with the event; 1 to 4,000 bytes
+	// the person who makes the change, up to 255 bytes. It is recorded beside the role that connects;
+	// empty: only that role is recorded
 	Actor string        `json:"-"`
-	Lasts time.Duration `json:"-"`     // of Drain, Cordon, Pause, Freeze and Pin: for how long it stands; 0: until it is taken back
-	Next  int           `json:"-"`     // of Drop: with how many partitions the lease may be made again in the next 24 h; 0: with as many as it has
-	Force bool          `json:"force"` // of Drain: also where the client is the last that works on a lease
+	Lasts time.Duration `json:"-"`     // of Drain, Cordon, Pause, Freeze and Pin: the duration of the override; 0: until it is taken back
+	Next  int           `json:"-"`     // of Drop: the number of partitions with which the lease may be created again in the next 24 h; 0: the same number
+	Force bool          `json:"force"` // of Drain: even if the client is the last that works on a lease
 
-	// IfUnchanged is what a DryRun of this change told: Apply then does what the dry run showed, or
-	// fails with ErrChanged. Empty: it does it in any case.
+	// IfUnchanged is the fingerprint of a DryRun of this change. With it, Apply does what the dry run
+	// showed, or returns ErrChanged. If it is empty, Apply makes the change in any state.
 	IfUnchanged string `json:"if_unchanged"`
 }
 
-// Apply has a change made. It writes an override, or takes it back; the clients do the rest, by a
-// plan within a heartbeat, and partitions move as they always do: the work on them ends first.
-// Evict revokes the client's sessions. Drop forgets the lease. It needs the rights that Grants
-// gives for operating. The errors: ErrRefused for a change that is none, or that cannot be, as
-// where the name is not known; ErrUnknown where the database does not answer.
+// Apply makes a change. It writes an override, or takes it back. The clients then re-plan within
+// one heartbeat, and partitions move as always: the work on them ends first. Evict revokes the
+// client's sessions. Drop deletes the lease. Apply needs the rights that Grants returns for
+// ForOperator. It returns ErrRefused for a change that is invalid or impossible, for example of an
+// unknown name, and ErrUnknown if the connection fails after the change was sent.
 //
-// With IfUnchanged it calls the verb in a transaction, and reads then what a plan will read. The
-// leases that the change concerns are locked from there on. Where all that the plan depends on is
-// as DryRun read it, it commits; else it rolls back, and returns ErrChanged. So the next plan is
-// the one that the dry run showed, unless something comes between that transaction and the plan, as
-// a member that joins then, or between what it read and its commit, of a lease that it does not
-// concern but that shares a member with one.
+// With IfUnchanged, Apply calls the verb in a transaction, and then reads the inputs of a plan. The
+// leases that the change concerns are locked from then on. If the inputs are the same as for
+// DryRun, Apply commits; otherwise it rolls back and returns ErrChanged. So the next plan is the
+// one that the dry run showed, with two exceptions: a change between that transaction and the plan,
+// for example a member that joins; and a change between the read and the commit to another lease
+// that shares a member with a lease of the change.
 func (a *Admin) Apply(ctx context.Context, c Change) error {
 	if c.IfUnchanged != "" {
 		if !fingerprints.MatchString(c.IfUnchanged) {
-			return refusef("admin: %s of %q: fingerprint %q is none: give the one that DryRun returns, as 0123456789abcdef", c.Verb, c.Subject, c.IfUnchanged)
+			return refusef("admin: %s of %q: fingerprint %q is invalid: give the one that DryRun returns, such as 0123456789abcdef", c.Verb, c.Subject, c.IfUnchanged)
 		}
 		_, err := a.try(ctx, c)
 		return err
@@ -111,21 +110,21 @@ func (a *Admin) Apply(ctx context.Context, c Change) error {
 	return a.refusal(c, doubted(sent, err))
 }
 
-// doubted is err, which is ErrUnknown too where the commit was sent, and no answer says that it has
-// failed.
+// doubted returns err. It adds ErrUnknown if the commit was sent, and the server did not report
+// that the commit failed.
 func doubted(sent bool, err error) error {
 	var told *pgconn.PgError
 	switch {
 	case !sent, err == nil, errors.Is(err, pgx.ErrTxCommitRollback):
 		return err
-	// and not a connection that ends otherwise, as that of a pooler
+	// A connection that ends with another error, for example a pooler's, leaves it unknown.
 	case errors.As(err, &told) && (told.SeverityUnlocalized == "ERROR" || told.Code == "25P03"):
 		return err
 	}
 	return fmt.Errorf("%w: %w", ErrUnknown, err)
 }
 
-// functions are the SQL functions of the verbs that have another name.
+// functions are the SQL functions of the verbs whose function has another name.
 var functions = map[Verb]string{Evict: "evict_client", Drop: "drop_lease"}
 
 func (c *Change) overrides() bool   { return slices.Contains(overrides, c.Verb) }
@@ -134,7 +133,7 @@ func (c *Change) ofClient() bool {
 	return slices.Contains([]Verb{Drain, Undrain, Cordon, Uncordon, Evict}, c.Verb)
 }
 
-// check returns why a change is none.
+// check returns an error if a change is invalid.
 func (c *Change) check() error {
 	switch {
 	case !c.overrides() && !slices.Contains(takenBack, c.Verb) && functions[c.Verb] == "":
@@ -144,10 +143,10 @@ func (c *Change) check() error {
 	case (c.Verb == Pin) != (c.Client != ""):
 		return refusef("admin: %s of %q with client %q: Pin takes a client, and no other verb does", c.Verb, c.Subject, c.Client)
 	case c.misplaced():
-		return refusef("admin: %s takes no such option: Lasts is of %v, Force of %v, Partition of %v and %v, Next of %v",
+		return refusef("admin: %s has an option of another verb: Lasts is for %v, Force for %v, Partition for %v and %v, Next for %v",
 			c.Verb, overrides, Drain, Pin, Unpin, Drop)
 	case c.Lasts < 0:
-		return refusef("admin: %s for %v: give a time above 0, or 0 for one that stands until it is taken back", c.Verb, c.Lasts)
+		return refusef("admin: %s for %v: give a time above 0, or 0 for an override until it is taken back", c.Verb, c.Lasts)
 	case c.Partition < 0 || c.Partition > math.MaxInt32:
 		return refusef("admin: %s of partition %d: partitions are numbered from 0", c.Verb, c.Partition)
 	}
@@ -159,13 +158,13 @@ func (c *Change) misplaced() bool {
 	return c.Force && c.Verb != Drain || c.Lasts != 0 && !c.overrides() || c.Partition != 0 && !c.ofPartition() || c.Next != 0 && c.Verb != Drop
 }
 
-// call returns the call of the verb's SQL function, whose parameters all have the type of
-// their value. The error: a change that is none.
+// call returns the call of the verb's SQL function, with a cast of each parameter to its type. It
+// returns an error if the change is invalid.
 func (a *Admin) call(c Change) (call string, args []any, err error) {
 	if err := c.check(); err != nil {
 		return "", nil, err
 	}
-	var lasts any // null: for ever
+	var lasts any // null: no end
 	if c.Lasts > 0 {
 		lasts = c.Lasts.Seconds()
 	}
@@ -194,12 +193,11 @@ func (a *Admin) call(c Change) (call string, args []any, err error) {
 	return fmt.Sprintf("SELECT %s.%s(%s)", pgx.Identifier{a.schema}.Sanitize(), cmp.Or(functions[c.Verb], string(c.Verb)), strings.Join(words, ", ")), args, nil
 }
 
-// refusals are the codes by which the SQL functions of the verbs say that they do nothing: bad
-// input, something else comes first, a lease with members, an unknown name; and of a program that
-// was too slow to commit.
+// refusals are the codes of errors after which nothing was done: invalid input, another change must
+// come first, a lease with members, an unknown name, and a program that was too slow to commit.
 var refusals = []string{"22023", "55000", "55006", "42704", "25P03"}
 
-// refusal says what to do about an error of a verb.
+// refusal adds a remedy to an error of a verb.
 func (a *Admin) refusal(c Change, err error) error {
 	doing := fmt.Sprintf("%s %q", c.Verb, c.Subject)
 	if c.ofPartition() {

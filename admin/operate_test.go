@@ -53,7 +53,7 @@ func TestOverridesAreObeyedShownAndTakenBack(t *testing.T) {
 		t.Errorf("overrides %+v", s.Overrides)
 	}
 	e, err := a.Explain(t.Context(), "orders", 0)
-	if text := strings.Join(e.Reasons, " "); err != nil || !strings.Contains(text, `An operator wants a pause of "orders"`) || !strings.Contains(text, "No member may own it") {
+	if text := strings.Join(e.Reasons, " "); err != nil || !strings.Contains(text, `An operator set a pause of "orders"`) || !strings.Contains(text, "No member may own it") {
 		t.Errorf("%v, %v", e, err)
 	}
 	for _, f := range a.Doctor(t.Context(), admin.DoctorOptions{}) {
@@ -78,7 +78,7 @@ func TestOverridesAreObeyedShownAndTakenBack(t *testing.T) {
 	if len(s.Overrides) != 1 || s.Overrides[0].Of() != "orders/2" || s.Overrides[0].Client != "y" || len(s.OverridesOf("orders", "y")) != 0 {
 		t.Errorf("overrides %+v", s.Overrides)
 	}
-	for partition, want := range []string{"", "", `An operator has pinned it to "y"`, ""} {
+	for partition, want := range []string{"", "", `An operator pinned it to "y"`, ""} {
 		e, err := a.Explain(ctx, "orders", partition)
 		if text := strings.Join(e.Reasons, " "); err != nil || strings.Contains(text, "pinned") != (want != "") || !strings.Contains(text, want) {
 			t.Errorf("partition %d: %v, %v", partition, e, err)
@@ -91,24 +91,24 @@ func TestOverridesAreObeyedShownAndTakenBack(t *testing.T) {
 		t.Errorf("the last event of orders: %+v, %v", last, err)
 	}
 	for name, c := range map[string]admin.Change{
-		`client "none" is not known`: {Verb: admin.Drain, Subject: "none", Reason: "why"},
-		`"none" does not exist`:      {Verb: admin.Freeze, Subject: "none", Reason: "why"},
-		"give a name and a reason":   {Verb: admin.Cordon, Subject: "x"},
-		`verb "lose" is none of`:     {Verb: "lose", Subject: "x", Reason: "why"},
-		"no freeze of":               {Verb: admin.Unfreeze, Subject: "orders", Reason: "why"},
-		"Force of drain":             {Verb: admin.Cordon, Subject: "x", Reason: "why", Force: true},
-		"has no partition 4":         {Verb: admin.Pin, Subject: "orders", Partition: 4, Client: "x", Reason: "why"},
-		"It has those from 0 to 3":   {Verb: admin.Pin, Subject: "orders", Partition: 4, Client: "x", Reason: "why"},
-		"numbered from 0":            {Verb: admin.Pin, Subject: "orders", Partition: -1, Client: "x", Reason: "why"},
-		"Pin takes a client":         {Verb: admin.Pin, Subject: "orders", Reason: "why"},
-		"no other verb does":         {Verb: admin.Unpin, Subject: "orders", Client: "x", Reason: "why"},
-		"Partition of pin and unpin": {Verb: admin.Freeze, Subject: "orders", Partition: 1, Reason: "why"},
-		`no pin of "orders/3"`:       {Verb: admin.Unpin, Subject: "orders", Partition: 3, Reason: "why"},
-		"for -2h0m0s: give a time":   {Verb: admin.Drain, Subject: "x", Reason: "why", Lasts: -2 * time.Hour},
-		"Lasts is of":                {Verb: admin.Undrain, Subject: "x", Reason: "why", Lasts: time.Hour},
-		"Next of drop":               {Verb: admin.Freeze, Subject: "orders", Reason: "why", Next: 3},
-		"drop_lease with 70000":      {Verb: admin.Drop, Subject: "orders", Reason: "why", Next: 70_000},
-		"takes no such option":       {Verb: admin.Unpin, Subject: "orders", Reason: "why", Lasts: time.Hour},
+		`client "none" is not known`:  {Verb: admin.Drain, Subject: "none", Reason: "why"},
+		`"none" does not exist`:       {Verb: admin.Freeze, Subject: "none", Reason: "why"},
+		"give a name and a reason":    {Verb: admin.Cordon, Subject: "x"},
+		`verb "lose" is none of`:      {Verb: "lose", Subject: "x", Reason: "why"},
+		"no freeze of":                {Verb: admin.Unfreeze, Subject: "orders", Reason: "why"},
+		"Force for drain":             {Verb: admin.Cordon, Subject: "x", Reason: "why", Force: true},
+		"has no partition 4":          {Verb: admin.Pin, Subject: "orders", Partition: 4, Client: "x", Reason: "why"},
+		"It has those from 0 to 3":    {Verb: admin.Pin, Subject: "orders", Partition: 4, Client: "x", Reason: "why"},
+		"numbered from 0":             {Verb: admin.Pin, Subject: "orders", Partition: -1, Client: "x", Reason: "why"},
+		"Pin takes a client":          {Verb: admin.Pin, Subject: "orders", Reason: "why"},
+		"no other verb does":          {Verb: admin.Unpin, Subject: "orders", Client: "x", Reason: "why"},
+		"Partition for pin and unpin": {Verb: admin.Freeze, Subject: "orders", Partition: 1, Reason: "why"},
+		`no pin of "orders/3"`:        {Verb: admin.Unpin, Subject: "orders", Partition: 3, Reason: "why"},
+		"for -2h0m0s: give a time":    {Verb: admin.Drain, Subject: "x", Reason: "why", Lasts: -2 * time.Hour},
+		"Lasts is for":                {Verb: admin.Undrain, Subject: "x", Reason: "why", Lasts: time.Hour},
+		"Next for drop":               {Verb: admin.Freeze, Subject: "orders", Reason: "why", Next: 3},
+		"drop_lease with 70000":       {Verb: admin.Drop, Subject: "orders", Reason: "why", Next: 70_000},
+		"has an option of another":    {Verb: admin.Unpin, Subject: "orders", Reason: "why", Lasts: time.Hour},
 	} {
 		if err := operator.Apply(t.Context(), c); !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%+v: %v, want a refusal with %q", c, err, name)

@@ -8,14 +8,14 @@ import (
 	"github.com/pgleases/pgleases/internal/ranges"
 )
 
-// A Range is the first and the last of partitions between which none is missing.
+// A Range is the first and the last of consecutive partitions.
 type Range [2]int
 
-// Ranges are partitions: ranges in order, none of which meets the next. In JSON they are pairs,
-// [[0,4],[7,7]].
+// Ranges is a set of partitions: ranges in ascending order with gaps between them. In JSON they are
+// pairs, [[0,4],[7,7]].
 type Ranges []Range
 
-// Count is how many partitions they are.
+// Count returns the number of partitions.
 func (rs Ranges) Count() (n int) {
 	for _, r := range rs {
 		n += r[1] - r[0] + 1
@@ -23,12 +23,12 @@ func (rs Ranges) Count() (n int) {
 	return n
 }
 
-// Contains reports whether a partition is one of them.
+// Contains reports whether a partition is in the ranges.
 func (rs Ranges) Contains(partition int) bool {
 	return slices.ContainsFunc(rs, func(r Range) bool { return r[0] <= partition && partition <= r[1] })
 }
 
-// String writes them as people read them, "0-4,7"; none as "-".
+// String returns the ranges as text: "0-4,7", or "-" if there is no partition.
 func (rs Ranges) String() string {
 	var b strings.Builder
 	for _, r := range rs {
@@ -37,7 +37,7 @@ func (rs Ranges) String() string {
 	return cmp.Or(b.String(), "-")
 }
 
-// merged returns ranges of any order as Ranges are to be.
+// merged returns ranges of any order in ascending order, with gaps between them.
 func (rs Ranges) merged() (all Ranges) {
 	slices.SortFunc(rs, func(a, b Range) int { return a[0] - b[0] })
 	for _, r := range rs {

@@ -11,21 +11,21 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A ScheduleGroup is a group of schedules and jobs. Counts go to 1,001, which means more than
-// 1,000.
+// A ScheduleGroup is a group of schedules and jobs. The counts are at most 1,001, which means more
+// than 1,000.
 type ScheduleGroup struct {
 	Name      string         `json:"name"`
 	Schedules int            `json:"schedules"`
 	Paused    int            `json:"paused"`
 	Blocked   int            `json:"blocked"`  // their owners cannot run them
 	Failing   int            `json:"failing"`  // their last ticks failed
-	Late      int            `json:"late"`     // by more than 10 s
+	Late      int            `json:"late"`     // due more than 10 s ago
 	Jobs      int            `json:"jobs"`     // that have not ended
 	Stuck     int            `json:"stuck"`    // jobs whose owners cannot run them
-	Outcomes  []OutcomeCount `json:"outcomes"` // of the last 6 hours, by the latest 10,000 entries of all groups
+	Outcomes  []OutcomeCount `json:"outcomes"` // of the last 6 hours, among the latest 10,000 entries of all groups
 }
 
-// An OutcomeCount is how many ticks and jobs had an outcome.
+// An OutcomeCount is the number of ticks and jobs with an outcome.
 type OutcomeCount struct {
 	Outcome string    `json:"outcome"`
 	Count   int64     `json:"count"`
@@ -38,11 +38,11 @@ const (
 	hoursOfOutcomes = 6
 )
 
-// ErrNoSchedules is returned where the database has no tables of package schedule, or too old ones.
+// ErrNoSchedules is returned if the database has no tables of package schedule, or too old ones.
 var ErrNoSchedules = errors.New("admin: there are no schedules here")
 
-// ScheduleGroups returns the groups of schedules, at most 100, by name. The errors: ErrNoSchedules,
-// and the database's.
+// ScheduleGroups returns the groups of schedules, at most 100, by name. It returns ErrNoSchedules,
+// or an error of the database.
 func (a *Admin) ScheduleGroups(ctx context.Context) ([]ScheduleGroup, error) {
 	groups, err := collect(ctx, a, a.pool, "groups", pgx.RowTo[ScheduleGroup], mostGroups, latestOutcomes, hoursOfOutcomes)
 	if store.Undefined(err) {

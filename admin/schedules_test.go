@@ -13,7 +13,8 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// However many there are, few are counted; also what is late in 65,536 partitions, and not by a look at each.
+// However many there are, few are counted; also what is late in 65,536 partitions, and not by a
+// look at each.
 func TestManySchedulesAreCounted(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)

@@ -14,31 +14,30 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// A Snapshot is what the tables say at one moment. It may be shared with others who watch: do not
-// change it.
+// A Snapshot is the content of the tables at one time.
 type Snapshot struct {
 	At        time.Time  `json:"at"`             // by the database's clock
 	Version   int        `json:"schema_version"` // of the schema
 	MinCode   int        `json:"min_code"`       // the version of the oldest code that can run on it
 	Server    Server     `json:"server"`
 	Clients   []Client   `json:"clients"`   // by ID, then incarnation
-	Leases    []Lease    `json:"leases"`    // by name, byte by byte; without those that were dropped
+	Leases    []Lease    `json:"leases"`    // in byte order of their names; without dropped ones
 	Overrides []Override `json:"overrides"` // the oldest first
 }
 
-// Override is what an operator wants, until it is taken back.
+// Override is a change by an operator that holds until it ends or is taken back.
 type Override struct {
 	Verb      Verb      `json:"verb"`                // Drain, Cordon, Pause, Freeze or Pin
-	Lease     string    `json:"lease"`               // the lease that it is about; empty: all
-	Partition *int      `json:"partition,omitempty"` // of Pin: the partition that it is about; nil: all
-	Client    string    `json:"client"`              // the client that it is about, of Pin with which the partition shall be; empty: all
-	Actor     string    `json:"actor"`               // who wants it
-	Reason    string    `json:"reason"`              // why
-	Since     time.Time `json:"since"`               // when it was last written
-	Until     time.Time `json:"until,omitzero"`      // when it ends by itself; zero: never
+	Lease     string    `json:"lease"`               // the lease that it concerns; empty: all
+	Partition *int      `json:"partition,omitempty"` // of Pin: the partition that it concerns; nil: all
+	Client    string    `json:"client"`              // the client that it concerns, and of Pin the owner of the partition; empty: all
+	Actor     string    `json:"actor"`               // the operator
+	Reason    string    `json:"reason"`
+	Since     time.Time `json:"since"`          // when it was last written
+	Until     time.Time `json:"until,omitzero"` // when it ends; zero: it has no end
 }
 
-// Of is what an override is about: a client, a lease, or a partition of one, as LEASE/PARTITION.
+// Of returns the object of an override: a client, a lease, or a partition as LEASE/PARTITION.
 func (w Override) Of() string {
 	if w.Partition != nil {
 		return fmt.Sprintf("%s/%d", w.Lease, *w.Partition)
@@ -46,24 +45,24 @@ func (w Override) Of() string {
 	return cmp.Or(w.Lease, w.Client)
 }
 
-// Server is which server it is. In JSON its numbers are texts, as they have up to 63 bits.
+// Server identifies the server. In JSON its numbers are strings, because they have up to 63 bits.
 type Server struct {
-	Timeline         int64 `json:"timeline,string"`          // as the SQL function timeline names the server and its timeline; 0: it does not tell
-	AcceptedTimeline int64 `json:"accepted_timeline,string"` // while it is another, nothing moves
+	Timeline         int64 `json:"timeline,string"`          // the result of the SQL function timeline, for the server and its timeline; 0: unknown
+	AcceptedTimeline int64 `json:"accepted_timeline,string"` // if it differs from Timeline, no partition moves
 	Generation       int64 `json:"generation"`               // the high part of new epochs
-	Marked           bool  `json:"marked"`                   // false: it has crashed or was promoted, and no client has come since
+	Marked           bool  `json:"marked"`                   // false: it crashed or was promoted, and no client has connected since
 }
 
-// Client is a session that has not been taken out.
+// Client is a session that has neither left nor been removed after its expiry.
 type Client struct {
 	Session      int64         `json:"session,string"`
 	ID           string        `json:"id"`
 	Incarnation  int64         `json:"incarnation"`
-	Superseded   bool          `json:"superseded"` // a newer process has its ID: it ends
-	Evicted      bool          `json:"evicted"`    // an operator has revoked it: it ends, and is taken out when its TTL is over
+	Superseded   bool          `json:"superseded"` // a newer process has its ID, so it ends
+	Evicted      bool          `json:"evicted"`    // an operator revoked it, so it ends; it stays here until its TTL is over
 	HeartbeatAge time.Duration `json:"heartbeat_age_ns"`
 	TTL          time.Duration `json:"ttl_ns"`
-	Expired      bool          `json:"expired"`       // silent for longer than its TTL: another may take it out
+	Expired      bool          `json:"expired"`       // no heartbeat for longer than its TTL: another client may evict it
 	FastFailover bool          `json:"fast_failover"` // it has WithFastFailover
 	Host         string        `json:"host"`
 	PID          int           `json:"pid"`
@@ -75,47 +74,47 @@ type Lease struct {
 	Name       string    `json:"name"`
 	Partitions int       `json:"partitions"`
 	Generation int64     `json:"generation"`   // rises with every change of its members, owners or targets
-	Planned    time.Time `json:"planned"`      // when a plan was last claimed or made
-	Due        time.Time `json:"due,omitzero"` // when the next plan is due; zero: none is
+	Planned    time.Time `json:"planned"`      // when a plan was last claimed or written
+	Due        time.Time `json:"due,omitzero"` // when the next plan is due; zero: no plan is due
 	Members    []Member  `json:"members"`      // by client ID
 	Holdings   []Holding `json:"holdings"`     // by their first partition
 }
 
-// Member is a client's part in a lease.
+// Member is a client's membership of a lease.
 type Member struct {
 	Session int64  `json:"session,string"`
 	Client  string `json:"client"`
 	Weight  int    `json:"weight"`
-	// what it is due, in partitions: by weight, among those that are neither superseded, evicted nor
-	// drained; 0 while the lease is paused. Cordons, freezes and pins keep it from that
+	// number of partitions that it is due, by weight, among the members that are not superseded,
+	// evicted or drained; 0 while the lease is paused. Cordons, freezes and pins can keep it from its
+	// share
 	Share    float64   `json:"share"`
 	Owned    int       `json:"owned"`
-	Incoming int       `json:"incoming"` // on their way to it
-	Outgoing int       `json:"outgoing"` // that it owns, and was asked to hand over
+	Incoming int       `json:"incoming"` // moving to it
+	Outgoing int       `json:"outgoing"` // owned, and asked to hand over
 	Joined   time.Time `json:"joined"`
 }
 
-// Holding is the partitions of a lease that have the same owner and the same target.
+// Holding is a set of partitions of a lease with the same owner and the same target.
 type Holding struct {
-	OwnerSession   int64     `json:"owner_session,string"`  // 0: none
-	TargetSession  int64     `json:"target_session,string"` // 0: none
-	Owner          string    `json:"owner"`                 // its client ID; empty: it has none, or one that was taken out
-	Target         string    `json:"target"`                // the client that shall own them; empty: none
-	LastOwner      string    `json:"last_owner"`            // the ID of the owner, or of the last one; empty: they never had one
-	PreferredOwner string    `json:"preferred_owner"`       // the ID of the client to which they return; empty: none
-	Since          time.Time `json:"since,omitzero"`        // the oldest of these ownerships; zero: there is none
-	Asked          time.Time `json:"asked,omitzero"`        // when the owner was first asked to hand over one of them; zero: it is not
+	OwnerSession   int64     `json:"owner_session,string"`  // 0: no client
+	TargetSession  int64     `json:"target_session,string"` // 0: no client
+	Owner          string    `json:"owner"`                 // its client ID; empty: no owner, or an evicted session
+	Target         string    `json:"target"`                // the next owner; empty: no client
+	LastOwner      string    `json:"last_owner"`            // the ID of the current or last owner; empty: they never had an owner
+	PreferredOwner string    `json:"preferred_owner"`       // the ID of the client to which they return; empty: no client
+	Since          time.Time `json:"since,omitzero"`        // start of the oldest of these ownerships; zero: no owner
+	Asked          time.Time `json:"asked,omitzero"`        // when the owner was first asked to hand over one of them; zero: not asked
 	Partitions     Ranges    `json:"partitions"`
 }
 
-// Moves reports whether the owner, who lives, is asked to hand over.
+// Moves reports whether a live owner is asked to hand over.
 func (h Holding) Moves() bool { return h.Owner != "" && h.OwnerSession != h.TargetSession }
 
 // Snapshot reads all leases, with their partitions as ranges, and all clients, in one round trip.
-// Several thousand partitions that are scattered among the clients are as many ranges. ctx covers
-// the call; the server may take 10 s for it.
-//
-// The errors: the pool's, the database's; the text of one names its remedy.
+// Partitions that are scattered among the clients are as many ranges. ctx bounds the call; the
+// server may take 10 s for it. It returns an error of the pool or of the database, whose text names
+// the remedy.
 func (a *Admin) Snapshot(ctx context.Context) (*Snapshot, error) {
 	var s *Snapshot
 	err := a.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) (err error) {
@@ -125,7 +124,7 @@ func (a *Admin) Snapshot(ctx context.Context) (*Snapshot, error) {
 	return s, a.failure("read a snapshot", err)
 }
 
-// readSnapshot sends what comes first, settings, and the statement, in one message.
+// readSnapshot sends first, which has the settings, and the statement in one message.
 func (a *Admin) readSnapshot(ctx context.Context, conn *pgx.Conn, first string) (*Snapshot, error) {
 	results, err := conn.PgConn().Exec(ctx, first+a.statement("snapshot")).ReadAll()
 	if err != nil {
@@ -133,7 +132,7 @@ func (a *Admin) readSnapshot(ctx context.Context, conn *pgx.Conn, first string) 
 	}
 	rows := results[len(results)-1].Rows
 	if len(rows) != 1 {
-		return nil, fmt.Errorf("schema %q has no row that tells its version or its server", a.schema)
+		return nil, fmt.Errorf("schema %q has no row for its version or its server", a.schema)
 	}
 	s := new(Snapshot)
 	if err := json.Unmarshal(rows[0][0], s); err != nil {
@@ -143,7 +142,7 @@ func (a *Admin) readSnapshot(ctx context.Context, conn *pgx.Conn, first string) 
 	return s, nil
 }
 
-// count tells what members have, and what they are due.
+// count sets the shares of members and their numbers of partitions.
 func (s *Snapshot) count() {
 	clients := make(map[int64]*Client, len(s.Clients)) // by session
 	for i := range s.Clients {
@@ -165,7 +164,7 @@ func (s *Snapshot) count() {
 				m.Share = float64(l.Partitions) * float64(m.Weight) / float64(weights)
 			}
 		}
-		of := func(session int64) *Member { return cmp.Or(members[session], new(Member)) } // what no member has is counted for none
+		of := func(session int64) *Member { return cmp.Or(members[session], new(Member)) } // partitions without a member count for a discarded one
 		for _, h := range l.Holdings {
 			n := h.Partitions.Count()
 			of(h.OwnerSession).Owned += n
@@ -177,7 +176,7 @@ func (s *Snapshot) count() {
 	}
 }
 
-// Lease returns the lease of a name; nil: there is none.
+// Lease returns the lease with a name, or nil.
 func (s *Snapshot) Lease(name string) *Lease {
 	for i := range s.Leases {
 		if s.Leases[i].Name == name {
@@ -187,7 +186,7 @@ func (s *Snapshot) Lease(name string) *Lease {
 	return nil
 }
 
-// Client returns the client of a session; nil: it was taken out, or there was none.
+// Client returns the client with a session, or nil.
 func (s *Snapshot) Client(session int64) *Client {
 	for i := range s.Clients {
 		if s.Clients[i].Session == session {
@@ -197,8 +196,8 @@ func (s *Snapshot) Client(session int64) *Client {
 	return nil
 }
 
-// OverridesOf returns the overrides that concern a client, or a lease, as a whole: all but pins and
-// moves. The other name may be empty.
+// OverridesOf returns the overrides that concern a client or a lease as a whole: all except pins.
+// The other name may be empty.
 func (s *Snapshot) OverridesOf(lease, client string) (overrides []Override) {
 	for _, w := range s.Overrides {
 		if w.Partition == nil && (w.Lease == "" || w.Lease == lease) && (w.Client == "" || w.Client == client) {
@@ -208,12 +207,12 @@ func (s *Snapshot) OverridesOf(lease, client string) (overrides []Override) {
 	return overrides
 }
 
-// works reports whether a member may own something of a lease, its weight apart.
+// works reports whether a member may own partitions of a lease, if its weight is not 0.
 func (s *Snapshot) works(lease string, c *Client) bool {
 	return !c.Superseded && !c.Evicted && !slices.ContainsFunc(s.OverridesOf(lease, c.ID), func(w Override) bool { return w.Verb == Drain || w.Verb == Pause })
 }
 
-// Orphans returns the partitions of a lease that nobody who lives owns.
+// Orphans returns the partitions of a lease without a live owner.
 func (s *Snapshot) Orphans(l *Lease) (orphans Ranges) {
 	for _, h := range l.Holdings {
 		if c := s.Client(h.OwnerSession); c == nil || c.Expired {
@@ -223,28 +222,28 @@ func (s *Snapshot) Orphans(l *Lease) (orphans Ranges) {
 	return orphans.merged()
 }
 
-// ErrNoSuchPartition is returned by Explain for a lease that nobody has made, and for a number that
-// it has not.
+// ErrNoSuchPartition is returned by Explain for an unknown lease, and for a number that is not a
+// partition of the lease.
 var ErrNoSuchPartition = errors.New("admin: there is no such partition")
 
-// An Explanation is why a partition is where it is.
+// An Explanation says why a client owns a partition.
 type Explanation struct {
 	Lease          string    `json:"lease"`
 	Partition      int       `json:"partition"`
-	Epoch          int64     `json:"epoch,string"`   // fencing token, a text in JSON, as it has up to 63 bits
-	Owner          string    `json:"owner"`          // its client ID; empty: none
+	Epoch          int64     `json:"epoch,string"`   // fencing token; a string in JSON, because it has up to 63 bits
+	Owner          string    `json:"owner"`          // its client ID; empty: no owner
 	Since          time.Time `json:"since,omitzero"` // zero: it has no owner
-	Target         string    `json:"target"`         // the client that shall own it; empty: none
+	Target         string    `json:"target"`         // the next owner; empty: no client
 	LastOwner      string    `json:"last_owner"`
-	PreferredOwner string    `json:"preferred_owner"` // the client to which it returns; empty: none
-	Asked          time.Time `json:"asked,omitzero"`  // when the owner was asked to hand over; zero: it is not
-	Member         *Member   `json:"member"`          // the owner's part in the lease; nil: none
+	PreferredOwner string    `json:"preferred_owner"` // the client to which it returns; empty: no client
+	Asked          time.Time `json:"asked,omitzero"`  // when the owner was asked to hand over; zero: not asked
+	Member         *Member   `json:"member"`          // the owner's membership of the lease; nil: no member
 	Members        []Member  `json:"members"`         // of the lease
-	Reasons        []string  `json:"reasons"`         // sentences: first why it is there, then what waits
+	Reasons        []string  `json:"reasons"`         // sentences: first on the owner, then on what the partition waits for
 }
 
-// Explain tells why a partition is where it is: its owner's share and weight, and what waits. The
-// errors are those of Snapshot, and ErrNoSuchPartition.
+// Explain returns why a client owns a partition: the share and weight of the owner, and what the
+// partition waits for. It returns the errors of Snapshot, and ErrNoSuchPartition.
 func (a *Admin) Explain(ctx context.Context, lease string, partition int) (*Explanation, error) {
 	if partition < 0 || partition > math.MaxUint16 {
 		return nil, fmt.Errorf("%w: %d of lease %q", ErrNoSuchPartition, partition, lease)
@@ -274,8 +273,8 @@ func (a *Admin) Explain(ctx context.Context, lease string, partition int) (*Expl
 	return e, nil
 }
 
-// reason writes the sentences. Owner and target are nil where they do not live, had says whether it
-// had an owner.
+// reason writes the sentences. owner and target are nil if their sessions are gone. had is whether
+// the partition has an owner in the table.
 func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had bool) {
 	working := 0
 	for i, m := range l.Members {
@@ -297,7 +296,7 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 	e.sayOverrides(s, l)
 	e.sayMove(s, l, owner, target, working)
 	if s.Server.AcceptedTimeline != s.Server.Timeline {
-		e.say("The server was promoted, or is a copy, and is not accepted: nothing moves until a client has watched it for the longest TTL.")
+		e.say("The server was promoted, or is a copy, and is not accepted: no partition moves until a client has watched it for the longest TTL.")
 	}
 	if !l.Due.IsZero() {
 		e.say("A plan of the lease is due, %v after its last one. Any client makes it.", round(max(0, s.At.Sub(l.Planned))))
@@ -311,7 +310,7 @@ func (e *Explanation) say(format string, args ...any) {
 func (e *Explanation) sayNoOwner(had bool) {
 	switch {
 	case had:
-		e.say("Its owner %q was taken out. It waits for a plan, or for a guarded transaction of that owner to end.", e.LastOwner)
+		e.say("Its owner %q was evicted. It waits for a plan, or for the end of a guarded transaction of that owner.", e.LastOwner)
 	case e.LastOwner == "":
 		e.say("It has had no owner yet.")
 	default:
@@ -322,51 +321,51 @@ func (e *Explanation) sayNoOwner(had bool) {
 func (e *Explanation) sayOwner(l *Lease, owner *Client, working int) {
 	e.Owner = owner.ID
 	if m := e.Member; m == nil {
-		e.say("Its owner %q is no member of the lease any more.", owner.ID)
+		e.say("Its owner %q is no longer a member of the lease.", owner.ID)
 	} else {
 		e.say("It is owned by %q, of weight %d, whose share is %.2f of %d partitions among %d working members; it owns %d.",
 			owner.ID, m.Weight, m.Share, l.Partitions, working, m.Owned)
 	}
 	switch {
 	case owner.Expired:
-		e.say("%q has sent no heartbeat for %v, longer than its TTL of %v. A client that has watched the clock for that TTL takes it out.",
+		e.say("%q has sent no heartbeat for %v, longer than its TTL of %v. A client that has watched the clock for that TTL evicts it.",
 			owner.ID, round(owner.HeartbeatAge), owner.TTL)
 	case owner.Superseded:
-		e.say("A newer process has the ID %q. This one ends when its work has ended.", owner.ID)
+		e.say("A newer process has the ID %q. The older process ends when its work has ended.", owner.ID)
 	case owner.Evicted:
-		e.say("An operator has evicted %q. Another one gets the partition when its TTL of %v after the last heartbeat is over.", owner.ID, owner.TTL)
+		e.say("An operator has evicted %q. Another client gets the partition when the TTL of %v after the last heartbeat is over.", owner.ID, owner.TTL)
 	}
 }
 
 func (e *Explanation) sayOverrides(s *Snapshot, l *Lease) {
 	for _, w := range s.OverridesOf(l.Name, e.Owner) {
-		e.say("An operator wants a %s of %q since %v, by %q: %q.", w.Verb, cmp.Or(w.Lease, w.Client), w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
+		e.say("An operator set a %s of %q at %v, by %q: %q.", w.Verb, cmp.Or(w.Lease, w.Client), w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
 	}
 	for _, w := range s.Overrides {
 		if w.Partition == nil || w.Lease != l.Name || *w.Partition != e.Partition {
 			continue
 		}
-		e.say("An operator has pinned it to %q since %v, by %q: %q.", w.Client, w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
+		e.say("An operator pinned it to %q at %v, by %q: %q.", w.Client, w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
 		if w.Client != e.Owner && w.Client != e.Target {
-			e.say("It is elsewhere as long as %q does not work on the lease, or the lease is frozen.", w.Client)
+			e.say("It is elsewhere while %q does not work on the lease, or while the lease is frozen.", w.Client)
 		}
 	}
 	if e.PreferredOwner != "" && e.PreferredOwner != e.Owner {
-		e.say("Its preferred owner is %q: it returns there once that client has room for it in its share.", e.PreferredOwner)
+		e.say("Its preferred owner is %q: it returns there when the share of that client has room for it.", e.PreferredOwner)
 	}
 }
 
 func (e *Explanation) sayMove(s *Snapshot, l *Lease, owner, target *Client, working int) {
 	switch {
 	case owner != nil && target != nil && owner != target:
-		e.say("It is wanted by %q. The owner was asked for it %v ago, and hands over when its work on it has ended, and all guarded transactions.",
+		e.say("It is moving to %q. The owner was asked to hand it over %v ago, and does so when its work on it and all guarded transactions have ended.",
 			target.ID, round(s.At.Sub(e.Asked)))
 	case owner != nil && target == nil && !e.Asked.IsZero():
-		e.say("The owner was asked to give it up %v ago, and nobody is there to own it.", round(s.At.Sub(e.Asked)))
+		e.say("The owner was asked to hand it over %v ago, and no other client can own it.", round(s.At.Sub(e.Asked)))
 	case owner == nil && len(l.Members) == 0:
 		e.say("The lease has no members: start a process that joins it.")
 	case owner == nil && working == 0:
-		e.say("No member may own it: their weights are 0, or they are drained, or the lease is paused. Give one a weight, take the override back, or start another.")
+		e.say("No member may own it: their weights are 0, or they are drained, or the lease is paused. Set a weight, take the override back, or start another member.")
 	}
 }
 
@@ -374,7 +373,7 @@ func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 
-// Whatever the zone, times between these have years that JSON can hold. PostgreSQL has years up to
+// Times between these have years that JSON can hold, in any zone. PostgreSQL has years up to
 // 294276.
 var earliest, latest = time.Date(1, 1, 2, 0, 0, 0, 0, time.UTC).UnixMicro(), time.Date(9999, 12, 30, 0, 0, 0, 0, time.UTC).UnixMicro()
 

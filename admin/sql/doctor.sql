@@ -1,10 +1,11 @@
--- doctor.sql: what the catalogs and statistics tell about a server and a schema, which may be missing. The search_path is to be pg_catalog alone.
+-- doctor.sql: facts from the catalogs and statistics about a server and a schema, which may be missing.
+-- The search_path must be pg_catalog only.
 --
 -- $1 text              schema
--- $2 text              role whose rights are told; empty: the current one
--- $3 double precision  seconds from which on a transaction is told that idles; ten times that for one that works
+-- $2 text              role whose rights are returned; empty: the current role
+-- $3 double precision  minimum age in seconds of returned idle transactions; 10 times that for working transactions
 --
--- One value, JSON. Of sessions of other roles who is no member of pg_read_all_stats is not told what they do.
+-- One value, JSON. Only members of pg_read_all_stats see the state of sessions of other roles.
 WITH t AS MATERIALIZED (SELECT clock_timestamp() AS now),
 role AS MATERIALIZED (
     SELECT n.name, r.oid, r.rolconnlimit
@@ -24,7 +25,7 @@ relations AS MATERIALIZED (
     FROM pg_class AS c CROSS JOIN space AS s CROSS JOIN role AS r
     WHERE c.relnamespace = s.oid AND c.relkind IN ('r', 'v', 'S')
 ),
-locked AS MATERIALIZED ( -- tables that nobody else can write, or read, or whose rows are guarded by a prepared transaction, which has no process
+locked AS MATERIALIZED ( -- tables that others cannot write or read, or with rows that a prepared transaction, which has no process, guards
     SELECT coalesce(l.pid, 0) AS pid, coalesce(a.usename, p.owner, '') AS owner, coalesce(a.application_name, p.gid, '') AS application, c.relname AS of,
            l.mode = 'AccessExclusiveLock' AS hides, l.mode = 'RowShareLock' AS guards, coalesce(extract(epoch FROM t.now - coalesce(a.xact_start, p.prepared)), -1)::double precision AS seconds
     FROM pg_locks AS l
@@ -34,11 +35,11 @@ locked AS MATERIALIZED ( -- tables that nobody else can write, or read, or whose
         SELECT FROM pg_locks AS x WHERE x.pid IS NULL AND x.transactionid = p.transaction AND x.virtualtransaction = l.virtualtransaction)
     CROSS JOIN t
     WHERE l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-      AND l.locktype = 'relation' -- who waits for a row has the tuple locked
+      AND l.locktype = 'relation' -- a session that waits for a row locks the tuple
       AND l.granted AND (l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
                          OR l.mode = 'RowShareLock' AND l.pid IS NULL AND c.relname IN ('partitions', 'locks'))
       AND l.pid IS DISTINCT FROM pg_backend_pid()
-      AND coalesce(coalesce(a.xact_start, p.prepared) < t.now - interval '1 second', true) -- DDL of Migrate takes less
+      AND coalesce(coalesce(a.xact_start, p.prepared) < t.now - interval '1 second', true) -- DDL of Migrate takes less time
 )
 SELECT json_build_object(
     'server_version', current_setting('server_version_num')::int,
@@ -56,7 +57,7 @@ SELECT json_build_object(
     'schema', s.oid IS NOT NULL,
     'role', r.name,
     'role_exists', r.oid IS NOT NULL,
-    'room', json_build_array( -- how many sessions may be, and are: on the server, in the database, of the role
+    'room', json_build_array( -- maximum and current number of sessions: of the server, the database and the role
         json_build_object('of', 'the server', 'most', current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
                           'now', (SELECT count(*) FROM sessions)),
         json_build_object('of', 'the database', 'most', d.datconnlimit, 'now', (SELECT count(*) FROM sessions AS a WHERE a.datid = d.oid)),
@@ -78,7 +79,7 @@ SELECT json_build_object(
         SELECT coalesce(json_agg(p.held), '[]')
         FROM (SELECT c.relname || ' ' || k.kind AS held
               FROM relations AS c CROSS JOIN unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) AS k (kind)
-              WHERE c.relkind <> 'S' AND CASE WHEN k.kind = 'INSERT' THEN has_any_column_privilege(c.role, c.oid, k.kind) -- of events: all but the actor
+              WHERE c.relkind <> 'S' AND CASE WHEN k.kind = 'INSERT' THEN has_any_column_privilege(c.role, c.oid, k.kind) -- events: all columns except the actor
                                               ELSE has_table_privilege(c.role, c.oid, k.kind) END
               UNION ALL
               SELECT c.relname || ' USAGE' FROM relations AS c WHERE CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.role, c.oid, 'USAGE') END

@@ -1,6 +1,7 @@
--- dryrun.sql: what a plan needs to know of the leases that an override concerns, and of all that share a member with them, as plan.sql tells it.
+-- dryrun.sql: the inputs of a plan for the leases that an override concerns, and for all leases that share a member
+-- with them. The columns are those of plan.sql.
 --
--- $1 text  the lease; null: those of the client
+-- $1 text  the lease; null: the leases of the client
 -- $2 text  the client
 SELECT name, generation, partitions, sessions, ids, incarnations, weights, drained, cordoned, paused, frozen, pinned, pinned_to,
        owners, targets, owner_ids, preferred_owner_ids, numbers

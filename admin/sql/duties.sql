@@ -1,10 +1,11 @@
--- duties.sql: what is wrong with the schedules and jobs of each of at most 100 groups. No table is read whole: of a group's jobs
--- 10,000 are searched for those that fail. The search_path is to be pg_catalog alone, the zone UTC, and enable_seqscan off.
+-- duties.sql: the faults of schedules and jobs, for at most 100 groups. It does not read whole tables: it searches at
+-- most 10,000 jobs of a group for failures. The search_path must be pg_catalog only, the zone UTC, and enable_seqscan
+-- off.
 --
--- $1 double precision  seconds from which on something is late
+-- $1 double precision  seconds after which a schedule or job is late
 --
--- A row for each fault of a group: schedules or jobs; the fault; the group; how many, at most 1,000; of the worst one its name or
--- number, seconds or times, and the error or why it waits, which may be empty.
+-- One row for each fault of a group: schedules or jobs; the fault; the group; the count, at most 1,000; and of the
+-- worst one its name or number, its seconds or failures, and its error or the reason why it waits, which may be empty.
 WITH RECURSIVE names AS (
     SELECT least((SELECT min(s.group_name) FROM pgleases.schedules AS s), (SELECT min(j.group_name) FROM pgleases.jobs AS j)) AS name
     UNION ALL
@@ -39,7 +40,7 @@ WITH RECURSIVE names AS (
     UNION ALL
     (SELECT 'jobs', 'failed', h.group_name, h.job::text, extract(epoch FROM h.ended_at), h.error FROM t CROSS JOIN pgleases.history AS h
      WHERE h.outcome = ANY ('{failed,unknown}'::text[]) AND h.ended_at > t.now - interval '1 day' AND h.job IS NOT NULL AND h.retried IS NULL ORDER BY h.ended_at DESC LIMIT 1000)
-    UNION ALL -- processes say each day what they declare
+    UNION ALL -- processes register their declarations again each day
     (SELECT 'schedules', 'undeclared', s.group_name, s.name, extract(epoch FROM t.now - s.registered), 'since ' || s.registered::date
      FROM t CROSS JOIN pgleases.schedules AS s WHERE s.declared AND s.registered < t.now - interval '7 days' ORDER BY s.registered LIMIT 1000)
 )

@@ -1,9 +1,9 @@
--- events.sql: what happened last, the newest first. The search_path is to be pg_catalog alone, and the zone UTC.
+-- events.sql: the latest events, the newest first. The search_path must be pg_catalog only, and the zone UTC.
 --
--- $1 text  lease; empty: any
--- $2 int   the most
+-- $1 text  lease; empty: all leases
+-- $2 int   maximum number of events
 --
--- A row for each, JSON, as an Event has it. It is named by its transaction and its number.
+-- One row for each event, JSON, as the type Event. Its ID is its transaction and its number.
 SELECT json_build_object(
            'id', e.tx || '/' || e.id, 'at', least(greatest(e.at, '0001-01-02 UTC'), '9999-12-30 UTC'), 'lease', e.lease, 'cause', e.cause,
            'actor', e.actor, 'reason', e.reason, 'from', e.from_id, 'to', e.to_id, 'generation', e.generation,

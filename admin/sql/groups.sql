@@ -1,14 +1,15 @@
--- groups.sql: the groups of schedules, with how many schedules and jobs they have. No count goes beyond 1,001, whatever there is: each is
--- what an index tells. The search_path is to be pg_catalog alone, the zone UTC, and enable_seqscan off.
+-- groups.sql: the groups of schedules, with their numbers of schedules and jobs. All counts are at most 1,001, and come
+-- from indexes. The search_path must be pg_catalog only, the zone UTC, and enable_seqscan off.
 --
--- What is late stands in the index behind the partition: with few partitions each is looked up; with many the part of the index that is the
--- group's is passed over, as 65,536 look-ups take as long as that of 4,000,000 schedules.
+-- The index has the due time after the partition. If there are few partitions, late schedules are counted in each. If
+-- there are many, the group's part of the index is scanned, because 65,536 look-ups take as long as the scan of
+-- 4,000,000 schedules.
 --
--- $1 int  the most groups
--- $2 int  how many of the latest entries of the history are looked at for the outcomes
--- $3 int  of how many hours
+-- $1 int  maximum number of groups
+-- $2 int  number of the latest entries of the history that are read for the outcomes
+-- $3 int  number of hours of the outcomes
 --
--- A row for each, JSON, as a ScheduleGroup has it.
+-- One row for each group, JSON, as the type ScheduleGroup.
 WITH latest AS (
     SELECT h.group_name, h.outcome, h.ticks, h.ended_at FROM pgleases.history AS h ORDER BY h.id DESC LIMIT $2::int
 ), bound AS (

@@ -1,9 +1,9 @@
--- partition.sql: one partition. The search_path is to be pg_catalog alone, and the zone UTC.
+-- partition.sql: one partition. The search_path must be pg_catalog only, and the zone UTC.
 --
 -- $1 text  lease
 -- $2 int   partition
 --
--- JSON, as an Explanation has it; the sessions of its owner and its target, 0 for none.
+-- JSON, as the type Explanation; the sessions of its owner and of its target, 0 if there is no such session.
 SELECT json_build_object('lease', p.lease, 'partition', p.partition, 'epoch', p.epoch::text, 'last_owner', p.owner_id, 'preferred_owner', p.preferred_owner_id,
            'since', CASE WHEN p.owned_since IS NOT NULL THEN least(greatest(p.owned_since, '0001-01-02 UTC'), '9999-12-30 UTC') END,
            'asked', CASE WHEN p.asked_at IS NOT NULL THEN least(greatest(p.asked_at, '0001-01-02 UTC'), '9999-12-30 UTC') END),

@@ -1,8 +1,7 @@
--- rowlocks.sql: sessions that have had a row locked for more than a second which clients have to
--- write or lock: of a client, a lease, a member, or the server. The search_path is to be pg_catalog
--- alone.
+-- rowlocks.sql: sessions that have locked, for more than 1 s, a row that clients must write or lock: of a client, a
+-- lease, a member, or the server. The search_path must be pg_catalog only.
 --
--- One row for each of them and session, as strangers.sql has it.
+-- One row for each locked row and session, with the columns of strangers.sql.
 WITH rows AS (
     SELECT 'client ' || to_json(c.id) AS of, c.tableoid, c.ctid, c.xmax FROM pgleases.clients AS c
     UNION ALL SELECT 'lease ' || to_json(l.name), l.tableoid, l.ctid, l.xmax FROM pgleases.leases AS l
@@ -11,7 +10,7 @@ WITH rows AS (
 )
 SELECT h.of, h.pid, coalesce(a.usename, ''), coalesce(a.application_name, ''), coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), -1)::double precision
 FROM (SELECT r.of, l.pid FROM rows AS r JOIN pg_locks AS l ON l.transactionid = r.xmax AND l.locktype = 'transactionid' AND l.granted
-      UNION -- several that share it, of whom xmax does not tell
+      UNION -- sessions that share the lock: xmax does not name them
       SELECT r.of, b.pid FROM pg_locks AS w CROSS JOIN unnest(pg_blocking_pids(w.pid)) AS b (pid) JOIN rows AS r ON r.tableoid = w.relation AND r.ctid = format('(%s,%s)', w.page, w.tuple)::tid
       WHERE w.locktype = 'tuple' AND w.granted AND w.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) AS h
 JOIN pg_stat_activity AS a ON a.pid = h.pid WHERE coalesce(a.xact_start < clock_timestamp() - interval '1 second', true)

@@ -1,10 +1,12 @@
--- snapshot.sql: all that stands in the tables of leases and clients, in one snapshot. It is sent without parameters, after settings of its
--- own, in one message that is one transaction: see Admin.readSnapshot. These have the search_path be pg_catalog alone, and the zone UTC.
+-- snapshot.sql: the content of the tables of leases and clients, in one snapshot. It is sent without parameters, after
+-- its settings, in one message that is one transaction: see Admin.readSnapshot. The settings set the search_path to
+-- pg_catalog only, and the zone to UTC.
 --
--- One text, JSON, as a Snapshot has it. Partitions with the same owner, target, last owner and preferred owner are one holding.
+-- One text, JSON, as the type Snapshot. Partitions with the same owner, target, last owner and preferred owner are one
+-- holding.
 --
--- Clients may write any times, also infinite ones and such as JSON does not hold: whoever looks is told less extreme ones. greatest and
--- least pass over null.
+-- Clients may write any times, even infinite times and times that JSON cannot hold; the result has times within the
+-- range of JSON. greatest and least ignore null.
 WITH t AS MATERIALIZED (SELECT clock_timestamp() AS now),
 known AS MATERIALIZED (
     SELECT c.*, least(greatest(extract(epoch FROM c.ttl) * 1000000000, -9e18), 9e18)::bigint AS lives,
@@ -39,7 +41,7 @@ SELECT json_build_object(
                    'due', CASE WHEN isfinite(l.next_check_at) THEN least(greatest(l.next_check_at, '0001-01-02 UTC'), '9999-12-30 UTC') END,
                    'members', coalesce(m.members, '[]'), 'holdings', coalesce(h.holdings, '[]')) ORDER BY l.name), '[]')
         FROM pgleases.leases AS l
-        LEFT JOIN ( -- without those that were taken out, whose rows go with the next check
+        LEFT JOIN ( -- without evicted sessions, whose rows the next check deletes
             SELECT m.lease, json_agg(json_build_object('session', m.session::text, 'client', c.id, 'weight', m.weight,
                        'joined', least(greatest(m.joined_at, '0001-01-02 UTC'), '9999-12-30 UTC')) ORDER BY c.id, m.session) AS members
             FROM pgleases.members AS m

@@ -1,9 +1,9 @@
-// Package sql embeds the SQL files of package admin, which are written as those of the engine.
+// Package sql embeds the SQL files of package admin.
 package sql
 
 import "embed"
 
-// Files are one file for each statement.
+// Files has one file for each statement.
 //
 //go:embed *.sql
 var Files embed.FS

@@ -1,10 +1,10 @@
--- strangers.sql: sessions that hold advisory locks of which the library needs the keys, or await a
--- lock that a client holds for fast failover. Any role that may connect can do that. The
--- search_path is to be pg_catalog alone.
+-- strangers.sql: sessions of other programs that hold advisory locks with keys of the library, or await a lock that a
+-- client holds for fast failover. Any role that can connect can take such locks. The search_path must be pg_catalog
+-- only.
 --
--- One row for each session and lock: what it is for, the server's process (0: a prepared transaction), its role and
--- application_name, and for how long it has its transaction, or nothing, seconds; negative: it is
--- not shown. A lock of a transaction is told after a second: the library's take less.
+-- One row for each session and lock: the use of the lock, the server's process (0: a prepared transaction), its role,
+-- its application_name, and the age in seconds of its transaction, or of its state if it has no transaction; negative:
+-- this role cannot see it. A lock of a transaction is returned after 1 s: the transactions of the library are shorter.
 WITH keys AS (
     SELECT 'Migrate' AS use, 7358216409153 AS key, 0 AS pid
     UNION ALL
@@ -14,7 +14,7 @@ WITH keys AS (
     UNION ALL
     SELECT 'the named lock ' || to_json(l.name), hashtextextended(l.name, 'pgleases.server'::regclass::bigint), 0
     FROM (SELECT DISTINCT name FROM pgleases.locks) AS l
-    UNION ALL -- which somebody asks for, and nobody has a row of
+    UNION ALL -- a lock that is requested, and has no row yet
     SELECT 'a named lock', (w.classid::bigint << 32) | w.objid::bigint, 0
     FROM pg_locks AS w JOIN pg_stat_activity AS a ON a.pid = w.pid
     WHERE w.locktype = 'advisory' AND w.objsubid = 1 AND NOT w.granted AND strpos(a.query, 'lock_acquire(') > 0

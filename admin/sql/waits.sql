@@ -1,8 +1,9 @@
--- waits.sql: the named locks that have been awaited for long, the longest first, at most 10. The search_path is to be pg_catalog alone.
+-- waits.sql: the named locks with the longest waits, at most 10, the longest first. The search_path must be pg_catalog
+-- only.
 --
--- $1 double precision  seconds
+-- $1 double precision  minimum wait in seconds
 --
--- The name, for how long the first of those that wait has waited, in seconds, and the client that holds it; empty: it has expired.
+-- The name, the longest wait in seconds, and the client that holds the lock; empty: its session has expired.
 SELECT w.name, extract(epoch FROM clock_timestamp() - min(w.since))::double precision AS seconds, coalesce((
     SELECT c.id FROM pgleases.locks AS h LEFT JOIN pgleases.clients AS c ON c.session = h.session
     WHERE h.name = w.name AND h.token IS NOT NULL

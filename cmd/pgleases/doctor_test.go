@@ -49,7 +49,8 @@ func examined(t *testing.T, databaseURL string, flags ...string) (found []admin.
 	return found, code
 }
 
-// ill returns the checks that found something, but for that of the tests' server, which has autovacuum off.
+// ill returns the checks that found something, but for that of the tests' server, which has
+// autovacuum off.
 func ill(found []admin.Finding) (checks []string) {
 	for _, f := range found {
 		if f.Level != admin.OK && (f.Check != "autovacuum" || !strings.Contains(f.Text, "off on the server")) {
@@ -89,16 +90,16 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "trigger disabled", fault: "ALTER TABLE pgleases.leases DISABLE TRIGGER changed", want: "fault functions", text: "trigger"},
 		{name: "no such role", flags: []string{"--role", "no such"}, want: "fault rights", text: `no role "no such"`},
 		{name: "another server", fault: "UPDATE pgleases.server SET accepted_timeline = accepted_timeline - 1", want: "warning timeline", text: "not accepted"},
-		{name: "no identifier", fault: "ALTER FUNCTION pg_control_system() RENAME TO pg_control_system_before", want: "warning timeline", text: "copies are not noticed"},
-		{name: "no timeline", fault: "ALTER FUNCTION pg_current_wal_lsn() RENAME TO pg_current_wal_lsn_before", want: "warning timeline", text: "failovers are not noticed"},
+		{name: "no identifier", fault: "ALTER FUNCTION pg_control_system() RENAME TO pg_control_system_before", want: "warning timeline", text: "copies are not detected"},
+		{name: "no timeline", fault: "ALTER FUNCTION pg_current_wal_lsn() RENAME TO pg_current_wal_lsn_before", want: "warning timeline", text: "failovers are not detected"},
 		{name: "neither", fault: `ALTER FUNCTION pg_control_system() RENAME TO pg_control_system_before; ALTER FUNCTION pg_current_wal_lsn() RENAME TO pg_current_wal_lsn_before`,
-			want: "warning timeline", text: "failovers and copies are not noticed"},
+			want: "warning timeline", text: "failovers and copies are not detected"},
 		{name: "Aurora", fault: `CREATE FUNCTION pg_catalog.aurora_version() RETURNS text LANGUAGE sql AS 'SELECT version()'`, want: "warning timeline", text: "not accepted"},
-		{name: "crashed", fault: "DELETE FROM pgleases.boot_marker", want: "warning boot-marker", text: "nobody takes over"},
+		{name: "crashed", fault: "DELETE FROM pgleases.boot_marker", want: "warning boot-marker", text: "no client takes over"},
 		{name: "TTLs", fault: "UPDATE pgleases.clients SET ttl = '1 minute' WHERE session = 11", want: "warning ttl", text: "1h0m0s (1), 1m0s (1)"},
 		{name: "expired", fault: "INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '1 hour', '1 hour', 'host', 7, now())", want: "warning expired", text: `"gone"`},
 		{name: "orphan of an expired session", fault: "UPDATE pgleases.partitions SET owner = 77, target = 77 WHERE partition = 1", want: "fault orphans", text: `"l" 1`},
-		{name: "nobody works", fault: "DELETE FROM pgleases.members", want: "note orphans", text: `nobody works on "l"`},
+		{name: "nobody works", fault: "DELETE FROM pgleases.members", want: "note orphans", text: `no client works on "l"`},
 		{name: "plan overdue", fault: "UPDATE pgleases.leases SET next_check_at = now() - interval '1 hour'", want: "warning plans", text: `"l" for 1h0m`},
 		{name: "handoff", fault: "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0", want: "warning handoffs", text: `"l" 0 of "a" for 1h0m`},
 		{name: "lock awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "note locks", text: `"k" for 1h0m`},
@@ -123,7 +124,8 @@ func TestDoctorFindsEachFault(t *testing.T) {
 	}
 }
 
-// expectIll expects what doctor finds, and what it says of the first. What sessions do, and statistics, it may find a little later.
+// expectIll expects what doctor finds, and what it says of the first. What sessions do, and
+// statistics, it may find a little later.
 func expectIll(t *testing.T, databaseURL, want, text string, flags ...string) {
 	t.Helper()
 	exits := 0
@@ -178,7 +180,8 @@ func TestDoctorFindsTransactionsThatLast(t *testing.T) {
 	<-ended
 }
 
-// A transaction that has the row of a client, a lease, a member or the server locked is named. Of several that share the row only who waits for it tells.
+// A transaction that has the row of a client, a lease, a member or the server locked is named. Of
+// several that share the row only who waits for it tells.
 func TestDoctorNamesWhoHasRowsLocked(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
@@ -233,18 +236,19 @@ func TestDoctorNamesStrangersAtAdvisoryLocks(t *testing.T) {
 			_, err := stranger.Exec(context.Background(), "SET application_name = 'stranger'; SELECT pg_advisory_lock("+test.key+")", pgx.QueryExecModeSimpleProtocol)
 			ended <- err
 		}()
-		expectIll(t, database, "warning advisory-locks", fmt.Sprintf(`1 held or awaited by strangers: that for %s by process %d of `, test.use, pid))
+		expectIll(t, database, "warning advisory-locks", fmt.Sprintf(`1 held or awaited by other programs: that for %s by process %d of `, test.use, pid))
 		execute(t, database, fmt.Sprintf("SELECT pg_terminate_backend(%d, 10000)", pid))
 		<-ended
 	}
 }
 
-// Who has locked a table is named, at once and with the way out, also where it cannot be read: nobody is sent elsewhere.
+// Who has locked a table is named, at once and with the way out, also where it cannot be read:
+// nobody is sent elsewhere.
 func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ mode, means string }{
-		{"SHARE", "nobody else can write it"},
-		{"ACCESS EXCLUSIVE", "nobody else can read or write it"},
+		{"SHARE", "others cannot write it"},
+		{"ACCESS EXCLUSIVE", "others cannot read or write it"},
 	} {
 		t.Run(test.mode, func(t *testing.T) {
 			database := pgtest.MigratedDatabase(t)
@@ -260,7 +264,7 @@ func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
 			}
 			if test.mode == "ACCESS EXCLUSIVE" { // who meets the lock is led to the doctor
 				c := command.Run(t, command.Database(database), "list")
-				if code := c.ExitCode(); code == 0 || !strings.Contains(c.Printed(), "pgleases doctor tells which") {
+				if code := c.ExitCode(); code == 0 || !strings.Contains(c.Printed(), "pgleases doctor names the transaction") {
 					t.Errorf("list ended with %d: %s, want that doctor tells who has locked the table", code, c.Printed())
 				}
 			}
@@ -355,7 +359,7 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 			"warning schedules", `(no handler)`},
 		{`UPDATE pgleases.schedules SET failures = 3 WHERE name = 'put'; INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, error, ended_at)
 			SELECT id, 'reports', 'put', now(), now(), 1, 'failed', 'it broke', now() FROM pgleases.schedules WHERE name = 'put'`, "UPDATE pgleases.schedules SET failures = 0",
-			"warning schedules", `failed three times in a row, or more: 1 of group "reports", as "put" 3 times (it broke)`},
+			"warning schedules", `failed 3 or more times in a row: 1 of group "reports", as "put" 3 times (it broke)`},
 		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now()", "warning jobs", `late: 1 of group "reports"`},
 		{`UPDATE pgleases.jobs SET trying = '{"attempts": 3, "error": "it broke"}'`, "UPDATE pgleases.jobs SET trying = NULL", "warning jobs", `3 times (it broke)`},
 		{`INSERT INTO pgleases.history (schedule, group_name, name, job, since, until, ticks, outcome, error, ended_at) VALUES (0, 'reports', '', 7, now(), now(), 1, 'failed', 'it broke', now())`,
@@ -385,13 +389,14 @@ func TestNoFreeConnectionHasItsOwnRemedy(t *testing.T) {
 	execute(t, database, "ALTER ROLE "+role+" CONNECTION LIMIT 0")
 	for _, verb := range []string{"list", "doctor"} {
 		c := command.Run(t, command.Database(as(t, database, role)), verb)
-		if code := c.ExitCode(); code == 0 || !strings.Contains(strings.ToLower(c.Printed()), "no connection is left: see in pg_stat_activity") || strings.Contains(c.Printed(), "--database") {
+		if code := c.ExitCode(); code == 0 || !strings.Contains(strings.ToLower(c.Printed()), "no connection is left: see pg_stat_activity") || strings.Contains(c.Printed(), "--database") {
 			t.Errorf("%s: exit code %d, output %q", verb, code, c.Printed())
 		}
 	}
 }
 
-// newFilter returns the URL of a way to a database on which a filter changes, or keeps back, what the server sends.
+// newFilter returns the URL of a way to a database on which a filter changes, or keeps back, what
+// the server sends.
 func newFilter(t *testing.T, databaseURL string, filter func(kind byte, body []byte) (keep bool)) string {
 	t.Helper()
 	u, err := url.Parse(databaseURL)
