@@ -1,7 +1,6 @@
-// Package dashboard shows in a browser who owns what, who is alive, what waits and what is wrong,
-// as it changes. It is an http.Handler for an application's own server, made of package admin and
-// the standard library. Operators make changes from there too; for all others it writes nothing to
-// the database.
+// Package dashboard shows owners, live clients, waits and faults in a browser, and updates them as
+// they change. It is an http.Handler for an application's own server. Operators can also make
+// changes; for other users it never writes to the database.
 //
 //	a, err := admin.New(pool)
 //	...
@@ -9,8 +8,9 @@
 //	...
 //	mux.Handle("/ops/leases/", http.StripPrefix("/ops/leases", leases))
 //
-// The database is asked the same however many look: see poll.go. Names of clients, leases and locks
-// are what processes choose, so the page shows them as text, and what text can hide as escapes.
+// The number of viewers does not change the number of queries: see poll.go. Processes choose the
+// names of clients, leases and locks, so the page shows names as text, with escapes for invisible
+// characters.
 package dashboard
 
 import (
@@ -27,32 +27,32 @@ import (
 	"github.com/pgleases/pgleases/admin"
 )
 
-// Access is what somebody may do.
+// Access is what a user may do.
 type Access int
 
-// The kinds of access. The zero value is none.
+// The kinds of access. The zero value is Denied.
 const (
-	Denied   Access = iota // nothing: 403
+	Denied   Access = iota // no access: 403
 	ReadOnly               // see all
-	Operator               // see all, and have it changed: all verbs of package admin
+	Operator               // see all, and make changes: all verbs of package admin
 )
 
-// Options are those of Handler. The zero value lets everybody look who reaches the handler.
+// Options configure Handler. With the zero value, everyone who reaches the handler has ReadOnly.
 type Options struct {
-	// Authorize decides about each request, and says who it is, for the page to show; empty: it shows
-	// nothing. What somebody has changed is written with that name as the actor. An open page polls
-	// each second, so it should be quick, and has to look up a session that can end each time. It is
-	// called concurrently. nil: everybody has ReadOnly.
+	// Authorize decides about each request. It returns the access and the name of the user, which the
+	// page shows; with an empty name, it shows no name. Changes are recorded with that name as the
+	// actor. An open page polls each second, so Authorize should be fast. If a session can end,
+	// Authorize must look it up each time. It is called concurrently. nil: all users have ReadOnly.
 	Authorize func(*http.Request) (access Access, actor string)
 
-	// Title stands at the top of the page, to tell one environment from another; default "Leases".
+	// Title is the title of the page, such as the name of the environment; default "Leases".
 	Title string
 }
 
 const (
 	defaultTitle = "Leases"
 
-	// policy allows no code, style or target but the handler's own files, and none in the page itself.
+	// policy allows only code, styles and requests of the handler's own files, not of the page itself.
 	policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
@@ -60,18 +60,20 @@ const (
 //go:embed static
 var static embed.FS
 
-// files are what the browser loads besides the page.
+// files are the files that the browser loads in addition to the page.
 var files = map[string]string{"dashboard.js": "text/javascript; charset=utf-8", "operate.js": "text/javascript; charset=utf-8", "schedules.js": "text/javascript; charset=utf-8",
 	"dashboard.css": "text/css; charset=utf-8", "icon.svg": "image/svg+xml"}
 
 var markup = template.Must(template.ParseFS(static, "static/page.html"))
 
-// Handler returns the dashboard of what a sees. Mount it at any path that ends in a slash, with
-// http.StripPrefix; all its URLs are relative, so that a proxy in front may add to the path or take
-// from it. A viewer that does not take an answer within 10 s is given up if the server's
-// ResponseWriters can have deadlines, as those of net/http: what wraps them needs a method Unwrap.
+// Handler returns the dashboard for the schema of a. Mount it at any path that ends in a slash,
+// with http.StripPrefix. All its URLs are relative, so a proxy in front may change the path. If a
+// viewer does not read an answer within 10 s, the handler closes the connection, provided that the
+// server's ResponseWriters support deadlines, as those of net/http do. Middleware that wraps them
+// needs a method Unwrap.
 //
-// It asks the database only while somebody looks. An error is that of a bad option.
+// The handler queries the database only while a page is open. Handler returns an error only for a
+// bad option.
 func Handler(a *admin.Admin, o Options) (http.Handler, error) {
 	if a == nil {
 		return nil, errors.New("dashboard: admin is nil")
@@ -80,7 +82,7 @@ func Handler(a *admin.Admin, o Options) (http.Handler, error) {
 	if o.Authorize == nil {
 		o.Authorize = func(*http.Request) (Access, string) { return ReadOnly, "" }
 	}
-	// What changes something is refused by where it comes from before it is looked at.
+	// Changes from other origins are refused before the handler reads them.
 	h := newHandler(a, o, defaultTimes)
 	origins := http.NewCrossOriginProtection()
 	origins.SetDenyHandler(http.HandlerFunc(h.foreign))
@@ -92,10 +94,10 @@ type handler struct {
 	hub     *hub
 	times   times
 
-	looking, operating chan struct{} // have room for the one question that is being answered
+	looking, operating chan struct{} // semaphores for one question at a time
 
-	mu    sync.Mutex      // guards what follows
-	pages map[string]page // by query: what was answered a moment ago
+	mu    sync.Mutex      // guards the fields below
+	pages map[string]page // by query: recent answers
 
 	outcomes []outcome // of the latest changes
 }
@@ -128,7 +130,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		head.Set("Allow", "GET, HEAD")
-		http.Error(w, "This only shows: it takes GET and HEAD.", http.StatusMethodNotAllowed)
+		http.Error(w, "This is read-only: it takes GET and HEAD.", http.StatusMethodNotAllowed)
 		return
 	}
 	kind, isFile := files[name]
@@ -145,7 +147,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.ServeFileFS(w, r, static, "static/"+name)
 	default:
 		http.Error(w, fmt.Sprintf(
-			"The dashboard has no page %q. Where this is its own path, mount it with http.StripPrefix, at a path that ends in a slash.", r.URL.Path,
+			"The dashboard has no page %q. If this is its own path, mount it with http.StripPrefix, at a path that ends in a slash.", r.URL.Path,
 		), http.StatusNotFound)
 	}
 }
@@ -157,5 +159,5 @@ func (h *handler) page(w http.ResponseWriter, access Access, actor string) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = w.Write(text.Bytes()) // the browser has gone
+	_, _ = w.Write(text.Bytes()) // an error is that the browser has gone
 }

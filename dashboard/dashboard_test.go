@@ -300,7 +300,8 @@ func TestEachPollIsAuthorized(t *testing.T) {
 	}
 }
 
-// scatter makes a lease whose partitions are each a range of its own, as 64 clients have them that share nothing evenly.
+// scatter makes a lease whose partitions are each a range of its own, as 64 clients have them that
+// share nothing evenly.
 func scatter(t *testing.T, url string, partitions int) {
 	t.Helper()
 	exec(t, url, `INSERT INTO pgleases.clients SELECT s, 'client-' || s, 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now() FROM generate_series(1, 64) AS s`,
@@ -321,7 +322,8 @@ func (l narrow) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-// serveNarrow serves over narrow connections. ended gets the address of each viewer whose connection has ended.
+// serveNarrow serves over narrow connections. ended gets the address of each viewer whose
+// connection has ended.
 func serveNarrow(t *testing.T, h http.Handler) (server *httptest.Server, ended chan string) {
 	t.Helper()
 	server, ended = httptest.NewUnstartedServer(h), make(chan string, 2000)
@@ -339,7 +341,8 @@ func serveNarrow(t *testing.T, h http.Handler) (server *httptest.Server, ended c
 	return server, ended
 }
 
-// A wideServer serves a lease whose text fills a narrow connection many times, and has looked at it.
+// A wideServer serves a lease whose text fills a narrow connection many times, and has looked at
+// it.
 func wideServer(t *testing.T, write time.Duration) (*httptest.Server, *viewer, chan string) {
 	t.Helper()
 	url := pgtest.MigratedDatabase(t)
@@ -353,7 +356,8 @@ func wideServer(t *testing.T, write time.Duration) (*httptest.Server, *viewer, c
 
 const poll = "GET /poll HTTP/1.1\r\nHost: x\r\n\r\n"
 
-// doNotRead says something from an address that it returns, and reads no more than the beginning of the answer.
+// doNotRead says something from an address that it returns, and reads no more than the beginning of
+// the answer.
 func doNotRead(t *testing.T, server *httptest.Server, say, want string) (from string) {
 	t.Helper()
 	conn := testkit.Must(net.Dial("tcp", server.Listener.Addr().String()))(t)
@@ -423,7 +427,8 @@ func TestWhatWasSeenStaysWhileTheDatabaseIsAway(t *testing.T) {
 	later.until("it is live again", func() bool { return later.status.Seen && !later.status.Stale && later.status.Failure == "" })
 }
 
-// A connection that hangs, as behind a pooler, keeps nobody from looking on, also where the pool has no other.
+// A connection that hangs, as behind a pooler, keeps nobody from looking on, also where the pool
+// has no other.
 func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"lock_list(", ".events AS", "LISTEN"} {
@@ -484,8 +489,9 @@ func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 	all.Wait()
 	elapsed := time.Since(began)
 	sent := c.Counted()
-	// A look is a snapshot, the locks, and the events in a transaction of two messages and its ends: and there are no more of them than the clock allows. The rest are
-	// connections, and an examination each half minute.
+	// A look is a snapshot, the locks, and the events in a transaction of two messages and its ends:
+	// and there are no more of them than the clock allows. The rest are connections, and an
+	// examination each half minute.
 	most := 6*(int(elapsed/interval)+2) + 100 + 50*int(elapsed/(30*time.Second))
 	if sent > most || sent < looks {
 		t.Errorf("%d messages to the database in %v, want at most %d", sent, elapsed, most)

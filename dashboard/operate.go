@@ -17,16 +17,16 @@ import (
 	"github.com/pgleases/pgleases/admin"
 )
 
-// What a page asks for besides the polls. One look and one change at a time go to the database,
-// whoever asks: so many ask it no more than one.
+// The requests of a page other than polls. For all users together, one read and one change at a
+// time go to the database.
 
-// maxBody is the longest text of a POST, in bytes. Names have 255 at most.
+// maxBody is the maximum size of the body of a POST, in bytes. Names have at most 255.
 const maxBody = 16 << 10
 
-// A question is answered with what is sent as JSON.
+// A question returns the content of an answer, which is sent as JSON.
 type question func(h *handler, r *http.Request, actor string) (any, error)
 
-// looks are questions by GET, changes are those by POST, which only operators may ask.
+// looks are questions by GET. changes are questions by POST, for operators only.
 var (
 	looks = map[string]question{
 		"explain": (*handler).explain, "events": (*handler).events, "schedules": (*handler).schedules, "jobs": (*handler).jobs,
@@ -38,14 +38,14 @@ var (
 // wanted is a change as the page sends it.
 type wanted struct {
 	admin.Change
-	Lasts string `json:"lasts"` // how long it stands, as 2h; empty: until it is taken back
+	Lasts string `json:"lasts"` // duration of the override, such as 2h; empty: until it is taken back
 	Token string `json:"token"`
 }
 
-// A refusal is an answer that is none.
+// A refusal is an answer that reports an error.
 type refusal struct {
 	status int
-	Kind   string `json:"kind"` // what the page goes on with: denied, bad, refused, changed, last, unknown, failed
+	Kind   string `json:"kind"` // how the page continues: denied, bad, refused, changed, last, unknown, failed
 	Text   string `json:"text"`
 }
 
@@ -55,16 +55,16 @@ func bad(format string, args ...any) error {
 	return &refusal{http.StatusBadRequest, "bad", fmt.Sprintf(format, args...)}
 }
 
-// operate answers a question that only operators may ask.
+// operate answers a question of an operator.
 func (h *handler) operate(w http.ResponseWriter, r *http.Request, access Access, actor string, ask question) {
-	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")) // what is none is empty
+	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")) // an invalid type is empty
 	switch {
 	case r.Method != http.MethodPost:
 		w.Header().Set("Allow", "POST")
-		http.Error(w, "This changes something: it takes POST.", http.StatusMethodNotAllowed)
+		http.Error(w, "This makes a change: it takes POST.", http.StatusMethodNotAllowed)
 	case access != Operator:
 		h.reply(w, nil, &refusal{http.StatusForbidden, "denied", "You may look, and change nothing."})
-	case kind != "application/json": // which no form of another site can send
+	case kind != "application/json": // forms of other sites cannot send this type
 		h.reply(w, nil, &refusal{http.StatusUnsupportedMediaType, "bad", fmt.Sprintf("Content-Type %q is not application/json.", r.Header.Get("Content-Type"))})
 	default:
 		if err := h.receive(w, r); err != nil {
@@ -75,40 +75,40 @@ func (h *handler) operate(w http.ResponseWriter, r *http.Request, access Access,
 	}
 }
 
-// foreign refuses what comes from another origin. It may be our own page behind a proxy that asks
-// for another host: the page of a browser that sends no Sec-Fetch-Site, as over plain HTTP, is told
-// from others by the host alone.
+// foreign refuses a request from another origin. It may come from our own page behind a proxy that
+// changes the host: if a browser sends no Sec-Fetch-Site, for example over plain HTTP, only the
+// host distinguishes our own page from others.
 func (h *handler) foreign(w http.ResponseWriter, r *http.Request) {
-	text := "This was asked for by a page of another site."
+	text := "The request comes from a page of another site."
 	if origin := r.Header.Get("Origin"); r.Header.Get("Sec-Fetch-Site") == "" {
 		text = fmt.Sprintf(
-			"Nothing was done: the page is of %q, and the dashboard was asked for as %q. Where a proxy is in front, have it pass the Host on that the browser asked for, or serve it over HTTPS.",
+			"Nothing was done: the page is of %q, and the request of %q. If a proxy is in front, configure it to pass on the Host of the browser, or use HTTPS.",
 			origin, r.Host,
 		)
 	}
 	h.reply(w, nil, &refusal{http.StatusForbidden, "bad", text})
 }
 
-// receive reads the body of a POST before its turn comes: a slow sender keeps no other operator
-// waiting. The time for that ends with it, as the server takes its end for that of the request.
+// receive reads the body of a POST before its turn, so a slow sender does not make other operators
+// wait. It then removes its deadline, because the server would end the request at that time.
 func (h *handler) receive(w http.ResponseWriter, r *http.Request) error {
 	conn := http.NewResponseController(w)
-	_ = conn.SetReadDeadline(time.Now().Add(h.times.write)) // where there is none the server's own holds
+	_ = conn.SetReadDeadline(time.Now().Add(h.times.write)) // if it cannot be set, the server's own holds
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	var long *http.MaxBytesError
 	switch {
 	case errors.As(err, &long):
 		return &refusal{http.StatusRequestEntityTooLarge, "bad", fmt.Sprintf("The request is longer than %d bytes.", long.Limit)}
 	case err != nil:
-		return bad("The request did not come whole: %v.", err)
+		return bad("The request is incomplete: %v.", err)
 	}
 	_ = conn.SetReadDeadline(time.Time{})
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	return nil
 }
 
-// answer answers a question when those before it are. The turn has room for one, and is over before
-// the answer is sent: who does not read it keeps nobody from asking.
+// answer answers a question after those before it. The turn ends before the answer is sent, so a
+// slow reader does not make others wait.
 func (h *handler) answer(w http.ResponseWriter, r *http.Request, actor string, ask question, turn chan struct{}) {
 	select {
 	case turn <- struct{}{}:
@@ -132,9 +132,9 @@ func (h *handler) reply(w http.ResponseWriter, content any, err error) {
 	}
 	encoded, err := json.Marshal(content)
 	if err != nil {
-		panic(err) // a type that cannot be
+		panic(err) // the types can be encoded
 	}
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.times.write)) // where there is none the server's own holds
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.times.write)) // if it cannot be set, the server's own holds
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_, _ = w.Write(encoded) // the browser has gone
@@ -151,10 +151,10 @@ func read(r *http.Request, into any) error {
 		}
 		err = errors.New("more than one value")
 	}
-	return bad("The request is not what this page sends: %v.", err)
+	return bad("The request is invalid: %v.", err)
 }
 
-// change is what a request wants, and the token of the press by which it was asked for.
+// change returns the change of a request, and the token of the press of a button that sent it.
 func change(r *http.Request, actor string) (c admin.Change, token string, err error) {
 	var w wanted
 	if err := read(r, &w); err != nil {
@@ -164,13 +164,13 @@ func change(r *http.Request, actor string) (c admin.Change, token string, err er
 	c.Reason, c.Actor = strings.TrimSpace(c.Reason), actor
 	if w.Lasts != "" {
 		if c.Lasts, err = time.ParseDuration(w.Lasts); err != nil || c.Lasts <= 0 {
-			return c, "", bad("It cannot stand for %q: give a duration, as 2h.", w.Lasts)
+			return c, "", bad("The duration %q is invalid: give one such as 2h.", w.Lasts)
 		}
 	}
 	return c, w.Token, nil
 }
 
-// preview tells what would move.
+// preview returns the moves of a change.
 func (h *handler) preview(r *http.Request, actor string) (any, error) {
 	c, _, err := change(r, actor)
 	if err != nil {
@@ -179,35 +179,35 @@ func (h *handler) preview(r *http.Request, actor string) (any, error) {
 	return h.hub.admin.DryRun(r.Context(), c)
 }
 
-// apply does what was previewed.
+// apply makes a previewed change.
 func (h *handler) apply(r *http.Request, actor string) (any, error) {
 	c, token, err := change(r, actor)
 	switch {
 	case err != nil:
 		return nil, err
 	case c.Reason == "":
-		return nil, bad("Say why, for whoever wonders later.")
+		return nil, bad("Give a reason.")
 	case c.IfUnchanged == "":
-		return nil, bad("Preview it first: what is done is what was previewed.")
+		return nil, bad("Preview the change first.")
 	}
 	return h.once(r, actor, token, func(ctx context.Context) (any, error) { return struct{}{}, h.hub.admin.Apply(ctx, c) })
 }
 
-// mostOutcomes is how many changes are remembered, the latest: a request that is sent again comes
+// mostOutcomes is the number of latest changes whose outcome is kept: a repeated request arrives
 // soon.
 const mostOutcomes = 64
 
-// An outcome is what came of a change.
+// An outcome is the outcome of a change.
 type outcome struct {
 	actor, token string
 	content      any
 	err          error
 }
 
-// once does what a press of a button asks for, and goes on where the browser has gone: else nobody
-// would know what came of it. A browser sends a POST again by itself where the connection ends
-// before the answer, with the token that it had: that is answered with what came of the first,
-// which is over, as one change is made at a time. It knows those of this process alone.
+// once makes the change of a press of a button. It continues if the browser disconnects, so that
+// the outcome is known. A browser repeats a POST, with the same token, if the connection ends
+// before the answer. once answers a repeated POST with the outcome of the first one, which has
+// ended, because changes are made one at a time. It knows only the changes of this process.
 func (h *handler) once(r *http.Request, actor, token string, do func(context.Context) (any, error)) (any, error) {
 	h.mu.Lock()
 	i := slices.IndexFunc(h.outcomes, func(o outcome) bool { return token != "" && o.token == token && o.actor == actor })
@@ -225,7 +225,7 @@ func (h *handler) once(r *http.Request, actor, token string, do func(context.Con
 	return content, err
 }
 
-// refusalOf has the page know which error it is.
+// refusalOf returns an error as the page receives it.
 func refusalOf(err error) *refusal {
 	is := &refusal{http.StatusBadGateway, "failed", err.Error()}
 	switch {
@@ -244,17 +244,17 @@ func refusalOf(err error) *refusal {
 	return is
 }
 
-// explain tells why a partition is where it is.
+// explain returns why a client owns a partition.
 func (h *handler) explain(r *http.Request, _ string) (any, error) {
 	query := r.URL.Query()
 	partition, err := strconv.Atoi(query.Get("partition"))
 	if err != nil {
-		return nil, bad("Partition %q is no number.", query.Get("partition"))
+		return nil, bad("Partition %q is not a number.", query.Get("partition"))
 	}
 	return h.hub.admin.Explain(r.Context(), query.Get("lease"), partition)
 }
 
-// events tells more of the latest ones than the polls do.
+// events returns more of the latest events than the polls.
 func (h *handler) events(r *http.Request, _ string) (any, error) {
 	return h.hub.readEvents(r.Context(), r.URL.Query().Get("lease"), mostEvents), nil
 }

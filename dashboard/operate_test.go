@@ -95,27 +95,28 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 		status     int
 		text       string
 	}{
-		{"/apply", `{`, nil, 400, "not what this page sends"},
+		{"/apply", `{`, nil, 400, "The request is invalid"},
 		{"/apply", `{"verb":"drain","actor":"root"}`, nil, 400, `unknown field "actor"`},
 		{"/apply", `{} {}`, nil, 400, "more than one value"},
 		{"/apply", `{"reason":"` + strings.Repeat("x", 17<<10) + `"}`, nil, 413, "longer than 16384 bytes"},
-		{"/apply", `{"verb":"drain","subject":"a","if_unchanged":"0123456789abcdef","reason":" \n"}`, nil, 400, "Say why"},
-		{"/apply", `{"verb":"drain","subject":"a","reason":"why"}`, nil, 400, "Preview it first"},
-		{"/apply", `{"verb":"drain","subject":"a","reason":"why","if_unchanged":"none"}`, nil, 422, `fingerprint "none" is none`},
-		{"/preview", `{"verb":"drain","subject":"a","lasts":"soon"}`, nil, 400, `It cannot stand for "soon"`},
-		{"/preview", `{"verb":"drain","subject":"a","lasts":"-2h"}`, nil, 400, `It cannot stand for "-2h"`},
+		{"/apply", `{"verb":"drain","subject":"a","if_unchanged":"0123456789abcdef","reason":" \n"}`, nil, 400, "Give a reason"},
+		{"/apply", `{"verb":"drain","subject":"a","reason":"why"}`, nil, 400, "Preview the change first"},
+		{"/apply", `{"verb":"drain","subject":"a","reason":"why","if_unchanged":"none"}`, nil, 422, `fingerprint "none" is invalid`},
+		{"/preview", `{"verb":"drain","subject":"a","lasts":"soon"}`, nil, 400, `duration "soon" is invalid`},
+		{"/preview", `{"verb":"drain","subject":"a","lasts":"-2h"}`, nil, 400, `duration "-2h" is invalid`},
 		{"/preview", `{"verb":"lose","subject":"a"}`, nil, 422, `verb "lose" is none of`},
-		{"/ask", `{"verb":"pause_job","job":"7","reason":"why"}`, nil, 400, "is no verb on schedules or jobs"},
-		{"/ask", `{"verb":"retry_failed","kind":"mail","reason":"why"}`, nil, 400, "is no verb on schedules or jobs"}, // the page shows none
+		{"/ask", `{"verb":"pause_job","job":"7","reason":"why"}`, nil, 400, "is not a verb on schedules or jobs"},
+		{"/ask", `{"verb":"retry_failed","kind":"mail","reason":"why"}`, nil, 400, "is not a verb on schedules or jobs"}, // the page shows none
 		{"/preview", `{"verb":"drain","subject":"a"}`, []string{"Content-Type", "text/plain"}, 415, "is not application/json"},
 		{"/preview", `verb=drain`, []string{"Content-Type", "application/x-www-form-urlencoded"}, 415, "is not application/json"},
 		{"/preview", `{}`, []string{"Sec-Fetch-Site", "cross-site"}, 403, "a page of another site"},
 		{"/preview", `{}`, []string{"Sec-Fetch-Site", "same-site"}, 403, "a page of another site"},
 		{"/", `{}`, []string{"Sec-Fetch-Site", "cross-site"}, 403, "a page of another site"}, // also where nothing is changed as yet
-		// So it is, too, where a proxy asks for another host than the browser, and that says no more than the page's origin.
+		// So it is, too, where a proxy asks for another host than the browser, and that says no more than
+		// the page's origin.
 		{
 			"/apply", `{}`, []string{"Origin", "https://evil.example"}, 403,
-			`the page is of "https://evil.example", and the dashboard was asked for as "example.com". Where a proxy`,
+			`the page is of "https://evil.example", and the request of "example.com". If a proxy`,
 		},
 	} {
 		if a := post(t, h, test.path, test.body, test.headers...); a.status != test.status || !strings.Contains(a.Text, test.text) {
@@ -130,7 +131,7 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 	if w := do(t, h, "POST", "/", "Sec-Fetch-Site", "same-origin"); w.Code != 405 || w.Header().Get("Allow") != "GET, HEAD" {
 		t.Errorf("POST /: %d %q", w.Code, w.Header().Get("Allow"))
 	}
-	if w := do(t, h, "GET", "/explain?lease=orders&partition=x"); w.Code != 400 || !strings.Contains(w.Body.String(), "is no number") {
+	if w := do(t, h, "GET", "/explain?lease=orders&partition=x"); w.Code != 400 || !strings.Contains(w.Body.String(), "is not a number") {
 		t.Errorf("explain: %d %s", w.Code, w.Body)
 	}
 }

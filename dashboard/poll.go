@@ -18,18 +18,17 @@ import (
 	"github.com/pgleases/pgleases/admin"
 )
 
-// The hub's loops read what all viewers see, while somebody asks. The hub keeps it as parts: JSON
-// texts, each with a version, which is a hash of its content, so that a version also holds after a
-// restart, and from another process. A page polls each second with the versions that it shows, and
-// the answer has the parts with another version. All viewers are sent the same bytes: one that does
-// not read costs no more than its connection. Of the leases, only those that changed are sent. What
-// changes with each look, the ages of heartbeats, is a part of its own.
+// The loops of the hub read what all viewers see, while pages poll. The hub keeps parts: JSON
+// texts, each with a version, which is a hash of its content. So a version also holds after a
+// restart, and for another process. A page polls each second with the versions that it shows, and
+// the answer contains the parts with another version. All viewers receive the same bytes, so a
+// viewer that does not read costs only its connection. Of the leases, only changed ones are sent.
+// The ages of heartbeats change with each read, so they are a separate part.
 
-// A part is named as its parameter in a poll, and as its field in the answer.
+// A part has a name, which is its parameter in a poll and its field in the answer.
 type part int
 
-// In the order in which they are sent: leases name clients, and ages are those of clients, one for
-// one.
+// The order of the answer: leases refer to clients, and ages are in the order of clients.
 const (
 	clients part = iota
 	leases
@@ -45,27 +44,27 @@ const (
 var partNames = [parts]string{"clients", "leases", "ages", "locks", "events", "overrides", "schedules", "health"}
 
 const (
-	maxLocks  = 200 // that are shown
-	maxEvents = 200 // the latest, that all are sent
+	maxLocks  = 200 // shown locks
+	maxEvents = 200 // latest events in polls
 
-	mostEvents = 1000 // the latest, that who looks for some is sent
+	mostEvents = 1000 // latest events for a filter
 )
 
-// times are how long things take.
+// times are intervals and limits.
 type times struct {
-	look    time.Duration // between the starts of two looks
-	answers time.Duration // limit of a look, and of an examination: a connection that hangs must not end the looks
-	write   time.Duration // for a viewer to take an answer, before it is given up
+	look    time.Duration // between the starts of two reads
+	answers time.Duration // limit of a read or a check, for example if a connection hangs
+	write   time.Duration // limit for a viewer to read an answer
 }
 
 var defaultTimes = times{look: time.Second, answers: 15 * time.Second, write: 10 * time.Second}
 
 const (
-	linger   = 5                // looks after the last poll
-	old      = 4 * time.Second  // age from which a look is stale; a look that fails makes the one before stale at once
-	examined = 30 * time.Second // between two examinations of the health
+	linger   = 5                // reads after the last poll
+	old      = 4 * time.Second  // age from which a read is stale; it is stale at once if the next read fails
+	examined = 30 * time.Second // between two checks of the health
 
-	maxBefore = 60 // looks whose version of the leases is known
+	maxBefore = 60 // reads whose version of the leases is known
 )
 
 type hub struct {
@@ -73,27 +72,27 @@ type hub struct {
 	times times
 
 	mu    sync.Mutex  // guards what follows
-	idle  *time.Timer // ends the loops; nil: there were none
+	idle  *time.Timer // ends the loops; nil: they never ran
 	texts [parts]text
 
-	looks    int      // that found leases
+	looks    int      // number of reads of the leases
 	names    []string // of the leases
 	known    map[string]seenLease
-	versions map[string]int // of all leases, and the last of the latest looks that found them so
+	versions map[string]int // version of all leases, and the latest read with it
 
-	last    *admin.Snapshot // nil: there was no look yet; kept while nobody looks, for who comes while the database is away
-	seen    time.Time       // when last was
-	failure string          // of the look after it; empty: none
+	last    *admin.Snapshot // nil: there was no read yet; kept while no page polls, for a page that opens during an outage
+	seen    time.Time       // time of last
+	failure string          // of a later read; empty: no failure
 	slots   map[string]int  // by ID: see assignSlots
 }
 
 // A text is a part as it is sent.
 type text struct {
-	version string // empty: there is none
-	sent    []byte // of leases nil: see leasesSince
+	version string // empty: there is no text yet
+	sent    []byte // nil for leases: see leasesSince
 }
 
-// A seenLease is a lease as JSON, with the number of the first look that found it so.
+// A seenLease is a lease as JSON, with the number of the first read that returned it.
 type seenLease struct {
 	encoded []byte
 	since   int
@@ -130,7 +129,8 @@ func versionOf(content []byte) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// publish has mu. After the end of ctx it does nothing, because other loops may run.
+// publish sets a part. The caller holds mu. After the end of ctx, other loops may run, so publish
+// returns at once.
 func (h *hub) publish(ctx context.Context, of part, content any) {
 	if ctx.Err() != nil {
 		return
@@ -140,8 +140,8 @@ func (h *hub) publish(ctx context.Context, of part, content any) {
 	h.texts[of] = text{version, fmt.Appendf(nil, `{"version":%q,"content":%s}`, version, encoded)}
 }
 
-// publishLeases does the same for the leases, which keep the number of the look that found them
-// first as they are.
+// publishLeases does the same for the leases. An unchanged lease keeps the number of its first
+// read.
 func (h *hub) publishLeases(ctx context.Context, all []admin.Lease) {
 	if ctx.Err() != nil {
 		return
@@ -161,10 +161,10 @@ func (h *hub) publishLeases(ctx context.Context, all []admin.Lease) {
 	maps.DeleteFunc(h.versions, func(_ string, look int) bool { return look < h.looks-maxBefore })
 }
 
-// leasesSince has mu. It returns the leases as they are sent to a page that shows a version: the
-// names of all, and those leases that are not in that version.
+// leasesSince returns the leases for a page that shows a version: the names of all leases, and
+// those that differ from the version. The caller holds mu.
 func (h *hub) leasesSince(version string) (pieces [][]byte) {
-	shown := h.versions[version] // 0: it is not known, so all are sent
+	shown := h.versions[version] // 0: unknown, so all leases are sent
 	pieces = append(pieces, fmt.Appendf(nil, `{"version":%q,"content":{"names":%s,"changed":[`, h.texts[leases].version, encode(h.names)))
 	comma := ""
 	for _, name := range h.names {
@@ -176,8 +176,8 @@ func (h *hub) leasesSince(version string) (pieces [][]byte) {
 	return append(pieces, []byte("]}}"))
 }
 
-// again does something again and again until ctx ends, each time with the limit of a look. The
-// pause after it is what rest returns for how long it took.
+// again calls do until ctx ends, each time with the limit of a read. rest returns the pause after a
+// call that took a time.
 func (h *hub) again(ctx context.Context, rest func(took time.Duration) time.Duration, do func(ctx, limited context.Context)) {
 	for {
 		began := time.Now()
@@ -192,7 +192,7 @@ func (h *hub) again(ctx context.Context, rest func(took time.Duration) time.Dura
 	}
 }
 
-// look sees to what is in the tables.
+// look reads the tables.
 func (h *hub) look(ctx, limited context.Context) {
 	s, err := h.admin.Snapshot(limited)
 	if err != nil {
@@ -215,8 +215,8 @@ func (h *hub) failed(ctx context.Context, err error) {
 	}
 }
 
-// A shownClient is a client without what changes with each look, and with the number of its color,
-// which it keeps while it lives, and for all viewers.
+// A shownClient is a client without its heartbeat age, and with the number of its color, which is
+// the same for all viewers while the client is live.
 type shownClient struct {
 	admin.Client
 	Slot int `json:"slot"`
@@ -242,8 +242,8 @@ func (h *hub) saw(ctx context.Context, s *admin.Snapshot, at time.Time) {
 	h.publish(ctx, overrides, s.Overrides)
 }
 
-// assignSlots gives each ID among clients a number that no other of them has, the lowest that is
-// free. An ID that comes back has its own again, if nobody took it.
+// assignSlots gives each client ID the lowest number that no other client has. An ID that comes
+// back gets its number again if it is free.
 func assignSlots(slots map[string]int, clients []admin.Client) {
 	taken := make(map[int]string) // by number: the live client that has it
 	for _, c := range clients {
@@ -267,7 +267,7 @@ func assignSlots(slots map[string]int, clients []admin.Client) {
 type shownLocks struct {
 	Locks   []admin.Lock `json:"locks"`
 	More    bool         `json:"more"`
-	Failure string       `json:"failure"` // empty: none. Locks are empty then
+	Failure string       `json:"failure"` // if not empty, Locks is empty
 }
 
 func (h *hub) readLocks(ctx context.Context) shownLocks {
@@ -280,7 +280,7 @@ func (h *hub) readLocks(ctx context.Context) shownLocks {
 			shown.More = true
 			break
 		}
-		for i := range l.Holders { // what changes with each look
+		for i := range l.Holders { // these change with each read
 			l.Holders[i].HeartbeatAge, l.Holders[i].TimeLeft = 0, 0
 		}
 		shown.Locks = append(shown.Locks, l)
@@ -291,7 +291,7 @@ func (h *hub) readLocks(ctx context.Context) shownLocks {
 // shownEvents are the latest events, the latest first.
 type shownEvents struct {
 	Events  []admin.Event `json:"events"`
-	Failure string        `json:"failure"` // empty: none. Events are empty then
+	Failure string        `json:"failure"` // if not empty, Events is empty
 }
 
 func (h *hub) readEvents(ctx context.Context, lease string, most int) shownEvents {
@@ -303,13 +303,13 @@ func (h *hub) readEvents(ctx context.Context, lease string, most int) shownEvent
 	return shownEvents{Events: append([]admin.Event{}, all...)}
 }
 
-// A shownHealth is what Doctor found.
+// A shownHealth is the result of Doctor.
 type shownHealth struct {
 	Findings []admin.Finding `json:"findings"`
 	At       time.Time       `json:"at"` // by this process's clock
 }
 
-// examine sees to the health.
+// examine runs Doctor.
 func (h *hub) examine(ctx, limited context.Context) {
 	findings := h.admin.Doctor(limited, admin.DoctorOptions{})
 	h.mu.Lock()
@@ -317,18 +317,19 @@ func (h *hub) examine(ctx, limited context.Context) {
 	h.publish(ctx, health, shownHealth{findings, time.Now()})
 }
 
-// shownStatus says how fresh what is shown is. Ages, not times: the browser's clock may be another.
+// shownStatus has the age of the shown data. It is not a time, because the browser's clock may
+// differ.
 type shownStatus struct {
-	Seen    bool          `json:"seen"`    // there was a look
-	Age     int64         `json:"age_ms"`  // of the last one
-	Stale   bool          `json:"stale"`   // what is shown may not be so any more
-	Failure string        `json:"failure"` // why; empty: no look has failed since
+	Seen    bool          `json:"seen"`    // there was a read
+	Age     int64         `json:"age_ms"`  // of the last read
+	Stale   bool          `json:"stale"`   // the shown data may be out of date
+	Failure string        `json:"failure"` // of a later read; empty: no failure
 	At      time.Time     `json:"at,omitzero"`
 	Version int           `json:"schema_version"`
 	Server  *admin.Server `json:"server"`
 }
 
-// status has mu.
+// status returns the status. The caller holds mu.
 func (h *hub) status() shownStatus {
 	s := shownStatus{Failure: h.failure, Stale: h.failure != ""}
 	if h.last != nil {
@@ -339,7 +340,7 @@ func (h *hub) status() shownStatus {
 	return s
 }
 
-// poll answers with the parts that differ from those that a page shows.
+// poll answers with the parts that differ from those of the page.
 func (h *handler) poll(w http.ResponseWriter, r *http.Request) {
 	h.hub.asked()
 	answer := h.hub.answer(r.URL.Query())
@@ -347,17 +348,17 @@ func (h *handler) poll(w http.ResponseWriter, r *http.Request) {
 	for _, piece := range answer {
 		length += len(piece)
 	}
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.times.write)) // if it has none, the server's own holds
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.times.write)) // if it cannot be set, the server's own holds
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(length))
-	for _, piece := range answer { // not joined: the large ones belong to all viewers
+	for _, piece := range answer { // not joined, because all viewers share the large ones
 		if _, err := w.Write(piece); err != nil {
 			return // the browser has gone
 		}
 	}
 }
 
-// answer returns the pieces of an answer to a page that shows these versions.
+// answer returns the pieces of the answer to a page that shows these versions.
 func (h *hub) answer(shown url.Values) (pieces [][]byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -49,7 +49,8 @@ func TestAClientKeepsItsColor(t *testing.T) {
 	}
 }
 
-// A page is sent what differs from what it shows: of the leases only those that changed, also after a restart of the server.
+// A page is sent what differs from what it shows: of the leases only those that changed, also after
+// a restart of the server.
 func TestAPollIsSentOnlyWhatDiffers(t *testing.T) {
 	t.Parallel()
 	lease := func(name string, generation int64) admin.Lease {
@@ -116,7 +117,8 @@ func TestAPollIsSentOnlyWhatDiffers(t *testing.T) {
 	poll("the end of the loops", h, "", "", "")
 }
 
-// A look that failed makes what is shown stale at once, and so does one that hangs, after a while. The next look ends it.
+// A look that failed makes what is shown stale at once, and so does one that hangs, after a while.
+// The next look ends it.
 func TestAFailedLookAndOneThatHangsAreStale(t *testing.T) {
 	t.Parallel()
 	h := newHub(nil, defaultTimes)

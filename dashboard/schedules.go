@@ -18,60 +18,59 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// What is shown of package schedule: the groups to all, from time to time; lists to who looks at
-// them, a page at a time, which those share who look at the same one. So neither the number of
-// schedules nor that of viewers is that of what the database does.
+// The part of the page for package schedule. The hub reads the groups for all viewers. A page reads
+// lists in pages of rows, and viewers of the same page of rows share it. So the load of the
+// database does not grow with the number of schedules or viewers.
 
 const (
-	counted  = 5 * time.Second // between two looks at the groups, or more: see rest
-	kept     = 2 * time.Second // for how long a page is the same for all who ask
+	counted  = 5 * time.Second // minimum time between two reads of the groups: see rest
+	kept     = 2 * time.Second // time that a page of rows is kept
 	perPage  = 50
-	mostKept = 64 // pages
+	mostKept = 64 // pages of rows
 )
 
 // shownGroups are the groups of schedules.
 type shownGroups struct {
-	Groups  []admin.ScheduleGroup `json:"groups"`  // empty also where there are no tables of package schedule
-	Failure string                `json:"failure"` // empty: none
+	Groups  []admin.ScheduleGroup `json:"groups"`  // empty also if package schedule has no tables
+	Failure string                `json:"failure"` // empty: no failure
 }
 
-// count sees to the groups.
+// count reads the groups.
 func (h *hub) count(ctx, limited context.Context) {
 	groups, err := h.admin.ScheduleGroups(limited)
-	told := shownGroups{Groups: append([]admin.ScheduleGroup{}, groups...)}
+	shown := shownGroups{Groups: append([]admin.ScheduleGroup{}, groups...)}
 	if err != nil && !errors.Is(err, admin.ErrNoSchedules) {
-		told.Failure = err.Error()
+		shown.Failure = err.Error()
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.publish(ctx, schedules, told)
+	h.publish(ctx, schedules, shown)
 }
 
-// rest is how long nobody looks at the groups after a look that took so long: where there are very
-// many schedules, or the server is slow, that is no more than a twentieth of the time.
+// rest returns the pause after a read of the groups. If reads take long, because there are many
+// schedules or the server is slow, they take at most 5 % of the time.
 func rest(took time.Duration) time.Duration { return max(counted, 20*took) }
 
-// A page is what several may look at.
+// A page is a page of rows that several viewers may share.
 type page struct {
 	at      time.Time
 	content any
 }
 
-// A list is a page of rows, of which the last is where the next page begins.
+// A list is a page of rows. The next page begins after the last row.
 type list[T any] struct {
 	Rows []T  `json:"rows"`
 	More bool `json:"more"`
 }
 
-// manage is the schedules of a group.
+// manage returns the scheduler of a group.
 func (h *handler) manage(ctx context.Context, group string, opts ...schedule.Option) (*schedule.Scheduler, error) {
 	pool, schema := h.hub.admin.Database()
 	return schedule.Manage(ctx, pool, group, append(opts, schedule.WithSchema(schema))...)
 }
 
-// listed answers with the page that another was answered a moment ago, or reads it, with one row
-// more than are shown, to know whether there are more. Whoever calls it has the turn of those who
-// look, so nobody asks the same meanwhile.
+// listed returns a kept page of rows, or reads it. It reads one row more than it shows, to know
+// whether there are more. The caller has the turn of reads, so no other request reads meanwhile.
 func listed[T any](h *handler, r *http.Request, read func(ctx context.Context, s *schedule.Scheduler) iter.Seq2[T, error]) (any, error) {
 	key := r.URL.Path + "?" + r.URL.Query().Encode()
 	h.mu.Lock()
@@ -137,11 +136,11 @@ func (h *handler) history(r *http.Request, _ string) (any, error) {
 	})
 }
 
-// number is that of a text; 0 for none.
+// number returns the number in a text, 0 for an empty text.
 func number(text string) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil && text != "" {
-		return 0, bad("%q is no number.", text)
+		return 0, bad("%q is not a number.", text)
 	}
 	return n, nil
 }
@@ -154,7 +153,7 @@ type asked struct {
 	Token  string `json:"token"`
 }
 
-// ask has a verb on a schedule or a job carried out.
+// ask executes a verb on a schedule or a job.
 func (h *handler) ask(r *http.Request, actor string) (any, error) {
 	var a asked
 	if err := read(r, &a); err != nil {
@@ -163,11 +162,11 @@ func (h *handler) ask(r *http.Request, actor string) (any, error) {
 	reason := strings.TrimSpace(a.Reason)
 	switch {
 	case reason == "":
-		return nil, bad("Say why, for whoever wonders later.")
+		return nil, bad("Give a reason.")
 	case !slices.Contains(manage.Verbs, a.Verb):
-		return nil, bad("%q is no verb on schedules or jobs.", a.Verb)
+		return nil, bad("%q is not a verb on schedules or jobs.", a.Verb)
 	case a.Verb == "delete_schedule" && a.ID == 0:
-		return nil, bad("Say which one: what is deleted is what was shown.")
+		return nil, bad("Give the ID of the schedule to delete.")
 	}
 	return h.once(r, actor, a.Token, func(ctx context.Context) (any, error) {
 		var jobs []int64
@@ -176,7 +175,7 @@ func (h *handler) ask(r *http.Request, actor string) (any, error) {
 			jobs, err = a.Do(ctx, s)
 		}
 		h.mu.Lock()
-		clear(h.pages) // who asked looks at once
+		clear(h.pages) // the page of the user reads them at once
 		h.mu.Unlock()
 		if err != nil {
 			if errors.Is(err, schedule.ErrNotFound) && a.Verb == "delete_schedule" {
@@ -185,7 +184,7 @@ func (h *handler) ask(r *http.Request, actor string) (any, error) {
 			return nil, refused(err, admin.ForScheduleOperators)
 		}
 		answer := struct {
-			Job  int64 `json:"job,string"` // 0: none comes of it, or several
+			Job  int64 `json:"job,string"` // 0: no job, or several
 			Jobs int   `json:"jobs"`
 		}{0, len(jobs)}
 		if len(jobs) == 1 {
@@ -195,7 +194,8 @@ func (h *handler) ask(r *http.Request, actor string) (any, error) {
 	})
 }
 
-// refused has the page know which error it is, of what needs the rights for a purpose.
+// refused returns an error as the page receives it. purpose names the rights that the request
+// needs.
 func refused(err error, purpose admin.Purpose) error {
 	switch {
 	case errors.Is(err, schedule.ErrUnknown):
@@ -204,7 +204,7 @@ func refused(err error, purpose admin.Purpose) error {
 		return &refusal{http.StatusNotFound, "bad", err.Error()}
 	case store.Denied(err):
 		return fmt.Errorf("%w\ngive the role what pgleases grants ROLE --for=%s prints", err, purpose)
-	case store.Code(err) == "": // it is not the database's
+	case store.Code(err) == "": // not an error of the database
 		return &refusal{http.StatusUnprocessableEntity, "refused", err.Error()}
 	}
 	return err

@@ -19,7 +19,8 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// Who looks at the same page of 20,000 schedules gets it from one question, which reads no more than the page, and a verb shows at once.
+// Who looks at the same page of 20,000 schedules gets it from one question, which reads no more
+// than the page, and a verb shows at once.
 func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -64,14 +65,14 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 		t.Errorf("after a verb: %+v", page)
 	}
 	for body, want := range map[string]string{
-		`{"verb":"pause_schedule","group":"billing","schedule":"s000007","reason":" "}`:                           "400 Say why",
+		`{"verb":"pause_schedule","group":"billing","schedule":"s000007","reason":" "}`:                           "400 Give a reason",
 		`{"verb":"pause_schedule","group":"billing","schedule":"none","reason":"why"}`:                            `422 has no schedule "none"`,
-		`{"verb":"delete_schedule","group":"billing","schedule":"s000007","reason":"why"}`:                        "400 what is deleted is what was shown",
+		`{"verb":"delete_schedule","group":"billing","schedule":"s000007","reason":"why"}`:                        "400 Give the ID of the schedule",
 		`{"verb":"delete_schedule","group":"billing","schedule":"s000007","id":"1","reason":"why"}`:               "409 is not the one that was seen",
-		`{"verb":"cancel_job","group":"billing","job":"x","reason":"why"}`:                                        "400 not what this page sends",
+		`{"verb":"cancel_job","group":"billing","job":"x","reason":"why"}`:                                        "400 The request is invalid",
 		`{"verb":"cancel_job","group":"billing","job":"7","reason":"why"}`:                                        "422 has no job 7",
 		`{"verb":"retry_job","group":"","job":"7","reason":"why"}`:                                                `422 group "" is empty`,
-		`{"verb":"drain","group":"billing","schedule":"s000007","reason":"why"}`:                                  `400 "drain" is no verb`,
+		`{"verb":"drain","group":"billing","schedule":"s000007","reason":"why"}`:                                  `400 "drain" is not a verb`,
 		`{"verb":"backfill_schedule","group":"billing","schedule":"s000007","reason":"why"}`:                      "422 the range after",
 		`{"verb":"retry_tick","group":"billing","schedule":"s000007","reason":"why"}`:                             "422 is not in the history",
 		fmt.Sprintf(`{"verb":"cancel_job","group":"billing","job":"7","reason":"%s"}`, strings.Repeat("x", 4001)): "422 the reason has 4001 bytes",
@@ -150,7 +151,8 @@ func TestAskRunsEachVerb(t *testing.T) {
 	}
 }
 
-// A browser sends a POST again where its connection ends before the answer. That is the same press, of the same person; another press is another.
+// A browser sends a POST again where its connection ends before the answer. That is the same press,
+// of the same person; another press is another.
 func TestARequestThatIsSentAgainIsCarriedOutOnce(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)

@@ -1,7 +1,7 @@
-// Draws what the polls return. Whatever a process has named goes through name(), as text: nothing here makes markup of it.
+// Draws the data of the polls. All names that processes choose go through name(), as text, never as markup.
 "use strict";
 
-// ---- Colors. Each owner has a color, a pattern that differs from that of the next ten, and letters: no two are alike in all three.
+// ---- Colors. Each owner has a color, a pattern that changes after ten owners, and letters: no two owners have the same three.
 
 const palette = ["#4c8fd0", "#e0a33a", "#3aa887", "#c972a4", "#7b6fc4", "#d9663d", "#8fbf4d", "#57b9c9", "#a98258", "#d6c84a"];
 const inks = palette.map(hex => {
@@ -52,7 +52,7 @@ function pattern(context, kind, ground, ink, scale) {
 
 const $ = id => document.getElementById(id);
 
-// make("p", "note", "text", child) makes an element. Strings become text.
+// make("p", "note", "text", child) creates an element. Strings become text.
 function make(tag, className, ...children) {
   const e = document.createElement(tag);
   if (className) e.className = className;
@@ -64,7 +64,7 @@ function setText(e, text) {
   if (e.textContent !== text) e.textContent = text;
 }
 
-// What text can hide or act by: controls, marks of direction, other format characters, what is in no alphabet, spaces that are not the space.
+// Characters that are invisible or have effects: controls, direction marks, other format characters, unassigned characters, and spaces except the space.
 const hidden = /[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/u;
 const hiddenAll = new RegExp(hidden, "gu");
 
@@ -74,7 +74,7 @@ function escaped(c) {
 
 const plain = text => text.replace(hiddenAll, escaped); // for labels
 
-// name shows what a process has named: isolated, with what it hides as escapes.
+// name shows a name that a process chose: isolated, with invisible characters as escapes.
 function name(text) {
   const e = make("bdi", "name");
   for (let rest = text; rest !== "";) {
@@ -87,7 +87,7 @@ function name(text) {
   return e;
 }
 
-// keyed has parent contain one element for each item, in order. Elements stay: what has the focus keeps it.
+// keyed gives parent one element for each item, in order. Elements are kept, so the focus stays.
 function keyed(parent, items, keyOf, create, update) {
   const old = new Map([...parent.children].map(e => [e.key, e]));
   let place = parent.firstElementChild;
@@ -106,11 +106,11 @@ function keyed(parent, items, keyOf, create, update) {
   for (const e of old.values()) {
     const focused = e.contains(document.activeElement);
     e.remove();
-    if (focused) (parent.closest("section[tabindex]") || $("leases")).focus({ preventScroll: true }); // else the keyboard would begin anew at the top
+    if (focused) (parent.closest("section[tabindex]") || $("leases")).focus({ preventScroll: true }); // otherwise keyboard navigation would restart at the top
   }
 }
 
-// fill puts children into a cell, where they are others than before.
+// fill sets the children of a cell if they have changed.
 function fill(e, signature, ...children) {
   if (e.signature === signature) return;
   e.signature = signature;
@@ -143,18 +143,18 @@ function rangesText(ranges, most = 12) {
 }
 const sizeOf = ranges => ranges.reduce((n, [first, last]) => n + last - first + 1, 0);
 
-// ---- What is known.
+// ---- The data.
 
 const state = {
   clients: [], bySession: new Map(), byID: new Map(), leases: [], ages: [], locks: null, events: null, overrides: [], schedules: null, health: null,
-  older: [], olderOf: "", olderFailure: "", // events that a filter is about, of which lease, and why there are none
+  older: [], olderOf: "", olderFailure: "", // events for a filter, their lease, and the error of reading them
   status: null,
-  seenAt: 0, // when what is shown was so, by this browser's clock; 0: never
+  seenAt: 0, // time of the shown data, by this browser's clock; 0: no data
   link: "connecting", // or open, lost, denied
-  filter: "", chosen: null, // the ID of the client whose partitions stand out
+  filter: "", chosen: null, // the ID of the client whose partitions are highlighted
 };
 
-const slots = new Map(); // by ID: the number of a live client's color. Here it stays, even if another server answers, which has given other ones
+const slots = new Map(); // by ID: the number of a live client's color. It stays, even if another server with other numbers answers
 
 const parts = {
   clients(list) {
@@ -174,7 +174,7 @@ const parts = {
     if (state.chosen !== null && !state.byID.has(state.chosen)) state.chosen = null;
     later("leases", "clients", "locks", "events", "overrides", "summary");
   },
-  leases({ names, changed }) { // the others are as before
+  leases({ names, changed }) { // the others are unchanged
     const known = new Map(state.leases.concat(changed).map(l => [l.name, l]));
     state.leases = names.map(n => known.get(n));
     later("leases", "clients", "summary");
@@ -187,7 +187,7 @@ const parts = {
   health(told) { state.health = told; later("health", "summary"); },
 };
 
-// later draws once for all that came at once.
+// later draws once for all changes of one poll.
 const due = new Set();
 function later(...what) {
   if (due.size === 0) requestAnimationFrame(draw);
@@ -199,7 +199,7 @@ function draw() {
   for (const what of now) draws[what]();
 }
 
-// who shows a client: its color, pattern and letters, and its name. With a button, its partitions stand out.
+// who shows a client: its color, pattern and letters, and its name. As a button, it highlights its partitions.
 function tag(slot) {
   const canvas = make("canvas", "tag"), ratio = Math.max(2, window.devicePixelRatio || 1);
   canvas.setAttribute("aria-hidden", "true");
@@ -217,7 +217,7 @@ function letter(c, slot, x, y, size) {
   c.font = "600 " + size + "px system-ui, sans-serif";
   c.textAlign = "center";
   c.textBaseline = "middle";
-  if (slot >= palette.length) { // on a pattern letters need a ground
+  if (slot >= palette.length) { // letters on a pattern need a background
     c.lineWidth = size / 3;
     c.strokeStyle = colorOf(slot);
     c.lineJoin = "round";
@@ -233,7 +233,7 @@ function who(id, asButton) {
   e.append(name(id));
   if (asButton) {
     e.type = "button";
-    e.title = "Let its partitions stand out";
+    e.title = "Highlight its partitions";
     e.setAttribute("aria-pressed", String(state.chosen === id));
     e.addEventListener("click", () => {
       state.chosen = state.chosen === id ? null : id;
@@ -244,13 +244,13 @@ function who(id, asButton) {
 }
 const slotOf = id => state.byID.get(id)?.slot ?? -1;
 
-// whoIn puts it into a cell, and keeps it there while it is the same.
+// whoIn shows a client in a cell, and keeps the element while it is the same.
 function whoIn(cell, id, asButton) {
-  fill(cell, JSON.stringify([id, slotOf(id)]), id === "" ? make("span", "sub", "nobody") : who(id, asButton));
+  fill(cell, JSON.stringify([id, slotOf(id)]), id === "" ? make("span", "sub", "no owner") : who(id, asButton));
   if (asButton) cell.querySelector("button")?.setAttribute("aria-pressed", String(state.chosen === id));
 }
 
-// With operate.js, which only operators are sent, the page has buttons.
+// The page has buttons if it has operate.js, which only operators receive.
 const operating = $("operate") !== null;
 
 const matches = (...names) => state.filter === "" || names.some(n => plain(n).toLowerCase().includes(state.filter));
@@ -259,7 +259,7 @@ const matches = (...names) => state.filter === "" || names.some(n => plain(n).to
 
 const mostCards = 60, mostRows = 500;
 
-// facts of a lease: what moves, what has no live owner.
+// factsOf counts the partitions of a lease that move, and those without a live owner.
 function factsOf(lease) {
   let moving = 0, orphans = 0;
   for (const h of lease.holdings) {
@@ -270,7 +270,7 @@ function factsOf(lease) {
   return { moving, orphans };
 }
 
-// A pause is meant so: what has no owner then is no fault.
+// During a pause, partitions without an owner are no fault.
 const isPaused = lease => state.overrides.some(w => w.verb === "pause" && w.lease === lease.name);
 
 const draws = {
@@ -293,11 +293,11 @@ const draws = {
     });
     const hiddenOnes = Math.max(0, large.length - mostCards) + Math.max(0, single.length - mostRows);
     setText($("leases-note"), state.status?.seen !== true ? "" : state.leases.length === 0 ? "There is no lease yet." :
-      named.length === 0 ? "No lease, and no member of one, has such a name." : hiddenOnes > 0 ? many(hiddenOnes, "more lease") + " not shown: name them above." : "");
+      named.length === 0 ? "No lease and no member matches." : hiddenOnes > 0 ? many(hiddenOnes, "more lease") + " not shown: use the filter above." : "");
   },
 
   clients() {
-    const part = new Map(); // by session: what it owns, and of how many leases it is a member
+    const part = new Map(); // by session: its numbers of partitions and leases
     for (const l of state.leases) for (const m of l.members) {
       const p = part.get(m.session) || { owned: 0, leases: 0 };
       p.owned += m.owned;
@@ -317,10 +317,10 @@ const draws = {
       row.session = c.session;
       whoIn(head.children[0], c.id, true);
       const marks = [];
-      if (c.expired) marks.push(["bad", "silent for longer than its TTL"]);
+      if (c.expired) marks.push(["bad", "expired: no heartbeat for its TTL"]);
       if (c.superseded) marks.push(["warn", "superseded: a newer process has its ID"]);
       if (c.evicted) marks.push(["warn", "evicted by an operator"]);
-      for (const w of state.overrides) if (w.client === c.id && w.partition === undefined) marks.push(["warn", "wanted: " + plain(w.verb)]);
+      for (const w of state.overrides) if (w.client === c.id && w.partition === undefined) marks.push(["warn", "override: " + plain(w.verb)]);
       if (c.fast_failover) marks.push(["", "fast failover"]);
       fill(head.children[1], JSON.stringify(marks), ...marks.map(([kind, text]) => make("span", "mark " + kind, text)));
       const p = part.get(c.session) || { owned: 0, leases: 0 };
@@ -329,8 +329,8 @@ const draws = {
       fill(process, JSON.stringify([c.host, c.pid]), name(c.host), " " + c.pid);
       setText(started, clock(c.started));
     });
-    setText($("clients-note"), state.status?.seen !== true ? "" : state.clients.length === 0 ? "No client is there." : shown.length === 0 ? "No client, and no host, has such a name." :
-      shown.length > mostRows ? many(shown.length - mostRows, "more client") + " not shown: name them above." : "");
+    setText($("clients-note"), state.status?.seen !== true ? "" : state.clients.length === 0 ? "There is no client." : shown.length === 0 ? "No client and no host matches." :
+      shown.length > mostRows ? many(shown.length - mostRows, "more client") + " not shown: use the filter above." : "");
     draws.ages();
   },
 
@@ -359,12 +359,12 @@ const draws = {
     }, (row, l) => {
       const [, by, since, waiting] = row.children;
       const holders = l.holders.map(h => h.client);
-      fill(by, JSON.stringify([holders.map(id => [id, slotOf(id)]), l.shared]), ...holders.flatMap((id, i) => [i > 0 ? ", " : "", id === "" ? make("span", "sub", "one that has expired") : who(id)]),
-        ...(holders.length === 0 ? [make("span", "sub", "nobody: on its way")] : []), ...(l.shared ? [" ", make("span", "mark", "shared")] : []));
+      fill(by, JSON.stringify([holders.map(id => [id, slotOf(id)]), l.shared]), ...holders.flatMap((id, i) => [i > 0 ? ", " : "", id === "" ? make("span", "sub", "an evicted client") : who(id)]),
+        ...(holders.length === 0 ? [make("span", "sub", "no holder yet")] : []), ...(l.shared ? [" ", make("span", "mark", "shared")] : []));
       setText(since, l.holders.length > 0 ? clock(l.holders[0].since) : "");
       setText(waiting, count(l.waiting));
     });
-    setText($("locks-note"), told.failure ? "The locks cannot be read: " + plain(told.failure) : shown.length === 0 ? (told.locks.length === 0 ? "Nobody holds a named lock, and nobody waits for one." : "No lock, and no holder of one, has such a name.") :
+    setText($("locks-note"), told.failure ? "The locks cannot be read: " + plain(told.failure) : shown.length === 0 ? (told.locks.length === 0 ? "No named lock is held or awaited." : "No lock and no holder matches.") :
       told.more ? "Only the first " + count(told.locks.length) + " by name are shown." : "");
   },
 
@@ -373,7 +373,7 @@ const draws = {
     if (!told) return;
     const shown = eventsThatMatch(told.events);
     $("event-list").hidden = shown.length === 0;
-    const same = new Map(); // how many are alike
+    const same = new Map(); // number of equal events
     const keys = shown.map(e => JSON.stringify([e, slotOf(e.from), slotOf(e.to)]));
     const numbered = shown.map((e, i) => [e, keys[i], i]).reverse().map(([e, key, i]) => {
       same.set(key, (same.get(key) || 0) + 1);
@@ -390,7 +390,7 @@ const draws = {
       if (e.reason) text.append(": ", name(e.reason));
       return make("li", "", time, text);
     }, () => {});
-    setText($("events-note"), told.failure ? "The events cannot be read: " + plain(told.failure) : told.events.length === 0 ? "Nothing has happened yet." :
+    setText($("events-note"), told.failure ? "The events cannot be read: " + plain(told.failure) : told.events.length === 0 ? "There are no events yet." :
       filtered() ? count(shown.length) + " of the latest " + count(state.older.length || told.events.length) + (state.olderOf ? " of that lease" : "") + ", the latest first." + (state.olderFailure ? " Older ones cannot be read: " + plain(state.olderFailure) : "") :
       "The latest " + count(told.events.length) + ", the latest first.");
     const causes = [...new Set(told.events.concat(state.older).map(e => e.cause))].filter(c => c !== $("event-cause").value).sort();
@@ -402,7 +402,7 @@ const draws = {
     }));
   },
 
-  // What operators want stands where it acts, too: what nobody sees looks like a fault.
+  // Overrides are also shown at their leases and clients, so that their effect does not look like a fault.
   overrides() {
     $("overrides").hidden = state.overrides.length === 0;
     keyed($("override-list"), state.overrides, w => JSON.stringify([w, slotOf(w.client)]), w => {
@@ -433,7 +433,7 @@ const draws = {
       if (f.remedy) text.append(make("p", "sub", plain(f.remedy)));
       return make("li", "", make("span", "", make("span", "mark " + kind, word)), make("span", "check", f.check), text);
     }, () => {});
-    setText($("health-note"), "Examined at " + clock(state.health.at) + ".");
+    setText($("health-note"), "Checked at " + clock(state.health.at) + ".");
   },
 
   summary() {
@@ -452,12 +452,12 @@ const draws = {
     const bad = state.health ? state.health.findings.filter(f => f.level === "fault").length : 0;
     const warned = state.health ? state.health.findings.filter(f => f.level === "warning").length : 0;
     const boxes = [
-      ["Clients", count(state.clients.length - silent), silent ? count(silent) + " silent" : "all are heard", silent ? "bad" : ""],
+      ["Clients", count(state.clients.length - silent), silent ? count(silent) + " expired" : "all are live", silent ? "bad" : ""],
       ["Leases", count(state.leases.length), many(partitions, "partition"), ""],
-      ["Without owner", count(orphans), orphans ? lost ? "of " + many(partitions, "partition") : "all of them paused" : "none", lost ? "bad" : ""],
-      ["Moving", count(moving), moving ? "asked to hand over" : "all is calm", ""],
-      ["Locks held", count(held) + (state.locks?.more ? "+" : ""), waiting ? many(waiting, "waits", "wait") : "nobody waits", ""],
-      ["Health", !state.health ? "…" : bad ? many(bad, "fault") : warned ? many(warned, "warning") : "good", !state.health ? "is being examined" : bad || warned ? "see below" : many(state.health.findings.length, "check"), bad ? "bad" : warned ? "warn" : ""],
+      ["Without owner", count(orphans), orphans ? lost ? "of " + many(partitions, "partition") : "all of them paused" : "all have an owner", lost ? "bad" : ""],
+      ["Moving", count(moving), moving ? "asked to hand over" : "no partition moves", ""],
+      ["Locks held", count(held) + (state.locks?.more ? "+" : ""), waiting ? many(waiting, "client waits", "clients wait") : "no client waits", ""],
+      ["Health", !state.health ? "…" : bad ? many(bad, "fault") : warned ? many(warned, "warning") : "good", !state.health ? "is being checked" : bad || warned ? "see below" : many(state.health.findings.length, "check"), bad ? "bad" : warned ? "warn" : ""],
     ];
     keyed($("summary"), boxes, b => b[0], b => make("div", "", make("dt", "", b[0]), make("dd"), make("dd")), (e, b) => {
       setText(e.children[1], b[1]);
@@ -466,19 +466,19 @@ const draws = {
     });
   },
 
-  // How fresh all that is.
+  // The age of the data.
   state() {
     const link = state.link;
-    const stale = link !== "open" || !!state.status?.stale || state.seenAt > 0 && Date.now() - state.seenAt > old; // a server that has just started may have seen nothing
+    const stale = link !== "open" || !!state.status?.stale || state.seenAt > 0 && Date.now() - state.seenAt > old; // a server that has just started may have no data
     const since = state.seenAt > 0 ? clock(state.seenAt) : "";
     const kind = stale && (state.seenAt > 0 || link !== "connecting" || state.status?.failure) ? "stale" : state.seenAt > 0 ? "live" : "connecting";
     const quiet = kind === "stale" && link === "connecting"; // it was away for a moment, or comes back
     $("state").dataset.kind = quiet ? "connecting" : kind;
     setText($("state-text"), quiet || kind === "connecting" ? "Connecting" : kind === "live" ? "Live" : since ? "Stale since " + since : "No data");
     const why = link === "denied" ? "You may not look any more. " + signIn :
-      link === "lost" ? "The dashboard does not answer. This page tries again by itself." : "The database does not answer as it should. The dashboard tries again each second.";
+      link === "lost" ? "The dashboard does not answer. This page tries again automatically." : "The database does not answer as it should. The dashboard tries again each second.";
     const show = kind === "stale" && !quiet;
-    if (show) setText($("banner-text"), why + (since ? " What you see is from " + since + "." : " Nothing was seen yet."));
+    if (show) setText($("banner-text"), why + (since ? " What you see is from " + since + "." : " There is no data yet."));
     $("banner").hidden = !show;
     const failure = link === "open" && state.status?.failure || "";
     $("banner-more").hidden = failure === "";
@@ -488,12 +488,12 @@ const draws = {
     if (told?.server) {
       const unaccepted = told.server.timeline !== told.server.accepted_timeline;
       setText($("server"), "Schema version " + told.schema_version + ", server generation " + told.server.generation +
-        (unaccepted ? ". The server is not accepted: nothing moves until a client has watched it for the longest TTL." : "."));
+        (unaccepted ? ". The server is not accepted: no partition moves until a client has watched it for the longest TTL." : "."));
     }
   },
 };
 
-// ---- The filter over events. What is older than the polls' is read once, when the filter changes: of one lease, where it names that.
+// ---- The filter of events. Older events than those of the polls are read once, when the filter changes: of one lease, if the filter is its name.
 
 const eventFilter = () => [$("event-lease").value.toLowerCase(), $("event-client").value.toLowerCase(), $("event-cause").value];
 const filtered = () => eventFilter().some(text => text !== "");
@@ -501,7 +501,7 @@ const filtered = () => eventFilter().some(text => text !== "");
 function eventsThatMatch(latest) {
   if (!filtered()) return latest;
   const [lease, client, cause] = eventFilter(), has = (of, text) => plain(of || "").toLowerCase().includes(text);
-  const known = new Map(); // how many are alike
+  const known = new Map(); // number of equal events
   for (const e of latest) known.set(JSON.stringify(e), (known.get(JSON.stringify(e)) || 0) + 1);
   const older = state.older.filter(e => {
     const n = known.get(JSON.stringify(e)) || 0;
@@ -529,9 +529,9 @@ function filterEvents() {
   }, 300);
 }
 
-// ---- The map of a lease: one cell for each partition, a slider for who uses the keyboard or a screen reader.
+// ---- The map of a lease: one cell for each partition. For keyboards and screen readers it is a slider.
 
-const recent = 4000; // for how long what moved is marked, in milliseconds
+const recent = 4000; // milliseconds for which a moved partition is marked
 
 function createLease(lease) {
   const id = "lease-" + Math.random().toString(36).slice(2);
@@ -540,7 +540,7 @@ function createLease(lease) {
   const map = make("canvas", "map");
   map.tabIndex = 0;
   map.setAttribute("role", "slider");
-  map.setAttribute("aria-label", "Partitions of " + plain(lease.name) + ": arrow keys go through them");
+  map.setAttribute("aria-label", "Partitions of " + plain(lease.name) + ": use the arrow keys");
   const heads = [["", "Member"], ["n", "Owns"], ["n", "Share"], ["n", "Weight"], ["n", "Moves"]].map(([kind, text]) => {
     const th = make("th", kind, text);
     th.scope = "col";
@@ -551,7 +551,7 @@ function createLease(lease) {
   const cell = make("p", "cell");
   const why = make("button", "act", "Why?"), reasons = make("ul", "reasons");
   why.type = "button";
-  why.setAttribute("aria-label", "Why is the partition there?");
+  why.setAttribute("aria-label", "Why does this client own the partition?");
   reasons.setAttribute("role", "status");
   const e = make("article", "card lease", make("header", "", title, make("p", "facts")),
     make("div", "parts", make("div", "", map, make("div", "line", cell, why), reasons), make("div", "members", table, make("p", "note"))));
@@ -595,7 +595,7 @@ function updateLease(e, lease) {
   const facts = [make("span", "", many(lease.partitions, "partition") + ", " + many(lease.members.length, "member"))];
   if (moving) facts.push(", ", make("span", "warn", count(moving) + " asked to hand over"));
   if (orphans) facts.push(", ", make("span", isPaused(lease) ? "warn" : "bad", count(orphans) + " without a live owner"));
-  for (const w of state.overrides) if (w.lease === lease.name) facts.push(", ", make("span", "warn", "wanted: " + plain(w.verb) + (w.partition === undefined ? "" : " of " + count(w.partition))));
+  for (const w of state.overrides) if (w.lease === lease.name) facts.push(", ", make("span", "warn", "override: " + plain(w.verb) + (w.partition === undefined ? "" : " of " + count(w.partition))));
   if (lease.due) facts.push(", a plan is due");
   fill(e.querySelector(".facts"), facts.map(f => f.textContent ?? f).join(""), ...facts);
   keyed(e.querySelector("tbody"), lease.members.slice(0, mostRows), m => m.session, () => {
@@ -607,18 +607,18 @@ function updateLease(e, lease) {
     whoIn(head, m.client, true);
     setText(owned, count(m.owned));
     setText(share, Number.isInteger(m.share) ? count(m.share) : m.share.toFixed(1));
-    setText(weight, m.weight === 0 ? "0, drains" : count(m.weight));
+    setText(weight, m.weight === 0 ? "0, gets none" : count(m.weight));
     setText(moves, [m.outgoing ? "−" + count(m.outgoing) : "", m.incoming ? "+" + count(m.incoming) : ""].join(" ").trim());
     row.classList.toggle("expired", !!state.bySession.get(m.session)?.expired);
   });
-  setText(e.querySelector(".members .note"), lease.members.length === 0 ? "It has no member: start a process that joins it." :
+  setText(e.querySelector(".members .note"), lease.members.length === 0 ? "The lease has no members: start a process that joins it." :
     lease.members.length > mostRows ? many(lease.members.length - mostRows, "more member") + " not shown." : "");
   spread(e);
   drawMap(e);
   describe(e);
 }
 
-// spread has e.at hold the holding of each partition, and notes what has moved since.
+// spread sets e.at to the holding of each partition, and marks partitions that have moved.
 function spread(e) {
   if (e.shown === e.lease) return;
   e.shown = e.lease;
@@ -651,7 +651,7 @@ function drawMap(e) {
   const width = e.map.parentElement.clientWidth, n = e.lease.partitions;
   if (width === 0) return;
   const least = cellSize(n, width), full = Math.floor(width / least), columns = Math.min(n, full), rows = Math.ceil(n / columns);
-  const cell = n > full ? width / full : least; // rows end where the map does
+  const cell = n > full ? width / full : least; // rows end at the edge of the map
   e.grid = { cell, columns };
   const ratio = window.devicePixelRatio || 1, c = e.map.getContext("2d");
   const w = Math.round(width * ratio), h = Math.round(rows * cell * ratio);
@@ -674,11 +674,11 @@ function drawMap(e) {
     c.globalAlpha = state.chosen !== null && owner?.id !== state.chosen ? 0.16 : 1;
     c.fillStyle = owner ? paintOf(owner.slot) : nobody;
     c.fillRect(x, y, side, side);
-    if (owner?.expired) { // it is still its owner, and says nothing any more
+    if (owner?.expired) { // it still owns the partition, but sends no heartbeats
       c.fillStyle = nobody;
       c.fillRect(x, y + side / 2, side, side / 2);
     }
-    if (owner && target && owner !== target) { // on its way: the corner is the next owner's
+    if (owner && target && owner !== target) { // moving: the corner has the color of the next owner
       c.beginPath();
       c.moveTo(x + side, y);
       c.lineTo(x + side, y + side);
@@ -713,7 +713,7 @@ function drawMap(e) {
   }
 }
 
-// describe says which partition the pointer or the cursor is at.
+// describe shows the partition at the pointer or the cursor.
 function describe(e) {
   const p = e.pointed >= 0 ? e.pointed : e.cursor, map = e.map;
   e.why.hidden = e.cursor < 0;
@@ -726,27 +726,27 @@ function describe(e) {
   map.setAttribute("aria-valuenow", String(Math.max(0, e.cursor)));
   map.setAttribute("aria-valuetext", e.cursor < 0 ? "none is chosen" : sentence(e, e.cursor).map(x => typeof x === "string" ? x : plain(x.id)).join(""));
   if (p < 0) {
-    fill(e.cell, "", "Point at a partition, or use the arrow keys, to see whose it is.");
+    fill(e.cell, "", "Point at a partition, or use the arrow keys, to see its owner.");
     return;
   }
   const words = sentence(e, p);
   fill(e.cell, JSON.stringify(words.map(x => typeof x === "string" ? x : [x.id, slotOf(x.id)])), ...words.map(x => typeof x === "string" ? x : who(x.id)));
 }
 
-// explain has the server say why the chosen partition is where it is.
+// explain asks the server why a client owns the chosen partition.
 async function explain(e) {
   const p = e.explained = e.cursor;
-  e.reasons.replaceChildren(make("li", "", "Looking."));
+  e.reasons.replaceChildren(make("li", "", "Checking."));
   const answer = await get("explain", { lease: e.lease.name, partition: p });
   if (e.explained === p) e.reasons.replaceChildren(...(answer.reasons || [answer.text]).map(text => make("li", "", plain(text))));
 }
 
-// Whether an answer that is not what was asked for says that one has to sign in: our own 403, or what a login in front has in its place, a redirect, a 401, or a page of its own. Any
-// other answer of a proxy, as the 404 or 421 of an ingress that has nothing behind it, tells nothing about who one is.
+// denies reports whether an unexpected answer means that the user must sign in: our own 403, or from a login in front a redirect, a 401, or a page. Another answer of a proxy, for
+// example 404 or 421 of an ingress without a server behind it, does not mean that.
 const denies = answer => answer.type === "opaqueredirect" || answer.ok || [401, 403, 407].includes(answer.status);
-const signIn = "Sign in again, in another tab. This page goes on then, and keeps what you have typed.";
+const signIn = "Sign in again, in another tab. Then this page continues, and keeps your input.";
 
-// get returns the content of an answer, or why there is none as text.
+// get returns the content of an answer, or an object whose text is the reason why there is none.
 async function get(path, query) {
   try {
     const answer = await fetch(path + "?" + new URLSearchParams(query), { redirect: "manual", cache: "no-store" });
@@ -762,18 +762,18 @@ function sentence(e, p) {
   const owner = h && state.bySession.get(h.owner_session), target = h && state.bySession.get(h.target_session);
   if (owner) {
     words.push({ id: owner.id });
-    if (owner.expired) words.push(", which is silent");
-    else if (owner !== target) words.push(...(target ? [", on its way to ", { id: target.id }] : [", asked to give it up"]));
-  } else if (h && h.last_owner) words.push("nobody, last ", { id: h.last_owner });
-  else words.push("nobody yet");
+    if (owner.expired) words.push(", which has expired");
+    else if (owner !== target) words.push(...(target ? [", moving to ", { id: target.id }] : [", asked to hand it over"]));
+  } else if (h && h.last_owner) words.push("no owner, last ", { id: h.last_owner });
+  else words.push("no owner yet");
   return words;
 }
 
-// ---- The polls. Each second the page sends the versions of the parts that it shows, and gets those that differ. In the background it asks for nothing.
+// ---- The polls. Each second the page sends the versions of its parts, and receives the parts that differ. In the background it does not poll.
 
 const versions = {}; // by part
-const patience = 8000; // ms for an answer
-const old = 4000; // ms from which what was seen is stale
+const patience = 8000; // ms, limit for an answer
+const old = 4000; // ms, age from which data is stale
 let polling = false, timer = 0, failures = 0;
 
 async function poll() {
@@ -785,7 +785,7 @@ async function poll() {
   timer = setTimeout(poll, link === "open" ? (told.status.seen || told.status.failure ? 1000 : 200) : link === "denied" ? 15000 : Math.min(10000, 500 * 2 ** failures++));
   state.link = link;
   later("state");
-  if (sharpFor !== window.devicePixelRatio) { // the window has come to another screen, or was zoomed
+  if (sharpFor !== window.devicePixelRatio) { // the window moved to another screen, or was zoomed
     sharpFor = window.devicePixelRatio;
     later("leases");
   }
@@ -794,12 +794,12 @@ async function poll() {
   state.status = told.status;
   if (told.status.seen) state.seenAt = Date.now() - told.status.age_ms;
   for (const [part, { version, content }] of Object.entries(told.parts)) {
-    parts[part]?.(content); // the server may be of another version
+    parts[part]?.(content); // the server may have another version
     versions[part] = version;
   }
 }
 
-// ask returns what came of a poll, and the answer if there is one.
+// ask returns the result of a poll, and the answer if there is one.
 async function ask() {
   try {
     const answer = await fetch("poll?" + new URLSearchParams(versions), { redirect: "manual", cache: "no-store", signal: AbortSignal.timeout(patience) });
@@ -823,4 +823,4 @@ $("filter").addEventListener("input", event => {
 for (const id of ["event-lease", "event-client", "event-cause"]) $(id).addEventListener("input", filterEvents);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => later("leases"));
 let sharpFor = window.devicePixelRatio;
-document.addEventListener("DOMContentLoaded", () => poll()); // when the other files are there, too
+document.addEventListener("DOMContentLoaded", () => poll()); // after the other files are loaded

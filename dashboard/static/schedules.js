@@ -1,7 +1,7 @@
-// Schedules and jobs: the groups, which the polls return, and lists of which the page asks for what it shows, a page at a time, again and again while one sees them.
+// Schedules and jobs: the groups, which the polls return, and lists, which the page reads in pages of rows, again while they are visible.
 "use strict";
 
-const again = 5000; // between two looks at a list that is seen, in milliseconds
+const again = 5000; // milliseconds between two reads of a visible list
 const most1000 = n => n > 1000 ? "1,000+" : count(n);
 
 draws.groups = () => {
@@ -15,7 +15,7 @@ draws.groups = () => {
     return make("tr", "", head, ...["n", "n", "n", "n", "n", "n", "sub"].map(c => make("td", c)));
   }, (row, g) => {
     [g.schedules, g.late, g.blocked, g.paused, g.failing, g.jobs].forEach((n, i) => {
-      setText(row.children[i + 1], most1000(n) + (i === 5 && g.stuck ? ", " + most1000(g.stuck) + " wait" : ""));
+      setText(row.children[i + 1], most1000(n) + (i === 5 && g.stuck ? ", " + most1000(g.stuck) + " stuck" : ""));
       row.children[i + 1].classList.toggle("bad-text", n > 0 && (i === 1 || i === 4) || i === 5 && g.stuck > 0);
     });
     const since = g.outcomes[0]?.since;
@@ -33,7 +33,7 @@ draws.groups = () => {
   if (was && shown) for (const l of [scheduleList, jobList]) look(l);
 };
 
-// A list: where it stands, what it asks, how a row is drawn. pages are the beginnings of those before this one, the last of which is where it is.
+// A list: its element, its query, and how a row is drawn. pages has the first keys of the pages up to the current one.
 function newList(root, query, keyOf, next, row) {
   const l = { root, query, keyOf, next, row, pages: [""], seen: false, turn: 0, timer: 0 };
   new IntersectionObserver(entries => {
@@ -49,16 +49,16 @@ function first(l) {
   look(l);
 }
 
-// look asks for what a list shows, and again after a while.
+// look reads a list, and again after a pause.
 async function look(l) {
   clearTimeout(l.timer);
   if (l.root.hidden || $("schedules").hidden || document.hidden) return;
   const turn = ++l.turn, query = l.query();
   const answer = await get(l.root.dataset.path, { ...query, after: l.pages.at(-1) });
-  if (turn !== l.turn) return; // another was asked since
+  if (turn !== l.turn) return; // another read has started
   const body = l.root.querySelector("tbody"), rows = answer.rows || [];
   if (answer.rows) keyed(body, rows, r => JSON.stringify([query, l.keyOf(r)]), () => make("tr"), l.row);
-  setText(l.root.querySelector(".note"), answer.text ? "This cannot be read: " + plain(answer.text) : rows.length === 0 ? "There is none." :
+  setText(l.root.querySelector(".note"), answer.text ? "This cannot be read: " + plain(answer.text) : rows.length === 0 ? "The list is empty." :
     "Page " + count(l.pages.length) + (answer.more ? ", and there are more." : l.pages.length === 20 && rows.length === 50 ? ". No more than 1,000 are found." : "."));
   const turns = [];
   if (l.pages.length > 1) turns.push(["First page", () => first(l)]);
@@ -75,7 +75,7 @@ function button(text, press, label) {
   return e;
 }
 
-// cells fills a row: the first is its head. A button that has the focus is followed by its like.
+// cells fills a row; its first cell is a heading. If a button had the focus, its successor gets it.
 function cells(row, signature, ...content) {
   const focused = row.contains(document.activeElement) && document.activeElement.getAttribute("aria-label");
   fill(row, signature, ...content.map((c, i) => {

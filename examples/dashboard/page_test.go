@@ -83,7 +83,7 @@ func TestAFleetIsShownOfWhichOneIsKilled(t *testing.T) {
 	}
 	testkit.OK(t, err)
 	x.until(rows("#override-list li") + `.some(text => /drain.*two by .*ann.*: <b>new disk<.b>, until it is taken back Undrain$/.test(text)) && !document.querySelector("#overrides").hidden`)
-	x.until(rows("#client-rows tr") + `.filter(text => text.includes("wanted: drain")).length === 1`)
+	x.until(rows("#client-rows tr") + `.filter(text => text.includes("override: drain")).length === 1`)
 	x.until(owned("two", 0))
 }
 

@@ -153,7 +153,7 @@ func TestListsSayWhereTheyEnd(t *testing.T) {
 	for more, want := range map[bool]string{true: "Page 20, and there are more.", false: "Page 20. No more than 1,000 are found."} {
 		var got string
 		x.run(chromedp.Evaluate(fmt.Sprintf(`(async () => {
-			get = async () => ({ rows: Array.from({ length: 50 }, (_, i) => ({ id: String(i), kind: "k", name: "", state: "due", due: new Date() })), more: %t });
+			get = async () => ({ rows: Array.from({ length: 50 }, (_, i) => ({ id: String(i), kind: "k", name: "", state: "due", outcome: "", due: new Date() })), more: %t });
 			jobList.pages = new Array(20).fill("");
 			document.querySelector("#schedules").hidden = false;
 			await look(jobList);

@@ -1,4 +1,4 @@
-// Package manage has the verbs on schedules and jobs that the command and the dashboard offer.
+// Package manage has the verbs on schedules and jobs that the command and the dashboard share.
 package manage
 
 import (
@@ -9,15 +9,15 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// Verbs are the verbs on one schedule or one job. In addition there is retry_failed.
+// Verbs are the verbs on one schedule or one job. Do also knows retry_failed.
 var Verbs = []string{"pause_schedule", "resume_schedule", "delete_schedule", "trigger_schedule", "backfill_schedule", "retry_tick",
 	"cancel_job", "retry_job"}
 
-// A Request is a verb with its arguments.
+// A Request is a verb with its object.
 type Request struct {
 	Verb     string    `json:"verb"`
 	Schedule string    `json:"schedule"`
-	ID       int64     `json:"id,string"`  // of the schedule to delete; 0: whichever has the name
+	ID       int64     `json:"id,string"`  // of delete_schedule; 0: any schedule with the name
 	Job      int64     `json:"job,string"` // of cancel_job and retry_job
 	Kind     string    `json:"kind"`       // of retry_failed
 	Tick     time.Time `json:"tick"`       // of retry_tick
@@ -26,7 +26,7 @@ type Request struct {
 	CatchUp  bool      `json:"catch_up"`   // of resume_schedule
 }
 
-// Do executes a request, and returns the resulting jobs, also beside an error.
+// Do executes a request. It returns the jobs that it created, even if it returns an error.
 func (r Request) Do(ctx context.Context, s *schedule.Scheduler) (jobs []int64, err error) {
 	switch r.Verb {
 	case "pause_schedule":
@@ -58,7 +58,7 @@ func (r Request) Do(ctx context.Context, s *schedule.Scheduler) (jobs []int64, e
 		}
 		return jobs, err
 	}
-	return nil, fmt.Errorf("%q is no verb on schedules or jobs", r.Verb)
+	return nil, fmt.Errorf("%q is not a verb on schedules or jobs", r.Verb)
 }
 
 func one(job int64, err error) ([]int64, error) {
