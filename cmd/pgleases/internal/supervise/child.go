@@ -18,15 +18,15 @@ import (
 	"github.com/pgleases/pgleases"
 )
 
-// A supervisor starts keepers, one for each program that runs, and tells them until when their
-// partition is owned.
+// A supervisor starts keepers, one for each program that runs, and sends them the time until which
+// their partition is owned.
 type supervisor struct {
 	runner *runner
-	lead   time.Duration // before the end of trust all is to be killed
-	hurry  chan struct{} // closed: kill, do not wait
+	lead   time.Duration // from the kill of all processes to the end of trust
+	hurry  chan struct{} // closed: kill at once
 
-	mu    sync.Mutex   // held where a process is started or others are killed, so that each knows which is which
-	known map[int]bool // children that are no orphans: keepers, and those that a shell had when it was replaced by this process
+	mu    sync.Mutex   // held while a process is started and while orphans are killed: it guards known
+	known map[int]bool // children that are not orphans: keepers, and children of a shell that executed this process
 }
 
 func newSupervisor(r *runner) (*supervisor, error) {
@@ -34,16 +34,16 @@ func newSupervisor(r *runner) (*supervisor, error) {
 	if err := searchChildren(func(pid int) { s.known[pid] = true }); err != nil {
 		return nil, err
 	}
-	return s, adoptOrphans() // those of a keeper that was killed
+	return s, adoptOrphans() // the orphans of a killed keeper
 }
 
-// run runs the program for a partition until it ends or is to end, and returns its exit code, or
-// NotOwned where it was made to end. Nothing that came of the program is left then.
+// run runs the program for a partition until it ends or must end. It returns its exit code, or
+// NotOwned if the keeper ended it. No process of the program is left then.
 func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition) (int, error) {
 	var group string
 	if s.runner.Cgroup {
 		group = newGroup()
-		defer removeGroup(group) // of a keeper that was killed
+		defer removeGroup(group) // a killed keeper leaves it
 	}
 	keeper, w, err := s.start(p, group)
 	if err != nil {
@@ -61,27 +61,27 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 	return keeper.ProcessState.ExitCode(), nil
 }
 
-// supervise tells a keeper until when it is trusted, and what it is to do, until it has ended. It
-// kills a keeper that does not kill in time.
+// supervise sends a keeper the trust deadline and orders until it has ended. It kills a keeper that
+// does not kill in time.
 func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition, keeper *exec.Cmd, w *os.File) {
 	ended := make(chan struct{})
 	go func() {
-		_ = keeper.Wait() // what it returns is in ProcessState
+		_ = keeper.Wait() // its result is in ProcessState
 		close(ended)
 	}()
 
-	look := time.NewTicker(s.lead) // for a heartbeat that prolonged the trust
+	look := time.NewTicker(s.lead) // a heartbeat may have extended the trust
 	defer look.Stop()
 	toEnd, lost, hurry := ctx.Done(), p.Context().Done(), s.hurry
-	var trust time.Time                // as the keeper knows it
-	var late, overdue <-chan time.Time // when the keeper, if it is well, has killed all
+	var trust time.Time                // the deadline that the keeper has
+	var late, overdue <-chan time.Time // when a working keeper has killed all processes
 	for running := true; running; {
-		// The deadline is read before the context: it may be another ownership's only if this one has
+		// The deadline is read before the context: it belongs to another ownership only if this one has
 		// ended before.
 		if sent, deadline := boottime(), lease.TrustDeadline(); p.Context().Err() == nil && !deadline.IsZero() && deadline != trust {
 			trust = deadline
 			late = time.After(time.Until(trust) - s.lead/2)
-			s.tell(keeper, w, sent+time.Until(deadline))
+			s.send(keeper, w, sent+time.Until(deadline))
 		}
 		select {
 		case <-ended:
@@ -89,7 +89,7 @@ func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgl
 		case <-look.C:
 		case <-toEnd:
 			toEnd = nil
-			s.tell(keeper, w, orderEnd)
+			s.send(keeper, w, orderEnd)
 			overdue = time.After(s.runner.Grace + s.lead)
 		case <-lost:
 			lost = nil
@@ -108,14 +108,15 @@ func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgl
 	}
 }
 
-// kill kills a keeper that did not kill in time. What it leaves is killed then.
+// kill kills a keeper that did not kill in time. killOrphans then kills the processes that it
+// leaves.
 func (s *supervisor) kill(keeper *exec.Cmd, p pgleases.Partition) {
 	_ = keeper.Process.Kill()
 	s.runner.Log.Warn("keeper did not kill in time, and was killed", slog.String("lease", s.runner.Lease), slog.Int("partition", p.Number))
 }
 
-// start starts the keeper, which starts the program. It takes orders from w, whose end is the order
-// to kill.
+// start starts the keeper, which starts the program. The keeper reads orders from w. Closing w is
+// the order to kill.
 func (s *supervisor) start(p pgleases.Partition, group string) (keeper *exec.Cmd, w *os.File, err error) {
 	r := s.runner
 	self, err := executable()
@@ -137,7 +138,7 @@ func (s *supervisor) start(p pgleases.Partition, group string) (keeper *exec.Cmd
 		cmd.Stdin = os.Stdin
 	}
 	cmd.ExtraFiles = []*os.File{orders}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal's Ctrl-C and Ctrl-Z are not for it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal does not send it Ctrl-C and Ctrl-Z
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := cmd.Start(); err != nil {
@@ -148,10 +149,10 @@ func (s *supervisor) start(p pgleases.Partition, group string) (keeper *exec.Cmd
 	return cmd, w, nil
 }
 
-// killOrphans kills what a keeper left, and returns when nothing of it is there. Where the keeper
-// ended in order nothing is. Once owned has ended others may have started a successor.
+// killOrphans kills the processes that a keeper left, and returns when none is left. A keeper that
+// was not killed leaves none. After owned has ended, another client may have started a successor.
 func (s *supervisor) killOrphans(owned context.Context, group string) {
-	told := false
+	logged := false
 	for again := killAgain; ; again = min(2*again, lookAtLeast) {
 		if owned.Err() != nil {
 			again = killAgain
@@ -159,8 +160,8 @@ func (s *supervisor) killOrphans(owned context.Context, group string) {
 		killGroup(group)
 		left, err := s.killOrphansOnce()
 		switch {
-		case err != nil && !told:
-			told = true
+		case err != nil && !logged:
+			logged = true
 			s.runner.Log.Error("cannot see what is left of the program, so the partition waits", slog.Any("error", err))
 		case err == nil && !left:
 			return
@@ -176,23 +177,23 @@ func (s *supervisor) killOrphansOnce() (left bool, err error) {
 		if s.known[pid] {
 			return
 		}
-		_ = syscall.Kill(pid, syscall.SIGKILL) // it is a child, so the number is nobody else's
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it is a child, so its ID is not reused
 		_, _ = syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
-		left = true // also where it is gone now: its children may have become this process's after they were looked at
+		left = true // even if it is gone now: its children may have become children of this process since the search
 	}
 	if eachChild(kill); left {
-		return left, nil // the search takes long
+		return left, nil // a search takes long
 	}
 	return left, searchChildren(kill)
 }
 
-// orderEnd has the keeper end the program in order; any other order is the deadline, by boottime.
-// The end of the pipe is the order to kill.
+// orderEnd is the order to end the program with SIGTERM. Any other order is the deadline, by
+// boottime. The end of the pipe is the order to kill.
 const orderEnd time.Duration = 0
 
-// tell gives the keeper an order, unless it has been ordered to kill. One that has not read
-// thousands is stopped, and is killed.
-func (s *supervisor) tell(keeper *exec.Cmd, w *os.File, order time.Duration) {
+// send sends the keeper an order, unless it was ordered to kill. It kills a keeper that has not
+// read thousands of orders, because that keeper is stopped.
+func (s *supervisor) send(keeper *exec.Cmd, w *os.File, order time.Duration) {
 	_ = w.SetWriteDeadline(time.Now().Add(s.lead / 2))
 	if _, err := w.Write(binary.BigEndian.AppendUint64(nil, uint64(order))); err != nil && !errors.Is(err, os.ErrClosed) {
 		_ = keeper.Process.Kill() // or it has ended

@@ -15,42 +15,43 @@ import (
 	"time"
 )
 
-// KeepVerb is the command's verb for [Keep].
+// KeepVerb is the verb of the command that calls [Keep].
 const KeepVerb = "keep-program"
 
 const (
 	ordersFile = 3
 
-	// A machine that slept moves no timer, but the clock: the longest time between two looks at it.
+	// The longest time between two readings of the clock: while a machine sleeps, the clock goes on,
+	// but no timer.
 	lookAtLeast = 250 * time.Millisecond
-	// Between the first two looks for what is left of what was killed. It doubles while the partition
-	// is owned: there are processes that cannot be killed.
+	// The time between the first two searches for processes that remain after a kill. It doubles while
+	// the partition is owned, because some processes cannot be killed.
 	killAgain = 5 * time.Millisecond
 )
 
-// A keeper runs the program once. It is the parent of all that comes of it, and alone decides when
-// that is to end: so also if the supervisor is stopped or has crashed. It exits when nothing is
-// left.
+// A keeper runs the program once. It is the ancestor of all processes of the program, and alone
+// decides when they end, so it works even if the supervisor is stopped or crashed. It exits when no
+// process is left.
 type keeper struct {
 	grace             time.Duration
 	killLead, endLead time.Duration // before the deadline
 	group             string        // the program's control group, "" if it has none
 
 	orders   chan time.Duration // closed: kill
-	deadline time.Duration      // boottime; 0: not known yet
+	deadline time.Duration      // by boottime; 0: not known yet
 
 	pid      int // 0: the program was not started
 	ended    bool
 	code     int           // once it has ended
-	toEnd    bool          // it is to end
-	toKill   bool          // all is to be killed
-	killAt   time.Duration // boottime, when the grace is over; 0: no SIGTERM was sent
+	toEnd    bool          // the program must end
+	toKill   bool          // all processes must be killed
+	killAt   time.Duration // by boottime, the end of the grace; 0: no SIGTERM was sent
 	again    time.Duration // from this SIGKILL to the next
-	unowned  bool          // it was made to end
+	unowned  bool          // the keeper ended the program
 	children chan os.Signal
 }
 
-// Keep is the keeper's process: the command calls it for KeepVerb with the arguments after that.
+// Keep runs a keeper. The command calls it for KeepVerb with the arguments after that verb.
 func Keep(args []string) error {
 	k := &keeper{orders: make(chan time.Duration), children: make(chan os.Signal, 1)}
 	flags := flag.NewFlagSet(KeepVerb, flag.ContinueOnError)
@@ -68,13 +69,13 @@ func Keep(args []string) error {
 func (k *keeper) keep(program []string) (int, error) {
 	syscall.CloseOnExec(ordersFile)
 	defer removeGroup(k.group)
-	// The kernel kills the program when the thread ends that started it.
+	// The kernel kills the program when the thread that started it ends.
 	runtime.LockOSThread()
 	if err := adoptOrphans(); err != nil {
 		return Failed, err
 	}
-	// A supervisor of services may send these to all processes. They are not ignored here, as the
-	// program would inherit that; what is ignored already it is to inherit.
+	// A service manager may send these signals to all processes. The keeper catches them: if it
+	// ignored them, the program would inherit that. Signals that are ignored already stay ignored.
 	notifyUnlessIgnored(make(chan os.Signal, 1))
 	signal.Notify(k.children, syscall.SIGCHLD)
 	go k.readOrders(os.NewFile(ordersFile, "orders"))
@@ -96,7 +97,7 @@ func (k *keeper) keep(program []string) (int, error) {
 				return CannotRun, fmt.Errorf("start the program: %w", err)
 			}
 			k.pid = pid
-			continue // with the time as it is now
+			continue // with the current time
 		}
 		left, err := k.reap()
 		if err != nil {
@@ -113,16 +114,16 @@ func (k *keeper) keep(program []string) (int, error) {
 	return k.code, nil
 }
 
-// act does to the program what is due, and returns how long to wait for what is due next.
+// act sends the signals that are due, and returns the time until the next one.
 func (k *keeper) act(now time.Duration) (wait time.Duration) {
 	end, kill := k.deadline-k.endLead, k.deadline-k.killLead
 	k.toEnd = k.toEnd || now >= end
 	k.toKill = k.toKill || now >= kill || k.toEnd && k.killAt != 0 && now >= k.killAt
 	k.unowned = k.unowned || !k.ended && (k.toEnd || k.toKill)
 	switch {
-	case k.toKill || k.ended: // also what it left running
+	case k.toKill || k.ended: // also processes that the program left running
 		k.again = min(max(2*k.again, killAgain), lookAtLeast)
-		if now >= k.deadline { // others may have started a successor
+		if now >= k.deadline { // another client may have started a successor
 			k.again = killAgain
 		}
 		k.kill()
@@ -132,14 +133,15 @@ func (k *keeper) act(now time.Duration) (wait time.Duration) {
 	case k.killAt == 0:
 		k.killAt = now + k.grace
 		_ = syscall.Kill(-k.pid, syscall.SIGTERM)
-		_ = syscall.Kill(-k.pid, syscall.SIGCONT) // what is stopped would not see it
+		_ = syscall.Kill(-k.pid, syscall.SIGCONT) // a stopped process handles no SIGTERM
 	}
 	return min(kill, k.killAt) - now
 }
 
-// kill kills the program's groups, and the keeper's children: whoever has left the group, or lost
-// his parent, is one of them now, or will be when his parent has ended. Numbers are nobody else's:
-// only reap gives them free. Whom it cannot find now, it finds the next time.
+// kill kills the program's groups, and the keeper's children. A process that left the group or lost
+// its parent is a child of the keeper, or becomes one when its parent ends. The process IDs are not
+// reused meanwhile, because only reap frees them. The next call finds processes that this one
+// misses.
 func (k *keeper) kill() {
 	killGroup(k.group)
 	if !k.ended {
@@ -151,7 +153,7 @@ func (k *keeper) kill() {
 	}
 }
 
-// reap takes notice of processes that ended, and reports whether any are left.
+// reap collects processes that ended, and reports whether any are left.
 func (k *keeper) reap() (left bool, err error) {
 	for {
 		var status syscall.WaitStatus
@@ -174,7 +176,7 @@ func (k *keeper) reap() (left bool, err error) {
 	}
 }
 
-// await waits for an order, for the end of a child, and no longer than d.
+// await waits for an order or for the end of a child, for at most d.
 func (k *keeper) await(d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -205,13 +207,13 @@ func (k *keeper) readOrders(from io.Reader) {
 	}
 }
 
-// start starts the program, in a process group of its own, and in the control group if it can be.
+// start starts the program, in its own process group, and in the control group if possible.
 func start(program []string, group string) (pid int, err error) {
 	attr, file := ownGroup(group)
 	defer file.Close()
 	process := &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: attr}
 	pid, err = syscall.ForkExec(program[0], program, process)
-	if err != nil && file != nil { // the system may not let it into the control group
+	if err != nil && file != nil { // the system may refuse the control group
 		process.Sys, _ = ownGroup("")
 		pid, err = syscall.ForkExec(program[0], program, process)
 	}

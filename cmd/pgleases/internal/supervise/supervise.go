@@ -18,20 +18,20 @@ import (
 	"github.com/pgleases/pgleases/internal/connect"
 )
 
-// The exit codes that are not the program's own. Those of env(1) and timeout(1), and EX_TEMPFAIL of
+// The exit codes of the command itself: those of env(1) and timeout(1), and EX_TEMPFAIL of
 // sysexits(3).
 const (
-	NotOwned  = 75  // nothing was owned in time, or it was lost before the program ended
+	NotOwned  = 75  // no partition was owned in time, or it was lost before the program ended
 	Failed    = 125 // pgleases itself failed
 	CannotRun = 126 // the program cannot be executed
-	NotFound  = 127 // there is no such program
+	NotFound  = 127 // the program does not exist
 	Signaled  = 128 // plus the number of the signal
 )
 
 const (
 	backoffMin   = 100 * time.Millisecond
 	backoffMax   = 30 * time.Second
-	backoffReset = time.Minute // of a program that ran that long, the next start waits backoffMin
+	backoffReset = time.Minute // after a run of this time, the next start waits backoffMin
 )
 
 // Config is one call of `pgleases run`.
@@ -41,14 +41,14 @@ type Config struct {
 	Partitions        int
 	TTL, Grace        time.Duration
 	Once, Try, Cgroup bool
-	Wait              time.Duration // 0: for ever
+	Wait              time.Duration // 0: no limit
 	Program           []string      // its path and its arguments
 	Stdin             bool          // the program inherits stdin
 	Log               *slog.Logger
-	Unreachable       func(error) error // adds what to do if no database answers
+	Unreachable       func(error) error // adds a remedy if no database answers
 }
 
-// Exit is an error with an exit code of its own. Without Err there is nothing to tell.
+// Exit is an error with its own exit code. Without Err, the command prints no message.
 type Exit struct {
 	Code int
 	Err  error
@@ -65,7 +65,7 @@ type runner struct {
 }
 
 // Run runs the program until a signal asks to end, and with Once until the program has ended. It
-// returns an Exit with the exit code, or another error for Failed.
+// returns an Exit with the exit code, or another error for the exit code Failed.
 func Run(c Config) (err error) {
 	r := &runner{Config: c, result: make(chan int, 1)}
 	asked := make(chan os.Signal, 2)
@@ -80,7 +80,7 @@ func Run(c Config) (err error) {
 		r.Log.Info("asked to end", slog.String("signal", sig.String()))
 		cancel(Exit{Code: Signaled + int(sig)})
 		sig = (<-asked).(syscall.Signal)
-		r.Log.Warn("asked again: what runs is killed", slog.String("signal", sig.String()))
+		r.Log.Warn("asked again: programs are killed", slog.String("signal", sig.String()))
 		close(r.children.hurry)
 	}()
 	err = r.work(ctx)
@@ -90,8 +90,8 @@ func Run(c Config) (err error) {
 	return err
 }
 
-// notifyUnlessIgnored has the signals that ask to end sent to c, but for those that are to be
-// ignored: nohup has SIGHUP ignored.
+// notifyUnlessIgnored sends the signals that ask to end to c, except ignored ones: nohup ignores
+// SIGHUP.
 func notifyUnlessIgnored(c chan<- os.Signal) {
 	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
 		if !signal.Ignored(sig) {
@@ -100,8 +100,8 @@ func notifyUnlessIgnored(c chan<- os.Signal) {
 	}
 }
 
-// work runs the program until ctx ends, or the client, or with once the program. The client is
-// closed when it returns.
+// work runs the program until ctx ends, or the client ends, or with Once the program ends. It
+// closes the client before it returns.
 func (r *runner) work(ctx context.Context) error {
 	opts := []pgleases.Option{pgleases.WithTTL(r.TTL), pgleases.WithSchema(r.Schema), pgleases.WithLogger(r.Log)}
 	if r.ID != "" {
@@ -111,16 +111,16 @@ func (r *runner) work(ctx context.Context) error {
 	if err != nil {
 		return r.Unreachable(err)
 	}
-	// Bounded all the same: by the end of the work, which the grace bounds, and by that of the trust
-	// where there is no database.
+	// Without a timeout, but bounded: the grace bounds the work, and the end of trust bounds it
+	// without a database.
 	defer func() {
 		if err := client.Close(context.Background()); err != nil {
-			r.Log.Warn("not all was handed over: it is free after the TTL", slog.Any("error", err))
+			r.Log.Warn("not all partitions were handed over: they are free after the TTL", slog.Any("error", err))
 		}
 	}()
 	lease, err := client.Lease(ctx, r.Lease, r.Partitions)
 	if errors.Is(err, pgleases.ErrPartitionCount) {
-		err = fmt.Errorf("%w\nGive that number with -n, or stop all and forget the lease: pgleases drop %q --partitions %d --reason 'another number'", err, r.Lease, r.Partitions)
+		err = fmt.Errorf("%w\nGive that number with -n, or stop all processes and drop the lease: pgleases drop %q --partitions %d --reason 'another number'", err, r.Lease, r.Partitions)
 	}
 	if err != nil {
 		return err
@@ -138,7 +138,7 @@ func (r *runner) work(ctx context.Context) error {
 		})
 	}()
 	select {
-	case err := <-ended: // another process has the ID, as a rule
+	case err := <-ended: // usually because another process has the ID
 		return err
 	case code := <-r.result:
 		if code != 0 {
@@ -146,13 +146,14 @@ func (r *runner) work(ctx context.Context) error {
 		}
 		return nil
 	case <-ctx.Done():
-		_ = client.Close(context.Background()) // which has Run return
+		_ = client.Close(context.Background()) // this ends lease.Run
 		<-ended
 		return context.Cause(ctx)
 	}
 }
 
-// awaitOwnership returns when something is owned, and NotOwned after the time for that.
+// awaitOwnership returns when a partition is owned. It returns NotOwned after Wait, and with Try as
+// soon as others have all partitions.
 func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, lease *pgleases.Lease) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -170,12 +171,12 @@ func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, le
 	return err
 }
 
-// othersHaveIt returns when nothing is to be had: other live clients own all partitions, none is on
-// its way here, and they are as many as the partitions at least. One that crashed is waited for: if
-// all gave up at once, no client would take over. It polls every 50 ms, and returns the error if it
-// cannot.
+// othersHaveIt returns when this client gets no partition: other live clients own all partitions,
+// no partition is moving here, and there are at least as many other clients as partitions. It waits
+// for the session of a crashed client to expire: if all machines gave up at once, no client would
+// take over. It polls every 50 ms.
 func (r *runner) othersHaveIt(ctx context.Context, id string) error {
-	config, err := connect.ParseConfig(r.URL) // as the client does: it may have settings of a pool
+	config, err := connect.ParseConfig(r.URL) // as the client does, because it may have settings of a pool
 	if err != nil {
 		return err
 	}
@@ -203,11 +204,11 @@ func (r *runner) othersHaveIt(ctx context.Context, id string) error {
 	}
 }
 
-// keepRunning runs the program, again and again, while the partition is owned and not wanted
-// elsewhere: until ctx ends.
+// keepRunning runs the program, again after each end, until ctx ends: while the partition is owned
+// and not moving to another client.
 func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition) {
 	if r.ran.Swap(true) && r.Once {
-		return // owned again, after its only run
+		return // with Once, there is only one run
 	}
 	log := r.Log.With(slog.String("lease", r.Lease), slog.Int("partition", p.Number), slog.Int64("epoch", p.Epoch))
 	for backoff := backoffMin; ; backoff = min(2*backoff, backoffMax) {

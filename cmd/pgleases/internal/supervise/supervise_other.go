@@ -9,7 +9,7 @@ import (
 	"github.com/pgleases/pgleases"
 )
 
-// What run promises needs process groups, and a parent for orphans.
+// The promises of run need process groups, and a parent for orphans.
 type supervisor struct{ hurry chan struct{} }
 
 func newSupervisor(*runner) (*supervisor, error) {
@@ -20,8 +20,8 @@ func (*supervisor) run(context.Context, *pgleases.Lease, pgleases.Partition) (in
 	panic("not reached: there is no supervisor")
 }
 
-// KeepVerb is the command's verb for [Keep].
+// KeepVerb is the verb of the command that calls [Keep].
 const KeepVerb = "keep-program"
 
-// Keep does not work here, as Run does not.
+// Keep returns an error: Run does not work on this system.
 func Keep([]string) error { return errors.ErrUnsupported }

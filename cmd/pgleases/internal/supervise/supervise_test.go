@@ -419,7 +419,7 @@ func TestKeeperThatKillsIsNotKilled(t *testing.T) {
 	testkit.OK(t, err)
 	testkit.OK(t, keeper.Start())
 	w.Close()
-	(&supervisor{lead: time.Second}).tell(keeper, w, orderEnd)
+	(&supervisor{lead: time.Second}).send(keeper, w, orderEnd)
 	in.Close()
 	if err := keeper.Wait(); err != nil {
 		t.Errorf("it did not end in order: %v", err)

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Without Linux's means a program's descendants are its process group.
+// Without the features of Linux, a program's descendants are those in its process group.
 
-// boottime is a clock that all processes of the machine read alike. On macOS it runs while the
-// machine sleeps.
+// boottime returns the time of a clock that is the same for all processes of the machine. On macOS
+// it runs while the machine sleeps.
 func boottime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
@@ -29,7 +29,7 @@ func ownGroup(string) (*syscall.SysProcAttr, *os.File) {
 	return &syscall.SysProcAttr{Setpgid: true}, nil
 }
 
-// treeGone kills what is left of the program's group, and reports whether nothing was.
+// treeGone kills the rest of the program's group, and reports whether the group was empty.
 func treeGone(pid int) bool {
 	return errors.Is(syscall.Kill(-pid, syscall.SIGKILL), syscall.ESRCH)
 }

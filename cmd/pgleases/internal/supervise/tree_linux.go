@@ -16,17 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// boottime is a clock that all processes of the machine read alike, and that runs while the machine
-// sleeps.
+// boottime returns the time of a clock that is the same for all processes of the machine and runs
+// while the machine sleeps.
 func boottime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		panic(err) // there since Linux 2.6.39
+		panic(err) // Linux has it since 2.6.39
 	}
 	return time.Duration(ts.Nano())
 }
 
-// adoptOrphans makes descendants that lose their parent children of this process.
+// adoptOrphans makes this process the new parent of descendants that lose their parent.
 func adoptOrphans() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("adopt orphans: %w", err)
@@ -34,9 +34,9 @@ func adoptOrphans() error {
 	return nil
 }
 
-// ownGroup starts a process in a process group of its own, and in the control group if there is
-// one, which must stay open meanwhile. The kernel kills the process when the thread ends that
-// started it.
+// ownGroup returns the attributes of a process in its own process group, and in the control group
+// if there is one, whose file must stay open until the process has started. The kernel kills the
+// process when the thread that started it ends.
 func ownGroup(group string) (attr *syscall.SysProcAttr, opened *os.File) {
 	attr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if group != "" {
@@ -48,16 +48,16 @@ func ownGroup(group string) (attr *syscall.SysProcAttr, opened *os.File) {
 	return attr, nil
 }
 
-// treeGone reports whether nothing is left of the program: without children there are no
-// descendants, all orphans being adopted.
+// treeGone reports whether no process of the program is left. Without children there are no
+// descendants, because this process adopts all orphans.
 func treeGone(int) bool { return true }
 
-// executable is this program, also where its file was replaced.
+// executable returns the path of this program, even if its file was replaced.
 func executable() (string, error) { return "/proc/self/exe", nil }
 
-// newGroup creates a control group below that of this process, for a program with all that comes of
-// it. It returns "" if the process may not, has no cgroup v2, or runs on a kernel before 5.14,
-// which cannot kill a group.
+// newGroup creates a control group below that of this process, for a program and its descendants.
+// It returns "" if the process may not create one, has no cgroup v2, or runs on a kernel before
+// 5.14, which cannot kill a group.
 func newGroup() string {
 	groups, _ := os.ReadFile("/proc/self/cgroup")
 	for line := range strings.Lines(string(groups)) {
@@ -79,15 +79,15 @@ func newGroup() string {
 	return ""
 }
 
-// killGroup kills all processes of a control group at once, also those that are being forked.
+// killGroup kills all processes of a control group at once, including those that are being forked.
 func killGroup(dir string) {
 	if dir != "" {
 		_ = os.WriteFile(dir+"/cgroup.kill", []byte("1"), 0)
 	}
 }
 
-// removeGroup removes a control group that has no process any more, with those that the program
-// created in it.
+// removeGroup removes a control group without processes, and the groups that the program created in
+// it.
 func removeGroup(dir string) {
 	if dir == "" {
 		return
@@ -101,9 +101,9 @@ func removeGroup(dir string) {
 	_ = syscall.Rmdir(dir)
 }
 
-// eachChild calls f for each child of this process as it finds it, and reports whether it found
-// any. It finds ended children too, until they are reaped. It may miss those that end meanwhile if
-// another goroutine reaps, and finds none if the kernel was built without CONFIG_PROC_CHILDREN.
+// eachChild calls f for each child of this process, and reports whether it found any. It finds
+// ended children too, until they are reaped. It may miss children that end meanwhile if another
+// goroutine reaps, and finds none if the kernel was built without CONFIG_PROC_CHILDREN.
 func eachChild(f func(pid int)) (found bool) {
 	threads, _ := os.ReadDir("/proc/self/task")
 	for _, thread := range threads {
@@ -119,8 +119,7 @@ func eachChild(f func(pid int)) (found bool) {
 }
 
 // searchChildren is like eachChild, but misses no child. It reads all processes of the machine,
-// which takes 0.1 s if there are 7,000. It returns an error if there may be others than those that
-// it found.
+// which takes 0.1 s for 7,000 processes. It returns an error if it may have missed a child.
 func searchChildren(f func(pid int)) (failed error) {
 	proc, err := os.Open("/proc")
 	if err != nil {
@@ -129,7 +128,7 @@ func searchChildren(f func(pid int)) (failed error) {
 	defer proc.Close()
 	self := []byte(strconv.Itoa(os.Getpid()))
 	for {
-		names, err := proc.Readdirnames(64) // few: a process that forks and exits must still be there
+		names, err := proc.Readdirnames(64) // few, so that a process that forks and exits still exists
 		if err == io.EOF {
 			return failed
 		} else if err != nil {
@@ -143,8 +142,8 @@ func searchChildren(f func(pid int)) (failed error) {
 			stat, err := os.ReadFile("/proc/" + name + "/stat")
 			switch {
 			case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ESRCH), errors.Is(err, os.ErrPermission):
-				continue // it is gone, or somebody else's
-			case err != nil: // no file is free, for instance
+				continue // it is gone, or belongs to another user
+			case err != nil: // for example, too many files are open
 				failed = err
 				continue
 			}
