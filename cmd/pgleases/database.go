@@ -20,11 +20,12 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// databaseURL returns the connection string that the flag --database and the environment give; ""
-// leads to the PG* variables.
+// databaseURL returns the connection string of the flag --database, or of the environment. If it is
+// "", pgx uses the PG* variables.
 func databaseURL(flag string) string { return cmp.Or(flag, os.Getenv("DATABASE_URL")) }
 
-// unreachable adds what to do where there is no database. One that is full is there.
+// unreachable adds a remedy to an error if no database answers. A server without a free connection
+// does answer.
 func unreachable(err error, url string) error {
 	if store.Full(err) {
 		return err
@@ -36,7 +37,7 @@ func unreachable(err error, url string) error {
 	return err
 }
 
-// withPool has a verb use a pool, until it returns, or a signal asks to end.
+// withPool calls use with a pool. A signal that asks the command to end cancels its context.
 func withPool(cmd *cobra.Command, use func(ctx context.Context, pool *pgxpool.Pool, schema string) error) error {
 	flag, _ := cmd.Flags().GetString("database")
 	schema, _ := cmd.Flags().GetString("schema")
@@ -44,13 +45,13 @@ func withPool(cmd *cobra.Command, use func(ctx context.Context, pool *pgxpool.Po
 	if err != nil {
 		return err
 	}
-	// Whatever pooler is between, and whatever the database's encoding.
+	// These work through any pooler, and with any encoding of the database.
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
 	config.ConnConfig.RuntimeParams["application_name"] = cmp.Or(config.ConnConfig.RuntimeParams["application_name"], "pgleases "+cmd.Name())
 	config.ConnConfig.ConnectTimeout = cmp.Or(config.ConnConfig.ConnectTimeout, 5*time.Second)
 	config.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
-		if n.Code == "42704" { // of the name that a verb was given
+		if n.Code == "42704" { // a name that a verb was given does not exist
 			cmd.PrintErrln("pgleases: " + printable(n.Message))
 		}
 	}
@@ -66,7 +67,7 @@ func withPool(cmd *cobra.Command, use func(ctx context.Context, pool *pgxpool.Po
 	return unreachable(use(ctx, pool, schema), databaseURL(flag))
 }
 
-// withAdmin is withPool for what package admin does.
+// withAdmin is like withPool, with an Admin.
 func withAdmin(cmd *cobra.Command, use func(ctx context.Context, a *admin.Admin) error) error {
 	return withPool(cmd, func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 		a, err := admin.New(pool, admin.WithSchema(schema))
@@ -77,7 +78,7 @@ func withAdmin(cmd *cobra.Command, use func(ctx context.Context, a *admin.Admin)
 	})
 }
 
-// withSnapshot is withAdmin for a verb that shows one snapshot.
+// withSnapshot is like withAdmin, with a snapshot.
 func withSnapshot(cmd *cobra.Command, use func(ctx context.Context, s *admin.Snapshot) error) error {
 	return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 		s, err := a.Snapshot(ctx)

@@ -19,6 +19,7 @@ import (
 	"unicode"
 
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sys/unix"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
@@ -90,7 +91,8 @@ func as(t *testing.T, databaseURL, role string) string {
 	return u.String()
 }
 
-// unprintable fails the test for a character that moves the cursor, ends a line within a name, or turns the direction of writing around.
+// unprintable fails the test for a character that moves the cursor, ends a line within a name, or
+// turns the direction of writing around.
 func unprintable(t *testing.T, what, text string) {
 	t.Helper()
 	for _, r := range text {
@@ -131,7 +133,7 @@ func TestVerbsShowAFleet(t *testing.T) {
 	}
 	clients := output1(t, database, "clients")
 	for _, id := range ids {
-		if !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(shown(id)) + ` +lives +\S+ +1m0s +1 +2 +\S+ +[0-9]+ +\S+ +no$`).MatchString(clients) {
+		if !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(shown(id)) + ` +live +\S+ +1m0s +1 +2 +\S+ +[0-9]+ +\S+ +no$`).MatchString(clients) {
 			t.Errorf("clients, %q: %s", id, clients)
 		}
 	}
@@ -159,6 +161,36 @@ func TestVerbsShowAFleet(t *testing.T) {
 		unprintable(t, what, text)
 	}
 	expectIll(t, database, "", "") // doctor finds nothing
+	fails(t, database, "describe fleat", `there is no lease "fleat": did you mean fleet?`)
+	fails(t, database, "explain fleat/1", `there is no lease "fleat": did you mean fleet?`)
+}
+
+// On a terminal names are cut, and with colors unless NO_COLOR is set. Elsewhere the table is
+// whole.
+func TestTerminalGetsNarrowTablesWithColors(t *testing.T) {
+	t.Parallel()
+	database, long := pgtest.MigratedDatabase(t), strings.Repeat("worker", 12)
+	execute(t, database, strings.ReplaceAll(sound, "'a'", "'"+long+"'"))
+	for _, noColor := range []string{"", "1"} {
+		terminal := testkit.Must(os.OpenFile("/dev/ptmx", os.O_RDWR, 0))(t)
+		defer terminal.Close()
+		fd := int(terminal.Fd())
+		testkit.OK(t, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0))
+		testkit.OK(t, unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: 90, Row: 20}))
+		side := testkit.Must(os.OpenFile(fmt.Sprint("/dev/pts/", testkit.Must(unix.IoctlGetInt(fd, unix.TIOCGPTN))(t)), os.O_RDWR|syscall.O_NOCTTY, 0))(t)
+		c := exec.Command(command.Built, "clients")
+		c.Env, c.Stdout = append(os.Environ(), "DATABASE_URL="+database, "TERM=xterm", "NO_COLOR="+noColor), side
+		testkit.OK(t, c.Run())
+		side.Close()
+		text := make([]byte, 4096)
+		text = text[:testkit.Must(terminal.Read(text))(t)]
+		if strings.Contains(string(text), long) || !strings.Contains(string(text), "…") || strings.Contains(string(text), green+"live"+plain) != (noColor == "") {
+			t.Errorf("with NO_COLOR=%s: %q", noColor, text)
+		}
+	}
+	if text := output1(t, database, "clients"); !strings.Contains(text, long) || strings.Contains(text, "\x1b") {
+		t.Errorf("without a terminal: %q", text)
+	}
 }
 
 func TestLocksListsHolders(t *testing.T) {
@@ -178,7 +210,7 @@ func TestLocksListsHolders(t *testing.T) {
 	}
 	text := output1(t, database, "locks")
 	unprintable(t, "locks", text)
-	for _, pattern := range []string{`plain +exclusive +` + regexp.QuoteMeta(shown(odd)) + ` +\S+ +\S+ +\S+ +\S+ +[0-9]+ +[0-9]+ +0`, `left +shared +- +\S+ +- +- +- +- +7 +0`, regexp.QuoteMeta(shown(odd)) + ` +exclusive .*`} {
+	for _, pattern := range []string{`plain +exclusive +` + regexp.QuoteMeta(shown(odd)) + ` +\S+ +\S+ +\S+ +[0-9]+ +[0-9]+ +0`, `left +shared +- +\S+ +- +- +- +7 +0`, regexp.QuoteMeta(shown(odd)) + ` +exclusive .*`} {
 		if !regexp.MustCompile(`(?m)^` + pattern + `$`).MatchString(text) {
 			t.Errorf("locks lacks %s: %s", pattern, text)
 		}
@@ -251,10 +283,10 @@ func TestVerbsNameTheRemedy(t *testing.T) {
 		{database, "describe one two", `"two" is one argument too many`},
 		{database, "explain orders", `"orders" names no partition: give the lease, a slash and the number`},
 		{database, "explain orders/-1", "names no partition"},
-		{database, "explain orders/0", `0 of lease "orders": pgleases list shows`},
+		{database, "explain orders/0", `there is no lease "orders": pgleases list shows`},
 		{database, "grants", "ROLE is missing"},
 		{database, "grants r --for=all", "application, guard, reader, operator, schedules, schedule-operators"},
-		{database, "doctor --skip all", "give some of connect,"},
+		{database, "doctor --skip all", "give names out of connect,"},
 		{database, "doctor --long 0s", "give 1ms or more"},
 		{database, "unlock plain", "locks"},
 		{empty, "serve --listen 127.0.0.1:0", "or run pgleases migrate"},
@@ -265,7 +297,8 @@ func TestVerbsNameTheRemedy(t *testing.T) {
 	}
 }
 
-// What each purpose may do is that of the grants, which package admin tests: this is whether the command gives them.
+// What each purpose may do is that of the grants, which package admin tests: this is whether the
+// command gives them.
 func TestMigrateAndGrantsServeRoles(t *testing.T) {
 	t.Parallel()
 	database, byText := pgtest.EmptyDatabase(t), pgtest.EmptyDatabase(t)
@@ -386,14 +419,16 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		t.Helper()
 		return output1(t, database, append(args, "--reason", "why", "--actor", "ann")...)
 	}
-	changed("schedules", "pause", "reports", "good")
+	if text := changed("schedules", "pause", "reports", "good"); text != "pause reports good: done\n" {
+		t.Errorf("pause prints %q", text)
+	}
 	list := ""
 	testkit.Until(t, "no run is under way", func() bool {
 		list = output1(t, database, "schedules", "list", "reports")
 		return !regexp.MustCompile(`(?m)^good .* running `).MatchString(list)
 	})
 	unprintable(t, "schedules list", list)
-	for _, pattern := range []string{`good +close +\S.* +- +\S+ \S+ \S+ +paused \S+ .*: ann \(.+\): why`, `bad +close .* (running|due|planned|retrying).*job 1 failed; \\x1b\[2J`, regexp.QuoteMeta(shown(odd)) + ` +close .* (running|due|planned|retrying).*`} {
+	for _, pattern := range []string{`good +close +\S.* +- +\S+ ago +paused \S+ ago: ann \(.+\): why`, `bad +close .* (running|due|planned|retrying).*job 1 failed; \\x1b\[2J`, regexp.QuoteMeta(shown(odd)) + ` +close .* (running|due|planned|retrying).*`} {
 		if !regexp.MustCompile(`(?m)^` + pattern + `$`).MatchString(list) {
 			t.Errorf("schedules list lacks %s: %s", pattern, list)
 		}
@@ -411,9 +446,9 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		t.Errorf("groups: %s", text)
 	}
 	for args, want := range map[string]string{
-		"jobs cancle reports 7":              `there is no verb "cancle": pgleases jobs --help`,
+		"jobs cancle reports 7":              `there is no verb "cancle": did you mean cancel? pgleases jobs --help`,
 		"schedules list boks":                `there is no group "boks": pgleases schedules groups`,
-		"jobs list boks":                     `there is no group "boks"`,
+		"jobs list report":                   `there is no group "report": did you mean reports?`,
 		"schedules history reports goood":    "pgleases schedules list GROUP and",
 		"schedules list reports -n 0":        "give 1 or more",
 		"schedules list reports --only dead": "give one of late, failing",
@@ -489,7 +524,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	if j := decoded[known](t, database, "jobs", "show", "reports", waiting); j.Outcome != "canceled" {
 		t.Errorf("job %+v", j)
 	}
-	if text := changed("jobs", "retry-failed", "reports", "none", "2020-01-01T00:00:00Z"); text != "" {
+	if text := changed("jobs", "retry-failed", "reports", "none", "2020-01-01T00:00:00Z"); text != "retry-failed reports none 2020-01-01T00:00:00Z: done\n" {
 		t.Errorf("jobs retry-failed of a kind without jobs: %s", text)
 	}
 	if text := changed("jobs", "retry-failed", "reports", "close", "2020-01-01T00:00:00Z"); text == "" {

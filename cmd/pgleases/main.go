@@ -1,11 +1,12 @@
-// Command pgleases runs programs under leases, and looks at leases, from a shell: see docs/cli.md,
-// which is made from its help.
+// Command pgleases runs programs under leases, and shows and changes leases: see docs/cli.md, which
+// a test generates from the command's help.
 //
-// look.go has the verbs that look, operate.go those of operators and those that show what happened,
-// schedules.go and jobs.go those on schedules and jobs, setup.go those that make the tables and
-// doctor; what they know comes from package admin. table.go prints. serve.go is the dashboard.
+// The texts of the help are in help.txt, which help.go reads. look.go has the verbs that show
+// leases and clients, operate.go those of operators, overrides and events, schedules.go and jobs.go
+// those of schedules and jobs, setup.go those that create the tables, and doctor; all of them use
+// package admin. table.go prints. serve.go is the dashboard.
 //
-// run.go reads the flags of run, which package supervise does.
+// run.go reads the flags of run; package supervise does the work.
 package main
 
 import (
@@ -21,6 +22,8 @@ import (
 	"github.com/pgleases/pgleases/cmd/pgleases/internal/supervise"
 )
 
+func init() { cobra.EnableCommandSorting = false }
+
 func main() {
 	out, root := &written{to: os.Stdout}, newRoot()
 	root.SetOut(out)
@@ -31,13 +34,13 @@ func main() {
 	e := supervise.Exit{Code: supervise.Failed, Err: err}
 	errors.As(err, &e)
 	if e.Err != nil {
-		fmt.Fprintln(os.Stderr, "pgleases:", lines(told(e.Err)))
+		fmt.Fprintln(os.Stderr, "pgleases:", lines(message(e.Err)))
 	}
 	os.Exit(e.Code)
 }
 
-// written is stdout, and the first error of writing to it, as of a disk that is full: what was not
-// written is no success, whatever printed it.
+// written is stdout, and the first error of writing to it, for example because a disk is full. The
+// command fails after such an error, whichever code has written.
 type written struct {
 	to  *os.File
 	err error
@@ -49,13 +52,8 @@ func (w *written) Write(text []byte) (n int, err error) {
 	return n, err
 }
 
-func isTerminal(f *os.File) bool {
-	info, err := f.Stat()
-	return err != nil || info.Mode()&os.ModeCharDevice != 0
-}
-
-// told is what people are told of an error.
-func told(err error) string {
+// message returns the text of an error for users.
+func message(err error) string {
 	return strings.TrimPrefix(strings.TrimPrefix(err.Error(), "pgleases: "), "admin: ")
 }
 
@@ -66,27 +64,33 @@ func newRoot() *cobra.Command {
 		version = build.Main.Version
 	}
 	root := &cobra.Command{
-		Use:     "pgleases",
-		Version: version,
-		Short:   "Manage leases on PostgreSQL",
-		Long: `Manage leases on PostgreSQL.
-
-The database is the one of --database, else of the variable DATABASE_URL, else of the PG* variables that psql reads.
-
-A name that is empty, or has quotes, backslashes or characters that cannot be printed, is shown quoted, as a string of Go.
-
-Exit codes, but for run and doctor, which have their own: 0, or 125 where the command failed; stderr says why.`,
-		SilenceErrors: true, // main tells them
+		Use:           "pgleases",
+		Version:       version,
+		Short:         "Manage leases on PostgreSQL",
+		SilenceErrors: true, // main prints them
 		SilenceUsage:  true,
 	}
-	root.PersistentFlags().String(
-		"database", "",
-		"connection string, a URL or keywords and values, which others may read in the list of processes\n(default: the variable DATABASE_URL, then PG*)",
-	)
+	root.PersistentFlags().String("database", "", "connection string, a URL or keywords and values; other users may see it in the list of processes (default: DATABASE_URL, then PG*)")
 	root.PersistentFlags().String("schema", "pgleases", "schema of the tables")
 	root.PersistentFlags().BoolP("verbose", "v", false, "log successful steps too")
-	root.AddCommand(newRun(), newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newOverrides(), newSchedules(), newJobs(),
-		newMigrate(), newSchema(), newGrants(), newDoctor(), newServe(), newKeeper())
-	root.AddCommand(newOperations()...)
+	for _, group := range []struct {
+		title string
+		verbs []*cobra.Command
+	}{
+		{"Inspect", []*cobra.Command{newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newOverrides()}},
+		{"Run", []*cobra.Command{newRun()}},
+		{"Change", newOperations()},
+		{"Schedules and jobs", []*cobra.Command{newSchedules(), newJobs()}},
+		{"Set up", []*cobra.Command{newMigrate(), newSchema(), newGrants(), newDoctor(), newServe()}},
+	} {
+		root.AddGroup(&cobra.Group{ID: group.title, Title: group.title + ":"})
+		for _, verb := range group.verbs {
+			verb.GroupID = group.title
+		}
+		root.AddCommand(group.verbs...)
+	}
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages ", "FlagUsagesWrapped 80 "))
+	addHelp(root)
+	root.AddCommand(newKeeper())
 	return root
 }

@@ -1,96 +1,61 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
-// The verbs of operators, and those that show what is overridden and what happened.
-
-const planHelp = `
-
-The clients plan again within a heartbeat, and partitions move as always: the work on them ends first.`
-
-const overrideHelp = ` This writes an override, which names
-a client ID or a lease. It outlives restarts and failovers, until it is taken back or the time of --for is over. pgleases overrides shows it.`
-
-const operateHelp = `
-
-The change is recorded with the reason, the role that connects, and --actor: pgleases events shows it. It needs the rights that
-pgleases grants ROLE --for=operator prints.
-
-With --dry-run it changes nothing, and prints which partitions the clients would move at once, besides handoffs that are under way, or how many
-would be forgotten, and a fingerprint. With that as --if-unchanged it does what the dry run showed, or does nothing if the state has changed since.`
+// The verbs of operators, and those that show overrides and events.
 
 func newOperations() []*cobra.Command {
 	return []*cobra.Command{
-		newOperation(admin.Drain, "CLIENT", "Drain a client: make it own nothing", `Its work ends, and others get its partitions. It stays a
-member, and gets its own back with undrain. If it is the last that works on a lease, --force is needed.`),
-		newOperation(admin.Undrain, "CLIENT", "Undrain a client: give it its share again", ""),
-		newOperation(admin.Cordon, "CLIENT", "Cordon a client: assign it no new partitions", `It keeps what it has, until it restarts. If all members
-are cordoned, they get the partitions that have no owner.`),
-		newOperation(admin.Uncordon, "CLIENT", "Uncordon a client: assign it partitions again", ""),
-		newOperation(admin.Pause, "LEASE", "Pause a lease: leave its partitions unowned", `The work on its partitions ends, and then they have no
-owner, until resume. The lease need not exist yet.`),
-		newOperation(admin.Resume, "LEASE", "Resume a lease: assign its partitions again", ""),
-		newOperation(admin.Freeze, "LEASE", "Freeze a lease: keep its partitions in place", `Partitions move only if their owner crashed, leaves or is
-drained. Partitions that have not been handed over yet stay. A member that joins gets nothing else.`),
-		newOperation(admin.Unfreeze, "LEASE", "Unfreeze a lease: make its shares even again", ""),
-		newOperation(admin.Pin, "LEASE/PARTITION CLIENT", "Pin a partition to a client", `The client owns the partition while it works on the lease;
-otherwise another member owns it. The other partitions are shared as if there were no pins. A pin to another client is replaced.`),
-		newOperation(admin.Unpin, "LEASE/PARTITION", "Unpin a partition", "The partition counts in the shares again."),
-		newOperation(admin.Evict, "CLIENT", "Evict a client: revoke its sessions", `This also works if the client hangs: no heartbeat renews the sessions,
-guards refuse them at once, and others take over when they expire, within a TTL. The process ends with ErrEvicted; one that starts later
-is let in. This cannot be undone.`),
-		newOperation(admin.Drop, "LEASE", "Drop a lease that has no members", `The lease can then be created again: for 24 hours with as many partitions as
-it has, or as --partitions says, so that an old process that starts late creates no other one. Its next epochs are higher than all
-before. If the lease has members, close them first. A member that crashed goes when another client, of any lease, has run for its TTL. If
-none runs any more, run one for longer than that TTL: pgleases run tidy --once -- sleep 60. The overrides of the lease stay, and hold for
-the lease that is created again. This cannot be undone.`),
+		newOperation(admin.Drain, "CLIENT", "Drain a client: make it own no partitions"),
+		newOperation(admin.Undrain, "CLIENT", "Undrain a client: give it its share again"),
+		newOperation(admin.Cordon, "CLIENT", "Cordon a client: assign it no new partitions"),
+		newOperation(admin.Uncordon, "CLIENT", "Uncordon a client: assign it partitions again"),
+		newOperation(admin.Pause, "LEASE", "Pause a lease: leave its partitions unowned"),
+		newOperation(admin.Resume, "LEASE", "Resume a lease: assign its partitions again"),
+		newOperation(admin.Freeze, "LEASE", "Freeze a lease: keep its partitions in place"),
+		newOperation(admin.Unfreeze, "LEASE", "Unfreeze a lease: make its shares even again"),
+		newOperation(admin.Pin, "LEASE/PARTITION CLIENT", "Pin a partition to a client"),
+		newOperation(admin.Unpin, "LEASE/PARTITION", "Unpin a partition"),
+		newOperation(admin.Evict, "CLIENT", "Evict a client: revoke its sessions"),
+		newOperation(admin.Drop, "LEASE", "Drop a lease that has no members"),
 	}
 }
 
-// longHelp adds to the help of a verb what is the same for several.
-func longHelp(verb admin.Verb, override bool, long string) string {
-	long = strings.TrimSuffix(long, " ")
-	if verb != admin.Evict && verb != admin.Drop {
-		long += planHelp
-	}
-	if override {
-		long += overrideHelp
-	}
-	return long + operateHelp
-}
-
-func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
+func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 	override := slices.Contains([]admin.Verb{admin.Drain, admin.Cordon, admin.Pause, admin.Freeze, admin.Pin}, verb)
-	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: longHelp(verb, override, short+". "+long), Args: asUsed}
+	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Args: asUsed, Annotations: map[string]string{shared: "change"}}
 	change := admin.Change{Verb: verb}
 	var wait, dryRun bool
 	flags := cmd.Flags()
-	reasonFlags(cmd, &change.Reason, &change.Actor, "why: required, except for a dry run")
-	flags.BoolVar(&dryRun, "dry-run", false, "change nothing, print what would move")
-	flags.StringVar(&change.IfUnchanged, "if-unchanged", "", "a fingerprint that a dry run printed: do nothing if the state has changed since")
+	reasonFlags(cmd, &change.Reason, &change.Actor)
+	flags.BoolVar(&dryRun, "dry-run", false, "change nothing, print which partitions would move")
+	flags.StringVar(&change.IfUnchanged, "if-unchanged", "", "fingerprint of a dry run: fail if the state has changed since")
 	cmd.MarkFlagsMutuallyExclusive("dry-run", "if-unchanged")
 	if override {
-		flags.DurationVar(&change.Lasts, "for", 0, "how long the override holds, by the database's clock, such as 2h (default: until it is taken back)")
+		flags.DurationVar(&change.Lasts, "for", 0, "duration of the override, by the clock of the database, such as 2h (default: until it is taken back)")
 	}
 	if verb == admin.Drop {
-		flags.IntVar(&change.Next, "partitions", 0, "number of partitions with which the lease can be created again (default: as many as it has)")
+		flags.IntVar(&change.Next, "partitions", 0, "number of partitions with which the lease can be created again (default: the same number)")
 	}
 	if verb == admin.Drain {
 		flags.BoolVar(&change.Force, "force", false, "drain even the last member that works on a lease")
 	}
 	if verb == admin.Drain || verb == admin.Pause {
-		flags.BoolVar(&wait, "wait", false, "return when nothing is owned any more")
+		flags.BoolVar(&wait, "wait", false, "return when no partition is owned")
 		cmd.MarkFlagsMutuallyExclusive("dry-run", "wait")
 	}
 	output := outputFlag(cmd)
@@ -102,7 +67,7 @@ func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
 			return errNoReason
 		}
 		if flags.Changed("for") && change.Lasts <= 0 {
-			return fmt.Errorf("--for %v: give a time above 0, as 2h", change.Lasts)
+			return fmt.Errorf("--for %v: give a time above 0, such as 2h", change.Lasts)
 		}
 		if flags.Changed("partitions") && change.Next < 1 {
 			return fmt.Errorf("--partitions %d: give 1 to 65536", change.Next)
@@ -111,20 +76,27 @@ func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
 			if dryRun {
 				p, err := a.DryRun(ctx, change)
 				if err != nil {
-					return unforced(err)
+					return remedied(ctx, a, change, subject, err)
 				}
 				return output(p, movesOf(p))
 			}
-			if err := a.Apply(ctx, change); err != nil || !wait {
-				return unforced(err)
+			err, state := a.Apply(ctx, change), "recorded; the clients act within a heartbeat"
+			if err == nil && wait {
+				err = awaitDone(ctx, a, change)
 			}
-			return awaitDone(ctx, a, change)
+			if err != nil {
+				return remedied(ctx, a, change, subject, err)
+			}
+			if wait || verb == admin.Evict || verb == admin.Drop {
+				state = "done"
+			}
+			return output(change, done(cmd, args, state))
 		})
 	}
 	return cmd
 }
 
-// of sets what a change is of, from the arguments that subject describes.
+// of sets the subject of a change from the arguments, which subject names.
 func of(change *admin.Change, subject string, args []string) (err error) {
 	change.Subject = args[0]
 	if strings.HasPrefix(subject, "LEASE/PARTITION") {
@@ -136,20 +108,40 @@ func of(change *admin.Change, subject string, args []string) (err error) {
 	return err
 }
 
-// unforced names the flag that an error asks for.
-func unforced(err error) error {
-	if errors.Is(err, admin.ErrLast) {
-		return fmt.Errorf("%w\nWith --force it is done all the same", err)
+// remedied adds to the error of a change the flag that it needs, or a name that resembles an
+// unknown one.
+func remedied(ctx context.Context, a *admin.Admin, c admin.Change, subject string, err error) error {
+	switch {
+	case errors.Is(err, admin.ErrLast):
+		return fmt.Errorf("%w\nUse --force to drain it anyway", err)
+	case store.Code(err) != "42704":
+		return err
 	}
-	return err
+	s, other := a.Snapshot(ctx)
+	if other != nil {
+		return err
+	}
+	name, known, list := c.Subject, leaseNames(s), "list"
+	if subject == "CLIENT" || c.Client != "" && s.Lease(name) != nil {
+		name, known, list = cmp.Or(c.Client, name), mapped(s.Clients, func(c admin.Client) string { return c.ID }), "clients"
+	}
+	if slices.Contains(known, name) {
+		return err
+	}
+	return fmt.Errorf("%w\n%spgleases %s shows all", err, similar(name, known), list)
 }
 
-var errNoReason = errors.New("--reason is missing: say why, for whoever wonders later")
+var errNoReason = errors.New("--reason is missing: give the reason for the change")
 
-// reasonFlags adds what each verb takes that changes something: why, and who.
-func reasonFlags(cmd *cobra.Command, reason, actor *string, help string) {
-	cmd.Flags().StringVar(reason, "reason", "", help)
-	cmd.Flags().StringVar(actor, "actor", "", "who makes the change, besides the role that connects")
+// reasonFlags adds the flags of each verb that changes something.
+func reasonFlags(cmd *cobra.Command, reason, actor *string) {
+	cmd.Flags().StringVar(reason, "reason", "", "reason for the change: required, except for a dry run")
+	cmd.Flags().StringVar(actor, "actor", "", "name of the person who makes the change, besides the role that connects")
+}
+
+// done returns the line that a verb prints when it has changed something.
+func done(cmd *cobra.Command, args []string, state string) string {
+	return fmt.Sprintf("%s %s: %s\n", cmd.Name(), strings.Join(mapped(args, shown), " "), state)
 }
 
 func movesOf(p *admin.DryRun) string {
@@ -159,16 +151,16 @@ func movesOf(p *admin.DryRun) string {
 	}
 	switch {
 	case p.Forgets > 0:
-		text = fmt.Sprintf("The lease has %d partitions, and nobody works on it: they would be forgotten.\n", p.Forgets)
+		text = fmt.Sprintf("The lease has %d partitions and no members: they would be forgotten.\n", p.Forgets)
 	case n > 0:
 		text = table("LEASE,PARTITIONS,FROM,TO,KIND", p.Moves, func(m admin.Move) []any {
 			return []any{shown(m.Lease), m.Partitions, orNothing(m.From), orNothing(m.To), m.Kind}
 		}) + fmt.Sprintf("\n%d partitions would move.\n", n)
 	}
-	return text + fmt.Sprintf("To have this done, and nothing else: --if-unchanged %s\n", p.Fingerprint)
+	return text + fmt.Sprintf("To apply this and nothing else: --if-unchanged %s\n", p.Fingerprint)
 }
 
-// awaitDone returns when nothing is owned any more of what was drained or paused.
+// awaitDone returns when no partition is owned that a drain or a pause concerns.
 func awaitDone(ctx context.Context, a *admin.Admin, c admin.Change) error {
 	for limited := range eachSecond(ctx) {
 		s, err := a.Snapshot(limited)
@@ -176,37 +168,35 @@ func awaitDone(ctx context.Context, a *admin.Admin, c admin.Change) error {
 			break
 		}
 		if err != nil {
-			return fmt.Errorf("%w\nThe override stands", err)
+			return fmt.Errorf("%w\nThe override remains", err)
 		}
 		i := slices.IndexFunc(s.Overrides, func(w admin.Override) bool { return w.Verb == c.Verb && w.Of() == c.Subject })
 		if i < 0 {
-			return errors.New("the override has ended, or was taken back, before it was done")
+			return errors.New("the override ended, or was taken back, before all partitions were handed over")
 		}
 		if owned(s, s.Overrides[i]) == 0 {
 			return nil
 		}
 	}
-	return errors.New("interrupted: the override stands")
+	return errors.New("interrupted: the override remains")
 }
 
 func newOverrides() *cobra.Command {
 	return looking(&cobra.Command{
 		Use:   "overrides",
 		Short: "List overrides: drains, cordons, pauses, freezes, pins",
-		Long: `List the overrides of operators that hold now, the oldest first. OWNED is how many partitions the client, or
-all of the lease, have now; of a pin 1 where the partition is with its client, else 0.`,
 	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, string, error) {
 		return s.Overrides, table("OVERRIDE,OF,OWNED,SINCE,UNTIL,BY,REASON", s.Overrides, func(w admin.Override) []any {
 			of := shown(w.Of())
 			if w.Partition != nil {
 				of += " to " + shown(w.Client)
 			}
-			return []any{w.Verb, of, owned(s, w), ago(s.At, w.Since) + " ago", instant(w.Until), shown(w.Actor), shown(w.Reason)}
+			return []any{w.Verb, of, owned(s, w), relative(s.At, w.Since), relative(s.At, w.Until), shown(w.Actor), shown(w.Reason)}
 		}), nil
 	})
 }
 
-// owned is how many partitions are owned of those that an override is about.
+// owned returns the number of owned partitions among those of an override.
 func owned(s *admin.Snapshot, w admin.Override) (n int) {
 	for _, l := range s.Leases {
 		for _, h := range l.Holdings {
@@ -226,16 +216,11 @@ func newEvents() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events [LEASE]",
 		Short: "Show events of members and partitions",
-		Long: `Show what happened to members and partitions, and why, the newest last: who joined, left and was evicted, who handed over what to whom, and what operators did.
-docs/operations.md explains each cause. An event without an actor is the clients' own doing.
-
-With --follow it polls each second for those that come, among the latest 1,000. If the database goes away, for example in a restart, stderr says so once, and says when it starts
-again. It says that too on a server that lacks the events before, such as a promoted standby.`,
-		Args: asUsed,
+		Args:  asUsed,
 	}
 	output := outputFlag(cmd)
-	most := cmd.Flags().IntP("number", "n", 50, "number of events, the latest ones, 1 to 1000")
-	follow := cmd.Flags().BoolP("follow", "f", false, "follow: print new events as they arrive; in JSON, one line for each")
+	most := cmd.Flags().IntP("number", "n", 50, "number of latest events, 1 to 1000")
+	follow := cmd.Flags().BoolP("follow", "f", false, "print new events as they arrive; in JSON, one line for each")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		lease := strings.Join(args, "")
 		if *most < 1 || *most > 1000 {
@@ -244,7 +229,7 @@ again. It says that too on a server that lacks the events before, such as a prom
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 			if *follow {
 				return followEvents(ctx, cmd.ErrOrStderr(), a, lease, *most, func(e admin.Event) (err error) {
-					text := eventsOf("", e)
+					text := strings.Join(mapped(eventCells(e.At.Local().Format(time.DateTime), e), toText), "  ") + "\n"
 					if cmd.Flag("output").Value.String() == "json" {
 						text, err = asJSON(e, "")
 					}
@@ -258,17 +243,19 @@ again. It says that too on a server that lacks the events before, such as a prom
 			if err != nil {
 				return err
 			}
-			return output(events, eventsOf("AT,CAUSE,LEASE,FROM,TO,PARTITIONS,BY,REASON", events...))
+			return output(events, table("AT,CAUSE,LEASE,FROM,TO,PARTITIONS,BY,REASON", events, func(e admin.Event) []any {
+				return eventCells(period(time.Since(e.At))+" ago", e)
+			}))
 		})
 	}
 	return cmd
 }
 
-// followEvents shows the last events, and those that come, until ctx ends: what the look before has
-// not found. So it shows one that is committed later than another with a higher number.
+// followEvents shows the latest events, and new ones, until ctx ends: those that the poll before
+// did not return. So it also shows an event that commits later than one with a higher number.
 func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease string, most int, show func(admin.Event) error) error {
 	const latest = 1000
-	var seen map[string]bool // those of the look before; nil: there was none yet
+	var seen map[string]bool // those of the poll before; nil: there was no poll yet
 	last, away := "", false
 	for limited := range eachSecond(ctx) {
 		events, err := a.Events(limited, lease, latest)
@@ -279,19 +266,19 @@ func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease st
 			return err
 		case err != nil:
 			if !away {
-				fmt.Fprintf(notes, "pgleases: %s\nIt is tried again each second.\n", lines(told(err)))
+				fmt.Fprintf(notes, "pgleases: %s\nThe command tries again each second.\n", lines(message(err)))
 			}
 			away = true
 			continue
 		}
 		now, before := make(map[string]bool), last
 		news := slices.DeleteFunc(slices.Clone(events), func(e admin.Event) bool {
-			last = e.ID + " " + e.At.String() // a server that takes the place of another may give its number again
+			last = e.ID + " " + e.At.String() // another server may use the same number again
 			now[last] = true
 			return seen[last]
 		})
 		if away || before != "" && !now[before] {
-			fmt.Fprintln(notes, "pgleases: the events start again. Some may be missing, if more than 1,000 came meanwhile, or if this server lacks some.")
+			fmt.Fprintln(notes, "pgleases: the events start again; some may be missing, if there were more than 1,000 meanwhile, or if this server lacks some")
 		}
 		if seen == nil {
 			news = news[max(0, len(news)-most):]
@@ -306,9 +293,6 @@ func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease st
 	return nil
 }
 
-func eventsOf(heading string, events ...admin.Event) string {
-	return table(heading, events, func(e admin.Event) []any {
-		return []any{e.At.Local().Format("2006-01-02 15:04:05.000"), shown(e.Cause), orNothing(e.Lease), orNothing(e.From), orNothing(e.To),
-			short(e.Partitions), orNothing(e.Actor), orNothing(e.Reason)}
-	})
+func eventCells(at string, e admin.Event) []any {
+	return []any{at, shown(e.Cause), orNothing(e.Lease), orNothing(e.From), orNothing(e.To), short(e.Partitions), orNothing(e.Actor), orNothing(e.Reason)}
 }

@@ -20,7 +20,8 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit/command"
 )
 
-// newMember joins the lease "orders" of four partitions. The TTL is one that no machine's stall reaches.
+// newMember joins the lease "orders" of four partitions. The TTL is one that no machine's stall
+// reaches.
 func newMember(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Lease {
 	t.Helper()
 	c := testkit.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(id), pgleases.WithTTL(time.Minute), pgleases.WithHeartbeat(200*time.Millisecond)))(t)
@@ -63,7 +64,7 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 	dryRun := output1(t, database, "drain", odd, "--dry-run")
 	unprintable(t, "dry run", dryRun)
 	found := regexp.MustCompile(`^LEASE +PARTITIONS +FROM +TO +KIND\norders +[0-9,-]+ +` + regexp.QuoteMeta(shown(odd)) +
-		` +one +asked\n\n2 partitions would move\.\nTo have this done, and nothing else: --if-unchanged \S+\n$`).MatchString(dryRun)
+		` +one +asked\n\n2 partitions would move\.\nTo apply this and nothing else: --if-unchanged \S+\n$`).MatchString(dryRun)
 	if !found || owned() != [2]int{2, 2} {
 		t.Fatalf("owned are %v; dry run: %s", owned(), dryRun)
 	}
@@ -75,10 +76,12 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 	}
 	overrides := output1(t, database, "overrides")
 	unprintable(t, "overrides", overrides)
-	if !regexp.MustCompile(`(?m)^drain +` + regexp.QuoteMeta(shown(odd)) + ` +0 +\S+ ago +\S+ \S+ \S+ +maria \(\S+\) +"its host\\ngoes"$`).MatchString(overrides) {
+	if !regexp.MustCompile(`(?m)^drain +` + regexp.QuoteMeta(shown(odd)) + ` +0 +\S+ ago +in \S+ +maria \(\S+\) +"its host\\ngoes"$`).MatchString(overrides) {
 		t.Errorf("overrides: %s", overrides)
 	}
-	output1(t, database, "undrain", odd, "--reason", "it stays")
+	if text := output1(t, database, "undrain", odd, "--reason", "it stays"); !strings.HasPrefix(text, "undrain "+shown(odd)+": recorded") {
+		t.Errorf("undrain prints %q", text)
+	}
 	testkit.Until(t, "shares again", func() bool { return owned() == [2]int{2, 2} })
 	output1(t, database, "pause", "orders", "--reason", "why", "--wait")
 	if got := owned(); got != [2]int{} {
@@ -108,12 +111,15 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 		{database, "drain one", "--reason is missing"},
 		{database, "drain", "CLIENT is missing: pgleases drain CLIENT"},
 		{database, "explain orders/99999999999", "there is no such partition"},
-		{database, "schedules puase g s", `there is no verb "puase"`},
+		{database, "schedules puase g s", `there is no verb "puase": did you mean pause?`},
 		{database, "drain none --reason x", `client "none" is not known`},
+		{database, "cordon oen --reason x", "did you mean one? pgleases clients shows all"},
+		{database, "drop order --reason x", "did you mean orders? pgleases list shows all"},
+		{database, "drian one", "Did you mean this?\n\tdrain"},
 		{database, "drain one --dry-run --if-unchanged x", "[dry-run if-unchanged]"},
-		{database, "drain one --reason x --if-unchanged x", `fingerprint "x" is none: give the one that DryRun returns`},
+		{database, "drain one --reason x --if-unchanged x", `fingerprint "x" is invalid: give the one that DryRun returns`},
 		{as(t, database, role), "drain one --dry-run", "pgleases grants ROLE --for=operator"},
-		{database, "drain one --reason x --for 0s", "give a time above 0, as 2h"},
+		{database, "drain one --reason x --for 0s", "give a time above 0, such as 2h"},
 		{database, "drain one --reason x --for soon", "invalid duration"},
 		{database, "drop orders", "--reason is missing"},
 		{database, "drop orders --reason x", `lease "orders" has live members: `},
@@ -139,7 +145,8 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 	}
 }
 
-// As an operator's role: a lease that was left is dropped, as the dry run said, and made again with another number.
+// As an operator's role: a lease that was left is dropped, as the dry run said, and made again with
+// another number.
 func TestDropForgetsALeaseThatWasLeft(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
@@ -150,7 +157,7 @@ func TestDropForgetsALeaseThatWasLeft(t *testing.T) {
 	role := newRole(t, database)
 	execute(t, database, output1(t, database, "grants", role, "--for=operator"))
 	operator := as(t, database, role)
-	found := regexp.MustCompile(`^The lease has 4 partitions, and nobody works on it: they would be forgotten\.\nTo have this done, and nothing else: --if-unchanged (\S+)\n$`).
+	found := regexp.MustCompile(`^The lease has 4 partitions and no members: they would be forgotten\.\nTo apply this and nothing else: --if-unchanged (\S+)\n$`).
 		FindStringSubmatch(output1(t, operator, "drop", "orders", "--dry-run"))
 	if found == nil {
 		t.Fatalf("dry run: %s", output1(t, operator, "drop", "orders", "--dry-run"))
@@ -232,7 +239,8 @@ func TestErrorsHideThePassword(t *testing.T) {
 	}
 }
 
-// Where the database goes away it says so once, and when it starts again, without a double; so it does on a server that lacks the latest events.
+// Where the database goes away it says so once, and when it starts again, without a double; so it
+// does on a server that lacks the latest events.
 func TestEventsFollowContinuesAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	for name, frozen := range map[string]bool{"frozen": true, "cut": false} {
@@ -250,7 +258,7 @@ func TestEventsFollowContinuesAfterAnOutage(t *testing.T) {
 			testkit.OK(t, err)
 			happens("first")
 			follower := command.Run(t, command.Database(way.URL), "events", "-f", "-o", "json")
-			const lost, again = "It is tried again each second", "the events start again"
+			const lost, again = "The command tries again each second", "the events start again"
 			told := func(what string, n int) func() bool {
 				return func() bool { return strings.Count(follower.Printed(), what) == n }
 			}

@@ -1,72 +1,184 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/cobra/doc"
+	"github.com/spf13/pflag"
 
+	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 const page = "../../docs/cli.md"
 
-var write = flag.Bool("write", false, "write "+page+" anew")
+var write = flag.Bool("write", false, "write "+page+" again")
 
 func TestCLIPageIsTheHelp(t *testing.T) {
-	text := bytes.NewBufferString("# The command pgleases\n\n" +
-		"Made from the command's own help, `pgleases help`, by `go test ./cmd/pgleases -run Page -write`.\n" +
-		"The options of `pgleases` are those of every verb too.\n\n")
-	root := newRoot()
-	root.DisableAutoGenTag = true
-	var describe func(cmd *cobra.Command)
-	describe = func(cmd *cobra.Command) {
-		var page bytes.Buffer
-		testkit.OK(t, doc.GenMarkdownCustom(cmd, &page, func(file string) string {
-			return "cli.md#" + strings.ReplaceAll(strings.TrimSuffix(file, ".md"), "_", "-")
-		}))
-		own := page.String()
-		if cmd.HasParent() { // the rest is the same for all
-			own, _, _ = strings.Cut(own, "### SEE ALSO")
-			own, _, _ = strings.Cut(own, "### Options inherited")
-		}
-		text.WriteString(strings.Replace(own, "### SEE ALSO", "### Verbs", 1))
-		for _, sub := range cmd.Commands() {
-			if !sub.Hidden && sub.Name() != "help" {
-				describe(sub)
-			}
-		}
-	}
-	describe(root)
+	want := pageOf(newRoot())
 	if *write {
-		testkit.OK(t, os.WriteFile(page, text.Bytes(), 0o644))
+		testkit.OK(t, os.WriteFile(page, []byte(want), 0o644))
 	}
-	now := testkit.Must(os.ReadFile(page))(t)
-	if !bytes.Equal(now, text.Bytes()) {
-		t.Errorf("%s is not what the command's help says: go test ./cmd/pgleases -run Page -write", page)
+	if string(testkit.Must(os.ReadFile(page))(t)) != want {
+		t.Errorf("%s differs from the command's help: go test ./cmd/pgleases -run Page -args -write", page)
+	}
+	if n := strings.Count(want, "\n"); n > 500 {
+		t.Errorf("the page has %d lines, want at most 500", n)
 	}
 }
 
-// What README has a reader type is what the command takes.
+// pageOf returns the page: for each verb its texts, its flags and its examples. Flags that several
+// verbs have, and texts that they share, are on it once.
+func pageOf(root *cobra.Command) string {
+	uses := make(map[string]int) // of flags, as the list of flags explains them
+	for _, cmd := range verbsOf(root) {
+		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) { uses[explained(f)]++ })
+	}
+	var flags, verbs strings.Builder
+	listed := make(map[string]bool) // flags and shared texts
+	list := func(f *pflag.Flag) {
+		if text := explained(f); !listed[text] {
+			listed[text] = true
+			flags.WriteString("- " + text + "\n")
+		}
+	}
+	root.PersistentFlags().VisitAll(list)
+	for _, group := range root.Groups() {
+		fmt.Fprintf(&verbs, "\n## %s\n", strings.TrimSuffix(group.Title, ":"))
+		all := slices.DeleteFunc(verbsOf(root), func(cmd *cobra.Command) bool { return cmd.GroupID != group.ID && cmd.Parent().GroupID != group.ID })
+		for _, cmd := range all {
+			if text, _ := section("shared " + cmd.Annotations[shared]); text != "" && !listed[text] {
+				listed[text] = true
+				verbs.WriteString("\n" + unwrapped(text))
+			}
+		}
+		for _, cmd := range all {
+			synopsis, own := "", []string{}
+			cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+				text := explained(f)
+				if uses[text] > 1 {
+					list(f)
+				} else {
+					own = append(own, text)
+				}
+				name := strings.Split(text, "`")[1]
+				synopsis += " [" + regexp.MustCompile(`, --\S+`).ReplaceAllString(name, "") + "]"
+			})
+			text, example := section(strings.TrimPrefix(cmd.CommandPath(), "pgleases "))
+			fmt.Fprintf(&verbs, "\n### %s\n\n`%s`: %s", cmd.CommandPath(), strings.Replace(cmd.UseLine(), " [flags]", synopsis, 1), unwrapped(cmd.Short+".\n"+text))
+			if len(own) > 0 {
+				fmt.Fprintf(&verbs, "\nFlags: %s.\n", strings.Join(own, "; "))
+			}
+			if example != "" {
+				verbs.WriteString("\n" + regexp.MustCompile(`(?m)^  (.+)$`).ReplaceAllString(example, "    $1") + "\n")
+			}
+		}
+	}
+	text, _ := section("pgleases")
+	return "# The command pgleases\n\nGenerated from its help: `go test ./cmd/pgleases -run Page -args -write`.\n\n" + unwrapped(text) +
+		"\n## Flags\n\nAll verbs have the first 3, and `-h, --help`. The synopsis of a verb has the others.\n\n" + flags.String() + verbs.String()
+}
+
+// verbsOf returns the visible commands below a command, parents first.
+func verbsOf(cmd *cobra.Command) (all []*cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		if !sub.Hidden && sub.Name() != "help" {
+			all = append(append(all, sub), verbsOf(sub)...)
+		}
+	}
+	return all
+}
+
+// explained returns a flag as its help has it, with its name as code: `--for duration`: ...
+func explained(f *pflag.Flag) string {
+	one := pflag.NewFlagSet("", pflag.ContinueOnError)
+	one.AddFlag(f)
+	name, text, _ := strings.Cut(strings.TrimSpace(one.FlagUsages()), "  ")
+	return "`" + name + "`: " + strings.TrimSpace(text)
+}
+
+// unwrapped returns a text of the help with a line for each paragraph and each item of a list.
+func unwrapped(text string) string {
+	var all []string
+	for paragraph := range strings.SplitSeq(text, "\n\n") {
+		if !strings.HasPrefix(paragraph, "    ") {
+			paragraph = strings.ReplaceAll(strings.ReplaceAll(paragraph, "\n    ", " "), "\n  - ", "\x00")
+			paragraph = strings.ReplaceAll(strings.ReplaceAll(paragraph, "\n", " "), "\x00", "\n- ")
+		}
+		all = append(all, strings.TrimPrefix(paragraph, "  "))
+	}
+	return strings.TrimSpace(strings.Join(all, "\n\n")) + "\n"
+}
+
+// A short text has at most eight words. Each verb has an example with output, of arguments that it
+// takes.
+func TestHelpHasAnExampleOfEachVerb(t *testing.T) {
+	for _, cmd := range verbsOf(newRoot()) {
+		if n := len(strings.Fields(cmd.Short)); n > 8 {
+			t.Errorf("%s: its short text has %d words", cmd.CommandPath(), n)
+		}
+		lines := regexp.MustCompile(`(?m)^  \$ ((?:.+\\\n)*.+)\n  [^$ ]`).FindAllStringSubmatch(cmd.Example, -1)
+		if len(lines) == 0 && !cmd.HasSubCommands() {
+			t.Errorf("%s: no example with output: %q", cmd.CommandPath(), cmd.Example)
+		}
+		for _, line := range lines {
+			expectTaken(t, strings.Split(line[1], " | ")[0], cmd)
+		}
+	}
+	if doctor, _ := section("doctor"); !strings.Contains(strings.ReplaceAll(doctor, "\n", " "), strings.Join(admin.Checks, ", ")) {
+		t.Error("the help of doctor lacks a check")
+	}
+}
+
+// expectTaken expects that a command line is of a verb, if it is given, with flags and arguments
+// that it takes.
+func expectTaken(t *testing.T, line string, want *cobra.Command) {
+	t.Helper()
+	var words []string
+	for _, word := range regexp.MustCompile(`'[^']*'|[^\s\\]+`).FindAllString(line, -1) {
+		words = append(words, strings.Trim(word, "'"))
+	}
+	cmd, args, err := newRoot().Find(words[1:])
+	if err == nil && cmd.Name() != "run" { // whose arguments are another program's
+		err = errors.Join(cmd.ParseFlags(args), cmd.ValidateArgs(cmd.Flags().Args()))
+	}
+	if err != nil || !cmd.Runnable() || words[0] != "pgleases" || want != nil && cmd.CommandPath() != want.CommandPath() {
+		t.Errorf("%s: %v", line, err)
+	}
+}
+
+// README names commands that the command takes.
 func TestREADMECommandsAreVerbs(t *testing.T) {
 	readme := testkit.Must(os.ReadFile("../../README.md"))(t)
 	lines := regexp.MustCompile(`(?m)^    (?:go run \./cmd/pgleases|pgleases) (.+)$`).FindAllStringSubmatch(string(readme), -1)
 	for _, line := range lines {
-		cmd, args, err := newRoot().Find(strings.Fields(line[1]))
-		if err == nil && cmd.Name() != "run" { // whose arguments are another program's
-			err = errors.Join(cmd.ParseFlags(args), cmd.ValidateArgs(cmd.Flags().Args()))
-		}
-		if err != nil || !cmd.Runnable() {
-			t.Errorf("%s: %v", line[0], err)
-		}
+		expectTaken(t, "pgleases "+line[1], nil)
 	}
 	if len(lines) < 4 {
 		t.Errorf("only %d commands found", len(lines))
+	}
+}
+
+// A table that is wider than the terminal: names lose their middle, the last column continues, and
+// colors are for a terminal alone.
+func TestTablesFitTheTerminal(t *testing.T) {
+	rows := [][]string{{"CLIENT", "STATE", "HOST", "REASON"}, {strings.Repeat("ab", 30), "expired", strings.Repeat("xy", 20), "it has to go, because its host is replaced"}}
+	text := layout(rows, 80, false)
+	if !regexp.MustCompile(`\nabab\S*…\S*abab  expired  xyxy\S*…\S*xyxy  it has to .*\n +\S.* replaced\n$`).MatchString(text) || regexp.MustCompile(`(?m)^.{81}`).MatchString(text) {
+		t.Errorf("not cut, not continued, or too wide: %s", text)
+	}
+	now := time.Now()
+	for want, at := range map[string]time.Time{"3m ago": now.Add(-3*time.Minute - 20*time.Second), "in 20s": now.Add(20 * time.Second), "5h ago": now.Add(-5 * time.Hour), "in 3d": now.Add(80 * time.Hour), "-": {}} {
+		if got := relative(now, at); got != want {
+			t.Errorf("%v is %q, want %q", at, got, want)
+		}
 	}
 }

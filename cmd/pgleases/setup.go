@@ -20,7 +20,7 @@ import (
 	schedulesql "github.com/pgleases/pgleases/schedule/sql"
 )
 
-// The verbs that make the tables, and those that say whether all is well.
+// The verbs that create the tables, and doctor, which checks them.
 
 const schedulesHelp = "also the tables of package schedule"
 
@@ -28,11 +28,7 @@ func newMigrate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "migrate",
 		Short: "Create or update the tables",
-		Long: `Create or update the tables, while clients run, and print what was done. Functions that are missing, or were changed by hand, are replaced,
-unless newer code has made them. Nothing happens where all is so already. It needs a role that may make the schema, or owns it.
-
-A transaction that uses the tables for long, as a dump, is waited for, for a minute.`,
-		Args: cobra.NoArgs,
+		Args:  cobra.NoArgs,
 	}
 	schedules := cmd.Flags().Bool("schedules", false, schedulesHelp)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -62,10 +58,7 @@ func newSchema() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "schema",
 		Short: "Print the statements of migrate",
-		Long: `Print the statements that migrate runs, for a migration tool, or for psql:
-
-    pgleases schema | psql -v ON_ERROR_STOP=1 --single-transaction "$DATABASE_URL"`,
-		Args: cobra.NoArgs,
+		Args:  cobra.NoArgs,
 	}
 	schedules := cmd.Flags().Bool("schedules", false, schedulesHelp)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -88,19 +81,7 @@ func newGrants() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "grants ROLE",
 		Short: "Print the GRANT statements for a role",
-		Long: `Print the GRANT statements that a role needs, where another role owns the tables. The owner runs them, again after each migration:
-
-    pgleases grants app | psql -v ON_ERROR_STOP=1 "$DATABASE_URL"
-
-What for:
-
-    application         run clients, and pgleases run
-    guard               write under Guard, without a client
-    reader              read everything: all verbs that change nothing
-    operator            read everything, operate clients and leases, and call new_server_generation
-    schedules           run clients, and run and manage schedules; run migrate --schedules first
-    schedule-operators  read everything, and change schedules and jobs; run migrate --schedules first`,
-		Args: asUsed,
+		Args:  asUsed,
 	}
 	var purposes []string
 	for _, p := range admin.Purposes {
@@ -124,34 +105,20 @@ const (
 	exitFaults   = 2
 )
 
-var doctorHelp = `Look for what is wrong with the database, its tables and the fleet: one line for each check, and what to do on the next. It writes nothing.
-
-A note is what may be meant so, or cannot be seen. Of other roles' sessions only members of pg_monitor are told what they do.
-
-The checks: ` + strings.Join(admin.Checks, ", ") + `.
-
-Exit codes:
-
-    0    all is well, but for notes
-    1    there are warnings: it works, but not as well as it could, or not for long
-    2    there are faults: something does not work
-    125  this command failed: bad flags`
-
 func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check the database, the tables and the fleet",
-		Long:  doctorHelp,
 		Args:  cobra.NoArgs,
 	}
 	output := outputFlag(cmd)
-	role := cmd.Flags().String("role", "", "whose rights are looked at: the role of the clients (default: the one that connects)")
-	long := cmd.Flags().Duration("long", time.Minute, "from when on it is told that a handoff, a wait, an idle transaction or an expired client's row lasts;\nof a transaction that works, after ten times that")
-	skip := cmd.Flags().StringSlice("skip", nil, "checks that are not to count, with commas between")
+	role := cmd.Flags().String("role", "", "role of the clients, whose rights are checked (default: the role that connects)")
+	long := cmd.Flags().Duration("long", time.Minute, "minimum age of a handoff, a wait, an idle transaction or an expired session that is reported; 10 times that for a transaction that works")
+	skip := cmd.Flags().StringSlice("skip", nil, "checks to leave out, with commas between")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		for _, check := range *skip {
 			if !slices.Contains(admin.Checks, check) {
-				return fmt.Errorf("--skip %q: give some of %s", check, strings.Join(admin.Checks, ", "))
+				return fmt.Errorf("--skip %q: give names out of %s", check, strings.Join(admin.Checks, ", "))
 			}
 		}
 		if *long < time.Millisecond {

@@ -1,45 +1,140 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"iter"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
 	"unicode/utf16"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 )
 
-// table returns a heading, whose columns have commas between, and a row of cells for each item, with
-// the columns aligned: no cell has a tab or the end of a line. An empty heading is left out.
+// table returns a heading, whose columns have commas between, and a row of cells for each item. No
+// cell contains a tab or the end of a line. On a terminal the table fits into its width.
 func table[T any](heading string, items []T, row func(T) []any) string {
-	var text strings.Builder
-	columns := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-	if heading != "" {
-		fmt.Fprintln(columns, strings.ReplaceAll(heading, ",", "\t"))
-	}
+	rows := [][]string{strings.Split(heading, ",")}
 	for _, item := range items {
-		cells := row(item)
-		fmt.Fprintf(columns, strings.Repeat("\t%v", len(cells))[1:]+"\n", cells...)
+		rows = append(rows, mapped(row(item), toText))
 	}
-	_ = columns.Flush() // a Builder takes all
-	return text.String()
+	width := terminalWidth()
+	return layout(rows, width, width > 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb")
 }
 
-// nothing stands for none.
+func toText(cell any) string { return fmt.Sprint(cell) }
+
+func mapped[T any](items []T, text func(T) string) (texts []string) {
+	for _, item := range items {
+		texts = append(texts, text(item))
+	}
+	return texts
+}
+
+// terminalWidth returns the number of columns if stdout is a terminal, otherwise 0.
+func terminalWidth() int {
+	width, _, err := term.GetSize(int(os.Stdout.Fd()))
+	if err != nil {
+		return 0
+	}
+	return cmp.Or(width, 80)
+}
+
+const bold, red, green, yellow, plain = "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
+
+// colors are those of cells in the columns LEVEL, STATE and OUTCOME, by their first word.
+var colors = map[string]string{
+	"fault": red, "expired": red, "failed": red, "blocked": red, "unknown": red,
+	"warning": yellow, "evicted": yellow, "superseded": yellow, "retrying": yellow, "missed": yellow,
+	"ok": green, "live": green, "succeeded": green,
+}
+
+// layout aligns the columns of rows, the first of which is the heading. If width is above 0, the
+// widest columns become narrower until a row fits, but no narrower than 7: names are cut in the
+// middle, and the text of the last column continues on the next lines.
+func layout(rows [][]string, width int, color bool) string {
+	last := len(rows[0]) - 1
+	widths, over := make([]int, last+1), 2*last-width
+	for i := range widths {
+		for _, row := range rows {
+			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+		}
+		over += widths[i]
+	}
+	for ; width > 0 && over > 0 && slices.Max(widths) > 7; over-- {
+		widths[slices.Index(widths, slices.Max(widths))]--
+	}
+	var b strings.Builder
+	for n, row := range rows {
+		for l, text := range wrapped(row[last], widths[last]) {
+			for i, cell := range append(slices.Clone(row[:last]), text) {
+				if l > 0 && i < last {
+					cell = ""
+				}
+				cell = cut(cell, widths[i])
+				gap := strings.Repeat(" ", widths[i]+2-utf8.RuneCountInString(cell))
+				word, _, _ := strings.Cut(strings.ReplaceAll(row[i], ":", " "), " ")
+				switch {
+				case color && n == 0:
+					cell = bold + cell + plain
+				case color && slices.Contains([]string{"LEVEL", "STATE", "OUTCOME"}, rows[0][i]) && colors[word] != "":
+					cell = colors[word] + cell + plain
+				}
+				if i == last {
+					gap = "\n"
+				}
+				b.WriteString(cell + gap)
+			}
+		}
+	}
+	return b.String()
+}
+
+// cut returns a name in at most width characters, without its middle if it is longer.
+func cut(name string, width int) string {
+	runes := []rune(name)
+	if len(runes) <= width {
+		return name
+	}
+	return string(runes[:width/2]) + "…" + string(runes[len(runes)-(width-1)/2:])
+}
+
+// wrapped returns a text as lines of at most width characters, except for longer words.
+func wrapped(text string, width int) []string {
+	if utf8.RuneCountInString(text) <= width {
+		return []string{text}
+	}
+	all := []string{""}
+	for word := range strings.FieldsSeq(text) {
+		last := &all[len(all)-1]
+		switch {
+		case *last == "":
+			*last = word
+		case utf8.RuneCountInString(*last)+1+utf8.RuneCountInString(word) <= width:
+			*last += " " + word
+		default:
+			all = append(all, word)
+		}
+	}
+	return all
+}
+
+// nothing stands for no value.
 const nothing = "-"
 
-// shown is a name as a table shows it: quoted if it is no string of Go without escapes, or could be
-// taken for something else. What moves the cursor, ends the line or turns the direction of writing
-// around is no printable character.
+// shown returns a name as tables show it: quoted, if it is not the same as a Go string, or could be
+// taken for something else. Characters are not printable if they move the cursor, end the line or
+// change the direction of writing.
 func shown(name string) string {
 	quoted := strconv.Quote(name)
 	if name != "" && name != nothing && name == strings.TrimSpace(name) && quoted == `"`+name+`"` {
@@ -50,10 +145,10 @@ func shown(name string) string {
 
 var withinLine = regexp.MustCompile(`[^\n\t]+`)
 
-// lines is a text of several lines, in which what else is no printable character is escaped.
+// lines returns a text of several lines, with other unprintable characters escaped.
 func lines(text string) string { return withinLine.ReplaceAllStringFunc(text, printable) }
 
-// printable is a text of one line, in which what is no printable character is escaped.
+// printable returns a text as one line, with unprintable characters escaped.
 func printable(text string) string {
 	var b strings.Builder
 	for _, r := range text {
@@ -70,7 +165,7 @@ func printable(text string) string {
 	return b.String()
 }
 
-// orNothing is a name, or nothing.
+// orNothing returns a name as tables show it, or nothing.
 func orNothing(name string) string {
 	if name == "" {
 		return nothing
@@ -78,28 +173,33 @@ func orNothing(name string) string {
 	return shown(name)
 }
 
-// ago is how long before now a point in time was, as people read it; nothing for none.
-func ago(now, then time.Time) string {
-	if then.IsZero() {
+// relative returns a time as people read it, relative to now: "3m ago", "in 20s".
+func relative(now, at time.Time) string {
+	switch {
+	case at.IsZero():
 		return nothing
+	case at.After(now):
+		return "in " + period(at.Sub(now))
 	}
-	return period(now.Sub(then))
+	return period(now.Sub(at)) + " ago"
 }
 
-// period is a time as people read it: three digits or less of each of two units.
+// period returns a duration in one unit, as people read it.
 func period(d time.Duration) string {
 	d = max(0, d)
 	switch {
 	case d < time.Second:
 		return d.Round(time.Millisecond).String()
-	case d < time.Minute:
+	case d < 10*time.Second:
 		return d.Round(100 * time.Millisecond).String()
-	case d < time.Hour:
-		return d.Round(time.Second).String()
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", d/time.Minute)
 	case d < 48*time.Hour:
-		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
+		return fmt.Sprintf("%dh", d/time.Hour)
 	}
-	return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+	return fmt.Sprintf("%dd", d/(24*time.Hour))
 }
 
 // A choice is a flag that takes one of some words.
@@ -118,7 +218,7 @@ func (c *choice) Set(text string) error {
 	return nil
 }
 
-// choiceFlag gives a verb such a flag. It is value as long as it is not given.
+// choiceFlag adds such a flag to a verb. Its default is value.
 func choiceFlag(cmd *cobra.Command, name, short, value, help string, of ...string) *choice {
 	c := &choice{value, of}
 	cmd.Flags().VarP(c, name, short, help)
@@ -126,10 +226,10 @@ func choiceFlag(cmd *cobra.Command, name, short, value, help string, of ...strin
 	return c
 }
 
-// outputFlag gives a verb the flag -o, and returns what prints a value by it: as JSON, or as the
-// text.
+// outputFlag adds the flag -o to a verb. It returns a function that prints a value as JSON, or the
+// text, as the flag says.
 func outputFlag(cmd *cobra.Command) func(value any, text string) error {
-	const help = "how to print: table for people; json for programs, with times in nanoseconds where a name ends in _ns"
+	const help = "format: table for people, or json for programs, in which durations (_ns) are nanoseconds"
 	output := choiceFlag(cmd, "output", "o", "table", help, "table", "json")
 	return func(value any, text string) (err error) {
 		if output.value == "json" {
@@ -142,8 +242,8 @@ func outputFlag(cmd *cobra.Command) func(value any, text string) error {
 	}
 }
 
-// looking makes cmd a verb that prints what read returns of what it opens: a value, and the same as
-// text.
+// looking makes cmd a verb that prints what read returns for what open opens: a value, and the same
+// as text.
 func looking[S any](
 	cmd *cobra.Command,
 	open func(cmd *cobra.Command, use func(ctx context.Context, s S) error) error,
@@ -163,7 +263,7 @@ func looking[S any](
 	return cmd
 }
 
-// firstOf collects at most that many.
+// firstOf collects at most that many items of a sequence.
 func firstOf[T any](seq iter.Seq2[T, error], most int) ([]T, error) {
 	if most < 1 {
 		return nil, fmt.Errorf("-n %d: give 1 or more", most)
@@ -180,8 +280,8 @@ func firstOf[T any](seq iter.Seq2[T, error], most int) ([]T, error) {
 	return all, nil
 }
 
-// asJSON returns JSON in which no character moves a terminal's cursor or turns the direction of
-// writing around.
+// asJSON returns a value as JSON in which no character moves a terminal's cursor or changes the
+// direction of writing.
 func asJSON(value any, indent string) (string, error) {
 	var plain, b strings.Builder
 	encoder := json.NewEncoder(&plain)
