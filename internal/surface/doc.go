@@ -1,0 +1,2 @@
+// Package surface tests that what docs/stability.md calls stable changes only on purpose.
+package surface

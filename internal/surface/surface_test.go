@@ -1,0 +1,90 @@
+package surface
+
+import (
+	"flag"
+	"go/ast"
+	"go/format"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+var write = flag.Bool("write", false, "write the files in testdata")
+
+// expectFile compares a text with a file in testdata, which a change of what is stable has to touch.
+func expectFile(t *testing.T, name, text string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *write {
+		testkit.OK(t, os.WriteFile(path, []byte(text), 0o644))
+	}
+	want, err := os.ReadFile(path)
+	testkit.OK(t, err)
+	if string(want) != text {
+		have, had := strings.Split(text, "\n"), strings.Split(string(want), "\n")
+		missing := slices.DeleteFunc(slices.Clone(had), func(l string) bool { return slices.Contains(have, l) })
+		added := slices.DeleteFunc(have, func(l string) bool { return slices.Contains(had, l) })
+		t.Errorf("%s is stable, and has changed. If that is meant, write it down in CHANGELOG.md, and run\n\tgo test ./internal/surface -args -write\nmissing: %q\nadded: %q", path, missing, added)
+	}
+}
+
+// The packages that users import. The tags of fields are the names in the JSON that the command prints.
+func TestGoAPIIsStable(t *testing.T) {
+	var text strings.Builder
+	for _, dir := range []string{".", "lock", "schedule", "schedule/scheduletest", "admin", "dashboard", "pgleasestest"} {
+		text.WriteString("package " + dir + "\n\n")
+		var declarations []string
+		sources, err := filepath.Glob(filepath.Join("..", "..", dir, "*.go"))
+		testkit.OK(t, err)
+		for _, source := range sources {
+			if strings.HasSuffix(source, "_test.go") {
+				continue
+			}
+			files := token.NewFileSet()
+			f := testkit.Must(parser.ParseFile(files, source, nil, 0))(t)
+			ast.FileExports(f)
+			for _, d := range f.Decls {
+				switch d := d.(type) {
+				case *ast.GenDecl:
+					if d.Tok == token.IMPORT {
+						continue
+					}
+				case *ast.FuncDecl:
+					d.Body = nil
+				}
+				var one strings.Builder
+				testkit.OK(t, format.Node(&one, files, d))
+				declarations = append(declarations, one.String())
+			}
+		}
+		slices.Sort(declarations)
+		text.WriteString(strings.Join(declarations, "\n") + "\n\n")
+	}
+	expectFile(t, "api.txt", text.String())
+}
+
+// What psql, other languages and monitoring read and call: tables and views with their columns, and functions.
+const surface = `
+SELECT string_agg(line, E'\n' ORDER BY line COLLATE "C") || E'\n' FROM (
+	SELECT format('%s %s.%s %s', CASE c.relkind WHEN 'v' THEN 'view' ELSE 'table' END, c.relname, a.attname, format_type(a.atttypid, a.atttypmod)) AS line
+	FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+	WHERE c.relnamespace = 'pgleases'::regnamespace AND c.relkind IN ('r', 'v')
+	UNION ALL
+	SELECT format('function %s(%s) %s', p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid))
+	FROM pg_proc AS p WHERE p.pronamespace = 'pgleases'::regnamespace) AS lines`
+
+func TestSQLIsStable(t *testing.T) {
+	pool := testkit.Pool(t, pgtest.Database(t))
+	testkit.OK(t, pgleases.Migrate(t.Context(), pool))
+	testkit.OK(t, schedule.Migrate(t.Context(), pool))
+	expectFile(t, "sql.txt", testkit.Value[string](t, pool, surface))
+}

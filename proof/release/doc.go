@@ -1,0 +1,2 @@
+// Package release tests that users can install a release.
+package release
