@@ -32,7 +32,7 @@ COMMENT ON FUNCTION pgleases.schedule_job_outcomes(pgleases.jobs, pg_catalog.jso
 --   p_most: the most rows
 -- Returns a row for each, as JSON.
 CREATE OR REPLACE FUNCTION pgleases.schedule_history(p_group pg_catalog.text, p_name pg_catalog.text, p_before bigint, p_most int) RETURNS SETOF pg_catalog.jsonb
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off AS $pgleases_body$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off AS $pgleases_body$
 BEGIN
     IF p_name IS NOT NULL THEN
         RETURN QUERY SELECT to_jsonb(h) FROM pgleases.history AS h

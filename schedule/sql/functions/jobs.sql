@@ -75,7 +75,7 @@ $pgleases_body$;
 --   p_most: the most rows
 -- Returns a row for each, as JSON.
 CREATE OR REPLACE FUNCTION pgleases.schedule_jobs(p_group pg_catalog.text, p_kind pg_catalog.text, p_prefix pg_catalog.text, p_state pg_catalog.text, p_after bigint, p_most int) RETURNS SETOF pg_catalog.jsonb
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off AS $pgleases_body$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
     now    CONSTANT timestamptz := pgleases.schedule_clock();
     parts  CONSTANT int := coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = p_group), 0);
