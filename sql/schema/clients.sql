@@ -50,7 +50,7 @@ COMMENT ON COLUMN pgleases.identities.used_at IS 'When a session under this ID w
 -- their numbers are assigned again.
 --
 -- The heartbeat reads the leases that the caller names, by key, so its cost does not depend on other leases. Reading
--- their names from members instead would cost 12 % more. A caller that joins a lease sends no names at its next
+-- their names from members instead would cost about 12 % more. A caller that joins a lease sends no names at its next
 -- heartbeat, so that all its leases are returned. The names are a subquery, because an array of one name would look so
 -- cheap that the server would plan the statement for each call.
 --
