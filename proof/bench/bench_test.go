@@ -1,7 +1,9 @@
 package main
 
 import (
+	"os"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 )
@@ -34,5 +36,16 @@ func TestQuickRunOfAllParts(t *testing.T) {
 				t.Error("no rows")
 			}
 		})
+	}
+}
+
+func TestSummaryIsOnThePage(t *testing.T) {
+	page, err := os.ReadFile("../../docs/figures.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, tables, _ := strings.Cut(string(page), "\n- command: ")
+	if got := summary(tables); strings.Count(got, "\n") != len(highlights)+5 || !strings.Contains(string(page), got) {
+		t.Errorf("the page lacks the summary of its tables:\n%s", got)
 	}
 }
