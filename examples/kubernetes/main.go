@@ -1,5 +1,5 @@
 // Command kubernetes is the program of worker.yaml: a worker with the probes of a pod.
-// docs/kubernetes.md tells the rest.
+// See docs/kubernetes.md.
 package main
 
 import (
@@ -20,7 +20,7 @@ import (
 const (
 	address      = ":8080"          // of the probes
 	drainTimeout = 20 * time.Second // for work to end
-	closeTimeout = 25 * time.Second // for the handoff, work included
+	closeTimeout = 5 * time.Second  // for the handoff
 )
 
 func main() {
@@ -49,7 +49,7 @@ func run(ctx context.Context) error {
 }
 
 // serve works until ctx ends.
-func serve(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, work func(context.Context, pgleases.Partition) error) error {
+func serve(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, work func(context.Context, pgleases.Partition) error) (err error) {
 	client, err := pgleases.NewClient(ctx, pool, pgleases.WithClientID(os.Getenv("POD_NAME")))
 	if err != nil {
 		return err
@@ -64,16 +64,18 @@ func serve(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, work fun
 			http.Error(w, "no heartbeat succeeded in time", http.StatusServiceUnavailable)
 		}
 	})
+	defer func() { // Run has returned, and ctx has ended: hand the partitions over now
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		err = errors.Join(err, client.Close(ctx))
+	}()
 	lease, err := client.Lease(ctx, "orders", 128, pgleases.WithDrainTimeout(drainTimeout))
-	if err == nil {
-		go func() { _ = lease.Run(context.WithoutCancel(ctx), work) }() // Close ends it
-		select {
-		case <-ctx.Done(): // SIGTERM
-		case <-client.Done(): // superseded
-			err = client.Err()
-		}
+	if err != nil {
+		return err
 	}
-	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-	defer cancel()
-	return errors.Join(err, client.Close(closing))
+	err = lease.Run(ctx, work) // until SIGTERM, or until a newer process has this ID; and until work has ended
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
 }

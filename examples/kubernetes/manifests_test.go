@@ -40,7 +40,7 @@ func manifest(t *testing.T, name string) (apps.Deployment, core.Container) {
 }
 
 func TestTheManifestsAreDeploymentsThatFitTheirPrograms(t *testing.T) {
-	for name, closing := range map[string]time.Duration{"worker.yaml": closeTimeout, "run.yaml": duration(t, "run.yaml", "--grace") + 2*time.Second} {
+	for name, closing := range map[string]time.Duration{"worker.yaml": drainTimeout + closeTimeout, "run.yaml": duration(t, "run.yaml", "--grace") + 2*time.Second} {
 		d, c := manifest(t, name)
 		if d.APIVersion != "apps/v1" || d.Kind != "Deployment" {
 			t.Errorf("%s: %s %s", name, d.APIVersion, d.Kind)
