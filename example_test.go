@@ -13,9 +13,11 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/lock"
+	"github.com/pgleases/pgleases/schedule"
 )
 
-// README.md shows lines of these examples word for word; TestReadmeShowsCompiledCode sees to that.
+// README.md and docs show lines of these examples; TestPagesShowCompiledCode compares them.
 
 func Example() {
 	x := begin()
@@ -191,6 +193,58 @@ func ExampleClient_leader() {
 	// Output:
 	// this process leads
 	// stopped: true
+}
+
+func Example_schedule() {
+	x := begin()
+	defer x.end()
+	client, pool := x.client(), x.pool
+	_, err := pool.Exec(x.ctx, "CREATE TABLE reports (title text PRIMARY KEY, orders bigint NOT NULL)")
+	x.Check(err)
+	type Report struct{ Title string }
+	registered := make(chan *schedule.Kind[Report], 1)
+	run := func(ctx context.Context) error {
+		s, err := schedule.New(ctx, client, pool, "reports")
+		if err != nil {
+			return err
+		}
+		report := schedule.InTx(s, "report", func(ctx context.Context, tx pgx.Tx, r schedule.Run[Report]) error {
+			_, err := tx.Exec(ctx, "INSERT INTO reports SELECT $1, count(*) FROM orders", r.Args.Title)
+			return err // what the handler wrote commits with the outcome of its run, or not at all
+		})
+		registered <- report
+		err = report.Add("nightly", Report{"nightly"}, schedule.Cron("0 2 * * *", "Europe/Berlin"))
+		if err != nil {
+			return err
+		}
+		return s.Run(ctx) // in each process, until ctx ends
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- run(x.ctx) }()
+	report := <-registered
+	x.Check(pgx.BeginFunc(x.ctx, pool, func(tx pgx.Tx) error {
+		ctx := x.ctx
+		_, err := report.EnqueueTx(ctx, tx, Report{"on demand"})
+		return err
+	}))
+	for n := 0; n == 0; time.Sleep(10 * time.Millisecond) {
+		x.Check(pool.QueryRow(x.ctx, "SELECT count(*) FROM reports WHERE orders = 300").Scan(&n))
+	}
+	x.stop()
+	fmt.Println("stopped:", errors.Is(<-ended, context.Canceled))
+	// Output: stopped: true
+}
+
+func Example_lock() {
+	x := begin()
+	defer x.end()
+	ctx, client, pool := x.ctx, x.client(), x.pool
+	makeReport := func(context.Context) error { return nil }
+
+	locks := lock.New(client, pool)
+	ran, err := locks.TryDo(ctx, "daily-report", makeReport) // false if another process holds the lock
+	fmt.Println(ran, err)
+	// Output: true <nil>
 }
 
 func ExampleWithConnConfig() {

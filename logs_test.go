@@ -16,12 +16,12 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// operations.md lists every line that the library logs, with level, message and fields, and every
+// logs.md lists every line that the library logs, with level, message and fields, and every
 // name that a line begins with.
 func TestEveryLineOfTheLogIsDocumented(t *testing.T) {
 	t.Parallel()
 	logged, operations := logCalls(t)
-	page := readFile(t, "docs/operations.md")
+	page := readFile(t, "docs/logs.md")
 	documented := make(map[string]bool)
 	for _, row := range regexp.MustCompile("(?m)^\\| (DEBUG|INFO|WARN|ERROR) \\| `(.+?)` \\| (.*?) ?\\|").FindAllStringSubmatch(page, -1) {
 		documented[event(row[1], row[2], strings.Split(strings.ReplaceAll(row[3], "`", ""), ", "))] = true

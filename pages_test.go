@@ -86,11 +86,12 @@ func Example_changingN() {
 	// Output: orders-256 256
 }
 
-// headed returns a page's blocks of SQL by the heading above them, and the headings in order.
-func headed(t *testing.T, page string) (headings []string, blocks map[string]string) {
+// headed returns the blocks of SQL of the operators' pages by the heading above them, and the
+// headings in order.
+func headed(t *testing.T) (headings []string, blocks map[string]string) {
 	t.Helper()
 	blocks = make(map[string]string)
-	text := readFile(t, page)
+	text := readFile(t, "docs/queries.md") + readFile(t, "docs/operations.md")
 	if before, rest, found := strings.Cut(text, "\n## Schedules and jobs at night\n"); found { // package schedule has a test of these
 		_, after, _ := strings.Cut(rest, "\n## ")
 		text = before + "\n## " + after
@@ -106,7 +107,7 @@ func headed(t *testing.T, page string) (headings []string, blocks map[string]str
 	return headings, blocks
 }
 
-// Every query of operations.md finds what it is meant to find, and only that.
+// Every query of queries.md and operations.md finds what it is meant to find, and only that.
 func TestQueriesForOperatorsReturnTheState(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
@@ -125,7 +126,7 @@ func TestQueriesForOperatorsReturnTheState(t *testing.T) {
 	for _, l := range []*pgleases.Lease{a, b} {
 		untilOwns(t, l, 6)
 	}
-	headings, blocks := headed(t, "docs/operations.md")
+	headings, blocks := headed(t)
 	run := func(heading string) []string {
 		t.Helper()
 		if blocks[heading] == "" {
@@ -162,7 +163,7 @@ func TestQueriesForOperatorsReturnTheState(t *testing.T) {
 		tells(heading)
 	}
 	tells("Who owns what", "orders worker-1 6", "orders worker-2 6", "reports  2")
-	happened := run("What happened, and why")
+	happened := run("What happened")
 	if slices.Reverse(happened); !slices.Equal(happened[:4], []string{"joined reports  gone   ", "given reports  gone {[0,2)}  ", "handed over reports gone  {[0,2)}  ",
 		"left reports gone    "}) {
 		t.Errorf("first happened %q", happened[:4])
@@ -252,7 +253,7 @@ func TestQueriesForOperatorsReturnTheState(t *testing.T) {
 	role := testkit.Value[string](t, pool, "SELECT session_user::text")
 	tells("Overrides", "cordon   worker-2 too hot maria ("+role+") infinity 4")
 	testkit.Execute(t, pool, "SELECT pgleases.uncordon('worker-2', 'cool')")
-	tells("Forcing a client out", "1")
+	tells("Evict a client", "1")
 	testkit.Receive(t, "the third ends", three.Done())
 	wraps(t, "it ended with", three.Err(), pgleases.ErrEvicted)
 	expire(t, pool, "worker-3") // others do not wait for its TTL
@@ -263,17 +264,17 @@ func TestQueriesForOperatorsReturnTheState(t *testing.T) {
 	again := client("worker-3")
 	untilOwns(t, lease(again, "orders", 12), 4)
 
-	if _, err := pool.Exec(t.Context(), blocks["Dropping a lease"]); err == nil || !strings.Contains(err.Error(), "live members") {
+	if _, err := pool.Exec(t.Context(), blocks["Drop a lease"]); err == nil || !strings.Contains(err.Error(), "live members") {
 		t.Errorf("a lease with members was dropped: %v", err)
 	}
 	for _, c := range []*pgleases.Client{one, two, again} {
 		shut(t, c)
 	}
-	run("Dropping a lease")
+	run("Drop a lease")
 	tells("Who owns what", "reports expired 1", "reports  1")
 
-	tested := append(calm, "Old snapshots", "Who owns what", "Partitions without an owner", "Heartbeats", "After a failover", "Forcing a client out",
-		"Dropping a lease", "A restored copy of the database", "Overrides", "What happened, and why", "Follow the events")
+	tested := append(calm, "Old snapshots", "Who owns what", "Partitions without an owner", "Heartbeats", "After a failover", "Evict a client",
+		"Drop a lease", "A restored copy of the database", "Overrides", "What happened", "Follow the events")
 	for _, heading := range headings {
 		if !slices.Contains(tested, heading) {
 			t.Errorf("nothing tests %q", heading)
@@ -355,10 +356,10 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	testkit.Execute(t, owner, strings.Join(revokes, "\n"), pgx.QueryExecModeSimpleProtocol)
 	refuses(reader, "reader", fmt.Sprintf("SELECT pgleases.guard('work', %d, %d)", p.Number, p.Epoch), "SELECT pgleases.heartbeat(1, 1, 0, 0, 0, 0, '0', '{}')",
 		"SELECT pgleases.drop_lease('work', 'why')", "CREATE TABLE pgleases.x (y int)", "DROP VIEW pgleases.status")
-	_, queries := headed(t, "docs/operations.md")
+	_, queries := headed(t)
 	for heading, query := range queries {
 		switch heading {
-		case "Forcing a client out", "Dropping a lease", "A restored copy of the database":
+		case "Evict a client", "Drop a lease", "A restored copy of the database":
 			refuses(reader, "reader", query)
 		default:
 			testkit.Execute(t, reader, query)

@@ -21,7 +21,7 @@ import (
 func TestPagesShowCompiledCode(t *testing.T) {
 	t.Parallel()
 	compiled := "\n"
-	for _, source := range []string{"example_test.go", "pages_test.go", "lock/example_test.go", "schedule/example_test.go", "schedule/scheduletest/docs_test.go", "proof/migrations/migrations_test.go", "examples/otel/metrics.go", "examples/kubernetes/main.go", "examples/dashboard/main.go"} {
+	for _, source := range []string{"example_test.go", "pages_test.go", "lock/example_test.go", "schedule/example_test.go", "schedule/scheduletest/docs_test.go", "proof/migrations/migrations_test.go", "examples/quickstart/main.go", "pgleasestest/example_test.go", "examples/otel/metrics.go", "examples/kubernetes/main.go", "examples/dashboard/main.go"} {
 		compiled += strings.Join(trimmedLines(readFile(t, source)), "\n") + "\n"
 	}
 	found := 0
@@ -42,7 +42,7 @@ func TestPagesShowSQLThatRuns(t *testing.T) {
 	t.Parallel()
 	found := 0
 	for _, page := range pages(t) {
-		if page == "docs/operations.md" || page == "docs/roles.md" {
+		if slices.Contains([]string{"docs/operations.md", "docs/queries.md", "docs/roles.md"}, page) {
 			continue // they have tests of their own
 		}
 		blocks := codeBlocks(t, page, "sql")
@@ -74,7 +74,7 @@ func TestTestsThatPagesNameAreThere(t *testing.T) {
 		}
 	}
 	named := 0
-	for _, page := range append(pages(t), "CONTRIBUTING.md") {
+	for _, page := range append(pages(t), "ARCHITECTURE.md", "CONTRIBUTING.md") {
 		for _, name := range regexp.MustCompile(`\bTest[A-Z]\w+`).FindAllString(readFile(t, page), -1) {
 			if named++; name != "TestName" && !strings.Contains(code, "\nfunc "+name) {
 				t.Errorf("%s: there is no test %s", page, name)
@@ -88,12 +88,15 @@ func TestTestsThatPagesNameAreThere(t *testing.T) {
 
 func TestLinksOfPagesLeadSomewhere(t *testing.T) {
 	t.Parallel()
-	for _, page := range append(pages(t), "CONTRIBUTING.md", "SECURITY.md") {
+	for _, page := range append(pages(t), "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md") {
 		for _, match := range regexp.MustCompile(`\]\(([^)]+)\)`).FindAllStringSubmatch(readFile(t, page), -1) {
 			if strings.Contains(match[1], "://") {
 				continue
 			}
 			target, section, _ := strings.Cut(match[1], "#")
+			if target == "" {
+				target = filepath.Base(page)
+			}
 			target = filepath.Join(filepath.Dir(page), target)
 			if _, err := os.Stat(target); err != nil {
 				t.Errorf("%s: %v", page, err)
@@ -108,7 +111,8 @@ func TestLinksOfPagesLeadSomewhere(t *testing.T) {
 func sections(t *testing.T, page string) (names []string) {
 	t.Helper()
 	for _, match := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(readFile(t, page), -1) {
-		names = append(names, strings.ReplaceAll(strings.ToLower(match[1]), " ", "-"))
+		title := regexp.MustCompile(`[^\w -]`).ReplaceAllString(strings.ToLower(match[1]), "")
+		names = append(names, strings.ReplaceAll(title, " ", "-"))
 	}
 	return names
 }

@@ -21,7 +21,7 @@ import (
 // queriesOfTheNight are those of the page on operations that are about schedules and jobs, by their headings.
 func queriesOfTheNight(t *testing.T) map[string]string {
 	t.Helper()
-	page := testkit.Must(os.ReadFile("../docs/operations.md"))(t)
+	page := testkit.Must(os.ReadFile("../docs/queries.md"))(t)
 	_, chapter, _ := strings.Cut(strings.ReplaceAll(string(page), "\r\n", "\n"), "\n## Schedules and jobs at night\n")
 	chapter, _, _ = strings.Cut(chapter, "\n## ")
 	queries := make(map[string]string)
