@@ -125,7 +125,7 @@ func (p *play) open() {
 	for i := range 3 {
 		id, began := fmt.Sprintf("client-%d", i), time.Now()
 		c, err := pgleases.NewClient(p.t.Context(), p.pool, pgleases.WithClientID(id),
-			// Most changes of the server take less, so that trust lasts.
+			// Most changes of the server take less, so trust lasts.
 			pgleases.WithTTL(2*time.Second),
 			pgleases.WithHeartbeat(200*time.Millisecond), quietly(p.t))
 		if err != nil {

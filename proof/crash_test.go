@@ -383,7 +383,7 @@ func (c *crash) balanced() {
 	hasJoined(c.t, c.victim)
 	c.waitFor("both own half", c.bothOwn)
 	if c.config.Locks > 0 {
-		// Else its close has no lock to release.
+		// Otherwise its close has no lock to release.
 		c.waitFor("the victim asks for locks", func() bool { return c.wire.Seen("lockacquire") > 0 })
 	}
 }
@@ -563,7 +563,7 @@ func (c *crash) supersede() {
 func (c *crash) within(what string, holds func() bool) {
 	c.t.Helper()
 	const limit = 2*crashTTL + slack
-	// It queries the database, and all other cases do too.
+	// Not more often, because each look queries the database, and all other cases do too.
 	look := time.NewTicker(20 * time.Millisecond)
 	defer look.Stop()
 	for c.oneSession(); !holds(); c.oneSession() {

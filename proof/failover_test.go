@@ -29,7 +29,7 @@ import (
 
 const longTTL = 30 * time.Second
 
-var failoverKills = flag.Int("failover-kills", 6, "how many processes with fast failover are killed")
+var failoverKills = flag.Int("failover-kills", 6, "number of processes with fast failover to kill")
 
 // A troop is a set of worker processes with fast failover that share one lease.
 type troop struct {
@@ -115,7 +115,8 @@ func TestKilledClientIsReplacedInHalfASecond(t *testing.T) {
 		}
 		var deaths []death
 		for n := range *failoverKills {
-			// So that the watching clients have seen the newest one; and at any moment.
+			// The watching clients must have seen the newest client. The kill is at a random
+			// moment.
 			<-time.After(time.Second + rand.N(200*time.Millisecond))
 			i := rand.N(len(tr.living))
 			victim := tr.living[i]
@@ -167,7 +168,7 @@ func TestKilledClientIsReplacedInHalfASecond(t *testing.T) {
 	})
 }
 
-var failoverTerror = flag.Duration("failover-terror", 6*time.Second, "how long the connections of clients with fast failover are ended by the server")
+var failoverTerror = flag.Duration("failover-terror", 6*time.Second, "how long the server keeps ending connections of clients with fast failover")
 
 // The server ends the connections of live clients, one after the other, restarts, and recovers from
 // crashes. Other sessions are abandoned meanwhile, like those of killed processes.
@@ -276,7 +277,7 @@ func (tr *troop) noneEvicted() {
 	}
 }
 
-var failoverCuts = flag.Int("failover-cuts", 6, "how many connections of clients with fast failover are cut by the network")
+var failoverCuts = flag.Int("failover-cuts", 6, "number of connections of clients with fast failover that the network cuts")
 
 // A process is stopped, and its connection ends meanwhile. The others take over, and it must not
 // show a partition when it continues. Other processes lose their connections while they run.
@@ -292,7 +293,7 @@ func TestCutConnectionKeepsOneOwner(t *testing.T) {
 			victims[i] = tr.start(ways[i].URL())
 			hasJoined(t, victims[i])
 		}
-		// Ever also matches evictions after a TTL.
+		// The text ever also matches evictions after a TTL.
 		const soon, ever = "evicted sessions whose connection has ended", "pgleases: evicted "
 		evictions := func(words string) (n int) {
 			for _, p := range tr.living {

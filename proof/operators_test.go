@@ -20,8 +20,8 @@ import (
 )
 
 var (
-	operatorFaults = flag.Int("operator-faults", 30, "how many faults befall the fleet, operators' verbs among them")
-	operatorSeed   = flag.Uint64("operator-seed", 0, "the seed that decides which; 0: any")
+	operatorFaults = flag.Int("operator-faults", 30, "number of faults, including operators' verbs")
+	operatorSeed   = flag.Uint64("operator-seed", 0, "seed of the faults; 0: random")
 )
 
 // Operators change a fleet at random, several at once, while faults hit processes, networks and the
@@ -57,7 +57,7 @@ func TestOperatedFleetKeepsOneOwner(t *testing.T) {
 		}
 		database := &faults.Database{Server: server, URL: server.URL()}
 		operators := faults.NewOperators(pool, "l")
-		// The connections of many clients.
+		// The fault "many clients" needs too many connections.
 		fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "many clients" })
 		database.Befall(fleet)
 		operators.Befall(fleet)

@@ -39,7 +39,7 @@ func TestFrequentStatementsUseGenericPlans(t *testing.T) {
 	pool = newPool(t, server.URL(), size(4), func(c *pgxpool.Config) {
 		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 			for range 5 {
-				// Which raises an error, because the partition has no owner.
+				// It raises an error, because the partition has no owner.
 				_, _ = conn.Exec(ctx, "SELECT pgleases.guard('no lease', 0, 0)")
 			}
 			_, _ = conn.Exec(ctx, "SELECT pgleases.schedule_open('no lease', 0, 0, 0, true, '', 0, 0, 0)")

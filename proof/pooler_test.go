@@ -25,7 +25,7 @@ func behindPooler(t testing.TB, database *faults.Database) string {
 	t.Helper()
 	database.Behind = newProxy(t, database.URL)
 	bouncer, err := pgserver.PgBouncer(t.Context(), database.Behind.URL(),
-		// Else a server that came back waits for 15 s.
+		// Otherwise PgBouncer waits 15 s before it uses a server that came back.
 		pgserver.WithBouncerSettings(map[string]string{"server_login_retry": "1"}))
 	started(t, err)
 	t.Cleanup(func() {

@@ -247,7 +247,7 @@ func TestAPromotedStandbyGivesNoLockTwice(t *testing.T) {
 			if err := old.Kill(); err != nil {
 				t.Fatal(err)
 			}
-		} else if err := c.doors[0].Freeze(); err != nil { // it continues to run, and its clients cannot reach it
+		} else if err := c.doors[0].Freeze(); err != nil { // it runs on, unreachable for its clients
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), patience)

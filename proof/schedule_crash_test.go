@@ -19,7 +19,7 @@ import (
 	"github.com/pgleases/pgleases/schedule/sql"
 )
 
-var everyCrash = flag.Bool("every-crash", false, "kill processes that run schedules before and after each statement, for each kind of their handlers; else at each statement once")
+var everyCrash = flag.Bool("every-crash", false, "kill processes before and after each statement, for each kind of handler; without it, at each statement once")
 
 // The kinds of handlers whose processes are killed.
 var (

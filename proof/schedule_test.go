@@ -22,8 +22,8 @@ import (
 )
 
 var (
-	scheduleFaults = flag.Int("schedule-faults", 12, "how many faults befall processes that run schedules, and half as many those behind a pooler")
-	scheduleSeed   = flag.Uint64("schedule-seed", 0, "the seed that decides which; 0: any")
+	scheduleFaults = flag.Int("schedule-faults", 12, "number of faults of processes that run schedules; behind a pooler, half as many")
+	scheduleSeed   = flag.Uint64("schedule-seed", 0, "seed of the faults; 0: random")
 )
 
 // Every tick has one outcome, every success has its effect once, and there is no other effect,
@@ -92,7 +92,7 @@ func attackSchedules(t *timeguard.Try, url string, database *faults.Database, to
 	pool := newPool(t, database.URL, size(2))
 	waitForOutcomes(t, pool)
 	waitFor(t, patience, "schedules run", func() bool { return value[int](t, pool, effects) >= len(faults.Schedules()) })
-	// The connections of many clients.
+	// The fault "many clients" needs too many connections.
 	fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "many clients" })
 	database.Befall(fleet)
 	fleet.Enough = func(counts map[string]int) bool { return sum(counts) >= total }
@@ -149,7 +149,7 @@ func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 		}
 		before := value[int](t, pool, effects)
 		mail := func() {
-			// More than the ids that a server reserves and logs at a time.
+			// 40 is more than the number of ids that a server reserves and logs at a time.
 			if err := faults.Mail(t.Context(), pool, 40); err != nil {
 				t.Fatal(err)
 			}
@@ -187,7 +187,8 @@ func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 func waitForOutcomes(t testing.TB, pool *pgxpool.Pool, kinds ...string) {
 	t.Helper()
 	until, orders := value[time.Time](t, pool, "SELECT clock_timestamp()"), value[int64](t, pool, "SELECT coalesce(max(n), 0) FROM orders")
-	// Behind all ticks that are late; one whose transaction took long is found after a minute.
+	// Orders run after all late ticks. An order whose transaction took long is found after a
+	// minute.
 	waitFor(t, 5*patience, "every order up to now has its outcome", func() bool {
 		return value[int](t, pool, "SELECT count(*) FROM (SELECT job, max(n) AS n FROM orders GROUP BY job) AS o JOIN pgleases.jobs AS j ON j.id = o.job WHERE o.n <= $1", orders) == 0
 	})
@@ -253,7 +254,7 @@ func readSchedules(t testing.TB, pool *pgxpool.Pool) map[string]scheduled {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not created yet.
+	// Schedules that are not created yet.
 	maps.DeleteFunc(all, func(_ string, s scheduled) bool { return s.Anchor.IsZero() })
 	return all
 }

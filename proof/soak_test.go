@@ -23,11 +23,11 @@ import (
 )
 
 var (
-	soakFor     = flag.Duration("soak", 0, "attack fleets of workers for so long, in episodes")
-	soakEpisode = flag.Duration("soak-episode", time.Minute, "how long an episode of a soak lasts")
-	soakSeed    = flag.Uint64("soak-seed", 1, "seed of the first episode; the next ones count on")
-	soakLog     = flag.String("soak-log", "soak.jsonl", "file to which every episode's result is appended as a line of JSON")
-	soakReport  = flag.String("soak-report", "", "file to write a report of all episodes in the log to")
+	soakFor     = flag.Duration("soak", 0, "how long to attack fleets of workers, in episodes")
+	soakEpisode = flag.Duration("soak-episode", time.Minute, "length of an episode")
+	soakSeed    = flag.Uint64("soak-seed", 1, "seed of the first episode; each next episode adds 1")
+	soakLog     = flag.String("soak-log", "soak.jsonl", "file that gets the result of each episode as a line of JSON")
+	soakReport  = flag.String("soak-report", "", "file for a report of all episodes in the log")
 )
 
 // TestSoak runs only with a flag: go test -run TestSoak -timeout 2h -soak 1h . To continue an
@@ -90,7 +90,7 @@ func report(log string) (string, error) {
 	}
 	var all episode
 	all.Faults, all.Worst = make(map[string]int), make(map[string]float64)
-	// By whether alone, then by kind.
+	// By whether the fault was alone, then by its kind.
 	recoveries := map[bool]map[string][]float64{true: {}, false: {}}
 	var seeds []uint64
 	pooled, alone := 0, 0
@@ -154,18 +154,19 @@ func report(log string) (string, error) {
 	return b.String(), nil
 }
 
-const soakHead = `# A record of faults survived
+const soakHead = `# Soak: a record of survived faults
 
-Written by the test that it reports on:
+The test that this page reports on writes it:
 
     cd proof && go test -run TestSoak -timeout 3h -soak 1h -soak-log soak.jsonl -soak-report ../docs/soak.md .
 
-It goes on where it left off with -soak-seed. Each episode has a PostgreSQL of its own and four to fifteen worker processes, each
-behind a proxy, sharing 16 partitions with a TTL of one second, and taking 6 named locks, alone and shared. Faults befall them, drawn from the seed: in two episodes of three
-about three per second, several at a time, in the third one after the other. Every process reads Values all the time and writes down, on the machine's monotonic clock, when it first
-and last saw each partition; others write under Guard, or as zombies, with epochs that are over. In the end all is compared: the
-intervals of different processes, the epochs and tokens, the order of the writes (for linearizability), and how long each partition had no
-owner. Processes that run schedules, and fleets that are operated, are attacked by tests of their own: see [proof.md](proof.md).
+The flag -soak-seed continues an earlier soak. Each episode has its own PostgreSQL server and 4 to 15 worker processes, each behind a
+proxy. They share 16 partitions with a TTL of 1 s, and take 6 named locks, exclusive and shared. The seed determines the faults. In two
+of three episodes there are about three faults per second, several at a time. In the third episode they happen one after the other.
+Every process reads Values all the time, and records on the machine's monotonic clock when it first and last saw each partition.
+Other goroutines write under Guard, or as zombies, with epochs that have ended. At the end the test compares the intervals of all
+processes, the epochs and tokens, the order of the writes (for linearizability), and how long each partition had no owner.
+Other tests attack processes that run schedules, and fleets that operators change: see [proof.md](proof.md).
 
 | | |
 |---|---|
@@ -189,12 +190,12 @@ owner. Processes that run schedules, and fleets that are operated, are attacked 
 const soakTable = `
 ## By kind of fault
 
-How long a partition had no owner: of each episode the longest time that is put down to a kind, of these the median and the longest. One
-at a time, it is what the fault costs: while a client is paused, or the database away, nobody can take over, and after that a clock
-must be watched for a TTL. Where faults overlap, it is put down to what befell the last owner, whatever kept the others from
-taking over. It is a violation where it is longer than two TTLs and a second, plus, for each fault of the database
-meanwhile, its length and another TTL, plus the length of open transactions.
+The table shows how long a partition had no owner. For each kind of fault, an episode counts with its longest time; the table has the
+median and the longest of these. With one fault at a time, this is the cost of the fault: while a client is paused, or the database is
+not available, no client can take over, and after that the clock must be watched for a TTL. If faults overlap, the time counts for
+the fault of the last owner, even if another fault kept the others from taking over. The limit is 2 TTL and 1 s, plus the length of
+each fault of the database meanwhile and another TTL for it, plus the length of open transactions. A longer time is a violation.
 
-| fault | befell | alone: median | alone: longest | overlapping: median | overlapping: longest |
+| fault | times | alone: median | alone: longest | overlapping: median | overlapping: longest |
 |---|---|---|---|---|---|
 `

@@ -228,7 +228,8 @@ func TestWritesAreDurableUnderAnySetting(t *testing.T) {
 		first := newSession(t, server, "first")
 		first.does("ALTER DATABASE " + pgx.Identifier{first.watcher.Config().Database}.Sanitize() + " SET synchronous_commit = off")
 		flushed := ""
-		// For the disk, since the last call: no other activity flushes the log soon.
+		// waited reports whether a statement waited for the disk since the last call. No other
+		// activity flushes the log soon.
 		waited := func() bool {
 			before := flushed
 			flushed = asks[string](first, "SELECT pg_current_wal_flush_lsn()::text")

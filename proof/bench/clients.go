@@ -8,8 +8,8 @@ import (
 	"github.com/pgleases/pgleases"
 )
 
-// measureClients starts many clients that join through PgBouncer, measures their cost while nothing
-// changes, and kills 10 % of them.
+// measureClients starts many clients that join through PgBouncer, measures their cost while
+// ownership is stable, and kills 10 % of them.
 func measureClients(ctx context.Context, l *lab, out *part) {
 	if l.bouncer == nil {
 		out.skip("everything", "PgBouncer is not installed")

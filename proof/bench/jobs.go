@@ -24,7 +24,7 @@ const (
 	riverCooldown = time.Millisecond
 )
 
-// A queue runs jobs whose handlers do nothing, each in a durable transaction.
+// A queue runs jobs with empty handlers, each in a durable transaction.
 type queue struct {
 	name, enqueuing string
 	put             func(ctx context.Context, n int) // enqueues n jobs in one call

@@ -209,7 +209,7 @@ func (d *database) during(ctx context.Context, do func()) usage {
 		after.statements - before.statements, after.heartbeats - before.heartbeats, after.lockers - before.lockers}
 }
 
-// calm returns the usage during a time when the harness does nothing.
+// calm returns the usage while the harness is idle.
 func (d *database) calm(ctx context.Context, span time.Duration) usage {
 	return d.during(ctx, func() {
 		select {

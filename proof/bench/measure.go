@@ -61,7 +61,8 @@ type side struct {
 	measure func() float64
 }
 
-// alternate measures all sides in each round, one after the other. The first round of a full run warms up and does not count.
+// alternate measures all sides in each round, one after the other. The first round of a full run
+// warms up and does not count.
 func (l *lab) alternate(rounds int, sides ...side) []sample {
 	first := -1
 	if l.quick {

@@ -180,7 +180,7 @@ func (f *Fleet) start(id string) (*member, error) {
 }
 
 // Run injects faults into the fleet, one after the other, until ctx ends. It draws faults like
-// tickets: it adds new tickets only if all are used up or find nothing to do, so that each fault
+// tickets: it adds new tickets only if all are used up or cannot happen now, so that each fault
 // happens as often as its weight says. Run ends early if Enough reports true, or with an error if
 // something else goes wrong, for example a worker ends on its own.
 func (f *Fleet) Run(ctx context.Context) error {
@@ -246,7 +246,7 @@ func (f *Fleet) shuffle(tickets []Fault) {
 	f.random.Shuffle(len(tickets), func(i, j int) { tickets[i], tickets[j] = tickets[j], tickets[i] })
 }
 
-// draw runs the first fault that finds something to do, and returns its index; -1 if none does.
+// draw runs the first fault that can happen now, and returns its index, or -1 if no fault can.
 func (f *Fleet) draw(ctx context.Context, tickets []Fault) (int, error) {
 	for i, fault := range tickets {
 		befell, err := fault.Do(f, ctx)
@@ -296,8 +296,8 @@ func (f *Fleet) lookAround() error {
 	return errors.Join(f.errs...)
 }
 
-// pick returns a random member that has joined, as the target of a fault, or nil if there is none.
-// If impair is set, it picks a member that is not impaired yet.
+// pick returns a random member that has joined, as the target of a fault, or nil if no member
+// qualifies. If impair is set, it picks a member that is not impaired yet.
 func (f *Fleet) pick(fault string, impair bool) *member {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -64,7 +64,7 @@ func FailsAt(tick time.Time) bool { return tick.Unix()%5 == 0 }
 const SchedulesTable = `CREATE TABLE ticks (n bigint GENERATED ALWAYS AS IDENTITY, name text NOT NULL, key text NOT NULL, at timestamptz NOT NULL, worker text NOT NULL,
     partition int NOT NULL, epoch bigint NOT NULL, job bigint NOT NULL, made_for text NOT NULL, began timestamptz NOT NULL DEFAULT clock_timestamp(), ended timestamptz)`
 
-// Schedules returns the schedules of these kinds, or of all kinds if none is given: some for each
+// Schedules returns the schedules of these kinds, or of all kinds if kinds is empty: some for each
 // policy.
 func Schedules(kinds ...string) []Schedule {
 	return slices.DeleteFunc(allSchedules(), func(s Schedule) bool { return len(kinds) > 0 && !slices.Contains(kinds, s.Kind) })

@@ -264,7 +264,7 @@ type link struct {
 	mu    sync.Mutex
 	asked int     // the number of ReadyForQuery to expect in all
 	ready int     // the number of ReadyForQuery that have arrived
-	held  *breach // the breach to do when at answers have arrived; nil: none
+	held  *breach // the breach to do when at answers have arrived; nil: no breach
 	at    int
 }
 

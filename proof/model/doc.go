@@ -58,7 +58,7 @@
 //     checks whether a session has expired, and an expired session allows more behavior, not less.
 //   - A generation is a flag, "not as last read". For safety, a client may read at any time,
 //     whatever the flag says. Plans are arbitrary, because they decide only which client should get
-//     a partition. Plan and apply are one step, because apply writes nothing if the generation
+//     a partition. Plan and apply are one step, because apply has no effect if the generation
 //     changed; one configuration has them apart. A release to a live session does not change the
 //     generation. The announcement that follows changes it, or the eviction if the announcement is
 //     lost with the client.
@@ -67,8 +67,8 @@
 //     statement for many partitions is modeled as one statement after the other. Only a read covers
 //     all partitions.
 //   - HandoffDelay, drain timeouts, weights, fairness, dropped leases, notifications, and several
-//     leases are not modeled. Neither is a second primary, because the library promises nothing for
-//     it.
+//     leases are not modeled. Neither is a second primary, because the library makes no promise
+//     about it.
 //   - The number of owner changes is bounded (MAXEPOCH), and so is the number of a process's
 //     sessions (REREGISTERS). With TTL=2 and TRUST=2 the margin is shorter than a tick; with TTL=3
 //     it is one tick. With TTL=1 everything expires at the same instant, and with OPERATIONS=2 two

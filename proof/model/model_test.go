@@ -30,7 +30,7 @@ const small = "N=2 P=1 TTL=2 TRUST=2 REREGISTERS=0 MAXEPOCH=2 "
 // two of 150 million with a probability of 1 in 1,600.
 const large = "N=3 P=2 TTL=1 TRUST=1 REREGISTERS=0 MAXEPOCH=1 PROMOTIONS=1 SYMMETRIC HC4 "
 
-var visit = flag.String("visit", "few", "which configurations: few, most, or all")
+var visit = flag.String("visit", "few", "configurations to visit: few, most, or all")
 
 type configuration struct {
 	name, defines string

@@ -32,7 +32,7 @@ type Gap struct {
 // Length returns how long the gap lasted.
 func (g Gap) Length() time.Duration { return g.After.First.Sub(g.Before.Last) }
 
-// LongestGap returns the longest gap, or the zero value if there is none.
+// LongestGap returns the longest gap, or the zero value if Gaps is empty.
 func (r Report) LongestGap() Gap {
 	var longest Gap
 	for _, g := range r.Gaps {
@@ -163,7 +163,7 @@ func (r *Report) gaps(intervals []Interval) {
 	}
 }
 
-// Err returns the violations as one error, the first 20 in full. It returns nil if there are none.
+// Err returns the violations as one error, the first 20 in full. It returns nil without violations.
 func (r Report) Err() error {
 	if len(r.Violations) == 0 {
 		return nil

@@ -22,8 +22,8 @@ const (
 	// undecided is the longest time from the beginning of a read to the check of its trust
 	// deadline, if the check is to count.
 	undecided = 100 * time.Microsecond
-	// endsWithin is the time after a loss by which its context must have ended. Time when the process did
-	// not run does not count.
+	// endsWithin is the time after a loss by which its context must have ended. Time when the
+	// process did not run does not count.
 	endsWithin = 10 * time.Second
 	step       = 20 * time.Millisecond
 )

@@ -147,7 +147,7 @@ func (b *Bouncer) configure() error {
 func (b *Bouncer) launch(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	// SIGKILL, because the pooler has nothing to save.
+	// SIGKILL, because the pooler has no state to save.
 	p, err := b.folder.launch(syscall.SIGKILL, b.program, b.folder.file(bouncerConfig))
 	if err != nil {
 		return err
@@ -190,7 +190,8 @@ func (b *Bouncer) URL() string {
 }
 
 // Through returns the URL of databaseURL's database, through the pooler. It requests a query mode
-// of pgx that prepares nothing, as an application needs by default behind a PgBouncer before 1.24.
+// of pgx without prepared statements, as an application needs by default behind a PgBouncer before
+// 1.24.
 func (b *Bouncer) Through(databaseURL string) (string, error) {
 	// auth_type any ignores the user, but a client must name one.
 	return sameDatabase(fmt.Sprintf("postgres://postgres@127.0.0.1:%d/?sslmode=disable&default_query_exec_mode=exec", b.port), databaseURL)

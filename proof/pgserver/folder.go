@@ -186,8 +186,8 @@ func belongs(command, path string) bool {
 }
 
 // segment returns the id of the System V shared memory segment of the server in this folder, or ""
-// if it has none. A server removes the segment and the file with its id when it stops, but not when
-// it is killed.
+// if the server has no segment. A server removes the segment and the file with its id when it
+// stops, but not when it is killed.
 func (f *folder) segment() string {
 	if lines := f.postmasterFile(); len(lines) >= 7 {
 		if fields := strings.Fields(lines[6]); len(fields) == 2 {

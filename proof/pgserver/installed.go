@@ -96,7 +96,7 @@ func isProgram(path string) bool {
 var number = regexp.MustCompile(`\d+(\.\d+|devel|beta\d+|rc\d+)*`)
 
 // version returns the last number in a directory's name, for example 16 for /usr/pgsql-16/bin; -1
-// if it has none.
+// without a number.
 func version(dir string) float64 {
 	numbers := number.FindAllString(dir, -1)
 	if len(numbers) == 0 {

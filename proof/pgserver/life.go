@@ -34,7 +34,7 @@ func (s *Server) Restart(ctx context.Context, mode Mode) error {
 	})
 }
 
-// Down stops the server, and returns when all of its processes have ended. It does nothing if the
+// Down stops the server, and returns when all of its processes have ended. It has no effect if the
 // server is down. ctx bounds the wait.
 func (s *Server) Down(ctx context.Context, mode Mode) error {
 	return s.locked("take down", func() error {
@@ -46,7 +46,7 @@ func (s *Server) Down(ctx context.Context, mode Mode) error {
 }
 
 // Up starts the server after Down or Kill, or after it ended on its own, on the same port and with
-// the same data. It returns when the server accepts connections. It does nothing if the server is
+// the same data. It returns when the server accepts connections. It has no effect if the server is
 // up. ctx bounds the wait, which is at most a minute.
 func (s *Server) Up(ctx context.Context) error {
 	return s.locked("start", func() error { return s.up(ctx) })

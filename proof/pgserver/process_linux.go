@@ -18,7 +18,8 @@ func attributes(death syscall.Signal) *syscall.SysProcAttr {
 	}
 }
 
-// memoryDir returns a file system in memory that has room for a server, or "" if there is none.
+// memoryDir returns a file system in memory that has room for a server, or "" if the machine has no
+// such file system.
 func memoryDir() string {
 	const dir, tmpfs, enough = "/dev/shm", 0x01021994, 4 << 30
 	var fs syscall.Statfs_t

@@ -81,8 +81,8 @@ func newOptions(opts []Option) options {
 		"log_line_prefix": "%m [%p] %d ",
 		"log_timezone":    "UTC",
 		"timezone":        "UTC",
-		// The data need not survive a crash of the machine. A crash of the server alone loses
-		// nothing with this setting.
+		// The data need not survive a crash of the machine. A crash of the server alone loses no
+		// data with this setting.
 		"fsync": "off",
 		// A killed server leaves such memory in its folder, not in /dev/shm.
 		"dynamic_shared_memory_type": "mmap",

@@ -36,7 +36,7 @@ func (s Spell) Length() time.Duration { return s.To.Sub(s.From) }
 func Probe(ctx context.Context, url string, tell func(until oracle.Instant, spells []Spell)) {
 	answers := make(chan Spell, 16)
 	asked := make(chan struct{})
-	var asking atomic.Int64 // when the query that has no answer yet was sent; 0: none
+	var asking atomic.Int64 // when the query that has no answer yet was sent; 0: no pending query
 	go func() {
 		defer close(asked)
 		ask(ctx, url, &asking, answers)
