@@ -29,7 +29,7 @@ type DryRun struct {
 	Fingerprint string   `json:"fingerprint"` // of all inputs of the plan: see Change.IfUnchanged
 }
 
-// MoveKind is the way in which partitions move.
+// MoveKind says how partitions move.
 type MoveKind string
 
 // The kinds of moves.

@@ -15,7 +15,7 @@ import (
 type Lock struct {
 	Name    string   `json:"name"`
 	Shared  bool     `json:"shared"`  // held in shared mode
-	Holders []Holder `json:"holders"` // in the order in which they acquired it; empty: it is about to go to the first client that waits
+	Holders []Holder `json:"holders"` // in order of acquisition; empty: it is about to go to the first client that waits
 	Waiting int      `json:"waiting"` // number of clients that wait
 }
 

@@ -69,7 +69,7 @@ type Change struct {
 	// empty: only that role is recorded
 	Actor string        `json:"-"`
 	Lasts time.Duration `json:"-"`     // of Drain, Cordon, Pause, Freeze and Pin: the duration of the override; 0: until it is taken back
-	Next  int           `json:"-"`     // of Drop: the number of partitions with which the lease may be created again in the next 24 h; 0: the same number
+	Next  int           `json:"-"`     // of Drop: the only number of partitions for a new lease of that name in the next 24 h; 0: the same number
 	Force bool          `json:"force"` // of Drain: even if the client is the last that works on a lease
 
 	// IfUnchanged is the fingerprint of a DryRun of this change. With it, Apply does what the dry run
@@ -193,8 +193,9 @@ func (a *Admin) call(c Change) (call string, args []any, err error) {
 	return fmt.Sprintf("SELECT %s.%s(%s)", pgx.Identifier{a.schema}.Sanitize(), cmp.Or(functions[c.Verb], string(c.Verb)), strings.Join(words, ", ")), args, nil
 }
 
-// refusals are the codes of errors after which nothing was done: invalid input, another change must
-// come first, a lease with members, an unknown name, and a program that was too slow to commit.
+// refusals are the codes of errors that left the tables unchanged: invalid input, another change
+// must come first, a lease with members, an unknown name, and a program that was too slow to
+// commit.
 var refusals = []string{"22023", "55000", "55006", "42704", "25P03"}
 
 // refusal adds a remedy to an error of a verb.

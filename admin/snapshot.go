@@ -102,7 +102,7 @@ type Holding struct {
 	Owner          string    `json:"owner"`                 // its client ID; empty: no owner, or an evicted session
 	Target         string    `json:"target"`                // the next owner; empty: no client
 	LastOwner      string    `json:"last_owner"`            // the ID of the current or last owner; empty: they never had an owner
-	PreferredOwner string    `json:"preferred_owner"`       // the ID of the client to which they return; empty: no client
+	PreferredOwner string    `json:"preferred_owner"`       // the ID of the client that gets them back when it can; empty: no client
 	Since          time.Time `json:"since,omitzero"`        // start of the oldest of these ownerships; zero: no owner
 	Asked          time.Time `json:"asked,omitzero"`        // when the owner was first asked to hand over one of them; zero: not asked
 	Partitions     Ranges    `json:"partitions"`
@@ -235,7 +235,7 @@ type Explanation struct {
 	Since          time.Time `json:"since,omitzero"` // zero: it has no owner
 	Target         string    `json:"target"`         // the next owner; empty: no client
 	LastOwner      string    `json:"last_owner"`
-	PreferredOwner string    `json:"preferred_owner"` // the client to which it returns; empty: no client
+	PreferredOwner string    `json:"preferred_owner"` // the client that gets it back when it can; empty: no client
 	Asked          time.Time `json:"asked,omitzero"`  // when the owner was asked to hand over; zero: not asked
 	Member         *Member   `json:"member"`          // the owner's membership of the lease; nil: no member
 	Members        []Member  `json:"members"`         // of the lease

@@ -42,7 +42,7 @@ func newJobList() *cobra.Command {
 		all, err := ofGroup(cmd, args[0], s.Jobs(ctx, filter), *most)
 		now := time.Now()
 		return all, table("JOB,NAME,KIND,AT,STATE,FAILED,NEXT,ERROR", all, func(j schedule.Job) []any {
-			return []any{j.ID, orNothing(j.Name), orNothing(j.Kind), relative(now, j.At), stateOf(j), j.Attempts, relative(now, j.Due), orNothing(j.Error)}
+			return []any{j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), stateOf(j), j.Attempts, relative(now, j.Due), orDash(j.Error)}
 		}), err
 	})
 }
@@ -85,8 +85,8 @@ func newJobShow() *cobra.Command {
 			if j.Outcome == schedule.OutcomeSucceeded || j.Outcome == schedule.OutcomeUnknown {
 				failed-- // the last attempt
 			}
-			return []any{j.ID, orNothing(j.Name), orNothing(j.Kind), relative(now, j.At), stateOf(j), failed,
-				relative(now, j.StartedAt), relative(now, j.EndedAt), orNothing(j.Error)}
+			return []any{j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), stateOf(j), failed,
+				relative(now, j.StartedAt), relative(now, j.EndedAt), orDash(j.Error)}
 		}), err
 	})
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/pgleases/pgleases/admin"
 )
 
-// The verbs that show leases and clients, and change nothing.
+// The read-only verbs on leases and clients.
 
 const poll = 5 * time.Second // limit of a poll
 
@@ -72,11 +72,11 @@ func described(s *admin.Snapshot, name string) (*admin.Lease, string, error) {
 		if h.OwnerSession != h.TargetSession {
 			to = h.Target
 		}
-		owner := orNothing(h.Owner)
+		owner := orDash(h.Owner)
 		if h.Owner == "" && h.LastOwner != "" {
 			owner = "- (last: " + shown(h.LastOwner) + ")"
 		}
-		return []any{short(h.Partitions), h.Partitions.Count(), owner, relative(s.At, h.Since), orNothing(to), relative(s.At, h.Asked)}
+		return []any{short(h.Partitions), h.Partitions.Count(), owner, relative(s.At, h.Since), orDash(to), relative(s.At, h.Asked)}
 	})
 	return l, head + members + "\n" + holdings, nil
 }
@@ -275,14 +275,14 @@ func locksOf(all []admin.Lock) string {
 			mode = "shared"
 		}
 		if len(l.Holders) == 0 {
-			rows = append(rows, []any{shown(l.Name), nothing, nothing, nothing, nothing, nothing, nothing, nothing, l.Waiting})
+			rows = append(rows, []any{shown(l.Name), dash, dash, dash, dash, dash, dash, dash, l.Waiting})
 		}
 		for _, h := range l.Holders {
 			// By this machine's clock, which may differ from the database's.
-			row := []any{shown(l.Name), mode, orNothing(h.Client), period(time.Since(h.Since)), period(h.TimeLeft),
-				orNothing(h.Host), h.PID, h.Token, l.Waiting}
+			row := []any{shown(l.Name), mode, orDash(h.Client), period(time.Since(h.Since)), period(h.TimeLeft),
+				orDash(h.Host), h.PID, h.Token, l.Waiting}
 			if h.Client == "" {
-				copy(row[4:7], slices.Repeat([]any{nothing}, 3))
+				copy(row[4:7], slices.Repeat([]any{dash}, 3))
 			}
 			rows = append(rows, row)
 		}

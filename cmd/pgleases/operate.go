@@ -42,7 +42,7 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 	var wait, dryRun bool
 	flags := cmd.Flags()
 	reasonFlags(cmd, &change.Reason, &change.Actor)
-	flags.BoolVar(&dryRun, "dry-run", false, "change nothing, print which partitions would move")
+	flags.BoolVar(&dryRun, "dry-run", false, "change no rows, print which partitions would move")
 	flags.StringVar(&change.IfUnchanged, "if-unchanged", "", "fingerprint of a dry run: fail if the state has changed since")
 	cmd.MarkFlagsMutuallyExclusive("dry-run", "if-unchanged")
 	if override {
@@ -154,10 +154,10 @@ func movesOf(p *admin.DryRun) string {
 		text = fmt.Sprintf("The lease has %d partitions and no members: they would be forgotten.\n", p.Forgets)
 	case n > 0:
 		text = table("LEASE,PARTITIONS,FROM,TO,KIND", p.Moves, func(m admin.Move) []any {
-			return []any{shown(m.Lease), m.Partitions, orNothing(m.From), orNothing(m.To), m.Kind}
+			return []any{shown(m.Lease), m.Partitions, orDash(m.From), orDash(m.To), m.Kind}
 		}) + fmt.Sprintf("\n%d partitions would move.\n", n)
 	}
-	return text + fmt.Sprintf("To apply this and nothing else: --if-unchanged %s\n", p.Fingerprint)
+	return text + fmt.Sprintf("To apply exactly this: --if-unchanged %s\n", p.Fingerprint)
 }
 
 // awaitDone returns when no partition is owned that a drain or a pause concerns.
@@ -294,5 +294,5 @@ func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease st
 }
 
 func eventCells(at string, e admin.Event) []any {
-	return []any{at, shown(e.Cause), orNothing(e.Lease), orNothing(e.From), orNothing(e.To), short(e.Partitions), orNothing(e.Actor), orNothing(e.Reason)}
+	return []any{at, shown(e.Cause), orDash(e.Lease), orDash(e.From), orDash(e.To), short(e.Partitions), orDash(e.Actor), orDash(e.Reason)}
 }

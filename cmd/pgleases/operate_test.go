@@ -64,7 +64,7 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 	dryRun := output1(t, database, "drain", odd, "--dry-run")
 	unprintable(t, "dry run", dryRun)
 	found := regexp.MustCompile(`^LEASE +PARTITIONS +FROM +TO +KIND\norders +[0-9,-]+ +` + regexp.QuoteMeta(shown(odd)) +
-		` +one +asked\n\n2 partitions would move\.\nTo apply this and nothing else: --if-unchanged \S+\n$`).MatchString(dryRun)
+		` +one +asked\n\n2 partitions would move\.\nTo apply exactly this: --if-unchanged \S+\n$`).MatchString(dryRun)
 	if !found || owned() != [2]int{2, 2} {
 		t.Fatalf("owned are %v; dry run: %s", owned(), dryRun)
 	}
@@ -157,7 +157,7 @@ func TestDropForgetsALeaseThatWasLeft(t *testing.T) {
 	role := newRole(t, database)
 	execute(t, database, output1(t, database, "grants", role, "--for=operator"))
 	operator := as(t, database, role)
-	found := regexp.MustCompile(`^The lease has 4 partitions and no members: they would be forgotten\.\nTo apply this and nothing else: --if-unchanged (\S+)\n$`).
+	found := regexp.MustCompile(`^The lease has 4 partitions and no members: they would be forgotten\.\nTo apply exactly this: --if-unchanged (\S+)\n$`).
 		FindStringSubmatch(output1(t, operator, "drop", "orders", "--dry-run"))
 	if found == nil {
 		t.Fatalf("dry run: %s", output1(t, operator, "drop", "orders", "--dry-run"))

@@ -90,7 +90,8 @@ func validate(r *supervise.Config, given func(flag string) bool) error {
 	return nil
 }
 
-// newKeeper returns the verb with which run starts this binary, once for each program.
+// newKeeper returns the hidden verb for keepers: run starts this binary with it, once for each
+// program.
 func newKeeper() *cobra.Command {
 	return &cobra.Command{
 		Use:                supervise.KeepVerb,

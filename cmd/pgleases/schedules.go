@@ -173,7 +173,7 @@ func newScheduleList() *cobra.Command {
 		text := table("SCHEDULE,KIND,RULE,OWNER,NEXT,SUCCEEDED,STATE", all, func(one schedule.Schedule) []any {
 			state, next := string(one.State), relative(now, one.Due)
 			if !one.PausedAt.IsZero() { // Due is only when its owner reads that
-				next = nothing
+				next = dash
 				state += " " + relative(now, one.PausedAt)
 			}
 			for _, text := range []string{one.Why, one.Error} {
@@ -181,7 +181,7 @@ func newScheduleList() *cobra.Command {
 					state += ": " + printable(text)
 				}
 			}
-			return []any{shown(one.Name), shown(one.Kind), shown(one.Rule), orNothing(one.Owner), next, relative(now, one.Succeeded), state}
+			return []any{shown(one.Name), shown(one.Kind), shown(one.Rule), orDash(one.Owner), next, relative(now, one.Succeeded), state}
 		})
 		if len(all) == *most {
 			text += "\nThere may be more: continue with --after and the last name.\n"
@@ -203,15 +203,15 @@ func newScheduleHistory() *cobra.Command {
 		}
 		now := time.Now()
 		return all, table("TICK,TICKS,JOB,OUTCOME,STARTED,TOOK,ERROR", all, func(e schedule.Entry) []any {
-			took := nothing
+			took := dash
 			if !e.StartedAt.IsZero() {
 				took = period(e.EndedAt.Sub(e.StartedAt))
 			}
-			job := nothing
+			job := dash
 			if e.Job > 0 {
 				job = strconv.FormatInt(e.Job, 10)
 			}
-			return []any{relative(now, e.Until), e.Ticks, job, e.Outcome, relative(now, e.StartedAt), took, orNothing(e.Error)}
+			return []any{relative(now, e.Until), e.Ticks, job, e.Outcome, relative(now, e.StartedAt), took, orDash(e.Error)}
 		}), err
 	})
 }

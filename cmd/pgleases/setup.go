@@ -83,11 +83,7 @@ func newGrants() *cobra.Command {
 		Short: "Print the GRANT statements for a role",
 		Args:  asUsed,
 	}
-	var purposes []string
-	for _, p := range admin.Purposes {
-		purposes = append(purposes, string(p))
-	}
-	purpose := choiceFlag(cmd, "for", "", string(admin.ForApplication), "what the role is for", purposes...)
+	purpose := choiceFlag(cmd, "for", "", string(admin.ForApplication), "use of the role", mapped(admin.Purposes, func(p admin.Purpose) string { return string(p) })...)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		schema, _ := cmd.Flags().GetString("schema")
 		text, err := admin.Grants(args[0], schema, admin.Purpose(purpose.value))

@@ -59,7 +59,7 @@ var colors = map[string]string{
 	"ok": green, "live": green, "succeeded": green,
 }
 
-// layout aligns the columns of rows, the first of which is the heading. If width is above 0, the
+// layout aligns the columns of rows, whose first row is the heading. If width is above 0, the
 // widest columns become narrower until a row fits, but no narrower than 7: names are cut in the
 // middle, and the text of the last column continues on the next lines.
 func layout(rows [][]string, width int, color bool) string {
@@ -129,15 +129,15 @@ func wrapped(text string, width int) []string {
 	return all
 }
 
-// nothing stands for no value.
-const nothing = "-"
+// dash stands for no value.
+const dash = "-"
 
 // shown returns a name as tables show it: quoted, if it is not the same as a Go string, or could be
 // taken for something else. Characters are not printable if they move the cursor, end the line or
 // change the direction of writing.
 func shown(name string) string {
 	quoted := strconv.Quote(name)
-	if name != "" && name != nothing && name == strings.TrimSpace(name) && quoted == `"`+name+`"` {
+	if name != "" && name != dash && name == strings.TrimSpace(name) && quoted == `"`+name+`"` {
 		return name
 	}
 	return quoted
@@ -165,10 +165,10 @@ func printable(text string) string {
 	return b.String()
 }
 
-// orNothing returns a name as tables show it, or nothing.
-func orNothing(name string) string {
+// orDash returns a name as tables show it, or dash.
+func orDash(name string) string {
 	if name == "" {
-		return nothing
+		return dash
 	}
 	return shown(name)
 }
@@ -177,7 +177,7 @@ func orNothing(name string) string {
 func relative(now, at time.Time) string {
 	switch {
 	case at.IsZero():
-		return nothing
+		return dash
 	case at.After(now):
 		return "in " + period(at.Sub(now))
 	}

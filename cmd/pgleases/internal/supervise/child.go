@@ -149,8 +149,8 @@ func (s *supervisor) start(p pgleases.Partition, group string) (keeper *exec.Cmd
 	return cmd, w, nil
 }
 
-// killOrphans kills the processes that a keeper left, and returns when none is left. A keeper that
-// was not killed leaves none. After owned has ended, another client may have started a successor.
+// killOrphans kills the processes that a keeper left, and returns when all are gone. Only a killed
+// keeper leaves processes. After owned has ended, another client may have started a successor.
 func (s *supervisor) killOrphans(owned context.Context, group string) {
 	logged := false
 	for again := killAgain; ; again = min(2*again, lookAtLeast) {

@@ -35,7 +35,7 @@ const (
 type keeper struct {
 	grace             time.Duration
 	killLead, endLead time.Duration // before the deadline
-	group             string        // the program's control group, "" if it has none
+	group             string        // the program's control group; "": no group
 
 	orders   chan time.Duration // closed: kill
 	deadline time.Duration      // by boottime; 0: not known yet
