@@ -10,6 +10,7 @@ require (
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.9
 	go.uber.org/goleak v1.3.0
+	golang.org/x/crypto/x509roots/fallback v0.0.0-20260630172432-7626c5025624
 	golang.org/x/sys v0.31.0
 	golang.org/x/term v0.30.0
 	pgregory.net/rapid v1.3.0

@@ -14,10 +14,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime/debug"
 	"strings"
+	_ "time/tzdata" // for an image or a system without time zones
 
 	"github.com/spf13/cobra"
+	_ "golang.org/x/crypto/x509roots/fallback" // for an image or a system without certificate authorities
 
 	"github.com/pgleases/pgleases/cmd/pgleases/internal/supervise"
 )
@@ -59,13 +60,9 @@ func message(err error) string {
 
 // newRoot returns the tree of commands.
 func newRoot() *cobra.Command {
-	version := "unknown"
-	if build, ok := debug.ReadBuildInfo(); ok && build.Main.Version != "" {
-		version = build.Main.Version
-	}
 	root := &cobra.Command{
 		Use:           "pgleases",
-		Version:       version,
+		Version:       thisBuild().Version,
 		Short:         "Manage leases on PostgreSQL",
 		SilenceErrors: true, // main prints them
 		SilenceUsage:  true,
@@ -81,7 +78,7 @@ func newRoot() *cobra.Command {
 		{"Run", []*cobra.Command{newRun()}},
 		{"Change", newOperations()},
 		{"Schedules and jobs", []*cobra.Command{newSchedules(), newJobs()}},
-		{"Set up", []*cobra.Command{newMigrate(), newSchema(), newGrants(), newDoctor(), newServe()}},
+		{"Set up", []*cobra.Command{newMigrate(), newSchema(), newGrants(), newDoctor(), newServe(), newVersion()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: group.title, Title: group.title + ":"})
 		for _, verb := range group.verbs {

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -73,6 +76,41 @@ func newSchema() *cobra.Command {
 			_, err = io.WriteString(cmd.OutOrStdout(), strings.TrimRight(text, "\n")+"\n")
 		}
 		return err
+	}
+	return cmd
+}
+
+// A build is what is known of this program.
+type build struct {
+	Version string `json:"version"` // of the module
+	Commit  string `json:"commit"`  // empty if it was not built from a repository
+	Schema  int    `json:"schema"`  // version of the tables
+	Go      string `json:"go"`
+}
+
+func thisBuild() build {
+	b := build{"unknown", "", store.Version, runtime.Version()}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		b.Version = cmp.Or(info.Main.Version, b.Version)
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				b.Commit = s.Value
+			}
+		}
+	}
+	return b
+}
+
+func newVersion() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print version, commit and schema version",
+		Args:  cobra.NoArgs,
+	}
+	output := outputFlag(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		b := thisBuild()
+		return output(b, fmt.Sprintf("pgleases %s\ncommit %s\nschema version %d\n%s\n", b.Version, orNothing(b.Commit), b.Schema, b.Go))
 	}
 	return cmd
 }

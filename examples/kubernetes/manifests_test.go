@@ -30,7 +30,8 @@ func manifest(t *testing.T, name string) (apps.Deployment, core.Container) {
 		t.Fatal(err)
 	}
 	var d apps.Deployment
-	if err := yaml.UnmarshalStrict(text, &d); err != nil {
+	deployment, _, _ := strings.Cut(string(text), "\n---\n")
+	if err := yaml.UnmarshalStrict([]byte(deployment), &d); err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}
 	if len(d.Spec.Template.Spec.Containers) != 1 {
@@ -40,7 +41,7 @@ func manifest(t *testing.T, name string) (apps.Deployment, core.Container) {
 }
 
 func TestTheManifestsAreDeploymentsThatFitTheirPrograms(t *testing.T) {
-	for name, closing := range map[string]time.Duration{"worker.yaml": drainTimeout + closeTimeout, "run.yaml": duration(t, "run.yaml", "--grace") + 2*time.Second} {
+	for name, closing := range map[string]time.Duration{"worker.yaml": drainTimeout + closeTimeout, "run.yaml": duration(t, "run.yaml", "--grace") + 2*time.Second, "serve.yaml": 0} {
 		d, c := manifest(t, name)
 		if d.APIVersion != "apps/v1" || d.Kind != "Deployment" {
 			t.Errorf("%s: %s %s", name, d.APIVersion, d.Kind)
@@ -60,7 +61,7 @@ func TestTheManifestsAreDeploymentsThatFitTheirPrograms(t *testing.T) {
 			t.Errorf("%s: a grace period of %v, and the program may take %v and 2 s", name, grace, closing)
 		}
 		for _, variable := range []string{"POD_NAME", "DATABASE_URL"} {
-			if !slices.ContainsFunc(c.Env, func(e core.EnvVar) bool { return e.Name == variable && e.ValueFrom != nil }) {
+			if (variable != "POD_NAME" || name != "serve.yaml") && !slices.ContainsFunc(c.Env, func(e core.EnvVar) bool { return e.Name == variable && e.ValueFrom != nil }) {
 				t.Errorf("%s: no %s", name, variable)
 			}
 		}
@@ -155,4 +156,25 @@ func (o *output) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.text.String()
+}
+
+func TestTheServiceLeadsToTheDashboard(t *testing.T) {
+	d, c := manifest(t, "serve.yaml")
+	text, err := os.ReadFile("serve.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, service, _ := strings.Cut(string(text), "\n---\n")
+	var s core.Service
+	if err := yaml.UnmarshalStrict([]byte(service), &s); err != nil {
+		t.Fatal(err)
+	}
+	for label, value := range s.Spec.Selector {
+		if d.Spec.Template.Labels[label] != value {
+			t.Errorf("the service selects %s=%s, the pod has %v", label, value, d.Spec.Template.Labels)
+		}
+	}
+	if listen := fmt.Sprintf("--listen=:%d", c.Ports[0].ContainerPort); !slices.Contains(c.Args, listen) || s.Spec.Ports[0].TargetPort.StrVal != c.Ports[0].Name {
+		t.Errorf("args %v, ports %v and %v: want %s", c.Args, c.Ports, s.Spec.Ports, listen)
+	}
 }

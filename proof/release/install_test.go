@@ -94,7 +94,7 @@ func TestTheCommandAndALibraryUserInstall(t *testing.T) {
 				"GOFLAGS=-modcacherw -trimpath", "GOMODCACHE=" + t.TempDir(), "GOBIN=" + bin, "CGO_ENABLED=0",
 			}
 			run(t, bin, env, program, "install", modulePath+"/cmd/pgleases@"+version)
-			if text := run(t, bin, nil, filepath.Join(bin, "pgleases"), "--version"); !strings.Contains(text, version) {
+			if text := run(t, bin, nil, filepath.Join(bin, "pgleases"), "version"); !strings.Contains(text, "pgleases "+version+"\ncommit -\nschema version ") {
 				t.Errorf("the command says %q, want %s", text, version)
 			}
 			run(t, app, env, program, "mod", "init", "example.com/app")
