@@ -44,7 +44,9 @@ func (h *Held) end(cause error, lost bool) {
 	if lost {
 		cause = fmt.Errorf("%w: %w", ErrLost, cause)
 		h.mu.Lock()
-		h.lost = cause
+		if h.released == nil { // else the release decides: its row may have been deleted, and its answer be under way
+			h.lost = cause
+		}
 		h.mu.Unlock()
 	}
 	h.cancel(cause)

@@ -388,6 +388,24 @@ func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 	wraps(t, "release", ungranted.Release(t.Context()), lock.ErrLost)
 }
 
+// The client confirms its locks after the database has deleted the row of a lock, and before the
+// answer to its release arrives.
+func TestReleaseDuringAConfirmationIsNoLoss(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := testkit.Pool(t, pgtest.OwnerURL(url))
+	a := newWorker(t, url)
+	h, lost := a.held(a.TryAcquire, "released"), a.held(a.TryAcquire, "lost")
+	deliver := a.app.Delay("lock_release")
+	ended := make(chan error, 1)
+	go func() { ended <- h.Release(t.Context()) }()
+	testkit.Becomes(t, db, "the row is deleted", 0, rows+" WHERE name = 'released'")
+	testkit.Execute(t, db, "DELETE FROM pgleases.boot_marker; DELETE FROM pgleases.locks WHERE name = 'lost'") // as a crash of the server does
+	testkit.Receive(t, "the locks are confirmed", lost.Context().Done())
+	deliver()
+	testkit.OK(t, testkit.Receive(t, "the release ends", ended))
+}
+
 // A standby may have missed the release, and the client holds no lock that the server would have to
 // confirm.
 func TestWhatAFailoverBringsBackIsGivenBack(t *testing.T) {
