@@ -175,7 +175,7 @@ func ExampleClient_leader() {
 	x := begin()
 	defer x.end()
 	ctx, stop, client := x.ctx, x.stop, x.client()
-	lead := func(ctx context.Context, epoch int64) error {
+	lead := func(ctx context.Context, _ pgleases.Partition) error {
 		fmt.Println("this process leads")
 		stop()
 		<-ctx.Done()
@@ -183,12 +183,9 @@ func ExampleClient_leader() {
 	}
 
 	lease, err := client.Lease(ctx, "leader", 1)
-	if err != nil {
-		log.Fatal(err)
+	if err == nil {
+		err = lease.Run(ctx, lead) // calls lead while this process leads; lead returns when its ctx ends
 	}
-	err = lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
-		return lead(ctx, p.Epoch) // returns when ctx ends
-	})
 	fmt.Println("stopped:", errors.Is(err, context.Canceled))
 	// Output:
 	// this process leads
@@ -213,8 +210,7 @@ func Example_schedule() {
 			return err // what the handler wrote commits with the outcome of its run, or not at all
 		})
 		registered <- report
-		err = report.Add("nightly", Report{"nightly"}, schedule.Cron("0 2 * * *", "Europe/Berlin"))
-		if err != nil {
+		if err := report.Add("nightly", Report{"nightly"}, schedule.Cron("0 2 * * *", "Europe/Berlin")); err != nil {
 			return err
 		}
 		return s.Run(ctx) // in each process, until ctx ends

@@ -45,7 +45,7 @@ func TestSQLPageIsTheComments(t *testing.T) {
 	pool := testkit.Pool(t, pgtest.EmptyDatabase(t))
 	testkit.OK(t, pgleases.Migrate(t.Context(), pool))
 	testkit.OK(t, schedule.Migrate(t.Context(), pool))
-	text := "# SQL reference\n\nMade from the comments in the schema by `go test -run SQLPage . -write`. [Upgrades](upgrades.md) says what is stable; tables may change." +
+	text := "# SQL reference\n\nMade from the comments in the schema by `go test -run SQLPage . -write`. [Upgrades](stability.md) says what is stable; tables may change." +
 		testkit.Value[string](t, pool, commentsOfTheSchema) + "\n"
 	if *write {
 		testkit.OK(t, os.WriteFile(sqlPage, []byte(text), 0o644))

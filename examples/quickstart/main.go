@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log"
 	"os"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/pgleases/pgleases"
 )
 
@@ -27,7 +25,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, databaseURL string) (err error) {
+func run(ctx context.Context, databaseURL string) error {
 	pool, err := pgxpool.New(ctx, databaseURL)
 	if err != nil {
 		return err
@@ -40,7 +38,9 @@ func run(ctx context.Context, databaseURL string) (err error) {
 	defer func() { // Run has returned, and ctx has ended: hand the partitions over now
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		err = errors.Join(err, client.Close(ctx))
+		if err := client.Close(ctx); err != nil {
+			log.Print(err)
+		}
 	}()
 	lease, err := client.Lease(ctx, "orders", 4)
 	if err != nil {
