@@ -276,7 +276,7 @@ func TestThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 			c := opened(t, url, fmt.Sprintf("living-%d", i), pgleases.WithTTL(ttl), quietly(t))
 			living = append(living, joined(t, c, "l", 8, pgleases.WithHandoffDelay(0)))
 		}
-		waitFor(t, patience, "the living share", func() bool { return shared(living...) })
+		waitFor(t, patience, "the live clients share", func() bool { return shared(living...) })
 
 		// Clients that register, join or not, and send no heartbeat again: the database cannot
 		// distinguish these from killed clients.
@@ -341,7 +341,7 @@ func TestThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 		if !gone {
 			missed(t, began, 2*ttl, "%d clients are left 2 TTL after the last was killed, not the 2 that live", left)
 		}
-		waitFor(t, patience, "the living share again", func() bool { return shared(living...) })
+		waitFor(t, patience, "the live clients share again", func() bool { return shared(living...) })
 		var members int
 		if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pgleases.members").Scan(&members); err != nil || members != 2 {
 			t.Errorf("%d memberships are left, %v", members, err)

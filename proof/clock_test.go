@@ -164,7 +164,7 @@ func TestWrongClocksRunNoTickTwiceAndNoneEarly(t *testing.T) {
 		future := func() {
 			t.Helper()
 			if n := value[int](t, pool, "SELECT count(*) FROM ticks WHERE at > $1", time.Now()); n > 0 {
-				t.Fatalf("%d ticks ran that are to come", n)
+				t.Fatalf("%d ticks ran before their time", n)
 			}
 		}
 		for _, wrong := range []time.Duration{8 * time.Hour, -8 * time.Hour} {

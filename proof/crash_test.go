@@ -652,7 +652,7 @@ func (c *crash) ended(end func(*faults.Process, context.Context) (faults.Event, 
 		c.t.Errorf("the victim ended with %+v, %v", ended, err)
 	}
 	if leaves && (ended.Left != "" || c.left("victim")) {
-		c.lostTrust("the victim has ended with %+v, and yet is there: %s", ended, c.state())
+		c.lostTrust("the victim ended with %+v, and rows remain: %s", ended, c.state())
 	}
 }
 
@@ -680,7 +680,7 @@ func (c *crash) finish() {
 	}
 	shut(c.t, c.bystander)
 	if c.left("bystander") {
-		c.lostTrust("after all were closed something is left: %s", c.state())
+		c.lostTrust("after all were closed, rows remain: %s", c.state())
 	}
 	logs, err := oracle.ReadAll(c.dir + "/*.log")
 	if err != nil {

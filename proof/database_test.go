@@ -75,7 +75,7 @@ func TestShortOutageKeepsOwnership(t *testing.T) {
 					len(steady.down), figures(steady.down), figures(steady.silent), steady.reads, len(history.owners), len(history.newest), writes,
 					moving.effects.Refused.Load(), moving.effects.Zombies.Load(), moving.gains)
 				if moving.effects.Zombies.Load() == 0 || len(history.owners) < len(history.newest)+rounds/2 {
-					missed(t, began, time.Since(began), "the test proves too little")
+					missed(t, began, time.Since(began), "the test covered too little")
 				}
 			})
 		})

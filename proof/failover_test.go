@@ -82,7 +82,7 @@ func (tr *troop) start(url string) *faults.Process {
 // owned waits until the live processes own all partitions.
 func (tr *troop) owned(when string) {
 	tr.Helper()
-	waitFor(tr, patience, "the living own all "+when, func() bool {
+	waitFor(tr, patience, "the live processes own all "+when, func() bool {
 		var all []int
 		for _, p := range tr.living {
 			all = append(all, held(tr, p)...)
@@ -158,7 +158,7 @@ func TestKilledClientIsReplacedInHalfASecond(t *testing.T) {
 		}
 		slices.Sort(took)
 		if len(took) < len(deaths)*9/10 {
-			t.Fatalf("only %d of %d deaths took something from somebody", len(took), len(deaths))
+			t.Fatalf("only %d of %d killed processes owned partitions", len(took), len(deaths))
 		}
 		p95 := took[len(took)*95/100]
 		t.Logf("from kill -9 to all owned again, TTL %v, five clients: median %v, p95 %v, max %v of %d", longTTL, median(took), p95, slices.Max(took), len(took))
@@ -221,7 +221,7 @@ func TestEndedConnectionsEvictNoLiveClient(t *testing.T) {
 		tr.noneEvicted()
 		t.Logf("%d sessions were abandoned, %d of clients terminated: %v", abandoned, terminated, tr.report())
 		if terminated < 10 || abandoned < terminated/2 {
-			t.Errorf("the test proves too little: %d, %d", terminated, abandoned)
+			t.Errorf("the test covered too little: %d, %d", terminated, abandoned)
 		}
 	})
 }

@@ -216,11 +216,11 @@ func (l *scheduleLedger) checkEffects() {
 	for _, e := range l.effects {
 		if e.Job == 0 {
 			if done[tickOf(e.Name, e.At)]--; done[tickOf(e.Name, e.At)] < 0 {
-				l.wrong("effects: there is one of a tick that is not done, or a second one: %+v", e)
+				l.wrong("effects: an effect of a tick that did not succeed, or a second one: %+v", e)
 			}
 		}
 		if !e.Whole {
-			l.wrong("effects: there is half of one: %+v", e)
+			l.wrong("effects: one is incomplete: %+v", e)
 		}
 		if l.stepped {
 			continue
@@ -230,7 +230,7 @@ func (l *scheduleLedger) checkEffects() {
 		}
 		before, ok := owners[e.Partition]
 		if ok && (e.Epoch < before.Epoch || e.Epoch > before.Epoch && e.Began.Before(before.Committed)) {
-			l.wrong("frozen: an owner writes on after the next has begun: %+v and %+v", before, e)
+			l.wrong("frozen: an owner wrote after the next had begun: %+v and %+v", before, e)
 		}
 		if !ok || e.Epoch > before.Epoch || e.Epoch == before.Epoch && e.Committed.After(before.Committed) {
 			owners[e.Partition] = e
@@ -242,7 +242,7 @@ func (l *scheduleLedger) checkEffects() {
 	}
 	for k, n := range done {
 		if n > 0 {
-			l.wrong("effects: there is none of %s at %v, which is done", k.name, time.UnixMicro(k.at).UTC())
+			l.wrong("effects: none of %s at %v, which succeeded", k.name, time.UnixMicro(k.at).UTC())
 		}
 	}
 }
@@ -336,10 +336,10 @@ func (l *scheduleLedger) checkJob(id int64, orders []scheduleOrder, entries []sc
 	outside, atMostOnce := faults.Outside(kind)
 	switch {
 	case ended && len(entries) == 0:
-		wrong("it was put, and is gone without an outcome, or was never put and has run")
+		wrong("it was enqueued and has no outcome, or it ran and was never enqueued")
 		return
 	case !outside && len(effects) != done || outside && len(effects) > 0:
-		wrong("its effects are not those of what is done")
+		wrong("its effects do not match its successes")
 	case len(orders) < 2 && (len(entries) > 1 || len(entries) == 1 && !ended), len(orders) > 0 && len(entries) > len(orders):
 		wrong("it has more outcomes than one")
 	}
@@ -350,11 +350,11 @@ func (l *scheduleLedger) checkJob(id int64, orders []scheduleOrder, entries []sc
 				wrong("it failed without a reason")
 			}
 		case e.Outcome == schedule.OutcomeUnknown && !atMostOnce, e.Outcome != schedule.OutcomeSucceeded && e.Outcome != schedule.OutcomeCanceled && e.Outcome != schedule.OutcomeUnknown:
-			wrong("it has an outcome that it may not have")
+			wrong("it has an outcome that it must not have")
 		case e.Outcome == schedule.OutcomeSucceeded && len(orders) == 1 && faults.What(orders[0].Name) == faults.Wrong:
-			wrong("it is done, and is wrong")
+			wrong("it succeeded, and should have been discarded")
 		case e.Outcome == schedule.OutcomeSucceeded && len(orders) == 1 && faults.What(orders[0].Name) == faults.Flaky && e.Attempts < 2:
-			wrong("its first attempt was to fail")
+			wrong("its first attempt should have failed")
 		}
 	}
 	if len(orders) == 0 { // a job of a schedule, by Trigger or Backfill
@@ -459,7 +459,7 @@ func (l *scheduleLedger) checkCalled() {
 	}
 	for k, of := range calls {
 		if _, has := entries[k]; !has && !l.promoted && !l.living[k.job] && (k.job != 0 || !of[0].At.After(l.schedules[k.name].Cursor)) {
-			l.wrong("calls: called, and it has no outcome: %+v", of)
+			l.wrong("calls: called, without an outcome: %+v", of)
 		}
 	}
 	for k, e := range entries {
@@ -467,7 +467,7 @@ func (l *scheduleLedger) checkCalled() {
 		well := slices.ContainsFunc(of, func(c faults.Call) bool { return c.Returned && c.Error == "" })
 		// The outcome of a call may be lost, and the next process crash before it calls.
 		if e.Outcome == schedule.OutcomeSucceeded && !well || e.Outcome == schedule.OutcomeFailed && well && len(of) == 1 && !strings.Contains(e.Error, crashed) {
-			l.wrong("calls: it is %s, and was called so: %+v, %+v", e.Outcome, e, of)
+			l.wrong("calls: the outcome %s does not match the calls: %+v, %+v", e.Outcome, e, of)
 		}
 	}
 }

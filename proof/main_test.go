@@ -206,7 +206,7 @@ func until(t testing.TB, what string, holds func() bool, leases ...*pgleases.Lea
 			for _, l := range leases {
 				t.Logf("%s owns %v", l.Name(), l.Values())
 			}
-			missed(t, began, patience, "not so within %v: %s", patience, what)
+			missed(t, began, patience, "not true within %v: %s", patience, what)
 		}
 		close(stop)
 	}
@@ -220,7 +220,7 @@ func receive[T any](t testing.TB, what string, from <-chan T) T {
 	case v := <-from:
 		return v
 	case <-time.After(patience):
-		missed(t, began, patience, "not so within %v: %s", patience, what)
+		missed(t, began, patience, "not true within %v: %s", patience, what)
 		panic("unreachable")
 	}
 }

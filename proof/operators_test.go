@@ -121,7 +121,7 @@ func TestOperatedFleetKeepsOneOwner(t *testing.T) {
 			}
 		}
 		if n := sum(fleet.Counts); n < total || sum(operators.Given) < total/4 || len(history) < 3*total {
-			t.Missed(began, time.Since(began), "%d faults, %v carried out, %d guarded writes: the test proves too little", n, operators.Given, len(history))
+			t.Missed(began, time.Since(began), "%d faults, %v carried out, %d guarded writes: the test covered too little", n, operators.Given, len(history))
 		}
 	})
 }
@@ -280,9 +280,9 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 		}
 		began = time.Now()
 		s.says("evict_client('b', 'r')")
-		waitFor(t, patience, "b, which lives, shows nothing", func() bool { return len(held(t, s.procs["b"])) == 0 })
+		waitFor(t, patience, "b, which still runs, shows no partition", func() bool { return len(held(t, s.procs["b"])) == 0 })
 		if took := time.Since(began); took > ttl/3+bears(ttl, ttl/3) {
-			t.Missed(began, ttl/3+bears(ttl, ttl/3), "b, which lives, showed its partitions for %v after it was evicted", took)
+			t.Missed(began, ttl/3+bears(ttl, ttl/3), "b, which still ran, showed its partitions for %v after it was evicted", took)
 		}
 		s.share("what both had is taken over", map[string]int{"a": 12})
 		if err := s.proxy["d"].Thaw(); err != nil {
@@ -297,7 +297,7 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 		s.share("a new one is let in", map[string]int{"a": 6, "b": 6})
 		report := verifyDir(t, s.dir)
 		if report.Intervals < 40 {
-			t.Errorf("%v: the test proves too little", report)
+			t.Errorf("%v: the test covered too little", report)
 		}
 		t.Log(report)
 	})

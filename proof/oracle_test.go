@@ -237,12 +237,12 @@ func check(t *timeguard.Try, e episode, total, each int) {
 		}
 	}
 	if n := sum(e.Faults); n < total {
-		t.Missed(e.began, time.Since(e.began), "%d faults, not at least %d: the test proves too little", n, total)
+		t.Missed(e.began, time.Since(e.began), "%d faults, not at least %d: the test covered too little", n, total)
 	}
 	if s := int(e.Seconds); e.Locks < 2*s || e.LockWrites < s {
-		t.Missed(e.began, time.Since(e.began), "locks were held %d times in %d s, and %d guarded writes: the test proves too little", e.Locks, s, e.LockWrites)
+		t.Missed(e.began, time.Since(e.began), "locks were held %d times in %d s, and %d guarded writes: the test covered too little", e.Locks, s, e.LockWrites)
 	}
 	if e.Writes < 100 || e.Reads < 100_000 {
-		t.Missed(e.began, time.Since(e.began), "only %d guarded writes and %d reads: the test proves too little", e.Writes, e.Reads)
+		t.Missed(e.began, time.Since(e.began), "only %d guarded writes and %d reads: the test covered too little", e.Writes, e.Reads)
 	}
 }

@@ -95,7 +95,7 @@ while :; do echo "$PGLEASES_PARTITION $PGLEASES_EPOCH $$" >>log; sleep 0.02; don
 		bothRun()
 	}
 	if n := strings.Count(text(), "overlap"); n > 0 {
-		t.Errorf("%d programs began while another one of their partition was there", n)
+		t.Errorf("%d programs started while another program of their partition ran", n)
 	}
 	if len(programs) < 2*(times+1) {
 		t.Errorf("%d programs ran, want two after each of %d outages", len(programs), times)

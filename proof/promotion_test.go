@@ -164,7 +164,7 @@ func TestAPromotedStandbyKeepsOneOwner(t *testing.T) {
 			for k, epoch := range before {
 				highest[k] = max(highest[k], epoch)
 			}
-			waitFor(t, patience, "every partition has begun anew, above every epoch of before", func() bool {
+			waitFor(t, patience, "every partition has a new epoch above all earlier epochs", func() bool {
 				for k, epoch := range epochsOn(t, next) {
 					if epoch <= highest[k] {
 						return false
@@ -199,7 +199,7 @@ func TestAPromotedStandbyKeepsOneOwner(t *testing.T) {
 			moving.effects.Refused.Load(), moving.effects.Zombies.Load())
 		held := slices.Max(lateHeld) > 0 || excused || soon
 		if slices.Min(unseen) < partitions/4 || !held || moving.effects.Zombies.Load() == 0 {
-			missed(t, since, time.Since(since), "the test proves too little")
+			missed(t, since, time.Since(since), "the test covered too little")
 		}
 	})
 }
@@ -242,7 +242,7 @@ func TestAPromotedStandbyGivesNoLockTwice(t *testing.T) {
 		if err := c.pipes[0].Freeze(); err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, patience, "the standby has missed what became of each lock", taken(oracle.Now(), 3))
+		waitFor(t, patience, "the standby has missed a change of each lock", taken(oracle.Now(), 3))
 		if rand.N(2) == 0 {
 			if err := old.Kill(); err != nil {
 				t.Fatal(err)

@@ -102,7 +102,7 @@ func attackSchedules(t *timeguard.Try, url string, database *faults.Database, to
 		t.Fatal(err)
 	}
 	if n := sum(fleet.Counts); n < total {
-		t.Missed(began, time.Since(began), "%d faults, not at least %d: the test proves too little", n, total)
+		t.Missed(began, time.Since(began), "%d faults, not at least %d: the test covered too little", n, total)
 	}
 	pool.Reset() // its connections may have ended with the server
 	waitForOutcomes(t, pool)
@@ -115,7 +115,7 @@ func attackSchedules(t *timeguard.Try, url string, database *faults.Database, to
 	l.report(t)
 	t.Logf("faults: %v", fleet.Counts)
 	if least := len(l.schedules) * int(time.Since(began).Seconds()) / 10; len(l.effects) < least {
-		t.Missed(began, time.Since(began), "%d effects, not at least %d: the test proves too little", len(l.effects), least)
+		t.Missed(began, time.Since(began), "%d effects, not at least %d: the test covered too little", len(l.effects), least)
 	}
 }
 
@@ -168,7 +168,7 @@ func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 		}
 		pool = newPool(t, next.URL(), size(1))
 		if n := value[int](t, pool, effects); n > before+len(faults.Schedules()) {
-			t.Missed(began, time.Since(began), "the standby had %d effects, and %d when it was cut off: the test proves too little", n, before)
+			t.Missed(began, time.Since(began), "the standby had %d effects, and %d when it was cut off: the test covered too little", n, before)
 		}
 		mail()
 		for _, w := range workers {

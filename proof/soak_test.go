@@ -34,7 +34,7 @@ var (
 // earlier soak, pass the seed after its last one.
 func TestSoak(t *testing.T) {
 	if *soakFor == 0 && *soakReport == "" {
-		t.Skip("-soak says how long")
+		t.Skip("needs the flag -soak")
 	}
 	for began, seed := time.Now(), *soakSeed; time.Since(began) < *soakFor; seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

@@ -306,7 +306,7 @@ func TestWritesAreDurableUnderAnySetting(t *testing.T) {
 		}
 		first.does("SET synchronous_commit = remote_write") // a stricter setting stays
 		if setting := asks[string](first, "SELECT CASE WHEN pgleases.settings(true, 1) THEN current_setting('synchronous_commit') END"); setting != "remote_write" {
-			t.Errorf("where remote_write was set, %s is", setting)
+			t.Errorf("with remote_write set, %s is", setting)
 		}
 	})
 }

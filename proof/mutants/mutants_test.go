@@ -396,7 +396,7 @@ var mutants = append(asleep(), []mutant{
 	{"an idempotency key of an id", "schedule promotion", `calls: two of different things have one key`, []edit{
 		{"schedule/outside.go", `group, r.Nonce, r.Revision)`, `group, fmt.Sprint(r.ID), r.Revision)`, 0},
 	}},
-	{"a clock that is believed at once", "schedule clocks", `both doubt it|that are to come`, []edit{
+	{"a clock that is believed at once", "schedule clocks", `both doubt it|before their time`, []edit{
 		{"schedule/clock.go", `case (c.doubt.IsZero() || (ahead-c.other).Abs() > maxStep) && doubted > 0:`, `case false:`, 0},
 	}},
 	{"a deploy that begins schedules anew", "deploys", `outcomes|entry`, []edit{

@@ -65,7 +65,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for late := time.Now().Add(20 * time.Second); !holds(); time.Sleep(pollInterval) {
 		if time.Now().After(late) {
-			t.Fatalf("not so within 20 s: %s", what)
+			t.Fatalf("not true within 20 s: %s", what)
 		}
 	}
 }
@@ -107,7 +107,7 @@ func TestServerRestartsWithPortAndData(t *testing.T) {
 		}
 	}
 	if s.Restart(t.Context(), "smart") == nil || s.Signal(os.Getpid(), 0) == nil {
-		t.Error("a mode that does not exist, or a process of somebody else's, was taken")
+		t.Error("an unknown mode, or a process of another server, was accepted")
 	}
 }
 
