@@ -110,7 +110,7 @@ func newVersion() *cobra.Command {
 	output := outputFlag(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		b := thisBuild()
-		return output(b, fmt.Sprintf("pgleases %s\ncommit %s\nschema version %d\n%s\n", b.Version, orNothing(b.Commit), b.Schema, b.Go))
+		return output(b, fmt.Sprintf("pgleases %s\ncommit %s\nschema version %d\n%s\n", b.Version, orDash(b.Commit), b.Schema, b.Go))
 	}
 	return cmd
 }
