@@ -16,8 +16,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// A handoff that waits for work, a client that is superseded, and one that crashed, as the tables
-// have them.
+// The tables have a handoff that waits for work, a superseded client, and a crashed client.
 func TestASnapshotTellsWhatWaits(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -136,7 +135,7 @@ func TestRangesAreReadAndWritten(t *testing.T) {
 	}
 }
 
-// PostgreSQL has years that JSON has not: who writes one takes nothing away from those who look.
+// A time with a year that JSON cannot hold does not prevent reading.
 func TestTimesFarAwayAreJSON(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -153,7 +152,7 @@ func TestTimesFarAwayAreJSON(t *testing.T) {
 	}
 }
 
-// Who was evicted is no longer due anything, and no newer process has its ID.
+// An evicted client has no share, and is not superseded.
 func TestAnEvictedClientIsCalledSo(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -176,7 +175,7 @@ func TestAnEvictedClientIsCalledSo(t *testing.T) {
 	}
 }
 
-// Whoever runs clients may write any times, and keeps nobody from looking.
+// Clients may write any times, and that does not prevent reading.
 func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"infinity", "-infinity", "294276-12-31", "4713-01-01 BC"} {
@@ -215,8 +214,7 @@ func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
 	}
 }
 
-// A doctor that stands still after it has tried an eviction keeps what that has locked for half a
-// second.
+// If doctor stops after it has tried an eviction, the server releases its locks after 500 ms.
 func TestADoctorThatStandsStillKeepsNothingLocked(t *testing.T) {
 	t.Parallel()
 	url := pgtest.FreshDatabase(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// owners are the clients that own each partition of a lease; empty: none.
+// owners returns the owner of each partition of a lease, or "".
 func ownersOf(l *admin.Lease) []string {
 	owners := make([]string, l.Partitions)
 	for _, h := range l.Holdings {
@@ -27,7 +27,7 @@ func ownersOf(l *admin.Lease) []string {
 	return owners
 }
 
-// awaitQuiet waits until no plan is due, and nothing is on its way.
+// awaitQuiet waits until no plan is due, and no partition is moving.
 func awaitQuiet(t *testing.T, a *admin.Admin, members map[string]int) *admin.Snapshot {
 	t.Helper()
 	return awaitSnapshot(t, a, "it is quiet", func(s *admin.Snapshot) bool {
@@ -46,7 +46,7 @@ func awaitQuiet(t *testing.T, a *admin.Admin, members map[string]int) *admin.Sna
 	})
 }
 
-// dryRun returns what a dry run says owners will be.
+// dryRun returns the owners after a dry run.
 func dryRun(t *testing.T, before map[string][]string, p *admin.DryRun) string {
 	t.Helper()
 	after := make(map[string][]string)
@@ -68,7 +68,7 @@ func dryRun(t *testing.T, before map[string][]string, p *admin.DryRun) string {
 	return fmt.Sprint(after)
 }
 
-// A fleet that is quiet does what the dry run showed, and no dry run changes anything.
+// A quiet fleet does what the dry run showed, and a dry run changes no row.
 func TestAFleetDoesWhatTheDryRunShowed(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -154,7 +154,7 @@ func TestAFleetDoesWhatTheDryRunShowed(t *testing.T) {
 	}
 }
 
-// A change is not made if something has come in between.
+// A change is not made if the state has changed since the dry run.
 func TestAChangeIsRefusedIfTheStateHasChanged(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -223,14 +223,14 @@ func TestAChangeIsRefusedIfTheStateHasChanged(t *testing.T) {
 			t.Errorf("dry run of %+v: %v, want %q", c, err, want)
 		}
 	}
-	// Of who is evicted, what it has is got at its expiry.
+	// Others get the partitions of an evicted client at its expiry.
 	p, err := operator.DryRun(ctx, admin.Change{Verb: admin.Evict, Subject: "x"})
 	if err != nil || len(p.Moves) != 1 || p.Moves[0].Kind != admin.Expiry || p.Moves[0].From != "x" || p.Moves[0].To != "y\n" || p.Moves[0].Partitions.Count() != 2 {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
 
-// A handoff that waits for work is called off by a change that has the owner keep the partitions.
+// A change by which the owner keeps the partitions cancels a handoff that waits for work.
 func TestADryRunTellsWhatIsKept(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -263,8 +263,8 @@ func TestADryRunTellsWhatIsKept(t *testing.T) {
 	}
 }
 
-// The server has the leases locked while it tells what it read, which is more than what lies
-// between here and there.
+// The server locks the leases while it sends its answer, which is larger than the buffers on the
+// way.
 func TestDryRunOfStoppedProgramLocksNoLease(t *testing.T) {
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.FreshDatabase(t)))
@@ -302,7 +302,7 @@ func TestDryRunOfStoppedProgramLocksNoLease(t *testing.T) {
 	}
 }
 
-// The server has undone what it was not told to commit in time, so that is known.
+// The server rolls back a change without a commit in time, so the outcome is known.
 func TestSlowCommitReturnsThatNothingChanged(t *testing.T) {
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.MigratedDatabase(t))) // a pooler tells another error
@@ -327,8 +327,8 @@ func TestSlowCommitReturnsThatNothingChanged(t *testing.T) {
 	}
 }
 
-// Heartbeats wait for what a dry run has locked: so a server that takes long to read it is stopped
-// well below the least TTL, and nothing is done.
+// Heartbeats wait for the locks of a dry run. If its read takes long, the server cancels it well
+// before the shortest TTL, and no change is made.
 func TestDryRunDelaysHeartbeatsByAQuarterTTLAtMost(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)

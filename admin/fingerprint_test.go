@@ -6,7 +6,7 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// wide is what is read of leases of so many partitions, whose neighbors have different owners.
+// wide returns the inputs of a plan of leases whose neighboring partitions have different owners.
 func wide(leases, partitions int) []store.LeasePlan {
 	read := make([]store.LeasePlan, leases)
 	for i := range read {
@@ -20,8 +20,7 @@ func wide(leases, partitions int) []store.LeasePlan {
 	return read
 }
 
-// A fingerprint is another one where anything is that a plan depends on, and the same where only
-// the generation is.
+// The fingerprint changes with each input of a plan, but not with the generation.
 func TestAFingerprintIsOfAllThatAPlanReads(t *testing.T) {
 	t.Parallel()
 	drain, seen := Change{Verb: Drain, Subject: "one"}, make(map[string]string)

@@ -20,8 +20,7 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// roles makes the tables of both packages, and a role for each purpose with the rights that Grants
-// gives.
+// roles creates the tables of both packages, and a role for each purpose with the rights of Grants.
 func roles(t *testing.T) (owner *pgxpool.Pool, role func(admin.Purpose) string) {
 	t.Helper()
 	url, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
@@ -41,11 +40,10 @@ func roles(t *testing.T) (owner *pgxpool.Pool, role func(admin.Purpose) string) 
 	return owner, role
 }
 
-// What roles may do, by role and right. Who adds a table or a function decides here who may use it,
-// and the files of grants say so.
+// The rights of each role. A new table or function needs a line here, and in the files of grants.
 const (
-	// They run with the rights of who calls them, but for timeline, and so do nothing for a role
-	// without rights on tables.
+	// Except timeline, these run with the rights of the caller, so they do nothing for a role without
+	// rights on tables.
 	forAll = `announce() apply() hold_liveness() evict() evict_disconnected() first_epoch() guard() guard_lock() heartbeat() lock_acquire() lock_list() lock_look()
 		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() watch_liveness() part() partition_for()
 		read() release() session_ends() settings() snapshot() tell() tidy() timeline()`
@@ -53,7 +51,7 @@ const (
 		schedule_job_succeeded() schedule_tick_succeeded() schedule_edit() schedule_end() schedule_enqueue() schedule_outcomes() schedule_free_slot() schedule_get()
 		schedule_history() schedule_job() schedule_job_outcomes() schedule_jobs() schedule_join() schedule_json() schedule_status_json() schedule_list() schedule_poll()
 		schedule_make_slots() schedule_open() schedule_place() schedule_put() schedule_retry() schedule_channel() schedule_take_slot() schedule_notify() schedule_trim()`
-	// They run with the rights of their owner, and lock what clients need.
+	// These run with the rights of their owner, and lock rows that clients need.
 	forApplications = `end_overrides() trim_events()`
 	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_server_generation() pause() pin() resume() uncordon() undrain() unfreeze() unpin()`
 	forReaders      = `leases_of() lock_list() schedule_clock() schedule_history() schedule_job() schedule_jobs() schedule_json() schedule_status_json() schedule_list()
@@ -88,7 +86,7 @@ var mayDo = map[string]string{
 	"schedules DELETE": clientsDelete + "history jobs schedule_changes schedule_slots schedules",
 }
 
-// Each table that is logged has a replica identity, too.
+// Each logged table has a replica identity.
 func TestRightsAreThoseWritten(t *testing.T) {
 	t.Parallel()
 	owner, role := roles(t)
@@ -129,12 +127,12 @@ func TestRightsAreThoseWritten(t *testing.T) {
 	}
 }
 
-// arguments are plausible ones of each type that functions have.
+// arguments has a plausible argument of each type.
 var arguments = strings.NewReplacer("pgleases.", "NULL::pgleases.", "bigint[]", "ARRAY[c.session]", "text[]", "'{l}'::text[]", "integer[]", "'{0}'::int[]", "bigint", "c.session",
 	"text", "'l'::text", "integer", "1", "boolean", "true", "double precision", "1.0", "xid8", "'0'::xid8", "timestamp with time zone", "now()", "jsonb", "'{}'::jsonb")
 
-// A function that a reader may execute, in a transaction that stays open, keeps nothing from
-// clients: neither a row nor a lock of a name.
+// If a reader calls a function in a transaction that stays open, no client waits for a row or a
+// named lock.
 func TestAReaderLocksNothing(t *testing.T) {
 	t.Parallel()
 	owner, role := roles(t)
@@ -153,7 +151,7 @@ func TestAReaderLocksNothing(t *testing.T) {
 		_, err := tx.Exec(t.Context(), statement, pgx.QueryExecModeSimpleProtocol)
 		return err
 	}
-	// What a function that ends something would find to do.
+	// Rows that a function could end.
 	testkit.OK(t, do(`INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'l', '2020-01-01', '2020-01-01', 'somebody', 'why');
 		INSERT INTO pgleases.events (at, cause) VALUES ('2020-01-01', 'joined'); INSERT INTO pgleases.locks SELECT 'l', 1, session, session, false, NULL, now() FROM pgleases.clients`))
 	testkit.OK(t, do("SET LOCAL ROLE "+role(admin.ForReader)))
@@ -187,7 +185,7 @@ func TestAReaderLocksNothing(t *testing.T) {
 	testkit.Becomes(t, owner, "the client is renewed for a TTL and longer", true, "SELECT expires_at > $1::timestamptz + 2 * ttl FROM pgleases.clients", called)
 }
 
-// The events tell who wanted what: that must be who did.
+// The events record the role that made a change, which no role can falsify.
 func TestAnApplicationForgesNoActor(t *testing.T) {
 	t.Parallel()
 	owner, role := roles(t)
@@ -210,8 +208,8 @@ func TestAnApplicationForgesNoActor(t *testing.T) {
 	testkit.Execute(t, app, "SELECT pgleases.trim_events(), pgleases.end_overrides(); INSERT INTO pgleases.events (cause) VALUES ('joined')")
 }
 
-// The verbs run with the rights of the owner of the tables: a function of a stranger's that they
-// call would have them too.
+// The verbs run with the rights of the owner of the tables, so they must not call a function of
+// another role.
 func TestVerbsCallNoOverloadOfAStrangers(t *testing.T) {
 	t.Parallel()
 	owner := newPool(t, pgtest.OwnerURL(pgtest.FreshDatabase(t)))

@@ -47,7 +47,7 @@ func exec(t *testing.T, url string, statements ...string) {
 	}
 }
 
-// awaitSnapshot reads snapshots until one is as it should be, and returns it.
+// awaitSnapshot reads snapshots until one matches, and returns it.
 func awaitSnapshot(t *testing.T, a *admin.Admin, what string, is func(*admin.Snapshot) bool) (s *admin.Snapshot) {
 	t.Helper()
 	testkit.Until(t, what, func() bool { s = testkit.Must(a.Snapshot(t.Context()))(t); return is(s) })

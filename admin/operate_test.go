@@ -122,7 +122,7 @@ func TestOverridesAreObeyedShownAndTakenBack(t *testing.T) {
 	awaitSnapshot(t, a, "nobody works", owns(0, 0))
 }
 
-// The clock of whoever operates may be wrong.
+// The clock of the operator may be wrong.
 func TestOverrideEndsByTheDatabasesClock(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)

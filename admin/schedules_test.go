@@ -13,8 +13,8 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// However many there are, few are counted; also what is late in 65,536 partitions, and not by a
-// look at each.
+// The counts stop early for many schedules, and late schedules in 65,536 partitions are counted
+// without a look-up of each partition.
 func TestManySchedulesAreCounted(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)

@@ -39,7 +39,7 @@ func newHandler(t *testing.T, a *admin.Admin, o dashboard.Options) http.Handler 
 
 const nowhere = "postgres://nobody@127.0.0.1:1/none"
 
-// idle is an Admin that is never asked.
+// idle returns an Admin that is not used.
 func idle(t *testing.T) *admin.Admin {
 	t.Helper()
 	return newAdmin(t, testkit.Pool(t, nowhere))
@@ -179,7 +179,7 @@ func newViewer(t *testing.T, url, as string) *viewer {
 	return &viewer{t: t, url: url, as: as, shows: make(neturl.Values), leases: make(map[string]json.RawMessage), parts: make(map[string]string)}
 }
 
-// poll returns the status, and how long the answer was.
+// poll returns the status, and the length of the answer.
 func (v *viewer) poll() (code, length int, err error) {
 	r, err := http.NewRequest(http.MethodGet, v.url+"/poll?"+v.shows.Encode(), nil)
 	if err != nil {
@@ -227,7 +227,7 @@ func (v *viewer) poll() (code, length int, err error) {
 	return response.StatusCode, len(body), err
 }
 
-// until polls until is says so.
+// until polls until is returns true.
 func (v *viewer) until(what string, is func() bool) {
 	v.t.Helper()
 	testkit.Until(v.t, what, func() bool {
@@ -278,7 +278,7 @@ func TestThePollsTellWhatIsThere(t *testing.T) {
 	v.until("the health", func() bool { return v.parts["health"] != "" })
 }
 
-// Each poll is authorized: a session that ended is shown nothing more, and others go on.
+// Each poll is authorized: after a session ends, its polls fail, and those of others continue.
 func TestEachPollIsAuthorized(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, pgtest.MigratedDatabase(t))
@@ -300,8 +300,7 @@ func TestEachPollIsAuthorized(t *testing.T) {
 	}
 }
 
-// scatter makes a lease whose partitions are each a range of its own, as 64 clients have them that
-// share nothing evenly.
+// scatter creates a lease for 64 clients in which each partition is a separate range.
 func scatter(t *testing.T, url string, partitions int) {
 	t.Helper()
 	exec(t, url, `INSERT INTO pgleases.clients SELECT s, 'client-' || s, 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now() FROM generate_series(1, 64) AS s`,
@@ -311,7 +310,7 @@ func scatter(t *testing.T, url string, partitions int) {
 			SELECT 'wide', p, 1 + p %% 64, 1 + p %% 64, 3, 'client-' || 1 + p %% 64, now() FROM generate_series(0, %d) AS p`, partitions-1))
 }
 
-// narrow has what is written, and not read, fill up soon.
+// narrow makes the buffers of a connection small.
 type narrow struct{ net.Listener }
 
 func (l narrow) Accept() (net.Conn, error) {
@@ -322,8 +321,8 @@ func (l narrow) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-// serveNarrow serves over narrow connections. ended gets the address of each viewer whose
-// connection has ended.
+// serveNarrow serves over connections with small buffers. ended receives the address of each viewer
+// whose connection has ended.
 func serveNarrow(t *testing.T, h http.Handler) (server *httptest.Server, ended chan string) {
 	t.Helper()
 	server, ended = httptest.NewUnstartedServer(h), make(chan string, 2000)
@@ -341,8 +340,7 @@ func serveNarrow(t *testing.T, h http.Handler) (server *httptest.Server, ended c
 	return server, ended
 }
 
-// A wideServer serves a lease whose text fills a narrow connection many times, and has looked at
-// it.
+// A wideServer serves a lease, already read, whose text is many times larger than the buffers.
 func wideServer(t *testing.T, write time.Duration) (*httptest.Server, *viewer, chan string) {
 	t.Helper()
 	url := pgtest.MigratedDatabase(t)
@@ -356,8 +354,8 @@ func wideServer(t *testing.T, write time.Duration) (*httptest.Server, *viewer, c
 
 const poll = "GET /poll HTTP/1.1\r\nHost: x\r\n\r\n"
 
-// doNotRead says something from an address that it returns, and reads no more than the beginning of
-// the answer.
+// doNotRead sends a request from an address that it returns, and reads only the beginning of the
+// answer.
 func doNotRead(t *testing.T, server *httptest.Server, say, want string) (from string) {
 	t.Helper()
 	conn := testkit.Must(net.Dial("tcp", server.Listener.Addr().String()))(t)
@@ -371,7 +369,7 @@ func doNotRead(t *testing.T, server *httptest.Server, say, want string) (from st
 	return conn.LocalAddr().String()
 }
 
-// Viewers that do not read cost no more than their connections: all are sent the same bytes.
+// Viewers that do not read cost only their connections, because all share the same bytes.
 func TestAThousandViewersThatDoNotReadCostLittle(t *testing.T) { // not in parallel: it measures what the process has
 	const viewers, most = 1000, 50 << 20
 	server, first, _ := wideServer(t, time.Hour)
@@ -395,7 +393,7 @@ func TestAThousandViewersThatDoNotReadCostLittle(t *testing.T) { // not in paral
 			t.Logf("%d viewers cost %.1f MB", viewers, float64(cost)/(1<<20))
 		}
 	}
-	if code, _, err := first.poll(); code != http.StatusOK { // and they keep nobody from looking
+	if code, _, err := first.poll(); code != http.StatusOK { // other viewers still get answers
 		t.Error(code, err)
 	}
 }
@@ -427,8 +425,8 @@ func TestWhatWasSeenStaysWhileTheDatabaseIsAway(t *testing.T) {
 	later.until("it is live again", func() bool { return later.status.Seen && !later.status.Stale && later.status.Failure == "" })
 }
 
-// A connection that hangs, as behind a pooler, keeps nobody from looking on, also where the pool
-// has no other.
+// If a connection hangs, for example behind a pooler, viewers still get answers, even if the pool
+// has no other connection.
 func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"lock_list(", ".events AS", "LISTEN"} {
@@ -441,7 +439,7 @@ func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
 			u.RawQuery = query.Encode()
 			c := new(testkit.Wire)
 			c.Mute(text)
-			// an examination of a busy machine has to come as far as to listen
+			// on a busy machine, a check of the health needs time to get to LISTEN
 			h := dashboard.HandlerWith(newAdmin(t, testkit.Pool(t, u.String(), c.Carry)), dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, 100*time.Millisecond, 3*time.Second, time.Minute)
 			v := newViewer(t, serve(t, h).URL, "")
 			v.until("it hangs", func() bool { return c.Left() == 0 })
@@ -451,7 +449,8 @@ func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
 	}
 }
 
-// However many look, the database is asked the same, and once nobody does it is asked nothing.
+// The number of viewers does not change the number of queries. Without viewers there are no
+// queries.
 func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 	t.Parallel()
 	const viewers, partitions, looks, interval = 100, 1_000, 3, 200 * time.Millisecond
@@ -489,9 +488,9 @@ func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 	all.Wait()
 	elapsed := time.Since(began)
 	sent := c.Counted()
-	// A look is a snapshot, the locks, and the events in a transaction of two messages and its ends:
-	// and there are no more of them than the clock allows. The rest are connections, and an
-	// examination each half minute.
+	// A read is a snapshot, the locks, and the events in a transaction of 2 messages, with its begin
+	// and end. The clock bounds the number of reads. The other messages are those of connections, and
+	// of a check of the health every 30 s.
 	most := 6*(int(elapsed/interval)+2) + 100 + 50*int(elapsed/(30*time.Second))
 	if sent > most || sent < looks {
 		t.Errorf("%d messages to the database in %v, want at most %d", sent, elapsed, most)
@@ -504,7 +503,7 @@ func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 		select {
 		case <-again.C:
 		case <-late:
-			t.Fatal("it is asked though nobody looks")
+			t.Fatal("queries without a viewer")
 		}
 		if c.Counted() != before {
 			quiet = 0

@@ -7,7 +7,7 @@ import (
 	"github.com/pgleases/pgleases/admin"
 )
 
-// HandlerWith is Handler with other times, without the protection against other origins.
+// HandlerWith is like Handler, with other times and without the check of origins.
 func HandlerWith(a *admin.Admin, o Options, look, answers, write time.Duration) http.Handler {
 	return newHandler(a, o, times{look, answers, write})
 }

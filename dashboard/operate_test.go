@@ -22,12 +22,12 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// as returns an Authorize that gives everybody that access.
+// as returns an Authorize that gives all users an access.
 func as(access dashboard.Access, actor string) func(*http.Request) (dashboard.Access, string) {
 	return func(*http.Request) (dashboard.Access, string) { return access, actor }
 }
 
-// answer is what a POST is answered.
+// answer is the answer to a POST.
 type answer struct {
 	status      int
 	Kind, Text  string
@@ -56,7 +56,7 @@ func post(t *testing.T, h http.Handler, path, body string, headers ...string) an
 	return a
 }
 
-// Who only looks has no buttons, and is refused whatever it sends.
+// A user with ReadOnly has no buttons, and all requests for changes are refused.
 func TestWhoOnlyLooksChangesNothing(t *testing.T) {
 	t.Parallel()
 	viewer, operator := newHandler(
@@ -112,8 +112,7 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 		{"/preview", `{}`, []string{"Sec-Fetch-Site", "cross-site"}, 403, "a page of another site"},
 		{"/preview", `{}`, []string{"Sec-Fetch-Site", "same-site"}, 403, "a page of another site"},
 		{"/", `{}`, []string{"Sec-Fetch-Site", "cross-site"}, 403, "a page of another site"}, // also where nothing is changed as yet
-		// So it is, too, where a proxy asks for another host than the browser, and that says no more than
-		// the page's origin.
+		// The same happens if a proxy changes the host, and the browser sends only the origin.
 		{
 			"/apply", `{}`, []string{"Origin", "https://evil.example"}, 403,
 			`the page is of "https://evil.example", and the request of "example.com". If a proxy`,
@@ -136,7 +135,7 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 	}
 }
 
-// quoted is a JSON text with what is replaced.
+// quoted returns a JSON text with replacements.
 func quoted(body, hash string) string { return strings.ReplaceAll(body, "FINGERPRINT", hash) }
 
 func TestConfirmedChangeNamesItsOperator(t *testing.T) {
@@ -223,7 +222,7 @@ func TestConfirmedChangeNamesItsOperator(t *testing.T) {
 	}
 }
 
-// The commit may have come, or not: so that is told, and not that nothing was done.
+// If it is unknown whether the commit arrived, the answer says so.
 func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -256,7 +255,7 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 	}
 }
 
-// stuck has somebody say something to a server of whose answer only the beginning is read.
+// stuck sends a request to a server, and reads only the beginning of the answer.
 func stuck(t *testing.T, a *admin.Admin, write time.Duration, say, want string) (url, from string, ended chan string) {
 	t.Helper()
 	server, ended := serveNarrow(t, dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.Operator, "ann")}, time.Second, patience, write))
@@ -301,7 +300,7 @@ func TestASlowSenderKeepsNoOperatorWaiting(t *testing.T) {
 	}
 }
 
-// The time for the body is not that for the answer.
+// The time limit of the body does not apply to the answer.
 func TestALateAnswerIsThatOfTheDatabase(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, nowhere, func(config *pgxpool.Config) {

@@ -16,7 +16,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// A color stays with its client while others come and go, and comes back with it.
+// A client keeps its color while others come and go, and has it again after it returns.
 func TestAClientKeepsItsColor(t *testing.T) {
 	t.Parallel()
 	slots := make(map[string]int)
@@ -49,8 +49,8 @@ func TestAClientKeepsItsColor(t *testing.T) {
 	}
 }
 
-// A page is sent what differs from what it shows: of the leases only those that changed, also after
-// a restart of the server.
+// A page receives the parts that differ from its own, and of the leases only changed ones, even
+// after a restart of the server.
 func TestAPollIsSentOnlyWhatDiffers(t *testing.T) {
 	t.Parallel()
 	lease := func(name string, generation int64) admin.Lease {
@@ -117,8 +117,8 @@ func TestAPollIsSentOnlyWhatDiffers(t *testing.T) {
 	poll("the end of the loops", h, "", "", "")
 }
 
-// A look that failed makes what is shown stale at once, and so does one that hangs, after a while.
-// The next look ends it.
+// After a failed read, the data is stale at once, and after a read that hangs, a little later. The
+// next read ends that.
 func TestAFailedLookAndOneThatHangsAreStale(t *testing.T) {
 	t.Parallel()
 	h := newHub(nil, defaultTimes)
@@ -140,7 +140,7 @@ func TestAFailedLookAndOneThatHangsAreStale(t *testing.T) {
 	expect("one that was long ago", true, "")
 }
 
-// However long the server takes for it, it counts for a twentieth of the time at most.
+// Reads of the groups take at most 5 % of the time, even on a slow server.
 func TestALongCountIsFollowedByALongRest(t *testing.T) {
 	t.Parallel()
 	for took, want := range map[time.Duration]time.Duration{0: counted, 250 * time.Millisecond: counted, time.Second: 20 * time.Second} {

@@ -19,8 +19,8 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// Who looks at the same page of 20,000 schedules gets it from one question, which reads no more
-// than the page, and a verb shows at once.
+// Viewers of the same page of 20,000 schedules share one query, which reads only the page. The
+// effect of a verb is visible at once.
 func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -48,7 +48,7 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 	if page := get("prefix=s01&after=s019998"); len(page.Rows) != 1 || page.More {
 		t.Errorf("the last page: %+v", page)
 	}
-	// The same page is asked for once for all, or, where this takes longer than a moment, a few times.
+	// The page is read once for all viewers, or a few times on a slow machine.
 	before := c.Counted()
 	get("which=paused")
 	one := c.Counted() - before
@@ -93,7 +93,7 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 	}
 }
 
-// Every verb of the page does what it says, with the rights that are named where they are lacking.
+// Each verb of the page works with the rights that the error names without them.
 func TestAskRunsEachVerb(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -151,8 +151,8 @@ func TestAskRunsEachVerb(t *testing.T) {
 	}
 }
 
-// A browser sends a POST again where its connection ends before the answer. That is the same press,
-// of the same person; another press is another.
+// A browser repeats a POST if its connection ends before the answer. The server recognizes a
+// repeated press of the same user, and executes another press.
 func TestARequestThatIsSentAgainIsCarriedOutOnce(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)

@@ -25,7 +25,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit/command"
 )
 
-// execute runs statements in a database, on a connection of their own.
+// execute runs statements in a database, on a new connection.
 func execute(t *testing.T, databaseURL string, statements ...string) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), databaseURL)
@@ -38,7 +38,7 @@ func execute(t *testing.T, databaseURL string, statements ...string) {
 	}
 }
 
-// examined runs doctor, and returns what it found and its exit code.
+// examined runs doctor, and returns its findings and its exit code.
 func examined(t *testing.T, databaseURL string, flags ...string) (found []admin.Finding, code int) {
 	t.Helper()
 	c := command.Run(t, command.Database(databaseURL), append([]string{"doctor", "-o", "json"}, flags...)...)
@@ -49,8 +49,7 @@ func examined(t *testing.T, databaseURL string, flags ...string) (found []admin.
 	return found, code
 }
 
-// ill returns the checks that found something, but for that of the tests' server, which has
-// autovacuum off.
+// ill returns the checks that found something, except autovacuum, which the tests' server has off.
 func ill(found []admin.Finding) (checks []string) {
 	for _, f := range found {
 		if f.Level != admin.OK && (f.Check != "autovacuum" || !strings.Contains(f.Text, "off on the server")) {
@@ -60,7 +59,7 @@ func ill(found []admin.Finding) (checks []string) {
 	return checks
 }
 
-// sound makes a fleet of rows: two clients that share a lease.
+// sound creates the rows of a fleet: two clients that share a lease.
 const sound = `
 	INSERT INTO pgleases.clients SELECT s, id, 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now() FROM (VALUES (11, 'a'), (12, 'b')) AS v (s, id);
 	INSERT INTO pgleases.identities SELECT id, 1, 1, now() FROM pgleases.clients;
@@ -69,7 +68,7 @@ const sound = `
 	INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 11, 1, now(), 1), ('l', 12, 1, now(), 1);
 	INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('l', 0, 11, 11, 3, 'a', now()), ('l', 1, 12, 12, 3, 'b', now());`
 
-// Each fault is found, and nothing else is told beside it. Without it nothing is.
+// Doctor reports each fault, and no other one. Without a fault it reports none.
 func TestDoctorFindsEachFault(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -124,8 +123,8 @@ func TestDoctorFindsEachFault(t *testing.T) {
 	}
 }
 
-// expectIll expects what doctor finds, and what it says of the first. What sessions do, and
-// statistics, it may find a little later.
+// expectIll expects the findings of doctor, and the text of the first one. Doctor may see sessions
+// and statistics a little later.
 func expectIll(t *testing.T, databaseURL, want, text string, flags ...string) {
 	t.Helper()
 	exits := 0
@@ -180,8 +179,8 @@ func TestDoctorFindsTransactionsThatLast(t *testing.T) {
 	<-ended
 }
 
-// A transaction that has the row of a client, a lease, a member or the server locked is named. Of
-// several that share the row only who waits for it tells.
+// Doctor names a transaction that has locked the row of a client, a lease, a member or the server.
+// If several share a row lock, doctor finds them only through a session that waits for it.
 func TestDoctorNamesWhoHasRowsLocked(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
@@ -214,8 +213,7 @@ func TestDoctorNamesWhoHasRowsLocked(t *testing.T) {
 	testkit.OK(t, <-ended)
 }
 
-// Any role may take the locks of which the library needs the keys: by itself, or when the client
-// crashes that holds one.
+// Any role may take locks with keys of the library, even the lock of a client that crashes.
 func TestDoctorNamesStrangersAtAdvisoryLocks(t *testing.T) {
 	t.Parallel()
 	database, _ := pgtest.DirectURL(pgtest.FreshDatabase(t))
@@ -242,8 +240,8 @@ func TestDoctorNamesStrangersAtAdvisoryLocks(t *testing.T) {
 	}
 }
 
-// Who has locked a table is named, at once and with the way out, also where it cannot be read:
-// nobody is sent elsewhere.
+// Doctor names the session that has locked a table, with a remedy, even if the table cannot be
+// read.
 func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ mode, means string }{
@@ -260,12 +258,12 @@ func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
 			found, _ := examined(t, database)
 			i := slices.IndexFunc(found, func(f admin.Finding) bool { return f.Check == "table-locks" })
 			if f := found[i]; !strings.Contains(f.Text, `("report")`) || !strings.Contains(f.Text, test.means) || !strings.Contains(f.Remedy, fmt.Sprintf("pg_terminate_backend(%d)", conn.PgConn().PID())) {
-				t.Errorf("found %+v, want that %s, and how its transaction is ended", f, test.means)
+				t.Errorf("found %+v, want that %s, and a remedy", f, test.means)
 			}
-			if test.mode == "ACCESS EXCLUSIVE" { // who meets the lock is led to the doctor
+			if test.mode == "ACCESS EXCLUSIVE" { // the error of a verb names doctor
 				c := command.Run(t, command.Database(database), "list")
 				if code := c.ExitCode(); code == 0 || !strings.Contains(c.Printed(), "pgleases doctor names the transaction") {
-					t.Errorf("list ended with %d: %s, want that doctor tells who has locked the table", code, c.Printed())
+					t.Errorf("list ended with %d: %s, want that doctor names the session", code, c.Printed())
 				}
 			}
 			execute(t, database, fmt.Sprintf("SELECT pg_terminate_backend(%d, 10000)", conn.PgConn().PID()))
@@ -274,7 +272,7 @@ func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
 	}
 }
 
-// Nothing bounds how long a prepared transaction keeps what it has guarded.
+// A prepared transaction keeps the partitions that it has guarded, without a time limit.
 func TestDoctorNamesAPreparedTransactionThatIsGuarded(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
@@ -301,7 +299,7 @@ func TestDoctorFindsWhatARoleLacks(t *testing.T) {
 	expectIll(t, database, "fault rights", "it lacks locks INSERT", "--role", role)
 }
 
-// What only the way to the database has: a filter makes it.
+// Faults between the client and the database: a filter makes them.
 func TestDoctorFindsWhatIsOnTheWay(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -310,7 +308,7 @@ func TestDoctorFindsWhatIsOnTheWay(t *testing.T) {
 	}{
 		{"", "", func(byte, []byte) bool { return true }},
 		{"warning pooler", "a connection pooler is between", func(kind byte, body []byte) bool {
-			if kind == 'K' { // the process ID, as a pooler makes one up
+			if kind == 'K' { // the process ID, as a pooler changes it
 				body[0] ^= 0x40
 			}
 			return true
@@ -373,7 +371,7 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		execute(t, database, test.mend)
 	}
 	if text := output1(t, database, "doctor", "--skip", "autovacuum"); !regexp.MustCompile(`(?m)^note +schedules +no process .*[^.]\n +> start a process `).MatchString(text) {
-		t.Errorf("the remedy has no line of its own: %s", text)
+		t.Errorf("the remedy has no separate line: %s", text)
 	}
 	role := newRole(t, database)
 	execute(t, database, output1(t, database, "grants", role, "--for=reader"))
@@ -395,8 +393,7 @@ func TestNoFreeConnectionHasItsOwnRemedy(t *testing.T) {
 	}
 }
 
-// newFilter returns the URL of a way to a database on which a filter changes, or keeps back, what
-// the server sends.
+// newFilter returns the URL of a proxy whose filter changes or drops messages of the server.
 func newFilter(t *testing.T, databaseURL string, filter func(kind byte, body []byte) (keep bool)) string {
 	t.Helper()
 	u, err := url.Parse(databaseURL)

@@ -35,8 +35,8 @@ func TestCLIPageIsTheHelp(t *testing.T) {
 	}
 }
 
-// pageOf returns the page: for each verb its texts, its flags and its examples. Flags that several
-// verbs have, and texts that they share, are on it once.
+// pageOf returns the page: the texts, flags and examples of each verb. It has the flags and texts
+// that verbs share only once.
 func pageOf(root *cobra.Command) string {
 	uses := make(map[string]int) // of flags, as the list of flags explains them
 	for _, cmd := range verbsOf(root) {
@@ -87,7 +87,7 @@ func pageOf(root *cobra.Command) string {
 		"\n## Flags\n\nAll verbs have the first 3, and `-h, --help`. The synopsis of a verb has the others.\n\n" + flags.String() + verbs.String()
 }
 
-// verbsOf returns the visible commands below a command, parents first.
+// verbsOf returns the visible verbs of a command, with theirs.
 func verbsOf(cmd *cobra.Command) (all []*cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		if !sub.Hidden && sub.Name() != "help" {
@@ -118,8 +118,7 @@ func unwrapped(text string) string {
 	return strings.TrimSpace(strings.Join(all, "\n\n")) + "\n"
 }
 
-// A short text has at most eight words. Each verb has an example with output, of arguments that it
-// takes.
+// A short text has at most 8 words. Each verb has an example with valid arguments and output.
 func TestHelpHasAnExampleOfEachVerb(t *testing.T) {
 	for _, cmd := range verbsOf(newRoot()) {
 		if n := len(strings.Fields(cmd.Short)); n > 8 {
@@ -138,8 +137,8 @@ func TestHelpHasAnExampleOfEachVerb(t *testing.T) {
 	}
 }
 
-// expectTaken expects that a command line is of a verb, if it is given, with flags and arguments
-// that it takes.
+// expectTaken expects that a command line has valid flags and arguments. If a verb is given, the line
+// must call it.
 func expectTaken(t *testing.T, line string, want *cobra.Command) {
 	t.Helper()
 	var words []string
@@ -147,7 +146,7 @@ func expectTaken(t *testing.T, line string, want *cobra.Command) {
 		words = append(words, strings.Trim(word, "'"))
 	}
 	cmd, args, err := newRoot().Find(words[1:])
-	if err == nil && cmd.Name() != "run" { // whose arguments are another program's
+	if err == nil && cmd.Name() != "run" { // its arguments belong to another program
 		err = errors.Join(cmd.ParseFlags(args), cmd.ValidateArgs(cmd.Flags().Args()))
 	}
 	if err != nil || !cmd.Runnable() || words[0] != "pgleases" || want != nil && cmd.CommandPath() != want.CommandPath() {
@@ -155,7 +154,7 @@ func expectTaken(t *testing.T, line string, want *cobra.Command) {
 	}
 }
 
-// README names commands that the command takes.
+// The commands in README are valid.
 func TestREADMECommandsAreVerbs(t *testing.T) {
 	readme := testkit.Must(os.ReadFile("../../README.md"))(t)
 	lines := regexp.MustCompile(`(?m)^    (?:go run \./cmd/pgleases|pgleases) (.+)$`).FindAllStringSubmatch(string(readme), -1)
@@ -167,8 +166,8 @@ func TestREADMECommandsAreVerbs(t *testing.T) {
 	}
 }
 
-// A table that is wider than the terminal: names lose their middle, the last column continues, and
-// colors are for a terminal alone.
+// In a table that is wider than the terminal, names lose their middle, and the text of the last column
+// continues on the next lines.
 func TestTablesFitTheTerminal(t *testing.T) {
 	rows := [][]string{{"CLIENT", "STATE", "HOST", "REASON"}, {strings.Repeat("ab", 30), "expired", strings.Repeat("xy", 20), "it has to go, because its host is replaced"}}
 	text := layout(rows, 80, false)
