@@ -32,7 +32,7 @@ func shipBatch(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease) (
 }
 
 // One loop for all partitions: with Hold, a batch reads the rows of many partitions at once.
-func Example_hold() {
+func ExampleLease_Hold() {
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, exampleURL())
 	if err != nil {

@@ -33,7 +33,7 @@ func (c *cache) keep(ctx context.Context, pool *pgxpool.Pool, partitions []int) 
 
 // Values returns in nanoseconds what this process owns now. It is right for work that may overlap
 // for a moment: caches, prefetching, probes of other systems.
-func Example_values() {
+func ExampleLease_Values() {
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, exampleURL())
 	if err != nil {

@@ -3,8 +3,15 @@ package pgleases_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
+	"flag"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"log"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -18,6 +25,7 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/lock"
+	"github.com/pgleases/pgleases/schedule"
 )
 
 // The pages in docs show lines of these examples word for word; TestPagesShowCompiledCode sees to that.
@@ -364,5 +372,331 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 		default:
 			testkit.Execute(t, reader, query)
 		}
+	}
+}
+
+// README.md and docs show lines of these examples; TestPagesShowCompiledCode compares them.
+
+func shipOwned(ctx context.Context, lease *pgleases.Lease, ship func(context.Context, int)) {
+	for ctx.Err() == nil && lease.Err() == nil {
+		changed := lease.Changed() // taken before Values: a change in between closes it
+		for _, partition := range lease.Values() {
+			ship(ctx, partition)
+		}
+		select {
+		case <-changed: // also at the end of the lease
+		case <-time.After(time.Second): // look for new orders
+		case <-ctx.Done():
+		}
+	}
+}
+
+func shipHeld(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease) {
+	for ctx.Err() == nil && lease.Err() == nil {
+		changed := lease.Changed()
+		hold := lease.Hold(ctx)
+		for _, partition := range hold.Partitions() {
+			if err := shipGuarded(hold.Context(), pool, lease, partition); err != nil {
+				log.Print(err) // another process owns it now, or the database is away: not shipped
+			}
+		}
+		hold.Release()
+		select {
+		case <-changed:
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+		}
+	}
+}
+
+func shipGuarded(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, partition pgleases.Partition) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if err := lease.Guard(ctx, tx, partition); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, "UPDATE orders SET shipped = true WHERE partition = $1 AND NOT shipped", partition.Number)
+		return err
+	})
+}
+
+func ExampleLease_Guard() {
+	x := begin()
+	defer x.end()
+	ctx, client, pool := x.ctx, x.client(), x.pool
+	lease, err := client.Lease(ctx, "orders", 128)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := lease.Wait(ctx); err != nil {
+		log.Fatal(err)
+	}
+	partition, owned := lease.Partition(lease.PartitionFor("customer-42"))
+	if !owned {
+		return // another process has it
+	}
+	ship := func() error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if err := lease.Guard(ctx, tx, partition); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, "UPDATE orders SET shipped = true WHERE customer = 'customer-42'")
+			return err
+		})
+	}
+	fmt.Println("while it is owned:", ship())
+
+	// Afterwards the same code is refused, also in a process that has not noticed.
+	partition.Epoch--
+	fmt.Println("under an older epoch:", errors.Is(ship(), pgleases.ErrNotOwner))
+	// Output:
+	// while it is owned: <nil>
+	// under an older epoch: true
+}
+
+func shipEach(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease) error {
+	err := lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
+		for ctx.Err() == nil { // ended: the partition is wanted elsewhere, or the lease has ended
+			if err := shipGuarded(p.Context(), pool, lease, p); err != nil {
+				return err // logged, and called again a little later
+			}
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+			}
+		}
+		return nil
+	})
+	return err
+}
+
+func ExampleClient_leader() {
+	x := begin()
+	defer x.end()
+	ctx, stop, client := x.ctx, x.stop, x.client()
+	lead := func(ctx context.Context, _ pgleases.Partition) error {
+		fmt.Println("this process leads")
+		stop()
+		<-ctx.Done()
+		return nil
+	}
+
+	lease, err := client.Lease(ctx, "leader", 1)
+	if err == nil {
+		err = lease.Run(ctx, lead) // calls lead while this process leads; lead returns when its ctx ends
+	}
+	fmt.Println("stopped:", errors.Is(err, context.Canceled))
+	// Output:
+	// this process leads
+	// stopped: true
+}
+
+func Example_schedule() {
+	x := begin()
+	defer x.end()
+	client, pool := x.client(), x.pool
+	_, err := pool.Exec(x.ctx, "CREATE TABLE reports (title text PRIMARY KEY, orders bigint NOT NULL)")
+	x.Check(err)
+	type Report struct{ Title string }
+	registered := make(chan *schedule.Kind[Report], 1)
+	run := func(ctx context.Context) error {
+		s, err := schedule.New(ctx, client, pool, "reports")
+		if err != nil {
+			return err
+		}
+		report := schedule.InTx(s, "report", func(ctx context.Context, tx pgx.Tx, r schedule.Run[Report]) error {
+			_, err := tx.Exec(ctx, "INSERT INTO reports SELECT $1, count(*) FROM orders", r.Args.Title)
+			return err // what the handler wrote commits with the outcome of its run, or not at all
+		})
+		registered <- report
+		if err := report.Add("nightly", Report{"nightly"}, schedule.Cron("0 2 * * *", "Europe/Berlin")); err != nil {
+			return err
+		}
+		return s.Run(ctx) // in each process, until ctx ends
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- run(x.ctx) }()
+	report := <-registered
+	x.Check(pgx.BeginFunc(x.ctx, pool, func(tx pgx.Tx) error {
+		ctx := x.ctx
+		_, err := report.EnqueueTx(ctx, tx, Report{"on demand"})
+		return err
+	}))
+	for n := 0; n == 0; time.Sleep(10 * time.Millisecond) {
+		x.Check(pool.QueryRow(x.ctx, "SELECT count(*) FROM reports WHERE orders = 300").Scan(&n))
+	}
+	x.stop()
+	fmt.Println("stopped:", errors.Is(<-ended, context.Canceled))
+	// Output: stopped: true
+}
+
+func Example_lock() {
+	x := begin()
+	defer x.end()
+	ctx, client, pool := x.ctx, x.client(), x.pool
+	makeReport := func(context.Context) error { return nil }
+
+	locks := lock.New(client, pool)
+	ran, err := locks.TryDo(ctx, "daily-report", makeReport) // false if another process holds the lock
+	fmt.Println(ran, err)
+	// Output: true <nil>
+}
+
+func ExampleWithConnConfig() {
+	x := begin()
+	defer x.end()
+	ctx, pool := x.ctx, x.pool
+	directURL, _ := pgtest.DirectURL(x.url)
+
+	direct, err := pgx.ParseConfig(directURL) // past the pooler, where notifications arrive
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := pgleases.NewClient(ctx, pool, pgleases.WithConnConfig(direct))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(client.Close(ctx))
+	// Output: <nil>
+}
+
+func ExampleLease_PartitionFor() {
+	x := begin()
+	defer x.end()
+	ctx, client, pool := x.ctx, x.client(), x.pool
+	lease, err := client.Lease(ctx, "orders", 128)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, key := range []string{"customer-1", "customer-42", "Grüße"} {
+		var inSQL int
+		if err := pool.QueryRow(ctx, "SELECT pgleases.partition_for($1, 128)", key).Scan(&inSQL); err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(key, lease.PartitionFor(key), inSQL)
+	}
+	// Output:
+	// customer-1 71 71
+	// customer-42 53 53
+	// Grüße 58 58
+}
+
+const orders = `
+CREATE TABLE orders (
+    id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    customer  text NOT NULL,
+    shipped   boolean NOT NULL DEFAULT false,
+    partition int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 128)) STORED
+);
+INSERT INTO orders (customer) SELECT 'customer-' || n FROM generate_series(1, 300) AS n`
+
+// exampleURL is the URL of a database with orders in it.
+func exampleURL() string { return pgtest.ExampleURL(orders) }
+
+// An example is what an Example runs with: a database with orders in it, a pool, and a context that stop ends. It is a
+// pgtest.TB, so that the examples share the server of the tests.
+type example struct {
+	pgtest.Example
+	ctx  context.Context
+	stop context.CancelFunc
+	url  string
+	pool *pgxpool.Pool
+}
+
+func begin() *example {
+	x := &example{}
+	x.ctx, x.stop = context.WithTimeout(context.Background(), testkit.Patience)
+	x.url = pgtest.Database(x)
+	var err error
+	x.pool, err = pgtest.NewPool(x.ctx, x.url)
+	x.Check(err)
+	x.Cleanup(x.pool.Close)
+	x.Check(pgleases.Migrate(x.ctx, x.pool))
+	_, err = x.pool.Exec(x.ctx, orders, pgx.QueryExecModeSimpleProtocol)
+	x.Check(err)
+	return x
+}
+
+func (x *example) client() *pgleases.Client {
+	client, err := pgleases.NewClient(x.ctx, x.pool, pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat))
+	x.Check(err)
+	x.Cleanup(func() { x.Check(client.Close(context.WithoutCancel(x.ctx))) })
+	return client
+}
+
+func (x *example) end() {
+	x.stop()
+	x.End()
+}
+
+var write = flag.Bool("write", false, "write docs/sql.md again")
+
+const sqlPage = "docs/sql.md"
+
+// The page is generated from the comments on views, functions, tables and columns.
+const commentsOfTheSchema = `
+WITH described AS (
+	SELECT CASE c.relkind WHEN 'v' THEN 1 ELSE 3 END AS part, c.relname::text AS name, obj_description(c.oid, 'pg_class') AS comment,
+	       E'\n\n| column | type | meaning |\n|---|---|---|\n' || (
+	           SELECT string_agg(format('| %s | %s | %s |', '` + "`' || a.attname || '`" + `', format_type(a.atttypid, a.atttypmod),
+	                             replace(coalesce(col_description(c.oid, a.attnum), ''), '|', '\|')), E'\n' ORDER BY a.attnum)
+	           FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS rest
+	FROM pg_class AS c WHERE c.relnamespace = 'pgleases'::regnamespace AND c.relkind IN ('r', 'v')
+	UNION ALL
+	SELECT 2, p.proname, obj_description(p.oid, 'pg_proc'), ''
+	       || E'\n\n    ' || p.proname || '(' || pg_get_function_arguments(p.oid) || ') returns ' || pg_get_function_result(p.oid)
+	FROM pg_proc AS p WHERE p.pronamespace = 'pgleases'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NOT NULL
+), parts AS (
+	SELECT part, string_agg(E'\n\n### ' || name || E'\n\n' || coalesce(comment, '') || rest, '' ORDER BY name COLLATE "C", rest COLLATE "C") AS page
+	FROM described GROUP BY part
+)
+SELECT string_agg(E'\n\n## ' || (ARRAY['Views', 'Functions', 'Tables'])[part] || page, '' ORDER BY part) FROM parts`
+
+func TestSQLPageIsTheComments(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t, pgtest.EmptyDatabase(t))
+	testkit.OK(t, pgleases.Migrate(t.Context(), pool))
+	testkit.OK(t, schedule.Migrate(t.Context(), pool))
+	text := "# SQL reference\n\nMade from the comments in the schema by `go test -run SQLPage . -write`. [Upgrades](stability.md) says what is stable; tables may change." +
+		testkit.Value[string](t, pool, commentsOfTheSchema) + "\n"
+	if *write {
+		testkit.OK(t, os.WriteFile(sqlPage, []byte(text), 0o644))
+	}
+	if readFile(t, sqlPage) != text {
+		t.Errorf("%s is not what the comments say: go test -run SQLPage . -write", sqlPage)
+	}
+}
+
+// The page of errors names each error that a package exports.
+func TestErrorsPageIsComplete(t *testing.T) {
+	t.Parallel()
+	sections := strings.Split(readFile(t, "docs/errors.md"), "\n## ")
+	found := 0
+	for title, folder := range map[string]string{"Package pgleases": ".", "Package lock": "lock", "Package schedule": "schedule", "Package admin": "admin"} {
+		var section string
+		for _, s := range sections {
+			if strings.HasPrefix(s, title+"\n") {
+				section = s
+			}
+		}
+		listed := make(map[string]bool)
+		for _, row := range regexp.MustCompile("(?m)^\\| `(Err\\w+)` \\|").FindAllStringSubmatch(section, -1) {
+			listed[row[1]] = true
+		}
+		declared := make(map[string]bool)
+		for _, name := range testkit.Must(filepath.Glob(folder + "/*.go"))(t) {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			for _, object := range testkit.Must(parser.ParseFile(token.NewFileSet(), name, nil, 0))(t).Scope.Objects {
+				if object.Kind == ast.Var && strings.HasPrefix(object.Name, "Err") {
+					declared[object.Name] = true
+				}
+			}
+		}
+		same(t, title, declared, listed)
+		found += len(declared)
+	}
+	if found < 20 {
+		t.Errorf("only %d errors found", found)
 	}
 }

@@ -31,7 +31,7 @@ func shipNext(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p 
 
 // A worker for one process of many: Run calls a function for each partition that the process owns,
 // and Guard refuses the transaction of a process that owns it no more.
-func Example_worker() {
+func ExampleLease_Run() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	pool, err := pgxpool.New(ctx, exampleURL())
