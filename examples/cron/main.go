@@ -38,10 +38,6 @@ func main() {
 	id := flag.String("id", "", "client ID, unique among live processes; a process that restarts with the same ID gets its partitions back")
 	ttl := flag.Duration("ttl", 6*time.Second, "time without a heartbeat after which other processes take over")
 	flag.Parse()
-	url := os.Getenv("DATABASE_URL")
-	if url == "" {
-		log.Fatal("DATABASE_URL is not set: set it to a database's URL, such as postgres://localhost/postgres")
-	}
 
 	// Kubernetes and systemd stop a process with SIGTERM.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -52,7 +48,7 @@ func main() {
 	if *id != "" {
 		options = append(options, pgleases.WithClientID(*id))
 	}
-	if err := run(ctx, url, timetable, options...); err != nil {
+	if err := run(ctx, os.Getenv("DATABASE_URL"), timetable, options...); err != nil {
 		log.Fatal(err)
 	}
 }

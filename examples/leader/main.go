@@ -43,10 +43,6 @@ func main() {
 	ttl := flag.Duration("ttl", 6*time.Second, "time without a heartbeat after which another process leads")
 	who := flag.Bool("who", false, "print which process leads now, and exit")
 	flag.Parse()
-	url := os.Getenv("DATABASE_URL")
-	if url == "" {
-		log.Fatal("DATABASE_URL is not set: set it to a database's URL, such as postgres://localhost/postgres")
-	}
 
 	// Kubernetes and systemd stop a process with SIGTERM.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -57,7 +53,7 @@ func main() {
 	if *id != "" {
 		options = append(options, pgleases.WithClientID(*id))
 	}
-	pool, err := pgxpool.New(ctx, url)
+	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
 	if err != nil {
 		log.Fatal("DATABASE_URL: ", err)
 	}

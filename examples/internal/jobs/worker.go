@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/ranges"
 )
 
 // poll is how often an idle worker polls for jobs, and how long a worker pauses after an error.
@@ -34,8 +33,6 @@ type Worker struct {
 	Do func(ctx context.Context, tx pgx.Tx, job Job) error
 	// Refused, if not nil, is called when Guard refuses a job.
 	Refused func(pgleases.Partition)
-
-	owned string // what was last logged
 }
 
 // Run works until ctx ends, and returns nil then. It finishes its job first. It returns an error
@@ -70,7 +67,6 @@ func (w *Worker) batch(ctx context.Context, changed <-chan struct{}) (done int, 
 	// even if ctx ends, so the hold's context ends with the ownership only.
 	hold := w.Lease.Hold(context.WithoutCancel(ctx))
 	defer hold.Release()
-	w.logOwned(hold.Values())
 	if len(hold.Values()) == 0 {
 		return 0, nil
 	}
@@ -147,13 +143,4 @@ func (w *Worker) do(ctx context.Context, partition pgleases.Partition, job Job) 
 		_, err := tx.Exec(ctx, finish, job.ID, w.Client.ID(), partition.Epoch)
 		return err
 	})
-}
-
-// logOwned takes what a hold has. Lease.Values would be a mistake here: its caller may be working on
-// the result, so the next owner would have to wait for the handoff delay.
-func (w *Worker) logOwned(values []int) {
-	if owned := ranges.Format(values); owned != w.owned {
-		w.owned = owned
-		slog.Info("jobs: owns", "worker", w.Client.ID(), "partitions", owned, "count", len(values), "of", w.Lease.NumPartitions())
-	}
 }
