@@ -309,7 +309,7 @@ func (d *doctor) sessions(f *facts) {
 			d.found(c.check, Warning, c.remedy, "%d %s for more than %v: %v: %s", n, c.are, c.long, c.sessions[0], c.means)
 			continue
 		}
-		d.found(c.check, level, see, "no transaction is %s for more than %v%s", c.are, c.long, hidden)
+		d.found(c.check, level, see, "no %s is %s for more than %v%s", strings.TrimSuffix(c.check, "s"), c.are, c.long, hidden)
 	}
 	for _, r := range f.Room {
 		if left := r.Most - r.Now; r.Most >= 0 && left < max(3, r.Most/20) {
@@ -486,7 +486,7 @@ func (d *doctor) schedules(ctx context.Context) {
 			d.found(y.check, y.level, y.remedy, "%s: %s", y.text, listed(all))
 		}
 	}
-	d.fine("schedules", "they run, and all declared schedules are still declared")
+	d.fine("schedules", "they run, and processes declare those of the code")
 	d.fine("jobs", "they run")
 }
 
@@ -624,7 +624,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 	}
 	d.fine("orphans", "each partition has an owner")
 	all := forgotten(s)
-	d.judge("overrides", len(all) == 0, fmt.Sprintf("%d, and all of them are recent or have an end", len(s.Overrides)),
+	d.judge("overrides", len(all) == 0, fmt.Sprintf("%d, all of them recent or with an end", len(s.Overrides)),
 		Note, "take back those that are no longer needed", "older than a day, without an end: %s", listed(all))
 	d.judge("plans", len(overdue) == 0, "no plan is overdue", Warning, "search the logs of the members for plan failed", "overdue: %s", listed(overdue))
 	d.judge("handoffs", len(draining) == 0, fmt.Sprintf("no handoff takes more than %v", d.Long),

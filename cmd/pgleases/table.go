@@ -87,7 +87,7 @@ func layout(rows [][]string, width int, color bool) string {
 				switch {
 				case color && n == 0:
 					cell = bold + cell + plain
-				case color && slices.Contains([]string{"LEVEL", "STATE", "OUTCOME"}, rows[0][i]) && colors[word] != "":
+				case color && l == 0 && slices.Contains([]string{"LEVEL", "STATE", "OUTCOME"}, rows[0][i]) && colors[word] != "":
 					cell = colors[word] + cell + plain
 				}
 				if i == last {

@@ -18,7 +18,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit/command"
 )
 
-// envFaults is how many faults the attack makes, by default one of each kind. Two hundred take some ten minutes.
+// envFaults is the number of faults, by default one of each kind. 200 faults take about 10 minutes.
 const envFaults = "PGLEASES_RUN_TEST_FAULTS"
 
 const (
@@ -26,20 +26,20 @@ const (
 	attackPartitions = 4
 	attackMembers    = 3
 
-	// Longer than a program may be missing, after a fault has ended: the TTL, the start of a client that was killed, and some
-	// seconds for a machine that has other things to do.
+	// Longer than a program may be missing after a fault has ended: the TTL, the start of a killed client, and some seconds for
+	// a busy machine.
 	attackPatience = attackTTL + 5*time.Second
 
 	startsWithin = 50 * time.Millisecond // a program; on a machine that has nothing else to do it takes 10 ms
 )
 
-// A member is a pgleases under attack, with its own way to the database.
+// A member is a pgleases process under attack, with its own proxy to the database.
 type member struct {
 	*command.Command
 	way *command.Proxy
 }
 
-// A fault breaks a member. What it returns mends it.
+// A fault breaks a member, and returns a function that repairs it.
 type fault struct {
 	name string
 	do   func(t *testing.T, m *member, restart func()) (mend func())
@@ -86,7 +86,7 @@ var faults = []fault{
 	}},
 }
 
-// Each fault lasts longer than the TTL, so that others take over what the member has. The programs ignore SIGTERM and have orphans.
+// Each fault lasts longer than the TTL, so that others take over from the member. The programs ignore SIGTERM and have orphans.
 func TestFaultsNeverRunTwoProgramsOfAPartition(t *testing.T) {
 	t.Parallel()
 	number := len(faults) // one of each
@@ -103,7 +103,7 @@ func TestFaultsNeverRunTwoProgramsOfAPartition(t *testing.T) {
 		members[i] = &member{runProgram(t, dir, modeFamily, command.Database(way.URL), "attacked", "-n", strconv.Itoa(attackPartitions),
 			"--ttl", attackTTL.String(), "--grace", "200ms", "--id", fmt.Sprintf("member-%d", i), fmt.Sprintf("--cgroup=%v", i > 0)), way}
 	}
-	// settled waits until each partition has a program that lives after that time, and each member has a keeper.
+	// settled waits until each partition has a program that runs after that time, and each member has a keeper.
 	settled := func(after time.Duration) {
 		t.Helper()
 		testkit.Until(t, "a program for each partition and a keeper for each member", func() bool {
@@ -153,7 +153,7 @@ func TestFaultsNeverRunTwoProgramsOfAPartition(t *testing.T) {
 	}
 	took := boottime() - faulty[0].from
 
-	// The kernel's locks told each program whether another one was there. The clock must tell the same.
+	// The locks of the kernel showed each program whether another one ran. The clock must show the same.
 	type life struct {
 		record
 		last time.Duration
@@ -193,8 +193,8 @@ func TestFaultsNeverRunTwoProgramsOfAPartition(t *testing.T) {
 	}
 }
 
-// slowed starts a program again and again, as keepers do, until the test ends. What it returns tells how many times as long as startsWithin that took
-// between two times; 1 or more.
+// slowed starts programs, as keepers do, until the test ends. The function that it returns gives the factor, 1 or more, by which
+// starts exceeded startsWithin between two times.
 func slowed(t *testing.T) func(from, to time.Duration) float64 {
 	type start struct{ begun, ended time.Duration }
 	var mu sync.Mutex // guards starts

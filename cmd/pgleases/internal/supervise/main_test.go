@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	command.Main(m)
 }
 
-// The program that the tests run under leases is this test's own binary. It writes to a folder what it sees.
+// The program that the tests run under leases is the test binary. It writes its observations to a folder.
 const (
 	envDir  = "PGLEASES_RUN_TEST_DIR"
 	envMode = "PGLEASES_RUN_TEST_MODE"
@@ -43,8 +43,8 @@ const (
 	slowEnd = 6 * time.Second
 )
 
-// program holds an exclusive lock on a file for its partition, which the kernel releases when it, and all who inherited it, are gone. So
-// that another one of the partition has it tells exactly that the two ran at once. It also writes when it was alive.
+// program holds an exclusive lock on a file for its partition. The kernel releases the lock when the program and all processes that
+// inherited it are gone. So if another program has the lock, the two ran at the same time. It also writes when it ran.
 func program() {
 	partition := os.Getenv("PGLEASES_PARTITION")
 	log, err := os.OpenFile(filepath.Join(os.Getenv(envDir), "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -112,7 +112,7 @@ type record struct {
 	at             time.Duration // boottime
 }
 
-// records returns what the programs wrote.
+// records returns the lines of the programs.
 func records(t *testing.T, dir string) (all []record) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, "log"))
@@ -152,7 +152,7 @@ func awaitRecord(t *testing.T, dir string, after time.Duration, what string, of 
 	return found
 }
 
-// isFree reports whether nothing is left of the program of a partition.
+// isFree reports whether all processes of the program of a partition are gone.
 func isFree(t *testing.T, dir string, partition int) bool {
 	t.Helper()
 	lock := testkit.Must(os.OpenFile(lockFile(dir, strconv.Itoa(partition)), os.O_RDWR, 0))(t)
@@ -160,14 +160,14 @@ func isFree(t *testing.T, dir string, partition int) bool {
 	return syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
 }
 
-// runProgram starts pgleases with this test's program.
+// runProgram starts pgleases with the program.
 func runProgram(t *testing.T, dir, mode string, env []string, args ...string) *command.Command {
 	t.Helper()
 	env = append([]string{envDir + "=" + dir, envMode + "=" + mode}, env...)
 	return command.Run(t, env, append(append([]string{"run"}, args...), "--", os.Args[0])...)
 }
 
-// childrenOf returns the living children of a process: of those that the kernel lists, or of all if it has no list.
+// childrenOf returns the live children of a process: from the list of the kernel, or among all processes if it has no list.
 func childrenOf(pid int) (children []int) {
 	var names []string
 	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
@@ -187,7 +187,7 @@ func childrenOf(pid int) (children []int) {
 	return children
 }
 
-// parentOf returns the parent of a living process, 0 where it is not alive.
+// parentOf returns the parent of a live process, 0 if it is not live.
 func parentOf(pid int) (parent int) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -200,9 +200,9 @@ func parentOf(pid int) (parent int) {
 	return parent
 }
 
-// lateness returns a function that returns how late the machine has been since: with timers, or with
-// the end of processes that are killed. The kernel may keep one for seconds: to end, it waits for
-// locks of the files that it has mapped, such as libc, which all others have mapped too.
+// lateness returns a function that returns the delay of the machine since: of timers, or of the end of
+// killed processes. A killed process may need seconds to end, because it waits for locks of the files
+// that it has mapped, such as libc, which all others have mapped too.
 func lateness() func() time.Duration {
 	timers := sumLate(12*time.Millisecond, func() { time.Sleep(10 * time.Millisecond) })
 	ends := sumLate(30*time.Millisecond, func() {
@@ -216,8 +216,8 @@ func lateness() func() time.Duration {
 	return func() time.Duration { return max(timers(), ends()) }
 }
 
-// sumLate repeats a step until the function that it returns is called, which returns by how much all
-// that took longer than usual exceeded it.
+// sumLate repeats a step until the caller calls the returned function. That returns the sum of the
+// times by which steps exceeded the usual time.
 func sumLate(usual time.Duration, step func()) func() time.Duration {
 	stop, sum := make(chan struct{}), make(chan time.Duration)
 	go func() {

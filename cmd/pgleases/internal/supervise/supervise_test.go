@@ -64,7 +64,7 @@ func TestTryAndWaitEndIfAnotherOwnsIt(t *testing.T) {
 	}
 }
 
-// Who died owns it still where nobody was there to take over, as between two nights when cron starts all of them.
+// A crashed client still owns the partition if no other client ran since, for example between two nights when cron starts all.
 func TestTryTakesOverFromACrashedOwner(t *testing.T) {
 	t.Parallel()
 	dir, database := t.TempDir(), pgtest.MigratedDatabase(t)
@@ -120,7 +120,7 @@ func TestProgramRestartsWithBackoff(t *testing.T) {
 	}
 }
 
-// The TTL is far longer than the test: the next one owns it only by a handoff.
+// The TTL is much longer than the test, so the next client owns the partition only by a handoff.
 func TestHandoffWaitsForTheEndOfTheProgram(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -171,7 +171,7 @@ func TestSecondSignalDoesNotWaitForTheGrace(t *testing.T) {
 	}
 }
 
-// The TTL is far longer than the test: no deadline kills the program, the death of its guardians does.
+// The TTL is much longer than the test, so the program is killed because its keeper and supervisor die, not at a deadline.
 func TestNothingOutlivesTheSupervisorAndKeeper(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -226,7 +226,7 @@ func TestNothingOutlivesTheSupervisorAndKeeper(t *testing.T) {
 	}
 }
 
-// When the trust ends, the program has ended before, whoever of the two that watch it still can.
+// The program ends before the end of trust, even if only one of keeper and supervisor runs.
 func TestProgramIsGoneWhenTrustEnds(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -348,7 +348,7 @@ func TestRunOnceReturnsTheExitCodeOfALostLease(t *testing.T) {
 	awaitRecord(t, dir, 0, "ends", nil) // it was asked to, in time
 }
 
-// What a keeper leaves may die while it is looked at, of the kernel's signal, and leave children in turn.
+// A process that a keeper leaves may die during the search, by the kernel's signal, and leave children.
 func TestOrphansOfADyingProcessAreKilled(t *testing.T) {
 	s, err := newSupervisor(&runner{Config: Config{TTL: time.Second}})
 	testkit.OK(t, err)
@@ -409,7 +409,7 @@ func TestProgramIgnoresSIGHUPUnderNohup(t *testing.T) {
 	}
 }
 
-// A keeper that kills is not killed: elsewhere than on Linux nobody would kill the program then.
+// The supervisor does not kill a keeper that kills: on other systems than Linux, the program would survive.
 func TestKeeperThatKillsIsNotKilled(t *testing.T) {
 	r, w, err := os.Pipe()
 	testkit.OK(t, err)
