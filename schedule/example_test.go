@@ -25,7 +25,7 @@ func Example() {
 			return err
 		}
 		books := schedule.InTx(s, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[Books]) error {
-			_, err := tx.Exec(ctx, "SELECT close_books($1, $2, $3)", r.Args.Ledger, r.From, r.At)
+			_, err := tx.Exec(ctx, "SELECT close_books($1, $2)", r.Args.Ledger, r.At)
 			return err
 		}, schedule.WithTimeout(10*time.Minute))
 		err = books.Add("close", Books{"main"}, schedule.Cron("0 2 * * *", "Europe/Berlin"), schedule.WithGrace(6*time.Hour))
