@@ -54,7 +54,7 @@ var tasks = []*task{
 	{"look up the newer process", beating, lookUpDue, beginLookUp, 0},
 	{"hold the liveness lock", beating, holdLivenessDue, beginHoldLiveness, 0},
 	{"heartbeat", beating, heartbeatDue, beginHeartbeat, ownPause},
-	{"mark the server", working, markDue, beginMark, 0},
+	{"write the boot marker", working, markDue, beginMark, 0},
 	{"reject an old server", working, rejectDue, beginReject, 0},
 	{"accept the server", working, acceptDue, beginAccept, 0},
 	{"join", working, joinDue, beginJoin, ownPause | untilEnds | yields},
