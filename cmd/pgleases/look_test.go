@@ -537,6 +537,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"schedules pause reports good --reason why":                                             "pgleases schedules list GROUP and",
+		"schedules pause report bad --reason why":                                               `there is no group "report": did you mean reports?`,
 		"schedules pause reports bad":                                                           "--reason is missing",
 		"jobs cancel reports " + failed:                                                         "--reason is missing",
 		"schedules pause reports bad --reason why --actor " + strings.Repeat("x", 256):          "the actor 256",

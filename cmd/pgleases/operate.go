@@ -49,7 +49,7 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 		flags.DurationVar(&change.Lasts, "for", 0, "duration of the override, by the clock of the database, such as 2h (default: until it is taken back)")
 	}
 	if verb == admin.Drop {
-		flags.IntVar(&change.Next, "partitions", 0, "number of partitions with which the lease can be created again (default: the same number)")
+		flags.IntVar(&change.Next, "partitions", 0, "number of partitions of the lease when it is created again (default: the same number)")
 	}
 	if verb == admin.Drain {
 		flags.BoolVar(&change.Force, "force", false, "drain even the last member that works on a lease")

@@ -59,7 +59,7 @@ func newRun() *cobra.Command {
 	flags.BoolVar(&r.Cgroup, "cgroup", true, "run the program in its own control group, if possible")
 	flags.BoolVar(&r.Once, "once", false, "do not restart the program: exit with its exit code (one partition only)")
 	flags.BoolVar(&r.Try, "try", false, "exit with 75 if other clients own all partitions; wait for one that crashed, for its TTL")
-	flags.DurationVar(&r.Wait, "wait", 0, "exit with 75 if no partition was owned after this time (default: no limit); if all machines use it, give more than the TTL: otherwise none is left to take over after a crash")
+	flags.DurationVar(&r.Wait, "wait", 0, "exit with 75 if no partition was owned after this time (default: no limit); if all machines use it, give more than the TTL: otherwise no machine takes over after a crash")
 	flags.StringVar(&r.ID, "id", "", "client ID, unique among live clients; an ID that outlives the process, such as the host name, keeps partitions in place (default: random)")
 	return cmd
 }

@@ -61,6 +61,9 @@ func withGroup(cmd *cobra.Command, use func(ctx context.Context, s *schedule.Sch
 		remedy := ""
 		switch {
 		case errors.Is(err, schedule.ErrNotFound):
+			if other := checkGroup(cmd, cmd.Flags().Arg(0)); other != nil {
+				return other
+			}
 			remedy = "pgleases schedules list GROUP and pgleases jobs list GROUP show all"
 		case store.ReadOnly(err) || store.Code(err) == "0A000":
 			remedy = "the server is a standby: give the address of the primary"
@@ -128,10 +131,15 @@ func ofGroup[T any](cmd *cobra.Command, group string, seq iter.Seq2[T, error], m
 	if err != nil || len(all) > 0 {
 		return all, err
 	}
-	return all, withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+	return all, checkGroup(cmd, group)
+}
+
+// checkGroup returns an error if a group does not exist.
+func checkGroup(cmd *cobra.Command, group string) error {
+	return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 		groups, err := a.ScheduleGroups(ctx)
 		names := mapped(groups, func(g admin.ScheduleGroup) string { return g.Name })
-		if err != nil || slices.Contains(names, group) {
+		if err != nil || slices.Contains(names, group) || len(names) == 100 { // there may be more groups
 			return err
 		}
 		return unknown("group", group, names, "pgleases schedules groups")

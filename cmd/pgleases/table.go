@@ -229,7 +229,7 @@ func choiceFlag(cmd *cobra.Command, name, short, value, help string, of ...strin
 // outputFlag adds the flag -o to a verb. It returns a function that prints a value as JSON, or the
 // text, as the flag says.
 func outputFlag(cmd *cobra.Command) func(value any, text string) error {
-	const help = "format: table for people, or json for programs, in which durations (_ns) are nanoseconds"
+	const help = "format: table for people, or json for programs, with durations (_ns) in nanoseconds"
 	output := choiceFlag(cmd, "output", "o", "table", help, "table", "json")
 	return func(value any, text string) (err error) {
 		if output.value == "json" {
