@@ -133,11 +133,8 @@ func newGrants() *cobra.Command {
 	return cmd
 }
 
-// The exit codes of doctor.
-const (
-	exitWarnings = 1
-	exitFaults   = 2
-)
+// exitCodes are those of doctor; the worst level decides.
+var exitCodes = map[admin.Level]int{admin.Warning: 1, admin.Fault: 2}
 
 func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{
@@ -165,25 +162,19 @@ func newDoctor() *cobra.Command {
 				return errors.New("interrupted")
 			}
 			var rows [][]any
+			code := 0
 			for _, f := range found {
+				code = max(code, exitCodes[f.Level])
 				rows = append(rows, []any{f.Level, f.Check, printable(f.Text)})
 				if f.Remedy != "" {
 					rows = append(rows, []any{"", "", "> " + printable(f.Remedy)})
 				}
 			}
 			err := output(found, table("LEVEL,CHECK,FOUND", rows, func(row []any) []any { return row }))
-			is := func(level admin.Level) bool {
-				return slices.ContainsFunc(found, func(f admin.Finding) bool { return f.Level == level })
+			if err == nil && code > 0 {
+				err = supervise.Exit{Code: code}
 			}
-			switch {
-			case err != nil:
-				return err
-			case is(admin.Fault):
-				return supervise.Exit{Code: exitFaults}
-			case is(admin.Warning):
-				return supervise.Exit{Code: exitWarnings}
-			}
-			return nil
+			return err
 		})
 	}
 	return cmd
