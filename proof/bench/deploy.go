@@ -43,8 +43,8 @@ func measureDeploy(ctx context.Context, l *lab, out *part) {
 		o.report(out, deploy.what, deploy.least, deploy.why, took)
 	}
 	out.note("%d clients share %s partitions, default TTL, no hand-off delay; the next client is replaced when shares are even. "+
-		"An observer in the clients' process reads `Values` of all of them, again and again, and notes who owns each partition: "+
-		"a time without an owner is from the last reading with the owner before to the first with the next one. "+
+		"An observer in the clients' process reads `Values` of all of them, again and again, and notes the owner of each partition. "+
+		"A time without an owner is from the last reading with the owner before to the first with the next one. "+
 		"We know of no other library that publishes these figures.", clients, grouped(partitions))
 }
 

@@ -84,7 +84,7 @@ func measureLatencies(ctx context.Context, l *lab, out *part, through *pgserver.
 		sample{"the TTL, which passes before", []float64{float64(latencyTTL)}, nanoseconds}).
 		goal("p95 <= 200 ms"+plus, quantile(s.killed, 0.95) <= float64(200*time.Millisecond+more))
 	out.note("%d clients share %d partitions, TTL %v, heartbeat %s; %d such groups side by side, of which the others rest while a join or a Close is timed. "+
-		"A join is timed a second after the plan before it, and a Close a second after the join, or at once: joins in quick succession are planned together, "+
+		"A join is timed a second after the plan before it, and a Close a second after the join, or at once. Joins in quick succession are planned together, "+
 		"100 ms after the last of them, or a second after the plan before.",
 		s.clients, latencyPartitions, latencyTTL, duration(latencyTTL/3), groups)
 }
