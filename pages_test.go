@@ -482,12 +482,13 @@ func ExampleClient_leader() {
 
 	lease, err := client.Lease(ctx, "leader", 1)
 	if err == nil {
-		err = lease.Run(ctx, lead) // calls lead while this process leads; lead returns when its ctx ends
+		err = lease.Run(ctx, lead) // calls lead while this process leads; lead returns when its ctx ends, not before
 	}
-	fmt.Println("stopped:", errors.Is(err, context.Canceled))
+	_, leads := lease.Partition(0) // for a probe
+	fmt.Println("stopped:", errors.Is(err, context.Canceled), leads)
 	// Output:
 	// this process leads
-	// stopped: true
+	// stopped: true true
 }
 
 func Example_schedule() {
@@ -497,17 +498,25 @@ func Example_schedule() {
 	_, err := pool.Exec(x.ctx, "CREATE TABLE reports (title text PRIMARY KEY, orders bigint NOT NULL)")
 	x.Check(err)
 	type Report struct{ Title string }
-	registered := make(chan *schedule.Kind[Report], 1)
+	type Mail struct{ To string }
+	sent := make(chan string, 1)
+	send := func(_ context.Context, r schedule.Run[Mail]) error { sent <- r.Args.To; return nil }
+	enqueue := func(ctx context.Context, s *schedule.Scheduler, tx pgx.Tx) error {
+		mail := schedule.AtLeastOnce(s, "mail", send, schedule.WithMaxAttempts(5, schedule.Backoff(time.Second, time.Hour)))
+		_, err := mail.EnqueueTx(ctx, tx, Mail{"ada@example.com"}) // the job exists if tx commits
+		return err
+	}
+	enqueued := make(chan error, 1)
 	run := func(ctx context.Context) error {
 		s, err := schedule.New(ctx, client, pool, "reports")
 		if err != nil {
 			return err
 		}
+		enqueued <- pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return enqueue(ctx, s, tx) })
 		report := schedule.InTx(s, "report", func(ctx context.Context, tx pgx.Tx, r schedule.Run[Report]) error {
 			_, err := tx.Exec(ctx, "INSERT INTO reports SELECT $1, count(*) FROM orders", r.Args.Title)
 			return err // what the handler wrote commits with the outcome of its run, or not at all
 		})
-		registered <- report
 		if err := report.Add("nightly", Report{"nightly"}, schedule.Cron("0 2 * * *", "Europe/Berlin")); err != nil {
 			return err
 		}
@@ -515,18 +524,13 @@ func Example_schedule() {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- run(x.ctx) }()
-	report := <-registered
-	x.Check(pgx.BeginFunc(x.ctx, pool, func(tx pgx.Tx) error {
-		ctx := x.ctx
-		_, err := report.EnqueueTx(ctx, tx, Report{"on demand"})
-		return err
-	}))
-	for n := 0; n == 0; time.Sleep(10 * time.Millisecond) {
-		x.Check(pool.QueryRow(x.ctx, "SELECT count(*) FROM reports WHERE orders = 300").Scan(&n))
-	}
+	x.Check(<-enqueued)
+	fmt.Println("mail to", <-sent)
 	x.stop()
 	fmt.Println("stopped:", errors.Is(<-ended, context.Canceled))
-	// Output: stopped: true
+	// Output:
+	// mail to ada@example.com
+	// stopped: true
 }
 
 func Example_lock() {

@@ -68,8 +68,9 @@ const (
 // p.Context(), which ends only with the ownership. The partition moves when fn has returned.
 //
 // If fn returns nil, it is done with this ownership: Run calls it again only under a new epoch. If
-// fn returns an error, Run logs it and calls fn again after 100 ms, doubling to 30 s, with jitter.
-// The partition may move between two calls. Run does not recover a panic in fn. A call that ends
+// fn returns an error, Run logs it and calls fn again after 100 ms, doubling to 30 s, with jitter. A
+// call that ran for longer than the last pause begins at 100 ms again. The partition may move between
+// two calls. Run does not recover a panic in fn. A call that ends
 // its goroutine with runtime.Goexit counts as one that returned nil.
 //
 // Run waits for calls that do not return when their contexts end. Meanwhile the partition may be
@@ -148,15 +149,20 @@ func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(contex
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	o.StopWith(stop)
+	pause := time.Duration(0)
 	for backoff := runBackoffMin; ; backoff = min(2*backoff, runBackoffMax) {
 		if !o.Pin() {
 			return
 		}
+		began := time.Now()
 		err := call(ctx, o, fn)
 		if err == nil || ctx.Err() != nil && (is(err, ctx.Err()) || is(err, context.Cause(ctx))) {
 			return
 		}
-		pause := backoff/2 + rand.N(backoff/2+1)
+		if time.Since(began) > pause { // it worked for a while
+			backoff = runBackoffMin
+		}
+		pause = backoff/2 + rand.N(backoff/2+1)
 		l.client.options.Log.LogAttrs(ctx, slog.LevelError, "pgleases: callback failed",
 			slog.String("lease", l.engine.Name), slog.Int("partition", o.Number), slog.Int64("epoch", o.Epoch),
 			slog.Any("error", err), slog.Duration("again_after", pause), slog.Bool("asked_to_end", ctx.Err() != nil))

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -18,6 +19,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/pgleasestest"
 )
 
 // twoClients returns two clients with short heartbeats, of which the first owns all of a lease and
@@ -291,6 +293,32 @@ func TestFailedCallbackIsCalledAgainWithBackoff(t *testing.T) {
 	if lines := book.lines("ERROR", "callback failed", "the kettle is empty", "lease=work", "partition=0"); len(lines) != 3 {
 		t.Errorf("3 failures were logged %d times: %q", len(lines), book.lines("callback"))
 	}
+}
+
+func TestBackoffBeginsAgainAfterALongCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lease := pgleasestest.NewLease("work", 1)
+		lease.Gain(0)
+		var ends []time.Time
+		var pauses []time.Duration
+		go func() {
+			_ = lease.Run(t.Context(), func(context.Context, pgleases.Partition) error {
+				if n := len(ends); n > 0 {
+					pauses = append(pauses, time.Since(ends[n-1]))
+				}
+				if len(pauses) == 9 { // works after 9 failures
+					time.Sleep(time.Minute)
+				}
+				ends = append(ends, time.Now())
+				return errors.New("the kettle is empty")
+			})
+		}()
+		time.Sleep(4 * time.Minute)
+		lease.Close()
+		if long, short := pauses[8], pauses[9]; long < 10*time.Second || short > 100*time.Millisecond {
+			t.Errorf("pauses %v, want the tenth to be 100 ms at most", pauses)
+		}
+	})
 }
 
 func TestAPartitionLeavesBetweenFailedCalls(t *testing.T) {

@@ -293,7 +293,7 @@ func (d *doctor) rights(f *facts) {
 func (d *doctor) sessions(f *facts) {
 	level, see, hidden := OK, "", ""
 	if !f.SeesAll {
-		level, see, hidden = Note, "GRANT pg_monitor to the role, to see all sessions", fmt.Sprintf("; role %q sees only its own sessions", f.Role)
+		level, see, hidden = Note, "to see all sessions, GRANT pg_monitor to the role that runs this", "; the role that runs this sees only its own sessions"
 	}
 	for _, c := range []struct {
 		check, are, means, remedy string
@@ -450,14 +450,14 @@ var duties = []struct {
 	level                              Level
 }{
 	{"schedules", "unattended", "no process runs", "group %[2]q", "start a process that runs the group", Warning},
-	{"schedules", "late", "late", "%[1]d of group %[2]q, as %[3]q for %[4]v", "pgleases schedules list GROUP --only late shows why", Warning},
+	{"schedules", "late", "late", "%[1]d of group %[2]q, as %[3]q for %[4]v", "pgleases schedules list GROUP --only late, or --only blocked, shows why", Warning},
 	{"schedules", "failing", "failed 3 or more times in a row", "%[1]d of group %[2]q, as %[3]q %[5]v times", "pgleases schedules history GROUP SCHEDULE shows the errors", Warning},
 	{"schedules", "undeclared", "no process has declared them for a week, so they wait", "%[1]d of group %[2]q, as %[3]q",
 		"start a process that declares them, or delete them with pgleases schedules delete GROUP SCHEDULE", Note},
 	{"jobs", "late", "late", "%[1]d of group %[2]q, as job %[3]s for %[4]v", "pgleases jobs list GROUP shows why", Warning},
 	{"jobs", "failing", "failed 3 or more times, and are retried", "%[1]d of group %[2]q, as job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", Warning},
 	{"jobs", "failed", "failed in the last day, and were not retried", "%[1]d of group %[2]q, as job %[3]s",
-		"pgleases jobs show GROUP ID shows more; pgleases jobs retry GROUP ID runs it again", Warning},
+		"pgleases jobs failed GROUP shows them; pgleases jobs retry GROUP ID runs one again", Warning},
 }
 
 // schedules checks schedules and jobs.
@@ -594,10 +594,11 @@ const old = 24 * time.Hour
 const stays = 3 * time.Second
 
 func (d *doctor) leases(ctx context.Context, s *Snapshot) {
-	var deserted, overdue, draining []string
+	var deserted, paused, overdue, draining []string
 	for i := range s.Leases {
 		l := &s.Leases[i]
 		if s.paused(l) {
+			paused = append(paused, fmt.Sprintf("%q", l.Name))
 			continue
 		}
 		if !works(s, l) {
@@ -620,9 +621,9 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 		}
 		d.found("orphans", Fault, "pgleases explain LEASE/P shows what each waits for", "partitions that no live client owns, for %v: %s", stays, listed(all))
 	case len(deserted) > 0:
-		d.found("orphans", Note, "start a process, or delete the lease with pgleases drop LEASE", "no client works on %s", listed(deserted))
+		d.found("orphans", Note, "start a process; or see pgleases overrides for drained clients; or delete the lease with pgleases drop LEASE", "no client works on %s", listed(deserted))
 	}
-	d.fine("orphans", "each partition has an owner")
+	d.fine("orphans", "each partition has an owner, except of paused leases: %v", paused)
 	all := forgotten(s)
 	d.judge("overrides", len(all) == 0, fmt.Sprintf("%d, all of them recent or with an end", len(s.Overrides)),
 		Note, "take back those that are no longer needed", "older than a day, without an end: %s", listed(all))

@@ -21,7 +21,7 @@ func newJobs() *cobra.Command {
 		Short: "List, show, cancel and retry jobs",
 	}
 	cmd.RunE = onlyVerbs
-	cmd.AddCommand(newJobList(), newJobShow(),
+	cmd.AddCommand(newJobList(), newJobFailed(), newJobShow(),
 		newEdit("cancel_job", "cancel GROUP ID", "Cancel a job"),
 		newEdit("retry_job", "retry GROUP ID", "Retry a job that failed"),
 		newEdit("retry_failed", "retry-failed GROUP KIND SINCE", "Retry failed jobs and ticks of a kind"))
@@ -43,6 +43,17 @@ func newJobList() *cobra.Command {
 		now := time.Now()
 		return all, table("JOB,NAME,KIND,AT,STATE,FAILED,NEXT,ERROR", all, func(j schedule.Job) []any {
 			return []any{j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), stateOf(j), j.Attempts, relative(now, j.Due), orDash(j.Error)}
+		}), err
+	})
+}
+
+func newJobFailed() *cobra.Command {
+	cmd := &cobra.Command{Use: "failed GROUP", Short: "List the failed jobs of a group"}
+	most := cmd.Flags().IntP("number", "n", 100, "number of jobs, 1 or more")
+	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
+		all, err := ofGroup(cmd, args[0], s.FailedJobs(ctx, 0), *most)
+		return all, table("JOB,NAME,KIND,OUTCOME,ATTEMPTS,ENDED,RETRIED AS,ERROR", all, func(e schedule.Entry) []any {
+			return []any{e.Job, orDash(e.Name), e.Kind, e.Outcome, e.Attempts, relative(time.Now(), e.EndedAt), orDash(strings.TrimPrefix(fmt.Sprint(e.Retried), "0")), orDash(e.Error)}
 		}), err
 	})
 }

@@ -112,8 +112,9 @@ func unwrapped(text string) string {
 		if !strings.HasPrefix(paragraph, "    ") {
 			paragraph = strings.ReplaceAll(strings.ReplaceAll(paragraph, "\n    ", " "), "\n  - ", "\x00")
 			paragraph = strings.ReplaceAll(strings.ReplaceAll(paragraph, "\n", " "), "\x00", "\n- ")
+			paragraph = strings.TrimPrefix(paragraph, "  ")
 		}
-		all = append(all, strings.TrimPrefix(paragraph, "  "))
+		all = append(all, paragraph)
 	}
 	return strings.TrimSpace(strings.Join(all, "\n\n")) + "\n"
 }

@@ -68,11 +68,16 @@ func main() {
 	}
 }
 
+// leaderNow excludes a leader that has crashed: status shows it until another process takes over.
+const leaderNow = `
+SELECT s.owner, s.epoch FROM pgleases.status AS s JOIN pgleases.clients AS c ON c.id = s.owner
+WHERE s.lease = 'leader' AND c.expires_at > clock_timestamp()`
+
 // printLeader answers from any process: it needs the database, and no client.
 func printLeader(ctx context.Context, pool *pgxpool.Pool) error {
 	var leader string
 	var epoch int64
-	err := pool.QueryRow(ctx, "SELECT owner, epoch FROM pgleases.status WHERE lease = 'leader' AND owner IS NOT NULL").Scan(&leader, &epoch)
+	err := pool.QueryRow(ctx, leaderNow).Scan(&leader, &epoch)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return errors.New("no process leads")
 	}

@@ -42,13 +42,13 @@ func run(ctx context.Context, databaseURL string) error {
 			log.Print(err)
 		}
 	}()
-	lease, err := client.Lease(ctx, "orders", 4)
+	lease, err := client.Lease(ctx, "orders", 4) // 4 for this demonstration: take 10 for each process
 	if err != nil {
 		return err
 	}
 	return lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
 		for ctx.Err() == nil { // ctx ends if the process stops, or the partition must move
-			if err := ship(p.Context(), pool, lease, p); err != nil {
+			if err := ship(p.Context(), pool, lease, p); err != nil { // p.Context() ends only if the partition is lost
 				return err // Run logs it, and calls this function again
 			}
 			select {

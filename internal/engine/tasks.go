@@ -16,7 +16,7 @@ import (
 
 // A task is something that the engine does in the database whenever it is due.
 type task struct {
-	name  string // in the log, as docs/operations.md lists them
+	name  string // in the log, as docs/logs.md lists them
 	stage stage
 	due   func(e *engine, now time.Time) time.Time // never: only after something happens
 	begin func(e *engine, now time.Time) *operation

@@ -13,7 +13,7 @@ LEFT JOIN pgleases.clients AS t ON t.session OPERATOR(pg_catalog.=) p.target;
 COMMENT ON VIEW pgleases.status IS 'Every partition: its owner, since when, and where it moves.';
 COMMENT ON COLUMN pgleases.status.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.status.partition IS 'The partition''s number, from 0.';
-COMMENT ON COLUMN pgleases.status.owner IS 'The client ID of the owner; null: no owner.';
+COMMENT ON COLUMN pgleases.status.owner IS 'The client ID of the owner, even if it has crashed, until another client evicts it; null: no owner.';
 COMMENT ON COLUMN pgleases.status.epoch IS 'The fencing token of this ownership.';
 COMMENT ON COLUMN pgleases.status.since IS 'When this ownership began.';
 COMMENT ON COLUMN pgleases.status.moving_to IS 'The client ID of the target, if that is not the owner.';

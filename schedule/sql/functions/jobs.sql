@@ -127,7 +127,7 @@ BEGIN
                 USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'It runs again automatically, or is blocked: see jobs_status.';
         END IF;
         RAISE EXCEPTION '% is not in the history of group "%"', what, p_group
-            USING ERRCODE = 'undefined_object', HINT = 'Pass the instant of the tick, as in the column until of the history. Old entries are deleted.';
+            USING ERRCODE = 'undefined_object', HINT = CASE WHEN p_job IS NULL THEN 'Pass the instant of the tick, as in the column until of the history. ' ELSE '' END || 'Old entries are deleted.';
     END IF;
     IF NOT (h.outcome IN ('failed', 'unknown') OR h.outcome = 'canceled' AND h.job IS NOT NULL) THEN
         RAISE EXCEPTION '% has outcome %', what, h.outcome
