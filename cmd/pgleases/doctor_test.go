@@ -370,6 +370,9 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		expectIll(t, database, test.want, test.text)
 		execute(t, database, test.mend)
 	}
+	if text := output1(t, database, "jobs", "failed", "reports"); !regexp.MustCompile(`(?m)^7 +- +- +failed +0 +\S+ ago +8 +it broke$`).MatchString(text) {
+		t.Errorf("the failed jobs: %s", text)
+	}
 	if text := output1(t, database, "doctor", "--skip", "autovacuum"); !regexp.MustCompile(`(?m)^note +schedules +no process .*[^.]\n +> start a process `).MatchString(text) {
 		t.Errorf("the remedy has no separate line: %s", text)
 	}
