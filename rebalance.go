@@ -29,7 +29,7 @@ import (
 //     save most: that is the minimum. Over a group it is a transport problem: every lease hands
 //     out its extras, and every member takes the same number. See evenOut.
 //  4. Moves. A member gives away only the partitions above its quota. They go to their preferred
-//     owner (home) first.
+//     owner first.
 //
 // Why no plan has fewer moves: in any plan, a member that has h partitions and gets q keeps at most
 // min(h, q), and step 4 reaches that for each member. So the number of moves depends on the quotas
@@ -45,10 +45,10 @@ import (
 
 // planLease is one lease for the planner. A member is an index into members; -1: no member.
 type planLease struct {
-	members []planMember // ids are unique; the order has no effect
-	current []int32      // per partition: the live member that owns it, or that it is moving to
-	home    []int32      // per partition: the member that lost it by leaving, crashing or draining, until it has returned. May be nil
-	fixed   []int32      // per partition: the member that gets it whatever the shares are; -1: the shares decide. May be nil, and is if home is
+	members   []planMember // ids are unique; the order has no effect
+	current   []int32      // per partition: the live member that owns it, or that it is moving to
+	preferred []int32      // per partition: the member that lost it by leaving, crashing or draining, until it has returned. May be nil
+	fixed     []int32      // per partition: the member that gets it whatever the shares are; -1: the shares decide. May be nil, and is if preferred is
 }
 
 type planMember struct {
@@ -86,7 +86,7 @@ func (l *planLease) withoutFixed() *planLease {
 	rest := planLease{members: l.members, fixed: []int32{}}
 	for p, m := range l.current {
 		if l.fixed[p] < 0 {
-			rest.current, rest.home = append(rest.current, m), append(rest.home, l.home[p])
+			rest.current, rest.preferred = append(rest.current, m), append(rest.preferred, l.preferred[p])
 		}
 	}
 	return &rest
@@ -147,8 +147,8 @@ func (l *planLease) fixRest() {
 			has[m]++
 		}
 	}
-	for p, h := range l.home {
-		if l.fixed[p] < 0 && h >= 0 && has[h]*s.weights < int64(len(l.home))*int64(l.members[h].weight) {
+	for p, h := range l.preferred {
+		if l.fixed[p] < 0 && h >= 0 && has[h]*s.weights < int64(len(l.preferred))*int64(l.members[h].weight) {
 			l.fixed[p] = h
 			has[h]++
 		}
@@ -284,37 +284,37 @@ type extrasRow struct {
 const (
 	rankNever     = iota // the member's share is a whole number: it gets no extra
 	rankMoves            // a partition has to move to the member
-	rankMovesHome        // a partition has to move to the member, whose home is there
-	rankStaysAway        // a partition stays with the member, whose home is elsewhere
+	rankReturns          // a partition has to move to the member, which is its preferred owner
+	rankStaysAway        // a partition stays with the member, and another is its preferred owner
 	rankStays            // a partition stays with the member
 )
 
 // rankWorth turns ranks into numbers that can be added along a path. A path visits each member at
-// most once. So with up to 2^18 members a sum does not overflow from homes into moves, nor from the
-// steps that evenOut counts (the low 20 bits) into homes, and is below unreached.
+// most once. So with up to 2^18 members a sum does not overflow from returns into moves, nor from the
+// steps that evenOut counts (the low 20 bits) into returns, and is below unreached.
 const (
-	worthOfHome = 1 << 20
-	worthOfMove = 1 << 40
+	worthOfReturn = 1 << 20
+	worthOfMove   = 1 << 40
 )
 
 var rankWorth = [...]int64{
-	rankMovesHome: worthOfHome, rankStaysAway: worthOfMove - worthOfHome, rankStays: worthOfMove,
+	rankReturns: worthOfReturn, rankStaysAway: worthOfMove - worthOfReturn, rankStays: worthOfMove,
 }
 
 // rank ranks the working members of a lease as receivers of its extras.
 func (s *share) rank() []uint8 {
 	rank := make([]uint8, len(s.working))
-	comeHome, goHome := s.homeCounts()
+	canReturn, canLeave := s.returnCounts()
 	for j, m := range s.working {
 		switch above := s.has[m] - s.quota[m]; {
 		case s.remainder(m) == 0:
 			rank[j] = rankNever
-		case above > 0 && goHome[m] >= above:
+		case above > 0 && canLeave[m] >= above:
 			rank[j] = rankStaysAway
 		case above > 0:
 			rank[j] = rankStays
-		case comeHome[m] > -above:
-			rank[j] = rankMovesHome
+		case canReturn[m] > -above:
+			rank[j] = rankReturns
 		default:
 			rank[j] = rankMoves
 		}
@@ -322,23 +322,23 @@ func (s *share) rank() []uint8 {
 	return rank
 }
 
-// homeCounts counts, per member, the partitions elsewhere that could return to it, and its
+// returnCounts counts, per member, the partitions elsewhere that could return to it, and its
 // partitions that could return to another member.
-func (s *share) homeCounts() (comeHome, goHome []int32) {
-	comeHome, goHome = make([]int32, len(s.has)), make([]int32, len(s.has))
-	for p, h := range s.lease.home {
+func (s *share) returnCounts() (canReturn, canLeave []int32) {
+	canReturn, canLeave = make([]int32, len(s.has)), make([]int32, len(s.has))
+	for p, h := range s.lease.preferred {
 		m := s.lease.current[p]
 		if h < 0 || h == m || s.lease.members[h].weight == 0 || s.has[h] > s.quota[h] {
 			continue
 		}
 		if m < 0 {
-			comeHome[h]++
+			canReturn[h]++
 		} else if s.has[m] > s.quota[m] {
-			comeHome[h]++
-			goHome[m]++
+			canReturn[h]++
+			canLeave[m]++
 		}
 	}
-	return comeHome, goHome
+	return canReturn, canLeave
 }
 
 // pick gives a lease's extras to the members that rank best: the fewest moves for this lease alone.
@@ -473,7 +473,7 @@ func (s *share) move(to []int32) {
 		room[m]--
 		to[p] = m
 	}
-	for p, h := range s.lease.home {
+	for p, h := range s.lease.preferred {
 		if h >= 0 && room[h] > 0 && (to[p] < 0 || room[to[p]] < 0) {
 			give(p, h)
 		}

@@ -24,7 +24,7 @@ func checkPlan(leases []planLease, plans [][]int32) error {
 		return fmt.Errorf("%d plans for %d leases", len(plans), len(leases))
 	}
 	for i := range leases {
-		for _, check := range []func(*planLease, []int32) error{checkComplete, checkShares, checkMoves, checkHomes} {
+		for _, check := range []func(*planLease, []int32) error{checkComplete, checkShares, checkMoves, checkPreferred} {
 			if err := check(&leases[i], plans[i]); err != nil {
 				return fmt.Errorf("lease %d: %w", i, err)
 			}
@@ -100,30 +100,30 @@ func checkMoves(l *planLease, to []int32) error {
 	return nil
 }
 
-// checkHomes: no partition goes to a member that is not its preferred owner while a partition of
+// checkPreferred: no partition goes to a member that is not its preferred owner while a partition of
 // that member's own stays free, stays with the same giver or goes elsewhere.
-func checkHomes(l *planLease, to []int32) error {
-	if l.home == nil {
+func checkPreferred(l *planLease, to []int32) error {
+	if l.preferred == nil {
 		return nil
 	}
 	type pair struct{ from, to int32 }
 	strangers := map[pair]int{} // a move of a partition to a member that is not its preferred owner
 	received := map[int32]bool{}
 	for p, m := range to {
-		if m != l.current[p] && m >= 0 && l.home[p] != m {
+		if m != l.current[p] && m >= 0 && l.preferred[p] != m {
 			strangers[pair{l.current[p], m}] = p
 			received[m] = true
 		}
 	}
-	for p, h := range l.home {
+	for p, h := range l.preferred {
 		if h < 0 || h == to[p] || h == l.current[p] {
 			continue
 		}
 		if to[p] != l.current[p] && received[h] {
-			return fmt.Errorf("partition %d moves to %d, and its home %d gets another's", p, to[p], h)
+			return fmt.Errorf("partition %d moves to %d, and its preferred owner %d gets another's", p, to[p], h)
 		}
 		if q, ok := strangers[pair{l.current[p], h}]; ok {
-			return fmt.Errorf("member %d gives partition %d to %d and not %d, which is at home there", l.current[p], q, h, p)
+			return fmt.Errorf("member %d gives partition %d to %d and not %d, which prefers it", l.current[p], q, h, p)
 		}
 	}
 	return nil
@@ -323,8 +323,8 @@ func drawLease(t *rapid.T, partitions, members, weight int) planLease {
 	}
 	n := rapid.IntRange(1, partitions).Draw(t, "partitions")
 	l.current = drawOwners(t, "current", n, len(l.members))
-	if rapid.Bool().Draw(t, "homes") {
-		l.home = drawOwners(t, "home", n, len(l.members))
+	if rapid.Bool().Draw(t, "preferred owners") {
+		l.preferred = drawOwners(t, "preferred", n, len(l.members))
 	}
 	return l
 }
@@ -336,7 +336,7 @@ func drawTeam(t *rapid.T, leases, partitions, members int) []planLease {
 	all := make([]planLease, rapid.IntRange(1, leases).Draw(t, "leases"))
 	for i := range all {
 		n := rapid.IntRange(1, partitions).Draw(t, "partitions")
-		all[i] = planLease{members: teamOf(m), current: drawOwners(t, "current", n, busy), home: drawOwners(t, "home", n, m)}
+		all[i] = planLease{members: teamOf(m), current: drawOwners(t, "current", n, busy), preferred: drawOwners(t, "preferred", n, m)}
 	}
 	return all
 }
@@ -398,11 +398,11 @@ func TestPlanDoesNotDependOnTheOrderOfMembers(t *testing.T) {
 				order[m] = m
 			}
 			order = rapid.Permutation(order).Draw(t, "order")
-			s := planLease{members: make([]planMember, len(order)), current: slices.Clone(l.current), home: slices.Clone(l.home)}
+			s := planLease{members: make([]planMember, len(order)), current: slices.Clone(l.current), preferred: slices.Clone(l.preferred)}
 			for m, place := range order {
 				s.members[place] = l.members[m]
 			}
-			for _, owners := range [][]int32{s.current, s.home} {
+			for _, owners := range [][]int32{s.current, s.preferred} {
 				for p, m := range owners {
 					if m >= 0 {
 						owners[p] = int32(order[m])
@@ -421,8 +421,8 @@ func TestPlanDoesNotDependOnTheOrderOfMembers(t *testing.T) {
 }
 
 func TestPlanLeavesItsInputAlone(t *testing.T) {
-	l := planLease{members: teamOf(3), current: []int32{0, 0, 0, -1}, home: []int32{-1, 1, 2, 0}}
-	before := planLease{members: slices.Clone(l.members), current: slices.Clone(l.current), home: slices.Clone(l.home)}
+	l := planLease{members: teamOf(3), current: []int32{0, 0, 0, -1}, preferred: []int32{-1, 1, 2, 0}}
+	before := planLease{members: slices.Clone(l.members), current: slices.Clone(l.current), preferred: slices.Clone(l.preferred)}
 	plan([]planLease{l})
 	if fmt.Sprint(l) != fmt.Sprint(before) {
 		t.Errorf("input is %v, was %v", l, before)
@@ -431,10 +431,10 @@ func TestPlanLeavesItsInputAlone(t *testing.T) {
 
 func TestPlanWithoutAnyoneToOwn(t *testing.T) {
 	for name, l := range map[string]planLease{
-		"no members":      {current: []int32{-1, -1}},
-		"all weights 0":   {members: []planMember{{"a", 0}, {"b", 0}}, current: []int32{0, -1, 1}, home: []int32{1, 0, -1}},
-		"no partitions":   {members: teamOf(2)},
-		"nothing at home": {members: []planMember{{"a", 0}}, current: []int32{0}, home: []int32{-1}},
+		"no members":         {current: []int32{-1, -1}},
+		"all weights 0":      {members: []planMember{{"a", 0}, {"b", 0}}, current: []int32{0, -1, 1}, preferred: []int32{1, 0, -1}},
+		"no partitions":      {members: teamOf(2)},
+		"no preferred owner": {members: []planMember{{"a", 0}}, current: []int32{0}, preferred: []int32{-1}},
 	} {
 		for p, m := range plan([]planLease{l})[0] {
 			if m != -1 {
@@ -454,12 +454,12 @@ func TestPlanWithTheLargestNumbers(t *testing.T) {
 		func() int { return rng.IntN(1001) },
 		func() int { return 1 + 999*rng.IntN(2) },
 	} {
-		l := planLease{members: teamOf(10_000), current: make([]int32, 65_536), home: make([]int32, 65_536)}
+		l := planLease{members: teamOf(10_000), current: make([]int32, 65_536), preferred: make([]int32, 65_536)}
 		for m := range l.members {
 			l.members[m].weight = weight()
 		}
 		for p := range l.current {
-			l.current[p], l.home[p] = rng.Int32N(10_001)-1, rng.Int32N(10_001)-1
+			l.current[p], l.preferred[p] = rng.Int32N(10_001)-1, rng.Int32N(10_001)-1
 		}
 		leases := []planLease{l}
 		if err := checkPlan(leases, plan(leases)); err != nil {
@@ -471,16 +471,16 @@ func TestPlanWithTheLargestNumbers(t *testing.T) {
 // planCluster is the planner's caller: it applies plans, and keeps preferred owners as the field's
 // comment says.
 type planCluster struct {
-	weights map[string]int
-	owner   [][]string // per lease and partition; empty: no owner
-	home    [][]string
+	weights   map[string]int
+	owner     [][]string // per lease and partition; empty: no owner
+	preferred [][]string
 }
 
 func newPlanCluster(leases, partitions, clients int) *planCluster {
 	c := &planCluster{weights: map[string]int{}}
 	for range leases {
 		c.owner = append(c.owner, make([]string, partitions))
-		c.home = append(c.home, make([]string, partitions))
+		c.preferred = append(c.preferred, make([]string, partitions))
 	}
 	for _, m := range teamOf(clients) {
 		c.weights[m.id] = 1
@@ -505,22 +505,22 @@ func (c *planCluster) rebalance(t *testing.T) int {
 	}
 	leases := make([]planLease, len(c.owner))
 	for i := range leases {
-		leases[i] = planLease{members: members, current: index(c.owner[i]), home: index(c.home[i])}
+		leases[i] = planLease{members: members, current: index(c.owner[i]), preferred: index(c.preferred[i])}
 	}
 	plans := plan(leases)
 	testkit.OK(t, checkPlan(leases, plans))
 	for i, to := range plans {
 		for p, m := range to {
-			id, owner, home := "", c.owner[i][p], &c.home[i][p]
+			id, owner, preferred := "", c.owner[i][p], &c.preferred[i][p]
 			if m >= 0 {
 				id = members[m].id
 			}
 			switch {
 			case id == owner:
-			case id == *home:
-				*home = ""
+			case id == *preferred:
+				*preferred = ""
 			case owner != "" && c.weights[owner] == 0: // gone or draining
-				*home = owner
+				*preferred = owner
 			}
 			c.owner[i][p] = id
 		}
@@ -597,10 +597,10 @@ func TestPlanGivesAClientThatReturnsItsOwn(t *testing.T) {
 func TestPlanGivesAClientThatReturnsBeforeAnyPlanItsOwn(t *testing.T) {
 	before := []int32{0, 0, 1, 1, 2, 2, 2, 3, 3, 3}
 	for gone := range int32(4) {
-		l := planLease{members: teamOf(4), current: slices.Clone(before), home: slices.Repeat([]int32{-1}, 10)}
+		l := planLease{members: teamOf(4), current: slices.Clone(before), preferred: slices.Repeat([]int32{-1}, 10)}
 		for p, m := range before {
 			if m == gone {
-				l.current[p], l.home[p] = -1, gone
+				l.current[p], l.preferred[p] = -1, gone
 			}
 		}
 		if to := plan([]planLease{l})[0]; !slices.Equal(to, before) {
@@ -673,7 +673,7 @@ func randomLeases(rng *rand.Rand) []planLease {
 		}
 		leases[i] = planLease{members: members, current: owners[0]}
 		if len(owners) > 1 {
-			leases[i].home = owners[1]
+			leases[i].preferred = owners[1]
 		}
 	}
 	return leases
@@ -735,7 +735,7 @@ func BenchmarkPlan(b *testing.B) {
 	balanced := func(leases, partitions, members int) []planLease {
 		all := make([]planLease, leases)
 		for i := range all {
-			all[i] = planLease{members: teamOf(members), current: slices.Repeat([]int32{-1}, partitions), home: slices.Repeat([]int32{-1}, partitions)}
+			all[i] = planLease{members: teamOf(members), current: slices.Repeat([]int32{-1}, partitions), preferred: slices.Repeat([]int32{-1}, partitions)}
 		}
 		for i, to := range plan(all) {
 			all[i].current = to
@@ -749,10 +749,10 @@ func BenchmarkPlan(b *testing.B) {
 		change := func(owner func(lease, p int, m int32) int32) []planLease {
 			changed := slices.Clone(steady)
 			for i := range changed {
-				changed[i].current, changed[i].home = slices.Clone(steady[i].current), slices.Clone(steady[i].home)
+				changed[i].current, changed[i].preferred = slices.Clone(steady[i].current), slices.Clone(steady[i].preferred)
 				for p, m := range steady[i].current {
 					if changed[i].current[p] = owner(i, p, m); changed[i].current[p] != m {
-						changed[i].home[p] = m
+						changed[i].preferred[p] = m
 					}
 				}
 			}
@@ -811,7 +811,7 @@ func (l *overriddenLease) check(to []int32) error {
 		return err
 	}
 	keeps := func(m int32) bool { return m >= 0 && l.members[m].weight > 0 && (l.frozen || l.cordoned[m]) }
-	rest, moved, open := planLease{members: slices.Clone(l.members), home: []int32{}}, []int32{}, false
+	rest, moved, open := planLease{members: slices.Clone(l.members), preferred: []int32{}}, []int32{}, false
 	for m := range rest.members {
 		open = open || l.members[m].weight > 0 && !l.cordoned[m]
 	}
@@ -836,8 +836,8 @@ func (l *overriddenLease) check(to []int32) error {
 		case to[p] >= 0 && rest.members[to[p]].weight == 0:
 			return fmt.Errorf("partition %d goes to member %d, which is cordoned", p, to[p])
 		}
-		rest.current, rest.home, moved = append(rest.current, m), append(rest.home, l.home[p]), append(moved, to[p])
-		if !l.frozen && open || to[p] < 0 || to[p] == l.home[p] {
+		rest.current, rest.preferred, moved = append(rest.current, m), append(rest.preferred, l.preferred[p]), append(moved, to[p])
+		if !l.frozen && open || to[p] < 0 || to[p] == l.preferred[p] {
 			continue
 		}
 		for o, other := range rest.members { // it goes to the member that is furthest below its share
@@ -849,7 +849,7 @@ func (l *overriddenLease) check(to []int32) error {
 	if l.frozen || !open {
 		return nil
 	}
-	for _, check := range []func(*planLease, []int32) error{checkShares, checkMoves, checkHomes} {
+	for _, check := range []func(*planLease, []int32) error{checkShares, checkMoves, checkPreferred} {
 		if err := check(&rest, moved); err != nil {
 			return fmt.Errorf("among the rest: %w", err)
 		}
@@ -863,8 +863,8 @@ func TestPlanObeysOverrides(t *testing.T) {
 		var leases []overriddenLease
 		for range rapid.IntRange(1, 4).Draw(t, "leases") {
 			l := overriddenLease{planLease: drawLease(t, 12, 6, 3), pinned: make(map[int]int32)}
-			if l.home == nil {
-				l.home = slices.Repeat([]int32{-1}, len(l.current))
+			if l.preferred == nil {
+				l.preferred = slices.Repeat([]int32{-1}, len(l.current))
 			}
 			if rapid.Bool().Draw(t, "pins") {
 				for p, m := range drawOwners(t, "pinned", len(l.current), len(l.members)) {

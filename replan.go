@@ -55,14 +55,14 @@ func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
 		living[m.Session] = i
 	}
 	lease.current = make([]int32, len(r.Owners))
-	lease.home = make([]int32, len(r.Owners))
+	lease.preferred = make([]int32, len(r.Owners))
 	for p := range r.Owners {
-		lease.home[p], lease.current[p] = -1, lease.with(r, p, living)
+		lease.preferred[p], lease.current[p] = -1, lease.with(r, p, living)
 		if i, ok := members[r.PreferredIDs[p]]; ok {
-			lease.home[p] = i
+			lease.preferred[p] = i
 		}
 		if i, ok := members[r.OwnerIDs[p]]; ok && lease.current[p] < 0 { // it restarted: its own partitions come back
-			lease.home[p] = i
+			lease.preferred[p] = i
 		}
 	}
 	pinned := make(map[int]int32, len(r.Pins))
