@@ -607,16 +607,12 @@ type example struct {
 }
 
 func begin() *example {
-	x := &example{}
+	x := &example{url: exampleURL()}
 	x.ctx, x.stop = context.WithTimeout(context.Background(), testkit.Patience)
-	x.url = pgtest.Database(x)
 	var err error
 	x.pool, err = pgtest.NewPool(x.ctx, x.url)
 	x.Check(err)
 	x.Cleanup(x.pool.Close)
-	x.Check(pgleases.Migrate(x.ctx, x.pool))
-	_, err = x.pool.Exec(x.ctx, orders, pgx.QueryExecModeSimpleProtocol)
-	x.Check(err)
 	return x
 }
 

@@ -1,9 +1,11 @@
 package pgtest
 
 import (
+	"context"
 	"fmt"
 	"log"
 	"slices"
+	"strings"
 	"sync"
 )
 
@@ -13,11 +15,18 @@ type Example struct {
 	cleanups []func()
 }
 
-// ExampleURL returns the URL of a database with the library's tables, after more DDL was run in it,
-// for an example that is a whole program. The database is removed after the tests: see Keep.
-func ExampleURL(more ...string) string {
+// ExampleURL returns the URL of a database with the library's tables, after statements were run in
+// it, for an example that is a whole program. It is the owner's, and leads past a pooler, because
+// such a program sends cancel requests: see ParseConfig. The database is removed after the tests:
+// see Keep.
+func ExampleURL(statements ...string) string {
 	x := new(Example)
-	url := MigratedDatabase(x, more...)
+	ctx := context.Background()
+	url, drop, err := NewDatabase(ctx)
+	x.Check(err)
+	x.Cleanup(func() { x.Check(drop()) })
+	url, _ = DirectURL(url)
+	x.Check(makeTables(ctx, url, strings.Join(statements, ";\n")))
 	kept.Lock()
 	defer kept.Unlock()
 	kept.examples = append(kept.examples, x)
