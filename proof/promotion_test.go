@@ -377,7 +377,7 @@ func caughtUp(t testing.TB, primary, standby *pgserver.Server) {
 // confirmed reports whether a server's tables agree with what the moving clients show.
 func confirmed(t testing.TB, conn *pgx.Conn, m *moving) bool {
 	t.Helper()
-	rows, err := conn.Query(t.Context(), "SELECT partition, owner_id, epoch FROM pgleases.partitions WHERE lease = 'moving'")
+	rows, err := conn.Query(t.Context(), "SELECT partition, coalesce(owner_id, ''), epoch FROM pgleases.partitions WHERE lease = 'moving'")
 	if err != nil {
 		t.Fatal(err)
 	}

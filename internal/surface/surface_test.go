@@ -83,7 +83,7 @@ SELECT string_agg(line, E'\n' ORDER BY line COLLATE "C") || E'\n' FROM (
 	FROM pg_proc AS p WHERE p.pronamespace = 'pgleases'::regnamespace) AS lines`
 
 func TestSQLIsStable(t *testing.T) {
-	pool := testkit.Pool(t, pgtest.Database(t))
+	pool := testkit.Pool(t, pgtest.EmptyDatabase(t)) // the owner's
 	testkit.OK(t, pgleases.Migrate(t.Context(), pool))
 	testkit.OK(t, schedule.Migrate(t.Context(), pool))
 	expectFile(t, "sql.txt", testkit.Value[string](t, pool, surface))
