@@ -31,7 +31,7 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 	began := time.Now().Truncate(time.Second).Add(700 * time.Millisecond) // rounding and cutting off differ
 	rapid.Check(t, func(t *rapid.T) {
 		_, err := f.sql.PgConn().Exec(f.ctx, `TRUNCATE clients, identities, leases, members, partitions, boot_marker, overrides;
-			UPDATE server SET accepted_timeline = pgleases.timeline(), generation = 0, next_check_at = 'infinity', sessions = 1, unwatched = '0'`).ReadAll()
+			UPDATE server SET accepted_timeline = pgleases.timeline(), generation = 0, next_check_at = 'infinity', sessions = 1, unwatched = '0', left_behind = DEFAULT`).ReadAll()
 		f.ok(err)
 		p := &pair{T: t, f: f, conn: conn, at: began}
 		p.double = &fixture{TB: f, ctx: f.ctx, double: fakestore.New()}
