@@ -594,11 +594,11 @@ const old = 24 * time.Hour
 const stays = 3 * time.Second
 
 func (d *doctor) leases(ctx context.Context, s *Snapshot) {
-	var deserted, paused, overdue, draining []string
+	deserted, overdue, draining, paused := []string{}, []string{}, []string{}, ""
 	for i := range s.Leases {
 		l := &s.Leases[i]
 		if s.paused(l) {
-			paused = append(paused, fmt.Sprintf("%q", l.Name))
+			paused += fmt.Sprintf("; those of %q have none, because it is paused", l.Name)
 			continue
 		}
 		if !works(s, l) {
@@ -623,7 +623,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 	case len(deserted) > 0:
 		d.found("orphans", Note, "start a process; or see pgleases overrides for drained clients; or delete the lease with pgleases drop LEASE", "no client works on %s", listed(deserted))
 	}
-	d.fine("orphans", "each partition has an owner, except of paused leases: %v", paused)
+	d.fine("orphans", "each partition has an owner%s", paused)
 	all := forgotten(s)
 	d.judge("overrides", len(all) == 0, fmt.Sprintf("%d, all of them recent or with an end", len(s.Overrides)),
 		Note, "take back those that are no longer needed", "older than a day, without an end: %s", listed(all))
