@@ -71,7 +71,7 @@ func (s *Scheduler) DeleteID(ctx context.Context, name string, id int64) error {
 // the schedule do not change; see Job. Trigger returns ErrNotFound if the group has no schedule of
 // this name.
 func (s *Scheduler) Trigger(ctx context.Context, name string) (id int64, err error) {
-	return first(s.change(ctx, "trigger", s.scheduleNamed(name), &name, map[string]any{}, nil))
+	return first(s.change(ctx, "trigger", s.named("schedule %q", name), &name, map[string]any{}, nil))
 }
 
 // maxBackfill is how many ticks one call backfills.
@@ -86,7 +86,7 @@ const maxBackfill = 1000
 // ErrNotFound if the group has no schedule of this name.
 func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Time) (ids []int64, err error) {
 	what := map[string]any{"after": from, "until": to}
-	return s.change(ctx, "backfill", s.scheduleNamed(name), &name, what, func(r *record) (any, error) {
+	return s.change(ctx, "backfill", s.named("schedule %q", name), &name, what, func(r *record) (any, error) {
 		rule, err := Parse(r.Rule)
 		switch {
 		case err != nil:
@@ -118,7 +118,7 @@ func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Tim
 // can. Retry returns ErrNotFound if the group's history has no such job, and ErrExists if a live
 // job has its unique key.
 func (s *Scheduler) Retry(ctx context.Context, id int64) (retry int64, err error) {
-	return first(s.change(ctx, "retry", fmt.Sprintf("job %d of group %q", id, s.db.group), nil, map[string]any{"job": id}, nil))
+	return first(s.change(ctx, "retry", s.named("job %d", id), nil, map[string]any{"job": id}, nil))
 }
 
 // RetryTick runs a schedule once more, now, for a tick that failed or is unknown. It enqueues a job
@@ -126,7 +126,7 @@ func (s *Scheduler) Retry(ctx context.Context, id int64) (retry int64, err error
 // tick keeps its outcome. A tick can be retried once; then the job can. RetryTick returns
 // ErrNotFound if the group's history has no such tick, or if its schedule was deleted.
 func (s *Scheduler) RetryTick(ctx context.Context, name string, tick time.Time) (retry int64, err error) {
-	return first(s.change(ctx, "retry", fmt.Sprintf("tick %v of %s", tick, s.scheduleNamed(name)), &name, map[string]any{"tick": tick}, nil))
+	return first(s.change(ctx, "retry", fmt.Sprintf("tick %v of %s", tick, s.named("schedule %q", name)), &name, map[string]any{"tick": tick}, nil))
 }
 
 // RetryFailed retries the ticks and jobs of a kind that failed or became unknown at or after since,
@@ -146,16 +146,17 @@ func (s *Scheduler) RetryFailed(ctx context.Context, kind string, since time.Tim
 // Cancel cancels a job. A run that is under way cannot commit. Cancel returns ErrNotFound if the
 // group has no live job with this ID.
 func (s *Scheduler) Cancel(ctx context.Context, id int64) error {
-	_, err := s.change(ctx, "cancel", fmt.Sprintf("job %d of group %q", id, s.db.group), nil, map[string]any{"job": id}, nil)
+	_, err := s.change(ctx, "cancel", s.named("job %d", id), nil, map[string]any{"job": id}, nil)
 	return err
 }
 
-func (s *Scheduler) scheduleNamed(name string) string {
-	return fmt.Sprintf("schedule %q of group %q", name, s.db.group)
+// named names a schedule or a job of the group, for an error.
+func (s *Scheduler) named(format string, of any) string {
+	return fmt.Sprintf(format+" of group %q", of, s.db.group)
 }
 
 func (s *Scheduler) edited(ctx context.Context, verb, name string, what map[string]any, see func(*record) (any, error)) error {
-	_, err := s.change(ctx, verb, s.scheduleNamed(name), &name, what, see)
+	_, err := s.change(ctx, verb, s.named("schedule %q", name), &name, what, see)
 	return err
 }
 
