@@ -53,7 +53,7 @@ func newJobFailed() *cobra.Command {
 	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
 		all, err := ofGroup(cmd, args[0], s.FailedJobs(ctx, 0), *most)
 		return all, table("JOB,NAME,KIND,OUTCOME,ATTEMPTS,ENDED,RETRIED AS,ERROR", all, func(e schedule.Entry) []any {
-			return []any{e.Job, orDash(e.Name), orDash(e.Kind), e.Outcome, e.Attempts, relative(time.Now(), e.EndedAt), orDash(strings.TrimPrefix(fmt.Sprint(e.Retried), "0")), orDash(e.Error)}
+			return []any{e.Job, orDash(e.Name), orDash(e.Kind), e.Outcome, e.Attempts, relative(time.Now(), e.EndedAt), idOrDash(e.Retried), orDash(e.Error)}
 		}), err
 	})
 }

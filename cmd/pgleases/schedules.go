@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -215,11 +214,7 @@ func newScheduleHistory() *cobra.Command {
 			if !e.StartedAt.IsZero() {
 				took = period(e.EndedAt.Sub(e.StartedAt))
 			}
-			job := dash
-			if e.Job > 0 {
-				job = strconv.FormatInt(e.Job, 10)
-			}
-			return []any{relative(now, e.Until), e.Ticks, job, e.Outcome, relative(now, e.StartedAt), took, orDash(e.Error)}
+			return []any{relative(now, e.Until), e.Ticks, idOrDash(e.Job), e.Outcome, relative(now, e.StartedAt), took, orDash(e.Error)}
 		}), err
 	})
 }

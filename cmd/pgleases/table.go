@@ -173,6 +173,14 @@ func orDash(name string) string {
 	return shown(name)
 }
 
+// idOrDash returns the ID of a job, or dash for 0.
+func idOrDash(id int64) string {
+	if id == 0 {
+		return dash
+	}
+	return strconv.FormatInt(id, 10)
+}
+
 // relative returns a time as people read it, relative to now: "3m ago", "in 20s".
 func relative(now, at time.Time) string {
 	switch {
