@@ -57,30 +57,38 @@ func FreshDatabase(tb TB, more ...string) string {
 	return lend(tb, strings.Join(more, "\n"), false)
 }
 
-// makeMigrated creates a database with the library's tables, and runs more DDL.
+// makeMigrated creates a database with the library's tables, and runs more DDL. With
+// PGLEASES_TEST_ROLE, the URL is that role's.
 func makeMigrated(ctx context.Context, more string) (url string, drop func() error, err error) {
+	role := os.Getenv(roleVariable)
+	if role == "" {
+		return makeOwned(ctx, more)
+	}
+	if url, drop, err = newFrom(ctx, "template0"); err != nil {
+		return "", nil, err
+	}
+	if url, err = forApp(ctx, url, role, more); err != nil {
+		err = errors.Join(err, drop())
+	}
+	return url, drop, err
+}
+
+// makeOwned is makeMigrated with the URL of the owner.
+func makeOwned(ctx context.Context, more string) (url string, drop func() error, err error) {
 	s, err := shared()
 	if err != nil {
 		return "", nil, err
 	}
-	role := os.Getenv(roleVariable)
 	template := "template0" // no session can connect to it, which would make the copy fail
-	if role == "" && s.copies != "" {
+	if s.copies != "" {
 		if template, err = migratedTemplate(more); err != nil {
 			return "", nil, err
 		}
 	}
-	if url, drop, err = newFrom(ctx, template); err != nil {
-		return "", nil, err
-	}
-	switch {
-	case role != "":
-		url, err = forApp(ctx, url, role, more)
-	case template == "template0":
-		err = makeTables(ctx, url, more)
-	}
-	if err != nil {
-		err = errors.Join(err, drop())
+	if url, drop, err = newFrom(ctx, template); err == nil && template == "template0" {
+		if err = makeTables(ctx, url, more); err != nil {
+			err = errors.Join(err, drop())
+		}
 	}
 	return url, drop, err
 }

@@ -21,12 +21,10 @@ type Example struct {
 // see Keep.
 func ExampleURL(statements ...string) string {
 	x := new(Example)
-	ctx := context.Background()
-	url, drop, err := NewDatabase(ctx)
+	url, drop, err := makeOwned(context.Background(), strings.Join(statements, ";\n"))
 	x.Check(err)
 	x.Cleanup(func() { x.Check(drop()) })
 	url, _ = DirectURL(url)
-	x.Check(makeTables(ctx, url, strings.Join(statements, ";\n")))
 	kept.Lock()
 	defer kept.Unlock()
 	kept.examples = append(kept.examples, x)
