@@ -196,8 +196,7 @@ func TestPutIsOfItsTransaction(t *testing.T) {
 	for _, name := range []string{"c", "a/2", "a/1"} {
 		testkit.OK(t, k.Put(t.Context(), name, args{1}, schedule.Every(time.Minute)))
 	}
-	for s, err := range w.List(t.Context(), schedule.ScheduleFilter{Prefix: "a/"}) {
-		testkit.OK(t, err)
+	for _, s := range all(t, w.List(t.Context(), schedule.ScheduleFilter{Prefix: "a/"})) {
 		names += s.Name + " "
 	}
 	expect(t, names, "a/1 a/2 ", "the schedules of a prefix")

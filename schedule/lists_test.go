@@ -11,7 +11,7 @@ import (
 )
 
 // all collects what is listed.
-func all[T any](t *testing.T, seq iter.Seq2[T, error]) (some []T) {
+func all[T any](t testing.TB, seq iter.Seq2[T, error]) (some []T) {
 	t.Helper()
 	for one, err := range seq {
 		testkit.OK(t, err)

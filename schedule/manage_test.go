@@ -107,14 +107,8 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	for _, foreign := range []*schedule.Kind[args]{k, bad} { // jobs that only have its name as a unique key
 		w.outcome(testkit.Must(foreign.Enqueue(t.Context(), args{}, schedule.WithUnique("close", schedule.Reject)))(t))
 	}
-	entries := 0
-	for _, err := range m.History(t.Context(), "close", 0) {
-		testkit.OK(t, err)
-		entries++
-	}
-	expect(t, entries, 6, "entries of what was deleted, and of what ran besides")
-	for j, err := range m.Jobs(t.Context(), schedule.JobFilter{Kind: "books"}) {
-		testkit.OK(t, err)
+	expect(t, len(all(t, m.History(t.Context(), "close", 0))), 6, "entries of what was deleted, and of what ran besides")
+	for _, j := range all(t, m.Jobs(t.Context(), schedule.JobFilter{Kind: "books"})) {
 		expect(t, j.ID, retried, "the job that lives")
 	}
 	expect(t, one[string](db, `SELECT string_agg(concat_ws(' ', verb, nullif(name, ''), CASE WHEN schedule IS NOT NULL THEN 'id' END, CASE WHEN job IS NOT NULL THEN 'job' END, args - '{tick,after,since,job}'::text[]), ', ' ORDER BY id)
@@ -396,8 +390,7 @@ func TestJobsAreListed(t *testing.T) {
 	})
 	count := func(f schedule.JobFilter) (n int, last schedule.Job) {
 		t.Helper()
-		for j, err := range w.Jobs(t.Context(), f) {
-			testkit.OK(t, err)
+		for _, j := range all(t, w.Jobs(t.Context(), f)) {
 			if j.ID <= last.ID {
 				t.Fatalf("job %d comes after job %d", j.ID, last.ID)
 			}
