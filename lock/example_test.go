@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -19,35 +18,6 @@ import (
 )
 
 // docs/locks.md shows lines of these examples word for word; a test sees to that.
-
-// Every process runs its part of a start-up under one lock, each in its turn; the first does the work, and the others find it done.
-func ExampleLocks_Do() {
-	x := begin()
-	defer x.end()
-	x.exec("CREATE TABLE versions (version int NOT NULL)")
-	start := func(ctx context.Context, locks *lock.Locks, pool *pgxpool.Pool) error {
-		return locks.Do(ctx, "schema-upgrade", func(ctx context.Context) error {
-			var version int
-			err := pool.QueryRow(ctx, "SELECT coalesce(max(version), 0) FROM versions").Scan(&version)
-			if err != nil || version >= 7 {
-				fmt.Println("version", version)
-				return err
-			}
-			_, err = pool.Exec(ctx, "INSERT INTO versions VALUES (7)") // your migration
-			fmt.Println("upgraded")
-			return err
-		})
-	}
-	var pods sync.WaitGroup
-	for range 3 {
-		pods.Go(func() { x.Check(start(x.ctx, x.locks(), x.pool)) })
-	}
-	pods.Wait()
-	// Output:
-	// upgraded
-	// version 7
-	// version 7
-}
 
 // A report that one process at a time makes. The others skip it.
 func ExampleLocks_TryDo() {
@@ -178,7 +148,7 @@ func ExampleHeld_Context() {
 	// Output: leads: true
 }
 
-func exampleURL() string { return pgtest.ExampleURL() }
+func exampleURL(ddl ...string) string { return pgtest.ExampleURL(ddl...) }
 
 // An example is what an Example runs with.
 type example struct {
