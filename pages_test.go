@@ -10,7 +10,6 @@ import (
 	"go/parser"
 	"go/token"
 	"log"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -658,12 +657,7 @@ func TestSQLPageIsTheComments(t *testing.T) {
 	testkit.OK(t, schedule.Migrate(t.Context(), pool))
 	text := "# SQL reference\n\nMade from the comments in the schema by `go test -run SQLPage . -write`. [Upgrades](stability.md) says what is stable; tables may change." +
 		testkit.Value[string](t, pool, commentsOfTheSchema) + "\n"
-	if *write {
-		testkit.OK(t, os.WriteFile(sqlPage, []byte(text), 0o644))
-	}
-	if readFile(t, sqlPage) != text {
-		t.Errorf("%s is not what the comments say: go test -run SQLPage . -write", sqlPage)
-	}
+	testkit.SameAsFile(t, sqlPage, text, *write, "it is not what the comments say: go test -run SQLPage . -write")
 }
 
 // The page of errors names each error that a package exports.

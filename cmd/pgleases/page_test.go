@@ -24,12 +24,7 @@ var write = flag.Bool("write", false, "write "+page+" again")
 
 func TestCLIPageIsTheHelp(t *testing.T) {
 	want := pageOf(newRoot())
-	if *write {
-		testkit.OK(t, os.WriteFile(page, []byte(want), 0o644))
-	}
-	if string(testkit.Must(os.ReadFile(page))(t)) != want {
-		t.Errorf("%s differs from the command's help: go test ./cmd/pgleases -run Page -args -write", page)
-	}
+	testkit.SameAsFile(t, page, want, *write, "it is not the command's help: go test ./cmd/pgleases -run Page -args -write")
 	if n := strings.Count(want, "\n"); n > 500 {
 		t.Errorf("the page has %d lines, want at most 500", n)
 	}

@@ -6,7 +6,6 @@ import (
 	"go/format"
 	"go/parser"
 	"go/token"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,18 +22,8 @@ var write = flag.Bool("write", false, "write the files in testdata")
 // expectFile compares a text with a file in testdata, which a change of what is stable has to touch.
 func expectFile(t *testing.T, name, text string) {
 	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *write {
-		testkit.OK(t, os.WriteFile(path, []byte(text), 0o644))
-	}
-	want, err := os.ReadFile(path)
-	testkit.OK(t, err)
-	if string(want) != text {
-		have, had := strings.Split(text, "\n"), strings.Split(string(want), "\n")
-		missing := slices.DeleteFunc(slices.Clone(had), func(l string) bool { return slices.Contains(have, l) })
-		added := slices.DeleteFunc(have, func(l string) bool { return slices.Contains(had, l) })
-		t.Errorf("%s is stable, and has changed. If that is meant, write it down in CHANGELOG.md, and run\n\tgo test ./internal/surface -args -write\nmissing: %q\nadded: %q", path, missing, added)
-	}
+	testkit.SameAsFile(t, filepath.Join("testdata", name), text, *write,
+		"it is stable, and has changed. If that is meant, write it down in CHANGELOG.md, and run\n\tgo test ./internal/surface -args -write")
 }
 
 // The packages that users import. The tags of fields are the names in the JSON that the command prints.

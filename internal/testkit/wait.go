@@ -2,6 +2,9 @@ package testkit
 
 import (
 	"context"
+	"os"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -79,6 +82,22 @@ func BlocksRead(t testing.TB, pool *pgxpool.Pool, query string, args ...any) int
 	}
 	OK(t, pool.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+query, args...).Scan(&plans))
 	return plans[0].Plan.Hit + plans[0].Plan.Read
+}
+
+// SameAsFile compares a text with a file that has been made of it; if write, it writes the file
+// first. advice says what to do about a difference.
+func SameAsFile(t testing.TB, path, text string, write bool, advice string) {
+	t.Helper()
+	if write {
+		OK(t, os.WriteFile(path, []byte(text), 0o644))
+	}
+	want := string(Must(os.ReadFile(path))(t))
+	if want != text {
+		have, had := strings.Split(text, "\n"), strings.Split(want, "\n")
+		missing := slices.DeleteFunc(slices.Clone(had), func(l string) bool { return slices.Contains(have, l) })
+		added := slices.DeleteFunc(have, func(l string) bool { return slices.Contains(had, l) })
+		t.Errorf("%s differs: %s\nmissing: %q\nadded: %q", path, advice, missing, added)
+	}
 }
 
 // Until polls every few milliseconds until a condition is true for which there is no notification.
