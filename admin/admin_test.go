@@ -29,7 +29,8 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, preferred_owner_id, owned_since, asked_at) VALUES
 			('l', 0, 11, 11, 3, 'a', NULL, now(), NULL), ('l', 1, 11, 13, 3, 'a', NULL, now(), now()), ('l', 2, 14, 14, 3, 'dead', NULL, now(), NULL),
 			('l', 3, 77, 11, 3, 'gone', 'gone', now(), NULL), ('l', 4, NULL, NULL, 3, NULL, NULL, NULL, NULL), ('l', 5, 12, 13, 3, 'b', NULL, now(), now());
-		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) SELECT 'l', p, 11, 11, 3, 'a', now() FROM generate_series(6, 9) AS p`)
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) SELECT 'l', p, 11, 11, 3, 'a', now() FROM generate_series(6, 9) AS p;
+		INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'gone', 'infinity', now(), 'operator', 'why')`)
 	a := newAdmin(t, newPool(t, url))
 	s := testkit.Must(a.Snapshot(t.Context()))(t)
 	l := s.Lease("l")
@@ -66,8 +67,8 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 	for partition, want := range map[int]string{
 		0: `owned by "a", of weight 1, whose share is 5.00 of 10 partitions among 2 working members; it owns 6`,
 		1: `moving to "b". The owner was asked to hand it over`,
-		2: `"dead" has sent no heartbeat for 1h`,
-		3: `Its owner "gone" was evicted`,
+		2: `longer than its TTL of 1m0s. A client that has watched`,
+		3: `and its share has room for it. An operator set a drain of "gone"`,
 		4: `had no owner yet`,
 		5: `A newer process has the ID "b"`,
 	} {
@@ -75,6 +76,10 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		if got := strings.Join(e.Reasons, " "); !strings.Contains(got, want) || e.Epoch != 3 {
 			t.Errorf("partition %d, epoch %d: %s, want %s", partition, e.Epoch, got, want)
 		}
+	}
+	exec(t, url, "UPDATE pgleases.clients SET expires_at = now() - interval '1 hour'")
+	if e := testkit.Must(a.Explain(t.Context(), "l", 2))(t); !strings.Contains(strings.Join(e.Reasons, " "), "No client is live that could evict it: start one.") {
+		t.Errorf("without a live client: %q", e.Reasons)
 	}
 	for _, lease := range []string{"l", "none"} {
 		if _, err := a.Explain(t.Context(), lease, 10); !errors.Is(err, admin.ErrNoSuchPartition) {

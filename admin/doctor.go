@@ -41,7 +41,7 @@ type Finding struct {
 
 // Checks are the names of the checks of Doctor, in order.
 var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "columns", "rights", "table-locks", "row-locks", "advisory-locks", "timeline", "boot-marker", "ttl", "expired",
-	"orphans", "overrides", "plans", "handoffs", "locks", "schedules", "jobs", "transactions", "snapshots", "autovacuum", "connections"}
+	"orphans", "shares", "overrides", "plans", "handoffs", "locks", "schedules", "jobs", "transactions", "snapshots", "autovacuum", "connections"}
 
 // DoctorOptions configure Doctor.
 type DoctorOptions struct {
@@ -402,7 +402,7 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 	d.columns(f, s)
 	d.timeline(ctx, s, f.Provider)
 	d.clients(ctx, s, trip, len(lockers) > 0)
-	d.leases(ctx, s)
+	d.leases(ctx, s, len(lockers) > 0)
 	if len(waits) > 0 {
 		w, level := waits[0], Note // a leader may hold a lock for its lifetime
 		if i := slices.IndexFunc(waits, func(w wait) bool { return w.Holder == "" }); i >= 0 {
@@ -593,8 +593,9 @@ const old = 24 * time.Hour
 // stays is the time after which orphans are reported: a plan in progress assigns them in much less.
 const stays = 3 * time.Second
 
-func (d *doctor) leases(ctx context.Context, s *Snapshot) {
-	deserted, overdue, draining, paused := []string{}, []string{}, []string{}, ""
+func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
+	var deserted, overdue, draining, crowded []string
+	paused := ""
 	for i := range s.Leases {
 		l := &s.Leases[i]
 		if s.paused(l) {
@@ -605,6 +606,15 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 			deserted = append(deserted, fmt.Sprintf("%q", l.Name))
 		} else if late := s.At.Sub(l.Due); !l.Due.IsZero() && late > d.Long {
 			overdue = append(overdue, fmt.Sprintf("%q for %v", l.Name, late.Round(time.Second)))
+		}
+		live := 0
+		for _, m := range l.Members {
+			if !s.Client(m.Session).Expired {
+				live++
+			}
+		}
+		if live > l.Partitions && l.Partitions > 1 { // a lease of one partition has a leader, and others stand by
+			crowded = append(crowded, fmt.Sprintf("%q has %d for %d members", l.Name, l.Partitions, live))
 		}
 		for _, h := range l.Holdings {
 			if h.Moves() && s.At.Sub(h.Asked) > d.Long {
@@ -619,15 +629,21 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 		for name, lost := range orphans {
 			all = append(all, fmt.Sprintf("%q %v", name, lost))
 		}
-		d.found("orphans", Fault, "pgleases explain LEASE/P shows what each waits for", "partitions that no live client owns, for %v: %s", stays, listed(all))
+		remedy := "pgleases explain LEASE/P shows what each waits for"
+		if locked {
+			remedy = "end what row-locks names"
+		}
+		d.found("orphans", Fault, remedy, "partitions that no live client owns, for %v: %s", stays, listed(all))
 	case len(deserted) > 0:
-		d.found("orphans", Note, "start a process; or see pgleases overrides for drained clients; or delete the lease with pgleases drop LEASE", "no client works on %s", listed(deserted))
+		d.found("orphans", Warning, "start a process; or see pgleases overrides for drained clients; or delete the lease with pgleases drop LEASE", "no client works on %s", listed(deserted))
 	}
 	d.fine("orphans", "each partition has an owner%s", paused)
 	all := forgotten(s)
 	d.judge("overrides", len(all) == 0, fmt.Sprintf("%d, all of them recent or with an end", len(s.Overrides)),
 		Note, "take back those that are no longer needed", "older than a day, without an end: %s", listed(all))
 	d.judge("plans", len(overdue) == 0, "no plan is overdue", Warning, "search the logs of the members for plan failed", "overdue: %s", listed(overdue))
+	d.judge("shares", len(crowded) == 0, "no lease has fewer partitions than members", Note,
+		"run fewer processes, or drop the lease and create it with more partitions", "some members own nothing: %s", listed(crowded))
 	d.judge("handoffs", len(draining) == 0, fmt.Sprintf("no handoff takes more than %v", d.Long),
 		Warning, "find out what the owner's work does; WithDrainTimeout bounds it", "asked for and not handed over: %s", listed(draining))
 }

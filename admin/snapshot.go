@@ -289,7 +289,7 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 		e.Target = target.ID
 	}
 	if owner != nil {
-		e.sayOwner(l, owner, working)
+		e.sayOwner(l, owner, working, slices.ContainsFunc(s.Clients, func(c Client) bool { return !c.Expired }))
 	} else {
 		e.sayNoOwner(had)
 	}
@@ -310,7 +310,7 @@ func (e *Explanation) say(format string, args ...any) {
 func (e *Explanation) sayNoOwner(had bool) {
 	switch {
 	case had:
-		e.say("Its owner %q was evicted. It waits for a plan, or for the end of a guarded transaction of that owner.", e.LastOwner)
+		e.say("Its owner %q was evicted. It waits for a plan, or for the end of a guarded transaction of that owner, which pgleases doctor names.", e.LastOwner)
 	case e.LastOwner == "":
 		e.say("It has had no owner yet.")
 	default:
@@ -318,7 +318,7 @@ func (e *Explanation) sayNoOwner(had bool) {
 	}
 }
 
-func (e *Explanation) sayOwner(l *Lease, owner *Client, working int) {
+func (e *Explanation) sayOwner(l *Lease, owner *Client, working int, live bool) {
 	e.Owner = owner.ID
 	if m := e.Member; m == nil {
 		e.say("Its owner %q is no longer a member of the lease.", owner.ID)
@@ -328,8 +328,11 @@ func (e *Explanation) sayOwner(l *Lease, owner *Client, working int) {
 	}
 	switch {
 	case owner.Expired:
-		e.say("%q has sent no heartbeat for %v, longer than its TTL of %v. A client that has watched the clock for that TTL evicts it.",
-			owner.ID, round(owner.HeartbeatAge), owner.TTL)
+		who := "A client that has watched the clock for that TTL evicts it"
+		if !live {
+			who = "No client is live that could evict it: start one"
+		}
+		e.say("%q has sent no heartbeat for %v, longer than its TTL of %v. %s.", owner.ID, round(owner.HeartbeatAge), owner.TTL, who)
 	case owner.Superseded:
 		e.say("A newer process has the ID %q. The older process ends when its work has ended.", owner.ID)
 	case owner.Evicted:
@@ -338,8 +341,11 @@ func (e *Explanation) sayOwner(l *Lease, owner *Client, working int) {
 }
 
 func (e *Explanation) sayOverrides(s *Snapshot, l *Lease) {
-	for _, w := range s.OverridesOf(l.Name, e.Owner) {
+	set := func(w Override) {
 		e.say("An operator set a %s of %q at %v, by %q: %q.", w.Verb, cmp.Or(w.Lease, w.Client), w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
+	}
+	for _, w := range s.OverridesOf(l.Name, e.Owner) {
+		set(w)
 	}
 	for _, w := range s.Overrides {
 		if w.Partition == nil || w.Lease != l.Name || *w.Partition != e.Partition {
@@ -351,7 +357,12 @@ func (e *Explanation) sayOverrides(s *Snapshot, l *Lease) {
 		}
 	}
 	if e.PreferredOwner != "" && e.PreferredOwner != e.Owner {
-		e.say("Its preferred owner is %q: it returns there when the share of that client has room for it.", e.PreferredOwner)
+		e.say("Its preferred owner is %q: it returns there when that client works and its share has room for it.", e.PreferredOwner)
+		for _, w := range s.OverridesOf(l.Name, e.PreferredOwner) {
+			if w.Client != "" {
+				set(w)
+			}
+		}
 	}
 }
 

@@ -36,8 +36,9 @@ locked AS MATERIALIZED ( -- tables that others cannot write or read, or with row
     CROSS JOIN t
     WHERE l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
       AND l.locktype = 'relation' -- a session that waits for a row locks the tuple
-      AND l.granted AND (l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-                         OR l.mode = 'RowShareLock' AND l.pid IS NULL AND c.relname IN ('partitions', 'locks'))
+      AND (l.mode = 'AccessExclusiveLock' -- a session that waits for it, as ALTER TABLE does, makes later ones wait, too
+           OR l.granted AND (l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock')
+                             OR l.mode = 'RowShareLock' AND l.pid IS NULL AND c.relname IN ('partitions', 'locks')))
       AND l.pid IS DISTINCT FROM pg_backend_pid()
       AND coalesce(coalesce(a.xact_start, p.prepared) < t.now - interval '1 second', true) -- DDL of Migrate takes less time
 )

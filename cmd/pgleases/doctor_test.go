@@ -98,7 +98,9 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "TTLs", fault: "UPDATE pgleases.clients SET ttl = '1 minute' WHERE session = 11", want: "warning ttl", text: "1h0m0s (1), 1m0s (1)"},
 		{name: "expired", fault: "INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '1 hour', '1 hour', 'host', 7, now())", want: "warning expired", text: `"gone"`},
 		{name: "orphan of an expired session", fault: "UPDATE pgleases.partitions SET owner = 77, target = 77 WHERE partition = 1", want: "fault orphans", text: `"l" 1`},
-		{name: "nobody works", fault: "DELETE FROM pgleases.members", want: "note orphans", text: `no client works on "l"`},
+		{name: "nobody works", fault: "DELETE FROM pgleases.members", want: "warning orphans", text: `no client works on "l"`},
+		{name: "more members than partitions", fault: `INSERT INTO pgleases.clients VALUES (13, 'c', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now());
+			INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 13, 1, now(), 3)`, want: "note shares", text: `"l" has 2 for 3 members`},
 		{name: "plan overdue", fault: "UPDATE pgleases.leases SET next_check_at = now() - interval '1 hour'", want: "warning plans", text: `"l" for 1h0m`},
 		{name: "handoff", fault: "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0", want: "warning handoffs", text: `"l" 0 of "a" for 1h0m`},
 		{name: "lock awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "note locks", text: `"k" for 1h0m`},
@@ -244,16 +246,29 @@ func TestDoctorNamesStrangersAtAdvisoryLocks(t *testing.T) {
 // read.
 func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct{ mode, means string }{
-		{"SHARE", "others cannot write it"},
-		{"ACCESS EXCLUSIVE", "others cannot read or write it"},
+	for _, test := range []struct {
+		mode, means string
+		waits       bool // behind a session that reads the table
+	}{
+		{"SHARE", "others cannot write it", false},
+		{"ACCESS EXCLUSIVE", "others cannot read or write it", false},
+		{"ACCESS EXCLUSIVE", "others cannot read or write it", true},
 	} {
-		t.Run(test.mode, func(t *testing.T) {
+		t.Run(fmt.Sprint(test.mode, test.waits), func(t *testing.T) {
 			database := pgtest.MigratedDatabase(t)
 			execute(t, database, sound)
-			conn := newConn(t, database)
-			_, err := conn.Exec(t.Context(), "BEGIN; SET LOCAL application_name = 'report'; LOCK TABLE pgleases.clients IN "+test.mode+" MODE")
-			testkit.OK(t, err)
+			if test.waits {
+				_, err := newConn(t, database).Exec(t.Context(), "BEGIN; SELECT FROM pgleases.clients")
+				testkit.OK(t, err)
+			}
+			conn, locked := newConn(t, database), make(chan error, 1)
+			go func() {
+				_, err := conn.Exec(t.Context(), "BEGIN; SET LOCAL application_name = 'report'; LOCK TABLE pgleases.clients IN "+test.mode+" MODE")
+				locked <- err
+			}()
+			if !test.waits {
+				testkit.OK(t, <-locked)
+			}
 			expectIll(t, database, "fault table-locks", fmt.Sprintf("clients is locked by process %d of ", conn.PgConn().PID()))
 			found, _ := examined(t, database)
 			i := slices.IndexFunc(found, func(f admin.Finding) bool { return f.Check == "table-locks" })
@@ -363,7 +378,7 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		{`INSERT INTO pgleases.history (schedule, group_name, name, job, since, until, ticks, outcome, error, ended_at) VALUES (0, 'reports', '', 7, now(), now(), 1, 'failed', 'it broke', now())`,
 			"UPDATE pgleases.history SET retried = 8", "warning jobs", `failed in the last day, and were not retried: 1 of group "reports", as job 7 (it broke)`},
 		{"DELETE FROM pgleases.members WHERE lease = 'schedule/reports'", "INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/reports', 11, 1, now(), 1)",
-			"note orphans, warning schedules", ""},
+			"warning orphans, warning schedules", ""},
 		{"UPDATE pgleases.schedules SET name = 'old', registered = '2026-03-02Z' WHERE name = 'new'", "SELECT", "note schedules", `1 of group "reports", as "old" (since 2026-03-02)`},
 	} {
 		execute(t, database, test.fault)
