@@ -218,32 +218,3 @@ func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
 		}
 	}
 }
-
-// If doctor stops after it has tried an eviction, the server releases its locks after 500 ms.
-func TestADoctorThatStandsStillKeepsNothingLocked(t *testing.T) {
-	t.Parallel()
-	url := pgtest.FreshDatabase(t)
-	own, wire := testkit.Pool(t, url), new(testkit.Wire)
-	testkit.Execute(t, own, "INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '1 hour', '1 second', 'host', 7, now())")
-	a := testkit.Must(admin.New(testkit.Pool(t, url, wire.Carry)))(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	tried, ended := make(chan struct{}), make(chan struct{})
-	wire.Before(".evict(", func() { wire.Mute("rollback"); close(tried) })
-	go func() {
-		defer close(ended)
-		a.Doctor(ctx, admin.DoctorOptions{})
-	}()
-	testkit.Receive(t, "it tries an eviction", tried)
-	testkit.Until(t, "it stands still, or was too slow to", func() bool {
-		select {
-		case <-ended:
-			return true
-		default:
-			return wire.Left() == 0
-		}
-	})
-	testkit.Becomes(t, own, "its transaction has ended", false,
-		"SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction' AND query LIKE '%.evict(%')")
-	cancel()
-	<-ended
-}

@@ -53,8 +53,7 @@ type DoctorOptions struct {
 
 // Doctor runs the checks, and returns their results in the order of Checks. If a check fails,
 // checks that depend on it are missing. Doctor uses one connection of the pool for less than a
-// second, or for some seconds if there is a fault. It changes no row: it tries the eviction of a
-// session that expired long ago in a transaction that it rolls back.
+// second, or for some seconds if there is a fault. It changes no row.
 func (a *Admin) Doctor(ctx context.Context, o DoctorOptions) []Finding {
 	if o.Long <= 0 {
 		o.Long = time.Minute
@@ -276,7 +275,6 @@ func (d *doctor) rights(f *facts) {
 		return strings.HasSuffix(right, " INSERT") || strings.HasSuffix(right, " UPDATE") || strings.HasSuffix(right, " DELETE")
 	}
 	lacks := slices.DeleteFunc(wanted, func(right string) bool { return slices.Contains(f.Rights, right) })
-	remedy := fmt.Sprintf("as the tables' owner, run what pgleases grants %s prints", pgx.Identifier{f.Role}.Sanitize())
 	switch {
 	case !f.RoleExists:
 		d.found("rights", Fault, "name an existing one with --role", "there is no role %q", f.Role)
@@ -285,7 +283,7 @@ func (d *doctor) rights(f *facts) {
 	case d.Role == "" && !slices.ContainsFunc(f.Rights, writes):
 		d.found("rights", Note, "name the role of the clients with --role", "role %q may read, and cannot run clients", f.Role)
 	default:
-		d.found("rights", Fault, remedy, "role %q cannot run clients, it lacks %s", f.Role, listed(lacks))
+		d.found("rights", Fault, fmt.Sprintf("as the tables' owner, run what pgleases grants %s prints", pgx.Identifier{f.Role}.Sanitize()), "role %q cannot run clients, it lacks %s", f.Role, listed(lacks))
 	}
 }
 
@@ -401,7 +399,7 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 	d.fine("row-locks", "no row of a client, lease, member or the server is locked")
 	d.columns(f, s)
 	d.timeline(ctx, s, f.Provider)
-	d.clients(ctx, s, trip, len(lockers) > 0)
+	d.clients(s, trip, len(lockers) > 0)
 	d.leases(ctx, s, len(lockers) > 0)
 	if len(waits) > 0 {
 		w, level := waits[0], Note // a leader may hold a lock for its lifetime
@@ -513,10 +511,10 @@ func (d *doctor) timeline(ctx context.Context, s *Snapshot, provider string) {
 	d.fine("timeline", "it is accepted, server generation %d", s.Server.Generation)
 }
 
-func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration, locked bool) {
+func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool) {
 	ttls := make(map[time.Duration]int)
 	shortest := 6 * time.Second // the default
-	var expired, stuck []string
+	var expired []string
 	live := false
 	for i, c := range s.Clients {
 		if i == 0 || c.TTL < shortest {
@@ -527,9 +525,6 @@ func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration, l
 			live = true
 		} else if c.HeartbeatAge > c.TTL+d.Long {
 			expired = append(expired, fmt.Sprintf("%q", c.ID))
-		}
-		if c.Expired && c.HeartbeatAge > c.TTL+stays {
-			stuck = append(stuck, fmt.Sprintf("%q", c.ID))
 		}
 	}
 	d.judge("boot-marker", s.Server.Marked || len(s.Clients) == 0, "the server has not crashed since a client connected",
@@ -548,43 +543,19 @@ func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration, l
 	d.judge("round-trip", trip < most, fmt.Sprintf("%v from here, %v would be too long", trip, most),
 		Warning, "run clients closer to the database, or set a longer TTL",
 		"%v from here; from %v on, for a TTL of %v, a client cannot take over from expired sessions", trip, most, shortest)
-	d.expired(ctx, expired, stuck, live, locked)
+	d.expired(expired, live, locked)
 }
 
-// expired reports expired sessions, and why they cannot be evicted.
-func (d *doctor) expired(ctx context.Context, expired, stuck []string, live, locked bool) {
-	var why error
-	if len(stuck) > 0 {
-		why = d.tryEviction(ctx)
+// expired reports expired sessions.
+func (d *doctor) expired(expired []string, live, locked bool) {
+	remedy := "start a client, or wait until one has watched the clock for their TTL"
+	if locked {
+		remedy = "end what row-locks names"
+	} else if live {
+		remedy = "search the logs of the live clients for evict: it fails, or their round trips are too slow"
 	}
-	if why != nil {
-		d.found("expired", Fault, "remove what the error names: the clients try again", "clients that are silent for longer than their TTL cannot be evicted: %s: %v", listed(stuck), why)
-	} else if len(expired) > 0 {
-		remedy := "start a client, or wait until one has watched the clock for their TTL"
-		if locked {
-			remedy = "end what row-locks names"
-		} else if live {
-			remedy = "check the live clients: with slow round trips they cannot evict sessions"
-		}
-		d.found("expired", Warning, remedy, "silent for %v longer than their TTL, and not evicted: %s", d.Long, listed(expired))
-	}
-	d.fine("expired", "no session is expired")
-}
-
-// tryEviction returns the error that prevents the eviction of expired sessions.
-func (d *doctor) tryEviction(ctx context.Context) error {
-	tx, err := d.conn.BeginTx(ctx, pgx.TxOptions{AccessMode: pgx.ReadWrite})
-	if err == nil {
-		_, err = tx.Exec(ctx, "SET LOCAL idle_in_transaction_session_timeout = 500") // a stopped process would keep rows locked
-		if err == nil {
-			_, err = tx.Exec(ctx, d.statement("eviction"))
-		}
-		_ = tx.Rollback(ctx)
-	}
-	if store.Denied(err) || store.Transient(err) { // the error is of this role, or may pass
-		return nil
-	}
-	return err
+	d.judge("expired", len(expired) == 0, "no session is expired", Warning, remedy,
+		"silent for %v longer than their TTL, and not evicted: %s", d.Long, listed(expired))
 }
 
 // old is the age from which an override without an end is reported.
@@ -594,8 +565,7 @@ const old = 24 * time.Hour
 const stays = 3 * time.Second
 
 func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
-	var deserted, overdue, draining, crowded []string
-	paused := ""
+	deserted, overdue, draining, crowded, paused := []string{}, []string{}, []string{}, []string{}, ""
 	for i := range s.Leases {
 		l := &s.Leases[i]
 		if s.paused(l) {

@@ -105,9 +105,6 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "handoff", fault: "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0", want: "warning handoffs", text: `"l" 0 of "a" for 1h0m`},
 		{name: "lock awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "note locks", text: `"k" for 1h0m`},
 		{name: "lock of an expired session awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 99, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "warning locks", text: `"k" for 1h0m`},
-		{name: "eviction fails", fault: `INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '10 seconds', '1 hour', 'host', 7, now());
-			INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 13, 1, now(), 3);
-			ALTER TABLE pgleases.leases ADD CONSTRAINT stop CHECK (generation < 0) NOT VALID`, want: "fault expired", text: `cannot be evicted: "gone": ERROR: new row for relation "leases" violates check constraint "stop"`},
 		{name: "number of a column", fault: `CREATE TABLE outbox (id text, two int GENERATED ALWAYS AS (pgleases.partition_for(id, 2)) STORED,
 			partition int GENERATED ALWAYS AS (pgleases.partition_for(id, 64)) STORED)`, want: "warning columns", text: "outbox.partition for 64; leases have 2"},
 		{name: "no autovacuum", fault: "ALTER TABLE pgleases.clients SET (autovacuum_enabled = off)", want: "warning autovacuum", text: "off for clients"},

@@ -214,7 +214,7 @@ func newScheduleHistory() *cobra.Command {
 			if !e.StartedAt.IsZero() {
 				took = period(e.EndedAt.Sub(e.StartedAt))
 			}
-			return []any{relative(now, e.Until), e.Ticks, idOrDash(e.Job), e.Outcome, relative(now, e.StartedAt), took, orDash(e.Error)}
+			return []any{e.Until.UTC().Format(time.RFC3339Nano), e.Ticks, idOrDash(e.Job), e.Outcome, relative(now, e.StartedAt), took, orDash(e.Error)}
 		}), err
 	})
 }

@@ -87,7 +87,7 @@ COMMENT ON COLUMN pgleases.schedules.failures IS 'The number of consecutive fail
 COMMENT ON COLUMN pgleases.schedules.revision IS 'Rises with every edit.';
 COMMENT ON COLUMN pgleases.schedules.paused_at IS 'When it was paused; null: it is not paused.';
 COMMENT ON COLUMN pgleases.schedules.blocked_reason IS 'Why the owner cannot run it, for example an unregistered kind; null: it can.';
-COMMENT ON COLUMN pgleases.schedules.blocked_since IS 'When it became blocked. Blocked time does not count as lateness.';
+COMMENT ON COLUMN pgleases.schedules.blocked_since IS 'When it became blocked. A tick does not become too late while its schedule is blocked.';
 COMMENT ON COLUMN pgleases.schedules.registered IS 'When a process last stored or declared it: at its start, and once a day.';
 COMMENT ON COLUMN pgleases.schedules.nonce IS 'Identifies it in idempotency keys, because a failover that has lost it may give its id to another.';
 
@@ -346,7 +346,7 @@ COMMENT ON COLUMN pgleases.schedules_status.error IS 'The error of the last fail
 COMMENT ON COLUMN pgleases.schedules_status.backend IS 'Of a run in a transaction, the pid in pg_stat_activity; null: no such run.';
 COMMENT ON COLUMN pgleases.schedules_status.paused_at IS 'When it was paused; null: it is not paused.';
 COMMENT ON COLUMN pgleases.schedules_status.blocked_reason IS 'Why the owner cannot run it; null: it can.';
-COMMENT ON COLUMN pgleases.schedules_status.blocked_since IS 'When it became blocked. Blocked time does not count as lateness.';
+COMMENT ON COLUMN pgleases.schedules_status.blocked_since IS 'When it became blocked. A tick does not become too late while its schedule is blocked.';
 COMMENT ON COLUMN pgleases.schedules_status.declared IS 'The code declares the schedule, and only processes with such code run it.';
 COMMENT ON COLUMN pgleases.schedules_status.registered IS 'When a process last stored or declared it: at its start, and once a day.';
 COMMENT ON COLUMN pgleases.schedules_status.args IS 'The arguments of the handler.';

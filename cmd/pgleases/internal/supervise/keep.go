@@ -13,6 +13,8 @@ import (
 	"runtime"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // KeepVerb is the verb of the command that calls [Keep].
@@ -28,6 +30,15 @@ const (
 	// the partition is owned, because some processes cannot be killed.
 	killAgain = 5 * time.Millisecond
 )
+
+// boottime returns the time of a clock that is the same for all processes of the machine.
+func boottime() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(bootClock, &ts); err != nil {
+		panic(err) // every unix has it
+	}
+	return time.Duration(ts.Nano())
+}
 
 // A keeper runs the program once. It is the ancestor of all processes of the program, and alone
 // decides when they end, so it works even if the supervisor is stopped or crashed. It exits when no

@@ -32,6 +32,7 @@ const (
 	backoffMin   = 100 * time.Millisecond
 	backoffMax   = 30 * time.Second
 	backoffReset = time.Minute // after a run of this time, the next start waits backoffMin
+	quiet        = time.Second // time that a run waits for its first partition before it says that it waits
 )
 
 // Config is one call of `pgleases run`.
@@ -125,6 +126,11 @@ func (r *runner) work(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer time.AfterFunc(quiet, func() {
+		if lease.Stats().Owned == 0 {
+			r.Log.Warn("no partition is owned yet: others have them, or one that crashed until its TTL is over", slog.String("lease", r.Lease))
+		}
+	}).Stop()
 	if r.Try || r.Wait > 0 {
 		if err := r.awaitOwnership(ctx, client, lease); err != nil {
 			return err

@@ -52,9 +52,13 @@ func TestTryAndWaitEndIfAnotherOwnsIt(t *testing.T) {
 			t.Errorf("%s: exit code %d, want 75; output %q", flags, code, c.Printed())
 		}
 	}
-	holder.Signal(syscall.SIGTERM)
-	if code := holder.ExitCode(); code != 128+15 {
-		t.Errorf("exit code %d after SIGTERM, want 143", code)
+	standby := command.Run(t, env, "run", "tried", "--ttl", "5m", "--", "true")
+	testkit.Until(t, "it says that it waits", func() bool { return strings.Contains(standby.Printed(), "no partition is owned yet") })
+	for _, c := range []*command.Command{standby, holder} {
+		c.Signal(syscall.SIGTERM)
+		if code := c.ExitCode(); code != 128+15 {
+			t.Errorf("exit code %d after SIGTERM, want 143", code)
+		}
 	}
 	for _, flags := range []string{"--try", "--wait=1m"} {
 		c := command.Run(t, env, "run", "tried", "--ttl", "5m", flags, "--once", "--", "echo", "ran")

@@ -11,20 +11,12 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// boottime returns the time of a clock that is the same for all processes of the machine and runs
-// while the machine sleeps.
-func boottime() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		panic(err) // Linux has it since 2.6.39
-	}
-	return time.Duration(ts.Nano())
-}
+// bootClock runs while the machine sleeps.
+const bootClock = unix.CLOCK_BOOTTIME
 
 // adoptOrphans makes this process the new parent of descendants that lose their parent.
 func adoptOrphans() error {
