@@ -44,8 +44,8 @@ func TestSummaryIsOnThePage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, tables, _ := strings.Cut(string(page), "\n- command: ")
-	if got := summary(tables); strings.Count(got, "\n") != len(highlights)+5 || !strings.Contains(string(page), got) {
+	_, tables, _ := strings.Cut(string(page), "\n## ")
+	if got := summary(tables); strings.Count(got, "\n") != len(highlights)+1 || !strings.Contains(string(page), got) {
 		t.Errorf("the page lacks the summary of its tables:\n%s", got)
 	}
 }

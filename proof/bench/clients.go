@@ -20,9 +20,6 @@ func measureClients(ctx context.Context, l *lab, out *part) {
 	reach := must(l.bouncer.Through(d.url))
 	check(pgleases.Migrate(ctx, d.Pool))
 	clients, victims, beat := l.clients, l.clients/10, l.ttl/3
-	add := func(what, figure string) *row {
-		return out.figure(fmt.Sprintf("%s clients: %s", grouped(clients), what), figure)
-	}
 	partitions := l.partitions / l.leases * l.leases
 	shared := func(c *census, clients int) time.Time {
 		if l.leases == 1 {
@@ -50,21 +47,19 @@ func measureClients(ctx context.Context, l *lab, out *part) {
 	defer surviving.kill()
 	defer dying.kill()
 	arrival := even.Round(0).Sub(began.Round(0))
-	add("from the first that began to even shares", fmt.Sprintf("%s (all have joined: %s)", duration(arrival), duration(joined.Sub(began)))).
-		than("processor time of the server until then", duration(used.server), percent(share(used.server, used.span))+" of a core").
-		than("statements until then", grouped(used.statements), significant(float64(used.statements)/float64(clients))+" a client").
+	out.figure("from the first start to even shares", fmt.Sprintf("%s (all have joined: %s)", duration(arrival), duration(joined.Sub(began)))).
+		than("processor time of the server", duration(used.server), percent(share(used.server, used.span))+" of a core").
 		goal("<= 5 s for 1,000", clients != 1000 || arrival <= 5*time.Second)
 
 	d.atRest(ctx)
 	span := time.Duration(l.pick(1, 25)) * time.Second
 	calm := d.calm(ctx, span)
-	connections := one[int](ctx, d, "SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'pgleases'")
 
 	dying.kill()
 	expiry := one[time.Time](ctx, d, "SELECT max(expires_at) FROM pgleases.clients WHERE id LIKE 'victim-%'")
 	took := c.covered(ctx, partitions).Round(0).Sub(expiry)
-	add(fmt.Sprintf("%d of them killed: from the last expiry to all owned again", victims), duration(took)).
-		than("a heartbeat", duration(beat), significant(share(took, beat))+" x").goal("<= a heartbeat + 200 ms", took <= beat+200*time.Millisecond)
+	out.figure(fmt.Sprintf("%d killed: from the last expiry to all owned again", victims), duration(took)).
+		than("a heartbeat", duration(beat), significant(share(took, beat))+"x").goal("<= a heartbeat + 200 ms", took <= beat+200*time.Millisecond)
 
 	surviving.kill()
 	makeBare(ctx, d, clients)
@@ -75,19 +70,17 @@ func measureClients(ctx context.Context, l *lab, out *part) {
 	bare := d.calm(ctx, span)
 	beats := float64(clients) * share(span, beat)
 	each := func(u usage) time.Duration { return time.Duration(float64(u.server) / beats) }
-	add(fmt.Sprintf("statements in %v of calm", span), grouped(calm.statements)).
-		than("one for each client and heartbeat", grouped(int(beats)), significant(float64(calm.statements)/beats)+" x").
-		goal("<= 1.1 x", float64(calm.statements) <= 1.1*beats)
-	const bound = "bare `UPDATE`s at the same pace, one row for each client"
-	add("processor time of the server meanwhile", fmt.Sprintf("%s for each client and heartbeat; %s of a core, PgBouncer: %s", duration(each(calm)),
+	out.figure(fmt.Sprintf("statements in %v of calm", span), grouped(calm.statements)).
+		than("one for each heartbeat", grouped(int(beats)), significant(float64(calm.statements)/beats)+"x").
+		goal("<= 1.1x", float64(calm.statements) <= 1.1*beats)
+	const bound = "bare `UPDATE`s at the same pace"
+	out.figure(fmt.Sprintf("server's processor time for %s clients", grouped(clients)), fmt.Sprintf("%s a heartbeat; %s of a core, PgBouncer: %s", duration(each(calm)),
 		percent(share(calm.server, calm.span)), percent(share(calm.pooler, calm.span)))).
-		than(bound, duration(each(bare)), significant(share(calm.server, bare.server))+" x").
-		goal("<= 200 µs, or 1.25 x", each(calm) <= max(200*time.Microsecond, each(bare)*5/4))
-	add("log meanwhile", fmt.Sprintf("%s for each client and heartbeat, %s kB/s", bytes(calm.wal/beats), significant(calm.wal/1000/calm.span.Seconds()))).
-		than(bound, bytes(bare.wal/beats), significant(calm.wal/bare.wal)+" x").
-		goal("<= 130 bytes, or 1 x", calm.wal <= max(130*beats, bare.wal))
-	add("connections of the server", grouped(connections)).
-		than("connections to PgBouncer", grouped(clients), percent(float64(connections)/float64(clients)))
-	out.note("The clients are goroutines of two processes beside the server, each with a connection of its own through PgBouncer in transaction mode to %d of the server; "+
-		"TTL %v, heartbeat %s, leases: %d, partitions: %s.", serverConnections, l.ttl, duration(beat), l.leases, grouped(partitions))
+		than(bound, duration(each(bare)), significant(share(calm.server, bare.server))+"x").
+		goal("<= 200 µs, or 1.25x", each(calm) <= max(200*time.Microsecond, each(bare)*5/4))
+	out.figure("WAL in calm", fmt.Sprintf("%s a heartbeat, %s kB/s", bytes(calm.wal/beats), significant(calm.wal/1000/calm.span.Seconds()))).
+		than(bound, bytes(bare.wal/beats), significant(calm.wal/bare.wal)+"x").
+		goal("<= 130 bytes, or 1x", calm.wal <= max(130*beats, bare.wal))
+	out.note("%s clients in two processes, each with a connection to PgBouncer, which has %d to the server; TTL %v, heartbeat %s, leases: %d, partitions: %s.",
+		grouped(clients), serverConnections, l.ttl, duration(beat), l.leases, grouped(partitions))
 }

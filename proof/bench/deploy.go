@@ -18,12 +18,12 @@ func measureDeploy(ctx context.Context, l *lab, out *part) {
 		why   string
 		one   func(g *group, i int) // replaces a client
 	}{
-		{"a new client joins, then an old one closes", 1, "each old client's partitions have to move once", func(g *group, i int) {
+		{"a new client joins, an old one closes", 1, "each has to move once", func(g *group, i int) {
 			g.add(ctx, fmt.Sprintf("new-%02d", i))
 			g.settle(ctx)
 			g.remove(0)
 		}},
-		{"each client closes, then starts again under its ID", 2, "even shares: away, and back", func(g *group, _ int) {
+		{"each client closes and restarts", 2, "away, and back", func(g *group, _ int) {
 			id := g.members[0].id
 			g.remove(0)
 			g.add(ctx, id)
@@ -42,10 +42,7 @@ func measureDeploy(ctx context.Context, l *lab, out *part) {
 		o.wait.Wait()
 		o.report(out, deploy.what, deploy.least, deploy.why, took)
 	}
-	out.note("%d clients share %s partitions, default TTL, no hand-off delay; the next client is replaced when shares are even. "+
-		"An observer in the clients' process reads `Values` of all of them, again and again, and notes the owner of each partition. "+
-		"A time without an owner is from the last reading with the owner before to the first with the next one. "+
-		"We know of no other library that publishes these figures.", clients, grouped(partitions))
+	out.note("%d clients share %s partitions, default TTL, no hand-off delay; the next client is replaced when shares are even.", clients, grouped(partitions))
 }
 
 // An observer reads what clients own, again and again.
@@ -53,7 +50,7 @@ type observer struct {
 	done       chan struct{}
 	wait       sync.WaitGroup
 	partitions []observed
-	between    []time.Duration // between two readings
+	readings   int
 }
 
 // observed holds what the observer saw of a partition.
@@ -68,8 +65,7 @@ type observed struct {
 
 func observe(g *group) *observer {
 	o := &observer{done: make(chan struct{}), partitions: make([]observed, g.partitions)}
-	last := time.Now()
-	o.read(g.everybody(), last)
+	o.read(g.everybody(), time.Now())
 	o.wait.Go(func() {
 		again := time.NewTicker(time.Millisecond)
 		defer again.Stop()
@@ -79,10 +75,7 @@ func observe(g *group) *observer {
 			case <-o.done:
 				return
 			}
-			members, now := g.everybody(), time.Now()
-			o.read(members, now)
-			o.between = append(o.between, now.Sub(last))
-			last = now
+			o.read(g.everybody(), time.Now())
 		}
 	})
 	return o
@@ -90,18 +83,18 @@ func observe(g *group) *observer {
 
 // read records the owner of each partition.
 func (o *observer) read(members []*member, now time.Time) {
-	reading := len(o.between) + 1
+	o.readings++
 	for _, m := range members {
 		for _, p := range m.Values() {
 			of := &o.partitions[p]
-			if of.owner != nil && (of.owner != m || of.reading < reading-1) {
+			if of.owner != nil && (of.owner != m || of.reading < o.readings-1) {
 				gap := now.Sub(of.until)
 				of.without, of.longest = of.without+gap, max(of.longest, gap)
 			}
 			if of.owner != nil && of.owner != m {
 				of.moves++
 			}
-			of.owner, of.reading, of.until = m, reading, now
+			of.owner, of.reading, of.until = m, o.readings, now
 		}
 	}
 }
@@ -121,10 +114,8 @@ func (o *observer) report(out *part, what string, least float64, why string, too
 	}
 	n := mean(moves)
 	out.figure(what+": moves of a partition", fmt.Sprintf("%.2f, at most %v", n, slices.Max(moves))).
-		than(why, fmt.Sprintf("%.2f", least), significant(n/least)+" x")
-	resolution := fmt.Sprintf("%s, at most %s", duration(median(o.between)), duration(slices.Max(o.between)))
-	out.figure(what+": time without an owner, of a partition in all", fmt.Sprintf("%s, at most %s; longest gap %s",
+		than(why, fmt.Sprintf("%.2f", least), significant(n/least)+"x")
+	out.figure(what+": time without an owner", fmt.Sprintf("%s, at most %s; longest gap %s",
 		nanoseconds(mean(without)), nanoseconds(slices.Max(without)), nanoseconds(slices.Max(gaps)))).
-		than("the whole deploy", duration(took), percent(mean(without)/float64(took))).
-		than("the observer's resolution", resolution, "")
+		than("the whole deploy", duration(took), percent(mean(without)/float64(took)))
 }

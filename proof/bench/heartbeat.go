@@ -26,16 +26,16 @@ type sessions struct {
 }
 
 func (s *sessions) String() string {
-	return fmt.Sprintf("%s sessions, leases x partitions: %d x %s", grouped(s.n), s.leases, grouped(s.partitions))
+	return fmt.Sprintf("%s sessions, %d x %s", grouped(s.n), s.leases, grouped(s.partitions))
 }
 
 // measureHeartbeats compares heartbeats with a bare UPDATE of one row, for different numbers of
 // sessions, leases and partitions.
 func measureHeartbeats(ctx context.Context, l *lab, out *part) {
 	rates := []sessions{{n: 16, leases: 1, partitions: 16}, {n: 16, leases: 1, partitions: 4096}, {n: 16, leases: 100, partitions: 16}}
-	costs := append([]sessions{{n: 200, leases: 1, partitions: 16}, {n: 1000, leases: 1, partitions: 16}, {n: 16, leases: 10, partitions: 16}}, rates...)
+	costs := []sessions{rates[0], {n: 200, leases: 1, partitions: 16}, {n: 1000, leases: 1, partitions: 16}, rates[2]}
 	if l.quick {
-		rates, costs = costs[2:3], costs[2:3]
+		rates, costs = rates[:1], costs[:1]
 	}
 	for i, s := range rates {
 		server := l.fast // the setup of 100 leases waits for the disk 1,000 times
@@ -47,7 +47,7 @@ func measureHeartbeats(ctx context.Context, l *lab, out *part) {
 	for _, s := range costs {
 		s.measure(ctx, l, l.fast, func() { s.cost(ctx, l, out) })
 	}
-	out.note("A heartbeat is one message, which a pooler cannot break over two connections of the server. The rates are those of %d connections.", beatConnections)
+	out.note("1 x 16: each session is a member of one lease of 16 partitions.")
 }
 
 // measure sets up the sessions in a database of their own, and calls do.
@@ -103,11 +103,8 @@ func (s *sessions) beat(ctx context.Context, connection, turn int) {
 func (s *sessions) rate(ctx context.Context, l *lab, out *part) {
 	rates := l.alternate(9,
 		l.throughput("", beatConnections, func(i, turn int) { s.beat(ctx, i, turn) }),
-		l.throughput("bare `UPDATE` as one message", beatConnections, func(i, _ int) { updateBare(ctx, s.bare[i], i) }),
-		l.throughput("`SELECT 1` as one message", beatConnections, func(i, _ int) {
-			must(s.bare[i].Exec(ctx, "SELECT 1", pgx.QueryExecModeSimpleProtocol))
-		}))
-	out.compare(fmt.Sprintf("heartbeats: %v", s), rates[0], rates[1:]...).goal(">= 0.8 x the `UPDATE`", rates[0].over(rates[1]) >= 0.8)
+		l.throughput("bare `UPDATE`", beatConnections, func(i, _ int) { updateBare(ctx, s.bare[i], i) }))
+	out.compare(fmt.Sprintf("heartbeats: %v", s), rates[0], rates[1:]...).goal(">= 0.8x", rates[0].over(rates[1]) >= 0.8)
 }
 
 // throughput returns a side that calls do through several connections at once, for a while.
@@ -133,7 +130,7 @@ func (s *sessions) cost(ctx context.Context, l *lab, out *part) {
 	beats := beatConnections * turns
 	var wal [2][]float64
 	measured := func(i int, do func(connection, turn int)) side {
-		return side{"bare `UPDATE` of one row", nanoseconds, func() float64 {
+		return side{"bare `UPDATE`", nanoseconds, func() float64 {
 			u := s.during(ctx, func() {
 				together(beatConnections, func(connection int) {
 					for turn := range turns {
@@ -158,9 +155,14 @@ func (s *sessions) cost(ctx context.Context, l *lab, out *part) {
 	if !l.quick {
 		wal[0], wal[1] = wal[0][1:], wal[1][1:]
 	}
-	r := out.compare(fmt.Sprintf("log of a heartbeat, %s of the updates HOT: %v", percent(hot), s), sample{"", wal[0], bytes}, sample{bare.name, wal[1], bytes})
-	r.goal("<= 130 bytes with 16 sessions, >= 99 % HOT", (s.n > 16 || median(wal[0]) <= 130) && hot >= 0.99)
-	out.compare(fmt.Sprintf("the server's processor time of a heartbeat: %v", s), processor[0], processor[1])
+	r := out.compare(fmt.Sprintf("WAL: %v", s), sample{"", wal[0], bytes}, sample{bare.name, wal[1], bytes})
+	r.figure += ", " + percent(hot) + " HOT"
+	if s.n == 16 {
+		r.goal("<= 130 bytes, >= 99 % HOT", median(wal[0]) <= 130 && hot >= 0.99)
+	} else {
+		r.goal(">= 99 % HOT", hot >= 0.99)
+	}
+	out.compare(fmt.Sprintf("server's processor time: %v", s), processor[0], processor[1])
 }
 
 // makeBare creates a table with a number of rows, which bare updates change.

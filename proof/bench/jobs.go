@@ -68,11 +68,10 @@ func measureJobs(ctx context.Context, l *lab, out *part) {
 		}})
 	}
 	paces := l.alternate(3, sides...)
-	out.compare("one-off jobs whose handler does nothing, each in its own durable guarded transaction", paces[1], paces[3], paces[5]).
+	out.compare("one-off jobs, each in a durable guarded transaction", paces[1], paces[3], paces[5]).
 		goal(">= 4,000/s, and >= River", median(paces[1].values) >= 4000 && paces[1].over(paces[3]) >= 1)
 	out.compare(fmt.Sprintf("jobs enqueued, %s in one call", grouped(n)), paces[0], paces[2], paces[4]).goal(">= 30,000/s", median(paces[0].values) >= 30_000)
-	out.note("One process works the jobs, %d at once, and as many do one client of River (FetchCooldown %v) and the bare transactions, which have no search, retry or "+
-		"failure: two round trips each. All in one database.", jobWorkers, riverCooldown)
+	out.note("Handlers do nothing. One process runs %d jobs at once, as do one client of River (FetchCooldown %v) and the bare transactions.", jobWorkers, riverCooldown)
 }
 
 // open runs the jobs of package schedule.
@@ -115,7 +114,7 @@ func (q *queue) openRiver(ctx context.Context, pool *pgxpool.Pool) (end func()) 
 	client := must(river.NewClient(driver, &river.Config{
 		Logger: quiet, Workers: known, FetchCooldown: riverCooldown, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: jobWorkers}},
 	}))
-	q.name, q.enqueuing = "River's, each completed in a durable transaction by `JobCompleteTx`", "River's `InsertManyFast`"
+	q.name, q.enqueuing = "River's, each with `JobCompleteTx`", "River's `InsertManyFast`"
 	q.idle = "NOT EXISTS (SELECT FROM river_job WHERE state <> 'completed')"
 	q.put = func(ctx context.Context, n int) {
 		jobs := make([]river.InsertManyParams, n)
@@ -141,7 +140,7 @@ CREATE INDEX ON public.bare_history (ended_at)`
 	must(pool.Exec(ctx, tables, pgx.QueryExecModeSimpleProtocol))
 	rows, _ := pool.Query(ctx, "SELECT partition, epoch FROM pgleases.status WHERE lease = 'schedule/bench'")
 	owned := must(pgx.CollectRows(rows, pgx.RowToStructByPos[ownedPartition]))
-	q.name, q.enqueuing = "bare transactions: guard, read; delete, insert", "one bare `INSERT` of as many rows"
+	q.name, q.enqueuing = "bare transactions", "one bare `INSERT`"
 	q.idle = "NOT EXISTS (SELECT FROM public.bare_jobs)"
 	q.put = func(ctx context.Context, n int) {
 		const insert = `INSERT INTO public.bare_jobs (key, partition, args, due) SELECT 'key-' || n, n % 128, '{}', now() FROM generate_series(1, $1::int) AS n RETURNING id`

@@ -88,17 +88,13 @@ func (l *lab) describe() string {
 			}
 		}
 	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "- machine: %s, %d cores, %s %s, load average of the minute before: %s\n",
-		machine, runtime.NumCPU(), runtime.GOOS, strings.TrimSpace(string(release)), average)
-	fmt.Fprintf(&b, "- Go %s, pgx %s\n", strings.TrimPrefix(runtime.Version(), "go"), pgx)
 	server, _, _ := strings.Cut(l.durable.Describe(), " from ")
-	fmt.Fprintf(&b, "- %s, with fsync, its data on disk; in memory for what one heartbeat writes\n", server)
+	bouncer := "no PgBouncer"
 	if l.bouncer != nil {
-		bouncer, _, _ := strings.Cut(l.bouncer.Describe(), " from ")
-		fmt.Fprintf(&b, "- %s\n", bouncer)
+		bouncer, _, _ = strings.Cut(l.bouncer.Describe(), " from ")
 	}
-	return b.String()
+	return fmt.Sprintf("%s, %d cores, %s %s, load average before: %s; Go %s, pgx %s, %s with fsync, %s", machine, runtime.NumCPU(), runtime.GOOS,
+		strings.TrimSpace(string(release)), average, strings.TrimPrefix(runtime.Version(), "go"), pgx, server, bouncer)
 }
 
 // A database is a database that only one measurement uses.

@@ -34,8 +34,8 @@ type latencies struct {
 	// session to expire hold it shared.
 	stage sync.RWMutex
 
-	mu                                                           sync.Mutex // guards the rest
-	opened, joined, closed, fresh, killed, trips, commits, queue []float64
+	mu                            sync.Mutex // guards the rest
+	joined, closed, killed, queue []float64
 }
 
 func (s *latencies) add(to *[]float64, took time.Duration) {
@@ -52,7 +52,7 @@ func measureLatencies(ctx context.Context, l *lab, out *part, through *pgserver.
 	together(groups, func(int) {
 		g := l.newGroup(ctx, l.durable, s.clients, latencyPartitions, latencyTTL, through)
 		defer g.end()
-		g.all(ctx, "CREATE TABLE public.commits (n int)", "CREATE TABLE public.queue AS SELECT 0 AS n")
+		g.all(ctx, "CREATE TABLE public.queue AS SELECT 0 AS n")
 		for round := range rounds {
 			s.round(ctx, g, round)
 		}
@@ -61,8 +61,7 @@ func measureLatencies(ctx context.Context, l *lab, out *part, through *pgserver.
 	if through != nil {
 		more, plus = latencyTTL/3, " + a heartbeat"
 	}
-	trip, commit := sample{"`SELECT 1`", s.trips, nanoseconds}, sample{"a bare commit", s.commits, nanoseconds}
-	queue := sample{fmt.Sprintf("%d bare commits of one row, begun at once", s.clients), s.queue, nanoseconds}
+	queue := sample{fmt.Sprintf("%d bare commits at once", s.clients), s.queue, nanoseconds}
 	for _, r := range []struct {
 		what  string
 		took  []float64
@@ -70,43 +69,35 @@ func measureLatencies(ctx context.Context, l *lab, out *part, through *pgserver.
 		times float64 // in the goal: times the queue
 	}{
 		{"`Client.Lease` to even shares", s.joined, 30 * time.Millisecond, 5},
-		{"`Open`, then `Client.Lease`, to even shares", s.opened, 0, 0},
 		{"`Close` to all owned again", s.closed, 10 * time.Millisecond, 2},
-		{"the same, of a client that has just joined", s.fresh, 10 * time.Millisecond, 2},
 	} {
-		row := out.compare(r.what+p95(r.took), sample{"", r.took, nanoseconds}, trip, commit, queue)
-		if r.times > 0 {
-			most := max(float64(r.least), r.times*median(s.queue)) + float64(more)
-			row.goal(fmt.Sprintf("median <= %s, or %v x the last%s", duration(r.least), r.times, plus), median(r.took) <= most)
-		}
+		row := out.compare(r.what, sample{"", r.took, nanoseconds}, queue)
+		row.figure += p95(r.took)
+		most := max(float64(r.least), r.times*median(s.queue)) + float64(more)
+		row.goal(fmt.Sprintf("<= %s, or %vx%s", duration(r.least), r.times, plus), median(r.took) <= most)
 	}
-	out.compare("kill -9: from the session's expiry to all owned again"+p95(s.killed), sample{"", s.killed, nanoseconds},
-		sample{"the TTL, which passes before", []float64{float64(latencyTTL)}, nanoseconds}).
-		goal("p95 <= 200 ms"+plus, quantile(s.killed, 0.95) <= float64(200*time.Millisecond+more))
-	out.note("%d clients share %d partitions, TTL %v, heartbeat %s; %d such groups side by side, of which the others rest while a join or a Close is timed. "+
-		"A join is timed a second after the plan before it, and a Close a second after the join, or at once. Joins in quick succession are planned together, "+
-		"100 ms after the last of them, or a second after the plan before.",
-		s.clients, latencyPartitions, latencyTTL, duration(latencyTTL/3), groups)
+	row := out.compare("kill -9: from the expiry to all owned again", sample{"", s.killed, nanoseconds},
+		sample{"the TTL before", []float64{float64(latencyTTL)}, nanoseconds})
+	row.figure += p95(s.killed)
+	row.goal("p95 <= 200 ms"+plus, quantile(s.killed, 0.95) <= float64(200*time.Millisecond+more))
+	if through != nil {
+		return
+	}
+	out.note("%d clients share %d partitions, TTL %v, heartbeat %s.", s.clients, latencyPartitions, latencyTTL, duration(latencyTTL/3))
 }
 
 func p95(took []float64) string {
-	return fmt.Sprintf(", of %d, p95 %s", len(took), nanoseconds(quantile(took, 0.95)))
+	return ", p95 " + nanoseconds(quantile(took, 0.95))
 }
 
 // round adds a sample of each kind.
 func (s *latencies) round(ctx context.Context, g *group, round int) {
 	s.join(ctx, g, fmt.Sprint("newcomer-", round))
-	to := &s.fresh
-	if round%2 == 0 { // by then the server has cached its plans for the connection
-		to = &s.closed
-		g.plannedLongAgo(ctx)
-	}
-	s.close(ctx, g, to)
+	g.plannedLongAgo(ctx) // by then the server has cached its plans for the connection
+	s.close(ctx, g)
 	s.kill(ctx, g, fmt.Sprint("victim-", round))
 	s.stage.Lock()
 	defer s.stage.Unlock()
-	s.roundTrips(ctx, &s.trips, g.reach, 20, "SELECT 1")
-	s.roundTrips(ctx, &s.commits, g.url, 5, "INSERT INTO public.commits VALUES (1)")
 	s.queued(ctx, g)
 }
 
@@ -121,23 +112,21 @@ func (s *latencies) join(ctx context.Context, g *group, id string) {
 	g.plannedLongAgo(ctx)
 	s.stage.Lock()
 	defer s.stage.Unlock()
-	began := time.Now()
 	joining := g.add(ctx, id)
 	at := g.even(ctx, len(g.members), g.partitions)
-	s.add(&s.opened, at.Sub(began))
 	s.add(&s.joined, at.Sub(joining))
 	g.atRest(ctx)
 }
 
 // close times the Close of the newest client.
-func (s *latencies) close(ctx context.Context, g *group, to *[]float64) {
+func (s *latencies) close(ctx context.Context, g *group) {
 	s.stage.Lock()
 	defer s.stage.Unlock()
 	began, closed := time.Now(), make(chan struct{})
 	go func() { g.remove(s.clients); close(closed) }()
 	at := g.census.until(ctx, "the others own all", func(owned []int) bool { return len(owned) == s.clients && total(owned) == g.partitions })
 	<-closed
-	s.add(to, at.Sub(began))
+	s.add(&s.closed, at.Sub(began))
 	g.settle(ctx)
 }
 
@@ -155,17 +144,6 @@ func (s *latencies) kill(ctx context.Context, g *group, id string) {
 	at := g.covered(ctx, g.partitions)
 	s.add(&s.killed, at.Round(0).Sub(expires))
 	g.settle(ctx)
-}
-
-// roundTrips times a statement through one way to the database.
-func (s *latencies) roundTrips(ctx context.Context, to *[]float64, url string, n int, statement string) {
-	conn, end := connect(ctx, url)
-	defer end()
-	for range n {
-		began := time.Now()
-		must(conn.Exec(ctx, statement, pgx.QueryExecModeSimpleProtocol))
-		s.add(to, time.Since(began))
-	}
 }
 
 // queued times commits on as many connections as there are clients. All begin at once and update

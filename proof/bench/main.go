@@ -50,28 +50,27 @@ var parts = []struct {
 
 const introduction = `# Figures
 
-What the library costs and how fast it is, including figures that missed their goal. Each figure is beside a lower bound, the least that
-any implementation must pay, or beside a competitor. Both are measured in the same run, most in turns, so the ratio holds on other machines.
-A figure is a median, with the range in parentheses. Client, harness and database share the machine's processors.
+What the library costs and how fast it is. Each figure is beside a lower bound, the least that any implementation must pay, or beside a
+competitor, measured in the same run. Figures are medians. Client, harness and database share the processors.
 
 `
 
 // highlights are the rows that the page begins with, by their first words.
 var highlights = []string{
-	"`Values()`, goroutines at once: 1", "heartbeats: 16 sessions, leases x partitions: 1 x 16", "a transaction of one `UPDATE`, with `Guard`",
-	"`Client.Lease` to even shares", "`Close` to all owned again", "kill -9: from the session's expiry", "1,000 clients: processor time of the server",
+	"`Values()`, goroutines: 1", "heartbeats: 16 sessions, 1 x 16 ", "a transaction of one `UPDATE`, with `Guard`",
+	"`Client.Lease` to even shares", "`Close` to all owned again", "kill -9: from the expiry", "server's processor time for 1,000 clients",
 	"`TryAcquire` and `Release`", "one-off jobs", "how late runs are",
 }
 
-// summary repeats the highlights, without their goals.
+// summary repeats the highlights, each beside the first thing of its row.
 func summary(tables string) string {
 	var b strings.Builder
-	b.WriteString("## Summary\n\n| what | measured | beside | ratio |\n|---|---|---|---|\n")
 	for _, words := range highlights {
 		if _, rest, found := strings.Cut(tables, "\n| "+words); found {
 			line, _, _ := strings.Cut(rest, "\n")
 			cells := strings.Split(words+line, " | ")
-			fmt.Fprintf(&b, "| %s |\n", strings.Join(cells[:4], " | "))
+			beside, _, _ := strings.Cut(cells[2], "<br>")
+			fmt.Fprintf(&b, "- %s: **%s** (%s)\n", cells[0], cells[1], beside)
 		}
 	}
 	return b.String() + "\n"
@@ -140,6 +139,7 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 		return err
 	}
 	page := strings.Join(tables, "\n")
-	command := fmt.Sprintf("- command: `go run ./bench %s`, %s\n\n", strings.Join(args, " "), time.Since(began).Round(time.Second))
-	return errors.Join(err, os.WriteFile(*file, []byte(introduction+summary(page)+system+command+page), 0o644))
+	command := fmt.Sprintf("Measured by `go -C proof run ./bench %s` in %s, on %s. `-run` with the name in a table's first cell repeats that table.\n\n",
+		strings.Join(args, " "), time.Since(began).Round(time.Second), system)
+	return errors.Join(err, os.WriteFile(*file, []byte(introduction+summary(page)+command+page), 0o644))
 }

@@ -26,13 +26,8 @@ func fraction(ns float64) string    { return significant(ns) + " ns" } // for a 
 func perSecond(x float64) string    { return significant(x) + "/s" }
 func bytes(x float64) string        { return significant(x) + " bytes" }
 
-// String returns the median and the range.
-func (s sample) String() string {
-	if len(s.values) == 1 {
-		return s.unit(s.values[0])
-	}
-	return fmt.Sprintf("%s (%s..%s)", s.unit(median(s.values)), s.unit(slices.Min(s.values)), s.unit(slices.Max(s.values)))
-}
+// String returns the median.
+func (s sample) String() string { return s.unit(median(s.values)) }
 
 // over returns the median of the ratios of each round, because a slow round slows both sides.
 func (s sample) over(by sample) float64 {
@@ -141,16 +136,16 @@ type part struct {
 
 // A row is a figure beside lower bounds, or competitors.
 type row struct {
-	what, figure   string
-	beside, ratios []string
-	text, verdict  string // of the goal
+	what, figure string
+	beside       []string
+	verdict      string // and the goal
 }
 
 // compare adds a row that compares a sample with others.
 func (p *part) compare(what string, own sample, others ...sample) *row {
 	r := p.figure(what, own.String())
 	for _, o := range others {
-		r.than(o.name, o.String(), significant(own.over(o))+" x")
+		r.than(o.name, o.String(), significant(own.over(o))+"x")
 	}
 	return r
 }
@@ -164,14 +159,14 @@ func (p *part) figure(what, figure string) *row {
 
 // than adds a comparison to the row.
 func (r *row) than(name, figure, ratio string) *row {
-	r.beside, r.ratios = append(r.beside, name+": "+figure), append(r.ratios, ratio)
+	r.beside = append(r.beside, strings.TrimSuffix(name+": "+figure+", "+ratio, ", "))
 	return r
 }
 
 func (r *row) goal(text string, met bool) {
-	r.text, r.verdict = text, "**missed**"
+	r.verdict = "**missed**: " + text
 	if met {
-		r.verdict = "met"
+		r.verdict = "met: " + text
 	}
 }
 
@@ -187,10 +182,9 @@ func (p *part) note(format string, args ...any) {
 // String returns the part in Markdown.
 func (p *part) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "## %s\n\n| what | measured | beside | ratio | goal | |\n|---|---|---|---|---|---|\n", p.title)
+	fmt.Fprintf(&b, "## %s\n\n| `%s` | measured | beside | goal |\n|---|---|---|---|\n", p.title, p.name)
 	for _, r := range p.rows {
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n",
-			r.what, r.figure, strings.Join(r.beside, "<br>"), strings.Join(r.ratios, "<br>"), r.text, r.verdict)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r.what, r.figure, strings.Join(r.beside, "<br>"), r.verdict)
 	}
 	for _, note := range p.notes {
 		fmt.Fprintf(&b, "\n%s\n", note)

@@ -90,8 +90,8 @@ func measureBesideLeases(ctx context.Context, l *lab, out *part) {
 		}}
 	}
 	took := l.alternate(31, beats("", beside), beats("beside none", alone))
-	row := out.compare(fmt.Sprintf("a heartbeat beside %s leases that were dropped and %[1]s of others", grouped(leases)), took[0], took[1])
-	row.goal("<= 1.2 x", took[0].over(took[1]) <= 1.2)
+	row := out.compare(fmt.Sprintf("a heartbeat beside %s dropped leases and %[1]s of others", grouped(leases)), took[0], took[1])
+	row.goal("<= 1.2x", took[0].over(took[1]) <= 1.2)
 }
 
 // measureChecks times expiry checks, each with one expired client, in schemas with many and with
@@ -140,7 +140,8 @@ func measureTakeOvers(ctx context.Context, l *lab, out *part) {
 	for i := range kills {
 		s.kill(ctx, g, fmt.Sprint("victim-", i))
 	}
-	row := out.compare(fmt.Sprintf("kill -9 in a lease of 8, beside %d leases of %s: from the session's expiry to all owned again%s", leases, grouped(partitions), p95(s.killed)),
-		sample{"", s.killed, nanoseconds}, sample{"the TTL, which passes before", []float64{float64(latencyTTL)}, nanoseconds})
+	row := out.compare(fmt.Sprintf("kill -9 beside %d leases of %s partitions: from the expiry to all owned again", leases, grouped(partitions)),
+		sample{"", s.killed, nanoseconds}, sample{"the TTL before", []float64{float64(latencyTTL)}, nanoseconds})
+	row.figure += p95(s.killed)
 	row.goal(fmt.Sprintf("<= 300 ms, %d of %[1]d", kills), slices.Max(s.killed) <= float64(300*time.Millisecond))
 }
