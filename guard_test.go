@@ -36,6 +36,10 @@ func TestALostPreparedStatementNamesTheRemedy(t *testing.T) {
 	jobs, err := schedule.NewEnqueuer(pool, "g")
 	testkit.OK(t, err)
 	manager := testkit.Must(schedule.Manage(t.Context(), pool, "g"))(t)
+	kind := schedule.InTx(testkit.Must(schedule.New(t.Context(), client, pool, "g"))(t), "x", func(context.Context, pgx.Tx, schedule.Run[int]) error { return nil })
+	inTx := func(use func(pgx.Tx) error) func() error {
+		return func() error { return pgx.BeginFunc(t.Context(), pool, use) }
+	}
 	found := func(err error) error {
 		if errors.Is(err, schedule.ErrNotFound) {
 			return nil
@@ -51,8 +55,13 @@ func TestALostPreparedStatementNamesTheRemedy(t *testing.T) {
 			_, err := schedule.JobsOf[int](jobs, "x").Enqueue(t.Context(), 1)
 			return err
 		},
-		"get":       func() error { _, err := manager.Get(t.Context(), "x"); return found(err) },
-		"get a job": func() error { _, err := manager.Job(t.Context(), 0); return found(err) },
+		"job in a transaction": inTx(func(tx pgx.Tx) error {
+			_, err := schedule.JobsOf[int](jobs, "x").EnqueueTx(t.Context(), tx, 1)
+			return err
+		}),
+		"schedule in a transaction": inTx(func(tx pgx.Tx) error { return kind.PutTx(t.Context(), tx, "x", 1, schedule.Every(time.Hour)) }),
+		"get":                       func() error { _, err := manager.Get(t.Context(), "x"); return found(err) },
+		"get a job":                 func() error { _, err := manager.Job(t.Context(), 0); return found(err) },
 	} {
 		testkit.OK(t, use())
 		for _, conn := range pool.AcquireAllIdle(t.Context()) {
@@ -125,14 +134,10 @@ func TestGuardPassesForTheOwnersEpochOnly(t *testing.T) {
 	db := stdlib.OpenDBFromPool(pool)
 	defer db.Close()
 	b := joined(t, cb, "work", 1, pgleases.WithWeight(0), pgleases.WithHandoffDelay(0))
-	bySQL := func(epoch int64) error {
-		_, err := pool.Exec(t.Context(), `SELECT pgleases.guard('work', 0, $1)`, epoch)
-		return err
-	}
 	passes := func(l *pgleases.Lease, p pgleases.Partition) {
 		t.Helper()
-		if err := errors.Join(guard(t, pool, l, p), guardSQL(t, db, l, p), bySQL(p.Epoch)); err != nil {
-			t.Errorf("Guard, GuardSQL and the SQL function should pass for %v: %v", p, err)
+		if err := errors.Join(guard(t, pool, l, p), guardSQL(t, db, l, p)); err != nil {
+			t.Errorf("Guard and GuardSQL should pass for %v: %v", p, err)
 		}
 	}
 	refused := func(l *pgleases.Lease, p pgleases.Partition) {
@@ -142,20 +147,12 @@ func TestGuardPassesForTheOwnersEpochOnly(t *testing.T) {
 				t.Errorf("%s of %v returned %v, not %v with the epoch", way, p, err, pgleases.ErrNotOwner)
 			}
 		}
-		if err := bySQL(p.Epoch); state(err) != "PL001" {
-			t.Errorf("the SQL function for %v raised %v, not PL001", p, err)
-		}
 	}
 	first := ownership(t, a, 0)
 	stored := pgleases.Partition{Number: first.Number, Epoch: first.Epoch}
 	passes(a, first)
 	passes(a, stored)
 	passes(b, stored) // it is the epoch that counts
-	refused(a, pgleases.Partition{Number: 0, Epoch: first.Epoch + 1})
-	refused(a, pgleases.Partition{Number: 0, Epoch: first.Epoch - 1})
-	refused(a, pgleases.Partition{Number: 0})
-	wraps(t, "a partition that does not exist", guard(t, pool, a, pgleases.Partition{Number: 7, Epoch: first.Epoch}), pgleases.ErrNotOwner)
-
 	move := func(from, to *pgleases.Lease) {
 		t.Helper()
 		testkit.OK(t, errors.Join(to.SetWeight(t.Context(), 1), from.SetWeight(t.Context(), 0)))

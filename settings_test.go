@@ -82,14 +82,6 @@ func TestClientsWorkUnderAnyTransactionDefault(t *testing.T) {
 	}
 }
 
-func TestReadOnlyDefaultIsNamedAsTheCause(t *testing.T) {
-	t.Parallel()
-	url := direct(t)
-	byDefault(t, url, "default_transaction_read_only", "on")
-	_, err := pgleases.NewClient(t.Context(), testkit.Pool(t, url))
-	refused(t, "NewClient", err, "default_transaction_read_only is on, for the role, the database or the server")
-}
-
 // Without triggers no client learns that a lease has changed.
 func TestReplicationRoleReplicaIsRefused(t *testing.T) {
 	t.Parallel()

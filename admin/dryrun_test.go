@@ -203,19 +203,14 @@ func TestAChangeIsRefusedIfTheStateHasChanged(t *testing.T) {
 	awaitQuiet(t, a, members)
 	p := testkit.Must(operator.DryRun(ctx, drain))(t)
 	refused(p, admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"})
-	for want, c := range map[string]admin.Change{
-		`"abc" is invalid: give the one`: {Verb: admin.Drain, Subject: "x", Reason: "why", IfUnchanged: "abc"},
-		`client "none" is not known`:     {Verb: admin.Drain, Subject: "none", Reason: "why", IfUnchanged: p.Fingerprint},
-	} {
-		if err := operator.Apply(ctx, c); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%+v: %v, want %q", c, err, want)
-		}
+	c := admin.Change{Verb: admin.Drain, Subject: "x", Reason: "why", IfUnchanged: "abc"}
+	if err := operator.Apply(ctx, c); err == nil || !strings.Contains(err.Error(), `"abc" is invalid: give the one`) {
+		t.Errorf("%+v: %v", c, err)
 	}
 	for want, c := range map[string]admin.Change{
 		"DryRun returns one":                          {Verb: admin.Drain, Subject: "x", IfUnchanged: p.Fingerprint},
 		`client "none" is not known`:                  {Verb: admin.Evict, Subject: "none"},
 		`verb "lose" is none of`:                      {Verb: "lose", Subject: "orders"},
-		`no pause of "orders"`:                        {Verb: admin.Resume, Subject: "orders"},
 		"admin: it is the last that works on a lease": {Verb: admin.Drain, Subject: "y\n"},
 		"give a time above 0":                         {Verb: admin.Drain, Subject: "x", Lasts: -time.Hour},
 	} {

@@ -185,29 +185,6 @@ func TestAReaderLocksNothing(t *testing.T) {
 	testkit.Becomes(t, owner, "the client is renewed for a TTL and longer", true, "SELECT expires_at > $1::timestamptz + 2 * ttl FROM pgleases.clients", called)
 }
 
-// The events record the role that made a change, which no role can falsify.
-func TestAnApplicationForgesNoActor(t *testing.T) {
-	t.Parallel()
-	owner, role := roles(t)
-	app := newPool(t, owner.Config().ConnString(), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role(admin.ForApplication) })
-	refused := func() {
-		t.Helper()
-		for _, statement := range []string{"INSERT INTO pgleases.events (cause, actor, reason) VALUES ('evict', 'somebody', 'forged')", "UPDATE pgleases.events SET actor = 'somebody'",
-			"INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'c', 'infinity', now(), 'somebody', 'forged')"} {
-			if _, err := app.Exec(t.Context(), statement); store.Code(err) != "42501" {
-				t.Errorf("%s: %v", statement, err)
-			}
-		}
-	}
-	refused()
-	for _, name := range []string{"a", "b"} { // what clients write as events goes on
-		c := clients.New(t, app, pgleases.WithClientID(name), pgleases.WithoutMigration())
-		joined(t, c, "l", 2)
-	}
-	testkit.Becomes(t, app, "partitions are given", true, "SELECT EXISTS (SELECT FROM pgleases.events WHERE cause = 'given')")
-	testkit.Execute(t, app, "SELECT pgleases.trim_events(), pgleases.end_overrides(); INSERT INTO pgleases.events (cause) VALUES ('joined')")
-}
-
 // The verbs run with the rights of the owner of the tables, so they must not call a function of
 // another role.
 func TestVerbsCallNoOverloadOfAStrangers(t *testing.T) {

@@ -92,18 +92,14 @@ func TestOverridesAreObeyedShownAndTakenBack(t *testing.T) {
 	}
 	for name, c := range map[string]admin.Change{
 		`client "none" is not known`:  {Verb: admin.Drain, Subject: "none", Reason: "why"},
-		`"none" does not exist`:       {Verb: admin.Freeze, Subject: "none", Reason: "why"},
 		"give a name and a reason":    {Verb: admin.Cordon, Subject: "x"},
 		`verb "lose" is none of`:      {Verb: "lose", Subject: "x", Reason: "why"},
-		"no freeze of":                {Verb: admin.Unfreeze, Subject: "orders", Reason: "why"},
 		"Force for drain":             {Verb: admin.Cordon, Subject: "x", Reason: "why", Force: true},
-		"has no partition 4":          {Verb: admin.Pin, Subject: "orders", Partition: 4, Client: "x", Reason: "why"},
 		"It has those from 0 to 3":    {Verb: admin.Pin, Subject: "orders", Partition: 4, Client: "x", Reason: "why"},
 		"numbered from 0":             {Verb: admin.Pin, Subject: "orders", Partition: -1, Client: "x", Reason: "why"},
 		"Pin takes a client":          {Verb: admin.Pin, Subject: "orders", Reason: "why"},
 		"no other verb does":          {Verb: admin.Unpin, Subject: "orders", Client: "x", Reason: "why"},
 		"Partition for pin and unpin": {Verb: admin.Freeze, Subject: "orders", Partition: 1, Reason: "why"},
-		`no pin of "orders/3"`:        {Verb: admin.Unpin, Subject: "orders", Partition: 3, Reason: "why"},
 		"for -2h0m0s: give a time":    {Verb: admin.Drain, Subject: "x", Reason: "why", Lasts: -2 * time.Hour},
 		"Lasts is for":                {Verb: admin.Undrain, Subject: "x", Reason: "why", Lasts: time.Hour},
 		"Next for drop":               {Verb: admin.Freeze, Subject: "orders", Reason: "why", Next: 3},

@@ -195,14 +195,8 @@ func TestConfirmedChangeNamesItsOperator(t *testing.T) {
 	if got := post(t, h, "/preview", `{"verb":"drain","subject":"two","force":true}`); got.status != 200 || len(got.Moves) != 1 || got.Moves[0].To != "" {
 		t.Errorf("of the last, forced: %+v", got)
 	}
-	for body, text := range map[string]string{
-		`{"verb":"drain","subject":"none"}`:    `client "none" is not known`,
-		`{"verb":"drop","subject":"orders"}`:   "has live members: one, two",
-		`{"verb":"resume","subject":"orders"}`: `no pause of "orders"`,
-	} {
-		if got := post(t, h, "/preview", body); got.status != 422 || got.Kind != "refused" || !strings.Contains(got.Text, text) {
-			t.Errorf("%s: %+v", body, got)
-		}
+	if got := post(t, h, "/preview", `{"verb":"drain","subject":"none"}`); got.status != 422 || got.Kind != "refused" || !strings.Contains(got.Text, `client "none" is not known`) {
+		t.Errorf("of a client that is unknown: %+v", got)
 	}
 	if got := post(
 		t, h, "/ask", `{"verb":"pause_schedule","group":"g","schedule":"s","reason":"why"}`,

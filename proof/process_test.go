@@ -75,72 +75,6 @@ func TestFrozenConnectionEmptiesValuesInTime(t *testing.T) {
 	})
 }
 
-// An exhausted pool of the application costs a client nothing.
-func TestExhaustedPoolCostsNothing(t *testing.T) {
-	t.Parallel()
-	timeguard.Run(t, func(t *timeguard.Try) {
-		const ttl = 2 * time.Second
-		ttls := 15
-		if brief() {
-			ttls = 2
-		}
-		url := pgserver.Database(t)
-		pool := newPool(t, url, size(2))
-		a, err := pgleases.NewClient(t.Context(), pool, pgleases.WithClientID("a"), pgleases.WithTTL(ttl), quietly(t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer shut(t, a)
-		mine := joined(t, a, "l", 8, pgleases.WithHandoffDelay(0))
-		theirs := joined(t, opened(t, url, "b", pgleases.WithTTL(ttl), quietly(t)), "l", 8, pgleases.WithHandoffDelay(0))
-		waitFor(t, patience, "both own half", func() bool { return shared(mine, theirs) })
-		logs := watched(t, map[string]*pgleases.Lease{"a": mine, "b": theirs})
-		began := time.Now()
-		for range 2 {
-			conn, err := pool.Acquire(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Release()
-		}
-		select {
-		case <-mine.Changed():
-			missed(t, began, bears(ttl, ttl/3), "something changed: %v", a.Stats())
-		case <-theirs.Changed():
-			missed(t, began, bears(ttl, ttl/3), "something changed for the other")
-		// This wait is for something that must not happen.
-		case <-time.After(time.Duration(ttls) * ttl):
-		}
-		report := verify(t, logs())
-		if report.Intervals != 8 || !shared(mine, theirs) {
-			missed(t, began, bears(ttl, ttl/3), "%v", report)
-		}
-	})
-}
-
-// Without notifications everything works, at the pace of the heartbeat.
-func TestPollingDoesWithoutNotifications(t *testing.T) {
-	t.Parallel()
-	timeguard.Run(t, func(t *timeguard.Try) {
-		const heartbeat = 100 * time.Millisecond
-		url := pgserver.Database(t)
-		options := []pgleases.Option{pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(heartbeat), pgleases.WithPolling(), quietly(t)}
-		client := opened(t, url, "a", options...)
-		a := joined(t, client, "l", 8, pgleases.WithHandoffDelay(0))
-		b := joined(t, opened(t, url, "b", options...), "l", 8, pgleases.WithHandoffDelay(0))
-		logs := watched(t, map[string]*pgleases.Lease{"a": a, "b": b})
-		waitFor(t, patience, "both own half", func() bool { return shared(a, b) })
-		if client.Stats().Listening {
-			t.Error("it listens")
-		}
-		began := time.Now()
-		shut(t, client)
-		waitFor(t, patience, "the other owns all", func() bool { return len(b.Values()) == 8 })
-		t.Logf("owned again %v after Close", time.Since(began))
-		verify(t, logs())
-	})
-}
-
 // worker returns the configuration of a worker process whose Values is watched.
 func worker(url, lease string, partitions int, dir, id string, n int) faults.Config {
 	return faults.Config{
@@ -149,59 +83,47 @@ func worker(url, lease string, partitions int, dir, id string, n int) faults.Con
 	}
 }
 
-// One process per ID: the newer one supersedes the older one.
+// One process per ID: the newer one supersedes the older one, which was stopped meanwhile.
 func TestOlderOfTwoProcessesIsSuperseded(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		name   string
-		thawed bool // the older one was stopped when the newer one began, like an evicted pod
-	}{{"both live", false}, {"thawed", true}} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			timeguard.Run(t, func(t *timeguard.Try) {
-				url, dir := pgserver.Database(t), t.TempDir()
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
-				defer cancel()
-				older := startWorker(t, worker(url, "l", 8, dir, "pod-0", 1))
-				hasJoined(t, older)
-				waitFor(t, patience, "the older owns all", func() bool { return len(held(t, older)) == 8 })
-				if test.thawed {
-					if err := older.Pause(); err != nil {
-						t.Fatal(err)
-					}
-				}
-				newer := startWorker(t, worker(url, "l", 8, dir, "pod-0", 2))
-				hasJoined(t, newer)
-				if test.thawed {
-					waitFor(t, patience, "the newer owns all", func() bool { return len(held(t, newer)) == 8 })
-					if err := older.Resume(); err != nil {
-						t.Fatal(err)
-					}
-				}
-				ended, err := older.Ended(ctx)
-				if err != nil {
-					t.Fatal(err)
-				}
-				host, err := os.Hostname()
-				if err != nil {
-					t.Fatal(err)
-				}
-				if !ended.Superseded || !strings.Contains(ended.Error, fmt.Sprintf("pid %d", newer.PID())) || !strings.Contains(ended.Error, host) {
-					t.Errorf("the older ended with %+v, which does not name process %d on %s", ended, newer.PID(), host)
-				}
-				waitFor(t, patience, "the newer owns all", func() bool { return len(held(t, newer)) == 8 })
-				began := time.Now()
-				ended, err = newer.Close(ctx)
-				if err != nil || ended.Superseded {
-					t.Errorf("the newer ended with %+v, %v", ended, err)
-				}
-				if ended.Left != "" { // without trust, there is no time to leave
-					missed(t, began, bears(time.Second, time.Second/3), "the newer left %s behind", ended.Left)
-				}
-				t.Log(verifyDir(t, dir))
-			})
-		})
-	}
+	timeguard.Run(t, func(t *timeguard.Try) {
+		url, dir := pgserver.Database(t), t.TempDir()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		older := startWorker(t, worker(url, "l", 8, dir, "pod-0", 1))
+		hasJoined(t, older)
+		waitFor(t, patience, "the older owns all", func() bool { return len(held(t, older)) == 8 })
+		if err := older.Pause(); err != nil { // like an evicted pod
+			t.Fatal(err)
+		}
+		newer := startWorker(t, worker(url, "l", 8, dir, "pod-0", 2))
+		hasJoined(t, newer)
+		waitFor(t, patience, "the newer owns all", func() bool { return len(held(t, newer)) == 8 })
+		if err := older.Resume(); err != nil {
+			t.Fatal(err)
+		}
+		ended, err := older.Ended(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		host, err := os.Hostname()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ended.Superseded || !strings.Contains(ended.Error, fmt.Sprintf("pid %d", newer.PID())) || !strings.Contains(ended.Error, host) {
+			t.Errorf("the older ended with %+v, which does not name process %d on %s", ended, newer.PID(), host)
+		}
+		waitFor(t, patience, "the newer owns all", func() bool { return len(held(t, newer)) == 8 })
+		began := time.Now()
+		ended, err = newer.Close(ctx)
+		if err != nil || ended.Superseded {
+			t.Errorf("the newer ended with %+v, %v", ended, err)
+		}
+		if ended.Left != "" { // without trust, there is no time to leave
+			missed(t, began, bears(time.Second, time.Second/3), "the newer left %s behind", ended.Left)
+		}
+		t.Log(verifyDir(t, dir))
+	})
 }
 
 // A killed process that restarts under its ID gets its own partitions back.

@@ -49,6 +49,8 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 	} {
 		older.waits(name, why)
 	}
+	s := testkit.Must(older.Get(t.Context(), "declared"))(t)
+	expect(t, s.Why+" "+s.DeclaredAt.UTC().String(), "only another version of the code declares it, last noted at 2026-03-02 00:00:00 UTC 2026-03-02 00:00:00 +0000 UTC", "since when it waits")
 	ledgers["fine"].settled(older.Scheduler)
 	db.setClock(midnight.Add(72 * time.Hour)) // far beyond the grace
 	ledgers["fine"].settled(older.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 70, schedule.OutcomeSucceeded: 2})

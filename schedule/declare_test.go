@@ -13,39 +13,6 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-const week = 7 * 24 * time.Hour
-
-// A schedule that no running code declares is blocked, with the date. Code that declares it again
-// runs it by its policy.
-func TestUndeclaredScheduleIsBlocked(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	with := func(names ...string) *worker {
-		w := newWorker(db, schedule.WithRetention(0, 0))
-		books := schedule.InTx(w.Scheduler, "books", effect)
-		for _, name := range names {
-			testkit.OK(t, books.Add(name, args{}, hourly))
-		}
-		return w.run()
-	}
-	w := with("dropped", "kept").has("kept")
-	dropped, kept := newLedger(db, "dropped"), newLedger(db, "kept")
-	w.close()
-	older := with("kept")
-	for _, now := range []time.Time{midnight.Add(time.Hour), midnight.Add(week + 3*time.Hour)} {
-		db.setClock(now)
-		testkit.Until(t, "it waits, and says since when", func() bool {
-			s := testkit.Must(older.Get(t.Context(), "dropped"))(t)
-			return s.Why == "only another version of the code declares it, last noted at 2026-03-02 00:00:00 UTC" && s.DeclaredAt.Equal(midnight)
-		})
-		kept.settled(older.Scheduler)
-	}
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'dropped'"), 0, "outcomes of what waits")
-	older.close()
-	again := with("dropped", "kept")
-	dropped.settled(again.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 7*24 + 2, schedule.OutcomeSucceeded: 1})
-}
-
 // A process that runs for long records each day what it declares.
 func TestProcessRecordsDeclarations(t *testing.T) {
 	t.Parallel()

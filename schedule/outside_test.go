@@ -238,24 +238,6 @@ func TestJobsOutside(t *testing.T) {
 	}
 }
 
-// Each call costs two transactions before it, both with synchronous_commit on. If the answer of the
-// first is lost, the second waits for its record.
-func TestAtMostOnceCommitsAreDurable(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newSteadyWorker(db)
-	pay := schedule.AtMostOnce(w.Scheduler, "pay", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) })
-	l := newLedger(db, "pay")
-	testkit.OK(t, pay.Put(t.Context(), "pay", args{}, hourly))
-	w.wire.Count("synchronous_commit = on")
-	w.run()
-	db.setClock(midnight.Add(time.Hour))
-	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
-	if n := w.wire.Counted(); n < 2 {
-		t.Errorf("synchronous_commit was set %d times", n)
-	}
-}
-
 // An edit during a call shows when it was due, and not that it never is.
 func TestAnEditInTheMiddleOfACallOutside(t *testing.T) {
 	t.Parallel()

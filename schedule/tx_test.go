@@ -69,12 +69,6 @@ func TestFailedCloseIsRolledBackInEachMode(t *testing.T) {
 					if err := effect(ctx, tx, r); err != nil || r.At.After(midnight.Add(time.Hour)) {
 						return err
 					}
-					if statement == "" { // its tick has an outcome already
-						_, err := db.Exec(ctx, `WITH moved AS (UPDATE pgleases.schedules SET cursor = '2026-03-02 01:00 UTC', cursor_local = '2026-03-02 01:00' WHERE name = $1 RETURNING *)
-							INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at)
-							SELECT id, group_name, name, '2026-03-02 00:00 UTC', '2026-03-02 01:00 UTC', 1, 'missed', now() FROM moved`, name)
-						return err
-					}
 					for _, one := range strings.Split(statement, "; ") {
 						if _, err := tx.Exec(ctx, one); err != nil {
 							return err
@@ -86,15 +80,13 @@ func TestFailedCloseIsRolledBackInEachMode(t *testing.T) {
 				testkit.OK(t, k.Put(t.Context(), name, args{}, hourly))
 				return l
 			}
-			moved, ended, deferred, failed := bad("moved", ""), bad("ended", "ROLLBACK; BEGIN"), bad("deferred", "INSERT INTO public.children VALUES (1)"), bad("failed", "SELECT 1/0")
+			ended, deferred, failed := bad("ended", "ROLLBACK; BEGIN"), bad("deferred", "INSERT INTO public.children VALUES (1)"), bad("failed", "SELECT 1/0")
 			w.run()
 			db.setClock(midnight.Add(time.Hour))
-			moved.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 1})
 			for _, l := range []*ledger{ended, deferred, failed} {
 				l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1})
 			}
 			db.setClock(midnight.Add(2 * time.Hour))
-			moved.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 1, schedule.OutcomeSucceeded: 1})
 			for _, l := range []*ledger{ended, deferred, failed} {
 				l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1, schedule.OutcomeSucceeded: 1})
 			}
@@ -207,27 +199,5 @@ func TestEmptyTransactionIdleTimeout(t *testing.T) {
 		testkit.OK(t, tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&idle))
 		expect(t, idle, "3s", "idle limit of a job: "+of)
 		testkit.OK(t, tx.Rollback(t.Context()))
-	}
-}
-
-// A statement that the connection has lost, as behind a pooler, returns an error with the remedy,
-// also in the caller's transaction.
-func TestCallersTransactionNamesThePoolersRemedy(t *testing.T) {
-	t.Parallel()
-	db := newDirectDatabase(t)
-	w := newWorkerIn(db, pgx.QueryExecModeCacheStatement, 5*time.Second)
-	k := schedule.InTx(w.Scheduler, "books", effect)
-	for name, put := range map[string]func(pgx.Tx) error{
-		"EnqueueTx": func(tx pgx.Tx) error { _, err := k.EnqueueTx(t.Context(), tx, args{}); return err },
-		"PutTx":     func(tx pgx.Tx) error { return k.PutTx(t.Context(), tx, "close", args{}, hourly) },
-	} {
-		err := pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
-			testkit.OK(t, put(tx))
-			testkit.Must(tx.Exec(t.Context(), "DEALLOCATE ALL", pgx.QueryExecModeSimpleProtocol))(t)
-			return put(tx)
-		})
-		if err == nil || !strings.Contains(err.Error(), "default_query_exec_mode") {
-			t.Errorf("%s: %v", name, err)
-		}
 	}
 }

@@ -27,7 +27,7 @@ func TestAReadOnlyServerIsLeft(t *testing.T) {
 	}
 	setReadOnly("on")
 	_, err := f.connector(time.Second).Connect(f.ctx, time.Second)
-	if !errors.Is(err, connect.ErrReadOnly) {
+	if !errors.Is(err, connect.ErrReadOnly) || !strings.Contains(err.Error(), "default_transaction_read_only is on, for the role, the database or the server") {
 		t.Fatalf("read-only server: %v", err)
 	}
 	f.ok(a.pg().Exec(f.ctx, "SET default_transaction_read_only = on"))

@@ -73,18 +73,6 @@ func TestAFenceLetsOpenGuardsEndAndNoFurtherOnePass(t *testing.T) {
 	})
 }
 
-func TestLeaveRequestsPlanAndFreesTheRest(t *testing.T) {
-	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b := f.pair(2)
-		a.give("l", a.session, b.session)
-		got := a.release([]Release{{"l", 0, 1}}, "l")
-		expect(t, fmt.Sprintf("%+v", got), "{Released:[{Lease:l Partition:0 Owner:0 Epoch:2}] Busy:[] Left:[l] Asking:[l]}", "answer")
-		expect(t, b.beat().Leases[0].DueIn, 0, "plan due in")
-		expect(t, b.give("l", b.session).Given, 1, "given")
-		expect(t, f.state("l", b), "b>b:3 of b prefers a, b>b:1 of b", "state")
-	})
-}
-
 func TestThePreferredOwnerIsWhoLostItByGoingAway(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b, c := f.trio(1)
