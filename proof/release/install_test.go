@@ -88,6 +88,7 @@ func TestTheCommandAndALibraryUserInstall(t *testing.T) {
 	proxy := publish(t, modulePath, dir)
 	for name, program := range programs {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // both mostly wait for the disk, if the build cache has what -trimpath makes
 			bin, app := t.TempDir(), t.TempDir()
 			env := []string{
 				"GOPROXY=" + proxy + ",file://" + filepath.Join(cache, "cache", "download"), "GOSUMDB=off", "GOWORK=off", "GOTOOLCHAIN=local",
