@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -43,10 +42,7 @@ func examined(t *testing.T, databaseURL string, flags ...string) (found []admin.
 	t.Helper()
 	c := command.Run(t, command.Database(databaseURL), append([]string{"doctor", "-o", "json"}, flags...)...)
 	code = c.ExitCode()
-	if err := json.Unmarshal([]byte(c.Printed()), &found); err != nil {
-		t.Fatalf("doctor %v: %v: %s", flags, err, c.Printed())
-	}
-	return found, code
+	return only[[]admin.Finding](t, c.Printed()), code
 }
 
 // ill returns the checks that found something, except autovacuum, which the tests' server has off.

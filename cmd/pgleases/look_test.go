@@ -43,11 +43,17 @@ func output1(t *testing.T, databaseURL string, args ...string) string {
 }
 
 // decoded returns the decoded JSON of a verb.
-func decoded[T any](t *testing.T, databaseURL string, args ...string) (value T) {
+func decoded[T any](t *testing.T, databaseURL string, args ...string) T {
 	t.Helper()
-	text := output1(t, databaseURL, append(args, "-o", "json")...)
-	if err := json.Unmarshal([]byte(text), &value); err != nil {
-		t.Fatalf("pgleases %s: %v: %s", strings.Join(args, " "), err, text)
+	return only[T](t, output1(t, databaseURL, append(args, "-o", "json")...))
+}
+
+// only decodes a text that must be the JSON of an exported type, whose fields internal/surface holds.
+func only[T any](t *testing.T, text string) (value T) {
+	t.Helper()
+	err := json.Unmarshal([]byte(text), &value)
+	if again, _ := asJSON(value, "  "); err != nil || again != text {
+		t.Fatalf("it is not the JSON of %T: %v: %s, want %s", value, err, text, again)
 	}
 	return value
 }
@@ -137,6 +143,7 @@ func TestVerbsShowAFleet(t *testing.T) {
 			t.Errorf("clients, %q: %s", id, clients)
 		}
 	}
+	decoded[Build](t, database, "version")
 	for _, c := range decoded[[]admin.Client](t, database, "clients") {
 		if !slices.Contains(ids, c.ID) || c.TTL.Minutes() != 1 || c.Expired || c.PID == 0 || c.Session == 0 {
 			t.Errorf("client %+v", c)
@@ -386,16 +393,8 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		cancel()
 		<-ended
 	}()
-	type row struct {
-		Name     string
-		Outcome  string
-		Error    string
-		PausedAt time.Time `json:"paused_at"`
-		Until    time.Time
-		Job      json.Number
-	}
-	history := func(name string) []row {
-		return decoded[[]row](t, database, "schedules", "history", "reports", name, "-n", "1000")
+	history := func(name string) []schedule.Entry {
+		return decoded[[]schedule.Entry](t, database, "schedules", "history", "reports", name, "-n", "1000")
 	}
 	recorded := func(what, query string, args ...any) { // in the history
 		t.Helper()
@@ -430,18 +429,19 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 			t.Errorf("schedules list lacks %s: %s", pattern, list)
 		}
 	}
-	if one := decoded[[]row](t, database, "schedules", "list", "reports", "go"); len(one) != 1 || one[0].Name != "good" || one[0].PausedAt.IsZero() {
+	if one := decoded[[]schedule.Schedule](t, database, "schedules", "list", "reports", "go"); len(one) != 1 || one[0].Name != "good" || one[0].PausedAt.IsZero() {
 		t.Errorf("schedules list with a prefix: %+v", one)
 	}
 	if text := output1(t, database, "schedules", "list", "reports", "-n", "1"); !strings.HasPrefix(text, "SCHEDULE ") || !strings.Contains(text, "\nbad ") || !strings.Contains(text, "There may be more") {
 		t.Errorf("one schedule: %s", text)
 	}
-	if page := decoded[[]row](t, database, "schedules", "list", "reports", "--after", "bad", "--only", "paused"); len(page) != 1 || page[0].Name != "good" {
+	if page := decoded[[]schedule.Schedule](t, database, "schedules", "list", "reports", "--after", "bad", "--only", "paused"); len(page) != 1 || page[0].Name != "good" {
 		t.Errorf("those that are paused behind bad: %+v", page)
 	}
 	if text := output1(t, database, "schedules", "groups"); !regexp.MustCompile(`(?m)^reports +3 +\d+ +0 +1 +\d +\d+ +0$`).MatchString(text) {
 		t.Errorf("groups: %s", text)
 	}
+	decoded[[]admin.ScheduleGroup](t, database, "schedules", "groups")
 	for args, want := range map[string]string{
 		"jobs cancle reports 7":              `there is no verb "cancle": did you mean cancel? pgleases jobs --help`,
 		"schedules list boks":                `there is no group "boks": pgleases schedules groups`,
@@ -461,30 +461,26 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		}
 		return strings.TrimSpace(text)
 	}
-	type known struct {
-		ID                                         json.Number
-		Name, Outcome, Error, Kind, State, Trigger string
-		Attempts                                   int
-	}
 	ends := func(job, outcome string) string {
 		t.Helper()
 		recorded("job "+job+" is "+outcome, "job = $1::text::bigint AND outcome = $2", job, outcome)
 		return job
 	}
 	failed := ends(number(changed("schedules", "trigger", "reports", "bad")), "failed")
-	if j := decoded[known](t, database, "jobs", "show", "reports", failed); j.ID.String() != failed || j.Name != "bad" || j.Outcome != "failed" || !strings.HasPrefix(j.Error, "job 1 failed") {
+	if j := decoded[schedule.Job](t, database, "jobs", "show", "reports", failed); fmt.Sprint(j.ID) != failed || j.Name != "bad" || j.Outcome != "failed" || !strings.HasPrefix(j.Error, "job 1 failed") {
 		t.Errorf("job %+v", j)
 	}
-	if !slices.ContainsFunc(history("bad"), func(r row) bool { return r.Job.String() == failed }) {
+	if !slices.ContainsFunc(history("bad"), func(e schedule.Entry) bool { return fmt.Sprint(e.Job) == failed }) {
 		t.Errorf("the history lacks job %s: %+v", failed, history("bad"))
 	}
+	decoded[[]schedule.Entry](t, database, "jobs", "failed", "reports")
 	text := output1(t, database, "jobs", "show", "reports", failed)
 	unprintable(t, "jobs show", text)
 	if !regexp.MustCompile(`(?m)^` + failed + ` +bad +close .* failed .* "job 1 failed\\n\\x1b\[2J"$`).MatchString(text) {
 		t.Errorf("jobs show: %s", text)
 	}
 	retriedJob := ends(number(changed("jobs", "retry", "reports", failed)), "failed")
-	ticks := slices.DeleteFunc(history("bad"), func(r row) bool { return r.Job != "" })
+	ticks := slices.DeleteFunc(history("bad"), func(e schedule.Entry) bool { return e.Job != 0 })
 	retried := ends(number(changed("schedules", "retry", "reports", "bad", ticks[0].Until.Format(time.RFC3339Nano))), "failed")
 	var done time.Time // of a tick
 	for _, r := range history("good") {
@@ -503,11 +499,11 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		t.Errorf("jobs show: %s", text)
 	}
 	testkit.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour), schedule.WithUnique(odd, schedule.Reject)))(t)
-	listed := func(args ...string) []known {
-		return decoded[[]known](t, database, append([]string{"jobs", "list", "reports"}, args...)...)
+	listed := func(args ...string) []schedule.Job {
+		return decoded[[]schedule.Job](t, database, append([]string{"jobs", "list", "reports"}, args...)...)
 	}
 	for args, want := range map[string]int{"": 2, "--kind close --state planned": 2, "--kind none": 0, "--state retrying": 0, "odd": 1, "-n 1": 1} {
-		if got := listed(strings.Fields(args)...); len(got) != want || want == 2 && (got[0].ID.String() != waiting || got[0].Kind != "close" || got[0].State != "planned" || got[0].Trigger != "job") {
+		if got := listed(strings.Fields(args)...); len(got) != want || want == 2 && (got[0].ID != later || got[0].Kind != "close" || got[0].State != "planned" || got[0].Trigger != "job") {
 			t.Errorf("jobs list %s: %+v", args, got)
 		}
 	}
@@ -517,7 +513,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		t.Errorf("jobs list: %s", list)
 	}
 	changed("jobs", "cancel", "reports", waiting)
-	if j := decoded[known](t, database, "jobs", "show", "reports", waiting); j.Outcome != "canceled" {
+	if j := decoded[schedule.Job](t, database, "jobs", "show", "reports", waiting); j.Outcome != "canceled" {
 		t.Errorf("job %+v", j)
 	}
 	if text := changed("jobs", "retry-failed", "reports", "none", "2020-01-01T00:00:00Z"); text != "retry-failed reports none 2020-01-01T00:00:00Z: done\n" {

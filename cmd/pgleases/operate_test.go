@@ -88,13 +88,14 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 	if got := owned(); got != [2]int{} {
 		t.Errorf("paused, and owned are %v", got)
 	}
-	output1(t, database, "resume", "orders", "--reason", "why")
+	decoded[admin.Change](t, database, "resume", "orders", "--reason", "why")
 	output1(t, database, "pin", "orders/3", odd, "--reason", "why", "--for", "2h")
 	if overrides := decoded[[]admin.Override](t, database, "overrides"); len(overrides) != 1 || overrides[0].Verb != admin.Pin || overrides[0].Of() != "orders/3" || overrides[0].Client != odd || overrides[0].Until.IsZero() {
 		t.Errorf("overrides %+v", overrides)
 	}
 	output1(t, database, "unpin", "orders/3", "--reason", "why")
 	output1(t, database, "evict", odd, "--reason", "it hangs")
+	decoded[[]admin.Event](t, database, "events")
 	events := output1(t, database, "events")
 	unprintable(t, "events", events)
 	for _, pattern := range []string{`joined +orders +- +one +- +- +-`, `drain +- +\S+ +- +- +maria \(\S+\) +"its host\\ngoes"`, `handed over +orders +\S+ +one +[0-9,-]+ +- +-`, `pause +orders .* why`, `evict +- .* it hangs`} {

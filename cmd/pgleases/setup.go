@@ -80,16 +80,16 @@ func newSchema() *cobra.Command {
 	return cmd
 }
 
-// A build is what is known of this program.
-type build struct {
+// A Build is what version prints in JSON.
+type Build struct {
 	Version string `json:"version"` // of the module
 	Commit  string `json:"commit"`  // empty if it was not built from a repository
 	Schema  int    `json:"schema"`  // version of the tables
 	Go      string `json:"go"`
 }
 
-func thisBuild() build {
-	b := build{"unknown", "", store.Version, runtime.Version()}
+func thisBuild() Build {
+	b := Build{"unknown", "", store.Version, runtime.Version()}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		b.Version = cmp.Or(info.Main.Version, b.Version)
 		for _, s := range info.Settings {
