@@ -66,7 +66,9 @@ var detectors = map[string]detector{
 		return []string{"-test.run=^TestTwoCopiesOwn|^TestAHeartbeatThatComesLate"}
 	}},
 	// Timers of the engine, with heartbeats minutes apart, in simulated time.
-	"wake-ups": {"internal/engine", func(int) []string { return []string{"-test.run=^TestTheEngineWakesUp"} }},
+	"wake-ups": {"internal/engine", func(int) []string {
+		return []string{"-test.run=^TestTheEngineWakesUp|^TestFailureBetweenBatches"}
+	}},
 	// A crash of the server that loses heartbeats, with live clients.
 	"crash": {"proof", func(int) []string { return []string{"-test.run=^TestLostHeartbeatsEvictNoClient$"} }},
 	// Promotions of a standby that missed the last handoffs, on real servers.
@@ -77,8 +79,9 @@ var detectors = map[string]detector{
 	"dump":     {"proof", copies("restored_dump")},
 	// A connection with fast failover that ends, in simulated time.
 	"ends": {"internal/engine", func(int) []string { return []string{"-test.run=^TestTrustEndsWithTheConnection"} }},
+	// A process with fast failover that was stopped, in simulated time.
+	"stopped": {"internal/engine", func(int) []string { return []string{"-test.run=^TestReadersOfStoppedProcess"} }},
 	// Live processes with fast failover, whose connections end.
-	"cuts":       {"proof", func(int) []string { return []string{"-test.run=^TestCutConnectionKeepsOneOwner"} }},
 	"terminated": {"proof", func(int) []string { return []string{"-test.run=^TestTerminatedConnection"} }},
 	// Handoffs of which the new owner is notified late, in simulated time.
 	"announced": {"internal/engine", func(int) []string { return []string{"-test.run=IsAnnounced|ReleaseBeforeCrash"} }},
@@ -154,7 +157,7 @@ var mutants = append(asleep(), []mutant{
 	}
 	l.mu.Unlock()`, `	l.mu.Unlock()`, 0},
 	}},
-	{"readers of a stopped process", "cuts", `overlap|epoch falls`, []edit{{"internal/liveness/liveness.go", `Allow(now.Add(StoppedFor))`, `Allow(now.Add(time.Hour))`, 0}}},
+	{"readers of a stopped process", "stopped", `goes on: trusted true`, []edit{{"internal/liveness/liveness.go", `Allow(now.Add(StoppedFor))`, `Allow(now.Add(time.Hour))`, 0}}},
 	{"a terminated session taken for an expired one", "terminated", `evicted|presences`, []edit{{"sql/schema/liveness.sql", `s.killed = $6 AND `, ``, 0}}},
 	{"no local trust deadline", "histories", `overlap|stale`, []edit{
 		{"internal/owned/validity.go", `time.Duration(v.deadline.Load()) > time.Since(v.opened)`, `v.deadline.Load() > 0`, 0},
