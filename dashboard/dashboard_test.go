@@ -345,7 +345,7 @@ func wideServer(t *testing.T, write time.Duration) (*httptest.Server, *viewer, c
 	t.Helper()
 	url := pgtest.MigratedDatabase(t)
 	scatter(t, url, 16384)
-	h := dashboard.HandlerWith(newAdmin(t, newPool(t, url)), dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, time.Second, patience, write)
+	h := dashboard.HandlerWith(newAdmin(t, newPool(t, url)), dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, 300*time.Millisecond, patience, write)
 	server, ended := serveNarrow(t, h)
 	v := newViewer(t, server.URL, "")
 	v.until("the lease", func() bool { return len(v.leases["wide"]) > 1<<17 })

@@ -7,6 +7,10 @@ import (
 	"github.com/pgleases/pgleases/admin"
 )
 
+// The loops of a handler outlive its viewers by some reads. With pauses of a second, the tests would
+// wait for the last loops when all else is done.
+func init() { defaultTimes.look = 200 * time.Millisecond }
+
 // HandlerWith is like Handler, with other times and without the check of origins.
 func HandlerWith(a *admin.Admin, o Options, look, answers, write time.Duration) http.Handler {
 	return newHandler(a, o, times{look, answers, write})
