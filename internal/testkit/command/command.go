@@ -37,7 +37,8 @@ func Main(m *testing.M) {
 	if err == nil {
 		Built = filepath.Join(dir, "pgleases")
 		var out []byte
-		if out, err = exec.Command("go", "build", "-o", Built, "github.com/pgleases/pgleases/cmd/pgleases").CombinedOutput(); err == nil {
+		// go run keeps what it has linked for the next package, and go build does not.
+		if out, err = exec.Command("go", "run", "-exec", "cp", "github.com/pgleases/pgleases/cmd/pgleases", Built).CombinedOutput(); err == nil {
 			end := pgtest.Keep()
 			code = m.Run()
 			err = end()
