@@ -100,17 +100,16 @@ func SameAsFile(t testing.TB, path, text string, write bool, advice string) {
 	}
 }
 
-// Until polls every few milliseconds until a condition is true for which there is no notification.
+// Until polls until a condition is true for which there is no notification: every few milliseconds,
+// and less often in a long wait.
 func Until(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	look := time.NewTicker(5 * time.Millisecond)
-	defer look.Stop()
-	for late := time.After(Patience); !is(); {
-		select {
-		case <-look.C:
-		case <-late:
+	for began := time.Now(); !is(); {
+		waited := time.Since(began)
+		if waited > Patience {
 			t.Fatalf("not so within %v: %s", Patience, what)
 		}
+		time.Sleep(min(5*time.Millisecond+waited/16, 50*time.Millisecond))
 	}
 }
 
