@@ -119,25 +119,26 @@ func killVictims(t *testing.T, url string, n int, after func(), environment ...s
 
 // Parsing arguments may crash the process as a handler may, in a transaction or not. The run fails
 // after the same number of crashes.
-func TestArgumentsThatKillTheirProcessFail(t *testing.T) {
+func TestArgumentsThatKillTheirProcessFail(t *testing.T) { killedByArguments(t, "toxic") }
+
+func TestCallsArgumentsThatKillTheirProcessFail(t *testing.T) { killedByArguments(t, "toxic outside") }
+
+// killedByArguments is a test, and not a subtest, because parallel subtests run last, and it waits
+// for seconds.
+func killedByArguments(t *testing.T, kind string) {
 	t.Parallel()
-	for _, kind := range []string{"toxic", "toxic outside"} {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			db := newDatabase(t)
-			maker := newWorker(db)
-			k := schedule.InTx(maker.Scheduler, kind, toxicHandler)
-			testkit.OK(t, k.Put(t.Context(), "close", toxic{}, hourly))
-			l := newLedger(db, "close")
-			db.setClock(midnight.Add(time.Hour))
-			killVictims(t, db.url, 4, func() {
-				expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes")
-			}, victimOfArgs+"=true")
-			w := newWorker(db)
-			schedule.InTx(w.Scheduler, kind, toxicHandler)
-			l.settled(w.run().Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1})
-		})
-	}
+	db := newDatabase(t)
+	maker := newWorker(db)
+	k := schedule.InTx(maker.Scheduler, kind, toxicHandler)
+	testkit.OK(t, k.Put(t.Context(), "close", toxic{}, hourly))
+	l := newLedger(db, "close")
+	db.setClock(midnight.Add(time.Hour))
+	killVictims(t, db.url, 4, func() {
+		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes")
+	}, victimOfArgs+"=true")
+	w := newWorker(db)
+	schedule.InTx(w.Scheduler, kind, toxicHandler)
+	l.settled(w.run().Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1})
 }
 
 // A job crashes its process each time that it runs. The first crash has no known cause. After 3
