@@ -1,6 +1,7 @@
 package pgtest
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -171,12 +172,23 @@ func newFrom(ctx context.Context, template string) (url string, drop func() erro
 	return url, func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
-		if err := s.execute(ctx, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)"); err != nil {
+		err := s.execute(ctx, strings.ReplaceAll(endSessions, "$name", name))
+		if err = cmp.Or(err, s.execute(ctx, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)")); err != nil {
 			return fmt.Errorf("drop database %s: %w", name, err)
 		}
 		return nil
 	}, err
 }
+
+// endSessions ends the sessions of this user in a database. DROP DATABASE ends all, but then looks
+// each 100 ms only whether they have ended.
+const endSessions = `DO $$ BEGIN
+	FOR tries IN 1..200 LOOP
+		PERFORM pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '$name' AND usename = current_user;
+		EXIT WHEN NOT FOUND;
+		PERFORM pg_stat_clear_snapshot(), pg_sleep(0.002);
+	END LOOP;
+END $$`
 
 var toServer struct {
 	sync.Mutex
