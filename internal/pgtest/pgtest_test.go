@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -26,7 +27,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv(testerVariable) != "" {
 		os.Exit(tester())
 	}
-	goleak.VerifyTestMain(m) // a server must not have cost this process a goroutine
+	_ = flag.Set("test.parallel", "3") // starts and ends of servers, which mostly wait
+	goleak.VerifyTestMain(m)           // a server must not have cost this process a goroutine
 }
 
 // tester is a process that uses a database until it is killed, or its input ends.
