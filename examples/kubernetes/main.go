@@ -26,7 +26,7 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	if err := run(ctx); err != nil {
+	if err := run(ctx); err != nil && !errors.Is(err, context.Canceled) { // canceled: SIGTERM came before there was a client
 		log.Fatal(err)
 	}
 }
