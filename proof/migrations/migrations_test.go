@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"strings"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -174,34 +173,6 @@ func TestEachToolAppliesTheSchemaAndAClientRunsOnIt(t *testing.T) {
 			var refused *pgconn.PgError
 			if !errors.As(err, &refused) || refused.Code != "PL001" || refused.Message != `partition 1 of lease "orders" is not owned under epoch 0` {
 				t.Errorf("guard says %v", err)
-			}
-		})
-	}
-}
-
-// The next version of the library has a text that is applied on top of this one, as a further
-// migration.
-func TestTheSchemaIsAppliedOnTopOfItself(t *testing.T) {
-	t.Parallel()
-	for _, tool := range tools {
-		t.Run(tool.name, func(t *testing.T) {
-			t.Parallel()
-			url, folder := database(t), t.TempDir()
-			if err := tool.write(folder); err != nil {
-				t.Fatal(err)
-			}
-			text, err := os.ReadFile(folder + "/" + tool.file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			next := strings.NewReplacer("001", "002", "7", "8").Replace(tool.file)
-			both := fstest.MapFS{tool.file: {Data: text}}
-			if err := tool.apply(t.Context(), url, both); err != nil {
-				t.Fatal(err)
-			}
-			both[next] = &fstest.MapFile{Data: text}
-			if err := tool.apply(t.Context(), url, both); err != nil {
-				t.Errorf("%s after %s: %v", next, tool.file, err)
 			}
 		})
 	}
