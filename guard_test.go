@@ -232,39 +232,6 @@ func TestGuardLowersTheIdleLimitToTheTrustThatIsLeft(t *testing.T) {
 	}))
 }
 
-func TestServerEndsTransactionIdlePastTrust(t *testing.T) {
-	t.Parallel()
-	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
-	l := joined(t, newClient(t, pool, pgleases.WithTTL(time.Second)), "work", 1)
-	begin := func() (tx pgx.Tx, pid int) {
-		tx, err := pool.Begin(t.Context())
-		if err == nil {
-			err = tx.QueryRow(t.Context(), `SELECT pg_backend_pid()`).Scan(&pid)
-		}
-		testkit.OK(t, err)
-		return tx, pid
-	}
-	var tx pgx.Tx
-	var pid int
-	until(t, "Guard passes", func() bool { // trust may be lost in between, with a TTL as short as that
-		p, ok := l.Partition(0)
-		if !ok {
-			return false
-		}
-		tx, pid = begin()
-		if err := l.Guard(t.Context(), tx, p); err != nil {
-			_ = tx.Rollback(t.Context())
-			return false
-		}
-		return true
-	}, l)
-	defer func() { _ = tx.Rollback(context.Background()) }()
-	testkit.Becomes(t, pool, "the session that idles is gone", 0, `SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, pid)
-	if err := tx.Commit(t.Context()); err == nil {
-		t.Error("the transaction that had idled past the trust was committed")
-	}
-}
-
 func TestGuardedTransactionDelaysItsPartitionOnly(t *testing.T) {
 	t.Parallel()
 	pool, ca, cb, a := twoClients(t, 4)

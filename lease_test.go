@@ -236,25 +236,6 @@ func TestAPartitionIsPrintedWithItsEpoch(t *testing.T) {
 	}
 }
 
-func TestTheTextOfTheSchemaRunsAsItIs(t *testing.T) {
-	t.Parallel()
-	pool := testkit.Pool(t, pgtest.EmptyDatabase(t))
-	for _, schema := range []string{"pgleases", `Odd "name"; --`} {
-		text := testkit.Must(pgleases.Schema(pgleases.WithSchema(schema)))(t)
-		for range 2 {
-			testkit.Execute(t, pool, text)
-		}
-		c := newClient(t, pool, pgleases.WithoutMigration(), pgleases.WithSchema(schema), pgleases.WithClientID("a"))
-		l := joined(t, c, "work", 4)
-		untilOwns(t, l, 4)
-		guarded(t, pool, l, ownership(t, l, 3))
-		quoted := pgx.Identifier{schema}.Sanitize()
-		if n := testkit.Value[int](t, pool, `SELECT count(*) FROM `+quoted+`.status WHERE owner = 'a'`); n != 4 {
-			t.Errorf("in schema %s it owns %d", quoted, n)
-		}
-	}
-}
-
 // lockLease locks a lease's row until the function that it returns is called.
 func lockLease(t *testing.T, pool *pgxpool.Pool, name string) (release func()) {
 	t.Helper()

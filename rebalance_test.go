@@ -350,16 +350,6 @@ func teamOf(n int) []planMember {
 	return members
 }
 
-func TestPlanKeepsItsPromises(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		leases := make([]planLease, rapid.IntRange(0, 6).Draw(t, "leases"))
-		for i := range leases {
-			leases[i] = drawLease(t, 40, 6, rapid.SampledFrom([]int{1, 3, 1000}).Draw(t, "heaviest"))
-		}
-		testkit.OK(t, checkPlan(leases, plan(leases)))
-	})
-}
-
 func TestPlanKeepsItsPromisesInATeam(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		testkit.OK(t, checkAll(drawTeam(t, 30, 12, 9)))
@@ -629,23 +619,6 @@ func TestPlanDrainAndBack(t *testing.T) {
 	c.weights["client-00002"] = 1
 	if n := c.rebalance(t); n != 30 || c.differ(before) != 0 {
 		t.Errorf("back: %d moves, want 30, and %d partitions elsewhere", n, c.differ(before))
-	}
-}
-
-// A long sequence of random joins, leaves, drains and weights, with each step checked.
-func TestPlanChurn(t *testing.T) {
-	rng := rand.New(rand.NewPCG(3, 4))
-	for range 20 {
-		c := newPlanCluster(1+rng.IntN(12), 1+rng.IntN(30), 1+rng.IntN(6))
-		for range 40 {
-			id := teamOf(8)[rng.IntN(8)].id
-			if _, lives := c.weights[id]; lives && rng.IntN(2) == 0 {
-				delete(c.weights, id)
-			} else {
-				c.weights[id] = min(rng.IntN(6), 1) // mostly 1, sometimes draining
-			}
-			c.rebalance(t)
-		}
 	}
 }
 

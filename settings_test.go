@@ -2,9 +2,11 @@ package pgleases_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -24,64 +26,6 @@ func byDefault(t *testing.T, url, setting, value string) {
 	testkit.Execute(t, ownersPool(t, past), fmt.Sprintf("ALTER DATABASE %s SET %s = '%s'", config.Database, setting, value))
 }
 
-func TestClientsWorkUnderAnyTransactionDefault(t *testing.T) {
-	t.Parallel()
-	for _, level := range []string{"repeatable read", "serializable"} {
-		t.Run(level, func(t *testing.T) {
-			t.Parallel()
-			url := pgtest.Database(t)
-			byDefault(t, url, "default_transaction_isolation", level)
-			byDefault(t, url, "default_transaction_deferrable", "on")
-			pool := testkit.Pool(t, url)
-			var book logbook
-			const clients = 5
-			opened := make([]*pgleases.Client, clients)
-			leases := make([]*pgleases.Lease, clients)
-			done := make(chan error, clients)
-			for i := range clients {
-				go func() {
-					var err error
-					opened[i], err = pgleases.NewClient(context.Background(), pool, pgleases.WithClientID(fmt.Sprint("client ", i)), book.option(),
-						pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(time.Second)) // they wait for each other's locks for a quarter of it
-					if err == nil {
-						leases[i], err = opened[i].Lease(context.Background(), "work", 3*clients, pgleases.WithHandoffDelay(0))
-					}
-					done <- err
-				}()
-			}
-			for range clients {
-				if err := testkit.Receive(t, "all have joined", done); err != nil {
-					t.Error(err)
-				}
-			}
-			defer func() {
-				for _, c := range opened {
-					if c != nil {
-						shut(t, c)
-					}
-				}
-			}()
-			if t.Failed() {
-				return
-			}
-			even := func() bool {
-				counts := owned(leases...)
-				return slices.Min(counts) == 3 && slices.Max(counts) == 3
-			}
-			until(t, "the shares are even", even, leases...)
-			for _, l := range leases {
-				for _, n := range l.Values() {
-					guarded(t, pool, l, ownership(t, l, n))
-				}
-			}
-			beats(t, opened[0], 2) // and each other one beats meanwhile
-			if lines := book.lines("40001"); len(lines) > 0 {
-				t.Errorf("statements of clients failed for their isolation:\n%s", strings.Join(lines, "\n"))
-			}
-		})
-	}
-}
-
 // Without triggers no client learns that a lease has changed.
 func TestReplicationRoleReplicaIsRefused(t *testing.T) {
 	t.Parallel()
@@ -91,25 +35,43 @@ func TestReplicationRoleReplicaIsRefused(t *testing.T) {
 	refused(t, "NewClient", err, "session_replication_role is replica", "RESET session_replication_role")
 }
 
-// A plan of many partitions takes long, and a client's connection is idle between heartbeats.
-func TestTimeoutsOfARoleEndNothing(t *testing.T) {
+// A plan of many partitions takes long, and a client's connection is idle between heartbeats. Behind
+// a pooler, each message sets what it needs.
+func TestSettingsOfARoleChangeNothing(t *testing.T) {
 	t.Parallel()
 	url := pgtest.FreshDatabase(t)
-	testkit.Execute(t, ownersPool(t, url), `CREATE FUNCTION public.late() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END';
+	past, _ := pgtest.DirectURL(url)
+	owner := ownersPool(t, past)
+	testkit.Execute(t, owner, `CREATE FUNCTION public.late() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END';
 		CREATE TRIGGER late BEFORE INSERT ON pgleases.members FOR EACH ROW EXECUTE FUNCTION public.late()`)
-	byDefault(t, url, "statement_timeout", "200ms")
-	byDefault(t, url, "idle_session_timeout", "200ms")
-	if testkit.Value[int](t, ownersPool(t, url), "SELECT current_setting('server_version_num')::int") >= 170000 {
-		byDefault(t, url, "transaction_timeout", "200ms")
+	settings := map[string]string{"default_transaction_isolation": "serializable", "default_transaction_deferrable": "on", "statement_timeout": "200ms", "idle_session_timeout": "200ms"}
+	if testkit.Value[int](t, owner, "SELECT current_setting('server_version_num')::int") >= 170000 {
+		settings["transaction_timeout"] = "200ms"
 	}
-	c := newClient(t, testkit.Pool(t, url), pgleases.WithHeartbeat(time.Second), pgleases.WithoutMigration())
+	for setting, value := range settings {
+		byDefault(t, url, setting, value)
+	}
+	var book logbook
+	var joining sync.WaitGroup
+	cs, leases, errs := make([]*pgleases.Client, 3), make([]*pgleases.Lease, 3), make([]error, 3)
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience/4)
 	defer cancel()
-	l := testkit.Must(c.Lease(ctx, "work", 4))(t)
-	untilOwns(t, l, 4)
-	beats(t, c, 2)
-	if s := c.Stats(); s.Reconnects > 0 {
-		t.Errorf("%d times connected again", s.Reconnects)
+	for i := range cs {
+		cs[i] = newClient(t, testkit.Pool(t, url), book.option(), pgleases.WithHeartbeat(time.Second), pgleases.WithoutMigration())
+		joining.Go(func() { leases[i], errs[i] = cs[i].Lease(ctx, "work", 9, pgleases.WithHandoffDelay(0)) })
+	}
+	joining.Wait()
+	testkit.OK(t, errors.Join(errs...))
+	until(t, "the shares are even", func() bool { return slices.Equal(owned(leases...), []int{3, 3, 3}) }, leases...)
+	beats(t, cs[0], 2) // and each other one beats meanwhile
+	for i, l := range leases {
+		guarded(t, owner, l, ownership(t, l, l.Values()[0]))
+		if s := cs[i].Stats(); s.Reconnects > 0 {
+			t.Errorf("%d times connected again", s.Reconnects)
+		}
+	}
+	if lines := book.lines("40001"); len(lines) > 0 {
+		t.Errorf("statements of clients failed for their isolation:\n%s", strings.Join(lines, "\n"))
 	}
 }
 

@@ -81,6 +81,9 @@ func TestWhoOnlyLooksChangesNothing(t *testing.T) {
 			t.Errorf("%s: a viewer has it: %v, an operator: %v", what, strings.Contains(page, what), strings.Contains(other, what))
 		}
 	}
+	if !strings.Contains(page, "This page needs JavaScript") {
+		t.Error("without JavaScript the page does not say what to do")
+	}
 	if !strings.Contains(page, "read-only") || strings.Contains(other, "read-only") {
 		t.Error("the page does not say that its user is an operator")
 	}

@@ -15,10 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
-	"github.com/pgleases/pgleases/internal/testkit/clients"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -511,47 +509,6 @@ func TestCloseAsksForTheEndOfWorkAndWaitsForTheRelease(t *testing.T) {
 	tx = testkit.Must(db.Begin(t.Context()))(t)
 	wraps(t, "guard after Close", h.Guard(t.Context(), tx), lock.ErrLost)
 	testkit.OK(t, tx.Rollback(t.Context()))
-}
-
-func TestLocksAreListed(t *testing.T) {
-	t.Parallel()
-	url := newDatabase(t)
-	db := testkit.Pool(t, url)
-	a, b := newWorker(t, url, pgleases.WithClientID("a")), newWorker(t, url, pgleases.WithClientID("b"))
-	one, two, three := a.held(a.AcquireShared, "p/1"), b.held(b.AcquireShared, "p/1"), a.held(a.Acquire, "p/2")
-	place := b.waits(db, b.Acquire, "p/2")
-	far := b.held(b.Acquire, "q")
-	var found []string
-	looker := testkit.Must(admin.New(db))(t)
-	for info, err := range looker.Locks(t.Context(), "p/") {
-		testkit.OK(t, err)
-		line := fmt.Sprint(info.Name, " ", info.Shared, " ", info.Waiting)
-		for _, h := range info.Holders {
-			line += " " + h.Client
-			if h.Host == "" || h.PID == 0 || h.Token == 0 || h.Since.IsZero() || h.HeartbeatAge <= 0 || h.TimeLeft <= 0 || h.TimeLeft > clients.TTL {
-				t.Errorf("%+v", h)
-			}
-		}
-		found = append(found, line)
-	}
-	expect(t, strings.Join(found, ", "), "p/1 true 0 a b, p/2 false 1 a", "listed")
-	for info, err := range looker.Locks(t.Context(), "p/2") {
-		testkit.OK(t, err)
-		expect(t, info.Holders[0].Token, three.Token(), "token")
-	}
-	release(t, one)
-	release(t, two)
-	release(t, three)
-	release(t, testkit.Receive(t, "it has the lock", place))
-	release(t, far)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	failed := 0
-	for _, err := range looker.Locks(ctx, "") {
-		wraps(t, "list", err, context.Canceled)
-		failed++
-	}
-	expect(t, failed, 1, "errors")
 }
 
 func TestTheApplicationsIsolationMayBeAny(t *testing.T) {

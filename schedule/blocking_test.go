@@ -287,30 +287,6 @@ func TestTwoSchedulersOfOneClient(t *testing.T) {
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
 
-// A crash suspect is recorded before its arguments are parsed. If they cannot be parsed, the tick
-// has not begun, and later ticks are not skipped for it.
-func TestTickWithUnreadableArgsIsNotUnderWay(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	db.exec("INSERT INTO pgleases.schedule_owners (group_name, partition, opened, closed, crashed) SELECT '" + group + "', n, -1, -2, false FROM generate_series(0, 3) AS n") // a crashed owner
-	maker := newWorker(db)
-	testkit.OK(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "arguments", args{}, hourly, schedule.WithGrace(90*time.Minute)))
-	db.exec(`UPDATE pgleases.schedules SET args = '{"N": "one"}'`)
-	l := newLedger(db, "arguments")
-	older := newWorker(db)
-	schedule.InTx(older.Scheduler, "books", effect)
-	db.setClock(midnight.Add(time.Hour))
-	older.run()
-	older.waits("arguments", "cannot unmarshal string")
-	older.close()
-	db.exec(`UPDATE pgleases.schedules SET args = '{"N": 1}'`)
-	db.setClock(midnight.Add(72 * time.Hour))
-	newest := newWorker(db)
-	schedule.InTx(newest.Scheduler, "books", effect)
-	newest.run()
-	l.settled(newest.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 71, schedule.OutcomeSucceeded: 1})
-}
-
 // More jobs of a kind are blocked than one poll may update: the poll updates some of them, and
 // known jobs run.
 func TestManyThatWaitStopNobody(t *testing.T) {

@@ -277,28 +277,6 @@ func TestOrderOfJobsOfOneKey(t *testing.T) {
 	expect(t, fmt.Sprint(db.effects()), fmt.Sprint(want), "effects")
 }
 
-// Handlers enqueue jobs in their own transactions: exactly one for each run.
-func TestAHandlerPutsAJobInItsTransaction(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newWorker(db)
-	mail := schedule.InTx(w.Scheduler, "mail", note)
-	books := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
-		_, err := mail.EnqueueTx(ctx, tx, r.At.Format("15:04"))
-		return err
-	})
-	testkit.OK(t, books.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
-	w.run().has("close")
-	db.polled()
-	w.wire.Lose(1, "commit", true)
-	db.setClock(midnight.Add(3 * time.Hour))
-	testkit.Until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") >= 3 })
-	becomes(db, "none is left", 0, "SELECT count(*) FROM pgleases.jobs")
-	got := db.effects()
-	slices.Sort(got)
-	expect(t, fmt.Sprint(got), "[01:00 02:00 03:00]", "effects")
-}
-
 // Invalid options return an error with the value, and no job is enqueued.
 func TestWrongJobsAreRefused(t *testing.T) {
 	t.Parallel()

@@ -215,15 +215,16 @@ func TestLocksListsHolders(t *testing.T) {
 		held := testkit.Must(lock.New(client, pool).Acquire(t.Context(), name))(t)
 		defer held.Release(t.Context())
 	}
+	execute(t, database, "INSERT INTO pgleases.locks SELECT 'plain', 2000000000, session, 5, false, NULL, now() FROM pgleases.clients")
 	text := output1(t, database, "locks")
 	unprintable(t, "locks", text)
-	for _, pattern := range []string{`plain +exclusive +` + regexp.QuoteMeta(shown(odd)) + ` +\S+ +\S+ +\S+ +[0-9]+ +[0-9]+ +0`, `left +shared +- +\S+ +- +- +- +7 +0`, regexp.QuoteMeta(shown(odd)) + ` +exclusive .*`} {
+	for _, pattern := range []string{`plain +exclusive +` + regexp.QuoteMeta(shown(odd)) + ` +\S+ +\S+ +\S+ +[0-9]+ +[0-9]+ +1`, `left +shared +- +\S+ +- +- +- +7 +0`, regexp.QuoteMeta(shown(odd)) + ` +exclusive .*`} {
 		if !regexp.MustCompile(`(?m)^` + pattern + `$`).MatchString(text) {
 			t.Errorf("locks lacks %s: %s", pattern, text)
 		}
 	}
 	all := decoded[[]admin.Lock](t, database, "locks", "pl")
-	if len(all) != 1 || all[0].Name != "plain" || all[0].Holders[0].Client != odd || all[0].Holders[0].Token == 0 {
+	if len(all) != 1 || all[0].Name != "plain" || all[0].Waiting != 1 || all[0].Holders[0].Client != odd || all[0].Holders[0].Token == 0 || all[0].Holders[0].TimeLeft <= 0 || all[0].Holders[0].TimeLeft > 6*time.Second {
 		t.Errorf("locks with a prefix: %+v", all)
 	}
 }

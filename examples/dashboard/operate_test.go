@@ -228,31 +228,6 @@ func TestWhatIsConfirmedIsWhatWasShown(t *testing.T) {
 	overrides(2)
 }
 
-// A viewer has no buttons, a request of its page's own is refused, and without JavaScript the page says what to do.
-func TestAViewerCannotOperate(t *testing.T) {
-	t.Parallel()
-	databaseURL, pool := database(t)
-	join(t, openClient(t, pool, "one"), "orders", 8)
-	url := serve(t, operators(t, databaseURL))
-	x := newTab(t, 1280, 900)
-	x.signInWith(url, "look")
-	x.until(owns("one", "=== 8"))
-	if got := eval[[]string](x, `[...document.querySelectorAll("button, dialog, script")].filter(e => e.matches("dialog, [aria-haspopup], [src='operate.js']")).map(e => e.outerHTML)`); len(got) > 0 {
-		t.Errorf("a viewer is given %q", got)
-	}
-	var status int
-	x.run(chromedp.Evaluate(`fetch("apply", {method: "POST", headers: {"Content-Type": "application/json"}, body: "{}"}).then(a => a.status)`, &status, chromedp.EvalAsValue, awaited))
-	if status != http.StatusForbidden {
-		t.Errorf("a viewer's request: %d", status)
-	}
-	x.run(emulation.SetScriptExecutionDisabled(true), chromedp.Reload())
-	var text string
-	x.run(chromedp.Text("body", &text, chromedp.ByQuery))
-	if !strings.Contains(text, "This page needs JavaScript") {
-		t.Errorf("without JavaScript it says %q", text)
-	}
-}
-
 // A page of another origin has a browser send no verb, though it has the operator's cookie.
 func TestAnotherSiteCannotOperate(t *testing.T) {
 	t.Parallel()

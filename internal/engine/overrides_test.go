@@ -66,10 +66,17 @@ func (w *world) sharesIn(limit time.Duration, leases []*Lease, want ...int) {
 
 func TestADrainedClientOwnsNothingUntilItGetsItsOwnBack(t *testing.T) {
 	inWorld(t, func(w *world) {
+		logs := func(what string) {
+			t.Helper()
+			if n := w.logged(what); n != 1 {
+				w.failf("it is logged %d times: %s", n, what)
+			}
+		}
 		procs, leases := w.trio()
 		before := shows(leases[1])
 		w.override("drain", "", "b")
 		w.shares(leases, 6, 0, 6)
+		logs("client drained by an operator actor=operator reason=reason")
 		if err := leases[1].SetWeight(context.Background(), 5); err != nil { // the application does not undo it
 			t.Fatal(err)
 		}
@@ -81,6 +88,7 @@ func TestADrainedClientOwnsNothingUntilItGetsItsOwnBack(t *testing.T) {
 		w.shares(leases, 6, 0, 6)
 		w.takeBack("drain", "", "b")
 		w.shares(leases, 4, 4, 4)
+		logs("drain of the client ended")
 		if after := shows(again); after != before {
 			t.Errorf("it owned %s, and then %s", before, after)
 		}

@@ -291,10 +291,10 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]stor
 			read := store.LeaseRead{Name: name, Generation: l.Generation, AcceptedTimeline: t.Server.AcceptedTimeline, ServerGeneration: t.Server.Generation,
 				Server: store.Incarnation{Timeline: db.run.Timeline, Started: db.run.Started}}
 			if t.overridden("pause", name, "") {
-				read.Paused = make([]string, 2)
+				read.Paused = []string{"operator", "reason"}
 			}
 			if t.overridden("drain", "", t.Clients[session].ID) {
-				read.Drained = make([]string, 2)
+				read.Drained = []string{"operator", "reason"}
 			}
 			for p, row := range t.Partitions[name] {
 				if row.Owner == session {

@@ -110,6 +110,9 @@ func TestTheLastThatWorksIsDrainedByForceOnly(t *testing.T) {
 		}
 		f.ok(f.override(fakestore.Override{Verb: "drain", Client: "yet to come"}, tomorrow(), false))
 		f.ok(f.override(fakestore.Override{Verb: "pause", Lease: "yet to come"}, tomorrow(), false))
+		d := f.client("d")
+		d.join("yet to come", 1)
+		expect(t, d.overrides("yet to come"), "paused yes, frozen no; d drained no, cordoned no", "overrides")
 		if err := f.override(fakestore.Override{Verb: "freeze", Lease: "nothing"}, 0, false); said(err) != "unknown" {
 			t.Errorf("freeze of no lease: %v", err)
 		}
@@ -228,6 +231,10 @@ func TestAPartitionIsPinnedToOneClientAtATime(t *testing.T) {
 	f.exec("SELECT unpin('l', 7, 'moved')")
 	expect(t, f.text("SELECT cause, lease, to_id, partitions::text FROM events ORDER BY id"),
 		"pin|l|a|{[5,6)}\npin|l|b|{[5,6)}\npin|l|b|{[7,8)}\nunpin|l|b|{[5,6)}\nunpin|l|<nil>|{[7,8)}", "events")
+	f.exec("SELECT drain('a', 'its host goes', 'maria')")
+	f.exec("SELECT pause('l', 'a long night', 'maria')")
+	read := testkit.Must(a.Read(f.ctx, a.session, []string{"l"}))(t)[0]
+	expect(t, read.Drained[1]+", "+read.Paused[1], "its host goes, a long night", "reasons that the client reads")
 }
 
 func TestOperatorsNeedNoOtherRight(t *testing.T) {

@@ -234,6 +234,7 @@ func TestAnOpenGuardDelaysItsPartitionOnly(t *testing.T) {
 		expect(t, b.give("l", b.session, b.session, b.session), Applied{Applied: true, Given: 2, LeftOver: 1}, "while it is open")
 		expect(t, f.state("l", a, b), "b>b:2 of b prefers a, a>b:1 of a asked, b>b:2 of b prefers a", "state")
 		expect(t, b.beat().Leases[0].DueIn, 50*time.Millisecond, "the next plan is due in")
+		f.client("c").join("l", 3)
 		end()
 		expect(t, b.give("l", b.session, b.session, b.session).Given, 1, "when it is closed")
 		expect(t, f.state("l", b), "b>b:2 of b prefers a, b>b:2 of b prefers a, b>b:2 of b prefers a", "state")

@@ -20,7 +20,7 @@ import (
 
 func TestMigratingTwiceChangesNothing(t *testing.T) {
 	t.Parallel()
-	f := freshFixture(t)
+	f := fixtureIn(t, emptyDatabase(t), `Odd "name"; --`)
 	f.exec("UPDATE server SET generation = 7")
 	f.ok(Engine.Migrate(f.ctx, f.sql, f.schema))
 	testkit.Must(f.sql.PgConn().Exec(f.ctx, StatementsFor(f.schema).Schema).ReadAll())(f) // the text alone, as goose would run it
@@ -38,6 +38,7 @@ func TestRacingMigrationsAllSucceedAndOneIsCarriedOut(t *testing.T) {
 	errs := make([]error, 10)
 	for i := range errs {
 		conn := f.raw()
+		testkit.Must(conn.Exec(f.ctx, "SET default_transaction_isolation = serializable"))(f)
 		wg.Go(func() { errs[i] = Engine.Migrate(f.ctx, conn, "pgleases") })
 	}
 	f.until("all wait", func() bool {

@@ -2,7 +2,6 @@ package scheduletest_test
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -214,7 +213,8 @@ func TestHandlerPutsAreCommittedWithRun(t *testing.T) {
 	var fails bool
 	var did notes
 	sub := schedule.InTx(s.Scheduler, "sub", did.noting(s))
-	main := schedule.InTx(s.Scheduler, "main", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+	main := schedule.JobsOf[args](s.Enqueuer(), "main")
+	schedule.InTx(s.Scheduler, "main", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		testkit.Must(sub.EnqueueTx(ctx, tx, args{1}))(t)
 		err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 			_, err := sub.EnqueueTx(ctx, tx, args{2}, schedule.WithUnique("two", schedule.Reject))
@@ -245,35 +245,6 @@ func TestHandlerPutsAreCommittedWithRun(t *testing.T) {
 	}
 	expect(t, "runs", strings.Join(did, "; "), " 1 for 00:00:01 at 00:00:01; two 2 for 00:00:01 at 00:00:01")
 	testkit.Must(s.Get(t.Context(), "put"))(t)
-}
-
-// The transaction is real: what a handler wrote exists only if its run succeeded.
-func TestHandlerWritesInTheDatabase(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t)
-	s := scheduletest.New(t, pool, midnight)
-	table := pgx.Identifier{strings.ToLower(rand.Text())}.Sanitize()
-	testkit.Must(pool.Exec(t.Context(), "CREATE TABLE "+table+" (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)"))(t)
-	schedule.InTx(s.Scheduler, "k", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
-		_, err := tx.Exec(ctx, "INSERT INTO "+table+" VALUES ($1)", r.Args.N)
-		if r.Args.N == 2 {
-			return errors.New("it fails")
-		}
-		return err
-	})
-	s.Advance(0)
-	k := schedule.JobsOf[args](s.Enqueuer(), "k")
-	var did notes
-	for _, n := range []int{1, 1, 2, 3} {
-		id := testkit.Must(k.Enqueue(t.Context(), args{n}))(t)
-		s.Advance(time.Second)
-		j := testkit.Must(s.Job(t.Context(), id))(t)
-		did.note("%d %s", n, j.Outcome)
-	}
-	expect(t, "outcomes", did, notes{"1 succeeded", "1 failed", "2 failed", "3 succeeded"})
-	var written []int
-	testkit.OK(t, pool.QueryRow(t.Context(), "SELECT array_agg(n ORDER BY n) FROM "+table).Scan(&written))
-	expect(t, "what is written", written, []int{1, 3})
 }
 
 // Each test has its own schema, which is dropped at its end.
