@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -18,47 +17,6 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
-
-func TestSharesFollowTheWeights(t *testing.T) {
-	t.Parallel()
-	pool := testkit.Pool(t, pgtest.Database(t))
-	leases := make([]*pgleases.Lease, 3)
-	for i := range leases {
-		c := newClient(t, pool, pgleases.WithClientID(string(rune('a'+i))))
-		leases[i] = joined(t, c, "work", 16, pgleases.WithHandoffDelay(0), pgleases.WithWeight(i)) // the first has none
-	}
-	shares := func(want ...int) {
-		t.Helper()
-		until(t, fmt.Sprintf("the shares are %v", want), func() bool { return slices.Equal(owned(leases...), want) }, leases...)
-	}
-	weight := func(i, weight int) {
-		t.Helper()
-		testkit.OK(t, leases[i].SetWeight(t.Context(), weight))
-		if now := testkit.Value[int](t, pool, `SELECT weight FROM pgleases.members_status WHERE client = $1`, string(rune('a'+i))); now != weight {
-			t.Errorf("SetWeight returned, and the database has %d, not %d", now, weight)
-		}
-	}
-	until(t, "weight 0 owns nothing", func() bool {
-		got := owned(leases...)
-		return got[0] == 0 && got[1]+got[2] == 16 && (got[1] == 5 || got[1] == 6)
-	}, leases...)
-	weight(0, 2)
-	weight(2, 1)
-	shares(8, 4, 4)
-	weight(0, 0)
-	shares(0, 8, 8)
-	weight(0, 1000)
-	weight(1, 0)
-	weight(2, 0)
-	shares(16, 0, 0)
-	weight(0, 0) // now no member has weight
-	shares(0, 0, 0)
-	testkit.Becomes(t, pool, "no partition has an owner", 16, `SELECT count(*) FROM pgleases.status WHERE owner IS NULL AND moving_to IS NULL`)
-	weight(2, 7)
-	shares(0, 0, 16)
-	weight(0, 7)
-	shares(8, 0, 8)
-}
 
 func TestLeaseAgainReturnsTheSameLease(t *testing.T) {
 	t.Parallel()

@@ -70,25 +70,6 @@ func TestWhatBecomesOfTicksInAnOutage(t *testing.T) {
 	}
 }
 
-// 70 days of a schedule of every minute.
-func TestTheWorkForManyMissedTicksIsBounded(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newWorker(db)
-	l := newLedger(db, "each minute")
-	l.should = func(after, until time.Time) (ticks []time.Time) {
-		for t := after.Truncate(time.Minute).Add(time.Minute); !t.After(until); t = t.Add(time.Minute) {
-			ticks = append(ticks, t)
-		}
-		return ticks
-	}
-	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "each minute", args{}, schedule.Cron("* * * * *", "UTC"), schedule.WithMissed(schedule.MissedAll)))
-	db.setClock(midnight.Add(100_001 * time.Minute))
-	w.run()
-	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 100_001 - 100, schedule.OutcomeSucceeded: 100})
-	expect(t, len(l.entries), 101, "rows of the history")
-}
-
 // A run takes as long as three ticks.
 func TestTicksWhileTheRunBeforeIsUnderWay(t *testing.T) {
 	t.Parallel()
