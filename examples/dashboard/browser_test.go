@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -37,12 +36,11 @@ const (
 	workerVariable = "PGLEASES_DASHBOARD_WORKER" // the client ID of a process that a test starts, from this binary
 	leaseVariable  = "PGLEASES_DASHBOARD_LEASE"
 	urlVariable    = "PGLEASES_DASHBOARD_URL"
-	ledgerVariable = "PGLEASES_DASHBOARD_LEDGER" // a folder in which it notes on what it works; empty: nowhere
 )
 
 func TestMain(m *testing.M) {
 	if id := os.Getenv(workerVariable); id != "" {
-		fmt.Fprintln(os.Stderr, work(id, os.Getenv(leaseVariable), os.Getenv(urlVariable), ledger(os.Getenv(ledgerVariable))))
+		fmt.Fprintln(os.Stderr, work(id, os.Getenv(leaseVariable), os.Getenv(urlVariable)))
 		os.Exit(1)
 	}
 	flag.Parse()
@@ -52,7 +50,7 @@ func TestMain(m *testing.M) {
 }
 
 // work is a process of the fleet, until it is killed, or its standard input ends with the test's process.
-func work(id, lease, url string, ledger ledger) error {
+func work(id, lease, url string) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
@@ -66,18 +64,17 @@ func work(id, lease, url string, ledger ledger) error {
 	if err != nil {
 		return err
 	}
-	return l.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
-		defer ledger.enter(p.Number)()
+	return l.Run(ctx, func(ctx context.Context, _ pgleases.Partition) error {
 		<-ctx.Done()
 		return nil
 	})
 }
 
 // startWorker starts a process, and returns what kills it.
-func startWorker(t *testing.T, id, lease, url string, ledger ledger) (kill func()) {
+func startWorker(t *testing.T, id, lease, url string) (kill func()) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), workerVariable+"="+id, leaseVariable+"="+lease, urlVariable+"="+url, ledgerVariable+"="+string(ledger))
+	cmd.Env = append(os.Environ(), workerVariable+"="+id, leaseVariable+"="+lease, urlVariable+"="+url)
 	cmd.Stderr = t.Output()
 	stdin, err := cmd.StdinPipe()
 	if err == nil {
@@ -91,45 +88,6 @@ func startWorker(t *testing.T, id, lease, url string, ledger ledger) (kill func(
 	})
 	t.Cleanup(kill)
 	return kill
-}
-
-// A ledger is a folder with a file for each partition. Who works on one has its file locked, which ends with the process, however that ends: so whoever
-// finds it locked works beside another, by the fleet's own record, and notes that. Empty: nothing is noted.
-type ledger string
-
-func (l ledger) enter(partition int) (leave func()) {
-	if l == "" {
-		return func() {}
-	}
-	file, err := os.OpenFile(fmt.Sprintf("%s/%d", l, partition), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err == nil {
-		err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	}
-	if err == nil {
-		_, err = file.WriteString(".")
-	}
-	if err != nil {
-		if overlaps, failed := os.OpenFile(string(l)+"/overlaps", os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600); failed == nil {
-			fmt.Fprintf(overlaps, "partition %d: %v\n", partition, err)
-			_ = overlaps.Close()
-		}
-	}
-	return func() { _ = file.Close() }
-}
-
-// read returns how often work was begun, and what overlapped.
-func (l ledger) read(t *testing.T) (begun int, overlaps string) {
-	t.Helper()
-	files := testkit.Must(os.ReadDir(string(l)))(t)
-	for _, file := range files {
-		content := testkit.Must(os.ReadFile(string(l) + "/" + file.Name()))(t)
-		if file.Name() == "overlaps" {
-			overlaps = string(content)
-		} else {
-			begun += len(content)
-		}
-	}
-	return begun, overlaps
 }
 
 func openClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {

@@ -49,7 +49,7 @@ func TestAFleetIsShownOfWhichOneIsKilled(t *testing.T) {
 	for _, id := range []string{"one", "two", "three"} {
 		leases = append(leases, join(t, openClient(t, pool, id), "orders", 64))
 	}
-	kill := startWorker(t, "victim", "orders", databaseURL, "")
+	kill := startWorker(t, "victim", "orders", databaseURL)
 	x := newTab(t, 1280, 900)
 	x.signIn(serve(t, pool))
 	owned := func(id string, n int) string {
@@ -446,7 +446,7 @@ func TestLightDarkAndAPhoneCanBeRead(t *testing.T) {
 	x := newTab(t, 1240, 1180)
 	x.signIn(serve(t, pool))
 	join(t, openClient(t, pool, "worker-6"), "orders", 256)
-	kill := startWorker(t, "exports-1", "exports", databaseURL, "")
+	kill := startWorker(t, "exports-1", "exports", databaseURL)
 	x.until(`document.querySelectorAll("#client-rows tr").length >= 12 && document.querySelectorAll("#lock-rows tr").length === 2 && document.querySelector("#finding-list li") !== null`)
 	x.until(rows(".lease .facts") + `.some(text => text.includes("asked to hand over"))`)
 	x.until(rows("#event-list li") + `.some(text => /joined orders to .?.?worker-6/.test(text))`)
