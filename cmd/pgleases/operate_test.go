@@ -240,50 +240,51 @@ func TestErrorsHideThePassword(t *testing.T) {
 
 // After an outage, events --follow continues without duplicates. It reports the outage and its end
 // once. It also continues on a server that lacks the latest events.
-func TestEventsFollowContinuesAfterAnOutage(t *testing.T) {
+func TestEventsFollowContinuesAfterAnOutage(t *testing.T) { followOverOutage(t, false) }
+
+func TestEventsFollowContinuesAfterSilence(t *testing.T) { followOverOutage(t, true) }
+
+// followOverOutage is a test, and not a subtest, because parallel subtests run last, and it waits
+// for seconds.
+func followOverOutage(t *testing.T, frozen bool) {
 	t.Parallel()
-	for name, frozen := range map[string]bool{"frozen": true, "cut": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			database := pgtest.MigratedDatabase(t)
-			happens := func(what string) {
-				execute(t, database, "INSERT INTO pgleases.events (cause) VALUES ('"+what+"')")
-			}
-			way := command.NewProxy(t, database)
-			late, err := testkit.Pool(t, database).Begin(t.Context())
-			if err == nil {
-				_, err = late.Exec(t.Context(), "INSERT INTO pgleases.events (cause) VALUES ('late')")
-			}
-			testkit.OK(t, err)
-			happens("first")
-			follower := command.Run(t, command.Database(way.URL), "events", "-f", "-o", "json")
-			const lost, again = "The command tries again each second", "the events start again"
-			told := func(what string, n int) func() bool {
-				return func() bool { return strings.Count(follower.Printed(), what) == n }
-			}
-			testkit.Until(t, "it is told of what was there", told(`"first"`, 1))
-			way.Set(!frozen, frozen)
-			happens("meanwhile")
-			testkit.Until(t, "it says that the connection was lost", told(lost, 1))
-			way.Set(false, false)
-			testkit.Until(t, "it goes on", told(`"meanwhile"`, 1))
-			testkit.Until(t, "it says so", told(again, 1))
-			happens("after")
-			testkit.Until(t, "it goes on further", told(`"after"`, 1))
-			testkit.OK(t, late.Commit(t.Context()))
-			testkit.Until(t, "it is told of what was committed after others", told(`"late"`, 1))
-			execute(t, database, "DELETE FROM pgleases.events WHERE cause = 'after'; INSERT INTO pgleases.events (cause) VALUES ('promoted')") // as a standby that was behind
-			testkit.Until(t, "it says so", told(again, 2))
-			testkit.Until(t, "it goes on", told(`"promoted"`, 1))
-			follower.Signal(syscall.SIGINT)
-			if code := follower.ExitCode(); code != 0 {
-				t.Errorf("exit code %d after Ctrl-C", code)
-			}
-			for _, what := range []string{"first", "meanwhile", "after", "promoted"} {
-				if !told(`"`+what+`"`, 1)() {
-					t.Errorf("%s is not told once: %s", what, follower.Printed())
-				}
-			}
-		})
+	database := pgtest.MigratedDatabase(t)
+	happens := func(what string) {
+		execute(t, database, "INSERT INTO pgleases.events (cause) VALUES ('"+what+"')")
+	}
+	way := command.NewProxy(t, database)
+	late, err := testkit.Pool(t, database).Begin(t.Context())
+	if err == nil {
+		_, err = late.Exec(t.Context(), "INSERT INTO pgleases.events (cause) VALUES ('late')")
+	}
+	testkit.OK(t, err)
+	happens("first")
+	follower := command.Run(t, command.Database(way.URL), "events", "-f", "-o", "json")
+	const lost, again = "The command tries again each second", "the events start again"
+	told := func(what string, n int) func() bool {
+		return func() bool { return strings.Count(follower.Printed(), what) == n }
+	}
+	testkit.Until(t, "it is told of what was there", told(`"first"`, 1))
+	way.Set(!frozen, frozen)
+	happens("meanwhile")
+	testkit.Until(t, "it says that the connection was lost", told(lost, 1))
+	way.Set(false, false)
+	testkit.Until(t, "it goes on", told(`"meanwhile"`, 1))
+	testkit.Until(t, "it says so", told(again, 1))
+	happens("after")
+	testkit.Until(t, "it goes on further", told(`"after"`, 1))
+	testkit.OK(t, late.Commit(t.Context()))
+	testkit.Until(t, "it is told of what was committed after others", told(`"late"`, 1))
+	execute(t, database, "DELETE FROM pgleases.events WHERE cause = 'after'; INSERT INTO pgleases.events (cause) VALUES ('promoted')") // as a standby that was behind
+	testkit.Until(t, "it says so", told(again, 2))
+	testkit.Until(t, "it goes on", told(`"promoted"`, 1))
+	follower.Signal(syscall.SIGINT)
+	if code := follower.ExitCode(); code != 0 {
+		t.Errorf("exit code %d after Ctrl-C", code)
+	}
+	for _, what := range []string{"first", "meanwhile", "after", "promoted"} {
+		if !told(`"`+what+`"`, 1)() {
+			t.Errorf("%s is not told once: %s", what, follower.Printed())
+		}
 	}
 }
