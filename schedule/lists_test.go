@@ -87,6 +87,33 @@ func TestManySchedulesAndJobsAreListed(t *testing.T) {
 	}
 }
 
+// The 1,000 that are returned at most are chosen from those that match.
+func TestFiltersSearchAllThatIsDueOrLate(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.setClock(one[time.Time](db, "SELECT now()"))
+	db.exec(`INSERT INTO pgleases.schedule_groups VALUES ('g', 4);
+		INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due, blocked_reason, blocked_since)
+			SELECT 'g', 'k' || n, n % 4, CASE n WHEN 3003 THEN 'rare' ELSE 'often' END, CASE n WHEN 3003 THEN 'last' ELSE '' END, 'job', '{}', n % 4, now(), CASE WHEN b THEN 'infinity' ELSE now() - interval '1 hour' END,
+				CASE WHEN b THEN 'no handler' END, CASE WHEN b THEN now() END FROM generate_series(1, 3003) AS n CROSS JOIN (VALUES (false), (true)) AS v (b);
+		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, failures, revision, registered)
+			SELECT 'g', CASE n WHEN 3003 THEN 'x' ELSE 's' || n END, 'k' || n, n % 4, 'k', '{}', '@every 1h', now(), '{}', false, now() - interval '1 hour', now() - interval '1 hour', 0, 1, now() FROM generate_series(1, 3003) AS n`)
+	s := testkit.Must(schedule.Manage(t.Context(), db.Pool, "g"))(t)
+	for _, filter := range []schedule.JobFilter{
+		{State: schedule.StateDue, Kind: "rare"}, {State: schedule.StateDue, Prefix: "la"}, {State: schedule.StateBlocked, Kind: "rare"}, {State: schedule.StateBlocked, Prefix: "last"},
+	} {
+		expect(t, len(all(t, s.Jobs(t.Context(), filter))), 1, fmt.Sprintf("jobs of %+v", filter))
+	}
+	expect(t, len(all(t, s.List(t.Context(), schedule.ScheduleFilter{Only: schedule.OnlyLate, Prefix: "x"}))), 1, "late schedules with a prefix")
+	tx := testkit.Must(db.Begin(t.Context()))(t) // as a run in a transaction does
+	defer tx.Rollback(t.Context())
+	testkit.Must(tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock_shared(hashint8extended(j.id, j.tableoid::bigint)) FROM pgleases.jobs AS j WHERE j.kind = 'rare' AND j.blocked_reason IS NULL"))(t)
+	running := all(t, s.Jobs(t.Context(), schedule.JobFilter{State: schedule.StateRunning}))
+	if len(running) != 1 || running[0].Kind != "rare" {
+		t.Errorf("running: %+v", running)
+	}
+}
+
 func TestWrongFiltersAreRefused(t *testing.T) {
 	t.Parallel()
 	s := testkit.Must(schedule.Manage(t.Context(), newDatabase(t).Pool, group))(t)

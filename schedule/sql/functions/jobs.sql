@@ -66,8 +66,8 @@ BEGIN
 END
 $pgleases_body$;
 
--- The live jobs by id. Of jobs that are due, running or blocked it reads 1,000, with an index: see
--- schedule_list.
+-- The live jobs by id. Of those that are due, running or blocked it returns 1,000 at most, which it
+-- finds with an index.
 --   p_kind: kind; empty: all
 --   p_prefix: prefix of the names
 --   p_state: state, as in jobs_status; empty: all
@@ -78,27 +78,24 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_jobs(p_group pg_catalog.text, p_kin
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
     now    CONSTANT timestamptz := pgleases.schedule_clock();
-    parts  CONSTANT int := coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = p_group), 0);
+    runs   CONSTANT bigint[] := CASE p_state WHEN 'running' THEN ARRAY(SELECT r.run FROM pgleases.schedule_runs AS r) END;
     chosen bigint[];
 BEGIN
     CASE p_state
     WHEN 'due', 'running' THEN
-        chosen := ARRAY(
-            (SELECT l.id FROM generate_series(0, parts - 1) AS p CROSS JOIN generate_series(0, 3) AS priority CROSS JOIN LATERAL
-                 (SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = p_group AND j.partition = p AND j.priority = priority.priority AND j.due <= now
-                  ORDER BY j.due LIMIT 1000) AS l
-             WHERE parts <= 250 LIMIT 1000)
-            UNION ALL
-            (SELECT j.id FROM pgleases.jobs AS j WHERE parts > 250 AND j.group_name = p_group AND j.due <= now LIMIT 1000));
+        chosen := ARRAY(SELECT j.id FROM pgleases.jobs AS j
+            WHERE j.group_name = p_group AND j.due <= now AND (j.kind = p_kind OR p_kind = '') AND starts_with(j.name, p_prefix)
+                AND (p_state = 'due' OR j.trying ->> 'run' <> '' OR hashint8extended(j.id, j.tableoid::bigint) = ANY (runs)) LIMIT 1000);
     WHEN 'blocked' THEN
-        chosen := ARRAY(SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = p_group AND j.blocked_reason IS NOT NULL LIMIT 1000);
+        chosen := ARRAY(SELECT j.id FROM pgleases.jobs AS j
+            WHERE j.group_name = p_group AND j.blocked_reason IS NOT NULL AND (j.kind = p_kind OR p_kind = '') AND starts_with(j.name, p_prefix) LIMIT 1000);
     ELSE
         RETURN QUERY SELECT pgleases.schedule_status_json(to_jsonb(j), j.lateness) FROM pgleases.jobs_status AS j
         WHERE j.group_name = p_group AND (j.kind = p_kind OR p_kind = '') AND starts_with(j.name, p_prefix) AND (j.state = p_state OR p_state = '') AND j.id > p_after ORDER BY j.id LIMIT p_most;
         RETURN;
     END CASE;
     RETURN QUERY SELECT pgleases.schedule_status_json(to_jsonb(j), j.lateness) FROM pgleases.jobs_status AS j
-    WHERE j.id = ANY (chosen) AND (j.kind = p_kind OR p_kind = '') AND starts_with(j.name, p_prefix) AND j.state = p_state AND j.id > p_after ORDER BY j.id LIMIT p_most;
+    WHERE j.id = ANY (chosen) AND j.state = p_state AND j.id > p_after ORDER BY j.id LIMIT p_most;
 END
 $pgleases_body$;
 

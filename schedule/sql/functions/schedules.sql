@@ -88,10 +88,9 @@ BEGIN
 END
 $pgleases_body$;
 
--- Schedules by name. Of those that are blocked or late it reads 1,000. The index of late schedules
--- begins with the partition. With up to 1,000 partitions each partition is looked up. With more,
--- the group's part of the index is read, because 65,536 look-ups take as long as reading 4,000,000
--- schedules.
+-- Schedules by name. Of those that are blocked or late it returns 1,000 at most. For late ones it
+-- reads the group's part of an index. A look-up for each partition would take longer with many
+-- partitions.
 --   p_only: paused, blocked, failing or late; empty: all
 --   p_prefix: prefix of the names
 --   p_after: only names after this one; empty: all
@@ -101,7 +100,6 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_list(p_group pg_catalog.text, p_onl
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
     long_ago CONSTANT timestamptz := pgleases.schedule_clock() - interval '10 seconds';
-    parts    CONSTANT int := coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = p_group), 0);
 BEGIN
     RETURN QUERY WITH chosen AS MATERIALIZED (
         (SELECT s.id FROM pgleases.schedules AS s
@@ -114,14 +112,10 @@ BEGIN
          WHERE p_only = 'failing' AND s.group_name = p_group AND s.failures > 0 AND s.name >= p_prefix AND s.name > p_after ORDER BY s.name LIMIT p_most)
         UNION ALL
         (SELECT f.id FROM (
-            (SELECT s.id, s.name FROM pgleases.schedules AS s WHERE p_only = 'blocked' AND s.group_name = p_group AND s.blocked_reason IS NOT NULL LIMIT 1000)
+            (SELECT s.id, s.name FROM pgleases.schedules AS s WHERE p_only = 'blocked' AND s.group_name = p_group AND s.blocked_reason IS NOT NULL AND starts_with(s.name, p_prefix) LIMIT 1000)
             UNION ALL
-            (SELECT l.id, l.name FROM generate_series(0, parts - 1) AS p CROSS JOIN LATERAL
-                 (SELECT s.id, s.name FROM pgleases.schedules AS s WHERE s.group_name = p_group AND s.partition = p AND s.due < long_ago ORDER BY s.due LIMIT 1000) AS l
-             WHERE p_only = 'late' AND parts <= 1000 LIMIT 1000)
-            UNION ALL
-            (SELECT s.id, s.name FROM pgleases.schedules AS s WHERE p_only = 'late' AND parts > 1000 AND s.group_name = p_group AND s.due < long_ago LIMIT 1000)) AS f
-         WHERE f.name >= p_prefix AND f.name > p_after ORDER BY f.name LIMIT p_most)
+            (SELECT s.id, s.name FROM pgleases.schedules AS s WHERE p_only = 'late' AND s.group_name = p_group AND s.due < long_ago AND starts_with(s.name, p_prefix) LIMIT 1000)) AS f
+         WHERE f.name > p_after ORDER BY f.name LIMIT p_most)
     )
     SELECT pgleases.schedule_json(s) || pgleases.schedule_status_json(to_jsonb(v), v.lateness) || jsonb_build_object('declared_at', CASE WHEN s.declared THEN s.registered END)
     FROM chosen AS c JOIN pgleases.schedules AS s ON s.id = c.id JOIN pgleases.schedules_status AS v ON v.id = c.id
