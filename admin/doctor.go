@@ -192,9 +192,8 @@ func (d *doctor) roundTrip(ctx context.Context) (least time.Duration, err error)
 		if _, err := d.conn.Conn().PgConn().Exec(ctx, "SELECT 1").ReadAll(); err != nil {
 			return 0, err
 		}
-		if took := time.Since(began); least == 0 || took < least {
-			least = took
-		}
+		took := time.Since(began)
+		least = min(cmp.Or(least, took), took)
 	}
 	return least, nil
 }
@@ -241,12 +240,12 @@ func (d *doctor) functions(f *facts) {
 	for _, fn := range f.Functions {
 		have[fn.Name] = append(have[fn.Name], fn.Body)
 	}
-	ddl := store.DDL(enginesql.Files, d.schema)
+	ddl, flag := store.DDL(enginesql.Files, d.schema), ""
 	if f.Scheduled {
-		ddl += store.DDL(schedulesql.Files, d.schema)
+		ddl, flag = ddl+store.DDL(schedulesql.Files, d.schema), " --schedules"
 	}
 	missing, changed := store.Differing(ddl, d.schema, have)
-	remedy := "as their owner, run pgleases migrate, or what pgleases schema prints"
+	remedy := fmt.Sprintf("as their owner, run pgleases migrate%s, or what pgleases schema%[1]s prints", flag)
 	switch {
 	case len(missing) > 0:
 		d.found("functions", Fault, remedy, "missing: %s", listed(missing))
@@ -271,9 +270,7 @@ func (d *doctor) rights(f *facts) {
 			}
 		}
 	}
-	writes := func(right string) bool {
-		return strings.HasSuffix(right, " INSERT") || strings.HasSuffix(right, " UPDATE") || strings.HasSuffix(right, " DELETE")
-	}
+	writes := regexp.MustCompile(" (INSERT|UPDATE|DELETE)$").MatchString
 	lacks := slices.DeleteFunc(wanted, func(right string) bool { return slices.Contains(f.Rights, right) })
 	switch {
 	case !f.RoleExists:
@@ -281,7 +278,7 @@ func (d *doctor) rights(f *facts) {
 	case len(lacks) == 0:
 		d.found("rights", OK, "", "role %q may run clients", f.Role)
 	case d.Role == "" && !slices.ContainsFunc(f.Rights, writes):
-		d.found("rights", Note, "name the role of the clients with --role", "role %q may read, and cannot run clients", f.Role)
+		d.found("rights", Note, "name the role of the clients with --role", "role %q cannot run clients, as it may write nothing", f.Role)
 	default:
 		d.found("rights", Fault, fmt.Sprintf("as the tables' owner, run what pgleases grants %s prints", pgx.Identifier{f.Role}.Sanitize()), "role %q cannot run clients, it lacks %s", f.Role, listed(lacks))
 	}
@@ -354,15 +351,16 @@ type wait struct {
 	Holder  string
 }
 
-// toRead returns the remedy for an error of reading the tables.
-func toRead(err error) string {
+// toRead returns the level and the remedy for an error of reading the tables that migrate creates
+// with the flag.
+func toRead(err error, flag string) (Level, string) {
 	switch {
 	case store.Denied(err):
-		return "as the tables' owner, run what pgleases grants ROLE --for=reader prints"
+		return Note, "as the tables' owner, run what pgleases grants ROLE --for=reader prints"
 	case store.Transient(err): // the tables may be in order
-		return "check table-locks, the load and the log of the server, and run this again"
+		return Warning, "check table-locks, the load and the log of the server, and run this again"
 	}
-	return "run pgleases migrate"
+	return Fault, "run pgleases migrate" + flag
 }
 
 // state checks the content of the tables.
@@ -372,7 +370,8 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 	strangers, noStrangers := collect(ctx, d.Admin, d.conn, "strangers", pgx.RowToStructByPos[session])
 	lockers, noLockers := collect(ctx, d.Admin, d.conn, "rowlocks", pgx.RowToStructByPos[session])
 	if err := cmp.Or(err, noWaits, noStrangers, noLockers); err != nil {
-		d.found("schema", Fault, toRead(err), "cannot read it: %v", err)
+		_, remedy := toRead(err, "")
+		d.found("schema", Fault, remedy, "cannot read it: %v", err)
 		return
 	}
 	switch {
@@ -392,15 +391,19 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 		d.found("advisory-locks", Warning, w.end()+"; see docs/roles.md", "%d held or awaited by other programs: that for %s by %v", len(strangers), w.Of, w)
 	}
 	d.fine("advisory-locks", "no other program holds those of the library")
+	locked := len(lockers) > 0 && lockers[0].Seconds >= 0 // otherwise it may be a client's own statement: this role cannot see its age
 	if len(lockers) > 0 {
-		l := lockers[0]
-		d.found("row-locks", Fault, l.end(), "the row of %s is locked by %v: heartbeats, joins, plans or evictions that need it fail", l.Of, l)
+		l, level := lockers[0], Note
+		if locked {
+			level = Fault
+		}
+		d.found("row-locks", level, l.end(), "the row of %s is locked by %v: heartbeats, joins, plans, takeovers or evictions that need it fail", l.Of, l)
 	}
-	d.fine("row-locks", "no row of a client, lease, member or the server is locked")
+	d.fine("row-locks", "no row that clients need is locked")
 	d.columns(f, s)
 	d.timeline(ctx, s, f.Provider)
-	d.clients(s, trip, len(lockers) > 0)
-	d.leases(ctx, s, len(lockers) > 0)
+	d.clients(s, trip, locked)
+	d.leases(ctx, s, locked)
 	if len(waits) > 0 {
 		w, level := waits[0], Note // a leader may hold a lock for its lifetime
 		if i := slices.IndexFunc(waits, func(w wait) bool { return w.Holder == "" }); i >= 0 {
@@ -461,12 +464,9 @@ var duties = []struct {
 // schedules checks schedules and jobs.
 func (d *doctor) schedules(ctx context.Context) {
 	found, err := collect(ctx, d.Admin, d.conn, "duties", pgx.RowToStructByPos[duty], d.Long.Seconds())
-	switch {
-	case err != nil && store.Denied(err):
-		d.found("schedules", Note, "as the tables' owner, run what pgleases grants ROLE --for=reader prints", "cannot read them: %v", err)
-		return
-	case err != nil:
-		d.found("schedules", Fault, "run pgleases migrate --schedules", "cannot read them: %v", err)
+	if err != nil {
+		level, remedy := toRead(err, " --schedules")
+		d.found("schedules", level, remedy, "cannot read them: %v", err)
 		return
 	}
 	for _, y := range duties {

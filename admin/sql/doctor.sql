@@ -25,6 +25,13 @@ relations AS MATERIALIZED (
     FROM pg_class AS c CROSS JOIN space AS s CROSS JOIN role AS r
     WHERE c.relnamespace = s.oid AND c.relkind IN ('r', 'v', 'S')
 ),
+calls AS MATERIALIZED ( -- defaults that call partition_for, except of tables that pg_get_expr would wait for
+    SELECT d.adrelid, d.adnum, d.adbin
+    FROM pg_attrdef AS d
+    WHERE EXISTS (SELECT FROM pg_depend AS p JOIN pg_proc AS f ON f.oid = p.refobjid JOIN space AS s ON s.oid = f.pronamespace
+                  WHERE p.classid = 'pg_attrdef'::regclass AND p.objid = d.oid AND p.refclassid = 'pg_proc'::regclass AND f.proname = 'partition_for')
+      AND NOT EXISTS (SELECT FROM pg_locks AS l WHERE l.relation = d.adrelid AND l.mode = 'AccessExclusiveLock')
+),
 locked AS MATERIALIZED ( -- tables that others cannot write or read, or with rows that a prepared transaction, which has no process, guards
     SELECT coalesce(l.pid, 0) AS pid, coalesce(a.usename, p.owner, '') AS owner, coalesce(a.application_name, p.gid, '') AS application, c.relname AS of,
            l.mode = 'AccessExclusiveLock' AS hides, l.mode = 'RowShareLock' AS guards, coalesce(extract(epoch FROM t.now - coalesce(a.xact_start, p.prepared)), -1)::double precision AS seconds
@@ -72,7 +79,7 @@ SELECT json_build_object(
         WHERE c.relkind = 'r' AND EXISTS (SELECT FROM pg_options_to_table(c.reloptions) AS o WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean)),
     'functions', (SELECT coalesce(json_agg(json_build_object('name', f.proname, 'body', f.prosrc)), '[]') FROM pg_proc AS f WHERE f.pronamespace = s.oid),
     'columns', (SELECT coalesce(json_agg(json_build_object('name', concat(a.attrelid::regclass, '.', quote_ident(a.attname)), 'expression', e.text)), '[]')
-                FROM pg_attrdef AS d JOIN pg_attribute AS a ON a.attrelid = d.adrelid AND a.attnum = d.adnum AND a.attgenerated <> '' CROSS JOIN LATERAL (SELECT pg_get_expr(d.adbin, d.adrelid)) AS e (text)
+                FROM calls AS d JOIN pg_attribute AS a ON a.attrelid = d.adrelid AND a.attnum = d.adnum AND a.attgenerated <> '' CROSS JOIN LATERAL (SELECT pg_get_expr(d.adbin, d.adrelid)) AS e (text)
                 WHERE starts_with(e.text, quote_ident($1) || '.partition_for(')),
     'triggers', (SELECT coalesce(json_agg(g.tgname), '[]') FROM pg_trigger AS g JOIN relations AS c ON c.oid = g.tgrelid
                  WHERE c.relname = 'leases' AND g.tgenabled IN ('O', 'A')),

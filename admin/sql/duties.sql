@@ -1,5 +1,5 @@
--- duties.sql: the faults of schedules and jobs, for at most 100 groups. It does not read whole tables: it searches at
--- most 10,000 jobs of a group for failures. The search_path must be pg_catalog only, the zone UTC, and enable_seqscan
+-- duties.sql: the faults of schedules and jobs, for at most 100 groups. It reads jobs by index, and searches at most
+-- 10,000 of a group for failures. The search_path must be pg_catalog only, the zone UTC, and enable_seqscan
 -- off.
 --
 -- $1 double precision  seconds after which a schedule or job is late
@@ -12,24 +12,22 @@ WITH RECURSIVE names AS (
     SELECT least((SELECT min(s.group_name) FROM pgleases.schedules AS s WHERE s.group_name > n.name), (SELECT min(j.group_name) FROM pgleases.jobs AS j WHERE j.group_name > n.name))
     FROM names AS n WHERE n.name IS NOT NULL
 ), groups AS MATERIALIZED (
-    SELECT n.name, coalesce(g.partitions, 0) AS partitions, EXISTS (
+    SELECT n.name, EXISTS (
         SELECT FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session WHERE m.lease = 'schedule/' || n.name AND c.expires_at > clock_timestamp()) AS attended
-    FROM names AS n LEFT JOIN pgleases.schedule_groups AS g ON g.name = n.name WHERE n.name IS NOT NULL LIMIT 100
+    FROM names AS n WHERE n.name IS NOT NULL LIMIT 100
 ), t AS (SELECT pgleases.schedule_clock() AS now, $1 * interval '1 second' AS long), found AS (
     SELECT 'schedules' AS kind, 'unattended' AS fault, g.name AS of, '' AS name, 0::double precision AS worst, '' AS why FROM groups AS g WHERE NOT g.attended
     UNION ALL
     SELECT 'schedules', 'late', g.name, v.name, extract(epoch FROM v.lateness), v.why
     FROM t CROSS JOIN groups AS g CROSS JOIN LATERAL (
-        SELECT l.id FROM generate_series(0, g.partitions - 1) AS p CROSS JOIN LATERAL
-            (SELECT s.id FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.partition = p AND s.due < t.now - t.long ORDER BY s.due LIMIT 1000) AS l
-        UNION SELECT s.id FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.blocked_reason IS NOT NULL LIMIT 1000) AS c
+        (SELECT s.id FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.due < t.now - t.long LIMIT 1000)
+        UNION (SELECT s.id FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.blocked_reason IS NOT NULL LIMIT 1000)) AS c
     JOIN pgleases.schedules_status AS v ON v.id = c.id WHERE g.attended AND v.state IN ('due', 'blocked') AND v.lateness > t.long
     UNION ALL
     SELECT 'jobs', 'late', g.name, v.id::text, extract(epoch FROM v.lateness), v.why
     FROM t CROSS JOIN groups AS g CROSS JOIN LATERAL (
-        SELECT l.id FROM generate_series(0, g.partitions - 1) AS p CROSS JOIN generate_series(0, 3) AS q CROSS JOIN LATERAL
-            (SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.partition = p AND j.priority = q AND j.due < t.now - t.long ORDER BY j.due LIMIT 1000) AS l
-        UNION SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.blocked_reason IS NOT NULL LIMIT 1000) AS c
+        (SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.due < t.now - t.long LIMIT 1000)
+        UNION (SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.blocked_reason IS NOT NULL LIMIT 1000)) AS c
     JOIN pgleases.jobs_status AS v ON v.id = c.id WHERE g.attended AND v.state IN ('due', 'blocked') AND v.lateness > t.long
     UNION ALL
     SELECT 'schedules', 'failing', g.name, c.name, c.failures, c.error

@@ -1,11 +1,13 @@
 -- rowlocks.sql: sessions that have locked, for more than 1 s, a row that clients must write or lock: of a client, a
--- lease, a member, or the server. The search_path must be pg_catalog only.
+-- lease, a member, the server, or a partition without a live owner, which an open guard keeps. The search_path must be pg_catalog only.
 --
 -- One row for each locked row and session, with the columns of strangers.sql.
 WITH rows AS (
     SELECT 'client ' || to_json(c.id) AS of, c.tableoid, c.ctid, c.xmax FROM pgleases.clients AS c
     UNION ALL SELECT 'lease ' || to_json(l.name), l.tableoid, l.ctid, l.xmax FROM pgleases.leases AS l
     UNION ALL SELECT 'a member of lease ' || to_json(m.lease), m.tableoid, m.ctid, m.xmax FROM pgleases.members AS m
+    UNION ALL SELECT format('partition %s/%s', to_json(p.lease), p.partition), p.tableoid, p.ctid, p.xmax FROM pgleases.partitions AS p
+        WHERE p.owner IS NOT NULL AND NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.owner)
     UNION ALL SELECT 'server', s.tableoid, s.ctid, s.xmax FROM pgleases.server AS s
 )
 SELECT h.of, h.pid, coalesce(a.usename, ''), coalesce(a.application_name, ''), coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), -1)::double precision

@@ -23,7 +23,7 @@ SELECT json_build_object(
         SELECT coalesce(json_agg(json_build_object('verb', w.verb, 'lease', w.lease, 'partition', w.partition, 'client', w.client, 'actor', w.actor, 'reason', w.reason,
                    'since', least(greatest(w.since, '0001-01-02 UTC'), '9999-12-30 UTC'),
                    'until', CASE WHEN isfinite(w.until) THEN least(greatest(w.until, '0001-01-02 UTC'), '9999-12-30 UTC') END) ORDER BY w.since), '[]')
-        FROM pgleases.overrides AS w),
+        FROM pgleases.overrides AS w WHERE w.until > t.now),
     'clients', (
         SELECT coalesce(json_agg(json_build_object(
                    'session', c.session::text, 'id', c.id, 'incarnation', c.incarnation, 'evicted', c.incarnation < 0,

@@ -95,6 +95,8 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "expired", fault: "INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '1 hour', '1 hour', 'host', 7, now())", want: "warning expired", text: `"gone"`},
 		{name: "orphan of an expired session", fault: "UPDATE pgleases.partitions SET owner = 77, target = 77 WHERE partition = 1", want: "fault orphans", text: `"l" 1`},
 		{name: "nobody works", fault: "DELETE FROM pgleases.members", want: "warning orphans", text: `no client works on "l"`},
+		{name: "a pause that is over", fault: `INSERT INTO pgleases.overrides (verb, lease, until, since, actor, reason) VALUES ('pause', 'l', now() - interval '1 second', now(), 'x', 'why');
+			DELETE FROM pgleases.members`, want: "warning orphans", text: `no client works on "l"`},
 		{name: "more members than partitions", fault: `INSERT INTO pgleases.clients VALUES (13, 'c', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now());
 			INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 13, 1, now(), 3)`, want: "note shares", text: `"l" has 2 for 3 members`},
 		{name: "plan overdue", fault: "UPDATE pgleases.leases SET next_check_at = now() - interval '1 hour'", want: "warning plans", text: `"l" for 1h0m`},
@@ -194,6 +196,16 @@ func TestDoctorNamesWhoHasRowsLocked(t *testing.T) {
 		expectIll(t, database, "fault row-locks", fmt.Sprintf("the row of %s is locked by process %d of ", of, one.PgConn().PID()))
 		testkit.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
 	}
+	execute(t, database, "UPDATE pgleases.partitions SET owner = 77, target = 77 WHERE partition = 1")
+	testkit.Must(one.Exec(t.Context(), "BEGIN; SELECT FROM pgleases.partitions FOR KEY SHARE", pgx.QueryExecModeSimpleProtocol))(t)
+	expectIll(t, database, "fault row-locks, fault orphans", `the row of partition "l"/1 is locked by `)
+	testkit.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
+	execute(t, database, "UPDATE pgleases.partitions SET owner = 12, target = 12 WHERE partition = 1")
+	role := newRole(t, database) // does not see since when
+	execute(t, database, output1(t, database, "grants", role, "--for=reader"))
+	lock(one, "UPDATE")
+	expectIll(t, as(t, database, role), "note rights, note row-locks, note transactions, note snapshots", "cannot run clients")
+	testkit.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
 	lock(one, "SHARE")
 	lock(other, "SHARE")
 	waiting := newConn(t, database)
@@ -240,29 +252,29 @@ func TestDoctorNamesStrangersAtAdvisoryLocks(t *testing.T) {
 func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		mode, means string
-		waits       bool // behind a session that reads the table
+		mode, table, means string
+		waits              bool // behind a session that reads the table
 	}{
-		{"SHARE", "others cannot write it", false},
-		{"ACCESS EXCLUSIVE", "others cannot read or write it", false},
-		{"ACCESS EXCLUSIVE", "others cannot read or write it", true},
+		{"SHARE", "clients", "others cannot write it", false},
+		{"ACCESS EXCLUSIVE", "clients", "others cannot read or write it", false},
+		{"ACCESS EXCLUSIVE", "leases", "others cannot read or write it", true},
 	} {
 		t.Run(fmt.Sprint(test.mode, test.waits), func(t *testing.T) {
 			database := pgtest.MigratedDatabase(t)
-			execute(t, database, sound)
+			execute(t, database, sound, "CREATE TABLE outbox (id text DEFAULT 'x', partition int GENERATED ALWAYS AS (pgleases.partition_for(id, 2)) STORED)")
 			if test.waits {
-				_, err := newConn(t, database).Exec(t.Context(), "BEGIN; SELECT FROM pgleases.clients")
+				_, err := newConn(t, database).Exec(t.Context(), "BEGIN; SELECT FROM pgleases."+test.table)
 				testkit.OK(t, err)
 			}
 			conn, locked := newConn(t, database), make(chan error, 1)
 			go func() {
-				_, err := conn.Exec(t.Context(), "BEGIN; SET LOCAL application_name = 'report'; LOCK TABLE pgleases.clients IN "+test.mode+" MODE")
+				_, err := conn.Exec(t.Context(), "BEGIN; SET LOCAL application_name = 'report'; LOCK TABLE pgleases."+test.table+", outbox IN "+test.mode+" MODE")
 				locked <- err
 			}()
 			if !test.waits {
 				testkit.OK(t, <-locked)
 			}
-			expectIll(t, database, "fault table-locks", fmt.Sprintf("clients is locked by process %d of ", conn.PgConn().PID()))
+			expectIll(t, database, "fault table-locks", fmt.Sprintf("%s is locked by process %d of ", test.table, conn.PgConn().PID()))
 			found, _ := examined(t, database)
 			i := slices.IndexFunc(found, func(f admin.Finding) bool { return f.Check == "table-locks" })
 			if f := found[i]; !strings.Contains(f.Text, `("report")`) || !strings.Contains(f.Text, test.means) || !strings.Contains(f.Remedy, fmt.Sprintf("pg_terminate_backend(%d)", conn.PgConn().PID())) {
@@ -370,6 +382,7 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		{`UPDATE pgleases.jobs SET trying = '{"attempts": 3, "error": "it broke"}'`, "UPDATE pgleases.jobs SET trying = NULL", "warning jobs", `3 times (it broke)`},
 		{`INSERT INTO pgleases.history (schedule, group_name, name, job, since, until, ticks, outcome, error, ended_at) VALUES (0, 'reports', '', 7, now(), now(), 1, 'failed', 'it broke', now())`,
 			"UPDATE pgleases.history SET retried = 8", "warning jobs", `failed in the last day, and were not retried: 1 of group "reports", as job 7 (it broke)`},
+		{"ALTER FUNCTION pgleases.schedule_job RENAME TO elsewhere", "ALTER FUNCTION pgleases.elsewhere RENAME TO schedule_job", "fault functions", "missing: schedule_job"},
 		{"DELETE FROM pgleases.members WHERE lease = 'schedule/reports'", "INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/reports', 11, 1, now(), 1)",
 			"warning orphans, warning schedules", ""},
 		{"UPDATE pgleases.schedules SET name = 'old', registered = '2026-03-02Z' WHERE name = 'new'", "SELECT", "note schedules", `1 of group "reports", as "old" (since 2026-03-02)`},

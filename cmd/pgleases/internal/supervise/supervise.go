@@ -128,7 +128,7 @@ func (r *runner) work(ctx context.Context) error {
 	}
 	defer time.AfterFunc(quiet, func() {
 		if lease.Stats().Owned == 0 {
-			r.Log.Warn("no partition is owned yet: others have them, or one that crashed until its TTL is over", slog.String("lease", r.Lease))
+			r.Log.Warn("no partition is owned yet: pgleases explain LEASE/0 says why", slog.String("lease", r.Lease))
 		}
 	}).Stop()
 	if r.Try || r.Wait > 0 {
@@ -163,7 +163,7 @@ func (r *runner) work(ctx context.Context) error {
 func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, lease *pgleases.Lease) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	none := Exit{NotOwned, fmt.Errorf("lease %q: others have it", r.Lease)}
+	none := Exit{NotOwned, fmt.Errorf("lease %q: others have it, or an operator has paused it", r.Lease)}
 	if r.Try {
 		go func() { cancel(cmp.Or(r.othersHaveIt(ctx, client.ID()), error(none))) }()
 	}
@@ -179,8 +179,8 @@ func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, le
 
 // othersHaveIt returns when this client gets no partition: other live clients own all partitions,
 // no partition is moving here, and there are at least as many other clients as partitions. It waits
-// for the session of a crashed client to expire: if all machines gave up at once, no client would
-// take over. It polls every 50 ms.
+// for an expired session to be evicted: if all machines gave up at once, no client would take over.
+// It returns too if an operator has paused the lease or drained this client. It polls every 50 ms.
 func (r *runner) othersHaveIt(ctx context.Context, id string) error {
 	config, err := connect.ParseConfig(r.URL) // as the client does, because it may have settings of a pool
 	if err != nil {
@@ -195,6 +195,7 @@ func (r *runner) othersHaveIt(ctx context.Context, id string) error {
 	query := fmt.Sprintf(`WITH others AS (SELECT id FROM %[1]s.clients WHERE id <> $2 AND expires_at > clock_timestamp())
 		SELECT (SELECT count(*) FROM %[1]s.members_status WHERE lease = $1 AND client IN (SELECT id FROM others)) >= count(*)
 		       AND bool_and(owner IN (SELECT id FROM others) AND moving_to IS DISTINCT FROM $2) IS TRUE AND count(owner) = count(*)
+		       OR EXISTS (SELECT FROM %[1]s.overrides WHERE until > clock_timestamp() AND (verb = 'pause' AND lease = $1 OR verb = 'drain' AND client = $2))
 		FROM %[1]s.status WHERE lease = $1`, schema)
 	for {
 		var others bool

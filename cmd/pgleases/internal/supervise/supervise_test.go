@@ -43,7 +43,8 @@ func TestRunOnceReturnsTheExitCodeOfTheProgram(t *testing.T) {
 
 func TestTryAndWaitEndIfAnotherOwnsIt(t *testing.T) {
 	t.Parallel()
-	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
+	dir, database := t.TempDir(), pgtest.MigratedDatabase(t)
+	env := command.Database(database)
 	holder := runProgram(t, dir, "", env, "tried", "--ttl", "5m")
 	awaitRecord(t, dir, 0, "begins", nil)
 	for _, flags := range []string{"--try", "--wait=300ms"} { // with that TTL they would wait for minutes
@@ -60,6 +61,12 @@ func TestTryAndWaitEndIfAnotherOwnsIt(t *testing.T) {
 			t.Errorf("exit code %d after SIGTERM, want 143", code)
 		}
 	}
+	pool := testkit.Pool(t, database)
+	testkit.Execute(t, pool, "SELECT pgleases.pause('tried'::text, 'why'::text)")
+	if c := command.Run(t, env, "run", "tried", "--ttl", "5m", "--try", "--once", "--", "echo", "ran"); c.ExitCode() != 75 {
+		t.Errorf("--try on a paused lease: %q", c.Printed())
+	}
+	testkit.Execute(t, pool, "SELECT pgleases.resume('tried'::text, 'why'::text)")
 	for _, flags := range []string{"--try", "--wait=1m"} {
 		c := command.Run(t, env, "run", "tried", "--ttl", "5m", flags, "--once", "--", "echo", "ran")
 		if code := c.ExitCode(); code != 0 || !strings.Contains(c.Printed(), "ran") {
