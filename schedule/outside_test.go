@@ -353,41 +353,50 @@ func TestDeletedDuringCallIsNoError(t *testing.T) {
 
 // A process ends whose handlers have returned, and cannot record their outcomes: the next owner
 // waits for 4 s.
-func TestAProcessThatEndsWritesForAWhileOnly(t *testing.T) {
+func TestAProcessThatEndsWritesJobsForAWhileOnly(t *testing.T) {
+	endsThoughItCannotWrite(t, "jobs", "outcome not recorded")
+}
+
+func TestAProcessThatEndsFreesSlotsForAWhileOnly(t *testing.T) {
+	endsThoughItCannotWrite(t, "schedule_slots", "slot not freed")
+}
+
+func TestAProcessThatEndsWaitsForItsPoolForAWhileOnly(t *testing.T) {
+	endsThoughItCannotWrite(t, "the pool", "outcome not recorded")
+}
+
+// endsThoughItCannotWrite is no table of subtests, because parallel subtests run last, and it waits
+// for seconds.
+func endsThoughItCannotWrite(t *testing.T, what, says string) {
 	t.Parallel()
-	for what, says := range map[string]string{"jobs": "outcome not recorded", "schedule_slots": "slot not freed", "the pool": "outcome not recorded"} {
-		t.Run(what, func(t *testing.T) {
-			t.Parallel()
-			db := newFreshDatabase(t)
-			w, log := newLogged(db, schedule.WithDrainTimeout(0))
-			began := make(chan struct{}, 2)
-			handler := func(ctx context.Context, r schedule.Run[args]) error {
-				began <- struct{}{}
-				<-ctx.Done()
-				return nil
-			}
-			least := schedule.AtLeastOnce(w.Scheduler, "mail", handler, schedule.WithMaxConcurrent(1))
-			most := schedule.AtMostOnce(w.Scheduler, "pay", handler)
-			w.run()
-			testkit.Must(least.Enqueue(t.Context(), args{}))(t)
-			testkit.Must(most.Enqueue(t.Context(), args{}))(t)
-			testkit.Receive(t, "one runs", began)
-			testkit.Receive(t, "the other runs", began)
-			if what != "the pool" {
-				db.begin("SELECT FROM pgleases." + what + " FOR UPDATE")
-			} else {
-				for range w.pool.Config().MaxConns {
-					defer testkit.Must(w.pool.Acquire(t.Context()))(t).Release()
-				}
-			}
-			stopped := time.Now()
-			w.end()
-			if took := time.Since(stopped); took > 7*time.Second {
-				t.Errorf("Run ended after %v", took)
-			}
-			if log.count(says) == 0 {
-				t.Errorf("%q is not logged", says)
-			}
-		})
+	db := newFreshDatabase(t)
+	w, log := newLogged(db, schedule.WithDrainTimeout(0))
+	began := make(chan struct{}, 2)
+	handler := func(ctx context.Context, r schedule.Run[args]) error {
+		began <- struct{}{}
+		<-ctx.Done()
+		return nil
+	}
+	least := schedule.AtLeastOnce(w.Scheduler, "mail", handler, schedule.WithMaxConcurrent(1))
+	most := schedule.AtMostOnce(w.Scheduler, "pay", handler)
+	w.run()
+	testkit.Must(least.Enqueue(t.Context(), args{}))(t)
+	testkit.Must(most.Enqueue(t.Context(), args{}))(t)
+	testkit.Receive(t, "one runs", began)
+	testkit.Receive(t, "the other runs", began)
+	if what != "the pool" {
+		db.begin("SELECT FROM pgleases." + what + " FOR UPDATE")
+	} else {
+		for range w.pool.Config().MaxConns {
+			defer testkit.Must(w.pool.Acquire(t.Context()))(t).Release()
+		}
+	}
+	stopped := time.Now()
+	w.end()
+	if took := time.Since(stopped); took > 7*time.Second {
+		t.Errorf("Run ended after %v", took)
+	}
+	if log.count(says) == 0 {
+		t.Errorf("%q is not logged", says)
 	}
 }

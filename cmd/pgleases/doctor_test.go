@@ -176,48 +176,62 @@ func TestDoctorFindsTransactionsThatLast(t *testing.T) {
 	<-ended
 }
 
-// Doctor names a transaction that has locked the row of a client, a lease, a member or the server.
-// If several share a row lock, doctor finds them only through a session that waits for it.
+// locked begins a transaction that locks rows, and returns its connection.
+func locked(t *testing.T, database, rows string) *pgx.Conn {
+	t.Helper()
+	conn := newConn(t, database)
+	testkit.Must(conn.Exec(t.Context(), "BEGIN; SELECT FROM pgleases."+rows, pgx.QueryExecModeSimpleProtocol))(t)
+	return conn
+}
+
+// Of the transactions that have locked the row of a client, a lease, a member or the server, doctor
+// names the oldest.
 func TestDoctorNamesWhoHasRowsLocked(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, sound)
-	one, other := newConn(t, database), newConn(t, database)
-	lock := func(conn *pgx.Conn, how string) {
-		testkit.Must(conn.Exec(t.Context(), "BEGIN; SELECT FROM pgleases.clients WHERE id = 'a' FOR "+how, pgx.QueryExecModeSimpleProtocol))(t)
+	all := []struct {
+		rows, of string
+		conn     *pgx.Conn
+	}{{"clients WHERE id = 'a'", `client "a"`, nil}, {"leases", `lease "l"`, nil}, {"members", `a member of lease "l"`, nil}, {"server", "server", nil}}
+	for i := range all {
+		all[i].conn = locked(t, database, all[i].rows+" FOR UPDATE")
 	}
-	named := fmt.Sprintf(`the row of client "a" is locked by process %d of `, one.PgConn().PID())
-	lock(one, "UPDATE")
-	expectIll(t, database, "fault row-locks", named)
-	testkit.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
+	for _, l := range all {
+		expectIll(t, database, "fault row-locks", fmt.Sprintf("the row of %s is locked by process %d of ", l.of, l.conn.PgConn().PID()))
+		testkit.Must(l.conn.Exec(t.Context(), "ROLLBACK"))(t)
+	}
 	expectIll(t, database, "", "")
-	for table, of := range map[string]string{"leases": `lease "l"`, "members": `a member of lease "l"`, "server": "server"} {
-		testkit.Must(one.Exec(t.Context(), "BEGIN; SELECT FROM pgleases."+table+" FOR UPDATE", pgx.QueryExecModeSimpleProtocol))(t)
-		expectIll(t, database, "fault row-locks", fmt.Sprintf("the row of %s is locked by process %d of ", of, one.PgConn().PID()))
-		testkit.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
-	}
-	execute(t, database, "UPDATE pgleases.partitions SET owner = 77, target = 77 WHERE partition = 1")
-	testkit.Must(one.Exec(t.Context(), "BEGIN; SELECT FROM pgleases.partitions FOR KEY SHARE", pgx.QueryExecModeSimpleProtocol))(t)
-	expectIll(t, database, "fault row-locks, fault orphans", `the row of partition "l"/1 is locked by `)
-	testkit.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
-	execute(t, database, "UPDATE pgleases.partitions SET owner = 12, target = 12 WHERE partition = 1")
-	role := newRole(t, database) // does not see since when
+}
+
+// If several transactions share a row lock, doctor finds them only through a session that waits for
+// it. A role that cannot see since when a row is locked gets a note.
+func TestDoctorNamesWhoSharesARowLock(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	execute(t, database, sound)
+	role := newRole(t, database)
 	execute(t, database, output1(t, database, "grants", role, "--for=reader"))
-	lock(one, "UPDATE")
-	expectIll(t, as(t, database, role), "note rights, note row-locks, note transactions, note snapshots", "cannot run clients")
-	testkit.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
-	lock(one, "SHARE")
-	lock(other, "SHARE")
-	waiting := newConn(t, database)
+	one, other := locked(t, database, "clients WHERE id = 'a' FOR SHARE"), locked(t, database, "clients WHERE id = 'a' FOR SHARE")
 	ended := make(chan error, 1)
+	waiting := newConn(t, database)
 	go func() {
 		_, err := waiting.Exec(context.Background(), "UPDATE pgleases.clients SET pid = pid WHERE id = 'a'")
 		ended <- err
 	}()
-	expectIll(t, database, "fault row-locks", named)
+	expectIll(t, database, "fault row-locks", fmt.Sprintf(`the row of client "a" is locked by process %d of `, one.PgConn().PID()))
+	expectIll(t, as(t, database, role), "note rights, note row-locks, note transactions, note snapshots", "cannot run clients")
 	testkit.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
 	testkit.Must(other.Exec(t.Context(), "ROLLBACK"))(t)
 	testkit.OK(t, <-ended)
+}
+
+func TestDoctorNamesWhatKeepsAPartition(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	execute(t, database, sound, "UPDATE pgleases.partitions SET owner = 77, target = 77 WHERE partition = 1")
+	conn := locked(t, database, "partitions FOR KEY SHARE")
+	expectIll(t, database, "fault row-locks, fault orphans", fmt.Sprintf(`the row of partition "l"/1 is locked by process %d of `, conn.PgConn().PID()))
 }
 
 // Any role may take locks with keys of the library, even the lock of a client that crashes.
@@ -251,45 +265,51 @@ func TestDoctorNamesStrangersAtAdvisoryLocks(t *testing.T) {
 // read.
 func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		mode, table, means string
-		waits              bool // behind a session that reads the table
-	}{
-		{"SHARE", "clients", "others cannot write it", false},
-		{"ACCESS EXCLUSIVE", "clients", "others cannot read or write it", false},
-		{"ACCESS EXCLUSIVE", "leases", "others cannot read or write it", true},
-	} {
-		t.Run(fmt.Sprint(test.mode, test.waits), func(t *testing.T) {
-			database := pgtest.MigratedDatabase(t)
-			execute(t, database, sound, "CREATE TABLE outbox (id text DEFAULT 'x', partition int GENERATED ALWAYS AS (pgleases.partition_for(id, 2)) STORED)")
-			if test.waits {
-				_, err := newConn(t, database).Exec(t.Context(), "BEGIN; SELECT FROM pgleases."+test.table)
-				testkit.OK(t, err)
-			}
-			conn, locked := newConn(t, database), make(chan error, 1)
-			go func() {
-				_, err := conn.Exec(t.Context(), "BEGIN; SET LOCAL application_name = 'report'; LOCK TABLE pgleases."+test.table+", outbox IN "+test.mode+" MODE")
-				locked <- err
-			}()
-			if !test.waits {
-				testkit.OK(t, <-locked)
-			}
-			expectIll(t, database, "fault table-locks", fmt.Sprintf("%s is locked by process %d of ", test.table, conn.PgConn().PID()))
-			found, _ := examined(t, database)
-			i := slices.IndexFunc(found, func(f admin.Finding) bool { return f.Check == "table-locks" })
-			if f := found[i]; !strings.Contains(f.Text, `("report")`) || !strings.Contains(f.Text, test.means) || !strings.Contains(f.Remedy, fmt.Sprintf("pg_terminate_backend(%d)", conn.PgConn().PID())) {
-				t.Errorf("found %+v, want that %s, and a remedy", f, test.means)
-			}
-			if test.mode == "ACCESS EXCLUSIVE" { // the error of a verb names doctor
-				c := command.Run(t, command.Database(database), "list")
-				if code := c.ExitCode(); code == 0 || !strings.Contains(c.Printed(), "pgleases doctor names the transaction") {
-					t.Errorf("list ended with %d: %s, want that doctor names the session", code, c.Printed())
-				}
-			}
-			execute(t, database, fmt.Sprintf("SELECT pg_terminate_backend(%d, 10000)", conn.PgConn().PID()))
-			expectIll(t, database, "", "")
-		})
+	namesTheLocker(t, "clients", "ACCESS EXCLUSIVE", "others cannot read or write it", false)
+}
+
+func TestDoctorNamesWhoLetsNoneWrite(t *testing.T) {
+	t.Parallel()
+	namesTheLocker(t, "clients", "SHARE", "others cannot write it", false)
+}
+
+func TestDoctorNamesWhoWaitsForATable(t *testing.T) {
+	t.Parallel()
+	namesTheLocker(t, "leases", "ACCESS EXCLUSIVE", "others cannot read or write it", true)
+}
+
+// namesTheLocker checks what doctor says of a session that locks a table in a mode, or waits for it
+// behind a session that reads it.
+func namesTheLocker(t *testing.T, table, mode, means string, waits bool) {
+	t.Helper()
+	database := pgtest.MigratedDatabase(t)
+	execute(t, database, sound, "CREATE TABLE outbox (id text DEFAULT 'x', partition int GENERATED ALWAYS AS (pgleases.partition_for(id, 2)) STORED)")
+	if waits {
+		_, err := newConn(t, database).Exec(t.Context(), "BEGIN; SELECT FROM pgleases."+table)
+		testkit.OK(t, err)
 	}
+	conn, locked := newConn(t, database), make(chan error, 1)
+	go func() {
+		_, err := conn.Exec(t.Context(), "BEGIN; SET LOCAL application_name = 'report'; LOCK TABLE pgleases."+table+", outbox IN "+mode+" MODE")
+		locked <- err
+	}()
+	if !waits {
+		testkit.OK(t, <-locked)
+	}
+	expectIll(t, database, "fault table-locks", fmt.Sprintf("%s is locked by process %d of ", table, conn.PgConn().PID()))
+	found, _ := examined(t, database)
+	i := slices.IndexFunc(found, func(f admin.Finding) bool { return f.Check == "table-locks" })
+	if f := found[i]; !strings.Contains(f.Text, `("report")`) || !strings.Contains(f.Text, means) || !strings.Contains(f.Remedy, fmt.Sprintf("pg_terminate_backend(%d)", conn.PgConn().PID())) {
+		t.Errorf("found %+v, want that %s, and a remedy", f, means)
+	}
+	if mode == "ACCESS EXCLUSIVE" { // the error of a verb names doctor
+		c := command.Run(t, command.Database(database), "list")
+		if code := c.ExitCode(); code == 0 || !strings.Contains(c.Printed(), "pgleases doctor names the transaction") {
+			t.Errorf("list ended with %d: %s, want that doctor names the session", code, c.Printed())
+		}
+	}
+	execute(t, database, fmt.Sprintf("SELECT pg_terminate_backend(%d, 10000)", conn.PgConn().PID()))
+	expectIll(t, database, "", "")
 }
 
 // A prepared transaction keeps the partitions that it has guarded, without a time limit.

@@ -215,7 +215,16 @@ func TestLocksListsHolders(t *testing.T) {
 		held := testkit.Must(lock.New(client, pool).Acquire(t.Context(), name))(t)
 		defer held.Release(t.Context())
 	}
-	execute(t, database, "INSERT INTO pgleases.locks SELECT 'plain', 2000000000, session, 5, false, NULL, now() FROM pgleases.clients")
+	waiter := testkit.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithClientID("waiter")))(t)
+	defer waiter.Close(t.Context())
+	waits, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := lock.New(waiter, pool).Acquire(waits, "plain")
+		ended <- err
+	}()
+	defer func() { cancel(); <-ended }()
+	testkit.Becomes(t, pool, "one waits", 1, "SELECT count(*)::int FROM pgleases.locks WHERE name = 'plain' AND token IS NULL")
 	text := output1(t, database, "locks")
 	unprintable(t, "locks", text)
 	for _, pattern := range []string{`plain +exclusive +` + regexp.QuoteMeta(shown(odd)) + ` +\S+ +\S+ +\S+ +[0-9]+ +[0-9]+ +1`, `left +shared +- +\S+ +- +- +- +7 +0`, regexp.QuoteMeta(shown(odd)) + ` +exclusive .*`} {
