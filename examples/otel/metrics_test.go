@@ -143,8 +143,8 @@ func TestWhatIsCollectedOfSchedulesIsWhatTheStatsTell(t *testing.T) {
 		"pgleases.schedule.partitions": 128, "pgleases.schedule.waiting": 0, "pgleases.schedule.suspects": 0, "pgleases.schedule.polls.failed": 0, "pgleases.schedule.clock.unstable": 0,
 		"pgleases.schedule.running report": 0, "pgleases.schedule.begun report": 3, "pgleases.schedule.begun fail": 2,
 		"pgleases.schedule.again fail retry": 1, "pgleases.schedule.again fail snooze": 0,
-		"pgleases.schedule.ticks succeeded report": 3, "pgleases.schedule.ticks failed fail": 1, "pgleases.schedule.ticks failed report": 0, "pgleases.schedule.ticks unknown report": 0,
-		"pgleases.schedule.ticks missed report": 0, "pgleases.schedule.ticks skipped report": 0,
+		"pgleases.schedule.ticks report succeeded": 3, "pgleases.schedule.ticks fail failed": 1, "pgleases.schedule.ticks report failed": 0, "pgleases.schedule.ticks report unknown": 0,
+		"pgleases.schedule.ticks report missed": 0, "pgleases.schedule.ticks report skipped": 0,
 		"pgleases.schedule.late report +Inf": 3, "pgleases.schedule.late report 3600": 3, "pgleases.schedule.late fail 0.005": float64(stats.Kinds["fail"].Lateness.Within[0]),
 		"pgleases.schedule.late.time report": stats.Kinds["report"].Lateness.Sum.Seconds(),
 	} {

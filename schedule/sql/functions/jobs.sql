@@ -78,14 +78,12 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_jobs(p_group pg_catalog.text, p_kin
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
     now    CONSTANT timestamptz := pgleases.schedule_clock();
-    runs   CONSTANT bigint[] := CASE p_state WHEN 'running' THEN ARRAY(SELECT r.run FROM pgleases.schedule_runs AS r) END;
     chosen bigint[];
 BEGIN
     CASE p_state
     WHEN 'due', 'running' THEN
-        chosen := ARRAY(SELECT j.id FROM pgleases.jobs AS j
-            WHERE j.group_name = p_group AND j.due <= now AND (j.kind = p_kind OR p_kind = '') AND starts_with(j.name, p_prefix)
-                AND (p_state = 'due' OR j.trying ->> 'run' <> '' OR hashint8extended(j.id, j.tableoid::bigint) = ANY (runs)) LIMIT 1000);
+        chosen := ARRAY(SELECT j.id FROM pgleases.jobs_status AS j
+            WHERE j.group_name = p_group AND j.due <= now AND (j.kind = p_kind OR p_kind = '') AND starts_with(j.name, p_prefix) AND j.state = p_state LIMIT 1000);
     WHEN 'blocked' THEN
         chosen := ARRAY(SELECT j.id FROM pgleases.jobs AS j
             WHERE j.group_name = p_group AND j.blocked_reason IS NOT NULL AND (j.kind = p_kind OR p_kind = '') AND starts_with(j.name, p_prefix) LIMIT 1000);
