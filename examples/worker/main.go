@@ -1,8 +1,9 @@
 // Command worker ships the orders in a table, on any number of processes: all orders of a customer
 // belong to one partition, one process at a time works on a partition, and each order is shipped
 // once, in the order of ids. If two transactions insert orders of one customer at once, the second may
-// commit first; if that matters, let them lock the customer before they insert. Start it in several terminals, with the same DATABASE_URL, and see how the processes share
-// the partitions; stop one with Ctrl-C or kill -9, and the others take over its partitions:
+// commit first; if that matters, let them lock the customer before they insert. Start it in several
+// terminals, with the same DATABASE_URL, and see how the processes share the partitions; stop one
+// with Ctrl-C or kill -9, and the others take over its partitions:
 //
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/worker -id worker-1
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/worker -id worker-2
