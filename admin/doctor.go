@@ -514,8 +514,7 @@ func (d *doctor) timeline(ctx context.Context, s *Snapshot, provider string) {
 func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool) {
 	ttls := make(map[time.Duration]int)
 	shortest := 6 * time.Second // the default
-	var expired []string
-	live := false
+	expired, live := []string{}, false
 	for i, c := range s.Clients {
 		if i == 0 || c.TTL < shortest {
 			shortest = c.TTL
@@ -543,11 +542,6 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool) {
 	d.judge("round-trip", trip < most, fmt.Sprintf("%v from here, %v would be too long", trip, most),
 		Warning, "run clients closer to the database, or set a longer TTL",
 		"%v from here; from %v on, for a TTL of %v, a client cannot take over from expired sessions", trip, most, shortest)
-	d.expired(expired, live, locked)
-}
-
-// expired reports expired sessions.
-func (d *doctor) expired(expired []string, live, locked bool) {
 	remedy := "start a client, or wait until one has watched the clock for their TTL"
 	if locked {
 		remedy = "end what row-locks names"

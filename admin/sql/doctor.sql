@@ -25,25 +25,28 @@ relations AS MATERIALIZED (
     FROM pg_class AS c CROSS JOIN space AS s CROSS JOIN role AS r
     WHERE c.relnamespace = s.oid AND c.relkind IN ('r', 'v', 'S')
 ),
+locks AS MATERIALIZED (
+    SELECT l.* FROM pg_locks AS l
+    WHERE l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+      AND l.locktype = 'relation' -- a session that waits for a row locks the tuple
+),
 calls AS MATERIALIZED ( -- defaults that call partition_for, except of tables that pg_get_expr would wait for
     SELECT d.adrelid, d.adnum, d.adbin
     FROM pg_attrdef AS d
     WHERE EXISTS (SELECT FROM pg_depend AS p JOIN pg_proc AS f ON f.oid = p.refobjid JOIN space AS s ON s.oid = f.pronamespace
                   WHERE p.classid = 'pg_attrdef'::regclass AND p.objid = d.oid AND p.refclassid = 'pg_proc'::regclass AND f.proname = 'partition_for')
-      AND NOT EXISTS (SELECT FROM pg_locks AS l WHERE l.relation = d.adrelid AND l.mode = 'AccessExclusiveLock')
+      AND NOT EXISTS (SELECT FROM locks AS l WHERE l.relation = d.adrelid AND l.mode = 'AccessExclusiveLock')
 ),
 locked AS MATERIALIZED ( -- tables that others cannot write or read, or with rows that a prepared transaction, which has no process, guards
     SELECT coalesce(l.pid, 0) AS pid, coalesce(a.usename, p.owner, '') AS owner, coalesce(a.application_name, p.gid, '') AS application, c.relname AS of,
            l.mode = 'AccessExclusiveLock' AS hides, l.mode = 'RowShareLock' AS guards, coalesce(extract(epoch FROM t.now - coalesce(a.xact_start, p.prepared)), -1)::double precision AS seconds
-    FROM pg_locks AS l
+    FROM locks AS l
     JOIN relations AS c ON c.oid = l.relation AND c.relkind = 'r'
     LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
     LEFT JOIN pg_prepared_xacts AS p ON l.pid IS NULL AND EXISTS (
         SELECT FROM pg_locks AS x WHERE x.pid IS NULL AND x.transactionid = p.transaction AND x.virtualtransaction = l.virtualtransaction)
     CROSS JOIN t
-    WHERE l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-      AND l.locktype = 'relation' -- a session that waits for a row locks the tuple
-      AND (l.mode = 'AccessExclusiveLock' -- a session that waits for it, as ALTER TABLE does, makes later ones wait, too
+    WHERE (l.mode = 'AccessExclusiveLock' -- a session that waits for it, as ALTER TABLE does, makes later ones wait, too
            OR l.granted AND (l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock')
                              OR l.mode = 'RowShareLock' AND l.pid IS NULL AND c.relname IN ('partitions', 'locks')))
       AND l.pid IS DISTINCT FROM pg_backend_pid()

@@ -1,6 +1,5 @@
 -- duties.sql: the faults of schedules and jobs, for at most 100 groups. It reads jobs by index, and searches at most
--- 10,000 of a group for failures. The search_path must be pg_catalog only, the zone UTC, and enable_seqscan
--- off.
+-- 10,000 of a group for failures. The search_path must be pg_catalog only, the zone UTC, and enable_seqscan off.
 --
 -- $1 double precision  seconds after which a schedule or job is late
 --

@@ -1,5 +1,6 @@
 -- rowlocks.sql: sessions that have locked, for more than 1 s, a row that clients must write or lock: of a client, a
--- lease, a member, the server, or a partition without a live owner, which an open guard keeps. The search_path must be pg_catalog only.
+-- lease, a member, the server, or a partition without a live owner, which an open guard keeps. The search_path must be
+-- pg_catalog only.
 --
 -- One row for each locked row and session, with the columns of strangers.sql.
 WITH rows AS (

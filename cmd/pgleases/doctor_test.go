@@ -176,7 +176,7 @@ func TestDoctorFindsTransactionsThatLast(t *testing.T) {
 	<-ended
 }
 
-// locked begins a transaction that locks rows, and returns its connection.
+// locked begins a transaction that locks rows, or a table by reading it, and returns its connection.
 func locked(t *testing.T, database, rows string) *pgx.Conn {
 	t.Helper()
 	conn := newConn(t, database)
@@ -285,16 +285,15 @@ func namesTheLocker(t *testing.T, table, mode, means string, waits bool) {
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, sound, "CREATE TABLE outbox (id text DEFAULT 'x', partition int GENERATED ALWAYS AS (pgleases.partition_for(id, 2)) STORED)")
 	if waits {
-		_, err := newConn(t, database).Exec(t.Context(), "BEGIN; SELECT FROM pgleases."+table)
-		testkit.OK(t, err)
+		locked(t, database, table)
 	}
-	conn, locked := newConn(t, database), make(chan error, 1)
+	conn, has := newConn(t, database), make(chan error, 1)
 	go func() {
 		_, err := conn.Exec(t.Context(), "BEGIN; SET LOCAL application_name = 'report'; LOCK TABLE pgleases."+table+", outbox IN "+mode+" MODE")
-		locked <- err
+		has <- err
 	}()
 	if !waits {
-		testkit.OK(t, <-locked)
+		testkit.OK(t, <-has)
 	}
 	expectIll(t, database, "fault table-locks", fmt.Sprintf("%s is locked by process %d of ", table, conn.PgConn().PID()))
 	found, _ := examined(t, database)
