@@ -68,10 +68,10 @@ const (
 // p.Context(), which ends only with the ownership. The partition moves when fn has returned.
 //
 // If fn returns nil, it is done with this ownership: Run calls it again only under a new epoch. If
-// fn returns an error, Run logs it and calls fn again after 100 ms, doubling to 30 s, with jitter. A
-// call that ran for longer than the last pause begins at 100 ms again. The partition may move between
-// two calls. Run does not recover a panic in fn. A call that ends
-// its goroutine with runtime.Goexit counts as one that returned nil.
+// fn returns an error, Run logs it and calls fn again after 100 ms, doubling to 30 s, with jitter.
+// After a call that ran for longer than the last pause, it begins at 100 ms again. The partition may
+// move between two calls. Run does not recover a panic in fn. A call that ends its goroutine with
+// runtime.Goexit counts as one that returned nil.
 //
 // Run waits for calls that do not return when their contexts end. Meanwhile the partition may be
 // lost and come back; no other call works on it then. Run logs such calls after 30 s, and

@@ -266,8 +266,11 @@ func (e *execution) runLogger(a *attempt) *slog.Logger {
 
 // itemLogger returns the logger of an item.
 func itemLogger(log *slog.Logger, it item) *slog.Logger {
-	id := map[bool]string{false: "schedule", true: "job"}[it.Job]
-	return log.With(slog.Int64(id, it.ID), slog.String("key", it.Key), slog.String("kind", it.Kind), slog.Int("partition", it.Partition))
+	of := "schedule"
+	if it.Job {
+		of = "job"
+	}
+	return log.With(slog.Int64(of, it.ID), slog.String("key", it.Key), slog.String("kind", it.Kind), slog.Int("partition", it.Partition))
 }
 
 // warnUnknown logs, once for each kind, that something of an unregistered kind has been blocked for

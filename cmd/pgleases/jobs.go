@@ -52,8 +52,9 @@ func newJobFailed() *cobra.Command {
 	most := cmd.Flags().IntP("number", "n", 100, "number of jobs, 1 or more")
 	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
 		all, err := ofGroup(cmd, args[0], s.FailedJobs(ctx, 0), *most)
+		now := time.Now()
 		return all, table("JOB,NAME,KIND,OUTCOME,ATTEMPTS,ENDED,RETRIED AS,ERROR", all, func(e schedule.Entry) []any {
-			return []any{e.Job, orDash(e.Name), orDash(e.Kind), e.Outcome, e.Attempts, relative(time.Now(), e.EndedAt), idOrDash(e.Retried), orDash(e.Error)}
+			return []any{e.Job, orDash(e.Name), orDash(e.Kind), e.Outcome, e.Attempts, relative(now, e.EndedAt), idOrDash(e.Retried), orDash(e.Error)}
 		}), err
 	})
 }

@@ -77,23 +77,21 @@ $pgleases_body$;
 CREATE OR REPLACE FUNCTION pgleases.schedule_jobs(p_group pg_catalog.text, p_kind pg_catalog.text, p_prefix pg_catalog.text, p_state pg_catalog.text, p_after bigint, p_most int) RETURNS SETOF pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
-    now    CONSTANT timestamptz := pgleases.schedule_clock();
-    chosen bigint[];
+    now CONSTANT timestamptz := pgleases.schedule_clock();
 BEGIN
     CASE p_state
     WHEN 'due', 'running' THEN
-        chosen := ARRAY(SELECT j.id FROM pgleases.jobs_status AS j
-            WHERE j.group_name = p_group AND j.due <= now AND (j.kind = p_kind OR p_kind = '') AND starts_with(j.name, p_prefix) AND j.state = p_state LIMIT 1000);
+        RETURN QUERY SELECT pgleases.schedule_status_json(to_jsonb(c), c.lateness) FROM (SELECT * FROM pgleases.jobs_status AS j
+            WHERE j.group_name = p_group AND j.due <= now AND (j.kind = p_kind OR p_kind = '') AND starts_with(j.name, p_prefix) AND j.state = p_state LIMIT 1000) AS c
+        WHERE c.id > p_after ORDER BY c.id LIMIT p_most;
     WHEN 'blocked' THEN
-        chosen := ARRAY(SELECT j.id FROM pgleases.jobs AS j
-            WHERE j.group_name = p_group AND j.blocked_reason IS NOT NULL AND (j.kind = p_kind OR p_kind = '') AND starts_with(j.name, p_prefix) LIMIT 1000);
+        RETURN QUERY SELECT pgleases.schedule_status_json(to_jsonb(c), c.lateness) FROM (SELECT * FROM pgleases.jobs_status AS j
+            WHERE j.group_name = p_group AND j.blocked_reason IS NOT NULL AND (j.kind = p_kind OR p_kind = '') AND starts_with(j.name, p_prefix) AND j.state = p_state LIMIT 1000) AS c
+        WHERE c.id > p_after ORDER BY c.id LIMIT p_most;
     ELSE
         RETURN QUERY SELECT pgleases.schedule_status_json(to_jsonb(j), j.lateness) FROM pgleases.jobs_status AS j
         WHERE j.group_name = p_group AND (j.kind = p_kind OR p_kind = '') AND starts_with(j.name, p_prefix) AND (j.state = p_state OR p_state = '') AND j.id > p_after ORDER BY j.id LIMIT p_most;
-        RETURN;
     END CASE;
-    RETURN QUERY SELECT pgleases.schedule_status_json(to_jsonb(j), j.lateness) FROM pgleases.jobs_status AS j
-    WHERE j.id = ANY (chosen) AND j.state = p_state AND j.id > p_after ORDER BY j.id LIMIT p_most;
 END
 $pgleases_body$;
 
