@@ -19,7 +19,7 @@ func TestLeaseIsLeftOnceMembershipIsGone(t *testing.T) {
 	}
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			inWorld(t, func(t *testing.T, w *world) {
 				p, l := w.alone()
 				w.evict("a")
 				w.mu.Lock()
@@ -39,7 +39,7 @@ func TestLeaseIsLeftOnceMembershipIsGone(t *testing.T) {
 // Other clients give it to its next owner when the transaction has ended. Without other clients,
 // the next one that joins does.
 func TestCloseIgnoresGuardedTransactionOfAnother(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, crashed := w.start("a"), w.start("crashed")
 		la, ld := a.mustJoin("x", 2), crashed.mustJoin("x", 2)
 		w.within(5*time.Second, "each owns one", func() bool { return len(shown(la)) == 1 && len(shown(ld)) == 1 })
@@ -60,7 +60,7 @@ func TestCloseIgnoresGuardedTransactionOfAnother(t *testing.T) {
 }
 
 func TestCallsForRecreatedLeaseReturnItsNewNumber(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")
 		l := a.mustJoin("x", 3)
 		w.within(5*time.Second, "it owns all", func() bool { return len(shown(l)) == 3 })
@@ -88,7 +88,7 @@ func TestCallsForRecreatedLeaseReturnItsNewNumber(t *testing.T) {
 }
 
 func TestRunGoesOnWhereAMembershipWasTakenAndCameBack(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		l := w.start("a").mustJoin("x", 1)
 		calls := make(chan struct{}, 10)
 		go func() {
@@ -109,7 +109,7 @@ func TestRunGoesOnWhereAMembershipWasTakenAndCameBack(t *testing.T) {
 }
 
 func TestRemovedMembershipReturnsUnderNewEpoch(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")
 		l := a.mustJoin("x", 2)
 		w.within(2*time.Second, "it owns all", func() bool { return shows(l) == "0-1" })
@@ -142,7 +142,7 @@ func TestRemovedMembershipReturnsUnderNewEpoch(t *testing.T) {
 func TestRemovedMembershipReturnsInRejoinedLease(t *testing.T) {
 	for name, before := range map[string]bool{"left before it is notified": true, "left then": false} {
 		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			inWorld(t, func(t *testing.T, w *world) {
 				a := w.start("a")
 				l := a.mustJoin("x", 2)
 				w.within(2*time.Second, "it owns all", func() bool { return shows(l) == "0-1" })
@@ -172,7 +172,7 @@ func TestRemovedMembershipReturnsInRejoinedLease(t *testing.T) {
 }
 
 func TestAWaitForNotificationsThatFailsPauses(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		p := w.start("a")
 		l := p.mustJoin("x", 1)
 		p.engine().Deafen(errLocked)

@@ -16,7 +16,7 @@ import (
 func TestTwoCopiesOwnForTwoHeartbeatsAtMost(t *testing.T) {
 	for name, broken := range map[string]bool{"an answer is lost": true, "nothing is lost": false} {
 		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			inWorld(t, func(t *testing.T, w *world) {
 				a := w.start("a", WithPolling())
 				lease := a.mustJoin("x", 4)
 				w.within(5*time.Second, "it owns them", func() bool { return shows(lease) == "0-3" })
@@ -69,7 +69,7 @@ func TestAHeartbeatThatComesLateIsNotTakenForACopys(t *testing.T) {
 		"after the server was ended": {1, func(w *world) { w.db.Stop(); w.db.Boot() }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			inWorld(t, func(t *testing.T, w *world) {
 				a := w.start("a")
 				lease := a.mustJoin("x", 4)
 				w.within(5*time.Second, "it owns them", func() bool { return shows(lease) == "0-3" })

@@ -900,14 +900,16 @@ func sessionOf(t *fakestore.Tables, id string) int64 {
 
 // --- single promises
 
-// inWorld runs f in a bubble with a world of its own, and ends what is left of it.
-func inWorld(t *testing.T, f func(w *world)) {
+// inWorld runs f in a bubble with a world of its own, and ends what is left of it, also after
+// t.FailNow. f gets the bubble's t: FailNow of the outer t in a bubble panics, which hides all later
+// tests.
+func inWorld(t *testing.T, f func(t *testing.T, w *world)) {
 	t.Helper()
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
-		f(w)
-		w.end()
+		defer w.end()
+		f(t, w)
 	})
 }
 
@@ -1000,7 +1002,7 @@ func (w *world) notify(ids ...string) {
 }
 
 func TestPartitionGainedAndWantedElsewhereIsHandedOver(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
 		la, lb := a.mustJoin("x", 1, WithWeight(0)), b.mustJoin("x", 1, WithWeight(0))
 		time.Sleep(5 * time.Second)
@@ -1010,7 +1012,7 @@ func TestPartitionGainedAndWantedElsewhereIsHandedOver(t *testing.T) {
 }
 
 func TestOwnersReadAgainAfterServerIsAccepted(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a"), w.start("b")
 		la, lb := a.mustJoin("x", 2), b.mustJoin("x", 2)
 		w.within(5*time.Second, "each owns one", func() bool { return len(la.Values()) == 1 && len(lb.Values()) == 1 })
@@ -1055,7 +1057,7 @@ func (w *world) staysAway(lease, other *Lease) {
 }
 
 func TestNewConnectionGainsAfterFirstHeartbeatOnly(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a"), w.start("b")
 		la, lb := w.handOver(a, b)
 		w.inject(func(client, op string) (fault, bool) {
@@ -1067,7 +1069,7 @@ func TestNewConnectionGainsAfterFirstHeartbeatOnly(t *testing.T) {
 }
 
 func TestAReadThatAPromotedServerAnswersGainsNothing(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a"), w.start("b")
 		la, lb := w.handOver(a, b)
 		w.inject(func(client, op string) (fault, bool) {
@@ -1088,7 +1090,7 @@ func TestFencedPartitionWaitsForFormerGuards(t *testing.T) {
 		"it arrives late": {before: 4500 * time.Millisecond, late: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			inWorld(t, func(t *testing.T, w *world) {
 				a, b := w.start("a"), w.start("b")
 				la, lb := a.mustJoin("x", 1, WithHandoffDelay(0)), b.mustJoin("x", 1, WithWeight(0), WithHandoffDelay(0))
 				w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
@@ -1138,7 +1140,7 @@ func TestFencedPartitionWaitsForFormerGuards(t *testing.T) {
 func TestADeathAfterTheClockStepsBackIsSeenInTime(t *testing.T) {
 	for _, step := range []time.Duration{-3 * time.Second, -7 * time.Minute, -time.Hour} {
 		t.Run(step.String(), func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			inWorld(t, func(t *testing.T, w *world) {
 				a, b := w.start("a"), w.start("b")
 				la, lb := a.mustJoin("x", 2), b.mustJoin("x", 2)
 				w.within(5*time.Second, "each owns one", func() bool { return len(la.Values()) == 1 && len(lb.Values()) == 1 })
@@ -1165,7 +1167,7 @@ func (p *proc) kill() {
 func TestUnwatchedClientDoesNotDelayOtherEvictions(t *testing.T) {
 	for _, long := range []time.Duration{20 * time.Second, 10 * time.Minute} {
 		t.Run(long.String(), func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			inWorld(t, func(t *testing.T, w *world) {
 				crashed := w.start("crashed", WithTTL(long))
 				crashed.mustJoin("x", 9)
 				crashed.kill()
@@ -1218,7 +1220,7 @@ func TestUnwatchedClientDoesNotDelayOtherEvictions(t *testing.T) {
 }
 
 func TestAClientThatMayNotListenPolls(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "listen" })
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
@@ -1232,7 +1234,7 @@ func TestAClientThatMayNotListenPolls(t *testing.T) {
 }
 
 func TestAWeightThatAFailoverLostIsSetAgain(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a"), w.start("b")
 		la, lb := w.handOver(a, b)
 		testkit.OK(t, lb.SetWeight(context.Background(), 1))
@@ -1244,7 +1246,7 @@ func TestAWeightThatAFailoverLostIsSetAgain(t *testing.T) {
 
 // For example because its row is deleted each time.
 func TestAClientEvictedAgainAndAgainPauses(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		l := w.start("a").mustJoin("x", 4)
 		w.mu.Lock()
 		w.blind = true // the oracle knows no such eviction
@@ -1301,7 +1303,7 @@ func (w *world) feel(there, back time.Duration) *pulse {
 func TestTrustEndsAMarginBeforeTheTTL(t *testing.T) {
 	for _, delay := range []struct{ there, back time.Duration }{{0, 0}, {time.Millisecond, time.Millisecond}, {1500 * time.Millisecond, 0}, {0, 1700 * time.Millisecond}} {
 		t.Run(fmt.Sprint(delay), func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			inWorld(t, func(t *testing.T, w *world) {
 				a := w.start("a", WithPolling())
 				l := a.mustJoin("x", 1)
 				w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
@@ -1349,7 +1351,7 @@ func TestTrustEndsAMarginBeforeTheTTL(t *testing.T) {
 }
 
 func TestAnswerAfterTheDeadlineStartsNewValidity(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a", WithPolling(), WithTTL(6*time.Second), WithHeartbeat(3*time.Second))
 		l := a.mustJoin("x", 1)
 		w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
@@ -1374,7 +1376,7 @@ func TestAnswerAfterTheDeadlineStartsNewValidity(t *testing.T) {
 }
 
 func TestPromotionTrustWaitsForDrainsToBeConfirmed(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")
 		l := a.mustJoin("x", 1)
 		w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
@@ -1404,7 +1406,7 @@ func TestAStatementThatHangsCostsNoTrust(t *testing.T) {
 	for _, heartbeat := range []time.Duration{time.Second, 2 * time.Second, 3 * time.Second} {
 		for _, survives := range []bool{true, false} {
 			t.Run(fmt.Sprintf("heartbeat %v, the connection survives %v", heartbeat, survives), func(t *testing.T) {
-				inWorld(t, func(w *world) {
+				inWorld(t, func(t *testing.T, w *world) {
 					a := w.start("a", WithTTL(6*time.Second), WithHeartbeat(heartbeat))
 					l := a.mustJoin("x", 1)
 					w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
@@ -1429,7 +1431,7 @@ func TestAStatementThatHangsCostsNoTrust(t *testing.T) {
 
 // A join that creates many partitions has no more time than any other statement.
 func TestJoinThatHangsCostsNoTrust(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")
 		l := a.mustJoin("x", 1)
 		w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
@@ -1448,7 +1450,7 @@ func TestJoinThatHangsCostsNoTrust(t *testing.T) {
 // --- costs
 
 func TestAtRestAClientSendsLittleMoreThanItsHeartbeats(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		w.db.Keep = 0
 		var last []*Lease
 		const clients = 10

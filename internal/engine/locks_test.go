@@ -26,7 +26,7 @@ func (t lockTable) Release(ctx context.Context, wait time.Duration, session int6
 
 // A promoted standby may have a lock with a client that was granted to another client since.
 func TestLockIsNotGrantedByUnacceptedServer(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		w.db.Keep = 100_000
 		b, a, c := w.start("b"), w.start("a", WithTTL(2*time.Second)), w.start("c")
 		acquire := func(p *proc) *lock.Held {
@@ -59,7 +59,7 @@ func TestLockIsNotGrantedByUnacceptedServer(t *testing.T) {
 // A lock is released in the database, and held again after a promotion that missed it. The client
 // looks at what the new server has before the release is answered.
 func TestLockReleasedBeforeAPromotionIsFree(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a"), w.start("b")
 		time.Sleep(3 * time.Second)
 		h, err := lock.New(a.c, nil).Acquire(context.Background(), "report")

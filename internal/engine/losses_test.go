@@ -159,7 +159,7 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 		}, ErrSuperseded, "", lost, Losses{Closed: 2}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			inWorld(t, func(t *testing.T, w *world) {
 				w.blind = true // rows are changed by hand
 				a := w.start("a")
 				l := a.mustJoin("x", 2, WithDrainTimeout(test.drain))
@@ -257,7 +257,7 @@ func TestCallbackThatOutlivesItsOwnershipIsReported(t *testing.T) {
 		}, ErrDrainTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			inWorld(t, func(t *testing.T, w *world) {
 				began := time.Now()
 				a, l, before, calls, finish := w.stuck(test.lose(w), WithDrainTimeout(test.drain))
 				if cause := context.Cause(before.Context()); !errors.Is(cause, test.cause) {
@@ -290,7 +290,7 @@ func TestCallbackThatOutlivesItsOwnershipIsReported(t *testing.T) {
 }
 
 func TestWorkThatOutlivesOwnershipDelaysNoOwner(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, l, before, calls, finish := w.stuck(func(*proc, *Lease) { w.evict("a") })
 		b := w.start("b", WithPolling())
 		lb := b.mustJoin("x", 1)
@@ -318,7 +318,7 @@ func TestWorkThatOutlivesOwnershipDelaysNoOwner(t *testing.T) {
 
 func TestLongWorkIsLoggedInOneLineForEachLease(t *testing.T) {
 	const waits = "handoff waits for work"
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")
 		lx, ly := a.mustJoin("x", 300), a.mustJoin("y", 2)
 		w.within(5*time.Second, "it owns all", func() bool { return shows(lx) == "0-299" && shows(ly) == "0-1" })

@@ -65,7 +65,7 @@ func (w *world) sharesIn(limit time.Duration, leases []*Lease, want ...int) {
 }
 
 func TestADrainedClientOwnsNothingUntilItGetsItsOwnBack(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		logs := func(what string) {
 			t.Helper()
 			if n := w.logged(what); n != 1 {
@@ -96,7 +96,7 @@ func TestADrainedClientOwnsNothingUntilItGetsItsOwnBack(t *testing.T) {
 }
 
 func TestCordonedClientKeepsItsPartitionsOnly(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		procs, leases := w.trio()
 		before := shows(leases[1])
 		w.override("cordon", "", "b")
@@ -122,7 +122,7 @@ func TestCordonedClientKeepsItsPartitionsOnly(t *testing.T) {
 }
 
 func TestOfAFrozenLeaseOnlyWhatHasNoOwnerMoves(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		procs, leases := w.trio()
 		w.override("freeze", "x", "")
 		d := w.start("d").mustJoin("x", 12)
@@ -143,7 +143,7 @@ func TestOfAFrozenLeaseOnlyWhatHasNoOwnerMoves(t *testing.T) {
 
 // A client that has heard of the override by then makes the check at its time.
 func TestOverrideEndsAtItsTimeOrAHeartbeatLater(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		w.trio()
 		for i, ahead := range []time.Duration{100 * time.Millisecond, 2500 * time.Millisecond, 5 * time.Second, 30 * time.Second, 10 * time.Minute} {
 			time.Sleep(time.Duration(i) * 300 * time.Millisecond)
@@ -162,7 +162,7 @@ func TestOverrideEndsAtItsTimeOrAHeartbeatLater(t *testing.T) {
 }
 
 func TestPinnedPartitionIsWithItsClientIfMember(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		procs, leases := w.trio()
 		its := shown(leases[2])[0].Number
 		pin := fakestore.Override{Verb: "pin", Lease: "x", Partition: its}

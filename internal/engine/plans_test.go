@@ -23,7 +23,7 @@ func (w *world) inBatches(id string) *proc {
 }
 
 func TestAPlanOfManyMovesIsReadOnce(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		l := w.inBatches("a").mustJoin("x", 1000)
 		w.within(time.Second, "it owns all", func() bool { return len(l.Values()) == 1000 })
 		if plans, applies := w.count("plan"), w.count("apply"); plans != 1 || applies != 5 { // 64, 128, 256, 512 and the rest
@@ -33,7 +33,7 @@ func TestAPlanOfManyMovesIsReadOnce(t *testing.T) {
 }
 
 func TestOvertakenPlanIsMadeAgainAtOnce(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		overtaken := false
 		w.after = func(op string) {
 			if op == "apply" && !overtaken {
@@ -54,7 +54,7 @@ func TestOvertakenPlanIsMadeAgainAtOnce(t *testing.T) {
 }
 
 func TestFailureBetweenBatchesPlansAgainAtOnce(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a := w.inBatches("a")
 		applies := 0
 		w.inject(func(_, op string) (fault, bool) {
@@ -72,7 +72,7 @@ func TestFailureBetweenBatchesPlansAgainAtOnce(t *testing.T) {
 }
 
 func TestWhatAnyBatchOfAPlanLeavesOverIsPlannedAgain(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a", WithTTL(engine.MinTTL), WithPolling())
 		la := a.mustJoin("x", 1000)
 		w.within(time.Second, "it owns all", func() bool { return len(la.Values()) == 1000 })
@@ -130,7 +130,7 @@ func (w *world) epochs(lease string) (sum int64) {
 }
 
 func TestClientsThatCloseAtOnceAreNoSuccessors(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		procs, _ := w.sharing(1200)
 		before, applies := w.epochs("x"), w.count("apply")
 		var closing sync.WaitGroup
@@ -150,7 +150,7 @@ func TestClientsThatCloseAtOnceAreNoSuccessors(t *testing.T) {
 }
 
 func TestWhatOneClosesInBatchesGoesStraightToItsHeirs(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		procs, leases := w.sharing(1200)
 		before, applies := w.epochs("x"), w.count("apply")
 		w.ok(procs[0].c.Close(context.Background()))
@@ -166,7 +166,7 @@ func TestWhatOneClosesInBatchesGoesStraightToItsHeirs(t *testing.T) {
 // Its rows still exist, and it is asked for one of them. What it releases is not released, and what
 // it reads has to be released.
 func TestASessionThatIsGoneDoesNotReleaseAgainAndAgain(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		var leases []*Lease
 		for _, id := range []string{"a", "b"} {
 			leases = append(leases, w.start(id, WithTTL(10*time.Second)).mustJoin("x", 6, WithHandoffDelay(0)))
@@ -203,7 +203,7 @@ func TestASessionThatIsGoneDoesNotReleaseAgainAndAgain(t *testing.T) {
 
 // The client that overtook it may have asked for another plan, at another time.
 func TestAPlanThatIsOvertakenForLongIsClaimedAgain(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		began := time.Now()
 		w.after = func(op string) {
 			if op == "plan" && time.Since(began) < time.Second {

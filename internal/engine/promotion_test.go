@@ -20,7 +20,7 @@ func (w *world) pair(partitions int) (a, b *proc, la, lb *Lease) {
 }
 
 func TestFailoverGuardDelaysItsPartitionOnly(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		_, _, la, lb := w.pair(4)
 		w.promote(0, false)
 		p, _ := la.Partition(la.Values()[0])
@@ -49,7 +49,7 @@ func TestFailoverGuardDelaysItsPartitionOnly(t *testing.T) {
 }
 
 func TestWorkBeforeFailoverEndsBeforeNewOwnership(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		_, _, la, _ := w.pair(2)
 		h := la.Hold(context.Background())
 		p := h.Partitions()[0]
@@ -83,7 +83,7 @@ func (w *world) failOver() (comeBack func()) {
 
 // The tables are those from before the failover, and the server does not look promoted.
 func TestReturnToOldPrimaryIsHandledAsFailover(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, _, la, lb := w.pair(8)
 		comeBack := w.failOver()
 		w.within(2*time.Second, "all is owned again", func() bool { return len(la.Values()) == 4 && len(lb.Values()) == 4 })
@@ -109,7 +109,7 @@ func TestReturnToOldPrimaryIsHandledAsFailover(t *testing.T) {
 // A client that was never on the newer server cannot know that a higher generation exists. The
 // clients that were there know it.
 func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, b, la, lb := w.pair(8)
 		comeBack := w.failOver()
 		var seen []Partition
@@ -161,7 +161,7 @@ func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 // The server may become not accepted and accepted again between two heartbeats of a client, and no
 // lease of the client changes by that.
 func TestGenerationAcceptedByAnotherIsLearned(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		leases := make(map[string]*Lease)
 		for _, name := range []string{"a", "b", "c"} {
 			leases[name] = w.start(name).mustJoin(name, 2)
@@ -188,7 +188,7 @@ func TestGenerationAcceptedByAnotherIsLearned(t *testing.T) {
 // A loop over Values may still work on what it read before a failover ended the epoch, when the
 // renewed partition moves.
 func TestRenewedPartitionMovesAfterHandoffDelay(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		const delay = 5 * time.Second
 		a, b := w.start("a"), w.start("b")
 		la := a.mustJoin("x", 2, WithHandoffDelay(delay))
@@ -214,7 +214,7 @@ func TestRenewedPartitionMovesAfterHandoffDelay(t *testing.T) {
 // The number of claims does not show it: a client that tries each plan three times, as it does if
 // another join overtakes it, floods the server.
 func TestUnnoticedPromotionCostsOnePlan(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")
 		a.mustJoin("x", 2)
 		time.Sleep(10 * time.Second)

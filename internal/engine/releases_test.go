@@ -13,7 +13,7 @@ import (
 )
 
 func TestAReleaseThatFailedBeforeLeavesCloseItsHeirs(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, b, c := w.start("a"), w.start("b"), w.start("c")
 		leases := []*Lease{a.mustJoin("x", 9), b.mustJoin("x", 9)}
 		w.within(10*time.Second, "they own all", func() bool { return len(shown(leases[0]))+len(shown(leases[1])) == 9 })
@@ -34,7 +34,7 @@ func TestAReleaseThatFailedBeforeLeavesCloseItsHeirs(t *testing.T) {
 }
 
 func TestCloseThatCannotPlanHandsOverAllTheSame(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a"), w.start("b")
 		la, lb := a.mustJoin("x", 4), b.mustJoin("x", 4)
 		w.within(10*time.Second, "each owns two", func() bool { return len(shown(la)) == 2 && len(shown(lb)) == 2 })
@@ -53,7 +53,7 @@ func TestWhatWasReleasedIsAnnouncedUntilThatIsAnswered(t *testing.T) {
 		"its answer is lost":  {err: errBroken, broken: true, applied: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			inWorld(t, func(t *testing.T, w *world) {
 				a, b := w.start("a"), w.start("b", WithPolling())
 				w.failing(a, "announce", 2, f)
 				_, lb := w.handOver(a, b)
@@ -64,7 +64,7 @@ func TestWhatWasReleasedIsAnnouncedUntilThatIsAnswered(t *testing.T) {
 }
 
 func TestReleaseBeforeCrashReachesItsOwner(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a"), w.start("b", WithPolling())
 		var released atomic.Bool
 		w.inject(func(client, op string) (fault, bool) {
@@ -86,7 +86,7 @@ func TestReleaseBeforeCrashReachesItsOwner(t *testing.T) {
 
 // The server does not restart: only its boot marker shows the crash.
 func TestCrashWithLostAnnouncementHidesNoPartition(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
 		la := a.mustJoin("x", 1)
 		w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
@@ -106,7 +106,7 @@ func TestCrashWithLostAnnouncementHidesNoPartition(t *testing.T) {
 }
 
 func TestReleaseWithLostAnswerIsAnnounced(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a", WithPolling()), w.start("b")
 		la := a.mustJoin("x", 1)
 		w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
@@ -127,7 +127,7 @@ func TestReleaseWithLostAnswerIsAnnounced(t *testing.T) {
 
 // Work ends all the time while there are partitions to release.
 func TestAStreamOfReleasesDelaysNoAnnouncement(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		const partitions, each = 500, time.Millisecond / 4 // less than a statement takes
 		a, b := w.start("a"), w.start("b")
 		a.engine().Batches(partitions)
@@ -157,7 +157,7 @@ func TestAStreamOfReleasesDelaysNoAnnouncement(t *testing.T) {
 }
 
 func TestCloseHandsOverInOneStatement(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, _, _, lb := w.pair(4)
 		time.Sleep(10 * time.Second)
 		releases, announcements := w.count("release"), w.count("announce")

@@ -24,7 +24,7 @@ func TestRunOfCallbacksThatMisbehave(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			inWorld(t, func(t *testing.T, w *world) {
 				l := w.start("a").mustJoin("x", 2)
 				ctx, cancel := context.WithCancel(context.Background())
 				ended := make(chan error, 1)

@@ -12,7 +12,7 @@ import (
 // The numbers of a client are the sums over its leases, including a lease that has ended and whose
 // work continues.
 func TestStatsOfALeaseAndOfItsClient(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		ended, cancel := context.WithCancel(context.Background())
 		cancel()
 		p := w.start("a", WithPolling())

@@ -57,7 +57,7 @@ func (w *world) alone(opts ...LeaseOption) (*proc, *Lease) {
 }
 
 func TestTheEngineWakesUpForThePlanThatAJoinAskedFor(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		w.alone()
 		b := w.start("b", rare...) // a plan was made a moment ago: the next one is due a second after it
 		b.mustJoin("x", 2)
@@ -69,7 +69,7 @@ func TestTheEngineWakesUpForThePlanThatAJoinAskedFor(t *testing.T) {
 }
 
 func TestTheEngineWakesUpForAHandoffAfterItsDelay(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		const delay = 3 * time.Second
 		_, l := w.alone(WithHandoffDelay(delay))
 		w.start("b", rare...).mustJoin("x", 2)
@@ -85,7 +85,7 @@ func TestTheEngineWakesUpForAHandoffAfterItsDelay(t *testing.T) {
 }
 
 func TestEngineWakesToReleaseAfterGuard(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		p, l := w.alone()
 		o, _ := l.Partition(0)
 		end, ok := w.db.Guard("x", 0, o.Epoch)
@@ -117,7 +117,7 @@ func TestTheEngineWakesUpToTryAgain(t *testing.T) {
 		"join":     {2, errLocked, goneWith, time.Second},
 	} {
 		t.Run(op, func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			inWorld(t, func(t *testing.T, w *world) {
 				p, l := w.alone()
 				w.failing(p, op, c.times, fault{err: c.err})
 				c.lose(w, p)
@@ -132,7 +132,7 @@ func TestTheEngineWakesUpToTryAgain(t *testing.T) {
 }
 
 func TestTheEngineWakesUpForACheckAndForTheEviction(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		_, l := w.alone()
 		const ttl = time.Second
 		b := w.start("b", WithTTL(ttl), WithPolling())
@@ -149,7 +149,7 @@ func TestTheEngineWakesUpToSettleAPromotedServer(t *testing.T) {
 	// After a failure it tries again after a quarter of its heartbeat.
 	for failures, want := range []time.Duration{10 * time.Minute, 10*time.Minute + 75*time.Second} {
 		t.Run(fmt.Sprint(failures, " failures"), func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			inWorld(t, func(t *testing.T, w *world) {
 				p, _ := w.alone()
 				time.Sleep(11 * time.Minute) // it has watched the clock for longer than its TTL, on the server that goes
 				w.promote(0, false)
@@ -166,7 +166,7 @@ func TestTheEngineWakesUpToSettleAPromotedServer(t *testing.T) {
 }
 
 func TestTheEngineWakesUpAtTheTrustDeadline(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		p, l := w.alone()
 		partition, _ := l.Partition(0)
 		deadline := l.TrustDeadline()
@@ -180,7 +180,7 @@ func TestTheEngineWakesUpAtTheTrustDeadline(t *testing.T) {
 }
 
 func TestTheEngineWakesUpForTheDrainTimeout(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		const timeout = 7 * time.Second
 		_, l := w.alone(WithDrainTimeout(timeout))
 		hold := l.Hold(context.Background())
@@ -196,7 +196,7 @@ func TestTheEngineWakesUpForTheDrainTimeout(t *testing.T) {
 }
 
 func TestTheEngineWakesUpToWarnOfAHandoffThatWaits(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		p, l := w.alone()
 		hold := l.Hold(context.Background())
 		defer hold.Release()
@@ -214,7 +214,7 @@ func TestTheEngineWakesUpToWarnOfAHandoffThatWaits(t *testing.T) {
 }
 
 func TestWorkAfterRunsContextEndsWithDrainTimeout(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		_, l := w.alone(WithDrainTimeout(45 * time.Second))
 		ctx, cancel := context.WithCancel(context.Background())
 		begun, ended := make(chan struct{}, 1), make(chan error, 1)
@@ -245,7 +245,7 @@ func TestWorkAfterRunsContextEndsWithDrainTimeout(t *testing.T) {
 
 // Work that continues is not waited for again.
 func TestPartitionMovesThoughWorkAfterRunsContextGoesOn(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		const timeout = 10 * time.Second
 		_, l := w.alone(WithDrainTimeout(timeout))
 		ctx, cancel := context.WithCancel(context.Background())
@@ -288,7 +288,7 @@ func (w *world) withUnread() (lease *Lease, other *proc) {
 func TestCloseReleasesWhatItHasNotRead(t *testing.T) {
 	for name, patience := range map[string]time.Duration{"ended": 0, "a second": time.Second} {
 		t.Run(name, func(t *testing.T) {
-			inWorld(t, func(w *world) {
+			inWorld(t, func(t *testing.T, w *world) {
 				l, b := w.withUnread()
 				ctx, cancel := context.WithTimeout(context.Background(), patience)
 				defer cancel()
@@ -301,7 +301,7 @@ func TestCloseReleasesWhatItHasNotRead(t *testing.T) {
 
 // A lease that the client could not leave is named, even if it was never read.
 func TestCloseNamesALeaseThatItHasNotLeft(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		_, b := w.withUnread()
 		w.failing(b, "release", 1, fault{before: 20 * time.Second})
 		ctx, cancel := context.WithCancel(context.Background())
@@ -313,7 +313,7 @@ func TestCloseNamesALeaseThatItHasNotLeft(t *testing.T) {
 }
 
 func TestTheEngineWakesUpToGiveUpClosing(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		p, _ := w.alone()
 		w.inject(func(string, string) (fault, bool) { return fault{before: time.Hour}, true })
 		began := time.Now()
@@ -332,7 +332,7 @@ func TestTheEngineWakesUpToGiveUpClosing(t *testing.T) {
 // After one slow round trip the client knows the database's clock to within that time, as long as
 // the watch lasts.
 func TestEvictionWorksWithImpreciseClock(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a", WithTTL(time.Minute), WithHeartbeat(200*time.Millisecond), WithPolling())
 		la := a.mustJoin("x", 2)
 		time.Sleep(time.Second)
@@ -389,7 +389,7 @@ func (w *world) logged(what string) (n int) {
 }
 
 func TestBlockedJoinDelaysNothingElse(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
 		la := a.mustJoin("x", 2, WithHandoffDelay(0))
 		w.within(5*time.Second, "a owns all", func() bool { return shows(la) == "0-1" })
@@ -407,7 +407,7 @@ func TestBlockedJoinDelaysNothingElse(t *testing.T) {
 }
 
 func TestSuccessiveJoinsDelayNothingElse(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		c, p := w.start("c"), w.start("a")
 		l := p.mustJoin("x", 8)
 		w.shares([]*Lease{l}, 8)
@@ -428,7 +428,7 @@ func TestSuccessiveJoinsDelayNothingElse(t *testing.T) {
 }
 
 func TestLeaseCanBeJoinedAfterCanceledJoin(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		p := w.start("a")
 		w.ok(p.engine().JoinAbandoned("x", 4))
 		if _, err := p.c.Lease(patiently(w.t), "x", 4); err != nil {
@@ -438,7 +438,7 @@ func TestLeaseCanBeJoinedAfterCanceledJoin(t *testing.T) {
 }
 
 func TestSetWeightReturnsOnceIfLeaseIsLeft(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		p, l := w.alone()
 		w.failing(p, "join", 1, fault{before: 2 * time.Second})
 		w.evict("a")
@@ -458,7 +458,7 @@ func TestSetWeightReturnsOnceIfLeaseIsLeft(t *testing.T) {
 // The first process registers, and its answer is lost. A process of another program registers
 // before the first one tries again.
 func TestOpenWithLostAnswerStaysTheNewer(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		var attempts atomic.Int32
 		w.inject(func(_, op string) (fault, bool) {
 			if op != "register" || attempts.Add(1) > 1 {
@@ -492,7 +492,7 @@ func TestOpenWithLostAnswerStaysTheNewer(t *testing.T) {
 // Each check takes a while. Meanwhile one client of 20 has its heartbeat, and learns that the check
 // is due.
 func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		const clients, ttl, calm = 300, 6 * time.Second, 20 * time.Second
 		w.blind = true
 		w.inject(func(_, op string) (fault, bool) {
@@ -521,7 +521,7 @@ func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
 }
 
 func TestNewMemberDoesNotReadBeforeThePlan(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		w.start("a", rare...).mustJoin("x", 2, WithWeight(0))
 		b := w.start("b", rare...)
 		var reads atomic.Int32
@@ -541,7 +541,7 @@ func TestNewMemberDoesNotReadBeforeThePlan(t *testing.T) {
 
 // The first join is applied, its answer is lost, and another client plans before the second.
 func TestRejoinReadsItsPartitionsAtOnce(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		b := w.start("b", rare...)
 		w.failing(b, "join", 1, fault{err: errLocked, applied: true, after: 350 * time.Millisecond}) // until the plan of the other, and not for long after it
 		var l *Lease

@@ -20,7 +20,7 @@ func (w *world) weight(id, lease string) (weight int) {
 }
 
 func TestLastSetWeightWinsAfterCanceledCalls(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		p := w.start("a")
 		l := p.mustJoin("x", 2)
 		w.inject(func(string, string) (fault, bool) { return fault{err: errLocked}, true })
@@ -40,7 +40,7 @@ func TestLastSetWeightWinsAfterCanceledCalls(t *testing.T) {
 }
 
 func TestAWeightThatWasLostAndCannotBeSetIsLogged(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		p := w.start("a")
 		p.mustJoin("x", 2)
 		w.inject(func(_, op string) (fault, bool) {
@@ -63,7 +63,7 @@ func TestAWeightThatWasLostAndCannotBeSetIsLogged(t *testing.T) {
 }
 
 func TestWithoutDatabaseLeaveWaitsAndCloseEnds(t *testing.T) {
-	inWorld(t, func(w *world) {
+	inWorld(t, func(t *testing.T, w *world) {
 		p := w.start("a")
 		l := p.mustJoin("x", 2)
 		w.within(5*time.Second, "it owns all", func() bool { return shows(l) == "0-1" })
