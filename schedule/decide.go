@@ -134,10 +134,7 @@ func (d *decision) done() {
 
 // failed sets the result of a failed run: another attempt, or the outcome failed.
 func (d *decision) failed(r *record, l limits, err error, now time.Time) {
-	t := trial{At: d.run.At, Local: d.run.Local, Missed: d.missed, Began: *d.RanFrom, Attempts: r.attempts()}
-	if r.Trying != nil {
-		t.Error = r.Trying.Error
-	}
+	t := trial{At: d.run.At, Local: d.run.Local, Missed: d.missed, Began: *d.RanFrom, Attempts: r.attempts(), Error: value(r.Trying).Error}
 	now = now.Truncate(time.Microsecond) // the precision of the database
 	var later snoozed
 	d.Succeeded, d.Failures = nil, nil // done may have set them
@@ -197,7 +194,13 @@ func (d *decision) unstep(t trial) {
 func (r *record) decideJob(k *kind, epoch int64, unreadable error) decision {
 	d := decision{step: step{Trying: r.Trying}}
 	now := r.Clock
-	if err := r.readable(k, true, unreadable); err != nil {
+	zone, err := time.UTC, r.readable(k, true, unreadable)
+	if err == nil && r.Rule != "" { // an extra run of a schedule
+		var rule Rule
+		rule, err = r.parse()
+		zone = rule.zone()
+	}
+	if err != nil {
 		d.wait(err, r.BlockedSince, now, epoch)
 		return d
 	}
@@ -212,7 +215,7 @@ func (r *record) decideJob(k *kind, epoch int64, unreadable error) decision {
 		d.Due = &r.At
 		return d
 	}
-	d.run, d.zone, d.RanFrom = &Tick{At: r.At, Local: r.At}, time.UTC, &began
+	d.run, d.zone, d.RanFrom = &Tick{At: r.At, Local: r.At}, zone, &began
 	d.Outcomes = []newEntry{{Since: r.At, Until: r.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now}}
 	return d
 }

@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,6 +35,16 @@ func TestUnreadableArgsCountNoCrash(t *testing.T) {
 				t.Errorf("what was %+v is %+v", tried, second.Trying)
 			}
 		}
+	}
+}
+
+// An extra run is blocked in a process that does not know its schedule's zone, as its schedule is.
+func TestExtraRunWithoutZoneIsBlocked(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 3, 2, 1, 0, 0, 0, time.UTC)
+	r := &record{Job: true, At: now, Clock: now, Rule: "CRON_TZ=Mars/Olympus 0 * * * *"}
+	if d := r.decide(&kind{name: "books"}, false, 7, nil); d.run != nil || d.BlockedReason == nil || !strings.Contains(*d.BlockedReason, "Mars/Olympus") {
+		t.Errorf("it is %+v", d)
 	}
 }
 

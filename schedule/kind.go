@@ -27,8 +27,12 @@ type Run[Args any] struct {
 	Key     string    // no other run of this key overlaps
 	Args    Args      // of the schedule or job
 	At      time.Time // the tick, or the At of the job; not the time of the call
-	Local   time.Time // At in the zone of the schedule; of a job, in UTC
-	// The last tick that succeeded, so the window to process is From to At; zero: no tick did
+	// At in the zone of the schedule's rule, also in the runs of Trigger, Backfill and RetryTick. A
+	// retry keeps the zone of the tick if the rule has changed. In UTC: a job without a schedule
+	Local time.Time
+	// The last tick that had succeeded, so the window to process is From to At. A retry has the From
+	// of its tick; a backfill has the tick before. Zero: no tick had succeeded, or the run is of
+	// Trigger or Enqueue
 	From   time.Time
 	Missed int64 // how many missed ticks this run stands for, besides its own
 	// Attempt counts from 1, over all processes, see WithMaxAttempts. It does not count attempts

@@ -81,9 +81,9 @@ const maxBackfill = 1000
 // at most 1,000 ticks. to must not be after the schedule's cursor. Each tick becomes a job of the
 // lowest priority, with the kind, the arguments and the key that the schedule has now. The jobs
 // become due in the order of the ticks. Backfill returns their IDs in that order, except for ticks
-// whose earlier backfill job has not ended. To repeat one failed tick, pass an instant just before
-// it, and the tick. The ticks of the schedule keep their outcomes; see Job. Backfill returns
-// ErrNotFound if the group has no schedule of this name.
+// whose earlier backfill job has not ended. The jobs have IdempotencyKeys of their own: to repeat a
+// failed tick, use RetryTick. The ticks of the schedule keep their outcomes; see Job. Backfill
+// returns ErrNotFound if the group has no schedule of this name.
 func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Time) (ids []int64, err error) {
 	what := map[string]any{"after": from, "until": to}
 	return s.change(ctx, "backfill", s.named("schedule %q", name), &name, what, func(r *record) (any, error) {
@@ -113,18 +113,19 @@ func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Tim
 }
 
 // Retry runs a job once more that failed, is unknown, or was canceled. It enqueues a new job with
-// the same kind, arguments, key, priority and time, and with all attempts, and returns its ID. The
-// new job is due now, or at its time if that is later. A job can be retried once; then the new job
-// can. Retry returns ErrNotFound if the group's history has no such job, and ErrExists if a live
-// job has its unique key.
+// the same kind, arguments, key, Run.IdempotencyKey, priority and time, and with all attempts, and
+// returns its ID. The new job is due now, or at its time if that is later. A job can be retried
+// once; then the new job can. Retry returns ErrNotFound if the group's history has no such job, and
+// ErrExists if a live job has its unique key.
 func (s *Scheduler) Retry(ctx context.Context, id int64) (retry int64, err error) {
 	return first(s.change(ctx, "retry", s.named("job %d", id), nil, map[string]any{"job": id}, nil))
 }
 
 // RetryTick runs a schedule once more, now, for a tick that failed or is unknown. It enqueues a job
 // with the kind, the arguments and the key that the schedule has now, and returns the job's ID. The
-// tick keeps its outcome. A tick can be retried once; then the job can. RetryTick returns
-// ErrNotFound if the group's history has no such tick, or if its schedule was deleted.
+// job's Run has the At, Local, From and IdempotencyKey of the tick. The tick keeps its outcome. A
+// tick can be retried once; then the job can. RetryTick returns ErrNotFound if the group's history
+// has no such tick, or if its schedule was deleted.
 func (s *Scheduler) RetryTick(ctx context.Context, name string, tick time.Time) (retry int64, err error) {
 	return first(s.change(ctx, "retry", fmt.Sprintf("tick %v of %s", tick, s.named("schedule %q", name)), &name, map[string]any{"tick": tick}, nil))
 }

@@ -284,7 +284,7 @@ func TestRetry(t *testing.T) {
 		if !fixed.Load() && r.Args != "fine" {
 			return errors.New("no paper")
 		}
-		calls <- call{string(r.Trigger), r.Name, r.Key, r.At.UTC().Format("15:04"), r.From.UTC().Format("15:04")}
+		calls <- call{string(r.Trigger), r.Name, r.Key, r.At.UTC().Format("15:04"), r.From.Format("2006")}
 		return note(ctx, tx, r)
 	})
 	testkit.OK(t, mail.Put(t.Context(), "close", "tick", hourly, schedule.WithKey("books")))
@@ -303,7 +303,7 @@ func TestRetry(t *testing.T) {
 	fixed.Store(true)
 	w = newWorker(db)
 	schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
-		calls <- call{string(r.Trigger), r.Name, r.Key, r.At.UTC().Format("15:04"), r.From.UTC().Format("15:04")}
+		calls <- call{string(r.Trigger), r.Name, r.Key, r.At.UTC().Format("15:04"), r.From.Format("2006")}
 		return note(ctx, tx, r)
 	})
 	w.run()
@@ -315,7 +315,7 @@ func TestRetry(t *testing.T) {
 		}
 	}
 	w.outcome(first(w.Retry(t.Context(), again)))
-	expect(t, testkit.Receive(t, "it runs", calls), call{"retry", "", "ada", "00:00", "00:00"}, "call")
+	expect(t, testkit.Receive(t, "it runs", calls), call{"retry", "", "ada", "00:00", "0001"}, "call")
 
 	other := first(mail.Enqueue(t.Context(), "fine", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.Reject)))
 	wraps(t, "to retry beside a living job of the key", second(w.Retry(t.Context(), unique)), schedule.ErrExists)
@@ -324,10 +324,10 @@ func TestRetry(t *testing.T) {
 		t.Errorf("the job that was canceled is %+v", j)
 	}
 	w.outcome(first(m.Retry(t.Context(), unique)))
-	expect(t, testkit.Receive(t, "it runs", calls), call{"retry", "inv-7", "inv-7", "00:00", "00:00"}, "call")
+	expect(t, testkit.Receive(t, "it runs", calls), call{"retry", "inv-7", "inv-7", "00:00", "0001"}, "call")
 
 	w.outcome(first(w.RetryTick(t.Context(), "close", midnight.Add(time.Hour))))
-	expect(t, testkit.Receive(t, "it runs", calls), call{"retry", "close", "books", "01:00", "00:00"}, "call")
+	expect(t, testkit.Receive(t, "it runs", calls), call{"retry", "close", "books", "01:00", "0001"}, "call")
 	if err := second(m.RetryTick(t.Context(), "close", midnight.Add(time.Hour))); err == nil || !strings.Contains(err.Error(), "was retried") {
 		t.Errorf("to retry a tick again: %v", err)
 	}

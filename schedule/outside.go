@@ -66,9 +66,10 @@ func outsideKind[Args any](s *Scheduler, name string, n calls, handler func(cont
 	return register(s, &kind{name: name, calls: n}, inTx, opts)
 }
 
-// IdempotencyKey returns a key of the tick or job: the same for each call of its handler, and
-// different for all others of the group, also after a failover. Pass it to a service that processes
-// each key once. It has up to 350 bytes. For InTx it is empty.
+// IdempotencyKey returns a key of the tick or job: the same for each call of its handler, also for
+// Retry, RetryTick and RetryFailed, and different for all others of the group, also after a
+// failover. A job that was replaced has another key, and so has each run of Trigger and Backfill.
+// Pass it to a service that processes each key once. It has up to 350 bytes. For InTx it is empty.
 func (r Run[Args]) IdempotencyKey() string {
 	if r.outside == nil {
 		return ""
@@ -91,7 +92,7 @@ func (r Run[Args]) Guarded(ctx context.Context, f func(tx pgx.Tx) error) error {
 // callOutside calls a handler outside of a transaction, and records its outcome.
 func (e *execution) callOutside(a *attempt) result {
 	run := e.run(a)
-	run.outside = &outside{a.row.idempotencyKey(e.db.group), func(ctx context.Context, f func(pgx.Tx) error) error {
+	run.outside = &outside{a.row.idempotencyKey(e.db.group, run.At), func(ctx context.Context, f func(pgx.Tx) error) error {
 		l := e.kind.limits
 		open := e.db.open(new(*record), e.item.subject, e.id, l.timeout+time.Second, l.idle)
 		return e.guarded(ctx, e.o.Partition, open, func(tx *transaction) error { return f(handlerTx{tx.Tx, tx}) })
@@ -118,11 +119,11 @@ func (e *execution) callOutside(a *attempt) result {
 	return e.settled(a)
 }
 
-// idempotencyKey identifies a tick or a job. A job that was replaced has another key. So has a job
-// that got the ID of another job, which a failover has lost.
-func (r *record) idempotencyKey(group string) string {
-	if r.Job {
+// idempotencyKey identifies a tick or a job, and its retries. A job that was replaced has another
+// key. So has a job that got the ID of another job, which a failover has lost.
+func (r *record) idempotencyKey(group string, at time.Time) string {
+	if r.Job && r.Revision > 0 {
 		return fmt.Sprintf("%s/job/%s/%d", group, r.Nonce, r.Revision)
 	}
-	return fmt.Sprintf("%s/schedule/%s/%s", group, r.Nonce, r.Trying.At.UTC().Format(time.RFC3339Nano))
+	return fmt.Sprintf("%s/schedule/%s/%s", group, r.Nonce, at.UTC().Format(time.RFC3339Nano))
 }

@@ -237,9 +237,11 @@ type newEntry struct {
 	Epoch     *int64     `json:"epoch,omitempty"`
 	StartedAt *time.Time `json:"started_at,omitempty"`
 
-	// Of a job: what ran, because the job may have been replaced since.
-	Key  string          `json:"key,omitempty"`
-	Args json.RawMessage `json:"args,omitempty"`
+	// What ran, because it may have been edited or replaced since: of a job, and of a schedule.
+	Key    string          `json:"key,omitempty"`
+	Args   json.RawMessage `json:"args,omitempty"`
+	Rule   string          `json:"rule,omitempty"`
+	Begins *time.Time      `json:"begins,omitempty"`
 }
 
 // A subject is a schedule, or a job.

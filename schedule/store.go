@@ -226,6 +226,9 @@ func (d *db) sendClose(ctx context.Context, tx *transaction, r *record, run stri
 			f.Attempts, f.Epoch, f.StartedAt,
 		).Exec(ended)
 	default:
+		for i := range st.Outcomes {
+			st.Outcomes[i].Rule, st.Outcomes[i].Begins = r.Rule, r.Succeeded
+		}
 		batch.Queue(d.statements.Close, r.ID, run, r.Revision, r.Cursor, encode(st)).Exec(ended)
 	}
 	err := inTime(ctx, limit, func(ctx context.Context) error { return tx.commit(ctx, batch) })

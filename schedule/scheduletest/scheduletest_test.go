@@ -329,6 +329,55 @@ func (f *failing) Fatalf(format string, args ...any) {
 }
 func (f *failing) Fatal(args ...any) { f.Fatalf("%s", fmt.Sprint(args...)) }
 
+// Extra runs have the zone of the schedule's rule. A retry has the zone, the window and the
+// idempotency key of its tick, even if the schedule was edited or deleted since.
+func TestExtraRunsKeepZoneWindowAndKey(t *testing.T) {
+	t.Parallel()
+	s := scheduletest.New(t, newPool(t), time.Date(2026, 3, 27, 12, 0, 0, 0, time.UTC))
+	var did notes
+	keys := make(map[string]int)
+	k := schedule.AtLeastOnce(s.Scheduler, "k", func(_ context.Context, r schedule.Run[args]) error {
+		key := r.IdempotencyKey()
+		if keys[key] == 0 {
+			keys[key] = len(keys) + 1
+		}
+		did.note("%s %s from %s, key %d", r.Trigger, r.Local.Format("2 15:04 MST"), r.From.Format("2 Jan 06 15:04"), keys[key])
+		if r.At.Day() == 27 {
+			return nil
+		}
+		return errors.New("no paper")
+	})
+	testkit.OK(t, k.Put(t.Context(), "day", args{}, schedule.Cron("0 0 * * *", "Europe/Berlin")))
+	s.Advance(48 * time.Hour)
+	testkit.OK(t, k.Put(t.Context(), "day", args{1}, schedule.Cron("0 0 * * *", "America/New_York")))
+	retry := testkit.Must(s.RetryTick(t.Context(), "day", time.Date(2026, 3, 28, 23, 0, 0, 0, time.UTC)))(t)
+	s.Advance(time.Second)
+	testkit.Must(s.Trigger(t.Context(), "day"))(t)
+	s.Advance(time.Second)
+	testkit.Must(s.Backfill(t.Context(), "day", s.Now().Add(-24*time.Hour), s.Now().Add(-time.Hour)))(t)
+	s.Advance(time.Second)
+	testkit.OK(t, s.Delete(t.Context(), "day"))
+	testkit.Must(s.Retry(t.Context(), retry))(t)
+	s.Advance(time.Second)
+	job := testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithUnique("inv-7", schedule.Reject)))(t)
+	s.Advance(time.Second)
+	job = testkit.Must(s.Retry(t.Context(), job))(t)
+	s.Advance(time.Second)
+	testkit.Must(s.Retry(t.Context(), job))(t)
+	testkit.Must(k.Enqueue(t.Context(), args{2}, schedule.WithUnique("inv-7", schedule.Replace)))(t)
+	s.Advance(time.Second)
+	expect(t, "runs", "\n"+strings.Join(did, "\n"), `
+tick 28 00:00 CET from 1 Jan 01 00:00, key 1
+tick 29 00:00 CET from 27 Mar 26 23:00, key 2
+retry 29 00:00 CET from 27 Mar 26 23:00, key 2
+manual 29 08:00 EDT from 1 Jan 01 00:00, key 3
+backfill 29 00:00 EDT from 28 Mar 26 12:00, key 4
+retry 29 00:00 CET from 27 Mar 26 23:00, key 2
+job 29 12:00 UTC from 1 Jan 01 00:00, key 5
+retry 29 12:00 UTC from 1 Jan 01 00:00, key 5
+retry 29 12:00 UTC from 1 Jan 01 00:00, key 6`)
+}
+
 // A run whose schedule is being edited runs again after the commit of the edit, with the new
 // arguments. Until then it is retried once a second of the test's time.
 func TestRunLockedByAnEditIsRunAgain(t *testing.T) {

@@ -1,6 +1,7 @@
 package scheduletest
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"embed"
@@ -53,10 +54,7 @@ type world struct {
 }
 
 func newWorld(t testing.TB, pool *pgxpool.Pool, at time.Time) *world {
-	w := &world{
-		t: t, pool: pool, schema: "scheduletest_" + strings.ToLower(rand.Text()),
-		begun: make(map[any]int),
-	}
+	w := &world{t: t, pool: pool, schema: "scheduletest_" + strings.ToLower(rand.Text()), begun: make(map[any]int)}
 	w.text = store.Texts(files, w.schema)
 	w.now.Store(at.UnixMicro())
 	w.stage = seam.Stage{
@@ -136,7 +134,7 @@ func (w *world) own() error {
 func (w *world) drive(to time.Time) {
 	for {
 		w.settle()
-		next := w.next()
+		next := cmp.Or(w.gone(), w.soonest)
 		if next.IsZero() || next.After(to) {
 			w.set(to)
 			return
@@ -172,14 +170,6 @@ func (w *world) gone() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.down
-}
-
-// next returns when something happens next; zero if that is not known.
-func (w *world) next() time.Time {
-	if down := w.gone(); !down.IsZero() {
-		return down
-	}
-	return w.soonest
 }
 
 // settle runs what is due now, one after the other, until no item is due.

@@ -104,6 +104,7 @@ CREATE TABLE IF NOT EXISTS pgleases.jobs (
     args        pg_catalog.jsonb NOT NULL,
     priority    int NOT NULL,
     begins      pg_catalog.timestamptz,
+    rule        pg_catalog.text,
     at          pg_catalog.timestamptz NOT NULL,
     due         pg_catalog.timestamptz NOT NULL,
     trying      pg_catalog.jsonb,
@@ -127,13 +128,14 @@ COMMENT ON COLUMN pgleases.jobs.unique_key IS 'At most one live job of the group
 COMMENT ON COLUMN pgleases.jobs.args IS 'The arguments of the handler.';
 COMMENT ON COLUMN pgleases.jobs.priority IS '0 to 3. Of the jobs that are due, those of the highest priority begin first.';
 COMMENT ON COLUMN pgleases.jobs.begins IS 'Of a backfill or a retry, the start of the window that ends at the column at; null: no window.';
+COMMENT ON COLUMN pgleases.jobs.rule IS 'Of an extra run, the rule that its schedule had, for its zone; null: it is not of a schedule.';
 COMMENT ON COLUMN pgleases.jobs.at IS 'The time of WithTime or WithDelay; by default when it was enqueued.';
 COMMENT ON COLUMN pgleases.jobs.due IS 'When the owner runs it next; infinity: never.';
 COMMENT ON COLUMN pgleases.jobs.trying IS 'The failed attempts and the time of the next; null: no attempt has begun.';
-COMMENT ON COLUMN pgleases.jobs.revision IS 'Rises when the job is replaced.';
+COMMENT ON COLUMN pgleases.jobs.revision IS 'Rises when the job is replaced. 0: it repeats a tick.';
 COMMENT ON COLUMN pgleases.jobs.blocked_reason IS 'Why the owner cannot run it; null: it can.';
 COMMENT ON COLUMN pgleases.jobs.blocked_since IS 'When it became blocked.';
-COMMENT ON COLUMN pgleases.jobs.nonce IS 'Identifies it in idempotency keys, because a failover that has lost it may give its id to another.';
+COMMENT ON COLUMN pgleases.jobs.nonce IS 'Identifies it in idempotency keys, because a failover that has lost it may give its id to another. A retry has that of the job or schedule that it repeats.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_slots (
     group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
@@ -207,7 +209,7 @@ COMMENT ON COLUMN pgleases.history.attempts IS 'The attempts of a run.';
 COMMENT ON COLUMN pgleases.history.epoch IS 'The epoch of its partition; null: no run.';
 COMMENT ON COLUMN pgleases.history.started_at IS 'When the run began; null: no run.';
 COMMENT ON COLUMN pgleases.history.ended_at IS 'When this row was written.';
-COMMENT ON COLUMN pgleases.history.again IS 'What a retry needs, of a job that did not succeed.';
+COMMENT ON COLUMN pgleases.history.again IS 'What a retry needs, of a job or tick that did not succeed.';
 COMMENT ON COLUMN pgleases.history.retried IS 'The job that runs it again; null: it was not retried.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_changes (

@@ -31,8 +31,7 @@ SELECT pgleases.schedule_place($1::pg_catalog.text, $2::int, $3::bigint[], $4::b
 SELECT pgleases.schedule_channel($1::pg_catalog.text), pg_catalog.pg_backend_pid();
 
 -- poll: what is due.
-SELECT clock_us, took_us, id, job, priority, partition, key, kind, due_us,
-    crashes
+SELECT clock_us, took_us, id, job, priority, partition, key, kind, due_us, crashes
 FROM pgleases.schedule_poll($1::pg_catalog.text, $2::int[], $3::int[], $4::bigint, $5::bigint, $6::int, $7::pg_catalog.text[],
     $8::pg_catalog.text[]);
 

@@ -3,11 +3,11 @@
 CREATE OR REPLACE FUNCTION pgleases.schedule_outcomes(s pgleases.schedules, p_outcomes pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch, started_at, ended_at)
+    INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch, started_at, ended_at, again)
     SELECT s.id, s.group_name, s.name, s.kind, f.since, f.until, f.ticks, f.outcome, f.error, coalesce(f.attempts, 0), f.epoch,
-        f.started_at, pgleases.schedule_clock()
+        f.started_at, pgleases.schedule_clock(), CASE WHEN f.outcome IN ('failed', 'unknown') THEN jsonb_build_object('rule', f.rule, 'begins', f.begins) END
     FROM jsonb_to_recordset(p_outcomes) AS f (since timestamptz, until timestamptz, ticks bigint, outcome text, error text, attempts int,
-        epoch bigint, started_at timestamptz)
+        epoch bigint, started_at timestamptz, rule text, begins timestamptz)
     ORDER BY f.until;
 END
 $pgleases_body$;
@@ -19,7 +19,7 @@ BEGIN
     INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch, started_at, ended_at, again)
     SELECT CASE WHEN j.unique_key = j.name THEN -1 ELSE 0 END, j.id, j.group_name, j.name, j.kind, coalesce(f.until, j.at), coalesce(f.until, j.at), 1, f.outcome, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock(),
            CASE WHEN f.outcome <> 'succeeded' THEN jsonb_build_object('key', coalesce(f.key, j.key), 'args', coalesce(f.args, j.args), 'priority',
-           j.priority, 'unique_key', j.unique_key, 'begins', j.begins) END
+           j.priority, 'unique_key', j.unique_key, 'begins', j.begins, 'rule', j.rule, 'nonce', j.nonce, 'revision', j.revision) END
     FROM jsonb_to_recordset(p_outcomes) AS f (until timestamptz, key text, args jsonb, outcome text, error text, attempts int, epoch bigint, started_at timestamptz);
 END
 $pgleases_body$;

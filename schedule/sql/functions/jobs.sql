@@ -3,9 +3,9 @@
 -- Enqueues jobs. Each is due at its time, and at the earliest when this statement began plus its
 -- position in p_jobs in microseconds. So jobs of one call become due in their order.
 --   p_partitions: partitions of the lease, for a group that has never run
---   p_jobs: array of {key, kind, name, trigger, begins, unique_key, args, priority, at, in_us}. at
---     is an instant, in_us a delay in microseconds by the server's clock. With several jobs, unique
---     keys are only allowed with skip
+--   p_jobs: array of {key, kind, name, trigger, begins, rule, unique_key, args, priority, at, in_us,
+--     nonce, revision}. at is an instant, in_us a delay in microseconds by the server's clock. With
+--     several jobs, unique keys are only allowed with skip. A retry has a nonce and a revision
 --   p_on_conflict: if a live job has the unique key: reject, ignore or replace; or skip, for
 --     several jobs
 -- Returns the ids, including that of an ignored job; null if no job was enqueued with reject or
@@ -19,13 +19,13 @@ DECLARE
 BEGIN
     LOOP
         WITH made AS (
-            INSERT INTO pgleases.jobs AS j (group_name, key, partition, kind, name, trigger, begins, unique_key, args, priority, at, due)
+            INSERT INTO pgleases.jobs AS j (group_name, key, partition, kind, name, trigger, begins, rule, unique_key, args, priority, at, nonce, revision, due)
             SELECT p_group, w.key, pgleases.partition_for(w.key, parts), w.kind, coalesce(w.name, w.unique_key, ''), w.trigger,
-                w.begins, w.unique_key, coalesce(w.args, 'null'), w.priority, t.at,
+                w.begins, w.rule, w.unique_key, coalesce(w.args, 'null'), w.priority, t.at, coalesce(w.nonce, gen_random_uuid()), coalesce(w.revision, 1),
                    greatest(t.at, now + w.n * interval '1 microsecond') -- in their order
-            FROM ROWS FROM (jsonb_to_recordset(p_jobs) AS (key text, kind text, name text, trigger text, begins timestamptz,
-                unique_key text, args jsonb, priority int, at timestamptz, in_us bigint))
-                 WITH ORDINALITY AS w (key, kind, name, trigger, begins, unique_key, args, priority, at, in_us, n),
+            FROM ROWS FROM (jsonb_to_recordset(p_jobs) AS (key text, kind text, name text, trigger text, begins timestamptz, rule text,
+                unique_key text, args jsonb, priority int, at timestamptz, in_us bigint, nonce uuid, revision bigint))
+                 WITH ORDINALITY AS w (key, kind, name, trigger, begins, rule, unique_key, args, priority, at, in_us, nonce, revision, n),
                  LATERAL (SELECT coalesce(w.at, now + coalesce(w.in_us, 0) * interval '1 microsecond')) AS t (at)
             ORDER BY w.n
             ON CONFLICT (group_name, kind, unique_key) WHERE unique_key IS NOT NULL DO NOTHING -- locks no existing job, so its run can end
@@ -109,9 +109,7 @@ BEGIN
     ELSE
         SELECT * INTO h FROM pgleases.history AS r WHERE r.group_name = p_group AND r.name = p_name AND r.job IS NULL
             AND r.until = p_tick ORDER BY r.id DESC LIMIT 1 FOR UPDATE;
-        SELECT jsonb_build_object('kind', s.kind, 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 1, 'at', h.until, 'begins', coalesce(
-                   (SELECT max(r.until) FROM pgleases.history AS r
-                   WHERE r.group_name = p_group AND r.name = p_name AND r.schedule = s.id AND r.outcome = 'succeeded' AND r.until <= h.since), h.since))
+        SELECT jsonb_build_object('kind', s.kind, 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 1, 'at', h.until, 'nonce', s.nonce, 'revision', 0) || h.again
         INTO w FROM pgleases.schedules AS s WHERE s.id = h.schedule;
     END IF;
     IF h.id IS NULL THEN

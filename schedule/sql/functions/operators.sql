@@ -77,14 +77,14 @@ BEGIN
         PERFORM pgleases.schedule_outcomes(s, outcomes);
     WHEN 'trigger' THEN
         ids := pgleases.schedule_enqueue(p_group, 1, jsonb_build_array(jsonb_build_object(
-            'kind', s.kind, 'trigger', 'manual', 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 1)), 'skip'::text);
+            'kind', s.kind, 'trigger', 'manual', 'name', s.name, 'key', s.key, 'args', s.args, 'rule', s.rule, 'priority', 1)), 'skip'::text);
     WHEN 'backfill' THEN
         IF jsonb_array_length(seen) > 1000 OR EXISTS (SELECT FROM jsonb_to_recordset(seen) AS t (at timestamptz) WHERE (t.at <= s.cursor) IS NOT TRUE) THEN
             RAISE EXCEPTION 'these ticks of schedule "%" are more than 1000, or not all past: its cursor is at %', p_name, s.cursor
                 USING ERRCODE = 'invalid_parameter_value';
         END IF;
         ids := coalesce(pgleases.schedule_enqueue(p_group, 1, (
-            SELECT jsonb_agg(jsonb_build_object('kind', s.kind, 'trigger', 'backfill', 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 0,
+            SELECT jsonb_agg(jsonb_build_object('kind', s.kind, 'trigger', 'backfill', 'name', s.name, 'key', s.key, 'args', s.args, 'rule', s.rule, 'priority', 0,
                                                 'begins', t.begins, 'at', t.at, 'unique_key', format('backfill %s %s', s.id, t.at)) ORDER BY t.at)
             FROM jsonb_to_recordset(seen) AS t (begins timestamptz, at timestamptz)), 'skip'::text), '{}');
     WHEN 'cancel' THEN

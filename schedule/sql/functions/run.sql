@@ -78,7 +78,7 @@ $pgleases_body$;
 --     and ran_until, when the handler was called and when it returned, or null; trying, the tick
 --     that runs again, or null; failures; paused_at, null to leave it; blocked_reason, null if it
 --     is not blocked; outcomes, an array of {since, until, ticks, outcome, error, attempts, epoch,
---     started_at}, each beginning where the one before ends
+--     started_at, rule, begins}, each beginning where the one before ends
 --
 -- PS001: the schedule was deleted. PS002: its cursor has moved. PS003: this is not the transaction
 -- of schedule_open.
@@ -198,6 +198,7 @@ BEGIN
             blocked_since = CASE WHEN t.blocked_reason IS NOT NULL THEN coalesce(r.blocked_since, pgleases.schedule_clock()) END
         WHERE r.id = p_job;
     END IF; -- otherwise it was replaced during the run, and the new one stays
+    j.revision := p_revision;
     PERFORM pgleases.schedule_job_outcomes(j, outcomes);
 END
 $pgleases_body$;
