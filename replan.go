@@ -5,7 +5,7 @@ import "github.com/pgleases/pgleases/internal/store"
 // replan makes a plan of what was read, and returns the moves of that plan. A partition with a live
 // owner is moved if its target changes. A partition without a live owner is always moved to its
 // target, even if the target is the same as before.
-func replan(read []store.LeasePlan) []store.Move {
+func replan(read []store.LeaseSnapshot) []store.Move {
 	leases := make([]planLease, len(read))
 	sessions := make([][]int64, len(read)) // by member of the plan
 	living := make([]map[int64]int32, len(read))
@@ -32,7 +32,7 @@ func replan(read []store.LeasePlan) []store.Move {
 // planLeaseOf converts a lease for the planner. Each client ID becomes one member, its highest
 // incarnation. Each partition counts as owned by the client ID that it is meant for. planLeaseOf
 // also returns the session of each member, and the member of each live session.
-func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
+func planLeaseOf(r store.LeaseSnapshot) (planLease, []int64, map[int64]int32) {
 	var lease planLease
 	var sessions []int64
 	var cordoned []bool
@@ -78,7 +78,7 @@ func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
 // with returns the member that counts as the owner of a partition: its target, or else its owner;
 // -1: neither lives. If the lease is frozen, its owner comes first, even if it was asked to hand
 // over.
-func (l *planLease) with(r store.LeasePlan, p int, living map[int64]int32) int32 {
+func (l *planLease) with(r store.LeaseSnapshot, p int, living map[int64]int32) int32 {
 	owner, owned := living[r.Owners[p]]
 	target, meant := living[r.Targets[p]]
 	switch {

@@ -9,11 +9,11 @@ import (
 )
 
 // read is what a plan reads of a lease.
-type read struct{ store.LeasePlan }
+type read struct{ store.LeaseSnapshot }
 
 // leaseOf returns a lease with so many partitions without owners.
 func leaseOf(name string, partitions int, members ...store.Member) read {
-	return read{store.LeasePlan{
+	return read{store.LeaseSnapshot{
 		Name: name, Generation: 1, Members: members,
 		Owners: make([]int64, partitions), Targets: make([]int64, partitions),
 		OwnerIDs: make([]string, partitions), PreferredIDs: make([]string, partitions),
@@ -106,7 +106,7 @@ func TestReplan(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var moves []string
-			for _, m := range replan([]store.LeasePlan{test.lease.LeasePlan}) {
+			for _, m := range replan([]store.LeaseSnapshot{test.lease.LeaseSnapshot}) {
 				moves = append(moves, fmt.Sprintf("%d>%d", m.Partition, m.Target))
 			}
 			if got := strings.Join(moves, " "); got != test.moves {
@@ -118,9 +118,9 @@ func TestReplan(t *testing.T) {
 
 func TestReplanPlansLeasesTogether(t *testing.T) {
 	t.Parallel()
-	var leases []store.LeasePlan
+	var leases []store.LeaseSnapshot
 	for _, name := range []string{"u", "v", "x", "y"} {
-		leases = append(leases, leaseOf(name, 1, member(1, "a", 1, 1), member(3, "b", 1, 1)).LeasePlan)
+		leases = append(leases, leaseOf(name, 1, member(1, "a", 1, 1), member(3, "b", 1, 1)).LeaseSnapshot)
 	}
 	count := make(map[int64]int)
 	for _, m := range replan(leases) {

@@ -99,7 +99,7 @@ const bounded = `SELECT pg_catalog.set_config('statement_timeout', (SELECT least
 // try executes a change. Without IfUnchanged it rolls back; with a matching IfUnchanged it commits.
 // It returns the inputs of a plan after the change, and for Drop those before the change, because
 // the lease is gone after it.
-func (a *Admin) try(ctx context.Context, c Change) (read []store.LeasePlan, err error) {
+func (a *Admin) try(ctx context.Context, c Change) (read []store.LeaseSnapshot, err error) {
 	verb, args, err := a.call(c)
 	if err != nil {
 		return nil, err
@@ -119,7 +119,7 @@ func (a *Admin) try(ctx context.Context, c Change) (read []store.LeasePlan, err 
 		look := func() {
 			batch.Queue(fmt.Sprintf(bounded, pgx.Identifier{a.schema}.Sanitize(), answers.Milliseconds()))
 			batch.Queue(a.statement("dryrun"), lease, client).Query(func(rows pgx.Rows) (err error) {
-				read, err = store.CollectPlan(rows)
+				read, err = store.CollectSnapshots(rows)
 				return err
 			})
 		}
@@ -160,7 +160,7 @@ func (a *Admin) try(ctx context.Context, c Change) (read []store.LeasePlan, err 
 // fingerprint returns a hash of the change and of all inputs of the next plan. It leaves out the
 // generations of the leases, because they also rise when an owner learns of new partitions. For
 // Drop it includes them, because no member is left to raise them.
-func fingerprint(c Change, read []store.LeasePlan) string {
+func fingerprint(c Change, read []store.LeaseSnapshot) string {
 	hash := sha256.New()
 	write := func(value any) {
 		if err := json.NewEncoder(hash).Encode(value); err != nil {
@@ -186,7 +186,7 @@ func fingerprint(c Change, read []store.LeasePlan) string {
 var fingerprints = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
 // movings returns the moves of a plan with these inputs.
-func movings(read []store.LeasePlan) []Move {
+func movings(read []store.LeaseSnapshot) []Move {
 	all := []Move{}
 	leases := make(map[string]int, len(read))
 	for i, l := range read {
@@ -225,7 +225,7 @@ func movings(read []store.LeasePlan) []Move {
 }
 
 // memberOf returns the member with a session, or nil.
-func memberOf(l store.LeasePlan, session int64) *store.Member {
+func memberOf(l store.LeaseSnapshot, session int64) *store.Member {
 	for i := range l.Members {
 		if l.Members[i].Session == session {
 			return &l.Members[i]

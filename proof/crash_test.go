@@ -59,7 +59,7 @@ var crashCases = []crashCase{
 	{"join", "its session was evicted", atEviction("join"), goesOn},
 	{"join", "it is closed before it can join again", func(c *crash) { atEviction("join")(c); c.close() }, endsClosed},
 	{"claim", "a plan is asked for", atBalance("claim", (*crash).ask), goesOn},
-	{"plan", "a plan is asked for", atBalance("plan", (*crash).ask), goesOn},
+	{"snapshot", "a plan is asked for", atBalance("snapshot", (*crash).ask), goesOn},
 	{"apply", "it is the first", atFirst("apply"), goesOn},
 	{"apply", "an owner is asked", atBalance("apply", (*crash).ask), goesOn},
 	{"apply", "the partitions of a killed client are given", atDeath("apply"), goesOn},

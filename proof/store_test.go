@@ -94,13 +94,13 @@ func (s *session) join(lease string, partitions int) {
 // give gives the partitions of a lease to sessions.
 func (s *session) give(lease string, targets ...int64) {
 	s.t.Helper()
-	plan, err := s.Plan(s.t.Context(), []string{lease}, false)
+	read, err := s.Snapshot(s.t.Context(), []string{lease}, false)
 	s.ok(err)
 	var moves []store.Move
 	for i, target := range targets {
 		moves = append(moves, store.Move{Lease: lease, Partition: i, Target: target})
 	}
-	applied, err := s.Apply(s.t.Context(), plan, moves, store.NotAgain)
+	applied, err := s.Apply(s.t.Context(), read, moves, store.NotAgain)
 	s.ok(err)
 	if !applied.Applied {
 		s.t.Fatal("a plan was not applied")

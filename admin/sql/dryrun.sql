@@ -1,5 +1,5 @@
 -- dryrun.sql: the inputs of a plan for the leases that an override concerns, and for all leases that share a member
--- with them. The columns are those of plan.sql.
+-- with them. The columns are those of snapshot.sql.
 --
 -- $1 text  the lease; null: the leases of the client
 -- $2 text  the client

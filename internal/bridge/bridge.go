@@ -19,5 +19,5 @@ var (
 
 	// Plan returns the moves of a plan of what was read, the same plan that clients make of it. It
 	// changes no data, and needs no client.
-	Plan func(read []store.LeasePlan) []store.Move
+	Plan func(read []store.LeaseSnapshot) []store.Move
 )

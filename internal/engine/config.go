@@ -32,7 +32,7 @@ type Config struct {
 	// Connect opens a connection to the database.
 	Connect func(context.Context) (Conn, error)
 	// Plan returns the moves of a plan of what was read. Any goroutine calls it.
-	Plan func([]store.LeasePlan) []store.Move
+	Plan func([]store.LeaseSnapshot) []store.Move
 }
 
 // Errors are the errors of the root package, which declares and documents them.
@@ -91,8 +91,8 @@ type Conn interface {
 	Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Incarnation) (store.Evicted, error)
 	Tidy(ctx context.Context) (asked []string, err error)
 	Claim(ctx context.Context, leases []string) ([]string, error)
-	Plan(ctx context.Context, leases []string, alone bool) ([]store.LeasePlan, error)
-	Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move, again time.Duration) (store.Applied, error)
+	Snapshot(ctx context.Context, leases []string, alone bool) ([]store.LeaseSnapshot, error)
+	Apply(ctx context.Context, read []store.LeaseSnapshot, moves []store.Move, again time.Duration) (store.Applied, error)
 
 	LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]store.FoundLock, store.Incarnation, error)
 	ReleaseLocks(ctx context.Context, session int64, releases []store.LockRelease, run store.Incarnation) (store.LocksReleased, error)

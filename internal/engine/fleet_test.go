@@ -138,7 +138,7 @@ func (w *world) executed(client, op string, answer any) {
 		return
 	}
 	switch op {
-	case "heartbeat", "read", "plan", "claim":
+	case "heartbeat", "read", "snapshot", "claim":
 	default:
 		w.event("%s: %s: %+v", client, op, answer)
 	}
@@ -1174,7 +1174,7 @@ func TestUnwatchedClientDoesNotDelayOtherEvictions(t *testing.T) {
 				time.Sleep(long - 6*time.Second)
 				a, b, c := w.start("a", WithTTL(time.Second)), w.start("b", WithTTL(time.Second)), w.start("c", WithTTL(2*time.Second))
 				began := time.Now()
-				w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "plan" }) // the first plan is for all of them
+				w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "snapshot" }) // the first plan is for all of them
 				la, lb, lc := a.mustJoin("x", 9), b.mustJoin("x", 9), c.mustJoin("x", 9)
 				w.inject(nil)
 				owned := func(leases ...*Lease) (n int) {
@@ -1482,7 +1482,7 @@ func TestAtRestAClientSendsLittleMoreThanItsHeartbeats(t *testing.T) {
 		if most := int(length / (3 * time.Second)); calls["check"] > most {
 			t.Errorf("%d checks in %v, at most %d were expected: one for all clients", calls["check"], length, most)
 		}
-		if calls["claim"]+calls["plan"]+calls["apply"] > 0 {
+		if calls["claim"]+calls["snapshot"]+calls["apply"] > 0 {
 			t.Errorf("plans at rest: %v", calls)
 		}
 		t.Logf("%v: %v; %.3f statements for each period of 1.9 s", length, calls, float64(total)/(clients*length.Seconds()/1.9))

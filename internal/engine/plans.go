@@ -14,7 +14,7 @@ import (
 
 // plans are the leases that ask for a plan, joined or not, and what is known about their last plan.
 type plans struct {
-	plan     func([]store.LeasePlan) []store.Move
+	plan     func([]store.LeaseSnapshot) []store.Move
 	at       map[string]time.Time // when to plan a lease
 	claimed  map[string]bool      // this client has claimed the plan
 	alone    bool                 // a plan met a lock: the next one is only of the leases that ask for it
@@ -23,7 +23,7 @@ type plans struct {
 	retryIn  time.Duration        // the pause before another plan if moves are left over; doubled if the last plan changed no partition
 }
 
-func newPlans(plan func([]store.LeasePlan) []store.Move) plans {
+func newPlans(plan func([]store.LeaseSnapshot) []store.Move) plans {
 	return plans{plan: plan, at: make(map[string]time.Time), claimed: make(map[string]bool), batch: maxBatch, retryIn: busyRetry}
 }
 
@@ -65,11 +65,11 @@ func (ps *plans) due() time.Time {
 // all moves, more statements follow, without another read. If another client has changed a lease
 // since, a statement writes no move.
 type planning struct {
-	plan      func([]store.LeasePlan) []store.Move
+	plan      func([]store.LeaseSnapshot) []store.Move
 	names     []string // that asked
 	unclaimed []string // to be claimed first
 	claimed   []string // by this client
-	read      []store.LeasePlan
+	read      []store.LeaseSnapshot
 	moves     []store.Move // not applied yet
 
 	changed, leftOver bool // by the moves that were applied
@@ -133,7 +133,7 @@ func (p *planning) proceed(ctx context.Context, c Conn, n next) (applied store.A
 	began := time.Now()
 	for attempt := 1; ; attempt++ {
 		if p.read == nil {
-			if p.read, err = c.Plan(ctx, p.claimed, n.alone); err != nil {
+			if p.read, err = c.Snapshot(ctx, p.claimed, n.alone); err != nil {
 				p.read = nil
 				return applied, 0, err
 			}
@@ -189,7 +189,7 @@ func (p *planning) again(alone bool, n int) time.Duration {
 }
 
 // claimLasts returns how long a claim keeps others from a plan of these leases, as in claim.sql.
-func claimLasts(read []store.LeasePlan) time.Duration {
+func claimLasts(read []store.LeaseSnapshot) time.Duration {
 	most := 0
 	for _, r := range read {
 		most = max(most, len(r.Owners))

@@ -26,7 +26,7 @@ func TestAPlanOfManyMovesIsReadOnce(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		l := w.inBatches("a").mustJoin("x", 1000)
 		w.within(time.Second, "it owns all", func() bool { return len(l.Values()) == 1000 })
-		if plans, applies := w.count("plan"), w.count("apply"); plans != 1 || applies != 5 { // 64, 128, 256, 512 and the rest
+		if plans, applies := w.count("snapshot"), w.count("apply"); plans != 1 || applies != 5 { // 64, 128, 256, 512 and the rest
 			t.Errorf("%d plans, applied in %d batches", plans, applies)
 		}
 	})
@@ -47,7 +47,7 @@ func TestOvertakenPlanIsMadeAgainAtOnce(t *testing.T) {
 		}
 		l := w.inBatches("a").mustJoin("x", 1000)
 		took := w.within(time.Second, "it owns all", func() bool { return len(l.Values()) == 1000 })
-		if plans := w.count("plan"); plans != 2 || took > soon {
+		if plans := w.count("snapshot"); plans != 2 || took > soon {
 			t.Errorf("%d plans, after %v", plans, took)
 		}
 	})
@@ -65,7 +65,7 @@ func TestFailureBetweenBatchesPlansAgainAtOnce(t *testing.T) {
 		})
 		l := a.mustJoin("x", 1000)
 		took := w.within(time.Second, "it owns all", func() bool { return len(l.Values()) == 1000 })
-		if plans := w.count("plan"); plans != 2 || took > soon {
+		if plans := w.count("snapshot"); plans != 2 || took > soon {
 			t.Errorf("%d plans, after %v", plans, took)
 		}
 	})
@@ -87,9 +87,9 @@ func TestWhatAnyBatchOfAPlanLeavesOverIsPlannedAgain(t *testing.T) {
 		w.evict("a")
 		w.inBatches("b").mustJoin("x", 1000)
 		w.within(2*time.Second, "it owns all but the first", func() bool { owned, _ := w.owns("b", "x"); return owned == 999 })
-		plans := w.count("plan")
+		plans := w.count("snapshot")
 		time.Sleep(10 * time.Second)
-		if n := w.count("plan") - plans; n < 10 || n > 20 {
+		if n := w.count("snapshot") - plans; n < 10 || n > 20 {
 			t.Errorf("%d plans in 10 s in which nothing changed", n)
 		}
 		w.start("c", rare...).mustJoin("x", 1000)
@@ -206,7 +206,7 @@ func TestAPlanThatIsOvertakenForLongIsClaimedAgain(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		began := time.Now()
 		w.after = func(op string) {
-			if op == "plan" && time.Since(began) < time.Second {
+			if op == "snapshot" && time.Since(began) < time.Second {
 				w.db.Edit(func(t *fakestore.Tables, _ int64) {
 					l := t.Leases["x"]
 					l.Generation++
@@ -216,7 +216,7 @@ func TestAPlanThatIsOvertakenForLongIsClaimedAgain(t *testing.T) {
 		}
 		l := w.start("a", rare...).mustJoin("x", 1000)
 		w.within(2*time.Second, "it owns all", func() bool { return len(l.Values()) == 1000 })
-		plans, claims := w.count("plan"), w.count("claim")
+		plans, claims := w.count("snapshot"), w.count("claim")
 		if claims < 5 || plans > 3*(claims+1) { // the join made the first claim
 			t.Errorf("%d plans, %d claims, after %v", plans, claims, time.Since(began))
 		}

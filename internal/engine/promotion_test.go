@@ -221,7 +221,7 @@ func TestUnnoticedPromotionCostsOnePlan(t *testing.T) {
 		beats := w.count("heartbeat")
 		w.within(10*time.Second, "a heartbeat, so that the next one is far", func() bool { return w.count("heartbeat") > beats })
 		w.promote(0, true)
-		plans, applies := w.count("plan"), w.count("apply")
+		plans, applies := w.count("snapshot"), w.count("apply")
 		beats = w.count("heartbeat")
 		l := a.mustJoin("y", 3)
 		w.within(time.Second, "a plan is refused", func() bool { return w.count("apply") > applies })
@@ -229,7 +229,7 @@ func TestUnnoticedPromotionCostsOnePlan(t *testing.T) {
 		if n := w.count("apply") - applies; n != 1 {
 			t.Errorf("%d plans were sent to a server that is not accepted", n)
 		}
-		if n := w.count("plan") - plans; n != 1 {
+		if n := w.count("snapshot") - plans; n != 1 {
 			t.Errorf("%d plans were read", n)
 		}
 		w.within(20*time.Second, "accepted", w.accepted)

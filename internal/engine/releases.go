@@ -302,12 +302,12 @@ func fenceSent(busy []*assignment) {
 // planWithout plans leases without the session of this client ID, which leaves them, and sets the
 // successors of its partitions there. If the plan moves other partitions too, it sets no
 // successors: a plan is made after the session has left.
-func planWithout(ctx context.Context, c Conn, plan func([]store.LeasePlan) []store.Move, session int64, id string, leaving []store.Leave) error {
+func planWithout(ctx context.Context, c Conn, plan func([]store.LeaseSnapshot) []store.Move, session int64, id string, leaving []store.Leave) error {
 	names, successors := make([]string, len(leaving)), make(map[string]map[int]int64, len(leaving))
 	for i, l := range leaving {
 		names[i], successors[l.Lease] = l.Lease, make(map[int]int64)
 	}
-	read, err := c.Plan(ctx, names, false)
+	read, err := c.Snapshot(ctx, names, false)
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func TestCloseThatCannotPlanHandsOverAllTheSame(t *testing.T) {
 		la, lb := a.mustJoin("x", 4), b.mustJoin("x", 4)
 		w.within(10*time.Second, "each owns two", func() bool { return len(shown(la)) == 2 && len(shown(lb)) == 2 })
 		w.inject(func(client, op string) (fault, bool) {
-			return fault{err: errLocked}, client == a.name && op == "plan"
+			return fault{err: errLocked}, client == a.name && op == "snapshot"
 		})
 		testkit.OK(t, a.c.Close(patiently(w.t)))
 		w.within(5*time.Second, "the other owns all", func() bool { return len(shown(lb)) == 4 })

@@ -592,9 +592,9 @@ func (l *Lease) claim(clock int64) {
 // latest returns the last time when a plan can be due; if it is due later, the clock stepped back.
 func (l *Lease) latest(clock int64) int64 { return clock + second + 50*l.Partitions }
 
-// Plan is plan.sql.
-func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.LeasePlan, error) {
-	return execute(ctx, c, "plan", false, func(_ *Database, t *Tables, _ int64) ([]store.LeasePlan, bool) {
+// Snapshot is snapshot.sql.
+func (c *Conn) Snapshot(ctx context.Context, leases []string, alone bool) ([]store.LeaseSnapshot, error) {
+	return execute(ctx, c, "snapshot", false, func(_ *Database, t *Tables, _ int64) ([]store.LeaseSnapshot, bool) {
 		sessions := make(map[int64]bool)
 		for m := range t.Members {
 			if !alone && slices.Contains(leases, m.Lease) {
@@ -617,7 +617,7 @@ func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.L
 					Drained: t.overridden("drain", "", row.ID), Cordoned: t.overridden("cordon", "", row.ID)})
 			}
 		}
-		var plans []store.LeasePlan
+		var snapshots []store.LeaseSnapshot
 		for _, name := range slices.Sorted(maps.Keys(related)) {
 			rows, members := t.Partitions[name], related[name]
 			if len(rows) == 0 {
@@ -626,7 +626,7 @@ func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.L
 			slices.SortFunc(members, func(a, b store.Member) int {
 				return cmp.Or(strings.Compare(a.ID, b.ID), cmp.Compare(a.Incarnation, b.Incarnation), cmp.Compare(a.Session, b.Session))
 			})
-			p := store.LeasePlan{Name: name, Generation: t.Leases[name].Generation, Members: members,
+			p := store.LeaseSnapshot{Name: name, Generation: t.Leases[name].Generation, Members: members,
 				Paused: t.overridden("pause", name, ""), Frozen: t.overridden("freeze", name, ""),
 				Pins: t.pins(name)}
 			for _, row := range rows {
@@ -636,14 +636,14 @@ func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.L
 				p.Owners, p.Targets = append(p.Owners, row.Owner), append(p.Targets, row.Target)
 				p.OwnerIDs, p.PreferredIDs = append(p.OwnerIDs, row.OwnerID), append(p.PreferredIDs, row.PreferredID)
 			}
-			plans = append(plans, p)
+			snapshots = append(snapshots, p)
 		}
-		return plans, false
+		return snapshots, false
 	})
 }
 
 // Apply is apply.sql.
-func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move, again time.Duration) (store.Applied, error) {
+func (c *Conn) Apply(ctx context.Context, read []store.LeaseSnapshot, moves []store.Move, again time.Duration) (store.Applied, error) {
 	return execute(ctx, c, "apply", true, func(db *Database, t *Tables, clock int64) (store.Applied, bool) {
 		var answer store.Applied
 		if t.Server.AcceptedTimeline != db.run.Timeline {
@@ -651,7 +651,7 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 			return answer, false
 		}
 		planned := make(map[string]bool)
-		for _, p := range plan {
+		for _, p := range read {
 			if l, known := t.Leases[p.Name]; !known || l.Generation != p.Generation {
 				return answer, false
 			}
@@ -695,12 +695,12 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 				db.tellMoved("apply", m.Lease, m.Partition, from)
 			}
 		}
-		for i := range plan {
-			name := plan[i].Name
+		for i := range read {
+			name := read[i].Name
 			l := t.Leases[name]
 			if changed[name] {
 				l.Generation++
-				plan[i].Generation++
+				read[i].Generation++
 			}
 			l.PlannedAt, l.NextCheckAt = clock, Ever
 			switch {

@@ -131,22 +131,22 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 				names := some(p, "leases", leases)
 				p.same("claim", func(c engine.Conn) (any, error) { return c.Claim(f.ctx, names) })
 			},
-			"plan": func(*rapid.T) { p.plan() },
+			"snapshot": func(*rapid.T) { p.snapshot() },
 			"apply": func(*rapid.T) {
-				plan := p.plan()
+				read := p.snapshot()
 				var places []place
-				for i := range plan {
-					for number := range plan[i].Owners {
-						places = append(places, place{plan[i].Name, number})
+				for i := range read {
+					for number := range read[i].Owners {
+						places = append(places, place{read[i].Name, number})
 					}
-					plan[i].Generation += draw(p, "generations since", []int64{0, 0, 0, 0, 0, 0, 1})
+					read[i].Generation += draw(p, "generations since", []int64{0, 0, 0, 0, 0, 0, 1})
 				}
 				var moves []Move
 				for _, k := range some(p, "moves", places) {
 					moves = append(moves, Move{Lease: k.lease, Partition: k.number, Target: draw(p, "target", append([]int64{0}, sessions...))})
 				}
 				again := draw(p, "again", []time.Duration{NotAgain, NotAgain, 0, time.Second})
-				p.same("apply", func(c engine.Conn) (any, error) { return c.Apply(f.ctx, slices.Clone(plan), moves, again) })
+				p.same("apply", func(c engine.Conn) (any, error) { return c.Apply(f.ctx, slices.Clone(read), moves, again) })
 			},
 			"override": func(*rapid.T) {
 				w, to := p.override()
@@ -353,14 +353,14 @@ func (p *pair) join(session int64, lease string) {
 	p.same("join", func(c engine.Conn) (any, error) { return c.Join(p.f.ctx, session, lease, partitions, 1, number) })
 }
 
-func (p *pair) plan() (plan []LeasePlan) {
+func (p *pair) snapshot() (read []LeaseSnapshot) {
 	names, alone := some(p, "planned", leases), draw(p, "alone", []bool{false, false, true})
-	p.same("plan", func(c engine.Conn) (any, error) {
+	p.same("snapshot", func(c engine.Conn) (any, error) {
 		var err error
-		plan, err = c.Plan(p.f.ctx, names, alone)
-		return plan, err
+		read, err = c.Snapshot(p.f.ctx, names, alone)
+		return read, err
 	})
-	return plan
+	return read
 }
 
 // override draws an override, and the client that it pins to.

@@ -167,7 +167,7 @@ func TestPartitionsWithoutOwnerGetAPlan(t *testing.T) {
 			got := a.evict()
 			expect(t, fmt.Sprint(got.Asked, got.PlanDueIn), "[l] 0s", "asked for "+orphan.what)
 			expect(t, f.counts(), "3 leases, 3 members, 3 partitions", "rows, once asked for "+orphan.what)
-			expect(t, a.apply(a.plan("l"), Move{"l", 0, a.session}).Applied, true, "planned")
+			expect(t, a.apply(a.snapshot("l"), Move{"l", 0, a.session}).Applied, true, "planned")
 			atRest("asked once it is mended: " + orphan.what)
 		}
 	})
@@ -288,7 +288,7 @@ func TestALockedLeaseKeepsNothingElseFromBeingEvicted(t *testing.T) {
 		if rows[0] == 'l' {
 			expect(t, fmt.Sprint(got.IDs, got.Asked), "[b c] [free]", "evicted, asked while the lease is locked")
 			expect(t, got.CheckDueIn > 0 && got.CheckDueIn <= 100*time.Millisecond, true, "the rest is checked soon")
-			expect(t, a.apply(a.plan("free"), Move{"free", 1, a.session}, Move{"free", 2, a.session}).Given, 2, "given")
+			expect(t, a.apply(a.snapshot("free"), Move{"free", 1, a.session}, Move{"free", 2, a.session}).Given, 2, "given")
 			release()
 			f.checkNow()
 			got := testkit.Must(a.Evict(f.ctx, a.beat().Clock, time.Hour, usualTTL, run))(f)
@@ -388,7 +388,7 @@ func TestOrphansOfLargeTablesAreFoundPartByPart(t *testing.T) {
 		INSERT INTO members SELECT n::text, $1, 1, now(), 1 FROM generate_series(1, 2) AS n;
 		INSERT INTO partitions SELECT n::text, p, $1, $1, 1 FROM generate_series(1, 2) AS n, generate_series(0, 9999) AS p`, a.session)
 	run := a.run()
-	a.apply(a.plan("l"))
+	a.apply(a.snapshot("l"))
 	for what, spoil := range map[string]string{
 		"an owner": "UPDATE partitions SET owner = 99 WHERE lease = '2' AND partition = 9999", "a member": "INSERT INTO members VALUES ('2', 99, 1, now(), 1)",
 	} {
@@ -491,8 +491,8 @@ func TestPromotedServerGivesNothingUntilAccepted(t *testing.T) {
 		beat := a.beat()
 		expect(t, beat.AcceptedTimeline != beat.Server.Timeline, true, "unaccepted in the heartbeat")
 
-		plan := a.plan("l")
-		expect(t, a.apply(plan, Move{"l", 3, a.session}, Move{"l", 0, b.session}), Applied{Unaccepted: true}, "applied")
+		read := a.snapshot("l")
+		expect(t, a.apply(read, Move{"l", 3, a.session}, Move{"l", 0, b.session}), Applied{Unaccepted: true}, "applied")
 		released := a.release([]Release{{"l", 1, 1}}, "l")
 		expect(t, fmt.Sprint(len(released.Released), len(released.Busy), len(released.Left)), "0 1 0", "released, busy, left")
 		f.ok(a.Fence(f.ctx, a.session, []Release{{"l", 1, 1}}))

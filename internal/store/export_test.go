@@ -27,7 +27,7 @@ func (cr *Connector) Rewrite(change func(string) string) {
 	s := &cr.statements
 	for _, text := range []*string{
 		&s.Register, &s.Superseder, &s.Heartbeat, &s.Marker, &s.Accept, &s.Reject, &s.Close, &s.Join, &s.Read, &s.Release, &s.Announce, &s.Fence,
-		&s.Evict, &s.Claim, &s.Plan, &s.Apply, &s.Guard, &s.Liveness, &s.Watch, &s.EvictDisconnected,
+		&s.Evict, &s.Claim, &s.Snapshot, &s.Apply, &s.Guard, &s.Liveness, &s.Watch, &s.EvictDisconnected,
 		&s.LockAcquire, &s.LockRelease, &s.LockReleases, &s.LockLook, &s.LockSweep, &s.LockList, &s.LockGuard,
 	} {
 		*text = change(*text)

@@ -150,7 +150,7 @@ func TestNewServerGenerationIsAcceptedAsAPromotion(t *testing.T) {
 	f.exec("SELECT new_server_generation()")
 	beat := c.beat()
 	expect(t, beat.AcceptedTimeline == beat.Server.Timeline, false, "accepted at once")
-	expect(t, c.apply(c.plan("l"), Move{"l", 1, c.session}).Applied, false, "given meanwhile")
+	expect(t, c.apply(c.snapshot("l"), Move{"l", 1, c.session}).Applied, false, "given meanwhile")
 	generation := testkit.Must(c.AcceptServer(f.ctx, time.Second, c.run(), 0))(f)
 	expect(t, generation, 0, "server generation accepted after a watch that is shorter than a TTL")
 	epoch := renewed(c)
@@ -158,5 +158,5 @@ func TestNewServerGenerationIsAcceptedAsAPromotion(t *testing.T) {
 		t.Errorf("epoch %d", epoch)
 	}
 	expect(t, c.beat().ServerGeneration, ServerGenerationOf(epoch), "server generation that heartbeats tell")
-	expect(t, c.apply(c.plan("l"), Move{"l", 1, c.session}).Applied, true, "given then")
+	expect(t, c.apply(c.snapshot("l"), Move{"l", 1, c.session}).Applied, true, "given then")
 }

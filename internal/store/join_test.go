@@ -69,7 +69,7 @@ func TestARepeatedJoinChangesNothingButAsksAgain(t *testing.T) {
 		expect(t, beat.DueIn >= 0, true, "a plan is due")
 		beat.DueIn = 0
 		expect(t, beat, LeaseBeat{"l", 4, 0, 7}, "heartbeat")
-		expect(t, a.plan("l")[0].Members[0].Weight, 7, "weight in a plan")
+		expect(t, a.snapshot("l")[0].Members[0].Weight, 7, "weight in a plan")
 	})
 }
 
@@ -158,7 +158,7 @@ func TestADroppedLeaseCanBeMadeAgainAndItsEpochsGoOn(t *testing.T) {
 		if !errors.Is(err, fakestore.ErrInUse) || !strings.Contains(err.Error(), "live members: a") {
 			t.Fatalf("with a living member: %v", err)
 		}
-		generation := a.plan("l")[0].Generation
+		generation := a.snapshot("l")[0].Generation
 		a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}, {"l", 3, 6}}, "l")
 		highest := int64(0)
 		for _, row := range f.tables().Partitions["l"] {
@@ -166,7 +166,7 @@ func TestADroppedLeaseCanBeMadeAgainAndItsEpochsGoOn(t *testing.T) {
 		}
 		f.ok(f.drop("l"))
 		expect(t, f.counts(), "1 leases, 0 members, 0 partitions", "rows of the dropped")
-		expect(t, len(a.plan("l")), 0, "plans of the dropped")
+		expect(t, len(a.snapshot("l")), 0, "plans of the dropped")
 		if err := f.drop("l"); !errors.Is(err, fakestore.ErrNoLease) {
 			t.Fatalf("dropped twice: %v", err)
 		}
@@ -185,7 +185,7 @@ func TestADroppedLeaseCanBeMadeAgainAndItsEpochsGoOn(t *testing.T) {
 		expect(t, row.NextCheckAt-row.PlannedAt, 250_000, "due after the last plan, of a lease that had no partitions then")
 		a.give("l", a.session, a.session)
 		expect(t, a.owned("l"), fmt.Sprintf("0:%d 1:%[1]d", highest+1), "owned")
-		if got := a.plan("l")[0].Generation; got <= generation {
+		if got := a.snapshot("l")[0].Generation; got <= generation {
 			t.Errorf("generation %d after %d", got, generation)
 		}
 		a.release([]Release{{"l", 0, highest + 1}, {"l", 1, highest + 1}}, "l") // again, with partitions that never had an owner
@@ -245,16 +245,16 @@ func TestAPlanReadsAllLeasesThatShareMembers(t *testing.T) {
 		b.join("m", 1)
 		b.join("d", 1)
 		c.join("q", 1)
-		names := func(plans []LeasePlan) (names []string) {
-			for _, p := range plans {
+		names := func(read []LeaseSnapshot) (names []string) {
+			for _, p := range read {
 				names = append(names, p.Name)
 			}
 			return names
 		}
-		expect(t, strings.Join(names(a.plan("z")), " "), "m z", "leases of z's plan")
-		expect(t, strings.Join(names(a.plan("m")), " "), "d m z", "leases of m's plan")
+		expect(t, strings.Join(names(a.snapshot("z")), " "), "m z", "leases of z's plan")
+		expect(t, strings.Join(names(a.snapshot("m")), " "), "d m z", "leases of m's plan")
 		a.give("z", a.session, 0)
-		got := fmt.Sprintf("%+v", a.plan("z")[1])
+		got := fmt.Sprintf("%+v", a.snapshot("z")[1])
 		want := fmt.Sprintf("{Name:z Generation:2 Members:[{Session:%d ID:a Incarnation:%[2]d Weight:1 Drained:false Cordoned:false}] Paused:false Frozen:false Pins:map[] Owners:[%[1]d 0] Targets:[%[1]d 0] OwnerIDs:[ ] PreferredIDs:[ ]}",
 			a.session, f.tables().Clients[a.session].Incarnation)
 		expect(t, got, want, "plan")

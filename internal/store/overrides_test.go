@@ -17,7 +17,7 @@ import (
 // overrides are what a plan of a lease reads about overrides: of the lease, then of each member.
 func (c *client) overrides(lease string) string {
 	c.f.Helper()
-	p := c.plan(lease)[0]
+	p := c.snapshot(lease)[0]
 	said := map[bool]string{true: "yes", false: "no"}
 	text := fmt.Sprintf("paused %s, frozen %s", said[p.Paused], said[p.Frozen])
 	for _, m := range p.Members {
@@ -51,8 +51,8 @@ func TestAPlanIsToldOfEachOverrideUntilItIsTakenBack(t *testing.T) {
 			}
 			override := func() error { return f.pin(w.override, to, 0, true) }
 			for _, verb := range []func() error{override, func() error { return f.back(w.override) }} {
-				a.apply(a.plan("l"))
-				before := a.plan("l")
+				a.apply(a.snapshot("l"))
+				before := a.snapshot("l")
 				expect(t, len(a.claims("l")), 0, "leases whose plan is due")
 				f.ok(verb())
 				expect(t, a.apply(before).Applied, false, "a plan that was read before is applied")
@@ -132,7 +132,7 @@ func TestAnOverrideEndsWithTheFirstCheckAfterItsTime(t *testing.T) {
 		expect(t, b.beat().CheckDueIn, time.Second, "time until the check")
 		run := a.run()
 		for _, told := range []string{"paused no, frozen yes; a drained no, cordoned no; b drained no, cordoned no", "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no"} {
-			a.apply(a.plan("l"))
+			a.apply(a.snapshot("l"))
 			now += time.Second.Microseconds()
 			f.setClock(time.UnixMicro(now))
 			a.beat() // so that it does not expire
@@ -193,11 +193,11 @@ func TestDrainedClientIsPreferredOwner(t *testing.T) {
 		f.ok(f.override(fakestore.Override{Verb: "drain", Client: "a"}, 0, false))
 		a.give("l", b.session)
 		a.release([]Release{{"l", 0, 1}})
-		expect(t, a.plan("l")[0].PreferredIDs[0], "a", "preferred owner of what went to another")
-		b.apply(b.plan("l"), Move{"l", 1, 0})
+		expect(t, a.snapshot("l")[0].PreferredIDs[0], "a", "preferred owner of what went to another")
+		b.apply(b.snapshot("l"), Move{"l", 1, 0})
 		a.release([]Release{{"l", 1, 1}})
 		expect(t, b.give("l", b.session, b.session).Given, 1, "given of what had no owner")
-		expect(t, a.plan("l")[0].PreferredIDs[1], "a", "preferred owner of what was given to another")
+		expect(t, a.snapshot("l")[0].PreferredIDs[1], "a", "preferred owner of what was given to another")
 	})
 }
 
@@ -223,11 +223,11 @@ func TestAPartitionIsPinnedToOneClientAtATime(t *testing.T) {
 	f.exec("SELECT pin('l', 7, 'b', 'near')")
 	expect(t, f.text("SELECT partition, client, reason FROM overrides ORDER BY partition"), "5|b|nearer\n7|b|near", "overrides")
 	expect(t, f.text("SELECT overrides FROM members_status"), "<nil>\n<nil>", "overrides about all that a client has")
-	expect(t, fmt.Sprint(a.plan("l")[0].Pins), "map[5:b 7:b]", "pins")
+	expect(t, fmt.Sprint(a.snapshot("l")[0].Pins), "map[5:b 7:b]", "pins")
 	f.exec("UPDATE overrides SET until = now() - interval '1 second' WHERE partition = 5")
 	f.checkNow()
 	a.evict()
-	expect(t, fmt.Sprint(a.plan("l")[0].Pins), "map[7:b]", "pins")
+	expect(t, fmt.Sprint(a.snapshot("l")[0].Pins), "map[7:b]", "pins")
 	f.exec("SELECT unpin('l', 7, 'moved')")
 	expect(t, f.text("SELECT cause, lease, to_id, partitions::text FROM events ORDER BY id"),
 		"pin|l|a|{[5,6)}\npin|l|b|{[5,6)}\npin|l|b|{[7,8)}\nunpin|l|b|{[5,6)}\nunpin|l|<nil>|{[7,8)}", "events")

@@ -33,8 +33,8 @@ type Member struct {
 	Drained, Cordoned bool // by an operator's override
 }
 
-// A LeasePlan is the input of a plan for one lease.
-type LeasePlan struct {
+// A LeaseSnapshot is the input of a plan for one lease.
+type LeaseSnapshot struct {
 	Name           string
 	Generation     int64
 	Members        []Member       // ordered by ID, incarnation, session
@@ -95,25 +95,26 @@ func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
 	}
 }
 
-// Plan reads the input of a plan: the named leases, and, unless alone, all leases that share a
-// member with them, ordered by name. See plan.sql.
-func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]LeasePlan, error) {
-	return query(ctx, c, CollectPlan, c.statements.Plan, leases, alone)
+// Snapshot reads the input of a plan: the named leases, and, unless alone, all leases that share a
+// member with them, ordered by name. See snapshot.sql.
+func (c *Conn) Snapshot(ctx context.Context, leases []string, alone bool) ([]LeaseSnapshot, error) {
+	return query(ctx, c, CollectSnapshots, c.statements.Snapshot, leases, alone)
 }
 
-// CollectPlan reads the rows of a statement whose columns are those of plan.sql, and closes them.
-func CollectPlan(rows pgx.Rows) ([]LeasePlan, error) {
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (LeasePlan, error) {
-		r, err := pgx.RowToStructByPos[planRow](row)
+// CollectSnapshots reads the rows of a statement whose columns are those of snapshot.sql, and
+// closes them.
+func CollectSnapshots(rows pgx.Rows) ([]LeaseSnapshot, error) {
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (LeaseSnapshot, error) {
+		r, err := pgx.RowToStructByPos[snapshotRow](row)
 		if err != nil {
-			return LeasePlan{}, err
+			return LeaseSnapshot{}, err
 		}
-		return r.plan()
+		return r.snapshot()
 	})
 }
 
-// A planRow is a row of plan.sql.
-type planRow struct {
+// A snapshotRow is a row of snapshot.sql.
+type snapshotRow struct {
 	Name                   string
 	Generation             int64
 	Partitions             int
@@ -130,8 +131,8 @@ type planRow struct {
 	Numbers                string
 }
 
-func (r planRow) plan() (LeasePlan, error) {
-	p := LeasePlan{
+func (r snapshotRow) snapshot() (LeaseSnapshot, error) {
+	p := LeaseSnapshot{
 		Name: r.Name, Generation: r.Generation, Members: make([]Member, len(r.Sessions)), Paused: r.Paused, Frozen: r.Frozen, Pins: make(map[int]string, len(r.Pinned)),
 		Owners: make([]int64, r.Partitions), Targets: make([]int64, r.Partitions),
 		OwnerIDs: make([]string, r.Partitions), PreferredIDs: make([]string, r.Partitions),
@@ -154,7 +155,7 @@ func (r planRow) plan() (LeasePlan, error) {
 		for text := range strings.SplitSeq(holding, ",") {
 			n, err := strconv.Atoi(text)
 			if err != nil || n < 0 || n >= r.Partitions {
-				return p, fmt.Errorf("plan of lease %q: partition %s is not one of %d", r.Name, text, r.Partitions)
+				return p, fmt.Errorf("snapshot of lease %q: partition %s is not one of %d", r.Name, text, r.Partitions)
 			}
 			p.Owners[n], p.Targets[n], p.OwnerIDs[n], p.PreferredIDs[n] = r.Owners[i], r.Targets[i], r.OwnerIDs[i], r.PreferredIDs[i]
 		}
@@ -165,14 +166,14 @@ func (r planRow) plan() (LeasePlan, error) {
 // NotAgain means that no other plan is due, except in 50 ms for moves that are left over.
 const NotAgain = -50 * time.Millisecond
 
-// Apply writes moves of a plan if all its leases are as the plan read them; otherwise it writes no
-// row. Afterwards plan has the leases' new generations, so that more of its moves can follow.
+// Apply writes moves of a plan if all its leases are as they were read; otherwise it writes no row.
+// Afterwards read has the leases' new generations, so that more of the plan's moves can follow.
 // Another plan is due after the time again, at most 1 s. If again is negative, a plan is due only
 // for leases with moves left over, after -again. See apply.sql.
-func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again time.Duration) (Applied, error) {
-	names, generations := make([]string, len(plan)), make([]int64, len(plan))
-	for i, p := range plan {
-		names[i], generations[i] = p.Name, p.Generation
+func (c *Conn) Apply(ctx context.Context, read []LeaseSnapshot, moves []Move, again time.Duration) (Applied, error) {
+	names, generations := make([]string, len(read)), make([]int64, len(read))
+	for i, l := range read {
+		names[i], generations[i] = l.Name, l.Generation
 	}
 	runs := runsOf(moves)
 	type row struct {
@@ -181,9 +182,9 @@ func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again 
 	}
 	got, err := notifying[row](ctx, c, c.statements.Apply,
 		names, generations, runs.successorLeases, runs.successors, runs.leases, runs.firsts, runs.lasts, runs.moves, c.lockWait, again.Microseconds())
-	for i := range plan {
-		if slices.Contains(got.Moved, plan[i].Name) {
-			plan[i].Generation++
+	for i := range read {
+		if slices.Contains(got.Moved, read[i].Name) {
+			read[i].Generation++
 		}
 	}
 	return got.Applied, err

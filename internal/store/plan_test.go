@@ -85,17 +85,17 @@ func TestPlanReadsEachMembersLeasesOnce(t *testing.T) {
 func TestAPlanGivesWhatIsFreeAndAsksForWhatIsNot(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(3)
-		plan := a.plan("l")
-		expect(t, a.apply(plan, Move{"l", 0, a.session}, Move{"l", 1, b.session}), Applied{Applied: true, Given: 2}, "first plan")
+		read := a.snapshot("l")
+		expect(t, a.apply(read, Move{"l", 0, a.session}, Move{"l", 1, b.session}), Applied{Applied: true, Given: 2}, "first plan")
 		expect(t, f.state("l", a, b), "a>a:1 of a, b>b:1 of b, 0>0:0 of -", "given")
 		expect(t, a.beat().Leases[0], LeaseBeat{"l", 3, -1000, 1}, "heartbeat")
-		expect(t, a.apply(a.plan("l"), Move{"l", 0, b.session}, Move{"l", 2, b.session}), Applied{Applied: true, Asked: 1, Given: 1}, "second plan")
+		expect(t, a.apply(a.snapshot("l"), Move{"l", 0, b.session}, Move{"l", 2, b.session}), Applied{Applied: true, Asked: 1, Given: 1}, "second plan")
 		expect(t, f.state("l", a, b), "a>b:1 of a asked, b>b:1 of b, b>b:1 of b", "asked")
 		expect(t, a.owned("l"), "0:1>", "read")
-		expect(t, a.apply(a.plan("l"), Move{"l", 0, a.session}).Asked, 1, "third plan")
+		expect(t, a.apply(a.snapshot("l"), Move{"l", 0, a.session}).Asked, 1, "third plan")
 		expect(t, f.state("l", a, b), "a>a:1 of a, b>b:1 of b, b>b:1 of b", "taken back")
 		f.kill("a")
-		expect(t, b.apply(b.plan("l"), Move{"l", 0, b.session}), Applied{Applied: true, Given: 1}, "after a death")
+		expect(t, b.apply(b.snapshot("l"), Move{"l", 0, b.session}), Applied{Applied: true, Given: 1}, "after a death")
 		expect(t, f.state("l", a, b), "b>b:2 of b prefers a, b>b:1 of b, b>b:1 of b", "taken from the expired")
 	})
 }
@@ -120,22 +120,22 @@ func TestAPlanOfAnOldGenerationWritesNothingAtAll(t *testing.T) {
 	moves := []Move{{"one", 0, a.session}, {"one", 1, a.session}, {"two", 0, a.session}, {"two", 1, a.session}}
 	const rows = "SELECT (SELECT string_agg(p::text, ',' ORDER BY p) FROM partitions p), (SELECT string_agg(l::text, ',' ORDER BY l) FROM leases l)"
 
-	plan := a.plan("one", "two")
+	read := a.snapshot("one", "two")
 	b.join("two", 2)
 	before := f.text(rows)
-	expect(t, a.apply(plan, moves...), Applied{}, "after another's join")
+	expect(t, a.apply(read, moves...), Applied{}, "after another's join")
 	expect(t, f.text(rows), before, "rows")
 
 	// The generation changes while the plan waits for a lease's lock: the snapshot still shows the one
 	// that was read.
-	plan = a.plan("one", "two")
+	read = a.snapshot("one", "two")
 	release := f.lock("UPDATE leases SET generation = generation + 1 WHERE name = 'two'")
-	applying := later(func() Applied { got, _ := a.Apply(f.ctx, plan, moves, NotAgain); return got })
+	applying := later(func() Applied { got, _ := a.Apply(f.ctx, read, moves, NotAgain); return got })
 	f.blocked(a.pg().Raw().PgConn().PID())
 	release()
 	expect(t, applying(), Applied{}, "after a change that it waited for")
 	expect(t, strings.Count(f.text(rows), "(one,0,,,0,"), 1, "partitions of lease one that are as they were")
-	expect(t, a.apply(a.plan("one", "two"), moves...).Given, 4, "given by a fresh plan")
+	expect(t, a.apply(a.snapshot("one", "two"), moves...).Given, 4, "given by a fresh plan")
 }
 
 // What is committed while a plan waits for a lease is not in the snapshot that its message began
@@ -145,7 +145,7 @@ func TestAPlanDecidesByWhatIsTrueOnceItHasTheLock(t *testing.T) {
 	f := newFixture(t)
 	a, b, c := f.trio(4)
 	a.give("l", a.session, a.session, a.session, a.session)
-	plan := a.plan("l")
+	read := a.snapshot("l")
 	moves := []Move{{"l", 0, c.session}, {"l", 1, c.session}, {"l", 2, b.session}, {"l", 3, c.session}}
 	// Partition 1 loses its owner, partition 2 is released to another, partition 3 is fenced; b is
 	// killed.
@@ -154,7 +154,7 @@ func TestAPlanDecidesByWhatIsTrueOnceItHasTheLock(t *testing.T) {
 		UPDATE partitions SET owner = $1, target = $1, owner_id = 'c', epoch = 2 WHERE partition = 2;
 		UPDATE partitions SET epoch = 2 WHERE partition = 3;
 		DELETE FROM clients WHERE id = 'b'`, c.session)
-	applying := later(func() Applied { got, _ := a.Apply(f.ctx, plan, moves, NotAgain); return got })
+	applying := later(func() Applied { got, _ := a.Apply(f.ctx, read, moves, NotAgain); return got })
 	f.blocked(a.pg().Raw().PgConn().PID())
 	release()
 	expect(t, applying(), Applied{Applied: true, Asked: 2, Given: 1}, "applied")
@@ -168,10 +168,10 @@ func TestMoveOfFencedPartitionIsLeftOver(t *testing.T) {
 	a, b := f.pair(2)
 	a.give("l", a.session, a.session)
 	f.kill("a")
-	plan := b.plan("l")
+	read := b.snapshot("l")
 	release := f.halt("UPDATE ON partitions")
 	applying := later(func() Applied {
-		got, _ := b.Apply(f.ctx, plan, []Move{{"l", 0, b.session}, {"l", 1, b.session}}, NotAgain)
+		got, _ := b.Apply(f.ctx, read, []Move{{"l", 0, b.session}, {"l", 1, b.session}}, NotAgain)
 		return got
 	})
 	f.blocked(b.pg().Raw().PgConn().PID())
@@ -188,8 +188,8 @@ func TestNoPartitionMovesToANonMember(t *testing.T) {
 		a.join("l", 2)
 		b.join("other", 1)
 		a.give("l", a.session)
-		plan := a.plan("l")
-		expect(t, a.apply(plan, Move{"l", 0, b.session}, Move{"l", 1, b.session}, Move{"l", 1, 12345}), Applied{Applied: true}, "applied")
+		read := a.snapshot("l")
+		expect(t, a.apply(read, Move{"l", 0, b.session}, Move{"l", 1, b.session}, Move{"l", 1, 12345}), Applied{Applied: true}, "applied")
 		expect(t, f.state("l", a), "a>a:1 of a, 0>0:0 of -", "state")
 	})
 }
@@ -214,10 +214,10 @@ func TestAPlanWithMoreMovesStaysDue(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.client("a")
 		a.join("l", 2)
-		applied := testkit.Must(a.Apply(f.ctx, a.plan("l"), []Move{{"l", 0, a.session}}, 0))(f)
+		applied := testkit.Must(a.Apply(f.ctx, a.snapshot("l"), []Move{{"l", 0, a.session}}, 0))(f)
 		expect(t, applied, Applied{Applied: true, Given: 1}, "first part")
 		expect(t, a.beat().Leases[0].DueIn, 0, "the next plan is due in")
-		expect(t, a.apply(a.plan("l"), Move{"l", 1, a.session}), Applied{Applied: true, Given: 1}, "the rest")
+		expect(t, a.apply(a.snapshot("l"), Move{"l", 1, a.session}), Applied{Applied: true, Given: 1}, "the rest")
 		expect(t, a.beat().Leases[0].DueIn, -time.Microsecond, "the next plan is due in")
 	})
 }
@@ -244,9 +244,9 @@ func TestAnOpenGuardDelaysItsPartitionOnly(t *testing.T) {
 // takeOver is a takeover of partition 0 that has not committed yet; the result commits it.
 func (f *fixture) takeOver(by *client) (commit func()) {
 	f.Helper()
-	plan := by.plan("l")
+	read := by.snapshot("l")
 	f.ok(by.pg().Exec(f.ctx, "BEGIN"))
-	applied := by.apply(plan, Move{"l", 0, by.session})
+	applied := by.apply(read, Move{"l", 0, by.session})
 	expect(f.TB, applied, Applied{Applied: true, Given: 1}, "takeover")
 	return func() { f.ok(by.pg().Exec(f.ctx, "COMMIT")) }
 }
@@ -491,7 +491,7 @@ func TestConcurrentChangesKeepOneOwner(t *testing.T) {
 			moves = append(moves, Move{lease, n, last.session})
 		}
 	}
-	expect(t, last.apply(last.plan(leases...), moves...).Given, len(moves), "given in the end")
+	expect(t, last.apply(last.snapshot(leases...), moves...).Given, len(moves), "given in the end")
 	expect(t, f.text("SELECT count(*), count(*) FILTER (WHERE owner = $1) FROM partitions", last.session), "24|24", "partitions, owned")
 }
 
@@ -531,7 +531,7 @@ func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (s
 		}
 		return "release", err
 	case n < 17:
-		plans, err := c.Plan(ctx, []string{lease}, r.IntN(4) == 0)
+		plans, err := c.Snapshot(ctx, []string{lease}, r.IntN(4) == 0)
 		if err != nil {
 			return "plan", err
 		}

@@ -19,7 +19,7 @@ type Statements struct {
 
 	Register, Superseder, Heartbeat, Marker, Accept, Reject, Close string
 	Join, Read, Release, Announce, Fence                           string
-	Evict, Tidy, Claim, Plan, Apply                                string
+	Evict, Tidy, Claim, Snapshot, Apply                            string
 	Guard, Reaches                                                 string
 	Liveness, Watch, EvictDisconnected                             string
 

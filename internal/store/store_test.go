@@ -251,14 +251,14 @@ func (c *client) joinWeight(lease string, partitions, weight int) Join {
 	return testkit.Must(c.Join(c.f.ctx, c.session, lease, partitions, weight, c.joins))(c.f)
 }
 
-func (c *client) plan(leases ...string) []LeasePlan {
+func (c *client) snapshot(leases ...string) []LeaseSnapshot {
 	c.f.Helper()
-	return testkit.Must(c.Plan(c.f.ctx, leases, false))(c.f)
+	return testkit.Must(c.Snapshot(c.f.ctx, leases, false))(c.f)
 }
 
-func (c *client) apply(plan []LeasePlan, moves ...Move) Applied {
+func (c *client) apply(read []LeaseSnapshot, moves ...Move) Applied {
 	c.f.Helper()
-	return testkit.Must(c.Apply(c.f.ctx, plan, moves, NotAgain))(c.f)
+	return testkit.Must(c.Apply(c.f.ctx, read, moves, NotAgain))(c.f)
 }
 
 // give sends partitions to sessions by a fresh plan of the lease; it must be applied.
@@ -268,7 +268,7 @@ func (c *client) give(lease string, targets ...int64) Applied {
 	for i, target := range targets {
 		moves[i] = Move{lease, i, target}
 	}
-	applied := c.apply(c.plan(lease), moves...)
+	applied := c.apply(c.snapshot(lease), moves...)
 	if !applied.Applied {
 		c.f.Fatal("plan was not applied")
 	}

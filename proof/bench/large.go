@@ -28,8 +28,8 @@ INSERT INTO pgleases.partitions (lease, partition, epoch) SELECT 'large', n, 0 F
 // A planned is a database with one large lease, and a connection that plans this lease.
 type planned struct {
 	*database
-	conn *store.Conn
-	plan []store.LeasePlan
+	conn     *store.Conn
+	snapshot []store.LeaseSnapshot
 }
 
 func (l *lab) newPlanned(ctx context.Context, partitions, members int) *planned {
@@ -46,7 +46,7 @@ func (d *planned) end() {
 }
 
 func (d *planned) read(ctx context.Context) {
-	d.plan = must(d.conn.Plan(ctx, []string{"large"}, false))
+	d.snapshot = must(d.conn.Snapshot(ctx, []string{"large"}, false))
 }
 
 // apply moves count partitions, each to a member by number, counted from 0.
@@ -55,7 +55,7 @@ func (d *planned) apply(ctx context.Context, count int, to func(partition int) i
 	for p := range moves {
 		moves[p] = store.Move{Lease: "large", Partition: p, Target: int64(to(p) + 1)}
 	}
-	if applied := must(d.conn.Apply(ctx, d.plan, moves, store.NotAgain)); applied.Asked+applied.Given != count {
+	if applied := must(d.conn.Apply(ctx, d.snapshot, moves, store.NotAgain)); applied.Asked+applied.Given != count {
 		panic(failure{fmt.Errorf("of %d moves: %+v", count, applied)})
 	}
 }

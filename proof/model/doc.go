@@ -58,7 +58,7 @@
 //     checks whether a session has expired, and an expired session allows more behavior, not less.
 //   - A generation is a flag, "not as last read". For safety, a client may read at any time,
 //     whatever the flag says. Plans are arbitrary, because they decide only which client should get
-//     a partition. Plan and apply are one step, because apply has no effect if the generation
+//     a partition. Snapshot and apply are one step, because apply has no effect if the generation
 //     changed; one configuration has them apart. A release to a live session does not change the
 //     generation. The announcement that follows changes it, or the eviction if the announcement is
 //     lost with the client.

@@ -731,8 +731,8 @@ inline evict(s) {
 	}
 }
 
-/* plan.sql and apply.sql: a partition gets a target. A partition without a live owner goes to its target at once, under the
- * next epoch. The plan is arbitrary, because it decides only which client should get a partition. Both are one step here,
+/* snapshot.sql and apply.sql: a partition gets a target. A partition without a live owner goes to its target at once, under
+ * the next epoch. The plan is arbitrary, because it decides only which client should get a partition. Both are one step here,
  * because apply writes nothing unless the generation, and so everything that it relies on, is as it was read. */
 #ifdef COMPLETENESS
 /* The planner, a pure function here too: partition p goes to process p, or to the next live one. */

@@ -1,4 +1,4 @@
--- plan.sql: the input of a plan, in one snapshot: the named leases, and all leases that share a member with them.
+-- snapshot.sql: the input of a plan: the named leases, and all leases that share a member with them, in one snapshot.
 --
 -- $1 text[]   leases
 -- $2 boolean  only the named leases
