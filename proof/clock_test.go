@@ -254,9 +254,7 @@ func TestAWrongClockOfAClientProlongsNoTrust(t *testing.T) {
 		}
 		// A step backward does not help a client that is cut off, right before or right after.
 		set(0)
-		if err := proxy.Freeze(); err != nil {
-			t.Fatal(err)
-		}
+		proxy.Freeze()
 		cut, cutAt := oracle.Now(), time.Now()
 		set(-time.Hour)
 		waitFor(t, ttl+slack, "it logs that it lost its trust", func() bool { return lost() > before })
@@ -269,9 +267,7 @@ func TestAWrongClockOfAClientProlongsNoTrust(t *testing.T) {
 		if took := oracle.Now().Sub(cut); took > 2*ttl+slack {
 			missed(t, cutAt, 2*ttl+slack, "taken over after %v", took)
 		}
-		if err := proxy.Thaw(); err != nil {
-			t.Fatal(err)
-		}
+		proxy.Thaw()
 		waitFor(t, patience, "it owns its share again", share)
 		t.Logf("forward: recovered after %v; %v", recovered, verifyDir(t, dir))
 	})

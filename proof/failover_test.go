@@ -4,7 +4,6 @@ package proof_test
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -244,18 +243,14 @@ func TestTerminatedConnectionIsNotEvicted(t *testing.T) {
 		for range 2 {
 			<-time.After(time.Second) // so that the watching clients have seen the present locks
 			before := presence()
-			if err := way.Slow(400 * time.Millisecond); err != nil {
-				t.Fatal(err)
-			}
+			way.Slow(400 * time.Millisecond)
 			if n := value[int](t, pool, `SELECT count(pg_terminate_backend(pid)) FROM pg_locks
 				WHERE locktype = 'advisory' AND (classid::bigint << 32) | objid::bigint = $1`, before); n != 1 {
 				t.Fatalf("%d connections of %s", n, victim.Config.ID)
 			}
 			_ = connection(t, url).PgConn().Conn().Close()
 			waitFor(t, patience, "the client is back", func() bool { return presence() != before })
-			if err := way.Thaw(); err != nil {
-				t.Fatal(err)
-			}
+			way.Thaw()
 		}
 		tr.noneEvicted()
 		if strings.Contains(victim.Output(), "lost") {
@@ -284,12 +279,10 @@ var failoverCuts = flag.Int("failover-cuts", 6, "number of connections of client
 func TestCutConnectionKeepsOneOwner(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		url := direct(t)
-		proxies := startProxies(t)
+		ways := []*faults.Proxy{newProxy(t, url), newProxy(t, url), newProxy(t, url)}
 		tr := newTroop(t, url, 2, longTTL)
-		ways := make([]*faults.Proxy, 3)
 		victims := make([]*faults.Process, len(ways))
 		for i := range ways {
-			ways[i] = proxyTo(t, proxies, url)
 			victims[i] = tr.start(ways[i].URL())
 			hasJoined(t, victims[i])
 		}
@@ -305,21 +298,25 @@ func TestCutConnectionKeepsOneOwner(t *testing.T) {
 			tr.owned(fmt.Sprintf("before cut %d", n+1))
 			<-time.After(time.Second) // so that the watching clients have seen the present locks
 			i, before := n%len(ways), evictions(ever)
-			cut, restore := ways[i].Reset, ways[i].Thaw // it continues, and cannot connect
-			if n%4 < 3 {
-				cut = func() error { return errors.Join(victims[i].Pause(), ways[i].Cut()) }
-				restore = victims[i].Resume
-			}
-			if err := cut(); err != nil {
-				t.Fatal(err)
+			stopped := n%4 < 3
+			if stopped {
+				if err := victims[i].Pause(); err != nil {
+					t.Fatal(err)
+				}
+				ways[i].Cut()
+			} else {
+				ways[i].Reset() // it continues, and cannot connect
 			}
 			if n%2 == 0 {
 				waitFor(t, patience, "the others evict it", func() bool { return evictions(ever) > before })
 			} else {
 				<-time.After(rand.N(1200 * time.Millisecond)) // what readers tolerate, and more
 			}
-			if err := restore(); err != nil {
-				t.Fatal(err)
+			ways[i].Thaw()
+			if stopped {
+				if err := victims[i].Resume(); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
 		tr.owned("at last")
@@ -366,9 +363,7 @@ func TestSlowPollsDelayNoOtherTask(t *testing.T) {
 	needFastFailover(t, newPool(t, url))
 	way := newProxy(t, url)
 	c := opened(t, way.URL(), "far", pgleases.WithTTL(longTTL), pgleases.WithFastFailover(), quietly(t))
-	if err := way.Slow(150 * time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
+	way.Slow(150 * time.Millisecond)
 	l := joined(t, c, "work", 4)
 	waitFor(t, patience, "it owns all", func() bool { return len(l.Values()) == 4 })
 	shut(t, c)

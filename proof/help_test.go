@@ -56,31 +56,15 @@ func bouncerTo(t testing.TB, url string, opts ...pgserver.BouncerOption) string 
 	return through
 }
 
-// startProxies starts a process of proxies for the test.
-func startProxies(t testing.TB) *faults.Proxies {
-	t.Helper()
-	proxies, err := faults.StartProxies()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(proxies.Close)
-	return proxies
-}
-
-// proxyTo returns a proxy in that process.
-func proxyTo(t testing.TB, proxies *faults.Proxies, url string) *faults.Proxy {
-	t.Helper()
-	proxy, err := proxies.New(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return proxy
-}
-
-// newProxy returns a proxy in a process of its own.
+// newProxy returns a proxy for the test.
 func newProxy(t testing.TB, url string) *faults.Proxy {
 	t.Helper()
-	return proxyTo(t, startProxies(t), url)
+	proxy, err := faults.NewProxy(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(proxy.Close)
+	return proxy
 }
 
 // size sets the size of a pool.

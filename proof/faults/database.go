@@ -56,22 +56,23 @@ var databaseFaults = []Fault{
 // poolerFaults hit the pooler, and the connections between the pooler and the server.
 var poolerFaults = []Fault{
 	database("pooler restart", func(f *Fleet, ctx context.Context) error { return f.Database.Bouncer.Restart(ctx) }),
-	database("cut behind the pooler", func(f *Fleet, _ context.Context) error { return f.Database.Behind.Cut() }),
-	database("frozen behind the pooler", func(f *Fleet, ctx context.Context) error {
-		return f.behind(ctx, f.Database.Behind.Freeze())
+	database("cut behind the pooler", func(f *Fleet, _ context.Context) error {
+		f.Database.Behind.Cut()
+		return nil
 	}),
-	database("answers lost behind the pooler", func(f *Fleet, ctx context.Context) error {
-		return f.behind(ctx, f.Database.Behind.LoseAnswers())
-	}),
-	database("slow behind the pooler", func(f *Fleet, ctx context.Context) error {
-		return f.behind(ctx, f.Database.Behind.Slow(f.Config.TTL/4))
-	}),
+	behind("frozen behind the pooler", func(f *Fleet) { f.Database.Behind.Freeze() }),
+	behind("answers lost behind the pooler", func(f *Fleet) { f.Database.Behind.LoseAnswers() }),
+	behind("slow behind the pooler", func(f *Fleet) { f.Database.Behind.Slow(f.Config.TTL / 4) }),
 }
 
-// behind lets a fault between the pooler and the server last a while, and then ends it.
-func (f *Fleet) behind(ctx context.Context, done error) error {
-	f.lasts(ctx)
-	return errors.Join(done, f.Database.Behind.Thaw())
+// behind returns a fault between the pooler and the server that lasts a while.
+func behind(name string, do func(*Fleet)) Fault {
+	return database(name, func(f *Fleet, ctx context.Context) error {
+		do(f)
+		f.lasts(ctx)
+		f.Database.Behind.Thaw()
+		return nil
+	})
 }
 
 // openTransaction is the only fault of the database that leaves the database as it is.

@@ -45,14 +45,15 @@ var Faults = []Fault{
 }
 
 // network returns a fault of a worker's connection that lasts a while.
-func network(name string, weight int, do func(*Proxy) error) Fault {
+func network(name string, weight int, do func(*Proxy)) Fault {
 	return Fault{name, weight, func(f *Fleet, _ context.Context) (bool, error) {
 		m := f.pick(name, true)
 		if m == nil {
 			return false, nil
 		}
-		f.later(m, name, m.proxy.Thaw)
-		return true, do(m.proxy)
+		f.later(m, name, m.thaw)
+		do(m.proxy)
+		return true, nil
 	}}
 }
 
@@ -73,7 +74,7 @@ type Fleet struct {
 	Overdue []Overdue
 
 	random  *rand.Rand
-	proxies *Proxies
+	proxies []*Proxy
 	spared  *member // has no faults, so that one client always watches the clock and takes over
 	members map[*member]struct{}
 	made    int
@@ -126,16 +127,17 @@ type member struct {
 	mended             time.Time
 }
 
+func (m *member) thaw() error {
+	m.proxy.Thaw()
+	return nil
+}
+
 // NewFleet returns a fleet of size workers that have joined. The seed determines what Run does.
 func NewFleet(ctx context.Context, config Config, dir string, size int, seed uint64) (*Fleet, error) {
 	f := &Fleet{
 		Config: config, Dir: dir, Min: max(2, size-2), Max: size + 2, Faults: Faults,
 		Counts: make(map[string]int), random: rand.New(rand.NewPCG(seed, 0)),
 		members: make(map[*member]struct{}), output: make(map[string]func() string),
-	}
-	var err error
-	if f.proxies, err = StartProxies(); err != nil {
-		return f, err
 	}
 	var members []*member
 	for range size {
@@ -158,10 +160,11 @@ func (f *Fleet) newID() string { return fmt.Sprintf("client-%d", f.made+1) }
 
 // start starts a worker under an ID.
 func (f *Fleet) start(id string) (*member, error) {
-	proxy, err := f.proxies.New(f.Config.URL)
+	proxy, err := NewProxy(f.Config.URL)
 	if err != nil {
 		return nil, err
 	}
+	f.proxies = append(f.proxies, proxy)
 	f.made++
 	config := f.Config
 	config.ID, config.URL, config.DirectURL = id, proxy.URL(), cmp.Or(f.Config.DirectURL, f.Config.URL)
@@ -531,8 +534,9 @@ func (f *Fleet) slow(context.Context) (bool, error) {
 	if m == nil {
 		return false, nil
 	}
-	f.later(m, "slow", m.proxy.Thaw)
-	return true, m.proxy.Slow(time.Duration(f.random.Int64N(int64(f.Config.TTL))))
+	f.later(m, "slow", m.thaw)
+	m.proxy.Slow(time.Duration(f.random.Int64N(int64(f.Config.TTL))))
+	return true, nil
 }
 
 // cut breaks a worker's connection.
@@ -541,7 +545,8 @@ func (f *Fleet) cut(context.Context) (bool, error) {
 	if m == nil {
 		return false, nil
 	}
-	return true, m.proxy.Cut()
+	m.proxy.Cut()
+	return true, nil
 }
 
 // Settled waits until the live workers, which have no more faults, own every partition, and the
@@ -605,10 +610,11 @@ func (f *Fleet) LocksTaken(ctx context.Context) error {
 
 // Close closes all workers, kills those that it cannot close, and ends the proxies.
 func (f *Fleet) Close(ctx context.Context) error {
-	if f.proxies == nil {
-		return nil
-	}
-	defer f.proxies.Close()
+	defer func() {
+		for _, proxy := range f.proxies {
+			proxy.Close()
+		}
+	}()
 	var wait sync.WaitGroup
 	errs := make(chan error, len(f.members))
 	for m := range f.members {

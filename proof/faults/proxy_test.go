@@ -5,28 +5,29 @@ package faults
 import (
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
 
-// This test binary is also the program of the proxies' process.
-func init() { Main() }
-
 // newProxy returns a proxy in front of an echo server.
 func newProxy(t *testing.T) *Proxy {
 	t.Helper()
-	proxies, err := StartProxies()
+	return proxyTo(t, echo(t))
+}
+
+func proxyTo(t *testing.T, connString string) *Proxy {
+	t.Helper()
+	proxy, err := NewProxy(connString)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(proxies.Close)
-	proxy, err := proxies.New(echo(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	t.Cleanup(proxy.Close)
 	return proxy
 }
 
@@ -93,18 +94,14 @@ func TestAFrozenProxyKeepsConnectionsAndLetsNothingPass(t *testing.T) {
 	if ok, err := passes(before, 5*time.Second); !ok || err != nil {
 		t.Fatalf("nothing passes: %v", err)
 	}
-	if err := proxy.Freeze(); err != nil {
-		t.Fatal(err)
-	}
+	proxy.Freeze()
 	during := dial(t, proxy)
 	for _, conn := range []net.Conn{before, during} {
 		if ok, err := passes(conn, 100*time.Millisecond); ok || err != nil {
 			t.Errorf("frozen, but passes %v, %v", ok, err)
 		}
 	}
-	if err := proxy.Thaw(); err != nil {
-		t.Fatal(err)
-	}
+	proxy.Thaw()
 	if ok, err := passes(before, 5*time.Second); ok || err == nil {
 		t.Error("a connection that lost bytes goes on")
 	}
@@ -116,19 +113,80 @@ func TestAFrozenProxyKeepsConnectionsAndLetsNothingPass(t *testing.T) {
 func TestASlowProxyDelaysBothWays(t *testing.T) {
 	proxy := newProxy(t)
 	conn := dial(t, proxy)
-	if err := proxy.Slow(100 * time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
+	proxy.Slow(100 * time.Millisecond)
 	began := time.Now()
 	// At least half of the delay in each direction.
 	if ok, err := passes(conn, 5*time.Second); !ok || err != nil || time.Since(began) < 100*time.Millisecond {
 		t.Errorf("passes %v, %v after %v", ok, err, time.Since(began))
 	}
-	if err := proxy.Thaw(); err != nil {
-		t.Fatal(err)
+	const text = "in this order"
+	for _, c := range []byte(text) {
+		_, _ = conn.Write([]byte{c}) // an error: the read has it too
 	}
-	if ok, err := passes(conn, 5*time.Second); !ok || err != nil {
-		t.Errorf("the connection did not survive: %v, %v", ok, err)
+	proxy.Thaw()
+	_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+	came := make([]byte, len(text))
+	if _, err := io.ReadFull(conn, came); err != nil || string(came) != text {
+		t.Errorf("the connection did not survive: %q, %v", came, err)
+	}
+}
+
+func TestAProxyLosesOneDirection(t *testing.T) {
+	for _, test := range []struct {
+		lose    func(*Proxy)
+		arrives bool
+	}{{(*Proxy).LoseRequests, false}, {(*Proxy).LoseAnswers, true}} {
+		arrived, served := make(chan byte, 2), make(chan struct{})
+		proxy := proxyTo(t, serverOf(t, func(conn net.Conn) {
+			defer close(served)
+			for b := make([]byte, 1); ; arrived <- b[0] {
+				if _, err := conn.Read(b); err != nil {
+					return
+				}
+				_, _ = conn.Write(b) // an error: the next read has it too
+			}
+		}))
+		conn := dial(t, proxy)
+		if ok, err := passes(conn, 5*time.Second); !ok || err != nil {
+			t.Fatalf("nothing passes: %v", err)
+		}
+		<-arrived
+		test.lose(proxy)
+		if ok, err := passes(conn, 100*time.Millisecond); ok || err != nil {
+			t.Errorf("passes %v, %v", ok, err)
+		}
+		if test.arrives {
+			<-arrived
+		}
+		proxy.Close()
+		<-served
+		if len(arrived) > 0 {
+			t.Error("the server received a request")
+		}
+	}
+}
+
+func TestAProxyResetsConnections(t *testing.T) {
+	proxy := newProxy(t)
+	before := dial(t, proxy)
+	if ok, err := passes(before, 5*time.Second); !ok || err != nil {
+		t.Fatalf("nothing passes: %v", err)
+	}
+	proxy.Reset()
+	if _, err := before.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("reset, but %v", err)
+	}
+	during, err := net.Dial("tcp", proxy.listener.Addr().String())
+	if err == nil {
+		defer during.Close()
+		_, err = during.Read(make([]byte, 1))
+	}
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("reset, but %v", err)
+	}
+	proxy.Thaw()
+	if ok, err := passes(dial(t, proxy), 5*time.Second); !ok || err != nil {
+		t.Errorf("thawed, but nothing passes: %v", err)
 	}
 }
 
@@ -139,9 +197,7 @@ func TestACutProxyBreaksConnectionsAndTakesNewOnes(t *testing.T) {
 		t.Fatalf("nothing passes: %v", err)
 	}
 	address := proxy.URL()
-	if err := proxy.Cut(); err != nil {
-		t.Fatal(err)
-	}
+	proxy.Cut()
 	if ok, err := passes(conn, 5*time.Second); ok || err == nil {
 		t.Error("a connection outlived the cut")
 	}
@@ -151,6 +207,77 @@ func TestACutProxyBreaksConnectionsAndTakesNewOnes(t *testing.T) {
 	if ok, err := passes(dial(t, proxy), 5*time.Second); !ok || err != nil {
 		t.Errorf("nothing passes after the cut: %v", err)
 	}
+}
+
+// A fault begins and ends at once, whatever the connections do: they end, also with a reset, while
+// bytes are on their way, or a side does not read.
+func TestAProxyObeysWhateverConnectionsDo(t *testing.T) {
+	for name, fault := range map[string]func(*Proxy){
+		"freeze": (*Proxy).Freeze, "requests lost": (*Proxy).LoseRequests, "answers lost": (*Proxy).LoseAnswers,
+		"reset": (*Proxy).Reset, "slow": func(p *Proxy) { p.Slow(20 * time.Millisecond) }, "cut": (*Proxy).Cut,
+	} {
+		t.Run(name, func(t *testing.T) {
+			proxy := proxyTo(t, serverOf(t, func(conn net.Conn) { churn(conn, 1<<24) }))
+			address := proxy.listener.Addr().String()
+			var clients sync.WaitGroup
+			stop, passed := make(chan struct{}), make(chan struct{})
+			for range 8 {
+				clients.Go(func() {
+					for {
+						if conn, err := net.Dial("tcp", address); err == nil { // otherwise it was reset
+							churn(conn, 1<<16)
+						}
+						select {
+						case passed <- struct{}{}:
+						case <-stop:
+							return
+						}
+					}
+				})
+			}
+			obeys := func(do func(*Proxy)) {
+				done := make(chan struct{})
+				go func() {
+					do(proxy)
+					close(done)
+				}()
+				select {
+				case <-done:
+				case <-time.After(10 * time.Second):
+					t.Fatal("a call hangs")
+				}
+			}
+			for range 5 {
+				if unread, err := net.Dial("tcp", address); err == nil {
+					defer unread.Close()
+				}
+				for _, do := range []func(*Proxy){fault, (*Proxy).Thaw} {
+					for range rand.IntN(8) {
+						<-passed
+					}
+					obeys(do)
+				}
+			}
+			close(stop)
+			clients.Wait()
+			obeys((*Proxy).Close)
+		})
+	}
+}
+
+// churn reads and writes up to a number of bytes, and then ends the connection, half of the time
+// with a reset.
+func churn(conn net.Conn, most int) {
+	_ = conn.SetDeadline(time.Now().Add(50 * time.Millisecond))
+	read := make(chan struct{})
+	go func() {
+		_, _ = io.CopyN(io.Discard, conn, rand.Int64N(int64(most)))
+		close(read)
+	}()
+	_, _ = conn.Write(make([]byte, rand.IntN(most))) // an error: it ended before, or the other side does not read
+	<-read
+	_ = conn.(*net.TCPConn).SetLinger(rand.IntN(2) - 1)
+	_ = conn.Close()
 }
 
 func TestAddressIsReplacedInAnyConnectionString(t *testing.T) {

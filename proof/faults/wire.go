@@ -16,8 +16,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/pgleases/pgleases/internal/store"
@@ -48,19 +46,13 @@ func (b Breach) String() string {
 // the connection at one of them. It forwards everything else byte for byte, except that it declines
 // TLS, which would hide the statements. All methods are safe for concurrent use.
 type Wire struct {
-	url              string
-	network, address string // of the server
-	listener         net.Listener
-	texts            map[string][]string // by name: the pieces of the statement between its parameters
-	wait             sync.WaitGroup
+	relay
+	texts map[string][]string // by name: the pieces of the statement between its parameters
 
-	// mu guards what follows.
-	mu     sync.Mutex
-	open   map[net.Conn]struct{}
-	closed bool
-	seen   map[string]int
-	armed  *breach
-	errs   []error
+	// relay.mu guards what follows.
+	seen  map[string]int
+	armed *breach
+	errs  []error
 }
 
 // A breach is a requested Breach.
@@ -91,12 +83,7 @@ var besides = map[string]string{
 // string names. It knows the statements for the schema: those of the engine by their files' names,
 // and those of package schedule by their names after OfSchedules, including some without a file.
 func NewWire(connString, schema string) (*Wire, error) {
-	config, err := pgx.ParseConfig(connString)
-	if err != nil {
-		return nil, err
-	}
-	w := &Wire{texts: make(map[string][]string), open: make(map[net.Conn]struct{}), seen: make(map[string]int)}
-	w.network, w.address = pgconn.NetworkAddress(config.Host, config.Port)
+	w := &Wire{texts: make(map[string][]string), seen: make(map[string]int)}
 	statements := reflect.ValueOf(store.StatementsFor(schema))
 	for i := range statements.NumField() {
 		// A field has the name of its file.
@@ -109,20 +96,10 @@ func NewWire(connString, schema string) (*Wire, error) {
 	for name, text := range besides {
 		w.texts[name] = []string{text}
 	}
-	if w.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
-		return nil, err
-	}
-	if w.url, err = at(connString, w.listener.Addr().String()); err != nil {
-		return nil, errors.Join(err, w.listener.Close())
-	}
-	w.wait.Go(w.accept)
-	return w, nil
+	return w, w.listen(connString, w.serve)
 }
 
 var parameter = regexp.MustCompile(`\$[0-9]+`)
-
-// URL is the connection string of the same database through the wire.
-func (w *Wire) URL() string { return w.url }
 
 // Arm requests a breach at the n-th statement with that name from now on. A statement that the
 // server answers with an error does not count for KillAfter and CutAfter. kill must kill the client
@@ -155,52 +132,12 @@ func (w *Wire) Seen(statement string) int {
 
 // Close breaks all connections, and returns what the wire did not understand.
 func (w *Wire) Close() error {
-	w.mu.Lock()
-	w.closed = true
-	_ = w.listener.Close()
-	for c := range w.open {
-		_ = c.Close()
-	}
-	w.mu.Unlock()
-	w.wait.Wait()
+	w.close()
 	return errors.Join(w.errs...)
-}
-
-// holds registers a connection, so that Close closes it. It returns false if the wire is closed
-// already.
-func (w *Wire) holds(c net.Conn) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.closed {
-		_ = c.Close()
-		return false
-	}
-	w.open[c] = struct{}{}
-	return true
-}
-
-func (w *Wire) drop(c net.Conn) {
-	_ = c.Close()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.open, c)
-}
-
-func (w *Wire) accept() {
-	for {
-		client, err := w.listener.Accept()
-		if err != nil {
-			return
-		}
-		if w.holds(client) {
-			w.wait.Go(func() { w.serve(client) })
-		}
-	}
 }
 
 // serve serves one connection.
 func (w *Wire) serve(client net.Conn) {
-	defer w.drop(client)
 	var startup []byte
 	for startup == nil {
 		m, err := readMessage(client, 0)

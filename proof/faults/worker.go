@@ -23,12 +23,8 @@ import (
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
-const (
-	// envWorker makes a process that calls Main a worker. It holds the Config as JSON.
-	envWorker = "PGLEASES_FAULTS_WORKER"
-	// envProxies makes a process that calls Main a process of proxies.
-	envProxies = "PGLEASES_FAULTS_PROXIES"
-)
+// envWorker makes a process that calls Main a worker. It holds the Config as JSON.
+const envWorker = "PGLEASES_FAULTS_WORKER"
 
 // Config is the configuration of a worker process, which opens clients that join the lease, and
 // watches their Values.
@@ -96,22 +92,18 @@ func Opened(open func(...pgleases.Option) (*pgleases.Client, error), opts ...pgl
 	return open(opts...)
 }
 
-// Main makes this process a worker or a process of proxies, and does not return, if Start or
-// StartProxies started it. Otherwise it returns at once. A program that calls Start or StartProxies
-// must call Main first. A test binary does so in an init function, before package testing parses
-// flags.
+// Main makes this process a worker, and does not return, if Start started it. Otherwise it returns
+// at once. A program that calls Start must call Main first. A test binary does so in an init
+// function, before package testing parses flags.
 func Main() {
-	var err error
-	switch text := os.Getenv(envWorker); {
-	case os.Getenv(envProxies) != "":
-		err = serveProxies(os.Stdin, os.Stdout)
-	case text != "":
-		var config Config
-		if err = json.Unmarshal([]byte(text), &config); err == nil {
-			err = work(config, os.Stdin, os.Stdout)
-		}
-	default:
+	text := os.Getenv(envWorker)
+	if text == "" {
 		return
+	}
+	var config Config
+	err := json.Unmarshal([]byte(text), &config)
+	if err == nil {
+		err = work(config, os.Stdin, os.Stdout)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "faults:", err)
