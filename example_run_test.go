@@ -59,7 +59,7 @@ func ExampleLease_Run() {
 				case <-ctx.Done():
 				}
 			case err != nil:
-				return err // Run logs it, and calls the function again after a pause
+				return err // Run calls the function again after a pause
 			}
 		}
 		return nil

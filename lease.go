@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +20,9 @@ type Lease struct {
 	engine  *engine.Lease
 	board   *owned.Board // what it shows
 	running atomic.Bool  // a Run is under way
+
+	mu       sync.Mutex
+	failures map[string]*failure // not logged yet, by reason
 }
 
 // Name returns the lease's name.

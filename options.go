@@ -54,9 +54,7 @@ func WithClientID(id string) Option {
 // WithTTL sets how long a client lives without a heartbeat. The default is 6s; valid values are 1s
 // to 10m. After that time the partitions of a crashed client move. Clients of one schema may have
 // different TTLs.
-func WithTTL(ttl time.Duration) Option {
-	return Option{"WithTTL", func(o *options) { o.TTL = ttl }}
-}
+func WithTTL(ttl time.Duration) Option { return Option{"WithTTL", func(o *options) { o.TTL = ttl }} }
 
 // WithHeartbeat sets the time between heartbeats. The default is a third of the TTL; valid values
 // are 10ms to half the TTL.
@@ -84,9 +82,7 @@ func WithoutMigration() Option {
 // WithPolling keeps the client from listening for notifications. It then sees changes at its next
 // heartbeat. Behind a connection pooler a client finds out that notifications do not arrive, and
 // polls without this option.
-func WithPolling() Option {
-	return Option{"WithPolling", func(o *options) { o.Polling = true }}
-}
+func WithPolling() Option { return Option{"WithPolling", func(o *options) { o.Polling = true }} }
 
 // WithConnConfig sets where the client's own connection goes, for example past a pooler. The
 // default is where the pool's connections go. It has to lead to the same database as the pool, on

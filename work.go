@@ -68,9 +68,12 @@ const (
 // p.Context(), which ends only with the ownership. The partition moves when fn has returned.
 //
 // If fn returns nil, it is done with this ownership: Run calls it again only under a new epoch. If
-// fn returns an error, Run logs it and calls fn again after 100 ms, doubling to 30 s, with jitter.
-// After a call that ran for longer than the last pause, it begins at 100 ms again. The partition may
-// move between two calls. Run does not recover a panic in fn. A call that ends its goroutine with
+// fn returns an error, Run logs it and, while ctx lives, calls fn again after 100 ms, doubling to
+// 30 s, with jitter. After a call that ran for longer than the last pause, it begins at 100 ms again.
+// The partition may move between two calls. Errors of a second that differ only in digits are logged
+// in one line. Run does not log an error that wraps the reason why ctx has ended, for example the
+// ErrNotOwner of a Guard after the trust was lost: that end has a line of its own. Run does not
+// recover a panic in fn. A call that ends its goroutine with
 // runtime.Goexit counts as one that returned nil.
 //
 // Run waits for calls that do not return when their contexts end. Meanwhile the partition may be
@@ -88,7 +91,10 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 	begun := make(map[int]*owned.Ownership) // by partition: the ownership of the last call of fn
 	busy := make(map[int]bool)
 	finished := make(chan int)
-	defer func() { l.awaitCalls(begun, busy, finished) }()
+	defer func() {
+		l.awaitCalls(begun, busy, finished)
+		l.logFailures()
+	}()
 	for {
 		s := l.board.Look()
 		if err := l.Err(); err != nil {
@@ -163,14 +169,45 @@ func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(contex
 			backoff = runBackoffMin
 		}
 		pause = backoff/2 + rand.N(backoff/2+1)
-		l.client.options.Log.LogAttrs(ctx, slog.LevelError, "pgleases: callback failed",
-			slog.String("lease", l.engine.Name), slog.Int("partition", o.Number), slog.Int64("epoch", o.Epoch),
-			slog.Any("error", err), slog.Duration("again_after", pause), slog.Bool("asked_to_end", ctx.Err() != nil))
+		l.failed(o.Number, err, ctx.Err() != nil)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// A failure is one reason for which callbacks of a lease failed within a second. Callbacks of many
+// partitions often fail for one reason, and get one line.
+type failure struct {
+	err        error // of the first call
+	asked      bool
+	partitions []int // of each call
+}
+
+// failed notes a failed call. It is logged within a second, or when Run returns.
+func (l *Lease) failed(partition int, err error, asked bool) {
+	reason := engine.KindOf(fmt.Sprint(asked, err))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.failures) == 0 {
+		time.AfterFunc(time.Second, l.logFailures)
+	}
+	if l.failures[reason] == nil {
+		l.failures[reason] = &failure{err: err, asked: asked}
+	}
+	l.failures[reason].partitions = append(l.failures[reason].partitions, partition)
+}
+
+func (l *Lease) logFailures() {
+	l.mu.Lock()
+	all := maps.Clone(l.failures)
+	clear(l.failures)
+	l.mu.Unlock()
+	for _, f := range all {
+		l.client.options.Log.Error("pgleases: callback failed", slog.String("lease", l.engine.Name), slog.String("partitions", ranges.Short(f.partitions)),
+			slog.Int("count", len(f.partitions)), slog.Any("error", f.err), slog.Bool("asked_to_end", f.asked))
 	}
 }
 

@@ -111,9 +111,7 @@ func (h *Held) trusted() error {
 // that is left, for this transaction only, so that a process that freezes in the transaction does
 // not keep the lock. It costs one round trip on the transaction's own connection, which ctx covers.
 // The SQL function guard_lock(name, token) does the same, and raises SQLSTATE PL001.
-func (h *Held) Guard(ctx context.Context, tx pgx.Tx) error {
-	return h.guard(ctx, store.InTx(ctx, tx))
-}
+func (h *Held) Guard(ctx context.Context, tx pgx.Tx) error { return h.guard(ctx, store.InTx(ctx, tx)) }
 
 // GuardSQL is Guard for a database/sql transaction of any PostgreSQL driver that takes $1 as
 // placeholder.

@@ -45,9 +45,7 @@ var (
 
 // Discard returns an error for handlers to return: the tick has failed at once, whatever
 // WithMaxAttempts says. The history gets the text of err.
-func Discard(err error) error {
-	return discarded{cmp.Or(err, errors.New("discarded"))}
-}
+func Discard(err error) error { return discarded{cmp.Or(err, errors.New("discarded"))} }
 
 type discarded struct{ error }
 

@@ -102,15 +102,11 @@ func WithTime(t time.Time) JobOption {
 // WithPriority sets the priority of a job. Of the jobs and schedules that are due in a process,
 // those of the highest priority begin first. The default is 1; valid values are 0 to 3. Schedules
 // have 1.
-func WithPriority(n int) JobOption {
-	return func(j *newJob) { j.Priority = n }
-}
+func WithPriority(n int) JobOption { return func(j *newJob) { j.Priority = n } }
 
 // WithJobKey sets the key of a job. Runs of one key never overlap, over all schedules and jobs of
 // the group. The default is the key of WithUnique, or otherwise a random key.
-func WithJobKey(key string) JobOption {
-	return func(j *newJob) { j.Key = key }
-}
+func WithJobKey(key string) JobOption { return func(j *newJob) { j.Key = key } }
 
 // OnConflict says what to do if a live job, that is one without an outcome, has the unique key of
 // the new job.

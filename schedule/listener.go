@@ -20,9 +20,7 @@ type listener struct {
 	stop   func()    // stops listening; nil: not listening
 }
 
-func newListener(db *db) *listener {
-	return &listener{db: db, heard: make(chan struct{}, 1)}
-}
+func newListener(db *db) *listener { return &listener{db: db, heard: make(chan struct{}, 1)} }
 
 // ready returns the connection, and takes another from the pool if that is closed.
 func (l *listener) ready(ctx context.Context) (*pgx.Conn, error) {

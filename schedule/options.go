@@ -173,9 +173,7 @@ const (
 
 // WithMissed sets what to do with ticks that passed while no process could run them. The default is
 // MissedLatest.
-func WithMissed(missed Missed) ScheduleOption {
-	return func(r *record) { r.Policy.Missed = missed }
-}
+func WithMissed(missed Missed) ScheduleOption { return func(r *record) { r.Policy.Missed = missed } }
 
 // WithOverlap sets what to do with ticks that pass while the previous run is under way. The default
 // is OverlapSkip.
@@ -185,29 +183,21 @@ func WithOverlap(overlap Overlap) ScheduleOption {
 
 // WithGrace sets how late a tick may begin; a later tick is missed. The default, 0, is no limit,
 // except for MissedNone: 1 minute. Time during which the schedule was blocked does not count.
-func WithGrace(d time.Duration) ScheduleOption {
-	return func(r *record) { r.Policy.Grace = d }
-}
+func WithGrace(d time.Duration) ScheduleOption { return func(r *record) { r.Policy.Grace = d } }
 
 // WithJitter delays each run by less than d after its tick, the same in all processes. So many
 // schedules of a full hour do not begin at once. The default is 0; valid values are 0 to 24 h. d
 // must be less than the time between two ticks: if a delayed tick would begin after a later tick,
 // it is missed.
-func WithJitter(d time.Duration) ScheduleOption {
-	return func(r *record) { r.Policy.Jitter = d }
-}
+func WithJitter(d time.Duration) ScheduleOption { return func(r *record) { r.Policy.Jitter = d } }
 
 // WithPauseAfter pauses the schedule after n consecutive failed ticks, until Resume. The default,
 // 0, is never.
-func WithPauseAfter(n int) ScheduleOption {
-	return func(r *record) { r.Policy.PauseAfter = n }
-}
+func WithPauseAfter(n int) ScheduleOption { return func(r *record) { r.Policy.PauseAfter = n } }
 
 // WithKey sets the key of a schedule. Runs of one key never overlap, over all schedules and jobs of
 // the group. The default is the schedule's name.
-func WithKey(key string) ScheduleOption {
-	return func(r *record) { r.Key = key }
-}
+func WithKey(key string) ScheduleOption { return func(r *record) { r.Key = key } }
 
 // check checks the options of a schedule.
 func (r *record) check() error {

@@ -61,9 +61,7 @@ var latenessBounds = [...]time.Duration{
 
 // LatenessBounds returns the bounds of Lateness.Within, from 5 ms to 1 h. The caller owns the
 // slice.
-func LatenessBounds() []time.Duration {
-	return slices.Clone(latenessBounds[:])
-}
+func LatenessBounds() []time.Duration { return slices.Clone(latenessBounds[:]) }
 
 // Stats returns the numbers of the Scheduler now. It sends no statement, and does not wait. It is
 // safe for concurrent use, also before and after Run.

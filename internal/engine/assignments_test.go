@@ -3,10 +3,14 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/liveness"
 )
 
 var errorsOfTests = Errors{
@@ -30,6 +34,32 @@ func idleEngine(n int, log slog.Handler) (*engine, *membership) {
 	return e, m
 }
 
+// A process that was stopped is told from one whose heartbeats fail.
+func TestLossSaysWhetherTheProcessWasStopped(t *testing.T) {
+	for want, late := range map[string]time.Duration{
+		"trust lost: no heartbeat succeeded for 2h0m0s":                                      liveness.StoppedFor,
+		"trust lost: no heartbeat succeeded for 2h0m0s; the process did not run for 1h30m0s": 90 * time.Minute,
+	} {
+		var line string
+		e, m := idleEngine(1, slog.DiscardHandler)
+		e.log = slog.New(slog.NewTextHandler(writer(func(text string) { line += text }), nil))
+		now := e.session.sent.Add(2 * time.Hour)
+		first := m.serving()[0]
+		e.wakeAt = now.Add(-late)
+		e.checkTrust(now)
+		if got := first.Cause().Error(); got != want || !errors.Is(first.Cause(), errorsOfTests.TrustLost) {
+			t.Errorf("%v late, it ended with %q, not %q", late, got, want)
+		}
+		if _, why, _ := strings.Cut(want, ": "); !strings.Contains(line, fmt.Sprintf("cause=%q count=1 since_heartbeat=2h0m0s", why)) {
+			t.Errorf("it is logged as %s", line)
+		}
+	}
+}
+
+type writer func(string)
+
+func (w writer) Write(b []byte) (int, error) { w(string(b)); return len(b), nil }
+
 // A reminder is a logger that calls a function at each line.
 type reminder func()
 
@@ -46,7 +76,7 @@ func TestALossIsLoggedLast(t *testing.T) {
 		lose  func(e *engine, m *membership)
 		cause error
 	}{
-		"trust lost":             {func(e *engine, _ *membership) { e.loseTrust(now, errorsOfTests.TrustLost) }, errorsOfTests.TrustLost},
+		"trust lost":             {func(e *engine, _ *membership) { e.loseTrust(now, "why") }, errorsOfTests.TrustLost},
 		"evicted":                {func(e *engine, _ *membership) { e.evicted(false) }, errorsOfTests.TrustLost},
 		"copied":                 {func(e *engine, _ *membership) { e.evicted(true) }, errorsOfTests.TrustLost},
 		"the membership removed": {func(e *engine, m *membership) { e.removed(m) }, errorsOfTests.TrustLost},

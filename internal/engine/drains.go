@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"log/slog"
 	"maps"
 	"slices"
@@ -38,12 +39,7 @@ func newShared(c *Client, now time.Time) shared {
 }
 
 // shown returns the validity that snapshots show.
-func (s *shared) shown() *owned.Validity {
-	if s.validity == nil {
-		return s.invalid
-	}
-	return s.validity
-}
+func (s *shared) shown() *owned.Validity { return cmp.Or(s.validity, s.invalid) }
 
 // logEnded logs the ownerships that have ended. It is called once in each step, after all ends and
 // before the gains.

@@ -45,12 +45,13 @@ type engine struct {
 	closing    closing // the client's end
 
 	reconnects int64
+	wakeAt     time.Time // when the goroutine has to run again; later: the process was stopped
 }
 
 func newEngine(c *Client, first Conn) *engine {
 	now := time.Now()
 	e := &engine{
-		client: c, config: c.config, log: c.config.Log,
+		client: c, config: c.config, log: c.config.Log, wakeAt: now,
 		progress: newProgress(), connection: connection{prepareAt: never}, session: newSession(now), watch: newWatch(now, c.config.TTL),
 		expiry: expiry{lookAt: never, evictAt: never}, liveness: liveness.New(c.config.FastFailover, now), members: newMembers(c, now),
 		releases: newReleases(), plans: newPlans(c.config.Plan), closing: closing{giveUpAt: never},
@@ -112,9 +113,9 @@ func (e *engine) run() {
 			break
 		}
 		e.locks.Stand(e.standing())
-		wake := e.work(now)
+		e.wakeAt = later(e.work(now), now)
 		e.client.stats.Store(statsOf(e))
-		timer.Reset(time.Until(wake))
+		timer.Reset(time.Until(e.wakeAt))
 		select {
 		case f := <-e.client.requests:
 			f(e)
@@ -375,10 +376,10 @@ func (e *engine) heardServer(sent time.Time, beat store.Beat) {
 func (e *engine) evicted(copied bool) {
 	now := time.Now()
 	if copied {
-		e.loseTrust(now, fmt.Errorf("%w: a copy of this process has the session", e.config.Errors.TrustLost))
+		e.loseTrust(now, "a copy of this process has the session")
 		e.log.Warn("pgleases: a copy of this process goes on with the session", slog.Int64("session", e.session.number))
 	} else {
-		e.loseTrust(now, fmt.Errorf("%w: the session was evicted", e.config.Errors.TrustLost))
+		e.loseTrust(now, "the session was evicted")
 		e.log.Warn("pgleases: session was evicted", slog.Int64("session", e.session.number))
 	}
 	e.session.evicted()
@@ -402,7 +403,7 @@ func (e *engine) earnTrust(sent time.Time) {
 		if e.trust.validity.Prolong(sent.Add(trusts)) {
 			return
 		}
-		e.loseTrust(now, e.config.Errors.TrustLost) // a reader has seen the end of the validity
+		e.loseTrust(now, "the answer to a heartbeat came too late") // a reader has seen the end of the validity
 	}
 	e.trust.begin(sent, trusts, e.liveness.On)
 	e.liveness.Carries(e.trust.validity)
@@ -416,21 +417,31 @@ func (e *engine) earnTrust(sent time.Time) {
 
 // checkTrust ends the trust if its deadline has passed.
 func (e *engine) checkTrust(now time.Time) {
-	switch cause := e.config.Errors.TrustLost; {
-	case !e.trust.over(now):
-	case e.liveness.Ended():
-		e.loseTrust(now, fmt.Errorf("%w: the connection has ended", cause))
-	default:
-		e.loseTrust(now, cause)
+	if !e.trust.over(now) {
+		return
 	}
+	why := fmt.Sprintf("no heartbeat succeeded for %v", passed(e.session.sent, now))
+	if stopped := passed(e.wakeAt, now); e.liveness.Ended() {
+		why = "the connection has ended"
+	} else if stopped > liveness.StoppedFor {
+		why += fmt.Sprintf("; the process did not run for %v", stopped)
+	}
+	e.loseTrust(now, why)
+}
+
+// passed returns the time between two times, by the clock that shows more: the wall clock also runs
+// while a machine sleeps.
+func passed(from, to time.Time) time.Duration {
+	return max(to.Sub(from), to.Round(0).Sub(from.Round(0))).Round(10 * time.Millisecond)
 }
 
 // loseTrust ends everything that is owned. Ownerships in work are kept as draining: they are
 // released when the work has ended.
-func (e *engine) loseTrust(now time.Time, cause error) {
+func (e *engine) loseTrust(now time.Time, why string) {
 	if !e.trust.held() {
 		return
 	}
+	cause := fmt.Errorf("%w: %s", e.config.Errors.TrustLost, why)
 	e.trust.end()
 	e.members.validity = nil
 	e.watch.reset()
@@ -441,7 +452,7 @@ func (e *engine) loseTrust(now time.Time, cause error) {
 		m.withdraw(m.serving(), cause, now)
 	}
 	if lost > 0 {
-		e.log.Warn("pgleases: trust lost", slog.Any("cause", cause), slog.Int("count", lost), slog.Duration("since_heartbeat", now.Sub(e.session.sent)))
+		e.log.Warn("pgleases: trust lost", slog.String("cause", why), slog.Int("count", lost), slog.Duration("since_heartbeat", passed(e.session.sent, now)))
 	}
 	e.members.logEnded()
 }

@@ -54,25 +54,25 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 			cut(a, true)
 			time.Sleep(7 * time.Second)
 			cut(a, false)
-		}, ErrTrustLost, "", lost, Losses{TrustLost: 2}},
+		}, ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, Losses{TrustLost: 2}},
 		"no heartbeat succeeds, in work": {true, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
 			cut(a, true)
 			time.Sleep(7 * time.Second)
 			cut(a, false)
-		}, ErrTrustLost, "", lost, Losses{TrustLost: 2}},
+		}, ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, Losses{TrustLost: 2}},
 		"no heartbeat succeeds, while it drains": {true, 0, func(w *world, a *proc, l *Lease, _ *Hold) {
 			ask(w, l)
 			w.within(5*time.Second, "it drains", func() bool { return shows(l) == "-" })
 			cut(a, true)
 			time.Sleep(7 * time.Second)
 			cut(a, false)
-		}, ErrTrustLost, "", lost, Losses{TrustLost: 2}},
+		}, ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, Losses{TrustLost: 2}},
 		"no heartbeat succeeds, then evicted": {true, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
 			cut(a, true)
 			time.Sleep(7 * time.Second)
 			w.evict("a")
 			cut(a, false)
-		}, ErrTrustLost, "", lost, Losses{TrustLost: 2}},
+		}, ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, Losses{TrustLost: 2}},
 		"the wall clock passes the deadline": {true, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
 			a.engine().PassWallLimit()
 		}, ErrTrustLost, "", lost, Losses{TrustLost: 2}},

@@ -3,8 +3,12 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"regexp"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -40,4 +44,41 @@ func TestRunOfCallbacksThatMisbehave(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Callbacks of many partitions that fail for one reason get one line, and no error is left out.
+func TestFailuresOfManyCallbacksAreOneLine(t *testing.T) {
+	inWorld(t, func(w *world) {
+		l := w.start("a").mustJoin("x", 300)
+		w.within(5*time.Second, "it owns all", func() bool { return shows(l) == "0-299" })
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() {
+			done <- l.Run(ctx, func(ctx context.Context, p Partition) error {
+				switch {
+				case p.Number == 7:
+					return errors.New("no paper")
+				case p.Number == 8:
+					<-ctx.Done()
+					return errors.New("no ink")
+				}
+				return fmt.Errorf("guard partition %d: %w", p.Number, ErrNotOwner)
+			})
+		}()
+		time.Sleep(1100 * time.Millisecond)
+		cancel()
+		<-done
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		errors := slices.DeleteFunc(w.events, func(line string) bool { return !strings.Contains(line, "ERROR pgleases: callback failed lease=x ") })
+		for _, want := range []string{`partitions=0-6,9-299 count=\d{3,4} error=guard partition \d+: pgleases: not the owner asked_to_end=false`,
+			`partitions=7 count=\d error=no paper asked_to_end=false`, `partitions=8 count=1 error=no ink asked_to_end=true`} {
+			if !slices.ContainsFunc(errors, regexp.MustCompile(want+"$").MatchString) {
+				t.Errorf("none of %q is %s", errors, want)
+			}
+		}
+		if len(errors) > 5 { // two errors may have a line in each of two seconds
+			t.Errorf("%d lines: %q", len(errors), errors)
+		}
+	})
 }

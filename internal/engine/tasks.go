@@ -120,9 +120,7 @@ func readDue(e *engine, _ time.Time) time.Time {
 	return atOnceIf(e.trust.held() && !e.server.behind && e.members.toRead())
 }
 
-func announceDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(len(e.releases.unannounced) > 0)
-}
+func announceDue(e *engine, _ time.Time) time.Time { return atOnceIf(len(e.releases.unannounced) > 0) }
 
 func releaseDue(e *engine, now time.Time) time.Time { return e.members.releaseDue(now) }
 
@@ -260,21 +258,21 @@ func (p *progress) failed(t *task, most time.Duration) {
 // log logs each kind of error once until the task succeeds.
 func (p *progress) log(log *slog.Logger, t *task, err error) {
 	name := t.name
-	if l := (logged{name, kindOf(err)}); !p.logged[l] {
+	if l := (logged{name, KindOf(err.Error())}); !p.logged[l] {
 		p.logged[l] = true
 		log.Warn("pgleases: "+name+" failed, will be tried again", slog.Any("error", err))
 	}
 }
 
-// kindOf returns an error's text without digits, because a new local port at each attempt is not a
+// KindOf returns an error's text without digits, because a new local port at each attempt is not a
 // new error.
-func kindOf(err error) string {
+func KindOf(text string) string {
 	return strings.Map(func(r rune) rune {
 		if '0' <= r && r <= '9' {
 			return -1
 		}
 		return r
-	}, err.Error())
+	}, text)
 }
 
 // idle reports whether no task is under way.

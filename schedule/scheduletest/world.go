@@ -99,9 +99,7 @@ func (w *world) ask(f func(context.Context) error) error {
 	return f(ctx)
 }
 
-func (w *world) time() time.Time {
-	return time.UnixMicro(w.now.Load()).UTC()
-}
+func (w *world) time() time.Time { return time.UnixMicro(w.now.Load()).UTC() }
 
 // process returns the process that runs now or next.
 func (w *world) process() *Scheduler {

@@ -22,9 +22,7 @@ func ownGroup(string) (*syscall.SysProcAttr, *os.File) {
 }
 
 // treeGone kills the rest of the program's group, and reports whether the group was empty.
-func treeGone(pid int) bool {
-	return errors.Is(syscall.Kill(-pid, syscall.SIGKILL), syscall.ESRCH)
-}
+func treeGone(pid int) bool { return errors.Is(syscall.Kill(-pid, syscall.SIGKILL), syscall.ESRCH) }
 
 func executable() (string, error) { return os.Executable() }
 
