@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -254,11 +255,14 @@ type flattened struct {
 func (f flattened) Error() string   { return f.text }
 func (f flattened) Unwrap() []error { return f.of }
 
+// panicking matches the frames of a stack above those of the code that panicked.
+var panicking = regexp.MustCompile(`(?s)^.*?\npanic\(.*?\n.*?\n`)
+
 // caught turns a panic of the application's code into an error of its run, because the other runs
 // of the process are not affected.
 func caught(err *error) {
 	if p := recover(); p != nil {
-		stack := debug.Stack()
+		stack := panicking.ReplaceAll(debug.Stack(), nil)
 		*err = errors.New(storable(fmt.Sprintf("panic: %T\n%s", p, stack)))
 		defer func() { _ = recover() }() // the value may panic again when it is printed
 		*err = errors.New(storable(fmt.Sprintf("panic: %v\n%s", p, stack)))

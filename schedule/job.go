@@ -121,13 +121,10 @@ const (
 )
 
 func (c OnConflict) String() string {
-	switch c {
-	case Ignore:
-		return "ignore"
-	case Replace:
-		return "replace"
+	if c < Reject || c > Replace {
+		return fmt.Sprintf("OnConflict(%d)", int(c))
 	}
-	return "reject"
+	return [...]string{"reject", "ignore", "replace"}[c]
 }
 
 // WithUnique sets the unique key of a job: of a group and kind, at most one live job has it.
@@ -248,7 +245,7 @@ func (j *newJob) check(together int) error {
 		wrong(in < 0, "a delay of %v is negative", in),
 		wrong(at.Year() < 1 || at.Year() > 9999 || at.IsZero(), "the time %v is out of range: after the year 1, before 10000", at),
 		wrong(j.UniqueKey != nil && together > 1, "WithUnique is for one job: call Enqueue for each"),
-		wrong(j.onConflict < Reject || j.onConflict > Replace, "OnConflict(%d) is not Reject, Ignore or Replace", j.onConflict),
+		wrong(j.onConflict < Reject || j.onConflict > Replace, "%v is not Reject, Ignore or Replace", j.onConflict),
 		checkName("unique key", *cmp.Or(j.UniqueKey, &j.Kind)),
 		checkName("key", cmp.Or(j.Key, j.Kind)),
 	)

@@ -151,6 +151,7 @@ func TestHandlerAfterItsContextIsLogged(t *testing.T) {
 	testkit.Until(t, "it is named", func() bool { return log.count("handler still running after its context ended") == 1 })
 	expect(t, log.count("kind=stuck"), 1, "lines with the kind")
 	close(end)
+	expect(t, log.count("name="), 0, "lines with a name, of a job without one")
 }
 
 // The database's clock is wrong by 8 h for a moment, while time passes here as usual: no run begins

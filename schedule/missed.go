@@ -28,16 +28,10 @@ const maxCatchUp = 100
 const onTime = time.Minute
 
 func (m Missed) String() string {
-	switch m {
-	case MissedLatest:
-		return "latest"
-	case MissedNone:
-		return "none"
-	case MissedAll:
-		return "all"
-	default:
+	if m < MissedLatest || m > MissedAll {
 		return fmt.Sprintf("Missed(%d)", int(m))
 	}
+	return [...]string{"latest", "none", "all"}[m]
 }
 
 // Due divides passed ticks into those to run and those that are missed. All missed ticks are before

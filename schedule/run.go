@@ -259,9 +259,17 @@ func (e *execution) write(life context.Context, row *record, st step) error {
 
 func (e *execution) logger() *slog.Logger { return itemLogger(e.log, e.item) }
 
-// runLogger returns the logger of a run.
+// runLogger returns the logger of a run. A job may have no name.
 func (e *execution) runLogger(a *attempt) *slog.Logger {
-	return e.logger().With(slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At))
+	return e.logger().With(nameAttr(a.row.Name), slog.Time("at", a.decided.run.At))
+}
+
+// nameAttr returns the attribute of a name; for an empty name an empty one, which is not logged.
+func nameAttr(name string) (a slog.Attr) {
+	if name != "" {
+		a = slog.String("name", name)
+	}
+	return a
 }
 
 // itemLogger returns the logger of an item.
@@ -281,7 +289,7 @@ func (e *execution) warnUnknown(r *record) {
 	}
 	if _, logged := e.registry.warned.LoadOrStore(r.Kind, true); !logged {
 		e.logger().Warn(
-			"schedule: blocked, kind not registered in this process", slog.String("name", r.Name),
+			"schedule: blocked, kind not registered in this process", nameAttr(r.Name),
 			slog.Time("since", *r.BlockedSince), slog.Any("registered", e.registry.names()),
 		)
 	}
