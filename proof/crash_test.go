@@ -534,10 +534,10 @@ func (c *crash) change() {
 }
 
 func (c *crash) setWrongWeight() {
-	execute(c.t, c.pool, `WITH told AS ( -- a heartbeat tells of leases after a change of one
+	execute(c.t, c.pool, `WITH changed AS ( -- a heartbeat returns leases after a change of one
 			UPDATE pgleases.leases SET next_check_at = next_check_at RETURNING name
 		) UPDATE pgleases.members SET weight = 2
-		WHERE lease IN (SELECT name FROM told) AND session IN (SELECT session FROM pgleases.clients WHERE id = 'victim')`)
+		WHERE lease IN (SELECT name FROM changed) AND session IN (SELECT session FROM pgleases.clients WHERE id = 'victim')`)
 }
 
 // close starts to close the victim.

@@ -77,8 +77,8 @@ func TestALossIsLoggedLast(t *testing.T) {
 		cause error
 	}{
 		"trust lost":             {func(e *engine, _ *membership) { e.loseTrust(now, "why") }, errorsOfTests.TrustLost},
-		"evicted":                {func(e *engine, _ *membership) { e.evicted(false) }, errorsOfTests.TrustLost},
-		"copied":                 {func(e *engine, _ *membership) { e.evicted(true) }, errorsOfTests.TrustLost},
+		"evicted":                {func(e *engine, _ *membership) { e.sessionLost(false) }, errorsOfTests.TrustLost},
+		"copied":                 {func(e *engine, _ *membership) { e.sessionLost(true) }, errorsOfTests.TrustLost},
 		"the membership removed": {func(e *engine, m *membership) { e.removed(m) }, errorsOfTests.TrustLost},
 		"drain timeout": {func(e *engine, m *membership) {
 			m.lease.Options.DrainTimeout = time.Second

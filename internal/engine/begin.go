@@ -15,7 +15,7 @@ import (
 // is passed to that part here. engine.go passes on an answer that concerns several.
 
 func beginConnect(e *engine, _ time.Time) *operation {
-	return ask(time.Hour, func(ctx context.Context, _ Conn) (Conn, error) { return e.config.Connect(ctx) }, func(c Conn, err error) {
+	return query(time.Hour, func(ctx context.Context, _ Conn) (Conn, error) { return e.config.Connect(ctx) }, func(c Conn, err error) {
 		if err != nil {
 			e.connection.failed = true
 			e.connection.backOff(e.config.Heartbeat)
@@ -29,7 +29,7 @@ func beginRegister(e *engine, _ time.Time) *operation {
 	r := e.session.registration(&e.config)
 	var sent time.Time
 	var newer *store.Process
-	return ask(e.config.limit(), func(ctx context.Context, c Conn) (incarnation int64, err error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) (incarnation int64, err error) {
 		sent = time.Now()
 		incarnation, newer, err = c.Register(ctx, r)
 		return incarnation, err
@@ -38,7 +38,7 @@ func beginRegister(e *engine, _ time.Time) *operation {
 
 // beginLookUp reads which process superseded this one.
 func beginLookUp(e *engine, _ time.Time) *operation {
-	return ask(e.config.limit(), func(ctx context.Context, c Conn) (*store.Process, error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) (*store.Process, error) {
 		return c.Superseder(ctx, e.config.ClientID)
 	}, func(newer *store.Process, err error) {
 		if e.closing.lookUp = false; err == nil {
@@ -50,7 +50,7 @@ func beginLookUp(e *engine, _ time.Time) *operation {
 func beginHoldLiveness(e *engine, _ time.Time) *operation {
 	session, presence := e.session.number, e.liveness.NextPresence()
 	e.liveness.Carries(e.trust.validity)
-	return tell(e.config.limit(), func(ctx context.Context, c Conn) error {
+	return exec(e.config.limit(), func(ctx context.Context, c Conn) error {
 		return c.(liveness.Conn).HoldLiveness(ctx, session, presence)
 	}, func(err error) {
 		e.session.beatFailed = err != nil // without the lock the client sends no heartbeat
@@ -63,7 +63,7 @@ func beginHoldLiveness(e *engine, _ time.Time) *operation {
 func beginHeartbeat(e *engine, now time.Time) *operation {
 	session, watched, last := e.session.number, e.watch.lasts(now), e.session.beats()
 	var sent, received time.Time
-	return ask(max(e.config.Heartbeat, e.config.TTL/4), func(ctx context.Context, c Conn) (store.Beat, error) {
+	return query(max(e.config.Heartbeat, e.config.TTL/4), func(ctx context.Context, c Conn) (store.Beat, error) {
 		sent = time.Now()
 		beat, err := c.Heartbeat(ctx, session, watched, last)
 		received = time.Now()
@@ -79,7 +79,7 @@ func beginHeartbeat(e *engine, now time.Time) *operation {
 }
 
 func beginMark(e *engine, _ time.Time) *operation {
-	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.SetMarker(ctx, store.RandomID()) }, func(err error) {
+	return exec(e.config.limit(), func(ctx context.Context, c Conn) error { return c.SetMarker(ctx, store.RandomID()) }, func(err error) {
 		if err == nil {
 			e.server.marked = true
 			e.session.beatNow() // its answer has the boot marker
@@ -91,7 +91,7 @@ func beginMark(e *engine, _ time.Time) *operation {
 // client has seen.
 func beginReject(e *engine, _ time.Time) *operation {
 	generation := e.server.generation
-	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.RejectServer(ctx, generation) }, func(err error) {
+	return exec(e.config.limit(), func(ctx context.Context, c Conn) error { return c.RejectServer(ctx, generation) }, func(err error) {
 		if err == nil {
 			e.server.behind = false
 			e.session.beatNow() // its answer says that the server is not accepted
@@ -102,7 +102,7 @@ func beginReject(e *engine, _ time.Time) *operation {
 
 func beginAccept(e *engine, now time.Time) *operation {
 	watched, run, seen := e.watch.lasts(now), e.watch.run, e.server.generation
-	return ask(e.config.limit(), func(ctx context.Context, c Conn) (int64, error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) (int64, error) {
 		return c.AcceptServer(ctx, watched, run, seen)
 	}, func(generation int64, _ error) {
 		e.server.acceptTried(e.config.Heartbeat, time.Now())
@@ -125,7 +125,7 @@ func beginJoin(e *engine, _ time.Time) *operation {
 // beginRead reads the ownerships of the leases that changed.
 func beginRead(e *engine, _ time.Time) *operation {
 	session, run, names := e.session.number, e.watch.run, e.members.namesToRead()
-	return ask(e.config.limit(), func(ctx context.Context, c Conn) ([]store.LeaseRead, error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) ([]store.LeaseRead, error) {
 		return c.Read(ctx, session, names)
 	}, func(reads []store.LeaseRead, err error) {
 		if err == nil {
@@ -137,7 +137,7 @@ func beginRead(e *engine, _ time.Time) *operation {
 // beginAnnounce notifies the new owners of released partitions.
 func beginAnnounce(e *engine, now time.Time) *operation {
 	names, sessions := e.releases.nextAnnouncement()
-	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Announce(ctx, names, sessions) }, func(err error) {
+	return exec(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Announce(ctx, names, sessions) }, func(err error) {
 		e.releases.announced(names, err, now)
 	})
 }
@@ -146,7 +146,7 @@ func beginAnnounce(e *engine, now time.Time) *operation {
 func beginRelease(e *engine, now time.Time) *operation {
 	r := e.releases.next(e.members.releasable(now), e.members.all())
 	session, lastJoin := e.session.number, e.members.joins
-	return ask(e.config.limit(), func(ctx context.Context, c Conn) (answer store.Released, err error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) (answer store.Released, err error) {
 		if r.successors {
 			if err = planWithout(ctx, c, e.config.Plan, session, e.config.ClientID, r.leaves); err != nil {
 				return answer, err
@@ -162,7 +162,7 @@ func beginRelease(e *engine, now time.Time) *operation {
 
 func beginReleaseLocks(e *engine, now time.Time) *operation {
 	session, run, r := e.session.number, e.watch.run, e.locks.BeginRelease(now, e.closing.ends())
-	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.LocksReleased, error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) (store.LocksReleased, error) {
 		return c.ReleaseLocks(ctx, session, r.Rows, run)
 	}, func(answer store.LocksReleased, err error) {
 		if !e.locks.Released(r, answer, err, time.Now()) {
@@ -175,14 +175,14 @@ func beginReleaseLocks(e *engine, now time.Time) *operation {
 func beginFence(e *engine, _ time.Time) *operation {
 	session, busy := e.session.number, e.members.toFence(e.server.generation, e.releases.batch)
 	rows := rowsOf(busy, func(a *assignment) int64 { return a.Epoch })
-	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Fence(ctx, session, rows) }, func(error) {
+	return exec(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Fence(ctx, session, rows) }, func(error) {
 		fenceSent(busy)
 	})
 }
 
 func beginListenToLocks(e *engine, _ time.Time) *operation {
 	session := e.session.number
-	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.ListenToLocks(ctx, session) }, func(err error) {
+	return exec(e.config.limit(), func(ctx context.Context, c Conn) error { return c.ListenToLocks(ctx, session) }, func(err error) {
 		if err == nil {
 			e.locks.Listened(session)
 		}
@@ -194,7 +194,7 @@ func beginListenToLocks(e *engine, _ time.Time) *operation {
 func beginLookAtLocks(e *engine, _ time.Time) *operation {
 	session, run, look := e.session.number, e.watch.run, e.locks.BeginLook()
 	var answered store.Incarnation
-	return ask(e.config.limit(), func(ctx context.Context, c Conn) (found []store.FoundLock, err error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) (found []store.FoundLock, err error) {
 		found, answered, err = c.LookAtLocks(ctx, session, look.Nonces, look.Confirm)
 		return found, err
 	}, func(found []store.FoundLock, err error) {
@@ -213,14 +213,14 @@ func beginLookAtLocks(e *engine, _ time.Time) *operation {
 // beginWatchLiveness checks the liveness locks, if this client is one of those that watch them.
 func beginWatchLiveness(e *engine, now time.Time) *operation {
 	session, digest := e.session.number, e.liveness.Digest
-	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.Liveness, error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) (store.Liveness, error) {
 		return c.(liveness.Conn).WatchLiveness(ctx, session, digest)
 	}, func(look store.Liveness, err error) { e.liveness.Looked(look, err, now, e.config.Heartbeat, e.log) })
 }
 
 func beginEvictDisconnected(e *engine, now time.Time) *operation {
 	due, run := e.liveness.Due(now), e.watch.run
-	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.Evicted, error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) (store.Evicted, error) {
 		return c.(liveness.Conn).EvictDisconnected(ctx, due.Ended, due.Since, run)
 	}, func(evicted store.Evicted, err error) {
 		e.liveness.Evicted(due, err)
@@ -236,7 +236,7 @@ func beginEvictDisconnected(e *engine, now time.Time) *operation {
 
 func beginEvict(e *engine, now time.Time) *operation {
 	cutoff, watched, run := e.watch.cutoff(now), e.watch.lasts(now), e.watch.run
-	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.Evicted, error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) (store.Evicted, error) {
 		return c.Evict(ctx, cutoff+time.Since(now).Microseconds(), watched, e.config.TTL, run)
 	}, func(evicted store.Evicted, err error) {
 		e.expiry.evicted(evicted, err, e.config.Heartbeat, time.Now())
@@ -251,14 +251,14 @@ func beginEvict(e *engine, now time.Time) *operation {
 }
 
 func beginSweepLocks(e *engine, _ time.Time) *operation {
-	return ask(e.config.limit(), func(ctx context.Context, c Conn) (bool, error) { return c.SweepLocks(ctx) }, func(done bool, err error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) (bool, error) { return c.SweepLocks(ctx) }, func(done bool, err error) {
 		if err == nil {
 			e.locks.Swept(done, time.Now())
 		}
 	})
 }
 
-// beginPlan plans the leases that ask for it, or continues a plan.
+// beginPlan plans the leases that need it, or continues a plan.
 func beginPlan(e *engine, now time.Time) *operation {
 	longest := min(e.config.Heartbeat, time.Second)
 	if e.closing.ends() { // see leavesToOthers
@@ -280,14 +280,14 @@ func beginPlan(e *engine, now time.Time) *operation {
 
 // beginTidy does the work that can wait. If it fails, the next check does it.
 func beginTidy(e *engine, _ time.Time) *operation {
-	return ask(e.config.limit(), func(ctx context.Context, c Conn) ([]string, error) { return c.Tidy(ctx) }, func(asked []string, _ error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) ([]string, error) { return c.Tidy(ctx) }, func(toPlan []string, _ error) {
 		e.expiry.toTidy = false
-		e.plans.request(time.Now(), asked...)
+		e.plans.request(time.Now(), toPlan...)
 	})
 }
 
 func beginListen(e *engine, _ time.Time) *operation {
-	return ask(e.config.limit(), func(ctx context.Context, c Conn) (bool, error) { return c.Listen(ctx) }, func(arrives bool, err error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) (bool, error) { return c.Listen(ctx) }, func(arrives bool, err error) {
 		e.connection.listened(arrives, err, e.expiry.sessions)
 		if err != nil {
 			return
@@ -303,7 +303,7 @@ func beginListen(e *engine, _ time.Time) *operation {
 // handoff waits for the planning. Behind a pooler it has no use, because the client has no server
 // connection of its own.
 func beginPrepare(e *engine, _ time.Time) *operation {
-	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Prepare(ctx) }, func(err error) {
+	return exec(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Prepare(ctx) }, func(err error) {
 		if err == nil {
 			e.connection.prepareAt = never
 		}
@@ -312,7 +312,7 @@ func beginPrepare(e *engine, _ time.Time) *operation {
 
 func beginEnd(e *engine, _ time.Time) *operation {
 	session := e.session.number
-	return tell(e.config.limit(), func(ctx context.Context, c Conn) error {
+	return exec(e.config.limit(), func(ctx context.Context, c Conn) error {
 		ended, err := c.End(ctx, session)
 		if err == nil && !ended {
 			err = errors.New("the session is a member of a lease, or has a lock")

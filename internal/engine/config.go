@@ -89,7 +89,7 @@ type Conn interface {
 	Fence(ctx context.Context, session int64, busy []store.Release) error
 
 	Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Incarnation) (store.Evicted, error)
-	Tidy(ctx context.Context) (asked []string, err error)
+	Tidy(ctx context.Context) (toPlan []string, err error)
 	Claim(ctx context.Context, leases []string) ([]string, error)
 	Snapshot(ctx context.Context, leases []string, alone bool) ([]store.LeaseSnapshot, error)
 	Apply(ctx context.Context, read []store.LeaseSnapshot, moves []store.Move, again time.Duration) (store.Applied, error)

@@ -10,7 +10,7 @@ type connection struct {
 	conn  Conn // nil: there is no connection
 	known bool // a heartbeat returned which server it leads to
 
-	asked     bool // whether notifications arrive is known, or cannot be found out
+	probed    bool // whether notifications arrive is known, or cannot be found out
 	listening bool // notifications arrive
 
 	prepareAt time.Time // when to make the server plan for this connection; never: it has planned, or planning has no use
@@ -29,7 +29,7 @@ func (c *connection) connected(conn Conn) { c.conn, c.known, c.failed = conn, fa
 // close closes the connection.
 func (c *connection) close() {
 	c.conn.Close()
-	c.conn, c.asked, c.listening, c.prepareAt = nil, false, false, never
+	c.conn, c.probed, c.listening, c.prepareAt = nil, false, false, never
 }
 
 // backOff spaces attempts to connect and to register. The first attempt is immediate.
@@ -41,7 +41,7 @@ func (c *connection) backOff(heartbeat time.Duration) {
 // listened notes whether notifications arrive. If they do not, or if that cannot be found out, the
 // client polls until the next connection.
 func (c *connection) listened(arrives bool, err error, clients int64) {
-	c.asked, c.listening = err == nil || !c.conn.Closed(), arrives
+	c.probed, c.listening = err == nil || !c.conn.Closed(), arrives
 	if arrives {
 		c.prepareAt = time.Now().Add(rand.N(preparing * time.Duration(max(clients, 1))))
 	}

@@ -25,7 +25,7 @@
 //	            drains.go              the draining assignments of all memberships
 //	            reads.go               the ownerships in the database, compared with those in memory
 //	releases    releases.go            what one statement hands over and announces; fences
-//	plans       plans.go               leases that ask for a plan, and the making of a plan
+//	plans       plans.go               leases that need a plan, and the making of a plan
 //	closing     closing.go             the client's end
 //
 // Two parts are packages of their own: internal/locks for named locks, internal/liveness for fast
@@ -72,8 +72,8 @@
 // # A tour: from a plan that is due to another client's Values
 //
 //  1. tasks.go: the heartbeat is due. begin.go (beginHeartbeat) sends it.
-//  2. engine.go (heard): the answer prolongs the trust, and members.heard returns a lease that asks
-//     for a plan. plans.asked notes it.
+//  2. engine.go (heard): the answer prolongs the trust, and members.heard returns a lease that needs a
+//     plan. plans.heard notes it.
 //  3. tasks.go: the task "plan" is due. begin.go (beginPlan) takes a planning of plans.go. It
 //     claims and reads the lease, and calls Config.Plan, which is replan.go and rebalance.go of the
 //     root package. The function apply of sql/schema/plans.sql writes targets, gives free
@@ -90,6 +90,6 @@
 //
 // If the owner has crashed, no owner is asked: its session expires. In a client that has watched
 // the clock for long enough, expiry.go makes a heartbeat early and the task "evict" due. The
-// function evict of sql/schema/expiry.sql removes the session, and its leases ask for a plan. Step
+// function evict of sql/schema/expiry.sql removes the session, and its leases need a plan. Step
 // 3 gives its partitions away at once.
 package engine

@@ -40,7 +40,7 @@ type engine struct {
 	liveness   liveness.State // with fast failover: liveness locks
 	members    members        // the memberships of leases, and their ownerships
 	releases   releases       // partitions to release and to announce
-	plans      plans          // leases that ask for a plan
+	plans      plans          // leases that need a plan
 	locks      *locks.Session
 	closing    closing // the client's end
 
@@ -331,7 +331,7 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	e.watch.observe(sent, received, beat.Clock, beat.Server)
 	e.session.beatAnswered(sent, e.config.Heartbeat)
 	if !beat.Alive {
-		e.evicted(beat.Copied)
+		e.sessionLost(beat.Copied)
 		return
 	}
 	e.answered(sent)
@@ -346,8 +346,8 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	}
 	now := time.Now()
 	e.expiry.heard(beat, e.watch.lasts(now), e.watch.spread(), now)
-	asking, none := e.members.heard(beat.Leases)
-	e.plans.asked(now, asking...)
+	toPlan, none := e.members.heard(beat.Leases)
+	e.plans.heard(now, toPlan...)
 	for _, m := range none {
 		e.removed(m)
 	}
@@ -371,9 +371,9 @@ func (e *engine) heardServer(sent time.Time, beat store.Beat) {
 	e.earnTrust(sent)
 }
 
-// evicted handles the news that the session is gone, or that a copy of this process has it: the
+// sessionLost handles the news that the session is gone, or that a copy of this process has it: the
 // client begins a new session, and joins again.
-func (e *engine) evicted(copied bool) {
+func (e *engine) sessionLost(copied bool) {
 	now := time.Now()
 	if copied {
 		e.loseTrust(now, "a copy of this process has the session")
@@ -382,7 +382,7 @@ func (e *engine) evicted(copied bool) {
 		e.loseTrust(now, "the session was evicted")
 		e.log.Warn("pgleases: session was evicted", slog.Int64("session", e.session.number))
 	}
-	e.session.evicted()
+	e.session.replace()
 	e.connection.backOff(e.config.Heartbeat)
 	e.locks.LoseSession(e.standing())
 	clear(e.members.unreleased)
@@ -498,7 +498,7 @@ func (e *engine) joined(m *membership, join store.Join, err error, weight int, c
 		e.plans.joined(m.lease.Name, join, now)
 		m.weightSet(weight, calls)
 	case err == nil && !join.Alive:
-		e.evicted(false)
+		e.sessionLost(false)
 	}
 	return again
 }
@@ -558,7 +558,7 @@ func (e *engine) released(r release, answer store.Released) {
 	for _, a := range changed {
 		e.releases.announce(a.lease, a.session)
 	}
-	e.plans.request(now, answer.Asking...)
+	e.plans.request(now, answer.ToPlan...)
 	none, beatToo := e.members.left(r.leaving, answer)
 	for _, m := range none {
 		e.removed(m)
@@ -573,7 +573,7 @@ func (e *engine) evictedOthers(evicted store.Evicted) {
 	if len(evicted.IDs) > 0 {
 		e.locks.SweepNow()
 	}
-	e.plans.request(time.Now().Add(evicted.PlanDueIn), evicted.Asked...)
+	e.plans.request(time.Now().Add(evicted.PlanDueIn), evicted.ToPlan...)
 }
 
 // planned handles the result of a plan, or of its first moves.

@@ -297,8 +297,8 @@ func (s *shared) miscounted(n, wanted int) error {
 }
 
 // heard handles what a heartbeat says about the leases that the session is a member of. It returns
-// the leases that ask for a plan, and the memberships that the database does not have.
-func (ms *members) heard(beats []store.LeaseBeat) (asking []string, none []*membership) {
+// the leases that need a plan, and the memberships that the database does not have.
+func (ms *members) heard(beats []store.LeaseBeat) (toPlan []string, none []*membership) {
 	isMember := make(map[string]bool, len(beats))
 	for _, b := range beats {
 		isMember[b.Name] = true
@@ -313,7 +313,7 @@ func (ms *members) heard(beats []store.LeaseBeat) (asking []string, none []*memb
 		m.toRead = m.toRead || m.generation != b.Generation
 		m.weightLost = !m.ends() && b.Weight != m.weight
 		if b.DueIn == 0 {
-			asking = append(asking, b.Name)
+			toPlan = append(toPlan, b.Name)
 		}
 	}
 	for name, m := range ms.byName {
@@ -321,7 +321,7 @@ func (ms *members) heard(beats []store.LeaseBeat) (asking []string, none []*memb
 			none = append(none, m)
 		}
 	}
-	return asking, none
+	return toPlan, none
 }
 
 // takeStray takes a lease that the session is a member of without a waiting call: the answer to a

@@ -12,12 +12,12 @@ import (
 
 // Plans: any client makes them for all members of a lease.
 
-// plans are the leases that ask for a plan, joined or not, and what is known about their last plan.
+// plans are the leases that need a plan, joined or not, and what is known about their last plan.
 type plans struct {
 	plan     func([]store.LeaseSnapshot) []store.Move
 	at       map[string]time.Time // when to plan a lease
 	claimed  map[string]bool      // this client has claimed the plan
-	alone    bool                 // a plan met a lock: the next one is only of the leases that ask for it
+	alone    bool                 // a plan met a lock: the next one is only of the leases that need it
 	underWay *planning            // or to be made again; nil: no plan is
 	batch    int                  // the most partitions that one statement moves; see fitting
 	retryIn  time.Duration        // the pause before another plan if moves are left over; doubled if the last plan changed no partition
@@ -27,7 +27,7 @@ func newPlans(plan func([]store.LeaseSnapshot) []store.Move) plans {
 	return plans{plan: plan, at: make(map[string]time.Time), claimed: make(map[string]bool), batch: maxBatch, retryIn: busyRetry}
 }
 
-// request notes leases that ask for a plan, to be made at that time.
+// request notes leases that need a plan, to be made at that time.
 func (ps *plans) request(at time.Time, names ...string) {
 	for _, name := range names {
 		if planned, known := ps.at[name]; !known || at.Before(planned) {
@@ -36,9 +36,9 @@ func (ps *plans) request(at time.Time, names ...string) {
 	}
 }
 
-// asked notes leases that ask for a plan according to a heartbeat, unless one is to be made
+// heard notes leases that need a plan according to a heartbeat, unless one is to be made
 // already.
-func (ps *plans) asked(now time.Time, names ...string) {
+func (ps *plans) heard(now time.Time, names ...string) {
 	for _, name := range names {
 		if _, planned := ps.at[name]; !planned {
 			ps.at[name] = now
@@ -66,7 +66,7 @@ func (ps *plans) due() time.Time {
 // since, a statement writes no move.
 type planning struct {
 	plan      func([]store.LeaseSnapshot) []store.Move
-	names     []string // that asked
+	names     []string // that need it
 	unclaimed []string // to be claimed first
 	claimed   []string // by this client
 	read      []store.LeaseSnapshot
@@ -81,7 +81,7 @@ type planning struct {
 	claimEnds time.Time // when others may claim the leases; set if a change overtook the plan
 }
 
-// begin plans the leases that ask for it, or continues a plan. Longest is the longest pause before
+// begin plans the leases that need it, or continues a plan. Longest is the longest pause before
 // another plan if moves are left over.
 func (ps *plans) begin(longest time.Duration, now time.Time) *planning {
 	var names []string
@@ -117,7 +117,7 @@ const (
 )
 
 // next is what a plan applies in one statement: the maximum number of moves; alone: only for the
-// leases that ask for it, not for all that share a member with them.
+// leases that need it, not for all that share a member with them.
 type next struct {
 	batch int
 	alone bool

@@ -110,8 +110,8 @@ func (s *session) renewed(sent, received time.Time, now store.Renewal) (otherRun
 // began reports whether a heartbeat was ever answered in this session.
 func (s *session) began() bool { return s.renewal != store.Renewal{} }
 
-// evicted begins another session, which is not registered yet.
-func (s *session) evicted() {
+// replace replaces the session by another, which is not registered yet.
+func (s *session) replace() {
 	s.number, s.registered = store.RandomID(), false
 	s.renewal, s.last, s.lateUntil = store.Renewal{}, false, time.Time{}
 }

@@ -162,7 +162,7 @@ func planDue(e *engine, _ time.Time) time.Time { return e.plans.due() }
 func tidyDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.expiry.toTidy) }
 
 func listenDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(!e.connection.asked && !e.config.Polling)
+	return atOnceIf(!e.connection.probed && !e.config.Polling)
 }
 
 func prepareDue(e *engine, _ time.Time) time.Time { return e.connection.prepareAt }
@@ -300,9 +300,9 @@ type operation struct {
 	cancel context.CancelFunc
 }
 
-// ask returns the operation that sends a statement. Its error is the statement's, whatever take
+// query returns the operation that sends a statement. Its error is the statement's, whatever take
 // does with it.
-func ask[T any](limit time.Duration, send func(context.Context, Conn) (T, error), take func(T, error)) *operation {
+func query[T any](limit time.Duration, send func(context.Context, Conn) (T, error), take func(T, error)) *operation {
 	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
 		answer, err := send(ctx, c)
 		return func(error) error {
@@ -312,9 +312,9 @@ func ask[T any](limit time.Duration, send func(context.Context, Conn) (T, error)
 	}}
 }
 
-// tell is ask for a statement without an answer.
-func tell(limit time.Duration, send func(context.Context, Conn) error, take func(error)) *operation {
-	return ask(limit,
+// exec is query for a statement without an answer.
+func exec(limit time.Duration, send func(context.Context, Conn) error, take func(error)) *operation {
+	return query(limit,
 		func(ctx context.Context, c Conn) (struct{}, error) { return struct{}{}, send(ctx, c) },
 		func(_ struct{}, err error) { take(err) })
 }

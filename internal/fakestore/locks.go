@@ -96,7 +96,7 @@ func (db *Database) acquire(r store.LockRequest, clock int64) store.LockAnswer {
 	db.turn(r.Name, clock)
 	rows := t.Locks[r.Name]
 	if i := t.place(r.Name, r.Session, r.Nonce); i >= 0 {
-		return told(rows[i])
+		return answerOf(rows[i])
 	}
 	l := Lock{Ticket: 1, Session: r.Session, Nonce: r.Nonce, Shared: r.Shared, Since: clock}
 	if len(rows) > 0 {
@@ -110,11 +110,11 @@ func (db *Database) acquire(r store.LockRequest, clock int64) store.LockAnswer {
 			Since: time.UnixMicro(rows[0].Since), LivesUntil: time.UnixMicro(first.ExpiresAt)}
 	}
 	t.Locks[r.Name] = append(rows, l)
-	return told(l)
+	return answerOf(l)
 }
 
-// told returns the answer about a row.
-func told(l Lock) store.LockAnswer {
+// answerOf returns the answer about a row.
+func answerOf(l Lock) store.LockAnswer {
 	if l.Token == 0 {
 		return store.LockAnswer{Outcome: store.LockWaits}
 	}

@@ -117,15 +117,15 @@ func (db *Database) TakeBack(w Override) error {
 }
 
 // endOverrides ends the overrides whose time is over, and returns the leases that they concern.
-func (t *Tables) endOverrides(clock int64) (asked []string) {
+func (t *Tables) endOverrides(clock int64) (toPlan []string) {
 	for w, override := range t.Overrides {
 		if override.Until <= clock {
 			delete(t.Overrides, w)
 			t.ask(t.concerned(w), clock)
-			asked = append(asked, t.concerned(w)...)
+			toPlan = append(toPlan, t.concerned(w)...)
 		}
 	}
-	return asked
+	return toPlan
 }
 
 // EvictClient is the SQL function evict_client.

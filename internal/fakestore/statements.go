@@ -24,8 +24,8 @@ const (
 
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 
-// unasked is the time until something is due if it is not due at all.
-const unasked = -time.Microsecond
+// notDue is the time until something is due if it is not due at all.
+const notDue = -time.Microsecond
 
 // Register is register.sql.
 func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *store.Process, error) {
@@ -121,7 +121,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 			b := store.LeaseBeat{Name: name, Generation: l.Generation, Weight: member.Weight}
 			switch {
 			case l.NextCheckAt == Ever:
-				b.DueIn = unasked
+				b.DueIn = notDue
 			case l.NextCheckAt <= l.latest(clock): // otherwise the clock stepped back
 				b.DueIn = micros(max(l.NextCheckAt-clock, 0))
 			}
@@ -392,17 +392,17 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 			}
 			t.Leases[name] = l
 			if l.NextCheckAt <= clock {
-				answer.Asking = append(answer.Asking, name)
+				answer.ToPlan = append(answer.ToPlan, name)
 			}
 		}
 		slices.Sort(answer.Left)
-		told := make(map[int64]bool)
+		owners := make(map[int64]bool)
 		for _, h := range answer.Released {
 			if slices.Contains(answer.Left, h.Lease) {
-				told[h.Owner] = true
+				owners[h.Owner] = true
 			}
 		}
-		db.notify(told)
+		db.notify(owners)
 		slices.SortFunc(answer.Released, func(a, b store.Handed) int {
 			return cmp.Or(strings.Compare(a.Lease, b.Lease), a.Partition-b.Partition)
 		})
@@ -464,7 +464,7 @@ func (c *Conn) Fence(ctx context.Context, session int64, busy []store.Release) e
 // Evict is evict.sql.
 func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Incarnation) (store.Evicted, error) {
 	return execute(ctx, c, "evict", true, func(db *Database, t *Tables, clock int64) (store.Evicted, bool) {
-		answer := store.Evicted{CheckDueIn: unasked}
+		answer := store.Evicted{CheckDueIn: notDue}
 		due := t.Server.NextCheckAt <= clock || t.Server.Unwatched > 0 && t.Server.Unwatched <= watched ||
 			t.Server.NextCheckAt > clock+second+ttl.Microseconds() // the clock stepped back
 		if !due || clock < cutoff || t.Server.AcceptedTimeline != run.Timeline || !db.on(run) {
@@ -508,7 +508,7 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 					l.NextCheckAt = max(clock, l.PlannedAt+50*millisecond+5*l.Partitions)
 				}
 				t.Leases[name] = l
-				answer.Asked = append(answer.Asked, name)
+				answer.ToPlan = append(answer.ToPlan, name)
 				answer.PlanDueIn = max(answer.PlanDueIn, micros(l.NextCheckAt-clock))
 			}
 		}
@@ -552,7 +552,7 @@ func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
 		}
 		maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return !t.live(m.Lease, m.Session) })
 		maps.DeleteFunc(t.Identities, func(id string, i Identity) bool { return i.UsedAt < clock-day && t.newest(id, 0) == nil })
-		var asked []string
+		var toPlan []string
 		for name, l := range t.Leases {
 			orphaned := func(row Partition) bool {
 				return row.Owner != 0 && !t.live(name, row.Owner) || row.Target != 0 && !t.live(name, row.Target)
@@ -561,10 +561,10 @@ func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
 				l.Generation++
 				l.NextCheckAt = clock
 				t.Leases[name] = l
-				asked = append(asked, name)
+				toPlan = append(toPlan, name)
 			}
 		}
-		return distinct(append(asked, t.endOverrides(clock)...)), true
+		return distinct(append(toPlan, t.endOverrides(clock)...)), true
 	})
 }
 

@@ -28,7 +28,7 @@ func TestOnlyWhoExpiredBeforeTheCutoffIsEvicted(t *testing.T) {
 		run := a.run()
 		clock := a.beat().Clock
 		got := testkit.Must(a.Evict(f.ctx, clock-int64(time.Minute/time.Microsecond), time.Hour, usualTTL, run))(f)
-		if fmt.Sprint(got.IDs, got.Asked) != "[b] [l]" || got.CheckDueIn < 0 || got.CheckDueIn > 50*time.Millisecond {
+		if fmt.Sprint(got.IDs, got.ToPlan) != "[b] [l]" || got.CheckDueIn < 0 || got.CheckDueIn > 50*time.Millisecond {
 			t.Fatalf("%+v", got)
 		}
 		expect(t, f.state("l", a, b, c), "a>a:1 of a, b>b:1 of b, c>c:1 of c", "state: an eviction frees nothing itself")
@@ -63,7 +63,7 @@ func TestEvictRequiresAWatchOfTheTTL(t *testing.T) {
 			}
 		}
 		got := a.evictAs(run, 10*time.Second)
-		expect(t, fmt.Sprint(got.IDs, got.Asked), "[short] []", "evicted after 10 s, asked")
+		expect(t, fmt.Sprint(got.IDs, got.ToPlan), "[short] []", "evicted after 10 s, to plan")
 		between("who evicted", got.CheckDueIn, 5*time.Second, 6*time.Second) // a's expiry
 		between("a short watch", dueIn(0), 5*time.Second, 6*time.Second)
 		expect(t, dueIn(59*time.Second), time.Second, "due after 59 s in")
@@ -95,7 +95,7 @@ func TestASessionThatStaysPutsOffNoOtherCheck(t *testing.T) {
 		}
 		f.expire(b)
 		got = a.evictAs(run, 6*time.Second)
-		expect(t, fmt.Sprint(got.IDs, got.Asked), "[b] [l]", "evicted, asked")
+		expect(t, fmt.Sprint(got.IDs, got.ToPlan), "[b] [l]", "evicted, to plan")
 		expect(t, len(f.tables().Members), 2, "members")
 		f.expireIn(long, 10*time.Minute) // it was only late
 		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted")
@@ -141,9 +141,9 @@ func TestPartitionsWithoutOwnerGetAPlan(t *testing.T) {
 				f.lease(name, func(l *fakestore.Lease, _ int64) { l.PlannedAt, l.NextCheckAt = 0, fakestore.Ever })
 			}
 			f.checkNow()
-			expect(t, len(a.evict().Asked), 0, what)
+			expect(t, len(a.evict().ToPlan), 0, what)
 		}
-		atRest("asked while all is well")
+		atRest("to plan while all is well")
 		for _, orphan := range []struct {
 			what      string
 			isPlanned bool // a plan is due or in progress anyway
@@ -160,15 +160,15 @@ func TestPartitionsWithoutOwnerGetAPlan(t *testing.T) {
 			if orphan.isPlanned {
 				f.lease("l", func(l *fakestore.Lease, clock int64) { l.NextCheckAt = clock })
 				f.checkNow()
-				expect(t, len(a.evict().Asked), 0, "asked while a plan is due, for "+orphan.what)
+				expect(t, len(a.evict().ToPlan), 0, "to plan while a plan is due, for "+orphan.what)
 				f.lease("l", func(l *fakestore.Lease, _ int64) { l.NextCheckAt = fakestore.Ever })
 			}
 			f.checkNow()
 			got := a.evict()
-			expect(t, fmt.Sprint(got.Asked, got.PlanDueIn), "[l] 0s", "asked for "+orphan.what)
-			expect(t, f.counts(), "3 leases, 3 members, 3 partitions", "rows, once asked for "+orphan.what)
+			expect(t, fmt.Sprint(got.ToPlan, got.PlanDueIn), "[l] 0s", "to plan for "+orphan.what)
+			expect(t, f.counts(), "3 leases, 3 members, 3 partitions", "rows, with a plan due for "+orphan.what)
 			expect(t, a.apply(a.snapshot("l"), Move{"l", 0, a.session}).Applied, true, "planned")
-			atRest("asked once it is mended: " + orphan.what)
+			atRest("to plan once it is mended: " + orphan.what)
 		}
 	})
 }
@@ -286,13 +286,13 @@ func TestALockedLeaseKeepsNothingElseFromBeingEvicted(t *testing.T) {
 		release := f.lock("SELECT FROM " + rows + " FOR UPDATE")
 		got := a.evictAs(run, time.Hour)
 		if rows[0] == 'l' {
-			expect(t, fmt.Sprint(got.IDs, got.Asked), "[b c] [free]", "evicted, asked while the lease is locked")
+			expect(t, fmt.Sprint(got.IDs, got.ToPlan), "[b c] [free]", "evicted, to plan while the lease is locked")
 			expect(t, got.CheckDueIn > 0 && got.CheckDueIn <= 100*time.Millisecond, true, "the rest is checked soon")
 			expect(t, a.apply(a.snapshot("free"), Move{"free", 1, a.session}, Move{"free", 2, a.session}).Given, 2, "given")
 			release()
 			f.checkNow()
 			got := testkit.Must(a.Evict(f.ctx, a.beat().Clock, time.Hour, usualTTL, run))(f)
-			expect(t, fmt.Sprint(got.Asked), "[locked]", "asked once it is not")
+			expect(t, fmt.Sprint(got.ToPlan), "[locked]", "to plan once it is not")
 			expect(t, f.counts(), "2 leases, 2 members, 5 partitions", "rows")
 			b, c = f.client("b"), f.client("c")
 			continue
@@ -394,11 +394,11 @@ func TestOrphansOfLargeTablesAreFoundPartByPart(t *testing.T) {
 	} {
 		f.exec(spoil)
 		checks := 0
-		for asked := ""; asked == ""; checks++ {
+		for toPlan := ""; toPlan == ""; checks++ {
 			f.checkNow()
 			f.ok(a.pg().Exec(f.ctx, "BEGIN"))
 			before := a.reads("leases", "members", "partitions", "identities")
-			asked = strings.Join(a.evictAs(run, 0).Asked, " ")
+			toPlan = strings.Join(a.evictAs(run, 0).ToPlan, " ")
 			if n := a.reads("leases", "members", "partitions", "identities") - before; n > 6000 || checks > 20 {
 				t.Fatalf("check %d reads %d rows", checks, n)
 			}
@@ -449,7 +449,7 @@ func TestUndeletableRowsDoNotDelayAnEviction(t *testing.T) {
 		UPDATE events SET at = now() - interval '1 year'`)
 	f.expire(b)
 	got := testkit.Must(a.Evict(f.ctx, a.beat().Clock, time.Hour, usualTTL, run))(f)
-	expect(t, fmt.Sprint(got.IDs, got.Asked), "[b] [l]", "evicted, asked")
+	expect(t, fmt.Sprint(got.IDs, got.ToPlan), "[b] [l]", "evicted, to plan")
 	if _, err := a.Tidy(f.ctx); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("old events are deleted: %v", err)
 	}

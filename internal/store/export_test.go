@@ -35,7 +35,7 @@ func (cr *Connector) Rewrite(change func(string) string) {
 }
 
 // ToldBefore makes the last answer with leases older by the given time.
-func (c *Conn) ToldBefore(d time.Duration) { c.told.at = c.told.at.Add(-d) }
+func (c *Conn) ToldBefore(d time.Duration) { c.lastLeases.at = c.lastLeases.at.Add(-d) }
 
 // SetChannel changes the channel to notify.
 func (c *Conn) SetChannel(name string) { c.channel = name }

@@ -58,7 +58,7 @@ type Released struct {
 	Released []Handed
 	Busy     []Release // still owned, because a guarded transaction is open; Epoch is 0
 	Left     []string  // leases that the session is no longer a member of
-	Asking   []string  // leases that need a plan now
+	ToPlan   []string  // leases that need a plan now
 }
 
 // A Handed is a released partition with its new owner (0: no owner) and epoch. If the lease was
@@ -73,7 +73,7 @@ type Handed struct {
 // Join makes the session a member of a lease, or changes its weight, and creates the lease if it
 // does not exist. The number rises with every join of the session. See join.sql.
 func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (Join, error) {
-	c.told = told{} // so that the next heartbeat returns the lease
+	c.lastLeases = lastLeases{} // so that the next heartbeat returns the lease
 	return one[Join](ctx, c, c.statements.Join, session, lease, partitions, weight, number, c.lockWait)
 }
 
@@ -127,14 +127,14 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 		Owners, Epochs     numbers
 		BusyLeases         []string
 		BusyPartitions     []int
-		LeftLeases, Asking []string
+		LeftLeases, ToPlan []string
 	}
 	got, err := notifying[row](ctx, c, c.statements.Release,
 		session, leases, partitions, epochs, successors, left, planned, now, lastJoin, c.lockWait)
 	if err != nil {
 		return Released{}, err
 	}
-	released := Released{Left: got.LeftLeases, Asking: got.Asking}
+	released := Released{Left: got.LeftLeases, ToPlan: got.ToPlan}
 	for i, lease := range got.ReleasedLeases {
 		released.Released = append(released.Released, Handed{lease, int(got.ReleasedPartitions[i]), got.Owners[i], got.Epochs[i]})
 	}
@@ -142,7 +142,7 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 		released.Busy = append(released.Busy, Release{Lease: lease, Partition: got.BusyPartitions[i]})
 	}
 	if len(released.Left) < len(leaving) {
-		c.told = told{} // the next heartbeat returns whether it is still a member
+		c.lastLeases = lastLeases{} // the next heartbeat returns whether it is still a member
 	}
 	return released, nil
 }

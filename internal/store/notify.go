@@ -75,8 +75,8 @@ func (n *notices) earliest(in time.Duration) time.Time {
 	return at
 }
 
-// told notes that a read was requested.
-func (n *notices) told() {
+// requested notes that a read was requested.
+func (n *notices) requested() {
 	n.readAt = time.Time{}
 	if now := time.Now(); n.paid.Before(now) {
 		n.paid = now
@@ -112,7 +112,7 @@ func (c *Conn) Wait(ctx context.Context) error {
 		}
 	}
 	if len(n.granted) == 0 {
-		n.told()
+		n.requested()
 	}
 	return nil
 }

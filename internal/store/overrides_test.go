@@ -137,7 +137,7 @@ func TestAnOverrideEndsWithTheFirstCheckAfterItsTime(t *testing.T) {
 			f.setClock(time.UnixMicro(now))
 			a.beat() // so that it does not expire
 			evicted := a.evictAs(run, 0)
-			expect(t, fmt.Sprint(evicted.Asked, evicted.PlanDueIn), "[l] 0s", "leases whose plan is due")
+			expect(t, fmt.Sprint(evicted.ToPlan, evicted.PlanDueIn), "[l] 0s", "leases whose plan is due")
 			expect(t, a.overrides("l"), told, "overrides")
 		}
 	})
@@ -208,7 +208,7 @@ func TestNoPlanOfAPausedLeaseIsDueForWhatIsReleased(t *testing.T) {
 		a.give("l", a.session)
 		f.ok(f.override(fakestore.Override{Verb: "pause", Lease: "l"}, 0, false))
 		a.give("l", 0)
-		expect(t, len(a.release([]Release{{"l", 0, 1}}).Asking), 0, "leases whose plan is due")
+		expect(t, len(a.release([]Release{{"l", 0, 1}}).ToPlan), 0, "leases whose plan is due")
 		expect(t, f.passes("l", 0, 2), false, "a guard passes")
 	})
 }

@@ -16,7 +16,7 @@ import (
 // An Evicted is the answer to an eviction.
 type Evicted struct {
 	IDs       []string      // client IDs of the evicted sessions
-	Asked     []string      // leases that need a plan
+	ToPlan    []string      // leases that need a plan
 	PlanDueIn time.Duration // the time until it is due for all of them
 	// CheckDueIn is the time until the next check is due for the caller, who made this check and has
 	// to call Tidy; negative: another client makes the check, or may make it.
@@ -59,7 +59,7 @@ type Move struct {
 type Applied struct {
 	Applied    bool // false: a lease had changed since the plan read it, or the server is not accepted, and no row was written
 	Unaccepted bool // false because the server is not accepted
-	Asked      int  // owners asked to hand over
+	Asked      int  // partitions that their owners are asked to hand over
 	Given      int  // partitions given to their targets
 	LeftOver   int  // moves not made, because a guarded transaction is open on the partition, or its epoch rose meanwhile
 }
@@ -75,8 +75,8 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 // Tidy does the work that a check for expired sessions leaves for later, and returns the leases
 // that need a plan. See tidy.sql.
 func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
-	got, err := one[struct{ Asked []string }](ctx, c, c.statements.Tidy, c.lockWait)
-	return got.Asked, err
+	got, err := one[struct{ ToPlan []string }](ctx, c, c.statements.Tidy, c.lockWait)
+	return got.ToPlan, err
 }
 
 // Claim claims the planning of those of the leases that need a plan, and returns them. It tries a

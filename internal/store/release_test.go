@@ -21,12 +21,12 @@ func TestAReleasedPartitionGoesStraightToItsTarget(t *testing.T) {
 		}) // the target is gone
 		before := a.beat().Leases[0]
 		got := a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}, {"l", 3, 9}})
-		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2} {Lease:l Partition:2 Owner:0 Epoch:2}] Busy:[] Left:[] Asking:[l]}", b.session, a.session)
+		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2} {Lease:l Partition:2 Owner:0 Epoch:2}] Busy:[] Left:[] ToPlan:[l]}", b.session, a.session)
 		expect(t, fmt.Sprintf("%+v", got), want, "answer")
 		const after = "b>b:2 of b, a>a:2 of a, 0>0:2 of a, a>b:1 of a asked"
 		expect(t, f.state("l", a, b, c), after, "state")
 		expect(t, a.beat().Leases[0], LeaseBeat{"l", before.Generation + 1, 0, 1}, "heartbeat")
-		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}})), "{Released:[] Busy:[] Left:[] Asking:[]}", "answer to a repetition")
+		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}})), "{Released:[] Busy:[] Left:[] ToPlan:[]}", "answer to a repetition")
 		expect(t, f.state("l", a, b, c), after, "state after a repetition")
 		expect(t, a.beat().Leases[0].Generation, before.Generation+1, "generation after a repetition")
 		expect(t, len(b.release([]Release{{"l", 1, 2}, {"l", 3, 1}}).Released), 0, "released by another")
@@ -150,7 +150,7 @@ func TestReleaseAfterTargetLeftRequestsPlan(t *testing.T) {
 	f.blocked(a.pg().Raw().PgConn().PID())
 	f.exec("DELETE FROM members WHERE session = $1", b.session)
 	release()
-	if got := releasing(); len(got.Released) != 1 || got.Released[0].Owner != 0 || len(got.Asking) != 1 {
+	if got := releasing(); len(got.Released) != 1 || got.Released[0].Owner != 0 || len(got.ToPlan) != 1 {
 		t.Fatalf("%+v", got)
 	}
 	expect(t, a.beat().Leases[0].DueIn, 0, "plan due in")
@@ -209,14 +209,14 @@ func TestLeaveHandsOverToPlannedSuccessors(t *testing.T) {
 		generation := f.tables().Leases["l"].Generation
 		leave := []Leave{{"l", true, generation, map[int]int64{0: b.session, 1: c.session}}}
 		got := testkit.Must(a.Release(f.ctx, a.session, []Release{{"l", 0, 1}, {"l", 1, 1}}, leave, a.joins))(f)
-		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2}] Busy:[] Left:[l] Asking:[]}", b.session, c.session)
+		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2}] Busy:[] Left:[l] ToPlan:[]}", b.session, c.session)
 		expect(t, fmt.Sprintf("%+v", got), want, "answer")
 		expect(t, f.state("l", b, c), "b>b:2 of b prefers a, c>c:2 of c prefers a, b>b:1 of b", "state")
 		expect(t, b.beat().Leases[0], LeaseBeat{"l", generation + 1, -time.Microsecond, 1}, "heartbeat: no other plan is due")
 
 		leave = []Leave{{"l", true, generation, map[int]int64{0: c.session, 2: c.session}}} // of before a left
 		got = testkit.Must(b.Release(f.ctx, b.session, []Release{{"l", 0, 2}, {"l", 2, 1}}, leave, b.joins))(f)
-		want = "{Released:[{Lease:l Partition:0 Owner:0 Epoch:3} {Lease:l Partition:2 Owner:0 Epoch:2}] Busy:[] Left:[l] Asking:[l]}"
+		want = "{Released:[{Lease:l Partition:0 Owner:0 Epoch:3} {Lease:l Partition:2 Owner:0 Epoch:2}] Busy:[] Left:[l] ToPlan:[l]}"
 		expect(t, fmt.Sprintf("%+v", got), want, "answer to one whose plan is of before")
 	})
 }
@@ -230,13 +230,13 @@ func TestLeaveEndsMembershipWithLastRelease(t *testing.T) {
 			lease := f.tables().Leases["l"]
 			got := testkit.Must(a.Release(f.ctx, a.session, releases, []Leave{{"l", now, lease.Generation, map[int]int64{0: b.session, 1: b.session}}}, a.joins))(f)
 			weight := f.tables().Members[fakestore.Member{Lease: "l", Session: a.session}].Weight
-			expect(t, fmt.Sprintf("%d released, left %v, asking %v, weight %d, generation + %d, state %s", len(got.Released), got.Left, got.Asking, weight,
+			expect(t, fmt.Sprintf("%d released, left %v, to plan %v, weight %d, generation + %d, state %s", len(got.Released), got.Left, got.ToPlan, weight,
 				f.tables().Leases["l"].Generation-lease.Generation, f.state("l", a, b)), want, "answer")
 			expect(t, b.beat().Leases[0].DueIn, -time.Microsecond, "a plan is due in")
 		}
-		leave("0 released, left [], asking [], weight 0, generation + 1, state a>a:1 of a, a>a:1 of a", true)
-		leave("1 released, left [], asking [], weight 0, generation + 0, state b>b:2 of b prefers a, a>a:1 of a", false, Release{"l", 0, 1})
-		leave("1 released, left [l], asking [], weight 0, generation + 1, state b>b:2 of b prefers a, b>b:2 of b prefers a", true, Release{"l", 1, 1})
+		leave("0 released, left [], to plan [], weight 0, generation + 1, state a>a:1 of a, a>a:1 of a", true)
+		leave("1 released, left [], to plan [], weight 0, generation + 0, state b>b:2 of b prefers a, a>a:1 of a", false, Release{"l", 0, 1})
+		leave("1 released, left [l], to plan [], weight 0, generation + 1, state b>b:2 of b prefers a, b>b:2 of b prefers a", true, Release{"l", 1, 1})
 	})
 }
 
@@ -246,8 +246,8 @@ func TestWhereNoMemberMayOwnAnythingNoPlanIsDue(t *testing.T) {
 		a.join("l", 2)
 		b.joinWeight("l", 2, 0)
 		a.give("l", a.session, a.session)
-		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 1}}, "l")), "{Released:[{Lease:l Partition:0 Owner:0 Epoch:2}] Busy:[] Left:[] Asking:[]}", "answer to a part")
-		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 1, 1}}, "l")), "{Released:[{Lease:l Partition:1 Owner:0 Epoch:2}] Busy:[] Left:[l] Asking:[]}", "answer to the rest")
+		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 1}}, "l")), "{Released:[{Lease:l Partition:0 Owner:0 Epoch:2}] Busy:[] Left:[] ToPlan:[]}", "answer to a part")
+		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 1, 1}}, "l")), "{Released:[{Lease:l Partition:1 Owner:0 Epoch:2}] Busy:[] Left:[l] ToPlan:[]}", "answer to the rest")
 		expect(t, b.beat().Leases[0].DueIn, -time.Microsecond, "a plan is due in")
 		b.join("l", 2)
 		expect(t, b.beat().Leases[0].DueIn >= 0, true, "a plan is due, with a weight")

@@ -127,13 +127,13 @@ func (c *Conn) Superseder(ctx context.Context, id string) (*Process, error) {
 	return found.ifAny(), err
 }
 
-// tellEvery is the longest time until all leases are returned again. Then the client learns of
+// leasesEvery is the longest time until all leases are returned again. Then the client learns of
 // changes by hand, and of a join that was executed late.
-const tellEvery = time.Minute
+const leasesEvery = time.Minute
 
-// told is the last answer of a heartbeat on a connection with leases. It is valid until a lease
+// lastLeases is the last answer of a heartbeat on a connection with leases. It is valid until a lease
 // changes, or a plan of one is due.
-type told struct {
+type lastLeases struct {
 	session int64
 	run     Incarnation // the server incarnation that returned it
 	seen    string      // a transaction of that incarnation: later commits are not below it
@@ -143,9 +143,9 @@ type told struct {
 }
 
 // holds reports whether only a change could make the next heartbeat return something else.
-func (t *told) holds(session int64) bool {
+func (t *lastLeases) holds(session int64) bool {
 	due := func(l LeaseBeat) bool { return l.DueIn >= 0 }
-	return t.session == session && time.Since(t.at) < tellEvery && !slices.ContainsFunc(t.leases, due)
+	return t.session == session && time.Since(t.at) < leasesEvery && !slices.ContainsFunc(t.leases, due)
 }
 
 // Heartbeat renews the session. watched is how long the caller has watched the clock of this server
@@ -154,8 +154,8 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 	c.notices.concerns(session)
 	var run Incarnation
 	seen, names := "0", "{}"
-	if c.told.holds(session) {
-		run, seen, names = c.told.run, c.told.seen, c.told.names
+	if c.lastLeases.holds(session) {
+		run, seen, names = c.lastLeases.run, c.lastLeases.seen, c.lastLeases.names
 	}
 	answer, err := c.call(ctx, c.statements.Heartbeat, strconv.FormatInt(session, 10), strconv.Itoa(c.lockWait),
 		seconds(last.Clock), strconv.FormatInt(last.Marker, 10), seconds(run.Started), strconv.FormatInt(run.Marker, 10), seen, names)
@@ -171,7 +171,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 
 // beat reads what heartbeat.sql returns.
 func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, error) {
-	numbers, names, tells := strings.Cut(answer, " {")
+	numbers, names, hasLeases := strings.Cut(answer, " {")
 	r := reader{words: strings.Split(numbers, " ")}
 	if state := r.words[0]; state == "gone" || state == "copied" {
 		r.words = r.words[1:]
@@ -192,22 +192,22 @@ func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, 
 	}
 	beat.Incarnation = r.number()
 	seen := r.word()
-	if tells {
-		told := told{session: session, at: time.Now(), run: r.run(), names: "{" + names}
+	if hasLeases {
+		last := lastLeases{session: session, at: time.Now(), run: r.run(), names: "{" + names}
 		var named []string
-		if err := c.Pgx.TypeMap().Scan(pgtype.TextArrayOID, pgtype.TextFormatCode, []byte(told.names), &named); err != nil {
+		if err := c.Pgx.TypeMap().Scan(pgtype.TextArrayOID, pgtype.TextFormatCode, []byte(last.names), &named); err != nil {
 			return Beat{}, err
 		}
-		told.leases = make([]LeaseBeat, len(named))
+		last.leases = make([]LeaseBeat, len(named))
 		for i, name := range named {
-			told.leases[i] = LeaseBeat{name, r.number(), micros(r.micros()), int(r.number())}
+			last.leases[i] = LeaseBeat{name, r.number(), micros(r.micros()), int(r.number())}
 		}
 		if r.err == nil {
-			c.told = told
+			c.lastLeases = last
 		}
 	}
-	c.told.seen = seen
-	beat.Server, beat.Leases = c.told.run, c.told.leases
+	c.lastLeases.seen = seen
+	beat.Server, beat.Leases = c.lastLeases.run, c.lastLeases.leases
 	return beat, r.end()
 }
 
@@ -276,7 +276,7 @@ func (c *Conn) RejectServer(ctx context.Context, generation int64) error {
 // End deletes a session that is a member of no lease, and reports whether the session is gone. See
 // close.sql.
 func (c *Conn) End(ctx context.Context, session int64) (bool, error) {
-	c.told = told{} // if the session is not gone, the next heartbeat returns the leases
+	c.lastLeases = lastLeases{} // if the session is not gone, the next heartbeat returns the leases
 	got, err := one[struct{ Ended bool }](ctx, c, c.statements.Close, session, c.lockWait)
 	return got.Ended, err
 }

@@ -29,7 +29,7 @@ type Conn struct {
 	notices    *notices
 	lockWait   int    // how long a statement waits for a lock, milliseconds
 	channel    string // of notifications: the schema's name
-	told       told
+	lastLeases lastLeases
 }
 
 // A Connector opens the connections of one client, for the statements on one schema.

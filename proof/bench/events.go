@@ -9,7 +9,7 @@ import (
 )
 
 // writesEvents matches the part of a function that writes events.
-var writesEvents = regexp.MustCompile(`(?s)\), told AS \(\n\s*INSERT INTO "pgleases"\.events.*?\n\s*\)`)
+var writesEvents = regexp.MustCompile(`(?s)\), recorded AS \(\n\s*INSERT INTO "pgleases"\.events.*?\n\s*\)`)
 
 // measureEvents compares plans whose moves are written as events with the same plans without
 // events, applied by a copy of the function without the part that writes events.

@@ -66,7 +66,7 @@ CREATE OR REPLACE FUNCTION pgleases.heartbeat(
 RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE AS $pgleases_body$
 DECLARE
-    told pg_catalog.text;
+    answer pg_catalog.text;
     unchanged boolean; -- the server incarnation and the leases are those of the last answer
 BEGIN
     unchanged := pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL OR pg_catalog.set_config('lock_timeout', $2::pg_catalog.text, true) IS NULL;
@@ -85,19 +85,19 @@ BEGIN
             AND NOT EXISTS (SELECT FROM pgleases.leases AS l
                             WHERE l.name OPERATOR(pg_catalog.=) ANY ((SELECT $8)::pg_catalog.text[]) AND l.changed OPERATOR(pg_catalog.>=) $7
                               AND l.changed OPERATOR(pg_catalog.<) pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()))
-    INTO told, unchanged;
+    INTO answer, unchanged;
     IF unchanged THEN
-        RETURN told;
+        RETURN answer;
     END IF;
-    IF told IS NULL AND $3 OPERATOR(pg_catalog.<) double precision 'infinity'
+    IF answer IS NULL AND $3 OPERATOR(pg_catalog.<) double precision 'infinity'
        AND NOT EXISTS (SELECT FROM pgleases.boot_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $4) THEN
         RETURN pgleases.heartbeat($1, $2, double precision 'infinity', $4, $5, $6, $7, $8); -- of another or an unknown incarnation: ignore the last renewal
     END IF;
-    RETURN pgleases.tell($1, told);
+    RETURN pgleases.heartbeat_answer($1, answer);
 END
 $pgleases_body$;
 
-CREATE OR REPLACE FUNCTION pgleases.tell(session bigint, renewed pg_catalog.text) RETURNS pg_catalog.text
+CREATE OR REPLACE FUNCTION pgleases.heartbeat_answer(session bigint, renewed pg_catalog.text) RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     now CONSTANT timestamptz := clock_timestamp();
@@ -122,4 +122,4 @@ BEGIN
             WHERE m.session = $1);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.tell(bigint, pg_catalog.text) IS 'The answer to a heartbeat: the text of the renewal, then the server incarnation and the session''s leases. If the text is null, the session is gone, or a copy of the client''s process has renewed it.';
+COMMENT ON FUNCTION pgleases.heartbeat_answer(bigint, pg_catalog.text) IS 'The answer to a heartbeat: the text of the renewal, then the server incarnation and the session''s leases. If the text is null, the session is gone, or a copy of the client''s process has renewed it.';

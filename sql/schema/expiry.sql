@@ -11,7 +11,7 @@
 -- with 10. All that can wait is left to tidy.
 CREATE OR REPLACE FUNCTION pgleases.evict(
     cutoff bigint, watched bigint, ttl bigint, timeline bigint, started bigint, marker bigint, lock_ms int,
-    OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT plan_due_in bigint, OUT check_due_in bigint)
+    OUT evicted pg_catalog.text[], OUT to_plan pg_catalog.text[], OUT plan_due_in bigint, OUT check_due_in bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
 DECLARE
     now timestamptz := clock_timestamp();
@@ -21,7 +21,7 @@ DECLARE
 BEGIN
     PERFORM pgleases.settings(true, $7);
     evicted := '{}';
-    asked := '{}';
+    to_plan := '{}';
     plan_due_in := 0;
     check_due_in := -1;
     -- Is a check due, for all clients or for a client that has watched for this long, or did the clock step back? And
@@ -64,7 +64,7 @@ BEGIN
     ), evicted AS (
         DELETE FROM pgleases.clients AS c WHERE c.session = ANY (ARRAY(SELECT d.session FROM expired AS d))
         RETURNING c.session, c.id
-    ), told AS (
+    ), recorded AS (
         INSERT INTO pgleases.events (cause, from_id) SELECT 'evicted', e.id FROM evicted AS e ORDER BY e.id
     ), left_behind AS ( -- but not if its session was renewed meanwhile
         DELETE FROM pgleases.members AS m USING gone AS g
@@ -75,7 +75,7 @@ BEGIN
         SELECT i.id FROM pgleases.identities AS i WHERE i.id = ANY (ARRAY(SELECT e.id FROM evicted AS e)) FOR UPDATE OF i SKIP LOCKED
     ), used AS ( -- an ID is kept for one day from now
         UPDATE pgleases.identities AS i SET used_at = clock_timestamp() WHERE i.id = ANY (ARRAY(SELECT idle.id FROM idle))
-    ), asked AS (
+    ), due AS (
         UPDATE pgleases.leases AS l
         SET generation = l.generation + 1,
             next_check_at = CASE WHEN l.planned_at <= clock_timestamp() -- otherwise the clock stepped back
@@ -116,12 +116,12 @@ BEGIN
     )
     -- 11 minutes is more than any TTL. infinity less a time would be an error.
     SELECT coalesce((SELECT array_agg(e.id ORDER BY e.id) FROM evicted AS e), '{}'),
-           coalesce((SELECT array_agg(a.name ORDER BY a.name) FROM asked AS a), '{}'),
-           coalesce((SELECT greatest(extract(epoch FROM max(a.next_check_at) - clock_timestamp()) * 1000000, 0) FROM asked AS a), 0),
+           coalesce((SELECT array_agg(a.name ORDER BY a.name) FROM due AS a), '{}'),
+           coalesce((SELECT greatest(extract(epoch FROM max(a.next_check_at) - clock_timestamp()) * 1000000, 0) FROM due AS a), 0),
            (SELECT greatest(extract(epoch FROM least(c.next_check_at, clock_timestamp() + interval '11 minutes',
                                                      clock_timestamp() + (c.unwatched - longest)) - clock_timestamp()) * 1000000, 0)
             FROM checked AS c)
-    INTO evicted, asked, plan_due_in, check_due_in;
+    INTO evicted, to_plan, plan_due_in, check_due_in;
 END
 $pgleases_body$;
 
@@ -148,7 +148,7 @@ DECLARE
     m CONSTANT record := pgleases.part('pgleases.members'::regclass);
     p CONSTANT record := pgleases.part('pgleases.partitions'::regclass);
     i CONSTANT record := pgleases.part('pgleases.identities'::regclass);
-    asked text[];
+    to_plan text[];
 BEGIN
     PERFORM pgleases.settings(true, $1);
     WITH lost AS MATERIALIZED ( -- members without a session
@@ -183,7 +183,7 @@ BEGIN
         WHERE l.name = ANY (ARRAY(SELECT k.name FROM locked AS k))
         RETURNING l.name
     )
-    SELECT coalesce(array_agg(n.name ORDER BY n.name), '{}') INTO asked FROM planned AS n;
+    SELECT coalesce(array_agg(n.name ORDER BY n.name), '{}') INTO to_plan FROM planned AS n;
     DELETE FROM pgleases.identities AS d
     WHERE d.id = ANY (ARRAY(
         SELECT o.id FROM pgleases.identities AS o
@@ -192,8 +192,8 @@ BEGIN
         FOR UPDATE OF o SKIP LOCKED)); -- a locked ID is in use
     PERFORM pgleases.trim_events();
     IF EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.until < 'infinity') THEN
-        asked := ARRAY(SELECT DISTINCT n FROM unnest(asked || pgleases.end_overrides()) AS n ORDER BY n);
+        to_plan := ARRAY(SELECT DISTINCT n FROM unnest(to_plan || pgleases.end_overrides()) AS n ORDER BY n);
     END IF;
-    RETURN asked;
+    RETURN to_plan;
 END
 $pgleases_body$;

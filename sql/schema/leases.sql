@@ -119,7 +119,7 @@ CREATE OR REPLACE FUNCTION pgleases.release(
     session bigint, leases pg_catalog.text[], partitions int[], epochs bigint[], successors bigint[],
     leaving pg_catalog.text[], planned bigint[], ending pg_catalog.text[], last_join bigint, lock_ms int, channel pg_catalog.text,
     OUT released_leases pg_catalog.text[], OUT released_partitions int[], OUT owners bigint[], OUT new_epochs bigint[],
-    OUT busy_leases pg_catalog.text[], OUT busy_partitions int[], OUT left_leases pg_catalog.text[], OUT asking pg_catalog.text[])
+    OUT busy_leases pg_catalog.text[], OUT busy_partitions int[], OUT left_leases pg_catalog.text[], OUT to_plan pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
 AS $pgleases_body$
@@ -188,7 +188,7 @@ BEGIN
         LEFT JOIN successors AS h ON h.lease = k.lease AND h.session = CASE WHEN k.renewed THEN $1 ELSE k.target END
         WHERE p.ctid = k.place
         RETURNING p.lease, p.partition, p.owner, p.epoch, k.renewed, k.owner_id AS from_id, h.id AS to_id
-    ), told AS (
+    ), recorded AS (
         INSERT INTO pgleases.events (lease, cause, from_id, to_id, partitions, generation)
         SELECT r.lease, 'handed over', r.from_id, r.to_id, range_agg(int4range(r.partition, r.partition, '[]')),
                (SELECT l.generation FROM pgleases.leases AS l WHERE l.name = r.lease)
@@ -214,7 +214,7 @@ BEGIN
     END IF;
 
     left_leases := '{}';
-    asking := '{}';
+    to_plan := '{}';
     IF cardinality($8) > 0 THEN
         WITH rest AS MATERIALIZED ( -- still owned in leases to leave
             SELECT DISTINCT p.lease FROM pgleases.partitions AS p
@@ -223,7 +223,7 @@ BEGIN
             DELETE FROM pgleases.members AS m
             WHERE m.session = $1 AND m.lease = ANY ($8) AND m.lease NOT IN (SELECT lease FROM rest) AND m.join_number <= $9
             RETURNING m.lease
-        ), told AS (
+        ), recorded AS (
             INSERT INTO pgleases.events (lease, cause, from_id, generation)
             SELECT g.lease, 'left', (SELECT c.id FROM pgleases.clients AS c WHERE c.session = $1),
                    (SELECT l.generation FROM pgleases.leases AS l WHERE l.name = g.lease)
@@ -258,7 +258,7 @@ BEGIN
             RETURNING l.name, l.next_check_at
         )
         SELECT coalesce(array_agg(c.name ORDER BY c.name), '{}') FROM changed AS c WHERE c.next_check_at <= clock_timestamp()
-        INTO asking;
+        INTO to_plan;
     END IF;
 END
 $pgleases_body$;

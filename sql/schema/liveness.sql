@@ -108,7 +108,7 @@ COMMENT ON FUNCTION pgleases.session_ends() IS 'How many sessions in this databa
 CREATE OR REPLACE FUNCTION pgleases.evict_disconnected(
     sessions bigint[], presences bigint[], pids int[], expiries bigint[], abandoned bigint, killed bigint, fatal bigint, reset bigint,
     timeline bigint, started bigint, marker bigint, lock_ms int, channel pg_catalog.text,
-    OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT plan_due_in bigint)
+    OUT evicted pg_catalog.text[], OUT to_plan pg_catalog.text[], OUT plan_due_in bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
 DECLARE
     expired bigint[] := '{}';
@@ -116,7 +116,7 @@ DECLARE
 BEGIN
     PERFORM pgleases.settings(true, $12);
     evicted := '{}';
-    asked := '{}';
+    to_plan := '{}';
     plan_due_in := 0;
     PERFORM FROM pgleases.server AS s
     WHERE s.accepted_timeline = $9 AND pgleases.timeline() = $9
@@ -146,9 +146,9 @@ BEGIN
     END IF;
     UPDATE pgleases.clients AS c SET expires_at = timestamptz 'epoch' WHERE c.session = ANY (expired);
     UPDATE pgleases.server AS s SET next_check_at = timestamptz 'epoch';
-    SELECT e.evicted, e.asked, e.plan_due_in
+    SELECT e.evicted, e.to_plan, e.plan_due_in
     FROM pgleases.evict(1::bigint, 660000000::bigint, 0::bigint, $9, $10, $11, $12) AS e
-    INTO evicted, asked, plan_due_in;
+    INTO evicted, to_plan, plan_due_in;
     IF $13 <> '' THEN
         PERFORM pg_notify($13, string_agg(n.session::text, ','))
         FROM (SELECT p.session FROM pgleases.presences AS p JOIN pgleases.clients AS c ON c.session = p.session

@@ -147,7 +147,7 @@ CREATE OR REPLACE FUNCTION pgleases.end_overrides() RETURNS pg_catalog.text[]
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     names text[];
-    asked text[] := '{}';
+    to_plan text[] := '{}';
     locked int;
     w record;
 BEGIN
@@ -166,12 +166,12 @@ BEGIN
         VALUES (w.lease, CASE w.verb WHEN 'pause' THEN 'resume' ELSE 'un' || w.verb END, 'the override has expired',
                 CASE WHEN w.partition IS NULL THEN w.client END, CASE WHEN w.partition IS NOT NULL THEN w.client END,
                 CASE WHEN w.partition IS NOT NULL THEN int4multirange(int4range(w.partition, w.partition, '[]')) END);
-        asked := asked || ARRAY(SELECT n FROM unnest(names) AS n WHERE NOT (n = ANY (asked)));
+        to_plan := to_plan || ARRAY(SELECT n FROM unnest(names) AS n WHERE NOT (n = ANY (to_plan)));
     END LOOP;
     UPDATE pgleases.leases AS l
     SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
-    WHERE l.name = ANY (asked);
-    RETURN asked;
+    WHERE l.name = ANY (to_plan);
+    RETURN to_plan;
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.end_overrides() FROM PUBLIC; -- because in an open transaction it keeps clients from their rows

@@ -170,7 +170,7 @@ BEGIN
             FROM free AS f
             WHERE p.ctid = f.place
             RETURNING p.lease, p.owner, p.partition, f.owner_id AS from_id, f.target_id AS to_id
-        ), told AS (
+        ), recorded AS (
             INSERT INTO pgleases.events (lease, cause, from_id, to_id, partitions, generation)
             SELECT g.lease, 'given', g.from_id, g.to_id, range_agg(int4range(g.partition, g.partition, '[]')),
                    (SELECT l.generation FROM pgleases.leases AS l WHERE l.name = g.lease)

@@ -27,7 +27,7 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
     SET accepted_timeline = $2::bigint, generation = due.generation, next_check_at = clock_timestamp()
     FROM due
     RETURNING s.generation
-), told AS (
+), recorded AS (
     INSERT INTO pgleases.events (cause, reason) SELECT 'accepted', 'server generation ' || accepted.generation::text FROM accepted
 )
 SELECT coalesce((SELECT accepted.generation FROM accepted), 0) AS generation

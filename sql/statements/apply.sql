@@ -10,9 +10,10 @@
 -- $10 bigint  microseconds until another plan is due; negative: minus that, only for leases with moves left over
 -- $11 text    channel to notify; empty: do not notify
 --
--- One row: whether the plan was written; if not, whether the server is not accepted; the number of owners asked to hand
--- over; the number of partitions given to their targets; the number of moves left over, because a guarded transaction
--- is open on the partition, or because its epoch rose meanwhile; the leases whose generation it raised, by 1.
+-- One row: whether the plan was written; if not, whether the server is not accepted; the number of partitions that their
+-- owners are asked to hand over; the number of partitions given to their targets; the number of moves left over, because
+-- a guarded transaction is open on the partition, or because its epoch rose meanwhile; the leases whose generation it
+-- raised, by 1.
 SELECT applied, unaccepted, asked, given, left_over, moved
 FROM pgleases.apply($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::text[], $6::int[], $7::int[], $8::int[],
                     $9::int, $10::bigint, $11::text)

@@ -12,5 +12,5 @@
 -- them; nanoseconds until the next check is due for the caller (negative: another client makes the check, or may make
 -- it). A plan is due 50 ms after the last one was begun plus 5 us for each partition, so that many expired sessions
 -- cost few plans.
-SELECT evicted, asked, plan_due_in * 1000, check_due_in * 1000
+SELECT evicted, to_plan, plan_due_in * 1000, check_due_in * 1000
 FROM pgleases.evict($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::int)

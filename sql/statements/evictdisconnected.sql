@@ -11,6 +11,6 @@
 -- $13 text   channel to notify; empty: do not notify
 --
 -- One row: client IDs of the evicted sessions; leases that need a plan; nanoseconds until it is due for all of them; 0.
-SELECT evicted, asked, plan_due_in * 1000, 0::bigint
+SELECT evicted, to_plan, plan_due_in * 1000, 0::bigint
 FROM pgleases.evict_disconnected($1::bigint[], $2::bigint[], $3::int[], $4::bigint[], $5::bigint, $6::bigint, $7::bigint, $8::bigint,
                           $9::bigint, $10::bigint, $11::bigint, $12::int, $13::text)

@@ -55,7 +55,7 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
     ON CONFLICT (lease, session) DO UPDATE
     SET weight = EXCLUDED.weight, join_number = greatest(m.join_number, EXCLUDED.join_number)
     RETURNING m.lease, m.xmax = 0 AS new -- the membership is new
-), told AS (
+), recorded AS (
     INSERT INTO pgleases.events (lease, cause, to_id, generation)
     SELECT lease.name, 'joined', client.id, lease.generation - 1 FROM lease, client, member WHERE member.new
 )

@@ -23,5 +23,5 @@
 --
 -- One row of arrays: the partitions released, with new owner (0: none) and epoch; those still owned under the given
 -- epoch, because a guarded transaction is open on them; the leases left; the leases that need a plan now.
-SELECT released_leases, released_partitions, owners, new_epochs, busy_leases, busy_partitions, left_leases, asking
+SELECT released_leases, released_partitions, owners, new_epochs, busy_leases, busy_partitions, left_leases, to_plan
 FROM pgleases.release($1::bigint, $2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::text[], $9::bigint, $10::int, $11::text)
