@@ -9,9 +9,9 @@
 // Locks belong to the session of a [pgleases.Client], which its heartbeats keep alive: a client
 // with a thousand locks sends no more heartbeats than one without locks. Acquiring and releasing go
 // over the application's pool, one round trip each. A holder that crashes loses its locks a TTL
-// after its last heartbeat. A holder that is cut off or paused loses them earlier, at its trust
-// deadline: Held.Context ends, and Guard refuses, before another client gets the lock. A lost lock
-// never comes back.
+// after its last heartbeat; if no client runs then, when the next client has run for that TTL. A
+// holder that is cut off or paused loses them earlier, at its trust deadline: Held.Context ends, and
+// Guard refuses, before another client gets the lock. A lost lock never comes back.
 //
 // A lock is a row that is deleted when no client holds it or waits for it. So an unused name takes
 // no space: one name for each webhook or order is fine.

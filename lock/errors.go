@@ -6,7 +6,8 @@ import "errors"
 // text names the operation and the lock.
 var (
 	// ErrHeld is returned by TryAcquire and TryAcquireShared if the lock is not free. The text names a
-	// holder, since when it holds the lock, and until when it lives without another heartbeat.
+	// client that holds or awaits the lock, since when, and when its session expires without another
+	// heartbeat.
 	ErrHeld = errors.New("pgleases: lock is held")
 
 	// ErrLost is returned by Guard and Release, and wrapped by the cause of Held.Context, if the lock

@@ -45,10 +45,12 @@ func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
 }
 
 // TryAcquire acquires a lock if it is free and no client waits for it, in one round trip. Otherwise
-// it returns ErrHeld.
+// it returns ErrHeld. If all sessions that hold or await the lock have expired, for example after a
+// crash, TryAcquire waits until they are evicted, and tries again: a client evicts a session after
+// it has watched the database's clock for that session's TTL.
 //
-// The name has 1 to 255 bytes of UTF-8 without NUL. ctx covers the call only, including the wait
-// for a connection of the pool. The lock is held until Held.Release, which you have to call. If an
+// The name has 1 to 255 bytes of UTF-8 without NUL. ctx covers the call only, including these waits
+// and the wait for a connection of the pool. The lock is held until Held.Release, which you have to call. If an
 // answer is lost, TryAcquire asks for it once more.
 //
 // The other errors are pgleases.ErrClosed, ErrSuperseded and ErrEvicted if the client has ended, and
@@ -91,7 +93,7 @@ func (l *Locks) Do(ctx context.Context, name string, fn func(ctx context.Context
 }
 
 // TryDo acquires a lock as TryAcquire does, and runs fn as Do does. If the lock is held, it returns
-// false and no error.
+// false and no error. After a crash of the holder it may wait for about the holder's TTL.
 func (l *Locks) TryDo(ctx context.Context, name string, fn func(ctx context.Context) error) (ran bool, err error) {
 	h, err := l.TryAcquire(ctx, name)
 	switch {
@@ -123,8 +125,15 @@ func (l *Locks) acquire(ctx context.Context, m mode, name string) (*Held, error)
 		}
 		// After a heartbeat the client knows the server's state, so a heartbeat is sent at once. A second
 		// one follows, because the first may have been under way already, but no third.
-		if beat := l.client.Beat(ctx, tries <= 2); beat != nil {
-			return nil, fmt.Errorf("pgleases: acquire lock %q: %w", name, beat)
+		var ended error
+		if again == whileExpired {
+			tries = 0
+			_, ended = locks.Answer(ctx, l.client.Done(), l.client.Err, time.After(expiredPoll))
+		} else {
+			ended = l.client.Beat(ctx, tries <= 2)
+		}
+		if ended != nil {
+			return nil, fmt.Errorf("pgleases: acquire lock %q: %w; %v", name, ended, err)
 		}
 	}
 }
@@ -136,22 +145,22 @@ const (
 	never        repetition = iota
 	twice                   // the client's knowledge of the server was old
 	whileWaiting            // the lock is held, or the server is not accepted yet
+	whileExpired            // the holder's session has expired, and this client may not evict it yet
 )
+
+// expiredPoll is the pause between two attempts while the holder's session is expired.
+const expiredPoll = 100 * time.Millisecond
 
 // attempt acquires a lock, or waits for it in its queue.
 func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repetition, error) {
 	a, err := l.client.Locks.Begin(ctx, name)
-	switch {
-	case errors.Is(err, pgleases.ErrTrustLost):
-		return nil, whileWaiting, err
-	case err != nil:
-		return nil, never, err
+	if err != nil {
+		return failure(ctx, err)
 	}
 	answer, giveUp, err := l.request(ctx, m, a)
 	if err != nil {
 		giveUp(a)
-		again, err := failure(ctx, err)
-		return nil, again, err
+		return failure(ctx, err)
 	}
 	switch answer.Outcome {
 	case store.LockGranted:
@@ -172,10 +181,8 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 		return nil, again, err
 	}
 	h := newHeld(ctx, l, a, m.shared, answer.Token)
-	if err := l.client.Locks.Hold(a, h.token, h.end); errors.Is(err, pgleases.ErrTrustLost) {
-		return nil, whileWaiting, err
-	} else if err != nil {
-		return nil, never, err
+	if err := l.client.Locks.Hold(a, h.token, h.end); err != nil {
+		return failure(ctx, err)
 	}
 	return h, never, nil
 }
@@ -195,19 +202,19 @@ func (l *Locks) request(ctx context.Context, m mode, a *locks.Acquisition) (stor
 	return answer, l.client.Locks.Forget, err
 }
 
-// failure returns why a request has failed.
-func failure(ctx context.Context, err error) (repetition, error) {
+// failure returns why an attempt has failed.
+func failure(ctx context.Context, err error) (*Held, repetition, error) {
 	switch {
 	case ctx.Err() != nil:
-		return never, context.Cause(ctx)
-	case store.LockTimeout(err): // the lock's mutex is contended
-		return whileWaiting, err
+		return nil, never, context.Cause(ctx)
+	case errors.Is(err, pgleases.ErrTrustLost), store.LockTimeout(err): // or the lock's mutex is contended
+		return nil, whileWaiting, err
 	case store.Undefined(err):
-		return twice, err
+		return nil, twice, err
 	case store.ReadOnly(err):
-		return never, fmt.Errorf("the pool leads to a standby, or default_transaction_read_only is on in it: %w", err)
+		err = fmt.Errorf("the pool leads to a standby, or default_transaction_read_only is on in it: %w", err)
 	}
-	return never, err
+	return nil, never, err
 }
 
 // send asks for a lock. It reports whether the database may have been asked.
@@ -220,12 +227,16 @@ func (l *Locks) send(ctx context.Context, m mode, a *locks.Acquisition) (answer 
 // refusal returns why the database has not granted the lock.
 func refusal(a *locks.Acquisition, answer store.LockAnswer) (repetition, error) {
 	switch answer.Outcome {
-	case store.LockHeld:
+	case store.LockHeld, store.LockExpired:
 		if answer.Holder == "" {
 			return never, fmt.Errorf("%w: by a client that was evicted, because a guarded transaction is open", ErrHeld)
 		}
-		return never, fmt.Errorf("%w: by client %q, host %s, pid %d, since %s; without another heartbeat until %s", ErrHeld, answer.Holder, answer.Host,
-			answer.PID, answer.Since.Format(time.RFC3339Nano), answer.LivesUntil.Format(time.RFC3339Nano))
+		by := fmt.Sprintf("by client %q, host %s, pid %d, since %s", answer.Holder, answer.Host, answer.PID, answer.Since.Format(time.RFC3339Nano))
+		until := answer.LivesUntil.Format(time.RFC3339Nano)
+		if answer.Outcome == store.LockExpired {
+			return whileExpired, fmt.Errorf("held or awaited %s; its session expired at %s, and is not evicted yet", by, until)
+		}
+		return never, fmt.Errorf("%w: %s; its session expires at %s without another heartbeat", ErrHeld, by, until)
 	case store.LockElsewhere:
 		return twice, errors.New("the pool leads to another server, or another incarnation of it, than the client's connection")
 	case store.LockUnaccepted:

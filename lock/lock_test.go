@@ -32,7 +32,7 @@ func TestALockIsHeldByOneAndTheErrorSaysByWhom(t *testing.T) {
 	expect(t, h.Shared(), false, "shared")
 	_, err := b.TryAcquire(t.Context(), "x")
 	wraps(t, "held", err, lock.ErrHeld)
-	for _, text := range []string{`"x"`, "the holder", "since 20", "until 20", "pid"} {
+	for _, text := range []string{`"x"`, "the holder", "since 20", "expires at 20", "pid"} {
 		if !strings.Contains(err.Error(), text) {
 			t.Errorf("the error does not tell %s: %v", text, err)
 		}

@@ -2,6 +2,9 @@ package engine_test
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -81,4 +84,70 @@ func TestLockReleasedBeforeAPromotionIsFree(t *testing.T) {
 		_, err = lock.New(b.c, nil).Acquire(ctx, "report")
 		w.ok(err)
 	})
+}
+
+// Programs that end before the TTL is over never evict a client, so a crashed holder would keep the
+// lock for as long as no other client runs.
+func TestTryDoWaitsForTheEvictionOfAnExpiredHolder(t *testing.T) {
+	const ttl = 6 * time.Second // the default
+	for name, attack := range map[string]func(w *world, holder, first *proc, ask func(context.Context, *proc) string){
+		"one of several programs gets it": func(w *world, _, first *proc, ask func(context.Context, *proc) string) {
+			answers := make(chan string)
+			for _, p := range []*proc{first, w.start("b"), w.start("c")} {
+				go func() { answers <- ask(context.Background(), p) }()
+			}
+			all := []string{<-answers, <-answers, <-answers}
+			if slices.Sort(all); !slices.Equal(all, []string{"false, <nil>", "false, <nil>", "true, <nil>"}) {
+				w.failf("they report %q", all)
+			}
+		},
+		"the holder comes back": func(w *world, holder, first *proc, ask func(context.Context, *proc) string) {
+			time.AfterFunc(time.Second, func() { holder.set(func(p *proc) { p.cut = false }) })
+			if answer := ask(context.Background(), first); answer != "false, <nil>" {
+				w.failf("it reports %s", answer)
+			}
+		},
+		"ctx ends": func(w *world, _, first *proc, ask func(context.Context, *proc) string) {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			if answer := ask(ctx, first); !strings.Contains(answer, `client "holder"`) || !strings.HasPrefix(answer, "false, pgleases: acquire lock \"report\": context deadline exceeded") {
+				w.failf("it reports %s", answer)
+			}
+		},
+		"the client closes": func(w *world, _, first *proc, ask func(context.Context, *proc) string) {
+			time.AfterFunc(time.Second, func() { _ = first.close(time.Second, 3*time.Second) })
+			if answer := ask(context.Background(), first); !strings.Contains(answer, ErrClosed.Error()) {
+				w.failf("it reports %s", answer)
+			}
+		},
+		"a standby is promoted": func(w *world, _, first *proc, ask func(context.Context, *proc) string) {
+			time.AfterFunc(time.Second, func() { w.promote(0, false) })
+			if answer := ask(context.Background(), first); !strings.Contains(answer, "not accepted yet") {
+				w.failf("it reports %s", answer)
+			}
+			time.Sleep(2 * ttl)
+			if answer := ask(context.Background(), first); answer != "true, <nil>" {
+				w.failf("on the accepted server it reports %s", answer)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(_ *testing.T, w *world) {
+				holder := w.start("holder")
+				_, err := lock.New(holder.c, nil).TryAcquire(context.Background(), "report")
+				w.ok(err)
+				holder.set(func(p *proc) { p.cut = true })
+				w.breakConns(holder)
+				time.Sleep(time.Minute)
+				attack(w, holder, w.start("a"), func(ctx context.Context, p *proc) string {
+					began := time.Now()
+					ran, err := lock.New(p.c, nil).TryDo(ctx, "report", func(context.Context) error { time.Sleep(time.Second); return nil })
+					if took := time.Since(began); took > ttl+2*time.Second { // the watch begins with the first heartbeat, and the work takes a second
+						w.failf("it took %v", took)
+					}
+					return fmt.Sprintf("%v, %v", ran, err)
+				})
+			})
+		})
+	}
 }

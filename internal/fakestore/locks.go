@@ -102,12 +102,19 @@ func (db *Database) acquire(r store.LockRequest, clock int64) store.LockAnswer {
 	if len(rows) > 0 {
 		l.Ticket = rows[len(rows)-1].Ticket + 1
 	}
-	if !slices.ContainsFunc(rows, func(l Lock) bool { return l.Token == 0 || !l.Shared || !r.Shared }) {
+	blocks := func(l Lock) bool { return l.Token == 0 || !l.Shared || !r.Shared }
+	if i := slices.IndexFunc(rows, blocks); i < 0 {
 		l.Token = db.token()
 	} else if !r.Waits {
-		first := t.Clients[rows[0].Session]
-		return store.LockAnswer{Outcome: store.LockHeld, Holder: first.ID, Host: first.Process.Host, PID: first.Process.PID,
-			Since: time.UnixMicro(rows[0].Since), LivesUntil: time.UnixMicro(first.ExpiresAt)}
+		outcome := store.LockHeld
+		if live := slices.IndexFunc(rows, func(l Lock) bool { return blocks(l) && t.Clients[l.Session].ExpiresAt > clock }); live >= 0 {
+			i = live
+		} else {
+			outcome = store.LockExpired
+		}
+		first := t.Clients[rows[i].Session]
+		return store.LockAnswer{Outcome: outcome, Holder: first.ID, Host: first.Process.Host, PID: first.Process.PID,
+			Since: time.UnixMicro(rows[i].Since), LivesUntil: time.UnixMicro(first.ExpiresAt)}
 	}
 	t.Locks[r.Name] = append(rows, l)
 	return answerOf(l)

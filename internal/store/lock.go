@@ -33,6 +33,7 @@ const (
 	LockGranted    LockOutcome = "granted"
 	LockWaits      LockOutcome = "waits"
 	LockHeld       LockOutcome = "held"
+	LockExpired    LockOutcome = "expired"
 	LockUnaccepted LockOutcome = "unaccepted"
 	LockLate       LockOutcome = "late"
 	LockGone       LockOutcome = "gone"
@@ -59,10 +60,10 @@ type LockRequest struct {
 type LockAnswer struct {
 	Outcome    LockOutcome
 	Token      int64     // if granted
-	Holder     string    // if held, as all that follows: the first holder's client ID; empty: it has expired
-	Host       string    // the host of the holder's process
+	Holder     string    // if held or expired, as all that follows: the client ID of the first in the way; empty: it was evicted
+	Host       string    // the host of its process
 	PID        int       // of that process
-	Since      time.Time // when it acquired the lock
+	Since      time.Time // when it acquired the lock, or began to wait
 	LivesUntil time.Time // without another heartbeat
 }
 
@@ -188,7 +189,7 @@ func (l *Locks) Acquire(ctx context.Context, r LockRequest) (answer LockAnswer, 
 	switch answer.Outcome {
 	case LockGranted:
 		answer.Token = n(1)
-	case LockHeld:
+	case LockHeld, LockExpired:
 		answer.Holder, answer.Host, answer.PID = words[1], words[2], int(n(3))
 		answer.Since, answer.LivesUntil = time.UnixMicro(n(4)), time.UnixMicro(n(5))
 	}

@@ -218,13 +218,29 @@ func TestALockIsTakenFromNobodyWhoWasNotEvicted(t *testing.T) {
 		a, b := f.locker("a"), f.locker("b")
 		first := a.says("a", LockGranted, "x", exclusive, try)
 		f.expire(a.client)
-		b.says("expired", LockHeld, "x", exclusive, try)
+		answer := b.says("expired", LockExpired, "x", exclusive, try)
+		expect(t, answer.Holder, "a", "the expired holder")
 		b.says("expired", LockWaits, "x", exclusive, wait)
+		expect(t, b.says("awaited by a live session", LockHeld, "x", exclusive, try).Holder, "b", "the live session in the way")
 		expect(t, b.token("x"), 0, "token of who waits")
 		expect(t, len(b.evict().IDs), 1, "evicted")
 		if token := b.token("x"); token <= first.Token {
 			t.Errorf("token %d after %d", token, first.Token)
 		}
+	})
+}
+
+func TestALockIsHeldAsLongAsOneOfItsReadersLives(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b, c := f.locker("a"), f.locker("b"), f.locker("c")
+		a.says("a", LockGranted, "x", shared, try)
+		b.says("b", LockGranted, "x", shared, try)
+		f.expire(a.client)
+		expect(t, c.says("b lives", LockHeld, "x", exclusive, try).Holder, "b", "the live reader")
+		c.says("a reader meets no writer", LockGranted, "x", shared, try)
+		expect(t, c.give("x"), LockReleased, "release")
+		f.expire(b.client)
+		expect(t, c.says("both have expired", LockExpired, "x", exclusive, try).Holder, "a", "the first reader")
 	})
 }
 

@@ -159,6 +159,8 @@ DECLARE
     present bigint; -- the server generation
     place bigint;
     token bigint;
+    live boolean;
+    answer text[];
 BEGIN
     IF NOT pgleases.lock_same_incarnation($7, $8, $9) THEN
         RETURN '{elsewhere}';
@@ -186,11 +188,16 @@ BEGIN
     SELECT coalesce(max(l.ticket), 0) + 1 INTO place FROM pgleases.locks AS l WHERE l.name = $1;
     PERFORM FROM pgleases.locks AS l WHERE l.name = $1 AND (l.token IS NULL OR NOT l.shared OR NOT $4) LIMIT 1;
     IF FOUND AND NOT $5 THEN
-        RETURN coalesce((SELECT ARRAY['held', c.id, c.host, c.pid::text,
-                                      (extract(epoch FROM l.since) * 1000000)::bigint::text, (extract(epoch FROM c.expires_at) * 1000000)::bigint::text]
-                         FROM (SELECT l.session, l.since FROM pgleases.locks AS l WHERE l.name = $1 ORDER BY l.ticket LIMIT 1) AS l
-                         CROSS JOIN LATERAL (SELECT * FROM pgleases.clients AS c WHERE c.session = l.session OFFSET 0) AS c),
-                        '{held,"","",0,0,0}');
+        FOREACH live IN ARRAY '{t,f}'::boolean[] LOOP -- first the live sessions that are in the way, and only if there are none, the expired ones
+            SELECT ARRAY[CASE WHEN c.expires_at > clock_timestamp() THEN 'held' ELSE 'expired' END, c.id, c.host, c.pid::text,
+                         (extract(epoch FROM l.since) * 1000000)::bigint::text, (extract(epoch FROM c.expires_at) * 1000000)::bigint::text] INTO answer
+            FROM pgleases.locks AS l
+            CROSS JOIN LATERAL (SELECT * FROM pgleases.clients AS c WHERE c.session = l.session OFFSET 0) AS c
+            WHERE l.name = $1 AND (l.token IS NULL OR NOT l.shared OR NOT $4) AND (NOT live OR c.expires_at > clock_timestamp())
+            ORDER BY l.ticket LIMIT 1;
+            EXIT WHEN FOUND;
+        END LOOP;
+        RETURN coalesce(answer, '{held,"","",0,0,0}');
     END IF;
     IF NOT FOUND THEN
         token := (present << 32) + nextval('pgleases.lock_tokens');

@@ -16,8 +16,9 @@
 --
 --   - granted, then the token
 --   - waits
---   - held (the caller does not wait), then the first holder's client ID (empty: it has expired), host and process ID,
---     since when it holds the lock, and until when it lives without another heartbeat, microseconds since 1970
+--   - held (the caller does not wait), then of the first live session that holds or awaits it the client ID (empty: it
+--     was evicted), host and process ID, since when, and when it expires without another heartbeat, microseconds since 1970
+--   - expired, then the same: all sessions that hold or await it have expired, and the first was not evicted yet
 --   - elsewhere: this is another server, or another incarnation of it
 --   - unaccepted: a promoted server grants no lock until it is accepted
 --   - late: the last instant has passed
