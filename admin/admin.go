@@ -128,12 +128,9 @@ func (a *Admin) failure(doing string, err error) error {
 	case code == "57014":
 		remedy = "the server took too long: run pgleases doctor"
 	case code == "25P03":
-		remedy = fmt.Sprintf(
-			"nothing was done: this program took longer than %v from the read to the commit, and clients wait for that. Try again on a less busy machine, or closer to the database, or without a fingerprint",
-			stopped,
-		)
-	}
-	if remedy == "" {
+		remedy = fmt.Sprintf("nothing was done: this program took longer than %v from the read to the commit, and clients wait for that. "+
+			"Try again on a less busy machine, or closer to the database, or without a fingerprint", stopped)
+	default:
 		return fmt.Errorf("admin: %s: %w", doing, err)
 	}
 	return fmt.Errorf("admin: %s: %w\n%s", doing, err, remedy)

@@ -379,10 +379,8 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 		d.found("schema", Fault, "run pgleases migrate", "it has version %d, this code needs %d", s.Version, store.Version)
 		return
 	case s.MinCode > store.Version:
-		d.found(
-			"schema", Fault, "run a newer version of this program",
-			"it has version %d, which serves code for version %d and later, this is for %d", s.Version, s.MinCode, store.Version,
-		)
+		d.found("schema", Fault, "run a newer version of this program",
+			"it has version %d, which serves code for version %d and later, this is for %d", s.Version, s.MinCode, store.Version)
 		return
 	}
 	d.found("schema", OK, "", "version %d", s.Version)

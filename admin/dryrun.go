@@ -226,10 +226,5 @@ func movings(read []store.LeaseSnapshot) []Move {
 
 // memberOf returns the member with a session, or nil.
 func memberOf(l store.LeaseSnapshot, session int64) *store.Member {
-	for i := range l.Members {
-		if l.Members[i].Session == session {
-			return &l.Members[i]
-		}
-	}
-	return nil
+	return find(l.Members, func(m *store.Member) bool { return m.Session == session })
 }

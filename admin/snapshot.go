@@ -178,19 +178,19 @@ func (s *Snapshot) count() {
 
 // Lease returns the lease with a name, or nil.
 func (s *Snapshot) Lease(name string) *Lease {
-	for i := range s.Leases {
-		if s.Leases[i].Name == name {
-			return &s.Leases[i]
-		}
-	}
-	return nil
+	return find(s.Leases, func(l *Lease) bool { return l.Name == name })
 }
 
 // Client returns the client with a session, or nil.
 func (s *Snapshot) Client(session int64) *Client {
-	for i := range s.Clients {
-		if s.Clients[i].Session == session {
-			return &s.Clients[i]
+	return find(s.Clients, func(c *Client) bool { return c.Session == session })
+}
+
+// find returns the first element that satisfies the function, or nil.
+func find[T any](all []T, is func(*T) bool) *T {
+	for i := range all {
+		if is(&all[i]) {
+			return &all[i]
 		}
 	}
 	return nil

@@ -48,7 +48,8 @@ func newRun() *cobra.Command {
 			if verbose, _ := cmd.Flags().GetBool("verbose"); verbose {
 				level = slog.LevelInfo
 			}
-			r.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+			r.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+			r.ClientLog = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 			return supervise.Run(r)
 		},
 	}
@@ -58,7 +59,7 @@ func newRun() *cobra.Command {
 	flags.DurationVar(&r.Grace, "grace", 5*time.Second, "time from SIGTERM to SIGKILL, 0 to 8760h")
 	flags.BoolVar(&r.Cgroup, "cgroup", true, "run the program in its own control group, if possible")
 	flags.BoolVar(&r.Once, "once", false, "do not restart the program: exit with its exit code (one partition only)")
-	flags.BoolVar(&r.Try, "try", false, "exit with 75 if clients whose TTL is not over own all partitions, or an operator has paused the lease or drained this client")
+	flags.BoolVar(&r.Try, "try", false, "exit with 75 if other live clients own all partitions, or an operator has paused the lease or drained this client; a crashed client counts as live until its TTL is over, and then this command waits to take over")
 	flags.DurationVar(&r.Wait, "wait", 0, "exit with 75 if no partition was owned after this time (default: no limit); if all machines use it, give more than the TTL: otherwise no machine takes over after a crash")
 	flags.StringVar(&r.ID, "id", "", "client ID, unique among live clients; an ID that outlives the process, such as the host name, keeps partitions in place (default: random)")
 	return cmd

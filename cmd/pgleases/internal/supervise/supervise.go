@@ -45,7 +45,7 @@ type Config struct {
 	Wait              time.Duration // 0: no limit
 	Program           []string      // its path and its arguments
 	Stdin             bool          // the program inherits stdin
-	Log               *slog.Logger
+	Log, ClientLog    *slog.Logger
 	Unreachable       func(error) error // adds a remedy if no database answers
 }
 
@@ -104,7 +104,7 @@ func notifyUnlessIgnored(c chan<- os.Signal) {
 // work runs the program until ctx ends, or the client ends, or with Once the program ends. It
 // closes the client before it returns.
 func (r *runner) work(ctx context.Context) error {
-	opts := []pgleases.Option{pgleases.WithTTL(r.TTL), pgleases.WithSchema(r.Schema), pgleases.WithLogger(r.Log)}
+	opts := []pgleases.Option{pgleases.WithTTL(r.TTL), pgleases.WithSchema(r.Schema), pgleases.WithLogger(r.ClientLog)}
 	if r.ID != "" {
 		opts = append(opts, pgleases.WithClientID(r.ID))
 	}
@@ -126,11 +126,7 @@ func (r *runner) work(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer time.AfterFunc(quiet, func() {
-		if lease.Stats().Owned == 0 {
-			r.Log.Warn("no partition is owned yet: pgleases explain LEASE/0 says why", slog.String("lease", r.Lease))
-		}
-	}).Stop()
+	defer time.AfterFunc(quiet, func() { r.sayStanding(ctx, client, lease) }).Stop()
 	if r.Try || r.Wait > 0 {
 		if err := r.awaitOwnership(ctx, client, lease); err != nil {
 			return err
@@ -147,10 +143,7 @@ func (r *runner) work(ctx context.Context) error {
 	case err := <-ended: // usually because another process has the ID
 		return err
 	case code := <-r.result:
-		if code != 0 {
-			return Exit{Code: code}
-		}
-		return nil
+		return Exit{Code: code}
 	case <-ctx.Done():
 		_ = client.Close(context.Background()) // this ends lease.Run
 		<-ended
@@ -159,55 +152,74 @@ func (r *runner) work(ctx context.Context) error {
 }
 
 // awaitOwnership returns when a partition is owned. It returns NotOwned after Wait, and with Try as
-// soon as others have all partitions.
+// soon as this client gets no partition.
 func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, lease *pgleases.Lease) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	none := Exit{NotOwned, fmt.Errorf("lease %q: others have it, or an operator has paused it", r.Lease)}
+	none := func(why error) error { return Exit{NotOwned, fmt.Errorf("lease %q: %w", r.Lease, why)} }
 	if r.Try {
-		go func() { cancel(cmp.Or(r.othersHaveIt(ctx, client.ID()), error(none))) }()
+		go func() {
+			s, err := r.look(ctx, client.ID(), true)
+			cancel(cmp.Or(err, none(s.why)))
+		}()
 	}
 	if r.Wait > 0 {
-		defer time.AfterFunc(r.Wait, func() { cancel(none) }).Stop()
+		defer time.AfterFunc(r.Wait, func() { cancel(none(fmt.Errorf("no partition was owned in %v", r.Wait))) }).Stop()
 	}
-	err := lease.Wait(ctx)
-	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return err
+	return lease.Wait(ctx)
 }
 
-// othersHaveIt returns when this client gets no partition: other live clients own all partitions,
-// no partition is moving here, and there are at least as many other clients as partitions. It waits
-// for an expired session to be evicted: if all machines gave up at once, no client would take over.
-// It returns too if an operator has paused the lease or drained this client. It polls every 50 ms.
-func (r *runner) othersHaveIt(ctx context.Context, id string) error {
+// sayStanding logs why this client owns no partition yet.
+func (r *runner) sayStanding(ctx context.Context, client *pgleases.Client, lease *pgleases.Lease) {
+	s, err := r.look(ctx, client.ID(), false)
+	level, message := slog.LevelWarn, "no partition is owned yet"
+	if err == nil && s.owned {
+		level, message = slog.LevelInfo, "standing by: live clients own all partitions"
+	}
+	if lease.Stats().Owned == 0 && ctx.Err() == nil {
+		r.Log.Log(ctx, level, message, slog.String("lease", r.Lease), slog.Any("reason", cmp.Or(err, s.why)),
+			slog.String("command", fmt.Sprintf("pgleases explain '%s/%d'", r.Lease, s.partition)))
+	}
+}
+
+// A standing is why this client owns no partition.
+type standing struct {
+	owned     bool // other live clients own all partitions
+	final     bool // the same, no partition is moving here, and the others are enough; or an operator has paused the lease or drained this client
+	partition int  // the first one without a live owner, or 0
+	why       error
+}
+
+// look returns the standing of this client, at once or when it is final. It polls every 50 ms. An
+// expired session is no live owner: if all machines gave up at once, no client would take over.
+func (r *runner) look(ctx context.Context, id string, final bool) (s standing, err error) {
 	config, err := connect.ParseConfig(r.URL) // as the client does, because it may have settings of a pool
 	if err != nil {
-		return err
+		return s, err
 	}
 	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
 	if err != nil {
-		return err
+		return s, err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	schema := pgx.Identifier{r.Schema}.Sanitize()
-	query := fmt.Sprintf(`WITH others AS (SELECT id FROM %[1]s.clients WHERE id <> $2 AND expires_at > clock_timestamp())
-		SELECT (SELECT count(*) FROM %[1]s.members_status WHERE lease = $1 AND client IN (SELECT id FROM others)) >= count(*)
-		       AND bool_and(owner IN (SELECT id FROM others) AND moving_to IS DISTINCT FROM $2) IS TRUE AND count(owner) = count(*)
-		       OR EXISTS (SELECT FROM %[1]s.overrides WHERE until > clock_timestamp() AND (verb = 'pause' AND lease = $1 OR verb = 'drain' AND client = $2))
-		FROM %[1]s.status WHERE lease = $1`, schema)
+	query := fmt.Sprintf(`WITH others AS (SELECT id FROM %[1]s.clients WHERE id <> $2 AND expires_at > clock_timestamp()), override AS (
+			SELECT CASE max(verb) WHEN 'pause' THEN 'an operator has paused it' WHEN 'drain' THEN 'an operator has drained this client' END AS why
+			FROM %[1]s.overrides WHERE until > clock_timestamp() AND (verb = 'pause' AND lease = $1 OR verb = 'drain' AND client = $2)), owners AS (
+			SELECT min(partition) FILTER (WHERE owner IN (SELECT id FROM others) IS NOT TRUE) AS free, max(owner) FILTER (WHERE partition = 0) AS owner,
+			       bool_and(moving_to IS DISTINCT FROM $2) AND count(*) <= (
+			       SELECT count(*) FROM %[1]s.members_status WHERE lease = $1 AND client IN (SELECT id FROM others)) AS enough
+			FROM %[1]s.status WHERE lease = $1)
+		SELECT free IS NULL AND why IS NULL AND owner IS NOT NULL, free IS NULL AND enough IS TRUE OR why IS NOT NULL, coalesce(free, 0),
+		       coalesce(why, 'no live client owns partition ' || free, 'client "' || owner || '" owns partition 0', 'it has no partitions') FROM override, owners`, pgx.Identifier{r.Schema}.Sanitize())
 	for {
-		var others bool
-		err := conn.QueryRow(ctx, query, pgx.QueryExecModeExec, r.Lease, id).Scan(&others)
-		if err != nil || others {
-			return err
+		var why string
+		if err := conn.QueryRow(ctx, query, pgx.QueryExecModeExec, r.Lease, id).Scan(&s.owned, &s.final, &s.partition, &why); err != nil {
+			return s, err
 		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if s.why = errors.New(why); s.final || !final {
+			return s, nil
 		}
+		time.Sleep(50 * time.Millisecond)
 	}
 }
 
@@ -218,8 +230,10 @@ func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pglea
 		return // with Once, there is only one run
 	}
 	log := r.Log.With(slog.String("lease", r.Lease), slog.Int("partition", p.Number), slog.Int64("epoch", p.Epoch))
+	if !r.Once {
+		log.Info("program starts") // restarts are logged as ends
+	}
 	for backoff := backoffMin; ; backoff = min(2*backoff, backoffMax) {
-		log.Info("program starts")
 		began := time.Now()
 		code, err := r.children.run(ctx, lease, p)
 		if err != nil {

@@ -45,16 +45,24 @@ func TestTryAndWaitEndIfAnotherOwnsIt(t *testing.T) {
 	t.Parallel()
 	dir, database := t.TempDir(), pgtest.MigratedDatabase(t)
 	env := command.Database(database)
-	holder := runProgram(t, dir, "", env, "tried", "--ttl", "5m")
+	holder := runProgram(t, dir, "", env, "tried", "--ttl", "5m", "--id", "holder")
 	awaitRecord(t, dir, 0, "begins", nil)
-	for _, flags := range []string{"--try", "--wait=300ms"} { // with that TTL they would wait for minutes
+	if !regexp.MustCompile(`level=INFO msg="program starts" lease=tried partition=0 epoch=\d+`).MatchString(holder.Printed()) {
+		t.Errorf("it does not say that the program starts: %q", holder.Printed())
+	}
+	for flags, why := range map[string]string{"--try": `client "holder" owns partition 0`, "--wait=300ms": "no partition was owned in 300ms"} { // with that TTL they would wait for minutes
 		c := command.Run(t, env, "run", "tried", "--ttl", "5m", flags, "--once", "--", "echo", "ran")
-		if code := c.ExitCode(); code != 75 || !strings.Contains(c.Printed(), `lease "tried": others have it`) {
+		if code := c.ExitCode(); code != 75 || !strings.Contains(c.Printed(), `lease "tried": `+why) {
 			t.Errorf("%s: exit code %d, want 75; output %q", flags, code, c.Printed())
 		}
 	}
 	standby := command.Run(t, env, "run", "tried", "--ttl", "5m", "--", "true")
-	testkit.Until(t, "it says that it waits", func() bool { return strings.Contains(standby.Printed(), "no partition is owned yet") })
+	testkit.Until(t, "it says that it stands by", func() bool {
+		return strings.Contains(standby.Printed(), `level=INFO msg="standing by: live clients own all partitions" lease=tried reason="client \"holder\" owns partition 0" command="pgleases explain 'tried/0'"`)
+	})
+	if strings.Contains(standby.Printed(), "program starts") || strings.Contains(standby.Printed(), "WARN") {
+		t.Errorf("a healthy standby says %q", standby.Printed())
+	}
 	for _, c := range []*command.Command{standby, holder} {
 		c.Signal(syscall.SIGTERM)
 		if code := c.ExitCode(); code != 128+15 {
@@ -63,9 +71,15 @@ func TestTryAndWaitEndIfAnotherOwnsIt(t *testing.T) {
 	}
 	pool := testkit.Pool(t, database)
 	testkit.Execute(t, pool, "SELECT pgleases.pause('tried'::text, 'why'::text)")
-	if c := command.Run(t, env, "run", "tried", "--ttl", "5m", "--try", "--once", "--", "echo", "ran"); c.ExitCode() != 75 {
+	if c := command.Run(t, env, "run", "tried", "--ttl", "5m", "--try", "--once", "--", "echo", "ran"); c.ExitCode() != 75 || !strings.Contains(c.Printed(), "an operator has paused it") {
 		t.Errorf("--try on a paused lease: %q", c.Printed())
 	}
+	paused := command.Run(t, env, "run", "tried", "--ttl", "5m", "--", "true")
+	testkit.Until(t, "it warns of the pause", func() bool {
+		return strings.Contains(paused.Printed(), `level=WARN msg="no partition is owned yet" lease=tried reason="an operator has paused it" command="pgleases explain 'tried/0'"`)
+	})
+	paused.Signal(syscall.SIGTERM)
+	paused.ExitCode()
 	testkit.Execute(t, pool, "SELECT pgleases.resume('tried'::text, 'why'::text)")
 	for _, flags := range []string{"--try", "--wait=1m"} {
 		c := command.Run(t, env, "run", "tried", "--ttl", "5m", flags, "--once", "--", "echo", "ran")
