@@ -11,6 +11,7 @@ import (
 	"go/token"
 	"log"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -639,6 +640,18 @@ func TestSQLPageIsTheComments(t *testing.T) {
 	text := "# SQL reference\n\nMade from the comments in the schema by `go test -run SQLPage . -write`. [Upgrades](stability.md) says what is stable; tables may change." +
 		testkit.Value[string](t, pool, commentsOfTheSchema) + "\n"
 	testkit.SameAsFile(t, sqlPage, text, *write, "it is not what the comments say: go test -run SQLPage . -write")
+}
+
+func TestMonitoringPageNamesEachStat(t *testing.T) {
+	t.Parallel()
+	_, table, _ := strings.Cut(readFile(t, "docs/monitoring.md"), "\n## Stats of a client\n")
+	table, _, _ = strings.Cut(table, "\n## ")
+	fields := append(reflect.VisibleFields(reflect.TypeFor[pgleases.Stats]()), reflect.VisibleFields(reflect.TypeFor[pgleases.Losses]())...)
+	for _, f := range fields {
+		if f.Name != "LeaseStats" && f.Name != "Losses" && !strings.Contains(table, "`"+f.Name+"`") && !strings.Contains(table, "`Losses."+f.Name+"`") {
+			t.Errorf("docs/monitoring.md does not name %s", f.Name)
+		}
+	}
 }
 
 // The page of errors names each error that a package exports.

@@ -69,19 +69,36 @@
 //  4. The task "end the session" removes the session's row.
 //  5. finish: what is left ends with the reason, then the connection closes, then Done.
 //
+// # Why two clients never own one partition
+//
+//  1. A row of the table partitions has one owner. Only apply and release change it. On one lease
+//     they exclude each other, and no session is evicted while it releases.
+//  2. An owner removes the partition from the Board before it sends the release. The release names
+//     the epoch, so that a late one has no effect.
+//  3. A client trusts itself for TTL - margin from before it sent the heartbeat (config.go,
+//     trust.go). The database counts the whole TTL from when it executed the heartbeat.
+//  4. Another client evicts the session only after it has watched the database's clock for that TTL
+//     (watch.go, expiry.sql). Then apply gives its partitions away. internal/liveness has the
+//     argument for fast failover.
+//  5. A promoted server may have lost handoffs. It gives no partition before a client has watched
+//     its clock for the longest TTL of all sessions (server.go, accept.sql).
+//  6. What a frozen process does between Values and a write is for Guard.
+//
 // # A tour: from a plan that is due to another client's Values
 //
 //  1. tasks.go: the heartbeat is due. begin.go (beginHeartbeat) sends it.
-//  2. engine.go (heard): the answer prolongs the trust, and members.heard returns a lease that needs a
-//     plan. plans.heard notes it.
+//  2. engine.go (heard): the answer prolongs the trust, and members.heard returns a lease that
+//     needs a plan. plans.heard notes it.
 //  3. tasks.go: the task "plan" is due. begin.go (beginPlan) takes a planning of plans.go. It
 //     claims and reads the lease, and calls Config.Plan, which is replan.go and rebalance.go of the
 //     root package. The function apply of sql/schema/plans.sql writes targets, gives free
-//     partitions to their owners, and notifies the owners.
-//  4. In an owner beginWait returns, and engine.go (notified) makes all leases due to be read.
+//     partitions to their targets, and notifies the owners.
+//  4. In an owner Conn.Wait returns. begin.go (beginWait) calls engine.go (notified), which makes
+//     all leases due to be read.
 //  5. reads.go: compare returns that a partition is wanted elsewhere. assignments.withdraw removes
 //     it from Values, and asks for its work to end.
-//  6. drains.go waits for the work. The end of the last pin wakes the engine.
+//  6. assignments.go: releasableAt holds back a pinned partition. drains.go limits and logs this
+//     wait. The end of the last pin (unpin in internal/owned) wakes the engine.
 //  7. releases.go: members.releasable, releases.next, and the function release of
 //     sql/schema/leases.sql, which gives the partition to its target with a higher epoch. The
 //     answer ends the ownership (members.released), and the task "announce" notifies the new owner.
@@ -90,6 +107,10 @@
 //
 // If the owner has crashed, no owner is asked: its session expires. In a client that has watched
 // the clock for long enough, expiry.go makes a heartbeat early and the task "evict" due. The
-// function evict of sql/schema/expiry.sql removes the session, and its leases need a plan. Step
-// 3 gives its partitions away at once.
+// function evict of sql/schema/expiry.sql removes the session, and its leases need a plan. Step 3
+// gives its partitions away at once.
+//
+// # Tests
+//
+// inWorld (fleet_test.go) runs whole clients in simulated time on internal/fakestore.
 package engine

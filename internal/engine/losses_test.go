@@ -21,9 +21,7 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	ask := func(w *world, l *Lease) { // for all
-		if err := l.SetWeight(context.Background(), 0); err != nil {
-			w.failf("%v", err)
-		}
+		w.ok(l.SetWeight(context.Background(), 0))
 	}
 	edit := func(w *world, edit func(row *fakestore.Partition)) {
 		w.db.Edit(func(t *fakestore.Tables, _ int64) {

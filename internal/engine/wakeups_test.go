@@ -431,9 +431,8 @@ func TestLeaseCanBeJoinedAfterCanceledJoin(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		p := w.start("a")
 		w.ok(p.engine().JoinAbandoned("x", 4))
-		if _, err := p.c.Lease(patiently(w.t), "x", 4); err != nil {
-			w.failf("joining it again: %v", err)
-		}
+		_, err := p.c.Lease(patiently(w.t), "x", 4)
+		w.ok(err)
 	})
 }
 
@@ -446,9 +445,7 @@ func TestSetWeightReturnsOnceIfLeaseIsLeft(t *testing.T) {
 		weighed := make(chan error, 1)
 		go func() { weighed <- l.SetWeight(patiently(w.t), 3) }()
 		time.Sleep(time.Second) // the join of the next session is under way, with the weight
-		if err := l.Leave(patiently(w.t)); err != nil {
-			w.failf("leave: %v", err)
-		}
+		w.ok(l.Leave(patiently(w.t)))
 		if err := <-weighed; !errors.Is(err, ErrClosed) {
 			w.failf("SetWeight: %v", err)
 		}
@@ -472,9 +469,7 @@ func TestOpenWithLostAnswerStaysTheNewer(t *testing.T) {
 			if err == nil {
 				_, _, err = other.Register(context.Background(), store.Registration{Session: store.RandomID(), ID: "a", Process: store.RandomID(), TTL: time.Second})
 			}
-			if err != nil {
-				t.Error(err)
-			}
+			w.ok(err)
 		}()
 		p := w.start("a")
 		if n := attempts.Load(); n != 2 {

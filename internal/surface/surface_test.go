@@ -24,7 +24,7 @@ var write = flag.Bool("write", false, "write the files in testdata")
 func expectFile(t *testing.T, name, text string) {
 	t.Helper()
 	testkit.SameAsFile(t, filepath.Join("testdata", name), text, *write,
-		"it is stable, and has changed. If that is meant, write it down in CHANGELOG.md, and run\n\tgo test ./internal/surface -args -write")
+		"it is stable, and has changed. If that is meant, correct the sentence of CHANGELOG.md that became wrong, if there is one, and run\n\tgo test ./internal/surface -args -write")
 }
 
 var ofUnexported = regexp.MustCompile(`^func \((\w+ )?\*?[a-z]\w*\)`) // a method that users cannot see
