@@ -261,13 +261,13 @@ func (e *execution) logger() *slog.Logger { return itemLogger(e.log, e.item) }
 
 // runLogger returns the logger of a run. A job may have no name.
 func (e *execution) runLogger(a *attempt) *slog.Logger {
-	return e.logger().With(nameAttr(a.row.Name), slog.Time("at", a.decided.run.At))
+	return e.logger().With(nonEmpty("name", a.row.Name), slog.Time("at", a.decided.run.At))
 }
 
-// nameAttr returns the attribute of a name; for an empty name an empty one, which is not logged.
-func nameAttr(name string) (a slog.Attr) {
-	if name != "" {
-		a = slog.String("name", name)
+// nonEmpty returns the attribute of a text; for an empty text an empty one, which is not logged.
+func nonEmpty(key, text string) (a slog.Attr) {
+	if text != "" {
+		a = slog.String(key, text)
 	}
 	return a
 }
@@ -289,7 +289,7 @@ func (e *execution) warnUnknown(r *record) {
 	}
 	if _, logged := e.registry.warned.LoadOrStore(r.Kind, true); !logged {
 		e.logger().Warn(
-			"schedule: blocked, kind not registered in this process", nameAttr(r.Name),
+			"schedule: blocked, kind not registered in this process", nonEmpty("name", r.Name),
 			slog.Time("since", *r.BlockedSince), slog.Any("registered", e.registry.names()),
 		)
 	}
