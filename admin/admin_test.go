@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -24,12 +25,13 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 			FROM (VALUES (11, 'a', 1, interval '1 minute'), (12, 'b', 1, interval '1 minute'), (13, 'b', 2, interval '1 minute'), (14, 'dead', 1, interval '-1 hour')) AS v (s, id, i, age);
 		INSERT INTO pgleases.identities SELECT id, max(incarnation), 1, now() FROM pgleases.clients GROUP BY id;
 		INSERT INTO pgleases.presences VALUES (11, -1);
-		INSERT INTO pgleases.leases VALUES ('l', 10, 5, 1, 0, 'infinity', now()), ('dropped', 0, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.leases VALUES ('l', 11, 5, 1, 0, 'infinity', now()), ('dropped', 0, 5, 1, 0, 'infinity', now());
 		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) SELECT 'l', s, 1, now(), 1 FROM unnest('{11,12,13,99}'::bigint[]) AS s;
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, preferred_owner_id, owned_since, asked_at) VALUES
 			('l', 0, 11, 11, 3, 'a', NULL, now(), NULL), ('l', 1, 11, 13, 3, 'a', NULL, now(), now()), ('l', 2, 14, 14, 3, 'dead', NULL, now(), NULL),
-			('l', 3, 77, 11, 3, 'gone', 'gone', now(), NULL), ('l', 4, NULL, NULL, 3, NULL, NULL, NULL, NULL), ('l', 5, 12, 13, 3, 'b', NULL, now(), now());
+			('l', 3, 77, 11, 3, 'gone', 'gone', now(), NULL), ('l', 10, NULL, NULL, 3, 'gone', NULL, NULL, NULL), ('l', 4, NULL, NULL, 3, NULL, NULL, NULL, NULL), ('l', 5, 12, 13, 3, 'b', NULL, now(), now());
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) SELECT 'l', p, 11, 11, 3, 'a', now() FROM generate_series(6, 9) AS p;
+		INSERT INTO pgleases.events (at, lease, cause, from_id, partitions) VALUES (now() - interval '4 minutes', NULL, 'evicted', 'gone', NULL), (now() - interval '3 minutes', 'l', 'handed over', 'gone', '{[10,11)}'), (now(), 'l', 'pin', NULL, '{[10,11)}');
 		INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'gone', 'infinity', now(), 'operator', 'why')`)
 	a := newAdmin(t, newPool(t, url))
 	s := testkit.Must(a.Snapshot(t.Context()))(t)
@@ -38,9 +40,9 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 	for i, want := range []admin.Member{
-		{Session: 11, Client: "a", Weight: 1, Share: 5, Owned: 6, Outgoing: 1, Incoming: 1},
+		{Session: 11, Client: "a", Weight: 1, Share: 5.5, Owned: 6, Outgoing: 1, Incoming: 1},
 		{Session: 12, Client: "b", Weight: 1, Share: 0, Owned: 1, Outgoing: 1},
-		{Session: 13, Client: "b", Weight: 1, Share: 5, Incoming: 2},
+		{Session: 13, Client: "b", Weight: 1, Share: 5.5, Incoming: 2},
 	} {
 		got := l.Members[i]
 		got.Joined = time.Time{}
@@ -55,35 +57,40 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 			t.Errorf("%v moves: %v", h.Partitions, h.Moves())
 		}
 	}
-	if got, want := strings.Join(told, " "), "0,6-9|a|a|a| 1|a|b|a| 2|dead|dead|dead| 3||a|gone|gone 4|||| 5|b|b|b|"; got != want {
+	if got, want := strings.Join(told, " "), "0,6-9|a|a|a| 1|a|b|a| 2|dead|dead|dead| 3||a|gone|gone 4|||| 5|b|b|b| 10|||gone|"; got != want {
 		t.Errorf("holdings %s, want %s", got, want)
 	}
-	if got := s.Orphans(l).String(); got != "2-4" {
-		t.Errorf("orphans %s, want 2-4", got)
+	if got := s.Orphans(l).String(); got != "2-4,10" {
+		t.Errorf("orphans %s, want 2-4,10", got)
 	}
 	if c := s.Client(12); !c.Superseded || c.Expired || s.Client(13).Superseded || !s.Client(14).Expired || !s.Client(11).FastFailover || c.FastFailover {
 		t.Errorf("clients %+v", s.Clients)
 	}
 	for partition, want := range map[int]string{
-		0: `owned by "a", of weight 1, whose share is 5.00 of 10 partitions among 2 working members; it owns 6`,
-		1: `moving to "b". The owner was asked to hand it over`,
-		2: `longer than its TTL of 1m0s. A client that has watched`,
-		3: `and its share has room for it. An operator set a drain of "gone"`,
-		4: `had no owner yet`,
-		5: `A newer process has the ID "b"`,
+		0:  `^It is owned by "a" since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC \(\d.* ago\), on host, pid 7, last heartbeat \S+s ago. Its owner has weight 1, so its share is 5.50 of 11 partitions among 2 working members; it owns 6`,
+		1:  `moving to "b". The owner was asked to hand it over`,
+		2:  `longer than its TTL of 1m0s. A client that has watched`,
+		3:  `^Its owner "gone" was evicted at .* UTC \(4m\S* ago\). .* room for it. "gone" is not a member of the lease now. An operator set a drain of "gone"`,
+		4:  `^It has had no owner yet`,
+		5:  `A newer process has the ID "b"`,
+		10: `^It has had no owner since .* UTC \(3m\S* ago\). The last one was "gone"`,
 	} {
 		e := testkit.Must(a.Explain(t.Context(), "l", partition))(t)
-		if got := strings.Join(e.Reasons, " "); !strings.Contains(got, want) || e.Epoch != 3 {
+		if got := strings.Join(e.Reasons, " "); !regexp.MustCompile(want).MatchString(got) || e.Epoch != 3 {
 			t.Errorf("partition %d, epoch %d: %s, want %s", partition, e.Epoch, got, want)
 		}
+	}
+	exec(t, url, "UPDATE pgleases.clients SET expires_at = clock_timestamp() + interval '20 seconds'")
+	if e := testkit.Must(a.Explain(t.Context(), "l", 0))(t); !regexp.MustCompile(`last heartbeat 4\ds ago; taken over at 1m0s\.`).MatchString(e.Reasons[0]) {
+		t.Errorf("of a silent owner: %q", e.Reasons)
 	}
 	exec(t, url, "UPDATE pgleases.clients SET expires_at = now() - interval '1 hour'")
 	if e := testkit.Must(a.Explain(t.Context(), "l", 2))(t); !strings.Contains(strings.Join(e.Reasons, " "), "No client is live that could evict it: start one.") {
 		t.Errorf("without a live client: %q", e.Reasons)
 	}
 	for _, lease := range []string{"l", "none"} {
-		if _, err := a.Explain(t.Context(), lease, 10); !errors.Is(err, admin.ErrNoSuchPartition) {
-			t.Errorf("partition 10 of %q: %v", lease, err)
+		if _, err := a.Explain(t.Context(), lease, 11); !errors.Is(err, admin.ErrNoSuchPartition) {
+			t.Errorf("partition 11 of %q: %v", lease, err)
 		}
 	}
 }
@@ -215,6 +222,27 @@ func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
 			if _, bad := json.Marshal(l); err != nil || bad != nil {
 				t.Errorf("%s: %v, %v", at, err, bad)
 			}
+		}
+	}
+}
+
+// The events of a lease include those of all leases that name one of its clients.
+func TestEventsOfALeaseHaveTheEvictionsOfItsClients(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.events (cause, lease, from_id, to_id, partitions) VALUES
+		('evicted', NULL, 'a', NULL, NULL), ('joined', 'l', NULL, 'a', NULL), ('joined', 'other', NULL, 'b', NULL), ('evict', NULL, 'a', NULL, NULL),
+		('evicted', NULL, 'a', NULL, NULL), ('evicted', NULL, 'b', NULL, NULL), ('given', 'l', 'a', 'c', '{[0,4)}'), ('accepted', NULL, NULL, NULL, NULL)`)
+	exec(t, url, "UPDATE pgleases.events SET tx = id::text::xid8")
+	for most, want := range map[int]string{10: "joined evict evicted given accepted", 2: "given accepted", 3: "evicted given accepted"} {
+		var causes []string
+		for _, e := range testkit.Must(newAdmin(t, newPool(t, url)).Events(t.Context(), "l", most))(t) {
+			if causes = append(causes, e.Cause); e.From == "b" {
+				t.Errorf("it has the eviction of a client of another lease")
+			}
+		}
+		if got := strings.Join(causes, " "); got != want {
+			t.Errorf("the latest %d are %s, not %s", most, got, want)
 		}
 	}
 }

@@ -400,7 +400,7 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 	d.fine("row-locks", "no row that clients need is locked")
 	d.columns(f, s)
 	d.timeline(ctx, s, f.Provider)
-	d.clients(s, trip, locked)
+	d.clients(s, trip, locked, d.evicted(ctx, s.At))
 	d.leases(ctx, s, locked)
 	if len(waits) > 0 {
 		w, level := waits[0], Note // a leader may hold a lock for its lifetime
@@ -509,7 +509,22 @@ func (d *doctor) timeline(ctx context.Context, s *Snapshot, provider string) {
 	d.fine("timeline", "it is accepted, server generation %d", s.Server.Generation)
 }
 
-func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool) {
+// evicted returns which clients were evicted in the last 10 minutes, as an end of a sentence.
+func (d *doctor) evicted(ctx context.Context, now time.Time) string {
+	var ids []string
+	events, _ := collect(ctx, d.Admin, d.conn, "events", pgx.RowTo[Event], "", eventPage) // the rest matters more than an error
+	for _, e := range events {
+		if e.Cause == "evicted" && now.Sub(e.At) < 10*time.Minute {
+			ids = append(ids, fmt.Sprintf("%q", e.From))
+		}
+	}
+	if len(ids) == 0 {
+		return ""
+	}
+	return "; evicted in the last 10 min: " + listed(ids) + ", see pgleases events"
+}
+
+func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted string) {
 	ttls := make(map[time.Duration]int)
 	shortest := 6 * time.Second // the default
 	expired, live := []string{}, false
@@ -540,13 +555,13 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool) {
 	d.judge("round-trip", trip < most, fmt.Sprintf("%v from here, %v would be too long", trip, most),
 		Warning, "run clients closer to the database, or set a longer TTL",
 		"%v from here; from %v on, for a TTL of %v, a client cannot take over from expired sessions", trip, most, shortest)
-	remedy := "start a client, or wait until one has watched the clock for their TTL"
+	remedy := "start one: no client is live, and the partitions of the expired ones move only to a live client"
 	if locked {
 		remedy = "end what row-locks names"
 	} else if live {
 		remedy = "search the logs of the live clients for evict: it fails, or their round trips are too slow"
 	}
-	d.judge("expired", len(expired) == 0, "no session is expired", Warning, remedy,
+	d.judge("expired", len(expired) == 0, "no session is expired"+evicted, Warning, remedy,
 		"silent for %v longer than their TTL, and not evicted: %s", d.Long, listed(expired))
 }
 
@@ -557,7 +572,7 @@ const old = 24 * time.Hour
 const stays = 3 * time.Second
 
 func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
-	deserted, overdue, draining, crowded, paused := []string{}, []string{}, []string{}, []string{}, ""
+	deserted, overdue, draining, crowded, paused, hangs := []string{}, []string{}, []string{}, []string{}, "", ""
 	for i := range s.Leases {
 		l := &s.Leases[i]
 		if s.paused(l) {
@@ -580,6 +595,8 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 		}
 		for _, h := range l.Holdings {
 			if h.Moves() && s.At.Sub(h.Asked) > d.Long {
+				c := s.Client(h.OwnerSession)
+				hangs = fmt.Sprintf("if its work hangs, kill %s (host %s, pid %d), or pgleases evict %[1]s; WithDrainTimeout bounds it", c.ID, c.Host, c.PID)
 				draining = append(draining, fmt.Sprintf("%q %v of %q for %v", l.Name, h.Partitions, h.Owner, s.At.Sub(h.Asked).Round(time.Second)))
 			}
 		}
@@ -607,7 +624,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 	d.judge("shares", len(crowded) == 0, "no lease has fewer partitions than members", Note,
 		"run fewer processes, or drop the lease and create it with more partitions", "some members own nothing: %s", listed(crowded))
 	d.judge("handoffs", len(draining) == 0, fmt.Sprintf("no handoff takes more than %v", d.Long),
-		Warning, "find out what the owner's work does; WithDrainTimeout bounds it", "asked for and not handed over: %s", listed(draining))
+		Warning, hangs, "asked for and not handed over: %s", listed(draining))
 }
 
 // lastingOrphans returns the partitions, by lease, that have no live owner for the time stays.

@@ -37,18 +37,7 @@ func (rs Ranges) String() string {
 	return cmp.Or(b.String(), "-")
 }
 
-// merged returns ranges of any order in ascending order, with gaps between them.
-func (rs Ranges) merged() (all Ranges) {
-	slices.SortFunc(rs, func(a, b Range) int { return a[0] - b[0] })
-	for _, r := range rs {
-		if last := len(all) - 1; last >= 0 && r[0] <= all[last][1]+1 {
-			all[last][1] = max(all[last][1], r[1])
-		} else {
-			all = append(all, r)
-		}
-	}
-	return all
-}
+func (rs Ranges) merged() Ranges { return ranges.Merged(rs) }
 
 // common returns the partitions that are in both.
 func (rs Ranges) common(others Ranges) (both Ranges) {

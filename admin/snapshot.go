@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -232,7 +233,7 @@ type Explanation struct {
 	Partition      int       `json:"partition"`
 	Epoch          int64     `json:"epoch,string"`   // fencing token; a string in JSON, because it has up to 63 bits
 	Owner          string    `json:"owner"`          // its client ID; empty: no owner
-	Since          time.Time `json:"since,omitzero"` // zero: it has no owner
+	Since          time.Time `json:"since,omitzero"` // since when it has this owner, or no owner; zero: unknown
 	Target         string    `json:"target"`         // the next owner; empty: no client
 	LastOwner      string    `json:"last_owner"`
 	PreferredOwner string    `json:"preferred_owner"` // the client that gets it back when it can; empty: no client
@@ -289,9 +290,9 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 		e.Target = target.ID
 	}
 	if owner != nil {
-		e.sayOwner(l, owner, working, slices.ContainsFunc(s.Clients, func(c Client) bool { return !c.Expired }))
+		e.sayOwner(s, l, owner, working, slices.ContainsFunc(s.Clients, func(c Client) bool { return !c.Expired }))
 	} else {
-		e.sayNoOwner(had)
+		e.sayNoOwner(s, had)
 	}
 	e.sayOverrides(s, l)
 	e.sayMove(s, l, owner, target, working)
@@ -307,24 +308,37 @@ func (e *Explanation) say(format string, args ...any) {
 	e.Reasons = append(e.Reasons, fmt.Sprintf(format, args...))
 }
 
-func (e *Explanation) sayNoOwner(had bool) {
+// since returns how long something lasts that began then; "" if that is unknown.
+func since(at, now time.Time) string {
+	if at.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf(" since %s UTC (%v ago)", at.UTC().Format(time.DateTime), round(now.Sub(at)))
+}
+
+func (e *Explanation) sayNoOwner(s *Snapshot, had bool) {
 	switch {
 	case had:
-		e.say("Its owner %q was evicted. It waits for a plan, or for the end of a guarded transaction of that owner, which pgleases doctor names.", e.LastOwner)
+		e.say("Its owner %q was evicted%s. It waits for a plan, or for the end of a guarded transaction of that owner, which pgleases doctor names.",
+			e.LastOwner, strings.Replace(since(e.Since, s.At), " since", " at", 1))
 	case e.LastOwner == "":
 		e.say("It has had no owner yet.")
 	default:
-		e.say("It has no owner. The last one was %q.", e.LastOwner)
+		e.say("It has had no owner%s. The last one was %q.", since(e.Since, s.At), e.LastOwner)
 	}
 }
 
-func (e *Explanation) sayOwner(l *Lease, owner *Client, working int, live bool) {
+func (e *Explanation) sayOwner(s *Snapshot, l *Lease, owner *Client, working int, live bool) {
 	e.Owner = owner.ID
+	takenOver := ""
+	if !owner.Expired && owner.HeartbeatAge > owner.TTL/2 {
+		takenOver = fmt.Sprintf("; taken over at %v", owner.TTL)
+	}
+	e.say("It is owned by %q%s, on %s, pid %d, last heartbeat %v ago%s.", owner.ID, since(e.Since, s.At), owner.Host, owner.PID, round(owner.HeartbeatAge), takenOver)
 	if m := e.Member; m == nil {
-		e.say("Its owner %q is no longer a member of the lease.", owner.ID)
+		e.say("The owner is no longer a member of the lease.")
 	} else {
-		e.say("It is owned by %q, of weight %d, whose share is %.2f of %d partitions among %d working members; it owns %d.",
-			owner.ID, m.Weight, m.Share, l.Partitions, working, m.Owned)
+		e.say("Its owner has weight %d, so its share is %.2f of %d partitions among %d working members; it owns %d.", m.Weight, m.Share, l.Partitions, working, m.Owned)
 	}
 	switch {
 	case owner.Expired:
@@ -357,7 +371,10 @@ func (e *Explanation) sayOverrides(s *Snapshot, l *Lease) {
 		}
 	}
 	if e.PreferredOwner != "" && e.PreferredOwner != e.Owner {
-		e.say("Its preferred owner is %q: it returns there when that client works and its share has room for it.", e.PreferredOwner)
+		e.say("It belongs to %q, its preferred owner, and returns there when that client's share has room for it.", e.PreferredOwner)
+		if !slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == e.PreferredOwner }) {
+			e.say("%q is not a member of the lease now.", e.PreferredOwner)
+		}
 		for _, w := range s.OverridesOf(l.Name, e.PreferredOwner) {
 			if w.Client != "" {
 				set(w)
@@ -380,7 +397,12 @@ func (e *Explanation) sayMove(s *Snapshot, l *Lease, owner, target *Client, work
 	}
 }
 
-func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
+func round(d time.Duration) time.Duration {
+	if d >= 10*time.Second {
+		return d.Round(time.Second)
+	}
+	return d.Round(100 * time.Millisecond)
+}
 
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 

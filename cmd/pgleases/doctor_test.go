@@ -120,6 +120,25 @@ func TestDoctorFindsEachFault(t *testing.T) {
 	}
 }
 
+// Doctor says which process to kill, and who was evicted. If all clients are dead, it says to start one.
+func TestDoctorNamesProcesses(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	says := func(check, want string) {
+		t.Helper()
+		found, _ := examined(t, database)
+		if !slices.ContainsFunc(found, func(f admin.Finding) bool { return f.Check == check && strings.Contains(f.Text+" > "+f.Remedy, want) }) {
+			t.Errorf("%s lacks %q: %+v", check, want, found)
+		}
+	}
+	execute(t, database, sound, "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0",
+		"INSERT INTO pgleases.events (at, cause, from_id) VALUES (now() - interval '11 minutes', 'evicted', 'long ago'), (now() - interval '9 minutes', 'evicted', 'svc-2')")
+	says("handoffs", "> if its work hangs, kill a (host host, pid 7), or pgleases evict a;")
+	says("expired", `no session is expired; evicted in the last 10 min: "svc-2", see pgleases events`)
+	execute(t, database, "UPDATE pgleases.clients SET expires_at = now() - interval '2 hours'")
+	says("expired", "> start one: no client is live")
+}
+
 // expectIll expects the findings of doctor, and the text of the first one. Doctor may see sessions
 // and statistics a little later.
 func expectIll(t *testing.T, databaseURL, want, text string, flags ...string) {

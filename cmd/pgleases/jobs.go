@@ -16,10 +16,7 @@ import (
 // The verbs on jobs.
 
 func newJobs() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "jobs",
-		Short: "List, show, cancel and retry jobs",
-	}
+	cmd := &cobra.Command{Use: "jobs", Short: "List, show, cancel and retry jobs"}
 	cmd.RunE = onlyVerbs
 	cmd.AddCommand(newJobList(), newJobFailed(), newJobShow(),
 		newEdit("cancel_job", "cancel GROUP ID", "Cancel a job"),
@@ -29,10 +26,7 @@ func newJobs() *cobra.Command {
 }
 
 func newJobList() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "list GROUP [PREFIX]",
-		Short: "List the pending jobs of a group",
-	}
+	cmd := &cobra.Command{Use: "list GROUP [PREFIX]", Short: "List the pending jobs of a group"}
 	kind := cmd.Flags().String("kind", "", "only jobs of this kind")
 	state := choiceFlag(cmd, "state", "", "", "only jobs in this state", string(schedule.StatePlanned), string(schedule.StateDue),
 		string(schedule.StateRunning), string(schedule.StateRetrying), string(schedule.StateBlocked))
@@ -79,10 +73,7 @@ func stateOf(j schedule.Job) string {
 }
 
 func newJobShow() *cobra.Command {
-	return looking(&cobra.Command{
-		Use:   "show GROUP ID",
-		Short: "Show a job and its outcome",
-	}, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
+	return looking(&cobra.Command{Use: "show GROUP ID", Short: "Show a job and its outcome"}, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
 		id, err := jobID(args[1])
 		if err != nil {
 			return nil, "", err

@@ -22,32 +22,29 @@ import (
 const poll = 5 * time.Second // limit of a poll
 
 func newList() *cobra.Command {
-	return looking(&cobra.Command{
-		Use:   "list",
-		Short: "List the leases",
-	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, string, error) {
+	return looking(&cobra.Command{Use: "list", Short: "List the leases"}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, string, error) {
 		return s.Leases, leasesOf(s), nil
 	})
 }
 
 func leasesOf(s *admin.Snapshot) string {
-	return table("LEASE,PARTITIONS,OWNED,MOVING,ORPHANS,MEMBERS,PLANNED", s.Leases, func(l admin.Lease) []any {
-		moving, orphans := 0, s.Orphans(&l).Count()
+	states := map[admin.Verb]string{admin.Pause: "paused", admin.Freeze: "frozen"}
+	return table("LEASE,PARTITIONS,OWNED,MOVING,ORPHANS,MEMBERS,PLANNED,STATE", s.Leases, func(l admin.Lease) []any {
+		moving, orphans, state := 0, s.Orphans(&l).Count(), dash
+		for _, w := range s.OverridesOf(l.Name, "") {
+			state = max(state, states[w.Verb]) // a pause goes before a freeze
+		}
 		for _, h := range l.Holdings {
 			if h.Moves() {
 				moving += h.Partitions.Count()
 			}
 		}
-		return []any{shown(l.Name), l.Partitions, l.Partitions - orphans, moving, orphans, len(l.Members), relative(s.At, l.Planned)}
+		return []any{shown(l.Name), l.Partitions, l.Partitions - orphans, moving, orphans, len(l.Members), relative(s.At, l.Planned), state}
 	})
 }
 
 func newDescribe() *cobra.Command {
-	return looking(&cobra.Command{
-		Use:        "describe LEASE",
-		Short:      "Show the members and partitions of a lease",
-		SuggestFor: []string{"show", "get", "status"},
-	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, args []string) (any, string, error) {
+	return looking(&cobra.Command{Use: "describe LEASE", Short: "Show the members and partitions of a lease", SuggestFor: []string{"show", "get", "status"}}, withSnapshot, func(_ context.Context, s *admin.Snapshot, args []string) (any, string, error) {
 		return described(s, args[0])
 	})
 }
@@ -130,10 +127,7 @@ func state(c admin.Client) string {
 }
 
 func newClients() *cobra.Command {
-	return looking(&cobra.Command{
-		Use:   "clients",
-		Short: "List the clients",
-	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, string, error) {
+	return looking(&cobra.Command{Use: "clients", Short: "List the clients"}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, string, error) {
 		return s.Clients, clientsOf(s), nil
 	})
 }
@@ -223,10 +217,7 @@ func eachSecond(ctx context.Context) iter.Seq[context.Context] {
 }
 
 func newExplain() *cobra.Command {
-	return looking(&cobra.Command{
-		Use:   "explain LEASE/PARTITION",
-		Short: "Explain why a client owns a partition",
-	}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
+	return looking(&cobra.Command{Use: "explain LEASE/PARTITION", Short: "Explain why a client owns a partition"}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
 		lease, partition, err := partitionOf(args[0])
 		if err != nil {
 			return nil, "", err
@@ -257,11 +248,7 @@ func share(m admin.Member) []any {
 }
 
 func newLocks() *cobra.Command {
-	return looking(&cobra.Command{
-		Use:        "locks [PREFIX]",
-		Short:      "List the named locks and their holders",
-		SuggestFor: []string{"unlock", "release"},
-	}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
+	return looking(&cobra.Command{Use: "locks [PREFIX]", Short: "List the named locks and their holders", SuggestFor: []string{"unlock", "release"}}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
 		all, err := firstOf(a.Locks(ctx, strings.Join(args, "")), math.MaxInt)
 		return all, locksOf(all), err
 	})

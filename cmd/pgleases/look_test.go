@@ -134,7 +134,7 @@ func TestVerbsShowAFleet(t *testing.T) {
 	}
 
 	list := output1(t, database, "list")
-	if !regexp.MustCompile(`(?m)^LEASE +PARTITIONS +OWNED +MOVING +ORPHANS +MEMBERS +PLANNED\nfleet +6 +6 +0 +0 +3 +\S+ ago$`).MatchString(list) {
+	if !regexp.MustCompile(`(?m)^LEASE +PARTITIONS +OWNED +MOVING +ORPHANS +MEMBERS +PLANNED +STATE\nfleet +6 +6 +0 +0 +3 +\S+ ago +-$`).MatchString(list) {
 		t.Errorf("list: %s", list)
 	}
 	clients := output1(t, database, "clients")
@@ -157,7 +157,7 @@ func TestVerbsShowAFleet(t *testing.T) {
 		t.Errorf("describe has %d rows: %s", n, describe)
 	}
 	explain := output1(t, database, "explain", "fleet/5")
-	if !strings.Contains(explain, "of weight 1, whose share is 2.00 of 6 partitions among 3 working members; it owns 2.") {
+	if !strings.Contains(explain, "weight 1, so its share is 2.00 of 6 partitions among 3 working members; it owns 2.") {
 		t.Errorf("explain: %s", explain)
 	}
 	if e := decoded[admin.Explanation](t, database, "explain", "fleet/5"); !slices.Contains(ids, e.Owner) || e.Epoch < 1 || len(e.Reasons) == 0 {

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -182,10 +183,7 @@ func awaitDone(ctx context.Context, a *admin.Admin, c admin.Change) error {
 }
 
 func newOverrides() *cobra.Command {
-	return looking(&cobra.Command{
-		Use:   "overrides",
-		Short: "List overrides: drains, cordons, pauses, freezes, pins",
-	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, string, error) {
+	return looking(&cobra.Command{Use: "overrides", Short: "List overrides: drains, cordons, pauses, freezes, pins"}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, string, error) {
 		return s.Overrides, table("OVERRIDE,OF,OWNED,SINCE,UNTIL,BY,REASON", s.Overrides, func(w admin.Override) []any {
 			of := shown(w.Of())
 			if w.Partition != nil {
@@ -213,11 +211,7 @@ func owned(s *admin.Snapshot, w admin.Override) (n int) {
 }
 
 func newEvents() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "events [LEASE]",
-		Short: "Show events of members and partitions",
-		Args:  asUsed,
-	}
+	cmd := &cobra.Command{Use: "events [LEASE]", Short: "Show events of members and partitions", Args: asUsed}
 	output := outputFlag(cmd)
 	most := cmd.Flags().IntP("number", "n", 50, "number of latest events, 1 to 1000")
 	follow := cmd.Flags().BoolP("follow", "f", false, "print new events as they arrive; in JSON, one line for each")
@@ -228,10 +222,13 @@ func newEvents() *cobra.Command {
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 			if *follow {
-				return followEvents(ctx, cmd.ErrOrStderr(), a, lease, *most, func(e admin.Event) (err error) {
-					text := strings.Join(mapped(eventCells(e.At.Local().Format(time.DateTime), e), toText), "  ") + "\n"
+				return followEvents(ctx, cmd.ErrOrStderr(), a, lease, *most, func(events []admin.Event) (err error) {
+					text := ""
+					for _, e := range together(events) {
+						text += strings.Join(mapped(eventCells(e), toText), "  ") + "\n"
+					}
 					if cmd.Flag("output").Value.String() == "json" {
-						text, err = asJSON(e, "")
+						text = strings.Join(mapped(events, func(e admin.Event) (line string) { line, err = asJSON(e, ""); return line }), "")
 					}
 					if err == nil {
 						_, err = io.WriteString(cmd.OutOrStdout(), text)
@@ -243,17 +240,33 @@ func newEvents() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return output(events, table("AT,CAUSE,LEASE,FROM,TO,PARTITIONS,BY,REASON", events, func(e admin.Event) []any {
-				return eventCells(period(time.Since(e.At))+" ago", e)
-			}))
+			return output(events, table("AT,CAUSE,LEASE,FROM,TO,PARTITIONS,BY,REASON", together(events), eventCells))
 		})
 	}
 	return cmd
 }
 
+// together makes one event of those that differ only in their partitions and are less than 2 s
+// apart: a handoff ends partition by partition.
+func together(events []admin.Event) (all []admin.Event) {
+	key := func(e admin.Event) [6]string { return [6]string{e.Cause, e.Lease, e.From, e.To, e.Actor, e.Reason} }
+next:
+	for _, e := range events {
+		for i := len(all) - 1; i >= 0 && e.At.Sub(all[i].At) < 2*time.Second; i-- {
+			both := admin.Ranges(ranges.Merged(slices.Concat(all[i].Partitions, e.Partitions)))
+			if n := both.Count(); key(e) == key(all[i]) && n > 0 && n == all[i].Partitions.Count()+e.Partitions.Count() {
+				all[i].Partitions = both
+				continue next
+			}
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
 // followEvents shows the latest events, and new ones, until ctx ends: those that the poll before
 // did not return. So it also shows an event that commits later than one with a higher number.
-func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease string, most int, show func(admin.Event) error) error {
+func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease string, most int, show func([]admin.Event) error) error {
 	const latest = 1000
 	var seen map[string]bool // those of the poll before; nil: there was no poll yet
 	last, away := "", false
@@ -283,16 +296,14 @@ func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease st
 		if seen == nil {
 			news = news[max(0, len(news)-most):]
 		}
-		for _, e := range news {
-			if err := show(e); err != nil {
-				return err
-			}
+		if err := show(news); err != nil {
+			return err
 		}
 		seen, away = now, false
 	}
 	return nil
 }
 
-func eventCells(at string, e admin.Event) []any {
-	return []any{at, shown(e.Cause), orDash(e.Lease), orDash(e.From), orDash(e.To), short(e.Partitions), orDash(e.Actor), orDash(e.Reason)}
+func eventCells(e admin.Event) []any {
+	return []any{e.At.UTC().Format(time.DateTime), shown(e.Cause), orDash(e.Lease), orDash(e.From), orDash(e.To), short(e.Partitions), orDash(e.Actor), orDash(e.Reason)}
 }

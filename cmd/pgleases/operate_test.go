@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -88,6 +89,11 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 	if got := owned(); got != [2]int{} {
 		t.Errorf("paused, and owned are %v", got)
 	}
+	output1(t, database, "freeze", "orders", "--reason", "why")
+	if list := output1(t, database, "list"); !regexp.MustCompile(`(?m)^orders .* paused$`).MatchString(list) {
+		t.Errorf("of a lease that is paused and frozen: %s", list)
+	}
+	output1(t, database, "unfreeze", "orders", "--reason", "why")
 	decoded[admin.Change](t, database, "resume", "orders", "--reason", "why")
 	output1(t, database, "pin", "orders/3", odd, "--reason", "why", "--for", "2h")
 	if overrides := decoded[[]admin.Override](t, database, "overrides"); len(overrides) != 1 || overrides[0].Verb != admin.Pin || overrides[0].Of() != "orders/3" || overrides[0].Client != odd || overrides[0].Until.IsZero() {
@@ -141,6 +147,27 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 	findings, _ := examined(t, database, "--skip", "autovacuum")
 	if got := strings.Join(ill(findings), " "); !strings.Contains(got, "note overrides") {
 		t.Errorf("doctor finds %s", got)
+	}
+}
+
+// A handoff ends partition by partition, and is one line.
+func TestEventsOfAHandoffAreTogether(t *testing.T) {
+	at := time.Date(2026, 3, 2, 8, 0, 0, 0, time.FixedZone("", 3600))
+	event := func(after time.Duration, cause, from, to string, partition int) admin.Event {
+		return admin.Event{At: at.Add(after), Lease: "orders", Cause: cause, From: from, To: to, Partitions: admin.Ranges{{partition, partition}}}
+	}
+	events := []admin.Event{event(0, "handed over", "a", "c", 3), event(1, "handed over", "b", "c", 7), event(2, "handed over", "a", "c", 2),
+		event(3, "handed over", "a", "c", 0), event(4, "handed over", "c", "a", 3), event(5, "handed over", "a", "c", 3),
+		event(3*time.Second, "handed over", "b", "c", 8), event(3*time.Second, "given", "b", "c", 9), {At: at, Cause: "joined"}, {At: at, Cause: "joined"}}
+	var got []string
+	for _, e := range together(events) {
+		got = append(got, strings.Join(mapped(eventCells(e)[:6], toText), " "))
+	}
+	want := []string{"2026-03-02 07:00:00 handed over orders a c 0,2-3", "2026-03-02 07:00:00 handed over orders b c 7", "2026-03-02 07:00:00 handed over orders c a 3",
+		"2026-03-02 07:00:00 handed over orders a c 3", "2026-03-02 07:00:03 handed over orders b c 8", "2026-03-02 07:00:03 given orders b c 9",
+		"2026-03-02 07:00:00 joined - - - -", "2026-03-02 07:00:00 joined - - - -"}
+	if !slices.Equal(got, want) || events[0].Partitions.Count() != 1 {
+		t.Errorf("got %q", got)
 	}
 }
 

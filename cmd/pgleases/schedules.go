@@ -21,10 +21,7 @@ import (
 // The verbs on schedules.
 
 func newSchedules() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "schedules",
-		Short: "Show, pause, resume, trigger, backfill and delete schedules",
-	}
+	cmd := &cobra.Command{Use: "schedules", Short: "Show, pause, resume, trigger, backfill and delete schedules"}
 	cmd.RunE = onlyVerbs
 	cmd.AddCommand(newScheduleGroups(), newScheduleList(), newScheduleHistory(),
 		newEdit("pause_schedule", "pause GROUP SCHEDULE", "Pause a schedule until it is resumed"),
@@ -146,10 +143,7 @@ func checkGroup(cmd *cobra.Command, group string) error {
 }
 
 func newScheduleGroups() *cobra.Command {
-	return looking(&cobra.Command{
-		Use:   "groups",
-		Short: "List the groups of schedules",
-	}, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, string, error) {
+	return looking(&cobra.Command{Use: "groups", Short: "List the groups of schedules"}, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, string, error) {
 		groups, err := a.ScheduleGroups(ctx)
 		return groups, table("GROUP,SCHEDULES,LATE,BLOCKED,PAUSED,FAILING,JOBS,STUCK", groups, func(g admin.ScheduleGroup) []any {
 			row := []any{shown(g.Name)}
@@ -166,10 +160,7 @@ func newScheduleGroups() *cobra.Command {
 }
 
 func newScheduleList() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "list GROUP [PREFIX]",
-		Short: "List the schedules of a group",
-	}
+	cmd := &cobra.Command{Use: "list GROUP [PREFIX]", Short: "List the schedules of a group"}
 	only := choiceFlag(cmd, "only", "", "", "only schedules in this state", schedule.OnlyLate, schedule.OnlyFailing, schedule.OnlyBlocked, schedule.OnlyPaused)
 	most := cmd.Flags().IntP("number", "n", 100, "number of schedules, 1 or more")
 	after := cmd.Flags().String("after", "", "only names after this one, the last of the previous list")
@@ -198,10 +189,7 @@ func newScheduleList() *cobra.Command {
 }
 
 func newScheduleHistory() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "history GROUP SCHEDULE",
-		Short: "Show the history of a schedule",
-	}
+	cmd := &cobra.Command{Use: "history GROUP SCHEDULE", Short: "Show the history of a schedule"}
 	most := cmd.Flags().IntP("number", "n", 20, "number of entries, 1 or more")
 	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
 		all, err := firstOf(s.History(ctx, args[1], 0), *most)

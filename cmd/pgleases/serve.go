@@ -17,11 +17,7 @@ import (
 )
 
 func newServe() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "serve",
-		Short: "Serve the dashboard",
-		Args:  cobra.NoArgs,
-	}
+	cmd := &cobra.Command{Use: "serve", Short: "Serve the dashboard", Args: cobra.NoArgs}
 	listen := cmd.Flags().String("listen", "127.0.0.1:8080", "address and port; with port 0 any free port, which is printed")
 	title := cmd.Flags().String("title", "Leases", "title of the page, such as the name of the environment")
 	hosts := cmd.Flags().StringSlice("host", nil, "host name to answer for, besides those of this machine; several with commas")

@@ -28,11 +28,7 @@ import (
 const schedulesHelp = "also the tables of package schedule"
 
 func newMigrate() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "migrate",
-		Short: "Create or update the tables",
-		Args:  cobra.NoArgs,
-	}
+	cmd := &cobra.Command{Use: "migrate", Short: "Create or update the tables", Args: cobra.NoArgs}
 	schedules := cmd.Flags().Bool("schedules", false, schedulesHelp)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return withPool(cmd, func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
@@ -58,11 +54,7 @@ func newMigrate() *cobra.Command {
 }
 
 func newSchema() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "schema",
-		Short: "Print the statements of migrate",
-		Args:  cobra.NoArgs,
-	}
+	cmd := &cobra.Command{Use: "schema", Short: "Print the statements of migrate", Args: cobra.NoArgs}
 	schedules := cmd.Flags().Bool("schedules", false, schedulesHelp)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		schema, _ := cmd.Flags().GetString("schema")
@@ -102,11 +94,7 @@ func thisBuild() Build {
 }
 
 func newVersion() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "version",
-		Short: "Print version, commit and schema version",
-		Args:  cobra.NoArgs,
-	}
+	cmd := &cobra.Command{Use: "version", Short: "Print version, commit and schema version", Args: cobra.NoArgs}
 	output := outputFlag(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		b := thisBuild()
@@ -116,11 +104,7 @@ func newVersion() *cobra.Command {
 }
 
 func newGrants() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "grants ROLE",
-		Short: "Print the GRANT statements for a role",
-		Args:  asUsed,
-	}
+	cmd := &cobra.Command{Use: "grants ROLE", Short: "Print the GRANT statements for a role", Args: asUsed}
 	purpose := choiceFlag(cmd, "for", "", string(admin.ForApplication), "use of the role", mapped(admin.Purposes, func(p admin.Purpose) string { return string(p) })...)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		schema, _ := cmd.Flags().GetString("schema")
@@ -137,11 +121,7 @@ func newGrants() *cobra.Command {
 var exitCodes = map[admin.Level]int{admin.Warning: 1, admin.Fault: 2}
 
 func newDoctor() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "doctor",
-		Short: "Check the database, the tables and the fleet",
-		Args:  cobra.NoArgs,
-	}
+	cmd := &cobra.Command{Use: "doctor", Short: "Check the database, the tables and the fleet", Args: cobra.NoArgs}
 	output := outputFlag(cmd)
 	role := cmd.Flags().String("role", "", "role of the clients, whose rights are checked (default: the role that connects)")
 	long := cmd.Flags().Duration("long", time.Minute, "minimum age of a handoff, a wait, an idle transaction or an expired session that is reported; 10 times that for a transaction that works")

@@ -384,7 +384,7 @@ const draws = {
       time.dateTime = e.at;
       if (e.lease) text.append(" ", name(e.lease));
       if (e.partitions.length > 0) text.append(" ", many(sizeOf(e.partitions), "partition"), " ", make("span", "sub", rangesText(e.partitions)));
-      if (e.from) text.append(" from ", who(e.from));
+      if (e.from) text.append(e.partitions.length > 0 ? " from " : " ", who(e.from));
       if (e.to) text.append(" to ", who(e.to));
       if (e.actor) text.append(" by ", name(e.actor));
       if (e.reason) text.append(": ", name(e.reason));
@@ -508,7 +508,7 @@ function eventsThatMatch(latest) {
     known.set(JSON.stringify(e), n - 1);
     return n <= 0;
   });
-  return latest.concat(older).filter(e => has(e.lease, lease) && (client === "" || has(e.from, client) || has(e.to, client)) && (cause === "" || e.cause === cause));
+  return latest.concat(older).filter(e => (has(e.lease, lease) || !e.lease && state.older.some(o => o.id === e.id)) && (client === "" || has(e.from, client) || has(e.to, client)) && (cause === "" || e.cause === cause));
 }
 
 let filterTimer = 0, filterTurn = 0;

@@ -144,7 +144,7 @@ func TestAFleetUnderAttackIsOperatedThroughThePage(t *testing.T) {
 	x.confirm("done")
 	x.open("Operate eve", "evict")
 	x.confirm("it hangs")
-	x.until(rows("#event-list li") + `.some(text => /^[^a-z]*evict from .*eve by operator \(.*\): it hangs$/.test(text)) && document.querySelectorAll("#client-rows tr").length === 3`)
+	x.until(rows("#event-list li") + `.some(text => /^[^a-z]*evict .*eve by operator \(.*\): it hangs$/.test(text)) && document.querySelectorAll("#client-rows tr").length === 3`)
 	x.until(`[...document.querySelectorAll(".lease tbody tr")].reduce((n, e) => n + Number(e.children[1].textContent), 0) === 64`)
 }
 

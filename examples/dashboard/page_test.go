@@ -60,7 +60,7 @@ func TestAFleetIsShownOfWhichOneIsKilled(t *testing.T) {
 	kill()
 	x.until(`document.querySelectorAll("#client-rows tr").length === 3 && document.querySelectorAll(".lease tbody tr").length === 3`)
 	x.until(rows("#event-list li") + `.some(text => /given.* orders \d+ partitions? .* from .?victim to /.test(text))`)
-	x.until(rows("#event-list li") + `.some(text => /evicted.* from .?victim/.test(text))`)
+	x.until(rows("#event-list li") + `.some(text => /evicted.* .?victim/.test(text))`)
 	total := 0
 	x.until(`[...document.querySelectorAll(".lease tbody tr")].reduce((n, e) => n + Number(e.children[1].textContent), 0) === 64`)
 	for i, id := range []string{"one", "two", "three"} {
@@ -452,7 +452,7 @@ func TestLightDarkAndAPhoneCanBeRead(t *testing.T) {
 	x.until(rows("#event-list li") + `.some(text => /joined orders to .?.?worker-6/.test(text))`)
 	x.until(rows(".lease h3") + `.includes("exports")`)
 	kill()
-	x.until(rows("#event-list li") + `.some(text => /evicted.* from .?.?exports-1/.test(text))`)
+	x.until(rows("#event-list li") + `.some(text => /evicted.* .?.?exports-1/.test(text))`)
 	for _, look := range []struct {
 		name, scheme  string
 		width, height int64

@@ -44,3 +44,17 @@ func Short(numbers []int) string {
 	}
 	return fmt.Sprintf("%s,... (%d in all)", text[:strings.LastIndexByte(text[:most], ',')], len(numbers))
 }
+
+// Merged returns pairs of first and last numbers, of any order, in ascending order with gaps
+// between them. It sorts the slice.
+func Merged[R ~[2]int](rs []R) (all []R) {
+	slices.SortFunc(rs, func(a, b R) int { return a[0] - b[0] })
+	for _, r := range rs {
+		if last := len(all) - 1; last >= 0 && r[0] <= all[last][1]+1 {
+			all[last][1] = max(all[last][1], r[1])
+		} else {
+			all = append(all, r)
+		}
+	}
+	return all
+}
