@@ -28,7 +28,7 @@ type assignment struct {
 	limitAt time.Time // its work is not waited for longer; never: there is no limit
 	warnAt  time.Time // when to log that it still waits for work
 	overdue bool      // limitAt has passed
-	busy    int       // how often its release was answered with: a guarded transaction is open
+	busy    int       // how many of its releases found an open guarded transaction
 	raised  int64     // its epoch after a fence; the release names it
 
 	valuesRead bool // it was in a Values that a reader got

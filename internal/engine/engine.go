@@ -323,7 +323,9 @@ func (e *engine) replacedBy(newer *store.Process) error {
 
 // heard handles the answer to a heartbeat: what it means to each part.
 func (e *engine) heard(sent, received time.Time, beat store.Beat) {
-	if beat.Alive || e.session.began() { // otherwise the session is evicted repeatedly, and the pauses before registering again become longer
+	// If new sessions are evicted before their first renewal, the pauses between registrations
+	// become longer.
+	if beat.Alive || e.session.began() {
 		e.connection.retry = 0
 	}
 	e.checkTrust(time.Now()) // an interruption of the trust must be seen, even if the next validity begins at once

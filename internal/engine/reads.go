@@ -91,8 +91,8 @@ func (ms *members) heardOverrides(m *membership, r store.LeaseRead) {
 // changes are the differences between a read of a lease and the assignments.
 type changes struct {
 	fenced   map[*assignment]int64 // a fence has raised their epochs to these
-	released []*assignment         // no longer owned under this epoch, after they were withdrawn
-	lost     []*assignment         // no longer owned under this epoch, though they were served, or were gained again unseen
+	released []*assignment         // were draining, and are no longer owned under their epoch
+	lost     []*assignment         // were serving, and are no longer owned under their epoch
 	wanted   []*assignment         // to be handed over
 	outdated []*assignment         // of an earlier server generation: to begin again under a new epoch
 	gained   []store.Owned         // to be served
@@ -127,7 +127,8 @@ func (c *changes) remains(a *assignment, epoch int64) *assignment {
 	switch {
 	case a == nil || epoch == a.releaseEpoch():
 		return a
-	case a.state == fencing && epoch > a.releaseEpoch(): // if it had been released to this client, it is released once more
+	case a.state == fencing && epoch > a.releaseEpoch():
+		// The fence raised it, or the partition was released and came back. Then it is released again.
 		c.fenced[a] = epoch
 		return a
 	case a.state >= draining:

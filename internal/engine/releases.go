@@ -157,7 +157,8 @@ func (rs *releases) nextAnnouncement() (names []string, sessions []int64) {
 	return slices.Sorted(maps.Keys(due)), slices.Collect(maps.Keys(concerned))
 }
 
-// announced notes the result of an announcement. No partition was released meanwhile.
+// announced notes the result of an announcement. No other statement of the client ran meanwhile, so
+// the announcement had all sessions that are noted here.
 func (rs *releases) announced(names []string, err error, began time.Time) {
 	rs.announcedApart.tried(slices.Values(names), err, began)
 	for _, name := range names {
@@ -197,9 +198,10 @@ type announcement struct {
 	session int64
 }
 
-// released handles the result of each release: done, busy (a guarded transaction is open), or
-// neither. Neither means that an earlier release, whose answer was lost, was executed: a read
-// returns the partitions that the session owns. released returns the changes to announce.
+// released handles the result of each release. It returns the changes to announce, and whether a
+// heartbeat has to follow. A release is done, or busy because a guarded transaction is open, or
+// neither. If it is neither, an earlier release was executed and its answer was lost, or the
+// session is gone. A read then returns the partitions that the session owns.
 func (ms *members) released(which []*assignment, answer store.Released, session int64, now time.Time) (changed []announcement, beat bool) {
 	handed, busy := byPlace(answer)
 	released, kept := make(map[*membership][]*assignment), make(map[*membership][]int)
@@ -215,7 +217,10 @@ func (ms *members) released(which []*assignment, answer store.Released, session 
 			m.toRead = m.inDatabase()
 			a.readyAt = now.Add(busyRetry)
 			continue
-		case !done: // the new owners were not notified either. Or the session is gone: without a heartbeat it would read its partitions and release them again and again
+		case !done:
+			// The new owners were in the lost answer: they were not notified. If the session is gone, a
+			// heartbeat shows it. Without one, the client would read its partitions and release them
+			// again and again.
 			beat = true
 			m.toRead = m.inDatabase()
 			changed = append(changed, announcement{lease: m.lease.Name})

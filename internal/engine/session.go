@@ -23,8 +23,8 @@ type session struct {
 	roundTrip  time.Duration
 
 	renewal   store.Renewal // the last answered renewal
-	last      bool          // it is the last of all: no later one was given up or can arrive late
-	lateUntil time.Time     // until then a statement may arrive late
+	last      bool          // the database has no later renewal, and gets none from a statement that was given up
+	lateUntil time.Time     // until then a statement that was given up may be executed
 }
 
 // lateAtMost is longer than a connection, a pooler or a server delays a statement after its client
@@ -94,9 +94,9 @@ func (s *session) beatAnswered(sent time.Time, heartbeat time.Duration) {
 	s.nextBeat = sent.Add(heartbeat - rand.N(heartbeat/20))
 }
 
-// renewed notes a renewal, and reports whether another server incarnation made it than the one
-// before. In that case, and if the clock has stepped back, heartbeats that were given up before may
-// still arrive late: compared with the new renewal, they do not count as earlier.
+// renewed notes a renewal, and reports whether its server incarnation differs from the previous
+// one. If it differs, or if the clock has stepped back, a heartbeat that was given up may still
+// renew the session: the comparison in it does not show that this renewal is newer.
 func (s *session) renewed(sent, received time.Time, now store.Renewal) (otherRun bool) {
 	before := s.renewal
 	if before.Marker != 0 && (before.Marker != now.Marker || before.Clock >= now.Clock) {

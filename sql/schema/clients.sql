@@ -59,8 +59,7 @@ COMMENT ON COLUMN pgleases.identities.used_at IS 'When a session under this ID w
 --
 -- Code that runs for every heartbeat names everything with its schema, because a search_path of its own would take 10 %
 -- of the time, and it is one statement. Its cost is the preparation: for each table, function and operator in it. So it
--- returns times as they are stored, leaves it to the caller to decide what is due, and returns one text. IS NULL makes
--- one boolean of two calls.
+-- returns times as they are stored, leaves it to the caller to decide what is due, and returns one text.
 CREATE OR REPLACE FUNCTION pgleases.heartbeat(
     session bigint, lock_ms int, renewed double precision, renewed_marker bigint, started double precision, marker bigint, seen pg_catalog.xid8, leases pg_catalog.text[])
 RETURNS pg_catalog.text
@@ -69,6 +68,7 @@ DECLARE
     answer pg_catalog.text;
     unchanged boolean; -- the server incarnation and the leases are those of the last answer
 BEGIN
+    -- IS NULL makes one boolean of two calls.
     unchanged := pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL OR pg_catalog.set_config('lock_timeout', $2::pg_catalog.text, true) IS NULL;
     UPDATE pgleases.clients AS c SET expires_at = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) c.ttl
     WHERE c.session OPERATOR(pg_catalog.=) $1
