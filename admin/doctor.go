@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"io/fs"
 	"maps"
 	"regexp"
 	"slices"
@@ -260,27 +261,40 @@ func (d *doctor) functions(f *facts) {
 
 var grantPattern = regexp.MustCompile(`(?m)^GRANT ([A-Z, ]+?)(?: \([\w, ]+\))? ON (?:SEQUENCE |FUNCTION )?(pgleases\.[\w., \n]+) TO`)
 
-// rights compares the rights of the role with those that a role for clients needs.
-func (d *doctor) rights(f *facts) {
-	wanted := []string{"USAGE"}
-	for _, match := range grantPattern.FindAllStringSubmatch(grants(enginesql.Files, ForApplication), -1) {
+// lacks returns the rights of a role for applications, from a file of grants, that the role lacks.
+func (f *facts) lacks(files fs.ReadFileFS) (rights []string) {
+	for _, match := range grantPattern.FindAllStringSubmatch(grants(files, ForApplication), -1) {
 		for name := range strings.SplitSeq(match[2], ",") {
 			for kind := range strings.SplitSeq(match[1], ",") {
-				wanted = append(wanted, strings.TrimPrefix(strings.TrimSpace(name), "pgleases.")+" "+strings.TrimSpace(kind))
+				rights = append(rights, strings.TrimPrefix(strings.TrimSpace(name), "pgleases.")+" "+strings.TrimSpace(kind))
 			}
 		}
 	}
+	return slices.DeleteFunc(rights, f.has)
+}
+
+func (f *facts) has(right string) bool { return slices.Contains(f.Rights, right) }
+
+// rights compares the rights of the role with those that a role for clients needs, and for
+// schedules if their tables exist.
+func (d *doctor) rights(f *facts) {
 	writes := regexp.MustCompile(" (INSERT|UPDATE|DELETE)$").MatchString
-	lacks := slices.DeleteFunc(wanted, func(right string) bool { return slices.Contains(f.Rights, right) })
+	lacks, what, flag := append(slices.DeleteFunc([]string{"USAGE"}, f.has), f.lacks(enginesql.Files)...), "clients", ""
+	if len(lacks) == 0 && f.Scheduled {
+		lacks, what, flag = f.lacks(schedulesql.Files), "schedules", " --for=schedules"
+	}
+	remedy := fmt.Sprintf("as the tables' owner, run what pgleases grants %s%s prints", pgx.Identifier{f.Role}.Sanitize(), flag)
 	switch {
 	case !f.RoleExists:
 		d.found("rights", Fault, "name an existing one with --role", "there is no role %q", f.Role)
 	case len(lacks) == 0:
-		d.found("rights", OK, "", "role %q may run clients", f.Role)
+		d.found("rights", OK, "", "role %q may run %s", f.Role, what)
 	case d.Role == "" && !slices.ContainsFunc(f.Rights, writes):
 		d.found("rights", Note, "name the role of the clients with --role", "role %q cannot run clients, as it may write nothing", f.Role)
+	case flag != "" && !f.has("schedules UPDATE"): // perhaps it does not run any
+		d.found("rights", Note, "if it should, "+remedy, "role %q can run clients, but no schedules, it lacks %s", f.Role, listed(lacks))
 	default:
-		d.found("rights", Fault, fmt.Sprintf("as the tables' owner, run what pgleases grants %s prints", pgx.Identifier{f.Role}.Sanitize()), "role %q cannot run clients, it lacks %s", f.Role, listed(lacks))
+		d.found("rights", Fault, remedy, "role %q cannot run %s, it lacks %s", f.Role, what, listed(lacks))
 	}
 }
 

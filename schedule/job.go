@@ -46,13 +46,7 @@ type Enqueuer struct{ scheduler *Scheduler }
 // close the pool.
 func NewEnqueuer(pool *pgxpool.Pool, group string, opts ...Option) (*Enqueuer, error) {
 	o, err := onlyOptions("NewEnqueuer", opts, "WithSchema", "WithPartitions")
-	switch {
-	case err != nil:
-		return nil, err
-	case pool == nil:
-		return nil, errors.New("schedule: new enqueuer: pool is nil")
-	}
-	if err := checkGroup(group); err != nil {
+	if err = cmp.Or(err, wrong(pool == nil, "schedule: new enqueuer: pool is nil"), checkGroup(group)); err != nil {
 		return nil, err
 	}
 	s := &Scheduler{options: o, times: defaultTimings}

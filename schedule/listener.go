@@ -56,15 +56,8 @@ func (l *listener) subscribe(ctx context.Context) error {
 	// pooler no setting would last.
 	_, err = l.conn.Exec(ctx, fmt.Sprintf("SET default_transaction_isolation = 'read committed'; SET statement_timeout = 0; "+
 		"SET idle_session_timeout = 0; LISTEN pgleases_schedule_%d", share))
-	l.wake() // an earlier notification may have suppressed that of a new job
+	signal(l.heard) // an earlier notification may have suppressed that of a new job
 	return err
-}
-
-func (l *listener) wake() {
-	select {
-	case l.heard <- struct{}{}:
-	default:
-	}
 }
 
 // listen waits for notifications in the background, until rest.
@@ -80,7 +73,7 @@ func (l *listener) listen() {
 			if _, err := conn.WaitForNotification(ctx); err != nil {
 				return
 			}
-			l.wake()
+			signal(l.heard)
 		}
 	})
 	l.stop = func() { cancel(); listening.Wait() }

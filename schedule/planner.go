@@ -63,10 +63,13 @@ func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error
 }
 
 // pollSoon makes the goroutine poll at once.
-func (p *planner) pollSoon() {
+func (p *planner) pollSoon() { signal(p.wake) }
+
+// signal sends to a channel of capacity 1, unless it is full: then the receiver knows already.
+func signal(c chan<- struct{}) {
 	select {
-	case p.wake <- struct{}{}:
-	default: // a poll is requested already
+	case c <- struct{}{}:
+	default:
 	}
 }
 

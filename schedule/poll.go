@@ -215,13 +215,9 @@ func (p *poller) idle(hasRoom bool, wait time.Duration) time.Duration {
 
 // crowded reports whether a partition may have more than the answer has.
 func (q *poll) crowded() bool {
-	type found struct {
-		partition, priority int
-		job                 bool
-	}
-	n := make(map[found]int)
+	n := make(map[item]int) // of each partition, priority, and schedules or jobs
 	for _, it := range q.due {
-		f := found{it.Partition, it.Priority, it.Job}
+		f := item{subject: subject{Job: it.Job}, Partition: it.Partition, Priority: it.Priority}
 		n[f]++
 		if n[f] == q.atMost {
 			return true

@@ -93,7 +93,7 @@ SELECT json_build_object(
               WHERE c.relkind <> 'S' AND CASE WHEN k.kind = 'INSERT' THEN has_any_column_privilege(c.role, c.oid, k.kind) -- events: all columns except the actor
                                               ELSE has_table_privilege(c.role, c.oid, k.kind) END
               UNION ALL
-              SELECT c.relname || ' USAGE' FROM relations AS c WHERE CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.role, c.oid, 'USAGE') END
+              SELECT c.relname || ' ' || k.kind FROM relations AS c CROSS JOIN unnest('{USAGE,SELECT,UPDATE}'::text[]) AS k (kind) WHERE CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.role, c.oid, k.kind) END
               UNION ALL
               SELECT DISTINCT f.proname || ' EXECUTE' FROM pg_proc AS f WHERE f.pronamespace = s.oid AND has_function_privilege(r.oid, f.oid, 'EXECUTE')
               UNION ALL

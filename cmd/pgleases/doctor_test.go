@@ -420,7 +420,7 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		{`UPDATE pgleases.jobs SET trying = '{"attempts": 3, "error": "it broke"}'`, "UPDATE pgleases.jobs SET trying = NULL", "warning jobs", `3 times (it broke)`},
 		{`INSERT INTO pgleases.history (schedule, group_name, name, job, since, until, ticks, outcome, error, ended_at) VALUES (0, 'reports', '', 7, now(), now(), 1, 'failed', 'it broke', now())`,
 			"UPDATE pgleases.history SET retried = 8", "warning jobs", `failed in the last day, and were not retried: 1 of group "reports", as job 7 (it broke)`},
-		{"ALTER FUNCTION pgleases.schedule_job RENAME TO elsewhere", "ALTER FUNCTION pgleases.elsewhere RENAME TO schedule_job", "fault functions", "missing: schedule_job"},
+		{"ALTER FUNCTION pgleases.schedule_job RENAME TO elsewhere", "ALTER FUNCTION pgleases.elsewhere RENAME TO schedule_job", "fault functions, fault rights", "missing: schedule_job"},
 		{"DELETE FROM pgleases.members WHERE lease = 'schedule/reports'", "INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/reports', 11, 1, now(), 1)",
 			"warning orphans, warning schedules", ""},
 		{"UPDATE pgleases.schedules SET name = 'old', registered = '2026-03-02Z' WHERE name = 'new'", "SELECT", "note schedules", `1 of group "reports", as "old" (since 2026-03-02)`},
@@ -440,6 +440,12 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 	expectIll(t, as(t, database, role), "note rights, note schedules, note transactions, note snapshots", "cannot run clients")
 	execute(t, database, "REVOKE SELECT ON pgleases.schedules FROM "+role)
 	expectIll(t, as(t, database, role), "note rights, note schedules, note transactions, note snapshots", "cannot run clients")
+	execute(t, database, output1(t, database, "grants", role))
+	expectIll(t, database, "note rights, note schedules", "can run clients, but no schedules, it lacks history DELETE", "--role", role)
+	execute(t, database, output1(t, database, "grants", role, "--for=schedules"))
+	expectIll(t, database, "note schedules", "", "--role", role)
+	execute(t, database, "REVOKE UPDATE ON SEQUENCE pgleases.schedule_notified FROM "+role)
+	expectIll(t, database, "fault rights, note schedules", "cannot run schedules, it lacks schedule_notified UPDATE", "--role", role)
 }
 
 func TestNoFreeConnectionHasItsOwnRemedy(t *testing.T) {
