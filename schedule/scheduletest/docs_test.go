@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 	"github.com/pgleases/pgleases/schedule/scheduletest"
 )
@@ -53,4 +54,43 @@ func TestBooksAreClosedEachNight(t *testing.T) {
 	if outcomes := s.Entries("close"); outcomes[2].Outcome != schedule.OutcomeMissed { // after the outage that of the 31st was later than the grace
 		t.Errorf("the third tick is %s", outcomes[2].Outcome)
 	}
+}
+
+type Mail struct{ To string }
+
+// moveMails moves up to 1,000 pending rows, and returns how many. A row that an old worker has locked stays.
+func moveMails(ctx context.Context, pool *pgxpool.Pool, mail *schedule.Kind[Mail]) (moved int, err error) {
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		rows, _ := tx.Query(ctx, `WITH gone AS (DELETE FROM mails WHERE id IN (
+				SELECT id FROM mails WHERE status = 'pending' AND run_at <= now() ORDER BY run_at, id LIMIT 1000 FOR UPDATE SKIP LOCKED) RETURNING *)
+			SELECT address FROM gone ORDER BY run_at, id`)
+		mails, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Mail])
+		if err == nil {
+			_, err = mail.EnqueueManyTx(ctx, tx, mails)
+		}
+		moved = len(mails)
+		return err
+	})
+	return moved, err
+}
+
+// Rows that are due become jobs in their order; others stay.
+func TestPendingRowsBecomeJobs(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	testkit.Must(pool.Exec(t.Context(), `CREATE TABLE mails (id int, status text, run_at timestamptz, address text);
+		INSERT INTO mails VALUES (1, 'pending', now(), 'b'), (2, 'pending', now() - interval '1 hour', 'a'), (3, 'sent', now(), 'c'), (4, 'pending', 'infinity', 'd')`))(t)
+	s := scheduletest.New(t, pool, midnight)
+	var sent notes
+	mail := schedule.AtLeastOnce(s.Scheduler, "mail", func(_ context.Context, r schedule.Run[Mail]) error {
+		sent.note("%s", r.Args.To)
+		return nil
+	})
+	expect(t, "moved", testkit.Must(moveMails(t.Context(), pool, mail))(t), 2)
+	expect(t, "moved again", testkit.Must(moveMails(t.Context(), pool, mail))(t), 0)
+	s.Advance(time.Second)
+	expect(t, "sent", sent, "[a b]")
+	var left string
+	testkit.OK(t, pool.QueryRow(t.Context(), "SELECT string_agg(address, ' ' ORDER BY id) FROM mails").Scan(&left))
+	expect(t, "left", left, "c d")
 }
