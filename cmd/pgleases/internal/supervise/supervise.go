@@ -85,10 +85,7 @@ func Run(c Config) (err error) {
 		close(r.children.hurry)
 	}()
 	err = r.work(ctx)
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return err
+	return cmp.Or(context.Cause(ctx), err)
 }
 
 // notifyUnlessIgnored sends the signals that ask to end to c, except ignored ones: nohup ignores
