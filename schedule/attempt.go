@@ -190,7 +190,7 @@ func (e *execution) admit(ctx context.Context, tx *transaction, a *attempt, susp
 	}
 	d.note(r, e.o.Epoch, suspected)
 	if calls {
-		d.Trying.Run, d.Trying.Called = e.id, e.o.Epoch
+		d.Trying.Run, d.Trying.Called, d.Trying.Started, d.Trying.Ends = e.id, e.o.Epoch, r.Clock, r.Clock.Add(k.limits.timeout)
 	}
 	d.run, a.outcome = nil, noted
 	return nil

@@ -256,24 +256,26 @@ type Job struct {
 	At       time.Time `json:"at"`
 	Attempts int       `json:"attempts"` // failed attempts; after the end: all attempts
 	Error    string    `json:"error"`    // of the last failed attempt; empty if the job succeeded
-	// The following fields are set until the job has ended.
-	Key       string          `json:"key"`
-	Trigger   Trigger         `json:"trigger"`
+	// When the run under way began, if this role can see that; after the end: the last run. Zero:
+	// no run
+	StartedAt time.Time `json:"started_at,omitzero"`
+	// The following fields are set until the job has ended. The JSON leaves out zeros.
+	Key       string          `json:"key,omitzero"`
+	Trigger   Trigger         `json:"trigger,omitzero"`
 	Args      json.RawMessage `json:"args,omitempty"`
-	Priority  int             `json:"priority"`
-	Partition int             `json:"partition"` // of the lease schedule/GROUP, by the key
+	Priority  int             `json:"priority,omitzero"`
+	Partition int             `json:"partition,omitzero"` // of the lease schedule/GROUP, by the key
 	// Client ID of the process that runs it; empty: its partition has no owner
-	Owner string    `json:"owner"`
-	State State     `json:"state"`
-	Why   string    `json:"why"`          // the reason for State, if it is known
+	Owner string    `json:"owner,omitzero"`
+	State State     `json:"state,omitzero"`
+	Why   string    `json:"why,omitzero"` // the reason for State, if it is known
 	Due   time.Time `json:"due,omitzero"` // when its owner runs it next; zero: never
 	// How long it has been blocked or due, run included; 0: not due
-	Late    time.Duration `json:"late_ns"`
-	Crashes int           `json:"crashes"` // as in Schedule
+	Late    time.Duration `json:"late_ns,omitzero"`
+	Crashes int           `json:"crashes,omitzero"` // as in Schedule
 	// The following fields are set when the job has ended.
-	Epoch     int64     `json:"epoch"`               // of its last run; 0: it never ran
-	StartedAt time.Time `json:"started_at,omitzero"` // zero: it never ran
-	EndedAt   time.Time `json:"ended_at,omitzero"`
+	Epoch   int64     `json:"epoch,omitzero"` // of its last run; 0: it never ran
+	EndedAt time.Time `json:"ended_at,omitzero"`
 }
 
 // Job returns a job of the group, or its outcome. It returns ErrNotFound if the group has neither.

@@ -130,10 +130,10 @@ func (s *Scheduler) RetryTick(ctx context.Context, name string, tick time.Time) 
 	return first(s.change(ctx, "retry", fmt.Sprintf("tick %v of %s", tick, s.named("schedule %q", name)), &name, map[string]any{"tick": tick}, nil))
 }
 
-// RetryFailed retries the ticks and jobs of a kind that failed or became unknown at or after since,
-// as RetryTick and Retry do: the oldest 10,000 that were not retried. It returns the IDs of the new
-// jobs. It also returns how many ticks and jobs cannot be retried, because their schedule was
-// deleted or a live job has their unique key.
+// RetryFailed retries the ticks and jobs of a kind that failed at or after since, as RetryTick and
+// Retry do: the oldest 10,000 that were not retried. It returns the IDs of the new jobs. It also
+// returns how many ticks and jobs it did not retry, because their outcome is unknown, their
+// schedule was deleted, or a live job has their unique key.
 func (s *Scheduler) RetryFailed(ctx context.Context, kind string, since time.Time) (ids []int64, refused int, err error) {
 	if err = checkName("kind", kind); err == nil {
 		ids, refused, err = s.send(ctx, "retry_failed", nil, map[string]any{"kind": kind, "since": since}, nil)

@@ -146,7 +146,7 @@ func TestOperationsQueriesShow(t *testing.T) {
 	is("Who has too much to do", "tests 1 0")
 	is("Schedules that fail", "tests bad tick mail 1 planned no paper")
 	is("What is blocked, and why", `tests schedule kind "telegraph" is not registered 1 stranger`)
-	is("What is paused, and by whom", fmt.Sprintf("tests halted %s: a fire", one[string](db, "SELECT session_user::text")))
+	is("What is paused, and by whom", fmt.Sprintf("tests halted by %s: a fire", one[string](db, "SELECT session_user::text")))
 	is("Jobs by what they do", "tests mail running 1")
 	is("What became of one", "1 succeeded 1  ")
 	db.exec("UPDATE pgleases.history SET ended_at = now()") // of today, also where the tick was yesterday

@@ -32,6 +32,8 @@ type Schedule struct {
 	Cursor time.Time `json:"cursor"`
 	// When its owner runs it next; zero: never
 	Due time.Time `json:"due,omitzero"`
+	// When the run under way began; zero: no run, or this role cannot see that
+	StartedAt time.Time `json:"started_at,omitzero"`
 	// How long it has been blocked, or its tick has been due, run included; 0: it is not due
 	Late time.Duration `json:"late_ns"`
 	// The last tick that succeeded; zero: no tick did
@@ -216,7 +218,9 @@ type trial struct {
 	Epoch   int64 `json:"epoch"`
 	Called  int64 `json:"called"` // the epoch of Run
 	// The run that calls the handler outside of a transaction; empty: no run does
-	Run string `json:"run"`
+	Run     string    `json:"run"`
+	Started time.Time `json:"started,omitzero"` // when Run began
+	Ends    time.Time `json:"ends,omitzero"`    // when its timeout ends
 }
 
 func (t *trial) begun() string { return value(t).Run }

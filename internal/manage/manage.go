@@ -32,10 +32,7 @@ func (r Request) Do(ctx context.Context, s *schedule.Scheduler) (jobs []int64, e
 	case "pause_schedule":
 		return nil, s.Pause(ctx, r.Schedule)
 	case "resume_schedule":
-		if r.CatchUp {
-			return nil, s.Resume(ctx, r.Schedule, schedule.CatchUp)
-		}
-		return nil, s.Resume(ctx, r.Schedule, schedule.FromNow)
+		return nil, s.Resume(ctx, r.Schedule, map[bool]schedule.From{false: schedule.FromNow, true: schedule.CatchUp}[r.CatchUp])
 	case "delete_schedule":
 		if r.ID == 0 {
 			return nil, s.Delete(ctx, r.Schedule)
@@ -54,7 +51,7 @@ func (r Request) Do(ctx context.Context, s *schedule.Scheduler) (jobs []int64, e
 	case "retry_failed":
 		jobs, refused, err := s.RetryFailed(ctx, r.Kind, r.After)
 		if err == nil && refused > 0 {
-			err = fmt.Errorf("%d cannot be retried, because their schedule was deleted, or a live job has their unique key", refused)
+			err = fmt.Errorf("%d were not retried, because their outcome is unknown, their schedule was deleted, or a live job has their unique key", refused)
 		}
 		return jobs, err
 	}

@@ -263,14 +263,15 @@ SELECT s.group_name,
        e.state,
        CASE e.state
            WHEN 'paused' THEN coalesce(
-               (SELECT pg_catalog.concat(q.actor, ': ', q.reason) FROM pgleases.schedule_changes AS q
+               (SELECT pg_catalog.concat('by ', q.actor, ': ', q.reason) FROM pgleases.schedule_changes AS q
                 WHERE q.schedule OPERATOR(pg_catalog.=) s.id AND q.at OPERATOR(pg_catalog.>=) s.paused_at
                     AND q.verb OPERATOR(pg_catalog.=) 'pause' ORDER BY q.id DESC LIMIT 1),
                CASE WHEN s.failures OPERATOR(pg_catalog.>=) nullif((s.policy OPERATOR(pg_catalog.->>) 'pause_after')::int, 0)
                     THEN pg_catalog.format('%s consecutive ticks failed', s.failures) END)
            WHEN 'blocked' THEN s.blocked_reason
            WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, s.due)
-           WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner' END
+           WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner'
+               WHEN s.due OPERATOR(pg_catalog.+) interval '10 seconds' OPERATOR(pg_catalog.<) pgleases.schedule_clock() THEN 'its owner is busy, or a run of its key continues' END
        END AS why,
        s.succeeded,
        (SELECT h.outcome FROM pgleases.history AS h
@@ -302,7 +303,9 @@ SELECT s.group_name,
        s.registered,
        s.args,
        s.policy,
-       s.id
+       s.id,
+       CASE WHEN r.backend IS NOT NULL THEN (SELECT a.xact_start FROM pg_catalog.pg_stat_get_activity(r.backend) AS a)
+            WHEN e.state OPERATOR(pg_catalog.=) 'running' THEN (s.trying OPERATOR(pg_catalog.->>) 'started')::pg_catalog.timestamptz END AS started_at
 FROM pgleases.schedules AS s
 LEFT JOIN pgleases.partitions AS p ON p.lease OPERATOR(pg_catalog.=) ('schedule/' OPERATOR(pg_catalog.||) s.group_name)
     AND p.partition OPERATOR(pg_catalog.=) s.partition
@@ -354,6 +357,7 @@ COMMENT ON COLUMN pgleases.schedules_status.registered IS 'When a process last s
 COMMENT ON COLUMN pgleases.schedules_status.args IS 'The arguments of the handler.';
 COMMENT ON COLUMN pgleases.schedules_status.policy IS 'The options, for example for late ticks.';
 COMMENT ON COLUMN pgleases.schedules_status.id IS 'Identifies this schedule. A later schedule of the same name has another id.';
+COMMENT ON COLUMN pgleases.schedules_status.started_at IS 'When the run under way began; null: no run, or not visible to this role.';
 
 CREATE OR REPLACE VIEW pgleases.jobs_status AS
 SELECT j.id,
@@ -369,7 +373,8 @@ SELECT j.id,
        CASE e.state
            WHEN 'blocked' THEN j.blocked_reason
            WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, j.due)
-           WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner' END
+           WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner'
+               WHEN j.due OPERATOR(pg_catalog.+) interval '10 seconds' OPERATOR(pg_catalog.<) pgleases.schedule_clock() THEN 'its owner is busy, or a run of its key continues' END
        END AS why,
        j.at,
        j.due,
@@ -384,7 +389,9 @@ SELECT j.id,
        j.blocked_since,
        j.unique_key,
        j.begins,
-       j.args
+       j.args,
+       CASE WHEN r.backend IS NOT NULL THEN (SELECT a.xact_start FROM pg_catalog.pg_stat_get_activity(r.backend) AS a)
+            WHEN e.state OPERATOR(pg_catalog.=) 'running' THEN (j.trying OPERATOR(pg_catalog.->>) 'started')::pg_catalog.timestamptz END AS started_at
 FROM pgleases.jobs AS j
 LEFT JOIN pgleases.partitions AS p ON p.lease OPERATOR(pg_catalog.=) ('schedule/' OPERATOR(pg_catalog.||) j.group_name)
     AND p.partition OPERATOR(pg_catalog.=) j.partition
@@ -429,3 +436,4 @@ COMMENT ON COLUMN pgleases.jobs_status.blocked_since IS 'When it became blocked.
 COMMENT ON COLUMN pgleases.jobs_status.unique_key IS 'At most one live job of the group and kind has it; null: it has no unique key.';
 COMMENT ON COLUMN pgleases.jobs_status.begins IS 'Of a backfill or a retry, the start of the window that ends at the column at; null: no window.';
 COMMENT ON COLUMN pgleases.jobs_status.args IS 'The arguments of the handler.';
+COMMENT ON COLUMN pgleases.jobs_status.started_at IS 'When the run under way began; null: no run, or not visible to this role.';

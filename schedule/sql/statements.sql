@@ -32,40 +32,33 @@ SELECT pgleases.schedule_channel($1::pg_catalog.text), pg_catalog.pg_backend_pid
 
 -- poll: what is due.
 SELECT clock_us, took_us, id, job, priority, partition, key, kind, due_us, crashes
-FROM pgleases.schedule_poll($1::pg_catalog.text, $2::int[], $3::int[], $4::bigint, $5::bigint, $6::int, $7::pg_catalog.text[],
-    $8::pg_catalog.text[]);
+FROM pgleases.schedule_poll($1::pg_catalog.text, $2::int[], $3::int[], $4::bigint, $5::bigint, $6::int, $7::pg_catalog.text[], $8::pg_catalog.text[]);
 
 -- begin: records that an owner runs something; whether the previous owner crashed.
 SELECT pgleases.schedule_begin($1::pg_catalog.text, $2::int, $3::bigint, $4::pg_catalog.text, $5::int);
 
 -- open: opens a run.
-SELECT pgleases.schedule_open($1::pg_catalog.text, $2::int, $3::bigint, $4::bigint, $5::boolean, $6::pg_catalog.text, $7::int,
-    $8::int, $9::int);
+SELECT pgleases.schedule_open($1::pg_catalog.text, $2::int, $3::bigint, $4::bigint, $5::boolean, $6::pg_catalog.text, $7::int, $8::int, $9::int);
 
 -- limit: sets the limits of the following statements of the transaction, because a handler may have
 -- set others. $1 the most that a statement takes, $2 the most that it waits for a lock, milliseconds.
-SELECT pg_catalog.set_config('statement_timeout', $1::int::pg_catalog.text, true), pg_catalog.set_config('lock_timeout',
-    $2::int::pg_catalog.text, true);
+SELECT pg_catalog.set_config('statement_timeout', $1::int::pg_catalog.text, true), pg_catalog.set_config('lock_timeout', $2::int::pg_catalog.text, true);
 
 -- close: ends a run of a schedule.
-SELECT pgleases.schedule_close($1::bigint, $2::pg_catalog.text, $3::bigint, $4::pg_catalog.timestamptz,
-    $5::pg_catalog.jsonb)::pg_catalog.text;
+SELECT pgleases.schedule_close($1::bigint, $2::pg_catalog.text, $3::bigint, $4::pg_catalog.timestamptz, $5::pg_catalog.jsonb)::pg_catalog.text;
 
 -- ticksucceeded: ends a run of a schedule that succeeded.
-SELECT pgleases.schedule_tick_succeeded($1::bigint, $2::pg_catalog.text, $3::bigint, $4::pg_catalog.timestamptz,
-    $5::pg_catalog.timestamptz, $6::bigint, $7::pg_catalog.timestamptz, $8::pg_catalog.timestamptz, $9::pg_catalog.timestamptz,
-    $10::int, $11::bigint, $12::pg_catalog.timestamptz)::pg_catalog.text;
+SELECT pgleases.schedule_tick_succeeded($1::bigint, $2::pg_catalog.text, $3::bigint, $4::pg_catalog.timestamptz, $5::pg_catalog.timestamptz, $6::bigint,
+    $7::pg_catalog.timestamptz, $8::pg_catalog.timestamptz, $9::pg_catalog.timestamptz, $10::int, $11::bigint, $12::pg_catalog.timestamptz)::pg_catalog.text;
 
 -- closejob: ends a run of a job.
 SELECT pgleases.schedule_close_job($1::bigint, $2::pg_catalog.text, $3::bigint, $4::pg_catalog.jsonb)::pg_catalog.text;
 
 -- jobsucceeded: ends a run of a job that succeeded.
-SELECT pgleases.schedule_job_succeeded($1::bigint, $2::pg_catalog.text, $3::bigint, $4::int, $5::bigint, $6::bigint,
-    $7::pg_catalog.timestamptz)::pg_catalog.text;
+SELECT pgleases.schedule_job_succeeded($1::bigint, $2::pg_catalog.text, $3::bigint, $4::int, $5::bigint, $6::bigint, $7::pg_catalog.timestamptz)::pg_catalog.text;
 
 -- end: records that all runs of an owner in a partition have ended.
-SELECT pgleases.schedule_end($1::pg_catalog.text, $2::int, $3::bigint, $4::pg_catalog.text, $5::bigint[], $6::bigint[],
-    $7::int)::pg_catalog.text;
+SELECT pgleases.schedule_end($1::pg_catalog.text, $2::int, $3::bigint, $4::pg_catalog.text, $5::bigint[], $6::bigint[], $7::int)::pg_catalog.text;
 
 -- makeslots: creates the slots of a kind with a limit.
 SELECT pgleases.schedule_make_slots($1::pg_catalog.text, $2::pg_catalog.text, $3::int)::pg_catalog.text;
@@ -83,12 +76,10 @@ SELECT pgleases.schedule_enqueue($1::pg_catalog.text, $2::int, $3::pg_catalog.js
 SELECT pgleases.schedule_job($1::pg_catalog.text, $2::bigint);
 
 -- jobs: the live jobs.
-SELECT * FROM pgleases.schedule_jobs($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text,
-    $5::bigint, $6::int);
+SELECT * FROM pgleases.schedule_jobs($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text, $5::bigint, $6::int);
 
 -- list: schedules by name.
-SELECT * FROM pgleases.schedule_list($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text,
-    $5::int);
+SELECT * FROM pgleases.schedule_list($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text, $5::int);
 
 -- history: outcomes, newest first.
 SELECT * FROM pgleases.schedule_history($1::pg_catalog.text, $2::pg_catalog.text, $3::bigint, $4::int);
@@ -100,8 +91,7 @@ FROM pgleases.schedule_edit($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_cat
 
 -- change: edit for an operator.
 SELECT asks, ids, coalesce(refused, 0)
-FROM pgleases.schedule_change($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.jsonb,
-    $5::pg_catalog.text, $6::pg_catalog.text);
+FROM pgleases.schedule_change($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.jsonb, $5::pg_catalog.text, $6::pg_catalog.text);
 
 -- trim: deletes a page of old entries of the history.
 SELECT up_to, more FROM pgleases.schedule_trim($1::pg_catalog.text, $2::boolean, $3::pg_catalog.timestamptz, $4::bigint, $5::int);

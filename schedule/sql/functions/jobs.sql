@@ -114,24 +114,19 @@ BEGIN
     END IF;
     IF h.id IS NULL THEN
         IF EXISTS (SELECT FROM pgleases.jobs AS r WHERE r.group_name = p_group AND r.id = p_job) THEN
-            RAISE EXCEPTION '% has not ended', what
-                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'It runs again automatically, or is blocked: see jobs_status.';
+            RAISE EXCEPTION '% has not ended', what USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'It runs again automatically, or is blocked: see jobs_status.';
         END IF;
         RAISE EXCEPTION '% is not in the history of group "%"', what, p_group
             USING ERRCODE = 'undefined_object', HINT = CASE WHEN p_job IS NULL THEN 'Pass the instant of the tick, as in the column until of the history. ' ELSE '' END || 'Old entries are deleted.';
     END IF;
     IF NOT (h.outcome IN ('failed', 'unknown') OR h.outcome = 'canceled' AND h.job IS NOT NULL) THEN
-        RAISE EXCEPTION '% has outcome %', what, h.outcome
-            USING ERRCODE = 'object_not_in_prerequisite_state',
-                HINT = 'Only failed and unknown ticks and jobs, and canceled jobs, can be retried. Backfill other ticks.';
+        RAISE EXCEPTION '% has outcome %', what, h.outcome USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Only failed and unknown ticks and jobs, and canceled jobs, can be retried. ' || CASE WHEN p_job IS NULL THEN 'Backfill other ticks.' ELSE 'Enqueue it again.' END;
     END IF;
     IF h.retried IS NOT NULL THEN
-        RAISE EXCEPTION '% was retried, as job %', what, h.retried
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Check the outcome of that job. If it failed too, retry it.';
+        RAISE EXCEPTION '% was retried, as job %', what, h.retried USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Check the outcome of that job. If it failed too, retry it.';
     END IF;
     IF w IS NULL THEN
-        RAISE EXCEPTION '% cannot be retried: its schedule was deleted', what USING ERRCODE = 'undefined_object',
-            HINT = 'Its arguments are not known any more.';
+        RAISE EXCEPTION '% cannot be retried: its schedule was deleted', what USING ERRCODE = 'undefined_object', HINT = 'Its arguments are not known any more.';
     END IF;
     retry := (pgleases.schedule_enqueue(p_group, 1, jsonb_build_array(w || '{"trigger": "retry"}'), 'reject'::text))[1];
     IF retry IS NULL THEN

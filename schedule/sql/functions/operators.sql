@@ -10,7 +10,7 @@
 --     {begins, at}. For other verbs it has until, the end of the canceled ticks, and ticks, their
 --     number
 -- asks: the locked schedule as JSON; null: the change is made. ids: the jobs that were enqueued or
--- canceled. refused: for retry_failed, how many cannot be retried.
+-- canceled. refused: for retry_failed, how many were not retried.
 --
 -- 42704: the schedule or job does not exist. 55000, 22023: the change is not possible. 23505: a
 -- live job has the unique key of the job to retry.
@@ -99,10 +99,11 @@ BEGIN
         ids := ARRAY[pgleases.schedule_retry(p_group, p_name, (p_what ->> 'tick')::timestamptz, of_job)];
     WHEN 'retry_failed' THEN
         refused := 0;
-        FOR h IN SELECT r.name, r.until, r.job FROM pgleases.history AS r
+        FOR h IN SELECT r.name, r.until, r.job, r.outcome FROM pgleases.history AS r
                  WHERE r.group_name = p_group AND r.kind = p_what ->> 'kind' AND r.outcome IN ('failed', 'unknown') AND r.retried IS NULL
                    AND r.ended_at >= (p_what ->> 'since')::timestamptz ORDER BY r.id LIMIT 10000 LOOP
             BEGIN
+                IF h.outcome = 'unknown' THEN RAISE object_not_in_prerequisite_state; END IF; -- it may have been done
                 ids := ids || pgleases.schedule_retry(p_group, h.name, h.until, h.job);
             EXCEPTION WHEN undefined_object OR object_not_in_prerequisite_state OR unique_violation THEN
                 refused := refused + 1;
