@@ -465,7 +465,7 @@ func ExampleClient_leader() {
 	if err == nil {
 		err = lease.Run(ctx, lead) // calls lead while this process leads; lead returns when its ctx ends, not before
 	}
-	_, leads := lease.Partition(0) // elsewhere: a probe
+	_, leads := lease.Partition(0) // for a probe
 	fmt.Println("stopped:", errors.Is(err, context.Canceled), leads)
 	// Output:
 	// this process leads
@@ -521,7 +521,7 @@ func Example_lock() {
 	makeReport := func(context.Context) error { return nil }
 
 	locks := lock.New(client, pool)
-	ran, err := locks.TryDo(ctx, "daily-report", makeReport) // false if a live process holds it
+	ran, err := locks.TryDo(ctx, "daily-report", makeReport) // false if another process holds the lock
 	fmt.Println(ran, err)
 	// Output: true <nil>
 }

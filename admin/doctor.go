@@ -456,6 +456,8 @@ type duty struct {
 	Why                 string
 }
 
+const suchAs, hangs = "%[1]d of group %[2]q, such as ", `its log says "handler still running": if it hangs, kill that process`
+
 // duties are the possible faults of schedules and jobs. The arguments of format are 1 the count, 2
 // the group, and 3 to 5 the worst one: its name, its age, and its number of failures.
 var duties = []struct {
@@ -463,14 +465,16 @@ var duties = []struct {
 	level                              Level
 }{
 	{"schedules", "unattended", "no process runs", "group %[2]q", "start a process that runs the group", Warning},
-	{"schedules", "late", "late", "%[1]d of group %[2]q, as %[3]q for %[4]v", "pgleases schedules list GROUP --only late, or --only blocked, shows why", Warning},
-	{"schedules", "failing", "failed 3 or more times in a row", "%[1]d of group %[2]q, as %[3]q %[5]v times", "pgleases schedules history GROUP SCHEDULE shows the errors", Warning},
-	{"schedules", "undeclared", "no process has declared them for a week, so they wait", "%[1]d of group %[2]q, as %[3]q",
-		"start a process that declares them, or delete them with pgleases schedules delete GROUP SCHEDULE", Note},
-	{"jobs", "late", "late", "%[1]d of group %[2]q, as job %[3]s for %[4]v", "pgleases jobs list GROUP shows why", Warning},
-	{"jobs", "failing", "failed 3 or more times, and are retried", "%[1]d of group %[2]q, as job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", Warning},
-	{"jobs", "failed", "failed in the last day, and were not retried", "%[1]d of group %[2]q, as job %[3]s",
-		"pgleases jobs failed GROUP shows them; pgleases jobs retry GROUP ID runs one again", Warning},
+	{"schedules", "late", "late", suchAs + "%[3]q for %[4]v", "pgleases schedules list GROUP --only late, or --only blocked, shows why", Warning},
+	{"schedules", "overdue", "running for longer than their timeout", suchAs + "%[3]q for %[4]v", hangs, Warning},
+	{"schedules", "unknown", "outcome unknown, so they may have been done", suchAs + "%[3]q", "check its effect first; only if it was not done: pgleases schedules retry GROUP SCHEDULE TICK --unknown", Warning},
+	{"schedules", "failing", "failed 3 or more times in a row", suchAs + "%[3]q %[5]v times", "pgleases schedules history GROUP SCHEDULE shows the errors", Warning},
+	{"schedules", "undeclared", "no process has declared them for a week, so they wait", suchAs + "%[3]q", "start a process that declares them, or delete them with pgleases schedules delete GROUP SCHEDULE", Note},
+	{"jobs", "late", "late", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP shows why", Warning},
+	{"jobs", "overdue", "running for longer than their timeout", suchAs + "job %[3]s for %[4]v", hangs, Warning},
+	{"jobs", "unknown", "outcome unknown, so they may have been done", suchAs + "job %[3]s", "check its effect first; only if it was not done: pgleases jobs retry GROUP ID --unknown", Warning},
+	{"jobs", "failing", "failed 3 or more times, and are retried", suchAs + "job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", Warning},
+	{"jobs", "failed", "failed in the last day, and were not retried", suchAs + "job %[3]s", "pgleases jobs failed GROUP shows them; pgleases jobs retry GROUP ID runs one again", Warning},
 }
 
 // schedules checks schedules and jobs.
@@ -496,8 +500,13 @@ func (d *doctor) schedules(ctx context.Context) {
 			d.found(y.check, y.level, y.remedy, "%s: %s", y.text, listed(all))
 		}
 	}
-	d.fine("schedules", "they run, and processes declare those of the code")
-	d.fine("jobs", "they run")
+	for _, f := range found {
+		if f.Fault == "none" {
+			d.fine(f.Check, "there are none")
+		}
+	}
+	d.fine("schedules", "they run on time")
+	d.fine("jobs", "they run on time")
 }
 
 // timeline checks whether clients can detect promotions and copies.
@@ -586,21 +595,24 @@ const old = 24 * time.Hour
 const stays = 3 * time.Second
 
 func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
-	deserted, left, overdue, draining, crowded, paused, hangs := []string{}, []string{}, []string{}, []string{}, []string{}, "", ""
+	deserted, overdue, draining, crowded, paused, hangs := []string{}, []string{}, []string{}, []string{}, "", ""
 	for i := range s.Leases {
 		l := &s.Leases[i]
 		if s.paused(l) {
 			paused += fmt.Sprintf("; those of %q have none, because it is paused", l.Name)
 			continue
 		}
-		if len(l.Members) == 0 && !slices.ContainsFunc(l.Holdings, func(h Holding) bool { return h.OwnerSession != 0 }) {
-			left = append(left, fmt.Sprintf("%q", l.Name)) // for example, a lease of pgleases run --once from cron
-		} else if !works(s, l) {
+		if !works(s, l) {
 			deserted = append(deserted, fmt.Sprintf("%q", l.Name))
 		} else if late := s.At.Sub(l.Due); !l.Due.IsZero() && late > d.Long {
 			overdue = append(overdue, fmt.Sprintf("%q for %v", l.Name, late.Round(time.Second)))
 		}
-		live := len(slices.DeleteFunc(slices.Clone(l.Members), func(m Member) bool { return s.Client(m.Session).Expired }))
+		live := 0
+		for _, m := range l.Members {
+			if !s.Client(m.Session).Expired {
+				live++
+			}
+		}
 		if live > l.Partitions && l.Partitions > 1 { // a lease of one partition has a leader, and others stand by
 			crowded = append(crowded, fmt.Sprintf("%q has %d for %d members", l.Name, l.Partitions, live))
 		}
@@ -625,9 +637,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 		}
 		d.found("orphans", Fault, remedy, "partitions that no live client owns, for %v: %s", stays, listed(all))
 	case len(deserted) > 0:
-		d.found("orphans", Warning, "start a process; or see pgleases overrides for drained clients; if the lease is not needed any more, pgleases drop LEASE deletes it", "no client works on %s", listed(deserted))
-	case len(left) > 0:
-		d.found("orphans", Note, "start a process if one should run now; if the lease is not needed any more, pgleases drop LEASE deletes it", "all clients have left, as after pgleases run --once: %s", listed(left))
+		d.found("orphans", Warning, "start a process; or see pgleases overrides for drained clients; or delete the lease with pgleases drop LEASE", "no client works on %s", listed(deserted))
 	}
 	d.fine("orphans", "each partition has an owner%s", paused)
 	all := forgotten(s)

@@ -32,24 +32,15 @@ type OutcomeCount struct {
 	Since   time.Time `json:"since"`
 }
 
-const (
-	mostGroups      = 100
-	latestOutcomes  = 10_000
-	hoursOfOutcomes = 6
-)
-
 // ErrNoSchedules is returned if the database has no tables of package schedule, or too old ones.
 var ErrNoSchedules = errors.New("admin: there are no schedules here")
 
 // ScheduleGroups returns the groups of schedules, at most 100, by name. It returns ErrNoSchedules,
 // or an error of the database.
 func (a *Admin) ScheduleGroups(ctx context.Context) ([]ScheduleGroup, error) {
-	groups, err := collect(ctx, a, a.pool, "groups", pgx.RowTo[ScheduleGroup], mostGroups, latestOutcomes, hoursOfOutcomes)
+	groups, err := collect(ctx, a, a.pool, "groups", pgx.RowTo[ScheduleGroup], 100, 10_000, 6) // groups, latest entries, and hours
 	if store.Undefined(err) {
-		return nil, fmt.Errorf(
-			"%w: %w\nthe tables of package schedule are missing in this database, or too old, in schema %q: name it with --schema, or run pgleases migrate --schedules",
-			ErrNoSchedules, err, a.schema,
-		)
+		return nil, fmt.Errorf("%w: %w\nthe tables of package schedule are missing in this database, or too old, in schema %q: name it with --schema, or run pgleases migrate --schedules", ErrNoSchedules, err, a.schema)
 	}
 	return groups, a.failure("read the groups of schedules", err)
 }

@@ -183,12 +183,9 @@ func (h *handler) ask(r *http.Request, actor string) (any, error) {
 			}
 			return nil, refused(err, admin.ForScheduleOperators)
 		}
-		answer := struct {
-			Job  int64 `json:"job,string"` // 0: no job, or several
-			Jobs int   `json:"jobs"`
-		}{0, len(jobs)}
+		answer := map[string]any{"job": "0", "jobs": len(jobs)} // job 0: no job, or several
 		if len(jobs) == 1 {
-			answer.Job = jobs[0]
+			answer["job"] = strconv.FormatInt(jobs[0], 10)
 		}
 		return answer, nil
 	})

@@ -104,7 +104,7 @@ func TestAskRunsEachVerb(t *testing.T) {
 		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
 			VALUES ('billing', 'close', 'close', 0, 'reports', '{}', '@every 1h', '2026-03-02Z', '{}', false, '2026-03-02 03:00Z', now() + interval '1 hour', 1, now())`,
 		`INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, outcome, error, ended_at, again) VALUES
-			(1, NULL, 'billing', 'close', 'reports', '2026-03-02 00:00Z', '2026-03-02 01:00Z', 1, 'failed', 'no paper', now(), NULL),
+			(1, NULL, 'billing', 'close', 'reports', '2026-03-02 00:00Z', '2026-03-02 01:00Z', 1, 'failed', 'no paper', now(), '{}'),
 			(0, 99999, 'billing', '', 'mail', now(), now(), 1, 'failed', 'no route', now(), '{"key": "j", "args": {}, "priority": 1}')`)
 	role := "pgleases_test_" + strings.ToLower(rand.Text())
 	exec(t, owner, fmt.Sprintf("CREATE ROLE %[1]s LOGIN PASSWORD '%[1]s'", role))

@@ -16,30 +16,35 @@ WITH RECURSIVE names AS (
     FROM names AS n WHERE n.name IS NOT NULL LIMIT 100
 ), t AS (SELECT pgleases.schedule_clock() AS now, $1 * interval '1 second' AS long), found AS (
     SELECT 'schedules' AS kind, 'unattended' AS fault, g.name AS of, '' AS name, 0::double precision AS worst, '' AS why FROM groups AS g WHERE NOT g.attended
-    UNION ALL
-    SELECT 'schedules', 'late', g.name, v.name, extract(epoch FROM v.lateness), v.why
+    UNION ALL SELECT 'schedules', 'late', g.name, v.name, extract(epoch FROM v.lateness), v.why
     FROM t CROSS JOIN groups AS g CROSS JOIN LATERAL (
         (SELECT s.id FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.due < t.now - t.long LIMIT 1000)
         UNION (SELECT s.id FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.blocked_reason IS NOT NULL LIMIT 1000)) AS c
     JOIN pgleases.schedules_status AS v ON v.id = c.id WHERE g.attended AND v.state IN ('due', 'blocked') AND v.lateness > t.long
-    UNION ALL
-    SELECT 'jobs', 'late', g.name, v.id::text, extract(epoch FROM v.lateness), v.why
+    UNION ALL SELECT 'jobs', 'late', g.name, v.id::text, extract(epoch FROM v.lateness), v.why
     FROM t CROSS JOIN groups AS g CROSS JOIN LATERAL (
         (SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.due < t.now - t.long LIMIT 1000)
         UNION (SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.blocked_reason IS NOT NULL LIMIT 1000)) AS c
     JOIN pgleases.jobs_status AS v ON v.id = c.id WHERE g.attended AND v.state IN ('due', 'blocked') AND v.lateness > t.long
-    UNION ALL
-    SELECT 'schedules', 'failing', g.name, c.name, c.failures, c.error
+    UNION ALL SELECT 'schedules', 'failing', g.name, c.name, c.failures, c.error
     FROM groups AS g CROSS JOIN LATERAL (SELECT v.name, v.failures, v.error FROM pgleases.schedules_status AS v WHERE v.group_name = g.name AND v.failures >= 3 LIMIT 1000) AS c
-    UNION ALL
-    SELECT 'jobs', 'failing', g.name, c.id::text, (c.trying ->> 'attempts')::int, c.trying ->> 'error'
+    UNION ALL SELECT 'jobs', 'failing', g.name, c.id::text, (c.trying ->> 'attempts')::int, c.trying ->> 'error'
     FROM groups AS g CROSS JOIN LATERAL (SELECT j.id, j.trying FROM pgleases.jobs AS j WHERE j.group_name = g.name LIMIT 10000) AS c WHERE (c.trying ->> 'attempts')::int >= 3
-    UNION ALL
-    (SELECT 'jobs', 'failed', h.group_name, h.job::text, extract(epoch FROM h.ended_at), h.error FROM t CROSS JOIN pgleases.history AS h
-     WHERE h.outcome = ANY ('{failed,unknown}'::text[]) AND h.ended_at > t.now - interval '1 day' AND h.job IS NOT NULL AND h.retried IS NULL ORDER BY h.ended_at DESC LIMIT 1000)
+    UNION ALL (SELECT CASE WHEN h.job IS NULL THEN 'schedules' ELSE 'jobs' END, h.outcome, h.group_name, CASE WHEN h.job IS NULL THEN h.name ELSE format('%s (%s)', h.job, h.kind) END,
+         extract(epoch FROM h.ended_at), CASE WHEN h.job IS NULL THEN 'tick ' || (to_json(h.until) #>> '{}') ELSE h.error END
+     FROM t CROSS JOIN pgleases.history AS h
+     WHERE h.outcome = ANY ('{failed,unknown}'::text[]) AND h.ended_at > t.now - interval '1 day' AND (h.job IS NOT NULL OR h.outcome = 'unknown') AND h.retried IS NULL ORDER BY h.ended_at DESC LIMIT 1000)
+    UNION ALL SELECT r.kind, 'overdue', g.name, r.name, extract(epoch FROM t.now - (r.trying ->> 'started')::timestamptz), format('run by "%s", host %s, pid %s', c.id, c.host, c.pid)
+    FROM t CROSS JOIN groups AS g CROSS JOIN LATERAL (
+        (SELECT 'schedules' AS kind, s.name, s.partition, s.trying FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.due < t.now - t.long LIMIT 10000)
+        UNION ALL (SELECT 'jobs', format('%s (%s)', j.id, j.kind), j.partition, j.trying FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.due < t.now - t.long LIMIT 10000)) AS r
+    JOIN pgleases.partitions AS p ON p.lease = 'schedule/' || g.name AND p.partition = r.partition AND p.epoch = (r.trying ->> 'called')::bigint JOIN pgleases.clients AS c ON c.session = p.owner
+    WHERE r.trying ->> 'run' <> '' AND (r.trying ->> 'ends')::timestamptz < t.now - t.long
+    UNION ALL SELECT 'schedules', 'none', '', '', 0, '' WHERE NOT EXISTS (SELECT FROM pgleases.schedules)
+    UNION ALL SELECT 'jobs', 'none', '', '', 0, '' WHERE NOT EXISTS (SELECT FROM pgleases.jobs)
     UNION ALL -- processes register their declarations again each day
     (SELECT 'schedules', 'undeclared', s.group_name, s.name, extract(epoch FROM t.now - s.registered), 'since ' || s.registered::date
      FROM t CROSS JOIN pgleases.schedules AS s WHERE s.declared AND s.registered < t.now - interval '7 days' ORDER BY s.registered LIMIT 1000)
 )
-SELECT DISTINCT ON (f.kind, f.fault, f.of) f.kind, f.fault, f.of, count(*) OVER (PARTITION BY f.kind, f.fault, f.of), f.name, f.worst, left(coalesce(f.why, ''), 200)
+SELECT DISTINCT ON (f.kind, f.fault, f.of) f.kind, f.fault, f.of, count(*) OVER (PARTITION BY f.kind, f.fault, f.of), f.name, f.worst, left(split_part(coalesce(f.why, ''), E'\n', 1), 200)
 FROM found AS f ORDER BY f.kind, f.fault, f.of, f.worst DESC

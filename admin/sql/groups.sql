@@ -24,10 +24,11 @@ SELECT json_build_object(
        'blocked', (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.blocked_reason IS NOT NULL LIMIT 1001) AS n),
        'failing', (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.failures > 0 LIMIT 1001) AS n),
        'late', CASE WHEN g.partitions <= 1000
-           THEN (SELECT count(*) FROM (SELECT FROM generate_series(0, g.partitions - 1) AS p CROSS JOIN LATERAL
-                                           (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.partition = p AND s.due < pgleases.schedule_clock() - interval '10 seconds'
-                                            ORDER BY s.due LIMIT 1001) AS l LIMIT 1001) AS n)
-           ELSE (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.due < pgleases.schedule_clock() - interval '10 seconds' LIMIT 1001) AS n) END,
+           THEN (SELECT count(*) FROM (SELECT l.id FROM generate_series(0, g.partitions - 1) AS p CROSS JOIN LATERAL
+                                           (SELECT s.id FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.partition = p AND s.due < pgleases.schedule_clock() - interval '10 seconds'
+                                            ORDER BY s.due LIMIT 1001) AS l LIMIT 1001) AS n JOIN pgleases.schedules_status AS v ON v.id = n.id WHERE v.state <> 'running')
+           ELSE (SELECT count(*) FROM (SELECT s.id FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.due < pgleases.schedule_clock() - interval '10 seconds' LIMIT 1001) AS n
+                                      JOIN pgleases.schedules_status AS v ON v.id = n.id WHERE v.state <> 'running') END,
        'jobs', (SELECT count(*) FROM (SELECT FROM pgleases.jobs AS j WHERE j.group_name = g.name LIMIT 1001) AS n),
        'stuck', (SELECT count(*) FROM (SELECT FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.blocked_reason IS NOT NULL LIMIT 1001) AS n),
        'outcomes', (SELECT coalesce(json_agg(json_build_object('outcome', f.outcome, 'count', f.count, 'since', f.since) ORDER BY f.outcome), '[]')

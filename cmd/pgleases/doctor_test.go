@@ -95,7 +95,6 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "expired", fault: "INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '1 hour', '1 hour', 'host', 7, now())", want: "warning expired", text: `"gone"`},
 		{name: "orphan of an expired session", fault: "UPDATE pgleases.partitions SET owner = 77, target = 77 WHERE partition = 1", want: "fault orphans", text: `"l" 1`},
 		{name: "nobody works", fault: "DELETE FROM pgleases.members", want: "warning orphans", text: `no client works on "l"`},
-		{name: "all have left", fault: "DELETE FROM pgleases.members; UPDATE pgleases.partitions SET owner = NULL, target = NULL", want: "note orphans", text: `all clients have left, as after pgleases run --once: "l"`},
 		{name: "a pause that is over", fault: `INSERT INTO pgleases.overrides (verb, lease, until, since, actor, reason) VALUES ('pause', 'l', now() - interval '1 second', now(), 'x', 'why');
 			DELETE FROM pgleases.members`, want: "warning orphans", text: `no client works on "l"`},
 		{name: "more members than partitions", fault: `INSERT INTO pgleases.clients VALUES (13, 'c', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now());
@@ -393,12 +392,20 @@ func TestDoctorFindsWhatIsOnTheWay(t *testing.T) {
 	expectIll(t, "postgres://127.0.0.1:1/none", "fault connect", "connect", "--long", "1m")
 }
 
+// overdue has what a run records whose timeout passed 11 minutes ago; ended inserts outcomes.
+const (
+	overdue = ` SET due = now() - interval '1 hour', trying = jsonb_build_object('run', 'r', 'called', 3, 'started', now() - interval '12 minutes', 'ends', now() - interval '11 minutes')`
+	ended   = `;INSERT INTO pgleases.history (group_name, kind, since, ticks, ended_at, schedule, name, job, until, outcome, error) VALUES ('reports', 'pay', now(), 1, now(), `
+)
+
 func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, sound)
 	output1(t, database, "migrate", "--schedules")
-	expectIll(t, database, "", "")
+	if text := output1(t, database, "doctor", "--skip", "autovacuum"); !regexp.MustCompile(`ok +schedules +there are none\nok +jobs +there are none\n`).MatchString(text) {
+		t.Errorf("without schedules and jobs: %s", text)
+	}
 	execute(t, database, `
 		INSERT INTO pgleases.schedule_groups VALUES ('reports', 1);
 		INSERT INTO pgleases.leases VALUES ('schedule/reports', 1, 5, 1, 0, 'infinity', now());
@@ -411,26 +418,33 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 	expectIll(t, database, "", "")
 	for _, test := range []struct{ fault, mend, want, text string }{
 		{"UPDATE pgleases.schedules SET due = now() - interval '1 hour' WHERE name = 'new'", "UPDATE pgleases.schedules SET due = now()",
-			"warning schedules", `late: 1 of group "reports", as "new" for 1h0m`},
+			"warning schedules", `late: 1 of group "reports", such as "new" for 1h0m`},
 		{"UPDATE pgleases.schedules SET blocked_reason = 'no handler', blocked_since = now() - interval '1 hour'", "UPDATE pgleases.schedules SET blocked_reason = NULL, blocked_since = NULL",
 			"warning schedules", `(no handler)`},
 		{`UPDATE pgleases.schedules SET failures = 3 WHERE name = 'put'; INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, error, ended_at)
 			SELECT id, 'reports', 'put', now(), now(), 1, 'failed', 'it broke', now() FROM pgleases.schedules WHERE name = 'put'`, "UPDATE pgleases.schedules SET failures = 0",
-			"warning schedules", `failed 3 or more times in a row: 1 of group "reports", as "put" 3 times (it broke)`},
-		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now()", "warning jobs", `late: 1 of group "reports"`},
+			"warning schedules", `failed 3 or more times in a row: 1 of group "reports", such as "put" 3 times (it broke)`},
+		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now()", "warning jobs", `(its owner is busy, or a run of its key continues)`},
 		{`UPDATE pgleases.jobs SET trying = '{"attempts": 3, "error": "it broke"}'`, "UPDATE pgleases.jobs SET trying = NULL", "warning jobs", `3 times (it broke)`},
-		{`INSERT INTO pgleases.history (schedule, group_name, name, job, since, until, ticks, outcome, error, ended_at) VALUES (0, 'reports', '', 7, now(), now(), 1, 'failed', 'it broke', now())`,
-			"UPDATE pgleases.history SET retried = 8", "warning jobs", `failed in the last day, and were not retried: 1 of group "reports", as job 7 (it broke)`},
+		{"UPDATE pgleases.jobs" + overdue, "UPDATE pgleases.jobs SET trying = NULL, due = now()", "warning jobs",
+			`running for longer than their timeout: 1 of group "reports", such as job 1 (mail) for 12m`},
+		{"UPDATE pgleases.schedules" + overdue + " WHERE name = 'put'", "UPDATE pgleases.schedules SET trying = NULL, due = now()", "warning schedules",
+			`(run by "a", host host, pid 7)`},
+		{ended + `5, 'put', NULL, '2026-03-02Z', 'unknown', NULL)`, "DELETE FROM pgleases.history WHERE outcome = 'unknown'", "warning schedules",
+			`outcome unknown, so they may have been done: 1 of group "reports", such as "put" (tick 2026-03-02T00:00:00+00:00)`},
+		{ended + `0, '', 6, now(), 'unknown', NULL)` + ended + `0, '', 7, now(), 'failed', E'it broke\nin many lines')`, "UPDATE pgleases.history SET retried = 8 WHERE job = 6", "warning jobs, warning jobs",
+			`outcome unknown, so they may have been done: 1 of group "reports", such as job 6 (pay)`},
+		{"SELECT", "UPDATE pgleases.history SET retried = 8", "warning jobs", `failed in the last day, and were not retried: 1 of group "reports", such as job 7 (pay) (it broke)`},
 		{"ALTER FUNCTION pgleases.schedule_job RENAME TO elsewhere", "ALTER FUNCTION pgleases.elsewhere RENAME TO schedule_job", "fault functions, fault rights", "missing: schedule_job"},
 		{"DELETE FROM pgleases.members WHERE lease = 'schedule/reports'", "INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/reports', 11, 1, now(), 1)",
 			"warning orphans, warning schedules", ""},
-		{"UPDATE pgleases.schedules SET name = 'old', registered = '2026-03-02Z' WHERE name = 'new'", "SELECT", "note schedules", `1 of group "reports", as "old" (since 2026-03-02)`},
+		{"UPDATE pgleases.schedules SET name = 'old', registered = '2026-03-02Z' WHERE name = 'new'", "SELECT", "note schedules", `1 of group "reports", such as "old" (since 2026-03-02)`},
 	} {
 		execute(t, database, test.fault)
 		expectIll(t, database, test.want, test.text)
 		execute(t, database, test.mend)
 	}
-	if text := output1(t, database, "jobs", "failed", "reports"); !regexp.MustCompile(`(?m)^7 +- +- +failed +0 +\S+ ago +8 +it broke$`).MatchString(text) {
+	if text := output1(t, database, "jobs", "failed", "reports"); !regexp.MustCompile(`(?m)^7 +- +pay +failed +0 +\S+ ago +8 +it broke$`).MatchString(text) {
 		t.Errorf("the failed jobs: %s", text)
 	}
 	if text := output1(t, database, "doctor", "--skip", "autovacuum"); !regexp.MustCompile(`(?m)^note +schedules +no process .*[^.]\n +> start a process `).MatchString(text) {

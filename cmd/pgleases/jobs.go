@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,10 +17,8 @@ import (
 // The verbs on jobs.
 
 func newJobs() *cobra.Command {
-	cmd := &cobra.Command{Use: "jobs", Short: "List, show, cancel and retry jobs"}
-	cmd.RunE = onlyVerbs
-	cmd.AddCommand(newJobList(), newJobFailed(), newJobShow(),
-		newEdit("cancel_job", "cancel GROUP ID", "Cancel a job"),
+	cmd := &cobra.Command{Use: "jobs", Short: "List, show, cancel and retry jobs", RunE: onlyVerbs}
+	cmd.AddCommand(newJobList(), newJobFailed(), newJobShow(), newEdit("cancel_job", "cancel GROUP ID", "Cancel a job"),
 		newEdit("retry_job", "retry GROUP ID", "Retry a job that failed"),
 		newEdit("retry_failed", "retry-failed GROUP KIND SINCE", "Retry failed jobs and ticks of a kind"))
 	return cmd
@@ -35,8 +34,9 @@ func newJobList() *cobra.Command {
 		filter := schedule.JobFilter{Kind: *kind, Prefix: strings.Join(args[1:], ""), State: schedule.State(state.value)}
 		all, err := ofGroup(cmd, args[0], s.Jobs(ctx, filter), *most)
 		now := time.Now()
-		return all, table("JOB,NAME,KIND,AT,STATE,FAILED,NEXT,ERROR", all, func(j schedule.Job) []any {
-			return []any{j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), stateOf(j), j.Attempts, relative(now, j.Due), orDash(j.Error)}
+		return all, table("JOB,NAME,KIND,AT,STATE,OWNER,FAILED,NEXT,ERROR", all, func(j schedule.Job) []any {
+			state, next := stateOf(now, j.State, j.Why, j.StartedAt, time.Time{}, j.Due)
+			return []any{j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), state, orDash(j.Owner), j.Attempts, next, orDash(firstLine(j.Error))}
 		}), err
 	})
 }
@@ -46,9 +46,8 @@ func newJobFailed() *cobra.Command {
 	most := cmd.Flags().IntP("number", "n", 100, "number of jobs, 1 or more")
 	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
 		all, err := ofGroup(cmd, args[0], s.FailedJobs(ctx, 0), *most)
-		now := time.Now()
 		return all, table("JOB,NAME,KIND,OUTCOME,ATTEMPTS,ENDED,RETRIED AS,ERROR", all, func(e schedule.Entry) []any {
-			return []any{e.Job, orDash(e.Name), orDash(e.Kind), e.Outcome, e.Attempts, relative(now, e.EndedAt), idOrDash(e.Retried), orDash(e.Error)}
+			return []any{e.Job, orDash(e.Name), orDash(e.Kind), e.Outcome, e.Attempts, relative(time.Now(), e.EndedAt), idOrDash(e.Retried), orDash(firstLine(e.Error))}
 		}), err
 	})
 }
@@ -61,15 +60,22 @@ func jobID(text string) (int64, error) {
 	return id, nil
 }
 
-// stateOf returns the state of a job, or its outcome if it has ended.
-func stateOf(j schedule.Job) string {
+// stateOf returns a state with its time and its reason as tables show it, and when the next run is
+// due.
+func stateOf(now time.Time, state schedule.State, why string, started, paused, due time.Time) (text, next string) {
+	text, next = string(state), relative(now, due)
 	switch {
-	case j.Outcome != "":
-		return string(j.Outcome)
-	case j.Why != "":
-		return string(j.State) + ": " + printable(j.Why)
+	case state == schedule.StatePaused: // its owner reads that when it is due
+		text, next = text+" "+relative(now, paused), dash
+	case state == schedule.StateRunning && started.IsZero():
+		next = dash
+	case state == schedule.StateRunning:
+		text, next = text+" for "+period(now.Sub(started)), dash
 	}
-	return string(j.State)
+	if why != "" {
+		text += ": " + printable(why)
+	}
+	return strings.Replace(text, " ago: by ", " ago by ", 1), next
 }
 
 func newJobShow() *cobra.Command {
@@ -83,14 +89,19 @@ func newJobShow() *cobra.Command {
 			err = fmt.Errorf("%v: the group has no such job; jobs that ended long ago are deleted", err)
 		}
 		now := time.Now()
-		return j, table("JOB,NAME,KIND,AT,STATE,FAILED,STARTED,ENDED,ERROR", []schedule.Job{j}, func(j schedule.Job) []any {
+		text := table("JOB,NAME,KIND,AT,STATE,OWNER,FAILED,STARTED,ENDED,ERROR", []schedule.Job{j}, func(j schedule.Job) []any {
+			state, _ := stateOf(now, j.State, j.Why, time.Time{}, time.Time{}, j.Due)
 			failed := j.Attempts
 			if j.Outcome == schedule.OutcomeSucceeded || j.Outcome == schedule.OutcomeUnknown {
 				failed-- // the last attempt
 			}
-			return []any{j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), stateOf(j), failed,
-				relative(now, j.StartedAt), relative(now, j.EndedAt), orDash(j.Error)}
-		}), err
+			return []any{j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), cmp.Or(string(j.Outcome), state), orDash(j.Owner), failed,
+				relative(now, j.StartedAt), relative(now, j.EndedAt), orDash(firstLine(j.Error))}
+		})
+		if first := firstLine(j.Error); first != j.Error {
+			text += "\n" + lines(j.Error) + "\n"
+		}
+		return j, text, err
 	})
 }
 

@@ -151,17 +151,14 @@ func clientsOf(s *admin.Snapshot) string {
 }
 
 func newWatch() *cobra.Command {
-	return &cobra.Command{
-		Use:   "watch [LEASE]",
-		Short: "Watch leases and clients, refreshed each second",
-		Args:  asUsed,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			flag, _ := cmd.Flags().GetString("database")
-			return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-				return watch(ctx, cmd.OutOrStdout(), a, databaseURL(flag), args)
-			})
-		},
+	cmd := &cobra.Command{Use: "watch [LEASE]", Short: "Watch leases and clients, refreshed each second", Args: asUsed}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		flag, _ := cmd.Flags().GetString("database")
+		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+			return watch(ctx, cmd.OutOrStdout(), a, databaseURL(flag), args)
+		})
 	}
+	return cmd
 }
 
 func watch(ctx context.Context, out io.Writer, a *admin.Admin, url string, args []string) error {

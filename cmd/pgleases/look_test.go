@@ -387,9 +387,13 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	s := testkit.Must(schedule.New(t.Context(), client, pool, "reports"))(t)
 	kind := schedule.InTx(s, "close", func(_ context.Context, _ pgx.Tx, r schedule.Run[job]) error {
 		if r.Args.N > 0 {
-			return fmt.Errorf("job %d failed\n\x1b[2J", r.Args.N)
+			return fmt.Errorf("job %d failed \x1b[2J\nbelow", r.Args.N)
 		}
 		return nil
+	})
+	export := schedule.AtLeastOnce(s, "export", func(ctx context.Context, _ schedule.Run[job]) error {
+		<-ctx.Done()
+		return ctx.Err()
 	})
 	for i, name := range []string{"good", "bad", odd} {
 		if err := kind.Add(name, job{i}, schedule.Every(time.Second), schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer)); err != nil { // however late, each tick runs
@@ -418,7 +422,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	if first := history("good"); first[len(first)-1].Outcome != "succeeded" || history("bad")[0].Outcome != "failed" || !strings.Contains(history("bad")[0].Error, "job 1 failed") {
 		t.Errorf("history %+v, %+v", first, history("bad"))
 	}
-	if text := output1(t, database, "schedules", "history", "reports", "bad", "-n", "1"); strings.Count(text, "\n") != 2 || !strings.Contains(text, `"job 1 failed\n\x1b[2J"`) {
+	if text := output1(t, database, "schedules", "history", "reports", "bad", "-n", "1"); strings.Count(text, "\n") != 2 || !strings.Contains(text, `"job 1 failed \x1b[2J"`+"\n") {
 		t.Errorf("history: %s", text)
 	}
 	changed := func(args ...string) string {
@@ -434,7 +438,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		return !regexp.MustCompile(`(?m)^good .* running `).MatchString(list)
 	})
 	unprintable(t, "schedules list", list)
-	for _, pattern := range []string{`good +close +\S.* +- +\S+ ago +paused \S+ ago: ann \(.+\): why`, `bad +close .* (running|due|planned|retrying).*job 1 failed; \\x1b\[2J`, regexp.QuoteMeta(shown(odd)) + ` +close .* (running|due|planned|retrying).*`} {
+	for _, pattern := range []string{`good +close +\S.* +- +\S+ ago +paused \S+ ago by ann \(.+\): why`, `bad +close .* (running|due|planned|retrying).* \(last error: job 1 failed \\x1b\[2J\)`, regexp.QuoteMeta(shown(odd)) + ` +close .* (running|due|planned|retrying).*`} {
 		if !regexp.MustCompile(`(?m)^` + pattern + `$`).MatchString(list) {
 			t.Errorf("schedules list lacks %s: %s", pattern, list)
 		}
@@ -486,12 +490,18 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	decoded[[]schedule.Entry](t, database, "jobs", "failed", "reports")
 	text := output1(t, database, "jobs", "show", "reports", failed)
 	unprintable(t, "jobs show", text)
-	if !regexp.MustCompile(`(?m)^` + failed + ` +bad +close .* failed .* "job 1 failed\\n\\x1b\[2J"$`).MatchString(text) {
+	if !regexp.MustCompile(`(?m)^`+failed+` +bad +close .* failed .* "job 1 failed \\x1b\[2J"$`).MatchString(text) || !strings.HasSuffix(text, "\n\njob 1 failed \\x1b[2J\nbelow\n") {
 		t.Errorf("jobs show: %s", text)
 	}
-	retriedJob := ends(number(changed("jobs", "retry", "reports", failed)), "failed")
-	ticks := slices.DeleteFunc(history("bad"), func(e schedule.Entry) bool { return e.Job != 0 })
-	retried := ends(number(changed("schedules", "retry", "reports", "bad", ticks[0].Until.Format(time.RFC3339Nano))), "failed")
+	if text := output1(t, database, "jobs", "show", "reports", failed, "-o", "json"); strings.Contains(text, `"owner"`) {
+		t.Errorf("an ended job has an owner: %s", text)
+	}
+	testkit.Must(pool.Exec(t.Context(), "UPDATE pgleases.history SET outcome = 'unknown' WHERE outcome = 'failed'"))(t)
+	fails(t, database, "jobs retry reports "+failed+" --reason why", "so it may have been done")
+	retriedJob := ends(number(changed("jobs", "retry", "reports", failed, "--unknown")), "failed")
+	tick := slices.DeleteFunc(history("bad"), func(e schedule.Entry) bool { return e.Job != 0 || e.Outcome != "unknown" })[0].Until.Format(time.RFC3339Nano)
+	fails(t, database, "schedules retry reports bad --reason why "+tick, "so it may have been done")
+	retried := ends(number(changed("schedules", "retry", "reports", "bad", tick, "--unknown")), "failed")
 	var done time.Time // of a tick
 	for _, r := range history("good") {
 		if r.Outcome == "succeeded" {
@@ -500,12 +510,23 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		}
 	}
 	again := ends(number(changed("schedules", "backfill", "reports", "good", done.Add(-time.Millisecond).Format(time.RFC3339Nano), done.Format(time.RFC3339Nano))), "succeeded")
-	if text := output1(t, database, "jobs", "show", "reports", again); !regexp.MustCompile(`(?m)^` + again + ` +good +close +.* succeeded +0 `).MatchString(text) {
+	if text := output1(t, database, "jobs", "show", "reports", again); !regexp.MustCompile(`(?m)^` + again + ` +good +close +.* succeeded +- +0 `).MatchString(text) {
 		t.Errorf("jobs show of one that failed never: %s", text)
+	}
+	hangs := testkit.Must(export.Enqueue(t.Context(), job{}))(t)
+	testkit.Until(t, "one runs", func() bool {
+		text = output1(t, database, "jobs", "list", "reports")
+		return regexp.MustCompile(`(?m)^\d+ +- +export .* running for \S+ +` + client.ID() + ` +0 +- +-$`).MatchString(text)
+	})
+	if text := output1(t, database, "jobs", "show", "reports", fmt.Sprint(hangs)); !regexp.MustCompile(` running +` + client.ID() + ` +0 +\S+ ago +- +-\n`).MatchString(text) {
+		t.Errorf("jobs show of one that runs: %s", text)
+	}
+	if text := changed("jobs", "cancel", "reports", fmt.Sprint(hangs)); !strings.HasSuffix(text, "restart "+client.ID()+": pgleases clients names the host and the pid\n") {
+		t.Errorf("cancel of one that runs: %s", text)
 	}
 	later := testkit.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour)))(t)
 	waiting := fmt.Sprint(later)
-	if text := output1(t, database, "jobs", "show", "reports", waiting); !regexp.MustCompile(`(?m)^` + waiting + ` +- +close +\S.* planned +0 +- +- +-$`).MatchString(text) {
+	if text := output1(t, database, "jobs", "show", "reports", waiting); !regexp.MustCompile(`(?m)^` + waiting + ` +- +close +\S.* planned +\S+ +0 +- +- +-$`).MatchString(text) {
 		t.Errorf("jobs show: %s", text)
 	}
 	testkit.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour), schedule.WithUnique(odd, schedule.Reject)))(t)
@@ -519,26 +540,24 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	}
 	list = output1(t, database, "jobs", "list", "reports")
 	unprintable(t, "jobs list", list)
-	if !regexp.MustCompile(`(?m)^\d+ +` + regexp.QuoteMeta(shown(odd)) + ` +close +\S.* planned +0 +\S.* -$`).MatchString(list) {
+	if !regexp.MustCompile(`(?m)^\d+ +` + regexp.QuoteMeta(shown(odd)) + ` +close +\S.* planned +\S+ +0 +\S.* -$`).MatchString(list) {
 		t.Errorf("jobs list: %s", list)
 	}
 	changed("jobs", "cancel", "reports", waiting)
 	if j := decoded[schedule.Job](t, database, "jobs", "show", "reports", waiting); j.Outcome != "canceled" {
 		t.Errorf("job %+v", j)
 	}
-	if text := changed("jobs", "retry-failed", "reports", "none", "2020-01-01T00:00:00Z"); text != "retry-failed reports none 2020-01-01T00:00:00Z: done\n" {
+	if text := changed("jobs", "retry-failed", "reports", "none", "2020-01-01T00:00:00Z"); text != "retry-failed reports none 2020-01-01T00:00:00Z: nothing to retry\n" {
 		t.Errorf("jobs retry-failed of a kind without jobs: %s", text)
 	}
-	if text := changed("jobs", "retry-failed", "reports", "close", "2020-01-01T00:00:00Z"); text == "" {
-		t.Error("jobs retry-failed tells no job")
-	}
+	fails(t, database, "jobs retry-failed reports close 2020-01-01T00:00:00Z --reason why", "because their outcome is unknown")
 	changed("schedules", "delete", "reports", "good")
 	var asked string
 	if err := pool.QueryRow(t.Context(), `SELECT string_agg(concat(verb, ' ', name, CASE WHEN job IS NOT NULL THEN ' ' || job END), ', ' ORDER BY id)
 		FROM pgleases.schedule_changes WHERE reason = 'why' AND actor = concat('ann (', session_user, ')')`).Scan(&asked); err != nil {
 		t.Fatal(err)
 	}
-	if want := fmt.Sprintf("pause good, resume good, trigger bad %s, retry bad %s, retry bad %s, backfill good %s, cancel  %s, retry_failed , retry_failed , delete good", failed, retriedJob, retried, again, waiting); asked != want {
+	if want := fmt.Sprintf("pause good, resume good, trigger bad %s, retry bad %s, retry bad %s, backfill good %s, cancel  %d, cancel  %s, retry_failed , delete good", failed, retriedJob, retried, again, hangs, waiting); asked != want {
 		t.Errorf("written down is %q, want %q", asked, want)
 	}
 	for args, want := range map[string]string{

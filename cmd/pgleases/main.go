@@ -60,13 +60,8 @@ func message(err error) string {
 
 // newRoot returns the tree of commands.
 func newRoot() *cobra.Command {
-	root := &cobra.Command{
-		Use:           "pgleases",
-		Version:       thisBuild().Version,
-		Short:         "Manage leases on PostgreSQL",
-		SilenceErrors: true, // main prints them
-		SilenceUsage:  true,
-	}
+	root := &cobra.Command{Use: "pgleases", Version: thisBuild().Version, Short: "Manage leases on PostgreSQL"}
+	root.SilenceErrors, root.SilenceUsage = true, true // main prints errors
 	root.PersistentFlags().String("database", "", "connection string, a URL or keywords and values; other users may see it in the list of processes (default: DATABASE_URL, then PG*)")
 	root.PersistentFlags().String("schema", "pgleases", "schema of the tables")
 	root.PersistentFlags().BoolP("verbose", "v", false, "log successful steps too")

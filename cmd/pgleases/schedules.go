@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -21,8 +22,7 @@ import (
 // The verbs on schedules.
 
 func newSchedules() *cobra.Command {
-	cmd := &cobra.Command{Use: "schedules", Short: "Show, pause, resume, trigger, backfill and delete schedules"}
-	cmd.RunE = onlyVerbs
+	cmd := &cobra.Command{Use: "schedules", Short: "Show, pause, resume, trigger, backfill and delete schedules", RunE: onlyVerbs}
 	cmd.AddCommand(newScheduleGroups(), newScheduleList(), newScheduleHistory(),
 		newEdit("pause_schedule", "pause GROUP SCHEDULE", "Pause a schedule until it is resumed"),
 		newEdit("resume_schedule", "resume GROUP SCHEDULE", "Resume a paused schedule"),
@@ -54,20 +54,16 @@ func withGroup(cmd *cobra.Command, use func(ctx context.Context, s *schedule.Sch
 		if err == nil {
 			err = use(ctx, s)
 		}
-		remedy := ""
 		switch {
 		case errors.Is(err, schedule.ErrNotFound):
 			if other := checkGroup(cmd, cmd.Flags().Arg(0)); other != nil {
 				return other
 			}
-			remedy = "pgleases schedules list GROUP and pgleases jobs list GROUP show all"
+			err = fmt.Errorf("%w\npgleases schedules list GROUP and pgleases jobs list GROUP show all", err)
 		case store.ReadOnly(err) || store.Code(err) == "0A000":
-			remedy = "the server is a standby: give the address of the primary"
+			err = fmt.Errorf("%w\nthe server is a standby: give the address of the primary", err)
 		case store.Denied(err):
-			remedy = fmt.Sprintf("give the role what pgleases grants ROLE --for=%s prints for schema %q", admin.ForScheduleOperators, schema)
-		}
-		if remedy != "" {
-			err = fmt.Errorf("%w\n%s", err, remedy)
+			err = fmt.Errorf("%w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", err, admin.ForScheduleOperators, schema)
 		}
 		return err
 	})
@@ -78,26 +74,25 @@ func withGroup(cmd *cobra.Command, use func(ctx context.Context, s *schedule.Sch
 func newEdit(verb, use, short string) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: asUsed, Annotations: map[string]string{shared: "edit"}}
 	r := manage.Request{Verb: verb}
-	var reason, actor string
+	reason, actor, unknown := "", "", false
 	reasonFlags(cmd, &reason, &actor)
-	if verb == "resume_schedule" {
+	switch verb {
+	case "retry_tick", "retry_job":
+		cmd.Flags().BoolVar(&unknown, "unknown", false, "retry even if the outcome is unknown, so that it may be done twice")
+	case "resume_schedule":
 		cmd.Flags().BoolVar(&r.CatchUp, "catch-up", false, "treat the ticks that passed as late ticks, instead of canceling them")
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		texts := map[string]*string{"SCHEDULE": &r.Schedule, "KIND": &r.Kind}
+		times := map[string]*time.Time{"TICK": &r.Tick, "FROM": &r.After, "SINCE": &r.After, "TO": &r.Until}
 		for i, name := range arguments(cmd) {
-			switch name {
-			case "SCHEDULE":
-				r.Schedule = args[i]
-			case "KIND":
-				r.Kind = args[i]
-			case "ID":
+			switch {
+			case texts[name] != nil:
+				*texts[name] = args[i]
+			case times[name] != nil:
+				*times[name], err = parsedTime(args[i])
+			case name == "ID":
 				r.Job, err = jobID(args[i])
-			case "TICK":
-				r.Tick, err = parsedTime(args[i])
-			case "FROM", "SINCE":
-				r.After, err = parsedTime(args[i])
-			case "TO":
-				r.Until, err = parsedTime(args[i])
 			}
 			if err != nil {
 				return err
@@ -107,17 +102,47 @@ func newEdit(verb, use, short string) *cobra.Command {
 			return errNoReason
 		}
 		return withGroup(cmd, func(ctx context.Context, s *schedule.Scheduler) error {
-			jobs, err := r.Do(ctx, s)
+			j, err := before(ctx, s, r)
+			var jobs []int64
+			switch {
+			case j.Outcome == schedule.OutcomeUnknown && !unknown:
+				err = errors.New("its outcome is unknown, so it may have been done: check its effect first; only if it was not done, add --unknown")
+			case err == nil:
+				jobs, err = r.Do(ctx, s)
+			}
 			for _, id := range jobs {
 				fmt.Fprintln(cmd.OutOrStdout(), id)
 			}
-			if err == nil && len(jobs) == 0 {
-				fmt.Fprint(cmd.OutOrStdout(), done(cmd, args, "done"))
+			state := "done"
+			switch {
+			case err != nil || len(jobs) > 0:
+				return err
+			case verb == "retry_failed":
+				state = "nothing to retry"
+			case j.State == schedule.StateRunning:
+				state = fmt.Sprintf("done; its handler continues until it ends, or until you restart %s: pgleases clients names the host and the pid", shown(j.Owner))
 			}
-			return err
+			fmt.Fprint(cmd.OutOrStdout(), done(cmd, args, state))
+			return nil
 		})
 	}
 	return cmd
+}
+
+// before returns the job of a request; of a tick, only its outcome.
+func before(ctx context.Context, s *schedule.Scheduler, r manage.Request) (j schedule.Job, err error) {
+	switch {
+	case r.Job > 0:
+		return s.Job(ctx, r.Job)
+	case r.Tick.IsZero():
+		return j, nil
+	}
+	for e, err := range s.History(ctx, r.Schedule, 0) {
+		if err != nil || e.Job == 0 && !e.Until.After(r.Tick) {
+			return schedule.Job{Outcome: e.Outcome}, err
+		}
+	}
+	return j, nil
 }
 
 // ofGroup is like firstOf for the items of a group. It returns an error if the group does not
@@ -148,11 +173,7 @@ func newScheduleGroups() *cobra.Command {
 		return groups, table("GROUP,SCHEDULES,LATE,BLOCKED,PAUSED,FAILING,JOBS,STUCK", groups, func(g admin.ScheduleGroup) []any {
 			row := []any{shown(g.Name)}
 			for _, n := range []int{g.Schedules, g.Late, g.Blocked, g.Paused, g.Failing, g.Jobs, g.Stuck} {
-				if n > 1000 {
-					row = append(row, "1000+")
-					continue
-				}
-				row = append(row, n)
+				row = append(row, strings.Replace(strconv.Itoa(n), "1001", "1000+", 1)) // more are not counted
 			}
 			return row
 		}), err
@@ -169,15 +190,9 @@ func newScheduleList() *cobra.Command {
 		all, err := ofGroup(cmd, args[0], s.List(ctx, filter), *most)
 		now := time.Now()
 		text := table("SCHEDULE,KIND,RULE,OWNER,NEXT,SUCCEEDED,STATE", all, func(one schedule.Schedule) []any {
-			state, next := string(one.State), relative(now, one.Due)
-			if !one.PausedAt.IsZero() { // Due is only when its owner reads that
-				next = dash
-				state += " " + relative(now, one.PausedAt)
-			}
-			for _, text := range []string{one.Why, one.Error} {
-				if text != "" {
-					state += ": " + printable(text)
-				}
+			state, next := stateOf(now, one.State, one.Why, one.StartedAt, one.PausedAt, one.Due)
+			if one.Error != "" {
+				state += " (last error: " + printable(firstLine(one.Error)) + ")"
 			}
 			return []any{shown(one.Name), shown(one.Kind), shown(one.Rule), orDash(one.Owner), next, relative(now, one.Succeeded), state}
 		})
@@ -202,7 +217,7 @@ func newScheduleHistory() *cobra.Command {
 			if !e.StartedAt.IsZero() {
 				took = period(e.EndedAt.Sub(e.StartedAt))
 			}
-			return []any{e.Until.UTC().Format(time.RFC3339Nano), e.Ticks, idOrDash(e.Job), e.Outcome, relative(now, e.StartedAt), took, orDash(e.Error)}
+			return []any{e.Until.UTC().Format(time.RFC3339Nano), e.Ticks, idOrDash(e.Job), e.Outcome, relative(now, e.StartedAt), took, orDash(firstLine(e.Error))}
 		}), err
 	})
 }

@@ -165,6 +165,9 @@ func printable(text string) string {
 	return b.String()
 }
 
+// firstLine returns the first line of an error.
+func firstLine(text string) string { return strings.SplitN(text, "\n", 2)[0] }
+
 // orDash returns a name as tables show it, or dash.
 func orDash(name string) string {
 	if name == "" {

@@ -109,7 +109,8 @@ const chosenVerb = () => $("operate-verbs").querySelector("input:checked")?.valu
 // choose shows the fields of the verb.
 function choose() {
   const verb = chosenVerb(), v = verbs[verb], lease = state.leases.find(l => l.name === operate.of.subject);
-  setText($("operate-means"), v ? v.means : "Choose a verb. You confirm the change before it is made.");
+  const warning = operate.of.outcome === "unknown" ? "Its outcome is unknown, so it may have been done: check its effect first, and retry it only if it was not done. " : "";
+  setText($("operate-means"), v ? warning + v.means : "Choose a verb. You confirm the change before it is made.");
   operate.values = {};
   $("operate-fields").replaceChildren(...(v && (lease || v.asks) && v.fields || []).map(f => {
     const [label, e, value] = fields[f](lease, operate.of.partition);

@@ -90,6 +90,7 @@ const cell = (kind, ...content) => ({ kind, content });
 const lateText = ns => ns > 0 ? span(ns / 1e6) : "";
 const isBad = s => s === "blocked" || s === "failed" || s === "unknown";
 const mark = (text, kind) => make("span", "mark " + (kind ?? (isBad(text) ? "bad" : ["paused", "retrying"].includes(text) ? "warn" : "")), plain(text));
+const brief = error => (error || "").split("\n")[0]; // of a panic, without its stack
 const note = text => text ? make("div", "sub", name(text)) : "";
 
 const scheduleList = newList($("schedule-list"), () => ({
@@ -99,7 +100,7 @@ const scheduleList = newList($("schedule-list"), () => ({
   const acts = [button("History", event => showHistory(group, s.name, event.target), "History of " + plain(s.name))];
   if (operating) acts.push(" ", operateButton({ kind: "schedule", subject: s.name, group, is: s, paused: s.state === "paused" || !!s.paused_at }));
   cells(row, JSON.stringify(s), cell("", name(s.name), make("div", "sub", name(s.rule), s.owner ? ", by " : "", s.owner ? name(s.owner) : "")),
-    cell("", mark(s.state), s.failures ? make("span", "mark bad", count(s.failures) + " failed") : "", note(s.why), note(s.error)),
+    cell("", mark(s.state), s.failures ? make("span", "mark bad", count(s.failures) + " failed") : "", note(s.why), note(brief(s.error))),
     cell("nowrap", s.due ? clock(s.due) : ""), cell("nowrap", s.succeeded ? clock(s.succeeded) : "", s.last_outcome && s.last_outcome !== "succeeded" ? make("div", "", mark(s.last_outcome)) : ""),
     cell("n" + (s.late_ns > 60e9 ? " bad-text" : ""), lateText(s.late_ns)), cell("n", ...acts));
 });
@@ -107,18 +108,18 @@ const scheduleList = newList($("schedule-list"), () => ({
 const jobList = newList($("job-list"), () => ({ group: $("job-list").querySelector(".of").value, which: $("job-list").querySelector(".which").value }), j => j.id, j => j.id, (row, j) => {
   const ended = j.outcome !== "", id = String(ended ? j.job : j.id), of = j.name || j.kind, group = $("job-list").querySelector(".of").value;
   const acts = !operating ? [] : !ended ? [operateButton({ kind: "job", subject: id, group, label: "job " + id }, "cancel_job")] :
-    j.retried ? ["retried as " + j.retried] : [operateButton({ kind: "failed", subject: id, group, label: "job " + id }, "retry_job")];
-  cells(row, JSON.stringify(j), cell("", id, make("div", "sub", name(j.kind))), cell("", mark(ended ? j.outcome : j.state), note(j.why), note(j.error)),
+    j.retried ? ["retried as " + j.retried] : [operateButton({ kind: "failed", subject: id, group, outcome: j.outcome, label: "job " + id }, "retry_job")];
+  cells(row, JSON.stringify(j), cell("", id, make("div", "sub", name(j.kind))), cell("", mark(ended ? j.outcome : j.state), note(j.why), note(brief(j.error))),
     cell("nowrap", clock(ended ? j.until : j.at)), cell("", name(of), j.owner ? make("div", "sub", "by ", name(j.owner)) : ""), cell("n", lateText(j.late_ns)), cell("n", ...acts));
 });
 
 let historyOf = { group: "", name: "" };
 const historyList = newList($("history"), () => historyOf, h => h.id, h => h.id, (row, h) => {
   const acts = !operating || h.job || !isBad(h.outcome) ? [] : h.retried ? ["retried as " + h.retried] :
-    [operateButton({ kind: "tick", subject: historyOf.name, group: historyOf.group, tick: h.until, label: plain(historyOf.name) + " at " + clock(h.until) }, "retry_tick")];
+    [operateButton({ kind: "tick", subject: historyOf.name, group: historyOf.group, tick: h.until, outcome: h.outcome, label: plain(historyOf.name) + " at " + clock(h.until) }, "retry_tick")];
   cells(row, JSON.stringify(h), cell("nowrap", clock(h.until), h.job ? make("div", "sub", "job " + h.job) : ""),
     cell("", mark(h.outcome), h.ticks > 1 ? " " + many(h.ticks, "tick") : ""), cell("n", count(h.attempts)),
-    cell("nowrap", h.started_at ? clock(h.started_at) : ""), cell("", note(h.error)), cell("n", ...acts));
+    cell("nowrap", h.started_at ? clock(h.started_at) : ""), cell("", note(brief(h.error))), cell("n", ...acts));
 });
 
 function showHistory(group, of, opener) {

@@ -85,7 +85,10 @@ func Run(c Config) (err error) {
 		close(r.children.hurry)
 	}()
 	err = r.work(ctx)
-	return cmp.Or(context.Cause(ctx), err)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
 }
 
 // notifyUnlessIgnored sends the signals that ask to end to c, except ignored ones: nohup ignores
