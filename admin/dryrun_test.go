@@ -208,11 +208,11 @@ func TestAChangeIsRefusedIfTheStateHasChanged(t *testing.T) {
 		t.Errorf("%+v: %v", c, err)
 	}
 	for want, c := range map[string]admin.Change{
-		"DryRun returns one":                          {Verb: admin.Drain, Subject: "x", IfUnchanged: p.Fingerprint},
-		`client "none" is not known`:                  {Verb: admin.Evict, Subject: "none"},
-		`verb "lose" is none of`:                      {Verb: "lose", Subject: "orders"},
-		"admin: it is the last that works on a lease": {Verb: admin.Drain, Subject: "y\n"},
-		"give a time above 0":                         {Verb: admin.Drain, Subject: "x", Lasts: -time.Hour},
+		"DryRun returns one":                    {Verb: admin.Drain, Subject: "x", IfUnchanged: p.Fingerprint},
+		`client "none" is not known`:            {Verb: admin.Evict, Subject: "none"},
+		`verb "lose" is none of`:                {Verb: "lose", Subject: "orders"},
+		"admin: partitions would have no owner": {Verb: admin.Drain, Subject: "y\n"},
+		"give a time above 0":                   {Verb: admin.Drain, Subject: "x", Lasts: -time.Hour},
 	} {
 		if p, err := operator.DryRun(ctx, c); p != nil || err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("dry run of %+v: %v, want %q", c, err, want)

@@ -40,7 +40,7 @@ var overrides, takenBack = []Verb{Drain, Cordon, Pause, Freeze, Pin}, []Verb{Und
 
 // ErrLast is returned by Apply for a Drain without Force of the last client that works on a lease,
 // because the partitions of the lease would have no owner.
-var ErrLast = errors.New("admin: it is the last that works on a lease")
+var ErrLast = errors.New("admin: partitions would have no owner")
 
 // ErrRefused matches errors of DryRun and Apply if the change is invalid, or the database refuses
 // it in its present state. The text of the error names the remedy. The change was not made.

@@ -167,7 +167,7 @@ async function previewNow() {
   }
   $("operate-preview").replaceChildren(...(answer.kind === "last" ? [] : [againButton()]));
   $("operate-last").hidden = answer.kind !== "last";
-  failed((answer.kind === "last" ? "It is the last that works on a lease: the partitions would have no owner. " : "This cannot be previewed. ") + plain(answer.text));
+  failed((answer.kind === "last" ? "" : "This cannot be previewed. ") + plain(answer.text));
 }
 
 const mostMoves = 50;
