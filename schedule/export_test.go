@@ -30,7 +30,7 @@ func Flattened(err error) (safe error) {
 // Hasten makes a scheduler poll often and trust the database's clock at once, for tests that set
 // that clock.
 func (s *Scheduler) Hasten() {
-	s.times.poll, s.times.pollPause, s.times.clockDoubt = 25*time.Millisecond, 250*time.Microsecond, 0
+	s.times.poll, s.times.pollPause, s.times.clockDoubt = 50*time.Millisecond, 2*time.Millisecond, 0
 }
 
 // PollAlways makes a scheduler poll before anything else.

@@ -115,8 +115,8 @@ func ticks(oracles []oracle, location *time.Location, from, to time.Time, step t
 
 // reading returns what a clock shows, as the time at which UTC shows it.
 func reading(clock time.Time) time.Time {
-	year, month, day := clock.Date()
-	return time.Date(year, month, day, clock.Hour(), clock.Minute(), clock.Second(), 0, time.UTC)
+	_, seconds := clock.Zone()
+	return clock.UTC().Truncate(time.Second).Add(time.Duration(seconds) * time.Second)
 }
 
 // changes returns the instants at which the clocks of a zone change.
