@@ -521,7 +521,7 @@ func Example_lock() {
 	makeReport := func(context.Context) error { return nil }
 
 	locks := lock.New(client, pool)
-	ran, err := locks.TryDo(ctx, "daily-report", makeReport) // false if another process holds the lock
+	ran, err := locks.TryDo(ctx, "daily-report", makeReport) // false if a live process holds it
 	fmt.Println(ran, err)
 	// Output: true <nil>
 }
