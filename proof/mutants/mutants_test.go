@@ -57,10 +57,6 @@ var detectors = map[string]detector{
 	"histories": {"internal/engine", func(seed int) []string {
 		return []string{"-test.run=^TestNoTwoClientsEverShowAPartition$", fmt.Sprint("-first-seed=", 1000*seed), "-seeds=100"}
 	}},
-	// The same, for mutants that almost every history catches, if a history takes long.
-	"few histories": {"internal/engine", func(seed int) []string {
-		return []string{"-test.run=^TestNoTwoClientsEverShowAPartition$", fmt.Sprint("-first-seed=", 1000*seed), "-seeds=5"}
-	}},
 	// Two copies of one process on a simulated database, in simulated time.
 	"copies": {"internal/engine", func(int) []string {
 		return []string{"-test.run=^TestTwoCopiesOwn|^TestAHeartbeatThatComesLate"}
@@ -71,14 +67,18 @@ var detectors = map[string]detector{
 	}},
 	// A crash of the server that loses heartbeats, with live clients.
 	"crash": {"proof", func(int) []string { return []string{"-test.run=^TestLostHeartbeatsEvictNoClient$"} }},
+	// Server generations, on a real server.
+	"generations": {"internal/store", func(int) []string {
+		return []string{"-test.run=^TestServerGenerationNeverFalls|^TestCopiesOfOneState"}
+	}},
 	// Promotions of a standby that missed the last handoffs, on real servers.
 	"promotion": {"proof", func(int) []string { return []string{"-test.run=^TestAPromotedStandbyKeepsOneOwner$"} }},
 	// Several copies of one server.
 	"siblings": {"proof", copies("siblings,_seen_by_new_clients")},
 	"return":   {"proof", copies("return_to_the_old_primary")},
 	"dump":     {"proof", copies("restored_dump")},
-	// A connection with fast failover that ends, in simulated time.
-	"ends": {"internal/engine", func(int) []string { return []string{"-test.run=^TestTrustEndsWithTheConnection"} }},
+	// The end of trust, also with a connection with fast failover, in simulated time.
+	"ends": {"internal/engine", func(int) []string { return []string{"-test.run=^TestTrustEnds"} }},
 	// A process with fast failover that was stopped, in simulated time.
 	"stopped": {"internal/engine", func(int) []string { return []string{"-test.run=^TestReadersOfStoppedProcess"} }},
 	// Live processes with fast failover, whose connections end.
@@ -165,7 +165,7 @@ var mutants = append(asleep(), []mutant{
 		{"internal/engine/trust.go", `(t.validity.Over() || !now.Round(0).Before(t.wallLimit))`, `!now.Round(0).Before(t.wallLimit)`, 0},
 		{"internal/engine/trust.go", `	return t.validity.Deadline()`, `	return never`, 0},
 	}},
-	{"trust anchored at the answer", "histories", `overlap|stale`, []edit{
+	{"trust anchored at the answer", "ends", `trust deadline is`, []edit{
 		{"internal/engine/trust.go", `= sent.Round(0).Add(trusts)`, `= now.Round(0).Add(trusts)`, 0},
 		{"internal/engine/engine.go", `e.trust.validity.Prolong(sent.Add(trusts))`, `e.trust.validity.Prolong(now.Add(trusts))`, 0},
 	}},
@@ -173,8 +173,11 @@ var mutants = append(asleep(), []mutant{
 		{"sql/schema/plans.sql", "    PERFORM pgleases.settings(true, $9);\n    applied :=", "    PERFORM pgleases.settings(false, $9);\n    applied :=", 0},
 		{"sql/schema/leases.sql", "    PERFORM pgleases.settings(true, $10);\n    IF cardinality", "    PERFORM pgleases.settings(false, $10);\n    IF cardinality", 0},
 	}},
-	{"epoch without server generation", "promotion", `epoch|new server generation`, []edit{
-		{"sql/statements/accept.sql", `generation = due.generation`, `generation = 0`, 0},
+	{"a promoted server that is accepted at once", "promotion", `overlap|epoch`, []edit{
+		{"internal/engine/server.go", `later(s.acceptAt, watched)`, `s.acceptAt`, 0},
+		{"internal/engine/begin.go", `c.AcceptServer(ctx, watched, run, seen)`, `c.AcceptServer(ctx, watched+MaxTTL, run, seen)`, 0},
+	}},
+	{"epoch without server generation", "generations", `of server generation 0 after|the other begins with`, []edit{
 		{"sql/schema/plans.sql", `greatest(p.epoch + 1, lowest)`, `p.epoch + 1`, 0},
 		{"sql/schema/leases.sql", `greatest(p.epoch + 1, first)`, `p.epoch + 1`, 0},
 	}},
@@ -217,8 +220,8 @@ var mutants = append(asleep(), []mutant{
 		{"sql/schema/expiry.sql", `      AND (SELECT m.marker FROM pgleases.boot_marker AS m) = $6`, `      AND $6 IS NOT NULL`, 0},
 		{"internal/engine/watch.go", `	if run != w.run || run.Marker == 0 {`, `	if run.Marker = 1; run != w.run {`, 0},
 	}},
-	{"session numbers that repeat", "few histories", `overlap|stale|handed over under work`, []edit{
-		{"internal/store/session.go", `max(int64(binary.NativeEndian.Uint64(bits[:])>>1), 1)`, `int64(binary.NativeEndian.Uint64(bits[:])&3) + 1`, 0},
+	{"session numbers that repeat", "histories", `overlap|stale|handed over under work`, []edit{
+		{"internal/store/session.go", `return max(int64(`, `return min(int64(`, 0},
 		{"internal/engine/session.go", unnoticed, `false`, 0}, // otherwise this check would find it
 	}},
 	{"a revoked session that is renewed", "overrides", `alive, copied: got`, []edit{
@@ -278,7 +281,7 @@ var mutants = append(asleep(), []mutant{
 	{"release before the work ended", "histories", `handed over under work`, []edit{
 		{"internal/engine/assignments.go", `!a.membership.inDatabase() || !now.Before(a.readyAt) && !a.overdue && a.Pinned()`, `!a.membership.inDatabase()`, 0},
 	}},
-	{"releases not retried", "histories", `has no owner`, []edit{
+	{"releases not retried", "closed", `not within 5s: no further guard passes`, []edit{
 		{"internal/engine/begin.go", `		if e.releases.tried(r, err, now); err == nil {
 `, `		for _, a := range r.assignments {
 			delete(e.members.draining, a)
