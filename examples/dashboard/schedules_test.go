@@ -60,7 +60,7 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 
 	x.open("Operate close-07", "pause_schedule")
 	x.confirm("its <b>reports are open")
-	x.until(row("#schedule-list", "close-07") + `.children[1].textContent.startsWith("pausedoperator (")`)
+	x.until(row("#schedule-list", "close-07") + `.children[1].textContent.startsWith("pausedby operator (")`)
 	x.open("Operate close-07", "resume_schedule")
 	x.confirm("they are closed")
 	x.until(row("#schedule-list", "close-07") + `.children[1].textContent.startsWith("planned")`)
