@@ -143,7 +143,7 @@ type repetition int
 
 const (
 	never        repetition = iota
-	twice                   // the client's knowledge of the server was old
+	twice                   // the client's knowledge of the server was old, or the holder was evicted meanwhile
 	whileWaiting            // the lock is held, or the server is not accepted yet
 	whileExpired            // the holder's session has expired, and this client may not evict it yet
 )
@@ -229,7 +229,7 @@ func refusal(a *locks.Acquisition, answer store.LockAnswer) (repetition, error) 
 	switch answer.Outcome {
 	case store.LockHeld, store.LockExpired:
 		if answer.Holder == "" {
-			return never, fmt.Errorf("%w: by a client that was evicted, because a guarded transaction is open", ErrHeld)
+			return twice, fmt.Errorf("%w: by a client that was evicted, because a guarded transaction is open", ErrHeld)
 		}
 		by := fmt.Sprintf("by client %q, host %s, pid %d, since %s", answer.Holder, answer.Host, answer.PID, answer.Since.Format(time.RFC3339Nano))
 		until := answer.LivesUntil.Format(time.RFC3339Nano)

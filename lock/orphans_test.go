@@ -1,12 +1,14 @@
 package lock_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/lock"
 )
 
 // An acquisition may commit just after its client has closed, or a client may evict and end before
@@ -28,4 +30,26 @@ func TestOpeningSweepsLocksOfExpiredSessions(t *testing.T) {
 	expect(t, testkit.Value[int](t, db, rows), 1, "rows of evicted sessions")
 	newWorker(t, url)
 	testkit.Becomes(t, db, "no row of evicted sessions is left", 0, rows)
+}
+
+// A holder that is evicted while an attempt runs leaves the lock free.
+func TestEvictionDuringAnAttemptIsNotReportedAsHeld(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := testkit.Pool(t, pgtest.OwnerURL(url))
+	a, b := newWorker(t, url), newWorker(t, url)
+	a.held(a.TryAcquire, "x")
+	a.held(a.TryAcquire, "guarded")
+	tx := testkit.Must(db.Begin(t.Context()))(t)
+	testkit.Must(tx.Exec(t.Context(), "SELECT FROM pgleases.locks WHERE name = 'guarded' FOR UPDATE"))(t)
+	a.own.Cut()
+	testkit.Execute(t, db, fmt.Sprintf(`ALTER FUNCTION pgleases.lock_turn RENAME TO lock_turn_alone;
+		CREATE FUNCTION pgleases.lock_turn(text, bigint, boolean) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+			PERFORM pgleases.lock_turn_alone($1, $2, $3);
+			DELETE FROM pgleases.clients WHERE id = '%s';
+		END $$`, a.client.ID()))
+	release(t, b.held(b.TryAcquire, "x"))
+	_, err := b.TryAcquire(t.Context(), "guarded")
+	wraps(t, "a guarded transaction is open", err, lock.ErrHeld)
+	testkit.OK(t, tx.Rollback(t.Context()))
 }
