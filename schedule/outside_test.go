@@ -269,8 +269,8 @@ func TestAnEditInTheMiddleOfACallOutside(t *testing.T) {
 	expect(t, len(began), 0, "further calls")
 }
 
-// A failover loses jobs that were called, and gives their IDs to other jobs, which must be called
-// too.
+// A failover loses jobs that were called. Others, which must be called too, get their IDs, or replace
+// what is left.
 func TestIdempotencyKeyOfReusedID(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -293,6 +293,17 @@ func TestIdempotencyKeyOfReusedID(t *testing.T) {
 	expect(t, again, id, "id after the failover")
 	if other == key {
 		t.Errorf("two jobs have the key %s", key)
+	}
+	testkit.Must(mail.Enqueue(t.Context(), "", schedule.WithUnique("u", schedule.Reject), schedule.WithDelay(time.Hour)))(t)
+	db.exec("CREATE TABLE pgleases.saved AS SELECT * FROM pgleases.jobs")
+	replace := func() string {
+		w.outcome(testkit.Must(mail.Enqueue(t.Context(), "", schedule.WithUnique("u", schedule.Replace)))(t))
+		return testkit.Receive(t, "what replaces it is called", keys)
+	}
+	key = replace()
+	db.exec("DELETE FROM pgleases.history; INSERT INTO pgleases.jobs OVERRIDING SYSTEM VALUE SELECT * FROM pgleases.saved")
+	if other := replace(); other == key {
+		t.Errorf("after a failover, two replacements have the key %s", key)
 	}
 }
 

@@ -244,6 +244,7 @@ type newEntry struct {
 	// What ran, because it may have been edited or replaced since: of a job, and of a schedule.
 	Key    string          `json:"key,omitempty"`
 	Args   json.RawMessage `json:"args,omitempty"`
+	Nonce  string          `json:"nonce,omitempty"`
 	Rule   string          `json:"rule,omitempty"`
 	Begins *time.Time      `json:"begins,omitempty"`
 }

@@ -216,15 +216,13 @@ func (d *db) sendClose(ctx context.Context, tx *transaction, r *record, run stri
 		batch.Queue(d.statements.JobSucceeded, r.ID, run, r.Revision, f.Attempts, f.Epoch, f.StartedAt.UnixMicro(), r.At).Exec(ended)
 	case r.Job:
 		for i := range st.Outcomes {
-			st.Outcomes[i].Key, st.Outcomes[i].Args = r.Key, r.Args
+			st.Outcomes[i].Key, st.Outcomes[i].Args, st.Outcomes[i].Nonce = r.Key, r.Args, r.Nonce
 		}
 		batch.Queue(d.statements.CloseJob, r.ID, run, r.Revision, encode(st)).Exec(ended)
 	case st.onlyDone():
 		f := st.Outcomes[0]
-		batch.Queue(
-			d.statements.TickSucceeded, r.ID, run, r.Revision, r.Cursor, st.Cursor, shownMicro(*st.CursorLocal), st.Due, st.RanFrom, st.RanUntil,
-			f.Attempts, f.Epoch, f.StartedAt,
-		).Exec(ended)
+		batch.Queue(d.statements.TickSucceeded, r.ID, run, r.Revision, r.Cursor, st.Cursor, shownMicro(*st.CursorLocal), st.Due, st.RanFrom,
+			st.RanUntil, f.Attempts, f.Epoch, f.StartedAt).Exec(ended)
 	default:
 		for i := range st.Outcomes {
 			st.Outcomes[i].Rule, st.Outcomes[i].Begins = r.Rule, r.Succeeded

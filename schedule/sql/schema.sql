@@ -135,7 +135,7 @@ COMMENT ON COLUMN pgleases.jobs.trying IS 'The failed attempts and the time of t
 COMMENT ON COLUMN pgleases.jobs.revision IS 'Rises when the job is replaced. 0: it repeats a tick.';
 COMMENT ON COLUMN pgleases.jobs.blocked_reason IS 'Why the owner cannot run it; null: it can.';
 COMMENT ON COLUMN pgleases.jobs.blocked_since IS 'When it became blocked.';
-COMMENT ON COLUMN pgleases.jobs.nonce IS 'Identifies it in idempotency keys, because a failover that has lost it may give its id to another. A retry has that of the job or schedule that it repeats.';
+COMMENT ON COLUMN pgleases.jobs.nonce IS 'Identifies it in idempotency keys, because a failover that has lost it may give its id to another. A retry has that of the job or schedule that it repeats; a job that is replaced gets another.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_slots (
     group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,

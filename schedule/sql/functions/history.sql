@@ -19,8 +19,8 @@ BEGIN
     INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch, started_at, ended_at, again)
     SELECT CASE WHEN j.unique_key = j.name THEN -1 ELSE 0 END, j.id, j.group_name, j.name, j.kind, coalesce(f.until, j.at), coalesce(f.until, j.at), 1, f.outcome, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock(),
            CASE WHEN f.outcome <> 'succeeded' THEN jsonb_build_object('key', coalesce(f.key, j.key), 'args', coalesce(f.args, j.args), 'priority',
-           j.priority, 'unique_key', j.unique_key, 'begins', j.begins, 'rule', j.rule, 'nonce', j.nonce, 'revision', j.revision) END
-    FROM jsonb_to_recordset(p_outcomes) AS f (until timestamptz, key text, args jsonb, outcome text, error text, attempts int, epoch bigint, started_at timestamptz);
+           j.priority, 'unique_key', j.unique_key, 'begins', j.begins, 'rule', j.rule, 'nonce', coalesce(f.nonce, j.nonce), 'revision', j.revision) END
+    FROM jsonb_to_recordset(p_outcomes) AS f (until timestamptz, key text, args jsonb, nonce uuid, outcome text, error text, attempts int, epoch bigint, started_at timestamptz);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_job_outcomes(pgleases.jobs, pg_catalog.jsonb) IS 'Writes the outcomes of a job into the history.';

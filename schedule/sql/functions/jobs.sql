@@ -37,7 +37,7 @@ BEGIN
             UPDATE pgleases.jobs AS j
             SET key = w.key, partition = pgleases.partition_for(w.key, parts), args = coalesce(w.args, 'null'),
                 priority = w.priority, at = t.at, due = greatest(t.at, now),
-                revision = j.revision + 1, trying = NULL, blocked_reason = NULL, blocked_since = NULL
+                revision = j.revision + 1, nonce = gen_random_uuid(), trying = NULL, blocked_reason = NULL, blocked_since = NULL
             FROM jsonb_to_recordset(p_jobs) AS w (key text, kind text, unique_key text, args jsonb, priority int, at timestamptz, in_us bigint),
                  LATERAL (SELECT coalesce(w.at, now + coalesce(w.in_us, 0) * interval '1 microsecond')) AS t (at)
             WHERE j.group_name = p_group AND j.kind = w.kind AND j.unique_key = w.unique_key

@@ -173,7 +173,7 @@ $pgleases_body$;
 --   p_revision: revision that schedule_open read. If the job was replaced since, the new one stays,
 --     and runs
 --   p_step: the step: due; trying; blocked_reason; outcomes, as in schedule_close, but at most one,
---     with key and args of what ran, and with until, the time at of the job
+--     with key, args and nonce of what ran, and with until, the time at of the job
 --
 -- PS001: the job was canceled, or has ended. PS003: this is not the transaction of schedule_open.
 CREATE OR REPLACE FUNCTION pgleases.schedule_close_job(p_job bigint, p_run pg_catalog.text, p_revision bigint, p_step pg_catalog.jsonb) RETURNS void
