@@ -213,7 +213,7 @@ func owned(s *admin.Snapshot, w admin.Override) (n int) {
 func newEvents() *cobra.Command {
 	cmd := &cobra.Command{Use: "events [LEASE]", Short: "Show events of members and partitions", Args: asUsed}
 	output := outputFlag(cmd)
-	most := cmd.Flags().IntP("number", "n", 50, "number of latest events, 1 to 1000")
+	most := cmd.Flags().IntP("number", "n", 50, "number of latest lines, 1 to 1000; in JSON, of events")
 	follow := cmd.Flags().BoolP("follow", "f", false, "print new events as they arrive; in JSON, one line for each")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		lease := strings.Join(args, "")
@@ -236,15 +236,18 @@ func newEvents() *cobra.Command {
 					return err
 				})
 			}
-			events, err := a.Events(ctx, lease, *most)
+			events, err := a.Events(ctx, lease, 1000)
 			if err != nil {
 				return err
 			}
-			return output(events, table("AT,CAUSE,LEASE,FROM,TO,PARTITIONS,BY,REASON", together(events), eventCells))
+			return output(latest(*most, events), table("AT,CAUSE,LEASE,FROM,TO,PARTITIONS,BY,REASON", latest(*most, together(events)), eventCells))
 		})
 	}
 	return cmd
 }
+
+// latest returns the last n events, or all if there are fewer.
+func latest(n int, events []admin.Event) []admin.Event { return events[max(0, len(events)-n):] }
 
 // together makes one event of those that differ only in their partitions and are less than 2 s
 // apart: a handoff ends partition by partition.
@@ -267,11 +270,10 @@ next:
 // followEvents shows the latest events, and new ones, until ctx ends: those that the poll before
 // did not return. So it also shows an event that commits later than one with a higher number.
 func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease string, most int, show func([]admin.Event) error) error {
-	const latest = 1000
 	var seen map[string]bool // those of the poll before; nil: there was no poll yet
 	last, away := "", false
 	for limited := range eachSecond(ctx) {
-		events, err := a.Events(limited, lease, latest)
+		events, err := a.Events(limited, lease, 1000)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -294,7 +296,7 @@ func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease st
 			fmt.Fprintln(notes, "pgleases: the events start again; some may be missing, if there were more than 1,000 meanwhile, or if this server lacks some")
 		}
 		if seen == nil {
-			news = news[max(0, len(news)-most):]
+			news = latest(most, news)
 		}
 		if err := show(news); err != nil {
 			return err

@@ -198,6 +198,11 @@ func TestDropForgetsALeaseThatWasLeft(t *testing.T) {
 	if events := output1(t, database, "events", "orders", "-n", "1"); !regexp.MustCompile(` dropped +orders +- +- +- +maria \(` + role + `\) +one will do\n$`).MatchString(events) {
 		t.Errorf("events: %s", events)
 	}
+	execute(t, database, "INSERT INTO pgleases.events (cause, lease, partitions) SELECT 'given', 'orders', int4multirange(int4range(p, p + 1)) FROM generate_series(0, 3) AS p")
+	events := decoded[[]admin.Event](t, database, "events", "orders", "-n", "2")
+	if lines := output1(t, database, "events", "orders", "-n", "2"); len(events) != 2 || !regexp.MustCompile(`^AT .*\n.* dropped .*\n.* given .* 0-3 .*\n$`).MatchString(lines) {
+		t.Errorf("JSON has %v, the table: %s", events, lines)
+	}
 	other := command.Run(t, command.Database(database), "run", "orders", "--once", "--", "true")
 	if code := other.ExitCode(); code != supervise.Failed || !strings.Contains(other.Printed(), "for 24 h it can be created again only with 4, not with 1") {
 		t.Errorf("another number of partitions: exit code %d: %s", code, other.Printed())
