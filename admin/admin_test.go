@@ -21,7 +21,7 @@ import (
 func TestASnapshotTellsWhatWaits(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	exec(t, url, `INSERT INTO pgleases.clients SELECT s, id, i, clock_timestamp() + age, '1 minute', 'host', 7, now()
+	exec(t, url, `INSERT INTO pgleases.clients SELECT s, id, i, clock_timestamp() + age, '1 minute', 'host', 6 + i, now()
 			FROM (VALUES (11, 'a', 1, interval '1 minute'), (12, 'b', 1, interval '1 minute'), (13, 'b', 2, interval '1 minute'), (14, 'dead', 1, interval '-1 hour')) AS v (s, id, i, age);
 		INSERT INTO pgleases.identities SELECT id, max(incarnation), 1, now() FROM pgleases.clients GROUP BY id;
 		INSERT INTO pgleases.presences VALUES (11, -1);
@@ -29,7 +29,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) SELECT 'l', s, 1, now(), 1 FROM unnest('{11,12,13,99}'::bigint[]) AS s;
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, preferred_owner_id, owned_since, asked_at) VALUES
 			('l', 0, 11, 11, 3, 'a', NULL, now(), NULL), ('l', 1, 11, 13, 3, 'a', NULL, now(), now()), ('l', 2, 14, 14, 3, 'dead', NULL, now(), NULL),
-			('l', 3, 77, 11, 3, 'gone', 'gone', now(), NULL), ('l', 10, NULL, NULL, 3, 'gone', NULL, NULL, NULL), ('l', 4, NULL, NULL, 3, NULL, NULL, NULL, NULL), ('l', 5, 12, 13, 3, 'b', NULL, now(), now());
+			('l', 3, 77, 11, 3, 'gone', 'gone', now(), NULL), ('l', 10, NULL, NULL, 3, 'gone', NULL, NULL, NULL), ('l', 4, NULL, NULL, 3, NULL, NULL, NULL, NULL), ('l', 5, 12, 13, 3, 'b', 'a', now(), now());
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) SELECT 'l', p, 11, 11, 3, 'a', now() FROM generate_series(6, 9) AS p;
 		INSERT INTO pgleases.events (at, lease, cause, from_id, partitions) VALUES (now() - interval '4 minutes', NULL, 'evicted', 'gone', NULL), (now() - interval '3 minutes', 'l', 'handed over', 'gone', '{[10,11)}'), (now(), 'l', 'pin', NULL, '{[10,11)}');
 		INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'gone', 'infinity', now(), 'operator', 'why')`)
@@ -57,7 +57,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 			t.Errorf("%v moves: %v", h.Partitions, h.Moves())
 		}
 	}
-	if got, want := strings.Join(told, " "), "0,6-9|a|a|a| 1|a|b|a| 2|dead|dead|dead| 3||a|gone|gone 4|||| 5|b|b|b| 10|||gone|"; got != want {
+	if got, want := strings.Join(told, " "), "0,6-9|a|a|a| 1|a|b|a| 2|dead|dead|dead| 3||a|gone|gone 4|||| 5|b|b|b|a 10|||gone|"; got != want {
 		t.Errorf("holdings %s, want %s", got, want)
 	}
 	if got := s.Orphans(l).String(); got != "2-4,10" {
@@ -81,6 +81,10 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		}
 	}
 	exec(t, url, "UPDATE pgleases.clients SET expires_at = clock_timestamp() + interval '20 seconds'")
+	want := regexp.MustCompile(`^It is owned by an older process of "b" \(pid 7\), silent for 4\ds. The newer process with this ID \(pid 8\) gets it when the older one hands it over, or at 1m0s if it is dead.$`)
+	if e := testkit.Must(a.Explain(t.Context(), "l", 5))(t); !want.MatchString(strings.Join(e.Reasons, " ")) {
+		t.Errorf("of a silent process whose ID a newer one has: %q", e.Reasons)
+	}
 	if e := testkit.Must(a.Explain(t.Context(), "l", 0))(t); !regexp.MustCompile(`last heartbeat 4\ds ago; taken over at 1m0s\.`).MatchString(e.Reasons[0]) {
 		t.Errorf("of a silent owner: %q", e.Reasons)
 	}

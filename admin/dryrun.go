@@ -226,5 +226,5 @@ func movings(read []store.LeaseSnapshot) []Move {
 
 // memberOf returns the member with a session, or nil.
 func memberOf(l store.LeaseSnapshot, session int64) *store.Member {
-	return find(l.Members, func(m *store.Member) bool { return m.Session == session })
+	return find(l.Members, func(m store.Member) bool { return m.Session == session })
 }

@@ -179,20 +179,18 @@ func (s *Snapshot) count() {
 
 // Lease returns the lease with a name, or nil.
 func (s *Snapshot) Lease(name string) *Lease {
-	return find(s.Leases, func(l *Lease) bool { return l.Name == name })
+	return find(s.Leases, func(l Lease) bool { return l.Name == name })
 }
 
 // Client returns the client with a session, or nil.
 func (s *Snapshot) Client(session int64) *Client {
-	return find(s.Clients, func(c *Client) bool { return c.Session == session })
+	return find(s.Clients, func(c Client) bool { return c.Session == session })
 }
 
 // find returns the first element that satisfies the function, or nil.
-func find[T any](all []T, is func(*T) bool) *T {
-	for i := range all {
-		if is(&all[i]) {
-			return &all[i]
-		}
+func find[T any](all []T, is func(T) bool) *T {
+	if i := slices.IndexFunc(all, is); i >= 0 {
+		return &all[i]
 	}
 	return nil
 }
@@ -200,12 +198,9 @@ func find[T any](all []T, is func(*T) bool) *T {
 // OverridesOf returns the overrides that concern a client or a lease as a whole: all except pins.
 // The other name may be empty.
 func (s *Snapshot) OverridesOf(lease, client string) (overrides []Override) {
-	for _, w := range s.Overrides {
-		if w.Partition == nil && (w.Lease == "" || w.Lease == lease) && (w.Client == "" || w.Client == client) {
-			overrides = append(overrides, w)
-		}
-	}
-	return overrides
+	return slices.DeleteFunc(slices.Clone(s.Overrides), func(w Override) bool {
+		return w.Partition != nil || w.Lease != "" && w.Lease != lease || w.Client != "" && w.Client != client
+	})
 }
 
 // works reports whether a member may own partitions of a lease, if its weight is not 0.
@@ -286,15 +281,15 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 			e.Member = &l.Members[i]
 		}
 	}
-	if target != nil {
-		e.Target = target.ID
-	}
-	if owner != nil {
+	switch {
+	case replaced(owner, target):
+		e.say("It is owned by an older process of %q (pid %d), silent for %v.", owner.ID, owner.PID, round(owner.HeartbeatAge))
+	case owner != nil:
 		e.sayOwner(s, l, owner, working, slices.ContainsFunc(s.Clients, func(c Client) bool { return !c.Expired }))
-	} else {
+	default:
 		e.sayNoOwner(s, had)
 	}
-	e.sayOverrides(s, l)
+	e.sayOverrides(s, l, owner != nil && target != nil && owner != target && e.Target != e.PreferredOwner)
 	e.sayMove(s, l, owner, target, working)
 	if s.Server.AcceptedTimeline != s.Server.Timeline {
 		e.say("The server was promoted, or is a copy, and is not accepted: no partition moves until a client has watched it for the longest TTL.")
@@ -302,6 +297,13 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 	if !l.Due.IsZero() {
 		e.say("A plan of the lease is due, %v after its last one. Any client makes it.", round(max(0, s.At.Sub(l.Planned))))
 	}
+}
+
+// replaced reports whether a partition moves from a process that seems to be dead to a newer one
+// with the same client ID, as after the restart of a killed container. A third of the TTL is the
+// default time between heartbeats.
+func replaced(owner, target *Client) bool {
+	return owner != nil && target != nil && owner.ID == target.ID && owner.Superseded && !target.Superseded && !owner.Expired && owner.HeartbeatAge > owner.TTL/3
 }
 
 func (e *Explanation) say(format string, args ...any) {
@@ -329,7 +331,6 @@ func (e *Explanation) sayNoOwner(s *Snapshot, had bool) {
 }
 
 func (e *Explanation) sayOwner(s *Snapshot, l *Lease, owner *Client, working int, live bool) {
-	e.Owner = owner.ID
 	takenOver := ""
 	if !owner.Expired && owner.HeartbeatAge > owner.TTL/2 {
 		takenOver = fmt.Sprintf("; taken over at %v", owner.TTL)
@@ -354,7 +355,7 @@ func (e *Explanation) sayOwner(s *Snapshot, l *Lease, owner *Client, working int
 	}
 }
 
-func (e *Explanation) sayOverrides(s *Snapshot, l *Lease) {
+func (e *Explanation) sayOverrides(s *Snapshot, l *Lease, movesElsewhere bool) {
 	set := func(w Override) {
 		e.say("An operator set a %s of %q at %v, by %q: %q.", w.Verb, cmp.Or(w.Lease, w.Client), w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
 	}
@@ -362,15 +363,14 @@ func (e *Explanation) sayOverrides(s *Snapshot, l *Lease) {
 		set(w)
 	}
 	for _, w := range s.Overrides {
-		if w.Partition == nil || w.Lease != l.Name || *w.Partition != e.Partition {
-			continue
-		}
-		e.say("An operator pinned it to %q at %v, by %q: %q.", w.Client, w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
-		if w.Client != e.Owner && w.Client != e.Target {
-			e.say("It is elsewhere while %q does not work on the lease, or while the lease is frozen.", w.Client)
+		if w.Partition != nil && w.Lease == l.Name && *w.Partition == e.Partition {
+			e.say("An operator pinned it to %q at %v, by %q: %q.", w.Client, w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
+			if w.Client != e.Owner && w.Client != e.Target {
+				e.say("It is elsewhere while %q does not work on the lease, or while the lease is frozen.", w.Client)
+			}
 		}
 	}
-	if e.PreferredOwner != "" && e.PreferredOwner != e.Owner {
+	if e.PreferredOwner != "" && e.PreferredOwner != e.Owner && !movesElsewhere {
 		e.say("It belongs to %q, its preferred owner, and returns there when that client's share has room for it.", e.PreferredOwner)
 		if !slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == e.PreferredOwner }) {
 			e.say("%q is not a member of the lease now.", e.PreferredOwner)
@@ -385,6 +385,8 @@ func (e *Explanation) sayOverrides(s *Snapshot, l *Lease) {
 
 func (e *Explanation) sayMove(s *Snapshot, l *Lease, owner, target *Client, working int) {
 	switch {
+	case replaced(owner, target):
+		e.say("The newer process with this ID (pid %d) gets it when the older one hands it over, or at %v if it is dead.", target.PID, owner.TTL)
 	case owner != nil && target != nil && owner != target:
 		e.say("It is moving to %q. The owner was asked to hand it over %v ago, and does so when its work on it and all guarded transactions have ended.",
 			target.ID, round(s.At.Sub(e.Asked)))
