@@ -71,8 +71,8 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 	}
 }
 
-// If a kind is misspelled, Why names the kind of the blocked jobs and the registered kinds. The log
-// says so once for each kind, after the time that a deploy may take.
+// If a kind is misspelled, Why of the blocked jobs names it. After the time that a deploy may take,
+// the log has one line for each kind, with the registered kinds.
 func TestUnknownKindIsLogged(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
