@@ -469,6 +469,7 @@ var duties = []struct {
 	{"schedules", "overdue", "running for longer than their timeout", suchAs + "%[3]q for %[4]v", hangs, Warning},
 	{"schedules", "unknown", "outcome unknown, so they may have been done", suchAs + "%[3]q", "check its effect first; only if it was not done: pgleases schedules retry GROUP SCHEDULE TICK --unknown", Warning},
 	{"schedules", "failing", "failed 3 or more times in a row", suchAs + "%[3]q %[5]v times", "pgleases schedules history GROUP SCHEDULE shows the errors", Warning},
+	{"schedules", "failed", "the last tick failed", suchAs + "%[3]q", "pgleases schedules list GROUP --only failing shows the errors; pgleases schedules retry GROUP SCHEDULE TICK runs one again", Warning},
 	{"schedules", "undeclared", "no process has declared them for a week, so they wait", suchAs + "%[3]q", "start a process that declares them, or delete them with pgleases schedules delete GROUP SCHEDULE", Note},
 	{"jobs", "late", "late", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP shows why", Warning},
 	{"jobs", "overdue", "running for longer than their timeout", suchAs + "job %[3]s for %[4]v", hangs, Warning},
@@ -502,11 +503,9 @@ func (d *doctor) schedules(ctx context.Context) {
 	}
 	for _, f := range found {
 		if f.Fault == "none" {
-			d.fine(f.Check, "there are none")
+			d.fine(f.Check, "%s", f.Why)
 		}
 	}
-	d.fine("schedules", "they run on time")
-	d.fine("jobs", "they run on time")
 }
 
 // timeline checks whether clients can detect promotions and copies.

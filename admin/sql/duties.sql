@@ -5,6 +5,7 @@
 --
 -- One row for each fault of a group: schedules or jobs; the fault; the group; the count, at most 1,000; and of the
 -- worst one its name or number, its seconds or failures, and its error or the reason why it waits, which may be empty.
+-- Of each kind one row with the fault none, which says what holds if there is no other row.
 WITH RECURSIVE names AS (
     SELECT least((SELECT min(s.group_name) FROM pgleases.schedules AS s), (SELECT min(j.group_name) FROM pgleases.jobs AS j)) AS name
     UNION ALL
@@ -26,8 +27,12 @@ WITH RECURSIVE names AS (
         (SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.due < t.now - t.long LIMIT 1000)
         UNION (SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.blocked_reason IS NOT NULL LIMIT 1000)) AS c
     JOIN pgleases.jobs_status AS v ON v.id = c.id WHERE g.attended AND v.state IN ('due', 'blocked') AND v.lateness > t.long
-    UNION ALL SELECT 'schedules', 'failing', g.name, c.name, c.failures, c.error
-    FROM groups AS g CROSS JOIN LATERAL (SELECT v.name, v.failures, v.error FROM pgleases.schedules_status AS v WHERE v.group_name = g.name AND v.failures >= 3 LIMIT 1000) AS c
+    UNION ALL SELECT 'schedules', CASE WHEN c.failures < 3 THEN 'failed' ELSE 'failing' END, g.name, c.name, c.failures, c.error
+    FROM t CROSS JOIN groups AS g CROSS JOIN LATERAL (
+        SELECT v.name, v.failures, v.error FROM pgleases.schedules_status AS v
+        WHERE v.group_name = g.name AND v.failures > 0 AND (v.failures >= 3 OR v.due > t.now + interval '1 hour' AND -- a tick that is due sooner shows whether it still fails
+            (SELECT h.retried FROM pgleases.history AS h WHERE h.group_name = g.name AND h.name = v.name AND h.schedule = v.id AND h.job IS NULL ORDER BY h.id DESC LIMIT 1) IS NULL)
+        LIMIT 1000) AS c
     UNION ALL SELECT 'jobs', 'failing', g.name, c.id::text, (c.trying ->> 'attempts')::int, c.trying ->> 'error'
     FROM groups AS g CROSS JOIN LATERAL (SELECT j.id, j.trying FROM pgleases.jobs AS j WHERE j.group_name = g.name LIMIT 10000) AS c WHERE (c.trying ->> 'attempts')::int >= 3
     UNION ALL (SELECT CASE WHEN h.job IS NULL THEN 'schedules' ELSE 'jobs' END, h.outcome, h.group_name, CASE WHEN h.job IS NULL THEN h.name ELSE format('%s (%s)', h.job, h.kind) END,
@@ -40,8 +45,8 @@ WITH RECURSIVE names AS (
         UNION ALL (SELECT 'jobs', format('%s (%s)', j.id, j.kind), j.partition, j.trying FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.due < t.now - t.long LIMIT 10000)) AS r
     JOIN pgleases.partitions AS p ON p.lease = 'schedule/' || g.name AND p.partition = r.partition AND p.epoch = (r.trying ->> 'called')::bigint JOIN pgleases.clients AS c ON c.session = p.owner
     WHERE r.trying ->> 'run' <> '' AND (r.trying ->> 'ends')::timestamptz < t.now - t.long
-    UNION ALL SELECT 'schedules', 'none', '', '', 0, '' WHERE NOT EXISTS (SELECT FROM pgleases.schedules)
-    UNION ALL SELECT 'jobs', 'none', '', '', 0, '' WHERE NOT EXISTS (SELECT FROM pgleases.jobs)
+    UNION ALL SELECT 'schedules', 'none', '', '', 0, CASE WHEN EXISTS (SELECT FROM pgleases.schedules) THEN 'none is late, or failed 3 times in a row' ELSE 'there are none' END
+    UNION ALL SELECT 'jobs', 'none', '', '', 0, CASE WHEN EXISTS (SELECT FROM pgleases.jobs) THEN 'none is late, or failed 3 times' ELSE 'there are none' END
     UNION ALL -- processes register their declarations again each day
     (SELECT 'schedules', 'undeclared', s.group_name, s.name, extract(epoch FROM t.now - s.registered), 'since ' || s.registered::date
      FROM t CROSS JOIN pgleases.schedules AS s WHERE s.declared AND s.registered < t.now - interval '7 days' ORDER BY s.registered LIMIT 1000)

@@ -422,8 +422,11 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		{"UPDATE pgleases.schedules SET blocked_reason = 'no handler', blocked_since = now() - interval '1 hour'", "UPDATE pgleases.schedules SET blocked_reason = NULL, blocked_since = NULL",
 			"warning schedules", `(no handler)`},
 		{`UPDATE pgleases.schedules SET failures = 3 WHERE name = 'put'; INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, error, ended_at)
-			SELECT id, 'reports', 'put', now(), now(), 1, 'failed', 'it broke', now() FROM pgleases.schedules WHERE name = 'put'`, "UPDATE pgleases.schedules SET failures = 0",
+			SELECT id, 'reports', 'put', now(), now(), 1, 'failed', 'it broke', now() FROM pgleases.schedules WHERE name = 'put'`, "UPDATE pgleases.schedules SET failures = 1 WHERE name = 'put'",
 			"warning schedules", `failed 3 or more times in a row: 1 of group "reports", such as "put" 3 times (it broke)`},
+		{"SELECT", "UPDATE pgleases.schedules SET due = now() + interval '2 hours' WHERE name = 'put'", "", ""}, // its next tick is soon
+		{"SELECT", "UPDATE pgleases.history SET retried = 1", "warning schedules", `the last tick failed: 1 of group "reports", such as "put" (it broke)`},
+		{"SELECT", "UPDATE pgleases.schedules SET due = now(), failures = 0", "", ""},
 		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now()", "warning jobs", `(its owner is busy, or a run of its key continues)`},
 		{`UPDATE pgleases.jobs SET trying = '{"attempts": 3, "error": "it broke"}'`, "UPDATE pgleases.jobs SET trying = NULL", "warning jobs", `3 times (it broke)`},
 		{"UPDATE pgleases.jobs" + overdue, "UPDATE pgleases.jobs SET trying = NULL, due = now()", "warning jobs",
