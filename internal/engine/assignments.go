@@ -58,8 +58,9 @@ func (a *assignment) releasableAt(now time.Time) time.Time {
 	return a.readyAt
 }
 
-// wantsFence reports whether guarded transactions that overlap may keep a release waiting for ever:
-// at the second attempt a transaction is open, under an epoch that still passes a guard.
+// wantsFence reports whether guarded transactions that overlap may keep a release waiting for ever.
+// They may if the release has found an open transaction twice, no fence is known to have raised the
+// epoch, and new transactions still pass a guard under that epoch.
 func (a *assignment) wantsFence(generation int64) bool {
 	return a.busy > 1 && a.state < fenced && a.membership.inDatabase() && store.ServerGenerationOf(a.Epoch) >= generation
 }
@@ -70,7 +71,7 @@ type assignments struct {
 	*shared
 	membership *membership
 	lease      *Lease
-	of         []*assignment // by partition; nil: no assignment
+	assigned   []*assignment // by partition; nil: no assignment
 	n          int
 
 	gains  int64 // ownerships that began
@@ -80,19 +81,19 @@ type assignments struct {
 }
 
 func (as *assignments) set(partition int, a *assignment) {
-	if as.of[partition] != nil {
+	if as.assigned[partition] != nil {
 		as.n--
 	}
 	if a != nil {
 		as.n++
 	}
-	as.of[partition] = a
+	as.assigned[partition] = a
 }
 
 // all returns the assignments, serving and draining, by number.
 func (as *assignments) all() []*assignment {
 	all := make([]*assignment, 0, as.n)
-	for _, a := range as.of {
+	for _, a := range as.assigned {
 		if a != nil {
 			all = append(all, a)
 		}
@@ -137,7 +138,7 @@ func (as *assignments) publish(again bool) {
 		return
 	}
 	for _, o := range as.lease.Board.Show(as.shown(), served) { // a reader may still work on what was shown before
-		if a := as.of[o.Number]; a != nil && a.Ownership == o {
+		if a := as.assigned[o.Number]; a != nil && a.Ownership == o {
 			a.valuesRead = true
 		}
 	}
@@ -226,7 +227,7 @@ func (as *assignments) end(which []*assignment, cause error) int {
 // continues is still watched: no callback of Run works under the next ownership of that partition
 // here until the earlier callback has returned.
 func (as *assignments) strike(a *assignment) {
-	if as.of[a.Number] == a {
+	if as.assigned[a.Number] == a {
 		as.set(a.Number, nil)
 	}
 	if !a.Pinned() {

@@ -144,7 +144,7 @@ func beginAnnounce(e *engine, now time.Time) *operation {
 
 // beginRelease releases everything whose work has ended, in one statement, and leaves leases.
 func beginRelease(e *engine, now time.Time) *operation {
-	r := e.releases.next(e.members.releasable(now), e.members.all())
+	r := e.releases.nextRelease(e.members.releasable(now), e.members.all())
 	session, lastJoin := e.session.number, e.members.joins
 	return query(e.config.limit(), func(ctx context.Context, c Conn) (answer store.Released, err error) {
 		if r.successors {
@@ -265,7 +265,7 @@ func beginPlan(e *engine, now time.Time) *operation {
 		longest = busyRetry
 	}
 	p, limit := e.plans.begin(longest, now), e.config.limit()
-	n := next{e.plans.batch, e.plans.alone}
+	n := portion{e.plans.batch, e.plans.alone}
 	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
 		applied, took, err := p.proceed(ctx, c, n)
 		return func(ended error) error {

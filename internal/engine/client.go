@@ -102,14 +102,14 @@ func (c *Client) Close(ctx context.Context) error {
 
 // Beat waits until the next heartbeat was answered. With atOnce it sends that heartbeat now.
 func (c *Client) Beat(ctx context.Context, atOnce bool) error {
-	next, err := requestAnswer(ctx, c, func(e *engine, answer chan<- (<-chan struct{})) {
+	answered, err := requestAnswer(ctx, c, func(e *engine, answer chan<- (<-chan struct{})) {
 		answer <- e.locks.NextBeat()
 		if atOnce {
 			e.session.beatNow()
 		}
 	})
 	if err == nil {
-		_, err = locks.Answer(ctx, c.done, c.Err, next)
+		_, err = locks.Answer(ctx, c.done, c.Err, answered)
 	}
 	return err
 }

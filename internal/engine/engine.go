@@ -74,7 +74,7 @@ func (e *engine) registerFirst(ctx context.Context) error {
 		if failed != nil && ctx.Err() != nil {
 			return fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), failed)
 		}
-		t, at := e.next(time.Now())
+		t, at := e.nextTask(time.Now())
 		if t == nil {
 			select {
 			case <-time.After(time.Until(at)):
@@ -142,9 +142,9 @@ func (e *engine) stage() stage {
 	return accepted
 }
 
-// next returns the first task that is due; otherwise nil and the time when the next one will
+// nextTask returns the first task that is due; otherwise nil and the time when the next one will
 // be.
-func (e *engine) next(now time.Time) (*task, time.Time) {
+func (e *engine) nextTask(now time.Time) (*task, time.Time) {
 	var yielded *task
 	at, stage := never, e.stage()
 	for _, t := range tasks {
@@ -170,7 +170,7 @@ func (e *engine) next(now time.Time) (*task, time.Time) {
 // work begins the task that is due, and returns when the engine has to wake up, unless something
 // happens before.
 func (e *engine) work(now time.Time) time.Time {
-	t, at := e.next(now)
+	t, at := e.nextTask(now)
 	running := e.progress.running
 	switch {
 	case running == nil && t != nil:
@@ -579,7 +579,7 @@ func (e *engine) evictedOthers(evicted store.Evicted) {
 }
 
 // planned handles the result of a plan, or of its first moves.
-func (e *engine) planned(p *planning, applied store.Applied, err error, n next) {
+func (e *engine) planned(p *planning, applied store.Applied, err error, n portion) {
 	now := time.Now()
 	if err == nil && applied.Unaccepted {
 		e.session.beatNow() // its answer says so

@@ -95,7 +95,7 @@ func (ms *members) add(name string, partitions int, o LeaseOptions) *membership 
 	l := &Lease{client: ms.client, Name: name, Partitions: partitions, Options: o, Board: owned.NewBoard(name, ms.shown(), ms.client.wakeUp)}
 	l.stats.Store(new(LeaseStats))
 	m := &membership{weight: o.Weight, weightCalls: make(weightCalls)}
-	m.assignments = assignments{membership: m, shared: &ms.shared, lease: l, of: make([]*assignment, partitions), readUntil: make(map[int]time.Time)}
+	m.assignments = assignments{membership: m, shared: &ms.shared, lease: l, assigned: make([]*assignment, partitions), readUntil: make(map[int]time.Time)}
 	ms.byName[name] = m
 	return m
 }
@@ -127,7 +127,7 @@ func (ms *members) inDatabase() bool { return ms.find((*membership).inDatabase) 
 // own reports whether an ownership has not ended, shown or draining.
 func (ms *members) own() bool {
 	owns := func(a *assignment) bool { return a != nil && !a.Ended() }
-	return ms.find(func(m *membership) bool { return slices.ContainsFunc(m.of, owns) }) != nil
+	return ms.find(func(m *membership) bool { return slices.ContainsFunc(m.assigned, owns) }) != nil
 }
 
 // --- joining

@@ -116,9 +116,9 @@ const (
 	stalled = time.Second
 )
 
-// next is what a plan applies in one statement: the maximum number of moves; alone: only for the
-// leases that need it, not for all that share a member with them.
-type next struct {
+// A portion is what a plan applies in one statement: the maximum number of moves; alone: only for
+// the leases that need it, not for all that share a member with them.
+type portion struct {
 	batch int
 	alone bool
 }
@@ -126,7 +126,7 @@ type next struct {
 // proceed claims, reads and plans leases, if that is not done yet, and applies the next batch of
 // moves. It also returns how long that statement took; 0: it was not sent. A plan that a change
 // overtook is made again.
-func (p *planning) proceed(ctx context.Context, c Conn, n next) (applied store.Applied, took time.Duration, err error) {
+func (p *planning) proceed(ctx context.Context, c Conn, n portion) (applied store.Applied, took time.Duration, err error) {
 	if err := p.claim(ctx, c); err != nil || len(p.claimed) == 0 {
 		return applied, 0, err
 	}
@@ -199,7 +199,7 @@ func claimLasts(read []store.LeaseSnapshot) time.Duration {
 
 // proceeded handles the result of a plan, or of its first moves, and reports whether the plan is
 // complete. If the client ends, the other clients make a plan that has failed.
-func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n next, ends bool, now time.Time) (made bool) {
+func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n portion, ends bool, now time.Time) (made bool) {
 	ps.alone = store.LockTimeout(err) || n.alone && !applied.Applied
 	for _, name := range p.names {
 		delete(ps.at, name)

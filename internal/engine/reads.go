@@ -38,7 +38,7 @@ func (ms *members) namesToRead() (names []string) {
 func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now time.Time) (released bool) {
 	m.generation, m.toRead = r.Generation, false
 	ms.heardOverrides(m, r)
-	c := compare(r, m.of, accepted, ms.unreleased[r.Name] || m.ends())
+	c := compare(r, m.assigned, accepted, ms.unreleased[r.Name] || m.ends())
 	if accepted {
 		delete(ms.unreleased, r.Name)
 	}
@@ -105,7 +105,8 @@ type changes struct {
 func compare(r store.LeaseRead, assigned []*assignment, accepted, passesOn bool) (c changes) {
 	c.fenced = make(map[*assignment]int64)
 	for partition, p := range byPartition(r.Owned, len(assigned)) {
-		a, outdated := c.remains(assigned[partition], p.Epoch), store.ServerGenerationOf(p.Epoch) < r.ServerGeneration
+		a := c.classify(assigned[partition], p.Epoch)
+		outdated := store.ServerGenerationOf(p.Epoch) < r.ServerGeneration
 		switch {
 		case p.Epoch == 0 || a == nil && !accepted:
 		case a == nil && (p.Moving || outdated || passesOn):
@@ -121,9 +122,11 @@ func compare(r store.LeaseRead, assigned []*assignment, accepted, passesOn bool)
 	return c
 }
 
-// remains returns an assignment if the session still owns its partition, according to the epoch
-// that was read; otherwise nil.
-func (c *changes) remains(a *assignment, epoch int64) *assignment {
+// classify returns an assignment if the session still owns its partition, according to the epoch
+// that was read. If a fence has raised that epoch, it also notes the assignment as fenced. If the
+// session no longer owns the partition, it notes the assignment as released or lost, and returns
+// nil. Without an assignment it returns nil.
+func (c *changes) classify(a *assignment, epoch int64) *assignment {
 	switch {
 	case a == nil || epoch == a.releaseEpoch():
 		return a

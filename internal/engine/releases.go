@@ -32,8 +32,8 @@ func newReleases() releases {
 // locks of all its keys. So these keys follow after all others, one by one.
 type apart[K comparable] map[K]time.Time
 
-// among removes from due the keys that are not part of the next statement.
-func (a apart[K]) among(due map[K]bool) {
+// keepNext removes from due the keys that are not part of the next statement.
+func (a apart[K]) keepNext(due map[K]bool) {
 	first, _ := soonest(maps.Keys(due), func(k K) time.Time { return a[k] })
 	maps.DeleteFunc(due, func(k K, _ bool) bool {
 		_, isApart := a[k]
@@ -53,9 +53,9 @@ func (a apart[K]) tried(about iter.Seq[K], err error, now time.Time) {
 	}
 }
 
-// next returns the assignments, of those that are due, that one statement releases now, and the
-// leases to leave.
-func (rs *releases) next(due []*assignment, all iter.Seq[*membership]) release {
+// nextRelease returns the assignments, of those that are due, that one statement releases now, and
+// the leases to leave.
+func (rs *releases) nextRelease(due []*assignment, all iter.Seq[*membership]) release {
 	about := make(map[string]bool) // leases
 	for _, a := range due {
 		about[a.membership.lease.Name] = true
@@ -65,7 +65,7 @@ func (rs *releases) next(due []*assignment, all iter.Seq[*membership]) release {
 			about[m.lease.Name] = true
 		}
 	}
-	rs.apart.among(about)
+	rs.apart.keepNext(about)
 	due = slices.DeleteFunc(due, func(a *assignment) bool { return !about[a.membership.lease.Name] })
 	which := func(leaves func(*membership) bool) (leaving []*membership) {
 		for m := range all {
@@ -150,7 +150,7 @@ func (rs *releases) nextAnnouncement() (names []string, sessions []int64) {
 	for name := range rs.unannounced {
 		due[name] = true
 	}
-	rs.announcedApart.among(due)
+	rs.announcedApart.keepNext(due)
 	for name := range due {
 		maps.Copy(concerned, rs.unannounced[name])
 	}
