@@ -75,8 +75,8 @@
 //     they exclude each other, and no session is evicted while it releases.
 //  2. An owner removes the partition from the Board before it sends the release. The release names
 //     the epoch, so that a late one has no effect.
-//  3. A client trusts itself for TTL - margin from before it sent the heartbeat (config.go,
-//     trust.go). The database counts the whole TTL from when it executed the heartbeat.
+//  3. A client trusts itself for TTL - margin, counted from just before it sends a heartbeat
+//     (config.go, trust.go). The database counts the whole TTL from when it executed the heartbeat.
 //  4. Another client evicts the session only after it has watched the database's clock for that TTL
 //     (watch.go, expiry.sql). Then apply gives its partitions away. internal/liveness has the
 //     argument for fast failover.
@@ -87,23 +87,25 @@
 // # A tour: from a plan that is due to another client's Values
 //
 //  1. tasks.go: the heartbeat is due. begin.go (beginHeartbeat) sends it.
-//  2. engine.go (heard): the answer prolongs the trust, and members.heard returns a lease that
-//     needs a plan. plans.heard notes it.
+//  2. engine.go (heard): the answer prolongs the trust (earnTrust), which every reader checks
+//     against the clock (owned.Validity). members.heard returns a lease that needs a plan, and
+//     plans.heard notes it.
 //  3. tasks.go: the task "plan" is due. begin.go (beginPlan) takes a planning of plans.go. It
 //     claims and reads the lease, and calls Config.Plan, which is replan.go and rebalance.go of the
 //     root package. The function apply of sql/schema/plans.sql writes targets, gives free
 //     partitions to their targets, and notifies the owners.
-//  4. In an owner Conn.Wait returns. begin.go (beginWait) calls engine.go (notified), which makes
-//     all leases due to be read.
+//  4. In an owner Conn.Wait returns, and begin.go (beginWait) calls engine.go (notified), which
+//     makes all leases due to be read. Without notifications, the answer to its next heartbeat has
+//     another generation of the lease, and members.heard makes that lease due.
 //  5. reads.go: compare returns that a partition is wanted elsewhere. assignments.withdraw removes
 //     it from Values, and asks for its work to end.
 //  6. assignments.go: releasableAt holds back a pinned partition. drains.go limits and logs this
 //     wait. The end of the last pin (unpin in internal/owned) wakes the engine.
-//  7. releases.go: members.releasable, releases.next, and the function release of
+//  7. releases.go: members.releasable, nextRelease, and the function release of
 //     sql/schema/leases.sql, which gives the partition to its target with a higher epoch. The
 //     answer ends the ownership (members.released), and the task "announce" notifies the new owner.
-//  8. In the new owner, reads.go finds the partition among the gained ones. assignments.serve shows
-//     it: owned.Board stores a new snapshot, and Values returns it.
+//  8. In the new owner, woken in the same way, reads.go finds the partition among the gained ones.
+//     assignments.serve shows it: owned.Board stores a new snapshot, and Values returns it.
 //
 // If the owner has crashed, no owner is asked: its session expires. In a client that has watched
 // the clock for long enough, expiry.go makes a heartbeat early and the task "evict" due. The
@@ -112,5 +114,13 @@
 //
 // # Tests
 //
-// inWorld (fleet_test.go) runs whole clients in simulated time on internal/fakestore.
+// inWorld (fleet_test.go) runs whole clients in simulated time on internal/fakestore. An oracle
+// checks what clients show whenever a lease changes. A test writes its case with these:
+//
+//	w.start, p.mustJoin    open a client, and join a lease with it
+//	w.inject               decides what happens to a statement: a delay, an error, a lost answer
+//	w.db.Edit, w.db.Look   change and read the tables
+//	w.evict, p.kill        remove a client's session; end a client without a message
+//	w.within               waits for a condition, up to a limit
+//	shows                  returns the partitions that readers of a lease see
 package engine

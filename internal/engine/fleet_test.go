@@ -932,14 +932,14 @@ func (w *world) end() {
 	time.Sleep(time.Minute) // the bubble's clock stops with its first goroutine; let the others end
 }
 
-// set changes what faults do.
+// inject makes extra decide what happens to a statement. If it returns false, the world decides.
 func (w *world) inject(extra func(client, op string) (fault, bool)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.extra = extra
 }
 
-// mustJoin joins a lease with the background's patience.
+// mustJoin joins a lease. It waits without a limit, and fails the test if the join fails.
 func (p *proc) mustJoin(name string, partitions int, opts ...LeaseOption) *Lease {
 	p.w.t.Helper()
 	l := p.join(context.Background(), name, partitions, opts...)

@@ -23,7 +23,7 @@ type session struct {
 	roundTrip  time.Duration
 
 	renewal   store.Renewal // the last answered renewal
-	last      bool          // the database has no later renewal, and gets none from a statement that was given up
+	last      bool          // renewal is the latest in the database, and no statement that was given up can follow it
 	lateUntil time.Time     // until then a statement that was given up may be executed
 }
 
@@ -95,8 +95,10 @@ func (s *session) beatAnswered(sent time.Time, heartbeat time.Duration) {
 }
 
 // renewed notes a renewal, and reports whether its server incarnation differs from the previous
-// one. If it differs, or if the clock has stepped back, a heartbeat that was given up may still
-// renew the session: the comparison in it does not show that this renewal is newer.
+// one. A heartbeat that was given up may be executed after this renewal. It then compares clocks,
+// finds that this renewal is later than the one that it names, and has no effect. On another
+// incarnation it compares nothing, and if the clock has stepped back this renewal looks earlier. So
+// in both cases that heartbeat may still renew the session.
 func (s *session) renewed(sent, received time.Time, now store.Renewal) (otherRun bool) {
 	before := s.renewal
 	if before.Marker != 0 && (before.Marker != now.Marker || before.Clock >= now.Clock) {

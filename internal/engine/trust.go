@@ -31,8 +31,8 @@ func (t *trust) ends() time.Time {
 	return t.validity.Deadline()
 }
 
-// earn notes the trust that a heartbeat earned that was sent at that time, and reports whether it
-// has not passed yet.
+// earn notes the trust that a heartbeat earns. The trust counts from sent. It reports whether the
+// deadline is still ahead.
 func (t *trust) earn(sent time.Time, trusts time.Duration, now time.Time) bool {
 	wallLimit := sent.Round(0).Add(trusts)
 	if now.Sub(sent) >= trusts || !now.Round(0).Before(wallLimit) {
@@ -42,7 +42,7 @@ func (t *trust) earn(sent time.Time, trusts time.Duration, now time.Time) bool {
 	return true
 }
 
-// begin begins a trust that lasts for that time from then on. With fast failover, readers read only
+// begin begins a trust that lasts for trusts, from sent. With fast failover, readers read only
 // while the client allows it.
 func (t *trust) begin(sent time.Time, trusts time.Duration, fastFailover bool) {
 	t.validity = owned.Valid(sent, trusts)

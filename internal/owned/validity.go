@@ -8,10 +8,15 @@ import (
 // A Validity is a period of uninterrupted trust in a client. When it is over it stays over: a
 // reader that was stopped between loading an old snapshot and reading the clock sees the end of the
 // old validity, not of the next one.
+//
+// It has two modes. A plain validity (Valid) has one deadline, the trust deadline. With fast
+// failover (ValidWhileAllowed) it has two: the trust deadline, and one for readers, which is never
+// later and which Allow moves ahead again and again. If only the readers' deadline has passed,
+// readers wait, and the validity is not over.
 type Validity struct {
 	opened   time.Time
 	deadline atomic.Int64 // nanoseconds after opened until readers may no longer read; 0: it is over
-	trust    atomic.Int64 // the trust deadline, if readers may read only while allowed, see Allow; otherwise 0
+	trust    atomic.Int64 // nanoseconds after opened until the trust deadline, with fast failover; plain: 0
 }
 
 // Valid returns a validity that begins at that time, and lasts for the given time.
@@ -31,13 +36,16 @@ func ValidWhileAllowed(opened time.Time, lasts time.Duration) *Validity {
 // Invalid returns a validity that never begins.
 func Invalid(opened time.Time) *Validity { return &Validity{opened: opened} }
 
-// Holds reports whether readers may read now.
+// Holds reports whether readers may read now: whether the readers' deadline is ahead with fast
+// failover, the trust deadline otherwise. Like Remaining, it may end the validity.
 func (v *Validity) Holds() bool {
 	return time.Duration(v.deadline.Load()) > time.Since(v.opened) || v.Remaining() > 0
 }
 
-// Remaining returns the trust that is left; 0 or less if no trust is left. The first call after its
-// end ends it for all readers: a heartbeat that is answered just then does not bring it back.
+// Remaining returns the trust that is left if readers may read now; otherwise 0 or less. The first
+// call after the trust deadline ends the validity for all readers: a heartbeat that is answered
+// just then does not bring it back. With fast failover, a call after the readers' deadline alone
+// ends nothing, because Allow may move it ahead.
 func (v *Validity) Remaining() time.Duration {
 	for {
 		deadline := v.deadline.Load()
