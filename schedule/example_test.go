@@ -52,6 +52,21 @@ func ExampleJobs() {
 	// Output:
 }
 
+func ExampleJobsOf() {
+	type Mail struct{ To string }
+	welcome := func(ctx context.Context, pool *pgxpool.Pool, to string) error { // in a process that does not run the group
+		e, err := schedule.NewEnqueuer(pool, "billing") // sends no statement
+		if err != nil {
+			return err
+		}
+		mail := schedule.JobsOf[Mail](e, "mail")
+		_, err = mail.Enqueue(ctx, Mail{to})
+		return err
+	}
+	_ = welcome
+	// Output:
+}
+
 func ExampleJobs_EnqueueTx() {
 	type Report struct{ Of string }
 	register := func(s *schedule.Scheduler, makeReport func(context.Context, pgx.Tx, schedule.Run[Report]) error) error {
