@@ -42,7 +42,7 @@ func run(ctx context.Context, databaseURL string) error {
 			log.Print(err)
 		}
 	}()
-	lease, err := client.Lease(ctx, "orders", 4) // 4 for this demonstration: take 10 for each process
+	lease, err := client.Lease(ctx, "orders", 4) // 4 here; in production 10 times the number of processes
 	if err != nil {
 		return err
 	}
