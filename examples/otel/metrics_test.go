@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"os"
+	"reflect"
+	"regexp"
 	"slices"
 	"testing"
 	"time"
@@ -85,7 +88,7 @@ func TestWhatIsCollectedIsWhatTheStatsTell(t *testing.T) {
 		"pgleases.ownerships.lost handoff": 0, "pgleases.ownerships.lost trust_lost": 0, "pgleases.ownerships.lost drain_timeout": 0,
 	})
 	if n := len(collect(t, reader)); n != 14 {
-		t.Errorf("%d series: %q", n, slices.Sorted(maps.Keys(collect(t, reader))))
+		t.Errorf("%d series, want 14, and one more for each field that you added to Stats and observe: %q", n, slices.Sorted(maps.Keys(collect(t, reader))))
 	}
 	if err := registration.Unregister(); err != nil {
 		t.Error(err)
@@ -157,14 +160,31 @@ func TestWhatIsCollectedOfSchedulesIsWhatTheStatsTell(t *testing.T) {
 			t.Errorf("%s is %v", name, got[name])
 		}
 	}
-	if _, ok := got["pgleases.schedule.clock.offset"]; !ok || len(got) != 9+2*(1+1+2+5+len(schedule.LatenessBounds())+1+1) {
-		t.Errorf("%d series: %q", len(got), slices.Sorted(maps.Keys(got)))
+	want := 9 + 2*(1+1+2+5+len(schedule.LatenessBounds())+1+1)
+	if _, ok := got["pgleases.schedule.clock.offset"]; !ok || len(got) != want {
+		t.Errorf("%d series, want %d, and more for each field that you added to Stats and observeSchedules: %q", len(got), want, slices.Sorted(maps.Keys(got)))
 	}
 	if err := registration.Unregister(); err != nil {
 		t.Error(err)
 	}
 	stop()
 	<-ended
+}
+
+func TestMetricsReadEachStat(t *testing.T) {
+	source, err := os.ReadFile("metrics.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, of := range []reflect.Type{
+		reflect.TypeFor[pgleases.Stats](), reflect.TypeFor[pgleases.Losses](), reflect.TypeFor[schedule.Stats](), reflect.TypeFor[schedule.KindStats](), reflect.TypeFor[schedule.Lateness](),
+	} {
+		for _, f := range reflect.VisibleFields(of) {
+			if !f.Anonymous && !regexp.MustCompile(`\b(s|all|k)\.(Losses\.|Lateness\.)?`+f.Name+`\b`).Match(source) {
+				t.Errorf("metrics.go does not read %v.%s: add an instrument, and its series to the tests", of, f.Name)
+			}
+		}
+	}
 }
 
 // until waits until a condition holds that nothing tells of.
