@@ -15,7 +15,7 @@ import (
 )
 
 // probes serves /live and /leader. Neither asks the database: if the database fails over, a
-// liveness probe that asks it restarts all processes. Partition, unlike Owns, delays no handoff.
+// liveness probe that asks it restarts all processes. Use Partition here, not Owns: each call of Owns delays a handoff.
 func probes(client *pgleases.Client, lease *pgleases.Lease) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/live", func(w http.ResponseWriter, _ *http.Request) {

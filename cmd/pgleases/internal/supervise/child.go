@@ -21,16 +21,18 @@ import (
 // A supervisor starts keepers, one for each program that runs, and sends them the time until which
 // their partition is owned.
 type supervisor struct {
-	runner *runner
-	lead   time.Duration // from the kill of all processes to the end of trust
-	hurry  chan struct{} // closed: kill at once
+	runner  *runner
+	lead    time.Duration // from the kill of all processes to the end of trust
+	endLead time.Duration // from SIGTERM to the end of trust
+	hurry   chan struct{} // closed: kill at once
 
 	mu    sync.Mutex   // held while a process is started and while orphans are killed: it guards known
 	known map[int]bool // children that are not orphans: keepers, and children of a shell that executed this process
 }
 
 func newSupervisor(r *runner) (*supervisor, error) {
-	s := &supervisor{runner: r, lead: max(r.TTL/20, 100*time.Millisecond), hurry: make(chan struct{}), known: make(map[int]bool)}
+	lead := max(r.TTL/20, 100*time.Millisecond)
+	s := &supervisor{runner: r, lead: lead, endLead: lead + min(r.TTL/10, r.Grace), hurry: make(chan struct{}), known: make(map[int]bool)}
 	if err := searchChildren(func(pid int) { s.known[pid] = true }); err != nil {
 		return nil, err
 	}
@@ -99,10 +101,8 @@ func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgl
 			w.Close()
 			overdue = time.After(s.lead)
 		case <-late: // the keeper is stopped, or cannot kill
-			late = nil
 			s.kill(keeper, p)
 		case <-overdue:
-			overdue = nil
 			s.kill(keeper, p)
 		}
 	}
@@ -128,7 +128,7 @@ func (s *supervisor) start(p pgleases.Partition, group string) (keeper *exec.Cmd
 		return nil, nil, err
 	}
 	defer orders.Close()
-	args := []string{KeepVerb, "--grace", r.Grace.String(), "--kill-lead", s.lead.String(), "--end-lead", (s.lead + min(r.TTL/10, r.Grace)).String(), "--group", group, "--"}
+	args := []string{KeepVerb, "--grace", r.Grace.String(), "--kill-lead", s.lead.String(), "--end-lead", s.endLead.String(), "--group", group, "--"}
 	cmd := exec.Command(self, append(args, r.Program...)...)
 	cmd.Args[0] = "pgleases"
 	cmd.Env = append(os.Environ(), "PGLEASES_LEASE="+r.Lease, "PGLEASES_PARTITION="+strconv.Itoa(p.Number),

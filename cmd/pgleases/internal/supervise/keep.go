@@ -94,20 +94,18 @@ func (k *keeper) keep(program []string) (int, error) {
 		now := boottime()
 		if k.pid == 0 {
 			switch {
-			case k.toEnd || k.toKill:
+			case k.toEnd || k.toKill || k.deadline > 0 && now >= k.deadline-k.killLead:
 				return NotOwned, nil
 			case now >= k.deadline-k.endLead: // not known yet, or not long enough
 				k.await(lookAtLeast)
 				continue
 			}
-			pid, err := start(program, k.group)
-			switch {
-			case errors.Is(err, os.ErrNotExist):
+			var err error
+			if k.pid, err = start(program, k.group); errors.Is(err, os.ErrNotExist) {
 				return NotFound, fmt.Errorf("start the program: %w", err)
-			case err != nil:
+			} else if err != nil {
 				return CannotRun, fmt.Errorf("start the program: %w", err)
 			}
-			k.pid = pid
 			continue // with the current time
 		}
 		left, err := k.reap()

@@ -85,10 +85,7 @@ func Run(c Config) (err error) {
 		close(r.children.hurry)
 	}()
 	err = r.work(ctx)
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return err
+	return cmp.Or(context.Cause(ctx), err)
 }
 
 // notifyUnlessIgnored sends the signals that ask to end to c, except ignored ones: nohup ignores
@@ -256,11 +253,19 @@ func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pglea
 		if time.Since(began) >= backoffReset {
 			backoff = backoffMin
 		}
-		log.Warn("program ended", slog.Int("exit_code", code), slog.Duration("again_after", backoff))
-		select {
-		case <-time.After(backoff):
-		case <-ctx.Done():
-			return
+		pause, trusted := backoff, func() bool { return time.Until(lease.TrustDeadline()) > r.children.endLead }
+		if trusted() {
+			log.Warn("program ended", slog.Int("exit_code", code), slog.Duration("again_after", backoff))
+		} else { // the keeper ended it, or would end the next one at once
+			log.Warn("program was ended", slog.String("cause", "the database does not answer, so the ownership may end soon"))
+			pause = r.children.lead
+		}
+		for again := false; !again; again = trusted() {
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return
+			}
 		}
 	}
 }

@@ -332,6 +332,27 @@ func TestShortOutageKeepsTheProgram(t *testing.T) {
 	}
 }
 
+// The supervisor still owns the partition when the keeper ends the program, so it must not start another for an instant.
+func TestOutageEndsTheProgramOnce(t *testing.T) {
+	t.Parallel()
+	const ttl = 3 * time.Second
+	dir, url := t.TempDir(), pgtest.MigratedDatabase(t)
+	way := command.NewProxy(t, url)
+	c := runProgram(t, dir, "", command.Database(way.URL), "outage", "--ttl", ttl.String(), "--grace", "10s")
+	began := awaitRecord(t, dir, 0, "begins", nil)
+	way.Set(true, false)
+	awaitRecord(t, dir, 0, "ends", nil)
+	testkit.Until(t, "trust is lost", func() bool { return strings.Contains(c.Printed(), "trust lost") })
+	way.Set(false, false)
+	awaitRecord(t, dir, 0, "begins", func(r record) bool { return r.epoch > began.epoch })
+	printed := c.Printed()
+	for text, want := range map[string]int{"program was ended": 1, "the database does not answer": 1, "exit_code": 0, "keeper did not kill": 0} {
+		if n := strings.Count(printed, text); n != want {
+			t.Errorf("the log has %q %d times, want %d:\n%s", text, n, want, printed)
+		}
+	}
+}
+
 func TestEachPartitionHasAProgram(t *testing.T) {
 	t.Parallel()
 	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
