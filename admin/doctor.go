@@ -639,7 +639,12 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 		d.found("orphans", Warning, "start a process; or see pgleases overrides for drained clients; or delete the lease with pgleases drop LEASE", "no client works on %s", listed(deserted))
 	}
 	d.fine("orphans", "each partition has an owner%s", paused)
-	all := forgotten(s)
+	var all []string
+	for _, w := range s.Overrides {
+		if w.Until.IsZero() && s.At.Sub(w.Since) > old {
+			all = append(all, fmt.Sprintf("%s of %q by %s since %s: %q", w.Verb, w.Of(), w.Actor, w.Since.UTC().Format(time.DateOnly), w.Reason))
+		}
+	}
 	d.judge("overrides", len(all) == 0, fmt.Sprintf("%d, all of them recent or with an end", len(s.Overrides)),
 		Note, "take back those that are no longer needed", "older than a day, without an end: %s", listed(all))
 	d.judge("plans", len(overdue) == 0, "no plan is overdue", Warning, "search the logs of the members for plan failed", "overdue: %s", listed(overdue))
@@ -667,16 +672,6 @@ func (d *doctor) lastingOrphans(ctx context.Context, s *Snapshot) map[string]Ran
 		}
 	}
 	return orphans
-}
-
-// forgotten returns the old overrides without an end.
-func forgotten(s *Snapshot) (all []string) {
-	for _, w := range s.Overrides {
-		if w.Until.IsZero() && s.At.Sub(w.Since) > old {
-			all = append(all, fmt.Sprintf("%s of %q by %s since %s: %q", w.Verb, w.Of(), w.Actor, w.Since.UTC().Format(time.DateOnly), w.Reason))
-		}
-	}
-	return all
 }
 
 // works reports whether a member may own partitions.

@@ -192,8 +192,7 @@ func movings(read []store.LeaseSnapshot) []Move {
 	for i, l := range read {
 		leases[l.Name] = i
 	}
-	type kind struct{ lease, from, to, how string }
-	places := make(map[kind]int)
+	places := make(map[[4]string]int)
 	for _, move := range bridge.Plan(read) {
 		l := read[leases[move.Lease]]
 		owner, target := memberOf(l, l.Owners[move.Partition]), memberOf(l, move.Target)
@@ -210,13 +209,11 @@ func movings(read []store.LeaseSnapshot) []Move {
 				m.Kind = Expiry
 			}
 		}
-		k := kind{m.Lease, m.From, m.To, string(m.Kind)}
-		place, known := places[k]
-		if !known {
-			place = len(all)
-			places[k], all = place, append(all, m)
+		k := [4]string{m.Lease, m.From, m.To, string(m.Kind)}
+		if _, known := places[k]; !known {
+			places[k], all = len(all), append(all, m)
 		}
-		all[place].Partitions = append(all[place].Partitions, Range{move.Partition, move.Partition})
+		all[places[k]].Partitions = append(all[places[k]].Partitions, Range{move.Partition, move.Partition})
 	}
 	for i := range all {
 		all[i].Partitions = all[i].Partitions.merged()

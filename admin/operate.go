@@ -142,7 +142,7 @@ func (c *Change) check() error {
 		return refusef("admin: %s of %q for the reason %q: give a name and a reason", c.Verb, c.Subject, c.Reason)
 	case (c.Verb == Pin) != (c.Client != ""):
 		return refusef("admin: %s of %q with client %q: Pin takes a client, and no other verb does", c.Verb, c.Subject, c.Client)
-	case c.misplaced():
+	case c.Force && c.Verb != Drain || c.Lasts != 0 && !c.overrides() || c.Partition != 0 && !c.ofPartition() || c.Next != 0 && c.Verb != Drop:
 		return refusef("admin: %s has an option of another verb: Lasts is for %v, Force for %v, Partition for %v and %v, Next for %v",
 			c.Verb, overrides, Drain, Pin, Unpin, Drop)
 	case c.Lasts < 0:
@@ -151,11 +151,6 @@ func (c *Change) check() error {
 		return refusef("admin: %s of partition %d: partitions are numbered from 0", c.Verb, c.Partition)
 	}
 	return nil
-}
-
-// misplaced reports whether a change has an option of another verb.
-func (c *Change) misplaced() bool {
-	return c.Force && c.Verb != Drain || c.Lasts != 0 && !c.overrides() || c.Partition != 0 && !c.ofPartition() || c.Next != 0 && c.Verb != Drop
 }
 
 // call returns the call of the verb's SQL function, with a cast of each parameter to its type. It

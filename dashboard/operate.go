@@ -130,14 +130,10 @@ func (h *handler) reply(w http.ResponseWriter, content any, err error) {
 		is := refusalOf(err)
 		status, content = is.status, is
 	}
-	encoded, err := json.Marshal(content)
-	if err != nil {
-		panic(err) // the types can be encoded
-	}
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.times.write)) // if it cannot be set, the server's own holds
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_, _ = w.Write(encoded) // the browser has gone
+	_, _ = w.Write(encode(content)) // the browser has gone
 }
 
 // read reads the one JSON value of a POST.

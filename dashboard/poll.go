@@ -124,11 +124,6 @@ func encode(content any) []byte {
 	return encoded
 }
 
-func versionOf(content []byte) string {
-	sum := sha256.Sum256(content)
-	return hex.EncodeToString(sum[:8])
-}
-
 // publish sets a part. The caller holds mu. After the end of ctx, other loops may run, so publish
 // returns at once.
 func (h *hub) publish(ctx context.Context, of part, content any) {
@@ -136,7 +131,8 @@ func (h *hub) publish(ctx context.Context, of part, content any) {
 		return
 	}
 	encoded := encode(content)
-	version := versionOf(encoded)
+	sum := sha256.Sum256(encoded)
+	version := hex.EncodeToString(sum[:8])
 	h.texts[of] = text{version, fmt.Appendf(nil, `{"version":%q,"content":%s}`, version, encoded)}
 }
 

@@ -55,10 +55,7 @@ func described(s *admin.Snapshot, name string) (*admin.Lease, string, error) {
 	if l == nil {
 		return nil, "", unknown("lease", name, leaseNames(s), "pgleases list")
 	}
-	due := "no plan due"
-	if !l.Due.IsZero() {
-		due = "a plan due"
-	}
+	due := map[bool]string{true: "no plan due", false: "a plan due"}[l.Due.IsZero()]
 	head := fmt.Sprintf("%s: %d partitions, generation %d, last plan %s, %s\n\n", shown(l.Name), l.Partitions, l.Generation, relative(s.At, l.Planned), due)
 	members := table(shareHeading+",HEARTBEAT,STATE", l.Members, func(m admin.Member) []any {
 		c := s.Client(m.Session)
@@ -141,10 +138,7 @@ func clientsOf(s *admin.Snapshot) string {
 		}
 	}
 	return table("CLIENT,STATE,HEARTBEAT,TTL,LEASES,OWNED,HOST,PID,UP,FAST", s.Clients, func(c admin.Client) []any {
-		fast := "no"
-		if c.FastFailover {
-			fast = "yes"
-		}
+		fast := map[bool]string{true: "yes", false: "no"}[c.FastFailover]
 		return []any{shown(c.ID), state(c), period(c.HeartbeatAge), c.TTL, leases[c.Session], owned[c.Session],
 			shown(c.Host), c.PID, period(s.At.Sub(c.Started)), fast}
 	})
@@ -196,9 +190,7 @@ func watch(ctx context.Context, out io.Writer, a *admin.Admin, url string, args 
 // eachSecond yields a context with the limit of a poll, now and each second, until ctx ends.
 func eachSecond(ctx context.Context) iter.Seq[context.Context] {
 	return func(yield func(context.Context) bool) {
-		tick := time.NewTicker(time.Second)
-		defer tick.Stop()
-		for ctx.Err() == nil {
+		for tick := time.Tick(time.Second); ctx.Err() == nil; {
 			limited, cancel := context.WithTimeout(ctx, poll) // the server may not answer
 			more := yield(limited)
 			cancel()
@@ -206,7 +198,7 @@ func eachSecond(ctx context.Context) iter.Seq[context.Context] {
 				return
 			}
 			select {
-			case <-tick.C:
+			case <-tick:
 			case <-ctx.Done():
 			}
 		}
@@ -254,10 +246,7 @@ func newLocks() *cobra.Command {
 func locksOf(all []admin.Lock) string {
 	var rows [][]any
 	for _, l := range all {
-		mode := "exclusive"
-		if l.Shared {
-			mode = "shared"
-		}
+		mode := map[bool]string{true: "shared", false: "exclusive"}[l.Shared]
 		if len(l.Holders) == 0 {
 			rows = append(rows, []any{shown(l.Name), dash, dash, dash, dash, dash, dash, dash, l.Waiting})
 		}

@@ -81,9 +81,17 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 				}
 				return output(p, movesOf(p))
 			}
-			err, state := a.Apply(ctx, change), "recorded; the clients act within a heartbeat"
+			state := "recorded; the clients act within a heartbeat"
+			if s, err := a.Snapshot(ctx); err == nil && override && subject == "CLIENT" && !slices.Contains(clientIDs(s), change.Subject) {
+				host, none := onHost(s, change), fmt.Sprintf("no client %q is running: ", change.Subject)
+				if wait {
+					return fmt.Errorf("%s\n%spgleases clients shows all", cmp.Or(host, none+"nothing was done"), similar(change.Subject, clientIDs(s)))
+				}
+				state = "recorded; " + cmp.Or(host, none+"it holds when one starts")
+			}
+			err := a.Apply(ctx, change)
 			if err == nil && wait {
-				err = awaitDone(ctx, a, change)
+				err = awaitDone(ctx, cmd.ErrOrStderr(), a, change)
 			}
 			if err != nil {
 				return remedied(ctx, a, change, subject, err)
@@ -109,8 +117,8 @@ func of(change *admin.Change, subject string, args []string) (err error) {
 	return err
 }
 
-// remedied adds to the error of a change the flag that it needs, or a name that resembles an
-// unknown one.
+// remedied adds to the error of a change the flag that it needs, or for an unknown name what the
+// user may have meant.
 func remedied(ctx context.Context, a *admin.Admin, c admin.Change, subject string, err error) error {
 	switch {
 	case errors.Is(err, admin.ErrLast):
@@ -124,12 +132,34 @@ func remedied(ctx context.Context, a *admin.Admin, c admin.Change, subject strin
 	}
 	name, known, list := c.Subject, leaseNames(s), "list"
 	if subject == "CLIENT" || c.Client != "" && s.Lease(name) != nil {
-		name, known, list = cmp.Or(c.Client, name), mapped(s.Clients, func(c admin.Client) string { return c.ID }), "clients"
+		name, known, list = cmp.Or(c.Client, name), clientIDs(s), "clients"
 	}
 	if slices.Contains(known, name) {
 		return err
 	}
-	return fmt.Errorf("%w\n%spgleases %s shows all", err, similar(name, known), list)
+	text, hint, _ := strings.Cut(err.Error(), "\n")
+	if host := onHost(s, c); subject == "CLIENT" && host != "" {
+		text = host
+	}
+	return errors.New(strings.TrimSpace(fmt.Sprintf("%s\n%spgleases %s shows all\n%s", text, similar(name, known), list, hint)))
+}
+
+func clientIDs(s *admin.Snapshot) []string {
+	return mapped(s.Clients, func(c admin.Client) string { return c.ID })
+}
+
+// onHost names the live clients on the host that the subject of a change is; "" if it is none.
+func onHost(s *admin.Snapshot, c admin.Change) string {
+	var ids []string
+	for _, one := range s.Clients {
+		if one.Host == c.Subject && !one.Expired {
+			ids = append(ids, shown(one.ID))
+		}
+	}
+	if len(ids) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%q is a host, not a client: its clients are %s: %s each", c.Subject, strings.Join(ids, ", "), c.Verb)
 }
 
 var errNoReason = errors.New("--reason is missing: give the reason for the change")
@@ -161,8 +191,10 @@ func movesOf(p *admin.DryRun) string {
 	return text + fmt.Sprintf("To apply exactly this: --if-unchanged %s\n", p.Fingerprint)
 }
 
-// awaitDone returns when no partition is owned that a drain or a pause concerns.
-func awaitDone(ctx context.Context, a *admin.Admin, c admin.Change) error {
+// awaitDone returns when no partition is owned that a drain or a pause concerns. After some seconds
+// it notes what it waits for.
+func awaitDone(ctx context.Context, notes io.Writer, a *admin.Admin, c admin.Change) error {
+	polls, back := 0, map[admin.Verb]admin.Verb{admin.Drain: admin.Undrain, admin.Pause: admin.Resume}[c.Verb]
 	for limited := range eachSecond(ctx) {
 		s, err := a.Snapshot(limited)
 		if ctx.Err() != nil {
@@ -175,11 +207,15 @@ func awaitDone(ctx context.Context, a *admin.Admin, c admin.Change) error {
 		if i < 0 {
 			return errors.New("the override ended, or was taken back, before all partitions were handed over")
 		}
-		if owned(s, s.Overrides[i]) == 0 {
+		n, first := owned(s, s.Overrides[i])
+		if n == 0 {
 			return nil
 		}
+		if polls++; polls == 4 {
+			fmt.Fprintf(notes, "pgleases: %d partitions are still owned: waits for %s\n", n, first)
+		}
 	}
-	return errors.New("interrupted: the override remains")
+	return fmt.Errorf("interrupted: the override remains; take it back with pgleases %s %s --reason ...", back, shown(c.Subject))
 }
 
 func newOverrides() *cobra.Command {
@@ -189,13 +225,14 @@ func newOverrides() *cobra.Command {
 			if w.Partition != nil {
 				of += " to " + shown(w.Client)
 			}
-			return []any{w.Verb, of, owned(s, w), relative(s.At, w.Since), relative(s.At, w.Until), shown(w.Actor), shown(w.Reason)}
+			n, _ := owned(s, w)
+			return []any{w.Verb, of, n, relative(s.At, w.Since), relative(s.At, w.Until), shown(w.Actor), shown(w.Reason)}
 		}), nil
 	})
 }
 
-// owned returns the number of owned partitions among those of an override.
-func owned(s *admin.Snapshot, w admin.Override) (n int) {
+// owned returns the number of owned partitions among those of an override, and the first owner.
+func owned(s *admin.Snapshot, w admin.Override) (n int, first string) {
 	for _, l := range s.Leases {
 		for _, h := range l.Holdings {
 			switch {
@@ -205,9 +242,12 @@ func owned(s *admin.Snapshot, w admin.Override) (n int) {
 			case h.Partitions.Contains(*w.Partition):
 				n++
 			}
+			if c := s.Client(h.OwnerSession); first == "" && n > 0 && c != nil {
+				first = fmt.Sprintf("%s %s, which %s (host %s, pid %d) owns; pgleases explain %[1]s/%[6]d says why", shown(l.Name), short(h.Partitions), shown(c.ID), shown(c.Host), c.PID, h.Partitions[0][0])
+			}
 		}
 	}
-	return n
+	return n, first
 }
 
 func newEvents() *cobra.Command {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -114,8 +115,14 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 	if code := follower.ExitCode(); code != 0 || strings.Count(follower.Printed(), `"cause":"pause"`) != 1 {
 		t.Errorf("exit code %d of events -f: %s", code, follower.Printed())
 	}
-	role := newRole(t, database)
+	role, host := newRole(t, database), testkit.Must(os.Hostname())(t)
+	if text := output1(t, database, "cordon", "later", "--reason", "x", "--for", "1s"); text != "cordon later: recorded; no client \"later\" is running: it holds when one starts\n" {
+		t.Errorf("cordon of a client that does not run: %s", text)
+	}
 	for _, test := range []struct{ database, args, want string }{
+		{database, "drain oen --reason x --for 2h --wait", "no client \"oen\" is running: nothing was done\ndid you mean one? pgleases clients shows all"},
+		{database, "drain " + host + " --reason x --for 2h --wait", "is a host, not a client: its clients are "},
+		{database, "drain " + host + " --reason x", ": drain each\npgleases clients shows all\nA client is known if"},
 		{database, "drain one", "--reason is missing"},
 		{database, "drain", "CLIENT is missing: pgleases drain CLIENT"},
 		{database, "explain orders/99999999999", "there is no such partition"},
@@ -250,7 +257,13 @@ func TestWaitEndsWithTheOverride(t *testing.T) {
 	hold := lease.Hold(t.Context())
 	defer hold.Release()
 	waiting := command.Run(t, command.Database(database), "pause", "orders", "--reason", "maintenance", "--wait")
-	testkit.Until(t, "the override", func() bool { return len(decoded[[]admin.Override](t, database, "overrides")) == 1 })
+	testkit.Until(t, "it says what it waits for", func() bool { return strings.Contains(waiting.Printed(), "waits for orders 0-3, which one (host ") })
+	interrupted := command.Run(t, command.Database(database), "pause", "orders", "--reason", "maintenance", "--wait")
+	testkit.Until(t, "it waits, too", func() bool { return strings.Contains(interrupted.Printed(), "pgleases explain orders/0") })
+	interrupted.Signal(syscall.SIGINT)
+	if interrupted.ExitCode(); !strings.Contains(interrupted.Printed(), "the override remains; take it back with pgleases resume orders --reason") {
+		t.Errorf("interrupted: %s", interrupted.Printed())
+	}
 	output1(t, database, "resume", "orders", "--reason", "never mind")
 	if code := waiting.ExitCode(); code != supervise.Failed || !strings.Contains(waiting.Printed(), "taken back") {
 		t.Errorf("exit code %d: %s", code, waiting.Printed())

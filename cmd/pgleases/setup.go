@@ -109,9 +109,7 @@ func newGrants() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		schema, _ := cmd.Flags().GetString("schema")
 		text, err := admin.Grants(args[0], schema, admin.Purpose(purpose.value))
-		if err == nil {
-			_, err = io.WriteString(cmd.OutOrStdout(), text)
-		}
+		fmt.Fprint(cmd.OutOrStdout(), text) // nothing after an error
 		return err
 	}
 	return cmd

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"iter"
 	"os"
 	"regexp"
@@ -117,12 +116,9 @@ func wrapped(text string, width int) []string {
 	all := []string{""}
 	for word := range strings.FieldsSeq(text) {
 		last := &all[len(all)-1]
-		switch {
-		case *last == "":
-			*last = word
-		case utf8.RuneCountInString(*last)+1+utf8.RuneCountInString(word) <= width:
-			*last += " " + word
-		default:
+		if *last == "" || utf8.RuneCountInString(*last)+1+utf8.RuneCountInString(word) <= width {
+			*last = strings.TrimSpace(*last + " " + word)
+		} else {
 			all = append(all, word)
 		}
 	}
@@ -246,9 +242,7 @@ func outputFlag(cmd *cobra.Command) func(value any, text string) error {
 		if output.value == "json" {
 			text, err = asJSON(value, "  ")
 		}
-		if err == nil {
-			_, err = io.WriteString(cmd.OutOrStdout(), text)
-		}
+		fmt.Fprint(cmd.OutOrStdout(), text) // nothing after an error; main returns the error of writing
 		return err
 	}
 }

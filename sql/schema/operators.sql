@@ -91,7 +91,7 @@ BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('override', 'pgleases.overrides'::regclass::bigint)); -- one verb at a time
     IF NOT $2 AND $5 IS NOT NULL AND $8 = 'infinity' AND NOT EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = $5) THEN
         RAISE EXCEPTION 'client "%" is not known', $5
-            USING ERRCODE = 'undefined_object', HINT = 'A client is known if it had a session in the last day. To override a future client, give an end: until, or --for of the command.';
+            USING ERRCODE = 'undefined_object', HINT = 'A client is known if it had a session in the last day. An override for one that starts later needs an end: until in SQL, or --for 2h.';
     END IF;
     -- Lock order: leases, the server, clients.
     names := pgleases.leases_of($3, $5);
