@@ -93,7 +93,7 @@ func TestTestsThatPagesNameAreThere(t *testing.T) {
 func TestLinksOfPagesLeadSomewhere(t *testing.T) {
 	t.Parallel()
 	for _, page := range append(pages(t), "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md") {
-		for _, match := range regexp.MustCompile(`\]\(([^)]+)\)`).FindAllStringSubmatch(readFile(t, page), -1) {
+		for _, match := range regexp.MustCompile(`\]\(([^) ]+)\)`).FindAllStringSubmatch(readFile(t, page), -1) {
 			if strings.Contains(match[1], "://") {
 				continue
 			}
