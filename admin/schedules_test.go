@@ -25,11 +25,12 @@ func TestManySchedulesAreCounted(t *testing.T) {
 	}
 	testkit.OK(t, schedule.Migrate(t.Context(), pool))
 	exec(t, url, testkit.ManySchedules, `UPDATE pgleases.schedules SET trying = '{"run": "r", "called": 3}' WHERE name = 's0004'`, // it runs
+		"INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due) VALUES ('early', 'k', 0, 'mail', '', 'job', '{}', 2, now(), now())", // no process has run it
 		"INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('schedule/billing', 4, 11, 11, 3, 'a', now())")
 	for _, partitions := range []int{16, 65_536} {
 		exec(t, url, fmt.Sprintf("UPDATE pgleases.schedule_groups SET partitions = %d WHERE name = 'billing'", partitions), "VACUUM ANALYZE pgleases.schedules, pgleases.jobs")
 		groups, err := a.ScheduleGroups(t.Context())
-		if err != nil || len(groups) != 2 {
+		if err != nil || len(groups) != 3 || groups[1].Name != "early" || groups[1].Jobs != 1 {
 			t.Fatalf("%+v, %v", groups, err)
 		}
 		g := groups[0]

@@ -1,5 +1,5 @@
--- groups.sql: the groups of schedules, with their numbers of schedules and jobs. All counts are at most 1,001, and come
--- from indexes. The search_path must be pg_catalog only, the zone UTC, and enable_seqscan off.
+-- groups.sql: the groups that have run, or have schedules or jobs, with the numbers of these. All counts are at most
+-- 1,001, and come from indexes. The search_path must be pg_catalog only, the zone UTC, and enable_seqscan off.
 --
 -- The index has the due time after the partition. If there are few partitions, late schedules are counted in each. If
 -- there are many, the group's part of the index is scanned, because 65,536 look-ups take as long as the scan of
@@ -10,7 +10,13 @@
 -- $3 int  number of hours of the outcomes
 --
 -- One row for each group, JSON, as the type ScheduleGroup.
-WITH latest AS (
+WITH RECURSIVE names AS (
+    SELECT least((SELECT min(g.name) FROM pgleases.schedule_groups AS g), (SELECT min(s.group_name) FROM pgleases.schedules AS s), (SELECT min(j.group_name) FROM pgleases.jobs AS j)) AS name
+    UNION ALL
+    SELECT least((SELECT min(g.name) FROM pgleases.schedule_groups AS g WHERE g.name > n.name), (SELECT min(s.group_name) FROM pgleases.schedules AS s WHERE s.group_name > n.name),
+                 (SELECT min(j.group_name) FROM pgleases.jobs AS j WHERE j.group_name > n.name))
+    FROM names AS n WHERE n.name IS NOT NULL
+), latest AS (
     SELECT h.group_name, h.outcome, h.ticks, h.ended_at FROM pgleases.history AS h ORDER BY h.id DESC LIMIT $2::int
 ), bound AS (
     SELECT greatest(pgleases.schedule_clock() - make_interval(hours => $3::int), CASE WHEN count(*) = $2::int THEN min(l.ended_at) END) AS since FROM latest AS l
@@ -33,6 +39,6 @@ SELECT json_build_object(
        'stuck', (SELECT count(*) FROM (SELECT FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.blocked_reason IS NOT NULL LIMIT 1001) AS n),
        'outcomes', (SELECT coalesce(json_agg(json_build_object('outcome', f.outcome, 'count', f.count, 'since', f.since) ORDER BY f.outcome), '[]')
                  FROM outcomes AS f WHERE f.group_name = g.name))
-FROM pgleases.schedule_groups AS g
+FROM (SELECT n.name, p.partitions FROM names AS n LEFT JOIN pgleases.schedule_groups AS p ON p.name = n.name WHERE n.name IS NOT NULL) AS g
 ORDER BY g.name
 LIMIT $1::int
