@@ -193,6 +193,9 @@ func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, args []Args, opts []J
 			return err
 		})
 	}
+	if store.Undefined(err) {
+		err = fmt.Errorf("%w; run pgleases migrate --schedules, or start a process of the group first", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("schedule: enqueue job of kind %q: %w", k.name, err)
 	}
@@ -212,10 +215,8 @@ func (k *Jobs[Args]) rows(args []Args, opts []JobOption) (conflict OnConflict, r
 			}
 			opt(&j)
 		}
-		if j.Args, err = writtenArgs(a); err != nil {
-			return 0, nil, err
-		}
-		if err := j.check(len(args)); err != nil {
+		j.Args, err = writtenArgs(a)
+		if err = cmp.Or(err, j.check(len(args))); err != nil {
 			return 0, nil, err
 		}
 		switch {

@@ -301,9 +301,14 @@ func TestWrongJobsAreRefused(t *testing.T) {
 			_, err := mail.EnqueueMany(t.Context(), []any{1, 2}, schedule.WithUnique("a", schedule.Reject))
 			return err
 		},
-		"arguments":                  func() error { _, err := mail.Enqueue(t.Context(), func() {}); return err },
-		`\\\u0000b" has a`:           func() error { _, err := mail.Enqueue(t.Context(), "a\\\x00b"); return err },
-		"option is nil":              func() error { _, err := mail.Enqueue(t.Context(), 1, nil); return err },
+		"arguments":        func() error { _, err := mail.Enqueue(t.Context(), func() {}); return err },
+		`\\\u0000b" has a`: func() error { _, err := mail.Enqueue(t.Context(), "a\\\x00b"); return err },
+		"option is nil":    func() error { _, err := mail.Enqueue(t.Context(), 1, nil); return err },
+		"run pgleases migrate --schedules": func() error {
+			e := testkit.Must(schedule.NewEnqueuer(db.Pool, group, schedule.WithSchema("nowhere")))(t)
+			_, err := schedule.JobsOf[any](e, "mail").Enqueue(t.Context(), 1)
+			return err
+		},
 		"transaction is nil":         func() error { _, err := mail.EnqueueTx(t.Context(), nil, 1); return err },
 		"kind":                       func() error { _, err := schedule.JobsOf[any](e, "").Enqueue(t.Context(), 1); return err },
 		"WithDrainTimeout means not": func() error { _, err := schedule.NewEnqueuer(db.Pool, group, schedule.WithDrainTimeout(0)); return err },

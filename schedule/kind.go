@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -186,11 +187,9 @@ func (k *Kind[Args]) put(ctx context.Context, in inTx, name string, args Args, r
 
 // row returns the schedule that the caller wants.
 func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOption) (*record, error) {
-	if err := errors.Join(k.check(), rule.Err()); err != nil {
-		return nil, err
-	}
 	text, err := writtenArgs(args)
-	if err != nil {
+	_, ticks := rule.Next(time.Time{}, Tick{At: processStart})
+	if err = errors.Join(k.check(), cmp.Or(rule.Err(), wrong(!ticks, "rule %v never ticks", rule), err)); err != nil {
 		return nil, err
 	}
 	r := &record{Name: name, Key: name, Kind: k.kind.name, Args: text, Rule: rule.String()}

@@ -182,15 +182,18 @@ func (s *Scheduler) Crash(down time.Duration) {
 }
 
 // Entries returns the outcomes of a schedule's ticks and of its extra runs, oldest first: History
-// in reverse order.
+// in reverse order. The test fails at once if there are none, and no schedule of this name is
+// stored. The first Advance or Run stores what was added.
 func (s *Scheduler) Entries(name string) []schedule.Entry {
 	s.world.t.Helper()
 	var entries []schedule.Entry
 	for e, err := range s.History(context.Background(), name, 0) {
-		if err != nil {
-			s.world.t.Fatal(err)
-		}
+		s.world.must(err)
 		entries = append(entries, e)
+	}
+	if len(entries) == 0 {
+		_, err := s.Get(context.Background(), name)
+		s.world.must(err)
 	}
 	slices.Reverse(entries)
 	return entries

@@ -303,6 +303,25 @@ func TestHandlerThatSnoozesForNoTimeIsFoundOut(t *testing.T) {
 	}
 }
 
+func TestMisspelledScheduleIsFoundOut(t *testing.T) {
+	t.Parallel()
+	f := &failing{TB: t}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s := scheduletest.New(f, newPool(f), midnight)
+		k := schedule.InTx(s.Scheduler, "k", func(context.Context, pgx.Tx, schedule.Run[args]) error { return nil })
+		testkit.OK(t, k.Add("close", args{}, schedule.Every(time.Hour)))
+		s.Advance(0)
+		expect(t, "entries before the first tick", len(s.Entries("close")), 0)
+		s.Entries("colse")
+	}()
+	<-done
+	if !strings.Contains(f.all(), `"colse"`) || !strings.Contains(f.all(), "not found") {
+		t.Fatalf("the test logged %q", f.all())
+	}
+}
+
 // failing is a test that fails.
 type failing struct {
 	testing.TB
