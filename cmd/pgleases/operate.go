@@ -166,7 +166,7 @@ var errNoReason = errors.New("--reason is missing: give the reason for the chang
 
 // reasonFlags adds the flags of each verb that changes something.
 func reasonFlags(cmd *cobra.Command, reason, actor *string) {
-	cmd.Flags().StringVar(reason, "reason", "", "reason for the change: required, except for a dry run")
+	cmd.Flags().StringVar(reason, "reason", "", "the reason, required for each change")
 	cmd.Flags().StringVar(actor, "actor", "", "name of the person who makes the change, besides the role that connects")
 }
 
