@@ -133,9 +133,7 @@ func killedByArguments(t *testing.T, kind string) {
 	testkit.OK(t, k.Put(t.Context(), "close", toxic{}, hourly))
 	l := newLedger(db, "close")
 	db.setClock(midnight.Add(time.Hour))
-	killVictims(t, db.url, 4, func() {
-		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes")
-	}, victimOfArgs+"=true")
+	killVictims(t, db.url, 4, func() { expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes") }, victimOfArgs+"=true")
 	w := newWorker(db)
 	schedule.InTx(w.Scheduler, kind, toxicHandler)
 	l.settled(w.run().Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1})

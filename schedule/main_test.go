@@ -241,9 +241,7 @@ func newWorkerIn(db *database, mode pgx.QueryExecMode, ttl time.Duration, opts .
 	t := db.t
 	t.Helper()
 	w := &worker{t: t, db: db, wire: new(testkit.Wire), ended: make(chan error, 1)}
-	w.pool = testkit.Pool(t, db.url, w.wire.Carry, func(c *pgxpool.Config) {
-		c.MaxConns, c.ConnConfig.DefaultQueryExecMode = 6, mode
-	})
+	w.pool = testkit.Pool(t, db.url, w.wire.Carry, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.DefaultQueryExecMode = 6, mode })
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	w.client = testkit.Must(pgleases.NewClient(t.Context(), w.pool, pgleases.WithClientID("worker "+rand.Text()), pgleases.WithoutMigration(),
 		pgleases.WithTTL(ttl), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log)))(t)

@@ -349,9 +349,7 @@ func TestDeletedDuringCallIsNoError(t *testing.T) {
 		}
 		return nil
 	})
-	itself := schedule.InTx(w.Scheduler, "itself", func(ctx context.Context, _ pgx.Tx, r schedule.Run[args]) error {
-		return w.Cancel(ctx, r.Job)
-	})
+	itself := schedule.InTx(w.Scheduler, "itself", func(ctx context.Context, _ pgx.Tx, r schedule.Run[args]) error { return w.Cancel(ctx, r.Job) })
 	testkit.OK(t, pay.Put(t.Context(), "close", args{}, hourly))
 	id := testkit.Must(pay.Enqueue(t.Context(), args{}))(t)
 	w.run()

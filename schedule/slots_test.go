@@ -386,9 +386,7 @@ func TestALimitThatIsNotReachedCostsLittle(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "limited", note, schedule.WithMaxConcurrent(1000))
 	w.run()
 	const jobs = 100
-	enqueue := func() {
-		testkit.Must(k.EnqueueMany(t.Context(), make([]string, jobs)))(t)
-	}
+	enqueue := func() { testkit.Must(k.EnqueueMany(t.Context(), make([]string, jobs)))(t) }
 	done := func(n int64) {
 		becomes(db, "all are done", n, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded' AND kind = 'limited'")
 	}

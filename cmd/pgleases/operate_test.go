@@ -294,9 +294,7 @@ func TestEventsFollowContinuesAfterSilence(t *testing.T) { followOverOutage(t, t
 func followOverOutage(t *testing.T, frozen bool) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
-	happens := func(what string) {
-		execute(t, database, "INSERT INTO pgleases.events (cause) VALUES ('"+what+"')")
-	}
+	happens := func(what string) { execute(t, database, "INSERT INTO pgleases.events (cause) VALUES ('"+what+"')") }
 	way := command.NewProxy(t, database)
 	late, err := testkit.Pool(t, database).Begin(t.Context())
 	if err == nil {

@@ -100,9 +100,8 @@ BEGIN
     WHEN 'retry_failed' THEN
         refused := 0;
         FOR h IN SELECT r.name, r.until, r.job, r.outcome FROM pgleases.history AS r
-                 WHERE r.group_name = p_group AND r.kind = p_what ->> 'kind' AND r.outcome IN ('failed', 'unknown') AND r.retried IS NULL
-                   AND r.ended_at >= (p_what ->> 'since')::timestamptz AND NOT EXISTS ( -- a job that was replaced has several, and schedule_retry repeats the last
-                       SELECT FROM pgleases.history AS n WHERE n.job = r.job AND n.group_name = p_group AND n.id > r.id OFFSET 0) ORDER BY r.id LIMIT 10000 LOOP
+                 WHERE r.group_name = p_group AND r.kind = p_what ->> 'kind' AND r.outcome IN ('failed', 'unknown') AND r.retried IS NULL AND r.ended_at >= (p_what ->> 'since')::timestamptz
+                   AND NOT EXISTS (SELECT FROM pgleases.history AS n WHERE n.job = r.job AND n.group_name = p_group AND n.id > r.id OFFSET 0) ORDER BY r.id LIMIT 10000 LOOP -- schedule_retry repeats a job's last
             BEGIN
                 IF h.outcome = 'unknown' THEN RAISE object_not_in_prerequisite_state; END IF; -- it may have been done
                 ids := ids || pgleases.schedule_retry(p_group, h.name, h.until, h.job);

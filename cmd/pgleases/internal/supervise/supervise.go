@@ -168,6 +168,9 @@ func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, le
 
 // sayStanding logs why this client owns no partition yet.
 func (r *runner) sayStanding(ctx context.Context, client *pgleases.Client, lease *pgleases.Lease) {
+	if lease.Stats().Owned > 0 { // otherwise its program may end during the look
+		return
+	}
 	s, err := r.look(ctx, client.ID(), false)
 	level, message := slog.LevelWarn, "no partition is owned yet"
 	if err == nil && s.owned {

@@ -5,8 +5,10 @@ package supervise
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -25,6 +27,7 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/testkit/command"
+	"github.com/pgleases/pgleases/pgleasestest"
 )
 
 func TestRunOnceReturnsTheExitCodeOfTheProgram(t *testing.T) {
@@ -203,12 +206,8 @@ func TestNothingOutlivesTheSupervisorAndKeeper(t *testing.T) {
 		name, mode string
 		kill       func(supervisor *command.Command, keeper, program int)
 	}{
-		{"the supervisor is killed", modeFamily, func(supervisor *command.Command, _, _ int) {
-			supervisor.Signal(syscall.SIGKILL)
-		}},
-		{"the keeper is killed", modeFamily, func(_ *command.Command, keeper, _ int) {
-			_ = syscall.Kill(keeper, syscall.SIGKILL)
-		}},
+		{"the supervisor is killed", modeFamily, func(supervisor *command.Command, _, _ int) { supervisor.Signal(syscall.SIGKILL) }},
+		{"the keeper is killed", modeFamily, func(_ *command.Command, keeper, _ int) { _ = syscall.Kill(keeper, syscall.SIGKILL) }},
 		{"the supervisor is stopped and the keeper killed", modeStubborn, func(supervisor *command.Command, keeper, _ int) {
 			supervisor.Signal(syscall.SIGSTOP)
 			_ = syscall.Kill(keeper, syscall.SIGKILL)
@@ -218,9 +217,7 @@ func TestNothingOutlivesTheSupervisorAndKeeper(t *testing.T) {
 			supervisor.Signal(syscall.SIGKILL)
 			_ = syscall.Kill(keeper, syscall.SIGKILL)
 		}},
-		{"the program ends", modeFamily, func(_ *command.Command, _, program int) {
-			_ = syscall.Kill(program, syscall.SIGKILL)
-		}},
+		{"the program ends", modeFamily, func(_ *command.Command, _, program int) { _ = syscall.Kill(program, syscall.SIGKILL) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -259,12 +256,8 @@ func TestProgramIsGoneWhenTrustEnds(t *testing.T) {
 		stop func(t *testing.T, supervisor *command.Command, keeper int, way *command.Proxy)
 	}{
 		{"the supervisor is stopped", stopSupervisor},
-		{"the database does not answer", func(t *testing.T, _ *command.Command, _ int, way *command.Proxy) {
-			way.Set(false, true)
-		}},
-		{"the database is away", func(t *testing.T, _ *command.Command, _ int, way *command.Proxy) {
-			way.Set(true, false)
-		}},
+		{"the database does not answer", func(t *testing.T, _ *command.Command, _ int, way *command.Proxy) { way.Set(false, true) }},
+		{"the database is away", func(t *testing.T, _ *command.Command, _ int, way *command.Proxy) { way.Set(true, false) }},
 		{"the database does not answer and the keeper is stopped", func(t *testing.T, _ *command.Command, keeper int, way *command.Proxy) {
 			way.Set(false, true)
 			_ = syscall.Kill(keeper, syscall.SIGSTOP)
@@ -470,4 +463,26 @@ func TestKeeperThatKillsIsNotKilled(t *testing.T) {
 	if err := keeper.Wait(); err != nil {
 		t.Errorf("it did not end in order: %v", err)
 	}
+}
+
+// The poll that finds out why a client owns no partition takes a while. A program that ends
+// meanwhile is no reason to warn.
+func TestOwnerDoesNotAskWhyItOwnsNone(t *testing.T) {
+	t.Parallel()
+	lease, listener := pgleasestest.NewLease("x", 1), testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
+	defer listener.Close()
+	lease.Gain(0)
+	testkit.Until(t, "Stats counts it", func() bool { return lease.Stats().Owned == 1 })
+	go func() {
+		if conn, err := listener.Accept(); err == nil {
+			lease.Close()
+			_ = conn.Close()
+		}
+	}()
+	var log strings.Builder
+	r := runner{Config: Config{URL: "postgres://" + listener.Addr().String() + "/?sslmode=disable", Schema: "pgleases", Lease: "x", Log: slog.New(slog.NewTextHandler(&log, nil))}}
+	if r.sayStanding(t.Context(), lease.Client(), lease.Lease); log.Len() > 0 {
+		t.Errorf("an owner says %q", log.String())
+	}
+	lease.Close()
 }
