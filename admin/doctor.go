@@ -467,15 +467,15 @@ var duties = []struct {
 	{"schedules", "unattended", "no process runs", "group %[2]q", "start a process that runs the group", Warning},
 	{"schedules", "late", "late", suchAs + "%[3]q for %[4]v", "pgleases schedules list GROUP --only late, or --only blocked, shows why", Warning},
 	{"schedules", "overdue", "running for longer than their timeout", suchAs + "%[3]q for %[4]v", hangs, Warning},
-	{"schedules", "unknown", "outcome unknown, so they may have been done", suchAs + "%[3]q", "check its effect first; only if it was not done: pgleases schedules retry GROUP SCHEDULE TICK --unknown", Warning},
+	{"schedules", "unknown", "outcome unknown, so they may have been done", suchAs + "%[3]q", "check its effect first; only if it was not done: pgleases schedules retry GROUP SCHEDULE TICK --unknown --reason '...'", Warning},
 	{"schedules", "failing", "failed 3 or more times in a row", suchAs + "%[3]q %[5]v times", "pgleases schedules history GROUP SCHEDULE shows the errors", Warning},
-	{"schedules", "failed", "the last tick failed", suchAs + "%[3]q", "pgleases schedules list GROUP --only failing shows the errors; pgleases schedules retry GROUP SCHEDULE TICK runs one again", Warning},
-	{"schedules", "undeclared", "no process has declared them for a week, so they wait", suchAs + "%[3]q", "start a process that declares them, or delete them with pgleases schedules delete GROUP SCHEDULE", Note},
+	{"schedules", "failed", "the last tick failed", suchAs + "%[3]q", "pgleases schedules list GROUP --only failing shows the errors; pgleases schedules retry GROUP SCHEDULE TICK --reason '...' runs one again", Warning},
+	{"schedules", "undeclared", "no process has declared them for a week, so they wait", suchAs + "%[3]q", "start a process that declares them, or delete them with pgleases schedules delete GROUP SCHEDULE --reason '...'", Note},
 	{"jobs", "late", "late", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP shows why", Warning},
 	{"jobs", "overdue", "running for longer than their timeout", suchAs + "job %[3]s for %[4]v", hangs, Warning},
-	{"jobs", "unknown", "outcome unknown, so they may have been done", suchAs + "job %[3]s", "check its effect first; only if it was not done: pgleases jobs retry GROUP ID --unknown", Warning},
+	{"jobs", "unknown", "outcome unknown, so they may have been done", suchAs + "job %[3]s", "check its effect first; only if it was not done: pgleases jobs retry GROUP ID --unknown --reason '...'", Warning},
 	{"jobs", "failing", "failed 3 or more times, and are retried", suchAs + "job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", Warning},
-	{"jobs", "failed", "failed in the last day, and were not retried", suchAs + "job %[3]s", "pgleases jobs failed GROUP shows them; pgleases jobs retry GROUP ID runs one again", Warning},
+	{"jobs", "failed", "failed in the last day, and were not retried", suchAs + "job %[3]s", "pgleases jobs failed GROUP shows them; pgleases jobs retry GROUP ID --reason '...' runs one again", Warning},
 }
 
 // schedules checks schedules and jobs.
@@ -490,6 +490,8 @@ func (d *doctor) schedules(ctx context.Context) {
 		var all []string
 		for _, f := range found {
 			if f.Check == y.check && f.Fault == y.fault {
+				id, _, _ := strings.Cut(f.Name, " ") // of a job
+				y.remedy = strings.NewReplacer("GROUP", strconv.Quote(f.Group), "SCHEDULE", strconv.Quote(f.Name), "ID", id).Replace(y.remedy)
 				text := fmt.Sprintf(y.format, f.Count, f.Group, f.Name, seconds(f.Worst), f.Worst)
 				if f.Why != "" {
 					text += " (" + f.Why + ")"
@@ -618,7 +620,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 		for _, h := range l.Holdings {
 			if h.Moves() && s.At.Sub(h.Asked) > d.Long {
 				c := s.Client(h.OwnerSession)
-				hangs = fmt.Sprintf("if its work hangs, kill %s (host %s, pid %d), or pgleases evict %[1]s; WithDrainTimeout bounds it", c.ID, c.Host, c.PID)
+				hangs = fmt.Sprintf("if its work hangs, kill %s (host %s, pid %d), or pgleases evict %[1]s --reason '...'; WithDrainTimeout bounds it", c.ID, c.Host, c.PID)
 				draining = append(draining, fmt.Sprintf("%q %v of %q for %v", l.Name, h.Partitions, h.Owner, s.At.Sub(h.Asked).Round(time.Second)))
 			}
 		}
@@ -636,7 +638,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 		}
 		d.found("orphans", Fault, remedy, "partitions that no live client owns, for %v: %s", stays, listed(all))
 	case len(deserted) > 0:
-		d.found("orphans", Warning, "start a process; or see pgleases overrides for drained clients; or delete the lease with pgleases drop LEASE", "no client works on %s", listed(deserted))
+		d.found("orphans", Warning, "start a process; or see pgleases overrides for drained clients; or delete the lease with pgleases drop LEASE --reason '...'", "no client works on %s", listed(deserted))
 	}
 	d.fine("orphans", "each partition has an owner%s", paused)
 	var all []string

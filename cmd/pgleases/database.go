@@ -27,11 +27,8 @@ func databaseURL(flag string) string { return cmp.Or(flag, os.Getenv("DATABASE_U
 // unreachable adds a remedy to an error if no database answers. A server without a free connection
 // does answer.
 func unreachable(err error, url string) error {
-	if store.Full(err) {
-		return err
-	}
 	var refused *pgconn.ConnectError
-	if errors.As(err, &refused) || err != nil && url == "" {
+	if !store.Full(err) && (errors.As(err, &refused) || err != nil && url == "") {
 		return fmt.Errorf("%w\nSet --database, DATABASE_URL or the PG* variables to a database that answers", err)
 	}
 	return err

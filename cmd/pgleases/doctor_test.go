@@ -37,12 +37,21 @@ func execute(t *testing.T, databaseURL string, statements ...string) {
 	}
 }
 
-// examined runs doctor, and returns its findings and its exit code.
+// changing are verbs that need a reason.
+var changing = regexp.MustCompile(`pgleases (drain|pause|evict|drop|(schedules|jobs) (retry|delete|pause|resume|cancel))`)
+
+// examined runs doctor, and returns its findings and its exit code. Remedies have the flags that their verbs need.
 func examined(t *testing.T, databaseURL string, flags ...string) (found []admin.Finding, code int) {
 	t.Helper()
 	c := command.Run(t, command.Database(databaseURL), append([]string{"doctor", "-o", "json"}, flags...)...)
 	code = c.ExitCode()
-	return only[[]admin.Finding](t, c.Printed()), code
+	found = only[[]admin.Finding](t, c.Printed())
+	for _, f := range found {
+		if changing.MatchString(f.Remedy) && !strings.Contains(f.Remedy, "--reason") {
+			t.Errorf("the remedy cannot be executed as it is: %s", f.Remedy)
+		}
+	}
+	return found, code
 }
 
 // ill returns the checks that found something, except autovacuum, which the tests' server has off.
@@ -133,7 +142,7 @@ func TestDoctorNamesProcesses(t *testing.T) {
 	}
 	execute(t, database, sound, "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0",
 		"INSERT INTO pgleases.events (at, cause, from_id) VALUES (now() - interval '11 minutes', 'evicted', 'long ago'), (now() - interval '9 minutes', 'evicted', 'svc-2')")
-	says("handoffs", "> if its work hangs, kill a (host host, pid 7), or pgleases evict a;")
+	says("handoffs", "> if its work hangs, kill a (host host, pid 7), or pgleases evict a --reason '...';")
 	says("expired", `no session is expired; evicted in the last 10 min: "svc-2", see pgleases events`)
 	execute(t, database, "UPDATE pgleases.clients SET expires_at = now() - interval '2 hours'")
 	says("expired", "> start one: no client is live")

@@ -170,7 +170,7 @@ func checkGroup(cmd *cobra.Command, group string) error {
 func newScheduleGroups() *cobra.Command {
 	return looking(&cobra.Command{Use: "groups", Short: "List the groups of schedules"}, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, string, error) {
 		groups, err := a.ScheduleGroups(ctx)
-		return groups, table("GROUP,SCHEDULES,LATE,BLOCKED,PAUSED,FAILING,JOBS,STUCK", groups, func(g admin.ScheduleGroup) []any {
+		return groups, table("GROUP,SCHEDULES,LATE,BLOCKED,PAUSED,FAILING,JOBS,BLOCKED JOBS", groups, func(g admin.ScheduleGroup) []any {
 			row := []any{shown(g.Name)}
 			for _, n := range []int{g.Schedules, g.Late, g.Blocked, g.Paused, g.Failing, g.Jobs, g.Stuck} {
 				row = append(row, strings.Replace(strconv.Itoa(n), "1001", "1000+", 1)) // more are not counted

@@ -154,8 +154,7 @@ func printable(text string) string {
 		case unicode.IsPrint(r):
 			b.WriteRune(r)
 		default:
-			quoted := strconv.QuoteRune(r)
-			b.WriteString(quoted[1 : len(quoted)-1])
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
 		}
 	}
 	return b.String()

@@ -15,7 +15,7 @@ draws.groups = () => {
     return make("tr", "", head, ...["n", "n", "n", "n", "n", "n", "sub"].map(c => make("td", c)));
   }, (row, g) => {
     [g.schedules, g.late, g.blocked, g.paused, g.failing, g.jobs].forEach((n, i) => {
-      setText(row.children[i + 1], most1000(n) + (i === 5 && g.stuck ? ", " + most1000(g.stuck) + " stuck" : ""));
+      setText(row.children[i + 1], most1000(n) + (i === 5 && g.stuck ? ", " + most1000(g.stuck) + " blocked" : ""));
       row.children[i + 1].classList.toggle("bad-text", n > 0 && (i === 1 || i === 4) || i === 5 && g.stuck > 0);
     });
     const since = g.outcomes[0]?.since;
@@ -110,7 +110,7 @@ const jobList = newList($("job-list"), () => ({ group: $("job-list").querySelect
   const acts = !operating ? [] : !ended ? [operateButton({ kind: "job", subject: id, group, label: "job " + id }, "cancel_job")] :
     j.retried ? ["retried as " + j.retried] : [operateButton({ kind: "failed", subject: id, group, outcome: j.outcome, label: "job " + id }, "retry_job")];
   cells(row, JSON.stringify(j), cell("", id, make("div", "sub", name(j.kind))), cell("", mark(ended ? j.outcome : j.state), note(j.why), note(brief(j.error))),
-    cell("nowrap", clock(ended ? j.until : j.at)), cell("", name(of), j.owner ? make("div", "sub", "by ", name(j.owner)) : ""), cell("n", lateText(j.late_ns)), cell("n", ...acts));
+    cell("nowrap", clock(ended ? j.until : j.at), !ended && j.started_at ? make("div", "sub", "running since " + clock(j.started_at)) : ""), cell("", name(of), j.owner ? make("div", "sub", "by ", name(j.owner)) : ""), cell("n", j.state === "running" ? "" : lateText(j.late_ns)), cell("n", ...acts));
 });
 
 let historyOf = { group: "", name: "" };
