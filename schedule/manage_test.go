@@ -208,7 +208,7 @@ func TestManageRefusals(t *testing.T) {
 		fmt.Sprintf(`has no job %d, or it has`, done):             m.Cancel(ctx, done),
 		"01:00:00+00 of schedule \"close\" has outcome succeeded": second(m.RetryTick(ctx, "close", midnight.Add(time.Hour))),
 		"can be retried. Enqueue it again.":                       second(m.Retry(ctx, done)),
-		"has not ended":                                           second(m.Retry(ctx, living)),
+		"is still running or waiting: pgleases jobs show ":        second(m.Retry(ctx, living)),
 		"the range after":                                         backfill("close", midnight.Add(time.Hour), midnight.Add(time.Hour)),
 		"are not all past: its cursor is at":                      backfill("close", midnight, midnight.Add(2*time.Hour)),
 		"the range has more than 1000 ticks":                      backfill("close", midnight.AddDate(-1, 0, 0), midnight),

@@ -467,6 +467,9 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	}
 	before := history("good")[0] // the newest: the list is cut, so its length says nothing on a slow machine
 	changed("schedules", "resume", "reports", "good")
+	if text := changed("schedules", "resume", "reports", "good"); text != "resume reports good: it was not paused\n" {
+		t.Errorf("a second resume prints %q", text)
+	}
 	recorded("it runs again", "name = 'good' AND until > $1", before.Until.Add(time.Second))
 	number := func(text string) string {
 		t.Helper()

@@ -119,6 +119,8 @@ func newEdit(verb, use, short string) *cobra.Command {
 				return err
 			case verb == "retry_failed":
 				state = "nothing to retry"
+			case verb == "resume_schedule" && j.At.IsZero():
+				state = "it was not paused"
 			case j.State == schedule.StateRunning:
 				state = fmt.Sprintf("done; its handler continues until it ends, or until you restart %s: pgleases clients names the host and the pid", shown(j.Owner))
 			}
@@ -129,11 +131,15 @@ func newEdit(verb, use, short string) *cobra.Command {
 	return cmd
 }
 
-// before returns the job of a request; of a tick, only its outcome.
+// before returns the job of a request; of a tick, only its outcome, of a resume, At is when the
+// pause began.
 func before(ctx context.Context, s *schedule.Scheduler, r manage.Request) (j schedule.Job, err error) {
 	switch {
 	case r.Job > 0:
 		return s.Job(ctx, r.Job)
+	case r.Verb == "resume_schedule":
+		one, err := s.Get(ctx, r.Schedule)
+		return schedule.Job{At: one.PausedAt}, err
 	case r.Tick.IsZero():
 		return j, nil
 	}
@@ -213,10 +219,7 @@ func newScheduleHistory() *cobra.Command {
 		}
 		now := time.Now()
 		return all, table("TICK,TICKS,JOB,OUTCOME,STARTED,TOOK,ERROR", all, func(e schedule.Entry) []any {
-			took := dash
-			if !e.StartedAt.IsZero() {
-				took = period(e.EndedAt.Sub(e.StartedAt))
-			}
+			took := map[bool]string{true: dash, false: period(e.EndedAt.Sub(e.StartedAt))}[e.StartedAt.IsZero()]
 			return []any{e.Until.UTC().Format(time.RFC3339Nano), e.Ticks, idOrDash(e.Job), e.Outcome, relative(now, e.StartedAt), took, orDash(firstLine(e.Error))}
 		}), err
 	})

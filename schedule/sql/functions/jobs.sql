@@ -114,7 +114,7 @@ BEGIN
     END IF;
     IF h.id IS NULL THEN
         IF EXISTS (SELECT FROM pgleases.jobs AS r WHERE r.group_name = p_group AND r.id = p_job) THEN
-            RAISE EXCEPTION '% has not ended', what USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'It runs, waits or is retried automatically: pgleases jobs show GROUP ID.';
+            RAISE EXCEPTION '% is still running or waiting', what USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('pgleases jobs show %s %s', p_group, p_job);
         END IF;
         RAISE EXCEPTION '% is not in the history of group "%"', what, p_group
             USING ERRCODE = 'undefined_object', HINT = CASE WHEN p_job IS NULL THEN 'Pass the instant of the tick, as in the column until of the history. ' ELSE '' END || 'Old entries are deleted.';
