@@ -215,7 +215,7 @@ func awaitDone(ctx context.Context, notes io.Writer, a *admin.Admin, c admin.Cha
 			fmt.Fprintf(notes, "pgleases: %d partitions are still owned: waits for %s\n", n, first)
 		}
 	}
-	return fmt.Errorf("interrupted: the override remains; take it back with pgleases %s %s --reason ...", back, shown(c.Subject))
+	return fmt.Errorf("interrupted: the override remains; take it back with pgleases %s %s --reason '...'", back, shown(c.Subject))
 }
 
 func newOverrides() *cobra.Command {

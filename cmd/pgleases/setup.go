@@ -139,8 +139,7 @@ func newDoctor() *cobra.Command {
 			if ctx.Err() != nil {
 				return errors.New("interrupted")
 			}
-			var rows [][]any
-			code := 0
+			rows, code := [][]any{}, 0
 			for _, f := range found {
 				code = max(code, exitCodes[f.Level])
 				rows = append(rows, []any{f.Level, f.Check, printable(f.Text)})
