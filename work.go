@@ -91,10 +91,8 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 	begun := make(map[int]*owned.Ownership) // by partition: the ownership of the last call of fn
 	busy := make(map[int]bool)
 	finished := make(chan int)
-	defer func() {
-		l.awaitCalls(begun, busy, finished)
-		l.logFailures()
-	}()
+	defer l.logFailures()
+	defer l.awaitCalls(begun, busy, finished)
 	for {
 		s := l.board.Look()
 		if err := l.Err(); err != nil {

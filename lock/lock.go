@@ -50,8 +50,8 @@ func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
 // it has watched the database's clock for that session's TTL.
 //
 // The name has 1 to 255 bytes of UTF-8 without NUL. ctx covers the call only, including these waits
-// and the wait for a connection of the pool. The lock is held until Held.Release, which you have to call. If an
-// answer is lost, TryAcquire asks for it once more.
+// and the wait for a connection of the pool. The lock is held until Held.Release, which you have to
+// call. If an answer is lost, TryAcquire asks for it once more.
 //
 // The other errors are pgleases.ErrClosed, ErrSuperseded and ErrEvicted if the client has ended, and
 // pgleases.ErrTrustLost if the client has no trust in its session. The cause of ctx, and errors of

@@ -257,8 +257,6 @@ func (d *decision) unchanged(r *record) bool {
 }
 
 // moveTo moves the cursor to a tick.
-func (s *step) moveTo(t Tick) {
-	s.Cursor, s.CursorLocal = t.At, &t.Local
-}
+func (s *step) moveTo(t Tick) { s.Cursor, s.CursorLocal = t.At, &t.Local }
 
 func (s *step) cursor() Tick { return tickAt(s.Cursor, s.CursorLocal) }

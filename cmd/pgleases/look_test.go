@@ -391,9 +391,13 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		}
 		return nil
 	})
+	canceled := make(chan struct{})
 	export := schedule.AtLeastOnce(s, "export", func(ctx context.Context, _ schedule.Run[job]) error {
-		<-ctx.Done()
-		return ctx.Err()
+		select {
+		case <-canceled:
+		case <-ctx.Done():
+		}
+		return nil
 	})
 	for i, name := range []string{"good", "bad", odd} {
 		if err := kind.Add(name, job{i}, schedule.Every(time.Second), schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer)); err != nil { // however late, each tick runs
@@ -527,6 +531,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	if text := changed("jobs", "cancel", "reports", fmt.Sprint(hangs)); !strings.HasSuffix(text, "restart "+client.ID()+": pgleases clients names the host and the pid\n") {
 		t.Errorf("cancel of one that runs: %s", text)
 	}
+	close(canceled)
 	later := testkit.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour)))(t)
 	waiting := fmt.Sprint(later)
 	if text := output1(t, database, "jobs", "show", "reports", waiting); !regexp.MustCompile(`(?m)^` + waiting + ` +- +close +\S.* planned +\S+ +0 +- +- +-$`).MatchString(text) {

@@ -211,7 +211,7 @@ func awaitDone(ctx context.Context, notes io.Writer, a *admin.Admin, c admin.Cha
 		if n == 0 {
 			return nil
 		}
-		if polls++; polls == 4 {
+		if polls++; polls == 3 {
 			fmt.Fprintf(notes, "pgleases: %d partitions are still owned: waits for %s\n", n, first)
 		}
 	}

@@ -257,9 +257,9 @@ func TestWaitEndsWithTheOverride(t *testing.T) {
 	hold := lease.Hold(t.Context())
 	defer hold.Release()
 	waiting := command.Run(t, command.Database(database), "pause", "orders", "--reason", "maintenance", "--wait")
-	testkit.Until(t, "it says what it waits for", func() bool { return strings.Contains(waiting.Printed(), "waits for orders 0-3, which one (host ") })
 	interrupted := command.Run(t, command.Database(database), "pause", "orders", "--reason", "maintenance", "--wait")
-	testkit.Until(t, "it waits, too", func() bool { return strings.Contains(interrupted.Printed(), "pgleases explain orders/0") })
+	testkit.Until(t, "one says what it waits for", func() bool { return strings.Contains(waiting.Printed(), "waits for orders 0-3, which one (host ") })
+	testkit.Until(t, "the other, too", func() bool { return strings.Contains(interrupted.Printed(), "pgleases explain orders/0") })
 	interrupted.Signal(syscall.SIGINT)
 	if interrupted.ExitCode(); !strings.Contains(interrupted.Printed(), "the override remains; take it back with pgleases resume orders --reason") {
 		t.Errorf("interrupted: %s", interrupted.Printed())

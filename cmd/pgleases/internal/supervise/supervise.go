@@ -256,16 +256,15 @@ func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pglea
 		if time.Since(began) >= backoffReset {
 			backoff = backoffMin
 		}
-		pause, trusted := backoff, func() bool { return time.Until(lease.TrustDeadline()) > r.children.endLead }
+		trusted := func() bool { return time.Until(lease.TrustDeadline()) > r.children.endLead }
 		if trusted() {
 			log.Warn("program ended", slog.Int("exit_code", code), slog.Duration("again_after", backoff))
 		} else { // the keeper ended it, or would end the next one at once
 			log.Warn("program was ended", slog.String("cause", "the database does not answer, so the ownership may end soon"))
-			pause = r.children.lead
 		}
 		for again := false; !again; again = trusted() {
 			select {
-			case <-time.After(pause):
+			case <-time.After(backoff):
 			case <-ctx.Done():
 				return
 			}
