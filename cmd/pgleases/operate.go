@@ -39,8 +39,7 @@ func newOperations() []*cobra.Command {
 func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 	override := slices.Contains([]admin.Verb{admin.Drain, admin.Cordon, admin.Pause, admin.Freeze, admin.Pin}, verb)
 	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Args: asUsed, Annotations: map[string]string{shared: "change"}}
-	change := admin.Change{Verb: verb}
-	var wait, dryRun bool
+	change, wait, dryRun := admin.Change{Verb: verb}, false, false
 	flags := cmd.Flags()
 	reasonFlags(cmd, &change.Reason, &change.Actor)
 	flags.BoolVar(&dryRun, "dry-run", false, "change no rows, print which partitions would move")
@@ -81,28 +80,34 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 				}
 				return output(p, movesOf(p))
 			}
-			state := "recorded; the clients act within a heartbeat"
-			if s, err := a.Snapshot(ctx); err == nil && override && subject == "CLIENT" && !slices.Contains(clientIDs(s), change.Subject) {
-				host, none := onHost(s, change), fmt.Sprintf("no client %q is running: ", change.Subject)
-				if wait {
-					return fmt.Errorf("%s\n%spgleases clients shows all", cmp.Or(host, none+"nothing was done"), similar(change.Subject, clientIDs(s)))
-				}
-				state = "recorded; " + cmp.Or(host, none+"it holds when one starts")
-			}
-			err := a.Apply(ctx, change)
-			if err == nil && wait {
-				err = awaitDone(ctx, cmd.ErrOrStderr(), a, change)
-			}
+			state, err := operate(ctx, cmd.ErrOrStderr(), a, change, override && subject == "CLIENT", wait)
 			if err != nil {
 				return remedied(ctx, a, change, subject, err)
-			}
-			if wait || verb == admin.Evict || verb == admin.Drop {
-				state = "done"
 			}
 			return output(change, done(cmd, args, state))
 		})
 	}
 	return cmd
+}
+
+// operate executes a change, and returns what it has done. It warns of an override of an unknown
+// client, and refuses to wait for one.
+func operate(ctx context.Context, notes io.Writer, a *admin.Admin, change admin.Change, overridesClient, wait bool) (state string, err error) {
+	state = "recorded; the clients act within a heartbeat"
+	if s, err := a.Snapshot(ctx); err == nil && overridesClient && !slices.Contains(clientIDs(s), change.Subject) {
+		host, none := onHost(s, change), fmt.Sprintf("no client %q is running: ", change.Subject)
+		if wait {
+			return "", fmt.Errorf("%s\n%spgleases clients shows all", cmp.Or(host, none+"nothing was done"), similar(change.Subject, clientIDs(s)))
+		}
+		state = "recorded; " + cmp.Or(host, none+"it holds when one starts")
+	}
+	if err = a.Apply(ctx, change); err == nil && wait {
+		err = awaitDone(ctx, notes, a, change)
+	}
+	if wait || change.Verb == admin.Evict || change.Verb == admin.Drop {
+		state = "done"
+	}
+	return state, err
 }
 
 // of sets the subject of a change from the arguments, which subject names.

@@ -101,34 +101,37 @@ func newEdit(verb, use, short string) *cobra.Command {
 		if reason == "" {
 			return errNoReason
 		}
-		return withGroup(cmd, func(ctx context.Context, s *schedule.Scheduler) error {
-			j, err := before(ctx, s, r)
-			var jobs []int64
-			switch {
-			case j.Outcome == schedule.OutcomeUnknown && !unknown:
-				err = errors.New("its outcome is unknown, so it may have been done: check its effect first; only if it was not done, add --unknown")
-			case err == nil:
-				jobs, err = r.Do(ctx, s)
-			}
-			for _, id := range jobs {
-				fmt.Fprintln(cmd.OutOrStdout(), id)
-			}
-			state := "done"
-			switch {
-			case err != nil || len(jobs) > 0:
-				return err
-			case verb == "retry_failed":
-				state = "nothing to retry"
-			case verb == "resume_schedule" && j.At.IsZero():
-				state = "it was not paused"
-			case j.State == schedule.StateRunning:
-				state = fmt.Sprintf("done; its handler continues until it ends, or until you restart %s: pgleases clients names the host and the pid", shown(j.Owner))
-			}
-			fmt.Fprint(cmd.OutOrStdout(), done(cmd, args, state))
-			return nil
-		})
+		return withGroup(cmd, func(ctx context.Context, s *schedule.Scheduler) error { return edit(ctx, cmd, s, r, args, unknown) })
 	}
 	return cmd
+}
+
+// edit executes a request, and prints what it has done. With unknown, it retries an unknown outcome.
+func edit(ctx context.Context, cmd *cobra.Command, s *schedule.Scheduler, r manage.Request, args []string, unknown bool) error {
+	j, err := before(ctx, s, r)
+	var jobs []int64
+	switch {
+	case j.Outcome == schedule.OutcomeUnknown && !unknown:
+		err = errors.New("its outcome is unknown, so it may have been done: check its effect first; only if it was not done, add --unknown")
+	case err == nil:
+		jobs, err = r.Do(ctx, s)
+	}
+	for _, id := range jobs {
+		fmt.Fprintln(cmd.OutOrStdout(), id)
+	}
+	state := "done"
+	switch {
+	case err != nil || len(jobs) > 0:
+		return err
+	case r.Verb == "retry_failed":
+		state = "nothing to retry"
+	case r.Verb == "resume_schedule" && j.At.IsZero():
+		state = "it was not paused"
+	case j.State == schedule.StateRunning:
+		state = fmt.Sprintf("done; its handler continues until it ends, or until you restart %s: pgleases clients names the host and the pid", shown(j.Owner))
+	}
+	fmt.Fprint(cmd.OutOrStdout(), done(cmd, args, state))
+	return nil
 }
 
 // before returns the job of a request; of a tick, only its outcome, of a resume, At is when the

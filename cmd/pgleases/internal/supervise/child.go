@@ -39,9 +39,9 @@ func newSupervisor(r *runner) (*supervisor, error) {
 	return s, adoptOrphans() // the orphans of a killed keeper
 }
 
-// run runs the program for a partition until it ends or must end. It returns its exit code, or
-// NotOwned if the keeper ended it. No process of the program is left then.
-func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition) (int, error) {
+// run runs the program for a partition until it ends or must end. It returns its exit code, NotOwned
+// if the keeper ended it, or Failed if it cannot be started. No process of the program is left then.
+func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition, log *slog.Logger) int {
 	var group string
 	if s.runner.Cgroup {
 		group = newGroup()
@@ -49,7 +49,8 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 	}
 	keeper, w, err := s.start(p, group)
 	if err != nil {
-		return 0, err
+		log.Error("program cannot be started", slog.Any("error", err))
+		return Failed
 	}
 	defer w.Close()
 	s.supervise(ctx, lease, p, keeper, w)
@@ -58,9 +59,9 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 	s.mu.Unlock()
 	s.killOrphans(p.Context(), group)
 	if status := keeper.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
-		return NotOwned, nil
+		return NotOwned
 	}
-	return keeper.ProcessState.ExitCode(), nil
+	return keeper.ProcessState.ExitCode()
 }
 
 // supervise sends a keeper the trust deadline and orders until it has ended. It kills a keeper that

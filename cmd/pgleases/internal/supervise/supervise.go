@@ -235,17 +235,13 @@ func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pglea
 	}
 	for backoff := backoffMin; ; backoff = min(2*backoff, backoffMax) {
 		began := time.Now()
-		code, err := r.children.run(ctx, lease, p)
-		if err != nil {
-			log.Error("program cannot be started", slog.Any("error", err))
-			code = Failed
-		}
-		if ctx.Err() != nil {
+		code := r.children.run(ctx, lease, p, log)
+		if cause := context.Cause(ctx); cause != nil {
 			level := slog.LevelWarn
-			if errors.Is(context.Cause(ctx), pgleases.ErrClosed) || errors.Is(context.Cause(ctx), pgleases.ErrHandoff) && !r.Once {
+			if errors.Is(cause, pgleases.ErrClosed) || errors.Is(cause, pgleases.ErrHandoff) && !r.Once {
 				level = slog.LevelInfo
 			}
-			log.Log(ctx, level, "program was ended", slog.Any("cause", context.Cause(ctx)))
+			log.Log(ctx, level, "program was ended", slog.Any("cause", cause))
 		}
 		if r.Once {
 			r.result <- code
