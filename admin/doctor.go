@@ -596,24 +596,21 @@ const old = 24 * time.Hour
 const stays = 3 * time.Second
 
 func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
-	deserted, overdue, draining, crowded, paused, hangs := []string{}, []string{}, []string{}, []string{}, "", ""
+	deserted, left, overdue, draining, crowded, paused, hangs := []string{}, []string{}, []string{}, []string{}, []string{}, "", ""
 	for i := range s.Leases {
 		l := &s.Leases[i]
 		if s.paused(l) {
 			paused += fmt.Sprintf("; those of %q have none, because it is paused", l.Name)
 			continue
 		}
-		if !works(s, l) {
+		if len(l.Members) == 0 && !slices.ContainsFunc(l.Holdings, func(h Holding) bool { return h.OwnerSession != 0 }) {
+			left = append(left, fmt.Sprintf("%q", l.Name)) // for example, a lease of pgleases run --once from cron
+		} else if !works(s, l) {
 			deserted = append(deserted, fmt.Sprintf("%q", l.Name))
 		} else if late := s.At.Sub(l.Due); !l.Due.IsZero() && late > d.Long {
 			overdue = append(overdue, fmt.Sprintf("%q for %v", l.Name, late.Round(time.Second)))
 		}
-		live := 0
-		for _, m := range l.Members {
-			if !s.Client(m.Session).Expired {
-				live++
-			}
-		}
+		live := len(slices.DeleteFunc(slices.Clone(l.Members), func(m Member) bool { return s.Client(m.Session).Expired }))
 		if live > l.Partitions && l.Partitions > 1 { // a lease of one partition has a leader, and others stand by
 			crowded = append(crowded, fmt.Sprintf("%q has %d for %d members", l.Name, l.Partitions, live))
 		}
@@ -638,7 +635,9 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 		}
 		d.found("orphans", Fault, remedy, "partitions that no live client owns, for %v: %s", stays, listed(all))
 	case len(deserted) > 0:
-		d.found("orphans", Warning, "start a process; or see pgleases overrides for drained clients; or delete the lease with pgleases drop LEASE --reason '...'", "no client works on %s", listed(deserted))
+		d.found("orphans", Warning, "start a process; or see pgleases overrides for drained clients; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no client works on %s", listed(deserted))
+	case len(left) > 0:
+		d.found("orphans", Note, "start a process if one should run now; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "all clients have left, as after pgleases run --once: %s", listed(left))
 	}
 	d.fine("orphans", "each partition has an owner%s", paused)
 	var all []string

@@ -115,20 +115,18 @@ func (a *Admin) try(ctx context.Context, c Change) (read []store.LeaseSnapshot, 
 		// the limit for a program that stops before the end of the transaction.
 		batch.Queue("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('statement_timeout', $1, true), "+
 			"pg_catalog.set_config('tcp_user_timeout', $2, true)", fmt.Sprint(answers.Milliseconds()), fmt.Sprint(stopped.Milliseconds()))
-		change := func() { batch.Queue(verb, args...) }
-		look := func() {
+		steps := []func(){func() { batch.Queue(verb, args...) }, func() {
 			batch.Queue(fmt.Sprintf(bounded, pgx.Identifier{a.schema}.Sanitize(), answers.Milliseconds()))
 			batch.Queue(a.statement("dryrun"), lease, client).Query(func(rows pgx.Rows) (err error) {
 				read, err = store.CollectSnapshots(rows)
 				return err
 			})
-		}
+		}}
 		if c.Verb == Drop { // afterwards the lease is gone
-			look()
-			change()
-		} else {
-			change()
-			look()
+			slices.Reverse(steps)
+		}
+		for _, step := range steps {
+			step()
 		}
 		if c.IfUnchanged == "" {
 			batch.Queue("ROLLBACK")
