@@ -465,7 +465,7 @@ func ExampleClient_leader() {
 	if err == nil {
 		err = lease.Run(ctx, lead) // calls lead while this process leads; lead returns when its ctx ends, not before
 	}
-	_, leads := lease.Partition(0) // for a probe
+	_, leads := lease.Partition(0) // elsewhere: a probe
 	fmt.Println("stopped:", errors.Is(err, context.Canceled), leads)
 	// Output:
 	// this process leads

@@ -123,15 +123,16 @@ type leader struct {
 	lease  *pgleases.Lease
 }
 
-// lead is called when this process begins to lead, and returns when ctx ends. If it returns an
-// error, Run calls it again after a pause, unless another process leads by then.
+// lead is called when this process begins to lead, and returns when ctx ends. A tick that fails is
+// tried again: if lead returned its error, Run would call lead again after a pause, so in an outage
+// the process would seem to stop and begin to lead.
 func (l *leader) lead(ctx context.Context, p pgleases.Partition) error {
 	fmt.Printf("%s: leading under epoch %d\n", l.client.ID(), p.Epoch)
 	defer fmt.Printf("%s: not leading\n", l.client.ID())
 	for {
 		// A tick is finished even if ctx ends: p.Context() ends only if the partition is lost.
 		if err := l.tick(p.Context(), p); err != nil {
-			return err
+			fmt.Printf("%s: a tick failed: %v\n", l.client.ID(), err)
 		}
 		select {
 		case <-time.After(interval):

@@ -60,6 +60,21 @@ func TestOneLeadsAndAnotherAfterItsCrashOrEnd(t *testing.T) {
 	if text, err := who.Output(); err != nil || !regexp.MustCompile(`^(one|two|three): leading under epoch \d+\n$`).Match(text) {
 		t.Errorf("-who printed %q, %v", text, err)
 	}
+	rename := func(from, to string) {
+		testkit.Must(conn.Exec(ctx, "ALTER TABLE pgleases_leader."+from+" RENAME TO "+to))(t)
+	}
+	rename("leader_ticks", "elsewhere")
+	for failed := (line{}); ; { // it leads on: two ticks in a row fail
+		l := e.next(ctx, t)
+		l.what, _, _ = strings.Cut(l.what, ":")
+		if l == failed {
+			break
+		}
+		if failed = (line{}); l.what == "a tick failed" {
+			failed = l
+		}
+	}
+	rename("elsewhere", "leader_ticks")
 	_ = first.cmd.Process.Kill()
 	<-first.done
 
