@@ -62,7 +62,7 @@ func (a *Admin) Doctor(ctx context.Context, o DoctorOptions) []Finding {
 	d := &doctor{Admin: a, DoctorOptions: o}
 	conn, err := a.pool.Acquire(ctx)
 	if err != nil {
-		remedy := "set --database, DATABASE_URL or the PG* variables to a database that answers"
+		remedy := "start or promote a server; or set --database, DATABASE_URL or the PG* variables to a database that answers"
 		if store.Full(err) {
 			remedy = full
 		}
@@ -310,7 +310,7 @@ func (d *doctor) sessions(f *facts) {
 		sessions                  []session
 	}{
 		{"transactions", "idle", "a partition that it has guarded cannot move",
-			"find out why it does not end; set idle_in_transaction_session_timeout", d.Long, f.Idle},
+			"end its program, or SELECT pg_terminate_backend(PID), which rolls back; set idle_in_transaction_session_timeout", d.Long, f.Idle},
 		{"snapshots", "in use", "dead rows remain until it ends",
 			"run long queries on a standby without hot_standby_feedback", 10 * d.Long, f.Old},
 	} {
@@ -617,7 +617,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 		for _, h := range l.Holdings {
 			if h.Moves() && s.At.Sub(h.Asked) > d.Long {
 				c := s.Client(h.OwnerSession)
-				hangs = fmt.Sprintf("if its work hangs, kill %s (host %s, pid %d), or pgleases evict %[1]s --reason '...'; WithDrainTimeout bounds it", c.ID, c.Host, c.PID)
+				hangs = fmt.Sprintf("if pgleases doctor --long 1s names a transaction, end that first; if its work hangs, kill %s (host %s, pid %d), or pgleases evict %[1]s --reason '...'; WithDrainTimeout bounds it", c.ID, c.Host, c.PID)
 				draining = append(draining, fmt.Sprintf("%q %v of %q for %v", l.Name, h.Partitions, h.Owner, s.At.Sub(h.Asked).Round(time.Second)))
 			}
 		}

@@ -321,7 +321,7 @@ func since(at, now time.Time) string {
 func (e *Explanation) sayNoOwner(s *Snapshot, had bool) {
 	switch {
 	case had:
-		e.say("Its owner %q was evicted%s. It waits for a plan, or for the end of a guarded transaction of that owner, which pgleases doctor names.",
+		e.say("Its owner %q was evicted%s. It waits for a plan, or for the end of a guarded transaction of that owner, which pgleases doctor --long 1s names.",
 			e.LastOwner, strings.Replace(since(e.Since, s.At), " since", " at", 1))
 	case e.LastOwner == "":
 		e.say("It has had no owner yet.")
@@ -371,7 +371,7 @@ func (e *Explanation) sayOverrides(s *Snapshot, l *Lease, movesElsewhere bool) {
 		}
 	}
 	if e.PreferredOwner != "" && e.PreferredOwner != e.Owner && !movesElsewhere {
-		e.say("It belongs to %q, its preferred owner, and returns there when that client's share has room for it.", e.PreferredOwner)
+		e.say("It belongs to %q, its preferred owner, and returns there only if that client's share has room for it.", e.PreferredOwner)
 		if !slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == e.PreferredOwner }) {
 			e.say("%q is not a member of the lease now.", e.PreferredOwner)
 		}

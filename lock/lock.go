@@ -93,7 +93,8 @@ func (l *Locks) Do(ctx context.Context, name string, fn func(ctx context.Context
 }
 
 // TryDo acquires a lock as TryAcquire does, and runs fn as Do does. If the lock is held, it returns
-// false and no error. After a crash of the holder it may wait for about the holder's TTL.
+// false and no error. After a crash of the holder it may wait for about the holder's TTL. A later
+// caller runs fn again: for once a night, use package schedule.
 func (l *Locks) TryDo(ctx context.Context, name string, fn func(ctx context.Context) error) (ran bool, err error) {
 	h, err := l.TryAcquire(ctx, name)
 	switch {

@@ -143,7 +143,7 @@ func TestDoctorNamesProcesses(t *testing.T) {
 	}
 	execute(t, database, sound, "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0",
 		"INSERT INTO pgleases.events (at, cause, from_id) VALUES (now() - interval '11 minutes', 'evicted', 'long ago'), (now() - interval '9 minutes', 'evicted', 'svc-2')")
-	says("handoffs", "> if its work hangs, kill a (host host, pid 7), or pgleases evict a --reason '...';")
+	says("handoffs", "> if pgleases doctor --long 1s names a transaction, end that first; if its work hangs, kill a (host host, pid 7), or pgleases evict a --reason '...';")
 	says("expired", `no session is expired; evicted in the last 10 min: "svc-2", see pgleases events`)
 	execute(t, database, "UPDATE pgleases.clients SET expires_at = now() - interval '2 hours'")
 	says("expired", "> start one: no client is live")

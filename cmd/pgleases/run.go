@@ -61,7 +61,7 @@ func newRun() *cobra.Command {
 	flags.BoolVar(&r.Once, "once", false, "do not restart the program: exit with its exit code (one partition only)")
 	flags.BoolVar(&r.Try, "try", false, "exit with 75 if other live clients own all partitions, or an operator has paused the lease or drained this client; a crashed client counts as live until its TTL is over, and then this command waits to take over")
 	flags.DurationVar(&r.Wait, "wait", 0, "exit with 75 if no partition was owned after this time (default: no limit); if all machines use it, give more than the TTL: otherwise no machine takes over after a crash")
-	flags.StringVar(&r.ID, "id", "", "client ID, unique among live clients; an ID that outlives the process, such as the host name, keeps partitions in place (default: random)")
+	flags.StringVar(&r.ID, "id", "", "client ID, unique among the live clients of the database, whatever their lease; one that outlives the process, such as HOST-LEASE, keeps partitions in place (default: random)")
 	return cmd
 }
 

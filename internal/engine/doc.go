@@ -71,8 +71,8 @@
 //
 // # Why two clients never own one partition
 //
-//  1. A row of the table partitions has one owner. Only apply and release change it. On one lease
-//     they exclude each other, and no session is evicted while it releases.
+//  1. A row of the table partitions has one owner. Only apply and release change it. Apply and
+//     release exclude each other on one lease. A session that releases is not evicted meanwhile.
 //  2. An owner removes the partition from the Board before it sends the release. The release names
 //     the epoch, so that a late one has no effect.
 //  3. A client trusts itself for TTL - margin, counted from just before it sends a heartbeat

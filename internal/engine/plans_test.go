@@ -133,6 +133,8 @@ func TestClientsThatCloseAtOnceAreNoSuccessors(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		procs, _ := w.sharing(1200)
 		before, applies := w.epochs("x"), w.count("apply")
+		// All begin before the first statement is executed, also on a busy machine.
+		w.inject(func(_, _ string) (fault, bool) { return fault{before: time.Millisecond}, true })
 		var closing sync.WaitGroup
 		for _, p := range procs {
 			closing.Go(func() {

@@ -95,10 +95,10 @@ func (s *session) beatAnswered(sent time.Time, heartbeat time.Duration) {
 }
 
 // renewed notes a renewal, and reports whether its server incarnation differs from the previous
-// one. A heartbeat that was given up may be executed after this renewal. It then compares clocks,
-// finds that this renewal is later than the one that it names, and has no effect. On another
-// incarnation it compares nothing, and if the clock has stepped back this renewal looks earlier. So
-// in both cases that heartbeat may still renew the session.
+// one. A heartbeat that was given up may be executed after this renewal. Usually it has no effect:
+// it compares clocks, and finds a later renewal than the one that it names. It still renews the
+// session in two cases: on another incarnation, because it compares nothing there; and after the
+// clock stepped back, because this renewal then looks earlier.
 func (s *session) renewed(sent, received time.Time, now store.Renewal) (otherRun bool) {
 	before := s.renewal
 	if before.Marker != 0 && (before.Marker != now.Marker || before.Clock >= now.Clock) {

@@ -192,8 +192,9 @@ func (s *Scheduler) Entries(name string) []schedule.Entry {
 		entries = append(entries, e)
 	}
 	if len(entries) == 0 {
-		_, err := s.Get(context.Background(), name)
-		s.world.must(err)
+		if _, err := s.Get(context.Background(), name); err != nil {
+			s.world.t.Fatalf("scheduletest: Entries takes the name of a schedule, Job(ctx, id) the ID of a job: %v", err)
+		}
 	}
 	slices.Reverse(entries)
 	return entries
