@@ -5,18 +5,23 @@ package supervise
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"time"
 
 	"github.com/pgleases/pgleases"
 )
 
 // The promises of run need process groups, and a parent for orphans.
-type supervisor struct{ hurry chan struct{} }
+type supervisor struct {
+	endLead time.Duration
+	hurry   chan struct{}
+}
 
 func newSupervisor(*runner) (*supervisor, error) {
 	return nil, errors.New("run does not work on Windows, where a program cannot be asked to end with all that it started; use Lease.Run of the Go library, or WSL")
 }
 
-func (*supervisor) run(context.Context, *pgleases.Lease, pgleases.Partition) (int, error) {
+func (*supervisor) run(context.Context, *pgleases.Lease, pgleases.Partition, *slog.Logger) int {
 	panic("not reached: there is no supervisor")
 }
 
