@@ -170,7 +170,7 @@ func (c *Client) Lease(ctx context.Context, name string, partitions int, opts ..
 	if err != nil {
 		return nil, fmt.Errorf("pgleases: join lease %q: %w", name, err)
 	}
-	return l.Public(func() any { return &Lease{client: c, engine: l, board: l.Board, failures: make(map[string]*failure)} }).(*Lease), nil
+	return l.Public(func() any { return &Lease{client: c, engine: l, board: l.Board} }).(*Lease), nil
 }
 
 // Done returns a channel that is closed when the client has ended: it was closed, a newer process

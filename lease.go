@@ -22,7 +22,7 @@ type Lease struct {
 	running atomic.Bool  // a Run is under way
 
 	mu       sync.Mutex
-	failures map[string]*failure // not logged yet, by reason
+	failures map[string]*failure // not logged yet, by reason; nil: none
 }
 
 // Name returns the lease's name.

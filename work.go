@@ -73,8 +73,8 @@ const (
 // The partition may move between two calls. Errors of a second that differ only in digits are logged
 // in one line. Run does not log an error that wraps the reason why ctx has ended, for example the
 // ErrNotOwner of a Guard after the trust was lost: that end has a line of its own. Run does not
-// recover a panic in fn. A call that ends its goroutine with
-// runtime.Goexit counts as one that returned nil.
+// recover a panic in fn. A call that ends its goroutine with runtime.Goexit counts as one that
+// returned nil.
 //
 // Run waits for calls that do not return when their contexts end. Meanwhile the partition may be
 // lost and come back; no other call works on it then. Run logs such calls after 30 s, and
@@ -189,7 +189,8 @@ func (l *Lease) failed(partition int, err error, asked bool) {
 	reason := engine.KindOf(fmt.Sprint(asked, err))
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.failures) == 0 {
+	if l.failures == nil {
+		l.failures = make(map[string]*failure)
 		time.AfterFunc(time.Second, l.logFailures)
 	}
 	if l.failures[reason] == nil {
@@ -200,8 +201,8 @@ func (l *Lease) failed(partition int, err error, asked bool) {
 
 func (l *Lease) logFailures() {
 	l.mu.Lock()
-	all := maps.Clone(l.failures)
-	clear(l.failures)
+	all := l.failures
+	l.failures = nil
 	l.mu.Unlock()
 	for _, f := range all {
 		l.client.options.Log.Error("pgleases: callback failed", slog.String("lease", l.engine.Name), slog.String("partitions", ranges.Short(f.partitions)),

@@ -596,7 +596,7 @@ const old = 24 * time.Hour
 const stays = 3 * time.Second
 
 func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
-	deserted, left, overdue, draining, crowded, paused, hangs := []string{}, []string{}, []string{}, []string{}, []string{}, "", ""
+	deserted, left, overdue, draining, crowded, paused, unblock := []string{}, []string{}, []string{}, []string{}, []string{}, "", ""
 	for i := range s.Leases {
 		l := &s.Leases[i]
 		if s.paused(l) {
@@ -617,7 +617,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 		for _, h := range l.Holdings {
 			if h.Moves() && s.At.Sub(h.Asked) > d.Long {
 				c := s.Client(h.OwnerSession)
-				hangs = fmt.Sprintf("if pgleases doctor --long 1s names a transaction, end that first; if its work hangs, kill %s (host %s, pid %d), or pgleases evict %[1]s --reason '...'; WithDrainTimeout bounds it", c.ID, c.Host, c.PID)
+				unblock = fmt.Sprintf("if pgleases doctor --long 1s names a transaction, end that first; if its work hangs, kill %s (host %s, pid %d), or pgleases evict %[1]s --reason '...'; WithDrainTimeout bounds it", c.ID, c.Host, c.PID)
 				draining = append(draining, fmt.Sprintf("%q %v of %q for %v", l.Name, h.Partitions, h.Owner, s.At.Sub(h.Asked).Round(time.Second)))
 			}
 		}
@@ -652,7 +652,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 	d.judge("shares", len(crowded) == 0, "no lease has fewer partitions than members", Note,
 		"run fewer processes, or drop the lease and create it with more partitions", "some members own nothing: %s", listed(crowded))
 	d.judge("handoffs", len(draining) == 0, fmt.Sprintf("no handoff takes more than %v", d.Long),
-		Warning, hangs, "asked for and not handed over: %s", listed(draining))
+		Warning, unblock, "asked for and not handed over: %s", listed(draining))
 }
 
 // lastingOrphans returns the partitions, by lease, that have no live owner for the time stays.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -310,23 +309,23 @@ func (e *Explanation) say(format string, args ...any) {
 	e.Reasons = append(e.Reasons, fmt.Sprintf(format, args...))
 }
 
-// since returns how long something lasts that began then; "" if that is unknown.
-func since(at, now time.Time) string {
+// when returns a time after a word; "" if it is unknown.
+func when(word string, at, now time.Time) string {
 	if at.IsZero() {
 		return ""
 	}
-	return fmt.Sprintf(" since %s UTC (%v ago)", at.UTC().Format(time.DateTime), round(now.Sub(at)))
+	return fmt.Sprintf(" %s %s UTC (%v ago)", word, at.UTC().Format(time.DateTime), round(now.Sub(at)))
 }
 
 func (e *Explanation) sayNoOwner(s *Snapshot, had bool) {
 	switch {
 	case had:
 		e.say("Its owner %q was evicted%s. It waits for a plan, or for the end of a guarded transaction of that owner, which pgleases doctor --long 1s names.",
-			e.LastOwner, strings.Replace(since(e.Since, s.At), " since", " at", 1))
+			e.LastOwner, when("at", e.Since, s.At))
 	case e.LastOwner == "":
 		e.say("It has had no owner yet.")
 	default:
-		e.say("It has had no owner%s. The last one was %q.", since(e.Since, s.At), e.LastOwner)
+		e.say("It has had no owner%s. The last one was %q.", when("since", e.Since, s.At), e.LastOwner)
 	}
 }
 
@@ -335,7 +334,7 @@ func (e *Explanation) sayOwner(s *Snapshot, l *Lease, owner *Client, working int
 	if !owner.Expired && owner.HeartbeatAge > owner.TTL/2 {
 		takenOver = fmt.Sprintf("; taken over at %v", owner.TTL)
 	}
-	e.say("It is owned by %q%s, on %s, pid %d, last heartbeat %v ago%s.", owner.ID, since(e.Since, s.At), owner.Host, owner.PID, round(owner.HeartbeatAge), takenOver)
+	e.say("It is owned by %q%s, on %s, pid %d, last heartbeat %v ago%s.", owner.ID, when("since", e.Since, s.At), owner.Host, owner.PID, round(owner.HeartbeatAge), takenOver)
 	if m := e.Member; m == nil {
 		e.say("The owner is no longer a member of the lease.")
 	} else {

@@ -94,12 +94,14 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 // client, and refuses to wait for one.
 func operate(ctx context.Context, notes io.Writer, a *admin.Admin, change admin.Change, overridesClient, wait bool) (state string, err error) {
 	state = "recorded; the clients act within a heartbeat"
-	if s, err := a.Snapshot(ctx); err == nil && overridesClient && !slices.Contains(clientIDs(s), change.Subject) {
-		host, none := onHost(s, change), fmt.Sprintf("no client %q is running: ", change.Subject)
-		if wait {
-			return "", fmt.Errorf("%s\n%spgleases clients shows all", cmp.Or(host, none+"nothing was done"), similar(change.Subject, clientIDs(s)))
+	if overridesClient {
+		if s, err := a.Snapshot(ctx); err == nil && !slices.Contains(clientIDs(s), change.Subject) {
+			host, none := onHost(s, change), fmt.Sprintf("no client %q is running: ", change.Subject)
+			if wait {
+				return "", fmt.Errorf("%s\n%spgleases clients shows all", cmp.Or(host, none+"nothing was done"), similar(change.Subject, clientIDs(s)))
+			}
+			state = "recorded; " + cmp.Or(host, none+"it holds when one starts")
 		}
-		state = "recorded; " + cmp.Or(host, none+"it holds when one starts")
 	}
 	if err = a.Apply(ctx, change); err == nil && wait {
 		err = awaitDone(ctx, notes, a, change)
@@ -255,6 +257,9 @@ func owned(s *admin.Snapshot, w admin.Override) (n int, first string) {
 	return n, first
 }
 
+// mostEvents is the maximum number of events that one call reads.
+const mostEvents = 1000
+
 func newEvents() *cobra.Command {
 	cmd := &cobra.Command{Use: "events [LEASE]", Short: "Show events of members and partitions", Args: asUsed}
 	output := outputFlag(cmd)
@@ -262,8 +267,8 @@ func newEvents() *cobra.Command {
 	follow := cmd.Flags().BoolP("follow", "f", false, "print new events as they arrive; in JSON, one line for each")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		lease := strings.Join(args, "")
-		if *most < 1 || *most > 1000 {
-			return fmt.Errorf("-n %d: give 1 to 1000", *most)
+		if *most < 1 || *most > mostEvents {
+			return fmt.Errorf("-n %d: give 1 to %d", *most, mostEvents)
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 			if *follow {
@@ -281,7 +286,7 @@ func newEvents() *cobra.Command {
 					return err
 				})
 			}
-			events, err := a.Events(ctx, lease, 1000)
+			events, err := a.Events(ctx, lease, mostEvents)
 			if err != nil {
 				return err
 			}
@@ -318,7 +323,7 @@ func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease st
 	var seen map[string]bool // those of the poll before; nil: there was no poll yet
 	last, away := "", false
 	for limited := range eachSecond(ctx) {
-		events, err := a.Events(limited, lease, 1000)
+		events, err := a.Events(limited, lease, mostEvents)
 		switch {
 		case ctx.Err() != nil:
 			return nil

@@ -422,19 +422,13 @@ func (e *engine) checkTrust(now time.Time) {
 	if !e.trust.over(now) {
 		return
 	}
-	why := fmt.Sprintf("no heartbeat succeeded for %v", passed(e.session.sent, now))
-	if stopped := passed(e.wakeAt, now); e.liveness.Ended() {
+	why := fmt.Sprintf("no heartbeat succeeded for %v", liveness.Passed(e.session.sent, now).Round(10*time.Millisecond))
+	if stopped := liveness.Passed(e.wakeAt, now).Round(10 * time.Millisecond); e.liveness.Ended() {
 		why = "the connection has ended"
 	} else if stopped > liveness.StoppedFor {
 		why += fmt.Sprintf("; the process did not run for %v", stopped)
 	}
 	e.loseTrust(now, why)
-}
-
-// passed returns the time between two times, by the clock that shows more: the wall clock also runs
-// while a machine sleeps.
-func passed(from, to time.Time) time.Duration {
-	return max(to.Sub(from), to.Round(0).Sub(from.Round(0))).Round(10 * time.Millisecond)
 }
 
 // loseTrust ends everything that is owned. Ownerships in work are kept as draining: they are
@@ -454,7 +448,7 @@ func (e *engine) loseTrust(now time.Time, why string) {
 		m.withdraw(m.serving(), cause, now)
 	}
 	if lost > 0 {
-		e.log.Warn("pgleases: trust lost", slog.String("cause", why), slog.Int("count", lost), slog.Duration("since_heartbeat", passed(e.session.sent, now)))
+		e.log.Warn("pgleases: trust lost", slog.String("cause", why), slog.Int("count", lost), slog.Duration("since_heartbeat", liveness.Passed(e.session.sent, now).Round(10*time.Millisecond)))
 	}
 	e.members.logEnded()
 }

@@ -153,13 +153,19 @@ func (f *State) Ended() bool {
 // connection end. Then readers wait for an answer on this connection, which shows that it did not
 // end.
 func (f *State) Beat(now time.Time) (stopped time.Duration) {
-	stopped = max(now.Sub(f.pulse), now.Round(0).Sub(f.pulse.Round(0))) // the wall clock too, which runs while a machine sleeps
+	stopped = Passed(f.pulse, now)
 	f.pulse = now
 	if stopped <= StoppedFor {
 		return 0
 	}
 	f.woke = now
 	return stopped
+}
+
+// Passed returns the time between two times, by the clock that shows more: the wall clock also runs
+// while a machine sleeps.
+func Passed(from, to time.Time) time.Duration {
+	return max(to.Sub(from), to.Round(0).Sub(from.Round(0)))
 }
 
 // Allows allows readers to read for some more time. It does not if they wait for an answer, or if

@@ -88,12 +88,19 @@ func passes(conn net.Conn, within time.Duration) (bool, error) {
 	return err == nil, err
 }
 
-func TestAFrozenProxyKeepsConnectionsAndLetsNothingPass(t *testing.T) {
-	proxy := newProxy(t)
-	before := dial(t, proxy)
-	if ok, err := passes(before, 5*time.Second); !ok || err != nil {
+// connected returns a connection through which bytes pass.
+func connected(t *testing.T, proxy *Proxy) net.Conn {
+	t.Helper()
+	conn := dial(t, proxy)
+	if ok, err := passes(conn, 5*time.Second); !ok || err != nil {
 		t.Fatalf("nothing passes: %v", err)
 	}
+	return conn
+}
+
+func TestAFrozenProxyKeepsConnectionsAndLetsNothingPass(t *testing.T) {
+	proxy := newProxy(t)
+	before := connected(t, proxy)
 	proxy.Freeze()
 	during := dial(t, proxy)
 	for _, conn := range []net.Conn{before, during} {
@@ -168,10 +175,7 @@ func TestAProxyLosesOneDirection(t *testing.T) {
 
 func TestAProxyResetsConnections(t *testing.T) {
 	proxy := newProxy(t)
-	before := dial(t, proxy)
-	if ok, err := passes(before, 5*time.Second); !ok || err != nil {
-		t.Fatalf("nothing passes: %v", err)
-	}
+	before := connected(t, proxy)
 	proxy.Reset()
 	if _, err := before.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("reset, but %v", err)
@@ -192,10 +196,7 @@ func TestAProxyResetsConnections(t *testing.T) {
 
 func TestACutProxyBreaksConnectionsAndTakesNewOnes(t *testing.T) {
 	proxy := newProxy(t)
-	conn := dial(t, proxy)
-	if ok, err := passes(conn, 5*time.Second); !ok || err != nil {
-		t.Fatalf("nothing passes: %v", err)
-	}
+	conn := connected(t, proxy)
 	address := proxy.URL()
 	proxy.Cut()
 	if ok, err := passes(conn, 5*time.Second); ok || err == nil {

@@ -286,39 +286,43 @@ func TestWeekTakesFewRoundTrips(t *testing.T) {
 	}
 }
 
-func TestHandlerThatSnoozesForNoTimeIsFoundOut(t *testing.T) {
-	t.Parallel()
+// fails runs a test that fails, and returns what it logs.
+func fails(t *testing.T, test func(t testing.TB)) string {
 	f := &failing{TB: t}
 	done := make(chan struct{})
-	go func() {
+	go func() { // FailNow ends it
 		defer close(done)
+		test(f)
+	}()
+	<-done
+	return f.all()
+}
+
+func TestHandlerThatSnoozesForNoTimeIsFoundOut(t *testing.T) {
+	t.Parallel()
+	said := fails(t, func(f testing.TB) {
 		s := scheduletest.New(f, newPool(f), midnight)
 		k := schedule.InTx(s.Scheduler, "k", func(context.Context, pgx.Tx, schedule.Run[args]) error { return schedule.Snooze(0) })
 		testkit.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
 		s.Advance(2 * time.Hour)
-	}()
-	<-done
-	if !strings.Contains(f.all(), "snooze for 0 s") {
-		t.Fatalf("the test logged %q", f.all())
+	})
+	if !strings.Contains(said, "snooze for 0 s") {
+		t.Fatalf("the test logged %q", said)
 	}
 }
 
 func TestMisspelledScheduleIsFoundOut(t *testing.T) {
 	t.Parallel()
-	f := &failing{TB: t}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	said := fails(t, func(f testing.TB) {
 		s := scheduletest.New(f, newPool(f), midnight)
 		k := schedule.InTx(s.Scheduler, "k", func(context.Context, pgx.Tx, schedule.Run[args]) error { return nil })
 		testkit.OK(t, k.Add("close", args{}, schedule.Every(time.Hour)))
 		s.Advance(0)
 		expect(t, "entries before the first tick", len(s.Entries("close")), 0)
 		s.Entries("colse")
-	}()
-	<-done
-	if !strings.Contains(f.all(), `"colse"`) || !strings.Contains(f.all(), "not found") {
-		t.Fatalf("the test logged %q", f.all())
+	})
+	if !strings.Contains(said, `"colse"`) || !strings.Contains(said, "not found") {
+		t.Fatalf("the test logged %q", said)
 	}
 }
 

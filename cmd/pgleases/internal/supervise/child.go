@@ -21,18 +21,15 @@ import (
 // A supervisor starts keepers, one for each program that runs, and sends them the time until which
 // their partition is owned.
 type supervisor struct {
-	runner  *runner
-	lead    time.Duration // from the kill of all processes to the end of trust
-	endLead time.Duration // from SIGTERM to the end of trust
-	hurry   chan struct{} // closed: kill at once
+	runner *runner
+	hurry  chan struct{} // closed: kill at once
 
 	mu    sync.Mutex   // held while a process is started and while orphans are killed: it guards known
 	known map[int]bool // children that are not orphans: keepers, and children of a shell that executed this process
 }
 
 func newSupervisor(r *runner) (*supervisor, error) {
-	lead := max(r.TTL/20, 100*time.Millisecond)
-	s := &supervisor{runner: r, lead: lead, endLead: lead + min(r.TTL/10, r.Grace), hurry: make(chan struct{}), known: make(map[int]bool)}
+	s := &supervisor{runner: r, hurry: make(chan struct{}), known: make(map[int]bool)}
 	if err := searchChildren(func(pid int) { s.known[pid] = true }); err != nil {
 		return nil, err
 	}
@@ -73,7 +70,7 @@ func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgl
 		close(ended)
 	}()
 
-	look := time.NewTicker(s.lead) // a heartbeat may have extended the trust
+	look := time.NewTicker(s.runner.killLead()) // a heartbeat may have extended the trust
 	defer look.Stop()
 	toEnd, lost, hurry := ctx.Done(), p.Context().Done(), s.hurry
 	var trust time.Time                // the deadline that the keeper has
@@ -83,7 +80,7 @@ func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgl
 		// ended before.
 		if sent, deadline := boottime(), lease.TrustDeadline(); p.Context().Err() == nil && !deadline.IsZero() && deadline != trust {
 			trust = deadline
-			late = time.After(time.Until(trust) - s.lead/2)
+			late = time.After(time.Until(trust) - s.runner.killLead()/2)
 			s.send(keeper, w, sent+time.Until(deadline))
 		}
 		select {
@@ -93,14 +90,14 @@ func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgl
 		case <-toEnd:
 			toEnd = nil
 			s.send(keeper, w, orderEnd)
-			overdue = time.After(s.runner.Grace + s.lead)
+			overdue = time.After(s.runner.Grace + s.runner.killLead())
 		case <-lost:
 			lost = nil
 			w.Close() // the order to kill
 		case <-hurry:
 			hurry = nil
 			w.Close()
-			overdue = time.After(s.lead)
+			overdue = time.After(s.runner.killLead())
 		case <-late: // the keeper is stopped, or cannot kill
 			s.kill(keeper, p)
 		case <-overdue:
@@ -129,7 +126,7 @@ func (s *supervisor) start(p pgleases.Partition, group string) (keeper *exec.Cmd
 		return nil, nil, err
 	}
 	defer orders.Close()
-	args := []string{KeepVerb, "--grace", r.Grace.String(), "--kill-lead", s.lead.String(), "--end-lead", s.endLead.String(), "--group", group, "--"}
+	args := []string{KeepVerb, "--grace", r.Grace.String(), "--kill-lead", s.runner.killLead().String(), "--end-lead", r.endLead().String(), "--group", group, "--"}
 	cmd := exec.Command(self, append(args, r.Program...)...)
 	cmd.Args[0] = "pgleases"
 	cmd.Env = append(os.Environ(), "PGLEASES_LEASE="+r.Lease, "PGLEASES_PARTITION="+strconv.Itoa(p.Number),
@@ -195,7 +192,7 @@ const orderEnd time.Duration = 0
 // send sends the keeper an order, unless it was ordered to kill. It kills a keeper that has not
 // read thousands of orders, because that keeper is stopped.
 func (s *supervisor) send(keeper *exec.Cmd, w *os.File, order time.Duration) {
-	_ = w.SetWriteDeadline(time.Now().Add(s.lead / 2))
+	_ = w.SetWriteDeadline(time.Now().Add(s.runner.killLead() / 2))
 	if _, err := w.Write(binary.BigEndian.AppendUint64(nil, uint64(order))); err != nil && !errors.Is(err, os.ErrClosed) {
 		_ = keeper.Process.Kill() // or it has ended
 	}

@@ -49,6 +49,12 @@ type Config struct {
 	Unreachable       func(error) error // adds a remedy if no database answers
 }
 
+// killLead is the time from the kill of all processes to the end of trust.
+func (c Config) killLead() time.Duration { return max(c.TTL/20, 100*time.Millisecond) }
+
+// endLead is the time from SIGTERM to the end of trust.
+func (c Config) endLead() time.Duration { return c.killLead() + min(c.TTL/10, c.Grace) }
+
 // Exit is an error with its own exit code. Without Err, the command prints no message.
 type Exit struct {
 	Code int
@@ -252,7 +258,7 @@ func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pglea
 		if time.Since(began) >= backoffReset {
 			backoff = backoffMin
 		}
-		trusted := func() bool { return time.Until(lease.TrustDeadline()) > r.children.endLead }
+		trusted := func() bool { return time.Until(lease.TrustDeadline()) > r.endLead() }
 		if trusted() {
 			log.Warn("program ended", slog.Int("exit_code", code), slog.Duration("again_after", backoff))
 		} else { // the keeper ended it, or would end the next one at once

@@ -6,16 +6,12 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"time"
 
 	"github.com/pgleases/pgleases"
 )
 
 // The promises of run need process groups, and a parent for orphans.
-type supervisor struct {
-	endLead time.Duration
-	hurry   chan struct{}
-}
+type supervisor struct{ hurry chan struct{} }
 
 func newSupervisor(*runner) (*supervisor, error) {
 	return nil, errors.New("run does not work on Windows, where a program cannot be asked to end with all that it started; use Lease.Run of the Go library, or WSL")

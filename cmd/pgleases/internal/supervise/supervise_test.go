@@ -458,7 +458,7 @@ func TestKeeperThatKillsIsNotKilled(t *testing.T) {
 	testkit.OK(t, err)
 	testkit.OK(t, keeper.Start())
 	w.Close()
-	(&supervisor{lead: time.Second}).send(keeper, w, orderEnd)
+	(&supervisor{runner: &runner{Config: Config{TTL: 20 * time.Second}}}).send(keeper, w, orderEnd)
 	in.Close()
 	if err := keeper.Wait(); err != nil {
 		t.Errorf("it did not end in order: %v", err)
