@@ -195,7 +195,7 @@ func TestTheKeyboardReachesAll(t *testing.T) {
 		t.Errorf("who sees is shown %q", got)
 	}
 	x.press(kb.Tab, kb.Enter)
-	x.until(rows(".reasons li") + `.some(text => text.startsWith('It is owned by "one", of weight 1, whose share is 40.00 of 40 partitions'))`)
+	x.until(rows(".reasons li") + `.some(text => text.includes("so its share is 40.00 of 40 partitions"))`)
 	x.press(kb.Tab)
 	x.until(`document.activeElement.matches("button.who[aria-pressed=false]")`)
 	x.press(kb.Enter)
