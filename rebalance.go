@@ -125,19 +125,26 @@ func (l *planLease) fix(frozen bool, cordoned []bool, pinned map[int]int32) {
 			l.fixed[p] = m
 		}
 	}
+	closed := !l.cordon(cordoned)
+	if frozen || closed {
+		l.fixRest()
+	}
+}
+
+// cordon gives the cordoned members weight 0. If they are all the members that work, it changes
+// nothing, and returns false.
+func (l *planLease) cordon(cordoned []bool) bool {
 	open := slices.Clone(l.members)
 	for m := range open {
 		if cordoned[m] {
 			open[m].weight = 0
 		}
 	}
-	closed := !slices.ContainsFunc(open, func(m planMember) bool { return m.weight > 0 })
-	if !closed { // otherwise there is no other member
-		l.members = open
+	if !slices.ContainsFunc(open, func(m planMember) bool { return m.weight > 0 }) {
+		return false
 	}
-	if frozen || closed {
-		l.fixRest()
-	}
+	l.members = open
+	return true
 }
 
 func (l *planLease) fixRest() {

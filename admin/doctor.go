@@ -416,6 +416,8 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 	d.timeline(ctx, s, f.Provider)
 	d.clients(s, trip, locked, d.evicted(ctx, s.At))
 	d.leases(ctx, s, locked)
+	d.overrides(s)
+	d.handoffs(s)
 	if len(waits) > 0 {
 		w, level := waits[0], Note // a leader may hold a lock for its lifetime
 		if i := slices.IndexFunc(waits, func(w wait) bool { return w.Holder == "" }); i >= 0 {
@@ -596,7 +598,7 @@ const old = 24 * time.Hour
 const stays = 3 * time.Second
 
 func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
-	deserted, left, overdue, draining, crowded, paused, unblock := []string{}, []string{}, []string{}, []string{}, []string{}, "", ""
+	deserted, left, overdue, crowded, paused := []string{}, []string{}, []string{}, []string{}, ""
 	for i := range s.Leases {
 		l := &s.Leases[i]
 		if s.paused(l) {
@@ -613,13 +615,6 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 		live := len(slices.DeleteFunc(slices.Clone(l.Members), func(m Member) bool { return s.Client(m.Session).Expired }))
 		if live > l.Partitions && l.Partitions > 1 { // a lease of one partition has a leader, and others stand by
 			crowded = append(crowded, fmt.Sprintf("%q has %d for %d members", l.Name, l.Partitions, live))
-		}
-		for _, h := range l.Holdings {
-			if h.Moves() && s.At.Sub(h.Asked) > d.Long {
-				c := s.Client(h.OwnerSession)
-				unblock = fmt.Sprintf("if pgleases doctor --long 1s names a transaction, end that first; if its work hangs, kill %s (host %s, pid %d), or pgleases evict %[1]s --reason '...'; WithDrainTimeout bounds it", c.ID, c.Host, c.PID)
-				draining = append(draining, fmt.Sprintf("%q %v of %q for %v", l.Name, h.Partitions, h.Owner, s.At.Sub(h.Asked).Round(time.Second)))
-			}
 		}
 	}
 	orphans := d.lastingOrphans(ctx, s)
@@ -640,6 +635,13 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 		d.found("orphans", Note, "start a process if one should run now; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "all clients have left, as after pgleases run --once: %s", listed(left))
 	}
 	d.fine("orphans", "each partition has an owner%s", paused)
+	d.judge("plans", len(overdue) == 0, "no plan is overdue", Warning, "search the logs of the members for plan failed", "overdue: %s", listed(overdue))
+	d.judge("shares", len(crowded) == 0, "no lease has fewer partitions than members", Note,
+		"run fewer processes, or drop the lease and create it with more partitions", "some members own nothing: %s", listed(crowded))
+}
+
+// overrides finds those that are old.
+func (d *doctor) overrides(s *Snapshot) {
 	var all []string
 	for _, w := range s.Overrides {
 		if w.Until.IsZero() && s.At.Sub(w.Since) > old {
@@ -648,9 +650,20 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 	}
 	d.judge("overrides", len(all) == 0, fmt.Sprintf("%d, all of them recent or with an end", len(s.Overrides)),
 		Note, "take back those that are no longer needed", "older than a day, without an end: %s", listed(all))
-	d.judge("plans", len(overdue) == 0, "no plan is overdue", Warning, "search the logs of the members for plan failed", "overdue: %s", listed(overdue))
-	d.judge("shares", len(crowded) == 0, "no lease has fewer partitions than members", Note,
-		"run fewer processes, or drop the lease and create it with more partitions", "some members own nothing: %s", listed(crowded))
+}
+
+// handoffs finds those that take too long.
+func (d *doctor) handoffs(s *Snapshot) {
+	draining, unblock := []string{}, ""
+	for i := range s.Leases {
+		for _, h := range s.Leases[i].Holdings {
+			if h.Moves() && s.At.Sub(h.Asked) > d.Long {
+				c := s.Client(h.OwnerSession)
+				unblock = fmt.Sprintf("if pgleases doctor --long 1s names a transaction, end that first; if its work hangs, kill %s (host %s, pid %d), or pgleases evict %[1]s --reason '...'; WithDrainTimeout bounds it", c.ID, c.Host, c.PID)
+				draining = append(draining, fmt.Sprintf("%q %v of %q for %v", s.Leases[i].Name, h.Partitions, h.Owner, s.At.Sub(h.Asked).Round(time.Second)))
+			}
+		}
+	}
 	d.judge("handoffs", len(draining) == 0, fmt.Sprintf("no handoff takes more than %v", d.Long),
 		Warning, unblock, "asked for and not handed over: %s", listed(draining))
 }

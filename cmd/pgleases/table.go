@@ -82,21 +82,29 @@ func layout(rows [][]string, width int, color bool) string {
 				}
 				cell = cut(cell, widths[i])
 				gap := strings.Repeat(" ", widths[i]+2-utf8.RuneCountInString(cell))
-				word, _, _ := strings.Cut(strings.ReplaceAll(row[i], ":", " "), " ")
-				switch {
-				case color && n == 0:
-					cell = bold + cell + plain
-				case color && l == 0 && slices.Contains([]string{"LEVEL", "STATE", "OUTCOME"}, rows[0][i]) && colors[word] != "":
-					cell = colors[word] + cell + plain
-				}
 				if i == last {
 					gap = "\n"
+				}
+				if style := styleOf(rows[0][i], row[i], n == 0); color && l == 0 && style != "" {
+					cell = style + cell + plain
 				}
 				b.WriteString(cell + gap)
 			}
 		}
 	}
 	return b.String()
+}
+
+// styleOf returns the escape sequence before a cell of a column, or of its heading.
+func styleOf(column, cell string, heading bool) string {
+	word, _, _ := strings.Cut(strings.ReplaceAll(cell, ":", " "), " ")
+	switch {
+	case heading:
+		return bold
+	case column == "LEVEL" || column == "STATE" || column == "OUTCOME":
+		return colors[word]
+	}
+	return ""
 }
 
 // cut returns a name in at most width characters, without its middle if it is longer.

@@ -144,9 +144,7 @@ func (p *planning) proceed(ctx context.Context, c Conn, n portion) (applied stor
 		applied, err = c.Apply(ctx, p.read, moves, p.again(n.alone, len(moves)))
 		took = time.Since(applying)
 		if err == nil && applied.Applied {
-			p.moves = p.moves[len(moves):]
-			p.changed = p.changed || applied.Asked+applied.Given > 0
-			p.leftOver = p.leftOver || applied.LeftOver > 0
+			p.moved(applied, len(moves))
 			return applied, took, nil
 		}
 		p.claimEnds = p.claimedAt.Add(claimLasts(p.read) + 10*time.Millisecond) // the two clocks may differ
@@ -160,6 +158,13 @@ func (p *planning) proceed(ctx context.Context, c Conn, n portion) (applied stor
 			return applied, took, context.Cause(ctx)
 		}
 	}
+}
+
+// moved notes that the first n moves are committed.
+func (p *planning) moved(applied store.Applied, n int) {
+	p.moves = p.moves[n:]
+	p.changed = p.changed || applied.Asked+applied.Given > 0
+	p.leftOver = p.leftOver || applied.LeftOver > 0
 }
 
 func (p *planning) claim(ctx context.Context, c Conn) error {

@@ -242,13 +242,7 @@ func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pglea
 	for backoff := backoffMin; ; backoff = min(2*backoff, backoffMax) {
 		began := time.Now()
 		code := r.children.run(ctx, lease, p, log)
-		if cause := context.Cause(ctx); cause != nil {
-			level := slog.LevelWarn
-			if errors.Is(cause, pgleases.ErrClosed) || errors.Is(cause, pgleases.ErrHandoff) && !r.Once {
-				level = slog.LevelInfo
-			}
-			log.Log(ctx, level, "program was ended", slog.Any("cause", cause))
-		}
+		r.logEnd(context.Cause(ctx), log)
 		if r.Once {
 			r.result <- code
 		}
@@ -271,5 +265,16 @@ func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pglea
 				return
 			}
 		}
+	}
+}
+
+// logEnd logs why the ownership, and with it the program, was ended; nil: it ended by itself.
+func (r *runner) logEnd(cause error, log *slog.Logger) {
+	level := slog.LevelWarn
+	if errors.Is(cause, pgleases.ErrClosed) || errors.Is(cause, pgleases.ErrHandoff) && !r.Once {
+		level = slog.LevelInfo
+	}
+	if cause != nil {
+		log.Log(context.Background(), level, "program was ended", slog.Any("cause", cause))
 	}
 }
