@@ -9,11 +9,11 @@ import (
 
 // expiry is when to check for expired sessions, and what is known for that.
 type expiry struct {
-	lookAt   time.Time // when to check by an early heartbeat; never: at the next regular one
-	evictAt  time.Time // when to evict, because a session may have expired; never: no session may have
-	passed   bool      // this client left a due check to others
-	sessions int64     // of all clients, approximately
-	toTidy   bool      // a check was made, and the work that can wait is left
+	lookAt       time.Time // when to check by an early heartbeat; never: at the next regular one
+	evictAt      time.Time // when to evict, because a session may have expired; never: no session may have
+	leftToOthers bool      // this client left a due check to them, and does so only once
+	sessions     int64     // of all clients, approximately
+	toTidy       bool      // a check was made, and the work that can wait is left
 }
 
 // heard handles what a heartbeat says about the next check. The check is due later, or it is due
@@ -22,11 +22,11 @@ type expiry struct {
 func (x *expiry) heard(beat store.Beat, watched, spread time.Duration, now time.Time) {
 	x.sessions = beat.Sessions
 	if beat.CheckDueIn > 0 {
-		x.lookAt, x.evictAt, x.passed = x.lookAfter(beat.CheckDueIn, now), never, false
+		x.lookAt, x.evictAt, x.leftToOthers = x.lookAfter(beat.CheckDueIn, now), never, false
 		return
 	}
-	if x.sessions > lookers && x.lookAt == never && x.evictAt == never && !x.passed {
-		x.passed = true
+	if x.sessions > lookers && x.lookAt == never && x.evictAt == never && !x.leftToOthers {
+		x.leftToOthers = true
 		return
 	}
 	if wait := MinTTL - watched; wait > 0 {
