@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -34,6 +35,7 @@ const (
 	traceLength = 600
 	keepStates  = 30
 	longTTL     = 20 * time.Second
+	worldEnds   = 6 * time.Hour // of simulated time: the longest test takes 63 minutes, and one that hangs would never end
 )
 
 // calmAfter is how long it may take, once nothing disturbs them any more, that clients connect (up
@@ -119,7 +121,20 @@ func newWorld(t testing.TB, seed uint64) *world {
 	w.db.Moved = w.moved
 	w.db.Evicted = w.gone
 	w.db.Renewed = w.renewed
+	limit := time.AfterFunc(worldEnds, func() {
+		panic(fmt.Sprintf("%s: still running after %v of simulated time; its goroutines:\n\n%s", t.Name(), worldEnds, bubble()))
+	})
+	t.Cleanup(func() { limit.Stop() })
 	return w
+}
+
+// bubble returns the stacks of the other goroutines of the caller's bubble.
+func bubble() string {
+	buffer := make([]byte, 8<<20)
+	stacks := strings.Split(string(buffer[:runtime.Stack(buffer, true)]), "\n\n")
+	header, _, _ := strings.Cut(stacks[0], "\n") // goroutine 9 [running, synctest bubble 7]:
+	_, name, _ := strings.Cut(header, ", ")
+	return strings.Join(slices.DeleteFunc(stacks[1:], func(s string) bool { return !strings.Contains(s, name) }), "\n\n")
 }
 
 // executed checks the world after a statement.
@@ -634,12 +649,10 @@ func (w *world) history(length time.Duration) {
 		case 0: // a network is cut for a while
 			d := w.span(0, 20*time.Second)
 			w.event("%s: cut off for %v", p.name, d)
-			p.set(func(p *proc) { p.cut = true })
-			w.breakConns(p)
+			p.cutOff(true)
 			background.Go(func() {
 				time.Sleep(d)
-				p.set(func(p *proc) { p.cut = false })
-				w.breakConns(p)
+				p.cutOff(false)
 				w.event("%s: no longer cut off", p.name)
 			})
 		case 1: // a process stops for a while: what it sent arrives
@@ -794,6 +807,12 @@ func (w *world) promote(missing int, pooler bool) {
 	w.mu.Unlock()
 	lost := w.db.Promote(missing, pooler)
 	w.event("database: promoted a standby that missed %d writes", lost)
+}
+
+// cutOff makes statements of the process not arrive, or arrive again, over new connections.
+func (p *proc) cutOff(is bool) {
+	p.set(func(p *proc) { p.cut = is })
+	p.w.breakConns(p)
 }
 
 // breakConns breaks the connections of a process.

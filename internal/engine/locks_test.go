@@ -41,16 +41,13 @@ func TestLockIsNotGrantedByUnacceptedServer(t *testing.T) {
 		first, granted := acquire(b), make(chan *lock.Held, 1)
 		go func() { granted <- acquire(a) }()
 		time.Sleep(time.Second)
-		a.set(func(p *proc) { p.cut = true })
-		w.breakConns(a)
+		a.cutOff(true)
 		w.ok(first.Release(context.Background()))
 		w.db.KeepNone()
 		other := acquire(c) // once a is evicted
-		c.set(func(p *proc) { p.cut = true })
-		w.breakConns(c)
+		c.cutOff(true)
 		w.promote(100_000, false) // by a standby on which a has it
-		a.set(func(p *proc) { p.cut = false })
-		w.breakConns(a)
+		a.cutOff(false)
 		<-granted
 		if other.Context().Err() == nil {
 			w.failf("two clients hold the lock")
@@ -136,8 +133,7 @@ func TestTryDoWaitsForTheEvictionOfAnExpiredHolder(t *testing.T) {
 				holder := w.start("holder")
 				_, err := lock.New(holder.c, nil).TryAcquire(context.Background(), "report")
 				w.ok(err)
-				holder.set(func(p *proc) { p.cut = true })
-				w.breakConns(holder)
+				holder.cutOff(true)
 				time.Sleep(time.Minute)
 				attack(w, holder, w.start("a"), func(ctx context.Context, p *proc) string {
 					began := time.Now()

@@ -35,10 +35,6 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 	remove := func(w *world) {
 		w.db.Edit(func(t *fakestore.Tables, _ int64) { clear(t.Members) })
 	}
-	cut := func(p *proc, is bool) {
-		p.set(func(p *proc) { p.cut = is })
-		p.w.breakConns(p)
-	}
 	for name, test := range map[string]struct {
 		work   bool // there is an open hold
 		drain  time.Duration
@@ -49,27 +45,27 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 		losses Losses
 	}{
 		"no heartbeat succeeds, idle": {false, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
-			cut(a, true)
+			a.cutOff(true)
 			time.Sleep(7 * time.Second)
-			cut(a, false)
+			a.cutOff(false)
 		}, ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, Losses{TrustLost: 2}},
 		"no heartbeat succeeds, in work": {true, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
-			cut(a, true)
+			a.cutOff(true)
 			time.Sleep(7 * time.Second)
-			cut(a, false)
+			a.cutOff(false)
 		}, ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, Losses{TrustLost: 2}},
 		"no heartbeat succeeds, while it drains": {true, 0, func(w *world, a *proc, l *Lease, _ *Hold) {
 			ask(w, l)
 			w.within(5*time.Second, "it drains", func() bool { return shows(l) == "-" })
-			cut(a, true)
+			a.cutOff(true)
 			time.Sleep(7 * time.Second)
-			cut(a, false)
+			a.cutOff(false)
 		}, ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, Losses{TrustLost: 2}},
 		"no heartbeat succeeds, then evicted": {true, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
-			cut(a, true)
+			a.cutOff(true)
 			time.Sleep(7 * time.Second)
 			w.evict("a")
-			cut(a, false)
+			a.cutOff(false)
 		}, ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, Losses{TrustLost: 2}},
 		"the wall clock passes the deadline": {true, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
 			a.engine().PassWallLimit()
@@ -144,7 +140,7 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 			_ = a.c.Close(ended)
 		}, ErrClosed, "", lost, Losses{Closed: 2}},
 		"closed without a database": {false, 0, func(_ *world, a *proc, _ *Lease, _ *Hold) {
-			cut(a, true)
+			a.cutOff(true)
 			_ = a.c.Close(ended)
 		}, ErrClosed, "", lost, Losses{Closed: 2}},
 		"superseded": {false, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {

@@ -116,8 +116,7 @@ func (w *world) disorder(length time.Duration) {
 			w.event("%s: cut off", c.p.name)
 			c.p.set(func(p *proc) { p.cut = true })
 			time.Sleep(w.span(0, 15*time.Second))
-			c.p.set(func(p *proc) { p.cut = false })
-			w.breakConns(c.p)
+			c.p.cutOff(false)
 		case 2:
 			w.event("database: crashed, %d heartbeats lost", w.db.Crash(w.n(20)))
 		case 3:

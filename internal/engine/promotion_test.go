@@ -120,8 +120,7 @@ func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 
 		comeBack()
 		for _, p := range []*proc{a, b} {
-			p.set(func(p *proc) { p.cut = true })
-			w.breakConns(p)
+			p.cutOff(true)
 		}
 		w.mu.Lock()
 		w.ledger, w.highest = make(map[place]map[int64]int64), make(map[place]int64) // what a client finds that knows of no earlier server
@@ -137,8 +136,7 @@ func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 		seen = append(seen, shown(lc)...)
 
 		for _, p := range []*proc{a, b} {
-			p.set(func(p *proc) { p.cut = false })
-			w.breakConns(p)
+			p.cutOff(false)
 		}
 		w.within(20*time.Second, "a client that knows better logs it", func() bool { return w.logged("rejected a server that is behind one seen before") > 0 })
 		w.within(20*time.Second, "accepted again", w.accepted)
