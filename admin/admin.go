@@ -127,9 +127,6 @@ func (a *Admin) failure(doing string, err error) error {
 		remedy = "nothing was done: another transaction has locked what this needs. Try again; if that fails again, pgleases doctor names the transaction"
 	case code == "57014":
 		remedy = "the server took too long: run pgleases doctor"
-	case code == "25P03":
-		remedy = fmt.Sprintf("nothing was done: this program took longer than %v from the read to the commit, and clients wait for that. "+
-			"Try again on a less busy machine, or closer to the database, or without a fingerprint", stopped)
 	default:
 		return fmt.Errorf("admin: %s: %w", doing, err)
 	}

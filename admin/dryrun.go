@@ -3,15 +3,8 @@ package admin
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"regexp"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,10 +16,9 @@ import (
 
 // A DryRun is the effect that a change would have.
 type DryRun struct {
-	Moves       []Move   `json:"moves"`       // by lease, then first partition
-	Forgets     int      `json:"forgets"`     // of Drop: the number of partitions of the lease
-	Leases      []string `json:"leases"`      // the leases that the change concerns, and those that share a member with them, by name
-	Fingerprint string   `json:"fingerprint"` // of all inputs of the plan: see Change.IfUnchanged
+	Moves   []Move   `json:"moves"`   // by lease, then first partition
+	Forgets int      `json:"forgets"` // of Drop: the number of partitions of the lease
+	Leases  []string `json:"leases"`  // the leases that the change concerns, and those that share a member with them, by name
 }
 
 // MoveKind says how partitions move.
@@ -49,10 +41,6 @@ type Move struct {
 	Kind       MoveKind `json:"kind"`
 }
 
-// ErrChanged is returned by Apply for a Change with IfUnchanged if the state differs from the one
-// that DryRun read.
-var ErrChanged = errors.New("admin: the state has changed since the dry run")
-
 // errDryRun ends the transaction of a dry run.
 var errDryRun = errors.New("dry run")
 
@@ -67,15 +55,12 @@ var errDryRun = errors.New("dry run")
 // while the server reads them, and heartbeats wait for that. If the read takes longer than 25 % of
 // the shortest TTL, DryRun returns ErrRefused. Reason may be empty.
 func (a *Admin) DryRun(ctx context.Context, c Change) (*DryRun, error) {
-	if c.IfUnchanged != "" {
-		return nil, refusef("admin: dry run of %s with fingerprint %q: DryRun returns one", c.Verb, c.IfUnchanged)
-	}
 	c.Reason = cmp.Or(c.Reason, "dry run")
 	read, err := a.try(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	p := &DryRun{Moves: []Move{}, Leases: []string{}, Fingerprint: fingerprint(c, read)}
+	p := &DryRun{Moves: []Move{}, Leases: []string{}}
 	for _, l := range read {
 		p.Leases = append(p.Leases, l.Name)
 		if c.Verb == Drop {
@@ -88,7 +73,7 @@ func (a *Admin) DryRun(ctx context.Context, c Change) (*DryRun, error) {
 	return p, nil
 }
 
-// stopped is how long the server waits for a program that stops during a change. The SQL functions
+// stopped is how long the server waits for a program that stops during a dry run. The SQL functions
 // of the verbs set the same limit. Heartbeats wait meanwhile, and the shortest TTL is 1 s.
 const stopped = 500 * time.Millisecond
 
@@ -96,9 +81,8 @@ const stopped = 500 * time.Millisecond
 // wait for the rows that the verb has locked.
 const bounded = `SELECT pg_catalog.set_config('statement_timeout', (SELECT least(coalesce(min(extract(epoch FROM c.ttl)) * 250, 1500), %[2]d)::int::pg_catalog.text FROM %[1]s.clients AS c), true)`
 
-// try executes a change. Without IfUnchanged it rolls back; with a matching IfUnchanged it commits.
-// It returns the inputs of a plan after the change, and for Drop those before the change, because
-// the lease is gone after it.
+// try executes a change, and rolls it back. It returns the inputs of a plan after the change, and
+// for Drop those before the change, because the lease is gone after it.
 func (a *Admin) try(ctx context.Context, c Change) (read []store.LeaseSnapshot, err error) {
 	verb, args, err := a.call(c)
 	if err != nil {
@@ -108,80 +92,33 @@ func (a *Admin) try(ctx context.Context, c Change) (read []store.LeaseSnapshot, 
 	if c.ofClient() {
 		lease, client = nil, lease
 	}
-	committing := false
 	err = pgx.BeginTxFunc(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var batch pgx.Batch
-		// These bound how long clients wait for a program that does not read the answer. The verb sets
-		// the limit for a program that stops before the end of the transaction.
+		// These bound how long clients wait for a program that does not read the answer.
 		batch.Queue("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('statement_timeout', $1, true), "+
 			"pg_catalog.set_config('tcp_user_timeout', $2, true)", fmt.Sprint(answers.Milliseconds()), fmt.Sprint(stopped.Milliseconds()))
-		steps := []func(){func() { batch.Queue(verb, args...) }, func() {
-			batch.Queue(fmt.Sprintf(bounded, pgx.Identifier{a.schema}.Sanitize(), answers.Milliseconds()))
-			batch.Queue(a.statement("dryrun"), lease, client).Query(func(rows pgx.Rows) (err error) {
-				read, err = store.CollectSnapshots(rows)
-				return err
-			})
-		}}
-		if c.Verb == Drop { // afterwards the lease is gone
-			slices.Reverse(steps)
+		if c.Verb != Drop {
+			batch.Queue(verb, args...)
 		}
-		for _, step := range steps {
-			step()
-		}
-		if c.IfUnchanged == "" {
-			batch.Queue("ROLLBACK")
-		}
-		switch err := tx.SendBatch(ctx, &batch).Close(); {
-		case err != nil:
+		batch.Queue(fmt.Sprintf(bounded, pgx.Identifier{a.schema}.Sanitize(), answers.Milliseconds()))
+		batch.Queue(a.statement("dryrun"), lease, client).Query(func(rows pgx.Rows) (err error) {
+			read, err = store.CollectSnapshots(rows)
 			return err
-		case c.IfUnchanged == "":
-			return errDryRun
-		case c.IfUnchanged != fingerprint(c, read):
-			return ErrChanged
+		})
+		if c.Verb == Drop { // it deletes the lease
+			batch.Queue(verb, args...)
 		}
-		committing = true
-		return nil
+		batch.Queue("ROLLBACK")
+		return cmp.Or(tx.SendBatch(ctx, &batch).Close(), errDryRun)
 	})
 	switch {
 	case errors.Is(err, errDryRun):
 		return read, nil
 	case store.Code(err) == "57014" && ctx.Err() == nil:
 		return nil, refusef("admin: %s %q: %w\nheartbeats wait while the server reads the inputs of a plan, so the read may take 25 %% of the shortest TTL; nothing was done: try again when the server is less busy, or without a dry run", c.Verb, c.Subject, err)
-	case errors.Is(err, ErrChanged):
-		return nil, fmt.Errorf(
-			"%w, or the fingerprint is of another change: nothing was done\nRepeat the dry run; the overrides and the events show what changed", err,
-		)
 	}
-	return nil, a.refusal(c, doubted(committing, err))
+	return nil, a.refusal(c, err)
 }
-
-// fingerprint returns a hash of the change and of all inputs of the next plan. It leaves out the
-// generations of the leases, because they also rise when an owner learns of new partitions. For
-// Drop it includes them, because no member is left to raise them.
-func fingerprint(c Change, read []store.LeaseSnapshot) string {
-	hash := sha256.New()
-	write := func(value any) {
-		if err := json.NewEncoder(hash).Encode(value); err != nil {
-			panic(err) // texts, numbers, booleans
-		}
-	}
-	write([]any{c.Verb, c.Subject, c.Partition, c.Client, c.Next})
-	for _, l := range read {
-		if c.Verb != Drop {
-			l.Generation = 0
-		}
-		// Encoding the partitions of 20 leases of 65,536 as JSON would take longer than the server waits:
-		// see stopped. No ID has a zero byte.
-		write(len(l.Owners))
-		_ = binary.Write(hash, binary.BigEndian, slices.Concat(l.Owners, l.Targets)) // a hash returns no error
-		_, _ = io.WriteString(hash, strings.Join(slices.Concat(l.OwnerIDs, l.PreferredIDs), "\x00"))
-		l.Owners, l.Targets, l.OwnerIDs, l.PreferredIDs = nil, nil, nil, nil
-		write(l)
-	}
-	return fmt.Sprintf("%x", hash.Sum(nil)[:8])
-}
-
-var fingerprints = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
 // movings returns the moves of a plan with these inputs.
 func movings(read []store.LeaseSnapshot) []Move {

@@ -71,10 +71,6 @@ type Change struct {
 	Lasts time.Duration `json:"-"`     // of Drain, Cordon, Pause, Freeze and Pin: the duration of the override; 0: until it is taken back
 	Next  int           `json:"-"`     // of Drop: the only number of partitions for a new lease of that name in the next 24 h; 0: the same number
 	Force bool          `json:"force"` // of Drain: even if the client is the last that works on a lease
-
-	// IfUnchanged is the fingerprint of a DryRun of this change. With it, Apply does what the dry run
-	// showed, or returns ErrChanged. If it is empty, Apply makes the change in any state.
-	IfUnchanged string `json:"if_unchanged"`
 }
 
 // Apply makes a change. It writes an override, or takes it back. The clients then re-plan within
@@ -82,46 +78,21 @@ type Change struct {
 // client's sessions. Drop deletes the lease. Apply needs the rights that Grants returns for
 // ForOperator. It returns ErrRefused for a change that is invalid or impossible, for example of an
 // unknown name, and ErrUnknown if the connection fails after the change was sent.
-//
-// With IfUnchanged, Apply calls the verb in a transaction, and then reads the inputs of a plan. The
-// leases that the change concerns are locked from then on. If the inputs are the same as for
-// DryRun, Apply commits; otherwise it rolls back and returns ErrChanged. So the next plan is the
-// one that the dry run showed, with two exceptions: a change between that transaction and the plan,
-// for example a member that joins; and a change between the read and the commit to another lease
-// that shares a member with a lease of the change.
 func (a *Admin) Apply(ctx context.Context, c Change) error {
-	if c.IfUnchanged != "" {
-		if !fingerprints.MatchString(c.IfUnchanged) {
-			return refusef("admin: %s of %q: fingerprint %q is invalid: give the one that DryRun returns, such as 0123456789abcdef", c.Verb, c.Subject, c.IfUnchanged)
-		}
-		_, err := a.try(ctx, c)
-		return err
-	}
 	statement, args, err := a.call(c)
 	if err != nil {
 		return err
 	}
-	sent := false
 	err = a.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 		_, err := conn.Exec(ctx, statement, args...)
-		sent = !pgconn.SafeToRetry(err)
-		return err
+		var told *pgconn.PgError
+		if err == nil || pgconn.SafeToRetry(err) || errors.As(err, &told) && told.SeverityUnlocalized == "ERROR" {
+			return err
+		}
+		// A connection that ends with another error, for example a pooler's, leaves it unknown.
+		return fmt.Errorf("%w: %w", ErrUnknown, err)
 	})
-	return a.refusal(c, doubted(sent, err))
-}
-
-// doubted returns err. It adds ErrUnknown if the commit was sent, and the server did not report
-// that the commit failed.
-func doubted(sent bool, err error) error {
-	var told *pgconn.PgError
-	switch {
-	case !sent, err == nil, errors.Is(err, pgx.ErrTxCommitRollback):
-		return err
-	// A connection that ends with another error, for example a pooler's, leaves it unknown.
-	case errors.As(err, &told) && (told.SeverityUnlocalized == "ERROR" || told.Code == "25P03"):
-		return err
-	}
-	return fmt.Errorf("%w: %w", ErrUnknown, err)
+	return a.refusal(c, err)
 }
 
 // functions are the SQL functions of the verbs whose function has another name.
@@ -189,9 +160,8 @@ func (a *Admin) call(c Change) (call string, args []any, err error) {
 }
 
 // refusals are the codes of errors that left the tables unchanged: invalid input, another change
-// must come first, a lease with members, an unknown name, and a program that was too slow to
-// commit.
-var refusals = []string{"22023", "55000", "55006", "42704", "25P03"}
+// must come first, a lease with members, and an unknown name.
+var refusals = []string{"22023", "55000", "55006", "42704"}
 
 // refusal adds a remedy to an error of a verb.
 func (a *Admin) refusal(c Change, err error) error {

@@ -175,7 +175,7 @@ func (h *handler) preview(r *http.Request, actor string) (any, error) {
 	return h.hub.admin.DryRun(r.Context(), c)
 }
 
-// apply makes a previewed change.
+// apply makes a change.
 func (h *handler) apply(r *http.Request, actor string) (any, error) {
 	c, token, err := change(r, actor)
 	switch {
@@ -183,8 +183,6 @@ func (h *handler) apply(r *http.Request, actor string) (any, error) {
 		return nil, err
 	case c.Reason == "":
 		return nil, bad("Give a reason.")
-	case c.IfUnchanged == "":
-		return nil, bad("Preview the change first.")
 	}
 	return h.once(r, actor, token, func(ctx context.Context) (any, error) { return struct{}{}, h.hub.admin.Apply(ctx, c) })
 }
@@ -226,8 +224,6 @@ func refusalOf(err error) *refusal {
 	is := &refusal{http.StatusBadGateway, "failed", err.Error()}
 	switch {
 	case errors.As(err, &is):
-	case errors.Is(err, admin.ErrChanged):
-		is.status, is.Kind = http.StatusConflict, "changed"
 	case errors.Is(err, admin.ErrLast):
 		is.status, is.Kind = http.StatusConflict, "last"
 	case errors.Is(err, admin.ErrUnknown):

@@ -370,9 +370,6 @@ func TestMigrateAndGrantsServeRoles(t *testing.T) {
 			t.Errorf("dry run as %s: exit code %d, %s", purpose, code, text)
 		}
 	}
-	if code, text := in("operator", "freeze", "reports", "--reason", "why", "--if-unchanged", "0123456789abcdef"); code != supervise.Failed || !strings.Contains(text, "the state has changed") {
-		t.Errorf("a change of another state: exit code %d, %s", code, text)
-	}
 }
 
 // A job has the arguments of a schedule.

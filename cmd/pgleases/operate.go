@@ -43,8 +43,6 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 	flags := cmd.Flags()
 	reasonFlags(cmd, &change.Reason, &change.Actor)
 	flags.BoolVar(&dryRun, "dry-run", false, "change no rows, print which partitions would move")
-	flags.StringVar(&change.IfUnchanged, "if-unchanged", "", "fingerprint of a dry run: fail if the state has changed since")
-	cmd.MarkFlagsMutuallyExclusive("dry-run", "if-unchanged")
 	if override {
 		flags.DurationVar(&change.Lasts, "for", 0, "duration of the override, by the clock of the database, such as 2h (default: until it is taken back)")
 	}
@@ -195,7 +193,7 @@ func movesOf(p *admin.DryRun) string {
 			return []any{shown(m.Lease), m.Partitions, orDash(m.From), orDash(m.To), m.Kind}
 		}) + fmt.Sprintf("\n%d partitions would move.\n", n)
 	}
-	return text + fmt.Sprintf("To apply exactly this: --if-unchanged %s\n", p.Fingerprint)
+	return text
 }
 
 // awaitDone returns when no partition is owned that a drain or a pause concerns. After some seconds

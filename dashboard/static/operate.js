@@ -64,7 +64,7 @@ const operate = {
   turn: 0, // number of times that the dialog opened
   of: null, // the object: kind, subject, and for a lease the chosen partition
   values: {}, // the values of the fields
-  previewed: null, // the previewed change with its fingerprint; null: no preview is shown
+  previewed: null, // the previewed change; null: no preview is shown
   busy: null, // cancels the preview in progress
   doing: false, // a change is in progress
   opener: null,
@@ -162,7 +162,7 @@ async function previewNow() {
   if (busy !== operate.busy || answer.kind === "stopped") return; // another one has started
   if (answer.kind === "ok") {
     showPreview(answer.told);
-    ready({ ...change, if_unchanged: answer.told.fingerprint });
+    ready(change);
     return;
   }
   $("operate-preview").replaceChildren(...(answer.kind === "last" ? [] : [againButton()]));
