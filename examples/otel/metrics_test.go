@@ -19,6 +19,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -28,18 +29,9 @@ func TestWhatIsCollectedIsWhatTheStatsTell(t *testing.T) {
 	reader := sdk.NewManualReader()
 	provider := sdk.NewMeterProvider(sdk.WithReader(reader))
 	url, _ := pgtest.DirectURL(pgtest.Database(t)) // notifications arrive there
-	client, err := pgleases.Open(ctx, url, pgleases.WithTTL(10*time.Minute), pgleases.WithHeartbeat(time.Minute))
-	if err != nil {
-		t.Fatal(err)
-	}
-	registration, err := observe(provider.Meter("test"), client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lease, err := client.Lease(ctx, "work", 4, pgleases.WithHandoffDelay(0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := testkit.Must(pgleases.Open(ctx, url, pgleases.WithTTL(10*time.Minute), pgleases.WithHeartbeat(time.Minute)))(t)
+	registration := testkit.Must(observe(provider.Meter("test"), client))(t)
+	lease := testkit.Must(client.Lease(ctx, "work", 4, pgleases.WithHandoffDelay(0)))(t)
 	until(t, ctx, "it owns all", func() bool { return client.Stats().Owned == 4 })
 	expect := func(want map[string]float64) {
 		t.Helper()
@@ -77,12 +69,8 @@ func TestWhatIsCollectedIsWhatTheStatsTell(t *testing.T) {
 		t.Errorf("the oldest drains for %v s", oldest)
 	}
 	hold.Release()
-	if err := <-left; err != nil {
-		t.Error(err)
-	}
-	if err := client.Close(ctx); err != nil {
-		t.Error(err)
-	}
+	testkit.OK(t, <-left)
+	testkit.OK(t, client.Close(ctx))
 	expect(map[string]float64{
 		"pgleases.leases": 0, "pgleases.partitions.draining": 0, "pgleases.ownerships.lost closed": 4, "pgleases.trust": 0,
 		"pgleases.ownerships.lost handoff": 0, "pgleases.ownerships.lost trust_lost": 0, "pgleases.ownerships.lost drain_timeout": 0,
@@ -92,9 +80,7 @@ func TestWhatIsCollectedIsWhatTheStatsTell(t *testing.T) {
 	if got := collect(t, reader); len(got) != want {
 		t.Errorf("%d series, want %d, one for each field of Stats and of Losses: %q", len(got), want, slices.Sorted(maps.Keys(got)))
 	}
-	if err := registration.Unregister(); err != nil {
-		t.Error(err)
-	}
+	testkit.OK(t, registration.Unregister())
 	if got := collect(t, reader); len(got) > 0 {
 		t.Errorf("afterwards it goes on with %v", got)
 	}
@@ -104,20 +90,11 @@ func TestWhatIsCollectedOfSchedulesIsWhatTheStatsTell(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	reader := sdk.NewManualReader()
-	pool, err := pgxpool.New(ctx, pgtest.Database(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pool := testkit.Must(pgxpool.New(ctx, pgtest.Database(t)))(t)
 	defer pool.Close()
-	client, err := pgleases.NewClient(ctx, pool)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := testkit.Must(pgleases.NewClient(ctx, pool))(t)
 	defer func() { _ = client.Close(context.WithoutCancel(ctx)) }()
-	s, err := schedule.New(ctx, client, pool, "reports")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Must(schedule.New(ctx, client, pool, "reports"))(t)
 	report := schedule.InTx(s, "report", func(context.Context, pgx.Tx, schedule.Run[bool]) error { return nil })
 	fail := schedule.InTx(s, "fail", func(_ context.Context, _ pgx.Tx, r schedule.Run[bool]) error {
 		if r.Attempt == 1 {
@@ -125,20 +102,12 @@ func TestWhatIsCollectedOfSchedulesIsWhatTheStatsTell(t *testing.T) {
 		}
 		return schedule.Discard(nil)
 	}, schedule.WithMaxAttempts(2, schedule.Backoff(time.Millisecond, time.Millisecond)))
-	registration, err := observeSchedules(sdk.NewMeterProvider(sdk.WithReader(reader)).Meter("test"), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	registration := testkit.Must(observeSchedules(sdk.NewMeterProvider(sdk.WithReader(reader)).Meter("test"), s))(t)
 	running, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(running) }()
-	_, err = report.EnqueueMany(ctx, []bool{true, false, true})
-	if err == nil {
-		_, err = fail.Enqueue(ctx, true)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(report.EnqueueMany(ctx, []bool{true, false, true}))(t)
+	testkit.Must(fail.Enqueue(ctx, true))(t)
 	until(t, ctx, "all is done", func() bool {
 		k := s.Stats().Kinds
 		return k["report"].Succeeded == 3 && k["fail"].Failed == 1 && s.Stats().Partitions == 128
@@ -167,18 +136,13 @@ func TestWhatIsCollectedOfSchedulesIsWhatTheStatsTell(t *testing.T) {
 	if _, ok := got["pgleases.schedule.clock.offset"]; !ok || len(got) != want {
 		t.Errorf("%d series, want %d, and more for each field that you added to Stats and observeSchedules: %q", len(got), want, slices.Sorted(maps.Keys(got)))
 	}
-	if err := registration.Unregister(); err != nil {
-		t.Error(err)
-	}
+	testkit.OK(t, registration.Unregister())
 	stop()
 	<-ended
 }
 
 func TestMetricsReadEachStat(t *testing.T) {
-	source, err := os.ReadFile("metrics.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := testkit.Must(os.ReadFile("metrics.go"))(t)
 	for _, of := range []reflect.Type{
 		reflect.TypeFor[pgleases.Stats](), reflect.TypeFor[pgleases.Losses](), reflect.TypeFor[schedule.Stats](), reflect.TypeFor[schedule.KindStats](), reflect.TypeFor[schedule.Lateness](),
 	} {
@@ -208,9 +172,7 @@ func until(t *testing.T, ctx context.Context, what string, holds func() bool) {
 func collect(t *testing.T, reader *sdk.ManualReader) map[string]float64 {
 	t.Helper()
 	var all metricdata.ResourceMetrics
-	if err := reader.Collect(context.Background(), &all); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, reader.Collect(context.Background(), &all))
 	values := make(map[string]float64)
 	for _, scope := range all.ScopeMetrics {
 		for _, m := range scope.Metrics {
