@@ -1,6 +1,7 @@
 package pgleases
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,10 +72,10 @@ const (
 // fn returns an error, Run logs it and, while ctx lives, calls fn again after 100 ms, doubling to
 // 30 s, with jitter. After a call that ran for longer than the last pause, it begins at 100 ms again.
 // The partition may move between two calls. Errors of a second that differ only in digits are logged
-// in one line. Run does not log an error that wraps the reason why ctx has ended, for example the
-// ErrNotOwner of a Guard after the trust was lost: that end has a line of its own. Run does not
-// recover a panic in fn. A call that ends its goroutine with runtime.Goexit counts as one that
-// returned nil.
+// in one line, as an error; if the partition was lost already, as a warning with the cause. Run does
+// not log an error that wraps the reason why ctx has ended, for example the ErrNotOwner of a Guard
+// after the trust was lost: that end has a line of its own. Run does not recover a panic in fn. A
+// call that ends its goroutine with runtime.Goexit counts as one that returned nil.
 //
 // Run waits for calls that do not return when their contexts end. Meanwhile the partition may be
 // lost and come back; no other call works on it then. Run logs such calls after 30 s, and
@@ -159,7 +160,7 @@ func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(contex
 			return
 		}
 		began := time.Now()
-		err := call(ctx, o, fn)
+		lost, err := call(ctx, o, fn)
 		if err == nil || ctx.Err() != nil && (is(err, ctx.Err()) || is(err, context.Cause(ctx))) {
 			return
 		}
@@ -167,7 +168,7 @@ func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(contex
 			backoff = runBackoffMin
 		}
 		pause = backoff/2 + rand.N(backoff/2+1)
-		l.failed(o.Number, err, ctx.Err() != nil)
+		l.failed(o, lost, err, ctx.Err() != nil)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -179,14 +180,16 @@ func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(contex
 // A failure is one reason for which callbacks of a lease failed within a second. Callbacks of many
 // partitions often fail for one reason, and get one line.
 type failure struct {
-	err        error // of the first call
+	err        error // of the first call, as the next three
+	of         *owned.Ownership
+	lost       bool // the ownership had ended before the call
 	asked      bool
 	partitions []int // of each call
 }
 
 // failed notes a failed call. It is logged within a second, or when Run returns.
-func (l *Lease) failed(partition int, err error, asked bool) {
-	reason := engine.KindOf(fmt.Sprint(asked, err))
+func (l *Lease) failed(o *owned.Ownership, lost bool, err error, asked bool) {
+	reason := engine.KindOf(fmt.Sprint(lost, asked || lost, err))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.failures == nil {
@@ -194,9 +197,9 @@ func (l *Lease) failed(partition int, err error, asked bool) {
 		time.AfterFunc(time.Second, l.logFailures)
 	}
 	if l.failures[reason] == nil {
-		l.failures[reason] = &failure{err: err, asked: asked}
+		l.failures[reason] = &failure{err: err, of: o, lost: lost, asked: asked}
 	}
-	l.failures[reason].partitions = append(l.failures[reason].partitions, partition)
+	l.failures[reason].partitions = append(l.failures[reason].partitions, o.Number)
 }
 
 func (l *Lease) logFailures() {
@@ -205,15 +208,23 @@ func (l *Lease) logFailures() {
 	l.failures = nil
 	l.mu.Unlock()
 	for _, f := range all {
-		l.client.options.Log.Error("pgleases: callback failed", slog.String("lease", l.engine.Name), slog.String("partitions", ranges.Short(f.partitions)),
+		log, partitions := l.client.options.Log, ranges.Short(f.partitions)
+		if f.lost { // the clock may have shown that before the client has ended the ownership with its cause
+			log.Warn("pgleases: callback failed after its partition was lost", slog.String("lease", l.engine.Name), slog.String("partitions", partitions),
+				slog.Int("count", len(f.partitions)), slog.Any("error", f.err), slog.Any("cause", cmp.Or(f.of.Cause(), ErrTrustLost)))
+			continue
+		}
+		log.Error("pgleases: callback failed", slog.String("lease", l.engine.Name), slog.String("partitions", partitions),
 			slog.Int("count", len(f.partitions)), slog.Any("error", f.err), slog.Bool("asked_to_end", f.asked))
 	}
 }
 
-// call calls fn, also to its end by runtime.Goexit.
-func call(ctx context.Context, o *owned.Ownership, fn func(context.Context, Partition) error) error {
+// call calls fn, also to its end by runtime.Goexit. It reports whether the ownership had ended
+// before fn did: it asks before the Unpin, after which a handoff may end the ownership.
+func call(ctx context.Context, o *owned.Ownership, fn func(context.Context, Partition) error) (lost bool, err error) {
 	defer o.Unpin()
-	return fn(ctx, partitionOf(o))
+	err = fn(ctx, partitionOf(o))
+	return o.Validity.Over() || o.Cause() != nil, err
 }
 
 // is is errors.Is for an error of the application, whose methods may panic, for example because it

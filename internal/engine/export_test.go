@@ -30,6 +30,9 @@ func (c *Client) TTL() time.Duration { return c.config.TTL }
 // Batches sets how many partitions one statement moves or releases at most.
 func (c *Client) Batches(n int) { c.do(func(e *engine) { e.plans.batch, e.releases.batch = n, n }) }
 
+// Freeze stops the client's goroutine for a time.
+func (c *Client) Freeze(d time.Duration) { c.do(func(*engine) { time.Sleep(d) }) }
+
 // PassWallLimit makes the trust deadline pass on the wall clock.
 func (c *Client) PassWallLimit() { c.do(func(e *engine) { e.trust.wallLimit = time.Now() }) }
 

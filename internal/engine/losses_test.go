@@ -218,7 +218,7 @@ func (w *world) stuck(lose func(a *proc, l *Lease), opts ...LeaseOption) (a *pro
 		_ = l.Run(context.Background(), func(context.Context, Partition) error {
 			calls.Add(1)
 			<-finish
-			return nil
+			return errors.New("late")
 		})
 	}()
 	w.within(5*time.Second, "the callback is called", func() bool { return calls.Load() == 1 })
@@ -231,7 +231,10 @@ func (w *world) stuck(lose func(a *proc, l *Lease), opts ...LeaseOption) (a *pro
 	return a, l, before, calls, finish
 }
 
-const goesOn = "work goes on after its partition was lost"
+const (
+	goesOn      = "work goes on after its partition was lost"
+	failedAfter = "WARN pgleases: callback failed after its partition was lost lease=x partitions="
+)
 
 func TestCallbackThatOutlivesItsOwnershipIsReported(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -275,6 +278,9 @@ func TestCallbackThatOutlivesItsOwnershipIsReported(t *testing.T) {
 				time.Sleep(time.Hour)
 				if n := w.logged(goesOn); n > 0 {
 					t.Errorf("it is logged %d times after the call has returned", n)
+				}
+				if n := w.logged(failedAfter + "0 count=1 error=late cause=" + test.cause.Error()); n != 1 {
+					t.Errorf("its error is logged %d times", n)
 				}
 				close(finish)
 				w.within(time.Second, "it still owns", func() bool { return shows(l) == "0" })

@@ -82,3 +82,32 @@ func TestFailuresOfManyCallbacksAreOneLine(t *testing.T) {
 		}
 	})
 }
+
+// After a freeze, a callback may see its loss before the client does, and return an error that is no new fault.
+func TestErrorAfterLossIsAWarning(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a := w.start("a")
+		l := a.mustJoin("x", 2)
+		go func() {
+			_ = l.Run(context.Background(), func(_ context.Context, p Partition) error {
+				for a.c.Stats().Trust > 0 {
+					time.Sleep(time.Millisecond)
+				}
+				if p.Number == 1 {
+					return (*net.DNSError)(nil) // its methods panic
+				}
+				return errors.New("terminating connection (SQLSTATE 25P03)")
+			})
+		}()
+		w.within(5*time.Second, "a owns both", func() bool { return shows(l) == "0-1" })
+		a.engine().Freeze(10 * time.Second)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, want := range []string{"0 count=1 error=terminating connection (SQLSTATE 25P03)", "1 count=1 error=<nil>"} {
+			want = failedAfter + want + " cause=" + ErrTrustLost.Error()
+			if all := strings.Join(w.events, "\n"); !strings.Contains(all, want) || strings.Contains(all, "ERROR") {
+				t.Errorf("there is an error, or no %s in\n%s", want, all)
+			}
+		}
+	})
+}
