@@ -42,8 +42,9 @@ type Jobs[Args any] struct {
 type Enqueuer struct{ scheduler *Scheduler }
 
 // NewEnqueuer returns an Enqueuer for a group. The options are WithSchema, and WithPartitions for a
-// group that has never run; any other is an error. NewEnqueuer sends no statement. It does not
-// close the pool.
+// group that has never run; any other is an error. NewEnqueuer sends no statement, so it does not
+// check the names: jobs of a misspelled group wait for ever, and pgleases doctor warns that no
+// process runs the group. It does not close the pool.
 func NewEnqueuer(pool *pgxpool.Pool, group string, opts ...Option) (*Enqueuer, error) {
 	o, err := onlyOptions("NewEnqueuer", opts, "WithSchema", "WithPartitions")
 	if err = cmp.Or(err, wrong(pool == nil, "schedule: new enqueuer: pool is nil"), checkGroup(group)); err != nil {
@@ -55,6 +56,7 @@ func NewEnqueuer(pool *pgxpool.Pool, group string, opts ...Option) (*Enqueuer, e
 }
 
 // JobsOf returns Jobs for a kind that another process registers. Args must be the type used there.
+// Jobs of a misspelled kind are blocked.
 func JobsOf[Args any](e *Enqueuer, kind string) *Jobs[Args] {
 	return &Jobs[Args]{e.scheduler, kind, func() error { return checkName("kind", kind) }}
 }
@@ -260,6 +262,8 @@ type Job struct {
 	// When the run under way began, if this role can see that; after the end: the last run. Zero:
 	// no run
 	StartedAt time.Time `json:"started_at,omitzero"`
+	// The job that it runs again, if it was returned by Job; 0: none, or a tick
+	RetryOf int64 `json:"retry_of,omitzero"`
 	// The following fields are set until the job has ended. The JSON leaves out zeros.
 	Key       string          `json:"key,omitzero"`
 	Trigger   Trigger         `json:"trigger,omitzero"`
@@ -277,6 +281,7 @@ type Job struct {
 	// The following fields are set when the job has ended.
 	Epoch   int64     `json:"epoch,omitzero"` // of its last run; 0: it never ran
 	EndedAt time.Time `json:"ended_at,omitzero"`
+	Retried int64     `json:"retried,omitzero"` // the job that runs it again; 0: not retried
 }
 
 // Job returns a job of the group, or its outcome. It returns ErrNotFound if the group has neither.

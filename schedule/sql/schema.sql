@@ -190,6 +190,7 @@ CREATE TABLE IF NOT EXISTS pgleases.history (
 );
 CREATE INDEX IF NOT EXISTS history_by_name ON pgleases.history (group_name, name, id);
 CREATE INDEX IF NOT EXISTS history_by_job ON pgleases.history (job) WHERE job IS NOT NULL;
+CREATE INDEX IF NOT EXISTS history_retried ON pgleases.history (retried) WHERE retried IS NOT NULL;
 CREATE INDEX IF NOT EXISTS history_canceled ON pgleases.history (schedule, since) WHERE outcome OPERATOR(pg_catalog.=) 'canceled';
 CREATE INDEX IF NOT EXISTS history_failed ON pgleases.history (ended_at) WHERE outcome OPERATOR(pg_catalog.=) ANY ('{failed,unknown}'::pg_catalog.text[]);
 CREATE INDEX IF NOT EXISTS history_by_time ON pgleases.history USING brin (ended_at);
@@ -271,7 +272,7 @@ SELECT s.group_name,
            WHEN 'blocked' THEN s.blocked_reason
            WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, s.due)
            WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner'
-               WHEN s.due OPERATOR(pg_catalog.+) interval '10 seconds' OPERATOR(pg_catalog.<) pgleases.schedule_clock() THEN 'its owner is busy, or a run of its key continues' END
+               WHEN s.due OPERATOR(pg_catalog.+) interval '10 seconds' OPERATOR(pg_catalog.<) pgleases.schedule_clock() THEN 'its owner is busy, or it waits for a run of its key or for the limit of its kind' END
        END AS why,
        s.succeeded,
        (SELECT h.outcome FROM pgleases.history AS h
@@ -374,7 +375,7 @@ SELECT j.id,
            WHEN 'blocked' THEN j.blocked_reason
            WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, j.due)
            WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner'
-               WHEN j.due OPERATOR(pg_catalog.+) interval '10 seconds' OPERATOR(pg_catalog.<) pgleases.schedule_clock() THEN 'its owner is busy, or a run of its key continues' END
+               WHEN j.due OPERATOR(pg_catalog.+) interval '10 seconds' OPERATOR(pg_catalog.<) pgleases.schedule_clock() THEN 'its owner is busy, or it waits for a run of its key or for the limit of its kind' END
        END AS why,
        j.at,
        j.due,
