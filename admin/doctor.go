@@ -37,7 +37,7 @@ type Finding struct {
 	Check  string `json:"check"` // its name, one of Checks
 	Level  Level  `json:"level"`
 	Text   string `json:"text"`
-	Remedy string `json:"remedy,omitempty"` // empty for ok
+	Remedy string `json:"remedy,omitempty"` // empty for ok; several steps have a line each
 }
 
 // Checks are the names of the checks of Doctor, in order.
@@ -458,7 +458,7 @@ type duty struct {
 	Why                 string
 }
 
-const suchAs, hangs = "%[1]d of group %[2]q, such as ", `its log says "handler still running": if it hangs, kill that process`
+const suchAs, hangs, known = "%[1]d of group %[2]q, such as ", `its log says "handler still running": if it hangs, kill that process`, "a limit frees itself as runs end; for the rest, deploy a process that knows them"
 
 // duties are the possible faults of schedules and jobs. The arguments of format are 1 the count, 2
 // the group, and 3 to 5 the worst one: its name, its age, and its number of failures.
@@ -466,14 +466,16 @@ var duties = []struct {
 	check, fault, text, format, remedy string
 	level                              Level
 }{
-	{"schedules", "unattended", "no process runs", "group %[2]q", "start a process that runs the group", Warning},
-	{"schedules", "late", "late", suchAs + "%[3]q for %[4]v", "pgleases schedules list GROUP --only late, or --only blocked, shows why", Warning},
+	{"schedules", "unattended", "no process runs", "group %[2]q", "start a process that runs the group; if a program enqueues jobs under a wrong name, correct it: pgleases jobs list GROUP shows them", Warning},
+	{"schedules", "late", "late", suchAs + "%[3]q for %[4]v", "pgleases schedules list GROUP --only late shows why", Warning},
+	{"schedules", "blocked", "blocked, so they wait", suchAs + "%[3]q for %[4]v", "pgleases schedules list GROUP --only blocked shows why each waits; " + known, Warning},
 	{"schedules", "overdue", "running for longer than their timeout", suchAs + "%[3]q for %[4]v", hangs, Warning},
 	{"schedules", "unknown", "outcome unknown, so they may have been done", suchAs + "%[3]q", "check its effect first; only if it was not done: pgleases schedules retry GROUP SCHEDULE TICK --unknown --reason '...'", Warning},
 	{"schedules", "failing", "failed 3 or more times in a row", suchAs + "%[3]q %[5]v times", "pgleases schedules history GROUP SCHEDULE shows the errors", Warning},
 	{"schedules", "failed", "the last tick failed", suchAs + "%[3]q", "pgleases schedules list GROUP --only failing shows the errors; pgleases schedules retry GROUP SCHEDULE TICK --reason '...' runs one again", Warning},
 	{"schedules", "undeclared", "no process has declared them for a week, so they wait", suchAs + "%[3]q", "start a process that declares them, or delete them with pgleases schedules delete GROUP SCHEDULE --reason '...'", Note},
-	{"jobs", "late", "late", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP shows why", Warning},
+	{"jobs", "late", "late", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP --state running shows the runs that they may wait for", Warning},
+	{"jobs", "blocked", "blocked, so they wait", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP --state blocked shows why each waits; " + known, Warning},
 	{"jobs", "overdue", "running for longer than their timeout", suchAs + "job %[3]s for %[4]v", hangs, Warning},
 	{"jobs", "unknown", "outcome unknown, so they may have been done", suchAs + "job %[3]s", "check its effect first; only if it was not done: pgleases jobs retry GROUP ID --unknown --reason '...'", Warning},
 	{"jobs", "failing", "failed 3 or more times, and are retried", suchAs + "job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", Warning},
@@ -620,11 +622,11 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 	orphans := d.lastingOrphans(ctx, s)
 	switch {
 	case len(orphans) > 0:
-		var all []string
+		all, remedy := []string{}, ""
 		for name, lost := range orphans {
 			all = append(all, fmt.Sprintf("%q %v", name, lost))
+			remedy = fmt.Sprintf("pgleases explain %q/%d says what that one waits for, such as the TTL of a client that crashed\nif that is a transaction: pgleases doctor --long 1s names it: end it\nif that is a plan or an eviction, for more than a minute: search the logs of the clients for plan failed and evict, and restart one", name, lost[0][0])
 		}
-		remedy := "pgleases explain LEASE/P shows what each waits for"
 		if locked {
 			remedy = "end what row-locks names"
 		}
@@ -659,7 +661,7 @@ func (d *doctor) handoffs(s *Snapshot) {
 		for _, h := range s.Leases[i].Holdings {
 			if h.Moves() && s.At.Sub(h.Asked) > d.Long {
 				c := s.Client(h.OwnerSession)
-				unblock = fmt.Sprintf("if pgleases doctor --long 1s names a transaction, end that first; if its work hangs, kill %s (host %s, pid %d), or pgleases evict %[1]s --reason '...'; WithDrainTimeout bounds it", c.ID, c.Host, c.PID)
+				unblock = fmt.Sprintf("pgleases doctor --long 1s: if it warns of transactions, end those first\notherwise the work hangs: kill %s (host %s, pid %d), or pgleases evict %[1]s --reason '...'; after a TTL, pgleases list shows MOVING 0", c.ID, c.Host, c.PID)
 				draining = append(draining, fmt.Sprintf("%q %v of %q for %v", s.Leases[i].Name, h.Partitions, h.Owner, s.At.Sub(h.Asked).Round(time.Second)))
 			}
 		}

@@ -17,12 +17,12 @@ WITH RECURSIVE names AS (
     FROM names AS n WHERE n.name IS NOT NULL LIMIT 100
 ), t AS (SELECT pgleases.schedule_clock() AS now, $1 * interval '1 second' AS long), found AS (
     SELECT 'schedules' AS kind, 'unattended' AS fault, g.name AS of, '' AS name, 0::double precision AS worst, '' AS why FROM groups AS g WHERE NOT g.attended
-    UNION ALL SELECT 'schedules', 'late', g.name, v.name, extract(epoch FROM v.lateness), v.why
+    UNION ALL SELECT 'schedules', CASE v.state WHEN 'due' THEN 'late' ELSE v.state END, g.name, v.name, extract(epoch FROM v.lateness), v.why
     FROM t CROSS JOIN groups AS g CROSS JOIN LATERAL (
         (SELECT s.id FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.due < t.now - t.long LIMIT 1000)
         UNION (SELECT s.id FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.blocked_reason IS NOT NULL LIMIT 1000)) AS c
     JOIN pgleases.schedules_status AS v ON v.id = c.id WHERE g.attended AND v.state IN ('due', 'blocked') AND v.lateness > t.long
-    UNION ALL SELECT 'jobs', 'late', g.name, v.id::text, extract(epoch FROM v.lateness), v.why
+    UNION ALL SELECT 'jobs', CASE v.state WHEN 'due' THEN 'late' ELSE v.state END, g.name, v.id::text, extract(epoch FROM v.lateness), v.why
     FROM t CROSS JOIN groups AS g CROSS JOIN LATERAL (
         (SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.due < t.now - t.long LIMIT 1000)
         UNION (SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.blocked_reason IS NOT NULL LIMIT 1000)) AS c

@@ -143,7 +143,7 @@ func TestDoctorNamesProcesses(t *testing.T) {
 	}
 	execute(t, database, sound, "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0",
 		"INSERT INTO pgleases.events (at, cause, from_id) VALUES (now() - interval '11 minutes', 'evicted', 'long ago'), (now() - interval '9 minutes', 'evicted', 'svc-2')")
-	says("handoffs", "> if pgleases doctor --long 1s names a transaction, end that first; if its work hangs, kill a (host host, pid 7), or pgleases evict a --reason '...';")
+	says("handoffs", "otherwise the work hangs: kill a (host host, pid 7), or pgleases evict a --reason '...';")
 	says("expired", `no session is expired; evicted in the last 10 min: "svc-2", see pgleases events`)
 	execute(t, database, "UPDATE pgleases.clients SET expires_at = now() - interval '2 hours'")
 	says("expired", "> start one: no client is live")
@@ -430,14 +430,14 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		{"UPDATE pgleases.schedules SET due = now() - interval '1 hour' WHERE name = 'new'", "UPDATE pgleases.schedules SET due = now()",
 			"warning schedules", `late: 1 of group "reports", such as "new" for 1h0m`},
 		{"UPDATE pgleases.schedules SET blocked_reason = 'no handler', blocked_since = now() - interval '1 hour'", "UPDATE pgleases.schedules SET blocked_reason = NULL, blocked_since = NULL",
-			"warning schedules", `(no handler)`},
+			"warning schedules", `blocked, so they wait: 2 of group "reports", such as "`},
 		{`UPDATE pgleases.schedules SET failures = 3 WHERE name = 'put'; INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, error, ended_at)
 			SELECT id, 'reports', 'put', now(), now(), 1, 'failed', 'it broke', now() FROM pgleases.schedules WHERE name = 'put'`, "UPDATE pgleases.schedules SET failures = 1 WHERE name = 'put'",
 			"warning schedules", `failed 3 or more times in a row: 1 of group "reports", such as "put" 3 times (it broke)`},
 		{"SELECT", "UPDATE pgleases.schedules SET due = now() + interval '2 hours' WHERE name = 'put'", "", ""}, // its next tick is soon
 		{"SELECT", "UPDATE pgleases.history SET retried = 1", "warning schedules", `the last tick failed: 1 of group "reports", such as "put" (it broke)`},
 		{"SELECT", "UPDATE pgleases.schedules SET due = now(), failures = 0", "", ""},
-		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now()", "warning jobs", `(its owner is busy, or a run of its key continues)`},
+		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now()", "warning jobs", `(its owner is busy, or it waits for a run of its key or for the limit of its kind)`},
 		{`UPDATE pgleases.jobs SET trying = '{"attempts": 3, "error": "it broke"}'`, "UPDATE pgleases.jobs SET trying = NULL", "warning jobs", `3 times (it broke)`},
 		{"UPDATE pgleases.jobs" + overdue, "UPDATE pgleases.jobs SET trying = NULL, due = now()", "warning jobs",
 			`running for longer than their timeout: 1 of group "reports", such as job 1 (mail) for 12m`},
@@ -451,6 +451,7 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		{"ALTER FUNCTION pgleases.schedule_job RENAME TO elsewhere", "ALTER FUNCTION pgleases.elsewhere RENAME TO schedule_job", "fault functions, fault rights", "missing: schedule_job"},
 		{"DELETE FROM pgleases.members WHERE lease = 'schedule/reports'", "INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/reports', 11, 1, now(), 1)",
 			"warning orphans, warning schedules", ""},
+		{"UPDATE pgleases.jobs SET group_name = 'report'", "UPDATE pgleases.jobs SET group_name = 'reports'", "warning schedules", `no process runs: group "report"`}, // a typing error of its Enqueuer
 		{"UPDATE pgleases.schedules SET name = 'old', registered = '2026-03-02Z' WHERE name = 'new'", "SELECT", "note schedules", `1 of group "reports", such as "old" (since 2026-03-02)`},
 	} {
 		execute(t, database, test.fault)

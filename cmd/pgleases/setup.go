@@ -143,8 +143,8 @@ func newDoctor() *cobra.Command {
 			for _, f := range found {
 				code = max(code, exitCodes[f.Level])
 				rows = append(rows, []any{f.Level, f.Check, printable(f.Text)})
-				if f.Remedy != "" {
-					rows = append(rows, []any{"", "", "> " + printable(f.Remedy)})
+				for line := range strings.Lines(f.Remedy) {
+					rows = append(rows, []any{"", "", "> " + printable(strings.TrimSpace(line))})
 				}
 			}
 			err := output(found, table("LEVEL,CHECK,FOUND", rows, func(row []any) []any { return row }))

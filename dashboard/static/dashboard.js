@@ -430,7 +430,7 @@ const draws = {
     keyed($("finding-list"), sorted.map(f => ({ f, key: JSON.stringify(f) + n++ })), x => x.key, ({ f }) => {
       const [kind, word] = words[f.level] || ["", f.level];
       const text = make("div", "", make("p", "", plain(f.text)));
-      if (f.remedy) text.append(make("p", "sub", plain(f.remedy)));
+      if (f.remedy) for (const line of f.remedy.split("\n")) text.append(make("p", "sub", plain(line)));
       return make("li", "", make("span", "", make("span", "mark " + kind, word)), make("span", "check", f.check), text);
     }, () => {});
     setText($("health-note"), "Checked at " + clock(state.health.at) + ".");
