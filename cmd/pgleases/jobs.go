@@ -89,14 +89,14 @@ func newJobShow() *cobra.Command {
 			err = fmt.Errorf("%v: the group has no such job; jobs that ended long ago are deleted", err)
 		}
 		now := time.Now()
-		text := table("JOB,NAME,KIND,AT,STATE,OWNER,FAILED,STARTED,ENDED,ERROR", []schedule.Job{j}, func(j schedule.Job) []any {
+		text := table("JOB,NAME,KIND,AT,STATE,OWNER,FAILED,STARTED,ENDED,RETRY OF,RETRIED AS,ERROR", []schedule.Job{j}, func(j schedule.Job) []any {
 			state, _ := stateOf(now, j.State, j.Why, time.Time{}, time.Time{}, j.Due)
 			failed := j.Attempts
 			if j.Outcome == schedule.OutcomeSucceeded || j.Outcome == schedule.OutcomeUnknown {
 				failed-- // the last attempt
 			}
 			return []any{j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), cmp.Or(string(j.Outcome), state), orDash(j.Owner), failed,
-				relative(now, j.StartedAt), relative(now, j.EndedAt), orDash(firstLine(j.Error))}
+				relative(now, j.StartedAt), relative(now, j.EndedAt), idOrDash(j.RetryOf), idOrDash(j.Retried), orDash(firstLine(j.Error))}
 		})
 		if first := firstLine(j.Error); first != j.Error {
 			text += "\n" + lines(j.Error) + "\n"

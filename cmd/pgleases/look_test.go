@@ -397,9 +397,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		return nil
 	})
 	for i, name := range []string{"good", "bad", odd} {
-		if err := kind.Add(name, job{i}, schedule.Every(time.Second), schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer)); err != nil { // however late, each tick runs
-			t.Fatal(err)
-		}
+		testkit.OK(t, kind.Add(name, job{i}, schedule.Every(time.Second), schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))) // however late, each tick runs
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -430,6 +428,12 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		t.Helper()
 		return output1(t, database, append(args, "--reason", "why", "--actor", "ann")...)
 	}
+	shows := func(pattern string, args ...string) {
+		t.Helper()
+		if text := output1(t, database, args...); !regexp.MustCompile(`(?m)` + pattern).MatchString(text) {
+			t.Errorf("pgleases %s does not print %s: %s", strings.Join(args, " "), pattern, text)
+		}
+	}
 	if text := changed("schedules", "pause", "reports", "good"); text != "pause reports good: done\n" {
 		t.Errorf("pause prints %q", text)
 	}
@@ -453,9 +457,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	if page := decoded[[]schedule.Schedule](t, database, "schedules", "list", "reports", "--after", "bad", "--only", "paused"); len(page) != 1 || page[0].Name != "good" {
 		t.Errorf("those that are paused behind bad: %+v", page)
 	}
-	if text := output1(t, database, "schedules", "groups"); !regexp.MustCompile(`(?m)^reports +3 +\d+ +0 +1 +\d +\d+ +0$`).MatchString(text) {
-		t.Errorf("groups: %s", text)
-	}
+	shows(`^reports +3 +\d+ +0 +1 +\d +\d+ +0$`, "schedules", "groups")
 	decoded[[]admin.ScheduleGroup](t, database, "schedules", "groups")
 	for args, want := range map[string]string{
 		"jobs cancle reports 7":              `there is no verb "cancle": did you mean cancel? pgleases jobs --help`,
@@ -503,37 +505,26 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	testkit.Must(pool.Exec(t.Context(), "UPDATE pgleases.history SET outcome = 'unknown' WHERE outcome = 'failed'"))(t)
 	fails(t, database, "jobs retry reports "+failed+" --reason why", "so it may have been done")
 	retriedJob := ends(number(changed("jobs", "retry", "reports", failed, "--unknown")), "failed")
+	shows(` ago +- +`+retriedJob+` +"job 1 failed`, "jobs", "show", "reports", failed) // RETRY OF, RETRIED AS
+	shows(` ago +`+failed+` +- +"job 1 failed`, "jobs", "show", "reports", retriedJob)
 	tick := slices.DeleteFunc(history("bad"), func(e schedule.Entry) bool { return e.Job != 0 || e.Outcome != "unknown" })[0].Until.Format(time.RFC3339Nano)
 	fails(t, database, "schedules retry reports bad --reason why "+tick, "so it may have been done")
 	retried := ends(number(changed("schedules", "retry", "reports", "bad", tick, "--unknown")), "failed")
-	var done time.Time // of a tick
-	for _, r := range history("good") {
-		if r.Outcome == "succeeded" {
-			done = r.Until
-			break
-		}
-	}
+	good := history("good")
+	done := good[slices.IndexFunc(good, func(e schedule.Entry) bool { return e.Outcome == "succeeded" })].Until
 	again := ends(number(changed("schedules", "backfill", "reports", "good", done.Add(-time.Millisecond).Format(time.RFC3339Nano), done.Format(time.RFC3339Nano))), "succeeded")
-	if text := output1(t, database, "jobs", "show", "reports", again); !regexp.MustCompile(`(?m)^` + again + ` +good +close +.* succeeded +- +0 `).MatchString(text) {
-		t.Errorf("jobs show of one that failed never: %s", text)
-	}
+	shows(`^`+again+` +good +close +.* succeeded +- +0 `, "jobs", "show", "reports", again)
 	hangs := testkit.Must(export.Enqueue(t.Context(), job{}))(t)
 	testkit.Until(t, "one runs", func() bool {
 		text = output1(t, database, "jobs", "list", "reports")
 		return regexp.MustCompile(`(?m)^\d+ +- +export .* running for \S+ +` + client.ID() + ` +0 +- +-$`).MatchString(text)
 	})
-	if text := output1(t, database, "jobs", "show", "reports", fmt.Sprint(hangs)); !regexp.MustCompile(` running +` + client.ID() + ` +0 +\S+ ago +- +-\n`).MatchString(text) {
-		t.Errorf("jobs show of one that runs: %s", text)
-	}
-	if text := changed("jobs", "cancel", "reports", fmt.Sprint(hangs)); !strings.HasSuffix(text, "restart "+client.ID()+": pgleases clients names the host and the pid\n") {
-		t.Errorf("cancel of one that runs: %s", text)
-	}
+	shows(` running +`+client.ID()+` +0 +\S+ ago +- +- +- +-\n`, "jobs", "show", "reports", fmt.Sprint(hangs))
+	shows(fmt.Sprintf(` restart %s \(host %s, pid %d\)$`, client.ID(), testkit.Must(os.Hostname())(t), os.Getpid()), "jobs", "cancel", "reports", fmt.Sprint(hangs), "--reason", "why", "--actor", "ann")
 	close(canceled)
 	later := testkit.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour)))(t)
 	waiting := fmt.Sprint(later)
-	if text := output1(t, database, "jobs", "show", "reports", waiting); !regexp.MustCompile(`(?m)^` + waiting + ` +- +close +\S.* planned +\S+ +0 +- +- +-$`).MatchString(text) {
-		t.Errorf("jobs show: %s", text)
-	}
+	shows(`^`+waiting+` +- +close +\S.* planned +\S+ +0 +- +- +- +- +-$`, "jobs", "show", "reports", waiting)
 	testkit.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour), schedule.WithUnique(odd, schedule.Reject)))(t)
 	listed := func(args ...string) []schedule.Job {
 		return decoded[[]schedule.Job](t, database, append([]string{"jobs", "list", "reports"}, args...)...)
@@ -552,17 +543,17 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	if j := decoded[schedule.Job](t, database, "jobs", "show", "reports", waiting); j.Outcome != "canceled" {
 		t.Errorf("job %+v", j)
 	}
-	if text := changed("jobs", "retry-failed", "reports", "none", "2020-01-01T00:00:00Z"); text != "retry-failed reports none 2020-01-01T00:00:00Z: nothing to retry\n" {
-		t.Errorf("jobs retry-failed of a kind without jobs: %s", text)
-	}
+	shows(`nothing to retry: no job or tick of kind none failed since then, or all were retried; kinds of failed jobs and failing schedules: close$`,
+		"jobs", "retry-failed", "reports", "none", "2020-01-01T00:00:00Z", "--reason", "why", "--actor", "ann")
 	fails(t, database, "jobs retry-failed reports close 2020-01-01T00:00:00Z --reason why", "because their outcome is unknown")
+	testkit.Must(pool.Exec(t.Context(), "UPDATE pgleases.history SET outcome = 'failed', kind = 'mail', retried = NULL WHERE job = $1::text::bigint", retried))(t)
+	shows(`^\d+\npgleases: retried jobs and ticks: 1, as the new jobs above; pgleases jobs show reports ID shows one$`,
+		"jobs", "retry-failed", "reports", "mail", "2020-01-01T00:00:00Z", "--reason", "why", "--actor", "ann")
 	changed("schedules", "delete", "reports", "good")
 	var asked string
-	if err := pool.QueryRow(t.Context(), `SELECT string_agg(concat(verb, ' ', name, CASE WHEN job IS NOT NULL THEN ' ' || job END), ', ' ORDER BY id)
-		FROM pgleases.schedule_changes WHERE reason = 'why' AND actor = concat('ann (', session_user, ')')`).Scan(&asked); err != nil {
-		t.Fatal(err)
-	}
-	if want := fmt.Sprintf("pause good, resume good, trigger bad %s, retry bad %s, retry bad %s, backfill good %s, cancel  %d, cancel  %s, retry_failed , delete good", failed, retriedJob, retried, again, hangs, waiting); asked != want {
+	testkit.OK(t, pool.QueryRow(t.Context(), `SELECT string_agg(concat(verb, ' ', name, CASE WHEN job IS NOT NULL THEN ' ' || job END), ', ' ORDER BY id)
+		FROM pgleases.schedule_changes WHERE reason = 'why' AND actor = concat('ann (', session_user, ')')`).Scan(&asked))
+	if want := fmt.Sprintf("pause good, resume good, trigger bad %s, retry bad %s, retry bad %s, backfill good %s, cancel  %d, cancel  %s, retry_failed , retry_failed , delete good", failed, retriedJob, retried, again, hangs, waiting); asked != want {
 		t.Errorf("written down is %q, want %q", asked, want)
 	}
 	for args, want := range map[string]string{

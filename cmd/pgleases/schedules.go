@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -119,19 +120,43 @@ func edit(ctx context.Context, cmd *cobra.Command, s *schedule.Scheduler, r mana
 	for _, id := range jobs {
 		fmt.Fprintln(cmd.OutOrStdout(), id)
 	}
+	if len(jobs) > 0 && r.Verb == "retry_failed" {
+		cmd.PrintErrf("pgleases: retried jobs and ticks: %d, as the new jobs above; pgleases jobs show %s ID shows one\n", len(jobs), shown(args[0]))
+	}
 	state := "done"
 	switch {
 	case err != nil || len(jobs) > 0:
 		return err
 	case r.Verb == "retry_failed":
-		state = "nothing to retry"
+		state, err = nothingToRetry(ctx, s, r.Kind)
 	case r.Verb == "resume_schedule" && j.At.IsZero():
 		state = "it was not paused"
 	case j.State == schedule.StateRunning:
-		state = fmt.Sprintf("done; its handler continues until it ends, or until you restart %s: pgleases clients names the host and the pid", shown(j.Owner))
+		state = fmt.Sprintf("done; its handler continues until it ends, or until you restart %s", place(cmd, j.Owner))
 	}
 	fmt.Fprint(cmd.OutOrStdout(), done(cmd, args, state))
-	return nil
+	return err
+}
+
+// nothingToRetry says that no run of a kind can be retried, and which kinds have failed.
+func nothingToRetry(ctx context.Context, s *schedule.Scheduler, kind string) (string, error) {
+	jobs, err := firstOf(s.FailedJobs(ctx, 0), 1000)
+	failing, other := firstOf(s.List(ctx, schedule.ScheduleFilter{Only: schedule.OnlyFailing}), 1000)
+	kinds := append(mapped(jobs, func(e schedule.Entry) string { return shown(e.Kind) }), mapped(failing, func(one schedule.Schedule) string { return shown(one.Kind) })...)
+	slices.Sort(kinds)
+	return fmt.Sprintf("nothing to retry: no job or tick of kind %s failed since then, or all were retried; kinds of failed jobs and failing schedules: %s",
+		shown(kind), cmp.Or(strings.Join(slices.Compact(kinds), ", "), "none")), cmp.Or(err, other)
+}
+
+// place returns a client, with its host and pid if this role may read them.
+func place(cmd *cobra.Command, client string) (text string) {
+	_ = withSnapshot(cmd, func(_ context.Context, s *admin.Snapshot) error {
+		if i := slices.IndexFunc(s.Clients, func(c admin.Client) bool { return c.ID == client && !c.Superseded }); i >= 0 {
+			text = fmt.Sprintf(" (host %s, pid %d)", shown(s.Clients[i].Host), s.Clients[i].PID)
+		}
+		return nil
+	})
+	return shown(client) + text
 }
 
 // before returns the job of a request; of a tick, only its outcome, of a resume, At is when the
@@ -221,9 +246,9 @@ func newScheduleHistory() *cobra.Command {
 			_, err = s.Get(ctx, args[1])
 		}
 		now := time.Now()
-		return all, table("TICK,TICKS,JOB,OUTCOME,STARTED,TOOK,ERROR", all, func(e schedule.Entry) []any {
+		return all, table("TICK,TICKS,JOB,OUTCOME,STARTED,TOOK,RETRIED AS,ERROR", all, func(e schedule.Entry) []any {
 			took := map[bool]string{true: dash, false: period(e.EndedAt.Sub(e.StartedAt))}[e.StartedAt.IsZero()]
-			return []any{e.Until.UTC().Format(time.RFC3339Nano), e.Ticks, idOrDash(e.Job), e.Outcome, relative(now, e.StartedAt), took, orDash(firstLine(e.Error))}
+			return []any{e.Until.UTC().Format(time.RFC3339Nano), e.Ticks, idOrDash(e.Job), e.Outcome, relative(now, e.StartedAt), took, idOrDash(e.Retried), orDash(firstLine(e.Error))}
 		}), err
 	})
 }
