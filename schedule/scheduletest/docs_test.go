@@ -58,6 +58,22 @@ func TestBooksAreClosedEachNight(t *testing.T) {
 
 type Mail struct{ To string }
 
+// send is the application's.
+func send(context.Context, schedule.Run[Mail]) error { return nil }
+
+func TestMailIsSent(t *testing.T) {
+	s := scheduletest.New(t, newPool(t), time.Now())
+	mail := schedule.AtLeastOnce(s.Scheduler, "mail", send)
+	id, err := mail.Enqueue(t.Context(), Mail{"ada@example.com"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Advance(time.Minute) // for all its attempts
+	if j, err := s.Job(t.Context(), id); err != nil || j.Outcome != schedule.OutcomeSucceeded {
+		t.Errorf("job %+v: %v", j, err)
+	}
+}
+
 // moveMails moves up to 1,000 pending rows, and returns how many. A row that an old worker has locked stays.
 func moveMails(ctx context.Context, pool *pgxpool.Pool, mail *schedule.Kind[Mail]) (moved int, err error) {
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
