@@ -453,23 +453,28 @@ func shipEach(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease) er
 func ExampleClient_leader() {
 	x := begin()
 	defer x.end()
-	ctx, stop, client := x.ctx, x.stop, x.client()
-	lead := func(ctx context.Context, _ pgleases.Partition) error {
-		fmt.Println("this process leads")
-		stop()
+	client := x.client()
+	lead := func(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition) error {
+		_, leads := lease.Partition(0)
+		err := pgx.BeginFunc(p.Context(), x.pool, func(tx pgx.Tx) error { return lease.Guard(ctx, tx, p) })
+		fmt.Println("this process leads:", leads, err)
+		x.stop()
 		<-ctx.Done()
 		return nil
 	}
-
-	lease, err := client.Lease(ctx, "leader", 1)
-	if err == nil {
-		err = lease.Run(ctx, lead) // calls lead while this process leads; lead returns when its ctx ends, not before
-	}
-	_, leads := lease.Partition(0) // elsewhere: a probe
-	fmt.Println("stopped:", errors.Is(err, context.Canceled), leads)
+	err := func(ctx context.Context) error {
+		lease, err := client.Lease(ctx, "leader", 1)
+		if err != nil {
+			return err
+		}
+		return lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error { // called when this process begins to lead
+			return lead(ctx, lease, p) // leads until ctx ends; its transactions begin with lease.Guard(ctx, tx, p)
+		})
+	}(x.ctx)
+	fmt.Println("stopped:", errors.Is(err, context.Canceled))
 	// Output:
-	// this process leads
-	// stopped: true true
+	// this process leads: true <nil>
+	// stopped: true
 }
 
 func Example_schedule() {

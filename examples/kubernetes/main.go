@@ -50,6 +50,7 @@ func run(ctx context.Context) error {
 
 // serve works until ctx ends.
 func serve(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, work func(context.Context, pgleases.Partition) error) (err error) {
+	// Behind PgBouncer, add pgleases.WithConnConfig(direct): docs/pgbouncer.md has the lines for it.
 	client, err := pgleases.NewClient(ctx, pool, pgleases.WithClientID(os.Getenv("POD_NAME")))
 	if err != nil {
 		return err
