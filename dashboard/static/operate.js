@@ -1,4 +1,4 @@
-// The dialog in which an operator makes a change. For leases and clients it shows which partitions would move, and the server does only that.
+// The dialog in which an operator makes a change. For leases and clients it shows which partitions would move.
 "use strict";
 
 // The verbs: the kind of object, the explanation, and the verb that takes it back. Only verbs with lasts write overrides, which can have an end. Verbs with asks move no
