@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/store"
 	schedulesql "github.com/pgleases/pgleases/schedule/sql"
 	enginesql "github.com/pgleases/pgleases/sql"
@@ -555,15 +556,13 @@ func (d *doctor) evicted(ctx context.Context, now time.Time) string {
 func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted string) {
 	ttls := make(map[time.Duration]int)
 	shortest := 6 * time.Second // the default
-	expired, live := []string{}, false
+	expired := []string{}
 	for i, c := range s.Clients {
 		if i == 0 || c.TTL < shortest {
 			shortest = c.TTL
 		}
 		ttls[c.TTL]++
-		if !c.Expired {
-			live = true
-		} else if c.HeartbeatAge > c.TTL+d.Long {
+		if c.Expired && c.HeartbeatAge > c.TTL+d.Long {
 			expired = append(expired, fmt.Sprintf("%q", c.ID))
 		}
 	}
@@ -574,7 +573,7 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted s
 	for ttl, n := range ttls {
 		all = append(all, fmt.Sprintf("%v (%d)", ttl, n))
 	}
-	d.judge("ttl", len(ttls) <= 1, fmt.Sprintf("%d clients, with one TTL", len(s.Clients)),
+	d.judge("ttl", len(ttls) <= 1, ranges.Many(len(s.Clients), "client")+", with one TTL",
 		Warning, "give all clients the same, see docs/sizing.md", "they differ: %s", listed(all))
 	// As in the library: a client whose round trips take longer than half the margin cannot watch the
 	// clock.
@@ -586,7 +585,7 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted s
 	remedy := "start one: no client is live, and the partitions of the expired ones move only to a live client"
 	if locked {
 		remedy = "end what row-locks names"
-	} else if live {
+	} else if s.live("") {
 		remedy = "search the logs of the live clients for evict: it fails, or their round trips are too slow"
 	}
 	d.judge("expired", len(expired) == 0, "no session is expired"+evicted, Warning, remedy,
@@ -600,17 +599,22 @@ const old = 24 * time.Hour
 const stays = 3 * time.Second
 
 func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
-	deserted, left, overdue, crowded, paused := []string{}, []string{}, []string{}, []string{}, ""
+	deserted, drains, left, overdue, crowded, paused, start := []string{}, []string{}, []string{}, []string{}, []string{}, "", "start a process"
 	for i := range s.Leases {
 		l := &s.Leases[i]
-		if s.paused(l) {
+		if slices.ContainsFunc(s.Overrides, func(w Override) bool { return w.Verb == Pause && w.Lease == l.Name }) {
 			paused += fmt.Sprintf("; those of %q have none, because it is paused", l.Name)
 			continue
 		}
 		if len(l.Members) == 0 && !slices.ContainsFunc(l.Holdings, func(h Holding) bool { return h.OwnerSession != 0 }) {
 			left = append(left, fmt.Sprintf("%q", l.Name)) // for example, a lease of pgleases run --once from cron
-		} else if !works(s, l) {
+		} else if s.working(l) == 0 {
 			deserted = append(deserted, fmt.Sprintf("%q", l.Name))
+			for _, w := range s.Overrides {
+				if w.Verb == Drain && slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == w.Client }) {
+					drains, start = append(drains, w.summary()), fmt.Sprintf("pgleases undrain %q --reason '...'; or start another process", w.Client)
+				}
+			}
 		} else if late := s.At.Sub(l.Due); !l.Due.IsZero() && late > d.Long {
 			overdue = append(overdue, fmt.Sprintf("%q for %v", l.Name, late.Round(time.Second)))
 		}
@@ -632,7 +636,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 		}
 		d.found("orphans", Fault, remedy, "partitions that no live client owns, for %v: %s", stays, listed(all))
 	case len(deserted) > 0:
-		d.found("orphans", Warning, "start a process; or see pgleases overrides for drained clients; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no client works on %s", listed(deserted))
+		d.found("orphans", Warning, start+"; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no client works on %s", strings.TrimSuffix(listed(deserted)+"; "+listed(drains), "; "))
 	case len(left) > 0:
 		d.found("orphans", Note, "start a process if one should run now; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "all clients have left, as after pgleases run --once: %s", listed(left))
 	}
@@ -642,12 +646,16 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 		"run fewer processes, or drop the lease and create it with more partitions", "some members own nothing: %s", listed(crowded))
 }
 
+func (w Override) summary() string {
+	return fmt.Sprintf("%s of %q by %s since %s: %q", w.Verb, w.Of(), w.Actor, w.Since.UTC().Format(time.DateOnly), w.Reason)
+}
+
 // overrides finds those that are old.
 func (d *doctor) overrides(s *Snapshot) {
 	var all []string
 	for _, w := range s.Overrides {
 		if w.Until.IsZero() && s.At.Sub(w.Since) > old {
-			all = append(all, fmt.Sprintf("%s of %q by %s since %s: %q", w.Verb, w.Of(), w.Actor, w.Since.UTC().Format(time.DateOnly), w.Reason))
+			all = append(all, w.summary())
 		}
 	}
 	d.judge("overrides", len(all) == 0, fmt.Sprintf("%d, all of them recent or with an end", len(s.Overrides)),
@@ -690,22 +698,12 @@ func (d *doctor) lastingOrphans(ctx context.Context, s *Snapshot) map[string]Ran
 	return orphans
 }
 
-// works reports whether a member may own partitions.
-func works(s *Snapshot, l *Lease) bool {
-	return slices.ContainsFunc(l.Members, func(m Member) bool { return m.Weight > 0 && s.works(l.Name, s.Client(m.Session)) })
-}
-
-// paused reports whether the lease is paused.
-func (s *Snapshot) paused(l *Lease) bool {
-	return slices.ContainsFunc(s.Overrides, func(w Override) bool { return w.Verb == Pause && w.Lease == l.Name })
-}
-
 // orphansOf returns, by lease, the orphans of leases with a working member.
 func orphansOf(s *Snapshot) map[string]Ranges {
 	orphans := make(map[string]Ranges)
 	for i := range s.Leases {
 		l := &s.Leases[i]
-		if lost := s.Orphans(l); len(lost) > 0 && works(s, l) {
+		if lost := s.Orphans(l); len(lost) > 0 && s.working(l) > 0 {
 			orphans[l.Name] = lost
 		}
 	}

@@ -44,6 +44,14 @@ type Move struct {
 // errDryRun ends the transaction of a dry run.
 var errDryRun = errors.New("dry run")
 
+// stopped is how long the server waits for a program that stops during a dry run. The SQL functions
+// of the verbs set the same limit. Heartbeats wait meanwhile, and the shortest TTL is 1 s.
+const stopped = 500 * time.Millisecond
+
+// bounded limits the time of the next statement to 25 % of the shortest TTL, because heartbeats
+// wait for the rows that the verb has locked.
+const bounded = `SELECT pg_catalog.set_config('statement_timeout', (SELECT least(coalesce(min(extract(epoch FROM c.ttl)) * 250, 1500), %[2]d)::int::pg_catalog.text FROM %[1]s.clients AS c), true)`
+
 // DryRun returns what the clients would do next if a change were applied now. It runs the clients'
 // own planning function on the tables as they would be. The result leaves out handoffs in progress,
 // and includes moves that would happen without the change, for example after a recent join. If
@@ -56,34 +64,6 @@ var errDryRun = errors.New("dry run")
 // the shortest TTL, DryRun returns ErrRefused. Reason may be empty.
 func (a *Admin) DryRun(ctx context.Context, c Change) (*DryRun, error) {
 	c.Reason = cmp.Or(c.Reason, "dry run")
-	read, err := a.try(ctx, c)
-	if err != nil {
-		return nil, err
-	}
-	p := &DryRun{Moves: []Move{}, Leases: []string{}}
-	for _, l := range read {
-		p.Leases = append(p.Leases, l.Name)
-		if c.Verb == Drop {
-			p.Forgets += len(l.Owners)
-		}
-	}
-	if c.Verb != Drop {
-		p.Moves = movings(read)
-	}
-	return p, nil
-}
-
-// stopped is how long the server waits for a program that stops during a dry run. The SQL functions
-// of the verbs set the same limit. Heartbeats wait meanwhile, and the shortest TTL is 1 s.
-const stopped = 500 * time.Millisecond
-
-// bounded limits the time of the next statement to 25 % of the shortest TTL, because heartbeats
-// wait for the rows that the verb has locked.
-const bounded = `SELECT pg_catalog.set_config('statement_timeout', (SELECT least(coalesce(min(extract(epoch FROM c.ttl)) * 250, 1500), %[2]d)::int::pg_catalog.text FROM %[1]s.clients AS c), true)`
-
-// try executes a change, and rolls it back. It returns the inputs of a plan after the change, and
-// for Drop those before the change, because the lease is gone after it.
-func (a *Admin) try(ctx context.Context, c Change) (read []store.LeaseSnapshot, err error) {
 	verb, args, err := a.call(c)
 	if err != nil {
 		return nil, err
@@ -92,6 +72,7 @@ func (a *Admin) try(ctx context.Context, c Change) (read []store.LeaseSnapshot, 
 	if c.ofClient() {
 		lease, client = nil, lease
 	}
+	var read []store.LeaseSnapshot // after the change; of Drop before it, because the lease is gone after it
 	err = pgx.BeginTxFunc(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var batch pgx.Batch
 		// These bound how long clients wait for a program that does not read the answer.
@@ -105,7 +86,7 @@ func (a *Admin) try(ctx context.Context, c Change) (read []store.LeaseSnapshot, 
 			read, err = store.CollectSnapshots(rows)
 			return err
 		})
-		if c.Verb == Drop { // it deletes the lease
+		if c.Verb == Drop {
 			batch.Queue(verb, args...)
 		}
 		batch.Queue("ROLLBACK")
@@ -113,23 +94,34 @@ func (a *Admin) try(ctx context.Context, c Change) (read []store.LeaseSnapshot, 
 	})
 	switch {
 	case errors.Is(err, errDryRun):
-		return read, nil
+		return effect(c.Verb, read), nil
 	case store.Code(err) == "57014" && ctx.Err() == nil:
 		return nil, refusef("admin: %s %q: %w\nheartbeats wait while the server reads the inputs of a plan, so the read may take 25 %% of the shortest TTL; nothing was done: try again when the server is less busy, or without a dry run", c.Verb, c.Subject, err)
 	}
 	return nil, a.refusal(c, err)
 }
 
+// effect returns the effect of a verb, from the inputs of the next plan.
+func effect(verb Verb, read []store.LeaseSnapshot) *DryRun {
+	p := &DryRun{Moves: []Move{}, Leases: []string{}}
+	for _, l := range read {
+		p.Leases = append(p.Leases, l.Name)
+		if verb == Drop {
+			p.Forgets += len(l.Owners)
+		}
+	}
+	if verb != Drop {
+		p.Moves = movings(read)
+	}
+	return p
+}
+
 // movings returns the moves of a plan with these inputs.
 func movings(read []store.LeaseSnapshot) []Move {
 	all := []Move{}
-	leases := make(map[string]int, len(read))
-	for i, l := range read {
-		leases[l.Name] = i
-	}
 	places := make(map[[4]string]int)
 	for _, move := range bridge.Plan(read) {
-		l := read[leases[move.Lease]]
+		l := find(read, func(l store.LeaseSnapshot) bool { return l.Name == move.Lease })
 		owner, target := memberOf(l, l.Owners[move.Partition]), memberOf(l, move.Target)
 		m := Move{Lease: l.Name, From: l.OwnerIDs[move.Partition], Kind: AtOnce}
 		if target != nil {
@@ -157,6 +149,6 @@ func movings(read []store.LeaseSnapshot) []Move {
 }
 
 // memberOf returns the member with a session, or nil.
-func memberOf(l store.LeaseSnapshot, session int64) *store.Member {
+func memberOf(l *store.LeaseSnapshot, session int64) *store.Member {
 	return find(l.Members, func(m store.Member) bool { return m.Session == session })
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/internal/ranges"
 )
 
 // A Snapshot is the content of the tables at one time.
@@ -202,6 +204,21 @@ func (s *Snapshot) OverridesOf(lease, client string) (overrides []Override) {
 	})
 }
 
+// live reports whether a client with an ID is live; for the ID "", whether any client is.
+func (s *Snapshot) live(id string) bool {
+	return slices.ContainsFunc(s.Clients, func(c Client) bool { return !c.Expired && (id == "" || c.ID == id) })
+}
+
+// working returns the number of members of a lease that may own partitions.
+func (s *Snapshot) working(l *Lease) (n int) {
+	for _, m := range l.Members {
+		if m.Weight > 0 && s.works(l.Name, s.Client(m.Session)) {
+			n++
+		}
+	}
+	return n
+}
+
 // works reports whether a member may own partitions of a lease, if its weight is not 0.
 func (s *Snapshot) works(lease string, c *Client) bool {
 	return !c.Superseded && !c.Evicted && !slices.ContainsFunc(s.OverridesOf(lease, c.ID), func(w Override) bool { return w.Verb == Drain || w.Verb == Pause })
@@ -243,7 +260,6 @@ func (a *Admin) Explain(ctx context.Context, lease string, partition int) (*Expl
 	if partition < 0 || partition > math.MaxUint16 {
 		return nil, fmt.Errorf("%w: %d of lease %q", ErrNoSuchPartition, partition, lease)
 	}
-	doing := fmt.Sprintf("explain partition %d of lease %q", partition, lease)
 	var s *Snapshot
 	var e *Explanation
 	var owner, target int64
@@ -257,7 +273,7 @@ func (a *Admin) Explain(ctx context.Context, lease string, partition int) (*Expl
 		return nil, fmt.Errorf("%w: %d of lease %q", ErrNoSuchPartition, partition, lease)
 	}
 	if err != nil {
-		return nil, a.failure(doing, err)
+		return nil, a.failure(fmt.Sprintf("explain partition %d of lease %q", partition, lease), err)
 	}
 	l := s.Lease(lease)
 	if l == nil {
@@ -271,20 +287,13 @@ func (a *Admin) Explain(ctx context.Context, lease string, partition int) (*Expl
 // reason writes the sentences. owner and target are nil if their sessions are gone. had is whether
 // the partition has an owner in the table.
 func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had bool) {
-	working := 0
-	for i, m := range l.Members {
-		if c := s.Client(m.Session); m.Weight > 0 && s.works(l.Name, c) {
-			working++
-		}
-		if owner != nil && m.Session == owner.Session {
-			e.Member = &l.Members[i]
-		}
-	}
+	working := s.working(l)
+	e.Member = find(l.Members, func(m Member) bool { return owner != nil && m.Session == owner.Session })
 	switch {
 	case replaced(owner, target):
 		e.say("It is owned by an older process of %q (pid %d), silent for %v.", owner.ID, owner.PID, round(owner.HeartbeatAge))
 	case owner != nil:
-		e.sayOwner(s, l, owner, working, slices.ContainsFunc(s.Clients, func(c Client) bool { return !c.Expired }))
+		e.sayOwner(s, l, owner, working)
 	default:
 		e.sayNoOwner(s, had)
 	}
@@ -329,7 +338,7 @@ func (e *Explanation) sayNoOwner(s *Snapshot, had bool) {
 	}
 }
 
-func (e *Explanation) sayOwner(s *Snapshot, l *Lease, owner *Client, working int, live bool) {
+func (e *Explanation) sayOwner(s *Snapshot, l *Lease, owner *Client, working int) {
 	takenOver := ""
 	if !owner.Expired && owner.HeartbeatAge > owner.TTL/2 {
 		takenOver = fmt.Sprintf("; taken over at %v", owner.TTL)
@@ -338,12 +347,12 @@ func (e *Explanation) sayOwner(s *Snapshot, l *Lease, owner *Client, working int
 	if m := e.Member; m == nil {
 		e.say("The owner is no longer a member of the lease.")
 	} else {
-		e.say("Its owner has weight %d, so its share is %.2f of %d partitions among %d working members; it owns %d.", m.Weight, m.Share, l.Partitions, working, m.Owned)
+		e.say("Its owner has weight %d, so its share is %.2f of %s among %s; it owns %d.", m.Weight, m.Share, ranges.Many(l.Partitions, "partition"), ranges.Many(working, "working member"), m.Owned)
 	}
 	switch {
 	case owner.Expired:
 		who := "A client that has watched the clock for that TTL evicts it"
-		if !live {
+		if !s.live("") {
 			who = "No client is live that could evict it: start one"
 		}
 		e.say("%q has sent no heartbeat for %v, longer than its TTL of %v. %s.", owner.ID, round(owner.HeartbeatAge), owner.TTL, who)
@@ -370,10 +379,13 @@ func (e *Explanation) sayOverrides(s *Snapshot, l *Lease, movesElsewhere bool) {
 		}
 	}
 	if e.PreferredOwner != "" && e.PreferredOwner != e.Owner && !movesElsewhere {
-		e.say("It belongs to %q, its preferred owner, and returns there only if that client's share has room for it.", e.PreferredOwner)
-		if !slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == e.PreferredOwner }) {
-			e.say("%q is not a member of the lease now.", e.PreferredOwner)
+		away := ""
+		if !s.live(e.PreferredOwner) {
+			away = ", which is not running"
+		} else if !slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == e.PreferredOwner }) {
+			away = ", which is not a member of the lease"
 		}
+		e.say("It belongs to %q, its preferred owner%s. It returns there only if that client works on the lease, and its share has room for it.", e.PreferredOwner, away)
 		for _, w := range s.OverridesOf(l.Name, e.PreferredOwner) {
 			if w.Client != "" {
 				set(w)
@@ -387,7 +399,7 @@ func (e *Explanation) sayMove(s *Snapshot, l *Lease, owner, target *Client, work
 	case replaced(owner, target):
 		e.say("The newer process with this ID (pid %d) gets it when the older one hands it over, or at %v if it is dead.", target.PID, owner.TTL)
 	case owner != nil && target != nil && owner != target:
-		e.say("It is moving to %q. The owner was asked to hand it over %v ago, and does so when its work on it and all guarded transactions have ended.",
+		e.say("It is moving to %q. The owner was asked to hand it over %v ago, and does so when its work on it and all guarded transactions have ended; pgleases doctor --long 1s names those that are idle.",
 			target.ID, round(s.At.Sub(e.Asked)))
 	case owner != nil && target == nil && !e.Asked.IsZero():
 		e.say("The owner was asked to hand it over %v ago, and no other client can own it.", round(s.At.Sub(e.Asked)))

@@ -104,6 +104,8 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "expired", fault: "INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '1 hour', '1 hour', 'host', 7, now())", want: "warning expired", text: `"gone"`},
 		{name: "orphan of an expired session", fault: "UPDATE pgleases.partitions SET owner = 77, target = 77 WHERE partition = 1", want: "fault orphans", text: `"l" 1`},
 		{name: "nobody works", fault: "DELETE FROM pgleases.members", want: "warning orphans", text: `no client works on "l"`},
+		{name: "all are drained", fault: "INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'a', 'infinity', now(), 'x', 'its host goes'), ('drain', 'b', 'infinity', now(), 'x', 'why')",
+			want: "warning orphans", text: `no client works on "l"; drain of "a" by x since 20`},
 		{name: "all have left", fault: "DELETE FROM pgleases.members; UPDATE pgleases.partitions SET owner = NULL, target = NULL", want: "note orphans", text: `all clients have left, as after pgleases run --once: "l"`},
 		{name: "a pause that is over", fault: `INSERT INTO pgleases.overrides (verb, lease, until, since, actor, reason) VALUES ('pause', 'l', now() - interval '1 second', now(), 'x', 'why');
 			DELETE FROM pgleases.members`, want: "warning orphans", text: `no client works on "l"`},
@@ -141,7 +143,9 @@ func TestDoctorNamesProcesses(t *testing.T) {
 			t.Errorf("%s lacks %q: %+v", check, want, found)
 		}
 	}
-	execute(t, database, sound, "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0",
+	execute(t, database, sound, "INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) SELECT 'drain', id, 'infinity', now(), 'x', 'why' FROM pgleases.clients")
+	says("orphans", `> pgleases undrain "b" --reason '...'; or start another process`)
+	execute(t, database, "DELETE FROM pgleases.overrides", "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0",
 		"INSERT INTO pgleases.events (at, cause, from_id) VALUES (now() - interval '11 minutes', 'evicted', 'long ago'), (now() - interval '9 minutes', 'evicted', 'svc-2')")
 	says("handoffs", "otherwise the work hangs: kill a (host host, pid 7), or pgleases evict a --reason '...';")
 	says("expired", `no session is expired; evicted in the last 10 min: "svc-2", see pgleases events`)

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/ranges"
 )
 
 // The read-only verbs on leases and clients.
@@ -56,10 +57,10 @@ func described(s *admin.Snapshot, name string) (*admin.Lease, string, error) {
 		return nil, "", unknown("lease", name, leaseNames(s), "pgleases list")
 	}
 	due := map[bool]string{true: "no plan due", false: "a plan due"}[l.Due.IsZero()]
-	head := fmt.Sprintf("%s: %d partitions, generation %d, last plan %s, %s\n\n", shown(l.Name), l.Partitions, l.Generation, relative(s.At, l.Planned), due)
+	head := fmt.Sprintf("%s: %s, generation %d, last plan %s, %s\n\n", shown(l.Name), ranges.Many(l.Partitions, "partition"), l.Generation, relative(s.At, l.Planned), due)
 	members := table(shareHeading+",HEARTBEAT,STATE", l.Members, func(m admin.Member) []any {
 		c := s.Client(m.Session)
-		return append(share(m), period(c.HeartbeatAge), state(*c))
+		return append(share(m), period(c.HeartbeatAge), state(s, c))
 	})
 	holdings := table("PARTITIONS,COUNT,OWNER,SINCE,MOVING TO,ASKED", l.Holdings, func(h admin.Holding) []any {
 		to := ""
@@ -101,17 +102,17 @@ func similar(name string, known []string) string {
 
 // short returns ranges as text for a table, without the last ones if there are many. Their count is
 // beside them, and the JSON has all of them.
-func short(ranges admin.Ranges) string {
+func short(partitions admin.Ranges) string {
 	const most = 60
-	text := ranges.String()
+	text := partitions.String()
 	if len(text) <= most {
 		return text
 	}
 	return text[:strings.LastIndexByte(text[:most], ',')] + ",..."
 }
 
-// state returns the state of a client.
-func state(c admin.Client) string {
+// state returns the state of a client, with its overrides.
+func state(s *admin.Snapshot, c *admin.Client) string {
 	switch {
 	case c.Expired:
 		return "expired"
@@ -120,7 +121,8 @@ func state(c admin.Client) string {
 	case c.Superseded:
 		return "superseded"
 	}
-	return "live"
+	overrides := mapped(s.OverridesOf("", c.ID), func(w admin.Override) string { return string(w.Verb) + "ed" }) // drained, cordoned
+	return strings.Join(append([]string{"live"}, overrides...), ", ")
 }
 
 func newClients() *cobra.Command {
@@ -139,7 +141,7 @@ func clientsOf(s *admin.Snapshot) string {
 	}
 	return table("CLIENT,STATE,HEARTBEAT,TTL,LEASES,OWNED,HOST,PID,UP,FAST", s.Clients, func(c admin.Client) []any {
 		fast := map[bool]string{true: "yes", false: "no"}[c.FastFailover]
-		return []any{shown(c.ID), state(c), period(c.HeartbeatAge), c.TTL, leases[c.Session], owned[c.Session],
+		return []any{shown(c.ID), state(s, &c), period(c.HeartbeatAge), c.TTL, leases[c.Session], owned[c.Session],
 			shown(c.Host), c.PID, period(s.At.Sub(c.Started)), fast}
 	})
 }

@@ -181,19 +181,18 @@ func done(cmd *cobra.Command, args []string, state string) string {
 }
 
 func movesOf(p *admin.DryRun) string {
-	n, text := 0, "No partition would move.\n"
-	for _, m := range p.Moves {
-		n += m.Partitions.Count()
-	}
 	switch {
 	case p.Forgets > 0:
-		text = fmt.Sprintf("The lease has %d partitions and no members: they would be forgotten.\n", p.Forgets)
-	case n > 0:
-		text = table("LEASE,PARTITIONS,FROM,TO,KIND", p.Moves, func(m admin.Move) []any {
-			return []any{shown(m.Lease), m.Partitions, orDash(m.From), orDash(m.To), m.Kind}
-		}) + fmt.Sprintf("\n%d partitions would move.\n", n)
+		return ranges.Many(p.Forgets, "partition") + " would be forgotten: the lease has no members.\n"
+	case len(p.Moves) == 0:
+		return "No partition would move.\n"
 	}
-	return text
+	n := 0
+	moves := table("LEASE,PARTITIONS,FROM,TO,KIND", p.Moves, func(m admin.Move) []any {
+		n += m.Partitions.Count()
+		return []any{shown(m.Lease), m.Partitions, orDash(m.From), orDash(m.To), m.Kind}
+	})
+	return fmt.Sprintf("%s\n%s would move.\n", moves, ranges.Many(n, "partition"))
 }
 
 // awaitDone returns when no partition is owned that a drain or a pause concerns. After some seconds
@@ -217,7 +216,7 @@ func awaitDone(ctx context.Context, notes io.Writer, a *admin.Admin, c admin.Cha
 			return nil
 		}
 		if polls++; polls == 3 {
-			fmt.Fprintf(notes, "pgleases: %d partitions are still owned: waits for %s\n", n, first)
+			fmt.Fprintf(notes, "pgleases: %s still owned: waits for %s\n", ranges.Many(n, "partition"), first)
 		}
 	}
 	return fmt.Errorf("interrupted: the override remains; take it back with pgleases %s %s --reason '...'", back, shown(c.Subject))

@@ -60,6 +60,11 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 	if got := owned(); got[1] != 0 {
 		t.Errorf("drained, and owned are %v", got)
 	}
+	output1(t, database, "cordon", odd, "--reason", "why")
+	if clients := output1(t, database, "clients"); !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(shown(odd)) + ` +live, drained, cordoned +\S+ +1m0s .*\none +live +\S+ +1m0s `).MatchString(clients) {
+		t.Errorf("clients: %s", clients)
+	}
+	output1(t, database, "uncordon", odd, "--reason", "why")
 	overrides := output1(t, database, "overrides")
 	unprintable(t, "overrides", overrides)
 	if !regexp.MustCompile(`(?m)^drain +` + regexp.QuoteMeta(shown(odd)) + ` +0 +\S+ ago +in \S+ +maria \(\S+\) +"its host\\ngoes"$`).MatchString(overrides) {
@@ -172,7 +177,7 @@ func TestDropForgetsALeaseThatWasLeft(t *testing.T) {
 	role := newRole(t, database)
 	execute(t, database, output1(t, database, "grants", role, "--for=operator"))
 	operator := as(t, database, role)
-	if text := output1(t, operator, "drop", "orders", "--dry-run"); text != "The lease has 4 partitions and no members: they would be forgotten.\n" {
+	if text := output1(t, operator, "drop", "orders", "--dry-run"); text != "4 partitions would be forgotten: the lease has no members.\n" {
 		t.Fatalf("dry run: %s", text)
 	}
 	output1(t, operator, "drop", "orders", "--reason", "one will do", "--actor", "maria")
@@ -223,6 +228,36 @@ func TestDropForgetsALeaseOfAKilledFleet(t *testing.T) {
 	}
 	command.Run(t, command.Database(database), strings.Fields(strings.TrimPrefix(advice, "pgleases "))...)
 	testkit.Until(t, "it is dropped", func() bool { code, _ := drop(); return code == 0 })
+}
+
+// No verb writes "1 partitions".
+func TestCountsOfOneAreSingular(t *testing.T) {
+	t.Parallel()
+	database := pgtest.FreshDatabase(t)
+	execute(t, database, `INSERT INTO pgleases.clients VALUES (11, 'a', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now());
+		INSERT INTO pgleases.identities VALUES ('a', 1, 1, now());
+		INSERT INTO pgleases.leases VALUES ('l', 1, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 11, 1, now(), 1);
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('l', 0, 11, 11, 3, 'a', now())`)
+	prints := func(text, want string) {
+		t.Helper()
+		if !strings.Contains(text, want) || regexp.MustCompile(`\b1 (partitions|clients|members|working members)\b`).MatchString(text) {
+			t.Errorf("it prints %s, want %q", text, want)
+		}
+	}
+	prints(output1(t, database, "describe", "l"), "l: 1 partition, generation 5")
+	prints(output1(t, database, "explain", "l/0"), "its share is 1.00 of 1 partition among 1 working member; it owns 1.")
+	prints(output1(t, database, "drain", "a", "--force", "--dry-run"), "\n1 partition would move.\n")
+	doctor := command.Run(t, command.Database(database), "doctor")
+	doctor.ExitCode() // it finds that the server was not accepted
+	prints(doctor.Printed(), "1 client, with one TTL")
+	waiting := command.Run(t, command.Database(database), "pause", "l", "--reason", "why", "--wait")
+	testkit.Until(t, "it says what it waits for", func() bool { return strings.Contains(waiting.Printed(), "still owned") })
+	waiting.Signal(syscall.SIGINT)
+	waiting.ExitCode()
+	prints(waiting.Printed(), "pgleases: 1 partition still owned: waits for l 0, which a (host host, pid 7) owns")
+	execute(t, database, "DELETE FROM pgleases.members; DELETE FROM pgleases.clients; UPDATE pgleases.partitions SET owner = NULL, target = NULL")
+	prints(output1(t, database, "drop", "l", "--dry-run"), "1 partition would be forgotten: the lease has no members.\n")
 }
 
 // With --wait, pause ends when its override is taken back.

@@ -166,6 +166,9 @@ func TestREADMECommandsAreVerbs(t *testing.T) {
 // continues on the next lines.
 func TestTablesFitTheTerminal(t *testing.T) {
 	rows := [][]string{{"CLIENT", "STATE", "HOST", "REASON"}, {strings.Repeat("ab", 30), "expired", strings.Repeat("xy", 20), "it has to go, because its host is replaced"}}
+	if cell := layout([][]string{{"STATE"}, {"live, drained"}}, 80, true); !strings.Contains(cell, green+"live, drained"+plain) {
+		t.Errorf("a state with an override: %q", cell)
+	}
 	text := layout(rows, 80, false)
 	if !regexp.MustCompile(`\nabab\S*…\S*abab  expired  xyxy\S*…\S*xyxy  it has to .*\n +\S.* replaced\n$`).MatchString(text) || regexp.MustCompile(`(?m)^.{81}`).MatchString(text) {
 		t.Errorf("not cut, not continued, or too wide: %s", text)

@@ -97,7 +97,7 @@ func layout(rows [][]string, width int, color bool) string {
 
 // styleOf returns the escape sequence before a cell of a column, or of its heading.
 func styleOf(column, cell string, heading bool) string {
-	word, _, _ := strings.Cut(strings.ReplaceAll(cell, ":", " "), " ")
+	word, _, _ := strings.Cut(strings.NewReplacer(":", " ", ",", " ").Replace(cell), " ")
 	switch {
 	case heading:
 		return bold

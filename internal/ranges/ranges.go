@@ -1,4 +1,4 @@
-// Package ranges writes partition numbers as people read them.
+// Package ranges writes partition numbers, and numbers of things, as people read them.
 package ranges
 
 import (
@@ -57,4 +57,12 @@ func Merged[R ~[2]int](rs []R) (all []R) {
 		}
 	}
 	return all
+}
+
+// Many returns a number with a noun: "1 partition", "2 partitions".
+func Many(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
 }

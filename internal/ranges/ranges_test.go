@@ -22,6 +22,14 @@ func TestNumbersAreWrittenAsPeopleReadThem(t *testing.T) {
 	}
 }
 
+func TestManyWritesTheSingularForOne(t *testing.T) {
+	for n, want := range []string{"0 partitions", "1 partition", "2 partitions"} {
+		if got := ranges.Many(n, "partition"); got != want {
+			t.Errorf("%d is written as %q, not %q", n, got, want)
+		}
+	}
+}
+
 func TestALongListIsCutBetweenNumbers(t *testing.T) {
 	var even []int
 	for n := range 1000 {
