@@ -1,6 +1,6 @@
 // Command leader is a process of an application in which one process at a time leads: it owns the
 // only partition of a lease. Start it in several terminals, with the same DATABASE_URL. One prints
-// that it leads; stop that process with Ctrl-C, and another leads at once; or with kill -9, and
+// that it leads, the others which one leads; stop that process with Ctrl-C, and another leads at once; or with kill -9, and
 // another leads after the TTL. With -who it prints which process leads now:
 //
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/leader -id one
@@ -33,10 +33,7 @@ import (
 	"github.com/pgleases/pgleases"
 )
 
-const (
-	interval     = time.Second
-	closeTimeout = 10 * time.Second
-)
+const closeTimeout = 10 * time.Second
 
 func main() {
 	id := flag.String("id", "", "client ID, unique among live processes")
@@ -59,7 +56,7 @@ func main() {
 	}
 	defer pool.Close()
 	if *who {
-		err = printLeader(ctx, pool)
+		err = printLeader(ctx, pool, "")
 	} else {
 		err = run(ctx, pool, options...)
 	}
@@ -70,21 +67,18 @@ func main() {
 
 // leaderNow excludes a leader that has crashed: status shows it until another process takes over.
 const leaderNow = `
-SELECT s.owner, s.epoch FROM pgleases.status AS s JOIN pgleases.clients AS c ON c.id = s.owner
-WHERE s.lease = 'leader' AND c.expires_at > clock_timestamp()`
+SELECT coalesce((
+    SELECT s.owner || ' leads under epoch ' || s.epoch FROM pgleases.status AS s JOIN pgleases.clients AS c ON c.id = s.owner
+    WHERE s.lease = 'leader' AND c.expires_at > clock_timestamp()), 'no process leads')`
 
 // printLeader answers from any process: it needs the database, and no client.
-func printLeader(ctx context.Context, pool *pgxpool.Pool) error {
-	var leader string
-	var epoch int64
-	err := pool.QueryRow(ctx, leaderNow).Scan(&leader, &epoch)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return errors.New("no process leads")
+func printLeader(ctx context.Context, pool *pgxpool.Pool, prefix string) error {
+	var text string
+	if err := pool.QueryRow(ctx, leaderNow).Scan(&text); err != nil {
+		return err
 	}
-	if err == nil {
-		fmt.Printf("%s: leading under epoch %d\n", leader, epoch)
-	}
-	return err
+	fmt.Println(prefix + text)
+	return nil
 }
 
 // run leads whenever this process is elected, until ctx ends.
@@ -109,7 +103,11 @@ func run(ctx context.Context, pool *pgxpool.Pool, options ...pgleases.Option) (e
 		return err
 	}
 	l := leader{pool: pool, client: client, lease: lease}
-	fmt.Printf("%s: not leading\n", client.ID())
+	if _, leads := lease.Partition(0); !leads {
+		if err := printLeader(ctx, pool, client.ID()+": standby: "); err != nil {
+			return err
+		}
+	}
 	err = lease.Run(ctx, l.lead)
 	if ctx.Err() != nil {
 		return nil // a signal has ended it
@@ -135,7 +133,7 @@ func (l *leader) lead(ctx context.Context, p pgleases.Partition) error {
 			fmt.Printf("%s: a tick failed: %v\n", l.client.ID(), err)
 		}
 		select {
-		case <-time.After(interval):
+		case <-time.After(time.Second):
 		case <-ctx.Done():
 			return nil
 		}
