@@ -1,6 +1,7 @@
 package pgtest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,9 +66,6 @@ func lend(tb TB, ddl string, keep bool) string {
 		if d, err = newDatabase(ddl, keep); err != nil {
 			tb.Fatal(fmt.Errorf("pgtest: %w", err))
 		}
-	}
-	if d.relay != nil {
-		d.relay.ready(d.name)
 	}
 	tb.Cleanup(func() {
 		if keep && d.empty() == nil {
@@ -219,10 +217,12 @@ func (d *database) empty() error {
 			return err
 		}
 	}
-	catalog, err := d.do(ctx, emptyStatements+d.rows+catalogQuery)
-	if err == nil && catalog != d.catalog {
-		err = errors.New("it was changed")
+	if d.relay == nil || d.relay.defined(d.name) {
+		if catalog, err := d.do(ctx, catalogQuery); err != nil || catalog != d.catalog {
+			return cmp.Or(err, errors.New("it was changed"))
+		}
 	}
+	_, err := d.do(ctx, emptyStatements+d.rows)
 	return err
 }
 

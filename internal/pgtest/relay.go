@@ -9,21 +9,34 @@ import (
 	"io"
 	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 )
 
 // A relay is between the tests of this process and a server that trusts all connections. It keeps a
-// session whose client has ended for the next test of that database: a new session, and its first
-// plans, cost the server more than most tests do afterwards. Within a test no session is used
-// again.
+// session whose client has ended for the next client of that database, in the same test or another:
+// a new session, and its first plans, cost the server more than most tests do afterwards.
 type relay struct {
 	listener net.Listener
 	server   string // its host and port
 
 	mu       sync.Mutex
 	sessions map[*session]bool // those that live
+	changed  map[string]bool   // databases where a client has sent one of the definitions
+}
+
+// definitions are words of statements that change more than rows.
+var definitions = [][]byte{[]byte("CREATE"), []byte("ALTER"), []byte("DROP"), []byte("GRANT"), []byte("REVOKE"), []byte("ANALYZE"), []byte("COMMENT")}
+
+// defined reports whether such a statement may have been sent to a database since the last call.
+// Finding out what it changed takes longer than restoring the rows.
+func (r *relay) defined(database string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	defer delete(r.changed, database)
+	return r.changed[database]
 }
 
 // Goroutines are the functions that run as goroutines of a relay.
@@ -36,7 +49,7 @@ func newRelay(server string) (*relay, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &relay{listener: listener, server: server, sessions: make(map[*session]bool)}
+	r := &relay{listener: listener, server: server, sessions: make(map[*session]bool), changed: make(map[string]bool)}
 	go r.accept()
 	return r, nil
 }
@@ -91,15 +104,6 @@ func (r *relay) rest(database string) (pids []string) {
 			return pids
 		}
 		time.Sleep(time.Millisecond)
-	}
-}
-
-// ready offers the kept sessions of a database to the next clients.
-func (r *relay) ready(database string) {
-	for _, s := range r.of(database) {
-		s.mu.Lock()
-		s.ready = s.kept
-		s.mu.Unlock()
 	}
 }
 
@@ -183,8 +187,7 @@ type session struct {
 	failed  bool     // a statement of ours failed
 	ended   bool
 	quiet   sync.Cond // pending is 0, or the session has ended
-	kept    bool      // for the next test
-	ready   bool      // the next test has begun
+	kept    bool      // for the next client
 }
 
 // end ends the session, and its client's connection.
@@ -243,14 +246,14 @@ func (s *session) answer() {
 	}
 }
 
-// greet takes the session for a client, if it is ready for one.
+// greet takes the session for a client, if it is kept.
 func (s *session) greet(client net.Conn, name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.ready || s.ended {
+	if !s.kept || s.ended {
 		return false
 	}
-	s.kept, s.ready = false, false
+	s.kept = false
 	if !s.ask("SET application_name = '" + strings.ReplaceAll(name, "'", "''") + "'" + asDefault) {
 		return false
 	}
@@ -267,6 +270,11 @@ func (s *session) serve(in *bufio.Reader) {
 		if err != nil {
 			s.end()
 			return
+		}
+		if kind := message[0]; (kind == 'Q' || kind == 'P') && slices.ContainsFunc(definitions, func(d []byte) bool { return bytes.Contains(message, d) }) {
+			s.relay.mu.Lock()
+			s.relay.changed[s.database] = true
+			s.relay.mu.Unlock()
 		}
 		s.mu.Lock()
 		switch message[0] {
