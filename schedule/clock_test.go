@@ -45,7 +45,7 @@ func TestTwoWrongTimesAreNotBelieved(t *testing.T) {
 // early, or is lost.
 func TestClockWrongAtEachStatementOfRun(t *testing.T) {
 	t.Parallel()
-	for _, by := range []string{"8 h", "-8 h"} {
+	for _, by := range testkit.Some("8 h", "-8 h") {
 		t.Run(by, func(t *testing.T) { // not in parallel: such subtests run last, and these wait for seconds
 			db := newFreshDatabase(t)
 			w := newSteadyWorker(db)
@@ -79,7 +79,7 @@ func TestClockWrongAtEachStatementOfRun(t *testing.T) {
 			w.run()
 			db.polled()
 			now := midnight
-			for _, text := range []string{"schedule_open(", "schedule_close(", "schedule_close_job(", "schedule_tick_succeeded(", "schedule_job_succeeded(", "schedule_take_slot(", "schedule_begin("} {
+			for _, text := range testkit.Some("schedule_open(", "schedule_close(", "schedule_close_job(", "schedule_tick_succeeded(", "schedule_job_succeeded(", "schedule_take_slot(", "schedule_begin(") {
 				now = now.Add(time.Hour)
 				db.wrongAt(by, text)
 				db.setClock(now)

@@ -21,11 +21,11 @@ func kept(db *database, group string) string {
 			SELECT outcome, extract(epoch FROM until - $2::timestamptz)::int / 3600 AS h FROM pgleases.history WHERE group_name = $1) AS e GROUP BY outcome) AS f`, group, midnight)
 }
 
-// Every fifth of 100 ticks fails. All entries are of the hour of their tick.
+// Every fifth of 28 ticks fails. All entries are of the hour of their tick.
 func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newWorker(db, schedule.WithRetention(24*time.Hour+30*time.Minute, 72*time.Hour+30*time.Minute))
+	w := newWorker(db, schedule.WithRetention(6*time.Hour+30*time.Minute, 18*time.Hour+30*time.Minute))
 	w.TrimEvery(10 * time.Millisecond)
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		if r.At.Hour()%5 == 0 {
@@ -40,19 +40,19 @@ func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
 		SELECT 0, g, 'gone', until - interval '1 hour', until, 1, f, until FROM (VALUES ('other'), ('` + group + `')) AS groups (g), (VALUES ('succeeded'), ('failed'), ('missed')) AS outcomes (f),
 		generate_series(timestamptz '2026-02-20 00:00 UTC', '2026-03-02 00:00 UTC', interval '1 hour') AS until`)
 	others := kept(db, "other")
-	for hour := 1; hour <= 100; hour++ {
+	for hour := 1; hour <= 28; hour++ {
 		db.setClock(midnight.Add(time.Duration(hour) * time.Hour))
 		becomes(db, fmt.Sprintf("hour %d has its outcome, and what is old is gone", hour), true, `SELECT (SELECT count(*) FROM pgleases.history WHERE name = 'close' AND until = $1) = 1
-			AND NOT EXISTS (SELECT FROM pgleases.history WHERE group_name = $2 AND ended_at < $1 - CASE outcome WHEN 'failed' THEN interval '72:30' ELSE interval '24:30' END)`,
+			AND NOT EXISTS (SELECT FROM pgleases.history WHERE group_name = $2 AND ended_at < $1 - CASE outcome WHEN 'failed' THEN interval '18:30' ELSE interval '6:30' END)`,
 			midnight.Add(time.Duration(hour)*time.Hour), group)
 	}
 	w.close()
-	expect(t, kept(db, group), "failed 29-96, succeeded 76-100", "what is kept") // that of hour 28 was done
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE group_name = $1 AND outcome = 'succeeded'", group), 20, "entries of done ticks")
+	expect(t, kept(db, group), "failed 10-24, succeeded 22-28", "what is kept") // that of hour 21 was done
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE group_name = $1 AND outcome = 'succeeded'", group), 6, "entries of done ticks")
 	expect(t, kept(db, "other"), others, "what another group has")
 }
 
-var historyRuns = flag.Int("history-runs", 20_000, "how many runs there are of which the history keeps a tenth")
+var historyRuns = flag.Int("history-runs", 4*testkit.Rounds(5000), "how many runs there are of which the history keeps a tenth")
 
 // The history is as large as what is kept, however many runs there were: one run every 10 s, of
 // which 10 % fail and are kept twice as long. It is vacuumed when 20 % of its rows are dead, as by

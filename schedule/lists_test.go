@@ -23,7 +23,7 @@ func all[T any](t testing.TB, seq iter.Seq2[T, error]) (some []T) {
 // Late and due schedules are found with 65,536 partitions too, without a look-up of each.
 func TestManySchedulesAndJobsAreListed(t *testing.T) {
 	t.Parallel()
-	for _, partitions := range []int{16, 65_536} {
+	for _, partitions := range testkit.Some(16, 65_536) {
 		db := newDatabase(t)
 		db.exec(testkit.ManySchedules)
 		db.exec(fmt.Sprintf("UPDATE pgleases.schedule_groups SET partitions = %d WHERE name = 'billing'", partitions))

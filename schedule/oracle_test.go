@@ -177,7 +177,7 @@ func TestCronTicksMatchOracle(t *testing.T) {
 				}
 				all = append(all, changes(location, year(2039), year(2041))...) // where zone data have a rule instead of a list
 			}
-			for _, change := range append(all, year(2041)) { // nothing changes there, but package time returns ends of years
+			for _, change := range testkit.Some(append(all, year(2041))...) { // nothing changes there, but package time returns ends of years
 				compare(t, location, change, hardExpressions)
 			}
 			t.Logf("%d changes", len(all))

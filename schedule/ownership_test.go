@@ -45,12 +45,12 @@ func TestOwnerChangesKeepOutcomesExact(t *testing.T) {
 		db.setClock(now)
 	}
 	w := start().has("close 5")
-	for _, end := range []func(*worker){
+	for _, end := range testkit.Some(
 		(*worker).crash,
 		func(w *worker) { w.wire.Lose(1, "commit", false); w.crash() },
 		(*worker).close,
 		func(w *worker) { w.stop(); testkit.Receive(t, "Run ends", w.ended); w.stop = nil },
-	} {
+	) {
 		pass(3)
 		testkit.Receive(t, "a handler runs", inHandler)
 		next := start() // takes half of it over meanwhile

@@ -474,7 +474,7 @@ func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 // A connection falls silent at a statement of the scheduler: the run is repeated on another one.
 func TestAConnectionThatFallsSilentHoldsUpNoRun(t *testing.T) {
 	t.Parallel()
-	for _, text := range []string{"begin", "schedule_open", "schedule_tick_succeeded", "commit"} {
+	for _, text := range testkit.Some("begin", "schedule_open", "schedule_tick_succeeded", "commit") {
 		t.Run(text, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)

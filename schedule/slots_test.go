@@ -89,7 +89,7 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 			start(1)
 			start(3)
 			k := start(3)
-			const jobs = 60
+			jobs := testkit.Rounds(60)
 			var all []string
 			for i := range jobs {
 				all = append(all, fmt.Sprint(i))

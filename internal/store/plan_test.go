@@ -454,7 +454,8 @@ func TestConcurrentChangesKeepOneOwner(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	f.watchOwners()
-	const clients, rounds = 6, 200
+	const clients = 6
+	rounds := testkit.Rounds(200)
 	leases := []string{"one", "two", "three"}
 	f.client("keeper").run()
 	var wg sync.WaitGroup

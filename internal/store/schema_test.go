@@ -63,9 +63,9 @@ func TestAFunctionThatReadsByIndexCompilesNothing(t *testing.T) {
 
 func TestAnySchemaNameServes(t *testing.T) {
 	t.Parallel()
-	for _, schema := range []string{ // what means something to SQL, to the driver's placeholders or to the embedded files
-		`$pgleases_body$`, `Order "Leases"; -- 'x' \ $1 %s /* ü`, `pgleases.pgleases.`, "SELECT", strings.Repeat("ü", 31) + `"`,
-	} {
+	for _, schema := range testkit.Some( // what means something to SQL, to the driver's placeholders or to the embedded files
+		`$pgleases_body$`, `Order "Leases"; -- 'x' \ $1 %s /* ü`, `pgleases.pgleases.`, "SELECT", strings.Repeat("ü", 31)+`"`,
+	) {
 		t.Run(schema, func(t *testing.T) {
 			t.Parallel()
 			f := fixtureIn(t, emptyDatabase(t), schema)
@@ -91,7 +91,7 @@ func TestAPublicationForAllTablesHindersNothing(t *testing.T) {
 // The connection has the database's encoding, as pgx leaves it.
 func TestADatabaseMayHaveAnotherEncoding(t *testing.T) {
 	t.Parallel()
-	for _, encoding := range []string{"LATIN1", "SQL_ASCII"} {
+	for _, encoding := range testkit.Some("LATIN1", "SQL_ASCII") {
 		t.Run(encoding, func(t *testing.T) {
 			t.Parallel()
 			maker := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t)}

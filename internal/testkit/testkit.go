@@ -4,6 +4,7 @@ package testkit
 import (
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"strconv"
@@ -26,6 +27,9 @@ func Main(m *testing.M) {
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		_ = flag.Set(f.Name, strconv.Itoa(4*runtime.GOMAXPROCS(0)))
 	}
+	if f := flag.Lookup("rapid.checks"); f != nil && f.Value.String() == f.DefValue {
+		_ = flag.Set(f.Name, strconv.Itoa(Rounds(100)))
+	}
 	if spared := pgtest.Spared(); spared != "" {
 		_ = flag.Set("test.skip", spared)
 	}
@@ -40,6 +44,27 @@ func Main(m *testing.M) {
 		code = 1
 	}
 	os.Exit(code)
+}
+
+// Rounds returns how often a test repeats what it does: all times for CI, otherwise a quarter, to
+// save time.
+func Rounds(all int) int {
+	if os.Getenv("CI") != "" {
+		return all
+	}
+	return (all + 3) / 4
+}
+
+// Some returns the cases of a test that are checked: all for CI, otherwise a quarter, another one
+// in each run. It keeps their order.
+func Some[T any](all ...T) (some []T) {
+	count := Rounds(len(all))
+	for i, first := 0, rand.IntN(len(all)); i < len(all); i++ {
+		if (i-first+len(all))%len(all)*count%len(all) < count {
+			some = append(some, all[i])
+		}
+	}
+	return some
 }
 
 // Leftover waits until only the expected goroutines are left, and returns an error that lists any

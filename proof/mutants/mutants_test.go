@@ -571,6 +571,7 @@ func TestEveryMutantIsCaught(t *testing.T) {
 			for seed := 1; seed <= *seeds; seed++ {
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				run := exec.CommandContext(ctx, binary, detectors[m.by].args(seed)...)
+				run.Env = append(os.Environ(), "CI=true") // all rounds
 				run.Dir, run.WaitDelay = filepath.Join(root(t), detectors[m.by].folder), time.Second
 				began := time.Now()
 				text, err := run.CombinedOutput()
