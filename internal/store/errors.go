@@ -94,7 +94,7 @@ func OpenError(ctx context.Context, of, doing, schema string, misfits, err error
 	case errors.As(err, &misfit) && misfit.TooNew:
 		return fmt.Errorf("%s: %s: %w: %s: run a newer version of this library", of, doing, misfits, misfit)
 	case errors.As(err, &misfit):
-		return fmt.Errorf("%s: %s: %w: %s: run %[1]s.Migrate, or the command pgleases migrate (with --schedules if you use them), as a role with the right to do so", of, doing, misfits, misfit)
+		return fmt.Errorf("%s: %s: %w: %s: run %[1]s.Migrate, the command pgleases migrate (with --schedules if you use them), or the DDL that %[1]s.Schema returns, as a role with the right to do so", of, doing, misfits, misfit)
 	case Denied(err):
 		return fmt.Errorf("%s: %s: the role lacks rights in schema %q, see %s: %w", of, doing, schema, grants, err)
 	}
