@@ -14,6 +14,8 @@ type decision struct {
 	missed int64 // ticks that the run stands for
 	zone   *time.Location
 	before Tick // the cursor before the run, which it keeps until the run has its outcome
+	// a failed call may have had its effect, and must not be repeated
+	doubtful bool
 }
 
 // A blocked schedule or job is checked again after as long as it has been blocked: at least
@@ -147,6 +149,9 @@ func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 	default:
 		last := &d.Outcomes[len(d.Outcomes)-1]
 		last.Outcome, last.Error = OutcomeFailed, storableText(err)
+		if d.doubtful {
+			last.Outcome = OutcomeUnknown
+		}
 		d.Trying = nil
 		failures := r.Failures + 1
 		d.Failures = &failures

@@ -258,13 +258,16 @@ func (f flattened) Unwrap() []error { return f.of }
 // panicking matches the frames of a stack above those of the code that panicked.
 var panicking = regexp.MustCompile(`(?s)^.*?\npanic\(.*?\n.*?\n`)
 
+// cutShort is the error of a handler that did not return: it panicked, or ended its goroutine.
+type cutShort struct{ error }
+
 // caught turns a panic of the application's code into an error of its run, because the other runs
 // of the process are not affected.
 func caught(err *error) {
 	if p := recover(); p != nil {
 		stack := panicking.ReplaceAll(debug.Stack(), nil)
-		*err = errors.New(storable(fmt.Sprintf("panic: %T\n%s", p, stack)))
+		*err = cutShort{errors.New(storable(fmt.Sprintf("panic: %T\n%s", p, stack)))}
 		defer func() { _ = recover() }() // the value may panic again when it is printed
-		*err = errors.New(storable(fmt.Sprintf("panic: %v\n%s", p, stack)))
+		*err = cutShort{errors.New(storable(fmt.Sprintf("panic: %v\n%s", p, stack)))}
 	}
 }

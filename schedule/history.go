@@ -21,7 +21,7 @@ type Outcome string
 const (
 	OutcomeSucceeded Outcome = "succeeded"
 	OutcomeFailed    Outcome = "failed" // the run failed
-	// The process of a handler of AtMostOnce crashed or was cut off during the call
+	// A call of AtMostOnce crashed, was cut off, or failed after its context had ended
 	OutcomeUnknown Outcome = "unknown"
 	OutcomeMissed  Outcome = "missed"  // too late, by WithMissed and WithGrace
 	OutcomeSkipped Outcome = "skipped" // the previous run was still under way, see OverlapSkip

@@ -131,7 +131,7 @@ func register[Args any](s *Scheduler, k *kind, handler func(context.Context, pgx
 func (h boundHandler) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
 	ended := make(chan error, 1)
 	go func() {
-		err := errors.New("the handler ended its goroutine with runtime.Goexit, as the FailNow of a test does")
+		err := error(cutShort{errors.New("the handler ended its goroutine with runtime.Goexit, as the FailNow of a test does")})
 		defer func() { ended <- err }()
 		defer caught(&err)
 		err = userError(h(ctx, tx, r))

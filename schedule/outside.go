@@ -42,10 +42,11 @@ func AtLeastOnce[Args any](s *Scheduler, name string, handler func(ctx context.C
 }
 
 // AtMostOnce registers a handler with effects outside of this database, which is called at most
-// once for each tick or job. If it returns an error, the run has failed. If its process crashes or
-// is cut off before the outcome is committed, the outcome is unknown, see OutcomeUnknown. If
-// WithDrainTimeout or WithTimeout ends the context, the outcome is that of the handler's return:
-// succeeded for nil. A handler without any effect yet may return Snooze, and is then called again.
+// once for each tick or job. If it returns an error, the run has failed: that says that it had no
+// effect, and Retry calls it again. The outcome is unknown, see OutcomeUnknown, if its process
+// crashes or is cut off before the outcome is committed, if it panics, or if it returns an error
+// after WithDrainTimeout or WithTimeout has ended its context. A handler without any effect yet may
+// return Discard, which is failed also then, or Snooze, and is then called again.
 //
 // A commit with synchronous_commit = on records the call before it is made. A failover to an
 // asynchronous standby may lose that record, and the handler is called once more. For at most once
@@ -108,6 +109,7 @@ func (e *execution) callOutside(a *attempt) result {
 		written = e.recordOutcome(life, a)
 	case e.o.ctx.Err() != nil && e.kind.calls == atLeastOnce && !decisive(err): // the next owner calls it again
 	default:
+		a.decided.doubtful = e.kind.calls == atMostOnce && !decisive(err) && (ctx.Err() != nil || errors.As(err, new(cutShort)))
 		if context.Cause(ctx) == ErrTimeout {
 			err = timedOut{err}
 		}

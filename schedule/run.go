@@ -195,6 +195,8 @@ func (e *execution) logFailure(a *attempt, err error) {
 	case a.decided.Trying != nil:
 		t := a.decided.Trying
 		e.runLogger(a).Warn("schedule: run failed, retry planned", slog.Int("attempt", t.Attempts), slog.Time("again", t.Again), slog.Any("error", err))
+	case a.decided.doubtful:
+		e.runLogger(a).Error("schedule: outcome unknown, handler called at most once", slog.Any("error", err))
 	default:
 		e.runLogger(a).Error("schedule: run failed", slog.Any("error", err))
 	}
