@@ -64,7 +64,7 @@ type world struct {
 	handles      []*handle
 	events       []string
 	began        time.Time
-	failed       bool
+	failed       string                    // the first fault found
 	ledger       map[place]map[int64]int64 // session by epoch
 	highest      map[place]int64
 	working      map[workKey]int
@@ -122,7 +122,7 @@ func newWorld(t testing.TB, seed uint64) *world {
 	w.db.Evicted = w.gone
 	w.db.Renewed = w.renewed
 	limit := time.AfterFunc(worldEnds, func() {
-		panic(fmt.Sprintf("%s: still running after %v of simulated time; its goroutines:\n\n%s", t.Name(), worldEnds, bubble()))
+		panic(fmt.Sprintf("%s: still running after %v of simulated time; its goroutines:\n\n%s\nthe first fault that it found: %s", t.Name(), worldEnds, bubble(), w.failed))
 	})
 	t.Cleanup(func() { limit.Stop() })
 	return w
@@ -198,11 +198,11 @@ func (w *world) event(format string, args ...any) {
 func (w *world) failf(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.failed {
+	if w.failed != "" {
 		return
 	}
-	w.failed = true
-	w.t.Errorf("seed %d, after %v: %s\n%s", w.seed, time.Since(w.began), fmt.Sprintf(format, args...), strings.Join(w.events, "\n"))
+	w.failed = fmt.Sprintf("seed %d, after %v: %s", w.seed, time.Since(w.began), fmt.Sprintf(format, args...))
+	w.t.Errorf("%s\n%s", w.failed, strings.Join(w.events, "\n"))
 }
 
 // ok fails the world at an error.
@@ -215,7 +215,7 @@ func (w *world) ok(err error) {
 func (w *world) broken() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.failed
+	return w.failed != ""
 }
 
 func (w *world) chance(p float64) bool {
@@ -261,7 +261,7 @@ func (w *world) faults(client, op string) fault {
 	cut, slow, late := p.cut || p.killed, p.slow, p.late
 	ghosts := p.c != nil // a first registration that its process has given up would supersede the next try
 	p.mu.Unlock()
-	if cut || failed && ghosts { // what follows a failure takes time, and shows nothing
+	if cut || failed != "" && ghosts { // what follows a failure takes time, and shows nothing
 		return fault{before: 24 * time.Hour}
 	}
 	if slow > 0 {
