@@ -45,9 +45,9 @@
 //
 //   - Exactly-once work. A process may crash after it did something and before it recorded that.
 //   - Exclusion at a resource that checks neither Guard nor the epoch. A process may freeze between
-//     reading Values and a write to that resource. No lease can prevent this. The resource should
-//     refuse epochs lower than the highest that it has seen, or you should write in a guarded
-//     transaction.
+//     reading Values and a write to that resource. No lease can prevent this. Write in a guarded
+//     transaction, or let the resource keep the highest epoch of each partition, and refuse a lower
+//     one.
 //   - Exclusion while two primaries accept writes.
 //   - Values after a suspend or a pause of the virtual machine, if the clocks stood still
 //     meanwhile. Guard holds even then.

@@ -400,6 +400,54 @@ func shipGuarded(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease,
 	})
 }
 
+func callGuarded(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition) error {
+	var id int64
+	err := underGuard(ctx, pool, lease, p, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, "SELECT id FROM orders WHERE partition = $1 AND NOT shipped ORDER BY id LIMIT 1", p.Number).Scan(&id)
+	})
+	if err != nil {
+		return err // pgx.ErrNoRows: nothing is to be done
+	}
+	key := fmt.Sprintf("order-%d", id) // the same after a crash
+	if err := call(ctx, key, p.Number, p.Epoch); err != nil {
+		return err
+	}
+	return underGuard(ctx, pool, lease, p, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "UPDATE orders SET shipped = true WHERE id = $1", id)
+		return err
+	})
+}
+
+func underGuard(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition, fn func(pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if err := lease.Guard(ctx, tx, p); err != nil {
+			return err
+		}
+		return fn(tx)
+	})
+}
+
+func call(_ context.Context, key string, partition int, epoch int64) error {
+	fmt.Println(key, partition, epoch > 0)
+	return nil
+}
+
+func Example_effectsOutside() {
+	x := begin()
+	defer x.end()
+	lease, err := x.client().Lease(x.ctx, "orders", 128)
+	x.Check(err)
+	x.Check(lease.Wait(x.ctx))
+	p, _ := lease.Partition(lease.PartitionFor("customer-42"))
+	fmt.Println(callGuarded(x.ctx, x.pool, lease, p))
+	p.Epoch--
+	fmt.Println(errors.Is(callGuarded(x.ctx, x.pool, lease, p), pgleases.ErrNotOwner))
+	// Output:
+	// order-42 53 true
+	// <nil>
+	// true
+}
+
 func ExampleLease_Guard() {
 	x := begin()
 	defer x.end()

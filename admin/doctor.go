@@ -472,7 +472,8 @@ var duties = []struct {
 	{"schedules", "blocked", "blocked, so they wait", suchAs + "%[3]q for %[4]v", "pgleases schedules list GROUP --only blocked shows why each waits; " + known, Warning},
 	{"schedules", "overdue", "running for longer than their timeout", suchAs + "%[3]q for %[4]v", hangs, Warning},
 	{"schedules", "unknown", "outcome unknown, so they may have been done", suchAs + "%[3]q", "check its effect first; only if it was not done: pgleases schedules retry GROUP SCHEDULE TICK --unknown --reason '...'", Warning},
-	{"schedules", "failing", "failed 3 or more times in a row", suchAs + "%[3]q %[5]v times", "pgleases schedules history GROUP SCHEDULE shows the errors", Warning},
+	{"schedules", "failing", "failed 3 or more times in a row", suchAs + "%[3]q %[5]v times", "its handler, or what that calls, must be repaired: pgleases schedules history GROUP SCHEDULE shows the errors\nuntil then: pgleases schedules pause GROUP SCHEDULE --reason '...'; afterwards resume", Warning},
+	{"schedules", "paused", "failed, and paused", suchAs + "%[3]q", "when it is repaired: pgleases schedules resume GROUP SCHEDULE --reason '...'", Note},
 	{"schedules", "failed", "the last tick failed", suchAs + "%[3]q", "pgleases schedules list GROUP --only failing shows the errors; pgleases schedules retry GROUP SCHEDULE TICK --reason '...' runs one again", Warning},
 	{"schedules", "undeclared", "no process has declared them for a week, so they wait", suchAs + "%[3]q", "start a process that declares them, or delete them with pgleases schedules delete GROUP SCHEDULE --reason '...'", Note},
 	{"jobs", "late", "late", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP --state running shows the runs that they may wait for", Warning},
@@ -659,7 +660,7 @@ func (d *doctor) overrides(s *Snapshot) {
 		}
 	}
 	d.judge("overrides", len(all) == 0, fmt.Sprintf("%d, all of them recent or with an end", len(s.Overrides)),
-		Note, "take back those that are no longer needed", "older than a day, without an end: %s", listed(all))
+		Note, "take back those that are no longer needed, such as: pgleases undrain CLIENT --reason '...'; or uncordon, resume, unfreeze, unpin", "older than a day, without an end: %s", listed(all))
 }
 
 // handoffs finds those that take too long.

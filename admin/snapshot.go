@@ -385,7 +385,7 @@ func (e *Explanation) sayOverrides(s *Snapshot, l *Lease, movesElsewhere bool) {
 		} else if !slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == e.PreferredOwner }) {
 			away = ", which is not a member of the lease"
 		}
-		e.say("It belongs to %q, its preferred owner%s. It returns there only if that client works on the lease, and its share has room for it.", e.PreferredOwner, away)
+		e.say("Its preferred owner is %q%s: if that client is to get more partitions, it gets this one first. Nothing waits for that.", e.PreferredOwner, away)
 		for _, w := range s.OverridesOf(l.Name, e.PreferredOwner) {
 			if w.Client != "" {
 				set(w)

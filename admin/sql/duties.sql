@@ -27,9 +27,9 @@ WITH RECURSIVE names AS (
         (SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.due < t.now - t.long LIMIT 1000)
         UNION (SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.blocked_reason IS NOT NULL LIMIT 1000)) AS c
     JOIN pgleases.jobs_status AS v ON v.id = c.id WHERE g.attended AND v.state IN ('due', 'blocked') AND v.lateness > t.long
-    UNION ALL SELECT 'schedules', CASE WHEN c.failures < 3 THEN 'failed' ELSE 'failing' END, g.name, c.name, c.failures, c.error
+    UNION ALL SELECT 'schedules', CASE WHEN c.state = 'paused' THEN 'paused' WHEN c.failures < 3 THEN 'failed' ELSE 'failing' END, g.name, c.name, c.failures, c.error
     FROM t CROSS JOIN groups AS g CROSS JOIN LATERAL (
-        SELECT v.name, v.failures, v.error FROM pgleases.schedules_status AS v
+        SELECT v.name, v.failures, v.error, v.state FROM pgleases.schedules_status AS v
         WHERE v.group_name = g.name AND v.failures > 0 AND (v.failures >= 3 OR v.due > t.now + interval '1 hour' AND -- a tick that is due sooner shows whether it still fails
             (SELECT h.retried FROM pgleases.history AS h WHERE h.group_name = g.name AND h.name = v.name AND h.schedule = v.id AND h.job IS NULL ORDER BY h.id DESC LIMIT 1) IS NULL)
         LIMIT 1000) AS c

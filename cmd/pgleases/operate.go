@@ -127,7 +127,7 @@ func of(change *admin.Change, subject string, args []string) (err error) {
 func remedied(ctx context.Context, a *admin.Admin, c admin.Change, subject string, err error) error {
 	switch {
 	case errors.Is(err, admin.ErrLast):
-		return fmt.Errorf("%w\nUse --force to drain it anyway", err)
+		return fmt.Errorf("%w\nStart another client of its leases first. With --force their partitions have no owner until undrain", err)
 	case store.Code(err) != "42704":
 		return err
 	}

@@ -142,8 +142,7 @@ func edit(ctx context.Context, cmd *cobra.Command, s *schedule.Scheduler, r mana
 func nothingToRetry(ctx context.Context, s *schedule.Scheduler, kind string) (string, error) {
 	jobs, err := firstOf(s.FailedJobs(ctx, 0), 1000)
 	failing, other := firstOf(s.List(ctx, schedule.ScheduleFilter{Only: schedule.OnlyFailing}), 1000)
-	kinds := append(mapped(jobs, func(e schedule.Entry) string { return shown(e.Kind) }), mapped(failing, func(one schedule.Schedule) string { return shown(one.Kind) })...)
-	slices.Sort(kinds)
+	kinds := slices.Sorted(slices.Values(append(mapped(jobs, func(e schedule.Entry) string { return shown(e.Kind) }), mapped(failing, func(one schedule.Schedule) string { return shown(one.Kind) })...)))
 	return fmt.Sprintf("nothing to retry: no job or tick of kind %s failed since then, or all were retried; kinds of failed jobs and failing schedules: %s",
 		shown(kind), cmp.Or(strings.Join(slices.Compact(kinds), ", "), "none")), cmp.Or(err, other)
 }
