@@ -79,7 +79,7 @@ var ddl = regexp.MustCompile("ALTER|CREATE|DROP")
 // Doctor reports each fault, and no other one. Without a fault it reports none.
 func TestDoctorFindsEachFault(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
+	for _, test := range testkit.Some([]struct {
 		name  string
 		fault string // a statement
 		flags []string
@@ -122,7 +122,7 @@ func TestDoctorFindsEachFault(t *testing.T) {
 			partition int GENERATED ALWAYS AS (pgleases.partition_for(id, 64)) STORED)`, want: "warning columns", text: "outbox.partition for 64; leases have 2"},
 		{name: "no autovacuum", fault: "ALTER TABLE pgleases.clients SET (autovacuum_enabled = off)", want: "warning autovacuum", text: "off for clients"},
 		{name: "connections", fault: "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I CONNECTION LIMIT 3', current_database()); END $$", want: "warning connections", text: "of 3 are left for the database"},
-	} {
+	}...) {
 		t.Run(test.name, func(t *testing.T) {
 			newDatabase := pgtest.MigratedDatabase // one for all, one after the other
 			if ddl.MatchString(test.fault) {
@@ -284,10 +284,10 @@ func TestDoctorNamesStrangersAtAdvisoryLocks(t *testing.T) {
 	testkit.OK(t, err)
 	execute(t, database, fmt.Sprintf("INSERT INTO pgleases.presences VALUES (11, -7, %d); INSERT INTO pgleases.locks VALUES ('it''s', 1, 11, 1, false, 7, now())", owner.PgConn().PID()))
 	expectIll(t, database, "", "")
-	for _, test := range []struct{ key, use string }{
+	for _, test := range testkit.Some([]struct{ key, use string }{
 		{"7358216409153", "Migrate"}, {"hashtextextended('override', 'pgleases.overrides'::regclass::bigint)", "verbs of operators"},
 		{"pgleases.lock_mutex('it''s')", `the named lock "it's"`}, {"-7", "fast failover"},
-	} {
+	}...) {
 		stranger := newConn(t, database)
 		pid := stranger.PgConn().PID()
 		ended := make(chan error, 1)

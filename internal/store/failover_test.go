@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"runtime"
 	"slices"
@@ -110,7 +111,7 @@ func (f *fixture) absence(w, victim *client, key int64, end func()) (a Absence, 
 func TestEvictDisconnectedRequiresACrash(t *testing.T) {
 	t.Parallel()
 	dies := func(_ *fixture, w, victim *client) { w.seesDie(victim) }
-	for name, test := range map[string]struct {
+	cases := map[string]struct {
 		end     func(f *fixture, w, victim *client)
 		change  func(f *fixture, a *Absence, run *Incarnation)
 		evicted bool
@@ -157,7 +158,9 @@ func TestEvictDisconnectedRequiresACrash(t *testing.T) {
 		"another server":           {end: dies, change: func(_ *fixture, _ *Absence, run *Incarnation) { run.Timeline++ }},
 		"the server was restarted": {end: dies, change: func(_ *fixture, _ *Absence, run *Incarnation) { run.Started++ }},
 		"the server has recovered": {end: dies, change: func(_ *fixture, _ *Absence, run *Incarnation) { run.Marker++ }},
-	} {
+	}
+	for _, name := range testkit.Some(slices.Sorted(maps.Keys(cases))...) {
+		test := cases[name]
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := freshFixture(t)

@@ -90,7 +90,7 @@ var faults = []fault{
 // Each fault lasts longer than the TTL, so that others take over from the member. The programs ignore SIGTERM and have orphans.
 func TestFaultsNeverRunTwoProgramsOfAPartition(t *testing.T) {
 	t.Parallel()
-	number := len(faults) / 2
+	number := 2 * testkit.Rounds(len(faults)/4)
 	if text := os.Getenv(envFaults); text != "" {
 		var err error
 		if number, err = strconv.Atoi(text); err != nil || number < 1 {

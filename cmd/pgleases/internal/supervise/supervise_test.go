@@ -251,7 +251,7 @@ func TestNothingOutlivesTheSupervisorAndKeeper(t *testing.T) {
 // The program ends before the end of trust, even if only one of keeper and supervisor runs.
 func TestProgramIsGoneWhenTrustEnds(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
+	for _, test := range testkit.Some([]struct {
 		name string
 		stop func(t *testing.T, supervisor *command.Command, keeper int, way *command.Proxy)
 	}{
@@ -262,7 +262,7 @@ func TestProgramIsGoneWhenTrustEnds(t *testing.T) {
 			way.Set(false, true)
 			_ = syscall.Kill(keeper, syscall.SIGSTOP)
 		}},
-	} {
+	}...) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			expectGoneInTime(t, 1, modeFamily, "true", test.stop)
@@ -281,7 +281,7 @@ func stopSupervisor(_ *testing.T, supervisor *command.Command, _ int, _ *command
 
 func expectGoneInTime(t *testing.T, n int, mode, group string, stop func(t *testing.T, supervisor *command.Command, keeper int, way *command.Proxy)) {
 	t.Helper()
-	const ttl = 4 * time.Second
+	const ttl = 3 * time.Second
 	dir, url := t.TempDir(), pgtest.MigratedDatabase(t)
 	way := command.NewProxy(t, url)
 	c := runProgram(t, dir, mode, command.Database(way.URL), "trusted", "-n", strconv.Itoa(n), "--ttl", ttl.String(), "--grace", "1h", "--cgroup="+group)
