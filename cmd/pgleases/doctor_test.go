@@ -445,6 +445,8 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		{`UPDATE pgleases.schedules SET failures = 3 WHERE name = 'put'; INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, error, ended_at)
 			SELECT id, 'reports', 'put', now(), now(), 1, 'failed', 'it broke', now() FROM pgleases.schedules WHERE name = 'put'`, "UPDATE pgleases.schedules SET failures = 1 WHERE name = 'put'",
 			"warning schedules", `failed 3 or more times in a row: 1 of group "reports", such as "put" 3 times (it broke)`},
+		{"UPDATE pgleases.schedules SET failures = 3, paused_at = now() WHERE name = 'put'", "UPDATE pgleases.schedules SET failures = 1, paused_at = NULL WHERE name = 'put'",
+			"note schedules", `failed, and paused: 1 of group "reports", such as "put" (it broke)`},
 		{"SELECT", "UPDATE pgleases.schedules SET due = now() + interval '2 hours' WHERE name = 'put'", "", ""}, // its next tick is soon
 		{"SELECT", "UPDATE pgleases.history SET retried = 1", "warning schedules", `the last tick failed: 1 of group "reports", such as "put" (it broke)`},
 		{"SELECT", "UPDATE pgleases.schedules SET due = now(), failures = 0", "", ""},
