@@ -119,9 +119,12 @@ func effect(verb Verb, read []store.LeaseSnapshot) *DryRun {
 // movings returns the moves of a plan with these inputs.
 func movings(read []store.LeaseSnapshot) []Move {
 	all := []Move{}
-	places := make(map[[4]string]int)
+	places, leases := make(map[[4]string]int), make(map[string]*store.LeaseSnapshot, len(read))
+	for i := range read {
+		leases[read[i].Name] = &read[i]
+	}
 	for _, move := range bridge.Plan(read) {
-		l := find(read, func(l store.LeaseSnapshot) bool { return l.Name == move.Lease })
+		l := leases[move.Lease]
 		owner, target := memberOf(l, l.Owners[move.Partition]), memberOf(l, move.Target)
 		m := Move{Lease: l.Name, From: l.OwnerIDs[move.Partition], Kind: AtOnce}
 		if target != nil {

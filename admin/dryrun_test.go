@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
@@ -66,6 +69,23 @@ func dryRun(t *testing.T, before map[string][]string, p *admin.DryRun) string {
 		}
 	}
 	return fmt.Sprint(after)
+}
+
+// In the modes that describe statements, the server sends arrays in another format.
+func TestDryRunInEveryModeOfPgx(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	modes := []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
+	if _, pooled := pgtest.DirectURL(url); !pooled { // the others prepare statements
+		modes = append(modes, pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec)
+	}
+	joined(t, newClient(t, newPool(t, url), "one"), "orders", 4)
+	for _, mode := range modes {
+		a := newAdmin(t, testkit.Pool(t, url, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
+		if _, err := a.DryRun(t.Context(), admin.Change{Verb: admin.Drain, Subject: "one", Force: true}); err != nil {
+			t.Errorf("%v: %v", mode, err)
+		}
+	}
 }
 
 // A quiet fleet does what the dry run showed, and a dry run changes no row.

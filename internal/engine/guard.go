@@ -69,11 +69,10 @@ func (g Guarded) check() (int64, error) {
 		}
 		v = o.Validity
 	}
-	left := v.Remaining()
-	if left <= 0 {
-		return 0, fmt.Errorf("%w: %w", errs.NotOwner, errs.TrustLost)
+	if left := v.Remaining(); left > 0 {
+		return max(1, int64(left/time.Millisecond)), nil
 	}
-	return max(1, int64(left/time.Millisecond)), nil
+	return 0, fmt.Errorf("%w: %w", errs.NotOwner, errs.TrustLost)
 }
 
 func (g Guarded) error(err error) error {

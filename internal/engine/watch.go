@@ -77,11 +77,10 @@ func (w *watch) lasts(now time.Time) time.Duration {
 // willLast returns when the watch will have lasted for that time, if sightings continue; never:
 // there is no watch now.
 func (w *watch) willLast(d time.Duration, now time.Time) time.Time {
-	lasts := w.lasts(now)
-	if lasts == 0 {
-		return never
+	if lasts := w.lasts(now); lasts > 0 {
+		return now.Add(d - lasts)
 	}
-	return now.Add(d - lasts)
+	return never
 }
 
 // cutoff returns the lowest possible reading of the database's clock, in microseconds since 1970,
