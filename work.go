@@ -182,14 +182,14 @@ func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(contex
 type failure struct {
 	err        error // of the first call, as the next three
 	of         *owned.Ownership
-	lost       bool // the ownership had ended before the call
+	lost       bool // the ownership had ended when the call returned
 	asked      bool
 	partitions []int // of each call
 }
 
 // failed notes a failed call. It is logged within a second, or when Run returns.
 func (l *Lease) failed(o *owned.Ownership, lost bool, err error, asked bool) {
-	reason := engine.KindOf(fmt.Sprint(lost, asked || lost, err))
+	reason := engine.KindOf(fmt.Sprint(lost, asked || lost, o.Cause(), err))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.failures == nil {

@@ -111,3 +111,35 @@ func TestErrorAfterLossIsAWarning(t *testing.T) {
 		}
 	})
 }
+
+// Of callbacks that fail alike within a second, each line names the cause of its own losses.
+func TestEachLossKeepsItsCause(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a := w.start("a")
+		l := a.mustJoin("x", 2, WithDrainTimeout(time.Second))
+		lost, finish := make(chan int, 2), make(chan struct{})
+		go func() {
+			_ = l.Run(context.Background(), func(_ context.Context, p Partition) error {
+				<-p.Context().Done()
+				lost <- p.Number
+				<-finish
+				return errors.New("conn closed")
+			})
+		}()
+		w.within(5*time.Second, "a owns both", func() bool { return shows(l) == "0-1" })
+		w.start("b").mustJoin("x", 2)
+		timedOut := <-lost
+		a.cutOff(true)
+		cutOff := <-lost
+		close(finish)
+		time.Sleep(2 * time.Second) // of simulated time: the lines are logged within one
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for partition, cause := range map[int]error{timedOut: ErrDrainTimeout, cutOff: ErrTrustLost} {
+			want := fmt.Sprintf("%s%d count=1 error=conn closed cause=%v", failedAfter, partition, cause)
+			if all := strings.Join(w.events, "\n"); !strings.Contains(all, want) {
+				t.Errorf("there is no %s in\n%s", want, all)
+			}
+		}
+	})
+}
