@@ -68,7 +68,7 @@ func TestADatabaseThatWasChangedIsDropped(t *testing.T) {
 	last := ""
 	for _, change := range []string{
 		"CREATE TABLE public.other ()", "ALTER TABLE public.things ADD extra int", "ALTER TABLE public.things ALTER name SET DEFAULT 'x'", "DROP TABLE public.things",
-		"CREATE INDEX ON public.things (name)", "ANALYZE public.things", "CREATE FUNCTION public.f() RETURNS int LANGUAGE sql AS 'SELECT 1'", "CREATE SCHEMA other",
+		"CREATE INDEX ON public.things (name)", "ANALYZE public.things", "CREATE FUNCTION public.f() RETURNS int LANGUAGE sql AS 'SELECT 1'", "create schema other",
 		"CREATE OPERATOR public.=== (LEFTARG = int, RIGHTARG = int, FUNCTION = int4eq)", "COMMENT ON FUNCTION abs(int) IS 'other'",
 		"GRANT SELECT ON public.things TO PUBLIC", "GRANT SELECT (name) ON public.things TO PUBLIC", "REVOKE ALL ON SCHEMA public FROM PUBLIC",
 		"ALTER TABLE public.things DISABLE TRIGGER USER; ALTER TABLE pgleases.leases DISABLE TRIGGER changed",

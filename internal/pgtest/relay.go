@@ -27,8 +27,13 @@ type relay struct {
 	changed  map[string]bool   // databases where a client has sent one of the definitions
 }
 
-// definitions are words of statements that change more than rows.
-var definitions = [][]byte{[]byte("CREATE"), []byte("ALTER"), []byte("DROP"), []byte("GRANT"), []byte("REVOKE"), []byte("ANALYZE"), []byte("COMMENT")}
+// definitions are words of statements that change more than rows, in upper or lower case.
+var definitions = func() (all [][]byte) {
+	for word := range strings.FieldsSeq("CREATE ALTER DROP GRANT REVOKE ANALYZE COMMENT EXECUTE") {
+		all = append(all, []byte(word), []byte(strings.ToLower(word)))
+	}
+	return all
+}()
 
 // defined reports whether such a statement may have been sent to a database since the last call.
 // Finding out what it changed takes longer than restoring the rows.
