@@ -47,12 +47,12 @@ func same(t *testing.T, what string, code, page map[string]bool) {
 	t.Helper()
 	for _, s := range slices.Sorted(maps.Keys(code)) {
 		if !page[s] {
-			t.Errorf("%s: the page lacks %s", what, s)
+			t.Errorf("%s: docs/logs.md lacks a row for %s", what, s)
 		}
 	}
 	for _, s := range slices.Sorted(maps.Keys(page)) {
 		if !code[s] {
-			t.Errorf("%s: the code lacks %s", what, s)
+			t.Errorf("%s: docs/logs.md has a row that no code logs: %s", what, s)
 		}
 	}
 }
