@@ -406,10 +406,10 @@ func callGuarded(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease,
 		return tx.QueryRow(ctx, "SELECT id FROM orders WHERE partition = $1 AND NOT shipped ORDER BY id LIMIT 1", p.Number).Scan(&id)
 	})
 	if err != nil {
-		return err // pgx.ErrNoRows: nothing is to be done
+		return err // pgx.ErrNoRows: nothing is to be done, so wait; it is no failure
 	}
 	key := fmt.Sprintf("order-%d", id) // the same after a crash
-	if err := call(ctx, key, p.Number, p.Epoch); err != nil {
+	if err := call(ctx, key, lease.Name(), p.Number, p.Epoch); err != nil {
 		return err
 	}
 	return underGuard(ctx, pool, lease, p, func(tx pgx.Tx) error {
@@ -427,8 +427,8 @@ func underGuard(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, 
 	})
 }
 
-func call(_ context.Context, key string, partition int, epoch int64) error {
-	fmt.Println(key, partition, epoch > 0)
+func call(_ context.Context, key, lease string, partition int, epoch int64) error {
+	fmt.Println(key, lease, partition, epoch > 0)
 	return nil
 }
 
@@ -443,7 +443,7 @@ func Example_effectsOutside() {
 	p.Epoch--
 	fmt.Println(errors.Is(callGuarded(x.ctx, x.pool, lease, p), pgleases.ErrNotOwner))
 	// Output:
-	// order-42 53 true
+	// order-42 orders 53 true
 	// <nil>
 	// true
 }
