@@ -516,7 +516,7 @@ func ExampleClient_leader() {
 			return err
 		}
 		return lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error { // called when this process begins to lead
-			return lead(ctx, lease, p) // leads until ctx ends; its transactions begin with lease.Guard(ctx, tx, p)
+			return lead(ctx, lease, p) // retries, and leads until ctx ends; its transactions begin with lease.Guard(ctx, tx, p)
 		})
 	}(x.ctx)
 	fmt.Println("stopped:", errors.Is(err, context.Canceled))

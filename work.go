@@ -161,7 +161,7 @@ func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(contex
 		}
 		began := time.Now()
 		lost, err := call(ctx, o, fn)
-		if err == nil || ctx.Err() != nil && (is(err, ctx.Err()) || is(err, context.Cause(ctx))) {
+		if err == nil || lost && is(err, ErrNotOwner) || ctx.Err() != nil && (is(err, ctx.Err()) || is(err, context.Cause(ctx))) {
 			return
 		}
 		if time.Since(began) > pause { // it worked for a while

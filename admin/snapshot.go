@@ -378,7 +378,7 @@ func (e *Explanation) sayOverrides(s *Snapshot, l *Lease, movesElsewhere bool) {
 			}
 		}
 	}
-	if e.PreferredOwner != "" && e.PreferredOwner != e.Owner && !movesElsewhere {
+	if e.PreferredOwner != "" && e.PreferredOwner != e.Owner && !movesElsewhere && l.Partitions > 1 { // a leader stays
 		away := ""
 		if !s.live(e.PreferredOwner) {
 			away = ", which is not running"

@@ -182,6 +182,7 @@ func (d *decision) note(r *record, epoch int64, suspected bool) {
 func (d *decision) lost(r *record) {
 	last := &d.Outcomes[len(d.Outcomes)-1]
 	last.Outcome, last.Epoch, last.StartedAt = OutcomeUnknown, &r.Trying.Called, &r.Trying.Began
+	last.Error = storableText(errCutOff)
 	d.Trying = nil
 }
 

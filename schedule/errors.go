@@ -172,6 +172,7 @@ func (e timedOut) Error() string {
 }
 
 var (
+	errCutOff  = errors.New("the process crashed or was cut off during the call")
 	errEnded   = errors.New("the handler ended its transaction: its work may be committed")
 	errCrashed = errors.New("processes crashed during the run: see WithMaxCrashes")
 )

@@ -35,7 +35,7 @@ func run(ctx context.Context, databaseURL string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { // Run has returned, and ctx has ended: hand the partitions over now
+	defer func() { // Run has returned: hand the partitions over now
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		if err := client.Close(ctx); err != nil {

@@ -129,7 +129,8 @@ func (r *runner) work(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer time.AfterFunc(quiet, func() { r.sayStanding(ctx, client, lease) }).Stop()
+	standing := time.AfterFunc(quiet, func() { r.sayStanding(ctx, client, lease) })
+	defer standing.Stop()
 	if r.Try || r.Wait > 0 {
 		if err := r.awaitOwnership(ctx, client, lease); err != nil {
 			return err
@@ -139,6 +140,9 @@ func (r *runner) work(ctx context.Context) error {
 	go func() {
 		ended <- lease.Run(context.Background(), func(ctx context.Context, p pgleases.Partition) error {
 			r.keepRunning(ctx, lease, p)
+			if !r.Once {
+				standing.Reset(quiet)
+			}
 			return nil
 		})
 	}()
@@ -172,13 +176,13 @@ func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, le
 	return lease.Wait(ctx)
 }
 
-// sayStanding logs why this client owns no partition yet.
+// sayStanding logs why this client owns no partition.
 func (r *runner) sayStanding(ctx context.Context, client *pgleases.Client, lease *pgleases.Lease) {
 	if lease.Stats().Owned > 0 { // otherwise its program may end during the look
 		return
 	}
 	s, err := r.look(ctx, client.ID(), false)
-	level, message := slog.LevelWarn, "no partition is owned yet"
+	level, message := slog.LevelWarn, "no partition is owned"
 	if err == nil && s.owned {
 		level, message = slog.LevelInfo, "standing by: live clients own all partitions"
 	}

@@ -79,7 +79,7 @@ func TestTryAndWaitEndIfAnotherOwnsIt(t *testing.T) {
 	}
 	paused := command.Run(t, env, "run", "tried", "--ttl", "5m", "--", "true")
 	testkit.Until(t, "it warns of the pause", func() bool {
-		return strings.Contains(paused.Printed(), `level=WARN msg="no partition is owned yet" lease=tried reason="an operator has paused it" command="pgleases explain 'tried/0'"`)
+		return strings.Contains(paused.Printed(), `level=WARN msg="no partition is owned" lease=tried reason="an operator has paused it" command="pgleases explain 'tried/0'"`)
 	})
 	paused.Signal(syscall.SIGTERM)
 	paused.ExitCode()
