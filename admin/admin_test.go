@@ -29,7 +29,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) SELECT 'l', s, 1, now(), 1 FROM unnest('{11,12,13,99}'::bigint[]) AS s;
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, preferred_owner_id, owned_since, asked_at) VALUES
 			('l', 0, 11, 11, 3, 'a', NULL, now(), NULL), ('l', 1, 11, 13, 3, 'a', NULL, now(), now()), ('l', 2, 14, 14, 3, 'dead', NULL, now(), NULL),
-			('l', 3, 77, 11, 3, 'gone', 'gone', now(), NULL), ('l', 10, NULL, NULL, 3, 'gone', NULL, NULL, NULL), ('l', 4, NULL, NULL, 3, NULL, NULL, NULL, NULL), ('l', 5, 12, 13, 3, 'b', 'a', now(), now());
+			('l', 3, 77, 11, 3, 'gone', 'gone', now(), NULL), ('l', 10, NULL, NULL, 3, 'gone', NULL, NULL, NULL), ('l', 4, NULL, NULL, 3, NULL, 'dead', NULL, NULL), ('l', 5, 12, 13, 3, 'b', 'a', now(), now());
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) SELECT 'l', p, 11, 11, 3, 'a', now() FROM generate_series(6, 9) AS p;
 		INSERT INTO pgleases.events (at, lease, cause, from_id, partitions) VALUES (now() - interval '4 minutes', NULL, 'evicted', 'gone', NULL), (now() - interval '3 minutes', 'l', 'handed over', 'gone', '{[10,11)}'), (now(), 'l', 'pin', NULL, '{[10,11)}');
 		INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'gone', 'infinity', now(), 'operator', 'why')`)
@@ -57,7 +57,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 			t.Errorf("%v moves: %v", h.Partitions, h.Moves())
 		}
 	}
-	if got, want := strings.Join(told, " "), "0,6-9|a|a|a| 1|a|b|a| 2|dead|dead|dead| 3||a|gone|gone 4|||| 5|b|b|b|a 10|||gone|"; got != want {
+	if got, want := strings.Join(told, " "), "0,6-9|a|a|a| 1|a|b|a| 2|dead|dead|dead| 3||a|gone|gone 4||||dead 5|b|b|b|a 10|||gone|"; got != want {
 		t.Errorf("holdings %s, want %s", got, want)
 	}
 	if got := s.Orphans(l).String(); got != "2-4,10" {
@@ -71,7 +71,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		1:  `moving to "b". The owner was asked to hand it over .* transactions have ended; pgleases doctor --long 1s names those that are idle`,
 		2:  `longer than its TTL of 1m0s. A client that has watched`,
 		3:  `^Its owner "gone" was evicted at .* UTC \(4m\S* ago\). .* Its preferred owner is "gone", which is not running: if .* gets this one first. Nothing waits for that. An operator set a drain of "gone"`,
-		4:  `^It has had no owner yet`,
+		4:  `^It has had no owner yet. Its preferred owner is "dead", which sends no heartbeats: if`,
 		5:  `A newer process has the ID "b"`,
 		10: `^It has had no owner since .* UTC \(3m\S* ago\). The last one was "gone"`,
 	} {

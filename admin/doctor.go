@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/ranges"
+	"github.com/pgleases/pgleases/internal/shell"
 	"github.com/pgleases/pgleases/internal/store"
 	schedulesql "github.com/pgleases/pgleases/schedule/sql"
 	enginesql "github.com/pgleases/pgleases/sql"
@@ -63,10 +64,7 @@ func (a *Admin) Doctor(ctx context.Context, o DoctorOptions) []Finding {
 	d := &doctor{Admin: a, DoctorOptions: o}
 	conn, err := a.pool.Acquire(ctx)
 	if err != nil {
-		remedy := "start or promote a server; or set --database, DATABASE_URL or the PG* variables to a database that answers"
-		if store.Full(err) {
-			remedy = full
-		}
+		remedy := map[bool]string{true: full, false: "start or promote a server; or set --database, DATABASE_URL or the PG* variables to a database that answers"}[store.Full(err)]
 		d.found("connect", Fault, remedy, "%v", err)
 		return d.findings
 	}
@@ -157,11 +155,8 @@ func (s session) end() string {
 
 func (d *doctor) examine(ctx context.Context) {
 	trip, err := d.roundTrip(ctx)
-	var all []facts
-	if err == nil {
-		all, err = collect(ctx, d.Admin, d.conn, "doctor", pgx.RowTo[facts], d.schema, d.Role, d.Long.Seconds())
-	}
-	if err != nil {
+	all, other := collect(ctx, d.Admin, d.conn, "doctor", pgx.RowTo[facts], d.schema, d.Role, d.Long.Seconds())
+	if err := cmp.Or(err, other); err != nil {
 		d.found("server", Fault, "see its log", "cannot examine it: %v", err)
 		return
 	}
@@ -191,13 +186,11 @@ func (d *doctor) examine(ctx context.Context) {
 func (d *doctor) roundTrip(ctx context.Context) (least time.Duration, err error) {
 	for range 5 {
 		began := time.Now()
-		if _, err := d.conn.Conn().PgConn().Exec(ctx, "SELECT 1").ReadAll(); err != nil {
-			return 0, err
-		}
+		_, failure := d.conn.Conn().PgConn().Exec(ctx, "SELECT 1").ReadAll()
 		took := time.Since(began)
-		least = min(cmp.Or(least, took), took)
+		least, err = min(cmp.Or(least, took), took), cmp.Or(err, failure)
 	}
-	return least, nil
+	return least, err
 }
 
 func (d *doctor) server(f *facts) {
@@ -284,7 +277,7 @@ func (d *doctor) rights(f *facts) {
 	if len(lacks) == 0 && f.Scheduled {
 		lacks, what, flag = f.lacks(schedulesql.Files), "schedules", " --for=schedules"
 	}
-	remedy := fmt.Sprintf("as the tables' owner, run what pgleases grants %s%s prints", pgx.Identifier{f.Role}.Sanitize(), flag)
+	remedy := fmt.Sprintf("as the tables' owner, run what pgleases grants %s%s prints", shell.Word(f.Role), flag)
 	switch {
 	case !f.RoleExists:
 		d.found("rights", Fault, "name an existing one with --role", "there is no role %q", f.Role)
@@ -406,10 +399,7 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 	d.fine("advisory-locks", "no other program holds those of the library")
 	locked := len(lockers) > 0 && lockers[0].Seconds >= 0 // otherwise it may be a client's own statement: this role cannot see its age
 	if len(lockers) > 0 {
-		l, level := lockers[0], Note
-		if locked {
-			level = Fault
-		}
+		l, level := lockers[0], map[bool]Level{true: Fault, false: Note}[locked]
 		d.found("row-locks", level, l.end(), "the row of %s is locked by %v: heartbeats, joins, plans, takeovers or evictions that need it fail", l.Of, l)
 	}
 	d.fine("row-locks", "no row that clients need is locked")
@@ -476,7 +466,7 @@ var duties = []struct {
 	{"schedules", "paused", "failed, and paused", suchAs + "%[3]q", "when it is repaired: pgleases schedules resume GROUP SCHEDULE --reason '...'", Note},
 	{"schedules", "failed", "the last tick failed", suchAs + "%[3]q", "pgleases schedules list GROUP --only failing shows the errors; pgleases schedules retry GROUP SCHEDULE TICK --reason '...' runs one again", Warning},
 	{"schedules", "undeclared", "no process has declared them for a week, so they wait", suchAs + "%[3]q", "start a process that declares them, or delete them with pgleases schedules delete GROUP SCHEDULE --reason '...'", Note},
-	{"jobs", "late", "late", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP --state running shows the runs that they may wait for", Warning},
+	{"jobs", "late", "late", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP shows why", Warning},
 	{"jobs", "blocked", "blocked, so they wait", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP --state blocked shows why each waits; " + known, Warning},
 	{"jobs", "overdue", "running for longer than their timeout", suchAs + "job %[3]s for %[4]v", hangs, Warning},
 	{"jobs", "unknown", "outcome unknown, so they may have been done", suchAs + "job %[3]s", "check its effect first; only if it was not done: pgleases jobs retry GROUP ID --unknown --reason '...'", Warning},
@@ -497,7 +487,7 @@ func (d *doctor) schedules(ctx context.Context) {
 		for _, f := range found {
 			if f.Check == y.check && f.Fault == y.fault {
 				id, _, _ := strings.Cut(f.Name, " ") // of a job
-				y.remedy = strings.NewReplacer("GROUP", strconv.Quote(f.Group), "SCHEDULE", strconv.Quote(f.Name), "ID", id).Replace(y.remedy)
+				y.remedy = strings.NewReplacer("GROUP", shell.Word(f.Group), "SCHEDULE", shell.Word(f.Name), "ID", id).Replace(y.remedy)
 				text := fmt.Sprintf(y.format, f.Count, f.Group, f.Name, seconds(f.Worst), f.Worst)
 				if f.Why != "" {
 					text += " (" + f.Why + ")"
@@ -558,10 +548,7 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted s
 	ttls := make(map[time.Duration]int)
 	shortest := 6 * time.Second // the default
 	expired := []string{}
-	for i, c := range s.Clients {
-		if i == 0 || c.TTL < shortest {
-			shortest = c.TTL
-		}
+	for _, c := range s.Clients {
 		ttls[c.TTL]++
 		if c.Expired && c.HeartbeatAge > c.TTL+d.Long {
 			expired = append(expired, fmt.Sprintf("%q", c.ID))
@@ -571,8 +558,8 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted s
 		Warning, "wait for a heartbeat; if none arrives, check the clients",
 		"the server has crashed or was promoted, and no client has connected since: no client takes over from expired sessions")
 	var all []string
-	for ttl, n := range ttls {
-		all = append(all, fmt.Sprintf("%v (%d)", ttl, n))
+	for _, ttl := range slices.Backward(slices.Sorted(maps.Keys(ttls))) {
+		all, shortest = append(all, fmt.Sprintf("%v (%d)", ttl, ttls[ttl])), ttl
 	}
 	d.judge("ttl", len(ttls) <= 1, ranges.Many(len(s.Clients), "client")+", with one TTL",
 		Warning, "give all clients the same, see docs/sizing.md", "they differ: %s", listed(all))
@@ -612,8 +599,8 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 		} else if s.working(l) == 0 {
 			deserted = append(deserted, fmt.Sprintf("%q", l.Name))
 			for _, w := range s.Overrides {
-				if w.Verb == Drain && slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == w.Client }) {
-					drains, start = append(drains, w.summary()), fmt.Sprintf("pgleases undrain %q --reason '...'; or start another process", w.Client)
+				if w.Verb == Drain && slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == w.Client && m.Weight > 0 }) {
+					drains, start = append(drains, w.summary()), "pgleases undrain CLIENT --reason '...' for each of them, or start another process"
 				}
 			}
 		} else if late := s.At.Sub(l.Due); !l.Due.IsZero() && late > d.Long {
@@ -627,15 +614,13 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 	orphans := d.lastingOrphans(ctx, s)
 	switch {
 	case len(orphans) > 0:
-		all, remedy := []string{}, ""
-		for name, lost := range orphans {
-			all = append(all, fmt.Sprintf("%q %v", name, lost))
-			remedy = fmt.Sprintf("pgleases explain %q/%d says what that one waits for, such as the TTL of a client that crashed\nif that is a transaction: pgleases doctor --long 1s names it: end it\nif that is a plan or an eviction, for more than a minute: search the logs of the clients for plan failed and evict, and restart one", name, lost[0][0])
+		all, names := []string{}, slices.Sorted(maps.Keys(orphans))
+		for _, name := range names {
+			all = append(all, fmt.Sprintf("%q %v", name, orphans[name]))
 		}
-		if locked {
-			remedy = "end what row-locks names"
-		}
-		d.found("orphans", Fault, remedy, "partitions that no live client owns, for %v: %s", stays, listed(all))
+		remedy := fmt.Sprintf("pgleases explain %s says what that one waits for, such as the TTL of a client that crashed\nif that is a transaction: pgleases doctor --long 1s: if it warns of one of the last owner's process, end that\nif that is a plan or an eviction, for more than a minute: search the logs of the clients for plan failed and evict, and restart one",
+			shell.Word(fmt.Sprintf("%s/%d", names[0], orphans[names[0]][0][0])))
+		d.found("orphans", Fault, map[bool]string{true: "end what row-locks names", false: remedy}[locked], "partitions that no live client owns, for %v: %s", stays, listed(all))
 	case len(deserted) > 0:
 		d.found("orphans", Warning, start+"; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no client works on %s", strings.TrimSuffix(listed(deserted)+"; "+listed(drains), "; "))
 	case len(left) > 0:
@@ -648,7 +633,8 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 }
 
 func (w Override) summary() string {
-	return fmt.Sprintf("%s of %q by %s since %s: %q", w.Verb, w.Of(), w.Actor, w.Since.UTC().Format(time.DateOnly), w.Reason)
+	until := map[bool]string{true: "", false: ", until " + w.Until.UTC().Format(time.DateTime) + " UTC"}[w.Until.IsZero()]
+	return fmt.Sprintf("%s of %q by %s since %s%s: %q", w.Verb, w.Of(), w.Actor, w.Since.UTC().Format(time.DateOnly), until, w.Reason)
 }
 
 // overrides finds those that are old.
@@ -670,7 +656,8 @@ func (d *doctor) handoffs(s *Snapshot) {
 		for _, h := range s.Leases[i].Holdings {
 			if h.Moves() && s.At.Sub(h.Asked) > d.Long {
 				c := s.Client(h.OwnerSession)
-				unblock = fmt.Sprintf("pgleases doctor --long 1s: if it warns of transactions, end those first\notherwise the work hangs: kill %s (host %s, pid %d), or pgleases evict %[1]s --reason '...'; after a TTL, pgleases list shows MOVING 0", c.ID, c.Host, c.PID)
+				unblock = fmt.Sprintf("if the work on it may take that long, wait\npgleases doctor --long 1s: if it warns of a transaction of that process, end that first\nif the work hangs: kill %s (host %s, pid %d), or pgleases evict %[1]s --reason '...'; after a TTL, pgleases list shows MOVING 0",
+					shell.Word(c.ID), shell.Word(c.Host), c.PID)
 				draining = append(draining, fmt.Sprintf("%q %v of %q for %v", s.Leases[i].Name, h.Partitions, h.Owner, s.At.Sub(h.Asked).Round(time.Second)))
 			}
 		}
@@ -689,12 +676,10 @@ func (d *doctor) lastingOrphans(ctx context.Context, s *Snapshot) map[string]Ran
 			break
 		}
 		now := orphansOf(again)
-		for name, lost := range orphans {
+		maps.DeleteFunc(orphans, func(name string, lost Ranges) bool {
 			orphans[name] = lost.common(now[name])
-			if len(orphans[name]) == 0 {
-				delete(orphans, name)
-			}
-		}
+			return len(orphans[name]) == 0
+		})
 	}
 	return orphans
 }

@@ -381,7 +381,8 @@ func (e *Explanation) sayOverrides(s *Snapshot, l *Lease, movesElsewhere bool) {
 	if e.PreferredOwner != "" && e.PreferredOwner != e.Owner && !movesElsewhere && l.Partitions > 1 { // a leader stays
 		away := ""
 		if !s.live(e.PreferredOwner) {
-			away = ", which is not running"
+			expired := slices.ContainsFunc(s.Clients, func(c Client) bool { return c.ID == e.PreferredOwner })
+			away = map[bool]string{true: ", which sends no heartbeats", false: ", which is not running"}[expired]
 		} else if !slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == e.PreferredOwner }) {
 			away = ", which is not a member of the lease"
 		}

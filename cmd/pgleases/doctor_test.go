@@ -150,27 +150,27 @@ func TestDoctorNamesProcesses(t *testing.T) {
 			t.Errorf("%s lacks %q: %+v", check, want, found)
 		}
 	}
-	execute(t, database, sound, "INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) SELECT 'drain', id, 'infinity', now(), 'x', 'why' FROM pgleases.clients")
-	says("orphans", `> pgleases undrain "b" --reason '...'; or start another process`)
-	execute(t, database, "DELETE FROM pgleases.overrides", "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0",
+	execute(t, database, sound, "INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) SELECT 'drain', id, CASE id WHEN 'a' THEN 'infinity' ELSE timestamptz '2999-01-02 03:04:05Z' END, now(), 'x', 'why' FROM pgleases.clients")
+	says("orphans", `"why", drain of "b" by x since `+time.Now().UTC().Format(time.DateOnly)+`, until 2999-01-02 03:04:05 UTC: "why" > pgleases undrain CLIENT --reason '...' for each of them, or start another process; if`)
+	execute(t, database, "UPDATE pgleases.members SET weight = 0")
+	says("orphans", `no client works on "l" > start a process; if`)
+	execute(t, database, "UPDATE pgleases.members SET weight = 1", "DELETE FROM pgleases.overrides", `UPDATE pgleases.clients SET id = E'w\nrm -rf x $(touch y) ''z''' WHERE session = 11`, "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0",
 		"INSERT INTO pgleases.events (at, cause, from_id) VALUES (now() - interval '11 minutes', 'evicted', 'long ago'), (now() - interval '9 minutes', 'evicted', 'svc-2')")
-	says("handoffs", "otherwise the work hangs: kill a (host host, pid 7), or pgleases evict a --reason '...';")
+	word := `$'w\nrm -rf x $(touch y) \047z\047'` // of one line, for a shell
+	says("handoffs", "> if the work on it may take that long, wait\npgleases doctor --long 1s: if it warns of a transaction of that process, end that first\nif the work hangs: kill "+word+" (host host, pid 7), or pgleases evict "+word+" --reason '...'; after a TTL")
 	says("expired", `no session is expired; evicted in the last 10 min: "svc-2", see pgleases events`)
+	execute(t, database, "UPDATE pgleases.leases SET name = '$(touch y)', partitions = 1", "INSERT INTO pgleases.leases VALUES ('z', 2, 5, 1, 0, 'infinity', now())",
+		"UPDATE pgleases.members SET lease = CASE session WHEN 11 THEN 'z' ELSE '$(touch y)' END", "UPDATE pgleases.partitions SET owner = 77, target = 77, lease = CASE partition WHEN 1 THEN 'z' ELSE '$(touch y)' END")
+	says("orphans", `"$(touch y)" 0, "z" 1 > pgleases explain '$(touch y)/0' says`)
 	execute(t, database, "UPDATE pgleases.clients SET expires_at = now() - interval '2 hours'")
 	says("expired", "> start one: no client is live")
 }
 
-// expectIll expects the findings of doctor, and the text of the first one. Doctor may see sessions
+// expectIll expects the findings of doctor, and the text and remedy of the first one. Doctor may see sessions
 // and statistics a little later.
 func expectIll(t *testing.T, databaseURL, want, text string, flags ...string) {
 	t.Helper()
-	exits := 0
-	switch {
-	case strings.Contains(want, "fault"):
-		exits = 2
-	case strings.Contains(want, "warning"):
-		exits = 1
-	}
+	exits := map[bool]int{true: 2, false: min(1, strings.Count(want, "warning"))}[strings.Contains(want, "fault")]
 	if !strings.Contains(want, "autovacuum") {
 		flags = append(flags, "--skip", "autovacuum")
 	}
@@ -190,7 +190,7 @@ func expectIll(t *testing.T, databaseURL, want, text string, flags ...string) {
 	switch got := strings.Join(ill(found), ", "); {
 	case got != want || code != exits:
 		t.Errorf("found %q with exit code %d, want %q with %d: %+v", got, code, want, exits, found)
-	case want != "" && (!strings.Contains(found[i].Text, text) || found[i].Remedy == ""):
+	case want != "" && (!strings.Contains(found[i].Text+" > "+found[i].Remedy, text) || found[i].Remedy == ""):
 		t.Errorf("found %+v, want %q and a remedy", found[i], text)
 	}
 }
@@ -305,23 +305,17 @@ func TestDoctorNamesStrangersAtAdvisoryLocks(t *testing.T) {
 // read.
 func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
 	t.Parallel()
-	namesTheLocker(t, "clients", "ACCESS EXCLUSIVE", "others cannot read or write it", false)
-}
-
-func TestDoctorNamesWhoLetsNoneWrite(t *testing.T) {
-	t.Parallel()
-	namesTheLocker(t, "clients", "SHARE", "others cannot write it", false)
-}
-
-func TestDoctorNamesWhoWaitsForATable(t *testing.T) {
-	t.Parallel()
-	namesTheLocker(t, "leases", "ACCESS EXCLUSIVE", "others cannot read or write it", true)
+	t.Run("against readers", func(t *testing.T) { namesTheLocker(t, "clients", "ACCESS EXCLUSIVE", false) })
+	t.Run("against writers", func(t *testing.T) { namesTheLocker(t, "clients", "SHARE", false) })
+	t.Run("waiting", func(t *testing.T) { namesTheLocker(t, "leases", "ACCESS EXCLUSIVE", true) })
 }
 
 // namesTheLocker checks what doctor says of a session that locks a table in a mode, or waits for it
 // behind a session that reads it.
-func namesTheLocker(t *testing.T, table, mode, means string, waits bool) {
+func namesTheLocker(t *testing.T, table, mode string, waits bool) {
 	t.Helper()
+	t.Parallel()
+	means := map[string]string{"SHARE": "others cannot write it", "ACCESS EXCLUSIVE": "others cannot read or write it"}[mode]
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, sound, "CREATE TABLE outbox (id text DEFAULT 'x', partition int GENERATED ALWAYS AS (pgleases.partition_for(id, 2)) STORED)")
 	if waits {
@@ -450,12 +444,12 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		{"SELECT", "UPDATE pgleases.schedules SET due = now() + interval '2 hours' WHERE name = 'put'", "", ""}, // its next tick is soon
 		{"SELECT", "UPDATE pgleases.history SET retried = 1", "warning schedules", `the last tick failed: 1 of group "reports", such as "put" (it broke)`},
 		{"SELECT", "UPDATE pgleases.schedules SET due = now(), failures = 0", "", ""},
-		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now()", "warning jobs", `(its owner is busy, or it waits for a run of its key or for the limit of its kind)`},
+		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now()", "warning jobs", `(its owner is busy, or it waits for a run of its key or for the limit of its kind) > pgleases jobs list reports shows why`},
 		{`UPDATE pgleases.jobs SET trying = '{"attempts": 3, "error": "it broke"}'`, "UPDATE pgleases.jobs SET trying = NULL", "warning jobs", `3 times (it broke)`},
 		{"UPDATE pgleases.jobs" + overdue, "UPDATE pgleases.jobs SET trying = NULL, due = now()", "warning jobs",
 			`running for longer than their timeout: 1 of group "reports", such as job 1 (mail) for 12m`},
-		{"UPDATE pgleases.schedules" + overdue + " WHERE name = 'put'", "UPDATE pgleases.schedules SET trying = NULL, due = now()", "warning schedules",
-			`(run by "a", host host, pid 7)`},
+		{`UPDATE pgleases.clients SET id = E'a\n' WHERE id = 'a'; UPDATE pgleases.schedules` + overdue + " WHERE name = 'put'", "UPDATE pgleases.schedules SET trying = NULL, due = now()", "warning schedules",
+			`(run by "a\n", host host, pid 7)`},
 		{ended + `5, 'put', NULL, '2026-03-02Z', 'unknown', NULL)`, "DELETE FROM pgleases.history WHERE outcome = 'unknown'", "warning schedules",
 			`outcome unknown, so they may have been done: 1 of group "reports", such as "put" (tick 2026-03-02T00:00:00+00:00)`},
 		{ended + `0, '', 6, now(), 'unknown', NULL)` + ended + `0, '', 7, now(), 'failed', E'it broke\nin many lines')`, "UPDATE pgleases.history SET retried = 8 WHERE job = 6", "warning jobs, warning jobs",
@@ -465,7 +459,7 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		{"DELETE FROM pgleases.members WHERE lease = 'schedule/reports'", "INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/reports', 11, 1, now(), 1)",
 			"warning orphans, warning schedules", ""},
 		{"UPDATE pgleases.jobs SET group_name = 'report'", "UPDATE pgleases.jobs SET group_name = 'reports'", "warning schedules", `no process runs: group "report"`}, // a typing error of its Enqueuer
-		{"UPDATE pgleases.schedules SET name = 'old', registered = '2026-03-02Z' WHERE name = 'new'", "SELECT", "note schedules", `1 of group "reports", such as "old" (since 2026-03-02)`},
+		{"UPDATE pgleases.schedules SET name = 'an old one', registered = '2026-03-02Z' WHERE name = 'new'", "SELECT", "note schedules", `1 of group "reports", such as "an old one" (since 2026-03-02)`},
 	} {
 		execute(t, database, test.fault)
 		expectIll(t, database, test.want, test.text)
@@ -474,7 +468,7 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 	if text := output1(t, database, "jobs", "failed", "reports"); !regexp.MustCompile(`(?m)^7 +- +pay +failed +0 +\S+ ago +8 +it broke$`).MatchString(text) {
 		t.Errorf("the failed jobs: %s", text)
 	}
-	if text := output1(t, database, "doctor", "--skip", "autovacuum"); !regexp.MustCompile(`(?m)^note +schedules +no process .*[^.]\n +> start a process `).MatchString(text) {
+	if text := output1(t, database, "doctor", "--skip", "autovacuum"); !regexp.MustCompile(`(?m)^note +schedules +no process .*[^.]\n +> start a process .* pgleases schedules delete reports 'an old one' --reason`).MatchString(text) {
 		t.Errorf("the remedy has no separate line: %s", text)
 	}
 	role := newRole(t, database)

@@ -59,10 +59,9 @@ func newSchema() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		schema, _ := cmd.Flags().GetString("schema")
 		text, err := pgleases.Schema(pgleases.WithSchema(schema))
-		if err == nil && *schedules {
-			var more string
-			more, err = schedule.Schema(schedule.WithSchema(schema))
-			text += "\n" + more
+		if *schedules && err == nil {
+			more, other := schedule.Schema(schedule.WithSchema(schema))
+			text, err = text+"\n"+more, other
 		}
 		if err == nil {
 			_, err = io.WriteString(cmd.OutOrStdout(), strings.TrimRight(text, "\n")+"\n")
@@ -134,8 +133,7 @@ func newDoctor() *cobra.Command {
 			return fmt.Errorf("--long %v: give 1ms or more", *long)
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			found := a.Doctor(ctx, admin.DoctorOptions{Role: *role, Long: *long})
-			found = slices.DeleteFunc(found, func(f admin.Finding) bool { return slices.Contains(*skip, f.Check) })
+			found := slices.DeleteFunc(a.Doctor(ctx, admin.DoctorOptions{Role: *role, Long: *long}), func(f admin.Finding) bool { return slices.Contains(*skip, f.Check) })
 			if ctx.Err() != nil {
 				return errors.New("interrupted")
 			}
