@@ -549,29 +549,31 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	testkit.Must(pool.Exec(t.Context(), "UPDATE pgleases.history SET outcome = 'failed', kind = 'mail', retried = NULL WHERE job = $1::text::bigint", retried))(t)
 	shows(`^\d+\npgleases: retried jobs and ticks: 1, as the new jobs above; pgleases jobs show reports ID shows one$`,
 		"jobs", "retry-failed", "reports", "mail", "2020-01-01T00:00:00Z", "--reason", "why", "--actor", "ann")
+	shows(`or all were retried; kinds of failed jobs and failing schedules: close$`, "jobs", "retry-failed", "reports", "mail", "2020-01-01T00:00:00Z", "--reason", "why", "--actor", "ann")
 	changed("schedules", "delete", "reports", "good")
 	var asked string
 	testkit.OK(t, pool.QueryRow(t.Context(), `SELECT string_agg(concat(verb, ' ', name, CASE WHEN job IS NOT NULL THEN ' ' || job END), ', ' ORDER BY id)
 		FROM pgleases.schedule_changes WHERE reason = 'why' AND actor = concat('ann (', session_user, ')')`).Scan(&asked))
-	if want := fmt.Sprintf("pause good, resume good, trigger bad %s, retry bad %s, retry bad %s, backfill good %s, cancel  %d, cancel  %s, retry_failed , retry_failed , delete good", failed, retriedJob, retried, again, hangs, waiting); asked != want {
+	if want := fmt.Sprintf("pause good, resume good, trigger bad %s, retry bad %s, retry bad %s, backfill good %s, cancel  %d, cancel  %s, retry_failed , retry_failed , retry_failed , delete good", failed, retriedJob, retried, again, hangs, waiting); asked != want {
 		t.Errorf("written down is %q, want %q", asked, want)
 	}
 	for args, want := range map[string]string{
-		"schedules pause reports good --reason why":                     "pgleases schedules list GROUP and",
-		"schedules pause report bad --reason why":                       `there is no group "report": did you mean reports?`,
-		"schedules pause reports bad":                                   "--reason is missing",
-		"jobs cancel reports " + failed:                                 "--reason is missing",
-		"schedules pause reports":                                       "SCHEDULE is missing: pgleases schedules pause",
-		"schedules trigger reports good --reason why":                   "pgleases schedules list GROUP and",
-		"schedules backfill reports bad x y":                            `"x" is no time`,
-		"schedules backfill reports bad 2030-01-01T00:00:00Z":           "TO is missing",
-		"jobs show reports x":                                           `"x" is no job`,
-		"jobs show reports 99999":                                       "has no such job",
-		"jobs retry-failed reports close x --reason why":                `"x" is no time`,
-		"jobs list reports -n 0":                                        "give 1 or more",
-		"jobs list reports --state asleep":                              "planned, due, running, retrying, blocked",
-		"schedules retry reports bad 2020-01-01T00:00:00Z --reason why": "is not in the history",
-		"schedules list reports --schema none":                          "missing in this database",
+		"schedules pause reports good --reason why":                        "pgleases schedules list GROUP and",
+		"schedules pause report bad --reason why":                          `there is no group "report": did you mean reports?`,
+		"schedules pause reports bad":                                      "--reason is missing",
+		"jobs retry-failed report close 2020-01-01T00:00:00Z --reason why": `there is no group "report": did you mean reports?`,
+		"jobs cancel reports " + failed:                                    "--reason is missing",
+		"schedules pause reports":                                          "SCHEDULE is missing: pgleases schedules pause",
+		"schedules trigger reports good --reason why":                      "pgleases schedules list GROUP and",
+		"schedules backfill reports bad x y":                               `"x" is no time`,
+		"schedules backfill reports bad 2030-01-01T00:00:00Z":              "TO is missing",
+		"jobs show reports x":                                              `"x" is no job`,
+		"jobs show reports 99999":                                          "has no such job",
+		"jobs retry-failed reports close x --reason why":                   `"x" is no time`,
+		"jobs list reports -n 0":                                           "give 1 or more",
+		"jobs list reports --state asleep":                                 "planned, due, running, retrying, blocked",
+		"schedules retry reports bad 2020-01-01T00:00:00Z --reason why":    "is not in the history",
+		"schedules list reports --schema none":                             "missing in this database",
 	} {
 		fails(t, database, args, want)
 	}

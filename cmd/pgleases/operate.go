@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/ranges"
+	"github.com/pgleases/pgleases/internal/shell"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -58,16 +59,14 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 	}
 	output := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := of(&change, subject, args); err != nil {
+		switch err := of(&change, subject, args); {
+		case err != nil:
 			return err
-		}
-		if change.Reason == "" && !dryRun {
+		case change.Reason == "" && !dryRun:
 			return errNoReason
-		}
-		if flags.Changed("for") && change.Lasts <= 0 {
+		case flags.Changed("for") && change.Lasts <= 0:
 			return fmt.Errorf("--for %v: give a time above 0, such as 2h", change.Lasts)
-		}
-		if flags.Changed("partitions") && change.Next < 1 {
+		case flags.Changed("partitions") && change.Next < 1:
 			return fmt.Errorf("--partitions %d: give 1 to 65536", change.Next)
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
@@ -112,12 +111,9 @@ func operate(ctx context.Context, notes io.Writer, a *admin.Admin, change admin.
 
 // of sets the subject of a change from the arguments, which subject names.
 func of(change *admin.Change, subject string, args []string) (err error) {
-	change.Subject = args[0]
+	change.Subject, change.Client = args[0], strings.Join(args[1:], "")
 	if strings.HasPrefix(subject, "LEASE/PARTITION") {
 		change.Subject, change.Partition, err = partitionOf(args[0])
-	}
-	if len(args) > 1 {
-		change.Client = args[1]
 	}
 	return err
 }
@@ -155,12 +151,8 @@ func clientIDs(s *admin.Snapshot) []string {
 
 // onHost names the live clients on the host that the subject of a change is; "" if it is none.
 func onHost(s *admin.Snapshot, c admin.Change) string {
-	var ids []string
-	for _, one := range s.Clients {
-		if one.Host == c.Subject && !one.Expired {
-			ids = append(ids, shown(one.ID))
-		}
-	}
+	there := slices.DeleteFunc(slices.Clone(s.Clients), func(one admin.Client) bool { return one.Host != c.Subject || one.Expired })
+	ids := mapped(there, func(one admin.Client) string { return shell.Word(one.ID) })
 	if len(ids) == 0 {
 		return ""
 	}
@@ -219,7 +211,7 @@ func awaitDone(ctx context.Context, notes io.Writer, a *admin.Admin, c admin.Cha
 			fmt.Fprintf(notes, "pgleases: %s still owned: waits for %s\n", ranges.Many(n, "partition"), first)
 		}
 	}
-	return fmt.Errorf("interrupted: the override remains; take it back with pgleases %s %s --reason '...'", back, shown(c.Subject))
+	return fmt.Errorf("interrupted: the override remains; take it back with pgleases %s %s --reason '...'", back, shell.Word(c.Subject))
 }
 
 func newOverrides() *cobra.Command {
@@ -247,7 +239,7 @@ func owned(s *admin.Snapshot, w admin.Override) (n int, first string) {
 				n++
 			}
 			if c := s.Client(h.OwnerSession); first == "" && n > 0 && c != nil {
-				first = fmt.Sprintf("%s %s, which %s (host %s, pid %d) owns; pgleases explain %[1]s/%[6]d says why", shown(l.Name), short(h.Partitions), shown(c.ID), shown(c.Host), c.PID, h.Partitions[0][0])
+				first = fmt.Sprintf("%s %s, which %s (host %s, pid %d) owns; pgleases explain %s says why", shown(l.Name), short(h.Partitions), shown(c.ID), shown(c.Host), c.PID, shell.Word(fmt.Sprintf("%s/%d", l.Name, h.Partitions[0][0])))
 			}
 		}
 	}
@@ -270,10 +262,7 @@ func newEvents() *cobra.Command {
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 			if *follow {
 				return followEvents(ctx, cmd.ErrOrStderr(), a, lease, *most, func(events []admin.Event) (err error) {
-					text := ""
-					for _, e := range together(events) {
-						text += strings.Join(mapped(eventCells(e), toText), "  ") + "\n"
-					}
+					text := strings.Join(mapped(together(events), func(e admin.Event) string { return strings.Join(mapped(eventCells(e), toText), "  ") + "\n" }), "")
 					if cmd.Flag("output").Value.String() == "json" {
 						text = strings.Join(mapped(events, func(e admin.Event) (line string) { line, err = asJSON(e, ""); return line }), "")
 					}

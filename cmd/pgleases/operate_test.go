@@ -109,7 +109,7 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 	}
 	for _, test := range []struct{ database, args, want string }{
 		{database, "drain oen --reason x --for 2h --wait", "no client \"oen\" is running: nothing was done\ndid you mean one? pgleases clients shows all"},
-		{database, "drain " + host + " --reason x --for 2h --wait", "is a host, not a client: its clients are "},
+		{database, "drain " + host + " --reason x --for 2h --wait", `is a host, not a client: its clients are $'odd\n\x1b[2J\u202e\u009b', one: drain each`},
 		{database, "drain " + host + " --reason x", ": drain each\npgleases clients shows all\nA client is known if"},
 		{database, "drain one", "--reason is missing"},
 		{database, "drain", "CLIENT is missing: pgleases drain CLIENT"},
@@ -236,28 +236,29 @@ func TestCountsOfOneAreSingular(t *testing.T) {
 	database := pgtest.FreshDatabase(t)
 	execute(t, database, `INSERT INTO pgleases.clients VALUES (11, 'a', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now());
 		INSERT INTO pgleases.identities VALUES ('a', 1, 1, now());
-		INSERT INTO pgleases.leases VALUES ('l', 1, 5, 1, 0, 'infinity', now());
-		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 11, 1, now(), 1);
-		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('l', 0, 11, 11, 3, 'a', now())`)
+		INSERT INTO pgleases.leases VALUES ('an l', 1, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('an l', 11, 1, now(), 1);
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('an l', 0, 11, 11, 3, 'a', now())`)
 	prints := func(text, want string) {
 		t.Helper()
 		if !strings.Contains(text, want) || regexp.MustCompile(`\b1 (partitions|clients|members|working members)\b`).MatchString(text) {
 			t.Errorf("it prints %s, want %q", text, want)
 		}
 	}
-	prints(output1(t, database, "describe", "l"), "l: 1 partition, generation 5")
-	prints(output1(t, database, "explain", "l/0"), "its share is 1.00 of 1 partition among 1 working member; it owns 1.")
+	prints(output1(t, database, "describe", "an l"), "an l: 1 partition, generation 5")
+	prints(output1(t, database, "explain", "an l/0"), "its share is 1.00 of 1 partition among 1 working member; it owns 1.")
 	prints(output1(t, database, "drain", "a", "--force", "--dry-run"), "\n1 partition would move.\n")
 	doctor := command.Run(t, command.Database(database), "doctor")
 	doctor.ExitCode() // it finds that the server was not accepted
 	prints(doctor.Printed(), "1 client, with one TTL")
-	waiting := command.Run(t, command.Database(database), "pause", "l", "--reason", "why", "--wait")
+	waiting := command.Run(t, command.Database(database), "pause", "an l", "--reason", "why", "--wait")
 	testkit.Until(t, "it says what it waits for", func() bool { return strings.Contains(waiting.Printed(), "still owned") })
 	waiting.Signal(syscall.SIGINT)
 	waiting.ExitCode()
-	prints(waiting.Printed(), "pgleases: 1 partition still owned: waits for l 0, which a (host host, pid 7) owns")
+	prints(waiting.Printed(), "pgleases: 1 partition still owned: waits for an l 0, which a (host host, pid 7) owns; pgleases explain 'an l/0' says why\n")
+	prints(waiting.Printed(), "take it back with pgleases resume 'an l' --reason '...'")
 	execute(t, database, "DELETE FROM pgleases.members; DELETE FROM pgleases.clients; UPDATE pgleases.partitions SET owner = NULL, target = NULL")
-	prints(output1(t, database, "drop", "l", "--dry-run"), "1 partition would be forgotten: the lease has no members.\n")
+	prints(output1(t, database, "drop", "an l", "--dry-run"), "1 partition would be forgotten: the lease has no members.\n")
 }
 
 // With --wait, pause ends when its override is taken back.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/manage"
+	"github.com/pgleases/pgleases/internal/shell"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -121,14 +122,14 @@ func edit(ctx context.Context, cmd *cobra.Command, s *schedule.Scheduler, r mana
 		fmt.Fprintln(cmd.OutOrStdout(), id)
 	}
 	if len(jobs) > 0 && r.Verb == "retry_failed" {
-		cmd.PrintErrf("pgleases: retried jobs and ticks: %d, as the new jobs above; pgleases jobs show %s ID shows one\n", len(jobs), shown(args[0]))
+		cmd.PrintErrf("pgleases: retried jobs and ticks: %d, as the new jobs above; pgleases jobs show %s ID shows one\n", len(jobs), shell.Word(args[0]))
 	}
 	state := "done"
 	switch {
 	case err != nil || len(jobs) > 0:
 		return err
 	case r.Verb == "retry_failed":
-		state, err = nothingToRetry(ctx, s, r.Kind)
+		state, err = nothingToRetry(ctx, cmd, s, r.Kind)
 	case r.Verb == "resume_schedule" && j.At.IsZero():
 		state = "it was not paused"
 	case j.State == schedule.StateRunning:
@@ -139,8 +140,9 @@ func edit(ctx context.Context, cmd *cobra.Command, s *schedule.Scheduler, r mana
 }
 
 // nothingToRetry says that no run of a kind can be retried, and which kinds have failed.
-func nothingToRetry(ctx context.Context, s *schedule.Scheduler, kind string) (string, error) {
-	jobs, err := firstOf(s.FailedJobs(ctx, 0), 1000)
+func nothingToRetry(ctx context.Context, cmd *cobra.Command, s *schedule.Scheduler, kind string) (string, error) {
+	jobs, err := ofGroup(cmd, cmd.Flags().Arg(0), s.FailedJobs(ctx, 0), 1000)
+	jobs = slices.DeleteFunc(jobs, func(e schedule.Entry) bool { return e.Retried != 0 })
 	failing, other := firstOf(s.List(ctx, schedule.ScheduleFilter{Only: schedule.OnlyFailing}), 1000)
 	kinds := slices.Sorted(slices.Values(append(mapped(jobs, func(e schedule.Entry) string { return shown(e.Kind) }), mapped(failing, func(one schedule.Schedule) string { return shown(one.Kind) })...)))
 	return fmt.Sprintf("nothing to retry: no job or tick of kind %s failed since then, or all were retried; kinds of failed jobs and failing schedules: %s",
@@ -155,7 +157,7 @@ func place(cmd *cobra.Command, client string) (text string) {
 		}
 		return nil
 	})
-	return shown(client) + text
+	return shell.Word(client) + text
 }
 
 // before returns the job of a request; of a tick, only its outcome, of a resume, At is when the
