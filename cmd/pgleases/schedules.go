@@ -133,7 +133,7 @@ func edit(ctx context.Context, cmd *cobra.Command, s *schedule.Scheduler, r mana
 	case r.Verb == "resume_schedule" && j.At.IsZero():
 		state = "it was not paused"
 	case j.State == schedule.StateRunning:
-		state = fmt.Sprintf("done; its handler continues until it ends, or until you restart %s", place(cmd, j.Owner))
+		state = fmt.Sprintf("done; its handler continues until it ends, or until you restart %s: pgleases clients names its host and pid", shell.Word(j.Owner))
 	}
 	fmt.Fprint(cmd.OutOrStdout(), done(cmd, args, state))
 	return err
@@ -147,17 +147,6 @@ func nothingToRetry(ctx context.Context, cmd *cobra.Command, s *schedule.Schedul
 	kinds := slices.Sorted(slices.Values(append(mapped(jobs, func(e schedule.Entry) string { return shown(e.Kind) }), mapped(failing, func(one schedule.Schedule) string { return shown(one.Kind) })...)))
 	return fmt.Sprintf("nothing to retry: no job or tick of kind %s failed since then, or all were retried; kinds of failed jobs and failing schedules: %s",
 		shown(kind), cmp.Or(strings.Join(slices.Compact(kinds), ", "), "none")), cmp.Or(err, other)
-}
-
-// place returns a client, with its host and pid if this role may read them.
-func place(cmd *cobra.Command, client string) (text string) {
-	_ = withSnapshot(cmd, func(_ context.Context, s *admin.Snapshot) error {
-		if i := slices.IndexFunc(s.Clients, func(c admin.Client) bool { return c.ID == client && !c.Superseded }); i >= 0 {
-			text = fmt.Sprintf(" (host %s, pid %d)", shown(s.Clients[i].Host), s.Clients[i].PID)
-		}
-		return nil
-	})
-	return shell.Word(client) + text
 }
 
 // before returns the job of a request; of a tick, only its outcome, of a resume, At is when the
