@@ -587,7 +587,7 @@ const old = 24 * time.Hour
 const stays = 3 * time.Second
 
 func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
-	deserted, drains, left, overdue, crowded, paused, start := []string{}, []string{}, []string{}, []string{}, []string{}, "", "start a process"
+	deserted, drains, left, overdue, crowded, paused := []string{}, []string{}, []string{}, []string{}, []string{}, ""
 	for i := range s.Leases {
 		l := &s.Leases[i]
 		if slices.ContainsFunc(s.Overrides, func(w Override) bool { return w.Verb == Pause && w.Lease == l.Name }) {
@@ -598,11 +598,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 			left = append(left, fmt.Sprintf("%q", l.Name)) // for example, a lease of pgleases run --once from cron
 		} else if s.working(l) == 0 {
 			deserted = append(deserted, fmt.Sprintf("%q", l.Name))
-			for _, w := range s.Overrides {
-				if w.Verb == Drain && slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == w.Client && m.Weight > 0 }) {
-					drains, start = append(drains, w.summary()), "pgleases undrain CLIENT --reason '...' for each of them, or start another process"
-				}
-			}
+			drains = append(drains, s.drains(l)...)
 		} else if late := s.At.Sub(l.Due); !l.Due.IsZero() && late > d.Long {
 			overdue = append(overdue, fmt.Sprintf("%q for %v", l.Name, late.Round(time.Second)))
 		}
@@ -622,7 +618,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 			shell.Word(fmt.Sprintf("%s/%d", names[0], orphans[names[0]][0][0])))
 		d.found("orphans", Fault, map[bool]string{true: "end what row-locks names", false: remedy}[locked], "partitions that no live client owns, for %v: %s", stays, listed(all))
 	case len(deserted) > 0:
-		d.found("orphans", Warning, start+"; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no client works on %s", strings.TrimSuffix(listed(deserted)+"; "+listed(drains), "; "))
+		d.found("orphans", Warning, "start a process, or pgleases undrain CLIENT --reason '...' for each drain that is named; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no client works on %s", strings.TrimSuffix(listed(deserted)+"; "+listed(drains), "; "))
 	case len(left) > 0:
 		d.found("orphans", Note, "start a process if one should run now; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "all clients have left, as after pgleases run --once: %s", listed(left))
 	}
@@ -630,6 +626,16 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 	d.judge("plans", len(overdue) == 0, "no plan is overdue", Warning, "search the logs of the members for plan failed", "overdue: %s", listed(overdue))
 	d.judge("shares", len(crowded) == 0, "no lease has fewer partitions than members", Note,
 		"run fewer processes, or drop the lease and create it with more partitions", "some members own nothing: %s", listed(crowded))
+}
+
+// drains returns the drains of members of a lease that would work on it otherwise.
+func (s *Snapshot) drains(l *Lease) (all []string) {
+	for _, w := range s.Overrides {
+		if w.Verb == Drain && slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == w.Client && m.Weight > 0 }) {
+			all = append(all, w.summary())
+		}
+	}
+	return all
 }
 
 func (w Override) summary() string {

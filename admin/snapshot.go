@@ -379,20 +379,26 @@ func (e *Explanation) sayOverrides(s *Snapshot, l *Lease, movesElsewhere bool) {
 		}
 	}
 	if e.PreferredOwner != "" && e.PreferredOwner != e.Owner && !movesElsewhere && l.Partitions > 1 { // a leader stays
-		away := ""
-		if !s.live(e.PreferredOwner) {
-			expired := slices.ContainsFunc(s.Clients, func(c Client) bool { return c.ID == e.PreferredOwner })
-			away = map[bool]string{true: ", which sends no heartbeats", false: ", which is not running"}[expired]
-		} else if !slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == e.PreferredOwner }) {
-			away = ", which is not a member of the lease"
-		}
-		e.say("Its preferred owner is %q%s: if that client is to get more partitions, it gets this one first. Nothing waits for that.", e.PreferredOwner, away)
+		e.say("Its preferred owner is %q%s: if that client is to get more partitions, it gets this one first. Nothing waits for that.", e.PreferredOwner, s.absence(l, e.PreferredOwner))
 		for _, w := range s.OverridesOf(l.Name, e.PreferredOwner) {
 			if w.Client != "" {
 				set(w)
 			}
 		}
 	}
+}
+
+// absence says why a client gets no partitions of a lease; empty: it works on it.
+func (s *Snapshot) absence(l *Lease, id string) string {
+	switch {
+	case !slices.ContainsFunc(s.Clients, func(c Client) bool { return c.ID == id }):
+		return ", which is not running"
+	case !s.live(id):
+		return ", which sends no heartbeats"
+	case !slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == id }):
+		return ", which is not a member of the lease"
+	}
+	return ""
 }
 
 func (e *Explanation) sayMove(s *Snapshot, l *Lease, owner, target *Client, working int) {

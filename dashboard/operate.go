@@ -178,11 +178,8 @@ func (h *handler) preview(r *http.Request, actor string) (any, error) {
 // apply makes a change.
 func (h *handler) apply(r *http.Request, actor string) (any, error) {
 	c, token, err := change(r, actor)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case c.Reason == "":
-		return nil, bad("Give a reason.")
 	}
 	return h.once(r, actor, token, func(ctx context.Context) (any, error) { return struct{}{}, h.hub.admin.Apply(ctx, c) })
 }

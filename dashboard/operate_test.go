@@ -101,7 +101,7 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 		{"/apply", `{"verb":"drain","actor":"root"}`, nil, 400, `unknown field "actor"`},
 		{"/apply", `{} {}`, nil, 400, "more than one value"},
 		{"/apply", `{"reason":"` + strings.Repeat("x", 17<<10) + `"}`, nil, 413, "longer than 16384 bytes"},
-		{"/apply", `{"verb":"drain","subject":"a","reason":" \n"}`, nil, 400, "Give a reason"},
+		{"/apply", `{"verb":"drain","subject":"a","reason":" \n"}`, nil, 422, `for the reason "": give a name and a reason`},
 		{"/preview", `{"verb":"drain","subject":"a","lasts":"soon"}`, nil, 400, `duration "soon" is invalid`},
 		{"/preview", `{"verb":"drain","subject":"a","lasts":"-2h"}`, nil, 400, `duration "-2h" is invalid`},
 		{"/preview", `{"verb":"lose","subject":"a"}`, nil, 422, `verb "lose" is none of`},

@@ -99,25 +99,24 @@ func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgl
 			w.Close()
 			overdue = time.After(s.runner.killLead())
 		case <-late: // the keeper is stopped, or cannot kill
-			running = s.kill(keeper, ended, p)
+			s.kill(keeper, ended, p)
 		case <-overdue:
-			running = s.kill(keeper, ended, p)
+			s.kill(keeper, ended, p)
 		}
 	}
 }
 
-// kill kills a keeper that did not kill in time, and returns whether it still runs. killOrphans then
-// kills the processes that it leaves. If this process was stopped itself, the keeper has ended
-// meanwhile, and that is only about to be known.
-func (s *supervisor) kill(keeper *exec.Cmd, ended <-chan struct{}, p pgleases.Partition) (runs bool) {
+// kill kills a keeper that did not kill in time. killOrphans then kills the processes that it
+// leaves. If this process was stopped itself, the keeper has ended meanwhile, and that is only about
+// to be known.
+func (s *supervisor) kill(keeper *exec.Cmd, ended <-chan struct{}, p pgleases.Partition) {
 	select {
 	case <-ended:
-		return false
+		return
 	case <-time.After(s.runner.killLead() / 4):
 	}
 	_ = keeper.Process.Kill()
 	s.runner.Log.Warn("keeper did not kill in time, and was killed", slog.String("lease", s.runner.Lease), slog.Int("partition", p.Number))
-	return true
 }
 
 // start starts the keeper, which starts the program. The keeper reads orders from w. Closing w is

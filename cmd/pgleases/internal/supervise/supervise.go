@@ -140,9 +140,7 @@ func (r *runner) work(ctx context.Context) error {
 	go func() {
 		ended <- lease.Run(context.Background(), func(ctx context.Context, p pgleases.Partition) error {
 			r.keepRunning(ctx, lease, p)
-			if !r.Once {
-				standing.Reset(quiet)
-			}
+			standing.Reset(quiet)
 			return nil
 		})
 	}()
@@ -186,7 +184,7 @@ func (r *runner) sayStanding(ctx context.Context, client *pgleases.Client, lease
 	if err == nil && s.owned {
 		level, message = slog.LevelInfo, "standing by: live clients own all partitions"
 	}
-	if lease.Stats().Owned == 0 && ctx.Err() == nil {
+	if lease.Stats().Owned == 0 && ctx.Err() == nil && lease.Err() == nil {
 		r.Log.Log(ctx, level, message, slog.String("lease", r.Lease), slog.Any("reason", cmp.Or(err, s.why)),
 			slog.String("command", fmt.Sprintf("pgleases explain '%s/%d'", r.Lease, s.partition)))
 	}
