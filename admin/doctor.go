@@ -618,7 +618,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 			shell.Word(fmt.Sprintf("%s/%d", names[0], orphans[names[0]][0][0])))
 		d.found("orphans", Fault, map[bool]string{true: "end what row-locks names", false: remedy}[locked], "partitions that no live client owns, for %v: %s", stays, listed(all))
 	case len(deserted) > 0:
-		d.found("orphans", Warning, "start a process, or pgleases undrain CLIENT --reason '...' for each drain that is named; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no client works on %s", strings.TrimSuffix(listed(deserted)+"; "+listed(drains), "; "))
+		d.found("orphans", Warning, map[bool]string{true: "pgleases undrain CLIENT --reason '...' for each of them, or start another process", false: "start a process"}[len(drains) > 0]+"; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no client works on %s", strings.TrimSuffix(listed(deserted)+"; "+listed(drains), "; "))
 	case len(left) > 0:
 		d.found("orphans", Note, "start a process if one should run now; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "all clients have left, as after pgleases run --once: %s", listed(left))
 	}
