@@ -81,7 +81,7 @@ func TestDryRunInEveryModeOfPgx(t *testing.T) {
 	}
 	joined(t, newClient(t, newPool(t, url), "one"), "orders", 4)
 	for _, mode := range modes {
-		a := newAdmin(t, testkit.Pool(t, url, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
+		a := newAdmin(t, testkit.Pool(t, pgtest.OwnerURL(url), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
 		if _, err := a.DryRun(t.Context(), admin.Change{Verb: admin.Drain, Subject: "one", Force: true}); err != nil {
 			t.Errorf("%v: %v", mode, err)
 		}
