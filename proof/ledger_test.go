@@ -181,7 +181,7 @@ func (l *scheduleLedger) checkTicks() {
 				l.wrong("outcomes: %s: no run of one tick: %+v", name, e)
 			case e.ran() && e.Started.Before(e.Until):
 				l.wrong("early: %s: it began at %v: %+v", name, e.Started, e)
-			case (e.Outcome == schedule.OutcomeFailed) != (e.Error != ""), e.Outcome == schedule.OutcomeSucceeded && (s.Kind == "fails" || s.Kind == "paid") && faults.FailsAt(e.Until):
+			case (e.Outcome == schedule.OutcomeFailed || e.Outcome == schedule.OutcomeUnknown) != (e.Error != ""), e.Outcome == schedule.OutcomeSucceeded && (s.Kind == "fails" || s.Kind == "paid") && faults.FailsAt(e.Until):
 				l.wrong("outcomes: %s: %s with the error %q: %+v", name, e.Outcome, e.Error, e)
 			}
 		}
