@@ -177,11 +177,7 @@ func TestGuardPassesForTheOwnersEpochOnly(t *testing.T) {
 func TestAllOfAClientsLifeGoesOnInEveryModeOfPgx(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	modes := []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
-	if _, pooled := pgtest.DirectURL(url); !pooled { // the others prepare statements
-		modes = append(modes, pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec)
-	}
-	for _, mode := range modes {
+	for _, mode := range testkit.Modes(url) {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			pool := testkit.Pool(t, pgtest.MigratedDatabase(t), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })

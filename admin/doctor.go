@@ -590,7 +590,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 	deserted, drains, left, overdue, crowded, paused := []string{}, []string{}, []string{}, []string{}, []string{}, ""
 	for i := range s.Leases {
 		l := &s.Leases[i]
-		if slices.ContainsFunc(s.Overrides, func(w Override) bool { return w.Verb == Pause && w.Lease == l.Name }) {
+		if slices.ContainsFunc(s.OverridesOf(l.Name, ""), func(w Override) bool { return w.Verb == Pause }) {
 			paused += fmt.Sprintf("; those of %q have none, because it is paused", l.Name)
 			continue
 		}

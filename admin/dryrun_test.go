@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
@@ -75,12 +74,8 @@ func dryRun(t *testing.T, before map[string][]string, p *admin.DryRun) string {
 func TestDryRunInEveryModeOfPgx(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	modes := []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
-	if _, pooled := pgtest.DirectURL(url); !pooled { // the others prepare statements
-		modes = append(modes, pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec)
-	}
 	joined(t, newClient(t, newPool(t, url), "one"), "orders", 4)
-	for _, mode := range modes {
+	for _, mode := range testkit.Modes(url) {
 		a := newAdmin(t, testkit.Pool(t, pgtest.OwnerURL(url), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
 		if _, err := a.DryRun(t.Context(), admin.Change{Verb: admin.Drain, Subject: "one", Force: true}); err != nil {
 			t.Errorf("%v: %v", mode, err)

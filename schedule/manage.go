@@ -123,9 +123,9 @@ func (s *Scheduler) Retry(ctx context.Context, id int64) (retry int64, err error
 
 // RetryTick runs a schedule once more, now, for a tick that failed or is unknown. It enqueues a job
 // with the kind, the arguments and the key that the schedule has now, and returns the job's ID. The
-// job's Run has the At, Local and From of the tick, and its IdempotencyKey(). The tick keeps its outcome. A
-// tick can be retried once; then the job can. RetryTick returns ErrNotFound if the group's history
-// has no such tick, or if its schedule was deleted.
+// job's Run has the At, Local and From of the tick, and its IdempotencyKey(). The tick keeps its
+// outcome. A tick can be retried once; then the job can. RetryTick returns ErrNotFound if the
+// group's history has no such tick, or if its schedule was deleted.
 func (s *Scheduler) RetryTick(ctx context.Context, name string, tick time.Time) (retry int64, err error) {
 	return first(s.change(ctx, "retry", fmt.Sprintf("tick %v of %s", tick, s.named("schedule %q", name)), &name, map[string]any{"tick": tick}, nil))
 }

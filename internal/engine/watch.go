@@ -8,7 +8,8 @@ import (
 
 // A watch compares the database's clock with the client's own monotonic clock, on one server
 // incarnation. A database clock past expires_at does not prove that the session was silent for its
-// TTL, because the clock may have stepped. A watch that has lasted for this TTL proves it. The watch starts again if the clock steps, the server restarts or the client sleeps.
+// TTL, because the clock may have stepped. A watch that has lasted for this TTL proves it. The watch
+// starts again if the clock steps, the server restarts or the client sleeps.
 type watch struct {
 	opened    time.Time     // zero of the client's clock here
 	gap       time.Duration // the longest time without a sighting

@@ -136,3 +136,12 @@ func Receive[T any](t testing.TB, what string, from <-chan T) T {
 		panic("unreachable")
 	}
 }
+
+// Modes returns the modes of pgx in which statements reach that database, also through a pooler.
+func Modes(databaseURL string) []pgx.QueryExecMode {
+	modes := []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
+	if _, pooled := pgtest.DirectURL(databaseURL); !pooled { // the others prepare statements
+		modes = append(modes, pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec)
+	}
+	return modes
+}
