@@ -209,7 +209,7 @@ func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 // next tick passes meanwhile.
 func TestASlowHandlerDuringAHandoff(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
+	for _, test := range testkit.Some([]struct {
 		overlap schedule.Overlap
 		drain   time.Duration
 		outside bool
@@ -221,7 +221,7 @@ func TestASlowHandlerDuringAHandoff(t *testing.T) {
 		{schedule.OverlapBuffer, 0, false, outcomes{schedule.OutcomeSucceeded: 3}},
 		{schedule.OverlapSkip, time.Minute, true, outcomes{schedule.OutcomeSucceeded: 2, schedule.OutcomeSkipped: 1}},
 		{schedule.OverlapBuffer, 0, true, outcomes{schedule.OutcomeSucceeded: 3}},
-	} {
+	}...) {
 		t.Run(fmt.Sprintf("overlap %d, %v, outside %v", test.overlap, test.drain, test.outside), func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)

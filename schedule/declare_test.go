@@ -47,7 +47,7 @@ func TestDueTimesFollowNewZoneData(t *testing.T) {
 	at := func(day, hour int) time.Time { return time.Date(2026, 3, day, hour, 0, 0, 0, time.UTC) }
 	summer := schedule.MakeZone("Test/Summer", []time.Time{forward}, 0, time.Hour)
 	winter := schedule.MakeZone("Test/Winter", nil, 0)
-	for _, c := range []struct {
+	for _, c := range testkit.Some([]struct {
 		name          string
 		before, after *time.Location
 		last          time.Time // the tick before the new data
@@ -58,7 +58,7 @@ func TestDueTimesFollowNewZoneData(t *testing.T) {
 		{"summer time is decreed", winter, summer, at(9, 12), at(10, 12), at(10, 11), at(11, 11)},
 		{"summer time is abolished when it has begun", summer, winter, at(10, 11), at(11, 11), at(11, 12), at(12, 12)},
 		{"summer time is decreed when it should have begun", winter, summer, at(10, 12), at(11, 12), at(11, 11), at(12, 11)},
-	} {
+	}...) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)

@@ -293,8 +293,12 @@ func (w *worker) close() {
 	_ = w.client.Close(ctx)
 }
 
-// crash cuts the connections of the process, as a crash does.
-func (w *worker) crash() { w.wire.Cut() }
+// crash cuts the connections of the process, as a crash does, and lets its TTL pass at once.
+func (w *worker) crash() {
+	w.wire.Cut()
+	w.db.exec(fmt.Sprintf(`UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second' WHERE id = '%s';
+		UPDATE pgleases.server SET next_check_at = clock_timestamp()`, w.client.ID()))
+}
 
 type args struct{ N int }
 

@@ -46,7 +46,7 @@ func (g *gate) highest() int {
 // if two versions differ. That many do run, and each job succeeds.
 func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 	t.Parallel()
-	for _, calls := range []string{"in a transaction", "outside"} {
+	for _, calls := range testkit.Some("in a transaction", "outside") {
 		t.Run(calls, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
@@ -282,7 +282,7 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 // Polls leave out runs that wait for a slot all the time, and not only every second poll.
 func TestBlockedRunsAreLeftOutOfEachPoll(t *testing.T) {
 	t.Parallel()
-	for _, waits := range []string{"for a slot", "for a key"} {
+	for _, waits := range testkit.Some("for a slot", "for a key") {
 		t.Run(waits, func(t *testing.T) {
 			t.Parallel()
 			db := newFreshDatabase(t)

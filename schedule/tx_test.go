@@ -54,7 +54,7 @@ func TestARunTakesTwoRoundTrips(t *testing.T) {
 // rolled back.
 func TestFailedCloseIsRolledBackInEachMode(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+	for _, mode := range testkit.Some(pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol) {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			db := newFreshDatabase(t)

@@ -39,6 +39,7 @@ var settings = map[string]string{
 	"full_page_writes":           "off",
 	"autovacuum":                 "off", // it would visit each of the many databases
 	"jit":                        "off",
+	"deadlock_timeout":           "100ms",   // instead of a second for each deadlock that a test makes
 	"shared_preload_libraries":   "plpgsql", // otherwise each session loads it
 	"timezone":                   "UTC",
 	"dynamic_shared_memory_type": "mmap", // in the folder, not in /dev/shm, where it would outlive a killed server
