@@ -43,7 +43,7 @@ func TestEvictionDuringAnAttemptIsNotReportedAsHeld(t *testing.T) {
 	tx := testkit.Must(db.Begin(t.Context()))(t)
 	testkit.Must(tx.Exec(t.Context(), "SELECT FROM pgleases.locks WHERE name = 'guarded' FOR UPDATE"))(t)
 	a.own.Cut()
-	testkit.Execute(t, db, fmt.Sprintf(`ALTER FUNCTION pgleases.lock_turn RENAME TO lock_turn_alone;
+	testkit.Execute(t, db, fmt.Sprintf(`ALTER FUNCTION pgleases.lock_turn(text, bigint, boolean) RENAME TO lock_turn_alone;
 		CREATE FUNCTION pgleases.lock_turn(text, bigint, boolean) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
 			PERFORM pgleases.lock_turn_alone($1, $2, $3);
 			DELETE FROM pgleases.clients WHERE id = '%s';

@@ -120,7 +120,7 @@ func newPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	return testkit.Pool(t, url, func(config *pgxpool.Config) {
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, "SET search_path = public; SET idle_session_timeout = 0")
+			_, err := conn.Exec(ctx, "SET search_path = public; SET idle_session_timeout = 0; SET statement_timeout = 0")
 			return err
 		}
 	})

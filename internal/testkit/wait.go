@@ -37,7 +37,8 @@ func Must[V any](value V, err error) func(T) V {
 	}
 }
 
-// Pool returns a pool on a database, closed with the test.
+// Pool returns a pool on a database, closed with the test. A test that failed may have a transaction
+// open, for which Close would wait without an end.
 func Pool(t testing.TB, databaseURL string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgtest.ParseConfig(databaseURL)
@@ -47,7 +48,15 @@ func Pool(t testing.TB, databaseURL string, configure ...func(*pgxpool.Config)) 
 	}
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	OK(t, err)
-	t.Cleanup(pool.Close)
+	t.Cleanup(func() {
+		closed := make(chan struct{})
+		go func() { pool.Close(); close(closed) }()
+		select {
+		case <-closed:
+		case <-time.After(Patience):
+			t.Errorf("a connection was not released within %v", Patience)
+		}
+	})
 	return pool
 }
 
