@@ -30,6 +30,7 @@ func TestOnlyPgxIsNeeded(t *testing.T) {
 		"./lock":                  {modules: pgx},
 		"./admin":                 {modules: pgx},
 		"./dashboard":             {modules: withCron, schedule: true},
+		"./health":                {modules: pgx},
 		"./pgleasestest":          {modules: pgx},
 		"./schedule":              {modules: withCron},
 		"./schedule/scheduletest": {modules: withCron, schedule: true, testing: true},

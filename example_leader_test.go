@@ -1,28 +1,26 @@
 package pgleases_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/health"
 )
 
-// probes serves /live and /leader. Neither asks the database: if the database fails over, a
-// liveness probe that asks it restarts all processes. Use Partition here, not Owns: each call of Owns delays a handoff.
+// probes serves /live, /ready and /leader. None of them asks the database. Use Partition here, not
+// Owns: each call of Owns delays a handoff.
 func probes(client *pgleases.Client, lease *pgleases.Lease) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("/live", func(w http.ResponseWriter, _ *http.Request) {
-		if err := client.Err(); err != nil { // the client has ended: restart the process
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		}
-	})
+	mux.Handle("/live", health.Liveness(client))
+	mux.Handle("/ready", health.Readiness(client))
 	mux.HandleFunc("/leader", func(w http.ResponseWriter, _ *http.Request) {
 		p, leads := lease.Partition(0)
 		if !leads {
@@ -55,10 +53,10 @@ func Example_leader() {
 	err = lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
 		// This process leads until ctx ends. Write under lease.Guard, or send p.Epoch along: a system
 		// that refuses lower epochs refuses a former leader.
-		for _, path := range []string{"/live", "/leader"} {
+		for _, path := range []string{"/live", "/ready", "/leader"} {
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
-			fmt.Printf("%s: %d %s\n", path, w.Code, cmp.Or(w.Body.String(), "OK"))
+			fmt.Printf("%s: %d %s\n", path, w.Code, strings.TrimSpace(w.Body.String()))
 		}
 		stop()
 		<-ctx.Done()
@@ -66,7 +64,8 @@ func Example_leader() {
 	})
 	fmt.Println("stopped:", errors.Is(err, context.Canceled), client.Close(context.Background()))
 	// Output:
-	// /live: 200 OK
+	// /live: 200 ok
+	// /ready: 200 ok
 	// /leader: 200 leading under epoch 1
 	// stopped: true <nil>
 }

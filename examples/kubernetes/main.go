@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/health"
 )
 
 const (
@@ -55,16 +56,8 @@ func serve(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, work fun
 	if err != nil {
 		return err
 	}
-	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
-		if err := client.Err(); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		}
-	})
-	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if client.Stats().Trust == 0 {
-			http.Error(w, "no heartbeat succeeded in time", http.StatusServiceUnavailable)
-		}
-	})
+	mux.Handle("/livez", health.Liveness(client))
+	mux.Handle("/readyz", health.Readiness(client))
 	defer func() { // Run has returned, and ctx has ended: hand the partitions over now
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()

@@ -12,6 +12,8 @@ type Stats struct {
 	Sent       time.Time       // when the last successful heartbeat was sent
 	RoundTrip  time.Duration   // of that heartbeat
 	Leases     int             // that the session is a member of
+	Joining    string          // a lease that it is to become a member of; empty: there is no such lease
+	Ending     error           // why the client ends; nil: it does not end
 	Reconnects int64           // connections after the first
 	Listening  bool            // notifications arrive
 	LeaseStats                 // of all leases, including ended ones
@@ -79,10 +81,13 @@ func (ms *members) stats() LeaseStats {
 // statsOf returns the client's numbers.
 func statsOf(e *engine) *Stats {
 	s := &Stats{Validity: e.members.shown(), Sent: e.session.sent, RoundTrip: e.session.roundTrip, Reconnects: e.reconnects,
-		Listening: e.connection.listening, LeaseStats: e.members.stats()}
+		Listening: e.connection.listening, LeaseStats: e.members.stats(), Ending: e.closing.reason}
 	for m := range e.members.all() {
-		if m.inDatabase() {
+		switch {
+		case m.inDatabase():
 			s.Leases++
+		case m.state == joins:
+			s.Joining = m.lease.Name
 		}
 	}
 	return s

@@ -1,0 +1,63 @@
+// Package health serves the probes of a client over HTTP. Neither probe asks the database, and
+// neither delays a handoff.
+package health
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/bridge"
+)
+
+// Liveness returns a handler that says whether the process should be restarted. It responds 503
+// after the client has ended with pgleases.ErrSuperseded or pgleases.ErrEvicted, because such a
+// client does not come back. Otherwise it responds 200: also during an outage of the database, which
+// would restart every process, also while a client ends its work, and also after Client.Close,
+// because that process is about to exit.
+func Liveness(client *pgleases.Client) http.Handler {
+	return handler(func() error {
+		if err := client.Err(); !errors.Is(err, pgleases.ErrClosed) {
+			return err
+		}
+		return nil
+	})
+}
+
+// Readiness returns a handler that says whether the client takes part in its leases. It responds 200
+// while the client may act as owner and is a member of each lease that it has to join, at least of
+// one. Otherwise it responds 503 with the reason: the client ends, or its trust is lost, or a lease
+// is not joined yet. A member is ready even if it owns no partition.
+//
+// A client that joins no lease, for example because it only has named locks, is never ready: use
+// Client.Stats for it.
+func Readiness(client *pgleases.Client) http.Handler {
+	return handler(func() error {
+		switch s := bridge.Engine(client).Stats(); {
+		case s.Ending != nil:
+			return fmt.Errorf("the client ends: %w", s.Ending)
+		case s.Validity.Remaining() <= 0:
+			return fmt.Errorf("trust is lost: the last successful heartbeat was sent %v ago", time.Since(s.Sent).Round(10*time.Millisecond))
+		case s.Joining != "":
+			return fmt.Errorf("lease %q is not joined yet", s.Joining)
+		case s.Leases == 0:
+			return errors.New("no lease is joined yet")
+		}
+		return nil
+	})
+}
+
+// handler responds with 503 and the text of an error, or with 200.
+func handler(check func() error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Cache-Control", "no-store")
+		if err := check(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = io.WriteString(w, "ok\n") // an error says that the prober has gone
+	})
+}
