@@ -28,6 +28,7 @@ func TestOnlyPgxIsNeeded(t *testing.T) {
 	}{
 		".":                       {modules: pgx},
 		"./lock":                  {modules: pgx},
+		"./fence":                 {modules: pgx},
 		"./admin":                 {modules: pgx},
 		"./dashboard":             {modules: withCron, schedule: true},
 		"./health":                {modules: pgx},

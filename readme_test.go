@@ -25,7 +25,7 @@ import (
 func TestPagesShowCompiledCode(t *testing.T) {
 	t.Parallel()
 	compiled := "\n"
-	for _, source := range []string{"pages_test.go", "lock/example_do_test.go", "lock/example_test.go", "schedule/example_test.go", "schedule/scheduletest/docs_test.go", "proof/migrations/migrations_test.go", "examples/quickstart/main.go", "pgleasestest/example_test.go", "examples/otel/metrics.go", "examples/kubernetes/main.go", "examples/dashboard/main.go"} {
+	for _, source := range []string{"pages_test.go", "lock/example_do_test.go", "fence/recipes_test.go", "lock/example_test.go", "schedule/example_test.go", "schedule/scheduletest/docs_test.go", "proof/migrations/migrations_test.go", "examples/quickstart/main.go", "pgleasestest/example_test.go", "examples/otel/metrics.go", "examples/kubernetes/main.go", "examples/dashboard/main.go"} {
 		compiled += strings.Join(trimmedLines(readFile(t, source)), "\n") + "\n"
 	}
 	found := 0
@@ -46,7 +46,7 @@ func TestPagesShowSQLThatRuns(t *testing.T) {
 	t.Parallel()
 	found := 0
 	for _, page := range pages(t) {
-		if slices.Contains([]string{"docs/operations.md", "docs/queries.md", "docs/roles.md"}, page) {
+		if slices.Contains([]string{"docs/operations.md", "docs/queries.md", "docs/roles.md", "docs/fence.md"}, page) {
 			continue // they have tests of their own
 		}
 		blocks := codeBlocks(t, page, "sql")

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/fence"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
@@ -33,7 +34,7 @@ var ofUnexported = regexp.MustCompile(`^func \((\w+ )?\*?[a-z]\w*\)`) // a metho
 // prints. A type that only the command has is exported for this.
 func TestGoAPIIsStable(t *testing.T) {
 	var text strings.Builder
-	for _, dir := range []string{".", "lock", "schedule", "schedule/scheduletest", "admin", "dashboard", "health", "pgleasestest", "cmd/pgleases"} {
+	for _, dir := range []string{".", "lock", "fence", "schedule", "schedule/scheduletest", "admin", "dashboard", "health", "pgleasestest", "cmd/pgleases"} {
 		text.WriteString("package " + dir + "\n\n")
 		var declarations []string
 		sources, err := filepath.Glob(filepath.Join("..", "..", dir, "*.go"))
@@ -81,5 +82,6 @@ func TestSQLIsStable(t *testing.T) {
 	pool := testkit.Pool(t, pgtest.EmptyDatabase(t)) // the owner's
 	testkit.OK(t, pgleases.Migrate(t.Context(), pool))
 	testkit.OK(t, schedule.Migrate(t.Context(), pool))
+	testkit.Execute(t, pool, fence.Schema("pgleases").SQL())
 	expectFile(t, "sql.txt", testkit.Value[string](t, pool, surface))
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/fence"
 	"github.com/pgleases/pgleases/proof/oracle"
 )
 
@@ -30,6 +31,8 @@ type Effects struct {
 	// Returns gets a line when a write is known to be committed: its name and the time. See
 	// History. Nil: no lines.
 	Returns io.Writer
+	// Fence is the fence of the writes, if the pool's database does not have the leases; empty: Guard.
+	Fence fence.Schema
 
 	pool  *pgxpool.Pool
 	lease string
@@ -83,6 +86,11 @@ func (e *Effects) Write(ctx context.Context, lease *pgleases.Lease, writer strin
 			// A zombie that never pauses would keep its partition locked.
 			pause(ctx, rand.N(100*time.Millisecond))
 		}
+		if e.Fence != "" {
+			guard = func(ctx context.Context, tx pgx.Tx) error {
+				return e.Fence.Check(ctx, tx, fence.Name(e.lease, p.Number), p.Epoch)
+			}
+		}
 		if refused := e.write(ctx, p.Number, p.Epoch, writer, guard); refused && zombie {
 			e.Zombies.Add(1)
 			delete(seen, p.Number)
@@ -126,7 +134,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 // Refused reports whether a guard refused: the client's or the database's.
 func Refused(err error) bool {
 	var refused *pgconn.PgError
-	return errors.Is(err, pgleases.ErrNotOwner) || lostLock(err) || errors.As(err, &refused) && refused.Code == "PL001"
+	return errors.Is(err, pgleases.ErrNotOwner) || errors.Is(err, fence.ErrFenced) || lostLock(err) || errors.As(err, &refused) && refused.Code == "PL001"
 }
 
 // write writes under a guard, in some cases after a pause, and reports whether the guard refused.

@@ -46,6 +46,7 @@ type Config struct {
 	Kinds      []string      // only these kinds of schedules; empty: all
 	Orders     bool          // enqueue jobs, and operate schedules
 	DirectURL  string        // for the writes of Effects; empty: URL
+	FenceURL   string        // a database with a fence, for the writes of Effects; empty: Guard is called at DirectURL
 	Env        []string      // additional environment variables
 	Program    string        // the worker's program; empty: this program
 	Patience   time.Duration // how long to retry an unreachable database at the start
@@ -58,6 +59,8 @@ type Config struct {
 const (
 	// LocksName is the lease name of writes under locks in the table of Effects.
 	LocksName = "locks"
+	// FenceSchema is the schema of the fence at FenceURL.
+	FenceSchema = "pgleases"
 	// LocksSuffix is the suffix of the oracle's logs of a worker's locks.
 	LocksSuffix = ".locks"
 )
@@ -250,13 +253,15 @@ func openEffects(ctx context.Context, config Config, log, lease string, writers 
 	if !config.Effects {
 		return nil, func() {}, nil
 	}
-	writing, err := pgxpool.ParseConfig(cmp.Or(config.DirectURL, config.URL))
+	writing, err := pgxpool.ParseConfig(cmp.Or(config.FenceURL, config.DirectURL, config.URL))
 	if err != nil {
 		return nil, nil, err
 	}
 	writing.MaxConns = writers
 	writing.ConnConfig.DefaultQueryExecMode = pooled
-	writing.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = fmt.Sprint(config.TTL.Milliseconds())
+	if config.FenceURL == "" { // a fence has a limit of its own
+		writing.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = fmt.Sprint(config.TTL.Milliseconds())
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, writing)
 	if err != nil {
 		return nil, nil, err
@@ -267,5 +272,8 @@ func openEffects(ctx context.Context, config Config, log, lease string, writers 
 	}
 	effects = NewEffects(pool, lease)
 	effects.Returns = returns
+	if config.FenceURL != "" {
+		effects.Fence = FenceSchema
+	}
 	return effects, func() { pool.Close(); _ = returns.Close() }, nil
 }

@@ -1,0 +1,299 @@
+package fence_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/fence"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+const fences = fence.Schema("pgleases")
+
+// newFence returns the database of an application, with a fence.
+func newFence(t testing.TB) *pgxpool.Pool {
+	t.Helper()
+	url, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
+	pool := testkit.Pool(t, url, func(c *pgxpool.Config) { c.MaxConns = 12 })
+	testkit.Execute(t, pool, fences.SQL())
+	return pool
+}
+
+// write passes the fence in a transaction of its own.
+func write(ctx context.Context, pool *pgxpool.Pool, name string, epoch int64) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return fences.Check(ctx, tx, name, epoch) })
+}
+
+// code returns the SQLSTATE of an error.
+func code(err error) string {
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) {
+		return refused.Code
+	}
+	return ""
+}
+
+func TestFenceRefusesLowerEpoch(t *testing.T) {
+	t.Parallel()
+	pool := newFence(t)
+	name := fence.Name("orders", 7)
+	for _, epoch := range []int64{-1, 1, 1, 1<<62 + 1, 1<<62 + 2} {
+		testkit.OK(t, write(t.Context(), pool, name, epoch))
+	}
+	rolledBack := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		return errors.Join(fences.Check(t.Context(), tx, name, 1<<62+3), context.Canceled)
+	})
+	if !errors.Is(rolledBack, context.Canceled) || errors.Is(rolledBack, fence.ErrFenced) {
+		t.Fatal(rolledBack)
+	}
+	testkit.OK(t, write(t.Context(), pool, name, 1<<62+2)) // what was rolled back is not remembered
+	db := stdlib.OpenDBFromPool(pool)
+	defer db.Close()
+	for what, err := range map[string]error{
+		"pgx": write(t.Context(), pool, name, 1<<62+1),
+		"database/sql": func() error {
+			tx := testkit.Must(db.BeginTx(t.Context(), nil))(t)
+			defer func() { _ = tx.Rollback() }()
+			return fences.CheckSQL(t.Context(), tx, name, 1<<62+1)
+		}(),
+	} {
+		if !errors.Is(err, fence.ErrFenced) || code(err) != "PL004" {
+			t.Errorf("%s: the lower epoch: %v", what, err)
+			continue
+		}
+		for _, text := range []string{`"orders/7"`, "4611686018427387905", "4611686018427387906"} {
+			if !strings.Contains(err.Error(), text) {
+				t.Errorf("%s: the error does not show %s: %v", what, text, err)
+			}
+		}
+	}
+	testkit.OK(t, write(t.Context(), pool, fence.Name("orders", 8), 1)) // of another partition
+	for what, statement := range map[string]string{
+		"no epoch": "SELECT pgleases.fence('a', NULL)", "no name": "SELECT pgleases.fence(NULL, 1)", "an empty name": "SELECT pgleases.fence('', 1)",
+	} {
+		if _, err := pool.Exec(t.Context(), statement); !strings.HasPrefix(code(err), "23") {
+			t.Errorf("%s passed: %v", what, err)
+		}
+	}
+}
+
+// naive is a function that reads without a lock. It refuses lower epochs too.
+const naive = `CREATE OR REPLACE FUNCTION pgleases.fence(name text, epoch bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    highest CONSTANT bigint := (SELECT f.epoch FROM pgleases.fences AS f WHERE f.name = $1);
+BEGIN
+    IF highest > $2 THEN
+        RAISE EXCEPTION 'refused' USING ERRCODE = 'PL004';
+    ELSIF highest IS DISTINCT FROM $2 THEN
+        INSERT INTO pgleases.fences VALUES ($1, $2) ON CONFLICT ON CONSTRAINT fences_pkey DO UPDATE SET epoch = EXCLUDED.epoch;
+    END IF;
+END $$`
+
+// An older owner has passed, and its transaction is open. The newer owner waits for its end. A
+// transaction that had a snapshot before that end is not committed.
+func TestFenceWaitsForOlderOwner(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		for _, first := range []bool{true, false} { // the name is new
+			t.Run(fmt.Sprintf("%s, new name %v", level, first), func(t *testing.T) {
+				t.Parallel()
+				pool := newFence(t)
+				if !first {
+					testkit.OK(t, write(t.Context(), pool, "a", 7))
+				}
+				waited, err := overtake(t, pool, level)
+				switch {
+				case !waited:
+					t.Error("the newer owner did not wait")
+				case level == pgx.ReadCommitted && err != nil, level != pgx.ReadCommitted && code(err) != "40001":
+					t.Errorf("the newer owner after the end of the older one: %v", err)
+				}
+			})
+		}
+	}
+	t.Run("a naive check", func(t *testing.T) { // would fail the test
+		t.Parallel()
+		pool := newFence(t)
+		testkit.Execute(t, pool, naive)
+		testkit.OK(t, write(t.Context(), pool, "a", 7))
+		if waited, err := overtake(t, pool, pgx.ReadCommitted); waited || err != nil {
+			t.Errorf("it waited: %v, %v", waited, err)
+		}
+	})
+}
+
+// overtake opens a transaction under epoch 7, and passes the fence under epoch 8 in another. It
+// reports whether that waited for the end of the first.
+func overtake(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel) (waited bool, err error) {
+	t.Helper()
+	older := testkit.Must(pool.Begin(t.Context()))(t)
+	defer func() { _ = older.Rollback(context.Background()) }()
+	testkit.OK(t, fences.Check(t.Context(), older, "a", 7))
+	newer := testkit.Must(pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level}))(t)
+	defer func() { _ = newer.Rollback(context.Background()) }()
+	pid := newer.Conn().PgConn().PID()
+	passed := make(chan error, 1)
+	go func() { passed <- fences.Check(t.Context(), newer, "a", 8) }()
+	testkit.Until(t, "the newer owner waits, or has passed", func() bool {
+		waited = testkit.Value[bool](t, pool, "SELECT wait_event_type IS NOT DISTINCT FROM 'Lock' FROM pg_stat_activity WHERE pid = $1", pid)
+		return waited || len(passed) > 0
+	})
+	testkit.OK(t, older.Commit(t.Context()))
+	if err = testkit.Receive(t, "the newer owner's check ends", passed); err == nil {
+		err = newer.Commit(t.Context())
+	}
+	return waited, err
+}
+
+// An old owner whose transactions overlap does not keep a newer one out.
+func TestFenceOverlapsDelayNoNewerOwner(t *testing.T) {
+	t.Parallel()
+	pool := newFence(t)
+	var old sync.WaitGroup
+	var written atomic.Int64
+	for range 8 {
+		old.Go(func() {
+			for {
+				if err := write(t.Context(), pool, "a", 7); err != nil {
+					if !errors.Is(err, fence.ErrFenced) {
+						t.Errorf("the old owner: %v", err)
+					}
+					return
+				}
+				written.Add(1)
+			}
+		})
+	}
+	testkit.Until(t, "the old owner writes", func() bool { return written.Load() > 50 })
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
+	defer cancel()
+	testkit.OK(t, write(ctx, pool, "a", 8))
+	old.Wait() // all were refused
+}
+
+// A transaction that idles after the fence ends after 6 s, or after a lower limit of its own.
+func TestFenceLimitsIdleTransactions(t *testing.T) {
+	t.Parallel()
+	pool := newFence(t)
+	for before, after := range map[string]string{"0": "6s", "1min": "6s", "100ms": "100ms"} {
+		testkit.OK(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			var got string
+			_, err := tx.Exec(t.Context(), "SET LOCAL idle_in_transaction_session_timeout = '"+before+"'")
+			err = errors.Join(err, fences.Check(t.Context(), tx, "a", 7), tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&got))
+			if got != after {
+				t.Errorf("the limit was %s, and is %s, not %s", before, got, after)
+			}
+			return err
+		}))
+	}
+	frozen := testkit.Must(pool.Begin(t.Context()))(t)
+	defer func() { _ = frozen.Rollback(context.Background()) }()
+	testkit.Must(frozen.Exec(t.Context(), "SET LOCAL idle_in_transaction_session_timeout = '100ms'"))(t)
+	testkit.OK(t, fences.Check(t.Context(), frozen, "a", 7))
+	testkit.OK(t, write(t.Context(), pool, "a", 8))
+	if frozen.Commit(t.Context()) == nil {
+		t.Error("the frozen owner has committed")
+	}
+}
+
+// The statements may run again, at once in several sessions, and in any schema. Epochs stay.
+func TestFenceInstallsAgain(t *testing.T) {
+	t.Parallel()
+	url, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
+	pool := testkit.Pool(t, url, func(c *pgxpool.Config) { c.MaxConns = 8 })
+	for _, schema := range []fence.Schema{fences, `Our "own" $pgleases_body$ schema's`} {
+		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return schema.Check(t.Context(), tx, "a", 7) })
+		if err == nil || !strings.Contains(err.Error(), "Schema.SQL") {
+			t.Errorf("without a fence: %v", err)
+		}
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				if _, err := pool.Exec(t.Context(), schema.SQL()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		check := func(epoch int64) error {
+			return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return schema.Check(t.Context(), tx, "a", epoch) })
+		}
+		testkit.OK(t, check(7))
+		testkit.Execute(t, pool, schema.SQL())
+		if err := check(6); !errors.Is(err, fence.ErrFenced) {
+			t.Errorf("after it ran again: %v", err)
+		}
+	}
+}
+
+// The tables of the leases are new, so epochs begin at 1 again, and the fence refuses each owner. The
+// remedy of docs/fence.md makes them higher than those that the fence has seen.
+func TestFencePassesNewServerGeneration(t *testing.T) {
+	t.Parallel()
+	elsewhere := newFence(t)
+	testkit.OK(t, write(t.Context(), elsewhere, "orders/0", (time.Now().Unix()-1577836800-3600)<<32))
+	leases := testkit.Pool(t, pgtest.OwnerURL(pgtest.FreshDatabase(t)))
+	check := func() error {
+		client := testkit.Must(pgleases.NewClient(t.Context(), leases, pgleases.WithTTL(time.Second)))(t)
+		defer func() { testkit.OK(t, client.Close(context.Background())) }()
+		lease := testkit.Must(client.Lease(t.Context(), "orders", 1))(t)
+		testkit.OK(t, lease.Wait(t.Context()))
+		p, _ := lease.Partition(0)
+		return write(t.Context(), elsewhere, fence.Name(lease.Name(), p.Number), p.Epoch)
+	}
+	if err := check(); !errors.Is(err, fence.ErrFenced) {
+		t.Fatalf("under new tables: %v", err)
+	}
+	testkit.Execute(t, leases, "SELECT pgleases.new_server_generation()")
+	testkit.OK(t, check())
+}
+
+// The roles and the remedy of docs/fence.md.
+func TestFencePageHasRightsAndRemedy(t *testing.T) {
+	t.Parallel()
+	pool := newFence(t)
+	page := string(testkit.Must(os.ReadFile("../docs/fence.md"))(t))
+	blocks := regexp.MustCompile("(?s)```sql\n(.*?)\n```").FindAllStringSubmatch(page, -1)
+	if len(blocks) != 3 {
+		t.Fatalf("%d blocks of SQL on the page", len(blocks))
+	}
+	role := strings.ToLower("fence_" + rand.Text())
+	testkit.Execute(t, pool, "CREATE ROLE "+role)
+	t.Cleanup(func() { testkit.Execute(t, pool, fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role)) })
+	as := testkit.Pool(t, pool.Config().ConnString(), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role })
+	if err := write(t.Context(), as, "orders/7", 4294967298); code(err) != "42501" {
+		t.Errorf("without rights: %v", err)
+	}
+	sql := func(block int) string { return strings.ReplaceAll(blocks[block][1], "orders_app", role) }
+	testkit.Execute(t, pool, sql(1)) // the rights
+	testkit.Execute(t, as, sql(0))   // the call
+	testkit.OK(t, write(t.Context(), as, "orders/7", 4294967299))
+	for _, statement := range []string{"UPDATE pgleases.fences SET epoch = 1", "DELETE FROM pgleases.fences", "SELECT * FROM pgleases.fences", "CREATE TABLE pgleases.x ()"} {
+		if _, err := as.Exec(t.Context(), statement); code(err) != "42501" {
+			t.Errorf("the role may %s: %v", statement, err)
+		}
+	}
+	if _, err := as.Exec(t.Context(), sql(2)); code(err) != "42501" {
+		t.Errorf("the role may forget epochs: %v", err)
+	}
+	testkit.Execute(t, pool, sql(2)) // the owner forgets epochs
+	testkit.OK(t, write(t.Context(), as, "orders/7", 1))
+}
