@@ -1,0 +1,333 @@
+//go:build linux
+
+package proof_test
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/timeguard"
+)
+
+// Patroni moves the primary between two servers: by a switchover, after a crash of the primary's
+// machine, and after that machine stood still. With asynchronous replication the new primary may
+// lack the last commits. Workers connect to both servers, as docs/databases.md says.
+func TestPatroniFailoversKeepOneOwner(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes over two minutes")
+	}
+	for _, program := range []string{"patroni", "etcd"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("%v; on Debian: apt-get install patroni etcd-server", err)
+		}
+	}
+	for _, synchronous := range []bool{false, true} {
+		t.Run(fmt.Sprintf("synchronous %v", synchronous), func(t *testing.T) {
+			timeguard.Run(t, func(t *timeguard.Try) {
+				const partitions, ttl = 16, 2 * time.Second
+				p := newPatroni(t, synchronous)
+				dir, url := t.TempDir(), p.url()
+				effects := faults.NewEffects(newPool(t, url, size(1)), "orders")
+				if err := effects.Create(t.Context(), partitions); err != nil {
+					t.Fatal(err)
+				}
+				var workers []*faults.Process
+				for i := range 3 {
+					config := worker(url, "orders", partitions, dir, fmt.Sprintf("worker-%d", i), 1)
+					config.TTL, config.Effects = ttl, true
+					workers = append(workers, startWorker(t, config))
+				}
+				owned := func() bool {
+					n := 0
+					for _, w := range workers {
+						n += len(held(t, w))
+					}
+					return n == partitions
+				}
+				for _, w := range workers {
+					hasJoined(t, w)
+				}
+				waitFor(t, patience, "all is owned", owned)
+				for _, fault := range []struct {
+					name       string
+					does, ends func(*member)
+				}{
+					{"switchover", func(m *member) { p.switchover(t, m) }, func(*member) {}},
+					{"crash", (*member).kill, func(m *member) { m.start(t) }},
+					{"standstill", func(m *member) { m.signal(syscall.SIGSTOP) }, func(m *member) { m.signal(syscall.SIGCONT) }},
+				} {
+					old, began := p.leader(t), time.Now()
+					fault.does(old)
+					waitFor(t, 2*patience, "another one leads", func() bool { l := p.leads(); return l != nil && l != old })
+					led := time.Since(began)
+					pool := newPool(t, url, size(1))
+					waitFor(t, patience, "all is owned, and confirmed there", func() (renewed bool) {
+						err := pool.QueryRow(t.Context(), "SELECT count(*) = 3 AND min(expires_at) > clock_timestamp() + $1 FROM pgleases.clients", ttl/2).Scan(&renewed)
+						return err == nil && renewed && owned() // an error: no server takes writes yet
+					})
+					t.Logf("%s: another one led after %v, all was owned after %v", fault.name, led.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+					fault.ends(old)
+					if fault.name != "standstill" { // the next fault needs both
+						waitFor(t, 2*patience, "the old one follows", func() bool { return p.follows(old) })
+						continue
+					}
+					waitFor(t, patience, "the old one has stepped down", func() bool { role, _ := old.state(); return role == "replica" })
+				}
+				written, zombies, err := faults.NewEffects(newPool(t, url, size(1)), "orders").Check(t.Context())
+				if err != nil || len(zombies) > 0 || written == 0 {
+					t.Errorf("of %d guarded writes, these came late: %v; %v", written, zombies, err)
+				}
+				for _, w := range workers {
+					if _, err := w.Close(t.Context()); err != nil {
+						t.Error(err)
+					}
+				}
+				t.Logf("%v; %d guarded writes", verifyDir(t, dir), written)
+			})
+		})
+	}
+}
+
+// patroni is a cluster of two servers, and an etcd.
+type patroni struct {
+	members     []*member
+	synchronous bool
+}
+
+// A member is a server under Patroni.
+type member struct {
+	name, dir  string
+	port, rest int
+	account    *syscall.Credential
+	cmd        *exec.Cmd
+}
+
+func freePort(t testing.TB) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// patroniAccount returns whom the servers run as: PostgreSQL refuses root.
+func patroniAccount(t testing.TB) *syscall.Credential {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	u, err := user.Lookup("postgres")
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid, err := strconv.Atoi(u.Uid)
+	gid, err2 := strconv.Atoi(u.Gid)
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+}
+
+func newPatroni(t testing.TB, synchronous bool) *patroni {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pgleases-patroni-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	account := patroniAccount(t)
+	if account != nil {
+		if err := os.Chown(dir, int(account.Uid), int(account.Gid)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	client, peer := freePort(t), freePort(t)
+	etcd := exec.Command("etcd", "--data-dir", filepath.Join(dir, "etcd"), "--log-level", "error", "--unsafe-no-fsync",
+		"--listen-client-urls", fmt.Sprintf("http://127.0.0.1:%d", client), "--advertise-client-urls", fmt.Sprintf("http://127.0.0.1:%d", client),
+		"--listen-peer-urls", fmt.Sprintf("http://127.0.0.1:%d", peer), "--initial-advertise-peer-urls", fmt.Sprintf("http://127.0.0.1:%d", peer),
+		"--initial-cluster", fmt.Sprintf("default=http://127.0.0.1:%d", peer))
+	etcd.SysProcAttr = &syscall.SysProcAttr{Credential: account, Setpgid: true}
+	if err := etcd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = etcd.Process.Kill(), etcd.Wait() })
+	bin, err := filepath.Glob("/usr/lib/postgresql/*/bin")
+	if err != nil || len(bin) == 0 {
+		t.Skip("no PostgreSQL below /usr/lib/postgresql")
+	}
+	p := &patroni{synchronous: synchronous}
+	for i := range 2 {
+		m := &member{name: fmt.Sprintf("member%d", i), port: freePort(t), rest: freePort(t), account: account}
+		m.dir = filepath.Join(dir, m.name)
+		p.members = append(p.members, m)
+		config := fmt.Sprintf(`
+scope: proof
+name: %[1]s
+restapi: {listen: "127.0.0.1:%[2]d", connect_address: "127.0.0.1:%[2]d"}
+etcd3: {hosts: ["127.0.0.1:%[3]d"]}
+bootstrap:
+  dcs: {ttl: 20, loop_wait: 1, retry_timeout: 3, synchronous_mode: %[4]v, postgresql: {use_pg_rewind: true, parameters: {wal_log_hints: "on"}}}
+  initdb: [encoding: UTF8, no-sync, auth: trust]
+  pg_hba: ["local all all trust", "host all all 127.0.0.1/32 trust", "host replication all 127.0.0.1/32 trust"]
+postgresql:
+  listen: 127.0.0.1:%[5]d
+  connect_address: 127.0.0.1:%[5]d
+  data_dir: %[6]s
+  bin_dir: %[7]s
+  pgpass: %[6]s.pgpass
+  authentication: {superuser: {username: postgres, password: postgres}, replication: {username: postgres, password: postgres}, rewind: {username: postgres, password: postgres}}
+  parameters: {unix_socket_directories: %[8]q, shared_buffers: 32MB}
+`, m.name, m.rest, client, synchronous, m.port, m.dir, cmp.Or(os.Getenv("PGLEASES_TEST_POSTGRES_BIN"), bin[len(bin)-1]), dir)
+		if err := os.WriteFile(m.dir+".yml", []byte(config), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if t.Failed() {
+				log, _ := os.ReadFile(m.dir + ".log")
+				t.Logf("%s logged:\n%s", m.name, lastLines(string(log), 60))
+			}
+			m.kill()
+		})
+		m.start(t)
+		if i == 0 {
+			waitFor(t, patience, "the first one leads", func() bool { return p.leads() == m })
+		}
+	}
+	waitFor(t, 2*patience, "the second one follows", func() bool { return p.follows(p.members[1]) })
+	return p
+}
+
+// url returns the connection string of the primary.
+func (p *patroni) url() string {
+	return fmt.Sprintf("postgres://postgres@127.0.0.1:%d,127.0.0.1:%d/postgres?sslmode=disable&target_session_attrs=read-write&connect_timeout=1",
+		p.members[0].port, p.members[1].port)
+}
+
+func (m *member) start(t testing.TB) {
+	t.Helper()
+	log, err := os.OpenFile(m.dir+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	m.cmd = exec.Command("patroni", m.dir+".yml")
+	m.cmd.Dir, m.cmd.Stdout, m.cmd.Stderr = filepath.Dir(m.dir), log, log
+	m.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C.UTF-8", "HOME=" + filepath.Dir(m.dir)}
+	m.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: m.account, Setpgid: true}
+	if err := m.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// signal sends a signal to Patroni and to all processes of its server, as what befalls a machine
+// does.
+func (m *member) signal(sig syscall.Signal) {
+	_ = m.cmd.Process.Signal(sig)
+	pidFile, _ := os.ReadFile(filepath.Join(m.dir, "postmaster.pid"))
+	first, _, _ := strings.Cut(string(pidFile), "\n")
+	postmaster, err := strconv.Atoi(first)
+	if err != nil {
+		return // no server runs
+	}
+	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", postmaster, postmaster))
+	for _, child := range append([]string{first}, strings.Fields(string(children))...) {
+		if pid, err := strconv.Atoi(child); err == nil {
+			_ = syscall.Kill(pid, sig)
+		}
+	}
+}
+
+func (m *member) kill() {
+	m.signal(syscall.SIGKILL)
+	_ = m.cmd.Wait()
+}
+
+// state returns the role that Patroni gives the member, and the state of its server.
+func (m *member) state() (role, state string) {
+	client := http.Client{Timeout: time.Second}
+	answer, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/patroni", m.rest))
+	if err != nil {
+		return "", ""
+	}
+	defer answer.Body.Close()
+	var status struct{ Role, State string }
+	_ = json.NewDecoder(answer.Body).Decode(&status)
+	return status.Role, status.State
+}
+
+func (p *patroni) leads() *member {
+	for _, m := range p.members {
+		if role, state := m.state(); (role == "master" || role == "primary") && state == "running" {
+			return m
+		}
+	}
+	return nil
+}
+
+func (p *patroni) leader(t testing.TB) (leader *member) {
+	t.Helper()
+	waitFor(t, patience, "one leads", func() bool { leader = p.leads(); return leader != nil })
+	return leader
+}
+
+// follows reports whether the member streams from the other, and would be its successor.
+func (p *patroni) follows(m *member) bool {
+	role, state := m.state()
+	leader := p.leads()
+	if role != "replica" || state != "running" || leader == nil {
+		return false
+	}
+	client := http.Client{Timeout: time.Second}
+	answer, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/cluster", leader.rest))
+	if err != nil {
+		return false
+	}
+	defer answer.Body.Close()
+	var cluster struct {
+		Members []struct {
+			Name, Role, State string
+			Lag               any
+		}
+	}
+	_ = json.NewDecoder(answer.Body).Decode(&cluster)
+	for _, other := range cluster.Members {
+		if other.Name == m.name {
+			return (other.State == "running" || other.State == "streaming") && fmt.Sprint(other.Lag) != "unknown" &&
+				(other.Role == "sync_standby") == p.synchronous
+		}
+	}
+	return false
+}
+
+func (p *patroni) switchover(t testing.TB, from *member) {
+	t.Helper()
+	to := p.members[0]
+	if to == from {
+		to = p.members[1]
+	}
+	waitFor(t, patience, "the switchover is accepted", func() bool {
+		answer, err := http.Post(fmt.Sprintf("http://127.0.0.1:%d/switchover", from.rest), "application/json",
+			strings.NewReader(fmt.Sprintf(`{"leader": %q, "candidate": %q}`, from.name, to.name)))
+		if err != nil {
+			return false
+		}
+		defer answer.Body.Close()
+		return answer.StatusCode == http.StatusOK
+	})
+}
