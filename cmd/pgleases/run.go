@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -61,6 +62,7 @@ func newRun() *cobra.Command {
 	flags.BoolVar(&r.Once, "once", false, "do not restart the program: exit with its exit code (one partition only)")
 	flags.BoolVar(&r.Try, "try", false, "exit with 75 if other live clients own all partitions, or an operator has paused the lease or drained this client; a crashed client counts as live until its TTL is over, and then this command waits to take over")
 	flags.DurationVar(&r.Wait, "wait", 0, "exit with 75 if no partition was owned after this time (default: no limit); if all machines use it, give more than the TTL: otherwise no machine takes over after a crash")
+	flags.StringVar(&r.Status, "status-socket", "", "Unix socket that shows the owned partitions, their epochs and the trust deadline by HTTP")
 	flags.StringVar(&r.ID, "id", "", "client ID, unique among the live clients of the database, whatever their lease; one that outlives the process, such as HOST-LEASE, keeps partitions in place (default: random)")
 	return cmd
 }
@@ -77,8 +79,16 @@ func validate(r *supervise.Config, given func(flag string) bool) error {
 		return fmt.Errorf("--wait %v: give a time above 0, or --try", r.Wait)
 	case waits && r.Try:
 		return errors.New("--try and --wait: give one of them")
+	case r.Status == "" && given("status-socket"):
+		return errors.New("--status-socket is empty: give a path")
 	case r.Once && r.Partitions != 1:
 		return fmt.Errorf("--once with -n %d: there would be %d exit codes; use -n 1", r.Partitions, r.Partitions)
+	}
+	var err error
+	if r.Status != "" {
+		if r.Status, err = filepath.Abs(r.Status); err != nil {
+			return err
+		}
 	}
 	path, err := exec.LookPath(r.Program[0])
 	switch {

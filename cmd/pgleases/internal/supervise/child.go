@@ -137,6 +137,9 @@ func (s *supervisor) start(p pgleases.Partition, group string) (keeper *exec.Cmd
 	cmd.Args[0] = "pgleases"
 	cmd.Env = append(os.Environ(), "PGLEASES_LEASE="+r.Lease, "PGLEASES_PARTITION="+strconv.Itoa(p.Number),
 		"PGLEASES_PARTITIONS="+strconv.Itoa(r.Partitions), "PGLEASES_EPOCH="+strconv.FormatInt(p.Epoch, 10))
+	if r.Status != "" {
+		cmd.Env = append(cmd.Env, "PGLEASES_STATUS_SOCKET="+r.Status)
+	}
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if r.Stdin {
 		cmd.Stdin = os.Stdin

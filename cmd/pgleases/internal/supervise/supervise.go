@@ -43,6 +43,7 @@ type Config struct {
 	TTL, Grace        time.Duration
 	Once, Try, Cgroup bool
 	Wait              time.Duration // 0: no limit
+	Status            string        // the absolute path of the status socket; "": none
 	Program           []string      // its path and its arguments
 	Stdin             bool          // the program inherits stdin
 	Log, ClientLog    *slog.Logger
@@ -67,6 +68,7 @@ func (e Exit) Unwrap() error { return e.Err }
 type runner struct {
 	Config
 	children *supervisor
+	status   *status // nil: none
 	ran      atomic.Bool
 	result   chan int // with Once: the program's exit code
 }
@@ -79,6 +81,12 @@ func Run(c Config) (err error) {
 	notifyUnlessIgnored(asked)
 	if r.children, err = newSupervisor(r); err != nil {
 		return err
+	}
+	if c.Status != "" {
+		if r.status, err = newStatus(c.Status); err != nil {
+			return err
+		}
+		defer r.status.close()
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
@@ -129,6 +137,7 @@ func (r *runner) work(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	r.status.serve(client, lease)
 	standing := time.AfterFunc(quiet, func() { r.sayStanding(ctx, client, lease) })
 	defer standing.Stop()
 	if r.Try || r.Wait > 0 {

@@ -21,6 +21,13 @@ func (*supervisor) run(context.Context, *pgleases.Lease, pgleases.Partition, *sl
 	panic("not reached: there is no supervisor")
 }
 
+// A status is never created: newSupervisor fails before.
+type status struct{}
+
+func newStatus(string) (*status, error)                 { return nil, errors.ErrUnsupported }
+func (*status) serve(*pgleases.Client, *pgleases.Lease) {}
+func (*status) close()                                  {}
+
 // KeepVerb is the verb of the command that calls [Keep].
 const KeepVerb = "keep-program"
 

@@ -1,0 +1,141 @@
+//go:build unix
+
+package supervise
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pgleases/pgleases"
+)
+
+// A status is a Unix socket that shows by HTTP what this process owns: GET / returns a State, GET
+// /changes a line with a State at once and after each change.
+type status struct {
+	listener net.Listener
+	server   http.Server
+}
+
+// A State is what the status socket shows. Epochs are text, because they have up to 63 bits.
+type State struct {
+	Lease      string      `json:"lease"`
+	Client     string      `json:"client"`
+	TrustMS    int64       `json:"trust_ms"` // until the trust deadline; 0: nothing is owned
+	Partitions []Partition `json:"partitions"`
+}
+
+// A Partition is a partition that this process owns and does not hand over.
+type Partition struct {
+	Number int   `json:"partition"`
+	Epoch  int64 `json:"epoch,string"`
+}
+
+// newStatus creates the socket, which only this user may open. It replaces the socket of a process
+// that has ended. Requests wait until serve is called.
+func newStatus(path string) (_ *status, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("--status-socket %s: %w", path, err)
+		}
+	}()
+	// Two processes that start must not both find the socket of a third, and replace each other's.
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close() // unlocks
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		return nil, fmt.Errorf("lock its directory: %w", err)
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
+		return nil, errors.New("the file exists, and is no socket: give another path")
+	} else if err == nil {
+		conn, err := net.Dial("unix", path)
+		switch {
+		case err == nil:
+			conn.Close()
+			return nil, errors.New("another process serves it: give each process a path of its own")
+		case !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, os.ErrNotExist):
+			return nil, err
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+	}
+	defer unix.Umask(unix.Umask(0o177)) // no other user can open it in between
+	l, err := net.Listen("unix", path)
+	if errors.Is(err, syscall.EINVAL) {
+		err = fmt.Errorf("%w: is the path longer than 100 bytes?", err)
+	}
+	return &status{listener: l}, err
+}
+
+// serve answers requests.
+func (s *status) serve(client *pgleases.Client, lease *pgleases.Lease) {
+	if s == nil {
+		return
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(stateOf(client, lease)) // the reader has gone
+	})
+	mux.HandleFunc("GET /changes", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/x-ndjson")
+		lines, flush := json.NewEncoder(w), http.NewResponseController(w)
+		for {
+			changed := lease.Changed()
+			if errors.Join(lines.Encode(stateOf(client, lease)), flush.Flush()) != nil || lease.Err() != nil {
+				return
+			}
+			select {
+			case <-changed:
+			case <-r.Context().Done():
+				return
+			}
+		}
+	})
+	s.server.Handler = mux
+	s.server.ReadHeaderTimeout = 10 * time.Second
+	go func() { _ = s.server.Serve(s.listener) }() // until close
+}
+
+// close removes the socket, and ends the requests.
+func (s *status) close() {
+	_ = s.listener.Close()
+	_ = s.server.Close()
+}
+
+// stateOf reads the partitions one by one with Partition: after Values, a handoff would wait for
+// readers. It reads again if they changed meanwhile.
+func stateOf(client *pgleases.Client, lease *pgleases.Lease) State {
+	for {
+		changed := lease.Changed()
+		s := State{Lease: lease.Name(), Client: client.ID(), Partitions: []Partition{}}
+		for n := range lease.NumPartitions() {
+			if p, owned := lease.Partition(n); owned {
+				s.Partitions = append(s.Partitions, Partition{p.Number, p.Epoch})
+			}
+		}
+		if len(s.Partitions) > 0 {
+			s.TrustMS = max(0, time.Until(lease.TrustDeadline()).Milliseconds())
+		}
+		select {
+		case <-changed:
+			if lease.Err() == nil { // afterwards the channel stays closed
+				continue
+			}
+		default:
+		}
+		return s
+	}
+}

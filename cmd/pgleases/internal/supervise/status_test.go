@@ -1,0 +1,133 @@
+//go:build linux
+
+package supervise
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
+	"github.com/pgleases/pgleases/internal/testkit/command"
+)
+
+// askStatus sends a request to a status socket. It returns nil if no process serves it.
+func askStatus(t *testing.T, socket, path string) *json.Decoder {
+	t.Helper()
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}
+	r := testkit.Must(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://pgleases"+path, http.NoBody))(t)
+	answer, err := (&http.Client{Transport: transport}).Do(r)
+	if err != nil {
+		return nil
+	}
+	t.Cleanup(func() { answer.Body.Close() })
+	if answer.StatusCode != http.StatusOK {
+		t.Fatalf("GET %s: %s", path, answer.Status)
+	}
+	return json.NewDecoder(answer.Body)
+}
+
+// shown returns what a status socket shows; false if no process serves it.
+func shown(t *testing.T, socket string) (s State, served bool) {
+	t.Helper()
+	lines := askStatus(t, socket, "/")
+	if lines != nil {
+		testkit.OK(t, lines.Decode(&s))
+	}
+	return s, lines != nil
+}
+
+func untilShown(t *testing.T, socket string, partitions int) (s State) {
+	t.Helper()
+	testkit.Until(t, "the partitions are shown", func() bool {
+		s, _ = shown(t, socket)
+		return len(s.Partitions) == partitions
+	})
+	return s
+}
+
+func TestStatusSocketShowsOwnedPartitions(t *testing.T) {
+	t.Parallel()
+	socket, database := filepath.Join(t.TempDir(), "s"), pgtest.MigratedDatabase(t)
+	env, pool := command.Database(database), testkit.Pool(t, database)
+	run := func(args ...string) *command.Command {
+		return command.Run(t, env, append(append([]string{"run", "shown", "-n", "2"}, args...), "--", "sleep", "1000")...)
+	}
+	one := run("--id", "one", "--status-socket", socket)
+	s := untilShown(t, socket, 2)
+	var epochs, want []int64
+	for _, p := range s.Partitions {
+		epochs = append(epochs, p.Epoch)
+	}
+	want = testkit.Value[[]int64](t, pool, "SELECT array_agg(epoch ORDER BY partition) FROM pgleases.partitions WHERE lease = 'shown'")
+	if s.Lease != "shown" || s.Client != "one" || s.TrustMS <= 0 || s.TrustMS > 5700 || s.Partitions[0].Number != 0 || s.Partitions[1].Number != 1 || !slices.Equal(epochs, want) {
+		t.Errorf("it shows %+v; epochs are %d", s, want)
+	}
+	if info := testkit.Must(os.Stat(socket))(t); info.Mode().Perm() != 0o600 {
+		t.Errorf("the socket has mode %v", info.Mode())
+	}
+
+	changes := askStatus(t, socket, "/changes")
+	var before, after State
+	if testkit.OK(t, changes.Decode(&before)); len(before.Partitions) != 2 {
+		t.Errorf("the first line is %+v", before)
+	}
+	if second := run("--status-socket", socket); second.ExitCode() != Failed || !strings.Contains(second.Printed(), "another process serves it") {
+		t.Errorf("a second process at the socket: %s", second.Printed())
+	}
+	two := run("--id", "two")
+	for len(after.Partitions) != 1 {
+		testkit.OK(t, changes.Decode(&after))
+	}
+	if p := after.Partitions[0]; p != before.Partitions[p.Number] {
+		t.Errorf("after the handoff it shows %+v, before %+v", after, before)
+	}
+
+	one.Signal(syscall.SIGKILL)
+	one.ExitCode()
+	for err := error(nil); err == nil; err = changes.Decode(&after) { // the stream ends
+	}
+	if _, err := os.Lstat(socket); err != nil {
+		t.Errorf("no socket is left to be replaced: %v", err)
+	}
+	three := run("--id", "one", "--status-socket", socket)
+	untilShown(t, socket, 1)
+	three.Signal(syscall.SIGTERM)
+	three.ExitCode()
+	if _, err := os.Lstat(socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is left: %v", err)
+	}
+	two.Signal(syscall.SIGTERM)
+	two.ExitCode()
+}
+
+// The socket is read all the time, and a partition moves: if reads counted as those of a loop over
+// Values, the handoff would wait for an hour.
+func TestStatusReadsDelayNoHandoff(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
+	one, two := clients.New(t, pool), clients.New(t, pool)
+	join := func(c *pgleases.Client) *pgleases.Lease {
+		return testkit.Must(c.Lease(t.Context(), "shown", 2, pgleases.WithHandoffDelay(time.Hour)))(t)
+	}
+	lease := join(one)
+	testkit.Until(t, "it owns both", func() bool { return len(stateOf(one, lease).Partitions) == 2 })
+	other := join(two)
+	testkit.Until(t, "one has moved", func() bool {
+		return len(stateOf(two, other).Partitions)+len(stateOf(one, lease).Partitions) == 2 && len(stateOf(two, other).Partitions) == 1
+	})
+}
