@@ -112,6 +112,9 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 	return s, nil
 }
 
+// Group returns the name of the group.
+func (s *Scheduler) Group() string { return s.db.group }
+
 // Run stores the schedules that Add declared, and runs schedules and jobs of the group until ctx,
 // the client or the lease ends. Then it waits for its runs, see WithDrainTimeout, and leaves the
 // lease. It returns the cause. The name of the group's lease is "schedule/" and the name of the

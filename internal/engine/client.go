@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,6 +29,7 @@ type Client struct {
 	requests chan func(*engine)
 	wake     chan struct{} // of capacity one: wake-ups coalesce
 	stats    atomic.Pointer[Stats]
+	leases   sync.Map // the *Lease by name, of those with stats of their own
 
 	done     chan struct{}
 	err      error // why it ended; set before done is closed
@@ -87,6 +90,14 @@ func (c *Client) Err() error {
 
 // Stats returns the client's numbers as of its last loop.
 func (c *Client) Stats() *Stats { return c.stats.Load() }
+
+// Leases returns the leases, in no order. One that has ended is among them until the work on its
+// partitions has ended.
+func (c *Client) Leases() iter.Seq[*Lease] {
+	return func(yield func(*Lease) bool) {
+		c.leases.Range(func(_, l any) bool { return yield(l.(*Lease)) })
+	}
+}
 
 // Close ends the client, and waits for the work on what it owns until ctx ends. It returns what was
 // left behind.

@@ -44,8 +44,9 @@ type engine struct {
 	locks      *locks.Session
 	closing    closing // the client's end
 
-	reconnects int64
-	wakeAt     time.Time // when the goroutine has to run again; later: the process was stopped
+	reconnects, statementErrors int64
+	margins                     Margins
+	wakeAt                      time.Time // when the goroutine has to run again; later: the process was stopped
 }
 
 func newEngine(c *Client, first Conn) *engine {
@@ -217,6 +218,7 @@ func (e *engine) completed(t *task, err error) {
 		e.progress.succeeded(t)
 		return
 	}
+	e.statementErrors++
 	e.progress.log(e.log, t, err)
 	switch {
 	case e.connection.conn == nil:
@@ -402,7 +404,9 @@ func (e *engine) earnTrust(sent time.Time) {
 		return
 	}
 	if e.trust.held() {
+		left := e.trust.validity.Deadline().Sub(now)
 		if e.trust.validity.Prolong(sent.Add(trusts)) {
+			e.margins.add(max(0, float64(left)/float64(trusts)))
 			return
 		}
 		e.loseTrust(now, "the answer to a heartbeat came too late") // a reader has seen the end of the validity
@@ -438,6 +442,7 @@ func (e *engine) loseTrust(now time.Time, why string) {
 		return
 	}
 	cause := fmt.Errorf("%w: %s", e.config.Errors.TrustLost, why)
+	e.margins.add(0)
 	e.trust.end()
 	e.members.validity = nil
 	e.watch.reset()

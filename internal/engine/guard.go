@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -81,6 +82,9 @@ func (g Guarded) error(err error) error {
 	}
 	if store.Refused(err) {
 		err = g.Lease.client.config.Errors.NotOwner
+	}
+	if errors.Is(err, g.Lease.client.config.Errors.NotOwner) {
+		g.Lease.GuardRefusals.Add(1)
 	}
 	return fmt.Errorf("pgleases: guard partition %d of lease %q under epoch %d: %w", g.Number, g.Lease.Name, g.Epoch, err)
 }

@@ -23,6 +23,9 @@ type Lease struct {
 
 	client *Client
 	stats  atomic.Pointer[LeaseStats]
+
+	GuardRefusals, CallbackFailures atomic.Int64
+
 	public sync.Once
 	lease  any // see Public
 }

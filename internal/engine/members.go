@@ -97,6 +97,7 @@ func (ms *members) add(name string, partitions int, o LeaseOptions) *membership 
 	m := &membership{weight: o.Weight, weightCalls: make(weightCalls)}
 	m.assignments = assignments{membership: m, shared: &ms.shared, lease: l, assigned: make([]*assignment, partitions), readUntil: make(map[int]time.Time)}
 	ms.byName[name] = m
+	ms.client.leases.Store(name, l)
 	return m
 }
 

@@ -16,7 +16,10 @@ type Stats struct {
 	Ending     error           // why the client ends; nil: it does not end
 	Reconnects int64           // connections after the first
 	Listening  bool            // notifications arrive
-	LeaseStats                 // of all leases, including ended ones
+	// StatementErrors counts failed operations.
+	StatementErrors int64
+	Margins         Margins
+	LeaseStats      // of all leases, including ended ones
 }
 
 // LeaseStats are the numbers of one lease.
@@ -26,6 +29,28 @@ type LeaseStats struct {
 	DrainingSince time.Time // since when the oldest of these drains; zero: no partition drains
 	Gains         int64     // ownerships that began
 	Losses        Losses    // ownerships that ended
+
+	GuardRefusals, CallbackFailures int64 // as of the last loop
+}
+
+// MarginBounds are the bounds of Margins.Within.
+var MarginBounds = [...]float64{0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9}
+
+// Margins counts the renewals of the trust by the share of it that was left.
+type Margins struct {
+	Count  int64
+	Sum    float64
+	Within [len(MarginBounds)]int64 // at most the bound of the same index
+}
+
+func (m *Margins) add(share float64) {
+	m.Count++
+	m.Sum += share
+	for i, bound := range MarginBounds {
+		if share <= bound {
+			m.Within[i]++
+		}
+	}
 }
 
 // Losses counts ownerships that ended, by cause.
@@ -42,6 +67,8 @@ func (s *LeaseStats) add(of LeaseStats) {
 	s.Losses.TrustLost += of.Losses.TrustLost
 	s.Losses.DrainTimeout += of.Losses.DrainTimeout
 	s.Losses.Closed += of.Losses.Closed
+	s.GuardRefusals += of.GuardRefusals
+	s.CallbackFailures += of.CallbackFailures
 }
 
 // publishStats publishes the numbers of a lease, with the given numbers of its drains, and returns
@@ -49,6 +76,7 @@ func (s *LeaseStats) add(of LeaseStats) {
 func (m *membership) publishStats(draining LeaseStats) LeaseStats {
 	now := draining
 	now.Owned, now.Gains, now.Losses = len(m.lease.Board.Look().Values), m.gains, m.losses
+	now.GuardRefusals, now.CallbackFailures = m.lease.GuardRefusals.Load(), m.lease.CallbackFailures.Load()
 	if now != *m.lease.stats.Load() {
 		m.lease.stats.Store(&now)
 	}
@@ -73,6 +101,7 @@ func (ms *members) stats() LeaseStats {
 		if now.Draining == 0 {
 			ms.past.add(now)
 			delete(ms.outlived, m)
+			ms.client.leases.CompareAndDelete(m.lease.Name, m.lease)
 		}
 	}
 	return sum
@@ -81,7 +110,7 @@ func (ms *members) stats() LeaseStats {
 // statsOf returns the client's numbers.
 func statsOf(e *engine) *Stats {
 	s := &Stats{Validity: e.members.shown(), Sent: e.session.sent, RoundTrip: e.session.roundTrip, Reconnects: e.reconnects,
-		Listening: e.connection.listening, LeaseStats: e.members.stats(), Ending: e.closing.reason}
+		Listening: e.connection.listening, StatementErrors: e.statementErrors, Margins: e.margins, LeaseStats: e.members.stats(), Ending: e.closing.reason}
 	for m := range e.members.all() {
 		switch {
 		case m.inDatabase():

@@ -18,12 +18,13 @@ import (
 type Session struct {
 	config Config
 
-	// mu guards the next four fields. A free lock is acquired and released without the client's
+	// mu guards the next five fields. A free lock is acquired and released without the client's
 	// goroutine, which would cost 10 % more time. No statement is sent while mu is held.
 	mu       sync.Mutex
 	of       map[int64]*acquired                // by nonce: all that the database may have
 	at       [releasing + 1]map[int64]*acquired // the same by stage: of 1,000 held locks, few wait
 	standing Standing
+	lost     int64     // held locks that were lost
 	lookAt   time.Time // when to check the acquisitions that wait or have to be confirmed; never: at the next heartbeat
 
 	used atomic.Bool // an acquisition was begun under this session

@@ -57,6 +57,7 @@ func (s *Session) endHeld(cause error, which func(*acquired) bool) {
 	for _, of := range s.at[held] {
 		if which(of) {
 			s.put(of, lost)
+			s.lost++
 			of.end(cause, true)
 			names = append(names, of.Name)
 		}
@@ -109,6 +110,8 @@ func (s *Session) Finish(reason error) []string {
 	for _, of := range s.of {
 		names = append(names, of.Name)
 		if of.stage == held {
+			s.put(of, lost)
+			s.lost++
 			of.end(reason, true)
 		}
 	}
@@ -121,6 +124,19 @@ func (s *Session) any(stages ...stage) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.ContainsFunc(stages, func(stage stage) bool { return len(s.at[stage]) > 0 })
+}
+
+// Counts are numbers of locks.
+type Counts struct {
+	Held, Waiting int
+	Lost          int64 // since the client's start
+}
+
+// Counts returns the numbers of locks now.
+func (s *Session) Counts() Counts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Counts{len(s.at[held]), len(s.at[waiting]), s.lost}
 }
 
 // Holds reports whether a lock is held.
