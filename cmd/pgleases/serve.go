@@ -8,12 +8,14 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/dashboard"
+	"github.com/pgleases/pgleases/internal/metrics"
 )
 
 func newServe() *cobra.Command {
@@ -37,6 +39,10 @@ func newServe() *cobra.Command {
 				return err
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "Open http://%s/\n", listener.Addr())
+			pages := http.NewServeMux()
+			pages.Handle("/", handler)
+			pages.Handle("GET /metrics", &exposition{admin: a})
+			handler = pages
 			if isLocal || len(*hosts) > 0 {
 				handler = onlyFor(*hosts, handler)
 			}
@@ -61,6 +67,33 @@ func onlyFor(hosts []string, next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// exposition answers with the metrics of the database, for Prometheus.
+type exposition struct {
+	admin *admin.Admin
+
+	mu   sync.Mutex // guards the rest; a read at a time
+	text []byte
+	read time.Time // when text was read
+}
+
+// ServeHTTP reads the tables at most once a second, however many ask.
+func (e *exposition) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if time.Since(e.read) > time.Second {
+		ctx, cancel := context.WithTimeout(r.Context(), 10*time.Second)
+		defer cancel()
+		samples, err := metrics.Database(ctx, e.admin)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		e.text, e.read = metrics.Text(samples), time.Now()
+	}
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	_, _ = w.Write(e.text)
 }
 
 // serve serves until ctx ends.

@@ -44,6 +44,13 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 		return strings.Contains(told, `"name":"l","partitions":2`) && strings.Contains(told, `"owner":"a"`)
 	})
 
+	if code, body := ask("GET", "metrics", ""); code != 200 || !strings.Contains(body, "\npgleases_database_partitions{lease=\"l\"} 2\n") {
+		t.Errorf("metrics: %d, %s", code, body)
+	}
+	if code, _ := ask("GET", "metrics", "evil.example"); code != 421 {
+		t.Errorf("metrics for another site: %d", code)
+	}
+
 	fails(t, database, "serve --listen "+found[2], "Give --listen an address of this machine and a port that is free") // it is in use
 	for listen, want := range map[string]int{"0.0.0.0:0": 200, "0.0.0.0:0 --host leases.example": 421} {
 		open := command.Run(t, command.Database(database), append([]string{"serve", "--listen"}, strings.Fields(listen)...)...)

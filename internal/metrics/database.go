@@ -1,0 +1,114 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/pgleases/pgleases/admin"
+)
+
+// database has what the tables say about all clients.
+type database struct {
+	*admin.Snapshot
+	groups []admin.ScheduleGroup
+}
+
+// Database reads the tables, and returns the samples of all leases, clients and groups of schedules.
+func Database(ctx context.Context, a *admin.Admin) ([]Sample, error) {
+	s, err := a.Snapshot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	groups, err := a.ScheduleGroups(ctx)
+	if err != nil && !errors.Is(err, admin.ErrNoSchedules) {
+		return nil, err
+	}
+	return newSource(ofDatabase, nil, func() *database { return &database{s, groups} }).Read(), nil
+}
+
+// leases, members and groups read a metric that each of them has.
+func leases(of func(s *admin.Snapshot, l *admin.Lease) float64) func(*database, add) {
+	return func(d *database, to add) {
+		for i := range d.Leases {
+			to(of(d.Snapshot, &d.Leases[i]), d.Leases[i].Name)
+		}
+	}
+}
+
+// members adds up the members of a lease that have one client ID, as in a restart.
+func members(of func(m *admin.Member) float64) func(*database, add) {
+	return func(d *database, to add) {
+		for _, l := range d.Leases {
+			for i := 0; i < len(l.Members); { // they are in the order of client IDs
+				id, sum := l.Members[i].Client, 0.0
+				for ; i < len(l.Members) && l.Members[i].Client == id; i++ {
+					sum += of(&l.Members[i])
+				}
+				to(sum, l.Name, id)
+			}
+		}
+	}
+}
+
+func groups(of func(g *admin.ScheduleGroup) int) func(*database, add) {
+	return func(d *database, to add) {
+		for i := range d.groups {
+			to(float64(of(&d.groups[i])), d.groups[i].Name)
+		}
+	}
+}
+
+var (
+	ofMember = []string{"lease", "client"}
+	ofGroup  = []string{"group"}
+)
+
+var ofDatabase = []entry[database]{
+	{Metric{"pgleases.database.clients", "{client}", Level, "Clients whose sessions have not expired.", nil},
+		count(func(d *database) (n int) {
+			for _, c := range d.Clients {
+				if !c.Expired {
+					n++
+				}
+			}
+			return n
+		}), nil},
+	{Metric{"pgleases.database.partitions", "{partition}", Level, "Partitions of the lease.", ofLease},
+		leases(func(_ *admin.Snapshot, l *admin.Lease) float64 { return float64(l.Partitions) }), nil},
+	{Metric{"pgleases.database.partitions.unowned", "{partition}", Level, "Partitions without a live owner.", ofLease},
+		leases(func(s *admin.Snapshot, l *admin.Lease) float64 { return float64(s.Orphans(l).Count()) }), nil},
+	{Metric{"pgleases.database.partitions.owned", "{partition}", Level, "Partitions that the client owns.", ofMember},
+		members(func(m *admin.Member) float64 { return float64(m.Owned) }), nil},
+	{Metric{"pgleases.database.partitions.wanted", "{partition}", Level, "Partitions that the client is due by its weight.", ofMember},
+		members(func(m *admin.Member) float64 { return m.Share }), nil},
+	{Metric{"pgleases.database.handoffs", "{partition}", Level, "Partitions that a live owner is asked to hand over.", ofLease},
+		leases(func(_ *admin.Snapshot, l *admin.Lease) (n float64) {
+			for _, h := range l.Holdings {
+				if h.Moves() {
+					n += float64(h.Partitions.Count())
+				}
+			}
+			return n
+		}), nil},
+	{Metric{"pgleases.database.handoff.age", "s", Gauge, "Time since the oldest of these requests; 0 if there is none.", ofLease},
+		leases(func(s *admin.Snapshot, l *admin.Lease) float64 {
+			var oldest time.Duration
+			for _, h := range l.Holdings {
+				if h.Moves() && !h.Asked.IsZero() {
+					oldest = max(oldest, s.At.Sub(h.Asked))
+				}
+			}
+			return oldest.Seconds()
+		}), nil},
+	{Metric{"pgleases.database.schedule.late", "{schedule}", Level, "Schedules that are due for more than 10 s, 1001 at most.", ofGroup},
+		groups(func(g *admin.ScheduleGroup) int { return g.Late }), nil},
+	{Metric{"pgleases.database.schedule.failing", "{schedule}", Level, "Schedules whose last tick failed, 1001 at most.", ofGroup},
+		groups(func(g *admin.ScheduleGroup) int { return g.Failing }), nil},
+	{Metric{"pgleases.database.schedule.blocked", "{schedule}", Level, "Schedules that their owners cannot run, 1001 at most.", ofGroup},
+		groups(func(g *admin.ScheduleGroup) int { return g.Blocked }), nil},
+	{Metric{"pgleases.database.schedule.jobs", "{job}", Level, "Jobs that have not ended, 1001 at most.", ofGroup},
+		groups(func(g *admin.ScheduleGroup) int { return g.Jobs }), nil},
+	{Metric{"pgleases.database.schedule.stuck", "{job}", Level, "Jobs that their owners cannot run, 1001 at most.", ofGroup},
+		groups(func(g *admin.ScheduleGroup) int { return g.Stuck }), nil},
+}

@@ -1,0 +1,58 @@
+package metrics
+
+import (
+	"os"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// Each number of Stats is a metric.
+func TestMetricsReadEachStat(t *testing.T) {
+	source := string(testkit.Must(os.ReadFile("client.go"))(t)) + string(testkit.Must(os.ReadFile("schedule.go"))(t))
+	for _, of := range []reflect.Type{
+		reflect.TypeFor[pgleases.Stats](), reflect.TypeFor[pgleases.Losses](), reflect.TypeFor[pgleases.LockStats](), reflect.TypeFor[pgleases.HeartbeatMargin](),
+		reflect.TypeFor[schedule.Stats](), reflect.TypeFor[schedule.KindStats](), reflect.TypeFor[schedule.Lateness](),
+	} {
+		for _, f := range reflect.VisibleFields(of) {
+			read := regexp.MustCompile(`\b[csklo]\.(Losses\.|Lateness\.|Locks\.|HeartbeatMargin\.)?` + f.Name + `\b`)
+			if !f.Anonymous && !read.MatchString(source) {
+				t.Errorf("no metric reads %v.%s", of, f.Name)
+			}
+		}
+	}
+}
+
+func TestMetricsHaveSamplesOfTheirLabels(t *testing.T) {
+	one := map[string]schedule.KindStats{"k": {}}
+	sources := []Source{
+		newSource(ofClient, nil, func() *client { return &client{leases: map[string]pgleases.LeaseStats{"l": {}}} }),
+		newSource(ofScheduler, nil, func() *schedule.Stats { return &schedule.Stats{Kinds: one} }),
+	}
+	sources = append(sources, newSource(ofDatabase, nil, func() *database {
+		lease := admin.Lease{Name: "l", Members: []admin.Member{{Client: "c"}}}
+		return &database{&admin.Snapshot{Leases: []admin.Lease{lease}}, []admin.ScheduleGroup{{Name: "g"}}}
+	}))
+	names := make(map[string]bool)
+	for _, s := range sources {
+		sampled := make(map[*Metric]bool)
+		for _, sample := range s.Read() {
+			sampled[sample.Metric] = true
+			if len(sample.Labels) != len(sample.Metric.Labels) || (sample.Distribution != nil) != (sample.Kind == Histogram) {
+				t.Errorf("%s: a sample with labels %q, not %q, or of another kind", sample.Name, sample.Labels, sample.Metric.Labels)
+			}
+		}
+		for _, m := range s.Metrics {
+			if !sampled[m] || names[m.Name] || !regexp.MustCompile(`^pgleases(\.[a-z][a-z_]*)+$`).MatchString(m.Name) || !strings.HasSuffix(m.Help, ".") {
+				t.Errorf("%s: without a sample, named twice, misnamed, or without a sentence of help", m.Name)
+			}
+			names[m.Name] = true
+		}
+	}
+}
