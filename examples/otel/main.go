@@ -2,13 +2,12 @@
 // metrics, here to standard output every five seconds:
 //
 //	DATABASE_URL=postgres://... go run .
-//
-// Take observe and observeSchedules, in metrics.go, and give them the meter of your own provider.
 package main
 
 import (
 	"context"
 	"errors"
+	"io"
 	"log"
 	"os"
 	"os/signal"
@@ -21,6 +20,7 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 
 	"github.com/pgleases/pgleases"
+	pgleasesotel "github.com/pgleases/pgleases/otel"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -31,13 +31,13 @@ func main() {
 	if url == "" {
 		log.Fatal("DATABASE_URL is not set: set it to a database's URL, such as postgres://localhost/postgres")
 	}
-	if err := run(ctx, url); err != nil {
+	if err := run(ctx, url, os.Stdout); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context, databaseURL string) (err error) {
-	exporter, err := stdoutmetric.New(stdoutmetric.WithPrettyPrint())
+func run(ctx context.Context, databaseURL string, out io.Writer) (err error) {
+	exporter, err := stdoutmetric.New(stdoutmetric.WithPrettyPrint(), stdoutmetric.WithWriter(out))
 	if err != nil {
 		return err
 	}
@@ -54,10 +54,6 @@ func run(ctx context.Context, databaseURL string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, client.Close(context.WithoutCancel(ctx))) }()
-	meter := provider.Meter("github.com/pgleases/pgleases")
-	if _, err := observe(meter, client); err != nil {
-		return err
-	}
 	if _, err := client.Lease(ctx, "orders", 128); err != nil {
 		return err
 	}
@@ -65,7 +61,10 @@ func run(ctx context.Context, databaseURL string) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err := observeSchedules(meter, s); err != nil {
+	if _, err := pgleasesotel.Observe(provider, client); err != nil {
+		return err
+	}
+	if _, err := pgleasesotel.ObserveSchedules(provider, s); err != nil {
 		return err
 	}
 	report := schedule.InTx(s, "report", func(context.Context, pgx.Tx, schedule.Run[struct{}]) error { return nil })

@@ -1,0 +1,114 @@
+// Package pgleasesotel exports the Stats of clients and schedulers to OpenTelemetry:
+//
+//	registration, err := pgleasesotel.Observe(provider, client)
+//
+// A collection reads Stats, so it sends no statement and delays no handoff.
+//
+// OpenTelemetry has no histogram that a callback can observe. So a histogram here is three
+// counters, in the form that queries for Prometheus expect: NAME.bucket with the attribute le counts
+// the values up to le; NAME.count and NAME.sum cover all values.
+package pgleasesotel
+
+import (
+	"context"
+	"errors"
+	"strconv"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/metrics"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// Observe exports a client, its locks, and each lease that it has joined. Unregister the result
+// after the client has ended. The resource's service.instance.id says which process it is: client
+// IDs that are new with each start would make new series each time.
+func Observe(provider metric.MeterProvider, client *pgleases.Client) (metric.Registration, error) {
+	return observe(provider, metrics.Client(client))
+}
+
+// ObserveSchedules exports a scheduler, with the attribute group. Unregister the result after Run
+// has returned.
+func ObserveSchedules(provider metric.MeterProvider, s *schedule.Scheduler) (metric.Registration, error) {
+	return observe(provider, metrics.Scheduler(s))
+}
+
+// instruments makes the instruments of a meter, and keeps the errors.
+type instruments struct {
+	meter metric.Meter
+	all   []metric.Observable
+	errs  []error
+}
+
+// observeValue observes a value with an instrument.
+type observeValue func(o metric.Observer, value float64, with metric.MeasurementOption)
+
+func (i *instruments) add(name, unit, help string, kind metrics.Kind) observeValue {
+	var instrument metric.Float64Observable
+	var err error
+	switch kind {
+	case metrics.Gauge:
+		instrument, err = i.meter.Float64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(help))
+	case metrics.Level:
+		instrument, err = i.meter.Float64ObservableUpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(help))
+	default:
+		instrument, err = i.meter.Float64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(help))
+	}
+	i.all, i.errs = append(i.all, instrument), append(i.errs, err)
+	return func(o metric.Observer, value float64, with metric.MeasurementOption) {
+		o.ObserveFloat64(instrument, value, with)
+	}
+}
+
+// observeSample observes a sample that has those attributes.
+type observeSample func(o metric.Observer, s *metrics.Sample, attributes []attribute.KeyValue)
+
+func (i *instruments) of(m *metrics.Metric) observeSample {
+	if m.Kind != metrics.Histogram {
+		observe := i.add(m.Name, m.Unit, m.Help, m.Kind)
+		return func(o metric.Observer, s *metrics.Sample, attributes []attribute.KeyValue) {
+			observe(o, s.Value, metric.WithAttributes(attributes...))
+		}
+	}
+	bucket := i.add(m.Name+".bucket", "{value}", m.Help+" Values up to le.", metrics.Counter)
+	number := i.add(m.Name+".count", "{value}", m.Help+" Number of values.", metrics.Counter)
+	sum := i.add(m.Name+".sum", m.Unit, m.Help+" Sum of the values.", metrics.Counter)
+	return func(o metric.Observer, s *metrics.Sample, attributes []attribute.KeyValue) {
+		d := s.Distribution
+		upTo := func(le string, n int64) {
+			bucket(o, float64(n), metric.WithAttributes(append(attributes[:len(attributes):len(attributes)], attribute.String("le", le))...))
+		}
+		for i, bound := range d.Bounds {
+			upTo(strconv.FormatFloat(bound, 'g', -1, 64), d.Within[i])
+		}
+		upTo("+Inf", d.Count)
+		number(o, float64(d.Count), metric.WithAttributes(attributes...))
+		sum(o, d.Sum, metric.WithAttributes(attributes...))
+	}
+}
+
+func observe(provider metric.MeterProvider, source metrics.Source) (metric.Registration, error) {
+	i := instruments{meter: provider.Meter("github.com/pgleases/pgleases")}
+	sample := make(map[*metrics.Metric]observeSample)
+	for _, m := range source.Metrics {
+		sample[m] = i.of(m)
+	}
+	if err := errors.Join(i.errs...); err != nil {
+		return nil, err
+	}
+	return i.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		for _, s := range source.Read() {
+			var attributes []attribute.KeyValue
+			for name, value := range source.Label {
+				attributes = append(attributes, attribute.String(name, value))
+			}
+			for i, name := range s.Metric.Labels {
+				attributes = append(attributes, attribute.String(name, s.Labels[i]))
+			}
+			sample[s.Metric](o, &s, attributes)
+		}
+		return nil
+	}, i.all...)
+}

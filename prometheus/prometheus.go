@@ -1,0 +1,69 @@
+// Package pgleasesprom exports the Stats of clients and schedulers to Prometheus:
+//
+//	prometheus.MustRegister(pgleasesprom.NewCollector(client))
+//	prometheus.MustRegister(pgleasesprom.NewScheduleCollector(scheduler))
+//
+// A scrape reads Stats, so it sends no statement and delays no handoff. The alert rules in
+// alerts.yaml and the Grafana dashboard in dashboard.json use these metrics, and those that pgleases
+// serve exposes about the whole database.
+package pgleasesprom
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/metrics"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// NewCollector returns a collector of a client, of its locks, and of each lease that it has joined.
+// Register it once. If a process has several clients, give each a label:
+// prometheus.WrapRegistererWith. Unregister the collector after the client has ended.
+func NewCollector(client *pgleases.Client) prometheus.Collector {
+	return newCollector(metrics.Client(client))
+}
+
+// NewScheduleCollector returns a collector of a scheduler, with the label group.
+func NewScheduleCollector(s *schedule.Scheduler) prometheus.Collector {
+	return newCollector(metrics.Scheduler(s))
+}
+
+type collector struct {
+	source metrics.Source
+	descs  map[*metrics.Metric]*prometheus.Desc
+}
+
+func newCollector(source metrics.Source) *collector {
+	c := &collector{source, make(map[*metrics.Metric]*prometheus.Desc)}
+	for _, m := range source.Metrics {
+		c.descs[m] = prometheus.NewDesc(m.Prometheus(), m.Help, m.Labels, source.Label)
+	}
+	return c
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(to chan<- *prometheus.Desc) {
+	for _, desc := range c.descs {
+		to <- desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(to chan<- prometheus.Metric) {
+	for _, s := range c.source.Read() {
+		desc := c.descs[s.Metric]
+		if d := s.Distribution; d != nil {
+			buckets := make(map[float64]uint64, len(d.Bounds))
+			for i, bound := range d.Bounds {
+				buckets[bound] = uint64(d.Within[i])
+			}
+			to <- prometheus.MustNewConstHistogram(desc, uint64(d.Count), d.Sum, buckets, s.Labels...)
+			continue
+		}
+		kind := prometheus.GaugeValue
+		if s.Kind == metrics.Counter {
+			kind = prometheus.CounterValue
+		}
+		to <- prometheus.MustNewConstMetric(desc, kind, s.Value, s.Labels...)
+	}
+}

@@ -1,0 +1,384 @@
+package pgleasesprom_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/metrics"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/lock"
+	pgleasesprom "github.com/pgleases/pgleases/prometheus"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// A world has two clients on a real database: worker is the one that suffers faults.
+type world struct {
+	t         *testing.T
+	wire      testkit.Wire // of worker
+	pool      *pgxpool.Pool
+	worker    *pgleases.Client
+	other     *pgleases.Client // which the registry does not know
+	scheduler *schedule.Scheduler
+	mail      *schedule.Kind[string]
+	broken    *schedule.Kind[string]
+	locks     *lock.Locks
+	registry  *prometheus.Registry
+	admin     *admin.Admin
+	release   chan struct{}
+}
+
+const (
+	ttl       = 6 * time.Second
+	heartbeat = 200 * time.Millisecond
+)
+
+func newWorld(t *testing.T) *world {
+	w := &world{t: t, registry: prometheus.NewPedanticRegistry(), release: make(chan struct{})}
+	url := pgtest.FreshDatabase(t)
+	pool, cut := testkit.Pool(t, url), testkit.Pool(t, url, w.wire.Carry)
+	w.worker = testkit.Must(pgleases.NewClient(t.Context(), cut, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat)))(t)
+	w.other = testkit.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat)))(t)
+	w.pool, w.locks = pool, lock.New(w.worker, pool)
+	w.scheduler = testkit.Must(schedule.New(t.Context(), w.worker, cut, "post", schedule.WithMaxRunning(1)))(t)
+	w.mail = schedule.AtLeastOnce(w.scheduler, "mail", func(ctx context.Context, r schedule.Run[string]) error {
+		if r.Args == "hang" {
+			select {
+			case <-w.release:
+			case <-ctx.Done():
+			}
+		}
+		return nil
+	})
+	w.broken = schedule.AtLeastOnce(w.scheduler, "broken", func(context.Context, schedule.Run[string]) error { return errors.New("broken") })
+	w.registry.MustRegister(pgleasesprom.NewCollector(w.worker), pgleasesprom.NewScheduleCollector(w.scheduler))
+	w.admin = testkit.Must(admin.New(pool))(t)
+	t.Cleanup(func() {
+		closing, cancel := context.WithTimeout(context.Background(), testkit.Patience)
+		defer cancel()
+		_ = w.worker.Close(closing)
+		_ = w.other.Close(closing)
+	})
+	return w
+}
+
+// run runs the scheduler until the test ends.
+func (w *world) run() {
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- w.scheduler.Run(ctx) }()
+	w.t.Cleanup(func() {
+		stop()
+		<-ended
+	})
+	testkit.Until(w.t, "the scheduler owns its partitions", func() bool { return w.scheduler.Stats().Partitions > 0 && w.scheduler.Stats().Polls > 0 })
+}
+
+// exposed returns what pgleases serve exposes.
+func (w *world) exposed() []byte {
+	return metrics.Text(testkit.Must(metrics.Database(w.t.Context(), w.admin))(w.t))
+}
+
+// scrape returns what Prometheus would scrape: series with their values, of the registry and of
+// serve.
+func (w *world) scrape() map[string]float64 {
+	series := make(map[string]float64)
+	families := testkit.Must(w.registry.Gather())(w.t)
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	exposed := testkit.Must(parser.TextToMetricFamilies(bytes.NewReader(w.exposed())))(w.t)
+	for _, f := range append(families, slices.Collect(maps.Values(exposed))...) {
+		for _, m := range f.Metric {
+			labels := func(more ...string) string {
+				all := more
+				for _, l := range m.Label {
+					all = append(all, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
+				}
+				return "{" + strings.Join(all, ",") + "}"
+			}
+			switch {
+			case m.Histogram != nil:
+				for _, b := range m.Histogram.Bucket {
+					series[f.GetName()+"_bucket"+labels(fmt.Sprintf(`le="%v"`, b.GetUpperBound()))] = float64(b.GetCumulativeCount())
+				}
+				series[f.GetName()+"_bucket"+labels(`le="+Inf"`)] = float64(m.Histogram.GetSampleCount())
+				series[f.GetName()+"_sum"+labels()] = m.Histogram.GetSampleSum()
+				series[f.GetName()+"_count"+labels()] = float64(m.Histogram.GetSampleCount())
+			case m.Counter != nil:
+				series[f.GetName()+labels()] = m.Counter.GetValue()
+			default:
+				series[f.GetName()+labels()] = m.Gauge.GetValue()
+			}
+		}
+	}
+	return series
+}
+
+// names returns the names of the series.
+func names(series map[string]float64) map[string]bool {
+	names := make(map[string]bool)
+	for s := range series {
+		name, _, _ := strings.Cut(s, "{")
+		names[name] = true
+	}
+	return names
+}
+
+// promtool runs promtool on a file with that text, or skips the test if it is not installed.
+func promtool(t *testing.T, command, text string) (string, error) {
+	t.Helper()
+	program, err := exec.LookPath("promtool")
+	if err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("promtool is missing: %v", err)
+		}
+		t.Skip("promtool is not installed: apt-get install prometheus")
+	}
+	file := filepath.Join(t.TempDir(), "file.yaml")
+	testkit.OK(t, os.WriteFile(file, []byte(text), 0o644))
+	out, err := exec.CommandContext(t.Context(), program, append(strings.Fields(command), file)...).CombinedOutput()
+	return string(out), err
+}
+
+func TestMetricsKeepConventions(t *testing.T) {
+	w := newWorld(t)
+	w.run()
+	testkit.Must(w.worker.Lease(t.Context(), "orders", 4))(t)
+	families := testkit.Must(w.registry.Gather())(t) // pedantic: it checks what is collected against what is described
+	exposed := w.exposed()
+	for source, problems := range map[string][]promlint.Problem{
+		"registry": testkit.Must(promlint.NewWithMetricFamilies(families).Lint())(t),
+		"serve":    testkit.Must(promlint.New(bytes.NewReader(exposed)).Lint())(t),
+	} {
+		for _, p := range problems {
+			t.Errorf("%s: %s: %s", source, p.Metric, p.Text)
+		}
+	}
+	if len(families) < 30 || !slices.ContainsFunc(families, func(f *dto.MetricFamily) bool { return f.GetType() == dto.MetricType_HISTOGRAM }) {
+		t.Errorf("only %d metrics, or no histogram", len(families))
+	}
+}
+
+var named = regexp.MustCompile(`\bpgleases_\w+`)
+
+// expressions returns the queries of the dashboard.
+func expressions(t *testing.T) (all []string) {
+	var dashboard struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+		Templating struct {
+			List []struct{ Type, Query string }
+		}
+	}
+	testkit.OK(t, json.Unmarshal(testkit.Must(os.ReadFile("dashboard.json"))(t), &dashboard))
+	for _, p := range dashboard.Panels {
+		if p.Title == "" || len(p.Targets) == 0 {
+			t.Errorf("panel %q has no query", p.Title)
+		}
+		for _, target := range p.Targets {
+			all = append(all, target.Expr)
+		}
+	}
+	if len(all) < 18 {
+		t.Errorf("only %d queries", len(all))
+	}
+	return all
+}
+
+func TestDashboardAndAlertsNameMetrics(t *testing.T) {
+	w := newWorld(t)
+	w.run()
+	testkit.Must(w.worker.Lease(t.Context(), "orders", 4))(t)
+	have := names(w.scrape())
+	rules := string(testkit.Must(os.ReadFile("alerts.yaml"))(t))
+	for source, text := range map[string]string{"alerts.yaml": rules, "dashboard.json": string(testkit.Must(os.ReadFile("dashboard.json"))(t))} {
+		found := named.FindAllString(text, -1)
+		for _, name := range found {
+			if !have[name] {
+				t.Errorf("%s: there is no metric %s", source, name)
+			}
+		}
+		if len(found) < 10 {
+			t.Errorf("%s: only %d metrics", source, len(found))
+		}
+	}
+	recorded := "groups: [{name: dashboard, rules: [\n"
+	for i, e := range expressions(t) {
+		e = strings.NewReplacer("$__rate_interval", "1m", "$lease", ".*").Replace(e)
+		recorded += fmt.Sprintf("{record: 'r:%d', expr: '%s'},\n", i, e)
+	}
+	for _, text := range []string{rules, recorded + "]}]\n"} {
+		if out, err := promtool(t, "check rules", text); err != nil {
+			t.Errorf("promtool: %v: %s", err, out)
+		}
+	}
+}
+
+// Each alert fires after its fault, and no alert fires before.
+func TestAlertsFire(t *testing.T) {
+	if _, err := promtool(t, "check rules", "groups: []\n"); err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t)
+	orders := testkit.Must(w.worker.Lease(t.Context(), "orders", 4, pgleases.WithHandoffDelay(0)))(t)
+	items := testkit.Must(w.worker.Lease(t.Context(), "items", 2, pgleases.WithHandoffDelay(0), pgleases.WithDrainTimeout(10*time.Millisecond)))(t)
+	testkit.OK(t, orders.Wait(t.Context()))
+	testkit.OK(t, items.Wait(t.Context()))
+	count := func(s string) float64 { return w.scrape()[s] }
+	testkit.Until(t, "each partition has an owner", func() bool { return count(`pgleases_database_partitions_unowned{lease="items"}`) == 0 })
+
+	var story story
+	story.step("healthy", w.scrape())
+
+	testkit.Must(w.mail.Enqueue(t.Context(), ""))(t)
+	testkit.Execute(t, w.pool, `UPDATE pgleases.jobs SET at = at - interval '1 hour', due = due - interval '1 hour'`)
+	w.run()
+	testkit.Until(t, "a late job succeeds", func() bool { return w.scheduler.Stats().Kinds["mail"].Succeeded == 1 })
+	story.step("the group ran no job for an hour", w.scrape(), "PgleasesRunsLate")
+
+	broken, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- orders.Run(broken, func(context.Context, pgleases.Partition) error { return errors.New("broken") })
+	}()
+	testkit.Until(t, "callbacks fail", func() bool { return w.worker.Stats().CallbackFailures > 6 })
+	story.step("callbacks fail", w.scrape(), "PgleasesCallbackFailing")
+	stop()
+	<-ended
+
+	testkit.OK(t, w.broken.Put(t.Context(), "tick", "", schedule.Every(time.Hour)))
+	testkit.Execute(t, w.pool, `UPDATE pgleases.schedules SET cursor = now() - interval '61 minutes', due = now()`)
+	testkit.Until(t, "a tick fails", func() bool { return count(`pgleases_database_schedule_failing{group="post"}`) == 1 })
+	testkit.Until(t, "it is counted", func() bool { return w.scheduler.Stats().Kinds["broken"].Failed == 1 })
+	story.step("a tick fails", w.scrape(), "PgleasesRunsFailed", "PgleasesScheduleFailing")
+	testkit.OK(t, w.scheduler.Delete(t.Context(), "tick"))
+	testkit.Must(w.mail.Enqueue(t.Context(), "hang"))(t)
+	testkit.Must(w.mail.Enqueue(t.Context(), ""))(t)
+	testkit.Until(t, "a job waits", func() bool { return w.scheduler.Stats().Waiting == 1 })
+	story.step("a job hangs", w.scrape(), "PgleasesRunsWaiting")
+	close(w.release)
+	testkit.Until(t, "no job waits", func() bool { return w.scheduler.Stats().Waiting == 0 && w.scheduler.Stats().Running == 0 })
+	story.step("all jobs ended", w.scrape())
+
+	hold := orders.Hold(t.Context())
+	joined := testkit.Must(w.other.Lease(t.Context(), "orders", 4))(t)
+	testkit.Until(t, "partitions drain", func() bool { return orders.Stats().Draining > 0 })
+	story.step("work hangs", w.scrape(), "PgleasesDrainStuck")
+	hold.Release()
+	testkit.OK(t, joined.Wait(t.Context()))
+	overdue := items.Hold(t.Context())
+	testkit.Must(w.other.Lease(t.Context(), "items", 2))(t)
+	testkit.Until(t, "the timeout passes", func() bool { return items.Stats().Losses.DrainTimeout > 0 })
+	overdue.Release()
+	testkit.Until(t, "no partition drains", func() bool { return w.worker.Stats().Draining == 0 })
+	story.step("a drain timeout passes", w.scrape(), "PgleasesDrainTimeout")
+
+	held := testkit.Must(w.locks.Acquire(t.Context(), "nightly"))(t)
+	testkit.OK(t, orders.Leave(t.Context())) // the other owns it all
+	testkit.Until(t, "no partition drains", func() bool { return w.worker.Stats().Draining == 0 })
+	story.step("before the cut", w.scrape())
+	w.wire.Cut()
+	testkit.Until(t, "trust is lost", func() bool { return w.worker.Stats().Trust == 0 && w.worker.Stats().Losses.TrustLost > 0 })
+	<-held.Context().Done()
+	story.step("the worker is cut off", w.scrape(), "PgleasesNoTrust", "PgleasesMarginLow", "PgleasesTrustLost", "PgleasesLockLost", "PgleasesSchedulerNotPolling")
+	w.wire.Mend()
+	_ = held.Release(t.Context())
+	testkit.Until(t, "the scheduler polls again", func() bool {
+		s := w.scheduler.Stats()
+		return w.worker.Stats().Trust > 0 && s.Partitions > 0 && s.SinceLastPoll < 5*time.Second
+	})
+	testkit.OK(t, w.other.Close(t.Context()))
+	story.step("the last member is gone", w.scrape(), "PgleasesPartitionsUnowned")
+	story.check(t)
+}
+
+// A story is a sequence of scrapes. For Prometheus each of them lasts for 30 minutes: counters stay,
+// and ages grow.
+type story struct {
+	steps []map[string]float64
+	names []string
+	want  [][]string
+}
+
+func (s *story) step(name string, scrape map[string]float64, alerts ...string) {
+	s.steps, s.names, s.want = append(s.steps, scrape), append(s.names, name), append(s.want, alerts)
+}
+
+const minutes = 30 // of a step
+
+// check compares the alerts of each step with those that it should cause.
+func (s *story) check(t *testing.T) {
+	t.Helper()
+	all := make(map[string]bool)
+	for _, scrape := range s.steps {
+		for series := range scrape {
+			all[series] = true
+		}
+	}
+	rules := testkit.Must(filepath.Abs("alerts.yaml"))(t)
+	var text strings.Builder
+	fmt.Fprintf(&text, "rule_files: [%q]\nevaluation_interval: 1m\ntests:\n- interval: 1m\n  input_series:\n", rules)
+	for _, series := range slices.Sorted(maps.Keys(all)) {
+		var values []string
+		grows := strings.Contains(series, "_age_seconds")
+		for _, scrape := range s.steps {
+			value, exists := scrape[series]
+			switch {
+			case !exists:
+				values = append(values, fmt.Sprintf("_x%d", minutes))
+			case grows && value > 0 && !healthyAge(series, value):
+				values = append(values, fmt.Sprintf("%v+60x%d", value, minutes-1))
+			default:
+				values = append(values, fmt.Sprintf("%v+0x%d", value, minutes-1))
+			}
+		}
+		fmt.Fprintf(&text, "  - {series: '%s', values: '%s'}\n", series, strings.Join(values, " "))
+	}
+	text.WriteString("  promql_expr_test:\n")
+	fired := make(map[string]bool)
+	for i, alerts := range s.want {
+		fmt.Fprintf(&text, "  - expr: 'group by (alertname) (count_over_time(ALERTS{alertstate=\"firing\"}[%dm])) * 1 # %s'\n    eval_time: %dm\n    exp_samples:\n",
+			minutes-1, s.names[i], (i+1)*minutes-1)
+		for _, alert := range alerts {
+			fired[alert] = true
+			fmt.Fprintf(&text, "    - {labels: '{alertname=%q}', value: 1}\n", alert)
+		}
+	}
+	if out, err := promtool(t, "test rules", text.String()); err != nil {
+		t.Errorf("promtool: %v: %s", err, out)
+	}
+	for _, match := range regexp.MustCompile(`alert: (\w+)`).FindAllStringSubmatch(string(testkit.Must(os.ReadFile("alerts.yaml"))(t)), -1) {
+		if !fired[match[1]] {
+			t.Errorf("no step makes %s fire", match[1])
+		}
+	}
+}
+
+// healthyAge reports whether an age is that of something that happens again and again.
+func healthyAge(series string, value float64) bool {
+	return strings.Contains(series, "poll_age") && value < 4 || strings.Contains(series, "heartbeat_age") && value < 4
+}
