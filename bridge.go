@@ -9,6 +9,7 @@ import (
 func init() {
 	bridge.Engine = func(client any) *engine.Client { return client.(*Client).engine }
 	bridge.Guarded = func(lease, partition any) engine.Guarded { return lease.(*Lease).guarded(partition.(Partition)) }
+	bridge.LeaseNews = func(lease any) *engine.News { return lease.(*Lease).engine.News() }
 	bridge.On = func(double *engine.Double) any {
 		return Option{"on a double", func(o *options) { o.Double = double }}
 	}

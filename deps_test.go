@@ -27,6 +27,7 @@ func TestOnlyPgxIsNeeded(t *testing.T) {
 		testing  bool // the package links package testing
 	}{
 		".":                       {modules: pgx},
+		"./leader":                {modules: pgx},
 		"./lock":                  {modules: pgx},
 		"./fence":                 {modules: pgx},
 		"./admin":                 {modules: pgx},

@@ -21,6 +21,7 @@ type Lease struct {
 	board   *owned.Board // what it shows
 	running atomic.Bool  // a Run is under way
 
+	owners   atomic.Pointer[cachedOwners] // what Owners last read; nil: nothing
 	mu       sync.Mutex
 	failures map[string]*failure // not logged yet, by reason; nil: none
 }

@@ -3,9 +3,11 @@ package pgleases
 import (
 	"cmp"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -24,6 +26,7 @@ const (
 	defaultSchema  = "pgleases"
 	ttlEach        = time.Second / 16384 // the least TTL for each partition of a lease, see Client.Lease
 	maxWeight      = 1000
+	maxMetadata    = 1024
 	maxSchemaBytes = 63 // PostgreSQL cuts longer identifiers off
 	defaultHandoff = time.Second
 )
@@ -34,6 +37,7 @@ type options struct {
 	given       []string // the names of the options given, in order
 	noMigration bool
 	connConfig  *pgx.ConnConfig
+	metadata    map[string]string
 }
 
 // An Option changes how a client works. The functions that begin with With return options. The call
@@ -66,6 +70,15 @@ func WithHeartbeat(interval time.Duration) Option {
 // of 1 to 63 bytes, which the library quotes. Clients see each other only within a schema.
 func WithSchema(name string) Option {
 	return Option{"WithSchema", func(o *options) { o.Schema = name }}
+}
+
+// WithMetadata sets what other processes can find out about this client by Client.Owner, for example
+// its address. The default is nothing. Keys and values are UTF-8 without NUL, of at most 1,024 bytes
+// in all. They are written when a session begins, and cannot be changed afterwards. They are not
+// secret: each role that reads the tables sees them.
+func WithMetadata(metadata map[string]string) Option {
+	metadata = maps.Clone(metadata) // the caller may change it
+	return Option{"WithMetadata", func(o *options) { o.metadata = metadata }}
 }
 
 // WithLogger sets where the client logs. The default, also for nil, is slog.Default().
@@ -128,7 +141,15 @@ func newOptions(opts []Option) (options, error) {
 	if !o.has("WithHeartbeat") {
 		o.Heartbeat = o.TTL / 3
 	}
-	return o, o.validate()
+	if err := o.validate(); err != nil {
+		return o, err
+	}
+	if len(o.metadata) > 0 {
+		text, err := json.Marshal(o.metadata)
+		o.Metadata = string(text)
+		return o, err
+	}
+	return o, nil
 }
 
 // schemaOption returns the schema for a call that takes no other option.
@@ -162,6 +183,16 @@ func (o options) validate() error {
 		return fmt.Errorf("pgleases: schema name %q has %d bytes: at most %d", o.Schema, len(o.Schema), maxSchemaBytes)
 	case !utf8.ValidString(o.Schema) || strings.ContainsRune(o.Schema, 0):
 		return fmt.Errorf("pgleases: schema name %q is not UTF-8 without NUL", o.Schema)
+	}
+	bytes := 0
+	for key, value := range o.metadata {
+		if text := key + value; !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
+			return fmt.Errorf("pgleases: metadata %q: %q is not UTF-8 without NUL", key, value)
+		}
+		bytes += len(key) + len(value)
+	}
+	if bytes > maxMetadata {
+		return fmt.Errorf("pgleases: metadata has %d bytes: at most %d; store what is longer elsewhere, under the client ID", bytes, maxMetadata)
 	}
 	if o.has("WithConnConfig") && (o.connConfig == nil || o.connConfig.Host == "") {
 		return errors.New("pgleases: connection configuration is nil or empty: create it with pgx.ParseConfig")

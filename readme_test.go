@@ -25,7 +25,7 @@ import (
 func TestPagesShowCompiledCode(t *testing.T) {
 	t.Parallel()
 	compiled := "\n"
-	for _, source := range []string{"pages_test.go", "lock/example_do_test.go", "fence/recipes_test.go", "lock/example_test.go", "schedule/example_test.go", "schedule/scheduletest/docs_test.go", "proof/migrations/migrations_test.go", "examples/quickstart/main.go", "pgleasestest/example_test.go", "examples/otel/main.go", "prometheus/example_test.go", "examples/kubernetes/main.go", "examples/dashboard/main.go"} {
+	for _, source := range []string{"pages_test.go", "lock/example_do_test.go", "fence/recipes_test.go", "lock/example_test.go", "schedule/example_test.go", "schedule/scheduletest/docs_test.go", "proof/migrations/migrations_test.go", "examples/quickstart/main.go", "pgleasestest/example_test.go", "examples/otel/main.go", "prometheus/example_test.go", "examples/router/main.go", "examples/kubernetes/main.go", "examples/dashboard/main.go"} {
 		compiled += strings.Join(trimmedLines(readFile(t, source)), "\n") + "\n"
 	}
 	found := 0

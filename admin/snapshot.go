@@ -69,6 +69,8 @@ type Client struct {
 	Host         string        `json:"host"`
 	PID          int           `json:"pid"`
 	Started      time.Time     `json:"started"` // by its own clock
+
+	Metadata json.RawMessage `json:"metadata"` // what the application says of it, an object of strings
 }
 
 // Lease is a lease with its members and partitions.

@@ -14,6 +14,9 @@ var (
 	// Guarded returns the guard of a partition, a pgleases.Partition, of its lease, a *pgleases.Lease.
 	Guarded func(lease, partition any) engine.Guarded
 
+	// LeaseNews returns the last news of a lease, a *pgleases.Lease.
+	LeaseNews func(lease any) *engine.News
+
 	// On returns a pgleases.Option: with it, Open opens the client on a double instead of a server.
 	On func(*engine.Double) any
 

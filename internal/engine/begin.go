@@ -160,6 +160,16 @@ func beginRelease(e *engine, now time.Time) *operation {
 	})
 }
 
+// beginLookUpOwners reads who owns the partitions that applications ask about.
+func beginLookUpOwners(e *engine, _ time.Time) *operation {
+	calls, spans := e.lookups.take()
+	var sent time.Time
+	return query(e.config.limit(), func(ctx context.Context, c Conn) (map[store.Span]store.Owners, error) {
+		sent = time.Now()
+		return c.Owners(ctx, spans)
+	}, func(found map[store.Span]store.Owners, err error) { calls.answer(found, sent, err) })
+}
+
 func beginReleaseLocks(e *engine, now time.Time) *operation {
 	session, run, r := e.session.number, e.watch.run, e.locks.BeginRelease(now, e.closing.ends())
 	return query(e.config.limit(), func(ctx context.Context, c Conn) (store.LocksReleased, error) {

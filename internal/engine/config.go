@@ -20,6 +20,7 @@ const (
 type Config struct {
 	ClientID     string
 	Host         string
+	Metadata     string // JSON
 	TTL          time.Duration
 	Heartbeat    time.Duration
 	Polling      bool // never listen for notifications
@@ -86,6 +87,7 @@ type Conn interface {
 	Read(ctx context.Context, session int64, leases []string) ([]store.LeaseRead, error)
 	Release(ctx context.Context, session int64, releases []store.Release, leaving []store.Leave, lastJoin int64) (store.Released, error)
 	Announce(ctx context.Context, leases []string, sessions []int64) error
+	Owners(ctx context.Context, spans []store.Span) (map[store.Span]store.Owners, error)
 	Fence(ctx context.Context, session int64, busy []store.Release) error
 
 	Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Incarnation) (store.Evicted, error)

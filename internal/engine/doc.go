@@ -26,6 +26,7 @@
 //	            reads.go               the ownerships in the database, compared with those in memory
 //	releases    releases.go            what one statement hands over and announces; fences
 //	plans       plans.go               leases that need a plan, and the making of a plan
+//	lookups     owners.go              applications that ask who owns partitions
 //	closing     closing.go             the client's end
 //
 // Two parts are packages of their own: internal/locks for named locks, internal/liveness for fast

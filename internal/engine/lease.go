@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/ranges"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // A Lease is a lease that a client has joined, for other goroutines. All methods are safe for
@@ -23,6 +24,7 @@ type Lease struct {
 
 	client *Client
 	stats  atomic.Pointer[LeaseStats]
+	news   atomic.Pointer[News]
 
 	GuardRefusals, CallbackFailures atomic.Int64
 
@@ -34,6 +36,28 @@ type Lease struct {
 func (l *Lease) Public(make func() any) any {
 	l.public.Do(func() { l.lease = make() })
 	return l.lease
+}
+
+// News are what the client last heard of a lease from the database.
+type News struct {
+	Generation int64         // it rises with every change of owners
+	Next       chan struct{} // closed at the next news
+}
+
+// News returns the last news.
+func (l *Lease) News() *News { return l.news.Load() }
+
+// hear notes a generation that a heartbeat or a read has returned.
+func (l *Lease) hear(generation int64) {
+	if old := l.news.Load(); old.Generation != generation {
+		l.news.Store(&News{generation, make(chan struct{})})
+		close(old.Next)
+	}
+}
+
+// Owners returns who owns the partitions from first to last. See Client.Owners.
+func (l *Lease) Owners(ctx context.Context, first, last int) (Owners, error) {
+	return l.client.Owners(ctx, store.Span{Lease: l.Name, First: first, Last: last})
 }
 
 // Stats returns the lease's numbers as of the client's last loop.

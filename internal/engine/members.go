@@ -94,6 +94,7 @@ func newMembers(c *Client, now time.Time) members {
 func (ms *members) add(name string, partitions int, o LeaseOptions) *membership {
 	l := &Lease{client: ms.client, Name: name, Partitions: partitions, Options: o, Board: owned.NewBoard(name, ms.shown(), ms.client.wakeUp)}
 	l.stats.Store(new(LeaseStats))
+	l.news.Store(&News{Next: make(chan struct{})})
 	m := &membership{weight: o.Weight, weightCalls: make(weightCalls)}
 	m.assignments = assignments{membership: m, shared: &ms.shared, lease: l, assigned: make([]*assignment, partitions), readUntil: make(map[int]time.Time)}
 	ms.byName[name] = m
@@ -310,6 +311,7 @@ func (ms *members) heard(beats []store.LeaseBeat) (toPlan []string, none []*memb
 		case m.state == joins:
 			continue // it joins once more
 		}
+		m.lease.hear(b.Generation)
 		m.becameMember() // if it was not a member, the answer to its join was lost
 		m.toRead = m.toRead || m.generation != b.Generation
 		m.weightLost = !m.ends() && b.Weight != m.weight

@@ -55,7 +55,7 @@ func (s *session) mayComeLate(now time.Time) { s.lateUntil = now.Add(lateAtMost)
 func (s *session) registration(c *Config) store.Registration {
 	return store.Registration{
 		Session: s.number, ID: c.ClientID, Incarnation: s.incarnation, Process: s.process,
-		TTL: c.TTL, Host: c.Host, PID: os.Getpid(), StartedAt: s.startedAt,
+		TTL: c.TTL, Host: c.Host, PID: os.Getpid(), StartedAt: s.startedAt, Metadata: c.Metadata,
 	}
 }
 

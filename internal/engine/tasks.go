@@ -63,6 +63,7 @@ var tasks = []*task{
 	{"release", accepted, releaseDue, beginRelease, batched},
 	{"release locks", working, releaseLocksDue, beginReleaseLocks, 0},
 	{"fence", accepted, fenceDue, beginFence, batched},
+	{"look up owners", working, lookUpOwnersDue, beginLookUpOwners, untilEnds | yields},
 	{"listen to locks", working, listenToLocksDue, beginListenToLocks, 0},
 	{"look at locks", working, lookAtLocksDue, beginLookAtLocks, 0},
 	{"watch liveness", working, watchLivenessDue, beginWatchLiveness, 0},
@@ -127,6 +128,8 @@ func releaseDue(e *engine, now time.Time) time.Time { return e.members.releaseDu
 func releaseLocksDue(e *engine, _ time.Time) time.Time { return e.locks.ReleaseDue() }
 
 func fenceDue(e *engine, _ time.Time) time.Time { return e.members.fenceDue(e.server.generation) }
+
+func lookUpOwnersDue(e *engine, _ time.Time) time.Time { return atOnceIf(len(e.lookups) > 0) }
 
 func listenToLocksDue(e *engine, _ time.Time) time.Time {
 	return atOnceIf(e.connection.listening && e.locks.ToListen(e.session.number))

@@ -68,6 +68,7 @@ type (
 		ID                              string
 		TTL                             time.Duration
 		Process                         store.Process
+		Metadata                        string
 	}
 	// An Identity is a row of table identities.
 	Identity struct{ Incarnation, Process, UsedAt int64 }

@@ -59,7 +59,7 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 		row, known := t.Clients[r.Session]
 		if !known {
 			row = Client{Session: r.Session, ID: r.ID, Incarnation: i.Incarnation, TTL: r.TTL,
-				Process: store.Process{Host: r.Host, PID: r.PID, StartedAt: r.StartedAt}}
+				Process: store.Process{Host: r.Host, PID: r.PID, StartedAt: r.StartedAt}, Metadata: cmp.Or(r.Metadata, "{}")}
 		}
 		row.ExpiresAt, row.Incarnation = expires, max(row.Incarnation, i.Incarnation)
 		t.Clients[r.Session] = row
@@ -304,6 +304,33 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]stor
 			reads = append(reads, read)
 		}
 		return reads, false
+	})
+}
+
+// Owners is owners.sql.
+func (c *Conn) Owners(ctx context.Context, spans []store.Span) (map[store.Span]store.Owners, error) {
+	return execute(ctx, c, "owners", false, func(_ *Database, t *Tables, clock int64) (map[store.Span]store.Owners, bool) {
+		found := make(map[store.Span]store.Owners, len(spans))
+		for _, s := range spans {
+			l := t.Leases[s.Lease]
+			of, by := store.Owners{Partitions: int(l.Partitions), Generation: l.Generation}, make(map[int64]*store.Owner)
+			for p, row := range t.Partitions[s.Lease] {
+				owner := t.Clients[row.Owner]
+				if p < s.First || p > s.Last || owner.Session == 0 || owner.Incarnation < 0 || owner.ExpiresAt <= clock {
+					continue
+				}
+				if by[row.Owner] == nil {
+					by[row.Owner] = &store.Owner{ID: owner.ID, Metadata: owner.Metadata}
+				}
+				by[row.Owner].Partitions = append(by[row.Owner].Partitions, int64(p))
+				by[row.Owner].Epochs = append(by[row.Owner].Epochs, row.Epoch)
+			}
+			for _, session := range slices.Sorted(maps.Keys(by)) {
+				of.Owners = append(of.Owners, *by[session])
+			}
+			found[s] = of
+		}
+		return found, false
 	})
 }
 

@@ -100,6 +100,26 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 					return reads, err
 				})
 			},
+			"owners": func(*rapid.T) {
+				var spans []Span
+				for _, name := range some(p, "leases", leases) {
+					first := draw(p, "first", []int{0, 1})
+					spans = append(spans, Span{name, first, first + draw(p, "more", []int{0, 1, 100})})
+				}
+				p.same("owners", func(c engine.Conn) (any, error) {
+					found, err := c.Owners(f.ctx, spans)
+					by := make(map[string]string) // one owner has its partitions in any order, and owners have none
+					for span, of := range found {
+						by[fmt.Sprint(span)] = fmt.Sprint(of.Partitions, of.Generation)
+						for _, o := range of.Owners {
+							for i, partition := range o.Partitions {
+								by[fmt.Sprint(span, partition)] += fmt.Sprint(o.ID, o.Metadata, o.Epochs[i])
+							}
+						}
+					}
+					return by, err
+				})
+			},
 			"release": func(*rapid.T) {
 				session, releases := p.releases()
 				var leaving []Leave

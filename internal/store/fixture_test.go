@@ -157,10 +157,10 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 	var a, b, c pgtype.Timestamptz
 	var name string
 	var r tableReader
-	r.read("SELECT session, id, incarnation, expires_at, (extract(epoch FROM ttl) * 1000000000)::bigint, host, pid, started_at FROM clients",
+	r.read("SELECT session, id, incarnation, expires_at, (extract(epoch FROM ttl) * 1000000000)::bigint, host, pid, started_at, metadata::text FROM clients",
 		func() ([]any, func()) {
 			var c fakestore.Client
-			return []any{&c.Session, &c.ID, &c.Incarnation, &a, &c.TTL, &c.Process.Host, &c.Process.PID, &c.Process.StartedAt}, func() {
+			return []any{&c.Session, &c.ID, &c.Incarnation, &a, &c.TTL, &c.Process.Host, &c.Process.PID, &c.Process.StartedAt, &c.Metadata}, func() {
 				c.ExpiresAt, c.Process.StartedAt = instant(a), c.Process.StartedAt.UTC()
 				t.Clients[c.Session] = c
 			}
@@ -221,8 +221,8 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	changes(before.Clients, after.Clients, func(session int64) {
 		exec("DELETE FROM clients WHERE session = $1", session)
 	}, func(_ int64, c fakestore.Client) {
-		exec("INSERT INTO clients VALUES ($1, $2, $3, $4::timestamptz, $5 * interval '1 microsecond', $6, $7, $8)",
-			c.Session, c.ID, c.Incarnation, timestamp(c.ExpiresAt), c.TTL.Microseconds(), c.Process.Host, c.Process.PID, c.Process.StartedAt)
+		exec("INSERT INTO clients VALUES ($1, $2, $3, $4::timestamptz, $5 * interval '1 microsecond', $6, $7, $8, $9)",
+			c.Session, c.ID, c.Incarnation, timestamp(c.ExpiresAt), c.TTL.Microseconds(), c.Process.Host, c.Process.PID, c.Process.StartedAt, c.Metadata)
 	})
 	changes(before.Identities, after.Identities, func(id string) {
 		exec("DELETE FROM identities WHERE id = $1", id)

@@ -104,6 +104,52 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 	return query(ctx, c, func(rows pgx.Rows) ([]LeaseRead, error) { return pgx.CollectRows(rows, read) }, c.statements.Read, session, leases)
 }
 
+// A Span is a part of a lease: the partitions from First to Last.
+type Span struct {
+	Lease       string
+	First, Last int
+}
+
+// Owners are the clients that own partitions of a span.
+type Owners struct {
+	Partitions int   // of the lease; 0: there is no such lease
+	Generation int64 // of the lease
+	Owners     []Owner
+}
+
+// An Owner is a client, and what it owns of a span.
+type Owner struct {
+	ID                 string
+	Metadata           string // JSON
+	Partitions, Epochs []int64
+}
+
+// Owners returns who owns partitions, by span. See owners.sql.
+func (c *Conn) Owners(ctx context.Context, spans []Span) (map[Span]Owners, error) {
+	leases, first, last := make([]string, len(spans)), make([]int, len(spans)), make([]int, len(spans))
+	for i, s := range spans {
+		leases[i], first[i], last[i] = s.Lease, s.First, s.Last
+	}
+	type row struct {
+		Number             int
+		Lease              int
+		Generation         int64
+		ID, Metadata       string
+		Partitions, Epochs numbers
+	}
+	rows, err := query(ctx, c, func(rows pgx.Rows) ([]row, error) { return pgx.CollectRows(rows, pgx.RowToStructByPos[row]) }, c.statements.Owners, leases, first, last)
+	found := make(map[Span]Owners, len(spans))
+	for _, r := range rows {
+		of := found[spans[r.Number-1]]
+		of.Partitions, of.Generation = r.Lease, r.Generation
+		if r.ID != "" {
+			of.Owners = append(of.Owners, Owner{r.ID, r.Metadata, r.Partitions, r.Epochs})
+		}
+		found[spans[r.Number-1]] = of
+	}
+	return found, err
+}
+
 // Release gives up partitions, and leaves the leases that the session joined with that join or
 // earlier. Announce has to notify the new owners, except those in a lease that was left. See
 // release.sql.

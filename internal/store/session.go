@@ -26,6 +26,7 @@ type Registration struct {
 	Host        string
 	PID         int
 	StartedAt   time.Time
+	Metadata    string // JSON
 }
 
 // ProcessBits is the number of low bits in Registration.Process that count the clients of one
@@ -102,7 +103,7 @@ func (c *Conn) Register(ctx context.Context, r Registration) (int64, *Process, e
 		Incarnation int64
 		Process
 	}](ctx, c, c.statements.Register, r.Session, r.ID, r.Incarnation, r.Process,
-		r.TTL.Microseconds(), r.Host, r.PID, r.StartedAt, c.lockWait)
+		r.TTL.Microseconds(), r.Host, r.PID, r.StartedAt, cmp.Or(r.Metadata, "{}"), c.lockWait)
 	if err != nil || got.Incarnation != 0 {
 		return got.Incarnation, nil, err
 	}

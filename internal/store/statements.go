@@ -20,7 +20,7 @@ type Statements struct {
 	Register, Superseder, Heartbeat, Marker, Accept, Reject, Close string
 	Join, Read, Release, Announce, Fence                           string
 	Evict, Tidy, Claim, Snapshot, Apply                            string
-	Guard, Reaches                                                 string
+	Guard, Reaches, Owners                                         string
 	Liveness, Watch, EvictDisconnected                             string
 
 	LockAcquire, LockRelease, LockReleases, LockLook, LockSweep, LockList, LockGuard string

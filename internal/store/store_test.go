@@ -214,7 +214,7 @@ func (f *fixture) clientTTL(id string, ttl time.Duration) *client {
 }
 
 func registration(session int64, id string, incarnation, process int64, ttl time.Duration) Registration {
-	return Registration{session, id, incarnation, process, ttl, "host", 4711, time.Unix(1700000000, 0)}
+	return Registration{session, id, incarnation, process, ttl, "host", 4711, time.Unix(1700000000, 0), `{"id": "` + id + `"}`}
 }
 
 // end ends the session, or finds that it is gone or continues.

@@ -10,7 +10,8 @@ CREATE TABLE IF NOT EXISTS pgleases.clients (
     ttl         interval NOT NULL,
     host        pg_catalog.text NOT NULL,
     pid         int NOT NULL,
-    started_at  pg_catalog.timestamptz NOT NULL
+    started_at  pg_catalog.timestamptz NOT NULL,
+    metadata    pg_catalog.jsonb NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.5, autovacuum_vacuum_threshold = 1000);
 COMMENT ON TABLE pgleases.clients IS 'The live sessions: one row for each run of a client, renewed by its heartbeat.';
 COMMENT ON COLUMN pgleases.clients.session IS '63 random bits drawn by the client; a restart is a new session.';
@@ -21,6 +22,7 @@ COMMENT ON COLUMN pgleases.clients.ttl IS 'How long the session stays alive with
 COMMENT ON COLUMN pgleases.clients.host IS 'The host of its process.';
 COMMENT ON COLUMN pgleases.clients.pid IS 'The process ID on that host.';
 COMMENT ON COLUMN pgleases.clients.started_at IS 'When the client was opened, by its own clock.';
+COMMENT ON COLUMN pgleases.clients.metadata IS 'Data of the application about this client, for example an address. Written once, when the session begins.';
 
 CREATE TABLE IF NOT EXISTS pgleases.identities (
     id          pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,

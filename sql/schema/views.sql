@@ -33,7 +33,8 @@ SELECT m.lease,
        c.host,
        c.pid,
        c.session,
-       w.verbs AS overrides
+       w.verbs AS overrides,
+       c.metadata
 FROM pgleases.members AS m
 JOIN pgleases.clients AS c ON c.session OPERATOR(pg_catalog.=) m.session
 JOIN pgleases.leases AS l ON l.name OPERATOR(pg_catalog.=) m.lease
@@ -57,6 +58,7 @@ COMMENT ON COLUMN pgleases.members_status.host IS 'The host of its process.';
 COMMENT ON COLUMN pgleases.members_status.pid IS 'The process ID on that host.';
 COMMENT ON COLUMN pgleases.members_status.session IS 'Its session.';
 COMMENT ON COLUMN pgleases.members_status.overrides IS 'The overrides that concern this client or this lease, except pins; null: no override.';
+COMMENT ON COLUMN pgleases.members_status.metadata IS 'Data of the application about this client.';
 
 CREATE OR REPLACE VIEW pgleases.locks_status AS
 SELECT l.name,

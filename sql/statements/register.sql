@@ -8,12 +8,13 @@
 -- $6 text         host
 -- $7 int          process ID
 -- $8 timestamptz  when the client was opened
--- $9 int          lock timeout, milliseconds
+-- $9 text         metadata, as JSON
+-- $10 int         lock timeout, milliseconds
 --
 -- One row: the incarnation; null if a newer process has the client ID, with that process's host, process ID and start,
 -- or if an operator has evicted this process.
 WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run it otherwise
-    SELECT pgleases.settings(true, $9::int) AS ok
+    SELECT pgleases.settings(true, $10::int) AS ok
 ), identity AS (
     INSERT INTO pgleases.identities AS i (id, incarnation, process, used_at)
     -- The first incarnation is the clock's time: so a process that has been frozen since before the ID was forgotten
@@ -50,10 +51,10 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
            OR EXISTS (SELECT FROM server WHERE server.late))
     RETURNING 1
 ), client AS (
-    INSERT INTO pgleases.clients AS c (session, id, incarnation, expires_at, ttl, host, pid, started_at)
+    INSERT INTO pgleases.clients AS c (session, id, incarnation, expires_at, ttl, host, pid, started_at, metadata)
     SELECT $1::bigint, $2::text, identity.incarnation,
            clock_timestamp() + $5::bigint * interval '1 microsecond', $5::bigint * interval '1 microsecond',
-           $6::text, $7::int, $8::timestamptz
+           $6::text, $7::int, $8::timestamptz, $9::jsonb
     FROM identity
     WHERE (SELECT count(*) FROM lowered) >= 0 -- always true: the session's time begins after the wait for the server's row
     -- The incarnation is higher if the answer was lost, and another process has taken the ID before this repetition.

@@ -1,0 +1,139 @@
+// Package leader elects one leader among processes, with the callbacks that users of client-go know.
+// The leader is the owner of the only partition of a lease.
+//
+// Two things differ from client-go. A process that lost the leadership stands by, and leads again
+// when it is elected again. And each leadership has an epoch, by which a database or another system
+// refuses a former leader: see Epoch.
+package leader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/bridge"
+)
+
+// Callbacks are what a process does about the leadership. Each may be nil.
+type Callbacks struct {
+	// OnStartedLeading is called each time that this process begins to lead. ctx ends when it has to
+	// stop; return then. No other process leads before it has returned, unless the trust was lost, for
+	// example because this process was frozen. If it returns earlier, the process leads on.
+	OnStartedLeading func(ctx context.Context)
+	// OnStoppedLeading is called once after each OnStartedLeading, when that has returned and the
+	// leadership has ended or is to end. The next leader waits for it as well.
+	OnStoppedLeading func()
+	// OnNewLeader is called with the client ID of each new leader, which may be this process: within a
+	// heartbeat, in order, and from one goroutine. A leader that led for less than a heartbeat may be
+	// left out.
+	OnNewLeader func(id string)
+}
+
+// An Elector is a candidate. All methods are safe for concurrent use.
+type Elector struct {
+	client *pgleases.Client
+	name   string
+	lease  atomic.Pointer[pgleases.Lease] // nil: Run is not under way
+	leader atomic.Pointer[string]         // the ID that OnNewLeader had last; nil: there was none
+}
+
+// New returns an elector for the leadership of that name, which is also the name of its lease.
+func New(client *pgleases.Client, name string) *Elector { return &Elector{client: client, name: name} }
+
+// Run is New(client, name).Run(ctx, callbacks), for programs that need no Elector.
+func Run(ctx context.Context, client *pgleases.Client, name string, callbacks Callbacks) error {
+	return New(client, name).Run(ctx, callbacks)
+}
+
+// Run joins the lease, calls the callbacks until ctx or the client ends, and leaves the lease. It
+// returns when all callbacks have returned. The error wraps the cause. A second Run of the same name
+// on the client at the same time returns an error.
+func (e *Elector) Run(ctx context.Context, callbacks Callbacks) (err error) {
+	lease, err := e.client.Lease(ctx, e.name, 1)
+	if err != nil {
+		return fmt.Errorf("pgleases: elect leader %q: %w", e.name, err)
+	}
+	if !e.lease.CompareAndSwap(nil, lease) {
+		return fmt.Errorf("pgleases: elect leader %q: another Run is under way", e.name)
+	}
+	defer e.lease.Store(nil)
+	watched, cancel := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() { e.watch(watched, lease, callbacks.OnNewLeader) })
+	err = lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
+		if callbacks.OnStoppedLeading != nil {
+			defer callbacks.OnStoppedLeading()
+		}
+		if callbacks.OnStartedLeading != nil {
+			callbacks.OnStartedLeading(context.WithValue(ctx, epochKey{}, p.Epoch))
+		}
+		<-ctx.Done()
+		return nil
+	})
+	cancel()
+	watch.Wait()
+	if ctx.Err() != nil { // otherwise the client has ended, or another Run of this name is under way
+		err = errors.Join(err, lease.Leave(ctx)) // no work is left, so the next process leads at once
+	}
+	return err
+}
+
+// watch calls onNew for each new leader.
+func (e *Elector) watch(ctx context.Context, lease *pgleases.Lease, onNew func(id string)) {
+	for {
+		news, retry := bridge.LeaseNews(lease), (<-chan time.Time)(nil)
+		owners, err := lease.Owners(ctx)
+		if err != nil {
+			retry = time.After(time.Second)
+		}
+		if id := owners[0].ID; id != "" && id != e.Leader() {
+			e.leader.Store(&id)
+			if onNew != nil {
+				onNew(id)
+			}
+		}
+		select {
+		case <-news.Next:
+		case <-retry:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// IsLeader reports whether this process leads now. It reads the clock: in a process that was frozen
+// past its trust deadline, the first call returns false. It costs nanoseconds and delays no handoff.
+// It is false outside of Run.
+func (e *Elector) IsLeader() bool {
+	lease := e.lease.Load()
+	if lease == nil {
+		return false
+	}
+	_, leads := lease.Partition(0)
+	return leads
+}
+
+// Leader returns the client ID of the last leader that this process has heard of; empty: of none. It
+// costs nanoseconds, and may be a heartbeat old. For the present leader with its metadata, call
+// Client.Owner(ctx, name, 0).
+func (e *Elector) Leader() string {
+	if id := e.leader.Load(); id != nil {
+		return *id
+	}
+	return ""
+}
+
+type epochKey struct{}
+
+// Epoch returns the epoch (fencing token) of the leadership, from the context of OnStartedLeading or
+// one derived from it; 0 from any other context. It is higher than that of each earlier leader. Send
+// it with calls to systems that refuse lower epochs. In a transaction, pass it to Guard of the lease
+// that Client.Lease(ctx, name, 1) returns, as pgleases.Partition{Epoch: leader.Epoch(ctx)}.
+func Epoch(ctx context.Context) int64 {
+	epoch, _ := ctx.Value(epochKey{}).(int64)
+	return epoch
+}

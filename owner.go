@@ -1,0 +1,118 @@
+package pgleases
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/engine"
+	"github.com/pgleases/pgleases/internal/owned"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// An Owner is the client that owns a partition, as the database had it at AsOf or later. The
+// partition may have moved since, so an owner is a hint where to send a request. The owner itself
+// decides with Values, Hold or Guard whether it still owns the partition. It may also need some
+// milliseconds to find out that it owns the partition.
+type Owner struct {
+	ID       string            // of the client
+	Epoch    int64             // of its ownership
+	Metadata map[string]string // see WithMetadata; shared, so do not write to it
+	AsOf     time.Time         // when the database was asked, on this process's clock
+}
+
+// Owner returns the owner of a partition of any lease of the schema, and whether a client owns the
+// partition. A client that has crashed counts as owner until its TTL has passed. The client need not
+// have joined the lease.
+//
+// Owner costs one round trip on the client's connection. Calls that wait at the same time share one
+// statement. Owner returns an error if there is no such partition, if the statement failed, if the
+// client has ended, or if ctx ends first. Without a connection it waits until ctx ends.
+func (c *Client) Owner(ctx context.Context, lease string, partition int) (Owner, bool, error) {
+	owner, owned, err := c.owner(ctx, lease, partition)
+	if err != nil {
+		return Owner{}, false, fmt.Errorf("pgleases: owner of partition %d of lease %q: %w", partition, lease, err)
+	}
+	return owner, owned, nil
+}
+
+func (c *Client) owner(ctx context.Context, lease string, partition int) (owner Owner, owned bool, err error) {
+	if err := store.CheckName("lease name", lease); err != nil {
+		return owner, false, err
+	}
+	if partition < 0 || partition >= engine.MaxPartitions {
+		return owner, false, fmt.Errorf("it is out of range: 0 to %d", engine.MaxPartitions-1)
+	}
+	read, err := c.engine.Owners(ctx, store.Span{Lease: lease, First: partition, Last: partition})
+	switch {
+	case err != nil:
+		return owner, false, err
+	case read.Partitions == 0:
+		return owner, false, errors.New("there is no such lease")
+	case partition >= read.Partitions:
+		return owner, false, fmt.Errorf("it is out of range: 0 to %d", read.Partitions-1)
+	}
+	owners, err := ownersOf(read)
+	owner, owned = owners[partition]
+	return owner, owned, err
+}
+
+// Owner is Client.Owner for a partition of this lease.
+func (l *Lease) Owner(ctx context.Context, partition int) (Owner, bool, error) {
+	return l.client.Owner(ctx, l.engine.Name, partition)
+}
+
+// OwnerOf is Owner for the partition of a key.
+func (l *Lease) OwnerOf(ctx context.Context, key string) (Owner, bool, error) {
+	return l.Owner(ctx, l.PartitionFor(key))
+}
+
+// Owners returns the owners of all partitions, by partition; a partition without an owner is
+// missing. The map is shared: do not write to it.
+//
+// Owners keeps what it read, so most calls cost nanoseconds. It asks the database again if the client
+// has heard of a change of the lease since, or if the answer is older than the client's TTL. The
+// client hears of its own gains and losses at once, and of changes among others at its next
+// heartbeat. So after a change the map may be old for up to a heartbeat, or for the TTL if
+// heartbeats fail. For the present owner call Owner. The errors are those of Client.Owner.
+func (l *Lease) Owners(ctx context.Context) (map[int]Owner, error) {
+	shown, heard := l.board.Look(), l.engine.News().Generation
+	if c := l.owners.Load(); c != nil && c.shown == shown && c.generation >= heard && time.Since(c.asOf) < l.client.options.TTL {
+		return c.owners, nil
+	}
+	read, err := l.engine.Owners(ctx, 0, l.engine.Partitions-1)
+	var owners map[int]Owner
+	if err == nil {
+		owners, err = ownersOf(read)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pgleases: owners of lease %q: %w", l.engine.Name, err)
+	}
+	l.owners.Store(&cachedOwners{owners, read.AsOf, read.Generation, shown})
+	return owners, nil
+}
+
+// cachedOwners are valid until the client hears of a change.
+type cachedOwners struct {
+	owners     map[int]Owner
+	asOf       time.Time
+	generation int64           // of the lease, in the same snapshot as the owners
+	shown      *owned.Snapshot // what this client showed before
+}
+
+// ownersOf returns owners by partition.
+func ownersOf(read engine.Owners) (map[int]Owner, error) {
+	owners := make(map[int]Owner)
+	for _, o := range read.Owners.Owners {
+		var metadata map[string]string
+		if err := json.Unmarshal([]byte(o.Metadata), &metadata); err != nil {
+			return nil, fmt.Errorf("metadata of client %q: %w", o.ID, err)
+		}
+		for i, partition := range o.Partitions {
+			owners[int(partition)] = Owner{o.ID, o.Epochs[i], metadata, read.AsOf}
+		}
+	}
+	return owners, nil
+}
