@@ -1,0 +1,276 @@
+package clientgo
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
+)
+
+const (
+	ttl           = 4 * time.Second
+	heartbeat     = 400 * time.Millisecond
+	renewDeadline = 2 * time.Second
+	retryPeriod   = 300 * time.Millisecond
+	trust         = renewDeadline + retryPeriod
+
+	childURL = "PGLEASES_CLIENTGO_CHILD" // set: the test binary is a candidate in a process of its own
+)
+
+func TestMain(m *testing.M) {
+	klog.SetLogger(logr.Discard())
+	if url := os.Getenv(childURL); url != "" {
+		if err := child(url); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	testkit.Main(m)
+}
+
+func child(url string) error {
+	ctx := context.Background()
+	pool, err := pgtest.NewPool(ctx, url)
+	if err != nil {
+		return err
+	}
+	client, err := pgleases.NewClient(ctx, pool, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat))
+	if err != nil {
+		return err
+	}
+	leaderelection.RunOrDie(ctx, config(candidate(client, pool), leaderelection.LeaderCallbacks{
+		OnStartedLeading: func(ctx context.Context) { fmt.Println("leads"); <-ctx.Done() },
+		OnStoppedLeading: func() { fmt.Println("stopped") },
+	}))
+	return nil
+}
+
+func candidate(client *pgleases.Client, pool *pgxpool.Pool) *Lock {
+	return &Lock{Client: client, Pool: pool, Name: "controller", Trust: trust}
+}
+
+func config(lock *Lock, callbacks leaderelection.LeaderCallbacks) leaderelection.LeaderElectionConfig {
+	return leaderelection.LeaderElectionConfig{
+		Lock: lock, LeaseDuration: ttl, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod, Callbacks: callbacks, ReleaseOnCancel: true,
+	}
+}
+
+// An elector runs client-go's leaderelection in this process until it has ended.
+type elector struct {
+	lock           *Lock
+	began, ended   chan time.Time // of the leader's context
+	leader         chan string
+	cancel         context.CancelFunc
+	stopped        chan struct{}
+	client         *pgleases.Client
+	leaderElection *leaderelection.LeaderElector
+}
+
+func elect(t *testing.T, pool *pgxpool.Pool) *elector {
+	t.Helper()
+	client := clients.New(t, pool, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat))
+	ctx, cancel := context.WithCancel(context.Background())
+	e := &elector{
+		lock: candidate(client, pool), client: client, cancel: cancel,
+		began: make(chan time.Time, 10), ended: make(chan time.Time, 10), leader: make(chan string, 10), stopped: make(chan struct{}),
+	}
+	e.leaderElection = testkit.Must(leaderelection.NewLeaderElector(config(e.lock, leaderelection.LeaderCallbacks{
+		OnStartedLeading: func(ctx context.Context) {
+			e.began <- time.Now()
+			<-ctx.Done()
+			e.ended <- time.Now()
+		},
+		OnStoppedLeading: func() {},
+		OnNewLeader:      func(identity string) { e.leader <- identity },
+	})))(t)
+	go func() {
+		defer close(e.stopped)
+		e.leaderElection.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-e.stopped
+	})
+	return e
+}
+
+// A released leadership goes to the next candidate. Each sees which client leads, and can fence its
+// writes.
+func TestElectionAndRelease(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
+	one := elect(t, pool)
+	testkit.Receive(t, "the first leads", one.began)
+	two := elect(t, pool)
+	if id := testkit.Receive(t, "the second sees a leader", two.leader); id != one.client.ID() {
+		t.Errorf("%q leads, want %q", id, one.client.ID())
+	}
+	lease, p, leading := one.lock.Leading()
+	if !leading {
+		t.Fatal("the first is not leading")
+	}
+	guard := func() error {
+		return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return lease.Guard(t.Context(), tx, p) })
+	}
+	testkit.OK(t, guard())
+	clients.Beats(t, one.client, 5)
+	select {
+	case <-two.began:
+		t.Error("two lead")
+	case <-one.ended:
+		t.Error("the first stopped leading")
+	default:
+	}
+	one.cancel()
+	testkit.Receive(t, "the second leads", two.began)
+	testkit.Until(t, "the second knows it", func() (leading bool) { lease, _, leading = two.lock.Leading(); return leading })
+	if err := guard(); !errors.Is(err, pgleases.ErrNotOwner) { // p is the first one's
+		t.Errorf("Guard of the first ownership returned %v", err)
+	}
+	if _, _, leading := one.lock.Leading(); leading {
+		t.Error("the first still leads")
+	}
+}
+
+// A leader whose network is cut stops before another leads.
+func TestCutLeaderStopsFirst(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	wire := &testkit.Wire{}
+	one := elect(t, testkit.Pool(t, url, wire.Carry))
+	testkit.Receive(t, "the first leads", one.began)
+	two := elect(t, testkit.Pool(t, url))
+	clients.Beats(t, two.client, int(ttl/heartbeat)+1) // it has watched the first
+	wire.Cut()
+	cut := time.Now()
+	ended, began := testkit.Receive(t, "the first stops", one.ended), testkit.Receive(t, "the second leads", two.began)
+	t.Logf("stopped after %v, the next led after %v", ended.Sub(cut), began.Sub(cut))
+	if !ended.Before(began) {
+		t.Errorf("two led for %v", ended.Sub(began))
+	}
+	wire.Mend()
+	clients.Beats(t, one.client, 2)
+}
+
+// An operator drains the leader's client: the next leads when the first has stopped.
+func TestDrainedLeaderStopsFirst(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
+	one := elect(t, pool)
+	testkit.Receive(t, "the first leads", one.began)
+	two := elect(t, pool)
+	testkit.Receive(t, "the second sees a leader", two.leader)
+	testkit.Execute(t, pool, "SELECT pgleases.drain($1, 'test')", one.client.ID())
+	ended, began := testkit.Receive(t, "the first stops", one.ended), testkit.Receive(t, "the second leads", two.began)
+	// The context ends just after the lease is left, in another goroutine.
+	if overlap := ended.Sub(began); overlap > retryPeriod/2 {
+		t.Errorf("two led for %v", overlap)
+	}
+}
+
+// After SIGKILL of the leader's process another one leads within the bounds.
+func TestKilledLeaderIsReplaced(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	start := func() (*exec.Cmd, chan time.Time) {
+		cmd := exec.Command(testkit.Must(os.Executable())(t))
+		cmd.Env = append(os.Environ(), childURL+"="+url)
+		cmd.Stderr = os.Stderr
+		out := testkit.Must(cmd.StdoutPipe())(t)
+		testkit.OK(t, cmd.Start())
+		leads := make(chan time.Time, 1)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for lines := bufio.NewScanner(out); lines.Scan(); {
+				if lines.Text() == "leads" {
+					leads <- time.Now()
+				}
+			}
+		}()
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill()
+			<-done
+			_ = cmd.Wait()
+		})
+		return cmd, leads
+	}
+	one, leads := start()
+	testkit.Receive(t, "the first leads", leads)
+	_, leads = start()
+	pool := testkit.Pool(t, url)
+	testkit.Becomes(t, pool, "both are members", 2, "SELECT count(*)::int FROM pgleases.members_status")
+	other := clients.New(t, pool, pgleases.WithHeartbeat(heartbeat))
+	clients.Beats(t, other, int(ttl/heartbeat)+2) // the second has watched the first for a TTL
+	testkit.OK(t, one.Process.Kill())
+	killed := time.Now()
+	took := testkit.Receive(t, "the second leads", leads).Sub(killed)
+	const most = ttl + heartbeat + 22*retryPeriod/10
+	t.Logf("another led %v after SIGKILL, the bound is %v", took, most)
+	if took < ttl-2*heartbeat || took > most+time.Second { // a second for a busy machine
+		t.Errorf("another led after %v, want %v to %v", took, ttl-2*heartbeat, most)
+	}
+}
+
+// controller-runtime's manager starts its runnables when its process leads. It needs no API server for
+// that.
+func TestControllerRuntimeManager(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
+	start := func() (chan time.Time, func()) {
+		client := clients.New(t, pool, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat))
+		renew, retry, lease := renewDeadline, retryPeriod, ttl
+		m := testkit.Must(manager.New(&rest.Config{Host: "http://127.0.0.1:1"}, manager.Options{
+			LeaderElection: true, LeaderElectionResourceLockInterface: candidate(client, pool), LeaderElectionReleaseOnCancel: true,
+			LeaseDuration: &lease, RenewDeadline: &renew, RetryPeriod: &retry,
+			Metrics: server.Options{BindAddress: "0"}, Logger: logr.FromSlogHandler(slog.DiscardHandler),
+		}))(t)
+		began := make(chan time.Time, 1)
+		testkit.OK(t, m.Add(manager.RunnableFunc(func(ctx context.Context) error {
+			began <- time.Now()
+			<-ctx.Done()
+			return nil
+		})))
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- m.Start(ctx) }()
+		stop := sync.OnceFunc(func() {
+			cancel()
+			testkit.OK(t, <-done)
+		})
+		t.Cleanup(stop)
+		return began, stop
+	}
+	began, stop := start()
+	testkit.Receive(t, "the first manager runs", began)
+	next, _ := start()
+	testkit.Becomes(t, pool, "both are members", 2, "SELECT count(*)::int FROM pgleases.members_status")
+	select {
+	case <-next:
+		t.Error("two managers run")
+	default:
+	}
+	stop()
+	testkit.Receive(t, "the second manager runs", next)
+}
