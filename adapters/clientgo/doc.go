@@ -33,6 +33,8 @@
 //   - client-go does not wait for the work of OnStartedLeading: it cancels the context, releases, and
 //     returns. The next leader may begin while that work still ends. The same holds for
 //     ReleaseOnCancel, which releases before the work has ended. End the process, as client-go advises.
+//   - In a drain, two may lead for a moment (up to 150 ms in the tests), because client-go releases before it
+//     cancels the leader's context.
 //   - IsLeader of client-go's elector reads what the last attempt observed, and not the clock. It may
 //     return true for up to RenewDeadline after the loss. [Lock.Leading] reads the clock.
 //   - A Lock whose elector ended before it led remains a candidate, and may become the owner without
