@@ -8,9 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/pgleases/pgleases"
@@ -27,8 +24,6 @@ var ErrNotLeading = errors.New("pgleases: not leading")
 // use.
 type Lock struct {
 	Client *pgleases.Client
-	Pool   *pgxpool.Pool // to read which client leads
-	Schema string        // of Client; empty: pgleases
 	Name   string        // of the lease
 	Trust  time.Duration // for which a renewal needs trust: RenewDeadline plus RetryPeriod
 
@@ -41,7 +36,8 @@ type Lock struct {
 func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, max(l.Trust, time.Second)) // the elector's first attempts have no limit
 	defer cancel()
-	if err := l.join(ctx); err != nil {
+	lease, err := l.join(ctx)
+	if err != nil {
 		return nil, nil, err
 	}
 	record := resourcelock.LeaderElectionRecord{LeaseDurationSeconds: 1}
@@ -49,22 +45,12 @@ func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	if leading {
 		record.HolderIdentity = l.Identity()
 	} else if p.Epoch == 0 { // it never led; after a loss the elector must not wait for the database
-		var since *time.Time
-		schema := l.Schema
-		if schema == "" {
-			schema = "pgleases"
-		}
-		status := pgx.Identifier{schema, "status"}.Sanitize()
-		err := l.Pool.QueryRow(ctx, "SELECT coalesce(owner, ''), since FROM "+status+" WHERE lease = $1 AND partition = 0", l.Name).
-			Scan(&record.HolderIdentity, &since)
-		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		owner, _, err := lease.Owner(ctx, 0)
+		if err != nil {
 			return nil, nil, fmt.Errorf("pgleases: read leader %q: %w", l.Name, err)
 		}
-		if since != nil {
-			record.AcquireTime = metav1.NewTime(*since)
-		}
-		if record.HolderIdentity == l.Identity() { // it owns the partition, and does not lead yet
-			record.HolderIdentity = ""
+		if owner.ID != l.Identity() { // otherwise it owns the partition, and does not lead yet
+			record.HolderIdentity = owner.ID
 		}
 	}
 	raw, err := json.Marshal(record)
@@ -150,15 +136,14 @@ func (l *Lock) Identity() string { return l.Client.ID() }
 // Describe returns the lease's name.
 func (l *Lock) Describe() string { return "pgleases/" + l.Name }
 
-func (l *Lock) join(ctx context.Context) error {
+func (l *Lock) join(ctx context.Context) (_ *pgleases.Lease, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.lease != nil {
-		return l.lease.Err()
+		return l.lease, l.lease.Err()
 	}
-	lease, err := l.Client.Lease(ctx, l.Name, 1)
-	l.lease = lease
-	return err
+	l.lease, err = l.Client.Lease(ctx, l.Name, 1)
+	return l.lease, err
 }
 
 // detach ends the candidacy, and returns a function that leaves the lease, so that another process leads.

@@ -59,15 +59,15 @@ func child(url string) error {
 	if err != nil {
 		return err
 	}
-	leaderelection.RunOrDie(ctx, config(candidate(client, pool), leaderelection.LeaderCallbacks{
+	leaderelection.RunOrDie(ctx, config(candidate(client), leaderelection.LeaderCallbacks{
 		OnStartedLeading: func(ctx context.Context) { fmt.Println("leads"); <-ctx.Done() },
 		OnStoppedLeading: func() { fmt.Println("stopped") },
 	}))
 	return nil
 }
 
-func candidate(client *pgleases.Client, pool *pgxpool.Pool) *Lock {
-	return &Lock{Client: client, Pool: pool, Name: "controller", Trust: trust}
+func candidate(client *pgleases.Client) *Lock {
+	return &Lock{Client: client, Name: "controller", Trust: trust}
 }
 
 func config(lock *Lock, callbacks leaderelection.LeaderCallbacks) leaderelection.LeaderElectionConfig {
@@ -92,7 +92,7 @@ func elect(t *testing.T, pool *pgxpool.Pool) *elector {
 	client := clients.New(t, pool, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat))
 	ctx, cancel := context.WithCancel(context.Background())
 	e := &elector{
-		lock: candidate(client, pool), client: client, cancel: cancel,
+		lock: candidate(client), client: client, cancel: cancel,
 		began: make(chan time.Time, 10), ended: make(chan time.Time, 10), leader: make(chan string, 10), stopped: make(chan struct{}),
 	}
 	e.leaderElection = testkit.Must(leaderelection.NewLeaderElector(config(e.lock, leaderelection.LeaderCallbacks{
@@ -242,7 +242,7 @@ func TestControllerRuntimeManager(t *testing.T) {
 		client := clients.New(t, pool, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat))
 		renew, retry, lease := renewDeadline, retryPeriod, ttl
 		m := testkit.Must(manager.New(&rest.Config{Host: "http://127.0.0.1:1"}, manager.Options{
-			LeaderElection: true, LeaderElectionResourceLockInterface: candidate(client, pool), LeaderElectionReleaseOnCancel: true,
+			LeaderElection: true, LeaderElectionResourceLockInterface: candidate(client), LeaderElectionReleaseOnCancel: true,
 			LeaseDuration: &lease, RenewDeadline: &renew, RetryPeriod: &retry,
 			Metrics: server.Options{BindAddress: "0"}, Logger: logr.FromSlogHandler(slog.DiscardHandler),
 		}))(t)

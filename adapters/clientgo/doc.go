@@ -6,7 +6,7 @@
 //	if err != nil {
 //		return err
 //	}
-//	election := &clientgo.Lock{Client: client, Pool: pool, Name: "controller", Trust: renewDeadline + retryPeriod}
+//	election := &clientgo.Lock{Client: client, Name: "controller", Trust: renewDeadline + retryPeriod}
 //	leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
 //		Lock: election, LeaseDuration: 15 * time.Second, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
 //		Callbacks: callbacks, ReleaseOnCancel: true,
@@ -39,7 +39,7 @@
 //     return true for up to RenewDeadline after the loss. [Lock.Leading] reads the clock.
 //   - A Lock whose elector ended before it led remains a candidate, and may become the owner without
 //     work. Close the client when the elector ends.
-//   - Records have no lasting fields. LeaderTransitions, RenewTime, labels and events are not stored, and
+//   - Records have no lasting fields. LeaderTransitions, AcquireTime, RenewTime, labels and events are not stored, and
 //     coordinated leader election is not supported. An identity is the client's ID.
 //   - kubectl and other tools do not see the leader. The view pgleases.status does.
 //
