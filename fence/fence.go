@@ -79,8 +79,7 @@ func (s Schema) check(query store.Query, name string, epoch int64) error {
 	if err == nil {
 		return nil
 	}
-	var coded interface{ SQLState() string } // drivers have only this method in common
-	if errors.As(err, &coded) && coded.SQLState() == codeFenced {
+	if store.Raised(err, codeFenced) {
 		err = fmt.Errorf("%w: %w", ErrFenced, err)
 	} else if store.Undefined(err) {
 		err = fmt.Errorf("%w; run the statements that Schema.SQL returns in this database", err)

@@ -14,13 +14,13 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/fence"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
@@ -40,15 +40,6 @@ func newFence(t testing.TB) *pgxpool.Pool {
 // write passes the fence in a transaction of its own.
 func write(ctx context.Context, pool *pgxpool.Pool, name string, epoch int64) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return fences.Check(ctx, tx, name, epoch) })
-}
-
-// code returns the SQLSTATE of an error.
-func code(err error) string {
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) {
-		return refused.Code
-	}
-	return ""
 }
 
 func TestFenceRefusesLowerEpoch(t *testing.T) {
@@ -75,7 +66,7 @@ func TestFenceRefusesLowerEpoch(t *testing.T) {
 			return fences.CheckSQL(t.Context(), tx, name, 1<<62+1)
 		}(),
 	} {
-		if !errors.Is(err, fence.ErrFenced) || code(err) != "PL004" {
+		if !errors.Is(err, fence.ErrFenced) || store.Code(err) != "PL004" {
 			t.Errorf("%s: the lower epoch: %v", what, err)
 			continue
 		}
@@ -89,7 +80,7 @@ func TestFenceRefusesLowerEpoch(t *testing.T) {
 	for what, statement := range map[string]string{
 		"no epoch": "SELECT pgleases.fence('a', NULL)", "no name": "SELECT pgleases.fence(NULL, 1)", "an empty name": "SELECT pgleases.fence('', 1)",
 	} {
-		if _, err := pool.Exec(t.Context(), statement); !strings.HasPrefix(code(err), "23") {
+		if _, err := pool.Exec(t.Context(), statement); !strings.HasPrefix(store.Code(err), "23") {
 			t.Errorf("%s passed: %v", what, err)
 		}
 	}
@@ -123,7 +114,7 @@ func TestFenceWaitsForOlderOwner(t *testing.T) {
 				switch {
 				case !waited:
 					t.Error("the newer owner did not wait")
-				case level == pgx.ReadCommitted && err != nil, level != pgx.ReadCommitted && code(err) != "40001":
+				case level == pgx.ReadCommitted && err != nil, level != pgx.ReadCommitted && store.Code(err) != "40001":
 					t.Errorf("the newer owner after the end of the older one: %v", err)
 				}
 			})
@@ -279,7 +270,7 @@ func TestFencePageHasRightsAndRemedy(t *testing.T) {
 	testkit.Execute(t, pool, "CREATE ROLE "+role)
 	t.Cleanup(func() { testkit.Execute(t, pool, fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role)) })
 	as := testkit.Pool(t, pool.Config().ConnString(), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role })
-	if err := write(t.Context(), as, "orders/7", 4294967298); code(err) != "42501" {
+	if err := write(t.Context(), as, "orders/7", 4294967298); store.Code(err) != "42501" {
 		t.Errorf("without rights: %v", err)
 	}
 	sql := func(block int) string { return strings.ReplaceAll(blocks[block][1], "orders_app", role) }
@@ -287,11 +278,11 @@ func TestFencePageHasRightsAndRemedy(t *testing.T) {
 	testkit.Execute(t, as, sql(0))   // the call
 	testkit.OK(t, write(t.Context(), as, "orders/7", 4294967299))
 	for _, statement := range []string{"UPDATE pgleases.fences SET epoch = 1", "DELETE FROM pgleases.fences", "SELECT * FROM pgleases.fences", "CREATE TABLE pgleases.x ()"} {
-		if _, err := as.Exec(t.Context(), statement); code(err) != "42501" {
+		if _, err := as.Exec(t.Context(), statement); store.Code(err) != "42501" {
 			t.Errorf("the role may %s: %v", statement, err)
 		}
 	}
-	if _, err := as.Exec(t.Context(), sql(2)); code(err) != "42501" {
+	if _, err := as.Exec(t.Context(), sql(2)); store.Code(err) != "42501" {
 		t.Errorf("the role may forget epochs: %v", err)
 	}
 	testkit.Execute(t, pool, sql(2)) // the owner forgets epochs

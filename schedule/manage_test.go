@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 	"github.com/pgleases/pgleases/schedule/sql"
@@ -130,12 +130,12 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 		"SELECT pgleases.schedule_edit('pause', 'tests', 'close', '{}', NULL)", "SELECT pgleases.schedule_retry('tests', NULL, NULL, 1)",
 		"SELECT pgleases.schedule_enqueue('tests', 1, '[]', 'skip')", "SELECT pgleases.schedule_put('tests', 1, '{}', '[]')",
 	} {
-		if _, err := o.pool.Exec(t.Context(), statement); code(err) != "42501" {
+		if _, err := o.pool.Exec(t.Context(), statement); store.Code(err) != "42501" {
 			t.Errorf("%s: %v", statement, err)
 		}
 	}
 	m := testkit.Must(schedule.Manage(t.Context(), o.pool, group))(t)
-	if err := m.Pause(t.Context(), "close"); code(err) != "42501" {
+	if err := m.Pause(t.Context(), "close"); store.Code(err) != "42501" {
 		t.Errorf("a pause without a reason: %v", err)
 	}
 	db.setClock(midnight.Add(90 * time.Minute))
@@ -264,14 +264,6 @@ func TestManageWithoutZone(t *testing.T) {
 	}
 	testkit.OK(t, m.Resume(t.Context(), "close", schedule.CatchUp)) // CatchUp needs no rule
 	expect(t, one[string](db, "SELECT string_agg(verb, ' ' ORDER BY id) FROM pgleases.schedule_changes"), "pause resume", "what is written down")
-}
-
-func code(err error) string {
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) {
-		return refused.Code
-	}
-	return ""
 }
 
 // What failed is run once more, once, with the same arguments.

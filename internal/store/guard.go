@@ -38,7 +38,10 @@ func InSQLTx(ctx context.Context, tx *sql.Tx) Query {
 }
 
 // Refused reports whether a guard refused, with any driver.
-func Refused(err error) bool {
+func Refused(err error) bool { return Raised(err, CodeNotOwner) }
+
+// Raised reports whether the database raised an error of that SQLSTATE, with any driver.
+func Raised(err error, code string) bool {
 	var coded interface{ SQLState() string } // drivers have only this method in common
-	return errors.As(err, &coded) && coded.SQLState() == CodeNotOwner
+	return errors.As(err, &coded) && coded.SQLState() == code
 }
