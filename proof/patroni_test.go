@@ -258,16 +258,24 @@ func (m *member) kill() {
 	_ = m.cmd.Wait()
 }
 
+// brieflyConnected keeps no connection, and so no goroutine, after an answer.
+var brieflyConnected = &http.Transport{DisableKeepAlives: true}
+
+// ask reads what the member's Patroni answers to a GET request, and reports whether it did.
+func (m *member) ask(path string, answer any) bool {
+	client := http.Client{Timeout: time.Second, Transport: brieflyConnected}
+	response, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/%s", m.rest, path))
+	if err != nil {
+		return false
+	}
+	defer response.Body.Close()
+	return json.NewDecoder(response.Body).Decode(answer) == nil
+}
+
 // state returns the role that Patroni gives the member, and the state of its server.
 func (m *member) state() (role, state string) {
-	client := http.Client{Timeout: time.Second}
-	answer, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/patroni", m.rest))
-	if err != nil {
-		return "", ""
-	}
-	defer answer.Body.Close()
 	var status struct{ Role, State string }
-	_ = json.NewDecoder(answer.Body).Decode(&status)
+	m.ask("patroni", &status)
 	return status.Role, status.State
 }
 
@@ -293,19 +301,13 @@ func (p *patroni) follows(m *member) bool {
 	if role != "replica" || state != "running" || leader == nil {
 		return false
 	}
-	client := http.Client{Timeout: time.Second}
-	answer, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/cluster", leader.rest))
-	if err != nil {
-		return false
-	}
-	defer answer.Body.Close()
 	var cluster struct {
 		Members []struct {
 			Name, Role, State string
 			Lag               any
 		}
 	}
-	_ = json.NewDecoder(answer.Body).Decode(&cluster)
+	leader.ask("cluster", &cluster)
 	for _, other := range cluster.Members {
 		if other.Name == m.name {
 			return (other.State == "running" || other.State == "streaming") && fmt.Sprint(other.Lag) != "unknown" &&
@@ -322,7 +324,8 @@ func (p *patroni) switchover(t testing.TB, from *member) {
 		to = p.members[1]
 	}
 	waitFor(t, patience, "the switchover is accepted", func() bool {
-		answer, err := http.Post(fmt.Sprintf("http://127.0.0.1:%d/switchover", from.rest), "application/json",
+		client := http.Client{Transport: brieflyConnected}
+		answer, err := client.Post(fmt.Sprintf("http://127.0.0.1:%d/switchover", from.rest), "application/json",
 			strings.NewReader(fmt.Sprintf(`{"leader": %q, "candidate": %q}`, from.name, to.name)))
 		if err != nil {
 			return false
