@@ -70,7 +70,13 @@ func TestPatroniFailoversKeepOneOwner(t *testing.T) {
 					{"crash", (*member).kill, func(m *member) { m.start(t) }},
 					{"standstill", func(m *member) { m.signal(syscall.SIGSTOP) }, func(m *member) { m.signal(syscall.SIGCONT) }},
 				} {
-					old, began := p.leader(t), time.Now()
+					old := p.leader(t)
+					standby := newPool(t, fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", p.other(old).port), size(1))
+					waitFor(t, patience, "the standby has what is owned", func() (has bool) {
+						err := standby.QueryRow(t.Context(), "SELECT count(owner) = $1 FROM pgleases.partitions", partitions).Scan(&has)
+						return err == nil && has // an error: it does not have the table yet
+					})
+					began := time.Now()
 					fault.does(old)
 					waitFor(t, 2*patience, "another one leads", func() bool { l := p.leads(); return l != nil && l != old })
 					led := time.Since(began)
@@ -258,8 +264,9 @@ func (m *member) kill() {
 	_ = m.cmd.Wait()
 }
 
-// brieflyConnected keeps no connection, and so no goroutine, after an answer.
-var brieflyConnected = &http.Transport{DisableKeepAlives: true}
+// brieflyConnected leaves no goroutine: it keeps no connection after an answer, and gives up one to a
+// member that is stopped.
+var brieflyConnected = &http.Transport{DisableKeepAlives: true, DialContext: (&net.Dialer{Timeout: time.Second}).DialContext}
 
 // ask reads what the member's Patroni answers to a GET request, and reports whether it did.
 func (m *member) ask(path string, answer any) bool {
@@ -277,6 +284,13 @@ func (m *member) state() (role, state string) {
 	var status struct{ Role, State string }
 	m.ask("patroni", &status)
 	return status.Role, status.State
+}
+
+func (p *patroni) other(m *member) *member {
+	if m == p.members[0] {
+		return p.members[1]
+	}
+	return p.members[0]
 }
 
 func (p *patroni) leads() *member {
@@ -319,10 +333,7 @@ func (p *patroni) follows(m *member) bool {
 
 func (p *patroni) switchover(t testing.TB, from *member) {
 	t.Helper()
-	to := p.members[0]
-	if to == from {
-		to = p.members[1]
-	}
+	to := p.other(from)
 	waitFor(t, patience, "the switchover is accepted", func() bool {
 		client := http.Client{Transport: brieflyConnected}
 		answer, err := client.Post(fmt.Sprintf("http://127.0.0.1:%d/switchover", from.rest), "application/json",
