@@ -45,12 +45,12 @@ const (
 	// Except timeline, these run with the rights of the caller, so they do nothing for a role without
 	// rights on tables.
 	forAll = `announce() apply() hold_liveness() evict() evict_disconnected() first_epoch() guard() guard_lock() heartbeat() heartbeat_answer() lock_acquire() lock_list() lock_look()
-		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() watch_liveness() part() partition_for()
+		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() watch_liveness() notify() notify_channel() part() partition_for()
 		read() release() session_ends() settings() snapshot() tidy() timeline()`
 	forAllSchedules = `schedule_begin() schedule_check_interval() schedule_clock() schedule_close() schedule_close_job() schedule_declare()
 		schedule_job_succeeded() schedule_tick_succeeded() schedule_edit() schedule_end() schedule_enqueue() schedule_outcomes() schedule_free_slot() schedule_get()
 		schedule_history() schedule_job() schedule_job_outcomes() schedule_jobs() schedule_join() schedule_json() schedule_status_json() schedule_list() schedule_poll()
-		schedule_make_slots() schedule_open() schedule_place() schedule_put() schedule_retry() schedule_channel() schedule_take_slot() schedule_notify() schedule_trim()`
+		schedule_make_slots() schedule_open() schedule_place() schedule_put() schedule_retry() schedule_take_slot() schedule_trim()`
 	// These run with the rights of their owner, and lock rows that clients need.
 	forApplications = `end_overrides() trim_events()`
 	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_server_generation() pause() pin() resume() uncordon() undrain() unfreeze() unpin()`
@@ -60,7 +60,7 @@ const (
 	everything = `clients events events_kept history identities jobs jobs_status leases locks locks_status members members_status partitions presences
 		schedule_changes schedule_groups schedule_owners schedule_runs schedule_slots schedule_version schedules schedules_status schema_version
 		server boot_marker status overrides`
-	clientsRead   = `clients events identities leases locks locks_status members members_status partitions presences schema_version server boot_marker status overrides `
+	clientsRead   = `clients events identities leases locks locks_status members members_status notified partitions presences schema_version server boot_marker status overrides `
 	clientsWrite  = `clients identities leases locks members partitions presences `
 	clientsInsert = clientsWrite + `boot_marker events.cause events.from_id events.generation events.lease events.partitions events.reason events.to_id `
 	clientsDelete = `clients identities locks members presences `
@@ -70,7 +70,7 @@ var mayDo = map[string]string{
 	"PUBLIC EXECUTE": forAll + ` lease_changed() leases_of() ` + forAllSchedules,
 
 	"application EXECUTE": forAll + " " + forApplications, "application USAGE": "lock_tokens schema",
-	"application SELECT": clientsRead, "application INSERT": clientsInsert, "application UPDATE": clientsWrite + "server", "application DELETE": clientsDelete,
+	"application SELECT": clientsRead, "application INSERT": clientsInsert, "application UPDATE": clientsWrite + "server notified", "application DELETE": clientsDelete,
 
 	"guard EXECUTE": "guard() guard_lock()", "guard USAGE": "schema",
 	"guard SELECT": "clients locks partitions server", "guard UPDATE": "locks.since partitions.asked_at",
@@ -80,9 +80,9 @@ var mayDo = map[string]string{
 	"schedule-operators EXECUTE": forReaders + " schedule_change()", "schedule-operators USAGE": "schema", "schedule-operators SELECT": everything,
 
 	"schedules EXECUTE": forAll + " " + forApplications + " schedule_change() " + forAllSchedules, "schedules USAGE": "lock_tokens schema",
-	"schedules SELECT": clientsRead + "history jobs jobs_status schedule_changes schedule_groups schedule_owners schedule_slots schedule_notified schedule_version schedules schedules_status",
+	"schedules SELECT": clientsRead + "history jobs jobs_status schedule_changes schedule_groups schedule_owners schedule_slots schedule_version schedules schedules_status",
 	"schedules INSERT": clientsInsert + "history jobs schedule_groups schedule_owners schedule_slots schedules",
-	"schedules UPDATE": clientsWrite + "server history jobs schedule_groups schedule_owners schedule_slots schedule_notified schedules",
+	"schedules UPDATE": clientsWrite + "server notified history jobs schedule_groups schedule_owners schedule_slots schedules",
 	"schedules DELETE": clientsDelete + "history jobs schedule_changes schedule_slots schedules",
 }
 

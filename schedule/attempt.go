@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -59,7 +60,7 @@ func (e *execution) attempt() *attempt {
 	ctx := e.o.ctx
 	// the handler's context ends first
 	open := e.db.open(&r, e.item.subject, e.id, l.timeout+time.Second, l.idle)
-	err := e.guarded(ctx, e.o.Partition, open, func(tx *transaction) error {
+	err := e.guarded(ctx, e.o.Partition, open, func(tx *handlers.Transaction) error {
 		switch {
 		case r == nil || r.Partition != e.o.Number || r.Kind != e.item.Kind:
 			return nil
@@ -128,7 +129,7 @@ func (a *attempt) byHandler(err error, idle time.Duration) bool {
 }
 
 // decide decides what to do, and whether to call the handler in this transaction.
-func (e *execution) decide(ctx context.Context, tx *transaction, a *attempt, r *record) error {
+func (e *execution) decide(ctx context.Context, tx *handlers.Transaction, a *attempt, r *record) error {
 	if e.kind == nil {
 		e.warnUnknown(r)
 	}
@@ -169,7 +170,7 @@ func (e *execution) decide(ctx context.Context, tx *transaction, a *attempt, r *
 
 // admit takes a slot. A call outside of the transaction, or of a crash suspect, is not made in this
 // transaction, which only records it.
-func (e *execution) admit(ctx context.Context, tx *transaction, a *attempt, suspected bool) error {
+func (e *execution) admit(ctx context.Context, tx *handlers.Transaction, a *attempt, suspected bool) error {
 	d, k, r := &a.decided, e.kind, a.row
 	calls := k.calls != inTransaction && !suspected // the arguments of a suspect must be read first
 	taken, err := e.takeSlot(ctx, tx, calls)

@@ -9,13 +9,15 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/handlers"
 )
 
 // handle calls the handler, and takes the outcome from its return.
-func (e *execution) handle(tx *transaction, a *attempt) error {
+func (e *execution) handle(tx *handlers.Transaction, a *attempt) error {
 	ctx, cancel := e.limited()
 	defer cancel()
-	a.handler = e.call(ctx, handlerTx{tx.Tx, tx}, a, e.run(a))
+	a.handler = e.call(ctx, tx.ForHandler(), a, e.run(a))
 	server := tx.Conn().PgConn()
 	switch {
 	case context.Cause(ctx) == ErrTimeout: // the timeout has closed a connection in use

@@ -128,7 +128,7 @@
 //	planner.go    loop: the goroutine of a Run. It alone knows the parts, and passes the result of one
 //	              part to the others. poll: sends a poll when it is time
 //	poll.go       question: which partitions, from which instant on, and what to leave out. ask: sends
-//	              it on the connection of listener.go, where notifications arrive. SQL:
+//	              it on a connection of internal/listen, where notifications arrive. SQL:
 //	              functions/poll.sql
 //	planner.go    answer: clock.go checks the database's time, queue.replace takes the items
 //	queue.go      next: the first item that may begin: due, its key free, its kind below its limit

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -15,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -177,17 +176,8 @@ var (
 	errCrashed = errors.New("processes crashed during the run: see WithMaxCrashes")
 )
 
-// maxText is how many bytes of an error's text are stored.
-const maxText = 64 << 10
-
-// storable returns a text that the database can store: UTF-8 without NUL, of limited length.
-func storable(text string) string {
-	text = strings.ToValidUTF8(text[:min(len(text), maxText)], "\uFFFD")
-	return strings.ReplaceAll(text, "\x00", "\uFFFD")
-}
-
 func storableText(err error) *string {
-	text := storable(err.Error())
+	text := handlers.Storable(err.Error())
 	return &text
 }
 
@@ -206,7 +196,7 @@ func userError(err error) error {
 	if err == nil {
 		return nil
 	}
-	f := flattened{text: storable(err.Error())}
+	f := flattened{text: handlers.Storable(err.Error())}
 	for left, n := []error{err}, 0; len(left) > 0 && n < 1000; n++ { // an error may wrap itself
 		e := left[0]
 		f.keep(e)
@@ -255,20 +245,3 @@ type flattened struct {
 
 func (f flattened) Error() string   { return f.text }
 func (f flattened) Unwrap() []error { return f.of }
-
-// panicking matches the frames of a stack above those of the code that panicked.
-var panicking = regexp.MustCompile(`(?s)^.*?\npanic\(.*?\n.*?\n`)
-
-// cutShort is the error of a handler that did not return: it panicked, or ended its goroutine.
-type cutShort struct{ error }
-
-// caught turns a panic of the application's code into an error of its run, because the other runs
-// of the process are not affected.
-func caught(err *error) {
-	if p := recover(); p != nil {
-		stack := panicking.ReplaceAll(debug.Stack(), nil)
-		*err = cutShort{errors.New(storable(fmt.Sprintf("panic: %T\n%s", p, stack)))}
-		defer func() { _ = recover() }() // the value may panic again when it is printed
-		*err = cutShort{errors.New(storable(fmt.Sprintf("panic: %v\n%s", p, stack)))}
-	}
-}

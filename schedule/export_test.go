@@ -1,6 +1,10 @@
 package schedule
 
-import "time"
+import (
+	"time"
+
+	"github.com/pgleases/pgleases/internal/handlers"
+)
 
 // ServerTime returns the database's time at an instant of this host, after an answer at another
 // instant.
@@ -23,7 +27,7 @@ func TrustsLast(readings ...[2]time.Duration) (trusted bool) {
 
 // Flattened returns an error of a handler as it leaves the handler's goroutine.
 func Flattened(err error) (safe error) {
-	defer caught(&safe)
+	defer handlers.Caught(&safe)
 	return userError(err)
 }
 

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/handlers"
 )
 
 // A Kind is a handler with a name, which the database stores. The schedules and jobs of a kind run
@@ -106,7 +108,7 @@ func InTx[Args any](s *Scheduler, name string, handler func(ctx context.Context,
 // register registers a kind.
 func register[Args any](s *Scheduler, k *kind, handler func(context.Context, pgx.Tx, Run[Args]) error, opts []KindOption) *Kind[Args] {
 	k.parse = func(text json.RawMessage) (_ boundHandler, err error) {
-		defer caught(&err)
+		defer handlers.Caught(&err)
 		var args Args
 		err = userError(json.Unmarshal(text, &args))
 		return func(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
@@ -127,16 +129,9 @@ func register[Args any](s *Scheduler, k *kind, handler func(context.Context, pgx
 	return &Kind[Args]{Jobs[Args]{s, k.name, func() error { return s.registry.registered(k) }}, k}
 }
 
-// call calls the handler, in a goroutine of its own, which the handler may end.
+// call calls the handler.
 func (h boundHandler) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
-	ended := make(chan error, 1)
-	go func() {
-		err := error(cutShort{errors.New("the handler ended its goroutine with runtime.Goexit, as the FailNow of a test does")})
-		defer func() { ended <- err }()
-		defer caught(&err)
-		err = userError(h(ctx, tx, r))
-	}()
-	return <-ended
+	return handlers.Call(func() error { return userError(h(ctx, tx, r)) })
 }
 
 // Add declares a schedule in the code. Run stores it, and edits it if it exists already, see Put.

@@ -71,8 +71,8 @@ func TestJobWithoutNotificationBeginsSoon(t *testing.T) {
 	id := testkit.Must(mail.Enqueue(t.Context(), "it has polled"))(t)
 	w.outcome(id)
 	now := one[time.Time](db, "SELECT clock_timestamp()")
-	db.exec("SELECT setval('pgleases.schedule_notified', 1)") // as after a fifth of a second: the job's notification may be that young
-	db.exec("SELECT pgleases.schedule_notify('" + group + "')")
+	db.exec("SELECT setval('pgleases.notified', 1)") // as after a fifth of a second: the job's notification may be that young
+	db.exec("SELECT pgleases.notify('schedule/" + group + "')")
 	becomes(db, "it polls", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
 		AND query LIKE '%schedule_poll%' AND query_start > $1 AND state = 'idle')`, now)
 	db.exec(`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due)
@@ -92,7 +92,7 @@ func TestNoGroupIsUntoldForAnother(t *testing.T) {
 	w.outcome(id)
 	other := one[string](db, "SELECT g FROM (SELECT 'group ' || n AS g FROM generate_series(1, 1000) AS n) AS s WHERE (hashtext(g) & 2147483647) % 24 = (hashtext($1) & 2147483647) % 24 LIMIT 1", group)
 	for n := range 3 { // one of which is in the same fifth of a second
-		db.exec(fmt.Sprintf(`SELECT pgleases.schedule_notify('%s');
+		db.exec(fmt.Sprintf(`SELECT pgleases.notify('schedule/%s');
 			SELECT pgleases.schedule_enqueue('%s', 1, '[{"key": "k", "kind": "mail", "trigger": "job", "args": "here", "priority": 1}]', 'raise')`, other, group))
 		testkit.Until(t, "it has run", func() bool { return len(db.effects()) == 2+n })
 	}
@@ -109,7 +109,7 @@ func TestFewNotificationsAreSent(t *testing.T) {
 	w.outcome(first)
 	conn := testkit.Must(pgx.Connect(t.Context(), db.url))(t)
 	t.Cleanup(func() { testkit.OK(t, conn.Close(context.Background())) })
-	channel := "pgleases_schedule_" + one[string](db, "SELECT pgleases.schedule_channel($1)::text", group)
+	channel := "pgleases_notify_" + one[string](db, "SELECT pgleases.notify_channel($1)::text", "schedule/"+group)
 	testkit.Must(conn.Exec(t.Context(), "SET idle_session_timeout = 0; LISTEN "+channel))(t)
 	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	mail := schedule.JobsOf[string](enqueuer, "mail")

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/handlers"
 )
 
 // This file calls handlers with effects outside of the database. Such effects cannot be exactly
@@ -96,7 +98,7 @@ func (e *execution) callOutside(a *attempt) result {
 	run.outside = &outside{a.row.idempotencyKey(e.db.group, run.At), func(ctx context.Context, f func(pgx.Tx) error) error {
 		l := e.kind.limits
 		open := e.db.open(new(*record), e.item.subject, e.id, l.timeout+time.Second, l.idle)
-		return e.guarded(ctx, e.o.Partition, open, func(tx *transaction) error { return f(handlerTx{tx.Tx, tx}) })
+		return e.guarded(ctx, e.o.Partition, open, func(tx *handlers.Transaction) error { return f(tx.ForHandler()) })
 	}}
 	ctx, cancel := e.limited()
 	defer cancel()
@@ -109,7 +111,7 @@ func (e *execution) callOutside(a *attempt) result {
 		written = e.recordOutcome(life, a)
 	case e.o.ctx.Err() != nil && e.kind.calls == atLeastOnce && !decisive(err): // the next owner calls it again
 	default:
-		a.decided.doubtful = e.kind.calls == atMostOnce && !decisive(err) && (ctx.Err() != nil || errors.As(err, new(cutShort)))
+		a.decided.doubtful = e.kind.calls == atMostOnce && !decisive(err) && (ctx.Err() != nil || errors.As(err, new(handlers.CutShort)))
 		if context.Cause(ctx) == ErrTimeout {
 			err = timedOut{err}
 		}

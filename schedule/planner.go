@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/listen"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -37,7 +38,7 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
 	p := &planner{
 		s: s, lease: lease, wake: make(chan struct{}, 1), finished: make(chan finish),
 		gotSlot: make(chan string), answers: make(chan *poll, 1), queue: newQueue(&s.times, s.mostRunning, s.registry.limit),
-		poller: newPoller(&s.times, newListener(s.db)),
+		poller: newPoller(&s.times, listen.New(s.db.pool, s.options.schema, leaseOf+s.db.group)),
 	}
 	p.exec = executor{transactions{s.db, leaseFence(lease), &p.clock}, &s.registry, s.log, func(kind string) { p.gotSlot <- kind }}
 	return p
@@ -63,15 +64,7 @@ func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error
 }
 
 // pollSoon makes the goroutine poll at once.
-func (p *planner) pollSoon() { signal(p.wake) }
-
-// signal sends to a channel of capacity 1, unless it is full: then the receiver knows already.
-func signal(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
+func (p *planner) pollSoon() { listen.Signal(p.wake) }
 
 // start starts the goroutine. It polls until ctx ends, and receives the ends of runs until the
 // returned function is called.
@@ -85,7 +78,7 @@ func (p *planner) start(ctx context.Context) (stop func()) {
 func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer p.poller.conn.close()
+	defer p.poller.conn.Close()
 	done := ctx.Done()
 	for {
 		var timer <-chan time.Time
@@ -98,7 +91,7 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 		case <-timer:
 		case <-p.wake:
 			p.poller.soon()
-		case <-p.poller.conn.heard:
+		case <-p.poller.conn.Heard:
 			p.poller.heard()
 		case q := <-p.answers:
 			p.answer(ctx, q)
@@ -136,7 +129,7 @@ func (p *planner) poll(ctx context.Context) {
 	go func() {
 		limited, cancel := context.WithTimeout(ctx, p.s.times.pollLimit)
 		defer cancel()
-		q.err = q.ask(limited, p.poller.conn, p.lease.PartitionFor)
+		q.err = q.ask(limited, p.s.db, p.poller.conn, p.lease.PartitionFor)
 		p.answers <- q
 	}()
 }

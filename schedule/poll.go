@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/listen"
 )
 
 const (
@@ -23,8 +25,6 @@ const (
 	farBehind = 10 * time.Second
 	// everything that is due, also rows that were committed later
 	sweepEvery = time.Minute
-	// no notification follows another within this time: see schedule_notify
-	silenceAfter = 200 * time.Millisecond
 )
 
 // A poll asks what is due soon, and has the answer.
@@ -49,7 +49,7 @@ type poll struct {
 // enqueued, or when more may be due than the last answer had room for. One goroutine uses it.
 type poller struct {
 	times *timings
-	conn  *listener // while a poll is under way, that poll uses it
+	conn  *listen.Listener // while a poll is under way, that poll uses it
 
 	polled map[*ownership]bool // partitions that were polled successfully
 
@@ -71,7 +71,7 @@ type poller struct {
 	plain time.Time // until then polls do not use leftOut, because such a poll failed
 }
 
-func newPoller(times *timings, conn *listener) poller {
+func newPoller(times *timings, conn *listen.Listener) poller {
 	return poller{times: times, conn: conn, most: math.MaxInt, next: time.Now()}
 }
 
@@ -209,7 +209,7 @@ func (p *poller) idle(hasRoom bool, wait time.Duration) time.Duration {
 		p.more = false
 		p.next = earlier(p.next, p.answered.Add(p.times.pollPause))
 	}
-	p.conn.listen()
+	p.conn.Listen()
 	return min(wait, time.Until(p.next))
 }
 
@@ -228,15 +228,15 @@ func (q *poll) crowded() bool {
 
 // ask sends a poll on the connection of the poller. An item whose key belongs to another partition
 // may run there, so ask moves it, and removes it from the answer.
-func (q *poll) ask(ctx context.Context, conn *listener, partitionFor func(key string) int) error {
+func (q *poll) ask(ctx context.Context, db *db, conn *listen.Listener, partitionFor func(key string) int) error {
 	q.sent = time.Now()
-	c, err := conn.ready(ctx)
+	c, err := conn.Ready(ctx)
 	if err != nil {
 		return err
 	}
 	q.sent = time.Now()
 	keys := append([]string{}, slices.Collect(maps.Keys(q.left.keys))...)
-	q.clock, q.took, q.due, err = conn.db.sendPoll(ctx, c, q, keys)
+	q.clock, q.took, q.due, err = db.sendPoll(ctx, c, q, keys)
 	q.answered = time.Now()
 	var misplaced []subject
 	q.due = slices.DeleteFunc(q.due, func(it item) bool {
@@ -247,10 +247,10 @@ func (q *poll) ask(ctx context.Context, conn *listener, partitionFor func(key st
 		return wrong
 	})
 	if err == nil && len(misplaced) > 0 {
-		err = conn.db.sendPlace(ctx, c, misplaced)
+		err = db.sendPlace(ctx, c, misplaced)
 	}
 	if err != nil {
-		conn.close() // its server may no longer exist
+		conn.Close() // its server may no longer exist
 	}
 	return err
 }

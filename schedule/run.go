@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -254,7 +255,7 @@ func (e *execution) writing() context.Context {
 func (e *execution) write(life context.Context, row *record, st step) error {
 	run := rand.Text()
 	open := e.db.open(new(*record), e.item.subject, run, closing, closing)
-	return e.guarded(life, e.o.Partition, open, func(tx *transaction) error {
+	return e.guarded(life, e.o.Partition, open, func(tx *handlers.Transaction) error {
 		return e.db.sendClose(life, tx, row, run, st, e.db.times.answer)
 	})
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/bridge"
+	"github.com/pgleases/pgleases/internal/listen"
 	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 )
@@ -51,7 +52,7 @@ type timings struct {
 }
 
 var defaultTimings = timings{
-	poll: pollEvery, pollPause: pollPause, pollLimit: pollLimit, sweep: sweepEvery, silence: silenceAfter, clockDoubt: clockDoubt, suspectHold: suspectHold,
+	poll: pollEvery, pollPause: pollPause, pollLimit: pollLimit, sweep: sweepEvery, silence: listen.Silence, clockDoubt: clockDoubt, suspectHold: suspectHold,
 	overrun: overrun, answer: closing, lockWait: lockWait, trim: trimEvery, declare: declareEvery,
 }
 

@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/handlers"
 )
 
 // This file takes and frees slots of kinds with a limit, see WithMaxConcurrent. The queue decides
@@ -26,7 +28,7 @@ func (e *execution) makeSlots() error {
 }
 
 // takeSlot takes a slot: for a run until its transaction ends, for a call outside until freeSlot.
-func (e *execution) takeSlot(ctx context.Context, tx *transaction, outside bool) (taken bool, err error) {
+func (e *execution) takeSlot(ctx context.Context, tx *handlers.Transaction, outside bool) (taken bool, err error) {
 	if !e.kind.limits.limited {
 		return true, nil
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/schedule/sql"
 )
@@ -19,11 +20,11 @@ import (
 
 // statements has the statements of sql/statements.sql by name: see store.Fill.
 type statements struct {
-	Channel, Join, Place, Poll, Begin, End, Open, Limit string
-	Close, TickSucceeded, CloseJob, JobSucceeded        string
-	MakeSlots, TakeSlot, FreeSlot                       string
-	Enqueue, Job, Jobs, Get, Put, List, History, Trim   string
-	Declare, Declared, Edit, Change                     string
+	Join, Place, Poll, Begin, End, Open, Limit        string
+	Close, TickSucceeded, CloseJob, JobSucceeded      string
+	MakeSlots, TakeSlot, FreeSlot                     string
+	Enqueue, Job, Jobs, Get, Put, List, History, Trim string
+	Declare, Declared, Edit, Change                   string
 }
 
 func statementsFor(schema string) (s statements) {
@@ -64,15 +65,13 @@ func void(ctx context.Context, q querier, statement string, args ...any) error {
 // another.
 const maxConflicts = 3
 
-var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
-
 // inTx runs f in its own transaction, and repeats it if the database broke it off.
 func (d *db) inTx(ctx context.Context, f func(pgx.Tx) error) error {
 	return d.repeat(ctx, maxConflicts, conflict, func() error { return d.inOneTx(ctx, f) })
 }
 
 func (d *db) inOneTx(ctx context.Context, f func(pgx.Tx) error) error {
-	return store.Advised(pgx.BeginTxFunc(ctx, d.pool, readCommitted, func(tx pgx.Tx) error {
+	return store.Advised(pgx.BeginTxFunc(ctx, d.pool, handlers.ReadCommitted, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", d.times.lockWait.Milliseconds())); err != nil {
 			return err
 		}
@@ -112,13 +111,6 @@ func inTime(ctx context.Context, d time.Duration, f func(context.Context) error)
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	return store.Advised(f(ctx))
-}
-
-// sendChannel returns the number of the channel for notifications, and that of the server's
-// process.
-func (d *db) sendChannel(ctx context.Context, q querier) (share int, pid uint32, err error) {
-	err = q.QueryRow(ctx, d.statements.Channel, d.group).Scan(&share, &pid)
-	return share, pid, err
 }
 
 func (d *db) sendJoin(ctx context.Context, q querier) error {
@@ -197,7 +189,7 @@ func (d *db) open(r **record, of subject, run string, timeout, idle time.Duratio
 
 // sendClose ends a run, with limits of its own, because those before are the handler's. It commits
 // the transaction, and takes at most limit.
-func (d *db) sendClose(ctx context.Context, tx *transaction, r *record, run string, st step, limit time.Duration) error {
+func (d *db) sendClose(ctx context.Context, tx *handlers.Transaction, r *record, run string, st step, limit time.Duration) error {
 	st.Outcomes = listed(st.Outcomes)
 	// it may lack characters of an error
 	if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" {
@@ -229,7 +221,7 @@ func (d *db) sendClose(ctx context.Context, tx *transaction, r *record, run stri
 		}
 		batch.Queue(d.statements.Close, r.ID, run, r.Revision, r.Cursor, encode(st)).Exec(ended)
 	}
-	err := inTime(ctx, limit, func(ctx context.Context) error { return tx.commit(ctx, batch) })
+	err := inTime(ctx, limit, func(ctx context.Context) error { return tx.CommitAfter(ctx, batch) })
 	// otherwise a deferred constraint of the handler's tables waited during the commit
 	if !closed && store.LockTimeout(err) {
 		return locked{err}
@@ -349,7 +341,7 @@ func (d *db) sendMakeSlots(ctx context.Context, q querier, k *kind) error {
 
 // sendTakeSlot reports whether a slot was free for a run. run is nil if the slot ends with the
 // transaction.
-func (d *db) sendTakeSlot(ctx context.Context, tx *transaction, k *kind, p pgleases.Partition, run *string) (taken bool, err error) {
+func (d *db) sendTakeSlot(ctx context.Context, tx *handlers.Transaction, k *kind, p pgleases.Partition, run *string) (taken bool, err error) {
 	err = tx.QueryRow(ctx, d.statements.TakeSlot, d.group, k.name, k.limits.concurrent, p.Number, p.Epoch, run).Scan(&taken)
 	return taken, err
 }

@@ -480,8 +480,8 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 	expectIll(t, database, "note rights, note schedules", "can run clients, but no schedules, it lacks history DELETE", "--role", role)
 	execute(t, database, output1(t, database, "grants", role, "--for=schedules"))
 	expectIll(t, database, "note schedules", "", "--role", role)
-	execute(t, database, "REVOKE UPDATE ON SEQUENCE pgleases.schedule_notified FROM "+role)
-	expectIll(t, database, "fault rights, note schedules", "cannot run schedules, it lacks schedule_notified UPDATE", "--role", role)
+	execute(t, database, "REVOKE UPDATE ON SEQUENCE pgleases.notified FROM "+role)
+	expectIll(t, database, "fault rights, note schedules", "it lacks notified UPDATE", "--role", role)
 }
 
 func TestNoFreeConnectionHasItsOwnRemedy(t *testing.T) {

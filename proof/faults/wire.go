@@ -76,7 +76,7 @@ var besides = map[string]string{
 	commitRun:                    "commit",
 	OfSchedules + "flush a call": "SET LOCAL synchronous_commit = on",
 	OfSchedules + "write":        "INSERT INTO ticks (",
-	OfSchedules + "listen":       "LISTEN pgleases_schedule_",
+	OfSchedules + "listen":       "LISTEN pgleases_notify_",
 }
 
 // NewWire returns a wire on a free port of 127.0.0.1, in front of the server that the connection

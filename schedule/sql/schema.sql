@@ -28,9 +28,6 @@ COMMENT ON TABLE pgleases.schedule_groups IS 'The groups that have run.';
 COMMENT ON COLUMN pgleases.schedule_groups.name IS 'The group''s name. The name of its lease is "schedule/" and this name.';
 COMMENT ON COLUMN pgleases.schedule_groups.partitions IS 'Number of the lease''s partitions. It decides the partition of each key.';
 
-CREATE SEQUENCE IF NOT EXISTS pgleases.schedule_notified MINVALUE 0;
-COMMENT ON SEQUENCE pgleases.schedule_notified IS 'The time of the last notification about something enqueued, and the channels notified. A sequence, because a sequence is not locked until the end of a transaction, and not rolled back.';
-
 -- Half of every page stays free for new versions of its rows.
 CREATE TABLE IF NOT EXISTS pgleases.schedules (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

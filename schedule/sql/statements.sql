@@ -27,9 +27,6 @@ SELECT pgleases.schedule_join($1::pg_catalog.text, $2::int)::pg_catalog.text;
 -- place: moves schedules and jobs to the partitions of their keys.
 SELECT pgleases.schedule_place($1::pg_catalog.text, $2::int, $3::bigint[], $4::bigint[]);
 
--- channel: the number of the channel for notifications, and the pid of the server's process.
-SELECT pgleases.schedule_channel($1::pg_catalog.text), pg_catalog.pg_backend_pid();
-
 -- poll: what is due.
 SELECT clock_us, took_us, id, job, priority, partition, key, kind, due_us, crashes
 FROM pgleases.schedule_poll($1::pg_catalog.text, $2::int[], $3::int[], $4::bigint, $5::bigint, $6::int, $7::pg_catalog.text[], $8::pg_catalog.text[]);

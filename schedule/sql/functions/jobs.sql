@@ -49,7 +49,7 @@ BEGIN
         EXIT WHEN ids IS NOT NULL; -- otherwise the existing job has ended: insert again
     END LOOP;
     IF due < now + interval '1 second' THEN
-        PERFORM pgleases.schedule_notify(p_group);
+        PERFORM pgleases.notify('schedule/' || p_group);
     END IF;
 END
 $pgleases_body$;

@@ -72,7 +72,7 @@ BEGIN
             SET paused_at = NULL, failures = 0, due = now, revision = r.revision + 1, cursor = coalesce(until, r.cursor),
                 cursor_local = CASE WHEN late OR until = r.cursor THEN r.cursor_local END, trying = CASE WHEN late THEN r.trying END
             WHERE r.id = s.id;
-            PERFORM pgleases.schedule_notify(p_group);
+            PERFORM pgleases.notify('schedule/' || p_group);
         END IF;
         PERFORM pgleases.schedule_outcomes(s, outcomes);
     WHEN 'trigger' THEN

@@ -30,14 +30,14 @@ BEGIN
                    WHERE w.group_name = p_group AND w.partition >= p_partitions OR w.group_name = p_group AND w.id = ANY (p_schedules)
                    FOR NO KEY UPDATE SKIP LOCKED);
     IF FOUND THEN
-        PERFORM pgleases.schedule_notify(p_group);
+        PERFORM pgleases.notify('schedule/' || p_group);
     END IF;
     UPDATE pgleases.jobs AS j SET partition = pgleases.partition_for(j.key, p_partitions)
     WHERE j.id IN (SELECT w.id FROM pgleases.jobs AS w
                    WHERE w.group_name = p_group AND w.partition >= p_partitions OR w.group_name = p_group AND w.id = ANY (p_jobs)
                    FOR NO KEY UPDATE SKIP LOCKED);
     IF FOUND THEN
-        PERFORM pgleases.schedule_notify(p_group);
+        PERFORM pgleases.notify('schedule/' || p_group);
     END IF;
 END
 $pgleases_body$;

@@ -41,7 +41,7 @@ DECLARE
     now CONSTANT timestamptz := pgleases.schedule_clock();
 BEGIN
     IF s.due < now + interval '1 second' THEN
-        PERFORM pgleases.schedule_notify(p_group);
+        PERFORM pgleases.notify('schedule/' || p_group);
     END IF;
     s.group_name := p_group;
     s.partition := pgleases.partition_for(s.key, coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = p_group), p_partitions));

@@ -6,9 +6,8 @@ GRANT SELECT, INSERT, UPDATE ON pgleases.schedule_groups, pgleases.schedule_owne
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.jobs, pgleases.history TO pgleases_app;
 GRANT SELECT, DELETE ON pgleases.schedule_changes TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedule_slots TO pgleases_app;
-GRANT SELECT, UPDATE ON SEQUENCE pgleases.schedule_notified TO pgleases_app;
 -- For databases whose PUBLIC may not execute functions.
-GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_notify, pgleases.schedule_channel, pgleases.schedule_json, pgleases.schedule_status_json,
+GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_json, pgleases.schedule_status_json,
     pgleases.schedule_join, pgleases.schedule_place, pgleases.schedule_poll, pgleases.schedule_begin, pgleases.schedule_end,
     pgleases.schedule_check_interval, pgleases.schedule_open, pgleases.schedule_job_succeeded, pgleases.schedule_tick_succeeded,
     pgleases.schedule_outcomes, pgleases.schedule_close, pgleases.schedule_job_outcomes, pgleases.schedule_make_slots,

@@ -1,0 +1,47 @@
+package handlers
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"runtime/debug"
+	"strings"
+)
+
+// Call calls the application's code in a goroutine of its own, which that may end. Its panics are
+// caught, because the other calls of the process are not affected.
+func Call(f func() error) error {
+	ended := make(chan error, 1)
+	go func() {
+		err := error(CutShort{errors.New("the handler ended its goroutine with runtime.Goexit, as the FailNow of a test does")})
+		defer func() { ended <- err }()
+		defer Caught(&err)
+		err = f()
+	}()
+	return <-ended
+}
+
+// CutShort is the error of a handler that did not return: it panicked, or ended its goroutine.
+type CutShort struct{ error }
+
+// panicking matches the frames of a stack above those of the code that panicked.
+var panicking = regexp.MustCompile(`(?s)^.*?\npanic\(.*?\n.*?\n`)
+
+// Caught turns a panic of the application's code into an error.
+func Caught(err *error) {
+	if p := recover(); p != nil {
+		stack := panicking.ReplaceAll(debug.Stack(), nil)
+		*err = CutShort{errors.New(Storable(fmt.Sprintf("panic: %T\n%s", p, stack)))}
+		defer func() { _ = recover() }() // the value may panic again when it is printed
+		*err = CutShort{errors.New(Storable(fmt.Sprintf("panic: %v\n%s", p, stack)))}
+	}
+}
+
+// maxText is how many bytes of an error's text are stored.
+const maxText = 64 << 10
+
+// Storable returns a text that the database can store: UTF-8 without NUL, of limited length.
+func Storable(text string) string {
+	text = strings.ToValidUTF8(text[:min(len(text), maxText)], "\uFFFD")
+	return strings.ReplaceAll(text, "\x00", "\uFFFD")
+}

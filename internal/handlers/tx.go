@@ -1,0 +1,100 @@
+// Package handlers has what calls of an application's handlers share: the transaction that a handler
+// works in, and its panics.
+package handlers
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// ReadCommitted are the options of the transactions of handlers.
+var ReadCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
+
+// A Transaction is one in which a handler works. Before it has begun, its Tx is ClosedTx.
+type Transaction struct {
+	pgx.Tx
+	ended atomic.Bool // by CommitAfter
+}
+
+// Ended reports whether the transaction was ended by CommitAfter.
+func (t *Transaction) Ended() bool { return t.ended.Load() }
+
+// CommitAfter sends the queued statements, and commits. If a statement fails, the server skips the
+// others, and does not commit.
+func (t *Transaction) CommitAfter(ctx context.Context, batch *pgx.Batch) error {
+	batch.Queue("commit").Exec(func(done pgconn.CommandTag) error {
+		if done.String() != "COMMIT" {
+			return pgx.ErrTxCommitRollback
+		}
+		return nil
+	})
+	err := t.Tx.SendBatch(ctx, batch).Close()
+	t.ended.Store(t.Conn().PgConn().TxStatus() == 'I')
+	return err
+}
+
+// ForHandler returns the transaction as a handler has it, which cannot end it. After its end, it and
+// its savepoints return pgx.ErrTxClosed, because the connection may belong to another run.
+func (t *Transaction) ForHandler() pgx.Tx { return handlerTx{t.Tx, t} }
+
+type handlerTx struct {
+	pgx.Tx
+	of *Transaction
+}
+
+var errNotYours = errors.New("the handler must not end its transaction: return nil to commit it, or an error to roll it back")
+
+func (handlerTx) Commit(context.Context) error   { return errNotYours }
+func (handlerTx) Rollback(context.Context) error { return errNotYours }
+
+// A savepoint is one of the handler, which may end it.
+type savepoint struct{ handlerTx }
+
+func (s savepoint) Commit(ctx context.Context) error   { return s.live().Commit(ctx) }
+func (s savepoint) Rollback(ctx context.Context) error { return s.live().Rollback(ctx) }
+
+// ClosedTx returns pgx.ErrTxClosed from every method.
+var ClosedTx = func() pgx.Tx {
+	batch := new(pgx.Batch)
+	batch.BeginTx(ReadCommitted)
+	return pgx.FailedBatchResults(batch, pgx.ErrTxClosed).Tx()
+}()
+
+func (h handlerTx) live() pgx.Tx {
+	if h.of.ended.Load() {
+		return ClosedTx
+	}
+	return h.Tx
+}
+
+func (h handlerTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	tx, err := h.live().Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return savepoint{handlerTx{tx, h.of}}, nil
+}
+
+func (h handlerTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+	return h.live().CopyFrom(ctx, table, columns, rows)
+}
+func (h handlerTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	return h.live().SendBatch(ctx, b)
+}
+func (h handlerTx) LargeObjects() pgx.LargeObjects { return h.live().LargeObjects() }
+func (h handlerTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	return h.live().Prepare(ctx, name, sql)
+}
+func (h handlerTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return h.live().Exec(ctx, sql, args...)
+}
+func (h handlerTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return h.live().Query(ctx, sql, args...)
+}
+func (h handlerTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return h.live().QueryRow(ctx, sql, args...)
+}
