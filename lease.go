@@ -22,6 +22,7 @@ type Lease struct {
 	running atomic.Bool  // a Run is under way
 
 	owners   atomic.Pointer[cachedOwners] // what Owners last read; nil: nothing
+	reading  sync.Mutex                   // an answer becomes owners
 	mu       sync.Mutex
 	failures map[string]*failure // not logged yet, by reason; nil: none
 }

@@ -75,23 +75,28 @@ func (l *Lease) OwnerOf(ctx context.Context, key string) (Owner, bool, error) {
 // Owners keeps what it read, so most calls cost nanoseconds. It asks the database again if the client
 // has heard of a change of the lease since, or if the answer is older than the client's TTL. The
 // client hears of its own gains and losses at once, and of changes among others at its next
-// heartbeat. So after a change the map may be old for up to a heartbeat, or for the TTL if
-// heartbeats fail. For the present owner call Owner. The errors are those of Client.Owner.
+// heartbeat. So after a change the map may be old for up to a heartbeat. It may be old for the TTL if
+// heartbeats fail, after the end of the lease, and in its epochs after a failover. For the present
+// owner call Owner. The errors are those of Client.Owner.
 func (l *Lease) Owners(ctx context.Context) (map[int]Owner, error) {
-	shown, heard := l.board.Look(), l.engine.News().Generation
-	if c := l.owners.Load(); c != nil && c.shown == shown && c.generation >= heard && time.Since(c.asOf) < l.client.options.TTL {
+	shown, heard := l.board.Look(), l.engine.News()
+	if c := l.owners.Load(); c != nil && c.shown == shown && c.covers(heard) && time.Since(c.asOf) < l.client.options.TTL {
 		return c.owners, nil
 	}
 	read, err := l.engine.Owners(ctx, 0, l.engine.Partitions-1)
-	var owners map[int]Owner
 	if err == nil {
-		owners, err = ownersOf(read)
+		l.reading.Lock() // calls that shared one statement share its map, which is large
+		defer l.reading.Unlock()
+		if c := l.owners.Load(); c != nil && !c.asOf.Before(read.AsOf) {
+			return c.owners, nil
+		}
+		var owners map[int]Owner
+		if owners, err = ownersOf(read); err == nil {
+			l.owners.Store(&cachedOwners{owners, read.AsOf, read.Generation, heard, shown})
+			return owners, nil
+		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("pgleases: owners of lease %q: %w", l.engine.Name, err)
-	}
-	l.owners.Store(&cachedOwners{owners, read.AsOf, read.Generation, shown})
-	return owners, nil
+	return nil, fmt.Errorf("pgleases: owners of lease %q: %w", l.engine.Name, err)
 }
 
 // cachedOwners are valid until the client hears of a change.
@@ -99,12 +104,23 @@ type cachedOwners struct {
 	owners     map[int]Owner
 	asOf       time.Time
 	generation int64           // of the lease, in the same snapshot as the owners
+	heard      *engine.News    // what this client had heard before
 	shown      *owned.Snapshot // what this client showed before
+}
+
+// covers reports whether the owners are as of these news or later. Generations are not ordered: they
+// fall if a failover lost changes.
+func (c *cachedOwners) covers(news *engine.News) bool {
+	return c.heard == news || c.heard.Server == news.Server && c.generation == news.Generation
 }
 
 // ownersOf returns owners by partition.
 func ownersOf(read engine.Owners) (map[int]Owner, error) {
-	owners := make(map[int]Owner)
+	n := 0
+	for _, o := range read.Owners.Owners {
+		n += len(o.Partitions)
+	}
+	owners := make(map[int]Owner, n)
 	for _, o := range read.Owners.Owners {
 		var metadata map[string]string
 		if err := json.Unmarshal([]byte(o.Metadata), &metadata); err != nil {

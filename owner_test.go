@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -133,13 +134,15 @@ func TestOwnersAreNeverOlderThanTheTTL(t *testing.T) {
 	testkit.Until(t, "it sees the change", func() bool { return testkit.Must(l.Owners(t.Context()))(t)[0].Metadata["a"] == "b" })
 }
 
-// So heartbeats wait for one of these statements at most.
+// So heartbeats wait for one of these statements at most. The map of 65,536 owners has 9 MB.
 func TestLookupsThatWaitShareOneStatement(t *testing.T) {
 	t.Parallel()
 	var wire testkit.Wire
 	c := newClient(t, testkit.Pool(t, direct(t), wire.Carry))
 	l := joined(t, c, "work", 8)
 	untilOwns(t, l, 8)
+	var mu sync.Mutex // guards read
+	read := make(map[uintptr]bool)
 	wire.Count(lookups)
 	deliver := wire.Delay("heartbeat(")
 	testkit.Until(t, "a heartbeat waits for its answer", func() bool { return wire.Left() == 0 })
@@ -150,6 +153,15 @@ func TestLookupsThatWaitShareOneStatement(t *testing.T) {
 				t.Errorf("the owner of %d: %+v, %v, %v", n%8, owner, owned, err)
 			}
 		})
+		calls.Go(func() {
+			owners, err := l.Owners(t.Context())
+			if err != nil || len(owners) != 8 {
+				t.Errorf("all owners: %v, %v", owners, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			read[reflect.ValueOf(owners).Pointer()] = true
+		})
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -158,7 +170,9 @@ func TestLookupsThatWaitShareOneStatement(t *testing.T) {
 	deliver()
 	calls.Wait()
 	if n := wire.Counted(); n == 0 || n > 20 {
-		t.Errorf("%d statements for 200 calls", n)
+		t.Errorf("%d statements for 400 calls", n)
+	} else if len(read) > n {
+		t.Errorf("%d maps of %d answers", len(read), n)
 	}
 }
 

@@ -76,7 +76,7 @@ func (e *Elector) Run(ctx context.Context, callbacks Callbacks) (err error) {
 	})
 	cancel()
 	watch.Wait()
-	if ctx.Err() != nil { // otherwise the client has ended, or another Run of this name is under way
+	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) { // otherwise the client has ended, or another Run of this name is under way
 		err = errors.Join(err, lease.Leave(ctx)) // no work is left, so the next process leads at once
 	}
 	return err
@@ -86,11 +86,12 @@ func (e *Elector) Run(ctx context.Context, callbacks Callbacks) (err error) {
 func (e *Elector) watch(ctx context.Context, lease *pgleases.Lease, onNew func(id string)) {
 	for {
 		news, retry := bridge.LeaseNews(lease), (<-chan time.Time)(nil)
-		owners, err := lease.Owners(ctx)
-		if err != nil {
+		owners, _ := lease.Owners(ctx)
+		id := owners[0].ID
+		if id == "" { // an error, or the leader's heartbeat is late, which makes no news when it comes
 			retry = time.After(time.Second)
 		}
-		if id := owners[0].ID; id != "" && id != e.Leader() {
+		if id != "" && id != e.Leader() {
 			e.leader.Store(&id)
 			if onNew != nil {
 				onNew(id)

@@ -351,7 +351,7 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	}
 	now := time.Now()
 	e.expiry.heard(beat, e.watch.lasts(now), e.watch.spread(), now)
-	toPlan, none := e.members.heard(beat.Leases)
+	toPlan, none := e.members.heard(beat.Leases, beat.ServerGeneration)
 	e.plans.heard(now, toPlan...)
 	for _, m := range none {
 		e.removed(m)

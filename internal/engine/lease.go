@@ -40,17 +40,18 @@ func (l *Lease) Public(make func() any) any {
 
 // News are what the client last heard of a lease from the database.
 type News struct {
-	Generation int64         // it rises with every change of owners
+	Generation int64         // it rises with every change of owners, unless a failover lost changes
+	Server     int64         // the server generation
 	Next       chan struct{} // closed at the next news
 }
 
 // News returns the last news.
 func (l *Lease) News() *News { return l.news.Load() }
 
-// hear notes a generation that a heartbeat or a read has returned.
-func (l *Lease) hear(generation int64) {
-	if old := l.news.Load(); old.Generation != generation {
-		l.news.Store(&News{generation, make(chan struct{})})
+// hear notes generations of the lease and of the server that a heartbeat or a read has returned.
+func (l *Lease) hear(generation, server int64) {
+	if old := l.news.Load(); old.Generation != generation || old.Server != server {
+		l.news.Store(&News{generation, server, make(chan struct{})})
 		close(old.Next)
 	}
 }

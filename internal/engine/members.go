@@ -300,7 +300,7 @@ func (s *shared) miscounted(n, wanted int) error {
 
 // heard handles what a heartbeat says about the leases that the session is a member of. It returns
 // the leases that need a plan, and the memberships that the database does not have.
-func (ms *members) heard(beats []store.LeaseBeat) (toPlan []string, none []*membership) {
+func (ms *members) heard(beats []store.LeaseBeat, server int64) (toPlan []string, none []*membership) {
 	isMember := make(map[string]bool, len(beats))
 	for _, b := range beats {
 		isMember[b.Name] = true
@@ -311,7 +311,7 @@ func (ms *members) heard(beats []store.LeaseBeat) (toPlan []string, none []*memb
 		case m.state == joins:
 			continue // it joins once more
 		}
-		m.lease.hear(b.Generation)
+		m.lease.hear(b.Generation, server)
 		m.becameMember() // if it was not a member, the answer to its join was lost
 		m.toRead = m.toRead || m.generation != b.Generation
 		m.weightLost = !m.ends() && b.Weight != m.weight

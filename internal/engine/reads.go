@@ -37,7 +37,7 @@ func (ms *members) namesToRead() (names []string) {
 // reports whether a partition was released whose new owner may not have been notified.
 func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now time.Time) (released bool) {
 	m.generation, m.toRead = r.Generation, false
-	m.lease.hear(r.Generation)
+	m.lease.hear(r.Generation, r.ServerGeneration)
 	ms.heardOverrides(m, r)
 	c := compare(r, m.assigned, accepted, ms.unreleased[r.Name] || m.ends())
 	if accepted {

@@ -63,7 +63,7 @@ var tasks = []*task{
 	{"release", accepted, releaseDue, beginRelease, batched},
 	{"release locks", working, releaseLocksDue, beginReleaseLocks, 0},
 	{"fence", accepted, fenceDue, beginFence, batched},
-	{"look up owners", working, lookUpOwnersDue, beginLookUpOwners, untilEnds | yields},
+	{"look up owners", working, lookUpOwnersDue, beginLookUpOwners, yields},
 	{"listen to locks", working, listenToLocksDue, beginListenToLocks, 0},
 	{"look at locks", working, lookAtLocksDue, beginLookAtLocks, 0},
 	{"watch liveness", working, watchLivenessDue, beginWatchLiveness, 0},

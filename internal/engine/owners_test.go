@@ -1,0 +1,112 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/fakestore"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/leader"
+)
+
+// ownedBy returns what a client says of the owner of partition 0.
+func (w *world) ownedBy(l *Lease) string {
+	owners, err := l.Owners(context.Background())
+	if err != nil {
+		w.failf("owners: %v", err)
+	}
+	if o, owned := owners[0]; owned {
+		return o.ID
+	}
+	return "-"
+}
+
+// candidate runs an election until the world ends.
+func (w *world) candidate(p *proc) *leader.Elector {
+	e := leader.New(p.c, "x")
+	go func() { _ = e.Run(context.Background(), leader.Callbacks{}) }()
+	return e
+}
+
+// A standby that missed a handoff has a lower generation of the lease, or the same for another state.
+func TestOwnersFollowFailoverThatLostHandoff(t *testing.T) {
+	for _, changes := range []int{1, 0, 3} {
+		t.Run(fmt.Sprint(changes), func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				a, b, c := w.start("a"), w.start("b"), w.start("c")
+				la := a.mustJoin("x", 1)
+				w.within(5*time.Second, "a owns it", func() bool { return len(shown(la)) == 1 })
+				b.mustJoin("x", 1)
+				follower := w.candidate(c)
+				w.within(5*time.Second, "c hears of a", func() bool { return follower.Leader() == "a" })
+				time.Sleep(5 * time.Second)
+				w.db.KeepNone()
+				testkit.OK(t, w.db.Override(fakestore.Override{Verb: "pin", Lease: "x"}, "b", fakestore.Ever, true))
+				w.within(5*time.Second, "c hears of b", func() bool { return follower.Leader() == "b" })
+				w.promote(1000, false)
+				w.db.Edit(func(t *fakestore.Tables, _ int64) {
+					for range changes {
+						changed(t, "x")
+					}
+				})
+				w.within(20*time.Second, "accepted", w.accepted)
+				w.within(4*time.Second, "a owns it again", func() bool { return len(shown(la)) == 1 })
+				w.within(2*time.Second, "c hears of a again", func() bool { return w.ownedBy(c.mustJoin("x", 1)) == "a" && follower.Leader() == "a" })
+			})
+		})
+	}
+}
+
+// At the moment when a candidate joins, the leader's heartbeat is late. It comes in time.
+func TestLeaderIsSeenWhenItsHeartbeatWasLate(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a := w.start("a")
+		leading := w.candidate(a)
+		w.within(5*time.Second, "a leads", leading.IsLeader)
+		b := w.start("b")
+		var expires int64
+		w.db.Edit(func(t *fakestore.Tables, clock int64) {
+			row := t.Clients[sessionOf(t, "a")]
+			expires, row.ExpiresAt = row.ExpiresAt, clock-1
+			t.Clients[row.Session] = row
+		})
+		follower := w.candidate(b)
+		time.Sleep(300 * time.Millisecond)
+		w.db.Edit(func(t *fakestore.Tables, _ int64) {
+			row := t.Clients[sessionOf(t, "a")]
+			row.ExpiresAt = max(row.ExpiresAt, expires)
+			t.Clients[row.Session] = row
+		})
+		w.within(10*time.Second, "b hears of the leader", func() bool { return follower.Leader() == "a" })
+	})
+}
+
+// A callback may ask for the next owner while its client closes, and Close waits for the callback.
+func TestOwnerAnswersWhileClientCloses(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a := w.start("a")
+		l := a.mustJoin("x", 1)
+		w.within(5*time.Second, "a owns it", func() bool { return len(shown(l)) == 1 })
+		h := l.Hold(context.Background())
+		closed := make(chan error, 1)
+		go func() { closed <- a.c.Close(context.Background()) }()
+		w.within(time.Second, "it closes", func() bool { return len(shown(l)) == 0 })
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if o, owned, err := l.Owner(ctx, 0); err != nil || !owned || o.ID != "a" {
+			t.Errorf("the owner while the client closes: %+v, %v, %v", o, owned, err)
+		}
+		if o, err := l.Owners(ctx); err != nil || o[0].ID != "a" {
+			t.Errorf("all owners while the client closes: %+v, %v", o, err)
+		}
+		h.Release()
+		testkit.OK(t, <-closed)
+		if o, err := l.Owners(context.Background()); !errors.Is(err, ErrClosed) {
+			t.Errorf("after Close: %v, %v", o, err)
+		}
+	})
+}
