@@ -19,7 +19,8 @@
 //
 // A DurationJob begins when its process starts, so its times differ between processes. The Locker
 // rounds them down to a multiple of the duration. Each process has exactly one tick in each such
-// period, and the first of them runs. Other jobs have the same times in all processes.
+// period, and the first of them runs. Other jobs have the same times in all processes, if these have
+// the same time zone (gocron.WithLocation).
 //
 // # What is not promised
 //
@@ -39,7 +40,10 @@
 //   - Clocks that differ by more than the time that the lock is kept run a job twice. So does a process
 //     that is late by more than that.
 //   - Two runs of a job may overlap in two processes, if a run takes longer than the interval.
-//   - A DurationRandomJob has other times in each process. The Locker refuses to run it.
+//   - Jobs that have other times in each process are refused: a DurationRandomJob, a CronJob with @every, and each
+//     second or third day, week or month. With gocron.WithIntervalFromCompletion a job runs once in each period at most, and
+//     two runs may be less than an interval apart.
+//   - In singleton mode gocron drops the last run before gocron.WithStopAt, with and without a Locker.
 //   - A run that gocron queued (LimitModeWait) has lost its time: it counts as the run of the last time
 //     that has passed. RunNow has no time either: each process that calls it runs the job. WithStartImmediately
 //     gives cron jobs a first run of their own in each process.

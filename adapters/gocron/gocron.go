@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/go-co-op/gocron/v2"
@@ -99,8 +100,8 @@ func (l *Locker) run(key string) (lock string, end time.Time, err error) {
 	if job == nil {
 		return "", end, gocron.ErrJobNotFound
 	}
-	if job.Schedule().JobType() == gocron.DurationRandomJobType {
-		return "", end, errors.New("a DurationRandomJob has other times in each process: use an Elector")
+	if differs(job.Schedule()) {
+		return "", end, errors.New("this job has other times in each process: use an Elector")
 	}
 	// A job in singleton mode may list times that it has skipped.
 	times, err := job.NextRuns(100)
@@ -122,6 +123,21 @@ func (l *Locker) run(key string) (lock string, end time.Time, err error) {
 		return name(key, at), at.Add(schedule.Duration), nil
 	}
 	return name(key, at), at, nil
+}
+
+// differs reports whether a job's times depend on the start of its process. The periods of a DurationJob do not.
+func differs(schedule gocron.JobSchedule) bool {
+	switch s := schedule.(type) {
+	case gocron.CronJobSchedule:
+		return strings.Contains(s.Crontab, "@every")
+	case gocron.DailyJobSchedule:
+		return s.Interval > 1
+	case gocron.WeeklyJobSchedule:
+		return s.Interval > 1
+	case gocron.MonthlyJobSchedule:
+		return s.Interval > 1
+	}
+	return schedule.JobType() == gocron.DurationRandomJobType
 }
 
 func name(key string, at time.Time) string {

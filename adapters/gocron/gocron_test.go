@@ -3,6 +3,8 @@ package gocron
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -87,6 +89,55 @@ func TestLockerRunsEachTickOnce(t *testing.T) {
 	}
 }
 
+// In singleton mode too a job runs once in each period, also if a run takes longer than a period. (gocron drops
+// the last run before a stop time in this mode, so the jobs have none.)
+func TestLockerRunsSingletonOnce(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		mode  gocron.LimitMode
+		takes time.Duration
+	}{
+		"wait": {gocron.LimitModeWait, 0}, "reschedule": {gocron.LimitModeReschedule, 0}, "reschedule, long runs": {gocron.LimitModeReschedule, 2500 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const every = time.Second
+			pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
+			start := time.Now().Truncate(every).Add(every + 200*time.Millisecond)
+			type run struct{ process, period int }
+			ran, refused := make(chan run, 100), make(chan error, 100)
+			for i := range 2 {
+				locker := NewLocker(lock.New(clients.New(t, pool), pool), time.Minute)
+				s := scheduler(t, gocron.WithDistributedLocker(locker))
+				locker.Attach(s)
+				testkit.Must(s.NewJob(gocron.DurationJob(every), gocron.NewTask(func(ctx context.Context) {
+					ran <- run{i, int(time.Since(start.Truncate(every)) / every)}
+					select {
+					case <-time.After(test.takes):
+					case <-ctx.Done():
+					}
+				}), gocron.WithName("report"), gocron.WithSingletonMode(test.mode),
+					gocron.WithStartAt(gocron.WithStartDateTime(start.Add(time.Duration(i)*400*time.Millisecond))),
+					gocron.WithEventListeners(gocron.AfterLockError(func(_ uuid.UUID, _ string, err error) { refused <- err }))))(t)
+				s.Start()
+			}
+			periods, processes := map[int]bool{}, map[int]bool{}
+			for len(periods) < 5 || test.takes > 0 && len(processes) < 2 {
+				r := testkit.Receive(t, "the job runs", ran)
+				if periods[r.period] {
+					t.Errorf("it ran again in period %d", r.period)
+				}
+				periods[r.period], processes[r.process] = true, true
+			}
+			for len(refused) > 0 {
+				if err := <-refused; !errors.Is(err, lock.ErrHeld) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
 // A kept lock does not delay Close, and RunNow takes no scheduled run away.
 func TestLockerCloseAndRunNow(t *testing.T) {
 	t.Parallel()
@@ -128,14 +179,29 @@ func TestLockerRefusesUnknownRuns(t *testing.T) {
 	s := scheduler(t, gocron.WithDistributedLocker(locker))
 	locker.Attach(s)
 	nothing := gocron.NewTask(func() {})
-	testkit.Must(s.NewJob(gocron.DurationRandomJob(time.Second, time.Minute), nothing, gocron.WithName("random")))(t)
+	noon := gocron.NewAtTimes(gocron.NewAtTime(12, 0, 0))
+	jobs := map[string]gocron.JobDefinition{
+		"random": gocron.DurationRandomJob(time.Second, time.Minute), "every": gocron.CronJob("@every 1h30m", false),
+		"two days": gocron.DailyJob(2, noon), "two weeks": gocron.WeeklyJob(2, gocron.NewWeekdays(time.Monday), noon),
+		"two months": gocron.MonthlyJob(2, gocron.NewDaysOfTheMonth(1), noon),
+	}
+	for key, job := range jobs {
+		testkit.Must(s.NewJob(job, nothing, gocron.WithName(key)))(t)
+	}
 	for range 2 {
 		testkit.Must(s.NewJob(gocron.DurationJob(time.Minute), nothing, gocron.WithName("twice")))(t)
 	}
-	for _, key := range []string{"random", "twice", "absent"} {
+	for _, key := range slices.AppendSeq([]string{"twice", "absent"}, maps.Keys(jobs)) {
 		if _, err := locker.Lock(t.Context(), key); err == nil {
 			t.Errorf("job %q was locked", key)
 		}
+	}
+	for key, job := range map[string]gocron.JobDefinition{
+		"cron": gocron.CronJob("0 12 * * *", false), "daily": gocron.DailyJob(1, noon),
+		"weekly": gocron.WeeklyJob(1, gocron.NewWeekdays(time.Monday), noon), "monthly": gocron.MonthlyJob(1, gocron.NewDaysOfTheMonth(1), noon),
+	} {
+		testkit.Must(s.NewJob(job, nothing, gocron.WithName(key)))(t)
+		testkit.OK(t, testkit.Must(locker.Lock(t.Context(), key))(t).Unlock(t.Context()))
 	}
 }
 
