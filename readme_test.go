@@ -20,24 +20,33 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// The pages are README.md and those in docs. Their code is that of tests and examples, word for
+// The pages are README.md, those in docs, and comments of packages. Their code is that of tests and examples, word for
 // word but for the indentation.
 func TestPagesShowCompiledCode(t *testing.T) {
 	t.Parallel()
 	compiled := "\n"
-	for _, source := range []string{"pages_test.go", "lock/example_do_test.go", "fence/recipes_test.go", "lock/example_test.go", "schedule/example_test.go", "schedule/scheduletest/docs_test.go", "proof/migrations/migrations_test.go", "examples/quickstart/main.go", "pgleasestest/example_test.go", "examples/otel/main.go", "prometheus/example_test.go", "examples/router/main.go", "examples/kubernetes/main.go", "examples/dashboard/main.go"} {
+	for _, source := range []string{"pages_test.go", "lock/example_do_test.go", "fence/recipes_test.go", "lock/example_test.go", "schedule/example_test.go", "schedule/scheduletest/docs_test.go", "proof/migrations/migrations_test.go", "examples/quickstart/main.go", "pgleasestest/example_test.go", "examples/otel/main.go", "prometheus/example_test.go", "examples/router/main.go", "examples/kubernetes/main.go", "examples/dashboard/main.go",
+		"adapters/gocron/example_test.go", "adapters/cron/example_test.go", "adapters/clientgo/example_test.go"} {
 		compiled += strings.Join(trimmedLines(readFile(t, source)), "\n") + "\n"
 	}
 	found := 0
-	for _, page := range pages(t) {
-		for _, block := range codeBlocks(t, page, "go") {
-			found++
-			if !strings.Contains(compiled, "\n"+strings.Join(trimmedLines(block), "\n")+"\n") {
-				t.Errorf("%s: not a part of what is compiled:\n%s", page, block)
-			}
+	check := func(page, block string) {
+		found++
+		if !strings.Contains(compiled, "\n"+strings.Join(trimmedLines(block), "\n")+"\n") {
+			t.Errorf("%s: not a part of what is compiled:\n%s", page, block)
 		}
 	}
-	if found < 15 {
+	for _, page := range pages(t) {
+		for _, block := range codeBlocks(t, page, "go") {
+			check(page, block)
+		}
+	}
+	for _, page := range []string{"adapters/gocron/doc.go", "adapters/cron/doc.go", "adapters/clientgo/doc.go", "fence/fence.go"} {
+		for _, block := range regexp.MustCompile(`(?m)(?:^//\t.*\n)+`).FindAllString(readFile(t, page), -1) {
+			check(page, strings.TrimSpace(strings.ReplaceAll(block, "//\t", "")))
+		}
+	}
+	if found < 20 {
 		t.Errorf("only %d blocks of Go found", found)
 	}
 }

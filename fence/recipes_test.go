@@ -39,6 +39,20 @@ func billGuarded(ctx context.Context, elsewhere *pgxpool.Pool, lease *pgleases.L
 	})
 }
 
+// The comment of package fence shows these lines.
+var _ = func(ctx context.Context, elsewhere *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition) error {
+	const fences = fence.Schema("pgleases")
+
+	err := pgx.BeginFunc(ctx, elsewhere, func(tx pgx.Tx) error {
+		if err := fences.Check(ctx, tx, fence.Name(lease.Name(), p.Number), p.Epoch); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, "UPDATE ...")
+		return err
+	})
+	return err
+}
+
 // The leases are in one database, the bills in another.
 func ExampleSchema_Check() {
 	x := new(pgtest.Example)
