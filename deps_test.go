@@ -28,6 +28,7 @@ func TestOnlyPgxIsNeeded(t *testing.T) {
 	}{
 		".":                       {modules: pgx},
 		"./leader":                {modules: pgx},
+		"./consumer":              {modules: pgx},
 		"./lock":                  {modules: pgx},
 		"./fence":                 {modules: pgx},
 		"./admin":                 {modules: pgx},
@@ -38,6 +39,7 @@ func TestOnlyPgxIsNeeded(t *testing.T) {
 		"./schedule/scheduletest": {modules: withCron, schedule: true, testing: true},
 		"./sql":                   {},
 		"./admin/sql":             {},
+		"./consumer/sql":          {},
 		"./schedule/sql":          {},
 	}
 	moduleOf := make(map[string]string) // of a package; the standard library has none

@@ -3,6 +3,6 @@
 GRANT USAGE ON SCHEMA pgleases TO pgleases_app;
 GRANT SELECT, UPDATE (asked_at) ON pgleases.partitions TO pgleases_app;
 GRANT SELECT ON pgleases.clients, pgleases.server TO pgleases_app;
-GRANT EXECUTE ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint) TO pgleases_app;
+GRANT EXECUTE ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint), pgleases.guard_many(pg_catalog.text, int[], bigint[]) TO pgleases_app;
 GRANT SELECT, UPDATE (since) ON pgleases.locks TO pgleases_app;
 GRANT EXECUTE ON FUNCTION pgleases.guard_lock(pg_catalog.text, bigint) TO pgleases_app;

@@ -1,0 +1,229 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/consumer/sql"
+	"github.com/pgleases/pgleases/internal/bridge"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// A Consumer is one process of those that work through a queue table. All methods are safe for
+// concurrent use.
+type Consumer struct {
+	client  *pgleases.Client
+	pool    *pgxpool.Pool
+	name    string
+	queue   Queue
+	handler *handler
+	options options
+	sql     statements
+	log     *slog.Logger
+	counts  counts
+	running atomic.Bool
+}
+
+// leaseOf is the prefix of a lease's name, before the name of its consumer.
+const leaseOf = "consumer/"
+
+// New returns a Consumer of a queue table. Its name has 1 to 246 bytes of UTF-8 without NUL; the name
+// of its lease is "consumer/" and this name. All processes that work on the table give the same name
+// and queue. Client and pool must connect to one database; New closes neither. It creates or
+// migrates the library's tables, unless [WithoutMigration] is given, and never changes the queue
+// table. ctx covers this call only.
+//
+// New returns an error for an invalid option, and for a table that cannot be consumed safely; it says
+// what to change. It also returns pgleases.ErrSchema, or an error of the database.
+func New[T any](ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, name string, queue Queue, h Handler[T], opts ...Option) (*Consumer, error) {
+	o, err := newOptions(opts)
+	if err != nil {
+		return nil, err
+	}
+	if client == nil || pool == nil {
+		return nil, errors.New("consumer: client or pool is nil")
+	}
+	c := &Consumer{client: client, pool: pool, name: name, queue: queue.withDefaults(), options: o, sql: statementsFor(o.schema), log: o.log.With(slog.String("consumer", name))}
+	if err := store.CheckName("lease of the consumer", leaseOf+name); err != nil || name == "" {
+		return nil, fmt.Errorf("consumer: name %q: 1 to 246 bytes of UTF-8 without NUL", name)
+	}
+	if size := int(pool.Config().MaxConns); o.workers >= size {
+		return nil, fmt.Errorf("consumer: %d workers need a pool of more than %d connections, not %d: see WithWorkers", o.workers, o.workers, size)
+	}
+	if err := store.OpenError(ctx, "consumer", "new consumer", o.schema, pgleases.ErrSchema, bridge.Engine(client).Reaches(ctx, pool, o.schema)); err != nil {
+		return nil, err
+	}
+	if o.noMigration {
+		err = withConn(ctx, pool, "new consumer", o.schema, part.Fits)
+	} else {
+		err = Migrate(ctx, pool, WithSchema(o.schema))
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err = c.inspect(ctx, func(columns []string) (err error) {
+		c.handler, err = untyped(h, columns)
+		return err
+	}); err != nil {
+		return nil, fmt.Errorf("consumer: new consumer %q: %w", name, store.Advised(store.Caused(ctx, err)))
+	}
+	return c, nil
+}
+
+// inspect checks the table, and stores the consumer.
+func (c *Consumer) inspect(ctx context.Context, fits func(columns []string) error) error {
+	conn, err := c.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	t, q, err := c.sql.inspect(ctx, conn, c.queue)
+	if err != nil {
+		return err
+	}
+	if err := fits(t.Columns); err != nil {
+		return err
+	}
+	c.queue, c.sql = q, c.sql.on(t, q, c.handler.columns)
+	if q.Key != "" {
+		var id int64
+		var stored, wanted *int
+		var key string
+		err := conn.QueryRow(ctx, c.sql.Misplaced, q.Partitions).Scan(&id, &stored, &key, &wanted)
+		switch {
+		case err == nil:
+			return fmt.Errorf("table %s: row %d with key %.100q is in partition %v, but partition_for(key, %d) is %v: correct column %q first, or Partitions",
+				t.Name, id, key, show(stored), q.Partitions, show(wanted), q.Partition)
+		case !errors.Is(err, pgx.ErrNoRows):
+			return err
+		}
+	}
+	return c.sql.register(ctx, conn, c.name, t, q)
+}
+
+func show(n *int) any {
+	if n == nil {
+		return "NULL"
+	}
+	return *n
+}
+
+var part = store.Part{Name: "package consumer", Table: "consumer_version", Version: 1, DDL: func(schema string) string { return store.DDL(sql.Files, schema) }}
+
+// Migrate creates or updates the tables of package consumer, after those of the engine. It gives the
+// same promises as pgleases.Migrate. Of the options only WithSchema counts.
+func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
+	o, err := newOptions(opts)
+	if err != nil {
+		return err
+	}
+	if err := pgleases.Migrate(ctx, pool, pgleases.WithSchema(o.schema)); err != nil {
+		return err
+	}
+	return withConn(ctx, pool, "migrate", o.schema, part.Migrate)
+}
+
+// Schema returns the DDL of Migrate, to run after that of pgleases.Schema, for goose, tern, Flyway and
+// similar tools. Of the options only WithSchema counts.
+func Schema(opts ...Option) (string, error) {
+	o, err := newOptions(opts)
+	if err != nil {
+		return "", err
+	}
+	return part.DDL(o.schema), nil
+}
+
+func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f func(context.Context, *pgx.Conn, string) error) error {
+	return store.OpenError(ctx, "consumer", doing, schema, pgleases.ErrSchema, pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) }))
+}
+
+// Name returns the consumer's name.
+func (c *Consumer) Name() string { return c.name }
+
+// Run handles rows until ctx ends. Then it takes no more rows, finishes what is in hand within the
+// lease's drain timeout, hands over its partitions, and returns nil. It returns an error if it cannot
+// join the lease, or if the lease or the client ends before ctx. A Consumer runs once at a time, and
+// a client runs one Consumer of a name at a time.
+func (c *Consumer) Run(ctx context.Context) error { return c.run(ctx, false) }
+
+// RunUntilEmpty is Run until no row is left in the queue, in any partition, and returns nil then. If
+// only rows are left whose keys are blocked, it returns an error that wraps [ErrBlocked] and says why
+// the first is. If ctx ends first, it returns its cause. It is for tests, and for a program that cron
+// starts.
+func (c *Consumer) RunUntilEmpty(ctx context.Context) error { return c.run(ctx, true) }
+
+// ErrBlocked is returned by RunUntilEmpty if only rows of blocked keys are left.
+var ErrBlocked = errors.New("consumer: only rows of blocked keys are left")
+
+// errEmpty is the reason for which RunUntilEmpty ends.
+var errEmpty = errors.New("consumer: the queue is empty")
+
+var running sync.Map // of *Consumer by membership
+
+// A membership is a client's in a consumer's lease.
+type membership struct {
+	client *pgleases.Client
+	name   string
+}
+
+func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
+	failed := func(err error) error { return fmt.Errorf("consumer: run %q: %w", c.name, err) }
+	if !c.running.CompareAndSwap(false, true) {
+		return failed(errors.New("it runs already"))
+	}
+	defer c.running.Store(false)
+	mine := membership{c.client, c.name}
+	if _, taken := running.LoadOrStore(mine, c); taken {
+		return failed(errors.New("another Consumer of this client runs it"))
+	}
+	defer running.Delete(mine)
+	lease, err := c.client.Lease(ctx, leaseOf+c.name, c.queue.Partitions, append([]pgleases.LeaseOption{pgleases.WithDrainTimeout(c.options.timeout + drainMargin)}, c.options.lease...)...)
+	if err != nil {
+		return failed(err)
+	}
+	life, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	defer context.AfterFunc(life, func() { _ = lease.Leave(life) })() // at once: each partition moves when its batch has ended
+	g := newGroup(c, lease, untilEmpty, stop)
+	end := g.start(life)
+	err = lease.Run(life, g.serve)
+	end()
+	leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
+	defer cancel()
+	left := lease.Leave(leaving)
+	switch cause := context.Cause(life); {
+	case life.Err() == nil:
+		return failed(err)
+	case errors.Is(cause, errEmpty):
+		return left
+	case errors.Is(cause, ErrBlocked):
+		return failed(cause)
+	case untilEmpty:
+		return failed(context.Cause(ctx))
+	}
+	return left
+}
+
+// workers returns how many batches this process may handle at once. Consumers without WithWorkers
+// share what the size of their pool allows.
+func (c *Consumer) workers() int {
+	if c.options.workers > 0 {
+		return c.options.workers
+	}
+	sharing := 0
+	running.Range(func(_, of any) bool {
+		if other := of.(*Consumer); other.pool == c.pool && other.options.workers < 0 {
+			sharing++
+		}
+		return true
+	})
+	return max(1, int(c.pool.Config().MaxConns)/2/max(1, sharing))
+}

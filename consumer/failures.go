@@ -1,0 +1,160 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+const (
+	pauseMin = 100 * time.Millisecond
+	pauseMax = time.Minute
+	// keysOfOutage is how many keys of a partition fail in a row before the reason is searched
+	// elsewhere.
+	keysOfOutage = 3
+	// maxTroubles is how many errors in a row, that no row is charged with, are charged to the first.
+	maxTroubles = 10
+	// maxCrashes is how many processes may crash while they handle a row alone.
+	maxCrashes = 3
+)
+
+// charge records that an attempt at a row has failed, and reports whether it did. If too many keys
+// failed in a row, the partition pauses, and no row is charged. final is true if the row must not be
+// handled again.
+func (g *group) charge(r row, failure error, final bool) bool {
+	p := r.partition
+	p.due = true // the other keys
+	if !slices.Contains(p.failing, r.key) {
+		p.failing = append(p.failing, r.key)
+	}
+	if !final && (p.outage > 0 || len(p.failing) >= keysOfOutage) {
+		g.pause(p, failure)
+		return false
+	}
+	attempts, text := r.attempts+1, handlers.Storable(failure.Error())
+	log := g.log.With(slog.Int("partition", p.Number), slog.Int64("id", r.id), slog.String("key", r.key), slog.Int("attempt", attempts), slog.String("error", text))
+	var wait *int64
+	if attempts < g.options.attempts && !final {
+		ms := max(1, g.backoff(attempts).Milliseconds())
+		wait = &ms
+	}
+	buried := wait == nil && !final && g.options.onFailure == DeadLetter
+	err := g.guarded(p, func(ctx context.Context, tx pgx.Tx) error {
+		if !buried {
+			_, err := tx.Exec(ctx, g.sql.Charge, g.name, p.Number, r.id, r.version, attempts, text, wait)
+			return err
+		}
+		var xact string
+		if err := tx.QueryRow(ctx, "SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text").Scan(&xact); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, g.sql.Bury, g.name, p.Number, r.id, r.version, attempts, text, xact).Scan(nil)
+	})
+	g.counts.failures.Add(1)
+	switch {
+	case err != nil:
+		if !p.lost {
+			p.notBefore = time.Now().Add(putOff)
+			g.log.Warn("consumer: failed attempt not recorded, row handled again", slog.Int64("id", r.id), slog.Any("error", err))
+		}
+		return false
+	case buried:
+		p.low = 0 // rows of its key may have waited
+		g.counts.dead.Add(1)
+		log.Error("consumer: row moved to the dead letters")
+	case wait == nil:
+		p.blocked = true
+		log.Error("consumer: row blocks its key until somebody retries or skips it")
+	default:
+		p.blocked = true
+		log.Warn("consumer: row failed, its key waits", slog.Duration("again", time.Duration(*wait)*time.Millisecond))
+	}
+	return true
+}
+
+// backoff returns how long a row waits after so many failed attempts.
+func (g *group) backoff(attempts int) time.Duration {
+	d := g.options.backoffMin
+	for i := 1; i < attempts && d < g.options.backoffMax; i++ {
+		d *= 2
+	}
+	d = min(d, g.options.backoffMax)
+	return d/2 + rand.N(d/2+1)
+}
+
+// pause pauses a partition, because something that handlers need is away.
+func (g *group) pause(p *partition, why error) {
+	p.due = true
+	if p.outage = min(2*p.outage, pauseMax); p.outage == 0 {
+		p.outage = pauseMin
+		g.log.Warn("consumer: partition paused, no attempt is counted", slog.Int("partition", p.Number), slog.String("error", handlers.Storable(why.Error())))
+	}
+	p.notBefore = time.Now().Add(p.outage/2 + rand.N(p.outage/2+1))
+	g.counts.pauses.Add(1)
+}
+
+// safe copies an error of the application, without its methods, which may panic.
+func safe(err error) error {
+	if err == nil {
+		return nil
+	}
+	s := safeError{text: handlers.Storable(err.Error()), index: -1, code: store.Code(err)}
+	var f *failedError
+	if errors.As(err, &f) {
+		s.index = f.index
+	}
+	s.unavailable = errors.As(err, new(*unavailableError))
+	s.deadline = errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+	s.connection = s.code == "" && (errors.As(err, new(*pgconn.ConnectError)) || pgconn.SafeToRetry(err))
+	return s
+}
+
+// deadline reports whether a context of the handler's own ended.
+func deadline(err error) bool {
+	var s safeError
+	return errors.As(err, &s) && s.deadline
+}
+
+type safeError struct {
+	text        string
+	deadline    bool
+	index       int // of Failed; -1: it is not
+	unavailable bool
+	code        string // SQLSTATE
+	connection  bool
+}
+
+func (e safeError) Error() string { return e.text }
+
+// failedAt returns the index that a handler gave with Failed, or -1.
+func failedAt(err error) int {
+	var s safeError
+	if errors.As(err, &s) {
+		return max(s.index, -1)
+	}
+	return -1
+}
+
+func isUnavailable(err error) bool {
+	var s safeError
+	return errors.As(err, &s) && s.unavailable
+}
+
+// transient reports whether the database is at fault, and not the row. A statement that takes too
+// long is the handler's.
+func transient(err error) bool {
+	var s safeError
+	if !errors.As(err, &s) || s.code == "57014" || s.code == "25P03" || s.code == "25P04" {
+		return false
+	}
+	return s.connection || s.code != "" && store.Transient(&pgconn.PgError{Code: s.code})
+}

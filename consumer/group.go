@@ -1,0 +1,572 @@
+package consumer
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/listen"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+const (
+	drainMargin = 5 * time.Second  // the lease's drain timeout is longer than the handler's timeout by this
+	leaveTime   = 2 * time.Second  // for leaving the lease after the last batch
+	answerTime  = 10 * time.Second // the most that a statement of this package takes
+	lockWait    = time.Second      // the most that it waits for a lock
+	putOff      = time.Second      // how long a partition waits after that
+	fullEvery   = 30 * time.Second // at most, between two probes that look at all rows
+	fullShare   = 20               // they take at most 1/20 of the time
+	probeShare  = 4                // probes while rows come: at most 1/4 of the time
+	probePause  = 10 * time.Millisecond
+	sweepEvery  = time.Minute     // between two looks for blocked rows that are gone or changed
+	suspectHold = 5 * time.Second // the most that other work waits for crash suspects
+)
+
+// after are the times after a notification at which to probe: other inserts send none for a while,
+// and may commit later.
+var after = [...]time.Duration{10 * time.Millisecond, 30 * time.Millisecond, 70 * time.Millisecond, 150 * time.Millisecond, 210 * time.Millisecond}
+
+// A partition is an ownership. Its fields from low on belong to the job that works on the partition,
+// and otherwise, as the others, to the goroutine of the group.
+type partition struct {
+	pgleases.Partition
+	asked atomic.Bool   // to end
+	idle  chan struct{} // closed when it was asked to end, and no job works on it
+
+	known     bool         // what was before this ownership is known
+	busy      bool         // a job works on it
+	due       bool         // it may have rows to handle
+	blocked   bool         // it has blocked rows
+	retries   []blockedRow // those that are due
+	retried   bool         // the last job was one of them, so rows that are not blocked come next
+	notBefore time.Time    // it waits until then
+
+	low      int64         // no row to handle has this ID or a lower one, except after late commits
+	expect   int           // how many rows the next read may find
+	watched  bool          // batches are noted
+	noted    int64         // the highest ID of the noted batch
+	failing  []string      // keys that failed since the last success
+	outage   time.Duration // the pause, if something that handlers need is away; 0: nothing is
+	troubles int           // errors that no row is charged with, in a row
+	lost     bool          // it is not owned
+}
+
+// A blockedRow is a row whose key is blocked, and that is to be handled again.
+type blockedRow struct {
+	id      int64
+	suspect bool // it may crash the process
+}
+
+// A group is the work of one Run. One goroutine decides what is done, and others do it.
+type group struct {
+	*Consumer
+	lease      *pgleases.Lease
+	untilEmpty bool
+	stop       context.CancelCauseFunc // ends the Run
+	listener   *listen.Listener        // a probe that is under way uses it
+	events     chan func()
+	ends       chan ending
+	life       context.Context
+
+	// Only the goroutine uses the following fields.
+	partitions []*partition
+	next       int // the index of the partition to begin with
+	running    int
+	opening    bool
+	openAfter  time.Time
+	probing    bool
+	probeAt    time.Time // when the next probe is sent
+	again      []time.Time
+	fullAt     time.Time // when the next probe looks at all rows
+	sweepAt    time.Time
+	paused     bool
+	failing    bool // the last probe failed
+
+	suspects int       // crash suspects that are being handled
+	alone    bool      // one is handled, and nothing begins beside it
+	heldTill time.Time // until then other work waits for suspects; zero: no suspect is due
+}
+
+// An ending is the end of work on a partition.
+type ending struct {
+	p    pgleases.Partition
+	done chan struct{}
+}
+
+func newGroup(c *Consumer, lease *pgleases.Lease, untilEmpty bool, stop context.CancelCauseFunc) *group {
+	return &group{
+		Consumer: c, lease: lease, untilEmpty: untilEmpty, stop: stop, listener: listen.New(c.pool, c.options.schema, leaseOf+c.name),
+		events: make(chan func()), ends: make(chan ending),
+	}
+}
+
+// start starts the goroutines. They go on after ctx until the returned function is called.
+func (g *group) start(ctx context.Context) (end func()) {
+	g.life = ctx
+	stopped := make(chan struct{})
+	var all sync.WaitGroup
+	all.Go(func() { g.loop(ctx, stopped) })
+	all.Go(func() { g.recordEnds(stopped) })
+	return func() { close(stopped); all.Wait() }
+}
+
+// serve is the callback of the lease for a partition. It returns when its context has ended and no
+// job works on the partition.
+func (g *group) serve(ctx context.Context, owned pgleases.Partition) error {
+	p := &partition{Partition: owned, idle: make(chan struct{})}
+	g.events <- func() { g.partitions = append(g.partitions, p) }
+	<-ctx.Done()
+	p.asked.Store(true)
+	g.events <- func() {
+		g.partitions = slices.DeleteFunc(g.partitions, func(other *partition) bool { return other == p })
+		if !p.busy {
+			close(p.idle)
+		}
+	}
+	<-p.idle
+	if p.known {
+		e := ending{p.Partition, make(chan struct{})}
+		g.ends <- e
+		<-e.done
+	}
+	return nil
+}
+
+// recordEnds records the ends of ownerships, those that come together in one statement.
+func (g *group) recordEnds(stopped <-chan struct{}) {
+	for {
+		var ends []ending
+		select {
+		case e := <-g.ends:
+			ends = append(ends, e)
+		case <-stopped:
+			return
+		}
+		for more := true; more; {
+			select {
+			case e := <-g.ends:
+				ends = append(ends, e)
+			default:
+				more = false
+			}
+		}
+		var owned []pgleases.Partition
+		for _, e := range ends {
+			owned = append(owned, e.p)
+		}
+		numbers, epochs := keysOf(owned)
+		ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
+		if err := g.pool.QueryRow(ctx, g.sql.End, g.name, numbers, epochs).Scan(nil); err != nil {
+			g.log.Warn("consumer: end not recorded, the next owner takes it for a crash", slog.Int("partitions", len(ends)), slog.Any("error", store.Advised(err)))
+		}
+		cancel()
+		for _, e := range ends {
+			close(e.done)
+		}
+	}
+}
+
+// keysOf returns the numbers and the epochs of partitions.
+func keysOf(owned []pgleases.Partition) (numbers []int32, epochs []int64) {
+	for _, p := range owned {
+		numbers, epochs = append(numbers, int32(p.Number)), append(epochs, p.Epoch)
+	}
+	return numbers, epochs
+}
+
+func (g *group) loop(ctx context.Context, stopped <-chan struct{}) {
+	defer g.listener.Close()
+	done := ctx.Done()
+	for {
+		var timer <-chan time.Time
+		if ctx.Err() == nil {
+			g.open(ctx)
+			g.probe(ctx)
+			wait := g.begin()
+			if !g.probing {
+				g.listener.Listen()
+				wait = min(wait, time.Until(g.probeAt))
+			}
+			timer = time.After(wait)
+		}
+		select {
+		case <-timer:
+		case f := <-g.events:
+			f()
+		case <-g.listener.Heard:
+			g.soon()
+			for _, d := range after {
+				g.again = append(g.again, time.Now().Add(d))
+			}
+			g.again = g.again[max(0, len(g.again)-2*len(after)):]
+		case <-done:
+			done = nil
+		case <-stopped:
+			for g.probing || g.opening {
+				(<-g.events)()
+			}
+			return
+		}
+	}
+}
+
+// soon makes the next probe come as early as probes may come.
+func (g *group) soon() { g.probeAt = time.Now() }
+
+// answered notes when the next probe is sent, after one that took a while.
+func (g *group) answered(took time.Duration) {
+	now := time.Now()
+	earliest := now.Add(max(probePause, probeShare*took))
+	asked := !g.probeAt.After(now) // while it was under way
+	g.probeAt = now.Add(g.options.poll)
+	for len(g.again) > 0 && g.again[0].Before(now) {
+		g.again = g.again[1:]
+	}
+	if len(g.again) > 0 && g.again[0].Before(g.probeAt) {
+		g.probeAt = g.again[0]
+	}
+	if asked {
+		g.probeAt = now
+	}
+	if g.probeAt.Before(earliest) {
+		g.probeAt = earliest
+	}
+}
+
+// open records the begin of new ownerships, and learns what was before them.
+func (g *group) open(ctx context.Context) {
+	if g.opening || time.Now().Before(g.openAfter) {
+		return
+	}
+	var fresh []*partition
+	for _, p := range g.partitions {
+		if !p.busy && !p.known && !p.lost && !p.asked.Load() {
+			fresh = append(fresh, p)
+		}
+	}
+	if len(fresh) == 0 {
+		return
+	}
+	g.opening = true
+	for _, p := range fresh {
+		p.busy = true
+	}
+	go func() {
+		err := g.beginAll(ctx, fresh)
+		g.events <- func() {
+			g.opening = false
+			for _, p := range fresh {
+				g.free(p)
+			}
+			if err != nil && ctx.Err() == nil {
+				g.openAfter = time.Now().Add(time.Second)
+				g.log.Warn("consumer: cannot begin with new partitions, retried in a second", slog.Int("partitions", len(fresh)), slog.Any("error", store.Advised(err)))
+				return
+			}
+			g.soon()
+		}
+	}()
+}
+
+// A probe asks which partitions have something to do.
+type probe struct {
+	full, sweep, highest bool
+	of                   []*partition // in the order of numbers
+	numbers              []int32
+	lows                 []int64
+
+	took     time.Duration
+	has      map[int]bool
+	top      map[int]int64 // the highest ID
+	free     []int32       // partitions whose blocked rows were gone or changed
+	blocked  []int32       // partitions with blocked rows
+	retries  map[int][]blockedRow
+	paused   bool
+	anywhere bool // of RunUntilEmpty: some partition of the table has something to do
+}
+
+// probe sends a probe if it is time.
+func (g *group) probe(ctx context.Context) {
+	now := time.Now()
+	if g.probing || now.Before(g.probeAt) {
+		return
+	}
+	g.probeAt = now.Add(g.options.poll)
+	q := &probe{full: g.untilEmpty || !now.Before(g.fullAt), sweep: !now.Before(g.sweepAt)}
+	for _, p := range g.partitions {
+		if !p.busy && p.known && !p.lost {
+			q.of = append(q.of, p)
+		}
+	}
+	if len(q.of) == 0 && !g.untilEmpty {
+		return
+	}
+	slices.SortFunc(q.of, func(a, b *partition) int { return cmp.Compare(a.Number, b.Number) })
+	for _, p := range q.of {
+		low := p.low
+		if q.full {
+			low = 0
+		}
+		q.numbers, q.lows, q.highest = append(q.numbers, int32(p.Number)), append(q.lows, low), q.highest || p.blocked
+	}
+	if g.untilEmpty {
+		q.numbers, q.lows = nil, nil
+		for n := range g.queue.Partitions {
+			q.numbers, q.lows = append(q.numbers, int32(n)), append(q.lows, 0)
+		}
+	}
+	g.probing = true
+	go func() {
+		ctx, cancel := context.WithTimeout(ctx, answerTime)
+		defer cancel()
+		err := g.ask(ctx, q)
+		g.events <- func() { g.probing = false; g.take(q, err) }
+	}()
+}
+
+// ask sends a probe on the listener's connection.
+func (g *group) ask(ctx context.Context, q *probe) error {
+	conn, err := g.listener.Ready(ctx)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	q.has, q.top, q.retries = make(map[int]bool), make(map[int]int64), make(map[int][]blockedRow)
+	batch := new(pgx.Batch)
+	batch.BeginTx(handlers.ReadCommitted)
+	batch.Queue(g.sql.Restore, true, lockWait.Milliseconds())
+	var n int
+	if q.sweep {
+		batch.Queue(g.sql.Sweep, g.name, q.numbers).Query(func(rows pgx.Rows) (err error) {
+			q.free, err = pgx.CollectRows(rows, pgx.RowTo[int32])
+			return err
+		})
+	}
+	if q.highest { // before the probe, so that the probe sees all rows up to there
+		batch.Queue(g.sql.Highest, q.numbers).Query(func(rows pgx.Rows) error {
+			var id int64
+			_, err := pgx.ForEachRow(rows, []any{&n, &id}, func() error { q.top[n] = id; return nil })
+			return err
+		})
+	}
+	batch.Queue(g.sql.Probe, q.numbers, q.lows, g.name).Query(func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, []any{&n}, func() error { q.has[n], q.anywhere = true, true; return nil })
+		return err
+	})
+	batch.Queue(g.sql.Due, g.name, q.numbers).QueryRow(func(row pgx.Row) error {
+		var numbers []int32
+		var ids []int64
+		var suspects []bool
+		var paused *bool
+		if err := row.Scan(&paused, &q.blocked, &numbers, &ids, &suspects); err != nil {
+			return err
+		}
+		q.paused = paused != nil && *paused
+		for i, n := range numbers {
+			q.retries[int(n)], q.anywhere = append(q.retries[int(n)], blockedRow{ids[i], suspects[i]}), true
+		}
+		return nil
+	})
+	batch.Queue("commit")
+	if err = conn.SendBatch(ctx, batch).Close(); err != nil {
+		g.listener.Close() // its server may no longer exist
+	}
+	q.took = time.Since(began)
+	return err
+}
+
+// take receives the answer of a probe.
+func (g *group) take(q *probe, err error) {
+	g.answered(q.took)
+	g.counts.probe(q.took, err)
+	if err != nil {
+		if !g.failing && g.life.Err() == nil {
+			g.log.Warn("consumer: probe failed, retried each second", slog.Any("error", store.Advised(err)))
+		}
+		g.failing = true
+		g.probeAt = time.Now().Add(g.options.poll)
+		return
+	}
+	g.failing = false
+	now := time.Now()
+	if q.full {
+		g.fullAt = now.Add(min(fullShare*q.took, fullEvery))
+	}
+	if q.sweep {
+		g.sweepAt = now.Add(sweepEvery)
+	}
+	if q.paused != g.paused {
+		g.log.Warn("consumer: paused by an operator, or resumed", slog.Bool("paused", q.paused))
+	}
+	g.paused = q.paused
+	for _, p := range q.of {
+		if p.busy {
+			continue // what is known now is older than what the job finds
+		}
+		has := q.has[p.Number]
+		p.blocked, p.retries = slices.Contains(q.blocked, int32(p.Number)), q.retries[p.Number]
+		switch top, known := q.top[p.Number]; {
+		case has && q.full || slices.Contains(q.free, int32(p.Number)):
+			p.low = 0
+		case !has && known && top > p.low:
+			p.low = top
+		}
+		if has && !p.due {
+			p.due, p.expect = true, max(1, p.expect)
+		}
+	}
+	if g.untilEmpty && !q.anywhere && g.running == 0 {
+		switch reason, err := g.whyBlocked(g.life); {
+		case err != nil:
+		case reason != "":
+			g.stop(fmt.Errorf("%w: %s", ErrBlocked, reason))
+		default:
+			g.stop(errEmpty)
+		}
+	}
+}
+
+// whyBlocked returns what is known about blocked rows; empty if there are none.
+func (g *group) whyBlocked(ctx context.Context) (reason string, err error) {
+	err = g.pool.QueryRow(ctx, "SELECT coalesce(min(format('%s rows, the first: ID %s, key %L, %s attempts: %s', n, id, key, attempts, error)), '') FROM "+
+		"(SELECT count(*) OVER () AS n, b.* FROM "+quote(g.options.schema)+".consumer_blocked AS b WHERE consumer = $1 ORDER BY id LIMIT 1) AS b", g.name).Scan(&reason)
+	return reason, err
+}
+
+// A job is work for one transaction, or for several after a failure.
+type job struct {
+	partitions []*partition // in the order of numbers
+	retry      *blockedRow  // in the first partition; nil: rows that are not blocked
+	alone      bool         // nothing else begins beside it
+	handled    bool         // a row was handled
+}
+
+// begin begins jobs while there is room, and returns how long to wait for the next.
+func (g *group) begin() time.Duration {
+	for room := g.workers(); ; {
+		if g.paused || g.running >= room {
+			return g.options.poll
+		}
+		j, wait := g.choose(room - g.running)
+		if j == nil {
+			return wait
+		}
+		for _, p := range j.partitions {
+			p.busy = true
+		}
+		g.running++
+		suspect := j.retry != nil && j.retry.suspect
+		if suspect {
+			g.suspects++
+			g.alone = j.alone
+		}
+		go func() {
+			g.work(j)
+			g.events <- func() { g.end(j, suspect) }
+		}()
+	}
+}
+
+// end receives the end of a job.
+func (g *group) end(j *job, suspect bool) {
+	g.running--
+	if suspect {
+		g.suspects--
+		g.alone = false
+	}
+	for _, p := range j.partitions {
+		p.retried = j.retry != nil
+		if j.retry != nil {
+			p.retries = slices.DeleteFunc(p.retries, func(b blockedRow) bool { return b.id == j.retry.id })
+		}
+		g.free(p)
+	}
+	if j.handled || g.untilEmpty {
+		g.soon() // rows may have come meanwhile
+	}
+}
+
+// free notes that nothing works on a partition.
+func (g *group) free(p *partition) {
+	p.busy = false
+	if p.asked.Load() && !slices.Contains(g.partitions, p) {
+		close(p.idle)
+	}
+}
+
+// choose chooses the next job, if there is room for so many. Otherwise it returns how long to wait.
+func (g *group) choose(room int) (*job, time.Duration) {
+	now, wait := time.Now(), g.options.poll
+	if g.alone {
+		if left := g.heldTill.Sub(now); left > 0 {
+			return nil, min(wait, left)
+		}
+		g.alone = false
+	}
+	var due []*partition
+	var suspect *job
+	for i := range g.partitions {
+		p := g.partitions[(g.next+i)%len(g.partitions)]
+		switch {
+		case p.busy || !p.known || p.lost || p.asked.Load() || !p.due && len(p.retries) == 0:
+		case now.Before(p.notBefore):
+			wait = min(wait, p.notBefore.Sub(now))
+		case len(p.retries) == 0 || p.due && p.retried:
+			due = append(due, p)
+		case !p.retries[0].suspect:
+			g.next = (g.next + i + 1) % len(g.partitions)
+			return retryOf(p), 0
+		case suspect == nil:
+			suspect = retryOf(p)
+		}
+	}
+	if suspect == nil && g.suspects == 0 {
+		g.heldTill = time.Time{}
+	}
+	if suspect != nil {
+		if g.heldTill.IsZero() {
+			g.heldTill = now.Add(suspectHold)
+		}
+		left := g.heldTill.Sub(now)
+		switch suspect.alone = left > 0; {
+		case left > 0 && g.running > 0:
+			return nil, min(wait, left)
+		case g.suspects == 0:
+			return suspect, 0
+		}
+	}
+	if len(due) == 0 {
+		return nil, wait
+	}
+	g.next++
+	j, rows := new(job), 0
+	for share := (len(due) + room - 1) / room; len(j.partitions) < share && rows < g.options.batch; {
+		p := due[len(j.partitions)]
+		if alone := p.watched || p.outage > 0; alone {
+			if len(j.partitions) == 0 {
+				j.partitions = due[:1]
+			}
+			break
+		}
+		j.partitions, rows = append(j.partitions, p), rows+p.expect
+	}
+	j.partitions = slices.Clone(j.partitions)
+	slices.SortFunc(j.partitions, func(a, b *partition) int { return cmp.Compare(a.Number, b.Number) })
+	return j, 0
+}
+
+// retryOf returns the job of a partition's first blocked row that is due.
+func retryOf(p *partition) *job {
+	first := p.retries[0]
+	return &job{partitions: []*partition{p}, retry: &first}
+}

@@ -1,0 +1,223 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// A Row is a row of the queue table.
+type Row[T any] struct {
+	ID        int64
+	Key       string // as text; empty if the queue has no key
+	Value     T      // the columns that T has fields for
+	Partition int
+	Epoch     int64 // of the ownership of Partition: a fencing token
+	Attempt   int   // counts from 1
+}
+
+// A Handler handles rows of a queue: [Each], [InTx] or [AtLeastOnce].
+type Handler[T any] struct {
+	calls calls
+	call  func(ctx context.Context, tx pgx.Tx, rows []Row[T]) error
+}
+
+// calls is how a handler is called.
+type calls int
+
+const (
+	each calls = iota
+	inTx
+	atLeastOnce
+)
+
+// Each returns a handler of one row, in the transaction of the batch. Return nil, and the row is
+// deleted with the commit; return an error, and what the handler wrote for this row and the rows
+// after it in the batch is rolled back. The rows before it are handled again and committed. So the
+// effects of a row in this database exist exactly once. Effects elsewhere may be repeated.
+//
+// The transaction is READ COMMITTED, and the handler must not end it. Its
+// idle_in_transaction_session_timeout is that of [WithIdleTimeout]. A panic is a failure.
+func Each[T any](handler func(ctx context.Context, tx pgx.Tx, row Row[T]) error) Handler[T] {
+	if handler == nil {
+		return Handler[T]{}
+	}
+	return Handler[T]{each, func(ctx context.Context, tx pgx.Tx, rows []Row[T]) error { return handler(ctx, tx, rows[0]) }}
+}
+
+// InTx returns a handler of a batch, in its transaction. Rows of one key are in the order of their
+// IDs, see [ByKey]. If it fails, everything is rolled back. It may return [Failed] to say which row
+// failed. Otherwise smaller batches find that row. For the rest it is as Each.
+func InTx[T any](handler func(ctx context.Context, tx pgx.Tx, rows []Row[T]) error) Handler[T] {
+	return Handler[T]{inTx, handler}
+}
+
+// AtLeastOnce returns a handler of a batch, for effects elsewhere. It is called outside of a
+// transaction, without a connection. If it returns nil, the rows are deleted under guard, except
+// those that were changed meanwhile: these are handled again. If the process crashes after the call,
+// the rows are handled again. A process that lost its partition may still be publishing: a receiver
+// that drops lower epochs of a partition sees each key in order.
+func AtLeastOnce[T any](handler func(ctx context.Context, rows []Row[T]) error) Handler[T] {
+	if handler == nil {
+		return Handler[T]{}
+	}
+	return Handler[T]{atLeastOnce, func(ctx context.Context, _ pgx.Tx, rows []Row[T]) error { return handler(ctx, rows) }}
+}
+
+// ByKey returns the rows of a batch by key, so that a handler can work on keys side by side. The
+// rows of each key keep their order.
+func ByKey[T any](rows []Row[T]) [][]Row[T] {
+	places, all := make(map[string]int), [][]Row[T]{}
+	for _, r := range rows {
+		place, known := places[r.Key]
+		if !known {
+			place = len(all)
+			places[r.Key], all = place, append(all, nil)
+		}
+		all[place] = append(all[place], r)
+	}
+	return all
+}
+
+// Failed returns an error for a handler of a batch to return: row i has failed with err, and the rows
+// before it have succeeded. They are committed; of InTx they are handled again for that.
+func Failed(i int, err error) error { return &failedError{i, err} }
+
+type failedError struct {
+	index int
+	err   error
+}
+
+func (e *failedError) Error() string { return fmt.Sprintf("row %d of the batch: %v", e.index, e.err) }
+func (e *failedError) Unwrap() error { return e.err }
+
+// Unavailable returns an error for a handler to return: something that it needs is away, and no row
+// is at fault. The rows are handled again after a pause, which grows from 100 ms to 1 min, and no
+// attempt is counted.
+func Unavailable(err error) error { return &unavailableError{err} }
+
+type unavailableError struct{ err error }
+
+func (e *unavailableError) Error() string { return fmt.Sprintf("unavailable: %v", e.err) }
+func (e *unavailableError) Unwrap() error { return e.err }
+
+// ErrTimeout is the cause of a handler's context if the batch took longer than [WithTimeout].
+var ErrTimeout = errors.New("consumer: the batch took longer than its timeout")
+
+// A row is a Row without its type.
+type row struct {
+	id        int64
+	partition *partition
+	key       string
+	version   string // xmin
+	attempts  int    // that failed
+	value     any
+	err       error // the value cannot be read
+}
+
+// A handler is a Handler without its type.
+type handler struct {
+	calls   calls
+	columns []string
+	read    func(pgx.CollectableRow) (any, error)
+	call    func(ctx context.Context, tx pgx.Tx, rows []row) error
+}
+
+// untyped returns a handler of a table with these columns.
+func untyped[T any](h Handler[T], columns []string) (*handler, error) {
+	if h.call == nil {
+		return nil, errors.New("handler is nil")
+	}
+	u := &handler{calls: h.calls, call: func(ctx context.Context, tx pgx.Tx, rows []row) error {
+		typed := make([]Row[T], len(rows))
+		for i, r := range rows {
+			typed[i] = Row[T]{r.id, r.key, r.value.(T), r.partition.Number, r.partition.Epoch, r.attempts + 1}
+		}
+		return h.call(ctx, tx, typed)
+	}}
+	switch of := reflect.TypeFor[T](); {
+	case of == reflect.TypeFor[map[string]any]():
+		u.columns = columns
+		u.read = func(r pgx.CollectableRow) (any, error) { m, err := pgx.RowToMap(r); return any(m), err }
+	case of.Kind() == reflect.Struct:
+		u.read = func(r pgx.CollectableRow) (any, error) { return pgx.RowToStructByName[T](r) }
+		for _, column := range columns { // pgx decides which columns have fields
+			if _, err := pgx.RowToStructByNameLax[T](names{column}); err == nil {
+				u.columns = append(u.columns, column)
+			}
+		}
+		if _, err := u.read(names(u.columns)); err != nil {
+			return nil, fmt.Errorf("the columns of the table do not fit %v: %w", of, err)
+		}
+	default:
+		return nil, fmt.Errorf("rows are read into %v: it must be a struct with a field for each column that the handler needs, or a map[string]any", of)
+	}
+	return u, nil
+}
+
+// names are a row that has names and no values.
+type names []string
+
+func (n names) FieldDescriptions() (all []pgconn.FieldDescription) {
+	for _, name := range n {
+		all = append(all, pgconn.FieldDescription{Name: name})
+	}
+	return all
+}
+func (names) Scan(...any) error      { return nil }
+func (names) Values() ([]any, error) { return nil, nil }
+func (names) RawValues() [][]byte    { return nil }
+
+// A rawRow is a row as it arrived. Reading a value may fail, and the other rows must be read all the
+// same.
+type rawRow struct {
+	fields []pgconn.FieldDescription
+	values [][]byte
+	types  *pgtype.Map
+}
+
+func (r rawRow) FieldDescriptions() []pgconn.FieldDescription { return r.fields }
+func (r rawRow) Scan(dest ...any) error                       { return pgx.ScanRow(r.types, r.fields, r.values, dest...) }
+func (r rawRow) RawValues() [][]byte                          { return r.values }
+func (r rawRow) Values() ([]any, error) {
+	values := make([]any, len(r.values))
+	for i, raw := range r.values {
+		t, known := r.types.TypeForOID(r.fields[i].DataTypeOID)
+		switch {
+		case raw == nil:
+		case known:
+			v, err := t.Codec.DecodeValue(r.types, r.fields[i].DataTypeOID, r.fields[i].Format, raw)
+			if err != nil {
+				return nil, err
+			}
+			values[i] = v
+		default:
+			values[i] = string(raw)
+		}
+	}
+	return values, nil
+}
+
+// collect reads the rows of a query, each with the values of its first columns, and the others as the
+// handler wants them.
+func (h *handler) collect(rows pgx.Rows, types *pgtype.Map, first int, add func(scan func(...any) error, value any, err error) error) error {
+	defer rows.Close()
+	for rows.Next() {
+		fields, raw := rows.FieldDescriptions(), rows.RawValues()
+		last := first + len(h.columns)
+		if len(raw) < last {
+			return fmt.Errorf("%d columns instead of %d", len(raw), last)
+		}
+		head := rawRow{fields[:first], raw[:first], types}
+		value, err := h.read(rawRow{fields[first:last], raw[first:last], types})
+		if err := add(head.Scan, value, err); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}

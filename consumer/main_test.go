@@ -1,0 +1,215 @@
+package consumer_test
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/consumer/sql"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+)
+
+func TestMain(m *testing.M) {
+	if url := os.Getenv(victimOf); url != "" {
+		fmt.Fprintln(os.Stderr, victim(url))
+		os.Exit(1)
+	}
+	testkit.Main(m)
+}
+
+const partitions = 8
+
+var outbox = consumer.Queue{Table: "public.outbox", Key: "customer", Partitions: partitions}
+
+// A database has a queue table, and a table of what handlers did.
+type database struct {
+	t   testing.TB
+	url string
+	*pgxpool.Pool
+}
+
+func newDatabase(t testing.TB) *database {
+	t.Helper()
+	return databaseAt(t, pgtest.MigratedDatabase(t, ddl(t)...))
+}
+
+// newDirectDatabase is reached past any pooler: notifications arrive.
+func newDirectDatabase(t testing.TB) *database {
+	t.Helper()
+	url, _ := pgtest.DirectURL(pgtest.FreshDatabase(t, ddl(t)...))
+	return databaseAt(t, url)
+}
+
+func databaseAt(t testing.TB, url string) *database {
+	t.Helper()
+	return &database{t, url, testkit.Pool(t, pgtest.OwnerURL(url))}
+}
+
+// ddl makes what there is in a database.
+func ddl(t testing.TB) (statements []string) {
+	t.Helper()
+	statements = append(statements, testkit.Must(consumer.Schema())(t))
+	if os.Getenv("PGLEASES_TEST_ROLE") != "" {
+		statements = append(statements, "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC;", string(testkit.Must(sql.Files.ReadFile("grants/application.sql"))(t)))
+	}
+	return append(statements, consumer.TableSQL("orders", "", outbox), testTables)
+}
+
+const testTables = `
+	CREATE TABLE public.effects (n bigint GENERATED ALWAYS AS IDENTITY, id bigint, customer text, attempt int, epoch bigint);
+	GRANT SELECT, INSERT, UPDATE, DELETE ON public.outbox, public.effects TO PUBLIC`
+
+func (db *database) exec(statements string, args ...any) {
+	db.t.Helper()
+	testkit.Execute(db.t, db.Pool, statements, args...)
+}
+
+// insert inserts rows of so many customers, in turn.
+func (db *database) insert(rows, customers int) {
+	db.t.Helper()
+	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c' || i % $2, to_jsonb(i) FROM generate_series(1, $1::int) AS i", rows, customers)
+}
+
+func one[T any](db *database, query string, args ...any) T {
+	db.t.Helper()
+	return testkit.Value[T](db.t, db.Pool, query, args...)
+}
+
+// exact checks that each inserted row has one effect, in order for each customer.
+func (db *database) exact(rows int64) {
+	db.t.Helper()
+	expect(db.t, one[int64](db, "SELECT count(*) FROM public.effects"), rows, "effects")
+	expect(db.t, one[int64](db, "SELECT count(DISTINCT id) FROM public.effects"), rows, "rows with effects")
+	db.ordered()
+}
+
+func (db *database) ordered() {
+	db.t.Helper()
+	expect(db.t, one[int64](db, "SELECT count(*) FROM (SELECT id < lag(id) OVER (PARTITION BY customer ORDER BY n) AS back FROM public.effects) AS e WHERE back"), 0, "rows out of order")
+}
+
+func expect[T comparable](t testing.TB, got, want T, what string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: %v, want %v", what, got, want)
+	}
+}
+
+// An Order is a row of the test's queue.
+type Order struct {
+	ID       int64
+	Customer string
+	Payload  []byte
+}
+
+// effect is a handler that writes what it handled.
+func effect(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+	_, err := tx.Exec(ctx, "INSERT INTO public.effects (id, customer, attempt, epoch) VALUES ($1, $2, $3, $4)", row.ID, row.Key, row.Attempt, row.Epoch)
+	return err
+}
+
+func effects(ctx context.Context, tx pgx.Tx, rows []consumer.Row[Order]) error {
+	for _, row := range rows {
+		if err := effect(ctx, tx, row); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// published is effects outside of the transaction of the batch.
+func (db *database) published(ctx context.Context, rows []consumer.Row[Order]) error {
+	return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return effects(ctx, tx, rows) })
+}
+
+// A worker is a process with a consumer.
+type worker struct {
+	*consumer.Consumer
+	t      testing.TB
+	db     *database
+	client *pgleases.Client
+	pool   *pgxpool.Pool
+	wire   *testkit.Wire // of all its connections
+	stop   context.CancelFunc
+	ended  chan error
+}
+
+func newWorker(db *database, h consumer.Handler[Order], opts ...consumer.Option) *worker {
+	db.t.Helper()
+	return newWorkerOf(db, outbox, h, opts...)
+}
+
+func newWorkerOf(db *database, queue consumer.Queue, h consumer.Handler[Order], opts ...consumer.Option) *worker {
+	t := db.t
+	t.Helper()
+	w := &worker{t: t, db: db, wire: new(testkit.Wire), ended: make(chan error, 1)}
+	w.pool = testkit.Pool(t, db.url, w.wire.Carry, func(c *pgxpool.Config) { c.MaxConns = 6 })
+	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	w.client = testkit.Must(pgleases.NewClient(t.Context(), w.pool, pgleases.WithClientID("worker "+rand.Text()), pgleases.WithoutMigration(),
+		pgleases.WithTTL(3*time.Second), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log)))(t)
+	w.Consumer = testkit.Must(consumer.New(t.Context(), w.client, w.pool, "orders", queue, h, append([]consumer.Option{
+		consumer.WithLogger(log), consumer.WithoutMigration(), consumer.WithPoll(100 * time.Millisecond)}, opts...)...))(t)
+	t.Cleanup(w.close)
+	return w
+}
+
+// run begins Run.
+func (w *worker) run() *worker {
+	ctx, stop := context.WithCancel(context.Background())
+	w.stop = stop
+	go func() { w.ended <- w.Run(ctx) }()
+	return w
+}
+
+// end ends Run, and returns its error.
+func (w *worker) end() error {
+	w.t.Helper()
+	w.stop()
+	w.stop = nil
+	return testkit.Receive(w.t, "Run ends", w.ended)
+}
+
+func (w *worker) close() {
+	if w.stop != nil {
+		_ = w.end()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	_ = w.client.Close(ctx)
+}
+
+// crash cuts the connections of the process, as a crash does, and lets its TTL pass at once.
+func (w *worker) crash() {
+	w.wire.Cut()
+	w.db.exec(fmt.Sprintf(`UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second' WHERE id = '%s';
+		UPDATE pgleases.server SET next_check_at = clock_timestamp()`, w.client.ID()))
+}
+
+func (db *database) empty(what string) {
+	db.t.Helper()
+	testkit.Becomes(db.t, db.Pool, what, int64(0), "SELECT count(*) FROM public.outbox")
+}
+
+func contains(t testing.TB, err error, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("error %v, want one with %q", err, text)
+		}
+	}
+}
+
+const victimOf = "PGLEASES_CONSUMER_VICTIM"
+
+func victim(string) error { return nil }

@@ -1,0 +1,164 @@
+package consumer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Queue names a table of the application, and its columns. Rows are deleted once they are handled.
+// [TableSQL] returns the DDL of such a table.
+type Queue struct {
+	// Table is the name of the table, with its schema unless the search_path has it, written as in
+	// SQL.
+	Table string
+	// ID is the column with the IDs, bigint or int, drawn by the insert from a sequence. The default
+	// is "id".
+	ID string
+	// Key is the column whose rows of one value are handled in order: text, varchar, int, bigint or
+	// uuid. Empty: the partition is the key.
+	Key string
+	// Partition is the int column with partition_for(key, N). The default is "partition".
+	Partition string
+	// Partitions is N. 0: it is read from the expression of the generated column.
+	Partitions int
+	// Time is a timestamptz column with the time of the insert. Empty: there is none, and the age of
+	// the oldest row is not shown.
+	Time string
+}
+
+func (q Queue) withDefaults() Queue {
+	q.ID, q.Partition = cmp.Or(q.ID, "id"), cmp.Or(q.Partition, "partition")
+	return q
+}
+
+// A table is what the database knows about a Queue's table.
+type table struct {
+	Name, Kind                                  string
+	Hidden, Permitted, BeforeDelete, Subscribed bool
+	Indexed                                     bool
+	IDRequired, KeyRequired, PartitionRequired  *bool
+	IDType, KeyType, PartitionType, Generated   *string
+	Cache                                       *int64
+	Cycle                                       *bool
+	Columns                                     []string
+}
+
+var (
+	idTypes   = []string{"bigint", "integer"}
+	keyTypes  = []string{"text", "character varying", "integer", "bigint", "uuid"}
+	generated = regexp.MustCompile(`partition_for\(.*, (\d+)\)\s*$`)
+	kinds     = map[string]string{"v": "a view", "m": "a materialized view", "f": "a foreign table", "c": "a type", "S": "a sequence", "i": "an index"}
+)
+
+// inspect reads what the database knows about the table, and checks it. It returns the queue with its
+// number of partitions.
+func (s *statements) inspect(ctx context.Context, db querier, q Queue) (*table, Queue, error) {
+	if q.Table == "" {
+		return nil, q, errors.New("the queue has no Table: name the table whose rows are handled")
+	}
+	var t table
+	err := db.QueryRow(ctx, s.Inspect, q.Table, q.ID, q.Key, q.Partition).Scan(&t.Name, &t.Kind, &t.Hidden, &t.Permitted, &t.BeforeDelete, &t.Subscribed, &t.Indexed,
+		&t.IDRequired, &t.IDType, &t.KeyRequired, &t.KeyType, &t.PartitionRequired, &t.PartitionType, &t.Generated, &t.Cache, &t.Cycle, &t.Columns)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, q, fmt.Errorf("table %s does not exist in this database, or not in the search_path: TableSQL returns its DDL", q.Table)
+	}
+	if err != nil {
+		return nil, q, err
+	}
+	if q, err = t.check(q); err != nil {
+		return nil, q, fmt.Errorf("table %s: %w", t.Name, err)
+	}
+	return &t, q, nil
+}
+
+func (t *table) check(q Queue) (Queue, error) {
+	if t.Kind != "r" && t.Kind != "p" {
+		return q, fmt.Errorf("it is %s: rows are locked and deleted, so it must be a table", cmp.Or(kinds[t.Kind], "no table"))
+	}
+	err := cmp.Or(
+		wrong(t.Subscribed, "it is the target of a subscription: consume the rows where they are inserted"),
+		wrong(t.Hidden, "row-level security hides rows from this role: exempt the role with BYPASSRLS, or use the owner of the table"),
+		wrong(!t.Permitted, "the role lacks rights: GRANT SELECT, UPDATE, DELETE ON %s TO your role; UPDATE is for locking rows", t.Name),
+		wrong(t.BeforeDelete, "a trigger BEFORE DELETE may keep rows that were handled: drop it, or make it AFTER DELETE"),
+		column("ID", q.ID, t.IDRequired, t.IDType, idTypes),
+		column("Partition", q.Partition, t.PartitionRequired, t.PartitionType, []string{"integer"}),
+	)
+	if err == nil && q.Key != "" {
+		err = column("Key", q.Key, t.KeyRequired, t.KeyType, keyTypes)
+	}
+	if err == nil && q.Time != "" {
+		err = wrong(!slices.Contains(t.Columns, q.Time), "Time: it has no column %q", q.Time)
+	}
+	if err != nil {
+		return q, err
+	}
+	if t.Cache != nil {
+		err = cmp.Or(
+			wrong(*t.Cache > 1, "the sequence of column %q has CACHE %d, so that IDs are not in the order of the inserts: ALTER SEQUENCE ... CACHE 1", q.ID, *t.Cache),
+			wrong(*t.Cycle, "the sequence of column %q has CYCLE, so that IDs come again: ALTER SEQUENCE ... NO CYCLE", q.ID),
+		)
+	}
+	err = cmp.Or(err, wrong(!t.Indexed, "it has no valid, complete index on (%[2]s, %[3]s): CREATE INDEX CONCURRENTLY ON %[1]s (%[2]s, %[3]s)", t.Name, quote(q.Partition), quote(q.ID)))
+	if err != nil {
+		return q, err
+	}
+	inColumn := 0
+	if t.Generated != nil {
+		if found := generated.FindStringSubmatch(*t.Generated); found != nil {
+			inColumn, _ = strconv.Atoi(found[1])
+		}
+	}
+	switch {
+	case inColumn != 0 && q.Partitions != 0 && inColumn != q.Partitions:
+		return q, fmt.Errorf("the queue has Partitions: %d, but column %q is generated for %d: leave Partitions out", q.Partitions, q.Partition, inColumn)
+	case inColumn != 0:
+		q.Partitions = inColumn
+	case q.Partitions == 0:
+		return q, fmt.Errorf("column %q is not generated as partition_for(key, N), so N is not known: give Partitions", q.Partition)
+	}
+	return q, wrong(q.Partitions < 1 || q.Partitions > 65536, "%d partitions is out of range: 1 to 65,536", q.Partitions)
+}
+
+func column(of, name string, required *bool, typ *string, types []string) error {
+	switch {
+	case typ == nil:
+		return fmt.Errorf("%s: it has no column %q", of, name)
+	case !slices.Contains(types, *typ):
+		return fmt.Errorf("%s: column %q is of type %s: it must be %s", of, name, *typ, strings.Join(types, ", or "))
+	case !*required:
+		return fmt.Errorf("%s: column %q may be NULL, and such a row would never be handled: ALTER COLUMN %s SET NOT NULL", of, name, quote(name))
+	}
+	return nil
+}
+
+func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
+
+// TableSQL returns DDL for a queue table, to paste into a migration: the table with its index, its
+// generated partition and the trigger that wakes the consumer of that name, and below it, as a
+// comment, the steps for a table that exists and is in use. schema is that of the library's tables,
+// "pgleases" if it is empty. The names in q are written into the text; Partitions is 1,024 unless q
+// has another number, which never has to change while a fleet grows.
+func TableSQL(name, schema string, q Queue) string {
+	q = q.withDefaults()
+	q.Partitions = cmp.Or(q.Partitions, 1024)
+	key := "key         text NOT NULL,"
+	of := quote(q.Partition) + " int NOT NULL DEFAULT 0,"
+	if q.Key != "" {
+		key = quote(q.Key) + " text NOT NULL, -- rows of one key are handled in order"
+		of = fmt.Sprintf("%s int NOT NULL GENERATED ALWAYS AS (%s.partition_for(%s, %d)) STORED,", quote(q.Partition), quote(cmp.Or(schema, "pgleases")), quote(q.Key), q.Partitions)
+	} else {
+		key = ""
+	}
+	return strings.NewReplacer(
+		"{table}", q.Table, "{id}", quote(q.ID), "{key}", key, "{partition}", of, "{p}", quote(q.Partition), "{time}", quote(cmp.Or(q.Time, "created_at")),
+		"{pgleases}", quote(cmp.Or(schema, "pgleases")), "{name}", strings.ReplaceAll(name, "'", "''"), "{k}", quote(cmp.Or(q.Key, "key")), "{n}", strconv.Itoa(q.Partitions),
+	).Replace(tableSQL)
+}

@@ -1,0 +1,28 @@
+-- inspect.sql: what is known about a table, for the checks of New.
+--
+-- $1 text  table
+-- $2 text  column of the ID
+-- $3 text  column of the key, or empty
+-- $4 text  column of the partition
+SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS table, c.relkind::pg_catalog.text, pg_catalog.row_security_active(c.oid) AS hidden,
+       pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_table_privilege(c.oid, 'DELETE') AND
+           (pg_catalog.has_table_privilege(c.oid, 'UPDATE') OR pg_catalog.has_any_column_privilege(c.oid, 'UPDATE')) AS permitted,
+       EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid OPERATOR(pg_catalog.=) c.oid AND NOT t.tgisinternal
+               AND (t.tgtype::int OPERATOR(pg_catalog.&) 11) OPERATOR(pg_catalog.=) 11) AS before_delete, -- row 1, before 2, delete 8
+       EXISTS (SELECT FROM pg_catalog.pg_subscription_rel AS s WHERE s.srrelid OPERATOR(pg_catalog.=) c.oid) AS subscribed,
+       EXISTS (SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid OPERATOR(pg_catalog.=) c.oid AND i.indisvalid AND i.indpred IS NULL
+               AND i.indkey[0] OPERATOR(pg_catalog.=) p.attnum AND i.indkey[1] OPERATOR(pg_catalog.=) id.attnum AND (i.indoption[0] OPERATOR(pg_catalog.|) i.indoption[1]) OPERATOR(pg_catalog.=) 0::smallint) AS indexed,
+       id.attnotnull AS id_required, pg_catalog.format_type(id.atttypid, NULL) AS id_type,
+       k.attnotnull AS key_required, pg_catalog.format_type(k.atttypid, NULL) AS key_type,
+       p.attnotnull AS partition_required, pg_catalog.format_type(p.atttypid, NULL) AS partition_type,
+       pg_catalog.pg_get_expr(d.adbin, d.adrelid) AS generated,
+       s.seqcache, s.seqcycle,
+       ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute AS a WHERE a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attnum OPERATOR(pg_catalog.>) 0 AND NOT a.attisdropped ORDER BY a.attnum) AS columns
+FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+LEFT JOIN pg_catalog.pg_attribute AS id ON id.attrelid OPERATOR(pg_catalog.=) c.oid AND id.attname OPERATOR(pg_catalog.=) $2::pg_catalog.text AND id.attnum OPERATOR(pg_catalog.>) 0
+LEFT JOIN pg_catalog.pg_attribute AS k ON k.attrelid OPERATOR(pg_catalog.=) c.oid AND k.attname OPERATOR(pg_catalog.=) $3::pg_catalog.text AND k.attnum OPERATOR(pg_catalog.>) 0
+LEFT JOIN pg_catalog.pg_attribute AS p ON p.attrelid OPERATOR(pg_catalog.=) c.oid AND p.attname OPERATOR(pg_catalog.=) $4::pg_catalog.text AND p.attnum OPERATOR(pg_catalog.>) 0
+LEFT JOIN pg_catalog.pg_attrdef AS d ON d.adrelid OPERATOR(pg_catalog.=) c.oid AND d.adnum OPERATOR(pg_catalog.=) p.attnum AND p.attgenerated OPERATOR(pg_catalog.<>) ''
+LEFT JOIN pg_catalog.pg_sequence AS s ON s.seqrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(pg_catalog.pg_get_serial_sequence(pg_catalog.format('%I.%I', n.nspname, c.relname), $2::pg_catalog.text))
+WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1::pg_catalog.text)

@@ -1,0 +1,23 @@
+-- note.sql: notes the batch that is handled next, if the partition is still watched.
+--
+-- $1 text    consumer
+-- $2 int     partition
+-- $3 bigint  epoch
+-- $4 bigint  the ID above which the batch begins
+-- $5 int     how many rows it has at most
+WITH f AS (
+    SELECT pg_catalog.min(f.id) AS first, pg_catalog.max(f.id) AS last FROM (
+        SELECT q.{id}::bigint AS id FROM {table} AS q
+        WHERE q.{partition} OPERATOR(pg_catalog.>=) $2::int AND q.{partition} OPERATOR(pg_catalog.<=) $2::int AND q.{id} OPERATOR(pg_catalog.>) $4::bigint
+          AND {key} NOT IN (SELECT b.key FROM pgleases.consumer_blocked AS b
+                            WHERE b.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) $2::int)
+        ORDER BY q.{partition}, q.{id}
+        LIMIT $5::int
+    ) AS f
+)
+UPDATE pgleases.consumer_partitions AS c
+SET note_first = CASE WHEN f.first OPERATOR(pg_catalog.<=) c.watched_to THEN f.first END, note_last = CASE WHEN f.first OPERATOR(pg_catalog.<=) c.watched_to THEN f.last END,
+    watched_to = CASE WHEN f.first OPERATOR(pg_catalog.<=) c.watched_to THEN c.watched_to END
+FROM f
+WHERE c.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND c.partition OPERATOR(pg_catalog.=) $2::int AND c.begun OPERATOR(pg_catalog.=) $3::bigint
+RETURNING coalesce(f.first, 0), coalesce(f.last, 0), c.watched_to IS NOT NULL

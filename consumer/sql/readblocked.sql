@@ -1,0 +1,10 @@
+-- readblocked.sql: locks and reads one blocked row, with its failed attempts, its crashes, and whether it is still as it was when it failed.
+--
+-- $1 int     partition
+-- $2 bigint  ID
+-- $3 text    consumer
+SELECT q.{partition}::int, q.{id}::bigint, {key}, q.xmin::pg_catalog.text, b.attempts, b.crashes, b.version OPERATOR(pg_catalog.=) q.xmin::pg_catalog.text AS same{columns}
+FROM {table} AS q
+JOIN pgleases.consumer_blocked AS b ON b.consumer OPERATOR(pg_catalog.=) $3::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) $1::int AND b.id OPERATOR(pg_catalog.=) $2::bigint
+WHERE q.{partition} OPERATOR(pg_catalog.>=) $1::int AND q.{partition} OPERATOR(pg_catalog.<=) $1::int AND q.{id} OPERATOR(pg_catalog.=) $2::bigint
+{lock}

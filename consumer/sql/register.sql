@@ -1,0 +1,25 @@
+-- register.sql: the consumer that a table has, and the table that a consumer has, after storing both if neither exists.
+--
+-- $1 text  consumer
+-- $2 text  table
+-- $3 text  column of the ID
+-- $4 text  column of the key, or null
+-- $5 text  column of the partition
+-- $6 text  column of the time, or null
+-- $7 int   partitions
+WITH put AS (
+    INSERT INTO pgleases.consumers AS c (name, queue, id_column, key_column, partition_column, time_column, partitions)
+    VALUES ($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text, $5::pg_catalog.text, $6::pg_catalog.text, $7::int)
+    ON CONFLICT DO NOTHING
+    RETURNING c.name, c.queue
+), kept AS (
+    UPDATE pgleases.consumers AS c
+    SET id_column = $3::pg_catalog.text, key_column = $4::pg_catalog.text, partition_column = $5::pg_catalog.text, time_column = $6::pg_catalog.text, partitions = $7::int
+    WHERE c.name OPERATOR(pg_catalog.=) $1::pg_catalog.text AND c.queue OPERATOR(pg_catalog.=) $2::pg_catalog.text
+      AND ROW(c.id_column, c.key_column, c.partition_column, c.time_column, c.partitions)
+          IS DISTINCT FROM ROW($3::pg_catalog.text, $4::pg_catalog.text, $5::pg_catalog.text, $6::pg_catalog.text, $7::int)
+)
+SELECT name, queue FROM put
+UNION ALL
+SELECT c.name, c.queue FROM pgleases.consumers AS c
+WHERE c.name OPERATOR(pg_catalog.=) $1::pg_catalog.text OR c.queue OPERATOR(pg_catalog.=) $2::pg_catalog.text

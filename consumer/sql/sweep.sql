@@ -1,0 +1,22 @@
+-- sweep.sql: removes what blocks a key although its row is gone, and lets rows be handled that were changed since they failed.
+-- Returns the partitions whose keys may be free.
+--
+-- $1 text   consumer
+-- $2 int[]  partitions
+WITH b AS MATERIALIZED (
+    SELECT b.partition, b.id, q.version
+    FROM pgleases.consumer_blocked AS b
+    LEFT JOIN LATERAL (
+        SELECT q.xmin::pg_catalog.text AS version FROM {table} AS q
+        WHERE q.{partition} OPERATOR(pg_catalog.>=) b.partition AND q.{partition} OPERATOR(pg_catalog.<=) b.partition AND q.{id} OPERATOR(pg_catalog.=) b.id
+    ) AS q ON true
+    WHERE b.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) ANY ($2::int[])
+      AND q.version IS DISTINCT FROM b.version
+), gone AS (
+    DELETE FROM pgleases.consumer_blocked AS o USING b
+    WHERE o.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND o.partition OPERATOR(pg_catalog.=) b.partition AND o.id OPERATOR(pg_catalog.=) b.id AND b.version IS NULL
+), changed AS (
+    UPDATE pgleases.consumer_blocked AS o SET version = b.version, attempts = 0, next_at = pg_catalog.clock_timestamp() FROM b
+    WHERE o.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND o.partition OPERATOR(pg_catalog.=) b.partition AND o.id OPERATOR(pg_catalog.=) b.id AND b.version IS NOT NULL
+)
+SELECT DISTINCT b.partition FROM b

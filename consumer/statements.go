@@ -1,0 +1,95 @@
+package consumer
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/consumer/sql"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// statements has the statements of folder sql by the names of their files: see store.Fill.
+type statements struct {
+	Register, Inspect, Due, Unblock, Suspect, NoteRow string
+
+	// On the user's table.
+	Probe, Highest, Read, ReadBlocked, Remove, RemoveSame, Charge, Bury, Crash, Note, Sweep, Misplaced string
+	ReadUnlocked, ReadBlockedUnlocked                                                                  string // for AtLeastOnce
+
+	Open, Begin, End, Restore string
+}
+
+var tableSQL = store.Texts(sql.Files, "pgleases")("table")
+
+// statementsFor returns the statements for a schema; those on the user's table have placeholders.
+func statementsFor(schema string) (s statements) {
+	of := pgx.Identifier{schema}.Sanitize()
+	s.Open = "SELECT refused, xact FROM " + of + ".consumer_open($1::pg_catalog.text, $2::int[], $3::bigint[], $4::int, $5::int)"
+	s.Begin = "SELECT number, crashed_now, crashed_epoch, watched IS NOT NULL, suspect_first, suspect_last FROM " + of + ".consumer_begin($1::pg_catalog.text, $2::int[], $3::bigint[])"
+	s.End = "SELECT " + of + ".consumer_end($1::pg_catalog.text, $2::int[], $3::bigint[])::pg_catalog.text"
+	s.Restore = "SELECT " + of + ".consumer_settings($1::boolean, $2::int)::pg_catalog.text"
+	s.ReadUnlocked, s.ReadBlockedUnlocked = "-", "-"
+	store.Fill(&s, store.Texts(sql.Files, schema))
+	s.ReadUnlocked, s.ReadBlockedUnlocked = s.Read, s.ReadBlocked
+	return s
+}
+
+// on returns the statements for a table.
+func (s statements) on(t *table, q Queue, columns []string) statements {
+	key := "''::pg_catalog.text"
+	if q.Key != "" {
+		key = "(q." + quote(q.Key) + `::pg_catalog.text COLLATE pg_catalog."C")`
+	}
+	selected, bytes := "", "0"
+	for _, c := range columns {
+		selected += ", q." + quote(c)
+		bytes += " + coalesce(pg_catalog.pg_column_size(q." + quote(c) + "), 0)"
+	}
+	bytes = strings.ReplaceAll(bytes, " + ", " OPERATOR(pg_catalog.+) ")
+	for _, text := range []*string{&s.Probe, &s.Highest, &s.Read, &s.ReadBlocked, &s.Remove, &s.RemoveSame, &s.Charge, &s.Bury, &s.Crash, &s.Note, &s.Sweep, &s.Misplaced, &s.ReadUnlocked, &s.ReadBlockedUnlocked} {
+		lock := "FOR UPDATE OF q"
+		if text == &s.ReadUnlocked || text == &s.ReadBlockedUnlocked {
+			lock = ""
+		}
+		*text = strings.NewReplacer("{table}", t.Name, "{id}", quote(q.ID), "{partition}", quote(q.Partition), "{key}", key, "{columns}", selected, "{bytes}", bytes, "{lock}", lock).Replace(*text)
+	}
+	return s
+}
+
+// A querier is a connection, a pool, or a transaction.
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// register stores the consumer with its table, or returns an error that names the other.
+func (s *statements) register(ctx context.Context, db querier, name string, t *table, q Queue) error {
+	null := func(text string) *string {
+		if text == "" {
+			return nil
+		}
+		return &text
+	}
+	rows, err := db.Query(ctx, s.Register, name, t.Name, q.ID, null(q.Key), q.Partition, null(q.Time), q.Partitions)
+	if err != nil {
+		return err
+	}
+	var of, queue string
+	var other error
+	_, err = pgx.ForEachRow(rows, []any{&of, &queue}, func() error {
+		switch {
+		case of != name:
+			other = fmt.Errorf("table %s already has the consumer %q: a table has one consumer", queue, of)
+		case queue != t.Name:
+			other = fmt.Errorf("the consumer has the table %s: give another name to that of %s", queue, t.Name)
+		}
+		return nil
+	})
+	if err == nil {
+		err = other
+	}
+	return err
+}

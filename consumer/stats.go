@@ -1,0 +1,53 @@
+package consumer
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Stats has the numbers of a Consumer in this process, for metrics and health checks. Counters begin
+// at 0 when the process starts.
+type Stats struct {
+	Rows        int64         // handled and deleted
+	Batches     int64         // calls of the handler for a batch, or for the rows of one
+	HandlerTime time.Duration // total time of these
+	Failures    int64         // failed attempts
+	DeadLetters int64         // rows moved to the dead letters
+	Pauses      int64         // pauses of partitions because something was away
+	Troubles    int64         // batches broken off by the database, the connection or a lock
+	Probes      int64         // queries for rows; one each second when no rows come
+	ProbeErrors int64
+	ProbeTime   time.Duration // total time of all probes
+}
+
+type counts struct {
+	rows, batches, failures, dead, pauses, troubles, probes, probeErrors atomic.Int64
+	handlerTime, probeTime                                               atomic.Int64
+}
+
+func (c *counts) probe(took time.Duration, err error) {
+	c.probes.Add(1)
+	c.probeTime.Add(int64(took))
+	if err != nil {
+		c.probeErrors.Add(1)
+	}
+}
+
+func (c *counts) handler(took time.Duration, rows int) {
+	if rows > 0 {
+		c.batches.Add(1)
+		c.handlerTime.Add(int64(took))
+	}
+}
+
+func (c *counts) removed(n int) { c.rows.Add(int64(n)) }
+
+// Stats returns the numbers of the Consumer now. It sends no statement, and does not wait. It is safe
+// for concurrent use, also before and after Run.
+func (c *Consumer) Stats() Stats {
+	n := &c.counts
+	return Stats{
+		Rows: n.rows.Load(), Batches: n.batches.Load(), HandlerTime: time.Duration(n.handlerTime.Load()), Failures: n.failures.Load(), DeadLetters: n.dead.Load(),
+		Pauses: n.pauses.Load(), Troubles: n.troubles.Load(), Probes: n.probes.Load(), ProbeErrors: n.probeErrors.Load(), ProbeTime: time.Duration(n.probeTime.Load()),
+	}
+}

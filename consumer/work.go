@@ -1,0 +1,598 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// A verdict is what an attempt came to.
+type verdict int
+
+const (
+	handled     verdict = iota // all rows, or those until the process had to stop
+	refused                    // partitions are not owned
+	failed                     // a row, or the batch
+	ended                      // the handler ended its transaction
+	unavailable                // something that handlers need is away
+	troubled                   // no row is at fault: the connection, the database or a lock
+)
+
+// An outcome is the result of an attempt.
+type outcome struct {
+	verdict
+	rows []row // that were read
+	at   int   // the row that failed, the first of those that were not handled; -1: unknown
+	err  error
+	slow bool // it failed by the timeout
+}
+
+// work does a job, on its partitions.
+func (g *group) work(j *job) {
+	if j.retry != nil {
+		g.workOn(j)
+		return
+	}
+	if p := j.partitions[0]; p.watched && !g.note(p) {
+		return
+	}
+	limit := g.options.batch
+	if j.partitions[0].outage > 0 {
+		limit = 1
+	}
+	var charge func() // the row that failed, when the rows before it are committed
+	for {
+		parts := slices.DeleteFunc(slices.Clone(j.partitions), func(p *partition) bool { return p.lost })
+		if len(parts) == 0 {
+			return
+		}
+		o := g.attempt(parts, limit, nil)
+		switch {
+		case o.verdict == refused:
+			continue
+		case o.verdict == handled:
+			g.took(j, parts, o, limit)
+			if charge != nil {
+				charge()
+			}
+			return
+		case o.verdict == unavailable:
+			for _, p := range parts {
+				if o.at < 0 || o.rows[o.at].partition == p {
+					g.pause(p, o.err)
+				}
+			}
+			return
+		case o.verdict == troubled:
+			g.trouble(parts, o)
+			return
+		case o.verdict == ended: // what was written for the rows before may be committed as well
+			if o.at < 0 {
+				o.at = len(o.rows) - 1
+			}
+			for _, r := range o.rows[:o.at+1] {
+				g.charge(r, o.err, true)
+			}
+			return
+		case o.at == 0 || o.at < 0 && len(o.rows) == 1:
+			g.charge(o.rows[0], o.err, false)
+			return
+		case o.at > 0 && g.handler.calls == atLeastOnce: // the rows before are removed
+			r := o.rows[o.at]
+			g.took(j, parts, o, limit)
+			if !o.slow {
+				g.charge(r, o.err, false)
+			}
+			return
+		case o.at > 0:
+			limit, charge = o.at, nil
+			if r, err := o.rows[o.at], o.err; !o.slow { // the rows before may have taken the time
+				charge = func() { g.charge(r, err, false) }
+			}
+		default:
+			limit, charge = len(o.rows)/2, nil
+		}
+	}
+}
+
+// took notes what a job has handled.
+func (g *group) took(j *job, parts []*partition, o outcome, limit int) {
+	counts := make(map[*partition]int)
+	for _, r := range o.rows[:o.at] {
+		r.partition.low = max(r.partition.low, r.id)
+		counts[r.partition]++
+		j.handled = true
+	}
+	full, last := len(o.rows) == limit || o.at < len(o.rows), -1
+	if len(o.rows) > 0 {
+		last = o.rows[len(o.rows)-1].partition.Number
+	}
+	for _, p := range parts {
+		n := counts[p]
+		if n > 0 {
+			p.failing, p.outage, p.troubles = nil, 0, 0
+		}
+		// it may have more, if it was not read to its end
+		if p.due = p.watched || full && p.Number >= last; p.due {
+			p.expect = max(p.expect, n)
+		} else {
+			p.expect = max(1, n)
+		}
+	}
+}
+
+// workOn handles a blocked row.
+func (g *group) workOn(j *job) {
+	p, suspect := j.partitions[0], j.retry.suspect
+	count := func(n int) error {
+		return g.guarded(p, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, g.sql.Suspect, g.name, p.Number, j.retry.id, p.Epoch, n, g.options.backoffMin.Milliseconds())
+			return err
+		})
+	}
+	var err error
+	switch {
+	case suspect:
+		err = count(1)
+	case p.watched:
+		_, err = g.exec(g.sql.NoteRow, g.name, p.Number, p.Epoch, j.retry.id)
+	}
+	if err != nil {
+		g.trouble(j.partitions, outcome{verdict: troubled, err: err})
+		return
+	}
+	o := g.attempt(j.partitions, 1, j.retry)
+	if suspect && o.verdict != handled && o.verdict != failed && o.verdict != refused {
+		_ = count(-1) // the end of the ownership takes it back otherwise
+	}
+	switch o.verdict {
+	case handled:
+		p.failing, p.outage, p.troubles, j.handled = nil, 0, 0, true
+		p.low, p.due = 0, true // rows of the key wait
+	case unavailable:
+		g.pause(p, o.err)
+	case troubled:
+		g.trouble(j.partitions, o)
+	case failed, ended:
+		if !g.charge(o.rows[0], o.err, o.verdict == ended) && suspect {
+			_ = count(-1)
+		}
+	}
+}
+
+// attempt reads rows, handles them, and removes those that were handled, in order.
+func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o outcome) {
+	ctx, cancel := g.handlerContext(parts)
+	defer cancel(nil)
+	if err := context.Cause(ctx); err != nil {
+		return lostOf(parts)
+	}
+	conn, err := g.acquire()
+	if err != nil {
+		return outcome{verdict: troubled, at: -1, err: err}
+	}
+	defer func() {
+		if conn != nil {
+			conn.Release()
+		}
+	}()
+	tx, xact, o := g.read(conn, parts, limit, retry)
+	defer func() { // before the connection is released
+		if !tx.Ended() {
+			g.inTime(func(ctx context.Context) error { return tx.Rollback(ctx) })
+		}
+	}()
+	if o.verdict != handled || len(o.rows) == 0 && retry == nil {
+		return o
+	}
+	began := time.Now()
+	if g.handler.calls == atLeastOnce {
+		if err := g.inTime(func(ctx context.Context) error { return tx.CommitAfter(ctx, new(pgx.Batch)) }); err != nil {
+			return outcome{verdict: troubled, rows: o.rows, at: -1, err: err}
+		}
+		conn.Release()
+		conn = nil
+		o = g.call(ctx, nil, o)
+		g.counts.handler(time.Since(began), len(o.rows))
+		if o.verdict == refused {
+			return lostOf(parts)
+		}
+		return g.removeSame(parts, o, retry)
+	}
+	o = g.call(ctx, tx, o)
+	g.counts.handler(time.Since(began), len(o.rows))
+	server := tx.Conn().PgConn()
+	switch {
+	case o.verdict == refused:
+		return lostOf(parts)
+	case o.verdict == handled && server.IsClosed(), o.verdict == failed && server.IsClosed() && !o.slow && !deadline(o.err):
+		o.verdict = troubled
+		if time.Since(began) >= g.options.idle { // the server ended the idle transaction
+			o.verdict, o.err = failed, fmt.Errorf("the connection was lost, probably because the transaction was idle for longer than %v: see WithIdleTimeout", g.options.idle)
+		}
+		return o
+	case o.verdict != handled:
+		return o
+	}
+	if o.verdict == handled && len(o.rows[:o.at]) > 0 || retry != nil {
+		batch := new(pgx.Batch)
+		batch.Queue(g.sql.Restore, true, lockWait.Milliseconds())
+		g.queueRemoval(batch, o.rows[:o.at], xact, retry, parts[0])
+		if err := g.inTimeOf(max(answerTime, g.options.timeout), func(ctx context.Context) error { return tx.CommitAfter(ctx, batch) }); err != nil {
+			o.verdict, o.at, o.err = g.verdictOf(err), -1, err
+			return o
+		}
+	}
+	g.counts.removed(o.at)
+	return o
+}
+
+func lostOf(parts []*partition) outcome {
+	for _, p := range parts {
+		p.lost = p.lost || p.Context().Err() != nil
+	}
+	return outcome{verdict: refused, at: -1}
+}
+
+// queueRemoval queues the removal of handled rows, or of a blocked row that is gone or handled.
+func (g *group) queueRemoval(batch *pgx.Batch, rows []row, xact string, retry *blockedRow, p *partition) {
+	if len(rows) > 0 {
+		numbers, ids := make([]int32, len(rows)), make([]int64, len(rows))
+		for i, r := range rows {
+			numbers[i], ids[i] = int32(r.partition.Number), r.id
+		}
+		batch.Queue(g.sql.Remove, numbers, ids, xact)
+	}
+	if retry != nil {
+		batch.Queue(g.sql.Unblock, g.name, p.Number, retry.id)
+	}
+}
+
+// read opens a transaction under guard of partitions, and reads their first rows, or a blocked row.
+func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *blockedRow) (tx *handlers.Transaction, xact string, o outcome) {
+	tx, o = &handlers.Transaction{Tx: handlers.ClosedTx}, outcome{at: -1}
+	var numbers []int32
+	var lows, highs []int64
+	at := make(map[int]*partition, len(parts))
+	for _, p := range parts {
+		high := int64(math.MaxInt64)
+		if p.watched {
+			high = p.noted
+		}
+		numbers, lows, highs, at[p.Number] = append(numbers, int32(p.Number)), append(lows, p.low), append(highs, high), p
+	}
+	batch := new(pgx.Batch)
+	batch.BeginTx(handlers.ReadCommitted)
+	var lost []int32
+	g.queueOpen(batch, parts, &lost, &xact)
+	types := conn.Conn().TypeMap()
+	collect := func(rows pgx.Rows, first int, scan func(func(...any) error, *row, *int) error) error {
+		return g.handler.collect(rows, types, first, func(head func(...any) error, value any, unreadable error) error {
+			r, number := row{value: value, err: unreadable}, 0
+			if err := scan(head, &r, &number); err != nil {
+				return err
+			}
+			r.partition = at[number]
+			o.rows = append(o.rows, r)
+			return nil
+		})
+	}
+	statement, blocked := g.sql.Read, g.sql.ReadBlocked
+	if g.handler.calls == atLeastOnce {
+		statement, blocked = g.sql.ReadUnlocked, g.sql.ReadBlockedUnlocked
+		batch.Queue("SET LOCAL synchronous_commit = on") // what is published must not be lost
+	}
+	if retry != nil {
+		batch.Queue(blocked, parts[0].Number, retry.id, g.name).Query(func(rows pgx.Rows) error {
+			return collect(rows, 7, func(head func(...any) error, r *row, number *int) error {
+				same, crashes := false, 0
+				err := head(number, &r.id, &r.key, &r.version, &r.attempts, &crashes, &same)
+				if !same {
+					r.attempts = 0
+				} else if crashes > maxCrashes { // this attempt is counted already
+					r.err = fmt.Errorf("%d processes crashed while they handled the row alone", maxCrashes)
+					r.attempts = g.options.attempts
+				}
+				return err
+			})
+		})
+	} else {
+		batch.Queue(statement, numbers, lows, highs, g.name, limit, g.options.bytes).Query(func(rows pgx.Rows) error {
+			return collect(rows, 5, func(head func(...any) error, r *row, number *int) error {
+				return head(number, &r.id, &r.key, &r.version, new(int64))
+			})
+		})
+	}
+	batch.Queue(g.sql.Restore, false, 0)
+	err := g.inTime(func(ctx context.Context) error {
+		answers := conn.SendBatch(ctx, batch)
+		tx.Tx = answers.Tx()
+		return answers.Close()
+	})
+	switch {
+	case err != nil:
+		o.verdict, o.err = troubled, err
+	case len(lost) > 0:
+		for _, p := range parts {
+			p.lost = p.lost || slices.Contains(lost, int32(p.Number))
+		}
+		o.verdict = refused
+	default:
+		o.at = len(o.rows)
+	}
+	return tx, xact, o
+}
+
+// queueOpen queues the guard of partitions.
+func (g *group) queueOpen(batch *pgx.Batch, parts []*partition, lost *[]int32, xact *string) {
+	var owned []pgleases.Partition
+	for _, p := range parts {
+		owned = append(owned, p.Partition)
+	}
+	numbers, epochs := keysOf(owned)
+	batch.Queue(g.sql.Open, g.lease.Name(), numbers, epochs, g.options.idle.Milliseconds(), lockWait.Milliseconds()).QueryRow(func(row pgx.Row) error {
+		return row.Scan(lost, xact)
+	})
+}
+
+// removeSame removes handled rows that were not changed, after a handler outside of a transaction.
+func (g *group) removeSame(parts []*partition, o outcome, retry *blockedRow) outcome {
+	if o.at == 0 && (retry == nil || o.verdict != handled) || o.at < 0 {
+		return o
+	}
+	conn, err := g.acquire()
+	if err != nil {
+		return outcome{verdict: troubled, rows: o.rows, at: -1, err: err}
+	}
+	defer conn.Release()
+	for {
+		parts := slices.DeleteFunc(slices.Clone(parts), func(p *partition) bool { return p.lost })
+		rows := slices.DeleteFunc(slices.Clone(o.rows[:o.at]), func(r row) bool { return r.partition.lost })
+		if len(parts) == 0 {
+			return outcome{verdict: refused, at: -1}
+		}
+		var lost []int32
+		var xact string
+		tx := &handlers.Transaction{Tx: handlers.ClosedTx}
+		err := g.inTime(func(ctx context.Context) error {
+			batch := new(pgx.Batch)
+			batch.BeginTx(handlers.ReadCommitted)
+			g.queueOpen(batch, parts, &lost, &xact)
+			answers := conn.SendBatch(ctx, batch)
+			tx.Tx = answers.Tx()
+			return answers.Close()
+		})
+		if err == nil && len(lost) == 0 {
+			err = g.inTime(func(ctx context.Context) error { return g.commitSame(ctx, tx, rows, xact, retry, parts[0]) })
+		}
+		if !tx.Ended() {
+			g.inTime(func(ctx context.Context) error { return tx.Rollback(ctx) })
+		}
+		if err != nil {
+			return outcome{verdict: g.verdictOf(err), rows: o.rows, at: -1, err: err}
+		}
+		if len(lost) == 0 {
+			g.counts.removed(len(rows))
+			return o
+		}
+		for _, p := range parts {
+			p.lost = p.lost || slices.Contains(lost, int32(p.Number))
+		}
+	}
+}
+
+func (g *group) commitSame(ctx context.Context, tx *handlers.Transaction, rows []row, xact string, retry *blockedRow, p *partition) error {
+	var numbers []int32
+	var ids []int64
+	var versions []string
+	for _, r := range rows {
+		numbers, ids, versions = append(numbers, int32(r.partition.Number)), append(ids, r.id), append(versions, r.version)
+	}
+	batch := new(pgx.Batch)
+	if len(rows) > 0 {
+		batch.Queue(g.sql.RemoveSame, numbers, ids, versions, xact)
+	}
+	if retry != nil {
+		batch.Queue(g.sql.Unblock, g.name, p.Number, retry.id)
+	}
+	return tx.CommitAfter(ctx, batch)
+}
+
+// verdictOf returns the verdict on an error of the removal or the commit.
+func (g *group) verdictOf(err error) verdict {
+	switch code := store.Code(err); {
+	case code == "PC002":
+		return ended
+	case code == "PC001", code == "25P02", len(code) == 5 && code[:2] == "23":
+		return failed
+	}
+	return troubled
+}
+
+// call calls the handler, for all rows or for one after the other, and returns how far it came.
+func (g *group) call(ctx context.Context, tx *handlers.Transaction, o outcome) outcome {
+	rows := o.rows
+	for i, r := range rows {
+		if r.err != nil { // it cannot be read
+			if g.handler.calls != each && i > 0 {
+				rows = rows[:i] // the others first
+			}
+			break
+		}
+	}
+	o.rows = rows
+	step := len(rows)
+	if g.handler.calls == each {
+		step = 1
+	}
+	began := time.Now()
+	for o.at = 0; o.at < len(rows); o.at += step {
+		if o.at > 0 && (g.halting(rows) || time.Since(began) > g.options.timeout/2) {
+			return o // the rows so far are committed
+		}
+		batch := rows[o.at : o.at+step]
+		if err := batch[0].err; err != nil {
+			o.verdict, o.err = failed, err
+			return o
+		}
+		err := g.callOnce(ctx, tx, batch)
+		if o.err = err; err == nil && tx != nil {
+			switch server := tx.Conn().PgConn(); {
+			case server.IsClosed():
+				return o
+			case server.IsBusy():
+				o.err = errors.New("the handler returned nil while rows or a batch of its transaction were open: close them first")
+			case server.TxStatus() == 'E':
+				o.err = errors.New("the handler returned nil after a failed statement, so its transaction cannot be committed")
+			case server.TxStatus() == 'I':
+				o.verdict, o.err = ended, errEnded
+				return o
+			}
+		}
+		if o.err == nil {
+			continue
+		}
+		o.verdict, o.slow = failed, context.Cause(ctx) == ErrTimeout
+		if g.handler.calls != each {
+			if o.at = failedAt(o.err); o.at >= len(batch) {
+				o.at = -1
+			}
+		}
+		switch {
+		case o.slow:
+			o.err = fmt.Errorf("%w: %v", ErrTimeout, o.err)
+		case ctx.Err() != nil:
+			o.verdict = refused
+		case isUnavailable(o.err):
+			o.verdict = unavailable
+		case transient(o.err):
+			o.verdict = troubled
+		}
+		return o
+	}
+	return o
+}
+
+var errEnded = errors.New("the handler ended its transaction: what it wrote may be committed")
+
+// halting reports whether the process has to hand over a partition of these rows, or to end.
+func (g *group) halting(rows []row) bool {
+	return g.life.Err() != nil || slices.ContainsFunc(rows, func(r row) bool { return r.partition.asked.Load() })
+}
+
+// callOnce calls the handler once.
+func (g *group) callOnce(ctx context.Context, tx *handlers.Transaction, rows []row) error {
+	next := func(ctx context.Context) error {
+		if tx == nil {
+			return g.handler.call(ctx, nil, rows)
+		}
+		return g.handler.call(ctx, tx.ForHandler(), rows)
+	}
+	return handlers.Call(func() error {
+		if g.options.around == nil {
+			return safe(next(ctx))
+		}
+		return safe(g.options.around(ctx, Info{g.name, rows[0].partition.Number, len(rows), rows[0].attempts + 1}, next))
+	})
+}
+
+// handlerContext returns the context of a handler. It ends with the timeout, and with the first of
+// the ownerships.
+func (g *group) handlerContext(parts []*partition) (context.Context, context.CancelCauseFunc) {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(g.life))
+	timer := time.AfterFunc(g.options.timeout, func() { cancel(ErrTimeout) })
+	stops := []func() bool{timer.Stop}
+	for _, p := range parts {
+		life := p.Context()
+		stops = append(stops, context.AfterFunc(life, func() { cancel(context.Cause(life)) }))
+	}
+	return ctx, func(cause error) {
+		cancel(cause)
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+func (g *group) acquire() (conn *pgxpool.Conn, err error) {
+	err = g.inTime(func(ctx context.Context) error {
+		conn, err = g.pool.Acquire(ctx)
+		return err
+	})
+	return conn, err
+}
+
+// inTime limits the time of statements besides those of handlers. They go on when the Run has ended,
+// for what is in hand.
+func (g *group) inTime(f func(context.Context) error) error { return g.inTimeOf(answerTime, f) }
+
+func (g *group) inTimeOf(d time.Duration, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.life), d)
+	defer cancel()
+	return store.Advised(f(ctx))
+}
+
+// exec runs a statement.
+func (g *group) exec(statement string, args ...any) (n int64, err error) {
+	err = g.inTime(func(ctx context.Context) error {
+		tag, err := g.pool.Exec(ctx, statement, args...)
+		n = tag.RowsAffected()
+		return err
+	})
+	return n, err
+}
+
+// guarded runs f in a transaction under guard of a partition.
+func (g *group) guarded(p *partition, f func(context.Context, pgx.Tx) error) error {
+	return g.inTime(func(ctx context.Context) error {
+		return pgx.BeginTxFunc(ctx, g.pool, handlers.ReadCommitted, func(tx pgx.Tx) error {
+			var lost []int32
+			var xact string
+			err := tx.QueryRow(ctx, g.sql.Open, g.lease.Name(), []int32{int32(p.Number)}, []int64{p.Epoch}, g.options.idle.Milliseconds(), lockWait.Milliseconds()).Scan(&lost, &xact)
+			if err == nil && len(lost) > 0 {
+				p.lost = true
+				return pgleases.ErrNotOwner
+			}
+			if err != nil {
+				return err
+			}
+			return f(ctx, tx)
+		})
+	})
+}
+
+// trouble puts partitions off after an error that no row is charged with. The tenth in a row is
+// charged to the first row.
+func (g *group) trouble(parts []*partition, o outcome) {
+	g.counts.troubles.Add(1)
+	if errors.Is(o.err, pgleases.ErrNotOwner) {
+		return
+	}
+	if p := parts[0]; len(o.rows) > 0 && p.troubles >= maxTroubles-1 {
+		p.troubles = 0
+		g.charge(o.rows[max(0, o.at)], o.err, false)
+		return
+	}
+	for _, p := range parts {
+		p.troubles++
+		p.notBefore = time.Now().Add(min(putOff, 10*time.Millisecond<<min(p.troubles, 10)))
+		if store.LockTimeout(o.err) {
+			p.notBefore = time.Now().Add(putOff)
+		}
+		p.due = p.due || len(p.retries) == 0
+	}
+	if parts[0].troubles == 1 || parts[0].troubles == maxTroubles/2 {
+		g.log.Warn("consumer: batch broken off, repeated", slog.Int("partition", parts[0].Number), slog.Int("partitions", len(parts)), slog.Any("error", o.err))
+	}
+}
