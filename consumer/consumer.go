@@ -35,14 +35,14 @@ type Consumer struct {
 // leaseOf is the prefix of a lease's name, before the name of its consumer.
 const leaseOf = "consumer/"
 
-// New returns a Consumer of a queue table. Its name has 1 to 246 bytes of UTF-8 without NUL; the name
-// of its lease is "consumer/" and this name. All processes that work on the table give the same name
-// and queue. Client and pool must connect to one database; New closes neither. It creates or
-// migrates the library's tables, unless [WithoutMigration] is given, and never changes the queue
+// New returns a Consumer of a queue table. Its name has 1 to 246 bytes of UTF-8 without NUL; the
+// name of its lease is "consumer/" and this name. All processes that work on the table give the
+// same name and queue. Client and pool must connect to one database; New closes neither. It creates
+// or migrates the library's tables, unless [WithoutMigration] is given, and never changes the queue
 // table. ctx covers this call only.
 //
-// New returns an error for an invalid option, and for a table that cannot be consumed safely; it says
-// what to change. It also returns pgleases.ErrSchema, or an error of the database.
+// New returns an error for an invalid option, and for a table that cannot be consumed safely; it
+// says what to change. It also returns pgleases.ErrSchema, or an error of the database.
 func New[T any](ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, name string, queue Queue, h Handler[T], opts ...Option) (*Consumer, error) {
 	o, err := newOptions(opts)
 	if err != nil {
@@ -118,8 +118,8 @@ func show(n *int) any {
 
 var part = store.Part{Name: "package consumer", Table: "consumer_version", Version: 1, DDL: func(schema string) string { return store.DDL(sql.Files, schema) }}
 
-// Migrate creates or updates the tables of package consumer, after those of the engine. It gives the
-// same promises as pgleases.Migrate. Of the options only WithSchema counts.
+// Migrate creates or updates the tables of package consumer, after those of the engine. It gives
+// the same promises as pgleases.Migrate. Of the options only WithSchema counts.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	o, err := newOptions(opts)
 	if err != nil {
@@ -131,8 +131,8 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	return withConn(ctx, pool, "migrate", o.schema, part.Migrate)
 }
 
-// Schema returns the DDL of Migrate, to run after that of pgleases.Schema, for goose, tern, Flyway and
-// similar tools. Of the options only WithSchema counts.
+// Schema returns the DDL of Migrate, to run after that of pgleases.Schema, for goose, tern, Flyway
+// and similar tools. Of the options only WithSchema counts.
 func Schema(opts ...Option) (string, error) {
 	o, err := newOptions(opts)
 	if err != nil {
@@ -149,15 +149,15 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 func (c *Consumer) Name() string { return c.name }
 
 // Run handles rows until ctx ends. Then it takes no more rows, finishes what is in hand within the
-// lease's drain timeout, hands over its partitions, and returns nil. It returns an error if it cannot
-// join the lease, or if the lease or the client ends before ctx. A Consumer runs once at a time, and
-// a client runs one Consumer of a name at a time.
+// lease's drain timeout, hands over its partitions, and returns nil. It returns an error if it
+// cannot join the lease, or if the lease or the client ends before ctx. A Consumer runs once at a
+// time, and a client runs one Consumer of a name at a time.
 func (c *Consumer) Run(ctx context.Context) error { return c.run(ctx, false) }
 
-// RunUntilEmpty is Run until no row is left in the queue, in any partition, and returns nil then. If
-// only rows are left whose keys are blocked, it returns an error that wraps [ErrBlocked] and says why
-// the first is. If ctx ends first, it returns its cause. It is for tests, and for a program that cron
-// starts.
+// RunUntilEmpty is Run until no row is left in the queue, in any partition, and returns nil then.
+// If only rows are left whose keys are blocked, it returns an error that wraps [ErrBlocked] and
+// says why the first is. If ctx ends first, it returns its cause. It is for tests, and for a
+// program that cron starts.
 func (c *Consumer) RunUntilEmpty(ctx context.Context) error { return c.run(ctx, true) }
 
 // ErrBlocked is returned by RunUntilEmpty if only rows of blocked keys are left.

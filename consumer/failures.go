@@ -21,15 +21,16 @@ const (
 	// keysOfOutage is how many keys of a partition fail in a row before the reason is searched
 	// elsewhere.
 	keysOfOutage = 3
-	// maxTroubles is how many errors in a row, that no row is charged with, are charged to the first.
+	// maxTroubles is how many errors in a row, that no row is charged with, are charged to the
+	// first.
 	maxTroubles = 10
 	// maxCrashes is how many processes may crash while they handle a row alone.
 	maxCrashes = 3
 )
 
 // charge records that an attempt at a row has failed, and reports whether it did. If too many keys
-// failed in a row, the partition pauses, and no row is charged. final is true if the row must not be
-// handled again.
+// failed in a row, the partition pauses, and no row is charged. final is true if the row must not
+// be handled again.
 func (g *group) charge(r row, failure error, final bool) bool {
 	p := r.partition
 	p.due = true // the other keys

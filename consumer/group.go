@@ -36,8 +36,8 @@ const (
 // and may commit later.
 var after = [...]time.Duration{10 * time.Millisecond, 30 * time.Millisecond, 70 * time.Millisecond, 150 * time.Millisecond, 210 * time.Millisecond}
 
-// A partition is an ownership. Its fields from low on belong to the job that works on the partition,
-// and otherwise, as the others, to the goroutine of the group.
+// A partition is an ownership. Its fields from low on belong to the job that works on the
+// partition, and otherwise, as the others, to the goroutine of the group.
 type partition struct {
 	pgleases.Partition
 	asked atomic.Bool   // to end
@@ -56,7 +56,7 @@ type partition struct {
 	watched  bool          // batches are noted
 	noted    int64         // the highest ID of the noted batch
 	failing  []string      // keys that failed since the last success
-	outage   time.Duration // the pause, if something that handlers need is away; 0: nothing is
+	outage   time.Duration // the pause, if something that handlers need is away; 0: no pause
 	troubles int           // errors that no row is charged with, in a row
 	lost     bool          // it is not owned
 }
@@ -93,7 +93,7 @@ type group struct {
 	failing    bool // the last probe failed
 
 	suspects int       // crash suspects that are being handled
-	alone    bool      // one is handled, and nothing begins beside it
+	alone    bool      // no job begins beside it
 	heldTill time.Time // until then other work waits for suspects; zero: no suspect is due
 }
 
@@ -447,7 +447,7 @@ func (g *group) whyBlocked(ctx context.Context) (reason string, err error) {
 type job struct {
 	partitions []*partition // in the order of numbers
 	retry      *blockedRow  // in the first partition; nil: rows that are not blocked
-	alone      bool         // nothing else begins beside it
+	alone      bool         // no other job begins beside it
 	handled    bool         // a row was handled
 }
 
@@ -496,7 +496,7 @@ func (g *group) end(j *job, suspect bool) {
 	}
 }
 
-// free notes that nothing works on a partition.
+// free notes that no job works on a partition.
 func (g *group) free(p *partition) {
 	p.busy = false
 	if p.asked.Load() && !slices.Contains(g.partitions, p) {

@@ -59,9 +59,9 @@ func InTx[T any](handler func(ctx context.Context, tx pgx.Tx, rows []Row[T]) err
 
 // AtLeastOnce returns a handler of a batch, for effects elsewhere. It is called outside of a
 // transaction, without a connection. If it returns nil, the rows are deleted under guard, except
-// those that were changed meanwhile: these are handled again. If the process crashes after the call,
-// the rows are handled again. A process that lost its partition may still be publishing: a receiver
-// that drops lower epochs of a partition sees each key in order.
+// those that were changed meanwhile: these are handled again. If the process crashes after the
+// call, the rows are handled again. A process that lost its partition may still be publishing: a
+// receiver that drops lower epochs of a partition sees each key in order.
 func AtLeastOnce[T any](handler func(ctx context.Context, rows []Row[T]) error) Handler[T] {
 	if handler == nil {
 		return Handler[T]{}
@@ -84,8 +84,8 @@ func ByKey[T any](rows []Row[T]) [][]Row[T] {
 	return all
 }
 
-// Failed returns an error for a handler of a batch to return: row i has failed with err, and the rows
-// before it have succeeded. They are committed; of InTx they are handled again for that.
+// Failed returns an error for a handler of a batch to return: row i has failed with err, and the
+// rows before it have succeeded. They are committed; of InTx they are handled again for that.
 func Failed(i int, err error) error { return &failedError{i, err} }
 
 type failedError struct {
@@ -173,8 +173,8 @@ func (names) Scan(...any) error      { return nil }
 func (names) Values() ([]any, error) { return nil, nil }
 func (names) RawValues() [][]byte    { return nil }
 
-// A rawRow is a row as it arrived. Reading a value may fail, and the other rows must be read all the
-// same.
+// A rawRow is a row as it arrived. Reading a value may fail, and the other rows must be read all
+// the same.
 type rawRow struct {
 	fields []pgconn.FieldDescription
 	values [][]byte
@@ -203,8 +203,8 @@ func (r rawRow) Values() ([]any, error) {
 	return values, nil
 }
 
-// collect reads the rows of a query, each with the values of its first columns, and the others as the
-// handler wants them.
+// collect reads the rows of a query, each with the values of its first columns, and the others as
+// the handler wants them.
 func (h *handler) collect(rows pgx.Rows, types *pgtype.Map, first int, add func(scan func(...any) error, value any, err error) error) error {
 	defer rows.Close()
 	for rows.Next() {

@@ -47,10 +47,10 @@ func WithWorkers(n int) Option { return func(o *options) { o.workers = n } }
 // values are 10 ms or more. With the trigger of [TableSQL] rows are found at once.
 func WithPoll(d time.Duration) Option { return func(o *options) { o.poll = d } }
 
-// WithTimeout sets how long handlers may take for a batch. The default is 1 min; valid values are 10
-// ms or more. Then their context ends with [ErrTimeout]. A handler of Each is not called for the next
-// row if half of the time has passed: the rows before are committed. The lease's drain timeout is
-// this and 5 s, so that a handler in time never overlaps with the next owner's.
+// WithTimeout sets how long handlers may take for a batch. The default is 1 min; valid values are
+// 10 ms or more. Then their context ends with [ErrTimeout]. A handler of Each is not called for the
+// next row if half of the time has passed: the rows before are committed. The lease's drain timeout
+// is this and 5 s, so that a handler in time never overlaps with the next owner's.
 func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
 
 // WithIdleTimeout sets how long the transaction of a batch may be idle, which is how long a frozen
@@ -82,8 +82,8 @@ const (
 	DeadLetter
 )
 
-// WithAround sets a function that is called around each call of the handler, for traces, metrics and
-// logs. It must call next once, and return its error.
+// WithAround sets a function that is called around each call of the handler, for traces, metrics
+// and logs. It must call next once, and return its error.
 func WithAround(f func(ctx context.Context, info Info, next func(context.Context) error) error) Option {
 	return func(o *options) { o.around = f }
 }
@@ -96,8 +96,8 @@ type Info struct {
 	Attempt   int // of the first row
 }
 
-// WithLease sets options of the lease. The drain timeout is that of [WithTimeout] unless one of them
-// sets it.
+// WithLease sets options of the lease. The drain timeout is that of [WithTimeout] unless one of
+// them sets it.
 func WithLease(opts ...pgleases.LeaseOption) Option { return func(o *options) { o.lease = opts } }
 
 // WithSchema sets the schema of the tables. It must be the schema that pgleases.WithSchema sets for

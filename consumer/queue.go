@@ -19,8 +19,8 @@ type Queue struct {
 	// Table is the name of the table, with its schema unless the search_path has it, written as in
 	// SQL.
 	Table string
-	// ID is the column with the IDs, bigint or int, drawn by the insert from a sequence. The default
-	// is "id".
+	// ID is the column with the IDs, bigint or int, drawn by the insert from a sequence. The
+	// default is "id".
 	ID string
 	// Key is the column whose rows of one value are handled in order: text, varchar, int, bigint or
 	// uuid. Empty: the partition is the key.
@@ -29,8 +29,8 @@ type Queue struct {
 	Partition string
 	// Partitions is N. 0: it is read from the expression of the generated column.
 	Partitions int
-	// Time is a timestamptz column with the time of the insert. Empty: there is none, and the age of
-	// the oldest row is not shown.
+	// Time is a timestamptz column with the time of the insert. Empty: there is none, and the age
+	// of the oldest row is not shown.
 	Time string
 }
 
@@ -58,8 +58,8 @@ var (
 	kinds     = map[string]string{"v": "a view", "m": "a materialized view", "f": "a foreign table", "c": "a type", "S": "a sequence", "i": "an index"}
 )
 
-// inspect reads what the database knows about the table, and checks it. It returns the queue with its
-// number of partitions.
+// inspect reads what the database knows about the table, and checks it. It returns the queue with
+// its number of partitions.
 func (s *statements) inspect(ctx context.Context, db querier, q Queue) (*table, Queue, error) {
 	if q.Table == "" {
 		return nil, q, errors.New("the queue has no Table: name the table whose rows are handled")

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Stats has the numbers of a Consumer in this process, for metrics and health checks. Counters begin
-// at 0 when the process starts.
+// Stats has the numbers of a Consumer in this process, for metrics and health checks. Counters
+// begin at 0 when the process starts.
 type Stats struct {
 	Rows        int64         // handled and deleted
 	Batches     int64         // calls of the handler for a batch, or for the rows of one
@@ -42,8 +42,8 @@ func (c *counts) handler(took time.Duration, rows int) {
 
 func (c *counts) removed(n int) { c.rows.Add(int64(n)) }
 
-// Stats returns the numbers of the Consumer now. It sends no statement, and does not wait. It is safe
-// for concurrent use, also before and after Run.
+// Stats returns the numbers of the Consumer now. It sends no statement, and does not wait. It is
+// safe for concurrent use, also before and after Run.
 func (c *Consumer) Stats() Stats {
 	n := &c.counts
 	return Stats{

@@ -26,7 +26,7 @@ const (
 	failed                     // a row, or the batch
 	ended                      // the handler ended its transaction
 	unavailable                // something that handlers need is away
-	troubled                   // no row is at fault: the connection, the database or a lock
+	troubled                   // the rows are not at fault: the connection, the database or a lock
 )
 
 // An outcome is the result of an attempt.
@@ -533,8 +533,8 @@ func (g *group) acquire() (conn *pgxpool.Conn, err error) {
 	return conn, err
 }
 
-// inTime limits the time of statements besides those of handlers. They go on when the Run has ended,
-// for what is in hand.
+// inTime limits the time of statements besides those of handlers. They go on when the Run has
+// ended, for what is in hand.
 func (g *group) inTime(f func(context.Context) error) error { return g.inTimeOf(answerTime, f) }
 
 func (g *group) inTimeOf(d time.Duration, f func(context.Context) error) error {

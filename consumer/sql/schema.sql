@@ -37,7 +37,7 @@ COMMENT ON COLUMN pgleases.consumers.time_column IS 'The column with the time at
 COMMENT ON COLUMN pgleases.consumers.partitions IS 'Number of the lease''s partitions.';
 COMMENT ON COLUMN pgleases.consumers.since IS 'When the consumer was first opened.';
 COMMENT ON COLUMN pgleases.consumers.paused_at IS 'When an operator paused it; null: it is not paused.';
-COMMENT ON COLUMN pgleases.consumers.paused_by IS 'Who paused it.';
+COMMENT ON COLUMN pgleases.consumers.paused_by IS 'The operator who paused it.';
 COMMENT ON COLUMN pgleases.consumers.paused_reason IS 'Why.';
 
 CREATE TABLE IF NOT EXISTS pgleases.consumer_partitions (

@@ -1,5 +1,5 @@
-// Package handlers has what calls of an application's handlers share: the transaction that a handler
-// works in, and its panics.
+// Package handlers has what calls of an application's handlers share: the transaction that a
+// handler works in, and its panics.
 package handlers
 
 import (
@@ -37,8 +37,8 @@ func (t *Transaction) CommitAfter(ctx context.Context, batch *pgx.Batch) error {
 	return err
 }
 
-// ForHandler returns the transaction as a handler has it, which cannot end it. After its end, it and
-// its savepoints return pgx.ErrTxClosed, because the connection may belong to another run.
+// ForHandler returns the transaction as a handler has it, which cannot end it. After its end, it
+// and its savepoints return pgx.ErrTxClosed, because the connection may belong to another run.
 func (t *Transaction) ForHandler() pgx.Tx { return handlerTx{t.Tx, t} }
 
 type handlerTx struct {
