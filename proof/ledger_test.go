@@ -4,6 +4,7 @@ package proof_test
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -112,9 +113,11 @@ func readLedger(t testing.TB, pool *pgxpool.Pool, dir string) *scheduleLedger {
 	return l
 }
 
-func structs[T any](t testing.TB, pool *pgxpool.Pool, query string, args ...any) []T {
+func structs[T any](t testing.TB, db interface {
+	Query(context.Context, string, ...any) (pgx.Rows, error)
+}, query string, args ...any) []T {
 	t.Helper()
-	rows, _ := pool.Query(t.Context(), query, args...) // CollectRows returns its error
+	rows, _ := db.Query(t.Context(), query, args...) // CollectRows returns its error
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[T])
 	if err != nil {
 		t.Fatal(err)

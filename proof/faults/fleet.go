@@ -280,10 +280,10 @@ func (f *Fleet) tell(m *member, i Incident) {
 	f.note(m, i)
 }
 
-// lookAround removes and records the workers that ended.
+// lookAround removes and records the workers that ended, and replaces those that killed themselves.
 func (f *Fleet) lookAround() error {
 	f.mu.Lock()
-	defer f.mu.Unlock()
+	killed := 0
 	for m := range f.members {
 		select {
 		case <-m.Done():
@@ -291,13 +291,32 @@ func (f *Fleet) lookAround() error {
 			continue
 		}
 		delete(f.members, m)
+		if m.killedItself() {
+			f.note(m, Incident{Fault: SelfKill})
+			killed++
+			continue
+		}
 		f.note(m, Incident{Text: "ended: " + m.ended.Error})
 		if !m.outlived || !m.ended.Superseded {
 			f.errs = append(f.errs, fmt.Errorf("worker %s ended on its own: %+v %v %s", m.Config.Log, m.ended, m.err, m.stderr.String()))
 		}
 	}
-	return errors.Join(f.errs...)
+	err := errors.Join(f.errs...)
+	f.mu.Unlock()
+	if killed > 0 {
+		f.Counts[SelfKill] += killed
+	}
+	for ; killed > 0 && err == nil; killed-- {
+		_, err = f.start(f.newID())
+	}
+	return err
 }
+
+// SelfKill is the name of the fault that a row kills the process that handles it.
+const SelfKill = "kills itself"
+
+// Replace starts a worker for each that killed itself, as Run does.
+func (f *Fleet) Replace() error { return f.lookAround() }
 
 // pick returns a random member that has joined, as the target of a fault, or nil if no member
 // qualifies. If impair is set, it picks a member that is not impaired yet.
@@ -620,7 +639,9 @@ func (f *Fleet) Close(ctx context.Context) error {
 	for m := range f.members {
 		wait.Go(func() {
 			_, err := m.Process.Close(ctx)
-			if err != nil {
+			if err != nil && m.killedItself() {
+				err = nil
+			} else if err != nil {
 				m.Kill()
 			}
 			errs <- err

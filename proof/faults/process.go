@@ -132,6 +132,22 @@ func (p *Process) Close(ctx context.Context) (Event, error) {
 	return p.Ended(ctx)
 }
 
+// killedItself reports whether the process handled a row that killed it. A fault that kills removes
+// the member first.
+func (p *Process) killedItself() bool {
+	var exit *exec.ExitError
+	select {
+	case <-p.done:
+	default:
+		return false
+	}
+	if !errors.As(p.err, &exit) {
+		return false
+	}
+	status, ok := exit.Sys().(syscall.WaitStatus)
+	return ok && status.Signal() == syscall.SIGKILL && p.Config.Queue != nil
+}
+
 // Kill kills the process and waits until it is gone.
 func (p *Process) Kill() {
 	_ = p.cmd.Process.Kill() // an error means that it has ended

@@ -98,11 +98,27 @@ func runSchedules(config Config, client *pgleases.Client, log *slog.Logger) (sto
 	if !config.Schedules {
 		return func() error { return nil }, nil
 	}
+	notes, err := openCalls(config.Log)
+	if err != nil {
+		return nil, err
+	}
+	end, err := repeatedly(config, client, atOnce+2, log, func(ctx context.Context, pool *pgxpool.Pool) error {
+		return runScheduler(ctx, config, client, pool, notes, log)
+	})
+	if err != nil {
+		return nil, errors.Join(err, notes.file.Close())
+	}
+	return func() error { return errors.Join(end(), notes.file.Close()) }, nil
+}
+
+// repeatedly runs what may end whenever the database is not available, with a pool of its own,
+// until stop is called. stop waits for its end, and returns an error that no fault explains.
+func repeatedly(config Config, client *pgleases.Client, conns int32, log *slog.Logger, run func(context.Context, *pgxpool.Pool) error) (stop func() error, err error) {
 	running, err := pgxpool.ParseConfig(config.URL)
 	if err != nil {
 		return nil, err
 	}
-	running.MaxConns = atOnce + 2
+	running.MaxConns = conns
 	running.ConnConfig.DefaultQueryExecMode = pooled
 	if config.Pooled {
 		running.BeforeConnect = pooler.WithoutCancels
@@ -111,26 +127,21 @@ func runSchedules(config Config, client *pgleases.Client, log *slog.Logger) (sto
 	if err != nil {
 		return nil, err
 	}
-	notes, err := openCalls(config.Log)
-	if err != nil {
-		pool.Close()
-		return nil, err
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wait sync.WaitGroup
 	var broken error
 	wait.Go(func() {
 		for ctx.Err() == nil && client.Err() == nil {
-			err := runScheduler(ctx, config, client, pool, notes, log)
-			log.Info("faults: the scheduler ended", slog.Any("error", err))
+			err := run(ctx, pool)
+			log.Info("faults: a run ended", slog.Any("error", err))
 			if errors.Is(err, errMisused) {
 				broken = err
 				return
 			}
-			pause(ctx, 50*time.Millisecond) // the database was not available when it started
+			pause(ctx, 50*time.Millisecond)
 		}
 	})
-	return func() error { cancel(); wait.Wait(); pool.Close(); return errors.Join(broken, notes.file.Close()) }, nil
+	return func() error { cancel(); wait.Wait(); pool.Close(); return broken }, nil
 }
 
 // atOnce is the maximum number of concurrent runs of one worker.

@@ -45,6 +45,7 @@ type Config struct {
 	Schedules  bool          // run Schedules, with the first client
 	Kinds      []string      // only these kinds of schedules; empty: all
 	Orders     bool          // enqueue jobs, and operate schedules
+	Queue      *Queue        // work through the queue, with the first client; nil: no queue
 	DirectURL  string        // for the writes of Effects; empty: URL
 	FenceURL   string        // a database with a fence, for the writes of Effects; empty: Guard is called at DirectURL
 	Env        []string      // additional environment variables
@@ -187,6 +188,10 @@ func work(config Config, input io.Reader, output io.Writer) error {
 	if err != nil {
 		return err
 	}
+	queued, err := runQueue(config, clients[0], leases[0], log)
+	if err != nil {
+		return err
+	}
 	if err := tell(Event{Kind: "joined"}); err != nil {
 		return err
 	}
@@ -195,7 +200,7 @@ func work(config Config, input io.Reader, output io.Writer) error {
 	case <-lines:
 	case <-first.Done():
 	}
-	if err := scheduled(); err != nil {
+	if err := errors.Join(scheduled(), queued()); err != nil {
 		return err
 	}
 	closing, stop := context.WithTimeout(ctx, 10*time.Second)
