@@ -46,7 +46,8 @@ type Schema string
 
 // SQL returns the statements that create the schema, the table fences and the function fence, for
 // one Exec without arguments, or for a migration tool. They are idempotent: the table with its
-// epochs stays as it is. Roles need more: see docs/fence.md.
+// epochs stays as it is. They fail if the table belongs to another role than the function. Roles
+// need more: see docs/fence.md.
 func (s Schema) SQL() string { return store.DDL(files, string(s)) }
 
 // Name returns the name of a partition at a fence: "orders/7". Epochs of different partitions are
@@ -55,7 +56,8 @@ func Name(lease string, partition int) string { return fmt.Sprintf("%s/%d", leas
 
 // Check fences a transaction. It passes if the fence has seen no higher epoch for this name, and
 // remembers this one if tx commits. Otherwise it returns ErrFenced: roll back. Call it before the
-// reads and writes that it protects.
+// reads and writes that it protects, and outside of savepoints: ROLLBACK TO undoes it. An epoch is
+// above 0.
 //
 // Check first waits until each open transaction of the same name has ended, also of the same owner,
 // and locks the name until tx ends. So what an older owner writes is committed before Check

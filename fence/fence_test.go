@@ -46,7 +46,7 @@ func TestFenceRefusesLowerEpoch(t *testing.T) {
 	t.Parallel()
 	pool := newFence(t)
 	name := fence.Name("orders", 7)
-	for _, epoch := range []int64{-1, 1, 1, 1<<62 + 1, 1<<62 + 2} {
+	for _, epoch := range []int64{1, 1, 1<<62 + 1, 1<<62 + 2} {
 		testkit.OK(t, write(t.Context(), pool, name, epoch))
 	}
 	rolledBack := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
@@ -79,6 +79,7 @@ func TestFenceRefusesLowerEpoch(t *testing.T) {
 	testkit.OK(t, write(t.Context(), pool, fence.Name("orders", 8), 1)) // of another partition
 	for what, statement := range map[string]string{
 		"no epoch": "SELECT pgleases.fence('a', NULL)", "no name": "SELECT pgleases.fence(NULL, 1)", "an empty name": "SELECT pgleases.fence('', 1)",
+		"epoch 0": "SELECT pgleases.fence('a', 0)", "a negative epoch": "SELECT pgleases.fence('a', -1)", // no ownership has such an epoch
 	} {
 		if _, err := pool.Exec(t.Context(), statement); !strings.HasPrefix(store.Code(err), "23") {
 			t.Errorf("%s passed: %v", what, err)
@@ -235,6 +236,25 @@ func TestFenceInstallsAgain(t *testing.T) {
 	}
 }
 
+// A role that may create tables in the schema has created the fence's before, with a trigger. The function must
+// not run that with the rights of another role.
+func TestFenceRefusesForeignTable(t *testing.T) {
+	t.Parallel()
+	url, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
+	pool := testkit.Pool(t, url)
+	role := strings.ToLower("creator_" + rand.Text())
+	testkit.Execute(t, pool, fmt.Sprintf("CREATE ROLE %[1]s; CREATE SCHEMA pgleases; GRANT ALL ON SCHEMA pgleases TO %[1]s", role))
+	t.Cleanup(func() { testkit.Execute(t, pool, fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role)) })
+	as := testkit.Pool(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role })
+	testkit.Execute(t, as, "CREATE TABLE pgleases.fences (name text PRIMARY KEY, epoch bigint)")
+	if _, err := pool.Exec(t.Context(), fences.SQL()); store.Code(err) != "42501" || !strings.Contains(err.Error(), role) {
+		t.Errorf("it uses the table of another role: %v", err)
+	}
+	testkit.Execute(t, as, "DROP TABLE pgleases.fences; "+fences.SQL()) // its own fence
+	testkit.Execute(t, pool, fences.SQL())                              // again, by another role
+	testkit.OK(t, write(t.Context(), as, "a", 1))
+}
+
 // The tables of the leases are new, so epochs begin at 1 again, and the fence refuses each owner. The
 // remedy of docs/fence.md makes them higher than those that the fence has seen.
 func TestFencePassesNewServerGeneration(t *testing.T) {
@@ -263,7 +283,7 @@ func TestFencePageHasRightsAndRemedy(t *testing.T) {
 	pool := newFence(t)
 	page := string(testkit.Must(os.ReadFile("../docs/fence.md"))(t))
 	blocks := regexp.MustCompile("(?s)```sql\n(.*?)\n```").FindAllStringSubmatch(page, -1)
-	if len(blocks) != 3 {
+	if len(blocks) != 4 {
 		t.Fatalf("%d blocks of SQL on the page", len(blocks))
 	}
 	role := strings.ToLower("fence_" + rand.Text())
@@ -287,4 +307,35 @@ func TestFencePageHasRightsAndRemedy(t *testing.T) {
 	}
 	testkit.Execute(t, pool, sql(2)) // the owner forgets epochs
 	testkit.OK(t, write(t.Context(), as, "orders/7", 1))
+	testkit.Execute(t, as, sql(3)) // raise all names
+	for number := range 128 {
+		if err := write(t.Context(), as, fence.Name("orders", number), 4294967298); !errors.Is(err, fence.ErrFenced) {
+			t.Errorf("partition %d is not raised: %v", number, err)
+		}
+	}
+}
+
+// The epochs of a lease that was dropped and created again are above its epoch_floor, also with another number of
+// partitions.
+func TestFencePassesLeaseCreatedAgain(t *testing.T) {
+	t.Parallel()
+	elsewhere, leases := newFence(t), testkit.Pool(t, pgtest.OwnerURL(pgtest.FreshDatabase(t)))
+	client := testkit.Must(pgleases.NewClient(t.Context(), leases))(t)
+	defer func() { testkit.OK(t, client.Close(context.Background())) }()
+	owned := func(partitions int) (*pgleases.Lease, pgleases.Partition) {
+		lease := testkit.Must(client.Lease(t.Context(), "orders", partitions))(t)
+		testkit.OK(t, lease.Wait(t.Context()))
+		p, _ := lease.Partition(0)
+		return lease, p
+	}
+	lease, old := owned(4)
+	testkit.OK(t, lease.Leave(t.Context()))
+	testkit.Execute(t, leases, "SELECT pgleases.drop_lease('orders', 'test', partitions => 2)")
+	floor := testkit.Value[int64](t, leases, "SELECT epoch_floor FROM pgleases.leases WHERE name = 'orders'")
+	testkit.Execute(t, elsewhere, "SELECT pgleases.fence('orders/' || n, $1 + 1) FROM generate_series(0, 3) AS n", floor)
+	_, p := owned(2)
+	testkit.OK(t, write(t.Context(), elsewhere, fence.Name("orders", p.Number), p.Epoch))
+	if err := write(t.Context(), elsewhere, fence.Name("orders", old.Number), old.Epoch); !errors.Is(err, fence.ErrFenced) {
+		t.Errorf("epoch %d of before passes, the floor is %d: %v", old.Epoch, floor, err)
+	}
 }

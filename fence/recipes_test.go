@@ -75,11 +75,12 @@ func ExampleSchema_Check() {
 	lease, err := client.Lease(ctx, "orders", 128)
 	x.Check(err)
 	x.Check(lease.Wait(ctx))
-	p, _ := lease.Partition(7)
+	older, _ := lease.Partition(7)
+	newer := older
+	newer.Epoch++ // as after a takeover from a process that was frozen before its call, and continues
 
-	fmt.Println("the owner:", billGuarded(ctx, elsewhere, lease, p, 42, 1999))
-	p.Epoch-- // as in a process that was frozen before the call, and continues after a takeover
-	fmt.Println("the owner before:", errors.Is(billGuarded(ctx, elsewhere, lease, p, 43, 1999), fence.ErrFenced))
+	fmt.Println("the owner:", billGuarded(ctx, elsewhere, lease, newer, 42, 1999))
+	fmt.Println("the owner before:", errors.Is(billGuarded(ctx, elsewhere, lease, older, 43, 1999), fence.ErrFenced))
 	// Output:
 	// the owner: <nil>
 	// the owner before: true
@@ -192,6 +193,7 @@ func TestRedisScriptRefusesLowerEpoch(t *testing.T) {
 	const older, newer = "4611686018427387905", "4611686018427387906"
 	for _, c := range []struct{ epoch, value, want string }{
 		{"9", "a", "+OK"}, {"10", "b", "+OK"}, {"9", "c", "-FENCED"}, {older, "d", "+OK"}, {newer, "e", "+OK"}, {newer, "f", "+OK"}, {older, "g", "-FENCED"}, {"10", "h", "-FENCED"},
+		{"-99999999999999999999", "i", "-FENCED"}, {"05555555555555555555", "j", "-FENCED"}, {"9e99999999999999999999", "k", "-FENCED"}, {"0", "l", "-FENCED"}, {"", "m", "-FENCED"},
 	} {
 		if got := set("{orders/7}:epoch", "{orders/7}:total", c.epoch, c.value); !strings.HasPrefix(got, c.want) {
 			t.Errorf("%+v: %s", c, got)

@@ -15,9 +15,23 @@ $pgleases_body$;
 -- Each transaction updates its row. With free space in the page that changes no index.
 CREATE TABLE IF NOT EXISTS pgleases.fences (
     name  pg_catalog.text COLLATE "C" PRIMARY KEY CHECK (name OPERATOR(pg_catalog.<>) ''::pg_catalog.text),
-    epoch bigint NOT NULL
+    epoch bigint NOT NULL CHECK (epoch OPERATOR(pg_catalog.>) 0)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE pgleases.fences IS 'The highest epoch that the function fence has seen for each name. Restore it together with the data that it protects.';
+
+-- The function runs with its owner's rights. So would a trigger of a table that another role has created before.
+DO $pgleases_body$
+DECLARE
+    owner CONSTANT pg_catalog.regrole := (SELECT t.relowner FROM pg_catalog.pg_class AS t WHERE t.oid OPERATOR(pg_catalog.=) 'pgleases.fences'::pg_catalog.regclass);
+BEGIN
+    IF owner OPERATOR(pg_catalog.<>) coalesce(
+        (SELECT f.proowner FROM pg_catalog.pg_proc AS f WHERE f.oid OPERATOR(pg_catalog.=) pg_catalog.to_regprocedure('pgleases.fence(pg_catalog.text, bigint)')),
+        pg_catalog.quote_ident(current_user)::pg_catalog.regrole) THEN
+        RAISE EXCEPTION 'the table fences belongs to role %, and the function does not', owner
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Let that role run these statements, or drop the table.';
+    END IF;
+END
+$pgleases_body$;
 
 -- The row is updated also if its epoch stays: the lock alone would order the transactions, but a REPEATABLE READ
 -- transaction that waited for it would then continue with a snapshot from before. An exclusive lock, also between
