@@ -127,7 +127,7 @@ func TestJobKeepsItsPartition(t *testing.T) {
 	testkit.OK(t, testkit.Receive(t, "the job begins", begun))
 	left := make(chan error, 1)
 	go func() { left <- lease.Leave(context.Background()) }()
-	testkit.Until(t, "the partition is to move", func() bool { return one.Stats().Draining == 1 })
+	testkit.Until(t, "the partition is to move, or has moved", func() bool { return one.Stats().Draining == 1 || other.Owns(0) })
 	clients.Beats(t, one, 3)
 	clients.Beats(t, two, 3)
 	if _, owned := other.Partition(0); owned {
@@ -137,4 +137,30 @@ func TestJobKeepsItsPartition(t *testing.T) {
 	testkit.OK(t, testkit.Receive(t, "Leave returns", left))
 	testkit.OK(t, other.Wait(t.Context()))
 	<-c.Stop().Done()
+}
+
+// A job that panics, recovered by cron or not, does not keep its partition.
+func TestPanicReleasesPartition(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
+	lease := testkit.Must(clients.New(t, pool).Lease(t.Context(), "one", 1, pgleases.WithHandoffDelay(0)))(t)
+	testkit.OK(t, lease.Wait(t.Context()))
+	log := cron.DiscardLogger
+	for name, chain := range map[string]cron.Chain{
+		"recovered outside": cron.NewChain(cron.Recover(log), cron.SkipIfStillRunning(log), OnOwner(lease, "any")),
+		"recovered inside":  cron.NewChain(OnOwner(lease, "any"), cron.DelayIfStillRunning(log), cron.Recover(log)),
+		"not recovered":     cron.NewChain(OnOwner(lease, "any")),
+	} {
+		ran := false
+		func() {
+			defer func() { _ = recover() }()
+			chain.Then(cron.FuncJob(func() { ran = true; panic("in the job") })).Run()
+		}()
+		if !ran {
+			t.Errorf("%s: it did not run", name)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
+	defer cancel()
+	testkit.OK(t, lease.Leave(ctx))
 }

@@ -136,6 +136,12 @@ var detectors = map[string]detector{
 	"schedule promotion": {"proof", func(int) []string { return []string{"-test.run=^TestAPromotedStandbyRunsEachTickOnce$"} }},
 	// Worker processes that run schedules, on a server whose clock is wrong.
 	"schedule clocks": {"proof", func(int) []string { return []string{"-test.run=^TestWrongClocksRun"} }},
+	// A fence in a database without leases.
+	"outside fence": {"fence", func(int) []string { return []string{"-test.run=^TestFenceRefuses|^TestFenceWaits"} }},
+	// Adapters, with the real libraries.
+	"gocron":    {"adapters/gocron", func(int) []string { return []string{"-test.run=^TestLocker"} }},
+	"cron":      {"adapters/cron", func(int) []string { return []string{"-test.run=^TestJob|^TestPanic"} }},
+	"client-go": {"adapters/clientgo", func(int) []string { return []string{"-test.run=^TestCutLeader|^TestControllerRuntime"} }},
 	// Each statement's flush of the log, on a real server.
 	"durability": {"proof", func(int) []string { return []string{"-test.run=^TestWritesAreDurable"} }},
 }
@@ -416,6 +422,36 @@ var mutants = append(asleep(), []mutant{
 	{"a handoff that waits for no run", "slow", `two runs at once|got`, []edit{
 		{"schedule/ownership.go", `	o.runs.Wait()
 `, ``, 0},
+	}},
+	{"an outside fence without a row lock", "outside fence", `did not wait`, []edit{
+		{"fence/schema.sql", `VALUES ($1, $2)
+    ON CONFLICT`, `SELECT $1, $2 WHERE NOT EXISTS (SELECT FROM pgleases.fences AS f WHERE f.name = $1 AND f.epoch = $2)
+    ON CONFLICT`, 0},
+		{"fence/schema.sql", `IF NOT FOUND THEN`, `IF NOT FOUND AND EXISTS (SELECT FROM pgleases.fences AS f WHERE f.name = $1 AND f.epoch > $2) THEN`, 0},
+	}},
+	{"an outside fence that accepts a lower epoch", "outside fence", `the lower epoch: <nil>`, []edit{
+		{"fence/schema.sql", ` WHERE f.epoch <= EXCLUDED.epoch;`, `;`, 0},
+	}},
+	{"an outside fence that does not remember", "outside fence", `the lower epoch: <nil>`, []edit{
+		{"fence/schema.sql", `SET epoch = EXCLUDED.epoch`, `SET epoch = f.epoch`, 0},
+	}},
+	{"an outside fence on the table of another role", "outside fence", `the table of another role`, []edit{
+		{"fence/schema.sql", `IF owner OPERATOR(pg_catalog.<>)`, `IF false AND owner OPERATOR(pg_catalog.<>)`, 0},
+	}},
+	{"a run of gocron known by its own time", "gocron", `runs, want|again in period`, []edit{
+		{"adapters/gocron/gocron.go", `at = at.Truncate(schedule.Duration)`, ``, 0},
+	}},
+	{"a run of gocron whose lock ends with it", "gocron", `runs, want|again in period|locks are kept`, []edit{
+		{"adapters/gocron/gocron.go", `left <= 0 ||`, `true ||`, 0},
+	}},
+	{"a cron job whose partition moves", "cron", `moved while the job ran|ended before the job`, []edit{
+		{"adapters/cron/cron.go", `		defer hold.Release()`, `		hold.Release()`, 0},
+	}},
+	{"a candidate of client-go that always leads", "client-go", `two (led|managers)`, []edit{
+		{"adapters/clientgo/clientgo.go", `	err := l.renew()`, `	var err error`, 0},
+	}},
+	{"a leader of client-go that renews without trust", "client-go", `two led`, []edit{
+		{"adapters/clientgo/clientgo.go", `left < l.Trust {`, `left < 0 {`, 0},
 	}},
 	{"a grant from before a loss of trust", "locks", `trust`, []edit{
 		{"internal/locks/locks.go", `	case of.Validity != now.Validity || !of.Validity.Holds():
