@@ -20,8 +20,8 @@ var ErrNotLeading = errors.New("pgleases: not leading")
 
 // A Lock is a candidate for a leader: client-go's resourcelock.Interface on a lease of one
 // partition. It joins the lease with the elector's first attempt, and leaves it when the elector
-// releases it or stops leading. Use one Lock for each elector. All methods are safe for concurrent
-// use.
+// releases it or stops leading. Use one Lock for each elector, and one client for each Lock of a
+// name: the electors of one client all lead. All methods are safe for concurrent use.
 type Lock struct {
 	Client *pgleases.Client
 	Name   string        // of the lease
@@ -136,14 +136,21 @@ func (l *Lock) Identity() string { return l.Client.ID() }
 // Describe returns the lease's name.
 func (l *Lock) Describe() string { return "pgleases/" + l.Name }
 
-func (l *Lock) join(ctx context.Context) (_ *pgleases.Lease, err error) {
+func (l *Lock) join(ctx context.Context) (*pgleases.Lease, error) {
+	l.mu.Lock()
+	lease := l.lease
+	l.mu.Unlock()
+	if lease != nil {
+		return lease, lease.Err()
+	}
+	lease, err := l.Client.Lease(ctx, l.Name, 1) // it may wait for the database, and others need mu
+	if err != nil {
+		return nil, err
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.lease != nil {
-		return l.lease, l.lease.Err()
-	}
-	l.lease, err = l.Client.Lease(ctx, l.Name, 1)
-	return l.lease, err
+	l.lease = lease
+	return lease, nil
 }
 
 // detach ends the candidacy, and returns a function that leaves the lease, so that another process leads.
