@@ -26,7 +26,7 @@ func TestPagesShowCompiledCode(t *testing.T) {
 	t.Parallel()
 	compiled := "\n"
 	for _, source := range []string{"pages_test.go", "lock/example_do_test.go", "fence/recipes_test.go", "lock/example_test.go", "schedule/example_test.go", "schedule/scheduletest/docs_test.go", "proof/migrations/migrations_test.go", "examples/quickstart/main.go", "pgleasestest/example_test.go", "examples/otel/main.go", "prometheus/example_test.go", "examples/router/main.go", "examples/kubernetes/main.go", "examples/dashboard/main.go",
-		"adapters/gocron/example_test.go", "adapters/cron/example_test.go", "adapters/clientgo/example_test.go"} {
+		"adapters/gocron/example_test.go", "adapters/cron/example_test.go", "adapters/clientgo/example_test.go", "consumer/example_test.go"} {
 		compiled += strings.Join(trimmedLines(readFile(t, source)), "\n") + "\n"
 	}
 	found := 0
@@ -41,8 +41,9 @@ func TestPagesShowCompiledCode(t *testing.T) {
 			check(page, block)
 		}
 	}
-	for _, page := range []string{"adapters/gocron/doc.go", "adapters/cron/doc.go", "adapters/clientgo/doc.go", "fence/fence.go"} {
-		for _, block := range regexp.MustCompile(`(?m)(?:^//\t.*\n)+`).FindAllString(readFile(t, page), -1) {
+	for _, page := range []string{"adapters/gocron/doc.go", "adapters/cron/doc.go", "adapters/clientgo/doc.go", "fence/fence.go", "consumer/doc.go"} {
+		text, _, _ := strings.Cut(readFile(t, page), "\n// # Tour")
+		for _, block := range regexp.MustCompile(`(?m)(?:^//\t.*\n)+`).FindAllString(text, -1) {
 			check(page, strings.TrimSpace(strings.ReplaceAll(block, "//\t", "")))
 		}
 	}

@@ -1,3 +1,86 @@
-// Package consumer works through a table of the application, in order for each key, by one process
-// for each partition, with pgx only.
+// Package consumer handles the rows of a queue table of the application, for example an outbox: in
+// order for each key, by one process for each partition. It works with pgx only, and deletes a row
+// when it is handled.
+//
+//	type Order struct{ Payload struct{ Amount int } } // a field for each column that the handler needs
+//	c, err := consumer.New(ctx, client, pool, "orders", consumer.Queue{Table: "outbox", Key: "customer"},
+//		consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+//			_, err := tx.Exec(ctx, "UPDATE customers SET total = total + $2 WHERE name = $1", row.Key, row.Value.Payload.Amount)
+//			return err
+//		}))
+//	if err != nil {
+//		return err
+//	}
+//	return c.Run(ctx) // until ctx ends
+//
+// [TableSQL] returns the DDL of such a table. The page docs/consumer.md has a whole program, and
+// says which handler to use.
+//
+// # Promises
+//
+// One reader: the owner of a row's partition handles it. What a handler of [Each] or [InTx] writes
+// in its transaction commits together with the deletion of the row and with the check of the
+// epoch. So its effects in this database exist exactly once for each row.
+//
+// Order: rows of one key are handled one after the other, in the order of their IDs. This holds
+// across handoffs, crashes and retries, if each writer locks the key's own row before it inserts,
+// and the insert draws the ID. With [AtLeastOnce], a process that lost its partition may still
+// publish the rows that it has in hand. A receiver that refuses lower epochs of a partition sees
+// the order.
+//
+// A failing row blocks its key, and the other keys of its partition continue. Attempts have a
+// growing distance. After the last attempt the key stays blocked, or the row moves to the dead
+// letters: see [WithOnFailure]. An outage of a system that handlers need blocks no key: if three
+// keys fail without a success in between, or the handler returns [Unavailable], the partition
+// pauses and no attempt is counted.
+//
+// A row that crashes its process is found: the rows that a crashed process had in hand are handled
+// alone afterwards. After three such crashes the row has failed. The rows beside it are not charged.
+//
+// A handoff waits for the batch in hand, within the lease's drain timeout. A frozen process cannot
+// commit after another process owns the partition.
+//
+// Polling is bounded. A process without rows sends one poll a second, for any number of
+// partitions. A process with rows needs two round trips for each batch, besides the statements of
+// the handler. A batch has rows of as many partitions as it takes.
+//
+// # Limits of the promises
+//
+//   - Effects elsewhere may happen more than once: of [AtLeastOnce] after a crash, and of the other
+//     handlers whenever their transaction is rolled back and the rows are handled again.
+//   - An ID may come again after a failover that lost transactions, although its row was published.
+//     Give the table a uuid column, and use the uuid as the idempotency key.
+//   - If writers do not lock the key, two transactions may insert rows of it at once. The one with
+//     the higher ID may commit first, and its row is then handled first.
+//   - Notifications do not arrive through a pooler in transaction mode. Rows are then found by the
+//     poll, within about a second.
+//   - Rows whose partition is out of range are never handled.
+//
+// # Tour of the source
+//
+// One goroutine of a Run decides what is done. It is the only one that knows the partitions; jobs
+// and probes have goroutines of their own, and send it their results.
+//
+//	consumer.go    New checks the table, and stores the consumer. Run joins the lease
+//	queue.go       what a table must be like, and TableSQL. SQL: inspect.sql, table.sql
+//	group.go       serve: the callback of the lease for a partition; it adds the partition to the group
+//	               and waits. loop: the goroutine. open: begins new ownerships, with beginAll of crash.go
+//	group.go       probe: asks which partitions have rows, on a connection of internal/listen, where
+//	               notifications arrive. SQL: probe.sql, due.sql, highest.sql. take: receives the answer
+//	group.go       choose: the next job: partitions for one batch, or one blocked row that is due.
+//	               begin: starts a goroutine for it
+//	work.go        work, workOn: attempts, until all is handled or the row that failed is known
+//	work.go        attempt: one transaction. read: the first round trip guards the partitions and reads
+//	               rows. SQL: consumer_open in schema.sql, read.sql
+//	work.go        call: calls the handler of handler.go, which reads values and has ByKey and Failed
+//	work.go        queueRemoval: the second round trip deletes the rows, checks how many, and commits.
+//	               SQL: remove.sql. After AtLeastOnce, removeSame does so under guard: removesame.sql
+//	failures.go    charge: records a failed attempt, or moves the row to the dead letters. pause: an
+//	               outage. transient: the errors of the database that no row is charged with
+//	crash.go       beginAll: learns whether the owner before crashed, and with which rows in hand. note:
+//	               notes a batch before it is handled, while a partition is watched
+//	group.go       end: receives the end of a job
+//
+// The other files: options.go has the options, stats.go counts, statements.go fills the names of the
+// user's table into the statements of folder sql.
 package consumer

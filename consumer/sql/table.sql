@@ -1,3 +1,4 @@
+-- After consumer.Migrate, or the DDL of consumer.Schema.
 CREATE TABLE {table} (
     {id} bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     uid uuid NOT NULL DEFAULT gen_random_uuid(), -- for receivers elsewhere: an ID may come again after a failover that lost transactions
@@ -9,23 +10,34 @@ CREATE TABLE {table} (
 CREATE INDEX ON {table} ({p}, {id});
 CREATE TRIGGER consumer_inserted AFTER INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {pgleases}.consumer_inserted('{name}');
 
--- Instead, for a table that exists and is in use. Adding a generated column would rewrite the table under a lock that keeps
--- all others out, so a trigger fills a plain column. Run each statement by itself, outside of a transaction:
+-- Instead, for a table that exists and is in use. A generated column would rewrite the table under a lock that keeps all
+-- others out, so a trigger fills a plain column. All rows will be handled: first delete or move those that were handled
+-- before. Run each statement by itself, outside of a transaction, in one session. A statement that fails by lock_timeout
+-- can be repeated: a long query, a backup or an autovacuum of the table makes it fail, and without the limit inserts would
+-- wait for these, too:
 --
+--   SET lock_timeout = '100ms';
 --   ALTER TABLE {table} ADD COLUMN {p} int;
---   CREATE FUNCTION set_partition() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
---       NEW.{p} := {pgleases}.partition_for(NEW.{k}::text, {n});
---       RETURN NEW;
---   END $$;
+--   CREATE FUNCTION set_partition() RETURNS trigger LANGUAGE plpgsql AS $$
+--       BEGIN NEW.{p} := {pgleases}.partition_for(NEW.{k}::text, {n}); RETURN NEW; END $$;
 --   CREATE TRIGGER set_partition BEFORE INSERT OR UPDATE OF {k} ON {table} FOR EACH ROW EXECUTE FUNCTION set_partition();
---   -- Again, until it changes no row:
---   UPDATE {table} SET {p} = {pgleases}.partition_for({k}::text, {n})
---       WHERE {id} IN (SELECT {id} FROM {table} WHERE {p} IS NULL LIMIT 10000 FOR UPDATE SKIP LOCKED);
+--   CREATE TRIGGER consumer_inserted AFTER INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {pgleases}.consumer_inserted('{name}');
+--   DO $$ DECLARE v_low bigint := 0; v_high bigint; BEGIN
+--       LOOP
+--           SELECT max(b.id) INTO v_high FROM (SELECT {id} AS id FROM {table} WHERE {id} > v_low ORDER BY {id} LIMIT 10000) AS b;
+--           EXIT WHEN v_high IS NULL;
+--           UPDATE {table} SET {p} = {pgleases}.partition_for({k}::text, {n}) WHERE {id} IN (
+--               SELECT {id} FROM {table} WHERE {id} > v_low AND {id} <= v_high AND {p} IS NULL FOR UPDATE SKIP LOCKED);
+--           COMMIT;
+--           v_low := v_high;
+--       END LOOP; END $$;
 --   ALTER TABLE {table} ADD CONSTRAINT partition_given CHECK ({p} IS NOT NULL) NOT VALID;
---   ALTER TABLE {table} VALIDATE CONSTRAINT partition_given;
+--   ALTER TABLE {table} VALIDATE CONSTRAINT partition_given; -- fails if DO has left out locked rows: repeat DO, then this
 --   ALTER TABLE {table} ALTER COLUMN {p} SET NOT NULL; -- reads no row, because of the constraint
 --   ALTER TABLE {table} DROP CONSTRAINT partition_given;
+--   RESET lock_timeout; -- inserts do not wait for the following, which wait for open transactions
+--   ALTER TABLE {table} SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_insert_threshold = -1);
 --   CREATE INDEX CONCURRENTLY ON {table} ({p}, {id});
---   CREATE TRIGGER consumer_inserted AFTER INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {pgleases}.consumer_inserted('{name}');
+--   VACUUM ANALYZE {table};
 --
 -- Such a column says nothing about N, so give Queue.Partitions: {n}.
