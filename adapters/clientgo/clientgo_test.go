@@ -173,10 +173,10 @@ func TestCutLeaderStopsFirst(t *testing.T) {
 	wire.Cut()
 	cut := time.Now()
 	ended, began := testkit.Receive(t, "the first stops", one.ended), testkit.Receive(t, "the second leads", two.began)
-	t.Logf("stopped after %v, the next led after %v", ended.Sub(cut), began.Sub(cut))
 	if !ended.Before(began) {
 		t.Errorf("two led for %v", ended.Sub(began))
 	}
+	t.Logf("stopped after %v, the next led after %v", ended.Sub(cut), began.Sub(cut))
 	wire.Mend()
 	clients.Beats(t, one.client, 2)
 }
@@ -355,7 +355,7 @@ func TestControllerRuntimeManager(t *testing.T) {
 	testkit.Until(t, "the second tries to lead", func() bool { return attempts.Load() > 3 })
 	select {
 	case <-next:
-		t.Error("two managers run")
+		t.Fatal("two managers run")
 	default:
 	}
 	stop()

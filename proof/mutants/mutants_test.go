@@ -139,9 +139,10 @@ var detectors = map[string]detector{
 	// A fence in a database without leases.
 	"outside fence": {"fence", func(int) []string { return []string{"-test.run=^TestFenceRefuses|^TestFenceWaits"} }},
 	// Adapters, with the real libraries.
-	"gocron":    {"adapters/gocron", func(int) []string { return []string{"-test.run=^TestLocker"} }},
-	"cron":      {"adapters/cron", func(int) []string { return []string{"-test.run=^TestJob|^TestPanic"} }},
-	"client-go": {"adapters/clientgo", func(int) []string { return []string{"-test.run=^TestCutLeader|^TestControllerRuntime"} }},
+	"gocron":        {"adapters/gocron", func(int) []string { return []string{"-test.run=^TestLocker"} }},
+	"cron":          {"adapters/cron", func(int) []string { return []string{"-test.run=^TestJob|^TestPanic"} }},
+	"client-go":     {"adapters/clientgo", func(int) []string { return []string{"-test.run=^TestControllerRuntime"} }},
+	"client-go cut": {"adapters/clientgo", func(int) []string { return []string{"-test.run=^TestCutLeader"} }},
 	// Each statement's flush of the log, on a real server.
 	"durability": {"proof", func(int) []string { return []string{"-test.run=^TestWritesAreDurable"} }},
 }
@@ -450,7 +451,7 @@ var mutants = append(asleep(), []mutant{
 	{"a candidate of client-go that always leads", "client-go", `two (led|managers)`, []edit{
 		{"adapters/clientgo/clientgo.go", `	err := l.renew()`, `	var err error`, 0},
 	}},
-	{"a leader of client-go that renews without trust", "client-go", `two led`, []edit{
+	{"a leader of client-go that renews without trust", "client-go cut", `two led`, []edit{
 		{"adapters/clientgo/clientgo.go", `left < l.Trust {`, `left < 0 {`, 0},
 	}},
 	{"a grant from before a loss of trust", "locks", `trust`, []edit{
