@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
@@ -18,10 +19,16 @@ import (
 	"github.com/pgleases/pgleases"
 )
 
+// readers is the number of connections that are served at a time. Each takes a file, and programs and the
+// connection to the database need some too.
+const readers = 64
+
 // A status is a Unix socket that shows by HTTP what this process owns: GET / returns a State, GET
 // /changes a line with a State at once and after each change.
 type status struct {
 	listener net.Listener
+	path     string
+	file     os.FileInfo
 	server   http.Server
 }
 
@@ -52,9 +59,13 @@ func newStatus(path string) (_ *status, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer dir.Close() // unlocks
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
-		return nil, fmt.Errorf("lock its directory: %w", err)
+	defer dir.Close()                                                                  // unlocks
+	for late := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Millisecond) { // whoever may read it may lock it
+		if err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			break
+		} else if !errors.Is(err, syscall.EINTR) && !errors.Is(err, syscall.EWOULDBLOCK) || time.Now().After(late) {
+			return nil, fmt.Errorf("lock its directory: %w", err)
+		}
 	}
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
 		return nil, errors.New("the file exists, and is no socket: give another path")
@@ -76,7 +87,12 @@ func newStatus(path string) (_ *status, err error) {
 	if errors.Is(err, syscall.EINVAL) {
 		err = fmt.Errorf("%w: is the path longer than 100 bytes?", err)
 	}
-	return &status{listener: l}, err
+	if err != nil {
+		return nil, err
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // another process may have replaced it: see close
+	file, err := os.Lstat(path)
+	return &status{listener: &limited{l, make(chan struct{}, readers)}, path: path, file: file}, err
 }
 
 // serve answers requests.
@@ -105,12 +121,15 @@ func (s *status) serve(client *pgleases.Client, lease *pgleases.Lease) {
 		}
 	})
 	s.server.Handler = mux
-	s.server.ReadHeaderTimeout = 10 * time.Second
+	s.server.ReadHeaderTimeout, s.server.IdleTimeout = 10*time.Second, 10*time.Second
 	go func() { _ = s.server.Serve(s.listener) }() // until close
 }
 
 // close removes the socket, and ends the requests.
 func (s *status) close() {
+	if file, err := os.Lstat(s.path); err == nil && os.SameFile(file, s.file) {
+		_ = os.Remove(s.path)
+	}
 	_ = s.listener.Close()
 	_ = s.server.Close()
 }
@@ -138,4 +157,30 @@ func stateOf(client *pgleases.Client, lease *pgleases.Lease) State {
 		}
 		return s
 	}
+}
+
+// A limited listener accepts a connection when fewer than readers are open.
+type limited struct {
+	net.Listener
+	open chan struct{}
+}
+
+func (l *limited) Accept() (net.Conn, error) {
+	l.open <- struct{}{}
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		<-l.open
+		return nil, err
+	}
+	return &limitedConn{conn.(*net.UnixConn), sync.OnceFunc(func() { <-l.open })}, nil
+}
+
+type limitedConn struct {
+	*net.UnixConn
+	closed func()
+}
+
+func (c *limitedConn) Close() error {
+	defer c.closed()
+	return c.UnixConn.Close()
 }

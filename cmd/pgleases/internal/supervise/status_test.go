@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -15,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
@@ -130,4 +133,72 @@ func TestStatusReadsDelayNoHandoff(t *testing.T) {
 	testkit.Until(t, "one has moved", func() bool {
 		return len(stateOf(two, other).Partitions)+len(stateOf(one, lease).Partitions) == 2 && len(stateOf(two, other).Partitions) == 1
 	})
+}
+
+// A process removes its own socket only, and waits for a locked directory for a while only.
+func TestStatusSocketOfAnother(t *testing.T) {
+	t.Parallel()
+	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
+	socket := filepath.Join(dir, "a status")
+	run := func() *command.Command {
+		return command.Run(t, env, "run", "shown", "-n", "2", "--status-socket", socket, "--", "sleep", "1000")
+	}
+	one := run()
+	untilShown(t, socket, 2)
+	testkit.OK(t, os.Remove(socket)) // as a cleaner of old files does
+	two := run()
+	untilShown(t, socket, 1)
+	one.Signal(syscall.SIGTERM)
+	one.ExitCode()
+	untilShown(t, socket, 2)
+
+	locked := testkit.Must(os.Open(dir))(t)
+	defer locked.Close()
+	testkit.OK(t, unix.Flock(int(locked.Fd()), unix.LOCK_EX))
+	three := run()
+	if three.ExitCode() != Failed || !strings.Contains(three.Printed(), "lock its directory") {
+		t.Errorf("in a locked directory: %s", three.Printed())
+	}
+	two.Signal(syscall.SIGTERM)
+	two.ExitCode()
+	if _, err := os.Lstat(socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is left: %v", err)
+	}
+}
+
+// Readers that stay, and do not read, take a limited number of files, and delay neither a handoff nor the end.
+func TestStatusSocketLimitsReaders(t *testing.T) {
+	t.Parallel()
+	socket, database := filepath.Join(t.TempDir(), "s"), pgtest.MigratedDatabase(t)
+	env := command.Database(database)
+	one := command.Run(t, env, "run", "shown", "-n", "2", "--status-socket", socket, "--", "sleep", "1000")
+	untilShown(t, socket, 2)
+	answered := make(chan net.Conn, 1000)
+	for n := range cap(answered) {
+		conn := testkit.Must(net.Dial("unix", socket))(t)
+		defer conn.Close()
+		go func() {
+			request := "GET /changes HTTP/1.0\r\n\r\n"
+			if n%10 == 0 {
+				request = "GET / HTTP/1.1\r\nHost: pgleases\r\n\r\n" // kept open
+			}
+			if n%10 == 1 {
+				request = "GET / HTTP/1.1\r\nX: " + strings.Repeat("x", 10<<20) // never ends
+			}
+			_, _ = conn.Write([]byte(request))
+			if _, err := conn.Read(make([]byte, 1)); err == nil {
+				answered <- conn
+			}
+		}()
+	}
+	for range readers / 2 {
+		testkit.Receive(t, "it answers", answered)
+	}
+	command.Run(t, env, "run", "shown", "-n", "2", "--id", "two", "--", "sleep", "1000")
+	testkit.Becomes(t, testkit.Pool(t, database), "one has moved", 1, "SELECT count(*)::int FROM pgleases.status WHERE owner = 'two'")
+	if files := len(testkit.Must(os.ReadDir(fmt.Sprintf("/proc/%d/fd", one.Process.Pid)))(t)); files > readers+50 {
+		t.Errorf("it has %d files open", files)
+	}
+	one.Signal(syscall.SIGTERM)
+	one.ExitCode()
 }
