@@ -81,7 +81,7 @@ func TestPagesShowSQLThatRuns(t *testing.T) {
 func TestTestsThatPagesNameAreThere(t *testing.T) {
 	t.Parallel()
 	code := ""
-	for _, pattern := range []string{"*_test.go", "*/*_test.go", "*/*/*_test.go", "*/*/*/*_test.go"} {
+	for _, pattern := range []string{"*_test.go", "*/*_test.go", "*/*/*_test.go", "*/*/*/*_test.go", "*/*/*/*/*_test.go"} {
 		files := testkit.Must(filepath.Glob(pattern))(t)
 		for _, file := range files {
 			code += readFile(t, file)
