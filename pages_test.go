@@ -22,6 +22,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/lock"
@@ -690,6 +691,7 @@ func TestSQLPageIsTheComments(t *testing.T) {
 	pool := testkit.Pool(t, pgtest.EmptyDatabase(t))
 	testkit.OK(t, pgleases.Migrate(t.Context(), pool))
 	testkit.OK(t, schedule.Migrate(t.Context(), pool))
+	testkit.OK(t, consumer.Migrate(t.Context(), pool))
 	text := "# SQL reference\n\nMade from the comments in the schema by `go test -run SQLPage . -write`. [Upgrades](stability.md) says what is stable; tables may change." +
 		testkit.Value[string](t, pool, commentsOfTheSchema) + "\n"
 	testkit.SameAsFile(t, sqlPage, text, *write, "it is not what the comments say: go test -run SQLPage . -write")

@@ -116,7 +116,7 @@ func show(n *int) any {
 	return *n
 }
 
-var part = store.Part{Name: "package consumer", Table: "consumer_version", Version: 1, DDL: func(schema string) string { return store.DDL(sql.Files, schema) }}
+var part = store.PartOf("consumer", sql.Files)
 
 // Migrate creates or updates the tables of package consumer, after those of the engine. It gives
 // the same promises as pgleases.Migrate. Of the options only WithSchema counts.

@@ -65,6 +65,7 @@ type partition struct {
 type blockedRow struct {
 	id      int64
 	suspect bool // it may crash the process
+	skip    bool // an operator skips it
 }
 
 // A group is the work of one Run. One goroutine decides what is done, and others do it.
@@ -366,14 +367,14 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 	batch.Queue(g.sql.Due, g.name, q.numbers).QueryRow(func(row pgx.Row) error {
 		var numbers []int32
 		var ids []int64
-		var suspects []bool
+		var suspects, skips []bool
 		var paused *bool
-		if err := row.Scan(&paused, &q.blocked, &numbers, &ids, &suspects); err != nil {
+		if err := row.Scan(&paused, &q.blocked, &numbers, &ids, &suspects, &skips); err != nil {
 			return err
 		}
 		q.paused = paused != nil && *paused
 		for i, n := range numbers {
-			q.retries[int(n)], q.anywhere = append(q.retries[int(n)], blockedRow{ids[i], suspects[i]}), true
+			q.retries[int(n)], q.anywhere = append(q.retries[int(n)], blockedRow{ids[i], suspects[i], skips[i]}), true
 		}
 		return nil
 	})

@@ -40,7 +40,11 @@ type outcome struct {
 
 // work does a job, on its partitions.
 func (g *group) work(j *job) {
-	if j.retry != nil {
+	switch {
+	case j.retry != nil && j.retry.skip:
+		j.handled = g.skip(j.partitions[0], j.retry.id)
+		return
+	case j.retry != nil:
 		g.workOn(j)
 		return
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/pgleases/pgleases/schedule/sql"
 )
 
-var part = store.Schedules(sql.Files)
+var part = store.PartOf("schedule", sql.Files)
 
 // Migrate creates or updates the tables of package schedule, after those of the engine. It gives
 // the same promises as pgleases.Migrate. The only option is WithSchema; any other is an error.

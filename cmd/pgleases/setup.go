@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -18,6 +19,8 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/cmd/pgleases/internal/supervise"
+	"github.com/pgleases/pgleases/consumer"
+	consumersql "github.com/pgleases/pgleases/consumer/sql"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/schedule"
 	schedulesql "github.com/pgleases/pgleases/schedule/sql"
@@ -25,11 +28,32 @@ import (
 
 // The verbs that create the tables, and doctor, which checks them.
 
-const schedulesHelp = "also the tables of package schedule"
+// parts are the packages whose tables migrate creates with a flag.
+var parts = []struct {
+	flag, name string
+	files      fs.ReadFileFS
+	migrate    func(ctx context.Context, pool *pgxpool.Pool, schema string) error
+	schema     func(schema string) (string, error)
+}{
+	{"schedules", "schedule", schedulesql.Files,
+		func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
+			return schedule.Migrate(ctx, pool, schedule.WithSchema(schema))
+		}, func(schema string) (string, error) { return schedule.Schema(schedule.WithSchema(schema)) }},
+	{"consumers", "consumer", consumersql.Files,
+		func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
+			return consumer.Migrate(ctx, pool, consumer.WithSchema(schema))
+		}, func(schema string) (string, error) { return consumer.Schema(consumer.WithSchema(schema)) }},
+}
+
+func partFlags(cmd *cobra.Command) {
+	for _, p := range parts {
+		cmd.Flags().Bool(p.flag, false, "also the tables of package "+p.name)
+	}
+}
 
 func newMigrate() *cobra.Command {
 	cmd := &cobra.Command{Use: "migrate", Short: "Create or update the tables", Args: cobra.NoArgs}
-	schedules := cmd.Flags().Bool("schedules", false, schedulesHelp)
+	partFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return withPool(cmd, func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 			ctx, cancel := context.WithTimeout(ctx, time.Minute)
@@ -44,8 +68,10 @@ func newMigrate() *cobra.Command {
 				})
 			}
 			err := report(store.Engine, func() error { return pgleases.Migrate(ctx, pool, pgleases.WithSchema(schema)) })
-			if err == nil && *schedules {
-				err = report(store.Schedules(schedulesql.Files), func() error { return schedule.Migrate(ctx, pool, schedule.WithSchema(schema)) })
+			for _, p := range parts {
+				if wanted, _ := cmd.Flags().GetBool(p.flag); wanted && err == nil {
+					err = report(store.PartOf(p.name, p.files), func() error { return p.migrate(ctx, pool, schema) })
+				}
 			}
 			return err
 		})
@@ -55,13 +81,15 @@ func newMigrate() *cobra.Command {
 
 func newSchema() *cobra.Command {
 	cmd := &cobra.Command{Use: "schema", Short: "Print the statements of migrate", Args: cobra.NoArgs}
-	schedules := cmd.Flags().Bool("schedules", false, schedulesHelp)
+	partFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		schema, _ := cmd.Flags().GetString("schema")
 		text, err := pgleases.Schema(pgleases.WithSchema(schema))
-		if *schedules && err == nil {
-			more, other := schedule.Schema(schedule.WithSchema(schema))
-			text, err = text+"\n"+more, other
+		for _, p := range parts {
+			if wanted, _ := cmd.Flags().GetBool(p.flag); wanted && err == nil {
+				more, other := p.schema(schema)
+				text, err = text+"\n"+more, other
+			}
 		}
 		if err == nil {
 			_, err = io.WriteString(cmd.OutOrStdout(), strings.TrimRight(text, "\n")+"\n")

@@ -3,14 +3,14 @@
 -- $1 text    consumer
 -- $2 int     partition
 -- $3 bigint  ID
--- $4 text    the row's xmin
+-- $4 text    the row's xmin; null: whether it was changed does not matter
 -- $5 int     how many attempts have failed
 -- $6 text    error
 -- $7 text    the transaction
 WITH s AS MATERIALIZED (
     SELECT {key} AS key, pg_catalog.to_jsonb(q) AS content FROM {table} AS q
     WHERE q.{partition} OPERATOR(pg_catalog.>=) $2::int AND q.{partition} OPERATOR(pg_catalog.<=) $2::int AND q.{id} OPERATOR(pg_catalog.=) $3::bigint
-      AND q.xmin::pg_catalog.text OPERATOR(pg_catalog.=) $4::pg_catalog.text
+      AND ($4::pg_catalog.text IS NULL OR q.xmin::pg_catalog.text OPERATOR(pg_catalog.=) $4::pg_catalog.text)
     FOR UPDATE
 ), d AS (
     DELETE FROM {table} AS q USING s

@@ -1,4 +1,4 @@
--- due.sql: blocked rows that are to be handled again now, of each key the first; whether the consumer is paused; and the
+-- due.sql: blocked rows that are to be handled again now, of each key the first, or to be skipped; whether the consumer is paused; and the
 -- partitions with a blocked row.
 --
 -- $1 text   consumer
@@ -6,16 +6,16 @@
 SELECT (SELECT c.paused_at IS NOT NULL FROM pgleases.consumers AS c WHERE c.name OPERATOR(pg_catalog.=) $1::pg_catalog.text),
        ARRAY(SELECT DISTINCT b.partition FROM pgleases.consumer_blocked AS b
              WHERE b.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) ANY ($2::int[])),
-       coalesce(pg_catalog.array_agg(d.partition ORDER BY d.next_at), '{}'), coalesce(pg_catalog.array_agg(d.id ORDER BY d.next_at), '{}'),
-       coalesce(pg_catalog.array_agg(d.suspect ORDER BY d.next_at), '{}')
+       coalesce(pg_catalog.array_agg(d.partition ORDER BY d.skip DESC, d.next_at), '{}'), coalesce(pg_catalog.array_agg(d.id ORDER BY d.skip DESC, d.next_at), '{}'),
+       coalesce(pg_catalog.array_agg(d.suspect ORDER BY d.skip DESC, d.next_at), '{}'), coalesce(pg_catalog.array_agg(d.skip ORDER BY d.skip DESC, d.next_at), '{}')
 FROM (
-    SELECT b.partition, b.id, b.next_at, b.crashed IS NOT NULL AS suspect
+    SELECT b.partition, b.id, b.next_at, b.crashed IS NOT NULL AND b.skipped_by IS NULL AS suspect, b.skipped_by IS NOT NULL AS skip
     FROM pgleases.consumer_blocked AS b
     WHERE b.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) ANY ($2::int[])
-      AND b.next_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp()
-      AND NOT EXISTS (SELECT FROM pgleases.consumer_blocked AS e
-                      WHERE e.consumer OPERATOR(pg_catalog.=) b.consumer AND e.partition OPERATOR(pg_catalog.=) b.partition
-                        AND e.key OPERATOR(pg_catalog.=) b.key AND e.id OPERATOR(pg_catalog.<) b.id)
-    ORDER BY b.next_at
+      AND (b.skipped_by IS NOT NULL OR b.next_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp()
+           AND NOT EXISTS (SELECT FROM pgleases.consumer_blocked AS e
+                           WHERE e.consumer OPERATOR(pg_catalog.=) b.consumer AND e.partition OPERATOR(pg_catalog.=) b.partition
+                             AND e.key OPERATOR(pg_catalog.=) b.key AND e.id OPERATOR(pg_catalog.<) b.id))
+    ORDER BY skip DESC, b.next_at
     LIMIT 100
 ) AS d

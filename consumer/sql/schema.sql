@@ -75,6 +75,8 @@ CREATE TABLE IF NOT EXISTS pgleases.consumer_blocked (
     next_at   pg_catalog.timestamptz NOT NULL,
     crashed   bigint,
     charged   bigint,
+    skipped_by     pg_catalog.text,
+    skipped_reason pg_catalog.text,
     PRIMARY KEY (consumer, partition, id)
 ) WITH (fillfactor = 70);
 COMMENT ON TABLE pgleases.consumer_blocked IS 'The rows that block their keys: rows that failed, and crash suspects. No other row of such a key is handled.';
@@ -91,6 +93,8 @@ COMMENT ON COLUMN pgleases.consumer_blocked.failed_at IS 'When the last attempt 
 COMMENT ON COLUMN pgleases.consumer_blocked.next_at IS 'When the row is handled again; infinity: not before an operator retries or skips it, or the row changes.';
 COMMENT ON COLUMN pgleases.consumer_blocked.crashed IS 'The epoch of the owner that crashed while the row was in its batch: the row is a crash suspect. Null: it is none.';
 COMMENT ON COLUMN pgleases.consumer_blocked.charged IS 'The epoch of the owner that handles this crash suspect, and has counted the attempt already.';
+COMMENT ON COLUMN pgleases.consumer_blocked.skipped_by IS 'The operator who skips the row: its owner moves it to the dead letters. Null: it is not skipped.';
+COMMENT ON COLUMN pgleases.consumer_blocked.skipped_reason IS 'Why.';
 
 CREATE TABLE IF NOT EXISTS pgleases.consumer_dead_letters (
     consumer  pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
@@ -112,6 +116,27 @@ COMMENT ON COLUMN pgleases.consumer_dead_letters.content IS 'All columns of the 
 COMMENT ON COLUMN pgleases.consumer_dead_letters.attempts IS 'How many attempts failed.';
 COMMENT ON COLUMN pgleases.consumer_dead_letters.error IS 'The error of the last attempt.';
 COMMENT ON COLUMN pgleases.consumer_dead_letters.died_at IS 'When the row was taken out.';
+
+CREATE TABLE IF NOT EXISTS pgleases.consumer_changes (
+    id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at       pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    verb     pg_catalog.text NOT NULL,
+    consumer pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    row_id   bigint,
+    rows     int NOT NULL,
+    actor    pg_catalog.text NOT NULL,
+    reason   pg_catalog.text NOT NULL
+);
+CREATE INDEX IF NOT EXISTS consumer_changes_by_consumer ON pgleases.consumer_changes (consumer, at);
+COMMENT ON TABLE pgleases.consumer_changes IS 'The changes that operators made to consumers and their blocked rows, with actor and reason, for 90 days.';
+COMMENT ON COLUMN pgleases.consumer_changes.id IS 'Rises with time.';
+COMMENT ON COLUMN pgleases.consumer_changes.at IS 'When the change was made.';
+COMMENT ON COLUMN pgleases.consumer_changes.verb IS 'pause, resume, retry or skip.';
+COMMENT ON COLUMN pgleases.consumer_changes.consumer IS 'The consumer''s name.';
+COMMENT ON COLUMN pgleases.consumer_changes.row_id IS 'The ID of the row that was retried or skipped; null: the change is of the consumer, or of all blocked rows.';
+COMMENT ON COLUMN pgleases.consumer_changes.rows IS 'How many blocked rows were changed; of pause and resume 1.';
+COMMENT ON COLUMN pgleases.consumer_changes.actor IS 'The role that connected, and the name that it gave.';
+COMMENT ON COLUMN pgleases.consumer_changes.reason IS 'The reason that the actor gave.';
 
 -- Wakes the consumers of a table after an insert. SECURITY DEFINER, so that a role that inserts needs no rights here.
 CREATE OR REPLACE FUNCTION pgleases.consumer_inserted() RETURNS trigger
@@ -217,6 +242,136 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.consumer_end(pg_catalog.text, int[], bigint[]) IS 'Records that an owner has ended its work on partitions in order.';
+
+-- Reads what waits in a queue table, for consumers_status. It runs with the rights of its caller, and roles that run
+-- consumers write the names of tables. So it reads only a table, with columns of the system's types, and no table whose
+-- rows are hidden by policies: code of the table's owner never runs in the session of a person who looks. What it cannot
+-- read is null. It reads 1,000 rows by an index on the ID, if there is one, and never the whole table.
+--   oldest: the time of the oldest among these rows whose key is not blocked
+--   unhandled: rows whose partition is null or out of range, 1,000 at most
+CREATE OR REPLACE FUNCTION pgleases.consumer_backlog(p_consumer pgleases.consumers, OUT waiting int, OUT oldest pg_catalog.timestamptz, OUT unhandled int)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off SET jit = off SET lock_timeout = '1s'
+AS $pgleases_body$
+DECLARE
+    queue   oid;
+    ordered boolean;
+    routed  boolean;
+    fits    int;
+    timed   boolean;
+BEGIN
+    queue := to_regclass(p_consumer.queue);
+    SELECT count(*) FILTER (WHERE w.name IS DISTINCT FROM p_consumer.time_column), coalesce(bool_or(w.name = p_consumer.time_column), false),
+           bool_or(w.name = p_consumer.id_column AND i.found), bool_or(w.name = p_consumer.partition_column AND i.found)
+    INTO fits, timed, ordered, routed
+    FROM (VALUES (p_consumer.id_column, '{int4,int8}'::regtype[]), (p_consumer.partition_column, '{int4}'), (p_consumer.time_column, '{timestamptz}'),
+                 (p_consumer.key_column, '{text,varchar,int4,int8,uuid}')) AS w (name, types)
+    JOIN pg_attribute AS a ON a.attrelid = queue AND a.attname = w.name AND a.attnum > 0 AND a.atttypid = ANY (w.types::oid[])
+    JOIN pg_class AS c ON c.oid = queue AND c.relkind IN ('r', 'p')
+    CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = queue AND i.indisvalid AND i.indpred IS NULL AND i.indkey[0] = a.attnum)) AS i (found);
+    IF fits < num_nonnulls(p_consumer.id_column, p_consumer.partition_column, p_consumer.key_column) THEN
+        RETURN;
+    END IF;
+    EXECUTE format('SELECT count(*), min(r.at) FILTER (WHERE $1 AND isfinite(r.at) AND (r.partition, r.key) NOT IN (SELECT b.partition, b.key FROM %s AS b WHERE b.consumer = $2)) '
+                   'FROM (SELECT %s AS at, q.%I AS partition, %s AS key FROM %s AS q%s LIMIT 1000) AS r', 'pgleases.consumer_blocked'::regclass,
+                   CASE WHEN timed THEN format('q.%I', p_consumer.time_column) ELSE 'NULL::timestamptz' END, p_consumer.partition_column,
+                   coalesce(format('q.%I::text', p_consumer.key_column), '''''::text') || ' COLLATE "C"', queue::regclass,
+                   CASE WHEN ordered THEN format(' ORDER BY q.%I', p_consumer.id_column) ELSE '' END)
+    INTO waiting, oldest USING ordered, p_consumer.name;
+    IF routed THEN
+        EXECUTE format('SELECT count(*) FROM ((SELECT 1 FROM %1$s WHERE %2$I IS NULL LIMIT 1000) UNION ALL (SELECT 1 FROM %1$s WHERE %2$I < 0 LIMIT 1000) '
+                       'UNION ALL (SELECT 1 FROM %1$s WHERE %2$I >= $1 LIMIT 1000) LIMIT 1000) AS r', queue::regclass, p_consumer.partition_column)
+        INTO unhandled USING p_consumer.partitions;
+    END IF;
+EXCEPTION WHEN insufficient_privilege OR undefined_table OR undefined_column OR invalid_name OR lock_not_available THEN
+    waiting := NULL;
+    oldest := NULL;
+    unhandled := NULL;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.consumer_backlog(pgleases.consumers) IS 'Part of consumers_status: what waits in a consumer''s queue table. Null: the caller may not read it, or it is gone.';
+
+CREATE OR REPLACE VIEW pgleases.consumers_status AS
+SELECT c.name AS consumer,
+       c.queue,
+       c.partitions,
+       (SELECT pg_catalog.count(*)::int FROM pgleases.partitions AS p
+        WHERE p.lease OPERATOR(pg_catalog.=) ('consumer/' OPERATOR(pg_catalog.||) c.name) AND p.owner IS NOT NULL) AS owned,
+       b.waiting,
+       pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) b.oldest AS oldest,
+       k.keys AS blocked_keys,
+       pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) k.since AS blocked_for,
+       (SELECT pg_catalog.count(*)::int FROM (SELECT FROM pgleases.consumer_dead_letters AS d WHERE d.consumer OPERATOR(pg_catalog.=) c.name LIMIT 1000) AS d) AS dead_letters,
+       b.unhandled,
+       c.paused_at,
+       c.paused_by,
+       c.paused_reason
+FROM pgleases.consumers AS c
+CROSS JOIN LATERAL (
+    SELECT pg_catalog.count(DISTINCT ROW(k.partition, k.key))::int AS keys, pg_catalog.min(k.since) AS since
+    FROM pgleases.consumer_blocked AS k
+    WHERE k.consumer OPERATOR(pg_catalog.=) c.name
+) AS k
+CROSS JOIN LATERAL pgleases.consumer_backlog(c) AS b;
+COMMENT ON VIEW pgleases.consumers_status IS 'Every consumer, with what waits in its queue table. waiting, oldest and unhandled are null if the role that asks may not read the table, or if the table is gone.';
+COMMENT ON COLUMN pgleases.consumers_status.consumer IS 'The consumer''s name. The name of its lease is "consumer/" and this name.';
+COMMENT ON COLUMN pgleases.consumers_status.queue IS 'The queue table.';
+COMMENT ON COLUMN pgleases.consumers_status.partitions IS 'Number of the lease''s partitions.';
+COMMENT ON COLUMN pgleases.consumers_status.owned IS 'How many of them have an owner.';
+COMMENT ON COLUMN pgleases.consumers_status.waiting IS 'Rows in the table; 1000 means 1,000 or more.';
+COMMENT ON COLUMN pgleases.consumers_status.oldest IS 'Age of the oldest row whose key is not blocked, among the 1,000 rows with the lowest IDs; null: there is none, the queue has no column for the time, or no index begins with the ID.';
+COMMENT ON COLUMN pgleases.consumers_status.blocked_keys IS 'Keys whose rows wait, because a row failed or may have crashed a process.';
+COMMENT ON COLUMN pgleases.consumers_status.blocked_for IS 'How long the oldest of these rows has blocked its key.';
+COMMENT ON COLUMN pgleases.consumers_status.dead_letters IS 'Rows in consumer_dead_letters; 1000 means 1,000 or more.';
+COMMENT ON COLUMN pgleases.consumers_status.unhandled IS 'Rows that no process handles, because their partition is null or out of range, 1,000 at most; null also if no index begins with the partition.';
+COMMENT ON COLUMN pgleases.consumers_status.paused_at IS 'When an operator paused it; null: it is not paused.';
+COMMENT ON COLUMN pgleases.consumers_status.paused_by IS 'The operator who paused it.';
+COMMENT ON COLUMN pgleases.consumers_status.paused_reason IS 'Why.';
+
+-- Changes a consumer or its blocked rows for an operator, and records the change with its actor and reason.
+--   p_verb: pause, resume, retry or skip
+--   p_id: the row, of retry and skip; null for retry: all blocked rows
+-- Returns the number of rows that were changed; of pause and resume 1, or 0 if there was no change. A row that is skipped
+-- is moved to the dead letters by the owner of its partition, so an operator needs no rights on queue tables.
+-- 42704: there is no such consumer, or no such blocked row. It runs with the rights of its owner, and session_user stays
+-- the operator. PUBLIC may not execute it.
+CREATE OR REPLACE FUNCTION pgleases.consumer_change(p_verb pg_catalog.text, p_consumer pg_catalog.text, p_id bigint, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS int
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    who CONSTANT text := pgleases.operator(p_verb, p_actor, p_reason);
+    n   int;
+BEGIN
+    IF (p_verb IN ('pause', 'resume') AND p_id IS NULL OR p_verb = 'retry' OR p_verb = 'skip' AND p_id IS NOT NULL) IS NOT TRUE THEN
+        RAISE EXCEPTION 'consumer_change: verb "%" with row %', p_verb, coalesce(p_id::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'The verbs are pause and resume without a row, retry, and skip with a row.';
+    ELSIF NOT EXISTS (SELECT FROM pgleases.consumers AS c WHERE c.name = p_consumer) THEN
+        RAISE EXCEPTION 'there is no consumer "%"', p_consumer USING ERRCODE = 'undefined_object';
+    ELSIF p_verb IN ('pause', 'resume') THEN
+        UPDATE pgleases.consumers AS c
+        SET paused_at = CASE p_verb WHEN 'pause' THEN clock_timestamp() END, paused_by = CASE p_verb WHEN 'pause' THEN who END,
+            paused_reason = CASE p_verb WHEN 'pause' THEN p_reason END
+        WHERE c.name = p_consumer AND (c.paused_at IS NULL) = (p_verb = 'pause');
+    ELSE
+        UPDATE pgleases.consumer_blocked AS b
+        SET attempts = CASE p_verb WHEN 'skip' THEN b.attempts ELSE 0 END, next_at = CASE p_verb WHEN 'skip' THEN b.next_at ELSE clock_timestamp() END,
+            crashes = CASE WHEN p_verb = 'skip' THEN b.crashes WHEN b.charged IS NULL THEN 0 ELSE 1 END, -- 1: of the attempt under way
+            skipped_by = CASE p_verb WHEN 'skip' THEN who END, skipped_reason = CASE p_verb WHEN 'skip' THEN p_reason END
+        FROM (SELECT o.partition, o.id FROM pgleases.consumer_blocked AS o WHERE o.consumer = p_consumer AND (p_id IS NULL OR o.id = p_id)
+              ORDER BY o.partition, o.id FOR UPDATE) AS o
+        WHERE b.consumer = p_consumer AND b.partition = o.partition AND b.id = o.id;
+    END IF;
+    GET DIAGNOSTICS n = ROW_COUNT;
+    IF n > 0 THEN
+        INSERT INTO pgleases.consumer_changes (verb, consumer, row_id, rows, actor, reason) VALUES (p_verb, p_consumer, p_id, n, who, p_reason);
+        DELETE FROM pgleases.consumer_changes AS c WHERE c.consumer = p_consumer AND c.at < clock_timestamp() - interval '90 days';
+        PERFORM pgleases.notify('consumer/' || p_consumer);
+    ELSIF p_id IS NOT NULL THEN
+        RAISE EXCEPTION 'row % of consumer "%" blocks no key', p_id, p_consumer USING ERRCODE = 'undefined_object', HINT = 'It was handled, skipped or deleted, or its ID is another.';
+    END IF;
+    RETURN n;
+END
+$pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.consumer_change FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.consumer_change(pg_catalog.text, pg_catalog.text, bigint, pg_catalog.text, pg_catalog.text) IS 'Pauses or resumes a consumer, or retries or skips its blocked rows, and records who did that and why.';
 
 INSERT INTO pgleases.consumer_version AS v (version, min_code) VALUES (1, 1)
 ON CONFLICT ((true)) DO UPDATE SET version = EXCLUDED.version, min_code = EXCLUDED.min_code WHERE v.version OPERATOR(pg_catalog.<) EXCLUDED.version;

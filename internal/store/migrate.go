@@ -38,9 +38,9 @@ var Engine = Part{
 		WHERE t.tgname = 'changed' AND t.tgenabled IN ('O', 'A') AND c.relname = 'leases' AND c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace AS n WHERE n.nspname = %[2]s))`,
 }
 
-// Schedules is the part of package schedule.
-func Schedules(files fs.ReadFileFS) Part {
-	return Part{Name: "package schedule", Table: "schedule_version", Version: 1, DDL: func(schema string) string { return DDL(files, schema) }}
+// PartOf is the part of package schedule or consumer, with its files.
+func PartOf(name string, files fs.ReadFileFS) Part {
+	return Part{Name: "package " + name, Table: name + "_version", Version: 1, DDL: func(schema string) string { return DDL(files, schema) }}
 }
 
 // A SchemaError says why this code cannot run on the schema.

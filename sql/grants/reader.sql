@@ -10,6 +10,9 @@ BEGIN
         GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_json, pgleases.schedule_status_json, pgleases.schedule_list,
             pgleases.schedule_history, pgleases.schedule_job, pgleases.schedule_jobs TO pgleases_reader;
     END IF;
+    IF to_regclass($pgleases_name$pgleases.consumers$pgleases_name$) IS NOT NULL THEN
+        GRANT EXECUTE ON FUNCTION pgleases.consumer_backlog TO pgleases_reader;
+    END IF;
 END
 $pgleases_body$;
 -- To see the activity of other roles' sessions, which pgleases doctor checks:

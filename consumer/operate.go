@@ -1,0 +1,38 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// skip moves a blocked row that an operator skips to the dead letters, even if it was changed since
+// it failed, and reports whether it is done. See consumer_change.
+func (g *group) skip(p *partition, id int64) bool {
+	text := ""
+	err := g.guarded(p, func(ctx context.Context, tx pgx.Tx) error {
+		attempts, xact := 0, ""
+		err := tx.QueryRow(ctx, g.sql.Skipped, g.name, p.Number, id).Scan(&attempts, &text, &xact)
+		if errors.Is(err, pgx.ErrNoRows) { // the operator has taken it back
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, g.sql.Bury, g.name, p.Number, id, nil, attempts, text, xact).Scan(nil)
+	})
+	log := g.log.With(slog.Int("partition", p.Number), slog.Int64("id", id))
+	switch {
+	case err != nil && !p.lost:
+		p.notBefore = time.Now().Add(putOff)
+		log.Warn("consumer: row not skipped, retried", slog.Any("error", err))
+	case err == nil && text != "":
+		p.low, p.due = 0, true // rows of its key wait
+		g.counts.dead.Add(1)
+		log.Warn("consumer: row moved to the dead letters", slog.String("error", text))
+	}
+	return err == nil
+}

@@ -1,0 +1,183 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/testkit"
+)
+
+// change is an operator's change; id 0: of no row.
+func (db *database) change(verb string, id int64) int {
+	db.t.Helper()
+	return one[int](db, "SELECT pgleases.consumer_change($1, 'orders', nullif($2::bigint, 0), 'maria', 'why')", verb, id)
+}
+
+// failing is a handler that fails for the rows in bad.
+func failing(bad ...int64) consumer.Handler[Order] {
+	return consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if slices.Contains(bad, row.ID) {
+			return errors.New("no such order")
+		}
+		return effect(ctx, tx, row)
+	})
+}
+
+// A row that is skipped goes to the dead letters, even if it was changed, and its key goes on.
+func TestOperatorsSkipAndRetryRows(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(20, 4)
+	w := newWorker(db, failing(1, 2, 3, 4), consumer.WithAttempts(1)).run()
+	testkit.Becomes(t, db.Pool, "rows block their keys", int64(4), "SELECT count(*) FROM pgleases.consumer_blocked WHERE attempts = 1 AND next_at = 'infinity'")
+	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 0, "rows that overtook the one that failed")
+	expect(t, db.change("skip", 1), 1, "rows to skip")
+	const of = "SELECT count(*) FROM public.effects WHERE customer = "
+	testkit.Becomes(t, db.Pool, "the key goes on", int64(4), of+"'c1'")
+	letter := one[string](db, "SELECT concat_ws(' ', id, key, attempts, content ->> 'payload', error) FROM pgleases.consumer_dead_letters")
+	if !strings.HasPrefix(letter, "1 c1 1 1 skipped by maria (") || !strings.HasSuffix(letter, "): why\nlast error: no such order") {
+		t.Errorf("dead letter %q", letter)
+	}
+	expect(t, w.Stats().DeadLetters, 1, "dead letters in Stats")
+
+	testkit.OK(t, w.end())
+	db.exec("UPDATE public.outbox SET payload = '0' WHERE id = 4")
+	expect(t, db.change("skip", 2)+db.change("skip", 3)+db.change("skip", 4), 3, "rows to skip")
+	expect(t, db.change("retry", 2), 1, "rows to retry") // takes the skip back
+	w = newWorker(db, failing(), consumer.WithAttempts(1)).run()
+	db.empty("all is handled or skipped")
+	testkit.OK(t, w.end())
+	db.ordered()
+	expect(t, one[string](db, "SELECT string_agg(id::text, ' ' ORDER BY id) FROM pgleases.consumer_dead_letters"), "1 3 4", "dead letters")
+	expect(t, one[int64](db, of+"'c2'"), 5, "rows of the key that was retried")
+	expect(t, one[int](db, "SELECT attempt FROM public.effects WHERE id = 2"), 1, "attempt of the row that was retried")
+	if changes := one[string](db, "SELECT string_agg(concat_ws(' ', verb, consumer, row_id, rows, reason), ', ' ORDER BY id) FROM pgleases.consumer_changes WHERE actor = 'maria (' || session_user || ')'"); changes !=
+		"skip orders 1 1 why, skip orders 2 1 why, skip orders 3 1 why, skip orders 4 1 why, retry orders 2 1 why" {
+		t.Errorf("changes %s", changes)
+	}
+}
+
+// A skip also waits for a row that is behind another of its key, and for the attempt under way.
+func TestSkipDoesNotWaitForItsKey(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(2, 1)
+	w := newWorker(db, failing(1), consumer.WithAttempts(1)).run()
+	testkit.Becomes(t, db.Pool, "a row blocks its key", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
+	db.exec("INSERT INTO pgleases.consumer_blocked SELECT consumer, partition, 2, key, version, 0, 0, NULL, now(), NULL, 'infinity', 1 FROM pgleases.consumer_blocked")
+	db.change("skip", 2)
+	testkit.Becomes(t, db.Pool, "the second row is skipped", "2", "SELECT coalesce(string_agg(id::text, ' '), '') FROM pgleases.consumer_dead_letters")
+	testkit.OK(t, w.end())
+}
+
+func TestOperatorsPauseAndResume(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, consumer.Each(effect)).run()
+	expect(t, db.change("pause", 0), 1, "paused")
+	expect(t, db.change("pause", 0), 0, "paused twice")
+	probed := w.Stats().Probes
+	testkit.Until(t, "it has read that", func() bool { return w.Stats().Probes > probed+1 })
+	db.insert(8, 8)
+	probed = w.Stats().Probes
+	testkit.Until(t, "it has seen the rows", func() bool { return w.Stats().Probes > probed+2 })
+	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 0, "rows that were handled in the pause")
+	expect(t, one[string](db, "SELECT concat_ws(' ', waiting, paused_by = 'maria (' || session_user || ')', paused_reason) FROM pgleases.consumers_status"), "8 t why", "status")
+	expect(t, db.change("resume", 0), 1, "resumed")
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	expect(t, one[bool](db, "SELECT paused_at IS NULL AND paused_by IS NULL AND paused_reason IS NULL FROM pgleases.consumers_status"), true, "resumed")
+	for call, want := range map[string]string{
+		"'pause', 'orders', 1": "verb", "'skip', 'orders', NULL": "verb", "'stop', 'orders', NULL": "verb", "NULL, 'orders', NULL": "",
+		"'retry', 'orders', 1": "blocks no key", "'skip', 'orders', 1": "blocks no key", "'pause', 'order', NULL": `there is no consumer "order"`,
+	} {
+		_, err := db.Exec(t.Context(), "SELECT pgleases.consumer_change("+call+", '', 'why')")
+		contains(t, err, want)
+	}
+	_, err := db.Exec(t.Context(), "SELECT pgleases.consumer_change('pause', 'orders', NULL, '', '')")
+	contains(t, err, "pause needs a reason")
+	expect(t, db.change("retry", 0), 0, "blocked rows to retry")
+}
+
+// status returns the columns of the view that depend on the queue table, and the blocked keys.
+func (db *database) status() string {
+	db.t.Helper()
+	return one[string](db, `SELECT concat_ws(' ', coalesce(waiting::text, 'null'), coalesce(date_trunc('hour', oldest)::text, 'null'), coalesce(unhandled::text, 'null'),
+		blocked_keys, date_trunc('hour', blocked_for), dead_letters, owned) FROM pgleases.consumers_status`)
+}
+
+func TestStatusShowsWhatWaits(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	queue := outbox
+	queue.Time = "created_at"
+	newWorkerOf(db, queue, failing())
+	expect(t, db.status(), "0 null 0 0 0 0", "empty")
+	db.exec("INSERT INTO public.outbox (customer, payload, created_at) SELECT 'c' || i, '1', now() - make_interval(hours => 8 - i, mins => 30) FROM generate_series(1, 7) AS i")
+	expect(t, db.status(), "7 07:00:00 0 0 0 0", "seven rows")
+	db.exec(`INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, since, next_at)
+		SELECT 'orders', partition, id, customer, '0', 1, now() - interval '330 minutes', now() FROM public.outbox WHERE id <= 2`)
+	expect(t, db.status(), "7 05:00:00 0 2 05:00:00 0 0", "two of them blocked")
+	db.exec("ALTER TABLE public.outbox ALTER partition DROP EXPRESSION, ALTER partition DROP NOT NULL; UPDATE public.outbox SET partition = CASE id WHEN 3 THEN NULL WHEN 4 THEN -1 ELSE 8 END WHERE id IN (3, 4, 5)")
+	expect(t, db.status(), "7 05:00:00 3 2 05:00:00 0 0", "rows without a partition")
+	db.exec("ALTER TABLE public.outbox DROP CONSTRAINT outbox_pkey")
+	expect(t, db.status(), "7 null 3 2 05:00:00 0 0", "without an index on the ID")
+	db.exec("DROP INDEX public.outbox_partition_id_idx")
+	expect(t, db.status(), "7 null null 2 05:00:00 0 0", "without an index on the partition")
+	db.exec("ALTER TABLE public.outbox RENAME created_at TO at")
+	expect(t, db.status(), "7 null null 2 05:00:00 0 0", "without a time")
+	db.exec("ALTER TABLE public.outbox RENAME TO elsewhere")
+	expect(t, db.status(), "null null null 2 05:00:00 0 0", "without a table")
+}
+
+// The rights are those of the role that asks. Code of the table's owner does not run.
+func TestStatusRunsNoCodeOfOthers(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	newWorker(db, failing())
+	db.insert(3, 3)
+	db.exec(`CREATE FUNCTION public.spy() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.effects DEFAULT VALUES; RETURN true; END';
+		CREATE VIEW public.orders AS SELECT * FROM public.outbox WHERE public.spy();
+		ALTER TABLE public.outbox ENABLE ROW LEVEL SECURITY; ALTER TABLE public.outbox FORCE ROW LEVEL SECURITY;
+		CREATE POLICY spy ON public.outbox USING (public.spy())`)
+	status := func(as, queue string) (text string) {
+		t.Helper()
+		tx := testkit.Must(db.Begin(t.Context()))(t)
+		defer func() { _ = tx.Rollback(context.Background()) }()
+		for _, statement := range []string{"UPDATE pgleases.consumers SET queue = '" + queue + "'",
+			"CREATE ROLE consumer_looker; GRANT USAGE ON SCHEMA pgleases TO consumer_looker; GRANT SELECT ON ALL TABLES IN SCHEMA pgleases TO consumer_looker; " +
+				"GRANT EXECUTE ON FUNCTION pgleases.consumer_backlog TO consumer_looker; CREATE SCHEMA hidden; CREATE TABLE hidden.outbox (LIKE public.outbox)", as} {
+			_, err := tx.Exec(t.Context(), statement, pgx.QueryExecModeSimpleProtocol)
+			testkit.OK(t, err)
+		}
+		testkit.OK(t, tx.QueryRow(t.Context(), "SELECT coalesce(waiting::text, 'null') FROM pgleases.consumers_status").Scan(&text))
+		return text
+	}
+	const looker = "SET LOCAL ROLE consumer_looker"
+	expect(t, status("SELECT", "public.orders"), "null", "a view")
+	expect(t, status(looker, "public.outbox"), "null", "a table with policies")
+	expect(t, status(looker, "hidden.outbox"), "null", "a table in a schema without USAGE")
+	expect(t, status("GRANT USAGE ON SCHEMA hidden TO consumer_looker; "+looker, "hidden.outbox"), "null", "a table without SELECT")
+	expect(t, status("GRANT USAGE ON SCHEMA hidden TO consumer_looker; GRANT SELECT ON hidden.outbox TO consumer_looker; "+looker, "hidden.outbox"), "0", "a table with SELECT")
+	expect(t, status("SELECT", `public.outbox; INSERT INTO public.effects DEFAULT VALUES`), "null", "no table")
+	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 0, "effects")
+}
+
+func TestStatusReadsFewRowsOfALargeTable(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	queue := outbox
+	queue.Time = "created_at"
+	newWorkerOf(db, queue, failing())
+	db.insert(100_000, 1000)
+	expect(t, one[string](db, "SELECT concat_ws(' ', waiting, oldest IS NOT NULL, unhandled) FROM pgleases.consumers_status"), "1000 t 0", "status")
+	if blocks := testkit.BlocksRead(t, db.Pool, "SELECT * FROM pgleases.consumers_status"); blocks > 200 {
+		t.Errorf("it reads %d blocks", blocks)
+	}
+}
