@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	consumersql "github.com/pgleases/pgleases/consumer/sql"
 	schedulesql "github.com/pgleases/pgleases/schedule/sql"
 	enginesql "github.com/pgleases/pgleases/sql"
 )
@@ -23,15 +24,18 @@ const (
 
 	ForSchedules         Purpose = "schedules"          // runs clients, and runs and manages schedules; their tables must exist
 	ForScheduleOperators Purpose = "schedule-operators" // reads everything, and changes schedules and jobs with schedule.Manage; their tables must exist
+
+	ForConsumers         Purpose = "consumers"          // runs clients and consumers; their tables must exist
+	ForConsumerOperators Purpose = "consumer-operators" // reads everything, and changes consumers with Admin.ChangeConsumer; their tables must exist
 )
 
 // Purposes lists all purposes.
-var Purposes = []Purpose{ForApplication, ForGuard, ForReader, ForOperator, ForSchedules, ForScheduleOperators}
+var Purposes = []Purpose{ForApplication, ForGuard, ForReader, ForOperator, ForSchedules, ForScheduleOperators, ForConsumers, ForConsumerOperators}
 
 // Grants returns the GRANT statements that a role needs for a purpose if another role owns the
-// tables of the schema. They are the files in sql/grants and schedule/sql/grants, with these names.
-// The owner runs them, again after each migration. Grants returns an error for an invalid name or
-// an unknown purpose.
+// tables of the schema. They are the files in sql/grants, schedule/sql/grants and consumer/sql/grants,
+// with these names. The owner runs them, again after each migration. Grants returns an error for an
+// invalid name or an unknown purpose.
 func Grants(role, schema string, purpose Purpose) (string, error) {
 	if err := checkSchema(schema); err != nil {
 		return "", err
@@ -49,6 +53,10 @@ func Grants(role, schema string, purpose Purpose) (string, error) {
 		text = grants(enginesql.Files, ForApplication) + grants(schedulesql.Files, ForApplication)
 	case ForScheduleOperators:
 		text = grants(enginesql.Files, ForReader) + grants(schedulesql.Files, ForOperator)
+	case ForConsumers:
+		text = grants(enginesql.Files, ForApplication) + grants(consumersql.Files, ForApplication)
+	case ForConsumerOperators:
+		text = grants(enginesql.Files, ForReader) + grants(consumersql.Files, ForOperator)
 	default:
 		return "", fmt.Errorf("admin: purpose %q is none of %v", purpose, Purposes)
 	}

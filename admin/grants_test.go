@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/testkit"
@@ -20,12 +21,13 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// roles creates the tables of both packages, and a role for each purpose with the rights of Grants.
+// roles creates the tables of all packages, and a role for each purpose with the rights of Grants.
 func roles(t *testing.T) (owner *pgxpool.Pool, role func(admin.Purpose) string) {
 	t.Helper()
 	url, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
 	owner = newPool(t, url)
 	testkit.OK(t, schedule.Migrate(t.Context(), owner))
+	testkit.OK(t, consumer.Migrate(t.Context(), owner))
 	prefix := strings.ToLower("rights_" + rand.Text() + "_")
 	role = func(p admin.Purpose) string { return prefix + strings.ReplaceAll(string(p), "-", "_") }
 	t.Cleanup(func() { // before the database goes
@@ -51,13 +53,14 @@ const (
 		schedule_job_succeeded() schedule_tick_succeeded() schedule_edit() schedule_end() schedule_enqueue() schedule_outcomes() schedule_free_slot() schedule_get()
 		schedule_history() schedule_job() schedule_job_outcomes() schedule_jobs() schedule_join() schedule_json() schedule_status_json() schedule_list() schedule_poll()
 		schedule_make_slots() schedule_open() schedule_place() schedule_put() schedule_retry() schedule_take_slot() schedule_trim()`
+	forAllConsumers = `consumer_backlog() consumer_begin() consumer_end() consumer_expect() consumer_inserted() consumer_open() consumer_settings()`
 	// These run with the rights of their owner, and lock rows that clients need.
 	forApplications = `end_overrides() trim_events()`
 	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_server_generation() pause() pin() resume() uncordon() undrain() unfreeze() unpin()`
-	forReaders      = `leases_of() lock_list() schedule_clock() schedule_history() schedule_job() schedule_jobs() schedule_json() schedule_status_json() schedule_list()
+	forReaders      = `consumer_backlog() leases_of() lock_list() schedule_clock() schedule_history() schedule_job() schedule_jobs() schedule_json() schedule_status_json() schedule_list()
 		snapshot() timeline()`
 
-	everything = `clients events events_kept history identities jobs jobs_status leases locks locks_status members members_status partitions presences
+	everything = `clients consumer_blocked consumer_changes consumer_dead_letters consumer_partitions consumer_version consumers consumers_status events events_kept history identities jobs jobs_status leases locks locks_status members members_status partitions presences
 		schedule_changes schedule_groups schedule_owners schedule_runs schedule_slots schedule_version schedules schedules_status schema_version
 		server boot_marker status overrides`
 	clientsRead   = `clients events identities leases locks locks_status members members_status notified partitions presences schema_version server boot_marker status overrides `
@@ -67,7 +70,7 @@ const (
 )
 
 var mayDo = map[string]string{
-	"PUBLIC EXECUTE": forAll + ` lease_changed() leases_of() ` + forAllSchedules,
+	"PUBLIC EXECUTE": forAll + ` lease_changed() leases_of() ` + forAllSchedules + " " + forAllConsumers,
 
 	"application EXECUTE": forAll + " " + forApplications, "application USAGE": "lock_tokens schema",
 	"application SELECT": clientsRead, "application INSERT": clientsInsert, "application UPDATE": clientsWrite + "server notified", "application DELETE": clientsDelete,
@@ -84,6 +87,13 @@ var mayDo = map[string]string{
 	"schedules INSERT": clientsInsert + "history jobs schedule_groups schedule_owners schedule_slots schedules",
 	"schedules UPDATE": clientsWrite + "server notified history jobs schedule_groups schedule_owners schedule_slots schedules",
 	"schedules DELETE": clientsDelete + "history jobs schedule_changes schedule_slots schedules",
+
+	"consumers EXECUTE": forAll + " " + forApplications + " " + forAllConsumers, "consumers USAGE": "lock_tokens schema",
+	"consumers SELECT":           clientsRead + "consumer_blocked consumer_changes consumer_dead_letters consumer_partitions consumer_version consumers consumers_status",
+	"consumers INSERT":           clientsInsert + "consumer_blocked consumer_dead_letters consumer_partitions consumers",
+	"consumers UPDATE":           clientsWrite + "server notified consumer_blocked consumer_partitions consumers",
+	"consumers DELETE":           clientsDelete + "consumer_blocked",
+	"consumer-operators EXECUTE": forReaders + " consumer_change()", "consumer-operators USAGE": "schema", "consumer-operators SELECT": everything,
 }
 
 // Each logged table has a replica identity.

@@ -317,17 +317,17 @@ func TestMigrateAndGrantsServeRoles(t *testing.T) {
 	t.Parallel()
 	database, byText := pgtest.EmptyDatabase(t), pgtest.EmptyDatabase(t)
 	for _, test := range []struct{ before, want string }{
-		{"SELECT", "schema \"it's\": version 1, created\npackage schedule in schema \"it's\": version 1, created\n"},
-		{`DELETE FROM "it's".server; ALTER TABLE "it's".leases DISABLE TRIGGER changed; DROP FUNCTION "it's".tidy; CREATE OR REPLACE FUNCTION "it's".schedule_clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT now()'`,
-			"schema \"it's\": version 1, replaced: tidy, the row of server, the trigger changed\npackage schedule in schema \"it's\": version 1, replaced: schedule_clock\n"},
-		{"SELECT", "schema \"it's\": version 1, nothing to do\npackage schedule in schema \"it's\": version 1, nothing to do\n"},
+		{"SELECT", "schema \"it's\": version 1, created\npackage schedule in schema \"it's\": version 1, created\npackage consumer in schema \"it's\": version 1, created\n"},
+		{`DELETE FROM "it's".server; ALTER TABLE "it's".leases DISABLE TRIGGER changed; DROP FUNCTION "it's".tidy; CREATE OR REPLACE FUNCTION "it's".schedule_clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT now()'; DROP FUNCTION "it's".consumer_change`,
+			"schema \"it's\": version 1, replaced: tidy, the row of server, the trigger changed\npackage schedule in schema \"it's\": version 1, replaced: schedule_clock\npackage consumer in schema \"it's\": version 1, replaced: consumer_change\n"},
+		{"SELECT", "schema \"it's\": version 1, nothing to do\npackage schedule in schema \"it's\": version 1, nothing to do\npackage consumer in schema \"it's\": version 1, nothing to do\n"},
 	} {
 		execute(t, database, test.before)
-		if got := output1(t, database, "migrate", "--schedules", "--schema", "it's"); got != test.want {
+		if got := output1(t, database, "migrate", "--schedules", "--consumers", "--schema", "it's"); got != test.want {
 			t.Errorf("migrate after %s: %q, want %q", test.before, got, test.want)
 		}
 	}
-	execute(t, byText, "SET client_min_messages = warning", output1(t, byText, "schema", "--schedules", "--schema", "it's"))
+	execute(t, byText, "SET client_min_messages = warning", output1(t, byText, "schema", "--schedules", "--consumers", "--schema", "it's"))
 	for _, url := range []string{database, byText} {
 		expectIll(t, url, "", "", "--schema", "it's", "--skip", "round-trip") // without clients it is measured against a short TTL
 	}
@@ -352,6 +352,16 @@ func TestMigrateAndGrantsServeRoles(t *testing.T) {
 			if _, text := in(purpose, strings.Fields(verb)...); strings.Contains(text, "permission denied") {
 				t.Errorf("%s as %s: %s", verb, purpose, text)
 			}
+		}
+	}
+	for _, purpose := range []string{"reader", "consumers", "consumer-operators"} {
+		if code, text := in(purpose, "consumers"); code != 0 {
+			t.Errorf("consumers as %s: %s", purpose, text)
+		}
+	}
+	for purpose, want := range map[string]string{"consumer-operators": "there is no consumer", "consumers": "--for=consumer-operators", "reader": "--for=consumer-operators"} {
+		if _, text := in(purpose, "consumers", "pause", "orders", "--reason", "why"); !strings.Contains(text, want) {
+			t.Errorf("pause as %s: %s", purpose, text)
 		}
 	}
 	for _, verb := range [][]string{{"locks"}, {"list"}} {

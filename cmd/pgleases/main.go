@@ -2,9 +2,9 @@
 // a test generates from the command's help.
 //
 // The texts of the help are in help.txt, which help.go reads. look.go has the verbs that show
-// leases and clients, operate.go those of operators, overrides and events, schedules.go and jobs.go
-// those of schedules and jobs, setup.go those that create the tables, and doctor; all of them use
-// package admin. table.go prints. serve.go is the dashboard.
+// leases and clients, operate.go those of operators, overrides and events, schedules.go, jobs.go
+// and consumers.go those of schedules, jobs and consumers, setup.go those that create the tables,
+// and doctor; all of them use package admin. table.go prints. serve.go is the dashboard.
 //
 // run.go reads the flags of run; package supervise does the work.
 package main
@@ -72,7 +72,7 @@ func newRoot() *cobra.Command {
 		{"Inspect", []*cobra.Command{newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newOverrides()}},
 		{"Run", []*cobra.Command{newRun()}},
 		{"Change", newOperations()},
-		{"Schedules and jobs", []*cobra.Command{newSchedules(), newJobs()}},
+		{"Schedules, jobs, consumers", []*cobra.Command{newSchedules(), newJobs(), newConsumers()}},
 		{"Set up", []*cobra.Command{newMigrate(), newSchema(), newGrants(), newDoctor(), newServe(), newVersion()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: group.title, Title: group.title + ":"})

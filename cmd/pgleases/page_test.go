@@ -68,7 +68,7 @@ func pageOf(root *cobra.Command) string {
 				synopsis += " [" + regexp.MustCompile(`, --\S+`).ReplaceAllString(name, "") + "]"
 			})
 			text, example := section(strings.TrimPrefix(cmd.CommandPath(), "pgleases "))
-			fmt.Fprintf(&verbs, "\n### %s\n\n`%s`: %s", cmd.CommandPath(), strings.Replace(cmd.UseLine(), " [flags]", synopsis, 1), unwrapped(cmd.Short+".\n"+text))
+			fmt.Fprintf(&verbs, "\n### %s\n`%s`: %s", cmd.CommandPath(), strings.Replace(cmd.UseLine(), " [flags]", synopsis, 1), unwrapped(cmd.Short+".\n"+text))
 			if len(own) > 0 {
 				fmt.Fprintf(&verbs, "\nFlags: %s.\n", strings.Join(own, "; "))
 			}

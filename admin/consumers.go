@@ -1,0 +1,110 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// A Consumer is a consumer of package consumer. Counts of rows are at most 1,000, which means 1,000
+// or more.
+type Consumer struct {
+	Name         string         `json:"name"`
+	Queue        string         `json:"queue"` // the table, quoted if need be
+	Partitions   int            `json:"partitions"`
+	Owned        int            `json:"owned"`     // partitions that have an owner
+	Waiting      *int           `json:"waiting"`   // rows in the table; nil: this role may not read it, or it is gone
+	Oldest       *time.Duration `json:"oldest_ns"` // age of the oldest row whose key is not blocked, among the first 1,000; nil: there is none, or it is not known
+	BlockedKeys  int            `json:"blocked_keys"`
+	BlockedFor   time.Duration  `json:"blocked_for_ns"` // since the oldest blocked row failed first
+	DeadLetters  int            `json:"dead_letters"`
+	Unhandled    *int           `json:"unhandled"`     // rows whose partition is null or out of range; nil: as Waiting
+	PausedAt     time.Time      `json:"paused_at"`     // zero: it is not paused
+	PausedBy     string         `json:"paused_by"`     // the operator
+	PausedReason string         `json:"paused_reason"` // why
+	// Of Admin.Consumer, at most 100 each: the rows that block their keys, the oldest first, and the
+	// changes that operators made, the newest first.
+	Blocked []BlockedRow     `json:"blocked"`
+	Changes []ConsumerChange `json:"changes"`
+}
+
+// A BlockedRow is a row that blocks its key.
+type BlockedRow struct {
+	ID        int64     `json:"id,string"`
+	Key       string    `json:"key"`
+	Partition int       `json:"partition"`
+	Attempts  int       `json:"attempts"` // that failed
+	Suspect   bool      `json:"suspect"`  // it was in the batch of a process that crashed
+	Crashes   int       `json:"crashes"`  // of processes that handled it alone, with the attempt under way
+	Error     string    `json:"error"`
+	Since     time.Time `json:"since"`
+	Next      time.Time `json:"next"`       // the next attempt; zero: none before somebody retries or skips the row, or changes it
+	SkippedBy string    `json:"skipped_by"` // the operator; its owner is about to move it to the dead letters
+}
+
+// A ConsumerChange is a change that an operator made to a consumer or its blocked rows.
+type ConsumerChange struct {
+	At     time.Time `json:"at"`
+	Verb   string    `json:"verb"`
+	ID     int64     `json:"id,string"` // the row of retry and skip; 0: none, or all
+	Rows   int       `json:"rows"`      // how many rows were changed
+	Actor  string    `json:"actor"`
+	Reason string    `json:"reason"`
+}
+
+// ErrNoConsumers is returned if the database has no tables of package consumer, or too old ones.
+var ErrNoConsumers = errors.New("admin: there are no consumers here")
+
+// Consumers returns the consumers by name. What waits in a table is known if the role may read the
+// table. Consumers returns ErrNoConsumers, or an error of the database.
+func (a *Admin) Consumers(ctx context.Context) ([]Consumer, error) { return a.consumers(ctx, nil) }
+
+// Consumer is Consumers for the one of this name, with its blocked rows and changes. It returns nil
+// if there is no such consumer.
+func (a *Admin) Consumer(ctx context.Context, name string) (*Consumer, error) {
+	all, err := a.consumers(ctx, &name)
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	return &all[0], nil
+}
+
+func (a *Admin) consumers(ctx context.Context, name *string) ([]Consumer, error) {
+	all, err := collect(ctx, a, a.pool, "consumers", pgx.RowTo[Consumer], name, 100)
+	if store.Undefined(err) {
+		return nil, fmt.Errorf("%w: %w\nthe tables of package consumer are missing in this database, or too old, in schema %q: name it with --schema, or run pgleases migrate --consumers", ErrNoConsumers, err, a.schema)
+	}
+	return all, a.failure("read the consumers", err)
+}
+
+// ChangeConsumer makes an operator's change, and records it with its actor and reason.
+//   - "pause" and "resume" a consumer: its processes take no rows meanwhile;
+//   - "retry" a blocked row now, or all with id 0, with all attempts;
+//   - "skip" a blocked row: its owner moves it to the dead letters, when the consumer is not paused.
+//
+// It returns the number of rows that were changed; for "pause" and "resume" 1, or 0 if the consumer
+// was paused already, or not paused. The actor may be empty; the reason has 1 to 4,000 bytes. It
+// needs the rights that Grants returns for ForConsumerOperators. It returns ErrRefused for an
+// unknown name or row, and for a wrong verb.
+func (a *Admin) ChangeConsumer(ctx context.Context, verb, name string, id int64, actor, reason string) (rows int, err error) {
+	doing, row := fmt.Sprintf("%s consumer %q", verb, name), &id
+	if id == 0 {
+		row = nil
+	}
+	statement := "SELECT " + pgx.Identifier{a.schema}.Sanitize() + ".consumer_change($1::pg_catalog.text, $2::pg_catalog.text, $3::bigint, $4::pg_catalog.text, $5::pg_catalog.text)"
+	err = a.pool.QueryRow(ctx, statement, verb, name, row, actor, reason).Scan(&rows)
+	var told *pgconn.PgError
+	switch {
+	case store.Denied(err):
+		return 0, fmt.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, ForConsumerOperators, a.schema)
+	case errors.As(err, &told) && (told.Code == "42704" || told.Code == "22023"):
+		return 0, refusef("admin: %s: %s\n%s", doing, told.Message, told.Hint)
+	}
+	return rows, a.failure(doing, err)
+}

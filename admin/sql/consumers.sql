@@ -1,0 +1,22 @@
+-- consumers.sql: the consumers, or one with its blocked rows and its latest changes. The search_path must be pg_catalog
+-- only, and the zone UTC.
+--
+-- $1 text  name of the consumer; null: all, without rows and changes
+-- $2 int   maximum number of rows and of changes
+--
+-- One row for each consumer, JSON, as the type Consumer.
+SELECT json_build_object(
+       'name', s.consumer, 'queue', s.queue, 'partitions', s.partitions, 'owned', s.owned, 'waiting', s.waiting,
+       'oldest_ns', CASE WHEN s.oldest IS NOT NULL THEN (greatest(0, least(extract(epoch FROM s.oldest), 9e9)) * 1e9)::bigint END, 'blocked_keys', s.blocked_keys, 'blocked_for_ns', coalesce((extract(epoch FROM s.blocked_for) * 1e9)::bigint, 0),
+       'dead_letters', s.dead_letters, 'unhandled', s.unhandled,
+       'paused_at', coalesce(s.paused_at, timestamptz '0001-01-01 00:00:00Z'), 'paused_by', coalesce(s.paused_by, ''), 'paused_reason', coalesce(s.paused_reason, ''),
+       'blocked', (SELECT json_agg(json_build_object(
+                       'id', b.id::text, 'key', b.key, 'partition', b.partition, 'attempts', b.attempts, 'suspect', b.crashed IS NOT NULL, 'crashes', b.crashes, 'error', coalesce(b.error, ''),
+                       'since', b.since, 'next', CASE WHEN b.next_at < 'infinity' THEN b.next_at ELSE timestamptz '0001-01-01 00:00:00Z' END, 'skipped_by', coalesce(b.skipped_by, ''))
+                       ORDER BY b.since, b.id)
+                   FROM (SELECT * FROM pgleases.consumer_blocked AS b WHERE b.consumer = $1::text AND b.consumer = s.consumer ORDER BY b.since, b.id LIMIT $2::int) AS b),
+       'changes', (SELECT json_agg(json_build_object('at', h.at, 'verb', h.verb, 'id', coalesce(h.row_id, 0)::text, 'rows', h.rows, 'actor', h.actor, 'reason', h.reason) ORDER BY h.id DESC)
+                   FROM (SELECT * FROM pgleases.consumer_changes AS h WHERE h.consumer = $1::text AND h.consumer = s.consumer ORDER BY h.at DESC, h.id DESC LIMIT $2::int) AS h))
+FROM pgleases.consumers_status AS s
+WHERE $1::text IS NULL OR s.consumer = $1::text
+ORDER BY s.consumer

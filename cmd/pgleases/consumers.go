@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/ranges"
+)
+
+// The verbs on consumers.
+
+func newConsumers() *cobra.Command {
+	cmd := looking(&cobra.Command{Use: "consumers", Short: "List, show, pause and resume consumers"}, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, string, error) {
+		all, err := a.Consumers(ctx)
+		return all, consumersTable(all), err
+	})
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return onlyVerbs(cmd, args)
+		}
+		return nil
+	}
+	cmd.AddCommand(newConsumerShow(), newConsumerChange("pause CONSUMER", "Pause a consumer until it is resumed"), newConsumerChange("resume CONSUMER", "Resume a paused consumer"),
+		newConsumerChange("retry CONSUMER [ID]", "Retry a blocked row, or all, now"), newConsumerChange("skip CONSUMER ID", "Move a blocked row to the dead letters"))
+	return cmd
+}
+
+func consumersTable(all []admin.Consumer) string {
+	now := time.Now()
+	return table("CONSUMER,QUEUE,OWNED,WAITING,OLDEST,BLOCKED KEYS,FOR,DEAD LETTERS,UNHANDLED,STATE", all, func(c admin.Consumer) []any {
+		oldest, blocked, state := dash, dash, dash
+		if c.Oldest != nil {
+			oldest = period(*c.Oldest)
+		}
+		if c.BlockedKeys > 0 {
+			blocked = period(c.BlockedFor)
+		}
+		if !c.PausedAt.IsZero() {
+			state = fmt.Sprintf("paused %s by %s: %s", relative(now, c.PausedAt), printable(c.PausedBy), printable(c.PausedReason))
+		}
+		return []any{shown(c.Name), shown(c.Queue), fmt.Sprintf("%d/%d", c.Owned, c.Partitions), counted(c.Waiting), oldest, c.BlockedKeys, blocked, counted(&c.DeadLetters), counted(c.Unhandled), state}
+	})
+}
+
+// counted returns a count that stops at 1,000.
+func counted(n *int) string {
+	switch {
+	case n == nil:
+		return dash
+	case *n >= 1000:
+		return "1000+"
+	}
+	return strconv.Itoa(*n)
+}
+
+func newConsumerShow() *cobra.Command {
+	return looking(&cobra.Command{Use: "show CONSUMER", Short: "Show a consumer's blocked rows and changes"}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
+		c, err := a.Consumer(ctx, args[0])
+		if err != nil {
+			return nil, "", err
+		}
+		if c == nil {
+			return nil, "", unknownConsumer(ctx, a, args[0])
+		}
+		now, text := time.Now(), consumersTable([]admin.Consumer{*c})
+		if len(c.Blocked) > 0 {
+			text += "\n" + table("ROW,KEY,PARTITION,BLOCKS FOR,FAILED,NEXT,STATE,ERROR", c.Blocked, func(b admin.BlockedRow) []any {
+				state, next := "blocked", relative(now, b.Next)
+				switch {
+				case b.SkippedBy != "":
+					state, next = "skipped by "+printable(b.SkippedBy), dash
+				case b.Suspect:
+					state = fmt.Sprintf("suspect, crashes: %d", b.Crashes)
+				case !b.Next.IsZero():
+					state = "retrying"
+				}
+				return []any{b.ID, shown(b.Key), b.Partition, period(now.Sub(b.Since)), b.Attempts, next, state, orDash(firstLine(b.Error))}
+			})
+		}
+		if len(c.Changes) > 0 {
+			text += "\n" + table("AT,CHANGE,ROW,ROWS,BY,REASON", c.Changes, func(h admin.ConsumerChange) []any {
+				return []any{h.At.UTC().Format(time.DateTime), h.Verb, idOrDash(h.ID), h.Rows, shown(h.Actor), shown(h.Reason)}
+			})
+		}
+		return c, text, nil
+	})
+}
+
+// unknownConsumer returns the error for a name that no consumer has.
+func unknownConsumer(ctx context.Context, a *admin.Admin, name string) error {
+	all, err := a.Consumers(ctx)
+	if err != nil {
+		return err
+	}
+	return unknown("consumer", name, mapped(all, func(c admin.Consumer) string { return c.Name }), "pgleases consumers")
+}
+
+// newConsumerChange returns a verb that changes a consumer or its blocked rows.
+func newConsumerChange(use, short string) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Args: asUsed, Annotations: map[string]string{shared: "consumer"}}
+	reason, actor, all, verb := "", "", false, cmd.Name()
+	reasonFlags(cmd, &reason, &actor)
+	if verb == "retry" {
+		cmd.Flags().BoolVar(&all, "all", false, "retry all blocked rows")
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		id := int64(0)
+		switch {
+		case len(args) == 2:
+			if id, err = strconv.ParseInt(args[1], 10, 64); err != nil || id == 0 || all {
+				return fmt.Errorf("%q is no row, or --all is given too: give the ID of a row that pgleases consumers show %s lists", args[1], args[0])
+			}
+		case verb == "retry" && !all:
+			return errors.New("ID is missing: give the ID of a row, or --all")
+		}
+		if reason == "" {
+			return errNoReason
+		}
+		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+			n, err := a.ChangeConsumer(ctx, verb, args[0], id, actor, reason)
+			if errors.Is(err, admin.ErrRefused) {
+				if c, other := a.Consumer(ctx, args[0]); c == nil && other == nil {
+					return unknownConsumer(ctx, a, args[0])
+				}
+			}
+			if err != nil {
+				return err
+			}
+			state := map[string]string{
+				"pause": "done; batches in hand end first", "resume": "done", "retry": ranges.Many(n, "row") + " retried now",
+				"skip": "recorded; its owner moves it to the dead letters, of a paused consumer after resume",
+			}[verb]
+			if n == 0 {
+				state = map[string]string{"pause": "it is paused already", "resume": "it is not paused", "retry": "no row is blocked"}[verb]
+			}
+			fmt.Fprint(cmd.OutOrStdout(), done(cmd, args, state))
+			return nil
+		})
+	}
+	return cmd
+}

@@ -1,0 +1,90 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+)
+
+// An order is a row of a queue.
+type order struct{ Customer string }
+
+func TestConsumersAreShownAndChanged(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	pool := testkit.Pool(t, database)
+	fails(t, database, "consumers", "run pgleases migrate --consumers")
+	output1(t, database, "migrate", "--consumers")
+	queue := consumer.Queue{Table: "public.outbox", Key: "customer", Partitions: 4, Time: "created_at"}
+	execute(t, database, consumer.TableSQL("orders", "", queue))
+	client := testkit.Must(pgleases.NewClient(t.Context(), pool))(t)
+	defer client.Close(t.Context())
+	c := testkit.Must(consumer.New(t.Context(), client, pool, "orders", queue, consumer.Each(func(_ context.Context, _ pgx.Tx, row consumer.Row[order]) error {
+		if strings.HasPrefix(row.Key, "bad") {
+			return errors.New("no such customer \x1b[2J\nbelow")
+		}
+		return nil
+	}), consumer.WithAttempts(1)))(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	defer func() {
+		cancel()
+		<-ended
+	}()
+	execute(t, database, "INSERT INTO public.outbox (customer, payload) VALUES ('good', '1'), ('bad 1', '2'), (E'bad \\n', '3')")
+	testkit.Becomes(t, pool, "two rows block their keys", int64(2), "SELECT count(*) FROM pgleases.consumer_blocked WHERE next_at = 'infinity'")
+
+	all := decoded[[]admin.Consumer](t, database, "consumers")
+	if len(all) != 1 || all[0].Name != "orders" || all[0].Queue != "public.outbox" || all[0].Partitions != 4 || all[0].Owned != 4 || *all[0].Waiting != 2 || all[0].Oldest != nil ||
+		all[0].BlockedKeys != 2 || all[0].BlockedFor <= 0 || *all[0].Unhandled != 0 || !all[0].PausedAt.IsZero() {
+		t.Errorf("consumers: %+v", all)
+	}
+	text := output1(t, database, "consumers", "show", "orders")
+	unprintable(t, "show", text)
+	if !regexp.MustCompile(`\norders +public.outbox +4/4 +2 +- +2 +\S+ +0 +0 +-\n\nROW .*(\n3 +"bad \\n" .*)?\n2 +bad 1 +\d +\S+ +1 +- +blocked +"no such customer \\x1b\[2J"\n(3 +"bad \\n" |$)`).MatchString(text) {
+		t.Errorf("show: %s", text)
+	}
+	for args, want := range map[string]string{
+		"consumers show order": `there is no consumer "order": did you mean orders? pgleases consumers shows all`, "consumers pause order --reason why": "did you mean orders?",
+		"consumers skip orders 1 --reason why": "row 1 of consumer \"orders\" blocks no key", "consumers skip orders x --reason why": `"x" is no row`, "consumers skip orders 2": "--reason is missing",
+		"consumers retry orders --reason why": "ID is missing", "consumers retry orders 2 --all --reason why": "--all", "consumers pasue orders": `did you mean pause?`,
+	} {
+		fails(t, database, args, want)
+	}
+	changes := func(want string, args ...string) {
+		t.Helper()
+		if text := output1(t, database, append([]string{"consumers"}, append(args, "--reason", "why", "--actor", "maria")...)...); !strings.HasPrefix(text, want) {
+			t.Errorf("%v: %s, want %s", args, text, want)
+		}
+	}
+	changes("pause orders: done", "pause", "orders")
+	changes("pause orders: it is paused already", "pause", "orders")
+	changes("skip orders 2: recorded", "skip", "orders", "2")
+	if text = output1(t, database, "consumers", "show", "orders"); !regexp.MustCompile(`paused \S+ ago by maria \(\w+\): why\n(.*\n)+2 .* 1 +- +skipped by maria (.*\n)+.* skip +2 +1 +maria .* why\n.* pause +- +1 `).MatchString(text) {
+		t.Errorf("show: %s", text)
+	}
+	changes("resume orders: done", "resume", "orders")
+	changes("resume orders: it is not paused", "resume", "orders")
+	testkit.Becomes(t, pool, "the row is in the dead letters", "2", "SELECT coalesce(string_agg(id::text, ' '), '') FROM pgleases.consumer_dead_letters")
+	execute(t, database, "UPDATE public.outbox SET customer = 'good' WHERE id = 3")
+	changes("retry orders: 1 row retried now", "retry", "orders", "--all")
+	testkit.Becomes(t, pool, "the row is handled", int64(0), "SELECT count(*) FROM public.outbox")
+	testkit.Becomes(t, pool, "no row is blocked", int64(0), "SELECT count(*) FROM pgleases.consumer_blocked")
+	changes("retry orders: no row is blocked", "retry", "orders", "--all")
+	if one := decoded[admin.Consumer](t, database, "consumers", "show", "orders"); one.DeadLetters != 1 || len(one.Changes) != 4 || one.Changes[0].Verb != "retry" || one.Changes[2].ID != 2 {
+		t.Errorf("show: %+v", one)
+	}
+}
