@@ -245,7 +245,7 @@ COMMENT ON FUNCTION pgleases.consumer_end(pg_catalog.text, int[], bigint[]) IS '
 
 -- Reads what waits in a queue table, for consumers_status. It runs with the rights of its caller, and roles that run
 -- consumers write the names of tables. So it reads only a table, with columns of the system's types, and no table whose
--- rows are hidden by policies: code of the table's owner never runs in the session of a person who looks. What it cannot
+-- rows are hidden by policies: code of the table's owner never runs in the session of a person who looks. A value that it cannot
 -- read is null. It reads 1,000 rows by an index on the ID, if there is one, and never the whole table.
 --   oldest: the time of the oldest among these rows whose key is not blocked
 --   unhandled: rows whose partition is null or out of range, 1,000 at most
