@@ -114,8 +114,11 @@ func TestProbesDelayNoHandoff(t *testing.T) {
 	testkit.Until(t, "it owns all", func() bool { return a.Stats().Owned == 4 })
 	becomes(t, a, http.StatusOK, "ok")
 	other := testkit.Must(clients.New(t, pool).Lease(t.Context(), "work", 4))(t)
-	testkit.Until(t, "two are handed over", func() bool {
+	for beats := 0; other.Stats().Owned < 2; beats++ {
+		if beats == 20 {
+			t.Fatalf("not handed over: %+v", a.Stats())
+		}
 		becomes(t, a, http.StatusOK, "ok")
-		return other.Stats().Owned == 2
-	})
+		clients.Beats(t, a, 1)
+	}
 }

@@ -183,6 +183,45 @@ func TestMetricsKeepConventions(t *testing.T) {
 	}
 }
 
+// Two collectors need a label that differs, and a client can be collected while it closes.
+func TestStrangeNamesAndEnds(t *testing.T) {
+	w := newWorld(t)
+	const name = "a\"b\\c\nd\te{,}=ä\u2028"
+	testkit.Must(w.worker.Lease(t.Context(), name, 4))(t)
+	for _, of := range []string{"pgleases_partition_owned", "pgleases_database_partitions"} {
+		series := of + fmt.Sprintf("{lease=%q}", name)
+		testkit.Until(t, series+" is 4", func() bool { return w.scrape()[series] == 4 })
+	}
+	other := pgleasesprom.NewCollector(w.other)
+	if err := w.registry.Register(other); !errors.As(err, new(prometheus.AlreadyRegisteredError)) {
+		t.Errorf("a second collector without a label: %v", err)
+	}
+	w.registry = prometheus.NewPedanticRegistry()
+	for database, c := range map[string]prometheus.Collector{"first": pgleasesprom.NewCollector(w.worker), "second": other} {
+		testkit.OK(t, prometheus.WrapRegistererWith(prometheus.Labels{"database": database}, w.registry).Register(c))
+	}
+	collected := make(chan error, 1)
+	closed := make(chan struct{})
+	go func() {
+		for {
+			if _, err := w.registry.Gather(); err != nil {
+				collected <- err
+				return
+			}
+			select {
+			case <-closed:
+				collected <- nil
+				return
+			default:
+			}
+		}
+	}()
+	testkit.OK(t, w.worker.Close(t.Context()))
+	testkit.OK(t, w.other.Close(t.Context()))
+	close(closed)
+	testkit.OK(t, testkit.Receive(t, "collections end", collected))
+}
+
 var named = regexp.MustCompile(`\bpgleases_\w+`)
 
 // expressions returns the queries of the dashboard.

@@ -56,3 +56,20 @@ func TestMetricsHaveSamplesOfTheirLabels(t *testing.T) {
 		}
 	}
 }
+
+// A lease may have any name.
+func TestTextEscapesLabels(t *testing.T) {
+	m := &Metric{"pgleases.lease.joined", "s", Counter, "Help.", []string{"lease", "client"}}
+	got := string(Text([]Sample{
+		{m, 1.5, nil, []string{`a"b\c`, "d\ne\t{,}=\u2028ä"}},
+		{m, 1e21, nil, []string{"\xff", ""}},
+	}))
+	want := `# HELP pgleases_lease_joined_seconds_total Help.
+# TYPE pgleases_lease_joined_seconds_total counter
+pgleases_lease_joined_seconds_total{lease="a\"b\\c",client="d\ne` + "\t{,}=\u2028ä" + `"} 1.5
+pgleases_lease_joined_seconds_total{lease="` + "\ufffd" + `",client=""} 1e+21
+`
+	if got != want {
+		t.Errorf("%s\nnot\n%s", got, want)
+	}
+}

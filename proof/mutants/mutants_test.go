@@ -85,6 +85,9 @@ var detectors = map[string]detector{
 	"terminated": {"proof", func(int) []string { return []string{"-test.run=^TestTerminatedConnection"} }},
 	// Handoffs of which the new owner is notified late, in simulated time.
 	"announced": {"internal/engine", func(int) []string { return []string{"-test.run=IsAnnounced|ReleaseBeforeCrash"} }},
+	// Look-ups of owners over failovers and closes, in simulated time.
+	"look-ups": {"internal/engine", func(int) []string { return []string{"-test.run=^TestOwnersFollow|^TestOwnerAnswers|^TestLeaderIsSeen"} }},
+	"probes":   {"health", func(int) []string { return []string{"-test.run=^TestProbesDelayNoHandoff$"} }},
 	// Guarded transactions that are open when their partition should be handed over.
 	"closed": {"internal/engine", func(int) []string { return []string{"-test.run=FencedPartitionWaits"} }},
 	// Tests of each statement, and random concurrent statements, on a real server.
@@ -282,6 +285,11 @@ var mutants = append(asleep(), []mutant{
 	{"release by a session that is gone", "statements", `released: got 1, want 0`, []edit{
 		{"sql/schema/leases.sql", "alive := FOUND;", "alive := true;", 0},
 	}},
+	{"owners by the lease's generation alone", "look-ups", `hears of a again`, []edit{
+		{"internal/engine/lease.go", `|| old.Server != server`, ``, 0},
+	}},
+	{"no look-ups while a client closes", "look-ups", `while the client closes`, []edit{{"internal/engine/tasks.go", `beginLookUpOwners, yields`, `beginLookUpOwners, untilEnds | yields`, 0}}},
+	{"a probe that counts as a reader", "probes", `not handed over`, []edit{{"internal/engine/stats.go", `len(m.lease.Board.Look().Values)`, `len(m.lease.Board.Read().Values)`, 0}}},
 	{"release without an announcement", "announced", `not within 5s: b owns it|not within 10s: a releases it`, []edit{
 		{"internal/engine/releases.go", "			changed = append(changed, announcement{m.lease.Name, h.Owner})\n", "", 0},
 	}},
