@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	consumersql "github.com/pgleases/pgleases/consumer/sql"
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/shell"
 	"github.com/pgleases/pgleases/internal/store"
@@ -44,7 +45,7 @@ type Finding struct {
 
 // Checks are the names of the checks of Doctor, in order.
 var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "columns", "rights", "table-locks", "row-locks", "advisory-locks", "timeline", "boot-marker", "ttl", "expired",
-	"orphans", "shares", "overrides", "plans", "handoffs", "locks", "schedules", "jobs", "transactions", "snapshots", "autovacuum", "connections"}
+	"orphans", "shares", "overrides", "plans", "handoffs", "locks", "schedules", "jobs", "consumers", "transactions", "snapshots", "autovacuum", "connections"}
 
 // DoctorOptions configure Doctor.
 type DoctorOptions struct {
@@ -104,14 +105,15 @@ func (d *doctor) judge(check string, well bool, fine string, level Level, remedy
 
 // facts is the result of doctor.sql.
 type facts struct {
-	ServerVersion                           int  `json:"server_version"`
-	ReadOnly                                bool `json:"read_only"`
-	SeesAll                                 bool `json:"sees_all"`
-	RoleExists                              bool `json:"role_exists"`
-	Recovery, Autovacuum, Schema, Scheduled bool // Scheduled: the schema has the tables of package schedule
-	Backend                                 uint32
-	Role, Provider                          string
-	Room                                    []struct {
+	ServerVersion                int  `json:"server_version"`
+	ReadOnly                     bool `json:"read_only"`
+	SeesAll                      bool `json:"sees_all"`
+	RoleExists                   bool `json:"role_exists"`
+	Recovery, Autovacuum, Schema bool
+	Parts                        []string // the tables with the versions of other packages' tables
+	Backend                      uint32
+	Role, Provider               string
+	Room                         []struct {
 		Of        string
 		Most, Now int
 	}
@@ -173,13 +175,28 @@ func (d *doctor) examine(ctx context.Context) {
 	d.functions(f)
 	d.rights(f)
 	d.sessions(f)
-	d.vacuum(f)
 	if d.tableLocks(f) {
-		d.state(ctx, f, trip)
-		if f.Scheduled {
-			d.schedules(ctx)
+		columns := make(map[string]string)
+		for _, p := range parts {
+			if slices.Contains(f.Parts, p.table) {
+				d.duties(ctx, p.duties, p.flag, columns)
+			}
 		}
+		d.state(ctx, f, columns, trip)
 	}
+	d.vacuum(f)
+}
+
+// parts are the packages whose tables may be in the schema too.
+var parts = []struct {
+	table  string // with their version
+	flag   string // of migrate and grants; also the name of the check
+	writes string // a right that only a role that runs them has
+	duties string // the statement that returns their faults
+	files  fs.ReadFileFS
+}{
+	{"schedule_version", "schedules", "schedules UPDATE", "duties", schedulesql.Files},
+	{"consumer_version", "consumers", "consumers UPDATE", "queues", consumersql.Files},
 }
 
 // roundTrip returns the shortest of 5 round trips.
@@ -235,12 +252,14 @@ func (d *doctor) functions(f *facts) {
 	for _, fn := range f.Functions {
 		have[fn.Name] = append(have[fn.Name], fn.Body)
 	}
-	ddl, flag := store.DDL(enginesql.Files, d.schema), ""
-	if f.Scheduled {
-		ddl, flag = ddl+store.DDL(schedulesql.Files, d.schema), " --schedules"
+	ddl, flags := store.DDL(enginesql.Files, d.schema), ""
+	for _, p := range parts {
+		if slices.Contains(f.Parts, p.table) {
+			ddl, flags = ddl+store.DDL(p.files, d.schema), flags+" --"+p.flag
+		}
 	}
 	missing, changed := store.Differing(ddl, d.schema, have)
-	remedy := fmt.Sprintf("as their owner, run pgleases migrate%s, or what pgleases schema%[1]s prints", flag)
+	remedy := fmt.Sprintf("as their owner, run pgleases migrate%s, or what pgleases schema%[1]s prints", flags)
 	switch {
 	case len(missing) > 0:
 		d.found("functions", Fault, remedy, "missing: %s", listed(missing))
@@ -270,26 +289,40 @@ func (f *facts) lacks(files fs.ReadFileFS) (rights []string) {
 func (f *facts) has(right string) bool { return slices.Contains(f.Rights, right) }
 
 // rights compares the rights of the role with those that a role for clients needs, and for
-// schedules if their tables exist.
+// schedules and consumers if their tables exist.
 func (d *doctor) rights(f *facts) {
 	writes := regexp.MustCompile(" (INSERT|UPDATE|DELETE)$").MatchString
-	lacks, what, flag := append(slices.DeleteFunc([]string{"USAGE"}, f.has), f.lacks(enginesql.Files)...), "clients", ""
-	if len(lacks) == 0 && f.Scheduled {
-		lacks, what, flag = f.lacks(schedulesql.Files), "schedules", " --for=schedules"
-	}
-	remedy := fmt.Sprintf("as the tables' owner, run what pgleases grants %s%s prints", shell.Word(f.Role), flag)
-	switch {
+	remedy := fmt.Sprintf("as the tables' owner, run what pgleases grants %s prints", shell.Word(f.Role))
+	switch lacks := append(slices.DeleteFunc([]string{"USAGE"}, f.has), f.lacks(enginesql.Files)...); {
 	case !f.RoleExists:
 		d.found("rights", Fault, "name an existing one with --role", "there is no role %q", f.Role)
-	case len(lacks) == 0:
-		d.found("rights", OK, "", "role %q may run %s", f.Role, what)
-	case d.Role == "" && !slices.ContainsFunc(f.Rights, writes):
+	case len(lacks) > 0 && d.Role == "" && !slices.ContainsFunc(f.Rights, writes):
 		d.found("rights", Note, "name the role of the clients with --role", "role %q cannot run clients, as it may write nothing", f.Role)
-	case flag != "" && !f.has("schedules UPDATE"): // perhaps it does not run any
-		d.found("rights", Note, "if it should, "+remedy, "role %q can run clients, but no schedules, it lacks %s", f.Role, listed(lacks))
+	case len(lacks) > 0:
+		d.found("rights", Fault, remedy, "role %q cannot run clients, it lacks %s", f.Role, listed(lacks))
 	default:
-		d.found("rights", Fault, remedy, "role %q cannot run %s, it lacks %s", f.Role, what, listed(lacks))
+		d.otherRights(f)
 	}
+}
+
+// otherRights is rights for a role that may run clients.
+func (d *doctor) otherRights(f *facts) {
+	what := "clients"
+	for _, p := range parts {
+		if !slices.Contains(f.Parts, p.table) {
+			continue
+		}
+		lacks, remedy := f.lacks(p.files), fmt.Sprintf("as the tables' owner, run what pgleases grants %s --for=%s prints", shell.Word(f.Role), p.flag)
+		switch {
+		case len(lacks) == 0:
+			what += " and " + p.flag
+		case !f.has(p.writes): // perhaps it does not run any
+			d.found("rights", Note, "if it should, "+remedy, "role %q can run clients, but no %s, it lacks %s", f.Role, p.flag, listed(lacks))
+		default:
+			d.found("rights", Fault, remedy, "role %q cannot run %s, it lacks %s", f.Role, p.flag, listed(lacks))
+		}
+	}
+	d.fine("rights", "role %q may run %s", f.Role, what)
 }
 
 // sessions checks long transactions and free connections.
@@ -371,8 +404,9 @@ func toRead(err error, flag string) (Level, string) {
 	return Fault, "run pgleases migrate" + flag
 }
 
-// state checks the content of the tables.
-func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
+// state checks the content of the tables. consumers are the names of consumers by the columns of
+// their partitions.
+func (d *doctor) state(ctx context.Context, f *facts, consumers map[string]string, trip time.Duration) {
 	s, err := d.readSnapshot(ctx, d.conn.Conn(), begin+settings)
 	waits, noWaits := collect(ctx, d.Admin, d.conn, "waits", pgx.RowToStructByPos[wait], d.Long.Seconds())
 	strangers, noStrangers := collect(ctx, d.Admin, d.conn, "strangers", pgx.RowToStructByPos[session])
@@ -403,7 +437,7 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 		d.found("row-locks", level, l.end(), "the row of %s is locked by %v: heartbeats, joins, plans, takeovers or evictions that need it fail", l.Of, l)
 	}
 	d.fine("row-locks", "no row that clients need is locked")
-	d.columns(f, s)
+	d.columns(f, s, consumers)
 	d.timeline(ctx, s, f.Provider)
 	d.clients(s, trip, locked, d.evicted(ctx, s.At))
 	d.leases(ctx, s, locked)
@@ -422,25 +456,42 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 // partitionFor finds the number of partitions in the expression of a generated column.
 var partitionFor = regexp.MustCompile(`partition_for\(.*, (\d+)\)$`)
 
-// columns checks whether a column is generated for a number of partitions that no lease has.
-func (d *doctor) columns(f *facts, s *Snapshot) {
-	numbers, wrong := make(map[string]bool), []string{}
+// columns checks whether a column is generated for a number of partitions that no lease has, or the
+// column of a consumer for another than its lease has.
+func (d *doctor) columns(f *facts, s *Snapshot, consumers map[string]string) {
+	numbers, wrong, others := make(map[string]bool), []string{}, []string{}
 	for _, l := range s.Leases {
 		if !strings.HasPrefix(l.Name, "schedule/") {
 			numbers[strconv.Itoa(l.Partitions)] = true
 		}
 	}
 	for _, c := range f.Columns {
-		if m := partitionFor.FindStringSubmatch(c.Expression); m != nil && !numbers[m[1]] && len(numbers) > 0 {
+		m := partitionFor.FindStringSubmatch(c.Expression)
+		if m == nil {
+			continue
+		}
+		lease := s.Lease("consumer/" + consumers[c.Name])
+		switch {
+		case consumers[c.Name] != "" && lease != nil:
+			if n := strconv.Itoa(lease.Partitions); n != m[1] {
+				others = append(others, fmt.Sprintf("%s for %s, and consumer %q has %s", c.Name, m[1], consumers[c.Name], n))
+			}
+		case !numbers[m[1]] && len(numbers) > 0:
 			wrong = append(wrong, fmt.Sprintf("%s for %s", c.Name, m[1]))
 		}
+	}
+	if len(others) > 0 {
+		d.found("columns", Fault, "rows of a partition that the lease does not have are not handled: end the consumer's processes, pgleases drop LEASE --partitions N --reason '...', and start them",
+			"generated for another number of partitions than the lease has: %s", listed(others))
+		return
 	}
 	d.judge("columns", len(wrong) == 0, "none is generated for a number of partitions that no lease has",
 		Warning, "drop the column, or generate it for the number of its lease: otherwise some rows have no owner",
 		"generated for a number of partitions that no lease has: %s; leases have %s", listed(wrong), listed(slices.Collect(maps.Keys(numbers))))
 }
 
-// A duty is a fault of schedules or jobs of a group, as duties.sql returns it.
+// A duty is a fault of schedules or jobs of a group, as duties.sql returns it, or of a consumer, as
+// queues.sql does.
 type duty struct {
 	Check, Fault, Group string
 	Count               int
@@ -451,8 +502,9 @@ type duty struct {
 
 const suchAs, hangs, known = "%[1]d of group %[2]q, such as ", `its log says "handler still running": if it hangs, kill that process`, "a limit frees itself as runs end; for the rest, deploy a process that knows them"
 
-// duties are the possible faults of schedules and jobs. The arguments of format are 1 the count, 2
-// the group, and 3 to 5 the worst one: its name, its age, and its number of failures.
+// duties are the possible faults of schedules, jobs and consumers. The arguments of format are 1 the
+// count, 2 the group or consumer, and 3 to 5 the worst one: its name, its age, and its number of
+// failures or rows.
 var duties = []struct {
 	check, fault, text, format, remedy string
 	level                              Level
@@ -471,15 +523,24 @@ var duties = []struct {
 	{"jobs", "overdue", "running for longer than their timeout", suchAs + "job %[3]s for %[4]v", hangs, Warning},
 	{"jobs", "unknown", "outcome unknown, so they may have been done", suchAs + "job %[3]s", "check its effect first; only if it was not done: pgleases jobs retry GROUP ID --unknown --reason '...'", Warning},
 	{"jobs", "failing", "failed 3 or more times, and are retried", suchAs + "job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", Warning},
+	{"consumers", "gone", "their queue tables are gone", "%[3]s of %[2]q", "create it again, or delete the consumer's row from the table consumers", Warning},
+	{"consumers", "index", "no valid, complete index on the partition and the ID, so that each read takes the whole table", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
+	{"consumers", "unhandled", "rows that no process handles, because their partition is null or out of range", "%[1]d of %[2]q", "correct the column to partition_for(key, N): TableSQL of package consumer has the statements", Fault},
+	{"consumers", "blocked", "keys blocked for long", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP shows the rows; when the cause is repaired, pgleases consumers retry GROUP --all --reason '...'; or skip one", Warning},
+	{"consumers", "late", "rows wait for long", "the oldest of %[2]q for %[4]v", "pgleases describe LEASE shows who runs; the log says what its handlers wait for; otherwise start more processes", Warning},
+	{"consumers", "paused", "paused for more than a day", "%[2]q", "pgleases consumers resume GROUP --reason '...'", Note},
+	{"autovacuum", "off", "off for queue tables, whose dead rows are never removed", "%[3]s", "ALTER TABLE ... RESET (autovacuum_enabled)", Warning},
+	{"autovacuum", "behind", "behind for queue tables, so that reads slow down", "%[5]v dead rows in %[3]s", "if snapshots names a session, end it; otherwise VACUUM the table, and lower autovacuum_vacuum_threshold or raise autovacuum_vacuum_cost_limit for it", Warning},
 	{"jobs", "failed", "failed in the last day, and were not retried", suchAs + "job %[3]s", "pgleases jobs failed GROUP shows them; pgleases jobs retry GROUP ID --reason '...' runs one again", Warning},
 }
 
-// schedules checks schedules and jobs.
-func (d *doctor) schedules(ctx context.Context) {
-	found, err := collect(ctx, d.Admin, d.conn, "duties", pgx.RowToStructByPos[duty], d.Long.Seconds())
+// duties checks schedules and jobs, or consumers, which a statement reads. It adds the names of
+// consumers by the columns of their partitions.
+func (d *doctor) duties(ctx context.Context, statement, check string, columns map[string]string) {
+	found, err := collect(ctx, d.Admin, d.conn, statement, pgx.RowToStructByPos[duty], d.Long.Seconds())
 	if err != nil {
-		level, remedy := toRead(err, " --schedules")
-		d.found("schedules", level, remedy, "cannot read them: %v", err)
+		level, remedy := toRead(err, " --"+check)
+		d.found(check, level, remedy, "cannot read them: %v", err)
 		return
 	}
 	for _, y := range duties {
@@ -487,9 +548,10 @@ func (d *doctor) schedules(ctx context.Context) {
 		for _, f := range found {
 			if f.Check == y.check && f.Fault == y.fault {
 				id, _, _ := strings.Cut(f.Name, " ") // of a job
-				y.remedy = strings.NewReplacer("GROUP", shell.Word(f.Group), "SCHEDULE", shell.Word(f.Name), "ID", id).Replace(y.remedy)
+				inRemedy := strings.Contains(y.remedy, "WHY")
+				y.remedy = strings.NewReplacer("WHY", f.Why, "LEASE", shell.Word("consumer/"+f.Group), "GROUP", shell.Word(f.Group), "SCHEDULE", shell.Word(f.Name), "ID", id).Replace(y.remedy)
 				text := fmt.Sprintf(y.format, f.Count, f.Group, f.Name, seconds(f.Worst), f.Worst)
-				if f.Why != "" {
+				if f.Why != "" && !inRemedy {
 					text += " (" + f.Why + ")"
 				}
 				all = append(all, text)
@@ -500,8 +562,11 @@ func (d *doctor) schedules(ctx context.Context) {
 		}
 	}
 	for _, f := range found {
-		if f.Fault == "none" {
+		switch f.Fault {
+		case "none":
 			d.fine(f.Check, "%s", f.Why)
+		case "column":
+			columns[f.Name] = f.Group
 		}
 	}
 }

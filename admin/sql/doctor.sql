@@ -76,7 +76,7 @@ SELECT json_build_object(
     'idle', (SELECT coalesce(json_agg(b ORDER BY b.seconds DESC), '[]') FROM busy AS b WHERE b.idle AND b.seconds > $3),
     'old', (SELECT coalesce(json_agg(b ORDER BY b.seconds DESC), '[]') FROM busy AS b WHERE NOT b.idle AND b.keeps AND b.seconds > 10 * $3),
     'locked', (SELECT coalesce(json_agg(l ORDER BY l.hides DESC, l.guards, l.seconds DESC, l.of), '[]') FROM locked AS l),
-    'scheduled', EXISTS (SELECT FROM relations AS c WHERE c.relname = 'schedule_version'),
+    'parts', (SELECT coalesce(json_agg(c.relname), '[]') FROM relations AS c WHERE c.relname IN ('schedule_version', 'consumer_version')),
     'unvacuumed', (
         SELECT coalesce(json_agg(c.relname), '[]') FROM relations AS c
         WHERE c.relkind = 'r' AND EXISTS (SELECT FROM pg_options_to_table(c.reloptions) AS o WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean)),

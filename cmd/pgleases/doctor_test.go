@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/testkit/command"
@@ -482,6 +483,56 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 	expectIll(t, database, "note schedules", "", "--role", role)
 	execute(t, database, "REVOKE UPDATE ON SEQUENCE pgleases.notified FROM "+role)
 	expectIll(t, database, "fault rights, note schedules", "it lacks notified UPDATE", "--role", role)
+}
+
+func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
+	t.Parallel()
+	database := pgtest.FreshDatabase(t)
+	execute(t, database, sound)
+	output1(t, database, "migrate", "--consumers")
+	if text := output1(t, database, "doctor", "--skip", "autovacuum"); !regexp.MustCompile(`ok +consumers +there are none\n`).MatchString(text) {
+		t.Errorf("without consumers: %s", text)
+	}
+	execute(t, database, consumer.TableSQL("orders", "", consumer.Queue{Table: "public.outbox", Key: "customer", Partitions: 2}), `
+		INSERT INTO pgleases.consumers VALUES ('orders', 'public.outbox', 'id', 'customer', 'partition', 'created_at', 2);
+		INSERT INTO pgleases.leases VALUES ('consumer/orders', 2, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('consumer/orders', 11, 1, now(), 1);
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('consumer/orders', 0, 11, 11, 3, 'a', now()), ('consumer/orders', 1, 11, 11, 3, 'a', now());
+		INSERT INTO public.outbox (customer, payload) VALUES ('c1', '1');
+		INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, error, next_at) VALUES ('orders', 0, 2, 'c2', '0', 15, E'it broke\nbelow', 'infinity')`)
+	expectIll(t, database, "", "")
+	for _, test := range []struct{ fault, mend, want, text string }{
+		{"UPDATE pgleases.consumer_blocked SET since = now() - interval '61 minutes'", "UPDATE pgleases.consumer_blocked SET since = now() - interval '59 minutes'", "warning consumers",
+			`keys blocked for long: 1 of "orders", such as "c2" for 1h1m`},
+		{"UPDATE public.outbox SET created_at = now() - interval '11 minutes'", "UPDATE public.outbox SET created_at = now() - interval '9 minutes'", "warning consumers", `rows wait for long: the oldest of "orders" for 11m`},
+		{"UPDATE public.outbox SET created_at = now() - interval '11 minutes'; UPDATE pgleases.consumers SET paused_at = now() - interval '23 hours', paused_by = 'maria', paused_reason = 'why'", "SELECT", "", ""},
+		{"UPDATE pgleases.consumers SET paused_at = now() - interval '25 hours'", "UPDATE public.outbox SET created_at = now(); UPDATE pgleases.consumers SET paused_at = NULL", "note consumers",
+			`paused for more than a day: "orders" (by maria: why) > pgleases consumers resume orders --reason`},
+		{"ALTER TABLE public.outbox RENAME TO elsewhere", "ALTER TABLE public.elsewhere RENAME TO outbox", "warning consumers", `public.outbox of "orders"`},
+		{"ALTER TABLE public.outbox SET (autovacuum_enabled = off)", "ALTER TABLE public.outbox RESET (autovacuum_enabled)", "warning autovacuum", "public.outbox"},
+		{"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'public.outbox_partition_id_idx'::regclass", "SELECT", "fault consumers", `public.outbox of "orders"`},
+		{"DROP INDEX public.outbox_partition_id_idx", "CREATE INDEX ON public.outbox (partition, id)", "fault consumers", "> as the table's owner: CREATE INDEX CONCURRENTLY ON public.outbox (partition, id)"},
+		{"UPDATE pgleases.leases SET partitions = 4 WHERE name = 'consumer/orders'; INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) SELECT 'consumer/orders', n, 11, 11, 3, 'a', now() FROM generate_series(2, 3) AS n",
+			"UPDATE pgleases.leases SET partitions = 2 WHERE name = 'consumer/orders'; DELETE FROM pgleases.partitions WHERE partition > 1", "fault columns", `public.outbox.partition for 2, and consumer "orders" has 4`},
+		{"ALTER TABLE public.outbox ALTER partition DROP EXPRESSION; UPDATE public.outbox SET partition = 2", "UPDATE public.outbox SET partition = 0", "fault consumers",
+			`rows that no process handles, because their partition is null or out of range: 1 of "orders" (public.outbox) > correct`},
+		{`ALTER TABLE public.outbox SET (autovacuum_vacuum_threshold = 100); DELETE FROM public.outbox;
+			INSERT INTO public.outbox (customer, payload, partition) SELECT 'c1', '1', 0 FROM generate_series(1, 1100); DELETE FROM public.outbox`, "VACUUM public.outbox", "warning autovacuum", "dead rows in public.outbox"},
+	} {
+		execute(t, database, test.fault)
+		expectIll(t, database, test.want, test.text)
+		execute(t, database, test.mend)
+	}
+	expectIll(t, database, "", "")
+	role := newRole(t, database)
+	execute(t, database, output1(t, database, "grants", role))
+	expectIll(t, database, "note rights", "can run clients, but no consumers, it lacks consumer_blocked DELETE", "--role", role)
+	execute(t, database, output1(t, database, "grants", role, "--for=consumers"))
+	expectIll(t, database, "", "", "--role", role)
+	execute(t, database, "REVOKE DELETE ON pgleases.consumer_blocked FROM "+role)
+	expectIll(t, database, "fault rights", "cannot run consumers, it lacks consumer_blocked DELETE > as the tables' owner, run what pgleases grants", "--role", role)
+	execute(t, database, "ALTER FUNCTION pgleases.consumer_end RENAME TO elsewhere")
+	expectIll(t, database, "fault functions, fault rights", "missing: consumer_end > as their owner, run pgleases migrate --consumers", "--role", role)
 }
 
 func TestNoFreeConnectionHasItsOwnRemedy(t *testing.T) {

@@ -1,0 +1,40 @@
+-- queues.sql: the faults of consumers and their queue tables, as duties.sql returns those of schedules. The search_path
+-- must be pg_catalog only, and enable_seqscan off.
+--
+-- $1 double precision  seconds; a row waits for long after 10 times that, and a key is blocked for long after 60 times that
+--
+-- One row for each fault of a consumer: the check; the fault; the consumer; a count; the name of the worst, or empty; its
+-- seconds or rows; and a reason or the statement that mends it. The row with the fault column has no fault: its name is
+-- the generated column of a consumer's partition. One row with the fault none.
+WITH s AS MATERIALIZED (
+    SELECT s.*, c.id_column, c.partition_column, make_interval(secs => $1) AS long
+    FROM pgleases.consumers_status AS s JOIN pgleases.consumers AS c ON c.name = s.consumer
+),
+queues AS MATERIALIZED (
+    SELECT s.consumer, s.queue, s.id_column, s.partition_column, r.oid, r.relkind, r.reltuples, r.reloptions
+    FROM pg_class AS r JOIN pg_namespace AS n ON n.oid = r.relnamespace JOIN s ON s.queue = format('%I.%I', n.nspname, r.relname)
+),
+vacuums AS ( -- the number of dead rows from which autovacuum removes them, if it is on
+    SELECT q.consumer, q.queue, v.n_dead_tup AS dead, greatest(v.last_autovacuum, v.last_vacuum) AS at, coalesce(o.on, true) AS on,
+           coalesce(o.threshold, current_setting('autovacuum_vacuum_threshold')::bigint) + coalesce(o.factor, current_setting('autovacuum_vacuum_scale_factor')::float8) * greatest(q.reltuples, 0) AS least
+    FROM queues AS q JOIN pg_stat_all_tables AS v ON v.relid = q.oid
+    CROSS JOIN LATERAL (
+        SELECT bool_and(p.option_value::boolean) FILTER (WHERE p.option_name = 'autovacuum_enabled') AS on, max(p.option_value::bigint) FILTER (WHERE p.option_name = 'autovacuum_vacuum_threshold') AS threshold,
+               max(p.option_value::float8) FILTER (WHERE p.option_name = 'autovacuum_vacuum_scale_factor') AS factor
+        FROM pg_options_to_table(q.reloptions) AS p) AS o
+)
+SELECT 'consumers', 'gone', s.consumer, 1, s.queue, 0::float8, '' FROM s WHERE NOT EXISTS (SELECT FROM queues AS q WHERE q.consumer = s.consumer)
+UNION ALL SELECT 'consumers', 'index', q.consumer, 1, q.queue, 0, format('CREATE INDEX CONCURRENTLY ON %s (%I, %I)', q.queue, q.partition_column, q.id_column) FROM queues AS q
+WHERE NOT EXISTS (SELECT FROM pg_index AS i JOIN pg_attribute AS p ON p.attrelid = q.oid AND p.attname = q.partition_column JOIN pg_attribute AS n ON n.attrelid = q.oid AND n.attname = q.id_column
+                  WHERE i.indrelid = q.oid AND i.indisvalid AND i.indpred IS NULL AND i.indkey[0] = p.attnum AND i.indkey[1] = n.attnum)
+UNION ALL SELECT 'consumers', 'unhandled', s.consumer, s.unhandled, s.queue, 0, s.queue FROM s WHERE s.unhandled > 0
+UNION ALL SELECT 'consumers', 'blocked', s.consumer, s.blocked_keys, b.key, extract(epoch FROM s.blocked_for), b.error FROM s
+CROSS JOIN LATERAL (SELECT b.key, split_part(left(coalesce(b.error, ''), 200), E'\n', 1) AS error FROM pgleases.consumer_blocked AS b WHERE b.consumer = s.consumer ORDER BY b.since LIMIT 1) AS b
+WHERE s.blocked_for > 60 * s.long
+UNION ALL SELECT 'consumers', 'late', s.consumer, s.waiting, s.queue, least(extract(epoch FROM s.oldest), 9e9), '' FROM s WHERE s.paused_at IS NULL AND s.oldest > 10 * s.long
+UNION ALL SELECT 'consumers', 'paused', s.consumer, s.waiting, s.queue, extract(epoch FROM clock_timestamp() - s.paused_at), format('by %s: %s', s.paused_by, s.paused_reason) FROM s
+WHERE s.paused_at < clock_timestamp() - interval '1 day'
+UNION ALL SELECT 'autovacuum', CASE WHEN v.on THEN 'behind' ELSE 'off' END, v.consumer, 1, v.queue, v.dead, '' FROM vacuums AS v
+WHERE NOT v.on OR v.dead > 10 * v.least AND coalesce(v.at < clock_timestamp() - interval '10 minutes', true)
+UNION ALL SELECT 'columns', 'column', q.consumer, 1, format('%s.%I', q.queue, q.partition_column), 0, '' FROM queues AS q
+UNION ALL SELECT 'consumers', 'none', '', 0, '', 0, CASE WHEN EXISTS (SELECT FROM s) THEN 'none has rows that wait for long, or keys that are blocked for long' ELSE 'there are none' END
