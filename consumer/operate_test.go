@@ -16,7 +16,7 @@ import (
 // change is an operator's change; id 0: of no row.
 func (db *database) change(verb string, id int64) int {
 	db.t.Helper()
-	return one[int](db, "SELECT pgleases.consumer_change($1, 'orders', nullif($2::bigint, 0), 'maria', 'why')", verb, id)
+	return one[int](db, "SELECT pgleases.consumer_change($1::text, 'orders'::text, nullif($2::bigint, 0), 'maria'::text, 'why'::text)", verb, id)
 }
 
 // failing is a handler that fails for the rows in bad.
@@ -97,10 +97,10 @@ func TestOperatorsPauseAndResume(t *testing.T) {
 		"'pause', 'orders', 1": "verb", "'skip', 'orders', NULL": "verb", "'stop', 'orders', NULL": "verb", "NULL, 'orders', NULL": "",
 		"'retry', 'orders', 1": "blocks no key", "'skip', 'orders', 1": "blocks no key", "'pause', 'order', NULL": `there is no consumer "order"`,
 	} {
-		_, err := db.Exec(t.Context(), "SELECT pgleases.consumer_change("+call+", '', 'why')")
+		_, err := db.Exec(t.Context(), "SELECT pgleases.consumer_change(v::text, c::text, r::bigint, ''::text, 'why'::text) FROM (VALUES ("+call+")) AS t (v, c, r)")
 		contains(t, err, want)
 	}
-	_, err := db.Exec(t.Context(), "SELECT pgleases.consumer_change('pause', 'orders', NULL, '', '')")
+	_, err := db.Exec(t.Context(), "SELECT pgleases.consumer_change('pause'::text, 'orders'::text, NULL::bigint, ''::text, ''::text)")
 	contains(t, err, "pause needs a reason")
 	expect(t, db.change("retry", 0), 0, "blocked rows to retry")
 }
@@ -152,7 +152,7 @@ func TestStatusRunsNoCodeOfOthers(t *testing.T) {
 		defer func() { _ = tx.Rollback(context.Background()) }()
 		for _, statement := range []string{"UPDATE pgleases.consumers SET queue = '" + queue + "'",
 			"CREATE ROLE consumer_looker; GRANT USAGE ON SCHEMA pgleases TO consumer_looker; GRANT SELECT ON ALL TABLES IN SCHEMA pgleases TO consumer_looker; " +
-				"GRANT EXECUTE ON FUNCTION pgleases.consumer_backlog TO consumer_looker; CREATE SCHEMA hidden; CREATE TABLE hidden.outbox (LIKE public.outbox)", as} {
+				"GRANT EXECUTE ON FUNCTION pgleases.consumer_backlog(pgleases.consumers) TO consumer_looker; CREATE SCHEMA hidden; CREATE TABLE hidden.outbox (LIKE public.outbox)", as} {
 			_, err := tx.Exec(t.Context(), statement, pgx.QueryExecModeSimpleProtocol)
 			testkit.OK(t, err)
 		}
