@@ -29,6 +29,7 @@ type Consumer struct {
 	sql     statements
 	log     *slog.Logger
 	counts  counts
+	times   timings
 	running atomic.Bool
 }
 
@@ -51,7 +52,7 @@ func New[T any](ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool
 	if client == nil || pool == nil {
 		return nil, errors.New("consumer: client or pool is nil")
 	}
-	c := &Consumer{client: client, pool: pool, name: name, queue: queue.withDefaults(), options: o, sql: statementsFor(o.schema), log: o.log.With(slog.String("consumer", name))}
+	c := &Consumer{client: client, pool: pool, name: name, queue: queue.withDefaults(), options: o, sql: statementsFor(o.schema), times: defaultTimings, log: o.log.With(slog.String("consumer", name))}
 	if err := store.CheckName("lease of the consumer", leaseOf+name); err != nil || name == "" {
 		return nil, fmt.Errorf("consumer: name %q: 1 to 246 bytes of UTF-8 without NUL", name)
 	}

@@ -17,7 +17,6 @@ import (
 
 const (
 	pauseMin = 100 * time.Millisecond
-	pauseMax = time.Minute
 	// keysOfOutage is how many keys of a partition fail in a row before the reason is searched
 	// elsewhere.
 	keysOfOutage = 3
@@ -95,7 +94,7 @@ func (g *group) backoff(attempts int) time.Duration {
 // pause pauses a partition, because something that handlers need is away.
 func (g *group) pause(p *partition, why error) {
 	p.due = true
-	if p.outage = min(2*p.outage, pauseMax); p.outage == 0 {
+	if p.outage = min(2*p.outage, g.times.pauseMax); p.outage == 0 {
 		p.outage = pauseMin
 		g.log.Warn("consumer: partition paused, no attempt is counted", slog.Int("partition", p.Number), slog.String("error", handlers.Storable(why.Error())))
 	}

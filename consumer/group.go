@@ -24,13 +24,20 @@ const (
 	answerTime  = 10 * time.Second // the most that a statement of this package takes
 	lockWait    = time.Second      // the most that it waits for a lock
 	putOff      = time.Second      // how long a partition waits after that
-	fullEvery   = 30 * time.Second // at most, between two probes that look at all rows
 	fullShare   = 20               // they take at most 1/20 of the time
 	probeShare  = 4                // probes while rows come: at most 1/4 of the time
 	probePause  = 10 * time.Millisecond
-	sweepEvery  = time.Minute     // between two looks for blocked rows that are gone or changed
-	suspectHold = 5 * time.Second // the most that other work waits for crash suspects
 )
+
+// timings are the same in all processes, except in tests.
+type timings struct {
+	full        time.Duration // at most, between two probes that look at all rows
+	sweep       time.Duration // between two looks for blocked rows that are gone or changed
+	suspectHold time.Duration // the most that other work waits for crash suspects
+	pauseMax    time.Duration // the longest pause while something that handlers need is away
+}
+
+var defaultTimings = timings{full: 30 * time.Second, sweep: time.Minute, suspectHold: 5 * time.Second, pauseMax: time.Minute}
 
 // after are the times after a notification at which to probe: other inserts send none for a while,
 // and may commit later.
@@ -43,6 +50,7 @@ type partition struct {
 	asked atomic.Bool   // to end
 	idle  chan struct{} // closed when it was asked to end, and no job works on it
 
+	begun     bool         // its begin may be recorded
 	known     bool         // what was before this ownership is known
 	busy      bool         // a job works on it
 	due       bool         // it may have rows to handle
@@ -135,7 +143,7 @@ func (g *group) serve(ctx context.Context, owned pgleases.Partition) error {
 		}
 	}
 	<-p.idle
-	if p.known {
+	if p.begun {
 		e := ending{p.Partition, make(chan struct{})}
 		g.ends <- e
 		<-e.done
@@ -260,7 +268,7 @@ func (g *group) open(ctx context.Context) {
 	}
 	g.opening = true
 	for _, p := range fresh {
-		p.busy = true
+		p.busy, p.begun = true, true
 	}
 	go func() {
 		err := g.beginAll(ctx, fresh)
@@ -401,10 +409,10 @@ func (g *group) take(q *probe, err error) {
 	g.failing = false
 	now := time.Now()
 	if q.full {
-		g.fullAt = now.Add(min(fullShare*q.took, fullEvery))
+		g.fullAt = now.Add(min(fullShare*q.took, g.times.full))
 	}
 	if q.sweep {
-		g.sweepAt = now.Add(sweepEvery)
+		g.sweepAt = now.Add(g.times.sweep)
 	}
 	if q.paused != g.paused {
 		g.log.Warn("consumer: paused by an operator, or resumed", slog.Bool("paused", q.paused))
@@ -536,7 +544,7 @@ func (g *group) choose(room int) (*job, time.Duration) {
 	}
 	if suspect != nil {
 		if g.heldTill.IsZero() {
-			g.heldTill = now.Add(suspectHold)
+			g.heldTill = now.Add(g.times.suspectHold)
 		}
 		left := g.heldTill.Sub(now)
 		switch suspect.alone = left > 0; {

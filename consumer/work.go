@@ -36,6 +36,9 @@ type outcome struct {
 	at   int   // the row that failed, the first of those that were not handled; -1: unknown
 	err  error
 	slow bool // it failed by the timeout
+
+	longest   time.Duration // the longest call of the handler
+	longestAt int           // its row; -1: the batch
 }
 
 // work does a job, on its partitions.
@@ -222,8 +225,9 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 		return lostOf(parts)
 	case o.verdict == handled && server.IsClosed(), o.verdict == failed && server.IsClosed() && !o.slow && !deadline(o.err):
 		o.verdict = troubled
-		if time.Since(began) >= g.options.idle { // the server ended the idle transaction
-			o.verdict, o.err = failed, fmt.Errorf("the connection was lost, probably because the transaction was idle for longer than %v: see WithIdleTimeout", g.options.idle)
+		if o.longest >= g.options.idle { // the server ended the idle transaction
+			o.verdict, o.at = failed, o.longestAt
+			o.err = fmt.Errorf("the connection was lost, probably because the transaction was idle for longer than %v: see WithIdleTimeout", g.options.idle)
 		}
 		return o
 	case o.verdict != handled:
@@ -450,7 +454,14 @@ func (g *group) call(ctx context.Context, tx *handlers.Transaction, o outcome) o
 			o.verdict, o.err = failed, err
 			return o
 		}
+		called := time.Now()
 		err := g.callOnce(ctx, tx, batch)
+		if took := time.Since(called); took > o.longest {
+			o.longest, o.longestAt = took, o.at
+			if len(batch) > 1 {
+				o.longestAt = -1
+			}
+		}
 		if o.err = err; err == nil && tx != nil {
 			switch server := tx.Conn().PgConn(); {
 			case server.IsClosed():

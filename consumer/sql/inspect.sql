@@ -24,5 +24,5 @@ LEFT JOIN pg_catalog.pg_attribute AS id ON id.attrelid OPERATOR(pg_catalog.=) c.
 LEFT JOIN pg_catalog.pg_attribute AS k ON k.attrelid OPERATOR(pg_catalog.=) c.oid AND k.attname OPERATOR(pg_catalog.=) $3::pg_catalog.text AND k.attnum OPERATOR(pg_catalog.>) 0
 LEFT JOIN pg_catalog.pg_attribute AS p ON p.attrelid OPERATOR(pg_catalog.=) c.oid AND p.attname OPERATOR(pg_catalog.=) $4::pg_catalog.text AND p.attnum OPERATOR(pg_catalog.>) 0
 LEFT JOIN pg_catalog.pg_attrdef AS d ON d.adrelid OPERATOR(pg_catalog.=) c.oid AND d.adnum OPERATOR(pg_catalog.=) p.attnum AND p.attgenerated OPERATOR(pg_catalog.<>) ''
-LEFT JOIN pg_catalog.pg_sequence AS s ON s.seqrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(pg_catalog.pg_get_serial_sequence(pg_catalog.format('%I.%I', n.nspname, c.relname), $2::pg_catalog.text))
+LEFT JOIN pg_catalog.pg_sequence AS s ON s.seqrelid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(pg_catalog.pg_get_serial_sequence(pg_catalog.format('%I.%I', n.nspname, c.relname), id.attname::pg_catalog.text))
 WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1::pg_catalog.text)

@@ -1,0 +1,300 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/testkit"
+)
+
+// poisoned is effect, except for one row.
+func poisoned(id int64, poison func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error) consumer.Handler[Order] {
+	return consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if err := effect(ctx, tx, row); err != nil || row.ID != id {
+			return err
+		}
+		return poison(ctx, tx, row)
+	})
+}
+
+// After its last attempt a row moves to the dead letters, and its key goes on.
+func TestDeadLetter(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(200, 10)
+	w := newWorker(db, poisoned(50, func(context.Context, pgx.Tx, consumer.Row[Order]) error { return errors.New("no such order") }),
+		consumer.WithAttempts(3), consumer.WithBackoff(time.Millisecond, time.Millisecond), consumer.WithOnFailure(consumer.DeadLetter)).run()
+	db.empty("all is handled or dead")
+	testkit.OK(t, w.end())
+	db.exact(199)
+	expect(t, one[string](db, "SELECT format('%s %s %s %s %s', id, key, content->>'payload', attempts, error) FROM pgleases.consumer_dead_letters"), "50 c0 50 3 no such order", "the dead letter")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "blocked rows")
+	expect(t, w.Stats().DeadLetters, 1, "dead letters in Stats")
+	expect(t, w.Stats().Failures, 3, "failures in Stats")
+}
+
+// A row that has failed for good is handled again when the application has changed it, and no longer
+// blocks its key when the application has deleted it.
+func TestChangeOfABlockedRowFreesItsKey(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(100, 5)
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if string(row.Value.Payload) == "20" || string(row.Value.Payload) == "21" {
+			return errors.New("no such order")
+		}
+		return effect(ctx, tx, row)
+	}), consumer.WithAttempts(1))
+	w.SweepEvery(50 * time.Millisecond)
+	w.run()
+	testkit.Becomes(t, db.Pool, "two rows block their keys", int64(2), "SELECT count(*) FROM pgleases.consumer_blocked WHERE next_at = 'infinity'")
+	testkit.Becomes(t, db.Pool, "the other keys are empty", int64(2), "SELECT count(DISTINCT customer) FROM public.outbox")
+	db.exec("UPDATE public.outbox SET payload = '0' WHERE id = 20; DELETE FROM public.outbox WHERE id = 21")
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	db.exact(99)
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "blocked rows")
+}
+
+// Whatever a handler does for one row is a failure of that row, with an error that says what it was.
+func TestFailuresOfHandlers(t *testing.T) {
+	t.Parallel()
+	type order = consumer.Row[Order]
+	for name, test := range map[string]struct {
+		poison func(ctx context.Context, tx pgx.Tx, row order) error
+		says   string
+	}{
+		"panic":          {func(context.Context, pgx.Tx, order) error { panic("at the disco") }, "panic: at the disco"},
+		"Goexit":         {func(context.Context, pgx.Tx, order) error { runtime.Goexit(); return nil }, "runtime.Goexit"},
+		"nil pointer":    {func(context.Context, pgx.Tx, order) error { return (*broken)(nil) }, "panic"},
+		"statement":      {func(ctx context.Context, tx pgx.Tx, _ order) error { _, err := tx.Exec(ctx, "SELECT 1/0"); return err }, "division by zero"},
+		"ignored error":  {func(ctx context.Context, tx pgx.Tx, _ order) error { _, _ = tx.Exec(ctx, "SELECT 1/0"); return nil }, "after a failed statement"},
+		"rows left open": {func(ctx context.Context, tx pgx.Tx, _ order) error { _, _ = tx.Query(ctx, "SELECT 1"); return nil }, "were open"},
+		"commit":         {func(ctx context.Context, tx pgx.Tx, _ order) error { return tx.Commit(ctx) }, "must not end its transaction"},
+		"timeout":        {func(ctx context.Context, _ pgx.Tx, _ order) error { <-ctx.Done(); return context.Cause(ctx) }, "longer than its timeout"},
+		"timeout in SQL": {func(ctx context.Context, tx pgx.Tx, _ order) error {
+			_, err := tx.Exec(ctx, "SELECT pg_sleep(600)")
+			return err
+		}, "longer than its timeout"},
+		"own context": {func(ctx context.Context, tx pgx.Tx, _ order) error { return inAnInstant(ctx, tx) }, "deadline"},
+		"statement limit": {func(ctx context.Context, tx pgx.Tx, _ order) error {
+			_, err := tx.Exec(ctx, "SET LOCAL statement_timeout = 1; SELECT pg_sleep(600)")
+			return err
+		}, "statement timeout"},
+		"deletes its row": {func(ctx context.Context, tx pgx.Tx, r order) error {
+			_, err := tx.Exec(ctx, "DELETE FROM public.outbox WHERE id = $1", r.ID)
+			return err
+		}, "of 1 handled rows 0 were deleted"},
+		"deferred foreign": {func(ctx context.Context, tx pgx.Tx, _ order) error {
+			_, err := tx.Exec(ctx, "INSERT INTO public.child VALUES (7)")
+			return err
+		}, "foreign key"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.exec("CREATE TABLE public.parent (id int PRIMARY KEY); CREATE TABLE public.child (parent int REFERENCES public.parent DEFERRABLE INITIALLY DEFERRED); GRANT ALL ON public.parent, public.child TO PUBLIC")
+			db.insert(60, 20)
+			opts := []consumer.Option{consumer.WithAttempts(1)}
+			if name == "timeout" || name == "timeout in SQL" {
+				opts = append(opts, consumer.WithTimeout(200*time.Millisecond))
+			}
+			w := newWorker(db, poisoned(30, test.poison), opts...).run()
+			testkit.Becomes(t, db.Pool, "one row is left, and those of its key", "30,50", "SELECT coalesce(string_agg(id::text, ',' ORDER BY id), '') FROM public.outbox")
+			testkit.Becomes(t, db.Pool, "it blocks its key", "30 1", "SELECT coalesce(min(format('%s %s', id, attempts)), '') FROM pgleases.consumer_blocked WHERE next_at = 'infinity'")
+			contains(t, errors.New(one[string](db, "SELECT error FROM pgleases.consumer_blocked")), test.says)
+			testkit.OK(t, w.end())
+			db.exact(58)
+		})
+	}
+}
+
+type broken struct{ text string }
+
+func (b *broken) Error() string { return b.text }
+
+func inAnInstant(ctx context.Context, tx pgx.Tx) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
+	defer cancel()
+	_, err := tx.Exec(ctx, "SELECT pg_sleep(600)")
+	return err
+}
+
+// If a handler commits with a statement, what it wrote may be committed, for the rows before as well.
+// None of these rows is handled again.
+func TestCommitInAHandlerBlocksWhatMayBeCommitted(t *testing.T) {
+	t.Parallel()
+	for name, statements := range map[string]string{"commit": "COMMIT", "commit and begin": "COMMIT; BEGIN"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.insert(60, 20)
+			w := newWorker(db, poisoned(30, func(ctx context.Context, tx pgx.Tx, _ consumer.Row[Order]) error {
+				_, err := tx.Exec(ctx, statements, pgx.QueryExecModeSimpleProtocol)
+				return err
+			})).run()
+			testkit.Becomes(t, db.Pool, "the row is blocked for good", true, "SELECT EXISTS (SELECT FROM pgleases.consumer_blocked WHERE id = 30 AND next_at = 'infinity')")
+			testkit.Becomes(t, db.Pool, "the rest is handled", int64(0), "SELECT count(*) FROM public.outbox WHERE customer NOT IN (SELECT key FROM pgleases.consumer_blocked)")
+			testkit.OK(t, w.end())
+			expect(t, one[int64](db, "SELECT count(*) - count(DISTINCT id) FROM public.effects"), 0, "effects that exist twice")
+			db.ordered()
+			contains(t, errors.New(one[string](db, "SELECT error FROM pgleases.consumer_blocked WHERE id = 30")), "what it wrote may be committed")
+		})
+	}
+}
+
+// A transaction that is idle for longer than WithIdleTimeout is the handler's fault; a shorter wait,
+// longer than the trust that is left, is not.
+func TestIdleHandlers(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(40, 10)
+	release := make(chan struct{})
+	var slow sync.Once
+	w := newWorker(db, poisoned(15, func(ctx context.Context, _ pgx.Tx, _ consumer.Row[Order]) error {
+		slow.Do(func() { // until the transaction has ended
+			testkit.Until(t, "the server has ended the transaction", func() bool {
+				return one[int64](db, "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()") == 0
+			})
+			close(release)
+		})
+		return nil
+	}), consumer.WithIdleTimeout(300*time.Millisecond), consumer.WithBackoff(time.Millisecond, time.Millisecond), consumer.WithWorkers(1)).run()
+	testkit.Receive(t, "it was idle", release)
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	db.exact(40)
+	expect(t, w.Stats().Failures, 1, "failures")
+	expect(t, one[int](db, "SELECT attempt FROM public.effects WHERE id = 15"), 2, "attempts at the row")
+}
+
+// While something that handlers need is away, rows fail without end, and no key uses up its attempts.
+func TestOutageUsesUpNoAttempts(t *testing.T) {
+	t.Parallel()
+	for name, failure := range map[string]error{"errors": errors.New("connection refused"), "Unavailable": consumer.Unavailable(errors.New("connection refused"))} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.insert(2000, 500)
+			var away atomic.Bool
+			var calls atomic.Int64
+			away.Store(true)
+			w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+				if calls.Add(1); away.Load() {
+					return failure
+				}
+				return effect(ctx, tx, row)
+			}), consumer.WithAttempts(4), consumer.WithBackoff(time.Millisecond, time.Millisecond))
+			w.PauseAtMost(200 * time.Millisecond)
+			w.run()
+			testkit.Until(t, "each partition has failed 20 times", func() bool { return calls.Load() > 20*partitions })
+			if name == "Unavailable" {
+				expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "blocked rows")
+			}
+			if n := one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"); n > 2*partitions {
+				t.Errorf("%d keys are blocked, at most two of each partition", n)
+			}
+			if n := one[int](db, "SELECT coalesce(max(attempts), 0) FROM pgleases.consumer_blocked"); n > 2 {
+				t.Errorf("a row is charged with %d attempts", n)
+			}
+			away.Store(false)
+			db.empty("all is handled")
+			testkit.OK(t, w.end())
+			db.exact(2000)
+		})
+	}
+}
+
+// Rows that fail only together are handled one by one.
+func TestRowsThatFailTogether(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c', to_jsonb(i) FROM generate_series(1, 50) AS i")
+	w := newWorker(db, consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[Order]) error {
+		together := 0
+		for _, row := range rows {
+			if row.ID == 10 || row.ID == 11 {
+				together++
+			}
+		}
+		if together == 2 {
+			return errors.New("they do not like each other")
+		}
+		return effects(ctx, tx, rows)
+	})).run()
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	db.exact(50)
+	expect(t, w.Stats().Failures, 0, "failures")
+}
+
+// With Failed the rows before are committed, without further attempts to find the row.
+func TestFailed(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"InTx", "AtLeastOnce"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c' || i, to_jsonb(i) FROM generate_series(1, 50) AS i")
+			var calls atomic.Int64
+			do := func(rows []consumer.Row[Order], effects func([]consumer.Row[Order]) error) error {
+				calls.Add(1)
+				for i, row := range rows {
+					if row.ID == 25 && row.Attempt == 1 {
+						return errors.Join(effects(rows[:i]), fmt.Errorf("publish: %w", consumer.Failed(i, errors.New("refused"))))
+					}
+				}
+				return effects(rows)
+			}
+			h := consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[Order]) error {
+				return do(rows, func(rows []consumer.Row[Order]) error { return effects(ctx, tx, rows) })
+			})
+			if kind == "AtLeastOnce" {
+				h = consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
+					return do(rows, func(rows []consumer.Row[Order]) error { return db.published(ctx, rows) })
+				})
+			}
+			w := newWorker(db, h, consumer.WithBackoff(time.Millisecond, time.Millisecond), consumer.WithWorkers(1)).run()
+			db.empty("all is handled")
+			testkit.OK(t, w.end())
+			db.exact(50)
+			expect(t, w.Stats().Failures, 1, "failures")
+		})
+	}
+}
+
+// A row that cannot be read into the handler's struct is a failing row like another.
+func TestUnreadableRow(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec("ALTER TABLE public.outbox ALTER payload DROP NOT NULL, ADD amount int")
+	db.insert(60, 20)
+	db.exec("UPDATE public.outbox SET amount = id WHERE id <> 30")
+	type amount struct{ Amount int }
+	for _, w := range []*worker{
+		workerOf(db, consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[amount]) error {
+			for _, row := range rows {
+				if _, err := tx.Exec(ctx, "INSERT INTO public.effects (id, customer) VALUES ($1, $2)", row.Value.Amount, row.Key); err != nil {
+					return err
+				}
+			}
+			return nil
+		}), consumer.WithAttempts(1)),
+	} {
+		w.run()
+		testkit.Becomes(t, db.Pool, "one row is left, and those of its key", "30,50", "SELECT coalesce(string_agg(id::text, ',' ORDER BY id), '') FROM public.outbox")
+		testkit.Becomes(t, db.Pool, "it blocks its key", int64(30), "SELECT coalesce(min(id), 0) FROM pgleases.consumer_blocked")
+		contains(t, errors.New(one[string](db, "SELECT error FROM pgleases.consumer_blocked")), "NULL")
+		testkit.OK(t, w.end())
+	}
+	db.exact(58)
+}

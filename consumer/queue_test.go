@@ -1,0 +1,129 @@
+package consumer_test
+
+import (
+	"context"
+	"crypto/rand"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+)
+
+// New refuses what cannot be consumed safely, and says what to change.
+func TestNewRefuses(t *testing.T) {
+	t.Parallel()
+	db := databaseAt(t, pgtest.OwnerURL(pgtest.FreshDatabase(t, ddl(t)...)))
+	client := testkit.Must(pgleases.NewClient(t.Context(), db.Pool, pgleases.WithoutMigration()))(t)
+	t.Cleanup(func() { _ = client.Close(t.Context()) })
+	good := "id bigint GENERATED ALWAYS AS IDENTITY, customer text NOT NULL, partition int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 8)) STORED, payload jsonb"
+	index := "; CREATE INDEX ON q.q (partition, id)"
+	plain := strings.Replace(good, "NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 8)) STORED", "NOT NULL", 1)
+	q := consumer.Queue{Table: "q.q", Key: "customer"}
+	with := func(change func(*consumer.Queue)) consumer.Queue { q := q; change(&q); return q }
+	for name, test := range map[string]struct {
+		ddl   string
+		queue consumer.Queue
+		says  []string
+	}{
+		"good":               {"CREATE TABLE q.q (" + good + ")" + index, q, nil},
+		"no table":           {"", with(func(q *consumer.Queue) { q.Table = "public.nowhere" }), []string{"table public.nowhere does not exist", "TableSQL"}},
+		"no name":            {"", consumer.Queue{}, []string{"the queue has no Table"}},
+		"no column":          {"CREATE TABLE q.q (" + good + ")" + index, with(func(q *consumer.Queue) { q.ID = "number" }), []string{`ID: it has no column "number"`}},
+		"no key column":      {"CREATE TABLE q.q (" + good + ")" + index, with(func(q *consumer.Queue) { q.Key = "k" }), []string{`Key: it has no column "k"`}},
+		"no time column":     {"CREATE TABLE q.q (" + good + ")" + index, with(func(q *consumer.Queue) { q.Time = "at" }), []string{`Time: it has no column "at"`}},
+		"nullable key":       {"CREATE TABLE q.q (" + strings.Replace(good, "customer text NOT NULL", "customer text", 1) + ")" + index, q, []string{`column "customer" may be NULL`, `ALTER COLUMN "customer" SET NOT NULL`}},
+		"type of key":        {"CREATE TABLE q.q (" + strings.Replace(plain, "customer text", "customer numeric", 1) + ")" + index, q, []string{`column "customer" is of type numeric`, "text, or character varying"}},
+		"type of ID":         {"CREATE TABLE q.q (" + strings.Replace(good, "id bigint GENERATED ALWAYS AS IDENTITY", "id uuid NOT NULL", 1) + ")" + index, q, []string{`column "id" is of type uuid`}},
+		"no index":           {"CREATE TABLE q.q (" + good + ")", q, []string{`no valid, complete index on ("partition", "id")`, `CREATE INDEX CONCURRENTLY ON q.q ("partition", "id")`}},
+		"partial index":      {"CREATE TABLE q.q (" + good + "); CREATE INDEX ON q.q (partition, id) WHERE partition > 1", q, []string{"no valid, complete index"}},
+		"descending index":   {"CREATE TABLE q.q (" + good + "); CREATE INDEX ON q.q (partition, id DESC)", q, []string{"no valid, complete index"}},
+		"cache":              {"CREATE TABLE q.q (" + strings.Replace(good, "IDENTITY", "IDENTITY (CACHE 10)", 1) + ")" + index, q, []string{"CACHE 10", "CACHE 1"}},
+		"cycle":              {"CREATE TABLE q.q (" + strings.Replace(good, "IDENTITY", "IDENTITY (CYCLE)", 1) + ")" + index, q, []string{"CYCLE", "NO CYCLE"}},
+		"view":               {"CREATE VIEW q.q AS SELECT 1::bigint AS id, 'c' AS customer, 0 AS partition", q, []string{"it is a view"}},
+		"trigger":            {"CREATE TABLE q.q (" + good + ")" + index + "; CREATE FUNCTION q.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; CREATE TRIGGER keep BEFORE DELETE ON q.q FOR EACH ROW EXECUTE FUNCTION q.keep()", q, []string{"a trigger BEFORE DELETE"}},
+		"N unknown":          {"CREATE TABLE q.q (" + plain + ")" + index, q, []string{"N is not known: give Partitions"}},
+		"another N":          {"CREATE TABLE q.q (" + good + ")" + index, with(func(q *consumer.Queue) { q.Partitions = 9 }), []string{"Partitions: 9", "generated for 8"}},
+		"too many":           {"CREATE TABLE q.q (" + plain + ")" + index, with(func(q *consumer.Queue) { q.Partitions = 65537 }), []string{"65537 partitions is out of range"}},
+		"misplaced":          {"CREATE TABLE q.q (" + plain + ")" + index + "; INSERT INTO q.q (customer, partition) VALUES ('a', 77)", with(func(q *consumer.Queue) { q.Partitions = 8 }), []string{`row 1 with key "a" is in partition 77, but partition_for(key, 8) is`}},
+		"another consumer's": {"", consumer.Queue{Table: "q.taken", Key: "customer"}, []string{`table q.taken already has the consumer "first"`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			db := &database{t, db.url, db.Pool}
+			db.exec("DROP SCHEMA IF EXISTS q CASCADE; CREATE SCHEMA q; DELETE FROM pgleases.consumers; " +
+				"CREATE TABLE q.taken (" + good + "); CREATE INDEX ON q.taken (partition, id); INSERT INTO pgleases.consumers (name, queue, id_column, partition_column, partitions) VALUES ('first', 'q.taken', 'id', 'partition', 8);" + test.ddl)
+			_, err := consumer.New(t.Context(), client, db.Pool, "orders", test.queue, consumer.Each(effect), consumer.WithoutMigration())
+			if len(test.says) == 0 {
+				testkit.OK(t, err)
+				db.exec("DELETE FROM pgleases.consumers WHERE name = 'first'")
+				_, err = consumer.New(t.Context(), client, db.Pool, "orders", consumer.Queue{Table: "q.taken", Key: "customer"}, consumer.Each(effect), consumer.WithoutMigration())
+				contains(t, err, `new consumer "orders"`, "the consumer has the table q.q")
+				return
+			}
+			contains(t, err, append(test.says, `new consumer "orders"`)...)
+		})
+	}
+}
+
+// New refuses what its role may not do, or does not see.
+func TestNewRefusesWithoutRights(t *testing.T) {
+	t.Parallel()
+	db := databaseAt(t, pgtest.OwnerURL(pgtest.FreshDatabase(t, ddl(t)...)))
+	client := testkit.Must(pgleases.NewClient(t.Context(), db.Pool, pgleases.WithoutMigration()))(t)
+	t.Cleanup(func() { _ = client.Close(t.Context()) })
+	role := "consumer_" + strings.ToLower(rand.Text())
+	db.exec("CREATE ROLE " + role + " IN ROLE pg_read_all_data; GRANT ALL ON ALL TABLES IN SCHEMA pgleases TO " + role + "; REVOKE ALL ON public.outbox FROM PUBLIC")
+	t.Cleanup(func() { db.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
+	pool := testkit.Pool(t, db.url, func(config *pgxpool.Config) {
+		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, "SET ROLE "+role)
+			return err
+		}
+	})
+	open := func() error {
+		return second(consumer.New(t.Context(), client, pool, "orders", outbox, consumer.Each(effect), consumer.WithoutMigration()))
+	}
+	contains(t, open(), "GRANT SELECT, UPDATE, DELETE ON public.outbox")
+	db.exec("GRANT SELECT, UPDATE (payload), DELETE ON public.outbox TO " + role)
+	testkit.OK(t, open())
+	db.exec("ALTER TABLE public.outbox ENABLE ROW LEVEL SECURITY")
+	contains(t, open(), "row-level security hides rows", "BYPASSRLS")
+}
+
+// New refuses a handler that the table does not fit, and wrong options.
+func TestNewRefusesHandlersAndOptions(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, consumer.Each(effect))
+	type typo struct {
+		ID       int64
+		Costumer string
+	}
+	for _, err := range []struct {
+		err  error
+		says string
+	}{
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.InTx[typo](nil))), "handler is nil"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.AtLeastOnce[Order](nil))), "handler is nil"},
+		{second(consumer.New(t.Context(), nil, w.pool, "orders", outbox, consumer.Each(effect))), "client or pool is nil"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "", outbox, consumer.Each(effect))), `name ""`},
+		{second(consumer.New(t.Context(), w.client, w.pool, strings.Repeat("x", 247), outbox, consumer.Each(effect))), "1 to 246 bytes"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), nil)), "option is nil"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithBatch(0, 1))), "a batch of 0 rows"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithWorkers(6))), "6 workers need a pool of more than 6 connections"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithAttempts(0))), "0 attempts"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithBackoff(2, 1))), "a backoff of"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.InTx(func(_ context.Context, _ pgx.Tx, _ []consumer.Row[typo]) error { return nil }))), "Costumer"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.InTx(func(_ context.Context, _ pgx.Tx, _ []consumer.Row[int]) error { return nil }))), "it must be a struct"},
+	} {
+		contains(t, err.err, err.says)
+	}
+	testkit.OK(t, second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.InTx(func(_ context.Context, _ pgx.Tx, _ []consumer.Row[map[string]any]) error { return nil }), consumer.WithoutMigration())))
+}
+
+func second[T any](_ T, err error) error { return err }
