@@ -532,11 +532,17 @@ func (g *group) choose(room int) (*job, time.Duration) {
 			wait = min(wait, p.notBefore.Sub(now))
 		case len(p.retries) == 0 || p.due && p.retried:
 			due = append(due, p)
-		case !p.retries[0].suspect:
-			g.next = (g.next + i + 1) % len(g.partitions)
-			return retryOf(p), 0
-		case suspect == nil:
-			suspect = retryOf(p)
+		default:
+			if safe := slices.IndexFunc(p.retries, func(b blockedRow) bool { return !b.suspect }); safe >= 0 {
+				g.next = (g.next + i + 1) % len(g.partitions)
+				return retryOf(p, safe), 0
+			}
+			if suspect == nil {
+				suspect = retryOf(p, 0)
+			}
+			if p.due { // if the suspect may not begin
+				due = append(due, p)
+			}
 		}
 	}
 	if suspect == nil && g.suspects == 0 {
@@ -574,8 +580,8 @@ func (g *group) choose(room int) (*job, time.Duration) {
 	return j, 0
 }
 
-// retryOf returns the job of a partition's first blocked row that is due.
-func retryOf(p *partition) *job {
-	first := p.retries[0]
-	return &job{partitions: []*partition{p}, retry: &first}
+// retryOf returns the job of one of a partition's blocked rows that are due.
+func retryOf(p *partition, at int) *job {
+	retry := p.retries[at]
+	return &job{partitions: []*partition{p}, retry: &retry}
 }

@@ -209,7 +209,3 @@ func contains(t testing.TB, err error, texts ...string) {
 		}
 	}
 }
-
-const victimOf = "PGLEASES_CONSUMER_VICTIM"
-
-func victim(string) error { return nil }

@@ -1,0 +1,222 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+)
+
+const (
+	victimOf = "PGLEASES_CONSUMER_VICTIM" // the database of a process that row 100 kills
+	killed   = 3
+	together = 4 // two rows of a suspect batch were handled side by side, or beside another
+)
+
+// victim is a process that row 100 kills.
+func victim(url string) error {
+	ctx := context.Background()
+	config, err := pgtest.ParseConfig(url)
+	if err != nil {
+		return err
+	}
+	config.MaxConns = 8
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	// Under one ID the next process takes over at once.
+	client, err := pgleases.NewClient(ctx, pool, pgleases.WithoutMigration(), pgleases.WithClientID("victim"), pgleases.WithTTL(2*time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
+	if err != nil {
+		return err
+	}
+	c, err := consumer.New(ctx, client, pool, "orders", outbox, consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[Order]) error {
+		for _, row := range rows {
+			if row.ID == 100 {
+				os.Exit(killed)
+			}
+		}
+		return effects(ctx, tx, rows)
+	}), consumer.WithoutMigration(), consumer.WithLogger(slog.New(slog.DiscardHandler)), consumer.WithPoll(20*time.Millisecond), consumer.WithBackoff(time.Millisecond, time.Millisecond),
+		consumer.WithBatch(20, 1<<20))
+	if err != nil {
+		return err
+	}
+	return c.RunUntilEmpty(ctx)
+}
+
+// A row that kills its process is found, and blocks its key in the end. No row beside it is charged.
+func TestRowThatKillsItsProcess(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(400, 40)
+	crashes := 0
+	for {
+		process := exec.Command(os.Args[0])
+		process.Env = append(os.Environ(), victimOf+"="+db.url)
+		output, err := process.CombinedOutput()
+		if err == nil {
+			t.Fatalf("it has ended: %s", output)
+		}
+		if code := process.ProcessState.ExitCode(); code != killed {
+			if !strings.Contains(string(output), "only rows of blocked keys are left") {
+				t.Fatalf("exit status %d: %s", code, output)
+			}
+			break
+		}
+		if crashes++; crashes > 10 {
+			t.Fatal("it kills its process without an end")
+		}
+	}
+	expect(t, crashes, 5, "processes that crashed: one unnoticed, one with a noted batch, three with the row alone")
+	expect(t, one[string](db, "SELECT string_agg(id::text, ',' ORDER BY id) FROM public.outbox"), "100,140,180,220,260,300,340,380", "rows that are left")
+	expect(t, one[string](db, "SELECT string_agg(format('%s %s', id, crashes), ',') FROM pgleases.consumer_blocked WHERE next_at = 'infinity'"), "100 0", "blocked rows")
+	contains(t, errors.New(one[string](db, "SELECT error FROM pgleases.consumer_blocked WHERE id = 100")), "3 processes crashed")
+	db.exact(392)
+}
+
+// After a crash without a noted batch the next owner notes its batches, until it has passed the rows
+// of that time.
+func TestWatchEndsBehindTheRowsOfTheCrash(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, consumer.Each(effect))
+	w.run()
+	testkit.Becomes(t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions")
+	w.crash()
+	db.insert(500, 50)
+	next := newWorker(db, consumer.Each(effect), consumer.WithBatch(10, 1<<20)).run()
+	db.empty("all is handled")
+	expect(t, one[bool](db, "SELECT bool_and(crashed IS NOT NULL AND crashed < begun) FROM pgleases.consumer_partitions"), true, "that the crash is known")
+	db.insert(100, 50)
+	db.empty("all is handled again")
+	testkit.Becomes(t, db.Pool, "no batch is noted any longer", int64(0), "SELECT count(*) FROM pgleases.consumer_partitions WHERE watched_to IS NOT NULL OR note_first IS NOT NULL")
+	testkit.OK(t, next.end())
+	db.exact(600)
+}
+
+// A process that lost its partitions and lives takes back that it seemed to have crashed, and what was
+// charged for it.
+func TestLostOwnershipIsNoCrash(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c', to_jsonb(i) FROM generate_series(1, 30) AS i")
+	in, out := make(chan struct{}), make(chan struct{})
+	var first atomic.Bool
+	w := newWorker(db, consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
+		if first.CompareAndSwap(false, true) {
+			close(in)
+			<-out
+		}
+		return nil
+	}))
+	// as if the owner before had crashed
+	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun) SELECT 'orders', p, 0 FROM generate_series(0, 7) AS p")
+	w.run()
+	testkit.Receive(t, "a batch is in hand", in)
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_partitions WHERE note_first IS NOT NULL"), 1, "noted batches")
+	epoch := one[int64](db, "SELECT begun FROM pgleases.consumer_partitions WHERE note_first IS NOT NULL")
+	db.exec(fmt.Sprintf("UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second', incarnation = -1 WHERE id = '%s'; UPDATE pgleases.server SET next_check_at = clock_timestamp()", w.client.ID()))
+	hold := make(chan struct{})
+	other := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		<-hold
+		return effect(ctx, tx, row)
+	}))
+	other.run()
+	testkit.Becomes(t, db.Pool, "its batch is suspect", int64(30), "SELECT count(*) FROM pgleases.consumer_blocked WHERE crashed = $1", epoch)
+	close(out)
+	testkit.Becomes(t, db.Pool, "no row is suspect but the one in hand", int64(0), "SELECT count(*) FROM pgleases.consumer_blocked WHERE crashed = $1 AND crashes = 0", epoch)
+	testkit.Becomes(t, db.Pool, "the crash is forgotten", int64(0), "SELECT count(*) FROM pgleases.consumer_partitions WHERE crashed = $1", epoch)
+	close(hold)
+	db.empty("all is handled")
+	testkit.OK(t, other.end())
+	db.ordered()
+}
+
+// The commit of a process that was frozen in a handler is refused, and the next owner handles the row.
+func TestFrozenHandlerDoesNotCommit(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(40, 10)
+	frozen, thaw := make(chan struct{}), make(chan struct{})
+	var first atomic.Bool
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if err := effect(ctx, tx, row); err != nil {
+			return err
+		}
+		if first.CompareAndSwap(false, true) {
+			close(frozen)
+			<-thaw
+		}
+		return nil
+	}), consumer.WithIdleTimeout(500*time.Millisecond), consumer.WithWorkers(1)).run()
+	testkit.Receive(t, "a row is in hand", frozen)
+	w.crash()
+	other := newWorker(db, consumer.Each(effect)).run()
+	db.empty("all is handled")
+	close(thaw)
+	testkit.OK(t, other.end())
+	db.exact(40)
+}
+
+// A suspect runs alone, and others wait for it for a while only.
+func TestSuspectsRunAlone(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(160, 40)
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error { return nil }))
+	// as if an owner had crashed with batches in hand, in each partition
+	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun, watched_to, note_first, note_last) SELECT 'orders', p, 0, 160, 1, 80 FROM generate_series(0, 7) AS p")
+	testkit.OK(t, w.RunUntilEmpty(t.Context()))
+	expect(t, one[int64](db, "SELECT count(*) FROM public.outbox"), 0, "rows left")
+
+	db.exec("UPDATE pgleases.consumer_partitions SET ended = NULL, watched_to = 1000, note_first = 161, note_last = 180")
+	db.insert(160, 40)
+	var suspects, others, beside atomic.Int64
+	hung, let := make(chan struct{}), make(chan struct{})
+	var once atomic.Bool
+	h := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if row.ID <= 180 {
+			if suspects.Add(1) > 1 {
+				t.Error("two suspects run side by side")
+			}
+			defer suspects.Add(-1)
+			if once.CompareAndSwap(false, true) {
+				if others.Load() > 0 {
+					t.Error("a suspect began beside another row")
+				}
+				close(hung)
+				<-let
+			}
+		} else {
+			others.Add(1)
+			if suspects.Load() > 0 {
+				beside.Add(1)
+			}
+			others.Add(-1)
+		}
+		return effect(ctx, tx, row)
+	}))
+	h.HoldForSuspects(200 * time.Millisecond)
+	h.run()
+	testkit.Receive(t, "a suspect is in hand", hung)
+	testkit.Until(t, "others run beside it after a while", func() bool { return beside.Load() > 0 })
+	close(let)
+	db.empty("all is handled")
+	testkit.OK(t, h.end())
+	db.exact(160)
+}
