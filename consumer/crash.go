@@ -14,8 +14,9 @@ import (
 
 // beginAll records the begin of ownerships, and learns whether the owners before crashed. The
 // partitions are busy meanwhile.
-func (g *group) beginAll(ctx context.Context, fresh []*partition) error {
-	ctx, cancel := context.WithTimeout(ctx, answerTime)
+func (g *group) beginAll(fresh []*partition) error {
+	// Also when Run ends: otherwise the end might be recorded before the begin.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.life), answerTime)
 	defer cancel()
 	slices.SortFunc(fresh, func(a, b *partition) int { return a.Number - b.Number })
 	return pgx.BeginTxFunc(ctx, g.pool, handlers.ReadCommitted, func(tx pgx.Tx) error {

@@ -106,7 +106,7 @@ func TestFailuresOfHandlers(t *testing.T) {
 			db.insert(60, 20)
 			opts := []consumer.Option{consumer.WithAttempts(1)}
 			if name == "timeout" || name == "timeout in SQL" {
-				opts = append(opts, consumer.WithTimeout(200*time.Millisecond))
+				opts = append(opts, consumer.WithTimeout(3*time.Second))
 			}
 			w := newWorker(db, poisoned(30, test.poison), opts...).run()
 			testkit.Becomes(t, db.Pool, "one row is left, and those of its key", "30,50", "SELECT coalesce(string_agg(id::text, ',' ORDER BY id), '') FROM public.outbox")
@@ -281,7 +281,7 @@ func TestUnreadableRow(t *testing.T) {
 	db.exec("UPDATE public.outbox SET amount = id WHERE id <> 30")
 	type amount struct{ Amount int }
 	for _, w := range []*worker{
-		workerOf(db, consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[amount]) error {
+		newWorkerOf(db, outbox, consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[amount]) error {
 			for _, row := range rows {
 				if _, err := tx.Exec(ctx, "INSERT INTO public.effects (id, customer) VALUES ($1, $2)", row.Value.Amount, row.Key); err != nil {
 					return err

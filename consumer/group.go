@@ -271,7 +271,7 @@ func (g *group) open(ctx context.Context) {
 		p.busy, p.begun = true, true
 	}
 	go func() {
-		err := g.beginAll(ctx, fresh)
+		err := g.beginAll(fresh)
 		g.events <- func() {
 			g.opening = false
 			for _, p := range fresh {

@@ -147,10 +147,10 @@ type worker struct {
 
 func newWorker(db *database, h consumer.Handler[Order], opts ...consumer.Option) *worker {
 	db.t.Helper()
-	return workerOf(db, h, opts...)
+	return newWorkerOf(db, outbox, h, opts...)
 }
 
-func workerOf[T any](db *database, h consumer.Handler[T], opts ...consumer.Option) *worker {
+func newWorkerOf[T any](db *database, queue consumer.Queue, h consumer.Handler[T], opts ...consumer.Option) *worker {
 	t := db.t
 	t.Helper()
 	w := &worker{t: t, db: db, wire: new(testkit.Wire), ended: make(chan error, 1)}
@@ -158,7 +158,7 @@ func workerOf[T any](db *database, h consumer.Handler[T], opts ...consumer.Optio
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	w.client = testkit.Must(pgleases.NewClient(t.Context(), w.pool, pgleases.WithClientID("worker "+rand.Text()), pgleases.WithoutMigration(),
 		pgleases.WithTTL(3*time.Second), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log)))(t)
-	w.Consumer = testkit.Must(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, h, append([]consumer.Option{
+	w.Consumer = testkit.Must(consumer.New(t.Context(), w.client, w.pool, "orders", queue, h, append([]consumer.Option{
 		consumer.WithLogger(log), consumer.WithoutMigration(), consumer.WithPoll(100 * time.Millisecond)}, opts...)...))(t)
 	t.Cleanup(w.close)
 	return w

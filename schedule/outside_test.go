@@ -138,7 +138,7 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 func TestRecordedCallIsMadeByNextOwner(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
-	db.exec(`CREATE OR REPLACE FUNCTION pgleases.schedule_check_interval() RETURNS text LANGUAGE plpgsql AS $$ BEGIN
+	db.exec(`CREATE OR REPLACE FUNCTION pgleases.check_interval() RETURNS text LANGUAGE plpgsql AS $$ BEGIN
 			IF EXISTS (SELECT FROM pgleases.schedules AS s WHERE s.trying ->> 'run' = current_setting('schedule.run')) THEN
 				PERFORM pg_advisory_xact_lock(1);
 			END IF;

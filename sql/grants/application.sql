@@ -16,6 +16,6 @@ GRANT INSERT (lease, cause, reason, from_id, to_id, partitions, generation) ON p
 GRANT EXECUTE ON FUNCTION pgleases.timeline, pgleases.first_epoch, pgleases.settings, pgleases.heartbeat, pgleases.heartbeat_answer,
     pgleases.evict, pgleases.part, pgleases.tidy, pgleases.trim_events, pgleases.end_overrides, pgleases.hold_liveness,
     pgleases.watch_liveness, pgleases.session_ends, pgleases.evict_disconnected, pgleases.read, pgleases.release, pgleases.announce,
-    pgleases.snapshot, pgleases.apply, pgleases.partition_for, pgleases.guard, pgleases.guard_many, pgleases.notify, pgleases.notify_channel, pgleases.lock_mutex, pgleases.lock_settings,
+    pgleases.snapshot, pgleases.apply, pgleases.partition_for, pgleases.guard, pgleases.guard_many, pgleases.check_interval, pgleases.notify, pgleases.notify_channel, pgleases.lock_mutex, pgleases.lock_settings,
     pgleases.lock_same_incarnation, pgleases.lock_turn, pgleases.lock_acquire, pgleases.lock_queue, pgleases.lock_release,
     pgleases.lock_releases, pgleases.lock_look, pgleases.lock_sweep, pgleases.lock_list, pgleases.guard_lock TO pgleases_app;

@@ -77,3 +77,15 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.guard_lock(pg_catalog.text, bigint) IS 'Raises PL001 unless the lock is held under this token, by a session that was not evicted. After it, no other session gets the lock until the transaction ends.';
+
+-- Sets client_connection_check_interval, if the operating system of the server supports it. Only setting it shows that.
+-- IMMUTABLE, because the operating system does not change, so a cached plan has the answer.
+CREATE OR REPLACE FUNCTION pgleases.check_interval() RETURNS pg_catalog.text
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN set_config('client_connection_check_interval', '500', true);
+EXCEPTION WHEN invalid_parameter_value THEN
+    RETURN '0';
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.check_interval() IS 'How often a transaction of a handler checks whether its client is still connected, milliseconds; 0: the operating system of the server does not support it.';

@@ -9,19 +9,6 @@
 -- off. Records travel as JSON, whose times are the same under all settings of a session.
 -- Parameters begin with p_, because the name of a column would be ambiguous.
 
--- Sets client_connection_check_interval, if the operating system of the server supports it. Only
--- setting it shows that. IMMUTABLE, because the operating system does not change, so a cached plan
--- has the answer.
-CREATE OR REPLACE FUNCTION pgleases.schedule_check_interval() RETURNS pg_catalog.text
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    RETURN set_config('client_connection_check_interval', '500', true);
-EXCEPTION WHEN invalid_parameter_value THEN
-    RETURN '0';
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_check_interval() IS 'How often a run checks whether its client is still connected, milliseconds; 0: the operating system of the server does not support it.';
-
 -- Opens the run of a schedule or a job in the transaction: guards its partition, sets limits, marks
 -- the transaction, and reads the schedule or job.
 --   p_lease: lease
@@ -50,7 +37,7 @@ DECLARE
         pg_catalog.set_config('schedule.run', p_run, true), pg_catalog.set_config('statement_timeout', p_timeout_ms::pg_catalog.text, true),
         pg_catalog.set_config('idle_in_transaction_session_timeout', p_idle_ms::pg_catalog.text, true),
         pg_catalog.set_config('lock_timeout', p_lock_ms::pg_catalog.text, true),
-        pg_catalog.set_config('client_connection_check_interval', pgleases.schedule_check_interval(), true));
+        pg_catalog.set_config('client_connection_check_interval', pgleases.check_interval(), true));
     found   pg_catalog.jsonb;
 BEGIN
     IF p_is_job THEN
