@@ -72,12 +72,12 @@ func (l *Lease) OwnerOf(ctx context.Context, key string) (Owner, bool, error) {
 // Owners returns the owners of all partitions, by partition; a partition without an owner is
 // missing. The map is shared: do not write to it.
 //
-// Owners keeps what it read, so most calls cost nanoseconds. It asks the database again if the client
-// has heard of a change of the lease since, or if the answer is older than the client's TTL. The
-// client hears of its own gains and losses at once, and of changes among others at its next
-// heartbeat. So after a change the map may be old for up to a heartbeat. It may be old for the TTL if
-// heartbeats fail, after the end of the lease, and in its epochs after a failover. For the present
-// owner call Owner. The errors are those of Client.Owner.
+// Owners keeps what it read, so most calls cost nanoseconds. It asks the database again if the
+// client has heard of a change of the lease since, or if the answer is older than the client's TTL.
+// The client hears of its own gains and losses at once, and of changes among others at its next
+// heartbeat. So after a change the map may be old for up to a heartbeat. It may be old for the TTL
+// if heartbeats fail, after the end of the lease, and in its epochs after a failover. For the
+// present owner call Owner. The errors are those of Client.Owner.
 func (l *Lease) Owners(ctx context.Context) (map[int]Owner, error) {
 	shown, heard := l.board.Look(), l.engine.News()
 	if c := l.owners.Load(); c != nil && c.shown == shown && c.covers(heard) && time.Since(c.asOf) < l.client.options.TTL {
@@ -108,8 +108,8 @@ type cachedOwners struct {
 	shown      *owned.Snapshot // what this client showed before
 }
 
-// covers reports whether the owners are as of these news or later. Generations are not ordered: they
-// fall if a failover lost changes.
+// covers reports whether the owners are as of these news or later. Generations are not ordered:
+// they fall if a failover lost changes.
 func (c *cachedOwners) covers(news *engine.News) bool {
 	return c.heard == news || c.heard.Server == news.Server && c.generation == news.Generation
 }

@@ -167,7 +167,7 @@ func TestSecondRunIsRefused(t *testing.T) {
 	if err := leader.Run(ctx, lease.Client(), "leader", leader.Callbacks{}); err == nil || ctx.Err() != nil {
 		t.Errorf("a second Run on the client returned %v", err)
 	}
-	// Its context ends before it returns, but that is not why it returns: the lease is not its own to leave.
+	// Its context ends before it returns, but not therefore: the lease is not its own to leave.
 	if err := leader.Run(ctx, lease.Client(), "leader", leader.Callbacks{OnNewLeader: func(string) { cancel() }}); err == nil || ctx.Err() == nil {
 		t.Errorf("a second Run whose context ends returned %v, %v", err, ctx.Err())
 	}

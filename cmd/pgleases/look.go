@@ -1,11 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -58,9 +61,10 @@ func described(s *admin.Snapshot, name string) (*admin.Lease, string, error) {
 	}
 	due := map[bool]string{true: "no plan due", false: "a plan due"}[l.Due.IsZero()]
 	head := fmt.Sprintf("%s: %s, generation %d, last plan %s, %s\n\n", shown(l.Name), ranges.Many(l.Partitions, "partition"), l.Generation, relative(s.At, l.Planned), due)
-	members := table(shareHeading+",HEARTBEAT,STATE", l.Members, func(m admin.Member) []any {
+	heading, metadata := metadataColumn(s)
+	members := table(shareHeading+",HEARTBEAT"+heading+",STATE", l.Members, func(m admin.Member) []any {
 		c := s.Client(m.Session)
-		return append(share(m), period(c.HeartbeatAge), state(s, c))
+		return append(append(append(share(m), period(c.HeartbeatAge)), metadata(c)...), state(s, c))
 	})
 	holdings := table("PARTITIONS,COUNT,OWNER,SINCE,MOVING TO,ASKED", l.Holdings, func(h admin.Holding) []any {
 		to := ""
@@ -139,11 +143,33 @@ func clientsOf(s *admin.Snapshot) string {
 			owned[m.Session] += m.Owned
 		}
 	}
-	return table("CLIENT,STATE,HEARTBEAT,TTL,LEASES,OWNED,HOST,PID,UP,FAST", s.Clients, func(c admin.Client) []any {
+	heading, metadata := metadataColumn(s)
+	return table("CLIENT,STATE,HEARTBEAT,TTL,LEASES,OWNED,HOST,PID,UP"+heading+",FAST", s.Clients, func(c admin.Client) []any {
 		fast := map[bool]string{true: "yes", false: "no"}[c.FastFailover]
-		return []any{shown(c.ID), state(s, &c), period(c.HeartbeatAge), c.TTL, leases[c.Session], owned[c.Session],
-			shown(c.Host), c.PID, period(s.At.Sub(c.Started)), fast}
+		return append(append([]any{shown(c.ID), state(s, &c), period(c.HeartbeatAge), c.TTL, leases[c.Session], owned[c.Session],
+			shown(c.Host), c.PID, period(s.At.Sub(c.Started))}, metadata(&c)...), fast)
 	})
+}
+
+// metadataColumn returns the heading of a column with the clients' metadata, and its cell. It returns
+// no column if no client has metadata.
+func metadataColumn(s *admin.Snapshot) (heading string, cell func(c *admin.Client) []any) {
+	text := func(c *admin.Client) string {
+		const most = 60 // the JSON has all of it
+		var values map[string]string
+		if json.Unmarshal(c.Metadata, &values) != nil { // written by hand
+			return cut(printable(string(c.Metadata)), most)
+		}
+		var all []string
+		for _, key := range slices.Sorted(maps.Keys(values)) {
+			all = append(all, shown(key)+"="+shown(values[key]))
+		}
+		return cmp.Or(cut(strings.Join(all, " "), most), dash)
+	}
+	if !slices.ContainsFunc(s.Clients, func(c admin.Client) bool { return text(&c) != dash }) {
+		return "", func(*admin.Client) []any { return nil }
+	}
+	return ",METADATA", func(c *admin.Client) []any { return []any{text(c)} }
 }
 
 func newWatch() *cobra.Command {

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"golang.org/x/sys/unix"
@@ -178,12 +179,13 @@ func TestTerminalGetsNarrowTablesWithColors(t *testing.T) {
 	t.Parallel()
 	database, long := pgtest.MigratedDatabase(t), strings.Repeat("worker", 12)
 	execute(t, database, strings.ReplaceAll(sound, "'a'", "'"+long+"'"))
+	execute(t, database, `UPDATE pgleases.clients SET metadata = '{"zone": "b\u0007", "address": "`+strings.Repeat("x", 300)+`"}'`)
 	for _, noColor := range []string{"", "1"} {
 		terminal := testkit.Must(os.OpenFile("/dev/ptmx", os.O_RDWR, 0))(t)
 		defer terminal.Close()
 		fd := int(terminal.Fd())
 		testkit.OK(t, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0))
-		testkit.OK(t, unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: 90, Row: 20}))
+		testkit.OK(t, unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: 80, Row: 20}))
 		side := testkit.Must(os.OpenFile(fmt.Sprint("/dev/pts/", testkit.Must(unix.IoctlGetInt(fd, unix.TIOCGPTN))(t)), os.O_RDWR|syscall.O_NOCTTY, 0))(t)
 		c := exec.Command(command.Built, "clients")
 		c.Env, c.Stdout = append(os.Environ(), "DATABASE_URL="+database, "TERM=xterm", "NO_COLOR="+noColor), side
@@ -194,9 +196,21 @@ func TestTerminalGetsNarrowTablesWithColors(t *testing.T) {
 		if strings.Contains(string(text), long) || !strings.Contains(string(text), "…") || strings.Contains(string(text), green+"live"+plain) != (noColor == "") {
 			t.Errorf("with NO_COLOR=%s: %q", noColor, text)
 		}
+		for line := range strings.Lines(string(text)) {
+			if n := utf8.RuneCountInString(strings.TrimRight(line, "\r\n")); n > 80 && noColor != "" {
+				t.Errorf("%d columns: %q", n, line)
+			}
+		}
 	}
-	if text := output1(t, database, "clients"); !strings.Contains(text, long) || strings.Contains(text, "\x1b") {
-		t.Errorf("without a terminal: %q", text)
+	for _, verb := range []string{"clients", "describe l"} {
+		text := output1(t, database, strings.Fields(verb)...)
+		if !strings.Contains(text, long) || strings.Contains(text, "\x1b") || !regexp.MustCompile(` METADATA +(FAST|STATE)\n.* address=x{22}…x{18} zone="b\\a" `).MatchString(text) {
+			t.Errorf("without a terminal: %q", text)
+		}
+	}
+	execute(t, database, `UPDATE pgleases.clients SET metadata = '{"nested": [1]}'`)
+	if text := output1(t, database, "clients"); !strings.Contains(text, ` {"nested": [1]} `) {
+		t.Errorf("metadata by hand: %q", text)
 	}
 }
 

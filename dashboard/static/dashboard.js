@@ -304,7 +304,8 @@ const draws = {
       p.leases++;
       part.set(m.session, p);
     }
-    const shown = state.clients.filter(c => matches(c.id, c.host));
+    const data = c => Object.entries(c.metadata ?? {}).map(([key, value]) => key + "=" + (typeof value === "string" ? value : JSON.stringify(value))).join(" ");
+    const shown = state.clients.filter(c => matches(c.id, c.host, data(c)));
     keyed($("client-rows"), shown.slice(0, mostRows), c => c.session, c => {
       const head = make("th", "", make("span"), " ", make("span"));
       head.scope = "row";
@@ -326,10 +327,13 @@ const draws = {
       const p = part.get(c.session) || { owned: 0, leases: 0 };
       setText(owned, count(p.owned));
       setText(leases, count(p.leases));
-      fill(process, JSON.stringify([c.host, c.pid]), name(c.host), " " + c.pid);
+      const metadata = data(c), characters = [...metadata];
+      const short = characters.length > 60 ? characters.slice(0, 30).join("") + "…" + characters.slice(-29).join("") : metadata;
+      fill(process, JSON.stringify([c.host, c.pid, metadata]), name(c.host), " " + c.pid, ...(short ? [" ", name(short)] : []));
+      process.title = metadata;
       setText(started, clock(c.started));
     });
-    setText($("clients-note"), state.status?.seen !== true ? "" : state.clients.length === 0 ? "There is no client." : shown.length === 0 ? "No client and no host matches." :
+    setText($("clients-note"), state.status?.seen !== true ? "" : state.clients.length === 0 ? "There is no client." : shown.length === 0 ? "No client, host or metadata matches." :
       shown.length > mostRows ? many(shown.length - mostRows, "more client") + " not shown: use the filter above." : "");
     draws.ages();
   },

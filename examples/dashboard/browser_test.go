@@ -92,7 +92,7 @@ func startWorker(t *testing.T, id, lease, url string) (kill func()) {
 
 func openClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
 	t.Helper()
-	return clients.New(t, pool, pgleases.WithClientID(id))
+	return clients.New(t, pool, pgleases.WithClientID(id), pgleases.WithMetadata(map[string]string{"of": id}))
 }
 
 func join(t *testing.T, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption) *pgleases.Lease {

@@ -57,6 +57,7 @@ func TestAFleetIsShownOfWhichOneIsKilled(t *testing.T) {
 	}
 	x.until(owned("victim", 16) + " && " + owned("one", 16))
 	x.until(`document.querySelectorAll("#client-rows tr").length === 4`)
+	x.until(rows("#client-rows .process") + `.filter(text => / of=(one|two|three)$/.test(text)).length === 3`)
 	kill()
 	x.until(`document.querySelectorAll("#client-rows tr").length === 3 && document.querySelectorAll(".lease tbody tr").length === 3`)
 	x.until(rows("#event-list li") + `.some(text => /given.* orders \d+ partitions? .* from .?victim to /.test(text))`)
