@@ -28,8 +28,10 @@
 //
 // # What is not promised
 //
-//   - No fence. client-go's interface has no token. A process that freezes continues under its context
-//     until the elector checks the clock, and another process may lead by then. Use [Lock.Leading] for Guard and the epoch.
+//   - No fence. client-go's interface has no token. A process that was frozen continues under its context for
+//     up to RenewDeadline, because the elector tries to renew for that long, and another process may lead by
+//     then. Use [Lock.Leading] for Guard and the epoch.
+//   - An elector whose client has ended (Client.Done) tries without success, and does not return. End it.
 //   - client-go does not wait for the work of OnStartedLeading: it cancels the context, releases, and
 //     returns. The next leader may begin while that work still ends. The same holds for
 //     ReleaseOnCancel, which releases before the work has ended. End the process, as client-go advises.

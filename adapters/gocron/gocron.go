@@ -150,14 +150,10 @@ type kept struct {
 	until time.Time
 }
 
-// Unlock releases the lock at that time, or when the client closes.
-func (k kept) Unlock(ctx context.Context) error {
-	left := time.Until(k.until)
-	if left <= 0 || k.held.Context().Err() != nil {
-		return k.held.Release(context.WithoutCancel(ctx))
-	}
+// Unlock releases the lock at that time, or when the client closes. It does not wait for the database.
+func (k kept) Unlock(context.Context) error {
 	release := func() { _ = k.held.Release(context.Background()) } // if it fails, the client continues
-	timer := time.AfterFunc(left, release)
+	timer := time.AfterFunc(time.Until(k.until), release)
 	context.AfterFunc(k.held.Context(), func() {
 		timer.Stop()
 		release()

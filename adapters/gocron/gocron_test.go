@@ -168,6 +168,19 @@ func TestLockerCloseAndRunNow(t *testing.T) {
 	}
 }
 
+// Without a database, Unlock does not wait: gocron would not begin the job's next run, nor stop.
+func TestLockerUnlocksInOutage(t *testing.T) {
+	t.Parallel()
+	wire := &testkit.Wire{}
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t), wire.Carry)
+	held := testkit.Must(lock.New(clients.New(t, pool), pool).TryAcquire(t.Context(), "any"))(t)
+	wire.Cut()
+	defer wire.Mend()
+	unlocked := make(chan error, 1)
+	go func() { unlocked <- kept{held, time.Now()}.Unlock(t.Context()) }()
+	testkit.OK(t, testkit.Receive(t, "Unlock returns", unlocked))
+}
+
 // A job whose runs cannot be known is refused, not run in each process.
 func TestLockerRefusesUnknownRuns(t *testing.T) {
 	t.Parallel()

@@ -451,7 +451,7 @@ var mutants = append(asleep(), []mutant{
 		{"adapters/gocron/gocron.go", `at = at.Truncate(schedule.Duration)`, ``, 0},
 	}},
 	{"a run of gocron whose lock ends with it", "gocron", `runs, want|again in period|locks are kept`, []edit{
-		{"adapters/gocron/gocron.go", `left <= 0 ||`, `true ||`, 0},
+		{"adapters/gocron/gocron.go", `time.AfterFunc(time.Until(k.until), release)`, `time.AfterFunc(0, release)`, 0},
 	}},
 	{"a cron job whose partition moves", "cron", `moved while the job ran|ended before the job`, []edit{
 		{"adapters/cron/cron.go", `		defer hold.Release()`, `		hold.Release()`, 0},
