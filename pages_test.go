@@ -714,7 +714,7 @@ func TestErrorsPageIsComplete(t *testing.T) {
 	t.Parallel()
 	sections := strings.Split(readFile(t, "docs/errors.md"), "\n## ")
 	found := 0
-	for title, folder := range map[string]string{"Package pgleases": ".", "Package lock": "lock", "Package fence": "fence", "Package schedule": "schedule", "Package admin": "admin"} {
+	for title, folder := range map[string]string{"Package pgleases": ".", "Package lock": "lock", "Package fence": "fence", "Package schedule": "schedule", "Package consumer": "consumer", "Package admin": "admin"} {
 		var section string
 		for _, s := range sections {
 			if strings.HasPrefix(s, title+"\n") {

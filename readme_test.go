@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
@@ -64,7 +65,7 @@ func TestPagesShowSQLThatRuns(t *testing.T) {
 			continue
 		}
 		pool := testkit.Pool(t, pgtest.Database(t))
-		testkit.OK(t, pgleases.Migrate(t.Context(), pool))
+		testkit.OK(t, consumer.Migrate(t.Context(), pool))
 		for _, block := range blocks {
 			found++
 			if _, err := pool.Exec(t.Context(), block, pgx.QueryExecModeSimpleProtocol); err != nil {
