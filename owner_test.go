@@ -109,6 +109,28 @@ func TestOwnersAreReadAfterChangesOnly(t *testing.T) {
 	}
 }
 
+// If reading takes long, large leases are read less often.
+func TestSlowOwnersAreReadSeldom(t *testing.T) {
+	t.Parallel()
+	var wire testkit.Wire
+	url := direct(t)
+	c := newClient(t, testkit.Pool(t, url, wire.Carry))
+	l := joined(t, c, "work", 1000, pgleases.WithWeight(0))
+	deliver := wire.Delay(lookups)
+	time.AfterFunc(500*time.Millisecond, deliver) // so the next read is in 10 s
+	testkit.Must(l.Owners(t.Context()))(t)
+	read := time.Now()
+	wire.Count(lookups)
+	untilOwns(t, joined(t, newClient(t, testkit.Pool(t, url)), "work", 1000), 1000)
+	beats(t, c, 1)
+	for range 10 {
+		testkit.Must(l.Owners(t.Context()))(t)
+	}
+	if n := wire.Counted(); n > 0 && time.Since(read) < 9*time.Second {
+		t.Errorf("%d reads within the pause", n)
+	}
+}
+
 // The owner itself hears of its loss at once.
 func TestOwnersShowOwnLossAtOnce(t *testing.T) {
 	t.Parallel()

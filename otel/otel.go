@@ -4,9 +4,12 @@
 //
 // A collection reads Stats, so it sends no statement and delays no handoff.
 //
-// OpenTelemetry has no histogram that a callback can observe. So a histogram here is three
-// counters, in the form that queries for Prometheus expect: NAME.bucket with the attribute le counts
-// the values up to le; NAME.count and NAME.sum cover all values.
+// OpenTelemetry's API has no histogram that a callback can observe, and its synchronous histograms
+// need each value, while Stats has counts. So a histogram here is three counters, in the form that
+// queries for Prometheus expect: NAME.bucket with the attribute le counts the values up to le;
+// NAME.count and NAME.sum cover all values. A metric.Producer of the SDK could hand over the counts
+// as a histogram. But a reader takes its producers when it is created, which is before there is a
+// client; views do not apply to them; and an exporter that wants deltas would get totals.
 package pgleasesotel
 
 import (

@@ -29,6 +29,7 @@ type job struct {
 	Partitions int // of each lease
 	TTL        time.Duration
 	Schedules  bool // run schedules instead, as a client whose ID is the prefix
+	Route      bool // each client asks for all owners, ten times a second
 	Bare       bool // update rows instead, one per connection, at the pace of heartbeats
 }
 
@@ -76,6 +77,10 @@ func (j job) work(ctx context.Context, report func(holding)) {
 		m.join(ctx, leases[i*j.Leases/j.Clients], j.Partitions)
 		<-turn
 		m.watch(report)
+		for j.Route {
+			_, _ = m.Owners(ctx) // an error: it asks again
+			time.Sleep(100 * time.Millisecond)
+		}
 	})
 	select {} // until it is killed
 }
