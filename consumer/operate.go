@@ -32,7 +32,7 @@ func (g *group) skip(p *partition, id int64) bool {
 	case err == nil && text != "":
 		p.low, p.due = 0, true // rows of its key wait
 		g.counts.dead.Add(1)
-		log.Warn("consumer: row moved to the dead letters", slog.String("error", text))
+		log.Warn("consumer: row skipped by an operator", slog.String("reason", text))
 	}
 	return err == nil
 }

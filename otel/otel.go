@@ -1,4 +1,4 @@
-// Package pgleasesotel exports the Stats of clients and schedulers to OpenTelemetry:
+// Package pgleasesotel exports the Stats of clients, schedulers and consumers to OpenTelemetry:
 //
 //	registration, err := pgleasesotel.Observe(provider, client)
 //
@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/metrics"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -36,6 +37,12 @@ func Observe(provider metric.MeterProvider, client *pgleases.Client) (metric.Reg
 // has returned.
 func ObserveSchedules(provider metric.MeterProvider, s *schedule.Scheduler) (metric.Registration, error) {
 	return observe(provider, metrics.Scheduler(s))
+}
+
+// ObserveConsumer exports a consumer, with the attribute consumer. Unregister the result after Run
+// has returned.
+func ObserveConsumer(provider metric.MeterProvider, c *consumer.Consumer) (metric.Registration, error) {
+	return observe(provider, metrics.Consumer(c))
 }
 
 // instruments makes the instruments of a meter, and keeps the errors.

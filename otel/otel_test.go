@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"regexp"
+	"slices"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -11,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/metrics"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
@@ -30,6 +32,12 @@ func TestCollectionHasTheStats(t *testing.T) {
 	fail := schedule.InTx(s, "fail", func(context.Context, pgx.Tx, schedule.Run[bool]) error { return schedule.Discard(errors.New("broken")) })
 	ofClient := testkit.Must(pgleasesotel.Observe(provider, client))(t)
 	ofScheduler := testkit.Must(pgleasesotel.ObserveSchedules(provider, s))(t)
+	queue := consumer.Queue{Table: "public.outbox", Key: "customer", Partitions: 4}
+	testkit.OK(t, consumer.Migrate(t.Context(), pool))
+	testkit.Execute(t, pool, consumer.TableSQL("mails", "", queue)+"INSERT INTO public.outbox (customer, payload) VALUES ('a', '1'), ('b', '2')")
+	c := testkit.Must(consumer.New(t.Context(), client, pool, "mails", queue, consumer.Each(func(context.Context, pgx.Tx, consumer.Row[struct{ Customer string }]) error { return nil })))(t)
+	ofConsumer := testkit.Must(pgleasesotel.ObserveConsumer(provider, c))(t)
+	testkit.OK(t, c.RunUntilEmpty(t.Context()))
 	lease := testkit.Must(client.Lease(t.Context(), "orders", 4))(t)
 	testkit.OK(t, lease.Wait(t.Context()))
 	ctx, stop := context.WithCancel(t.Context())
@@ -43,7 +51,7 @@ func TestCollectionHasTheStats(t *testing.T) {
 	})
 	got := collect(t, reader)
 	for name, want := range map[string]float64{
-		"pgleases.lease.joined": 2, "pgleases.partition.owned orders": 4, "pgleases.ownership.lost closed orders": 0, "pgleases.lock.held": 0,
+		"pgleases.consumer.rows mails": 2, "pgleases.consumer.failures mails": 0, "pgleases.lease.joined": 2, "pgleases.partition.owned orders": 4, "pgleases.ownership.lost closed orders": 0, "pgleases.lock.held": 0,
 		"pgleases.schedule.partition.owned reports": 128, "pgleases.schedule.outcomes reports report succeeded": 3, "pgleases.schedule.outcomes reports fail failed": 1,
 		"pgleases.schedule.lateness.count reports report": 3, "pgleases.schedule.lateness.bucket reports report +Inf": 3, "pgleases.schedule.lateness.bucket reports report 3600": 3,
 		"pgleases.schedule.lateness.sum reports report": s.Stats().Kinds["report"].Lateness.Sum.Seconds(),
@@ -61,13 +69,14 @@ func TestCollectionHasTheStats(t *testing.T) {
 	for series := range got {
 		named[regexp.MustCompile(` .*|\.(bucket|count|sum)( .*)?$`).ReplaceAllString(series, "")] = true
 	}
-	for _, m := range append(metrics.Client(client).Metrics, metrics.Scheduler(s).Metrics...) {
+	for _, m := range slices.Concat(metrics.Client(client).Metrics, metrics.Scheduler(s).Metrics, metrics.Consumer(c).Metrics) {
 		if !named[m.Name] {
 			t.Errorf("%s was not collected", m.Name)
 		}
 	}
 	testkit.OK(t, ofClient.Unregister())
 	testkit.OK(t, ofScheduler.Unregister())
+	testkit.OK(t, ofConsumer.Unregister())
 	if got := collect(t, reader); len(got) > 0 {
 		t.Errorf("after the end it still collects %v", got)
 	}

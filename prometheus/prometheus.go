@@ -1,7 +1,8 @@
-// Package pgleasesprom exports the Stats of clients and schedulers to Prometheus:
+// Package pgleasesprom exports the Stats of clients, schedulers and consumers to Prometheus:
 //
 //	prometheus.MustRegister(pgleasesprom.NewCollector(client))
 //	prometheus.MustRegister(pgleasesprom.NewScheduleCollector(scheduler))
+//	prometheus.MustRegister(pgleasesprom.NewConsumerCollector(consumer))
 //
 // A scrape reads Stats, so it sends no statement and delays no handoff. The alert rules in
 // alerts.yaml and the Grafana dashboard in dashboard.json use these metrics, and those that pgleases
@@ -12,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/metrics"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -26,6 +28,11 @@ func NewCollector(client *pgleases.Client) prometheus.Collector {
 // NewScheduleCollector returns a collector of a scheduler, with the label group.
 func NewScheduleCollector(s *schedule.Scheduler) prometheus.Collector {
 	return newCollector(metrics.Scheduler(s))
+}
+
+// NewConsumerCollector returns a collector of a consumer, with the label consumer.
+func NewConsumerCollector(c *consumer.Consumer) prometheus.Collector {
+	return newCollector(metrics.Consumer(c))
 }
 
 type collector struct {

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/metrics"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
@@ -46,9 +48,11 @@ type world struct {
 	mail      *schedule.Kind[string]
 	broken    *schedule.Kind[string]
 	locks     *lock.Locks
+	consumer  *consumer.Consumer
 	registry  *prometheus.Registry
 	admin     *admin.Admin
 	release   chan struct{}
+	hung      chan struct{} // of the consumer
 }
 
 // A machine that stops for 10 s causes no alert, and a worker that is cut off loses its trust soon.
@@ -58,8 +62,11 @@ const (
 	healthy   = 10 * time.Second
 )
 
+// An order is a row of the consumer's queue.
+type order struct{ Customer string }
+
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, registry: prometheus.NewPedanticRegistry(), release: make(chan struct{})}
+	w := &world{t: t, registry: prometheus.NewPedanticRegistry(), release: make(chan struct{}), hung: make(chan struct{})}
 	url := pgtest.FreshDatabase(t)
 	pool, cut := testkit.Pool(t, url), testkit.Pool(t, url, w.wire.Carry)
 	w.worker = testkit.Must(pgleases.NewClient(t.Context(), cut, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat)))(t)
@@ -76,7 +83,22 @@ func newWorld(t *testing.T) *world {
 		return nil
 	})
 	w.broken = schedule.AtLeastOnce(w.scheduler, "broken", func(context.Context, schedule.Run[string]) error { return errors.New("broken") })
-	w.registry.MustRegister(pgleasesprom.NewCollector(w.worker), pgleasesprom.NewScheduleCollector(w.scheduler))
+	testkit.OK(t, consumer.Migrate(t.Context(), pool))
+	queue := consumer.Queue{Table: "public.outbox", Key: "customer", Partitions: 4, Time: "created_at"}
+	testkit.Execute(t, pool, consumer.TableSQL("mails", "", queue))
+	w.consumer = testkit.Must(consumer.New(t.Context(), w.worker, cut, "mails", queue, consumer.Each(func(ctx context.Context, _ pgx.Tx, row consumer.Row[order]) error {
+		switch row.Key {
+		case "broken":
+			return errors.New("broken")
+		case "hang":
+			select {
+			case <-w.hung:
+			case <-ctx.Done():
+			}
+		}
+		return nil
+	})))(t)
+	w.registry.MustRegister(pgleasesprom.NewCollector(w.worker), pgleasesprom.NewScheduleCollector(w.scheduler), pgleasesprom.NewConsumerCollector(w.consumer))
 	w.admin = testkit.Must(admin.New(pool))(t)
 	t.Cleanup(func() {
 		closing, cancel := context.WithTimeout(context.Background(), testkit.Patience)
@@ -324,6 +346,32 @@ func TestAlertsFire(t *testing.T) {
 	close(w.release)
 	testkit.Until(t, "no job waits", func() bool { return w.scheduler.Stats().Waiting == 0 && w.scheduler.Stats().Running == 0 })
 	story.step("all jobs ended", w.scrape())
+
+	ctx, end := context.WithCancel(t.Context())
+	consumed := make(chan error, 1)
+	go func() { consumed <- w.consumer.Run(ctx) }()
+	insert := func(customer string) {
+		testkit.Execute(t, w.pool, "INSERT INTO public.outbox (customer, payload, created_at) VALUES ($1, '1', now() - interval '1 hour')", customer)
+	}
+	insert("broken")
+	testkit.Until(t, "a key is blocked", func() bool {
+		return count(`pgleases_database_consumer_blocked{consumer="mails"}`) == 1 && w.consumer.Stats().Failures > 0
+	})
+	story.step("a key is blocked", w.scrape())
+	testkit.Execute(t, w.pool, "UPDATE pgleases.consumer_blocked SET since = now() - interval '2 hours'")
+	story.step("a key is blocked for hours", w.scrape(), "PgleasesConsumerKeysBlocked")
+	testkit.Execute(t, w.pool, "UPDATE public.outbox SET customer = 'good'; UPDATE pgleases.consumer_blocked SET next_at = now()")
+	testkit.Until(t, "no key is blocked", func() bool { return w.consumer.Stats().Rows == 1 })
+	insert("hang")
+	testkit.Until(t, "a row waits", func() bool { return count(`pgleases_database_consumer_oldest_age_seconds{consumer="mails"}`) > 3000 })
+	story.step("a row waits", w.scrape(), "PgleasesConsumerLag")
+	testkit.Execute(t, w.pool, "SELECT pgleases.consumer_change('pause', 'mails', NULL, '', 'why')")
+	story.step("it waits because of a pause", w.scrape())
+	close(w.hung)
+	testkit.Until(t, "no row waits", func() bool { return w.consumer.Stats().Rows == 2 })
+	end()
+	testkit.OK(t, <-consumed)
+	testkit.Execute(t, w.pool, "SELECT pgleases.drop_lease('consumer/mails', 'why')")
 
 	hold := orders.Hold(t.Context())
 	joined := testkit.Must(w.other.Lease(t.Context(), "orders", 4))(t)

@@ -11,10 +11,12 @@ import (
 // database has what the tables say about all clients.
 type database struct {
 	*admin.Snapshot
-	groups []admin.ScheduleGroup
+	groups    []admin.ScheduleGroup
+	consumers []admin.Consumer
 }
 
-// Database reads the tables, and returns the samples of all leases, clients and groups of schedules.
+// Database reads the tables, and returns the samples of all leases, clients, groups of schedules and
+// consumers.
 func Database(ctx context.Context, a *admin.Admin) ([]Sample, error) {
 	s, err := a.Snapshot(ctx)
 	if err != nil {
@@ -24,7 +26,11 @@ func Database(ctx context.Context, a *admin.Admin) ([]Sample, error) {
 	if err != nil && !errors.Is(err, admin.ErrNoSchedules) {
 		return nil, err
 	}
-	return newSource(ofDatabase, nil, func() *database { return &database{s, groups} }).Read(), nil
+	consumers, err := a.Consumers(ctx)
+	if err != nil && !errors.Is(err, admin.ErrNoConsumers) {
+		return nil, err
+	}
+	return newSource(ofDatabase, nil, func() *database { return &database{s, groups, consumers} }).Read(), nil
 }
 
 // leases, members and groups read a metric that each of them has.
@@ -59,9 +65,30 @@ func groups(of func(g *admin.ScheduleGroup) int) func(*database, add) {
 	}
 }
 
+// consumers reads a metric that each consumer has; of nil there is no sample.
+func consumers(of func(c *admin.Consumer) *int) func(*database, add) {
+	return func(d *database, to add) {
+		for i := range d.consumers {
+			if n := of(&d.consumers[i]); n != nil {
+				to(float64(*n), d.consumers[i].Name)
+			}
+		}
+	}
+}
+
+// age returns whole seconds; 0 for nil.
+func age(d *time.Duration) *int {
+	n := 0
+	if d != nil {
+		n = int(d.Seconds())
+	}
+	return &n
+}
+
 var (
 	ofMember = []string{"lease", "client"}
 	ofGroup  = []string{"group"}
+	ofQueue  = []string{"consumer"}
 )
 
 var ofDatabase = []entry[database]{
@@ -111,4 +138,21 @@ var ofDatabase = []entry[database]{
 		groups(func(g *admin.ScheduleGroup) int { return g.Jobs }), nil},
 	{Metric{"pgleases.database.schedule.stuck", "{job}", Level, "Jobs that their owners cannot run, 1001 at most.", ofGroup},
 		groups(func(g *admin.ScheduleGroup) int { return g.Stuck }), nil},
+	{Metric{"pgleases.database.consumer.waiting", "{row}", Level, "Rows in the queue table, 1000 at most.", ofQueue},
+		consumers(func(c *admin.Consumer) *int { return c.Waiting }), nil},
+	{Metric{"pgleases.database.consumer.oldest.age", "s", Gauge, "Age of the oldest row whose key is not blocked; 0 if there is none or it is not known.", ofQueue},
+		consumers(func(c *admin.Consumer) *int { return age(c.Oldest) }), nil},
+	{Metric{"pgleases.database.consumer.blocked", "{key}", Level, "Keys that wait for a row that failed.", ofQueue},
+		consumers(func(c *admin.Consumer) *int { return &c.BlockedKeys }), nil},
+	{Metric{"pgleases.database.consumer.blocked.age", "s", Gauge, "Time since the oldest of these rows failed first; 0 if there is none.", ofQueue},
+		consumers(func(c *admin.Consumer) *int { return age(&c.BlockedFor) }), nil},
+	{Metric{"pgleases.database.consumer.dead_letters", "{row}", Level, "Dead letters, 1000 at most.", ofQueue},
+		consumers(func(c *admin.Consumer) *int { return &c.DeadLetters }), nil},
+	{Metric{"pgleases.database.consumer.unhandled", "{row}", Level, "Rows whose partition is null or out of range, 1000 at most.", ofQueue},
+		consumers(func(c *admin.Consumer) *int { return c.Unhandled }), nil},
+	{Metric{"pgleases.database.consumer.paused", "", Gauge, "1 if an operator has paused the consumer, else 0.", ofQueue},
+		consumers(func(c *admin.Consumer) *int {
+			paused := map[bool]int{true: 1}[!c.PausedAt.IsZero()]
+			return &paused
+		}), nil},
 }

@@ -9,16 +9,17 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
 // Each number of Stats is a metric.
 func TestMetricsReadEachStat(t *testing.T) {
-	source := string(testkit.Must(os.ReadFile("client.go"))(t)) + string(testkit.Must(os.ReadFile("schedule.go"))(t))
+	source := string(testkit.Must(os.ReadFile("client.go"))(t)) + string(testkit.Must(os.ReadFile("schedule.go"))(t)) + string(testkit.Must(os.ReadFile("consumer.go"))(t))
 	for _, of := range []reflect.Type{
 		reflect.TypeFor[pgleases.Stats](), reflect.TypeFor[pgleases.Losses](), reflect.TypeFor[pgleases.LockStats](), reflect.TypeFor[pgleases.HeartbeatMargin](),
-		reflect.TypeFor[schedule.Stats](), reflect.TypeFor[schedule.KindStats](), reflect.TypeFor[schedule.Lateness](),
+		reflect.TypeFor[schedule.Stats](), reflect.TypeFor[schedule.KindStats](), reflect.TypeFor[schedule.Lateness](), reflect.TypeFor[consumer.Stats](),
 	} {
 		for _, f := range reflect.VisibleFields(of) {
 			read := regexp.MustCompile(`\b[csklo]\.(Losses\.|Lateness\.|Locks\.|HeartbeatMargin\.)?` + f.Name + `\b`)
@@ -33,11 +34,12 @@ func TestMetricsHaveSamplesOfTheirLabels(t *testing.T) {
 	one := map[string]schedule.KindStats{"k": {}}
 	sources := []Source{
 		newSource(ofClient, nil, func() *client { return &client{leases: map[string]pgleases.LeaseStats{"l": {}}} }),
+		newSource(ofConsumer, nil, func() *consumer.Stats { return new(consumer.Stats) }),
 		newSource(ofScheduler, nil, func() *schedule.Stats { return &schedule.Stats{Kinds: one} }),
 	}
 	sources = append(sources, newSource(ofDatabase, nil, func() *database {
 		lease := admin.Lease{Name: "l", Members: []admin.Member{{Client: "c"}}}
-		return &database{&admin.Snapshot{Leases: []admin.Lease{lease}}, []admin.ScheduleGroup{{Name: "g"}}}
+		return &database{&admin.Snapshot{Leases: []admin.Lease{lease}}, []admin.ScheduleGroup{{Name: "g"}}, []admin.Consumer{{Name: "c", Waiting: new(int), Unhandled: new(int)}}}
 	}))
 	names := make(map[string]bool)
 	for _, s := range sources {

@@ -1,0 +1,38 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/pgleases/pgleases/consumer"
+)
+
+// Consumer returns the source for a consumer.
+func Consumer(c *consumer.Consumer) Source {
+	return newSource(ofConsumer, map[string]string{"consumer": c.Name()}, func() *consumer.Stats {
+		now := c.Stats()
+		return &now
+	})
+}
+
+var ofConsumer = []entry[consumer.Stats]{
+	{Metric{"pgleases.consumer.rows", "{row}", Counter, "Rows that were handled and deleted.", nil},
+		count(func(c *consumer.Stats) int64 { return c.Rows }), nil},
+	{Metric{"pgleases.consumer.batches", "{call}", Counter, "Calls of the handler for a batch, or for the rows of one.", nil},
+		count(func(c *consumer.Stats) int64 { return c.Batches }), nil},
+	{Metric{"pgleases.consumer.handler.time", "s", Counter, "Total time of these calls.", nil},
+		seconds(func(c *consumer.Stats) time.Duration { return c.HandlerTime }), nil},
+	{Metric{"pgleases.consumer.failures", "{attempt}", Counter, "Failed attempts.", nil},
+		count(func(c *consumer.Stats) int64 { return c.Failures }), nil},
+	{Metric{"pgleases.consumer.dead_letters", "{row}", Counter, "Rows that were moved to the dead letters.", nil},
+		count(func(c *consumer.Stats) int64 { return c.DeadLetters }), nil},
+	{Metric{"pgleases.consumer.pauses", "{pause}", Counter, "Pauses of partitions, because something that handlers need was away.", nil},
+		count(func(c *consumer.Stats) int64 { return c.Pauses }), nil},
+	{Metric{"pgleases.consumer.troubles", "{batch}", Counter, "Batches that the database, the connection or a lock broke off.", nil},
+		count(func(c *consumer.Stats) int64 { return c.Troubles }), nil},
+	{Metric{"pgleases.consumer.probes", "{probe}", Counter, "Queries for rows to handle.", nil},
+		count(func(c *consumer.Stats) int64 { return c.Probes }), nil},
+	{Metric{"pgleases.consumer.probe.errors", "{probe}", Counter, "Failed queries for rows to handle.", nil},
+		count(func(c *consumer.Stats) int64 { return c.ProbeErrors }), nil},
+	{Metric{"pgleases.consumer.probe.time", "s", Counter, "Total time of the queries for rows to handle.", nil},
+		seconds(func(c *consumer.Stats) time.Duration { return c.ProbeTime }), nil},
+}
