@@ -132,6 +132,10 @@ func TestStatusShowsWhatWaits(t *testing.T) {
 	expect(t, db.status(), "7 null null 2 05:00:00 0 0", "without an index on the partition")
 	db.exec("ALTER TABLE public.outbox RENAME created_at TO at")
 	expect(t, db.status(), "7 null null 2 05:00:00 0 0", "without a time")
+	tx := testkit.Must(db.Begin(t.Context()))(t)
+	testkit.Must(tx.Exec(t.Context(), "LOCK TABLE public.outbox"))(t)
+	expect(t, db.status(), "null null null 2 05:00:00 0 0", "with a lock")
+	testkit.OK(t, tx.Rollback(t.Context()))
 	db.exec("ALTER TABLE public.outbox RENAME TO elsewhere")
 	expect(t, db.status(), "null null null 2 05:00:00 0 0", "without a table")
 }

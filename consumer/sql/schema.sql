@@ -251,7 +251,7 @@ COMMENT ON FUNCTION pgleases.consumer_end(pg_catalog.text, int[], bigint[]) IS '
 --   oldest: the time of the oldest among these rows whose key is not blocked
 --   unhandled: rows whose partition is null or out of range, 1,000 at most
 CREATE OR REPLACE FUNCTION pgleases.consumer_backlog(p_consumer pgleases.consumers, OUT waiting int, OUT oldest pg_catalog.timestamptz, OUT unhandled int)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off SET jit = off SET lock_timeout = '1s'
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off SET jit = off SET lock_timeout = '200ms'
 AS $pgleases_body$
 DECLARE
     queue   oid;
