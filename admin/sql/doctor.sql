@@ -34,7 +34,8 @@ calls AS MATERIALIZED ( -- defaults that call partition_for, except of tables th
     SELECT d.adrelid, d.adnum, d.adbin
     FROM pg_attrdef AS d
     WHERE EXISTS (SELECT FROM pg_depend AS p JOIN pg_proc AS f ON f.oid = p.refobjid JOIN space AS s ON s.oid = f.pronamespace
-                  WHERE p.classid = 'pg_attrdef'::regclass AND p.objid = d.oid AND p.refclassid = 'pg_proc'::regclass AND f.proname = 'partition_for')
+                  WHERE (p.classid = 'pg_attrdef'::regclass AND p.objid = d.oid OR p.classid = 'pg_class'::regclass AND p.objid = d.adrelid AND p.objsubid = d.adnum) -- the latter before PostgreSQL 15
+                    AND p.refclassid = 'pg_proc'::regclass AND f.proname = 'partition_for')
       AND NOT EXISTS (SELECT FROM locks AS l WHERE l.relation = d.adrelid AND l.mode = 'AccessExclusiveLock')
 ),
 locked AS MATERIALIZED ( -- tables that others cannot write or read, or with rows that a prepared transaction, which has no process, guards
