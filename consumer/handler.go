@@ -143,7 +143,14 @@ func untyped[T any](h Handler[T], columns []string) (*handler, error) {
 	switch of := reflect.TypeFor[T](); {
 	case of == reflect.TypeFor[map[string]any]():
 		u.columns = columns
-		u.read = func(r pgx.CollectableRow) (any, error) { m, err := pgx.RowToMap(r); return any(m), err }
+		u.read = func(r pgx.CollectableRow) (any, error) {
+			m := make(map[string]any)
+			values, err := r.Values()
+			for i, v := range values {
+				m[r.FieldDescriptions()[i].Name] = v
+			}
+			return m, err
+		}
 	case of.Kind() == reflect.Struct:
 		u.read = func(r pgx.CollectableRow) (any, error) { return pgx.RowToStructByName[T](r) }
 		for _, column := range columns { // pgx decides which columns have fields

@@ -1,0 +1,238 @@
+package consumer_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/testkit"
+)
+
+// A batch from several partitions takes two round trips, besides those of its handler.
+func TestABatchTakesTwoRoundTrips(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, consumer.InTx(effects), consumer.WithWorkers(1)).run()
+	db.insert(3, 3)
+	db.empty("it has begun")
+	w.wire.Record()
+	db.insert(5, 5)
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	db.exact(8)
+	found := false
+	for _, sent := range w.wire.Recorded("consumer_open") {
+		for i, message := range sent {
+			if !strings.Contains(message, "consumer_open") || !strings.Contains(message, "outbox") || i+6 >= len(sent) {
+				continue
+			}
+			found = true
+			if !strings.Contains(message, "begin isolation level read committed") {
+				t.Errorf("the batch is opened by %q", message)
+			}
+			closing := slices.IndexFunc(sent[i:], func(m string) bool { return strings.Contains(m, "DELETE FROM public.outbox") })
+			if closing < 0 || !strings.Contains(sent[i+closing], "commit") {
+				t.Errorf("the rows are not deleted and committed in one message: %q", sent[i:])
+				continue
+			}
+			for _, between := range sent[i+1 : i+closing] {
+				if !strings.Contains(between, "INSERT INTO public.effects") {
+					t.Errorf("a message besides those of the handler: %q", between)
+				}
+			}
+		}
+	}
+	if !found {
+		t.Error("no batch was recorded")
+	}
+}
+
+// Without notifications an idle process sends one query each WithPoll, whatever its number of
+// partitions.
+func TestIdleProcessPollsOnly(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, consumer.Each(effect), consumer.WithPoll(50*time.Millisecond)).run()
+	testkit.Becomes(t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions")
+	before, began := w.Stats().Probes, time.Now()
+	testkit.Until(t, "it has polled 20 times", func() bool { return w.Stats().Probes >= before+20 })
+	if took := time.Since(began); took < 20*50*time.Millisecond*9/10 {
+		t.Errorf("20 polls within %v", took)
+	}
+	expect(t, w.Stats().ProbeErrors, 0, "failed polls")
+	testkit.OK(t, w.end())
+}
+
+// An insert wakes the consumer, long before its next poll.
+func TestInsertWakesConsumer(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	w := newWorker(db, consumer.Each(effect), consumer.WithPoll(time.Hour)).run()
+	testkit.Becomes(t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions")
+	for i := range 30 {
+		db.insert(1, 1)
+		if i%10 == 0 {
+			db.empty("it is handled")
+		}
+	}
+	db.empty("all are handled, also those whose notification was suppressed")
+	testkit.OK(t, w.end())
+	db.exact(30)
+}
+
+// A row whose transaction commits after higher IDs were handled is found.
+func TestLateCommitIsFound(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	late := testkit.Must(db.Begin(t.Context()))(t)
+	testkit.Must(late.Exec(t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ('late', '1')"))(t)
+	w := newWorker(db, consumer.Each(effect)).run()
+	db.insert(200, 40)
+	db.empty("the others are handled")
+	testkit.OK(t, late.Commit(t.Context()))
+	db.empty("the late one is handled")
+	testkit.OK(t, w.end())
+	db.exact(201)
+}
+
+// A row of a blocked key is not handled, even if it is changed while the batch waits for its lock.
+func TestBlockedKeyIsNotOvertakenByAChangedRow(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec("INSERT INTO public.outbox (customer, payload) VALUES ('a', '1'), ('a', '2'), ('b', '3')")
+	w := newWorker(db, poisoned(1, func(context.Context, pgx.Tx, consumer.Row[Order]) error { return context.DeadlineExceeded }), consumer.WithAttempts(1)).run()
+	testkit.Becomes(t, db.Pool, "key a is blocked", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked WHERE next_at = 'infinity'")
+	for range 20 {
+		change := testkit.Must(db.Begin(t.Context()))(t)
+		testkit.Must(change.Exec(t.Context(), "UPDATE public.outbox SET payload = '9' WHERE id = 2"))(t)
+		db.exec("INSERT INTO public.outbox (customer, payload) VALUES ('b', '4')")
+		testkit.OK(t, change.Commit(t.Context()))
+	}
+	testkit.Becomes(t, db.Pool, "key b is empty", int64(2), "SELECT count(*) FROM public.outbox")
+	testkit.OK(t, w.end())
+	expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE customer = 'a'"), 0, "rows of the blocked key that were handled")
+	db.ordered()
+}
+
+// AtLeastOnce handles a row again that was changed while the handler had it.
+func TestChangedRowIsHandledAgain(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(20, 5)
+	changed := false
+	w := newWorker(db, consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
+		for _, row := range rows {
+			if row.ID == 7 && !changed {
+				changed = true
+				db.exec("UPDATE public.outbox SET payload = '77' WHERE id = 7; DELETE FROM public.outbox WHERE id = 8")
+			}
+			if row.ID == 7 {
+				db.exec("INSERT INTO public.effects (id, customer, attempt) VALUES (7, $1, $2::int)", string(row.Value.Payload), row.Attempt)
+			}
+		}
+		return nil
+	}), consumer.WithWorkers(1)).run()
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	expect(t, one[string](db, "SELECT string_agg(customer || ' ' || attempt, ', ' ORDER BY n) FROM public.effects"), "7 1, 77 1", "payloads of the row and attempts")
+}
+
+// If a trigger keeps rows that are deleted, no effect is committed, and the rows fail.
+func TestRowsThatADeleteKeeps(t *testing.T) {
+	t.Parallel()
+	for kind := range kinds(nil) {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			w := newWorker(db, kinds(db)[kind], consumer.WithAttempts(1))
+			db.exec(`CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+				CREATE TRIGGER keep BEFORE DELETE ON public.outbox FOR EACH ROW EXECUTE FUNCTION public.keep()`)
+			db.insert(1, 1)
+			w.run()
+			testkit.Becomes(t, db.Pool, "the row blocks its key", true, "SELECT EXISTS (SELECT FROM pgleases.consumer_blocked WHERE error LIKE 'ERROR: of 1 handled rows 0 were deleted%')")
+			testkit.OK(t, w.end())
+			if kind != "AtLeastOnce" {
+				expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 0, "effects")
+			}
+		})
+	}
+}
+
+// Rows of one key that one process has in hand when it ends are finished, and no others begin.
+func TestEndFinishesWhatIsInHand(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(100, 1)
+	in, out := make(chan struct{}), make(chan struct{})
+	w := newWorker(db, poisoned(3, func(context.Context, pgx.Tx, consumer.Row[Order]) error {
+		close(in)
+		<-out
+		return nil
+	})).run()
+	testkit.Receive(t, "a row is in hand", in)
+	w.stop()
+	close(out)
+	testkit.OK(t, w.end())
+	db.exact(3)
+	expect(t, one[int64](db, "SELECT count(*) FROM public.outbox"), 97, "rows left")
+}
+
+// A large row is a batch of its own.
+func TestBatchIsLimitedByBytes(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec("ALTER TABLE public.outbox ALTER payload SET STORAGE EXTERNAL")
+	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c', to_jsonb(repeat('x', 10000)) FROM generate_series(1, 10)")
+	sizes := make(chan int, 100)
+	w := newWorker(db, consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[Order]) error {
+		sizes <- len(rows)
+		return effects(ctx, tx, rows)
+	}), consumer.WithBatch(100, 25_000)).run()
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	close(sizes)
+	for size := range sizes {
+		if size > 3 {
+			t.Errorf("%d rows of 10 kB in a batch of 25 kB", size)
+		}
+	}
+	db.exact(10)
+}
+
+// Without a key the partition is the key.
+func TestWithoutAKey(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec("CREATE TABLE public.log (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, partition int NOT NULL, payload jsonb); CREATE INDEX ON public.log (partition, id); GRANT ALL ON public.log TO PUBLIC")
+	db.exec("INSERT INTO public.log (partition, payload) SELECT i % 4, to_jsonb(i) FROM generate_series(1, 200) AS i")
+	w := newWorkerOf(db, consumer.Queue{Table: "log", Partitions: 4}, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[map[string]any]) error {
+		_, err := tx.Exec(ctx, "INSERT INTO public.effects (id, customer) VALUES ($1, $2)", row.Value["id"], row.Partition)
+		return err
+	}))
+	testkit.OK(t, w.RunUntilEmpty(t.Context()))
+	db.exact(200)
+}
+
+func TestByKey(t *testing.T) {
+	t.Parallel()
+	var rows []consumer.Row[int]
+	for i, key := range []string{"b", "a", "b", "c", "a"} {
+		rows = append(rows, consumer.Row[int]{ID: int64(i), Key: key})
+	}
+	var got [][]int64
+	for _, of := range consumer.ByKey(rows) {
+		var ids []int64
+		for _, r := range of {
+			ids = append(ids, r.ID)
+		}
+		got = append(got, ids)
+	}
+	if !slices.EqualFunc(got, [][]int64{{0, 2}, {1, 4}, {3}}, slices.Equal) {
+		t.Errorf("%v", got)
+	}
+}
