@@ -9,9 +9,9 @@
 // full run takes at most ten minutes on an idle machine.
 //
 // Each part of the page has a file: values.go, heartbeat.go, guard.go, events.go, plan.go,
-// large.go, owners.go, wide.go, latency.go, deploy.go, clients.go, locks.go, jobs.go, schedules.go. They share
-// measure.go (samples, rounds, tables), lab.go (servers and their usage), group.go (clients and
-// their partitions) and worker.go (clients in processes that can be killed).
+// large.go, owners.go, wide.go, latency.go, deploy.go, clients.go, locks.go, jobs.go, schedules.go,
+// consumers.go. They share measure.go (samples, rounds, tables), lab.go (servers and their usage),
+// group.go (clients and their partitions) and worker.go (clients in processes that can be killed).
 package main
 
 import (
@@ -47,6 +47,7 @@ var parts = []struct {
 	{"locks", "Named locks", measureLocks},
 	{"jobs", "Jobs", measureJobs},
 	{"schedules", "Schedules", measureSchedules},
+	{"consumers", "Consumers of a queue table", measureConsumers},
 }
 
 const introduction = `# Figures

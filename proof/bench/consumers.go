@@ -1,0 +1,323 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/consumer"
+)
+
+const (
+	consumerProcesses  = 3 // in this bench, clients of one process
+	consumerWorkers    = 4 // of each
+	consumerPartitions = 1024
+)
+
+// An order is a row of the queue.
+type order struct {
+	ID      int64
+	Made    time.Time
+	Payload []byte
+}
+
+var queueOfOrders = consumer.Queue{Table: "public.orders", Key: "customer", Time: "made"}
+
+// A consumption is a database with a queue, and the processes that work through it.
+type consumption struct {
+	*database
+	pools   []*pgxpool.Pool
+	clients []*pgleases.Client
+	stop    context.CancelFunc
+	running sync.WaitGroup
+
+	handled atomic.Int64
+	mu      sync.Mutex
+	late    []time.Duration // from the insert to the handler; nil: not measured
+}
+
+func newConsumption(ctx context.Context, l *lab) *consumption {
+	c := &consumption{database: l.newDatabase(ctx, l.durable, consumerProcesses*consumerWorkers+4)}
+	check(consumer.Migrate(ctx, c.Pool))
+	c.all(ctx, consumer.TableSQL("orders", "", queueOfOrders))
+	return c
+}
+
+// start starts processes whose handler does nothing but count.
+func (c *consumption) start(ctx context.Context, name string, n int, opts ...consumer.Option) {
+	quiet := slog.New(slog.DiscardHandler)
+	running, stop := context.WithCancel(context.Background())
+	c.stop = stop
+	opts = append([]consumer.Option{consumer.WithLogger(quiet), consumer.WithWorkers(consumerWorkers)}, opts...)
+	h := consumer.Each(func(_ context.Context, _ pgx.Tx, row consumer.Row[order]) error {
+		if c.handled.Add(1); c.late != nil {
+			late := time.Since(row.Value.Made)
+			c.mu.Lock()
+			c.late = append(c.late, late)
+			c.mu.Unlock()
+		}
+		return nil
+	})
+	for i := range n {
+		pool := newPool(ctx, c.url, consumerWorkers+4)
+		client := must(pgleases.NewClient(ctx, pool, pgleases.WithClientID(fmt.Sprintf("process-%d", i)), pgleases.WithLogger(quiet)))
+		c.pools, c.clients = append(c.pools, pool), append(c.clients, client)
+		of := must(consumer.New(ctx, client, pool, name, queueOfOrders, h, opts...))
+		c.running.Go(func() { _ = of.Run(running) })
+	}
+	c.until(ctx, "all is owned", "SELECT count(*) > 0 AND count(*) = count(owner) AND count(DISTINCT owner) = $1 AND count(*) FILTER (WHERE moving_to IS NOT NULL) = 0 FROM pgleases.status", n)
+}
+
+func (c *consumption) halt() {
+	if c.stop == nil {
+		return
+	}
+	c.stop()
+	c.running.Wait()
+	for i, client := range c.clients {
+		closeClient(client)
+		c.pools[i].Close()
+	}
+	c.clients, c.pools, c.stop = nil, nil, nil
+}
+
+func (c *consumption) end() {
+	c.halt()
+	c.database.end()
+}
+
+// fill inserts rows of so many customers.
+func (c *consumption) fill(ctx context.Context, rows, customers int) {
+	must(c.Exec(ctx, "INSERT INTO public.orders (customer, payload) SELECT 'customer ' || i % $2, '{}' FROM generate_series(1, $1::int) AS i", rows, customers))
+}
+
+func (c *consumption) emptied(ctx context.Context) {
+	c.until(ctx, "the queue is empty", "SELECT NOT EXISTS (SELECT FROM public.orders)")
+}
+
+// naive is the loop that people write, without an order: it locks rows, calls the handler, and deletes
+// them, all in one transaction.
+func (c *consumption) naive(ctx context.Context, batch int) {
+	together(consumerProcesses*consumerWorkers, func(int) {
+		for {
+			n := 0
+			check(pgx.BeginFunc(ctx, c.Pool, func(tx pgx.Tx) error {
+				rows, err := tx.Query(ctx, "SELECT id, made, payload FROM public.orders ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED", batch)
+				if err != nil {
+					return err
+				}
+				orders, err := pgx.CollectRows(rows, pgx.RowToStructByName[order])
+				if err != nil {
+					return err
+				}
+				ids := make([]int64, len(orders))
+				for i, o := range orders {
+					ids[i] = o.ID
+				}
+				n = len(ids)
+				_, err = tx.Exec(ctx, "DELETE FROM public.orders WHERE id = ANY ($1)", ids)
+				return err
+			}))
+			if n == 0 {
+				return
+			}
+		}
+	})
+}
+
+func measureConsumers(ctx context.Context, l *lab, out *part) {
+	measureBacklog(ctx, l, out)
+	measureSteady(ctx, l, out)
+	measureWakeUps(ctx, l, out)
+	measureIdleConsumers(ctx, l, out)
+	measureShapes(ctx, l, out)
+	out.note("%d clients of one process with %d workers each, %s partitions, `Each` with a handler that does nothing, durable commits.",
+		consumerProcesses, consumerWorkers, grouped(consumerPartitions))
+}
+
+// measureBacklog works through a backlog, in turns with the loop that people write.
+func measureBacklog(ctx context.Context, l *lab, out *part) {
+	c := newConsumption(ctx, l)
+	defer c.end()
+	work := func(rows int, opts ...consumer.Option) float64 {
+		c.start(ctx, "orders", consumerProcesses, append(opts, consumer.WithPoll(time.Hour))...)
+		defer c.halt()
+		must(c.Exec(ctx, "ALTER TABLE public.orders DISABLE TRIGGER consumer_inserted"))
+		c.fill(ctx, rows, 10_000)
+		c.all(ctx, "VACUUM ANALYZE public.orders", "CHECKPOINT", "ALTER TABLE public.orders ENABLE TRIGGER consumer_inserted")
+		began := time.Now()
+		must(c.Exec(ctx, "INSERT INTO public.orders (customer, payload) VALUES ('last', '{}')")) // wakes all
+		c.emptied(ctx)
+		return float64(rows) / time.Since(began).Seconds()
+	}
+	loop := func(rows, batch int) float64 {
+		c.fill(ctx, rows, 10_000)
+		c.all(ctx, "VACUUM ANALYZE public.orders", "CHECKPOINT")
+		began := time.Now()
+		c.naive(ctx, batch)
+		return float64(rows) / time.Since(began).Seconds()
+	}
+	many, few := l.pick(2_000, 100_000), l.pick(500, 10_000)
+	paces := l.alternate(3,
+		side{"", perSecond, func() float64 { return work(many) }},
+		side{"`FOR UPDATE SKIP LOCKED LIMIT 100`, without an order", perSecond, func() float64 { return loop(many, 100) }},
+		side{"", perSecond, func() float64 { return work(few, consumer.WithBatch(1, 1<<20)) }},
+		side{"the same loop with `LIMIT 1`", perSecond, func() float64 { return loop(few, 1) }},
+	)
+	out.compare(fmt.Sprintf("rows from a backlog of %s, 10,000 keys", grouped(many)), paces[0], paces[1]).goal(">= 0.8x", paces[0].over(paces[1]) >= 0.8)
+	out.compare("one row for each transaction", paces[2], paces[3]).goal(">= 0.8x", paces[2].over(paces[3]) >= 0.8)
+}
+
+// insertAt inserts rows at a pace for a while, each in its own transaction, and returns how many.
+func (c *consumption) insertAt(ctx context.Context, pace float64, span time.Duration) (n int) {
+	began := time.Now()
+	for ; time.Since(began) < span; n++ {
+		if wait := time.Duration(float64(n)/pace*float64(time.Second)) - time.Since(began); wait > 0 {
+			time.Sleep(wait)
+		}
+		must(c.Exec(ctx, "INSERT INTO public.orders (customer, made, payload) VALUES ($1, clock_timestamp(), '{}')", fmt.Sprint("customer ", n%10_000)))
+	}
+	return n
+}
+
+// measureSteady measures how late rows are that come at a pace.
+func measureSteady(ctx context.Context, l *lab, out *part) {
+	for _, pace := range []float64{1, 100, 1000} {
+		c := newConsumption(ctx, l)
+		c.start(ctx, "orders", consumerProcesses)
+		c.fill(ctx, 100, 100)
+		c.emptied(ctx)
+		c.mu.Lock()
+		c.late = []time.Duration{}
+		c.mu.Unlock()
+		span := time.Duration(l.pick(1, 10)) * time.Second
+		n := 0
+		used := c.during(ctx, func() { n = c.insertAt(ctx, pace, span) })
+		c.emptied(ctx)
+		c.halt()
+		r := out.figure(fmt.Sprintf("commit to handler, %s inserts per second: median, p99", grouped(int(float64(n)/span.Seconds()))),
+			fmt.Sprintf("%s, %s", duration(median(c.late)), duration(quantile(c.late, 0.99)))).than("processor time of the server", percent(share(used.server, used.span)), "")
+		switch pace {
+		case 1:
+			r.goal("median <= 5 ms", median(c.late) <= 5*time.Millisecond)
+		case 1000:
+			r.goal("p99 <= 100 ms", quantile(c.late, 0.99) <= 100*time.Millisecond)
+		}
+		c.end()
+	}
+}
+
+// measureWakeUps measures what the trigger costs those who insert.
+func measureWakeUps(ctx context.Context, l *lab, out *part) {
+	c := newConsumption(ctx, l)
+	defer c.end()
+	n := l.pick(100, 4000)
+	inserts := func() float64 {
+		began := time.Now()
+		together(8, func(int) {
+			for range n / 8 {
+				must(c.Exec(ctx, "INSERT INTO public.orders (customer, payload) VALUES ('c', '{}')"))
+			}
+		})
+		return float64(n) / time.Since(began).Seconds()
+	}
+	paces := l.alternate(5, side{"", perSecond, func() float64 {
+		must(c.Exec(ctx, "ALTER TABLE public.orders ENABLE TRIGGER consumer_inserted"))
+		return inserts()
+	}}, side{"without the trigger", perSecond, func() float64 {
+		must(c.Exec(ctx, "ALTER TABLE public.orders DISABLE TRIGGER consumer_inserted"))
+		return inserts()
+	}})
+	out.compare("inserts of 8 sessions, each in a transaction, with the trigger", paces[0], paces[1]).goal(">= 0.9x", paces[0].over(paces[1]) >= 0.9)
+}
+
+// measureIdleConsumers measures what processes cost whose queues are empty.
+func measureIdleConsumers(ctx context.Context, l *lab, out *part) {
+	c := newConsumption(ctx, l)
+	defer c.end()
+	consumers := l.pick(2, 10)
+	quiet := slog.New(slog.DiscardHandler)
+	running, stop := context.WithCancel(context.Background())
+	c.stop = stop
+	for i := range consumerProcesses {
+		pool := newPool(ctx, c.url, consumers+4)
+		client := must(pgleases.NewClient(ctx, pool, pgleases.WithClientID(fmt.Sprintf("process-%d", i)), pgleases.WithLogger(quiet)))
+		c.pools, c.clients = append(c.pools, pool), append(c.clients, client)
+		for n := range consumers {
+			q, name := queueOfOrders, fmt.Sprintf("orders%d", n)
+			q.Table = "public." + name
+			if i == 0 {
+				c.all(ctx, consumer.TableSQL(name, "", q))
+			}
+			of := must(consumer.New(ctx, client, pool, name, q, consumer.Each(func(context.Context, pgx.Tx, consumer.Row[order]) error { return nil }), consumer.WithLogger(quiet), consumer.WithWorkers(1)))
+			c.running.Go(func() { _ = of.Run(running) })
+		}
+	}
+	c.until(ctx, "all is owned", "SELECT count(*) = $2 AND count(*) = count(owner) AND count(DISTINCT owner) = $1 AND count(*) FILTER (WHERE moving_to IS NOT NULL) = 0 FROM pgleases.status",
+		consumerProcesses, consumers*consumerPartitions)
+	c.until(ctx, "all has begun", "SELECT count(*) >= $1 FROM pgleases.consumer_partitions", consumers*consumerPartitions)
+	used := c.calm(ctx, time.Duration(l.pick(1, 10))*time.Second)
+	of := share(used.server, used.span)
+	out.figure(fmt.Sprintf("%d idle consumers of %s partitions in %d processes, processor time of the server", consumers, grouped(consumerPartitions), consumerProcesses), percent(of)).
+		than("statements", perSecond(float64(used.statements)/used.span.Seconds()), "").goal("<= 1 % of a core", of <= 0.01)
+}
+
+// measureShapes works through queues of other shapes than many rows of many keys.
+func measureShapes(ctx context.Context, l *lab, out *part) {
+	rows := l.pick(2_000, 100_000)
+	pace := func(prepare func(c *consumption)) float64 {
+		c := newConsumption(ctx, l)
+		defer c.end()
+		must(c.Exec(ctx, "ALTER TABLE public.orders DISABLE TRIGGER consumer_inserted"))
+		c.start(ctx, "orders", consumerProcesses, consumer.WithPoll(time.Hour))
+		prepare(c)
+		c.all(ctx, "VACUUM ANALYZE public.orders", "CHECKPOINT", "ALTER TABLE public.orders ENABLE TRIGGER consumer_inserted")
+		began := time.Now()
+		must(c.Exec(ctx, "INSERT INTO public.orders (customer, payload) VALUES ('last', '{}')"))
+		c.until(ctx, "all is handled", "SELECT NOT EXISTS (SELECT FROM public.orders AS o WHERE customer NOT IN (SELECT key FROM pgleases.consumer_blocked))")
+		return float64(rows) / time.Since(began).Seconds()
+	}
+	block := func(c *consumption, customers int) {
+		must(c.Exec(ctx, `INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at)
+			SELECT DISTINCT ON (customer) 'orders', partition, id, customer, xmin::text, 1, 'infinity'::timestamptz FROM public.orders WHERE customer LIKE 'blocked %' ORDER BY customer, id LIMIT $1`, customers))
+	}
+	all := l.alternate(1,
+		side{"", perSecond, func() float64 { return pace(func(c *consumption) { c.fill(ctx, rows, 10_000) }) }},
+		side{"all in one key", perSecond, func() float64 { return pace(func(c *consumption) { c.fill(ctx, rows, 1) }) }},
+		side{"a key for each row", perSecond, func() float64 { return pace(func(c *consumption) { c.fill(ctx, rows, rows) }) }},
+		side{"1,000 blocked keys", perSecond, func() float64 {
+			return pace(func(c *consumption) {
+				must(c.Exec(ctx, "INSERT INTO public.orders (customer, payload) SELECT 'blocked ' || i % 1000, '{}' FROM generate_series(1, 2000) AS i"))
+				block(c, 1000)
+				c.fill(ctx, rows, 10_000)
+			})
+		}},
+		side{"a blocked key with 100,000 rows", perSecond, func() float64 {
+			return pace(func(c *consumption) {
+				must(c.Exec(ctx, "INSERT INTO public.orders (customer, payload) SELECT 'blocked 0', '{}' FROM generate_series(1, $1::int)", l.pick(1000, 100_000)))
+				block(c, 1)
+				c.fill(ctx, rows, 10_000)
+			})
+		}},
+		side{"beside a transaction with an old snapshot", perSecond, func() float64 {
+			var old pgx.Tx
+			defer func() { _ = old.Rollback(context.Background()) }()
+			return pace(func(c *consumption) {
+				old = must(c.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}))
+				must(old.Exec(ctx, "SELECT FROM public.orders"))
+				c.fill(ctx, rows, 10_000)
+			})
+		}},
+	)
+	r := out.figure(fmt.Sprintf("%s rows of 10,000 keys, and queues of other shapes", grouped(rows)), all[0].String())
+	for _, s := range all[1:] {
+		r.than(s.name, s.String(), significant(s.over(all[0]))+"x")
+	}
+}
