@@ -307,11 +307,12 @@ func measureShapes(ctx context.Context, l *lab, out *part) {
 			})
 		}},
 		side{"beside a transaction with an old snapshot", perSecond, func() float64 {
-			var old pgx.Tx
-			defer func() { _ = old.Rollback(context.Background()) }()
+			end := func() {}
+			defer func() { end() }()
 			return pace(func(c *consumption) {
-				old = must(c.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}))
-				must(old.Exec(ctx, "SELECT FROM public.orders"))
+				var old *pgx.Conn
+				old, end = connect(ctx, c.url)
+				must(old.Exec(ctx, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM public.orders", pgx.QueryExecModeSimpleProtocol))
 				c.fill(ctx, rows, 10_000)
 			})
 		}},
