@@ -34,8 +34,9 @@
 // keys fail without a success in between, or the handler returns [Unavailable], the partition
 // pauses and no attempt is counted.
 //
-// A row that crashes its process is found: the rows that a crashed process had in hand are handled
-// alone afterwards. After three such crashes the row has failed. The rows beside it are not charged.
+// A row that crashes its process is found. After a crash the next owner notes which rows it has in
+// hand. If it crashes too, these rows are handled alone, and a row that is alone in three crashes has
+// failed. The rows beside it are not charged.
 //
 // A handoff waits for the batch in hand, within the lease's drain timeout. A frozen process cannot
 // commit after another process owns the partition.
