@@ -178,7 +178,7 @@ func expectIll(t *testing.T, databaseURL, want, text string, flags ...string) {
 	var found []admin.Finding
 	var code int
 	late := time.Now()
-	if slices.ContainsFunc([]string{"transactions", "snapshots", "table-locks", "row-locks", "advisory-locks"}, func(check string) bool { return strings.Contains(want, check) }) {
+	if slices.ContainsFunc([]string{"transactions", "snapshots", "table-locks", "row-locks", "advisory-locks", "autovacuum"}, func(check string) bool { return strings.Contains(want, check) }) {
 		late = late.Add(testkit.Patience)
 	}
 	for {
