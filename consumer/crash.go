@@ -80,7 +80,7 @@ func (g *group) beginAll(fresh []*partition) error {
 
 // note notes the next batch of a partition that is watched, and reports whether there is one.
 func (g *group) note(p *partition) bool {
-	var first, last int64
+	var first, last *int64
 	err := g.inTime(func(ctx context.Context) error {
 		err := g.pool.QueryRow(ctx, g.sql.Note, g.name, p.Number, p.Epoch, p.low, g.options.batch).Scan(&first, &last, &p.watched)
 		if errors.Is(err, pgx.ErrNoRows) { // another owner has begun
@@ -93,10 +93,10 @@ func (g *group) note(p *partition) bool {
 		g.trouble([]*partition{p}, outcome{err: err})
 		return false
 	}
-	if first == 0 {
+	if first == nil {
 		p.due = false
 		return false
 	}
-	p.noted = last
+	p.noted = *last
 	return true
 }

@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -17,9 +18,11 @@ import (
 
 const (
 	pauseMin = 100 * time.Millisecond
-	// keysOfOutage is how many keys of a partition fail in a row before the reason is searched
+	// keysOfOutage is how many keys of a process fail in a row before the reason is searched
 	// elsewhere.
 	keysOfOutage = 3
+	// maxError is how many bytes of an error are stored.
+	maxError = 4000
 	// maxTroubles is how many errors in a row, that no row is charged with, are charged to the
 	// first.
 	maxTroubles = 10
@@ -33,14 +36,14 @@ const (
 func (g *group) charge(r row, failure error, final bool) bool {
 	p := r.partition
 	p.due = true // the other keys
-	if !slices.Contains(p.failing, r.key) {
-		p.failing = append(p.failing, r.key)
-	}
-	if !final && (p.outage > 0 || len(p.failing) >= keysOfOutage) {
+	if !final && g.seemsAway(r) {
 		g.pause(p, failure)
 		return false
 	}
 	attempts, text := r.attempts+1, handlers.Storable(failure.Error())
+	if len(text) > maxError { // for example with a stack
+		text = handlers.Storable(text[:maxError])
+	}
 	log := g.log.With(slog.Int("partition", p.Number), slog.Int64("id", r.id), slog.String("key", r.key), slog.Int("attempt", attempts), slog.String("error", text))
 	var wait *int64
 	if attempts < g.options.attempts && !final {
@@ -68,7 +71,7 @@ func (g *group) charge(r row, failure error, final bool) bool {
 		}
 		return false
 	case buried:
-		p.low = 0 // rows of its key may have waited
+		p.low = lowest // rows of its key may have waited
 		g.counts.dead.Add(1)
 		log.Error("consumer: row moved to the dead letters")
 	case wait == nil:
@@ -79,6 +82,27 @@ func (g *group) charge(r row, failure error, final bool) bool {
 		log.Warn("consumer: row failed, its key waits", slog.Duration("again", time.Duration(*wait)*time.Millisecond))
 	}
 	return true
+}
+
+// seemsAway notes that the key of a row failed, and reports whether so many have failed since the
+// last success in this process that something seems to be away that handlers need. Keys that were
+// blocked already say nothing about that.
+func (g *group) seemsAway(r row) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if r.attempts == 0 && !slices.Contains(g.failed, r.key) {
+		g.failed = append(g.failed, r.key)
+	}
+	return len(g.failed) >= keysOfOutage
+}
+
+// succeeded notes that rows of a partition were handled.
+func (g *group) succeeded(j *job, p *partition) {
+	j.recovered = j.recovered || p.outage > 0
+	p.outage, p.troubles = 0, 0
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.failed, g.away = nil, false
 }
 
 // backoff returns how long a row waits after so many failed attempts.
@@ -96,7 +120,13 @@ func (g *group) pause(p *partition, why error) {
 	p.due = true
 	if p.outage = min(2*p.outage, g.times.pauseMax); p.outage == 0 {
 		p.outage = pauseMin
-		g.log.Warn("consumer: partition paused, no attempt is counted", slog.Int("partition", p.Number), slog.String("error", handlers.Storable(why.Error())))
+	}
+	g.mu.Lock()
+	logged := g.away
+	g.away = true
+	g.mu.Unlock()
+	if !logged {
+		g.log.Warn("consumer: something seems to be away, partitions pause and no attempt is counted", slog.Int("partition", p.Number), slog.String("error", handlers.Storable(why.Error())))
 	}
 	p.notBefore = time.Now().Add(p.outage/2 + rand.N(p.outage/2+1))
 	g.counts.pauses.Add(1)
@@ -111,6 +141,9 @@ func safe(err error) error {
 	var f *failedError
 	if errors.As(err, &f) {
 		s.index = f.index
+		if s.text = handlers.Storable(fmt.Sprint(f.err)); f.err == nil {
+			s.text = "Failed without an error"
+		}
 	}
 	s.unavailable = errors.As(err, new(*unavailableError))
 	s.deadline = errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)

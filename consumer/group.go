@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -27,6 +28,8 @@ const (
 	fullShare   = 20               // they take at most 1/20 of the time
 	probeShare  = 4                // probes while rows come: at most 1/4 of the time
 	probePause  = 10 * time.Millisecond
+	outagePause = 100 * time.Millisecond // between two attempts of a process while something is away
+	lowest      = math.MinInt64
 )
 
 // timings are the same in all processes, except in tests.
@@ -63,7 +66,6 @@ type partition struct {
 	expect   int           // how many rows the next read may find
 	watched  bool          // batches are noted
 	noted    int64         // the highest ID of the noted batch
-	failing  []string      // keys that failed since the last success
 	outage   time.Duration // the pause, if something that handlers need is away; 0: no pause
 	troubles int           // errors that no row is charged with, in a row
 	lost     bool          // it is not owned
@@ -87,6 +89,12 @@ type group struct {
 	ends       chan ending
 	life       context.Context
 
+	mu     sync.Mutex // guards the following fields
+	failed []string   // keys that failed since the last success
+	away   bool       // it is logged that something is away
+	// when it was last logged that a batch was broken off
+	brokenOff time.Time
+
 	// Only the goroutine uses the following fields.
 	partitions []*partition
 	next       int // the index of the partition to begin with
@@ -99,7 +107,9 @@ type group struct {
 	fullAt     time.Time // when the next probe looks at all rows
 	sweepAt    time.Time
 	paused     bool
-	failing    bool // the last probe failed
+	failing    bool      // the last probe failed
+	earliest   time.Time // before then no probe is sent
+	outageAt   time.Time // before then no partition is tried whose pause is over
 
 	suspects int       // crash suspects that are being handled
 	alone    bool      // no job begins beside it
@@ -132,7 +142,7 @@ func (g *group) start(ctx context.Context) (end func()) {
 // serve is the callback of the lease for a partition. It returns when its context has ended and no
 // job works on the partition.
 func (g *group) serve(ctx context.Context, owned pgleases.Partition) error {
-	p := &partition{Partition: owned, idle: make(chan struct{})}
+	p := &partition{Partition: owned, idle: make(chan struct{}), low: lowest}
 	g.events <- func() { g.partitions = append(g.partitions, p) }
 	<-ctx.Done()
 	p.asked.Store(true)
@@ -230,13 +240,13 @@ func (g *group) loop(ctx context.Context, stopped <-chan struct{}) {
 }
 
 // soon makes the next probe come as early as probes may come.
-func (g *group) soon() { g.probeAt = time.Now() }
+func (g *group) soon() { g.probeAt = g.earliest }
 
 // answered notes when the next probe is sent, after one that took a while.
 func (g *group) answered(took time.Duration) {
 	now := time.Now()
-	earliest := now.Add(max(probePause, probeShare*took))
 	asked := !g.probeAt.After(now) // while it was under way
+	g.earliest = now.Add(max(probePause, probeShare*took))
 	g.probeAt = now.Add(g.options.poll)
 	for len(g.again) > 0 && g.again[0].Before(now) {
 		g.again = g.again[1:]
@@ -244,11 +254,8 @@ func (g *group) answered(took time.Duration) {
 	if len(g.again) > 0 && g.again[0].Before(g.probeAt) {
 		g.probeAt = g.again[0]
 	}
-	if asked {
-		g.probeAt = now
-	}
-	if g.probeAt.Before(earliest) {
-		g.probeAt = earliest
+	if asked || g.probeAt.Before(g.earliest) {
+		g.probeAt = g.earliest
 	}
 }
 
@@ -295,7 +302,7 @@ type probe struct {
 	lows                 []int64
 
 	took     time.Duration
-	has      map[int]bool
+	first    map[int]int64 // the ID of the first row to handle
 	top      map[int]int64 // the highest ID
 	free     []int32       // partitions whose blocked rows were gone or changed
 	blocked  []int32       // partitions with blocked rows
@@ -324,14 +331,14 @@ func (g *group) probe(ctx context.Context) {
 	for _, p := range q.of {
 		low := p.low
 		if q.full {
-			low = 0
+			low = lowest
 		}
 		q.numbers, q.lows, q.highest = append(q.numbers, int32(p.Number)), append(q.lows, low), q.highest || p.blocked
 	}
 	if g.untilEmpty {
 		q.numbers, q.lows = nil, nil
 		for n := range g.queue.Partitions {
-			q.numbers, q.lows = append(q.numbers, int32(n)), append(q.lows, 0)
+			q.numbers, q.lows = append(q.numbers, int32(n)), append(q.lows, lowest)
 		}
 	}
 	g.probing = true
@@ -350,11 +357,12 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 		return err
 	}
 	began := time.Now()
-	q.has, q.top, q.retries = make(map[int]bool), make(map[int]int64), make(map[int][]blockedRow)
+	q.first, q.top, q.retries = make(map[int]int64), make(map[int]int64), make(map[int][]blockedRow)
 	batch := new(pgx.Batch)
 	batch.BeginTx(handlers.ReadCommitted)
 	batch.Queue(g.sql.Restore, true, lockWait.Milliseconds())
 	var n int
+	var id int64
 	if q.sweep {
 		batch.Queue(g.sql.Sweep, g.name, q.numbers).Query(func(rows pgx.Rows) (err error) {
 			q.free, err = pgx.CollectRows(rows, pgx.RowTo[int32])
@@ -363,13 +371,12 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 	}
 	if q.highest { // before the probe, so that the probe sees all rows up to there
 		batch.Queue(g.sql.Highest, q.numbers).Query(func(rows pgx.Rows) error {
-			var id int64
 			_, err := pgx.ForEachRow(rows, []any{&n, &id}, func() error { q.top[n] = id; return nil })
 			return err
 		})
 	}
 	batch.Queue(g.sql.Probe, q.numbers, q.lows, g.name).Query(func(rows pgx.Rows) error {
-		_, err := pgx.ForEachRow(rows, []any{&n}, func() error { q.has[n], q.anywhere = true, true; return nil })
+		_, err := pgx.ForEachRow(rows, []any{&n, &id}, func() error { q.first[n], q.anywhere = id, true; return nil })
 		return err
 	})
 	batch.Queue(g.sql.Due, g.name, q.numbers).QueryRow(func(row pgx.Row) error {
@@ -422,12 +429,14 @@ func (g *group) take(q *probe, err error) {
 		if p.busy {
 			continue // what is known now is older than what the job finds
 		}
-		has := q.has[p.Number]
+		first, has := q.first[p.Number]
 		p.blocked, p.retries = slices.Contains(q.blocked, int32(p.Number)), q.retries[p.Number]
 		switch top, known := q.top[p.Number]; {
-		case has && q.full || slices.Contains(q.free, int32(p.Number)):
-			p.low = 0
-		case !has && known && top > p.low:
+		case slices.Contains(q.free, int32(p.Number)):
+			p.low = lowest
+		case has:
+			p.low = first - 1
+		case known && top > p.low:
 			p.low = top
 		}
 		if has && !p.due {
@@ -458,6 +467,7 @@ type job struct {
 	retry      *blockedRow  // in the first partition; nil: rows that are not blocked
 	alone      bool         // no other job begins beside it
 	handled    bool         // a row was handled
+	recovered  bool         // of a partition that was paused, because something was away
 }
 
 // begin begins jobs while there is room, and returns how long to wait for the next.
@@ -472,6 +482,9 @@ func (g *group) begin() time.Duration {
 		}
 		for _, p := range j.partitions {
 			p.busy = true
+			if p.notBefore = (time.Time{}); p.outage > 0 {
+				g.outageAt = time.Now().Add(outagePause)
+			}
 		}
 		g.running++
 		suspect := j.retry != nil && j.retry.suspect
@@ -500,7 +513,15 @@ func (g *group) end(j *job, suspect bool) {
 		}
 		g.free(p)
 	}
-	if j.handled || g.untilEmpty {
+	if j.recovered {
+		for _, p := range g.partitions {
+			if !p.busy && p.outage > 0 {
+				p.notBefore = time.Time{}
+			}
+		}
+	}
+	waiting := slices.ContainsFunc(g.partitions, func(p *partition) bool { return !p.busy && p.due && p.notBefore.IsZero() })
+	if (j.handled || g.untilEmpty) && !waiting {
 		g.soon() // rows may have come meanwhile
 	}
 }
@@ -530,6 +551,8 @@ func (g *group) choose(room int) (*job, time.Duration) {
 		case p.busy || !p.known || p.lost || p.asked.Load() || !p.due && len(p.retries) == 0:
 		case now.Before(p.notBefore):
 			wait = min(wait, p.notBefore.Sub(now))
+		case p.outage > 0 && now.Before(g.outageAt):
+			wait = min(wait, g.outageAt.Sub(now))
 		case len(p.retries) == 0 || p.due && p.retried:
 			due = append(due, p)
 		default:

@@ -62,7 +62,9 @@ func TestNewRefuses(t *testing.T) {
 				testkit.OK(t, err)
 				db.exec("DELETE FROM pgleases.consumers WHERE name = 'first'")
 				_, err = consumer.New(t.Context(), client, db.Pool, "orders", consumer.Queue{Table: "q.taken", Key: "customer"}, consumer.Each(effect), consumer.WithoutMigration())
-				contains(t, err, `new consumer "orders"`, "the consumer has the table q.q")
+				contains(t, err, `new consumer "orders"`, "the consumer has the table q.q", "delete its row")
+				_, err = consumer.New(t.Context(), client, db.Pool, "orders", consumer.Queue{Table: "q.q", Partitions: 8}, consumer.Each(effect), consumer.WithoutMigration())
+				contains(t, err, `Key "customer"`, "delete its row")
 				return
 			}
 			contains(t, err, append(test.says, `new consumer "orders"`)...)
@@ -77,7 +79,7 @@ func TestNewRefusesWithoutRights(t *testing.T) {
 	client := testkit.Must(pgleases.NewClient(t.Context(), db.Pool, pgleases.WithoutMigration()))(t)
 	t.Cleanup(func() { _ = client.Close(t.Context()) })
 	role := "consumer_" + strings.ToLower(rand.Text())
-	db.exec("CREATE ROLE " + role + " IN ROLE pg_read_all_data; GRANT ALL ON ALL TABLES IN SCHEMA pgleases TO " + role + "; REVOKE ALL ON public.outbox FROM PUBLIC")
+	db.exec("CREATE ROLE " + role + " IN ROLE pg_read_all_data; GRANT ALL ON ALL TABLES IN SCHEMA pgleases TO " + role + "; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases TO " + role + "; GRANT USAGE ON SCHEMA pgleases TO " + role + "; REVOKE ALL ON public.outbox FROM PUBLIC")
 	t.Cleanup(func() { db.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
 	pool := testkit.Pool(t, db.url, func(config *pgxpool.Config) {
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {

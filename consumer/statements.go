@@ -78,13 +78,21 @@ func (s *statements) register(ctx context.Context, db querier, name string, t *t
 		return err
 	}
 	var of, queue string
+	var has Queue
+	var key *string
 	var other error
-	_, err = pgx.ForEachRow(rows, []any{&of, &queue}, func() error {
+	const remedy = "give another name, or, when no process uses it any more, delete its row of consumers"
+	_, err = pgx.ForEachRow(rows, []any{&of, &queue, &has.ID, &key, &has.Partition}, func() error {
+		if has.Key = ""; key != nil {
+			has.Key = *key
+		}
 		switch {
 		case of != name:
 			other = fmt.Errorf("table %s already has the consumer %q: a table has one consumer", queue, of)
 		case queue != t.Name:
-			other = fmt.Errorf("the consumer has the table %s: give another name to that of %s", queue, t.Name)
+			other = fmt.Errorf("the consumer has the table %s, not %s: %s", queue, t.Name, remedy)
+		case has.ID != q.ID || has.Key != q.Key || has.Partition != q.Partition:
+			other = fmt.Errorf("the consumer has the ID %q, Key %q and Partition %q, not %q, %q and %q: %s", has.ID, has.Key, has.Partition, q.ID, q.Key, q.Partition, remedy)
 		}
 		return nil
 	})

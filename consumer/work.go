@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -128,7 +129,7 @@ func (g *group) took(j *job, parts []*partition, o outcome, limit int) {
 	for _, p := range parts {
 		n := counts[p]
 		if n > 0 {
-			p.failing, p.outage, p.troubles = nil, 0, 0
+			g.succeeded(j, p)
 		}
 		// it may have more, if it was not read to its end
 		if p.due = p.watched || full && p.Number >= last; p.due {
@@ -165,8 +166,9 @@ func (g *group) workOn(j *job) {
 	}
 	switch o.verdict {
 	case handled:
-		p.failing, p.outage, p.troubles, j.handled = nil, 0, 0, true
-		p.low, p.due = 0, true // rows of the key wait
+		j.handled = true
+		g.succeeded(j, p)
+		p.low, p.due = lowest, true // rows of the key wait
 	case unavailable:
 		g.pause(p, o.err)
 	case troubled:
@@ -203,7 +205,6 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 	if o.verdict != handled || len(o.rows) == 0 && retry == nil {
 		return o
 	}
-	began := time.Now()
 	if g.handler.calls == atLeastOnce {
 		if err := g.inTime(func(ctx context.Context) error { return tx.CommitAfter(ctx, new(pgx.Batch)) }); err != nil {
 			return outcome{verdict: troubled, rows: o.rows, at: -1, err: err}
@@ -211,25 +212,18 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 		conn.Release()
 		conn = nil
 		o = g.call(ctx, nil, o)
-		g.counts.handler(time.Since(began), len(o.rows))
 		if o.verdict == refused {
 			return lostOf(parts)
 		}
 		return g.removeSame(parts, o, retry)
 	}
 	o = g.call(ctx, tx, o)
-	g.counts.handler(time.Since(began), len(o.rows))
 	server := tx.Conn().PgConn()
 	switch {
 	case o.verdict == refused:
 		return lostOf(parts)
 	case o.verdict == handled && server.IsClosed(), o.verdict == failed && server.IsClosed() && !o.slow && !deadline(o.err):
-		o.verdict = troubled
-		if o.longest >= g.options.idle { // the server ended the idle transaction
-			o.verdict, o.at = failed, o.longestAt
-			o.err = fmt.Errorf("the connection was lost, probably because the transaction was idle for longer than %v: see WithIdleTimeout", g.options.idle)
-		}
-		return o
+		return g.cutOff(o, o.err)
 	case o.verdict != handled:
 		return o
 	}
@@ -238,11 +232,25 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 		batch.Queue(g.sql.Restore, true, lockWait.Milliseconds())
 		g.queueRemoval(batch, o.rows[:o.at], xact, retry, parts[0])
 		if err := g.inTimeOf(max(answerTime, g.options.timeout), func(ctx context.Context) error { return tx.CommitAfter(ctx, batch) }); err != nil {
+			if server.IsClosed() {
+				return g.cutOff(o, err)
+			}
 			o.verdict, o.at, o.err = g.verdictOf(err), -1, err
 			return o
 		}
 	}
 	g.counts.removed(o.at)
+	return o
+}
+
+// cutOff returns the outcome of an attempt that lost its connection. If a call took so long that
+// the server ended the idle transaction, its row is at fault.
+func (g *group) cutOff(o outcome, err error) outcome {
+	o.verdict, o.at, o.err = troubled, -1, err
+	if o.longest >= g.options.idle {
+		o.verdict, o.at = failed, o.longestAt
+		o.err = fmt.Errorf("the connection was lost, probably because the transaction was idle for longer than %v: see WithIdleTimeout", g.options.idle)
+	}
 	return o
 }
 
@@ -431,6 +439,8 @@ func (g *group) verdictOf(err error) verdict {
 // call calls the handler, for all rows or for one after the other, and returns how far it came.
 func (g *group) call(ctx context.Context, tx *handlers.Transaction, o outcome) outcome {
 	rows := o.rows
+	began := time.Now()
+	defer func() { g.counts.handler(time.Since(began), len(rows)) }()
 	for i, r := range rows {
 		if r.err != nil { // it cannot be read
 			if g.handler.calls != each && i > 0 {
@@ -444,7 +454,6 @@ func (g *group) call(ctx context.Context, tx *handlers.Transaction, o outcome) o
 	if g.handler.calls == each {
 		step = 1
 	}
-	began := time.Now()
 	for o.at = 0; o.at < len(rows); o.at += step {
 		if o.at > 0 && (g.halting(rows) || time.Since(began) > g.options.timeout/2) {
 			return o // the rows so far are committed
@@ -486,7 +495,7 @@ func (g *group) call(ctx context.Context, tx *handlers.Transaction, o outcome) o
 		}
 		switch {
 		case o.slow:
-			o.err = fmt.Errorf("%w: %v", ErrTimeout, o.err)
+			o.err = fmt.Errorf("%w: %v", ErrTimeout, strings.TrimPrefix(o.err.Error(), ErrTimeout.Error()+": "))
 		case ctx.Err() != nil:
 			o.verdict = refused
 		case isUnavailable(o.err):
@@ -607,7 +616,13 @@ func (g *group) trouble(parts []*partition, o outcome) {
 		}
 		p.due = p.due || len(p.retries) == 0
 	}
-	if parts[0].troubles == 1 || parts[0].troubles == maxTroubles/2 {
+	g.mu.Lock()
+	log := time.Since(g.brokenOff) > time.Second // once for all partitions
+	if log {
+		g.brokenOff = time.Now()
+	}
+	g.mu.Unlock()
+	if log {
 		g.log.Warn("consumer: batch broken off, repeated", slog.Int("partition", parts[0].Number), slog.Int("partitions", len(parts)), slog.Any("error", o.err))
 	}
 }

@@ -20,4 +20,4 @@ SET note_first = CASE WHEN f.first OPERATOR(pg_catalog.<=) c.watched_to THEN f.f
     watched_to = CASE WHEN f.first OPERATOR(pg_catalog.<=) c.watched_to THEN c.watched_to END
 FROM f
 WHERE c.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND c.partition OPERATOR(pg_catalog.=) $2::int AND c.begun OPERATOR(pg_catalog.=) $3::bigint
-RETURNING coalesce(f.first, 0), coalesce(f.last, 0), c.watched_to IS NOT NULL
+RETURNING f.first, f.last, c.watched_to IS NOT NULL

@@ -1,4 +1,5 @@
--- register.sql: the consumer that a table has, and the table that a consumer has, after storing both if neither exists.
+-- register.sql: the consumer that a table has, and the table that a consumer has, with the columns that count for the order
+-- of rows, after storing both if neither exists.
 --
 -- $1 text  consumer
 -- $2 text  table
@@ -13,13 +14,11 @@ WITH put AS (
     ON CONFLICT DO NOTHING
     RETURNING c.name, c.queue
 ), kept AS (
-    UPDATE pgleases.consumers AS c
-    SET id_column = $3::pg_catalog.text, key_column = $4::pg_catalog.text, partition_column = $5::pg_catalog.text, time_column = $6::pg_catalog.text, partitions = $7::int
+    UPDATE pgleases.consumers AS c SET time_column = $6::pg_catalog.text, partitions = $7::int
     WHERE c.name OPERATOR(pg_catalog.=) $1::pg_catalog.text AND c.queue OPERATOR(pg_catalog.=) $2::pg_catalog.text
-      AND ROW(c.id_column, c.key_column, c.partition_column, c.time_column, c.partitions)
-          IS DISTINCT FROM ROW($3::pg_catalog.text, $4::pg_catalog.text, $5::pg_catalog.text, $6::pg_catalog.text, $7::int)
+      AND ROW(c.time_column, c.partitions) IS DISTINCT FROM ROW($6::pg_catalog.text, $7::int)
 )
-SELECT name, queue FROM put
+SELECT name, queue, $3::pg_catalog.text, $4::pg_catalog.text, $5::pg_catalog.text FROM put
 UNION ALL
-SELECT c.name, c.queue FROM pgleases.consumers AS c
+SELECT c.name, c.queue, c.id_column, c.key_column, c.partition_column FROM pgleases.consumers AS c
 WHERE c.name OPERATOR(pg_catalog.=) $1::pg_catalog.text OR c.queue OPERATOR(pg_catalog.=) $2::pg_catalog.text

@@ -153,15 +153,20 @@ COMMENT ON FUNCTION pgleases.consumer_inserted() IS 'Trigger for a queue table, 
 CREATE OR REPLACE FUNCTION pgleases.consumer_settings(p_ours boolean, p_lock_ms int) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    names CONSTANT text[] := '{enable_seqscan,enable_bitmapscan,enable_sort,enable_hashjoin,enable_mergejoin,jit,plan_cache_mode,lock_timeout}';
-    saved CONSTANT text[] := string_to_array(nullif(current_setting('consumer.settings', true), ''), ' ');
-    ours  CONSTANT text[] := ARRAY['off', 'off', 'off', 'off', 'off', 'off', 'force_generic_plan', p_lock_ms::text];
+    saved text[];
+    done  text; -- assignments, because a query for each would cost more
 BEGIN
     IF p_ours THEN
-        PERFORM set_config('consumer.settings', (SELECT string_agg(current_setting(n), ' ' ORDER BY i) FROM unnest(names) WITH ORDINALITY AS s (n, i)), true);
-        PERFORM set_config(n, v, true) FROM unnest(names, ours) AS s (n, v);
+        done := set_config('consumer.settings', concat_ws(' ', current_setting('enable_seqscan'), current_setting('enable_bitmapscan'), current_setting('enable_sort'),
+            current_setting('enable_hashjoin'), current_setting('enable_mergejoin'), current_setting('jit'), current_setting('plan_cache_mode'), current_setting('lock_timeout')), true);
+        saved := ARRAY['off', 'off', 'off', 'off', 'off', 'off', 'force_generic_plan', p_lock_ms::text];
     ELSE
-        PERFORM set_config(n, v, true) FROM unnest(names, saved) AS s (n, v) WHERE v IS NOT NULL;
+        saved := string_to_array(nullif(current_setting('consumer.settings', true), ''), ' ');
+    END IF;
+    IF saved IS NOT NULL THEN
+        done := concat(set_config('enable_seqscan', saved[1], true), set_config('enable_bitmapscan', saved[2], true), set_config('enable_sort', saved[3], true),
+            set_config('enable_hashjoin', saved[4], true), set_config('enable_mergejoin', saved[5], true), set_config('jit', saved[6], true),
+            set_config('plan_cache_mode', saved[7], true), set_config('lock_timeout', saved[8], true));
     END IF;
 END
 $pgleases_body$;
