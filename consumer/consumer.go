@@ -208,7 +208,7 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 	case errors.Is(cause, ErrBlocked):
 		return failed(cause)
 	case untilEmpty:
-		return failed(context.Cause(ctx))
+		return failed(fmt.Errorf("%w: rows are left%s", context.Cause(ctx), g.why()))
 	}
 	return left
 }

@@ -123,7 +123,7 @@ func (g *group) pause(p *partition, why error) {
 	}
 	g.mu.Lock()
 	logged := g.away
-	g.away = true
+	g.away, g.last = true, handlers.Storable(why.Error())
 	g.mu.Unlock()
 	if !logged {
 		g.log.Warn("consumer: something seems to be away, partitions pause and no attempt is counted", slog.Int("partition", p.Number), slog.String("error", handlers.Storable(why.Error())))

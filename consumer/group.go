@@ -94,6 +94,8 @@ type group struct {
 	away   bool       // it is logged that something is away
 	// when it was last logged that a batch was broken off
 	brokenOff time.Time
+	last      string // the last error
+	isPaused  bool   // by an operator
 
 	// Only the goroutine uses the following fields.
 	partitions []*partition
@@ -425,6 +427,9 @@ func (g *group) take(q *probe, err error) {
 		g.log.Warn("consumer: paused by an operator, or resumed", slog.Bool("paused", q.paused))
 	}
 	g.paused = q.paused
+	g.mu.Lock()
+	g.isPaused = q.paused
+	g.mu.Unlock()
 	for _, p := range q.of {
 		if p.busy {
 			continue // what is known now is older than what the job finds
@@ -452,6 +457,19 @@ func (g *group) take(q *probe, err error) {
 			g.stop(errEmpty)
 		}
 	}
+}
+
+// why returns what is known about why rows are left.
+func (g *group) why() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.isPaused:
+		return ", and an operator has paused the consumer"
+	case g.last != "":
+		return ", last error: " + g.last
+	}
+	return ""
 }
 
 // whyBlocked returns what is known about blocked rows; empty if there are none.

@@ -149,13 +149,10 @@ func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
 func TableSQL(name, schema string, q Queue) string {
 	q = q.withDefaults()
 	q.Partitions = cmp.Or(q.Partitions, 1024)
-	key := "key         text NOT NULL,"
-	of := quote(q.Partition) + " int NOT NULL DEFAULT 0,"
+	key, of := "", quote(q.Partition)+" int NOT NULL, -- given by the insert; rows of one partition are handled in order"
 	if q.Key != "" {
 		key = quote(q.Key) + " text NOT NULL, -- rows of one key are handled in order"
 		of = fmt.Sprintf("%s int NOT NULL GENERATED ALWAYS AS (%s.partition_for(%s, %d)) STORED,", quote(q.Partition), quote(cmp.Or(schema, "pgleases")), quote(q.Key), q.Partitions)
-	} else {
-		key = ""
 	}
 	return strings.NewReplacer(
 		"{table}", q.Table, "{id}", quote(q.ID), "{key}", key, "{partition}", of, "{p}", quote(q.Partition), "{time}", quote(cmp.Or(q.Time, "created_at")),

@@ -618,6 +618,7 @@ func (g *group) trouble(parts []*partition, o outcome) {
 	}
 	g.mu.Lock()
 	log := time.Since(g.brokenOff) > time.Second // once for all partitions
+	g.last = fmt.Sprint(o.err)
 	if log {
 		g.brokenOff = time.Now()
 	}

@@ -138,11 +138,13 @@ COMMENT ON COLUMN pgleases.consumer_changes.rows IS 'How many blocked rows were 
 COMMENT ON COLUMN pgleases.consumer_changes.actor IS 'The role that connected, and the name that it gave.';
 COMMENT ON COLUMN pgleases.consumer_changes.reason IS 'The reason that the actor gave.';
 
--- Wakes the consumers of a table after an insert. SECURITY DEFINER, so that a role that inserts needs no rights here.
+-- Wakes the consumers of a table after an insert. SECURITY DEFINER, so that a role that inserts needs no rights here. It
+-- sets no search_path, because that would cost each insert some microseconds; everything is named with its schema.
 CREATE OR REPLACE FUNCTION pgleases.consumer_inserted() RETURNS trigger
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER AS $pgleases_body$
+DECLARE
+    done pg_catalog.text := pgleases.notify(pg_catalog.concat('consumer/', TG_ARGV[0]));
 BEGIN
-    PERFORM pgleases.notify('consumer/' || TG_ARGV[0]);
     RETURN NULL;
 END
 $pgleases_body$;
