@@ -236,3 +236,28 @@ func TestByKey(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 }
+
+// A row that the application has locked delays its own partition only.
+func TestLockedRowDelaysItsPartitionOnly(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(200, 40)
+	locked := testkit.Must(db.Begin(t.Context()))(t)
+	testkit.Must(locked.Exec(t.Context(), "SELECT FROM public.outbox WHERE id = 1 FOR UPDATE"))(t)
+	w := newWorker(db, consumer.Each(effect), consumer.WithWorkers(1)).run()
+	const others = "SELECT count(*) FROM public.outbox WHERE partition <> (SELECT partition FROM public.outbox WHERE id = 1)"
+	testkit.Becomes(t, db.Pool, "the other partitions are empty", int64(0), others)
+	began, batches := time.Now(), w.Stats().Batches
+	for range 5 { // each waits for no lock
+		db.insert(40, 40)
+		testkit.Becomes(t, db.Pool, "the other partitions are empty again", int64(0), others)
+	}
+	if n := w.Stats().Batches - batches; n < 5 {
+		t.Errorf("%d batches within %v", n, time.Since(began))
+	}
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "rows that were charged")
+	testkit.OK(t, locked.Rollback(t.Context()))
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	db.exact(400)
+}

@@ -608,7 +608,7 @@ func (g *group) choose(room int) (*job, time.Duration) {
 	j, rows := new(job), 0
 	for share := (len(due) + room - 1) / room; len(j.partitions) < share && rows < g.options.batch; {
 		p := due[len(j.partitions)]
-		if alone := p.watched || p.outage > 0; alone {
+		if alone := p.watched || p.outage > 0 || p.troubles > 0; alone {
 			if len(j.partitions) == 0 {
 				j.partitions = due[:1]
 			}

@@ -82,6 +82,13 @@ func (g *group) work(j *job) {
 				}
 			}
 			return
+		case o.verdict == troubled && len(parts) > 1 && store.LockTimeout(o.err): // each alone, to find the one
+			for _, p := range parts {
+				alone := &job{partitions: []*partition{p}}
+				g.work(alone)
+				j.handled, j.recovered = j.handled || alone.handled, j.recovered || alone.recovered
+			}
+			return
 		case o.verdict == troubled:
 			g.trouble(parts, o)
 			return
@@ -609,7 +616,9 @@ func (g *group) trouble(parts []*partition, o outcome) {
 		return
 	}
 	for _, p := range parts {
-		p.troubles++
+		if len(o.rows) > 0 || p.troubles == 0 { // without rows no row is charged
+			p.troubles++
+		}
 		p.notBefore = time.Now().Add(min(putOff, 10*time.Millisecond<<min(p.troubles, 10)))
 		if store.LockTimeout(o.err) {
 			p.notBefore = time.Now().Add(putOff)
