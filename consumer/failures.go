@@ -126,7 +126,7 @@ func (g *group) pause(p *partition, why error) {
 	g.away, g.last = true, handlers.Storable(why.Error())
 	g.mu.Unlock()
 	if !logged {
-		g.log.Warn("consumer: something seems to be away, partitions pause and no attempt is counted", slog.Int("partition", p.Number), slog.String("error", handlers.Storable(why.Error())))
+		g.log.Warn("consumer: partition paused, no attempt is counted", slog.Int("partition", p.Number), slog.String("error", handlers.Storable(why.Error())))
 	}
 	p.notBefore = time.Now().Add(p.outage/2 + rand.N(p.outage/2+1))
 	g.counts.pauses.Add(1)
