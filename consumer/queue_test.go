@@ -75,7 +75,8 @@ func TestNewRefuses(t *testing.T) {
 // New refuses what its role may not do, or does not see.
 func TestNewRefusesWithoutRights(t *testing.T) {
 	t.Parallel()
-	db := databaseAt(t, pgtest.OwnerURL(pgtest.FreshDatabase(t, ddl(t)...)))
+	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.FreshDatabase(t, ddl(t)...))) // behind a pooler the role would last for others
+	db := databaseAt(t, url)
 	client := testkit.Must(pgleases.NewClient(t.Context(), db.Pool, pgleases.WithoutMigration()))(t)
 	t.Cleanup(func() { _ = client.Close(t.Context()) })
 	role := "consumer_" + strings.ToLower(rand.Text())
