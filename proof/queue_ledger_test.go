@@ -82,7 +82,7 @@ func readQueue(t testing.TB, pool, receiver *pgxpool.Pool) *queueLedger {
 		for _, d := range structs[struct {
 			Name string
 			At   time.Time
-		}](t, tx, "SELECT name, at FROM app.dead") {
+		}](t, tx, "SELECT name, at FROM app.dead UNION ALL SELECT content ->> 'name', died_at FROM pgleases.consumer_dead_letters") {
 			l.dead[d.Name] = d.At
 		}
 		const handled = "SELECT id, customer, name, kind, worker, version, partition, epoch, attempt, at, xmin::text::bigint, %s FROM handled ORDER BY n"
@@ -105,11 +105,19 @@ func (l *queueLedger) problems() map[string][]string {
 	add := func(kind, format string, args ...any) {
 		found[kind] = append(found[kind], fmt.Sprintf(format, args...))
 	}
+	committed := map[int64]bool{} // transactions that a handler committed itself
+	for _, h := range l.handled {
+		committed[h.Transaction] = committed[h.Transaction] || h.Kind == faults.CommitsItself && !l.outside
+	}
+	spoiled := map[string]bool{} // by name, rows of these transactions: nobody can know what to do with them
+	for _, h := range l.handled {
+		spoiled[h.Name] = spoiled[h.Name] || committed[h.Transaction]
+	}
 	stays := map[string]int64{} // by key, the first row that may stay
 	first := map[string]int64{} // by key, the first row that is left
 	for name := range l.left {
 		w := l.written[name]
-		if id, ok := stays[w.Customer]; poisoned(w) && (!ok || w.ID < id) {
+		if id, ok := stays[w.Customer]; (poisoned(w) || spoiled[name]) && (!ok || w.ID < id) {
 			stays[w.Customer] = w.ID
 		}
 		if id, ok := first[w.Customer]; !ok || w.ID < id {
@@ -120,10 +128,6 @@ func (l *queueLedger) problems() map[string][]string {
 	for name := range l.dead {
 		dead[l.written[name].Customer] = append(dead[l.written[name].Customer], l.written[name])
 	}
-	committed := map[int64]bool{} // transactions that a handler committed itself
-	for _, h := range l.handled {
-		committed[h.Transaction] = committed[h.Transaction] || h.Kind == faults.CommitsItself
-	}
 	newest, previous, last := map[int]int64{}, map[string]queueHandled{}, map[string]queueHandled{}
 	for _, h := range l.handled {
 		w, known := l.written[h.Name]
@@ -133,7 +137,7 @@ func (l *queueLedger) problems() map[string][]string {
 		case !known:
 			add(phantom, "%v", h)
 			continue
-		case seen && !l.outside && !committed[again.Transaction]:
+		case seen && !l.outside && !spoiled[h.Name]:
 			add(twice, "%v, and before: %v", h, again)
 		case !seen:
 			p, any := previous[h.Customer]
@@ -150,7 +154,7 @@ func (l *queueLedger) problems() map[string][]string {
 			add(zombie, "%v, after epoch %d", h, newest[h.Partition])
 		}
 		newest[h.Partition] = max(newest[h.Partition], h.Epoch)
-		if id, ok := first[h.Customer]; ok && h.ID > id {
+		if id, ok := first[h.Customer]; ok && h.ID > id && !spoiled[h.Name] {
 			add(overtaken, "%v, but row %d is still in the queue", h, id)
 		}
 		for _, d := range dead[h.Customer] {
@@ -158,7 +162,7 @@ func (l *queueLedger) problems() map[string][]string {
 				add(overtaken, "%v, but row %d became a dead letter later, at %v", h, d.ID, l.dead[d.Name].UTC())
 			}
 		}
-		if w.Deleted && !l.outside {
+		if w.Deleted && !l.outside && !spoiled[h.Name] {
 			add(deleted, "%v", h)
 		}
 		most := l.attempts
@@ -166,7 +170,7 @@ func (l *queueLedger) problems() map[string][]string {
 			most = max(most, 4)
 		}
 		switch {
-		case h.Kind == faults.CommitsItself:
+		case spoiled[h.Name]:
 		case poisoned(w):
 			add(halfDone, "%v", h)
 		case l.attempts > 0 && h.Attempt > most:
@@ -199,6 +203,20 @@ func (l *queueLedger) problems() map[string][]string {
 // poisoned reports whether a row must never be handled.
 func poisoned(w queueWritten) bool {
 	return w.Kind == faults.FailsAlways || w.Kind == faults.KillsProcess || w.Kind == faults.CommitsItself
+}
+
+// report fails the test if the ledger has problems.
+func (l *queueLedger) report(t testing.TB) {
+	t.Helper()
+	found := l.problems()
+	for _, kind := range slices.Sorted(maps.Keys(found)) {
+		t.Errorf("%s: %d\n%s", kind, len(found[kind]), found[kind][:min(5, len(found[kind]))])
+	}
+	again := 0
+	for _, h := range l.handled {
+		again += min(1, h.Attempt-1)
+	}
+	t.Logf("%d rows, handled %d times, %d of these in a later attempt; %d left, %d dead letters", len(l.written), len(l.handled), again, len(l.left), len(l.dead))
 }
 
 // Each problem is found in a history that has only this one.

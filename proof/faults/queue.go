@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -24,7 +25,7 @@ import (
 type Queue struct {
 	Loop        string // a key of Loops
 	Receiver    string // the URL of a database for effects outside; empty: effects are in the queue's database
-	Outage      string // a file; while it exists, all rows fail
+	Outage      string // a file; while it exists, all rows fail. Files beside it count calls
 	DeadLetters bool   // rows move after their last attempt; otherwise they block their keys
 }
 
@@ -101,6 +102,10 @@ UPDATE app.written SET deleted = true FROM o WHERE written.name = o.name`, rand.
 					customers[i] = strconv.Itoa(rand.N(keys))
 				}
 				err = Enqueue(ctx, tx, Good, customers...)
+				if rand.N(20) == 0 { // behind a row of its key, and before another
+					last := customers[len(customers)-1]
+					err = errors.Join(err, Enqueue(ctx, tx, FailsThrice, last), Enqueue(ctx, tx, Good, last))
+				}
 			}
 			switch rand.N(20) {
 			case 0:
@@ -154,7 +159,7 @@ func runQueue(config Config, client *pgleases.Client, lease *pgleases.Lease, log
 // handle handles rows: in their transaction, or outside if tx is nil. If a row fails, it returns
 // the row's index and the error.
 func (h *handler) handle(ctx context.Context, tx pgx.Tx, tasks []task) (int, error) {
-	h.linger(ctx)
+	h.linger(ctx, len(tasks))
 	for i, t := range tasks {
 		record := func(db executor) error {
 			_, err := db.Exec(ctx, `INSERT INTO handled (worker, id, customer, name, kind, version, partition, epoch, attempt)
@@ -175,21 +180,31 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)`, h.ID, t.ID, t.Customer, t.Name, t.
 			}
 		}
 	}
-	h.linger(ctx)
+	h.linger(ctx, len(tasks))
+	if commits := func(t task) bool { return t.Kind == CommitsItself }; tx != nil && slices.ContainsFunc(tasks, commits) {
+		_, err := tx.Exec(ctx, "COMMIT")
+		return slices.IndexFunc(tasks, commits), err
+	}
 	return len(tasks), nil
 }
 
-// linger waits in some batches, so that faults hit them at any point.
-func (h *handler) linger(ctx context.Context) {
-	if rand.N(10) == 0 {
+// linger waits in some calls with n rows, so that faults hit them at any point.
+func (h *handler) linger(ctx context.Context, n int) {
+	if rand.N(30) < min(n, 3) {
 		pause(ctx, rand.N(h.TTL/4))
 	}
 }
 
 // outcome does what the kind of a row says.
 func (h *handler) outcome(ctx context.Context, tx pgx.Tx, t task, before []task) (err error) {
-	fails := t.Kind == FailsAlways || t.Kind == FailsThrice && t.Attempt <= 3
+	fails := t.Kind == FailsAlways
 	switch t.Kind {
+	case FailsThrice:
+		var calls int64
+		calls, err = count(h.Queue.Outage + t.Name)
+		if fails = calls <= 3; fails {
+			pause(ctx, rand.N(50*time.Millisecond)) // meanwhile others commit
+		}
 	case FailsTogether:
 		for _, other := range before {
 			fails = fails || other.Kind == FailsTogether
@@ -202,15 +217,25 @@ func (h *handler) outcome(ctx context.Context, tx pgx.Tx, t task, before []task)
 		err = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	case Idles:
 		pause(ctx, 2*h.TTL)
-	case CommitsItself:
-		if tx != nil {
-			_, err = tx.Exec(ctx, "COMMIT")
-		}
 	}
 	if _, missing := os.Stat(h.Queue.Outage); fails || missing == nil {
 		err = errors.Join(err, fmt.Errorf("row %d fails", t.ID))
 	}
 	return err
+}
+
+// count counts the calls of a row in all processes, in a file.
+func count(path string) (int64, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	if _, err := f.Write([]byte{1}); err != nil {
+		return 0, err
+	}
+	info, err := f.Stat()
+	return info.Size(), err
 }
 
 // read returns rows without an owner's epoch.
