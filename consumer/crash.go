@@ -82,7 +82,7 @@ func (g *group) beginAll(fresh []*partition) error {
 func (g *group) note(p *partition) bool {
 	var first, last *int64
 	err := g.inTime(func(ctx context.Context) error {
-		err := g.pool.QueryRow(ctx, g.sql.Note, g.name, p.Number, p.Epoch, p.low, g.options.batch).Scan(&first, &last, &p.watched)
+		err := g.pool.QueryRow(ctx, g.sql.Note, g.name, p.Number, p.Epoch, g.options.batch).Scan(&first, &last, &p.watched)
 		if errors.Is(err, pgx.ErrNoRows) { // another owner has begun
 			p.lost = true
 			return pgleases.ErrNotOwner

@@ -71,14 +71,11 @@ func (g *group) charge(r row, failure error, final bool) bool {
 		}
 		return false
 	case buried:
-		p.low = lowest // rows of its key may have waited
 		g.counts.dead.Add(1)
 		log.Error("consumer: row moved to the dead letters")
 	case wait == nil:
-		p.blocked = true
 		log.Error("consumer: row blocks its key until somebody retries or skips it")
 	default:
-		p.blocked = true
 		log.Warn("consumer: row failed, its key waits", slog.Duration("again", time.Duration(*wait)*time.Millisecond))
 	}
 	return true

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -25,28 +24,25 @@ const (
 	answerTime  = 10 * time.Second // the most that a statement of this package takes
 	lockWait    = time.Second      // the most that it waits for a lock
 	putOff      = time.Second      // how long a partition waits after that
-	fullShare   = 20               // they take at most 1/20 of the time
 	probeShare  = 4                // probes while rows come: at most 1/4 of the time
 	probePause  = 10 * time.Millisecond
 	outagePause = 100 * time.Millisecond // between two attempts of a process while something is away
-	lowest      = math.MinInt64
 )
 
 // timings are the same in all processes, except in tests.
 type timings struct {
-	full        time.Duration // at most, between two probes that look at all rows
 	sweep       time.Duration // between two looks for blocked rows that are gone or changed
 	suspectHold time.Duration // the most that other work waits for crash suspects
 	pauseMax    time.Duration // the longest pause while something that handlers need is away
 }
 
-var defaultTimings = timings{full: 30 * time.Second, sweep: time.Minute, suspectHold: 5 * time.Second, pauseMax: time.Minute}
+var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, pauseMax: time.Minute}
 
 // after are the times after a notification at which to probe: other inserts send none for a while,
 // and may commit later.
 var after = [...]time.Duration{10 * time.Millisecond, 30 * time.Millisecond, 70 * time.Millisecond, 150 * time.Millisecond, 210 * time.Millisecond}
 
-// A partition is an ownership. Its fields from low on belong to the job that works on the
+// A partition is an ownership. Its fields from expect on belong to the job that works on the
 // partition, and otherwise, as the others, to the goroutine of the group.
 type partition struct {
 	pgleases.Partition
@@ -57,12 +53,10 @@ type partition struct {
 	known     bool         // what was before this ownership is known
 	busy      bool         // a job works on it
 	due       bool         // it may have rows to handle
-	blocked   bool         // it has blocked rows
 	retries   []blockedRow // those that are due
 	retried   bool         // the last job was one of them, so rows that are not blocked come next
 	notBefore time.Time    // it waits until then
 
-	low      int64         // no row to handle has this ID or a lower one, except after late commits
 	expect   int           // how many rows the next read may find
 	watched  bool          // batches are noted
 	noted    int64         // the highest ID of the noted batch
@@ -106,7 +100,6 @@ type group struct {
 	probing    bool
 	probeAt    time.Time // when the next probe is sent
 	again      []time.Time
-	fullAt     time.Time // when the next probe looks at all rows
 	sweepAt    time.Time
 	paused     bool
 	failing    bool      // the last probe failed
@@ -144,7 +137,7 @@ func (g *group) start(ctx context.Context) (end func()) {
 // serve is the callback of the lease for a partition. It returns when its context has ended and no
 // job works on the partition.
 func (g *group) serve(ctx context.Context, owned pgleases.Partition) error {
-	p := &partition{Partition: owned, idle: make(chan struct{}), low: lowest}
+	p := &partition{Partition: owned, idle: make(chan struct{})}
 	g.events <- func() { g.partitions = append(g.partitions, p) }
 	<-ctx.Done()
 	p.asked.Store(true)
@@ -298,16 +291,12 @@ func (g *group) open(ctx context.Context) {
 
 // A probe asks which partitions have something to do.
 type probe struct {
-	full, sweep, highest bool
-	of                   []*partition // in the order of numbers
-	numbers              []int32
-	lows                 []int64
+	sweep   bool
+	of      []*partition // in the order of numbers
+	numbers []int32
 
 	took     time.Duration
-	first    map[int]int64 // the ID of the first row to handle
-	top      map[int]int64 // the highest ID
-	free     []int32       // partitions whose blocked rows were gone or changed
-	blocked  []int32       // partitions with blocked rows
+	has      map[int]bool
 	retries  map[int][]blockedRow
 	paused   bool
 	anywhere bool // of RunUntilEmpty: some partition of the table has something to do
@@ -320,7 +309,7 @@ func (g *group) probe(ctx context.Context) {
 		return
 	}
 	g.probeAt = now.Add(g.options.poll)
-	q := &probe{full: g.untilEmpty || !now.Before(g.fullAt), sweep: !now.Before(g.sweepAt)}
+	q := &probe{sweep: !now.Before(g.sweepAt)}
 	for _, p := range g.partitions {
 		if !p.busy && p.known && !p.lost {
 			q.of = append(q.of, p)
@@ -331,16 +320,12 @@ func (g *group) probe(ctx context.Context) {
 	}
 	slices.SortFunc(q.of, func(a, b *partition) int { return cmp.Compare(a.Number, b.Number) })
 	for _, p := range q.of {
-		low := p.low
-		if q.full {
-			low = lowest
-		}
-		q.numbers, q.lows, q.highest = append(q.numbers, int32(p.Number)), append(q.lows, low), q.highest || p.blocked
+		q.numbers = append(q.numbers, int32(p.Number))
 	}
 	if g.untilEmpty {
-		q.numbers, q.lows = nil, nil
+		q.numbers = nil
 		for n := range g.queue.Partitions {
-			q.numbers, q.lows = append(q.numbers, int32(n)), append(q.lows, lowest)
+			q.numbers = append(q.numbers, int32(n))
 		}
 	}
 	g.probing = true
@@ -359,26 +344,16 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 		return err
 	}
 	began := time.Now()
-	q.first, q.top, q.retries = make(map[int]int64), make(map[int]int64), make(map[int][]blockedRow)
+	q.has, q.retries = make(map[int]bool), make(map[int][]blockedRow)
 	batch := new(pgx.Batch)
 	batch.BeginTx(handlers.ReadCommitted)
 	batch.Queue(g.sql.Restore, true, lockWait.Milliseconds())
 	var n int
-	var id int64
 	if q.sweep {
-		batch.Queue(g.sql.Sweep, g.name, q.numbers).Query(func(rows pgx.Rows) (err error) {
-			q.free, err = pgx.CollectRows(rows, pgx.RowTo[int32])
-			return err
-		})
+		batch.Queue(g.sql.Sweep, g.name, q.numbers)
 	}
-	if q.highest { // before the probe, so that the probe sees all rows up to there
-		batch.Queue(g.sql.Highest, q.numbers).Query(func(rows pgx.Rows) error {
-			_, err := pgx.ForEachRow(rows, []any{&n, &id}, func() error { q.top[n] = id; return nil })
-			return err
-		})
-	}
-	batch.Queue(g.sql.Probe, q.numbers, q.lows, g.name).Query(func(rows pgx.Rows) error {
-		_, err := pgx.ForEachRow(rows, []any{&n, &id}, func() error { q.first[n], q.anywhere = id, true; return nil })
+	batch.Queue(g.sql.Probe, q.numbers, g.name).Query(func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, []any{&n}, func() error { q.has[n], q.anywhere = true, true; return nil })
 		return err
 	})
 	batch.Queue(g.sql.Due, g.name, q.numbers).QueryRow(func(row pgx.Row) error {
@@ -386,7 +361,7 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 		var ids []int64
 		var suspects, skips []bool
 		var paused *bool
-		if err := row.Scan(&paused, &q.blocked, &numbers, &ids, &suspects, &skips); err != nil {
+		if err := row.Scan(&paused, &numbers, &ids, &suspects, &skips); err != nil {
 			return err
 		}
 		q.paused = paused != nil && *paused
@@ -417,9 +392,6 @@ func (g *group) take(q *probe, err error) {
 	}
 	g.failing = false
 	now := time.Now()
-	if q.full {
-		g.fullAt = now.Add(min(fullShare*q.took, g.times.full))
-	}
 	if q.sweep {
 		g.sweepAt = now.Add(g.times.sweep)
 	}
@@ -434,17 +406,8 @@ func (g *group) take(q *probe, err error) {
 		if p.busy {
 			continue // what is known now is older than what the job finds
 		}
-		first, has := q.first[p.Number]
-		p.blocked, p.retries = slices.Contains(q.blocked, int32(p.Number)), q.retries[p.Number]
-		switch top, known := q.top[p.Number]; {
-		case slices.Contains(q.free, int32(p.Number)):
-			p.low = lowest
-		case has:
-			p.low = first - 1
-		case known && top > p.low:
-			p.low = top
-		}
-		if has && !p.due {
+		p.retries = q.retries[p.Number]
+		if q.has[p.Number] && !p.due {
 			p.due, p.expect = true, max(1, p.expect)
 		}
 	}

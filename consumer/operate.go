@@ -30,7 +30,7 @@ func (g *group) skip(p *partition, id int64) bool {
 		p.notBefore = time.Now().Add(putOff)
 		log.Warn("consumer: row not skipped, retried", slog.Any("error", err))
 	case err == nil && text != "":
-		p.low, p.due = 0, true // rows of its key wait
+		p.due = true // rows of its key wait
 		g.counts.dead.Add(1)
 		log.Warn("consumer: row skipped by an operator", slog.String("reason", text))
 	}

@@ -16,8 +16,8 @@ type statements struct {
 	Register, Inspect, Due, Unblock, Suspect, NoteRow, Skipped string
 
 	// On the user's table.
-	Probe, Highest, Read, ReadBlocked, Remove, RemoveSame, Charge, Bury, Crash, Note, Sweep, Misplaced string
-	ReadUnlocked, ReadBlockedUnlocked                                                                  string // for AtLeastOnce
+	Probe, Read, ReadBlocked, Remove, RemoveSame, Charge, Bury, Crash, Note, Sweep, Misplaced string
+	ReadUnlocked, ReadBlockedUnlocked                                                         string // for AtLeastOnce
 
 	Open, Begin, End, Restore string
 }
@@ -49,7 +49,7 @@ func (s statements) on(t *table, q Queue, columns []string) statements {
 		bytes += " + coalesce(pg_catalog.pg_column_size(q." + quote(c) + "), 0)"
 	}
 	bytes = strings.ReplaceAll(bytes, " + ", " OPERATOR(pg_catalog.+) ")
-	for _, text := range []*string{&s.Probe, &s.Highest, &s.Read, &s.ReadBlocked, &s.Remove, &s.RemoveSame, &s.Charge, &s.Bury, &s.Crash, &s.Note, &s.Sweep, &s.Misplaced, &s.ReadUnlocked, &s.ReadBlockedUnlocked} {
+	for _, text := range []*string{&s.Probe, &s.Read, &s.ReadBlocked, &s.Remove, &s.RemoveSame, &s.Charge, &s.Bury, &s.Crash, &s.Note, &s.Sweep, &s.Misplaced, &s.ReadUnlocked, &s.ReadBlockedUnlocked} {
 		lock := "FOR UPDATE OF q"
 		if text == &s.ReadUnlocked || text == &s.ReadBlockedUnlocked {
 			lock = ""

@@ -125,7 +125,6 @@ func (g *group) work(j *job) {
 func (g *group) took(j *job, parts []*partition, o outcome, limit int) {
 	counts := make(map[*partition]int)
 	for _, r := range o.rows[:o.at] {
-		r.partition.low = max(r.partition.low, r.id)
 		counts[r.partition]++
 		j.handled = true
 	}
@@ -175,7 +174,7 @@ func (g *group) workOn(j *job) {
 	case handled:
 		j.handled = true
 		g.succeeded(j, p)
-		p.low, p.due = lowest, true // rows of the key wait
+		p.due = true // rows of the key wait
 	case unavailable:
 		g.pause(p, o.err)
 	case troubled:
@@ -286,14 +285,14 @@ func (g *group) queueRemoval(batch *pgx.Batch, rows []row, xact string, retry *b
 func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *blockedRow) (tx *handlers.Transaction, xact string, o outcome) {
 	tx, o = &handlers.Transaction{Tx: handlers.ClosedTx}, outcome{at: -1}
 	var numbers []int32
-	var lows, highs []int64
+	var highs []int64
 	at := make(map[int]*partition, len(parts))
 	for _, p := range parts {
 		high := int64(math.MaxInt64)
 		if p.watched {
 			high = p.noted
 		}
-		numbers, lows, highs, at[p.Number] = append(numbers, int32(p.Number)), append(lows, p.low), append(highs, high), p
+		numbers, highs, at[p.Number] = append(numbers, int32(p.Number)), append(highs, high), p
 	}
 	batch := new(pgx.Batch)
 	batch.BeginTx(handlers.ReadCommitted)
@@ -331,7 +330,7 @@ func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *b
 			})
 		})
 	} else {
-		batch.Queue(statement, numbers, lows, highs, g.name, limit, g.options.bytes).Query(func(rows pgx.Rows) error {
+		batch.Queue(statement, numbers, highs, g.name, limit, g.options.bytes).Query(func(rows pgx.Rows) error {
 			return collect(rows, 5, func(head func(...any) error, r *row, number *int) error {
 				return head(number, &r.id, &r.key, &r.version, new(int64))
 			})

@@ -1,11 +1,9 @@
--- due.sql: blocked rows that are to be handled again now, of each key the first, or to be skipped; whether the consumer is paused; and the
--- partitions with a blocked row.
+-- due.sql: blocked rows that are to be handled again now, of each key the first, or to be skipped; and whether the
+-- consumer is paused.
 --
 -- $1 text   consumer
 -- $2 int[]  partitions
 SELECT (SELECT c.paused_at IS NOT NULL FROM pgleases.consumers AS c WHERE c.name OPERATOR(pg_catalog.=) $1::pg_catalog.text),
-       ARRAY(SELECT DISTINCT b.partition FROM pgleases.consumer_blocked AS b
-             WHERE b.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) ANY ($2::int[])),
        coalesce(pg_catalog.array_agg(d.partition ORDER BY d.skip DESC, d.next_at), '{}'), coalesce(pg_catalog.array_agg(d.id ORDER BY d.skip DESC, d.next_at), '{}'),
        coalesce(pg_catalog.array_agg(d.suspect ORDER BY d.skip DESC, d.next_at), '{}'), coalesce(pg_catalog.array_agg(d.skip ORDER BY d.skip DESC, d.next_at), '{}')
 FROM (

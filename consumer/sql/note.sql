@@ -3,16 +3,15 @@
 -- $1 text    consumer
 -- $2 int     partition
 -- $3 bigint  epoch
--- $4 bigint  the ID above which the batch begins
--- $5 int     how many rows it has at most
+-- $4 int     how many rows it has at most
 WITH f AS (
     SELECT pg_catalog.min(f.id) AS first, pg_catalog.max(f.id) AS last FROM (
         SELECT q.{id}::bigint AS id FROM {table} AS q
-        WHERE q.{partition} OPERATOR(pg_catalog.>=) $2::int AND q.{partition} OPERATOR(pg_catalog.<=) $2::int AND q.{id} OPERATOR(pg_catalog.>) $4::bigint
+        WHERE q.{partition} OPERATOR(pg_catalog.>=) $2::int AND q.{partition} OPERATOR(pg_catalog.<=) $2::int
           AND {key} NOT IN (SELECT b.key FROM pgleases.consumer_blocked AS b
                             WHERE b.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) $2::int)
         ORDER BY q.{partition}, q.{id}
-        LIMIT $5::int
+        LIMIT $4::int
     ) AS f
 )
 UPDATE pgleases.consumer_partitions AS c

@@ -1,11 +1,10 @@
 -- read.sql: locks and reads the first rows of partitions.
 --
 -- $1 int[]     partitions, ascending
--- $2 bigint[]  for each, the ID above which to read
--- $3 bigint[]  for each, the ID up to which to read
--- $4 text      consumer
--- $5 int       how many rows in all
--- $6 bigint    how many bytes in all, as stored; one row may have more
+-- $2 bigint[]  for each, the ID up to which to read
+-- $3 text      consumer
+-- $4 int       how many rows in all
+-- $5 bigint    how many bytes in all, as stored; one row may have more
 --
 -- NOT IN, and not NOT EXISTS: that would let a row of a blocked key through if it is changed while this waits for its lock.
 SELECT r.*
@@ -13,20 +12,20 @@ FROM (
     SELECT r.*, pg_catalog.sum(r."pgleases bytes") OVER (ROWS UNBOUNDED PRECEDING)::bigint AS "pgleases total"
     FROM (
         SELECT l.*
-        FROM ROWS FROM (pg_catalog.unnest($1::int[]), pg_catalog.unnest($2::bigint[]), pg_catalog.unnest($3::bigint[])) AS p (partition, low, high)
+        FROM ROWS FROM (pg_catalog.unnest($1::int[]), pg_catalog.unnest($2::bigint[])) AS p (partition, high)
         CROSS JOIN LATERAL (
             SELECT q.{partition}::int AS "pgleases partition", q.{id}::bigint AS "pgleases id", {key} AS "pgleases key", q.xmin::pg_catalog.text AS "pgleases version",
                    ({bytes})::bigint AS "pgleases bytes"{columns}
             FROM {table} AS q
             WHERE q.{partition} OPERATOR(pg_catalog.>=) p.partition AND q.{partition} OPERATOR(pg_catalog.<=) p.partition
-              AND q.{id} OPERATOR(pg_catalog.>) p.low AND q.{id} OPERATOR(pg_catalog.<=) p.high
+              AND q.{id} OPERATOR(pg_catalog.<=) p.high
               AND {key} NOT IN (SELECT b.key FROM pgleases.consumer_blocked AS b
-                                WHERE b.consumer OPERATOR(pg_catalog.=) $4::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) p.partition)
+                                WHERE b.consumer OPERATOR(pg_catalog.=) $3::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) p.partition)
             ORDER BY q.{partition}, q.{id}
-            LIMIT $5::int
+            LIMIT $4::int
             {lock}
         ) AS l
-        LIMIT $5::int
+        LIMIT $4::int
     ) AS r
 ) AS r
-WHERE r."pgleases total" OPERATOR(pg_catalog.-) r."pgleases bytes" OPERATOR(pg_catalog.<) $6::bigint
+WHERE r."pgleases total" OPERATOR(pg_catalog.-) r."pgleases bytes" OPERATOR(pg_catalog.<) $5::bigint
