@@ -37,6 +37,7 @@ func (g *group) charge(r row, failure error, final bool) bool {
 	p := r.partition
 	p.due = true // the other keys
 	if !final && g.seemsAway(r) {
+		p.tried = append(p.tried, r.key)
 		g.pause(p, failure)
 		return false
 	}
@@ -96,7 +97,7 @@ func (g *group) seemsAway(r row) bool {
 // succeeded notes that rows of a partition were handled.
 func (g *group) succeeded(j *job, p *partition) {
 	j.recovered = j.recovered || p.outage > 0
-	p.outage, p.troubles = 0, 0
+	p.outage, p.troubles, p.tried = 0, 0, nil
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.failed, g.away = nil, false

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -158,18 +157,15 @@ func TestIdleHandlers(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(40, 10)
-	release := make(chan struct{})
-	var slow sync.Once
+	var calls atomic.Int64
 	w := newWorker(db, poisoned(15, func(ctx context.Context, _ pgx.Tx, _ consumer.Row[Order]) error {
-		slow.Do(func() { // until the transaction has ended
+		if calls.Add(1) <= 2 { // in a batch, and as the first row of one
 			testkit.Until(t, "the server has ended the transaction", func() bool {
 				return one[int64](db, "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()") == 0
 			})
-			close(release)
-		})
+		}
 		return nil
 	}), consumer.WithIdleTimeout(300*time.Millisecond), consumer.WithBackoff(time.Millisecond, time.Millisecond), consumer.WithWorkers(1)).run()
-	testkit.Receive(t, "it was idle", release)
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	db.exact(40)
@@ -196,7 +192,7 @@ func TestOutageUsesUpNoAttempts(t *testing.T) {
 			}), consumer.WithAttempts(4), consumer.WithBackoff(time.Millisecond, time.Millisecond))
 			w.PauseAtMost(200 * time.Millisecond)
 			w.run()
-			testkit.Until(t, "each partition has failed 20 times", func() bool { return calls.Load() > 20*partitions })
+			testkit.Until(t, "each partition has failed some times", func() bool { return calls.Load() > 5*partitions })
 			if name == "Unavailable" {
 				expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "blocked rows")
 			}

@@ -61,6 +61,7 @@ type partition struct {
 	watched  bool          // batches are noted
 	noted    int64         // the highest ID of the noted batch
 	outage   time.Duration // the pause, if something that handlers need is away; 0: no pause
+	tried    []string      // keys that failed in that time
 	troubles int           // errors that no row is charged with, in a row
 	lost     bool          // it is not owned
 }

@@ -56,10 +56,10 @@ func (g *group) work(j *job) {
 		return
 	}
 	limit := g.options.batch
-	if j.partitions[0].outage > 0 {
-		limit = 1
+	if p := j.partitions[0]; p.outage > 0 && len(p.tried) == 0 {
+		limit = 1 // otherwise one row is handled of those that are read, of another key each time
 	}
-	var charge func() // the row that failed, when the rows before it are committed
+	var failing *partition // its first row failed, after rows of the batch that are committed before
 	for {
 		parts := slices.DeleteFunc(slices.Clone(j.partitions), func(p *partition) bool { return p.lost })
 		if len(parts) == 0 {
@@ -71,8 +71,10 @@ func (g *group) work(j *job) {
 			continue
 		case o.verdict == handled:
 			g.took(j, parts, o, limit)
-			if charge != nil {
-				charge()
+			if failing != nil && g.life.Err() == nil && !failing.asked.Load() { // what was read before is not used again: another row may come first now
+				alone := &job{partitions: []*partition{failing}}
+				g.work(alone)
+				j.handled, j.recovered = j.handled || alone.handled, j.recovered || alone.recovered
 			}
 			return
 		case o.verdict == unavailable:
@@ -104,19 +106,13 @@ func (g *group) work(j *job) {
 			g.charge(o.rows[0], o.err, false)
 			return
 		case o.at > 0 && g.handler.calls == atLeastOnce: // the rows before are removed
-			r := o.rows[o.at]
 			g.took(j, parts, o, limit)
-			if !o.slow {
-				g.charge(r, o.err, false)
-			}
+			g.work(&job{partitions: []*partition{o.rows[o.at].partition}})
 			return
 		case o.at > 0:
-			limit, charge = o.at, nil
-			if r, err := o.rows[o.at], o.err; !o.slow { // the rows before may have taken the time
-				charge = func() { g.charge(r, err, false) }
-			}
+			limit, failing = o.at, o.rows[o.at].partition
 		default:
-			limit, charge = len(o.rows)/2, nil
+			limit, failing = len(o.rows)/2, nil
 		}
 	}
 }
@@ -128,7 +124,7 @@ func (g *group) took(j *job, parts []*partition, o outcome, limit int) {
 		counts[r.partition]++
 		j.handled = true
 	}
-	full, last := len(o.rows) == limit || o.at < len(o.rows), -1
+	full, last := len(o.rows) == limit || o.at < len(o.rows) || parts[0].outage > 0, -1
 	if len(o.rows) > 0 {
 		last = o.rows[len(o.rows)-1].partition.Number
 	}
@@ -351,6 +347,13 @@ func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *b
 		}
 		o.verdict = refused
 	default:
+		if p := parts[0]; p.outage > 0 && retry == nil && len(o.rows) > 0 {
+			at := slices.IndexFunc(o.rows, func(r row) bool { return !slices.Contains(p.tried, r.key) })
+			if at < 0 {
+				at, p.tried = 0, nil // all of them again
+			}
+			o.rows = o.rows[at : at+1]
+		}
 		o.at = len(o.rows)
 	}
 	return tx, xact, o

@@ -289,7 +289,7 @@ func eachConsumer(t *testing.T, scenario func(t *timeguard.Try, loop string, out
 
 // If all rows fail for a while, no key is blocked. There are more keys than partitions, or fewer.
 func TestQueueAfterAnOutage(t *testing.T) {
-	for keys, partitions := range map[int]int{10_000: 16} {
+	for keys, partitions := range map[int]int{10_000: 16, 50: 256} {
 		t.Run(fmt.Sprint(keys, " keys"), func(t *testing.T) {
 			eachConsumer(t, func(t *timeguard.Try, loop string, outside bool) {
 				url := ownDatabase(t, pgserver.Private(t, committing))

@@ -1,0 +1,116 @@
+//go:build unix
+
+package proof_test
+
+import (
+	"errors"
+	"flag"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/timeguard"
+)
+
+var queueFaults = flag.Int("queue-faults", 40, "number of faults of processes that work through a queue")
+
+// Rows that are committed late, after rows with higher IDs were handled, keep the order of their key.
+func TestQueueWithLateCommits(t *testing.T) {
+	eachConsumer(t, func(t *timeguard.Try, loop string, outside bool) {
+		url := ownDatabase(t, pgserver.Private(t, committing))
+		q := newQueueFleet(t, url, &faults.Database{URL: url}, 4, faults.Queue{Loop: loop}, outside)
+		halt := q.produce(50)
+		q.handled(3000)
+		halt()
+		q.drained()
+		q.report(1)
+	})
+}
+
+// Every row is handled once, or at least once, in the order of its key, under faults of processes,
+// networks and the database.
+func TestQueueIsHandledInOrderUnderFaults(t *testing.T) {
+	for name, pooled := range map[string]bool{"direct": false, "through PgBouncer": true} {
+		t.Run(name, func(t *testing.T) {
+			eachConsumer(t, func(t *timeguard.Try, loop string, outside bool) {
+				began, server := time.Now(), pgserver.Private(t, committing)
+				database := &faults.Database{Server: server, URL: server.URL()}
+				url := server.URL()
+				if pooled {
+					url = behindPooler(t, database)
+				}
+				q := newQueueFleet(t, url, database, 16, faults.Queue{Loop: loop}, outside)
+				database.Befall(q.Fleet)
+				halt := q.produce(50)
+				q.run(time.Duration(*queueFaults)*5*time.Second+patience, func() bool { return sum(q.Counts) >= *queueFaults })
+				halt()
+				q.pool.Reset() // its connections may have ended with the server
+				q.drained()
+				l := q.report(0)
+				t.Logf("faults: %v", q.Counts)
+				if least := 10 * int(time.Since(began).Seconds()); len(l.handled) < least || sum(q.Counts) < *queueFaults {
+					t.Missed(began, time.Since(began), "%d rows handled, not at least %d, and %d faults: the test covered too little", len(l.handled), least, sum(q.Counts))
+				}
+			})
+		})
+	}
+}
+
+// Rows that fail, alone or together, or kill their process, stop no other key. Of the others, each
+// has one attempt.
+func TestQueueWithPoisonedRows(t *testing.T) {
+	server := sync.OnceValue(func() *pgserver.Server { return pgserver.Private(t, committing) })
+	for name, dead := range map[string]bool{"blocked": false, "dead letters": true} {
+		t.Run(name, func(t *testing.T) {
+			eachConsumer(t, func(t *timeguard.Try, loop string, outside bool) {
+				url := ownDatabase(t, server())
+				q := newQueueFleet(t, url, &faults.Database{URL: url}, 16, faults.Queue{Loop: loop, DeadLetters: dead}, outside)
+				kinds := []string{faults.FailsAlways, faults.FailsThrice, faults.KillsProcess, faults.FailsTogether, faults.FailsTogether, faults.Idles}
+				if !outside {
+					kinds = append(kinds, faults.CommitsItself)
+				}
+				keys := numbers(500)
+				halt := q.produce(len(keys))
+				q.enqueue(func(tx pgx.Tx) (err error) {
+					for i := range 20 {
+						if i == 5 {
+							for i, kind := range kinds {
+								err = errors.Join(err, faults.Enqueue(t.Context(), tx, kind, keys[i]))
+							}
+						}
+						err = errors.Join(err, faults.Enqueue(t.Context(), tx, faults.Good, keys...))
+					}
+					return err
+				})
+				waitFor(t, patience, "half of the rows are handled", func() bool {
+					q.replace()
+					return value[int](t, q.pool, "SELECT count(*) FROM app.outbox") < 5000
+				})
+				halt()
+				q.drained()
+				q.report(1)
+				if n := q.Counts[faults.SelfKill]; n == 0 || n > 6 {
+					t.Errorf("%d processes were killed by a row, not 1 to 6", n)
+				}
+			})
+		})
+	}
+}
+
+// Rows that fail, one of each key, do not stop the keys behind them.
+func TestQueueBehindFailingKeys(t *testing.T) {
+	eachConsumer(t, func(t *timeguard.Try, loop string, outside bool) {
+		url := ownDatabase(t, pgserver.Private(t, committing))
+		q := newQueueFleet(t, url, &faults.Database{URL: url}, 1, faults.Queue{Loop: loop}, outside)
+		q.enqueue(func(tx pgx.Tx) error {
+			keys := numbers(100)
+			return errors.Join(faults.Enqueue(t.Context(), tx, faults.FailsAlways, keys[:5]...), faults.Enqueue(t.Context(), tx, faults.Good, keys...))
+		})
+		q.drained()
+		q.report(1)
+	})
+}
