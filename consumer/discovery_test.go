@@ -140,6 +140,7 @@ func TestChangedRowIsHandledAgain(t *testing.T) {
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	expect(t, one[string](db, "SELECT string_agg(customer || ' ' || attempt, ', ' ORDER BY n) FROM public.effects"), "7 1, 77 1", "payloads of the row and attempts")
+	expect(t, w.Stats().Rows, 19, "rows in Stats, of which the application has deleted one")
 }
 
 // If a trigger keeps rows that are deleted, no effect is committed, and the rows fail.

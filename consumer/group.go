@@ -438,6 +438,8 @@ func (g *group) why() string {
 
 // whyBlocked returns what is known about blocked rows; empty if there are none.
 func (g *group) whyBlocked(ctx context.Context) (reason string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, lockWait) // partitions wait meanwhile
+	defer cancel()
 	err = g.pool.QueryRow(ctx, "SELECT coalesce(min(format('%s rows, the first: ID %s, key %L, %s attempts: %s', n, id, key, attempts, error)), '') FROM "+
 		"(SELECT count(*) OVER () AS n, b.* FROM "+quote(g.options.schema)+".consumer_blocked AS b WHERE consumer = $1 ORDER BY id LIMIT 1) AS b", g.name).Scan(&reason)
 	return reason, err

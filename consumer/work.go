@@ -398,8 +398,9 @@ func (g *group) removeSame(parts []*partition, o outcome, retry *blockedRow) out
 			tx.Tx = answers.Tx()
 			return answers.Close()
 		})
+		removed := 0
 		if err == nil && len(lost) == 0 {
-			err = g.inTime(func(ctx context.Context) error { return g.commitSame(ctx, tx, rows, xact, retry, parts[0]) })
+			err = g.inTime(func(ctx context.Context) error { return g.commitSame(ctx, tx, rows, xact, retry, parts[0], &removed) })
 		}
 		if !tx.Ended() {
 			g.inTime(func(ctx context.Context) error { return tx.Rollback(ctx) })
@@ -408,7 +409,7 @@ func (g *group) removeSame(parts []*partition, o outcome, retry *blockedRow) out
 			return outcome{verdict: g.verdictOf(err), rows: o.rows, at: -1, err: err}
 		}
 		if len(lost) == 0 {
-			g.counts.removed(len(rows))
+			g.counts.removed(removed)
 			return o
 		}
 		for _, p := range parts {
@@ -417,7 +418,7 @@ func (g *group) removeSame(parts []*partition, o outcome, retry *blockedRow) out
 	}
 }
 
-func (g *group) commitSame(ctx context.Context, tx *handlers.Transaction, rows []row, xact string, retry *blockedRow, p *partition) error {
+func (g *group) commitSame(ctx context.Context, tx *handlers.Transaction, rows []row, xact string, retry *blockedRow, p *partition, removed *int) error {
 	var numbers []int32
 	var ids []int64
 	var versions []string
@@ -426,7 +427,7 @@ func (g *group) commitSame(ctx context.Context, tx *handlers.Transaction, rows [
 	}
 	batch := new(pgx.Batch)
 	if len(rows) > 0 {
-		batch.Queue(g.sql.RemoveSame, numbers, ids, versions, xact)
+		batch.Queue(g.sql.RemoveSame, numbers, ids, versions, xact).QueryRow(func(row pgx.Row) error { return row.Scan(removed, nil) })
 	}
 	if retry != nil {
 		batch.Queue(g.sql.Unblock, g.name, p.Number, retry.id)
