@@ -121,8 +121,9 @@ func TestLostOwnershipIsNoCrash(t *testing.T) {
 		if first.CompareAndSwap(false, true) {
 			close(in)
 			<-out
+			return nil
 		}
-		return nil
+		return db.published(ctx, rows)
 	}))
 	// as if the owner before had crashed
 	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun) SELECT 'orders', p, 0 FROM generate_series(0, 7) AS p")
@@ -132,9 +133,9 @@ func TestLostOwnershipIsNoCrash(t *testing.T) {
 	epoch := one[int64](db, "SELECT begun FROM pgleases.consumer_partitions WHERE note_first IS NOT NULL")
 	db.exec(fmt.Sprintf("UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second', incarnation = -1 WHERE id = '%s'; UPDATE pgleases.server SET next_check_at = clock_timestamp()", w.client.ID()))
 	hold := make(chan struct{})
-	other := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+	other := newWorker(db, consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
 		<-hold
-		return effect(ctx, tx, row)
+		return db.published(ctx, rows)
 	}))
 	other.run()
 	testkit.Becomes(t, db.Pool, "its batch is suspect", int64(30), "SELECT count(*) FROM pgleases.consumer_blocked WHERE crashed = $1", epoch)
@@ -144,7 +145,28 @@ func TestLostOwnershipIsNoCrash(t *testing.T) {
 	close(hold)
 	db.empty("all is handled")
 	testkit.OK(t, other.end())
+	expect(t, one[int64](db, "SELECT count(DISTINCT id) FROM public.effects"), 30, "rows that the next owner handled")
 	db.ordered()
+}
+
+// An owner that ends in order leaves the other suspects of a crash before it as they are.
+func TestACleanEndKeepsSuspects(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c', to_jsonb(i) FROM generate_series(1, 30) AS i")
+	in, out := make(chan struct{}), make(chan struct{})
+	w := newWorker(db, poisoned(1, func(context.Context, pgx.Tx, consumer.Row[Order]) error {
+		close(in)
+		<-out
+		return nil
+	}))
+	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun, watched_to, note_first, note_last) SELECT 'orders', p, 0, 30, 1, 30 FROM generate_series(0, 7) AS p")
+	w.run()
+	testkit.Receive(t, "a suspect is in hand", in)
+	w.stop()
+	close(out)
+	testkit.OK(t, w.end())
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked WHERE crashed IS NOT NULL"), 29, "suspects that are left")
 }
 
 // The commit of a process that was frozen in a handler is refused, and the next owner handles the row.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -155,13 +156,100 @@ func TestRowsThatADeleteKeeps(t *testing.T) {
 				CREATE TRIGGER keep BEFORE DELETE ON public.outbox FOR EACH ROW EXECUTE FUNCTION public.keep()`)
 			db.insert(1, 1)
 			w.run()
-			testkit.Becomes(t, db.Pool, "the row blocks its key", true, "SELECT EXISTS (SELECT FROM pgleases.consumer_blocked WHERE error LIKE 'ERROR: of 1 handled rows 0 were deleted%')")
+			const blocked = "SELECT EXISTS (SELECT FROM pgleases.consumer_blocked WHERE error LIKE 'ERROR: of 1 handled rows 0 were deleted%')"
+			inTx := kind != "AtLeastOnce"
+			testkit.Becomes(t, db.Pool, "the row blocks its key, or has an effect", true, blocked+" OR $1 AND EXISTS (SELECT FROM public.effects)", inTx)
 			testkit.OK(t, w.end())
-			if kind != "AtLeastOnce" {
+			expect(t, one[bool](db, blocked), true, "that the row blocks its key")
+			if inTx {
 				expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 0, "effects")
 			}
 		})
 	}
+}
+
+// If a batch fails, its rows are read anew: an attempt sees what the application has changed since.
+func TestRowsAreReadAnewAfterASplit(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c', to_jsonb(i) FROM generate_series(1, 8) AS i")
+	changed := false
+	w := newWorker(db, consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
+		if !changed {
+			changed = true
+			db.exec("UPDATE public.outbox SET payload = '77' WHERE id = 1")
+			return context.Canceled
+		}
+		for _, row := range rows {
+			if row.ID == 1 {
+				db.exec("INSERT INTO public.effects (id, customer) VALUES (1, $1)", string(row.Value.Payload))
+			}
+		}
+		return nil
+	}), consumer.WithWorkers(1)).run()
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	expect(t, one[string](db, "SELECT string_agg(customer, ', ' ORDER BY n) FROM public.effects"), "77", "payloads of the changed row")
+}
+
+// A row that the application has locked is waited for, and not overtaken.
+func TestLockedRowIsNotOvertaken(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(3, 1)
+	lock := testkit.Must(db.Begin(t.Context()))(t)
+	testkit.Must(lock.Exec(t.Context(), "SELECT FROM public.outbox WHERE id = 1 FOR UPDATE"))(t)
+	w := newWorker(db, consumer.Each(effect)).run()
+	testkit.Becomes(t, db.Pool, "it waits for the lock, or goes on", true, "SELECT EXISTS (SELECT FROM public.effects) OR EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%public.outbox%')")
+	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 0, "rows that overtook the locked one")
+	testkit.OK(t, lock.Rollback(t.Context()))
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	db.exact(3)
+}
+
+// A row that moves to a blocked key while its lock is waited for waits with that key.
+func TestAChangedRowOfABlockedKeyWaits(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	b := one[string](db, "SELECT 'b' || i FROM generate_series(1, 1000) AS i WHERE pgleases.partition_for('b' || i, 8) = pgleases.partition_for('a', 8) LIMIT 1")
+	db.exec("INSERT INTO public.outbox (customer, payload) VALUES ('a', '1')")
+	w := newWorker(db, failing(1), consumer.WithAttempts(1)).run()
+	testkit.Becomes(t, db.Pool, "key a is blocked", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked WHERE next_at = 'infinity'")
+	testkit.OK(t, w.end())
+	db.exec("INSERT INTO public.outbox (customer, payload) VALUES ($1, '2')", b)
+	change := testkit.Must(db.Begin(t.Context()))(t)
+	testkit.Must(change.Exec(t.Context(), "UPDATE public.outbox SET customer = 'a' WHERE id = 2"))(t)
+	w = newWorker(db, failing(1)).run()
+	testkit.Becomes(t, db.Pool, "it waits for the lock", true, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%public.outbox%')")
+	testkit.OK(t, change.Commit(t.Context()))
+	db.exec("INSERT INTO public.outbox (customer, payload) VALUES ($1, '3')", b)
+	testkit.Becomes(t, db.Pool, "the other key is handled", true, "SELECT EXISTS (SELECT FROM public.effects WHERE id = 3)")
+	testkit.OK(t, w.end())
+	expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE customer = 'a'"), 0, "rows that overtook the blocked one")
+}
+
+// While a process handles a batch of a partition, it begins no other of that partition.
+func TestOneBatchOfAPartitionAtATime(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(4, 1)
+	var running, calls atomic.Int64
+	var w *worker
+	w = newWorker(db, consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
+		if running.Add(1) > 1 {
+			t.Error("two batches of a partition run side by side")
+		}
+		defer running.Add(-1)
+		probed := w.Stats().Probes
+		if calls.Add(1) == 1 {
+			testkit.Until(t, "it has probed", func() bool { return w.Stats().Probes > probed+2 || running.Load() > 1 })
+		}
+		return db.published(ctx, rows)
+	}), consumer.WithBatch(1, 1<<20), consumer.WithWorkers(3)).run()
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	db.exact(4)
 }
 
 // Rows of one key that one process has in hand when it ends are finished, and no others begin.
@@ -177,6 +265,10 @@ func TestEndFinishesWhatIsInHand(t *testing.T) {
 	})).run()
 	testkit.Receive(t, "a row is in hand", in)
 	w.stop()
+	testkit.Until(t, "it has left the lease", func() bool {
+		return one[int64](db, "SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL") <= 1
+	})
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended IS DISTINCT FROM begun"), 1, "partitions in hand, unless the end was recorded")
 	close(out)
 	testkit.OK(t, w.end())
 	db.exact(3)

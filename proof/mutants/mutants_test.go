@@ -146,8 +146,17 @@ var detectors = map[string]detector{
 	"cron":          {"adapters/cron", func(int) []string { return []string{"-test.run=^TestJob|^TestPanic"} }},
 	"client-go":     {"adapters/clientgo", func(int) []string { return []string{"-test.run=^TestControllerRuntime"} }},
 	"client-go cut": {"adapters/clientgo", func(int) []string { return []string{"-test.run=^TestCutLeader"} }},
+	// Package consumer on a real server.
+	"consumer order":   {"consumer", consumed("ChangedRow|AfterASplit")},
+	"consumer locks":   {"consumer", consumed("^TestLockedRow")},
+	"consumer deletes": {"consumer", consumed("ThatADeleteKeeps")},
+	"consumer crashes": {"consumer", consumed("^TestSuspects|^TestACleanEnd|^TestLostOwnership")},
 	// Each statement's flush of the log, on a real server.
 	"durability": {"proof", func(int) []string { return []string{"-test.run=^TestWritesAreDurable"} }},
+}
+
+func consumed(tests string) func(int) []string {
+	return func(int) []string { return []string{"-test.run=" + tests, "-test.timeout=100s"} }
 }
 
 func copies(scenario string) func(int) []string {
@@ -474,6 +483,52 @@ var mutants = append(asleep(), []mutant{
 		s.renew(of)
 	}
 	switch now := &s.standing; {`, 0},
+	}},
+	{"a batch of a consumer without its guard", "consumer crashes", `rows that the next owner handled`, []edit{
+		{"consumer/sql/schema.sql", `refused := pgleases.guard_many(p_lease, p_partitions, p_epochs);`, `refused := '{}';`, 0},
+	}},
+	{"rows deleted after the commit of their effects", "consumer deletes", `effects: 1, want 0`, []edit{
+		{"consumer/work.go", `		batch.Queue(g.sql.Restore, true, lockWait.Milliseconds())
+		g.queueRemoval(`, `		batch.Queue("commit")
+		g.queueRemoval(`, 0},
+		{"consumer/sql/schema.sql", `IF pg_current_xact_id_if_assigned()::text IS DISTINCT FROM p_xact THEN`, `IF false THEN`, 0},
+	}},
+	{"a changed row that is deleted", "consumer order", `payloads of the row and attempts`, []edit{
+		{"consumer/sql/removesame.sql", ` AND q.xmin::pg_catalog.text OPERATOR(pg_catalog.=) b.version`, ``, 0},
+	}},
+	{"NOT EXISTS instead of NOT IN", "consumer order", `overtook`, []edit{
+		{"consumer/sql/read.sql", `{key} NOT IN (SELECT b.key FROM pgleases.consumer_blocked AS b`, `NOT EXISTS (SELECT FROM pgleases.consumer_blocked AS b`, 0},
+		{"consumer/sql/read.sql", `b.partition OPERATOR(pg_catalog.=) p.partition)`, `b.partition OPERATOR(pg_catalog.=) p.partition AND b.key OPERATOR(pg_catalog.=) {key})`, 0},
+	}},
+	{"rows read before a failure and handled after it", "consumer order", `payloads of the changed row`, []edit{
+		{"consumer/group.go", `	lost     bool          // it is not owned`, `	lost     bool
+	list     []row`, 0},
+		{"consumer/work.go", `		o.at = len(o.rows)
+	}`, `		if l := parts[0].list; l != nil && retry == nil {
+			o.rows = l[:min(limit, len(l))]
+		}
+		o.at = len(o.rows)
+	}`, 0},
+		{"consumer/work.go", `			limit, charge = len(o.rows)/2, nil`, `			limit, charge, parts[0].list = len(o.rows)/2, nil, o.rows`, 0},
+		{"consumer/work.go", `			g.took(j, parts, o, limit)
+			if charge != nil {`, `			g.took(j, parts, o, limit)
+			parts[0].list = nil
+			if charge != nil {`, 0},
+	}},
+	{"SKIP LOCKED in the read", "consumer locks", `rows that overtook|rows out of order`, []edit{
+		{"consumer/statements.go", `"FOR UPDATE OF q"`, `"FOR UPDATE OF q SKIP LOCKED"`, 0},
+	}},
+	{"suspects side by side", "consumer crashes", `side by side`, []edit{
+		{"consumer/group.go", `	if g.alone {
+`, `	if false {
+`, 0},
+		{"consumer/group.go", `case left > 0 && g.running > 0:`, `case left > 0 && g.running > g.suspects:`, 0},
+		{"consumer/group.go", `		case g.suspects == 0:
+			return suspect, 0`, `		default:
+			return suspect, 0`, 0},
+	}},
+	{"a clean end that forgets the suspicion", "consumer crashes", `suspects that are left`, []edit{
+		{"consumer/sql/schema.sql", ` AND r.crashed = b.epoch AND r.attempts = 0`, ` AND r.attempts = 0`, 0},
 	}},
 	{"orphans of unmoved targets", "histories", `has no owner`, []edit{
 		{"replan.go", `!kept && (owner != 0 || target != 0)`, `!kept && read[i].Targets[partition] != target`, 0},
