@@ -509,11 +509,11 @@ var mutants = append(asleep(), []mutant{
 		}
 		o.at = len(o.rows)
 	}`, 0},
-		{"consumer/work.go", `			limit, charge = len(o.rows)/2, nil`, `			limit, charge, parts[0].list = len(o.rows)/2, nil, o.rows`, 0},
+		{"consumer/work.go", `			limit, failing = len(o.rows)/2, nil`, `			limit, failing, parts[0].list = len(o.rows)/2, nil, o.rows`, 0},
 		{"consumer/work.go", `			g.took(j, parts, o, limit)
-			if charge != nil {`, `			g.took(j, parts, o, limit)
+			if failing != nil &&`, `			g.took(j, parts, o, limit)
 			parts[0].list = nil
-			if charge != nil {`, 0},
+			if failing != nil &&`, 0},
 	}},
 	{"SKIP LOCKED in the read", "consumer locks", `rows that overtook|rows out of order`, []edit{
 		{"consumer/statements.go", `"FOR UPDATE OF q"`, `"FOR UPDATE OF q SKIP LOCKED"`, 0},
