@@ -64,7 +64,7 @@ func TestPagesShowSQLThatRuns(t *testing.T) {
 		if len(blocks) == 0 {
 			continue
 		}
-		pool := testkit.Pool(t, pgtest.Database(t))
+		pool := testkit.Pool(t, pgtest.EmptyDatabase(t))
 		testkit.OK(t, consumer.Migrate(t.Context(), pool))
 		for _, block := range blocks {
 			found++
