@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -12,70 +11,67 @@ import (
 	"github.com/pgleases/pgleases/internal/handlers"
 )
 
-// beginAll records the begin of ownerships, and learns whether the owners before crashed. The
-// partitions are busy meanwhile.
+// beginAll records the begin of ownerships, and learns whether the owners before crashed. It goes
+// on when Run ends: otherwise the end might be recorded before the begin. The partitions are busy
+// meanwhile.
 func (g *group) beginAll(fresh []*partition) error {
-	// Also when Run ends: otherwise the end might be recorded before the begin.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.life), answerTime)
-	defer cancel()
-	slices.SortFunc(fresh, func(a, b *partition) int { return a.Number - b.Number })
-	return pgx.BeginTxFunc(ctx, g.pool, handlers.ReadCommitted, func(tx pgx.Tx) error {
-		var lost []int32
-		var owned []pgleases.Partition
-		for _, p := range fresh {
-			owned = append(owned, p.Partition)
-		}
-		numbers, epochs := keysOf(owned)
-		err := tx.QueryRow(ctx, g.sql.Open, g.lease.Name(), numbers, epochs, g.options.idle.Milliseconds(), lockWait.Milliseconds()).Scan(&lost, new(string))
-		if err != nil {
-			return err
-		}
-		owned = owned[:0]
-		at := make(map[int]*partition)
-		for _, p := range fresh {
-			if p.lost = slices.Contains(lost, int32(p.Number)); !p.lost {
-				owned, at[p.Number] = append(owned, p.Partition), p
-			}
-		}
-		numbers, epochs = keysOf(owned)
-		rows, err := tx.Query(ctx, g.sql.Begin, g.name, numbers, epochs)
-		if err != nil {
-			return err
-		}
-		type before struct {
-			Number      int
-			Crashed     bool
-			Epoch       *int64
-			Watched     bool
-			First, Last *int64
-		}
-		all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[before])
-		if err != nil {
-			return err
+	for {
+		owned := ownedOf(fresh)
+		if len(owned) == 0 {
+			return nil
 		}
 		suspects, crashed := 0, 0
-		for _, b := range all {
-			at[b.Number].watched = b.Watched
-			if !b.Crashed {
-				continue
-			}
-			var upTo *int64
-			if err := tx.QueryRow(ctx, g.sql.Crash, g.name, b.Number, b.Epoch, b.First, b.Last).Scan(&upTo); err != nil && !errors.Is(err, pgx.ErrNoRows) {
-				return err
-			}
-			at[b.Number].watched = upTo != nil
-			if crashed++; b.First != nil {
-				suspects++
-			}
+		err := g.guarded(owned, func(ctx context.Context, tx *handlers.Transaction, _ string) (err error) {
+			suspects, crashed, err = g.learn(ctx, tx, owned)
+			return err
+		})
+		if errors.Is(err, pgleases.ErrNotOwner) { // of some: the others remain
+			continue
+		}
+		if err != nil {
+			return err
 		}
 		if crashed > 0 {
 			g.log.Warn("consumer: the owner before did not end in order", slog.Int("partitions", crashed), slog.Int("with_suspects", suspects))
 		}
-		for _, p := range at {
+		for _, p := range owned {
 			p.known = true
 		}
 		return nil
+	}
+}
+
+// learn records the begin of ownerships, and sets which of the partitions are watched. It returns
+// how many owners before crashed, and how many of these with a noted batch in hand.
+func (g *group) learn(ctx context.Context, tx pgx.Tx, owned []*partition) (suspects, crashed int, err error) {
+	numbers, epochs := keysOf(owned)
+	rows, err := tx.Query(ctx, g.sql.Begin, g.name, numbers, epochs)
+	if err != nil {
+		return 0, 0, err
+	}
+	at := make(map[int]*partition)
+	for _, p := range owned {
+		at[p.Number] = p
+	}
+	batch := new(pgx.Batch)
+	var number int
+	var fell, watched bool
+	var epoch, first, last *int64
+	_, err = pgx.ForEachRow(rows, []any{&number, &fell, &epoch, &watched, &first, &last}, func() error {
+		p := at[number]
+		if p.watched = watched; !fell {
+			return nil
+		}
+		if crashed++; first != nil {
+			suspects++
+		}
+		batch.Queue(g.sql.Crash, g.name, number, epoch, first, last).QueryRow(func(row pgx.Row) error { return row.Scan(&p.watched) })
+		return nil
 	})
+	if err == nil && batch.Len() > 0 {
+		err = tx.SendBatch(ctx, batch).Close()
+	}
+	return suspects, crashed, err
 }
 
 // note notes the next batch of a partition that is watched, and reports whether there is one.

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgleases/pgleases/internal/handlers"
@@ -52,13 +51,9 @@ func (g *group) charge(r row, failure error, final bool) bool {
 		wait = &ms
 	}
 	buried := wait == nil && !final && g.options.onFailure == DeadLetter
-	err := g.guarded(p, func(ctx context.Context, tx pgx.Tx) error {
+	err := g.guarded([]*partition{p}, func(ctx context.Context, tx *handlers.Transaction, xact string) error {
 		if !buried {
 			_, err := tx.Exec(ctx, g.sql.Charge, g.name, p.Number, r.id, r.version, attempts, text, wait)
-			return err
-		}
-		var xact string
-		if err := tx.QueryRow(ctx, "SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text").Scan(&xact); err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, g.sql.Bury, g.name, p.Number, r.id, r.version, attempts, text, xact).Scan(nil)
@@ -121,10 +116,10 @@ func (g *group) pause(p *partition, why error) {
 	}
 	g.mu.Lock()
 	logged := g.away
-	g.away, g.last = true, handlers.Storable(why.Error())
+	g.away, g.last = true, why.Error()
 	g.mu.Unlock()
 	if !logged {
-		g.log.Warn("consumer: partition paused, no attempt is counted", slog.Int("partition", p.Number), slog.String("error", handlers.Storable(why.Error())))
+		g.log.Warn("consumer: partition paused, no attempt is counted", slog.Int("partition", p.Number), slog.Any("error", why))
 	}
 	p.notBefore = time.Now().Add(p.outage/2 + rand.N(p.outage/2+1))
 	g.counts.pauses.Add(1)
@@ -149,16 +144,17 @@ func safe(err error) error {
 	return s
 }
 
-// deadline reports whether a context of the handler's own ended.
-func deadline(err error) bool {
-	var s safeError
-	return errors.As(err, &s) && s.deadline
+// known returns what safe has copied of an error.
+func known(err error) safeError {
+	s := safeError{index: -1}
+	errors.As(err, &s)
+	return s
 }
 
 type safeError struct {
 	text        string
-	deadline    bool
-	index       int // of Failed; -1: it is not
+	deadline    bool // a context of the handler's own ended
+	index       int  // of Failed; -1: it is not
 	unavailable bool
 	code        string // SQLSTATE
 	connection  bool
@@ -166,26 +162,11 @@ type safeError struct {
 
 func (e safeError) Error() string { return e.text }
 
-// failedAt returns the index that a handler gave with Failed, or -1.
-func failedAt(err error) int {
-	var s safeError
-	if errors.As(err, &s) {
-		return max(s.index, -1)
-	}
-	return -1
-}
-
-func isUnavailable(err error) bool {
-	var s safeError
-	return errors.As(err, &s) && s.unavailable
-}
-
 // transient reports whether the database is at fault, and not the row. A statement that takes too
 // long is the handler's.
-func transient(err error) bool {
-	var s safeError
-	if !errors.As(err, &s) || s.code == "57014" || s.code == "25P03" || s.code == "25P04" {
+func (e safeError) transient() bool {
+	if e.code == "57014" || e.code == "25P03" || e.code == "25P04" {
 		return false
 	}
-	return s.connection || s.code != "" && store.Transient(&pgconn.PgError{Code: s.code})
+	return e.connection || e.code != "" && store.Transient(&pgconn.PgError{Code: e.code})
 }

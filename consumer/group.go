@@ -90,7 +90,6 @@ type group struct {
 	// when it was last logged that a batch was broken off
 	brokenOff time.Time
 	last      string // the last error
-	isPaused  bool   // by an operator
 
 	// Only the goroutine uses the following fields.
 	partitions []*partition
@@ -102,7 +101,7 @@ type group struct {
 	probeAt    time.Time // when the next probe is sent
 	again      []time.Time
 	sweepAt    time.Time
-	paused     bool
+	paused     bool      // by an operator
 	failing    bool      // the last probe failed
 	earliest   time.Time // before then no probe is sent
 	outageAt   time.Time // before then no partition is tried whose pause is over
@@ -114,7 +113,7 @@ type group struct {
 
 // An ending is the end of work on a partition.
 type ending struct {
-	p    pgleases.Partition
+	p    *partition
 	done chan struct{}
 }
 
@@ -150,7 +149,7 @@ func (g *group) serve(ctx context.Context, owned pgleases.Partition) error {
 	}
 	<-p.idle
 	if p.begun {
-		e := ending{p.Partition, make(chan struct{})}
+		e := ending{p, make(chan struct{})}
 		g.ends <- e
 		<-e.done
 	}
@@ -175,7 +174,7 @@ func (g *group) recordEnds(stopped <-chan struct{}) {
 				more = false
 			}
 		}
-		var owned []pgleases.Partition
+		var owned []*partition
 		for _, e := range ends {
 			owned = append(owned, e.p)
 		}
@@ -192,7 +191,7 @@ func (g *group) recordEnds(stopped <-chan struct{}) {
 }
 
 // keysOf returns the numbers and the epochs of partitions.
-func keysOf(owned []pgleases.Partition) (numbers []int32, epochs []int64) {
+func keysOf(owned []*partition) (numbers []int32, epochs []int64) {
 	for _, p := range owned {
 		numbers, epochs = append(numbers, int32(p.Number)), append(epochs, p.Epoch)
 	}
@@ -293,7 +292,7 @@ func (g *group) open(ctx context.Context) {
 // A probe asks which partitions have something to do.
 type probe struct {
 	sweep   bool
-	of      []*partition // in the order of numbers
+	of      []*partition
 	numbers []int32
 
 	took     time.Duration
@@ -313,15 +312,11 @@ func (g *group) probe(ctx context.Context) {
 	q := &probe{sweep: !now.Before(g.sweepAt)}
 	for _, p := range g.partitions {
 		if !p.busy && p.known && !p.lost {
-			q.of = append(q.of, p)
+			q.of, q.numbers = append(q.of, p), append(q.numbers, int32(p.Number))
 		}
 	}
 	if len(q.of) == 0 && !g.untilEmpty {
 		return
-	}
-	slices.SortFunc(q.of, func(a, b *partition) int { return cmp.Compare(a.Number, b.Number) })
-	for _, p := range q.of {
-		q.numbers = append(q.numbers, int32(p.Number))
 	}
 	if g.untilEmpty {
 		q.numbers = nil
@@ -348,7 +343,7 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 	q.has, q.retries = make(map[int]bool), make(map[int][]blockedRow)
 	batch := new(pgx.Batch)
 	batch.BeginTx(handlers.ReadCommitted)
-	batch.Queue(g.sql.Restore, true, lockWait.Milliseconds())
+	batch.Queue(g.sql.Settings, true, lockWait.Milliseconds())
 	var n int
 	if q.sweep {
 		batch.Queue(g.sql.Sweep, g.name, q.numbers)
@@ -400,9 +395,6 @@ func (g *group) take(q *probe, err error) {
 		g.log.Warn("consumer: paused by an operator, or resumed", slog.Bool("paused", q.paused))
 	}
 	g.paused = q.paused
-	g.mu.Lock()
-	g.isPaused = q.paused
-	g.mu.Unlock()
 	for _, p := range q.of {
 		if p.busy {
 			continue // what is known now is older than what the job finds
@@ -423,12 +415,10 @@ func (g *group) take(q *probe, err error) {
 	}
 }
 
-// why returns what is known about why rows are left.
+// why returns what is known about why rows are left, after the end.
 func (g *group) why() string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	switch {
-	case g.isPaused:
+	case g.paused:
 		return ", and an operator has paused the consumer"
 	case g.last != "":
 		return ", last error: " + g.last

@@ -7,15 +7,17 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/handlers"
 )
 
 // skip moves a blocked row that an operator skips to the dead letters, even if it was changed since
 // it failed, and reports whether it is done. See consumer_change.
 func (g *group) skip(p *partition, id int64) bool {
 	text := ""
-	err := g.guarded(p, func(ctx context.Context, tx pgx.Tx) error {
-		attempts, xact := 0, ""
-		err := tx.QueryRow(ctx, g.sql.Skipped, g.name, p.Number, id).Scan(&attempts, &text, &xact)
+	err := g.guarded([]*partition{p}, func(ctx context.Context, tx *handlers.Transaction, xact string) error {
+		attempts := 0
+		err := tx.QueryRow(ctx, g.sql.Skipped, g.name, p.Number, id).Scan(&attempts, &text)
 		if errors.Is(err, pgx.ErrNoRows) { // the operator has taken it back
 			return nil
 		}

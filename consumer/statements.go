@@ -19,7 +19,7 @@ type statements struct {
 	Probe, Read, ReadBlocked, Remove, RemoveSame, Charge, Bury, Crash, Note, Sweep, Misplaced string
 	ReadUnlocked, ReadBlockedUnlocked                                                         string // for AtLeastOnce
 
-	Open, Begin, End, Restore string
+	Open, Begin, End, Settings string
 }
 
 var tableSQL = store.Texts(sql.Files, "pgleases")("table")
@@ -30,7 +30,7 @@ func statementsFor(schema string) (s statements) {
 	s.Open = "SELECT refused, xact FROM " + of + ".consumer_open($1::pg_catalog.text, $2::int[], $3::bigint[], $4::int, $5::int)"
 	s.Begin = "SELECT number, crashed_now, crashed_epoch, watched IS NOT NULL, suspect_first, suspect_last FROM " + of + ".consumer_begin($1::pg_catalog.text, $2::int[], $3::bigint[])"
 	s.End = "SELECT " + of + ".consumer_end($1::pg_catalog.text, $2::int[], $3::bigint[])::pg_catalog.text"
-	s.Restore = "SELECT " + of + ".consumer_settings($1::boolean, $2::int)::pg_catalog.text"
+	s.Settings = "SELECT " + of + ".consumer_settings($1::boolean, $2::int)::pg_catalog.text"
 	s.ReadUnlocked, s.ReadBlockedUnlocked = "-", "-"
 	store.Fill(&s, store.Texts(sql.Files, schema))
 	s.ReadUnlocked, s.ReadBlockedUnlocked = s.Read, s.ReadBlocked

@@ -61,7 +61,7 @@ func (g *group) work(j *job) {
 	}
 	var failing *partition // its first row failed, after rows of the batch that are committed before
 	for {
-		parts := slices.DeleteFunc(slices.Clone(j.partitions), func(p *partition) bool { return p.lost })
+		parts := ownedOf(j.partitions)
 		if len(parts) == 0 {
 			return
 		}
@@ -71,10 +71,8 @@ func (g *group) work(j *job) {
 			continue
 		case o.verdict == handled:
 			g.took(j, parts, o, limit)
-			if failing != nil && g.life.Err() == nil && !failing.asked.Load() { // what was read before is not used again: another row may come first now
-				alone := &job{partitions: []*partition{failing}}
-				g.work(alone)
-				j.handled, j.recovered = j.handled || alone.handled, j.recovered || alone.recovered
+			if failing != nil { // what was read before is not used again: another row may come first now
+				g.workOnOne(j, failing)
 			}
 			return
 		case o.verdict == unavailable:
@@ -86,9 +84,7 @@ func (g *group) work(j *job) {
 			return
 		case o.verdict == troubled && len(parts) > 1 && store.LockTimeout(o.err): // each alone, to find the one
 			for _, p := range parts {
-				alone := &job{partitions: []*partition{p}}
-				g.work(alone)
-				j.handled, j.recovered = j.handled || alone.handled, j.recovered || alone.recovered
+				g.workOnOne(j, p)
 			}
 			return
 		case o.verdict == troubled:
@@ -107,7 +103,7 @@ func (g *group) work(j *job) {
 			return
 		case o.at > 0 && g.handler.calls == atLeastOnce: // the rows before are removed
 			g.took(j, parts, o, limit)
-			g.work(&job{partitions: []*partition{o.rows[o.at].partition}})
+			g.workOnOne(j, o.rows[o.at].partition)
 			return
 		case o.at > 0:
 			limit, failing = o.at, o.rows[o.at].partition
@@ -115,6 +111,17 @@ func (g *group) work(j *job) {
 			limit, failing = len(o.rows)/2, nil
 		}
 	}
+}
+
+// workOnOne does a job on one of its partitions, unless that has to end.
+func (g *group) workOnOne(j *job, p *partition) {
+	if g.life.Err() != nil || p.asked.Load() {
+		return
+	}
+	all := j.partitions
+	j.partitions = []*partition{p}
+	g.work(j)
+	j.partitions = all
 }
 
 // took notes what a job has handled.
@@ -146,7 +153,7 @@ func (g *group) took(j *job, parts []*partition, o outcome, limit int) {
 func (g *group) workOn(j *job) {
 	p, suspect := j.partitions[0], j.retry.suspect
 	count := func(n int) error {
-		return g.guarded(p, func(ctx context.Context, tx pgx.Tx) error {
+		return g.guarded(j.partitions, func(ctx context.Context, tx *handlers.Transaction, _ string) error {
 			_, err := tx.Exec(ctx, g.sql.Suspect, g.name, p.Number, j.retry.id, p.Epoch, n, g.options.backoffMin.Milliseconds())
 			return err
 		})
@@ -156,7 +163,10 @@ func (g *group) workOn(j *job) {
 	case suspect:
 		err = count(1)
 	case p.watched:
-		_, err = g.exec(g.sql.NoteRow, g.name, p.Number, p.Epoch, j.retry.id)
+		err = g.inTime(func(ctx context.Context) error {
+			_, err := g.pool.Exec(ctx, g.sql.NoteRow, g.name, p.Number, p.Epoch, j.retry.id)
+			return err
+		})
 	}
 	if err != nil {
 		g.trouble(j.partitions, outcome{verdict: troubled, err: err})
@@ -199,11 +209,7 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 		}
 	}()
 	tx, xact, o := g.read(conn, parts, limit, retry)
-	defer func() { // before the connection is released
-		if !tx.Ended() {
-			g.inTime(func(ctx context.Context) error { return tx.Rollback(ctx) })
-		}
-	}()
+	defer g.rollback(tx) // before the connection is released
 	if o.verdict != handled || len(o.rows) == 0 && retry == nil {
 		return o
 	}
@@ -224,24 +230,22 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 	switch {
 	case o.verdict == refused:
 		return lostOf(parts)
-	case o.verdict == handled && server.IsClosed(), o.verdict == failed && server.IsClosed() && !o.slow && !deadline(o.err):
+	case o.verdict == handled && server.IsClosed(), o.verdict == failed && server.IsClosed() && !o.slow && !known(o.err).deadline:
 		return g.cutOff(o, o.err)
 	case o.verdict != handled:
 		return o
 	}
-	if o.verdict == handled && len(o.rows[:o.at]) > 0 || retry != nil {
-		batch := new(pgx.Batch)
-		batch.Queue(g.sql.Restore, true, lockWait.Milliseconds())
-		g.queueRemoval(batch, o.rows[:o.at], xact, retry, parts[0])
-		if err := g.inTimeOf(max(answerTime, g.options.timeout), func(ctx context.Context) error { return tx.CommitAfter(ctx, batch) }); err != nil {
-			if server.IsClosed() {
-				return g.cutOff(o, err)
-			}
-			o.verdict, o.at, o.err = g.verdictOf(err), -1, err
-			return o
+	batch, removed := new(pgx.Batch), 0
+	batch.Queue(g.sql.Settings, true, lockWait.Milliseconds())
+	g.queueRemoval(batch, o.rows[:o.at], xact, retry, parts[0], &removed)
+	if err := g.inTimeOf(max(answerTime, g.options.timeout), func(ctx context.Context) error { return tx.CommitAfter(ctx, batch) }); err != nil {
+		if server.IsClosed() {
+			return g.cutOff(o, err)
 		}
+		o.verdict, o.at, o.err = verdictOf(err), -1, err
+		return o
 	}
-	g.counts.removed(o.at)
+	g.counts.removed(removed)
 	return o
 }
 
@@ -256,6 +260,11 @@ func (g *group) cutOff(o outcome, err error) outcome {
 	return o
 }
 
+// ownedOf returns the partitions that are not known to be lost.
+func ownedOf(parts []*partition) []*partition {
+	return slices.DeleteFunc(slices.Clone(parts), func(p *partition) bool { return p.lost })
+}
+
 func lostOf(parts []*partition) outcome {
 	for _, p := range parts {
 		p.lost = p.lost || p.Context().Err() != nil
@@ -264,13 +273,18 @@ func lostOf(parts []*partition) outcome {
 }
 
 // queueRemoval queues the removal of handled rows, or of a blocked row that is gone or handled.
-func (g *group) queueRemoval(batch *pgx.Batch, rows []row, xact string, retry *blockedRow, p *partition) {
+// After AtLeastOnce, rows that were changed stay. removed becomes the number of rows that do not.
+func (g *group) queueRemoval(batch *pgx.Batch, rows []row, xact string, retry *blockedRow, p *partition, removed *int) {
 	if len(rows) > 0 {
-		numbers, ids := make([]int32, len(rows)), make([]int64, len(rows))
+		numbers, ids, versions := make([]int32, len(rows)), make([]int64, len(rows)), make([]string, len(rows))
 		for i, r := range rows {
-			numbers[i], ids[i] = int32(r.partition.Number), r.id
+			numbers[i], ids[i], versions[i] = int32(r.partition.Number), r.id, r.version
 		}
-		batch.Queue(g.sql.Remove, numbers, ids, xact)
+		if *removed = len(rows); g.handler.calls == atLeastOnce {
+			batch.Queue(g.sql.RemoveSame, numbers, ids, versions, xact).QueryRow(func(row pgx.Row) error { return row.Scan(removed, nil) })
+		} else {
+			batch.Queue(g.sql.Remove, numbers, ids, xact)
+		}
 	}
 	if retry != nil {
 		batch.Queue(g.sql.Unblock, g.name, p.Number, retry.id)
@@ -279,8 +293,6 @@ func (g *group) queueRemoval(batch *pgx.Batch, rows []row, xact string, retry *b
 
 // read opens a transaction under guard of partitions, and reads their first rows, or a blocked row.
 func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *blockedRow) (tx *handlers.Transaction, xact string, o outcome) {
-	tx, o = &handlers.Transaction{Tx: handlers.ClosedTx}, outcome{at: -1}
-	var numbers []int32
 	var highs []int64
 	at := make(map[int]*partition, len(parts))
 	for _, p := range parts {
@@ -288,87 +300,54 @@ func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *b
 		if p.watched {
 			high = p.noted
 		}
-		numbers, highs, at[p.Number] = append(numbers, int32(p.Number)), append(highs, high), p
+		highs, at[p.Number] = append(highs, high), p
 	}
-	batch := new(pgx.Batch)
-	batch.BeginTx(handlers.ReadCommitted)
-	var lost []int32
-	g.queueOpen(batch, parts, &lost, &xact)
-	types := conn.Conn().TypeMap()
-	collect := func(rows pgx.Rows, first int, scan func(func(...any) error, *row, *int) error) error {
-		return g.handler.collect(rows, types, first, func(head func(...any) error, value any, unreadable error) error {
-			r, number := row{value: value, err: unreadable}, 0
-			if err := scan(head, &r, &number); err != nil {
-				return err
-			}
-			r.partition = at[number]
-			o.rows = append(o.rows, r)
-			return nil
-		})
-	}
-	statement, blocked := g.sql.Read, g.sql.ReadBlocked
-	if g.handler.calls == atLeastOnce {
-		statement, blocked = g.sql.ReadUnlocked, g.sql.ReadBlockedUnlocked
-		batch.Queue("SET LOCAL synchronous_commit = on") // what is published must not be lost
-	}
-	if retry != nil {
-		batch.Queue(blocked, parts[0].Number, retry.id, g.name).Query(func(rows pgx.Rows) error {
-			return collect(rows, 7, func(head func(...any) error, r *row, number *int) error {
-				same, crashes := false, 0
-				err := head(number, &r.id, &r.key, &r.version, &r.attempts, &crashes, &same)
-				if !same {
-					r.attempts = 0
-				} else if crashes > maxCrashes { // this attempt is counted already
-					r.err = fmt.Errorf("%d processes crashed while they handled the row alone", maxCrashes)
-					r.attempts = g.options.attempts
-				}
+	collect := func(further ...any) func(pgx.Rows) error { // destinations of the columns before those of the handler
+		return func(rows pgx.Rows) error {
+			return g.handler.collect(rows, conn.Conn().TypeMap(), 4+len(further), func(scan func(...any) error, value any, unreadable error) error {
+				r, number := row{value: value, err: unreadable}, 0
+				err := scan(append([]any{&number, &r.id, &r.key, &r.version}, further...)...)
+				r.partition = at[number]
+				o.rows = append(o.rows, r)
 				return err
 			})
-		})
-	} else {
-		batch.Queue(statement, numbers, highs, g.name, limit, g.options.bytes).Query(func(rows pgx.Rows) error {
-			return collect(rows, 5, func(head func(...any) error, r *row, number *int) error {
-				return head(number, &r.id, &r.key, &r.version, new(int64))
-			})
-		})
+		}
 	}
-	batch.Queue(g.sql.Restore, false, 0)
-	err := g.inTime(func(ctx context.Context) error {
-		answers := conn.SendBatch(ctx, batch)
-		tx.Tx = answers.Tx()
-		return answers.Close()
+	var attempts, crashes int // of a blocked row
+	var same bool             // it is as it was when it failed
+	tx, xact, err := g.beginGuarded(conn, parts, func(batch *pgx.Batch) {
+		rows, blocked := g.sql.Read, g.sql.ReadBlocked
+		if g.handler.calls == atLeastOnce {
+			rows, blocked = g.sql.ReadUnlocked, g.sql.ReadBlockedUnlocked
+			batch.Queue("SET LOCAL synchronous_commit = on") // what is published must not be lost
+		}
+		if retry != nil {
+			batch.Queue(blocked, parts[0].Number, retry.id, g.name).Query(collect(&attempts, &crashes, &same))
+		} else {
+			numbers, _ := keysOf(parts)
+			batch.Queue(rows, numbers, highs, g.name, limit, g.options.bytes).Query(collect(new(int64)))
+		}
+		batch.Queue(g.sql.Settings, false, 0)
 	})
-	switch {
+	switch p := parts[0]; {
+	case errors.Is(err, pgleases.ErrNotOwner):
+		return tx, xact, outcome{verdict: refused, at: -1}
 	case err != nil:
-		o.verdict, o.err = troubled, err
-	case len(lost) > 0:
-		for _, p := range parts {
-			p.lost = p.lost || slices.Contains(lost, int32(p.Number))
+		return tx, xact, outcome{verdict: troubled, at: -1, err: err}
+	case len(o.rows) == 0:
+	case same && crashes > maxCrashes: // this attempt is counted already
+		o.rows[0].attempts, o.rows[0].err = g.options.attempts, fmt.Errorf("%d processes crashed while they handled the row alone", maxCrashes)
+	case same:
+		o.rows[0].attempts = attempts
+	case retry == nil && p.outage > 0:
+		next := slices.IndexFunc(o.rows, func(r row) bool { return !slices.Contains(p.tried, r.key) })
+		if next < 0 {
+			next, p.tried = 0, nil // all of them again
 		}
-		o.verdict = refused
-	default:
-		if p := parts[0]; p.outage > 0 && retry == nil && len(o.rows) > 0 {
-			at := slices.IndexFunc(o.rows, func(r row) bool { return !slices.Contains(p.tried, r.key) })
-			if at < 0 {
-				at, p.tried = 0, nil // all of them again
-			}
-			o.rows = o.rows[at : at+1]
-		}
-		o.at = len(o.rows)
+		o.rows = o.rows[next : next+1]
 	}
+	o.at = len(o.rows)
 	return tx, xact, o
-}
-
-// queueOpen queues the guard of partitions.
-func (g *group) queueOpen(batch *pgx.Batch, parts []*partition, lost *[]int32, xact *string) {
-	var owned []pgleases.Partition
-	for _, p := range parts {
-		owned = append(owned, p.Partition)
-	}
-	numbers, epochs := keysOf(owned)
-	batch.Queue(g.sql.Open, g.lease.Name(), numbers, epochs, g.options.idle.Milliseconds(), lockWait.Milliseconds()).QueryRow(func(row pgx.Row) error {
-		return row.Scan(lost, xact)
-	})
 }
 
 // removeSame removes handled rows that were not changed, after a handler outside of a transaction.
@@ -376,67 +355,30 @@ func (g *group) removeSame(parts []*partition, o outcome, retry *blockedRow) out
 	if o.at == 0 && (retry == nil || o.verdict != handled) || o.at < 0 {
 		return o
 	}
-	conn, err := g.acquire()
-	if err != nil {
-		return outcome{verdict: troubled, rows: o.rows, at: -1, err: err}
-	}
-	defer conn.Release()
 	for {
-		parts := slices.DeleteFunc(slices.Clone(parts), func(p *partition) bool { return p.lost })
-		rows := slices.DeleteFunc(slices.Clone(o.rows[:o.at]), func(r row) bool { return r.partition.lost })
-		if len(parts) == 0 {
+		owned, removed := ownedOf(parts), 0
+		if len(owned) == 0 {
 			return outcome{verdict: refused, at: -1}
 		}
-		var lost []int32
-		var xact string
-		tx := &handlers.Transaction{Tx: handlers.ClosedTx}
-		err := g.inTime(func(ctx context.Context) error {
+		rows := slices.DeleteFunc(slices.Clone(o.rows[:o.at]), func(r row) bool { return r.partition.lost })
+		err := g.guarded(owned, func(ctx context.Context, tx *handlers.Transaction, xact string) error {
 			batch := new(pgx.Batch)
-			batch.BeginTx(handlers.ReadCommitted)
-			g.queueOpen(batch, parts, &lost, &xact)
-			answers := conn.SendBatch(ctx, batch)
-			tx.Tx = answers.Tx()
-			return answers.Close()
+			g.queueRemoval(batch, rows, xact, retry, owned[0], &removed)
+			return tx.CommitAfter(ctx, batch)
 		})
-		removed := 0
-		if err == nil && len(lost) == 0 {
-			err = g.inTime(func(ctx context.Context) error { return g.commitSame(ctx, tx, rows, xact, retry, parts[0], &removed) })
-		}
-		if !tx.Ended() {
-			g.inTime(func(ctx context.Context) error { return tx.Rollback(ctx) })
-		}
-		if err != nil {
-			return outcome{verdict: g.verdictOf(err), rows: o.rows, at: -1, err: err}
-		}
-		if len(lost) == 0 {
+		switch {
+		case errors.Is(err, pgleases.ErrNotOwner): // of some: the others remain
+		case err != nil:
+			return outcome{verdict: verdictOf(err), rows: o.rows, at: -1, err: err}
+		default:
 			g.counts.removed(removed)
 			return o
 		}
-		for _, p := range parts {
-			p.lost = p.lost || slices.Contains(lost, int32(p.Number))
-		}
 	}
-}
-
-func (g *group) commitSame(ctx context.Context, tx *handlers.Transaction, rows []row, xact string, retry *blockedRow, p *partition, removed *int) error {
-	var numbers []int32
-	var ids []int64
-	var versions []string
-	for _, r := range rows {
-		numbers, ids, versions = append(numbers, int32(r.partition.Number)), append(ids, r.id), append(versions, r.version)
-	}
-	batch := new(pgx.Batch)
-	if len(rows) > 0 {
-		batch.Queue(g.sql.RemoveSame, numbers, ids, versions, xact).QueryRow(func(row pgx.Row) error { return row.Scan(removed, nil) })
-	}
-	if retry != nil {
-		batch.Queue(g.sql.Unblock, g.name, p.Number, retry.id)
-	}
-	return tx.CommitAfter(ctx, batch)
 }
 
 // verdictOf returns the verdict on an error of the removal or the commit.
-func (g *group) verdictOf(err error) verdict {
+func verdictOf(err error) verdict {
 	switch code := store.Code(err); {
 	case code == "PC002":
 		return ended
@@ -451,13 +393,8 @@ func (g *group) call(ctx context.Context, tx *handlers.Transaction, o outcome) o
 	rows := o.rows
 	began := time.Now()
 	defer func() { g.counts.handler(time.Since(began), len(rows)) }()
-	for i, r := range rows {
-		if r.err != nil { // it cannot be read
-			if g.handler.calls != each && i > 0 {
-				rows = rows[:i] // the others first
-			}
-			break
-		}
+	if i := slices.IndexFunc(rows, func(r row) bool { return r.err != nil }); i > 0 && g.handler.calls != each {
+		rows = rows[:i] // before the first that cannot be read
 	}
 	o.rows = rows
 	step := len(rows)
@@ -498,8 +435,9 @@ func (g *group) call(ctx context.Context, tx *handlers.Transaction, o outcome) o
 			continue
 		}
 		o.verdict, o.slow = failed, context.Cause(ctx) == ErrTimeout
+		of := known(o.err)
 		if g.handler.calls != each {
-			if o.at = failedAt(o.err); o.at >= len(batch) {
+			if o.at = max(of.index, -1); o.at >= len(batch) {
 				o.at = -1
 			}
 		}
@@ -508,9 +446,9 @@ func (g *group) call(ctx context.Context, tx *handlers.Transaction, o outcome) o
 			o.err = fmt.Errorf("%w: %v", ErrTimeout, strings.TrimPrefix(o.err.Error(), ErrTimeout.Error()+": "))
 		case ctx.Err() != nil:
 			o.verdict = refused
-		case isUnavailable(o.err):
+		case of.unavailable:
 			o.verdict = unavailable
-		case transient(o.err):
+		case of.transient():
 			o.verdict = troubled
 		}
 		return o
@@ -577,33 +515,57 @@ func (g *group) inTimeOf(d time.Duration, f func(context.Context) error) error {
 	return store.Advised(f(ctx))
 }
 
-// exec runs a statement.
-func (g *group) exec(statement string, args ...any) (n int64, err error) {
-	err = g.inTime(func(ctx context.Context) error {
-		tag, err := g.pool.Exec(ctx, statement, args...)
-		n = tag.RowsAffected()
+// beginGuarded begins a transaction under guard of partitions, with the further statements that
+// queue adds, in one round trip. If a partition is not owned, it is marked as lost, and the error
+// is ErrNotOwner. The transaction is not nil; xact identifies it.
+func (g *group) beginGuarded(conn *pgxpool.Conn, parts []*partition, queue func(*pgx.Batch)) (tx *handlers.Transaction, xact string, err error) {
+	numbers, epochs := keysOf(parts)
+	open := func(batch *pgx.Batch) error {
+		batch.Queue(g.sql.Open, g.lease.Name(), numbers, epochs, g.options.idle.Milliseconds(), lockWait.Milliseconds()).QueryRow(func(row pgx.Row) error {
+			var lost []int32
+			err := row.Scan(&lost, &xact)
+			for _, p := range parts {
+				p.lost = p.lost || slices.Contains(lost, int32(p.Number))
+			}
+			return err
+		})
+		queue(batch)
+		return nil
+	}
+	err = g.inTime(func(ctx context.Context) (err error) {
+		tx, err = handlers.Begin(ctx, conn, open)
 		return err
 	})
-	return n, err
+	if err == nil && slices.ContainsFunc(parts, func(p *partition) bool { return p.lost }) {
+		err = pgleases.ErrNotOwner
+	}
+	return tx, xact, err
 }
 
-// guarded runs f in a transaction under guard of a partition.
-func (g *group) guarded(p *partition, f func(context.Context, pgx.Tx) error) error {
-	return g.inTime(func(ctx context.Context) error {
-		return pgx.BeginTxFunc(ctx, g.pool, handlers.ReadCommitted, func(tx pgx.Tx) error {
-			var lost []int32
-			var xact string
-			err := tx.QueryRow(ctx, g.sql.Open, g.lease.Name(), []int32{int32(p.Number)}, []int64{p.Epoch}, g.options.idle.Milliseconds(), lockWait.Milliseconds()).Scan(&lost, &xact)
-			if err == nil && len(lost) > 0 {
-				p.lost = true
-				return pgleases.ErrNotOwner
-			}
-			if err != nil {
-				return err
-			}
-			return f(ctx, tx)
-		})
-	})
+// guarded runs f in a transaction under guard of partitions, and commits it if f did not. If one is
+// not owned, the error is ErrNotOwner.
+func (g *group) guarded(parts []*partition, f func(ctx context.Context, tx *handlers.Transaction, xact string) error) error {
+	conn, err := g.acquire()
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	tx, xact, err := g.beginGuarded(conn, parts, func(*pgx.Batch) {})
+	defer g.rollback(tx)
+	if err == nil {
+		err = g.inTime(func(ctx context.Context) error { return f(ctx, tx, xact) })
+	}
+	if err == nil && !tx.Ended() {
+		err = g.inTime(func(ctx context.Context) error { return tx.CommitAfter(ctx, new(pgx.Batch)) })
+	}
+	return err
+}
+
+// rollback rolls a transaction back, unless it was committed.
+func (g *group) rollback(tx *handlers.Transaction) {
+	if !tx.Ended() {
+		_ = g.inTime(tx.Rollback)
+	}
 }
 
 // trouble puts partitions off after an error that no row is charged with. The tenth in a row is

@@ -50,23 +50,19 @@ func (t *transactions) guarded(life context.Context, p pgleases.Partition, open 
 		return lost{fmt.Errorf("connection of the pool: %w", err)}
 	}
 	defer conn.Release()
-	tx := &handlers.Transaction{Tx: handlers.ClosedTx}
+	var tx *handlers.Transaction
+	err = t.db.within(life, func(ctx context.Context) (err error) {
+		tx, err = handlers.Begin(ctx, conn, func(batch *pgx.Batch) error {
+			return t.fence(batch, p, open.statement, open.args, open.read)
+		})
+		return err
+	})
 	defer func() {
 		if !tx.Ended() {
 			// if it was not committed, and no error has closed the connection
 			_ = t.db.within(context.WithoutCancel(life), tx.Tx.Rollback)
 		}
 	}()
-	err = t.db.within(life, func(ctx context.Context) error {
-		batch := new(pgx.Batch)
-		batch.BeginTx(handlers.ReadCommitted)
-		if err := t.fence(batch, p, open.statement, open.args, open.read); err != nil {
-			return err
-		}
-		answers := conn.SendBatch(ctx, batch)
-		tx.Tx = answers.Tx()
-		return answers.Close()
-	})
 	if err == nil && f != nil {
 		err = f(tx)
 	}

@@ -21,4 +21,4 @@ WITH h AS (
 UPDATE pgleases.consumer_partitions AS c
 SET watched_to = (SELECT h.id FROM h)
 WHERE c.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND c.partition OPERATOR(pg_catalog.=) $2::int
-RETURNING c.watched_to
+RETURNING c.watched_to IS NOT NULL

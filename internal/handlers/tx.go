@@ -9,15 +9,30 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // ReadCommitted are the options of the transactions of handlers.
 var ReadCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
 
-// A Transaction is one in which a handler works. Before it has begun, its Tx is ClosedTx.
+// A Transaction is one in which a handler works.
 type Transaction struct {
 	pgx.Tx
 	ended atomic.Bool // by CommitAfter
+}
+
+// Begin begins a transaction, with the statements that queue adds to its batch, in one round trip.
+// The Transaction is not nil: if it has not begun, all its methods return an error.
+func Begin(ctx context.Context, conn *pgxpool.Conn, queue func(*pgx.Batch) error) (*Transaction, error) {
+	tx := &Transaction{Tx: closedTx}
+	batch := new(pgx.Batch)
+	batch.BeginTx(ReadCommitted)
+	if err := queue(batch); err != nil {
+		return tx, err
+	}
+	answers := conn.SendBatch(ctx, batch)
+	tx.Tx = answers.Tx()
+	return tx, answers.Close()
 }
 
 // Ended reports whether the transaction was ended by CommitAfter.
@@ -57,8 +72,8 @@ type savepoint struct{ handlerTx }
 func (s savepoint) Commit(ctx context.Context) error   { return s.live().Commit(ctx) }
 func (s savepoint) Rollback(ctx context.Context) error { return s.live().Rollback(ctx) }
 
-// ClosedTx returns pgx.ErrTxClosed from every method.
-var ClosedTx = func() pgx.Tx {
+// closedTx returns pgx.ErrTxClosed from every method.
+var closedTx = func() pgx.Tx {
 	batch := new(pgx.Batch)
 	batch.BeginTx(ReadCommitted)
 	return pgx.FailedBatchResults(batch, pgx.ErrTxClosed).Tx()
@@ -66,7 +81,7 @@ var ClosedTx = func() pgx.Tx {
 
 func (h handlerTx) live() pgx.Tx {
 	if h.of.ended.Load() {
-		return ClosedTx
+		return closedTx
 	}
 	return h.Tx
 }

@@ -488,9 +488,9 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/sql/schema.sql", `refused := pgleases.guard_many(p_lease, p_partitions, p_epochs);`, `refused := '{}';`, 0},
 	}},
 	{"rows deleted after the commit of their effects", "consumer deletes", `effects: 1, want 0`, []edit{
-		{"consumer/work.go", `		batch.Queue(g.sql.Restore, true, lockWait.Milliseconds())
-		g.queueRemoval(`, `		batch.Queue("commit")
-		g.queueRemoval(`, 0},
+		{"consumer/work.go", `	batch.Queue(g.sql.Settings, true, lockWait.Milliseconds())
+	g.queueRemoval(`, `	batch.Queue("commit")
+	g.queueRemoval(`, 0},
 		{"consumer/sql/schema.sql", `IF pg_current_xact_id_if_assigned()::text IS DISTINCT FROM p_xact THEN`, `IF false THEN`, 0},
 	}},
 	{"a changed row that is deleted", "consumer order", `payloads of the row and attempts`, []edit{
@@ -503,17 +503,17 @@ var mutants = append(asleep(), []mutant{
 	{"rows read before a failure and handled after it", "consumer order", `payloads of the changed row`, []edit{
 		{"consumer/group.go", `	lost     bool          // it is not owned`, `	lost     bool
 	list     []row`, 0},
-		{"consumer/work.go", `		o.at = len(o.rows)
-	}`, `		if l := parts[0].list; l != nil && retry == nil {
-			o.rows = l[:min(limit, len(l))]
-		}
-		o.at = len(o.rows)
-	}`, 0},
+		{"consumer/work.go", `	o.at = len(o.rows)
+	return tx, xact, o`, `	if l := parts[0].list; l != nil && retry == nil {
+		o.rows = l[:min(limit, len(l))]
+	}
+	o.at = len(o.rows)
+	return tx, xact, o`, 0},
 		{"consumer/work.go", `			limit, failing = len(o.rows)/2, nil`, `			limit, failing, parts[0].list = len(o.rows)/2, nil, o.rows`, 0},
 		{"consumer/work.go", `			g.took(j, parts, o, limit)
-			if failing != nil &&`, `			g.took(j, parts, o, limit)
+			if failing != nil {`, `			g.took(j, parts, o, limit)
 			parts[0].list = nil
-			if failing != nil &&`, 0},
+			if failing != nil {`, 0},
 	}},
 	{"SKIP LOCKED in the read", "consumer locks", `rows that overtook|rows out of order`, []edit{
 		{"consumer/statements.go", `"FOR UPDATE OF q"`, `"FOR UPDATE OF q SKIP LOCKED"`, 0},
