@@ -65,14 +65,20 @@ func (c *consumption) start(ctx context.Context, name string, n int, opts ...con
 		}
 		return nil
 	})
-	for i := range n {
-		pool := newPool(ctx, c.url, consumerWorkers+4)
-		client := must(pgleases.NewClient(ctx, pool, pgleases.WithClientID(fmt.Sprintf("process-%d", i)), pgleases.WithLogger(quiet)))
-		c.pools, c.clients = append(c.pools, pool), append(c.clients, client)
+	for range n {
+		client, pool := c.process(ctx, consumerWorkers+4)
 		of := must(consumer.New(ctx, client, pool, name, queueOfOrders, h, opts...))
 		c.running.Go(func() { _ = of.Run(running) })
 	}
 	c.until(ctx, "all is owned", "SELECT count(*) > 0 AND count(*) = count(owner) AND count(DISTINCT owner) = $1 AND count(*) FILTER (WHERE moving_to IS NOT NULL) = 0 FROM pgleases.status", n)
+}
+
+// process returns the client and the pool of another process, which halt closes.
+func (c *consumption) process(ctx context.Context, connections int) (*pgleases.Client, *pgxpool.Pool) {
+	pool := newPool(ctx, c.url, connections)
+	client := must(pgleases.NewClient(ctx, pool, pgleases.WithClientID(fmt.Sprintf("process-%d", len(c.clients))), pgleases.WithLogger(slog.New(slog.DiscardHandler))))
+	c.pools, c.clients = append(c.pools, pool), append(c.clients, client)
+	return client, pool
 }
 
 func (c *consumption) halt() {
@@ -247,9 +253,7 @@ func measureIdleConsumers(ctx context.Context, l *lab, out *part) {
 	running, stop := context.WithCancel(context.Background())
 	c.stop = stop
 	for i := range consumerProcesses {
-		pool := newPool(ctx, c.url, consumers+4)
-		client := must(pgleases.NewClient(ctx, pool, pgleases.WithClientID(fmt.Sprintf("process-%d", i)), pgleases.WithLogger(quiet)))
-		c.pools, c.clients = append(c.pools, pool), append(c.clients, client)
+		client, pool := c.process(ctx, consumers+4)
 		for n := range consumers {
 			q, name := queueOfOrders, fmt.Sprintf("orders%d", n)
 			q.Table = "public." + name
