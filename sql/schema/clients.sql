@@ -70,8 +70,7 @@ DECLARE
     answer pg_catalog.text;
     unchanged boolean; -- the server incarnation and the leases are those of the last answer
 BEGIN
-    -- IS NULL makes one boolean of two calls.
-    unchanged := pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL OR pg_catalog.set_config('lock_timeout', $2::pg_catalog.text, true) IS NULL;
+    unchanged := pgleases.settings(false, $2);
     UPDATE pgleases.clients AS c SET expires_at = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) c.ttl
     WHERE c.session OPERATOR(pg_catalog.=) $1
       AND (c.expires_at OPERATOR(pg_catalog.-) c.ttl) OPERATOR(pg_catalog.<=) pg_catalog.to_timestamp($3)

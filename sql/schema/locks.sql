@@ -247,7 +247,7 @@ BEGIN
         END IF;
         RETURN 'absent';
     ELSE -- the lock is free, and the commit of its next acquisition also flushes this commit
-        unused := pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL;
+        unused := pgleases.settings(false, $8);
     END IF;
     RETURN 'released';
 END
