@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/owned"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // A Lease is a client's part in a lease. It shows which partitions the client owns now. It outlives
@@ -65,7 +66,7 @@ func (l *Lease) Partition(partition int) (Partition, bool) {
 // PartitionFor returns the partition of a key: the first 8 bytes of SHA-256 of its UTF-8,
 // big-endian, without the sign bit, modulo NumPartitions. The SQL function partition_for(key,
 // partitions) returns the same.
-func (l *Lease) PartitionFor(key string) int { return partitionFor(key, l.engine.Partitions) }
+func (l *Lease) PartitionFor(key string) int { return store.PartitionFor(key, l.engine.Partitions) }
 
 // Changed returns a channel that is closed at the next change of what Values and Partition return,
 // including the passing of the trust deadline. Call Changed before Values, so that you miss no

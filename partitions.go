@@ -2,8 +2,6 @@ package pgleases
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 
 	"github.com/pgleases/pgleases/internal/owned"
@@ -46,11 +44,3 @@ func (p Partition) Context() context.Context {
 
 // String returns number and epoch: "7@4294967298".
 func (p Partition) String() string { return fmt.Sprintf("%d@%d", p.Number, p.Epoch) }
-
-// partitionFor is the partition of a key among n: the first 8 bytes of SHA-256 of its UTF-8,
-// big-endian, without the sign bit, modulo n. Users' data depends on it: it never changes, and the
-// SQL function partition_for is the same.
-func partitionFor(key string, n int) int {
-	sum := sha256.Sum256([]byte(key))
-	return int(binary.BigEndian.Uint64(sum[:8]) & (1<<63 - 1) % uint64(n))
-}

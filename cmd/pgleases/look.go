@@ -19,6 +19,7 @@ import (
 
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/ranges"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // The read-only verbs on leases and clients.
@@ -234,8 +235,13 @@ func eachSecond(ctx context.Context) iter.Seq[context.Context] {
 }
 
 func newExplain() *cobra.Command {
-	return looking(&cobra.Command{Use: "explain LEASE/PARTITION", Short: "Explain why a client owns a partition"}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
+	cmd := &cobra.Command{Use: "explain LEASE[/PARTITION]", Short: "Explain why a client owns a partition"}
+	key := cmd.Flags().String("key", "", "explain the partition of this key, such as a customer, in the lease")
+	return looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
 		lease, partition, err := partitionOf(args[0])
+		if cmd.Flags().Changed("key") {
+			lease, partition, err = keyOf(ctx, a, args[0], *key)
+		}
 		if err != nil {
 			return nil, "", err
 		}
@@ -255,6 +261,21 @@ func newExplain() *cobra.Command {
 		}
 		return e, text + "\n" + table(shareHeading, e.Members, share), nil
 	})
+}
+
+// keyOf returns the partition of a key in a lease.
+func keyOf(ctx context.Context, a *admin.Admin, lease, key string) (string, int, error) {
+	s, err := a.Snapshot(ctx)
+	if err != nil {
+		return "", 0, err
+	}
+	if l := s.Lease(lease); l != nil {
+		return lease, store.PartitionFor(key, l.Partitions), nil
+	}
+	if alone, _, err := partitionOf(lease); err == nil && s.Lease(alone) != nil {
+		return "", 0, fmt.Errorf("%q names a partition, and --key another one: give pgleases explain %s --key KEY, or leave --key out", lease, shown(alone))
+	}
+	return "", 0, unknown("lease", lease, leaseNames(s), "pgleases list")
 }
 
 const shareHeading = "CLIENT,WEIGHT,SHARE,OWNED,INCOMING,OUTGOING"

@@ -171,6 +171,13 @@ func TestVerbsShowAFleet(t *testing.T) {
 	expectIll(t, database, "", "") // doctor finds nothing
 	fails(t, database, "describe fleat", `there is no lease "fleat": did you mean fleet?`)
 	fails(t, database, "explain fleat/1", `there is no lease "fleat": did you mean fleet?`)
+	var of int
+	testkit.OK(t, conn.QueryRow(t.Context(), "SELECT pgleases.partition_for('customer-7', 6)").Scan(&of))
+	if e := decoded[admin.Explanation](t, database, "explain", "fleet", "--key", "customer-7"); e.Lease != "fleet" || e.Partition != of {
+		t.Errorf("the partition of a key is %d, and explained: %+v", of, e)
+	}
+	fails(t, database, "explain fleet/5 --key customer-7", `"fleet/5" names a partition, and --key another one: give pgleases explain fleet --key KEY, or leave --key out`)
+	fails(t, database, "explain fleat --key customer-7", `there is no lease "fleat": did you mean fleet?`)
 }
 
 // On a terminal, names are cut, and states have colors unless NO_COLOR is set. Otherwise the table

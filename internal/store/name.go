@@ -1,6 +1,8 @@
 package store
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"strings"
 	"unicode/utf8"
@@ -22,4 +24,12 @@ func CheckName(what, name string) error {
 		return fmt.Errorf("pgleases: %s %q contains a NUL", what, name)
 	}
 	return nil
+}
+
+// PartitionFor is the partition of a key among n: the first 8 bytes of SHA-256 of its UTF-8,
+// big-endian, without the sign bit, modulo n. Users' data depends on it: it never changes, and the
+// SQL function partition_for is the same.
+func PartitionFor(key string, n int) int {
+	sum := sha256.Sum256([]byte(key))
+	return int(binary.BigEndian.Uint64(sum[:8]) & (1<<63 - 1) % uint64(n))
 }
