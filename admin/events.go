@@ -15,7 +15,7 @@ type Event struct {
 	Lease      string    `json:"lease"`               // empty: all leases
 	Cause      string    `json:"cause"`               // the kind of event, see docs/operations.md
 	Actor      string    `json:"actor,omitempty"`     // the operator; empty: the clients did it themselves
-	Reason     string    `json:"reason,omitempty"`    // the actor's reason
+	Reason     string    `json:"reason,omitempty"`    // the actor's reason; if evicted, host and pid of the process
 	From       string    `json:"from"`                // the client that owned the partitions, left or was evicted; empty: no client
 	To         string    `json:"to"`                  // the client that owns them from then on, or joined; empty: no client
 	Partitions Ranges    `json:"partitions"`          // the partitions that changed

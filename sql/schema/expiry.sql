@@ -63,9 +63,9 @@ BEGIN
         FOR UPDATE OF c SKIP LOCKED
     ), evicted AS (
         DELETE FROM pgleases.clients AS c WHERE c.session = ANY (ARRAY(SELECT d.session FROM expired AS d))
-        RETURNING c.session, c.id
-    ), recorded AS (
-        INSERT INTO pgleases.events (cause, from_id) SELECT 'evicted', e.id FROM evicted AS e ORDER BY e.id
+        RETURNING c.session, c.id, c.host, c.pid
+    ), recorded AS ( -- with where to look for the process
+        INSERT INTO pgleases.events (cause, reason, from_id) SELECT 'evicted', concat('host ', e.host, ', pid ', e.pid), e.id FROM evicted AS e ORDER BY e.id
     ), left_behind AS ( -- but not if its session was renewed meanwhile
         DELETE FROM pgleases.members AS m USING gone AS g
         WHERE m.lease = g.lease AND m.session = g.session
