@@ -14,6 +14,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/consumer/sql"
 	"github.com/pgleases/pgleases/internal/bridge"
+	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -107,7 +108,7 @@ func (c *Consumer) inspect(ctx context.Context, fits func(columns []string) erro
 			return err
 		}
 	}
-	return c.sql.register(ctx, conn, c.name, t, q)
+	return pgx.BeginTxFunc(ctx, conn, handlers.ReadCommitted, func(tx pgx.Tx) error { return c.sql.register(ctx, tx, c.name, t, q) })
 }
 
 func show(n *int) any {

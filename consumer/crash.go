@@ -77,8 +77,8 @@ func (g *group) learn(ctx context.Context, tx pgx.Tx, owned []*partition) (suspe
 // note notes the next batch of a partition that is watched, and reports whether there is one.
 func (g *group) note(p *partition) bool {
 	var first, last *int64
-	err := g.inTime(func(ctx context.Context) error {
-		err := g.pool.QueryRow(ctx, g.sql.Note, g.name, p.Number, p.Epoch, g.options.batch).Scan(&first, &last, &p.watched)
+	err := g.guarded([]*partition{p}, func(ctx context.Context, tx *handlers.Transaction, _ string) error {
+		err := tx.QueryRow(ctx, g.sql.Note, g.name, p.Number, p.Epoch, g.options.batch).Scan(&first, &last, &p.watched)
 		if errors.Is(err, pgx.ErrNoRows) { // another owner has begun
 			p.lost = true
 			return pgleases.ErrNotOwner

@@ -180,7 +180,7 @@ func (g *group) recordEnds(stopped <-chan struct{}) {
 		}
 		numbers, epochs := keysOf(owned)
 		ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
-		if err := g.pool.QueryRow(ctx, g.sql.End, g.name, numbers, epochs).Scan(nil); err != nil {
+		if err := g.write(ctx, g.sql.End, g.name, numbers, epochs); err != nil {
 			g.log.Warn("consumer: end not recorded, the next owner takes it for a crash", slog.Int("partitions", len(ends)), slog.Any("error", store.Advised(err)))
 		}
 		cancel()
@@ -430,8 +430,7 @@ func (g *group) why() string {
 func (g *group) whyBlocked(ctx context.Context) (reason string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lockWait) // partitions wait meanwhile
 	defer cancel()
-	err = g.pool.QueryRow(ctx, "SELECT coalesce(min(format('%s rows, the first: ID %s, key %L, %s attempts: %s', n, id, key, attempts, error)), '') FROM "+
-		"(SELECT count(*) OVER () AS n, b.* FROM "+quote(g.options.schema)+".consumer_blocked AS b WHERE consumer = $1 ORDER BY id LIMIT 1) AS b", g.name).Scan(&reason)
+	err = g.pool.QueryRow(ctx, g.sql.Why, g.name).Scan(&reason)
 	return reason, err
 }
 

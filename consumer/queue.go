@@ -131,7 +131,7 @@ func column(of, name string, required *bool, typ *string, types []string) error 
 	switch {
 	case typ == nil:
 		return fmt.Errorf("%s: it has no column %q", of, name)
-	case !slices.Contains(types, *typ):
+	case !slices.Contains(types, strings.TrimPrefix(*typ, "pg_catalog.")): // the search_path may have another of that name first
 		return fmt.Errorf("%s: column %q is of type %s: it must be %s", of, name, *typ, strings.Join(types, ", or "))
 	case !*required:
 		return fmt.Errorf("%s: column %q may be NULL, and such a row would never be handled: ALTER COLUMN %s SET NOT NULL", of, name, quote(name))

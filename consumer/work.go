@@ -152,21 +152,19 @@ func (g *group) took(j *job, parts []*partition, o outcome, limit int) {
 // workOn handles a blocked row.
 func (g *group) workOn(j *job) {
 	p, suspect := j.partitions[0], j.retry.suspect
-	count := func(n int) error {
+	record := func(statement string, further ...any) error {
 		return g.guarded(j.partitions, func(ctx context.Context, tx *handlers.Transaction, _ string) error {
-			_, err := tx.Exec(ctx, g.sql.Suspect, g.name, p.Number, j.retry.id, p.Epoch, n, g.options.backoffMin.Milliseconds())
+			_, err := tx.Exec(ctx, statement, append([]any{g.name, p.Number, j.retry.id, p.Epoch}, further...)...)
 			return err
 		})
 	}
+	count := func(n int) error { return record(g.sql.Suspect, n, g.options.backoffMin.Milliseconds()) }
 	var err error
 	switch {
 	case suspect:
 		err = count(1)
 	case p.watched:
-		err = g.inTime(func(ctx context.Context) error {
-			_, err := g.pool.Exec(ctx, g.sql.NoteRow, g.name, p.Number, p.Epoch, j.retry.id)
-			return err
-		})
+		err = record(g.sql.NoteRow)
 	}
 	if err != nil {
 		g.trouble(j.partitions, outcome{verdict: troubled, err: err})
@@ -559,6 +557,14 @@ func (g *group) guarded(parts []*partition, f func(ctx context.Context, tx *hand
 		err = g.inTime(func(ctx context.Context) error { return tx.CommitAfter(ctx, new(pgx.Batch)) })
 	}
 	return err
+}
+
+// write sends a statement in a transaction of its own, without a guard.
+func (g *group) write(ctx context.Context, statement string, args ...any) error {
+	return pgx.BeginTxFunc(ctx, g.pool, handlers.ReadCommitted, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, statement, args...)
+		return err
+	})
 }
 
 // rollback rolls a transaction back, unless it was committed.

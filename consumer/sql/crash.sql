@@ -14,7 +14,7 @@ WITH h AS (
     FROM {table} AS q
     WHERE q.{partition} OPERATOR(pg_catalog.>=) $2::int AND q.{partition} OPERATOR(pg_catalog.<=) $2::int
       AND q.{id} OPERATOR(pg_catalog.>=) $4::bigint AND q.{id} OPERATOR(pg_catalog.<=) $5::bigint
-      AND ($4::bigint OPERATOR(pg_catalog.=) $5::bigint OR {key} NOT IN ( -- blocked rows were not in the batch, only alone
+      AND ($4::bigint OPERATOR(pg_catalog.=) $5::bigint OR NOT {key} OPERATOR(pg_catalog.=) ANY ( -- blocked rows were not in the batch, only alone
           SELECT o.key FROM pgleases.consumer_blocked AS o WHERE o.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND o.partition OPERATOR(pg_catalog.=) $2::int))
     ON CONFLICT (consumer, partition, id) DO UPDATE SET crashed = EXCLUDED.crashed WHERE $4::bigint OPERATOR(pg_catalog.=) $5::bigint
 )

@@ -6,7 +6,7 @@
 -- $4 int       how many rows in all
 -- $5 bigint    how many bytes in all, as stored; one row may have more
 --
--- NOT IN, and not NOT EXISTS: that would let a row of a blocked key through if it is changed while this waits for its lock.
+-- NOT = ANY, which is NOT IN, and not NOT EXISTS: that would let a row of a blocked key through if it is changed while this waits for its lock.
 SELECT r.*
 FROM (
     SELECT r.*, pg_catalog.sum(r."pgleases bytes") OVER (ROWS UNBOUNDED PRECEDING)::bigint AS "pgleases total"
@@ -19,8 +19,8 @@ FROM (
             FROM {table} AS q
             WHERE q.{partition} OPERATOR(pg_catalog.>=) p.partition AND q.{partition} OPERATOR(pg_catalog.<=) p.partition
               AND q.{id} OPERATOR(pg_catalog.<=) p.high
-              AND {key} NOT IN (SELECT b.key FROM pgleases.consumer_blocked AS b
-                                WHERE b.consumer OPERATOR(pg_catalog.=) $3::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) p.partition)
+              AND NOT {key} OPERATOR(pg_catalog.=) ANY (SELECT b.key FROM pgleases.consumer_blocked AS b
+                                                        WHERE b.consumer OPERATOR(pg_catalog.=) $3::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) p.partition)
             ORDER BY q.{partition}, q.{id}
             LIMIT $4::int
             {lock}

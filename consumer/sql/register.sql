@@ -16,7 +16,7 @@ WITH put AS (
 ), kept AS (
     UPDATE pgleases.consumers AS c SET time_column = $6::pg_catalog.text, partitions = $7::int
     WHERE c.name OPERATOR(pg_catalog.=) $1::pg_catalog.text AND c.queue OPERATOR(pg_catalog.=) $2::pg_catalog.text
-      AND ROW(c.time_column, c.partitions) IS DISTINCT FROM ROW($6::pg_catalog.text, $7::int)
+      AND NOT (coalesce(c.time_column, '') OPERATOR(pg_catalog.=) coalesce($6::pg_catalog.text, '') AND c.partitions OPERATOR(pg_catalog.=) $7::int)
 )
 SELECT name, queue, $3::pg_catalog.text, $4::pg_catalog.text, $5::pg_catalog.text FROM put
 UNION ALL

@@ -10,7 +10,7 @@ WITH b AS MATERIALIZED (
         WHERE q.{partition} OPERATOR(pg_catalog.>=) b.partition AND q.{partition} OPERATOR(pg_catalog.<=) b.partition AND q.{id} OPERATOR(pg_catalog.=) b.id
     ) AS q ON true
     WHERE b.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) ANY ($2::int[])
-      AND q.version IS DISTINCT FROM b.version
+      AND (q.version OPERATOR(pg_catalog.=) b.version) IS NOT TRUE
 ), gone AS (
     DELETE FROM pgleases.consumer_blocked AS o USING b
     WHERE o.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND o.partition OPERATOR(pg_catalog.=) b.partition AND o.id OPERATOR(pg_catalog.=) b.id AND b.version IS NULL

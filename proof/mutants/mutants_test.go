@@ -497,7 +497,7 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/sql/removesame.sql", ` AND q.xmin::pg_catalog.text OPERATOR(pg_catalog.=) b.version`, ``, 0},
 	}},
 	{"NOT EXISTS instead of NOT IN", "consumer order", `overtook`, []edit{
-		{"consumer/sql/read.sql", `{key} NOT IN (SELECT b.key FROM pgleases.consumer_blocked AS b`, `NOT EXISTS (SELECT FROM pgleases.consumer_blocked AS b`, 0},
+		{"consumer/sql/read.sql", `NOT {key} OPERATOR(pg_catalog.=) ANY (SELECT b.key FROM pgleases.consumer_blocked AS b`, `NOT EXISTS (SELECT FROM pgleases.consumer_blocked AS b`, 0},
 		{"consumer/sql/read.sql", `b.partition OPERATOR(pg_catalog.=) p.partition)`, `b.partition OPERATOR(pg_catalog.=) p.partition AND b.key OPERATOR(pg_catalog.=) {key})`, 0},
 	}},
 	{"rows read before a failure and handled after it", "consumer order", `payloads of the changed row`, []edit{

@@ -1,0 +1,74 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+)
+
+// newWorkerWith is a worker whose pool has a setting, unlike that of its client.
+func newWorkerWith(db *database, setting, value string, h consumer.Handler[Order], opts ...consumer.Option) *worker {
+	db.t.Helper()
+	w := newWorker(db, h, opts...)
+	w.pool = testkit.Pool(db.t, db.url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams[setting] = value })
+	w.Consumer = testkit.Must(consumer.New(db.t.Context(), w.client, w.pool, "orders", outbox, h, append([]consumer.Option{
+		consumer.WithoutMigration(), consumer.WithPoll(50 * time.Millisecond), consumer.WithBackoff(time.Millisecond, time.Millisecond), consumer.WithBatch(10, 1<<20)}, opts...)...))(db.t)
+	return w
+}
+
+// crashed makes it seem that the owners of all partitions before crashed with these rows in hand.
+func (db *database) crashed(first, last int) {
+	db.t.Helper()
+	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun, watched_to, note_first, note_last) SELECT 'orders', p, 0, $2, $1, $2 FROM generate_series(0, 7) AS p", first, last)
+}
+
+// Operators, functions and types in a schema before pg_catalog are not used.
+func TestStrangeSearchPath(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	conn := testkit.Must(db.Acquire(t.Context()))(t)
+	err := pgtest.MakeStrange(t.Context(), conn.Conn(), "sql/*.sql", "*.go")
+	conn.Release()
+	testkit.OK(t, err)
+	db.insert(100, 20)
+	db.crashed(1, 20)
+	db.exec(`INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at) SELECT 'orders', partition, 1000, 'gone', '', 1, 'infinity' FROM public.outbox WHERE id = 1;
+		INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at) SELECT 'orders', partition, id, customer, '', 1, 'infinity' FROM public.outbox WHERE id = 2`)
+	run := func(h consumer.Handler[Order], opts ...consumer.Option) error {
+		return newWorkerWith(db, "search_path", "strange, pg_catalog", h, append(opts, consumer.WithAttempts(2))...).RunUntilEmpty(t.Context())
+	}
+	contains(t, run(failing(50)), "only rows of blocked keys are left", "1 rows, the first: ID 50, key 'c10', 2 attempts: no such order")
+	db.change("retry", 50)
+	testkit.OK(t, run(failing(50), consumer.WithOnFailure(consumer.DeadLetter)))
+	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c' || i, to_jsonb(i) FROM generate_series(1, 20) AS i")
+	testkit.OK(t, run(consumer.AtLeastOnce(db.published)))
+	db.exact(119)
+	expect(t, one[string](db, "SELECT format('%s %s', id, error) FROM pgleases.consumer_dead_letters"), "50 no such order", "the dead letter")
+	expect(t, one[bool](db, pgtest.StrangeCalled), false, "strange code was called")
+}
+
+// Transactions are READ WRITE, whatever the session's default is.
+func TestReadOnlySession(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	db.insert(100, 20)
+	db.crashed(1000, 1001)
+	w := newWorkerWith(db, "default_transaction_read_only", "on", consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if row.ID == 50 && row.Attempt == 1 {
+			return errors.New("not yet")
+		}
+		return effect(ctx, tx, row)
+	}))
+	testkit.OK(t, w.RunUntilEmpty(t.Context()))
+	db.exact(100)
+	expect(t, w.Stats().Troubles, 0, "batches broken off")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended = begun"), partitions, "ends that are recorded")
+}
