@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -161,5 +162,28 @@ func TestLowIDs(t *testing.T) {
 			testkit.OK(t, w.RunUntilEmpty(t.Context()))
 			db.exact(6)
 		})
+	}
+}
+
+// Rows that were read and not handled, because one before them failed, do not wait for rows of later
+// partitions.
+func TestRowsBehindAFailedOneComeNext(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	of := func(partition int) string {
+		return one[string](db, "SELECT 'c' || i FROM generate_series(1, 1000) AS i WHERE pgleases.partition_for('c' || i, $1) = $2 LIMIT 1", partitions, partition)
+	}
+	db.exec("INSERT INTO public.outbox (customer, payload) VALUES ($1, '1'), ($2, '2'), ($3, '3')", of(0), of(1), of(2))
+	db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '4' FROM generate_series(1, 100)", of(3))
+	w := newWorker(db, consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
+		if i := slices.IndexFunc(rows, func(r consumer.Row[Order]) bool { return r.ID == 2 }); i >= 0 {
+			return errors.Join(db.published(ctx, rows[:i]), consumer.Failed(i, errors.New("no such order")))
+		}
+		return db.published(ctx, rows)
+	}), consumer.WithWorkers(1), consumer.WithBatch(10, 1<<20), consumer.WithAttempts(1), consumer.WithPoll(time.Hour)).run()
+	testkit.Becomes(t, db.Pool, "one row is left", int64(1), "SELECT count(*) FROM public.outbox")
+	testkit.OK(t, w.end())
+	if n := one[int64](db, "SELECT count(*) FROM public.effects WHERE n < (SELECT n FROM public.effects WHERE id = 3)"); n > 20 {
+		t.Errorf("%d rows were handled before it", n)
 	}
 }

@@ -133,7 +133,7 @@ func (g *group) took(j *job, parts []*partition, o outcome, limit int) {
 	}
 	full, last := len(o.rows) == limit || o.at < len(o.rows) || parts[0].outage > 0, -1
 	if len(o.rows) > 0 {
-		last = o.rows[len(o.rows)-1].partition.Number
+		last = o.rows[min(o.at, len(o.rows)-1)].partition.Number
 	}
 	for _, p := range parts {
 		n := counts[p]
