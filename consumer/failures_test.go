@@ -294,3 +294,22 @@ func TestUnreadableRow(t *testing.T) {
 	}
 	db.exact(58)
 }
+
+// What counts is what the handler returned, whatever the function around it returns.
+func TestAroundCannotReplaceTheHandler(t *testing.T) {
+	t.Parallel()
+	for says, call := range map[string]bool{"without a call of next": false, "no such order": true} {
+		t.Run(says, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.insert(2, 2)
+			w := newWorker(db, failing(1, 2), consumer.WithAttempts(1), consumer.WithAround(func(ctx context.Context, _ consumer.Info, next func(context.Context) error) error {
+				if call {
+					_ = next(ctx)
+				}
+				return nil
+			}))
+			contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left: 2 rows", says)
+		})
+	}
+}

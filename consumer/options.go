@@ -83,7 +83,8 @@ const (
 )
 
 // WithAround sets a function that is called around each call of the handler, for traces, metrics
-// and logs. It must call next once, and return its error.
+// and logs. It must call next once, and return its error. If it returns nil, next's error counts; if
+// it has not called next, the rows have failed.
 func WithAround(f func(ctx context.Context, info Info, next func(context.Context) error) error) Option {
 	return func(o *options) { o.around = f }
 }

@@ -454,6 +454,8 @@ func (g *group) call(ctx context.Context, tx *handlers.Transaction, o outcome) o
 	return o
 }
 
+var errNotCalled = errors.New("the function of WithAround returned nil without a call of next, so the handler was not called")
+
 var errEnded = errors.New("the handler ended its transaction: what it wrote may be committed")
 
 // halting reports whether the process has to hand over a partition of these rows, or to end.
@@ -463,17 +465,24 @@ func (g *group) halting(rows []row) bool {
 
 // callOnce calls the handler once.
 func (g *group) callOnce(ctx context.Context, tx *handlers.Transaction, rows []row) error {
+	result := errNotCalled
 	next := func(ctx context.Context) error {
-		if tx == nil {
-			return g.handler.call(ctx, nil, rows)
+		var of pgx.Tx
+		if tx != nil {
+			of = tx.ForHandler()
 		}
-		return g.handler.call(ctx, tx.ForHandler(), rows)
+		result = g.handler.call(ctx, of, rows)
+		return result
 	}
 	return handlers.Call(func() error {
 		if g.options.around == nil {
 			return safe(next(ctx))
 		}
-		return safe(g.options.around(ctx, Info{g.name, rows[0].partition.Number, len(rows), rows[0].attempts + 1}, next))
+		err := g.options.around(ctx, Info{g.name, rows[0].partition.Number, len(rows), rows[0].attempts + 1}, next)
+		if err == nil {
+			err = result
+		}
+		return safe(err)
 	})
 }
 
