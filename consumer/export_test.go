@@ -10,3 +10,6 @@ func (c *Consumer) HoldForSuspects(d time.Duration) { c.times.suspectHold = d }
 
 // PauseAtMost sets the longest pause while something that handlers need is away.
 func (c *Consumer) PauseAtMost(d time.Duration) { c.times.pauseMax = d }
+
+// CrashSQL returns the statement of crash.sql.
+func (c *Consumer) CrashSQL() string { return c.sql.Crash }

@@ -44,21 +44,26 @@ func (g *group) charge(r row, failure error, final bool) bool {
 	if len(text) > maxError { // for example with a stack
 		text = handlers.Storable(text[:maxError])
 	}
-	log := g.log.With(slog.Int("partition", p.Number), slog.Int64("id", r.id), slog.String("key", r.key), slog.Int("attempt", attempts), slog.String("error", text))
 	var wait *int64
 	if attempts < g.options.attempts && !final {
 		ms := max(1, g.backoff(attempts).Milliseconds())
 		wait = &ms
 	}
 	buried := wait == nil && !final && g.options.onFailure == DeadLetter
-	err := g.guarded([]*partition{p}, func(ctx context.Context, tx *handlers.Transaction, xact string) error {
+	record := func(ctx context.Context, tx *handlers.Transaction, xact string) error {
 		if !buried {
 			_, err := tx.Exec(ctx, g.sql.Charge, g.name, p.Number, r.id, r.version, attempts, text, wait)
 			return err
 		}
 		return tx.QueryRow(ctx, g.sql.Bury, g.name, p.Number, r.id, r.version, attempts, text, xact).Scan(nil)
-	})
+	}
+	err := g.guarded([]*partition{p}, record)
+	if code := store.Code(err); buried && code != "" && !store.Transient(err) { // for example no jsonb can have its content
+		buried, text = false, fmt.Sprintf("%s\nnot moved to the dead letters: %v", text, err)
+		err = g.guarded([]*partition{p}, record)
+	}
 	g.counts.failures.Add(1)
+	log := g.log.With(slog.Int("partition", p.Number), slog.Int64("id", r.id), slog.String("key", r.key), slog.Int("attempt", attempts), slog.String("error", text))
 	switch {
 	case err != nil:
 		if !p.lost {

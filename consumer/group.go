@@ -24,6 +24,7 @@ const (
 	answerTime  = 10 * time.Second // the most that a statement of this package takes
 	lockWait    = time.Second      // the most that it waits for a lock
 	putOff      = time.Second      // how long a partition waits after that
+	atOnce      = 4096             // the most partitions that begin or end in one transaction
 	probeShare  = 4                // probes while rows come: at most 1/4 of the time
 	probePause  = 10 * time.Millisecond
 	outagePause = 100 * time.Millisecond // between two attempts of a process while something is away
@@ -49,6 +50,7 @@ type partition struct {
 	asked atomic.Bool   // to end
 	idle  chan struct{} // closed when it was asked to end, and no job works on it
 
+	gone      bool         // it was asked to end
 	begun     bool         // its begin may be recorded
 	known     bool         // what was before this ownership is known
 	busy      bool         // a job works on it
@@ -93,7 +95,8 @@ type group struct {
 
 	// Only the goroutine uses the following fields.
 	partitions []*partition
-	next       int // the index of the partition to begin with
+	gone       bool // some of them are gone
+	next       int  // the index of the partition to begin with
 	running    int
 	opening    bool
 	openAfter  time.Time
@@ -142,7 +145,7 @@ func (g *group) serve(ctx context.Context, owned pgleases.Partition) error {
 	<-ctx.Done()
 	p.asked.Store(true)
 	g.events <- func() {
-		g.partitions = slices.DeleteFunc(g.partitions, func(other *partition) bool { return other == p })
+		p.gone, g.gone = true, true
 		if !p.busy {
 			close(p.idle)
 		}
@@ -166,7 +169,7 @@ func (g *group) recordEnds(stopped <-chan struct{}) {
 		case <-stopped:
 			return
 		}
-		for more := true; more; {
+		for more := true; more && len(ends) < atOnce; {
 			select {
 			case e := <-g.ends:
 				ends = append(ends, e)
@@ -203,6 +206,9 @@ func (g *group) loop(ctx context.Context, stopped <-chan struct{}) {
 	done := ctx.Done()
 	for {
 		var timer <-chan time.Time
+		if g.gone {
+			g.partitions, g.gone = slices.DeleteFunc(g.partitions, func(p *partition) bool { return p.gone }), false
+		}
 		if ctx.Err() == nil {
 			g.open(ctx)
 			g.probe(ctx)
@@ -216,7 +222,14 @@ func (g *group) loop(ctx context.Context, stopped <-chan struct{}) {
 		select {
 		case <-timer:
 		case f := <-g.events:
-			f()
+			for more := true; more; { // many partitions come and go at once
+				f()
+				select {
+				case f = <-g.events:
+				default:
+					more = false
+				}
+			}
 		case <-g.listener.Heard:
 			g.soon()
 			for _, d := range after {
@@ -261,7 +274,7 @@ func (g *group) open(ctx context.Context) {
 	}
 	var fresh []*partition
 	for _, p := range g.partitions {
-		if !p.busy && !p.known && !p.lost && !p.asked.Load() {
+		if !p.busy && !p.known && !p.lost && !p.asked.Load() && len(fresh) < atOnce {
 			fresh = append(fresh, p)
 		}
 	}
@@ -502,7 +515,7 @@ func (g *group) end(j *job, suspect bool) {
 // free notes that no job works on a partition.
 func (g *group) free(p *partition) {
 	p.busy = false
-	if p.asked.Load() && !slices.Contains(g.partitions, p) {
+	if p.gone {
 		close(p.idle)
 	}
 }
@@ -559,7 +572,6 @@ func (g *group) choose(room int) (*job, time.Duration) {
 	if len(due) == 0 {
 		return nil, wait
 	}
-	g.next++
 	j, rows := new(job), 0
 	for share := (len(due) + room - 1) / room; len(j.partitions) < share && rows < g.options.batch; {
 		p := due[len(j.partitions)]
@@ -572,6 +584,7 @@ func (g *group) choose(room int) (*job, time.Duration) {
 		j.partitions, rows = append(j.partitions, p), rows+p.expect
 	}
 	j.partitions = slices.Clone(j.partitions)
+	g.next = slices.Index(g.partitions, j.partitions[len(j.partitions)-1]) + 1 // they take turns
 	slices.SortFunc(j.partitions, func(a, b *partition) int { return cmp.Compare(a.Number, b.Number) })
 	return j, 0
 }

@@ -6,8 +6,10 @@
 -- $4 bigint  the lowest ID of its batch; null: none was noted
 -- $5 bigint  the highest ID of its batch
 WITH h AS (
-    SELECT pg_catalog.max(q.{id})::bigint AS id FROM {table} AS q
+    SELECT q.{id}::bigint AS id FROM {table} AS q
     WHERE q.{partition} OPERATOR(pg_catalog.>=) $2::int AND q.{partition} OPERATOR(pg_catalog.<=) $2::int
+    ORDER BY q.{partition} DESC, q.{id} DESC -- by the index: max would read all rows
+    LIMIT 1
 ), s AS (
     INSERT INTO pgleases.consumer_blocked AS b (consumer, partition, id, key, version, attempts, next_at, crashed)
     SELECT $1::pg_catalog.text, $2::int, q.{id}, {key}, q.xmin::pg_catalog.text, 0, pg_catalog.clock_timestamp(), $3::bigint
