@@ -202,8 +202,41 @@ func apply(ctx context.Context, conn *pgx.Conn, migration string) error {
 // migration returns the message that creates or updates the part, after a check. It is long, so it
 // is built only when it is sent.
 func (p Part) migration(schema, check string) string {
+	ddl := p.DDL(schema)
+	own := ownersCheck(ddl, schema)
 	return connect.ReadCommitted + "; SELECT pg_catalog.pg_advisory_xact_lock(" + migrationKey +
-		"); SET LOCAL client_min_messages = warning; SET LOCAL lock_timeout = '200ms';\n" + check + "\n" + p.DDL(schema)
+		"); SET LOCAL client_min_messages = warning; SET LOCAL lock_timeout = '200ms'; SET LOCAL search_path = pg_catalog, pg_temp;\n" +
+		check + "\n" + own + ddl + own
+}
+
+// ownersCheck returns a statement that fails if an object with the name of one in the DDL belongs
+// neither to the caller nor to a member of the schema's owner. A superuser's migration would use
+// it: the table's triggers run with the superuser's rights, and a function keeps its owner, who may
+// replace what others call. It runs before the DDL, and after it, because objects may appear
+// meanwhile.
+func ownersCheck(ddl, schema string) string {
+	created := regexp.MustCompile(`CREATE (?:OR REPLACE |UNLOGGED )?(?:TABLE|SEQUENCE|VIEW|FUNCTION)(?: IF NOT EXISTS)? ` +
+		regexp.QuoteMeta(pgx.Identifier{schema}.Sanitize()) + `\.(\w+)`)
+	var names []string
+	for _, match := range created.FindAllStringSubmatch(ddl, -1) {
+		names = append(names, match[1])
+	}
+	return fmt.Sprintf(`DO %[1]s
+DECLARE
+    alien text := (
+        SELECT format('%%I in schema %%I belongs to role %%I: let that role migrate, or drop it', o.name, n.nspname, pg_get_userbyid(o.owner))
+        FROM pg_namespace AS n
+        CROSS JOIN LATERAL (SELECT c.relname AS name, c.relowner AS owner FROM pg_class AS c WHERE c.relnamespace = n.oid
+                            UNION SELECT p.proname, p.proowner FROM pg_proc AS p WHERE p.pronamespace = n.oid) AS o
+        WHERE n.nspname = %[2]s AND o.name = ANY ('{%[3]s}') 
+          AND NOT pg_has_role(o.owner, n.nspowner, 'MEMBER') AND pg_get_userbyid(o.owner) <> current_user
+        LIMIT 1);
+BEGIN
+    IF alien IS NOT NULL THEN
+        RAISE insufficient_privilege USING MESSAGE = alien;
+    END IF;
+END %[1]s;
+`, bodyTag(schema), literal(schema), strings.Join(names, ","))
 }
 
 func (p Part) versionTable(schema string) string { return pgx.Identifier{schema, p.Table}.Sanitize() }

@@ -214,6 +214,34 @@ func TestARoleMayMigrateASchemaThatWasMadeForIt(t *testing.T) {
 	f.ok(Engine.Migrate(f.ctx, f.as(role), "made")) // it has nothing to change, and so needs no right
 }
 
+// A role that may create objects in the schema has created one of ours before. A superuser that
+// migrates must not run its trigger, nor leave it a function that others call.
+func TestMigrationRefusesForeignObjects(t *testing.T) {
+	t.Parallel()
+	for what, object := range map[string]string{
+		"a table": `CREATE TABLE %[1]s.events_kept (age interval NOT NULL); CREATE UNIQUE INDEX events_kept_one_row ON %[1]s.events_kept ((true));
+			CREATE FUNCTION %[1]s.theirs() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''it ran as %%'', current_user; END';
+			CREATE TRIGGER theirs BEFORE INSERT ON %[1]s.events_kept EXECUTE FUNCTION %[1]s.theirs()`,
+		"a view": "CREATE VIEW %[1]s.status AS SELECT", "a sequence": "CREATE SEQUENCE %[1]s.notified",
+		"a function":            "CREATE FUNCTION %[1]s.timeline() RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
+		"a function like these": "CREATE FUNCTION %[1]s.timeline(text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t), schema: `shared\ "schema's"`}
+			f.sql = f.raw()
+			role, quoted := f.role(), pgx.Identifier{f.schema}.Sanitize()
+			f.exec("CREATE SCHEMA " + quoted + "; GRANT ALL ON SCHEMA " + quoted + " TO " + role)
+			theirs := f.as(role)
+			testkit.Must(theirs.PgConn().Exec(f.ctx, fmt.Sprintf(object, quoted)).ReadAll())(f)
+			var misfit *SchemaError
+			if err := Engine.Migrate(f.ctx, f.raw(), f.schema); !errors.As(err, &misfit) || !strings.Contains(err.Error(), "belongs to role "+role) {
+				t.Errorf("migrated: %v", err)
+			}
+		})
+	}
+}
+
 // role creates a role that owns no objects.
 func (f *fixture) role() string {
 	f.Helper()
