@@ -27,9 +27,10 @@ type Callbacks struct {
 	// OnStoppedLeading is called once after each OnStartedLeading, when that has returned and the
 	// leadership has ended or is to end. The next leader waits for it as well.
 	OnStoppedLeading func()
-	// OnNewLeader is called with the client ID of each new leader, which may be this process: within a
-	// heartbeat, in order, and from one goroutine. A leader that led for less than a heartbeat may be
-	// left out.
+	// OnNewLeader is called with the client ID of each new leader, which may be this process: in
+	// order, and from one goroutine, which is not that of the other callbacks. It is up to a
+	// heartbeat late, 2 s by default, or as late as heartbeats fail. A leader that led for less than
+	// a heartbeat may be left out.
 	OnNewLeader func(id string)
 }
 
@@ -118,8 +119,9 @@ func (e *Elector) IsLeader() bool {
 	return leads
 }
 
-// Leader returns the client ID of the last leader that this process has heard of; empty: of none. It
-// costs nanoseconds, and may be a heartbeat old. For the present leader with its metadata, call
+// Leader returns the client ID of the last leader that this process has heard of; empty: of none.
+// It costs nanoseconds, and is as late as OnNewLeader: in a process that was frozen it may return
+// that process's ID when another one leads. For the present leader with its metadata, call
 // Client.Owner(ctx, name, 0).
 func (e *Elector) Leader() string {
 	if id := e.leader.Load(); id != nil {
