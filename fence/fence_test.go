@@ -206,6 +206,46 @@ func TestFenceLimitsIdleTransactions(t *testing.T) {
 	}
 }
 
+// The session of a prepared transaction has ended, and the row stays locked. No limit of time ends it.
+func TestFenceWaitsForPreparedTransaction(t *testing.T) {
+	t.Parallel()
+	pool := newFence(t)
+	if testkit.Value[string](t, pool, "SHOW max_prepared_transactions") == "0" {
+		t.Skip("this server allows no prepared transactions")
+	}
+	name := "fence_" + rand.Text() // for the whole server
+	older := testkit.Must(pgx.Connect(t.Context(), pool.Config().ConnString()))(t)
+	tx := testkit.Must(older.Begin(t.Context()))(t)
+	testkit.Must(tx.Exec(t.Context(), "SET LOCAL idle_in_transaction_session_timeout = '50ms'"))(t)
+	testkit.OK(t, fences.Check(t.Context(), tx, "a", 7))
+	testkit.Must(tx.Exec(t.Context(), "PREPARE TRANSACTION '"+name+"'"))(t)
+	testkit.OK(t, older.Close(t.Context()))
+	ended := false
+	t.Cleanup(func() { // otherwise the database cannot be dropped
+		if !ended {
+			testkit.Execute(t, pool, "ROLLBACK PREPARED '"+name+"'")
+		}
+	})
+	for _, epoch := range []int64{7, 8} {
+		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), "SET LOCAL lock_timeout = '200ms'")
+			return errors.Join(err, fences.Check(t.Context(), tx, "a", epoch))
+		})
+		if store.Code(err) != "55P03" {
+			t.Errorf("epoch %d does not wait: %v", epoch, err)
+		}
+	}
+	testkit.OK(t, write(t.Context(), pool, "b", 1)) // another partition
+	passed := make(chan error, 1)
+	go func() { passed <- write(t.Context(), pool, "a", 8) }()
+	testkit.Execute(t, pool, "COMMIT PREPARED '"+name+"'")
+	ended = true
+	testkit.OK(t, testkit.Receive(t, "the newer owner passes", passed))
+	if err := write(t.Context(), pool, "a", 7); !errors.Is(err, fence.ErrFenced) {
+		t.Errorf("the older owner afterwards: %v", err)
+	}
+}
+
 // The statements may run again, at once in several sessions, and in any schema. Epochs stay.
 func TestFenceInstallsAgain(t *testing.T) {
 	t.Parallel()

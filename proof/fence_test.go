@@ -4,10 +4,14 @@ package proof_test
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/fence"
 	"github.com/pgleases/pgleases/proof/faults"
@@ -50,6 +54,54 @@ func TestFenceOnAnotherServerUnderFaults(t *testing.T) {
 			t.Missed(began, fleet, "only %d ownerships wrote: the test covered too little", owners)
 		}
 	})
+}
+
+// The fence's own server fails over to a standby that lacks the last commits: epochs and the writes
+// under them. A lower epoch passes there only if the standby lacks the higher one, and then what was
+// written under the higher one is lost too.
+func TestFenceLosesEpochsAndWritesTogether(t *testing.T) {
+	t.Parallel()
+	const fences = fence.Schema("pgleases")
+	c := newCluster(t, 2)
+	old, next := newPool(t, c.servers[0].URL()), newPool(t, c.servers[1].URL())
+	execute(t, old, fences.SQL())
+	execute(t, old, "CREATE TABLE written (epoch bigint)")
+	write := func(pool *pgxpool.Pool, name string, epoch int64) error {
+		return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			if err := fences.Check(t.Context(), tx, name, epoch); err != nil {
+				return err
+			}
+			_, err := tx.Exec(t.Context(), "INSERT INTO written VALUES ($1)", epoch)
+			return err
+		})
+	}
+	expect := func(what string, err, want error) {
+		t.Helper()
+		if !errors.Is(err, want) {
+			t.Errorf("%s: %v, not %v", what, err, want)
+		}
+	}
+	expect("the first owner", write(old, "a", 7), nil)
+	caughtUp(t, c.servers[0], c.servers[1])
+	c.pipes[0].Freeze()
+	expect("the next owner, which the standby misses", write(old, "a", 9), nil)
+	expect("a lower epoch before the failover", write(old, "a", 8), fence.ErrFenced)
+	if err := c.servers[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.servers[1].Promote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	expect("an epoch below what the standby has", write(next, "a", 6), fence.ErrFenced)
+	expect("an epoch between what it has and what it lacks", write(next, "a", 8), nil)
+	if lost := value[bool](t, next, "SELECT max(epoch) = 8 FROM written"); !lost {
+		t.Error("the write under epoch 9 is there, and the epoch is not")
+	}
+	expect("the present owner", write(next, "a", 9), nil)
+	expect("the older owner, after that", write(next, "a", 8), fence.ErrFenced)
+	if order := value[string](t, next, "SELECT string_agg(epoch::text, ' ' ORDER BY ctid) FROM written"); order != "7 8 9" {
+		t.Errorf("written under %s", order)
+	}
 }
 
 // fenced lets a fleet write elsewhere under processes that are killed and frozen, for a time or
