@@ -3,11 +3,11 @@ package consumer_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -125,13 +125,15 @@ func TestLostOwnershipIsNoCrash(t *testing.T) {
 		}
 		return db.published(ctx, rows)
 	}))
+	let := sync.OnceFunc(func() { close(out) })
+	t.Cleanup(let)
 	// as if the owner before had crashed
 	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun) SELECT 'orders', p, 0 FROM generate_series(0, 7) AS p")
 	w.run()
 	testkit.Receive(t, "a batch is in hand", in)
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_partitions WHERE note_first IS NOT NULL"), 1, "noted batches")
 	epoch := one[int64](db, "SELECT begun FROM pgleases.consumer_partitions WHERE note_first IS NOT NULL")
-	db.exec(fmt.Sprintf("UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second', incarnation = -1 WHERE id = '%s'; UPDATE pgleases.server SET next_check_at = clock_timestamp()", w.client.ID()))
+	w.evict()
 	hold := make(chan struct{})
 	other := newWorker(db, consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
 		<-hold
@@ -139,7 +141,7 @@ func TestLostOwnershipIsNoCrash(t *testing.T) {
 	}))
 	other.run()
 	testkit.Becomes(t, db.Pool, "its batch is suspect", int64(30), "SELECT count(*) FROM pgleases.consumer_blocked WHERE crashed = $1", epoch)
-	close(out)
+	let()
 	testkit.Becomes(t, db.Pool, "no row is suspect but the one in hand", int64(0), "SELECT count(*) FROM pgleases.consumer_blocked WHERE crashed = $1 AND crashes = 0", epoch)
 	testkit.Becomes(t, db.Pool, "the crash is forgotten", int64(0), "SELECT count(*) FROM pgleases.consumer_partitions WHERE crashed = $1", epoch)
 	close(hold)
@@ -147,6 +149,66 @@ func TestLostOwnershipIsNoCrash(t *testing.T) {
 	testkit.OK(t, other.end())
 	expect(t, one[int64](db, "SELECT count(DISTINCT id) FROM public.effects"), 30, "rows that the next owner handled")
 	db.ordered()
+}
+
+// crashes checks how many crashes of row 1 are counted, with the attempt under way.
+func (db *database) crashes(want int) {
+	db.t.Helper()
+	expect(db.t, one[int](db, "SELECT coalesce(max(crashes), -1) FROM pgleases.consumer_blocked WHERE id = 1"), want, "crashes of the suspect")
+}
+
+// suspect inserts row 1, as if an owner had crashed with it in hand.
+func (db *database) suspect() {
+	db.t.Helper()
+	db.insert(1, 1)
+	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun, watched_to, note_first, note_last) SELECT 'orders', p, 0, 1, 1, 1 FROM generate_series(0, 7) AS p")
+}
+
+// A suspect is not charged with a crash if its process lives, however often its handler fails for
+// another reason.
+func TestUnavailableIsNoCrash(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	var calls atomic.Int64
+	w := newWorker(db, poisoned(1, func(context.Context, pgx.Tx, consumer.Row[Order]) error {
+		if db.crashes(1); calls.Add(1) < 6 {
+			return consumer.Unavailable(errors.New("no broker"))
+		}
+		return nil
+	}))
+	w.PauseAtMost(10 * time.Millisecond)
+	db.suspect()
+	testkit.OK(t, w.RunUntilEmpty(t.Context()))
+	expect(t, calls.Load(), 6, "calls")
+	db.exact(1)
+}
+
+// A process that loses its partition while it handles a suspect, and lives, takes back the crash
+// that was counted.
+func TestLostOwnershipTakesItsCrashBack(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	in, out := make(chan struct{}), make(chan struct{})
+	w := newWorker(db, consumer.AtLeastOnce(func(context.Context, []consumer.Row[Order]) error { // no transaction delays the next owner
+		close(in)
+		<-out
+		return nil
+	}), consumer.WithBackoff(15*time.Second, 15*time.Second))
+	let := sync.OnceFunc(func() { close(out) })
+	t.Cleanup(let)
+	db.suspect()
+	w.run()
+	testkit.Receive(t, "the suspect is in hand", in)
+	db.crashes(1)
+	w.evict()
+	newWorker(db, poisoned(1, func(context.Context, pgx.Tx, consumer.Row[Order]) error {
+		db.crashes(1)
+		return nil
+	})).run()
+	testkit.Becomes(t, db.Pool, "the next owner has begun", true, "SELECT bool_or(p.begun > b.charged) FROM pgleases.consumer_partitions AS p JOIN pgleases.consumer_blocked AS b USING (partition)")
+	let()
+	db.empty("it is handled")
+	db.exact(1)
 }
 
 // An owner that ends in order leaves the other suspects of a crash before it as they are.

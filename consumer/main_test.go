@@ -196,6 +196,12 @@ func (w *worker) crash() {
 		UPDATE pgleases.server SET next_check_at = clock_timestamp()`, w.client.ID()))
 }
 
+// evict lets the process lose its partitions, although it lives.
+func (w *worker) evict() {
+	w.db.exec(fmt.Sprintf(`UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second', incarnation = -1 WHERE id = '%s';
+		UPDATE pgleases.server SET next_check_at = clock_timestamp()`, w.client.ID()))
+}
+
 func (db *database) empty(what string) {
 	db.t.Helper()
 	testkit.Becomes(db.t, db.Pool, what, int64(0), "SELECT count(*) FROM public.outbox")

@@ -1,0 +1,126 @@
+package consumer_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/testkit"
+)
+
+// A statement of a batch whose answer never comes delays its rows only for a while. A commit may
+// take as long as a batch.
+func TestSilentConnectionDelaysItsBatchOnly(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{"begin": "consumer_open", "commit": "DELETE FROM public.outbox"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			w := newWorker(db, consumer.Each(effect), consumer.WithTimeout(11*time.Second)).run()
+			db.insert(8, 8)
+			db.empty("it has begun")
+			w.wire.Mute(text)
+			began := time.Now()
+			db.insert(40, 40)
+			db.empty("all is handled")
+			expect(t, w.wire.Left(), 0, "messages to be lost")
+			if took := time.Since(began); name == "commit" && took < 11*time.Second {
+				t.Errorf("the commit was given up after %v", took)
+			}
+			testkit.OK(t, w.end())
+			expect(t, w.Stats().Troubles, 1, "batches that were broken off")
+			db.exact(48)
+		})
+	}
+}
+
+// A batch does not wait for a connection of the pool for ever, so its partition can move.
+func TestExhaustedPoolBreaksBatchesOff(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, consumer.Each(effect)).run()
+	db.insert(8, 8)
+	db.empty("it has begun")
+	var taken []*pgxpool.Conn
+	for range w.pool.Config().MaxConns {
+		taken = append(taken, testkit.Must(w.pool.Acquire(t.Context()))(t))
+	}
+	release := sync.OnceFunc(func() {
+		for _, conn := range taken {
+			conn.Release()
+		}
+	})
+	t.Cleanup(release)
+	db.insert(8, 8)
+	testkit.Until(t, "a batch is broken off", func() bool { return w.Stats().Troubles > 0 })
+	release()
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	db.exact(16)
+}
+
+// A process that cannot record its end waits for a while only. The next owner takes it for a crash.
+func TestEndThatIsNotRecordedDelaysNoOwner(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, consumer.Each(effect)).run()
+	db.insert(8, 8)
+	db.empty("it has begun")
+	w.wire.Mute("consumer_end")
+	testkit.OK(t, w.end())
+	expect(t, w.wire.Left(), 0, "messages to be lost")
+	next := newWorker(db, consumer.Each(effect)).run()
+	db.insert(8, 8)
+	db.empty("all is handled")
+	testkit.OK(t, next.end())
+	if n := one[int64](db, "SELECT count(*) FROM pgleases.consumer_partitions WHERE crashed IS NOT NULL"); n == 0 {
+		t.Error("no owner was taken for crashed")
+	}
+	db.exact(16)
+}
+
+// Run waits for a while only if it cannot leave its lease.
+func TestRunEndsWithoutDatabase(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, consumer.Each(effect)).run()
+	db.insert(8, 8)
+	db.empty("it has begun")
+	w.wire.Cut()
+	if err := w.end(); err == nil {
+		t.Error("Run has left the lease")
+	}
+	db.exact(8)
+}
+
+// A handler that ignores its context keeps its partition for the timeout and the drain margin of 5 s
+// at most, and does not commit.
+func TestHandlerThatIgnoresItsContextLosesItsPartition(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	in, out := make(chan struct{}), make(chan struct{})
+	w := newWorker(db, consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
+		in <- struct{}{}
+		<-out
+		return nil
+	}), consumer.WithTimeout(100*time.Millisecond))
+	let := sync.OnceFunc(func() { close(out) })
+	t.Cleanup(let)
+	w.run()
+	db.insert(1, 1)
+	testkit.Receive(t, "the row is in hand", in)
+	w.stop()
+	next := newWorker(db, consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[Order]) error {
+		return effects(ctx, tx, rows)
+	})).run()
+	db.empty("the next owner has handled it")
+	let()
+	testkit.OK(t, w.end())
+	testkit.OK(t, next.end())
+	db.exact(1)
+}
