@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -183,7 +184,11 @@ func TestStatusReadsFewRowsOfALargeTable(t *testing.T) {
 	newWorkerOf(db, queue, failing())
 	db.insert(100_000, 1000)
 	expect(t, one[string](db, "SELECT concat_ws(' ', waiting, oldest IS NOT NULL, unhandled) FROM pgleases.consumers_status"), "1000 t 0", "status")
-	if blocks := testkit.BlocksRead(t, db.Pool, "SELECT * FROM pgleases.consumers_status"); blocks > 200 {
-		t.Errorf("it reads %d blocks", blocks)
+	least := math.MaxInt
+	for range 10 { // some read the catalog as well
+		least = min(least, testkit.BlocksRead(t, db.Pool, "SELECT * FROM pgleases.consumers_status"))
+	}
+	if least > 200 {
+		t.Errorf("it reads %d blocks", least)
 	}
 }
