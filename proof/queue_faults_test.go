@@ -3,6 +3,7 @@
 package proof_test
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"sync"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
@@ -112,5 +115,50 @@ func TestQueueBehindFailingKeys(t *testing.T) {
 		})
 		q.drained()
 		q.report(1)
+	})
+}
+
+// AtLeastOnce publishes no row whose insert a crash of the server could lose.
+func TestPublishedRowsAreDurable(t *testing.T) {
+	t.Parallel()
+	timeguard.Run(t, func(t *timeguard.Try) {
+		server := quiet(t)
+		q := newQueue(t, server.URL(), &faults.Database{URL: server.URL()}, 1, faults.Queue{}, false)
+		execute(t, q.pool, "ALTER DATABASE "+pgx.Identifier{q.pool.Config().ConnConfig.Database}.Sanitize()+" SET synchronous_commit = off")
+		q.pool.Reset() // for new connections
+		pool := newPool(t, server.URL(), size(4))
+		client, err := pgleases.NewClient(t.Context(), pool, quietly(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = client.Close(t.Context()) }()
+		flushed := make(chan string, 1) // to where the log was on disk when a row was published
+		c, err := consumer.New(t.Context(), client, pool, "orders", consumer.Queue{Table: "app.outbox", Key: "customer"},
+			consumer.AtLeastOnce(func(context.Context, []consumer.Row[map[string]any]) error {
+				flushed <- value[string](t, q.pool, "SELECT pg_current_wal_flush_lsn()::text")
+				return nil
+			}), consumer.WithPoll(10*time.Millisecond), consumer.WithBatch(1, 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- c.Run(ctx) }()
+		for i := range 10 {
+			var inserted string
+			q.enqueue(func(tx pgx.Tx) error {
+				if err := faults.Enqueue(t.Context(), tx, faults.Good, "a"); err != nil {
+					return err
+				}
+				return tx.QueryRow(t.Context(), "SELECT pg_current_wal_insert_lsn()::text").Scan(&inserted)
+			})
+			if at := <-flushed; i > 0 && !value[bool](t, q.pool, "SELECT $1::pg_lsn > $2::pg_lsn", at, inserted) { // at first others flush it, too
+				t.Errorf("row %d was published when the log was on disk to %s, and its insert was at %s", i+1, at, inserted)
+			}
+		}
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
 	})
 }

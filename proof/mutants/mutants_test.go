@@ -147,10 +147,14 @@ var detectors = map[string]detector{
 	"client-go":     {"adapters/clientgo", func(int) []string { return []string{"-test.run=^TestControllerRuntime"} }},
 	"client-go cut": {"adapters/clientgo", func(int) []string { return []string{"-test.run=^TestCutLeader"} }},
 	// Package consumer on a real server.
-	"consumer order":   {"consumer", consumed("ChangedRow|AfterASplit")},
-	"consumer locks":   {"consumer", consumed("^TestLockedRow")},
-	"consumer deletes": {"consumer", consumed("ThatADeleteKeeps")},
-	"consumer crashes": {"consumer", consumed("^TestSuspects|^TestACleanEnd|^TestLostOwnership")},
+	"consumer order":    {"consumer", consumed("ChangedRow|AfterASplit")},
+	"consumer locks":    {"consumer", consumed("^TestLockedRow")},
+	"consumer deletes":  {"consumer", consumed("ThatADeleteKeeps")},
+	"consumer crashes":  {"consumer", consumed("^TestSuspects|^TestACleanEnd|^TestLostOwnership|^TestUnavailable")},
+	"consumer batches":  {"consumer", consumed("^TestOneBatch|^TestEndFinishes")},
+	"consumer failures": {"consumer", consumed("FailTogether|^TestOutage|^TestCommitInAHandler")},
+	// Rows that are published, on a server that flushes its log late.
+	"consumer durability": {"proof", func(int) []string { return []string{"-test.run=^TestPublishedRows"} }},
 	// Each statement's flush of the log, on a real server.
 	"durability": {"proof", func(int) []string { return []string{"-test.run=^TestWritesAreDurable"} }},
 }
@@ -529,6 +533,41 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"a clean end that forgets the suspicion", "consumer crashes", `suspects that are left`, []edit{
 		{"consumer/sql/schema.sql", ` AND r.crashed = b.epoch AND r.attempts = 0`, ` AND r.attempts = 0`, 0},
+	}},
+	{"deleted rows that are not counted", "consumer deletes", `effects: 1, want 0|row blocks its key`, []edit{
+		{"consumer/sql/schema.sql", `ELSIF p_removed <> p_expected THEN`, `ELSIF false THEN`, 0},
+	}},
+	{"an attempt charged to the whole batch", "consumer failures", `failures: `, []edit{
+		{"consumer/work.go", `		case o.at == 0 || o.at < 0 && len(o.rows) == 1:
+			g.charge(o.rows[0], o.err, false)`, `		case o.at <= 0:
+			for _, r := range o.rows {
+				g.charge(r, o.err, false)
+			}`, 0},
+	}},
+	{"two batches of a partition side by side", "consumer batches", `two batches|close of closed channel`, []edit{
+		{"consumer/group.go", `case p.busy || !p.known`, `case !p.known`, 0},
+	}},
+	{"batches that are not noted after a crash", "consumer crashes", `noted batches`, []edit{
+		{"consumer/sql/note.sql", `THEN f.first END, note_last`, `AND false THEN f.first END, note_last`, 0},
+	}},
+	{"an outage that is not seen", "consumer failures", `keys are blocked|attempts`, []edit{
+		{"consumer/failures.go", `return len(g.failed) >= keysOfOutage`, `return false`, 0},
+	}},
+	{"rows deleted in another transaction than their effects'", "consumer failures", `error <nil>|error , want|effects that exist twice`, []edit{
+		{"consumer/sql/schema.sql", `IF pg_current_xact_id_if_assigned()::text IS DISTINCT FROM p_xact THEN`, `IF false THEN`, 0},
+	}},
+	{"a stop that goes on with the batch", "consumer batches", `effects|rows left`, []edit{
+		{"consumer/work.go", `if o.at > 0 && (g.halting(rows) ||`, `if o.at > 0 && (false ||`, 0},
+	}},
+	{"an end that is recorded during the batch", "consumer batches", `the end was recorded`, []edit{
+		{"consumer/group.go", `	<-p.idle
+	if p.begun {`, `	if p.begun {`, 0},
+	}},
+	{"a crash that a live process leaves counted", "consumer crashes", `only rows of blocked keys|crashes of the suspect`, []edit{
+		{"consumer/work.go", `_ = count(-1) // the end`, `_ = count // the end`, 0},
+	}},
+	{"published rows whose inserts may be lost", "consumer durability", `was published when`, []edit{
+		{"consumer/work.go", `batch.Queue("SET LOCAL synchronous_commit = on")`, `batch.Queue("SELECT")`, 0},
 	}},
 	{"orphans of unmoved targets", "histories", `has no owner`, []edit{
 		{"replan.go", `!kept && (owner != 0 || target != 0)`, `!kept && read[i].Targets[partition] != target`, 0},
