@@ -304,3 +304,26 @@ func TestSuspectsRunAlone(t *testing.T) {
 	testkit.OK(t, h.end())
 	db.exact(160)
 }
+
+// A process that does not learn that it has counted the attempt of a crash suspect counts it once.
+func TestLostAnswerCountsNoCrash(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.put("a")
+	db.exec("INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at, crashed) SELECT 'orders', partition, id, customer, xmin, 0, now(), 0 FROM public.outbox")
+	crashes := make(chan int, 1)
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		crashes <- one[int](db, "SELECT crashes FROM pgleases.consumer_blocked")
+		return effect(ctx, tx, row)
+	}), consumer.WithBackoff(time.Millisecond, time.Millisecond))
+	w.run()
+	for range 4 {
+		lost := make(chan struct{})
+		w.wire.Before("crashes OPERATOR", func() { w.wire.Lose(1, "commit", true); close(lost) })
+		testkit.Receive(t, "it counts", lost)
+		testkit.Until(t, "the answer is lost", func() bool { return w.wire.Left() == 0 })
+	}
+	db.empty("it is handled")
+	expect(t, testkit.Receive(t, "the handler is called", crashes), 1, "crashes, with the attempt under way")
+	testkit.OK(t, w.end())
+}

@@ -1,4 +1,5 @@
--- suspect.sql: counts a crash of a crash suspect before the attempt, or takes it back after.
+-- suspect.sql: counts a crash of a crash suspect before the attempt, or takes it back after. An owner that lives counts
+-- once, although it may not learn that it has counted.
 --
 -- $1 text    consumer
 -- $2 int     partition
@@ -7,7 +8,8 @@
 -- $5 int     1, or -1 to take it back
 -- $6 bigint  milliseconds until the next attempt, if the process crashes, twice as long for each crash
 UPDATE pgleases.consumer_blocked AS b
-SET crashes = b.crashes OPERATOR(pg_catalog.+) $5::int, charged = CASE WHEN $5::int OPERATOR(pg_catalog.>) 0 THEN $4::bigint END,
+SET crashes = b.crashes OPERATOR(pg_catalog.+) CASE WHEN $5::int OPERATOR(pg_catalog.>) 0 AND b.charged OPERATOR(pg_catalog.=) $4::bigint THEN 0 ELSE $5::int END,
+    charged = CASE WHEN $5::int OPERATOR(pg_catalog.>) 0 THEN $4::bigint END,
     error = CASE WHEN $5::int OPERATOR(pg_catalog.>) 0 THEN 'the process crashed' ELSE b.error END,
     next_at = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) CASE WHEN $5::int OPERATOR(pg_catalog.>) 0
         THEN ($6::bigint OPERATOR(pg_catalog.*) pg_catalog.power(2, least(b.crashes, 20))) OPERATOR(pg_catalog.*) '1 ms'::interval ELSE '0' END
