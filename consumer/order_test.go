@@ -187,3 +187,17 @@ func TestRowsBehindAFailedOneComeNext(t *testing.T) {
 		t.Errorf("%d rows were handled before it", n)
 	}
 }
+
+// A blocked row that gets another key is handled in the order of that.
+func TestBlockedRowThatGetsAnotherKey(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	of := db.alike(2)
+	db.put(of[0], of[1], of[0])
+	db.exec("INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at) SELECT 'orders', 3, id, customer, xmin, 1, now() FROM public.outbox WHERE id = 3")
+	db.exec("UPDATE public.outbox SET customer = $1 WHERE id = 3", of[1]) // behind row 2
+	w := newWorker(db, consumer.Each(effect), consumer.WithBatch(1, 1), consumer.WithWorkers(1)).run()
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	db.exact(3)
+}
