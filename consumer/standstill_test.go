@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -73,4 +74,23 @@ func TestBeginAfterACrashReadsFewRows(t *testing.T) {
 	if blocks := testkit.BlocksRead(t, db.Pool, sql, "orders", 3, 0, 1, 1); blocks > 100 {
 		t.Errorf("it reads %d blocks", blocks)
 	}
+}
+
+// A statement that fails each time, for example because a column is gone, is repeated once a second.
+func TestReadThatAlwaysFails(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(8, 8)
+	w := newWorker(db, consumer.Each(effect))
+	db.exec("ALTER TABLE public.outbox RENAME COLUMN payload TO other")
+	began := time.Now()
+	w.run()
+	testkit.Until(t, "it has tried for a while", func() bool { return w.Stats().Probes > 50 })
+	if n, most := w.Stats().Troubles, partitions*(10+int64(time.Since(began)/time.Second)); n > most {
+		t.Errorf("it tried %d times, want at most %d", n, most)
+	}
+	db.exec("ALTER TABLE public.outbox RENAME COLUMN other TO payload")
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	db.exact(8)
 }

@@ -596,7 +596,7 @@ func (g *group) trouble(parts []*partition, o outcome) {
 		return
 	}
 	for _, p := range parts {
-		if len(o.rows) > 0 || p.troubles == 0 { // without rows no row is charged
+		if len(o.rows) > 0 || p.troubles < maxTroubles-3 { // without rows no row is charged
 			p.troubles++
 		}
 		p.notBefore = time.Now().Add(min(putOff, 10*time.Millisecond<<min(p.troubles, 10)))
