@@ -23,6 +23,7 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/testkit/command"
+	"github.com/pgleases/pgleases/schedule"
 )
 
 // execute runs statements in a database, on a new connection.
@@ -413,6 +414,35 @@ const (
 	overdue = ` SET due = now() - interval '1 hour', trying = jsonb_build_object('run', 'r', 'called', 3, 'started', now() - interval '12 minutes', 'ends', now() - interval '11 minutes')`
 	ended   = `;INSERT INTO pgleases.history (group_name, kind, since, ticks, ended_at, schedule, name, job, until, outcome, error) VALUES ('reports', 'pay', now(), 1, now(), `
 )
+
+// Jobs that were in hand at a crash run one after the other, each alone.
+func TestJobsShowTheSuspectThatTheyWaitFor(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	execute(t, database, sound)
+	output1(t, database, "migrate", "--schedules")
+	execute(t, database, `
+		INSERT INTO pgleases.schedule_groups VALUES ('reports', 1);
+		INSERT INTO pgleases.leases VALUES ('schedule/reports', 2, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('schedule/reports', 0, 11, 11, 3, 'a', now()), ('schedule/reports', 1, NULL, NULL, 3, NULL, NULL);
+		INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due, trying)
+		SELECT 'reports', n::text, (n = 4)::int, 'mail', '', 'job', '{}', 2, now(), now() - interval '1 hour', trying FROM (VALUES
+			(1, '{"crashes": 2, "epoch": 3, "run": "r", "called": 3, "started": "2026-03-02T00:00:00Z"}'::jsonb), (2, '{"crashes": 1, "epoch": 2}'), (3, NULL), (4, NULL)) AS j (n, trying)`)
+	text := output1(t, database, "jobs", "list", "reports")
+	for _, want := range []string{`^1 .* running for \S+, crashes 2 +a `, `^2 .* due, crashes 1: waits for crash suspect job 1 +a `,
+		`^3 .* due: its owner is busy, or .* +a `, `^4 .* due: its partition has no owner +- `} {
+		if !regexp.MustCompile("(?m)" + want).MatchString(text) {
+			t.Errorf("jobs list does not print %s: %s", want, text)
+		}
+	}
+	execute(t, database, "UPDATE pgleases.jobs SET due = now()")
+	if all := decoded[[]schedule.Job](t, database, "jobs", "list", "reports"); all[2].Why != "waits for crash suspect job 1" || all[3].Why != "its partition has no owner" {
+		t.Errorf("reasons: %q, %q", all[2].Why, all[3].Why)
+	}
+	if text := output1(t, database, "jobs", "show", "reports", "2"); !strings.Contains(text, " due, crashes 1 ") {
+		t.Errorf("jobs show: %s", text)
+	}
+}
 
 func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 	t.Parallel()

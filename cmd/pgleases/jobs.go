@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,12 +35,35 @@ func newJobList() *cobra.Command {
 	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
 		filter := schedule.JobFilter{Kind: *kind, Prefix: strings.Join(args[1:], ""), State: schedule.State(state.value)}
 		all, err := ofGroup(cmd, args[0], s.Jobs(ctx, filter), *most)
+		err = cmp.Or(err, nameSuspects(all, s.Jobs(ctx, schedule.JobFilter{State: schedule.StateRunning})))
 		now := time.Now()
 		return all, table("JOB,NAME,KIND,AT,STATE,OWNER,FAILED,NEXT,ERROR", all, func(j schedule.Job) []any {
-			state, next := stateOf(now, j.State, j.Why, j.StartedAt, time.Time{}, j.Due)
+			state, next := stateOf(now, j.State, j.Why, j.Crashes, j.StartedAt, time.Time{}, j.Due)
 			return []any{j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), state, orDash(j.Owner), j.Attempts, next, orDash(firstLine(j.Error))}
 		}), err
 	})
+}
+
+// nameSuspects sets the reason of due jobs whose owner runs a crash suspect: no other suspect begins
+// beside it for some seconds, and no other job when it begins.
+func nameSuspects(jobs []schedule.Job, running iter.Seq2[schedule.Job, error]) error {
+	waits := func(j schedule.Job) bool {
+		return j.State == schedule.StateDue && j.Owner != "" && (j.Crashes > 0 || j.Why == "")
+	}
+	if !slices.ContainsFunc(jobs, waits) {
+		return nil
+	}
+	for suspect, err := range running {
+		if err != nil {
+			return err
+		}
+		for i := range jobs {
+			if suspect.Crashes > 0 && jobs[i].Owner == suspect.Owner && waits(jobs[i]) {
+				jobs[i].Why = fmt.Sprintf("waits for crash suspect job %d", suspect.ID)
+			}
+		}
+	}
+	return nil
 }
 
 func newJobFailed() *cobra.Command {
@@ -62,7 +87,7 @@ func jobID(text string) (int64, error) {
 
 // stateOf returns a state with its time and its reason as tables show it, and when the next run is
 // due.
-func stateOf(now time.Time, state schedule.State, why string, started, paused, due time.Time) (text, next string) {
+func stateOf(now time.Time, state schedule.State, why string, crashes int, started, paused, due time.Time) (text, next string) {
 	text, next = string(state), relative(now, due)
 	switch {
 	case state == schedule.StatePaused: // its owner reads that when it is due
@@ -71,6 +96,9 @@ func stateOf(now time.Time, state schedule.State, why string, started, paused, d
 		next = dash
 	case state == schedule.StateRunning:
 		text, next = text+" for "+period(now.Sub(started)), dash
+	}
+	if crashes > 0 {
+		text += fmt.Sprintf(", crashes %d", crashes)
 	}
 	if why != "" {
 		text += ": " + printable(why)
@@ -90,7 +118,7 @@ func newJobShow() *cobra.Command {
 		}
 		now := time.Now()
 		text := table("JOB,NAME,KIND,AT,STATE,OWNER,FAILED,STARTED,ENDED,RETRY OF,RETRIED AS,ERROR", []schedule.Job{j}, func(j schedule.Job) []any {
-			state, _ := stateOf(now, j.State, j.Why, time.Time{}, time.Time{}, j.Due)
+			state, _ := stateOf(now, j.State, j.Why, j.Crashes, time.Time{}, time.Time{}, j.Due)
 			failed := j.Attempts
 			if j.Outcome == schedule.OutcomeSucceeded || j.Outcome == schedule.OutcomeUnknown {
 				failed-- // the last attempt

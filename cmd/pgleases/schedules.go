@@ -214,7 +214,7 @@ func newScheduleList() *cobra.Command {
 		all, err := ofGroup(cmd, args[0], s.List(ctx, filter), *most)
 		now := time.Now()
 		text := table("SCHEDULE,KIND,RULE,OWNER,NEXT,SUCCEEDED,STATE", all, func(one schedule.Schedule) []any {
-			state, next := stateOf(now, one.State, one.Why, one.StartedAt, one.PausedAt, one.Due)
+			state, next := stateOf(now, one.State, one.Why, one.Crashes, one.StartedAt, one.PausedAt, one.Due)
 			if one.Error != "" {
 				state += " (last error: " + printable(firstLine(one.Error)) + ")"
 			}
