@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/engine"
@@ -88,6 +89,7 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 		return fmt.Errorf("pgleases: run lease %q: another Run is under way", l.engine.Name)
 	}
 	defer l.running.Store(false)
+	defer l.logStandby(ctx)()
 
 	begun := make(map[int]*owned.Ownership) // by partition: the ownership of the last call of fn
 	busy := make(map[int]bool)
@@ -120,6 +122,35 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 			delete(busy, number)
 		}
 	}
+}
+
+// logStandby logs once which client owns the only partition of the lease, if another one does:
+// without that line a process that stands by logs nothing. The caller calls stop.
+func (l *Lease) logStandby(ctx context.Context) (stop func()) {
+	if l.engine.Partitions > 1 {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var reads sync.WaitGroup
+	reads.Go(func() {
+		for {
+			news := l.engine.News()
+			owner, owned, err := l.Owner(ctx, 0)
+			if _, here := l.Partition(0); here || err != nil {
+				return
+			}
+			if owned && owner.ID != l.client.ID() {
+				l.client.options.Log.Info("pgleases: standing by, another client owns the only partition", slog.String("lease", l.engine.Name), slog.String("owner", owner.ID))
+				return
+			}
+			select {
+			case <-news.Next:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return func() { cancel(); reads.Wait() }
 }
 
 // awaitCalls waits for the calls that go on when Run ends. As in a handoff, they are logged after

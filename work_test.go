@@ -466,3 +466,24 @@ func TestAPanicInACallbackIsNotRecovered(t *testing.T) {
 		t.Errorf("the process ended with %v, not by the panic:\n%s", err, out)
 	}
 }
+
+// Otherwise a process that is not the leader logs nothing, and seems to hang.
+func TestRunLogsOnceThatItStandsBy(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
+	var leads, waits logbook
+	none := func(ctx context.Context, _ pgleases.Partition) error { <-ctx.Done(); return nil }
+	a := joined(t, newClient(t, pool, pgleases.WithClientID("a"), leads.option()), "work", 1)
+	first := run(t, a, none)
+	untilOwns(t, a, 1)
+	b := joined(t, newClient(t, pool, pgleases.WithClientID("b"), waits.option()), "work", 1)
+	run(t, b, none)
+	const line = "INFO pgleases: standing by, another client owns the only partition lease=work owner=a"
+	until(t, "b stands by", func() bool { return len(waits.lines("standing by")) > 0 }, b)
+	first.stop(nil)
+	testkit.OK(t, a.Leave(t.Context()))
+	untilOwns(t, b, 1)
+	if got := waits.lines("standing by"); len(got) != 1 || got[0] != line || len(leads.lines("standing by")) > 0 {
+		t.Errorf("b logged %q, and the leader %q", got, leads.lines("standing by"))
+	}
+}
