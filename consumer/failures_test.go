@@ -313,3 +313,33 @@ func TestAroundCannotReplaceTheHandler(t *testing.T) {
 		})
 	}
 }
+
+// block makes rows seem to have failed once, long ago.
+func (db *database) block(where string) {
+	db.t.Helper()
+	db.exec("INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at) SELECT 'orders', partition, id, customer, xmin::text, 1, '2020-01-01'::timestamptz + id * interval '1 s' FROM public.outbox WHERE " + where)
+}
+
+// Blocked rows of a partition that is paused do not keep those of others from their next attempt, nor
+// does a row that pauses its partition keep the rows after it.
+func TestPausedRowsDelayNoOthers(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec("INSERT INTO public.outbox (customer, payload) SELECT unnest($1::text[]), '1'", db.alike(200))
+	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c' || i, '1' FROM generate_series(1, 100) AS i WHERE pgleases.partition_for('c' || i, 8) = 4 LIMIT 1")
+	db.block("true")
+	last := one[int64](db, "SELECT max(id) FROM public.outbox WHERE partition = 3")
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if row.Partition == 3 && row.ID < last {
+			return consumer.Unavailable(errors.New("closed"))
+		}
+		return effect(ctx, tx, row)
+	}), consumer.WithPoll(10*time.Millisecond))
+	w.PauseAtMost(200 * time.Millisecond)
+	w.run()
+	testkit.Becomes(t, db.Pool, "the row of another partition is handled", int64(1), "SELECT count(*) FROM public.effects WHERE id > $1", last)
+	db.exec("DELETE FROM public.outbox WHERE partition = 3 AND id NOT BETWEEN $1 - 2 AND $1", last)
+	db.exec("DELETE FROM pgleases.consumer_blocked WHERE id NOT BETWEEN $1 - 2 AND $1", last)
+	testkit.Becomes(t, db.Pool, "the row behind others is handled", int64(1), "SELECT count(*) FROM public.effects WHERE id = $1", last)
+	testkit.OK(t, w.end())
+}

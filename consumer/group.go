@@ -56,6 +56,7 @@ type partition struct {
 	busy      bool         // a job works on it
 	due       bool         // it may have rows to handle
 	retries   []blockedRow // those that are due
+	last      int64        // the ID of the last that was handled, or failed
 	retried   bool         // the last job was one of them, so rows that are not blocked come next
 	notBefore time.Time    // it waits until then
 
@@ -413,6 +414,9 @@ func (g *group) take(q *probe, err error) {
 			continue // what is known now is older than what the job finds
 		}
 		p.retries = q.retries[p.Number]
+		if i := slices.IndexFunc(p.retries, func(b blockedRow) bool { return b.id == p.last }); i >= 0 { // it may be what pauses the partition
+			p.retries = slices.Concat(p.retries[i+1:], p.retries[:i+1])
+		}
 		if q.has[p.Number] && !p.due {
 			p.due, p.expect = true, max(1, p.expect)
 		}
@@ -495,6 +499,7 @@ func (g *group) end(j *job, suspect bool) {
 	for _, p := range j.partitions {
 		p.retried = j.retry != nil
 		if j.retry != nil {
+			p.last = j.retry.id
 			p.retries = slices.DeleteFunc(p.retries, func(b blockedRow) bool { return b.id == j.retry.id })
 		}
 		g.free(p)

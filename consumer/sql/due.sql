@@ -15,6 +15,7 @@ FROM (
                SELECT e.partition, e.key, pg_catalog.min(e.id) FROM pgleases.consumer_blocked AS e
                WHERE e.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND e.partition OPERATOR(pg_catalog.=) ANY ($2::int[])
                GROUP BY e.partition, e.key))
-    ORDER BY skip DESC, b.next_at
-    LIMIT 100
+    -- Each partition's first, so that none waits for the rows of another, which may be paused.
+    ORDER BY pg_catalog.row_number() OVER (PARTITION BY b.partition ORDER BY b.skipped_by IS NOT NULL DESC, b.next_at), b.next_at
+    LIMIT greatest(100, pg_catalog.cardinality($2::int[]))
 ) AS d
