@@ -211,6 +211,37 @@ func TestLostOwnershipTakesItsCrashBack(t *testing.T) {
 	db.exact(1)
 }
 
+// A process that was frozen with a suspect in hand takes its own charge back, even if the next owner
+// has charged the row by then.
+func TestFrozenProcessTakesItsChargeBack(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(1, 1)
+	db.crashed(1, 1)
+	held := func() (h consumer.Handler[Order], in, out chan struct{}) {
+		in, out = make(chan struct{}), make(chan struct{})
+		return consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
+			close(in)
+			<-out
+			return db.published(ctx, rows)
+		}), in, out
+	}
+	const crashes = "SELECT concat_ws(' ', count(*), max(crashes), bool_and(charged IS NOT NULL)) FROM pgleases.consumer_blocked"
+	h, in, thaw := held()
+	frozen := newWorker(db, h).run()
+	testkit.Receive(t, "the suspect is in hand", in)
+	frozen.evict()
+	h, in, out := held()
+	next := newWorker(db, h).run()
+	testkit.Receive(t, "the suspect is in hand of the next owner", in)
+	expect(t, one[string](db, crashes), "1 2 t", "charges")
+	close(thaw)
+	testkit.Becomes(t, db.Pool, "the first charge is taken back", "1 1 t", crashes)
+	close(out)
+	db.empty("all is handled")
+	testkit.OK(t, next.end())
+}
+
 // An owner that ends in order leaves the other suspects of a crash before it as they are.
 func TestACleanEndKeepsSuspects(t *testing.T) {
 	t.Parallel()

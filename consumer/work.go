@@ -158,11 +158,11 @@ func (g *group) workOn(j *job) {
 			return err
 		})
 	}
-	count := func(n int) error { return record(g.sql.Suspect, n, g.options.backoffMin.Milliseconds()) }
+	wait := g.options.backoffMin.Milliseconds()
 	var err error
 	switch {
 	case suspect:
-		err = count(1)
+		err = record(g.sql.Suspect, 1, wait)
 	case p.watched:
 		err = record(g.sql.NoteRow)
 	}
@@ -171,9 +171,7 @@ func (g *group) workOn(j *job) {
 		return
 	}
 	o := g.attempt(j.partitions, 1, j.retry)
-	if suspect && o.verdict != handled && o.verdict != failed && o.verdict != refused {
-		_ = count(-1) // the end of the ownership takes it back otherwise
-	}
+	settled := o.verdict == handled
 	switch o.verdict {
 	case handled:
 		j.handled = true
