@@ -2,7 +2,9 @@ package consumer_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -71,4 +73,32 @@ func TestReadOnlySession(t *testing.T) {
 	db.exact(100)
 	expect(t, w.Stats().Troubles, 0, "batches broken off")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended = begun"), partitions, "ends that are recorded")
+}
+
+// What a handler sets in its transaction concerns neither the removal of its rows nor the commit.
+func TestSettingsOfHandlers(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	role := "consumer_" + strings.ToLower(rand.Text())
+	db.exec("CREATE ROLE " + role + "; GRANT " + role + " TO " + testkit.Must(pgtest.ParseConfig(db.url))(t).ConnConfig.User)
+	t.Cleanup(func() { db.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
+	db.exec(`CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_catalog.pg_sleep(0.2); RETURN NULL; END';
+		CREATE TRIGGER slow AFTER DELETE ON public.outbox FOR EACH STATEMENT EXECUTE FUNCTION public.slow();
+		CREATE TABLE public.parent (id int PRIMARY KEY); CREATE TABLE public.child (parent int REFERENCES public.parent DEFERRABLE); GRANT ALL ON public.parent, public.child TO PUBLIC`)
+	set := ""
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		return errors.Join(effect(ctx, tx, row), second(tx.Exec(ctx, set)))
+	}), consumer.WithAttempts(1), consumer.WithPoll(10*time.Millisecond))
+	for _, set = range []string{"SET LOCAL ROLE " + role, "SET LOCAL statement_timeout = '100ms'", "SET LOCAL lock_timeout = '1ms'", "SET LOCAL search_path = nowhere",
+		"SET CONSTRAINTS ALL DEFERRED; INSERT INTO public.child VALUES (1); INSERT INTO public.parent VALUES (1) ON CONFLICT DO NOTHING"} {
+		db.insert(2, 2)
+		if err := w.RunUntilEmpty(t.Context()); err != nil {
+			t.Fatalf("%s: %v", set, err)
+		}
+		expect(t, w.Stats().Failures+w.Stats().Troubles, 0, set)
+	}
+	db.exact(10)
+	db.insert(1, 1)
+	set = "SET TRANSACTION READ ONLY"
+	contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left", "read-only transaction")
 }

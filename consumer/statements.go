@@ -19,7 +19,7 @@ type statements struct {
 	Probe, Read, ReadBlocked, Remove, RemoveSame, Charge, Bury, Crash, Note, Sweep, Misplaced string
 	ReadUnlocked, ReadBlockedUnlocked                                                         string // for AtLeastOnce
 
-	Open, Begin, End, Settings string
+	Open, Begin, End, Settings, Restore string
 }
 
 var tableSQL = store.Texts(sql.Files, "pgleases")("table")
@@ -31,6 +31,10 @@ func statementsFor(schema string) (s statements) {
 	s.Begin = "SELECT number, crashed_now, crashed_epoch, watched IS NOT NULL, suspect_first, suspect_last FROM " + of + ".consumer_begin($1::pg_catalog.text, $2::int[], $3::bigint[])"
 	s.End = "SELECT " + of + ".consumer_end($1::pg_catalog.text, $2::int[], $3::bigint[])::pg_catalog.text"
 	s.Settings = "SELECT " + of + ".consumer_settings($1::boolean, $2::int)::pg_catalog.text"
+	// The role and the limit that the session has: the handler's may not allow to remove the rows. In
+	// a transaction of the handler's own they are not known, and consumer_expect refuses that.
+	s.Restore = "SELECT pg_catalog.set_config(n, v, true) FROM (VALUES ('role', pg_catalog.current_setting('consumer.role', true)), " +
+		"('statement_timeout', pg_catalog.current_setting('consumer.statement_timeout', true))) AS s (n, v) WHERE v OPERATOR(pg_catalog.<>) ''"
 	s.ReadUnlocked, s.ReadBlockedUnlocked = "-", "-"
 	store.Fill(&s, store.Texts(sql.Files, schema))
 	s.ReadUnlocked, s.ReadBlockedUnlocked = s.Read, s.ReadBlocked

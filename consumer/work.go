@@ -182,9 +182,12 @@ func (g *group) workOn(j *job) {
 	case troubled:
 		g.trouble(j.partitions, o)
 	case failed, ended:
-		if !g.charge(o.rows[0], o.err, o.verdict == ended) && suspect {
-			_ = count(-1)
-		}
+		settled = g.charge(o.rows[0], o.err, o.verdict == ended)
+	}
+	if suspect && !settled { // without a guard: another owner may have counted its own attempt since
+		_ = g.inTime(func(ctx context.Context) error {
+			return g.write(ctx, g.sql.Suspect, g.name, p.Number, j.retry.id, p.Epoch, -1, wait)
+		})
 	}
 }
 
@@ -232,6 +235,7 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 		return o
 	}
 	batch, removed := new(pgx.Batch), 0
+	batch.Queue(g.sql.Restore)
 	batch.Queue(g.sql.Settings, true, lockWait.Milliseconds())
 	g.queueRemoval(batch, o.rows[:o.at], xact, retry, parts[0], &removed)
 	if err := g.inTimeOf(max(answerTime, g.options.timeout), func(ctx context.Context) error { return tx.CommitAfter(ctx, batch) }); err != nil {
@@ -378,7 +382,7 @@ func verdictOf(err error) verdict {
 	switch code := store.Code(err); {
 	case code == "PC002":
 		return ended
-	case code == "PC001", code == "25P02", len(code) == 5 && code[:2] == "23":
+	case code == "PC001", code == "25P02", code == "25006", len(code) == 5 && code[:2] == "23":
 		return failed
 	}
 	return troubled
