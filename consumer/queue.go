@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"regexp"
 	"slices"
 	"strconv"
@@ -154,8 +155,12 @@ func TableSQL(name, schema string, q Queue) string {
 		key = quote(q.Key) + " text NOT NULL, -- rows of one key are handled in order"
 		of = fmt.Sprintf("%s int NOT NULL GENERATED ALWAYS AS (%s.partition_for(%s, %d)) STORED,", quote(q.Partition), quote(cmp.Or(schema, "pgleases")), quote(q.Key), q.Partitions)
 	}
+	set := "set_partition_" + strings.ReplaceAll(q.Table, `"`, "") // a function for each table
+	if len(set) > 63 {
+		set = fmt.Sprintf("set_partition_%08x", crc32.ChecksumIEEE([]byte(q.Table)))
+	}
 	return strings.NewReplacer(
-		"{table}", q.Table, "{id}", quote(q.ID), "{key}", key, "{partition}", of, "{p}", quote(q.Partition), "{time}", quote(cmp.Or(q.Time, "created_at")),
+		"{set}", quote(set), "{table}", q.Table, "{id}", quote(q.ID), "{key}", key, "{partition}", of, "{p}", quote(q.Partition), "{time}", quote(cmp.Or(q.Time, "created_at")),
 		"{pgleases}", quote(cmp.Or(schema, "pgleases")), "{name}", strings.ReplaceAll(name, "'", "''"), "{k}", quote(cmp.Or(q.Key, "key")), "{n}", strconv.Itoa(q.Partitions),
 	).Replace(tableSQL)
 }

@@ -18,9 +18,9 @@ CREATE TRIGGER consumer_inserted AFTER INSERT ON {table} FOR EACH STATEMENT EXEC
 --
 --   SET lock_timeout = '100ms';
 --   ALTER TABLE {table} ADD COLUMN {p} int;
---   CREATE FUNCTION set_partition() RETURNS trigger LANGUAGE plpgsql AS $$
+--   CREATE FUNCTION {set}() RETURNS trigger LANGUAGE plpgsql AS $$
 --       BEGIN NEW.{p} := {pgleases}.partition_for(NEW.{k}::text, {n}); RETURN NEW; END $$;
---   CREATE TRIGGER set_partition BEFORE INSERT OR UPDATE OF {k} ON {table} FOR EACH ROW EXECUTE FUNCTION set_partition();
+--   CREATE TRIGGER set_partition BEFORE INSERT OR UPDATE OF {k} ON {table} FOR EACH ROW EXECUTE FUNCTION {set}();
 --   CREATE TRIGGER consumer_inserted AFTER INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {pgleases}.consumer_inserted('{name}');
 --   DO $$ DECLARE v_low bigint := 0; v_high bigint; BEGIN
 --       LOOP
