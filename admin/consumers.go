@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -86,9 +87,11 @@ func (a *Admin) consumers(ctx context.Context, name *string) ([]Consumer, error)
 // ChangeConsumer makes an operator's change, and records it with its actor and reason.
 //   - "pause" and "resume" a consumer: its processes take no rows meanwhile;
 //   - "retry" a blocked row now, or all with id 0, with all attempts;
-//   - "skip" a blocked row: its owner moves it to the dead letters, when the consumer is not paused.
+//   - "skip" a blocked row: its owner moves it to the dead letters, when the consumer is not paused;
+//   - "return" a dead letter to the queue table, which needs SELECT and INSERT on it;
+//   - "forget" a consumer that no process runs, with its blocked rows; dead letters stay.
 //
-// It returns the number of rows that were changed; for "pause" and "resume" 1, or 0 if the consumer
+// It returns the number of rows that were changed; for "pause", "resume" and "forget" 1, or 0 if the consumer
 // was paused already, or not paused. The actor may be empty; the reason has 1 to 4,000 bytes. It
 // needs the rights that Grants returns for ForConsumerOperators. It returns ErrRefused for an
 // unknown name or row, and for a wrong verb.
@@ -97,13 +100,17 @@ func (a *Admin) ChangeConsumer(ctx context.Context, verb, name string, id int64,
 	if id == 0 {
 		row = nil
 	}
-	statement := "SELECT " + pgx.Identifier{a.schema}.Sanitize() + ".consumer_change($1::pg_catalog.text, $2::pg_catalog.text, $3::bigint, $4::pg_catalog.text, $5::pg_catalog.text)"
-	err = a.pool.QueryRow(ctx, statement, verb, name, row, actor, reason).Scan(&rows)
+	call, args := "consumer_change($5::pg_catalog.text, ", []any{name, row, actor, reason, verb}
+	if verb == "return" {
+		call, args = "consumer_return(", args[:4]
+	}
+	statement := "SELECT " + pgx.Identifier{a.schema}.Sanitize() + "." + call + "$1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::pg_catalog.text)"
+	err = a.pool.QueryRow(ctx, statement, args...).Scan(&rows)
 	var told *pgconn.PgError
 	switch {
 	case store.Denied(err):
 		return 0, fmt.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, ForConsumerOperators, a.schema)
-	case errors.As(err, &told) && (told.Code == "42704" || told.Code == "22023"):
+	case errors.As(err, &told) && slices.Contains([]string{"42704", "22023", "55006", "23505"}, told.Code):
 		return 0, refusef("admin: %s: %s\n%s", doing, told.Message, told.Hint)
 	}
 	return rows, a.failure(doing, err)

@@ -192,3 +192,40 @@ func TestStatusReadsFewRowsOfALargeTable(t *testing.T) {
 		t.Errorf("it reads %d blocks", least)
 	}
 }
+
+// A dead letter comes back with all its columns, unless its ID is taken.
+func TestOperatorsReturnDeadLetters(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(2, 2)
+	testkit.OK(t, newWorker(db, failing(1), consumer.WithAttempts(1), consumer.WithOnFailure(consumer.DeadLetter)).RunUntilEmpty(t.Context()))
+	const call = "SELECT pgleases.consumer_return('orders'::text, 1::bigint, 'maria'::text, 'why'::text)"
+	db.exec("ALTER TABLE public.outbox ADD later int NOT NULL DEFAULT 7; INSERT INTO public.outbox (id, customer, payload) OVERRIDING SYSTEM VALUE VALUES (1, 'c5', '0')")
+	_, err := db.Exec(t.Context(), call)
+	contains(t, err, "has a row with ID 1")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_dead_letters"), 1, "letters that are left")
+	db.exec("DELETE FROM public.outbox")
+	expect(t, one[int](db, call), 1, "rows returned")
+	expect(t, one[string](db, "SELECT concat_ws(' ', q.id, q.customer, q.payload, q.later, q.partition = pgleases.partition_for(q.customer, 8), (SELECT count(*) FROM pgleases.consumer_dead_letters), c.verb) FROM public.outbox AS q, pgleases.consumer_changes AS c"), "1 c1 1 7 t 0 return", "the row")
+	_, err = db.Exec(t.Context(), call)
+	contains(t, err, `row 1 of consumer "orders" is no dead letter`)
+}
+
+func TestOperatorsForgetConsumers(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(1, 1)
+	w := newWorker(db, failing(1), consumer.WithAttempts(1)).run()
+	testkit.Becomes(t, db.Pool, "a row blocks its key", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
+	const call = "SELECT pgleases.consumer_change('forget'::text, 'orders'::text, NULL::bigint, 'maria'::text, 'why'::text)"
+	_, err := db.Exec(t.Context(), call)
+	contains(t, err, `processes run the consumer "orders"`)
+	testkit.OK(t, w.end())
+	expect(t, db.change("forget", 0), 1, "forgotten")
+	expect(t, one[string](db, "SELECT concat_ws(' ', (SELECT count(*) FROM pgleases.consumers), (SELECT count(*) FROM pgleases.consumer_blocked), (SELECT count(*) FROM pgleases.consumer_partitions))"), "0 0 0", "what is left")
+	db.exec("ALTER TABLE public.outbox RENAME TO renamed")
+	queue := outbox
+	queue.Table = "public.renamed"
+	testkit.OK(t, newWorkerOf(db, queue, consumer.Each(effect)).RunUntilEmpty(t.Context()))
+	db.exact(1)
+}

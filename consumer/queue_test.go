@@ -62,9 +62,9 @@ func TestNewRefuses(t *testing.T) {
 				testkit.OK(t, err)
 				db.exec("DELETE FROM pgleases.consumers WHERE name = 'first'")
 				_, err = consumer.New(t.Context(), client, db.Pool, "orders", consumer.Queue{Table: "q.taken", Key: "customer"}, consumer.Each(effect), consumer.WithoutMigration())
-				contains(t, err, `new consumer "orders"`, "the consumer has the table q.q", "delete its row")
+				contains(t, err, `new consumer "orders"`, "the consumer has the table q.q", "pgleases consumers forget")
 				_, err = consumer.New(t.Context(), client, db.Pool, "orders", consumer.Queue{Table: "q.q", Partitions: 8}, consumer.Each(effect), consumer.WithoutMigration())
-				contains(t, err, `Key "customer"`, "delete its row")
+				contains(t, err, `Key "customer"`, "pgleases consumers forget")
 				return
 			}
 			contains(t, err, append(test.says, `new consumer "orders"`)...)
@@ -130,3 +130,19 @@ func TestNewRefusesHandlersAndOptions(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+// The steps for an existing table fit several tables in one schema, whatever their names are.
+func TestTableSQLFitsSeveralTables(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	long := strings.Repeat("x", 62)
+	for _, table := range []string{"public.one", "public.two", `public."odd "" $$ é"`, `public."` + long + `a"`, `public."` + long + `b"`} {
+		_, steps, _ := strings.Cut(consumer.TableSQL("orders", "", consumer.Queue{Table: table, Key: "k", Partitions: 8}), "SET lock_timeout")
+		steps, _, _ = strings.Cut(strings.ReplaceAll(steps, "\n--", "\n"), "CREATE TRIGGER consumer_inserted")
+		_, steps, _ = strings.Cut(steps, ";")
+		db.exec("CREATE TABLE " + table + " (id bigint, k text)")
+		db.exec(steps)
+		db.exec("INSERT INTO " + table + " VALUES (1, 'a')")
+		expect(t, one[bool](db, "SELECT partition = pgleases.partition_for(k, 8) FROM "+table), true, table)
+	}
+}

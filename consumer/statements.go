@@ -85,14 +85,14 @@ func (s *statements) register(ctx context.Context, db querier, name string, t *t
 	var has Queue
 	var key *string
 	var other error
-	const remedy = "give another name, or, when no process uses it any more, delete its row of consumers"
+	remedy := "give another name, or, when no process uses the consumer any more, run pgleases consumers forget"
 	_, err = pgx.ForEachRow(rows, []any{&of, &queue, &has.ID, &key, &has.Partition}, func() error {
 		if has.Key = ""; key != nil {
 			has.Key = *key
 		}
 		switch {
 		case of != name:
-			other = fmt.Errorf("table %s already has the consumer %q: a table has one consumer", queue, of)
+			other = fmt.Errorf("table %s already has the consumer %q, and a table has one: %s", queue, of, remedy)
 		case queue != t.Name:
 			other = fmt.Errorf("the consumer has the table %s, not %s: %s", queue, t.Name, remedy)
 		case has.ID != q.ID || has.Key != q.Key || has.Partition != q.Partition:

@@ -27,7 +27,8 @@ func newConsumers() *cobra.Command {
 		return nil
 	}
 	cmd.AddCommand(newConsumerShow(), newConsumerChange("pause CONSUMER", "Pause a consumer until it is resumed"), newConsumerChange("resume CONSUMER", "Resume a paused consumer"),
-		newConsumerChange("retry CONSUMER [ID]", "Retry a blocked row, or all, now"), newConsumerChange("skip CONSUMER ID", "Move a blocked row to the dead letters"))
+		newConsumerChange("retry CONSUMER [ID]", "Retry a blocked row, or all, now"), newConsumerChange("skip CONSUMER ID", "Move a blocked row to the dead letters"),
+		newConsumerChange("return CONSUMER ID", "Return a dead letter to its queue table"), newConsumerChange("forget CONSUMER", "Forget a consumer that is no longer used"))
 	return cmd
 }
 
@@ -123,6 +124,10 @@ func newConsumerChange(use, short string) *cobra.Command {
 			return errNoReason
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+			forgotten := ""
+			if c, err := a.Consumer(ctx, args[0]); err == nil && c != nil {
+				forgotten = fmt.Sprintf("; its table was %s, blocked keys: %d, dead letters that stay: %d", shown(c.Queue), c.BlockedKeys, c.DeadLetters)
+			}
 			n, err := a.ChangeConsumer(ctx, verb, args[0], id, actor, reason)
 			if errors.Is(err, admin.ErrRefused) {
 				if c, other := a.Consumer(ctx, args[0]); c == nil && other == nil {
@@ -134,7 +139,8 @@ func newConsumerChange(use, short string) *cobra.Command {
 			}
 			state := map[string]string{
 				"pause": "done; batches in hand end first", "resume": "done", "retry": ranges.Many(n, "row") + " retried now",
-				"skip": "recorded; its owner moves it to the dead letters, of a paused consumer after resume",
+				"skip":   "recorded; its owner moves it to the dead letters, of a paused consumer after resume",
+				"return": "done; it is handled with the rows that wait", "forget": "done" + forgotten,
 			}[verb]
 			if n == 0 {
 				state = map[string]string{"pause": "it is paused already", "resume": "it is not paused", "retry": "no row is blocked"}[verb]

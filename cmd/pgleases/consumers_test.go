@@ -87,4 +87,12 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	if one := decoded[admin.Consumer](t, database, "consumers", "show", "orders"); one.DeadLetters != 1 || len(one.Changes) != 4 || one.Changes[0].Verb != "retry" || one.Changes[2].ID != 2 {
 		t.Errorf("show: %+v", one)
 	}
+	fails(t, database, "consumers forget orders --reason why", `processes run the consumer "orders"`)
+	fails(t, database, "consumers return orders 7 --reason why", "row 7 of consumer \"orders\" is no dead letter")
+	changes("return orders 2: done", "return", "orders", "2")
+	cancel()
+	<-ended
+	ended <- nil
+	changes("forget orders: done; its table was public.outbox, blocked keys: ", "forget", "orders")
+	fails(t, database, "consumers forget orders --reason why", `there is no consumer "orders"`)
 }

@@ -131,7 +131,7 @@ CREATE INDEX IF NOT EXISTS consumer_changes_by_consumer ON pgleases.consumer_cha
 COMMENT ON TABLE pgleases.consumer_changes IS 'The changes that operators made to consumers and their blocked rows, with actor and reason, for 90 days.';
 COMMENT ON COLUMN pgleases.consumer_changes.id IS 'Rises with time.';
 COMMENT ON COLUMN pgleases.consumer_changes.at IS 'When the change was made.';
-COMMENT ON COLUMN pgleases.consumer_changes.verb IS 'pause, resume, retry or skip.';
+COMMENT ON COLUMN pgleases.consumer_changes.verb IS 'pause, resume, retry, skip, return or forget.';
 COMMENT ON COLUMN pgleases.consumer_changes.consumer IS 'The consumer''s name.';
 COMMENT ON COLUMN pgleases.consumer_changes.row_id IS 'The ID of the row that was retried or skipped; null: the change is of the consumer, or of all blocked rows.';
 COMMENT ON COLUMN pgleases.consumer_changes.rows IS 'How many blocked rows were changed; of pause and resume 1.';
@@ -337,7 +337,7 @@ COMMENT ON COLUMN pgleases.consumers_status.paused_by IS 'The operator who pause
 COMMENT ON COLUMN pgleases.consumers_status.paused_reason IS 'Why.';
 
 -- Changes a consumer or its blocked rows for an operator, and records the change with its actor and reason.
---   p_verb: pause, resume, retry or skip
+--   p_verb: pause, resume, retry, skip or forget; return is a part of consumer_return
 --   p_id: the row, of retry and skip; null for retry: all blocked rows
 -- Returns the number of rows that were changed; of pause and resume 1, or 0 if there was no change. A row that is skipped
 -- is moved to the dead letters by the owner of its partition, so an operator needs no rights on queue tables.
@@ -349,9 +349,9 @@ DECLARE
     who CONSTANT text := pgleases.operator(p_verb, p_actor, p_reason);
     n   int;
 BEGIN
-    IF (p_verb IN ('pause', 'resume') AND p_id IS NULL OR p_verb = 'retry' OR p_verb = 'skip' AND p_id IS NOT NULL) IS NOT TRUE THEN
+    IF (p_verb IN ('pause', 'resume', 'forget') AND p_id IS NULL OR p_verb = 'retry' OR p_verb IN ('skip', 'return') AND p_id IS NOT NULL) IS NOT TRUE THEN
         RAISE EXCEPTION 'consumer_change: verb "%" with row %', p_verb, coalesce(p_id::text, 'null')
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'The verbs are pause and resume without a row, retry, and skip with a row.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'The verbs are pause, resume and forget without a row, retry, and skip with a row.';
     ELSIF NOT EXISTS (SELECT FROM pgleases.consumers AS c WHERE c.name = p_consumer) THEN
         RAISE EXCEPTION 'there is no consumer "%"', p_consumer USING ERRCODE = 'undefined_object';
     ELSIF p_verb IN ('pause', 'resume') THEN
@@ -359,6 +359,16 @@ BEGIN
         SET paused_at = CASE p_verb WHEN 'pause' THEN clock_timestamp() END, paused_by = CASE p_verb WHEN 'pause' THEN who END,
             paused_reason = CASE p_verb WHEN 'pause' THEN p_reason END
         WHERE c.name = p_consumer AND (c.paused_at IS NULL) = (p_verb = 'pause');
+    ELSIF p_verb = 'return' THEN
+        DELETE FROM pgleases.consumer_dead_letters AS d WHERE d.consumer = p_consumer AND d.id = p_id
+            AND d.died_at = (SELECT max(o.died_at) FROM pgleases.consumer_dead_letters AS o WHERE o.consumer = p_consumer AND o.id = p_id);
+    ELSIF p_verb = 'forget' THEN
+        IF EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.lease = 'consumer/' || p_consumer AND p.owner IS NOT NULL) THEN
+            RAISE EXCEPTION 'processes run the consumer "%"', p_consumer USING ERRCODE = 'object_in_use', HINT = 'End them first.';
+        END IF;
+        DELETE FROM pgleases.consumer_blocked AS b WHERE b.consumer = p_consumer;
+        DELETE FROM pgleases.consumer_partitions AS p WHERE p.consumer = p_consumer;
+        DELETE FROM pgleases.consumers AS c WHERE c.name = p_consumer;
     ELSE
         UPDATE pgleases.consumer_blocked AS b
         SET attempts = CASE p_verb WHEN 'skip' THEN b.attempts ELSE 0 END, next_at = CASE p_verb WHEN 'skip' THEN b.next_at ELSE clock_timestamp() END,
@@ -374,13 +384,44 @@ BEGIN
         DELETE FROM pgleases.consumer_changes AS c WHERE c.consumer = p_consumer AND c.at < clock_timestamp() - interval '90 days';
         PERFORM pgleases.notify('consumer/' || p_consumer);
     ELSIF p_id IS NOT NULL THEN
-        RAISE EXCEPTION 'row % of consumer "%" blocks no key', p_id, p_consumer USING ERRCODE = 'undefined_object', HINT = 'It was handled, skipped or deleted, or its ID is another.';
+        RAISE EXCEPTION 'row % of consumer "%" %', p_id, p_consumer, CASE p_verb WHEN 'return' THEN 'is no dead letter' ELSE 'blocks no key' END
+            USING ERRCODE = 'undefined_object', HINT = 'It was handled, skipped, returned or deleted, or its ID is another.';
     END IF;
     RETURN n;
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.consumer_change FROM PUBLIC;
-COMMENT ON FUNCTION pgleases.consumer_change(pg_catalog.text, pg_catalog.text, bigint, pg_catalog.text, pg_catalog.text) IS 'Pauses or resumes a consumer, or retries or skips its blocked rows, and records who did that and why.';
+COMMENT ON FUNCTION pgleases.consumer_change(pg_catalog.text, pg_catalog.text, bigint, pg_catalog.text, pg_catalog.text) IS 'Pauses, resumes or forgets a consumer, or retries or skips its blocked rows, and records who did that and why.';
+
+-- Returns a dead letter to its queue table for an operator, with its ID and the other columns that both have, and records
+-- that. It runs with the rights of its caller, who needs SELECT and INSERT on the table, and sets no search_path: triggers
+-- of the table run as in any insert. 23505: the table has a row with the ID.
+CREATE OR REPLACE FUNCTION pgleases.consumer_return(p_consumer pg_catalog.text, p_id bigint, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS int
+LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+DECLARE
+    queue   pg_catalog.regclass;
+    column_ pg_catalog.text;
+    letter  pg_catalog.jsonb;
+    names   pg_catalog.text;
+    n       int;
+BEGIN
+    SELECT pg_catalog.to_regclass(c.queue), c.id_column INTO queue, column_ FROM pgleases.consumers AS c WHERE c.name OPERATOR(pg_catalog.=) p_consumer;
+    SELECT d.content INTO letter FROM pgleases.consumer_dead_letters AS d
+    WHERE d.consumer OPERATOR(pg_catalog.=) p_consumer AND d.id OPERATOR(pg_catalog.=) p_id ORDER BY d.died_at DESC LIMIT 1;
+    n := pgleases.consumer_change('return'::pg_catalog.text, p_consumer, p_id, p_actor, p_reason);
+    SELECT pg_catalog.string_agg(pg_catalog.quote_ident(a.attname::pg_catalog.text), ', ') INTO names FROM pg_catalog.pg_attribute AS a
+    WHERE a.attrelid OPERATOR(pg_catalog.=) queue AND a.attnum OPERATOR(pg_catalog.>) 0 AND a.attgenerated OPERATOR(pg_catalog.=) '' AND letter OPERATOR(pg_catalog.?) a.attname::pg_catalog.text;
+    EXECUTE pg_catalog.format('INSERT INTO %1$s (%2$s) OVERRIDING SYSTEM VALUE SELECT %2$s FROM pg_catalog.jsonb_populate_record(NULL::%1$s, $1) '
+                              'WHERE NOT EXISTS (SELECT FROM %1$s WHERE %3$I OPERATOR(pg_catalog.=) $2)', queue, names, column_) USING letter, p_id;
+    GET DIAGNOSTICS n = ROW_COUNT;
+    IF n OPERATOR(pg_catalog.=) 0 THEN
+        RAISE EXCEPTION 'table % has a row with ID %', queue, p_id USING ERRCODE = 'unique_violation', HINT = 'IDs are given once: insert the letter''s content as a new row.';
+    END IF;
+    RETURN n;
+END
+$pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.consumer_return FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.consumer_return(pg_catalog.text, bigint, pg_catalog.text, pg_catalog.text) IS 'Returns a dead letter to its queue table, and records who did that and why.';
 
 INSERT INTO pgleases.consumer_version AS v (version, min_code) VALUES (1, 1)
 ON CONFLICT ((true)) DO UPDATE SET version = EXCLUDED.version, min_code = EXCLUDED.min_code WHERE v.version OPERATOR(pg_catalog.<) EXCLUDED.version;
