@@ -73,11 +73,13 @@ func (l *Lease) OwnerOf(ctx context.Context, key string) (Owner, bool, error) {
 // missing. The map is shared: do not write to it.
 //
 // Owners keeps what it read, so most calls cost nanoseconds. It asks the database again if the
-// client has heard of a change of the lease since, or if the answer is older than the client's TTL.
-// The client hears of its own gains and losses at once, and of changes among others at its next
-// heartbeat. So after a change the map may be old for up to a heartbeat. It may be old for the TTL
-// if heartbeats fail, after the end of the lease, and in its epochs after a failover. For the
-// present owner call Owner. The errors are those of Client.Owner.
+// client has heard of a change of the lease since, or if the answer is older than the client's TTL;
+// than ten times the TTL, if heartbeats succeed and each partition has an owner. The client hears
+// of its own gains and losses at once, and of changes among others at its next heartbeat. So after
+// a change the map may be old for up to a heartbeat. It may be old for the TTL if heartbeats fail,
+// and after the end of the lease. It may be old for ten times the TTL in its epochs after a
+// failover, and in clients that have crashed and could not be evicted yet. For the present owner
+// call Owner. The errors are those of Client.Owner.
 //
 // After changes among others, a lease of 1,000 partitions or more is read again only after 20 times
 // as long as the last read took, a smaller one earlier: so look-ups of many members leave the server
@@ -86,7 +88,13 @@ func (l *Lease) Owners(ctx context.Context) (map[int]Owner, error) {
 	shown, heard := l.board.Look(), l.engine.News()
 	began := time.Now()
 	if c := l.owners.Load(); c != nil && c.shown == shown {
-		if age := began.Sub(c.asOf); age < l.client.options.TTL && (age < c.pause || c.covers(heard)) {
+		age, ttl, current := began.Sub(c.asOf), l.client.options.TTL, c.covers(heard)
+		if age < ttl && (age < c.pause || current) {
+			return c.owners, nil
+		}
+		// Heartbeats of the last TTL have found no change. A late owner may be missing, and its next
+		// heartbeat is no change.
+		if age < 10*ttl && current && len(c.owners) == l.engine.Partitions && shown.Validity.Holds() {
 			return c.owners, nil
 		}
 	}

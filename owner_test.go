@@ -145,17 +145,6 @@ func TestOwnersShowOwnLossAtOnce(t *testing.T) {
 	}
 }
 
-// A change that no generation shows, as by hand.
-func TestOwnersAreNeverOlderThanTheTTL(t *testing.T) {
-	t.Parallel()
-	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
-	l := joined(t, newClient(t, pool, pgleases.WithTTL(2*time.Second)), "work", 1)
-	untilOwns(t, l, 1)
-	testkit.Until(t, "it sees the owner", func() bool { return len(testkit.Must(l.Owners(t.Context()))(t)) == 1 })
-	testkit.Execute(t, ownersPool(t, pool.Config().ConnString()), `UPDATE pgleases.clients SET metadata = '{"a": "b"}'`)
-	testkit.Until(t, "it sees the change", func() bool { return testkit.Must(l.Owners(t.Context()))(t)[0].Metadata["a"] == "b" })
-}
-
 // So heartbeats wait for one of these statements at most. The map of 65,536 owners has 9 MB.
 func TestLookupsThatWaitShareOneStatement(t *testing.T) {
 	t.Parallel()

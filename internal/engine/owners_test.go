@@ -61,6 +61,40 @@ func TestOwnersFollowFailoverThatLostHandoff(t *testing.T) {
 	}
 }
 
+// As long as heartbeats find no change, the owners stay. Changes by hand, which no heartbeat finds, are
+// seen after ten times the TTL, and without heartbeats the database is asked after the TTL.
+func TestOwnersStayWhileHeartbeatsFindNoChange(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a, b := w.start("a"), w.start("b")
+		la := a.mustJoin("x", 1)
+		w.within(5*time.Second, "a owns it", func() bool { return len(shown(la)) == 1 })
+		lb := b.mustJoin("x", 1, WithWeight(0))
+		w.within(5*time.Second, "b sees a", func() bool { return w.ownedBy(lb) == "a" })
+		time.Sleep(5 * time.Second)
+		w.ownedBy(lb)
+		reads, since := w.count("owners"), time.Now()
+		w.db.Edit(func(t *fakestore.Tables, _ int64) {
+			row := t.Clients[sessionOf(t, "a")]
+			row.Metadata = `{"by": "hand"}`
+			t.Clients[row.Session] = row
+		})
+		w.within(2*time.Minute, "b sees the change", func() bool {
+			return testkit.Must(lb.Owners(context.Background()))(t)[0].Metadata["by"] == "hand"
+		})
+		if n, took := w.count("owners")-reads, time.Since(since); n != 1 || took < 50*time.Second || took > time.Minute+time.Second {
+			t.Errorf("%d reads, the last after %v", n, took)
+		}
+		b.cutOff(true)
+		time.Sleep(7 * time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if owners, err := lb.Owners(ctx); err == nil {
+			t.Errorf("without heartbeats for a TTL it returned %v", owners)
+		}
+		b.cutOff(false)
+	})
+}
+
 // At the moment when a candidate joins, the leader's heartbeat is late. It comes in time.
 func TestLeaderIsSeenWhenItsHeartbeatWasLate(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
