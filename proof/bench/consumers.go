@@ -28,6 +28,9 @@ type order struct {
 	Payload []byte
 }
 
+// insertEffect is what a handler writes for a row, if it writes.
+const insertEffect = "INSERT INTO public.effects VALUES ($1)"
+
 var queueOfOrders = consumer.Queue{Table: "public.orders", Key: "customer", Time: "made"}
 
 // A consumption is a database with a queue, and the processes that work through it.
@@ -38,6 +41,7 @@ type consumption struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup
 
+	writes  bool // the handler inserts a row
 	handled atomic.Int64
 	mu      sync.Mutex
 	late    []time.Duration // from the insert to the handler; nil: not measured
@@ -46,17 +50,22 @@ type consumption struct {
 func newConsumption(ctx context.Context, l *lab) *consumption {
 	c := &consumption{database: l.newDatabase(ctx, l.durable, consumerProcesses*consumerWorkers+4)}
 	check(consumer.Migrate(ctx, c.Pool))
-	c.all(ctx, consumer.TableSQL("orders", "", queueOfOrders))
+	c.all(ctx, consumer.TableSQL("orders", "", queueOfOrders), "CREATE TABLE public.effects (id bigint)")
 	return c
 }
 
-// start starts processes whose handler does nothing but count.
+// start starts processes whose handler counts, and inserts a row into a table if there is one.
 func (c *consumption) start(ctx context.Context, name string, n int, opts ...consumer.Option) {
 	quiet := slog.New(slog.DiscardHandler)
 	running, stop := context.WithCancel(context.Background())
 	c.stop = stop
 	opts = append([]consumer.Option{consumer.WithLogger(quiet), consumer.WithWorkers(consumerWorkers)}, opts...)
-	h := consumer.Each(func(_ context.Context, _ pgx.Tx, row consumer.Row[order]) error {
+	h := consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[order]) error {
+		if c.writes {
+			if _, err := tx.Exec(ctx, insertEffect, row.ID); err != nil {
+				return err
+			}
+		}
 		if c.handled.Add(1); c.late != nil {
 			late := time.Since(row.Value.Made)
 			c.mu.Lock()
@@ -70,7 +79,9 @@ func (c *consumption) start(ctx context.Context, name string, n int, opts ...con
 		of := must(consumer.New(ctx, client, pool, name, queueOfOrders, h, opts...))
 		c.running.Go(func() { _ = of.Run(running) })
 	}
-	c.until(ctx, "all is owned", "SELECT count(*) > 0 AND count(*) = count(owner) AND count(DISTINCT owner) = $1 AND count(*) FILTER (WHERE moving_to IS NOT NULL) = 0 FROM pgleases.status", n)
+	c.until(ctx, "all is owned", "SELECT count(*) > 0 AND count(*) = count(owner) AND count(DISTINCT owner) = $1 AND count(*) FILTER (WHERE moving_to IS NOT NULL) = 0 FROM pgleases.status WHERE lease = $2", n, "consumer/"+name)
+	c.until(ctx, "all has begun", "SELECT count(*) = count(c.begun) FROM pgleases.partitions AS p LEFT JOIN pgleases.consumer_partitions AS c ON c.consumer = $1 AND c.partition = p.partition AND c.begun = p.epoch WHERE p.lease = $2",
+		name, "consumer/"+name)
 }
 
 // process returns the client and the pool of another process, which halt closes.
@@ -102,6 +113,23 @@ func (c *consumption) end() {
 // fill inserts rows of so many customers.
 func (c *consumption) fill(ctx context.Context, rows, customers int) {
 	must(c.Exec(ctx, "INSERT INTO public.orders (customer, payload) SELECT 'customer ' || i % $2, '{}' FROM generate_series(1, $1::int) AS i", rows, customers))
+}
+
+// prepare makes a backlog of rows that waits for wake.
+func (c *consumption) prepare(ctx context.Context, rows int) {
+	c.pause(ctx)
+	c.fill(ctx, rows, 10_000)
+	c.all(ctx, "TRUNCATE public.effects", "VACUUM ANALYZE public.orders", "CHECKPOINT")
+}
+
+// pause lets the consumers take nothing, because a change of owners lets them look, too.
+func (c *consumption) pause(ctx context.Context) {
+	must(c.Exec(ctx, "UPDATE pgleases.consumers SET paused_at = clock_timestamp()"))
+}
+
+// wake lets the consumers begin.
+func (c *consumption) wake(ctx context.Context) {
+	c.all(ctx, "UPDATE pgleases.consumers SET paused_at = NULL", "INSERT INTO public.orders (customer, payload) VALUES ('last', '{}')")
 }
 
 func (c *consumption) emptied(ctx context.Context) {
@@ -138,6 +166,42 @@ func (c *consumption) naive(ctx context.Context, batch int) {
 	})
 }
 
+// bare handles rows as a program would that knows them: each in a transaction with a guard, an
+// insert and a DELETE. A process without a consumer owns the partitions.
+func (c *consumption) bare(ctx context.Context, rows int) float64 {
+	client, _ := c.process(ctx, 1)
+	c.stop = func() {}
+	defer c.halt()
+	must(client.Lease(ctx, "bare", consumerPartitions))
+	const owned = "FROM pgleases.partitions WHERE lease = 'bare' AND owner IS NOT NULL"
+	c.until(ctx, "all is owned", "SELECT count(*) = $1 "+owned, consumerPartitions)
+	c.prepare(ctx, rows)
+	type known struct {
+		ID        int64
+		Partition int32
+		Epoch     int64
+	}
+	read, _ := c.Query(ctx, "SELECT o.id, p.partition, p.epoch FROM public.orders AS o JOIN (SELECT partition, epoch "+owned+") AS p USING (partition) ORDER BY o.id")
+	todo := must(pgx.CollectRows(read, pgx.RowToStructByPos[known]))
+	const sessions = consumerProcesses * consumerWorkers
+	began := time.Now()
+	together(sessions, func(session int) {
+		for i := session; i < len(todo); i += sessions {
+			check(pgx.BeginFunc(ctx, c.Pool, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "SELECT pgleases.guard('bare', $1, $2)", todo[i].Partition, todo[i].Epoch)
+				if err == nil {
+					_, err = tx.Exec(ctx, insertEffect, todo[i].ID)
+				}
+				if err == nil {
+					_, err = tx.Exec(ctx, "DELETE FROM public.orders WHERE id = $1", todo[i].ID)
+				}
+				return err
+			}))
+		}
+	})
+	return float64(rows) / time.Since(began).Seconds()
+}
+
 func measureConsumers(ctx context.Context, l *lab, out *part) {
 	measureBacklog(ctx, l, out)
 	measureSteady(ctx, l, out)
@@ -155,47 +219,50 @@ func measureBacklog(ctx context.Context, l *lab, out *part) {
 	work := func(rows int, opts ...consumer.Option) float64 {
 		c.start(ctx, "orders", consumerProcesses, append(opts, consumer.WithPoll(time.Hour))...)
 		defer c.halt()
-		must(c.Exec(ctx, "ALTER TABLE public.orders DISABLE TRIGGER consumer_inserted"))
-		c.fill(ctx, rows, 10_000)
-		c.all(ctx, "VACUUM ANALYZE public.orders", "CHECKPOINT", "ALTER TABLE public.orders ENABLE TRIGGER consumer_inserted")
+		c.prepare(ctx, rows)
 		began := time.Now()
-		must(c.Exec(ctx, "INSERT INTO public.orders (customer, payload) VALUES ('last', '{}')")) // wakes all
+		c.wake(ctx)
 		c.emptied(ctx)
 		return float64(rows) / time.Since(began).Seconds()
 	}
-	loop := func(rows, batch int) float64 {
-		c.fill(ctx, rows, 10_000)
-		c.all(ctx, "VACUUM ANALYZE public.orders", "CHECKPOINT")
+	loop := func(rows int) float64 {
+		c.prepare(ctx, rows)
 		began := time.Now()
-		c.naive(ctx, batch)
+		c.naive(ctx, 100)
 		return float64(rows) / time.Since(began).Seconds()
 	}
 	many, few := l.pick(2_000, 100_000), l.pick(500, 10_000)
 	paces := l.alternate(3,
 		side{"", perSecond, func() float64 { return work(many) }},
-		side{"`FOR UPDATE SKIP LOCKED LIMIT 100`, without an order", perSecond, func() float64 { return loop(many, 100) }},
+		side{"`FOR UPDATE SKIP LOCKED LIMIT 100`, without an order", perSecond, func() float64 { return loop(many) }},
+	)
+	c.writes = true
+	single := l.alternate(5,
 		side{"", perSecond, func() float64 { return work(few, consumer.WithBatch(1, 1<<20)) }},
-		side{"the same loop with `LIMIT 1`", perSecond, func() float64 { return loop(few, 1) }},
+		side{"guard, insert, `DELETE` by hand, the IDs known", perSecond, func() float64 { return c.bare(ctx, few) }},
 	)
 	out.compare(fmt.Sprintf("rows from a backlog of %s, 10,000 keys", grouped(many)), paces[0], paces[1]).goal(">= 0.8x", paces[0].over(paces[1]) >= 0.8)
-	out.compare("one row for each transaction", paces[2], paces[3]).goal(">= 0.8x", paces[2].over(paces[3]) >= 0.8)
+	out.compare("one row for each transaction, with an insert by the handler", single[0], single[1]).goal(">= 0.8x", single[0].over(single[1]) >= 0.8)
 }
 
 // insertAt inserts rows at a pace for a while, each in its own transaction, and returns how many.
+// Enough sessions share the work that commits do not delay it.
 func (c *consumption) insertAt(ctx context.Context, pace float64, span time.Duration) (n int) {
-	began := time.Now()
-	for ; time.Since(began) < span; n++ {
-		if wait := time.Duration(float64(n)/pace*float64(time.Second)) - time.Since(began); wait > 0 {
-			time.Sleep(wait)
+	var count atomic.Int64
+	began, sessions := time.Now(), int(1+pace/250)
+	together(sessions, func(session int) {
+		for i := session; time.Since(began) < span; i += sessions {
+			time.Sleep(time.Until(began.Add(time.Duration(float64(i) / pace * float64(time.Second)))))
+			must(c.Exec(ctx, "INSERT INTO public.orders (customer, made, payload) VALUES ($1, clock_timestamp(), '{}')", fmt.Sprint("customer ", i%10_000)))
+			count.Add(1)
 		}
-		must(c.Exec(ctx, "INSERT INTO public.orders (customer, made, payload) VALUES ($1, clock_timestamp(), '{}')", fmt.Sprint("customer ", n%10_000)))
-	}
-	return n
+	})
+	return int(count.Load())
 }
 
 // measureSteady measures how late rows are that come at a pace.
 func measureSteady(ctx context.Context, l *lab, out *part) {
-	for _, pace := range []float64{1, 100, 1000} {
+	for _, pace := range []float64{1, 100, 1000, 3000} {
 		c := newConsumption(ctx, l)
 		c.start(ctx, "orders", consumerProcesses)
 		c.fill(ctx, 100, 100)
@@ -209,12 +276,12 @@ func measureSteady(ctx context.Context, l *lab, out *part) {
 		c.emptied(ctx)
 		c.halt()
 		r := out.figure(fmt.Sprintf("commit to handler, %s inserts per second: median, p99", grouped(int(float64(n)/span.Seconds()))),
-			fmt.Sprintf("%s, %s", duration(median(c.late)), duration(quantile(c.late, 0.99)))).than("processor time of the server", percent(share(used.server, used.span)), "")
+			fmt.Sprintf("%s, %s", duration(median(c.late)), duration(quantile(c.late, 0.99)))).than("processor time of the server, with the inserts", percent(share(used.server, used.span)), "")
 		switch pace {
 		case 1:
 			r.goal("median <= 5 ms", median(c.late) <= 5*time.Millisecond)
-		case 1000:
-			r.goal("p99 <= 100 ms", quantile(c.late, 0.99) <= 100*time.Millisecond)
+		case 3000:
+			r.goal("p99 <= 100 ms, <= 1 core", quantile(c.late, 0.99) <= 100*time.Millisecond && used.server <= used.span)
 		}
 		c.end()
 	}
@@ -291,12 +358,12 @@ func measureShapes(ctx context.Context, l *lab, out *part) {
 	pace := func(prepare func(c *consumption)) float64 {
 		c := newConsumption(ctx, l)
 		defer c.end()
-		must(c.Exec(ctx, "ALTER TABLE public.orders DISABLE TRIGGER consumer_inserted"))
 		c.start(ctx, "orders", consumerProcesses, consumer.WithPoll(time.Hour))
+		c.pause(ctx)
 		prepare(c)
-		c.all(ctx, "VACUUM ANALYZE public.orders", "CHECKPOINT", "ALTER TABLE public.orders ENABLE TRIGGER consumer_inserted")
+		c.all(ctx, "VACUUM ANALYZE public.orders", "CHECKPOINT")
 		began := time.Now()
-		must(c.Exec(ctx, "INSERT INTO public.orders (customer, payload) VALUES ('last', '{}')"))
+		c.wake(ctx)
 		c.until(ctx, "all is handled", "SELECT NOT EXISTS (SELECT FROM public.orders AS o WHERE customer NOT IN (SELECT key FROM pgleases.consumer_blocked))")
 		return float64(rows) / time.Since(began).Seconds()
 	}
