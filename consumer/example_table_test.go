@@ -18,7 +18,9 @@ import (
 // that TableSQL returns as a comment.
 func ExampleTableSQL() {
 	ctx := context.Background()
-	queue := consumer.Queue{Table: "events", Key: "customer", Partitions: 1024}
+	queue := consumer.Queue{Table: "events", Key: "customer", Partitions: 1024} // not read from a plain column
+	text := consumer.TableSQL("events", "", queue)
+
 	pool, err := pgxpool.New(ctx, exampleURL(`CREATE TABLE events (id serial PRIMARY KEY, customer uuid NOT NULL, what text);
 		INSERT INTO events (customer, what) SELECT md5((n % 100)::text)::uuid, 'event ' || n FROM generate_series(1, 20000) AS n`))
 	if err != nil {
@@ -30,7 +32,7 @@ func ExampleTableSQL() {
 		log.Fatal(err)
 	}
 
-	_, comment, _ := strings.Cut(consumer.TableSQL("events", "", queue), "-- Instead,")
+	_, comment, _ := strings.Cut(text, "-- Instead,")
 	lines := regexp.MustCompile(`(?m)^--   .*\n`).FindAllString(comment, -1)
 	steps := strings.Split(strings.ReplaceAll("\n"+strings.Join(lines, ""), "\n--   ", "\n"), ";\n")
 	err = pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { // all in one session
