@@ -70,7 +70,7 @@ func pageOf(root *cobra.Command) string {
 			text, example := section(strings.TrimPrefix(cmd.CommandPath(), "pgleases "))
 			fmt.Fprintf(&verbs, "\n### %s\n`%s`: %s", cmd.CommandPath(), strings.Replace(cmd.UseLine(), " [flags]", synopsis, 1), unwrapped(cmd.Short+".\n"+text))
 			if len(own) > 0 {
-				fmt.Fprintf(&verbs, "\nFlags: %s.\n", strings.Join(own, "; "))
+				fmt.Fprintf(&verbs, "Flags: %s.\n", strings.Join(own, "; "))
 			}
 			if example != "" {
 				verbs.WriteString("\n" + regexp.MustCompile(`(?m)^  (.+)$`).ReplaceAllString(example, "    $1") + "\n")
@@ -122,7 +122,7 @@ func TestHelpHasAnExampleOfEachVerb(t *testing.T) {
 		}
 		lines := regexp.MustCompile(`(?m)^  \$ ((?:.+\\\n)*.+)\n  [^$ ]`).FindAllStringSubmatch(cmd.Example, -1)
 		if len(lines) == 0 && !cmd.HasSubCommands() {
-			t.Errorf("%s: no example with output: %q", cmd.CommandPath(), cmd.Example)
+			t.Errorf("%s: help.txt has no example with output for it, such as\n\n  $ %s\n  done\n", cmd.CommandPath(), cmd.UseLine())
 		}
 		for _, line := range lines {
 			expectTaken(t, strings.Split(line[1], " | ")[0], cmd)
