@@ -523,7 +523,7 @@ var duties = []struct {
 	{"jobs", "overdue", "running for longer than their timeout", suchAs + "job %[3]s for %[4]v", hangs, Warning},
 	{"jobs", "unknown", "outcome unknown, so they may have been done", suchAs + "job %[3]s", "check its effect first; only if it was not done: pgleases jobs retry GROUP ID --unknown --reason '...'", Warning},
 	{"jobs", "failing", "failed 3 or more times, and are retried", suchAs + "job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", Warning},
-	{"consumers", "gone", "their queue tables are gone", "%[3]s of %[2]q", "create it again, or delete the consumer's row from the table consumers", Warning},
+	{"consumers", "gone", "their queue tables are gone", "%[3]s of %[2]q", "create it again, or pgleases consumers forget GROUP --reason '...'", Warning},
 	{"consumers", "index", "no valid, complete index on the partition and the ID, so that each read takes the whole table", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
 	{"consumers", "unhandled", "rows that no process handles, because their partition is null or out of range", "%[1]d of %[2]q", "correct the column to partition_for(key, N): TableSQL of package consumer has the statements", Fault},
 	{"consumers", "blocked", "keys blocked for long", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP shows the rows; when the cause is repaired, pgleases consumers retry GROUP --all --reason '...'; or skip one", Warning},
@@ -548,8 +548,12 @@ func (d *doctor) duties(ctx context.Context, statement, check string, columns ma
 		for _, f := range found {
 			if f.Check == y.check && f.Fault == y.fault {
 				id, _, _ := strings.Cut(f.Name, " ") // of a job
+				tick, isTick := strings.CutPrefix(f.Why, "tick ")
+				if !isTick {
+					tick = "TICK"
+				}
 				inRemedy := strings.Contains(y.remedy, "WHY")
-				y.remedy = strings.NewReplacer("WHY", f.Why, "LEASE", shell.Word("consumer/"+f.Group), "GROUP", shell.Word(f.Group), "SCHEDULE", shell.Word(f.Name), "ID", id).Replace(y.remedy)
+				y.remedy = strings.NewReplacer("WHY", f.Why, "LEASE", shell.Word("consumer/"+f.Group), "GROUP", shell.Word(f.Group), "SCHEDULE", shell.Word(f.Name), "TICK", tick, "ID", id).Replace(y.remedy)
 				text := fmt.Sprintf(y.format, f.Count, f.Group, f.Name, seconds(f.Worst), f.Worst)
 				if f.Why != "" && !inRemedy {
 					text += " (" + f.Why + ")"

@@ -192,6 +192,7 @@ func TestManageRefusals(t *testing.T) {
 	living := testkit.Must(mail.Enqueue(t.Context(), "later", schedule.WithDelay(1000*time.Hour)))(t)
 	db.setClock(midnight.Add(time.Hour))
 	becomes(db, "a tick is done", 1, "SELECT count(*) FROM pgleases.history WHERE name = 'close'")
+	extra := one[time.Time](db, "UPDATE pgleases.history SET name = 'extra' WHERE job IS NOT NULL RETURNING until") // as of Trigger
 	m, ctx := newOperator(db).manage("why", ""), t.Context()
 	backfill := func(name string, from, to time.Time) error { return second(m.Backfill(ctx, name, from, to)) }
 	_, _, kindErr := m.RetryFailed(ctx, "", midnight)
@@ -203,6 +204,7 @@ func TestManageRefusals(t *testing.T) {
 		`backfill schedule "gone" of group "tests"`:               backfill("gone", midnight, midnight.Add(time.Hour)),
 		`of schedule "shut" of group "tests"`:                     second(m.RetryTick(ctx, "shut", midnight)),
 		"is not in the history of group":                          second(m.RetryTick(ctx, "close", midnight.Add(time.Minute))),
+		fmt.Sprintf("was no tick, but job %d: retry that", done):  second(m.RetryTick(ctx, "extra", extra)),
 		"job 1000000 is not in the history":                       second(m.Retry(ctx, 1000000)),
 		`has no job 1000000, or it has ended`:                     m.Cancel(ctx, 1000000),
 		fmt.Sprintf(`has no job %d, or it has`, done):             m.Cancel(ctx, done),

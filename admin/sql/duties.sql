@@ -45,7 +45,7 @@ WITH RECURSIVE names AS (
         UNION ALL (SELECT 'jobs', format('%s (%s)', j.id, j.kind), j.partition, j.trying FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.due < t.now - t.long LIMIT 10000)) AS r
     JOIN pgleases.partitions AS p ON p.lease = 'schedule/' || g.name AND p.partition = r.partition AND p.epoch = (r.trying ->> 'called')::bigint JOIN pgleases.clients AS c ON c.session = p.owner
     WHERE r.trying ->> 'run' <> '' AND (r.trying ->> 'ends')::timestamptz < t.now - t.long
-    UNION ALL SELECT 'schedules', 'none', '', '', 0, CASE WHEN EXISTS (SELECT FROM pgleases.schedules) THEN 'none is late, or failed 3 times in a row' ELSE 'there are none' END
+    UNION ALL SELECT 'schedules', 'none', '', '', 0, CASE WHEN EXISTS (SELECT FROM pgleases.schedules) THEN 'none is late, failed 3 times in a row, or failed last with its next tick over an hour away' ELSE 'there are none' END
     UNION ALL SELECT 'jobs', 'none', '', '', 0, CASE WHEN EXISTS (SELECT FROM pgleases.jobs) THEN 'none is late, or failed 3 times' ELSE 'there are none' END
     UNION ALL -- processes register their declarations again each day
     (SELECT 'schedules', 'undeclared', s.group_name, s.name, extract(epoch FROM t.now - s.registered), 'since ' || s.registered::date

@@ -482,7 +482,7 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		{`UPDATE pgleases.clients SET id = E'a\n' WHERE id = 'a'; UPDATE pgleases.schedules` + overdue + " WHERE name = 'put'", "UPDATE pgleases.schedules SET trying = NULL, due = now()", "warning schedules",
 			`(run by "a\n", host host, pid 7)`},
 		{ended + `5, 'put', NULL, '2026-03-02Z', 'unknown', NULL)`, "DELETE FROM pgleases.history WHERE outcome = 'unknown'", "warning schedules",
-			`outcome unknown, so they may have been done: 1 of group "reports", such as "put" (tick 2026-03-02T00:00:00+00:00)`},
+			`outcome unknown, so they may have been done: 1 of group "reports", such as "put" (tick 2026-03-02T00:00:00+00:00) > check its effect first; only if it was not done: pgleases schedules retry reports put 2026-03-02T00:00:00+00:00 --unknown`},
 		{ended + `0, '', 6, now(), 'unknown', NULL)` + ended + `0, '', 7, now(), 'failed', E'it broke\nin many lines')`, "UPDATE pgleases.history SET retried = 8 WHERE job = 6", "warning jobs, warning jobs",
 			`outcome unknown, so they may have been done: 1 of group "reports", such as job 6 (pay)`},
 		{"SELECT", "UPDATE pgleases.history SET retried = 8", "warning jobs", `failed in the last day, and were not retried: 1 of group "reports", such as job 7 (pay) (it broke)`},

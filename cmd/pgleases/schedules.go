@@ -61,7 +61,7 @@ func withGroup(cmd *cobra.Command, use func(ctx context.Context, s *schedule.Sch
 			if other := checkGroup(cmd, cmd.Flags().Arg(0)); other != nil {
 				return other
 			}
-			err = fmt.Errorf("%w\npgleases schedules list GROUP and pgleases jobs list GROUP show all", err)
+			err = fmt.Errorf("%w\npgleases schedules list GROUP, schedules history GROUP SCHEDULE and jobs list GROUP show what there is", err)
 		case store.ReadOnly(err) || store.Code(err) == "0A000":
 			err = fmt.Errorf("%w\nthe server is a standby: give the address of the primary", err)
 		case store.Denied(err):

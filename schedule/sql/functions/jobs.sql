@@ -115,8 +115,10 @@ BEGIN
         IF EXISTS (SELECT FROM pgleases.jobs AS r WHERE r.group_name = p_group AND r.id = p_job) THEN
             RAISE EXCEPTION '% is still running or waiting', what USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('pgleases jobs show %s %s', p_group, p_job);
         END IF;
-        RAISE EXCEPTION '% is not in the history of group "%"', what, p_group
-            USING ERRCODE = 'undefined_object', HINT = CASE WHEN p_job IS NULL THEN 'Pass TICK exactly as pgleases schedules history shows it, with its fraction. ' ELSE '' END || 'Old entries are deleted.';
+        RAISE EXCEPTION '% is not in the history of group "%"', what, p_group USING ERRCODE = 'undefined_object', HINT = coalesce(
+            (SELECT format('The run of this time was no tick, but job %s: retry that.', r.job) FROM pgleases.history AS r
+             WHERE r.group_name = p_group AND r.name = p_name AND r.until = p_tick AND r.job IS NOT NULL ORDER BY r.id DESC LIMIT 1),
+            CASE WHEN p_job IS NULL THEN 'Pass TICK exactly as pgleases schedules history shows it, with its fraction. ' ELSE '' END || 'Old entries are deleted.');
     END IF;
     IF NOT (h.outcome IN ('failed', 'unknown') OR h.outcome = 'canceled' AND h.job IS NOT NULL) THEN
         RAISE EXCEPTION '% has outcome %', what, h.outcome USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Only failed and unknown ticks and jobs, and canceled jobs, can be retried. ' || CASE WHEN p_job IS NULL THEN 'Backfill other ticks.' ELSE 'Enqueue it again.' END;
