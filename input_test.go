@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
@@ -530,4 +532,14 @@ func TestTheZeroPartitionIsHarmless(t *testing.T) {
 		t.Errorf("String: %s", got)
 	}
 	wraps(t, "the zero Partition's context", context.Cause(p.Context()), pgleases.ErrNotOwner)
+}
+
+// The texts of the TTL's limits follow the code.
+func TestTextsNameTheLimits(t *testing.T) {
+	limits := strings.ReplaceAll(fmt.Sprintf("%v to %v", engine.MinTTL, engine.MaxTTL), "m0s", "m")
+	for file, text := range map[string]string{"options.go": "valid values are " + limits, "cmd/pgleases/run.go": "keeps its partitions: " + limits + `"`} {
+		if content := testkit.Must(os.ReadFile(file))(t); !strings.Contains(strings.ReplaceAll(string(content), "\n// ", " "), text) {
+			t.Errorf("%s does not say %q", file, text)
+		}
+	}
 }

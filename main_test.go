@@ -105,7 +105,7 @@ func refused(t *testing.T, what string, err error, texts ...string) {
 	}
 	for _, text := range texts {
 		if !strings.Contains(err.Error(), text) {
-			t.Errorf("%s: the error does not tell %s: %v", what, text, err)
+			t.Errorf("%s: the error does not say %s: %v", what, text, err)
 		}
 	}
 	if testing.Verbose() {

@@ -401,6 +401,22 @@ func shipGuarded(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease,
 	})
 }
 
+func handleItems(ctx context.Context, p pgleases.Partition, next func(context.Context, pgleases.Partition) (int64, error),
+	handle func(context.Context, pgleases.Partition, int64) error, putOff func(context.Context, pgleases.Partition, int64, error) error) error {
+	for ctx.Err() == nil {
+		item, err := next(ctx, p) // waits for the first row whose time has come
+		if err != nil {
+			return err
+		}
+		if failure := handle(p.Context(), p, item); failure != nil { // in a transaction under Guard
+			if err := putOff(p.Context(), p, item, failure); err != nil { // in another one
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 func callGuarded(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition) error {
 	var id int64
 	err := underGuard(ctx, pool, lease, p, func(tx pgx.Tx) error {

@@ -34,7 +34,7 @@ func TestALockIsHeldByOneAndTheErrorSaysByWhom(t *testing.T) {
 	wraps(t, "held", err, lock.ErrHeld)
 	for _, text := range []string{`"x"`, "the holder", "since 20", "expires at 20", "pid"} {
 		if !strings.Contains(err.Error(), text) {
-			t.Errorf("the error does not tell %s: %v", text, err)
+			t.Errorf("the error does not say %s: %v", text, err)
 		}
 	}
 	_, err = a.TryAcquire(t.Context(), "x")

@@ -317,7 +317,7 @@ func partitionOf(text string) (lease string, partition int, err error) {
 	slash := strings.LastIndexByte(text, '/')
 	partition, err = strconv.Atoi(text[slash+1:])
 	if slash < 0 || err != nil || partition < 0 {
-		return "", 0, fmt.Errorf("%q names no partition: give the lease, a slash and the number, such as orders/17", text)
+		return "", 0, fmt.Errorf("%q names no partition: give the lease, a slash and the number, such as orders/17; explain also takes a lease and --key", text)
 	}
 	return text[:slash], partition, nil
 }

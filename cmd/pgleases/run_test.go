@@ -55,7 +55,7 @@ func TestRunRefusesWrongFlagsWithARemedy(t *testing.T) {
 	} {
 		c := command.Run(t, env, strings.Fields(test.args)...)
 		if code := c.ExitCode(); code != test.code || !strings.Contains(c.Printed(), test.want) {
-			t.Errorf("%s: exit code %d, want %d; told %q, want %q", test.args, code, test.code, c.Printed(), test.want)
+			t.Errorf("%s: exit code %d and %q, want %d and %q", test.args, code, c.Printed(), test.code, test.want)
 		}
 	}
 }

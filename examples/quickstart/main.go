@@ -49,7 +49,7 @@ func run(ctx context.Context, databaseURL string) error {
 	return lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
 		for ctx.Err() == nil { // ctx ends if the process stops, or the partition must move
 			if err := ship(p.Context(), pool, lease, p); err != nil { // p.Context() ends only if the partition is lost
-				return err // logged, unless ctx has ended; Run calls again
+				return err // logged; Run calls again after a pause
 			}
 			select {
 			case <-time.After(time.Second): // then poll for new orders

@@ -28,7 +28,7 @@ func newReleases() releases {
 	return releases{batch: maxBatch, apart: make(apart[string]), unannounced: make(map[string]map[int64]struct{}), announcedApart: make(apart[string])}
 }
 
-// apart are keys whose last statement met a lock, and when that was. A statement waits for the
+// apart has keys whose last statement met a lock, with the time of that. A statement waits for the
 // locks of all its keys. So these keys follow after all others, one by one.
 type apart[K comparable] map[K]time.Time
 
