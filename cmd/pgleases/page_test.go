@@ -133,8 +133,8 @@ func TestHelpHasAnExampleOfEachVerb(t *testing.T) {
 	}
 }
 
-// expectTaken expects that a command line has valid flags and arguments. If a verb is given, the line
-// must call it.
+// expectTaken expects that a command line has valid flags and arguments, and does more than print
+// the help. If a verb is given, the line must call it.
 func expectTaken(t *testing.T, line string, want *cobra.Command) {
 	t.Helper()
 	var words []string
@@ -145,7 +145,7 @@ func expectTaken(t *testing.T, line string, want *cobra.Command) {
 	if err == nil && cmd.Name() != "run" { // its arguments belong to another program
 		err = errors.Join(cmd.ParseFlags(args), cmd.ValidateArgs(cmd.Flags().Args()))
 	}
-	if err != nil || !cmd.Runnable() || words[0] != "pgleases" || want != nil && cmd.CommandPath() != want.CommandPath() {
+	if err != nil || !cmd.Runnable() || cmd.Example == "" || words[0] != "pgleases" || want != nil && cmd.CommandPath() != want.CommandPath() {
 		t.Errorf("%s: %v", line, err)
 	}
 }
@@ -159,6 +159,27 @@ func TestREADMECommandsAreVerbs(t *testing.T) {
 	}
 	if len(lines) < 4 {
 		t.Errorf("only %d commands found", len(lines))
+	}
+}
+
+// Each alert begins with doctor and leads to the page. The commands in alerts are valid.
+func TestAlertCommandsAreVerbs(t *testing.T) {
+	rules := string(testkit.Must(os.ReadFile("../../prometheus/alerts.yaml"))(t))
+	rules = regexp.MustCompile(`{{ \$labels\.(\w+) }}`).ReplaceAllString(rules, "$1")
+	for _, line := range regexp.MustCompile(`"(pgleases [^"]+)"`).FindAllStringSubmatch(rules[strings.Index(rules, "groups:"):], -1) {
+		if strings.Contains(line[1], "explain") && !strings.Contains(line[1], "/") {
+			t.Errorf("%s: it names no partition", line[1])
+		}
+		expectTaken(t, line[1], nil)
+	}
+	alerts := strings.Split(rules, "- alert: ")[1:]
+	for _, alert := range alerts {
+		if !regexp.MustCompile(`\n +remedy: '?Run "pgleases doctor"[^\n]+\n +runbook_url: .*(docs/troubleshooting\.md|\*troubleshooting)\n`).MatchString(alert) {
+			t.Errorf("it has not both, doctor first and the page: %s", alert)
+		}
+	}
+	if len(alerts) < 15 {
+		t.Errorf("only %d alerts found", len(alerts))
 	}
 }
 
