@@ -223,6 +223,8 @@ func TestOperatorsForgetConsumers(t *testing.T) {
 	testkit.OK(t, w.end())
 	expect(t, db.change("forget", 0), 1, "forgotten")
 	expect(t, one[string](db, "SELECT concat_ws(' ', (SELECT count(*) FROM pgleases.consumers), (SELECT count(*) FROM pgleases.consumer_blocked), (SELECT count(*) FROM pgleases.consumer_partitions))"), "0 0 0", "what is left")
+	_, err = db.Exec(t.Context(), "SELECT pgleases.consumer_begin('orders'::text, '{0}'::int[], '{9}'::bigint[])") // of a process that was there before
+	contains(t, err, `the consumer "orders" was forgotten`)
 	db.exec("ALTER TABLE public.outbox RENAME TO renamed")
 	queue := outbox
 	queue.Table = "public.renamed"

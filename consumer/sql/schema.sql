@@ -211,6 +211,10 @@ RETURNS TABLE (number int, crashed_now boolean, crashed_epoch bigint, watched bi
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
 AS $pgleases_body$
 BEGIN
+    PERFORM FROM pgleases.consumers AS c WHERE c.name = p_consumer FOR KEY SHARE; -- it is not forgotten before this commits
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the consumer "%" was forgotten', p_consumer USING ERRCODE = 'undefined_object', HINT = 'Start the process again.';
+    END IF;
     RETURN QUERY
     WITH own AS MATERIALIZED (
         SELECT b.number, b.epoch, c.begun, c.crashed, c.watched_to, c.note_first, c.note_last,
@@ -363,6 +367,7 @@ BEGIN
         DELETE FROM pgleases.consumer_dead_letters AS d WHERE d.consumer = p_consumer AND d.id = p_id
             AND d.died_at = (SELECT max(o.died_at) FROM pgleases.consumer_dead_letters AS o WHERE o.consumer = p_consumer AND o.id = p_id);
     ELSIF p_verb = 'forget' THEN
+        PERFORM FROM pgleases.consumers AS c WHERE c.name = p_consumer FOR UPDATE; -- no owner begins before this commits
         IF EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.lease = 'consumer/' || p_consumer AND p.owner IS NOT NULL) THEN
             RAISE EXCEPTION 'processes run the consumer "%"', p_consumer USING ERRCODE = 'object_in_use', HINT = 'End them first.';
         END IF;
