@@ -25,6 +25,7 @@ import (
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/leader"
 	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -515,30 +516,27 @@ func shipEach(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease) er
 	return err
 }
 
-func ExampleClient_leader() {
+func Example_leaderCallbacks() {
 	x := begin()
 	defer x.end()
 	client := x.client()
-	lead := func(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition) error {
-		_, leads := lease.Partition(0)
-		err := pgx.BeginFunc(p.Context(), x.pool, func(tx pgx.Tx) error { return lease.Guard(ctx, tx, p) })
-		fmt.Println("this process leads:", leads, err)
+	lead := func(ctx context.Context, epoch int64) {
+		fmt.Println("leading under epoch", epoch)
 		x.stop()
 		<-ctx.Done()
-		return nil
 	}
 	err := func(ctx context.Context) error {
-		lease, err := client.Lease(ctx, "leader", 1)
-		if err != nil {
-			return err
-		}
-		return lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error { // called when this process begins to lead
-			return lead(ctx, lease, p) // retries, and leads until ctx ends; its transactions begin with lease.Guard(ctx, tx, p)
+		return leader.Run(ctx, client, "reports", leader.Callbacks{
+			OnStartedLeading: func(ctx context.Context) { // each time that this process begins to lead
+				lead(ctx, leader.Epoch(ctx)) // retries, and returns when ctx ends
+			},
+			OnStoppedLeading: func() { log.Print("standing by") }, // and it may lead again
+			OnNewLeader:      func(id string) { log.Print("the leader is ", id) },
 		})
 	}(x.ctx)
 	fmt.Println("stopped:", errors.Is(err, context.Canceled))
 	// Output:
-	// this process leads: true <nil>
+	// leading under epoch 1
 	// stopped: true
 }
 

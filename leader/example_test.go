@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
@@ -32,7 +33,11 @@ func Example() {
 	err = leader.Run(ctx, client, "reports", leader.Callbacks{
 		OnStartedLeading: func(ctx context.Context) {
 			for ctx.Err() == nil {
-				fmt.Println("leading under epoch", leader.Epoch(ctx))
+				err := write(ctx, client, pool, func(tx pgx.Tx) error {
+					_, err := tx.Exec(ctx, "UPDATE reports SET made = now()")
+					return err
+				})
+				fmt.Println("leading under epoch", leader.Epoch(ctx), err)
 				select {
 				case <-time.After(time.Minute):
 				case <-ctx.Done(): // stop now: the next leader waits for it
@@ -50,4 +55,18 @@ func Example() {
 	if !errors.Is(err, context.Canceled) { // not a signal, for example a newer process has its ID
 		log.Print(err)
 	}
+}
+
+// write runs f in a transaction that only the leader of this epoch can commit.
+func write(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, f func(pgx.Tx) error) error {
+	lease, err := client.Lease(ctx, "reports", 1) // the one of the leadership
+	if err != nil {
+		return err
+	}
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if err := lease.Guard(ctx, tx, pgleases.Partition{Epoch: leader.Epoch(ctx)}); err != nil {
+			return err
+		}
+		return f(tx)
+	})
 }

@@ -122,7 +122,7 @@ func (e *Elector) IsLeader() bool {
 // Leader returns the client ID of the last leader that this process has heard of; empty: of none.
 // It costs nanoseconds, and is as late as OnNewLeader: in a process that was frozen it may return
 // that process's ID when another one leads. For the present leader with its metadata, call
-// Client.Owner(ctx, name, 0).
+// Client.Owner(ctx, name, 0), with a deadline: without a connection it waits until ctx ends.
 func (e *Elector) Leader() string {
 	if id := e.leader.Load(); id != nil {
 		return *id
