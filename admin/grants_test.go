@@ -93,7 +93,7 @@ var mayDo = map[string]string{
 	"consumers INSERT":           clientsInsert + "consumer_blocked consumer_dead_letters consumer_partitions consumers",
 	"consumers UPDATE":           clientsWrite + "server notified consumer_blocked consumer_partitions consumers",
 	"consumers DELETE":           clientsDelete + "consumer_blocked",
-	"consumer-operators EXECUTE": forReaders + " consumer_change()", "consumer-operators USAGE": "schema", "consumer-operators SELECT": everything,
+	"consumer-operators EXECUTE": forReaders + " consumer_change() consumer_return()", "consumer-operators USAGE": "schema", "consumer-operators SELECT": everything,
 }
 
 // Each logged table has a replica identity.
