@@ -500,7 +500,7 @@ type duty struct {
 	Why                 string
 }
 
-const suchAs, hangs, known = "%[1]d of group %[2]q, such as ", `its log says "handler still running": if it hangs, kill that process`, "a limit frees itself as runs end; for the rest, deploy a process that knows them"
+const suchAs, hangs, known = "%[1]d of group %[2]q, such as ", `if it hangs (its log says "handler still running"): WHY; SIGTERM would wait for the work`, "a limit frees itself as runs end; for the rest, deploy a process that knows them"
 
 // duties are the possible faults of schedules, jobs and consumers. The arguments of format are 1 the
 // count, 2 the group or consumer, and 3 to 5 the worst one: its name, its age, and its number of
@@ -659,15 +659,17 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 	deserted, drains, left, overdue, crowded, paused := []string{}, []string{}, []string{}, []string{}, []string{}, ""
 	for i := range s.Leases {
 		l := &s.Leases[i]
-		if slices.ContainsFunc(s.OverridesOf(l.Name, ""), func(w Override) bool { return w.Verb == Pause }) {
-			paused += fmt.Sprintf("; those of %q have none, because it is paused", l.Name)
+		if s.pause(l) != nil {
+			paused = " of a lease that is not paused"
 			continue
 		}
 		if len(l.Members) == 0 && !slices.ContainsFunc(l.Holdings, func(h Holding) bool { return h.OwnerSession != 0 }) {
 			left = append(left, fmt.Sprintf("%q", l.Name)) // for example, a lease of pgleases run --once from cron
 		} else if s.working(l) == 0 {
 			deserted = append(deserted, fmt.Sprintf("%q", l.Name))
-			drains = append(drains, s.drains(l)...)
+			for _, w := range s.drains(l) {
+				drains = append(drains, w.summary())
+			}
 		} else if late := s.At.Sub(l.Due); !l.Due.IsZero() && late > d.Long {
 			overdue = append(overdue, fmt.Sprintf("%q for %v", l.Name, late.Round(time.Second)))
 		}
@@ -685,26 +687,50 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 		}
 		remedy := fmt.Sprintf("pgleases explain %s says what that one waits for, such as the TTL of a client that crashed\nif that is a transaction: pgleases doctor --long 1s: if it warns of one of the last owner's process, end that\nif that is a plan or an eviction, for more than a minute: search the logs of the clients for plan failed and evict, and restart one",
 			shell.Word(fmt.Sprintf("%s/%d", names[0], orphans[names[0]][0][0])))
-		d.found("orphans", Fault, map[bool]string{true: "end what row-locks names", false: remedy}[locked], "partitions that no live client owns, for %v: %s", stays, listed(all))
+		text := fmt.Sprintf("partitions that no live client owns, for more than %v: %s", stays, listed(all))
+		if locked {
+			remedy = "end what row-locks names"
+		} else if !s.live("") {
+			var last []string
+			for _, c := range s.Clients {
+				last = append(last, fmt.Sprintf("%q (host %s, pid %d)", c.ID, shell.Word(c.Host), c.PID))
+			}
+			text, remedy = text+"; no client is live, the last were "+listed(last), "continue or restart them; kill -9 what is frozen"
+		}
+		d.found("orphans", Fault, remedy, "%s", text)
 	case len(deserted) > 0:
 		d.found("orphans", Warning, map[bool]string{true: "pgleases undrain CLIENT --reason '...' for each of them, or start another process", false: "start a process"}[len(drains) > 0]+"; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no client works on %s", strings.TrimSuffix(listed(deserted)+"; "+listed(drains), "; "))
 	case len(left) > 0:
 		d.found("orphans", Note, "start a process if one should run now; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "all clients have left, as after pgleases run --once: %s", listed(left))
 	}
-	d.fine("orphans", "each partition has an owner%s", paused)
+	d.fine("orphans", "each partition%s has an owner", paused)
 	d.judge("plans", len(overdue) == 0, "no plan is overdue", Warning, "search the logs of the members for plan failed", "overdue: %s", listed(overdue))
 	d.judge("shares", len(crowded) == 0, "no lease has fewer partitions than members", Note,
 		"run fewer processes, or drop the lease and create it with more partitions", "some members own nothing: %s", listed(crowded))
 }
 
+// pause returns the pause of a lease, or nil.
+func (s *Snapshot) pause(l *Lease) *Override {
+	return find(s.OverridesOf(l.Name, ""), func(w Override) bool { return w.Verb == Pause })
+}
+
 // drains returns the drains of members of a lease that would work on it otherwise.
-func (s *Snapshot) drains(l *Lease) (all []string) {
-	for _, w := range s.Overrides {
-		if w.Verb == Drain && slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == w.Client && m.Weight > 0 }) {
-			all = append(all, w.summary())
-		}
-	}
-	return all
+func (s *Snapshot) drains(l *Lease) []Override {
+	return slices.DeleteFunc(slices.Clone(s.Overrides), func(w Override) bool {
+		return w.Verb != Drain || !slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == w.Client && m.Weight > 0 })
+	})
+}
+
+// stops reports whether an override stops all work on a lease.
+func (s *Snapshot) stops(w Override) bool {
+	return w.Verb == Pause || w.Verb == Drain && slices.ContainsFunc(s.Leases, func(l Lease) bool {
+		return s.pause(&l) == nil && s.working(&l) == 0 && slices.Contains(s.drains(&l), w)
+	})
+}
+
+// back returns the command that takes it back.
+func (w Override) back() string {
+	return fmt.Sprintf("pgleases %s %s --reason '...'", takenBack[slices.Index(overrides, w.Verb)], shell.Word(w.Of()))
 }
 
 func (w Override) summary() string {
@@ -712,16 +738,28 @@ func (w Override) summary() string {
 	return fmt.Sprintf("%s of %q by %s since %s%s: %q", w.Verb, w.Of(), w.Actor, w.Since.UTC().Format(time.DateOnly), until, w.Reason)
 }
 
-// overrides finds those that are old.
+// overrides finds those without an end that stop all work on a lease, or are old.
 func (d *doctor) overrides(s *Snapshot) {
-	var all []string
+	texts, remedies := make(map[Level][]string), make(map[Level][]string)
 	for _, w := range s.Overrides {
-		if w.Until.IsZero() && s.At.Sub(w.Since) > old {
-			all = append(all, w.summary())
+		age, stops := s.At.Sub(w.Since), s.stops(w)
+		level, text, remedy := Note, "older than a day, without an end: "+w.summary(), "if it is no longer needed: "
+		switch {
+		case !w.Until.IsZero() || !stops && age <= old:
+			continue
+		case stops:
+			level = map[bool]Level{true: Warning, false: Note}[age > time.Hour]
+			text = fmt.Sprintf("%q is %s by %s%s, without an end: %q: no work is done", w.Of(), map[Verb]string{Pause: "paused", Drain: "drained"}[w.Verb], w.Actor, when("since", w.Since, s.At), w.Reason)
+			remedy = "when it may go on: "
+		}
+		texts[level], remedies[level] = append(texts[level], text), append(remedies[level], remedy+w.back())
+	}
+	for _, level := range []Level{Warning, Note} {
+		if all := remedies[level]; len(all) > 0 {
+			d.found("overrides", level, strings.Join(all[:min(5, len(all))], "\n"), "%s", listed(texts[level]))
 		}
 	}
-	d.judge("overrides", len(all) == 0, fmt.Sprintf("%d, all of them recent or with an end", len(s.Overrides)),
-		Note, "take back those that are no longer needed, such as: pgleases undrain CLIENT --reason '...'; or uncordon, resume, unfreeze, unpin", "older than a day, without an end: %s", listed(all))
+	d.fine("overrides", "%d, all of them recent or with an end", len(s.Overrides))
 }
 
 // handoffs finds those that take too long.
@@ -731,8 +769,8 @@ func (d *doctor) handoffs(s *Snapshot) {
 		for _, h := range s.Leases[i].Holdings {
 			if h.Moves() && s.At.Sub(h.Asked) > d.Long {
 				c := s.Client(h.OwnerSession)
-				unblock = fmt.Sprintf("if the work on it may take that long, wait\npgleases doctor --long 1s: if it warns of a transaction of that process, end that first\nif the work hangs: kill %s (host %s, pid %d), or pgleases evict %[1]s --reason '...'; after a TTL, pgleases list shows MOVING 0",
-					shell.Word(c.ID), shell.Word(c.Host), c.PID)
+				unblock = fmt.Sprintf("if the work on it may take that long, wait\npgleases doctor --long 1s: if it warns of a transaction of that process, end that first\nif the work hangs: kill -9 %d on host %s (%s); SIGTERM would wait for the work\nif you cannot reach it: pgleases evict %[3]s --reason '...'; after a TTL, pgleases list shows MOVING 0",
+					c.PID, shell.Word(c.Host), shell.Word(c.ID))
 				draining = append(draining, fmt.Sprintf("%q %v of %q for %v", s.Leases[i].Name, h.Partitions, h.Owner, s.At.Sub(h.Asked).Round(time.Second)))
 			}
 		}

@@ -39,7 +39,7 @@ WITH RECURSIVE names AS (
          extract(epoch FROM h.ended_at), CASE WHEN h.job IS NULL THEN 'tick ' || (to_json(h.until) #>> '{}') ELSE h.error END
      FROM t CROSS JOIN pgleases.history AS h
      WHERE h.outcome = ANY ('{failed,unknown}'::text[]) AND h.ended_at > t.now - interval '1 day' AND (h.job IS NOT NULL OR h.outcome = 'unknown') AND h.retried IS NULL ORDER BY h.ended_at DESC LIMIT 1000)
-    UNION ALL SELECT r.kind, 'overdue', g.name, r.name, extract(epoch FROM t.now - (r.trying ->> 'started')::timestamptz), format('run by %s, host %s, pid %s', to_json(c.id), c.host, c.pid)
+    UNION ALL SELECT r.kind, 'overdue', g.name, r.name, extract(epoch FROM t.now - (r.trying ->> 'started')::timestamptz), format('kill -9 %s on host %s (%s)', c.pid, to_json(c.host), to_json(c.id))
     FROM t CROSS JOIN groups AS g CROSS JOIN LATERAL (
         (SELECT 'schedules' AS kind, s.name, s.partition, s.trying FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.due < t.now - t.long LIMIT 10000)
         UNION ALL (SELECT 'jobs', format('%s (%s)', j.id, j.kind), j.partition, j.trying FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.due < t.now - t.long LIMIT 10000)) AS r

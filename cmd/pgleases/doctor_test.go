@@ -78,6 +78,11 @@ const sound = `
 // ddl finds statements that change more than rows.
 var ddl = regexp.MustCompile("ALTER|CREATE|DROP")
 
+// override returns a statement that sets an override of a lease, which has been set for some time.
+func override(verb, lease, until, age string) string {
+	return fmt.Sprintf("INSERT INTO pgleases.overrides (verb, lease, until, since, actor, reason) VALUES ('%s', '%s', '%s', now() - interval '%s', 'x', 'why')", verb, lease, until, age)
+}
+
 // Doctor reports each fault, and no other one. Without a fault it reports none.
 func TestDoctorFindsEachFault(t *testing.T) {
 	t.Parallel()
@@ -110,7 +115,16 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "orphan of an expired session", fault: "UPDATE pgleases.partitions SET owner = 77, target = 77 WHERE partition = 1", want: "fault orphans", text: `"l" 1`},
 		{name: "nobody works", fault: "DELETE FROM pgleases.members", want: "warning orphans", text: `no client works on "l"`},
 		{name: "all are drained", fault: "INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'a', 'infinity', now(), 'x', 'its host goes'), ('drain', 'b', 'infinity', now(), 'x', 'why')",
-			want: "warning orphans", text: `no client works on "l"; drain of "a" by x since 20`},
+			want: "warning orphans, note overrides", text: `no client works on "l"; drain of "a" by x since 20`},
+		{name: "a pause without an end", fault: override("pause", "l", "infinity", "0"), want: "note overrides", text: `, without an end: "why": no work is done > when it may go on: pgleases resume l --reason '...'`},
+		{name: "the same for 59 minutes", fault: override("pause", "l", "infinity", "59 minutes"), want: "note overrides", text: `"l" is paused by x since 20`},
+		{name: "the same for an hour", fault: override("pause", "l", "infinity", "61 minutes"), want: "warning overrides", text: ` UTC (1h1m0s ago), without an end: "why"`},
+		{name: "a pause with an end", fault: override("pause", "l", "2999-01-02", "61 minutes"), want: ""},
+		{name: "a freeze without an end", fault: override("freeze", "l", "infinity", "23 hours"), want: ""},
+		{name: "an old one", fault: override("freeze", "l", "infinity", "25 hours"), want: "note overrides", text: `older than a day, without an end: freeze of "l" by x since 20`},
+		{name: "its remedy", fault: override("freeze", "l", "infinity", "25 hours"), want: "note overrides", text: `: "why" > if it is no longer needed: pgleases unfreeze l --reason '...'`},
+		{name: "all are frozen", fault: "UPDATE pgleases.clients SET expires_at = now() - interval '10 seconds'", want: "fault orphans",
+			text: `for more than 3s: "l" 0-1; no client is live, the last were "a" (host host, pid 7), "b" (host host, pid 7) > continue or restart them; kill -9 what is frozen`},
 		{name: "all have left", fault: "DELETE FROM pgleases.members; UPDATE pgleases.partitions SET owner = NULL, target = NULL", want: "note orphans", text: `all clients have left, as after pgleases run --once: "l"`},
 		{name: "a pause that is over", fault: `INSERT INTO pgleases.overrides (verb, lease, until, since, actor, reason) VALUES ('pause', 'l', now() - interval '1 second', now(), 'x', 'why');
 			DELETE FROM pgleases.members`, want: "warning orphans", text: `no client works on "l"`},
@@ -154,12 +168,18 @@ func TestDoctorNamesProcesses(t *testing.T) {
 	}
 	execute(t, database, sound, "INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) SELECT 'drain', id, CASE id WHEN 'a' THEN 'infinity' ELSE timestamptz '2999-01-02 03:04:05Z' END, now(), 'x', 'why' FROM pgleases.clients")
 	says("orphans", `"why", drain of "b" by x since `+time.Now().UTC().Format(time.DateOnly)+`, until 2999-01-02 03:04:05 UTC: "why" > pgleases undrain CLIENT --reason '...' for each of them, or start another process; if`)
+	says("overrides", `"a" is drained by x since 20`)
+	says("overrides", `: "why": no work is done > when it may go on: pgleases undrain a --reason '...'`)
 	execute(t, database, "UPDATE pgleases.members SET weight = 0")
 	says("orphans", `no client works on "l" > start a process; if`)
+	execute(t, database, "DELETE FROM pgleases.overrides", override("pause", "l", "infinity", "0"), override("pause", "it''s", "infinity", "2 hours"), override("pause", "m", "2999-01-02", "0"))
+	says("orphans", `each partition of a lease that is not paused has an owner`)
+	says("overrides", `"it's" is paused by x since 20`)
+	says("overrides", `> when it may go on: pgleases resume 'it'\''s' --reason '...'`)
 	execute(t, database, "UPDATE pgleases.members SET weight = 1", "DELETE FROM pgleases.overrides", `UPDATE pgleases.clients SET id = E'w\nrm -rf x $(touch y) ''z''' WHERE session = 11`, "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0",
 		"INSERT INTO pgleases.events (at, cause, from_id) VALUES (now() - interval '11 minutes', 'evicted', 'long ago'), (now() - interval '9 minutes', 'evicted', 'svc-2')")
 	word := `$'w\nrm -rf x $(touch y) \047z\047'` // of one line, for a shell
-	says("handoffs", "> if the work on it may take that long, wait\npgleases doctor --long 1s: if it warns of a transaction of that process, end that first\nif the work hangs: kill "+word+" (host host, pid 7), or pgleases evict "+word+" --reason '...'; after a TTL")
+	says("handoffs", "> if the work on it may take that long, wait\npgleases doctor --long 1s: if it warns of a transaction of that process, end that first\nif the work hangs: kill -9 7 on host host ("+word+"); SIGTERM would wait for the work\nif you cannot reach it: pgleases evict "+word+" --reason '...'; after a TTL")
 	says("expired", `no session is expired; evicted in the last 10 min: "svc-2", see pgleases events`)
 	execute(t, database, "UPDATE pgleases.leases SET name = '$(touch y)', partitions = 1", "INSERT INTO pgleases.leases VALUES ('z', 2, 5, 1, 0, 'infinity', now())",
 		"UPDATE pgleases.members SET lease = CASE session WHEN 11 THEN 'z' ELSE '$(touch y)' END", "UPDATE pgleases.partitions SET owner = 77, target = 77, lease = CASE partition WHEN 1 THEN 'z' ELSE '$(touch y)' END")
@@ -480,7 +500,7 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		{"UPDATE pgleases.jobs" + overdue, "UPDATE pgleases.jobs SET trying = NULL, due = now()", "warning jobs",
 			`running for longer than their timeout: 1 of group "reports", such as job 1 (mail) for 12m`},
 		{`UPDATE pgleases.clients SET id = E'a\n' WHERE id = 'a'; UPDATE pgleases.schedules` + overdue + " WHERE name = 'put'", "UPDATE pgleases.schedules SET trying = NULL, due = now()", "warning schedules",
-			`(run by "a\n", host host, pid 7)`},
+			` > if it hangs (its log says "handler still running"): kill -9 7 on host "host" ("a\n"); SIGTERM would wait for the work`},
 		{ended + `5, 'put', NULL, '2026-03-02Z', 'unknown', NULL)`, "DELETE FROM pgleases.history WHERE outcome = 'unknown'", "warning schedules",
 			`outcome unknown, so they may have been done: 1 of group "reports", such as "put" (tick 2026-03-02T00:00:00+00:00) > check its effect first; only if it was not done: pgleases schedules retry reports put 2026-03-02T00:00:00+00:00 --unknown`},
 		{ended + `0, '', 6, now(), 'unknown', NULL)` + ended + `0, '', 7, now(), 'failed', E'it broke\nin many lines')`, "UPDATE pgleases.history SET retried = 8 WHERE job = 6", "warning jobs, warning jobs",
