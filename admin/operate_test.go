@@ -53,7 +53,7 @@ func TestOverridesAreObeyedShownAndTakenBack(t *testing.T) {
 		t.Errorf("overrides %+v", s.Overrides)
 	}
 	e, err := a.Explain(t.Context(), "orders", 0)
-	if text := strings.Join(e.Reasons, " "); err != nil || !strings.Contains(text, `An operator set a pause of "orders"`) || !strings.Contains(text, "No member may own it") {
+	if text := strings.Join(e.Reasons, " "); err != nil || !strings.Contains(text, `An operator set a pause of "orders"`) || !strings.HasSuffix(text, "No member may own it, because the lease is paused. When it may go on: pgleases resume orders --reason '...'.") {
 		t.Errorf("%v, %v", e, err)
 	}
 	for _, f := range a.Doctor(t.Context(), admin.DoctorOptions{}) {

@@ -408,15 +408,25 @@ func (e *Explanation) sayMove(s *Snapshot, l *Lease, owner, target *Client, work
 	case replaced(owner, target):
 		e.say("The newer process with this ID (pid %d) gets it when the older one hands it over, or at %v if it is dead.", target.PID, owner.TTL)
 	case owner != nil && target != nil && owner != target:
-		e.say("It is moving to %q. The owner was asked to hand it over %v ago, and does so when its work on it and all guarded transactions have ended; pgleases doctor --long 1s names those that are idle.",
-			target.ID, round(s.At.Sub(e.Asked)))
+		e.say("It is moving to %q. The owner was asked to hand it over %v ago.", target.ID, round(s.At.Sub(e.Asked)))
+		e.sayHandoff(owner)
 	case owner != nil && target == nil && !e.Asked.IsZero():
 		e.say("The owner was asked to hand it over %v ago, and no other client can own it.", round(s.At.Sub(e.Asked)))
+		e.sayHandoff(owner)
+	case owner == nil && s.pause(l) != nil:
+		e.say("No member may own it, because the lease is paused. When it may go on: %s.", s.pause(l).back())
 	case owner == nil && len(l.Members) == 0:
 		e.say("The lease has no members: start a process that joins it.")
+	case owner == nil && working == 0 && len(s.drains(l)) > 0:
+		e.say("No member may own it, because an operator has drained them: %s, or start another member.", s.drains(l)[0].back())
 	case owner == nil && working == 0:
-		e.say("No member may own it: their weights are 0, or they are drained, or the lease is paused. Set a weight, take the override back, or start another member.")
+		e.say("No member may own it: their weights are 0, or they are about to end. Set a weight, or start another member.")
 	}
+}
+
+// sayHandoff says what an owner that is asked to hand over may wait for.
+func (e *Explanation) sayHandoff(owner *Client) {
+	e.say("It does so when its Run callback or Hold has ended, and no guarded transaction is open. If a callback hangs, its log says \"handoff waits for work\": kill -QUIT %d on its host logs where, and ends it; if it does not, kill -9 %[1]d. Open transactions: pgleases doctor --long 1s.", owner.PID)
 }
 
 func round(d time.Duration) time.Duration {
