@@ -29,6 +29,7 @@ type Consumer struct {
 	PausedAt     time.Time      `json:"paused_at"`     // zero: it is not paused
 	PausedBy     string         `json:"paused_by"`     // the operator
 	PausedReason string         `json:"paused_reason"` // why
+	LeasePaused  bool           `json:"lease_paused"`  // its lease is paused, so no process owns its partitions
 	// Of Admin.Consumer, at most 100 each: the rows that block their keys, the oldest first, and the
 	// changes that operators made, the newest first.
 	Blocked []BlockedRow     `json:"blocked"`

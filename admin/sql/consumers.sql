@@ -10,6 +10,7 @@ SELECT json_build_object(
        'oldest_ns', CASE WHEN s.oldest IS NOT NULL THEN (greatest(0, least(extract(epoch FROM s.oldest), 9e9)) * 1e9)::bigint END, 'blocked_keys', s.blocked_keys, 'blocked_for_ns', coalesce((extract(epoch FROM s.blocked_for) * 1e9)::bigint, 0),
        'dead_letters', s.dead_letters, 'unhandled', s.unhandled,
        'paused_at', coalesce(s.paused_at, timestamptz '0001-01-01 00:00:00Z'), 'paused_by', coalesce(s.paused_by, ''), 'paused_reason', coalesce(s.paused_reason, ''),
+       'lease_paused', EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = 'consumer/' || s.consumer AND w.until > clock_timestamp()),
        'blocked', (SELECT json_agg(json_build_object(
                        'id', b.id::text, 'key', b.key, 'partition', b.partition, 'attempts', b.attempts, 'suspect', b.crashed IS NOT NULL, 'crashes', b.crashes, 'error', coalesce(b.error, ''),
                        'since', b.since, 'next', CASE WHEN b.next_at < 'infinity' THEN b.next_at ELSE timestamptz '0001-01-01 00:00:00Z' END, 'skipped_by', coalesce(b.skipped_by, ''))

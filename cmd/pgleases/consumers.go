@@ -42,8 +42,11 @@ func consumersTable(all []admin.Consumer) string {
 		if c.BlockedKeys > 0 {
 			blocked = period(c.BlockedFor)
 		}
-		if !c.PausedAt.IsZero() {
+		switch {
+		case !c.PausedAt.IsZero():
 			state = fmt.Sprintf("paused %s by %s: %s", relative(now, c.PausedAt), printable(c.PausedBy), printable(c.PausedReason))
+		case c.LeasePaused:
+			state = "lease paused"
 		}
 		return []any{shown(c.Name), shown(c.Queue), fmt.Sprintf("%d/%d", c.Owned, c.Partitions), counted(c.Waiting), oldest, c.BlockedKeys, blocked, counted(&c.DeadLetters), counted(c.Unhandled), state}
 	})

@@ -77,6 +77,13 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 		t.Errorf("show: %s", text)
 	}
 	changes("resume orders: done", "resume", "orders")
+	if text := output1(t, database, "pause", "consumer/orders", "--reason", "why", "--wait"); !regexp.MustCompile(` 0/4 .* lease paused\n`).MatchString(output1(t, database, "consumers")) {
+		t.Errorf("after %s, the state is not that of the lease: %s", text, output1(t, database, "consumers"))
+	}
+	output1(t, database, "resume", "consumer/orders", "--reason", "why")
+	if text := output1(t, database, "consumers"); strings.Contains(text, "lease paused") {
+		t.Errorf("its lease is not paused: %s", text)
+	}
 	changes("resume orders: it is not paused", "resume", "orders")
 	testkit.Becomes(t, pool, "the row is in the dead letters", "2", "SELECT coalesce(string_agg(id::text, ' '), '') FROM pgleases.consumer_dead_letters")
 	execute(t, database, "UPDATE public.outbox SET customer = 'good' WHERE id = 3")
