@@ -89,7 +89,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		t.Errorf("of a silent owner: %q", e.Reasons)
 	}
 	exec(t, url, "UPDATE pgleases.clients SET expires_at = now() - interval '1 hour'")
-	if e := testkit.Must(a.Explain(t.Context(), "l", 2))(t); !strings.Contains(strings.Join(e.Reasons, " "), "No client is live that could evict it: start one.") {
+	if e := testkit.Must(a.Explain(t.Context(), "l", 2))(t); !strings.Contains(strings.Join(e.Reasons, " "), "No client is live that could evict it: continue or restart one.") {
 		t.Errorf("without a live client: %q", e.Reasons)
 	}
 	for _, lease := range []string{"l", "none"} {

@@ -741,6 +741,7 @@ func (w Override) summary() string {
 // overrides finds those without an end that stop all work on a lease, or are old.
 func (d *doctor) overrides(s *Snapshot) {
 	texts, remedies := make(map[Level][]string), make(map[Level][]string)
+	is, means := map[Verb]string{Pause: "paused", Drain: "drained"}, map[Verb]string{Pause: "no work is done", Drain: "a lease of it has no member that works"}
 	for _, w := range s.Overrides {
 		age, stops := s.At.Sub(w.Since), s.stops(w)
 		level, text, remedy := Note, "older than a day, without an end: "+w.summary(), "if it is no longer needed: "
@@ -749,7 +750,7 @@ func (d *doctor) overrides(s *Snapshot) {
 			continue
 		case stops:
 			level = map[bool]Level{true: Warning, false: Note}[age > time.Hour]
-			text = fmt.Sprintf("%q is %s by %s%s, without an end: %q: no work is done", w.Of(), map[Verb]string{Pause: "paused", Drain: "drained"}[w.Verb], w.Actor, when("since", w.Since, s.At), w.Reason)
+			text = fmt.Sprintf("%q is %s by %s%s, without an end: %q: %s", w.Of(), is[w.Verb], w.Actor, when("since", w.Since, s.At), w.Reason, means[w.Verb])
 			remedy = "when it may go on: "
 		}
 		texts[level], remedies[level] = append(texts[level], text), append(remedies[level], remedy+w.back())

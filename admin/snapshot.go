@@ -355,7 +355,7 @@ func (e *Explanation) sayOwner(s *Snapshot, l *Lease, owner *Client, working int
 	case owner.Expired:
 		who := "A client that has watched the clock for that TTL evicts it"
 		if !s.live("") {
-			who = "No client is live that could evict it: start one"
+			who = "No client is live that could evict it: continue or restart one"
 		}
 		e.say("%q has sent no heartbeat for %v, longer than its TTL of %v. %s.", owner.ID, round(owner.HeartbeatAge), owner.TTL, who)
 	case owner.Superseded:

@@ -169,7 +169,7 @@ func TestDoctorNamesProcesses(t *testing.T) {
 	execute(t, database, sound, "INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) SELECT 'drain', id, CASE id WHEN 'a' THEN 'infinity' ELSE timestamptz '2999-01-02 03:04:05Z' END, now(), 'x', 'why' FROM pgleases.clients")
 	says("orphans", `"why", drain of "b" by x since `+time.Now().UTC().Format(time.DateOnly)+`, until 2999-01-02 03:04:05 UTC: "why" > pgleases undrain CLIENT --reason '...' for each of them, or start another process; if`)
 	says("overrides", `"a" is drained by x since 20`)
-	says("overrides", `: "why": no work is done > when it may go on: pgleases undrain a --reason '...'`)
+	says("overrides", `: "why": a lease of it has no member that works > when it may go on: pgleases undrain a --reason '...'`)
 	execute(t, database, "UPDATE pgleases.members SET weight = 0")
 	says("orphans", `no client works on "l" > start a process; if`)
 	execute(t, database, "DELETE FROM pgleases.overrides", override("pause", "l", "infinity", "0"), override("pause", "it''s", "infinity", "2 hours"), override("pause", "m", "2999-01-02", "0"))
