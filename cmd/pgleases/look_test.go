@@ -494,7 +494,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		"jobs cancle reports 7":              `there is no verb "cancle": did you mean cancel? pgleases jobs --help`,
 		"schedules list boks":                `there is no group "boks": pgleases schedules groups`,
 		"jobs list report":                   `there is no group "report": did you mean reports?`,
-		"schedules history reports goood":    "pgleases schedules list GROUP and",
+		"schedules history reports goood":    "pgleases schedules list GROUP, schedules history",
 		"schedules list reports --only dead": "give one of late, failing",
 	} {
 		fails(t, database, args, want)
@@ -589,13 +589,13 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		t.Errorf("written down is %q, want %q", asked, want)
 	}
 	for args, want := range map[string]string{
-		"schedules pause reports good --reason why":                        "pgleases schedules list GROUP and",
+		"schedules pause reports good --reason why":                        "pgleases schedules list GROUP, schedules history",
 		"schedules pause report bad --reason why":                          `there is no group "report": did you mean reports?`,
 		"schedules pause reports bad":                                      "--reason is missing",
 		"jobs retry-failed report close 2020-01-01T00:00:00Z --reason why": `there is no group "report": did you mean reports?`,
 		"jobs cancel reports " + failed:                                    "--reason is missing",
 		"schedules pause reports":                                          "SCHEDULE is missing: pgleases schedules pause",
-		"schedules trigger reports good --reason why":                      "pgleases schedules list GROUP and",
+		"schedules trigger reports good --reason why":                      "pgleases schedules list GROUP, schedules history",
 		"schedules backfill reports bad x y":                               `"x" is no time`,
 		"schedules backfill reports bad 2030-01-01T00:00:00Z":              "TO is missing",
 		"jobs show reports x":                                              `"x" is no job`,
