@@ -218,6 +218,9 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 		}
 		conn.Release()
 		conn = nil
+		if g.lease.TrustDeadline().IsZero() { // the process was frozen, and ctx may end late
+			return outcome{verdict: troubled, at: -1, err: pgleases.ErrTrustLost}
+		}
 		o = g.call(ctx, nil, o)
 		if o.verdict == refused {
 			return lostOf(parts)
