@@ -201,3 +201,19 @@ func TestBlockedRowThatGetsAnotherKey(t *testing.T) {
 	testkit.OK(t, w.end())
 	db.exact(3)
 }
+
+// Rows before one that is locked for long do not wait for it: each broken off batch is repeated with
+// half as many rows.
+func TestRowsBeforeALockedOne(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.put(db.alike(4)...)
+	lock := testkit.Must(db.Begin(t.Context()))(t)
+	testkit.Must(lock.Exec(t.Context(), "SELECT FROM public.outbox WHERE id = 2 FOR UPDATE"))(t)
+	w := newWorker(db, consumer.Each(effect), consumer.WithBatch(4, 1<<20)).run()
+	testkit.Becomes(t, db.Pool, "the row before is handled", int64(3), "SELECT count(*) FROM public.outbox")
+	testkit.OK(t, lock.Commit(t.Context()))
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	db.exact(4)
+}

@@ -55,7 +55,7 @@ func (g *group) work(j *job) {
 	if p := j.partitions[0]; p.watched && !g.note(p) {
 		return
 	}
-	limit := g.options.batch
+	limit := max(1, g.options.batch>>j.partitions[0].troubles)
 	if p := j.partitions[0]; p.outage > 0 && len(p.tried) == 0 {
 		limit = 1 // otherwise one row is handled of those that are read, of another key each time
 	}
