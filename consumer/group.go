@@ -162,7 +162,7 @@ func (g *group) serve(ctx context.Context, owned pgleases.Partition) error {
 
 // recordEnds records the ends of ownerships, those that come together in one statement.
 func (g *group) recordEnds(stopped <-chan struct{}) {
-	for {
+	for logged := (time.Time{}); ; {
 		var ends []ending
 		select {
 		case e := <-g.ends:
@@ -184,7 +184,8 @@ func (g *group) recordEnds(stopped <-chan struct{}) {
 		}
 		numbers, epochs := keysOf(owned)
 		ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
-		if err := g.write(ctx, g.sql.End, g.name, numbers, epochs); err != nil {
+		if err := g.write(ctx, g.sql.End, g.name, numbers, epochs); err != nil && time.Since(logged) > time.Second {
+			logged = time.Now()
 			g.log.Warn("consumer: end not recorded, the next owner takes it for a crash", slog.Int("partitions", len(ends)), slog.Any("error", store.Advised(err)))
 		}
 		cancel()

@@ -1,7 +1,10 @@
 package consumer_test
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -84,16 +87,21 @@ func TestEndThatIsNotRecordedDelaysNoOwner(t *testing.T) {
 	db.exact(16)
 }
 
-// Run waits for a while only if it cannot leave its lease.
+// Run waits for a while only if it cannot leave its lease. That its end is not recorded is logged
+// once a second.
 func TestRunEndsWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newWorker(db, consumer.Each(effect)).run()
+	var log bytes.Buffer
+	w := newWorker(db, consumer.Each(effect), consumer.WithLogger(slog.New(slog.NewTextHandler(&log, nil)))).run()
 	db.insert(8, 8)
 	db.empty("it has begun")
 	w.wire.Cut()
 	if err := w.end(); err == nil {
 		t.Error("Run has left the lease")
+	}
+	if n := strings.Count(log.String(), "end not recorded"); n < 1 || n > 2 {
+		t.Errorf("%d messages that an end was not recorded, want one", n)
 	}
 	db.exact(8)
 }
