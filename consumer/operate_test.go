@@ -129,7 +129,7 @@ func TestStatusShowsWhatWaits(t *testing.T) {
 	expect(t, db.status(), "7 05:00:00 0 2 05:00:00 0 0", "two of them blocked")
 	db.exec("ALTER TABLE public.outbox ALTER partition DROP EXPRESSION, ALTER partition DROP NOT NULL; UPDATE public.outbox SET partition = CASE id WHEN 3 THEN NULL WHEN 4 THEN -1 ELSE 8 END WHERE id IN (3, 4, 5)")
 	expect(t, db.status(), "7 05:00:00 3 2 05:00:00 0 0", "rows without a partition")
-	db.exec("ALTER TABLE public.outbox DROP CONSTRAINT outbox_pkey")
+	db.exec("ALTER TABLE public.outbox DROP CONSTRAINT outbox_pkey; CREATE INDEX ON public.outbox USING brin (id)")
 	expect(t, db.status(), "7 null 3 2 05:00:00 0 0", "without an index on the ID")
 	db.exec("DROP INDEX public.outbox_partition_id_idx")
 	expect(t, db.status(), "7 null null 2 05:00:00 0 0", "without an index on the partition")

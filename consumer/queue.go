@@ -107,7 +107,7 @@ func (t *table) check(q Queue) (Queue, error) {
 			wrong(*t.Cycle, "the sequence of column %q has CYCLE, so that IDs come again: ALTER SEQUENCE ... NO CYCLE", q.ID),
 		)
 	}
-	err = cmp.Or(err, wrong(!t.Indexed, "it has no valid, complete index on (%[2]s, %[3]s): CREATE INDEX CONCURRENTLY ON %[1]s (%[2]s, %[3]s)", t.Name, quote(q.Partition), quote(q.ID)))
+	err = cmp.Or(err, wrong(!t.Indexed, "it has no valid, complete btree index on (%[2]s, %[3]s): CREATE INDEX CONCURRENTLY ON %[1]s (%[2]s, %[3]s)", t.Name, quote(q.Partition), quote(q.ID)))
 	if err != nil {
 		return q, err
 	}

@@ -11,7 +11,9 @@ SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS table, c.relkind::pg_
                AND (t.tgtype::int OPERATOR(pg_catalog.&) 11) OPERATOR(pg_catalog.=) 11) AS before_delete, -- row 1, before 2, delete 8
        EXISTS (SELECT FROM pg_catalog.pg_subscription_rel AS s WHERE s.srrelid OPERATOR(pg_catalog.=) c.oid) AS subscribed,
        EXISTS (SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid OPERATOR(pg_catalog.=) c.oid AND i.indisvalid AND i.indpred IS NULL
-               AND i.indkey[0] OPERATOR(pg_catalog.=) p.attnum AND i.indkey[1] OPERATOR(pg_catalog.=) id.attnum AND (i.indoption[0] OPERATOR(pg_catalog.|) i.indoption[1]) OPERATOR(pg_catalog.=) 0::smallint) AS indexed,
+               AND i.indkey[0] OPERATOR(pg_catalog.=) p.attnum AND i.indkey[1] OPERATOR(pg_catalog.=) id.attnum
+               AND (SELECT r.relam FROM pg_catalog.pg_class AS r WHERE r.oid OPERATOR(pg_catalog.=) i.indexrelid) OPERATOR(pg_catalog.=) 403::oid -- btree
+               AND (i.indoption[0] OPERATOR(pg_catalog.|) i.indoption[1]) OPERATOR(pg_catalog.=) 0::smallint) AS indexed,
        id.attnotnull AS id_required, pg_catalog.format_type(id.atttypid, NULL) AS id_type,
        k.attnotnull AS key_required, pg_catalog.format_type(k.atttypid, NULL) AS key_type,
        p.attnotnull AS partition_required, pg_catalog.format_type(p.atttypid, NULL) AS partition_type,

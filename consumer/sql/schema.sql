@@ -280,7 +280,8 @@ BEGIN
                  (p_consumer.key_column, '{text,varchar,int4,int8,uuid}')) AS w (name, types)
     JOIN pg_attribute AS a ON a.attrelid = queue AND a.attname = w.name AND a.attnum > 0 AND a.atttypid = ANY (w.types::oid[])
     JOIN pg_class AS c ON c.oid = queue AND c.relkind IN ('r', 'p')
-    CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = queue AND i.indisvalid AND i.indpred IS NULL AND i.indkey[0] = a.attnum)) AS i (found);
+    CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = queue AND i.indisvalid AND i.indpred IS NULL AND i.indkey[0] = a.attnum
+        AND (SELECT r.relam FROM pg_class AS r WHERE r.oid = i.indexrelid) = 403 /* btree */)) AS i (found);
     IF fits < num_nonnulls(p_consumer.id_column, p_consumer.partition_column, p_consumer.key_column) THEN
         RETURN;
     END IF;
