@@ -402,6 +402,8 @@ func shipGuarded(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease,
 	})
 }
 
+var _ = handleItems // docs/concepts.md shows its loop
+
 func handleItems(ctx context.Context, p pgleases.Partition, next func(context.Context, pgleases.Partition) (int64, error),
 	handle func(context.Context, pgleases.Partition, int64) error, putOff func(context.Context, pgleases.Partition, int64, error) error) error {
 	for ctx.Err() == nil {

@@ -92,10 +92,10 @@ func (a *Admin) consumers(ctx context.Context, name *string) ([]Consumer, error)
 //   - "return" a dead letter to the queue table, which needs SELECT and INSERT on it;
 //   - "forget" a consumer that no process runs, with its blocked rows; dead letters stay.
 //
-// It returns the number of rows that were changed; for "pause", "resume" and "forget" 1, or 0 if the consumer
-// was paused already, or not paused. The actor may be empty; the reason has 1 to 4,000 bytes. It
-// needs the rights that Grants returns for ForConsumerOperators. It returns ErrRefused for an
-// unknown name or row, and for a wrong verb.
+// It returns the number of rows that were changed; for "pause", "resume" and "forget" 1, or 0 if
+// the consumer was paused already, or not paused. The actor may be empty; the reason has 1 to 4,000
+// bytes. It needs the rights that Grants returns for ForConsumerOperators. It returns ErrRefused
+// for an unknown name or row, and for a wrong verb.
 func (a *Admin) ChangeConsumer(ctx context.Context, verb, name string, id int64, actor, reason string) (rows int, err error) {
 	doing, row := fmt.Sprintf("%s consumer %q", verb, name), &id
 	if id == 0 {

@@ -34,7 +34,7 @@ const (
 type outcome struct {
 	verdict
 	rows []row // that were read
-	at   int   // the row that failed, the first of those that were not handled; -1: unknown
+	at   int   // the first row that was not handled, which may have failed; -1: it is not known which
 	err  error
 	slow bool // it failed by the timeout
 
@@ -268,6 +268,7 @@ func ownedOf(parts []*partition) []*partition {
 	return slices.DeleteFunc(slices.Clone(parts), func(p *partition) bool { return p.lost })
 }
 
+// lostOf notes which partitions are lost, and returns the outcome of an attempt that was refused.
 func lostOf(parts []*partition) outcome {
 	for _, p := range parts {
 		p.lost = p.lost || p.Context().Err() != nil
@@ -380,7 +381,9 @@ func (g *group) removeSame(parts []*partition, o outcome, retry *blockedRow) out
 	}
 }
 
-// verdictOf returns the verdict on an error of the removal or the commit.
+// verdictOf returns the verdict on an error of the removal or the commit. PC001 and PC002 are from
+// consumer_expect; 25P02: a statement of the handler failed; 25006: the handler made the transaction
+// read-only; 23: a constraint.
 func verdictOf(err error) verdict {
 	switch code := store.Code(err); {
 	case code == "PC002":
