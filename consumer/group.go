@@ -160,13 +160,21 @@ func (g *group) serve(ctx context.Context, owned pgleases.Partition) error {
 	return nil
 }
 
-// recordEnds records the ends of ownerships, those that come together in one statement.
+// recordEnds records the ends of ownerships, those that come together in one statement. What fails
+// is repeated each second, so that no partition counts as crashed after an outage of the database.
 func (g *group) recordEnds(stopped <-chan struct{}) {
-	for logged := (time.Time{}); ; {
+	var owned []*partition // whose ends are to be recorded
+	var logged time.Time
+	for pause := time.Duration(0); ; {
 		var ends []ending
+		var again <-chan time.Time
+		if len(owned) > 0 {
+			again = time.After(pause)
+		}
 		select {
 		case e := <-g.ends:
 			ends = append(ends, e)
+		case <-again:
 		case <-stopped:
 			return
 		}
@@ -178,15 +186,19 @@ func (g *group) recordEnds(stopped <-chan struct{}) {
 				more = false
 			}
 		}
-		var owned []*partition
 		for _, e := range ends {
 			owned = append(owned, e.p)
 		}
-		numbers, epochs := keysOf(owned)
+		rest := max(0, len(owned)-atOnce)
+		numbers, epochs := keysOf(owned[rest:])
 		ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
-		if err := g.write(ctx, g.sql.End, g.name, numbers, epochs); err != nil && time.Since(logged) > time.Second {
+		pause = time.Second
+		switch err := g.write(ctx, g.sql.End, g.name, numbers, epochs); {
+		case err == nil:
+			owned, pause = owned[:rest], 0
+		case time.Since(logged) > time.Minute:
 			logged = time.Now()
-			g.log.Warn("consumer: end not recorded, the next owner takes it for a crash", slog.Int("partitions", len(ends)), slog.Any("error", store.Advised(err)))
+			g.log.Warn("consumer: end not recorded yet, the next owner takes it for a crash", slog.Int("partitions", len(owned)), slog.Any("error", store.Advised(err)))
 		}
 		cancel()
 		for _, e := range ends {
