@@ -81,7 +81,7 @@ type freezing struct {
 	net.Conn
 	of    *freezer
 	met   int
-	armed bool
+	armed atomic.Bool
 	deaf  bool
 }
 
@@ -90,14 +90,14 @@ func (c *freezing) Write(b []byte) (int, error) {
 		if c.met++; c.met == len(c.of.At) && !c.of.After {
 			c.of.stop()
 		}
-		c.armed = c.met == len(c.of.At)
+		c.armed.Store(c.met == len(c.of.At))
 	}
 	return c.Conn.Write(b)
 }
 
 func (c *freezing) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if c.armed && c.of.After && n > 0 {
+	if c.armed.Load() && c.of.After && n > 0 {
 		c.of.stop()
 	}
 	if c.deaf && c.of.stopped.Load() {
