@@ -370,7 +370,7 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 	q.has, q.retries = make(map[int]bool), make(map[int][]blockedRow)
 	batch := new(pgx.Batch)
 	batch.BeginTx(handlers.ReadCommitted)
-	batch.Queue(g.sql.Settings, true, lockWait.Milliseconds())
+	batch.Queue(g.sql.Ours)
 	var n int
 	if q.sweep {
 		batch.Queue(g.sql.Sweep, g.name, q.numbers)

@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -19,7 +20,14 @@ type statements struct {
 	Probe, Read, ReadBlocked, Remove, RemoveSame, Charge, Bury, Crash, Note, Sweep, Misplaced string
 	ReadUnlocked, ReadBlockedUnlocked                                                         string // for AtLeastOnce
 
-	Open, Begin, End, Settings, Restore string
+	Open, Begin, End, Ours, Theirs string
+}
+
+// settings are those of our statements on the user's table. A plan that was made while the table
+// was empty must be good for a million rows too, so the planner gets no choice but the index.
+var settings = [][2]string{
+	{"enable_seqscan", "off"}, {"enable_bitmapscan", "off"}, {"enable_sort", "off"}, {"enable_hashjoin", "off"}, {"enable_mergejoin", "off"},
+	{"jit", "off"}, {"plan_cache_mode", "force_generic_plan"}, {"lock_timeout", strconv.FormatInt(lockWait.Milliseconds(), 10)},
 }
 
 var tableSQL = store.Texts(sql.Files, "pgleases")("table")
@@ -27,14 +35,25 @@ var tableSQL = store.Texts(sql.Files, "pgleases")("table")
 // statementsFor returns the statements for a schema; those on the user's table have placeholders.
 func statementsFor(schema string) (s statements) {
 	of := pgx.Identifier{schema}.Sanitize()
-	s.Open = "SELECT refused, xact FROM " + of + ".consumer_open($1::pg_catalog.text, $2::int[], $3::bigint[], $4::int, $5::int)"
 	s.Begin = "SELECT number, crashed_now, crashed_epoch, watched IS NOT NULL, suspect_first, suspect_last FROM " + of + ".consumer_begin($1::pg_catalog.text, $2::int[], $3::bigint[])"
 	s.End = "SELECT " + of + ".consumer_end($1::pg_catalog.text, $2::int[], $3::bigint[])::pg_catalog.text"
-	s.Settings = "SELECT " + of + ".consumer_settings($1::boolean, $2::int)::pg_catalog.text"
-	// The role and the limit that the session has: the handler's may not allow to remove the rows. In
-	// a transaction of the handler's own they are not known, and consumer_expect refuses that.
-	s.Restore = "SELECT pg_catalog.set_config(n, v, true) FROM (VALUES ('role', pg_catalog.current_setting('consumer.role', true)), " +
-		"('statement_timeout', pg_catalog.current_setting('consumer.statement_timeout', true))) AS s (n, v) WHERE v OPERATOR(pg_catalog.<>) ''"
+	var theirs, save, ours []string
+	set := func(name, value string) string { return "pg_catalog.set_config('" + name + "', " + value + ", true)" }
+	for i, setting := range settings {
+		ours = append(ours, set(setting[0], "'"+setting[1]+"'"))
+		save = append(save, "pg_catalog.current_setting('"+setting[0]+"')")
+		theirs = append(theirs, set(setting[0], fmt.Sprintf("pg_catalog.split_part(pg_catalog.current_setting('consumer.settings'), ' ', %d)", i+1)))
+	}
+	s.Open = "SELECT refused, xact, pg_catalog.concat(" + set("consumer.settings", "pg_catalog.concat_ws(' ', "+strings.Join(save, ", ")+")") + ", " + strings.Join(ours, ", ") +
+		") FROM " + of + ".consumer_open($1::pg_catalog.text, $2::int[], $3::bigint[], $4::int)"
+	s.Theirs = "SELECT pg_catalog.concat(" + strings.Join(theirs, ", ") + ")"
+	// With the role and the limit that the session has: the handler's may not allow to remove the
+	// rows. In a transaction of the handler's own they are not known, and consumer_expect refuses it.
+	for _, name := range []string{"role", "statement_timeout"} {
+		saved := "pg_catalog.current_setting('consumer." + name + "', true)"
+		ours = append(ours, set(name, "CASE WHEN "+saved+" OPERATOR(pg_catalog.<>) '' THEN "+saved+" ELSE pg_catalog.current_setting('"+name+"') END"))
+	}
+	s.Ours = "SELECT pg_catalog.concat(" + strings.Join(ours, ", ") + ")"
 	s.ReadUnlocked, s.ReadBlockedUnlocked = "-", "-"
 	store.Fill(&s, store.Texts(sql.Files, schema))
 	s.ReadUnlocked, s.ReadBlockedUnlocked = s.Read, s.ReadBlocked

@@ -238,8 +238,7 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 		return o
 	}
 	batch, removed := new(pgx.Batch), 0
-	batch.Queue(g.sql.Restore)
-	batch.Queue(g.sql.Settings, true, lockWait.Milliseconds())
+	batch.Queue(g.sql.Ours)
 	g.queueRemoval(batch, o.rows[:o.at], xact, retry, parts[0], &removed)
 	if err := g.inTimeOf(max(answerTime, g.options.timeout), func(ctx context.Context) error { return tx.CommitAfter(ctx, batch) }); err != nil {
 		if server.IsClosed() {
@@ -331,7 +330,7 @@ func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *b
 			numbers, _ := keysOf(parts)
 			batch.Queue(rows, numbers, highs, g.name, limit, g.options.bytes).Query(collect(new(int64)))
 		}
-		batch.Queue(g.sql.Settings, false, 0)
+		batch.Queue(g.sql.Theirs)
 	})
 	switch p := parts[0]; {
 	case errors.Is(err, pgleases.ErrNotOwner):
@@ -536,9 +535,9 @@ func (g *group) inTimeOf(d time.Duration, f func(context.Context) error) error {
 func (g *group) beginGuarded(conn *pgxpool.Conn, parts []*partition, queue func(*pgx.Batch)) (tx *handlers.Transaction, xact string, err error) {
 	numbers, epochs := keysOf(parts)
 	open := func(batch *pgx.Batch) error {
-		batch.Queue(g.sql.Open, g.lease.Name(), numbers, epochs, g.options.idle.Milliseconds(), lockWait.Milliseconds()).QueryRow(func(row pgx.Row) error {
+		batch.Queue(g.sql.Open, g.lease.Name(), numbers, epochs, g.options.idle.Milliseconds()).QueryRow(func(row pgx.Row) error {
 			var lost []int32
-			err := row.Scan(&lost, &xact)
+			err := row.Scan(&lost, &xact, nil)
 			for _, p := range parts {
 				p.lost = p.lost || slices.Contains(lost, int32(p.Number))
 			}

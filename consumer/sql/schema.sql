@@ -150,46 +150,21 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.consumer_inserted() IS 'Trigger for a queue table, AFTER INSERT FOR EACH STATEMENT: wakes the consumer whose name is its argument.';
 
--- Sets the settings for statements of this package on the user's table, or sets back those of the session. A plan that
--- was made while the table was empty must be good for a million rows too, so the planner gets no choice but the index.
-CREATE OR REPLACE FUNCTION pgleases.consumer_settings(p_ours boolean, p_lock_ms int) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    saved text[];
-    done  text; -- assignments, because a query for each would cost more
-BEGIN
-    IF p_ours THEN
-        done := set_config('consumer.settings', concat_ws(' ', current_setting('enable_seqscan'), current_setting('enable_bitmapscan'), current_setting('enable_sort'),
-            current_setting('enable_hashjoin'), current_setting('enable_mergejoin'), current_setting('jit'), current_setting('plan_cache_mode'), current_setting('lock_timeout')), true);
-        saved := ARRAY['off', 'off', 'off', 'off', 'off', 'off', 'force_generic_plan', p_lock_ms::text];
-    ELSE
-        saved := string_to_array(nullif(current_setting('consumer.settings', true), ''), ' ');
-    END IF;
-    IF saved IS NOT NULL THEN
-        done := concat(set_config('enable_seqscan', saved[1], true), set_config('enable_bitmapscan', saved[2], true), set_config('enable_sort', saved[3], true),
-            set_config('enable_hashjoin', saved[4], true), set_config('enable_mergejoin', saved[5], true), set_config('jit', saved[6], true),
-            set_config('plan_cache_mode', saved[7], true), set_config('lock_timeout', saved[8], true));
-    END IF;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.consumer_settings(boolean, int) IS 'Sets the planner''s settings for statements of package consumer, in this transaction, or sets them back.';
-
 -- Opens the transaction of a batch: guards its partitions, and sets limits.
 --   p_idle_ms: the most that the transaction may be idle, milliseconds
---   p_lock_ms: the most that a statement of this package waits for a lock, milliseconds
 -- refused are the partitions that are not owned under their epochs. xact identifies the transaction, for consumer_expect.
 CREATE OR REPLACE FUNCTION pgleases.consumer_open(
-    p_lease pg_catalog.text, p_partitions int[], p_epochs bigint[], p_idle_ms int, p_lock_ms int, OUT refused int[], OUT xact pg_catalog.text)
+    p_lease pg_catalog.text, p_partitions int[], p_epochs bigint[], p_idle_ms int, OUT refused int[], OUT xact pg_catalog.text)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     refused := pgleases.guard_many(p_lease, p_partitions, p_epochs);
     xact := pg_current_xact_id()::text;
     PERFORM set_config('idle_in_transaction_session_timeout', p_idle_ms::text, true),
         set_config('client_connection_check_interval', pgleases.check_interval(), true), set_config('consumer.role', current_setting('role'), true),
-        set_config('consumer.statement_timeout', current_setting('statement_timeout'), true), pgleases.consumer_settings(true, p_lock_ms);
+        set_config('consumer.statement_timeout', current_setting('statement_timeout'), true);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.consumer_open(pg_catalog.text, int[], bigint[], int, int) IS 'Guards the partitions of a batch, and returns those that are not owned.';
+COMMENT ON FUNCTION pgleases.consumer_open(pg_catalog.text, int[], bigint[], int) IS 'Guards the partitions of a batch, and returns those that are not owned.';
 
 -- PC001: another number of rows was removed. PC002: it is another transaction.
 CREATE OR REPLACE FUNCTION pgleases.consumer_expect(p_xact pg_catalog.text, p_expected bigint, p_removed bigint) RETURNS void

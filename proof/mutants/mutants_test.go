@@ -492,7 +492,7 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/sql/schema.sql", `refused := pgleases.guard_many(p_lease, p_partitions, p_epochs);`, `refused := '{}';`, 0},
 	}},
 	{"rows deleted after the commit of their effects", "consumer deletes", `effects: 1, want 0`, []edit{
-		{"consumer/work.go", `	batch.Queue(g.sql.Settings, true, lockWait.Milliseconds())
+		{"consumer/work.go", `	batch.Queue(g.sql.Ours)
 	g.queueRemoval(`, `	batch.Queue("commit")
 	g.queueRemoval(`, 0},
 		{"consumer/sql/schema.sql", `IF pg_current_xact_id_if_assigned()::text IS DISTINCT FROM p_xact THEN`, `IF false THEN`, 0},
