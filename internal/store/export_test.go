@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,13 +25,9 @@ func (c *Conn) Exec(ctx context.Context, statement string, args ...any) error {
 
 // Rewrite changes the texts of the statements.
 func (cr *Connector) Rewrite(change func(string) string) {
-	s := &cr.statements
-	for _, text := range []*string{
-		&s.Register, &s.Superseder, &s.Heartbeat, &s.Marker, &s.Accept, &s.Reject, &s.Close, &s.Join, &s.Read, &s.Release, &s.Announce, &s.Fence,
-		&s.Evict, &s.Claim, &s.Snapshot, &s.Apply, &s.Guard, &s.Liveness, &s.Watch, &s.EvictDisconnected,
-		&s.LockAcquire, &s.LockRelease, &s.LockReleases, &s.LockLook, &s.LockSweep, &s.LockList, &s.LockGuard,
-	} {
-		*text = change(*text)
+	all := reflect.ValueOf(&cr.statements).Elem()
+	for i := range all.NumField() {
+		all.Field(i).SetString(change(all.Field(i).String()))
 	}
 }
 
