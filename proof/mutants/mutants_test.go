@@ -147,6 +147,7 @@ var detectors = map[string]detector{
 	"client-go":     {"adapters/clientgo", func(int) []string { return []string{"-test.run=^TestControllerRuntime"} }},
 	"client-go cut": {"adapters/clientgo", func(int) []string { return []string{"-test.run=^TestCutLeader"} }},
 	// Package consumer on a real server.
+	"consumer guard":    {"consumer", consumed("^TestLostOwnershipIsNoCrash")},
 	"consumer order":    {"consumer", consumed("ChangedRow|AfterASplit")},
 	"consumer locks":    {"consumer", consumed("^TestLockedRow")},
 	"consumer deletes":  {"consumer", consumed("ThatADeleteKeeps")},
@@ -488,7 +489,7 @@ var mutants = append(asleep(), []mutant{
 	}
 	switch now := &s.standing; {`, 0},
 	}},
-	{"a batch of a consumer without its guard", "consumer crashes", `rows that the next owner handled`, []edit{
+	{"a batch of a consumer without its guard", "consumer guard", `rows that the next owner handled`, []edit{
 		{"consumer/sql/schema.sql", `refused := pgleases.guard_many(p_lease, p_partitions, p_epochs);`, `refused := '{}';`, 0},
 	}},
 	{"rows deleted after the commit of their effects", "consumer deletes", `effects: 1, want 0`, []edit{
