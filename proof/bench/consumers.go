@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,9 +53,8 @@ func newConsumption(ctx context.Context, l *lab) *consumption {
 	return c
 }
 
-// start starts processes whose handler counts, and inserts a row into a table if there is one.
-func (c *consumption) start(ctx context.Context, name string, n int, opts ...consumer.Option) {
-	quiet := slog.New(slog.DiscardHandler)
+// start starts processes whose handler counts, and writes if it is to.
+func (c *consumption) start(ctx context.Context, n int, opts ...consumer.Option) {
 	running, stop := context.WithCancel(context.Background())
 	c.stop = stop
 	opts = append([]consumer.Option{consumer.WithLogger(quiet), consumer.WithWorkers(consumerWorkers)}, opts...)
@@ -76,18 +74,17 @@ func (c *consumption) start(ctx context.Context, name string, n int, opts ...con
 	})
 	for range n {
 		client, pool := c.process(ctx, consumerWorkers+4)
-		of := must(consumer.New(ctx, client, pool, name, queueOfOrders, h, opts...))
+		of := must(consumer.New(ctx, client, pool, "orders", queueOfOrders, h, opts...))
 		c.running.Go(func() { _ = of.Run(running) })
 	}
-	c.until(ctx, "all is owned", "SELECT count(*) > 0 AND count(*) = count(owner) AND count(DISTINCT owner) = $1 AND count(*) FILTER (WHERE moving_to IS NOT NULL) = 0 FROM pgleases.status WHERE lease = $2", n, "consumer/"+name)
-	c.until(ctx, "all has begun", "SELECT count(*) = count(c.begun) FROM pgleases.partitions AS p LEFT JOIN pgleases.consumer_partitions AS c ON c.consumer = $1 AND c.partition = p.partition AND c.begun = p.epoch WHERE p.lease = $2",
-		name, "consumer/"+name)
+	c.until(ctx, "all is owned", "SELECT count(*) > 0 AND count(*) = count(owner) AND count(DISTINCT owner) = $1 AND count(*) FILTER (WHERE moving_to IS NOT NULL) = 0 FROM pgleases.status WHERE lease = 'consumer/orders'", n)
+	c.until(ctx, "all has begun", "SELECT count(*) = count(c.begun) FROM pgleases.partitions AS p LEFT JOIN pgleases.consumer_partitions AS c ON c.consumer = 'orders' AND c.partition = p.partition AND c.begun = p.epoch WHERE p.lease = 'consumer/orders'")
 }
 
 // process returns the client and the pool of another process, which halt closes.
 func (c *consumption) process(ctx context.Context, connections int) (*pgleases.Client, *pgxpool.Pool) {
 	pool := newPool(ctx, c.url, connections)
-	client := must(pgleases.NewClient(ctx, pool, pgleases.WithClientID(fmt.Sprintf("process-%d", len(c.clients))), pgleases.WithLogger(slog.New(slog.DiscardHandler))))
+	client := must(pgleases.NewClient(ctx, pool, pgleases.WithClientID(fmt.Sprintf("process-%d", len(c.clients))), pgleases.WithLogger(quiet)))
 	c.pools, c.clients = append(c.pools, pool), append(c.clients, client)
 	return client, pool
 }
@@ -138,12 +135,12 @@ func (c *consumption) emptied(ctx context.Context) {
 
 // naive is the loop that people write, without an order: it locks rows, calls the handler, and deletes
 // them, all in one transaction.
-func (c *consumption) naive(ctx context.Context, batch int) {
+func (c *consumption) naive(ctx context.Context) {
 	together(consumerProcesses*consumerWorkers, func(int) {
 		for {
 			n := 0
 			check(pgx.BeginFunc(ctx, c.Pool, func(tx pgx.Tx) error {
-				rows, err := tx.Query(ctx, "SELECT id, made, payload FROM public.orders ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED", batch)
+				rows, err := tx.Query(ctx, "SELECT id, made, payload FROM public.orders ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED")
 				if err != nil {
 					return err
 				}
@@ -217,7 +214,7 @@ func measureBacklog(ctx context.Context, l *lab, out *part) {
 	c := newConsumption(ctx, l)
 	defer c.end()
 	work := func(rows int, opts ...consumer.Option) float64 {
-		c.start(ctx, "orders", consumerProcesses, append(opts, consumer.WithPoll(time.Hour))...)
+		c.start(ctx, consumerProcesses, append(opts, consumer.WithPoll(time.Hour))...)
 		defer c.halt()
 		c.prepare(ctx, rows)
 		began := time.Now()
@@ -228,7 +225,7 @@ func measureBacklog(ctx context.Context, l *lab, out *part) {
 	loop := func(rows int) float64 {
 		c.prepare(ctx, rows)
 		began := time.Now()
-		c.naive(ctx, 100)
+		c.naive(ctx)
 		return float64(rows) / time.Since(began).Seconds()
 	}
 	many, few := l.pick(2_000, 100_000), l.pick(500, 10_000)
@@ -264,7 +261,7 @@ func (c *consumption) insertAt(ctx context.Context, pace float64, span time.Dura
 func measureSteady(ctx context.Context, l *lab, out *part) {
 	for _, pace := range []float64{1, 100, 1000, 3000} {
 		c := newConsumption(ctx, l)
-		c.start(ctx, "orders", consumerProcesses)
+		c.start(ctx, consumerProcesses)
 		c.fill(ctx, 100, 100)
 		c.emptied(ctx)
 		c.mu.Lock()
@@ -316,7 +313,6 @@ func measureIdleConsumers(ctx context.Context, l *lab, out *part) {
 	c := newConsumption(ctx, l)
 	defer c.end()
 	consumers := l.pick(2, 10)
-	quiet := slog.New(slog.DiscardHandler)
 	running, stop := context.WithCancel(context.Background())
 	c.stop = stop
 	for i := range consumerProcesses {
@@ -358,7 +354,7 @@ func measureShapes(ctx context.Context, l *lab, out *part) {
 	pace := func(prepare func(c *consumption)) float64 {
 		c := newConsumption(ctx, l)
 		defer c.end()
-		c.start(ctx, "orders", consumerProcesses, consumer.WithPoll(time.Hour))
+		c.start(ctx, consumerProcesses, consumer.WithPoll(time.Hour))
 		c.pause(ctx)
 		prepare(c)
 		c.all(ctx, "VACUUM ANALYZE public.orders", "CHECKPOINT")

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -23,7 +22,7 @@ type member struct {
 }
 
 func open(ctx context.Context, url, id string, ttl time.Duration) *member {
-	opts := []pgleases.Option{pgleases.WithClientID(id), pgleases.WithLogger(slog.New(slog.DiscardHandler))}
+	opts := []pgleases.Option{pgleases.WithClientID(id), pgleases.WithLogger(quiet)}
 	if ttl > 0 {
 		opts = append(opts, pgleases.WithTTL(ttl))
 	}

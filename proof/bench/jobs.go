@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -108,7 +107,7 @@ func (w *nothingWorker) Work(ctx context.Context, job *river.Job[nothingArgs]) e
 
 // openRiver runs the jobs of River, until end is called.
 func (q *queue) openRiver(ctx context.Context, pool *pgxpool.Pool) (end func()) {
-	quiet, driver, known := slog.New(slog.DiscardHandler), riverpgxv5.New(pool), river.NewWorkers()
+	driver, known := riverpgxv5.New(pool), river.NewWorkers()
 	must(must(rivermigrate.New(driver, &rivermigrate.Config{Logger: quiet})).Migrate(ctx, rivermigrate.DirectionUp, nil))
 	river.AddWorker(known, &nothingWorker{pool: pool, done: &q.done})
 	client := must(river.NewClient(driver, &river.Config{

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -17,6 +18,9 @@ import (
 
 	"github.com/pgleases/pgleases/proof/pgserver"
 )
+
+// quiet is the logger of what is measured.
+var quiet = slog.New(slog.DiscardHandler)
 
 // A lab holds what the parts are measured with.
 type lab struct {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -33,7 +32,7 @@ func measureLocks(ctx context.Context, l *lab, out *part) {
 	defer d.end()
 	k := &lockers{database: d, l: l, out: out}
 	for i := range lockClients {
-		client := must(pgleases.NewClient(ctx, d.Pool, pgleases.WithClientID(fmt.Sprint("client-", i)), pgleases.WithLogger(slog.New(slog.DiscardHandler))))
+		client := must(pgleases.NewClient(ctx, d.Pool, pgleases.WithClientID(fmt.Sprint("client-", i)), pgleases.WithLogger(quiet)))
 		defer closeClient(client)
 		k.locks = append(k.locks, lock.New(client, d.Pool))
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -30,7 +29,6 @@ type runner struct {
 }
 
 func newRunner(ctx context.Context, url, id string, ttl time.Duration, atOnce int) *runner {
-	quiet := slog.New(slog.DiscardHandler)
 	r := &runner{pool: newPool(ctx, url, atOnce+2), ended: make(chan error, 1)}
 	opts := []pgleases.Option{pgleases.WithClientID(id), pgleases.WithLogger(quiet)}
 	if ttl > 0 {
