@@ -128,8 +128,10 @@ func newConsumerChange(use, short string) *cobra.Command {
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 			forgotten := ""
-			if c, err := a.Consumer(ctx, args[0]); err == nil && c != nil {
-				forgotten = fmt.Sprintf("; its table was %s, blocked keys: %d, dead letters that stay: %d", shown(c.Queue), c.BlockedKeys, c.DeadLetters)
+			if verb == "forget" {
+				if c, err := a.Consumer(ctx, args[0]); err == nil && c != nil {
+					forgotten = fmt.Sprintf("; its table was %s, blocked keys: %d, dead letters that stay: %d", shown(c.Queue), c.BlockedKeys, c.DeadLetters)
+				}
 			}
 			n, err := a.ChangeConsumer(ctx, verb, args[0], id, actor, reason)
 			if errors.Is(err, admin.ErrRefused) {
