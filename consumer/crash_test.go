@@ -161,7 +161,7 @@ func (db *database) crashes(want int) {
 func (db *database) suspect() {
 	db.t.Helper()
 	db.insert(1, 1)
-	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun, watched_to, note_first, note_last) SELECT 'orders', p, 0, 1, 1, 1 FROM generate_series(0, 7) AS p")
+	db.crashed(1, 1, 1)
 }
 
 // A suspect is not charged with a crash if its process lives, however often its handler fails for
@@ -217,7 +217,7 @@ func TestFrozenProcessTakesItsChargeBack(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(1, 1)
-	db.crashed(1, 1)
+	db.crashed(1, 1, 1)
 	held := func() (h consumer.Handler[Order], in, out chan struct{}) {
 		in, out = make(chan struct{}), make(chan struct{})
 		return consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
@@ -253,7 +253,7 @@ func TestACleanEndKeepsSuspects(t *testing.T) {
 		<-out
 		return nil
 	}))
-	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun, watched_to, note_first, note_last) SELECT 'orders', p, 0, 30, 1, 30 FROM generate_series(0, 7) AS p")
+	db.crashed(1, 30, 30)
 	w.run()
 	testkit.Receive(t, "a suspect is in hand", in)
 	w.stop()
@@ -295,7 +295,7 @@ func TestSuspectsRunAlone(t *testing.T) {
 	db.insert(160, 40)
 	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error { return nil }))
 	// as if an owner had crashed with batches in hand, in each partition
-	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun, watched_to, note_first, note_last) SELECT 'orders', p, 0, 160, 1, 80 FROM generate_series(0, 7) AS p")
+	db.crashed(1, 80, 160)
 	testkit.OK(t, w.RunUntilEmpty(t.Context()))
 	expect(t, one[int64](db, "SELECT count(*) FROM public.outbox"), 0, "rows left")
 

@@ -325,8 +325,8 @@ func (db *database) block(where string) {
 func TestPausedRowsDelayNoOthers(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.exec("INSERT INTO public.outbox (customer, payload) SELECT unnest($1::text[]), '1'", db.alike(200))
-	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c' || i, '1' FROM generate_series(1, 100) AS i WHERE pgleases.partition_for('c' || i, 8) = 4 LIMIT 1")
+	db.put(db.alike(200)...)
+	db.put(db.customers(4, 1)...)
 	db.block("true")
 	last := one[int64](db, "SELECT max(id) FROM public.outbox WHERE partition = 3")
 	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {

@@ -238,7 +238,7 @@ func (f *freezer) check(t *testing.T) {
 	db := newDirectDatabase(t)
 	db.insert(40, 10)
 	if f.Suspect {
-		db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun, watched_to, note_first, note_last) SELECT 'orders', p, 0, 20, 1, 20 FROM generate_series(0, 7) AS p")
+		db.crashed(1, 20, 20)
 	}
 	f.URL = db.url
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
@@ -263,8 +263,7 @@ func (f *freezer) check(t *testing.T) {
 	}()
 	testkit.OK(t, testkit.Receive(t, "it stops", stops))
 	if !f.Long {
-		db.exec(`UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second' WHERE id = 'frozen';
-		UPDATE pgleases.server SET next_check_at = clock_timestamp()`)
+		db.expire("frozen", "")
 	}
 	epoch := one[int64](db, "SELECT max(epoch) FROM pgleases.partitions")
 	held, out := make(chan struct{}), make(chan struct{})

@@ -192,14 +192,33 @@ func (w *worker) close() {
 // crash cuts the connections of the process, as a crash does, and lets its TTL pass at once.
 func (w *worker) crash() {
 	w.wire.Cut()
-	w.db.exec(fmt.Sprintf(`UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second' WHERE id = '%s';
-		UPDATE pgleases.server SET next_check_at = clock_timestamp()`, w.client.ID()))
+	w.db.expire(w.client.ID(), "")
 }
 
 // evict lets the process lose its partitions, although it lives.
-func (w *worker) evict() {
-	w.db.exec(fmt.Sprintf(`UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second', incarnation = -1 WHERE id = '%s';
-		UPDATE pgleases.server SET next_check_at = clock_timestamp()`, w.client.ID()))
+func (w *worker) evict() { w.db.expire(w.client.ID(), ", incarnation = -1") }
+
+// expire lets the TTL of a client pass at once.
+func (db *database) expire(client, further string) {
+	db.t.Helper()
+	db.exec(fmt.Sprintf(`UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second'%s WHERE id = '%s';
+		UPDATE pgleases.server SET next_check_at = clock_timestamp()`, further, client))
+}
+
+// begun is a worker that has handled a row of each customer.
+func (db *database) begun(opts ...consumer.Option) *worker {
+	db.t.Helper()
+	w := newWorker(db, consumer.Each(effect), opts...).run()
+	db.insert(8, 8)
+	db.empty("it has begun")
+	return w
+}
+
+// crashed makes it seem that the owners of all partitions before crashed with these rows in hand, and
+// that the rows up to another one are watched.
+func (db *database) crashed(first, last, watched int) {
+	db.t.Helper()
+	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun, note_first, note_last, watched_to) SELECT 'orders', p, 0, $1, $2, $3 FROM generate_series(0, 7) AS p", first, last, watched)
 }
 
 func (db *database) empty(what string) {

@@ -15,10 +15,13 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// alike returns n customers whose rows are in one partition.
-func (db *database) alike(n int) []string {
+// alike returns n customers whose rows are in partition 3.
+func (db *database) alike(n int) []string { return db.customers(3, n) }
+
+// customers returns n customers of a partition.
+func (db *database) customers(partition, n int) []string {
 	db.t.Helper()
-	return one[[]string](db, "SELECT array_agg(c) FROM (SELECT 'a' || i AS c FROM generate_series(1, 10000) AS i WHERE pgleases.partition_for('a' || i, 8) = 3 LIMIT $1) AS c", n)
+	return one[[]string](db, "SELECT array_agg(c) FROM (SELECT 'a' || i AS c FROM generate_series(1, 10000) AS i WHERE pgleases.partition_for('a' || i, 8) = $1 LIMIT $2) AS c", partition, n)
 }
 
 func (db *database) put(customers ...string) {
@@ -170,9 +173,7 @@ func TestLowIDs(t *testing.T) {
 func TestRowsBehindAFailedOneComeNext(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	of := func(partition int) string {
-		return one[string](db, "SELECT 'c' || i FROM generate_series(1, 1000) AS i WHERE pgleases.partition_for('c' || i, $1) = $2 LIMIT 1", partitions, partition)
-	}
+	of := func(partition int) string { return db.customers(partition, 1)[0] }
 	db.exec("INSERT INTO public.outbox (customer, payload) VALUES ($1, '1'), ($2, '2'), ($3, '3')", of(0), of(1), of(2))
 	db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '4' FROM generate_series(1, 100)", of(3))
 	w := newWorker(db, consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
@@ -194,7 +195,7 @@ func TestBlockedRowThatGetsAnotherKey(t *testing.T) {
 	db := newDatabase(t)
 	of := db.alike(2)
 	db.put(of[0], of[1], of[0])
-	db.exec("INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at) SELECT 'orders', 3, id, customer, xmin, 1, now() FROM public.outbox WHERE id = 3")
+	db.block("id = 3")
 	db.exec("UPDATE public.outbox SET customer = $1 WHERE id = 3", of[1]) // behind row 2
 	w := newWorker(db, consumer.Each(effect), consumer.WithBatch(1, 1), consumer.WithWorkers(1)).run()
 	db.empty("all is handled")

@@ -26,12 +26,6 @@ func newWorkerWith(db *database, setting, value string, h consumer.Handler[Order
 	return w
 }
 
-// crashed makes it seem that the owners of all partitions before crashed with these rows in hand.
-func (db *database) crashed(first, last int) {
-	db.t.Helper()
-	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun, watched_to, note_first, note_last) SELECT 'orders', p, 0, $2, $1, $2 FROM generate_series(0, 7) AS p", first, last)
-}
-
 // Operators, functions and types in a schema before pg_catalog are not used.
 func TestStrangeSearchPath(t *testing.T) {
 	t.Parallel()
@@ -41,7 +35,7 @@ func TestStrangeSearchPath(t *testing.T) {
 	conn.Release()
 	testkit.OK(t, err)
 	db.insert(100, 20)
-	db.crashed(1, 20)
+	db.crashed(1, 20, 20)
 	db.exec(`INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at) SELECT 'orders', partition, 1000, 'gone', '', 1, 'infinity' FROM public.outbox WHERE id = 1;
 		INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at) SELECT 'orders', partition, id, customer, '', 1, 'infinity' FROM public.outbox WHERE id = 2`)
 	run := func(h consumer.Handler[Order], opts ...consumer.Option) error {
@@ -62,7 +56,7 @@ func TestReadOnlySession(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	db.insert(100, 20)
-	db.crashed(1000, 1001)
+	db.crashed(1000, 1001, 1001)
 	w := newWorkerWith(db, "default_transaction_read_only", "on", consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 		if row.ID == 50 && row.Attempt == 1 {
 			return errors.New("not yet")

@@ -18,8 +18,9 @@ import (
 func TestPartitionsTakeTurns(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	of := one[[]string](db, "SELECT array_agg(c) FROM (SELECT DISTINCT ON (p) c FROM (SELECT pgleases.partition_for('a' || i, 8) AS p, 'a' || i AS c FROM generate_series(1, 100) AS i) AS s WHERE p < 3) AS s")
-	db.put(slices.Concat(slices.Repeat(of[:1], 8), slices.Repeat(of[1:2], 8), slices.Repeat(of[2:], 8))...)
+	for partition := range 3 {
+		db.put(slices.Repeat(db.customers(partition, 1), 8)...)
+	}
 	w := newWorker(db, consumer.Each(effect), consumer.WithBatch(1, 1), consumer.WithWorkers(1)).run()
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
@@ -52,7 +53,7 @@ func TestManyBlockedKeysThatAreDue(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'a' || i, '1' FROM generate_series(1, 100000) AS i WHERE pgleases.partition_for('a' || i, 8) = 3")
-	db.exec("INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at) SELECT 'orders', 3, id, customer, xmin, 1, now() FROM public.outbox")
+	db.block("true")
 	db.exec("INSERT INTO public.outbox (customer, payload) VALUES ('another', '1')")
 	w := newWorker(db, consumer.Each(effect)).run()
 	testkit.Becomes(t, db.Pool, "the row of another partition is handled", int64(1), "SELECT count(*) FROM public.effects WHERE customer = 'another'")
@@ -65,9 +66,9 @@ func TestBeginAfterACrashReadsFewRows(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, failing())
-	of := db.alike(1)[0]
-	db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '1' FROM generate_series(1, 50000)", of)
-	db.exec("INSERT INTO public.outbox (customer, payload) SELECT c, '1' FROM generate_series(1, 50000), (SELECT 'a' || i AS c FROM generate_series(1, 100) AS i WHERE pgleases.partition_for('a' || i, 8) = 4 LIMIT 1) AS c")
+	for partition := 3; partition <= 4; partition++ {
+		db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '1' FROM generate_series(1, 50000)", db.customers(partition, 1)[0])
+	}
 	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun) VALUES ('orders', 3, 1)")
 	db.exec("ANALYZE public.outbox")
 	sql := strings.TrimSpace(w.CrashSQL())

@@ -24,9 +24,7 @@ func TestSilentConnectionDelaysItsBatchOnly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			w := newWorker(db, consumer.Each(effect), consumer.WithTimeout(11*time.Second)).run()
-			db.insert(8, 8)
-			db.empty("it has begun")
+			w := db.begun(consumer.WithTimeout(11 * time.Second))
 			w.wire.Mute(text)
 			began := time.Now()
 			db.insert(40, 40)
@@ -46,9 +44,7 @@ func TestSilentConnectionDelaysItsBatchOnly(t *testing.T) {
 func TestExhaustedPoolBreaksBatchesOff(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newWorker(db, consumer.Each(effect)).run()
-	db.insert(8, 8)
-	db.empty("it has begun")
+	w := db.begun()
 	var taken []*pgxpool.Conn
 	for range w.pool.Config().MaxConns {
 		taken = append(taken, testkit.Must(w.pool.Acquire(t.Context()))(t))
@@ -71,9 +67,7 @@ func TestExhaustedPoolBreaksBatchesOff(t *testing.T) {
 func TestEndThatIsNotRecordedDelaysNoOwner(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newWorker(db, consumer.Each(effect)).run()
-	db.insert(8, 8)
-	db.empty("it has begun")
+	w := db.begun()
 	w.wire.Mute("consumer_end")
 	testkit.OK(t, w.end())
 	expect(t, w.wire.Left(), 0, "messages to be lost")
@@ -89,9 +83,7 @@ func TestOutageIsNoCrash(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	log := make(lines, 1000)
-	w := newWorker(db, consumer.Each(effect), consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil)))).run()
-	db.insert(8, 8)
-	db.empty("it has begun")
+	w := db.begun(consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
 	begun := one[int64](db, "SELECT max(begun) FROM pgleases.consumer_partitions")
 	w.wire.Cut()
 	w.evict()
@@ -113,9 +105,7 @@ func TestRunEndsWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	var log bytes.Buffer
-	w := newWorker(db, consumer.Each(effect), consumer.WithLogger(slog.New(slog.NewTextHandler(&log, nil)))).run()
-	db.insert(8, 8)
-	db.empty("it has begun")
+	w := db.begun(consumer.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
 	w.wire.Cut()
 	if err := w.end(); err == nil {
 		t.Error("Run has left the lease")
