@@ -50,7 +50,7 @@ type partition struct {
 	asked atomic.Bool   // to end
 	idle  chan struct{} // closed when it was asked to end, and no job works on it
 
-	gone      bool         // it was asked to end
+	gone      bool         // the goroutine of the group knows that it was asked to end
 	begun     bool         // its begin may be recorded
 	known     bool         // what was before this ownership is known
 	busy      bool         // a job works on it

@@ -14,7 +14,7 @@ import (
 
 // statements has the statements of folder sql by the names of their files: see store.Fill.
 type statements struct {
-	Register, Inspect, Due, Unblock, Suspect, NoteRow, Skipped, Why string
+	Register, Inspect, Due, Unblock, Suspect, TakeBack, NoteRow, Skipped, Why string
 
 	// On the user's table.
 	Probe, Read, ReadBlocked, Remove, RemoveSame, Charge, Bury, Crash, Note, Sweep, Misplaced string
@@ -44,16 +44,18 @@ func statementsFor(schema string) (s statements) {
 		save = append(save, "pg_catalog.current_setting('"+setting[0]+"')")
 		theirs = append(theirs, set(setting[0], fmt.Sprintf("pg_catalog.split_part(pg_catalog.current_setting('consumer.settings'), ' ', %d)", i+1)))
 	}
-	s.Open = "SELECT refused, xact, pg_catalog.concat(" + set("consumer.settings", "pg_catalog.concat_ws(' ', "+strings.Join(save, ", ")+")") + ", " + strings.Join(ours, ", ") +
-		") FROM " + of + ".consumer_open($1::pg_catalog.text, $2::int[], $3::bigint[], $4::int)"
-	s.Theirs = "SELECT pg_catalog.concat(" + strings.Join(theirs, ", ") + ")"
+	saves := []string{set("consumer.settings", "pg_catalog.concat_ws(' ', "+strings.Join(save, ", ")+")")}
+	all := ours
 	// With the role and the limit that the session has: the handler's may not allow to remove the
 	// rows. In a transaction of the handler's own they are not known, and consumer_expect refuses it.
 	for _, name := range []string{"role", "statement_timeout"} {
-		saved := "pg_catalog.current_setting('consumer." + name + "', true)"
-		ours = append(ours, set(name, "CASE WHEN "+saved+" OPERATOR(pg_catalog.<>) '' THEN "+saved+" ELSE pg_catalog.current_setting('"+name+"') END"))
+		now, saved := "pg_catalog.current_setting('"+name+"')", "pg_catalog.current_setting('consumer."+name+"', true)"
+		saves = append(saves, set("consumer."+name, now))
+		all = append(all, set(name, "CASE WHEN "+saved+" OPERATOR(pg_catalog.<>) '' THEN "+saved+" ELSE "+now+" END"))
 	}
-	s.Ours = "SELECT pg_catalog.concat(" + strings.Join(ours, ", ") + ")"
+	s.Open = "SELECT refused, xact, pg_catalog.concat(" + strings.Join(append(saves, ours...), ", ") + ") FROM " + of + ".consumer_open($1::pg_catalog.text, $2::int[], $3::bigint[], $4::int)"
+	s.Theirs = "SELECT pg_catalog.concat(" + strings.Join(theirs, ", ") + ")"
+	s.Ours = "SELECT pg_catalog.concat(" + strings.Join(all, ", ") + ")"
 	s.ReadUnlocked, s.ReadBlockedUnlocked = "-", "-"
 	store.Fill(&s, store.Texts(sql.Files, schema))
 	s.ReadUnlocked, s.ReadBlockedUnlocked = s.Read, s.ReadBlocked

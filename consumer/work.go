@@ -158,11 +158,10 @@ func (g *group) workOn(j *job) {
 			return err
 		})
 	}
-	wait := g.options.backoffMin.Milliseconds()
 	var err error
 	switch {
 	case suspect:
-		err = record(g.sql.Suspect, 1, wait)
+		err = record(g.sql.Suspect, g.options.backoffMin.Milliseconds())
 	case p.watched:
 		err = record(g.sql.NoteRow)
 	}
@@ -186,7 +185,7 @@ func (g *group) workOn(j *job) {
 	}
 	if suspect && !settled { // without a guard: another owner may have counted its own attempt since
 		_ = g.inTime(func(ctx context.Context) error {
-			return g.write(ctx, g.sql.Suspect, g.name, p.Number, j.retry.id, p.Epoch, -1, wait)
+			return g.write(ctx, g.sql.TakeBack, g.name, p.Number, j.retry.id, p.Epoch)
 		})
 	}
 }

@@ -160,8 +160,7 @@ BEGIN
     refused := pgleases.guard_many(p_lease, p_partitions, p_epochs);
     xact := pg_current_xact_id()::text;
     PERFORM set_config('idle_in_transaction_session_timeout', p_idle_ms::text, true),
-        set_config('client_connection_check_interval', pgleases.check_interval(), true), set_config('consumer.role', current_setting('role'), true),
-        set_config('consumer.statement_timeout', current_setting('statement_timeout'), true);
+        set_config('client_connection_check_interval', pgleases.check_interval(), true);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.consumer_open(pg_catalog.text, int[], bigint[], int) IS 'Guards the partitions of a batch, and returns those that are not owned.';
