@@ -56,9 +56,9 @@
 //	                       v                                                   v
 //	                      over, while work on it goes on; then it is forgotten
 //
-// The ownership that readers see ends when it is released, lost, or overdue, and at once if the
-// trust is lost. The assignment then continues to drain, because the database has it until it is
-// released.
+// The ownership (its contexts and pins) ends when it is released, lost, or overdue, and at once if
+// the trust is lost. It left Values when it began to drain. After an end without a release the
+// assignment continues to drain, because the database has it until it is released.
 //
 // # The order of a Close
 //
@@ -74,8 +74,9 @@
 //
 //  1. A row of the table partitions has one owner. Only apply and release change it. Apply and
 //     release exclude each other on one lease. A session that releases is not evicted meanwhile.
-//  2. An owner removes the partition from the Board before it sends the release. The release names
-//     the epoch, so that a late one has no effect.
+//  2. An owner removes the partition from the Board, so no new Hold or callback begins. It waits
+//     until no pin is left (releasableAt), or until the drain timeout has ended the ownership. Then
+//     it sends the release, which names the epoch, so that a late one has no effect.
 //  3. A client trusts itself for TTL - margin, counted from just before it sends a heartbeat
 //     (config.go, trust.go). The database counts the whole TTL from when it executed the heartbeat.
 //  4. Another client evicts the session only after it has watched the database's clock for that TTL
@@ -84,6 +85,11 @@
 //  5. A promoted server may have lost handoffs. It gives no partition before a client has watched
 //     its clock for the longest TTL of all sessions (server.go, accept.sql).
 //  6. What a frozen process does between Values and a write is for Guard.
+//
+// TestNoTwoClientsEverShowAPartition (fleet_test.go) plays all of this under faults. It fails if
+// step 2, 3 or 4 is left out. Tests of one step: TestTrustEndsAMarginBeforeTheTTL (3,
+// fleet_test.go), TestCutoffEvictsOnlySessionsSilentForATTL (4, watch_test.go), and in the module
+// proof TestAPromotedStandbyKeepsOneOwner (5).
 //
 // # A tour: from a plan that is due to another client's Values
 //
