@@ -78,9 +78,10 @@ func logCalls(t *testing.T) (events, names map[string]bool) {
 				case *ast.CallExpr:
 					if e, is := logCall(n); is {
 						if e == "" {
-							t.Errorf("%v: cannot tell what is logged", set.Position(n.Pos()))
+							t.Errorf("%v: write the message and each field in this call itself, as slog.String(\"name\", ...): this test reads the names from the source", set.Position(n.Pos()))
+						} else {
+							events[e] = true
 						}
-						events[e] = true
 					}
 				case *ast.ValueSpec:
 					for _, task := range taskNames(n) {
@@ -102,9 +103,6 @@ var logMethod = regexp.MustCompile(`^(?:(Debug|Info|Warn|Error)(?:Context)?|Log|
 func logCall(call *ast.CallExpr) (e string, is bool) {
 	method, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok || len(call.Args) == 0 {
-		return "", false
-	}
-	if of, ok := method.X.(*ast.Ident); ok && of.Name == "http" { // http.Error answers a request
 		return "", false
 	}
 	match := logMethod.FindStringSubmatch(method.Sel.Name)
