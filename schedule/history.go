@@ -3,6 +3,7 @@ package schedule
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"iter"
 	"log/slog"
@@ -48,6 +49,8 @@ type Entry struct {
 	StartedAt time.Time `json:"started_at,omitzero"` // zero: no run
 	EndedAt   time.Time `json:"ended_at"`            // when the entry was written
 	Retried   int64     `json:"retried,omitzero"`    // the job that runs it again; 0: not retried
+	// Of a job that did not succeed, what it was called with
+	Args json.RawMessage `json:"args,omitempty"`
 }
 
 // History returns the outcomes of a schedule's ticks and of its extra runs, newest first. It

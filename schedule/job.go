@@ -264,12 +264,14 @@ type Job struct {
 	StartedAt time.Time `json:"started_at,omitzero"`
 	// The job that it runs again, if it was returned by Job; 0: none, or a tick
 	RetryOf int64 `json:"retry_of,omitzero"`
-	// The following fields are set until the job has ended. The JSON leaves out zeros.
-	Key       string          `json:"key,omitzero"`
-	Trigger   Trigger         `json:"trigger,omitzero"`
-	Args      json.RawMessage `json:"args,omitempty"`
-	Priority  int             `json:"priority,omitzero"`
-	Partition int             `json:"partition,omitzero"` // of the lease schedule/GROUP, by the key
+	// The following fields are set until the job has succeeded: if it did not, Retry needs them. The
+	// JSON leaves out zeros.
+	Key      string          `json:"key,omitzero"`
+	Args     json.RawMessage `json:"args,omitempty"`
+	Priority int             `json:"priority,omitzero"`
+	// The following fields are set until the job has ended.
+	Trigger   Trigger `json:"trigger,omitzero"`
+	Partition int     `json:"partition,omitzero"` // of the lease schedule/GROUP, by the key
 	// Client ID of the process that runs it; empty: its partition has no owner
 	Owner string    `json:"owner,omitzero"`
 	State State     `json:"state,omitzero"`

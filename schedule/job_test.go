@@ -227,6 +227,39 @@ func TestJobsThatAreReplacedAndCanceledWhileTheyRun(t *testing.T) {
 	wraps(t, "to cancel it again", w.Cancel(t.Context(), canceled), schedule.ErrNotFound)
 }
 
+// What a retry needs stays with an outcome, so operators see whose job has failed. Success needs no
+// retry. JSON nulls in arguments stay.
+func TestAJobThatCanBeRetriedShowsItsArguments(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	type to struct {
+		To    string
+		Reply *string
+	}
+	mail := schedule.InTx(w.Scheduler, "mail", func(_ context.Context, _ pgx.Tx, r schedule.Run[to]) error {
+		if r.Args.To == "ada" {
+			return errors.New("no such mailbox")
+		}
+		return nil
+	})
+	w.run()
+	failed := testkit.Must(mail.Enqueue(t.Context(), to{To: "ada"}, schedule.WithJobKey("customer-7"), schedule.WithPriority(2)))(t)
+	succeeded := testkit.Must(mail.Enqueue(t.Context(), to{To: "bob"}))(t)
+	canceled := testkit.Must(mail.Enqueue(t.Context(), to{To: "eve"}, schedule.WithJobKey("customer-8"), schedule.WithDelay(time.Hour)))(t)
+	testkit.OK(t, w.Cancel(t.Context(), canceled))
+	for id, want := range map[int64]string{
+		failed: `failed {"To": "ada", "Reply": null} customer-7 2`, canceled: `canceled {"To": "eve", "Reply": null} customer-8 1`, succeeded: "succeeded   0",
+	} {
+		j := w.outcome(id)
+		expect(t, fmt.Sprintf("%s %s %s %d", j.Outcome, j.Args, j.Key, j.Priority), want, "job")
+	}
+	entries := all(t, w.FailedJobs(t.Context(), 0))
+	if len(entries) != 1 || entries[0].Job != failed || string(entries[0].Args) != `{"To": "ada", "Reply": null}` {
+		t.Errorf("failed jobs %+v", entries)
+	}
+}
+
 // Of the jobs that are due, the highest priority begins first, even if one poll does not find all
 // of another priority.
 func TestJobsOfAHigherPriorityBeginFirst(t *testing.T) {

@@ -30,16 +30,16 @@ COMMENT ON FUNCTION pgleases.schedule_job_outcomes(pgleases.jobs, pg_catalog.jso
 --     1,000 such entries of all groups
 --   p_before: only rows with lower ids
 --   p_most: the most rows
--- Returns a row for each, as JSON.
+-- Returns a row for each, as JSON, with what a retry needs.
 CREATE OR REPLACE FUNCTION pgleases.schedule_history(p_group pg_catalog.text, p_name pg_catalog.text, p_before bigint, p_most int) RETURNS SETOF pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off AS $pgleases_body$
 BEGIN
     IF p_name IS NOT NULL THEN
-        RETURN QUERY SELECT to_jsonb(h) FROM pgleases.history AS h
+        RETURN QUERY SELECT coalesce(h.again, '{}') || to_jsonb(h) - 'again' FROM pgleases.history AS h
         WHERE h.group_name = p_group AND h.name = p_name AND h.schedule >= 0 AND h.id < p_before ORDER BY h.id DESC LIMIT p_most;
         RETURN;
     END IF;
-    RETURN QUERY SELECT to_jsonb(h) FROM (SELECT f.* FROM pgleases.history AS f WHERE f.outcome = ANY ('{failed,unknown}'::text[]) ORDER BY f.ended_at DESC LIMIT 1000) AS h
+    RETURN QUERY SELECT coalesce(h.again, '{}') || to_jsonb(h) - 'again' FROM (SELECT f.* FROM pgleases.history AS f WHERE f.outcome = ANY ('{failed,unknown}'::text[]) ORDER BY f.ended_at DESC LIMIT 1000) AS h
     WHERE h.group_name = p_group AND h.job IS NOT NULL AND h.id < p_before ORDER BY h.id DESC LIMIT p_most;
 END
 $pgleases_body$;

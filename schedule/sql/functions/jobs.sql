@@ -55,12 +55,13 @@ END
 $pgleases_body$;
 
 -- Returns a job as JSON, as jobs_status shows it; or its row of the history, with at instead of
--- until; both with retry_of, the job that it runs again. Null if neither exists.
+-- until, and what a retry needs; both with retry_of, the job that it runs again. Null if neither
+-- exists.
 CREATE OR REPLACE FUNCTION pgleases.schedule_job(p_group pg_catalog.text, p_job bigint) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
     RETURN coalesce((SELECT pgleases.schedule_status_json(to_jsonb(j), j.lateness) FROM pgleases.jobs_status AS j WHERE j.group_name = p_group AND j.id = p_job),
-        (SELECT to_jsonb(h) || jsonb_build_object('id', h.job, 'at', h.until) FROM pgleases.history AS h WHERE h.group_name = p_group AND h.job = p_job ORDER BY h.id DESC LIMIT 1))
+        (SELECT coalesce(h.again, '{}') || to_jsonb(h) - 'again' || jsonb_build_object('id', h.job, 'at', h.until) FROM pgleases.history AS h WHERE h.group_name = p_group AND h.job = p_job ORDER BY h.id DESC LIMIT 1))
         || jsonb_build_object('retry_of', (SELECT h.job FROM pgleases.history AS h WHERE h.group_name = p_group AND h.retried = p_job ORDER BY h.id DESC LIMIT 1));
 END
 $pgleases_body$;
