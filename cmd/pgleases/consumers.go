@@ -74,7 +74,7 @@ func newConsumerShow() *cobra.Command {
 		}
 		now, text := time.Now(), consumersTable([]admin.Consumer{*c})
 		if len(c.Blocked) > 0 {
-			text += "\n" + table("ROW,KEY,PARTITION,BLOCKS FOR,FAILED,NEXT,STATE,ERROR", c.Blocked, func(b admin.BlockedRow) []any {
+			text += "\n" + table("ROW,KEY,PARTITION,BLOCKS FOR,ATTEMPTS,NEXT,STATE,ERROR", c.Blocked, func(b admin.BlockedRow) []any {
 				state, next := "blocked", relative(now, b.Next)
 				switch {
 				case b.SkippedBy != "":

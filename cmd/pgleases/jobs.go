@@ -37,7 +37,7 @@ func newJobList() *cobra.Command {
 		all, err := ofGroup(cmd, args[0], s.Jobs(ctx, filter), *most)
 		err = cmp.Or(err, nameSuspects(all, s.Jobs(ctx, schedule.JobFilter{State: schedule.StateRunning})))
 		now := time.Now()
-		return all, table("JOB,NAME,KIND,AT,STATE,OWNER,FAILED,NEXT,ERROR", all, func(j schedule.Job) []any {
+		return all, table("JOB,NAME,KIND,AT,STATE,OWNER,ATTEMPTS,NEXT,ERROR", all, func(j schedule.Job) []any {
 			state, next := stateOf(now, j.State, j.Why, j.Crashes, j.StartedAt, time.Time{}, j.Due)
 			return []any{j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), state, orDash(j.Owner), j.Attempts, next, orDash(firstLine(j.Error))}
 		}), err
@@ -71,8 +71,12 @@ func newJobFailed() *cobra.Command {
 	most := cmd.Flags().IntP("number", "n", 100, "number of jobs, 1 or more")
 	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
 		all, err := ofGroup(cmd, args[0], s.FailedJobs(ctx, 0), *most)
-		return all, table("JOB,NAME,KIND,OUTCOME,ATTEMPTS,ENDED,RETRIED AS,ERROR", all, func(e schedule.Entry) []any {
-			return []any{e.Job, orDash(e.Name), orDash(e.Kind), e.Outcome, e.Attempts, relative(time.Now(), e.EndedAt), idOrDash(e.Retried), orDash(firstLine(e.Error))}
+		return all, table("JOB,NAME,KIND,OUTCOME,ATTEMPTS,ENDED,RETRIED AS,ERROR (ARGUMENTS)", all, func(e schedule.Entry) []any {
+			text := orDash(firstLine(e.Error))
+			if e.Args != nil {
+				text += " (" + cut(printable(string(e.Args)), 80) + ")"
+			}
+			return []any{e.Job, orDash(e.Name), orDash(e.Kind), e.Outcome, e.Attempts, relative(time.Now(), e.EndedAt), idOrDash(e.Retried), text}
 		}), err
 	})
 }
@@ -117,15 +121,14 @@ func newJobShow() *cobra.Command {
 			err = fmt.Errorf("%v: the group has no such job; jobs that ended long ago are deleted", err)
 		}
 		now := time.Now()
-		text := table("JOB,NAME,KIND,AT,STATE,OWNER,FAILED,STARTED,ENDED,RETRY OF,RETRIED AS,ERROR", []schedule.Job{j}, func(j schedule.Job) []any {
+		text := table("JOB,NAME,KIND,AT,STATE,OWNER,ATTEMPTS,STARTED,ENDED,RETRY OF,RETRIED AS,ERROR", []schedule.Job{j}, func(j schedule.Job) []any {
 			state, _ := stateOf(now, j.State, j.Why, j.Crashes, time.Time{}, time.Time{}, j.Due)
-			failed := j.Attempts
-			if j.Outcome == schedule.OutcomeSucceeded || j.Outcome == schedule.OutcomeUnknown {
-				failed-- // the last attempt
-			}
-			return []any{j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), cmp.Or(string(j.Outcome), state), orDash(j.Owner), failed,
+			return []any{j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), cmp.Or(string(j.Outcome), state), orDash(j.Owner), j.Attempts,
 				relative(now, j.StartedAt), relative(now, j.EndedAt), idOrDash(j.RetryOf), idOrDash(j.Retried), orDash(firstLine(j.Error))}
 		})
+		if j.Args != nil {
+			text += "arguments: " + cut(printable(string(j.Args)), 1000) + "\n"
+		}
 		if first := firstLine(j.Error); first != j.Error {
 			text += "\n" + lines(j.Error) + "\n"
 		}

@@ -507,10 +507,11 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	recorded("it runs again", "name = 'good' AND until > $1", before.Until.Add(time.Second))
 	number := func(text string) string {
 		t.Helper()
-		if !regexp.MustCompile(`^[0-9]+\n$`).MatchString(text) {
-			t.Fatalf("%q is no number", text)
+		id, hint, _ := strings.Cut(text, "\n") // the hint is on stderr
+		if !regexp.MustCompile(`^[0-9]+$`).MatchString(id) || hint != "pgleases: new jobs: 1; to see how it goes: pgleases jobs show reports "+id+"\n" {
+			t.Fatalf("%q is no number with a hint", text)
 		}
-		return strings.TrimSpace(text)
+		return id
 	}
 	ends := func(job, outcome string) string {
 		t.Helper()
@@ -525,13 +526,14 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		t.Errorf("the history lacks job %s: %+v", failed, history("bad"))
 	}
 	decoded[[]schedule.Entry](t, database, "jobs", "failed", "reports")
+	shows(`^`+failed+` +bad +close +failed .* "job 1 failed \\x1b\[2J" \(\{"N": 1\}\)$`, "jobs", "failed", "reports")
 	text := output1(t, database, "jobs", "show", "reports", failed)
 	unprintable(t, "jobs show", text)
-	if !regexp.MustCompile(`(?m)^`+failed+` +bad +close .* failed .* "job 1 failed \\x1b\[2J"$`).MatchString(text) || !strings.HasSuffix(text, "\n\njob 1 failed \\x1b[2J\nbelow\n") {
+	if !regexp.MustCompile(`(?m)^`+failed+` +bad +close .* failed .* "job 1 failed \\x1b\[2J"$`).MatchString(text) || !strings.HasSuffix(text, "\narguments: {\"N\": 1}\n\njob 1 failed \\x1b[2J\nbelow\n") {
 		t.Errorf("jobs show: %s", text)
 	}
-	if text := output1(t, database, "jobs", "show", "reports", failed, "-o", "json"); strings.Contains(text, `"owner"`) {
-		t.Errorf("an ended job has an owner: %s", text)
+	if text := output1(t, database, "jobs", "show", "reports", failed, "-o", "json"); strings.Contains(text, `"owner"`) || !strings.Contains(text, `"N": 1`) {
+		t.Errorf("an ended job has an owner, or a failed one no arguments: %s", text)
 	}
 	testkit.Must(pool.Exec(t.Context(), "UPDATE pgleases.history SET outcome = 'unknown' WHERE outcome = 'failed'"))(t)
 	fails(t, database, "jobs retry reports "+failed+" --reason why", "so it may have been done")
@@ -544,7 +546,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	good := history("good")
 	done := good[slices.IndexFunc(good, func(e schedule.Entry) bool { return e.Outcome == "succeeded" })].Until
 	again := ends(number(changed("schedules", "backfill", "reports", "good", done.Add(-time.Millisecond).Format(time.RFC3339Nano), done.Format(time.RFC3339Nano))), "succeeded")
-	shows(`^`+again+` +good +close +.* succeeded +- +0 `, "jobs", "show", "reports", again)
+	shows(`(?s)^JOB.* ATTEMPTS .*\n`+again+` +good +close +.* succeeded +- +1 [^\n]*\n$`, "jobs", "show", "reports", again) // without its arguments
 	hangs := testkit.Must(export.Enqueue(t.Context(), job{}))(t)
 	testkit.Until(t, "one runs", func() bool {
 		text = output1(t, database, "jobs", "list", "reports")
@@ -578,7 +580,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		"jobs", "retry-failed", "reports", "none", "2020-01-01T00:00:00Z", "--reason", "why", "--actor", "ann")
 	fails(t, database, "jobs retry-failed reports close 2020-01-01T00:00:00Z --reason why", "because their outcome is unknown")
 	testkit.Must(pool.Exec(t.Context(), "UPDATE pgleases.history SET outcome = 'failed', kind = 'mail', retried = NULL WHERE job = $1::text::bigint", retried))(t)
-	shows(`^\d+\npgleases: retried jobs and ticks: 1, as the new jobs above; pgleases jobs show reports ID shows one$`,
+	shows(`^(\d+)\npgleases: new jobs: 1; to see how it goes: pgleases jobs show reports \d+$`,
 		"jobs", "retry-failed", "reports", "mail", "2020-01-01T00:00:00Z", "--reason", "why", "--actor", "ann")
 	shows(`or all were retried; kinds of failed jobs and failing schedules: close$`, "jobs", "retry-failed", "reports", "mail", "2020-01-01T00:00:00Z", "--reason", "why", "--actor", "ann")
 	changed("schedules", "delete", "reports", "good")

@@ -121,8 +121,8 @@ func edit(ctx context.Context, cmd *cobra.Command, s *schedule.Scheduler, r mana
 	for _, id := range jobs {
 		fmt.Fprintln(cmd.OutOrStdout(), id)
 	}
-	if len(jobs) > 0 && r.Verb == "retry_failed" {
-		cmd.PrintErrf("pgleases: retried jobs and ticks: %d, as the new jobs above; pgleases jobs show %s ID shows one\n", len(jobs), shell.Word(args[0]))
+	if len(jobs) > 0 {
+		cmd.PrintErrf("pgleases: new jobs: %d; to see how it goes: pgleases jobs show %s %d\n", len(jobs), shell.Word(args[0]), jobs[0])
 	}
 	state := "done"
 	switch {
