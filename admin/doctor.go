@@ -500,6 +500,7 @@ type duty struct {
 	Why                 string
 }
 
+const halted, whileFor, resumed = "paused, so no row is handled", "%[2]q for %[4]v", "when it may go on: pgleases consumers resume GROUP --reason '...'"
 const suchAs, hangs, known = "%[1]d of group %[2]q, such as ", `if it hangs (its log says "handler still running"): WHY; SIGTERM would wait for the work`, "a limit frees itself as runs end; for the rest, deploy a process that knows them"
 
 // duties are the possible faults of schedules, jobs and consumers. The arguments of format are 1 the
@@ -528,7 +529,10 @@ var duties = []struct {
 	{"consumers", "unhandled", "rows that no process handles, because their partition is null or out of range", "%[1]d of %[2]q", "correct the column to partition_for(key, N): TableSQL of package consumer has the statements", Fault},
 	{"consumers", "blocked", "keys blocked for long", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP shows the rows; when the cause is repaired, pgleases consumers retry GROUP --all --reason '...'; or skip one", Warning},
 	{"consumers", "late", "rows wait for long", "the oldest of %[2]q for %[4]v", "pgleases describe LEASE shows who runs; the log says what its handlers wait for; otherwise start more processes", Warning},
-	{"consumers", "paused", "paused for more than a day", "%[2]q", "pgleases consumers resume GROUP --reason '...'", Note},
+	{"consumers", "forgotten", halted, whileFor, resumed, Warning},
+	{"consumers", "paused", halted, whileFor, resumed, Note},
+	{"consumers", "unread", "this role cannot read the queue table, so rows that wait, or that no process handles, are not seen", "%[3]s of %[2]q", "WHY", Note},
+	{"consumers", "untimed", "rows wait, and for how long is not seen, because the queue has no column for the time", "%[1]d of %[2]q", "set Queue.Time; for a new column: ALTER TABLE ... ADD COLUMN created_at timestamptz NOT NULL DEFAULT now()", Note},
 	{"autovacuum", "off", "off for queue tables, whose dead rows are never removed", "%[3]s", "ALTER TABLE ... RESET (autovacuum_enabled)", Warning},
 	{"autovacuum", "behind", "behind for queue tables, so that reads slow down", "%[5]v dead rows in %[3]s", "if snapshots names a session, end it; otherwise VACUUM the table, and lower autovacuum_vacuum_threshold or raise autovacuum_vacuum_cost_limit for it", Warning},
 	{"jobs", "failed", "failed in the last day, and were not retried", suchAs + "job %[3]s", "pgleases jobs failed GROUP shows them; pgleases jobs retry GROUP ID --reason '...' runs one again", Warning},
@@ -666,7 +670,16 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 		if len(l.Members) == 0 && !slices.ContainsFunc(l.Holdings, func(h Holding) bool { return h.OwnerSession != 0 }) {
 			left = append(left, fmt.Sprintf("%q", l.Name)) // for example, a lease of pgleases run --once from cron
 		} else if s.working(l) == 0 {
-			deserted = append(deserted, fmt.Sprintf("%q", l.Name))
+			text, weightless := fmt.Sprintf("%q", l.Name), []string{}
+			for _, m := range l.Members {
+				if m.Weight == 0 {
+					weightless = append(weightless, fmt.Sprintf("%q", m.Client))
+				}
+			}
+			if len(weightless) > 0 {
+				text += fmt.Sprintf(" (of weight 0, for example because the client ends: %s)", listed(weightless))
+			}
+			deserted = append(deserted, text)
 			for _, w := range s.drains(l) {
 				drains = append(drains, w.summary())
 			}

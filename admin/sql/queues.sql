@@ -7,11 +7,12 @@
 -- seconds or rows; and a reason or the statement that mends it. The row with the fault column has no fault: its name is
 -- the generated column of a consumer's partition. One row with the fault none.
 WITH s AS MATERIALIZED (
-    SELECT s.*, c.id_column, c.partition_column, make_interval(secs => $1) AS long
+    SELECT s.*, c.id_column, c.partition_column, c.time_column, make_interval(secs => $1) AS long,
+           EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = 'consumer/' || s.consumer AND w.until > clock_timestamp()) AS lease_paused
     FROM pgleases.consumers_status AS s JOIN pgleases.consumers AS c ON c.name = s.consumer
 ),
 queues AS MATERIALIZED (
-    SELECT s.consumer, s.queue, s.id_column, s.partition_column, r.oid, r.relkind, r.reltuples, r.reloptions
+    SELECT s.consumer, s.queue, s.id_column, s.partition_column, s.waiting, n.nspname, r.oid, r.relkind, r.reltuples, r.reloptions
     FROM pg_class AS r JOIN pg_namespace AS n ON n.oid = r.relnamespace JOIN s ON s.queue = format('%I.%I', n.nspname, r.relname)
 ),
 vacuums AS ( -- the number of dead rows from which autovacuum removes them, if it is on
@@ -28,13 +29,20 @@ UNION ALL SELECT 'consumers', 'index', q.consumer, 1, q.queue, 0, format('CREATE
 WHERE NOT EXISTS (SELECT FROM pg_index AS i JOIN pg_attribute AS p ON p.attrelid = q.oid AND p.attname = q.partition_column JOIN pg_attribute AS n ON n.attrelid = q.oid AND n.attname = q.id_column
                   WHERE i.indrelid = q.oid AND i.indisvalid AND i.indpred IS NULL AND i.indkey[0] = p.attnum AND i.indkey[1] = n.attnum
                     AND (SELECT r.relam FROM pg_class AS r WHERE r.oid = i.indexrelid) = 403 /* btree */)
+UNION ALL SELECT 'consumers', 'unread', q.consumer, 1, q.queue, 0,
+    coalesce('as the table''s owner: ' || nullif(concat_ws('; ', CASE WHEN NOT has_schema_privilege(q.nspname, 'USAGE') THEN format('GRANT USAGE ON SCHEMA %I TO %I', q.nspname, current_user) END,
+        CASE WHEN NOT has_table_privilege(q.oid, 'SELECT') THEN format('GRANT SELECT ON %s TO %I', q.queue, current_user) END), ''),
+        'find out which: a session locks the table, policies hide its rows, or a column is gone or has another type')
+FROM queues AS q WHERE q.waiting IS NULL
+UNION ALL SELECT 'consumers', 'untimed', s.consumer, s.waiting, s.queue, 0, '' FROM s WHERE s.waiting > 0 AND s.time_column IS NULL
 UNION ALL SELECT 'consumers', 'unhandled', s.consumer, s.unhandled, s.queue, 0, s.queue FROM s WHERE s.unhandled > 0
 UNION ALL SELECT 'consumers', 'blocked', s.consumer, s.blocked_keys, b.key, extract(epoch FROM s.blocked_for), b.error FROM s
 CROSS JOIN LATERAL (SELECT b.key, split_part(left(coalesce(b.error, ''), 200), E'\n', 1) AS error FROM pgleases.consumer_blocked AS b WHERE b.consumer = s.consumer ORDER BY b.since LIMIT 1) AS b
 WHERE s.blocked_for > 60 * s.long
-UNION ALL SELECT 'consumers', 'late', s.consumer, s.waiting, s.queue, least(extract(epoch FROM s.oldest), 9e9), '' FROM s WHERE s.paused_at IS NULL AND s.oldest > 10 * s.long
-UNION ALL SELECT 'consumers', 'paused', s.consumer, s.waiting, s.queue, extract(epoch FROM clock_timestamp() - s.paused_at), format('by %s: %s', s.paused_by, s.paused_reason) FROM s
-WHERE s.paused_at < clock_timestamp() - interval '1 day'
+UNION ALL SELECT 'consumers', 'late', s.consumer, s.waiting, s.queue, least(extract(epoch FROM s.oldest), 9e9), '' FROM s WHERE s.paused_at IS NULL AND NOT s.lease_paused AND s.oldest > 10 * s.long
+UNION ALL SELECT 'consumers', CASE WHEN s.paused_at < clock_timestamp() - interval '1 hour' THEN 'forgotten' ELSE 'paused' END, s.consumer, 1, s.queue, extract(epoch FROM clock_timestamp() - s.paused_at),
+    format('by %s since %s UTC: "%s"; rows that wait: %s', s.paused_by, to_char(s.paused_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), s.paused_reason, coalesce(s.waiting::text, 'unknown'))
+FROM s WHERE s.paused_at IS NOT NULL
 UNION ALL SELECT 'autovacuum', CASE WHEN v.on THEN 'behind' ELSE 'off' END, v.consumer, 1, v.queue, v.dead, '' FROM vacuums AS v
 WHERE NOT v.on OR v.dead > 10 * v.least AND coalesce(v.at < clock_timestamp() - interval '10 minutes', true)
 UNION ALL SELECT 'columns', 'column', q.consumer, 1, format('%s.%I', q.queue, q.partition_column), 0, '' FROM queues AS q

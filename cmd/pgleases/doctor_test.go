@@ -171,7 +171,7 @@ func TestDoctorNamesProcesses(t *testing.T) {
 	says("overrides", `"a" is drained by x since 20`)
 	says("overrides", `: "why": a lease of it has no member that works > when it may go on: pgleases undrain a --reason '...'`)
 	execute(t, database, "UPDATE pgleases.members SET weight = 0")
-	says("orphans", `no client works on "l" > start a process; if`)
+	says("orphans", `no client works on "l" (of weight 0, for example because the client ends: "a", "b") > start a process; if`)
 	execute(t, database, "DELETE FROM pgleases.overrides", override("pause", "l", "infinity", "0"), override("pause", "it''s", "infinity", "2 hours"), override("pause", "m", "2999-01-02", "0"))
 	says("orphans", `each partition of a lease that is not paused has an owner`)
 	says("overrides", `"it's" is paused by x since 20`)
@@ -555,9 +555,14 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 		{"UPDATE pgleases.consumer_blocked SET since = now() - interval '61 minutes'", "UPDATE pgleases.consumer_blocked SET since = now() - interval '59 minutes'", "warning consumers",
 			`keys blocked for long: 1 of "orders", such as "c2" for 1h1m`},
 		{"UPDATE public.outbox SET created_at = now() - interval '11 minutes'", "UPDATE public.outbox SET created_at = now() - interval '9 minutes'", "warning consumers", `rows wait for long: the oldest of "orders" for 11m`},
-		{"UPDATE public.outbox SET created_at = now() - interval '11 minutes'; UPDATE pgleases.consumers SET paused_at = now() - interval '23 hours', paused_by = 'maria', paused_reason = 'why'", "SELECT", "", ""},
-		{"UPDATE pgleases.consumers SET paused_at = now() - interval '25 hours'", "UPDATE public.outbox SET created_at = now(); UPDATE pgleases.consumers SET paused_at = NULL", "note consumers",
-			`paused for more than a day: "orders" (by maria: why) > pgleases consumers resume orders --reason`},
+		{"UPDATE public.outbox SET created_at = now() - interval '11 minutes'; UPDATE pgleases.consumers SET paused_at = now() - interval '59 minutes', paused_by = 'maria', paused_reason = 'why'", "SELECT", "note consumers",
+			`paused, so no row is handled: "orders" for 59m`},
+		{"UPDATE pgleases.consumers SET paused_at = '2026-03-02 08:00:00Z'", "UPDATE pgleases.consumers SET paused_at = NULL", "warning consumers",
+			` (by maria since 2026-03-02 08:00:00 UTC: "why"; rows that wait: 1) > when it may go on: pgleases consumers resume orders --reason`},
+		{override("pause", "consumer/orders", "2999-01-02", "0") + "; UPDATE pgleases.partitions SET owner = NULL, target = NULL WHERE lease = 'consumer/orders'",
+			"DELETE FROM pgleases.overrides; UPDATE pgleases.partitions SET owner = 11, target = 11 WHERE lease = 'consumer/orders'; UPDATE public.outbox SET created_at = now()", "", ""}, // its rows wait, as was wanted
+		{"UPDATE pgleases.consumers SET time_column = NULL", "UPDATE pgleases.consumers SET time_column = 'created_at'", "note consumers",
+			`rows wait, and for how long is not seen, because the queue has no column for the time: 1 of "orders" > set Queue.Time`},
 		{"ALTER TABLE public.outbox RENAME TO elsewhere", "ALTER TABLE public.elsewhere RENAME TO outbox", "warning consumers", `public.outbox of "orders"`},
 		{"ALTER TABLE public.outbox SET (autovacuum_enabled = off)", "ALTER TABLE public.outbox RESET (autovacuum_enabled)", "warning autovacuum", "public.outbox"},
 		{"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'public.outbox_partition_id_idx'::regclass", "SELECT", "fault consumers", `public.outbox of "orders"`},
@@ -574,6 +579,16 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 		execute(t, database, test.mend)
 	}
 	expectIll(t, database, "", "")
+	reader := newRole(t, database)
+	grant := "GRANT SELECT ON public.outbox TO " + reader
+	execute(t, database, output1(t, database, "grants", reader, "--for=reader"), "GRANT pg_monitor TO "+reader)
+	expectIll(t, as(t, database, reader), "note consumers", `, are not seen: public.outbox of "orders" > as the table's owner: `+grant, "--skip", "rights")
+	execute(t, database, "UPDATE pgleases.consumers SET paused_at = now()")
+	expectIll(t, as(t, database, reader), "note consumers, note consumers", `rows that wait: unknown`, "--skip", "rights")
+	execute(t, database, "UPDATE pgleases.consumers SET paused_at = NULL", grant)
+	expectIll(t, as(t, database, reader), "", "", "--skip", "rights")
+	execute(t, database, `CREATE SCHEMA "a b"; ALTER TABLE public.outbox SET SCHEMA "a b"; UPDATE pgleases.consumers SET queue = '"a b".outbox'`)
+	expectIll(t, as(t, database, reader), "note consumers", `> as the table's owner: GRANT USAGE ON SCHEMA "a b" TO `+reader, "--skip", "rights")
 	role := newRole(t, database)
 	execute(t, database, output1(t, database, "grants", role))
 	expectIll(t, database, "note rights", "can run clients, but no consumers, it lacks consumer_blocked DELETE", "--role", role)
