@@ -663,7 +663,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 	deserted, drains, left, overdue, crowded, paused := []string{}, []string{}, []string{}, []string{}, []string{}, ""
 	for i := range s.Leases {
 		l := &s.Leases[i]
-		if s.pause(l) != nil {
+		if s.Pause(l) != nil {
 			paused = " of a lease that is not paused"
 			continue
 		}
@@ -722,8 +722,8 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 		"run fewer processes, or drop the lease and create it with more partitions", "some members own nothing: %s", listed(crowded))
 }
 
-// pause returns the pause of a lease, or nil.
-func (s *Snapshot) pause(l *Lease) *Override {
+// Pause returns the pause of a lease, or nil.
+func (s *Snapshot) Pause(l *Lease) *Override {
 	return find(s.OverridesOf(l.Name, ""), func(w Override) bool { return w.Verb == Pause })
 }
 
@@ -737,7 +737,7 @@ func (s *Snapshot) drains(l *Lease) []Override {
 // stops reports whether an override stops all work on a lease.
 func (s *Snapshot) stops(w Override) bool {
 	return w.Verb == Pause || w.Verb == Drain && slices.ContainsFunc(s.Leases, func(l Lease) bool {
-		return s.pause(&l) == nil && s.working(&l) == 0 && slices.Contains(s.drains(&l), w)
+		return s.Pause(&l) == nil && s.working(&l) == 0 && slices.Contains(s.drains(&l), w)
 	})
 }
 

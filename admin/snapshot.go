@@ -413,8 +413,8 @@ func (e *Explanation) sayMove(s *Snapshot, l *Lease, owner, target *Client, work
 	case owner != nil && target == nil && !e.Asked.IsZero():
 		e.say("The owner was asked to hand it over %v ago, and no other client can own it.", round(s.At.Sub(e.Asked)))
 		e.sayHandoff(owner)
-	case owner == nil && s.pause(l) != nil:
-		e.say("No member may own it, because the lease is paused. When it may go on: %s.", s.pause(l).back())
+	case owner == nil && s.Pause(l) != nil:
+		e.say("No member may own it, because the lease is paused. When it may go on: %s.", s.Pause(l).back())
 	case owner == nil && len(l.Members) == 0:
 		e.say("The lease has no members: start a process that joins it.")
 	case owner == nil && working == 0 && len(s.drains(l)) > 0:

@@ -367,6 +367,8 @@ func TestAlertsFire(t *testing.T) {
 	story.step("a row waits", w.scrape(), "PgleasesConsumerLag")
 	testkit.Execute(t, w.pool, "SELECT pgleases.consumer_change('pause', 'mails', NULL, '', 'why')")
 	story.step("it waits because of a pause", w.scrape())
+	testkit.Execute(t, w.pool, "UPDATE pgleases.consumers SET paused_at = now() - interval '61 minutes'")
+	story.step("the pause is forgotten", w.scrape(), "PgleasesConsumerPaused")
 	close(w.hung)
 	testkit.Execute(t, w.pool, "SELECT pgleases.consumer_change('resume', 'mails', NULL, '', 'why')") // perhaps the pause was before the row was taken
 	testkit.Until(t, "no row waits", func() bool { return w.consumer.Stats().Rows == 2 })
@@ -390,6 +392,17 @@ func TestAlertsFire(t *testing.T) {
 	held := testkit.Must(w.locks.Acquire(t.Context(), "nightly"))(t)
 	testkit.OK(t, orders.Leave(t.Context())) // the other owns it all
 	testkit.Until(t, "no partition drains", func() bool { return w.worker.Stats().Draining == 0 })
+	testkit.Execute(t, w.pool, "SELECT pgleases.pause('orders'::text, 'why'::text)")
+	owned := func() (n int) {
+		testkit.OK(t, w.pool.QueryRow(t.Context(), "SELECT count(*) FROM pgleases.partitions WHERE lease = 'orders' AND owner IS NOT NULL").Scan(&n))
+		return n
+	}
+	testkit.Until(t, "no partition has an owner", func() bool { return owned() == 0 })
+	story.step("a lease is paused", w.scrape())
+	testkit.Execute(t, w.pool, "UPDATE pgleases.overrides SET since = now() - interval '61 minutes'")
+	story.step("its pause is forgotten", w.scrape(), "PgleasesLeasePaused")
+	testkit.Execute(t, w.pool, "SELECT pgleases.resume('orders'::text, 'why'::text)")
+	testkit.Until(t, "each partition has an owner again", func() bool { return owned() == 4 })
 	story.step("before the cut", w.scrape())
 	w.wire.Cut()
 	testkit.Until(t, "trust is lost", func() bool { return w.worker.Stats().Trust == 0 && w.worker.Stats().Losses.TrustLost > 0 })

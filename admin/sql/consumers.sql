@@ -6,7 +6,7 @@
 --
 -- One row for each consumer, JSON, as the type Consumer.
 SELECT json_build_object(
-       'name', s.consumer, 'queue', s.queue, 'partitions', s.partitions, 'owned', s.owned, 'waiting', s.waiting,
+       'name', s.consumer, 'queue', s.queue, 'partitions', s.partitions, 'owned', s.owned, 'timed', c.time_column IS NOT NULL, 'waiting', s.waiting,
        'oldest_ns', CASE WHEN s.oldest IS NOT NULL THEN (greatest(0, least(extract(epoch FROM s.oldest), 9e9)) * 1e9)::bigint END, 'blocked_keys', s.blocked_keys, 'blocked_for_ns', coalesce((extract(epoch FROM s.blocked_for) * 1e9)::bigint, 0),
        'dead_letters', s.dead_letters, 'unhandled', s.unhandled,
        'paused_at', coalesce(s.paused_at, timestamptz '0001-01-01 00:00:00Z'), 'paused_by', coalesce(s.paused_by, ''), 'paused_reason', coalesce(s.paused_reason, ''),
@@ -18,6 +18,6 @@ SELECT json_build_object(
                    FROM (SELECT * FROM pgleases.consumer_blocked AS b WHERE b.consumer = $1::text AND b.consumer = s.consumer ORDER BY b.since, b.id LIMIT $2::int) AS b),
        'changes', (SELECT json_agg(json_build_object('at', h.at, 'verb', h.verb, 'id', coalesce(h.row_id, 0)::text, 'rows', h.rows, 'actor', h.actor, 'reason', h.reason) ORDER BY h.id DESC)
                    FROM (SELECT * FROM pgleases.consumer_changes AS h WHERE h.consumer = $1::text AND h.consumer = s.consumer ORDER BY h.at DESC, h.id DESC LIMIT $2::int) AS h))
-FROM pgleases.consumers_status AS s
+FROM pgleases.consumers_status AS s JOIN pgleases.consumers AS c ON c.name = s.consumer
 WHERE $1::text IS NULL OR s.consumer = $1::text
 ORDER BY s.consumer

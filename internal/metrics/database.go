@@ -103,8 +103,20 @@ var ofDatabase = []entry[database]{
 		}), nil},
 	{Metric{"pgleases.database.partitions", "{partition}", Level, "Partitions of the lease.", ofLease},
 		leases(func(_ *admin.Snapshot, l *admin.Lease) float64 { return float64(l.Partitions) }), nil},
-	{Metric{"pgleases.database.partitions.unowned", "{partition}", Level, "Partitions without a live owner.", ofLease},
-		leases(func(s *admin.Snapshot, l *admin.Lease) float64 { return float64(s.Orphans(l).Count()) }), nil},
+	{Metric{"pgleases.database.partitions.unowned", "{partition}", Level, "Partitions without a live owner; 0 while the lease is paused.", ofLease},
+		leases(func(s *admin.Snapshot, l *admin.Lease) float64 {
+			if s.Pause(l) != nil {
+				return 0
+			}
+			return float64(s.Orphans(l).Count())
+		}), nil},
+	{Metric{"pgleases.database.pause.age", "s", Gauge, "Time since an operator paused the lease, if the pause has no end; else 0.", ofLease},
+		leases(func(s *admin.Snapshot, l *admin.Lease) float64 {
+			if p := s.Pause(l); p != nil && p.Until.IsZero() {
+				return max(0, s.At.Sub(p.Since).Seconds())
+			}
+			return 0
+		}), nil},
 	{Metric{"pgleases.database.partitions.owned", "{partition}", Level, "Partitions that the client owns.", ofMember},
 		members(func(m *admin.Member) float64 { return float64(m.Owned) }), nil},
 	{Metric{"pgleases.database.partitions.wanted", "{partition}", Level, "Partitions that the client is due by its weight.", ofMember},
@@ -140,8 +152,13 @@ var ofDatabase = []entry[database]{
 		groups(func(g *admin.ScheduleGroup) int { return g.Stuck }), nil},
 	{Metric{"pgleases.database.consumer.waiting", "{row}", Level, "Rows in the queue table, 1000 at most.", ofQueue},
 		consumers(func(c *admin.Consumer) *int { return c.Waiting }), nil},
-	{Metric{"pgleases.database.consumer.oldest.age", "s", Gauge, "Age of the oldest row whose key is not blocked; 0 if there is none or it is not known.", ofQueue},
-		consumers(func(c *admin.Consumer) *int { return age(c.Oldest) }), nil},
+	{Metric{"pgleases.database.consumer.oldest.age", "s", Gauge, "Age of the oldest row whose key is not blocked; 0 if there is none. It is known if pgleases serve may read the table, and the queue has a column for the time.", ofQueue},
+		consumers(func(c *admin.Consumer) *int {
+			if c.Waiting == nil || !c.Timed {
+				return nil
+			}
+			return age(c.Oldest)
+		}), nil},
 	{Metric{"pgleases.database.consumer.blocked", "{key}", Level, "Keys that wait for a row that failed.", ofQueue},
 		consumers(func(c *admin.Consumer) *int { return &c.BlockedKeys }), nil},
 	{Metric{"pgleases.database.consumer.blocked.age", "s", Gauge, "Time since the oldest of these rows failed first; 0 if there is none.", ofQueue},
@@ -150,9 +167,16 @@ var ofDatabase = []entry[database]{
 		consumers(func(c *admin.Consumer) *int { return &c.DeadLetters }), nil},
 	{Metric{"pgleases.database.consumer.unhandled", "{row}", Level, "Rows whose partition is null or out of range, 1000 at most.", ofQueue},
 		consumers(func(c *admin.Consumer) *int { return c.Unhandled }), nil},
-	{Metric{"pgleases.database.consumer.paused", "", Gauge, "1 if an operator has paused the consumer, else 0.", ofQueue},
+	{Metric{"pgleases.database.consumer.paused", "", Gauge, "1 if an operator has paused the consumer or its lease, else 0.", ofQueue},
 		consumers(func(c *admin.Consumer) *int {
-			paused := map[bool]int{true: 1}[!c.PausedAt.IsZero()]
+			paused := map[bool]int{true: 1}[c.LeasePaused || !c.PausedAt.IsZero()]
 			return &paused
 		}), nil},
+	{Metric{"pgleases.database.consumer.pause.age", "s", Gauge, "Time since an operator paused the consumer; 0 if it is not paused.", ofQueue},
+		func(d *database, to add) {
+			for _, c := range d.consumers {
+				since := map[bool]time.Time{true: d.At, false: c.PausedAt}[c.PausedAt.IsZero()]
+				to(max(0, d.At.Sub(since).Seconds()), c.Name)
+			}
+		}, nil},
 }

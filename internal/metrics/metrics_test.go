@@ -1,11 +1,13 @@
 package metrics
 
 import (
+	"maps"
 	"os"
 	"reflect"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
@@ -39,7 +41,7 @@ func TestMetricsHaveSamplesOfTheirLabels(t *testing.T) {
 	}
 	sources = append(sources, newSource(ofDatabase, nil, func() *database {
 		lease := admin.Lease{Name: "l", Members: []admin.Member{{Client: "c"}}}
-		return &database{&admin.Snapshot{Leases: []admin.Lease{lease}}, []admin.ScheduleGroup{{Name: "g"}}, []admin.Consumer{{Name: "c", Waiting: new(int), Unhandled: new(int)}}}
+		return &database{&admin.Snapshot{Leases: []admin.Lease{lease}}, []admin.ScheduleGroup{{Name: "g"}}, []admin.Consumer{{Name: "c", Timed: true, Waiting: new(int), Unhandled: new(int)}}}
 	}))
 	names := make(map[string]bool)
 	for _, s := range sources {
@@ -55,6 +57,35 @@ func TestMetricsHaveSamplesOfTheirLabels(t *testing.T) {
 				t.Errorf("%s: without a sample, named twice, misnamed, or without a sentence of help", m.Name)
 			}
 			names[m.Name] = true
+		}
+	}
+}
+
+// A pause of a lease is no lack of owners. What is not known has no sample.
+func TestMetricsOfPausesAndUnknownAges(t *testing.T) {
+	at, hour, two := time.Now(), time.Hour, 2
+	pause := func(lease string, until time.Time) admin.Override {
+		return admin.Override{Verb: admin.Pause, Lease: lease, Since: at.Add(-time.Minute), Until: until}
+	}
+	vacant := []admin.Holding{{Partitions: admin.Ranges{{0, 1}}}}
+	d := &database{&admin.Snapshot{At: at, Overrides: []admin.Override{pause("paused", time.Time{}), pause("ends", at.Add(hour))},
+		Leases: []admin.Lease{{Name: "paused", Holdings: vacant}, {Name: "ends", Holdings: vacant}, {Name: "open", Holdings: vacant}}}, nil, []admin.Consumer{
+		{Name: "late", Timed: true, Waiting: &two, Oldest: &hour}, {Name: "empty", Timed: true, Waiting: new(int)}, {Name: "unread", Timed: true}, {Name: "untimed", Waiting: &two},
+		{Name: "paused", PausedAt: at.Add(-time.Minute)}, {Name: "lease", LeasePaused: true}}}
+	got := string(Text(newSource(ofDatabase, nil, func() *database { return d }).Read()))
+	for name, want := range map[string]map[string]string{
+		"partitions_unowned":          {"lease=paused": "0", "lease=ends": "0", "lease=open": "2"},
+		"pause_age_seconds":           {"lease=paused": "60", "lease=ends": "0", "lease=open": "0"},
+		"consumer_oldest_age_seconds": {"consumer=late": "3600", "consumer=empty": "0"},
+		"consumer_paused":             {"consumer=late": "0", "consumer=empty": "0", "consumer=unread": "0", "consumer=untimed": "0", "consumer=paused": "1", "consumer=lease": "1"},
+		"consumer_pause_age_seconds":  {"consumer=late": "0", "consumer=empty": "0", "consumer=unread": "0", "consumer=untimed": "0", "consumer=paused": "60", "consumer=lease": "0"},
+	} {
+		found := make(map[string]string)
+		for _, m := range regexp.MustCompile(`(?m)^pgleases_database_`+name+`{(\w+)="(\w+)"} (.*)$`).FindAllStringSubmatch(got, -1) {
+			found[m[1]+"="+m[2]] = m[3]
+		}
+		if !maps.Equal(found, want) {
+			t.Errorf("%s: %v, want %v", name, found, want)
 		}
 	}
 }
