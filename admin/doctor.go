@@ -51,7 +51,8 @@ var Checks = []string{"connect", "server", "pooler", "notifications", "round-tri
 type DoctorOptions struct {
 	Role string // the role of the clients, whose rights are checked; empty: the role that connects
 	// minimum age of handoffs, waits, late schedules and jobs, idle transactions and expired sessions
-	// that are reported, and 10 times that for transactions that work; 0: one minute
+	// that are reported, 10 times that for transactions that work and rows of consumers, and 60 times
+	// that for blocked keys; 0: one minute
 	Long time.Duration
 }
 

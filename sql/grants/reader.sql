@@ -17,3 +17,4 @@ END
 $pgleases_body$;
 -- To see the activity of other roles' sessions, which pgleases doctor checks:
 --   GRANT pg_monitor TO pgleases_reader;
+-- To see what waits in the queue table of a consumer: GRANT SELECT ON that table TO pgleases_reader;
