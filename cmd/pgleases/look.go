@@ -49,7 +49,7 @@ func leasesOf(s *admin.Snapshot) string {
 }
 
 func newDescribe() *cobra.Command {
-	return looking(&cobra.Command{Use: "describe LEASE", Short: "Show the members and partitions of a lease", SuggestFor: []string{"show", "get", "status"}}, withSnapshot, func(_ context.Context, s *admin.Snapshot, args []string) (any, string, error) {
+	return looking(&cobra.Command{Use: "describe LEASE", Short: "Show the members and partitions of a lease", SuggestFor: []string{"show", "get", "status", "members", "partitions"}}, withSnapshot, func(_ context.Context, s *admin.Snapshot, args []string) (any, string, error) {
 		return described(s, args[0])
 	})
 }
@@ -247,8 +247,11 @@ func newExplain() *cobra.Command {
 		}
 		e, err := a.Explain(ctx, lease, partition)
 		if errors.Is(err, admin.ErrNoSuchPartition) {
-			err = fmt.Errorf("%w: pgleases list shows the leases", err)
-			if s, other := a.Snapshot(ctx); other == nil && s.Lease(lease) == nil {
+			if s, other := a.Snapshot(ctx); other != nil {
+				err = other
+			} else if l := s.Lease(lease); l != nil {
+				err = fmt.Errorf("lease %q has partitions 0 to %d", lease, l.Partitions-1)
+			} else {
 				err = unknown("lease", lease, leaseNames(s), "pgleases list")
 			}
 		}
