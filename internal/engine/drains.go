@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"errors"
 	"log/slog"
 	"maps"
 	"slices"
@@ -46,7 +47,9 @@ func (s *shared) shown() *owned.Validity { return cmp.Or(s.validity, s.invalid) 
 func (s *shared) logEnded() {
 	for _, l := range s.ended {
 		partitions := ranges.Short(l.numbers)
-		if l.handedOver {
+		if l.handedOver && errors.Is(l.cause, s.config.Errors.Handoff) { // the cause would repeat the message
+			s.config.Log.Info("pgleases: partitions handed over", slog.String("lease", l.lease.Name), slog.String("partitions", partitions))
+		} else if l.handedOver {
 			s.config.Log.Info("pgleases: partitions handed over", slog.String("lease", l.lease.Name), slog.String("partitions", partitions), slog.Any("cause", l.cause))
 		} else {
 			s.config.Log.Warn("pgleases: partitions lost", slog.String("lease", l.lease.Name), slog.String("partitions", partitions), slog.Any("cause", l.cause))
