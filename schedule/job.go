@@ -123,7 +123,8 @@ func (c OnConflict) String() string {
 	return [...]string{"reject", "ignore", "replace"}[c]
 }
 
-// WithUnique sets the unique key of a job: of a group and kind, at most one live job has it.
+// WithUnique sets the unique key of a job: of a group and kind, at most one live job has it. It is
+// also the job's name, by which operators recognize it.
 func WithUnique(key string, conflict OnConflict) JobOption {
 	return func(j *newJob) { j.UniqueKey, j.onConflict = &key, conflict }
 }

@@ -162,9 +162,9 @@ func (k *Kind[Args]) Put(ctx context.Context, name string, args Args, rule Rule,
 
 // PutTx is Put in the caller's transaction, of any isolation level: the schedule exists once that
 // is committed. It locks the schedule's row until then, so edits and ends of runs wait for the
-// transaction. Call it as late in the transaction as you can, and in the order of the names. If a
-// transaction that is not visible to this one created the schedule, PutTx fails with SQLSTATE
-// 40001.
+// transaction. Call it as late in the transaction as you can. Put several schedules in the order of
+// their names: two transactions with different orders can deadlock. If a transaction that is not
+// visible to this one created the schedule, PutTx fails with SQLSTATE 40001.
 func (k *Kind[Args]) PutTx(ctx context.Context, tx pgx.Tx, name string, args Args, rule Rule, opts ...ScheduleOption) error {
 	return k.put(ctx, callersTx(tx), name, args, rule, opts)
 }
