@@ -3,7 +3,7 @@
 // when it is handled.
 //
 //	type Order struct{ Payload struct{ Amount int } } // a field for each column that the handler needs
-//	c, err := consumer.New(ctx, client, pool, "orders", consumer.Queue{Table: "outbox", Key: "customer"},
+//	c, err := consumer.New(ctx, client, pool, "orders", consumer.Queue{Table: "outbox", Key: "customer", Time: "created_at"},
 //		consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 //			_, err := tx.Exec(ctx, "UPDATE customers SET total = total + $2 WHERE name = $1", row.Key, row.Value.Payload.Amount)
 //			return err

@@ -27,10 +27,11 @@ func exampleURL(ddl ...string) string {
 const outboxTables = `
 CREATE TABLE customers (name text PRIMARY KEY, total bigint NOT NULL DEFAULT 0);
 CREATE TABLE outbox (
-    id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    customer  text NOT NULL,
-    partition int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 1024)) STORED,
-    payload   jsonb NOT NULL
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    customer   text NOT NULL,
+    partition  int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 1024)) STORED,
+    payload    jsonb NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now()
 );
 CREATE INDEX ON outbox (partition, id);
 CREATE TRIGGER consumer_inserted AFTER INSERT ON outbox FOR EACH STATEMENT EXECUTE FUNCTION pgleases.consumer_inserted('orders');`
@@ -47,7 +48,7 @@ func runOutbox(ctx context.Context, databaseURL string) error { // in each proce
 	}
 	defer client.Close(context.WithoutCancel(ctx))
 	type Order struct{ Payload struct{ Amount int } } // a field for each column that the handler needs
-	c, err := consumer.New(ctx, client, pool, "orders", consumer.Queue{Table: "outbox", Key: "customer"},
+	c, err := consumer.New(ctx, client, pool, "orders", consumer.Queue{Table: "outbox", Key: "customer", Time: "created_at"},
 		consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 			_, err := tx.Exec(ctx, "UPDATE customers SET total = total + $2 WHERE name = $1", row.Key, row.Value.Payload.Amount)
 			return err
