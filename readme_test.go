@@ -79,6 +79,24 @@ func TestPagesShowSQLThatRuns(t *testing.T) {
 	}
 }
 
+// The look for the next row of a partition reads the index that the page creates, and sorts nothing.
+func TestLookOfMovingPageReadsItsIndex(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
+	testkit.Execute(t, pool, strings.Join(codeBlocks(t, "docs/moving.md", "sql"), "\n"), pgx.QueryExecModeSimpleProtocol)
+	testkit.Execute(t, pool, `INSERT INTO items (customer, done_at) SELECT 'customer-' || n, CASE WHEN n % 2 = 0 THEN now() END FROM generate_series(1, 20000) AS n;
+		ANALYZE items`, pgx.QueryExecModeSimpleProtocol)
+	look := regexp.MustCompile(`(?m)^    (SELECT id FROM items .*)$`).FindStringSubmatch(readFile(t, "docs/moving.md"))
+	if look == nil {
+		t.Fatal("the page has no look")
+	}
+	rows := testkit.Must(pool.Query(t.Context(), "EXPLAIN "+strings.ReplaceAll(look[1], "$1", "(SELECT 7)")))(t) // as a parameter, its value is not known
+	plan := strings.Join(testkit.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(t), "\n")
+	if !strings.Contains(plan, " using items_partition_for_") || strings.Contains(plan, "Sort") {
+		t.Errorf("the plan is\n%s", plan)
+	}
+}
+
 // A page that names a test, or the beginning of its name, names an existing test.
 func TestTestsThatPagesNameAreThere(t *testing.T) {
 	t.Parallel()
