@@ -64,7 +64,7 @@ func write(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, f f
 		return err
 	}
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if err := lease.Guard(ctx, tx, pgleases.Partition{Epoch: leader.Epoch(ctx)}); err != nil {
+		if err := lease.Guard(ctx, tx, leader.Partition(ctx)); err != nil {
 			return err
 		}
 		return f(tx)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
@@ -19,11 +20,15 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 	"github.com/pgleases/pgleases/leader"
 )
 
-// frozenURL makes the test binary a candidate, for TestFrozenLeaderIsNoLeader.
-const frozenURL = "PGLEASES_LEADER_TEST_URL"
+// frozenURL makes the test binary a candidate, hangs one whose work ignores its context.
+const (
+	frozenURL = "PGLEASES_LEADER_TEST_URL"
+	hangs     = "PGLEASES_LEADER_TEST_HANGS"
+)
 
 // frozenTTL is short, because the test waits for it.
 const frozenTTL = 2 * time.Second
@@ -53,6 +58,9 @@ func runCandidate(ctx context.Context, url string) error {
 		return err
 	}
 	e := leader.New(client, "leader")
+	if os.Getenv(hangs) != "" {
+		return runHanging(ctx, e)
+	}
 	go func() {
 		for led := (time.Time{}); ; {
 			began := time.Now()
@@ -71,13 +79,29 @@ func runCandidate(ctx context.Context, url string) error {
 	})
 }
 
-// The first call of IsLeader after a freeze returns false, then the callbacks end. The process
-// leads again under a higher epoch.
-func TestFrozenLeaderIsNoLeader(t *testing.T) {
-	t.Parallel()
-	url := pgtest.MigratedDatabase(t)
-	frozen := exec.Command(os.Args[0])
-	frozen.Env = append(os.Environ(), frozenURL+"="+url)
+// runHanging prints when its work is asked to stop, and works on.
+func runHanging(ctx context.Context, e *leader.Elector) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM)
+	defer stop()
+	return e.Run(ctx, leader.Callbacks{
+		OnStartedLeading: func(ctx context.Context) {
+			leadOrExit(ctx, func(ctx context.Context) {
+				fmt.Println("started")
+				<-ctx.Done()
+				fmt.Println("asked to stop")
+				select {}
+			})
+		},
+		OnStoppedLeading: func() { fmt.Println("stopped") },
+	})
+}
+
+// startFrozen starts a candidate that a test freezes. prints waits for the lines that begin so, and
+// returns the rest of each.
+func startFrozen(t *testing.T, url string, env ...string) (frozen *exec.Cmd, prints func(beginnings ...string) map[string]string) {
+	t.Helper()
+	frozen = exec.Command(os.Args[0])
+	frozen.Env = append(append(os.Environ(), frozenURL+"="+url), env...)
 	out := testkit.Must(frozen.StdoutPipe())(t)
 	testkit.OK(t, frozen.Start())
 	t.Cleanup(func() {
@@ -86,11 +110,12 @@ func TestFrozenLeaderIsNoLeader(t *testing.T) {
 	})
 	lines := make(chan string, 100)
 	go func() {
+		defer close(lines)
 		for s := bufio.NewScanner(out); s.Scan(); {
 			lines <- s.Text()
 		}
 	}()
-	prints := func(beginnings ...string) map[string]string { // in any order: several goroutines print
+	return frozen, func(beginnings ...string) map[string]string { // in any order: several goroutines print
 		t.Helper()
 		rest := make(map[string]string)
 		for len(rest) < len(beginnings) {
@@ -106,6 +131,14 @@ func TestFrozenLeaderIsNoLeader(t *testing.T) {
 		}
 		return rest
 	}
+}
+
+// The first call of IsLeader after a freeze returns false, then the callbacks end. The process
+// leads again under a higher epoch.
+func TestFrozenLeaderIsNoLeader(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	frozen, prints := startFrozen(t, url)
 	prints("started ", "new leader frozen")
 	next := stand(t, client(t, testkit.Pool(t, url), "next"))
 	next.says(t, "new leader frozen")
@@ -123,5 +156,37 @@ func TestFrozenLeaderIsNoLeader(t *testing.T) {
 	epoch := testkit.Must(strconv.ParseInt(prints("started ", "new leader frozen")["started "], 10, 64))(t)
 	if epoch <= leader.Epoch(next.ctx) {
 		t.Errorf("epoch %d after %d", epoch, leader.Epoch(next.ctx))
+	}
+}
+
+// A process whose work hangs beside the next leader ends, also if it was asked to stop before.
+func TestProcessExitsWhenHangingWorkLosesTheLeadership(t *testing.T) {
+	t.Parallel()
+	for name, asked := range map[string]bool{"while it leads": false, "after SIGTERM": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := pgtest.MigratedDatabase(t)
+			frozen, prints := startFrozen(t, url, hangs+"=1")
+			prints("started")
+			next := stand(t, client(t, testkit.Pool(t, url), "next"))
+			defer close(next.finish)
+			next.says(t, "new leader frozen")
+			if asked {
+				testkit.OK(t, frozen.Process.Signal(syscall.SIGTERM))
+				prints("asked to stop")
+				clients.Beats(t, next.client, 3)
+				if next.IsLeader() {
+					t.Error("another process leads before the work has returned")
+				}
+			}
+			testkit.OK(t, frozen.Process.Signal(syscall.SIGSTOP))
+			next.says(t, "started", "new leader next")
+			testkit.OK(t, frozen.Process.Signal(syscall.SIGCONT))
+			ended := make(chan error, 1)
+			go func() { ended <- frozen.Wait() }()
+			if testkit.Receive(t, "the process ends", ended); frozen.ProcessState.ExitCode() != 1 {
+				t.Errorf("it ended with %v", frozen.ProcessState)
+			}
+		})
 	}
 }

@@ -1,9 +1,13 @@
 // Package leader elects one leader among processes, with the callbacks that users of client-go know.
 // The leader is the owner of the only partition of a lease.
 //
-// Two things differ from client-go. A process that lost the leadership stands by, and leads again
-// when it is elected again. And each leadership has an epoch, by which a database or another system
-// refuses a former leader: see Epoch.
+// Four things differ from client-go:
+//   - A process that stops leading stands by, and leads again when it is elected.
+//   - If OnStartedLeading returns early, the process leads on without work.
+//   - OnStoppedLeading and the end of Run wait for OnStartedLeading. So an os.Exit in
+//     OnStoppedLeading does not stop work that hangs: see Partition.
+//   - Each leadership has an epoch, by which a database or another system refuses a former leader:
+//     see Epoch.
 package leader
 
 import (
@@ -21,11 +25,15 @@ import (
 // Callbacks are what a process does about the leadership. Each may be nil.
 type Callbacks struct {
 	// OnStartedLeading is called each time that this process begins to lead. ctx ends when it has to
-	// stop; return then. No other process leads before it has returned, unless the trust was lost, for
-	// example because this process was frozen. If it returns earlier, the process leads on.
+	// stop; return then. If it returns earlier, the process leads on.
+	//
+	// No other process leads before it has returned, unless this process lost the leadership: it
+	// could not renew for 5.7 s, for example because it was frozen. That is the trust deadline of
+	// the default TTL, see pgleases.WithTTL. The other causes are those of Partition(ctx).Context().
 	OnStartedLeading func(ctx context.Context)
 	// OnStoppedLeading is called once after each OnStartedLeading, when that has returned and the
-	// leadership has ended or is to end. The next leader waits for it as well.
+	// leadership has ended or is to end; in a process that never led, not at all. The next leader
+	// waits for it as well, unless this process lost the leadership.
 	OnStoppedLeading func()
 	// OnNewLeader is called with the client ID of each new leader, which may be this process: in
 	// order, and from one goroutine, which is not that of the other callbacks. It is up to a
@@ -70,7 +78,7 @@ func (e *Elector) Run(ctx context.Context, callbacks Callbacks) (err error) {
 			defer callbacks.OnStoppedLeading()
 		}
 		if callbacks.OnStartedLeading != nil {
-			callbacks.OnStartedLeading(context.WithValue(ctx, epochKey{}, p.Epoch))
+			callbacks.OnStartedLeading(context.WithValue(ctx, partitionKey{}, p))
 		}
 		<-ctx.Done()
 		return nil
@@ -130,13 +138,18 @@ func (e *Elector) Leader() string {
 	return ""
 }
 
-type epochKey struct{}
+type partitionKey struct{}
 
-// Epoch returns the epoch (fencing token) of the leadership, from the context of OnStartedLeading or
-// one derived from it; 0 from any other context. It is higher than that of each earlier leader. Send
-// it with calls to systems that refuse lower epochs. In a transaction, pass it to Guard of the lease
-// that Client.Lease(ctx, name, 1) returns, as pgleases.Partition{Epoch: leader.Epoch(ctx)}.
-func Epoch(ctx context.Context) int64 {
-	epoch, _ := ctx.Value(epochKey{}).(int64)
-	return epoch
+// Partition returns the ownership that is the leadership, from the context of OnStartedLeading or
+// one derived from it. Pass it to Guard of the lease that Client.Lease(ctx, name, 1) returns. Until
+// the callbacks have returned, its Context ends only if the leadership is lost: finish an item in
+// hand under it, or end the process with it if work may hang. From any other context, Partition
+// returns an ownership that has ended.
+func Partition(ctx context.Context) pgleases.Partition {
+	p, _ := ctx.Value(partitionKey{}).(pgleases.Partition)
+	return p
 }
+
+// Epoch returns the epoch (fencing token) of Partition(ctx); 0 if there is none. It is higher than
+// that of each earlier leader. Send it with calls to systems that refuse lower epochs.
+func Epoch(ctx context.Context) int64 { return Partition(ctx).Epoch }

@@ -84,13 +84,13 @@ func TestNextLeaderBeginsWhenCallbacksReturned(t *testing.T) {
 	if !a.IsLeader() || b.IsLeader() || a.Leader() != "a" || b.Leader() != "a" {
 		t.Errorf("a leads: %v, b: %v; the leader is %q and %q", a.IsLeader(), b.IsLeader(), a.Leader(), b.Leader())
 	}
-	if leader.Epoch(context.Background()) != 0 {
-		t.Error("an epoch without a leadership")
+	if none := context.Background(); leader.Epoch(none) != 0 || leader.Partition(none).Context().Err() == nil {
+		t.Error("an epoch or an ownership without a leadership")
 	}
 	guarded := func(e *candidate) error {
 		lease := testkit.Must(e.client.Lease(t.Context(), "leader", 1))(t)
 		return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-			return lease.Guard(t.Context(), tx, pgleases.Partition{Epoch: leader.Epoch(e.ctx)})
+			return lease.Guard(t.Context(), tx, leader.Partition(e.ctx))
 		})
 	}
 	testkit.OK(t, guarded(a))
