@@ -25,7 +25,8 @@ type Owner struct {
 
 // Owner returns the owner of a partition of any lease of the schema, and whether a client owns the
 // partition. A client that has crashed counts as owner until its TTL has passed. The client need not
-// have joined the lease.
+// have joined the lease. A process that only asks closes its client too: otherwise another client
+// evicts its session after the TTL, and logs that.
 //
 // Owner costs one round trip on the client's connection. Calls that wait at the same time share one
 // statement. Owner returns an error if there is no such partition, if the statement failed, if the
