@@ -27,9 +27,9 @@ func TestABatchTakesTwoRoundTrips(t *testing.T) {
 	testkit.OK(t, w.end())
 	db.exact(8)
 	found := false
-	for _, sent := range w.wire.Recorded("consumer_open") {
+	for _, sent := range w.wire.Recorded("guard_many") {
 		for i, message := range sent {
-			if !strings.Contains(message, "consumer_open") || !strings.Contains(message, "outbox") || i+6 >= len(sent) {
+			if !strings.Contains(message, "guard_many") || !strings.Contains(message, "outbox") || i+6 >= len(sent) {
 				continue
 			}
 			found = true

@@ -72,7 +72,7 @@
 //	               begin: starts a goroutine for it
 //	work.go        work, workOn: attempts, until all is handled or the row that failed is known
 //	work.go        attempt: one transaction. read: the first round trip guards the partitions and reads
-//	               rows. SQL: consumer_open in schema.sql, read.sql
+//	               rows. SQL: open.sql, read.sql
 //	work.go        call: calls the handler of handler.go, which reads values and has ByKey and Failed
 //	work.go        queueRemoval: the second round trip deletes the rows, checks how many, and commits.
 //	               SQL: remove.sql. After AtLeastOnce, removeSame does so under guard: removesame.sql

@@ -53,12 +53,12 @@ func statementsFor(schema string) (s statements) {
 		saves = append(saves, set("consumer."+name, now))
 		all = append(all, set(name, "CASE WHEN "+saved+" OPERATOR(pg_catalog.<>) '' THEN "+saved+" ELSE "+now+" END"))
 	}
-	s.Open = "SELECT refused, xact, pg_catalog.concat(" + strings.Join(append(saves, ours...), ", ") + ") FROM " + of + ".consumer_open($1::pg_catalog.text, $2::int[], $3::bigint[], $4::int)"
 	s.Theirs = "SELECT pg_catalog.concat(" + strings.Join(theirs, ", ") + ")"
 	s.Ours = "SELECT pg_catalog.concat(" + strings.Join(all, ", ") + ")"
 	s.ReadUnlocked, s.ReadBlockedUnlocked = "-", "-"
 	store.Fill(&s, store.Texts(sql.Files, schema))
 	s.ReadUnlocked, s.ReadBlockedUnlocked = s.Read, s.ReadBlocked
+	s.Open = strings.ReplaceAll(s.Open, "{settings}", strings.Join(append(saves, ours...), ", "))
 	return s
 }
 

@@ -20,7 +20,7 @@ import (
 // take as long as a batch.
 func TestSilentConnectionDelaysItsBatchOnly(t *testing.T) {
 	t.Parallel()
-	for name, text := range map[string]string{"begin": "consumer_open", "commit": "DELETE FROM public.outbox"} {
+	for name, text := range map[string]string{"begin": "guard_many", "commit": "DELETE FROM public.outbox"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)

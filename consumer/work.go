@@ -327,7 +327,7 @@ func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *b
 			batch.Queue(blocked, parts[0].Number, retry.id, g.name).Query(collect(&attempts, &crashes, &same))
 		} else {
 			numbers, _ := keysOf(parts)
-			batch.Queue(rows, numbers, highs, g.name, limit, g.options.bytes).Query(collect(new(int64)))
+			batch.Queue(rows, numbers, highs, g.name, limit, g.options.bytes).Query(collect(new(int32)))
 		}
 		batch.Queue(g.sql.Theirs)
 	})
@@ -400,62 +400,60 @@ func (g *group) call(ctx context.Context, tx *handlers.Transaction, o outcome) o
 	if i := slices.IndexFunc(rows, func(r row) bool { return r.err != nil }); i > 0 && g.handler.calls != each {
 		rows = rows[:i] // before the first that cannot be read
 	}
-	o.rows = rows
+	o.rows, o.at = rows, 0
 	step := len(rows)
 	if g.handler.calls == each {
 		step = 1
 	}
-	for o.at = 0; o.at < len(rows); o.at += step {
-		if o.at > 0 && (g.halting(rows) || time.Since(began) > g.options.timeout/2) {
-			return o // the rows so far are committed
-		}
-		batch := rows[o.at : o.at+step]
-		if err := batch[0].err; err != nil {
-			o.verdict, o.err = failed, err
-			return o
-		}
-		called := time.Now()
-		err := g.callOnce(ctx, tx, batch)
-		if took := time.Since(called); took > o.longest {
-			o.longest, o.longestAt = took, o.at
-			if len(batch) > 1 {
-				o.longestAt = -1
+	err := handlers.Call(func() error { // one goroutine for all rows: one for each would cost more than a quick handler
+		for ; o.at < len(rows); o.at += step {
+			if o.at > 0 && (g.halting(rows) || time.Since(began) > g.options.timeout/2) {
+				return nil // the rows so far are committed
 			}
-		}
-		if o.err = err; err == nil && tx != nil {
+			batch := rows[o.at : o.at+step]
+			if err := batch[0].err; err != nil {
+				o.verdict, o.err = failed, err
+				return nil
+			}
+			switch err := g.callOnce(ctx, tx, batch, &o); {
+			case err != nil:
+				return err
+			case tx == nil:
+				continue
+			}
 			switch server := tx.Conn().PgConn(); {
 			case server.IsClosed():
-				return o
+				return nil
 			case server.IsBusy():
-				o.err = errors.New("the handler returned nil while rows or a batch of its transaction were open: close them first")
+				return errors.New("the handler returned nil while rows or a batch of its transaction were open: close them first")
 			case server.TxStatus() == 'E':
-				o.err = errors.New("the handler returned nil after a failed statement, so its transaction cannot be committed")
+				return errors.New("the handler returned nil after a failed statement, so its transaction cannot be committed")
 			case server.TxStatus() == 'I':
 				o.verdict, o.err = ended, errEnded
-				return o
+				return nil
 			}
 		}
-		if o.err == nil {
-			continue
-		}
-		o.verdict, o.slow = failed, context.Cause(ctx) == ErrTimeout
-		of := known(o.err)
-		if g.handler.calls != each {
-			if o.at = max(of.index, -1); o.at >= len(batch) {
-				o.at = -1
-			}
-		}
-		switch {
-		case o.slow:
-			o.err = fmt.Errorf("%w: %v", ErrTimeout, strings.TrimPrefix(o.err.Error(), ErrTimeout.Error()+": "))
-		case ctx.Err() != nil:
-			o.verdict = refused
-		case of.unavailable:
-			o.verdict = unavailable
-		case of.transient():
-			o.verdict = troubled
-		}
+		return nil
+	})
+	if err == nil {
 		return o
+	}
+	o.verdict, o.err, o.slow = failed, err, context.Cause(ctx) == ErrTimeout
+	of := known(o.err)
+	if g.handler.calls != each {
+		if o.at = max(of.index, -1); o.at >= step {
+			o.at = -1
+		}
+	}
+	switch {
+	case o.slow:
+		o.err = fmt.Errorf("%w: %v", ErrTimeout, strings.TrimPrefix(o.err.Error(), ErrTimeout.Error()+": "))
+	case ctx.Err() != nil:
+		o.verdict = refused
+	case of.unavailable:
+		o.verdict = unavailable
+	case of.transient():
+		o.verdict = troubled
 	}
 	return o
 }
@@ -469,8 +467,17 @@ func (g *group) halting(rows []row) bool {
 	return g.life.Err() != nil || slices.ContainsFunc(rows, func(r row) bool { return r.partition.asked.Load() })
 }
 
-// callOnce calls the handler once.
-func (g *group) callOnce(ctx context.Context, tx *handlers.Transaction, rows []row) error {
+// callOnce calls the handler once, and notes the longest call.
+func (g *group) callOnce(ctx context.Context, tx *handlers.Transaction, rows []row, o *outcome) error {
+	called := time.Now()
+	defer func() {
+		if took := time.Since(called); took > o.longest {
+			o.longest, o.longestAt = took, o.at
+			if len(rows) > 1 {
+				o.longestAt = -1
+			}
+		}
+	}()
 	result := errNotCalled
 	next := func(ctx context.Context) error {
 		var of pgx.Tx
@@ -480,16 +487,14 @@ func (g *group) callOnce(ctx context.Context, tx *handlers.Transaction, rows []r
 		result = g.handler.call(ctx, of, rows)
 		return result
 	}
-	return handlers.Call(func() error {
-		if g.options.around == nil {
-			return safe(next(ctx))
-		}
-		err := g.options.around(ctx, Info{g.name, rows[0].partition.Number, len(rows), rows[0].attempts + 1}, next)
-		if err == nil {
-			err = result
-		}
-		return safe(err)
-	})
+	if g.options.around == nil {
+		return safe(next(ctx))
+	}
+	err := g.options.around(ctx, Info{g.name, rows[0].partition.Number, len(rows), rows[0].attempts + 1}, next)
+	if err == nil {
+		err = result
+	}
+	return safe(err)
 }
 
 // handlerContext returns the context of a handler. It ends with the timeout, and with the first of
@@ -534,9 +539,9 @@ func (g *group) inTimeOf(d time.Duration, f func(context.Context) error) error {
 func (g *group) beginGuarded(conn *pgxpool.Conn, parts []*partition, queue func(*pgx.Batch)) (tx *handlers.Transaction, xact string, err error) {
 	numbers, epochs := keysOf(parts)
 	open := func(batch *pgx.Batch) error {
-		batch.Queue(g.sql.Open, g.lease.Name(), numbers, epochs, g.options.idle.Milliseconds()).QueryRow(func(row pgx.Row) error {
+		batch.Queue(g.sql.Open, g.lease.Name(), numbers, epochs, fmt.Sprint(g.options.idle.Milliseconds())).QueryRow(func(row pgx.Row) error {
 			var lost []int32
-			err := row.Scan(&lost, &xact, nil)
+			err := row.Scan(nil, &lost, &xact)
 			for _, p := range parts {
 				p.lost = p.lost || slices.Contains(lost, int32(p.Number))
 			}

@@ -9,13 +9,13 @@
 -- NOT = ANY, which is NOT IN, and not NOT EXISTS: that would let a row of a blocked key through if it is changed while this waits for its lock.
 SELECT r.*
 FROM (
-    SELECT r.*, pg_catalog.sum(r."pgleases bytes") OVER (ROWS UNBOUNDED PRECEDING)::bigint AS "pgleases total"
+    SELECT r.*, pg_catalog.sum(r."pgleases bytes") OVER (ROWS UNBOUNDED PRECEDING) AS "pgleases total"
     FROM (
         SELECT l.*
         FROM ROWS FROM (pg_catalog.unnest($1::int[]), pg_catalog.unnest($2::bigint[])) AS p (partition, high)
         CROSS JOIN LATERAL (
             SELECT q.{partition}::int AS "pgleases partition", q.{id}::bigint AS "pgleases id", {key} AS "pgleases key", q.xmin::pg_catalog.text AS "pgleases version",
-                   ({bytes})::bigint AS "pgleases bytes"{columns}
+                   ({bytes}) AS "pgleases bytes"{columns}
             FROM {table} AS q
             WHERE q.{partition} OPERATOR(pg_catalog.>=) p.partition AND q.{partition} OPERATOR(pg_catalog.<=) p.partition
               AND q.{id} OPERATOR(pg_catalog.<=) p.high

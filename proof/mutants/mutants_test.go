@@ -252,7 +252,7 @@ var mutants = append(asleep(), []mutant{
 		{"sql/schema/clients.sql", "      AND c.incarnation OPERATOR(pg_catalog.>=) 0 -- otherwise it is revoked\n", "", 0},
 	}},
 	{"a guard that passes for a revoked session", "overrides", `a guard passes: got`, []edit{
-		{"sql/schema/application.sql", `WHERE c.session OPERATOR(pg_catalog.=) p.owner AND c.incarnation OPERATOR(pg_catalog.>=) 0)`, `WHERE c.session OPERATOR(pg_catalog.=) p.owner)`, 0},
+		{"sql/schema/application.sql", " AND c.incarnation OPERATOR(pg_catalog.>=) 0)\n      AND ($3", ")\n      AND ($3", 0},
 	}},
 	{"an override that overtakes no plan", "overrides", `a plan that was read before is applied|a plan that saw the join and not the override`, []edit{
 		{"sql/schema/operators.sql", `    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
@@ -490,13 +490,13 @@ var mutants = append(asleep(), []mutant{
 	switch now := &s.standing; {`, 0},
 	}},
 	{"a batch of a consumer without its guard", "consumer guard", `rows that the next owner handled`, []edit{
-		{"consumer/sql/schema.sql", `refused := pgleases.guard_many(p_lease, p_partitions, p_epochs);`, `refused := '{}';`, 0},
+		{"consumer/sql/open.sql", `pgleases.guard_many($1::pg_catalog.text, $2::int[], $3::bigint[])`, `CASE WHEN $1::text IS NULL OR $2::int[] IS NULL OR $3::bigint[] IS NULL THEN NULL ELSE '{}'::int[] END`, 0},
 	}},
 	{"rows deleted after the commit of their effects", "consumer deletes", `effects: 1, want 0`, []edit{
 		{"consumer/work.go", `	batch.Queue(g.sql.Ours)
 	g.queueRemoval(`, `	batch.Queue("commit")
 	g.queueRemoval(`, 0},
-		{"consumer/sql/schema.sql", `IF pg_current_xact_id_if_assigned()::text IS DISTINCT FROM p_xact THEN`, `IF false THEN`, 0},
+		{"consumer/sql/schema.sql", `IF (pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text OPERATOR(pg_catalog.=) p_xact) IS NOT TRUE THEN`, `IF false THEN`, 0},
 	}},
 	{"a changed row that is deleted", "consumer order", `payloads of the row and attempts`, []edit{
 		{"consumer/sql/removesame.sql", ` AND q.xmin::pg_catalog.text OPERATOR(pg_catalog.=) b.version`, ``, 0},
@@ -536,7 +536,7 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/sql/schema.sql", ` AND r.crashed = b.epoch AND r.attempts = 0`, ` AND r.attempts = 0`, 0},
 	}},
 	{"deleted rows that are not counted", "consumer deletes", `effects: 1, want 0|row blocks its key`, []edit{
-		{"consumer/sql/schema.sql", `ELSIF p_removed <> p_expected THEN`, `ELSIF false THEN`, 0},
+		{"consumer/sql/schema.sql", `ELSIF p_removed OPERATOR(pg_catalog.<>) p_expected THEN`, `ELSIF false THEN`, 0},
 	}},
 	{"an attempt charged to the whole batch", "consumer failures", `failures: `, []edit{
 		{"consumer/work.go", `		case o.at == 0 || o.at < 0 && len(o.rows) == 1:
@@ -555,7 +555,7 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/failures.go", `return len(g.failed) >= keysOfOutage`, `return false`, 0},
 	}},
 	{"rows deleted in another transaction than their effects'", "consumer failures", `error <nil>|error , want|effects that exist twice`, []edit{
-		{"consumer/sql/schema.sql", `IF pg_current_xact_id_if_assigned()::text IS DISTINCT FROM p_xact THEN`, `IF false THEN`, 0},
+		{"consumer/sql/schema.sql", `IF (pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text OPERATOR(pg_catalog.=) p_xact) IS NOT TRUE THEN`, `IF false THEN`, 0},
 	}},
 	{"a stop that goes on with the batch", "consumer batches", `effects|rows left`, []edit{
 		{"consumer/work.go", `if o.at > 0 && (g.halting(rows) ||`, `if o.at > 0 && (false ||`, 0},

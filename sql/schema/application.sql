@@ -42,17 +42,16 @@ COMMENT ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint) IS 'Raises PL00
 -- Does what guard does, for many partitions, in the order of their numbers. It raises no error, so that a transaction can
 -- leave out those that are not owned.
 CREATE OR REPLACE FUNCTION pgleases.guard_many(lease pg_catalog.text, partitions int[], epochs bigint[]) RETURNS int[]
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
-AS $pgleases_body$
+LANGUAGE plpgsql VOLATILE SET plan_cache_mode = force_generic_plan SET jit = off AS $pgleases_body$
 BEGIN
     RETURN ARRAY(
         SELECT b.partition
-        FROM (SELECT * FROM unnest($2, $3) AS b (partition, epoch) ORDER BY partition) AS b
+        FROM (SELECT * FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3)) AS b (partition, epoch) ORDER BY partition) AS b
         LEFT JOIN LATERAL (
             SELECT true AS passed FROM pgleases.partitions AS p
-            WHERE p.lease = $1 AND p.partition = b.partition AND p.epoch = b.epoch
-              AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.owner AND c.incarnation >= 0)
-              AND (b.epoch >> 32) >= (SELECT s.generation FROM pgleases.server AS s)
+            WHERE p.lease OPERATOR(pg_catalog.=) $1 AND p.partition OPERATOR(pg_catalog.=) b.partition AND p.epoch OPERATOR(pg_catalog.=) b.epoch
+              AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session OPERATOR(pg_catalog.=) p.owner AND c.incarnation OPERATOR(pg_catalog.>=) 0)
+              AND (b.epoch OPERATOR(pg_catalog.>>) 32) OPERATOR(pg_catalog.>=) (SELECT s.generation FROM pgleases.server AS s)
             FOR KEY SHARE
         ) AS g ON true
         WHERE g.passed IS NULL
