@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -248,6 +249,20 @@ func TestAChangedRowOfABlockedKeyWaits(t *testing.T) {
 }
 
 // While a process handles a batch of a partition, it begins no other of that partition.
+// The batches of a slow handler are shared among the workers, for it to run at the same time. For
+// those of a quick one, that would only make more transactions.
+func TestBatchesAreAsLargeAsTheirHandlerIsQuick(t *testing.T) {
+	for _, c := range []struct {
+		due, free int
+		pace      time.Duration
+		want      int
+	}{
+		{8, 4, 0, 2}, {8, 4, time.Second, 2}, {8, 4, 500 * time.Microsecond, 4}, {8, 4, time.Microsecond, 8}, {200, 4, time.Microsecond, 100}, {1, 4, time.Microsecond, 1}, {5, 1, time.Second, 5},
+	} {
+		expect(t, consumer.Together(c.due, c.free, c.pace), c.want, fmt.Sprintf("partitions of a batch, of %d with %d free workers and %v for a row", c.due, c.free, c.pace))
+	}
+}
+
 func TestOneBatchOfAPartitionAtATime(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -13,3 +13,15 @@ func (c *Consumer) PauseAtMost(d time.Duration) { c.times.pauseMax = d }
 
 // CrashSQL returns the statement of crash.sql.
 func (c *Consumer) CrashSQL() string { return c.sql.Crash }
+
+// Together returns how many of so many partitions that have a row each get into one batch while so
+// many workers are free, if the handler takes so long for a row; 0: that is not known.
+func Together(due, free int, pace time.Duration) int {
+	g := &group{Consumer: &Consumer{options: options{batch: 100}}}
+	g.counts.pace.Store(int64(pace))
+	for range due {
+		g.partitions = append(g.partitions, &partition{known: true, due: true, expect: 1})
+	}
+	j, _ := g.choose(free)
+	return len(j.partitions)
+}

@@ -26,7 +26,8 @@ const (
 	putOff      = time.Second      // how long a partition waits after that
 	atOnce      = 4096             // the most partitions that begin or end in one transaction
 	probeShare  = 4                // probes while rows come: at most 1/4 of the time
-	probePause  = 10 * time.Millisecond
+	probePause  = 20 * time.Millisecond
+	quick       = 2 * time.Millisecond   // batches that take the handler less are not shared among workers: a transaction costs more
 	outagePause = 100 * time.Millisecond // between two attempts of a process while something is away
 )
 
@@ -591,7 +592,8 @@ func (g *group) choose(room int) (*job, time.Duration) {
 		return nil, wait
 	}
 	j, rows := new(job), 0
-	for share := (len(due) + room - 1) / room; len(j.partitions) < share && rows < g.options.batch; {
+	share, pace := (len(due)+room-1)/room, g.counts.pace.Load()
+	for len(j.partitions) < len(due) && rows < g.options.batch && (len(j.partitions) < share || pace > 0 && int64(rows)*pace < int64(quick)) {
 		p := due[len(j.partitions)]
 		if alone := p.watched || p.outage > 0 || p.troubles > 0; alone {
 			if len(j.partitions) == 0 {

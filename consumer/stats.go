@@ -23,6 +23,7 @@ type Stats struct {
 type counts struct {
 	rows, batches, failures, dead, pauses, troubles, probes, probeErrors atomic.Int64
 	handlerTime, probeTime                                               atomic.Int64
+	pace                                                                 atomic.Int64 // nanoseconds that the handler took for a row, lately; 0: not known
 }
 
 func (c *counts) probe(took time.Duration, err error) {
@@ -37,6 +38,8 @@ func (c *counts) handler(took time.Duration, rows int) {
 	if rows > 0 {
 		c.batches.Add(1)
 		c.handlerTime.Add(int64(took))
+		pace := c.pace.Load()
+		c.pace.Store(max(1, pace+(int64(took)/int64(rows)-pace)/4))
 	}
 }
 
