@@ -261,24 +261,26 @@ func (c *consumption) insertAt(ctx context.Context, pace float64, span time.Dura
 func measureSteady(ctx context.Context, l *lab, out *part) {
 	for _, pace := range []float64{1, 100, 1000, 3000} {
 		c := newConsumption(ctx, l)
+		span := time.Duration(l.pick(1, 10)) * time.Second
+		alone := c.during(ctx, func() { c.insertAt(ctx, pace, span) })
 		c.start(ctx, consumerProcesses)
-		c.fill(ctx, 100, 100)
 		c.emptied(ctx)
 		c.mu.Lock()
 		c.late = []time.Duration{}
 		c.mu.Unlock()
-		span := time.Duration(l.pick(1, 10)) * time.Second
 		n := 0
 		used := c.during(ctx, func() { n = c.insertAt(ctx, pace, span) })
 		c.emptied(ctx)
 		c.halt()
+		both, inserts := share(used.server, used.span), share(alone.server, alone.span)
 		r := out.figure(fmt.Sprintf("commit to handler, %s inserts per second: median, p99", grouped(int(float64(n)/span.Seconds()))),
-			fmt.Sprintf("%s, %s", duration(median(c.late)), duration(quantile(c.late, 0.99)))).than("processor time of the server, with the inserts", percent(share(used.server, used.span)), "")
+			fmt.Sprintf("%s, %s", duration(median(c.late)), duration(quantile(c.late, 0.99)))).
+			than("processor time of the server", percent(both), "").than("for the inserts alone", percent(inserts), "")
 		switch pace {
 		case 1:
 			r.goal("median <= 5 ms", median(c.late) <= 5*time.Millisecond)
 		case 3000:
-			r.goal("p99 <= 100 ms, <= 1 core", quantile(c.late, 0.99) <= 100*time.Millisecond && used.server <= used.span)
+			r.goal("p99 <= 100 ms, <= 1 core besides the inserts", quantile(c.late, 0.99) <= 100*time.Millisecond && both-inserts <= 1)
 		}
 		c.end()
 	}
