@@ -33,7 +33,10 @@ func Example() {
 	err = leader.Run(ctx, client, "reports", leader.Callbacks{
 		OnStartedLeading: func(ctx context.Context) {
 			for ctx.Err() == nil {
-				err := write(ctx, client, pool, func(tx pgx.Tx) error {
+				err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+					if err := leader.Guard(ctx, tx); err != nil { // only the leader of this epoch can commit
+						return err
+					}
 					_, err := tx.Exec(ctx, "UPDATE reports SET made = now()")
 					return err
 				})
@@ -55,18 +58,4 @@ func Example() {
 	if !errors.Is(err, context.Canceled) { // not a signal, for example a newer process has its ID
 		log.Print(err)
 	}
-}
-
-// write runs f in a transaction that only the leader of this epoch can commit.
-func write(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, f func(pgx.Tx) error) error {
-	lease, err := client.Lease(ctx, "reports", 1) // the one of the leadership
-	if err != nil {
-		return err
-	}
-	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if err := lease.Guard(ctx, tx, leader.Partition(ctx)); err != nil {
-			return err
-		}
-		return f(tx)
-	})
 }

@@ -7,16 +7,19 @@
 //   - OnStoppedLeading and the end of Run wait for OnStartedLeading. So an os.Exit in
 //     OnStoppedLeading does not stop work that hangs: see Partition.
 //   - Each leadership has an epoch, by which a database or another system refuses a former leader:
-//     see Epoch.
+//     see Guard and Epoch.
 package leader
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/bridge"
@@ -78,7 +81,7 @@ func (e *Elector) Run(ctx context.Context, callbacks Callbacks) (err error) {
 			defer callbacks.OnStoppedLeading()
 		}
 		if callbacks.OnStartedLeading != nil {
-			callbacks.OnStartedLeading(context.WithValue(ctx, partitionKey{}, p))
+			callbacks.OnStartedLeading(context.WithValue(ctx, leadershipKey{}, leadership{p, lease}))
 		}
 		<-ctx.Done()
 		return nil
@@ -138,17 +141,47 @@ func (e *Elector) Leader() string {
 	return ""
 }
 
-type partitionKey struct{}
+// A leadership is what the context of OnStartedLeading has.
+type leadership struct {
+	pgleases.Partition
+	lease *pgleases.Lease
+}
+
+type leadershipKey struct{}
+
+func of(ctx context.Context) leadership {
+	l, _ := ctx.Value(leadershipKey{}).(leadership)
+	return l
+}
+
+// Guard fences a transaction, as pgleases.Lease.Guard does: the writes that follow it in tx are
+// committed only while this process leads under this epoch. ctx is that of OnStartedLeading, or
+// derived from it. Otherwise, and when the leadership has ended, the error wraps
+// pgleases.ErrNotOwner.
+func Guard(ctx context.Context, tx pgx.Tx) error {
+	l := of(ctx)
+	if l.lease == nil {
+		return errNotOfLeader
+	}
+	return l.lease.Guard(ctx, tx, l.Partition)
+}
+
+// GuardSQL is Guard for a database/sql transaction, as pgleases.Lease.GuardSQL is.
+func GuardSQL(ctx context.Context, tx *sql.Tx) error {
+	l := of(ctx)
+	if l.lease == nil {
+		return errNotOfLeader
+	}
+	return l.lease.GuardSQL(ctx, tx, l.Partition)
+}
+
+var errNotOfLeader = fmt.Errorf("pgleases: guard a leader: the context is not that of OnStartedLeading: %w", pgleases.ErrNotOwner)
 
 // Partition returns the ownership that is the leadership, from the context of OnStartedLeading or
-// one derived from it. Pass it to Guard of the lease that Client.Lease(ctx, name, 1) returns. Until
-// the callbacks have returned, its Context ends only if the leadership is lost: finish an item in
-// hand under it, or end the process with it if work may hang. From any other context, Partition
-// returns an ownership that has ended.
-func Partition(ctx context.Context) pgleases.Partition {
-	p, _ := ctx.Value(partitionKey{}).(pgleases.Partition)
-	return p
-}
+// one derived from it. Until the callbacks have returned, its Context ends only if the leadership is
+// lost: finish an item in hand under it, or end the process with it if work may hang. From any other
+// context, Partition returns an ownership that has ended.
+func Partition(ctx context.Context) pgleases.Partition { return of(ctx).Partition }
 
 // Epoch returns the epoch (fencing token) of Partition(ctx); 0 if there is none. It is higher than
 // that of each earlier leader. Send it with calls to systems that refuse lower epochs.

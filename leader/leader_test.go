@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
@@ -84,16 +85,29 @@ func TestNextLeaderBeginsWhenCallbacksReturned(t *testing.T) {
 	if !a.IsLeader() || b.IsLeader() || a.Leader() != "a" || b.Leader() != "a" {
 		t.Errorf("a leads: %v, b: %v; the leader is %q and %q", a.IsLeader(), b.IsLeader(), a.Leader(), b.Leader())
 	}
-	if none := context.Background(); leader.Epoch(none) != 0 || leader.Partition(none).Context().Err() == nil {
+	none := context.Background()
+	if leader.Epoch(none) != 0 || leader.Partition(none).Context().Err() == nil {
 		t.Error("an epoch or an ownership without a leadership")
 	}
-	guarded := func(e *candidate) error {
-		lease := testkit.Must(e.client.Lease(t.Context(), "leader", 1))(t)
-		return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-			return lease.Guard(t.Context(), tx, leader.Partition(e.ctx))
-		})
+	db := stdlib.OpenDBFromPool(pool)
+	defer db.Close()
+	guarded := func(ctx context.Context) error {
+		ctx = context.WithoutCancel(ctx)
+		viaSQL := func() error {
+			tx := testkit.Must(db.BeginTx(none, nil))(t)
+			defer func() { _ = tx.Rollback() }()
+			return leader.GuardSQL(ctx, tx)
+		}
+		err := pgx.BeginFunc(none, pool, func(tx pgx.Tx) error { return leader.Guard(ctx, tx) })
+		if other := viaSQL(); fmt.Sprint(err) != fmt.Sprint(other) {
+			t.Errorf("Guard: %v, GuardSQL: %v", err, other)
+		}
+		return err
 	}
-	testkit.OK(t, guarded(a))
+	testkit.OK(t, guarded(a.ctx))
+	if err := guarded(none); !errors.Is(err, pgleases.ErrNotOwner) {
+		t.Errorf("a guard without a leadership: %v", err)
+	}
 	a.stop()
 	a.says(t, "stopped")
 	if a.ctx.Err() == nil {
@@ -111,7 +125,10 @@ func TestNextLeaderBeginsWhenCallbacksReturned(t *testing.T) {
 		t.Error("a leads after Run")
 	}
 	b.says(t, "started", "new leader b")
-	testkit.OK(t, guarded(b))
+	testkit.OK(t, guarded(b.ctx))
+	if err := guarded(a.ctx); err == nil {
+		t.Error("a guard of a former leader passes")
+	}
 	if leader.Epoch(b.ctx) <= leader.Epoch(a.ctx) {
 		t.Errorf("epoch %d after %d", leader.Epoch(b.ctx), leader.Epoch(a.ctx))
 	}

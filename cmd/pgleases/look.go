@@ -239,8 +239,8 @@ func newExplain() *cobra.Command {
 	key := cmd.Flags().String("key", "", "explain the partition of this key, such as a customer, in the lease")
 	return looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
 		lease, partition, err := partitionOf(args[0])
-		if cmd.Flags().Changed("key") {
-			lease, partition, err = keyOf(ctx, a, args[0], *key)
+		if keyed := cmd.Flags().Changed("key"); keyed || err != nil {
+			lease, partition, err = leaseOf(ctx, a, args[0], *key, keyed)
 		}
 		if err != nil {
 			return nil, "", err
@@ -266,14 +266,18 @@ func newExplain() *cobra.Command {
 	})
 }
 
-// keyOf returns the partition of a key in a lease.
-func keyOf(ctx context.Context, a *admin.Admin, lease, key string) (string, int, error) {
+// leaseOf returns the partition of a key in a lease, or the only partition of a lease.
+func leaseOf(ctx context.Context, a *admin.Admin, lease, key string, keyed bool) (string, int, error) {
 	s, err := a.Snapshot(ctx)
 	if err != nil {
 		return "", 0, err
 	}
-	if l := s.Lease(lease); l != nil {
+	switch l := s.Lease(lease); {
+	case l == nil:
+	case keyed || l.Partitions == 1:
 		return lease, store.PartitionFor(key, l.Partitions), nil
+	default:
+		return "", 0, fmt.Errorf("lease %q has partitions 0 to %d: give one, such as pgleases explain %s/0, or a key with --key", lease, l.Partitions-1, shown(lease))
 	}
 	if alone, _, err := partitionOf(lease); err == nil && s.Lease(alone) != nil {
 		return "", 0, fmt.Errorf("%q names a partition, and --key another one: give pgleases explain %s --key KEY, or leave --key out", lease, shown(alone))
@@ -320,7 +324,7 @@ func partitionOf(text string) (lease string, partition int, err error) {
 	slash := strings.LastIndexByte(text, '/')
 	partition, err = strconv.Atoi(text[slash+1:])
 	if slash < 0 || err != nil || partition < 0 {
-		return "", 0, fmt.Errorf("%q names no partition: give the lease, a slash and the number, such as orders/17; explain also takes a lease and --key", text)
+		return "", 0, fmt.Errorf("%q names no partition: give the lease, a slash and the number, such as orders/17", text)
 	}
 	return text[:slash], partition, nil
 }

@@ -177,6 +177,7 @@ func TestVerbsShowAFleet(t *testing.T) {
 		t.Errorf("the partition of a key is %d, and explained: %+v", of, e)
 	}
 	fails(t, database, "explain fleet/5 --key customer-7", `"fleet/5" names a partition, and --key another one: give pgleases explain fleet --key KEY, or leave --key out`)
+	fails(t, database, "explain fleet", `lease "fleet" has partitions 0 to 5: give one, such as pgleases explain fleet/0, or a key with --key`)
 	fails(t, database, "explain fleat --key customer-7", `there is no lease "fleat": did you mean fleet?`)
 }
 
@@ -319,8 +320,8 @@ func TestVerbsNameTheRemedy(t *testing.T) {
 		{database, "describe", "LEASE is missing: pgleases describe LEASE"},
 		{database, "describe none", `there is no lease "none": pgleases list shows`},
 		{database, "describe one two", `"two" is one argument too many`},
-		{database, "explain orders", `"orders" names no partition: give the lease, a slash and the number`},
-		{database, "explain orders/-1", "names no partition"},
+		{database, "explain orders", `there is no lease "orders": pgleases list shows`},
+		{database, "explain orders/-1", `there is no lease "orders/-1"`},
 		{database, "explain orders/0", `there is no lease "orders": pgleases list shows`},
 		{database, "grants r --for=all", "application, guard, reader, operator, schedules, schedule-operators"},
 		{database, "doctor --skip all", "give names out of connect,"},

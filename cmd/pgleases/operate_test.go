@@ -249,6 +249,7 @@ func TestCountsOfOneAreSingular(t *testing.T) {
 	}
 	prints(output1(t, database, "describe", "an l"), "an l: 1 partition, generation 5")
 	prints(output1(t, database, "explain", "an l/0"), "its share is 1.00 of 1 partition among 1 working member; it owns 1.")
+	prints(output1(t, database, "explain", "an l"), "its share is 1.00 of 1 partition among 1 working member; it owns 1.")
 	prints(output1(t, database, "drain", "a", "--force", "--dry-run"), "\n1 partition would move.\n")
 	doctor := command.Run(t, command.Database(database), "doctor")
 	doctor.ExitCode() // it finds that the server was not accepted
