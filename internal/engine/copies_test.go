@@ -33,6 +33,7 @@ func TestTwoCopiesOwnForTwoHeartbeatsAtMost(t *testing.T) {
 					return f, lost
 				})
 				twin := testkit.Must(a.engine().Copy(func(ctx context.Context) (engine.Conn, error) { return w.connect(ctx, "copy") }))(t)
+				defer func() { _ = twin.Close(context.Background()) }()
 				copy := testkit.Must(twin.Join(context.Background(), "x", 4, inside(lease).Options))(t)
 				copied := func() string {
 					if s := copy.Board.Look(); s.Validity.Holds() {
@@ -51,7 +52,6 @@ func TestTwoCopiesOwnForTwoHeartbeatsAtMost(t *testing.T) {
 				if n := w.logged("pgleases: a copy of this process goes on"); n != 1 {
 					t.Errorf("%d lines of the log tell of it", n)
 				}
-				_ = twin.Close(context.Background())
 			})
 		})
 	}

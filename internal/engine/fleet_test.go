@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -122,7 +123,7 @@ func newWorld(t testing.TB, seed uint64) *world {
 	w.db.Evicted = w.gone
 	w.db.Renewed = w.renewed
 	limit := time.AfterFunc(worldEnds, func() {
-		panic(fmt.Sprintf("%s: still running after %v of simulated time; its goroutines:\n\n%s\nthe first fault that it found: %s", t.Name(), worldEnds, bubble(), w.failed))
+		panic(fmt.Sprintf("%s: %s\n\nand the test was still running after %v of simulated time; its goroutines:\n\n%s", t.Name(), cmp.Or(w.failed, "it found no fault"), worldEnds, bubble()))
 	})
 	t.Cleanup(func() { limit.Stop() })
 	return w
@@ -194,8 +195,10 @@ func (w *world) event(format string, args ...any) {
 	}
 }
 
-// failf reports the first failure, with what led to it.
+// failf reports the first failure, with what led to it. The test goes on: the oracle calls failf in
+// other goroutines too.
 func (w *world) failf(format string, args ...any) {
+	w.t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.failed != "" {
@@ -959,10 +962,13 @@ func (w *world) inject(extra func(client, op string) (fault, bool)) {
 	w.extra = extra
 }
 
-// mustJoin joins a lease. It waits without a limit, and fails the test if the join fails.
+// mustJoin joins a lease, and ends the test if it has not joined after an hour: in a world that has
+// failed, no join returns.
 func (p *proc) mustJoin(name string, partitions int, opts ...LeaseOption) *Lease {
 	p.w.t.Helper()
-	l := p.join(context.Background(), name, partitions, opts...)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+	defer cancel()
+	l := p.join(ctx, name, partitions, opts...)
 	if l == nil {
 		p.w.t.Fatalf("%s did not join %s", p.name, name)
 	}
@@ -978,19 +984,27 @@ func shows(l *Lease) string {
 	return ranges.Format(numbers)
 }
 
-// within waits for a condition, and reports how long it took. It polls every millisecond, and less
-// often later.
+// within waits for a condition, and returns how long it took. After the limit it ends the test. It
+// polls every millisecond, and less often later.
 func (w *world) within(limit time.Duration, what string, holds func() bool) time.Duration {
 	w.t.Helper()
 	began := time.Now()
 	for !holds() {
 		if time.Since(began) > limit {
 			w.failf("not within %v: %s", limit, what)
-			return limit
+			w.t.FailNow() // in a world that has failed, what the test does next would not end
 		}
 		time.Sleep(max(time.Millisecond, time.Since(began)/10_000)) // of ten minutes, each millisecond would take half a minute of ours
 	}
 	return time.Since(began)
+}
+
+// wait waits for a channel, or for the end of a test that has failed.
+func (w *world) wait(finish <-chan struct{}) {
+	select {
+	case <-finish:
+	case <-w.t.Context().Done():
+	}
 }
 
 // give gives a free partition to a client, as a plan does, and asks for it on behalf of another.

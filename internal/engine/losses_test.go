@@ -217,7 +217,7 @@ func (w *world) stuck(lose func(a *proc, l *Lease), opts ...LeaseOption) (a *pro
 	go func() {
 		_ = l.Run(context.Background(), func(context.Context, Partition) error {
 			calls.Add(1)
-			<-finish
+			w.wait(finish)
 			return errors.New("late")
 		})
 	}()

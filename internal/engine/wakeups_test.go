@@ -253,7 +253,7 @@ func TestPartitionMovesThoughWorkAfterRunsContextGoesOn(t *testing.T) {
 		go func() {
 			ended <- l.Run(ctx, func(_ context.Context, p Partition) error {
 				begun <- p
-				<-finish
+				w.wait(finish)
 				return nil
 			})
 		}()
@@ -373,7 +373,7 @@ func (w *world) evict(id string) {
 	})
 }
 
-// logged returns how often clients have logged the message since the last call.
+// logged returns how often clients have logged a text. If they have, it forgets all lines until now.
 func (w *world) logged(what string) (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -412,6 +412,7 @@ func TestSuccessiveJoinsDelayNothingElse(t *testing.T) {
 		l := p.mustJoin("x", 8)
 		w.shares([]*Lease{l}, 8)
 		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
 		var joining sync.WaitGroup
 		for _, name := range []string{"y", "z", "u", "v"} {
 			c.mustJoin(name, 1)
