@@ -43,6 +43,32 @@ func TestEveryLineOfTheLogIsDocumented(t *testing.T) {
 	}
 }
 
+var (
+	shownLine  = regexp.MustCompile("(?m)(DEBUG|INFO|WARN|ERROR) (pgleases: .+?) client=\\S+(.*)$")
+	shownField = regexp.MustCompile(` (\w+)=(?:"[^"]*"|\[[^\]]*\]|\S+)`)
+)
+
+// Lines of the log that pages show have the message and all fields of a line in the code.
+func TestLineOfTheLogInPagesIsLogged(t *testing.T) {
+	t.Parallel()
+	logged, _ := logCalls(t)
+	n := 0
+	for _, page := range append(testkit.Must(filepath.Glob("docs/*.md"))(t), "README.md") {
+		for _, line := range shownLine.FindAllStringSubmatch(readFile(t, page), -1) {
+			var fields []string
+			for _, field := range shownField.FindAllStringSubmatch(line[3], -1) {
+				fields = append(fields, field[1])
+			}
+			if n++; !logged[event(line[1], line[2], fields)] {
+				t.Errorf("%s: no code logs a line with these fields in this order: correct the page\n%s", page, line[0])
+			}
+		}
+	}
+	if n < 8 {
+		t.Errorf("only %d lines found", n)
+	}
+}
+
 func same(t *testing.T, what string, code, page map[string]bool) {
 	t.Helper()
 	for _, s := range slices.Sorted(maps.Keys(code)) {

@@ -72,8 +72,9 @@
 //
 // # Why two clients never own one partition
 //
-//  1. A row of the table partitions has one owner. Only apply and release change it. Apply and
-//     release exclude each other on one lease. A session that releases is not evicted meanwhile.
+//  1. A row of the table partitions has one owner. Only apply (plans.sql) and release (leases.sql)
+//     change it. They exclude each other on one lease: apply locks the lease's row FOR UPDATE,
+//     release at least FOR KEY SHARE. A session that releases is not evicted meanwhile.
 //  2. An owner removes the partition from the Board, so no new Hold or callback begins. It waits
 //     until no pin is left (releasableAt), or until the drain timeout has ended the ownership. Then
 //     it sends the release, which names the epoch, so that a late one has no effect.
@@ -122,12 +123,15 @@
 // # Tests
 //
 // inWorld (fleet_test.go) runs whole clients in simulated time on internal/fakestore. An oracle
-// checks what clients show whenever a lease changes. A test writes its case with these:
+// checks what clients show whenever a lease changes. Test files of package engine_test use the
+// world. Those of package engine test one part without it, see idleEngine (assignments_test.go). A
+// test in the world writes its case with these:
 //
 //	w.start, p.mustJoin    open a client, and join a lease with it
 //	w.inject               decides what happens to a statement: a delay, an error, a lost answer
 //	w.db.Edit, w.db.Look   change and read the tables
 //	w.evict, p.kill        remove a client's session; end a client without a message
-//	w.within               waits for a condition, up to a limit
+//	w.within               waits for a condition, and ends the test after a limit
+//	w.logged               returns how often a text was logged; then it forgets all lines until now
 //	shows                  returns the partitions that readers of a lease see
 package engine
