@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -130,6 +131,30 @@ func TestHelpHasAnExampleOfEachVerb(t *testing.T) {
 	}
 	if doctor, _ := section("doctor"); !strings.Contains(strings.ReplaceAll(doctor, "\n", " "), strings.Join(admin.Checks, ", ")) {
 		t.Error("the help of doctor lacks a check")
+	}
+}
+
+// A table in the help has the columns of a table in the code, without those that depend on the data.
+func TestHelpTablesHaveColumnsOfTheCode(t *testing.T) {
+	headings := make(map[string]bool)
+	for _, name := range testkit.Must(filepath.Glob("*.go"))(t) {
+		source := string(testkit.Must(os.ReadFile(name))(t))
+		for _, call := range regexp.MustCompile(`\btable\(((?:"[^"]*"|\w+|\+)+), `).FindAllStringSubmatch(source, -1) {
+			heading := ""
+			for _, text := range regexp.MustCompile(`"([^"]*)"`).FindAllStringSubmatch(strings.ReplaceAll(call[1], "shareHeading", `"`+shareHeading+`"`), -1) {
+				heading += text[1]
+			}
+			headings[heading] = true
+		}
+	}
+	shown := regexp.MustCompile(`(?m)^  ([A-Z ]+  [A-Z ()]+)$`).FindAllStringSubmatch(helpTexts, -1)
+	for _, line := range shown {
+		if heading := regexp.MustCompile(` {2,}`).ReplaceAllString(line[1], ","); !headings[heading] {
+			t.Errorf("no code prints a table with this heading, which help.txt shows: %s", heading)
+		}
+	}
+	if len(shown) < 15 {
+		t.Errorf("only %d tables found in help.txt", len(shown))
 	}
 }
 
