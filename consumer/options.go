@@ -55,7 +55,7 @@ func WithPoll(d time.Duration) Option { return func(o *options) { o.poll = d } }
 func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
 
 // WithIdleTimeout sets how long the transaction of a batch may be idle, which is how long a frozen
-// process keeps its rows. The default is 30 s; valid values are 100 ms or more.
+// process keeps its rows. The default is 30 s; valid values are 100 ms to 24 h.
 func WithIdleTimeout(d time.Duration) Option { return func(o *options) { o.idle = d } }
 
 // WithAttempts sets how many attempts a failing row has. The default is 15; valid values are 1 or
@@ -132,7 +132,7 @@ func newOptions(opts []Option) (options, error) {
 		wrong(o.workers == 0 || o.workers < -1, "consumer: %d workers is out of range: 1 or more", o.workers),
 		wrong(o.poll < 10*time.Millisecond, "consumer: a poll each %v is out of range: 10ms or more", o.poll),
 		wrong(o.timeout < 10*time.Millisecond, "consumer: a timeout of %v is out of range: 10ms or more", o.timeout),
-		wrong(o.idle < 100*time.Millisecond, "consumer: an idle timeout of %v is out of range: 100ms or more", o.idle),
+		wrong(o.idle < 100*time.Millisecond || o.idle > 24*time.Hour, "consumer: an idle timeout of %v is out of range: 100ms to 24h", o.idle),
 		wrong(o.attempts < 1, "consumer: %d attempts is out of range: 1 or more", o.attempts),
 		wrong(o.backoffMin < time.Millisecond || o.backoffMax < o.backoffMin, "consumer: a backoff of %v to %v is out of range: 1ms or more, and the most not less than the least", o.backoffMin, o.backoffMax),
 		wrong(o.onFailure != BlockKey && o.onFailure != DeadLetter, "consumer: OnFailure %d is unknown: use BlockKey or DeadLetter", o.onFailure),

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -122,6 +123,7 @@ func TestNewRefusesHandlersAndOptions(t *testing.T) {
 		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithBatch(0, 1))), "a batch of 0 rows"},
 		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithWorkers(6))), "6 workers need a pool of more than 6 connections"},
 		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithAttempts(0))), "0 attempts"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithIdleTimeout(30*24*time.Hour))), "an idle timeout of 720h0m0s is out of range"}, // PostgreSQL takes 24 days
 		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithBackoff(2, 1))), "a backoff of"},
 		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.InTx(func(_ context.Context, _ pgx.Tx, _ []consumer.Row[typo]) error { return nil }))), "Costumer"},
 		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.InTx(func(_ context.Context, _ pgx.Tx, _ []consumer.Row[int]) error { return nil }))), "it must be a struct"},
