@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -248,7 +249,6 @@ func TestAChangedRowOfABlockedKeyWaits(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE customer = 'a'"), 0, "rows that overtook the blocked one")
 }
 
-// While a process handles a batch of a partition, it begins no other of that partition.
 // The batches of a slow handler are shared among the workers, for it to run at the same time. For
 // those of a quick one, that would only make more transactions.
 func TestBatchesAreAsLargeAsTheirHandlerIsQuick(t *testing.T) {
@@ -263,6 +263,33 @@ func TestBatchesAreAsLargeAsTheirHandlerIsQuick(t *testing.T) {
 	}
 }
 
+// Calls that fail at once do not make a slow handler a quick one, whose rows one worker handles alone.
+func TestFailuresAreNoPace(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	const slow = 50 * time.Millisecond
+	away, calls := false, 0
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if away {
+			if calls++; calls < 20 {
+				return consumer.Unavailable(errors.New("away"))
+			}
+		}
+		time.Sleep(slow)
+		return effect(ctx, tx, row)
+	}), consumer.WithWorkers(1))
+	w.PauseAtMost(time.Millisecond)
+	db.insert(2, 2)
+	testkit.OK(t, w.RunUntilEmpty(t.Context()))
+	away = true
+	db.insert(1, 1)
+	testkit.OK(t, w.RunUntilEmpty(t.Context()))
+	if pace := w.Pace(); pace < slow*3/10 {
+		t.Errorf("the handler takes %v for a row, and not %v", pace, slow)
+	}
+}
+
+// While a process handles a batch of a partition, it begins no other of that partition.
 func TestOneBatchOfAPartitionAtATime(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -25,3 +25,6 @@ func Together(due, free int, pace time.Duration) int {
 	j, _ := g.choose(free)
 	return len(j.partitions)
 }
+
+// Pace returns how long the handler takes for a row, as far as that is known.
+func (c *Consumer) Pace() time.Duration { return time.Duration(c.counts.pace.Load()) }

@@ -34,12 +34,14 @@ func (c *counts) probe(took time.Duration, err error) {
 	}
 }
 
-func (c *counts) handler(took time.Duration, rows int) {
+func (c *counts) handler(took time.Duration, rows int, o outcome) {
 	if rows > 0 {
 		c.batches.Add(1)
 		c.handlerTime.Add(int64(took))
+	}
+	if o.verdict == handled && o.at > 0 { // failures may be quick
 		pace := c.pace.Load()
-		c.pace.Store(max(1, pace+(int64(took)/int64(rows)-pace)/4))
+		c.pace.Store(max(1, pace+(int64(took)/int64(o.at)-pace)/4))
 	}
 }
 
