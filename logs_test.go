@@ -44,7 +44,7 @@ func TestEveryLineOfTheLogIsDocumented(t *testing.T) {
 }
 
 var (
-	shownLine  = regexp.MustCompile("(?m)(DEBUG|INFO|WARN|ERROR) (pgleases: .+?) client=\\S+(.*)$")
+	shownLine  = regexp.MustCompile(`(?m)(DEBUG|INFO|WARN|ERROR) (pgleases: .+?) client=\S+(.*)$`)
 	shownField = regexp.MustCompile(` (\w+)=(?:"[^"]*"|\[[^\]]*\]|\S+)`)
 )
 
