@@ -31,9 +31,10 @@ type Consumer struct {
 	PausedBy     string         `json:"paused_by"`     // the operator
 	PausedReason string         `json:"paused_reason"` // why
 	LeasePaused  bool           `json:"lease_paused"`  // its lease is paused, so no process owns its partitions
-	// Of Admin.Consumer, at most 100 each: the rows that block their keys, the oldest first, and the
-	// changes that operators made, the newest first.
+	// Of Admin.Consumer, at most 100 each: the rows that block their keys, the oldest first; the dead
+	// letters, the newest first; and the changes that operators made, the newest first.
 	Blocked []BlockedRow     `json:"blocked"`
+	Letters []DeadLetter     `json:"letters"`
 	Changes []ConsumerChange `json:"changes"`
 }
 
@@ -49,6 +50,16 @@ type BlockedRow struct {
 	Since     time.Time `json:"since"`
 	Next      time.Time `json:"next"`       // the next attempt; zero: none before somebody retries or skips the row, or changes it
 	SkippedBy string    `json:"skipped_by"` // the operator; its owner is about to move it to the dead letters
+}
+
+// A DeadLetter is a row that was taken out of its queue table.
+type DeadLetter struct {
+	ID        int64     `json:"id,string"`
+	Key       string    `json:"key"`
+	Partition int       `json:"partition"`
+	Attempts  int       `json:"attempts"` // that failed
+	Error     string    `json:"error"`    // of the last attempt
+	At        time.Time `json:"at"`       // when it was taken out
 }
 
 // A ConsumerChange is a change that an operator made to a consumer or its blocked rows.
@@ -109,11 +120,28 @@ func (a *Admin) ChangeConsumer(ctx context.Context, verb, name string, id int64,
 	statement := "SELECT " + pgx.Identifier{a.schema}.Sanitize() + "." + call + "$1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::pg_catalog.text)"
 	err = a.pool.QueryRow(ctx, statement, args...).Scan(&rows)
 	var told *pgconn.PgError
+	var queue string
 	switch {
+	case store.Denied(err) && verb == "return" && a.lacksQueue(ctx, name, &queue):
+		return 0, fmt.Errorf("admin: %s: %w\nas the table's owner: GRANT SELECT, INSERT ON %s TO your role, and USAGE on its schema", doing, err, queue)
 	case store.Denied(err):
 		return 0, fmt.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, ForConsumerOperators, a.schema)
 	case errors.As(err, &told) && slices.Contains([]string{"42704", "22023", "55006", "23505"}, told.Code):
 		return 0, refusef("admin: %s: %s\n%s", doing, told.Message, told.Hint)
 	}
 	return rows, a.failure(doing, err)
+}
+
+// lacksQueue reports whether the role may call consumer_return, but lacks rights on the consumer's
+// queue table, whose name it sets.
+func (a *Admin) lacksQueue(ctx context.Context, name string, queue *string) bool {
+	c, err := a.Consumer(ctx, name)
+	if err != nil || c == nil {
+		return false
+	}
+	*queue = c.Queue
+	lacks := true // an error: the schema is closed to the role
+	_ = a.pool.QueryRow(ctx, "SELECT pg_catalog.has_function_privilege($1, 'EXECUTE') AND NOT (pg_catalog.has_table_privilege($2, 'SELECT') AND pg_catalog.has_table_privilege($2, 'INSERT'))",
+		pgx.Identifier{a.schema}.Sanitize()+".consumer_return(text, bigint, text, text)", c.Queue).Scan(&lacks)
+	return lacks
 }

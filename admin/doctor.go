@@ -532,6 +532,7 @@ var duties = []struct {
 	{"consumers", "late", "rows wait for long", "the oldest of %[2]q for %[4]v", "pgleases describe LEASE shows who runs; the log says what its handlers wait for; otherwise start more processes", Warning},
 	{"consumers", "forgotten", halted, whileFor, resumed, Warning},
 	{"consumers", "paused", halted, whileFor, resumed, Note},
+	{"consumers", "dead", "rows in the dead letters", "%[1]d of %[2]q", "pgleases consumers show GROUP lists them; return them, or delete them from consumer_dead_letters as the tables' owner", Note},
 	{"consumers", "unread", "this role cannot read the queue table, so rows that wait, or that no process handles, are not seen", "%[3]s of %[2]q", "WHY", Note},
 	{"consumers", "untimed", "rows wait, and for how long is not seen, because the queue has no column for the time", "%[1]d of %[2]q", "set Queue.Time; for a new column: ALTER TABLE ... ADD COLUMN created_at timestamptz NOT NULL DEFAULT now()", Note},
 	{"autovacuum", "off", "off for queue tables, whose dead rows are never removed", "%[3]s", "ALTER TABLE ... RESET (autovacuum_enabled)", Warning},

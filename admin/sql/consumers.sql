@@ -1,8 +1,8 @@
--- consumers.sql: the consumers, or one with its blocked rows and its latest changes. The search_path must be pg_catalog
+-- consumers.sql: the consumers, or one with its blocked rows, its latest dead letters and its latest changes. The search_path must be pg_catalog
 -- only, and the zone UTC.
 --
--- $1 text  name of the consumer; null: all, without rows and changes
--- $2 int   maximum number of rows and of changes
+-- $1 text  name of the consumer; null: all, without rows, letters and changes
+-- $2 int   maximum number of rows, of letters and of changes
 --
 -- One row for each consumer, JSON, as the type Consumer.
 SELECT json_build_object(
@@ -16,6 +16,8 @@ SELECT json_build_object(
                        'since', b.since, 'next', CASE WHEN b.next_at < 'infinity' THEN b.next_at ELSE timestamptz '0001-01-01 00:00:00Z' END, 'skipped_by', coalesce(b.skipped_by, ''))
                        ORDER BY b.since, b.id)
                    FROM (SELECT * FROM pgleases.consumer_blocked AS b WHERE b.consumer = $1::text AND b.consumer = s.consumer ORDER BY b.since, b.id LIMIT $2::int) AS b),
+       'letters', (SELECT json_agg(json_build_object('id', d.id::text, 'key', d.key, 'partition', d.partition, 'attempts', d.attempts, 'error', coalesce(d.error, ''), 'at', d.died_at) ORDER BY d.died_at DESC, d.id DESC)
+                   FROM (SELECT d.id, d.key, d.partition, d.attempts, d.error, d.died_at FROM pgleases.consumer_dead_letters AS d WHERE d.consumer = $1::text AND d.consumer = s.consumer ORDER BY d.died_at DESC, d.id DESC LIMIT $2::int) AS d),
        'changes', (SELECT json_agg(json_build_object('at', h.at, 'verb', h.verb, 'id', coalesce(h.row_id, 0)::text, 'rows', h.rows, 'actor', h.actor, 'reason', h.reason) ORDER BY h.id DESC)
                    FROM (SELECT * FROM pgleases.consumer_changes AS h WHERE h.consumer = $1::text AND h.consumer = s.consumer ORDER BY h.at DESC, h.id DESC LIMIT $2::int) AS h))
 FROM pgleases.consumers_status AS s JOIN pgleases.consumers AS c ON c.name = s.consumer

@@ -35,6 +35,7 @@ UNION ALL SELECT 'consumers', 'unread', q.consumer, 1, q.queue, 0,
         'find out which: a session locks the table, policies hide its rows, or a column is gone or has another type')
 FROM queues AS q WHERE q.waiting IS NULL
 UNION ALL SELECT 'consumers', 'untimed', s.consumer, s.waiting, s.queue, 0, '' FROM s WHERE s.waiting > 0 AND s.time_column IS NULL
+UNION ALL SELECT 'consumers', 'dead', s.consumer, s.dead_letters, '', 0, '' FROM s WHERE s.dead_letters > 0
 UNION ALL SELECT 'consumers', 'unhandled', s.consumer, s.unhandled, s.queue, 0, s.queue FROM s WHERE s.unhandled > 0
 UNION ALL SELECT 'consumers', 'blocked', s.consumer, s.blocked_keys, b.key, extract(epoch FROM s.blocked_for), b.error FROM s
 CROSS JOIN LATERAL (SELECT b.key, split_part(left(coalesce(b.error, ''), 200), E'\n', 1) AS error FROM pgleases.consumer_blocked AS b WHERE b.consumer = s.consumer ORDER BY b.since LIMIT 1) AS b

@@ -64,7 +64,7 @@ func counted(n *int) string {
 }
 
 func newConsumerShow() *cobra.Command {
-	return looking(&cobra.Command{Use: "show CONSUMER", Short: "Show a consumer's blocked rows and changes"}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
+	return looking(&cobra.Command{Use: "show CONSUMER", Short: "Show a consumer's blocked rows, dead letters and changes"}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
 		c, err := a.Consumer(ctx, args[0])
 		if err != nil {
 			return nil, "", err
@@ -85,6 +85,11 @@ func newConsumerShow() *cobra.Command {
 					state = "retrying"
 				}
 				return []any{b.ID, shown(b.Key), b.Partition, period(now.Sub(b.Since)), b.Attempts, next, state, orDash(firstLine(b.Error))}
+			})
+		}
+		if len(c.Letters) > 0 {
+			text += "\n" + table("DEAD LETTER,KEY,PARTITION,AT,ATTEMPTS,ERROR", c.Letters, func(d admin.DeadLetter) []any {
+				return []any{d.ID, shown(d.Key), d.Partition, d.At.UTC().Format(time.DateTime), d.Attempts, orDash(firstLine(d.Error))}
 			})
 		}
 		if len(c.Changes) > 0 {

@@ -95,8 +95,22 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 		t.Errorf("show: %+v", one)
 	}
 	fails(t, database, "consumers forget orders --reason why", `processes run the consumer "orders"`)
+	if text := output1(t, database, "consumers", "show", "orders"); !regexp.MustCompile(`\n\nDEAD LETTER +KEY +PARTITION +AT +ATTEMPTS +ERROR\n2 +bad 1 +\d +20\d\d-\d\d-\d\d \d\d:\d\d:\d\d +1 +skipped by maria \(\w+\): why\n\nAT +CHANGE `).MatchString(text) {
+		t.Errorf("its dead letters: %s", text)
+	}
+	role := newRole(t, database)
+	execute(t, database, output1(t, database, "grants", role, "--for=reader"))
+	fails(t, as(t, database, role), "consumers return orders 2 --reason why", "--for=consumer-operators")
+	execute(t, database, output1(t, database, "grants", role, "--for=consumer-operators"))
+	for _, right := range []string{"SELECT", "INSERT"} { // which no purpose grants
+		fails(t, as(t, database, role), "consumers return orders 2 --reason why", "permission denied for table outbox (SQLSTATE 42501)\nas the table's owner: GRANT SELECT, INSERT ON public.outbox TO your role, and USAGE on its schema\n")
+		execute(t, database, "GRANT "+right+" ON public.outbox TO "+role)
+	}
+	if one := decoded[admin.Consumer](t, as(t, database, role), "consumers", "show", "orders"); len(one.Letters) != 1 || one.Letters[0].ID != 2 || one.Letters[0].Key != "bad 1" || one.Letters[0].Attempts != 1 || one.Letters[0].At.IsZero() {
+		t.Errorf("its dead letters: %+v", one.Letters)
+	}
 	fails(t, database, "consumers return orders 7 --reason why", "row 7 of consumer \"orders\" is no dead letter")
-	changes("return orders 2: done", "return", "orders", "2")
+	output1(t, as(t, database, role), "consumers", "return", "orders", "2", "--reason", "why")
 	cancel()
 	<-ended
 	ended <- nil

@@ -563,6 +563,8 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 			"DELETE FROM pgleases.overrides; UPDATE pgleases.partitions SET owner = 11, target = 11 WHERE lease = 'consumer/orders'; UPDATE public.outbox SET created_at = now()", "", ""}, // its rows wait, as was wanted
 		{"UPDATE pgleases.consumers SET time_column = NULL", "UPDATE pgleases.consumers SET time_column = 'created_at'", "note consumers",
 			`rows wait, and for how long is not seen, because the queue has no column for the time: 1 of "orders" > set Queue.Time`},
+		{"INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts) SELECT 'orders', n, 0, 'c1', '{}', 1 FROM generate_series(1, 3) AS n", "DELETE FROM pgleases.consumer_dead_letters", "note consumers",
+			`rows in the dead letters: 3 of "orders" > pgleases consumers show orders lists them; return them, or`},
 		{"ALTER TABLE public.outbox RENAME TO elsewhere", "ALTER TABLE public.elsewhere RENAME TO outbox", "warning consumers", `public.outbox of "orders"`},
 		{"ALTER TABLE public.outbox SET (autovacuum_enabled = off)", "ALTER TABLE public.outbox RESET (autovacuum_enabled)", "warning autovacuum", "public.outbox"},
 		{"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'public.outbox_partition_id_idx'::regclass", "SELECT", "fault consumers", `public.outbox of "orders"`},
