@@ -63,6 +63,9 @@ func (o opening) opens(t *testing.T) {
 	if err := testkit.Receive(t, "NewClient returns", o.done); err != nil {
 		t.Error(err)
 	}
+	until(t, "it is logged that registering succeeds", func() bool {
+		return len(o.book.lines("INFO pgleases: register succeeded again", "after")) == 1
+	})
 }
 
 const itsID = "SELECT FROM pgleases.identities WHERE id = 'a' FOR UPDATE"

@@ -216,7 +216,7 @@ func (e *engine) begin(t *task, now time.Time) {
 // completed handles the outcome of an operation.
 func (e *engine) completed(t *task, err error) {
 	if err == nil {
-		e.progress.succeeded(t)
+		e.progress.succeeded(e.log, t)
 		return
 	}
 	e.statementErrors++

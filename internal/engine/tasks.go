@@ -221,7 +221,7 @@ type progress struct {
 	// others.
 	rests map[*task]rest
 
-	logged map[logged]bool // since the task last succeeded
+	logged map[logged]time.Time // since the task last succeeded: when
 }
 
 // logged is an error that was logged: its task and its kind.
@@ -234,7 +234,7 @@ type rest struct {
 }
 
 func newProgress() progress {
-	return progress{results: make(chan func(), 1), rests: make(map[*task]rest), logged: make(map[logged]bool)}
+	return progress{results: make(chan func(), 1), rests: make(map[*task]rest), logged: make(map[logged]time.Time)}
 }
 
 const (
@@ -246,10 +246,20 @@ const (
 	maxBatch = 8192
 )
 
-// succeeded notes that a task succeeded.
-func (p *progress) succeeded(t *task) {
-	maps.DeleteFunc(p.logged, func(l logged, _ bool) bool { return l.task == t.name })
+// succeeded notes that a task succeeded, and logs that if its failure was logged.
+func (p *progress) succeeded(log *slog.Logger, t *task) {
+	name, first := t.name, time.Time{}
+	maps.DeleteFunc(p.logged, func(l logged, at time.Time) bool {
+		of := l.task == name
+		if of && (first.IsZero() || at.Before(first)) {
+			first = at
+		}
+		return of
+	})
 	delete(p.rests, t)
+	if !first.IsZero() {
+		log.Info("pgleases: "+name+" succeeded again", slog.Duration("after", time.Since(first).Round(10*time.Millisecond)))
+	}
 }
 
 // failed makes a task pause, at most for the given time.
@@ -261,8 +271,8 @@ func (p *progress) failed(t *task, most time.Duration) {
 // log logs each kind of error once until the task succeeds.
 func (p *progress) log(log *slog.Logger, t *task, err error) {
 	name := t.name
-	if l := (logged{name, KindOf(err.Error())}); !p.logged[l] {
-		p.logged[l] = true
+	if l := (logged{name, KindOf(err.Error())}); p.logged[l].IsZero() {
+		p.logged[l] = time.Now()
 		log.Warn("pgleases: "+name+" failed, will be tried again", slog.Any("error", err))
 	}
 }
