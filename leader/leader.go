@@ -156,8 +156,8 @@ func of(ctx context.Context) leadership {
 
 // Guard fences a transaction, as pgleases.Lease.Guard does: the writes that follow it in tx are
 // committed only while this process leads under this epoch. ctx is that of OnStartedLeading, or
-// derived from it. Otherwise, and when the leadership has ended, the error wraps
-// pgleases.ErrNotOwner.
+// derived from it. From any other context, and when the leadership has ended, the error wraps
+// pgleases.ErrNotOwner; after the end of Run pgleases.ErrClosed.
 func Guard(ctx context.Context, tx pgx.Tx) error {
 	l := of(ctx)
 	if l.lease == nil {
