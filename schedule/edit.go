@@ -72,10 +72,10 @@ func (r *record) supersede(have *record, now time.Time) ([]newEntry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errUnknownRule, err)
 	}
-	since, n := have.Cursor, rule.Passed(have.Anchor, have.cursor(), now).Count
+	since, p := have.Cursor, rule.Passed(have.Anchor, have.cursor(), now)
 	r.Cursor, r.CursorLocal = now, nil
-	if n == 0 {
+	if p.Count == 0 {
 		return nil, nil
 	}
-	return []newEntry{{Since: since, Until: now, Ticks: n, Outcome: OutcomeCanceled}}, nil
+	return []newEntry{{Since: since, Until: p.Last.At, Ticks: p.Count, Outcome: OutcomeCanceled}}, nil
 }

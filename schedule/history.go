@@ -37,13 +37,14 @@ type Entry struct {
 	Name  string    `json:"name"`  // of the schedule or job
 	Kind  string    `json:"kind"`  // of the run
 	Since time.Time `json:"since"` // the entry covers the ticks after Since, up to Until
-	Until time.Time `json:"until"` // of a run: the tick
+	Until time.Time `json:"until"` // the tick, or the last of the ticks
 	Ticks int64     `json:"ticks"` // number of ticks
 	// Of an extra run (Trigger, Backfill, RetryTick): its job; 0: ticks of the rule
 	Job      int64   `json:"job,omitzero"`
 	Outcome  Outcome `json:"outcome"`
 	Attempts int     `json:"attempts"` // of a run
-	// Of a failure: the first 64 KiB, with U+FFFD for each NUL
+	// Of a failure: the first 64 KiB, with U+FFFD for each NUL. Of a job, or of ticks, that an
+	// operator canceled: the actor and the reason
 	Error     string    `json:"error"`
 	Epoch     int64     `json:"epoch"`               // the epoch of the run; 0: no run
 	StartedAt time.Time `json:"started_at,omitzero"` // zero: no run

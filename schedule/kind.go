@@ -41,7 +41,7 @@ type Run[Args any] struct {
 	// Attempt counts from 1, over all processes, see WithMaxAttempts. It does not count attempts
 	// that the database broke off, or whose process crashed.
 	Attempt int
-	Crashes int // processes that crashed while it ran, without the first
+	Crashes int // processes that crashed while it ran, without the first: see WithMaxCrashes
 
 	Partition int   // of the key
 	Epoch     int64 // of the ownership of Partition: a fencing token

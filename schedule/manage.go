@@ -199,9 +199,9 @@ func passed(r *record) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	ticks := int64(0)
-	for _, f := range outcomes {
-		ticks += f.Ticks
+	seen := map[string]any{"until": now.Cursor, "ticks": 0}
+	for _, f := range outcomes { // one at most
+		seen["last"], seen["ticks"] = f.Until, f.Ticks
 	}
-	return map[string]any{"until": now.Cursor, "ticks": ticks}, nil
+	return seen, nil
 }

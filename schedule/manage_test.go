@@ -82,6 +82,7 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	testkit.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
 	testkit.OK(t, m.Resume(t.Context(), "close", schedule.FromNow)) // it is not paused any more
 	closing.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2, schedule.OutcomeCanceled: 2})
+	expect(t, closing.entries[0].Error, fmt.Sprintf("resumed by ann (%s): why", one[string](db, "SELECT session_user::text")), "why they were canceled")
 	triggered := testkit.Must(m.Trigger(t.Context(), "close"))(t)
 	expect(t, w.outcome(triggered).Trigger, "", "trigger of what has ended")
 	ids := testkit.Must(m.Backfill(t.Context(), "close", midnight.Add(-time.Hour), midnight.Add(time.Hour)))(t)
@@ -153,6 +154,7 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 		{"delete", `{"seen": {"until": "2026-03-02T01:31:00Z", "ticks": 1}}`, "", "why", "cannot be canceled"},
 		{"delete", `{"seen": {"until": "2026-03-01T23:59:00Z", "ticks": 1}}`, "", "why", "cannot be canceled"},
 		{"delete", `{"seen": {"until": "2026-03-02T01:30:00Z", "ticks": -1}}`, "", "why", "cannot be canceled"},
+		{"delete", `{"seen": {"until": "2026-03-02T01:30:00Z", "ticks": 1, "last": "2026-03-02T01:31:00Z"}}`, "", "why", "cannot be canceled"},
 		{"delete", `{"seen": {"ticks": 1}}`, "", "why", "cannot be canceled"},
 		{"delete", `{"seen": {"until": "2026-03-02T01:30:00Z"}}`, "", "why", "cannot be canceled"},
 		{"backfill", `{"seen": [{"begins": "2026-03-02T00:00:00Z", "at": "2026-03-02T01:00:00Z"}]}`, "", "why", "not all past"},

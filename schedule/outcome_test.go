@@ -69,6 +69,8 @@ func (l *ledger) check(now time.Time) {
 		reached = e.Until
 		if ticks := l.should(e.Since, e.Until); int64(len(ticks)) != e.Ticks {
 			t.Errorf("%q: an entry has %d ticks instead of %d: %+v", l.name, e.Ticks, len(ticks), e)
+		} else if last := ticks[len(ticks)-1]; !last.Equal(e.Until) {
+			t.Errorf("%q: the last tick of an entry is %v: %+v", l.name, last, e)
 		}
 		if ran := e.Outcome == schedule.OutcomeSucceeded || e.Outcome == schedule.OutcomeFailed || e.Outcome == schedule.OutcomeUnknown; ran && e.Ticks != 1 || ran != (e.Epoch > 0) {
 			t.Errorf("%q: a run of %d ticks: %+v", l.name, e.Ticks, e)

@@ -45,8 +45,8 @@ type Schedule struct {
 	Failures int `json:"failures"`
 	// Failed attempts at the tick that runs again at Due
 	Attempts int `json:"attempts"`
-	// Processes that crashed while they ran that tick; includes the one that runs it now as a crash
-	// suspect
+	// Processes that crashed while they ran that tick, without the first. While a process runs it as
+	// a crash suspect, one more: its Run.Crashes plus 1
 	Crashes int `json:"crashes"`
 	// Of the last failed attempt; otherwise, if Failures is not 0, of the last failed tick
 	Error string `json:"error"`

@@ -198,11 +198,11 @@ COMMENT ON COLUMN pgleases.history.job IS 'The job''s id; null: the row is of a 
 COMMENT ON COLUMN pgleases.history.group_name IS 'The group.';
 COMMENT ON COLUMN pgleases.history.name IS 'The name of the schedule or job.';
 COMMENT ON COLUMN pgleases.history.kind IS 'The kind of the schedule or job at that time.';
-COMMENT ON COLUMN pgleases.history.since IS 'The row covers the ticks after this instant, which is until of the row before.';
-COMMENT ON COLUMN pgleases.history.until IS 'The row covers the ticks up to this instant. Of a run it is the tick.';
+COMMENT ON COLUMN pgleases.history.since IS 'The row covers the ticks after this instant. No tick is between until of the row before and it.';
+COMMENT ON COLUMN pgleases.history.until IS 'The tick, or the last of the ticks that the row covers.';
 COMMENT ON COLUMN pgleases.history.ticks IS 'The number of ticks that the row covers.';
 COMMENT ON COLUMN pgleases.history.outcome IS 'succeeded; failed; unknown: a handler of AtMostOnce was called, and its result is not known; missed: too late, by the policy for late ticks; skipped: the previous run was still under way; canceled: by an edit, a resume, a deletion or a cancel.';
-COMMENT ON COLUMN pgleases.history.error IS 'The error of a failure; of a canceled job, the actor and the reason.';
+COMMENT ON COLUMN pgleases.history.error IS 'The error of a failure. Of what an operator canceled, the actor and the reason.';
 COMMENT ON COLUMN pgleases.history.attempts IS 'The attempts of a run.';
 COMMENT ON COLUMN pgleases.history.epoch IS 'The epoch of its partition; null: no run.';
 COMMENT ON COLUMN pgleases.history.started_at IS 'When the run began; null: no run.';
@@ -267,7 +267,7 @@ SELECT s.group_name,
                CASE WHEN s.failures OPERATOR(pg_catalog.>=) nullif((s.policy OPERATOR(pg_catalog.->>) 'pause_after')::int, 0)
                     THEN pg_catalog.format('%s consecutive ticks failed', s.failures) END)
            WHEN 'blocked' THEN s.blocked_reason
-           WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, s.due)
+           WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, pg_catalog.to_char(pg_catalog.timezone('UTC', s.due), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
            WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner'
                WHEN s.due OPERATOR(pg_catalog.+) interval '10 seconds' OPERATOR(pg_catalog.<) pgleases.schedule_clock() THEN 'its owner is busy, or it waits for a run of its key or for the limit of its kind' END
        END AS why,
@@ -344,7 +344,7 @@ COMMENT ON COLUMN pgleases.schedules_status.due IS 'When the owner runs it next,
 COMMENT ON COLUMN pgleases.schedules_status.lateness IS 'How long it has been blocked, or its tick has been due, run included; null: not due.';
 COMMENT ON COLUMN pgleases.schedules_status.failures IS 'The number of consecutive failed ticks.';
 COMMENT ON COLUMN pgleases.schedules_status.attempts IS 'The failed attempts at the current tick.';
-COMMENT ON COLUMN pgleases.schedules_status.crashes IS 'The processes that crashed while they ran that tick, including the one that runs it now as a crash suspect.';
+COMMENT ON COLUMN pgleases.schedules_status.crashes IS 'The processes that crashed while they ran that tick, without the first, and with the one that runs it now as a crash suspect.';
 COMMENT ON COLUMN pgleases.schedules_status.error IS 'The error of the last failed attempt; otherwise, if failures is not 0, of the last failed tick.';
 COMMENT ON COLUMN pgleases.schedules_status.backend IS 'Of a run in a transaction, the pid in pg_stat_activity; null: no such run.';
 COMMENT ON COLUMN pgleases.schedules_status.paused_at IS 'When it was paused; null: it is not paused.';
@@ -370,7 +370,7 @@ SELECT j.id,
        e.state,
        CASE e.state
            WHEN 'blocked' THEN j.blocked_reason
-           WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, j.due)
+           WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, pg_catalog.to_char(pg_catalog.timezone('UTC', j.due), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
            WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner'
                WHEN j.due OPERATOR(pg_catalog.+) interval '10 seconds' OPERATOR(pg_catalog.<) pgleases.schedule_clock() THEN 'its owner is busy, or it waits for a run of its key or for the limit of its kind' END
        END AS why,
@@ -426,7 +426,7 @@ COMMENT ON COLUMN pgleases.jobs_status.at IS 'The time of WithTime or WithDelay;
 COMMENT ON COLUMN pgleases.jobs_status.due IS 'When the owner runs it next.';
 COMMENT ON COLUMN pgleases.jobs_status.lateness IS 'How long it has been blocked or due, run included; null: not due.';
 COMMENT ON COLUMN pgleases.jobs_status.attempts IS 'The failed attempts.';
-COMMENT ON COLUMN pgleases.jobs_status.crashes IS 'The processes that crashed while they ran it, including the one that runs it now as a crash suspect.';
+COMMENT ON COLUMN pgleases.jobs_status.crashes IS 'The processes that crashed while they ran it, without the first, and with the one that runs it now as a crash suspect.';
 COMMENT ON COLUMN pgleases.jobs_status.error IS 'The error of the last failed attempt.';
 COMMENT ON COLUMN pgleases.jobs_status.backend IS 'Of a run in a transaction, the pid in pg_stat_activity; null: no such run.';
 COMMENT ON COLUMN pgleases.jobs_status.blocked_reason IS 'Why the owner cannot run it; null: it can.';

@@ -7,8 +7,8 @@
 --   p_name: the schedule's name; null: the change is of jobs
 --   p_what: id, which the schedule must have; job; catch_up of resume; tick of retry; after and
 --     until of backfill; kind and since of retry_failed; seen. For backfill, seen is an array of
---     {begins, at}. For other verbs it has until, the end of the canceled ticks, and ticks, their
---     number
+--     {begins, at}. For other verbs it has until, where the cursor goes; ticks, the number of the
+--     canceled ticks; and last, the last of them
 -- asks: the locked schedule as JSON; null: the change is made. ids: the jobs that were enqueued or
 -- canceled. refused: for retry_failed, how many were not retried.
 --
@@ -22,6 +22,7 @@ DECLARE
     late   CONSTANT boolean := p_verb = 'resume' AND coalesce((p_what ->> 'catch_up')::boolean, false); -- passed ticks are not canceled
     seen   CONSTANT jsonb := CASE WHEN NOT late THEN p_what -> 'seen' END;
     until  CONSTANT timestamptz := (seen ->> 'until')::timestamptz;
+    last   CONSTANT timestamptz := coalesce((seen ->> 'last')::timestamptz, until);
     outcomes  jsonb := '[]';
     s      pgleases.schedules;
     j      pgleases.jobs;
@@ -58,12 +59,12 @@ BEGIN
     WHEN 'pause' THEN
         UPDATE pgleases.schedules AS r SET paused_at = now, due = 'infinity', revision = r.revision + 1 WHERE r.id = s.id;
     WHEN 'resume', 'delete' THEN
-        IF NOT late AND (until BETWEEN s.cursor AND greatest(s.cursor, now) AND (seen ->> 'ticks')::bigint >= 0) IS NOT TRUE THEN
+        IF NOT late AND (until BETWEEN s.cursor AND greatest(s.cursor, now) AND last BETWEEN s.cursor AND until AND (seen ->> 'ticks')::bigint >= 0) IS NOT TRUE THEN
             RAISE EXCEPTION 'the ticks of schedule "%" until % cannot be canceled: its cursor is at %', p_name, coalesce(until::text, 'null'), s.cursor
                 USING ERRCODE = 'invalid_parameter_value';
         END IF;
         IF (seen ->> 'ticks')::bigint > 0 THEN
-            outcomes := jsonb_build_array(jsonb_build_object('since', s.cursor, 'until', until, 'ticks', seen -> 'ticks', 'outcome', 'canceled'));
+            outcomes := jsonb_build_array(jsonb_build_object('since', s.cursor, 'until', last, 'ticks', seen -> 'ticks', 'outcome', 'canceled', 'error', p_verb || 'd by ' || p_why));
         END IF;
         IF p_verb = 'delete' THEN
             DELETE FROM pgleases.schedules AS r WHERE r.id = s.id;
