@@ -9,8 +9,8 @@
 // exactly once, and what to do about the others. Behind PgBouncer in transaction mode, add
 // default_query_exec_mode=exec to DATABASE_URL. To see the outcomes, and to remove everything:
 //
-//	SELECT name, until AS tick, outcome, error FROM pgleases.history WHERE group_name = 'cron' ORDER BY id DESC LIMIT 20;
-//	DROP SCHEMA pgleases CASCADE;
+//	DATABASE_URL=postgres://localhost/postgres go run ./cmd/pgleases schedules history cron minute
+//	psql postgres://localhost/postgres -c 'DROP SCHEMA pgleases CASCADE'
 package main
 
 import (
