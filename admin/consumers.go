@@ -20,7 +20,7 @@ type Consumer struct {
 	Queue        string         `json:"queue"` // the table, quoted if need be
 	Partitions   int            `json:"partitions"`
 	Owned        int            `json:"owned"`     // partitions that have an owner
-	Timed        bool           `json:"timed"`     // the queue has a column for the time: without one, Oldest is not known
+	Timed        bool           `json:"timed"`     // Oldest is known: the queue has a column for the time, and an index that begins with the ID
 	Waiting      *int           `json:"waiting"`   // rows in the table; nil: this role may not read it, or it is gone
 	Oldest       *time.Duration `json:"oldest_ns"` // age of the oldest row whose key is not blocked, among the first 1,000; nil: there is none, or it is not known
 	BlockedKeys  int            `json:"blocked_keys"`

@@ -534,7 +534,7 @@ var duties = []struct {
 	{"consumers", "paused", halted, whileFor, resumed, Note},
 	{"consumers", "dead", "rows in the dead letters", "%[1]d of %[2]q", "pgleases consumers show GROUP lists them; return them, or delete them from consumer_dead_letters as the tables' owner", Note},
 	{"consumers", "unread", "this role cannot read the queue table, so rows that wait, or that no process handles, are not seen", "%[3]s of %[2]q", "WHY", Note},
-	{"consumers", "untimed", "rows wait, and for how long is not seen, because the queue has no column for the time", "%[1]d of %[2]q", "set Queue.Time; for a new column: ALTER TABLE ... ADD COLUMN created_at timestamptz NOT NULL DEFAULT now()", Note},
+	{"consumers", "untimed", "rows wait, and for how long is not seen", "%[1]d of %[2]q", "WHY", Note},
 	{"autovacuum", "off", "off for queue tables, whose dead rows are never removed", "%[3]s", "ALTER TABLE ... RESET (autovacuum_enabled)", Warning},
 	{"autovacuum", "behind", "behind for queue tables, so that reads slow down", "%[5]v dead rows in %[3]s", "if snapshots names a session, end it; otherwise VACUUM the table, and lower autovacuum_vacuum_threshold or raise autovacuum_vacuum_cost_limit for it", Warning},
 	{"jobs", "failed", "failed in the last day, and were not retried", suchAs + "job %[3]s", "pgleases jobs failed GROUP shows them; pgleases jobs retry GROUP ID --reason '...' runs one again", Warning},

@@ -6,7 +6,10 @@
 --
 -- One row for each consumer, JSON, as the type Consumer.
 SELECT json_build_object(
-       'name', s.consumer, 'queue', s.queue, 'partitions', s.partitions, 'owned', s.owned, 'timed', c.time_column IS NOT NULL, 'waiting', s.waiting,
+       'name', s.consumer, 'queue', s.queue, 'partitions', s.partitions, 'owned', s.owned, 'waiting', s.waiting,
+       'timed', CASE WHEN s.waiting IS NOT NULL THEN EXISTS ( -- without rights on the schema, to_regclass fails
+           SELECT FROM pg_index AS i JOIN pg_attribute AS n ON n.attrelid = i.indrelid AND n.attname = c.id_column JOIN pg_attribute AS t ON t.attrelid = i.indrelid AND t.attname = c.time_column AND t.atttypid = 'timestamptz'::regtype
+           WHERE i.indrelid = to_regclass(c.queue) AND i.indisvalid AND i.indpred IS NULL AND i.indkey[0] = n.attnum AND (SELECT r.relam FROM pg_class AS r WHERE r.oid = i.indexrelid) = 403 /* btree */) ELSE false END,
        'oldest_ns', CASE WHEN s.oldest IS NOT NULL THEN (greatest(0, least(extract(epoch FROM s.oldest), 9e9)) * 1e9)::bigint END, 'blocked_keys', s.blocked_keys, 'blocked_for_ns', coalesce((extract(epoch FROM s.blocked_for) * 1e9)::bigint, 0),
        'dead_letters', s.dead_letters, 'unhandled', s.unhandled,
        'paused_at', coalesce(s.paused_at, timestamptz '0001-01-01 00:00:00Z'), 'paused_by', coalesce(s.paused_by, ''), 'paused_reason', coalesce(s.paused_reason, ''),

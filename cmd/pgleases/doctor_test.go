@@ -562,7 +562,9 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 		{override("pause", "consumer/orders", "2999-01-02", "0") + "; UPDATE pgleases.partitions SET owner = NULL, target = NULL WHERE lease = 'consumer/orders'",
 			"DELETE FROM pgleases.overrides; UPDATE pgleases.partitions SET owner = 11, target = 11 WHERE lease = 'consumer/orders'; UPDATE public.outbox SET created_at = now()", "", ""}, // its rows wait, as was wanted
 		{"UPDATE pgleases.consumers SET time_column = NULL", "UPDATE pgleases.consumers SET time_column = 'created_at'", "note consumers",
-			`rows wait, and for how long is not seen, because the queue has no column for the time: 1 of "orders" > set Queue.Time`},
+			`rows wait, and for how long is not seen: 1 of "orders" > set Queue.Time`},
+		{"ALTER TABLE public.outbox DROP CONSTRAINT outbox_pkey", "ALTER TABLE public.outbox ADD PRIMARY KEY (id)", "note consumers",
+			`rows wait, and for how long is not seen: 1 of "orders" > CREATE INDEX CONCURRENTLY ON public.outbox (id)`},
 		{"INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts) SELECT 'orders', n, 0, 'c1', '{}', 1 FROM generate_series(1, 3) AS n", "DELETE FROM pgleases.consumer_dead_letters", "note consumers",
 			`rows in the dead letters: 3 of "orders" > pgleases consumers show orders lists them; return them, or`},
 		{"ALTER TABLE public.outbox RENAME TO elsewhere", "ALTER TABLE public.elsewhere RENAME TO outbox", "warning consumers", `public.outbox of "orders"`},
@@ -581,6 +583,18 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 		execute(t, database, test.mend)
 	}
 	expectIll(t, database, "", "")
+	timed := func(want bool) {
+		t.Helper()
+		if c := decoded[[]admin.Consumer](t, database, "consumers"); len(c) != 1 || c[0].Timed != want {
+			t.Errorf("%+v, want the oldest row to be known: %v", c, want)
+		}
+	}
+	timed(true)
+	execute(t, database, "ALTER TABLE public.outbox DROP CONSTRAINT outbox_pkey")
+	timed(false)
+	execute(t, database, "ALTER TABLE public.outbox ADD PRIMARY KEY (id)", "ALTER TABLE public.outbox RENAME created_at TO other")
+	timed(false)
+	execute(t, database, "ALTER TABLE public.outbox RENAME other TO created_at")
 	reader := newRole(t, database)
 	grant := "GRANT SELECT ON public.outbox TO " + reader
 	execute(t, database, output1(t, database, "grants", reader, "--for=reader"), "GRANT pg_monitor TO "+reader)

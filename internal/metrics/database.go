@@ -152,7 +152,7 @@ var ofDatabase = []entry[database]{
 		groups(func(g *admin.ScheduleGroup) int { return g.Stuck }), nil},
 	{Metric{"pgleases.database.consumer.waiting", "{row}", Level, "Rows in the queue table, 1000 at most.", ofQueue},
 		consumers(func(c *admin.Consumer) *int { return c.Waiting }), nil},
-	{Metric{"pgleases.database.consumer.oldest.age", "s", Gauge, "Age of the oldest row whose key is not blocked; 0 if there is none. It is known if pgleases serve may read the table, and the queue has a column for the time.", ofQueue},
+	{Metric{"pgleases.database.consumer.oldest.age", "s", Gauge, "Age of the oldest row whose key is not blocked; 0 if there is none. It is known if pgleases serve may read the table, and the queue has a column for the time and an index that begins with the ID.", ofQueue},
 		consumers(func(c *admin.Consumer) *int {
 			if c.Waiting == nil || !c.Timed {
 				return nil
