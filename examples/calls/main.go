@@ -18,6 +18,7 @@ import (
 	"log"
 	"os"
 	"os/signal"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -98,7 +99,7 @@ func callNext(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p 
 			_, err = tx.Exec(ctx, "UPDATE calls SET done_at = now() WHERE id = $1", id)
 		} else { // put it off: the next row is first
 			_, err = tx.Exec(ctx, `UPDATE calls SET attempts = attempts + 1, error = $2,
-				next_at = now() + 2 ^ least(attempts, 12) * interval '1 second' WHERE id = $1`, id, failure.Error())
+				next_at = now() + 2 ^ least(attempts, 12) * interval '1 second' WHERE id = $1`, id, strconv.Quote(failure.Error())) // the database refuses some bytes
 		}
 		return err
 	})
