@@ -297,8 +297,8 @@ func (d *doctor) rights(f *facts) {
 	switch lacks := append(slices.DeleteFunc([]string{"USAGE"}, f.has), f.lacks(enginesql.Files)...); {
 	case !f.RoleExists:
 		d.found("rights", Fault, "name an existing one with --role", "there is no role %q", f.Role)
-	case len(lacks) > 0 && d.Role == "" && !slices.ContainsFunc(f.Rights, writes):
-		d.found("rights", Note, "name the role of the clients with --role", "role %q cannot run clients, as it may write nothing", f.Role)
+	case d.Role == "" && f.has("USAGE") && !slices.ContainsFunc(f.Rights, writes): // a reader
+		d.found("rights", OK, "", "not checked, because role %q may write nothing: name the role of the clients with --role", f.Role)
 	case len(lacks) > 0:
 		d.found("rights", Fault, remedy, "role %q cannot run clients, it lacks %s", f.Role, listed(lacks))
 	default:
@@ -440,7 +440,7 @@ func (d *doctor) state(ctx context.Context, f *facts, consumers map[string]strin
 	d.fine("row-locks", "no row that clients need is locked")
 	d.columns(f, s, consumers)
 	d.timeline(ctx, s, f.Provider)
-	d.clients(s, trip, locked, d.evicted(ctx, s.At))
+	d.clients(s, trip, locked, d.evicted(ctx, s))
 	d.leases(ctx, s, locked)
 	d.overrides(s)
 	d.handoffs(s)
@@ -487,7 +487,7 @@ func (d *doctor) columns(f *facts, s *Snapshot, consumers map[string]string) {
 		return
 	}
 	d.judge("columns", len(wrong) == 0, "none is generated for a number of partitions that no lease has",
-		Warning, "drop the column, or generate it for the number of its lease: otherwise some rows have no owner",
+		Warning, "start the consumer that reads it; if none does, drop the column, or generate it for the number of its lease: otherwise some rows have no owner",
 		"generated for a number of partitions that no lease has: %s; leases have %s", listed(wrong), listed(slices.Collect(maps.Keys(numbers))))
 }
 
@@ -604,22 +604,18 @@ func (d *doctor) timeline(ctx context.Context, s *Snapshot, provider string) {
 	d.fine("timeline", "it is accepted, server generation %d", s.Server.Generation)
 }
 
-// evicted returns which clients were evicted in the last 10 minutes, as an end of a sentence.
-func (d *doctor) evicted(ctx context.Context, now time.Time) string {
-	var ids []string
+// evicted returns which clients were evicted in the last 10 minutes, and have not come back.
+func (d *doctor) evicted(ctx context.Context, s *Snapshot) (ids []string) {
 	events, _ := collect(ctx, d.Admin, d.conn, "events", pgx.RowTo[Event], "", eventPage) // the rest matters more than an error
 	for _, e := range events {
-		if e.Cause == "evicted" && now.Sub(e.At) < 10*time.Minute {
-			ids = append(ids, fmt.Sprintf("%q", e.From))
+		if id := fmt.Sprintf("%q", e.From); e.Cause == "evicted" && s.At.Sub(e.At) < 10*time.Minute && !s.live(e.From) && !slices.Contains(ids, id) {
+			ids = append(ids, id)
 		}
 	}
-	if len(ids) == 0 {
-		return ""
-	}
-	return "; evicted in the last 10 min: " + listed(ids) + ", see pgleases events"
+	return ids
 }
 
-func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted string) {
+func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted []string) {
 	ttls := make(map[time.Duration]int)
 	shortest := 6 * time.Second // the default
 	expired := []string{}
@@ -629,7 +625,7 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted s
 			expired = append(expired, fmt.Sprintf("%q", c.ID))
 		}
 	}
-	d.judge("boot-marker", s.Server.Marked || len(s.Clients) == 0, "the server has not crashed since a client connected",
+	d.judge("boot-marker", s.Server.Marked || len(s.Clients) == 0, "no crash since the last client connected",
 		Warning, "wait for a heartbeat; if none arrives, check the clients",
 		"the server has crashed or was promoted, and no client has connected since: no client takes over from expired sessions")
 	var all []string
@@ -651,8 +647,12 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted s
 	} else if s.live("") {
 		remedy = "search the logs of the live clients for evict: it fails, or their round trips are too slow"
 	}
-	d.judge("expired", len(expired) == 0, "no session is expired"+evicted, Warning, remedy,
-		"silent for %v longer than their TTL, and not evicted: %s", d.Long, listed(expired))
+	if len(expired) > 0 {
+		d.found("expired", Warning, remedy, "silent for %v longer than their TTL, and not evicted: %s", d.Long, listed(expired))
+	} else if len(evicted) > 0 {
+		d.found("expired", Note, "if nothing has started it again, perhaps under another ID, start it; pgleases events has its host and pid", "no session is expired; evicted in the last 10 min: %s", listed(evicted))
+	}
+	d.fine("expired", "no session is expired")
 }
 
 // old is the age from which an override without an end is reported.

@@ -305,7 +305,11 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 		e.say("The server was promoted, or is a copy, and is not accepted: no partition moves until a client has watched it for the longest TTL.")
 	}
 	if !l.Due.IsZero() {
-		e.say("A plan of the lease is due, %v after its last one. Any client makes it.", round(max(0, s.At.Sub(l.Planned))))
+		who := "Any client makes it"
+		if !s.live("") {
+			who = "No client is live that could make it: continue or restart one"
+		}
+		e.say("A plan of the lease is due, %v after its last one. %s.", round(max(0, s.At.Sub(l.Planned))), who)
 	}
 }
 

@@ -64,7 +64,7 @@ func counted(n *int) string {
 }
 
 func newConsumerShow() *cobra.Command {
-	return looking(&cobra.Command{Use: "show CONSUMER", Short: "Show a consumer's blocked rows, dead letters and changes"}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
+	return looking(&cobra.Command{Use: "show CONSUMER", Short: "Show blocked rows, dead letters and changes"}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
 		c, err := a.Consumer(ctx, args[0])
 		if err != nil {
 			return nil, "", err

@@ -343,5 +343,8 @@ func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease st
 }
 
 func eventCells(e admin.Event) []any {
+	if e.Cause == "handed over" && e.From != "" && e.From == e.To {
+		e.Reason = "it had lost its trust, or a newer process with its ID took over"
+	}
 	return []any{e.At.UTC().Format(time.DateTime), shown(e.Cause), orDash(e.Lease), orDash(e.From), orDash(e.To), short(e.Partitions), orDash(e.Actor), orDash(e.Reason)}
 }

@@ -159,6 +159,11 @@ func TestEventsOfAHandoffAreTogether(t *testing.T) {
 	for _, e := range together(events) {
 		got = append(got, strings.Join(mapped(eventCells(e)[:6], toText), " "))
 	}
+	for to, reason := range map[string]string{"a": "it had lost its trust, or a newer process with its ID took over", "c": dash} {
+		if got := eventCells(event(0, "handed over", "a", to, 3))[7]; toText(got) != reason {
+			t.Errorf("from a to %s: %v, want %s", to, got, reason)
+		}
+	}
 	want := []string{"2026-03-02 07:00:00 handed over orders a c 0,2-3", "2026-03-02 07:00:00 handed over orders b c 7", "2026-03-02 07:00:00 handed over orders c a 3",
 		"2026-03-02 07:00:00 handed over orders a c 3", "2026-03-02 07:00:03 handed over orders b c 8", "2026-03-02 07:00:03 given orders b c 9",
 		"2026-03-02 07:00:00 joined - - - -", "2026-03-02 07:00:00 joined - - - -"}
