@@ -22,6 +22,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
@@ -320,36 +321,48 @@ var _ = ownersConfig // the test below does the same
 func TestEachRoleOfThePageMayDoItsPart(t *testing.T) {
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
-	admin := testkit.Pool(t, url)
+	super := testkit.Pool(t, url)
 	suffix := "_" + strings.ToLower(rand.Text())
 	role := func(name string) string { return "pgleases_" + name + suffix }
-	renamed := regexp.MustCompile(`pgleases_(owner|app|reader)\b`)
+	renamed := regexp.MustCompile(`pgleases_(owner|app|reader|operator)\b`)
 	sql := func(text string) string { return renamed.ReplaceAllString(text, "pgleases_${1}"+suffix) }
 	blocks := codeBlocks(t, "docs/roles.md", "sql")
-	if len(blocks) != 2 {
-		t.Fatalf("%d blocks of SQL on the page", len(blocks))
+	purposes := regexp.MustCompile(`(?m)^    pgleases grants pgleases_(\w+) --for ([\w-]+)$`).FindAllStringSubmatch(readFile(t, "docs/roles.md"), -1)
+	if len(blocks) != 3 || len(purposes) != 4 {
+		t.Fatalf("%d blocks of SQL and %d commands on the page", len(blocks), len(purposes))
 	}
 	as := func(name string) *pgxpool.Pool {
 		return testkit.Pool(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role(name) })
 	}
 	t.Cleanup(func() { // before the database goes
-		for _, name := range []string{"reader", "app", "owner"} {
-			testkit.Execute(t, admin, fmt.Sprintf("DROP OWNED BY %[1]s CASCADE; DROP ROLE %[1]s", role(name)), pgx.QueryExecModeSimpleProtocol)
+		for _, name := range []string{"operator", "reader", "app", "owner"} {
+			testkit.Execute(t, super, fmt.Sprintf("DROP OWNED BY %[1]s CASCADE; DROP ROLE %[1]s", role(name)), pgx.QueryExecModeSimpleProtocol)
 		}
 	})
-	testkit.Execute(t, admin, sql(blocks[0]), pgx.QueryExecModeSimpleProtocol)
+	testkit.Execute(t, super, sql(blocks[0]), pgx.QueryExecModeSimpleProtocol)
 	owner := as("owner")
-	testkit.OK(t, pgleases.Migrate(t.Context(), owner))
-	testkit.Execute(t, owner, sql(blocks[1]), pgx.QueryExecModeSimpleProtocol) // PUBLIC gives no rights
-	for _, name := range []string{"application", "reader"} {
-		testkit.Execute(t, owner, sql(readFile(t, "sql/grants/"+name+".sql")), pgx.QueryExecModeSimpleProtocol)
+	testkit.OK(t, consumer.Migrate(t.Context(), owner))
+	testkit.Execute(t, owner, sql(blocks[2]), pgx.QueryExecModeSimpleProtocol) // PUBLIC gives no rights
+	for _, p := range purposes {
+		testkit.Execute(t, owner, testkit.Must(admin.Grants(role(p[1]), "pgleases", admin.Purpose(p[2])))(t), pgx.QueryExecModeSimpleProtocol)
 	}
+	queue := consumer.Queue{Table: "public.outbox", Key: "customer", Partitions: 4}
+	testkit.Execute(t, super, consumer.TableSQL("mail", "", queue)+"; INSERT INTO public.outbox (customer, payload) VALUES ('c', '1');"+sql(blocks[1]), pgx.QueryExecModeSimpleProtocol)
 
 	app := as("app")
 	a := joined(t, newClient(t, app, pgleases.WithoutMigration()), "work", 4)
 	untilOwns(t, a, 4)
 	guarded(t, app, a, ownership(t, a, 0))
+	handle := consumer.Each(func(context.Context, pgx.Tx, consumer.Row[struct{}]) error { return nil })
+	c := testkit.Must(consumer.New(t.Context(), newClient(t, app, pgleases.WithoutMigration()), app, "mail", queue, handle, consumer.WithoutMigration()))(t)
+	testkit.OK(t, c.RunUntilEmpty(t.Context()))
+	operator := testkit.Must(admin.New(as("operator")))(t)
+	testkit.Must(operator.ChangeConsumer(t.Context(), "pause", "mail", 0, "", "why"))(t)
+	testkit.OK(t, operator.Apply(t.Context(), admin.Change{Verb: admin.Freeze, Subject: "work", Reason: "why"}))
 	reader := as("reader")
+	if all := testkit.Must(testkit.Must(admin.New(reader))(t).Consumers(t.Context()))(t); len(all) != 1 || *all[0].Waiting != 0 || all[0].PausedAt.IsZero() {
+		t.Errorf("consumers, as the reader sees them: %+v", all)
+	}
 	_, queries := headed(t)
 	for heading, query := range queries {
 		if !slices.Contains([]string{"Evict a client", "Drop a lease", "A restored copy of the database"}, heading) {
