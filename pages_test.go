@@ -499,22 +499,20 @@ func Example_schedule() {
 	type Mail struct{ To string }
 	sent := make(chan string, 1)
 	send := func(_ context.Context, r schedule.Run[Mail]) error { sent <- r.Args.To; return nil }
-	enqueue := func(ctx context.Context, s *schedule.Scheduler, tx pgx.Tx) error {
-		mail := schedule.AtLeastOnce(s, "mail", send, schedule.WithMaxAttempts(5, schedule.Backoff(time.Second, time.Hour)))
-		_, err := mail.EnqueueTx(ctx, tx, Mail{"ada@example.com"}) // the job exists if tx commits
-		return err
-	}
-	enqueued := make(chan error, 1)
 	run := func(ctx context.Context) error {
 		s, err := schedule.New(ctx, client, pool, "reports")
 		if err != nil {
 			return err
 		}
-		enqueued <- pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return enqueue(ctx, s, tx) })
+		retried := schedule.WithMaxAttempts(5, schedule.Backoff(time.Second, time.Hour))
+		mail := schedule.AtLeastOnce(s, "mail", send, retried) // all kinds before Run
 		report := schedule.InTx(s, "report", func(ctx context.Context, tx pgx.Tx, r schedule.Run[Report]) error {
 			_, err := tx.Exec(ctx, "INSERT INTO reports SELECT $1, count(*) FROM orders", r.Args.Title)
-			return err // what the handler wrote commits with the outcome of its run, or not at all
-		})
+			if err == nil {
+				_, err = mail.EnqueueTx(ctx, tx, Mail{"ada@example.com"}) // a job
+			}
+			return err // row, job and outcome commit together or not
+		}, retried)
 		if err := report.Add("nightly", Report{"nightly"}, schedule.Cron("0 2 * * *", "Europe/Berlin")); err != nil {
 			return err
 		}
@@ -522,7 +520,12 @@ func Example_schedule() {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- run(x.ctx) }()
-	x.Check(<-enqueued)
+	for err = errors.ErrUnsupported; err != nil; { // until it is added
+		var operator *schedule.Scheduler
+		if operator, err = schedule.Manage(x.ctx, pool, "reports"); err == nil {
+			_, err = operator.Trigger(x.ctx, "nightly")
+		}
+	}
 	fmt.Println("mail to", <-sent)
 	x.stop()
 	fmt.Println("stopped:", errors.Is(<-ended, context.Canceled))

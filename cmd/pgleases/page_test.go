@@ -119,7 +119,7 @@ func unwrapped(text string) string {
 func TestHelpHasAnExampleOfEachVerb(t *testing.T) {
 	for _, cmd := range verbsOf(newRoot()) {
 		if n := len(strings.Fields(cmd.Short)); n > 8 {
-			t.Errorf("%s: its short text has %d words", cmd.CommandPath(), n)
+			t.Errorf("%s: its short text has %d words, at most 8: shorten Short in the source of the verb", cmd.CommandPath(), n)
 		}
 		lines := regexp.MustCompile(`(?m)^  \$ ((?:.+\\\n)*.+)\n  [^$ ]`).FindAllStringSubmatch(cmd.Example, -1)
 		if len(lines) == 0 && !cmd.HasSubCommands() {
