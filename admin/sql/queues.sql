@@ -34,6 +34,10 @@ UNION ALL SELECT 'consumers', 'unread', q.consumer, 1, q.queue, 0,
         CASE WHEN NOT has_table_privilege(q.oid, 'SELECT') THEN format('GRANT SELECT ON %s TO %I', q.queue, current_user) END), ''),
         'find out which: a session locks the table, policies hide its rows, or a column is gone or has another type')
 FROM queues AS q WHERE q.waiting IS NULL
+UNION ALL SELECT 'consumers', 'locked', q.consumer, 1, format('%s by process %s ("%s")', q.queue, l.pid, a.application_name), extract(epoch FROM clock_timestamp() - a.xact_start), format('SELECT pg_terminate_backend(%s)', l.pid)
+FROM queues AS q JOIN pg_locks AS l ON l.relation = q.oid AND l.granted AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.pid <> pg_backend_pid() AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database()) AND coalesce(a.xact_start < clock_timestamp() - interval '1 second', true)
 UNION ALL SELECT 'consumers', 'untimed', q.consumer, q.waiting, q.queue, 0,
     CASE WHEN t.attname IS NULL THEN 'set Queue.Time; for a new column: ALTER TABLE ... ADD COLUMN created_at timestamptz NOT NULL DEFAULT now()' ELSE format('CREATE INDEX CONCURRENTLY ON %s (%I)', q.queue, q.id_column) END
 FROM queues AS q LEFT JOIN pg_attribute AS t ON t.attrelid = q.oid AND t.attname = q.time_column AND t.atttypid = 'timestamptz'::regtype

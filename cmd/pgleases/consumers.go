@@ -81,6 +81,8 @@ func newConsumerShow() *cobra.Command {
 					state, next = "skipped by "+printable(b.SkippedBy), dash
 				case b.Suspect:
 					state = fmt.Sprintf("suspect, crashes: %d", b.Crashes)
+				case now.Sub(b.Next) > 10*time.Second && !b.Next.IsZero():
+					state = "overdue"
 				case !b.Next.IsZero():
 					state = "retrying"
 				}
@@ -148,7 +150,7 @@ func newConsumerChange(use, short string) *cobra.Command {
 				return err
 			}
 			state := map[string]string{
-				"pause": "done; batches in hand end first", "resume": "done", "retry": ranges.Many(n, "row") + " retried now",
+				"pause": "done; batches in hand end first", "resume": "done", "retry": ranges.Many(n, "row") + " due now; in an outage tried within a minute",
 				"skip":   "recorded; its owner moves it to the dead letters, of a paused consumer after resume",
 				"return": "done; it is handled with the rows that wait", "forget": "done" + forgotten,
 			}[verb]

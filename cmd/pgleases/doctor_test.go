@@ -585,6 +585,18 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 		execute(t, database, test.mend)
 	}
 	expectIll(t, database, "", "")
+	for _, mode := range []string{"SHARE ROW EXCLUSIVE", "ACCESS EXCLUSIVE"} {
+		conn := newConn(t, database)
+		tx := testkit.Must(conn.Begin(t.Context()))(t)
+		_, err := tx.Exec(t.Context(), "LOCK TABLE public.outbox IN "+mode+" MODE")
+		testkit.OK(t, err)
+		reported := regexp.MustCompile(fmt.Sprintf(`(?s)a session locks the queue table, so no row is handled: public.outbox by +process +%d .*pg_terminate_backend\(%[1]d\)`, conn.PgConn().PID()))
+		testkit.Until(t, "the lock is reported", func() bool {
+			c := command.Run(t, command.Database(database), "doctor")
+			return c.ExitCode() == 1 && reported.MatchString(regexp.MustCompile(`\n +`).ReplaceAllString(c.Printed(), " "))
+		})
+		testkit.OK(t, tx.Rollback(t.Context()))
+	}
 	timed := func(want bool) {
 		t.Helper()
 		if c := decoded[[]admin.Consumer](t, database, "consumers"); len(c) != 1 || c[0].Timed != want {
