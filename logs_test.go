@@ -26,7 +26,7 @@ func TestEveryLineOfTheLogIsDocumented(t *testing.T) {
 	for _, row := range regexp.MustCompile("(?m)^\\| (DEBUG|INFO|WARN|ERROR) \\| `(.+?)` \\| (.*?) ?\\|").FindAllStringSubmatch(page, -1) {
 		documented[event(row[1], row[2], strings.Split(strings.ReplaceAll(row[3], "`", ""), ", "))] = true
 	}
-	same(t, "events", logged, documented)
+	same(t, "docs/logs.md", "events", logged, documented)
 
 	_, table, found := strings.Cut(page, "| NAME |")
 	if !found {
@@ -37,7 +37,7 @@ func TestEveryLineOfTheLogIsDocumented(t *testing.T) {
 	for _, row := range regexp.MustCompile("(?m)^\\| `(.+?)` \\|").FindAllStringSubmatch(table, -1) {
 		names[row[1]] = true
 	}
-	same(t, "names", operations, names)
+	same(t, "docs/logs.md", "names", operations, names)
 	if len(logged) < 10 || len(operations) < 10 {
 		t.Errorf("only %d events and %d names were found in the code", len(logged), len(operations))
 	}
@@ -69,16 +69,17 @@ func TestLineOfTheLogInPagesIsLogged(t *testing.T) {
 	}
 }
 
-func same(t *testing.T, what string, code, page map[string]bool) {
+// same compares what the code has with the rows of a page.
+func same(t *testing.T, page, what string, code, rows map[string]bool) {
 	t.Helper()
 	for _, s := range slices.Sorted(maps.Keys(code)) {
-		if !page[s] {
-			t.Errorf("%s: docs/logs.md lacks a row for %s", what, s)
+		if !rows[s] {
+			t.Errorf("%s, %s: it lacks a row for %s", page, what, s)
 		}
 	}
-	for _, s := range slices.Sorted(maps.Keys(page)) {
+	for _, s := range slices.Sorted(maps.Keys(rows)) {
 		if !code[s] {
-			t.Errorf("%s: docs/logs.md has a row that no code logs: %s", what, s)
+			t.Errorf("%s, %s: it has a row for what the code does not have: %s", page, what, s)
 		}
 	}
 }

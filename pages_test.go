@@ -328,7 +328,7 @@ func TestEachRoleOfThePageMayDoItsPart(t *testing.T) {
 	sql := func(text string) string { return renamed.ReplaceAllString(text, "pgleases_${1}"+suffix) }
 	blocks := codeBlocks(t, "docs/roles.md", "sql")
 	purposes := regexp.MustCompile(`(?m)^    pgleases grants pgleases_(\w+) --for ([\w-]+)$`).FindAllStringSubmatch(readFile(t, "docs/roles.md"), -1)
-	if len(blocks) != 3 || len(purposes) != 4 {
+	if len(blocks) != 4 || len(purposes) != 4 {
 		t.Fatalf("%d blocks of SQL and %d commands on the page", len(blocks), len(purposes))
 	}
 	as := func(name string) *pgxpool.Pool {
@@ -342,12 +342,12 @@ func TestEachRoleOfThePageMayDoItsPart(t *testing.T) {
 	testkit.Execute(t, super, sql(blocks[0]), pgx.QueryExecModeSimpleProtocol)
 	owner := as("owner")
 	testkit.OK(t, consumer.Migrate(t.Context(), owner))
-	testkit.Execute(t, owner, sql(blocks[2]), pgx.QueryExecModeSimpleProtocol) // PUBLIC gives no rights
+	testkit.Execute(t, owner, sql(blocks[3]), pgx.QueryExecModeSimpleProtocol) // PUBLIC gives no rights
 	for _, p := range purposes {
 		testkit.Execute(t, owner, testkit.Must(admin.Grants(role(p[1]), "pgleases", admin.Purpose(p[2])))(t), pgx.QueryExecModeSimpleProtocol)
 	}
 	queue := consumer.Queue{Table: "public.outbox", Key: "customer", Partitions: 4}
-	testkit.Execute(t, super, consumer.TableSQL("mail", "", queue)+"; INSERT INTO public.outbox (customer, payload) VALUES ('c', '1');"+sql(blocks[1]), pgx.QueryExecModeSimpleProtocol)
+	testkit.Execute(t, super, consumer.TableSQL("mail", "", queue)+"; INSERT INTO public.outbox (customer, payload) VALUES ('c', '1');"+sql(blocks[1]+";"+blocks[2]), pgx.QueryExecModeSimpleProtocol)
 
 	app := as("app")
 	a := joined(t, newClient(t, app, pgleases.WithoutMigration()), "work", 4)
@@ -702,7 +702,7 @@ func TestErrorsPageIsComplete(t *testing.T) {
 				}
 			}
 		}
-		same(t, title, declared, listed)
+		same(t, "docs/errors.md", title, declared, listed)
 		found += len(declared)
 	}
 	if found < 20 {

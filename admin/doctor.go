@@ -529,6 +529,7 @@ var duties = []struct {
 	{"consumers", "index", "no valid, complete index on the partition and the ID, so that each read takes the whole table", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
 	{"consumers", "unhandled", "rows that no process handles, because their partition is null or out of range", "%[1]d of %[2]q", "correct the column to partition_for(key, N): TableSQL of package consumer has the statements", Fault},
 	{"consumers", "blocked", "keys blocked for long", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP shows the rows; when the cause is repaired, pgleases consumers retry GROUP --all --reason '...'; or skip one", Warning},
+	{"consumers", "retried", "blocked keys", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP has the errors; repair the cause: its rows are tried again by themselves, or by pgleases consumers retry if all attempts failed", Note},
 	{"consumers", "locked", "a session locks the queue table, so no row is handled", "%[3]s for %[4]v", "end its transaction, if necessary with WHY", Warning},
 	{"consumers", "late", "rows wait for long", "the oldest of %[2]q for %[4]v", "pgleases consumers show GROUP has the errors of rows that failed; pgleases describe LEASE shows who runs; the log says what handlers wait for; otherwise start more processes", Warning},
 	{"consumers", "forgotten", halted, whileFor, resumed, Warning},
@@ -651,7 +652,7 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted [
 	if len(expired) > 0 {
 		d.found("expired", Warning, remedy, "silent for %v longer than their TTL, and not evicted: %s", d.Long, listed(expired))
 	} else if len(evicted) > 0 {
-		d.found("expired", Note, "if nothing has started it again, perhaps under another ID, start it; pgleases events has its host and pid", "no session is expired; evicted in the last 10 min: %s", listed(evicted))
+		d.found("expired", Note, "pgleases events has its host and pid: if it is frozen (state T in ps), continue it or kill -9 it; if it has ended, and nothing has started it again, start it", "no session is expired; evicted in the last 10 min: %s", listed(evicted))
 	}
 	d.fine("expired", "no session is expired")
 }

@@ -420,7 +420,11 @@ func (g *group) take(q *probe, err error) {
 		g.sweepAt = now.Add(g.times.sweep)
 	}
 	if q.paused != g.paused {
-		g.log.Warn("consumer: paused by an operator, or resumed", slog.Bool("paused", q.paused))
+		if q.paused {
+			g.log.Warn("consumer: paused by an operator")
+		} else {
+			g.log.Info("consumer: resumed by an operator")
+		}
 	}
 	g.paused = q.paused
 	for _, p := range q.of {

@@ -315,6 +315,9 @@ func TestAlertsFire(t *testing.T) {
 	testkit.Until(t, "each partition has an owner", func() bool { return count(`pgleases_database_partitions_unowned{lease="items"}`) == 0 })
 
 	var story story
+	away := w.scrape()
+	maps.DeleteFunc(away, func(series string, _ float64) bool { return strings.HasPrefix(series, "pgleases_database_") })
+	story.step("nothing comes from serve", away, "PgleasesServeAway")
 	story.step("healthy", w.scrape())
 
 	testkit.Must(w.mail.Enqueue(t.Context(), ""))(t)

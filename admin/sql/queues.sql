@@ -46,9 +46,8 @@ WHERE q.waiting > 0 AND (t.attname IS NULL OR NOT EXISTS (SELECT FROM pg_index A
                     AND (SELECT r.relam FROM pg_class AS r WHERE r.oid = i.indexrelid) = 403 /* btree */))
 UNION ALL SELECT 'consumers', 'dead', s.consumer, s.dead_letters, '', 0, '' FROM s WHERE s.dead_letters > 0
 UNION ALL SELECT 'consumers', 'unhandled', s.consumer, s.unhandled, s.queue, 0, s.queue FROM s WHERE s.unhandled > 0
-UNION ALL SELECT 'consumers', 'blocked', s.consumer, s.blocked_keys, b.key, extract(epoch FROM s.blocked_for), b.error FROM s
+UNION ALL SELECT 'consumers', CASE WHEN s.blocked_for > 60 * s.long THEN 'blocked' ELSE 'retried' END, s.consumer, s.blocked_keys, b.key, extract(epoch FROM s.blocked_for), b.error FROM s
 CROSS JOIN LATERAL (SELECT b.key, split_part(left(coalesce(b.error, ''), 200), E'\n', 1) AS error FROM pgleases.consumer_blocked AS b WHERE b.consumer = s.consumer ORDER BY b.since LIMIT 1) AS b
-WHERE s.blocked_for > 60 * s.long
 UNION ALL SELECT 'consumers', 'late', s.consumer, s.waiting, s.queue, least(extract(epoch FROM s.oldest), 9e9), '' FROM s WHERE s.paused_at IS NULL AND NOT s.lease_paused AND s.oldest > 10 * s.long
 UNION ALL SELECT 'consumers', CASE WHEN s.paused_at < clock_timestamp() - interval '1 hour' THEN 'forgotten' ELSE 'paused' END, s.consumer, 1, s.queue, extract(epoch FROM clock_timestamp() - s.paused_at),
     format('by %s since %s UTC: "%s"; rows that wait: %s', s.paused_by, to_char(s.paused_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), s.paused_reason, coalesce(s.waiting::text, 'unknown'))

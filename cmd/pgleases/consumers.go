@@ -150,7 +150,7 @@ func newConsumerChange(use, short string) *cobra.Command {
 				return err
 			}
 			state := map[string]string{
-				"pause": "done; batches in hand end first", "resume": "done", "retry": ranges.Many(n, "row") + " due now; in an outage tried within a minute",
+				"pause": "done; batches in hand end first", "resume": "done", "retry": ranges.Many(n, "row") + " due now; while the partition is paused, within a minute",
 				"skip":   "recorded; its owner moves it to the dead letters, of a paused consumer after resume",
 				"return": "done; it is handled with the rows that wait", "forget": "done" + forgotten,
 			}[verb]

@@ -87,7 +87,7 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	changes("resume orders: it is not paused", "resume", "orders")
 	testkit.Becomes(t, pool, "the row is in the dead letters", "2", "SELECT coalesce(string_agg(id::text, ' '), '') FROM pgleases.consumer_dead_letters")
 	execute(t, database, "UPDATE public.outbox SET customer = 'good' WHERE id = 3")
-	changes("retry orders: 1 row due now; in an outage tried within a minute", "retry", "orders", "--all")
+	changes("retry orders: 1 row due now; while the partition is paused, within a minute", "retry", "orders", "--all")
 	testkit.Becomes(t, pool, "the row is handled", int64(0), "SELECT count(*) FROM public.outbox")
 	testkit.Becomes(t, pool, "no row is blocked", int64(0), "SELECT count(*) FROM pgleases.consumer_blocked")
 	changes("retry orders: no row is blocked", "retry", "orders", "--all")

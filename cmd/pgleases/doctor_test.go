@@ -180,7 +180,7 @@ func TestDoctorNamesProcesses(t *testing.T) {
 		"INSERT INTO pgleases.events (at, cause, from_id) VALUES (now() - interval '11 minutes', 'evicted', 'long ago'), (now() - interval '9 minutes', 'evicted', 'svc-2')")
 	word := `$'w\nrm -rf x $(touch y) \047z\047'` // of one line, for a shell
 	says("handoffs", "> if the work on it may take that long, wait\npgleases doctor --long 1s: if it warns of a transaction of that process, end that first\nif the work hangs: kill -9 7 on host host ("+word+"); SIGTERM would wait for the work\nif you cannot reach it: pgleases evict "+word+" --reason '...'; after a TTL")
-	says("expired", `no session is expired; evicted in the last 10 min: "svc-2" > if nothing has started it again`)
+	says("expired", `no session is expired; evicted in the last 10 min: "svc-2" > pgleases events has its host and pid: if it is frozen`)
 	execute(t, database, "UPDATE pgleases.events SET from_id = 'b'") // which is live
 	says("expired", `no session is expired > `)
 	execute(t, database, "UPDATE pgleases.leases SET name = '$(touch y)', partitions = 1", "INSERT INTO pgleases.leases VALUES ('z', 2, 5, 1, 0, 'infinity', now())",
@@ -550,11 +550,12 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 		INSERT INTO pgleases.leases VALUES ('consumer/orders', 2, 5, 1, 0, 'infinity', now());
 		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('consumer/orders', 11, 1, now(), 1);
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('consumer/orders', 0, 11, 11, 3, 'a', now()), ('consumer/orders', 1, 11, 11, 3, 'a', now());
-		INSERT INTO public.outbox (customer, payload) VALUES ('c1', '1');
-		INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, error, next_at) VALUES ('orders', 0, 2, 'c2', '0', 15, E'it broke\nbelow', 'infinity')`)
+		INSERT INTO public.outbox (customer, payload) VALUES ('c1', '1')`)
 	expectIll(t, database, "", "")
 	for _, test := range []struct{ fault, mend, want, text string }{
-		{"UPDATE pgleases.consumer_blocked SET since = now() - interval '61 minutes'", "UPDATE pgleases.consumer_blocked SET since = now() - interval '59 minutes'", "warning consumers",
+		{`INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, error, next_at, since) VALUES ('orders', 0, 2, 'c2', '0', 15, E'it broke\nbelow', 'infinity', now() - interval '59 minutes')`, "SELECT", "note consumers",
+			`blocked keys: 1 of "orders", such as "c2" for 59m`},
+		{"UPDATE pgleases.consumer_blocked SET since = now() - interval '61 minutes'", "DELETE FROM pgleases.consumer_blocked", "warning consumers",
 			`keys blocked for long: 1 of "orders", such as "c2" for 1h1m`},
 		{"UPDATE public.outbox SET created_at = now() - interval '11 minutes'", "UPDATE public.outbox SET created_at = now() - interval '9 minutes'", "warning consumers", `rows wait for long: the oldest of "orders" for 11m`},
 		{"UPDATE public.outbox SET created_at = now() - interval '11 minutes'; UPDATE pgleases.consumers SET paused_at = now() - interval '59 minutes', paused_by = 'maria', paused_reason = 'why'", "SELECT", "note consumers",
