@@ -115,6 +115,20 @@ func (db *database) status() string {
 		blocked_keys, date_trunc('hour', blocked_for), dead_letters, owned) FROM pgleases.consumers_status`)
 }
 
+// A partition of a crashed process has no owner for the view, as for the command.
+func TestStatusCountsLiveOwners(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, failing()).run()
+	const owned = "SELECT owned FROM pgleases.consumers_status"
+	testkit.Becomes(t, db.Pool, "all is owned", partitions, owned)
+	w.wire.Cut()
+	testkit.Becomes(t, db.Pool, "the owner's TTL has passed", 0, owned)
+	expect(t, one[int](db, "SELECT count(owner)::int FROM pgleases.partitions"), partitions, "owners that nobody evicted")
+	w.wire.Mend()
+	_ = w.end()
+}
+
 func TestStatusShowsWhatWaits(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -269,7 +269,8 @@ SELECT c.name AS consumer,
        c.queue,
        c.partitions,
        (SELECT pg_catalog.count(*)::int FROM pgleases.partitions AS p
-        WHERE p.lease OPERATOR(pg_catalog.=) ('consumer/' OPERATOR(pg_catalog.||) c.name) AND p.owner IS NOT NULL) AS owned,
+        WHERE p.lease OPERATOR(pg_catalog.=) ('consumer/' OPERATOR(pg_catalog.||) c.name)
+          AND p.owner OPERATOR(pg_catalog.=) ANY (SELECT l.session FROM pgleases.clients AS l WHERE l.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp())) AS owned,
        b.waiting,
        pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) b.oldest AS oldest,
        k.keys AS blocked_keys,
@@ -290,7 +291,7 @@ COMMENT ON VIEW pgleases.consumers_status IS 'Every consumer, with what waits in
 COMMENT ON COLUMN pgleases.consumers_status.consumer IS 'The consumer''s name. The name of its lease is "consumer/" and this name.';
 COMMENT ON COLUMN pgleases.consumers_status.queue IS 'The queue table.';
 COMMENT ON COLUMN pgleases.consumers_status.partitions IS 'Number of the lease''s partitions.';
-COMMENT ON COLUMN pgleases.consumers_status.owned IS 'How many of them have an owner.';
+COMMENT ON COLUMN pgleases.consumers_status.owned IS 'How many of them a live client owns.';
 COMMENT ON COLUMN pgleases.consumers_status.waiting IS 'Rows in the table; 1000 means 1,000 or more.';
 COMMENT ON COLUMN pgleases.consumers_status.oldest IS 'Age of the oldest row whose key is not blocked, among the 1,000 rows with the lowest IDs; null: there is none, the queue has no column for the time, or no index begins with the ID.';
 COMMENT ON COLUMN pgleases.consumers_status.blocked_keys IS 'Keys whose rows wait, because a row failed or may have crashed a process.';
