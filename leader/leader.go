@@ -1,5 +1,5 @@
-// Package leader elects one leader among processes, with the callbacks that users of client-go know.
-// The leader is the owner of the only partition of a lease.
+// Package leader elects one leader among processes, with the callbacks that users of client-go
+// know. The leader is the owner of the only partition of a lease.
 //
 // Four things differ from client-go:
 //   - A process that stops leading stands by, and leads again when it is elected.
@@ -27,12 +27,13 @@ import (
 
 // Callbacks are what a process does about the leadership. Each may be nil.
 type Callbacks struct {
-	// OnStartedLeading is called each time that this process begins to lead. ctx ends when it has to
-	// stop; return then. If it returns earlier, the process leads on.
+	// OnStartedLeading is called each time that this process begins to lead. ctx ends when it has
+	// to stop; return then. If it returns earlier, the process leads on.
 	//
 	// No other process leads before it has returned, unless this process lost the leadership: it
 	// could not renew for 5.7 s, for example because it was frozen. That is the trust deadline of
-	// the default TTL, see pgleases.WithTTL. The other causes are those of Partition(ctx).Context().
+	// the default TTL, see pgleases.WithTTL. The other causes are those of
+	// Partition(ctx).Context().
 	OnStartedLeading func(ctx context.Context)
 	// OnStoppedLeading is called once after each OnStartedLeading, when that has returned and the
 	// leadership has ended or is to end; in a process that never led, not at all. The next leader
@@ -40,8 +41,8 @@ type Callbacks struct {
 	OnStoppedLeading func()
 	// OnNewLeader is called with the client ID of each new leader, which may be this process: in
 	// order, and from one goroutine, which is not that of the other callbacks. It is up to a
-	// heartbeat late, 2 s by default, or as late as heartbeats fail. A leader that led for less than
-	// a heartbeat may be left out.
+	// heartbeat late, 2 s by default, or as late as heartbeats fail. A leader that led for less
+	// than a heartbeat may be left out.
 	OnNewLeader func(id string)
 }
 
@@ -62,8 +63,8 @@ func Run(ctx context.Context, client *pgleases.Client, name string, callbacks Ca
 }
 
 // Run joins the lease, calls the callbacks until ctx or the client ends, and leaves the lease. It
-// returns when all callbacks have returned. The error wraps the cause. A second Run of the same name
-// on the client at the same time returns an error.
+// returns when all callbacks have returned. The error wraps the cause. A second Run of the same
+// name on the client at the same time returns an error.
 func (e *Elector) Run(ctx context.Context, callbacks Callbacks) (err error) {
 	lease, err := e.client.Lease(ctx, e.name, 1)
 	if err != nil {
@@ -119,8 +120,8 @@ func (e *Elector) watch(ctx context.Context, lease *pgleases.Lease, onNew func(i
 }
 
 // IsLeader reports whether this process leads now. It reads the clock: in a process that was frozen
-// past its trust deadline, the first call returns false. It costs nanoseconds and delays no handoff.
-// It is false outside of Run.
+// past its trust deadline, the first call returns false. It costs nanoseconds and delays no
+// handoff. It is false outside of Run.
 func (e *Elector) IsLeader() bool {
 	lease := e.lease.Load()
 	if lease == nil {
@@ -178,9 +179,9 @@ func GuardSQL(ctx context.Context, tx *sql.Tx) error {
 var errNotOfLeader = fmt.Errorf("pgleases: guard a leader: the context is not that of OnStartedLeading: %w", pgleases.ErrNotOwner)
 
 // Partition returns the ownership that is the leadership, from the context of OnStartedLeading or
-// one derived from it. Until the callbacks have returned, its Context ends only if the leadership is
-// lost: finish an item in hand under it, or end the process with it if work may hang. From any other
-// context, Partition returns an ownership that has ended.
+// one derived from it. Until the callbacks have returned, its Context ends only if the leadership
+// is lost: finish an item in hand under it, or end the process with it if work may hang. From any
+// other context, Partition returns an ownership that has ended.
 func Partition(ctx context.Context) pgleases.Partition { return of(ctx).Partition }
 
 // Epoch returns the epoch (fencing token) of Partition(ctx); 0 if there is none. It is higher than

@@ -40,9 +40,10 @@ type Locker struct {
 	scheduler gocron.Scheduler
 }
 
-// NewLocker returns a locker that keeps the lock of each run for some time after the run's time, and
-// after the period of a DurationJob. Choose more than the clocks of your processes differ, and more
-// than a process is late: a minute is ample. A job with a run each second then has about 60 locks.
+// NewLocker returns a locker that keeps the lock of each run for some time after the run's time,
+// and after the period of a DurationJob. Choose more than the clocks of your processes differ, and
+// more than a process is late: a minute is ample. A job with a run each second then has about 60
+// locks.
 func NewLocker(locks *lock.Locks, keep time.Duration) *Locker {
 	return &Locker{locks: locks, keep: keep}
 }
@@ -86,7 +87,8 @@ func (l *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 // early is how far a clock may have been set back since a timer was set for a run.
 const early = 100 * time.Millisecond
 
-// run returns the name of the lock of a job's present run, and until when other processes have a tick of it.
+// run returns the name of the lock of a job's present run, and until when other processes have a
+// tick of it.
 func (l *Locker) run(key string) (lock string, end time.Time, err error) {
 	var job gocron.Job
 	for _, j := range l.scheduler.Jobs() {
@@ -125,7 +127,8 @@ func (l *Locker) run(key string) (lock string, end time.Time, err error) {
 	return name(key, at), at, nil
 }
 
-// differs reports whether a job's times depend on the start of its process. The periods of a DurationJob do not.
+// differs reports whether a job's times depend on the start of its process. The periods of a
+// DurationJob do not.
 func differs(schedule gocron.JobSchedule) bool {
 	switch s := schedule.(type) {
 	case gocron.CronJobSchedule:
@@ -150,7 +153,8 @@ type kept struct {
 	until time.Time
 }
 
-// Unlock releases the lock at that time, or when the client closes. It does not wait for the database.
+// Unlock releases the lock at that time, or when the client closes. It does not wait for the
+// database.
 func (k kept) Unlock(context.Context) error {
 	release := func() { _ = k.held.Release(context.Background()) } // if it fails, the client continues
 	timer := time.AfterFunc(time.Until(k.until), release)

@@ -1,18 +1,18 @@
-// Command fleet shows what pgleases does, with one command, in less than a minute unless the machine
-// is busy:
+// Command fleet shows what pgleases does, with one command, in less than a minute unless the
+// machine is busy:
 //
 //	go run ./examples/fleet
 //
 // Four worker processes share 6,000 jobs over 128 partitions, and 40 schedules of each second.
-// While they work, a fifth worker is added, one is closed, one is frozen for longer than the TTL and
-// thawed, and one is killed. The screen shows the owners all the time. At the end, fleet counts in
-// the database how often each job and each tick ran, and prints how long each change of owners took.
-// The exit status is 1 if a figure is wrong.
+// While they work, a fifth worker is added, one is closed, one is frozen for longer than the TTL
+// and thawed, and one is killed. The screen shows the owners all the time. At the end, fleet counts
+// in the database how often each job and each tick ran, and prints how long each change of owners
+// took. The exit status is 1 if a figure is wrong.
 //
 // It prints the URL of its database, for the command pgleases in another terminal.
 //
-// It uses the PostgreSQL server of DATABASE_URL; without DATABASE_URL it starts a server, which ends
-// with it. It creates a database and drops it at the end. Ctrl-C ends it early.
+// It uses the PostgreSQL server of DATABASE_URL; without DATABASE_URL it starts a server, which
+// ends with it. It creates a database and drops it at the end. Ctrl-C ends it early.
 //
 // This is a demonstration. The programs to copy are examples/worker, examples/leader and
 // examples/cron. worker.go is a worker, with the jobs of examples/internal/jobs. story.go has the
@@ -45,8 +45,8 @@ const (
 	jobCount      = 6_000
 	customerCount = 500
 
-	// limit is the time for all jobs. An idle machine needs half a minute, a busy one several times as
-	// long.
+	// limit is the time for all jobs. An idle machine needs half a minute, a busy one several times
+	// as long.
 	limit = 5 * time.Minute
 	// maxTTL is the TTL with which all events fit into a minute.
 	maxTTL = 10 * time.Second
@@ -178,8 +178,8 @@ func connect(ctx context.Context, url string) (*pgxpool.Pool, error) {
 		return nil, err
 	}
 	config.MaxConns = maxRunning + 2
-	// Without prepared statements, which a pooler in transaction mode loses. Clients of pgleases do the
-	// same.
+	// Without prepared statements, which a pooler in transaction mode loses. Clients of pgleases do
+	// the same.
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	return pgxpool.NewWithConfig(ctx, config)
 }

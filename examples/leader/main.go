@@ -1,7 +1,8 @@
 // Command leader is a process of an application in which one process at a time leads: it owns the
 // only partition of a lease. Start it in several terminals, with the same DATABASE_URL. One prints
-// that it leads, the others which one leads; stop that process with Ctrl-C, and another leads at once; or with kill -9, and
-// another leads after the TTL. With -who it prints which process leads now:
+// that it leads, the others which one leads; stop that process with Ctrl-C, and another leads at
+// once; or with kill -9, and another leads after the TTL. With -who it prints which process leads
+// now:
 //
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/leader -id one
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/leader -id two
@@ -91,8 +92,8 @@ func run(ctx context.Context, pool *pgxpool.Pool, options ...pgleases.Option) (e
 		return err
 	}
 	defer func() {
-		// Run has returned, so Close hands the partition over at once: the next process leads without
-		// waiting for the TTL. Close needs another context, because ctx has ended.
+		// Run has returned, so Close hands the partition over at once: the next process leads
+		// without waiting for the TTL. Close needs another context, because ctx has ended.
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()
 		err = errors.Join(err, client.Close(ctx))
@@ -146,8 +147,9 @@ UPDATE pgleases_leader.leader_ticks SET ticks = ticks + 1, epoch = $1, leader = 
 // tick advances the row in a transaction that only the leader can commit.
 func (l *leader) tick(ctx context.Context, p pgleases.Partition) error {
 	return pgx.BeginFunc(ctx, l.pool, func(tx pgx.Tx) error {
-		// Guard comes first. After it, no other process leads until the transaction ends. It returns
-		// ErrNotOwner if another process leads already, for example because this process was frozen.
+		// Guard comes first. After it, no other process leads until the transaction ends. It
+		// returns ErrNotOwner if another process leads already, for example because this process
+		// was frozen.
 		if err := l.lease.Guard(ctx, tx, p); err != nil {
 			return err
 		}
