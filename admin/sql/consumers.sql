@@ -1,5 +1,5 @@
--- consumers.sql: the consumers, or one with its blocked rows, its latest dead letters and its latest changes. The search_path must be pg_catalog
--- only, and the zone UTC.
+-- consumers.sql: the consumers, or one with its blocked rows, its latest dead letters and its latest changes. The
+-- search_path must be pg_catalog only, and the zone UTC.
 --
 -- $1 text  name of the consumer; null: all, without rows, letters and changes
 -- $2 int   maximum number of rows, of letters and of changes
@@ -7,9 +7,7 @@
 -- One row for each consumer, JSON, as the type Consumer.
 SELECT json_build_object(
        'name', s.consumer, 'queue', s.queue, 'partitions', s.partitions, 'owned', s.owned, 'waiting', s.waiting,
-       'timed', CASE WHEN s.waiting IS NOT NULL THEN EXISTS ( -- without rights on the schema, to_regclass fails
-           SELECT FROM pg_index AS i JOIN pg_attribute AS n ON n.attrelid = i.indrelid AND n.attname = c.id_column JOIN pg_attribute AS t ON t.attrelid = i.indrelid AND t.attname = c.time_column AND t.atttypid = 'timestamptz'::regtype
-           WHERE i.indrelid = to_regclass(c.queue) AND i.indisvalid AND i.indpred IS NULL AND i.indkey[0] = n.attnum AND (SELECT r.relam FROM pg_class AS r WHERE r.oid = i.indexrelid) = 403 /* btree */) ELSE false END,
+       'timed', coalesce(s.timed, false),
        'oldest_ns', CASE WHEN s.oldest IS NOT NULL THEN (greatest(0, least(extract(epoch FROM s.oldest), 9e9)) * 1e9)::bigint END, 'blocked_keys', s.blocked_keys, 'blocked_for_ns', coalesce((extract(epoch FROM s.blocked_for) * 1e9)::bigint, 0),
        'dead_letters', s.dead_letters, 'unhandled', s.unhandled,
        'paused_at', coalesce(s.paused_at, timestamptz '0001-01-01 00:00:00Z'), 'paused_by', coalesce(s.paused_by, ''), 'paused_reason', coalesce(s.paused_reason, ''),
@@ -23,6 +21,6 @@ SELECT json_build_object(
                    FROM (SELECT d.id, d.key, d.partition, d.attempts, d.error, d.died_at FROM pgleases.consumer_dead_letters AS d WHERE d.consumer = $1::text AND d.consumer = s.consumer ORDER BY d.died_at DESC, d.id DESC LIMIT $2::int) AS d),
        'changes', (SELECT json_agg(json_build_object('at', h.at, 'verb', h.verb, 'id', coalesce(h.row_id, 0)::text, 'rows', h.rows, 'actor', h.actor, 'reason', h.reason) ORDER BY h.id DESC)
                    FROM (SELECT * FROM pgleases.consumer_changes AS h WHERE h.consumer = $1::text AND h.consumer = s.consumer ORDER BY h.at DESC, h.id DESC LIMIT $2::int) AS h))
-FROM pgleases.consumers_status AS s JOIN pgleases.consumers AS c ON c.name = s.consumer
+FROM pgleases.consumers_status AS s
 WHERE $1::text IS NULL OR s.consumer = $1::text
 ORDER BY s.consumer

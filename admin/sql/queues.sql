@@ -12,7 +12,7 @@ WITH s AS MATERIALIZED (
     FROM pgleases.consumers_status AS s JOIN pgleases.consumers AS c ON c.name = s.consumer
 ),
 queues AS MATERIALIZED (
-    SELECT s.consumer, s.queue, s.id_column, s.partition_column, s.time_column, s.waiting, n.nspname, r.oid, r.relkind, r.reltuples, r.reloptions
+    SELECT s.consumer, s.queue, s.id_column, s.partition_column, s.time_column, s.waiting, s.timed, n.nspname, r.oid, r.relkind, r.reltuples, r.reloptions
     FROM pg_class AS r JOIN pg_namespace AS n ON n.oid = r.relnamespace JOIN s ON s.queue = format('%I.%I', n.nspname, r.relname)
 ),
 vacuums AS ( -- the number of dead rows from which autovacuum removes them, if it is on
@@ -41,9 +41,7 @@ WHERE l.pid <> pg_backend_pid() AND l.database = (SELECT d.oid FROM pg_database 
 UNION ALL SELECT 'consumers', 'untimed', q.consumer, q.waiting, q.queue, 0,
     CASE WHEN t.attname IS NULL THEN 'set Queue.Time; for a new column: ALTER TABLE ... ADD COLUMN created_at timestamptz NOT NULL DEFAULT now()' ELSE format('CREATE INDEX CONCURRENTLY ON %s (%I)', q.queue, q.id_column) END
 FROM queues AS q LEFT JOIN pg_attribute AS t ON t.attrelid = q.oid AND t.attname = q.time_column AND t.atttypid = 'timestamptz'::regtype
-WHERE q.waiting > 0 AND (t.attname IS NULL OR NOT EXISTS (SELECT FROM pg_index AS i JOIN pg_attribute AS n ON n.attrelid = q.oid AND n.attname = q.id_column
-                  WHERE i.indrelid = q.oid AND i.indisvalid AND i.indpred IS NULL AND i.indkey[0] = n.attnum
-                    AND (SELECT r.relam FROM pg_class AS r WHERE r.oid = i.indexrelid) = 403 /* btree */))
+WHERE q.waiting > 0 AND NOT q.timed
 UNION ALL SELECT 'consumers', 'dead', s.consumer, s.dead_letters, '', 0, '' FROM s WHERE s.dead_letters > 0
 UNION ALL SELECT 'consumers', 'unhandled', s.consumer, s.unhandled, s.queue, 0, s.queue FROM s WHERE s.unhandled > 0
 UNION ALL SELECT 'consumers', CASE WHEN s.blocked_for > 60 * s.long THEN 'blocked' ELSE 'retried' END, s.consumer, s.blocked_keys, b.key, extract(epoch FROM s.blocked_for), b.error FROM s

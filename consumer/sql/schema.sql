@@ -221,8 +221,9 @@ COMMENT ON FUNCTION pgleases.consumer_end(pg_catalog.text, int[], bigint[]) IS '
 -- rows are hidden by policies: code of the table's owner never runs in the session of a person who looks. A value that it cannot
 -- read is null. It reads 1,000 rows by an index on the ID, if there is one, and never the whole table.
 --   oldest: the time of the oldest among these rows whose key is not blocked
+--   timed: whether oldest is known: there is a column for the time, and an index that begins with the ID
 --   unhandled: rows whose partition is null or out of range, 1,000 at most
-CREATE OR REPLACE FUNCTION pgleases.consumer_backlog(p_consumer pgleases.consumers, OUT waiting int, OUT oldest pg_catalog.timestamptz, OUT unhandled int)
+CREATE OR REPLACE FUNCTION pgleases.consumer_backlog(p_consumer pgleases.consumers, OUT waiting int, OUT oldest pg_catalog.timestamptz, OUT timed boolean, OUT unhandled int)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off SET jit = off SET lock_timeout = '200ms'
 AS $pgleases_body$
 DECLARE
@@ -230,12 +231,12 @@ DECLARE
     ordered boolean;
     routed  boolean;
     fits    int;
-    timed   boolean;
+    dated   boolean;
 BEGIN
     queue := to_regclass(p_consumer.queue);
     SELECT count(*) FILTER (WHERE w.name IS DISTINCT FROM p_consumer.time_column), coalesce(bool_or(w.name = p_consumer.time_column), false),
            bool_or(w.name = p_consumer.id_column AND i.found), bool_or(w.name = p_consumer.partition_column AND i.found)
-    INTO fits, timed, ordered, routed
+    INTO fits, dated, ordered, routed
     FROM (VALUES (p_consumer.id_column, '{int4,int8}'::regtype[]), (p_consumer.partition_column, '{int4}'), (p_consumer.time_column, '{timestamptz}'),
                  (p_consumer.key_column, '{text,varchar,int4,int8,uuid}')) AS w (name, types)
     JOIN pg_attribute AS a ON a.attrelid = queue AND a.attname = w.name AND a.attnum > 0 AND a.atttypid = ANY (w.types::oid[])
@@ -247,10 +248,11 @@ BEGIN
     END IF;
     EXECUTE format('SELECT count(*), min(r.at) FILTER (WHERE $1 AND isfinite(r.at) AND (r.partition, r.key) NOT IN (SELECT b.partition, b.key FROM %s AS b WHERE b.consumer = $2)) '
                    'FROM (SELECT %s AS at, q.%I AS partition, %s AS key FROM %s AS q%s LIMIT 1000) AS r', 'pgleases.consumer_blocked'::regclass,
-                   CASE WHEN timed THEN format('q.%I', p_consumer.time_column) ELSE 'NULL::timestamptz' END, p_consumer.partition_column,
+                   CASE WHEN dated THEN format('q.%I', p_consumer.time_column) ELSE 'NULL::timestamptz' END, p_consumer.partition_column,
                    coalesce(format('q.%I::text', p_consumer.key_column), '''''::text') || ' COLLATE "C"', queue::regclass,
                    CASE WHEN ordered THEN format(' ORDER BY q.%I', p_consumer.id_column) ELSE '' END)
     INTO waiting, oldest USING ordered, p_consumer.name;
+    timed := dated AND ordered;
     IF routed THEN
         EXECUTE format('SELECT count(*) FROM ((SELECT 1 FROM %1$s WHERE %2$I IS NULL LIMIT 1000) UNION ALL (SELECT 1 FROM %1$s WHERE %2$I < 0 LIMIT 1000) '
                        'UNION ALL (SELECT 1 FROM %1$s WHERE %2$I >= $1 LIMIT 1000) LIMIT 1000) AS r', queue::regclass, p_consumer.partition_column)
@@ -259,6 +261,7 @@ BEGIN
 EXCEPTION WHEN insufficient_privilege OR undefined_table OR undefined_column OR invalid_name OR lock_not_available THEN
     waiting := NULL;
     oldest := NULL;
+    timed := NULL;
     unhandled := NULL;
 END
 $pgleases_body$;
@@ -273,6 +276,7 @@ SELECT c.name AS consumer,
           AND p.owner OPERATOR(pg_catalog.=) ANY (SELECT l.session FROM pgleases.clients AS l WHERE l.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp())) AS owned,
        b.waiting,
        pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) b.oldest AS oldest,
+       b.timed,
        k.keys AS blocked_keys,
        pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) k.since AS blocked_for,
        (SELECT pg_catalog.count(*)::int FROM (SELECT FROM pgleases.consumer_dead_letters AS d WHERE d.consumer OPERATOR(pg_catalog.=) c.name LIMIT 1000) AS d) AS dead_letters,
@@ -287,13 +291,14 @@ CROSS JOIN LATERAL (
     WHERE k.consumer OPERATOR(pg_catalog.=) c.name
 ) AS k
 CROSS JOIN LATERAL pgleases.consumer_backlog(c) AS b;
-COMMENT ON VIEW pgleases.consumers_status IS 'Every consumer, with what waits in its queue table. waiting, oldest and unhandled are null if the role that asks may not read the table, or if the table is gone.';
+COMMENT ON VIEW pgleases.consumers_status IS 'Every consumer, with what waits in its queue table. waiting, oldest, timed and unhandled are null if the role that asks may not read the table, or if the table is gone.';
 COMMENT ON COLUMN pgleases.consumers_status.consumer IS 'The consumer''s name. The name of its lease is "consumer/" and this name.';
 COMMENT ON COLUMN pgleases.consumers_status.queue IS 'The queue table.';
 COMMENT ON COLUMN pgleases.consumers_status.partitions IS 'Number of the lease''s partitions.';
 COMMENT ON COLUMN pgleases.consumers_status.owned IS 'How many of them a live client owns.';
 COMMENT ON COLUMN pgleases.consumers_status.waiting IS 'Rows in the table; 1000 means 1,000 or more.';
 COMMENT ON COLUMN pgleases.consumers_status.oldest IS 'Age of the oldest row whose key is not blocked, among the 1,000 rows with the lowest IDs; null: there is none, the queue has no column for the time, or no index begins with the ID.';
+COMMENT ON COLUMN pgleases.consumers_status.timed IS 'The queue has a column for the time, and an index begins with the ID, so oldest is known.';
 COMMENT ON COLUMN pgleases.consumers_status.blocked_keys IS 'Keys whose rows wait, because a row failed or may have crashed a process.';
 COMMENT ON COLUMN pgleases.consumers_status.blocked_for IS 'How long the oldest of these rows has blocked its key.';
 COMMENT ON COLUMN pgleases.consumers_status.dead_letters IS 'Rows in consumer_dead_letters; 1000 means 1,000 or more.';
