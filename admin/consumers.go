@@ -120,11 +120,11 @@ func (a *Admin) ChangeConsumer(ctx context.Context, verb, name string, id int64,
 	statement := "SELECT " + pgx.Identifier{a.schema}.Sanitize() + "." + call + "$1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::pg_catalog.text)"
 	err = a.pool.QueryRow(ctx, statement, args...).Scan(&rows)
 	var told *pgconn.PgError
-	var queue string
 	switch {
-	case store.Denied(err) && verb == "return" && a.lacksQueue(ctx, name, &queue):
-		return 0, fmt.Errorf("admin: %s: %w\nas the table's owner: GRANT SELECT, INSERT ON %s TO your role, and USAGE on its schema", doing, err, queue)
 	case store.Denied(err):
+		if queue := a.deniedQueue(ctx, verb, name); queue != "" {
+			return 0, fmt.Errorf("admin: %s: %w\nas the table's owner: GRANT SELECT, INSERT ON %s TO your role, and USAGE on its schema", doing, err, queue)
+		}
 		return 0, fmt.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, ForConsumerOperators, a.schema)
 	case errors.As(err, &told) && slices.Contains([]string{"42704", "22023", "55006", "23505"}, told.Code):
 		return 0, refusef("admin: %s: %s\n%s", doing, told.Message, told.Hint)
@@ -132,16 +132,21 @@ func (a *Admin) ChangeConsumer(ctx context.Context, verb, name string, id int64,
 	return rows, a.failure(doing, err)
 }
 
-// lacksQueue reports whether the role may call consumer_return, but lacks rights on the consumer's
-// queue table, whose name it sets.
-func (a *Admin) lacksQueue(ctx context.Context, name string, queue *string) bool {
+// deniedQueue returns the consumer's queue table, if the role may call consumer_return and lacks
+// rights on that table; else "".
+func (a *Admin) deniedQueue(ctx context.Context, verb, name string) string {
+	if verb != "return" {
+		return ""
+	}
 	c, err := a.Consumer(ctx, name)
 	if err != nil || c == nil {
-		return false
+		return ""
 	}
-	*queue = c.Queue
 	lacks := true // an error: the schema is closed to the role
 	_ = a.pool.QueryRow(ctx, "SELECT pg_catalog.has_function_privilege($1, 'EXECUTE') AND NOT (pg_catalog.has_table_privilege($2, 'SELECT') AND pg_catalog.has_table_privilege($2, 'INSERT'))",
 		pgx.Identifier{a.schema}.Sanitize()+".consumer_return(text, bigint, text, text)", c.Queue).Scan(&lacks)
-	return lacks
+	if !lacks {
+		return ""
+	}
+	return c.Queue
 }

@@ -34,8 +34,8 @@ func (c *counts) probe(took time.Duration, err error) {
 	}
 }
 
-func (c *counts) handler(took time.Duration, rows int, o outcome) {
-	if rows > 0 {
+func (c *counts) handler(took time.Duration, o outcome) {
+	if len(o.rows) > 0 {
 		c.batches.Add(1)
 		c.handlerTime.Add(int64(took))
 	}

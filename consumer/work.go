@@ -396,7 +396,7 @@ func verdictOf(err error) verdict {
 func (g *group) call(ctx context.Context, tx *handlers.Transaction, o outcome) outcome {
 	rows := o.rows
 	began := time.Now()
-	defer func() { g.counts.handler(time.Since(began), len(rows), o) }()
+	defer func() { g.counts.handler(time.Since(began), o) }()
 	if i := slices.IndexFunc(rows, func(r row) bool { return r.err != nil }); i > 0 && g.handler.calls != each {
 		rows = rows[:i] // before the first that cannot be read
 	}

@@ -81,9 +81,10 @@ func newConsumerShow() *cobra.Command {
 					state, next = "skipped by "+printable(b.SkippedBy), dash
 				case b.Suspect:
 					state = fmt.Sprintf("suspect, crashes: %d", b.Crashes)
-				case now.Sub(b.Next) > 10*time.Second && !b.Next.IsZero():
+				case b.Next.IsZero(): // all attempts failed
+				case now.Sub(b.Next) > 10*time.Second:
 					state = "overdue"
-				case !b.Next.IsZero():
+				default:
 					state = "retrying"
 				}
 				return []any{b.ID, shown(b.Key), b.Partition, period(now.Sub(b.Since)), b.Attempts, next, state, orDash(firstLine(b.Error))}

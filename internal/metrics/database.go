@@ -85,6 +85,14 @@ func age(d *time.Duration) *int {
 	return &n
 }
 
+// sincePause returns the seconds since a pause; 0 if there is none.
+func sincePause(now, since time.Time) float64 {
+	if since.IsZero() {
+		return 0
+	}
+	return max(0, now.Sub(since).Seconds())
+}
+
 var (
 	ofMember = []string{"lease", "client"}
 	ofGroup  = []string{"group"}
@@ -113,7 +121,7 @@ var ofDatabase = []entry[database]{
 	{Metric{"pgleases.database.pause.age", "s", Gauge, "Time since an operator paused the lease, if the pause has no end; else 0.", ofLease},
 		leases(func(s *admin.Snapshot, l *admin.Lease) float64 {
 			if p := s.Pause(l); p != nil && p.Until.IsZero() {
-				return max(0, s.At.Sub(p.Since).Seconds())
+				return sincePause(s.At, p.Since)
 			}
 			return 0
 		}), nil},
@@ -175,8 +183,7 @@ var ofDatabase = []entry[database]{
 	{Metric{"pgleases.database.consumer.pause.age", "s", Gauge, "Time since an operator paused the consumer; 0 if it is not paused.", ofQueue},
 		func(d *database, to add) {
 			for _, c := range d.consumers {
-				since := map[bool]time.Time{true: d.At, false: c.PausedAt}[c.PausedAt.IsZero()]
-				to(max(0, d.At.Sub(since).Seconds()), c.Name)
+				to(sincePause(d.At, c.PausedAt), c.Name)
 			}
 		}, nil},
 }
