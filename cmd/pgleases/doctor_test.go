@@ -118,7 +118,7 @@ func TestDoctorFindsEachFault(t *testing.T) {
 			want: "warning orphans, note overrides", text: `no client works on "l"; drain of "a" by x since 20`},
 		{name: "a pause without an end", fault: override("pause", "l", "infinity", "0"), want: "note overrides", text: `, without an end: "why": no work is done > when it may go on: pgleases resume l --reason '...'`},
 		{name: "the same for 59 minutes", fault: override("pause", "l", "infinity", "59 minutes"), want: "note overrides", text: `"l" is paused by x since 20`},
-		{name: "the same for an hour", fault: override("pause", "l", "infinity", "61 minutes"), want: "warning overrides", text: `s ago), without an end: "why"`},
+		{name: "the same for an hour", fault: override("pause", "l", "infinity", "61 minutes"), want: "warning overrides", text: ` UTC (1h1m`},
 		{name: "a pause with an end", fault: override("pause", "l", "2999-01-02", "61 minutes"), want: ""},
 		{name: "a freeze without an end", fault: override("freeze", "l", "infinity", "23 hours"), want: ""},
 		{name: "an old one", fault: override("freeze", "l", "infinity", "25 hours"), want: "note overrides", text: `older than a day, without an end: freeze of "l" by x since 20`},
