@@ -87,13 +87,7 @@ func TestInsertWakesConsumer(t *testing.T) {
 	w := newWorker(db, consumer.Each(effect), consumer.WithPoll(time.Hour)).run()
 	testkit.Becomes(t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions")
 	for range 3 {
-		probes, since := int64(0), time.Now()
-		testkit.Until(t, "it waits for a notification", func() bool {
-			if n := w.Stats().Probes; n != probes {
-				probes, since = n, time.Now()
-			}
-			return probes > 0 && time.Since(since) > 500*time.Millisecond // at first, and after a notification, it polls for 210 ms
-		})
+		w.waits()
 		for range 10 {
 			db.insert(1, 1)
 			db.empty("it is handled, even if its notification was suppressed")
@@ -101,6 +95,18 @@ func TestInsertWakesConsumer(t *testing.T) {
 	}
 	testkit.OK(t, w.end())
 	db.exact(30)
+}
+
+// waits waits until a process with rare polls waits for a notification.
+func (w *worker) waits() {
+	w.t.Helper()
+	probes, since := int64(0), time.Now()
+	testkit.Until(w.t, "it waits for a notification", func() bool {
+		if n := w.Stats().Probes; n != probes {
+			probes, since = n, time.Now()
+		}
+		return probes > 0 && time.Since(since) > 500*time.Millisecond // at first, and after a notification, it polls for 210 ms
+	})
 }
 
 // A row whose transaction commits after higher IDs were handled is found.

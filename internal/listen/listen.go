@@ -86,10 +86,13 @@ func (l *Listener) Listen() {
 	var listening sync.WaitGroup
 	listening.Go(func() {
 		for {
-			if _, err := conn.WaitForNotification(ctx); err != nil {
+			_, err := conn.WaitForNotification(ctx)
+			if err == nil || ctx.Err() == nil { // the connection is lost, unless ctx has ended
+				Signal(l.Heard)
+			}
+			if err != nil {
 				return
 			}
-			Signal(l.Heard)
 		}
 	})
 	l.stop = func() { cancel(); listening.Wait() }
