@@ -32,6 +32,8 @@ type Consumer struct {
 	counts  counts
 	times   timings
 	running atomic.Bool
+
+	announced bool // the table has the trigger that notifies
 }
 
 // leaseOf is the prefix of a lease's name, before the name of its consumer.
@@ -94,7 +96,7 @@ func (c *Consumer) inspect(ctx context.Context, fits func(columns []string) erro
 	if err := fits(t.Columns); err != nil {
 		return err
 	}
-	c.queue, c.sql = q, c.sql.on(t, q, c.handler.columns)
+	c.queue, c.sql, c.announced = q, c.sql.on(t, q, c.handler.columns), t.Announced
 	if q.Key != "" {
 		var id int64
 		var stored, wanted *int

@@ -29,6 +29,8 @@ const (
 	probePause  = 20 * time.Millisecond
 	quick       = 2 * time.Millisecond   // batches that take the handler less are not shared among workers: a transaction costs more
 	outagePause = 100 * time.Millisecond // between two attempts of a process while something is away
+	rare        = 5                      // while notifications announce rows, an idle process probes at every fifth poll
+	doubtTime   = 10 * time.Minute       // it probes at every poll after rows came without a notification
 )
 
 // timings are the same in all processes, except in tests.
@@ -36,9 +38,10 @@ type timings struct {
 	sweep       time.Duration // between two looks for blocked rows that are gone or changed
 	suspectHold time.Duration // the most that other work waits for crash suspects
 	pauseMax    time.Duration // the longest pause while something that handlers need is away
+	quiet       time.Duration // after a notification, the process probes at every poll
 }
 
-var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, pauseMax: time.Minute}
+var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, pauseMax: time.Minute, quiet: 10 * time.Second}
 
 // after are the times after a notification at which to probe: other inserts send none for a while,
 // and may commit later.
@@ -109,6 +112,9 @@ type group struct {
 	paused     bool      // by an operator
 	failing    bool      // the last probe failed
 	earliest   time.Time // before then no probe is sent
+	heard      time.Time // when the last notification arrived
+	doubt      time.Time // until then notifications are not relied on
+	since      int64     // older transactions may have inserted rows that are not announced
 	outageAt   time.Time // before then no partition is tried whose pause is over
 
 	suspects int       // crash suspects that are being handled
@@ -247,6 +253,7 @@ func (g *group) loop(ctx context.Context, stopped <-chan struct{}) {
 			}
 		case <-g.listener.Heard:
 			g.soon()
+			g.heard = time.Now()
 			for _, d := range after {
 				g.again = append(g.again, time.Now().Add(d))
 			}
@@ -265,12 +272,29 @@ func (g *group) loop(ctx context.Context, stopped <-chan struct{}) {
 // soon makes the next probe come as early as probes may come.
 func (g *group) soon() { g.probeAt = g.earliest }
 
+// pollAfter returns how long to wait after a probe, if nothing asks for the next one before: one
+// poll, or several if notifications announce all rows. An insert right after another one sends no
+// notification, and may commit much later. So the transactions that were open then must have ended.
+func (g *group) pollAfter(q *probe, err error) time.Duration {
+	now := time.Now()
+	switch {
+	case err != nil || g.untilEmpty || !g.announced || !g.listener.Direct():
+	case now.Sub(g.heard) < g.times.quiet:
+		g.since = q.next
+	case len(q.has) > 0:
+		g.doubt = now.Add(doubtTime)
+	case !q.blocked && q.open >= g.since && !now.Before(g.doubt):
+		return rare * g.options.poll
+	}
+	return g.options.poll
+}
+
 // answered notes when the next probe is sent, after one that took a while.
-func (g *group) answered(took time.Duration) {
+func (g *group) answered(took, poll time.Duration) {
 	now := time.Now()
 	asked := !g.probeAt.After(now) // while it was under way
 	g.earliest = now.Add(max(probePause, probeShare*took))
-	g.probeAt = now.Add(g.options.poll)
+	g.probeAt = now.Add(poll)
 	for len(g.again) > 0 && g.again[0].Before(now) {
 		g.again = g.again[1:]
 	}
@@ -327,7 +351,10 @@ type probe struct {
 	has      map[int]bool
 	retries  map[int][]blockedRow
 	paused   bool
-	anywhere bool // of RunUntilEmpty: some partition of the table has something to do
+	blocked  bool  // a row blocks its key
+	open     int64 // the oldest open transaction
+	next     int64 // the next transaction
+	anywhere bool  // of RunUntilEmpty: some partition of the table has something to do
 }
 
 // probe sends a probe if it is time.
@@ -376,16 +403,12 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 	if q.sweep {
 		batch.Queue(g.sql.Sweep, g.name, q.numbers)
 	}
-	batch.Queue(g.sql.Probe, q.numbers, g.name).Query(func(rows pgx.Rows) error {
-		_, err := pgx.ForEachRow(rows, []any{&n}, func() error { q.has[n], q.anywhere = true, true; return nil })
-		return err
-	})
 	batch.Queue(g.sql.Due, g.name, q.numbers).QueryRow(func(row pgx.Row) error {
 		var numbers []int32
 		var ids []int64
 		var suspects, skips []bool
 		var paused *bool
-		if err := row.Scan(&paused, &numbers, &ids, &suspects, &skips); err != nil {
+		if err := row.Scan(&paused, &numbers, &ids, &suspects, &skips, &q.blocked, &q.open, &q.next); err != nil {
 			return err
 		}
 		q.paused = paused != nil && *paused
@@ -393,6 +416,10 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 			q.retries[int(n)], q.anywhere = append(q.retries[int(n)], blockedRow{ids[i], suspects[i], skips[i]}), true
 		}
 		return nil
+	})
+	batch.Queue(g.sql.Probe, q.numbers, g.name).Query(func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, []any{&n}, func() error { q.has[n], q.anywhere = true, true; return nil })
+		return err
 	})
 	batch.Queue("commit")
 	if err = conn.SendBatch(ctx, batch).Close(); err != nil {
@@ -404,7 +431,7 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 
 // take receives the answer of a probe.
 func (g *group) take(q *probe, err error) {
-	g.answered(q.took)
+	g.answered(q.took, g.pollAfter(q, err))
 	g.counts.probe(q.took, err)
 	if err != nil {
 		if !g.failing && g.life.Err() == nil {

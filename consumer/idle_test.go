@@ -1,12 +1,153 @@
 package consumer_test
 
 import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"net"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
+
+const (
+	idlePoll = 20 * time.Millisecond
+	quiet    = 250 * time.Millisecond
+)
+
+// idler is a worker of a queue that notifications announce, and that owns all partitions.
+func idler(db *database, h consumer.Handler[Order], opts ...consumer.Option) *worker {
+	db.t.Helper()
+	w := newWorker(db, h, append([]consumer.Option{consumer.WithPoll(idlePoll)}, opts...)...)
+	w.QuietAfter(quiet)
+	w.run()
+	testkit.Becomes(db.t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions")
+	return w
+}
+
+// nine returns how long nine pauses between probes last.
+func (w *worker) nine() time.Duration {
+	w.t.Helper()
+	var began time.Time
+	first := w.Stats().Probes + 1
+	testkit.Until(w.t, "it has polled", func() bool {
+		n := w.Stats().Probes
+		if began.IsZero() && n >= first {
+			began, first = time.Now(), n
+		}
+		return !began.IsZero() && n >= first+9
+	})
+	return time.Since(began)
+}
+
+// pollsRarely waits until only every fifth poll is sent: transactions of other tests may be open.
+func (w *worker) pollsRarely() {
+	w.t.Helper()
+	testkit.Until(w.t, "it polls rarely", func() bool { return w.nine() > 8*5*idlePoll })
+}
+
+// pollsOften checks that each poll is sent, although nothing comes for a while. A busy machine may
+// delay some.
+func (w *worker) pollsOften() {
+	w.t.Helper()
+	for range 3 { // until no notification is recent
+		w.nine()
+	}
+	testkit.Until(w.t, "it polls often", func() bool { return w.nine() < 2*9*idlePoll })
+}
+
+// An idle process polls rarely while inserts notify it. If a row comes without a notification, it is
+// found, and the process polls often from then on.
+func TestIdleProcessPollsRarely(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	w := idler(db, consumer.Each(effect))
+	w.pollsRarely()
+	db.insert(8, 8)
+	db.empty("all is handled")
+	w.pollsRarely()
+	db.exec("ALTER TABLE public.outbox DISABLE TRIGGER consumer_inserted")
+	w.pollsRarely()
+	db.insert(8, 8)
+	db.empty("a poll has found the rows")
+	w.pollsOften()
+	testkit.OK(t, w.end())
+	db.exact(16)
+}
+
+// A process polls often while it cannot rely on notifications, or a row waits for another attempt.
+func TestIdleProcessPollsOften(t *testing.T) {
+	t.Parallel()
+	for name, begin := range map[string]func(*database) *worker{
+		"there is no trigger": func(db *database) *worker {
+			db.exec("DROP TRIGGER consumer_inserted ON public.outbox")
+			return idler(db, consumer.Each(effect))
+		},
+		"the trigger is disabled": func(db *database) *worker {
+			db.exec("ALTER TABLE public.outbox DISABLE TRIGGER consumer_inserted")
+			return idler(db, consumer.Each(effect))
+		},
+		"its connection is through a pooler": func(db *database) *worker {
+			w := newWorker(db, consumer.Each(effect))
+			w.pool = testkit.Pool(db.t, db.url, func(c *pgxpool.Config) {
+				c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+					conn, err := new(net.Dialer).DialContext(ctx, network, address)
+					return &pooled{conn}, err
+				}
+			})
+			w.Consumer = testkit.Must(consumer.New(db.t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithoutMigration(), consumer.WithPoll(idlePoll)))(db.t)
+			w.QuietAfter(quiet)
+			return w.run()
+		},
+		"a row waits for another attempt": func(db *database) *worker {
+			w := idler(db, failing(1), consumer.WithBackoff(time.Hour, time.Hour))
+			w.pollsRarely()
+			db.insert(1, 1)
+			testkit.Becomes(db.t, db.Pool, "it has failed", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
+			return w
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDirectDatabase(t)
+			w := begin(db)
+			w.pollsOften()
+			testkit.OK(t, w.end())
+		})
+	}
+}
+
+// The notification of an insert is suppressed shortly after another one. So a process polls often
+// until all transactions have ended that may have inserted then.
+func TestOpenTransactionKeepsProcessPolling(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	w := idler(db, consumer.Each(effect))
+	w.pollsRarely()
+	late := testkit.Must(db.Begin(t.Context()))(t)
+	t.Cleanup(func() { _ = late.Rollback(context.Background()) })
+	testkit.Must(late.Exec(t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ('late', '1')"))(t)
+	db.exec("SELECT pg_notify('pgleases_notify_' || pgleases.notify_channel('consumer/orders'), '')")
+	w.pollsOften()
+	testkit.OK(t, late.Commit(t.Context()))
+	db.empty("a poll has found the row")
+	testkit.OK(t, w.end())
+}
+
+// pooled is a connection whose process number is not that of its server process.
+type pooled struct{ net.Conn }
+
+func (p *pooled) Read(b []byte) (int, error) {
+	n, err := p.Conn.Read(b)
+	if at := bytes.Index(b[:n], []byte{'K', 0, 0, 0, 12}); at >= 0 && at+9 <= n {
+		binary.BigEndian.PutUint32(b[at+5:], 1<<30)
+	}
+	return n, err
+}
 
 // A process knows at once that the connection is lost on which notifications arrive.
 func TestLostListenerIsReplacedAtOnce(t *testing.T) {
@@ -24,4 +165,32 @@ func TestLostListenerIsReplacedAtOnce(t *testing.T) {
 	}
 	testkit.OK(t, w.end())
 	db.exact(32)
+}
+
+// What operators change takes effect long before the next poll.
+func TestOperatorsNotifyConsumers(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	w := newWorker(db, failing(9), consumer.WithPoll(time.Hour), consumer.WithAttempts(1)).run()
+	db.insert(9, 9)
+	failed := func(n int64) {
+		testkit.Until(t, "the row has failed", func() bool { return w.Stats().Failures == n })
+		w.waits()
+	}
+	failed(1)
+	db.change("retry", 9)
+	failed(2)
+	db.change("skip", 9)
+	testkit.Becomes(t, db.Pool, "it is skipped", int64(1), "SELECT count(*) FROM pgleases.consumer_dead_letters")
+	w.waits()
+	expect(t, one[int](db, "SELECT pgleases.consumer_return('orders'::text, 9::bigint, 'maria'::text, 'why'::text)"), 1, "rows returned")
+	failed(3)
+	db.change("pause", 0)
+	w.waits()
+	db.insert(8, 8)
+	w.waits()
+	expect(t, one[int64](db, "SELECT count(*) FROM public.outbox"), 9, "rows in the pause")
+	db.change("resume", 0)
+	testkit.Becomes(t, db.Pool, "all is handled but the row and one of its key", int64(2), "SELECT count(*) FROM public.outbox")
+	testkit.OK(t, w.end())
 }

@@ -44,8 +44,9 @@ func WithBatch(rows int, bytes int64) Option {
 // that take the handler less than 2 ms in all are not shared among them.
 func WithWorkers(n int) Option { return func(o *options) { o.workers = n } }
 
-// WithPoll sets how often the process looks for rows when none come. The default is 1 s; valid
-// values are 10 ms or more. With the trigger of [TableSQL] rows are found at once.
+// WithPoll sets how often the process polls for rows. The default is 1 s; valid values are 10 ms or
+// more. With the trigger of [TableSQL] rows are found at once. Then an idle process polls only at
+// every fifth of these times: see "Sizing" in docs/consumer.md.
 func WithPoll(d time.Duration) Option { return func(o *options) { o.poll = d } }
 
 // WithTimeout sets how long handlers may take for a batch. The default is 1 min; valid values are

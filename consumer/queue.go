@@ -44,7 +44,7 @@ func (q Queue) withDefaults() Queue {
 type table struct {
 	Name, Kind                                  string
 	Hidden, Permitted, BeforeDelete, Subscribed bool
-	Indexed                                     bool
+	Announced, Indexed                          bool
 	IDRequired, KeyRequired, PartitionRequired  *bool
 	IDType, KeyType, PartitionType, Generated   *string
 	Cache                                       *int64
@@ -66,7 +66,7 @@ func (s *statements) inspect(ctx context.Context, db querier, q Queue) (*table, 
 		return nil, q, errors.New("the queue has no Table: name the table whose rows are handled")
 	}
 	var t table
-	err := db.QueryRow(ctx, s.Inspect, q.Table, q.ID, q.Key, q.Partition).Scan(&t.Name, &t.Kind, &t.Hidden, &t.Permitted, &t.BeforeDelete, &t.Subscribed, &t.Indexed,
+	err := db.QueryRow(ctx, s.Inspect, q.Table, q.ID, q.Key, q.Partition).Scan(&t.Name, &t.Kind, &t.Hidden, &t.Permitted, &t.BeforeDelete, &t.Subscribed, &t.Announced, &t.Indexed,
 		&t.IDRequired, &t.IDType, &t.KeyRequired, &t.KeyType, &t.PartitionRequired, &t.PartitionType, &t.Generated, &t.Cache, &t.Cycle, &t.Columns)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, q, fmt.Errorf("table %s does not exist in this database, or not in the search_path: TableSQL returns its DDL", q.Table)

@@ -15,7 +15,7 @@ type Stats struct {
 	DeadLetters int64         // rows moved to the dead letters
 	Pauses      int64         // pauses of partitions because something was away
 	Troubles    int64         // batches broken off by the database, the connection or a lock
-	Probes      int64         // queries for rows; one each second when no rows come
+	Probes      int64         // queries for rows; at most one each second when no rows come
 	ProbeErrors int64
 	ProbeTime   time.Duration // total time of all probes
 }

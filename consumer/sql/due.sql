@@ -1,11 +1,13 @@
--- due.sql: blocked rows that are to be handled again now, of each key the first, or to be skipped; and whether the
--- consumer is paused.
+-- due.sql: blocked rows that are to be handled again now, of each key the first, or to be skipped; whether the consumer is
+-- paused, and any row blocked; and which transactions are open.
 --
 -- $1 text   consumer
 -- $2 int[]  partitions
 SELECT (SELECT c.paused_at IS NOT NULL FROM pgleases.consumers AS c WHERE c.name OPERATOR(pg_catalog.=) $1::pg_catalog.text),
        coalesce(pg_catalog.array_agg(d.partition ORDER BY d.skip DESC, d.next_at), '{}'), coalesce(pg_catalog.array_agg(d.id ORDER BY d.skip DESC, d.next_at), '{}'),
-       coalesce(pg_catalog.array_agg(d.suspect ORDER BY d.skip DESC, d.next_at), '{}'), coalesce(pg_catalog.array_agg(d.skip ORDER BY d.skip DESC, d.next_at), '{}')
+       coalesce(pg_catalog.array_agg(d.suspect ORDER BY d.skip DESC, d.next_at), '{}'), coalesce(pg_catalog.array_agg(d.skip ORDER BY d.skip DESC, d.next_at), '{}'),
+       EXISTS (SELECT FROM pgleases.consumer_blocked AS b WHERE b.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) ANY ($2::int[])),
+       pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.text::bigint, pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::pg_catalog.text::bigint
 FROM (
     SELECT b.partition, b.id, b.next_at, b.crashed IS NOT NULL AND b.skipped_by IS NULL AS suspect, b.skipped_by IS NOT NULL AS skip
     FROM pgleases.consumer_blocked AS b

@@ -76,6 +76,9 @@ func (l *Listener) subscribe(ctx context.Context) error {
 	return err
 }
 
+// Direct reports whether notifications arrive.
+func (l *Listener) Direct() bool { return l.direct }
+
 // Listen waits for notifications in the background, until Ready or Close.
 func (l *Listener) Listen() {
 	if l.stop != nil || l.conn == nil || l.conn.IsClosed() || !l.direct {
