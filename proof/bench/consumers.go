@@ -333,6 +333,7 @@ func measureIdleConsumers(ctx context.Context, l *lab, out *part) {
 		consumerProcesses, consumers*consumerPartitions)
 	c.until(ctx, "all has begun", "SELECT count(*) >= $1 FROM pgleases.consumer_partitions", consumers*consumerPartitions)
 	c.all(ctx, "VACUUM ANALYZE", "CHECKPOINT")
+	c.calm(ctx, time.Duration(l.pick(1, 15))*time.Second) // after a notification they poll more often for 10 s
 	span := time.Duration(l.pick(1, 10)) * time.Second
 	used := c.calm(ctx, span)
 	of := share(used.server, used.span)
