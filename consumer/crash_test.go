@@ -164,6 +164,31 @@ func (db *database) suspect() {
 	db.crashed(1, 1, 1)
 }
 
+// A poll that was under way when a suspect's attempt ended does not know that the row is due again.
+func TestOldPollEndsNoRun(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	var calls atomic.Int64
+	var w *worker
+	w = newWorker(db, poisoned(1, func(context.Context, pgx.Tx, consumer.Row[Order]) error {
+		if calls.Add(1) > 1 {
+			return nil
+		}
+		deliver := w.wire.Delay("pg_snapshot_xmin")
+		testkit.Until(t, "a poll is under way", func() bool { return w.wire.Left() == 0 })
+		go func() {
+			testkit.Becomes(t, db.Pool, "the attempt has ended", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked WHERE crashes = 0")
+			deliver()
+		}()
+		return consumer.Unavailable(errors.New("no broker"))
+	}))
+	w.PauseAtMost(10 * time.Millisecond)
+	db.suspect()
+	testkit.OK(t, w.RunUntilEmpty(t.Context()))
+	expect(t, calls.Load(), 2, "calls")
+	db.exact(1)
+}
+
 // A suspect is not charged with a crash if its process lives, however often its handler fails for
 // another reason.
 func TestUnavailableIsNoCrash(t *testing.T) {

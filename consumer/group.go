@@ -103,6 +103,7 @@ type group struct {
 	gone       bool // some of them are gone
 	next       int  // the index of the partition to begin with
 	running    int
+	ended      int // jobs that have ended
 	opening    bool
 	openAfter  time.Time
 	probing    bool
@@ -115,6 +116,7 @@ type group struct {
 	heard      time.Time // when the last notification arrived
 	doubt      time.Time // until then notifications are not relied on
 	since      int64     // older transactions may have inserted rows that are not announced
+	oldest     int64     // the oldest transaction that was open after the last probe
 	outageAt   time.Time // before then no partition is tried whose pause is over
 
 	suspects int       // crash suspects that are being handled
@@ -276,14 +278,15 @@ func (g *group) soon() { g.probeAt = g.earliest }
 // poll, or several if notifications announce all rows. An insert right after another one sends no
 // notification, and may commit much later. So the transactions that were open then must have ended.
 func (g *group) pollAfter(q *probe, err error) time.Duration {
-	now := time.Now()
+	now, before := time.Now(), g.oldest
+	g.oldest = q.oldest
 	switch {
 	case err != nil || g.untilEmpty || !g.announced || !g.listener.Direct():
 	case now.Sub(g.heard) < g.times.quiet:
 		g.since = q.next
 	case len(q.has) > 0:
 		g.doubt = now.Add(doubtTime)
-	case !q.blocked && q.open >= g.since && !now.Before(g.doubt):
+	case !q.blocked && before >= g.since && !now.Before(g.doubt):
 		return rare * g.options.poll
 	}
 	return g.options.poll
@@ -343,6 +346,7 @@ func (g *group) open(ctx context.Context) {
 
 // A probe asks which partitions have something to do.
 type probe struct {
+	ended   int // jobs that had ended before
 	sweep   bool
 	of      []*partition
 	numbers []int32
@@ -352,7 +356,7 @@ type probe struct {
 	retries  map[int][]blockedRow
 	paused   bool
 	blocked  bool  // a row blocks its key
-	open     int64 // the oldest open transaction
+	oldest   int64 // the oldest open transaction
 	next     int64 // the next transaction
 	anywhere bool  // of RunUntilEmpty: some partition of the table has something to do
 }
@@ -364,7 +368,7 @@ func (g *group) probe(ctx context.Context) {
 		return
 	}
 	g.probeAt = now.Add(g.options.poll)
-	q := &probe{sweep: !now.Before(g.sweepAt)}
+	q := &probe{sweep: !now.Before(g.sweepAt), ended: g.ended}
 	for _, p := range g.partitions {
 		if !p.busy && p.known && !p.lost {
 			q.of, q.numbers = append(q.of, p), append(q.numbers, int32(p.Number))
@@ -403,12 +407,16 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 	if q.sweep {
 		batch.Queue(g.sql.Sweep, g.name, q.numbers)
 	}
+	batch.Queue(g.sql.Probe, q.numbers, g.name).Query(func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, []any{&n}, func() error { q.has[n], q.anywhere = true, true; return nil })
+		return err
+	})
 	batch.Queue(g.sql.Due, g.name, q.numbers).QueryRow(func(row pgx.Row) error {
 		var numbers []int32
 		var ids []int64
 		var suspects, skips []bool
 		var paused *bool
-		if err := row.Scan(&paused, &numbers, &ids, &suspects, &skips, &q.blocked, &q.open, &q.next); err != nil {
+		if err := row.Scan(&paused, &numbers, &ids, &suspects, &skips, &q.blocked, &q.oldest, &q.next); err != nil {
 			return err
 		}
 		q.paused = paused != nil && *paused
@@ -416,10 +424,6 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 			q.retries[int(n)], q.anywhere = append(q.retries[int(n)], blockedRow{ids[i], suspects[i], skips[i]}), true
 		}
 		return nil
-	})
-	batch.Queue(g.sql.Probe, q.numbers, g.name).Query(func(rows pgx.Rows) error {
-		_, err := pgx.ForEachRow(rows, []any{&n}, func() error { q.has[n], q.anywhere = true, true; return nil })
-		return err
 	})
 	batch.Queue("commit")
 	if err = conn.SendBatch(ctx, batch).Close(); err != nil {
@@ -466,7 +470,7 @@ func (g *group) take(q *probe, err error) {
 			p.due, p.expect = true, max(1, p.expect)
 		}
 	}
-	if g.untilEmpty && !q.anywhere && g.running == 0 {
+	if g.untilEmpty && !q.anywhere && g.running == 0 && q.ended == g.ended {
 		switch reason, err := g.whyBlocked(g.life); {
 		case err != nil:
 		case reason != "":
@@ -537,6 +541,7 @@ func (g *group) begin() time.Duration {
 // end receives the end of a job.
 func (g *group) end(j *job, suspect bool) {
 	g.running--
+	g.ended++
 	if suspect {
 		g.suspects--
 		g.alone = false
