@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -193,4 +194,30 @@ func TestOperatorsNotifyConsumers(t *testing.T) {
 	db.change("resume", 0)
 	testkit.Becomes(t, db.Pool, "all is handled but the row and one of its key", int64(2), "SELECT count(*) FROM public.outbox")
 	testkit.OK(t, w.end())
+}
+
+// A transaction that inserts again and again does not keep the notifications of others back, except
+// at first: it sends one at its end.
+func TestLongInserterLeavesNotificationsToOthers(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	conn := testkit.Must(db.Acquire(t.Context()))(t)
+	defer conn.Release()
+	testkit.Must(conn.Exec(t.Context(), fmt.Sprintf("LISTEN pgleases_notify_%d", one[int](db, "SELECT pgleases.notify_channel('consumer/orders')"))))(t)
+	long := testkit.Must(db.Begin(t.Context()))(t)
+	defer func() { testkit.OK(t, long.Rollback(context.Background())) }()
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience/2)
+	defer cancel()
+	for range 3 {
+		slice := one[int64](db, "SELECT (extract(epoch FROM clock_timestamp()) * 5)::bigint")
+		testkit.Until(t, "the next 200 ms begin", func() bool {
+			testkit.Must(long.Exec(t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ('long', '1')"))(t)
+			return one[bool](db, "SELECT (extract(epoch FROM clock_timestamp()) * 5)::bigint > $1", slice)
+		})
+		testkit.Must(long.Exec(t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ('long', '1')"))(t)
+		db.insert(1, 1)
+		if _, err := conn.Conn().WaitForNotification(ctx); err != nil {
+			t.Fatalf("an insert is not announced beside the other transaction: %v", err)
+		}
+	}
 }

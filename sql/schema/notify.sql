@@ -7,6 +7,7 @@ COMMENT ON SEQUENCE pgleases.notified IS 'The time of the last notification, and
 -- the processes look again when the 200 ms are over. The value of the sequence is the number of these 200 ms, followed by
 -- one bit for each channel that was notified in them. All leases with one channel number use one channel. Otherwise a
 -- lease would get no notification because another lease of its number had one. If two transactions race, both notify.
+-- A transaction sends one notification, at its commit. Its later calls leave the following 200 ms to other transactions.
 CREATE OR REPLACE FUNCTION pgleases.notify_channel(lease pg_catalog.text) RETURNS int
 LANGUAGE plpgsql IMMUTABLE AS $pgleases_body$
 BEGIN
@@ -22,6 +23,7 @@ LANGUAGE plpgsql VOLATILE AS $pgleases_body$
 DECLARE
     slice CONSTANT bigint := (extract(epoch FROM pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 5::numeric)::bigint;
     mine  CONSTANT bigint := 1::bigint OPERATOR(pg_catalog.<<) pgleases.notify_channel($1);
+    own   bigint;
     sent  bigint := coalesce(pg_catalog.pg_sequence_last_value('pgleases.notified'::pg_catalog.regclass), 0);
 BEGIN
     IF (sent OPERATOR(pg_catalog.>>) 24) OPERATOR(pg_catalog.<>) slice THEN
@@ -29,7 +31,12 @@ BEGIN
     ELSIF (sent OPERATOR(pg_catalog.&) mine) OPERATOR(pg_catalog.<>) 0::bigint THEN
         RETURN;
     END IF;
-    PERFORM pg_catalog.setval('pgleases.notified'::pg_catalog.regclass, sent OPERATOR(pg_catalog.|) mine),
+    own := coalesce(nullif(pg_catalog.current_setting('pgleases_notify.channels', true), '')::bigint, 0);
+    IF (own OPERATOR(pg_catalog.&) mine) OPERATOR(pg_catalog.<>) 0::bigint THEN
+        RETURN;
+    END IF;
+    PERFORM pg_catalog.set_config('pgleases_notify.channels', (own OPERATOR(pg_catalog.|) mine)::pg_catalog.text, true),
+            pg_catalog.setval('pgleases.notified'::pg_catalog.regclass, sent OPERATOR(pg_catalog.|) mine),
             pg_catalog.pg_notify(pg_catalog.concat('pgleases_notify_', pgleases.notify_channel($1)), '');
 END
 $pgleases_body$;
