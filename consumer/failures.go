@@ -40,7 +40,7 @@ func (g *group) charge(r row, failure error, final bool) bool {
 		g.pause(p, failure)
 		return false
 	}
-	attempts, text := r.attempts+1, handlers.Storable(failure.Error())
+	attempts, text, version := r.attempts+1, handlers.Storable(failure.Error()), fmt.Sprint(r.version)
 	if len(text) > maxError { // for example with a stack
 		text = handlers.Storable(text[:maxError])
 	}
@@ -52,10 +52,10 @@ func (g *group) charge(r row, failure error, final bool) bool {
 	buried := wait == nil && !final && g.options.onFailure == DeadLetter
 	record := func(ctx context.Context, tx *handlers.Transaction, xact string) error {
 		if !buried {
-			_, err := tx.Exec(ctx, g.sql.Charge, g.name, p.Number, r.id, r.version, attempts, text, wait)
+			_, err := tx.Exec(ctx, g.sql.Charge, g.name, p.Number, r.id, version, attempts, text, wait)
 			return err
 		}
-		return tx.QueryRow(ctx, g.sql.Bury, g.name, p.Number, r.id, r.version, attempts, text, xact).Scan(nil)
+		return tx.QueryRow(ctx, g.sql.Bury, g.name, p.Number, r.id, version, attempts, text, xact).Scan(nil)
 	}
 	err := g.guarded([]*partition{p}, record)
 	if code := store.Code(err); buried && code != "" && !store.Transient(err) { // for example no jsonb can have its content

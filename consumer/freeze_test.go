@@ -188,7 +188,7 @@ func freezerOptions(letter bool) []consumer.Option {
 func TestFrozenAtEachStep(t *testing.T) {
 	t.Parallel()
 	const blocked, letter = `.version OPERATOR`, "consumer_dead_letters"
-	const read, remove, charge, suspect, begin, open = `"pgleases total"`, "DELETE FROM public.outbox", ".consumer_blocked AS b (consumer", "SET crashes = b.crashes OPERATOR", "consumer_begin", "guard_many"
+	const read, remove, charge, suspect, begin, open = `"pgleases version"`, "DELETE FROM public.outbox", ".consumer_blocked AS b (consumer", "SET crashes = b.crashes OPERATOR", "consumer_begin", "guard_many"
 	for name, f := range map[string]*freezer{
 		"before the begin":          {At: []string{open}},
 		"at the begin":              {At: []string{begin}},

@@ -25,6 +25,7 @@ type Row[T any] struct {
 type Handler[T any] struct {
 	calls calls
 	call  func(ctx context.Context, tx pgx.Tx, rows []Row[T]) error
+	one   func(ctx context.Context, tx pgx.Tx, row Row[T]) error // of Each, instead of call
 }
 
 // calls is how a handler is called.
@@ -44,17 +45,14 @@ const (
 // The transaction is READ COMMITTED, and the handler must not end it. Its
 // idle_in_transaction_session_timeout is that of [WithIdleTimeout]. A panic is a failure.
 func Each[T any](handler func(ctx context.Context, tx pgx.Tx, row Row[T]) error) Handler[T] {
-	if handler == nil {
-		return Handler[T]{}
-	}
-	return Handler[T]{each, func(ctx context.Context, tx pgx.Tx, rows []Row[T]) error { return handler(ctx, tx, rows[0]) }}
+	return Handler[T]{calls: each, one: handler}
 }
 
 // InTx returns a handler of a batch, in its transaction. Rows of one key are in the order of their
 // IDs, see [ByKey]. If it fails, everything is rolled back. It may return [Failed] to say which row
 // failed. Otherwise smaller batches find that row. For the rest it is as Each.
 func InTx[T any](handler func(ctx context.Context, tx pgx.Tx, rows []Row[T]) error) Handler[T] {
-	return Handler[T]{inTx, handler}
+	return Handler[T]{calls: inTx, call: handler}
 }
 
 // AtLeastOnce returns a handler of a batch, for effects elsewhere. It is called outside of a
@@ -66,7 +64,7 @@ func AtLeastOnce[T any](handler func(ctx context.Context, rows []Row[T]) error) 
 	if handler == nil {
 		return Handler[T]{}
 	}
-	return Handler[T]{atLeastOnce, func(ctx context.Context, _ pgx.Tx, rows []Row[T]) error { return handler(ctx, rows) }}
+	return Handler[T]{calls: atLeastOnce, call: func(ctx context.Context, _ pgx.Tx, rows []Row[T]) error { return handler(ctx, rows) }}
 }
 
 // ByKey returns the rows of a batch by key, so that a handler can work on keys side by side. The
@@ -114,10 +112,10 @@ type row struct {
 	id        int64
 	partition *partition
 	key       string
-	version   string // xmin
+	version   uint32 // xmin
 	attempts  int    // that failed
-	value     any
-	err       error // the value cannot be read
+	value     any    // a pointer
+	err       error  // the value cannot be read
 }
 
 // A handler is a Handler without its type.
@@ -130,15 +128,21 @@ type handler struct {
 
 // untyped returns a handler of a table with these columns.
 func untyped[T any](h Handler[T], columns []string) (*handler, error) {
-	if h.call == nil {
+	if h.call == nil && h.one == nil {
 		return nil, errors.New("handler is nil")
 	}
+	typed := func(r row) Row[T] {
+		return Row[T]{r.id, r.key, *r.value.(*T), r.partition.Number, r.partition.Epoch, r.attempts + 1}
+	}
 	u := &handler{calls: h.calls, call: func(ctx context.Context, tx pgx.Tx, rows []row) error {
-		typed := make([]Row[T], len(rows))
-		for i, r := range rows {
-			typed[i] = Row[T]{r.id, r.key, r.value.(T), r.partition.Number, r.partition.Epoch, r.attempts + 1}
+		if h.one != nil {
+			return h.one(ctx, tx, typed(rows[0]))
 		}
-		return h.call(ctx, tx, typed)
+		all := make([]Row[T], len(rows))
+		for i, r := range rows {
+			all[i] = typed(r)
+		}
+		return h.call(ctx, tx, all)
 	}}
 	switch of := reflect.TypeFor[T](); {
 	case of == reflect.TypeFor[map[string]any]():
@@ -149,10 +153,10 @@ func untyped[T any](h Handler[T], columns []string) (*handler, error) {
 			for i, v := range values {
 				m[r.FieldDescriptions()[i].Name] = v
 			}
-			return m, err
+			return &m, err
 		}
 	case of.Kind() == reflect.Struct:
-		u.read = func(r pgx.CollectableRow) (any, error) { return pgx.RowToStructByName[T](r) }
+		u.read = func(r pgx.CollectableRow) (any, error) { return pgx.RowToAddrOfStructByName[T](r) }
 		for _, column := range columns { // pgx decides which columns have fields
 			if _, err := pgx.RowToStructByNameLax[T](names{column}); err == nil {
 				u.columns = append(u.columns, column)
@@ -181,17 +185,36 @@ func (names) Values() ([]any, error) { return nil, nil }
 func (names) RawValues() [][]byte    { return nil }
 
 // A rawRow is a row as it arrived. Reading a value may fail, and the other rows must be read all
-// the same.
+// the same. It is used for all rows of a query, one after the other.
 type rawRow struct {
 	fields []pgconn.FieldDescription
 	values [][]byte
 	types  *pgtype.Map
+	plans  []scanPlan // of the fields, for the destinations of the row before
 }
 
-func (r rawRow) FieldDescriptions() []pgconn.FieldDescription { return r.fields }
-func (r rawRow) Scan(dest ...any) error                       { return pgx.ScanRow(r.types, r.fields, r.values, dest...) }
-func (r rawRow) RawValues() [][]byte                          { return r.values }
-func (r rawRow) Values() ([]any, error) {
+type scanPlan struct {
+	pgtype.ScanPlan
+	of reflect.Type
+}
+
+func (r *rawRow) FieldDescriptions() []pgconn.FieldDescription { return r.fields }
+func (r *rawRow) RawValues() [][]byte                          { return r.values }
+
+func (r *rawRow) Scan(dest ...any) error {
+	for i, d := range dest {
+		field := r.fields[i]
+		if of := reflect.TypeOf(d); r.plans[i].of != of {
+			r.plans[i] = scanPlan{r.types.PlanScan(field.DataTypeOID, field.Format, d), of}
+		}
+		if err := r.plans[i].Scan(r.values[i], d); err != nil {
+			return pgx.ScanArgError{ColumnIndex: i, FieldName: field.Name, Err: err}
+		}
+	}
+	return nil
+}
+
+func (r *rawRow) Values() ([]any, error) {
 	values := make([]any, len(r.values))
 	for i, raw := range r.values {
 		t, known := r.types.TypeForOID(r.fields[i].DataTypeOID)
@@ -210,21 +233,32 @@ func (r rawRow) Values() ([]any, error) {
 	return values, nil
 }
 
-// collect reads the rows of a query, each with the values of its first columns, and the others as
-// the handler wants them.
-func (h *handler) collect(rows pgx.Rows, types *pgtype.Map, first int, add func(scan func(...any) error, value any, err error) error) error {
+// collect reads the rows of a query up to that with which they have so many bytes: of each the first
+// columns, into the same destinations for all, and the others as the handler wants them. Then it
+// calls add. It returns how many rows there were, and how many bytes they had.
+func (h *handler) collect(rows pgx.Rows, types *pgtype.Map, first []any, limit int64, add func(value any, unreadable error)) (n int, bytes int64, err error) {
 	defer rows.Close()
-	for rows.Next() {
-		fields, raw := rows.FieldDescriptions(), rows.RawValues()
-		last := first + len(h.columns)
-		if len(raw) < last {
-			return fmt.Errorf("%d columns instead of %d", len(raw), last)
+	var head, value rawRow
+	for ; rows.Next(); n++ {
+		fields, raw, at := rows.FieldDescriptions(), rows.RawValues(), len(first)
+		if n == 0 {
+			if len(raw) != at+len(h.columns) {
+				return 0, 0, fmt.Errorf("%d columns instead of %d", len(raw), at+len(h.columns))
+			}
+			head, value = rawRow{fields: fields[:at], types: types, plans: make([]scanPlan, at)}, rawRow{fields: fields[at:], types: types, plans: make([]scanPlan, len(h.columns))}
 		}
-		head := rawRow{fields[:first], raw[:first], types}
-		value, err := h.read(rawRow{fields[first:last], raw[first:last], types})
-		if err := add(head.Scan, value, err); err != nil {
-			return err
+		full := bytes >= limit
+		for _, v := range raw[at:] {
+			bytes += int64(len(v))
 		}
+		if full {
+			continue
+		}
+		head.values, value.values = raw[:at], raw[at:]
+		if err := head.Scan(first...); err != nil {
+			return 0, 0, err
+		}
+		add(h.read(&value))
 	}
-	return rows.Err()
+	return n, bytes, rows.Err()
 }

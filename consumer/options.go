@@ -32,9 +32,9 @@ type options struct {
 // An Option sets an option of a Consumer. New checks them together.
 type Option func(*options)
 
-// WithBatch sets how many rows a transaction handles at most, 1 to 10,000, and how many bytes they
-// have in all, as the database stores them, 1 or more. A single row may have more. The default is
-// 100 rows and 16 MiB.
+// WithBatch sets how many rows a transaction handles at most, 1 to 10,000, and how many bytes the
+// columns for the handler have in all, 1 or more. The last row may have more. The default is 100
+// rows and 16 MiB.
 func WithBatch(rows int, bytes int64) Option {
 	return func(o *options) { o.batch, o.bytes = rows, bytes }
 }

@@ -68,18 +68,16 @@ func (s statements) on(t *table, q Queue, columns []string) statements {
 	if q.Key != "" {
 		key = "(q." + quote(q.Key) + `::pg_catalog.text COLLATE pg_catalog."C")`
 	}
-	selected, bytes := "", "0"
+	selected := ""
 	for _, c := range columns {
 		selected += ", q." + quote(c)
-		bytes += " + coalesce(pg_catalog.pg_column_size(q." + quote(c) + "), 0)"
 	}
-	bytes = strings.ReplaceAll(bytes, " + ", " OPERATOR(pg_catalog.+) ")
 	for _, text := range []*string{&s.Probe, &s.Read, &s.ReadBlocked, &s.Remove, &s.RemoveSame, &s.Charge, &s.Bury, &s.Crash, &s.Note, &s.Sweep, &s.Misplaced, &s.ReadUnlocked, &s.ReadBlockedUnlocked} {
 		lock := "FOR UPDATE OF q"
 		if text == &s.ReadUnlocked || text == &s.ReadBlockedUnlocked {
 			lock = ""
 		}
-		*text = strings.NewReplacer("{table}", t.Name, "{id}", quote(q.ID), "{partition}", quote(q.Partition), "{key}", key, "{columns}", selected, "{bytes}", bytes, "{lock}", lock).Replace(*text)
+		*text = strings.NewReplacer("{table}", t.Name, "{id}", quote(q.ID), "{partition}", quote(q.Partition), "{key}", key, "{columns}", selected, "{lock}", lock).Replace(*text)
 	}
 	return s
 }

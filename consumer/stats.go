@@ -23,7 +23,21 @@ type Stats struct {
 type counts struct {
 	rows, batches, failures, dead, pauses, troubles, probes, probeErrors atomic.Int64
 	handlerTime, probeTime                                               atomic.Int64
-	pace                                                                 atomic.Int64 // nanoseconds that the handler took for a row, lately; 0: not known
+	pace, size                                                           atomic.Int64 // nanoseconds that the handler took for a row, lately, and bytes that it had; 0: not known
+}
+
+// lately follows a value that differs from one time to the next.
+func lately(of *atomic.Int64, value int64) {
+	if now := of.Load(); now > 0 {
+		value = now + (value-now)/4
+	}
+	of.Store(max(1, value))
+}
+
+func (c *counts) read(rows int, bytes int64) {
+	if rows > 0 {
+		lately(&c.size, bytes/int64(rows))
+	}
 }
 
 func (c *counts) probe(took time.Duration, err error) {
@@ -40,8 +54,7 @@ func (c *counts) handler(took time.Duration, o outcome) {
 		c.handlerTime.Add(int64(took))
 	}
 	if o.verdict == handled && o.at > 0 { // failures may be quick
-		pace := c.pace.Load()
-		c.pace.Store(max(1, pace+(int64(took)/int64(o.at)-pace)/4))
+		lately(&c.pace, int64(took)/int64(o.at))
 	}
 }
 

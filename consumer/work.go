@@ -34,6 +34,7 @@ const (
 type outcome struct {
 	verdict
 	rows []row // that were read
+	more bool  // there may be more of them
 	at   int   // the first row that was not handled, which may have failed; -1: it is not known which
 	err  error
 	slow bool // it failed by the timeout
@@ -55,7 +56,7 @@ func (g *group) work(j *job) {
 	if p := j.partitions[0]; p.watched && !g.note(p) {
 		return
 	}
-	limit := max(1, g.options.batch>>j.partitions[0].troubles)
+	limit := max(1, min(g.options.batch>>j.partitions[0].troubles, g.fitting()))
 	if p := j.partitions[0]; p.outage > 0 && len(p.tried) == 0 {
 		limit = 1 // otherwise one row is handled of those that are read, of another key each time
 	}
@@ -70,7 +71,7 @@ func (g *group) work(j *job) {
 		case o.verdict == refused:
 			continue
 		case o.verdict == handled:
-			g.took(j, parts, o, limit)
+			g.took(j, parts, o)
 			if failing != nil { // what was read before is not used again: another row may come first now
 				g.workOnOne(j, failing)
 			}
@@ -102,7 +103,7 @@ func (g *group) work(j *job) {
 			g.charge(o.rows[0], o.err, false)
 			return
 		case o.at > 0 && g.handler.calls == atLeastOnce: // the rows before are removed
-			g.took(j, parts, o, limit)
+			g.took(j, parts, o)
 			g.workOnOne(j, o.rows[o.at].partition)
 			return
 		case o.at > 0:
@@ -111,6 +112,15 @@ func (g *group) work(j *job) {
 			limit, failing = len(o.rows)/2, nil
 		}
 	}
+}
+
+// fitting returns how many rows probably have no more bytes than a batch may have. Rows beyond these
+// would be read for nothing. Of rows that are not known yet, a few are read.
+func (g *group) fitting() int {
+	if size := g.counts.size.Load(); size > 0 {
+		return int(min(int64(g.options.batch), 1+g.options.bytes/size))
+	}
+	return 10
 }
 
 // workOnOne does a job on one of its partitions, unless that has to end.
@@ -125,13 +135,13 @@ func (g *group) workOnOne(j *job, p *partition) {
 }
 
 // took notes what a job has handled.
-func (g *group) took(j *job, parts []*partition, o outcome, limit int) {
+func (g *group) took(j *job, parts []*partition, o outcome) {
 	counts := make(map[*partition]int)
 	for _, r := range o.rows[:o.at] {
 		counts[r.partition]++
 		j.handled = true
 	}
-	full, last := len(o.rows) == limit || o.at < len(o.rows) || parts[0].outage > 0, -1
+	full, last := o.more || o.at < len(o.rows) || parts[0].outage > 0, -1
 	if len(o.rows) > 0 {
 		last = o.rows[min(o.at, len(o.rows)-1)].partition.Number
 	}
@@ -220,13 +230,13 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 		if g.lease.TrustDeadline().IsZero() { // the process was frozen, and ctx may end late
 			return outcome{verdict: troubled, at: -1, err: pgleases.ErrTrustLost}
 		}
-		o = g.call(ctx, nil, o)
+		o = g.call(ctx, parts, nil, o)
 		if o.verdict == refused {
 			return lostOf(parts)
 		}
 		return g.removeSame(parts, o, retry)
 	}
-	o = g.call(ctx, tx, o)
+	o = g.call(ctx, parts, tx, o)
 	server := tx.Conn().PgConn()
 	switch {
 	case o.verdict == refused:
@@ -280,7 +290,7 @@ func (g *group) queueRemoval(batch *pgx.Batch, rows []row, xact string, retry *b
 	if len(rows) > 0 {
 		numbers, ids, versions := make([]int32, len(rows)), make([]int64, len(rows)), make([]string, len(rows))
 		for i, r := range rows {
-			numbers[i], ids[i], versions[i] = int32(r.partition.Number), r.id, r.version
+			numbers[i], ids[i], versions[i] = int32(r.partition.Number), r.id, fmt.Sprint(r.version)
 		}
 		if *removed = len(rows); g.handler.calls == atLeastOnce {
 			batch.Queue(g.sql.RemoveSame, numbers, ids, versions, xact).QueryRow(func(row pgx.Row) error { return row.Scan(removed, nil) })
@@ -304,15 +314,18 @@ func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *b
 		}
 		highs, at[p.Number] = append(highs, high), p
 	}
+	var r row // as it is read
+	var number int
 	collect := func(further ...any) func(pgx.Rows) error { // destinations of the columns before those of the handler
+		first := append([]any{&number, &r.id, &r.key, &r.version}, further...)
 		return func(rows pgx.Rows) error {
-			return g.handler.collect(rows, conn.Conn().TypeMap(), 4+len(further), func(scan func(...any) error, value any, unreadable error) error {
-				r, number := row{value: value, err: unreadable}, 0
-				err := scan(append([]any{&number, &r.id, &r.key, &r.version}, further...)...)
-				r.partition = at[number]
+			n, bytes, err := g.handler.collect(rows, conn.Conn().TypeMap(), first, g.options.bytes, func(value any, unreadable error) {
+				r.partition, r.value, r.err = at[number], value, unreadable
 				o.rows = append(o.rows, r)
-				return err
 			})
+			g.counts.read(n, bytes)
+			o.more = n == limit || n > len(o.rows)
+			return err
 		}
 	}
 	var attempts, crashes int // of a blocked row
@@ -327,7 +340,7 @@ func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *b
 			batch.Queue(blocked, parts[0].Number, retry.id, g.name).Query(collect(&attempts, &crashes, &same))
 		} else {
 			numbers, _ := keysOf(parts)
-			batch.Queue(rows, numbers, highs, g.name, limit, g.options.bytes).Query(collect(new(int32)))
+			batch.Queue(rows, numbers, highs, g.name, limit).Query(collect())
 		}
 		batch.Queue(g.sql.Theirs)
 	})
@@ -393,7 +406,7 @@ func verdictOf(err error) verdict {
 }
 
 // call calls the handler, for all rows or for one after the other, and returns how far it came.
-func (g *group) call(ctx context.Context, tx *handlers.Transaction, o outcome) outcome {
+func (g *group) call(ctx context.Context, parts []*partition, tx *handlers.Transaction, o outcome) outcome {
 	rows := o.rows
 	began := time.Now()
 	defer func() { g.counts.handler(time.Since(began), o) }()
@@ -401,13 +414,17 @@ func (g *group) call(ctx context.Context, tx *handlers.Transaction, o outcome) o
 		rows = rows[:i] // before the first that cannot be read
 	}
 	o.rows, o.at = rows, 0
+	var ofHandler pgx.Tx
+	if tx != nil {
+		ofHandler = tx.ForHandler()
+	}
 	step := len(rows)
 	if g.handler.calls == each {
 		step = 1
 	}
 	err := handlers.Call(func() error { // one goroutine for all rows: one for each would cost more than a quick handler
 		for ; o.at < len(rows); o.at += step {
-			if o.at > 0 && (g.halting(rows) || time.Since(began) > g.options.timeout/2) {
+			if o.at > 0 && (g.halting(parts) || time.Since(began) > g.options.timeout/2) {
 				return nil // the rows so far are committed
 			}
 			batch := rows[o.at : o.at+step]
@@ -415,7 +432,7 @@ func (g *group) call(ctx context.Context, tx *handlers.Transaction, o outcome) o
 				o.verdict, o.err = failed, err
 				return nil
 			}
-			switch err := g.callOnce(ctx, tx, batch, &o); {
+			switch err := g.callOnce(ctx, ofHandler, batch, &o); {
 			case err != nil:
 				return err
 			case tx == nil:
@@ -462,13 +479,13 @@ var errNotCalled = errors.New("the function of WithAround returned nil without a
 
 var errEnded = errors.New("the handler ended its transaction: what it wrote may be committed")
 
-// halting reports whether the process has to hand over a partition of these rows, or to end.
-func (g *group) halting(rows []row) bool {
-	return g.life.Err() != nil || slices.ContainsFunc(rows, func(r row) bool { return r.partition.asked.Load() })
+// halting reports whether the process has to hand over one of the partitions, or to end.
+func (g *group) halting(parts []*partition) bool {
+	return g.life.Err() != nil || slices.ContainsFunc(parts, func(p *partition) bool { return p.asked.Load() })
 }
 
 // callOnce calls the handler once, and notes the longest call.
-func (g *group) callOnce(ctx context.Context, tx *handlers.Transaction, rows []row, o *outcome) error {
+func (g *group) callOnce(ctx context.Context, tx pgx.Tx, rows []row, o *outcome) error {
 	called := time.Now()
 	defer func() {
 		if took := time.Since(called); took > o.longest {
@@ -478,19 +495,14 @@ func (g *group) callOnce(ctx context.Context, tx *handlers.Transaction, rows []r
 			}
 		}
 	}()
-	result := errNotCalled
-	next := func(ctx context.Context) error {
-		var of pgx.Tx
-		if tx != nil {
-			of = tx.ForHandler()
-		}
-		result = g.handler.call(ctx, of, rows)
-		return result
-	}
 	if g.options.around == nil {
-		return safe(next(ctx))
+		return safe(g.handler.call(ctx, tx, rows))
 	}
-	err := g.options.around(ctx, Info{g.name, rows[0].partition.Number, len(rows), rows[0].attempts + 1}, next)
+	result := errNotCalled
+	err := g.options.around(ctx, Info{g.name, rows[0].partition.Number, len(rows), rows[0].attempts + 1}, func(ctx context.Context) error {
+		result = g.handler.call(ctx, tx, rows)
+		return result
+	})
 	if err == nil {
 		err = result
 	}

@@ -4,28 +4,19 @@
 -- $2 bigint[]  for each, the ID up to which to read
 -- $3 text      consumer
 -- $4 int       how many rows in all
--- $5 bigint    how many bytes in all, as stored; one row may have more
 --
 -- NOT = ANY, which is NOT IN, and not NOT EXISTS: that would let a row of a blocked key through if it is changed while this waits for its lock.
-SELECT r.*
-FROM (
-    SELECT r.*, pg_catalog.sum(r."pgleases bytes") OVER (ROWS UNBOUNDED PRECEDING) AS "pgleases total"
-    FROM (
-        SELECT l.*
-        FROM ROWS FROM (pg_catalog.unnest($1::int[]), pg_catalog.unnest($2::bigint[])) AS p (partition, high)
-        CROSS JOIN LATERAL (
-            SELECT q.{partition}::int AS "pgleases partition", q.{id}::bigint AS "pgleases id", {key} AS "pgleases key", q.xmin::pg_catalog.text AS "pgleases version",
-                   ({bytes}) AS "pgleases bytes"{columns}
-            FROM {table} AS q
-            WHERE q.{partition} OPERATOR(pg_catalog.>=) p.partition AND q.{partition} OPERATOR(pg_catalog.<=) p.partition
-              AND q.{id} OPERATOR(pg_catalog.<=) p.high
-              AND NOT {key} OPERATOR(pg_catalog.=) ANY (SELECT b.key FROM pgleases.consumer_blocked AS b
-                                                        WHERE b.consumer OPERATOR(pg_catalog.=) $3::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) p.partition)
-            ORDER BY q.{partition}, q.{id}
-            LIMIT $4::int
-            {lock}
-        ) AS l
-        LIMIT $4::int
-    ) AS r
-) AS r
-WHERE r."pgleases total" OPERATOR(pg_catalog.-) r."pgleases bytes" OPERATOR(pg_catalog.<) $5::bigint
+SELECT l.*
+FROM ROWS FROM (pg_catalog.unnest($1::int[]), pg_catalog.unnest($2::bigint[])) AS p (partition, high)
+CROSS JOIN LATERAL (
+    SELECT q.{partition}::int AS "pgleases partition", q.{id}::bigint AS "pgleases id", {key} AS "pgleases key", q.xmin AS "pgleases version"{columns}
+    FROM {table} AS q
+    WHERE q.{partition} OPERATOR(pg_catalog.>=) p.partition AND q.{partition} OPERATOR(pg_catalog.<=) p.partition
+      AND q.{id} OPERATOR(pg_catalog.<=) p.high
+      AND NOT {key} OPERATOR(pg_catalog.=) ANY (SELECT b.key FROM pgleases.consumer_blocked AS b
+                                                WHERE b.consumer OPERATOR(pg_catalog.=) $3::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) p.partition)
+    ORDER BY q.{partition}, q.{id}
+    LIMIT $4::int
+    {lock}
+) AS l
+LIMIT $4::int

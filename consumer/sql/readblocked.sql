@@ -3,7 +3,7 @@
 -- $1 int     partition
 -- $2 bigint  ID
 -- $3 text    consumer
-SELECT q.{partition}::int, q.{id}::bigint, {key}, q.xmin::pg_catalog.text, b.attempts, b.crashes, b.version OPERATOR(pg_catalog.=) q.xmin::pg_catalog.text AS same{columns}
+SELECT q.{partition}::int, q.{id}::bigint, {key}, q.xmin, b.attempts, b.crashes, b.version OPERATOR(pg_catalog.=) q.xmin::pg_catalog.text AS same{columns}
 FROM {table} AS q
 JOIN pgleases.consumer_blocked AS b ON b.consumer OPERATOR(pg_catalog.=) $3::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) $1::int AND b.id OPERATOR(pg_catalog.=) $2::bigint
   AND b.key OPERATOR(pg_catalog.=) {key} -- with another key it is handled in the order of that
