@@ -51,7 +51,7 @@ func statementsFor(schema string) (s statements) {
 	for _, name := range []string{"role", "statement_timeout"} {
 		now, saved := "pg_catalog.current_setting('"+name+"')", "pg_catalog.current_setting('consumer."+name+"', true)"
 		saves = append(saves, set("consumer."+name, now))
-		all = append(all, set(name, "CASE WHEN "+saved+" OPERATOR(pg_catalog.<>) '' THEN "+saved+" ELSE "+now+" END"))
+		all = append(all, "CASE WHEN "+saved+" OPERATOR(pg_catalog.<>) ALL (ARRAY['', "+now+"]) THEN "+set(name, saved)+" END")
 	}
 	s.Theirs = "SELECT pg_catalog.concat(" + strings.Join(theirs, ", ") + ")"
 	s.Ours = "SELECT pg_catalog.concat(" + strings.Join(all, ", ") + ")"

@@ -515,8 +515,8 @@ var mutants = append(asleep(), []mutant{
 	o.at = len(o.rows)
 	return tx, xact, o`, 0},
 		{"consumer/work.go", `			limit, failing = len(o.rows)/2, nil`, `			limit, failing, parts[0].list = len(o.rows)/2, nil, o.rows`, 0},
-		{"consumer/work.go", `			g.took(j, parts, o, limit)
-			if failing != nil {`, `			g.took(j, parts, o, limit)
+		{"consumer/work.go", `			g.took(j, parts, o)
+			if failing != nil {`, `			g.took(j, parts, o)
 			parts[0].list = nil
 			if failing != nil {`, 0},
 	}},
@@ -558,7 +558,7 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/sql/schema.sql", `IF (pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text OPERATOR(pg_catalog.=) p_xact) IS NOT TRUE THEN`, `IF false THEN`, 0},
 	}},
 	{"a stop that goes on with the batch", "consumer batches", `effects|rows left`, []edit{
-		{"consumer/work.go", `if o.at > 0 && (g.halting(rows) ||`, `if o.at > 0 && (false ||`, 0},
+		{"consumer/work.go", `if o.at > 0 && (g.halting(parts) ||`, `if o.at > 0 && (false ||`, 0},
 	}},
 	{"an end that is recorded during the batch", "consumer batches", `the end was recorded`, []edit{
 		{"consumer/group.go", `	<-p.idle
