@@ -256,16 +256,21 @@ func TestAChangedRowOfABlockedKeyWaits(t *testing.T) {
 }
 
 // The batches of a slow handler are shared among the workers, for it to run at the same time. For
-// those of a quick one, that would only make more transactions.
+// those of a quick one, that would only make more transactions, and they may have more rows.
 func TestBatchesAreAsLargeAsTheirHandlerIsQuick(t *testing.T) {
+	limited := consumer.WithBatch(50, 1000)
 	for _, c := range []struct {
 		due, free int
 		pace      time.Duration
+		size      int64
+		opts      []consumer.Option
 		want      int
 	}{
-		{8, 4, 0, 2}, {8, 4, time.Second, 2}, {8, 4, 500 * time.Microsecond, 4}, {8, 4, time.Microsecond, 8}, {200, 4, time.Microsecond, 100}, {1, 4, time.Microsecond, 1}, {5, 1, time.Second, 5},
+		{8, 4, 0, 1, nil, 2}, {8, 4, time.Second, 1, nil, 2}, {8, 4, 500 * time.Microsecond, 1, nil, 4}, {8, 4, time.Microsecond, 1, nil, 8}, {1, 4, time.Microsecond, 1, nil, 1}, {5, 1, time.Second, 1, nil, 5},
+		{900, 4, time.Microsecond, 1, nil, 400}, {900, 1, 250 * time.Microsecond, 1, nil, 200}, {900, 1, time.Millisecond, 1, nil, 100}, {900, 1, time.Microsecond, 1, []consumer.Option{limited}, 50},
+		{900, 1, time.Microsecond, 0, nil, 10}, {900, 1, time.Microsecond, 100, []consumer.Option{limited}, 11}, {900, 1, time.Microsecond, 1 << 30, nil, 1},
 	} {
-		expect(t, consumer.Together(c.due, c.free, c.pace), c.want, fmt.Sprintf("partitions of a batch, of %d with %d free workers and %v for a row", c.due, c.free, c.pace))
+		expect(t, consumer.Together(c.due, c.free, c.pace, c.size, c.opts...), c.want, fmt.Sprintf("partitions of a batch, of %d with %d free workers, %v for a row and %d bytes", c.due, c.free, c.pace, c.size))
 	}
 }
 

@@ -18,10 +18,12 @@ func (c *Consumer) QuietAfter(d time.Duration) { c.times.quiet = d }
 func (c *Consumer) CrashSQL() string { return c.sql.Crash }
 
 // Together returns how many of so many partitions that have a row each get into one batch while so
-// many workers are free, if the handler takes so long for a row; 0: that is not known.
-func Together(due, free int, pace time.Duration) int {
-	g := &group{Consumer: &Consumer{options: options{batch: 100}}}
+// many workers are free, if the handler takes so long for a row of so many bytes; 0: that is not known.
+func Together(due, free int, pace time.Duration, size int64, opts ...Option) int {
+	o, _ := newOptions(opts)
+	g := &group{Consumer: &Consumer{options: o}}
 	g.counts.pace.Store(int64(pace))
+	g.counts.size.Store(size)
 	for range due {
 		g.partitions = append(g.partitions, &partition{known: true, due: true, expect: 1})
 	}

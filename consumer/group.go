@@ -28,6 +28,7 @@ const (
 	probeShare  = 4                // probes while rows come: at most 1/4 of the time
 	probePause  = 20 * time.Millisecond
 	quick       = 2 * time.Millisecond   // batches that take the handler less are not shared among workers: a transaction costs more
+	short       = 50 * time.Millisecond  // batches that take the handler less may have more rows
 	outagePause = 100 * time.Millisecond // between two attempts of a process while something is away
 	rare        = 5                      // while notifications announce rows, an idle process probes at every fifth poll
 	doubtTime   = 10 * time.Minute       // it probes at every poll after rows came without a notification
@@ -629,7 +630,7 @@ func (g *group) choose(room int) (*job, time.Duration) {
 	}
 	j, rows := new(job), 0
 	share, pace := (len(due)+room-1)/room, g.counts.pace.Load()
-	for len(j.partitions) < len(due) && rows < g.options.batch && (len(j.partitions) < share || pace > 0 && int64(rows)*pace < int64(quick)) {
+	for len(j.partitions) < len(due) && rows < g.batch() && (len(j.partitions) < share || pace > 0 && int64(rows)*pace < int64(quick)) {
 		p := due[len(j.partitions)]
 		if alone := p.watched || p.outage > 0 || p.troubles > 0; alone {
 			if len(j.partitions) == 0 {

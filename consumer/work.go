@@ -56,7 +56,7 @@ func (g *group) work(j *job) {
 	if p := j.partitions[0]; p.watched && !g.note(p) {
 		return
 	}
-	limit := max(1, min(g.options.batch>>j.partitions[0].troubles, g.fitting()))
+	limit := max(1, g.batch()>>j.partitions[0].troubles)
 	if p := j.partitions[0]; p.outage > 0 && len(p.tried) == 0 {
 		limit = 1 // otherwise one row is handled of those that are read, of another key each time
 	}
@@ -114,13 +114,18 @@ func (g *group) work(j *job) {
 	}
 }
 
-// fitting returns how many rows probably have no more bytes than a batch may have. Rows beyond these
-// would be read for nothing. Of rows that are not known yet, a few are read.
-func (g *group) fitting() int {
-	if size := g.counts.size.Load(); size > 0 {
-		return int(min(int64(g.options.batch), 1+g.options.bytes/size))
+// batch returns how many rows the next batch may have: more if they take the handler a short time,
+// because a transaction costs as much as many rows, and fewer if they are large, because those
+// beyond the limit of bytes would be read for nothing. Of rows that are not known yet, a few.
+func (g *group) batch() int {
+	rows, fitting := int64(g.options.batch), int64(10)
+	if pace := g.counts.pace.Load(); pace > 0 {
+		rows = max(rows, min(int64(g.options.mostRows), int64(short)/pace))
 	}
-	return 10
+	if size := g.counts.size.Load(); size > 0 {
+		fitting = 1 + g.options.bytes/size
+	}
+	return int(min(rows, fitting))
 }
 
 // workOnOne does a job on one of its partitions, unless that has to end.
