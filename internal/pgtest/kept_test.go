@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgproto3"
 )
 
 // keepDatabases keeps databases until the test ends.
@@ -121,6 +122,30 @@ func TestASessionIsKeptForTheNextClientAsNew(t *testing.T) {
 		do(t, conn, "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET work_mem = ''2MB''', current_database()); END $$")
 		if got := value[string](t, connect(t, databaseURL), "SHOW work_mem"); got != "2MB" {
 			t.Error("work_mem of a connection after it was set:", got)
+		}
+	})
+}
+
+// A statement whose client is gone does not go on because of the relay, if the session checks that.
+func TestAClientThatEndsDuringAStatementEndsItsSession(t *testing.T) {
+	keepDatabases(t)
+	in(t, "", func(t *testing.T, databaseURL string, other *pgx.Conn) {
+		conn := connect(t, databaseURL)
+		pid := conn.PgConn().PID()
+		if _, err := conn.Exec(t.Context(), "SET client_connection_check_interval = '100ms'"); err != nil {
+			t.Skip("the server's system does not say that a connection is closed:", err)
+		}
+		client := conn.PgConn().Frontend()
+		client.Send(&pgproto3.Query{String: "SELECT pg_sleep(600)"})
+		client.Send(&pgproto3.Terminate{})
+		if err := client.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		live := fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d AND query ", pid)
+		for value[int](t, other, live+"~ 'pg_sleep'") == 0 {
+		}
+		conn.PgConn().Conn().Close()
+		for value[int](t, other, live+"IS NOT NULL") != 0 {
 		}
 	})
 }

@@ -285,10 +285,10 @@ func (s *session) serve(in *bufio.Reader) {
 		switch message[0] {
 		case 'X':
 			s.mu.Unlock()
-			if !s.keep() {
-				s.leave(message)
+			if s.keep() {
+				return
 			}
-			return
+			s.mu.Lock() // the server ends the session when it is idle, or when the client's connection is closed
 		case 'Q', 'S', 'F':
 			s.pending++
 			s.open = false
@@ -342,18 +342,6 @@ func (s *session) ask(statements string) bool {
 		s.quiet.Wait()
 	}
 	return err == nil && !s.failed && !s.ended
-}
-
-// leave makes the server end the session, and waits for that.
-func (s *session) leave(message []byte) {
-	if _, err := s.server.Write(message); err != nil {
-		s.end()
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for !s.ended {
-		s.quiet.Wait()
-	}
 }
 
 // readMessage reads a message, whose length follows after the given number of bytes.
