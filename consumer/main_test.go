@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -211,6 +212,24 @@ func (db *database) begun(opts ...consumer.Option) *worker {
 	w := newWorker(db, consumer.Each(effect), opts...).run()
 	db.insert(8, 8)
 	db.empty("it has begun")
+	return w
+}
+
+// held is a worker that handles no row before it knows which of all partitions have some.
+func (db *database) held(h consumer.Handler[Order], opts ...consumer.Option) *worker {
+	db.t.Helper()
+	in, out := make(chan struct{}), make(chan struct{})
+	inHand := sync.OnceFunc(func() { close(in) })
+	w := newWorker(db, h, append(opts, consumer.WithAround(func(ctx context.Context, _ consumer.Info, next func(context.Context) error) error {
+		inHand()
+		<-out
+		return next(ctx)
+	}))...).run()
+	testkit.Receive(db.t, "a row is in hand", in)
+	testkit.Becomes(db.t, db.Pool, "all partitions have begun", int64(8), "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended IS DISTINCT FROM begun")
+	probes := w.Stats().Probes
+	testkit.Until(db.t, "two probes have come back since", func() bool { return w.Stats().Probes >= probes+2 })
+	close(out)
 	return w
 }
 

@@ -176,12 +176,12 @@ func TestRowsBehindAFailedOneComeNext(t *testing.T) {
 	of := func(partition int) string { return db.customers(partition, 1)[0] }
 	db.exec("INSERT INTO public.outbox (customer, payload) VALUES ($1, '1'), ($2, '2'), ($3, '3')", of(0), of(1), of(2))
 	db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '4' FROM generate_series(1, 100)", of(3))
-	w := newWorker(db, consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
+	w := db.held(consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
 		if i := slices.IndexFunc(rows, func(r consumer.Row[Order]) bool { return r.ID == 2 }); i >= 0 {
 			return errors.Join(db.published(ctx, rows[:i]), consumer.Failed(i, errors.New("no such order")))
 		}
 		return db.published(ctx, rows)
-	}), consumer.WithWorkers(1), consumer.WithBatch(10, 1<<20), consumer.WithAttempts(1), consumer.WithPoll(time.Hour)).run()
+	}), consumer.WithWorkers(1), consumer.WithBatch(10, 1<<20), consumer.WithAttempts(1))
 	testkit.Becomes(t, db.Pool, "one row is left", int64(1), "SELECT count(*) FROM public.outbox")
 	testkit.OK(t, w.end())
 	if n := one[int64](db, "SELECT count(*) FROM public.effects WHERE n < (SELECT n FROM public.effects WHERE id = 3)"); n > 20 {

@@ -21,7 +21,7 @@ func TestPartitionsTakeTurns(t *testing.T) {
 	for partition := range 3 {
 		db.put(slices.Repeat(db.customers(partition, 1), 8)...)
 	}
-	w := newWorker(db, consumer.Each(effect), consumer.WithBatch(1, 1), consumer.WithWorkers(1)).run()
+	w := db.held(consumer.Each(effect), consumer.WithBatch(1, 1), consumer.WithWorkers(1))
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	db.exact(24)
