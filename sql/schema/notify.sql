@@ -9,10 +9,8 @@ COMMENT ON SEQUENCE pgleases.notified IS 'The time of the last notification, and
 -- lease would get no notification because another lease of its number had one. If two transactions race, both notify.
 -- A transaction sends one notification, at its commit. Its later calls leave the following 200 ms to other transactions.
 CREATE OR REPLACE FUNCTION pgleases.notify_channel(lease pg_catalog.text) RETURNS int
-LANGUAGE plpgsql IMMUTABLE AS $pgleases_body$
-BEGIN
-    RETURN (pg_catalog.hashtext($1) OPERATOR(pg_catalog.&) 2147483647) OPERATOR(pg_catalog.%) 24;
-END
+LANGUAGE sql IMMUTABLE AS $pgleases_body$
+    SELECT (pg_catalog.hashtext($1) OPERATOR(pg_catalog.&) 2147483647) OPERATOR(pg_catalog.%) 24
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.notify_channel(pg_catalog.text) IS 'The number of a lease''s channel. Several leases share a channel.';
 
@@ -21,7 +19,7 @@ COMMENT ON FUNCTION pgleases.notify_channel(pg_catalog.text) IS 'The number of a
 CREATE OR REPLACE FUNCTION pgleases.notify(lease pg_catalog.text) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $pgleases_body$
 DECLARE
-    slice CONSTANT bigint := (extract(epoch FROM pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 5::numeric)::bigint;
+    slice CONSTANT bigint := (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 5::float)::bigint;
     mine  CONSTANT bigint := 1::bigint OPERATOR(pg_catalog.<<) pgleases.notify_channel($1);
     own   bigint;
     sent  bigint := coalesce(pg_catalog.pg_sequence_last_value('pgleases.notified'::pg_catalog.regclass), 0);
