@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -268,7 +269,7 @@ func TestBatchesAreAsLargeAsTheirHandlerIsQuick(t *testing.T) {
 	}{
 		{8, 4, 0, 1, nil, 2}, {8, 4, time.Second, 1, nil, 2}, {8, 4, 500 * time.Microsecond, 1, nil, 4}, {8, 4, time.Microsecond, 1, nil, 8}, {1, 4, time.Microsecond, 1, nil, 1}, {5, 1, time.Second, 1, nil, 5},
 		{900, 4, time.Microsecond, 1, nil, 400}, {900, 1, 250 * time.Microsecond, 1, nil, 200}, {900, 1, time.Millisecond, 1, nil, 100}, {900, 1, time.Microsecond, 1, []consumer.Option{limited}, 50},
-		{900, 1, time.Microsecond, 0, nil, 10}, {900, 1, time.Microsecond, 100, []consumer.Option{limited}, 11}, {900, 1, time.Microsecond, 1 << 30, nil, 1},
+		{900, 1, time.Microsecond, 0, nil, 10}, {900, 1, time.Microsecond, 100, []consumer.Option{limited}, 10}, {900, 1, time.Microsecond, 1 << 30, nil, 1}, {900, 1, time.Microsecond, 1, []consumer.Option{consumer.WithBatch(50, math.MaxInt64)}, 50},
 	} {
 		expect(t, consumer.Together(c.due, c.free, c.pace, c.size, c.opts...), c.want, fmt.Sprintf("partitions of a batch, of %d with %d free workers, %v for a row and %d bytes", c.due, c.free, c.pace, c.size))
 	}

@@ -123,7 +123,7 @@ func (g *group) batch() int {
 		rows = max(rows, min(int64(g.options.mostRows), int64(short)/pace))
 	}
 	if size := g.counts.size.Load(); size > 0 {
-		fitting = 1 + g.options.bytes/size
+		fitting = 1 + (g.options.bytes-1)/size
 	}
 	return int(min(rows, fitting))
 }
