@@ -278,6 +278,7 @@ func (g *group) soon() { g.probeAt = g.earliest }
 // pollAfter returns how long to wait after a probe, if nothing asks for the next one before: one
 // poll, or several if notifications announce all rows. An insert right after another one sends no
 // notification, and may commit much later. So the transactions that were open then must have ended.
+// What comes for a partition while a job works on it, no probe sees.
 func (g *group) pollAfter(q *probe, err error) time.Duration {
 	now, before := time.Now(), g.oldest
 	g.oldest = q.oldest
@@ -287,7 +288,7 @@ func (g *group) pollAfter(q *probe, err error) time.Duration {
 		g.since = q.next
 	case len(q.has) > 0:
 		g.doubt = now.Add(doubtTime)
-	case !q.blocked && before >= g.since && !now.Before(g.doubt):
+	case g.running == 0 && !q.blocked && before >= g.since && !now.Before(g.doubt):
 		return rare * g.options.poll
 	}
 	return g.options.poll

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -120,6 +121,27 @@ func TestIdleProcessPollsOften(t *testing.T) {
 			testkit.OK(t, w.end())
 		})
 	}
+}
+
+// While a handler is at work, a process polls often: no poll sees what its partition waits for.
+func TestBusyProcessPollsOften(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	in, out := make(chan struct{}), make(chan struct{})
+	w := idler(db, consumer.AtLeastOnce(func(context.Context, []consumer.Row[Order]) error {
+		close(in)
+		<-out
+		return nil
+	}))
+	release := sync.OnceFunc(func() { close(out) })
+	t.Cleanup(release)
+	w.pollsRarely()
+	db.insert(1, 1)
+	testkit.Receive(t, "a row is in hand", in)
+	w.pollsOften()
+	release()
+	db.empty("it is handled")
+	testkit.OK(t, w.end())
 }
 
 // The notification of an insert is suppressed shortly after another one. So a process polls often
