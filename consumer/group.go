@@ -116,7 +116,7 @@ type group struct {
 	earliest   time.Time // before then no probe is sent
 	heard      time.Time // when the last notification arrived
 	doubt      time.Time // until then notifications are not relied on
-	since      int64     // older transactions may have inserted rows that are not announced
+	since      int64     // older transactions may have inserted rows that are not announced; 0: not known
 	oldest     int64     // the oldest transaction that was open after the last probe
 	outageAt   time.Time // before then no partition is tried whose pause is over
 
@@ -256,7 +256,7 @@ func (g *group) loop(ctx context.Context, stopped <-chan struct{}) {
 			}
 		case <-g.listener.Heard:
 			g.soon()
-			g.heard = time.Now()
+			g.heard, g.since = time.Now(), 0
 			for _, d := range after {
 				g.again = append(g.again, time.Now().Add(d))
 			}
@@ -283,11 +283,11 @@ func (g *group) pollAfter(q *probe, err error) time.Duration {
 	now, before := time.Now(), g.oldest
 	g.oldest = q.oldest
 	switch {
-	case err != nil || g.untilEmpty || !g.announced || !g.listener.Direct():
-	case now.Sub(g.heard) < g.times.quiet:
-		g.since = q.next
+	case err != nil || g.untilEmpty || !g.announced || !g.listener.Direct() || now.Sub(g.heard) < g.times.quiet:
 	case len(q.has) > 0:
 		g.doubt = now.Add(doubtTime)
+	case g.since == 0: // the first after the quiet time
+		g.since = q.next
 	case g.running == 0 && !q.blocked && before >= g.since && !now.Before(g.doubt):
 		return rare * g.options.poll
 	}

@@ -161,6 +161,36 @@ func TestOpenTransactionKeepsProcessPolling(t *testing.T) {
 	testkit.OK(t, w.end())
 }
 
+// The same if no poll can be sent before its time, because jobs work on all partitions.
+func TestOpenTransactionOfABusyTimeKeepsProcessPolling(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	in, out := make(chan struct{}, 100), make(chan struct{})
+	release := sync.OnceFunc(func() { close(out) })
+	t.Cleanup(release)
+	w := idler(db, consumer.AtLeastOnce(func(context.Context, []consumer.Row[Order]) error {
+		in <- struct{}{}
+		<-out
+		return nil
+	}))
+	w.pollsRarely()
+	db.insert(40, 40)
+	for range 3 {
+		testkit.Receive(t, "each worker has a batch, of all partitions together", in)
+	}
+	late := testkit.Must(db.Begin(t.Context()))(t)
+	t.Cleanup(func() { _ = late.Rollback(context.Background()) })
+	testkit.Must(late.Exec(t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ('late', '1')"))(t)
+	began := time.Now()
+	testkit.Until(t, "no notification is recent", func() bool { return time.Since(began) > 2*quiet })
+	release()
+	db.empty("all is handled")
+	w.pollsOften()
+	testkit.OK(t, late.Commit(t.Context()))
+	db.empty("a poll has found the row")
+	testkit.OK(t, w.end())
+}
+
 // pooled is a connection whose process number is not that of its server process.
 type pooled struct{ net.Conn }
 
