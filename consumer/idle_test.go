@@ -93,6 +93,10 @@ func TestIdleProcessPollsOften(t *testing.T) {
 			db.exec("ALTER TABLE public.outbox DISABLE TRIGGER consumer_inserted")
 			return idler(db, consumer.Each(effect))
 		},
+		"the trigger wakes another consumer": func(db *database) *worker {
+			db.exec("DROP TRIGGER consumer_inserted ON public.outbox; CREATE TRIGGER consumer_inserted AFTER INSERT ON public.outbox FOR EACH STATEMENT EXECUTE FUNCTION pgleases.consumer_inserted('others')")
+			return idler(db, consumer.Each(effect))
+		},
 		"its connection is through a pooler": func(db *database) *worker {
 			w := newWorker(db, consumer.Each(effect))
 			w.pool = testkit.Pool(db.t, db.url, func(c *pgxpool.Config) {

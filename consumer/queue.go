@@ -59,14 +59,14 @@ var (
 	kinds     = map[string]string{"v": "a view", "m": "a materialized view", "f": "a foreign table", "c": "a type", "S": "a sequence", "i": "an index"}
 )
 
-// inspect reads what the database knows about the table, and checks it. It returns the queue with
-// its number of partitions.
-func (s *statements) inspect(ctx context.Context, db querier, q Queue) (*table, Queue, error) {
+// inspect reads what the database knows about the table of a consumer, and checks it. It returns the
+// queue with its number of partitions.
+func (s *statements) inspect(ctx context.Context, db querier, name string, q Queue) (*table, Queue, error) {
 	if q.Table == "" {
 		return nil, q, errors.New("the queue has no Table: name the table whose rows are handled")
 	}
 	var t table
-	err := db.QueryRow(ctx, s.Inspect, q.Table, q.ID, q.Key, q.Partition).Scan(&t.Name, &t.Kind, &t.Hidden, &t.Permitted, &t.BeforeDelete, &t.Subscribed, &t.Announced, &t.Indexed,
+	err := db.QueryRow(ctx, s.Inspect, q.Table, q.ID, q.Key, q.Partition, name).Scan(&t.Name, &t.Kind, &t.Hidden, &t.Permitted, &t.BeforeDelete, &t.Subscribed, &t.Announced, &t.Indexed,
 		&t.IDRequired, &t.IDType, &t.KeyRequired, &t.KeyType, &t.PartitionRequired, &t.PartitionType, &t.Generated, &t.Cache, &t.Cycle, &t.Columns)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, q, fmt.Errorf("table %s does not exist in this database, or not in the search_path: TableSQL returns its DDL", q.Table)

@@ -4,6 +4,7 @@
 -- $2 text  column of the ID
 -- $3 text  column of the key, or empty
 -- $4 text  column of the partition
+-- $5 text  consumer
 SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS table, c.relkind::pg_catalog.text, pg_catalog.row_security_active(c.oid) AS hidden,
        pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_table_privilege(c.oid, 'DELETE') AND
            (pg_catalog.has_table_privilege(c.oid, 'UPDATE') OR pg_catalog.has_any_column_privilege(c.oid, 'UPDATE')) AS permitted,
@@ -11,7 +12,8 @@ SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS table, c.relkind::pg_
                AND (t.tgtype::int OPERATOR(pg_catalog.&) 11) OPERATOR(pg_catalog.=) 11) AS before_delete, -- row 1, before 2, delete 8
        EXISTS (SELECT FROM pg_catalog.pg_subscription_rel AS s WHERE s.srrelid OPERATOR(pg_catalog.=) c.oid) AS subscribed,
        EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid OPERATOR(pg_catalog.=) c.oid AND t.tgenabled OPERATOR(pg_catalog.=) ANY ('{O,A}'::pg_catalog."char"[])
-               AND t.tgfoid OPERATOR(pg_catalog.=) pg_catalog.to_regprocedure('pgleases.consumer_inserted()')::oid) AS announced,
+               AND t.tgfoid OPERATOR(pg_catalog.=) pg_catalog.to_regprocedure('pgleases.consumer_inserted()')::oid
+               AND t.tgargs OPERATOR(pg_catalog.=) (pg_catalog.convert_to($5::pg_catalog.text, pg_catalog.getdatabaseencoding()) OPERATOR(pg_catalog.||) pg_catalog.decode('00', 'hex'))) AS announced,
        EXISTS (SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid OPERATOR(pg_catalog.=) c.oid AND i.indisvalid AND i.indpred IS NULL
                AND i.indkey[0] OPERATOR(pg_catalog.=) p.attnum AND i.indkey[1] OPERATOR(pg_catalog.=) id.attnum
                AND (SELECT r.relam FROM pg_catalog.pg_class AS r WHERE r.oid OPERATOR(pg_catalog.=) i.indexrelid) OPERATOR(pg_catalog.=) 403::oid -- btree
