@@ -288,7 +288,7 @@ func (g *group) pollAfter(q *probe, err error) time.Duration {
 		g.doubt = now.Add(doubtTime)
 	case g.since == 0: // the first after the quiet time
 		g.since = q.next
-	case g.running == 0 && !q.blocked && before >= g.since && !now.Before(g.doubt):
+	case g.running == 0 && q.ended == g.ended && !q.blocked && before >= g.since && !now.Before(g.doubt):
 		return rare * g.options.poll
 	}
 	return g.options.poll

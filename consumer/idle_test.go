@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -146,6 +148,42 @@ func TestBusyProcessPollsOften(t *testing.T) {
 	release()
 	db.empty("it is handled")
 	testkit.OK(t, w.end())
+}
+
+// The same holds for a poll that was under way when the handler ended.
+func TestPollBesideAJobIsNoReasonToPollRarely(t *testing.T) {
+	t.Parallel()
+	const poll = time.Second
+	db := newDirectDatabase(t)
+	var calls atomic.Int64
+	var failed, again time.Time
+	var w *worker
+	w = idler(db, consumer.AtLeastOnce(func(context.Context, []consumer.Row[Order]) error {
+		if calls.Add(1) > 1 {
+			again = time.Now()
+			return nil
+		}
+		began := time.Now()
+		testkit.Until(t, "no notification is recent", func() bool { return time.Since(began) > 2*quiet })
+		probes := w.Stats().Probes
+		testkit.Until(t, "two polls have come back since", func() bool { return w.Stats().Probes >= probes+2 })
+		deliver := w.wire.Delay("pg_snapshot_xmin")
+		testkit.Until(t, "a poll is under way", func() bool { return w.wire.Left() == 0 })
+		go func() {
+			testkit.Becomes(t, db.Pool, "the row has failed", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
+			testkit.Until(t, "the job has ended", func() bool { return w.Stats().Failures > 0 })
+			deliver()
+		}()
+		failed = time.Now()
+		return errors.New("not yet")
+	}), consumer.WithPoll(poll), consumer.WithBackoff(time.Millisecond, time.Millisecond))
+	w.waits()
+	db.insert(1, 1)
+	db.empty("it is handled")
+	testkit.OK(t, w.end())
+	if waited := again.Sub(failed); waited > 4*poll {
+		t.Errorf("the second attempt came %v after the first", waited)
+	}
 }
 
 // The notification of an insert is suppressed shortly after another one. So a process polls often
