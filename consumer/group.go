@@ -27,8 +27,8 @@ const (
 	atOnce      = 4096             // the most partitions that begin or end in one transaction
 	probeShare  = 4                // probes while rows come: at most 1/4 of the time
 	probePause  = 20 * time.Millisecond
-	quick       = 2 * time.Millisecond   // batches that take the handler less are not shared among workers: a transaction costs more
-	short       = 50 * time.Millisecond  // batches that take the handler less may have more rows
+	quick       = 2 * time.Millisecond   // rows that take the handler less in all are not shared among workers: a transaction costs more
+	short       = 50 * time.Millisecond  // rows that take the handler less in all are one batch, even if they are more than usual
 	outagePause = 100 * time.Millisecond // between two attempts of a process while something is away
 	rare        = 5                      // while notifications announce rows, an idle process probes at every fifth poll
 	doubtTime   = 10 * time.Minute       // it probes at every poll after rows came without a notification
@@ -359,7 +359,7 @@ type probe struct {
 	paused   bool
 	blocked  bool  // a row blocks its key
 	oldest   int64 // the oldest open transaction
-	next     int64 // the next transaction
+	next     int64 // the one after the last that has ended
 	anywhere bool  // of RunUntilEmpty: some partition of the table has something to do
 }
 

@@ -293,11 +293,15 @@ func lostOf(parts []*partition) outcome {
 // After AtLeastOnce, rows that were changed stay. removed becomes the number of rows that do not.
 func (g *group) queueRemoval(batch *pgx.Batch, rows []row, xact string, retry *blockedRow, p *partition, removed *int) {
 	if len(rows) > 0 {
-		numbers, ids, versions := make([]int32, len(rows)), make([]int64, len(rows)), make([]string, len(rows))
+		numbers, ids := make([]int32, len(rows)), make([]int64, len(rows))
 		for i, r := range rows {
-			numbers[i], ids[i], versions[i] = int32(r.partition.Number), r.id, fmt.Sprint(r.version)
+			numbers[i], ids[i] = int32(r.partition.Number), r.id
 		}
 		if *removed = len(rows); g.handler.calls == atLeastOnce {
+			versions := make([]string, len(rows))
+			for i, r := range rows {
+				versions[i] = fmt.Sprint(r.version)
+			}
 			batch.Queue(g.sql.RemoveSame, numbers, ids, versions, xact).QueryRow(func(row pgx.Row) error { return row.Scan(removed, nil) })
 		} else {
 			batch.Queue(g.sql.Remove, numbers, ids, xact)

@@ -1,5 +1,5 @@
 -- due.sql: blocked rows that are to be handled again now, of each key the first, or to be skipped; whether the consumer is
--- paused, and any row blocked; and which transactions are open.
+-- paused, and any row blocked; the oldest open transaction, and the one after the last that has ended.
 --
 -- $1 text   consumer
 -- $2 int[]  partitions
