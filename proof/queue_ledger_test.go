@@ -18,9 +18,10 @@ import (
 // A queueLedger has the rows that were committed to a queue, what became of them, and what the
 // handlers did.
 type queueLedger struct {
-	outside  bool // the effects are outside the database: each row is handled at least once
-	promoted bool // a standby was promoted that may have missed commits
-	attempts int  // of a row that does not fail, at most; 0: any number, because faults charge rows
+	outside  bool      // the effects are outside the database: each row is handled at least once
+	promoted bool      // a standby was promoted that may have missed commits
+	killed   time.Time // the primary before; rows that were deleted in the commits that were missed come back, behind later ones
+	attempts int       // of a row that does not fail, at most; 0: any number, because faults charge rows
 	written  map[string]queueWritten
 	left     map[string]bool      // rows in the queue
 	dead     map[string]time.Time // dead letters
@@ -141,7 +142,7 @@ func (l *queueLedger) problems() map[string][]string {
 			add(twice, "%v, and before: %v", h, again)
 		case !seen:
 			p, any := previous[h.Customer]
-			if any && p.ID > h.ID {
+			if any && p.ID > h.ID && !(p.At.Before(l.killed) && h.At.After(l.killed)) {
 				add(disorder, "%v, but before: %v", h, p)
 			}
 			if any && !l.outside && p.Transaction != h.Transaction && h.At.Before(p.Committed) {

@@ -36,6 +36,7 @@ type queueFleet struct {
 	config         faults.Config
 	database       *faults.Database
 	pool, receiver *pgxpool.Pool
+	killed         time.Time // the first primary
 }
 
 // newQueueFleet starts three workers. url leads to the database, in some cases through a pooler.
@@ -199,7 +200,7 @@ func (q *queueFleet) report(attempts int) *queueLedger {
 		}
 	}
 	l := readQueue(q.t, q.pool, q.receiver)
-	l.attempts, l.promoted = attempts, attempts == 0
+	l.attempts, l.promoted, l.killed = attempts, attempts == 0, q.killed
 	l.report(q.t)
 	return l
 }
@@ -336,6 +337,7 @@ func TestAPromotedStandbyHandlesItsQueueInOrder(t *testing.T) {
 		if err := old.Kill(); err != nil {
 			t.Fatal(err)
 		}
+		q.killed = time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		if err := next.Promote(ctx); err != nil {
