@@ -253,7 +253,9 @@ func TestLostListenerIsReplacedAtOnce(t *testing.T) {
 		w.waits()
 		w.pool.Reset() // only the process's own connections are left
 		probes := w.Stats().Probes
-		db.exec("SELECT pg_terminate_backend($1)", one[int](db, "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query = 'commit' AND pid <> pg_backend_pid()"))
+		const listener = "SELECT %s FROM pg_stat_activity WHERE datname = current_database() AND query = 'commit' AND pid <> pg_backend_pid()"
+		testkit.Becomes(t, db.Pool, "the pool has no connections", int64(1), fmt.Sprintf(listener, "count(*)"))
+		db.exec("SELECT pg_terminate_backend($1)", one[int](db, fmt.Sprintf(listener, "pid")))
 		testkit.Until(t, "it polls again", func() bool { return w.Stats().Probes > probes })
 		db.insert(8, 8)
 		db.empty("all is handled")
