@@ -630,8 +630,8 @@ func (g *group) choose(room int) (*job, time.Duration) {
 		return nil, wait
 	}
 	j, rows := new(job), 0
-	share, pace := (len(due)+room-1)/room, g.counts.pace.Load()
-	for len(j.partitions) < len(due) && rows < g.batch() && (len(j.partitions) < share || pace > 0 && int64(rows)*pace < int64(quick)) {
+	share, most, pace := (len(due)+room-1)/room, g.batch(), g.counts.pace.Load()
+	for len(j.partitions) < len(due) && rows < most && (len(j.partitions) < share || pace > 0 && int64(rows)*pace < int64(quick)) {
 		p := due[len(j.partitions)]
 		if alone := p.watched || p.outage > 0 || p.troubles > 0; alone {
 			if len(j.partitions) == 0 {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/consumer"
@@ -62,6 +63,22 @@ func (w *worker) pollsOften() {
 		w.nine()
 	}
 	testkit.Until(w.t, "it polls often", func() bool { return w.nine() < 2*9*idlePoll })
+}
+
+// quieten waits until no notification is recent, without a look at polls.
+func quieten(t *testing.T) {
+	t.Helper()
+	began := time.Now()
+	testkit.Until(t, "no notification is recent", func() bool { return time.Since(began) > 2*quiet })
+}
+
+// late is an open transaction that has inserted a row.
+func (db *database) late() pgx.Tx {
+	db.t.Helper()
+	tx := testkit.Must(db.Begin(db.t.Context()))(db.t)
+	db.t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	testkit.Must(tx.Exec(db.t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ('late', '1')"))(db.t)
+	return tx
 }
 
 // An idle process polls rarely while inserts notify it. If a row comes without a notification, it is
@@ -163,8 +180,7 @@ func TestPollBesideAJobIsNoReasonToPollRarely(t *testing.T) {
 			again = time.Now()
 			return nil
 		}
-		began := time.Now()
-		testkit.Until(t, "no notification is recent", func() bool { return time.Since(began) > 2*quiet })
+		quieten(t)
 		probes := w.Stats().Probes
 		testkit.Until(t, "two polls have come back since", func() bool { return w.Stats().Probes >= probes+2 })
 		deliver := w.wire.Delay("pg_snapshot_xmin")
@@ -193,9 +209,7 @@ func TestOpenTransactionKeepsProcessPolling(t *testing.T) {
 	db := newDirectDatabase(t)
 	w := idler(db, consumer.Each(effect))
 	w.pollsRarely()
-	late := testkit.Must(db.Begin(t.Context()))(t)
-	t.Cleanup(func() { _ = late.Rollback(context.Background()) })
-	testkit.Must(late.Exec(t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ('late', '1')"))(t)
+	late := db.late()
 	db.exec("SELECT pg_notify('pgleases_notify_' || pgleases.notify_channel('consumer/orders'), '')")
 	w.pollsOften()
 	testkit.OK(t, late.Commit(t.Context()))
@@ -220,11 +234,8 @@ func TestOpenTransactionOfABusyTimeKeepsProcessPolling(t *testing.T) {
 	for range 3 {
 		testkit.Receive(t, "each worker has a batch, of all partitions together", in)
 	}
-	late := testkit.Must(db.Begin(t.Context()))(t)
-	t.Cleanup(func() { _ = late.Rollback(context.Background()) })
-	testkit.Must(late.Exec(t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ('late', '1')"))(t)
-	began := time.Now()
-	testkit.Until(t, "no notification is recent", func() bool { return time.Since(began) > 2*quiet })
+	late := db.late()
+	quieten(t)
 	release()
 	db.empty("all is handled")
 	w.pollsOften()

@@ -226,7 +226,7 @@ func (db *database) held(h consumer.Handler[Order], opts ...consumer.Option) *wo
 		return next(ctx)
 	}))...).run()
 	testkit.Receive(db.t, "a row is in hand", in)
-	testkit.Becomes(db.t, db.Pool, "all partitions have begun", int64(8), "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended IS DISTINCT FROM begun")
+	testkit.Becomes(db.t, db.Pool, "all partitions have begun", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended IS DISTINCT FROM begun")
 	probes := w.Stats().Probes
 	testkit.Until(db.t, "two probes have come back since", func() bool { return w.Stats().Probes >= probes+2 })
 	close(out)

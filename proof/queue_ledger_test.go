@@ -142,7 +142,7 @@ func (l *queueLedger) problems() map[string][]string {
 			add(twice, "%v, and before: %v", h, again)
 		case !seen:
 			p, any := previous[h.Customer]
-			if any && p.ID > h.ID && !(p.At.Before(l.killed) && h.At.After(l.killed)) {
+			if any && p.ID > h.ID && !(l.outside && p.At.Before(l.killed) && h.At.After(l.killed)) {
 				add(disorder, "%v, but before: %v", h, p)
 			}
 			if any && !l.outside && p.Transaction != h.Transaction && h.At.Before(p.Committed) {

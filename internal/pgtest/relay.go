@@ -281,18 +281,15 @@ func (s *session) serve(in *bufio.Reader) {
 			s.relay.changed[s.database] = true
 			s.relay.mu.Unlock()
 		}
+		if message[0] == 'X' && s.keep() {
+			return // otherwise the server ends the session when it is idle, or when the client's connection is closed
+		}
 		s.mu.Lock()
 		switch message[0] {
-		case 'X':
-			s.mu.Unlock()
-			if s.keep() {
-				return
-			}
-			s.mu.Lock() // the server ends the session when it is idle, or when the client's connection is closed
 		case 'Q', 'S', 'F':
 			s.pending++
 			s.open = false
-		case 'd', 'c', 'f':
+		case 'd', 'c', 'f', 'X':
 		default:
 			s.open = true
 		}
