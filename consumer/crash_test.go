@@ -374,10 +374,8 @@ func TestLostAnswerCountsNoCrash(t *testing.T) {
 	}), consumer.WithBackoff(time.Millisecond, time.Millisecond))
 	w.run()
 	for range 4 {
-		lost := make(chan struct{})
-		w.wire.Before("crashes OPERATOR", func() { w.wire.Lose(1, "commit", true); close(lost) })
-		testkit.Receive(t, "it counts", lost)
-		testkit.Until(t, "the answer is lost", func() bool { return w.wire.Left() == 0 })
+		w.wire.LoseAfter("crashes OPERATOR", "commit")
+		testkit.Until(t, "it counts, and the answer is lost", func() bool { return w.wire.Left() == 0 })
 	}
 	db.empty("it is handled")
 	expect(t, testkit.Receive(t, "the handler is called", crashes), 1, "crashes, with the attempt under way")

@@ -118,7 +118,7 @@ func TestLostCommitOfARetryKeepsTheOrder(t *testing.T) {
 			if name == "retry" {
 				w.wire.Lose(1, text, true)
 			} else {
-				w.wire.Before(text, func() { w.wire.Lose(1, "commit", true) })
+				w.wire.LoseAfter(text, "commit")
 			}
 			close(again)
 			db.empty("all is handled")

@@ -25,12 +25,19 @@ type Wire struct {
 	mu      sync.Mutex // guards the fields below, and trips and asked of connections
 	cut     bool
 	conns   []*wired
-	text    string // in the messages that are handled by meet
-	left    int    // the number of such messages to come
-	meet    func(c *wired, message []byte) (send bool)
+	next    instruction
 	counts  string // the text that is counted; empty: count all messages
 	counted int
 	records bool
+}
+
+// An instruction says how messages with a text are handled.
+type instruction struct {
+	left  int // the number of such messages to come
+	text  string
+	meet  func(c *wired, message []byte) (send bool)
+	first string // the text of a message that comes before, on the same connection; empty: none
+	on    *wired // that connection; nil: any
 }
 
 // Carry makes the connections of a pool go over the wire, with statements that it recognizes by
@@ -79,14 +86,25 @@ func (w *Wire) Mend() {
 // Lose loses the next messages with a text, each with its connection. With after it loses the
 // answers instead.
 func (w *Wire) Lose(times int, text string, after bool) {
+	if after {
+		w.meets(times, text, loseAnswer)
+		return
+	}
 	w.meets(times, text, func(c *wired, _ []byte) bool {
-		if after {
-			c.state.Store(deaf)
-		} else {
-			_ = c.Conn.Close()
-		}
-		return after
+		_ = c.Conn.Close()
+		return false
 	})
+}
+
+// LoseAfter loses the answer to the next message with a text, with its connection, once that
+// connection has sent the text first in another message.
+func (w *Wire) LoseAfter(first, text string) {
+	w.instruct(instruction{left: 1, text: text, meet: loseAnswer, first: first})
+}
+
+func loseAnswer(c *wired, _ []byte) bool {
+	c.state.Store(deaf)
+	return true
 }
 
 // Mute loses the next message with a text. Its connection stays, and transfers no more data in
@@ -150,16 +168,20 @@ func (w *Wire) Strand(text, answered string) (deliver func() error) {
 }
 
 func (w *Wire) meets(times int, text string, meet func(*wired, []byte) bool) {
+	w.instruct(instruction{left: times, text: text, meet: meet})
+}
+
+func (w *Wire) instruct(next instruction) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.left, w.text, w.meet = times, text, meet
+	w.next = next
 }
 
 // Left returns the number of messages that the last instruction still applies to.
 func (w *Wire) Left() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.left
+	return w.next.left
 }
 
 // Count begins to count how often a text is sent.
@@ -216,11 +238,20 @@ func (w *Wire) sent(c *wired, message []byte) func(*wired, []byte) bool {
 		c.asked = true
 		c.trips[len(c.trips)-1] += string(message)
 	}
-	if w.left == 0 || !bytes.Contains(message, []byte(w.text)) {
+	next := &w.next
+	switch {
+	case next.left == 0:
+		return nil
+	case next.first != "" && next.on == nil:
+		if bytes.Contains(message, []byte(next.first)) {
+			next.on = c
+		}
+		return nil
+	case next.on != nil && next.on != c || !bytes.Contains(message, []byte(next.text)):
 		return nil
 	}
-	w.left--
-	return w.meet
+	next.left--
+	return next.meet
 }
 
 // States of a connection.
