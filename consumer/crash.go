@@ -34,9 +34,6 @@ func (g *group) beginAll(fresh []*partition) error {
 		if crashed > 0 {
 			g.log.Warn("consumer: the owner before did not end in order", slog.Int("partitions", crashed), slog.Int("with_suspects", suspects))
 		}
-		for _, p := range owned {
-			p.known = true
-		}
 		return nil
 	}
 }

@@ -48,30 +48,31 @@ var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, p
 // and may commit later.
 var after = [...]time.Duration{10 * time.Millisecond, 30 * time.Millisecond, 70 * time.Millisecond, 150 * time.Millisecond, 210 * time.Millisecond}
 
-// A partition is an ownership. Its fields from expect on belong to the job that works on the
-// partition, and otherwise, as the others, to the goroutine of the group.
+// A partition is an ownership. Its fields from due on belong to the job that works on the partition,
+// and otherwise, as the others, to the goroutine of the group.
 type partition struct {
 	pgleases.Partition
 	asked atomic.Bool   // to end
 	idle  chan struct{} // closed when it was asked to end, and no job works on it
 
-	gone      bool         // the goroutine of the group knows that it was asked to end
-	begun     bool         // its begin may be recorded
-	known     bool         // what was before this ownership is known
-	busy      bool         // a job works on it
-	due       bool         // it may have rows to handle
-	retries   []blockedRow // those that are due
-	last      int64        // the ID of the last that was handled, or failed
-	retried   bool         // the last job was one of them, so rows that are not blocked come next
-	notBefore time.Time    // it waits until then
+	gone    bool         // the goroutine of the group knows that it was asked to end
+	begun   bool         // its begin may be recorded
+	known   bool         // what was before this ownership is known
+	busy    bool         // a job works on it
+	retries []blockedRow // those that are due
+	last    int64        // the ID of the last that was handled, or failed
+	retried bool         // the last job was one of them, so rows that are not blocked come next
+	tries   int          // how many such jobs have ended
 
-	expect   int           // how many rows the next read may find
-	watched  bool          // batches are noted
-	noted    int64         // the highest ID of the noted batch
-	outage   time.Duration // the pause, if something that handlers need is away; 0: no pause
-	tried    []string      // keys that failed in that time
-	troubles int           // errors that no row is charged with, in a row
-	lost     bool          // it is not owned
+	due       bool          // it may have rows to handle
+	notBefore time.Time     // it waits until then
+	expect    int           // how many rows the next read may find
+	watched   bool          // batches are noted
+	noted     int64         // the highest ID of the noted batch
+	outage    time.Duration // the pause, if something that handlers need is away; 0: no pause
+	tried     []string      // keys that failed in that time
+	troubles  int           // errors that no row is charged with, in a row
+	lost      bool          // it is not owned
 }
 
 // A blockedRow is a row whose key is blocked, and that is to be handled again.
@@ -103,8 +104,11 @@ type group struct {
 	partitions []*partition
 	gone       bool // some of them are gone
 	next       int  // the index of the partition to begin with
+	nextRetry  int  // the same, for blocked rows
 	running    int
-	ended      int // jobs that have ended
+	retrying   int  // jobs with a blocked row
+	retried    bool // the last job that began is one of them
+	ended      int  // jobs that have ended
 	opening    bool
 	openAfter  time.Time
 	probing    bool
@@ -278,7 +282,7 @@ func (g *group) soon() { g.probeAt = g.earliest }
 // pollAfter returns how long to wait after a probe, if nothing asks for the next one before: one
 // poll, or several if notifications announce all rows. An insert right after another one sends no
 // notification, and may commit much later. So the transactions that were open then must have ended.
-// What comes for a partition while a job works on it, no probe sees.
+// Rows that come for a partition while a job works on it, no probe sees.
 func (g *group) pollAfter(q *probe, err error) time.Duration {
 	now, before := time.Now(), g.oldest
 	g.oldest = q.oldest
@@ -334,6 +338,7 @@ func (g *group) open(ctx context.Context) {
 		g.events <- func() {
 			g.opening = false
 			for _, p := range fresh {
+				p.known = err == nil
 				g.free(p)
 			}
 			if err != nil && ctx.Err() == nil {
@@ -348,10 +353,12 @@ func (g *group) open(ctx context.Context) {
 
 // A probe asks which partitions have something to do.
 type probe struct {
-	ended   int // jobs that had ended before
-	sweep   bool
-	of      []*partition
-	numbers []int32
+	ended int // jobs that had ended before
+	sweep bool
+	of    []*partition
+	tries []int   // of these, those that had ended before
+	owned []int32 // their numbers: which of them have blocked rows that are due
+	idle  []int32 // no job works on them: which have rows
 
 	took     time.Duration
 	has      map[int]bool
@@ -372,18 +379,23 @@ func (g *group) probe(ctx context.Context) {
 	g.probeAt = now.Add(g.options.poll)
 	q := &probe{sweep: !now.Before(g.sweepAt), ended: g.ended}
 	for _, p := range g.partitions {
-		if !p.busy && p.known && !p.lost {
-			q.of, q.numbers = append(q.of, p), append(q.numbers, int32(p.Number))
+		if !p.known || !p.busy && p.lost {
+			continue
+		}
+		q.of, q.tries, q.owned = append(q.of, p), append(q.tries, p.tries), append(q.owned, int32(p.Number))
+		if !p.busy {
+			q.idle = append(q.idle, int32(p.Number))
 		}
 	}
 	if len(q.of) == 0 && !g.untilEmpty {
 		return
 	}
 	if g.untilEmpty {
-		q.numbers = nil
+		q.owned = nil
 		for n := range g.queue.Partitions {
-			q.numbers = append(q.numbers, int32(n))
+			q.owned = append(q.owned, int32(n))
 		}
+		q.idle = q.owned
 	}
 	g.probing = true
 	go func() {
@@ -407,13 +419,13 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 	batch.Queue(g.sql.Ours)
 	var n int
 	if q.sweep {
-		batch.Queue(g.sql.Sweep, g.name, q.numbers)
+		batch.Queue(g.sql.Sweep, g.name, q.owned)
 	}
-	batch.Queue(g.sql.Probe, q.numbers, g.name).Query(func(rows pgx.Rows) error {
+	batch.Queue(g.sql.Probe, q.idle, g.name).Query(func(rows pgx.Rows) error {
 		_, err := pgx.ForEachRow(rows, []any{&n}, func() error { q.has[n], q.anywhere = true, true; return nil })
 		return err
 	})
-	batch.Queue(g.sql.Due, g.name, q.numbers).QueryRow(func(row pgx.Row) error {
+	batch.Queue(g.sql.Due, g.name, q.owned).QueryRow(func(row pgx.Row) error {
 		var numbers []int32
 		var ids []int64
 		var suspects, skips []bool
@@ -460,16 +472,16 @@ func (g *group) take(q *probe, err error) {
 		}
 	}
 	g.paused = q.paused
-	for _, p := range q.of {
-		if p.busy {
-			continue // what is known now is older than what the job finds
+	for i, p := range q.of {
+		if !p.busy && q.has[p.Number] && !p.due { // a job finds out itself
+			p.due, p.expect = true, max(1, p.expect)
+		}
+		if p.tries != q.tries[i] { // one that is found here may have failed since, and wait again
+			continue
 		}
 		p.retries = q.retries[p.Number]
 		if i := slices.IndexFunc(p.retries, func(b blockedRow) bool { return b.id == p.last }); i >= 0 { // it may be what pauses the partition
 			p.retries = slices.Concat(p.retries[i+1:], p.retries[:i+1])
-		}
-		if q.has[p.Number] && !p.due {
-			p.due, p.expect = true, max(1, p.expect)
 		}
 	}
 	if g.untilEmpty && !q.anywhere && g.running == 0 && q.ended == g.ended {
@@ -528,6 +540,9 @@ func (g *group) begin() time.Duration {
 			}
 		}
 		g.running++
+		if g.retried = j.retry != nil; g.retried {
+			g.retrying++
+		}
 		suspect := j.retry != nil && j.retry.suspect
 		if suspect {
 			g.suspects++
@@ -551,7 +566,8 @@ func (g *group) end(j *job, suspect bool) {
 	for _, p := range j.partitions {
 		p.retried = j.retry != nil
 		if j.retry != nil {
-			p.last = j.retry.id
+			g.retrying--
+			p.last, p.tries = j.retry.id, p.tries+1
 			p.retries = slices.DeleteFunc(p.retries, func(b blockedRow) bool { return b.id == j.retry.id })
 		}
 		g.free(p)
@@ -578,6 +594,8 @@ func (g *group) free(p *partition) {
 }
 
 // choose chooses the next job, if there is room for so many. Otherwise it returns how long to wait.
+// Blocked rows have half of the workers at most, and take turns with other rows: they may fail, or
+// take long, again and again.
 func (g *group) choose(room int) (*job, time.Duration) {
 	now, wait := time.Now(), g.options.poll
 	if g.alone {
@@ -588,28 +606,34 @@ func (g *group) choose(room int) (*job, time.Duration) {
 	}
 	var due []*partition
 	var suspect *job
+	retry, ahead := -1, len(g.partitions) // the index of the next partition with a blocked row, and how far it is from nextRetry
 	for i := range g.partitions {
-		p := g.partitions[(g.next+i)%len(g.partitions)]
-		switch {
+		at := (g.next + i) % len(g.partitions)
+		switch p := g.partitions[at]; {
 		case p.busy || !p.known || p.lost || p.asked.Load() || !p.due && len(p.retries) == 0:
 		case now.Before(p.notBefore):
 			wait = min(wait, p.notBefore.Sub(now))
 		case p.outage > 0 && now.Before(g.outageAt):
 			wait = min(wait, g.outageAt.Sub(now))
-		case len(p.retries) == 0 || p.due && p.retried:
-			due = append(due, p)
 		default:
-			if safe := slices.IndexFunc(p.retries, func(b blockedRow) bool { return !b.suspect }); safe >= 0 {
-				g.next = (g.next + i + 1) % len(g.partitions)
-				return retryOf(p, safe), 0
-			}
-			if suspect == nil {
-				suspect = retryOf(p, 0)
-			}
-			if p.due { // if the suspect may not begin
+			if p.due {
 				due = append(due, p)
 			}
+			switch far := (at + len(g.partitions) - g.nextRetry%len(g.partitions)) % len(g.partitions); {
+			case len(p.retries) == 0 || p.due && p.retried:
+			case firstSafe(p.retries) < 0:
+				if suspect == nil {
+					suspect = retryOf(p, 0)
+				}
+			case far < ahead:
+				retry, ahead = at, far
+			}
 		}
+	}
+	if retry >= 0 && g.retrying < max(1, (g.running+room)/2) && (len(due) == 0 || !g.retried) {
+		p := g.partitions[retry]
+		g.nextRetry = retry + 1
+		return retryOf(p, firstSafe(p.retries)), 0
 	}
 	if suspect == nil && g.suspects == 0 {
 		g.heldTill = time.Time{}
@@ -645,6 +669,11 @@ func (g *group) choose(room int) (*job, time.Duration) {
 	g.next = slices.Index(g.partitions, j.partitions[len(j.partitions)-1]) + 1 // they take turns
 	slices.SortFunc(j.partitions, func(a, b *partition) int { return cmp.Compare(a.Number, b.Number) })
 	return j, 0
+}
+
+// firstSafe returns the index of the first blocked row that is no suspect; -1: there is none.
+func firstSafe(retries []blockedRow) int {
+	return slices.IndexFunc(retries, func(b blockedRow) bool { return !b.suspect })
 }
 
 // retryOf returns the job of one of a partition's blocked rows that are due.

@@ -635,7 +635,7 @@ func (g *group) trouble(parts []*partition, o outcome) {
 		if store.LockTimeout(o.err) {
 			p.notBefore = time.Now().Add(putOff)
 		}
-		p.due = p.due || len(p.retries) == 0
+		p.due = true
 	}
 	g.mu.Lock()
 	log := time.Since(g.brokenOff) > time.Second // once for all partitions

@@ -153,7 +153,7 @@ var detectors = map[string]detector{
 	"consumer deletes":  {"consumer", consumed("ThatADeleteKeeps")},
 	"consumer crashes":  {"consumer", consumed("^TestSuspects|^TestACleanEnd|^TestLostOwnership|^TestUnavailable")},
 	"consumer batches":  {"consumer", consumed("^TestOneBatch|^TestEndFinishes")},
-	"consumer failures": {"consumer", consumed("FailTogether|^TestOutage|^TestCommitInAHandler")},
+	"consumer failures": {"consumer", consumed("FailTogether|^TestOutage|^TestCommitInAHandler|^TestBackoffHolds")},
 	// Rows that are published, on a server that flushes its log late.
 	"consumer durability": {"proof", func(int) []string { return []string{"-test.run=^TestPublishedRows"} }},
 	// Each statement's flush of the log, on a real server.
@@ -506,8 +506,8 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/sql/read.sql", `b.partition OPERATOR(pg_catalog.=) p.partition)`, `b.partition OPERATOR(pg_catalog.=) p.partition AND b.key OPERATOR(pg_catalog.=) {key})`, 0},
 	}},
 	{"rows read before a failure and handled after it", "consumer order", `payloads of the changed row`, []edit{
-		{"consumer/group.go", `	lost     bool          // it is not owned`, `	lost     bool
-	list     []row`, 0},
+		{"consumer/group.go", `	lost      bool          // it is not owned`, `	lost      bool
+	list      []row`, 0},
 		{"consumer/work.go", `	o.at = len(o.rows)
 	return tx, xact, o`, `	if l := parts[0].list; l != nil && retry == nil {
 		o.rows = l[:min(limit, len(l))]
@@ -550,6 +550,9 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"batches that are not noted after a crash", "consumer crashes", `noted batches`, []edit{
 		{"consumer/sql/note.sql", `THEN f.first END, note_last`, `AND false THEN f.first END, note_last`, 0},
+	}},
+	{"blocked rows that were due before their latest attempt", "consumer failures", `further calls`, []edit{
+		{"consumer/group.go", `if p.tries != q.tries[i] {`, `if false {`, 0},
 	}},
 	{"an outage that is not seen", "consumer failures", `keys are blocked|attempts`, []edit{
 		{"consumer/failures.go", `return len(g.failed) >= keysOfOutage`, `return false`, 0},
