@@ -215,14 +215,16 @@ func TestRowsThatFailTogether(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c', to_jsonb(i) FROM generate_series(1, 50) AS i")
+	var met atomic.Bool
 	w := newWorker(db, consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[Order]) error {
 		together := 0
 		for _, row := range rows {
-			if row.ID == 10 || row.ID == 11 {
+			if row.ID == 4 || row.ID == 5 {
 				together++
 			}
 		}
 		if together == 2 {
+			met.Store(true)
 			return errors.New("they do not like each other")
 		}
 		return effects(ctx, tx, rows)
@@ -230,6 +232,7 @@ func TestRowsThatFailTogether(t *testing.T) {
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	db.exact(50)
+	expect(t, met.Load(), true, "they were in one batch")
 	expect(t, w.Stats().Failures, 0, "failures")
 }
 

@@ -552,7 +552,7 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/sql/note.sql", `THEN f.first END, note_last`, `AND false THEN f.first END, note_last`, 0},
 	}},
 	{"blocked rows that were due before their latest attempt", "consumer failures", `further calls`, []edit{
-		{"consumer/group.go", `if p.tries != q.tries[i] {`, `if false {`, 0},
+		{"consumer/group.go", `if p.tries != q.tries[i] {`, `if p.tries < q.tries[i] {`, 0},
 	}},
 	{"an outage that is not seen", "consumer failures", `keys are blocked|attempts`, []edit{
 		{"consumer/failures.go", `return len(g.failed) >= keysOfOutage`, `return false`, 0},
