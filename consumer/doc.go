@@ -66,9 +66,9 @@
 //	queue.go       what a table must be like, and TableSQL. SQL: inspect.sql, table.sql
 //	group.go       serve: the callback of the lease for a partition; it adds the partition to the group
 //	               and waits. loop: the goroutine. open: begins new ownerships, with beginAll of crash.go
-//	group.go       probe: asks which partitions have rows, on a connection of internal/listen, where
-//	               notifications arrive. SQL: probe.sql, due.sql. take: receives the answer
-//	group.go       choose: the next job: partitions for one batch, or one blocked row that is due.
+//	probe.go       probe: asks which partitions have rows, on a connection of internal/listen, where
+//	               notifications arrive. SQL: probe.sql, due.sql. take: receives the answer. polls: when
+//	job.go         choose: the next job: partitions for one batch, or one blocked row that is due.
 //	               begin: starts a goroutine for it
 //	work.go        work, workOn: attempts, until all is handled or the row that failed is known
 //	work.go        attempt: one transaction. read: the first round trip guards the partitions and reads
@@ -80,7 +80,7 @@
 //	               outage. transient: the errors of the database that no row is charged with
 //	crash.go       beginAll: learns whether the owner before crashed, and with which rows in hand. note:
 //	               notes a batch before it is handled, while a partition is watched
-//	group.go       end: receives the end of a job
+//	job.go         end: receives the end of a job
 //
 // The other files: options.go has the options, stats.go counts, statements.go fills the names of the
 // user's table into the statements of folder sql.

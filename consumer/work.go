@@ -114,20 +114,6 @@ func (g *group) work(j *job) {
 	}
 }
 
-// batch returns how many rows the next batch may have: more if they take the handler a short time,
-// because a transaction costs as much as many rows, and fewer if they are large, because those
-// beyond the limit of bytes would be read for nothing. Of rows that are not known yet, a few.
-func (g *group) batch() int {
-	rows, fitting := int64(g.options.batch), int64(10)
-	if pace := g.counts.pace.Load(); pace > 0 {
-		rows = max(rows, min(int64(g.options.mostRows), int64(short)/pace))
-	}
-	if size := g.counts.size.Load(); size > 0 {
-		fitting = 1 + (g.options.bytes-1)/size
-	}
-	return int(min(rows, fitting))
-}
-
 // workOnOne does a job on one of its partitions, unless that has to end.
 func (g *group) workOnOne(j *job, p *partition) {
 	if g.life.Err() != nil || p.asked.Load() {

@@ -524,11 +524,11 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/statements.go", `"FOR UPDATE OF q"`, `"FOR UPDATE OF q SKIP LOCKED"`, 0},
 	}},
 	{"suspects side by side", "consumer crashes", `side by side`, []edit{
-		{"consumer/group.go", `	if g.alone {
+		{"consumer/job.go", `	if g.alone {
 `, `	if false {
 `, 0},
-		{"consumer/group.go", `case left > 0 && g.running > 0:`, `case left > 0 && g.running > g.suspects:`, 0},
-		{"consumer/group.go", `		case g.suspects == 0:
+		{"consumer/job.go", `case left > 0 && g.running > 0:`, `case left > 0 && g.running > g.suspects:`, 0},
+		{"consumer/job.go", `		case g.suspects == 0:
 			return suspect, 0`, `		default:
 			return suspect, 0`, 0},
 	}},
@@ -546,13 +546,13 @@ var mutants = append(asleep(), []mutant{
 			}`, 0},
 	}},
 	{"two batches of a partition side by side", "consumer batches", `two batches|close of closed channel`, []edit{
-		{"consumer/group.go", `case p.busy || !p.known`, `case !p.known`, 0},
+		{"consumer/job.go", `case p.busy || !p.known`, `case !p.known`, 0},
 	}},
 	{"batches that are not noted after a crash", "consumer crashes", `noted batches`, []edit{
 		{"consumer/sql/note.sql", `THEN f.first END, note_last`, `AND false THEN f.first END, note_last`, 0},
 	}},
 	{"blocked rows that were due before their latest attempt", "consumer failures", `further calls`, []edit{
-		{"consumer/group.go", `if p.tries != q.tries[i] {`, `if p.tries < q.tries[i] {`, 0},
+		{"consumer/probe.go", `if p.tries != q.tries[i] {`, `if p.tries < q.tries[i] {`, 0},
 	}},
 	{"an outage that is not seen", "consumer failures", `keys are blocked|attempts`, []edit{
 		{"consumer/failures.go", `return len(g.failed) >= keysOfOutage`, `return false`, 0},

@@ -1,0 +1,252 @@
+package consumer
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+const (
+	probeShare = 4 // probes while rows come: at most 1/4 of the time
+	probePause = 20 * time.Millisecond
+	rare       = 5                // while notifications announce rows, an idle process probes at every fifth poll
+	doubtTime  = 10 * time.Minute // it probes at every poll after rows came without a notification
+)
+
+// afterNotice are the times after a notification at which to probe: other inserts send none for a
+// while, and may commit later.
+var afterNotice = [...]time.Duration{10 * time.Millisecond, 30 * time.Millisecond, 70 * time.Millisecond, 150 * time.Millisecond, 210 * time.Millisecond}
+
+// polls are the times at which a process sends probes.
+type polls struct {
+	every    time.Duration
+	quiet    time.Duration // after a notification, it probes at every poll
+	at       time.Time     // when the next probe is sent
+	earliest time.Time     // before then none is sent
+	again    []time.Time
+	heard    time.Time // when the last notification arrived
+	doubt    time.Time // until then notifications are not relied on
+	since    int64     // older transactions may have inserted rows that are not announced; 0: not known
+	oldest   int64     // the oldest transaction that was open after the last probe
+}
+
+// soon makes the next probe come as early as probes may come.
+func (p *polls) soon() { p.at = p.earliest }
+
+// notified notes that a notification has arrived.
+func (p *polls) notified() {
+	p.soon()
+	p.heard, p.since = time.Now(), 0
+	for _, d := range afterNotice {
+		p.again = append(p.again, p.heard.Add(d))
+	}
+	p.again = p.again[max(0, len(p.again)-2*len(afterNotice)):]
+}
+
+// after returns how long to wait after a probe, if nothing asks for the next one before: one poll, or
+// several if notifications announce all rows, and no job was at work meanwhile: rows that come for
+// its partitions no probe sees. An insert right after another one sends no notification, and may
+// commit much later. So the transactions that were open then must have ended.
+func (p *polls) after(q *probe, announced, idle bool) time.Duration {
+	now, before := time.Now(), p.oldest
+	p.oldest = q.oldest
+	switch {
+	case !announced || now.Sub(p.heard) < p.quiet:
+	case len(q.has) > 0:
+		p.doubt = now.Add(doubtTime)
+	case p.since == 0: // the first after the quiet time
+		p.since = q.next
+	case idle && before >= p.since && !now.Before(p.doubt):
+		return rare * p.every
+	}
+	return p.every
+}
+
+// answered notes when the next probe is sent, after one that took a while.
+func (p *polls) answered(took, poll time.Duration) {
+	now := time.Now()
+	asked := !p.at.After(now) // while it was under way
+	p.earliest = now.Add(max(probePause, probeShare*took))
+	p.at = now.Add(poll)
+	for len(p.again) > 0 && p.again[0].Before(now) {
+		p.again = p.again[1:]
+	}
+	if len(p.again) > 0 && p.again[0].Before(p.at) {
+		p.at = p.again[0]
+	}
+	if asked || p.at.Before(p.earliest) {
+		p.at = p.earliest
+	}
+}
+
+// A probe asks which partitions have something to do.
+type probe struct {
+	ended int // jobs that had ended before
+	sweep bool
+	of    []*partition
+	tries []int   // of these, those that had ended before
+	owned []int32 // their numbers: which of them have blocked rows that are due
+	idle  []int32 // no job works on them: which have rows
+
+	took     time.Duration
+	has      map[int]bool
+	retries  map[int][]blockedRow
+	paused   bool
+	blocked  bool  // a row blocks its key
+	oldest   int64 // the oldest open transaction
+	next     int64 // the one after the last that has ended
+	anywhere bool  // of RunUntilEmpty: some partition of the table has something to do
+}
+
+// probe sends a probe if it is time.
+func (g *group) probe(ctx context.Context) {
+	now := time.Now()
+	if g.probing || now.Before(g.polls.at) {
+		return
+	}
+	g.polls.at = now.Add(g.options.poll)
+	q := &probe{sweep: !now.Before(g.sweepAt), ended: g.ended}
+	for _, p := range g.partitions {
+		if !p.known || !p.busy && p.lost {
+			continue
+		}
+		q.of, q.tries, q.owned = append(q.of, p), append(q.tries, p.tries), append(q.owned, int32(p.Number))
+		if !p.busy {
+			q.idle = append(q.idle, int32(p.Number))
+		}
+	}
+	if len(q.of) == 0 && !g.untilEmpty {
+		return
+	}
+	if g.untilEmpty {
+		q.owned = nil
+		for n := range g.queue.Partitions {
+			q.owned = append(q.owned, int32(n))
+		}
+		q.idle = q.owned
+	}
+	g.probing = true
+	go func() {
+		ctx, cancel := context.WithTimeout(ctx, answerTime)
+		defer cancel()
+		err := g.ask(ctx, q)
+		g.events <- func() { g.probing = false; g.take(q, err) }
+	}()
+}
+
+// ask sends a probe on the listener's connection.
+func (g *group) ask(ctx context.Context, q *probe) error {
+	conn, err := g.listener.Ready(ctx)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	q.has, q.retries = make(map[int]bool), make(map[int][]blockedRow)
+	batch := new(pgx.Batch)
+	batch.BeginTx(handlers.ReadCommitted)
+	batch.Queue(g.sql.Ours)
+	var n int
+	if q.sweep {
+		batch.Queue(g.sql.Sweep, g.name, q.owned)
+	}
+	batch.Queue(g.sql.Probe, q.idle, g.name).Query(func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, []any{&n}, func() error { q.has[n], q.anywhere = true, true; return nil })
+		return err
+	})
+	batch.Queue(g.sql.Due, g.name, q.owned).QueryRow(func(row pgx.Row) error {
+		var numbers []int32
+		var ids []int64
+		var suspects, skips []bool
+		var paused *bool
+		if err := row.Scan(&paused, &numbers, &ids, &suspects, &skips, &q.blocked, &q.oldest, &q.next); err != nil {
+			return err
+		}
+		q.paused = paused != nil && *paused
+		for i, n := range numbers {
+			q.retries[int(n)], q.anywhere = append(q.retries[int(n)], blockedRow{ids[i], suspects[i], skips[i]}), true
+		}
+		return nil
+	})
+	batch.Queue("commit")
+	if err = conn.SendBatch(ctx, batch).Close(); err != nil {
+		g.listener.Close() // its server may no longer exist
+	}
+	q.took = time.Since(began)
+	return err
+}
+
+// take receives the answer of a probe.
+func (g *group) take(q *probe, err error) {
+	announced := err == nil && !g.untilEmpty && g.announced && g.listener.Direct()
+	idle := g.running == 0 && q.ended == g.ended && !q.blocked
+	g.polls.answered(q.took, g.polls.after(q, announced, idle))
+	g.counts.probe(q.took, err)
+	if err != nil {
+		if !g.failing && g.life.Err() == nil {
+			g.log.Warn("consumer: probe failed, retried each second", slog.Any("error", store.Advised(err)))
+		}
+		g.failing = true
+		g.polls.at = time.Now().Add(g.options.poll)
+		return
+	}
+	g.failing = false
+	now := time.Now()
+	if q.sweep {
+		g.sweepAt = now.Add(g.times.sweep)
+	}
+	if q.paused != g.paused {
+		if q.paused {
+			g.log.Warn("consumer: paused by an operator")
+		} else {
+			g.log.Info("consumer: resumed by an operator")
+		}
+	}
+	g.paused = q.paused
+	for i, p := range q.of {
+		if !p.busy && q.has[p.Number] && !p.due { // a job finds out itself
+			p.due, p.expect = true, max(1, p.expect)
+		}
+		if p.tries != q.tries[i] { // one that is found here may have failed since, and wait again
+			continue
+		}
+		p.retries = q.retries[p.Number]
+		if i := slices.IndexFunc(p.retries, func(b blockedRow) bool { return b.id == p.last }); i >= 0 { // it may be what pauses the partition
+			p.retries = slices.Concat(p.retries[i+1:], p.retries[:i+1])
+		}
+	}
+	if g.untilEmpty && !q.anywhere && g.running == 0 && q.ended == g.ended {
+		switch reason, err := g.whyBlocked(g.life); {
+		case err != nil:
+		case reason != "":
+			g.stop(fmt.Errorf("%w: %s", ErrBlocked, reason))
+		default:
+			g.stop(errEmpty)
+		}
+	}
+}
+
+// why returns what is known about why rows are left, after the end.
+func (g *group) why() string {
+	switch {
+	case g.paused:
+		return ", and an operator has paused the consumer"
+	case g.last != "":
+		return ", last error: " + g.last
+	}
+	return ""
+}
+
+// whyBlocked returns what is known about blocked rows; empty if there are none.
+func (g *group) whyBlocked(ctx context.Context) (reason string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, lockWait) // partitions wait meanwhile
+	defer cancel()
+	err = g.pool.QueryRow(ctx, g.sql.Why, g.name).Scan(&reason)
+	return reason, err
+}
