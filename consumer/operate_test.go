@@ -157,6 +157,18 @@ func TestStatusShowsWhatWaits(t *testing.T) {
 	expect(t, db.status(), "null null null 2 05:00:00 0 0", "without a table")
 }
 
+func TestStatusWithoutAKey(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	newWorkerOf(db, consumer.Queue{Table: "public.outbox", Time: "created_at"}, failing())
+	expect(t, db.status(), "0 null 0 0 0 0", "empty")
+	db.exec("INSERT INTO public.outbox (customer, payload, created_at) SELECT 'c1', '1', now() - make_interval(hours => 8 - i, mins => 30) FROM generate_series(1, 3) AS i")
+	expect(t, db.status(), "3 07:00:00 0 0 0 0", "three rows")
+	db.exec(`INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, since, next_at)
+		SELECT 'orders', partition, id, '', '0', 1, now(), now() FROM public.outbox WHERE id = 1`)
+	expect(t, db.status(), "3 null 0 1 00:00:00 0 0", "their partition is blocked")
+}
+
 // The rights are those of the role that asks. Code of the table's owner does not run.
 func TestStatusRunsNoCodeOfOthers(t *testing.T) {
 	t.Parallel()

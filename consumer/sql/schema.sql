@@ -249,7 +249,7 @@ BEGIN
     EXECUTE format('SELECT count(*), min(r.at) FILTER (WHERE $1 AND isfinite(r.at) AND (r.partition, r.key) NOT IN (SELECT b.partition, b.key FROM %s AS b WHERE b.consumer = $2)) '
                    'FROM (SELECT %s AS at, q.%I AS partition, %s AS key FROM %s AS q%s LIMIT 1000) AS r', 'pgleases.consumer_blocked'::regclass,
                    CASE WHEN dated THEN format('q.%I', p_consumer.time_column) ELSE 'NULL::timestamptz' END, p_consumer.partition_column,
-                   coalesce(format('q.%I::text', p_consumer.key_column), '''''::text') || ' COLLATE "C"', queue::regclass,
+                   coalesce('q.' || quote_ident(p_consumer.key_column), '''''') || '::text COLLATE "C"', queue::regclass,
                    CASE WHEN ordered THEN format(' ORDER BY q.%I', p_consumer.id_column) ELSE '' END)
     INTO waiting, oldest USING ordered, p_consumer.name;
     timed := dated AND ordered;
