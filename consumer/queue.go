@@ -143,17 +143,21 @@ func column(of, name string, required *bool, typ *string, types []string) error 
 func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
 
 // TableSQL returns DDL for a queue table, to paste into a migration: the table with its index, its
-// generated partition and the trigger that wakes the consumer of that name, and below it, as a
-// comment, the steps for a table that exists and is in use. schema is that of the library's tables,
-// "pgleases" if it is empty. The names in q are written into the text; Partitions is 1,024 unless q
-// has another number, which never has to change while a fleet grows.
+// generated partition and the trigger that wakes the consumer, and below it, as a comment, the steps
+// for a table that exists and is in use. Without a Key it has no such steps. name is the
+// consumer's, as in [New]. schema is that of the library's tables, "pgleases" if it is empty. The
+// names in q are written into the text; Partitions is 1,024 unless q has another number, which
+// never has to change while a fleet grows.
 func TableSQL(name, schema string, q Queue) string {
 	q = q.withDefaults()
-	q.Partitions = cmp.Or(q.Partitions, 1024)
+	q.Table, q.Partitions = cmp.Or(q.Table, "<Queue.Table>"), cmp.Or(q.Partitions, 1024)
+	schema = quote(cmp.Or(schema, "pgleases"))
+	text, _, _ := strings.Cut(tableSQL, "\n-- Instead,")
 	key, of := "", quote(q.Partition)+" int NOT NULL, -- given by the insert; rows of one partition are handled in order"
 	if q.Key != "" {
-		key = quote(q.Key) + " text NOT NULL, -- rows of one key are handled in order"
-		of = fmt.Sprintf("%s int NOT NULL GENERATED ALWAYS AS (%s.partition_for(%s, %d)) STORED,", quote(q.Partition), quote(cmp.Or(schema, "pgleases")), quote(q.Key), q.Partitions)
+		text = tableSQL
+		key = quote(q.Key) + " text NOT NULL, -- rows of one key are handled in order\n    "
+		of = fmt.Sprintf("%s int NOT NULL GENERATED ALWAYS AS (%s.partition_for(%s, %d)) STORED,", quote(q.Partition), schema, quote(q.Key), q.Partitions)
 	}
 	set := "set_partition_" + strings.ReplaceAll(q.Table, `"`, "") // a function for each table
 	if len(set) > 63 {
@@ -161,6 +165,6 @@ func TableSQL(name, schema string, q Queue) string {
 	}
 	return strings.NewReplacer(
 		"{set}", quote(set), "{table}", q.Table, "{id}", quote(q.ID), "{key}", key, "{partition}", of, "{p}", quote(q.Partition), "{time}", quote(cmp.Or(q.Time, "created_at")),
-		"{pgleases}", quote(cmp.Or(schema, "pgleases")), "{name}", strings.ReplaceAll(name, "'", "''"), "{k}", quote(cmp.Or(q.Key, "key")), "{n}", strconv.Itoa(q.Partitions),
-	).Replace(tableSQL)
+		"{pgleases}", schema, "{name}", strings.ReplaceAll(name, "'", "''"), "{k}", quote(q.Key), "{n}", strconv.Itoa(q.Partitions),
+	).Replace(text)
 }

@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"crypto/rand"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -135,10 +136,14 @@ func TestNewRefusesHandlersAndOptions(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// The steps for an existing table fit several tables in one schema, whatever their names are.
+// The steps for an existing table fit several tables in one schema, whatever their names are. A role
+// that only may insert still can, although it has no rights on the library's schema.
 func TestTableSQLFitsSeveralTables(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newDirectDatabase(t)
+	role := "consumer_" + strings.ToLower(rand.Text())
+	db.exec("CREATE ROLE " + role)
+	t.Cleanup(func() { db.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
 	long := strings.Repeat("x", 62)
 	for _, table := range []string{"public.one", "public.two", `public."odd "" $$ é"`, `public."` + long + `a"`, `public."` + long + `b"`} {
 		_, steps, _ := strings.Cut(consumer.TableSQL("orders", "", consumer.Queue{Table: table, Key: "k", Partitions: 8}), "SET lock_timeout")
@@ -146,7 +151,32 @@ func TestTableSQLFitsSeveralTables(t *testing.T) {
 		_, steps, _ = strings.Cut(steps, ";")
 		db.exec("CREATE TABLE " + table + " (id bigint, k text)")
 		db.exec(steps)
-		db.exec("INSERT INTO " + table + " VALUES (1, 'a')")
-		expect(t, one[bool](db, "SELECT partition = pgleases.partition_for(k, 8) FROM "+table), true, table)
+		db.exec("GRANT INSERT ON " + table + " TO " + role)
+		db.exec("BEGIN; SET LOCAL ROLE " + role + "; SET LOCAL search_path = nowhere; INSERT INTO " + table + " SELECT n, md5(n::text) FROM generate_series(1, 100) AS n; COMMIT")
+		expect(t, one[bool](db, "SELECT count(*) = 100 AND bool_and(partition = pgleases.partition_for(k, 8)) FROM "+table), true, table)
+	}
+}
+
+// The backfill reaches every ID that a sequence may have drawn.
+func TestTableSQLBackfillsAllIDs(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec("CREATE TABLE public.events (id bigint PRIMARY KEY, k text, partition int); INSERT INTO public.events SELECT id, id FROM unnest('{-9223372036854775807,-1,0,1,9223372036854775807}'::bigint[]) AS id")
+	backfill := regexp.MustCompile(`(?s)DO \$\$.* END \$\$`).FindString(consumer.TableSQL("orders", "", consumer.Queue{Table: "public.events", Key: "k", Partitions: 8}))
+	db.exec(strings.ReplaceAll(backfill, "\n--", "\n"))
+	expect(t, one[int](db, "SELECT count(*)::int FROM public.events WHERE partition IS NULL"), 0, "rows left out")
+}
+
+// TableSQL without a Key has no steps for an existing table, because a trigger could not know the
+// partition. Without a Table its text cannot run, and says what is missing.
+func TestTableSQLOfQueuesThatLackSomething(t *testing.T) {
+	t.Parallel()
+	text := consumer.TableSQL("orders", "", consumer.Queue{Table: "public.events"})
+	if strings.Contains(text, `"key"`) || strings.Contains(text, "Instead") {
+		t.Errorf("a queue without a Key has\n%s", text)
+	}
+	newDatabase(t).exec(text)
+	if text := consumer.TableSQL("orders", "", consumer.Queue{Key: "k"}); !strings.Contains(text, "CREATE TABLE <Queue.Table> (") {
+		t.Errorf("a queue without a Table has\n%s", text)
 	}
 }

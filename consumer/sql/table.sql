@@ -2,8 +2,7 @@
 CREATE TABLE {table} (
     {id} bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     uid uuid NOT NULL DEFAULT gen_random_uuid(), -- for receivers elsewhere: an ID may come again after a failover that lost transactions
-    {key}
-    {partition}
+    {key}{partition}
     {time} timestamptz NOT NULL DEFAULT now(),
     payload jsonb NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_insert_threshold = -1);
@@ -11,18 +10,23 @@ CREATE INDEX ON {table} ({p}, {id});
 CREATE TRIGGER consumer_inserted AFTER INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {pgleases}.consumer_inserted('{name}');
 
 -- Instead, for a table that exists and is in use. A generated column would rewrite the table under a lock that keeps all
--- others out, so a trigger fills a plain column. All rows will be handled: first delete or move those that were handled
--- before. Run each statement by itself, outside of a transaction, in one session. A statement that fails by lock_timeout
--- can be repeated: a long query, a backup or an autovacuum of the table makes it fail, and without the limit inserts would
--- wait for these, too:
+-- others out, so a trigger fills a plain column. All rows will be handled: before the consumer starts, delete or move those
+-- that were handled. Run each statement by itself, outside of a transaction, in one session. A statement that fails by
+-- lock_timeout can be repeated: a long query, a backup or an autovacuum of the table makes it fail, and without the limit
+-- inserts would wait for these, too:
 --
 --   SET lock_timeout = '100ms';
 --   ALTER TABLE {table} ADD COLUMN {p} int;
 --   CREATE FUNCTION {set}() RETURNS trigger LANGUAGE plpgsql AS $$
---       BEGIN NEW.{p} := {pgleases}.partition_for(NEW.{k}::text, {n}); RETURN NEW; END $$;
+--       BEGIN -- what partition_for computes, because roles that only insert may have no rights on its schema
+--           NEW.{p} := ((('x'::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.encode(pg_catalog.substr(
+--                   pg_catalog.sha256(pg_catalog.convert_to(NEW.{k}::pg_catalog.text, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
+--               OPERATOR(pg_catalog.&) 9223372036854775807) OPERATOR(pg_catalog.%) {n})::int;
+--           RETURN NEW;
+--       END $$;
 --   CREATE TRIGGER set_partition BEFORE INSERT OR UPDATE OF {k} ON {table} FOR EACH ROW EXECUTE FUNCTION {set}();
 --   CREATE TRIGGER consumer_inserted AFTER INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {pgleases}.consumer_inserted('{name}');
---   DO $$ DECLARE v_low bigint := 0; v_high bigint; BEGIN
+--   DO $$ DECLARE v_low bigint := -9223372036854775808; v_high bigint; BEGIN
 --       LOOP
 --           SELECT max(b.id) INTO v_high FROM (SELECT {id} AS id FROM {table} WHERE {id} > v_low ORDER BY {id} LIMIT 10000) AS b;
 --           EXIT WHEN v_high IS NULL;
