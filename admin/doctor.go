@@ -174,30 +174,31 @@ func (d *doctor) examine(ctx context.Context) {
 		return
 	}
 	d.functions(f)
-	d.rights(f)
 	d.sessions(f)
 	if d.tableLocks(f) {
 		columns := make(map[string]string)
 		for _, p := range parts {
 			if slices.Contains(f.Parts, p.table) {
-				d.duties(ctx, p.duties, p.flag, columns)
+				d.duties(ctx, p.duties, p.flag, columns, append([]any{d.Long.Seconds()}, p.args(f)...)...)
 			}
 		}
 		d.state(ctx, f, columns, trip)
 	}
+	d.rights(f)
 	d.vacuum(f)
 }
 
 // parts are the packages whose tables may be in the schema too.
 var parts = []struct {
-	table  string // with their version
-	flag   string // of migrate and grants; also the name of the check
-	writes string // a right that only a role that runs them has
-	duties string // the statement that returns their faults
+	table  string             // with their version
+	flag   string             // of migrate and grants; also the name of the check
+	writes string             // a right that only a role that runs them has
+	duties string             // the statement that returns their faults
+	args   func(*facts) []any // of the statement, after the age
 	files  fs.ReadFileFS
 }{
-	{"schedule_version", "schedules", "schedules UPDATE", "duties", schedulesql.Files},
-	{"consumer_version", "consumers", "consumers UPDATE", "queues", consumersql.Files},
+	{"schedule_version", "schedules", "schedules UPDATE", "duties", func(*facts) []any { return nil }, schedulesql.Files},
+	{"consumer_version", "consumers", "consumers UPDATE", "queues", func(f *facts) []any { return []any{f.Role} }, consumersql.Files},
 }
 
 // roundTrip returns the shortest of 5 round trips.
@@ -526,16 +527,21 @@ var duties = []struct {
 	{"jobs", "unknown", "outcome unknown, so they may have been done", suchAs + "job %[3]s", "check its effect first; only if it was not done: pgleases jobs retry GROUP ID --unknown --reason '...'", Warning},
 	{"jobs", "failing", "failed 3 or more times, and are retried", suchAs + "job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", Warning},
 	{"consumers", "gone", "their queue tables are gone", "%[3]s of %[2]q", "create it again, or pgleases consumers forget GROUP --reason '...'", Warning},
+	{"consumers", "lacking", "queue tables lack columns of their consumers, so no row is handled", "column %[3]s, consumer %[2]q", "as the table's owner: rename it back, or give it its type again; if New names other columns: end the processes, pgleases consumers forget GROUP --reason '...', and start them", Fault},
+	{"rights", "some", "the role cannot handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
+	{"rights", "all", "the role has no rights on queue tables", "%[3]s of %[2]q", "if it runs this consumer, as the table's owner: WHY", Note},
 	{"consumers", "index", "no valid, complete index on the partition and the ID, so that each read takes the whole table", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
 	{"consumers", "unhandled", "rows that no process handles, because their partition is null or out of range", "%[1]d of %[2]q", "correct the column to partition_for(key, N): TableSQL of package consumer has the statements", Fault},
 	{"consumers", "blocked", "keys blocked for long", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP shows the rows; when the cause is repaired, pgleases consumers retry GROUP --all --reason '...'; or skip one", Warning},
 	{"consumers", "retried", "blocked keys", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP has the errors; repair the cause: its rows are tried again by themselves, or by pgleases consumers retry if all attempts failed", Note},
 	{"consumers", "locked", "a session locks the queue table, so no row is handled", "%[3]s for %[4]v", "end its transaction, if necessary with WHY", Warning},
+	{"consumers", "unattended", "no process runs", "consumer %[2]q", "start one; if none will, pgleases consumers forget GROUP --reason '...'", Warning},
+	{"consumers", "unused", "no process runs", "consumer %[2]q", "start one if it should run now; if it is not used any more, pgleases consumers forget GROUP --reason '...'", Note},
 	{"consumers", "late", "rows wait for long", "the oldest of %[2]q for %[4]v", "pgleases consumers show GROUP has the errors of rows that failed; pgleases describe LEASE shows who runs; the log says what handlers wait for; otherwise start more processes", Warning},
 	{"consumers", "forgotten", halted, whileFor, resumed, Warning},
 	{"consumers", "paused", halted, whileFor, resumed, Note},
 	{"consumers", "dead", "rows in the dead letters", "%[1]d of %[2]q", "pgleases consumers show GROUP lists them; return them, or delete them from consumer_dead_letters as the tables' owner", Note},
-	{"consumers", "unread", "this role cannot read the queue table, so rows that wait, or that no process handles, are not seen", "%[3]s of %[2]q", "WHY", Note},
+	{"consumers", "unread", "this role cannot read the queue table, so rows that wait, or that no process handles, are not seen", "%[3]s of %[2]q", "WHY", Warning},
 	{"consumers", "untimed", "rows wait, and for how long is not seen", "%[1]d of %[2]q", "WHY", Note},
 	{"autovacuum", "off", "off for queue tables, whose dead rows are never removed", "%[3]s", "ALTER TABLE ... RESET (autovacuum_enabled)", Warning},
 	{"autovacuum", "behind", "behind for queue tables, so that reads slow down", "%[5]v dead rows in %[3]s", "if snapshots names a session, end it; otherwise VACUUM the table, and lower autovacuum_vacuum_threshold or raise autovacuum_vacuum_cost_limit for it", Warning},
@@ -544,15 +550,15 @@ var duties = []struct {
 
 // duties checks schedules and jobs, or consumers, which a statement reads. It adds the names of
 // consumers by the columns of their partitions.
-func (d *doctor) duties(ctx context.Context, statement, check string, columns map[string]string) {
-	found, err := collect(ctx, d.Admin, d.conn, statement, pgx.RowToStructByPos[duty], d.Long.Seconds())
+func (d *doctor) duties(ctx context.Context, statement, check string, columns map[string]string, args ...any) {
+	found, err := collect(ctx, d.Admin, d.conn, statement, pgx.RowToStructByPos[duty], args...)
 	if err != nil {
 		level, remedy := toRead(err, " --"+check)
 		d.found(check, level, remedy, "cannot read them: %v", err)
 		return
 	}
 	for _, y := range duties {
-		var all []string
+		var all, remedies []string
 		for _, f := range found {
 			if f.Check == y.check && f.Fault == y.fault {
 				id, _, _ := strings.Cut(f.Name, " ") // of a job
@@ -561,7 +567,7 @@ func (d *doctor) duties(ctx context.Context, statement, check string, columns ma
 					tick = "TICK"
 				}
 				inRemedy := strings.Contains(y.remedy, "WHY")
-				y.remedy = strings.NewReplacer("WHY", f.Why, "LEASE", shell.Word("consumer/"+f.Group), "GROUP", shell.Word(f.Group), "SCHEDULE", shell.Word(f.Name), "TICK", tick, "ID", id).Replace(y.remedy)
+				remedies = append(remedies, strings.NewReplacer("WHY", f.Why, "LEASE", shell.Word("consumer/"+f.Group), "GROUP", shell.Word(f.Group), "SCHEDULE", shell.Word(f.Name), "TICK", tick, "ID", id).Replace(y.remedy))
 				text := fmt.Sprintf(y.format, f.Count, f.Group, f.Name, seconds(f.Worst), f.Worst)
 				if f.Why != "" && !inRemedy {
 					text += " (" + f.Why + ")"
@@ -570,7 +576,9 @@ func (d *doctor) duties(ctx context.Context, statement, check string, columns ma
 			}
 		}
 		if len(all) > 0 {
-			d.found(y.check, y.level, y.remedy, "%s: %s", y.text, listed(all))
+			slices.Sort(remedies)
+			remedies = slices.Compact(remedies)
+			d.found(y.check, y.level, strings.Join(remedies[:min(5, len(remedies))], "\n"), "%s: %s", y.text, listed(all))
 		}
 	}
 	for _, f := range found {
@@ -672,7 +680,9 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 			continue
 		}
 		if len(l.Members) == 0 && !slices.ContainsFunc(l.Holdings, func(h Holding) bool { return h.OwnerSession != 0 }) {
-			left = append(left, fmt.Sprintf("%q", l.Name)) // for example, a lease of pgleases run --once from cron
+			if !strings.HasPrefix(l.Name, "consumer/") { // the check consumers says so, unless it was forgotten
+				left = append(left, fmt.Sprintf("%q", l.Name)) // for example, a lease of pgleases run --once from cron
+			}
 		} else if s.working(l) == 0 {
 			text, weightless := fmt.Sprintf("%q", l.Name), []string{}
 			for _, m := range l.Members {

@@ -2,18 +2,39 @@
 -- must be pg_catalog only, and enable_seqscan off.
 --
 -- $1 double precision  seconds; a row waits for long after 10 times that, and a key is blocked for long after 60 times that
+-- $2 text              role whose rights on queue tables are checked, if it may run consumers
 --
 -- One row for each fault of a consumer: the check; the fault; the consumer; a count; the name of the worst, or empty; its
--- seconds or rows; and a reason or the statement that mends it. The row with the fault column has no fault: its name is
+-- seconds or rows; and a reason, the statement that mends it, or the rights that are missing. The row with the fault column has no fault: its name is
 -- the generated column of a consumer's partition. One row with the fault none.
 WITH s AS MATERIALIZED (
-    SELECT s.*, c.id_column, c.partition_column, c.time_column, make_interval(secs => $1) AS long,
-           EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = 'consumer/' || s.consumer AND w.until > clock_timestamp()) AS lease_paused
+    SELECT s.*, c.id_column, c.key_column, c.partition_column, c.time_column, make_interval(secs => $1) AS long,
+           EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = 'consumer/' || s.consumer AND w.until > clock_timestamp()) AS lease_paused,
+           NOT EXISTS (SELECT FROM pgleases.members AS m WHERE m.lease = 'consumer/' || s.consumer)
+               AND NOT EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.lease = 'consumer/' || s.consumer AND p.owner IS NOT NULL) AS unattended
     FROM pgleases.consumers_status AS s JOIN pgleases.consumers AS c ON c.name = s.consumer
 ),
 queues AS MATERIALIZED (
-    SELECT s.consumer, s.queue, s.id_column, s.partition_column, s.time_column, s.waiting, s.timed, n.nspname, r.oid, r.relkind, r.reltuples, r.reloptions
+    SELECT s.*, n.nspname, r.oid, r.reltuples, r.reloptions
     FROM pg_class AS r JOIN pg_namespace AS n ON n.oid = r.relnamespace JOIN s ON s.queue = format('%I.%I', n.nspname, r.relname)
+    WHERE r.relkind IN ('r', 'p')
+),
+lacking AS MATERIALIZED ( -- columns that a queue table lacks, or has with a type that New refuses
+    SELECT q.consumer, q.queue, w.name, coalesce('it is ' || format_type(a.atttypid, a.atttypmod), 'it is gone') AS why
+    FROM queues AS q
+    CROSS JOIN LATERAL (VALUES (q.id_column, '{int4,int8}'::regtype[]), (q.partition_column, '{int4}'), (q.key_column, '{text,varchar,int4,int8,uuid}')) AS w (name, types)
+    LEFT JOIN pg_attribute AS a ON a.attrelid = q.oid AND a.attname = w.name AND a.attnum > 0
+    WHERE w.name IS NOT NULL AND (a.atttypid = ANY (w.types::oid[])) IS NOT TRUE
+),
+rights AS MATERIALIZED ( -- on queue tables, of the role if it may run consumers
+    SELECT q.consumer, q.queue, count(*) FILTER (WHERE k.held AND k.kind <> 'USAGE') AS held, string_agg(k.kind, ', ') FILTER (WHERE NOT k.held) AS lacks,
+           concat_ws('; ', min(format('GRANT USAGE ON SCHEMA %I TO %I', q.nspname, r.rolname)) FILTER (WHERE k.kind = 'USAGE' AND NOT k.held),
+               'GRANT ' || string_agg(k.kind, ', ') FILTER (WHERE k.kind <> 'USAGE' AND NOT k.held) || format(' ON %s TO %I', q.queue, min(r.rolname))) AS grants
+    FROM queues AS q JOIN pg_roles AS r ON r.rolname = $2::text
+    CROSS JOIN LATERAL (VALUES ('USAGE', has_schema_privilege(r.oid, q.nspname, 'USAGE')), ('SELECT', has_table_privilege(r.oid, q.oid, 'SELECT')),
+        ('UPDATE', has_any_column_privilege(r.oid, q.oid, 'UPDATE')), ('DELETE', has_table_privilege(r.oid, q.oid, 'DELETE'))) AS k (kind, held)
+    WHERE has_table_privilege(r.oid, 'pgleases.consumers'::regclass, 'UPDATE')
+    GROUP BY q.consumer, q.queue
 ),
 vacuums AS ( -- the number of dead rows from which autovacuum removes them, if it is on
     SELECT q.consumer, q.queue, v.n_dead_tup AS dead, greatest(v.last_autovacuum, v.last_vacuum) AS at, coalesce(o.on, true) AS on,
@@ -25,28 +46,36 @@ vacuums AS ( -- the number of dead rows from which autovacuum removes them, if i
         FROM pg_options_to_table(q.reloptions) AS p) AS o
 )
 SELECT 'consumers', 'gone', s.consumer, 1, s.queue, 0::float8, '' FROM s WHERE NOT EXISTS (SELECT FROM queues AS q WHERE q.consumer = s.consumer)
+UNION ALL SELECT 'consumers', 'lacking', l.consumer, 1, format('%I of %s', l.name, l.queue), 0, l.why FROM lacking AS l
+UNION ALL SELECT 'rights', CASE WHEN r.held > 0 THEN 'some' ELSE 'all' END, r.consumer, 1, CASE WHEN r.held > 0 THEN r.lacks || ' on ' ELSE '' END || r.queue, 0, r.grants FROM rights AS r WHERE r.lacks <> ''
 UNION ALL SELECT 'consumers', 'index', q.consumer, 1, q.queue, 0, format('CREATE INDEX CONCURRENTLY ON %s (%I, %I)', q.queue, q.partition_column, q.id_column) FROM queues AS q
-WHERE NOT EXISTS (SELECT FROM pg_index AS i JOIN pg_attribute AS p ON p.attrelid = q.oid AND p.attname = q.partition_column JOIN pg_attribute AS n ON n.attrelid = q.oid AND n.attname = q.id_column
+WHERE NOT EXISTS (SELECT FROM lacking AS l WHERE l.consumer = q.consumer)
+  AND NOT EXISTS (SELECT FROM pg_index AS i JOIN pg_attribute AS p ON p.attrelid = q.oid AND p.attname = q.partition_column JOIN pg_attribute AS n ON n.attrelid = q.oid AND n.attname = q.id_column
                   WHERE i.indrelid = q.oid AND i.indisvalid AND i.indpred IS NULL AND i.indkey[0] = p.attnum AND i.indkey[1] = n.attnum
                     AND (SELECT r.relam FROM pg_class AS r WHERE r.oid = i.indexrelid) = 403 /* btree */)
 UNION ALL SELECT 'consumers', 'unread', q.consumer, 1, q.queue, 0,
     coalesce('as the table''s owner: ' || nullif(concat_ws('; ', CASE WHEN NOT has_schema_privilege(q.nspname, 'USAGE') THEN format('GRANT USAGE ON SCHEMA %I TO %I', q.nspname, current_user) END,
         CASE WHEN NOT has_table_privilege(q.oid, 'SELECT') THEN format('GRANT SELECT ON %s TO %I', q.queue, current_user) END), ''),
-        'find out which: a session locks the table, policies hide its rows, or a column is gone or has another type')
-FROM queues AS q WHERE q.waiting IS NULL
+        CASE WHEN row_security_active(q.oid) THEN format('policies hide its rows from %I: use a role with BYPASSRLS, or the table''s owner', current_user)
+             ELSE 'a session locks the table: run this again, and end that session''s transaction if it lasts' END)
+FROM queues AS q WHERE q.waiting IS NULL AND NOT EXISTS (SELECT FROM lacking AS l WHERE l.consumer = q.consumer)
 UNION ALL SELECT 'consumers', 'locked', q.consumer, 1, format('%s by process %s ("%s")', q.queue, l.pid, a.application_name), extract(epoch FROM clock_timestamp() - a.xact_start), format('SELECT pg_terminate_backend(%s)', l.pid)
 FROM queues AS q JOIN pg_locks AS l ON l.relation = q.oid AND l.granted AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.pid <> pg_backend_pid() AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database()) AND coalesce(a.xact_start < clock_timestamp() - interval '1 second', true)
 UNION ALL SELECT 'consumers', 'untimed', q.consumer, q.waiting, q.queue, 0,
-    CASE WHEN t.attname IS NULL THEN 'set Queue.Time; for a new column: ALTER TABLE ... ADD COLUMN created_at timestamptz NOT NULL DEFAULT now()' ELSE format('CREATE INDEX CONCURRENTLY ON %s (%I)', q.queue, q.id_column) END
+    CASE WHEN t.attname IS NULL AND q.time_column <> '' THEN format('column %I of %s, which Queue.Time names, is gone, or is no timestamptz: correct it', q.time_column, q.queue)
+         WHEN t.attname IS NULL THEN 'set Queue.Time; for a new column: ALTER TABLE ... ADD COLUMN created_at timestamptz NOT NULL DEFAULT now()' ELSE format('CREATE INDEX CONCURRENTLY ON %s (%I)', q.queue, q.id_column) END
 FROM queues AS q LEFT JOIN pg_attribute AS t ON t.attrelid = q.oid AND t.attname = q.time_column AND t.atttypid = 'timestamptz'::regtype
 WHERE q.waiting > 0 AND NOT q.timed
 UNION ALL SELECT 'consumers', 'dead', s.consumer, s.dead_letters, '', 0, '' FROM s WHERE s.dead_letters > 0
 UNION ALL SELECT 'consumers', 'unhandled', s.consumer, s.unhandled, s.queue, 0, s.queue FROM s WHERE s.unhandled > 0
 UNION ALL SELECT 'consumers', CASE WHEN s.blocked_for > 60 * s.long THEN 'blocked' ELSE 'retried' END, s.consumer, s.blocked_keys, b.key, extract(epoch FROM s.blocked_for), b.error FROM s
 CROSS JOIN LATERAL (SELECT b.key, split_part(left(coalesce(b.error, ''), 200), E'\n', 1) AS error FROM pgleases.consumer_blocked AS b WHERE b.consumer = s.consumer ORDER BY b.since LIMIT 1) AS b
-UNION ALL SELECT 'consumers', 'late', s.consumer, s.waiting, s.queue, least(extract(epoch FROM s.oldest), 9e9), '' FROM s WHERE s.paused_at IS NULL AND NOT s.lease_paused AND s.oldest > 10 * s.long
+UNION ALL SELECT 'consumers', 'late', s.consumer, s.waiting, s.queue, least(extract(epoch FROM s.oldest), 9e9), '' FROM s WHERE s.paused_at IS NULL AND NOT s.lease_paused AND NOT s.unattended AND s.oldest > 10 * s.long
+UNION ALL SELECT 'consumers', CASE WHEN q.waiting > 0 THEN 'unattended' ELSE 'unused' END, q.consumer, 1, q.queue, 0,
+    'rows that wait: ' || CASE WHEN q.waiting >= 1000 THEN '1000 or more' ELSE coalesce(q.waiting::text, 'unknown') END
+FROM queues AS q WHERE q.unattended AND q.paused_at IS NULL AND NOT q.lease_paused
 UNION ALL SELECT 'consumers', CASE WHEN s.paused_at < clock_timestamp() - interval '1 hour' THEN 'forgotten' ELSE 'paused' END, s.consumer, 1, s.queue, extract(epoch FROM clock_timestamp() - s.paused_at),
     format('by %s since %s UTC: "%s"; rows that wait: %s', s.paused_by, to_char(s.paused_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), s.paused_reason, coalesce(s.waiting::text, 'unknown'))
 FROM s WHERE s.paused_at IS NOT NULL

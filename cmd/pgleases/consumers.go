@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/ranges"
+	"github.com/pgleases/pgleases/internal/shell"
 )
 
 // The verbs on consumers.
@@ -138,7 +139,7 @@ func newConsumerChange(use, short string) *cobra.Command {
 			forgotten := ""
 			if verb == "forget" {
 				if c, err := a.Consumer(ctx, args[0]); err == nil && c != nil {
-					forgotten = fmt.Sprintf("; its table was %s, blocked keys: %d, dead letters that stay: %d", shown(c.Queue), c.BlockedKeys, c.DeadLetters)
+					forgotten = fmt.Sprintf("; its table was %s, blocked keys: %d, dead letters that stay: %d; its lease stays: pgleases drop %s --reason '...' deletes it", shown(c.Queue), c.BlockedKeys, c.DeadLetters, shell.Word("consumer/"+args[0]))
 				}
 			}
 			n, err := a.ChangeConsumer(ctx, verb, args[0], id, actor, reason)

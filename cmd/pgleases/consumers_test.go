@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -114,6 +115,12 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	cancel()
 	<-ended
 	ended <- nil
-	changes("forget orders: done; its table was public.outbox, blocked keys: ", "forget", "orders")
+	if text := output1(t, database, "consumers", "forget", "orders", "--reason", "why"); !regexp.MustCompile(`^forget orders: done; its table was public.outbox, blocked keys: \d, dead letters that stay: 0; its lease stays: pgleases drop consumer/orders --reason '...' deletes it\n$`).MatchString(text) {
+		t.Errorf("forget: %s", text)
+	}
+	if found, _ := examined(t, database); slices.ContainsFunc(found, func(f admin.Finding) bool { return f.Check == "orphans" && f.Level != admin.OK }) {
+		t.Errorf("it was forgotten, and doctor finds %+v", found)
+	}
+	output1(t, database, "drop", "consumer/orders", "--reason", "why")
 	fails(t, database, "consumers forget orders --reason why", `there is no consumer "orders"`)
 }

@@ -566,11 +566,24 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 			"DELETE FROM pgleases.overrides; UPDATE pgleases.partitions SET owner = 11, target = 11 WHERE lease = 'consumer/orders'; UPDATE public.outbox SET created_at = now()", "", ""}, // its rows wait, as was wanted
 		{"UPDATE pgleases.consumers SET time_column = NULL", "UPDATE pgleases.consumers SET time_column = 'created_at'", "note consumers",
 			`rows wait, and for how long is not seen: 1 of "orders" > set Queue.Time`},
+		{"UPDATE public.outbox SET created_at = now() - interval '11 minutes'; DELETE FROM pgleases.members WHERE lease = 'consumer/orders'; UPDATE pgleases.partitions SET owner = NULL, target = NULL WHERE lease = 'consumer/orders'", "SELECT",
+			"warning consumers", `no process runs: consumer "orders" (rows that wait: 1) > start one; if none will, pgleases consumers forget orders --reason`},
+		{"DELETE FROM public.outbox", "SELECT", "note consumers", `no process runs: consumer "orders" (rows that wait: 0)`},
+		{"UPDATE pgleases.partitions SET owner = 11, target = 11 WHERE lease = 'consumer/orders'", `INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('consumer/orders', 11, 1, now(), 1);
+			INSERT INTO public.outbox (customer, payload) VALUES ('c1', '1')`, "warning orphans", `no client works on "consumer/orders"`},
 		{"ALTER TABLE public.outbox DROP CONSTRAINT outbox_pkey", "ALTER TABLE public.outbox ADD PRIMARY KEY (id)", "note consumers",
 			`rows wait, and for how long is not seen: 1 of "orders" > CREATE INDEX CONCURRENTLY ON public.outbox (id)`},
 		{"INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts) SELECT 'orders', n, 0, 'c1', '{}', 1 FROM generate_series(1, 3) AS n", "DELETE FROM pgleases.consumer_dead_letters", "note consumers",
 			`rows in the dead letters: 3 of "orders" > pgleases consumers show orders lists them; return them, or`},
 		{"ALTER TABLE public.outbox RENAME TO elsewhere", "ALTER TABLE public.elsewhere RENAME TO outbox", "warning consumers", `public.outbox of "orders"`},
+		{"INSERT INTO pgleases.consumers VALUES ('mail', 'public.mail', 'id', 'customer', 'partition', NULL, 2); ALTER TABLE public.outbox RENAME TO elsewhere",
+			"DELETE FROM pgleases.consumers WHERE name = 'mail'; ALTER TABLE public.elsewhere RENAME TO outbox", "warning consumers",
+			"> create it again, or pgleases consumers forget mail --reason '...'\ncreate it again, or pgleases consumers forget orders --reason '...'"},
+		{"ALTER TABLE public.outbox RENAME customer TO client", "ALTER TABLE public.outbox RENAME client TO customer", "fault consumers",
+			`no row is handled: column customer of public.outbox, consumer "orders" (it is gone) > as the table's owner: rename it back`},
+		{"ALTER TABLE public.outbox RENAME partition TO p", "ALTER TABLE public.outbox RENAME p TO partition", "fault consumers", `column partition of public.outbox, consumer "orders" (it is gone)`},
+		{"UPDATE pgleases.consumers SET time_column = 'payload'", "UPDATE pgleases.consumers SET time_column = 'created_at'", "note consumers",
+			`rows wait, and for how long is not seen: 1 of "orders" > column payload of public.outbox, which Queue.Time names, is gone, or is no timestamptz`},
 		{"ALTER TABLE public.outbox SET (autovacuum_enabled = off)", "ALTER TABLE public.outbox RESET (autovacuum_enabled)", "warning autovacuum", "public.outbox"},
 		{"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'public.outbox_partition_id_idx'::regclass", "SELECT", "fault consumers", `public.outbox of "orders"`},
 		{"DROP INDEX public.outbox_partition_id_idx", "CREATE INDEX ON public.outbox (partition, id)", "fault consumers", "> as the table's owner: CREATE INDEX CONCURRENTLY ON public.outbox (partition, id)"},
@@ -578,6 +591,7 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 			"UPDATE pgleases.leases SET partitions = 2 WHERE name = 'consumer/orders'; DELETE FROM pgleases.partitions WHERE partition > 1", "fault columns", `public.outbox.partition for 2, and consumer "orders" has 4`},
 		{"ALTER TABLE public.outbox ALTER partition DROP EXPRESSION; UPDATE public.outbox SET partition = 2", "UPDATE public.outbox SET partition = 0", "fault consumers",
 			`rows that no process handles, because their partition is null or out of range: 1 of "orders" (public.outbox) > correct`},
+		{"ALTER TABLE public.outbox ALTER partition TYPE bigint", "ALTER TABLE public.outbox ALTER partition TYPE int", "fault consumers", `column partition of public.outbox, consumer "orders" (it is bigint)`},
 		{`ALTER TABLE public.outbox SET (autovacuum_vacuum_threshold = 100); DELETE FROM public.outbox;
 			INSERT INTO public.outbox (customer, payload, partition) SELECT 'c1', '1', 0 FROM generate_series(1, 1100); DELETE FROM public.outbox`, "VACUUM public.outbox", "warning autovacuum", "dead rows in public.outbox"},
 	} {
@@ -613,18 +627,29 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 	reader := newRole(t, database)
 	grant := "GRANT SELECT ON public.outbox TO " + reader
 	execute(t, database, output1(t, database, "grants", reader, "--for=reader"), "GRANT pg_monitor TO "+reader)
-	expectIll(t, as(t, database, reader), "note consumers", `, are not seen: public.outbox of "orders" > as the table's owner: `+grant, "--skip", "rights")
+	expectIll(t, as(t, database, reader), "warning consumers", `, are not seen: public.outbox of "orders" > as the table's owner: `+grant, "--skip", "rights")
 	execute(t, database, "UPDATE pgleases.consumers SET paused_at = now()")
-	expectIll(t, as(t, database, reader), "note consumers, note consumers", `rows that wait: unknown`, "--skip", "rights")
+	expectIll(t, as(t, database, reader), "note consumers, warning consumers", `rows that wait: unknown`, "--skip", "rights")
 	execute(t, database, "UPDATE pgleases.consumers SET paused_at = NULL", grant)
 	expectIll(t, as(t, database, reader), "", "", "--skip", "rights")
-	execute(t, database, `CREATE SCHEMA "a b"; ALTER TABLE public.outbox SET SCHEMA "a b"; UPDATE pgleases.consumers SET queue = '"a b".outbox'`)
-	expectIll(t, as(t, database, reader), "note consumers", `> as the table's owner: GRANT USAGE ON SCHEMA "a b" TO `+reader, "--skip", "rights")
+	execute(t, database, "ALTER TABLE public.outbox ENABLE ROW LEVEL SECURITY")
+	expectIll(t, as(t, database, reader), "warning consumers", `public.outbox of "orders" > policies hide its rows from `+reader+": use a role with BYPASSRLS, or the table's owner", "--skip", "rights")
+	execute(t, database, "ALTER TABLE public.outbox DISABLE ROW LEVEL SECURITY", `CREATE SCHEMA "a b"; ALTER TABLE public.outbox SET SCHEMA "a b"; UPDATE pgleases.consumers SET queue = '"a b".outbox'`)
+	expectIll(t, as(t, database, reader), "warning consumers", `> as the table's owner: GRANT USAGE ON SCHEMA "a b" TO `+reader, "--skip", "rights")
+	expectIll(t, as(t, database, reader), "warning consumers", "") // which needs no other rights
 	role := newRole(t, database)
 	execute(t, database, output1(t, database, "grants", role))
 	expectIll(t, database, "note rights", "can run clients, but no consumers, it lacks consumer_blocked DELETE", "--role", role)
 	execute(t, database, output1(t, database, "grants", role, "--for=consumers"))
+	grant = `GRANT USAGE ON SCHEMA "a b" TO ` + role + `; GRANT SELECT, UPDATE, DELETE ON "a b".outbox TO ` + role
+	expectIll(t, database, "note rights", `the role has no rights on queue tables: "a b".outbox of "orders" > if it runs this consumer, as the table's owner: `+grant, "--role", role)
+	execute(t, database, grant)
 	expectIll(t, database, "", "", "--role", role)
+	execute(t, database, `REVOKE UPDATE ON "a b".outbox FROM `+role, `GRANT UPDATE (payload) ON "a b".outbox TO `+role)
+	expectIll(t, database, "", "", "--role", role) // to lock rows, one column is enough
+	execute(t, database, `REVOKE DELETE ON "a b".outbox FROM `+role)
+	expectIll(t, database, "fault rights", `the role cannot handle rows, it lacks rights on queue tables: DELETE on "a b".outbox of "orders" > as the table's owner: GRANT DELETE ON "a b".outbox TO `+role, "--role", role)
+	execute(t, database, `GRANT DELETE ON "a b".outbox TO `+role)
 	execute(t, database, "REVOKE DELETE ON pgleases.consumer_blocked FROM "+role)
 	expectIll(t, database, "fault rights", "cannot run consumers, it lacks consumer_blocked DELETE > as the tables' owner, run what pgleases grants", "--role", role)
 	execute(t, database, "ALTER FUNCTION pgleases.consumer_end RENAME TO elsewhere")
