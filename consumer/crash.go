@@ -32,7 +32,7 @@ func (g *group) beginAll(fresh []*partition) error {
 			return err
 		}
 		if crashed > 0 {
-			g.log.Warn("consumer: the owner before did not end in order", slog.Int("partitions", crashed), slog.Int("with_suspects", suspects))
+			g.log.Warn("consumer: previous owner crashed or was cut off", slog.Int("partitions", crashed), slog.Int("with_suspects", suspects))
 		}
 		return nil
 	}

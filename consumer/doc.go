@@ -5,7 +5,8 @@
 //	type Order struct{ Payload struct{ Amount int } } // a field for each column that the handler needs
 //	c, err := consumer.New(ctx, client, pool, "orders", consumer.Queue{Table: "outbox", Key: "customer", Time: "created_at"},
 //		consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
-//			_, err := tx.Exec(ctx, "UPDATE customers SET total = total + $2 WHERE name = $1", row.Key, row.Value.Payload.Amount)
+//			_, err := tx.Exec(ctx, `INSERT INTO customers VALUES ($1, $2)
+//				ON CONFLICT (name) DO UPDATE SET total = customers.total + excluded.total`, row.Key, row.Value.Payload.Amount)
 //			return err
 //		}))
 //	if err != nil {

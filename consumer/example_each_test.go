@@ -37,7 +37,8 @@ func ExampleEach() {
 	}
 	c, err := consumer.New(ctx, client, pool, "bookings", consumer.Queue{Table: "bookings", Key: "account"},
 		consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Booking]) error {
-			_, err := tx.Exec(ctx, "UPDATE accounts SET total = total + $2 WHERE name = $1", row.Key, row.Value.Payload.Amount)
+			_, err := tx.Exec(ctx, `INSERT INTO accounts VALUES ($1, $2)
+				ON CONFLICT (name) DO UPDATE SET total = accounts.total + excluded.total`, row.Key, row.Value.Payload.Amount)
 			return err
 		}))
 	if err != nil {

@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"time"
@@ -36,7 +37,7 @@ CREATE TABLE outbox (
 CREATE INDEX ON outbox (partition, id);
 CREATE TRIGGER consumer_inserted AFTER INSERT ON outbox FOR EACH STATEMENT EXECUTE FUNCTION pgleases.consumer_inserted('orders');`
 
-func runOutbox(ctx context.Context, databaseURL string) error { // in each process
+func runOutbox(ctx context.Context, databaseURL string) (err error) { // in each process
 	pool, err := pgxpool.New(ctx, databaseURL)
 	if err != nil {
 		return err
@@ -46,11 +47,16 @@ func runOutbox(ctx context.Context, databaseURL string) error { // in each proce
 	if err != nil {
 		return err
 	}
-	defer client.Close(context.WithoutCancel(ctx))
+	defer func() { // Run has returned: hand the partitions over now
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		err = errors.Join(err, client.Close(ctx))
+	}()
 	type Order struct{ Payload struct{ Amount int } } // a field for each column that the handler needs
 	c, err := consumer.New(ctx, client, pool, "orders", consumer.Queue{Table: "outbox", Key: "customer", Time: "created_at"},
 		consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
-			_, err := tx.Exec(ctx, "UPDATE customers SET total = total + $2 WHERE name = $1", row.Key, row.Value.Payload.Amount)
+			_, err := tx.Exec(ctx, `INSERT INTO customers VALUES ($1, $2)
+				ON CONFLICT (name) DO UPDATE SET total = customers.total + excluded.total`, row.Key, row.Value.Payload.Amount)
 			return err
 		}))
 	if err != nil {
@@ -62,7 +68,7 @@ func runOutbox(ctx context.Context, databaseURL string) error { // in each proce
 func Example() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
-	url := exampleURL(outboxTables, "INSERT INTO customers VALUES ('ada')")
+	url := exampleURL(outboxTables)
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
 		log.Fatal(err)
@@ -74,7 +80,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	for total := 0; total < 5000; time.Sleep(10 * time.Millisecond) {
-		if err := pool.QueryRow(ctx, "SELECT total FROM customers").Scan(&total); err != nil {
+		if err := pool.QueryRow(ctx, "SELECT coalesce(max(total), 0) FROM customers").Scan(&total); err != nil {
 			log.Fatal(err)
 		}
 	}
