@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // Queue names a table of the application, and its columns. Rows are deleted once they are handled.
@@ -46,10 +48,12 @@ type table struct {
 	Hidden, Permitted, BeforeDelete, Subscribed bool
 	Announced, Indexed                          bool
 	IDRequired, KeyRequired, PartitionRequired  *bool
-	IDType, KeyType, PartitionType, Generated   *string
+	IDType, KeyType, PartitionType, TimeType    *string
+	Generated                                   *string
 	Cache                                       *int64
 	Cycle                                       *bool
 	Columns                                     []string
+	From                                        []string // the columns that the partition is generated from
 }
 
 var (
@@ -66,10 +70,10 @@ func (s *statements) inspect(ctx context.Context, db querier, name string, q Que
 		return nil, q, errors.New("the queue has no Table: name the table whose rows are handled")
 	}
 	var t table
-	err := db.QueryRow(ctx, s.Inspect, q.Table, q.ID, q.Key, q.Partition, name).Scan(&t.Name, &t.Kind, &t.Hidden, &t.Permitted, &t.BeforeDelete, &t.Subscribed, &t.Announced, &t.Indexed,
-		&t.IDRequired, &t.IDType, &t.KeyRequired, &t.KeyType, &t.PartitionRequired, &t.PartitionType, &t.Generated, &t.Cache, &t.Cycle, &t.Columns)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, q, fmt.Errorf("table %s does not exist in this database, or not in the search_path: TableSQL returns its DDL", q.Table)
+	err := db.QueryRow(ctx, s.Inspect, q.Table, q.ID, q.Key, q.Partition, name, q.Time).Scan(&t.Name, &t.Kind, &t.Hidden, &t.Permitted, &t.BeforeDelete, &t.Subscribed, &t.Announced, &t.Indexed,
+		&t.IDRequired, &t.IDType, &t.KeyRequired, &t.KeyType, &t.PartitionRequired, &t.PartitionType, &t.Generated, &t.From, &t.TimeType, &t.Cache, &t.Cycle, &t.Columns)
+	if errors.Is(err, pgx.ErrNoRows) || slices.Contains([]string{"42601", "42602", "0A000"}, store.Code(err)) { // these are of to_regclass before PostgreSQL 16
+		return nil, q, fmt.Errorf("table %s does not exist in this database, or not in the search_path, or its name is not written as in SQL: TableSQL returns its DDL", q.Table)
 	}
 	if err != nil {
 		return nil, q, err
@@ -89,14 +93,22 @@ func (t *table) check(q Queue) (Queue, error) {
 		wrong(t.Hidden, "row-level security hides rows from this role: exempt the role with BYPASSRLS, or use the owner of the table"),
 		wrong(!t.Permitted, "the role lacks rights: GRANT SELECT, UPDATE, DELETE ON %s TO your role; UPDATE is for locking rows", t.Name),
 		wrong(t.BeforeDelete, "a trigger BEFORE DELETE may keep rows that were handled: drop it, or make it AFTER DELETE"),
+		wrong(q.ID == q.Partition, "ID and Partition are both column %q: give two columns", q.ID),
 		column("ID", q.ID, t.IDRequired, t.IDType, idTypes),
 		column("Partition", q.Partition, t.PartitionRequired, t.PartitionType, []string{"integer"}),
 	)
 	if err == nil && q.Key != "" {
 		err = column("Key", q.Key, t.KeyRequired, t.KeyType, keyTypes)
 	}
-	if err == nil && q.Time != "" {
-		err = wrong(!slices.Contains(t.Columns, q.Time), "Time: it has no column %q", q.Time)
+	if i := slices.IndexFunc(t.From, func(column string) bool { return column != q.Key }); err == nil && q.Key != "" && i >= 0 {
+		err = fmt.Errorf("column %q is generated from column %q, so rows of one value of Key %[3]q may be in several partitions, out of order: generate it as partition_for(%[3]s, N), or give another Key", q.Partition, t.From[i], q.Key)
+	}
+	switch {
+	case err != nil || q.Time == "":
+	case t.TimeType == nil:
+		err = fmt.Errorf("Time: it has no column %q", q.Time)
+	case *t.TimeType != "timestamp with time zone": // consumers_status reads only this type: others depend on the session's time zone
+		err = fmt.Errorf("Time: column %q is of type %s: give a column of type timestamptz, or leave Time out", q.Time, *t.TimeType)
 	}
 	if err != nil {
 		return q, err

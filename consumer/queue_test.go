@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
@@ -39,6 +40,14 @@ func TestNewRefuses(t *testing.T) {
 		"no column":          {"CREATE TABLE q.q (" + good + ")" + index, with(func(q *consumer.Queue) { q.ID = "number" }), []string{`ID: it has no column "number"`}},
 		"no key column":      {"CREATE TABLE q.q (" + good + ")" + index, with(func(q *consumer.Queue) { q.Key = "k" }), []string{`Key: it has no column "k"`}},
 		"no time column":     {"CREATE TABLE q.q (" + good + ")" + index, with(func(q *consumer.Queue) { q.Time = "at" }), []string{`Time: it has no column "at"`}},
+		"type of time":       {"CREATE TABLE q.q (" + good + ")" + index, with(func(q *consumer.Queue) { q.Time = "payload" }), []string{`Time: column "payload" is of type jsonb: give a column of type timestamptz, or leave Time out`}},
+		"time without zone":  {"CREATE TABLE q.q (" + good + ", at timestamp)" + index, with(func(q *consumer.Queue) { q.Time = "at" }), []string{`Time: column "at" is of type timestamp without time zone: give a column of type timestamptz`}},
+		"name of table":      {"", with(func(q *consumer.Queue) { q.Table = "q.q; x" }), []string{"table q.q; x does not exist", "or its name is not written as in SQL"}},
+		"dots in table":      {"", with(func(q *consumer.Queue) { q.Table = "q.q.q.q" }), []string{"table q.q.q.q does not exist"}},
+		"another database":   {"", with(func(q *consumer.Queue) { q.Table = "app.q.q" }), []string{"table app.q.q does not exist in this database"}},
+		"one column twice":   {"CREATE TABLE q.q (" + good + ")" + index, with(func(q *consumer.Queue) { q.ID = "partition" }), []string{`ID and Partition are both column "partition": give two columns`}},
+		"another column":     {"CREATE TABLE q.q (" + strings.Replace(good, "partition_for(customer", "partition_for(region", 1) + ", region text NOT NULL)" + index, q, []string{`column "partition" is generated from column "region", so rows of one value of Key "customer" may be in several partitions, out of order: `, "generate it as partition_for(customer, N), or give another Key"}},
+		"a second column":    {"CREATE TABLE q.q (" + strings.Replace(good, "partition_for(customer", "partition_for(customer || region", 1) + ", region text NOT NULL)" + index, q, []string{`is generated from column "region"`}},
 		"nullable key":       {"CREATE TABLE q.q (" + strings.Replace(good, "customer text NOT NULL", "customer text", 1) + ")" + index, q, []string{`column "customer" may be NULL`, `ALTER COLUMN "customer" SET NOT NULL`}},
 		"type of key":        {"CREATE TABLE q.q (" + strings.Replace(plain, "customer text", "customer numeric", 1) + ")" + index, q, []string{`column "customer" is of type numeric`, "text, or character varying"}},
 		"bytes as key":       {"CREATE TABLE q.q (" + strings.Replace(plain, "customer text", "customer bytea", 1) + ")" + index, q, []string{`column "customer" is of type bytea`, "text, or character varying"}},
@@ -73,6 +82,20 @@ func TestNewRefuses(t *testing.T) {
 			}
 			contains(t, err, append(test.says, `new consumer "orders"`)...)
 		})
+	}
+}
+
+// New accepts a partition that is generated from the key alone, however that is written.
+func TestNewAcceptsPartitionsOfTheKey(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, failing())
+	db.exec("CREATE TABLE public.q (id bigint GENERATED ALWAYS AS IDENTITY, t text NOT NULL, v varchar(20) NOT NULL, i int NOT NULL, u uuid NOT NULL); GRANT ALL ON public.q TO PUBLIC")
+	for key, of := range map[string]string{"t": `t COLLATE "C"`, "v": "coalesce(v, '')", "i": "i::bigint::text", "u": "u::text"} {
+		db.exec(fmt.Sprintf("DELETE FROM pgleases.consumers; ALTER TABLE public.q ADD p_%[1]s int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(%[2]s, 8)) STORED; CREATE INDEX ON public.q (p_%[1]s, id)", key, of))
+		_, err := consumer.New(t.Context(), w.client, w.pool, "orders", consumer.Queue{Table: "public.q", Key: key, Partition: "p_" + key},
+			consumer.Each(func(context.Context, pgx.Tx, consumer.Row[map[string]any]) error { return nil }), consumer.WithoutMigration())
+		testkit.OK(t, err)
 	}
 }
 

@@ -5,6 +5,7 @@
 -- $3 text  column of the key, or empty
 -- $4 text  column of the partition
 -- $5 text  consumer
+-- $6 text  column of the time, or empty
 SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS table, c.relkind::pg_catalog.text, pg_catalog.row_security_active(c.oid) AS hidden,
        pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_table_privilege(c.oid, 'DELETE') AND
            (pg_catalog.has_table_privilege(c.oid, 'UPDATE') OR pg_catalog.has_any_column_privilege(c.oid, 'UPDATE')) AS permitted,
@@ -22,6 +23,16 @@ SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS table, c.relkind::pg_
        k.attnotnull AS key_required, pg_catalog.format_type(k.atttypid, NULL) AS key_type,
        p.attnotnull AS partition_required, pg_catalog.format_type(p.atttypid, NULL) AS partition_type,
        pg_catalog.pg_get_expr(d.adbin, d.adrelid) AS generated,
+       -- A generated column depends on the columns that it is generated from; before PostgreSQL 15 not by pg_attrdef.
+       ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_depend AS f
+             JOIN pg_catalog.pg_attribute AS a ON a.attrelid OPERATOR(pg_catalog.=) f.refobjid AND a.attnum OPERATOR(pg_catalog.=) f.refobjsubid
+             WHERE f.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::oid AND f.refobjid OPERATOR(pg_catalog.=) c.oid
+               AND f.refobjsubid OPERATOR(pg_catalog.<>) ALL (ARRAY[0, p.attnum])
+               AND (f.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_attrdef'::pg_catalog.regclass::oid AND f.objid OPERATOR(pg_catalog.=) d.oid
+                    OR f.classid OPERATOR(pg_catalog.=) f.refclassid AND f.objid OPERATOR(pg_catalog.=) c.oid AND f.objsubid OPERATOR(pg_catalog.=) p.attnum)
+             ORDER BY a.attnum) AS generated_from,
+       (SELECT pg_catalog.format_type(a.atttypid, NULL) FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attname OPERATOR(pg_catalog.=) $6::pg_catalog.text AND a.attnum OPERATOR(pg_catalog.>) 0) AS time_type,
        s.seqcache, s.seqcycle,
        ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute AS a WHERE a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attnum OPERATOR(pg_catalog.>) 0 AND NOT a.attisdropped ORDER BY a.attnum) AS columns
 FROM pg_catalog.pg_class AS c
