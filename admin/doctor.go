@@ -66,8 +66,11 @@ func (a *Admin) Doctor(ctx context.Context, o DoctorOptions) []Finding {
 	d := &doctor{Admin: a, DoctorOptions: o}
 	conn, err := a.pool.Acquire(ctx)
 	if err != nil {
-		remedy := map[bool]string{true: full, false: "start or promote a server; or set --database, DATABASE_URL or the PG* variables to a database that answers"}[store.Full(err)]
-		d.found("connect", Fault, remedy, "%v", err)
+		remedy := cmp.Or(store.LoginRemedy(err), "start or promote a server; or set --database, DATABASE_URL or the PG* variables to a database that answers")
+		if store.Full(err) {
+			remedy = full
+		}
+		d.found("connect", Fault, remedy, "%s", strings.ReplaceAll(err.Error(), "\n\t", " "))
 		return d.findings
 	}
 	defer conn.Release()

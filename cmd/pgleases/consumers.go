@@ -22,7 +22,10 @@ func newConsumers() *cobra.Command {
 		return all, consumersTable(all), err
 	})
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
-		if len(args) > 0 {
+		switch {
+		case len(args) > 0 && args[0] == "list":
+			return errors.New(`there is no verb "list": pgleases consumers lists them`)
+		case len(args) > 0:
 			return onlyVerbs(cmd, args)
 		}
 		return nil
@@ -125,9 +128,11 @@ func newConsumerChange(use, short string) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
 		id := int64(0)
 		switch {
+		case len(args) == 2 && all:
+			return fmt.Errorf("row %s and --all are given: leave one out", args[1])
 		case len(args) == 2:
-			if id, err = strconv.ParseInt(args[1], 10, 64); err != nil || id == 0 || all {
-				return fmt.Errorf("%q is no row, or --all is given too: give the ID of a row that pgleases consumers show %s lists", args[1], args[0])
+			if id, err = strconv.ParseInt(args[1], 10, 64); err != nil || id == 0 {
+				return fmt.Errorf("%q is no row: give the ID of a row that pgleases consumers show %s lists", args[1], args[0])
 			}
 		case verb == "retry" && !all:
 			return errors.New("ID is missing: give the ID of a row, or --all")
@@ -152,7 +157,7 @@ func newConsumerChange(use, short string) *cobra.Command {
 				return err
 			}
 			state := map[string]string{
-				"pause": "done; batches in hand end first", "resume": "done", "retry": ranges.Many(n, "row") + " due now; while the partition is paused, within a minute",
+				"pause": "done; batches in hand end first", "resume": "done", "retry": ranges.Many(n, "row") + " due now; within a minute if an outage has paused its partition; after resume if the consumer is paused",
 				"skip":   "recorded; its owner moves it to the dead letters, of a paused consumer after resume",
 				"return": "done; it is handled with the rows that wait", "forget": "done" + forgotten,
 			}[verb]

@@ -60,8 +60,11 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"consumers show order": `there is no consumer "order": did you mean orders? pgleases consumers shows all`, "consumers pause order --reason why": "did you mean orders?",
-		"consumers skip orders 1 --reason why": "row 1 of consumer \"orders\" blocks no key", "consumers skip orders x --reason why": `"x" is no row`, "consumers skip orders 2": "--reason is missing",
-		"consumers retry orders --reason why": "ID is missing", "consumers retry orders 2 --all --reason why": "--all", "consumers pasue orders": `did you mean pause?`,
+		"pause orders --reason why": `there is no lease "orders", but a consumer: pgleases consumers pause orders --reason '...'`, "resume orders --reason why": "pgleases consumers resume orders --reason", "pause orders --dry-run": "pgleases consumers pause orders",
+		"describe orders": "did you mean consumer/orders?", "explain orders": "did you mean consumer/orders?", "explain orders/1": "did you mean consumer/orders?", "drop orders --reason why": "did you mean consumer/orders?",
+		"consumers show consumer/orders": "did you mean orders?", "consumers pause consumer/orders --reason why": "did you mean orders?", "consumers list": `there is no verb "list": pgleases consumers lists them`,
+		"consumers skip orders 1 --reason why": "row 1 of consumer \"orders\" blocks no key", "consumers skip orders x --reason why": `"x" is no row: give the ID of a row that pgleases consumers show orders lists`, "consumers skip orders 2": "--reason is missing",
+		"consumers retry orders --reason why": "ID is missing", "consumers retry orders 2 --all --reason why": "row 2 and --all are given: leave one out", "consumers pasue orders": `did you mean pause?`,
 	} {
 		fails(t, database, args, want)
 	}
@@ -88,7 +91,7 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	changes("resume orders: it is not paused", "resume", "orders")
 	testkit.Becomes(t, pool, "the row is in the dead letters", "2", "SELECT coalesce(string_agg(id::text, ' '), '') FROM pgleases.consumer_dead_letters")
 	execute(t, database, "UPDATE public.outbox SET customer = 'good' WHERE id = 3")
-	changes("retry orders: 1 row due now; while the partition is paused, within a minute", "retry", "orders", "--all")
+	changes("retry orders: 1 row due now; within a minute if an outage has paused its partition; after resume if the consumer is paused", "retry", "orders", "--all")
 	testkit.Becomes(t, pool, "the row is handled", int64(0), "SELECT count(*) FROM public.outbox")
 	testkit.Becomes(t, pool, "no row is blocked", int64(0), "SELECT count(*) FROM pgleases.consumer_blocked")
 	changes("retry orders: no row is blocked", "retry", "orders", "--all")

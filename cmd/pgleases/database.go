@@ -24,10 +24,13 @@ import (
 // "", pgx uses the PG* variables.
 func databaseURL(flag string) string { return cmp.Or(flag, os.Getenv("DATABASE_URL")) }
 
-// unreachable adds a remedy to an error if no database answers. A server without a free connection
+// unreachable adds a remedy to an error if no database answers, or the server refuses the login. A server without a free connection
 // does answer.
 func unreachable(err error, url string) error {
 	var refused *pgconn.ConnectError
+	if remedy := store.LoginRemedy(err); remedy != "" {
+		return fmt.Errorf("%w\n%s", err, remedy)
+	}
 	if !store.Full(err) && (errors.As(err, &refused) || err != nil && url == "") {
 		return fmt.Errorf("%w\nSet --database, DATABASE_URL or the PG* variables to a database that answers", err)
 	}

@@ -91,8 +91,14 @@ func unknown(kind, name string, known []string, list string) error {
 }
 
 // similar asks whether the user meant a known name that resembles a name. It returns "" if there is
-// no such name. The rule is cobra's rule for verbs.
+// no such name. The rule is cobra's rule for verbs. The name of a lease also resembles that of its
+// consumer or group.
 func similar(name string, known []string) string {
+	for _, k := range known {
+		if k == "consumer/"+name || k == "schedule/"+name || name == "consumer/"+k || name == "schedule/"+k {
+			return fmt.Sprintf("did you mean %s? ", shown(k))
+		}
+	}
 	names := &cobra.Command{SuggestionsMinimumDistance: 2}
 	for _, k := range known {
 		names.AddCommand(&cobra.Command{Use: k, Run: func(*cobra.Command, []string) {}})

@@ -70,6 +70,9 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 			return fmt.Errorf("--partitions %d: give 1 to 65536", change.Next)
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+			if err := meansConsumer(ctx, a, change); err != nil {
+				return err
+			}
 			if dryRun {
 				p, err := a.DryRun(ctx, change)
 				if err != nil {
@@ -85,6 +88,18 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 		})
 	}
 	return cmd
+}
+
+// meansConsumer returns an error for a pause or resume of a name that no lease has, but a consumer.
+func meansConsumer(ctx context.Context, a *admin.Admin, c admin.Change) error {
+	if c.Verb != admin.Pause && c.Verb != admin.Resume {
+		return nil
+	}
+	s, err := a.Snapshot(ctx)
+	if err != nil || s.Lease(c.Subject) != nil || s.Lease("consumer/"+c.Subject) == nil || len(s.OverridesOf(c.Subject, "")) > 0 {
+		return nil // the change returns its error
+	}
+	return fmt.Errorf("there is no lease %q, but a consumer: pgleases consumers %s %s --reason '...'", c.Subject, c.Verb, shell.Word(c.Subject))
 }
 
 // operate executes a change, and returns what it has done. It warns of an override of an unknown

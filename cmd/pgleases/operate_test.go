@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
@@ -116,6 +117,7 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 		{database, "explain orders/99999999999", `lease "orders" has partitions 0 to 3`},
 		{database, "explain orders/4", `lease "orders" has partitions 0 to 3`},
 		{database, "members", "Did you mean this?\n\tdescribe"},
+		{as(t, database, role), "migrate", `the role may not create or change the tables: run it as the role that owns schema "pgleases", or as one that may create it`},
 		{database, "schedules puase g s", `there is no verb "puase": did you mean pause?`},
 		{database, "cordon oen --reason x", "did you mean one? pgleases clients shows all"},
 		{database, "drop order --reason x", "did you mean orders? pgleases list shows all"},
@@ -302,7 +304,31 @@ func TestErrorsHideThePassword(t *testing.T) {
 			c := command.Run(t, command.Database(database), verb)
 			if code := c.ExitCode(); code == 0 || strings.Contains(c.Printed(), "cret") {
 				t.Errorf("%s of %s: exit code %d: %s", verb, database, code, c.Printed())
+			} else if strings.Contains(database, "@cret") || strings.Contains(database, "/cret") {
+				if !strings.Contains(c.Printed(), "@ as %40, : as %3A, / as %2F") {
+					t.Errorf("%s of %s says nothing of escapes: %s", verb, database, c.Printed())
+				}
 			}
+		}
+	}
+}
+
+// A server that refuses the login answers: its remedy is not to start one.
+func TestARefusedLoginHasItsOwnRemedy(t *testing.T) {
+	t.Parallel()
+	database, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t))
+	none := strings.Replace(database, testkit.Value[string](t, testkit.Pool(t, database), "SELECT current_database()::text"), "none", 1)
+	remedy := "the server answers, but has no such database: correct its name in --database"
+	fails(t, none, "list", remedy)
+	if found, _ := examined(t, none); len(found) != 1 || !strings.HasPrefix(found[0].Remedy, remedy) || strings.ContainsAny(found[0].Text, "\n\t") {
+		t.Errorf("doctor: %+v", found)
+	}
+	if found, _ := examined(t, "postgres://127.0.0.1:1/none"); len(found) != 1 || !strings.Contains(found[0].Text, "refused") || strings.ContainsAny(found[0].Text, "\n\t") {
+		t.Errorf("doctor: %+v", found)
+	}
+	for _, code := range []string{"28P01", "28000"} {
+		if err := unreachable(&pgconn.PgError{Code: code}, database); !strings.Contains(err.Error(), "the server answers, but refuses the login: correct the user or the password in --database") {
+			t.Errorf("%s: %v", code, err)
 		}
 	}
 }

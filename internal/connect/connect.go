@@ -27,7 +27,11 @@ func ParseConfig(connString string) (*pgxpool.Config, error) {
 	var wrong *pgconn.ParseConfigError
 	if errors.As(err, &wrong) {
 		text := err.Error()
-		return nil, fmt.Errorf("cannot read the connection string%s", text[strings.LastIndexByte(text, '`')+1:])
+		hint := ""
+		if strings.HasPrefix(connString, "postgres://") || strings.HasPrefix(connString, "postgresql://") {
+			hint = "; " + escapes
+		}
+		return nil, fmt.Errorf("cannot read the connection string%s%s", text[strings.LastIndexByte(text, '`')+1:], hint)
 	}
 	if err != nil {
 		return nil, err
@@ -43,10 +47,12 @@ func CheckHosts(config *pgx.ConnConfig) error {
 		hosts = append(hosts, f.Host)
 	}
 	if slices.ContainsFunc(hosts, func(host string) bool { return strings.Contains(host, "@") && !strings.HasPrefix(host, "/") }) {
-		return errors.New("the connection string has more than one @: write an @ in the password as %40")
+		return errors.New("the connection string has more than one @; " + escapes)
 	}
 	return nil
 }
+
+const escapes = "in the user and the password of a URL, write @ as %40, : as %3A, / as %2F, ? as %3F, # as %23 and % as %25"
 
 // A Conn is a connection. One goroutine uses it at a time.
 type Conn struct {

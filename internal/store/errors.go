@@ -52,6 +52,18 @@ func LockTimeout(err error) bool { return Code(err) == codeLockTimeout }
 // Full reports whether the server, the database or the role has no connection left.
 func Full(err error) bool { return Code(err) == "53300" }
 
+// LoginRemedy returns the remedy if the server refuses the login; empty for any other error.
+func LoginRemedy(err error) string {
+	const in = " in --database, DATABASE_URL or the PG* variables"
+	switch Code(err) {
+	case "28P01", "28000":
+		return "the server answers, but refuses the login: correct the user or the password" + in + ", or the server's pg_hba.conf"
+	case "3D000":
+		return "the server answers, but has no such database: correct its name" + in + ", or create it"
+	}
+	return ""
+}
+
 // Denied reports whether the role lacks a right.
 func Denied(err error) bool { return Code(err) == "42501" }
 
@@ -95,6 +107,8 @@ func OpenError(ctx context.Context, of, doing, schema string, misfits, err error
 		return fmt.Errorf("%s: %s: %w: %s: run a newer version of this library", of, doing, misfits, misfit)
 	case errors.As(err, &misfit):
 		return fmt.Errorf("%s: %s: %w: %s: run %[1]s.Migrate, the command pgleases migrate (with --schedules if you use them), or the DDL that %[1]s.Schema returns, as a role with the right to do so", of, doing, misfits, misfit)
+	case Denied(err) && doing == "migrate":
+		return fmt.Errorf("%s: %s: the role may not create or change the tables: run it as the role that owns schema %q, or as one that may create it: %w", of, doing, schema, err)
 	case Denied(err):
 		return fmt.Errorf("%s: %s: the role lacks rights in schema %q, see %s: %w", of, doing, schema, grants, err)
 	}
