@@ -591,7 +591,7 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 			"UPDATE pgleases.leases SET partitions = 2 WHERE name = 'consumer/orders'; DELETE FROM pgleases.partitions WHERE partition > 1", "fault columns", `public.outbox.partition for 2, and consumer "orders" has 4`},
 		{"ALTER TABLE public.outbox ALTER partition DROP EXPRESSION; UPDATE public.outbox SET partition = 2", "UPDATE public.outbox SET partition = 0", "fault consumers",
 			`rows that no process handles, because their partition is null or out of range: 1 of "orders" (public.outbox) > correct`},
-		{"ALTER TABLE public.outbox ALTER partition TYPE bigint", "ALTER TABLE public.outbox ALTER partition TYPE int", "fault consumers", `column partition of public.outbox, consumer "orders" (it is bigint)`},
+		{"ALTER TABLE public.outbox ALTER customer TYPE char(9)", "ALTER TABLE public.outbox ALTER customer TYPE text", "fault consumers", `column customer of public.outbox, consumer "orders" (it is character(9))`},
 		{`ALTER TABLE public.outbox SET (autovacuum_vacuum_threshold = 100); DELETE FROM public.outbox;
 			INSERT INTO public.outbox (customer, payload, partition) SELECT 'c1', '1', 0 FROM generate_series(1, 1100); DELETE FROM public.outbox`, "VACUUM public.outbox", "warning autovacuum", "dead rows in public.outbox"},
 	} {
