@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/testkit"
@@ -102,6 +103,14 @@ func TestOperatorsPauseAndResume(t *testing.T) {
 	} {
 		_, err := db.Exec(t.Context(), "SELECT pgleases.consumer_change(v::text, c::text, r::bigint, ''::text, 'why'::text) FROM (VALUES ("+call+")) AS t (v, c, r)")
 		contains(t, err, want)
+	}
+	for call, want := range map[string]string{
+		"change('skip'::text, 'orders'::text": "it waits behind a blocked row of its key", "return('orders'::text": "It was returned or deleted, or its ID is another.",
+	} {
+		_, err := db.Exec(t.Context(), "SELECT pgleases.consumer_"+call+", 1::bigint, ''::text, 'why'::text)")
+		if refused := new(pgconn.PgError); !errors.As(err, &refused) || !strings.Contains(refused.Hint, want) {
+			t.Errorf("%s: %v, want the hint %q", call, err, want)
+		}
 	}
 	_, err := db.Exec(t.Context(), "SELECT pgleases.consumer_change('pause'::text, 'orders'::text, NULL::bigint, ''::text, ''::text)")
 	contains(t, err, "pause needs a reason")

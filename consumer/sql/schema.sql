@@ -357,7 +357,8 @@ BEGIN
         PERFORM pgleases.notify('consumer/' || p_consumer);
     ELSIF p_id IS NOT NULL THEN
         RAISE EXCEPTION 'row % of consumer "%" %', p_id, p_consumer, CASE p_verb WHEN 'return' THEN 'is no dead letter' ELSE 'blocks no key' END
-            USING ERRCODE = 'undefined_object', HINT = 'It was handled, skipped, returned or deleted, or its ID is another.';
+            USING ERRCODE = 'undefined_object', HINT = CASE p_verb WHEN 'return' THEN 'It was returned or deleted, or its ID is another.'
+                ELSE 'It was handled, skipped or deleted, or it waits behind a blocked row of its key, or its ID is another.' END;
     END IF;
     RETURN n;
 END
