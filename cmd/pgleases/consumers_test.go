@@ -99,7 +99,7 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 		t.Errorf("show: %+v", one)
 	}
 	fails(t, database, "consumers forget orders --reason why", `processes run the consumer "orders"`)
-	if text := output1(t, database, "consumers", "show", "orders"); !regexp.MustCompile(`\n\nDEAD LETTER +KEY +PARTITION +AT +ATTEMPTS +ERROR\n2 +bad 1 +\d +20\d\d-\d\d-\d\d \d\d:\d\d:\d\d +1 +skipped by maria \(\w+\): why\n\nAT +CHANGE `).MatchString(text) {
+	if text := output1(t, database, "consumers", "show", "orders"); !regexp.MustCompile(`\n\nDEAD LETTER +KEY +PARTITION +AT +ATTEMPTS +ERROR\n2 +bad 1 +\d +20\d\d-\d\d-\d\d \d\d:\d\d:\d\d +1 +"no such customer \\x1b\[2J"\n\nAT +CHANGE `).MatchString(text) {
 		t.Errorf("its dead letters: %s", text)
 	}
 	role := newRole(t, database)
