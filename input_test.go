@@ -320,7 +320,7 @@ func TestMissingRightsErrorNamesTheSchema(t *testing.T) {
 
 	testkit.OK(t, pgleases.Migrate(ctx, pool))
 	err = open()
-	refused(t, "no right to the schema", err, "schema", "pgleases", "permission denied")
+	refused(t, "no right to the schema", err, `give it what pgleases grants ROLE --for=application prints for schema "pgleases"`, "permission denied")
 	testkit.Execute(t, pool, "GRANT USAGE ON SCHEMA pgleases TO "+role)
 	err = open()
 	refused(t, "no right to read the version", err, `schema "pgleases"`, "permission denied")

@@ -123,6 +123,8 @@ func TestNewRefusesWithoutRights(t *testing.T) {
 	testkit.OK(t, open())
 	db.exec("ALTER TABLE public.outbox ENABLE ROW LEVEL SECURITY")
 	contains(t, open(), "row-level security hides rows", "BYPASSRLS")
+	db.exec("REVOKE pg_read_all_data FROM " + role + "; REVOKE SELECT ON pgleases.consumer_version FROM " + role)
+	contains(t, open(), `new consumer: the role lacks rights: give it what pgleases grants ROLE --for=consumers prints for schema "pgleases"`)
 }
 
 // New refuses a handler that the table does not fit, and wrong options.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -98,7 +97,6 @@ func Advised(err error) error {
 // OpenError adds the remedy to an error of opening or migrating the tables of a package. misfits is
 // pgleases.ErrSchema.
 func OpenError(ctx context.Context, of, doing, schema string, misfits, err error) error {
-	grants := strings.TrimPrefix(of+"/sql/grants/application.sql", "pgleases/")
 	var misfit *SchemaError
 	switch {
 	case err == nil:
@@ -106,11 +104,12 @@ func OpenError(ctx context.Context, of, doing, schema string, misfits, err error
 	case errors.As(err, &misfit) && misfit.TooNew:
 		return fmt.Errorf("%s: %s: %w: %s: run a newer version of this library", of, doing, misfits, misfit)
 	case errors.As(err, &misfit):
-		return fmt.Errorf("%s: %s: %w: %s: run %[1]s.Migrate, the command pgleases migrate (with --schedules if you use them), or the DDL that %[1]s.Schema returns, as a role with the right to do so", of, doing, misfits, misfit)
+		return fmt.Errorf("%s: %s: %w: %s: run %[1]s.Migrate, the command pgleases migrate (with --schedules or --consumers if you use them), or the DDL that %[1]s.Schema returns, as a role with the right to do so", of, doing, misfits, misfit)
 	case Denied(err) && doing == "migrate":
 		return fmt.Errorf("%s: %s: the role may not create or change the tables: run it as the role that owns schema %q, or as one that may create it: %w", of, doing, schema, err)
 	case Denied(err):
-		return fmt.Errorf("%s: %s: the role lacks rights in schema %q, see %s: %w", of, doing, schema, grants, err)
+		purpose := map[string]string{"pgleases": "application", "schedule": "schedules", "consumer": "consumers"}[of]
+		return fmt.Errorf("%s: %s: the role lacks rights: give it what pgleases grants ROLE --for=%s prints for schema %q: %w", of, doing, purpose, schema, err)
 	}
 	return fmt.Errorf("%s: %s: %w", of, doing, Advised(Caused(ctx, err)))
 }
