@@ -71,8 +71,9 @@ func (g *group) learn(ctx context.Context, tx pgx.Tx, owned []*partition) (suspe
 	return suspects, crashed, err
 }
 
-// note notes the next batch of a partition that is watched, and reports whether there is one.
-func (g *group) note(p *partition) bool {
+// note notes the next batch of a job's partition, which is watched, and reports whether there is one.
+func (g *group) note(j *job) bool {
+	p := j.partitions[0]
 	var first, last *int64
 	err := g.guarded([]*partition{p}, func(ctx context.Context, tx *handlers.Transaction, _ string) error {
 		err := tx.QueryRow(ctx, g.sql.Note, g.name, p.Number, p.Epoch, g.options.batch).Scan(&first, &last, &p.watched)
@@ -83,7 +84,7 @@ func (g *group) note(p *partition) bool {
 		return err
 	})
 	if err != nil {
-		g.trouble([]*partition{p}, outcome{err: err})
+		g.trouble(j, []*partition{p}, outcome{err: err})
 		return false
 	}
 	if first == nil {

@@ -19,7 +19,7 @@ import (
 func ExampleTableSQL() {
 	ctx := context.Background()
 	queue := consumer.Queue{Table: "events", Key: "customer", Partitions: 1024} // not read from a plain column
-	text := consumer.TableSQL("events", "", queue) // for the consumer "events"
+	text := consumer.TableSQL("events", "", queue)                              // for the consumer "events"
 
 	pool, err := pgxpool.New(ctx, exampleURL(`CREATE TABLE events (id serial PRIMARY KEY, customer uuid NOT NULL, what text);
 		INSERT INTO events (customer, what) SELECT md5((n % 100)::text)::uuid, 'event ' || n FROM generate_series(1, 20000) AS n`))

@@ -11,6 +11,9 @@ func (c *Consumer) HoldForSuspects(d time.Duration) { c.times.suspectHold = d }
 // PauseAtMost sets the longest pause while something that handlers need is away.
 func (c *Consumer) PauseAtMost(d time.Duration) { c.times.pauseMax = d }
 
+// TryWhileAway sets the time between two attempts of the process while something is away.
+func (c *Consumer) TryWhileAway(d time.Duration) { c.times.outage = d }
+
 // QuietAfter sets how long the process probes at every poll after a notification.
 func (c *Consumer) QuietAfter(d time.Duration) { c.times.quiet = d }
 

@@ -32,12 +32,14 @@ const (
 // charge records that an attempt at a row has failed, and reports whether it did. If too many keys
 // failed in a row, the partition pauses, and no row is charged. final is true if the row must not
 // be handled again.
-func (g *group) charge(r row, failure error, final bool) bool {
+func (g *group) charge(j *job, r row, failure error, final bool) bool {
 	p := r.partition
 	p.due = true // the other keys
 	if !final && g.seemsAway(r) {
-		p.tried = append(p.tried, r.key)
-		g.pause(p, failure)
+		if j.retry == nil {
+			p.rows.tried = append(p.rows.tried, r.key)
+		}
+		g.pause(j, p, failure)
 		return false
 	}
 	attempts, text, version := r.attempts+1, handlers.Storable(failure.Error()), fmt.Sprint(r.version)
@@ -67,7 +69,7 @@ func (g *group) charge(r row, failure error, final bool) bool {
 	switch {
 	case err != nil:
 		if !p.lost {
-			p.notBefore = time.Now().Add(putOff)
+			j.standing(p).notBefore = time.Now().Add(putOff)
 			g.log.Warn("consumer: failed attempt not recorded, row handled again", slog.Int64("id", r.id), slog.Any("error", err))
 		}
 		return false
@@ -96,8 +98,9 @@ func (g *group) seemsAway(r row) bool {
 
 // succeeded notes that rows of a partition were handled.
 func (g *group) succeeded(j *job, p *partition) {
-	j.recovered = j.recovered || p.outage > 0
-	p.outage, p.troubles, p.tried = 0, 0, nil
+	s := j.standing(p)
+	j.recovered = j.recovered || s.outage > 0
+	*s = standing{}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.failed, g.away = nil, false
@@ -113,11 +116,12 @@ func (g *group) backoff(attempts int) time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
-// pause pauses a partition, because something that handlers need is away.
-func (g *group) pause(p *partition, why error) {
-	p.due = true
-	if p.outage = min(2*p.outage, g.times.pauseMax); p.outage == 0 {
-		p.outage = pauseMin
+// pause pauses a partition, because something that handlers need is away; after a blocked row, only
+// its blocked rows.
+func (g *group) pause(j *job, p *partition, why error) {
+	s := j.standing(p)
+	if s.outage = min(2*s.outage, g.times.pauseMax); s.outage == 0 {
+		s.outage = pauseMin
 	}
 	g.mu.Lock()
 	logged := g.away
@@ -126,7 +130,7 @@ func (g *group) pause(p *partition, why error) {
 	if !logged {
 		g.log.Warn("consumer: partition paused, no attempt is counted", slog.Int("partition", p.Number), slog.Any("error", why))
 	}
-	p.notBefore = time.Now().Add(p.outage/2 + rand.N(p.outage/2+1))
+	s.notBefore = time.Now().Add(s.outage/2 + rand.N(s.outage/2+1))
 	g.counts.pauses.Add(1)
 }
 

@@ -27,10 +27,11 @@ type timings struct {
 	sweep       time.Duration // between two looks for blocked rows that are gone or changed
 	suspectHold time.Duration // the most that other work waits for crash suspects
 	pauseMax    time.Duration // the longest pause while something that handlers need is away
+	outage      time.Duration // between two attempts of a process while something is away
 	quiet       time.Duration // after a notification, the process probes at every poll
 }
 
-var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, pauseMax: time.Minute, quiet: 10 * time.Second}
+var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, pauseMax: time.Minute, outage: 100 * time.Millisecond, quiet: 10 * time.Second}
 
 // A partition is an ownership. Its fields from due on belong to the job that works on the partition,
 // and otherwise, as the others, to the goroutine of the group.
@@ -44,24 +45,31 @@ type partition struct {
 	known   bool         // what was before this ownership is known
 	busy    bool         // a job works on it
 	retries []blockedRow // those that are due
-	last    int64        // the ID of the last that was handled, or failed
 	retried bool         // the last job was one of them, so rows that are not blocked come next
 	tries   int          // how many such jobs have ended
 
-	due       bool          // it may have rows to handle
-	notBefore time.Time     // it waits until then
-	expect    int           // how many rows the next read may find
-	watched   bool          // batches are noted
-	noted     int64         // the highest ID of the noted batch
+	due     bool  // it may have rows to handle
+	expect  int   // how many rows the next read may find
+	watched bool  // batches are noted
+	noted   int64 // the highest ID of the noted batch
+	rows    standing
+	blocked standing
+	lost    bool // it is not owned
+}
+
+// A standing says when a partition's rows may be handled, or its blocked rows: a blocked row that is
+// locked, or whose handler finds something away, keeps no others.
+type standing struct {
+	notBefore time.Time
 	outage    time.Duration // the pause, if something that handlers need is away; 0: no pause
 	tried     []string      // keys that failed in that time
 	troubles  int           // errors that no row is charged with, in a row
-	lost      bool          // it is not owned
 }
 
 // A blockedRow is a row whose key is blocked, and that is to be handled again.
 type blockedRow struct {
 	id      int64
+	asked   bool // an operator retries or skips it
 	suspect bool // it may crash the process
 	skip    bool // an operator skips it
 }
@@ -94,13 +102,13 @@ type group struct {
 	polls   polls
 	probing bool
 	sweepAt time.Time
-	failing bool // the last probe failed
+	failing time.Time // when it was last logged that probes fail; zero: the last one did not
 
 	next      int       // the index of the partition to begin with
 	nextRetry int       // the same, for blocked rows
 	running   int       // jobs
-	retrying  int       // those with a blocked row
-	retried   bool      // the last that began is one of them
+	retrying  int       // those that call the handler for a blocked row
+	retried   bool      // the last that began has a blocked row
 	ended     int       // jobs that have ended
 	outageAt  time.Time // before then no partition is tried whose pause is over
 	suspects  int       // crash suspects that are being handled

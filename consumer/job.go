@@ -7,9 +7,8 @@ import (
 )
 
 const (
-	worthSharing = 2 * time.Millisecond   // rows that take the handler less in all are one job: a transaction costs more
-	shortBatch   = 50 * time.Millisecond  // rows that take the handler less in all are one batch, even if they are more than usual
-	outagePause  = 100 * time.Millisecond // between two attempts of a process while something is away
+	worthSharing = 2 * time.Millisecond  // rows that take the handler less in all are one job: a transaction costs more
+	shortBatch   = 50 * time.Millisecond // rows that take the handler less in all are one batch, even if they are more than usual
 )
 
 // A job is work for one transaction, or for several after a failure.
@@ -19,6 +18,14 @@ type job struct {
 	alone      bool         // no other job begins beside it
 	handled    bool         // a row was handled
 	recovered  bool         // of a partition that was paused, because something was away
+}
+
+// standing returns when the job's kind of rows of a partition may be handled.
+func (j *job) standing(p *partition) *standing {
+	if j.retry != nil {
+		return &p.blocked
+	}
+	return &p.rows
 }
 
 // begin begins jobs while there is room, and returns how long to wait for the next.
@@ -33,12 +40,13 @@ func (g *group) begin() time.Duration {
 		}
 		for _, p := range j.partitions {
 			p.busy = true
-			if p.notBefore = (time.Time{}); p.outage > 0 {
-				g.outageAt = time.Now().Add(outagePause)
+			s := j.standing(p)
+			if s.notBefore = (time.Time{}); s.outage > 0 {
+				g.outageAt = time.Now().Add(g.times.outage)
 			}
 		}
 		g.running++
-		if g.retried = j.retry != nil; g.retried {
+		if g.retried = j.retry != nil; g.retried && !j.retry.skip {
 			g.retrying++
 		}
 		suspect := j.retry != nil && j.retry.suspect
@@ -64,20 +72,25 @@ func (g *group) end(j *job, suspect bool) {
 	for _, p := range j.partitions {
 		p.retried = j.retry != nil
 		if j.retry != nil {
-			g.retrying--
-			p.last, p.tries = j.retry.id, p.tries+1
+			if !j.retry.skip {
+				g.retrying--
+			}
+			p.tries++
 			p.retries = slices.DeleteFunc(p.retries, func(b blockedRow) bool { return b.id == j.retry.id })
 		}
 		g.free(p)
 	}
 	if j.recovered {
+		g.outageAt = time.Time{}
 		for _, p := range g.partitions {
-			if !p.busy && p.outage > 0 {
-				p.notBefore = time.Time{}
+			for _, s := range []*standing{&p.rows, &p.blocked} {
+				if !p.busy && s.outage > 0 {
+					*s = standing{}
+				}
 			}
 		}
 	}
-	waiting := slices.ContainsFunc(g.partitions, func(p *partition) bool { return !p.busy && p.due && p.notBefore.IsZero() })
+	waiting := slices.ContainsFunc(g.partitions, func(p *partition) bool { return !p.busy && p.due && p.rows.notBefore.IsZero() })
 	if (j.handled || g.untilEmpty) && !waiting {
 		g.polls.soon() // rows may have come meanwhile
 	}
@@ -102,38 +115,56 @@ func (g *group) choose(room int) (*job, time.Duration) {
 		}
 		g.alone = false
 	}
+	mayBegin := func(s *standing) bool {
+		at := s.notBefore
+		if s.outage > 0 && at.Before(g.outageAt) {
+			at = g.outageAt
+		}
+		if left := at.Sub(now); left > 0 {
+			wait = min(wait, left)
+			return false
+		}
+		return true
+	}
 	var due []*partition
-	var suspect *job
-	retry, ahead := -1, len(g.partitions) // the index of the next partition with a blocked row, and how far it is from nextRetry
+	var retry, suspect *job
+	nearest := len(g.partitions) // how far the partition of retry is from nextRetry
 	for i := range g.partitions {
 		at := (g.next + i) % len(g.partitions)
-		switch p := g.partitions[at]; {
-		case p.busy || !p.known || p.lost || p.asked.Load() || !p.due && len(p.retries) == 0:
-		case now.Before(p.notBefore):
-			wait = min(wait, p.notBefore.Sub(now))
-		case p.outage > 0 && now.Before(g.outageAt):
-			wait = min(wait, g.outageAt.Sub(now))
-		default:
-			if p.due {
-				due = append(due, p)
+		p := g.partitions[at]
+		if p.busy || !p.known || p.lost || p.asked.Load() {
+			continue
+		}
+		rows := p.due && mayBegin(&p.rows)
+		if rows {
+			due = append(due, p)
+		}
+		if len(p.retries) == 0 || rows && p.retried || !mayBegin(&p.blocked) {
+			continue
+		}
+		pick := 0
+		if p.retries[0].suspect {
+			if g.suspects == 0 && suspect == nil {
+				suspect = retryOf(p, 0)
 			}
-			switch far := (at + len(g.partitions) - g.nextRetry%len(g.partitions)) % len(g.partitions); {
-			case len(p.retries) == 0 || p.due && p.retried:
-			case firstSafe(p.retries) < 0:
-				if suspect == nil {
-					suspect = retryOf(p, 0)
-				}
-			case far < ahead:
-				retry, ahead = at, far
+			pick = slices.IndexFunc(p.retries, func(b blockedRow) bool { return !b.suspect })
+			if g.suspects == 0 || pick < 0 {
+				continue
 			}
 		}
+		far := (at + len(g.partitions) - g.nextRetry%len(g.partitions)) % len(g.partitions)
+		if p.retries[pick].asked {
+			far -= len(g.partitions) // somebody waits for it
+		}
+		if far < nearest {
+			retry, nearest = retryOf(p, pick), far
+		}
 	}
-	if retry >= 0 && g.retrying < max(1, (g.running+room)/2) && (len(due) == 0 || !g.retried) {
-		p := g.partitions[retry]
-		g.nextRetry = retry + 1
-		return retryOf(p, firstSafe(p.retries)), 0
+	if retry != nil && (retry.retry.skip || g.retrying < max(1, (g.running+room)/2) && (len(due) == 0 || !g.retried)) {
+		g.nextRetry = slices.Index(g.partitions, retry.partitions[0]) + 1
+		return retry, 0
 	}
-	if suspect == nil && g.suspects == 0 {
+	if g.suspects == 0 && !slices.ContainsFunc(g.partitions, (*partition).suspected) {
 		g.heldTill = time.Time{}
 	}
 	if suspect != nil {
@@ -141,12 +172,10 @@ func (g *group) choose(room int) (*job, time.Duration) {
 			g.heldTill = now.Add(g.times.suspectHold)
 		}
 		left := g.heldTill.Sub(now)
-		switch suspect.alone = left > 0; {
-		case left > 0 && g.running > 0:
-			return nil, min(wait, left)
-		case g.suspects == 0:
+		if suspect.alone = left > 0; !suspect.alone || g.running == 0 {
 			return suspect, 0
 		}
+		return nil, min(wait, left)
 	}
 	if len(due) == 0 {
 		return nil, wait
@@ -155,15 +184,14 @@ func (g *group) choose(room int) (*job, time.Duration) {
 	share, most, pace := (len(due)+room-1)/room, g.batch(), g.counts.pace.Load()
 	for len(j.partitions) < len(due) && rows < most && (len(j.partitions) < share || pace > 0 && int64(rows)*pace < int64(worthSharing)) {
 		p := due[len(j.partitions)]
-		if alone := p.watched || p.outage > 0 || p.troubles > 0; alone {
-			if len(j.partitions) == 0 {
-				j.partitions = due[:1]
-			}
+		first, alone := len(j.partitions) == 0, p.watched || p.rows.outage > 0 || p.rows.troubles > 0
+		if !first && (alone || rows+p.expect > most) { // its rows might leave no room for those of the others, again and again
 			break
 		}
-		j.partitions, rows = append(j.partitions, p), rows+p.expect
+		if j.partitions, rows = append(j.partitions, p), rows+p.expect; alone {
+			break
+		}
 	}
-	j.partitions = slices.Clone(j.partitions)
 	g.next = slices.Index(g.partitions, j.partitions[len(j.partitions)-1]) + 1 // they take turns
 	slices.SortFunc(j.partitions, func(a, b *partition) int { return cmp.Compare(a.Number, b.Number) })
 	return j, 0
@@ -183,9 +211,9 @@ func (g *group) batch() int {
 	return int(min(rows, fitting))
 }
 
-// firstSafe returns the index of the first blocked row that is no suspect; -1: there is none.
-func firstSafe(retries []blockedRow) int {
-	return slices.IndexFunc(retries, func(b blockedRow) bool { return !b.suspect })
+// suspected reports whether crash suspects of the partition are due.
+func (p *partition) suspected() bool {
+	return slices.ContainsFunc(p.retries, func(b blockedRow) bool { return b.suspect })
 }
 
 // retryOf returns the job of one of a partition's blocked rows that are due.

@@ -13,8 +13,8 @@ import (
 
 // skip moves a blocked row that an operator skips to the dead letters, even if it was changed since
 // it failed, and reports whether it is done. See consumer_change.
-func (g *group) skip(p *partition, id int64) bool {
-	text := ""
+func (g *group) skip(j *job) bool {
+	p, id, text := j.partitions[0], j.retry.id, ""
 	err := g.guarded([]*partition{p}, func(ctx context.Context, tx *handlers.Transaction, xact string) error {
 		attempts := 0
 		err := tx.QueryRow(ctx, g.sql.Skipped, g.name, p.Number, id).Scan(&attempts, &text)
@@ -29,7 +29,7 @@ func (g *group) skip(p *partition, id int64) bool {
 	log := g.log.With(slog.Int("partition", p.Number), slog.Int64("id", id))
 	switch {
 	case err != nil && !p.lost:
-		p.notBefore = time.Now().Add(putOff)
+		p.blocked.notBefore = time.Now().Add(putOff)
 		log.Warn("consumer: row not skipped, retried", slog.Any("error", err))
 	case err == nil && text != "":
 		p.due = true // rows of its key wait

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -74,7 +75,7 @@ func TestSkipDoesNotWaitForItsKey(t *testing.T) {
 	db.insert(2, 1)
 	w := newWorker(db, failing(1), consumer.WithAttempts(1)).run()
 	testkit.Becomes(t, db.Pool, "a row blocks its key", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
-	db.exec("INSERT INTO pgleases.consumer_blocked SELECT consumer, partition, 2, key, version, 0, 0, NULL, now(), NULL, 'infinity', 1 FROM pgleases.consumer_blocked")
+	db.exec("INSERT INTO pgleases.consumer_blocked SELECT consumer, partition, 2, key, version, 0, 0, NULL, now(), NULL, 'infinity', false, 1 FROM pgleases.consumer_blocked")
 	db.change("skip", 2)
 	testkit.Becomes(t, db.Pool, "the second row is skipped", "2", "SELECT coalesce(string_agg(id::text, ' '), '') FROM pgleases.consumer_dead_letters")
 	testkit.OK(t, w.end())
@@ -244,6 +245,29 @@ func TestOperatorsReturnDeadLetters(t *testing.T) {
 	expect(t, one[string](db, "SELECT concat_ws(' ', q.id, q.customer, q.payload, q.later, q.partition = pgleases.partition_for(q.customer, 8), (SELECT count(*) FROM pgleases.consumer_dead_letters), c.verb) FROM public.outbox AS q, pgleases.consumer_changes AS c"), "1 c1 1 7 t 0 return", "the row")
 	_, err = db.Exec(t.Context(), call)
 	contains(t, err, `row 1 of consumer "orders" is no dead letter`)
+}
+
+// A dead letter that comes back is handled before the row of its key that has failed since.
+func TestReturnedRowComesFirst(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(3, 1)
+	var mended atomic.Bool
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if !mended.Load() {
+			return errors.New("no such order")
+		}
+		return effect(ctx, tx, row)
+	}), consumer.WithAttempts(1)).run()
+	testkit.Becomes(t, db.Pool, "row 1 is blocked", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked WHERE id = 1")
+	db.change("skip", 1)
+	testkit.Becomes(t, db.Pool, "row 2 is blocked", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked WHERE id = 2")
+	expect(t, one[int](db, "SELECT pgleases.consumer_return('orders'::text, 1::bigint, 'maria'::text, 'why'::text)"), 1, "rows returned")
+	mended.Store(true)
+	db.change("retry", 0)
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	db.exact(3)
 }
 
 func TestOperatorsForgetConsumers(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -163,14 +162,14 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 	batch.Queue(g.sql.Due, g.name, q.owned).QueryRow(func(row pgx.Row) error {
 		var numbers []int32
 		var ids []int64
-		var suspects, skips []bool
+		var asked, suspects, skips []bool
 		var paused *bool
-		if err := row.Scan(&paused, &numbers, &ids, &suspects, &skips, &q.blocked, &q.oldest, &q.next); err != nil {
+		if err := row.Scan(&paused, &numbers, &ids, &asked, &suspects, &skips, &q.blocked, &q.oldest, &q.next); err != nil {
 			return err
 		}
 		q.paused = paused != nil && *paused
 		for i, n := range numbers {
-			q.retries[int(n)], q.anywhere = append(q.retries[int(n)], blockedRow{ids[i], suspects[i], skips[i]}), true
+			q.retries[int(n)], q.anywhere = append(q.retries[int(n)], blockedRow{ids[i], asked[i], suspects[i], skips[i]}), true
 		}
 		return nil
 	})
@@ -189,14 +188,14 @@ func (g *group) take(q *probe, err error) {
 	g.polls.answered(q.took, g.polls.after(q, announced, idle))
 	g.counts.probe(q.took, err)
 	if err != nil {
-		if !g.failing && g.life.Err() == nil {
+		if time.Since(g.failing) > time.Minute && g.life.Err() == nil {
+			g.failing = time.Now()
 			g.log.Warn("consumer: probe failed, retried each second", slog.Any("error", store.Advised(err)))
 		}
-		g.failing = true
 		g.polls.at = time.Now().Add(g.options.poll)
 		return
 	}
-	g.failing = false
+	g.failing = time.Time{}
 	now := time.Now()
 	if q.sweep {
 		g.sweepAt = now.Add(g.times.sweep)
@@ -217,9 +216,6 @@ func (g *group) take(q *probe, err error) {
 			continue
 		}
 		p.retries = q.retries[p.Number]
-		if i := slices.IndexFunc(p.retries, func(b blockedRow) bool { return b.id == p.last }); i >= 0 { // it may be what pauses the partition
-			p.retries = slices.Concat(p.retries[i+1:], p.retries[:i+1])
-		}
 	}
 	if g.untilEmpty && !q.anywhere && g.running == 0 && q.ended == g.ended {
 		switch reason, err := g.whyBlocked(g.life); {

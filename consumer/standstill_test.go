@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -162,8 +163,8 @@ func TestBackoffHoldsAfterALateAnswer(t *testing.T) {
 	expect(t, len(calls), 0, "further calls")
 }
 
-// A row that was changed, and has failed again since, keeps that attempt.
-func TestChangedRowThatFailsMeanwhileKeepsItsAttempt(t *testing.T) {
+// A record of a blocked row that is locked delays no rows, and what is written then stays.
+func TestLockedRecordDelaysNoRows(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.put("a")
@@ -174,13 +175,19 @@ func TestChangedRowThatFailsMeanwhileKeepsItsAttempt(t *testing.T) {
 	testkit.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		testkit.Must(tx.Exec(t.Context(), "SELECT FROM pgleases.consumer_blocked FOR UPDATE"))(t)
 		db.exec("UPDATE public.outbox SET payload = '2'")
-		testkit.Becomes(t, db.Pool, "the change is found", true, "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+		probes := w.Stats().Probes
+		testkit.Until(t, "it has looked for changes", func() bool { return w.Stats().Probes > probes+2 })
+		for partition := range partitions {
+			db.put(db.customers(partition, 1)...)
+		}
+		testkit.Becomes(t, db.Pool, "all other rows are handled", int64(1), "SELECT count(*) FROM public.outbox")
 		_, err := tx.Exec(t.Context(), "UPDATE pgleases.consumer_blocked SET attempts = 5, version = (SELECT xmin::text FROM public.outbox)")
 		return err
 	}))
 	probes := w.Stats().Probes
 	testkit.Until(t, "probes have come back", func() bool { return w.Stats().Probes > probes+2 })
 	testkit.OK(t, w.end())
+	expect(t, w.Stats().ProbeErrors, 0, "probes that failed")
 	expect(t, one[int](db, "SELECT attempts FROM pgleases.consumer_blocked"), 5, "failed attempts")
 }
 
@@ -235,4 +242,208 @@ func TestBlockedRowsTakeTurnsWithOthers(t *testing.T) {
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	expect(t, one[int](db, "SELECT n::int FROM public.effects WHERE attempt = 1"), 2, "place of the row that is not blocked")
+}
+
+// The backlog of a partition keeps no rows of others from a single worker.
+func TestBacklogKeepsNoOtherPartitions(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '1' FROM generate_series(1, 10000)", db.customers(0, 1)[0])
+	w := newWorker(db, consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[Order]) error {
+		for _, row := range rows {
+			time.Sleep(time.Millisecond) // the work
+			if row.Partition > 0 {
+				return effects(ctx, tx, rows)
+			}
+		}
+		return nil
+	}), consumer.WithWorkers(1)).run()
+	testkit.Until(t, "it is at work", func() bool { return w.Stats().Rows > 500 })
+	for partition := 1; partition < partitions; partition++ {
+		db.put(db.customers(partition, 1)...)
+	}
+	testkit.Becomes(t, db.Pool, "the rows of other partitions are handled", int64(partitions-1), "SELECT count(DISTINCT customer) FROM public.effects WHERE id > 10000")
+	if one[int64](db, "SELECT count(*) FROM public.outbox") == 0 {
+		t.Error("they were handled behind the backlog")
+	}
+	testkit.OK(t, w.end())
+}
+
+// A blocked row that cannot be handled or skipped now keeps no other keys of its partition.
+func TestBlockedRowThatCannotBeHandledKeepsNoOthers(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"unavailable", "locked", "not skipped"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			of := db.alike(2)
+			db.put(of[0])
+			db.block("true")
+			db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '1' FROM generate_series(1, 2000)", of[1])
+			var calls atomic.Int64
+			w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+				if row.ID == 1 {
+					calls.Add(1)
+					return consumer.Unavailable(errors.New("away"))
+				}
+				return nil
+			}), consumer.WithBatch(10, 1<<20))
+			tx := testkit.Must(db.Begin(t.Context()))(t)
+			defer func() { testkit.OK(t, tx.Rollback(t.Context())) }()
+			switch name {
+			case "locked":
+				testkit.Must(tx.Exec(t.Context(), "SELECT FROM public.outbox WHERE id = 1 FOR UPDATE"))(t)
+			case "not skipped":
+				db.exec("CREATE TABLE public.child (parent bigint REFERENCES public.outbox); INSERT INTO public.child VALUES (1)")
+				db.change("skip", 1)
+			}
+			w.run()
+			testkit.Becomes(t, db.Pool, "all others are handled", int64(1), "SELECT count(*) FROM public.outbox")
+			if n := calls.Load(); n > 100 {
+				t.Errorf("%d calls for the row", n)
+			}
+			testkit.OK(t, w.end())
+		})
+	}
+}
+
+// In what looks like an outage, a good row behind many of a key that fails is found.
+func TestGoodRowBehindManyOfAFailingKey(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	of := db.alike(4)
+	db.put(of[0], of[1])
+	db.put(slices.Repeat(of[2:3], 500)...)
+	db.put(of[3])
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if row.Key != of[3] {
+			return errors.New("it fails")
+		}
+		return effect(ctx, tx, row)
+	}))
+	w.PauseAtMost(20 * time.Millisecond)
+	w.run()
+	testkit.Becomes(t, db.Pool, "the good row is handled", int64(1), "SELECT count(*) FROM public.effects")
+	testkit.OK(t, w.end())
+}
+
+// Blocked rows that find something away are tried in turn, and first the one that an operator retries.
+func TestRetryBehindManyBlockedRows(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.put(db.alike(150)...)
+	db.block("true")
+	var calls atomic.Int64
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if calls.Add(1); row.ID < 149 {
+			return consumer.Unavailable(errors.New("away"))
+		}
+		return effect(ctx, tx, row)
+	}))
+	w.PauseAtMost(time.Millisecond)
+	w.TryWhileAway(time.Millisecond)
+	w.run()
+	testkit.Until(t, "it is at work", func() bool { return calls.Load() > 3 })
+	db.change("retry", 150)
+	testkit.Becomes(t, db.Pool, "the row is handled", int64(1), "SELECT count(*) FROM public.effects WHERE id = 150")
+	testkit.Becomes(t, db.Pool, "so is one that nobody has retried", int64(2), "SELECT count(*) FROM public.effects")
+	if n := calls.Load(); n > 400 {
+		t.Errorf("%d calls until then", n)
+	}
+	testkit.OK(t, w.end())
+}
+
+// An operator's retry does not wait for blocked rows of other partitions.
+func TestOperatorsRetryComesFirst(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	for partition := range 6 {
+		db.put(db.customers(partition, 1)...)
+	}
+	db.block("true")
+	calls, next := make(chan int64, 10), make(chan struct{})
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		calls <- row.ID
+		<-next
+		return effect(ctx, tx, row)
+	}), consumer.WithWorkers(1)).run()
+	end := sync.OnceFunc(func() { close(next) })
+	t.Cleanup(end)
+	first := testkit.Receive(t, "a row is in hand", calls)
+	testkit.Becomes(t, db.Pool, "all partitions have begun", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended IS DISTINCT FROM begun")
+	retried := (first+2)%6 + 1 // behind others
+	db.change("retry", retried)
+	probes := w.Stats().Probes
+	testkit.Until(t, "two probes have come back since", func() bool { return w.Stats().Probes >= probes+2 })
+	next <- struct{}{}
+	expect(t, testkit.Receive(t, "a call", calls), retried, "the next row")
+	end()
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+}
+
+// Other work waits once for the suspects of a crash, not for each.
+func TestSuspectsHoldOtherWorkOnce(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.put(db.alike(30)...)
+	db.crashed(1, 30, 30)
+	db.exec("UPDATE pgleases.consumer_partitions SET note_first = NULL WHERE partition <> 3")
+	db.put(db.customers(7, 1)...)
+	hang := make(chan struct{})
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if row.Partition == 7 {
+			<-hang
+		}
+		return effect(ctx, tx, row)
+	}), consumer.WithWorkers(3)).run()
+	end := sync.OnceFunc(func() { close(hang) })
+	t.Cleanup(end)
+	testkit.Becomes(t, db.Pool, "the suspects are handled beside a call that hangs", int64(30), "SELECT count(*) FROM public.effects")
+	end()
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+}
+
+// A suspect does not wait for rows of its partition that fail again and again.
+func TestSuspectTakesTurnsWithBlockedRows(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.put(db.alike(11)...)
+	db.block("id <= 10")
+	db.crashed(11, 11, 11)
+	var calls atomic.Int64
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if row.ID <= 10 {
+			calls.Add(1)
+			time.Sleep(20 * time.Millisecond) // the work
+			return errors.New("it fails")
+		}
+		return effect(ctx, tx, row)
+	}), consumer.WithBackoff(time.Millisecond, time.Millisecond), consumer.WithAttempts(1_000_000)).run()
+	testkit.Becomes(t, db.Pool, "the suspect is handled", int64(1), "SELECT count(*) FROM public.effects")
+	if n := calls.Load(); n > 200 {
+		t.Errorf("%d calls for the others until then", n)
+	}
+	testkit.OK(t, w.end())
+}
+
+// When one partition succeeds after an outage, all others are tried at once.
+func TestAllPartitionsRecoverTogether(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	for partition := range partitions {
+		db.put(db.customers(partition, 1)...)
+	}
+	var tried sync.Map
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if _, again := tried.LoadOrStore(row.Partition, true); !again {
+			return consumer.Unavailable(errors.New("away"))
+		}
+		return effect(ctx, tx, row)
+	}))
+	w.TryWhileAway(time.Minute)
+	w.run()
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
 }

@@ -47,18 +47,20 @@ type outcome struct {
 func (g *group) work(j *job) {
 	switch {
 	case j.retry != nil && j.retry.skip:
-		j.handled = g.skip(j.partitions[0], j.retry.id)
+		if j.handled = g.skip(j); !j.handled {
+			g.putOff(j)
+		}
 		return
 	case j.retry != nil:
 		g.workOn(j)
 		return
 	}
-	if p := j.partitions[0]; p.watched && !g.note(p) {
+	if p := j.partitions[0]; p.watched && !g.note(j) {
 		return
 	}
-	limit := max(1, g.batch()>>j.partitions[0].troubles)
-	if p := j.partitions[0]; p.outage > 0 && len(p.tried) == 0 {
-		limit = 1 // otherwise one row is handled of those that are read, of another key each time
+	limit := max(1, g.batch()>>j.partitions[0].rows.troubles)
+	if j.partitions[0].rows.outage > 0 {
+		limit = 1
 	}
 	var failing *partition // its first row failed, after rows of the batch that are committed before
 	for {
@@ -79,7 +81,8 @@ func (g *group) work(j *job) {
 		case o.verdict == unavailable:
 			for _, p := range parts {
 				if o.at < 0 || o.rows[o.at].partition == p {
-					g.pause(p, o.err)
+					p.due = true
+					g.pause(j, p, o.err)
 				}
 			}
 			return
@@ -89,18 +92,18 @@ func (g *group) work(j *job) {
 			}
 			return
 		case o.verdict == troubled:
-			g.trouble(parts, o)
+			g.trouble(j, parts, o)
 			return
 		case o.verdict == ended: // what was written for the rows before may be committed as well
 			if o.at < 0 {
 				o.at = len(o.rows) - 1
 			}
 			for _, r := range o.rows[:o.at+1] {
-				g.charge(r, o.err, true)
+				g.charge(j, r, o.err, true)
 			}
 			return
 		case o.at == 0 || o.at < 0 && len(o.rows) == 1:
-			g.charge(o.rows[0], o.err, false)
+			g.charge(j, o.rows[0], o.err, false)
 			return
 		case o.at > 0 && g.handler.calls == atLeastOnce: // the rows before are removed
 			g.took(j, parts, o)
@@ -132,7 +135,7 @@ func (g *group) took(j *job, parts []*partition, o outcome) {
 		counts[r.partition]++
 		j.handled = true
 	}
-	full, last := o.more || o.at < len(o.rows) || parts[0].outage > 0, -1
+	full, last := o.more || o.at < len(o.rows), -1
 	if len(o.rows) > 0 {
 		last = o.rows[min(o.at, len(o.rows)-1)].partition.Number
 	}
@@ -167,7 +170,8 @@ func (g *group) workOn(j *job) {
 		err = record(g.sql.NoteRow)
 	}
 	if err != nil {
-		g.trouble(j.partitions, outcome{verdict: troubled, err: err})
+		g.trouble(j, j.partitions, outcome{verdict: troubled, err: err})
+		g.putOff(j)
 		return
 	}
 	o := g.attempt(j.partitions, 1, j.retry)
@@ -178,15 +182,27 @@ func (g *group) workOn(j *job) {
 		g.succeeded(j, p)
 		p.due = true // rows of the key wait
 	case unavailable:
-		g.pause(p, o.err)
+		g.pause(j, p, o.err)
 	case troubled:
-		g.trouble(j.partitions, o)
+		g.trouble(j, j.partitions, o)
 	case failed, ended:
-		settled = g.charge(o.rows[0], o.err, o.verdict == ended)
+		settled = g.charge(j, o.rows[0], o.err, o.verdict == ended)
 	}
 	if suspect && !settled { // without a guard: another owner may have counted its own attempt since
 		_ = g.inTime(func(ctx context.Context) error {
 			return g.write(ctx, g.sql.TakeBack, g.name, p.Number, j.retry.id, p.Epoch)
+		})
+	}
+	if !settled {
+		g.putOff(j)
+	}
+}
+
+// putOff lets other blocked rows of the partition come before the job's.
+func (g *group) putOff(j *job) {
+	if p := j.partitions[0]; !p.lost {
+		_ = g.inTime(func(ctx context.Context) error {
+			return g.write(ctx, g.sql.PutOff, g.name, p.Number, j.retry.id)
 		})
 	}
 }
@@ -335,7 +351,7 @@ func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *b
 			batch.Queue(blocked, parts[0].Number, retry.id, g.name).Query(collect(&attempts, &crashes, &same))
 		} else {
 			numbers, _ := keysOf(parts)
-			batch.Queue(rows, numbers, highs, g.name, limit).Query(collect())
+			batch.Queue(rows, numbers, highs, g.name, limit, append([]string{}, parts[0].rows.tried...)).Query(collect())
 		}
 		batch.Queue(g.sql.Theirs)
 	})
@@ -344,17 +360,13 @@ func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *b
 		return tx, xact, outcome{verdict: refused, at: -1}
 	case err != nil:
 		return tx, xact, outcome{verdict: troubled, at: -1, err: err}
+	case len(o.rows) == 0 && retry == nil:
+		o.more, p.rows.tried = len(p.rows.tried) > 0, nil // all keys again
 	case len(o.rows) == 0:
 	case same && crashes > maxCrashes: // this attempt is counted already
 		o.rows[0].attempts, o.rows[0].err = g.options.attempts, fmt.Errorf("%d processes crashed while they handled the row alone", maxCrashes)
 	case same:
 		o.rows[0].attempts = attempts
-	case retry == nil && p.outage > 0:
-		next := slices.IndexFunc(o.rows, func(r row) bool { return !slices.Contains(p.tried, r.key) })
-		if next < 0 {
-			next, p.tried = 0, nil // all of them again
-		}
-		o.rows = o.rows[next : next+1]
 	}
 	o.at = len(o.rows)
 	return tx, xact, o
@@ -601,27 +613,28 @@ func (g *group) rollback(tx *handlers.Transaction) {
 	}
 }
 
-// trouble puts partitions off after an error that no row is charged with. The tenth in a row is
-// charged to the first row.
-func (g *group) trouble(parts []*partition, o outcome) {
+// trouble puts partitions off after an error that no row is charged with; after a blocked row, only
+// their blocked rows. The tenth in a row is charged to the first row.
+func (g *group) trouble(j *job, parts []*partition, o outcome) {
 	g.counts.troubles.Add(1)
 	if errors.Is(o.err, pgleases.ErrNotOwner) {
 		return
 	}
-	if p := parts[0]; len(o.rows) > 0 && p.troubles >= maxTroubles-1 {
-		p.troubles = 0
-		g.charge(o.rows[max(0, o.at)], o.err, false)
+	if s := j.standing(parts[0]); len(o.rows) > 0 && s.troubles >= maxTroubles-1 {
+		s.troubles = 0
+		g.charge(j, o.rows[max(0, o.at)], o.err, false)
 		return
 	}
 	for _, p := range parts {
-		if len(o.rows) > 0 || p.troubles < maxTroubles-3 { // without rows no row is charged
-			p.troubles++
+		s := j.standing(p)
+		if len(o.rows) > 0 || s.troubles < maxTroubles-3 { // without rows no row is charged
+			s.troubles++
 		}
-		p.notBefore = time.Now().Add(min(putOff, 10*time.Millisecond<<min(p.troubles, 10)))
+		s.notBefore = time.Now().Add(min(putOff, 10*time.Millisecond<<min(s.troubles, 10)))
 		if store.LockTimeout(o.err) {
-			p.notBefore = time.Now().Add(putOff)
+			s.notBefore = time.Now().Add(putOff)
 		}
-		p.due = true
+		p.due = p.due || j.retry == nil
 	}
 	g.mu.Lock()
 	log := time.Since(g.brokenOff) > time.Second // once for all partitions

@@ -56,7 +56,7 @@ COMMENT ON COLUMN pgleases.consumer_partitions.consumer IS 'The consumer''s name
 COMMENT ON COLUMN pgleases.consumer_partitions.partition IS 'The partition''s number.';
 COMMENT ON COLUMN pgleases.consumer_partitions.begun IS 'The epoch of the last owner.';
 COMMENT ON COLUMN pgleases.consumer_partitions.ended IS 'The epoch of the last owner that ended in order.';
-COMMENT ON COLUMN pgleases.consumer_partitions.crashed IS 'The epoch of the last owner that did not end in order.';
+COMMENT ON COLUMN pgleases.consumer_partitions.crashed IS 'The epoch of the last owner that crashed or was cut off.';
 COMMENT ON COLUMN pgleases.consumer_partitions.watched_to IS 'After a crash: the highest ID of a row at that time. Owners note each batch before it is handled, until they have passed this ID. Null: no notes are needed.';
 COMMENT ON COLUMN pgleases.consumer_partitions.note_first IS 'The lowest ID of the batch in hand, if it was noted.';
 COMMENT ON COLUMN pgleases.consumer_partitions.note_last IS 'The highest ID of that batch.';
@@ -73,6 +73,7 @@ CREATE TABLE IF NOT EXISTS pgleases.consumer_blocked (
     since     pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     failed_at pg_catalog.timestamptz,
     next_at   pg_catalog.timestamptz NOT NULL,
+    asked     boolean NOT NULL DEFAULT false,
     crashed   bigint,
     charged   bigint,
     skipped_by     pg_catalog.text,
@@ -91,6 +92,7 @@ COMMENT ON COLUMN pgleases.consumer_blocked.error IS 'The error of the last atte
 COMMENT ON COLUMN pgleases.consumer_blocked.since IS 'When the row first blocked its key.';
 COMMENT ON COLUMN pgleases.consumer_blocked.failed_at IS 'When the last attempt failed.';
 COMMENT ON COLUMN pgleases.consumer_blocked.next_at IS 'When the row is handled again; infinity: not before an operator retries or skips it, or the row changes.';
+COMMENT ON COLUMN pgleases.consumer_blocked.asked IS 'An operator retries or skips the row, and no attempt was made since: it comes before others that are due.';
 COMMENT ON COLUMN pgleases.consumer_blocked.crashed IS 'The epoch of the owner that crashed while the row was in its batch: the row is a crash suspect. Null: it is none.';
 COMMENT ON COLUMN pgleases.consumer_blocked.charged IS 'The epoch of the owner that handles this crash suspect, and has counted the attempt already.';
 COMMENT ON COLUMN pgleases.consumer_blocked.skipped_by IS 'The operator who skips the row: its owner moves it to the dead letters. Null: it is not skipped.';
@@ -331,8 +333,12 @@ BEGIN
             paused_reason = CASE p_verb WHEN 'pause' THEN p_reason END
         WHERE c.name = p_consumer AND (c.paused_at IS NULL) = (p_verb = 'pause');
     ELSIF p_verb = 'return' THEN
-        DELETE FROM pgleases.consumer_dead_letters AS d WHERE d.consumer = p_consumer AND d.id = p_id
-            AND d.died_at = (SELECT max(o.died_at) FROM pgleases.consumer_dead_letters AS o WHERE o.consumer = p_consumer AND o.id = p_id);
+        WITH letter AS (
+            DELETE FROM pgleases.consumer_dead_letters AS d WHERE d.consumer = p_consumer AND d.id = p_id
+                AND d.died_at = (SELECT max(o.died_at) FROM pgleases.consumer_dead_letters AS o WHERE o.consumer = p_consumer AND o.id = p_id)
+            RETURNING d.partition, d.key)
+        INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at, asked) -- it comes before a blocked row of its key
+        SELECT p_consumer, l.partition, p_id, l.key, '', 0, clock_timestamp(), true FROM letter AS l;
     ELSIF p_verb = 'forget' THEN
         PERFORM FROM pgleases.consumers AS c WHERE c.name = p_consumer FOR UPDATE; -- no owner begins before this commits
         IF EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.lease = 'consumer/' || p_consumer AND p.owner IS NOT NULL) THEN
@@ -343,7 +349,7 @@ BEGIN
         DELETE FROM pgleases.consumers AS c WHERE c.name = p_consumer;
     ELSE
         UPDATE pgleases.consumer_blocked AS b
-        SET attempts = CASE p_verb WHEN 'skip' THEN b.attempts ELSE 0 END, next_at = CASE p_verb WHEN 'skip' THEN b.next_at ELSE clock_timestamp() END,
+        SET attempts = CASE p_verb WHEN 'skip' THEN b.attempts ELSE 0 END, next_at = clock_timestamp(), asked = true,
             crashes = CASE WHEN p_verb = 'skip' THEN b.crashes WHEN b.charged IS NULL THEN 0 ELSE 1 END, -- 1: of the attempt under way
             skipped_by = CASE p_verb WHEN 'skip' THEN who END, skipped_reason = CASE p_verb WHEN 'skip' THEN p_reason END
         FROM (SELECT o.partition, o.id FROM pgleases.consumer_blocked AS o WHERE o.consumer = p_consumer AND (p_id IS NULL OR o.id = p_id)

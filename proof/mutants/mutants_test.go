@@ -506,8 +506,8 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/sql/read.sql", `b.partition OPERATOR(pg_catalog.=) p.partition)`, `b.partition OPERATOR(pg_catalog.=) p.partition AND b.key OPERATOR(pg_catalog.=) {key})`, 0},
 	}},
 	{"rows read before a failure and handled after it", "consumer order", `payloads of the changed row`, []edit{
-		{"consumer/group.go", `	lost      bool          // it is not owned`, `	lost      bool
-	list      []row`, 0},
+		{"consumer/group.go", `	lost    bool // it is not owned`, `	lost    bool
+	list    []row`, 0},
 		{"consumer/work.go", `	o.at = len(o.rows)
 	return tx, xact, o`, `	if l := parts[0].list; l != nil && retry == nil {
 		o.rows = l[:min(limit, len(l))]
@@ -527,10 +527,9 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/job.go", `	if g.alone {
 `, `	if false {
 `, 0},
-		{"consumer/job.go", `case left > 0 && g.running > 0:`, `case left > 0 && g.running > g.suspects:`, 0},
-		{"consumer/job.go", `		case g.suspects == 0:
-			return suspect, 0`, `		default:
-			return suspect, 0`, 0},
+		{"consumer/job.go", `if g.suspects == 0 && suspect == nil {`, `if suspect == nil {`, 0},
+		{"consumer/job.go", `if g.suspects == 0 || pick < 0 {`, `if true {`, 0},
+		{"consumer/job.go", `!suspect.alone || g.running == 0 {`, `!suspect.alone || g.running == g.suspects {`, 0},
 	}},
 	{"a clean end that forgets the suspicion", "consumer crashes", `suspects that are left`, []edit{
 		{"consumer/sql/schema.sql", ` AND r.crashed = b.epoch AND r.attempts = 0`, ` AND r.attempts = 0`, 0},
@@ -540,13 +539,13 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"an attempt charged to the whole batch", "consumer failures", `failures: `, []edit{
 		{"consumer/work.go", `		case o.at == 0 || o.at < 0 && len(o.rows) == 1:
-			g.charge(o.rows[0], o.err, false)`, `		case o.at <= 0:
+			g.charge(j, o.rows[0], o.err, false)`, `		case o.at <= 0:
 			for _, r := range o.rows {
-				g.charge(r, o.err, false)
+				g.charge(j, r, o.err, false)
 			}`, 0},
 	}},
 	{"two batches of a partition side by side", "consumer batches", `two batches|close of closed channel`, []edit{
-		{"consumer/job.go", `case p.busy || !p.known`, `case !p.known`, 0},
+		{"consumer/job.go", `if p.busy || !p.known`, `if !p.known`, 0},
 	}},
 	{"batches that are not noted after a crash", "consumer crashes", `noted batches`, []edit{
 		{"consumer/sql/note.sql", `THEN f.first END, note_last`, `AND false THEN f.first END, note_last`, 0},
