@@ -108,13 +108,41 @@ func (g *group) free(p *partition) {
 // Blocked rows have half of the workers at most, and take turns with other rows: they may fail, or
 // take long, again and again.
 func (g *group) choose(room int) (*job, time.Duration) {
-	now, wait := time.Now(), g.options.poll
+	now := time.Now()
 	if g.alone {
 		if left := g.heldTill.Sub(now); left > 0 {
-			return nil, min(wait, left)
+			return nil, min(g.options.poll, left)
 		}
 		g.alone = false
 	}
+	due, retry, suspect, wait := g.ready(now)
+	if retry != nil && (retry.retry.skip || g.retrying < max(1, (g.running+room)/2) && (len(due) == 0 || !g.retried)) {
+		g.nextRetry = slices.Index(g.partitions, retry.partitions[0]) + 1
+		return retry, 0
+	}
+	if g.suspects == 0 && !slices.ContainsFunc(g.partitions, (*partition).suspected) {
+		g.heldTill = time.Time{}
+	}
+	if suspect != nil {
+		if g.heldTill.IsZero() {
+			g.heldTill = now.Add(g.times.suspectHold)
+		}
+		left := g.heldTill.Sub(now)
+		if suspect.alone = left > 0; suspect.alone && g.running > 0 {
+			return nil, min(wait, left)
+		}
+		return suspect, 0
+	}
+	if len(due) == 0 {
+		return nil, wait
+	}
+	return g.share(due, room), 0
+}
+
+// ready returns the partitions with rows that may be handled now, the next job of a blocked row, that
+// of a crash suspect, and how long to wait if there is none.
+func (g *group) ready(now time.Time) (due []*partition, retry, suspect *job, wait time.Duration) {
+	wait = g.options.poll
 	mayBegin := func(s *standing) bool {
 		at := s.notBefore
 		if s.outage > 0 && at.Before(g.outageAt) {
@@ -126,8 +154,6 @@ func (g *group) choose(room int) (*job, time.Duration) {
 		}
 		return true
 	}
-	var due []*partition
-	var retry, suspect *job
 	nearest := len(g.partitions) // how far the partition of retry is from nextRetry
 	for i := range g.partitions {
 		at := (g.next + i) % len(g.partitions)
@@ -160,42 +186,25 @@ func (g *group) choose(room int) (*job, time.Duration) {
 			retry, nearest = retryOf(p, pick), far
 		}
 	}
-	if retry != nil && (retry.retry.skip || g.retrying < max(1, (g.running+room)/2) && (len(due) == 0 || !g.retried)) {
-		g.nextRetry = slices.Index(g.partitions, retry.partitions[0]) + 1
-		return retry, 0
-	}
-	if g.suspects == 0 && !slices.ContainsFunc(g.partitions, (*partition).suspected) {
-		g.heldTill = time.Time{}
-	}
-	if suspect != nil {
-		if g.heldTill.IsZero() {
-			g.heldTill = now.Add(g.times.suspectHold)
-		}
-		left := g.heldTill.Sub(now)
-		if suspect.alone = left > 0; !suspect.alone || g.running == 0 {
-			return suspect, 0
-		}
-		return nil, min(wait, left)
-	}
-	if len(due) == 0 {
-		return nil, wait
-	}
-	j, rows := new(job), 0
-	share, most, pace := (len(due)+room-1)/room, g.batch(), g.counts.pace.Load()
-	for len(j.partitions) < len(due) && rows < most && (len(j.partitions) < share || pace > 0 && int64(rows)*pace < int64(worthSharing)) {
-		p := due[len(j.partitions)]
-		first, alone := len(j.partitions) == 0, p.watched || p.rows.outage > 0 || p.rows.troubles > 0
-		if !first && (alone || rows+p.expect > most) { // its rows might leave no room for those of the others, again and again
-			break
-		}
-		if j.partitions, rows = append(j.partitions, p), rows+p.expect; alone {
-			break
-		}
-	}
-	g.next = slices.Index(g.partitions, j.partitions[len(j.partitions)-1]) + 1 // they take turns
-	slices.SortFunc(j.partitions, func(a, b *partition) int { return cmp.Compare(a.Number, b.Number) })
-	return j, 0
+	return due, retry, suspect, wait
 }
+
+// share returns the job of a worker's share of partitions that have rows. They take turns.
+func (g *group) share(due []*partition, room int) *job {
+	share, most, pace := (len(due)+room-1)/room, g.batch(), g.counts.pace.Load()
+	n, rows := 1, due[0].expect
+	// One whose rows might leave no room for those of the others does not join: they would wait for ever.
+	for n < len(due) && !due[0].alone() && !due[n].alone() && rows+due[n].expect <= most &&
+		(n < share || pace > 0 && int64(rows)*pace < int64(worthSharing)) {
+		n, rows = n+1, rows+due[n].expect
+	}
+	g.next = slices.Index(g.partitions, due[n-1]) + 1
+	slices.SortFunc(due[:n], func(a, b *partition) int { return cmp.Compare(a.Number, b.Number) })
+	return &job{partitions: due[:n]}
+}
+
+// alone reports whether a batch has rows of no other partition.
+func (p *partition) alone() bool { return p.watched || p.rows.outage > 0 || p.rows.troubles > 0 }
 
 // batch returns how many rows the next batch may have: more if they take the handler a short time,
 // because a transaction costs as much as many rows, and fewer if they are large, because those

@@ -529,7 +529,7 @@ var mutants = append(asleep(), []mutant{
 `, 0},
 		{"consumer/job.go", `if g.suspects == 0 && suspect == nil {`, `if suspect == nil {`, 0},
 		{"consumer/job.go", `if g.suspects == 0 || pick < 0 {`, `if true {`, 0},
-		{"consumer/job.go", `!suspect.alone || g.running == 0 {`, `!suspect.alone || g.running == g.suspects {`, 0},
+		{"consumer/job.go", `suspect.alone && g.running > 0 {`, `suspect.alone && g.running > g.suspects {`, 0},
 	}},
 	{"a clean end that forgets the suspicion", "consumer crashes", `suspects that are left`, []edit{
 		{"consumer/sql/schema.sql", ` AND r.crashed = b.epoch AND r.attempts = 0`, ` AND r.attempts = 0`, 0},
