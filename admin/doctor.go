@@ -505,6 +505,7 @@ type duty struct {
 	Why                 string
 }
 
+const unseen = "this role cannot read the queue table, so rows that wait, or that no process handles, are not seen"
 const halted, whileFor, resumed = "paused, so no row is handled", "%[2]q for %[4]v", "when it may go on: pgleases consumers resume GROUP --reason '...'"
 const suchAs, hangs, known = "%[1]d of group %[2]q, such as ", `if it hangs (its log says "handler still running"): WHY; SIGTERM would wait for the work`, "a limit frees itself as runs end; for the rest, deploy a process that knows them"
 
@@ -532,19 +533,20 @@ var duties = []struct {
 	{"consumers", "gone", "their queue tables are gone", "%[3]s of %[2]q", "create it again, or pgleases consumers forget GROUP --reason '...'", Warning},
 	{"consumers", "lacking", "queue tables lack columns of their consumers, so no row is handled", "column %[3]s, consumer %[2]q", "as the table's owner: rename it back, or give it its type again; if New names other columns: end the processes, pgleases consumers forget GROUP --reason '...', and start them", Fault},
 	{"rights", "some", "the role cannot handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
-	{"rights", "all", "the role has no rights on queue tables", "%[3]s of %[2]q", "if it runs this consumer, as the table's owner: WHY", Note},
+	{"rights", "all", "the role may not handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "if it runs this consumer, as the table's owner: WHY", Note},
 	{"consumers", "index", "no valid, complete index on the partition and the ID, so that each read takes the whole table", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
 	{"consumers", "unhandled", "rows that no process handles, because their partition is null or out of range", "%[1]d of %[2]q", "correct the column to partition_for(key, N): TableSQL of package consumer has the statements", Fault},
 	{"consumers", "blocked", "keys blocked for long", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP shows the rows; when the cause is repaired, pgleases consumers retry GROUP --all --reason '...'; or skip one", Warning},
 	{"consumers", "retried", "blocked keys", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP has the errors; repair the cause: its rows are tried again by themselves, or by pgleases consumers retry if all attempts failed", Note},
 	{"consumers", "locked", "a session locks the queue table, so no row is handled", "%[3]s for %[4]v", "end its transaction, if necessary with WHY", Warning},
-	{"consumers", "unattended", "no process runs", "consumer %[2]q", "start one; if none will, pgleases consumers forget GROUP --reason '...'", Warning},
-	{"consumers", "unused", "no process runs", "consumer %[2]q", "start one if it should run now; if it is not used any more, pgleases consumers forget GROUP --reason '...'", Note},
+	{"consumers", "unattended", "no process runs", "consumer %[2]q", "start one, or repair its cron job; if none will run, pgleases consumers forget GROUP --reason '...'", Warning},
+	{"consumers", "unused", "no process runs", "consumer %[2]q", "if cron starts it, wait; otherwise start one if it should run now; if it is not used any more, pgleases consumers forget GROUP --reason '...'", Note},
 	{"consumers", "late", "rows wait for long", "the oldest of %[2]q for %[4]v", "pgleases consumers show GROUP has the errors of rows that failed; pgleases describe LEASE shows who runs; the log says what handlers wait for; otherwise start more processes", Warning},
 	{"consumers", "forgotten", halted, whileFor, resumed, Warning},
 	{"consumers", "paused", halted, whileFor, resumed, Note},
 	{"consumers", "dead", "rows in the dead letters", "%[1]d of %[2]q", "pgleases consumers show GROUP lists them; return them, or delete them from consumer_dead_letters as the tables' owner", Note},
-	{"consumers", "unread", "this role cannot read the queue table, so rows that wait, or that no process handles, are not seen", "%[3]s of %[2]q", "WHY", Warning},
+	{"consumers", "unread", unseen, "%[3]s of %[2]q", "WHY", Warning},
+	{"consumers", "closed", unseen, "%[3]s of %[2]q", "if it should, WHY", Note},
 	{"consumers", "untimed", "rows wait, and for how long is not seen", "%[1]d of %[2]q", "WHY", Note},
 	{"autovacuum", "off", "off for queue tables, whose dead rows are never removed", "%[3]s", "ALTER TABLE ... RESET (autovacuum_enabled)", Warning},
 	{"autovacuum", "behind", "behind for queue tables, so that reads slow down", "%[5]v dead rows in %[3]s", "if snapshots names a session, end it; otherwise VACUUM the table, and lower autovacuum_vacuum_threshold or raise autovacuum_vacuum_cost_limit for it", Warning},
@@ -671,19 +673,21 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted [
 // old is the age from which an override without an end is reported.
 const old = 24 * time.Hour
 
+const exception = ", except of leases that are paused or that no process runs"
+
 // stays is the time after which orphans are reported: a plan in progress assigns them in much less.
 const stays = 3 * time.Second
 
 func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
-	deserted, drains, left, overdue, crowded, paused := []string{}, []string{}, []string{}, []string{}, []string{}, ""
+	deserted, drains, left, overdue, crowded, except := []string{}, []string{}, []string{}, []string{}, []string{}, ""
 	for i := range s.Leases {
 		l := &s.Leases[i]
 		if s.Pause(l) != nil {
-			paused = " of a lease that is not paused"
+			except = exception
 			continue
 		}
 		if len(l.Members) == 0 && !slices.ContainsFunc(l.Holdings, func(h Holding) bool { return h.OwnerSession != 0 }) {
-			if !strings.HasPrefix(l.Name, "consumer/") { // the check consumers says so, unless it was forgotten
+			if except = exception; !strings.HasPrefix(l.Name, "consumer/") { // the check consumers says so, unless it was forgotten
 				left = append(left, fmt.Sprintf("%q", l.Name)) // for example, a lease of pgleases run --once from cron
 			}
 		} else if s.working(l) == 0 {
@@ -733,7 +737,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 	case len(left) > 0:
 		d.found("orphans", Note, "start a process if one should run now; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "all clients have left, as after pgleases run --once: %s", listed(left))
 	}
-	d.fine("orphans", "each partition%s has an owner", paused)
+	d.fine("orphans", "each partition has an owner%s", except)
 	d.judge("plans", len(overdue) == 0, "no plan is overdue", Warning, "search the logs of the members for plan failed", "overdue: %s", listed(overdue))
 	d.judge("shares", len(crowded) == 0, "no lease has fewer partitions than members", Note,
 		"run fewer processes, or drop the lease and create it with more partitions", "some members own nothing: %s", listed(crowded))

@@ -27,7 +27,7 @@ lacking AS MATERIALIZED ( -- columns that a queue table lacks, or has with a typ
     WHERE w.name IS NOT NULL AND (a.atttypid = ANY (w.types::oid[])) IS NOT TRUE
 ),
 rights AS MATERIALIZED ( -- on queue tables, of the role if it may run consumers
-    SELECT q.consumer, q.queue, count(*) FILTER (WHERE k.held AND k.kind <> 'USAGE') AS held, string_agg(k.kind, ', ') FILTER (WHERE NOT k.held) AS lacks,
+    SELECT q.consumer, q.queue, bool_or(k.held AND k.kind IN ('UPDATE', 'DELETE')) AS handles, string_agg(k.kind, ', ') FILTER (WHERE NOT k.held) AS lacks,
            concat_ws('; ', min(format('GRANT USAGE ON SCHEMA %I TO %I', q.nspname, r.rolname)) FILTER (WHERE k.kind = 'USAGE' AND NOT k.held),
                'GRANT ' || string_agg(k.kind, ', ') FILTER (WHERE k.kind <> 'USAGE' AND NOT k.held) || format(' ON %s TO %I', q.queue, min(r.rolname))) AS grants
     FROM queues AS q JOIN pg_roles AS r ON r.rolname = $2::text
@@ -47,13 +47,13 @@ vacuums AS ( -- the number of dead rows from which autovacuum removes them, if i
 )
 SELECT 'consumers', 'gone', s.consumer, 1, s.queue, 0::float8, '' FROM s WHERE NOT EXISTS (SELECT FROM queues AS q WHERE q.consumer = s.consumer)
 UNION ALL SELECT 'consumers', 'lacking', l.consumer, 1, format('%I of %s', l.name, l.queue), 0, l.why FROM lacking AS l
-UNION ALL SELECT 'rights', CASE WHEN r.held > 0 THEN 'some' ELSE 'all' END, r.consumer, 1, CASE WHEN r.held > 0 THEN r.lacks || ' on ' ELSE '' END || r.queue, 0, r.grants FROM rights AS r WHERE r.lacks <> ''
+UNION ALL SELECT 'rights', CASE WHEN r.handles THEN 'some' ELSE 'all' END, r.consumer, 1, r.lacks || ' on ' || r.queue, 0, r.grants FROM rights AS r WHERE r.lacks <> ''
 UNION ALL SELECT 'consumers', 'index', q.consumer, 1, q.queue, 0, format('CREATE INDEX CONCURRENTLY ON %s (%I, %I)', q.queue, q.partition_column, q.id_column) FROM queues AS q
 WHERE NOT EXISTS (SELECT FROM lacking AS l WHERE l.consumer = q.consumer)
   AND NOT EXISTS (SELECT FROM pg_index AS i JOIN pg_attribute AS p ON p.attrelid = q.oid AND p.attname = q.partition_column JOIN pg_attribute AS n ON n.attrelid = q.oid AND n.attname = q.id_column
                   WHERE i.indrelid = q.oid AND i.indisvalid AND i.indpred IS NULL AND i.indkey[0] = p.attnum AND i.indkey[1] = n.attnum
                     AND (SELECT r.relam FROM pg_class AS r WHERE r.oid = i.indexrelid) = 403 /* btree */)
-UNION ALL SELECT 'consumers', 'unread', q.consumer, 1, q.queue, 0,
+UNION ALL SELECT 'consumers', CASE WHEN has_any_column_privilege(q.oid, 'SELECT, INSERT, UPDATE') OR has_table_privilege(q.oid, 'DELETE') THEN 'unread' ELSE 'closed' END, q.consumer, 1, q.queue, 0,
     coalesce('as the table''s owner: ' || nullif(concat_ws('; ', CASE WHEN NOT has_schema_privilege(q.nspname, 'USAGE') THEN format('GRANT USAGE ON SCHEMA %I TO %I', q.nspname, current_user) END,
         CASE WHEN NOT has_table_privilege(q.oid, 'SELECT') THEN format('GRANT SELECT ON %s TO %I', q.queue, current_user) END), ''),
         CASE WHEN row_security_active(q.oid) THEN format('policies hide its rows from %I: use a role with BYPASSRLS, or the table''s owner', current_user)
@@ -73,7 +73,7 @@ UNION ALL SELECT 'consumers', 'unhandled', s.consumer, s.unhandled, s.queue, 0, 
 UNION ALL SELECT 'consumers', CASE WHEN s.blocked_for > 60 * s.long THEN 'blocked' ELSE 'retried' END, s.consumer, s.blocked_keys, b.key, extract(epoch FROM s.blocked_for), b.error FROM s
 CROSS JOIN LATERAL (SELECT b.key, split_part(left(coalesce(b.error, ''), 200), E'\n', 1) AS error FROM pgleases.consumer_blocked AS b WHERE b.consumer = s.consumer ORDER BY b.since LIMIT 1) AS b
 UNION ALL SELECT 'consumers', 'late', s.consumer, s.waiting, s.queue, least(extract(epoch FROM s.oldest), 9e9), '' FROM s WHERE s.paused_at IS NULL AND NOT s.lease_paused AND NOT s.unattended AND s.oldest > 10 * s.long
-UNION ALL SELECT 'consumers', CASE WHEN q.waiting > 0 THEN 'unattended' ELSE 'unused' END, q.consumer, 1, q.queue, 0,
+UNION ALL SELECT 'consumers', CASE WHEN q.waiting > 0 AND coalesce(q.oldest > 10 * q.long, true) THEN 'unattended' ELSE 'unused' END, q.consumer, 1, q.queue, 0,
     'rows that wait: ' || CASE WHEN q.waiting >= 1000 THEN '1000 or more' ELSE coalesce(q.waiting::text, 'unknown') END
 FROM queues AS q WHERE q.unattended AND q.paused_at IS NULL AND NOT q.lease_paused
 UNION ALL SELECT 'consumers', CASE WHEN s.paused_at < clock_timestamp() - interval '1 hour' THEN 'forgotten' ELSE 'paused' END, s.consumer, 1, s.queue, extract(epoch FROM clock_timestamp() - s.paused_at),

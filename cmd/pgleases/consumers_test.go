@@ -121,7 +121,9 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	if text := output1(t, database, "consumers", "forget", "orders", "--reason", "why"); !regexp.MustCompile(`^forget orders: done; its table was public.outbox, blocked keys: \d, dead letters that stay: 0; its lease stays: pgleases drop consumer/orders --reason '...' deletes it\n$`).MatchString(text) {
 		t.Errorf("forget: %s", text)
 	}
-	if found, _ := examined(t, database); slices.ContainsFunc(found, func(f admin.Finding) bool { return f.Check == "orphans" && f.Level != admin.OK }) {
+	if found, _ := examined(t, database); slices.ContainsFunc(found, func(f admin.Finding) bool {
+		return f.Check == "orphans" && (f.Level != admin.OK || !strings.HasSuffix(f.Text, "each partition has an owner, except of leases that are paused or that no process runs"))
+	}) {
 		t.Errorf("it was forgotten, and doctor finds %+v", found)
 	}
 	output1(t, database, "drop", "consumer/orders", "--reason", "why")

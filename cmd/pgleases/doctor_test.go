@@ -567,7 +567,9 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 		{"UPDATE pgleases.consumers SET time_column = NULL", "UPDATE pgleases.consumers SET time_column = 'created_at'", "note consumers",
 			`rows wait, and for how long is not seen: 1 of "orders" > set Queue.Time`},
 		{"UPDATE public.outbox SET created_at = now() - interval '11 minutes'; DELETE FROM pgleases.members WHERE lease = 'consumer/orders'; UPDATE pgleases.partitions SET owner = NULL, target = NULL WHERE lease = 'consumer/orders'", "SELECT",
-			"warning consumers", `no process runs: consumer "orders" (rows that wait: 1) > start one; if none will, pgleases consumers forget orders --reason`},
+			"warning consumers", `no process runs: consumer "orders" (rows that wait: 1) > start one, or repair its cron job; if none will run, pgleases consumers forget orders --reason`},
+		{"UPDATE pgleases.consumers SET time_column = NULL", "UPDATE pgleases.consumers SET time_column = 'created_at'", "warning consumers, note consumers", `no process runs: consumer "orders"`},
+		{"UPDATE public.outbox SET created_at = now() - interval '9 minutes'", "SELECT", "note consumers", `no process runs: consumer "orders" (rows that wait: 1) > if cron starts it, wait`},
 		{"DELETE FROM public.outbox", "SELECT", "note consumers", `no process runs: consumer "orders" (rows that wait: 0)`},
 		{"UPDATE pgleases.partitions SET owner = 11, target = 11 WHERE lease = 'consumer/orders'", `INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('consumer/orders', 11, 1, now(), 1);
 			INSERT INTO public.outbox (customer, payload) VALUES ('c1', '1')`, "warning orphans", `no client works on "consumer/orders"`},
@@ -627,6 +629,8 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 	reader := newRole(t, database)
 	grant := "GRANT SELECT ON public.outbox TO " + reader
 	execute(t, database, output1(t, database, "grants", reader, "--for=reader"), "GRANT pg_monitor TO "+reader)
+	expectIll(t, as(t, database, reader), "note consumers", `, are not seen: public.outbox of "orders" > if it should, as the table's owner: `+grant, "--skip", "rights")
+	execute(t, database, "GRANT INSERT ON public.outbox TO "+reader)
 	expectIll(t, as(t, database, reader), "warning consumers", `, are not seen: public.outbox of "orders" > as the table's owner: `+grant, "--skip", "rights")
 	execute(t, database, "UPDATE pgleases.consumers SET paused_at = now()")
 	expectIll(t, as(t, database, reader), "note consumers, warning consumers", `rows that wait: unknown`, "--skip", "rights")
@@ -642,7 +646,9 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 	expectIll(t, database, "note rights", "can run clients, but no consumers, it lacks consumer_blocked DELETE", "--role", role)
 	execute(t, database, output1(t, database, "grants", role, "--for=consumers"))
 	grant = `GRANT USAGE ON SCHEMA "a b" TO ` + role + `; GRANT SELECT, UPDATE, DELETE ON "a b".outbox TO ` + role
-	expectIll(t, database, "note rights", `the role has no rights on queue tables: "a b".outbox of "orders" > if it runs this consumer, as the table's owner: `+grant, "--role", role)
+	expectIll(t, database, "note rights", `the role may not handle rows, it lacks rights on queue tables: USAGE, SELECT, UPDATE, DELETE on "a b".outbox of "orders" > if it runs this consumer, as the table's owner: `+grant, "--role", role)
+	execute(t, database, `GRANT USAGE ON SCHEMA "a b" TO `+role+`; GRANT SELECT, INSERT ON "a b".outbox TO `+role)
+	expectIll(t, database, "note rights", `: UPDATE, DELETE on "a b".outbox of "orders"`, "--role", role) // it only reads and inserts
 	execute(t, database, grant)
 	expectIll(t, database, "", "", "--role", role)
 	execute(t, database, `REVOKE UPDATE ON "a b".outbox FROM `+role, `GRANT UPDATE (payload) ON "a b".outbox TO `+role)
