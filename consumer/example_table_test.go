@@ -38,7 +38,7 @@ func ExampleTableSQL() {
 	err = pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { // all in one session
 		var step string
 		for _, line := range steps {
-			if step += line + ";\n"; strings.Count(step, "$$")%2 == 1 || strings.TrimSpace(line) == "" {
+			if step += line + ";\n"; strings.Count(step, "$pgleases$")%2 == 1 || strings.TrimSpace(line) == "" {
 				continue // inside of a function
 			}
 			if _, err := conn.Exec(ctx, step, pgx.QueryExecModeSimpleProtocol); err != nil {

@@ -60,6 +60,7 @@ var (
 	idTypes   = []string{"bigint", "integer"}
 	keyTypes  = []string{"text", "character varying", "integer", "bigint", "uuid"}
 	generated = regexp.MustCompile(`partition_for\(.*, (\d+)\)\s*$`)
+	schemaOf  = regexp.MustCompile(`^(?:(?:"[^"]*"|[^"])*\.)?`) // of a table written as in SQL, with the dot
 	kinds     = map[string]string{"v": "a view", "m": "a materialized view", "f": "a foreign table", "c": "a type", "S": "a sequence", "i": "an index"}
 )
 
@@ -171,12 +172,13 @@ func TableSQL(name, schema string, q Queue) string {
 		key = quote(q.Key) + " text NOT NULL, -- rows of one key are handled in order\n    "
 		of = fmt.Sprintf("%s int NOT NULL GENERATED ALWAYS AS (%s.partition_for(%s, %d)) STORED,", quote(q.Partition), schema, quote(q.Key), q.Partitions)
 	}
-	set := "set_partition_" + strings.ReplaceAll(q.Table, `"`, "") // a function for each table
+	in := schemaOf.FindString(q.Table)
+	set := "set_partition_" + strings.ReplaceAll(q.Table[len(in):], `"`, "") // a function for each table, in its schema
 	if len(set) > 63 {
 		set = fmt.Sprintf("set_partition_%08x", crc32.ChecksumIEEE([]byte(q.Table)))
 	}
 	return strings.NewReplacer(
-		"{set}", quote(set), "{table}", q.Table, "{id}", quote(q.ID), "{key}", key, "{partition}", of, "{p}", quote(q.Partition), "{time}", quote(cmp.Or(q.Time, "created_at")),
+		"{set}", in+quote(set), "{table}", q.Table, "{id}", quote(q.ID), "{key}", key, "{partition}", of, "{p}", quote(q.Partition), "{time}", quote(cmp.Or(q.Time, "created_at")),
 		"{pgleases}", schema, "{name}", strings.ReplaceAll(name, "'", "''"), "{k}", quote(q.Key), "{n}", strconv.Itoa(q.Partitions),
 	).Replace(text)
 }

@@ -1,6 +1,7 @@
 package consumer_test
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
@@ -169,16 +170,49 @@ func TestTableSQLFitsSeveralTables(t *testing.T) {
 	role := "consumer_" + strings.ToLower(rand.Text())
 	db.exec("CREATE ROLE " + role)
 	t.Cleanup(func() { db.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
+	db.exec("CREATE SCHEMA app")
 	long := strings.Repeat("x", 62)
-	for _, table := range []string{"public.one", "public.two", `public."odd "" $$ é"`, `public."` + long + `a"`, `public."` + long + `b"`} {
-		_, steps, _ := strings.Cut(consumer.TableSQL("orders", "", consumer.Queue{Table: table, Key: "k", Partitions: 8}), "SET lock_timeout")
-		steps, _, _ = strings.Cut(strings.ReplaceAll(steps, "\n--", "\n"), "CREATE TRIGGER consumer_inserted")
-		_, steps, _ = strings.Cut(steps, ";")
-		db.exec("CREATE TABLE " + table + " (id bigint, k text)")
-		db.exec(steps)
-		db.exec("GRANT INSERT ON " + table + " TO " + role)
-		db.exec("BEGIN; SET LOCAL ROLE " + role + "; SET LOCAL search_path = nowhere; INSERT INTO " + table + " SELECT n, md5(n::text) FROM generate_series(1, 100) AS n; COMMIT")
-		expect(t, one[bool](db, "SELECT count(*) = 100 AND bool_and(partition = pgleases.partition_for(k, 8)) FROM "+table), true, table)
+	for _, q := range []consumer.Queue{
+		{Table: "public.one"}, {Table: "public.two"}, {Table: "app.one"}, {Table: `public."odd "" $$ . é"`}, {Table: `public."` + long + `a"`}, {Table: `public."` + long + `b"`},
+		{Table: "public.dollars", ID: "i$$d", Key: "k$$", Partition: "p$$"}, {Table: "public.variables", ID: "v_low", Key: "v_high", Partition: "backfill"}, {Table: "public.records", ID: "new", Key: "old", Partition: "b"},
+	} {
+		id, key, partition := cmp.Or(q.ID, "id"), cmp.Or(q.Key, "k"), cmp.Or(q.Partition, "partition")
+		q.Key, q.Partitions = key, 8
+		steps := stepsOf(q)
+		trigger, _, _ := strings.Cut(steps, "CREATE TRIGGER consumer_inserted")
+		_, trigger, _ = strings.Cut(trigger, ";")
+		db.exec(fmt.Sprintf(`CREATE TABLE %[1]s (%[2]q bigint GENERATED ALWAYS AS IDENTITY, %[3]q text); INSERT INTO %[1]s (%[3]q) SELECT md5(n::text) FROM generate_series(1, 100) AS n`, q.Table, id, key))
+		db.exec("SET search_path = nowhere; " + trigger + "; RESET search_path") // a function without a schema would go to the first of the search_path
+		db.exec(backfillOf(steps))
+		db.exec("GRANT USAGE ON SCHEMA app TO " + role + "; GRANT INSERT ON " + q.Table + " TO " + role)
+		db.exec(fmt.Sprintf("BEGIN; SET LOCAL ROLE %s; SET LOCAL search_path = nowhere; INSERT INTO %s (%q) SELECT md5(n::text) FROM generate_series(1, 100) AS n; COMMIT", role, q.Table, key))
+		expect(t, one[bool](db, fmt.Sprintf("SELECT count(*) = 200 AND bool_and(%q = pgleases.partition_for(%q, 8)) FROM %s", partition, key, q.Table)), true, q.Table)
+	}
+}
+
+// stepsOf returns the steps for an existing table.
+func stepsOf(q consumer.Queue) string {
+	_, steps, _ := strings.Cut(consumer.TableSQL("orders", "", q), "SET lock_timeout")
+	return strings.ReplaceAll(steps, "\n--", "\n")
+}
+
+func backfillOf(steps string) string {
+	return regexp.MustCompile(`(?s)DO \$.* END \$\w*\$`).FindString(steps)
+}
+
+// The trigger of the steps sees the key as other triggers left it.
+func TestTableSQLAfterOtherTriggers(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`CREATE TABLE public.events (id bigint GENERATED ALWAYS AS IDENTITY, name text, k text);
+		CREATE FUNCTION public.trim() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.k := lower(NEW.name); RETURN NEW; END';
+		CREATE TRIGGER trim BEFORE INSERT OR UPDATE ON public.events FOR EACH ROW EXECUTE FUNCTION public.trim()`)
+	steps, _, _ := strings.Cut(stepsOf(consumer.Queue{Table: "public.events", Key: "k", Partitions: 1024}), "CREATE TRIGGER consumer_inserted")
+	_, steps, _ = strings.Cut(steps, ";")
+	db.exec(steps)
+	for _, statement := range []string{"INSERT INTO public.events (name) VALUES ('Ada'), ('ada')", "UPDATE public.events SET name = 'Bob'"} {
+		db.exec(statement)
+		expect(t, one[bool](db, "SELECT bool_and(partition IS NOT DISTINCT FROM pgleases.partition_for(k, 1024)) FROM public.events"), true, statement)
 	}
 }
 
@@ -187,8 +221,7 @@ func TestTableSQLBackfillsAllIDs(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec("CREATE TABLE public.events (id bigint PRIMARY KEY, k text, partition int); INSERT INTO public.events SELECT id, id FROM unnest('{-9223372036854775807,-1,0,1,9223372036854775807}'::bigint[]) AS id")
-	backfill := regexp.MustCompile(`(?s)DO \$\$.* END \$\$`).FindString(consumer.TableSQL("orders", "", consumer.Queue{Table: "public.events", Key: "k", Partitions: 8}))
-	db.exec(strings.ReplaceAll(backfill, "\n--", "\n"))
+	db.exec(backfillOf(stepsOf(consumer.Queue{Table: "public.events", Key: "k", Partitions: 8})))
 	expect(t, one[int](db, "SELECT count(*)::int FROM public.events WHERE partition IS NULL"), 0, "rows left out")
 }
 
