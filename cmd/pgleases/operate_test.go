@@ -117,7 +117,7 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 		{database, "explain orders/99999999999", `lease "orders" has partitions 0 to 3`},
 		{database, "explain orders/4", `lease "orders" has partitions 0 to 3`},
 		{database, "members", "Did you mean this?\n\tdescribe"},
-		{as(t, database, role), "migrate", `the role may not create or change the tables: run it as the role that owns schema "pgleases", or as one that may create it`},
+		{as(t, database, role), "migrate", `prints for schema "pgleases"; to create or change the tables, run it as the role that owns the schema, or as one that may create it`},
 		{database, "schedules puase g s", `there is no verb "puase": did you mean pause?`},
 		{database, "cordon oen --reason x", "did you mean one? pgleases clients shows all"},
 		{database, "drop order --reason x", "did you mean orders? pgleases list shows all"},
