@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"net"
 	"os"
 	"regexp"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
@@ -299,15 +301,13 @@ func TestWaitEndsWithTheOverride(t *testing.T) {
 // The error for an invalid connection string does not show the password.
 func TestErrorsHideThePassword(t *testing.T) {
 	t.Parallel()
-	for _, database := range []string{"postgres://u:se/cret@127.0.0.1:1/d", "postgres://u:se@cret@127.0.0.1:1/d", "postgres://u:cret@127.0.0.1:no/d", "host=127.0.0.1 port=1 password='se cret'"} {
+	for _, database := range []string{"postgres://u:se/cret@127.0.0.1:1/d", "postgres://u:se@cret@127.0.0.1:1/d", "postgres://u:cret@127.0.0.1:no/d", "host=127.0.0.1 port=1 password='se cret'", "postgres://u:cret@127.0.0.1:1/d?sslmode=bogus"} {
 		for _, verb := range []string{"list", "doctor", "migrate"} {
 			c := command.Run(t, command.Database(database), verb)
 			if code := c.ExitCode(); code == 0 || strings.Contains(c.Printed(), "cret") {
 				t.Errorf("%s of %s: exit code %d: %s", verb, database, code, c.Printed())
-			} else if strings.Contains(database, "@cret") || strings.Contains(database, "/cret") {
-				if !strings.Contains(c.Printed(), "@ as %40, : as %3A, / as %2F") {
-					t.Errorf("%s of %s says nothing of escapes: %s", verb, database, c.Printed())
-				}
+			} else if escapes := strings.Contains(database, "@cret") || strings.Contains(database, "/cret") || strings.Contains(database, ":no"); escapes != strings.Contains(c.Printed(), "@ as %40, : as %3A, / as %2F") {
+				t.Errorf("%s of %s, which names escapes: %v: %s", verb, database, !escapes, c.Printed())
 			}
 		}
 	}
@@ -326,11 +326,46 @@ func TestARefusedLoginHasItsOwnRemedy(t *testing.T) {
 	if found, _ := examined(t, "postgres://127.0.0.1:1/none"); len(found) != 1 || !strings.Contains(found[0].Text, "refused") || strings.ContainsAny(found[0].Text, "\n\t") {
 		t.Errorf("doctor: %+v", found)
 	}
+	for code, remedy := range map[string]string{
+		"42501": "the server answers, but the role may not connect to the database: GRANT CONNECT ON DATABASE", "55000": "the server answers, but the database allows no connections: ALTER DATABASE",
+		"08P01": "a pooler answers, but refuses the connection: correct the database or the user in --database",
+	} {
+		refuses := newRefuser(t, code)
+		c := command.Run(t, command.Database(refuses), "list")
+		if c.ExitCode(); !strings.Contains(c.Printed(), remedy) || strings.Contains(c.Printed(), "pgleases grants") || strings.Contains(c.Printed(), "that answers") {
+			t.Errorf("%s: %s", code, c.Printed())
+		}
+		if found, _ := examined(t, refuses); len(found) != 1 || !strings.HasPrefix(found[0].Remedy, remedy) {
+			t.Errorf("doctor, %s: %+v", code, found)
+		}
+	}
 	for _, code := range []string{"28P01", "28000"} {
 		if err := unreachable(&pgconn.PgError{Code: code}, database); !strings.Contains(err.Error(), "the server answers, but refuses the login: correct the user or the password in --database") {
 			t.Errorf("%s: %v", code, err)
 		}
 	}
+}
+
+// newRefuser returns the URL of a server that refuses each connection with a SQLSTATE.
+func newRefuser(t *testing.T, code string) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	testkit.OK(t, err)
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			server := pgproto3.NewBackend(conn, conn)
+			_, _ = server.ReceiveStartupMessage()
+			server.Send(&pgproto3.ErrorResponse{Severity: "FATAL", Code: code, Message: "no"})
+			_ = server.Flush()
+			conn.Close()
+		}
+	}()
+	return "postgres://u@" + listener.Addr().String() + "/d?sslmode=disable"
 }
 
 // After an outage, events --follow continues without duplicates. It reports the outage and its end

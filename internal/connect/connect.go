@@ -27,11 +27,13 @@ func ParseConfig(connString string) (*pgxpool.Config, error) {
 	var wrong *pgconn.ParseConfigError
 	if errors.As(err, &wrong) {
 		text := err.Error()
+		text = text[strings.LastIndexByte(text, '`')+1:]
 		hint := ""
-		if strings.HasPrefix(connString, "postgres://") || strings.HasPrefix(connString, "postgresql://") {
+		url := strings.HasPrefix(connString, "postgres://") || strings.HasPrefix(connString, "postgresql://")
+		if url && (strings.HasPrefix(text, ": failed to parse") || strings.HasPrefix(text, ": invalid port")) {
 			hint = "; " + escapes
 		}
-		return nil, fmt.Errorf("cannot read the connection string%s%s", text[strings.LastIndexByte(text, '`')+1:], hint)
+		return nil, fmt.Errorf("cannot read the connection string%s%s", text, hint)
 	}
 	if err != nil {
 		return nil, err

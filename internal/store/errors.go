@@ -60,11 +60,28 @@ func LoginRemedy(err error) string {
 	case "3D000":
 		return "the server answers, but has no such database: correct its name" + in + ", or create it"
 	}
+	if !refused(err) { // a statement may fail with these too
+		return ""
+	}
+	switch Code(err) {
+	case "42501":
+		return "the server answers, but the role may not connect to the database: GRANT CONNECT ON DATABASE ... TO it, or correct the user or the database" + in
+	case "55000":
+		return "the server answers, but the database allows no connections: ALTER DATABASE ... ALLOW_CONNECTIONS true, or correct its name" + in
+	case "08P01":
+		return "a pooler answers, but refuses the connection: correct the database or the user" + in + ", or see the pooler's log"
+	}
 	return ""
 }
 
-// Denied reports whether the role lacks a right.
-func Denied(err error) bool { return Code(err) == "42501" }
+// refused reports whether the server refused to open a connection.
+func refused(err error) bool {
+	var refused *pgconn.ConnectError
+	return errors.As(err, &refused)
+}
+
+// Denied reports whether the role lacks a right in a database to which it may connect.
+func Denied(err error) bool { return Code(err) == "42501" && !refused(err) }
 
 // Undefined reports whether a schema, table, function or column does not exist.
 func Undefined(err error) bool {
