@@ -97,7 +97,7 @@ func (c *Consumer) inspect(ctx context.Context, fits func(columns []string) erro
 		return err
 	}
 	c.queue, c.sql, c.announced = q, c.sql.on(t, q, c.handler.columns), t.Announced
-	if q.Key != "" {
+	if q.Key != "" && t.N == 0 { // otherwise generated from the key alone
 		var id int64
 		var stored, wanted *int
 		var key string

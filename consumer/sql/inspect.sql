@@ -31,6 +31,17 @@ SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS table, c.relkind::pg_
                AND (f.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_attrdef'::pg_catalog.regclass::oid AND f.objid OPERATOR(pg_catalog.=) d.oid
                     OR f.classid OPERATOR(pg_catalog.=) f.refclassid AND f.objid OPERATOR(pg_catalog.=) c.oid AND f.objsubid OPERATOR(pg_catalog.=) p.attnum)
              ORDER BY a.attnum) AS generated_from,
+       -- From PostgreSQL 16 on, a partition or a child may generate the column by another expression.
+       (WITH RECURSIVE below AS (
+            SELECT h.inhrelid FROM pg_catalog.pg_inherits AS h WHERE h.inhparent OPERATOR(pg_catalog.=) c.oid
+            UNION SELECT h.inhrelid FROM pg_catalog.pg_inherits AS h JOIN below AS b ON b.inhrelid OPERATOR(pg_catalog.=) h.inhparent)
+        SELECT pg_catalog.format('%I.%I', bn.nspname, bc.relname) FROM below AS b
+        JOIN pg_catalog.pg_class AS bc ON bc.oid OPERATOR(pg_catalog.=) b.inhrelid
+        JOIN pg_catalog.pg_namespace AS bn ON bn.oid OPERATOR(pg_catalog.=) bc.relnamespace
+        JOIN pg_catalog.pg_attribute AS a ON a.attrelid OPERATOR(pg_catalog.=) bc.oid AND a.attname OPERATOR(pg_catalog.=) p.attname
+        LEFT JOIN pg_catalog.pg_attrdef AS bd ON bd.adrelid OPERATOR(pg_catalog.=) bc.oid AND bd.adnum OPERATOR(pg_catalog.=) a.attnum AND a.attgenerated OPERATOR(pg_catalog.<>) ''
+        WHERE coalesce(pg_catalog.pg_get_expr(bd.adbin, bd.adrelid), '') OPERATOR(pg_catalog.<>) coalesce(pg_catalog.pg_get_expr(d.adbin, d.adrelid), '')
+        LIMIT 1) AS differs,
        (SELECT pg_catalog.format_type(a.atttypid, NULL) FROM pg_catalog.pg_attribute AS a
         WHERE a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attname OPERATOR(pg_catalog.=) $6::pg_catalog.text AND a.attnum OPERATOR(pg_catalog.>) 0) AS time_type,
        s.seqcache, s.seqcycle,
