@@ -66,7 +66,7 @@ type DeadLetter struct {
 type ConsumerChange struct {
 	At     time.Time `json:"at"`
 	Verb   string    `json:"verb"`
-	ID     int64     `json:"id,string"` // the row of retry and skip; 0: none, or all
+	ID     *int64    `json:"id,string"` // the row of retry, skip and return; nil: none, or all
 	Rows   int       `json:"rows"`      // how many rows were changed
 	Actor  string    `json:"actor"`
 	Reason string    `json:"reason"`
@@ -92,14 +92,18 @@ func (a *Admin) Consumer(ctx context.Context, name string) (*Consumer, error) {
 func (a *Admin) consumers(ctx context.Context, name *string) ([]Consumer, error) {
 	all, err := collect(ctx, a, a.pool, "consumers", pgx.RowTo[Consumer], name, 100)
 	if store.Undefined(err) {
-		return nil, fmt.Errorf("%w: %w\nthe tables of package consumer are missing in this database, or too old, in schema %q: name it with --schema, or run pgleases migrate --consumers", ErrNoConsumers, err, a.schema)
+		return nil, a.noConsumers(err)
 	}
 	return all, a.failure("read the consumers", err)
 }
 
+func (a *Admin) noConsumers(err error) error {
+	return fmt.Errorf("%w: %w\nthe tables of package consumer are missing in this database, or too old, in schema %q: name it with --schema, or run pgleases migrate --consumers", ErrNoConsumers, err, a.schema)
+}
+
 // ChangeConsumer makes an operator's change, and records it with its actor and reason.
 //   - "pause" and "resume" a consumer: its processes take no rows meanwhile;
-//   - "retry" a blocked row now, or all with id 0, with all attempts;
+//   - "retry" a blocked row now, or all if id is nil, with all attempts;
 //   - "skip" a blocked row: its owner moves it to the dead letters, when the consumer is not paused;
 //   - "return" a dead letter to the queue table, which needs SELECT and INSERT on it;
 //   - "forget" a consumer that no process runs, with its blocked rows; dead letters stay.
@@ -107,13 +111,10 @@ func (a *Admin) consumers(ctx context.Context, name *string) ([]Consumer, error)
 // It returns the number of rows that were changed; for "pause", "resume" and "forget" 1, or 0 if
 // the consumer was paused already, or not paused. The actor may be empty; the reason has 1 to 4,000
 // bytes. It needs the rights that Grants returns for ForConsumerOperators. It returns ErrRefused
-// for an unknown name or row, and for a wrong verb.
-func (a *Admin) ChangeConsumer(ctx context.Context, verb, name string, id int64, actor, reason string) (rows int, err error) {
-	doing, row := fmt.Sprintf("%s consumer %q", verb, name), &id
-	if id == 0 {
-		row = nil
-	}
-	call, args := "consumer_change($5::pg_catalog.text, ", []any{name, row, actor, reason, verb}
+// for an unknown name or row, and for a wrong verb; ErrNoConsumers as Consumers does.
+func (a *Admin) ChangeConsumer(ctx context.Context, verb, name string, id *int64, actor, reason string) (rows int, err error) {
+	doing := fmt.Sprintf("%s consumer %q", verb, name)
+	call, args := "consumer_change($5::pg_catalog.text, ", []any{name, id, actor, reason, verb}
 	if verb == "return" {
 		call, args = "consumer_return(", args[:4]
 	}
@@ -121,6 +122,8 @@ func (a *Admin) ChangeConsumer(ctx context.Context, verb, name string, id int64,
 	err = a.pool.QueryRow(ctx, statement, args...).Scan(&rows)
 	var told *pgconn.PgError
 	switch {
+	case store.Undefined(err):
+		return 0, a.noConsumers(err)
 	case store.Denied(err):
 		if queue := a.deniedQueue(ctx, verb, name); queue != "" {
 			return 0, fmt.Errorf("admin: %s: %w\nas the table's owner: GRANT SELECT, INSERT ON %s TO your role, and USAGE on its schema", doing, err, queue)

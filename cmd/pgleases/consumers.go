@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strconv"
 	"time"
 
@@ -101,7 +102,11 @@ func newConsumerShow() *cobra.Command {
 		}
 		if len(c.Changes) > 0 {
 			text += "\n" + table("AT,CHANGE,ROW,ROWS,BY,REASON", c.Changes, func(h admin.ConsumerChange) []any {
-				return []any{h.At.UTC().Format(time.DateTime), h.Verb, idOrDash(h.ID), h.Rows, shown(h.Actor), shown(h.Reason)}
+				row := dash
+				if h.ID != nil {
+					row = strconv.FormatInt(*h.ID, 10)
+				}
+				return []any{h.At.UTC().Format(time.DateTime), h.Verb, row, h.Rows, shown(h.Actor), shown(h.Reason)}
 			})
 		}
 		return c, text, nil
@@ -117,6 +122,9 @@ func unknownConsumer(ctx context.Context, a *admin.Admin, name string) error {
 	return unknown("consumer", name, mapped(all, func(c admin.Consumer) string { return c.Name }), "pgleases consumers")
 }
 
+// negative finds the error for a negative number, which is read as a flag.
+var negative = regexp.MustCompile(`^unknown shorthand flag: '\d' in -\d+$`)
+
 // newConsumerChange returns a verb that changes a consumer or its blocked rows.
 func newConsumerChange(use, short string) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: asUsed, Annotations: map[string]string{shared: "consumer"}}
@@ -125,13 +133,20 @@ func newConsumerChange(use, short string) *cobra.Command {
 	if verb == "retry" {
 		cmd.Flags().BoolVar(&all, "all", false, "retry all blocked rows")
 	}
-	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
-		id := int64(0)
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if negative.MatchString(err.Error()) {
+			return fmt.Errorf("%w: a negative ID comes last, after --: pgleases consumers %s CONSUMER --reason '...' -- -5", err, verb)
+		}
+		return err
+	})
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		var id *int64
 		switch {
 		case len(args) == 2 && all:
 			return fmt.Errorf("row %s and --all are given: leave one out", args[1])
 		case len(args) == 2:
-			if id, err = strconv.ParseInt(args[1], 10, 64); err != nil || id == 0 {
+			n, err := strconv.ParseInt(args[1], 10, 64)
+			if id = &n; err != nil {
 				return fmt.Errorf("%q is no row: give the ID of a row that pgleases consumers show %s lists", args[1], args[0])
 			}
 		case verb == "retry" && !all:
@@ -144,7 +159,10 @@ func newConsumerChange(use, short string) *cobra.Command {
 			forgotten := ""
 			if verb == "forget" {
 				if c, err := a.Consumer(ctx, args[0]); err == nil && c != nil {
-					forgotten = fmt.Sprintf("; its table was %s, blocked keys: %d, dead letters that stay: %d; its lease stays: pgleases drop %s --reason '...' deletes it", shown(c.Queue), c.BlockedKeys, c.DeadLetters, shell.Word("consumer/"+args[0]))
+					forgotten = fmt.Sprintf("; its table was %s, blocked keys: %d, dead letters that stay: %d", shown(c.Queue), c.BlockedKeys, c.DeadLetters)
+				}
+				if s, err := a.Snapshot(ctx); err == nil && s.Lease("consumer/"+args[0]) != nil {
+					forgotten += fmt.Sprintf("; its lease stays: pgleases drop %s --reason '...' deletes it", shell.Word("consumer/"+args[0]))
 				}
 			}
 			n, err := a.ChangeConsumer(ctx, verb, args[0], id, actor, reason)

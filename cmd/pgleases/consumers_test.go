@@ -26,7 +26,9 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	pool := testkit.Pool(t, database)
-	fails(t, database, "consumers", "run pgleases migrate --consumers")
+	for _, args := range []string{"consumers", "consumers pause orders --reason why", "consumers forget orders --reason why"} {
+		fails(t, database, args, "run pgleases migrate --consumers")
+	}
 	output1(t, database, "migrate", "--consumers")
 	queue := consumer.Queue{Table: "public.outbox", Key: "customer", Partitions: 4, Time: "created_at"}
 	execute(t, database, consumer.TableSQL("orders", "", queue))
@@ -95,7 +97,7 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	testkit.Becomes(t, pool, "the row is handled", int64(0), "SELECT count(*) FROM public.outbox")
 	testkit.Becomes(t, pool, "no row is blocked", int64(0), "SELECT count(*) FROM pgleases.consumer_blocked")
 	changes("retry orders: no row is blocked", "retry", "orders", "--all")
-	if one := decoded[admin.Consumer](t, database, "consumers", "show", "orders"); one.DeadLetters != 1 || len(one.Changes) != 4 || one.Changes[0].Verb != "retry" || one.Changes[2].ID != 2 {
+	if one := decoded[admin.Consumer](t, database, "consumers", "show", "orders"); one.DeadLetters != 1 || len(one.Changes) != 4 || one.Changes[0].Verb != "retry" || *one.Changes[2].ID != 2 {
 		t.Errorf("show: %+v", one)
 	}
 	fails(t, database, "consumers forget orders --reason why", `processes run the consumer "orders"`)
@@ -128,4 +130,38 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	}
 	output1(t, database, "drop", "consumer/orders", "--reason", "why")
 	fails(t, database, "consumers forget orders --reason why", `there is no consumer "orders"`)
+}
+
+// A name without a lease may be that of a consumer or of a group, also before its first run.
+func TestVerbsNameConsumersAndGroups(t *testing.T) {
+	t.Parallel()
+	database, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t))
+	output1(t, database, "migrate", "--consumers", "--schedules")
+	execute(t, database, "INSERT INTO pgleases.consumers VALUES ('orders', 'public.outbox', 'id', 'customer', 'partition', 'created_at', 4)",
+		"INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, since, next_at) VALUES ('orders', 0, 0, 'c', '0', 1, now(), now())",
+		"INSERT INTO pgleases.schedule_groups VALUES ('reports', 1)")
+	fails(t, database, "pause orders --reason why", "pgleases consumers pause orders --reason '...'")
+	fails(t, database, "resume orders --reason why", "pgleases consumers resume orders --reason '...'")
+	fails(t, database, "describe orders", `there is no lease "orders", but a consumer: pgleases consumers show orders`)
+	fails(t, database, "pause reports --reason why", `there is no lease "reports", but a group of schedules: pgleases pause schedule/reports --reason '...'`)
+	fails(t, database, "describe reports", "pgleases schedules list reports")
+	output1(t, database, "pause", "consumer/orders", "--reason", "why")
+	fails(t, database, "resume orders --reason why", `but a consumer: pgleases resume consumer/orders --reason '...'`)
+
+	output1(t, database, "consumers", "retry", "orders", "0", "--reason", "why")
+	output1(t, database, "consumers", "skip", "orders", "0", "--reason", "why")
+	if text := output1(t, database, "consumers", "show", "orders"); !regexp.MustCompile(` skip +0 +1 .*\n.* retry +0 +1 `).MatchString(text) {
+		t.Errorf("show: %s", text)
+	}
+	fails(t, database, "consumers return orders 0 --reason why", `row 0 of consumer "orders" is no dead letter`)
+	fails(t, database, "consumers skip orders -5 --reason why", "a negative ID comes last, after --: pgleases consumers skip CONSUMER --reason '...' -- -5")
+	fails(t, database, "consumers skip orders --reason why -- -5", `row -5 of consumer "orders" blocks no key`)
+
+	if text := output1(t, database, "consumers", "forget", "orders", "--reason", "why"); strings.Contains(text, "lease") {
+		t.Errorf("it has no lease: %s", text)
+	}
+	execute(t, database, "INSERT INTO pgleases.leases VALUES ('consumer/orders', 4, 5, 1, 0, 'infinity', now())")
+	if text := output1(t, database, "pause", "orders", "--reason", "why"); strings.Contains(text, "consumer") {
+		t.Errorf("the consumer was forgotten: %s", text)
+	}
 }

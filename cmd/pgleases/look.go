@@ -49,8 +49,16 @@ func leasesOf(s *admin.Snapshot) string {
 }
 
 func newDescribe() *cobra.Command {
-	return looking(&cobra.Command{Use: "describe LEASE", Short: "Show the members and partitions of a lease", SuggestFor: []string{"show", "get", "status", "members", "partitions"}}, withSnapshot, func(_ context.Context, s *admin.Snapshot, args []string) (any, string, error) {
-		return described(s, args[0])
+	return looking(&cobra.Command{Use: "describe LEASE", Short: "Show the members and partitions of a lease", SuggestFor: []string{"show", "get", "status", "members", "partitions"}}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
+		s, err := a.Snapshot(ctx)
+		if err != nil {
+			return nil, "", err
+		}
+		l, text, err := described(s, args[0])
+		if err != nil && s.Lease("consumer/"+args[0]) == nil && s.Lease("schedule/"+args[0]) == nil {
+			err = cmp.Or(meansOther(ctx, a, "describe", args[0]), err)
+		}
+		return l, text, err
 	})
 }
 

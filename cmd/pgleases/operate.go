@@ -70,8 +70,10 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 			return fmt.Errorf("--partitions %d: give 1 to 65536", change.Next)
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			if err := meansConsumer(ctx, a, change); err != nil {
-				return err
+			if verb == admin.Pause || verb == admin.Resume {
+				if err := meansOther(ctx, a, string(verb), change.Subject); err != nil {
+					return err
+				}
 			}
 			if dryRun {
 				p, err := a.DryRun(ctx, change)
@@ -90,16 +92,31 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 	return cmd
 }
 
-// meansConsumer returns an error for a pause or resume of a name that no lease has, but a consumer.
-func meansConsumer(ctx context.Context, a *admin.Admin, c admin.Change) error {
-	if c.Verb != admin.Pause && c.Verb != admin.Resume {
-		return nil
-	}
+// meansOther returns an error for a pause, resume or describe of a name that no lease has, but a
+// consumer or a group of schedules.
+func meansOther(ctx context.Context, a *admin.Admin, verb, name string) error {
 	s, err := a.Snapshot(ctx)
-	if err != nil || s.Lease(c.Subject) != nil || s.Lease("consumer/"+c.Subject) == nil || len(s.OverridesOf(c.Subject, "")) > 0 {
-		return nil // the change returns its error
+	if err != nil || s.Lease(name) != nil || len(s.OverridesOf(name, "")) > 0 {
+		return nil // the verb returns its error
 	}
-	return fmt.Errorf("there is no lease %q, but a consumer: pgleases consumers %s %s --reason '...'", c.Subject, c.Verb, shell.Word(c.Subject))
+	reason := map[bool]string{true: " --reason '...'"}[verb != "describe"]
+	consumer, group := "consumer/"+name, "schedule/"+name
+	if one, err := a.Consumer(ctx, name); one != nil || store.Denied(err) && s.Lease(consumer) != nil {
+		is := fmt.Sprintf("consumers %s %s", map[bool]string{true: "show", false: verb}[verb == "describe"], shell.Word(name))
+		if verb == "resume" && s.Pause(&admin.Lease{Name: consumer}) != nil {
+			is = "resume " + shell.Word(consumer)
+		}
+		return fmt.Errorf("there is no lease %q, but a consumer: pgleases %s%s", name, is, reason)
+	}
+	groups, _ := a.ScheduleGroups(ctx) // an error is that there are none, or that the role may not read them
+	if s.Lease(group) != nil || slices.ContainsFunc(groups, func(g admin.ScheduleGroup) bool { return g.Name == name }) {
+		is := verb + " " + shell.Word(group)
+		if verb == "describe" {
+			is = "schedules list " + shell.Word(name)
+		}
+		return fmt.Errorf("there is no lease %q, but a group of schedules: pgleases %s%s", name, is, reason)
+	}
+	return nil
 }
 
 // operate executes a change, and returns what it has done. It warns of an override of an unknown
