@@ -173,7 +173,7 @@ func TestDoctorNamesProcesses(t *testing.T) {
 	execute(t, database, "UPDATE pgleases.members SET weight = 0")
 	says("orphans", `no client works on "l" (of weight 0, for example because the client ends: "a", "b") > start a process; if`)
 	execute(t, database, "DELETE FROM pgleases.overrides", override("pause", "l", "infinity", "0"), override("pause", "it''s", "infinity", "2 hours"), override("pause", "m", "2999-01-02", "0"))
-	says("orphans", `each partition of a lease that is not paused has an owner`)
+	says("orphans", `each partition has an owner, except of leases that are paused`)
 	says("overrides", `"it's" is paused by x since 20`)
 	says("overrides", `> when it may go on: pgleases resume 'it'\''s' --reason '...'`)
 	execute(t, database, "UPDATE pgleases.members SET weight = 1", "DELETE FROM pgleases.overrides", `UPDATE pgleases.clients SET id = E'w\nrm -rf x $(touch y) ''z''' WHERE session = 11`, "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0",
