@@ -76,7 +76,7 @@ func (g *group) note(j *job) bool {
 	p := j.partitions[0]
 	var first, last *int64
 	err := g.guarded([]*partition{p}, func(ctx context.Context, tx *handlers.Transaction, _ string) error {
-		err := tx.QueryRow(ctx, g.sql.Note, g.name, p.Number, p.Epoch, g.options.batch).Scan(&first, &last, &p.watched)
+		err := tx.QueryRow(ctx, g.sql.Note, g.name, p.Number, p.Epoch, g.options.batch, p.rows.leaveOut()).Scan(&first, &last, &p.watched)
 		if errors.Is(err, pgx.ErrNoRows) { // another owner has begun
 			p.lost = true
 			return pgleases.ErrNotOwner
@@ -88,7 +88,7 @@ func (g *group) note(j *job) bool {
 		return false
 	}
 	if first == nil {
-		p.due = false
+		p.due, p.rows.tried = len(p.rows.tried) > 0, nil // all keys again
 		return false
 	}
 	p.noted = *last

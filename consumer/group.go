@@ -64,7 +64,11 @@ type standing struct {
 	outage    time.Duration // the pause, if something that handlers need is away; 0: no pause
 	tried     []string      // keys that failed in that time
 	troubles  int           // errors that no row is charged with, in a row
+	free      bool          // another partition has succeeded, so this one is tried at once
 }
+
+// leaveOut returns the keys to leave out of a read.
+func (s *standing) leaveOut() []string { return append([]string{}, s.tried...) } // not null
 
 // A blockedRow is a row whose key is blocked, and that is to be handled again.
 type blockedRow struct {
@@ -111,6 +115,8 @@ type group struct {
 	retried   bool      // the last that began has a blocked row
 	ended     int       // jobs that have ended
 	outageAt  time.Time // before then no partition is tried whose pause is over
+	retryAt   time.Time // the same, for blocked rows
+	freed     time.Time // when all paused partitions were last tried at once
 	suspects  int       // crash suspects that are being handled
 	alone     bool      // no job begins beside it
 	heldTill  time.Time // until then other work waits for suspects; zero: no suspect is due

@@ -9,6 +9,7 @@ import (
 const (
 	worthSharing = 2 * time.Millisecond  // rows that take the handler less in all are one job: a transaction costs more
 	shortBatch   = 50 * time.Millisecond // rows that take the handler less in all are one batch, even if they are more than usual
+	freeAgain    = 10 * time.Second      // a partition that succeeds now and then does not let all others try each time
 )
 
 // A job is work for one transaction, or for several after a failure.
@@ -41,9 +42,14 @@ func (g *group) begin() time.Duration {
 		for _, p := range j.partitions {
 			p.busy = true
 			s := j.standing(p)
-			if s.notBefore = (time.Time{}); s.outage > 0 {
-				g.outageAt = time.Now().Add(g.times.outage)
+			switch next := time.Now().Add(g.times.outage); {
+			case s.outage == 0 || s.free:
+			case j.retry != nil:
+				g.retryAt = next
+			default:
+				g.outageAt = next
 			}
+			s.notBefore, s.free = time.Time{}, false
 		}
 		g.running++
 		if g.retried = j.retry != nil; g.retried && !j.retry.skip {
@@ -81,11 +87,14 @@ func (g *group) end(j *job, suspect bool) {
 		g.free(p)
 	}
 	if j.recovered {
-		g.outageAt = time.Time{}
+		free := time.Since(g.freed) > freeAgain
+		if free {
+			g.freed = time.Now()
+		}
 		for _, p := range g.partitions {
 			for _, s := range []*standing{&p.rows, &p.blocked} {
 				if !p.busy && s.outage > 0 {
-					*s = standing{}
+					s.notBefore, s.free = time.Time{}, s.free || free
 				}
 			}
 		}
@@ -115,13 +124,10 @@ func (g *group) choose(room int) (*job, time.Duration) {
 		}
 		g.alone = false
 	}
-	due, retry, suspect, wait := g.ready(now)
-	if retry != nil && (retry.retry.skip || g.retrying < max(1, (g.running+room)/2) && (len(due) == 0 || !g.retried)) {
+	due, retry, suspect, wait := g.ready(now, g.retrying < max(1, (g.running+room)/2))
+	if retry != nil && (retry.retry.skip || len(due) == 0 || !g.retried) {
 		g.nextRetry = slices.Index(g.partitions, retry.partitions[0]) + 1
 		return retry, 0
-	}
-	if g.suspects == 0 && !slices.ContainsFunc(g.partitions, (*partition).suspected) {
-		g.heldTill = time.Time{}
 	}
 	if suspect != nil {
 		if g.heldTill.IsZero() {
@@ -140,13 +146,12 @@ func (g *group) choose(room int) (*job, time.Duration) {
 }
 
 // ready returns the partitions with rows that may be handled now, the next job of a blocked row, that
-// of a crash suspect, and how long to wait if there is none.
-func (g *group) ready(now time.Time) (due []*partition, retry, suspect *job, wait time.Duration) {
+// of a crash suspect, and how long to wait if there is none. If room is false, the first is a skip.
+func (g *group) ready(now time.Time, room bool) (due []*partition, retry, suspect *job, wait time.Duration) {
 	wait = g.options.poll
-	mayBegin := func(s *standing) bool {
-		at := s.notBefore
-		if s.outage > 0 && at.Before(g.outageAt) {
-			at = g.outageAt
+	mayBegin := func(s *standing, at time.Time) bool {
+		if s.outage == 0 || s.free || at.Before(s.notBefore) {
+			at = s.notBefore
 		}
 		if left := at.Sub(now); left > 0 {
 			wait = min(wait, left)
@@ -161,11 +166,14 @@ func (g *group) ready(now time.Time) (due []*partition, retry, suspect *job, wai
 		if p.busy || !p.known || p.lost || p.asked.Load() {
 			continue
 		}
-		rows := p.due && mayBegin(&p.rows)
+		rows := p.due && mayBegin(&p.rows, g.outageAt)
 		if rows {
 			due = append(due, p)
 		}
-		if len(p.retries) == 0 || rows && p.retried || !mayBegin(&p.blocked) {
+		if len(p.retries) == 0 || rows && p.retried {
+			continue
+		}
+		if first := p.retries[0]; !(first.skip && first.asked) && !mayBegin(&p.blocked, g.retryAt) {
 			continue
 		}
 		pick := 0
@@ -177,6 +185,9 @@ func (g *group) ready(now time.Time) (due []*partition, retry, suspect *job, wai
 			if g.suspects == 0 || pick < 0 {
 				continue
 			}
+		}
+		if !room && !p.retries[pick].skip {
+			continue
 		}
 		far := (at + len(g.partitions) - g.nextRetry%len(g.partitions)) % len(g.partitions)
 		if p.retries[pick].asked {
@@ -218,11 +229,6 @@ func (g *group) batch() int {
 		fitting = 1 + (g.options.bytes-1)/size
 	}
 	return int(min(rows, fitting))
-}
-
-// suspected reports whether crash suspects of the partition are due.
-func (p *partition) suspected() bool {
-	return slices.ContainsFunc(p.retries, func(b blockedRow) bool { return b.suspect })
 }
 
 // retryOf returns the job of one of a partition's blocked rows that are due.

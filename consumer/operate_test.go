@@ -6,13 +6,16 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/consumer/sql"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
@@ -240,8 +243,12 @@ func TestOperatorsReturnDeadLetters(t *testing.T) {
 	_, err := db.Exec(t.Context(), call)
 	contains(t, err, "has a row with ID 1")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_dead_letters"), 1, "letters that are left")
-	db.exec("DELETE FROM public.outbox")
+	db.block("true")
+	_, err = db.Exec(t.Context(), call)
+	contains(t, err, "has a row with ID 1")
+	db.exec("DELETE FROM public.outbox; DELETE FROM pgleases.consumer_blocked; UPDATE pgleases.consumer_dead_letters SET partition = 40") // when there were more
 	expect(t, one[int](db, call), 1, "rows returned")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "records that no process finds")
 	expect(t, one[string](db, "SELECT concat_ws(' ', q.id, q.customer, q.payload, q.later, q.partition = pgleases.partition_for(q.customer, 8), (SELECT count(*) FROM pgleases.consumer_dead_letters), c.verb) FROM public.outbox AS q, pgleases.consumer_changes AS c"), "1 c1 1 7 t 0 return", "the row")
 	_, err = db.Exec(t.Context(), call)
 	contains(t, err, `row 1 of consumer "orders" is no dead letter`)
@@ -268,6 +275,123 @@ func TestReturnedRowComesFirst(t *testing.T) {
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	db.exact(3)
+}
+
+// A dead letter that comes back is handled before rows of its key that were due already.
+func TestReturnedRowComesBeforeDueRows(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	of := db.alike(2)
+	db.put(of[0], of[1], of[0])
+	w := newWorker(db, failing())
+	db.exec("INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts) SELECT 'orders', id, partition, customer, to_jsonb(q), 1 FROM public.outbox AS q WHERE id = 1; DELETE FROM public.outbox WHERE id = 1")
+	db.block("true")
+	in, out := make(chan struct{}), make(chan struct{})
+	w = newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if row.ID == 2 {
+			close(in)
+			<-out
+		}
+		return effect(ctx, tx, row)
+	})).run()
+	testkit.Receive(t, "the row of the other key is in hand", in)
+	expect(t, one[int](db, "SELECT pgleases.consumer_return('orders'::text, 1::bigint, 'maria'::text, 'why'::text)"), 1, "rows returned")
+	close(out)
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	db.exact(3)
+}
+
+// A row that is skipped while it fails is skipped then.
+func TestSkipDuringAnAttempt(t *testing.T) {
+	t.Parallel()
+	for name, opts := range map[string][]consumer.Option{
+		"last attempt": {consumer.WithAttempts(2)},
+		"long backoff": {consumer.WithBackoff(time.Hour, time.Hour)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.put("a")
+			db.block("true")
+			in, out := make(chan struct{}), make(chan struct{})
+			w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+				close(in)
+				<-out
+				return errors.New("it fails")
+			}), opts...).run()
+			testkit.Receive(t, "the row is in hand", in)
+			db.change("skip", 1)
+			close(out)
+			db.empty("it is skipped")
+			testkit.OK(t, w.end())
+		})
+	}
+}
+
+// A skip waits for no other blocked rows: of its partition that an operator retries while something
+// is away, and of other partitions that hang.
+func TestSkipComesFirst(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.put(db.alike(150)...)
+	for partition := range 3 {
+		db.put(db.customers(partition, 1)...)
+	}
+	db.block("true")
+	db.exec("UPDATE pgleases.consumer_blocked SET next_at = 'infinity' WHERE id > 150")
+	var calls atomic.Int64
+	hangs, hang := make(chan int64, 10), make(chan struct{})
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if calls.Add(1); row.ID <= 150 {
+			return consumer.Unavailable(errors.New("away"))
+		}
+		hangs <- row.ID
+		<-hang
+		return errors.New("it fails")
+	}), consumer.WithWorkers(3))
+	w.PauseAtMost(100 * time.Millisecond)
+	w.TryWhileAway(time.Millisecond)
+	w.run()
+	end := sync.OnceFunc(func() { close(hang) })
+	t.Cleanup(end)
+	testkit.Until(t, "it is at work", func() bool { return calls.Load() > 3 })
+	db.change("retry", 0)
+	before := calls.Load()
+	db.change("skip", 150)
+	testkit.Becomes(t, db.Pool, "a row is skipped", int64(1), "SELECT count(*) FROM pgleases.consumer_dead_letters")
+	if n := calls.Load() - before; n > 20 {
+		t.Errorf("%d calls until then", n)
+	}
+	db.change("skip", (testkit.Receive(t, "a row hangs", hangs)-150)%3+151)
+	testkit.Becomes(t, db.Pool, "another is skipped", int64(2), "SELECT count(*) FROM pgleases.consumer_dead_letters")
+	end()
+	testkit.OK(t, w.end())
+}
+
+// The look for changed rows keeps an attempt that failed beside it, although the row was changed again.
+func TestSweepKeepsALaterAttempt(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.put("a")
+	db.block("true")
+	db.exec("UPDATE public.outbox SET payload = '2'")
+	sweep := strings.NewReplacer("{table}", "public.outbox", "{id}", "id", "{partition}", "partition",
+		"FROM seen AS s", "FROM (SELECT seen.*, pg_advisory_xact_lock(1)::text FROM seen) AS s").Replace(string(testkit.Must(sql.Files.ReadFile("sweep.sql"))(t)))
+	done := make(chan error, 1)
+	testkit.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		testkit.Must(tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(1)"))(t)
+		go func() {
+			_, err := db.Exec(context.Background(), sweep, "orders", []int32{0, 1, 2, 3, 4, 5, 6, 7})
+			done <- err
+		}()
+		testkit.Becomes(t, db.Pool, "it has seen the change", true, "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+		db.exec("UPDATE public.outbox SET payload = '3'")
+		db.exec("UPDATE pgleases.consumer_blocked SET version = (SELECT xmin::text FROM public.outbox), attempts = 5")
+		return nil
+	}))
+	testkit.OK(t, testkit.Receive(t, "it ends", done))
+	expect(t, one[int](db, "SELECT attempts FROM pgleases.consumer_blocked"), 5, "failed attempts")
 }
 
 func TestOperatorsForgetConsumers(t *testing.T) {

@@ -99,6 +99,7 @@ type probe struct {
 	retries  map[int][]blockedRow
 	paused   bool
 	blocked  bool  // a row blocks its key
+	suspects bool  // crash suspects are due
 	oldest   int64 // the oldest open transaction
 	next     int64 // the one after the last that has ended
 	anywhere bool  // of RunUntilEmpty: some partition of the table has something to do
@@ -169,6 +170,7 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 		}
 		q.paused = paused != nil && *paused
 		for i, n := range numbers {
+			q.suspects = q.suspects || suspects[i]
 			q.retries[int(n)], q.anywhere = append(q.retries[int(n)], blockedRow{ids[i], asked[i], suspects[i], skips[i]}), true
 		}
 		return nil
@@ -216,6 +218,9 @@ func (g *group) take(q *probe, err error) {
 			continue
 		}
 		p.retries = q.retries[p.Number]
+	}
+	if g.suspects == 0 && !q.suspects {
+		g.heldTill = time.Time{}
 	}
 	if g.untilEmpty && !q.anywhere && g.running == 0 && q.ended == g.ended {
 		switch reason, err := g.whyBlocked(g.life); {

@@ -307,24 +307,30 @@ func TestBlockedRowThatCannotBeHandledKeepsNoOthers(t *testing.T) {
 	}
 }
 
-// In what looks like an outage, a good row behind many of a key that fails is found.
+// In what looks like an outage, a good row behind many of a key that fails is found, after a crash too.
 func TestGoodRowBehindManyOfAFailingKey(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	of := db.alike(4)
-	db.put(of[0], of[1])
-	db.put(slices.Repeat(of[2:3], 500)...)
-	db.put(of[3])
-	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
-		if row.Key != of[3] {
-			return errors.New("it fails")
-		}
-		return effect(ctx, tx, row)
-	}))
-	w.PauseAtMost(20 * time.Millisecond)
-	w.run()
-	testkit.Becomes(t, db.Pool, "the good row is handled", int64(1), "SELECT count(*) FROM public.effects")
-	testkit.OK(t, w.end())
+	for name, watched := range map[string]string{"": "WHERE false", "watched": ""} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			of := db.alike(4)
+			db.put(of[0], of[1])
+			db.put(slices.Repeat(of[2:3], 500)...)
+			db.put(of[3])
+			db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun, watched_to) SELECT 'orders', 3, 0, 503 " + watched)
+			w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+				if row.Key != of[3] {
+					return errors.New("it fails")
+				}
+				return effect(ctx, tx, row)
+			}))
+			w.PauseAtMost(20 * time.Millisecond)
+			w.run()
+			testkit.Becomes(t, db.Pool, "the good row is handled", int64(1), "SELECT count(*) FROM public.effects")
+			testkit.OK(t, w.end())
+		})
+	}
 }
 
 // Blocked rows that find something away are tried in turn, and first the one that an operator retries.
@@ -436,14 +442,58 @@ func TestAllPartitionsRecoverTogether(t *testing.T) {
 		db.put(db.customers(partition, 1)...)
 	}
 	var tried sync.Map
+	begun, begins := make(chan struct{}), make(chan struct{}, 100)
 	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		begins <- struct{}{}
+		<-begun
 		if _, again := tried.LoadOrStore(row.Partition, true); !again {
 			return consumer.Unavailable(errors.New("away"))
 		}
 		return effect(ctx, tx, row)
 	}))
-	w.TryWhileAway(time.Minute)
+	w.TryWhileAway(20 * time.Second)
 	w.run()
+	testkit.Receive(t, "a row is in hand", begins)
+	testkit.Becomes(t, db.Pool, "all partitions have begun", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended IS DISTINCT FROM begun")
+	probes := w.Stats().Probes
+	testkit.Until(t, "two probes have come back since", func() bool { return w.Stats().Probes >= probes+2 })
+	close(begun)
 	db.empty("all is handled")
+	testkit.OK(t, w.end())
+}
+
+// Rows that found something away are tried beside blocked rows that do, by a single worker.
+func TestRowsTakeTurnsWithBlockedRowsInAnOutage(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	for partition := range 5 {
+		db.put(db.customers(partition, 1)...)
+	}
+	db.block("true")
+	db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '1' FROM generate_series(1, 100000)", db.customers(7, 1)[0])
+	var blocked, calls atomic.Int64
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		switch {
+		case row.Partition < 5:
+			blocked.Add(1)
+			return consumer.Unavailable(errors.New("away"))
+		case row.Partition == 7:
+			time.Sleep(time.Millisecond) // the work
+			return nil
+		case calls.Add(1) == 1:
+			return consumer.Unavailable(errors.New("busy"))
+		}
+		return effect(ctx, tx, row)
+	}), consumer.WithWorkers(1))
+	w.PauseAtMost(40 * time.Millisecond)
+	w.TryWhileAway(20 * time.Millisecond)
+	w.run()
+	testkit.Until(t, "it is at work", func() bool { return blocked.Load() > 20 })
+	db.put(db.customers(6, 1)...)
+	before := blocked.Load()
+	testkit.Becomes(t, db.Pool, "the row is handled", int64(1), "SELECT count(*) FROM public.effects")
+	if n := blocked.Load() - before; n > 100 {
+		t.Errorf("%d calls for blocked rows until then", n)
+	}
 	testkit.OK(t, w.end())
 }

@@ -341,6 +341,7 @@ func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *b
 	}
 	var attempts, crashes int // of a blocked row
 	var same bool             // it is as it was when it failed
+	var behind bool           // another row of its key comes first
 	tx, xact, err := g.beginGuarded(conn, parts, func(batch *pgx.Batch) {
 		rows, blocked := g.sql.Read, g.sql.ReadBlocked
 		if g.handler.calls == atLeastOnce {
@@ -348,15 +349,15 @@ func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *b
 			batch.Queue("SET LOCAL synchronous_commit = on") // what is published must not be lost
 		}
 		if retry != nil {
-			batch.Queue(blocked, parts[0].Number, retry.id, g.name).Query(collect(&attempts, &crashes, &same))
+			batch.Queue(blocked, parts[0].Number, retry.id, g.name).Query(collect(&attempts, &crashes, &same, &behind))
 		} else {
 			numbers, _ := keysOf(parts)
-			batch.Queue(rows, numbers, highs, g.name, limit, append([]string{}, parts[0].rows.tried...)).Query(collect())
+			batch.Queue(rows, numbers, highs, g.name, limit, parts[0].rows.leaveOut()).Query(collect())
 		}
 		batch.Queue(g.sql.Theirs)
 	})
 	switch p := parts[0]; {
-	case errors.Is(err, pgleases.ErrNotOwner):
+	case errors.Is(err, pgleases.ErrNotOwner), behind:
 		return tx, xact, outcome{verdict: refused, at: -1}
 	case err != nil:
 		return tx, xact, outcome{verdict: troubled, at: -1, err: err}

@@ -14,4 +14,5 @@ FROM {table} AS q
 WHERE q.{partition} OPERATOR(pg_catalog.>=) $2::int AND q.{partition} OPERATOR(pg_catalog.<=) $2::int AND q.{id} OPERATOR(pg_catalog.=) $3::bigint
   AND q.xmin::pg_catalog.text OPERATOR(pg_catalog.=) $4::pg_catalog.text
 ON CONFLICT (consumer, partition, id) DO UPDATE
-SET key = EXCLUDED.key, version = EXCLUDED.version, attempts = EXCLUDED.attempts, error = EXCLUDED.error, failed_at = EXCLUDED.failed_at, next_at = EXCLUDED.next_at, asked = false, crashes = 0, crashed = NULL, charged = NULL
+SET key = EXCLUDED.key, version = EXCLUDED.version, attempts = EXCLUDED.attempts, error = EXCLUDED.error, failed_at = EXCLUDED.failed_at, crashes = 0, crashed = NULL, charged = NULL,
+    next_at = CASE WHEN b.skipped_by IS NULL THEN EXCLUDED.next_at ELSE pg_catalog.clock_timestamp() END, asked = b.skipped_by IS NOT NULL -- skipped during the attempt

@@ -5,14 +5,15 @@
 -- $1 text   consumer
 -- $2 int[]  partitions
 SELECT (SELECT c.paused_at IS NOT NULL FROM pgleases.consumers AS c WHERE c.name OPERATOR(pg_catalog.=) $1::pg_catalog.text),
-       coalesce(pg_catalog.array_agg(d.partition ORDER BY d.asked DESC, d.next_at), '{}'), coalesce(pg_catalog.array_agg(d.id ORDER BY d.asked DESC, d.next_at), '{}'),
-       coalesce(pg_catalog.array_agg(d.asked ORDER BY d.asked DESC, d.next_at), '{}'), coalesce(pg_catalog.array_agg(d.suspect ORDER BY d.asked DESC, d.next_at), '{}'),
-       coalesce(pg_catalog.array_agg(d.skip ORDER BY d.asked DESC, d.next_at), '{}'),
+       coalesce(pg_catalog.array_agg(d.partition ORDER BY d.first DESC, d.next_at), '{}'), coalesce(pg_catalog.array_agg(d.id ORDER BY d.first DESC, d.next_at), '{}'),
+       coalesce(pg_catalog.array_agg(d.first OPERATOR(pg_catalog.>) 0 ORDER BY d.first DESC, d.next_at), '{}'), coalesce(pg_catalog.array_agg(d.suspect ORDER BY d.first DESC, d.next_at), '{}'),
+       coalesce(pg_catalog.array_agg(d.skip ORDER BY d.first DESC, d.next_at), '{}'),
        EXISTS (SELECT FROM pgleases.consumer_blocked AS b WHERE b.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) ANY ($2::int[])),
        pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.text::bigint, pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::pg_catalog.text::bigint
 FROM (
-    SELECT b.partition, b.id, b.next_at, b.asked, b.crashed IS NOT NULL AND b.skipped_by IS NULL AS suspect, b.skipped_by IS NOT NULL AS skip
+    SELECT b.partition, b.id, b.next_at, f.first, b.crashed IS NOT NULL AND b.skipped_by IS NULL AS suspect, b.skipped_by IS NOT NULL AS skip
     FROM pgleases.consumer_blocked AS b
+    CROSS JOIN LATERAL (SELECT CASE WHEN NOT b.asked THEN 0 WHEN b.skipped_by IS NULL THEN 1 ELSE 2 END AS first) AS f
     WHERE b.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) ANY ($2::int[])
       AND b.next_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp()
       AND (b.skipped_by IS NOT NULL
@@ -21,6 +22,6 @@ FROM (
                WHERE e.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND e.partition OPERATOR(pg_catalog.=) ANY ($2::int[])
                GROUP BY e.partition, e.key))
     -- Each partition's first, so that none waits for the rows of another, which may be paused.
-    ORDER BY pg_catalog.row_number() OVER (PARTITION BY b.partition ORDER BY b.asked DESC, b.next_at), b.next_at
+    ORDER BY pg_catalog.row_number() OVER (PARTITION BY b.partition ORDER BY f.first DESC, b.next_at), b.next_at
     LIMIT greatest(100, pg_catalog.cardinality($2::int[]))
 ) AS d

@@ -336,9 +336,13 @@ BEGIN
         WITH letter AS (
             DELETE FROM pgleases.consumer_dead_letters AS d WHERE d.consumer = p_consumer AND d.id = p_id
                 AND d.died_at = (SELECT max(o.died_at) FROM pgleases.consumer_dead_letters AS o WHERE o.consumer = p_consumer AND o.id = p_id)
-            RETURNING d.partition, d.key)
-        INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at, asked) -- it comes before a blocked row of its key
-        SELECT p_consumer, l.partition, p_id, l.key, '', 0, clock_timestamp(), true FROM letter AS l;
+            RETURNING d.partition, d.key
+        ), first AS ( -- it comes before a blocked row of its key
+            INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at, asked)
+            SELECT c.name, l.partition, p_id, l.key, '', 0, clock_timestamp(), true
+            FROM letter AS l JOIN pgleases.consumers AS c ON c.name = p_consumer AND c.partitions > l.partition -- the number may have changed
+            ON CONFLICT DO NOTHING)
+        SELECT count(*) INTO n FROM letter;
     ELSIF p_verb = 'forget' THEN
         PERFORM FROM pgleases.consumers AS c WHERE c.name = p_consumer FOR UPDATE; -- no owner begins before this commits
         IF EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.lease = 'consumer/' || p_consumer AND p.owner IS NOT NULL) THEN
@@ -356,7 +360,9 @@ BEGIN
               ORDER BY o.partition, o.id FOR UPDATE) AS o
         WHERE b.consumer = p_consumer AND b.partition = o.partition AND b.id = o.id;
     END IF;
-    GET DIAGNOSTICS n = ROW_COUNT;
+    IF p_verb <> 'return' THEN
+        GET DIAGNOSTICS n = ROW_COUNT;
+    END IF;
     IF n > 0 THEN
         INSERT INTO pgleases.consumer_changes (verb, consumer, row_id, rows, actor, reason) VALUES (p_verb, p_consumer, p_id, n, who, p_reason);
         DELETE FROM pgleases.consumer_changes AS c WHERE c.consumer = p_consumer AND c.at < clock_timestamp() - interval '90 days';

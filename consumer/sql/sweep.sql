@@ -2,8 +2,8 @@
 --
 -- $1 text   consumer
 -- $2 int[]  partitions
-WITH b AS MATERIALIZED (
-    SELECT b.partition, b.id, q.version
+WITH seen AS MATERIALIZED (
+    SELECT b.partition, b.id, b.version AS failed, q.version
     FROM pgleases.consumer_blocked AS b
     LEFT JOIN LATERAL (
         SELECT q.xmin::pg_catalog.text AS version FROM {table} AS q
@@ -11,7 +11,12 @@ WITH b AS MATERIALIZED (
     ) AS q ON true
     WHERE b.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) ANY ($2::int[])
       AND (q.version OPERATOR(pg_catalog.=) b.version) IS NOT TRUE
-    FOR UPDATE OF b SKIP LOCKED -- what an operator or a job changes is looked at the next time
+), b AS MATERIALIZED (
+    SELECT s.partition, s.id, s.version
+    FROM seen AS s
+    JOIN pgleases.consumer_blocked AS o ON o.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND o.partition OPERATOR(pg_catalog.=) s.partition AND o.id OPERATOR(pg_catalog.=) s.id
+    WHERE o.version OPERATOR(pg_catalog.=) s.failed -- it has not failed again meanwhile
+    FOR UPDATE OF o SKIP LOCKED -- what an operator or a job changes is looked at the next time
 ), gone AS (
     DELETE FROM pgleases.consumer_blocked AS o USING b
     WHERE o.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND o.partition OPERATOR(pg_catalog.=) b.partition AND o.id OPERATOR(pg_catalog.=) b.id AND b.version IS NULL
