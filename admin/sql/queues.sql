@@ -5,8 +5,8 @@
 -- $2 text              role whose rights on queue tables are checked, if it may run consumers
 --
 -- One row for each fault of a consumer: the check; the fault; the consumer; a count; the name of the worst, or empty; its
--- seconds or rows; and a reason, the statement that mends it, or the rights that are missing. The row with the fault column has no fault: its name is
--- the generated column of a consumer's partition. One row with the fault none.
+-- seconds or rows; and a reason, the statement that mends it, or the rights that are missing. The row with the fault
+-- column has no fault: its name is the generated column of a consumer's partition. One row with the fault none.
 WITH s AS MATERIALIZED (
     SELECT s.*, c.id_column, c.key_column, c.partition_column, c.time_column, make_interval(secs => $1) AS long,
            EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = 'consumer/' || s.consumer AND w.until > clock_timestamp()) AS lease_paused,

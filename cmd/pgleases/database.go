@@ -24,8 +24,8 @@ import (
 // "", pgx uses the PG* variables.
 func databaseURL(flag string) string { return cmp.Or(flag, os.Getenv("DATABASE_URL")) }
 
-// unreachable adds a remedy to an error if no database answers, or the server refuses the login. A server without a free connection
-// does answer.
+// unreachable adds a remedy to an error if no database answers, or the server refuses the login. A
+// server without a free connection does answer.
 func unreachable(err error, url string) error {
 	var refused *pgconn.ConnectError
 	if remedy := store.LoginRemedy(err); remedy != "" {

@@ -99,22 +99,20 @@ func meansOther(ctx context.Context, a *admin.Admin, verb, name string) error {
 	if err != nil || s.Lease(name) != nil || len(s.OverridesOf(name, "")) > 0 {
 		return nil // the verb returns its error
 	}
-	reason := map[bool]string{true: " --reason '...'"}[verb != "describe"]
 	consumer, group := "consumer/"+name, "schedule/"+name
+	ofConsumer, ofGroup := fmt.Sprintf("consumers %s %s --reason '...'", verb, shell.Word(name)), fmt.Sprintf("%s %s --reason '...'", verb, shell.Word(group))
+	switch {
+	case verb == "describe":
+		ofConsumer, ofGroup = "consumers show "+shell.Word(name), "schedules list "+shell.Word(name)
+	case verb == "resume" && s.Pause(&admin.Lease{Name: consumer}) != nil:
+		ofConsumer = fmt.Sprintf("resume %s --reason '...'", shell.Word(consumer))
+	}
 	if one, err := a.Consumer(ctx, name); one != nil || store.Denied(err) && s.Lease(consumer) != nil {
-		is := fmt.Sprintf("consumers %s %s", map[bool]string{true: "show", false: verb}[verb == "describe"], shell.Word(name))
-		if verb == "resume" && s.Pause(&admin.Lease{Name: consumer}) != nil {
-			is = "resume " + shell.Word(consumer)
-		}
-		return fmt.Errorf("there is no lease %q, but a consumer: pgleases %s%s", name, is, reason)
+		return fmt.Errorf("there is no lease %q, but a consumer: pgleases %s", name, ofConsumer)
 	}
 	groups, _ := a.ScheduleGroups(ctx) // an error is that there are none, or that the role may not read them
 	if s.Lease(group) != nil || slices.ContainsFunc(groups, func(g admin.ScheduleGroup) bool { return g.Name == name }) {
-		is := verb + " " + shell.Word(group)
-		if verb == "describe" {
-			is = "schedules list " + shell.Word(name)
-		}
-		return fmt.Errorf("there is no lease %q, but a group of schedules: pgleases %s%s", name, is, reason)
+		return fmt.Errorf("there is no lease %q, but a group of schedules: pgleases %s", name, ofGroup)
 	}
 	return nil
 }
