@@ -279,11 +279,11 @@ func TestReturnedRowComesBeforeDueRows(t *testing.T) {
 	db := newDatabase(t)
 	of := db.alike(2)
 	db.put(of[0], of[1], of[0])
-	w := newWorker(db, failing())
+	newWorker(db, failing()) // so that the consumer exists
 	db.exec("INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts) SELECT 'orders', id, partition, customer, to_jsonb(q), 1 FROM public.outbox AS q WHERE id = 1; DELETE FROM public.outbox WHERE id = 1")
 	db.block("true")
 	in, out := make(chan struct{}), make(chan struct{})
-	w = newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 		if row.ID == 2 {
 			close(in)
 			<-out
