@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -125,8 +124,7 @@ func TestLostOwnershipIsNoCrash(t *testing.T) {
 		}
 		return db.published(ctx, rows)
 	}))
-	let := sync.OnceFunc(func() { close(out) })
-	t.Cleanup(let)
+	let := closer(t, out)
 	// as if the owner before had crashed
 	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun) SELECT 'orders', p, 0 FROM generate_series(0, 7) AS p")
 	w.run()
@@ -219,8 +217,7 @@ func TestLostOwnershipTakesItsCrashBack(t *testing.T) {
 		<-out
 		return nil
 	}), consumer.WithBackoff(15*time.Second, 15*time.Second))
-	let := sync.OnceFunc(func() { close(out) })
-	t.Cleanup(let)
+	let := closer(t, out)
 	db.suspect()
 	w.run()
 	testkit.Receive(t, "the suspect is in hand", in)

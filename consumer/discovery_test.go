@@ -63,13 +63,9 @@ func TestIdleProcessPollsOnly(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db, consumer.Each(effect), consumer.WithPoll(20*time.Millisecond)).run()
 	testkit.Becomes(t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions")
-	polls := func(n int64) {
-		before := w.Stats().Probes
-		testkit.Until(t, "it has polled", func() bool { return w.Stats().Probes >= before+n })
-	}
-	polls(30) // at first it polls more often: it has begun, and a notification may have been missed
+	w.probed(30) // at first it polls more often: it has begun, and a notification may have been missed
 	began := time.Now()
-	polls(20)
+	w.probed(20)
 	if took := time.Since(began); took < 19*20*time.Millisecond { // between 20 answers are 19 pauses
 		t.Errorf("20 polls within %v", took)
 	}

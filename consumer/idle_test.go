@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -156,8 +155,7 @@ func TestBusyProcessPollsOften(t *testing.T) {
 		<-out
 		return nil
 	}))
-	release := sync.OnceFunc(func() { close(out) })
-	t.Cleanup(release)
+	release := closer(t, out)
 	w.pollsRarely()
 	db.insert(1, 1)
 	testkit.Receive(t, "a row is in hand", in)
@@ -181,8 +179,7 @@ func TestPollBesideAJobIsNoReasonToPollRarely(t *testing.T) {
 			return nil
 		}
 		quieten(t)
-		probes := w.Stats().Probes
-		testkit.Until(t, "two polls have come back since", func() bool { return w.Stats().Probes >= probes+2 })
+		w.probed(2)
 		deliver := w.wire.Delay("pg_snapshot_xmin")
 		testkit.Until(t, "a poll is under way", func() bool { return w.wire.Left() == 0 })
 		go func() {
@@ -222,8 +219,7 @@ func TestOpenTransactionOfABusyTimeKeepsProcessPolling(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	in, out := make(chan struct{}, 100), make(chan struct{})
-	release := sync.OnceFunc(func() { close(out) })
-	t.Cleanup(release)
+	release := closer(t, out)
 	w := idler(db, consumer.AtLeastOnce(func(context.Context, []consumer.Row[Order]) error {
 		in <- struct{}{}
 		<-out

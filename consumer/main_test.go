@@ -226,11 +226,30 @@ func (db *database) held(h consumer.Handler[Order], opts ...consumer.Option) *wo
 		return next(ctx)
 	}))...).run()
 	testkit.Receive(db.t, "a row is in hand", in)
-	testkit.Becomes(db.t, db.Pool, "all partitions have begun", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended IS DISTINCT FROM begun")
-	probes := w.Stats().Probes
-	testkit.Until(db.t, "two probes have come back since", func() bool { return w.Stats().Probes >= probes+2 })
+	db.allBegun()
+	w.probed(2)
 	close(out)
 	return w
+}
+
+// allBegun waits until the owners of all partitions have begun.
+func (db *database) allBegun() {
+	db.t.Helper()
+	testkit.Becomes(db.t, db.Pool, "all partitions have begun", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended IS DISTINCT FROM begun")
+}
+
+// probed waits until so many further probes have come back.
+func (w *worker) probed(n int64) {
+	w.t.Helper()
+	before := w.Stats().Probes
+	testkit.Until(w.t, "probes have come back", func() bool { return w.Stats().Probes >= before+n })
+}
+
+// closer returns a function that closes a channel, once, and at the end of the test at the latest.
+func closer(t testing.TB, c chan struct{}) func() {
+	end := sync.OnceFunc(func() { close(c) })
+	t.Cleanup(end)
+	return end
 }
 
 // crashed makes it seem that the owners of all partitions before crashed with these rows in hand, and

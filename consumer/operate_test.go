@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -89,11 +88,9 @@ func TestOperatorsPauseAndResume(t *testing.T) {
 	w := newWorker(db, consumer.Each(effect)).run()
 	expect(t, db.change("pause", 0), 1, "paused")
 	expect(t, db.change("pause", 0), 0, "paused twice")
-	probed := w.Stats().Probes
-	testkit.Until(t, "it has read that", func() bool { return w.Stats().Probes > probed+1 })
+	w.probed(2)
 	db.insert(8, 8)
-	probed = w.Stats().Probes
-	testkit.Until(t, "it has seen the rows", func() bool { return w.Stats().Probes > probed+2 })
+	w.probed(3)
 	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 0, "rows that were handled in the pause")
 	expect(t, one[string](db, "SELECT concat_ws(' ', waiting, paused_by = 'maria (' || session_user || ')', paused_reason) FROM pgleases.consumers_status"), "8 t why", "status")
 	expect(t, db.change("resume", 0), 1, "resumed")
@@ -349,8 +346,7 @@ func TestSkipComesFirst(t *testing.T) {
 	w.PauseAtMost(100 * time.Millisecond)
 	w.TryWhileAway(time.Millisecond)
 	w.run()
-	end := sync.OnceFunc(func() { close(hang) })
-	t.Cleanup(end)
+	end := closer(t, hang)
 	testkit.Until(t, "it is at work", func() bool { return calls.Load() > 3 })
 	db.change("retry", 0)
 	before := calls.Load()

@@ -175,8 +175,7 @@ func TestLockedRecordDelaysNoRows(t *testing.T) {
 	testkit.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		testkit.Must(tx.Exec(t.Context(), "SELECT FROM pgleases.consumer_blocked FOR UPDATE"))(t)
 		db.exec("UPDATE public.outbox SET payload = '2'")
-		probes := w.Stats().Probes
-		testkit.Until(t, "it has looked for changes", func() bool { return w.Stats().Probes > probes+2 })
+		w.probed(3)
 		for partition := range partitions {
 			db.put(db.customers(partition, 1)...)
 		}
@@ -184,8 +183,7 @@ func TestLockedRecordDelaysNoRows(t *testing.T) {
 		_, err := tx.Exec(t.Context(), "UPDATE pgleases.consumer_blocked SET attempts = 5, version = (SELECT xmin::text FROM public.outbox)")
 		return err
 	}))
-	probes := w.Stats().Probes
-	testkit.Until(t, "probes have come back", func() bool { return w.Stats().Probes > probes+2 })
+	w.probed(3)
 	testkit.OK(t, w.end())
 	expect(t, w.Stats().ProbeErrors, 0, "probes that failed")
 	expect(t, one[int](db, "SELECT attempts FROM pgleases.consumer_blocked"), 5, "failed attempts")
@@ -207,8 +205,7 @@ func TestHungBlockedRowsLeaveWorkers(t *testing.T) {
 		}
 		return effect(ctx, tx, row)
 	}), consumer.WithWorkers(4)).run()
-	end := sync.OnceFunc(func() { close(hang) })
-	t.Cleanup(end)
+	end := closer(t, hang)
 	testkit.Receive(t, "a blocked row is in hand", calls)
 	testkit.Receive(t, "another is", calls)
 	db.put(db.customers(5, 1)...)
@@ -235,9 +232,8 @@ func TestBlockedRowsTakeTurnsWithOthers(t *testing.T) {
 	}), consumer.WithWorkers(1)).run()
 	testkit.Receive(t, "a blocked row is in hand", first)
 	db.put(db.customers(7, 1)...)
-	testkit.Becomes(t, db.Pool, "all partitions have begun", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended IS DISTINCT FROM begun")
-	probes := w.Stats().Probes
-	testkit.Until(t, "two probes have come back since", func() bool { return w.Stats().Probes >= probes+2 })
+	db.allBegun()
+	w.probed(2)
 	close(let)
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
@@ -373,14 +369,12 @@ func TestOperatorsRetryComesFirst(t *testing.T) {
 		<-next
 		return effect(ctx, tx, row)
 	}), consumer.WithWorkers(1)).run()
-	end := sync.OnceFunc(func() { close(next) })
-	t.Cleanup(end)
+	end := closer(t, next)
 	first := testkit.Receive(t, "a row is in hand", calls)
-	testkit.Becomes(t, db.Pool, "all partitions have begun", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended IS DISTINCT FROM begun")
+	db.allBegun()
 	retried := (first+2)%6 + 1 // behind others
 	db.change("retry", retried)
-	probes := w.Stats().Probes
-	testkit.Until(t, "two probes have come back since", func() bool { return w.Stats().Probes >= probes+2 })
+	w.probed(2)
 	next <- struct{}{}
 	expect(t, testkit.Receive(t, "a call", calls), retried, "the next row")
 	end()
@@ -403,8 +397,7 @@ func TestSuspectsHoldOtherWorkOnce(t *testing.T) {
 		}
 		return effect(ctx, tx, row)
 	}), consumer.WithWorkers(3)).run()
-	end := sync.OnceFunc(func() { close(hang) })
-	t.Cleanup(end)
+	end := closer(t, hang)
 	testkit.Becomes(t, db.Pool, "the suspects are handled beside a call that hangs", int64(30), "SELECT count(*) FROM public.effects")
 	end()
 	db.empty("all is handled")
@@ -454,9 +447,8 @@ func TestAllPartitionsRecoverTogether(t *testing.T) {
 	w.TryWhileAway(20 * time.Second)
 	w.run()
 	testkit.Receive(t, "a row is in hand", begins)
-	testkit.Becomes(t, db.Pool, "all partitions have begun", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended IS DISTINCT FROM begun")
-	probes := w.Stats().Probes
-	testkit.Until(t, "two probes have come back since", func() bool { return w.Stats().Probes >= probes+2 })
+	db.allBegun()
+	w.probed(2)
 	close(begun)
 	db.empty("all is handled")
 	testkit.OK(t, w.end())

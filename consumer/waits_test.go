@@ -127,8 +127,7 @@ func TestHandlerThatIgnoresItsContextLosesItsPartition(t *testing.T) {
 		<-out
 		return nil
 	}), consumer.WithTimeout(100*time.Millisecond))
-	let := sync.OnceFunc(func() { close(out) })
-	t.Cleanup(let)
+	let := closer(t, out)
 	w.run()
 	db.insert(1, 1)
 	testkit.Receive(t, "the row is in hand", in)
