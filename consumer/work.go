@@ -45,14 +45,10 @@ type outcome struct {
 
 // work does a job, on its partitions.
 func (g *group) work(j *job) {
-	switch {
-	case j.retry != nil && j.retry.skip:
-		if j.handled = g.skip(j); !j.handled {
+	if j.retry != nil {
+		if !g.workOn(j) {
 			g.putOff(j)
 		}
-		return
-	case j.retry != nil:
-		g.workOn(j)
 		return
 	}
 	if p := j.partitions[0]; p.watched && !g.note(j) {
@@ -153,8 +149,12 @@ func (g *group) took(j *job, parts []*partition, o outcome) {
 	}
 }
 
-// workOn handles a blocked row.
-func (g *group) workOn(j *job) {
+// workOn handles or skips a blocked row, and reports whether it was handled, skipped or charged.
+func (g *group) workOn(j *job) (settled bool) {
+	if j.retry.skip {
+		j.handled = g.skip(j)
+		return j.handled
+	}
 	p, suspect := j.partitions[0], j.retry.suspect
 	record := func(statement string, further ...any) error {
 		return g.guarded(j.partitions, func(ctx context.Context, tx *handlers.Transaction, _ string) error {
@@ -171,14 +171,12 @@ func (g *group) workOn(j *job) {
 	}
 	if err != nil {
 		g.trouble(j, j.partitions, outcome{verdict: troubled, err: err})
-		g.putOff(j)
-		return
+		return false
 	}
 	o := g.attempt(j.partitions, 1, j.retry)
-	settled := o.verdict == handled
 	switch o.verdict {
 	case handled:
-		j.handled = true
+		settled, j.handled = true, true
 		g.succeeded(j, p)
 		p.due = true // rows of the key wait
 	case unavailable:
@@ -193,9 +191,7 @@ func (g *group) workOn(j *job) {
 			return g.write(ctx, g.sql.TakeBack, g.name, p.Number, j.retry.id, p.Epoch)
 		})
 	}
-	if !settled {
-		g.putOff(j)
-	}
+	return settled
 }
 
 // putOff lets other blocked rows of the partition come before the job's.
