@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -27,11 +26,10 @@ func databaseURL(flag string) string { return cmp.Or(flag, os.Getenv("DATABASE_U
 // unreachable adds a remedy to an error if no database answers, or the server refuses the login. A
 // server without a free connection does answer.
 func unreachable(err error, url string) error {
-	var refused *pgconn.ConnectError
 	if remedy := store.LoginRemedy(err); remedy != "" {
 		return fmt.Errorf("%w\n%s", err, remedy)
 	}
-	if !store.Full(err) && (errors.As(err, &refused) || err != nil && url == "") {
+	if !store.Full(err) && (store.Unconnected(err) || err != nil && url == "") {
 		return fmt.Errorf("%w\nSet --database, DATABASE_URL or the PG* variables to a database that answers", err)
 	}
 	return err

@@ -56,7 +56,7 @@ func newDescribe() *cobra.Command {
 		}
 		l, text, err := described(s, args[0])
 		if err != nil && s.Lease("consumer/"+args[0]) == nil && s.Lease("schedule/"+args[0]) == nil {
-			err = cmp.Or(meansOther(ctx, a, "describe", args[0]), err)
+			err = cmp.Or(meansOther(ctx, a, s, "describe", args[0]), err)
 		}
 		return l, text, err
 	})

@@ -71,8 +71,10 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 			if verb == admin.Pause || verb == admin.Resume {
-				if err := meansOther(ctx, a, string(verb), change.Subject); err != nil {
-					return err
+				if s, err := a.Snapshot(ctx); err == nil { // otherwise the verb returns its error
+					if err := meansOther(ctx, a, s, string(verb), change.Subject); err != nil {
+						return err
+					}
 				}
 			}
 			if dryRun {
@@ -94,10 +96,9 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 
 // meansOther returns an error for a pause, resume or describe of a name that no lease has, but a
 // consumer or a group of schedules.
-func meansOther(ctx context.Context, a *admin.Admin, verb, name string) error {
-	s, err := a.Snapshot(ctx)
-	if err != nil || s.Lease(name) != nil || len(s.OverridesOf(name, "")) > 0 {
-		return nil // the verb returns its error
+func meansOther(ctx context.Context, a *admin.Admin, s *admin.Snapshot, verb, name string) error {
+	if s.Lease(name) != nil || len(s.OverridesOf(name, "")) > 0 {
+		return nil
 	}
 	consumer, group := "consumer/"+name, "schedule/"+name
 	ofConsumer, ofGroup := fmt.Sprintf("consumers %s %s --reason '...'", verb, shell.Word(name)), fmt.Sprintf("%s %s --reason '...'", verb, shell.Word(group))

@@ -60,7 +60,7 @@ func LoginRemedy(err error) string {
 	case "3D000":
 		return "the server answers, but has no such database: correct its name" + in + ", or create it"
 	}
-	if !refused(err) { // a statement may fail with these too
+	if !Unconnected(err) { // a statement may fail with these too
 		return ""
 	}
 	switch Code(err) {
@@ -74,14 +74,11 @@ func LoginRemedy(err error) string {
 	return ""
 }
 
-// refused reports whether the server refused to open a connection.
-func refused(err error) bool {
-	var refused *pgconn.ConnectError
-	return errors.As(err, &refused)
-}
+// Unconnected reports whether no connection could be opened.
+func Unconnected(err error) bool { return errors.As(err, new(*pgconn.ConnectError)) }
 
 // Denied reports whether the role lacks a right in a database to which it may connect.
-func Denied(err error) bool { return Code(err) == "42501" && !refused(err) }
+func Denied(err error) bool { return Code(err) == "42501" && !Unconnected(err) }
 
 // Undefined reports whether a schema, table, function or column does not exist.
 func Undefined(err error) bool {
