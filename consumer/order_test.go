@@ -184,8 +184,9 @@ func TestRowsBehindAFailedOneComeNext(t *testing.T) {
 	}), consumer.WithWorkers(1), consumer.WithBatch(10, 1<<20), consumer.WithAttempts(1))
 	testkit.Becomes(t, db.Pool, "one row is left", int64(1), "SELECT count(*) FROM public.outbox")
 	testkit.OK(t, w.end())
-	if n := one[int64](db, "SELECT count(*) FROM public.effects WHERE n < (SELECT n FROM public.effects WHERE id = 3)"); n > 20 {
-		t.Errorf("%d rows were handled before it", n)
+	// the batch that waited for all partitions may be of the last, and its turn may come before theirs
+	if n := one[int64](db, "SELECT count(*) FROM public.effects WHERE id > 3 AND n < (SELECT n FROM public.effects WHERE id = 3)"); n > 20 {
+		t.Errorf("%d rows of the last partition were handled before it", n)
 	}
 }
 
