@@ -277,7 +277,7 @@ func beginPlan(e *engine, now time.Time) *operation {
 	p, limit := e.plans.begin(longest, now), e.config.limit()
 	n := portion{e.plans.batch, e.plans.alone}
 	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
-		applied, took, err := p.proceed(ctx, c, n)
+		applied, took, err := p.proceed(ctx, c, e.config.Plan, n)
 		return func(ended error) error {
 			if took > 0 {
 				e.plans.batch = fitting(e.plans.batch, MaxPartitions, took, limit, ended)

@@ -56,7 +56,7 @@ func newEngine(c *Client, first Conn) *engine {
 		client: c, config: c.config, log: c.config.Log, wakeAt: now,
 		progress: newProgress(), connection: connection{prepareAt: never}, session: newSession(now), watch: newWatch(now, c.config.TTL),
 		expiry: expiry{lookAt: never, evictAt: never}, liveness: liveness.New(c.config.FastFailover, now), members: newMembers(c, now),
-		releases: newReleases(), plans: newPlans(c.config.Plan), lookups: make(lookups), closing: closing{giveUpAt: never},
+		releases: newReleases(), plans: newPlans(), lookups: make(lookups), closing: closing{giveUpAt: never},
 		locks: locks.New(locks.Config{Heartbeat: c.config.Heartbeat, Log: c.config.Log, Wake: c.wakeUp, Done: c.done, Err: c.Err, TrustLost: c.config.Errors.TrustLost}, now),
 	}
 	c.Locks = e.locks

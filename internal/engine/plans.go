@@ -14,7 +14,6 @@ import (
 
 // plans are the leases that need a plan, joined or not, and what is known about their last plan.
 type plans struct {
-	plan     func([]store.LeaseSnapshot) []store.Move
 	at       map[string]time.Time // when to plan a lease
 	claimed  map[string]bool      // this client has claimed the plan
 	alone    bool                 // a plan met a lock: the next one is only of the leases that need it
@@ -23,8 +22,8 @@ type plans struct {
 	retryIn  time.Duration        // the pause before another plan if moves are left over; doubled if the last plan changed no partition
 }
 
-func newPlans(plan func([]store.LeaseSnapshot) []store.Move) plans {
-	return plans{plan: plan, at: make(map[string]time.Time), claimed: make(map[string]bool), batch: maxBatch, retryIn: busyRetry}
+func newPlans() plans {
+	return plans{at: make(map[string]time.Time), claimed: make(map[string]bool), batch: maxBatch, retryIn: busyRetry}
 }
 
 // request notes leases that need a plan, to be made at that time.
@@ -65,7 +64,6 @@ func (ps *plans) due() time.Time {
 // all moves, more statements follow, without another read. If another client has changed a lease
 // since, a statement writes no move.
 type planning struct {
-	plan      func([]store.LeaseSnapshot) []store.Move
 	names     []string // that need it
 	unclaimed []string // to be claimed first
 	claimed   []string // by this client
@@ -94,7 +92,7 @@ func (ps *plans) begin(longest time.Duration, now time.Time) *planning {
 	if p := ps.underWay; p != nil && slices.Contains(names, p.names[0]) {
 		return p
 	}
-	p := &planning{plan: ps.plan, names: names, claimedAt: now, longest: longest, retryIn: min(ps.retryIn, longest)}
+	p := &planning{names: names, claimedAt: now, longest: longest, retryIn: min(ps.retryIn, longest)}
 	for _, name := range names {
 		if ps.claimed[name] {
 			p.claimed = append(p.claimed, name)
@@ -126,7 +124,9 @@ type portion struct {
 // proceed claims, reads and plans leases, if that is not done yet, and applies the next batch of
 // moves. It also returns how long that statement took; 0: it was not sent. A plan that a change
 // overtook is made again.
-func (p *planning) proceed(ctx context.Context, c Conn, n portion) (applied store.Applied, took time.Duration, err error) {
+func (p *planning) proceed(
+	ctx context.Context, c Conn, plan func([]store.LeaseSnapshot) []store.Move, n portion,
+) (applied store.Applied, took time.Duration, err error) {
 	if err := p.claim(ctx, c); err != nil || len(p.claimed) == 0 {
 		return applied, 0, err
 	}
@@ -137,7 +137,7 @@ func (p *planning) proceed(ctx context.Context, c Conn, n portion) (applied stor
 				p.read = nil
 				return applied, 0, err
 			}
-			p.moves = p.plan(p.read)
+			p.moves = plan(p.read)
 		}
 		moves := p.moves[:min(n.batch, len(p.moves))]
 		applying := time.Now()

@@ -17,38 +17,38 @@ import (
 
 // releases has the partitions that the next statements release and announce.
 type releases struct {
-	batch int           // the most partitions that one statement releases or fences; see fitting
-	apart apart[string] // leases whose release met a lock
+	batch int   // the most partitions that one statement releases or fences; see fitting
+	apart apart // leases whose release met a lock
 
 	unannounced    map[string]map[int64]struct{} // by lease: the new owners' sessions that are not notified yet
-	announcedApart apart[string]                 // leases whose announcement met a lock
+	announcedApart apart                         // leases whose announcement met a lock
 }
 
 func newReleases() releases {
-	return releases{batch: maxBatch, apart: make(apart[string]), unannounced: make(map[string]map[int64]struct{}), announcedApart: make(apart[string])}
+	return releases{batch: maxBatch, apart: make(apart), unannounced: make(map[string]map[int64]struct{}), announcedApart: make(apart)}
 }
 
-// apart has keys whose last statement met a lock, with the time of that. A statement waits for the
-// locks of all its keys. So these keys follow after all others, one by one.
-type apart[K comparable] map[K]time.Time
+// apart has leases whose last statement met a lock, with the time of that. A statement waits for
+// the locks of all its leases. So these leases follow after all others, one by one.
+type apart map[string]time.Time
 
-// keepNext removes from due the keys that are not part of the next statement.
-func (a apart[K]) keepNext(due map[K]bool) {
-	first, _ := soonest(maps.Keys(due), func(k K) time.Time { return a[k] })
-	maps.DeleteFunc(due, func(k K, _ bool) bool {
-		_, isApart := a[k]
-		return isApart && k != first
+// keepNext removes from due the leases that are not part of the next statement.
+func (a apart) keepNext(due map[string]bool) {
+	first, _ := soonest(maps.Keys(due), func(lease string) time.Time { return a[lease] })
+	maps.DeleteFunc(due, func(lease string, _ bool) bool {
+		_, isApart := a[lease]
+		return isApart && lease != first
 	})
 }
 
 // tried notes the result of a statement.
-func (a apart[K]) tried(about iter.Seq[K], err error, now time.Time) {
-	for k := range about {
+func (a apart) tried(about iter.Seq[string], err error, now time.Time) {
+	for lease := range about {
 		switch {
 		case err == nil:
-			delete(a, k)
+			delete(a, lease)
 		case store.LockTimeout(err):
-			a[k] = now
+			a[lease] = now
 		}
 	}
 }
