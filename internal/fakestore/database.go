@@ -29,12 +29,12 @@ type Database struct {
 	// Keep is how many states of the tables are kept, for crashes and promotions to return to. New
 	// sets it to 0.
 	Keep int
-	// Moved is called for every change of an owner or epoch, with the statement that made it. It must
-	// not use the database.
+	// Moved is called for every change of an owner or epoch, with the statement that made it. New sets
+	// it, Evicted and Renewed to functions without an effect. None of them may use the database.
 	Moved func(statement, lease string, partition int, from, to Partition)
-	// Evicted is called for every session that is evicted. It must not use the database.
+	// Evicted is called for every session that is evicted.
 	Evicted func(Client)
-	// Renewed is called for every session that is registered or renewed. It must not use the database.
+	// Renewed is called for every session that is registered or renewed.
 	Renewed func(session int64)
 
 	mu      sync.Mutex // guards the rest
@@ -121,7 +121,10 @@ type guard struct{ _ byte }
 // New returns a database with the schema in it, on a server that has just started.
 func New() *Database {
 	return &Database{
-		Clock: time.Now,
+		Clock:   time.Now,
+		Moved:   func(string, string, int, Partition, Partition) {},
+		Evicted: func(Client) {},
+		Renewed: func(int64) {},
 		tables: Tables{
 			Clients: make(map[int64]Client), Identities: make(map[string]Identity), Leases: make(map[string]Lease),
 			Members: make(map[Member]Membership), Partitions: make(map[string][]Partition), Overrides: make(map[Override]OverrideValue),

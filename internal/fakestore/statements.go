@@ -63,7 +63,7 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 		}
 		row.ExpiresAt, row.Incarnation = expires, max(row.Incarnation, i.Incarnation)
 		t.Clients[r.Session] = row
-		db.tellRenewed(r.Session)
+		db.Renewed(r.Session)
 		return answer{row.Incarnation, nil}, true
 	})
 	return a.incarnation, a.newer, err
@@ -103,7 +103,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 		ttl := row.TTL.Microseconds()
 		row.ExpiresAt = clock + ttl
 		t.Clients[session] = row
-		db.tellRenewed(session)
+		db.Renewed(session)
 		beat := store.Beat{Alive: true, Clock: clock, Server: db.run, AcceptedTimeline: t.Server.AcceptedTimeline, ServerGeneration: t.Server.Generation,
 			Incarnation: t.Identities[row.ID].Incarnation, Sessions: t.Server.Sessions}
 		if due := t.Server.NextCheckAt; due <= clock+ttl+second {
@@ -181,18 +181,6 @@ func (db *Database) nextEpoch(row Partition) int64 {
 		first += db.run.Started & (1<<31 - 1)
 	}
 	return max(row.Epoch+1, first)
-}
-
-func (db *Database) tellRenewed(session int64) {
-	if db.Renewed != nil {
-		db.Renewed(session)
-	}
-}
-
-func (db *Database) tellMoved(statement, lease string, partition int, from Partition) {
-	if db.Moved != nil {
-		db.Moved(statement, lease, partition, from, db.tables.Partitions[lease][partition])
-	}
 }
 
 // guarded reports whether an open transaction guards the partition.
@@ -386,7 +374,7 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 			if !renewed {
 				row.Target = successor.Session
 			}
-			db.tellMoved("release", r.Lease, r.Partition, from)
+			db.Moved("release", r.Lease, r.Partition, from, *row)
 			answer.Released = append(answer.Released, store.Handed{Lease: r.Lease, Partition: r.Partition, Owner: row.Owner, Epoch: row.Epoch})
 			if row.Owner == 0 {
 				due[r.Lease] = true
@@ -523,9 +511,7 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 			delete(t.Clients, session)
 			t.used(row.ID, clock)
 			answer.IDs = append(answer.IDs, row.ID)
-			if db.Evicted != nil {
-				db.Evicted(row)
-			}
+			db.Evicted(row)
 		}
 		slices.Sort(answer.IDs)
 		for _, name := range slices.Sorted(maps.Keys(affected)) {
@@ -719,7 +705,7 @@ func (c *Conn) Apply(ctx context.Context, read []store.LeaseSnapshot, moves []st
 				row.Owner, row.Target, row.Epoch = target.Session, target.Session, db.nextEpoch(from)
 				answer.Given++
 				changed[m.Lease] = true
-				db.tellMoved("apply", m.Lease, m.Partition, from)
+				db.Moved("apply", m.Lease, m.Partition, from, *row)
 			}
 		}
 		for i := range read {
