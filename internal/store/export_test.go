@@ -35,7 +35,7 @@ func (cr *Connector) Rewrite(change func(string) string) {
 func (c *Conn) ToldBefore(d time.Duration) { c.lastLeases.at = c.lastLeases.at.Add(-d) }
 
 // SetChannel changes the channel to notify.
-func (c *Conn) SetChannel(name string) { c.channel = name }
+func (c *Conn) SetChannel(name string) { c.notices.channel = name }
 
 // Fits checks whether this code can run on the schema.
 func Fits(ctx context.Context, conn *pgx.Conn, schema string) error {

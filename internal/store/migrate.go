@@ -53,10 +53,10 @@ func (e *SchemaError) Error() string { return e.Text }
 
 // Fits returns nil if this code can run on the schema, otherwise a *SchemaError or the database's
 // error.
-func (c *Conn) Fits(ctx context.Context) error { return Engine.Fits(ctx, c.Pgx, c.channel) }
+func (c *Conn) Fits(ctx context.Context) error { return Engine.Fits(ctx, c.Pgx, c.schema) }
 
 // Migrate creates or updates the engine's tables in the connection's schema, see Part.Migrate.
-func (c *Conn) Migrate(ctx context.Context) error { return Engine.Migrate(ctx, c.Pgx, c.channel) }
+func (c *Conn) Migrate(ctx context.Context) error { return Engine.Migrate(ctx, c.Pgx, c.schema) }
 
 // migrationKey is the key of the advisory lock that serializes migrations.
 const migrationKey = "7358216409153"

@@ -124,6 +124,6 @@ func (c *Conn) Listen(ctx context.Context) (bool, error) {
 	if !c.Direct() {
 		return false, nil
 	}
-	err := c.exec(ctx, "LISTEN "+pgx.Identifier{c.channel}.Sanitize())
+	err := c.exec(ctx, "LISTEN "+pgx.Identifier{c.notices.channel}.Sanitize())
 	return err == nil, err
 }

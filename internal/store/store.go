@@ -27,8 +27,8 @@ type Conn struct {
 	*connect.Conn
 	statements Statements
 	notices    *notices
-	lockWait   int    // how long a statement waits for a lock, milliseconds
-	channel    string // of notifications: the schema's name
+	lockWait   int // how long a statement waits for a lock, milliseconds
+	schema     string
 	lastLeases lastLeases
 }
 
@@ -51,7 +51,7 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 	if err != nil {
 		return nil, err
 	}
-	return &Conn{Conn: conn, statements: cr.statements, notices: notices, channel: cr.schema,
+	return &Conn{Conn: conn, statements: cr.statements, notices: notices, schema: cr.schema,
 		lockWait: max(1, int(cr.Heartbeat.Milliseconds()/4))}, nil
 }
 
@@ -160,7 +160,7 @@ func notifying[T any](ctx context.Context, c *Conn, statement string, args ...an
 	return tolerant(func(notify bool) (T, error) {
 		channel := ""
 		if notify {
-			channel = c.channel
+			channel = c.notices.channel
 		}
 		return one[T](ctx, c, statement, append(slices.Clone(args), channel)...)
 	})
