@@ -22,9 +22,7 @@ func TestLeaseIsLeftOnceMembershipIsGone(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				p, l := w.alone()
 				w.evict("a")
-				w.mu.Lock()
-				w.blind = true // it shows what was taken from it by hand
-				w.mu.Unlock()
+				w.blind.Store(true) // it shows what was taken from it by hand
 				before := w.count("release")
 				began := time.Now()
 				w.ok(end(patiently(w.t), p, l))
@@ -43,12 +41,7 @@ func TestCloseIgnoresGuardedTransactionOfAnother(t *testing.T) {
 		a, crashed := w.start("a"), w.start("crashed")
 		la, ld := a.mustJoin("x", 2), crashed.mustJoin("x", 2)
 		w.within(5*time.Second, "each owns one", func() bool { return len(shown(la)) == 1 && len(shown(ld)) == 1 })
-		p := shown(ld)[0]
-		end, ok := w.db.Guard("x", p.Number, p.Epoch)
-		if !ok {
-			t.Fatal("the guard does not pass")
-		}
-		defer end()
+		defer w.guard(shown(ld)[0])()
 		crashed.kill()
 		time.Sleep(20 * time.Second)
 		began := time.Now()
@@ -62,12 +55,9 @@ func TestCloseIgnoresGuardedTransactionOfAnother(t *testing.T) {
 func TestCallsForRecreatedLeaseReturnItsNewNumber(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")
-		l := a.mustJoin("x", 3)
-		w.within(5*time.Second, "it owns all", func() bool { return len(shown(l)) == 3 })
+		l := a.owning("x", 3)
 		time.Sleep(time.Second) // it listens, and reads no more: a heartbeat notifies it
-		w.mu.Lock()
-		w.blind = true // it shows what was taken from it by hand
-		w.mu.Unlock()
+		w.blind.Store(true)     // it shows what was taken from it by hand
 		w.evict("a")
 		testkit.OK(t, w.db.Drop("x", 0))
 		w.remake("x", 5)
@@ -82,8 +72,7 @@ func TestCallsForRecreatedLeaseReturnItsNewNumber(t *testing.T) {
 			t.Errorf("the lease has ended: %v", l.Err())
 		}
 		w.ok(l.Leave(patiently(w.t)))
-		again := a.mustJoin("x", 5)
-		w.within(5*time.Second, "it owns all", func() bool { return len(shown(again)) == 5 })
+		a.owning("x", 5)
 	})
 }
 
@@ -111,8 +100,7 @@ func TestRunGoesOnWhereAMembershipWasTakenAndCameBack(t *testing.T) {
 func TestRemovedMembershipReturnsUnderNewEpoch(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")
-		l := a.mustJoin("x", 2)
-		w.within(2*time.Second, "it owns all", func() bool { return shows(l) == "0-1" })
+		l := a.owning("x", 2)
 		h := l.Hold(context.Background())
 		remove := func() { w.db.Edit(func(t *fakestore.Tables, _ int64) { clear(t.Members) }) }
 		remove()
@@ -144,8 +132,7 @@ func TestRemovedMembershipReturnsInRejoinedLease(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				a := w.start("a")
-				l := a.mustJoin("x", 2)
-				w.within(2*time.Second, "it owns all", func() bool { return shows(l) == "0-1" })
+				l := a.owning("x", 2)
 				owned := shown(l)
 				h := l.Hold(context.Background())
 				w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "join" })
@@ -159,8 +146,7 @@ func TestRemovedMembershipReturnsInRejoinedLease(t *testing.T) {
 				h.Release()
 				w.ok(<-left)
 				w.inject(nil)
-				l = a.mustJoin("x", 2)
-				w.within(5*time.Second, "it owns all again", func() bool { return shows(l) == "0-1" })
+				l = a.owning("x", 2)
 				for _, p := range owned {
 					if now, _ := l.Partition(p.Number); now.Epoch <= p.Epoch {
 						t.Errorf("%v comes back as %v", p, now)

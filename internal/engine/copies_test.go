@@ -18,13 +18,11 @@ func TestTwoCopiesOwnForTwoHeartbeatsAtMost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				a := w.start("a", WithPolling())
-				lease := a.mustJoin("x", 4)
-				w.within(5*time.Second, "it owns them", func() bool { return shows(lease) == "0-3" })
+				lease := a.owning("x", 4)
 				beats := w.count("heartbeat") // copied after one: the next could detect it before both own them
 				w.within(10*time.Second, "its heartbeat is answered", func() bool { return w.count("heartbeat") > beats })
-				w.mu.Lock()
-				w.blind, w.copies = true, true // they overlap
-				w.mu.Unlock()
+				w.copies = true
+				w.blind.Store(true) // they overlap
 				var once sync.Once
 				w.inject(func(client, op string) (f fault, lost bool) {
 					if broken && op == "heartbeat" {
@@ -71,8 +69,7 @@ func TestAHeartbeatThatComesLateIsNotTakenForACopys(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				a := w.start("a")
-				lease := a.mustJoin("x", 4)
-				w.within(5*time.Second, "it owns them", func() bool { return shows(lease) == "0-3" })
+				lease := a.owning("x", 4)
 				time.Sleep(10 * time.Second)
 				var sent atomic.Int32
 				w.inject(func(_, op string) (fault, bool) {

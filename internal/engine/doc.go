@@ -128,6 +128,7 @@
 // test in the world writes its case with these:
 //
 //	w.start, p.mustJoin    open a client, and join a lease with it
+//	p.owning               joins a lease, and waits until the client owns all of it
 //	w.inject               decides what happens to a statement: a delay, an error, a lost answer
 //	w.db.Edit, w.db.Look   change and read the tables
 //	w.evict, p.kill        remove a client's session; end a client without a message

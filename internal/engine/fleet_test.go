@@ -57,7 +57,7 @@ type world struct {
 	calls map[string]int      // executed statements
 	beats map[int64]time.Time // by session: when the last heartbeat was executed, by the bubble's clock
 	after func(op string)     // called for every executed statement; nil: not called
-	blind bool                // the oracle does not check
+	blind atomic.Bool         // the oracle does not check
 
 	releaseTakes time.Duration // the answer to a release of a lock
 	copies       bool          // a process has one; set before it does
@@ -145,12 +145,12 @@ func (w *world) executed(client, op string, answer any) {
 	if e, ok := answer.(store.Evicted); ok && e.CheckDueIn >= 0 {
 		w.calls["check"]++ // it was due
 	}
-	blind, after := w.blind, w.after
+	after := w.after
 	w.mu.Unlock()
 	if after != nil {
 		after(op)
 	}
-	if blind {
+	if w.blind.Load() {
 		return
 	}
 	switch op {
@@ -608,15 +608,18 @@ func (w *world) history(length time.Duration) {
 		}
 		return nil
 	}
+	join := func(p *proc, name string, patience time.Duration) {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if l := p.join(ctx, name, leases[name]); l != nil {
+			p.work(l)
+		}
+	}
 	add := func(id string) *proc {
 		p := w.start(id, opts()...)
 		for _, name := range slices.Sorted(maps.Keys(leases)) {
 			if w.chance(0.8) {
-				ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-				if l := p.join(ctx, name, leases[name]); l != nil {
-					p.work(l)
-				}
-				cancel()
+				join(p, name, 20*time.Second)
 			}
 		}
 		alive = append(alive, p)
@@ -668,9 +671,7 @@ func (w *world) history(length time.Duration) {
 				p.set(func(p *proc) { p.slow, p.late = 0, false })
 			})
 		case 2: // killed
-			w.event("%s: killed", p.name)
-			p.set(func(p *proc) { p.killed = true })
-			w.breakConns(p)
+			p.kill()
 			drop(p)
 			crashed = append(crashed, p)
 			if w.chance(0.5) {
@@ -729,11 +730,7 @@ func (w *world) history(length time.Duration) {
 				cancel()
 				w.event("%s: left %s: %v", p.name, name, err)
 				if w.chance(0.7) {
-					ctx, cancel := context.WithTimeout(context.Background(), w.span(0, 10*time.Second))
-					if l := p.join(ctx, name, leases[name]); l != nil {
-						p.work(l)
-					}
-					cancel()
+					join(p, name, w.span(0, 10*time.Second))
 				}
 			}
 		case 13:
@@ -749,11 +746,7 @@ func (w *world) history(length time.Duration) {
 				}
 				w.event("%s: set weight of %s to %d: %v", p.name, name, weight, err)
 			} else {
-				ctx, cancel := context.WithTimeout(context.Background(), w.span(0, 10*time.Millisecond))
-				if l := p.join(ctx, name, leases[name]); l != nil {
-					p.work(l)
-				}
-				cancel()
+				join(p, name, w.span(0, 10*time.Millisecond))
 			}
 		case 14, 15: // a guarded transaction of the present owner
 			for name, n := range leases {
@@ -778,8 +771,7 @@ func (w *world) history(length time.Duration) {
 	w.mu.Unlock()
 	background.Wait()
 	for _, p := range crashed { // a failover may have forgotten who superseded it
-		p.set(func(p *proc) { p.killed = true })
-		w.breakConns(p)
+		p.kill()
 	}
 	w.event("quiet")
 	if !w.broken() {
@@ -975,6 +967,33 @@ func (p *proc) mustJoin(name string, partitions int, opts ...LeaseOption) *Lease
 	return l
 }
 
+// owning joins a lease, and waits until the client owns all of it.
+func (p *proc) owning(name string, partitions int, opts ...LeaseOption) *Lease {
+	p.w.t.Helper()
+	l := p.mustJoin(name, partitions, opts...)
+	p.w.within(5*time.Second, p.name+" owns all of "+name, func() bool { return len(shown(l)) == partitions })
+	return l
+}
+
+// guard begins a transaction that passes the guard of a partition of lease x.
+func (w *world) guard(p Partition) (end func()) {
+	w.t.Helper()
+	end, ok := w.db.Guard("x", p.Number, p.Epoch)
+	if !ok {
+		w.t.Fatalf("the guard of %v was refused", p)
+	}
+	return end
+}
+
+// passes reports whether the guard of a partition passes.
+func (w *world) passes(lease string, p Partition) bool {
+	end, ok := w.db.Guard(lease, p.Number, p.Epoch)
+	if ok {
+		end()
+	}
+	return ok
+}
+
 // shows returns what a reader of a lease sees, without being one.
 func shows(l *Lease) string {
 	var numbers []int
@@ -1050,9 +1069,7 @@ func TestPartitionGainedAndWantedElsewhereIsHandedOver(t *testing.T) {
 
 func TestOwnersReadAgainAfterServerIsAccepted(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a, b := w.start("a"), w.start("b")
-		la, lb := a.mustJoin("x", 2), b.mustJoin("x", 2)
-		w.within(5*time.Second, "each owns one", func() bool { return len(la.Values()) == 1 && len(lb.Values()) == 1 })
+		_, _, la, lb := w.pair(2)
 		w.mu.Lock()
 		w.after = func(op string) {
 			if op == "accept" {
@@ -1072,8 +1089,7 @@ func TestOwnersReadAgainAfterServerIsAccepted(t *testing.T) {
 // handOver has a hand a partition to b, by giving b all the weight. A standby that misses what it
 // can misses that.
 func (w *world) handOver(a, b *proc) (la, lb *Lease) {
-	la = a.mustJoin("x", 1, WithHandoffDelay(0))
-	w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
+	la = a.owning("x", 1, WithHandoffDelay(0))
 	lb = b.mustJoin("x", 1, WithHandoffDelay(0))
 	time.Sleep(time.Second)
 	w.db.KeepNone()
@@ -1129,8 +1145,7 @@ func TestFencedPartitionWaitsForFormerGuards(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				a, b := w.start("a"), w.start("b")
-				la, lb := a.mustJoin("x", 1, WithHandoffDelay(0)), b.mustJoin("x", 1, WithWeight(0), WithHandoffDelay(0))
-				w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
+				la, lb := a.owning("x", 1, WithHandoffDelay(0)), b.mustJoin("x", 1, WithWeight(0), WithHandoffDelay(0))
 				p, _ := la.Partition(0)
 				end, ok := w.db.Guard("x", 0, p.Epoch)
 				if !ok {
@@ -1159,13 +1174,7 @@ func TestFencedPartitionWaitsForFormerGuards(t *testing.T) {
 				}
 				w.mu.Unlock()
 				testkit.OK(t, errors.Join(lb.SetWeight(context.Background(), 1), la.SetWeight(context.Background(), 0)))
-				w.within(5*time.Second, "no further guard passes", func() bool {
-					end, ok := w.db.Guard("x", 0, p.Epoch)
-					if ok {
-						end()
-					}
-					return !ok
-				})
+				w.within(5*time.Second, "no further guard passes", func() bool { return !w.passes("x", p) })
 				w.staysAway(la, lb)
 				end()
 				w.within(2*time.Second, "a owns it again", func() bool { return shows(la) == "0" })
@@ -1178,13 +1187,10 @@ func TestADeathAfterTheClockStepsBackIsSeenInTime(t *testing.T) {
 	for _, step := range []time.Duration{-3 * time.Second, -7 * time.Minute, -time.Hour} {
 		t.Run(step.String(), func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
-				a, b := w.start("a"), w.start("b")
-				la, lb := a.mustJoin("x", 2), b.mustJoin("x", 2)
-				w.within(5*time.Second, "each owns one", func() bool { return len(la.Values()) == 1 && len(lb.Values()) == 1 })
+				_, b, la, _ := w.pair(2)
 				time.Sleep(10 * time.Second)
 				w.db.Step(step)
-				b.set(func(p *proc) { p.killed = true })
-				w.breakConns(b)
+				b.kill()
 				// The watch begins anew with the next heartbeat, and what b left runs for a TTL from when that
 				// is seen.
 				took := w.within(2*6*time.Second+4*time.Second, "a owns both", func() bool { return len(la.Values()) == 2 })
@@ -1259,14 +1265,7 @@ func TestUnwatchedClientDoesNotDelayOtherEvictions(t *testing.T) {
 func TestAClientThatMayNotListenPolls(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "listen" })
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		l := w.start("a").join(ctx, "x", 4)
-		if l == nil {
-			w.failf("did not join within 20 s")
-			return
-		}
-		w.within(5*time.Second, "a owns all", func() bool { return len(l.Values()) == 4 })
+		w.start("a").owning("x", 4)
 	})
 }
 
@@ -1285,9 +1284,7 @@ func TestAWeightThatAFailoverLostIsSetAgain(t *testing.T) {
 func TestAClientEvictedAgainAndAgainPauses(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		l := w.start("a").mustJoin("x", 4)
-		w.mu.Lock()
-		w.blind = true // the oracle knows no such eviction
-		w.mu.Unlock()
+		w.blind.Store(true) // the oracle knows no such eviction
 		w.inject(func(_, op string) (f fault, is bool) {
 			if op == "heartbeat" {
 				w.db.Edit(func(t *fakestore.Tables, _ int64) { delete(t.Clients, sessionOf(t, "a")) })
@@ -1342,8 +1339,7 @@ func TestTrustEndsAMarginBeforeTheTTL(t *testing.T) {
 		t.Run(fmt.Sprint(delay), func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				a := w.start("a", WithPolling())
-				l := a.mustJoin("x", 1)
-				w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
+				l := a.owning("x", 1)
 				pulse := w.feel(delay.there, delay.back)
 				time.Sleep(20 * time.Second)
 				beats := w.count("heartbeat")
@@ -1390,8 +1386,7 @@ func TestTrustEndsAMarginBeforeTheTTL(t *testing.T) {
 func TestAnswerAfterTheDeadlineStartsNewValidity(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a", WithPolling(), WithTTL(6*time.Second), WithHeartbeat(3*time.Second))
-		l := a.mustJoin("x", 1)
-		w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
+		l := a.owning("x", 1)
 		time.Sleep(10 * time.Second)
 		old := inside(l).Board.Look()
 		o, _ := l.Partition(0)
@@ -1415,8 +1410,7 @@ func TestAnswerAfterTheDeadlineStartsNewValidity(t *testing.T) {
 func TestPromotionTrustWaitsForDrainsToBeConfirmed(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")
-		l := a.mustJoin("x", 1)
-		w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
+		l := a.owning("x", 1)
 		time.Sleep(10 * time.Second)
 		o, _ := l.Partition(0)
 		hold := l.Hold(context.Background()) // work that goes on
@@ -1445,8 +1439,7 @@ func TestAStatementThatHangsCostsNoTrust(t *testing.T) {
 			t.Run(fmt.Sprintf("heartbeat %v, the connection survives %v", heartbeat, survives), func(t *testing.T) {
 				inWorld(t, func(t *testing.T, w *world) {
 					a := w.start("a", WithTTL(6*time.Second), WithHeartbeat(heartbeat))
-					l := a.mustJoin("x", 1)
-					w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
+					l := a.owning("x", 1)
 					o, _ := l.Partition(0)
 					for range 100 {
 						var once sync.Once
@@ -1470,8 +1463,7 @@ func TestAStatementThatHangsCostsNoTrust(t *testing.T) {
 func TestJoinThatHangsCostsNoTrust(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")
-		l := a.mustJoin("x", 1)
-		w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
+		l := a.owning("x", 1)
 		o, _ := l.Partition(0)
 		w.inject(func(_, op string) (fault, bool) { return fault{before: 24 * time.Hour}, op == "join" })
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -1498,8 +1490,8 @@ func TestAtRestAClientSendsLittleMoreThanItsHeartbeats(t *testing.T) {
 			}
 		}
 		time.Sleep(time.Minute)
+		w.blind.Store(true) // the oracle would take longest
 		w.mu.Lock()
-		w.blind = true // the oracle would take longest
 		before := maps.Clone(w.calls)
 		w.mu.Unlock()
 		const length = 5 * time.Minute

@@ -47,8 +47,8 @@ type callers struct {
 func (w *world) disorder(length time.Duration) {
 	// If ownerships of a live client are taken away by hand, the promises do not hold, so the oracle
 	// does not check then.
-	w.blind = w.chance(0.5)
-	byHand := w.blind
+	byHand := w.chance(0.5)
+	w.blind.Store(byHand)
 	sizes := map[string]int{"a": 2, "b": 5, "c": 1}
 	var everyone []*callers
 	add := func() {
@@ -301,7 +301,7 @@ func (c *callers) got(l *Lease) {
 	_, known := c.leases[l]
 	c.leases[l] = struct{}{}
 	c.mu.Unlock()
-	if !known && !c.w.blind {
+	if !known && !c.w.blind.Load() {
 		c.w.watch(c.p, l)
 	}
 }

@@ -38,8 +38,7 @@ func TestOwnersFollowFailoverThatLostHandoff(t *testing.T) {
 		t.Run(fmt.Sprint(changes), func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				a, b, c := w.start("a"), w.start("b"), w.start("c")
-				la := a.mustJoin("x", 1)
-				w.within(5*time.Second, "a owns it", func() bool { return len(shown(la)) == 1 })
+				la := a.owning("x", 1)
 				b.mustJoin("x", 1)
 				follower := w.candidate(c)
 				w.within(5*time.Second, "c hears of a", func() bool { return follower.Leader() == "a" })
@@ -66,8 +65,7 @@ func TestOwnersFollowFailoverThatLostHandoff(t *testing.T) {
 func TestOwnersStayWhileHeartbeatsFindNoChange(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a"), w.start("b")
-		la := a.mustJoin("x", 1)
-		w.within(5*time.Second, "a owns it", func() bool { return len(shown(la)) == 1 })
+		a.owning("x", 1)
 		lb := b.mustJoin("x", 1, WithWeight(0))
 		w.within(5*time.Second, "b sees a", func() bool { return w.ownedBy(lb) == "a" })
 		time.Sleep(5 * time.Second)
@@ -123,8 +121,7 @@ func TestLeaderIsSeenWhenItsHeartbeatWasLate(t *testing.T) {
 func TestOwnerAnswersWhileClientCloses(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")
-		l := a.mustJoin("x", 1)
-		w.within(5*time.Second, "a owns it", func() bool { return len(shown(l)) == 1 })
+		l := a.owning("x", 1)
 		h := l.Hold(context.Background())
 		closed := make(chan error, 1)
 		go func() { closed <- a.c.Close(context.Background()) }()

@@ -2,7 +2,6 @@ package engine_test
 
 import (
 	"context"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -39,9 +38,7 @@ func TestOvertakenPlanIsMadeAgainAtOnce(t *testing.T) {
 			if op == "apply" && !overtaken {
 				overtaken = true
 				w.db.Edit(func(t *fakestore.Tables, _ int64) {
-					l := t.Leases["x"]
-					l.Generation++
-					t.Leases["x"] = l
+					changed(t, "x")
 				})
 			}
 		}
@@ -77,12 +74,8 @@ func TestWhatAnyBatchOfAPlanLeavesOverIsPlannedAgain(t *testing.T) {
 		la := a.mustJoin("x", 1000)
 		w.within(time.Second, "it owns all", func() bool { return len(la.Values()) == 1000 })
 		first, _ := la.Partition(0)
-		end, ok := w.db.Guard("x", 0, first.Epoch)
-		if !ok {
-			t.Fatal("no guard passes")
-		}
-		a.set(func(p *proc) { p.killed = true })
-		w.breakConns(a)
+		end := w.guard(first)
+		a.kill()
 		w.within(engine.MinTTL, "it shows nothing", func() bool { return len(la.Values()) == 0 })
 		w.evict("a")
 		w.inBatches("b").mustJoin("x", 1000)
@@ -177,25 +170,18 @@ func TestASessionThatIsGoneDoesNotReleaseAgainAndAgain(t *testing.T) {
 			w.within(10*time.Second, "each owns half", func() bool { return len(l.Values()) == 3 })
 		}
 		before := w.count("release")
-		var of [2]int64 // the sessions of a and b
+		var a int64 // its session
 		w.db.Edit(func(t *fakestore.Tables, _ int64) {
-			for session, c := range t.Clients {
-				if i := strings.Index("ab", c.ID); i >= 0 {
-					of[i] = session
+			a = sessionOf(t, "a")
+			delete(t.Clients, a)
+			for i, row := range t.Partitions["x"] {
+				if row.Owner == a {
+					t.Partitions["x"][i].Target = sessionOf(t, "b")
 				}
 			}
-			delete(t.Clients, of[0])
-			rows := t.Partitions["x"]
-			for i := range rows {
-				if rows[i].Owner == of[0] {
-					rows[i].Target = of[1]
-				}
-			}
-			l := t.Leases["x"]
-			l.Generation++
-			t.Leases["x"] = l
+			changed(t, "x")
 		})
-		w.db.Notify(of[0]) // long before its next heartbeat
+		w.db.Notify(a) // long before its next heartbeat
 		time.Sleep(10 * time.Second)
 		if n := w.count("release") - before; n == 0 || n > 10 {
 			t.Errorf("%d releases within a TTL", n)
@@ -210,9 +196,7 @@ func TestAPlanThatIsOvertakenForLongIsClaimedAgain(t *testing.T) {
 		w.after = func(op string) {
 			if op == "snapshot" && time.Since(began) < time.Second {
 				w.db.Edit(func(t *fakestore.Tables, _ int64) {
-					l := t.Leases["x"]
-					l.Generation++
-					t.Leases["x"] = l
+					changed(t, "x")
 				})
 			}
 		}

@@ -24,17 +24,13 @@ func TestFailoverGuardDelaysItsPartitionOnly(t *testing.T) {
 		_, _, la, lb := w.pair(4)
 		w.promote(0, false)
 		p, _ := la.Partition(la.Values()[0])
-		end, ok := w.db.Guard("x", p.Number, p.Epoch)
-		if !ok {
-			t.Fatal("the guard was refused")
-		}
+		end := w.guard(p)
 		w.within(20*time.Second, "accepted", w.accepted)
 		w.within(2*time.Second, "all else passes guards again", func() bool {
 			passed := 0
 			for _, other := range append(shown(la), shown(lb)...) {
-				if end, ok := w.db.Guard("x", other.Number, other.Epoch); ok {
+				if w.passes("x", other) {
 					passed++
-					end()
 				}
 			}
 			return passed == 3
@@ -148,8 +144,7 @@ func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 			return len(now) == 8 && !slices.ContainsFunc(now, func(p Partition) bool { return !above(p) })
 		})
 		for _, p := range seen {
-			if end, passed := w.db.Guard("x", p.Number, p.Epoch); passed {
-				end()
+			if w.passes("x", p) {
 				t.Errorf("a guard of %v passes", p)
 			}
 		}
@@ -173,9 +168,7 @@ func TestGenerationAcceptedByAnotherIsLearned(t *testing.T) {
 		}
 		for name, l := range leases {
 			for _, p := range shown(l) {
-				if end, passed := w.db.Guard(name, p.Number, p.Epoch); passed {
-					end()
-				} else {
+				if !w.passes(name, p) {
 					t.Errorf("partition %v of lease %q is shown, and its guard is refused", p, name)
 				}
 			}
@@ -189,8 +182,7 @@ func TestRenewedPartitionMovesAfterHandoffDelay(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		const delay = 5 * time.Second
 		a, b := w.start("a"), w.start("b")
-		la := a.mustJoin("x", 2, WithHandoffDelay(delay))
-		w.within(5*time.Second, "a owns all", func() bool { return shows(la) == "0-1" })
+		la := a.owning("x", 2, WithHandoffDelay(delay))
 		w.promote(0, false)
 		time.Sleep(3 * time.Second)
 		lb := b.mustJoin("x", 2, WithHandoffDelay(delay))

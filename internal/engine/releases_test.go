@@ -35,9 +35,7 @@ func TestAReleaseThatFailedBeforeLeavesCloseItsHeirs(t *testing.T) {
 
 func TestCloseThatCannotPlanHandsOverAllTheSame(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a, b := w.start("a"), w.start("b")
-		la, lb := a.mustJoin("x", 4), b.mustJoin("x", 4)
-		w.within(10*time.Second, "each owns two", func() bool { return len(shown(la)) == 2 && len(shown(lb)) == 2 })
+		a, _, _, lb := w.pair(4)
 		w.inject(func(client, op string) (fault, bool) {
 			return fault{err: errLocked}, client == a.name && op == "snapshot"
 		})
@@ -74,8 +72,7 @@ func TestReleaseBeforeCrashReachesItsOwner(t *testing.T) {
 			}
 			return fault{}, false
 		})
-		la := a.mustJoin("x", 1)
-		w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
+		la := a.owning("x", 1)
 		lb := b.mustJoin("x", 1)
 		testkit.OK(t, la.SetWeight(patiently(w.t), 0))
 		w.within(10*time.Second, "a releases it", released.Load)
@@ -88,8 +85,7 @@ func TestReleaseBeforeCrashReachesItsOwner(t *testing.T) {
 func TestCrashWithLostAnnouncementHidesNoPartition(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
-		la := a.mustJoin("x", 1)
-		w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
+		la := a.owning("x", 1)
 		lb := b.mustJoin("x", 1)
 		hold := la.Hold(context.Background())
 		testkit.OK(t, la.SetWeight(patiently(w.t), 0))
@@ -108,8 +104,7 @@ func TestCrashWithLostAnnouncementHidesNoPartition(t *testing.T) {
 func TestReleaseWithLostAnswerIsAnnounced(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a", WithPolling()), w.start("b")
-		la := a.mustJoin("x", 1)
-		w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
+		la := a.owning("x", 1)
 		lb := b.mustJoin("x", 1)
 		time.Sleep(10 * time.Second)
 		hold := la.Hold(context.Background())
@@ -132,8 +127,7 @@ func TestAStreamOfReleasesDelaysNoAnnouncement(t *testing.T) {
 		a, b := w.start("a"), w.start("b")
 		a.engine().Batches(partitions)
 		b.engine().Batches(partitions)
-		la := a.mustJoin("x", partitions)
-		w.within(5*time.Second, "a owns all", func() bool { return len(shown(la)) == partitions })
+		la := a.owning("x", partitions)
 		go func() {
 			_ = la.Run(context.Background(), func(ctx context.Context, p Partition) error {
 				<-ctx.Done()
@@ -143,9 +137,7 @@ func TestAStreamOfReleasesDelaysNoAnnouncement(t *testing.T) {
 		}()
 		lb := b.mustJoin("x", partitions)
 		time.Sleep(5 * time.Second)
-		w.mu.Lock()
-		w.blind = true // the oracle would take longest
-		w.mu.Unlock()
+		w.blind.Store(true) // the oracle would take longest
 		releases, announcements := w.count("release"), w.count("announce")
 		testkit.OK(t, la.SetWeight(patiently(w.t), 0))
 		w.within(5*time.Second, "b owns all", func() bool { return len(shown(lb)) == partitions })

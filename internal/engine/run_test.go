@@ -49,8 +49,7 @@ func TestRunOfCallbacksThatMisbehave(t *testing.T) {
 // Callbacks of many partitions that fail for one reason get one line, and no error is left out.
 func TestFailuresOfManyCallbacksAreOneLine(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		l := w.start("a").mustJoin("x", 300)
-		w.within(5*time.Second, "it owns all", func() bool { return shows(l) == "0-299" })
+		l := w.start("a").owning("x", 300)
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() {

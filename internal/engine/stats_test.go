@@ -13,8 +13,6 @@ import (
 // work continues.
 func TestStatsOfALeaseAndOfItsClient(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		ended, cancel := context.WithCancel(context.Background())
-		cancel()
 		p := w.start("a", WithPolling())
 		x, y := p.mustJoin("x", 2), p.mustJoin("y", 3)
 		expect := func(when string, ofX, ofY LeaseStats) {
@@ -30,7 +28,7 @@ func TestStatsOfALeaseAndOfItsClient(t *testing.T) {
 		rest := LeaseStats{Owned: 3, Gains: 3}
 		expect("it owns all", LeaseStats{Owned: 2, Gains: 2}, rest)
 		hold := x.Hold(context.Background())
-		_ = x.Leave(ended)
+		_ = x.Leave(canceled)
 		expect("x drains", LeaseStats{Draining: 2, Gains: 2}, rest)
 		w.db.Edit(func(t *fakestore.Tables, _ int64) {
 			delete(t.Members, fakestore.Member{Lease: "x", Session: sessionOf(t, "a")})

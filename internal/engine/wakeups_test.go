@@ -47,12 +47,18 @@ func patiently(t testing.TB) context.Context {
 	return ctx
 }
 
+// canceled is a context that has ended.
+var canceled = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
 // alone opens a client with rare heartbeats that owns the two partitions of a lease.
 func (w *world) alone(opts ...LeaseOption) (*proc, *Lease) {
 	w.t.Helper()
 	p := w.start("a", rare...)
-	l := p.mustJoin("x", 2, opts...)
-	w.within(2*time.Second, "it owns all", func() bool { return shows(l) == "0-1" })
+	l := p.owning("x", 2, opts...)
 	return p, l
 }
 
@@ -139,8 +145,7 @@ func TestTheEngineWakesUpForACheckAndForTheEviction(t *testing.T) {
 		lb := b.mustJoin("x", 2)
 		w.within(10*time.Minute, "each owns one", func() bool { return shows(l) != "0-1" && shows(lb) != "-" }) // at the heartbeat of a
 		time.Sleep(10 * time.Second)
-		b.set(func(p *proc) { p.killed = true })
-		w.breakConns(b)
+		b.kill()
 		w.within(ttl+soon, "the crashed one's partition is taken over", func() bool { return shows(l) == "0-1" })
 	})
 }
@@ -276,8 +281,7 @@ func TestPartitionMovesThoughWorkAfterRunsContextGoesOn(t *testing.T) {
 // read that.
 func (w *world) withUnread() (lease *Lease, other *proc) {
 	a, b := w.start("a"), w.start("b", WithPolling())
-	lease = a.mustJoin("x", 4, WithHandoffDelay(0))
-	w.within(5*time.Second, "a owns all", func() bool { return shows(lease) == "0-3" })
+	lease = a.owning("x", 4, WithHandoffDelay(0))
 	time.Sleep(3 * time.Second)
 	b.mustJoin("x", 4, WithHandoffDelay(0))
 	w.within(5*time.Second, "b has two in the database", func() bool { n, _ := w.owns("b", "x"); return n == 2 })
@@ -304,9 +308,7 @@ func TestCloseNamesALeaseThatItHasNotLeft(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		_, b := w.withUnread()
 		w.failing(b, "release", 1, fault{before: 20 * time.Second})
-		ctx, cancel := context.WithCancel(context.Background())
-		cancel()
-		if err := b.c.Close(ctx); err == nil || !strings.Contains(err.Error(), `lease "x"`) {
+		if err := b.c.Close(canceled); err == nil || !strings.Contains(err.Error(), `lease "x"`) {
 			w.failf("Close: %v", err)
 		}
 	})
@@ -317,9 +319,7 @@ func TestTheEngineWakesUpToGiveUpClosing(t *testing.T) {
 		p, _ := w.alone()
 		w.inject(func(string, string) (fault, bool) { return fault{before: time.Hour}, true })
 		began := time.Now()
-		ctx, cancel := context.WithCancel(context.Background())
-		cancel()
-		if err := p.c.Close(ctx); err == nil {
+		if err := p.c.Close(canceled); err == nil {
 			w.t.Error("Close returned no error about what it left")
 		}
 		if took := time.Since(began); took < engine.CloseGrace || took > engine.CloseGrace+soon {
@@ -341,8 +341,7 @@ func TestEvictionWorksWithImpreciseClock(t *testing.T) {
 		b := w.start("b", WithTTL(ttl), WithPolling())
 		lb := b.mustJoin("x", 2)
 		w.within(5*time.Second, "each owns one", func() bool { return len(la.Values()) == 1 && len(lb.Values()) == 1 })
-		b.set(func(p *proc) { p.killed = true })
-		w.breakConns(b)
+		b.kill()
 		w.within(ttl+2*time.Second, "the crashed one's partition is taken over", func() bool { return len(la.Values()) == 2 })
 	})
 }
@@ -391,8 +390,7 @@ func (w *world) logged(what string) (n int) {
 func TestBlockedJoinDelaysNothingElse(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
-		la := a.mustJoin("x", 2, WithHandoffDelay(0))
-		w.within(5*time.Second, "a owns all", func() bool { return shows(la) == "0-1" })
+		a.owning("x", 2, WithHandoffDelay(0))
 		w.inject(func(client, op string) (fault, bool) { // the lease's row is locked, and the join's wait for it times out
 			return fault{before: 500 * time.Millisecond, err: errLocked}, client == a.name && op == "join"
 		})
@@ -476,8 +474,7 @@ func TestOpenWithLostAnswerStaysTheNewer(t *testing.T) {
 		if n := attempts.Load(); n != 2 {
 			t.Errorf("it registered in %d attempts, not 2", n)
 		}
-		l := p.mustJoin("x", 1)
-		w.within(10*time.Second, "it owns all", func() bool { return shows(l) == "0" })
+		p.owning("x", 1)
 		time.Sleep(time.Minute)
 		if err := p.c.Err(); err != nil {
 			t.Errorf("it ended: %v", err)
@@ -490,7 +487,7 @@ func TestOpenWithLostAnswerStaysTheNewer(t *testing.T) {
 func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		const clients, ttl, calm = 300, 6 * time.Second, 20 * time.Second
-		w.blind = true
+		w.blind.Store(true)
 		w.inject(func(_, op string) (fault, bool) {
 			return fault{after: w.span(0, 100*time.Millisecond)}, op == "heartbeat"
 		})

@@ -65,8 +65,7 @@ func TestAWeightThatWasLostAndCannotBeSetIsLogged(t *testing.T) {
 func TestWithoutDatabaseLeaveWaitsAndCloseEnds(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		p := w.start("a")
-		l := p.mustJoin("x", 2)
-		w.within(5*time.Second, "it owns all", func() bool { return shows(l) == "0-1" })
+		l := p.owning("x", 2)
 		p.set(func(p *proc) { p.cut = true })
 		left := make(chan error, 1)
 		go func() { left <- l.Leave(context.Background()) }()
@@ -79,8 +78,7 @@ func TestWithoutDatabaseLeaveWaitsAndCloseEnds(t *testing.T) {
 		p.set(func(p *proc) { p.cut = false })
 		w.ok(<-left)
 
-		again := p.mustJoin("x", 2)
-		w.within(5*time.Second, "it owns all", func() bool { return shows(again) == "0-1" })
+		p.owning("x", 2)
 		p.set(func(p *proc) { p.cut = true })
 		began := time.Now()
 		if err := p.c.Close(context.Background()); err == nil {
