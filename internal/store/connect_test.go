@@ -174,7 +174,7 @@ func TestNoCancelRequestGoesThroughAPooler(t *testing.T) {
 		release := f.lock("SELECT pg_advisory_xact_lock(1)")
 		ctx, cancel := context.WithCancel(f.ctx)
 		waiting := later(func() error { return conn.Exec(ctx, "SELECT pg_advisory_lock(1)") })
-		f.blocked(conn.Raw().PgConn().PID())
+		f.blocked(conn.Raw())
 		cancel()
 		if err := waiting(); err == nil {
 			t.Error("it goes on without its context")

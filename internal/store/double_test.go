@@ -305,7 +305,6 @@ func (p *pair) run() Incarnation {
 	return run
 }
 
-// partitions are all existing partitions.
 // releases draws partitions to release, and a session, which usually owns one of them.
 func (p *pair) releases() (session int64, releases []Release) {
 	session = p.session()
@@ -319,6 +318,7 @@ func (p *pair) releases() (session int64, releases []Release) {
 	return session, releases
 }
 
+// partitions are all existing partitions.
 func (p *pair) partitions() (all []place) {
 	partitions := p.double.tables().Partitions
 	for _, name := range slices.Sorted(maps.Keys(partitions)) {

@@ -2,7 +2,6 @@ package store_test
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -95,8 +94,7 @@ func TestOldEventsGoInBatches(t *testing.T) {
 	t.Parallel()
 	f := fixtureIn(t, emptyDatabase(t), "pgleases")
 	role := f.role()
-	grants := testkit.Must(os.ReadFile("../../sql/grants/application.sql"))(f)
-	f.exec(strings.ReplaceAll(string(grants), "pgleases_app", role))
+	f.grant("application", role)
 	f.runAs = role
 	c := f.client("c")
 	f.exec(`INSERT INTO events (at, cause) SELECT now() - interval '31 days', 'old' FROM generate_series(1, 1200)`)

@@ -198,7 +198,7 @@ func TestWhoIsJustRenewingIsNotEvicted(t *testing.T) {
 		}
 		return got
 	})
-	f.blocked(a.pg().Raw().PgConn().PID())
+	f.blocked(a.pg().Raw())
 	b.beat()
 	release()
 	expect(t, len(evicting().IDs), 0, "evicted after a heartbeat")
@@ -317,7 +317,7 @@ func TestWaitingRegistrationDelaysNoEviction(t *testing.T) {
 		_, _, err := conn.Register(f.ctx, registration(random(), "b", 0, random(), time.Second))
 		return err
 	})
-	f.blocked(conn.Raw().PgConn().PID())
+	f.blocked(conn.Raw())
 	f.expire(expired)
 	expect(t, fmt.Sprint(a.evictAs(run, time.Hour).IDs), "[expired]", "evicted")
 	expect(t, f.clientTTL("other", time.Second) != nil, true, "another registers")
@@ -615,7 +615,7 @@ func TestAnEvictionThatHadToWaitShortensNoSession(t *testing.T) {
 	owner := f.raw()
 	testkit.Must(owner.Exec(f.ctx, "BEGIN; LOCK TABLE pgleases.events"))(f)
 	evicting := later(func() error { return failure(b.Evict(f.ctx, clock, 10*time.Minute, time.Minute, run)) })
-	f.blocked(b.pg().Raw().PgConn().PID())
+	f.blocked(b.pg().Raw())
 	f.setClock(time.UnixMicro(clock).Add(4 * time.Second))
 	a.beat()
 	testkit.Must(owner.Exec(f.ctx, "COMMIT"))(f)

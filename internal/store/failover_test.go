@@ -22,7 +22,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// attending is a client whose connection holds a lock, under that key.
+// live is a client whose connection holds a liveness lock, under that key.
 func (f *fixture) live(id string) (c *client, key int64) {
 	f.Helper()
 	c, key = f.client(id), -random()/2
@@ -494,8 +494,6 @@ func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 	expect(t, held, false, "the lock counts as held while it is looked at")
 }
 
-// A statement that a client has given up with its connection may arrive late, when the client has
-// another connection.
 // Any role may wait for a lock that it sees in pg_locks, and gets it when the client crashes.
 func TestWatchReturnsOtherSessionAtALock(t *testing.T) {
 	t.Parallel()
@@ -504,19 +502,21 @@ func TestWatchReturnsOtherSessionAtALock(t *testing.T) {
 	expect(t, a.sees().Stranger, 0, "stranger at first")
 	stranger := f.raw()
 	done := later(func() error { _, err := stranger.Exec(f.ctx, "SELECT pg_advisory_lock($1)", key); return err })
-	pid := stranger.PgConn().PID()
-	f.blocked(pid)
+	pid := int(stranger.PgConn().PID())
+	f.blocked(stranger)
 	look := a.sees()
-	expect(t, look.Stranger, int(pid), "stranger that waits")
+	expect(t, look.Stranger, pid, "stranger that waits")
 	expect(t, len(look.Held), 1, "locks that are held")
 	w := f.client("w")
 	a.sever()
 	f.ok(done())
 	look = w.sees()
-	expect(t, look.Stranger, int(pid), "stranger that holds it")
+	expect(t, look.Stranger, pid, "stranger that holds it")
 	expect(t, len(look.Free), 0, "locks that are free")
 }
 
+// A statement that a client has given up with its connection may arrive late, when the client has
+// another connection.
 func TestALateStatementTakesNoSessionToALockOfBefore(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)

@@ -68,6 +68,13 @@ func (f *fixture) setClock(at time.Time) {
 	f.double.Clock = func() time.Time { return at }
 }
 
+// clock is the server's clock, in microseconds.
+func (f *fixture) clock() (now int64) {
+	f.Helper()
+	f.edit(func(_ *fakestore.Tables, clock int64) { now = clock })
+	return now
+}
+
 // tables reads all tables.
 func (f *fixture) tables() (t fakestore.Tables) {
 	f.Helper()

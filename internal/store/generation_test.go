@@ -151,8 +151,7 @@ func TestNewServerGenerationIsAcceptedAsAPromotion(t *testing.T) {
 	beat := c.beat()
 	expect(t, beat.AcceptedTimeline == beat.Server.Timeline, false, "accepted at once")
 	expect(t, c.apply(c.snapshot("l"), Move{"l", 1, c.session}).Applied, false, "given meanwhile")
-	generation := testkit.Must(c.AcceptServer(f.ctx, time.Second, c.run(), 0))(f)
-	expect(t, generation, 0, "server generation accepted after a watch that is shorter than a TTL")
+	expect(t, testkit.Must(c.AcceptServer(f.ctx, time.Second, c.run(), 0))(f), 0, "server generation accepted after a watch that is shorter than a TTL")
 	epoch := renewed(c)
 	if ServerGenerationOf(epoch) < 200_000_000 {
 		t.Errorf("epoch %d", epoch)

@@ -3,7 +3,7 @@ package store_test
 import (
 	"context"
 	"os"
-	"strings"
+	"regexp"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -14,13 +14,19 @@ import (
 
 func (f *fixture) ctxOfCleanup() context.Context { return context.WithoutCancel(f.ctx) }
 
+// grant gives a role the rights of a file of grants.
+func (f *fixture) grant(purpose, role string) {
+	f.Helper()
+	text := testkit.Must(os.ReadFile("../../sql/grants/" + purpose + ".sql"))(f)
+	f.exec(regexp.MustCompile(`pgleases_(app|operator)\b`).ReplaceAllString(string(text), role))
+}
+
 func TestARoleThatOwnsNothingRunsTheWholeProtocol(t *testing.T) {
 	t.Parallel()
 	f := fixtureIn(t, emptyDatabase(t), "pgleases")
 	role := f.role()
 	f.exec("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC") // as default privileges may have it
-	text := testkit.Must(os.ReadFile("../../sql/grants/application.sql"))(f)
-	testkit.Must(f.sql.PgConn().Exec(f.ctx, strings.ReplaceAll(string(text), "pgleases_app", role)).ReadAll())(f)
+	f.grant("application", role)
 	f.runAs = role
 	f.ok(f.conn().Fits(f.ctx))
 	protocol(f)
@@ -37,9 +43,7 @@ func TestTheRightsOfAGuardAloneSuffice(t *testing.T) {
 	a.join("l", 1)
 	a.give("l", a.session)
 	role := f.role()
-	text := testkit.Must(os.ReadFile("../../sql/grants/guard.sql"))(f)
-	f.exec(strings.ReplaceAll(string(text), "pgleases_app", role))
-	f.schema = "pgleases"
+	f.grant("guard", role)
 	tx := testkit.Must(f.as(role).Begin(f.ctx))(f)
 	f.ok(guard(f, tx, "l", 0, 1))
 	b := f.locker("b")

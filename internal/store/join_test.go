@@ -11,7 +11,6 @@ import (
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestTheFirstJoinMakesTheLease(t *testing.T) {
@@ -47,7 +46,7 @@ func TestASessionThatIsEvictedDuringAJoinDoesNotJoin(t *testing.T) {
 	b.join("l", 2)
 	release := f.lock("SELECT FROM leases FOR UPDATE")
 	joining := later(func() Join { got, _ := a.Join(f.ctx, a.session, "l", 2, 1, 1); return got })
-	f.blocked(a.pg().Raw().PgConn().PID())
+	f.blocked(a.pg().Raw())
 	f.exec("DELETE FROM clients WHERE session = $1", a.session)
 	release()
 	if got := joining(); got.Alive || got.Joined {
@@ -80,8 +79,7 @@ func TestAJoinClaimsAPlanOrAsksForOneSoonAfterTheLast(t *testing.T) {
 			t.Helper()
 			join, row := a.join("l", 1), f.tables().Leases["l"]
 			expect(t, fmt.Sprint(join.Claimed, join.DueIn, row.NextCheckAt-row.PlannedAt), "true 0s 100010", what)
-			claimed := testkit.Must(a.Claim(f.ctx, []string{"l"}))(f)
-			expect(t, len(claimed), 0, "claimed by another, "+what)
+			expect(t, len(a.claims("l")), 0, "claimed by another, "+what)
 		}
 		claims("the first join")
 		expect(t, a.join("l", 1).Claimed, false, "claimed once more")
@@ -210,7 +208,7 @@ func TestADropDuringAJoinWaitsForItAndIsRefused(t *testing.T) {
 	a.join("l", 1)
 	dropper := f.raw()
 	dropping := later(func() error { return failure(dropper.Exec(f.ctx, "SELECT pgleases.drop_lease('l', 'why')")) })
-	f.blocked(dropper.PgConn().PID())
+	f.blocked(dropper)
 	f.ok(a.pg().Exec(f.ctx, "COMMIT"))
 	if err := dropping(); Code(err) != "55006" {
 		t.Fatal(err)
@@ -224,10 +222,7 @@ func TestOneClaimsAPlanAtATime(t *testing.T) {
 		a.join("two", 1)
 		f.lease("one", func(l *fakestore.Lease, clock int64) { l.NextCheckAt = clock })
 		f.lease("two", func(l *fakestore.Lease, _ int64) { l.NextCheckAt = fakestore.Ever })
-		claim := func(c *client) string {
-			claimed := testkit.Must(c.Claim(f.ctx, []string{"two", "one"}))(f)
-			return strings.Join(claimed, " ")
-		}
+		claim := func(c *client) string { return strings.Join(c.claims("two", "one"), " ") }
 		expect(t, claim(a), "one", "claimed by the first")
 		expect(t, claim(b), "", "claimed by the second")
 		for _, name := range []string{"one", "two"} { // the clock stepped back
@@ -266,8 +261,7 @@ func TestThePlanOfALargeLeaseIsClaimedByOneClientToo(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")
 		expect(t, a.join("l", 40_000).Claimed, true, "claimed")
-		claimed := testkit.Must(b.Claim(f.ctx, []string{"l"}))(f)
-		expect(t, len(claimed), 0, "claimed by another at the same time")
+		expect(t, len(b.claims("l")), 0, "claimed by another at the same time")
 		expect(t, a.beat().Leases[0].DueIn, 500*time.Millisecond, "due, as a heartbeat returns, in")
 		expect(t, b.join("l", 40_000).DueIn, 650*time.Millisecond, "due, as a join returns, in")
 		f.lease("l", func(l *fakestore.Lease, _ int64) { l.PlannedAt -= 300 * time.Millisecond.Microseconds() })

@@ -54,7 +54,7 @@ func TestLeaveThatWaitedForAJoinKeepsItsMembership(t *testing.T) {
 			_, err := conn.Release(f.ctx, s.session, nil, []Leave{{Lease: "l", Now: true}}, first)
 			return err
 		})
-		f.blocked(conn.Raw().PgConn().PID())
+		f.blocked(conn.Raw())
 		f.ok(tx.Commit(f.ctx))
 		f.ok(late())
 		expect(t, f.text("SELECT weight, join_number FROM members WHERE session = $1", s.session), fmt.Sprint("1|", first+1), "membership")

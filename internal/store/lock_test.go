@@ -122,6 +122,12 @@ func (l *locker) token(name string) int64 {
 	return found[0].Token
 }
 
+// sweeps removes the rows of expired sessions, all of them or not.
+func (l *locker) sweeps(all bool) {
+	l.f.Helper()
+	expect(l.f.TB, testkit.Must(l.SweepLocks(l.f.ctx))(l.f), all, "all is swept")
+}
+
 // queue is all that hold and await a lock: h for held, w for waits, s for shared.
 func (f *fixture) queue(name string) string {
 	f.Helper()
@@ -258,7 +264,7 @@ func TestWhoWaitedForTheMutexSeesWhatWasDoneUnderIt(t *testing.T) {
 		answer, _, err := a.locks.Acquire(f.ctx, a.request("x", exclusive, try))
 		return fmt.Sprint(answer.Outcome, err)
 	})
-	f.blocked(a.app.PgConn().PID())
+	f.blocked(a.app)
 	release()
 	expect(t, asking(), "held<nil>", "outcome")
 	expect(t, f.queue("x"), "newh", "queue")
@@ -276,16 +282,14 @@ func TestAnOpenGuardKeepsTheLockWithoutWaits(t *testing.T) {
 	b.says("of an expired holder", LockHeld, "x", exclusive, try)
 	b.says("of an expired holder", LockWaits, "x", exclusive, wait)
 	expect(t, b.token("x"), 0, "token of who waits")
-	done := testkit.Must(b.SweepLocks(f.ctx))(f)
-	expect(t, done, false, "all is swept")
+	b.sweeps(false)
 	if end, err := f.guardLock("x", token); Code(err) != CodeNotOwner {
 		t.Errorf("guard of an evicted session: %v", err)
 	} else {
 		end()
 	}
 	end()
-	done = testkit.Must(b.SweepLocks(f.ctx))(f)
-	expect(t, done, true, "all is swept")
+	b.sweeps(true)
 	expect(t, f.queue("x"), "bh", "queue")
 }
 
@@ -320,7 +324,7 @@ func TestGuardDuringLockReleaseIsRefused(t *testing.T) {
 	commit := f.lock("DELETE FROM locks")
 	late := f.session()
 	guarding := later(func() error { return failure(late.Exec(f.ctx, "SELECT guard_lock('x', $1)", token)) })
-	f.blocked(late.PgConn().PID())
+	f.blocked(late)
 	commit()
 	if err := guarding(); Code(err) != CodeNotOwner {
 		t.Error(err)
@@ -444,7 +448,7 @@ func TestAReleaseWaitsForTheMutex(t *testing.T) {
 		became, _, err := a.locks.Release(f.ctx, time.Minute, a.session, LockRelease{Name: "x", Nonce: a.nonces["x"]}, a.known)
 		return fmt.Sprint(became, err)
 	})
-	f.blocked(a.app.PgConn().PID())
+	f.blocked(a.app)
 	release()
 	expect(t, releasing(), "released<nil>", "outcome")
 }
@@ -509,9 +513,7 @@ func TestAnAcquisitionThatArrivesLateTakesNothing(t *testing.T) {
 		a := f.locker("a")
 		r := a.request("x", exclusive, wait)
 		expect(t, a.release(LockRelease{r.Name, r.Nonce, r.Latest}), LockBusy, "release of what may still arrive")
-		var now int64
-		f.edit(func(_ *fakestore.Tables, clock int64) { now = clock })
-		r.Latest = now - 1
+		r.Latest = f.clock() - 1
 		expect(t, a.release(LockRelease{r.Name, r.Nonce, r.Latest}), LockAbsent, "release of what cannot arrive any more")
 		expect(t, a.send(r).Outcome, LockLate, "outcome")
 		expect(t, f.queue("x"), "", "queue")
@@ -640,8 +642,7 @@ func TestSweepGrantsLocksOfExpiredSessions(t *testing.T) {
 		c.says("c", LockWaits, "y", exclusive, wait)
 		a.says("a", LockGranted, "z", exclusive, try)
 		f.kill("a", "b")
-		done := testkit.Must(d.SweepLocks(f.ctx))(f)
-		expect(t, done, true, "all is swept")
+		d.sweeps(true)
 		expect(t, f.queue("x"), "ch", "queue")
 		expect(t, f.queue("y"), "dh cw", "queue")
 		expect(t, f.queue("z"), "", "queue")
@@ -657,13 +658,11 @@ func TestSweepDoesNotWaitForLocks(t *testing.T) {
 	c.says("c", LockWaits, "y", exclusive, wait)
 	f.exec("DELETE FROM clients WHERE id = 'c'")
 	release := f.lock("SELECT pg_advisory_xact_lock(lock_mutex('x'))")
-	done := testkit.Must(d.SweepLocks(f.ctx))(f)
-	expect(t, done, false, "all is swept")
+	d.sweeps(false)
 	expect(t, f.queue("x"), "-h", "queue")
 	expect(t, f.queue("y"), "dh", "queue")
 	release()
-	done = testkit.Must(d.SweepLocks(f.ctx))(f)
-	expect(t, done, true, "all is swept")
+	d.sweeps(true)
 }
 
 // Even if the sweep is lost with the client that evicted.
@@ -713,9 +712,7 @@ func TestWhatIsListedIsWhatIsHeldAndAwaited(t *testing.T) {
 		}
 		b.says("b", LockGranted, "p/1", shared, try)
 		b.says("b", LockWaits, "p/2", exclusive, wait)
-		var now int64
-		f.edit(func(_ *fakestore.Tables, clock int64) { now = clock })
-		f.setClock(time.UnixMicro(now).Add(time.Second))
+		f.setClock(time.UnixMicro(f.clock()).Add(time.Second))
 		list := func(prefix, after string, most int) string {
 			rows := testkit.Must(a.table.List(f.ctx, prefix, after, most))(f)
 			words := make([]string, len(rows))

@@ -29,8 +29,7 @@ func listening(f *fixture, id string) *client {
 	f.Helper()
 	c := f.client(id)
 	c.join("l", 2)
-	listens := testkit.Must(c.Listen(f.ctx))(f)
-	expect(f.TB, listens, true, "listens")
+	expect(f.TB, testkit.Must(c.Listen(f.ctx))(f), true, "listens")
 	return c
 }
 
@@ -79,8 +78,7 @@ func TestEndlessNotificationsAreReadOnceNotQueued(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
-	listens := testkit.Must(a.Listen(f.ctx))(f)
-	expect(t, listens, true, "listens")
+	expect(t, testkit.Must(a.Listen(f.ctx))(f), true, "listens")
 	for range 3 {
 		f.exec("SELECT pg_notify('pgleases', i || ',' || $1) FROM generate_series(1, 20000) AS i", a.session)
 		f.ok(a.pg().Exec(f.ctx, "SELECT 1"))
@@ -98,8 +96,7 @@ func TestReadNotificationsComeEvery100msAtMost(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
-	listens := testkit.Must(a.Listen(f.ctx))(f)
-	expect(t, listens, true, "listens")
+	expect(t, testkit.Must(a.Listen(f.ctx))(f), true, "listens")
 	notify := func() {
 		f.exec("SELECT pg_notify('pgleases', $1)", a.session)
 		f.ok(a.pg().Exec(f.ctx, "SELECT 1"))

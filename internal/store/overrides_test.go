@@ -2,7 +2,6 @@ package store_test
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -122,8 +121,7 @@ func TestTheLastThatWorksIsDrainedByForceOnly(t *testing.T) {
 func TestAnOverrideEndsWithTheFirstCheckAfterItsTime(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(2)
-		var now int64
-		f.edit(func(_ *fakestore.Tables, clock int64) { now = clock })
+		now := f.clock()
 		f.ok(f.override(fakestore.Override{Verb: "drain", Client: "b"}, now+time.Second.Microseconds(), false))
 		f.ok(f.override(fakestore.Override{Verb: "freeze", Lease: "l"}, now+2*time.Second.Microseconds(), false))
 		if err := f.override(fakestore.Override{Verb: "pause", Lease: "l"}, now, false); said(err) != "unknown" {
@@ -247,8 +245,7 @@ func TestOperatorsNeedNoOtherRight(t *testing.T) {
 	a.release(nil, "empty")
 	f.events()
 	operator := f.role()
-	grants := testkit.Must(os.ReadFile("../../sql/grants/operator.sql"))(f)
-	f.exec(strings.ReplaceAll(string(grants), "pgleases_operator", operator))
+	f.grant("operator", operator)
 	user, as := f.text("SELECT session_user"), f.as(operator)
 	var told []string
 	for _, verb := range []struct{ call, event string }{
@@ -329,13 +326,13 @@ func TestAnEvictionByAnOperatorAndAnEndWaitForEachOther(t *testing.T) {
 	testkit.Must(tx.Exec(f.ctx, "SELECT FROM pgleases.identities FOR UPDATE"))(f)
 	operator, client := f.raw(), f.raw()
 	evicted := later(func() error { _, err := operator.Exec(f.ctx, "SELECT pgleases.evict_client('a', 'r')"); return err })
-	f.blocked(operator.PgConn().PID())
+	f.blocked(operator)
 	ends := StatementsFor("pgleases").Close
 	ended := later(func() error {
 		_, err := client.Exec(f.ctx, ends, pgx.QueryExecModeSimpleProtocol, a.session, 60_000)
 		return err
 	})
-	f.blocked(client.PgConn().PID())
+	f.blocked(client)
 	f.ok(tx.Commit(f.ctx))
 	f.ok(evicted())
 	f.ok(ended())
@@ -379,9 +376,8 @@ func TestClientOverrideCoversConcurrentJoin(t *testing.T) {
 	joins := StatementsFor("pgleases").Join
 	f.ok(tx.QueryRow(f.ctx, joins, pgx.QueryExecModeSimpleProtocol, a.session, "m", 2, 1, 5, 5000).Scan(&row, &row, &row, &row, &row))
 	operator := f.raw()
-	pid := operator.PgConn().PID()
 	drained := later(func() error { _, err := operator.Exec(f.ctx, "SELECT pgleases.drain('a', 'r')"); return err })
-	f.blocked(pid)
+	f.blocked(operator)
 	joined := valueOn[int64](f, tx, "SELECT generation FROM leases WHERE name = 'm'")
 	f.ok(tx.Commit(f.ctx))
 	f.ok(drained())

@@ -131,7 +131,7 @@ func TestAPlanOfAnOldGenerationWritesNothingAtAll(t *testing.T) {
 	read = a.snapshot("one", "two")
 	release := f.lock("UPDATE leases SET generation = generation + 1 WHERE name = 'two'")
 	applying := later(func() Applied { got, _ := a.Apply(f.ctx, read, moves, NotAgain); return got })
-	f.blocked(a.pg().Raw().PgConn().PID())
+	f.blocked(a.pg().Raw())
 	release()
 	expect(t, applying(), Applied{}, "after a change that it waited for")
 	expect(t, strings.Count(f.text(rows), "(one,0,,,0,"), 1, "partitions of lease one that are as they were")
@@ -155,7 +155,7 @@ func TestAPlanDecidesByWhatIsTrueOnceItHasTheLock(t *testing.T) {
 		UPDATE partitions SET epoch = 2 WHERE partition = 3;
 		DELETE FROM clients WHERE id = 'b'`, c.session)
 	applying := later(func() Applied { got, _ := a.Apply(f.ctx, read, moves, NotAgain); return got })
-	f.blocked(a.pg().Raw().PgConn().PID())
+	f.blocked(a.pg().Raw())
 	release()
 	expect(t, applying(), Applied{Applied: true, Asked: 2, Given: 1}, "applied")
 	expect(t, f.state("l", a, b, c), "a>c:1 of a asked, c>c:2 of c, c>c:2 of c, a>c:2 of a asked", "state")
@@ -174,7 +174,7 @@ func TestMoveOfFencedPartitionIsLeftOver(t *testing.T) {
 		got, _ := b.Apply(f.ctx, read, []Move{{"l", 0, b.session}, {"l", 1, b.session}}, NotAgain)
 		return got
 	})
-	f.blocked(b.pg().Raw().PgConn().PID())
+	f.blocked(b.pg().Raw())
 	f.exec("SET session_replication_role = replica; UPDATE partitions SET epoch = 7 WHERE partition = 1; RESET session_replication_role") // without the trigger
 	release()
 	expect(t, applying(), Applied{Applied: true, Given: 1, LeftOver: 1}, "applied")
@@ -214,8 +214,7 @@ func TestAPlanWithMoreMovesStaysDue(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.client("a")
 		a.join("l", 2)
-		applied := testkit.Must(a.Apply(f.ctx, a.snapshot("l"), []Move{{"l", 0, a.session}}, 0))(f)
-		expect(t, applied, Applied{Applied: true, Given: 1}, "first part")
+		expect(t, testkit.Must(a.Apply(f.ctx, a.snapshot("l"), []Move{{"l", 0, a.session}}, 0))(f), Applied{Applied: true, Given: 1}, "first part")
 		expect(t, a.beat().Leases[0].DueIn, 0, "the next plan is due in")
 		expect(t, a.apply(a.snapshot("l"), Move{"l", 1, a.session}), Applied{Applied: true, Given: 1}, "the rest")
 		expect(t, a.beat().Leases[0].DueIn, -time.Microsecond, "the next plan is due in")
@@ -320,7 +319,7 @@ func TestGuardDuringReleaseWaitsAndIsRefused(t *testing.T) {
 	expect(t, len(a.release([]Release{{"l", 0, 1}}).Released), 1, "released")
 	former := f.session()
 	guarding := later(func() error { return failure(former.Exec(f.ctx, "SELECT guard('l', 0, 1)")) })
-	f.blocked(former.PgConn().PID())
+	f.blocked(former)
 	f.ok(a.pg().Exec(f.ctx, "COMMIT"))
 	if err := guarding(); Code(err) != CodeNotOwner {
 		t.Fatal(err)

@@ -147,7 +147,7 @@ func TestReleaseAfterTargetLeftRequestsPlan(t *testing.T) {
 		got, _ := a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, nil, 0)
 		return got
 	})
-	f.blocked(a.pg().Raw().PgConn().PID())
+	f.blocked(a.pg().Raw())
 	f.exec("DELETE FROM members WHERE session = $1", b.session)
 	release()
 	if got := releasing(); len(got.Released) != 1 || got.Released[0].Owner != 0 || len(got.ToPlan) != 1 {
@@ -175,7 +175,7 @@ func TestAReleaseChangesLeasesInTheOrderOfTheirNames(t *testing.T) {
 		_, err := a.Release(f.ctx, a.session, []Release{{"x", 0, 1}, {"y", 0, 1}}, nil, 0)
 		return err
 	})
-	f.blocked(a.pg().Raw().PgConn().PID())
+	f.blocked(a.pg().Raw())
 	testkit.Must(tx.Exec(f.ctx, "SELECT FROM leases WHERE name = 'y' FOR NO KEY UPDATE NOWAIT"))(f)
 	f.ok(tx.Commit(f.ctx))
 	f.ok(releasing())
@@ -196,7 +196,7 @@ func TestReleasesOfOneLeaseWaitForNoOtherRelease(t *testing.T) {
 		applied, _ := c.Apply(f.ctx, []LeaseSnapshot{{Name: "l", Generation: c.beat().Leases[0].Generation}}, []Move{{"l", 2, a.session}}, NotAgain)
 		return applied
 	})
-	f.blocked(c.pg().Raw().PgConn().PID()) // what decides by owners waits
+	f.blocked(c.pg().Raw()) // what decides by owners waits
 	commit()
 	expect(t, planning().Applied, true, "the plan applied afterwards")
 	expect(t, f.state("l", a, b, c), "c>c:2 of c, c>c:2 of c prefers b, b>a:1 of b asked", "state")
@@ -289,7 +289,7 @@ func TestATargetThatChangesMeanwhileIsTheOneReleasedTo(t *testing.T) {
 		got, _ := a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, nil, 0)
 		return got
 	})
-	f.blocked(a.pg().Raw().PgConn().PID())
+	f.blocked(a.pg().Raw())
 	f.exec("UPDATE partitions SET target = $1", c.session) // as a plan that was first would have
 	release()
 	expect(t, releasing().Released[0].Owner, c.session, "new owner")

@@ -31,8 +31,7 @@ func TestMigratingTwiceChangesNothing(t *testing.T) {
 // schema again, it would wait for them, and they for it.
 func TestRacingMigrationsAllSucceedAndOneIsCarriedOut(t *testing.T) {
 	t.Parallel()
-	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t)}
-	f.sql = f.raw()
+	f := emptyFixture(t, "pgleases")
 	f.exec("SELECT pg_advisory_lock(7358216409153)") // as the first has it
 	var wg sync.WaitGroup
 	errs := make([]error, 10)
@@ -79,8 +78,7 @@ func TestAnySchemaNameServes(t *testing.T) {
 // that it cannot replicate.
 func TestAPublicationForAllTablesHindersNothing(t *testing.T) {
 	t.Parallel()
-	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t), schema: "pgleases"}
-	f.sql = f.raw()
+	f := emptyFixture(t, "pgleases")
 	f.exec("CREATE PUBLICATION everything FOR ALL TABLES")
 	f.ok(Engine.Migrate(f.ctx, f.sql, "pgleases"))
 	f.exec("SET search_path = pgleases, public")
@@ -94,8 +92,7 @@ func TestADatabaseMayHaveAnotherEncoding(t *testing.T) {
 	for _, encoding := range testkit.Some("LATIN1", "SQL_ASCII") {
 		t.Run(encoding, func(t *testing.T) {
 			t.Parallel()
-			maker := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t)}
-			maker.sql = maker.raw()
+			maker := emptyFixture(t, "")
 			name := fmt.Sprintf("pgleases_encoded_%d", random())
 			maker.exec(fmt.Sprintf("CREATE DATABASE %s TEMPLATE template0 ENCODING '%s' LC_COLLATE 'C' LC_CTYPE 'C'", name, encoding))
 			t.Cleanup(func() { _, _ = maker.sql.Exec(maker.ctxOfCleanup(), "DROP DATABASE "+name+" WITH (FORCE)") })
@@ -130,8 +127,7 @@ func protocol(f *fixture) {
 	expect(f.TB, a.owned("l"), "0:2> 1:1", "owned")
 	released := a.release([]Release{{"l", 0, 2}, {"l", 1, 1}}, "l")
 	expect(f.TB, len(released.Released), 2, "released")
-	claimed := testkit.Must(b.Claim(f.ctx, []string{"l"}))(f)
-	expect(f.TB, len(claimed), 1, "claimed")
+	expect(f.TB, len(b.claims("l")), 1, "claimed")
 	protocolOfLocks(f, a)
 	f.ok(a.pg().HoldLiveness(f.ctx, a.session, -random()))
 	expect(f.TB, len(a.sees().Held), 1, "locks of sessions")
@@ -140,8 +136,7 @@ func protocol(f *fixture) {
 	expect(f.TB, b.beat().Alive, true, "alive")
 	f.expire(b)
 	expect(f.TB, len(a.evict().IDs), 1, "evicted")
-	generation := testkit.Must(a.AcceptServer(f.ctx, 0, run, 0))(f)
-	expect(f.TB, generation, 0, "server generation accepted")
+	expect(f.TB, testkit.Must(a.AcceptServer(f.ctx, 0, run, 0))(f), 0, "server generation accepted")
 	f.ok(a.RejectServer(f.ctx, 0))
 	testkit.Must(a.Superseder(f.ctx, "b"))(f)
 	testkit.Must(a.Listen(f.ctx))(f)
@@ -170,8 +165,7 @@ func protocolOfLocks(f *fixture, c *client) {
 	expect(f.TB, found[0].Token > 0, true, "granted")
 	answer := testkit.Must(c.pg().ReleaseLocks(f.ctx, c.session, []LockRelease{{Name: "x", Nonce: 2}}, run))(f)
 	expect(f.TB, len(answer.Released), 1, "released")
-	done := testkit.Must(c.pg().SweepLocks(f.ctx))(f)
-	expect(f.TB, done, true, "swept")
+	expect(f.TB, testkit.Must(c.pg().SweepLocks(f.ctx))(f), true, "swept")
 }
 
 // guard is the fence as the library calls it, for a client with a minute of trust.
@@ -200,8 +194,7 @@ func TestEverythingThatOperatorsSeeHasAComment(t *testing.T) {
 
 func TestARoleMayMigrateASchemaThatWasMadeForIt(t *testing.T) {
 	t.Parallel()
-	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t), schema: "made"}
-	f.sql = f.raw()
+	f := emptyFixture(t, "made")
 	role := f.role()
 	f.exec("REVOKE CREATE ON DATABASE " + f.sql.Config().Database + " FROM PUBLIC")
 	var misfit *SchemaError
@@ -228,8 +221,7 @@ func TestMigrationRefusesForeignObjects(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t), schema: `shared\ "schema's"`}
-			f.sql = f.raw()
+			f := emptyFixture(t, `shared\ "schema's"`)
 			role, quoted := f.role(), pgx.Identifier{f.schema}.Sanitize()
 			f.exec("CREATE SCHEMA " + quoted + "; GRANT ALL ON SCHEMA " + quoted + " TO " + role)
 			theirs := f.as(role)
@@ -269,7 +261,7 @@ func (f *fixture) as(role string) *pgx.Conn {
 // schema.
 func TestTheTablesAndTheFunctionsRunAsTheyStand(t *testing.T) {
 	t.Parallel()
-	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t)}
+	f := emptyFixture(t, "pgleases")
 	conn := f.raw()
 	for _, name := range sql.Schema {
 		var misfit *SchemaError

@@ -14,8 +14,7 @@ import (
 
 func TestNoStrangeCodeRunsWhateverTheSearchPath(t *testing.T) {
 	t.Parallel()
-	made := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t), schema: "pgleases"}
-	made.sql = made.raw()
+	made := emptyFixture(t, "pgleases")
 	made.ok(pgtest.MakeStrange(t.Context(), made.sql, "../../sql/schema/*.sql", "../../sql/statements/*.sql", "../connect/connect.go", "migrate.go")) // once, as it takes seconds
 	for _, path := range testkit.Some("strange", "strange, pg_catalog") {
 		t.Run(path, func(t *testing.T) {

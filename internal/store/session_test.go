@@ -234,7 +234,7 @@ func TestAStatementThatIsGivenUpEndsAtTheServer(t *testing.T) {
 		pid := a.pg().Raw().PgConn().PID()
 		ctx, cancel := context.WithCancel(f.ctx)
 		wait := later(func() error { _, err := a.Heartbeat(ctx, a.session, 0, Renewal{}); return err })
-		f.blocked(pid)
+		f.blocked(a.pg().Raw())
 		cancel()
 		start := time.Now()
 		if err := wait(); err == nil {
@@ -279,7 +279,7 @@ func TestANewSessionIsCheckedNoLaterThanItCanExpire(t *testing.T) {
 	release := f.halt("DELETE ON clients")
 	clock := a.beat().Clock
 	evicting := later(func() error { _, err := a.Evict(f.ctx, clock, time.Hour, usualTTL, run); return err })
-	f.blocked(a.pg().Raw().PgConn().PID())
+	f.blocked(a.pg().Raw())
 	registering := later(func() error {
 		_, _, err := quick.Register(f.ctx, registration(random(), "b", 0, random(), time.Second))
 		return err

@@ -43,6 +43,14 @@ func emptyDatabase(t testing.TB) string {
 	return direct
 }
 
+// emptyFixture is a database without the schema.
+func emptyFixture(t testing.TB, schema string) *fixture {
+	t.Helper()
+	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t), schema: schema}
+	f.sql = f.raw()
+	return f
+}
+
 func newFixture(t testing.TB) *fixture { return fixtureIn(t, database(t), "pgleases") }
 
 // freshFixture is newFixture for a test of how sessions end.
@@ -359,10 +367,10 @@ func (f *fixture) halt(what string) (release func()) {
 }
 
 // blocked returns once the connection waits for a lock.
-func (f *fixture) blocked(pid uint32) {
+func (f *fixture) blocked(conn *pgx.Conn) {
 	f.Helper()
 	f.until("the connection waits for a lock", func() bool {
-		return value[bool](f, "SELECT cardinality(pg_blocking_pids($1::int)) > 0", int64(pid))
+		return value[bool](f, "SELECT cardinality(pg_blocking_pids($1::int)) > 0", int64(conn.PgConn().PID()))
 	})
 }
 
