@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,6 +16,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/pgleasestest"
 )
 
 // With an ended context, Close and Leave give up what they could not release within the grace time.
@@ -409,82 +411,73 @@ func TestLeaveWaitsForWorkAndLeaseForLeave(t *testing.T) {
 	wraps(t, "the ownership ended with", context.Cause(p.Context()), pgleases.ErrClosed)
 }
 
+// ends are the two ways to end a lease.
+var ends = map[string]func(context.Context, *pgleasestest.Lease) error{
+	"Close": func(ctx context.Context, l *pgleasestest.Lease) error { return l.Client().Close(ctx) },
+	"Leave": func(ctx context.Context, l *pgleasestest.Lease) error { return l.Leave(ctx) },
+}
+
 func TestCloseAndLeaveWaitForTheDrainTimeoutAtMost(t *testing.T) {
-	t.Parallel()
-	for _, how := range []string{"Close", "Leave"} {
-		t.Run(how, func(t *testing.T) {
-			t.Parallel()
-			const timeout = 200 * time.Millisecond
-			_, ca, cb, a := twoClients(t, 2, pgleases.WithDrainTimeout(timeout))
-			b := joined(t, cb, "work", 2, pgleases.WithWeight(0))
-			testkit.OK(t, b.SetWeight(t.Context(), 1))
-			untilOwns(t, b, 1)
-			hold := a.Hold(t.Context())
-			defer hold.Release()
-			began := time.Now()
-			end := a.Leave
-			if how == "Close" {
-				end = ca.Close
-			}
-			done := make(chan error, 1)
-			go func() { done <- end(context.Background()) }()
-			err := testkit.Receive(t, how+" returns although the hold is open", done)
-			if took := time.Since(began); took < timeout {
-				t.Errorf("%s returned %v after %v, before the drain timeout of %v", how, err, took, timeout)
-			}
-			wraps(t, "the hold ended with", context.Cause(hold.Context()), pgleases.ErrDrainTimeout)
-			untilOwns(t, b, 2)
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const timeout = time.Minute
+				lease := pgleasestest.NewLease("work", 2, pgleases.WithDrainTimeout(timeout))
+				defer lease.Close()
+				lease.Gain(0, 1)
+				hold := lease.Hold(t.Context())
+				defer hold.Release()
+				began := time.Now()
+				err := end(context.Background(), lease)
+				if took := time.Since(began); took < timeout || took > timeout+time.Second {
+					t.Errorf("it returned %v after %v, and the drain timeout is %v", err, took, timeout)
+				}
+				wraps(t, "the hold ended with", context.Cause(hold.Context()), pgleases.ErrDrainTimeout)
+			})
 		})
 	}
 }
 
 // Close and Leave wait for the callback that calls them: it is work.
 func TestCloseAndLeaveInCallbackNameThePartition(t *testing.T) {
-	t.Parallel()
-	ends := map[string]func(context.Context, *pgleases.Lease, *pgleases.Client) error{
-		"Close": func(ctx context.Context, _ *pgleases.Lease, c *pgleases.Client) error { return c.Close(ctx) },
-		"Leave": func(ctx context.Context, l *pgleases.Lease, _ *pgleases.Client) error { return l.Leave(ctx) },
-	}
+	why := errors.New("waited for long enough")
 	for name, end := range ends {
-		t.Run(name+" with the callback's context", func(t *testing.T) {
-			t.Parallel()
-			c := newClient(t, testkit.Pool(t, pgtest.MigratedDatabase(t)))
-			l := joined(t, c, "work", 1)
-			returned := make(chan error, 1)
-			j := run(t, l, func(ctx context.Context, p pgleases.Partition) error {
-				returned <- end(ctx, l, c) // which ends ctx
-				return nil
+		for _, own := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, with a context of its own: %v", name, own), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					lease := pgleasestest.NewLease("work", 4)
+					defer lease.Close()
+					lease.Gain(0, 1, 2, 3)
+					given, cancel := context.WithCancelCause(context.Background())
+					defer cancel(nil)
+					returned := make(chan error, 1)
+					j := run(t, lease.Lease, func(ctx context.Context, p pgleases.Partition) error {
+						switch {
+						case p.Number != 2:
+							return untilAsked(ctx, p)
+						case own:
+							returned <- end(given, lease)
+						default:
+							returned <- end(ctx, lease) // which ends ctx
+						}
+						return nil
+					})
+					if own {
+						time.Sleep(time.Hour)
+						if s := lease.Stats(); s.Draining != 1 || len(returned) > 0 {
+							t.Errorf("what the other callbacks had was not handed over, or it returned before its context ended: %+v", s)
+						}
+						cancel(why)
+					}
+					err := <-returned
+					refused(t, name, err, `lease "work"`, "still in work: 2")
+					if own {
+						wraps(t, name, err, why)
+					}
+					wraps(t, "Run returned", <-j.done, pgleases.ErrClosed)
+				})
 			})
-			refused(t, name, testkit.Receive(t, name+" returns", returned), `lease "work"`, "still in work: 0")
-			wraps(t, "Run returned", testkit.Receive(t, "Run returns", j.done), pgleases.ErrClosed)
-			_ = closes(t, c, context.Background()) // the error was reported already
-		})
-		t.Run(name+" with a context of its own", func(t *testing.T) {
-			t.Parallel()
-			pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
-			c := newClient(t, pool)
-			l := joined(t, c, "work", 4)
-			untilOwns(t, l, 4)
-			returned := make(chan error, 1)
-			own, cancel := context.WithCancelCause(context.Background())
-			j := run(t, l, func(ctx context.Context, p pgleases.Partition) error {
-				if p.Number != 2 {
-					return untilAsked(ctx, p)
-				}
-				returned <- end(own, l, c)
-				return nil
-			})
-			testkit.Becomes(t, pool, "what the other callbacks had is handed over", 1, `SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL`)
-			select {
-			case err := <-returned:
-				t.Fatalf("it returned before its context ended: %v", err)
-			default:
-			}
-			cancel(errors.New("waited for long enough"))
-			refused(t, name, testkit.Receive(t, name+" returns", returned), `lease "work"`, "still in work: 2", "waited for long enough")
-			wraps(t, "Run returned", testkit.Receive(t, "Run returns", j.done), pgleases.ErrClosed)
-			_ = closes(t, c, context.Background())
-		})
+		}
 	}
 }
 

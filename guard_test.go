@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
@@ -111,14 +110,6 @@ func guarded(t testing.TB, pool *pgxpool.Pool, l *pgleases.Lease, p pgleases.Par
 	}
 }
 
-func state(err error) string {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
-		return pgErr.Code
-	}
-	return ""
-}
-
 func ownership(t testing.TB, l *pgleases.Lease, n int) pgleases.Partition {
 	t.Helper()
 	p, ok := l.Partition(n)
@@ -201,7 +192,7 @@ func TestAllOfAClientsLifeGoesOnInEveryModeOfPgx(t *testing.T) {
 			testkit.OK(t, a.SetWeight(t.Context(), 3))
 			until(t, "shares follow the weight", func() bool { return slices.Equal(owned(a, b), []int{3, 1}) }, a, b)
 			shut(t, ca)
-			until(t, "the other owns all", func() bool { return len(b.Values()) == 4 }, b)
+			untilOwns(t, b, 4)
 		})
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"go.uber.org/goleak"
@@ -21,6 +20,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
@@ -194,7 +194,7 @@ func TestTheLongestNamesWork(t *testing.T) {
 	name, schema := strings.Repeat("ß", 127)+"!", strings.Repeat("s", 63)
 	client := newClient(t, pool, pgleases.WithClientID(name), pgleases.WithSchema(schema))
 	lease := joined(t, client, name, 4, pgleases.WithWeight(1000))
-	until(t, "it owns all", func() bool { return len(lease.Values()) == 4 }, lease)
+	untilOwns(t, lease, 4)
 	if got := testkit.Value[int](t, pool, "SELECT count(*) FROM "+schema+".status WHERE owner = $1 AND lease = $1", name); got != 4 {
 		t.Errorf("the view shows %d partitions, not 4", got)
 	}
@@ -221,7 +221,7 @@ func TestBadWeightIsRefusedAndLeavesTheOld(t *testing.T) {
 func TestPartitionsOutOfRangeAreNotOwned(t *testing.T) {
 	t.Parallel()
 	lease := joined(t, newClient(t, testkit.Pool(t, pgtest.Database(t))), "orders", 4)
-	until(t, "it owns all", func() bool { return len(lease.Values()) == 4 }, lease)
+	untilOwns(t, lease, 4)
 	hold := lease.Hold(t.Context())
 	defer hold.Release()
 	for _, n := range []int{-1, 4, 1 << 40, -1 << 40} {
@@ -280,7 +280,7 @@ func TestMisfittingSchemaErrorNamesTheRemedy(t *testing.T) {
 	for _, options := range [][]pgleases.Option{nil, {pgleases.WithoutMigration()}} {
 		client := newClient(t, pool, options...)
 		lease := joined(t, client, "orders", 4)
-		until(t, "it owns all", func() bool { return len(lease.Values()) == 4 }, lease)
+		untilOwns(t, lease, 4)
 		shut(t, client)
 	}
 	testkit.OK(t, pgleases.Migrate(ctx, pool))
@@ -356,7 +356,6 @@ func TestNoPoolAndNoServerAreErrors(t *testing.T) {
 	}
 }
 
-// A server that accepts connections and never answers: only ctx ends the attempt.
 // The error about a malformed connection string, or about a password with an @, does not contain
 // what may be the password.
 func TestErrorsHideThePassword(t *testing.T) {
@@ -386,6 +385,7 @@ func TestErrorsHideThePassword(t *testing.T) {
 	}
 }
 
+// A server that accepts connections and never answers: only ctx ends the attempt.
 func TestOpeningEndsWithItsContext(t *testing.T) {
 	noGoroutineLeft(t)
 	listener := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -437,7 +437,7 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 	}), errCause)
 
 	busy := joined(t, client, "busy", 4)
-	until(t, "it owns all", func() bool { return len(busy.Values()) == 4 }, busy)
+	untilOwns(t, busy, 4)
 	if err := busy.Wait(ended); err != nil {
 		t.Errorf("Wait for what is there: %v", err)
 	}
@@ -511,7 +511,7 @@ func TestGuardRefusesWhatIsNoOwnershipOfTheLease(t *testing.T) {
 	// A transaction that reads only cannot lock, and says so.
 	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error { return lease.Guard(ctx, tx, p) })
 	refused(t, "a read-only transaction", err, `"orders"`, "read-only")
-	if state(err) != "25006" || errors.Is(err, pgleases.ErrNotOwner) {
+	if store.Code(err) != "25006" || errors.Is(err, pgleases.ErrNotOwner) {
 		t.Errorf("a read-only transaction: %v, not SQLSTATE 25006 alone", err)
 	}
 	// In a transaction that has failed, Guard fails with the transaction's error.
@@ -519,19 +519,17 @@ func TestGuardRefusesWhatIsNoOwnershipOfTheLease(t *testing.T) {
 		_, _ = tx.Exec(ctx, "SELECT 1/0")
 		return lease.Guard(ctx, tx, p)
 	})
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || pgErr.Code != "25P02" {
+	if store.Code(err) != "25P02" {
 		t.Errorf("a failed transaction: %v", err)
 	}
 }
 
-func TestTheZeroPartitionIsHarmless(t *testing.T) {
+func TestAPartitionThatIsOfNoLeaseIsHarmless(t *testing.T) {
 	t.Parallel()
-	var p pgleases.Partition
-	if got := p.String(); got != "0@0" {
-		t.Errorf("String: %s", got)
+	if got := fmt.Sprint(pgleases.Partition{}, pgleases.Partition{Number: 7, Epoch: 1 << 32}); got != "0@0 7@4294967296" {
+		t.Errorf("partitions are printed as %q", got)
 	}
-	wraps(t, "the zero Partition's context", context.Cause(p.Context()), pgleases.ErrNotOwner)
+	wraps(t, "the zero Partition's context", context.Cause(pgleases.Partition{}.Context()), pgleases.ErrNotOwner)
 }
 
 // The texts of the TTL's limits follow the code.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,6 +17,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/pgleasestest"
 )
 
 func TestLeaseAgainReturnsTheSameLease(t *testing.T) {
@@ -110,24 +112,23 @@ func TestALeaseThatIsNotWaitedForLeavesNoMembership(t *testing.T) {
 }
 
 func TestWaitWaitsForAPartition(t *testing.T) {
-	t.Parallel()
-	c := newClient(t, testkit.Pool(t, pgtest.Database(t)))
-	l := joined(t, c, "work", 1, pgleases.WithWeight(0))
-	why := errors.New("the bus comes")
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, why)
-	defer cancel()
-	if err := l.Wait(ctx); !errors.Is(err, why) || !strings.Contains(err.Error(), "work") {
-		t.Errorf("Wait returned %v, not %v with the lease", err, why)
-	}
-	done := make(chan error, 1)
-	go func() { done <- l.Wait(t.Context()) }()
-	testkit.OK(t, l.SetWeight(t.Context(), 1))
-	if err := testkit.Receive(t, "Wait returns", done); err != nil || len(l.Values()) != 1 {
-		t.Errorf("Wait returned %v, not nil, and owned is %v, not one partition", err, l.Values())
-	}
-	if err := l.Wait(canceled(why)); err != nil {
-		t.Errorf("where it owns something, Wait returned %v, not nil", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		lease := pgleasestest.NewLease("work", 1)
+		defer lease.Close()
+		why := errors.New("the bus comes")
+		err := lease.Wait(canceled(why))
+		wraps(t, "Wait for nothing", err, why)
+		refused(t, "Wait for nothing", err, `"work"`)
+		done := make(chan error, 1)
+		go func() { done <- lease.Wait(t.Context()) }()
+		synctest.Wait()
+		if len(done) > 0 {
+			t.Error("Wait returned before anything was owned")
+		}
+		lease.Gain(0)
+		testkit.OK(t, <-done)
+		testkit.OK(t, lease.Wait(canceled(why))) // something is owned
+	})
 }
 
 func TestStatsReportTheClientsState(t *testing.T) {
@@ -184,13 +185,6 @@ func TestPartitionForIsTheSameInSQL(t *testing.T) {
 		if want := l.PartitionFor(key); got[i] != want || want < 0 || want >= 4097 {
 			t.Errorf("partition of %.20q: %d in SQL, %d here", key, got[i], want)
 		}
-	}
-}
-
-func TestAPartitionIsPrintedWithItsEpoch(t *testing.T) {
-	t.Parallel()
-	if got := fmt.Sprint(pgleases.Partition{Number: 7, Epoch: 1 << 32}); got != "7@4294967296" {
-		t.Errorf("a partition is printed as %q", got)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -13,6 +14,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/pgleasestest"
 )
 
 func TestTheHandoffDelayIsPaidForWhatSomebodyReadOnly(t *testing.T) {
@@ -78,18 +80,17 @@ func delays(t *testing.T, pool *pgxpool.Pool) []time.Duration {
 
 // A read delays what was shown at that time, not what was gained afterwards.
 func TestUnreadPartitionSkipsTheHandoffDelay(t *testing.T) {
-	t.Parallel()
-	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
-	journal(t, pool)
-	a := joined(t, newClient(t, pool, pgleases.WithClientID("a")), "work", 2,
-		pgleases.WithHandoffDelay(time.Hour), pgleases.WithWeight(0))
-	if got := a.Values(); len(got) != 0 {
-		t.Fatalf("without weight it owns %v, not nothing", got)
-	}
-	testkit.OK(t, a.SetWeight(t.Context(), 1))
-	untilOwns(t, a, 2)
-	b := joined(t, newClient(t, pool, pgleases.WithClientID("b")), "work", 2)
-	untilOwns(t, b, 1)
+	synctest.Test(t, func(t *testing.T) {
+		lease := pgleasestest.NewLease("work", 1, pgleases.WithHandoffDelay(time.Hour))
+		defer lease.Close()
+		lease.Values()
+		lease.Gain(0)
+		began := time.Now()
+		<-lease.Lose(0)
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("handed over after %v", took)
+		}
+	})
 }
 
 func TestAPartitionLeavesValuesBeforeItsHandoffDelay(t *testing.T) {
@@ -101,7 +102,7 @@ func TestAPartitionLeavesValuesBeforeItsHandoffDelay(t *testing.T) {
 	}
 	p := []pgleases.Partition{ownership(t, a, 0), ownership(t, a, 1), ownership(t, a, 2), ownership(t, a, 3)}
 	b := joined(t, cb, "work", 4)
-	until(t, "two are withdrawn", func() bool { return len(a.Values()) == 2 }, a)
+	untilOwns(t, a, 2)
 	if !slices.Equal(loop, []int{0, 1, 2, 3}) {
 		t.Errorf("the slice that was read became %v, and should stay 0 to 3", loop)
 	}
@@ -124,78 +125,54 @@ func TestAPartitionLeavesValuesBeforeItsHandoffDelay(t *testing.T) {
 }
 
 func TestValuesIsAscendingAndExactAndNeverNil(t *testing.T) {
-	t.Parallel()
-	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
-	c := newClient(t, pool, pgleases.WithClientID("a"))
-	a := joined(t, c, "work", 16, pgleases.WithHandoffDelay(0))
-	check := func() bool {
+	lease := pgleasestest.NewLease("work", 16, pgleases.WithHandoffDelay(0))
+	check := func(want ...int) {
 		t.Helper()
-		got := a.Values()
-		if got == nil || len(got) != cap(got) || !slices.IsSorted(got) || len(slices.Compact(slices.Clone(got))) != len(got) {
-			t.Errorf("Values is %#v with capacity %d: not ascending, not exact, or nil", got, cap(got))
+		if got := lease.Values(); got == nil || len(got) != cap(got) || !slices.Equal(got, want) {
+			t.Errorf("Values is %#v with capacity %d, not %v", got, cap(got), want)
 		}
-		return len(got) == 16
 	}
 	check()
-	until(t, "it owns all", check, a)
-	_ = append(a.Values(), 99)
+	lease.Gain(7, 3, 11)
+	check(3, 7, 11)
+	_ = append(lease.Values(), 99)
+	check(3, 7, 11)
+	<-lease.Lose(7)
+	check(3, 11)
+	lease.Expire()
 	check()
-	other := newClient(t, pool, pgleases.WithClientID("b"))
-	b := joined(t, other, "work", 16, pgleases.WithHandoffDelay(0))
-	until(t, "b owns half", func() bool { check(); return len(b.Values()) == 8 }, a, b)
-	for weight, want := range []int{0, 8} {
-		testkit.OK(t, a.SetWeight(t.Context(), weight))
-		until(t, "shares follow", func() bool { check(); return len(a.Values()) == want }, a)
-	}
-	shut(t, other)
-	until(t, "it owns all again", check, a)
-	shut(t, c)
-	if check() {
-		t.Error("closed, it owns all")
-	}
+	lease.Close()
+	check()
 }
 
 func TestChangedIsClosedAtTheNextChangeAndNotBefore(t *testing.T) {
-	t.Parallel()
-	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
-	ca := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(20*time.Millisecond))
-	a := joined(t, ca, "work", 2, pgleases.WithWeight(0), pgleases.WithHandoffDelay(0))
-	next := func(what string, do func()) {
-		t.Helper()
-		changed := a.Changed()
-		before := numbers(a)
-		beats(t, ca, 5)
-		select {
-		case <-changed:
-			t.Errorf("before %s: closed without a change", what)
-		default:
+	synctest.Test(t, func(t *testing.T) {
+		lease := pgleasestest.NewLease("work", 2)
+		for _, change := range []struct {
+			what string
+			do   func()
+		}{
+			{"a gain", func() { lease.Gain(0, 1) }}, {"a handoff", func() { <-lease.Lose(1) }},
+			{"a loss of trust", lease.Expire}, {"another gain", func() { lease.Gain(0) }}, {"the end", lease.Close},
+		} {
+			changed, before := lease.Changed(), numbers(lease.Lease)
+			time.Sleep(time.Hour)
+			select {
+			case <-changed:
+				t.Errorf("before %s: closed without a change", change.what)
+			default:
+			}
+			if lease.Changed() != changed {
+				t.Errorf("before %s: another channel without a change", change.what)
+			}
+			change.do()
+			<-changed
+			if got := numbers(lease.Lease); slices.Equal(got, before) {
+				t.Errorf("%s: Changed is closed, and what is owned has not changed: %v", change.what, got)
+			}
 		}
-		if a.Changed() != changed {
-			t.Errorf("before %s: another channel without a change", what)
-		}
-		do()
-		testkit.Receive(t, what+" closes Changed", changed)
-		if got := numbers(a); slices.Equal(got, before) {
-			t.Errorf("%s: Changed is closed, and what is owned has not changed: %v", what, got)
-		}
-	}
-	next("a gain", func() {
-		testkit.OK(t, a.SetWeight(t.Context(), 1))
+		<-lease.Changed() // it stays closed
 	})
-	untilOwns(t, a, 2)
-	var cb *pgleases.Client
-	var b *pgleases.Lease
-	next("a handoff", func() {
-		cb = newClient(t, pool, pgleases.WithClientID("b"))
-		b = joined(t, cb, "work", 2, pgleases.WithHandoffDelay(0))
-	})
-	untilOwns(t, b, 1)
-	next("a return", func() { shut(t, cb) })
-	untilOwns(t, a, 2)
-	next("a loss of trust", func() { testkit.Execute(t, pool, `DELETE FROM pgleases.clients WHERE id = 'a'`) })
-	untilOwns(t, a, 2)
-	next("the end", func() { shut(t, ca) })
-	testkit.Receive(t, "Changed stays closed", a.Changed())
 }
 
 // The same set under new epochs is a change.

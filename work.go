@@ -211,7 +211,7 @@ func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(contex
 // A failure is one reason for which callbacks of a lease failed within a second. Callbacks of many
 // partitions often fail for one reason, and get one line.
 type failure struct {
-	err        error // of the first call, as the next three
+	err        error // of the first call, as are the next three fields
 	of         *owned.Ownership
 	lost       bool // the ownership had ended when the call returned
 	asked      bool

@@ -8,8 +8,6 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -111,29 +109,26 @@ func TestAHoldPinsWhatWasOwnedWhenItWasTaken(t *testing.T) {
 }
 
 func TestAHoldsContextIsOfItsParent(t *testing.T) {
-	t.Parallel()
+	lease := pgleasestest.NewLease("work", 1)
+	defer lease.Close()
+	lease.Gain(0)
 	why := errors.New("supper")
-	_, _, _, a := twoClients(t, 2)
 	ctx, cancel := context.WithCancelCause(context.WithValue(t.Context(), hour(0), "six"))
-	hold := a.Hold(ctx)
+	hold := lease.Hold(ctx)
 	defer hold.Release()
 	if hold.Context().Value(hour(0)) != "six" {
 		t.Error("the hold's context does not have its parent's values")
 	}
 	cancel(why)
 	wraps(t, "the hold ended with", ended(t, "the hold ends", hold.Context()), why)
-	if p, _ := a.Partition(0); p.Context().Err() != nil {
-		t.Error("the ownership ended with a hold's parent")
-	}
+	testkit.OK(t, ownership(t, lease.Lease, 0).Context().Err())
 }
 
 type hour int
 
 func TestAHoldOfNothingIsEmptyAndHarmless(t *testing.T) {
-	t.Parallel()
-	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
-	c := newClient(t, pool)
-	l := joined(t, c, "work", 2, pgleases.WithWeight(0))
+	lease := pgleasestest.NewLease("work", 2)
+	defer lease.Close()
 	check := func(hold *pgleases.Hold) {
 		t.Helper()
 		if got := hold.Values(); got == nil || len(got) != 0 || cap(got) != 0 {
@@ -142,22 +137,19 @@ func TestAHoldOfNothingIsEmptyAndHarmless(t *testing.T) {
 		if p, ok := hold.Partition(0); ok || p != (pgleases.Partition{}) {
 			t.Errorf("it contains %v, not nothing", p)
 		}
-		if err := hold.Context().Err(); err != nil {
-			t.Errorf("its context has ended: %v", err)
-		}
+		testkit.OK(t, hold.Context().Err())
 		hold.Release()
 		hold.Release()
 		wraps(t, "released, its context's error is", hold.Context().Err(), context.Canceled)
 	}
-	check(l.Hold(t.Context()))
-	testkit.OK(t, l.SetWeight(t.Context(), 1))
-	untilOwns(t, l, 2)
-	open := l.Hold(t.Context())
-	if err := closes(t, c, canceled(nil)); err == nil {
+	check(lease.Hold(t.Context()))
+	lease.Gain(0, 1)
+	open := lease.Hold(t.Context())
+	defer open.Release()
+	if err := closes(t, lease.Client(), canceled(nil)); err == nil {
 		t.Error("Close says that nothing was left in work")
 	}
-	check(l.Hold(t.Context()))
-	open.Release()
+	check(lease.Hold(t.Context()))
 }
 
 func TestAHandoffFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
@@ -223,46 +215,25 @@ func TestAHandoffFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
 }
 
 func TestRunIsCalledAgainOnlyUnderANewEpochAfterNil(t *testing.T) {
-	t.Parallel()
-	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
-	ca := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(20*time.Millisecond))
-	a := joined(t, ca, "work", 4)
-	var mu sync.Mutex
-	calls := make(map[int][]int64)
-	number := func() (n int) {
-		mu.Lock()
-		defer mu.Unlock()
-		for _, epochs := range calls {
-			n += len(epochs)
+	synctest.Test(t, func(t *testing.T) {
+		lease := pgleasestest.NewLease("work", 1)
+		var epochs []int64
+		go func() {
+			_ = lease.Run(t.Context(), func(_ context.Context, p pgleases.Partition) error {
+				epochs = append(epochs, p.Epoch)
+				return nil
+			})
+		}()
+		for range 3 {
+			lease.Gain(0)
+			time.Sleep(time.Hour)
+			<-lease.Lose(0)
 		}
-		return n
-	}
-	run(t, a, func(_ context.Context, p pgleases.Partition) error {
-		mu.Lock()
-		defer mu.Unlock()
-		calls[p.Number] = append(calls[p.Number], p.Epoch)
-		return nil
+		lease.Close()
+		if len(epochs) != 3 || !slices.IsSorted(epochs) || len(slices.Compact(epochs)) != 3 {
+			t.Errorf("3 ownerships, and the calls were under the epochs %v", epochs)
+		}
 	})
-	until(t, "every partition was called", func() bool { return number() == 4 }, a)
-	beats(t, ca, 5)
-	if n := number(); n != 4 {
-		t.Errorf("%d calls for 4 ownerships", n)
-	}
-	b := joined(t, newClient(t, pool, pgleases.WithClientID("b")), "work", 4)
-	testkit.Becomes(t, pool, "b owns half", 2, `SELECT count(*) FROM pgleases.status WHERE owner = 'b'`)
-	testkit.OK(t, b.Leave(t.Context()))
-	until(t, "what came back was called", func() bool { return number() == 6 }, a)
-	beats(t, ca, 5)
-	mu.Lock()
-	defer mu.Unlock()
-	for n, epochs := range calls {
-		if !slices.IsSorted(epochs) || len(slices.Compact(slices.Clone(epochs))) != len(epochs) {
-			t.Errorf("partition %d was called under the epochs %v, which do not rise", n, epochs)
-		}
-	}
-	if n := len(slices.Concat(calls[0], calls[1], calls[2], calls[3])); n != 6 {
-		t.Errorf("%d calls for 6 ownerships", n)
-	}
 }
 
 func TestFailedCallbackIsCalledAgainWithBackoff(t *testing.T) {
@@ -294,28 +265,25 @@ func TestFailedCallbackIsCalledAgainWithBackoff(t *testing.T) {
 }
 
 func TestAPartitionLeavesBetweenFailedCalls(t *testing.T) {
-	t.Parallel()
-	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
-	var book logbook
-	ca := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(20*time.Millisecond), book.option())
-	a := joined(t, ca, "work", 2)
-	called, calls := make(chan struct{}, 1000), make([]atomic.Int32, 2)
-	run(t, a, func(_ context.Context, p pgleases.Partition) error {
-		calls[p.Number].Add(1)
-		called <- struct{}{}
-		return errors.New("never")
+	synctest.Test(t, func(t *testing.T) {
+		lease := pgleasestest.NewLease("work", 1)
+		defer lease.Close()
+		lease.Gain(0)
+		calls := 0
+		go func() {
+			_ = lease.Run(t.Context(), func(context.Context, pgleases.Partition) error {
+				calls++
+				return errors.New("never")
+			})
+		}()
+		time.Sleep(time.Minute)
+		<-lease.Lose(0)
+		before := calls
+		time.Sleep(time.Hour)
+		if before < 5 || calls != before {
+			t.Errorf("it was called %d times, and %d times after the partition had left", before, calls-before)
+		}
 	})
-	for range 5 {
-		testkit.Receive(t, "calls", called)
-	}
-	b := joined(t, newClient(t, pool, pgleases.WithClientID("b")), "work", 2)
-	until(t, "b owns one", func() bool { return len(b.Values()) == 1 }, b)
-	n := b.Values()[0]
-	before := calls[n].Load()
-	beats(t, ca, 10)
-	if again := calls[n].Load() - before; again != 0 {
-		t.Errorf("the old owner was called %d times after the partition had left", again)
-	}
 }
 
 func TestErrorAfterTheEndIsLogged(t *testing.T) {
@@ -350,102 +318,77 @@ func TestErrorAfterTheEndIsLogged(t *testing.T) {
 }
 
 func TestASecondConcurrentRunIsAnError(t *testing.T) {
-	t.Parallel()
-	l := joined(t, newClient(t, testkit.Pool(t, pgtest.MigratedDatabase(t))), "work", 1)
-	began := make(chan struct{}, 2)
-	fn := func(ctx context.Context, p pgleases.Partition) error {
-		began <- struct{}{}
-		return untilAsked(ctx, p)
-	}
-	first := run(t, l, fn)
-	testkit.Receive(t, "the first Run works", began)
-	if err := testkit.Receive(t, "the second Run returns", run(t, l, fn).done); err == nil || !strings.Contains(err.Error(), "work") {
-		t.Errorf("a second Run returned %v, not an error that names the lease", err)
-	}
-	if len(began) != 0 {
-		t.Error("a second Run called fn")
-	}
-	first.stop(nil)
-	wraps(t, "Run returned", testkit.Receive(t, "the first Run returns", first.done), context.Canceled)
-	third := run(t, l, fn)
-	testkit.Receive(t, "a Run after the first works", began)
-	third.stop(nil)
-	testkit.Receive(t, "it returns", third.done)
+	synctest.Test(t, func(t *testing.T) {
+		lease := pgleasestest.NewLease("work", 1)
+		defer lease.Close()
+		lease.Gain(0)
+		calls := 0
+		fn := func(ctx context.Context, p pgleases.Partition) error {
+			calls++
+			return untilAsked(ctx, p)
+		}
+		for n := range 2 { // another one after the first is none beside it
+			first := run(t, lease.Lease, fn)
+			synctest.Wait()
+			if err := lease.Run(t.Context(), fn); err == nil || !strings.Contains(err.Error(), `"work"`) {
+				t.Errorf("a second Run returned %v, not an error that names the lease", err)
+			}
+			first.stop(nil)
+			wraps(t, "Run returned", <-first.done, context.Canceled)
+			if calls != n+1 {
+				t.Errorf("%d calls in %d Runs", calls, n+1)
+			}
+		}
+	})
 }
 
 func TestRunReturnsTheCauseAfterAllCallbacksReturned(t *testing.T) {
-	t.Parallel()
 	why := errors.New("dinner")
 	for name, test := range map[string]struct {
-		end  func(t *testing.T, c *pgleases.Client, l *pgleases.Lease, stop context.CancelCauseFunc) (wait func())
+		end  func(l *pgleasestest.Lease, stop context.CancelCauseFunc) error
 		want error
 	}{
-		"context": {func(_ *testing.T, _ *pgleases.Client, _ *pgleases.Lease, stop context.CancelCauseFunc) func() {
-			stop(why)
-			return func() {}
-		}, why},
-		"client closed": {func(t *testing.T, c *pgleases.Client, _ *pgleases.Lease, _ context.CancelCauseFunc) func() {
-			return background(t, func() error { return c.Close(context.Background()) })
+		"context": {func(_ *pgleasestest.Lease, stop context.CancelCauseFunc) error { stop(why); return nil }, why},
+		"client closed": {func(l *pgleasestest.Lease, _ context.CancelCauseFunc) error {
+			return l.Client().Close(context.Background())
 		}, pgleases.ErrClosed},
-		"lease left": {func(t *testing.T, _ *pgleases.Client, l *pgleases.Lease, _ context.CancelCauseFunc) func() {
-			return background(t, func() error { return l.Leave(context.Background()) })
-		}, pgleases.ErrClosed},
+		"lease left": {func(l *pgleasestest.Lease, _ context.CancelCauseFunc) error { return l.Leave(context.Background()) }, pgleases.ErrClosed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c := newClient(t, testkit.Pool(t, pgtest.MigratedDatabase(t)))
-			l := joined(t, c, "work", 3)
-			var atWork atomic.Int32
-			began, asked, finish := make(chan struct{}, 3), make(chan error, 3), make(chan struct{})
-			j := run(t, l, func(ctx context.Context, p pgleases.Partition) error {
-				atWork.Add(1)
-				defer atWork.Add(-1)
-				began <- struct{}{}
-				<-ctx.Done()
-				asked <- context.Cause(ctx)
-				<-finish
-				if err := p.Context().Err(); err != nil {
-					t.Errorf("the ownership ended during the work: %v", context.Cause(p.Context()))
+			synctest.Test(t, func(t *testing.T) {
+				lease := pgleasestest.NewLease("work", 3)
+				defer lease.Close()
+				lease.Gain(0, 1, 2)
+				asked, finish := make(chan error, 3), make(chan struct{})
+				j := run(t, lease.Lease, func(ctx context.Context, p pgleases.Partition) error {
+					<-ctx.Done()
+					asked <- context.Cause(ctx)
+					<-finish
+					if p.Context().Err() != nil {
+						t.Errorf("the ownership ended during the work: %v", context.Cause(p.Context()))
+					}
+					return nil
+				})
+				synctest.Wait()
+				ended := make(chan error, 1)
+				go func() { ended <- test.end(lease, j.stop) }()
+				for range 3 {
+					wraps(t, "a callback's context ended with", <-asked, test.want)
 				}
-				return nil
+				finish <- struct{}{}
+				finish <- struct{}{}
+				synctest.Wait()
+				if len(j.done) > 0 {
+					t.Error("Run returned while a callback was at work")
+				}
+				finish <- struct{}{}
+				wraps(t, "Run returned", <-j.done, test.want)
+				testkit.OK(t, <-ended)
+				if test.want != why {
+					wraps(t, "Run afterwards", lease.Run(t.Context(), untilAsked), test.want)
+				}
 			})
-			for range 3 {
-				testkit.Receive(t, "calls", began)
-			}
-			wait := test.end(t, c, l, j.stop)
-			for range 3 {
-				wraps(t, "a callback's context ended with", testkit.Receive(t, "callbacks are asked to end", asked), test.want)
-			}
-			finish <- struct{}{}
-			finish <- struct{}{}
-			until(t, "two have returned", func() bool { return atWork.Load() == 1 })
-			select {
-			case err := <-j.done:
-				t.Errorf("Run returned %v while a callback was at work", err)
-			default:
-			}
-			finish <- struct{}{}
-			if err := testkit.Receive(t, "Run returns", j.done); !errors.Is(err, test.want) || atWork.Load() != 0 {
-				t.Errorf("Run returned %v, not %v, with %d callbacks at work, not 0", err, test.want, atWork.Load())
-			}
-			wait()
-			if test.want != why {
-				wraps(t, "Run afterwards", l.Run(t.Context(), untilAsked), test.want)
-			}
 		})
-	}
-}
-
-// background calls fn; the returned function waits for it and fails the test if it returned an
-// error.
-func background(t *testing.T, fn func() error) (wait func()) {
-	done := make(chan error, 1)
-	go func() { done <- fn() }()
-	return func() {
-		t.Helper()
-		if err := testkit.Receive(t, "the call returns", done); err != nil {
-			t.Error(err)
-		}
 	}
 }
 
