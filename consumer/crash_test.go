@@ -173,7 +173,7 @@ func TestOldPollEndsNoRun(t *testing.T) {
 			return nil
 		}
 		deliver := w.wire.Delay("pg_snapshot_xmin")
-		testkit.Until(t, "a poll is under way", func() bool { return w.wire.Left() == 0 })
+		testkit.Until(t, "a poll is under way", w.wire.Delayed)
 		go func() {
 			testkit.Becomes(t, db.Pool, "the attempt has ended", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked WHERE crashes = 0")
 			deliver()

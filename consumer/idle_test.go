@@ -181,7 +181,7 @@ func TestPollBesideAJobIsNoReasonToPollRarely(t *testing.T) {
 		quieten(t)
 		w.probed(2)
 		deliver := w.wire.Delay("pg_snapshot_xmin")
-		testkit.Until(t, "a poll is under way", func() bool { return w.wire.Left() == 0 })
+		testkit.Until(t, "a poll is under way", w.wire.Delayed)
 		go func() {
 			testkit.Becomes(t, db.Pool, "the row has failed", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
 			testkit.Until(t, "the job has ended", func() bool { return w.Stats().Failures > 0 })

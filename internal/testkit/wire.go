@@ -29,6 +29,7 @@ type Wire struct {
 	counts  string // the text that is counted; empty: count all messages
 	counted int
 	records bool
+	delayed atomic.Int32 // answers that have arrived, and are not delivered yet
 }
 
 // An instruction says how messages with a text are handled.
@@ -133,6 +134,9 @@ func (w *Wire) Delay(text string) (deliver func()) {
 	})
 	return sync.OnceFunc(func() { close(late) })
 }
+
+// Delayed reports whether an answer has arrived that is not delivered yet.
+func (w *Wire) Delayed() bool { return w.delayed.Load() > 0 }
 
 // Strand delays the next message with a text until deliver is called, which returns when the answer
 // contains the text answered. For its sender the connection is lost at once.
@@ -300,7 +304,9 @@ func (c *wired) Read(b []byte) (int, error) {
 	c.asked = c.asked && n == 0
 	c.wire.mu.Unlock()
 	if late := c.late.Swap(nil); late != nil {
+		c.wire.delayed.Add(1)
 		<-*late
+		c.wire.delayed.Add(-1)
 	}
 	switch state := c.state.Load(); {
 	case state == deaf: // the server has executed it
