@@ -78,7 +78,7 @@ func (e *execution) attempt() *attempt {
 		} else if a.outcome != noted && a.decided.unchanged(r) {
 			return nil
 		}
-		limit := e.db.times.answer
+		limit := e.db.times.Answer
 		if a.called() { // the commit may take as long as the handler
 			limit = max(limit, l.timeout)
 		}

@@ -55,7 +55,7 @@ func (e *execution) call(ctx context.Context, tx pgx.Tx, a *attempt, run Run[jso
 	defer context.AfterFunc(ctx, func() {
 		select {
 		case <-returned:
-		case <-time.After(e.db.times.overrun):
+		case <-time.After(e.db.times.Overrun):
 			e.runLogger(a).Warn("schedule: handler still running after its context ended", slog.Any("cause", context.Cause(ctx)))
 		}
 	})()

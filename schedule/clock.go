@@ -5,12 +5,9 @@ import (
 	"time"
 )
 
-// clockDoubt is how long a step of the database's clock is doubted, so a clock that is wrong for a
-// moment does no harm. Steps of up to maxStep are accepted at once.
-const (
-	clockDoubt = time.Minute
-	maxStep    = time.Minute
-)
+// maxStep is how large a step of the database's clock is accepted at once. A larger step is doubted,
+// so a clock that is wrong for a moment does no harm.
+const maxStep = time.Minute
 
 // A serverClock computes the database's time between two answers, from the time that elapses on
 // this host. The date of this host does not matter. It is safe for concurrent use.

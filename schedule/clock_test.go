@@ -49,8 +49,8 @@ func TestClockWrongAtEachStatementOfRun(t *testing.T) {
 		t.Run(by, func(t *testing.T) { // not in parallel: such subtests run last, and these wait for seconds
 			db := newFreshDatabase(t)
 			w := newSteadyWorker(db)
-			w.SweepEvery(100 * time.Millisecond)
-			w.Doubt(50 * time.Millisecond)
+			w.Times().Sweep = 100 * time.Millisecond
+			w.Times().ClockDoubt = 50 * time.Millisecond
 			out := func(ctx context.Context, r schedule.Run[args]) error {
 				return r.Guarded(ctx, func(tx pgx.Tx) error {
 					_, err := tx.Exec(ctx, "INSERT INTO public.effects (name, at) VALUES ($1, $2)", r.Name, r.At)

@@ -177,8 +177,8 @@ func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newSteadyWorker(db)
-	w.Give(500 * time.Millisecond)
-	w.PollLimit(time.Second) // on a busy machine the first connection takes that long
+	w.Times().Answer = 500 * time.Millisecond
+	w.Times().PollLimit = time.Second // on a busy machine the first connection takes that long
 	l, calls := newLedger(db, "close"), newLedger(db, "send")
 	calls.calls = "at least once"
 	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))

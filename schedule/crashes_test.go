@@ -215,7 +215,7 @@ func TestASuspectHoldsUpItsProcessForAWhileOnly(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w, log := newLogged(db)
-	w.HoldForSuspects(300 * time.Millisecond)
+	w.Times().SuspectHold = 300 * time.Millisecond
 	began, ends := make(chan int, 10), []chan struct{}{make(chan struct{}), make(chan struct{})}
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, _ pgx.Tx, r schedule.Run[args]) error {
 		began <- r.Args.N

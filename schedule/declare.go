@@ -24,10 +24,6 @@ const together = 20
 // 10 s.
 const maxStarts = 12
 
-// declareEvery is the time between two records of the declared schedules. The database writes one a
-// day.
-const declareEvery = time.Hour
-
 // recent is how old the last record may be when a process starts, so that it need not write
 // another.
 const recent = 24 * time.Hour
@@ -100,7 +96,7 @@ func (s *Scheduler) keepDeclared(ctx context.Context) {
 	names, _ := s.registry.declarations()
 	failing := false
 	for len(names) > 0 {
-		if store.Pause(ctx, s.times.declare); ctx.Err() != nil {
+		if store.Pause(ctx, s.times.Declare); ctx.Err() != nil {
 			return
 		}
 		err := s.db.briefly(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.db.sendDeclare(ctx, tx, names) })

@@ -19,7 +19,7 @@ func TestProcessRecordsDeclarations(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db)
 	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
-	w.DeclareEvery(10 * time.Millisecond)
+	w.Times().Declare = 10 * time.Millisecond
 	w.run().has("close")
 	l := newLedger(db, "close")
 	noted := func() time.Time {

@@ -20,7 +20,7 @@ func ServerTime(shown, then, now time.Time) time.Time {
 func TrustsLast(readings ...[2]time.Duration) (trusted bool) {
 	var c serverClock
 	for _, r := range readings {
-		trusted = c.heard(processStart.Add(r[0]+r[1]), processStart.Add(r[0]), processStart.Add(r[0]), clockDoubt)
+		trusted = c.heard(processStart.Add(r[0]+r[1]), processStart.Add(r[0]), processStart.Add(r[0]), defaultTimings.ClockDoubt)
 	}
 	return trusted
 }
@@ -34,47 +34,11 @@ func Flattened(err error) (safe error) {
 // Hasten makes a scheduler poll often and trust the database's clock at once, for tests that set
 // that clock.
 func (s *Scheduler) Hasten() {
-	s.times.poll, s.times.pollPause, s.times.clockDoubt = 50*time.Millisecond, 2*time.Millisecond, 0
+	s.times.Poll, s.times.PollPause, s.times.ClockDoubt = 50*time.Millisecond, 2*time.Millisecond, 0
 }
 
-// PollAlways makes a scheduler poll before anything else.
-func (s *Scheduler) PollAlways() { s.times.poll = 0 }
-
-// Doubt sets how long a step of the database's clock is doubted.
-func (s *Scheduler) Doubt(d time.Duration) { s.times.clockDoubt = d }
-
-// PollEvery sets the time between two polls.
-func (s *Scheduler) PollEvery(d time.Duration) { s.times.poll = d }
-
-// PauseFor sets the shortest time between two polls.
-func (s *Scheduler) PauseFor(d time.Duration) { s.times.pollPause = d }
-
-// NotifyEvery sets how long no notification follows another.
-func (s *Scheduler) NotifyEvery(d time.Duration) { s.times.silence = d }
-
-// PollLimit sets the most that a poll may take.
-func (s *Scheduler) PollLimit(d time.Duration) { s.times.pollLimit = d }
-
-// SweepEvery sets the time between two polls for everything that is due.
-func (s *Scheduler) SweepEvery(d time.Duration) { s.times.sweep = d }
-
-// TrimEvery sets how often the history is trimmed.
-func (s *Scheduler) TrimEvery(d time.Duration) { s.times.trim = d }
-
-// DeclareEvery sets the time between two records of what the code declares.
-func (s *Scheduler) DeclareEvery(d time.Duration) { s.times.declare = d }
-
-// Give sets the time limit for an answer of the database.
-func (s *Scheduler) Give(d time.Duration) { s.times.answer = d }
-
-// Heed sets how long a handler may run after its context has ended until that is logged.
-func (s *Scheduler) Heed(d time.Duration) { s.times.overrun = d }
-
-// HoldForSuspects sets how long other runs wait for crash suspects.
-func (s *Scheduler) HoldForSuspects(d time.Duration) { s.times.suspectHold = d }
-
-// WaitForLocks sets how long a statement waits for a lock.
-func (s *Scheduler) WaitForLocks(d time.Duration) { s.times.lockWait = d }
+// Times returns the timings of a scheduler, to change before it runs.
+func (s *Scheduler) Times() *timings { return &s.times }
 
 // ZoneFile is the data of a zone whose clocks change at instants, from one offset to the next.
 func ZoneFile(at []time.Time, offsets ...time.Duration) []byte {

@@ -74,10 +74,7 @@ func (s *Scheduler) history(ctx context.Context, doing string, name *string, bef
 	}, func(e *Entry) (Entry, int64) { return *e, e.ID })
 }
 
-const (
-	trimEvery = time.Minute
-	trimPage  = 1000 // entries that one statement reads
-)
+const trimPage = 1000 // entries that one statement reads
 
 // trim deletes the group's old entries until ctx ends, page by page. It also moves schedules and
 // jobs out of partitions that do not exist. The owner of partition 0 does it for the group. Each
@@ -87,7 +84,7 @@ func (s *Scheduler) trim(ctx context.Context, clock *serverClock) {
 	var others, failures int64
 	failing := false
 	for ctx.Err() == nil {
-		next := s.times.trim
+		next := s.times.Trim
 		// so a clock that is wrong for a moment deletes no entries
 		if now, known := clock.at(time.Now()); known {
 			err := s.trimTo(ctx, false, now, s.options.retention, &others)
@@ -102,7 +99,7 @@ func (s *Scheduler) trim(ctx context.Context, clock *serverClock) {
 			}
 			failing = err != nil
 		} else {
-			next = min(next, s.times.poll) // until the first poll returns the time
+			next = min(next, s.times.Poll) // until the first poll returns the time
 		}
 		store.Pause(ctx, next)
 	}

@@ -26,7 +26,7 @@ func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithRetention(6*time.Hour+30*time.Minute, 18*time.Hour+30*time.Minute))
-	w.TrimEvery(10 * time.Millisecond)
+	w.Times().Trim = 10 * time.Millisecond
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		if r.At.Hour()%5 == 0 {
 			return errors.New("no paper")
@@ -64,7 +64,7 @@ func TestHistorySizeIsBounded(t *testing.T) {
 	step := kept / 4
 	of := func(runs int) time.Duration { return time.Duration(runs) * 10 * time.Second }
 	w := newSteadyWorker(db, schedule.WithRetention(of(kept), of(2*kept)))
-	w.TrimEvery(50 * time.Millisecond)
+	w.Times().Trim = 50 * time.Millisecond
 	w.run()
 	var early, most, size int64
 	for n := step; n <= all; n += step {
@@ -97,8 +97,8 @@ func TestUnstableClockTrimsNoHistory(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithRetention(24*time.Hour, 24*time.Hour))
-	w.TrimEvery(time.Millisecond)
-	w.Doubt(time.Hour)
+	w.Times().Trim = time.Millisecond
+	w.Times().ClockDoubt = time.Hour
 	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
 	db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at)
 		SELECT 0, '` + group + `', 'close', now - interval '1 hour', now, 1, 'succeeded', now FROM public.test_clock`)
@@ -116,7 +116,7 @@ func TestAnEntryOfTheFutureKeepsNoOther(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithRetention(24*time.Hour, 24*time.Hour))
-	w.TrimEvery(10 * time.Millisecond)
+	w.Times().Trim = 10 * time.Millisecond
 	for _, ended := range []string{"2026-02-01", "2106-01-01", "2026-02-02", "2026-03-01 23:00"} {
 		db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at) VALUES (0, '` + group + `', 'close', '2026-01-01', '2026-01-02', 1, 'succeeded', '` + ended + ` UTC')`)
 	}

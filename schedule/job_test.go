@@ -405,7 +405,7 @@ func TestAJobThatIsReplacedByALaterOneIsNotEarly(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithMaxRunning(1), schedule.WithPartitions(1))
-	w.PollEvery(testkit.Patience) // until something is put here, what was found stays
+	w.Times().Poll = testkit.Patience // until something is put here, what was found stays
 	began, end, handler := halting(func(r schedule.Run[string]) bool { return r.Args == "first" }, note)
 	mail := schedule.InTx(w.Scheduler, "mail", handler)
 	testkit.Must(mail.Enqueue(t.Context(), "first", schedule.WithPriority(3)))(t)
@@ -483,8 +483,8 @@ func TestPollForMoreContinues(t *testing.T) {
 	db := newFreshDatabase(t)
 	db.notePolls("since_us bigint", "since_us")
 	w := newWorker(db, schedule.WithPartitions(1))
-	w.PollEvery(100 * time.Second) // the next sweep is far away
-	w.PauseFor(time.Second)        // meanwhile all that was found has ended
+	w.Times().Poll = 100 * time.Second // the next sweep is far away
+	w.Times().PollPause = time.Second  // meanwhile all that was found has ended
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	at := midnight.Add(time.Hour)
 	for i := range 2 {
@@ -511,7 +511,7 @@ func TestPutDuringChangeOfPartitions(t *testing.T) {
 			db := newDatabase(t)
 			start := func(n int) (*worker, *schedule.Kind[args]) {
 				w := newWorker(db, schedule.WithPartitions(n))
-				w.TrimEvery(20 * time.Millisecond)
+				w.Times().Trim = 20 * time.Millisecond
 				k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 					var its int
 					err := tx.QueryRow(ctx, "SELECT pgleases.partition_for($1, $2)", r.Key, n).Scan(&its)

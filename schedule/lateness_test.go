@@ -142,7 +142,7 @@ func newLogged(db *database, opts ...schedule.Option) (*worker, *lines) {
 func TestHandlerAfterItsContextIsLogged(t *testing.T) {
 	t.Parallel()
 	w, log := newLogged(newDatabase(t))
-	w.Heed(0)
+	w.Times().Overrun = 0
 	end := make(chan struct{})
 	stuck := schedule.AtLeastOnce(w.Scheduler, "stuck", func(context.Context, schedule.Run[args]) error { <-end; return nil },
 		schedule.WithTimeout(time.Millisecond))
@@ -160,7 +160,7 @@ func TestAClockThatIsWrongForAMomentIsDoubted(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w, log := newLogged(db)
-	w.Doubt(time.Minute)
+	w.Times().ClockDoubt = time.Minute
 	db.setClock(midnight.Add(59*time.Minute + 30*time.Second))
 	l := w.runs(schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	db.polled()
@@ -182,7 +182,7 @@ func TestAClockThatStepsForGood(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w, log := newLogged(db)
-	w.Doubt(50 * time.Millisecond)
+	w.Times().ClockDoubt = 50 * time.Millisecond
 	l := w.runs(schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	db.polled()
 	db.setClock(midnight.Add(8 * time.Hour))
@@ -207,7 +207,7 @@ func TestAScheduleThatIsCommittedLateIsFound(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	w.SweepEvery(50 * time.Millisecond)
+	w.Times().Sweep = 50 * time.Millisecond
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	w.run()
 	l := newLedger(db, "late")
@@ -241,7 +241,7 @@ func TestAClockThatIsWrongWhenARunEnds(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w, log := newLogged(db)
-	w.Doubt(time.Minute)
+	w.Times().ClockDoubt = time.Minute
 	began, end, handler := halting(nil, effect)
 	k := schedule.InTx(w.Scheduler, "books", handler)
 	l := newLedger(db, "close")
@@ -315,8 +315,8 @@ func TestSlowPollStopsNoOther(t *testing.T) {
 			db := newFreshDatabase(t)
 			db.beforePolls("IF " + long + " THEN PERFORM pg_sleep(10); END IF")
 			w, log := newLogged(db)
-			w.PollLimit(500 * time.Millisecond)
-			w.SweepEvery(time.Second)
+			w.Times().PollLimit = 500 * time.Millisecond
+			w.Times().Sweep = time.Second
 			k := schedule.InTx(w.Scheduler, "books", effect)
 			l := newLedger(db, "close")
 			for i := 0; ; i++ { // one of another partition
@@ -340,7 +340,7 @@ func TestAJobThatIsCommittedLateIsFoundSoon(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	w.SweepEvery(time.Hour)
+	w.Times().Sweep = time.Hour
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	db.polled()
@@ -363,7 +363,7 @@ func TestPollFarBehindOnceASecond(t *testing.T) {
 	db := newDirectDatabase(t)
 	db.notePolls("since_us bigint", "since_us")
 	w := newWorker(db, schedule.WithPartitions(1))
-	w.PollEvery(time.Minute)
+	w.Times().Poll = time.Minute
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	for range 5 {
@@ -388,8 +388,8 @@ func TestSlowPollThatLeavesOutStopsNoOther(t *testing.T) {
 	db := newFreshDatabase(t)
 	db.beforePolls("IF cardinality(but) > 0 THEN PERFORM pg_sleep(10); END IF")
 	w, log := newLogged(db)
-	w.PollLimit(time.Second)
-	w.SweepEvery(time.Hour)
+	w.Times().PollLimit = time.Second
+	w.Times().Sweep = time.Hour
 	began, goOn, handler := halting(nil, effect)
 	defer close(goOn)
 	books := schedule.InTx(w.Scheduler, "books", handler)
@@ -431,7 +431,7 @@ func TestRunsDoNotWaitForPoll(t *testing.T) {
 	db := newFreshDatabase(t)
 	db.beforePolls("PERFORM pg_advisory_xact_lock_shared(7)")
 	w := newSteadyWorker(db, schedule.WithPartitions(1), schedule.WithMaxRunning(1)) // so one poll finds both jobs
-	w.PollLimit(time.Hour)
+	w.Times().PollLimit = time.Hour
 	began, goOn := make(chan struct{}, 2), make(chan struct{})
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		began <- struct{}{}

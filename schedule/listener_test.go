@@ -20,7 +20,7 @@ func TestJobOfOtherProcessBeginsAtOnce(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db, schedule.WithPartitions(1))
-	w.PollEvery(rarely)
+	w.Times().Poll = rarely
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	testkit.OK(t, mail.Add("letters", "letters", hourly, schedule.WithMissed(schedule.MissedAll)))
 	w.run()
@@ -64,8 +64,8 @@ func TestJobWithoutNotificationBeginsSoon(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db, schedule.WithPartitions(1))
-	w.PollEvery(rarely)
-	w.NotifyEvery(2 * time.Second)
+	w.Times().Poll = rarely
+	w.Times().Silence = 2 * time.Second
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	id := testkit.Must(mail.Enqueue(t.Context(), "it has polled"))(t)
@@ -85,7 +85,7 @@ func TestNoGroupIsUntoldForAnother(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db, schedule.WithPartitions(1))
-	w.PollEvery(rarely)
+	w.Times().Poll = rarely
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	id := testkit.Must(mail.Enqueue(t.Context(), "it has polled"))(t)
@@ -172,7 +172,7 @@ func TestHookThatHangsStopsNoPolls(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db)
-	w.PollLimit(300 * time.Millisecond)
+	w.Times().PollLimit = 300 * time.Millisecond
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	hung, let := make(chan struct{}, 2), make(chan struct{})
 	defer close(let)

@@ -208,7 +208,7 @@ func TestClosingWaitsForOneLockOnly(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newSteadyWorker(db, schedule.WithPartitions(32))
-	w.WaitForLocks(time.Second)
+	w.Times().LockWait = time.Second
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	var ledgers []*ledger
 	for i := range 24 {

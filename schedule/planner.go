@@ -127,7 +127,7 @@ func (p *planner) poll(ctx context.Context) {
 		return
 	}
 	go func() {
-		limited, cancel := context.WithTimeout(ctx, p.s.times.pollLimit)
+		limited, cancel := context.WithTimeout(ctx, p.s.times.PollLimit)
 		defer cancel()
 		q.err = q.ask(limited, p.s.db, p.poller.conn, p.lease.PartitionFor)
 		p.answers <- q
@@ -161,7 +161,7 @@ func (p *planner) answer(ctx context.Context, q *poll) {
 func (p *planner) trusts(shows, sent, answered time.Time) bool {
 	doubted := p.clock.unstable()
 	expected, _ := p.clock.at(answered)
-	trusted := p.clock.heard(shows, sent, answered, p.s.times.clockDoubt)
+	trusted := p.clock.heard(shows, sent, answered, p.s.times.ClockDoubt)
 	switch {
 	case !trusted && !doubted:
 		p.s.log.Warn("schedule: clock unstable, runs suspended", slog.Time("shows", shows), slog.Time("expected", expected))

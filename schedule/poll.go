@@ -12,19 +12,14 @@ import (
 )
 
 const (
-	pollEvery = time.Second
 	pollAhead = 2 * time.Second // so a slow poll delays no run
-	pollPause = 10 * time.Millisecond
-	pollLimit = 5 * time.Second
-	pollMost  = 100  // rows for each partition
-	pollLeast = 10   // rows for each of many partitions
-	pollTotal = 2000 // rows in all, approximately
+	pollMost  = 100             // rows for each partition
+	pollLeast = 10              // rows for each of many partitions
+	pollTotal = 2000            // rows in all, approximately
 	// a row that is committed this long after it was written is found at once
 	behind = time.Second
 	// and after this long, within about 1 s: reading further back costs more
 	farBehind = 10 * time.Second
-	// everything that is due, also rows that were committed later
-	sweepEvery = time.Minute
 )
 
 // A poll asks what is due soon, and has the answer.
@@ -78,12 +73,12 @@ func newPoller(times *timings, conn *listen.Listener) poller {
 // soon makes the poller poll at once, because something may have been enqueued.
 func (p *poller) soon() {
 	p.news = true
-	p.next = earlier(p.next, p.answered.Add(p.times.pollPause))
+	p.next = earlier(p.next, p.answered.Add(p.times.PollPause))
 }
 
 // heard is soon after a notification. Enqueueings shortly after it send no other notification.
 func (p *poller) heard() {
-	p.again = time.Now().Add(p.times.silence)
+	p.again = time.Now().Add(p.times.Silence)
 	p.soon()
 }
 
@@ -96,16 +91,16 @@ func (p *poller) leavesOut(now time.Time) bool {
 	return p.crowded && !p.sweeps(now) && !now.Before(p.plain)
 }
 
-func (p *poller) sweeps(now time.Time) bool { return now.Sub(p.swept) >= p.times.sweep }
+func (p *poller) sweeps(now time.Time) bool { return now.Sub(p.swept) >= p.times.Sweep }
 
 // question returns the next poll of these partitions; nil if len(owned) is 0.
 func (p *poller) question(now time.Time, owned []*ownership, left leftOut, mostRunning int) *poll {
-	p.next = now.Add(p.times.poll)
+	p.next = now.Add(p.times.Poll)
 	q := &poll{since: p.low.Add(-time.Microsecond), sweep: p.sweeps(now), ahead: pollAhead, left: left}
 	switch {
 	case q.sweep:
 		q.since = time.Time{}
-	case now.Sub(p.behind) >= p.times.poll:
+	case now.Sub(p.behind) >= p.times.Poll:
 		q.since, p.behind, p.news = q.since.Add(-farBehind), now, false
 	case p.news: // otherwise the poll is only for more of what was found before
 		q.since, p.news = q.since.Add(-behind), false
@@ -141,14 +136,14 @@ func (p *poller) choose(q *poll, owned []*ownership) {
 
 // took records the end of a poll, and reports whether it succeeded.
 func (p *poller) took(q *poll) bool {
-	asked := p.next.Before(p.answered.Add(p.times.poll)) // since the poll was sent
+	asked := p.next.Before(p.answered.Add(p.times.Poll)) // since the poll was sent
 	p.polling, p.answered = false, time.Now()
-	p.next = p.answered.Add(p.times.poll)
+	p.next = p.answered.Add(p.times.Poll)
 	if p.again.After(q.sent) {
 		p.next, p.news = earlier(p.next, p.again), true
 	}
 	if asked {
-		p.next = p.answered.Add(p.times.pollPause)
+		p.next = p.answered.Add(p.times.PollPause)
 	}
 	if q.err == nil {
 		return true
@@ -159,7 +154,7 @@ func (p *poller) took(q *poll) bool {
 		p.swept = q.sent
 	}
 	if !q.left.empty() {
-		p.plain = time.Now().Add(p.times.sweep) // it reads over all of that, and may take too long
+		p.plain = time.Now().Add(p.times.Sweep) // it reads over all of that, and may take too long
 	}
 	if len(q.fresh) > 0 {
 		p.most = 0 // fresh partitions may be the cause; poll the others
@@ -207,7 +202,7 @@ func (p *poller) idle(hasRoom bool, wait time.Duration) time.Duration {
 	}
 	if p.more && hasRoom {
 		p.more = false
-		p.next = earlier(p.next, p.answered.Add(p.times.pollPause))
+		p.next = earlier(p.next, p.answered.Add(p.times.PollPause))
 	}
 	p.conn.Listen()
 	return min(wait, time.Until(p.next))

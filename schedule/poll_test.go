@@ -29,7 +29,7 @@ func TestDormantSchedulesCostLittle(t *testing.T) {
 
 	w := newWorker(db)
 	schedule.InTx(w.Scheduler, "books", effect)
-	w.PollEvery(every)
+	w.Times().Poll = every
 	w.wire.Count("schedule_poll")
 	began := time.Now()
 	w.run()

@@ -9,8 +9,6 @@ import (
 // priorities is the number of priorities.
 const priorities = 4
 
-const suspectHold = 5 * time.Second // the most that other runs wait for a crash suspect
-
 // An item is a schedule or a job that is due now or soon.
 type item struct {
 	subject
@@ -91,7 +89,7 @@ func newQueue(times *timings, most func() int, limit func(kind string) int) queu
 // next removes and returns the item that may begin now, at this time of the host and of the server.
 // If no item may begin, it returns how long to wait.
 func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok bool) {
-	wait = q.times.poll
+	wait = q.times.Poll
 	left := q.holdLeft(now)
 	if q.alone = q.alone && left > 0; q.alone {
 		return item{}, min(wait, left), false
@@ -133,9 +131,9 @@ func (q *queue) mayBegin(it item, now time.Time) (ok bool, wait time.Duration) {
 		return false, wait
 	}
 	if _, busy := q.keys[it.Key]; busy {
-		return false, q.times.poll // it begins when the running item of its key has ended
+		return false, q.times.Poll // it begins when the running item of its key has ended
 	}
-	if after := q.suspect.Add(q.times.suspectHold).Sub(now); it.Crashes > 0 && after > 0 && q.runsSuspect() {
+	if after := q.suspect.Add(q.times.SuspectHold).Sub(now); it.Crashes > 0 && after > 0 && q.runsSuspect() {
 		return false, after // other items do not wait for the suspect
 	}
 	return true, 0
@@ -143,14 +141,14 @@ func (q *queue) mayBegin(it item, now time.Time) (ok bool, wait time.Duration) {
 
 func (q *queue) hold(now time.Time) {
 	if q.held.IsZero() {
-		q.held = now.Add(q.times.suspectHold)
+		q.held = now.Add(q.times.SuspectHold)
 	}
 }
 
 // holdLeft returns how much longer crash suspects may delay other items.
 func (q *queue) holdLeft(now time.Time) time.Duration {
 	if q.held.IsZero() {
-		return q.times.suspectHold
+		return q.times.SuspectHold
 	}
 	return q.held.Sub(now)
 }
@@ -174,7 +172,7 @@ func (q *queue) began(it item, now time.Time) (ok bool) {
 	case s.tries > 0:
 		s.tries--
 	case !now.Before(s.until):
-		s.until = now.Add(q.times.poll)
+		s.until = now.Add(q.times.Poll)
 	}
 	ok = true
 	if it.Crashes > 0 {
@@ -215,7 +213,7 @@ func (q *queue) insert(f finish) {
 func (q *queue) polled(now time.Time) {
 	clear(q.finished)
 	// No run of these kinds has tried for a while, so no run waits for a slot.
-	maps.DeleteFunc(q.scarce, func(_ string, s *scarce) bool { return now.Sub(s.tried) >= 2*q.times.poll+time.Second })
+	maps.DeleteFunc(q.scarce, func(_ string, s *scarce) bool { return now.Sub(s.tried) >= 2*q.times.Poll+time.Second })
 }
 
 // clear empties the queue, except what is running.
@@ -339,7 +337,7 @@ func (q *queue) admits(it item, now time.Time) (ok bool, wait time.Duration) {
 	case !it.Job && (s == nil || !s.marked[it.subject]): // so its blocked time is recorded
 		return true, 0
 	case q.hasAll(it.Kind):
-		return false, q.times.poll
+		return false, q.times.Poll
 	case s == nil || s.tries > 0 || !now.Before(s.until):
 		return true, 0
 	}
@@ -363,7 +361,7 @@ func (q *queue) endOfKind(f finish, now time.Time) {
 		return
 	}
 	if s == nil {
-		s = &scarce{until: now.Add(q.times.poll), marked: make(map[subject]bool)}
+		s = &scarce{until: now.Add(q.times.Poll), marked: make(map[subject]bool)}
 		q.scarce[f.Kind] = s
 	}
 	s.tried = now

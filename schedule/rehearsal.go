@@ -43,7 +43,7 @@ func init() {
 		if err != nil {
 			return nil, err
 		}
-		s.stage, s.db.staged, s.times.lockWait = stage, true, rehearsalLockWait
+		s.stage, s.db.staged, s.times.LockWait = stage, true, rehearsalLockWait
 		r := &rehearsal{s: s, owned: make(map[int]*ownership), held: make(map[subject]time.Time)}
 		for n := range o.partitions {
 			r.all = append(r.all, int32(n))
@@ -113,7 +113,7 @@ func (r *rehearsal) Step(ctx context.Context) (ran any, next time.Time, err erro
 		return nil, next, err
 	}
 	if !r.run(*first) {
-		r.held[first.subject] = now.Add(pollEvery)
+		r.held[first.subject] = now.Add(r.s.times.Poll)
 	}
 	return first.subject, next, nil
 }

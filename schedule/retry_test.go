@@ -286,7 +286,7 @@ func TestEndlessEditFailsNoTick(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w, log := newLogged(db)
-	w.WaitForLocks(10 * time.Millisecond)
+	w.Times().LockWait = 10 * time.Millisecond
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
 	db.polled()

@@ -20,8 +20,6 @@ const (
 	maxOutcomes = 60
 	// closing limits the statements for a run besides those of its handler.
 	closing = 10 * time.Second
-	// overrun is how long a handler may run after its context has ended until the log says so.
-	overrun = 10 * time.Second
 )
 
 // An executor runs schedules and jobs that are due, see execute. It knows neither the queue nor the
@@ -256,7 +254,7 @@ func (e *execution) write(life context.Context, row *record, st step) error {
 	run := rand.Text()
 	open := e.db.open(new(*record), e.item.subject, run, closing, closing)
 	return e.guarded(life, e.o.Partition, open, func(tx *handlers.Transaction) error {
-		return e.db.sendClose(life, tx, row, run, st, e.db.times.answer)
+		return e.db.sendClose(life, tx, row, run, st, e.db.times.Answer)
 	})
 }
 

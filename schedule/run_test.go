@@ -176,7 +176,7 @@ func TestACommitMayTakeAsLongAsTheRun(t *testing.T) {
 		CREATE FUNCTION public.wait_later() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(new.seconds); RETURN NULL; END $$;
 		CREATE CONSTRAINT TRIGGER later AFTER INSERT ON public.slow DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.wait_later()`)
 	w := newWorker(db)
-	w.Give(200 * time.Millisecond)
+	w.Times().Answer = 200 * time.Millisecond
 	var calls atomic.Int32
 	for name, seconds := range map[string]float64{"slow": 0.5, "too slow": 60} {
 		k := schedule.InTx(w.Scheduler, name, func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
@@ -479,7 +479,7 @@ func TestAConnectionThatFallsSilentHoldsUpNoRun(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
 			w := newWorker(db)
-			w.Give(time.Second)
+			w.Times().Answer = time.Second
 			k := schedule.InTx(w.Scheduler, "books", effect, schedule.WithTimeout(2*time.Second))
 			l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
 			db.polled()

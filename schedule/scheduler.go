@@ -36,24 +36,27 @@ type Scheduler struct {
 
 // timings are the same in all processes, except in tests.
 type timings struct {
-	poll        time.Duration // between two polls
-	pollPause   time.Duration // at least, between two polls, however many jobs are enqueued
-	pollLimit   time.Duration // at most, for a poll
-	sweep       time.Duration // between two polls that also return what has been due for long
-	silence     time.Duration // after a notification no other is sent for this long
-	clockDoubt  time.Duration // until a step of the database's clock is trusted
-	suspectHold time.Duration // at most, that other runs wait for a crash suspect
+	Poll      time.Duration // between two polls
+	PollPause time.Duration // at least, between two polls, however many jobs are enqueued
+	PollLimit time.Duration // at most, for a poll
+	// between two polls that return everything that is due, also rows that were committed late
+	Sweep       time.Duration
+	Silence     time.Duration // after a notification no other is sent for this long
+	ClockDoubt  time.Duration // until a step of the database's clock is trusted
+	SuspectHold time.Duration // at most, that other runs wait for a crash suspect
 	// from the end of a handler's context until the log says that it still runs
-	overrun  time.Duration
-	answer   time.Duration // at most, for an answer of the database
-	lockWait time.Duration // at most, that a statement of this package waits for a lock
-	trim     time.Duration // between two trims of the history
-	declare  time.Duration // between two records of what the code declares
+	Overrun  time.Duration
+	Answer   time.Duration // at most, for an answer of the database
+	LockWait time.Duration // at most, that a statement of this package waits for a lock
+	Trim     time.Duration // between two trims of the history
+	// between two records of the declared schedules, of which the database writes one a day
+	Declare time.Duration
 }
 
 var defaultTimings = timings{
-	poll: pollEvery, pollPause: pollPause, pollLimit: pollLimit, sweep: sweepEvery, silence: listen.Silence, clockDoubt: clockDoubt, suspectHold: suspectHold,
-	overrun: overrun, answer: closing, lockWait: lockWait, trim: trimEvery, declare: declareEvery,
+	Poll: time.Second, PollPause: 10 * time.Millisecond, PollLimit: 5 * time.Second, Sweep: time.Minute, Silence: listen.Silence,
+	ClockDoubt: time.Minute, SuspectHold: 5 * time.Second, Overrun: 10 * time.Second, Answer: closing, LockWait: 5 * time.Second,
+	Trim: time.Minute, Declare: time.Hour,
 }
 
 // leaseOf is the prefix of a lease's name, before the name of its group.
@@ -203,6 +206,3 @@ func (s *Scheduler) mostRunning() int {
 	})
 	return max(1, s.options.maxRunning/max(1, groups))
 }
-
-// lockWait is the most that a statement of this package waits for a lock.
-const lockWait = 5 * time.Second

@@ -254,7 +254,7 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newSteadyWorker(db, schedule.WithPartitions(1), schedule.WithMaxRunning(2))
-	w.PollEvery(100 * time.Millisecond)
+	w.Times().Poll = 100 * time.Millisecond
 	books := schedule.InTx(w.Scheduler, "books", note, schedule.WithMaxConcurrent(2))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
@@ -288,7 +288,7 @@ func TestBlockedRunsAreLeftOutOfEachPoll(t *testing.T) {
 			db := newFreshDatabase(t)
 			db.notePolls("leaves_out boolean", "cardinality(but) + cardinality(but_kinds) > 0")
 			w := newSteadyWorker(db, schedule.WithPartitions(1))
-			w.SweepEvery(time.Hour)
+			w.Times().Sweep = time.Hour
 			began, goOn, handler := halting(nil, effect)
 			opts, same := []schedule.KindOption{schedule.WithMaxConcurrent(1)}, []schedule.JobOption{}
 			if waits == "for a key" {

@@ -72,7 +72,7 @@ func (d *db) inTx(ctx context.Context, f func(pgx.Tx) error) error {
 
 func (d *db) inOneTx(ctx context.Context, f func(pgx.Tx) error) error {
 	return store.Advised(pgx.BeginTxFunc(ctx, d.pool, handlers.ReadCommitted, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", d.times.lockWait.Milliseconds())); err != nil {
+		if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", d.times.LockWait.Milliseconds())); err != nil {
 			return err
 		}
 		return f(tx)
@@ -103,7 +103,7 @@ func (d *db) repeat(ctx context.Context, atMost int, passes func(error) bool, f 
 // within limits the time of statements besides those of handlers, so a silent connection delays no
 // run for longer.
 func (d *db) within(ctx context.Context, f func(context.Context) error) error {
-	return inTime(ctx, d.times.answer, f)
+	return inTime(ctx, d.times.Answer, f)
 }
 
 // inTime limits the time of a call.
@@ -164,19 +164,19 @@ func (d *db) sendPoll(ctx context.Context, q querier, p *poll, keys []string) (c
 
 // begin sets crashed to whether the previous owner crashed while runs may have been under way.
 func (d *db) begin(crashed *bool) opening {
-	return opening{d.statements.Begin, []any{d.group, d.times.lockWait.Milliseconds()}, func(row pgx.Row) error { return row.Scan(crashed) }}
+	return opening{d.statements.Begin, []any{d.group, d.times.LockWait.Milliseconds()}, func(row pgx.Row) error { return row.Scan(crashed) }}
 }
 
 // end records that all runs have ended, including those with a counted crash.
 func (d *db) end(counted []subject) opening {
 	schedules, jobs := idsOf(counted)
-	args := []any{d.group, schedules, jobs, d.times.lockWait.Milliseconds()}
+	args := []any{d.group, schedules, jobs, d.times.LockWait.Milliseconds()}
 	return opening{d.statements.End, args, func(row pgx.Row) error { return row.Scan(nil) }}
 }
 
 // open sets *r to the schedule or job; nil if it does not exist.
 func (d *db) open(r **record, of subject, run string, timeout, idle time.Duration) opening {
-	args := []any{of.ID, of.Job, run, timeout.Milliseconds(), idle.Milliseconds(), d.times.lockWait.Milliseconds()}
+	args := []any{of.ID, of.Job, run, timeout.Milliseconds(), idle.Milliseconds(), d.times.LockWait.Milliseconds()}
 	return opening{d.statements.Open, args, func(row pgx.Row) error {
 		var found *string
 		err := row.Scan(&found)
@@ -196,7 +196,7 @@ func (d *db) sendClose(ctx context.Context, tx *handlers.Transaction, r *record,
 		st.inASCII()
 	}
 	batch := new(pgx.Batch)
-	batch.Queue(d.statements.Limit, max(closing, limit).Milliseconds(), d.times.lockWait.Milliseconds())
+	batch.Queue(d.statements.Limit, max(closing, limit).Milliseconds(), d.times.LockWait.Milliseconds())
 	closed := false
 	ended := func(pgconn.CommandTag) error {
 		closed = true
