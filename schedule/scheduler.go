@@ -132,24 +132,31 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	case err != nil:
 		return err
 	case s.stage != nil:
-		return fmt.Errorf("schedule: run group %q: %w", s.db.group, s.stage.Wait(ctx))
+		err = s.stage.Wait(ctx)
 	case s.client == nil:
-		return fmt.Errorf("schedule: run group %q: this Scheduler has no client: create it with New", s.db.group)
+		err = errors.New("this Scheduler has no client: create it with New")
 	case again:
-		return fmt.Errorf("schedule: run group %q: it was run already", s.db.group)
+		err = errors.New("it was run already")
+	default:
+		err = s.run(ctx)
 	}
+	return fmt.Errorf("schedule: run group %q: %w", s.db.group, err)
+}
+
+// run joins the lease of the group, and runs what is due in its partitions.
+func (s *Scheduler) run(ctx context.Context) error {
 	mine := membership{s.client, s.db.group}
 	if _, taken := running.LoadOrStore(mine, s); taken {
-		return fmt.Errorf("schedule: run group %q: another Scheduler of this client runs it", s.db.group)
+		return errors.New("another Scheduler of this client runs it")
 	}
 	defer running.Delete(mine)
 	fits, err := s.putDeclared(ctx) // before it joins, because its partitions would wait
 	if err != nil {
-		return fmt.Errorf("schedule: run group %q: %w", s.db.group, err)
+		return err
 	}
 	lease, err := s.client.Lease(ctx, leaseOf+s.db.group, s.options.partitions)
 	if err != nil {
-		return fmt.Errorf("schedule: run group %q: %w", s.db.group, err)
+		return err
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
@@ -160,25 +167,23 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		_, err = s.putDeclared(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("schedule: run group %q: %w", s.db.group, err)
+		return err
 	}
-	ended := ctx
 	// at once: each partition moves when its own runs have ended
-	defer context.AfterFunc(ended, func() { _ = lease.Leave(ended) })()
+	defer context.AfterFunc(ctx, func() { _ = lease.Leave(ctx) })()
 	p := newPlanner(s, lease)
 	stop := p.start(ctx)
 	defer stop()
+	declaring, cancel := context.WithCancel(ctx)
 	var keeping sync.WaitGroup
+	keeping.Go(func() { s.keepDeclared(declaring) })
 	defer keeping.Wait()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	keeping.Go(func() { s.keepDeclared(ctx) })
+	defer cancel()
 	s.planner.Store(p)
 	defer s.planner.Store(nil)
 	err = lease.Run(ctx, p.serve)
-	// because Run left the lease for that
-	if ctx.Err() != nil && errors.Is(err, pgleases.ErrClosed) {
-		err = fmt.Errorf("schedule: run group %q: %w", s.db.group, context.Cause(ctx))
+	if ctx.Err() != nil && errors.Is(err, pgleases.ErrClosed) { // because of the Leave above
+		err = context.Cause(ctx)
 	}
 	return err
 }
