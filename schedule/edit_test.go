@@ -80,7 +80,7 @@ func TestPollBetweenRunsLosesNoTick(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	w.Times().Poll = 0 // before anything else
+	w.Times().Poll = 1 // before anything else
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	testkit.OK(t, k.Put(t.Context(), "all", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	testkit.OK(t, w.Pause(t.Context(), "all"))

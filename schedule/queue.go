@@ -46,7 +46,6 @@ type queue struct {
 	keys     map[string]struct{}
 	finished map[subject]finish // since the last poll was sent
 
-	alone   bool      // a crash suspect runs alone: no other item begins
 	suspect time.Time // when the last crash suspect began
 	// until then crash suspects may delay other items; zero: no suspect was due
 	held   time.Time
@@ -91,7 +90,7 @@ func newQueue(times *timings, most func() int, limit func(kind string) int) queu
 func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok bool) {
 	wait = q.times.Poll
 	left := q.holdLeft(now)
-	if q.alone = q.alone && left > 0; q.alone {
+	if left > 0 && q.runsSuspect() && len(q.running) == 1 { // it runs alone
 		return item{}, min(wait, left), false
 	}
 	if !q.hasRoom() {
@@ -103,7 +102,7 @@ func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok boo
 				wait = min(wait, early)
 				break
 			}
-			if ok, after := q.mayBegin(it, now); !ok {
+			if after := q.mustWait(it, now); after > 0 {
 				wait = min(wait, after)
 				continue
 			}
@@ -124,19 +123,19 @@ func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok boo
 	return item{}, wait, false
 }
 
-// mayBegin reports whether an item may begin beside the running items; if not, after which time to
-// ask again.
-func (q *queue) mayBegin(it item, now time.Time) (ok bool, wait time.Duration) {
-	if ok, wait := q.admits(it, now); !ok {
-		return false, wait
+// mustWait returns after which time to ask again whether an item may begin beside the running items;
+// 0: it may begin now.
+func (q *queue) mustWait(it item, now time.Time) time.Duration {
+	if after := q.waitsForSlot(it, now); after > 0 {
+		return after
 	}
 	if _, busy := q.keys[it.Key]; busy {
-		return false, q.times.Poll // it begins when the running item of its key has ended
+		return q.times.Poll // it begins when the running item of its key has ended
 	}
-	if after := q.suspect.Add(q.times.SuspectHold).Sub(now); it.Crashes > 0 && after > 0 && q.runsSuspect() {
-		return false, after // other items do not wait for the suspect
+	if it.Crashes > 0 && q.runsSuspect() { // other items do not wait for the suspect
+		return max(0, q.suspect.Add(q.times.SuspectHold).Sub(now))
 	}
-	return true, 0
+	return 0
 }
 
 func (q *queue) hold(now time.Time) {
@@ -178,7 +177,7 @@ func (q *queue) began(it item, now time.Time) (ok bool) {
 	if it.Crashes > 0 {
 		q.hold(now)
 		q.suspect = now
-		if q.alone = len(q.running) == 0; !q.alone {
+		if len(q.running) > 0 {
 			_, known := q.beside[it.subject]
 			q.beside[it.subject], ok = struct{}{}, known
 		}
@@ -192,9 +191,6 @@ func (q *queue) end(f finish, now time.Time) {
 	q.endOfKind(f, now)
 	delete(q.running, f.subject)
 	delete(q.keys, f.Key)
-	if f.Crashes > 0 {
-		q.alone = false
-	}
 	q.finished[f.subject] = f
 	q.insert(f)
 }
@@ -326,22 +322,22 @@ func (q *queue) due(server time.Time) (n int) {
 	return n
 }
 
-// admits reports whether the limit of the item's kind lets it try to begin; if not, after which
-// time to ask again.
-func (q *queue) admits(it item, now time.Time) (ok bool, wait time.Duration) {
+// waitsForSlot returns after which time to ask again whether the limit of the item's kind lets it try
+// to begin; 0: it may try now.
+func (q *queue) waitsForSlot(it item, now time.Time) time.Duration {
 	if q.limit(it.Kind) == 0 {
-		return true, 0
+		return 0
 	}
 	s := q.scarce[it.Kind]
 	switch {
 	case !it.Job && (s == nil || !s.marked[it.subject]): // so its blocked time is recorded
-		return true, 0
+		return 0
 	case q.hasAll(it.Kind):
-		return false, q.times.Poll
-	case s == nil || s.tries > 0 || !now.Before(s.until):
-		return true, 0
+		return q.times.Poll
+	case s == nil || s.tries > 0:
+		return 0
 	}
-	return false, s.until.Sub(now)
+	return max(0, s.until.Sub(now))
 }
 
 // hasAll reports whether this process alone runs as many of a kind as its limit allows.

@@ -411,8 +411,8 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"crashes charged to all that ran", "crashes", `not killed by its job`, []edit{
 		{"schedule/queue.go", `if it.Crashes > 0 && len(q.running) > 0 {`, `if false {`, 0},
-		{"schedule/queue.go", `q.alone = len(q.running) == 0`, `q.alone = false`, 0},
-		{"schedule/queue.go", `it.Crashes > 0 && after > 0 && q.runsSuspect() {`, `after > 0 && false {`, 0},
+		{"schedule/queue.go", `if left > 0 && q.runsSuspect() && len(q.running) == 1 {`, `if false {`, 0},
+		{"schedule/queue.go", `if it.Crashes > 0 && q.runsSuspect() {`, `if false {`, 0},
 	}},
 	{"crashes that are not counted", "crashes", `outcomes of "poison"|not killed by its job`, []edit{
 		{"schedule/crashes.go", `return r.Trying.crashes() > 0 || o.crashed && !it.due().After(o.opened)`, `return false`, 0},
