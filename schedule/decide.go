@@ -49,7 +49,9 @@ func (r *record) decide(k *kind, declared bool, epoch int64, unreadable error) d
 	}
 	begin := func(tick Tick, missed int64, began time.Time) {
 		d.run, d.zone, d.missed, d.before, d.RanFrom = &tick, rule.zone(), missed, d.cursor(), &began
-		d.Outcomes = append(d.Outcomes, newEntry{Since: d.Cursor, Until: tick.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now})
+		d.Outcomes = append(d.Outcomes, newEntry{
+			Since: d.Cursor, Until: tick.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now, Rule: r.Rule, Begins: r.Succeeded,
+		})
 		d.moveTo(tick)
 	}
 	// it runs until it has its outcome, however late; until then it counts as under way
@@ -222,7 +224,9 @@ func (r *record) decideJob(k *kind, epoch int64, unreadable error) decision {
 		return d
 	}
 	d.run, d.zone, d.RanFrom = &Tick{At: r.At, Local: r.At}, zone, &began
-	d.Outcomes = []newEntry{{Since: r.At, Until: r.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now}}
+	d.Outcomes = []newEntry{{
+		Since: r.At, Until: r.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now, Key: r.Key, Args: r.Args, Nonce: r.Nonce,
+	}}
 	return d
 }
 

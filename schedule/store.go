@@ -198,29 +198,11 @@ func (d *db) sendClose(ctx context.Context, tx *handlers.Transaction, r *record,
 	batch := new(pgx.Batch)
 	batch.Queue(d.statements.Limit, max(closing, limit).Milliseconds(), d.times.LockWait.Milliseconds())
 	closed := false
-	ended := func(pgconn.CommandTag) error {
+	statement, args := d.endStatement(r, run, &st)
+	batch.Queue(statement, args...).Exec(func(pgconn.CommandTag) error {
 		closed = true
 		return nil
-	}
-	switch {
-	case r.Job && len(st.Outcomes) == 1 && st.Outcomes[0].Outcome == OutcomeSucceeded:
-		f := st.Outcomes[0]
-		batch.Queue(d.statements.JobSucceeded, r.ID, run, r.Revision, f.Attempts, f.Epoch, f.StartedAt.UnixMicro(), r.At).Exec(ended)
-	case r.Job:
-		for i := range st.Outcomes {
-			st.Outcomes[i].Key, st.Outcomes[i].Args, st.Outcomes[i].Nonce = r.Key, r.Args, r.Nonce
-		}
-		batch.Queue(d.statements.CloseJob, r.ID, run, r.Revision, encode(st)).Exec(ended)
-	case st.onlyDone():
-		f := st.Outcomes[0]
-		batch.Queue(d.statements.TickSucceeded, r.ID, run, r.Revision, r.Cursor, st.Cursor, shownMicro(*st.CursorLocal), st.Due, st.RanFrom,
-			st.RanUntil, f.Attempts, f.Epoch, f.StartedAt).Exec(ended)
-	default:
-		for i := range st.Outcomes {
-			st.Outcomes[i].Rule, st.Outcomes[i].Begins = r.Rule, r.Succeeded
-		}
-		batch.Queue(d.statements.Close, r.ID, run, r.Revision, r.Cursor, encode(st)).Exec(ended)
-	}
+	})
 	err := inTime(ctx, limit, func(ctx context.Context) error { return tx.CommitAfter(ctx, batch) })
 	// otherwise a deferred constraint of the handler's tables waited during the commit
 	if !closed && store.LockTimeout(err) {
@@ -229,10 +211,23 @@ func (d *db) sendClose(ctx context.Context, tx *handlers.Transaction, r *record,
 	return err
 }
 
-// onlyDone reports whether one tick succeeded, and the step has no other change, as
-// schedule_tick_succeeded writes it.
-func (st *step) onlyDone() bool {
-	return len(st.Outcomes) == 1 && st.Outcomes[0].Outcome == OutcomeSucceeded && st.Trying == nil && st.BlockedReason == nil && st.PausedAt == nil
+// endStatement returns the statement that ends a run, and its arguments.
+func (d *db) endStatement(r *record, run string, st *step) (statement string, args []any) {
+	succeeded := len(st.Outcomes) == 1 && st.Outcomes[0].Outcome == OutcomeSucceeded
+	switch {
+	case r.Job && succeeded:
+		f := st.Outcomes[0]
+		return d.statements.JobSucceeded, []any{r.ID, run, r.Revision, f.Attempts, f.Epoch, f.StartedAt.UnixMicro(), r.At}
+	case r.Job:
+		return d.statements.CloseJob, []any{r.ID, run, r.Revision, encode(st)}
+	case succeeded:
+		f := st.Outcomes[0]
+		return d.statements.TickSucceeded, []any{
+			r.ID, run, r.Revision, r.Cursor, st.Cursor, shownMicro(*st.CursorLocal), st.Due, st.RanFrom, st.RanUntil, f.Attempts, f.Epoch, f.StartedAt,
+		}
+	default:
+		return d.statements.Close, []any{r.ID, run, r.Revision, r.Cursor, encode(st)}
+	}
 }
 
 // shownMicro returns a local time as microseconds since 1970, as if it were in UTC.
