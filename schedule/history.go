@@ -69,9 +69,9 @@ func (s *Scheduler) FailedJobs(ctx context.Context, before int64) iter.Seq2[Entr
 }
 
 func (s *Scheduler) history(ctx context.Context, doing string, name *string, before int64) iter.Seq2[Entry, error] {
-	return pages(doing, cmp.Or(before, math.MaxInt64), func(before int64) ([]*Entry, error) {
+	return pages(doing, cmp.Or(before, math.MaxInt64), func(before int64) ([]Entry, error) {
 		return s.db.sendHistory(ctx, s.db.pool, name, before, page)
-	}, func(e *Entry) (Entry, int64) { return *e, e.ID })
+	}, func(e Entry) int64 { return e.ID })
 }
 
 const trimPage = 1000 // entries that one statement reads

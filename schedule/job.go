@@ -311,11 +311,11 @@ type JobFilter struct {
 // page, so they are not of one moment. Of jobs that are due, running or blocked it returns 1,000 at
 // most. For any other filter it reads all jobs, however few match. An error ends the iteration.
 func (s *Scheduler) Jobs(ctx context.Context, filter JobFilter) iter.Seq2[Job, error] {
-	return pages(fmt.Sprintf("list jobs of group %q", s.db.group), filter.After, func(after int64) ([]*Job, error) {
+	return pages(fmt.Sprintf("list jobs of group %q", s.db.group), filter.After, func(after int64) ([]Job, error) {
 		switch filter.State {
 		case "", StatePlanned, StateDue, StateRunning, StateRetrying, StateBlocked:
 			return s.db.sendJobs(ctx, s.db.pool, filter, after)
 		}
 		return nil, fmt.Errorf("%q is not the state of a job", filter.State)
-	}, func(j *Job) (Job, int64) { return *j, j.ID })
+	}, func(j Job) int64 { return j.ID })
 }

@@ -99,15 +99,14 @@ func (s *Scheduler) Get(ctx context.Context, name string) (Schedule, error) {
 	if err != nil {
 		return Schedule{}, fmt.Errorf("schedule: get schedule %q of group %q: %w", name, s.db.group, store.Advised(err))
 	}
-	return *found[0], nil
+	return found[0], nil
 }
 
 // page is how many rows one statement reads.
 const page = 100
 
-// pages yields the values of rows, page by page. Each page begins after the last row of the page
-// before.
-func pages[K, R, V any](doing string, first K, read func(after K) ([]R, error), value func(R) (V, K)) iter.Seq2[V, error] {
+// pages yields rows, page by page. Each page begins after the last row of the page before.
+func pages[K, V any](doing string, first K, read func(after K) ([]V, error), key func(V) K) iter.Seq2[V, error] {
 	return func(yield func(V, error) bool) {
 		for after, more := first, true; more; {
 			rows, err := read(after)
@@ -115,9 +114,8 @@ func pages[K, R, V any](doing string, first K, read func(after K) ([]R, error), 
 				yield(*new(V), fmt.Errorf("schedule: %s: %w", doing, store.Advised(err)))
 				return
 			}
-			for _, r := range rows {
-				var v V
-				if v, after = value(r); !yield(v, nil) {
+			for _, v := range rows {
+				if after = key(v); !yield(v, nil) {
 					return
 				}
 			}
@@ -129,13 +127,13 @@ func pages[K, R, V any](doing string, first K, read func(after K) ([]R, error), 
 // List returns the schedules of the group by name. It reads page by page, so they are not of one
 // moment. With OnlyLate or OnlyBlocked it returns 1,000 at most. An error ends the iteration.
 func (s *Scheduler) List(ctx context.Context, filter ScheduleFilter) iter.Seq2[Schedule, error] {
-	return pages(fmt.Sprintf("list schedules of group %q", s.db.group), filter.After, func(after string) ([]*Schedule, error) {
+	return pages(fmt.Sprintf("list schedules of group %q", s.db.group), filter.After, func(after string) ([]Schedule, error) {
 		switch filter.Only {
 		case "", OnlyLate, OnlyBlocked, OnlyPaused, OnlyFailing:
 			return s.db.sendList(ctx, s.db.pool, filter, after, page)
 		}
 		return nil, fmt.Errorf("the filter Only is %q: use late, blocked, paused, failing or empty", filter.Only)
-	}, func(one *Schedule) (Schedule, string) { return *one, one.Name })
+	}, func(one Schedule) string { return one.Name })
 }
 
 // A record is a schedule as the database stores it. A record of a job has some of these fields, and

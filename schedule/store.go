@@ -251,7 +251,7 @@ func (d *db) sendJob(ctx context.Context, q querier, id int64) (*Job, error) {
 	return decode[Job](found)
 }
 
-func (d *db) sendJobs(ctx context.Context, q querier, f JobFilter, after int64) ([]*Job, error) {
+func (d *db) sendJobs(ctx context.Context, q querier, f JobFilter, after int64) ([]Job, error) {
 	return collect[Job](ctx, q, d.statements.Jobs, d.group, f.Kind, f.Prefix, string(f.State), after, page)
 }
 
@@ -316,12 +316,12 @@ func (d *db) sendDeclared(ctx context.Context, q querier, declared []*record) (h
 	return have, partitions, nil
 }
 
-func (d *db) sendList(ctx context.Context, q querier, f ScheduleFilter, after string, most int) ([]*Schedule, error) {
+func (d *db) sendList(ctx context.Context, q querier, f ScheduleFilter, after string, most int) ([]Schedule, error) {
 	return collect[Schedule](ctx, q, d.statements.List, d.group, f.Only, f.Prefix, after, most)
 }
 
 // sendHistory returns the entries of a schedule; if name is nil, of failed jobs.
-func (d *db) sendHistory(ctx context.Context, q querier, name *string, before int64, most int) ([]*Entry, error) {
+func (d *db) sendHistory(ctx context.Context, q querier, name *string, before int64, most int) ([]Entry, error) {
 	return collect[Entry](ctx, q, d.statements.History, d.group, name, before, most)
 }
 
@@ -345,14 +345,14 @@ func (d *db) sendFreeSlot(ctx context.Context, q querier, kind, run string) erro
 	return void(ctx, q, d.statements.FreeSlot, d.group, kind, run, time.Second.Milliseconds())
 }
 
-func collect[T any](ctx context.Context, q querier, statement string, args ...any) ([]*T, error) {
+func collect[T any](ctx context.Context, q querier, statement string, args ...any) ([]T, error) {
 	rows, _ := q.Query(ctx, statement, args...) // CollectRows returns its error
-	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (*T, error) {
-		var text *string
-		if err := r.Scan(&text); err != nil {
-			return nil, err
+	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (v T, err error) {
+		var text string
+		if err = r.Scan(&text); err == nil {
+			err = json.Unmarshal([]byte(text), &v)
 		}
-		return decode[T](text)
+		return v, err
 	})
 }
 
