@@ -218,17 +218,14 @@ func (q *queue) clear() { q.bands = [priorities][]item{} }
 // replace replaces the queued items with the answer of a poll, and keeps queued items that the poll
 // left out. It returns how many of the items are crash suspects.
 func (q *queue) replace(due []item, left leftOut) (suspects int) {
-	if !left.empty() {
-		due = slices.Clone(due)
-		for _, band := range q.bands {
-			for _, it := range band {
-				if left.has(it) {
-					due = append(due, it)
-				}
+	for _, band := range q.bands {
+		for _, it := range band {
+			if left.has(it) {
+				due = append(due, it)
 			}
 		}
-		slices.SortStableFunc(due, func(a, b item) int { return a.due().Compare(b.due()) })
 	}
+	slices.SortStableFunc(due, func(a, b item) int { return a.due().Compare(b.due()) })
 	q.clear()
 	for _, it := range due {
 		if it.Crashes > 0 {
