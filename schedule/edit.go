@@ -16,27 +16,25 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 		if err != nil {
 			return err
 		}
+		same := have != nil && alike(want, have)
+		if same && !want.Declared {
+			return nil
+		}
 		r, outcomes := *want, []newEntry(nil)
-		switch {
-		case have == nil:
+		if have == nil {
 			r.Cursor, r.Anchor = now, now
-		case have.Rule == r.Rule:
+		} else {
 			r.keep(have)
-		default:
-			r.keep(have)
+		}
+		if have != nil && have.Rule != r.Rule {
 			if outcomes, err = r.supersede(have, now); err != nil {
 				return err
 			}
 			// the cursor may be in the future, if the clock was set back
 			r.Anchor, r.CursorLocal, r.BlockedSince = now, nil, nil
 		}
-		r.Registered = now
-		r.Due = r.next(rule)
-		if have != nil && alike(&r, have) {
-			if !r.Declared {
-				return nil
-			}
-		} else {
+		r.Registered, r.Due = now, r.next(rule)
+		if !same {
 			r.Revision++
 			// blocked_since stays: the blocked time does not count as lateness
 			r.BlockedReason = nil

@@ -435,8 +435,8 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/clock.go", `case (c.doubt.IsZero() || (ahead-c.other).Abs() > maxStep) && doubted > 0:`, `case false:`, 0},
 	}},
 	{"a deploy that begins schedules anew", "deploys", `outcomes|entry`, []edit{
-		{"schedule/edit.go", `case have.Rule == r.Rule:`, `case have.Rule == r.Rule && !r.Declared:`, 0},
-		{"schedule/edit.go", `if have != nil && alike(&r, have) {`, `if have != nil && !r.Declared && alike(&r, have) {`, 0},
+		{"schedule/edit.go", `if have != nil && have.Rule != r.Rule {`, `if have != nil && (have.Rule != r.Rule || r.Declared) {`, 0},
+		{"schedule/edit.go", `same := have != nil && alike(want, have)`, `same := have != nil && !want.Declared && alike(want, have)`, 0},
 	}},
 	{"a deadlock that is no reason to run again", "deadlocks", `outcome of what was in deadlocks`, []edit{
 		{"schedule/run.go", `e.conflicts < maxConflicts`, `false`, 0},
