@@ -171,8 +171,8 @@ func passes(err error, codes ...string) bool {
 	return errors.As(err, &refused) && slices.Contains(codes, refused.Code)
 }
 
-// The application uses all connections of the pool for a while: due runs are late, with no other
-// effect.
+// The application uses all connections of the pool for a while: polls continue, and due runs are
+// late, with no other effect.
 func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -197,6 +197,7 @@ func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 	db.setClock(midnight.Add(2 * time.Hour))
 	waits := w.pool.Stat().CanceledAcquireCount()
 	testkit.Until(t, "it has not got a connection in time", func() bool { return w.pool.Stat().CanceledAcquireCount() > waits+2 })
+	db.polled() // on a connection of its own
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes, without a connection")
 	for _, conn := range taken {
 		conn.Release()

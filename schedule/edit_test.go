@@ -192,14 +192,6 @@ func TestPutIsOfItsTransaction(t *testing.T) {
 	expect(t, one[int64](db, "SELECT revision FROM pgleases.schedules"), 2, "revision")
 	s := testkit.Must(w.Get(t.Context(), "close"))(t)
 	expect(t, fmt.Sprint(s.Name, s.Key, s.Kind, string(s.Args), s.Rule, s.Due.UTC()), fmt.Sprint("close", "close", "books", `{"N": 1}`, hourly.String(), midnight.Add(time.Hour)), "the schedule")
-	names := ""
-	for _, name := range []string{"c", "a/2", "a/1"} {
-		testkit.OK(t, k.Put(t.Context(), name, args{1}, schedule.Every(time.Minute)))
-	}
-	for _, s := range all(t, w.List(t.Context(), schedule.ScheduleFilter{Prefix: "a/"})) {
-		names += s.Name + " "
-	}
-	expect(t, names, "a/1 a/2 ", "the schedules of a prefix")
 }
 
 // The edit cancels more ticks than the one that runs.

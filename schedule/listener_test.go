@@ -132,20 +132,6 @@ func TestFewNotificationsAreSent(t *testing.T) {
 	heard("jobs of later", 0, 0, func() error { _, err := mail.Enqueue(t.Context(), "x", schedule.WithDelay(time.Hour)); return err })
 }
 
-// The planner polls while handlers use all connections of the pool.
-func TestPollNeedsNoPoolConnection(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newWorker(db)
-	w.run()
-	db.polled()
-	for range w.pool.Config().MaxConns {
-		conn := testkit.Must(w.pool.Acquire(t.Context()))(t)
-		defer conn.Release()
-	}
-	db.polled()
-}
-
 // A poll makes blocked schedules due while they are edited elsewhere, whatever the default
 // isolation level.
 func TestPollUnderAnyTransactionDefault(t *testing.T) {

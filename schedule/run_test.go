@@ -354,38 +354,6 @@ func TestRunOfTickWithOutcomeIsNotCommitted(t *testing.T) {
 	l.settled(w.Scheduler).expectOutcomes(map[schedule.Outcome]int64{schedule.OutcomeMissed: 1, schedule.OutcomeSucceeded: 1})
 }
 
-// A handler gets the local time of its tick in the zone of the schedule, at each attempt and in
-// each extra run; for a job, in UTC.
-func TestRunLocal(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	db.setClock(time.Date(2026, 3, 28, 23, 0, 0, 0, time.UTC))
-	w := newWorker(db)
-	shown := make(chan string, 10)
-	k := schedule.InTx(w.Scheduler, "books", func(_ context.Context, _ pgx.Tx, r schedule.Run[args]) error {
-		shown <- fmt.Sprintf("%s %s, attempt %d", r.Name, r.Local.Format("2 Jan 15:04 MST"), r.Attempt)
-		if !r.Local.Equal(r.At) || r.Attempt == 1 && r.Job == 0 {
-			return errors.New("no paper")
-		}
-		return nil
-	}, schedule.WithMaxAttempts(2, schedule.Backoff(time.Millisecond, time.Millisecond)))
-	testkit.OK(t, k.Add("berlin", args{}, schedule.Cron("30 3 29 3 *", "Europe/Berlin")))
-	w.run().has("berlin")
-	db.setClock(time.Date(2026, 3, 29, 1, 30, 0, 0, time.UTC))
-	expect(t, testkit.Receive(t, "the first attempt", shown), "berlin 29 Mar 03:30 CEST, attempt 1", "local time")
-	waitsForRetry(w, "berlin", 1)
-	db.setClock(time.Date(2026, 3, 29, 1, 31, 0, 0, time.UTC))
-	expect(t, testkit.Receive(t, "the second", shown), "berlin 29 Mar 03:30 CEST, attempt 2", "local time")
-	testkit.Must(k.Enqueue(t.Context(), args{}))(t)
-	expect(t, testkit.Receive(t, "a job", shown), " 29 Mar 01:31 UTC, attempt 1", "local time")
-	id := testkit.Must(w.Trigger(t.Context(), "berlin"))(t)
-	expect(t, testkit.Receive(t, "an extra run", shown), "berlin 29 Mar 03:31 CEST, attempt 1", "local time")
-	w.outcome(id)
-	db.exec("UPDATE pgleases.history SET outcome = 'failed', again = jsonb_build_object('rule', rule) FROM pgleases.schedules AS s WHERE s.id = schedule") // as if it had failed
-	testkit.Must(w.RetryTick(t.Context(), "berlin", time.Date(2026, 3, 29, 1, 30, 0, 0, time.UTC)))(t)
-	expect(t, testkit.Receive(t, "a retry", shown), "berlin 29 Mar 03:30 CEST, attempt 1", "local time")
-}
-
 // Schedules under one key run one after the other, others side by side.
 func TestRunsUnderOneKeyDoNotOverlap(t *testing.T) {
 	t.Parallel()

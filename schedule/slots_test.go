@@ -308,41 +308,6 @@ func TestBlockedRunsAreLeftOutOfEachPoll(t *testing.T) {
 	}
 }
 
-// A frozen handler of InTx keeps its slot until its idle timeout has ended the transaction, and not
-// longer.
-func TestTheSlotOfAFrozenHandlerIsFreeAfterItsIdleLimit(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	const idle = 2 * time.Second
-	began, thawed := make(chan time.Time, 100), make(chan struct{})
-	thaw := sync.OnceFunc(func() { close(thawed) })
-	defer thaw()
-	start := func() *schedule.Kind[string] {
-		w := newSteadyWorker(db, schedule.WithMaxRunning(5))
-		k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
-			began <- time.Now()
-			if r.Args == "freezes" {
-				<-thawed
-			}
-			return note(ctx, tx, r)
-		}, schedule.WithMaxConcurrent(1), schedule.WithIdleTimeout(idle), schedule.WithMaxAttempts(1, schedule.Backoff(time.Millisecond, time.Millisecond)))
-		w.run()
-		return k
-	}
-	k := start()
-	testkit.Must(k.Enqueue(t.Context(), "freezes"))(t)
-	froze := testkit.Receive(t, "the first begins", began)
-	start()
-	db.polled()
-	testkit.Must(k.EnqueueMany(t.Context(), make([]string, 60)))(t) // each partition has some
-	free := testkit.Receive(t, "one of the other process begins", began)
-	if took := free.Sub(froze); took < idle/2 { // the server counts from the last statement
-		t.Errorf("another began after %v", took)
-	}
-	thaw()
-	becomes(db, "all have ended", 61, "SELECT count(*) FROM pgleases.history")
-}
-
 // Each statement in turn is lost: each job succeeds, no slot stays taken, and the limit holds.
 func TestSlotsAreFreeIfStatementsAreLost(t *testing.T) {
 	t.Parallel()
