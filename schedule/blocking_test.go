@@ -113,25 +113,41 @@ func TestUnknownKindIsLogged(t *testing.T) {
 	expect(t, log.count(line), 1, "lines after hours")
 }
 
-// With MissedAll, all ticks that passed while no process knew the kind run, even if the grace is
-// short.
+// With MissedAll, all ticks that passed while a schedule was blocked run, even if the grace is short:
+// in another process that can run it, or after an edit.
 func TestNoTickIsLateForWaiting(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	maker := newWorker(db)
-	testkit.OK(t, schedule.InTx(maker.Scheduler, "new", effect).Put(t.Context(), "close", args{}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute)))
-	l := newLedger(db, "close")
-	older := newWorker(db).run()
-	db.setClock(midnight.Add(time.Hour))
-	older.waits("close", "")
-	db.setClock(midnight.Add(50 * time.Hour))
-	older.close()
-	newer := newWorker(db)
-	schedule.InTx(newer.Scheduler, "new", effect)
-	newer.run()
-	l.settled(newer.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 50})
-	db.setClock(midnight.Add(52*time.Hour + 30*time.Minute)) // now they are late
-	l.settled(newer.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 50, schedule.OutcomeMissed: 2})
+	for _, by := range []string{"another process", "an edit"} {
+		t.Run(by, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			w := newWorker(db)
+			books := schedule.InTx(w.Scheduler, "books", effect)
+			put := func() {
+				testkit.OK(t, books.Put(t.Context(), "close", args{1}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute)))
+			}
+			put()
+			db.exec(`UPDATE pgleases.schedules SET args = '{"N": "one"}'`)
+			l := newLedger(db, "close")
+			w.run()
+			db.setClock(midnight.Add(time.Hour))
+			w.waits("close", "")
+			db.setClock(midnight.Add(50*time.Hour + 30*time.Minute))
+			db.polled() // its ticks are overdue
+			if by == "an edit" {
+				put()
+			} else {
+				w.close()
+				db.exec(`UPDATE pgleases.schedules SET args = '{"N": 1}'`)
+				w = newWorker(db)
+				schedule.InTx(w.Scheduler, "books", effect)
+				w.run()
+			}
+			l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 50})
+			db.setClock(midnight.Add(52*time.Hour + 30*time.Minute)) // now they are late
+			l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 50, schedule.OutcomeMissed: 2})
+		})
+	}
 }
 
 // Invalid input returns an error that names it, and is not written.
@@ -143,86 +159,60 @@ func TestBadInputIsRefused(t *testing.T) {
 	put := func(name string, rule schedule.Rule, opts ...schedule.ScheduleOption) error {
 		return k.Put(t.Context(), name, args{}, rule, opts...)
 	}
-	_, groupErr := schedule.New(t.Context(), w.client, w.pool, "")
-	_, longErr := schedule.New(t.Context(), w.client, w.pool, strings.Repeat("x", 247))
-	_, partitionsErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithPartitions(0))
-	_, runningErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithMaxRunning(6))
-	_, retentionErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithRetention(0, time.Minute))
-	_, nilErr := schedule.New(t.Context(), nil, w.pool, "g")
-	_, ddlErr := schedule.Schema(schedule.WithDrainTimeout(time.Second))
-	_, schemaErr := schedule.Manage(t.Context(), w.pool, "g", schedule.WithSchema("elsewhere"))
-	_, otherSchemaErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithSchema("elsewhere"))
-	_, otherPoolErr := schedule.New(t.Context(), w.client, newDatabase(t).Pool, "g")
-	_, emptyPoolErr := schedule.New(t.Context(), w.client, testkit.Pool(t, pgtest.EmptyDatabase(t)), "g")
+	open := func(group string, opts ...schedule.Option) error {
+		return second(schedule.New(t.Context(), w.client, w.pool, group, opts...))
+	}
+	manage := func(opts ...schedule.Option) error { return second(schedule.Manage(t.Context(), w.pool, "g", opts...)) }
 	for says, err := range map[string]error{
-		`name "" is empty`:                         put("", hourly),
-		"field 1, the minute":                      put("x", schedule.Cron("60 * * * *", "UTC")),
-		"rule is empty":                            put("x", schedule.Rule{}),
-		"CRON_TZ=UTC 30 2 31 2 * never ticks":      put("x", schedule.Cron("30 2 31 2 *", "UTC")),
-		"grace of -1s":                             put("x", hourly, schedule.WithGrace(-time.Second)),
-		"jitter of 25h0m0s":                        put("x", hourly, schedule.WithJitter(25*time.Hour)),
-		"Overlap(7)":                               put("x", hourly, schedule.WithOverlap(schedule.Overlap(7))),
-		"Missed(7)":                                put("x", hourly, schedule.WithMissed(schedule.Missed(7))),
-		"option is nil":                            put("x", hourly, nil),
-		`key "" is empty`:                          put("x", hourly, schedule.WithKey("")),
-		"arguments":                                schedule.InTx(w.Scheduler, "channels", func(context.Context, pgx.Tx, schedule.Run[chan int]) error { return nil }).Put(t.Context(), "x", make(chan int), hourly),
-		`"a\u0000b":1} has a NUL`:                  schedule.InTx(w.Scheduler, "nul", func(context.Context, pgx.Tx, schedule.Run[any]) error { return nil }).Add("x", map[string]int{"a\x00b": 1}, hourly),
-		"transaction is nil":                       k.PutTx(t.Context(), nil, "x", args{}, hourly),
-		"the name is registered already":           schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "x", args{}, hourly),
-		"timeout 0s is out of range":               schedule.InTx(w.Scheduler, "fast", effect, schedule.WithTimeout(0)).Put(t.Context(), "x", args{}, hourly),
-		"limit of 0 runs at once":                  schedule.InTx(w.Scheduler, "few", effect, schedule.WithMaxConcurrent(0)).Put(t.Context(), "x", args{}, hourly),
-		"limit of 1001 runs at once":               schedule.InTx(w.Scheduler, "many", effect, schedule.WithMaxConcurrent(1001)).Put(t.Context(), "x", args{}, hourly),
-		`"none": handler is nil`:                   schedule.InTx[args](w.Scheduler, "none", nil).Put(t.Context(), "x", args{}, hourly),
-		`"no call": handler is nil`:                schedule.AtLeastOnce[args](w.Scheduler, "no call", nil).Put(t.Context(), "x", args{}, hourly),
-		"WithMaxAttempts is not valid":             schedule.AtMostOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { return nil }, schedule.WithMaxAttempts(2, schedule.Backoff(1, 1))).Put(t.Context(), "x", args{}, hourly),
-		`group "" is empty`:                        groupErr,
-		"has 256 bytes":                            longErr,
-		"0 partitions":                             partitionsErr,
-		"more than 6 connections":                  runningErr,
-		"retention of 0s and 1m0s":                 retentionErr,
-		"client or pool is nil":                    nilErr,
-		`package schedule in schema "elsewhere"`:   schemaErr,
-		`"elsewhere.clients" does not exist`:       otherSchemaErr,
-		"another server, database or schema":       otherPoolErr,
-		`"pgleases.clients" does not exist`:        emptyPoolErr,
-		`register kind "fast"`:                     w.Run(t.Context()),
-		"WithDrainTimeout means nothing to Schema": ddlErr,
-		"WithPartitions means nothing to Migrate":  schedule.Migrate(t.Context(), w.pool, schedule.WithPartitions(1)),
+		`name "" is empty`:                           put("", hourly),
+		"field 1, the minute":                        put("x", schedule.Cron("60 * * * *", "UTC")),
+		"rule is empty":                              put("x", schedule.Rule{}),
+		"CRON_TZ=UTC 30 2 31 2 * never ticks":        put("x", schedule.Cron("30 2 31 2 *", "UTC")),
+		"grace of -1s":                               put("x", hourly, schedule.WithGrace(-time.Second)),
+		"jitter of 25h0m0s":                          put("x", hourly, schedule.WithJitter(25*time.Hour)),
+		"Overlap(7)":                                 put("x", hourly, schedule.WithOverlap(schedule.Overlap(7))),
+		"Missed(7)":                                  put("x", hourly, schedule.WithMissed(schedule.Missed(7))),
+		"option is nil":                              put("x", hourly, nil),
+		`key "" is empty`:                            put("x", hourly, schedule.WithKey("")),
+		"arguments":                                  schedule.InTx(w.Scheduler, "channels", func(context.Context, pgx.Tx, schedule.Run[chan int]) error { return nil }).Put(t.Context(), "x", make(chan int), hourly),
+		`"a\u0000b":1} has a NUL`:                    schedule.InTx(w.Scheduler, "nul", func(context.Context, pgx.Tx, schedule.Run[any]) error { return nil }).Add("x", map[string]int{"a\x00b": 1}, hourly),
+		"transaction is nil":                         k.PutTx(t.Context(), nil, "x", args{}, hourly),
+		"the name is registered already":             schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "x", args{}, hourly),
+		"timeout 0s is out of range":                 schedule.InTx(w.Scheduler, "fast", effect, schedule.WithTimeout(0)).Put(t.Context(), "x", args{}, hourly),
+		"limit of 0 runs at once":                    schedule.InTx(w.Scheduler, "few", effect, schedule.WithMaxConcurrent(0)).Put(t.Context(), "x", args{}, hourly),
+		"limit of 1001 runs at once":                 schedule.InTx(w.Scheduler, "many", effect, schedule.WithMaxConcurrent(1001)).Put(t.Context(), "x", args{}, hourly),
+		`"none": handler is nil`:                     schedule.InTx[args](w.Scheduler, "none", nil).Put(t.Context(), "x", args{}, hourly),
+		`"no call": handler is nil`:                  schedule.AtLeastOnce[args](w.Scheduler, "no call", nil).Put(t.Context(), "x", args{}, hourly),
+		"WithMaxAttempts is not valid":               schedule.AtMostOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { return nil }, schedule.WithMaxAttempts(2, schedule.Backoff(1, 1))).Put(t.Context(), "x", args{}, hourly),
+		`group "" is empty`:                          open(""),
+		"has 256 bytes":                              open(strings.Repeat("x", 247)),
+		"0 partitions":                               open("g", schedule.WithPartitions(0)),
+		"more than 6 connections":                    open("g", schedule.WithMaxRunning(6)),
+		"retention of 0s and 1m0s":                   open("g", schedule.WithRetention(0, time.Minute)),
+		"option of Manage only":                      open("g", schedule.WithReason("why", "")),
+		`"elsewhere.clients" does not exist`:         open("g", schedule.WithSchema("elsewhere")),
+		"client or pool is nil":                      second(schedule.New(t.Context(), nil, w.pool, "g")),
+		"another server, database or schema":         second(schedule.New(t.Context(), w.client, newDatabase(t).Pool, "g")),
+		`"pgleases.clients" does not exist`:          second(schedule.New(t.Context(), w.client, testkit.Pool(t, pgtest.EmptyDatabase(t)), "g")),
+		`package schedule in schema "elsewhere"`:     manage(schedule.WithSchema("elsewhere")),
+		"WithPartitions means nothing to Manage":     manage(schedule.WithPartitions(7)),
+		"reason has 0 bytes, the actor 3: give 1":    manage(schedule.WithReason("", "ann")),
+		"reason has 4001 bytes, the actor 0: give 1": manage(schedule.WithReason(strings.Repeat("x", 4001), "")),
+		"reason has 3 bytes, the actor 256: give 1":  manage(schedule.WithReason("why", strings.Repeat("x", 256))),
+		"manage: pool is nil":                        second(schedule.Manage(t.Context(), nil, "g")),
+		`register kind "fast"`:                       w.Run(t.Context()),
+		"WithDrainTimeout means nothing to Schema":   second(schedule.Schema(schedule.WithDrainTimeout(time.Second))),
+		"WithPartitions means nothing to Migrate":    schedule.Migrate(t.Context(), w.pool, schedule.WithPartitions(1)),
 		"From(7)": func() error {
 			testkit.OK(t, put("fine", hourly))
 			testkit.OK(t, w.Pause(t.Context(), "fine"))
 			return w.Resume(t.Context(), "fine", 7)
 		}(),
 	} {
-		if err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%v, which does not say %q", err, says)
-		}
+		contains(t, err, says)
 	}
 	expect(t, one[string](db, "SELECT string_agg(name, ' ') FROM pgleases.schedules"), "fine", "schedules")
 	expect(t, one[int64](db, "SELECT count(*) FROM pg_namespace WHERE nspname = 'elsewhere'"), 0, "schemas that were made nevertheless")
-}
-
-// After a schedule is corrected, the time for which it was blocked does not make it late.
-func TestEditOfBlockedScheduleIsNotLate(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newWorker(db)
-	books := schedule.InTx(w.Scheduler, "books", effect)
-	put := func() error {
-		return books.Put(t.Context(), "close", args{1}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute))
-	}
-	testkit.OK(t, put())
-	db.exec(`UPDATE pgleases.schedules SET args = '{"N": "one"}'`)
-	l := newLedger(db, "close")
-	w.run()
-	db.setClock(midnight.Add(time.Hour))
-	w.waits("close", "")
-	db.setClock(midnight.Add(50*time.Hour + 30*time.Minute))
-	db.polled() // its ticks are overdue
-	testkit.OK(t, put())
-	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 50})
-	db.setClock(midnight.Add(52*time.Hour + 30*time.Minute)) // now they are late
-	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 50, schedule.OutcomeMissed: 2})
 }
 
 // brittle has arguments that panic when they are parsed.
@@ -281,9 +271,7 @@ func TestTwoSchedulersOfOneClient(t *testing.T) {
 	l := w.runs(schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
 	db.polled()
 	second := testkit.Must(schedule.New(t.Context(), w.client, w.pool, group, schedule.WithPartitions(4), schedule.WithoutMigration()))(t)
-	if err := second.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another Scheduler of this client") {
-		t.Fatalf("to run a second: %v", err)
-	}
+	contains(t, second.Run(t.Context()), "another Scheduler of this client")
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
@@ -341,9 +329,8 @@ func TestPartitionCountChangeRefused(t *testing.T) {
 	testkit.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("other", args{}, hourly))
 	err := other.Run(t.Context())
 	wraps(t, "Run with another number of partitions", err, pgleases.ErrPartitionCount)
-	if !strings.Contains(err.Error(), "4") || !strings.Contains(err.Error(), "7") {
-		t.Errorf("%v, which does not name both numbers", err)
-	}
+	contains(t, err, "4")
+	contains(t, err, "7")
 	expect(t, one[string](db, "SELECT string_agg(name, ' ') FROM pgleases.schedules"), "close", "schedules")
 	expect(t, one[int64](db, "SELECT partitions::bigint FROM pgleases.schedule_groups"), 4, "partitions")
 }

@@ -52,10 +52,7 @@ func TestClockWrongAtEachStatementOfRun(t *testing.T) {
 			w.Times().Sweep = 100 * time.Millisecond
 			w.Times().ClockDoubt = 50 * time.Millisecond
 			out := func(ctx context.Context, r schedule.Run[args]) error {
-				return r.Guarded(ctx, func(tx pgx.Tx) error {
-					_, err := tx.Exec(ctx, "INSERT INTO public.effects (name, at) VALUES ($1, $2)", r.Name, r.At)
-					return err
-				})
+				return r.Guarded(ctx, func(tx pgx.Tx) error { return effect(ctx, tx, r) })
 			}
 			fails := func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 				if r.Attempt == 1 {

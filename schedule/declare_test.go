@@ -145,7 +145,7 @@ func TestStartWritesDeclarationsBeforeJoin(t *testing.T) {
 
 	edit := db.begin("SELECT FROM pgleases.schedules WHERE name = 'same' FOR UPDATE", "SELECT FROM pgleases.schedules WHERE name = 'edited' FOR UPDATE")
 	w = declare(1<<60, schedule.Every(time.Minute), "new").run()
-	becomes(db, "it waits for an edit", 1, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_get%'")
+	db.blocked("it waits for an edit", "schedule_get")
 	expect(t, one[int64](db, joined), 0, "members before all is put")
 	testkit.OK(t, edit.Rollback(t.Context()))
 	w.has("new")

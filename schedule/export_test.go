@@ -40,8 +40,8 @@ func (s *Scheduler) Hasten() {
 // Times returns the timings of a scheduler, to change before it runs.
 func (s *Scheduler) Times() *timings { return &s.times }
 
-// ZoneFile is the data of a zone whose clocks change at instants, from one offset to the next.
-func ZoneFile(at []time.Time, offsets ...time.Duration) []byte {
+// MakeZone returns a zone whose clocks change at instants, from one offset to the next.
+func MakeZone(name string, at []time.Time, offsets ...time.Duration) *time.Location {
 	var instants []int64
 	for _, t := range at {
 		instants = append(instants, t.Unix())
@@ -50,12 +50,7 @@ func ZoneFile(at []time.Time, offsets ...time.Duration) []byte {
 	for _, d := range offsets {
 		seconds = append(seconds, int(d/time.Second))
 	}
-	return zoneFile(instants, seconds, "")
-}
-
-// MakeZone makes such a zone.
-func MakeZone(name string, at []time.Time, offsets ...time.Duration) *time.Location {
-	location, err := time.LoadLocationFromTZData(name, ZoneFile(at, offsets...))
+	location, err := zoneOf(name, instants, seconds, "")
 	if err != nil {
 		panic(err)
 	}

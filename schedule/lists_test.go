@@ -113,13 +113,3 @@ func TestFiltersSearchAllThatIsDueOrLate(t *testing.T) {
 		t.Errorf("running: %+v", running)
 	}
 }
-
-func TestWrongFiltersAreRefused(t *testing.T) {
-	t.Parallel()
-	s := testkit.Must(schedule.Manage(t.Context(), newDatabase(t).Pool, group))(t)
-	for _, err := range s.List(t.Context(), schedule.ScheduleFilter{Only: "dead"}) {
-		if err == nil || err.Error() != `schedule: list schedules of group "tests": the filter Only is "dead": use late, blocked, paused, failing or empty` {
-			t.Errorf("an unknown filter: %v", err)
-		}
-	}
-}

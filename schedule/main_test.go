@@ -144,6 +144,16 @@ func (db *database) makeStrange() {
 	})
 }
 
+// set sets a setting of the sessions that begin from now on.
+func (db *database) set(name, value string) {
+	db.t.Helper()
+	address := testkit.Must(url.Parse(db.url))(db.t)
+	settings := address.Query()
+	settings.Set(name, value)
+	address.RawQuery = settings.Encode()
+	db.url = address.String()
+}
+
 func (db *database) exec(statements string) {
 	db.t.Helper()
 	testkit.Must(db.Exec(context.Background(), statements, pgx.QueryExecModeSimpleProtocol))(db.t)
@@ -199,6 +209,12 @@ func becomes[T comparable](db *database, what string, want T, query string, args
 func (db *database) blocked(what, text string) {
 	db.t.Helper()
 	becomes(db, what, true, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE $1)", "%"+text+"%")
+}
+
+// keyIn returns a key of one of 4 partitions.
+func (db *database) keyIn(partition int) string {
+	db.t.Helper()
+	return one[string](db, "SELECT min(n::text) FROM generate_series(1, 1000) AS n WHERE pgleases.partition_for(n::text, 4) = $1", partition)
 }
 
 func one[T any](db *database, query string, args ...any) T {
@@ -334,6 +350,13 @@ func expect[T comparable](t testing.TB, got, want T, what string) {
 	t.Helper()
 	if got != want {
 		t.Fatalf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+func contains(t testing.TB, err error, text string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), text) {
+		t.Errorf("error %v, want one with %q", err, text)
 	}
 }
 

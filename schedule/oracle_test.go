@@ -408,11 +408,6 @@ func drawZone(t *rapid.T, name string) *time.Location {
 
 // zoneOf makes a zone whose clocks change at instants, from one offset to the next, and then by a rule.
 func zoneOf(name string, at []int64, offsets []int, rule string) (*time.Location, error) {
-	return time.LoadLocationFromTZData(name, zoneFile(at, offsets, rule))
-}
-
-// zoneFile is the file of a zone.
-func zoneFile(at []int64, offsets []int, rule string) []byte {
 	// The format of RFC 9636, version 2: an empty block of version 1, and then all.
 	header := append([]byte("TZif2"), make([]byte, 15)...)
 	data := append(slices.Clone(header), make([]byte, 6*4)...)
@@ -429,5 +424,5 @@ func zoneFile(at []int64, offsets []int, rule string) []byte {
 	for _, offset := range offsets {
 		data = append(binary.BigEndian.AppendUint32(data, uint32(offset)), 0, 0)
 	}
-	return append(data, "XXX\x00\n"+rule+"\n"...)
+	return time.LoadLocationFromTZData(name, append(data, "XXX\x00\n"+rule+"\n"...))
 }

@@ -155,7 +155,7 @@ func TestRecordedCallIsMadeByNextOwner(t *testing.T) {
 	begun := db.begin("SELECT pg_advisory_xact_lock(1)")
 	w := start()
 	db.setClock(midnight.Add(3 * time.Hour))
-	becomes(db, "it has begun", true, "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))")
+	db.blocked("it has begun", "schedule_open")
 	w.end()
 	testkit.OK(t, begun.Rollback(t.Context()))
 	l.settled(start().Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 3})

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -49,7 +49,7 @@ func TestOwnerChangesKeepOutcomesExact(t *testing.T) {
 		(*worker).crash,
 		func(w *worker) { w.wire.Lose(1, "commit", false); w.crash() },
 		(*worker).close,
-		func(w *worker) { w.stop(); testkit.Receive(t, "Run ends", w.ended); w.stop = nil },
+		(*worker).end,
 	) {
 		pass(3)
 		testkit.Receive(t, "a handler runs", inHandler)
@@ -84,8 +84,7 @@ func TestNobodyOwnsThePartitionOfARunThatIsUnderWay(t *testing.T) {
 	})
 	l := w.runs(books.Add("close", args{}, hourly))
 	db.setClock(midnight.Add(time.Hour))
-	var refused *pgconn.PgError
-	if err := testkit.Receive(t, "the handler ran", took); !errors.As(err, &refused) || refused.Code != "55P03" {
+	if err := testkit.Receive(t, "the handler ran", took); !store.LockTimeout(err) {
 		t.Fatalf("to take the partition over in the middle of a run: %v, not a lock timeout", err)
 	}
 	l.settled(w.Scheduler)
@@ -252,11 +251,7 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 		return w, k
 	}
 	w, k := start()
-	var names []string // one in each partition, by their number
-	for partition := range 3 {
-		names = append(names, one[string](db, "SELECT min(n::text) FROM generate_series(1, 1000) AS n WHERE pgleases.partition_for(n::text, 4) = $1", partition))
-	}
-	low, high := names[1], names[2]
+	low, high := db.keyIn(1), db.keyIn(2)
 	testkit.OK(t, k.Put(t.Context(), low, args{}, hourly))
 	testkit.OK(t, k.Put(t.Context(), high, args{}, hourly))
 	w.run()
@@ -270,7 +265,7 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 	testkit.Receive(t, "the other runs again", began)
 	crashes := func() int { return one[int](db, "SELECT sum((trying ->> 'crashes')::int) FROM pgleases.schedules") }
 	expect(t, crashes(), 2, "crashes, while they run")
-	testkit.OK(t, k.Put(t.Context(), "plain", args{}, hourly, schedule.WithKey(names[0])))
+	testkit.OK(t, k.Put(t.Context(), "plain", args{}, hourly, schedule.WithKey(db.keyIn(0))))
 	db.setClock(midnight.Add(2 * time.Hour))
 	testkit.Receive(t, "the plain one runs", began)
 	becomes(db, "it is done", true, "SELECT EXISTS (SELECT FROM pgleases.history WHERE name = 'plain')")

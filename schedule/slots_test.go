@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -145,74 +144,14 @@ func TestSlotsOfCutOffProcess(t *testing.T) {
 	becomes(db, "all slots are free", 0, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL")
 }
 
-// holding is a handler whose runs of a schedule go on until the test ends them.
-type holding struct {
-	t     testing.TB
-	began chan schedule.Run[args]
-
-	mu   sync.Mutex // guards what follows
-	ends map[int]chan error
-}
-
-func newHolding(t testing.TB) *holding {
-	return &holding{t: t, began: make(chan schedule.Run[args], 100), ends: make(map[int]chan error)}
-}
-
-// of is what ends the run for the tick of an hour.
-func (h *holding) of(hour int) chan error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.ends[hour] == nil {
-		h.ends[hour] = make(chan error, 10)
-	}
-	return h.ends[hour]
-}
-
-func (h *holding) run(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
-	if err := effect(ctx, tx, r); err != nil {
-		return err
-	}
-	h.began <- r
-	select {
-	case err := <-h.of(r.At.Hour()):
-		return err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// begins expects the runs that begin next, in any order, by the hours of their ticks.
-func (h *holding) begins(hours ...int) (runs []schedule.Run[args]) {
-	h.t.Helper()
-	for range hours {
-		runs = append(runs, testkit.Receive(h.t, fmt.Sprint("one of the ticks of ", hours, " begins"), h.began))
-	}
-	slices.SortFunc(runs, func(a, b schedule.Run[args]) int { return a.At.Compare(b.At) })
-	var got []int
-	for _, r := range runs {
-		got = append(got, r.At.Hour())
-	}
-	expect(h.t, fmt.Sprint(got), fmt.Sprint(hours), "ticks that began")
-	return runs
-}
-
-// quiet expects that nothing begins.
-func (h *holding) quiet(db *database) {
-	h.t.Helper()
-	db.polled()
-	if len(h.began) > 0 {
-		h.t.Fatalf("the tick of %v began", (<-h.began).At)
-	}
-}
-
 // A run that waits for a slot spends no attempt and no grace. Meanwhile Why says so, it is not
 // tried all the time, and later items run.
 func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newSteadyWorker(db, schedule.WithPartitions(1))
-	h := newHolding(t)
-	books := schedule.InTx(w.Scheduler, "books", h.run, schedule.WithMaxConcurrent(1))
+	began, end, handler := halting(nil, effect)
+	books := schedule.InTx(w.Scheduler, "books", handler, schedule.WithMaxConcurrent(1))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	testkit.OK(t, books.Put(t.Context(), "a", args{}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute)))
 	testkit.OK(t, books.Put(t.Context(), "b", args{}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute)))
@@ -220,8 +159,7 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	other := newLedger(db, "a")
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	first := h.begins(1)[0]
-	if first.Name == "b" {
+	if testkit.Receive(t, "a tick begins", began).Name == "b" {
 		l, other = other, l
 	}
 	w.waits(l.name, "")
@@ -234,14 +172,13 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of what is behind those that wait")
 	db.setClock(midnight.Add(3*time.Hour + 30*time.Minute))
 	w.wire.Count("schedule_take_slot")
-	h.quiet(db)
+	db.polled()
+	expect(t, len(began), 0, "runs beyond the limit")
 	if n := w.wire.Counted(); n > 50 {
 		t.Errorf("a slot was asked for %d times meanwhile", n)
 	}
 	db.exec("DELETE FROM pgleases.jobs")
-	for hour := range 4 {
-		close(h.of(hour))
-	}
+	close(end)
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 3})
 	for _, e := range l.entries {
 		expect(t, e.Attempts, 1, "attempts")
