@@ -221,12 +221,13 @@ COMMENT ON FUNCTION pgleases.consumer_end(pg_catalog.text, int[], bigint[]) IS '
 -- Reads what waits in a queue table, for consumers_status. It runs with the rights of its caller, and roles that run
 -- consumers write the names of tables. So it reads only a table, with columns of the system's types, and no table whose
 -- rows are hidden by policies: code of the table's owner never runs in the session of a person who looks. A value that it cannot
--- read is null. It reads 1,000 rows by an index on the ID, if there is one, and never the whole table.
+-- read is null. It reads 1,000 rows by an index on the ID, if there is one, and never the whole table. It waits 50 ms for
+-- a locked table, because a command that asks for all consumers has 10 s.
 --   oldest: the time of the oldest among these rows whose key is not blocked
 --   timed: whether oldest is known: there is a column for the time, and an index that begins with the ID
 --   unhandled: rows whose partition is null or out of range, 1,000 at most
 CREATE OR REPLACE FUNCTION pgleases.consumer_backlog(p_consumer pgleases.consumers, OUT waiting int, OUT oldest pg_catalog.timestamptz, OUT timed boolean, OUT unhandled int)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off SET jit = off SET lock_timeout = '200ms'
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off SET jit = off SET lock_timeout = '50ms'
 AS $pgleases_body$
 DECLARE
     queue   oid;
