@@ -105,7 +105,8 @@ func (a *Admin) noConsumers(err error) error {
 //   - "pause" and "resume" a consumer: its processes take no rows meanwhile;
 //   - "retry" a blocked row now, or all if id is nil, with all attempts;
 //   - "skip" a blocked row: its owner moves it to the dead letters, when the consumer is not paused;
-//   - "return" a dead letter to the queue table, which needs SELECT and INSERT on it;
+//   - "return" a dead letter to the queue table, or all if id is nil, which needs SELECT and INSERT
+//     on it;
 //   - "forget" a consumer that no process runs, with its blocked rows; dead letters stay.
 //
 // It returns the number of rows that were changed; for "pause", "resume" and "forget" 1, or 0 if

@@ -245,6 +245,19 @@ func TestOperatorsReturnDeadLetters(t *testing.T) {
 	expect(t, one[string](db, "SELECT concat_ws(' ', q.id, q.customer, q.payload, q.later, q.partition = pgleases.partition_for(q.customer, 8), (SELECT count(*) FROM pgleases.consumer_dead_letters), c.verb) FROM public.outbox AS q, pgleases.consumer_changes AS c"), "1 c1 1 7 t 0 return", "the row")
 	_, err = db.Exec(t.Context(), call)
 	contains(t, err, `row 1 of consumer "orders" is no dead letter`)
+
+	all := strings.Replace(call, "1", "NULL", 1)
+	db.exec("INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts) SELECT 'orders', n, 0, 'c5', jsonb_build_object('id', n, 'customer', 'c5', 'payload', '0'), 1 FROM generate_series(10, 12) AS n; " +
+		"INSERT INTO public.outbox (id, customer, payload) OVERRIDING SYSTEM VALUE VALUES (11, 'c5', '0')")
+	_, err = db.Exec(t.Context(), all)
+	contains(t, err, "has a row with ID 11")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_dead_letters"), 3, "letters that are left")
+	db.exec("DELETE FROM public.outbox WHERE id = 11")
+	expect(t, one[int](db, all), 3, "rows returned")
+	expect(t, one[int](db, all), 0, "rows returned without a letter")
+	expect(t, one[string](db, "SELECT string_agg(row_id::text, ' ' ORDER BY row_id) FROM pgleases.consumer_changes WHERE verb = 'return'"), "1 10 11 12", "changes")
+	_, err = db.Exec(t.Context(), strings.Replace(all, "orders", "order", 1))
+	contains(t, err, `there is no consumer "order"`)
 }
 
 // A dead letter that comes back is handled before the row of its key that has failed since.

@@ -33,7 +33,7 @@ func newConsumers() *cobra.Command {
 	}
 	cmd.AddCommand(newConsumerShow(), newConsumerChange("pause CONSUMER", "Pause a consumer until it is resumed"), newConsumerChange("resume CONSUMER", "Resume a paused consumer"),
 		newConsumerChange("retry CONSUMER [ID]", "Retry a blocked row, or all, now"), newConsumerChange("skip CONSUMER ID", "Move a blocked row to the dead letters"),
-		newConsumerChange("return CONSUMER ID", "Return a dead letter to its queue table"), newConsumerChange("forget CONSUMER", "Forget a consumer that is no longer used"))
+		newConsumerChange("return CONSUMER [ID]", "Return a dead letter to its queue table"), newConsumerChange("forget CONSUMER", "Forget a consumer that is no longer used"))
 	return cmd
 }
 
@@ -130,8 +130,9 @@ func newConsumerChange(use, short string) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: asUsed, Annotations: map[string]string{shared: "consumer"}}
 	reason, actor, all, verb := "", "", false, cmd.Name()
 	reasonFlags(cmd, &reason, &actor)
-	if verb == "retry" {
-		cmd.Flags().BoolVar(&all, "all", false, "retry all blocked rows")
+	mayAll := verb == "retry" || verb == "return"
+	if mayAll {
+		cmd.Flags().BoolVar(&all, "all", false, "all blocked rows, or all dead letters")
 	}
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if negative.MatchString(err.Error()) {
@@ -149,7 +150,7 @@ func newConsumerChange(use, short string) *cobra.Command {
 			if id = &n; err != nil {
 				return fmt.Errorf("%q is no row: give the ID of a row that pgleases consumers show %s lists", args[1], args[0])
 			}
-		case verb == "retry" && !all:
+		case mayAll && !all:
 			return errors.New("ID is missing: give the ID of a row, or --all")
 		}
 		if reason == "" {
@@ -179,8 +180,11 @@ func newConsumerChange(use, short string) *cobra.Command {
 				"skip":   "recorded; its owner moves it to the dead letters, of a paused consumer after resume",
 				"return": "done; it is handled before other rows of its key", "forget": "done" + forgotten,
 			}[verb]
+			if verb == "return" && all {
+				state = ranges.Many(n, "row") + " returned, each is handled before other rows of its key"
+			}
 			if n == 0 {
-				state = map[string]string{"pause": "it is paused already", "resume": "it is not paused", "retry": "no row is blocked"}[verb]
+				state = map[string]string{"pause": "it is paused already", "resume": "it is not paused", "retry": "no row is blocked", "return": "there is no dead letter"}[verb]
 			}
 			fmt.Fprint(cmd.OutOrStdout(), done(cmd, args, state))
 			return nil

@@ -66,7 +66,7 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 		"describe orders": "did you mean consumer/orders?", "explain orders": "did you mean consumer/orders?", "explain orders/1": "did you mean consumer/orders?", "drop orders --reason why": "did you mean consumer/orders?",
 		"consumers show consumer/orders": "did you mean orders?", "consumers pause consumer/orders --reason why": "did you mean orders?", "consumers list": `there is no verb "list": pgleases consumers lists them`,
 		"consumers skip orders 1 --reason why": "row 1 of consumer \"orders\" blocks no key", "consumers skip orders x --reason why": `"x" is no row: give the ID of a row that pgleases consumers show orders lists`, "consumers skip orders 2": "--reason is missing",
-		"consumers retry orders --reason why": "ID is missing", "consumers retry orders 2 --all --reason why": "row 2 and --all are given: leave one out", "consumers pasue orders": `did you mean pause?`,
+		"consumers retry orders --reason why": "ID is missing", "consumers retry orders 2 --all --reason why": "row 2 and --all are given: leave one out", "consumers return orders --reason why": "ID is missing: give the ID of a row, or --all", "consumers pasue orders": `did you mean pause?`,
 	} {
 		fails(t, database, args, want)
 	}
@@ -128,6 +128,10 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	}) {
 		t.Errorf("it was forgotten, and doctor finds %+v", found)
 	}
+	execute(t, database, `INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts)
+		SELECT 'orders', n, 0, 'c', jsonb_build_object('id', n, 'customer', 'c', 'payload', '1'), 1 FROM generate_series(8, 9) AS n`)
+	changes("return orders: 2 rows returned, each is handled before", "return", "orders", "--all")
+	changes("return orders: there is no dead letter", "return", "orders", "--all")
 	output1(t, database, "drop", "consumer/orders", "--reason", "why")
 	fails(t, database, "consumers forget orders --reason why", `there is no consumer "orders"`)
 }

@@ -135,7 +135,7 @@ COMMENT ON COLUMN pgleases.consumer_changes.id IS 'Rises with time.';
 COMMENT ON COLUMN pgleases.consumer_changes.at IS 'When the change was made.';
 COMMENT ON COLUMN pgleases.consumer_changes.verb IS 'pause, resume, retry, skip, return or forget.';
 COMMENT ON COLUMN pgleases.consumer_changes.consumer IS 'The consumer''s name.';
-COMMENT ON COLUMN pgleases.consumer_changes.row_id IS 'The ID of the row that was retried or skipped; null: the change is of the consumer, or of all blocked rows.';
+COMMENT ON COLUMN pgleases.consumer_changes.row_id IS 'The ID of the row that was retried, skipped or returned; null: the change is of the consumer, or of all blocked rows.';
 COMMENT ON COLUMN pgleases.consumer_changes.rows IS 'How many blocked rows were changed; of pause and resume 1.';
 COMMENT ON COLUMN pgleases.consumer_changes.actor IS 'The role that connected, and the name that it gave.';
 COMMENT ON COLUMN pgleases.consumer_changes.reason IS 'The reason that the actor gave.';
@@ -312,7 +312,7 @@ COMMENT ON COLUMN pgleases.consumers_status.paused_reason IS 'Why.';
 
 -- Changes a consumer or its blocked rows for an operator, and records the change with its actor and reason.
 --   p_verb: pause, resume, retry, skip or forget; return is a part of consumer_return
---   p_id: the row, of retry and skip; null for retry: all blocked rows
+--   p_id: the row, of retry and skip; null for retry: all blocked rows; null for return: none
 -- Returns the number of rows that were changed; of pause and resume 1, or 0 if there was no change. A row that is skipped
 -- is moved to the dead letters by the owner of its partition, so an operator needs no rights on queue tables.
 -- 42704: there is no such consumer, or no such blocked row. It runs with the rights of its owner, and session_user stays
@@ -323,7 +323,7 @@ DECLARE
     who CONSTANT text := pgleases.operator(p_verb, p_actor, p_reason);
     n   int;
 BEGIN
-    IF (p_verb IN ('pause', 'resume', 'forget') AND p_id IS NULL OR p_verb = 'retry' OR p_verb IN ('skip', 'return') AND p_id IS NOT NULL) IS NOT TRUE THEN
+    IF (p_verb IN ('pause', 'resume', 'forget') AND p_id IS NULL OR p_verb IN ('retry', 'return') OR p_verb = 'skip' AND p_id IS NOT NULL) IS NOT TRUE THEN
         RAISE EXCEPTION 'consumer_change: verb "%" with row %', p_verb, coalesce(p_id::text, 'null')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'The verbs are pause, resume and forget without a row, retry, and skip with a row.';
     ELSIF NOT EXISTS (SELECT FROM pgleases.consumers AS c WHERE c.name = p_consumer) THEN
@@ -366,7 +366,7 @@ BEGIN
     END IF;
     IF n > 0 THEN
         INSERT INTO pgleases.consumer_changes (verb, consumer, row_id, rows, actor, reason) VALUES (p_verb, p_consumer, p_id, n, who, p_reason);
-        DELETE FROM pgleases.consumer_changes AS c WHERE c.consumer = p_consumer AND c.at < clock_timestamp() - interval '90 days';
+        DELETE FROM pgleases.consumer_changes AS c WHERE c.consumer = p_consumer AND c.at < now() - interval '90 days'; -- clock_timestamp() would not use the index
         PERFORM pgleases.notify('consumer/' || p_consumer);
     ELSIF p_id IS NOT NULL THEN
         RAISE EXCEPTION 'row % of consumer "%" %', p_id, p_consumer, CASE p_verb WHEN 'return' THEN 'is no dead letter' ELSE 'blocks no key' END
@@ -379,9 +379,9 @@ $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.consumer_change FROM PUBLIC;
 COMMENT ON FUNCTION pgleases.consumer_change(pg_catalog.text, pg_catalog.text, bigint, pg_catalog.text, pg_catalog.text) IS 'Pauses, resumes or forgets a consumer, or retries or skips its blocked rows, and records who did that and why.';
 
--- Returns a dead letter to its queue table for an operator, with its ID and the other columns that both have, and records
--- that. It runs with the rights of its caller, who needs SELECT and INSERT on the table, and sets no search_path: triggers
--- of the table run as in any insert. 23505: the table has a row with the ID.
+-- Returns a dead letter to its queue table for an operator, or all if p_id is null, with its ID and the other columns that
+-- both have, and records each. It runs with the rights of its caller, who needs SELECT and INSERT on the table, and sets no
+-- search_path: triggers of the table run as in any insert. 23505: the table has a row with the ID.
 CREATE OR REPLACE FUNCTION pgleases.consumer_return(p_consumer pg_catalog.text, p_id bigint, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $pgleases_body$
 DECLARE
@@ -389,8 +389,16 @@ DECLARE
     column_ pg_catalog.text;
     letter  pg_catalog.jsonb;
     names   pg_catalog.text;
+    id      bigint;
     n       int;
 BEGIN
+    IF p_id IS NULL THEN
+        n := pgleases.consumer_change('return'::pg_catalog.text, p_consumer, p_id, p_actor, p_reason); -- 0, or an error
+        FOR id IN SELECT DISTINCT d.id FROM pgleases.consumer_dead_letters AS d WHERE d.consumer OPERATOR(pg_catalog.=) p_consumer LOOP
+            n := n OPERATOR(pg_catalog.+) pgleases.consumer_return(p_consumer, id, p_actor, p_reason);
+        END LOOP;
+        RETURN n;
+    END IF;
     SELECT pg_catalog.to_regclass(c.queue), c.id_column INTO queue, column_ FROM pgleases.consumers AS c WHERE c.name OPERATOR(pg_catalog.=) p_consumer;
     SELECT d.content INTO letter FROM pgleases.consumer_dead_letters AS d
     WHERE d.consumer OPERATOR(pg_catalog.=) p_consumer AND d.id OPERATOR(pg_catalog.=) p_id ORDER BY d.died_at DESC LIMIT 1;
@@ -407,7 +415,7 @@ BEGIN
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.consumer_return FROM PUBLIC;
-COMMENT ON FUNCTION pgleases.consumer_return(pg_catalog.text, bigint, pg_catalog.text, pg_catalog.text) IS 'Returns a dead letter to its queue table, and records who did that and why.';
+COMMENT ON FUNCTION pgleases.consumer_return(pg_catalog.text, bigint, pg_catalog.text, pg_catalog.text) IS 'Returns a dead letter, or all if p_id is null, to the queue table, and records who did that and why.';
 
 INSERT INTO pgleases.consumer_version AS v (version, min_code) VALUES (1, 1)
 ON CONFLICT ((true)) DO UPDATE SET version = EXCLUDED.version, min_code = EXCLUDED.min_code WHERE v.version OPERATOR(pg_catalog.<) EXCLUDED.version;
