@@ -78,6 +78,13 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	}
 	changes("pause orders: done", "pause", "orders")
 	changes("pause orders: it is paused already", "pause", "orders")
+	listed := func(state string) {
+		t.Helper()
+		if text := output1(t, database, "list"); !regexp.MustCompile(`\nconsumer/orders .* ` + state + `\n$`).MatchString(text) {
+			t.Errorf("list: %s, want %s", text, state)
+		}
+	}
+	listed(" consumer paused")
 	changes("skip orders 2: recorded", "skip", "orders", "2")
 	if text = output1(t, database, "consumers", "show", "orders"); !regexp.MustCompile(`paused \S+ ago by maria \(\w+\): why\n(.*\n)+2 .* 1 +- +skipped by maria (.*\n)+.* skip +2 +1 +maria .* why\n.* pause +- +1 `).MatchString(text) {
 		t.Errorf("show: %s", text)
@@ -86,6 +93,7 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	if text := output1(t, database, "pause", "consumer/orders", "--reason", "why", "--wait"); !regexp.MustCompile(` 0/4 .* lease paused\n`).MatchString(output1(t, database, "consumers")) {
 		t.Errorf("after %s, the state is not that of the lease: %s", text, output1(t, database, "consumers"))
 	}
+	listed(" paused")
 	output1(t, database, "resume", "consumer/orders", "--reason", "why")
 	if text := output1(t, database, "consumers"); strings.Contains(text, "lease paused") {
 		t.Errorf("its lease is not paused: %s", text)

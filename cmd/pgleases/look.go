@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
 	"github.com/pgleases/pgleases/admin"
@@ -27,17 +28,24 @@ import (
 const poll = 5 * time.Second // limit of a poll
 
 func newList() *cobra.Command {
-	return looking(&cobra.Command{Use: "list", Short: "List the leases"}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, string, error) {
-		return s.Leases, leasesOf(s), nil
+	return looking(&cobra.Command{Use: "list", Short: "List the leases"}, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, string, error) {
+		s, err := a.Snapshot(ctx)
+		if err != nil {
+			return nil, "", err
+		}
+		return s.Leases, leasesOf(ctx, a, s), nil
 	})
 }
 
-func leasesOf(s *admin.Snapshot) string {
-	states := map[admin.Verb]string{admin.Pause: "paused", admin.Freeze: "frozen"}
+func leasesOf(ctx context.Context, a *admin.Admin, s *admin.Snapshot) string {
+	states, idle := map[admin.Verb]string{admin.Pause: "paused", admin.Freeze: "frozen"}, pausedConsumers(ctx, a, s)
 	return table("LEASE,PARTITIONS,OWNED,MOVING,ORPHANS,MEMBERS,PLANNED,STATE", s.Leases, func(l admin.Lease) []any {
 		moving, orphans, state := 0, s.Orphans(&l).Count(), dash
 		for _, w := range s.OverridesOf(l.Name, "") {
 			state = max(state, states[w.Verb]) // a pause goes before a freeze
+		}
+		if state != "paused" && slices.Contains(idle, l.Name) {
+			state = "consumer paused"
 		}
 		for _, h := range l.Holdings {
 			if h.Moves() {
@@ -46,6 +54,20 @@ func leasesOf(s *admin.Snapshot) string {
 		}
 		return []any{shown(l.Name), l.Partitions, l.Partitions - orphans, moving, orphans, len(l.Members), relative(s.At, l.Planned), state}
 	})
+}
+
+// pausedConsumers returns the leases of the consumers that are paused. It returns none if the role
+// may not read that. Admin.Consumers would read the queue tables, too.
+func pausedConsumers(ctx context.Context, a *admin.Admin, s *admin.Snapshot) []string {
+	if !slices.ContainsFunc(s.Leases, func(l admin.Lease) bool { return strings.HasPrefix(l.Name, "consumer/") }) {
+		return nil // there may be no table
+	}
+	limited, cancel := context.WithTimeout(ctx, poll)
+	defer cancel()
+	pool, schema := a.Database()
+	rows, _ := pool.Query(limited, "SELECT name FROM "+pgx.Identifier{schema, "consumers"}.Sanitize()+" WHERE paused_at IS NOT NULL")
+	names, _ := pgx.CollectRows(rows, pgx.RowTo[string])
+	return mapped(names, func(name string) string { return "consumer/" + name })
 }
 
 func newDescribe() *cobra.Command {
@@ -211,7 +233,7 @@ func watch(ctx context.Context, out io.Writer, a *admin.Admin, url string, args 
 		case err == nil && len(args) > 0:
 			_, text, err = described(s, args[0])
 		case err == nil:
-			text = leasesOf(s) + "\n" + clientsOf(s)
+			text = leasesOf(limited, a, s) + "\n" + clientsOf(s)
 		}
 		switch {
 		case ctx.Err() != nil:
