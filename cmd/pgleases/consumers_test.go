@@ -128,6 +128,10 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	cancel()
 	<-ended
 	ended <- nil
+	execute(t, database, `INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts)
+		SELECT 'orders', n, 0, 'c', jsonb_build_object('id', n, 'customer', 'c', 'payload', '1'), 1 FROM generate_series(8, 9) AS n`)
+	changes("return orders: 2 rows returned, each is handled before", "return", "orders", "--all")
+	changes("return orders: there is no dead letter", "return", "orders", "--all")
 	if text := output1(t, database, "consumers", "forget", "orders", "--reason", "why"); !regexp.MustCompile(`^forget orders: done; its table was public.outbox, blocked keys: \d, dead letters that stay: 0; its lease stays: pgleases drop consumer/orders --reason '...' deletes it\n$`).MatchString(text) {
 		t.Errorf("forget: %s", text)
 	}
@@ -136,10 +140,6 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	}) {
 		t.Errorf("it was forgotten, and doctor finds %+v", found)
 	}
-	execute(t, database, `INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts)
-		SELECT 'orders', n, 0, 'c', jsonb_build_object('id', n, 'customer', 'c', 'payload', '1'), 1 FROM generate_series(8, 9) AS n`)
-	changes("return orders: 2 rows returned, each is handled before", "return", "orders", "--all")
-	changes("return orders: there is no dead letter", "return", "orders", "--all")
 	output1(t, database, "drop", "consumer/orders", "--reason", "why")
 	fails(t, database, "consumers forget orders --reason why", `there is no consumer "orders"`)
 }
@@ -173,7 +173,13 @@ func TestVerbsNameConsumersAndGroups(t *testing.T) {
 		t.Errorf("it has no lease: %s", text)
 	}
 	execute(t, database, "INSERT INTO pgleases.leases VALUES ('consumer/orders', 4, 5, 1, 0, 'infinity', now())")
-	if text := output1(t, database, "pause", "orders", "--reason", "why"); strings.Contains(text, "consumer") {
+	if text := output1(t, database, "pause", "orders", "--reason", "why"); strings.Contains(text, "but a consumer") {
 		t.Errorf("the consumer was forgotten: %s", text)
+	}
+	for name, like := range map[string]string{"orders": "did you mean consumer/orders? ", "odrers": "did you mean orders? ", "other": ""} {
+		want := "lease \"" + name + "\" does not exist yet: its pause begins when it is created; " + like + "pgleases list shows all\n"
+		if text := output1(t, database, "pause", name, "--reason", "why", "--wait"); !strings.Contains(text, want) || !strings.HasSuffix(text, "done\n") {
+			t.Errorf("pause %s: %s, want %s", name, text, want)
+		}
 	}
 }

@@ -75,6 +75,9 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 					if err := meansOther(ctx, a, s, string(verb), change.Subject); err != nil {
 						return err
 					}
+					if verb == admin.Pause && s.Lease(change.Subject) == nil {
+						cmd.PrintErrf("pgleases: lease %q does not exist yet: its pause begins when it is created; %spgleases list shows all\n", change.Subject, similarLease(s, change.Subject))
+					}
 				}
 			}
 			if dryRun {
@@ -174,6 +177,16 @@ func remedied(ctx context.Context, a *admin.Admin, c admin.Change, subject strin
 		text = host
 	}
 	return errors.New(strings.TrimSpace(fmt.Sprintf("%s\n%spgleases %s shows all\n%s", text, similar(name, known), list, hint)))
+}
+
+// similarLease is similar for the name of a lease. A misspelled name may be that of a consumer or of
+// a group.
+func similarLease(s *admin.Snapshot, name string) string {
+	known := leaseNames(s)
+	for _, of := range known {
+		known = append(known, strings.TrimPrefix(strings.TrimPrefix(of, "consumer/"), "schedule/"))
+	}
+	return similar(name, known)
 }
 
 func clientIDs(s *admin.Snapshot) []string {
