@@ -101,7 +101,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 	}
 }
 
-func TestRunRefusesWrongFlagsWithARemedy(t *testing.T) {
+func TestNewRefusesBadOptions(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, pgtest.EmptyDatabase(t))
 	for _, test := range []struct {
@@ -153,23 +153,6 @@ func TestRangesAreReadAndWritten(t *testing.T) {
 	}
 }
 
-// A time with a year that JSON cannot hold does not prevent reading.
-func TestTimesFarAwayAreJSON(t *testing.T) {
-	t.Parallel()
-	url := pgtest.MigratedDatabase(t)
-	exec(t, url, `INSERT INTO pgleases.clients VALUES (11, 'a', 1, clock_timestamp() + interval '1 minute', '1 minute', 'host', 7, '4000-01-01 BC');
-		INSERT INTO pgleases.leases VALUES ('l', 1, 5, 1, 0, '20000-01-01', '20000-01-01');
-		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 11, 1, '20000-01-01', 1);
-		INSERT INTO pgleases.overrides (verb, lease, until, since, actor, reason) VALUES ('freeze', 'l', '20000-01-01', '20000-01-01', 'maria', 'why')`)
-	s := testkit.Must(newAdmin(t, newPool(t, url)).Snapshot(t.Context()))(t)
-	if text, err := json.Marshal(s); err != nil {
-		t.Errorf("%s, %v", text, err)
-	}
-	if w := s.Overrides[0]; w.Until.Before(time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)) {
-		t.Errorf("it ends at %v", w.Until)
-	}
-}
-
 // An evicted client has no share, and is not superseded.
 func TestAnEvictedClientIsCalledSo(t *testing.T) {
 	t.Parallel()
@@ -212,6 +195,11 @@ func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
 		}
 		if _, err := json.Marshal(s); err != nil {
 			t.Errorf("%s: %v", at, err)
+		}
+		for _, w := range s.Overrides { // none if its end is past; the year of no end is 1
+			if want := map[string]int{"infinity": 1, "294276-12-31": 9999}[at]; w.Until.Year() != want {
+				t.Errorf("a freeze until %s ends at %v", at, w.Until)
+			}
 		}
 		if c := s.Clients[0]; c.Expired != (at == "-infinity" || at == "4713-01-01 BC") {
 			t.Errorf("a client that expires at %s: %+v", at, c)
