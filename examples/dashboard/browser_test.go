@@ -116,12 +116,17 @@ func must(h http.Handler, err error) http.Handler {
 // serve serves the application, and returns its URL.
 func serve(t *testing.T, pool *pgxpool.Pool) string {
 	t.Helper()
-	server := httptest.NewServer(must(pages(pool, newLogin("secret", "look"))))
+	return newServer(t, must(pages(pool, newLogin("secret", "look")))).URL
+}
+
+func newServer(t *testing.T, handler http.Handler) *httptest.Server {
+	t.Helper()
+	server := httptest.NewServer(handler)
 	t.Cleanup(func() {
 		server.CloseClientConnections()
 		server.Close()
 	})
-	return server.URL
+	return server
 }
 
 var browser = sync.OnceValues(func() (context.Context, func()) {
@@ -238,12 +243,7 @@ func (x tab) until(expression string) {
 // signIn goes through the login to the dashboard.
 func (x tab) signIn(url string) {
 	x.Helper()
-	x.signInWith(url, "secret")
-}
-
-func (x tab) signInWith(url, password string) {
-	x.Helper()
-	x.run(chromedp.Navigate(url+"/login"), chromedp.SendKeys("input", password+"\r", chromedp.ByQuery))
+	x.run(chromedp.Navigate(url+"/login"), chromedp.SendKeys("input", "secret\r", chromedp.ByQuery))
 	x.until(`document.querySelector("a")?.href.endsWith("/ops/leases/")`)
 	x.run(chromedp.Click("a", chromedp.ByQuery))
 	x.until(`document.querySelector("#state-text")?.textContent === "Live"`)

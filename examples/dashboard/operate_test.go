@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -157,11 +156,7 @@ func TestFailedChangeIsPreviewedAgain(t *testing.T) {
 	}
 	testkit.OK(t, join(t, openClient(t, pool, "three"), "old", 2).Leave(t.Context()))
 	login, c := newLogin("secret", "look"), new(testkit.Wire)
-	server := httptest.NewServer(must(pages(testkit.Pool(t, pgtest.OwnerURL(databaseURL), c.Carry), login)))
-	t.Cleanup(func() {
-		server.CloseClientConnections()
-		server.Close()
-	})
+	server := newServer(t, must(pages(testkit.Pool(t, pgtest.OwnerURL(databaseURL), c.Carry), login)))
 	a := testkit.Must(admin.New(pool))(t)
 	overrides := func(want int) {
 		t.Helper()
@@ -229,7 +224,7 @@ func TestAnotherSiteCannotOperate(t *testing.T) {
 	handler := must(pages(operators(t, databaseURL), newLogin("secret", "look")))
 	var mu sync.Mutex // guards what follows
 	answers := make(map[string]int)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := newServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		told := &watched{ResponseWriter: w}
 		handler.ServeHTTP(told, r)
 		if r.Method != http.MethodGet && r.Header.Get("Origin") != "" && !strings.HasSuffix(r.URL.Path, "/login") {
@@ -238,15 +233,10 @@ func TestAnotherSiteCannotOperate(t *testing.T) {
 			mu.Unlock()
 		}
 	}))
-	evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	evil := newServer(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
 		fmt.Fprintf(w, `<form method=post enctype=text/plain action="%s/ops/leases/apply"><input name='{"verb":"freeze","subject":"orders","reason":"' value='"}'></form>`, server.URL)
 	}))
-	t.Cleanup(func() {
-		server.CloseClientConnections()
-		server.Close()
-		evil.Close()
-	})
 	x := newTab(t, 1280, 900)
 	x.signIn(server.URL)
 	x.run(chromedp.Navigate(evil.URL))

@@ -331,17 +331,13 @@ func TestAnIngressWithoutARouteIsNotTakenForADenial(t *testing.T) {
 func fronted(t *testing.T, handler http.Handler) (*httptest.Server, *atomic.Pointer[http.HandlerFunc]) {
 	t.Helper()
 	front := new(atomic.Pointer[http.HandlerFunc])
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := newServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if f := front.Load(); f != nil {
 			(*f)(w, r)
 			return
 		}
 		handler.ServeHTTP(w, r)
 	}))
-	t.Cleanup(func() {
-		server.CloseClientConnections()
-		server.Close()
-	})
 	return server, front
 }
 
@@ -477,11 +473,10 @@ func TestLightDarkAndAPhoneCanBeRead(t *testing.T) {
 func TestOnlyWhoIsSignedInSeesTheLeases(t *testing.T) {
 	t.Parallel()
 	_, pool := database(t)
-	server := httptest.NewServer(must(pages(pool, newLogin("secret", "look"))))
-	t.Cleanup(server.Close)
+	at := serve(t, pool)
 	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	get := func(path string, cookies ...*http.Cookie) int {
-		r := testkit.Must(http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil))(t)
+		r := testkit.Must(http.NewRequestWithContext(t.Context(), http.MethodGet, at+path, nil))(t)
 		for _, c := range cookies {
 			r.AddCookie(c)
 		}
@@ -495,7 +490,7 @@ func TestOnlyWhoIsSignedInSeesTheLeases(t *testing.T) {
 		}
 	}
 	post := func(path, password string, cookies ...*http.Cookie) *http.Response {
-		r := testkit.Must(http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+path, strings.NewReader(url.Values{"password": {password}}.Encode())))(t)
+		r := testkit.Must(http.NewRequestWithContext(t.Context(), http.MethodPost, at+path, strings.NewReader(url.Values{"password": {password}}.Encode())))(t)
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 		for _, c := range cookies {
 			r.AddCookie(c)
