@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -55,7 +56,7 @@ func New[T any](ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool
 	if client == nil || pool == nil {
 		return nil, errors.New("consumer: client or pool is nil")
 	}
-	c := &Consumer{client: client, pool: pool, name: name, queue: queue.withDefaults(), options: o, sql: statementsFor(o.schema), times: defaultTimings, log: o.log.With(slog.String("consumer", name))}
+	c := &Consumer{client: client, pool: pool, name: name, queue: queue.withDefaults(), options: o, sql: statementsFor(o.schema, strings.NewReplacer()), times: defaultTimings, log: o.log.With(slog.String("consumer", name))}
 	if err := store.CheckName("lease of the consumer", leaseOf+name); err != nil || name == "" {
 		return nil, fmt.Errorf("consumer: name %q: 1 to 246 bytes of UTF-8 without NUL", name)
 	}
@@ -96,7 +97,7 @@ func (c *Consumer) inspect(ctx context.Context, fits func(columns []string) erro
 	if err := fits(t.Columns); err != nil {
 		return err
 	}
-	c.queue, c.sql, c.announced = q, c.sql.on(t, q, c.handler.columns), t.Announced
+	c.queue, c.sql, c.announced = q, statementsFor(c.options.schema, namesIn(t, q, c.handler)), t.Announced
 	if q.Key != "" && t.N == 0 { // otherwise generated from the key alone
 		var id int64
 		var stored, wanted *int

@@ -14,13 +14,9 @@ import (
 
 // statements has the statements of folder sql by the names of their files: see store.Fill.
 type statements struct {
-	Register, Inspect, Due, Unblock, Suspect, TakeBack, PutOff, NoteRow, Skipped, Why string
-
-	// On the user's table.
-	Probe, Read, ReadBlocked, Remove, RemoveSame, Charge, Bury, Crash, Note, Sweep, Misplaced string
-	ReadUnlocked, ReadBlockedUnlocked                                                         string // for AtLeastOnce
-
-	Open, Begin, End, Ours, Theirs string
+	Register, Inspect, Due, Unblock, Suspect, TakeBack, PutOff, NoteRow, Skipped, Why         string
+	Probe, Read, ReadBlocked, Remove, RemoveSame, Charge, Bury, Crash, Note, Sweep, Misplaced string // on the user's table
+	Open, Begin, End, Ours, Theirs                                                            string
 }
 
 // settings are those of our statements on the user's table. A plan that was made while the table
@@ -32,8 +28,9 @@ var settings = [][2]string{
 
 var tableSQL = store.Texts(sql.Files, "pgleases")("table")
 
-// statementsFor returns the statements for a schema; those on the user's table have placeholders.
-func statementsFor(schema string) (s statements) {
+// statementsFor returns the statements for a schema. names replaces the placeholders in those on the
+// user's table.
+func statementsFor(schema string, names *strings.Replacer) (s statements) {
 	of := pgx.Identifier{schema}.Sanitize()
 	s.Begin = "SELECT number, crashed_now, crashed_epoch, watched IS NOT NULL, suspect_first, suspect_last FROM " + of + ".consumer_begin($1::pg_catalog.text, $2::int[], $3::bigint[])"
 	s.End = "SELECT " + of + ".consumer_end($1::pg_catalog.text, $2::int[], $3::bigint[])::pg_catalog.text"
@@ -55,31 +52,26 @@ func statementsFor(schema string) (s statements) {
 	}
 	s.Theirs = "SELECT pg_catalog.concat(" + strings.Join(theirs, ", ") + ")"
 	s.Ours = "SELECT pg_catalog.concat(" + strings.Join(all, ", ") + ")"
-	s.ReadUnlocked, s.ReadBlockedUnlocked = "-", "-"
-	store.Fill(&s, store.Texts(sql.Files, schema))
-	s.ReadUnlocked, s.ReadBlockedUnlocked = s.Read, s.ReadBlocked
+	texts := store.Texts(sql.Files, schema)
+	store.Fill(&s, func(name string) string { return names.Replace(texts(name)) })
 	s.Open = strings.ReplaceAll(s.Open, "{settings}", strings.Join(append(saves, ours...), ", "))
 	return s
 }
 
-// on returns the statements for a table.
-func (s statements) on(t *table, q Queue, columns []string) statements {
+// namesIn returns what replaces the placeholders in statements on a table.
+func namesIn(t *table, q Queue, h *handler) *strings.Replacer {
 	key := "''::pg_catalog.text"
 	if q.Key != "" {
 		key = "(q." + quote(q.Key) + `::pg_catalog.text COLLATE pg_catalog."C")`
 	}
-	selected := ""
-	for _, c := range columns {
-		selected += ", q." + quote(c)
+	columns, lock := "", "FOR UPDATE OF q"
+	for _, c := range h.columns {
+		columns += ", q." + quote(c)
 	}
-	for _, text := range []*string{&s.Probe, &s.Read, &s.ReadBlocked, &s.Remove, &s.RemoveSame, &s.Charge, &s.Bury, &s.Crash, &s.Note, &s.Sweep, &s.Misplaced, &s.ReadUnlocked, &s.ReadBlockedUnlocked} {
-		lock := "FOR UPDATE OF q"
-		if text == &s.ReadUnlocked || text == &s.ReadBlockedUnlocked {
-			lock = ""
-		}
-		*text = strings.NewReplacer("{table}", t.Name, "{id}", quote(q.ID), "{partition}", quote(q.Partition), "{key}", key, "{columns}", selected, "{lock}", lock).Replace(*text)
+	if h.calls == atLeastOnce {
+		lock = ""
 	}
-	return s
+	return strings.NewReplacer("{table}", t.Name, "{id}", quote(q.ID), "{partition}", quote(q.Partition), "{key}", key, "{columns}", columns, "{lock}", lock)
 }
 
 // A querier is a connection, a pool, or a transaction.

@@ -339,16 +339,14 @@ func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *b
 	var same bool             // it is as it was when it failed
 	var behind bool           // another row of its key comes first
 	tx, xact, err := g.beginGuarded(conn, parts, func(batch *pgx.Batch) {
-		rows, blocked := g.sql.Read, g.sql.ReadBlocked
 		if g.handler.calls == atLeastOnce {
-			rows, blocked = g.sql.ReadUnlocked, g.sql.ReadBlockedUnlocked
 			batch.Queue("SET LOCAL synchronous_commit = on") // what is published must not be lost
 		}
 		if retry != nil {
-			batch.Queue(blocked, parts[0].Number, retry.id, g.name).Query(collect(&attempts, &crashes, &same, &behind))
+			batch.Queue(g.sql.ReadBlocked, parts[0].Number, retry.id, g.name).Query(collect(&attempts, &crashes, &same, &behind))
 		} else {
 			numbers, _ := keysOf(parts)
-			batch.Queue(rows, numbers, highs, g.name, limit, parts[0].rows.leaveOut()).Query(collect())
+			batch.Queue(g.sql.Read, numbers, highs, g.name, limit, parts[0].rows.leaveOut()).Query(collect())
 		}
 		batch.Queue(g.sql.Theirs)
 	})
