@@ -24,8 +24,7 @@ type Row[T any] struct {
 // A Handler handles rows of a queue: [Each], [InTx] or [AtLeastOnce].
 type Handler[T any] struct {
 	calls calls
-	call  func(ctx context.Context, tx pgx.Tx, rows []Row[T]) error
-	one   func(ctx context.Context, tx pgx.Tx, row Row[T]) error // of Each, instead of call
+	call  func(ctx context.Context, tx pgx.Tx, rows []Row[T]) error // of Each with one row
 }
 
 // calls is how a handler is called.
@@ -45,7 +44,10 @@ const (
 // The transaction is READ COMMITTED, and the handler must not end it. Its
 // idle_in_transaction_session_timeout is that of [WithIdleTimeout]. A panic is a failure.
 func Each[T any](handler func(ctx context.Context, tx pgx.Tx, row Row[T]) error) Handler[T] {
-	return Handler[T]{calls: each, one: handler}
+	if handler == nil {
+		return Handler[T]{}
+	}
+	return Handler[T]{calls: each, call: func(ctx context.Context, tx pgx.Tx, rows []Row[T]) error { return handler(ctx, tx, rows[0]) }}
 }
 
 // InTx returns a handler of a batch, in its transaction. Rows of one key are in the order of their
@@ -128,19 +130,13 @@ type handler struct {
 
 // untyped returns a handler of a table with these columns.
 func untyped[T any](h Handler[T], columns []string) (*handler, error) {
-	if h.call == nil && h.one == nil {
+	if h.call == nil {
 		return nil, errors.New("handler is nil")
 	}
-	typed := func(r row) Row[T] {
-		return Row[T]{r.id, r.key, *r.value.(*T), r.partition.Number, r.partition.Epoch, r.attempts + 1}
-	}
 	u := &handler{calls: h.calls, call: func(ctx context.Context, tx pgx.Tx, rows []row) error {
-		if h.one != nil {
-			return h.one(ctx, tx, typed(rows[0]))
-		}
 		all := make([]Row[T], len(rows))
 		for i, r := range rows {
-			all[i] = typed(r)
+			all[i] = Row[T]{r.id, r.key, *r.value.(*T), r.partition.Number, r.partition.Epoch, r.attempts + 1}
 		}
 		return h.call(ctx, tx, all)
 	}}
