@@ -68,7 +68,8 @@
 //	group.go       serve: the callback of the lease for a partition; it adds the partition to the group
 //	               and waits. loop: the goroutine. open: begins new ownerships, with beginAll of crash.go
 //	probe.go       probe: asks which partitions have rows, on a connection of internal/listen, where
-//	               notifications arrive. SQL: probe.sql, due.sql. take: receives the answer. polls: when
+//	               notifications arrive. SQL: probe.sql, due.sql, state.sql. take: receives the answer.
+//	               polls: when
 //	job.go         choose: the next job: partitions for one batch, or one blocked row that is due.
 //	               begin: starts a goroutine for it
 //	work.go        work, workOn: attempts, until all is handled or the row that failed is known

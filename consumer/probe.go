@@ -153,6 +153,7 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 	batch.BeginTx(handlers.ReadCommitted)
 	batch.Queue(g.sql.Ours)
 	var n int
+	var retry blockedRow
 	if q.sweep {
 		batch.Queue(g.sql.Sweep, g.name, q.owned)
 	}
@@ -160,20 +161,15 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 		_, err := pgx.ForEachRow(rows, []any{&n}, func() error { q.has[n], q.anywhere = true, true; return nil })
 		return err
 	})
-	batch.Queue(g.sql.Due, g.name, q.owned).QueryRow(func(row pgx.Row) error {
-		var numbers []int32
-		var ids []int64
-		var asked, suspects, skips []bool
-		var paused *bool
-		if err := row.Scan(&paused, &numbers, &ids, &asked, &suspects, &skips, &q.blocked, &q.oldest, &q.next); err != nil {
-			return err
-		}
-		q.paused = paused != nil && *paused
-		for i, n := range numbers {
-			q.suspects = q.suspects || suspects[i]
-			q.retries[int(n)], q.anywhere = append(q.retries[int(n)], blockedRow{ids[i], asked[i], suspects[i], skips[i]}), true
-		}
-		return nil
+	batch.Queue(g.sql.Due, g.name, q.owned).Query(func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, []any{&n, &retry.id, &retry.asked, &retry.suspect, &retry.skip}, func() error {
+			q.retries[n], q.suspects, q.anywhere = append(q.retries[n], retry), q.suspects || retry.suspect, true
+			return nil
+		})
+		return err
+	})
+	batch.Queue(g.sql.State, g.name, q.owned).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&q.paused, &q.blocked, &q.oldest, &q.next)
 	})
 	batch.Queue("commit")
 	if err = conn.SendBatch(ctx, batch).Close(); err != nil {

@@ -14,7 +14,7 @@ import (
 
 // statements has the statements of folder sql by the names of their files: see store.Fill.
 type statements struct {
-	Register, Inspect, Due, Unblock, Suspect, TakeBack, PutOff, NoteRow, Skipped, Why         string
+	Register, Inspect, Due, State, Unblock, Suspect, TakeBack, PutOff, NoteRow, Skipped, Why  string
 	Probe, Read, ReadBlocked, Remove, RemoveSame, Charge, Bury, Crash, Note, Sweep, Misplaced string // on the user's table
 	Open, Begin, End, Ours, Theirs                                                            string
 }

@@ -1,15 +1,9 @@
 -- due.sql: blocked rows that are to be handled again now, of each key the first, or to be skipped, and first those that an
--- operator has asked for; whether the consumer is paused, and any row blocked; the oldest open transaction, and the one
--- after the last that has ended.
+-- operator has asked for.
 --
 -- $1 text   consumer
 -- $2 int[]  partitions
-SELECT (SELECT c.paused_at IS NOT NULL FROM pgleases.consumers AS c WHERE c.name OPERATOR(pg_catalog.=) $1::pg_catalog.text),
-       coalesce(pg_catalog.array_agg(d.partition ORDER BY d.first DESC, d.next_at), '{}'), coalesce(pg_catalog.array_agg(d.id ORDER BY d.first DESC, d.next_at), '{}'),
-       coalesce(pg_catalog.array_agg(d.first OPERATOR(pg_catalog.>) 0 ORDER BY d.first DESC, d.next_at), '{}'), coalesce(pg_catalog.array_agg(d.suspect ORDER BY d.first DESC, d.next_at), '{}'),
-       coalesce(pg_catalog.array_agg(d.skip ORDER BY d.first DESC, d.next_at), '{}'),
-       EXISTS (SELECT FROM pgleases.consumer_blocked AS b WHERE b.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) ANY ($2::int[])),
-       pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::pg_catalog.text::bigint, pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::pg_catalog.text::bigint
+SELECT d.partition, d.id, d.first OPERATOR(pg_catalog.>) 0, d.suspect, d.skip
 FROM (
     SELECT b.partition, b.id, b.next_at, f.first, b.crashed IS NOT NULL AND b.skipped_by IS NULL AS suspect, b.skipped_by IS NOT NULL AS skip
     FROM pgleases.consumer_blocked AS b
@@ -25,3 +19,4 @@ FROM (
     ORDER BY pg_catalog.row_number() OVER (PARTITION BY b.partition ORDER BY f.first DESC, b.next_at), b.next_at
     LIMIT greatest(100, pg_catalog.cardinality($2::int[]))
 ) AS d
+ORDER BY d.first DESC, d.next_at
