@@ -312,14 +312,13 @@ func (g *group) queueRemoval(batch *pgx.Batch, rows []row, xact string, retry *b
 
 // read opens a transaction under guard of partitions, and reads their first rows, or a blocked row.
 func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *blockedRow) (tx *handlers.Transaction, xact string, o outcome) {
-	var highs []int64
+	high := int64(math.MaxInt64)
+	if parts[0].watched { // then it is alone
+		high = parts[0].noted
+	}
 	at := make(map[int]*partition, len(parts))
 	for _, p := range parts {
-		high := int64(math.MaxInt64)
-		if p.watched {
-			high = p.noted
-		}
-		highs, at[p.Number] = append(highs, high), p
+		at[p.Number] = p
 	}
 	var r row // as it is read
 	var number int
@@ -346,7 +345,7 @@ func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *b
 			batch.Queue(g.sql.ReadBlocked, parts[0].Number, retry.id, g.name).Query(collect(&attempts, &crashes, &same, &behind))
 		} else {
 			numbers, _ := keysOf(parts)
-			batch.Queue(g.sql.Read, numbers, highs, g.name, limit, parts[0].rows.leaveOut()).Query(collect())
+			batch.Queue(g.sql.Read, numbers, high, g.name, limit, parts[0].rows.leaveOut()).Query(collect())
 		}
 		batch.Queue(g.sql.Theirs)
 	})

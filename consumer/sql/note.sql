@@ -17,8 +17,7 @@ WITH f AS (
     ) AS f
 )
 UPDATE pgleases.consumer_partitions AS c
-SET note_first = CASE WHEN f.first OPERATOR(pg_catalog.<=) c.watched_to THEN f.first END, note_last = CASE WHEN f.first OPERATOR(pg_catalog.<=) c.watched_to THEN f.last END,
-    watched_to = CASE WHEN f.first OPERATOR(pg_catalog.<=) c.watched_to THEN c.watched_to END
+SET (note_first, note_last, watched_to) = (SELECT f.first, f.last, c.watched_to WHERE f.first OPERATOR(pg_catalog.<=) c.watched_to) -- otherwise null
 FROM f
 WHERE c.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND c.partition OPERATOR(pg_catalog.=) $2::int AND c.begun OPERATOR(pg_catalog.=) $3::bigint
 RETURNING f.first, f.last, c.watched_to IS NOT NULL

@@ -167,7 +167,8 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.consumer_expect(pg_catalog.text, bigint, bigint) IS 'Raises an error unless all handled rows were deleted in the transaction in which they were handled.';
 
--- Records the begin of ownerships, and returns what is known about the partitions before. The caller guards them.
+-- Records the begin of ownerships, and returns what is known about the partitions before. The caller guards them. If
+-- crashed_now is false, the epoch and the suspects mean nothing.
 CREATE OR REPLACE FUNCTION pgleases.consumer_begin(p_consumer pg_catalog.text, p_partitions int[], p_epochs bigint[])
 RETURNS TABLE (number int, crashed_now boolean, crashed_epoch bigint, watched bigint, suspect_first bigint, suspect_last bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
@@ -179,7 +180,7 @@ BEGIN
     END IF;
     RETURN QUERY
     WITH own AS MATERIALIZED (
-        SELECT b.number, b.epoch, c.begun, c.crashed, c.watched_to, c.note_first, c.note_last,
+        SELECT b.number, b.epoch, c.begun, c.watched_to, c.note_first, c.note_last,
                c.begun IS NOT NULL AND c.begun < b.epoch AND c.ended IS DISTINCT FROM c.begun AS fell
         FROM (SELECT * FROM unnest(p_partitions, p_epochs) AS b (number, epoch) ORDER BY number) AS b
         LEFT JOIN LATERAL (SELECT * FROM pgleases.consumer_partitions AS c WHERE c.consumer = p_consumer AND c.partition = b.number OFFSET 0) AS c ON true
@@ -189,8 +190,7 @@ BEGIN
         ON CONFLICT (consumer, partition) DO UPDATE SET begun = EXCLUDED.begun, note_first = NULL, note_last = NULL,
             crashed = CASE WHEN c.begun < EXCLUDED.begun AND c.ended IS DISTINCT FROM c.begun THEN c.begun ELSE c.crashed END
     )
-    SELECT o.number, o.fell, CASE WHEN o.fell THEN o.begun ELSE o.crashed END, o.watched_to, CASE WHEN o.fell THEN o.note_first END, CASE WHEN o.fell THEN o.note_last END
-    FROM own AS o;
+    SELECT o.number, o.fell, o.begun, o.watched_to, o.note_first, o.note_last FROM own AS o;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.consumer_begin(pg_catalog.text, int[], bigint[]) IS 'Records that an owner works on partitions, and returns whether the owner before crashed, and with which batch in hand.';

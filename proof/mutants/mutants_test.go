@@ -548,7 +548,7 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/job.go", `if p.busy || !p.known`, `if !p.known`, 0},
 	}},
 	{"batches that are not noted after a crash", "consumer crashes", `noted batches`, []edit{
-		{"consumer/sql/note.sql", `THEN f.first END, note_last`, `AND false THEN f.first END, note_last`, 0},
+		{"consumer/sql/note.sql", `(SELECT f.first, f.last, c.watched_to`, `(SELECT NULL::bigint, f.last, c.watched_to`, 0},
 	}},
 	{"blocked rows that were due before their latest attempt", "consumer failures", `further calls`, []edit{
 		{"consumer/probe.go", `if p.tries != q.tries[i] {`, `if p.tries < q.tries[i] {`, 0},
