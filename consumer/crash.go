@@ -15,27 +15,18 @@ import (
 // on when Run ends: otherwise the end might be recorded before the begin. The partitions are busy
 // meanwhile.
 func (g *group) beginAll(fresh []*partition) error {
-	for {
-		owned := ownedOf(fresh)
-		if len(owned) == 0 {
-			return nil
-		}
-		suspects, crashed := 0, 0
-		err := g.guarded(owned, func(ctx context.Context, tx *handlers.Transaction, _ string) (err error) {
-			suspects, crashed, err = g.learn(ctx, tx, owned)
-			return err
-		})
-		if errors.Is(err, pgleases.ErrNotOwner) { // of some: the others remain
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if crashed > 0 {
-			g.log.Warn("consumer: previous owner crashed or was cut off", slog.Int("partitions", crashed), slog.Int("with_suspects", suspects))
-		}
+	suspects, crashed := 0, 0
+	err := g.guarded(fresh, func(ctx context.Context, tx *handlers.Transaction, _ string) (err error) {
+		suspects, crashed, err = g.learn(ctx, tx, ownedOf(fresh))
+		return err
+	})
+	if err == nil && crashed > 0 {
+		g.log.Warn("consumer: previous owner crashed or was cut off", slog.Int("partitions", crashed), slog.Int("with_suspects", suspects))
+	}
+	if errors.Is(err, pgleases.ErrNotOwner) { // of any
 		return nil
 	}
+	return err
 }
 
 // learn records the begin of ownerships, and sets which of the partitions are watched. It returns
@@ -71,9 +62,8 @@ func (g *group) learn(ctx context.Context, tx pgx.Tx, owned []*partition) (suspe
 	return suspects, crashed, err
 }
 
-// note notes the next batch of a job's partition, which is watched, and reports whether there is one.
-func (g *group) note(j *job) bool {
-	p := j.partitions[0]
+// note notes the next batch of a partition, which is watched, and reports whether there is one.
+func (g *group) note(j *job, p *partition) bool {
 	var first, last *int64
 	err := g.guarded([]*partition{p}, func(ctx context.Context, tx *handlers.Transaction, _ string) error {
 		err := tx.QueryRow(ctx, g.sql.Note, g.name, p.Number, p.Epoch, g.options.batch, p.rows.leaveOut()).Scan(&first, &last, &p.watched)

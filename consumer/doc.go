@@ -72,7 +72,8 @@
 //	               polls: when
 //	job.go         choose: the next job: partitions for one batch, or one blocked row that is due.
 //	               begin: starts a goroutine for it
-//	work.go        work, workOn: attempts, until all is handled or the row that failed is known
+//	work.go        workOnRows, workOnBlocked: attempts, until all is handled or the row that failed is
+//	               known
 //	work.go        attempt: one transaction. read: the first round trip guards the partitions and reads
 //	               rows. SQL: open.sql, read.sql
 //	work.go        call: calls the handler of handler.go, which reads values and has ByKey and Failed

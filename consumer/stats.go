@@ -58,8 +58,6 @@ func (c *counts) handler(took time.Duration, o outcome) {
 	}
 }
 
-func (c *counts) removed(n int) { c.rows.Add(int64(n)) }
-
 // Stats returns the numbers of the Consumer now. It sends no statement, and does not wait. It is
 // safe for concurrent use, also before and after Run.
 func (c *Consumer) Stats() Stats {

@@ -43,25 +43,28 @@ type outcome struct {
 	longestAt int           // its row; -1: the batch
 }
 
-// work does a job, on its partitions.
+// work does a job.
 func (g *group) work(j *job) {
-	if j.retry != nil {
-		if !g.workOn(j) {
-			g.putOff(j)
-		}
+	if j.retry == nil {
+		g.workOnRows(j, j.partitions)
+	} else if !g.workOnBlocked(j) {
+		g.putOff(j)
+	}
+}
+
+// workOnRows handles rows of partitions that are not blocked.
+func (g *group) workOnRows(j *job, parts []*partition) {
+	first := parts[0]
+	if first.watched && !g.note(j, first) {
 		return
 	}
-	if p := j.partitions[0]; p.watched && !g.note(j) {
-		return
-	}
-	limit := max(1, g.batch()>>j.partitions[0].rows.troubles)
-	if j.partitions[0].rows.outage > 0 {
+	limit := max(1, g.batch()>>first.rows.troubles)
+	if first.rows.outage > 0 {
 		limit = 1
 	}
 	var failing *partition // its first row failed, after rows of the batch that are committed before
 	for {
-		parts := ownedOf(j.partitions)
-		if len(parts) == 0 {
+		if parts = ownedOf(parts); len(parts) == 0 {
 			return
 		}
 		o := g.attempt(parts, limit, nil)
@@ -115,13 +118,9 @@ func (g *group) work(j *job) {
 
 // workOnOne does a job on one of its partitions, unless that has to end.
 func (g *group) workOnOne(j *job, p *partition) {
-	if g.life.Err() != nil || p.asked.Load() {
-		return
+	if parts := []*partition{p}; !g.halting(parts) {
+		g.workOnRows(j, parts)
 	}
-	all := j.partitions
-	j.partitions = []*partition{p}
-	g.work(j)
-	j.partitions = all
 }
 
 // took notes what a job has handled.
@@ -149,29 +148,27 @@ func (g *group) took(j *job, parts []*partition, o outcome) {
 	}
 }
 
-// workOn handles or skips a blocked row, and reports whether it was handled, skipped or charged.
-func (g *group) workOn(j *job) (settled bool) {
+// workOnBlocked handles or skips a blocked row, and reports whether it was handled, skipped or
+// charged.
+func (g *group) workOnBlocked(j *job) (settled bool) {
 	if j.retry.skip {
 		j.handled = g.skip(j)
 		return j.handled
 	}
 	p, suspect := j.partitions[0], j.retry.suspect
-	record := func(statement string, further ...any) error {
-		return g.guarded(j.partitions, func(ctx context.Context, tx *handlers.Transaction, _ string) error {
-			_, err := tx.Exec(ctx, statement, append([]any{g.name, p.Number, j.retry.id, p.Epoch}, further...)...)
+	if suspect || p.watched {
+		statement, args := g.sql.NoteRow, []any{g.name, p.Number, j.retry.id, p.Epoch}
+		if suspect {
+			statement, args = g.sql.Suspect, append(args, g.options.backoffMin.Milliseconds())
+		}
+		err := g.guarded(j.partitions, func(ctx context.Context, tx *handlers.Transaction, _ string) error {
+			_, err := tx.Exec(ctx, statement, args...)
 			return err
 		})
-	}
-	var err error
-	switch {
-	case suspect:
-		err = record(g.sql.Suspect, g.options.backoffMin.Milliseconds())
-	case p.watched:
-		err = record(g.sql.NoteRow)
-	}
-	if err != nil {
-		g.trouble(j, j.partitions, outcome{verdict: troubled, err: err})
-		return false
+		if err != nil {
+			g.trouble(j, j.partitions, outcome{err: err})
+			return false
+		}
 	}
 	o := g.attempt(j.partitions, 1, j.retry)
 	switch o.verdict {
@@ -206,8 +203,8 @@ func (g *group) putOff(j *job) {
 // attempt reads rows, handles them, and removes those that were handled, in order.
 func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o outcome) {
 	ctx, cancel := g.handlerContext(parts)
-	defer cancel(nil)
-	if err := context.Cause(ctx); err != nil {
+	defer cancel()
+	if ctx.Err() != nil {
 		return lostOf(parts)
 	}
 	conn, err := g.acquire()
@@ -249,7 +246,7 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 	case o.verdict != handled:
 		return o
 	}
-	batch, removed := new(pgx.Batch), 0
+	batch, removed := new(pgx.Batch), int64(0)
 	batch.Queue(g.sql.Ours)
 	g.queueRemoval(batch, o.rows[:o.at], xact, retry, parts[0], &removed)
 	if err := g.inTimeOf(max(answerTime, g.options.timeout), func(ctx context.Context) error { return tx.CommitAfter(ctx, batch) }); err != nil {
@@ -259,7 +256,7 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 		o.verdict, o.at, o.err = verdictOf(err), -1, err
 		return o
 	}
-	g.counts.removed(removed)
+	g.counts.rows.Add(removed)
 	return o
 }
 
@@ -289,13 +286,13 @@ func lostOf(parts []*partition) outcome {
 
 // queueRemoval queues the removal of handled rows, or of a blocked row that is gone or handled.
 // After AtLeastOnce, rows that were changed stay. removed becomes the number of rows that do not.
-func (g *group) queueRemoval(batch *pgx.Batch, rows []row, xact string, retry *blockedRow, p *partition, removed *int) {
+func (g *group) queueRemoval(batch *pgx.Batch, rows []row, xact string, retry *blockedRow, p *partition, removed *int64) {
 	if len(rows) > 0 {
 		numbers, ids := make([]int32, len(rows)), make([]int64, len(rows))
 		for i, r := range rows {
 			numbers[i], ids[i] = int32(r.partition.Number), r.id
 		}
-		if *removed = len(rows); g.handler.calls == atLeastOnce {
+		if *removed = int64(len(rows)); g.handler.calls == atLeastOnce {
 			versions := make([]string, len(rows))
 			for i, r := range rows {
 				versions[i] = fmt.Sprint(r.version)
@@ -371,26 +368,21 @@ func (g *group) removeSame(parts []*partition, o outcome, retry *blockedRow) out
 	if o.at == 0 && (retry == nil || o.verdict != handled) || o.at < 0 {
 		return o
 	}
-	for {
-		owned, removed := ownedOf(parts), 0
-		if len(owned) == 0 {
-			return outcome{verdict: refused, at: -1}
-		}
+	removed := int64(0)
+	err := g.guarded(parts, func(ctx context.Context, tx *handlers.Transaction, xact string) error {
 		rows := slices.DeleteFunc(slices.Clone(o.rows[:o.at]), func(r row) bool { return r.partition.lost })
-		err := g.guarded(owned, func(ctx context.Context, tx *handlers.Transaction, xact string) error {
-			batch := new(pgx.Batch)
-			g.queueRemoval(batch, rows, xact, retry, owned[0], &removed)
-			return tx.CommitAfter(ctx, batch)
-		})
-		switch {
-		case errors.Is(err, pgleases.ErrNotOwner): // of some: the others remain
-		case err != nil:
-			return outcome{verdict: verdictOf(err), rows: o.rows, at: -1, err: err}
-		default:
-			g.counts.removed(removed)
-			return o
-		}
+		batch := new(pgx.Batch)
+		g.queueRemoval(batch, rows, xact, retry, parts[0], &removed)
+		return tx.CommitAfter(ctx, batch)
+	})
+	switch {
+	case errors.Is(err, pgleases.ErrNotOwner):
+		return outcome{verdict: refused, at: -1}
+	case err != nil:
+		return outcome{verdict: verdictOf(err), rows: o.rows, at: -1, err: err}
 	}
+	g.counts.rows.Add(removed)
+	return o
 }
 
 // verdictOf returns the verdict on an error of the removal or the commit. PC001 and PC002 are from
@@ -512,7 +504,7 @@ func (g *group) callOnce(ctx context.Context, tx pgx.Tx, rows []row, o *outcome)
 
 // handlerContext returns the context of a handler. It ends with the timeout, and with the first of
 // the ownerships.
-func (g *group) handlerContext(parts []*partition) (context.Context, context.CancelCauseFunc) {
+func (g *group) handlerContext(parts []*partition) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(g.life))
 	timer := time.AfterFunc(g.options.timeout, func() { cancel(ErrTimeout) })
 	stops := []func() bool{timer.Stop}
@@ -520,8 +512,8 @@ func (g *group) handlerContext(parts []*partition) (context.Context, context.Can
 		life := p.Context()
 		stops = append(stops, context.AfterFunc(life, func() { cancel(context.Cause(life)) }))
 	}
-	return ctx, func(cause error) {
-		cancel(cause)
+	return ctx, func() {
+		cancel(nil)
 		for _, stop := range stops {
 			stop()
 		}
@@ -573,15 +565,27 @@ func (g *group) beginGuarded(conn *pgxpool.Conn, parts []*partition, queue func(
 	return tx, xact, err
 }
 
-// guarded runs f in a transaction under guard of partitions, and commits it if f did not. If one is
-// not owned, the error is ErrNotOwner.
+// guarded runs f in a transaction under guard of those of the partitions that are owned, and commits
+// it if f did not. If none is owned, the error is ErrNotOwner.
 func (g *group) guarded(parts []*partition, f func(ctx context.Context, tx *handlers.Transaction, xact string) error) error {
+	for {
+		owned := ownedOf(parts)
+		if len(owned) == 0 {
+			return pgleases.ErrNotOwner
+		}
+		if err := g.guardedOnce(owned, f); !errors.Is(err, pgleases.ErrNotOwner) { // of some: the others remain
+			return err
+		}
+	}
+}
+
+func (g *group) guardedOnce(owned []*partition, f func(ctx context.Context, tx *handlers.Transaction, xact string) error) error {
 	conn, err := g.acquire()
 	if err != nil {
 		return err
 	}
 	defer conn.Release()
-	tx, xact, err := g.beginGuarded(conn, parts, func(*pgx.Batch) {})
+	tx, xact, err := g.beginGuarded(conn, owned, func(*pgx.Batch) {})
 	defer g.rollback(tx)
 	if err == nil {
 		err = g.inTime(func(ctx context.Context) error { return f(ctx, tx, xact) })
