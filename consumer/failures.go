@@ -69,7 +69,7 @@ func (g *group) charge(j *job, r row, failure error, final bool) bool {
 	switch {
 	case err != nil:
 		if !p.lost {
-			j.standing(p).notBefore = time.Now().Add(putOff)
+			j.standing(p).notBefore = time.Now().Add(troubleWait)
 			g.log.Warn("consumer: failed attempt not recorded, row handled again", slog.Int64("id", r.id), slog.Any("error", err))
 		}
 		return false
@@ -99,7 +99,7 @@ func (g *group) seemsAway(r row) bool {
 // succeeded notes that rows of a partition were handled.
 func (g *group) succeeded(j *job, p *partition) {
 	s := j.standing(p)
-	j.recovered = j.recovered || s.outage > 0
+	j.handled, j.recovered = true, j.recovered || s.outage > 0
 	*s = standing{}
 	g.mu.Lock()
 	defer g.mu.Unlock()

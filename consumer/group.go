@@ -18,7 +18,7 @@ const (
 	leaveTime   = 2 * time.Second  // for leaving the lease after the last batch
 	answerTime  = 10 * time.Second // the most that a statement of this package takes
 	lockWait    = time.Second      // the most that it waits for a lock
-	putOff      = time.Second      // how long a partition waits after that
+	troubleWait = time.Second      // the most that a partition waits after that
 	atOnce      = 4096             // the most partitions that begin or end in one transaction
 )
 
@@ -37,16 +37,15 @@ var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, p
 // and otherwise, as the others, to the goroutine of the group.
 type partition struct {
 	pgleases.Partition
-	asked atomic.Bool   // to end
-	idle  chan struct{} // closed when it was asked to end, and no job works on it
+	halted atomic.Bool   // it is to end
+	idle   chan struct{} // closed when it is to end, and no job works on it
 
-	gone    bool         // the goroutine of the group knows that it was asked to end
-	begun   bool         // its begin may be recorded
+	gone    bool         // the goroutine of the group knows that it is to end
 	known   bool         // what was before this ownership is known
 	busy    bool         // a job works on it
 	retries []blockedRow // those that are due
 	retried bool         // the last job was one of them, so rows that are not blocked come next
-	tries   int          // how many such jobs have ended
+	tried   int          // group.ended after the last such job
 
 	due     bool  // it may have rows to handle
 	expect  int   // how many rows the next read may find
@@ -64,7 +63,6 @@ type standing struct {
 	outage    time.Duration // the pause, if something that handlers need is away; 0: no pause
 	tried     []string      // keys that failed in that time
 	troubles  int           // errors that no row is charged with, in a row
-	free      bool          // another partition has succeeded, so this one is tried at once
 }
 
 // leaveOut returns the keys to leave out of a read.
@@ -98,7 +96,6 @@ type group struct {
 
 	// Only the goroutine uses the following fields.
 	partitions []*partition
-	gone       bool // some of them are gone
 	opening    bool
 	openAfter  time.Time
 	paused     bool // by an operator
@@ -108,18 +105,15 @@ type group struct {
 	sweepAt time.Time
 	failing time.Time // when it was last logged that probes fail; zero: the last one did not
 
-	next      int       // the index of the partition to begin with
-	nextRetry int       // the same, for blocked rows
-	running   int       // jobs
-	retrying  int       // those that call the handler for a blocked row
-	retried   bool      // the last that began has a blocked row
-	ended     int       // jobs that have ended
-	outageAt  time.Time // before then no partition is tried whose pause is over
-	retryAt   time.Time // the same, for blocked rows
-	freed     time.Time // when all paused partitions were last tried at once
-	suspects  int       // crash suspects that are being handled
-	alone     bool      // no job begins beside it
-	heldTill  time.Time // until then other work waits for suspects; zero: no suspect is due
+	rows     turns
+	blocked  turns
+	running  int       // jobs
+	retrying int       // those that call the handler for a blocked row
+	suspects int       // those of a crash suspect
+	retried  bool      // the last that began has a blocked row
+	ended    int       // jobs that have ended
+	freed    time.Time // when the pauses of all partitions were last ended
+	heldTill time.Time // until then other work waits for suspects; zero: no suspect is due
 }
 
 // An ending is the end of work on a partition.
@@ -151,19 +145,17 @@ func (g *group) serve(ctx context.Context, owned pgleases.Partition) error {
 	p := &partition{Partition: owned, idle: make(chan struct{})}
 	g.events <- func() { g.partitions = append(g.partitions, p) }
 	<-ctx.Done()
-	p.asked.Store(true)
+	p.halted.Store(true)
 	g.events <- func() {
-		p.gone, g.gone = true, true
+		p.gone = true
 		if !p.busy {
 			close(p.idle)
 		}
 	}
 	<-p.idle
-	if p.begun {
-		e := ending{p, make(chan struct{})}
-		g.ends <- e
-		<-e.done
-	}
+	e := ending{p, make(chan struct{})}
+	g.ends <- e
+	<-e.done
 	return nil
 }
 
@@ -227,9 +219,7 @@ func (g *group) loop(ctx context.Context, stopped <-chan struct{}) {
 	done := ctx.Done()
 	for {
 		var timer <-chan time.Time
-		if g.gone {
-			g.partitions, g.gone = slices.DeleteFunc(g.partitions, func(p *partition) bool { return p.gone }), false
-		}
+		g.partitions = slices.DeleteFunc(g.partitions, func(p *partition) bool { return p.gone })
 		if ctx.Err() == nil {
 			g.open(ctx)
 			g.probe(ctx)
@@ -271,7 +261,7 @@ func (g *group) open(ctx context.Context) {
 	}
 	var fresh []*partition
 	for _, p := range g.partitions {
-		if !p.busy && !p.known && !p.lost && !p.asked.Load() && len(fresh) < atOnce {
+		if !p.busy && !p.known && !p.lost && !p.halted.Load() && len(fresh) < atOnce {
 			fresh = append(fresh, p)
 		}
 	}
@@ -280,7 +270,7 @@ func (g *group) open(ctx context.Context) {
 	}
 	g.opening = true
 	for _, p := range fresh {
-		p.busy, p.begun = true, true
+		p.busy = true
 	}
 	go func() {
 		err := g.beginAll(fresh)

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 	"time"
 )
@@ -16,9 +17,23 @@ const (
 type job struct {
 	partitions []*partition // in the order of numbers
 	retry      *blockedRow  // in the first partition; nil: rows that are not blocked
-	alone      bool         // no other job begins beside it
 	handled    bool         // a row was handled
 	recovered  bool         // of a partition that was paused, because something was away
+}
+
+// Turns are those of partitions with one kind of rows: blocked rows, or the others.
+type turns struct {
+	next     int       // the index of the partition to begin with
+	outageAt time.Time // before then no partition is tried whose pause is over
+}
+
+// wait returns how long a partition's rows must wait.
+func (t *turns) wait(s *standing, now time.Time) time.Duration {
+	at := s.notBefore
+	if s.outage > 0 && at.Before(t.outageAt) {
+		at = t.outageAt
+	}
+	return at.Sub(now)
 }
 
 // standing returns when the job's kind of rows of a partition may be handled.
@@ -39,65 +54,50 @@ func (g *group) begin() time.Duration {
 		if j == nil {
 			return wait
 		}
+		t := &g.rows
+		if g.retried = j.retry != nil; g.retried {
+			t = &g.blocked
+		}
 		for _, p := range j.partitions {
 			p.busy = true
 			s := j.standing(p)
-			switch next := time.Now().Add(g.times.outage); {
-			case s.outage == 0 || s.free:
-			case j.retry != nil:
-				g.retryAt = next
-			default:
-				g.outageAt = next
+			s.notBefore = time.Time{}
+			if s.outage > 0 {
+				t.outageAt = time.Now().Add(g.times.outage)
 			}
-			s.notBefore, s.free = time.Time{}, false
 		}
-		g.running++
-		if g.retried = j.retry != nil; g.retried && !j.retry.skip {
-			g.retrying++
-		}
-		suspect := j.retry != nil && j.retry.suspect
-		if suspect {
-			g.suspects++
-			g.alone = j.alone
-		}
+		g.count(j, 1)
 		go func() {
 			g.work(j)
-			g.events <- func() { g.end(j, suspect) }
+			g.events <- func() { g.end(j) }
 		}()
 	}
 }
 
-// end receives the end of a job.
-func (g *group) end(j *job, suspect bool) {
-	g.running--
-	g.ended++
-	if suspect {
-		g.suspects--
-		g.alone = false
+// count counts a job that begins, or with -1 one that ends.
+func (g *group) count(j *job, n int) {
+	g.running += n
+	if j.retry != nil && !j.retry.skip {
+		g.retrying += n
 	}
+	if j.retry != nil && j.retry.suspect {
+		g.suspects += n
+	}
+}
+
+// end receives the end of a job.
+func (g *group) end(j *job) {
+	g.count(j, -1)
+	g.ended++
 	for _, p := range j.partitions {
-		p.retried = j.retry != nil
-		if j.retry != nil {
-			if !j.retry.skip {
-				g.retrying--
-			}
-			p.tries++
+		if p.retried = j.retry != nil; p.retried {
+			p.tried = g.ended
 			p.retries = slices.DeleteFunc(p.retries, func(b blockedRow) bool { return b.id == j.retry.id })
 		}
 		g.free(p)
 	}
 	if j.recovered {
-		free := time.Since(g.freed) > freeAgain
-		if free {
-			g.freed = time.Now()
-		}
-		for _, p := range g.partitions {
-			for _, s := range []*standing{&p.rows, &p.blocked} {
-				if !p.busy && s.outage > 0 {
-					s.notBefore, s.free = time.Time{}, s.free || free
-				}
-			}
-		}
+		g.endPauses()
 	}
 	waiting := slices.ContainsFunc(g.partitions, func(p *partition) bool { return !p.busy && p.due && p.rows.notBefore.IsZero() })
 	if (j.handled || g.untilEmpty) && !waiting {
@@ -113,91 +113,113 @@ func (g *group) free(p *partition) {
 	}
 }
 
+// endPauses lets all paused partitions be tried, because one has succeeded: at once, or one after the
+// other if that was done lately.
+func (g *group) endPauses() {
+	lately := time.Since(g.freed) < freeAgain
+	if !lately {
+		g.freed = time.Now()
+	}
+	for _, p := range g.partitions {
+		for _, s := range []*standing{&p.rows, &p.blocked} {
+			switch {
+			case p.busy || s.outage == 0:
+			case lately:
+				s.notBefore = time.Time{}
+			default:
+				*s = standing{}
+			}
+		}
+	}
+}
+
 // choose chooses the next job, if there is room for so many. Otherwise it returns how long to wait.
 // Blocked rows have half of the workers at most, and take turns with other rows: they may fail, or
-// take long, again and again.
+// take long, again and again. Crash suspects begin alone, and for a while nothing begins beside them.
 func (g *group) choose(room int) (*job, time.Duration) {
 	now := time.Now()
-	if g.alone {
-		if left := g.heldTill.Sub(now); left > 0 {
-			return nil, min(g.options.poll, left)
-		}
-		g.alone = false
+	if held := g.heldTill.Sub(now); g.suspects > 0 && held > 0 {
+		return nil, min(g.options.poll, held)
 	}
-	due, retry, suspect, wait := g.ready(now, g.retrying < max(1, (g.running+room)/2))
-	if retry != nil && (retry.retry.skip || len(due) == 0 || !g.retried) {
-		g.nextRetry = slices.Index(g.partitions, retry.partitions[0]) + 1
+	due, wait := g.dueRows(now)
+	retry, suspect, waitOfBlocked := g.dueBlocked(now, g.retrying < max(1, (g.running+room)/2))
+	wait = min(wait, waitOfBlocked)
+	switch {
+	case retry != nil && (retry.retry.skip || len(due) == 0 || !g.retried):
+		g.blocked.next = slices.Index(g.partitions, retry.partitions[0]) + 1
 		return retry, 0
-	}
-	if suspect != nil {
+	case suspect != nil:
 		if g.heldTill.IsZero() {
 			g.heldTill = now.Add(g.times.suspectHold)
 		}
-		left := g.heldTill.Sub(now)
-		if suspect.alone = left > 0; suspect.alone && g.running > 0 {
-			return nil, min(wait, left)
+		if held := g.heldTill.Sub(now); held > 0 && g.running > 0 {
+			return nil, min(wait, held)
 		}
 		return suspect, 0
+	case len(due) > 0:
+		return g.share(due, room), 0
 	}
-	if len(due) == 0 {
-		return nil, wait
-	}
-	return g.share(due, room), 0
+	return nil, wait
 }
 
-// ready returns the partitions with rows that may be handled now, the next job of a blocked row, that
-// of a crash suspect, and how long to wait if there is none. If room is false, the first is a skip.
-func (g *group) ready(now time.Time, room bool) (due []*partition, retry, suspect *job, wait time.Duration) {
-	wait = g.options.poll
-	mayBegin := func(s *standing, at time.Time) bool {
-		if s.outage == 0 || s.free || at.Before(s.notBefore) {
-			at = s.notBefore
+// inTurn returns the partitions that a job may begin with.
+func (g *group) inTurn(t *turns) iter.Seq[*partition] {
+	return func(yield func(*partition) bool) {
+		for i := range g.partitions {
+			p := g.partitions[(t.next+i)%len(g.partitions)]
+			if free := !p.busy && p.known && !p.lost && !p.halted.Load(); free && !yield(p) {
+				return
+			}
 		}
-		if left := at.Sub(now); left > 0 {
-			wait = min(wait, left)
-			return false
-		}
-		return true
 	}
-	nearest := len(g.partitions) // how far the partition of retry is from nextRetry
-	for i := range g.partitions {
-		at := (g.next + i) % len(g.partitions)
-		p := g.partitions[at]
-		if p.busy || !p.known || p.lost || p.asked.Load() {
-			continue
-		}
-		rows := p.due && mayBegin(&p.rows, g.outageAt)
-		if rows {
+}
+
+// dueRows returns the partitions with rows that may be handled now, and how long others wait.
+func (g *group) dueRows(now time.Time) (due []*partition, wait time.Duration) {
+	wait = g.options.poll
+	for p := range g.inTurn(&g.rows) {
+		switch left := g.rows.wait(&p.rows, now); {
+		case !p.due:
+		case left > 0:
+			wait = min(wait, left)
+		default:
 			due = append(due, p)
 		}
-		if len(p.retries) == 0 || rows && p.retried {
+	}
+	return due, wait
+}
+
+// dueBlocked returns the next job of a blocked row, that of a crash suspect, and how long others
+// wait. If room is false, the first is a skip.
+func (g *group) dueBlocked(now time.Time, room bool) (retry, suspect *job, wait time.Duration) {
+	wait = g.options.poll
+	for p := range g.inTurn(&g.blocked) {
+		if len(p.retries) == 0 || p.retried && p.due && g.rows.wait(&p.rows, now) <= 0 {
 			continue
 		}
-		if first := p.retries[0]; !(first.skip && first.asked) && !mayBegin(&p.blocked, g.retryAt) {
+		b := p.retries[0]
+		if left := g.blocked.wait(&p.blocked, now); left > 0 && !(b.skip && b.asked) {
+			wait = min(wait, left)
 			continue
 		}
-		pick := 0
-		if p.retries[0].suspect {
-			if g.suspects == 0 && suspect == nil {
-				suspect = retryOf(p, 0)
+		if b.suspect && g.suspects == 0 {
+			if suspect == nil {
+				suspect = &job{partitions: []*partition{p}, retry: &b}
 			}
-			pick = slices.IndexFunc(p.retries, func(b blockedRow) bool { return !b.suspect })
-			if g.suspects == 0 || pick < 0 {
+			continue
+		}
+		if b.suspect { // not beside another
+			at := slices.IndexFunc(p.retries, func(b blockedRow) bool { return !b.suspect })
+			if at < 0 {
 				continue
 			}
+			b = p.retries[at]
 		}
-		if !room && !p.retries[pick].skip {
-			continue
-		}
-		far := (at + len(g.partitions) - g.nextRetry%len(g.partitions)) % len(g.partitions)
-		if p.retries[pick].asked {
-			far -= len(g.partitions) // somebody waits for it
-		}
-		if far < nearest {
-			retry, nearest = retryOf(p, pick), far
+		if (room || b.skip) && (retry == nil || b.asked && !retry.retry.asked) { // somebody waits for it
+			retry = &job{partitions: []*partition{p}, retry: &b}
 		}
 	}
-	return due, retry, suspect, wait
+	return retry, suspect, wait
 }
 
 // share returns the job of a worker's share of partitions that have rows. They take turns.
@@ -209,7 +231,7 @@ func (g *group) share(due []*partition, room int) *job {
 		(n < share || pace > 0 && int64(rows)*pace < int64(worthSharing)) {
 		n, rows = n+1, rows+due[n].expect
 	}
-	g.next = slices.Index(g.partitions, due[n-1]) + 1
+	g.rows.next = slices.Index(g.partitions, due[n-1]) + 1
 	slices.SortFunc(due[:n], func(a, b *partition) int { return cmp.Compare(a.Number, b.Number) })
 	return &job{partitions: due[:n]}
 }
@@ -229,10 +251,4 @@ func (g *group) batch() int {
 		fitting = 1 + (g.options.bytes-1)/size
 	}
 	return int(min(rows, fitting))
-}
-
-// retryOf returns the job of one of a partition's blocked rows that are due.
-func retryOf(p *partition, at int) *job {
-	retry := p.retries[at]
-	return &job{partitions: []*partition{p}, retry: &retry}
 }

@@ -29,7 +29,7 @@ func (g *group) skip(j *job) bool {
 	log := g.log.With(slog.Int("partition", p.Number), slog.Int64("id", id))
 	switch {
 	case err != nil && !p.lost:
-		p.blocked.notBefore = time.Now().Add(putOff)
+		p.blocked.notBefore = time.Now().Add(troubleWait)
 		log.Warn("consumer: row not skipped, retried", slog.Any("error", err))
 	case err == nil && text != "":
 		p.due = true // rows of its key wait

@@ -90,7 +90,6 @@ type probe struct {
 	ended int // jobs that had ended before
 	sweep bool
 	of    []*partition
-	tries []int   // of these, those that had ended before
 	owned []int32 // their numbers: which of them have blocked rows that are due
 	idle  []int32 // no job works on them: which have rows
 
@@ -117,7 +116,7 @@ func (g *group) probe(ctx context.Context) {
 		if !p.known || !p.busy && p.lost {
 			continue
 		}
-		q.of, q.tries, q.owned = append(q.of, p), append(q.tries, p.tries), append(q.owned, int32(p.Number))
+		q.of, q.owned = append(q.of, p), append(q.owned, int32(p.Number))
 		if !p.busy {
 			q.idle = append(q.idle, int32(p.Number))
 		}
@@ -182,8 +181,8 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 // take receives the answer of a probe.
 func (g *group) take(q *probe, err error) {
 	announced := err == nil && !g.untilEmpty && g.announced && g.listener.Direct()
-	idle := g.running == 0 && q.ended == g.ended && !q.blocked
-	g.polls.answered(q.took, g.polls.after(q, announced, idle))
+	idle := g.running == 0 && q.ended == g.ended // no job was at work meanwhile
+	g.polls.answered(q.took, g.polls.after(q, announced, idle && !q.blocked))
 	g.counts.probe(q.took, err)
 	if err != nil {
 		if time.Since(g.failing) > time.Minute && g.life.Err() == nil {
@@ -206,19 +205,18 @@ func (g *group) take(q *probe, err error) {
 		}
 	}
 	g.paused = q.paused
-	for i, p := range q.of {
+	for _, p := range q.of {
 		if !p.busy && q.has[p.Number] && !p.due { // a job finds out itself
 			p.due, p.expect = true, max(1, p.expect)
 		}
-		if p.tries != q.tries[i] { // one that is found here may have failed since, and wait again
-			continue
+		if p.tried <= q.ended { // otherwise one that is found here may have failed since, and wait again
+			p.retries = q.retries[p.Number]
 		}
-		p.retries = q.retries[p.Number]
 	}
 	if g.suspects == 0 && !q.suspects {
 		g.heldTill = time.Time{}
 	}
-	if g.untilEmpty && !q.anywhere && g.running == 0 && q.ended == g.ended {
+	if g.untilEmpty && !q.anywhere && idle {
 		switch reason, err := g.whyBlocked(g.life); {
 		case err != nil:
 		case reason != "":

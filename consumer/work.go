@@ -128,7 +128,6 @@ func (g *group) took(j *job, parts []*partition, o outcome) {
 	counts := make(map[*partition]int)
 	for _, r := range o.rows[:o.at] {
 		counts[r.partition]++
-		j.handled = true
 	}
 	full, last := o.more || o.at < len(o.rows), -1
 	if len(o.rows) > 0 {
@@ -173,7 +172,7 @@ func (g *group) workOnBlocked(j *job) (settled bool) {
 	o := g.attempt(j.partitions, 1, j.retry)
 	switch o.verdict {
 	case handled:
-		settled, j.handled = true, true
+		settled = true
 		g.succeeded(j, p)
 		p.due = true // rows of the key wait
 	case unavailable:
@@ -474,7 +473,7 @@ var errEnded = errors.New("the handler ended its transaction: what it wrote may 
 
 // halting reports whether the process has to hand over one of the partitions, or to end.
 func (g *group) halting(parts []*partition) bool {
-	return g.life.Err() != nil || slices.ContainsFunc(parts, func(p *partition) bool { return p.asked.Load() })
+	return g.life.Err() != nil || slices.ContainsFunc(parts, func(p *partition) bool { return p.halted.Load() })
 }
 
 // callOnce calls the handler once, and notes the longest call.
@@ -628,9 +627,9 @@ func (g *group) trouble(j *job, parts []*partition, o outcome) {
 		if len(o.rows) > 0 || s.troubles < maxTroubles-3 { // without rows no row is charged
 			s.troubles++
 		}
-		s.notBefore = time.Now().Add(min(putOff, 10*time.Millisecond<<min(s.troubles, 10)))
+		s.notBefore = time.Now().Add(min(troubleWait, 10*time.Millisecond<<min(s.troubles, 10)))
 		if store.LockTimeout(o.err) {
-			s.notBefore = time.Now().Add(putOff)
+			s.notBefore = time.Now().Add(troubleWait)
 		}
 		p.due = p.due || j.retry == nil
 	}

@@ -524,12 +524,9 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/statements.go", `"FOR UPDATE OF q"`, `"FOR UPDATE OF q SKIP LOCKED"`, 0},
 	}},
 	{"suspects side by side", "consumer crashes", `side by side`, []edit{
-		{"consumer/job.go", `	if g.alone {
-`, `	if false {
-`, 0},
-		{"consumer/job.go", `if g.suspects == 0 && suspect == nil {`, `if suspect == nil {`, 0},
-		{"consumer/job.go", `if g.suspects == 0 || pick < 0 {`, `if true {`, 0},
-		{"consumer/job.go", `suspect.alone && g.running > 0 {`, `suspect.alone && g.running > g.suspects {`, 0},
+		{"consumer/job.go", `g.suspects > 0 && held > 0 {`, `false {`, 0},
+		{"consumer/job.go", `if b.suspect && g.suspects == 0 {`, `if b.suspect {`, 0},
+		{"consumer/job.go", `held > 0 && g.running > 0 {`, `held > 0 && g.running > g.suspects {`, 0},
 	}},
 	{"a clean end that forgets the suspicion", "consumer crashes", `suspects that are left`, []edit{
 		{"consumer/sql/schema.sql", ` AND r.crashed = b.epoch AND r.attempts = 0`, ` AND r.attempts = 0`, 0},
@@ -545,13 +542,13 @@ var mutants = append(asleep(), []mutant{
 			}`, 0},
 	}},
 	{"two batches of a partition side by side", "consumer batches", `two batches|close of closed channel`, []edit{
-		{"consumer/job.go", `if p.busy || !p.known`, `if !p.known`, 0},
+		{"consumer/job.go", `!p.busy && p.known`, `p.known`, 0},
 	}},
 	{"batches that are not noted after a crash", "consumer crashes", `noted batches`, []edit{
 		{"consumer/sql/note.sql", `(SELECT f.first, f.last, c.watched_to`, `(SELECT NULL::bigint, f.last, c.watched_to`, 0},
 	}},
 	{"blocked rows that were due before their latest attempt", "consumer failures", `further calls`, []edit{
-		{"consumer/probe.go", `if p.tries != q.tries[i] {`, `if p.tries < q.tries[i] {`, 0},
+		{"consumer/probe.go", `if p.tried <= q.ended {`, `if true {`, 0},
 	}},
 	{"an outage that is not seen", "consumer failures", `keys are blocked|attempts`, []edit{
 		{"consumer/failures.go", `return len(g.failed) >= keysOfOutage`, `return false`, 0},
@@ -564,7 +561,7 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"an end that is recorded during the batch", "consumer batches", `the end was recorded`, []edit{
 		{"consumer/group.go", `	<-p.idle
-	if p.begun {`, `	if p.begun {`, 0},
+	e := ending`, `	e := ending`, 0},
 	}},
 	{"a crash that a live process leaves counted", "consumer crashes", `only rows of blocked keys|crashes of the suspect`, []edit{
 		{"consumer/work.go", `if suspect && !settled {`, `if false && suspect && !settled {`, 0},
