@@ -19,8 +19,8 @@ const (
 	doubtTime  = 10 * time.Minute // it probes at every poll after rows came without a notification
 )
 
-// afterNotice are the times after a notification at which to probe: other inserts send none for a
-// while, and may commit later.
+// afterNotice are the times after the last notification at which to probe: other inserts send none
+// for a while, and may commit later.
 var afterNotice = [...]time.Duration{10 * time.Millisecond, 30 * time.Millisecond, 70 * time.Millisecond, 150 * time.Millisecond, 210 * time.Millisecond}
 
 // polls are the times at which a process sends probes.
@@ -29,11 +29,10 @@ type polls struct {
 	quiet    time.Duration // after a notification, it probes at every poll
 	at       time.Time     // when the next probe is sent
 	earliest time.Time     // before then none is sent
-	again    []time.Time
-	heard    time.Time // when the last notification arrived
-	doubt    time.Time // until then notifications are not relied on
-	since    int64     // older transactions may have inserted rows that are not announced; 0: not known
-	oldest   int64     // the oldest transaction that was open after the last probe
+	heard    time.Time     // when the last notification arrived
+	doubt    time.Time     // until then notifications are not relied on
+	since    int64         // older transactions may have inserted rows that are not announced; 0: not known
+	oldest   int64         // the oldest transaction that was open after the last probe
 }
 
 // soon makes the next probe come as early as probes may come.
@@ -43,10 +42,6 @@ func (p *polls) soon() { p.at = p.earliest }
 func (p *polls) notified() {
 	p.soon()
 	p.heard, p.since = time.Now(), 0
-	for _, d := range afterNotice {
-		p.again = append(p.again, p.heard.Add(d))
-	}
-	p.again = p.again[max(0, len(p.again)-2*len(afterNotice)):]
 }
 
 // after returns how long to wait after a probe, if nothing asks for the next one before: one poll, or
@@ -73,13 +68,13 @@ func (p *polls) answered(took, poll time.Duration) {
 	now := time.Now()
 	asked := !p.at.After(now) // while it was under way
 	p.earliest = now.Add(max(probePause, probeShare*took))
+	for _, d := range afterNotice {
+		if again := p.heard.Add(d).Sub(now); again > 0 {
+			poll = min(poll, again)
+			break
+		}
+	}
 	p.at = now.Add(poll)
-	for len(p.again) > 0 && p.again[0].Before(now) {
-		p.again = p.again[1:]
-	}
-	if len(p.again) > 0 && p.again[0].Before(p.at) {
-		p.at = p.again[0]
-	}
 	if asked || p.at.Before(p.earliest) {
 		p.at = p.earliest
 	}
