@@ -100,25 +100,18 @@ func (c *Consumer) inspect(ctx context.Context, fits func(columns []string) erro
 	c.queue, c.sql, c.announced = q, statementsFor(c.options.schema, namesIn(t, q, c.handler)), t.Announced
 	if q.Key != "" && t.N == 0 { // otherwise generated from the key alone
 		var id int64
-		var stored, wanted *int
-		var key string
+		var stored, key string
+		var wanted int
 		err := conn.QueryRow(ctx, c.sql.Misplaced, q.Partitions).Scan(&id, &stored, &key, &wanted)
 		switch {
 		case err == nil:
-			return fmt.Errorf("table %s: row %d with key %.100q is in partition %v, but partition_for(key, %d) is %v: correct column %q first, or Partitions",
-				t.Name, id, key, show(stored), q.Partitions, show(wanted), q.Partition)
+			return fmt.Errorf("table %s: row %d with key %.100q is in partition %s, but partition_for(key, %d) is %d: correct column %q first, or Partitions",
+				t.Name, id, key, stored, q.Partitions, wanted, q.Partition)
 		case !errors.Is(err, pgx.ErrNoRows):
 			return err
 		}
 	}
 	return pgx.BeginTxFunc(ctx, conn, handlers.ReadCommitted, func(tx pgx.Tx) error { return c.sql.register(ctx, tx, c.name, t, q) })
-}
-
-func show(n *int) any {
-	if n == nil {
-		return "NULL"
-	}
-	return *n
 }
 
 var part = store.PartOf("consumer", sql.Files)

@@ -37,11 +37,7 @@ func (g *group) learn(ctx context.Context, tx pgx.Tx, owned []*partition) (suspe
 	if err != nil {
 		return 0, 0, err
 	}
-	at := make(map[int]*partition)
-	for _, p := range owned {
-		at[p.Number] = p
-	}
-	batch := new(pgx.Batch)
+	at, batch := byNumber(owned), new(pgx.Batch)
 	var number int
 	var fell, watched bool
 	var epoch, first, last *int64

@@ -40,12 +40,12 @@ type partition struct {
 	halted atomic.Bool   // it is to end
 	idle   chan struct{} // closed when it is to end, and no job works on it
 
-	gone    bool         // the goroutine of the group knows that it is to end
-	known   bool         // what was before this ownership is known
-	busy    bool         // a job works on it
-	retries []blockedRow // those that are due
-	retried bool         // the last job was one of them, so rows that are not blocked come next
-	tried   int          // group.ended after the last such job
+	gone       bool         // the goroutine of the group knows that it is to end
+	known      bool         // what was before this ownership is known
+	busy       bool         // a job works on it
+	retries    []blockedRow // those that are due
+	retried    bool         // the last job was one of them, so rows that are not blocked come next
+	retryEnded int          // group.ended after the last such job
 
 	due     bool  // it may have rows to handle
 	expect  int   // how many rows the next read may find
@@ -212,6 +212,15 @@ func keysOf(owned []*partition) (numbers []int32, epochs []int64) {
 		numbers, epochs = append(numbers, int32(p.Number)), append(epochs, p.Epoch)
 	}
 	return numbers, epochs
+}
+
+// byNumber returns partitions by their numbers.
+func byNumber(owned []*partition) map[int]*partition {
+	all := make(map[int]*partition, len(owned))
+	for _, p := range owned {
+		all[p.Number] = p
+	}
+	return all
 }
 
 func (g *group) loop(ctx context.Context, stopped <-chan struct{}) {

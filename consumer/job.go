@@ -91,7 +91,7 @@ func (g *group) end(j *job) {
 	g.ended++
 	for _, p := range j.partitions {
 		if p.retried = j.retry != nil; p.retried {
-			p.tried = g.ended
+			p.retryEnded = g.ended
 			p.retries = slices.DeleteFunc(p.retries, func(b blockedRow) bool { return b.id == j.retry.id })
 		}
 		g.free(p)

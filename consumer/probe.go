@@ -204,7 +204,7 @@ func (g *group) take(q *probe, err error) {
 		if !p.busy && q.has[p.Number] && !p.due { // a job finds out itself
 			p.due, p.expect = true, max(1, p.expect)
 		}
-		if p.tried <= q.ended { // otherwise one that is found here may have failed since, and wait again
+		if p.retryEnded <= q.ended { // otherwise one that is found here may have failed since, and wait again
 			p.retries = q.retries[p.Number]
 		}
 	}

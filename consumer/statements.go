@@ -82,25 +82,15 @@ type querier interface {
 
 // register stores the consumer with its table, or returns an error that names the other.
 func (s *statements) register(ctx context.Context, db querier, name string, t *table, q Queue) error {
-	null := func(text string) *string {
-		if text == "" {
-			return nil
-		}
-		return &text
-	}
-	rows, err := db.Query(ctx, s.Register, name, t.Name, q.ID, null(q.Key), q.Partition, null(q.Time), q.Partitions)
+	rows, err := db.Query(ctx, s.Register, name, t.Name, q.ID, q.Key, q.Partition, q.Time, q.Partitions)
 	if err != nil {
 		return err
 	}
 	var of, queue string
 	var has Queue
-	var key *string
 	var other error
 	remedy := "give another name, or, when no process uses the consumer any more, run pgleases consumers forget"
-	_, err = pgx.ForEachRow(rows, []any{&of, &queue, &has.ID, &key, &has.Partition}, func() error {
-		if has.Key = ""; key != nil {
-			has.Key = *key
-		}
+	_, err = pgx.ForEachRow(rows, []any{&of, &queue, &has.ID, &has.Key, &has.Partition}, func() error {
 		switch {
 		case of != name:
 			other = fmt.Errorf("table %s already has the consumer %q, and a table has one: %s", queue, of, remedy)

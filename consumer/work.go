@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -210,11 +211,8 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 	if err != nil {
 		return outcome{verdict: troubled, at: -1, err: err}
 	}
-	defer func() {
-		if conn != nil {
-			conn.Release()
-		}
-	}()
+	release := sync.OnceFunc(conn.Release)
+	defer release()
 	tx, xact, o := g.read(conn, parts, limit, retry)
 	defer g.rollback(tx) // before the connection is released
 	if o.verdict != handled || len(o.rows) == 0 && retry == nil {
@@ -224,8 +222,7 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 		if err := g.inTime(func(ctx context.Context) error { return tx.CommitAfter(ctx, new(pgx.Batch)) }); err != nil {
 			return outcome{verdict: troubled, rows: o.rows, at: -1, err: err}
 		}
-		conn.Release()
-		conn = nil
+		release()
 		if g.lease.TrustDeadline().IsZero() { // the process was frozen, and ctx may end late
 			return outcome{verdict: troubled, at: -1, err: pgleases.ErrTrustLost}
 		}
@@ -312,10 +309,7 @@ func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *b
 	if parts[0].watched { // then it is alone
 		high = parts[0].noted
 	}
-	at := make(map[int]*partition, len(parts))
-	for _, p := range parts {
-		at[p.Number] = p
-	}
+	at := byNumber(parts)
 	var r row // as it is read
 	var number int
 	collect := func(further ...any) func(pgx.Rows) error { // destinations of the columns before those of the handler

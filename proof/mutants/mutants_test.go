@@ -548,7 +548,7 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/sql/note.sql", `(SELECT f.first, f.last, c.watched_to`, `(SELECT NULL::bigint, f.last, c.watched_to`, 0},
 	}},
 	{"blocked rows that were due before their latest attempt", "consumer failures", `further calls`, []edit{
-		{"consumer/probe.go", `if p.tried <= q.ended {`, `if true {`, 0},
+		{"consumer/probe.go", `if p.retryEnded <= q.ended {`, `if true {`, 0},
 	}},
 	{"an outage that is not seen", "consumer failures", `keys are blocked|attempts`, []edit{
 		{"consumer/failures.go", `return len(g.failed) >= keysOfOutage`, `return false`, 0},
