@@ -18,7 +18,7 @@ const (
 	leaveTime   = 2 * time.Second  // for leaving the lease after the last batch
 	answerTime  = 10 * time.Second // the most that a statement of this package takes
 	lockWait    = time.Second      // the most that it waits for a lock
-	troubleWait = time.Second      // the most that a partition waits after that
+	troubleWait = time.Second      // the most that rows wait after an error that none is charged with
 	atOnce      = 4096             // the most partitions that begin or end in one transaction
 )
 
@@ -37,8 +37,8 @@ var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, p
 // and otherwise, as the others, to the goroutine of the group.
 type partition struct {
 	pgleases.Partition
-	halted atomic.Bool   // it is to end
-	idle   chan struct{} // closed when it is to end, and no job works on it
+	halting atomic.Bool   // it is to end
+	idle    chan struct{} // closed when it is to end, and no job works on it
 
 	gone       bool         // the goroutine of the group knows that it is to end
 	known      bool         // what was before this ownership is known
@@ -145,7 +145,7 @@ func (g *group) serve(ctx context.Context, owned pgleases.Partition) error {
 	p := &partition{Partition: owned, idle: make(chan struct{})}
 	g.events <- func() { g.partitions = append(g.partitions, p) }
 	<-ctx.Done()
-	p.halted.Store(true)
+	p.halting.Store(true)
 	g.events <- func() {
 		p.gone = true
 		if !p.busy {
@@ -270,7 +270,7 @@ func (g *group) open(ctx context.Context) {
 	}
 	var fresh []*partition
 	for _, p := range g.partitions {
-		if !p.busy && !p.known && !p.lost && !p.halted.Load() && len(fresh) < atOnce {
+		if !p.busy && !p.known && !p.lost && !p.halting.Load() && len(fresh) < atOnce {
 			fresh = append(fresh, p)
 		}
 	}

@@ -167,7 +167,7 @@ func (g *group) inTurn(t *turns) iter.Seq[*partition] {
 	return func(yield func(*partition) bool) {
 		for i := range g.partitions {
 			p := g.partitions[(t.next+i)%len(g.partitions)]
-			if free := !p.busy && p.known && !p.lost && !p.halted.Load(); free && !yield(p) {
+			if free := !p.busy && p.known && !p.lost && !p.halting.Load(); free && !yield(p) {
 				return
 			}
 		}

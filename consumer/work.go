@@ -467,7 +467,7 @@ var errEnded = errors.New("the handler ended its transaction: what it wrote may 
 
 // halting reports whether the process has to hand over one of the partitions, or to end.
 func (g *group) halting(parts []*partition) bool {
-	return g.life.Err() != nil || slices.ContainsFunc(parts, func(p *partition) bool { return p.halted.Load() })
+	return g.life.Err() != nil || slices.ContainsFunc(parts, func(p *partition) bool { return p.halting.Load() })
 }
 
 // callOnce calls the handler once, and notes the longest call.
