@@ -74,15 +74,9 @@ func namesIn(t *table, q Queue, h *handler) *strings.Replacer {
 	return strings.NewReplacer("{table}", t.Name, "{id}", quote(q.ID), "{partition}", quote(q.Partition), "{key}", key, "{columns}", columns, "{lock}", lock)
 }
 
-// A querier is a connection, a pool, or a transaction.
-type querier interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-}
-
 // register stores the consumer with its table, or returns an error that names the other.
-func (s *statements) register(ctx context.Context, db querier, name string, t *table, q Queue) error {
-	rows, err := db.Query(ctx, s.Register, name, t.Name, q.ID, q.Key, q.Partition, q.Time, q.Partitions)
+func (s *statements) register(ctx context.Context, tx pgx.Tx, name string, t *table, q Queue) error {
+	rows, err := tx.Query(ctx, s.Register, name, t.Name, q.ID, q.Key, q.Partition, q.Time, q.Partitions)
 	if err != nil {
 		return err
 	}

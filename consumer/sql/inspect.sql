@@ -6,7 +6,7 @@
 -- $4 text  column of the partition
 -- $5 text  consumer
 -- $6 text  column of the time, or empty
-SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS table, c.relkind::pg_catalog.text, pg_catalog.row_security_active(c.oid) AS hidden,
+SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS name, c.relkind::pg_catalog.text AS kind, pg_catalog.row_security_active(c.oid) AS hidden,
        pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_table_privilege(c.oid, 'DELETE') AND
            (pg_catalog.has_table_privilege(c.oid, 'UPDATE') OR pg_catalog.has_any_column_privilege(c.oid, 'UPDATE')) AS permitted,
        EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid OPERATOR(pg_catalog.=) c.oid AND NOT t.tgisinternal
@@ -19,10 +19,10 @@ SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS table, c.relkind::pg_
                AND i.indkey[0] OPERATOR(pg_catalog.=) p.attnum AND i.indkey[1] OPERATOR(pg_catalog.=) id.attnum
                AND (SELECT r.relam FROM pg_catalog.pg_class AS r WHERE r.oid OPERATOR(pg_catalog.=) i.indexrelid) OPERATOR(pg_catalog.=) 403::oid -- btree
                AND (i.indoption[0] OPERATOR(pg_catalog.|) i.indoption[1]) OPERATOR(pg_catalog.=) 0::smallint) AS indexed,
-       id.attnotnull AS id_required, pg_catalog.format_type(id.atttypid, NULL) AS id_type,
-       k.attnotnull AS key_required, pg_catalog.format_type(k.atttypid, NULL) AS key_type,
-       p.attnotnull AS partition_required, pg_catalog.format_type(p.atttypid, NULL) AS partition_type,
-       pg_catalog.pg_get_expr(d.adbin, d.adrelid) AS generated,
+       coalesce(id.attnotnull, false) AS id_required, coalesce(pg_catalog.format_type(id.atttypid, NULL), '') AS id_type,
+       coalesce(k.attnotnull, false) AS key_required, coalesce(pg_catalog.format_type(k.atttypid, NULL), '') AS key_type,
+       coalesce(p.attnotnull, false) AS partition_required, coalesce(pg_catalog.format_type(p.atttypid, NULL), '') AS partition_type,
+       coalesce(pg_catalog.pg_get_expr(d.adbin, d.adrelid), '') AS generated,
        -- A generated column depends on the columns that it is generated from; before PostgreSQL 15 not by pg_attrdef.
        ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_depend AS f
              JOIN pg_catalog.pg_attribute AS a ON a.attrelid OPERATOR(pg_catalog.=) f.refobjid AND a.attnum OPERATOR(pg_catalog.=) f.refobjsubid
@@ -32,7 +32,7 @@ SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS table, c.relkind::pg_
                     OR f.classid OPERATOR(pg_catalog.=) f.refclassid AND f.objid OPERATOR(pg_catalog.=) c.oid AND f.objsubid OPERATOR(pg_catalog.=) p.attnum)
              ORDER BY a.attnum) AS generated_from,
        -- From PostgreSQL 16 on, a partition or a child may generate the column by another expression.
-       (WITH RECURSIVE below AS (
+       coalesce((WITH RECURSIVE below AS (
             SELECT h.inhrelid FROM pg_catalog.pg_inherits AS h WHERE h.inhparent OPERATOR(pg_catalog.=) c.oid
             UNION SELECT h.inhrelid FROM pg_catalog.pg_inherits AS h JOIN below AS b ON b.inhrelid OPERATOR(pg_catalog.=) h.inhparent)
         SELECT pg_catalog.format('%I.%I', bn.nspname, bc.relname) FROM below AS b
@@ -41,10 +41,10 @@ SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS table, c.relkind::pg_
         JOIN pg_catalog.pg_attribute AS a ON a.attrelid OPERATOR(pg_catalog.=) bc.oid AND a.attname OPERATOR(pg_catalog.=) p.attname
         LEFT JOIN pg_catalog.pg_attrdef AS bd ON bd.adrelid OPERATOR(pg_catalog.=) bc.oid AND bd.adnum OPERATOR(pg_catalog.=) a.attnum AND a.attgenerated OPERATOR(pg_catalog.<>) ''
         WHERE coalesce(pg_catalog.pg_get_expr(bd.adbin, bd.adrelid), '') OPERATOR(pg_catalog.<>) coalesce(pg_catalog.pg_get_expr(d.adbin, d.adrelid), '')
-        LIMIT 1) AS differs,
-       (SELECT pg_catalog.format_type(a.atttypid, NULL) FROM pg_catalog.pg_attribute AS a
-        WHERE a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attname OPERATOR(pg_catalog.=) $6::pg_catalog.text AND a.attnum OPERATOR(pg_catalog.>) 0) AS time_type,
-       s.seqcache, s.seqcycle,
+        LIMIT 1), '') AS differs,
+       coalesce((SELECT pg_catalog.format_type(a.atttypid, NULL) FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attname OPERATOR(pg_catalog.=) $6::pg_catalog.text AND a.attnum OPERATOR(pg_catalog.>) 0), '') AS time_type,
+       coalesce(s.seqcache, 1) AS cache, coalesce(s.seqcycle, false) AS cycle,
        ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute AS a WHERE a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attnum OPERATOR(pg_catalog.>) 0 AND NOT a.attisdropped ORDER BY a.attnum) AS columns
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
