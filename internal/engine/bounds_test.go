@@ -37,19 +37,24 @@ func TestLeaseIsLeftOnceMembershipIsGone(t *testing.T) {
 // Other clients give it to its next owner when the transaction has ended. Without other clients,
 // the next one that joins does.
 func TestCloseIgnoresGuardedTransactionOfAnother(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
-		a, crashed := w.start("a"), w.start("crashed")
-		la, ld := a.mustJoin("x", 2), crashed.mustJoin("x", 2)
-		w.within(5*time.Second, "each owns one", func() bool { return len(shown(la)) == 1 && len(shown(ld)) == 1 })
-		defer w.guard(shown(ld)[0])()
-		crashed.kill()
-		time.Sleep(20 * time.Second)
-		began := time.Now()
-		w.ok(a.c.Close(patiently(w.t)))
-		if took := time.Since(began); took > engine.CloseGrace+soon {
-			t.Errorf("Close took %v", took)
-		}
-	})
+	for name, others := range map[string]bool{"with other clients": true, "alone": false} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				a, b, _, lb := w.pair(2)
+				defer w.guard(shown(lb)[0])()
+				b.kill()
+				if others {
+					w.start("c").mustJoin("x", 2)
+				}
+				time.Sleep(20 * time.Second)
+				began := time.Now()
+				w.ok(a.c.Close(patiently(w.t)))
+				if took := time.Since(began); took > engine.CloseGrace+soon {
+					t.Errorf("Close took %v", took)
+				}
+			})
+		})
+	}
 }
 
 func TestCallsForRecreatedLeaseReturnItsNewNumber(t *testing.T) {
