@@ -3,6 +3,7 @@ package pgleases_test
 import (
 	"cmp"
 	"context"
+	"errors"
 	"runtime/debug"
 	"slices"
 	"testing"
@@ -94,34 +95,30 @@ func TestUnreadPartitionSkipsTheHandoffDelay(t *testing.T) {
 }
 
 func TestAPartitionLeavesValuesBeforeItsHandoffDelay(t *testing.T) {
-	t.Parallel()
-	pool, ca, cb, a := twoClients(t, 4, pgleases.WithHandoffDelay(time.Hour))
-	loop := a.Values()
-	if len(loop) != 4 {
-		t.Fatalf("it owns %v, not all 4", loop)
-	}
-	p := []pgleases.Partition{ownership(t, a, 0), ownership(t, a, 1), ownership(t, a, 2), ownership(t, a, 3)}
-	b := joined(t, cb, "work", 4)
-	untilOwns(t, a, 2)
-	if !slices.Equal(loop, []int{0, 1, 2, 3}) {
-		t.Errorf("the slice that was read became %v, and should stay 0 to 3", loop)
-	}
-	beats(t, ca, 2)
-	beats(t, cb, 2)
-	if got := ownedBy(t, pool, "a"); len(got) != 4 || len(b.Values()) != 0 {
-		t.Errorf("during the delay a owns %v and b %v, not all and nothing", got, b.Values())
-	}
-	for n := range 4 {
-		if shown := slices.Contains(a.Values(), n); shown != a.Owns(n) {
-			t.Errorf("Values and Owns differ on %d", n)
+	synctest.Test(t, func(t *testing.T) {
+		const delay = time.Hour
+		lease := pgleasestest.NewLease("work", 4, pgleases.WithHandoffDelay(delay))
+		defer lease.Close()
+		lease.Gain(0, 1, 2, 3)
+		loop, p := lease.Values(), ownership(t, lease.Lease, 2)
+		lost := lease.Lose(2, 3)
+		time.Sleep(delay - time.Second)
+		if got := lease.Values(); !slices.Equal(got, []int{0, 1}) || lease.Owns(2) || !lease.Owns(1) {
+			t.Errorf("it shows %v, not 0 and 1, or Owns differs", got)
 		}
-		if p[n].Context().Err() != nil {
-			t.Errorf("%v ended during the delay", p[n])
+		if !slices.Equal(loop, []int{0, 1, 2, 3}) {
+			t.Errorf("the slice that was read became %v, and should stay 0 to 3", loop)
 		}
-		guarded(t, pool, a, p[n])
-	}
-	shut(t, ca) // does not wait the hour
-	untilOwns(t, b, 4)
+		select {
+		case <-lost:
+			t.Error("it was handed over before its delay")
+		default:
+		}
+		testkit.OK(t, errors.Join(p.Context().Err(), lease.Guard(t.Context(), nil, p)))
+		testkit.OK(t, lease.Client().Close(context.Background())) // does not wait the delay
+		<-lost
+		wraps(t, "the ownership ended with", context.Cause(p.Context()), pgleases.ErrClosed)
+	})
 }
 
 func TestValuesIsAscendingAndExactAndNeverNil(t *testing.T) {

@@ -63,49 +63,51 @@ func ownedBy(t testing.TB, pool *pgxpool.Pool, client string) []int {
 
 // A partition leaves when no open hold contains it.
 func TestAHoldPinsWhatWasOwnedWhenItWasTaken(t *testing.T) {
-	t.Parallel()
-	pool, ca, cb, a := twoClients(t, 4)
-	first, hold := a.Hold(t.Context()), a.Hold(t.Context())
-	defer hold.Release()
-	b := joined(t, cb, "work", 4)
-	untilOwns(t, a, 2)
-	young := a.Hold(t.Context())
-	defer young.Release()
-	if got := young.Values(); !slices.Equal(got, numbers(a)) {
-		t.Errorf("a hold contains %v, owned are %v", got, numbers(a))
-	}
-	first.Release()
-	first.Release()
-	beats(t, ca, 3)
-	beats(t, cb, 3)
-	if got := ownedBy(t, pool, "a"); len(got) != 4 || len(numbers(b)) != 0 {
-		t.Errorf("while all are held, a owns %v and b %v, not all and nothing", got, numbers(b))
-	}
-	if got := hold.Values(); !slices.Equal(got, []int{0, 1, 2, 3}) || len(got) != cap(got) {
-		t.Errorf("the hold is of %v, not 0 to 3", got)
-	}
-	if err := hold.Context().Err(); err != nil {
-		t.Errorf("a handoff ended the hold's context: %v", context.Cause(hold.Context()))
-	}
-	if s := ca.Stats(); s.Draining != 2 || s.Owned != 2 || s.DrainingSince.IsZero() || time.Since(s.DrainingSince) > testkit.Patience {
-		t.Errorf("two are owned and two drain, and the stats are %+v", s)
-	}
-	for _, n := range hold.Values() {
-		p, ok := hold.Partition(n)
-		if !ok || p.Number != n {
-			t.Errorf("the hold's partition %d is %v, contained %v", n, p, ok)
+	synctest.Test(t, func(t *testing.T) {
+		lease := pgleasestest.NewLease("work", 4)
+		defer lease.Close()
+		lease.Gain(0, 1, 2, 3)
+		first, hold := lease.Hold(t.Context()), lease.Hold(t.Context())
+		lost := lease.Lose(2, 3)
+		young := lease.Hold(t.Context())
+		defer young.Release()
+		if got := young.Values(); !slices.Equal(got, []int{0, 1}) {
+			t.Errorf("a hold contains %v, not 0 and 1", got)
 		}
-		guarded(t, pool, a, p)
-	}
-	if p, ok := hold.Partition(4); ok {
-		t.Errorf("the hold contains %v, and there is no partition 4", p)
-	}
-	hold.Release()
-	hold.Release()
-	untilOwns(t, b, 2) // though the young one is open
-	testkit.OK(t, young.Context().Err())
-	wraps(t, "released, its context ended with", context.Cause(hold.Context()), context.Canceled)
-	until(t, "the stats tell of it", func() bool { return ca.Stats().Losses == (pgleases.Losses{Handoff: 2}) })
+		first.Release()
+		first.Release()
+		time.Sleep(time.Hour)
+		select {
+		case <-lost:
+			t.Error("what is held was handed over")
+		default:
+		}
+		if got := hold.Values(); !slices.Equal(got, []int{0, 1, 2, 3}) || len(got) != cap(got) {
+			t.Errorf("the hold is of %v, not 0 to 3", got)
+		}
+		testkit.OK(t, hold.Context().Err()) // a handoff does not end it
+		if s := lease.Client().Stats(); s.Draining != 2 || s.Owned != 2 || time.Since(s.DrainingSince).Round(time.Minute) != time.Hour {
+			t.Errorf("two are owned and two drain, and the stats are %+v", s)
+		}
+		for _, n := range hold.Values() {
+			p, ok := hold.Partition(n)
+			if !ok || p.Number != n {
+				t.Errorf("the hold's partition %d is %v, contained %v", n, p, ok)
+			}
+			testkit.OK(t, lease.Guard(t.Context(), nil, p))
+		}
+		if p, ok := hold.Partition(4); ok {
+			t.Errorf("the hold contains %v, and there is no partition 4", p)
+		}
+		hold.Release()
+		hold.Release()
+		<-lost // though the young one is open
+		testkit.OK(t, young.Context().Err())
+		wraps(t, "released, its context ended with", context.Cause(hold.Context()), context.Canceled)
+		if s := lease.Client().Stats(); s.Losses != (pgleases.Losses{Handoff: 2}) {
+			t.Errorf("two were handed over, and the stats are %+v", s)
+		}
+	})
 }
 
 func TestAHoldsContextIsOfItsParent(t *testing.T) {
@@ -153,65 +155,42 @@ func TestAHoldOfNothingIsEmptyAndHarmless(t *testing.T) {
 }
 
 func TestAHandoffFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
-	t.Parallel()
-	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
-	ca := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(50*time.Millisecond))
-	a := joined(t, ca, "work", 4)
-	type call struct {
-		ctx context.Context
-		p   pgleases.Partition
-	}
-	calls, asked := make(chan call, 4), make(chan call, 4)
-	finish := []chan struct{}{make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})}
-	run(t, a, func(ctx context.Context, p pgleases.Partition) error {
-		calls <- call{ctx, p}
-		<-ctx.Done()
-		if errors.Is(context.Cause(ctx), pgleases.ErrHandoff) {
-			asked <- call{ctx, p}
-			<-finish[p.Number]
+	synctest.Test(t, func(t *testing.T) {
+		lease := pgleasestest.NewLease("work", 2)
+		defer lease.Close()
+		lease.Gain(0, 1)
+		asked, finish := make(chan pgleases.Partition, 1), make(chan struct{})
+		run(t, lease.Lease, func(ctx context.Context, p pgleases.Partition) error {
+			if own, ok := lease.Partition(p.Number); !ok || own != p {
+				t.Errorf("called with %v, which is not what is owned: %v, %v", p, own, ok)
+			}
+			<-ctx.Done()
+			if errors.Is(context.Cause(ctx), pgleases.ErrHandoff) {
+				asked <- p
+				<-finish
+			}
+			return nil
+		})
+		synctest.Wait()
+		lost := lease.Lose(1)
+		p := <-asked
+		time.Sleep(time.Hour)
+		if _, ok := lease.Partition(1); ok || lease.Owns(1) || !slices.Equal(lease.Values(), []int{0}) {
+			t.Errorf("%v drains, and is still shown", p)
 		}
-		return nil
-	})
-	for range 4 {
-		c := testkit.Receive(t, "a callback for every partition", calls)
-		if own, ok := a.Partition(c.p.Number); !ok || own != c.p {
-			t.Errorf("called with %v, which is not what is owned: %v, %v", c.p, own, ok)
-		}
-	}
-
-	cb := newClient(t, pool, pgleases.WithClientID("b"), pgleases.WithHeartbeat(50*time.Millisecond))
-	b := joined(t, cb, "work", 4)
-	began := make(chan pgleases.Partition, 4)
-	run(t, b, func(ctx context.Context, p pgleases.Partition) error {
-		began <- p
-		return untilAsked(ctx, p)
-	})
-	for range 2 {
-		c := testkit.Receive(t, "two callbacks are asked to end", asked)
-		if c.p.Context().Err() != nil {
-			t.Errorf("the ownership of %v ended before its work: %v", c.p, context.Cause(c.p.Context()))
-		}
-		if _, ok := a.Partition(c.p.Number); ok || a.Owns(c.p.Number) || slices.Contains(a.Values(), c.p.Number) {
-			t.Errorf("%v drains, and is still shown", c.p)
-		}
-		guarded(t, pool, a, c.p)
-		beats(t, ca, 3)
-		beats(t, cb, 3)
-		if now := testkit.Value[string](t, pool, `SELECT owner FROM pgleases.status WHERE partition = $1`, c.p.Number); now != "a" {
-			t.Errorf("%v went to %s before its work had ended", c.p, now)
-		}
+		testkit.OK(t, errors.Join(p.Context().Err(), lease.Guard(t.Context(), nil, p)))
 		select {
-		case p := <-began:
-			t.Errorf("the new owner began on %v before the old one had ended", p)
+		case <-lost:
+			t.Error("it is handed over under work")
 		default:
 		}
-		close(finish[c.p.Number])
-		if p := testkit.Receive(t, "the new owner begins", began); p.Number != c.p.Number || p.Epoch <= c.p.Epoch {
-			t.Errorf("%v was handed over, the new owner began on %v: not the same, or not under a higher epoch", c.p, p)
+		close(finish)
+		<-lost
+		wraps(t, "the ownership ended with", context.Cause(p.Context()), pgleases.ErrHandoff)
+		if s := lease.Client().Stats(); s.Losses != (pgleases.Losses{Handoff: 1}) {
+			t.Errorf("one was handed over, and the stats are %+v", s)
 		}
-		wraps(t, "the ownership ended with", ended(t, "the ownership ends", c.p.Context()), pgleases.ErrHandoff)
-	}
-	until(t, "the stats tell of it", func() bool { return ca.Stats().Losses == (pgleases.Losses{Handoff: 2}) })
+	})
 }
 
 func TestRunIsCalledAgainOnlyUnderANewEpochAfterNil(t *testing.T) {
