@@ -51,48 +51,46 @@ func (c *client) hears(anew bool) {
 	expect(c.f.TB, heard, anew, "leases are returned again")
 }
 
+// A heartbeat returns the leases again only if they may have changed since the last answer.
 func TestHeartbeatRepeatsLeasesAfterAChangeOnly(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	c := heard(f, "1")
-	for _, change := range []string{
-		"UPDATE partitions SET asked_at = now()", "UPDATE server SET generation = generation + 1", "INSERT INTO identities VALUES ('another', 1, 1, now())",
-		"UPDATE leases SET planned_at = now() WHERE name = 'other''s'",
-	} {
-		f.exec(change)
-		c.hears(false)
-	}
-	f.exec("UPDATE leases SET planned_at = now() WHERE name LIKE 'm%'")
-	c.hears(true)
-}
-
-// The client does not know why the statement was refused.
-func TestHeartbeatReturnsAllAfterARefusedEndOrLeave(t *testing.T) {
-	t.Parallel()
-	for name, refused := range map[string]func(c *client){
-		"end": func(c *client) { c.end(false) },
-		"leave": func(c *client) {
-			c.f.exec("DELETE FROM members WHERE lease = 'l'")
-			expect(c.f.TB, len(c.release(nil, "l").Left), 0, "leases left")
-		},
+	for name, test := range map[string]struct {
+		change func(f *fixture, c *client)
+		again  bool
+	}{
+		"none of its leases changed": {func(f *fixture, _ *client) {
+			f.exec(`UPDATE partitions SET asked_at = now(); UPDATE server SET generation = generation + 1; INSERT INTO identities VALUES ('another', 1, 1, now());
+				UPDATE leases SET planned_at = now() WHERE name = 'other''s'`)
+		}, false},
+		"a lease changed": {func(f *fixture, _ *client) { f.exec("UPDATE leases SET planned_at = now() WHERE name LIKE 'm%'") }, true},
+		"it joined another": {func(f *fixture, c *client) {
+			c.join("new", 1)
+			f.exec("UPDATE leases SET next_check_at = 'infinity'")
+			f.unchanged("1")
+		}, true},
+		"the end of the session was refused": {func(_ *fixture, c *client) { c.end(false) }, true}, // the client does not know why
+		"a leave was refused": {func(f *fixture, c *client) {
+			f.exec("DELETE FROM members WHERE lease = 'l'")
+			expect(f.TB, len(c.release(nil, "l").Left), 0, "leases left")
+		}, true},
+		"50 s have passed":          {func(_ *fixture, c *client) { c.pg().ToldBefore(50 * time.Second) }, false},
+		"a minute has passed":       {func(_ *fixture, c *client) { c.pg().ToldBefore(time.Minute) }, true},
+		"a crash":                   {func(f *fixture, _ *client) { f.setMarker(0) }, true},
+		"a crash, and marked since": {func(f *fixture, _ *client) { f.setMarker(random()) }, true},
+		"a copy that was started apart": {func(f *fixture, _ *client) {
+			f.exec("CREATE FUNCTION public.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql AS $$ SELECT pg_catalog.pg_postmaster_start_time() + interval '1 second' $$")
+			text := f.text("SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname = 'heartbeat'")
+			f.exec(strings.ReplaceAll(text, "pg_catalog.pg_postmaster_start_time()", "public.pg_postmaster_start_time()"))
+		}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := heard(newFixture(t), "1")
-			refused(c)
-			c.hears(true)
+			f := newFixture(t)
+			c := heard(f, "1")
+			test.change(f, c)
+			c.hears(test.again)
 		})
 	}
-}
-
-func TestHeartbeatReturnsAJoinedLease(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	c := heard(f, "1")
-	c.join("new", 1)
-	f.exec("UPDATE leases SET next_check_at = 'infinity'")
-	f.unchanged("1")
-	c.hears(true)
 }
 
 // Dropped leases keep their rows for ever, and a schema may have a lease for each tenant.
@@ -121,36 +119,6 @@ func (c *client) reads(tables ...string) (rows int64) {
 	c.f.ok(c.pg().Raw().QueryRow(c.f.ctx, `SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_xact_user_tables
 		WHERE schemaname = $1 AND relname = ANY ($2)`, c.f.schema, tables).Scan(&rows))
 	return rows
-}
-
-func TestHeartbeatRepeatsLeasesAfterAMinute(t *testing.T) {
-	t.Parallel()
-	c := heard(newFixture(t), "1")
-	c.pg().ToldBefore(50 * time.Second)
-	c.hears(false)
-	c.pg().ToldBefore(10 * time.Second)
-	c.hears(true)
-}
-
-func TestHeartbeatRepeatsLeasesOnAnotherIncarnation(t *testing.T) {
-	t.Parallel()
-	for name, change := range map[string]func(f *fixture){
-		"a crash":                   func(f *fixture) { f.setMarker(0) },
-		"a crash, and marked since": func(f *fixture) { f.setMarker(random()) },
-		"a copy that was started apart": func(f *fixture) {
-			f.exec("CREATE FUNCTION public.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql AS $$ SELECT pg_catalog.pg_postmaster_start_time() + interval '1 second' $$")
-			text := f.text("SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname = 'heartbeat'")
-			f.exec(strings.ReplaceAll(text, "pg_catalog.pg_postmaster_start_time()", "public.pg_postmaster_start_time()"))
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := newFixture(t)
-			c := heard(f, "1")
-			change(f)
-			c.hears(true)
-		})
-	}
 }
 
 func TestHeartbeatReturnsLeasesPerSessionAndConnection(t *testing.T) {

@@ -136,24 +136,30 @@ func TestThePreferredOwnerIsWhoLostItByGoingAway(t *testing.T) {
 	})
 }
 
-func TestReleaseAfterTargetLeftRequestsPlan(t *testing.T) {
+func TestReleaseGoesToTheTargetOnceItHasTheLock(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	a, b := f.pair(1)
-	a.give("l", a.session)
-	a.give("l", b.session)
-	release := f.lock("SELECT FROM leases FOR UPDATE")
-	releasing := later(func() Released {
-		got, _ := a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, nil, 0)
-		return got
-	})
-	f.blocked(a.pg().Raw())
-	f.exec("DELETE FROM members WHERE session = $1", b.session)
-	release()
-	if got := releasing(); len(got.Released) != 1 || got.Released[0].Owner != 0 || len(got.ToPlan) != 1 {
-		t.Fatalf("%+v", got)
+	for name, test := range map[string]struct{ change, want string }{
+		"a plan was first":    {"UPDATE partitions SET target = $2 WHERE target = $1", "c>c:2 of c, to plan []"},
+		"the target has left": {"DELETE FROM members WHERE session = $1 AND session <> $2", "0>0:2 of a, to plan [l]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			a, b, c := f.trio(1)
+			a.give("l", a.session)
+			a.give("l", b.session)
+			release := f.lock("SELECT FROM leases FOR UPDATE")
+			releasing := later(func() Released {
+				got, _ := a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, nil, 0)
+				return got
+			})
+			f.blocked(a.pg().Raw())
+			f.exec(test.change, b.session, c.session)
+			release()
+			toPlan := releasing().ToPlan
+			expect(t, fmt.Sprint(f.state("l", a, b, c), ", to plan ", toPlan), test.want, "state")
+		})
 	}
-	expect(t, a.beat().Leases[0].DueIn, 0, "plan due in")
 }
 
 // As every statement does that locks more than one row.
@@ -276,21 +282,4 @@ func TestAnnounceReachesHeartbeatsAndListeners(t *testing.T) {
 		f.ok(b.Wait(f.ctx))
 		expect(t, b.beat().Leases[0], LeaseBeat{"l", before.Generation + 1, before.DueIn, 1}, "heartbeat")
 	})
-}
-
-func TestATargetThatChangesMeanwhileIsTheOneReleasedTo(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b, c := f.trio(1)
-	a.give("l", a.session)
-	a.give("l", b.session)
-	release := f.lock("SELECT FROM leases FOR UPDATE")
-	releasing := later(func() Released {
-		got, _ := a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, nil, 0)
-		return got
-	})
-	f.blocked(a.pg().Raw())
-	f.exec("UPDATE partitions SET target = $1", c.session) // as a plan that was first would have
-	release()
-	expect(t, releasing().Released[0].Owner, c.session, "new owner")
 }
