@@ -194,7 +194,7 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 	end := g.start(life)
 	err = lease.Run(life, g.serve)
 	end()
-	leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
+	leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.times.leave)
 	defer cancel()
 	left := lease.Leave(leaving)
 	switch cause := context.Cause(life); {

@@ -17,6 +17,9 @@ func (c *Consumer) TryWhileAway(d time.Duration) { c.times.outage = d }
 // QuietAfter sets how long the process probes at every poll after a notification.
 func (c *Consumer) QuietAfter(d time.Duration) { c.times.quiet = d }
 
+// LeaveWithin sets how long Run tries to leave the lease after the last batch.
+func (c *Consumer) LeaveWithin(d time.Duration) { c.times.leave = d }
+
 // CrashSQL returns the statement of crash.sql.
 func (c *Consumer) CrashSQL() string { return c.sql.Crash }
 

@@ -15,7 +15,7 @@ import (
 
 const (
 	drainMargin = 5 * time.Second  // the lease's drain timeout is longer than the handler's timeout by this
-	leaveTime   = 2 * time.Second  // for leaving the lease after the last batch
+	recordTime  = 2 * time.Second  // the most that recording ends takes
 	answerTime  = 10 * time.Second // the most that a statement of this package takes
 	lockWait    = time.Second      // the most that it waits for a lock
 	troubleWait = time.Second      // the most that rows wait after an error that none is charged with
@@ -29,9 +29,10 @@ type timings struct {
 	pauseMax    time.Duration // the longest pause while something that handlers need is away
 	outage      time.Duration // between two attempts of a process while something is away
 	quiet       time.Duration // after a notification, the process probes at every poll
+	leave       time.Duration // for leaving the lease after the last batch
 }
 
-var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, pauseMax: time.Minute, outage: 100 * time.Millisecond, quiet: 10 * time.Second}
+var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, pauseMax: time.Minute, outage: 100 * time.Millisecond, quiet: 10 * time.Second, leave: 2 * time.Second}
 
 // A partition is an ownership. Its fields from due on belong to the job that works on the partition,
 // and otherwise, as the others, to the goroutine of the group.
@@ -190,7 +191,7 @@ func (g *group) recordEnds(stopped <-chan struct{}) {
 		}
 		rest := max(0, len(owned)-atOnce)
 		numbers, epochs := keysOf(owned[rest:])
-		ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
+		ctx, cancel := context.WithTimeout(context.Background(), recordTime)
 		pause = time.Second
 		switch err := g.write(ctx, g.sql.End, g.name, numbers, epochs); {
 		case err == nil:

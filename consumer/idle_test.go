@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	idlePoll = 20 * time.Millisecond
+	idlePoll = 60 * time.Millisecond
 	quiet    = 250 * time.Millisecond
 )
 
@@ -33,8 +33,8 @@ func idler(db *database, h consumer.Handler[Order], opts ...consumer.Option) *wo
 	return w
 }
 
-// nine returns how long nine pauses between probes last.
-func (w *worker) nine() time.Duration {
+// four returns how long four pauses between probes last.
+func (w *worker) four() time.Duration {
 	w.t.Helper()
 	var began time.Time
 	first := w.Stats().Probes + 1
@@ -43,7 +43,7 @@ func (w *worker) nine() time.Duration {
 		if began.IsZero() && n >= first {
 			began, first = time.Now(), n
 		}
-		return !began.IsZero() && n >= first+9
+		return !began.IsZero() && n >= first+4
 	})
 	return time.Since(began)
 }
@@ -51,7 +51,7 @@ func (w *worker) nine() time.Duration {
 // pollsRarely waits until only every fifth poll is sent: transactions of other tests may be open.
 func (w *worker) pollsRarely() {
 	w.t.Helper()
-	testkit.Until(w.t, "it polls rarely", func() bool { return w.nine() > 8*5*idlePoll })
+	testkit.Until(w.t, "it polls rarely", func() bool { return w.four() > 3*5*idlePoll })
 }
 
 // pollsOften checks that each poll is sent, although nothing comes for a while. A busy machine may
@@ -59,9 +59,9 @@ func (w *worker) pollsRarely() {
 func (w *worker) pollsOften() {
 	w.t.Helper()
 	for range 3 { // until no notification is recent
-		w.nine()
+		w.four()
 	}
-	testkit.Until(w.t, "it polls often", func() bool { return w.nine() < 2*9*idlePoll })
+	testkit.Until(w.t, "it polls often", func() bool { return w.four() < 2*5*idlePoll })
 }
 
 // quieten waits until no notification is recent, without a look at polls.

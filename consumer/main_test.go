@@ -161,6 +161,7 @@ func newWorkerOf[T any](db *database, queue consumer.Queue, h consumer.Handler[T
 		pgleases.WithTTL(3*time.Second), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log)))(t)
 	w.Consumer = testkit.Must(consumer.New(t.Context(), w.client, w.pool, "orders", queue, h, append([]consumer.Option{
 		consumer.WithLogger(log), consumer.WithoutMigration(), consumer.WithPoll(100 * time.Millisecond)}, opts...)...))(t)
+	w.LeaveWithin(testkit.Patience / 2) // on a busy machine too
 	t.Cleanup(w.close)
 	return w
 }

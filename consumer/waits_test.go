@@ -106,6 +106,7 @@ func TestRunEndsWithoutDatabase(t *testing.T) {
 	db := newDatabase(t)
 	var log bytes.Buffer
 	w := db.begun(consumer.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	w.LeaveWithin(time.Second)
 	w.wire.Cut()
 	if err := w.end(); err == nil {
 		t.Error("Run has left the lease")
