@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -161,7 +160,6 @@ var browser = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 200}}
 type viewer struct {
 	t      *testing.T
 	url    string
-	as     string
 	shows  neturl.Values              // versions, by part
 	leases map[string]json.RawMessage // by name
 	parts  map[string]string          // the others
@@ -175,18 +173,13 @@ type status struct {
 	Failure string
 }
 
-func newViewer(t *testing.T, url, as string) *viewer {
-	return &viewer{t: t, url: url, as: as, shows: make(neturl.Values), leases: make(map[string]json.RawMessage), parts: make(map[string]string)}
+func newViewer(t *testing.T, url string) *viewer {
+	return &viewer{t: t, url: url, shows: make(neturl.Values), leases: make(map[string]json.RawMessage), parts: make(map[string]string)}
 }
 
 // poll returns the status, and the length of the answer.
 func (v *viewer) poll() (code, length int, err error) {
-	r, err := http.NewRequest(http.MethodGet, v.url+"/poll?"+v.shows.Encode(), nil)
-	if err != nil {
-		return 0, 0, err
-	}
-	r.Header.Set("As", v.as)
-	response, err := browser.Do(r)
+	response, err := browser.Get(v.url + "/poll?" + v.shows.Encode())
 	if err != nil {
 		return 0, 0, err
 	}
@@ -254,7 +247,7 @@ func TestThePollsTellWhatIsThere(t *testing.T) {
 	one := newClient(t, pool, "one\n\ndata: \u202e<b>")
 	join(t, one, "orders", 8)
 	server := serve(t, newHandler(t, newAdmin(t, pool), dashboard.Options{}))
-	v := newViewer(t, server.URL, "")
+	v := newViewer(t, server.URL)
 	owned := func(want string) func() bool {
 		return func() bool { return strings.Contains(string(v.leases["orders"]), want) }
 	}
@@ -276,28 +269,6 @@ func TestThePollsTellWhatIsThere(t *testing.T) {
 		return strings.Contains(told, `"cause":"joined"`) && strings.Contains(told, `"cause":"handed over"`) && strings.Contains(told, `"to":"two"`)
 	})
 	v.until("the health", func() bool { return v.parts["health"] != "" })
-}
-
-// Each poll is authorized: after a session ends, its polls fail, and those of others continue.
-func TestEachPollIsAuthorized(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, pgtest.MigratedDatabase(t))
-	var out atomic.Bool
-	server := serve(t, newHandler(t, newAdmin(t, pool), dashboard.Options{Authorize: func(r *http.Request) (dashboard.Access, string) {
-		if out.Load() && r.Header.Get("As") == "eve" {
-			return dashboard.Denied, ""
-		}
-		return dashboard.ReadOnly, ""
-	}}))
-	ann, eve := newViewer(t, server.URL, "ann"), newViewer(t, server.URL, "eve")
-	eve.until("she sees", func() bool { return eve.status.Seen })
-	out.Store(true)
-	for range 2 {
-		if code, length, err := eve.poll(); code != http.StatusForbidden || length > 100 {
-			t.Errorf("eve gets %d, %d bytes, %v", code, length, err)
-		}
-		ann.until("she sees", func() bool { return ann.status.Seen })
-	}
 }
 
 // scatter creates a lease for 64 clients in which each partition is a separate range.
@@ -347,7 +318,7 @@ func wideServer(t *testing.T, write time.Duration) (*httptest.Server, *viewer, c
 	scatter(t, url, 16384)
 	h := dashboard.HandlerWith(newAdmin(t, newPool(t, url)), dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, 300*time.Millisecond, patience, write)
 	server, ended := serveNarrow(t, h)
-	v := newViewer(t, server.URL, "")
+	v := newViewer(t, server.URL)
 	v.until("the lease", func() bool { return len(v.leases["wide"]) > 1<<17 })
 	return server, v, ended
 }
@@ -412,12 +383,12 @@ func TestWhatWasSeenStaysWhileTheDatabaseIsAway(t *testing.T) {
 	join(t, newClient(t, newPool(t, url), "one"), "orders", 8)
 	c := new(testkit.Wire)
 	server := serve(t, newHandler(t, newAdmin(t, testkit.Pool(t, url, c.Carry)), dashboard.Options{}))
-	v := newViewer(t, server.URL, "")
+	v := newViewer(t, server.URL)
 	owned := func(v *viewer) bool { return strings.Contains(string(v.leases["orders"]), `"owned":8`) }
 	v.until("one owns all", func() bool { return owned(v) && v.status.Seen && !v.status.Stale })
 	c.Cut()
 	v.until("it is stale", func() bool { return v.status.Seen && v.status.Stale && v.status.Failure != "" })
-	later := newViewer(t, server.URL, "") // who comes only now sees that, too
+	later := newViewer(t, server.URL) // who comes only now sees that, too
 	later.until("what was seen", func() bool { return owned(later) && later.status.Stale && later.status.Failure != "" })
 	before := later.status.Age
 	later.until("it grows older", func() bool { return later.status.Stale && later.status.Age > before })
@@ -441,7 +412,7 @@ func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
 			c.Mute(text)
 			// on a busy machine, a check of the health needs time to get to LISTEN
 			h := dashboard.HandlerWith(newAdmin(t, testkit.Pool(t, u.String(), c.Carry)), dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, 100*time.Millisecond, 3*time.Second, time.Minute)
-			v := newViewer(t, serve(t, h).URL, "")
+			v := newViewer(t, serve(t, h).URL)
 			v.until("it hangs", func() bool { return c.Left() == 0 })
 			exec(t, url, "INSERT INTO pgleases.leases VALUES ('made meanwhile', 1, 5, 1, 0, 'infinity', now())")
 			v.until("a look", func() bool { return v.leases["made meanwhile"] != nil })
@@ -462,7 +433,7 @@ func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 	began := time.Now()
 	var all sync.WaitGroup
 	for range viewers {
-		v := newViewer(t, server.URL, "")
+		v := newViewer(t, server.URL)
 		all.Go(func() {
 			again := time.NewTicker(interval / 2)
 			defer again.Stop()

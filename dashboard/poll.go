@@ -136,12 +136,9 @@ func (h *hub) publish(ctx context.Context, of part, content any) {
 	h.texts[of] = text{version, fmt.Appendf(nil, `{"version":%q,"content":%s}`, version, encoded)}
 }
 
-// publishLeases does the same for the leases. An unchanged lease keeps the number of its first
-// read.
-func (h *hub) publishLeases(ctx context.Context, all []admin.Lease) {
-	if ctx.Err() != nil {
-		return
-	}
+// publishLeases sets the leases. An unchanged lease keeps the number of its first read. The caller
+// holds mu, and has checked that the loops have not ended.
+func (h *hub) publishLeases(all []admin.Lease) {
 	h.looks++
 	names, known, hash := []string{}, make(map[string]seenLease), sha256.New()
 	for _, l := range all {
@@ -233,7 +230,7 @@ func (h *hub) saw(ctx context.Context, s *admin.Snapshot, at time.Time) {
 		shown[i] = shownClient{c, h.slots[c.ID]}
 	}
 	h.publish(ctx, clients, shown)
-	h.publishLeases(ctx, s.Leases)
+	h.publishLeases(s.Leases)
 	h.publish(ctx, ages, silent)
 	h.publish(ctx, overrides, s.Overrides)
 }
