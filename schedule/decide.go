@@ -26,29 +26,41 @@ const (
 	longest = time.Hour
 )
 
-// decide decides by the database's clock, at the time when the schedule was read. It uses no
+// decide decides by the database's clock, at the time when the schedule or job was read. It uses no
 // database. unreadable is the error of parsing the arguments. For a crash suspect, the crash is
 // counted before the arguments are parsed, because parsing may be what crashes the process; then
 // decide is called again.
 func (r *record) decide(k *kind, declared bool, epoch int64, unreadable error) decision {
 	d := decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Trying: r.Trying}}
-	if r.Job {
-		return r.decideJob(k, epoch, unreadable)
-	}
 	now := r.Clock
 	if r.PausedAt != nil {
 		return d
 	}
-	rule, err := r.parse()
-	if err == nil {
-		err = r.readable(k, declared, unreadable)
+	rule, err := Rule{}, r.readable(k, declared, unreadable)
+	if err == nil && (!r.Job || r.Rule != "") { // a job with a rule is an extra run of a schedule
+		rule, err = Parse(r.Rule)
 	}
 	if err != nil {
 		d.wait(err, r.BlockedSince, now, epoch)
 		return d
 	}
+	d.zone = rule.zone()
+	if t := r.Trying; t != nil && t.Again.After(now) {
+		d.Due = &t.Again
+		return d
+	}
+	if r.Job {
+		r.decideJob(&d, now, epoch)
+	} else {
+		r.decideTicks(&d, rule, now, epoch)
+	}
+	return d
+}
+
+// decideTicks decides which ticks of a schedule are missed or skipped, and which one runs.
+func (r *record) decideTicks(d *decision, rule Rule, now time.Time, epoch int64) {
 	begin := func(tick Tick, missed int64, began time.Time) {
-		d.run, d.zone, d.missed, d.before, d.RanFrom = &tick, rule.zone(), missed, d.cursor(), &began
+		d.run, d.missed, d.before, d.RanFrom = &tick, missed, d.cursor(), &began
 		d.Outcomes = append(d.Outcomes, newEntry{
 			Since: d.Cursor, Until: tick.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now, Rule: r.Rule, Begins: r.Succeeded,
 		})
@@ -56,15 +68,10 @@ func (r *record) decide(k *kind, declared bool, epoch int64, unreadable error) d
 	}
 	// it runs until it has its outcome, however late; until then it counts as under way
 	if t := r.Trying; t != nil {
-		if t.Again.After(now) {
-			d.Due = &t.Again
-			return d
-		}
 		begin(Tick{At: t.At, Local: t.Local}, t.Missed, t.Began)
 		d.Due = r.dueAfter(rule, d.cursor())
-		return d
+		return
 	}
-
 	pass := func(p Passed, f Outcome) {
 		if p.Count > 0 {
 			d.Outcomes = append(d.Outcomes, newEntry{Since: d.Cursor, Until: p.Last.At, Ticks: p.Count, Outcome: f})
@@ -84,15 +91,6 @@ func (r *record) decide(k *kind, declared bool, epoch int64, unreadable error) d
 		begin(due.Run[0], due.Missed.Count, now)
 	}
 	d.Due = r.dueAfter(rule, d.cursor())
-	return d
-}
-
-// parse returns the rule.
-func (r *record) parse() (Rule, error) {
-	if r.parsed != nil {
-		return *r.parsed, nil
-	}
-	return Parse(r.Rule)
 }
 
 // readable returns why this process cannot run it: its kind is not registered, the code does not
@@ -198,36 +196,20 @@ func (d *decision) unstep(t trial) {
 	d.Trying, d.Due = &t, &t.Again
 }
 
-// decideJob is decide for a job.
-func (r *record) decideJob(k *kind, epoch int64, unreadable error) decision {
-	d := decision{step: step{Trying: r.Trying}}
-	now := r.Clock
-	zone, err := time.UTC, r.readable(k, true, unreadable)
-	if err == nil && r.Rule != "" { // an extra run of a schedule
-		var rule Rule
-		rule, err = r.parse()
-		zone = rule.zone()
-	}
-	if err != nil {
-		d.wait(err, r.BlockedSince, now, epoch)
-		return d
+// decideJob decides whether a job runs now.
+func (r *record) decideJob(d *decision, now time.Time, epoch int64) {
+	if r.Trying == nil && r.At.After(now) { // it was replaced after the poll, or the time of this host is ahead
+		d.Due = &r.At
+		return
 	}
 	began := now
-	switch t := r.Trying; {
-	case t != nil && t.Again.After(now):
-		d.Due = &t.Again
-		return d
-	case t != nil:
-		began = t.Began
-	case r.At.After(now): // it was replaced after the poll, or the time of this host is ahead
-		d.Due = &r.At
-		return d
+	if r.Trying != nil {
+		began = r.Trying.Began
 	}
-	d.run, d.zone, d.RanFrom = &Tick{At: r.At, Local: r.At}, zone, &began
+	d.run, d.RanFrom = &Tick{At: r.At, Local: r.At}, &began
 	d.Outcomes = []newEntry{{
 		Since: r.At, Until: r.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now, Key: r.Key, Args: r.Args, Nonce: r.Nonce,
 	}}
-	return d
 }
 
 // due returns what to do with the ticks after last. A tick that is delayed by jitter has not

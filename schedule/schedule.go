@@ -170,8 +170,6 @@ type record struct {
 	Trigger  Trigger    `json:"trigger"`
 	Since    *time.Time `json:"begins"`
 	At       time.Time  `json:"at"` // of a job: see Job.At
-
-	parsed *Rule // of Rule, if that was parsed before
 }
 
 // A step is what schedule_close writes.
