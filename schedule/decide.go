@@ -229,10 +229,7 @@ func (r *record) due(rule Rule, last Tick, now time.Time) Due {
 	for until := now; ; {
 		left := grace
 		if grace > 0 {
-			left -= now.Sub(until)
-			if left <= 0 {
-				return Due{Missed: rule.Passed(r.Anchor, last, until)}
-			}
+			left = max(1, grace-now.Sub(until)) // 0 would be no limit
 		}
 		due := rule.Due(r.Anchor, last, until, p.Missed, left)
 		n := len(due.Run)
