@@ -216,7 +216,7 @@ func TestCallsOutsideThatFail(t *testing.T) {
 	least.settled(next.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 }
 
-// Jobs of these kinds; and Guarded for InTx, which returns an error.
+// Jobs of these kinds, one of which reaches its timeout; and Guarded for InTx, which returns an error.
 func TestJobsOutside(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -226,6 +226,10 @@ func TestJobsOutside(t *testing.T) {
 		keys <- r.IdempotencyKey()
 		return nil
 	})
+	slow := schedule.AtMostOnce(w.Scheduler, "slow", func(ctx context.Context, _ schedule.Run[string]) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}, schedule.WithTimeout(time.Millisecond))
 	books := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
 		return errors.Join(r.Guarded(ctx, func(pgx.Tx) error { return nil }), errors.New("key: "+r.IdempotencyKey()))
 	})
@@ -236,6 +240,8 @@ func TestJobsOutside(t *testing.T) {
 	if a, b := <-keys, <-keys; a == b {
 		t.Errorf("two jobs have the key %s", a)
 	}
+	j := w.outcome(testkit.Must(slow.Enqueue(t.Context(), ""))(t))
+	expect(t, fmt.Sprint(j.Outcome, ": ", j.Error), "unknown: schedule: the run took longer than its timeout: context deadline exceeded", "outcome after the timeout")
 	c := testkit.Must(books.Enqueue(t.Context(), "c"))(t)
 	if j := w.outcome(c); !strings.Contains(j.Error, "Guarded is for") {
 		t.Errorf("Guarded in a transaction: %s", j.Error)
