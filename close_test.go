@@ -382,7 +382,7 @@ func TestLeaveWaitsForWorkAndLeaseForLeave(t *testing.T) {
 	}()
 	testkit.OK(t, b.SetWeight(t.Context(), 1))
 	until(t, "b owns what is free", func() bool { return slices.Equal(numbers(b), []int{0, 1}) }, b)
-	why := errors.New("no tests.Patience")
+	why := errors.New("no patience")
 	if err := a.Leave(canceled(why)); !errors.Is(err, why) || !strings.Contains(err.Error(), "2-3") {
 		t.Errorf("Leave with an ended context returned %v, not %v with 2-3", err, why)
 	}

@@ -41,12 +41,14 @@ func noGoroutineLeft(t *testing.T) {
 	})
 }
 
-// registered returns what is in the tables: clients, leases, members and partitions.
-func registered(t *testing.T, pool *pgxpool.Pool) string {
+// registered checks what is in the tables: clients, leases, members and partitions.
+func registered(t *testing.T, pool *pgxpool.Pool, want string) {
 	t.Helper()
-	return testkit.Value[string](t, pool, `SELECT format('%s clients, %s leases, %s members, %s partitions',
+	if got := testkit.Value[string](t, pool, `SELECT format('%s clients, %s leases, %s members, %s partitions',
 		(SELECT count(*) FROM pgleases.clients), (SELECT count(*) FROM pgleases.leases),
-		(SELECT count(*) FROM pgleases.members), (SELECT count(*) FROM pgleases.partitions))`)
+		(SELECT count(*) FROM pgleases.members), (SELECT count(*) FROM pgleases.partitions))`); got != want {
+		t.Errorf("the tables hold %s, not %s", got, want)
+	}
 }
 
 // closedPort returns an address without a listener.
@@ -111,7 +113,7 @@ func TestBadClientOptionsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 		if client != nil || opened != nil {
 			t.Errorf("%s: something came with the error: %v, %v", c.what, client, opened)
 		}
-		if !slices.Contains(c.texts, "schema") && !slices.Contains(c.texts, "nil") {
+		if !slices.Contains(c.texts, "schema") {
 			continue // Migrate and Schema take no such option, be it good or bad: see the next test
 		}
 		refused(t, "Migrate: "+c.what, pgleases.Migrate(t.Context(), pool, c.options...), c.texts...)
@@ -183,9 +185,7 @@ func TestBadLeaseInputIsRefusedAndLeavesNothing(t *testing.T) {
 			t.Errorf("%s: a lease came with the error", c.what)
 		}
 	}
-	if got, want := registered(t, pool), "1 clients, 0 leases, 0 members, 0 partitions"; got != want {
-		t.Errorf("the tables hold %s, not %s", got, want)
-	}
+	registered(t, pool, "1 clients, 0 leases, 0 members, 0 partitions")
 }
 
 func TestTheLongestNamesWork(t *testing.T) {
@@ -271,9 +271,7 @@ func TestMisfittingSchemaErrorNamesTheRemedy(t *testing.T) {
 		refused(t, what, err, `"pgleases"`, "version 99", "newer version of this library")
 		wraps(t, what, err, pgleases.ErrSchema)
 	}
-	if got, want := registered(t, pool), "0 clients, 0 leases, 0 members, 0 partitions"; got != want {
-		t.Errorf("the tables hold %s, not %s", got, want)
-	}
+	registered(t, pool, "0 clients, 0 leases, 0 members, 0 partitions")
 
 	// An application that was rolled back meets a schema that is newer than its code.
 	testkit.Execute(t, pool, "UPDATE pgleases.schema_version SET version = 99, min_code = 1")
@@ -331,9 +329,7 @@ func TestMissingRightsErrorNamesTheSchema(t *testing.T) {
 	testkit.Execute(t, pool, "UPDATE pgleases.schema_version SET version = 1")
 	err = open()
 	refused(t, "no right to register", err, `schema "pgleases"`, "permission denied", "register")
-	if got, want := registered(t, pool), "0 clients, 0 leases, 0 members, 0 partitions"; got != want {
-		t.Errorf("the tables hold %s, not %s", got, want)
-	}
+	registered(t, pool, "0 clients, 0 leases, 0 members, 0 partitions")
 }
 
 func TestNoPoolAndNoServerAreErrors(t *testing.T) {
@@ -417,9 +413,7 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 	_, err = pgleases.Open(ended, url)
 	wraps(t, "Open", err, context.Canceled, errCause)
 	wraps(t, "Migrate", pgleases.Migrate(ended, pool), context.Canceled, errCause)
-	if got, want := registered(t, pool), "0 clients, 0 leases, 0 members, 0 partitions"; got != want {
-		t.Errorf("the tables hold %s, not %s", got, want)
-	}
+	registered(t, pool, "0 clients, 0 leases, 0 members, 0 partitions")
 
 	client := newClient(t, pool)
 	_, err = client.Lease(ended, "orders", 4)
@@ -460,9 +454,7 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 	if err := client.Close(ended); err != nil {
 		t.Errorf("Close: %v", err)
 	}
-	if got, want := registered(t, pool), "0 clients, 2 leases, 0 members, 8 partitions"; got != want {
-		t.Errorf("the tables hold %s, not %s", got, want)
-	}
+	registered(t, pool, "0 clients, 2 leases, 0 members, 8 partitions")
 	if got := testkit.Value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner IS NOT NULL"); got != 0 {
 		t.Errorf("%d partitions are owned, not 0", got)
 	}

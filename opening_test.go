@@ -99,7 +99,7 @@ func TestOpeningGoesOnWhereItsConnectionIsLost(t *testing.T) {
 func TestOpenEndsWithContextAndLastError(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, direct(t))
-	cause := errors.New("no more tests.Patience")
+	cause := errors.New("no more patience")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	o := openLocked(t, ctx, pool, itsID, calmHeartbeat)
 	o.failed(t, "SQLSTATE 55P03")
