@@ -49,6 +49,13 @@ func (w *watcher) beat(sent, there, back time.Duration) {
 	w.observe(w.opened.Add(sent), w.opened.Add(sent+there+back), w.clock.at(sent+there).Microseconds(), w.run)
 }
 
+// beats sends n heartbeats from the opening on, one every 2 s.
+func (w *watcher) beats(n int) {
+	for i := range n {
+		w.beat(time.Duration(i)*2*time.Second, time.Millisecond, time.Millisecond)
+	}
+}
+
 func (w *watcher) lastsAt(t time.Duration) time.Duration { return w.lasts(w.opened.Add(t)) }
 
 func (w *watcher) cutoffAt(t time.Duration) time.Duration {
@@ -116,9 +123,7 @@ func TestAWatchGrowsWithTime(t *testing.T) {
 	if got := w.lastsAt(time.Hour); got != 0 {
 		t.Errorf("it lasts %v without a sighting", got)
 	}
-	for i := range 10 {
-		w.beat(time.Duration(i)*2*time.Second, time.Millisecond, time.Millisecond)
-	}
+	w.beats(10)
 	if got, want := w.lastsAt(19*time.Second), 19*time.Second-2*time.Millisecond; got != want {
 		t.Errorf("it lasts %v, not %v", got, want)
 	}
@@ -129,9 +134,7 @@ func TestAWatchBeginsAnewWhenTheClockSteps(t *testing.T) {
 	for _, by := range []time.Duration{-time.Hour, -time.Second, -400 * time.Millisecond, 400 * time.Millisecond, time.Second, time.Hour} {
 		w := newWatcher(6 * time.Second) // tolerates 150 ms
 		w.clock.steps = []clockStep{{19 * time.Second, by}}
-		for i := range 15 {
-			w.beat(time.Duration(i)*2*time.Second, time.Millisecond, time.Millisecond)
-		}
+		w.beats(15)
 		if got := w.lastsAt(28 * time.Second); got > 9*time.Second {
 			t.Errorf("after a step by %v at 19s, it lasts %v at 28s", by, got)
 		}
@@ -160,9 +163,7 @@ func TestASlowRoundTripNeitherCountsNorResetsAWatch(t *testing.T) {
 func TestAWatchWithoutSightingsForATTLIsNone(t *testing.T) {
 	t.Parallel()
 	w := newWatcher(6 * time.Second)
-	for i := range 5 {
-		w.beat(time.Duration(i)*2*time.Second, time.Millisecond, time.Millisecond)
-	}
+	w.beats(5)
 	// The clock may step twice while every round trip is slow.
 	for i := range 5 {
 		w.beat(10*time.Second+time.Duration(i)*2*time.Second, time.Second, time.Second)
@@ -180,9 +181,7 @@ func TestAWatchIsOfOneRunOfTheServer(t *testing.T) {
 	t.Parallel()
 	for _, next := range []store.Incarnation{{Timeline: 2, Started: 1, Marker: 1}, {Timeline: 1, Started: 2, Marker: 1}, {Timeline: 1, Started: 1, Marker: 2}} {
 		w := newWatcher(6 * time.Second)
-		for i := range 5 {
-			w.beat(time.Duration(i)*2*time.Second, time.Millisecond, time.Millisecond)
-		}
+		w.beats(5)
 		w.run = next
 		w.beat(10*time.Second, time.Second, time.Second) // even one that is not a sighting
 		if got := w.lastsAt(12 * time.Second); got != 0 {
@@ -199,9 +198,7 @@ func TestAWatchNeedsAMark(t *testing.T) {
 	t.Parallel()
 	w := newWatcher(6 * time.Second)
 	w.run.Marker = 0
-	for i := range 10 {
-		w.beat(time.Duration(i)*2*time.Second, time.Millisecond, time.Millisecond)
-	}
+	w.beats(10)
 	if got := w.lastsAt(20 * time.Second); got != 0 {
 		t.Errorf("it lasts %v on a run without a mark", got)
 	}
