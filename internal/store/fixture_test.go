@@ -286,12 +286,7 @@ func (f *fixture) kill(ids ...string) {
 	f.Helper()
 	f.edit(func(t *fakestore.Tables, _ int64) {
 		maps.DeleteFunc(t.Clients, func(_ int64, c fakestore.Client) bool {
-			for _, id := range ids {
-				if c.ID == id {
-					return true
-				}
-			}
-			return len(ids) == 0
+			return len(ids) == 0 || slices.Contains(ids, c.ID)
 		})
 	})
 }

@@ -38,14 +38,15 @@ func (f *fixture) locker(id string) *locker {
 		l.table = f.double.LockTable()
 		return l
 	}
-	l.app, l.locks = onOne(f.session(), f.schema, 20_000)
+	l.app = f.session()
+	l.locks = locksOn(l.app, f.schema, 20_000)
 	l.table = onServer{l.locks, l.app}
 	return l
 }
 
-// onOne are the statements on one connection.
-func onOne(conn *pgx.Conn, schema string, wait int) (*pgx.Conn, *Locks) {
-	return conn, &Locks{Statements: StatementsFor(schema), LockWait: wait,
+// locksOn are the statements on one connection.
+func locksOn(conn *pgx.Conn, schema string, wait int) *Locks {
+	return &Locks{Statements: StatementsFor(schema), LockWait: wait,
 		OnConn: func(_ context.Context, use func(*pgx.Conn) error) error { return use(conn) }}
 }
 
@@ -57,6 +58,12 @@ type onServer struct {
 
 func (s onServer) List(ctx context.Context, prefix, after string, most int) ([]LockRow, error) {
 	return s.Locks.List(ctx, s.app, prefix, after, most)
+}
+
+// exec executes a statement on the application's connection.
+func (l *locker) exec(statement string, args ...any) {
+	l.f.Helper()
+	testkit.Must(l.app.Exec(l.f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...))(l.f)
 }
 
 // tomorrow is a time limit that no test reaches.
@@ -382,7 +389,7 @@ func TestOnlyReadCommittedChangesLocks(t *testing.T) {
 	f := newFixture(t)
 	a := f.locker("a")
 	for _, level := range []string{"repeatable read", "serializable"} {
-		testkit.Must(a.app.Exec(f.ctx, "SET default_transaction_isolation = '"+level+"'"))(f)
+		a.exec("SET default_transaction_isolation = '" + level + "'")
 		a.says(level+" is the default", LockGranted, "x", exclusive, try)
 		expect(t, a.give("x"), LockReleased, "release")
 		for _, call := range []string{
@@ -403,17 +410,13 @@ func TestLockGrantIsDurableUnderAnySetting(t *testing.T) {
 	f := newFixture(t)
 	a, b := f.locker("a"), f.locker("b")
 	for given, durable := range map[string]string{"off": "on", "on": "on", "local": "local", "remote_apply": "remote_apply"} {
-		exec := func(statement string, args ...any) {
-			t.Helper()
-			f.ok(failure(a.app.Exec(f.ctx, statement, args...)))
-		}
-		exec("SET synchronous_commit = " + given)
+		a.exec("SET synchronous_commit = " + given)
 		leaves := func(want, what string, do func()) {
 			t.Helper()
-			exec("BEGIN")
+			a.exec("BEGIN")
 			do()
 			expect(t, valueOn[string](f, a.app, "SELECT current_setting('synchronous_commit')"), want, what+", of "+given)
-			exec("COMMIT")
+			a.exec("COMMIT")
 		}
 		take := func() { a.says("a", LockGranted, "x", exclusive, try) }
 		give := func() { expect(t, a.give("x"), LockReleased, "release") }
@@ -428,7 +431,7 @@ func TestLockGrantIsDurableUnderAnySetting(t *testing.T) {
 			a.says("a", LockGranted, name, exclusive, try)
 		}
 		leaves(durable, "releases of several", func() {
-			exec(StatementsFor(f.schema).LockReleases, a.session, names, []int64{a.nonces["1"], a.nonces["2"], a.nonces["3"], a.nonces["4"]}, make([]int64, 4),
+			a.exec(StatementsFor(f.schema).LockReleases, a.session, names, []int64{a.nonces["1"], a.nonces["2"], a.nonces["3"], a.nonces["4"]}, make([]int64, 4),
 				a.known.Timeline, a.known.Started, a.known.Marker, 20_000, "")
 		})
 		for _, name := range names {
@@ -564,26 +567,26 @@ func TestAnAcquisitionLocksNoSession(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.locker("a")
-	testkit.Must(a.app.Exec(f.ctx, "BEGIN"))(f)
+	a.exec("BEGIN")
 	a.says("a", LockGranted, "x", exclusive, try)
 	f.exec("BEGIN; SELECT FROM clients FOR UPDATE NOWAIT; ROLLBACK")
-	testkit.Must(a.app.Exec(f.ctx, "ROLLBACK"))(f)
+	a.exec("ROLLBACK")
 }
 
 // A connection keeps the plans that it made when there was no lock.
 func TestWhatIsPlannedForAnEmptyTableServesAFullOne(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	a := f.locker("a")
+	a, statements := f.locker("a"), StatementsFor(f.schema)
 	all := func() {
 		t.Helper()
 		held := a.request("x", exclusive, try)
 		token := a.send(held).Token
 		a.says("again", LockHeld, "x", exclusive, try)
-		testkit.Must(a.app.Exec(f.ctx, StatementsFor("pgleases").LockGuard, pgx.QueryExecModeSimpleProtocol, "x", token, int64(60_000)))(f)
-		testkit.Must(a.app.Exec(f.ctx, StatementsFor("pgleases").LockSweep, pgx.QueryExecModeSimpleProtocol, 1000, 5000, true))(f)
+		a.exec(statements.LockGuard, "x", token, int64(60_000))
+		a.exec(statements.LockSweep, 1000, 5000, true)
 		a.says("behind", LockWaits, "x", exclusive, wait)
-		testkit.Must(a.app.Exec(f.ctx, StatementsFor("pgleases").LockLook, pgx.QueryExecModeSimpleProtocol, a.session, []int64{a.nonces["x"]}, false, 5000, "yes"))(f)
+		a.exec(statements.LockLook, a.session, []int64{a.nonces["x"]}, false, 5000, "yes")
 		testkit.Must(a.locks.List(f.ctx, a.app, "x", "", 10))(f)
 		expect(t, a.release(LockRelease{Name: "x", Nonce: held.Nonce}), LockReleased, "release of who holds it")
 		expect(t, a.give("x"), LockReleased, "release")
@@ -595,7 +598,7 @@ func TestWhatIsPlannedForAnEmptyTableServesAFullOne(t *testing.T) {
 	f.exec("INSERT INTO locks SELECT 'name ' || n, 1, $1, n, false, n, now() FROM generate_series(1, 50000) AS n", a.session)
 	f.exec("INSERT INTO identities SELECT 'id ' || n, 1, 1, now() FROM generate_series(1, 5000) AS n")
 	f.exec("INSERT INTO clients SELECT n, 'id ' || n, 1, now() + interval '1 hour', '1 hour', 'host', 1, now() FROM generate_series(1, 5000) AS n")
-	testkit.Must(a.app.Exec(f.ctx, "BEGIN", pgx.QueryExecModeSimpleProtocol))(f)
+	a.exec("BEGIN")
 	all()
 	for _, table := range []string{"locks", "clients", "identities"} {
 		if n := valueOn[int64](f, a.app, "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = $1::text::regclass", "pgleases."+table); n > 1000 {

@@ -146,7 +146,8 @@ func protocol(f *fixture) {
 // application's too.
 func protocolOfLocks(f *fixture, c *client) {
 	f.Helper()
-	app, locks := onOne(c.pg().Raw(), f.schema, 5000)
+	app := c.pg().Raw()
+	locks := locksOn(app, f.schema, 5000)
 	run := c.run()
 	for nonce, outcome := range []LockOutcome{LockGranted, LockWaits} {
 		answer, _, err := locks.Acquire(f.ctx, LockRequest{"x", c.session, int64(nonce) + 1, false, true, tomorrow(), run})
