@@ -544,7 +544,7 @@ var duties = []struct {
 	{"consumers", "late", "rows wait for long", "the oldest of %[2]q for %[4]v", "pgleases consumers show GROUP has the errors of rows that failed; pgleases describe LEASE shows who runs; the log says what handlers wait for, such as \"consumer: partition paused\" in an outage; otherwise start more processes", Warning},
 	{"consumers", "forgotten", halted, whileFor, resumed, Warning},
 	{"consumers", "paused", halted, whileFor, resumed, Note},
-	{"consumers", "dead", "rows in the dead letters", "%[1]d of %[2]q", "pgleases consumers show GROUP lists them; return them, or delete them from consumer_dead_letters as the tables' owner", Note},
+	{"consumers", "dead", "rows in the dead letters", "%[1]d of %[2]q", "pgleases consumers show GROUP lists them; when the cause is repaired, pgleases consumers return GROUP --all --reason '...', or one of them; or delete them from consumer_dead_letters as the tables' owner", Note},
 	{"consumers", "unread", unseen, "%[3]s of %[2]q", "WHY", Warning},
 	{"consumers", "closed", unseen, "%[3]s of %[2]q", "if it should, WHY", Note},
 	{"consumers", "untimed", "rows wait, and for how long is not seen", "%[1]d of %[2]q", "WHY", Note},

@@ -576,7 +576,7 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 		{"ALTER TABLE public.outbox DROP CONSTRAINT outbox_pkey", "ALTER TABLE public.outbox ADD PRIMARY KEY (id)", "note consumers",
 			`rows wait, and for how long is not seen: 1 of "orders" > CREATE INDEX CONCURRENTLY ON public.outbox (id)`},
 		{"INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts) SELECT 'orders', n, 0, 'c1', '{}', 1 FROM generate_series(1, 3) AS n", "DELETE FROM pgleases.consumer_dead_letters", "note consumers",
-			`rows in the dead letters: 3 of "orders" > pgleases consumers show orders lists them; return them, or`},
+			`rows in the dead letters: 3 of "orders" > pgleases consumers show orders lists them; when the cause is repaired, pgleases consumers return orders --all --reason '...', or one of them; or`},
 		{"ALTER TABLE public.outbox RENAME TO elsewhere", "ALTER TABLE public.elsewhere RENAME TO outbox", "warning consumers", `public.outbox of "orders"`},
 		{"INSERT INTO pgleases.consumers VALUES ('mail', 'public.mail', 'id', 'customer', 'partition', NULL, 2); ALTER TABLE public.outbox RENAME TO elsewhere",
 			"DELETE FROM pgleases.consumers WHERE name = 'mail'; ALTER TABLE public.elsewhere RENAME TO outbox", "warning consumers",
