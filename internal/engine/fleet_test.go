@@ -65,10 +65,10 @@ type world struct {
 	handles      []*handle
 	events       []string
 	began        time.Time
-	failed       string                    // the first fault found
-	ledger       map[place]map[int64]int64 // session by epoch
-	highest      map[place]int64
-	working      map[workKey]int
+	failed       string                                // the first fault found
+	ledger       map[place]map[int64]int64             // session by epoch
+	highest      map[place]int64                       // the highest epoch
+	working      map[workKey]int                       // callbacks and holds on it
 	odds         float64                               // of a fault
 	extra        func(client, op string) (fault, bool) // faults of one test
 	lagging      bool                                  // the database may have lost ownerships: its state is not compared
@@ -83,9 +83,8 @@ type place struct {
 }
 
 type workKey struct {
-	lease     string
-	partition int
-	epoch     int64
+	place
+	epoch int64
 }
 
 // A proc is a process with a client.
@@ -338,6 +337,7 @@ func (w *world) check() {
 	for _, h := range handles {
 		for _, o := range shown(h.l) {
 			k := place{h.l.Name(), o.Number}
+			// The other still shows it before and after this one does: so both did at one time.
 			if other, taken := claims[k]; taken && other.o != o && other.h.shows(other.o) && h.shows(o) && other.h.shows(other.o) {
 				w.failf("overlap: %s and %s both show partition %d of %s, under epochs %d and %d",
 					other.h.p.name, h.p.name, o.Number, k.lease, other.o.Epoch, o.Epoch)
@@ -374,7 +374,7 @@ func (w *world) moved(by, lease string, partition int, from, to fakestore.Partit
 	highest := w.highest[k]
 	w.ledger[k][to.Epoch] = to.Owner
 	w.highest[k] = max(highest, to.Epoch)
-	work := w.working[workKey{lease, partition, from.Epoch}]
+	work := w.working[workKey{k, from.Epoch}]
 	w.mu.Unlock()
 	w.event("%s: %s/%d goes from session %d to %d (%s), epoch %d", by, lease, partition, from.Owner, to.Owner, to.OwnerID, to.Epoch)
 	switch {
@@ -479,7 +479,7 @@ func (p *proc) work(l *Lease) {
 	note := func(o Partition, n int) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.working[workKey{l.Name(), o.Number, o.Epoch}] += n
+		w.working[workKey{place{l.Name(), o.Number}, o.Epoch}] += n
 	}
 	switch w.n(3) {
 	case 0:
