@@ -31,7 +31,8 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// The pages in docs show lines of these examples word for word; TestPagesShowCompiledCode sees to that.
+// README.md and docs show lines of the examples in this file word for word, which
+// TestPagesShowCompiledCode checks.
 
 func Example_tokens() {
 	x := begin()
@@ -371,8 +372,6 @@ func TestEachRoleOfThePageMayDoItsPart(t *testing.T) {
 	}
 }
 
-// README.md and docs show lines of these examples; TestPagesShowCompiledCode compares them.
-
 func shipOwned(ctx context.Context, lease *pgleases.Lease, ship func(context.Context, int)) {
 	for ctx.Err() == nil && lease.Err() == nil {
 		changed := lease.Changed() // taken before Values: a change in between closes it
@@ -597,8 +596,8 @@ INSERT INTO orders (customer) SELECT 'customer-' || n FROM generate_series(1, 30
 // exampleURL is the URL of a database with orders in it.
 func exampleURL() string { return pgtest.ExampleURL(orders) }
 
-// An example is what an Example runs with: a database with orders in it, a pool, and a context that stop ends. It is a
-// pgtest.TB, so that the examples share the server of the tests.
+// An example is what an Example runs with: a database with orders in it, a pool, and a context that
+// stop ends. It is a pgtest.TB, so that the examples share the server of the tests.
 type example struct {
 	pgtest.Example
 	ctx  context.Context

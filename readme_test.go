@@ -21,8 +21,8 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// The pages are README.md, those in docs, and comments of packages. Their code is that of tests and examples, word for
-// word but for the indentation.
+// The pages are README.md, those in docs, and comments of packages. Their code is that of tests and
+// examples, word for word but for the indentation.
 func TestPagesShowCompiledCode(t *testing.T) {
 	t.Parallel()
 	compiled := "\n"

@@ -41,7 +41,8 @@ func ExampleLocks_TryDo() {
 	// this one ran it: true
 }
 
-// One lock for each webhook: a sender delivers some twice, and at once. A name costs nothing once it is not used.
+// One lock for each webhook: a sender delivers some twice, and at once. A name costs nothing once it
+// is not used.
 func ExampleLocks_TryAcquire() {
 	x := begin()
 	defer x.end()
@@ -125,7 +126,8 @@ func ExampleLocks_AcquireShared() {
 	// and writes
 }
 
-// A leader that keeps its lock for as long as it may. A lease with one partition does the same, and hands over when its client drains.
+// A leader that keeps its lock for as long as it may. A lease with one partition does the same, and
+// hands over when its client drains.
 func ExampleHeld_Context() {
 	x := begin()
 	defer x.end()

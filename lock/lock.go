@@ -55,8 +55,8 @@ func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
 //
 // The other errors are pgleases.ErrClosed, ErrSuperseded and ErrEvicted if the client has ended, and
 // pgleases.ErrTrustLost if the client has no trust in its session. The cause of ctx, and errors of
-// the pool and the database, are returned too. If a call fails, the client gives back what the call may have
-// acquired.
+// the pool and the database, are returned too. If a call fails, the client gives back what the call
+// may have acquired.
 func (l *Locks) TryAcquire(ctx context.Context, name string) (*Held, error) {
 	return l.acquire(ctx, mode{}, name)
 }

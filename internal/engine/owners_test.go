@@ -60,8 +60,8 @@ func TestOwnersFollowFailoverThatLostHandoff(t *testing.T) {
 	}
 }
 
-// As long as heartbeats find no change, the owners stay. Changes by hand, which no heartbeat finds, are
-// seen after ten times the TTL, and without heartbeats the database is asked after the TTL.
+// As long as heartbeats find no change, the owners stay. Changes by hand, which no heartbeat finds,
+// are seen after ten times the TTL, and without heartbeats the database is asked after the TTL.
 func TestOwnersStayWhileHeartbeatsFindNoChange(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a"), w.start("b")

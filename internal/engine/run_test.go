@@ -82,7 +82,8 @@ func TestFailuresOfManyCallbacksAreOneLine(t *testing.T) {
 	})
 }
 
-// After a freeze, a callback may see its loss before the client does, and return an error that is no new fault.
+// After a freeze, a callback may see its loss before the client does, and return an error that is
+// no new fault.
 func TestErrorAfterLossIsAWarning(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")
