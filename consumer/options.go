@@ -16,7 +16,7 @@ type options struct {
 	batch       int
 	mostRows    int // of a batch whose handler is quick
 	bytes       int64
-	workers     int // 0: by the size of the pool
+	workers     int // -1: by the size of the pool
 	poll        time.Duration
 	timeout     time.Duration
 	idle        time.Duration

@@ -2,7 +2,7 @@
 -- idempotent: existing objects stay unchanged.
 --
 -- Types and operators are named with their schema, and names collate "C", as in the engine's files. Parameters begin with
--- p_, because the name of a column would be ambiguous. Statements on the user's own table are in statements.sql.
+-- p_, because the name of a column would be ambiguous. Statements on the user's own table have files of their own.
 
 CREATE TABLE IF NOT EXISTS pgleases.consumer_version (
     version  int NOT NULL,
