@@ -238,8 +238,7 @@ func TestArgumentsThatAreNull(t *testing.T) {
 		if r.Args != nil {
 			t.Errorf("the arguments are %v, not nil", r.Args)
 		}
-		_, err := tx.Exec(ctx, "INSERT INTO public.effects (name, at, epoch) VALUES ($1, $2, $3)", r.Name, r.At, r.Epoch)
-		return err
+		return leave(ctx, tx, r.Name, r)
 	})
 	l := newLedger(db, "close")
 	for range 2 {

@@ -33,8 +33,7 @@ func (db *database) effects() []string {
 
 // note is a handler that inserts its argument.
 func note(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
-	_, err := tx.Exec(ctx, "INSERT INTO public.effects (name, at, epoch) VALUES ($1, $2, $3)", r.Args, r.At, r.Epoch)
-	return err
+	return leave(ctx, tx, r.Args, r)
 }
 
 // A job runs once, at its time by the database's clock, even if a process without a scheduler
@@ -341,7 +340,7 @@ func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 			t.Errorf("the arguments are %+v", r.Args)
 		}
 		c := call{string(r.Trigger), r.At.UTC().Format("15:04"), r.From.Format("15:04"), r.Name, r.Key}
-		if _, err := tx.Exec(ctx, "INSERT INTO public.effects (name, at, epoch) VALUES ($1, $2, $3)", map[bool]string{true: r.Name, false: "besides"}[r.Job == 0], r.At, r.Epoch); err != nil {
+		if err := leave(ctx, tx, map[bool]string{true: r.Name, false: "besides"}[r.Job == 0], r); err != nil {
 			return err
 		}
 		calls <- c

@@ -156,7 +156,7 @@ func (db *database) set(name, value string) {
 
 func (db *database) exec(statements string) {
 	db.t.Helper()
-	testkit.Must(db.Exec(context.Background(), statements, pgx.QueryExecModeSimpleProtocol))(db.t)
+	testkit.Execute(db.t, db.Pool, statements)
 }
 
 // begin begins a transaction of the test's own with statements. It ends with the test at the latest.
@@ -219,8 +219,7 @@ func (db *database) keyIn(partition int) string {
 
 func one[T any](db *database, query string, args ...any) T {
 	db.t.Helper()
-	rows, _ := db.Query(context.Background(), query, args...)
-	return testkit.Must(pgx.CollectExactlyOneRow(rows, pgx.RowTo[T]))(db.t)
+	return testkit.Value[T](db.t, db.Pool, query, args...)
 }
 
 // A worker is a process with a scheduler.
@@ -320,7 +319,12 @@ type args struct{ N int }
 
 // effect is a handler that leaves a row for each run.
 func effect(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
-	_, err := tx.Exec(ctx, "INSERT INTO public.effects (name, at, epoch) VALUES ($1, $2, $3)", r.Name, r.At, r.Epoch)
+	return leave(ctx, tx, r.Name, r)
+}
+
+// leave leaves a row for a run.
+func leave[A any](ctx context.Context, tx pgx.Tx, name string, r schedule.Run[A]) error {
+	_, err := tx.Exec(ctx, "INSERT INTO public.effects (name, at, epoch) VALUES ($1, $2, $3)", name, r.At, r.Epoch)
 	return err
 }
 

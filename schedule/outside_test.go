@@ -18,8 +18,7 @@ import (
 
 // sent is an effect outside of the scheduler's transactions and connections.
 func (db *database) sent(r schedule.Run[args]) error {
-	_, err := db.Exec(context.Background(), "INSERT INTO public.effects (name, at, epoch) VALUES ($1, $2, $3)", r.Name, r.At, r.Epoch)
-	return err
+	return pgx.BeginFunc(context.Background(), db, func(tx pgx.Tx) error { return leave(context.Background(), tx, r.Name, r) })
 }
 
 // Each statement in turn is lost, or its answer is, with the connection. Handlers with effects

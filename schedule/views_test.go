@@ -44,7 +44,7 @@ func TestViewOfSchedules(t *testing.T) {
 		case r.Args == "fails", r.Args == "stops":
 			return errors.New("no paper")
 		}
-		return effect(ctx, tx, schedule.Run[args]{Name: r.Name, At: r.At, Epoch: r.Epoch})
+		return leave(ctx, tx, r.Name, r)
 	})
 	again := schedule.InTx(w.Scheduler, "again", func(context.Context, pgx.Tx, schedule.Run[string]) error { return errors.New("no ink") },
 		schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour)))
