@@ -2,8 +2,7 @@
 // all processes. Start it in several terminals, with the same DATABASE_URL, and see how they share
 // the jobs; stop one with Ctrl-C or kill -9, and the others run its jobs:
 //
-//	DATABASE_URL=postgres://localhost/postgres go run ./examples/cron -id one
-//	DATABASE_URL=postgres://localhost/postgres go run ./examples/cron -id two
+//	DATABASE_URL=postgres://localhost/postgres go run ./examples/cron
 //
 // Copy it, and write your jobs into timetable. README.md in this directory says which jobs run
 // exactly once, and what to do about the others. Behind PgBouncer in transaction mode, add
@@ -16,7 +15,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"log"
 	"os"
@@ -32,23 +30,13 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-const closeTimeout = 10 * time.Second
-
 func main() {
-	id := flag.String("id", "", "client ID, unique among live processes; a process that restarts with the same ID gets its partitions back")
-	ttl := flag.Duration("ttl", 6*time.Second, "time without a heartbeat after which other processes take over")
-	flag.Parse()
-
 	// Kubernetes and systemd stop a process with SIGTERM.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 
-	options := []pgleases.Option{pgleases.WithTTL(*ttl)}
-	if *id != "" {
-		options = append(options, pgleases.WithClientID(*id))
-	}
-	if err := run(ctx, os.Getenv("DATABASE_URL"), timetable, options...); err != nil {
+	if err := run(ctx, os.Getenv("DATABASE_URL"), timetable); err != nil {
 		log.Fatal(err)
 	}
 }
@@ -68,7 +56,7 @@ func timetable(s *schedule.Scheduler) error {
 }
 
 // run runs the jobs until ctx ends.
-func run(ctx context.Context, url string, declare func(*schedule.Scheduler) error, options ...pgleases.Option) (err error) {
+func run(ctx context.Context, url string, declare func(*schedule.Scheduler) error) (err error) {
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
 		return fmt.Errorf("DATABASE_URL: %w", err)
@@ -77,14 +65,14 @@ func run(ctx context.Context, url string, declare func(*schedule.Scheduler) erro
 	if err := pool.Ping(ctx); err != nil {
 		return fmt.Errorf("DATABASE_URL must lead to a database that lets you in: %w", err)
 	}
-	client, err := pgleases.NewClient(ctx, pool, options...)
+	client, err := pgleases.NewClient(ctx, pool)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		// The jobs have ended, so Close hands all partitions over at once, and no tick is late. Close needs
 		// another context, because ctx has ended.
-		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		err = errors.Join(err, client.Close(ctx))
 	}()
