@@ -39,7 +39,7 @@ func TestVerdictFindsEveryWrongFigure(t *testing.T) {
 		if len(problems) != 1 || problems[0] != test.want {
 			t.Errorf("problems %q, want %q", problems, test.want)
 		}
-		text := summary(f, events, p, problems, 2*time.Second, time.Minute)
+		text := summary(f, events, p, problems, time.Minute)
 		if !strings.Contains(text, "NOT as it should be") || !strings.Contains(text, test.want) {
 			t.Errorf("the summary does not say %q:\n%s", test.want, text)
 		}
@@ -64,8 +64,7 @@ func TestCountSeesWhatTheTablesSay(t *testing.T) {
 			(1, 'a', 5, interval '-9 s'), (2, 'a', 5, '-8 s'), (3, 'a', 5, '-7 s'), (4, 'b', 6, '-6 s'), (5, 'b', 6, '-5 s'),
 			(6, 'b', 6, '-4 s'), (7, 'b', 6, '-3 s'), (8, 'b', 6, '-2 s'), (8, 'b', 6, '-1 s'), (9, 'a', 5, '1 s')
 		) AS run (id, worker, epoch, late);
-		UPDATE pgleases_example.jobs SET done_at = now() WHERE id < 10;
-		INSERT INTO pgleases_example.refusals (worker, partition, epoch) VALUES ('a', 1, 5)`)
+		UPDATE pgleases_example.jobs SET done_at = now() WHERE id < 10`)
 	testkit.OK(t, err)
 	// The schedule has six ticks up to its cursor, of which the history tells five: 1 to 4 ran, 2 twice, and 7 is after the cursor.
 	_, err = pool.Exec(ctx, `
@@ -79,7 +78,7 @@ func TestCountSeesWhatTheTablesSay(t *testing.T) {
 	testkit.OK(t, err)
 	h := &handoff{from: "a", thawed: thawed, epochs: map[int]int64{partition: 5}}
 	f, err := count(ctx, pool, h)
-	if want := (figures{Once: 8, Twice: 1, Left: 1, Outdated: 1, AfterThaw: 1, Refused: 1, Workers: 2,
+	if want := (figures{Once: 8, Twice: 1, Left: 1, Outdated: 1, AfterThaw: 1, Workers: 2,
 		Ticks: 6, Outcomes: 5, Ran: 4, Doubles: 1, Median: 30 * time.Millisecond, Latest: 3 * time.Second}); err != nil || f != want {
 		t.Errorf("counted %+v, %v, want %+v", f, err, want)
 	}

@@ -5,7 +5,7 @@
 //
 // Four worker processes share 6,000 jobs over 128 partitions, and 40 schedules of each second.
 // While they work, a fifth worker is added, one is closed, one is frozen for longer than the TTL
-// and thawed, and one is killed. The screen shows the owners all the time. At the end, fleet counts
+// and thawed, and one is killed. It prints the owners each second. At the end, fleet counts
 // in the database how often each job and each tick ran, and prints how long each change of owners
 // took. The exit status is 1 if a figure is wrong.
 //
@@ -14,16 +14,14 @@
 // It uses the PostgreSQL server of DATABASE_URL; without DATABASE_URL it starts a server, which
 // ends with it. It creates a database and drops it at the end. Ctrl-C ends it early.
 //
-// This is a demonstration. The programs to copy are examples/worker, examples/leader and
-// examples/cron. worker.go is a worker, with the jobs of examples/internal/jobs. story.go has the
-// events, observe.go reads the tables of pgleases, screen.go draws, and summary.go counts; the
-// processes and the display are in examples/internal/show.
+// This is a demonstration. examples/README.md lists the programs to copy. worker.go is a worker,
+// story.go has the events, observe.go reads the tables of pgleases, screen.go prints the owners, and
+// summary.go counts; the processes are in examples/internal/show.
 package main
 
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"net/url"
 	"os"
@@ -35,10 +33,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgleases/pgleases/examples/internal/jobs"
 	"github.com/pgleases/pgleases/examples/internal/show"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/schedule"
 )
 
 const (
@@ -48,32 +44,21 @@ const (
 	// limit is the time for all jobs. An idle machine needs half a minute, a busy one several times
 	// as long.
 	limit = 5 * time.Minute
-	// maxTTL is the TTL with which all events fit into a minute.
-	maxTTL = 10 * time.Second
 )
 
 func main() {
-	ttl := flag.Duration("ttl", 2*time.Second, "time without a heartbeat after which a worker's partitions are taken over")
-	verbose := flag.Bool("v", false, "show what the workers log")
-	flag.Parse()
-
 	if id := os.Getenv(envWorker); id != "" {
-		if err := work(id, *ttl); err != nil {
+		if err := work(id); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 		return
 	}
-
-	if *ttl < time.Second || *ttl > maxTTL {
-		fmt.Fprintf(os.Stderr, "fleet: the TTL %v is out of range here: 1s to %v\n", *ttl, maxTTL)
-		os.Exit(2)
-	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once; its workers follow it
 
-	problems, err := run(ctx, *ttl, *verbose)
+	problems, err := run(ctx)
 	switch {
 	case ctx.Err() != nil:
 		fmt.Fprintln(os.Stderr, "fleet: interrupted")
@@ -88,9 +73,8 @@ func main() {
 
 // A fleet is the workers, and what is needed to watch them.
 type fleet struct {
-	ttl    time.Duration
 	pool   *pgxpool.Pool
-	screen *show.Screen
+	screen show.Screen
 	crew   *show.Crew
 
 	events []event // the story's only
@@ -99,14 +83,14 @@ type fleet struct {
 }
 
 // run runs the demonstration, and returns what was wrong.
-func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []string, err error) {
+func run(ctx context.Context) (problems []string, err error) {
 	began := time.Now()
 	databaseURL, drop, err := pgtest.NewDatabase(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, drop()) }()
-	fmt.Printf("TTL %v, %d partitions, %s jobs of %d customers, %d schedules of each second\n", ttl, jobs.Partitions, show.Thousands(jobCount), customerCount, schedules)
+	fmt.Printf("TTL %v, %d partitions, %s jobs of %d customers, %d schedules of each second\n", ttl, partitions, show.Thousands(jobCount), customerCount, schedules)
 	fmt.Printf("to look at it from another terminal: export DATABASE_URL='%s'\n", shownURL(databaseURL))
 
 	pool, err := connect(ctx, databaseURL)
@@ -120,9 +104,8 @@ func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []strin
 
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	screen := show.NewScreen(os.Stdout, began, verbose)
-	crew := &show.Crew{Screen: screen, Fail: fail, Env: func(id string) []string { return []string{envWorker + "=" + id, envURL + "=" + databaseURL} }}
-	f := &fleet{ttl: ttl, pool: pool, screen: screen, crew: crew}
+	crew := &show.Crew{Fail: fail, Env: func(id string) []string { return []string{envWorker + "=" + id, envURL + "=" + databaseURL} }}
+	f := &fleet{pool: pool, screen: show.Screen{Began: began}, crew: crew}
 	defer f.crew.KillAll()
 
 	var showing sync.WaitGroup
@@ -131,7 +114,6 @@ func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []strin
 	err = f.story(ctx, began.Add(limit))
 	hide()
 	showing.Wait()
-	f.screen.Clear()
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause // the error is but that the context ended
@@ -144,23 +126,11 @@ func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []strin
 		return nil, err
 	}
 	problems = verdict(figures, f.events, f.probe)
-	fmt.Print(summary(figures, f.events, f.probe, problems, ttl, time.Since(began)))
+	fmt.Print(summary(figures, f.events, f.probe, problems, time.Since(began)))
 	if len(problems) > 0 {
 		f.crew.PrintLogs(os.Stderr)
 	}
 	return problems, nil
-}
-
-// prepare creates the tables, with so many jobs of so many customers.
-func prepare(ctx context.Context, pool *pgxpool.Pool, jobCount, customers int) error {
-	if err := schedule.Migrate(ctx, pool); err != nil {
-		return err
-	}
-	if err := jobs.Create(ctx, pool, jobCount, customers); err != nil {
-		return err
-	}
-	_, err := pool.Exec(ctx, showTables, pgx.QueryExecModeSimpleProtocol)
-	return err
 }
 
 // shownURL is the database's URL, without the password if DATABASE_URL has named the server.

@@ -8,8 +8,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/pgleases/pgleases/examples/internal/jobs"
 )
 
 // An ownership is a row of pgleases.status. Owner is empty, and Since zero, if the partition has no
@@ -25,7 +23,7 @@ type ownership struct {
 func owners(ctx context.Context, pool *pgxpool.Pool) ([]ownership, error) {
 	rows, _ := pool.Query(ctx, `
 		SELECT partition, coalesce(owner, ''), epoch, coalesce(since, '0001-01-01 00:00:00Z')
-		FROM pgleases.status WHERE lease = $1 ORDER BY partition`, jobs.Lease) // CollectRows returns the error
+		FROM pgleases.status WHERE lease = $1 ORDER BY partition`, leaseName) // CollectRows returns the error
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[ownership])
 }
 
@@ -108,7 +106,7 @@ type probe struct{ asked, refused int }
 func (h *handoff) ask(ctx context.Context, pool *pgxpool.Pool) (p probe, err error) {
 	for partition, epoch := range h.epochs {
 		p.asked++
-		_, err := pool.Exec(ctx, "SELECT pgleases.guard($1, $2, $3)", jobs.Lease, partition, epoch)
+		_, err := pool.Exec(ctx, "SELECT pgleases.guard($1, $2, $3)", leaseName, partition, epoch)
 		var refusal *pgconn.PgError
 		switch {
 		case errors.As(err, &refusal) && refusal.Code == "PL001":

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pgleases/pgleases/examples/internal/jobs"
 	"github.com/pgleases/pgleases/examples/internal/show"
 )
 
@@ -145,7 +144,7 @@ func (f *fleet) freezeOne(ctx context.Context) error {
 	e.note = f.afterHeartbeat(h)
 	f.happened(e)
 
-	if err := show.Pause(ctx, f.ttl+2*time.Second-time.Since(stopped)); err != nil {
+	if err := show.Pause(ctx, ttl+2*time.Second-time.Since(stopped)); err != nil {
 		return err
 	}
 	if h.thawed, err = databaseTime(ctx, f.pool); err != nil {
@@ -230,7 +229,7 @@ func (f *fleet) loses(ctx context.Context, w *show.Worker) (*handoff, error) {
 // takenOver waits until others own all that a worker had.
 func (f *fleet) takenOver(ctx context.Context, e *event, h *handoff) error {
 	e.partitions = len(h.epochs)
-	for deadline := time.Now().Add(f.ttl + patience); ; {
+	for deadline := time.Now().Add(ttl + patience); ; {
 		at, err := expiry(ctx, f.pool, h.from)
 		if err != nil {
 			return err
@@ -249,7 +248,7 @@ func (f *fleet) takenOver(ctx context.Context, e *event, h *handoff) error {
 		}
 		if time.Now().After(deadline) {
 			e.failure = fmt.Sprintf("%d of its %d partitions had no new owner after %v",
-				len(h.epochs)-len(h.taken), len(h.epochs), f.ttl+patience)
+				len(h.epochs)-len(h.taken), len(h.epochs), ttl+patience)
 			return nil
 		}
 		if err := show.Pause(ctx, look); err != nil {
@@ -264,19 +263,19 @@ func (f *fleet) afterHeartbeat(h *handoff) string {
 		return ""
 	}
 	late := h.last().Sub(h.expiry)
-	return fmt.Sprintf("that is %s after its last heartbeat: the TTL + %s", show.Seconds(f.ttl+late), show.Seconds(late))
+	return fmt.Sprintf("that is %s after its last heartbeat: the TTL + %s", show.Seconds(ttl+late), show.Seconds(late))
 }
 
 // shared waits until each worker owns its share of the partitions, and all partitions have owners.
 func (f *fleet) shared(ctx context.Context, e event, began time.Time, workers []*show.Worker) error {
-	share := jobs.Partitions / len(f.crew.Living())
-	for deadline := time.Now().Add(f.ttl + patience); ; {
+	share := partitions / len(f.crew.Living())
+	for deadline := time.Now().Add(ttl + patience); ; {
 		all, err := owners(ctx, f.pool)
 		if err != nil {
 			return err
 		}
 		nobody, _ := owned(all, "")
-		complete := len(all) == jobs.Partitions && len(nobody) == 0
+		complete := len(all) == partitions && len(nobody) == 0
 		var have, last = 0, began
 		for _, w := range workers {
 			values, since := owned(all, w.ID)
@@ -291,7 +290,7 @@ func (f *fleet) shared(ctx context.Context, e event, began time.Time, workers []
 			break
 		}
 		if time.Now().After(deadline) {
-			e.failure = fmt.Sprintf("a share of %d partitions each was not reached after %v", share, f.ttl+patience)
+			e.failure = fmt.Sprintf("a share of %d partitions each was not reached after %v", share, ttl+patience)
 			break
 		}
 		if err := show.Pause(ctx, look); err != nil {

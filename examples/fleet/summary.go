@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgleases/pgleases/examples/internal/jobs"
 	"github.com/pgleases/pgleases/examples/internal/show"
 )
 
@@ -18,7 +17,6 @@ type figures struct {
 	Once, Twice, Left int
 	Outdated          int // jobs done under an epoch after one was done under a later epoch of the partition
 	AfterThaw         int // jobs that the frozen worker did, after it went on, under epochs from before
-	Refused           int // by Guard, to workers at work
 	Workers           int // that did something
 
 	Ticks    int // that each schedule had up to its cursor, counted without package schedule
@@ -48,7 +46,6 @@ SELECT (SELECT count(*) FROM per_job WHERE runs = 1 AND done_at IS NOT NULL),
        (SELECT count(*) FROM ordered WHERE epoch < highest),
        (SELECT count(*) FROM runs JOIN frozen USING (partition)
         WHERE runs.worker = $1 AND runs.epoch <= frozen.epoch AND runs.ran_at >= $4),
-       (SELECT count(*) FROM pgleases_example.refusals),
        (SELECT count(DISTINCT worker) FROM runs),
        (SELECT count(*) FROM ticks),
        (SELECT coalesce(sum(ticks), 0)::bigint FROM pgleases.history),
@@ -112,7 +109,7 @@ func verdict(f figures, events []event, p probe) (problems []string) {
 }
 
 // summary is a text about what happened.
-func summary(f figures, events []event, p probe, problems []string, ttl, took time.Duration) string {
+func summary(f figures, events []event, p probe, problems []string, took time.Duration) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 
@@ -135,10 +132,7 @@ func summary(f figures, events []event, p probe, problems []string, ttl, took ti
 	line("  %6s done by an owner after the partition's next one had begun", show.Thousands(f.Outdated))
 	if p.asked > 0 {
 		line("  %6s done by the frozen worker, when it went on, under what it owned before", show.Thousands(f.AfterThaw))
-		line("\nThe guard refused %d of the %d epochs under which the frozen worker had owned, when asked after", p.refused, p.asked)
-		line("the thaw, and %d jobs to workers at work.", f.Refused)
-	} else {
-		line("\nThe guard refused %d jobs to workers at work.", f.Refused)
+		line("\nThe guard refused %d of the %d epochs under which the frozen worker had owned, when asked after the thaw.", p.refused, p.asked)
 	}
 
 	line("\nThe ticks of %d schedules: %s, of which %s ran, %s more than once; late by %s (median), by %s at most.", schedules,
@@ -146,7 +140,7 @@ func summary(f figures, events []event, p probe, problems []string, ttl, took ti
 
 	if len(problems) == 0 {
 		line("\nAll is as it should be: %s jobs over %d partitions and %s ticks, none lost, none done twice, in %.1f s.",
-			show.Thousands(jobCount), jobs.Partitions, show.Thousands(f.Ticks), took.Seconds())
+			show.Thousands(jobCount), partitions, show.Thousands(f.Ticks), took.Seconds())
 	} else {
 		line("\nNOT as it should be, after %.1f s:\n", took.Seconds())
 		for _, problem := range problems {

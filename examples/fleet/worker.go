@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/examples/internal/jobs"
 	"github.com/pgleases/pgleases/examples/internal/show"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -23,32 +22,50 @@ const (
 	envWorker = "PGLEASES_FLEET_WORKER"
 	envURL    = "PGLEASES_FLEET_URL"
 
-	// pace is how long a worker takes for a job, at least leastWork of it within the transaction. It
-	// makes the jobs last through all events, however fast the machine.
-	pace      = 16 * time.Millisecond
-	leastWork = 2 * time.Millisecond
+	ttl        = 2 * time.Second
+	leaseName  = "jobs"
+	partitions = 128 // also in the generated column below
+
+	pace = 14 * time.Millisecond // of a job: 6,000 of them last through all events
+	poll = time.Second           // of a partition without jobs
 
 	schedules  = 40 // of each second, over all workers
 	maxRunning = 2  // of their ticks at once in one worker
 )
 
-// showTables have the refusals of Guard, to be counted after their worker was killed, and what the
-// ticks of the schedules write. There is no unique key, because a tick that runs twice must be seen,
-// not prevented.
-const showTables = `
-CREATE TABLE pgleases_example.refusals (
-    worker     text NOT NULL,
-    partition  int NOT NULL,
-    epoch      bigint NOT NULL,
-    refused_at timestamptz NOT NULL DEFAULT clock_timestamp()
+// A job belongs to a customer, and a customer to a partition. job_runs and ticks have what was done.
+// They have no unique key, because a job or tick that runs twice must be seen, not prevented.
+const tables = `
+CREATE SCHEMA pgleases_example;
+CREATE TABLE pgleases_example.jobs (
+    id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    customer  text NOT NULL,
+    partition int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 128)) STORED,
+    done_at   timestamptz
+);
+CREATE INDEX jobs_pending ON pgleases_example.jobs (partition, id) WHERE done_at IS NULL;
+CREATE TABLE pgleases_example.job_runs (
+    job bigint NOT NULL, worker text NOT NULL, epoch bigint NOT NULL, ran_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 CREATE TABLE pgleases_example.ticks (
-    name text NOT NULL, at timestamptz NOT NULL,
-    worker text NOT NULL, ran_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    name text NOT NULL, at timestamptz NOT NULL, worker text NOT NULL, ran_at timestamptz NOT NULL DEFAULT clock_timestamp()
 )`
 
-// work is a worker process: jobs that take a set time, and schedules as in examples/cron.
-func work(id string, ttl time.Duration) (err error) {
+// prepare creates the tables, with a number of jobs of a number of customers.
+func prepare(ctx context.Context, pool *pgxpool.Pool, jobs, customers int) error {
+	if err := schedule.Migrate(ctx, pool); err != nil {
+		return err
+	}
+	if _, err := pool.Exec(ctx, tables, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return err
+	}
+	_, err := pool.Exec(ctx, `INSERT INTO pgleases_example.jobs (customer)
+		SELECT 'customer-' || 1 + n % $2 FROM generate_series(0, $1 - 1) AS n`, jobs, customers)
+	return err
+}
+
+// work is a worker process, which does jobs and runs schedules.
+func work(id string) (err error) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	ctx, stop := show.Told()
 	defer stop()
@@ -67,7 +84,7 @@ func work(id string, ttl time.Duration) (err error) {
 		defer cancel()
 		err = errors.Join(err, client.Close(ctx))
 	}()
-	lease, err := client.Lease(ctx, jobs.Lease, jobs.Partitions)
+	lease, err := client.Lease(ctx, leaseName, partitions)
 	if err != nil {
 		return err
 	}
@@ -75,29 +92,30 @@ func work(id string, ttl time.Duration) (err error) {
 	if err != nil {
 		return err
 	}
-	var next time.Time
-	worker := jobs.Worker{
-		Pool: pool, Client: client, Lease: lease,
-		Do: func(context.Context, pgx.Tx, jobs.Job) error {
-			now := time.Now()
-			if next = next.Add(pace); next.Before(now.Add(leastWork)) {
-				next = now.Add(leastWork)
+	turn := make(chan struct{}, 1) // a worker does one job at a time
+	jobs := func(ctx context.Context) error {
+		return lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
+			for { // until the worker ends, or the partition must move
+				select {
+				case turn <- struct{}{}:
+				case <-ctx.Done():
+					return nil
+				}
+				did, err := doNext(p.Context(), pool, lease, p, id) // p.Context() ends only if the partition is lost
+				<-turn
+				if err != nil {
+					return err // logged; Run calls again after a pause
+				}
+				if !did {
+					_ = show.Pause(ctx, poll)
+				}
 			}
-			time.Sleep(next.Sub(now))
-			return nil
-		},
-		Refused: func(p pgleases.Partition) {
-			_, err := pool.Exec(context.Background(),
-				"INSERT INTO pgleases_example.refusals (worker, partition, epoch) VALUES ($1, $2, $3)", id, p.Number, p.Epoch)
-			if err != nil {
-				slog.Error("fleet: a refusal will not be counted", "error", err)
-			}
-		},
+		})
 	}
 	ended := make(chan error, 2)
 	ctx, end := context.WithCancel(ctx) // if one of the two fails, the other ends too
 	defer end()
-	for _, run := range []func(context.Context) error{worker.Run, s.Run} {
+	for _, run := range []func(context.Context) error{jobs, s.Run} {
 		go func() {
 			err := run(ctx)
 			if ctx.Err() != nil {
@@ -108,6 +126,25 @@ func work(id string, ttl time.Duration) (err error) {
 		}()
 	}
 	return errors.Join(<-ended, <-ended)
+}
+
+// doNext does the next job of a partition, and reports whether there was one.
+func doNext(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition, id string) (did bool, err error) {
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if err := lease.Guard(ctx, tx, p); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, `WITH job AS (
+				UPDATE pgleases_example.jobs SET done_at = clock_timestamp()
+				WHERE id = (SELECT id FROM pgleases_example.jobs WHERE partition = $1 AND done_at IS NULL ORDER BY id LIMIT 1) RETURNING id
+			)
+			INSERT INTO pgleases_example.job_runs (job, worker, epoch) SELECT id, $2, $3 FROM job`, p.Number, id, p.Epoch)
+		if did = tag.RowsAffected() > 0; did {
+			time.Sleep(pace)
+		}
+		return err
+	})
+	return did, err
 }
 
 // scheduler writes a row for each tick of each second, in the transaction that also writes the

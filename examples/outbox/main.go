@@ -90,8 +90,8 @@ func demonstrate(ctx context.Context, pace time.Duration) (err error) {
 
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	screen := show.NewScreen(os.Stdout, began, false)
-	crew := &show.Crew{Screen: screen, Fail: fail, Env: func(string) []string { return []string{envURL + "=" + databaseURL, envBroker + "=" + server.URL} }}
+	screen := show.Screen{Began: began}
+	crew := &show.Crew{Fail: fail, Env: func(string) []string { return []string{envURL + "=" + databaseURL, envBroker + "=" + server.URL} }}
 	defer crew.KillAll()
 	var processes []*show.Worker
 	for _, id := range []string{"one", "two", "three"} {

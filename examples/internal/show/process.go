@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -17,9 +18,8 @@ import (
 // A Crew is the processes of a story: this program, started again with other variables in its
 // environment.
 type Crew struct {
-	Screen *Screen
-	Env    func(id string) []string // what a process gets besides this one's environment
-	Fail   func(error)              // called if a worker ends without having been asked to
+	Env  func(id string) []string // what a process gets besides this one's environment
+	Fail func(error)              // called if a worker ends without having been asked to
 
 	mu      sync.Mutex // guards workers
 	workers []*Worker
@@ -54,7 +54,6 @@ func (c *Crew) Start(id string) (*Worker, error) {
 		return nil, err
 	}
 	w := &Worker{ID: id, state: Working, done: make(chan struct{})}
-	w.log.line = func(line string) { c.Screen.Verbose(id + ": " + line) }
 	w.cmd = exec.Command(program, os.Args[1:]...)
 	w.cmd.Env = append(os.Environ(), c.Env(id)...)
 	w.cmd.Stderr = &w.log
@@ -88,9 +87,6 @@ func (c *Crew) Start(id string) (*Worker, error) {
 	c.workers = append(c.workers, w)
 	return w, nil
 }
-
-// PID is the process's number.
-func (w *Worker) PID() int { return w.cmd.Process.Pid }
 
 // State is what the display says of it.
 func (w *Worker) State() string {
@@ -180,41 +176,24 @@ func (c *Crew) PrintLogs(out io.Writer) {
 	}
 }
 
-// A tail keeps the last lines written to it.
+// A tail keeps what a process logs.
 type tail struct {
-	line func(string) // called with each line
-
-	mu    sync.Mutex // guards lines and rest
-	lines [][]byte
-	rest  []byte // of a line that has not ended
+	mu   sync.Mutex // guards text
+	text bytes.Buffer
 }
-
-const tailLines = 30
 
 func (t *tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.rest = append(t.rest, p...)
-	for {
-		line, rest, found := bytes.Cut(t.rest, []byte("\n"))
-		if !found {
-			return len(p), nil
-		}
-		t.rest = rest
-		t.lines = append(t.lines, bytes.Clone(line))
-		t.lines = t.lines[max(0, len(t.lines)-tailLines):]
-		t.line(string(line))
-	}
+	return t.text.Write(p)
 }
 
+// String returns the last 30 lines.
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var text bytes.Buffer
-	for _, line := range t.lines {
-		fmt.Fprintf(&text, "  %s\n", line)
-	}
-	return text.String()
+	lines := strings.SplitAfter(t.text.String(), "\n")
+	return strings.Join(lines[max(0, len(lines)-31):], "")
 }
 
 // Told returns a context for a worker process: it ends when the process is asked to end, or the
