@@ -228,7 +228,9 @@ var programFolders = []string{
 	"/Applications/Postgres.app/Contents/Versions/[1-9][0-9]/bin",
 }
 
-func findPrograms() (string, error) {
+// FindPrograms returns the folder of the server programs: of PGLEASES_TEST_POSTGRES_BIN if it is set,
+// otherwise on PATH or where distributions install them.
+func FindPrograms() (string, error) {
 	folders := []string{os.Getenv(binVariable)}
 	if folders[0] == "" {
 		folders = filepath.SplitList(os.Getenv("PATH"))
@@ -254,7 +256,7 @@ func findPrograms() (string, error) {
 
 // startPrograms starts a server from installed programs.
 func startPrograms(folder string) (server, func() error, error) {
-	bin, err := findPrograms()
+	bin, err := FindPrograms()
 	if err != nil {
 		return server{}, nil, err
 	}

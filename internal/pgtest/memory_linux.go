@@ -2,9 +2,9 @@ package pgtest
 
 import "syscall"
 
-// memoryFolder returns a file system in memory with enough space for a server; "" if there is no
+// MemoryFolder returns a file system in memory with enough space for a server; "" if there is no
 // such file system.
-func memoryFolder() string {
+func MemoryFolder() string {
 	const folder, tmpfs, enough = "/dev/shm", 0x01021994, 4 << 30
 	var fs syscall.Statfs_t
 	if err := syscall.Statfs(folder, &fs); err != nil || fs.Type != tmpfs || fs.Bavail*uint64(fs.Bsize) < enough {

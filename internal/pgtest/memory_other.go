@@ -2,5 +2,5 @@
 
 package pgtest
 
-// memoryFolder returns "": no other system has a folder in memory for all users.
-func memoryFolder() string { return "" }
+// MemoryFolder returns "": no other system has a folder in memory for all users.
+func MemoryFolder() string { return "" }

@@ -253,7 +253,7 @@ func TestAWrongVariableIsNamedWithWhatWouldBeRight(t *testing.T) {
 		do                     func() error
 	}{
 		{wayVariable, "podman", "docker, programs or embedded", func() error { _, err := allowedWay(); return err }},
-		{binVariable, "/nowhere", "initdb", func() error { _, err := findPrograms(); return err }},
+		{binVariable, "/nowhere", "initdb", func() error { _, err := FindPrograms(); return err }},
 		{roleVariable, "alice", app, func() error { _, err := forApp(t.Context(), "", os.Getenv(roleVariable), ""); return err }},
 		{"DATABASE_URL", "host=localhost", "postgres://", func() error { _, err := describe(os.Getenv("DATABASE_URL"), ""); return err }},
 	} {
@@ -276,7 +276,7 @@ func TestTheNewestProgramsAreTaken(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if bin, err := findPrograms(); bin != filepath.Join(root, "17/bin") {
+	if bin, err := FindPrograms(); bin != filepath.Join(root, "17/bin") {
 		t.Error(bin, err) // 18 is not complete
 	}
 }

@@ -161,7 +161,7 @@ func sharedFolder(environ []string) (string, error) {
 	if _, err := allowedWay(); err != nil {
 		return "", err
 	}
-	root := memoryFolder()
+	root := MemoryFolder()
 	switch {
 	case root != "":
 	case os.Geteuid() == 0:

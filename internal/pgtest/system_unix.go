@@ -55,15 +55,15 @@ func makeFolder(path string) error {
 		return nil // its server ended just now, which joinIn detects too
 	}
 	owner := int(info.Sys().(*syscall.Stat_t).Uid)
-	if uid, _, err := account(); err != nil || owner != uid && owner != os.Geteuid() || !info.IsDir() {
+	if uid, _, err := Account(); err != nil || owner != uid && owner != os.Geteuid() || !info.IsDir() {
 		return errors.Join(err, fmt.Errorf("%s is not a folder of this user's: remove it", path))
 	}
 	return nil
 }
 
-// account returns the user that runs a server: the user of this process, unless that is root, which
+// Account returns the user that runs a server: the user of this process, unless that is root, which
 // PostgreSQL refuses.
-func account() (uid, gid int, err error) {
+func Account() (uid, gid int, err error) {
 	if os.Geteuid() != 0 {
 		return os.Geteuid(), os.Getegid(), nil
 	}
@@ -78,9 +78,9 @@ func account() (uid, gid int, err error) {
 	return uid, gid, errors.Join(err, err2)
 }
 
-// dropRoot changes the user of this process from root to that of account, which gets the folders.
+// dropRoot changes the user of this process from root to that of Account, which gets the folders.
 func dropRoot(folders ...string) error {
-	uid, gid, err := account()
+	uid, gid, err := Account()
 	if err != nil || uid == os.Geteuid() {
 		return err
 	}

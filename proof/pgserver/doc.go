@@ -27,7 +27,6 @@ package pgserver
 
 // The environment variables that the package comment describes.
 const (
-	EnvPostgresBin = "PGLEASES_TEST_POSTGRES_BIN"
 	EnvDatabaseURL = "DATABASE_URL"
 	EnvDirectURL   = "PGLEASES_TEST_DIRECT_URL"
 	EnvRole        = "PGLEASES_TEST_ROLE"

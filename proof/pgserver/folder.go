@@ -6,33 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/user"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
 )
 
 // account is the user that started programs run as; nil means the user of this process.
 type account struct{ uid, gid int }
-
-// unprivileged returns the account for programs: nil for this process's user, unless that is root.
-// PostgreSQL and PgBouncer refuse to run as root.
-func unprivileged() (*account, error) {
-	if os.Geteuid() != 0 {
-		return nil, nil
-	}
-	for _, name := range []string{"postgres", "nobody"} {
-		if u, err := user.Lookup(name); err == nil {
-			uid, err1 := strconv.Atoi(u.Uid)
-			gid, err2 := strconv.Atoi(u.Gid)
-			return &account{uid, gid}, errors.Join(err1, err2)
-		}
-	}
-	return nil, errors.New("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody to run it as")
-}
 
 // own changes the owner of a file or folder to the account.
 func (a *account) own(path string) error {
@@ -63,9 +47,11 @@ const folderPrefix = "pgleases-pgserver-"
 // newFolder creates a folder that others may enter but not write to. It is in dir, or in tempRoot
 // if dir is empty. newFolder also removes the folders that killed processes left there.
 func newFolder(dir string, inMemory bool) (*folder, error) {
-	a, err := unprivileged()
-	if err != nil {
+	var a *account
+	if uid, gid, err := pgtest.Account(); err != nil {
 		return nil, err
+	} else if uid != os.Geteuid() { // PgBouncer refuses to run as root too
+		a = &account{uid, gid}
 	}
 	if dir == "" {
 		dir = tempRoot(inMemory)
@@ -91,7 +77,7 @@ func newFolder(dir string, inMemory bool) (*folder, error) {
 // 280 ms instead of 25 ms.
 func tempRoot(inMemory bool) string {
 	if inMemory && os.Getenv("TMPDIR") == "" {
-		if dir := memoryDir(); dir != "" {
+		if dir := pgtest.MemoryFolder(); dir != "" {
 			return dir
 		}
 	}

@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -21,47 +20,7 @@ import (
 // the program was looked for, and what to install.
 var ErrNotInstalled = errors.New("not installed")
 
-var (
-	// postgresDirs are the directories where distributions install the server programs, often not
-	// on PATH.
-	postgresDirs = []string{
-		"/usr/lib/postgresql/*/bin", // Debian, Ubuntu
-		"/usr/pgsql-*/bin",          // PGDG's RPMs
-		"/usr/libexec/postgresql*",  // Alpine
-		"/opt/homebrew/opt/postgresql@*/bin",
-		"/usr/local/opt/postgresql@*/bin",
-	}
-	bouncerDirs = []string{"/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin"}
-)
-
-// findPostgres returns the directory that has postgres and initdb. If forced is not empty, it tries
-// only forced. Otherwise it tries the directories of path (a list as in PATH), and then the matches
-// of globs, in descending order of version for each glob.
-func findPostgres(forced, path string, globs []string) (string, error) {
-	dirs := []string{forced}
-	if forced == "" {
-		dirs = filepath.SplitList(path)
-		for _, glob := range globs {
-			found, _ := filepath.Glob(glob) // an error means a malformed pattern
-			slices.SortFunc(found, func(a, b string) int { return cmp.Compare(version(b), version(a)) })
-			dirs = append(dirs, found...)
-		}
-	}
-	for _, dir := range dirs {
-		// A directory on PATH often has only a symlink to postgres. The other programs are beside
-		// the symlink's target.
-		postgres, err := filepath.EvalSymlinks(filepath.Join(dir, "postgres"))
-		if err == nil && isProgram(postgres) && isProgram(filepath.Join(filepath.Dir(postgres), "initdb")) {
-			return filepath.Dir(postgres), nil
-		}
-	}
-	if forced != "" {
-		return "", fmt.Errorf("PostgreSQL server programs %w: %s=%s has no postgres and initdb; correct it, or unset it to search PATH and the usual directories", ErrNotInstalled, EnvPostgresBin, forced)
-	}
-	return "", fmt.Errorf("PostgreSQL server programs %w: install them (Debian, Ubuntu: apt-get install postgresql; "+
-		"macOS: brew install postgresql@17), or set %s to their directory; looked in PATH and %s",
-		ErrNotInstalled, EnvPostgresBin, strings.Join(globs, ", "))
-}
+var bouncerDirs = []string{"/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin"}
 
 // findBouncer returns the path of the program pgbouncer. It tries path (a list as in PATH), then
 // dirs.
@@ -94,17 +53,6 @@ func isProgram(path string) bool {
 }
 
 var number = regexp.MustCompile(`\d+(\.\d+|devel|beta\d+|rc\d+)*`)
-
-// version returns the last number in a directory's name, for example 16 for /usr/pgsql-16/bin; -1
-// without a number.
-func version(dir string) float64 {
-	numbers := number.FindAllString(dir, -1)
-	if len(numbers) == 0 {
-		return -1
-	}
-	v, _ := strconv.ParseFloat(numbers[len(numbers)-1], 64)
-	return v
-}
 
 // programVersion returns a program's version.
 func programVersion(program string) string {

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // With an environment variable, a process of this binary starts a server and waits to be killed.
@@ -33,15 +35,9 @@ func TestMain(m *testing.M) {
 
 func connect(t *testing.T, url string) *pgx.Conn {
 	t.Helper()
-	config, err := pgx.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := testkit.Must(pgx.ParseConfig(url))(t)
 	config.DefaultQueryExecMode = pgx.QueryExecModeExec // PgBouncer may be in front of the server
-	conn, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Must(pgx.ConnectConfig(t.Context(), config))(t)
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
 	return conn
 }
@@ -111,36 +107,11 @@ func TestServerRestartsWithPortAndData(t *testing.T) {
 	}
 }
 
-func TestAPausedServerAnswersWhenItIsResumed(t *testing.T) {
-	t.Parallel()
-	s := Private(t)
-	conn := connect(t, s.URL())
-	if err := s.Pause(); err != nil {
-		t.Fatal(err)
-	}
-	answered := make(chan error, 1)
-	go func() { answered <- conn.Ping(t.Context()) }()
-	select {
-	case err := <-answered:
-		t.Fatalf("a frozen server answered: %v", err)
-	case <-time.After(200 * time.Millisecond): // this wait is for something that must not happen
-	}
-	if err := s.Resume(); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-answered; err != nil {
-		t.Fatalf("the session did not survive: %v", err)
-	}
-}
-
 func TestAStandbyFollowsAndIsPromoted(t *testing.T) {
 	t.Parallel()
 	primary := Private(t, WithSettings(map[string]string{"max_connections": "250"}))
 	conn := connect(t, primary.URL())
-	standby, err := primary.Standby(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	standby := testkit.Must(primary.Standby(t.Context()))(t)
 	defer standby.Stop()
 	run(t, conn, "CREATE TABLE since AS SELECT 1 AS n")
 	read := connect(t, standby.URL())
@@ -148,57 +119,12 @@ func TestAStandbyFollowsAndIsPromoted(t *testing.T) {
 	if value(t, read, "pg_is_in_recovery()") != "true" || value(t, read, "current_setting('max_connections')") != "250" {
 		t.Error("it is no standby with the primary's settings")
 	}
-	if err := standby.Promote(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, standby.Promote(t.Context()))
 	run(t, read, "CREATE TABLE after AS SELECT 1 AS n")
 	run(t, conn, "CREATE TABLE apart AS SELECT 1 AS n") // the old primary continues
 	if value(t, read, "left(pg_walfile_name(pg_current_wal_lsn()), 8)") != "00000002" || value(t, read, "to_regclass('apart') IS NULL") != "true" {
 		t.Error("the new primary is not on a timeline of its own")
 	}
-}
-
-// A checkpoint removes log that no running standby requests.
-func TestAStandbyThatWasDownCatchesUp(t *testing.T) {
-	t.Parallel()
-	primary := Private(t)
-	conn := connect(t, primary.URL())
-	standby, err := primary.Standby(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer standby.Stop()
-	if err := standby.Down(t.Context(), Fast); err != nil {
-		t.Fatal(err)
-	}
-	for range 3 {
-		run(t, conn, "CREATE TABLE IF NOT EXISTS since AS SELECT 1 AS n")
-		run(t, conn, "SELECT pg_switch_wal()")
-		run(t, conn, "CHECKPOINT")
-	}
-	if err := standby.Up(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	read := connect(t, standby.URL())
-	eventually(t, "the standby has what was written since", func() bool { return value(t, read, "to_regclass('since') IS NOT NULL") == "true" })
-}
-
-func TestAStandbyMayFollowAStandby(t *testing.T) {
-	t.Parallel()
-	primary := Private(t)
-	conn := connect(t, primary.URL())
-	last := primary
-	for range 2 {
-		next, err := last.Standby(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer next.Stop()
-		last = next
-	}
-	run(t, conn, "CREATE TABLE since AS SELECT 1 AS n")
-	read := connect(t, last.URL())
-	eventually(t, "the last one has what was written since", func() bool { return value(t, read, "to_regclass('since') IS NOT NULL") == "true" })
 }
 
 func TestEachCopyHasTablesAndIdentity(t *testing.T) {
@@ -227,61 +153,29 @@ func TestEachCopyHasTablesAndIdentity(t *testing.T) {
 	if _, err := s.Copy(t.Context()); err == nil {
 		t.Error("the files of a server that is up were copied")
 	}
-	if err := s.Down(t.Context(), Fast); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, s.Down(t.Context(), Fast))
 	copied, err = s.Copy(t.Context())
 	check("copied", copied, err, true)
 	copied, err = s.Upgrade(t.Context())
 	check("upgraded", copied, err, false)
-	if err := s.Up(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, s.Up(t.Context()))
 	check("the first", s, nil, true)
 }
 
-func TestAClockIsSteppedAndSlewed(t *testing.T) {
+// The tests of clocks in package proof check that it is stepped and slewed.
+func TestClockDoesNotAllocateOrLock(t *testing.T) {
 	t.Parallel()
 	s := Private(t)
-	clock, err := s.Clock(t.Context())
-	if errors.Is(err, ErrNotInstalled) {
+	if _, err := s.Clock(t.Context()); errors.Is(err, ErrNotInstalled) {
 		t.Skip(err)
-	}
-	if err != nil {
+	} else if err != nil {
 		t.Fatal(err)
 	}
-	conn := connect(t, s.URL())
-	ahead := func() time.Duration {
-		var now time.Time
-		if err := conn.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now); err != nil {
-			t.Fatal(err)
-		}
-		return time.Until(now)
-	}
-	for _, offset := range []time.Duration{time.Hour, -time.Minute, 0} {
-		clock.Set(offset)
-		if wrong := ahead() - offset; wrong.Abs() > 5*time.Second || clock.Offset() != offset {
-			t.Errorf("it is %v off %v", wrong, offset)
-		}
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	clock.Slew(ctx, 2)
-	if clock.Offset() < 200*time.Millisecond {
-		t.Errorf("a clock of twice the rate is %v ahead after 300 ms", clock.Offset())
-	}
-
 	// A statement timeout reads the clock in a signal handler, so the library must not allocate or
 	// lock.
-	library, err := elf.Open(s.folder.file("clock.so"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	library := testkit.Must(elf.Open(s.folder.file("clock.so")))(t)
 	defer library.Close()
-	calls, err := library.ImportedSymbols()
-	if err != nil {
-		t.Fatal(err)
-	}
+	calls := testkit.Must(library.ImportedSymbols())(t)
 	harmless := []string{"syscall", "getenv", "open", "mmap", "close", "abort", "__cxa_finalize", "__stack_chk_fail"}
 	for _, call := range calls {
 		if !slices.Contains(harmless, call.Name) {
@@ -297,25 +191,18 @@ func TestPgBouncerPoolsTransactionsAndRestartsOnItsPort(t *testing.T) {
 	if errors.Is(err, ErrNotInstalled) {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, err)
 	defer func() {
 		if err := bouncer.Stop(); err != nil {
 			t.Error(err)
 		}
 	}()
-	through, err := bouncer.Through(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	through := testkit.Must(bouncer.Through(url))(t)
 	one, two := connect(t, through), connect(t, through)
 	if a, b := value(t, one, "pg_backend_pid()"), value(t, two, "pg_backend_pid()"); a != b || value(t, one, "current_database()") != value(t, connect(t, url), "current_database()") {
 		t.Errorf("two clients have server processes %s and %s", a, b)
 	}
-	if err := bouncer.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, bouncer.Restart(t.Context()))
 	if one.Ping(t.Context()) == nil {
 		t.Error("a connection survived")
 	}
@@ -326,13 +213,8 @@ func TestPgBouncerPoolsTransactionsAndRestartsOnItsPort(t *testing.T) {
 func TestStartRemovesAbandonedFolders(t *testing.T) {
 	victim := exec.Command(os.Args[0])
 	victim.Env = append(os.Environ(), "PGSERVER_TEST_VICTIM=1")
-	output, err := victim.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := victim.Start(); err != nil {
-		t.Fatal(err)
-	}
+	output := testkit.Must(victim.StdoutPipe())(t)
+	testkit.OK(t, victim.Start())
 	path := make([]byte, 1000)
 	n, _ := output.Read(path)
 	_ = victim.Process.Kill()
@@ -347,13 +229,9 @@ func TestStartRemovesAbandonedFolders(t *testing.T) {
 		t.Errorf("a new folder was removed: it may not be locked yet: %v", err)
 	}
 	old := time.Now().Add(-time.Hour)
-	if err := os.Chtimes(f.path, old, old); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, os.Chtimes(f.path, old, old))
 	mine := &Private(t).folder.path
-	if err := os.Chtimes(*mine, old, old); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, os.Chtimes(*mine, old, old))
 	sweep(filepath.Dir(f.path))
 	if _, err := os.Stat(f.path); !os.IsNotExist(err) {
 		t.Errorf("it is there still: %v", err)
@@ -364,15 +242,10 @@ func TestStartRemovesAbandonedFolders(t *testing.T) {
 }
 
 func TestAFailedStartShowsTheLogAndLeavesNothing(t *testing.T) {
-	dir, err := os.MkdirTemp("/tmp", "pgserver-test-") // a directory that any user can enter
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := testkit.Must(os.MkdirTemp("/tmp", "pgserver-test-"))(t) // a directory that any user can enter
 	defer os.RemoveAll(dir)
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	_, err = Start(t.Context(), WithDir(dir), WithSettings(map[string]string{"no_such_setting": "1"}))
+	testkit.OK(t, os.Chmod(dir, 0o755))
+	_, err := Start(t.Context(), WithDir(dir), WithSettings(map[string]string{"no_such_setting": "1"}))
 	if err == nil || !strings.Contains(err.Error(), `unrecognized configuration parameter "no_such_setting"`) {
 		t.Errorf("error %v does not show the server's log", err)
 	}
@@ -382,13 +255,13 @@ func TestAFailedStartShowsTheLogAndLeavesNothing(t *testing.T) {
 }
 
 func TestMissingProgramsNameThePackage(t *testing.T) {
-	_, postgres := findPostgres("", "/nowhere", nil)
-	_, forced := findPostgres("/nowhere", os.Getenv("PATH"), postgresDirs)
+	t.Setenv("PGLEASES_TEST_POSTGRES_BIN", "/nowhere")
+	_, postgres := Start(t.Context())
 	_, bouncer := findBouncer("/nowhere", nil)
 	_, compiler := findCompiler("linux", "/nowhere")
 	_, clock := findCompiler("darwin", "")
 	for err, words := range map[error]string{
-		postgres: "apt-get install postgresql", forced: EnvPostgresBin + "=/nowhere", bouncer: "apt-get install pgbouncer", compiler: "apt-get install gcc", clock: "Linux",
+		postgres: "apt-get install postgresql", bouncer: "apt-get install pgbouncer", compiler: "apt-get install gcc", clock: "Linux",
 	} {
 		if !errors.Is(err, ErrNotInstalled) || !strings.Contains(err.Error(), words) {
 			t.Errorf("%v does not say %q", err, words)

@@ -13,9 +13,6 @@ import (
 // should reach it.
 func attributes(syscall.Signal) *syscall.SysProcAttr { return &syscall.SysProcAttr{} }
 
-// memoryDir returns "", because these systems have no such directory by default.
-func memoryDir() string { return "" }
-
 // processTable returns the command lines of all live processes by pid. It is empty if there is no
 // ps.
 func processTable() map[int]string {

@@ -18,20 +18,6 @@ func attributes(death syscall.Signal) *syscall.SysProcAttr {
 	}
 }
 
-// memoryDir returns a file system in memory that has room for a server, or "" if the machine has no
-// such file system.
-func memoryDir() string {
-	const dir, tmpfs, enough = "/dev/shm", 0x01021994, 4 << 30
-	var fs syscall.Statfs_t
-	if err := syscall.Statfs(dir, &fs); err != nil || fs.Type != tmpfs || fs.Bavail*uint64(fs.Bsize) < enough {
-		return ""
-	}
-	if info, err := os.Stat(dir); err != nil || info.Mode()&0o002 == 0 {
-		return ""
-	}
-	return dir
-}
-
 // processTable returns the command lines of all live processes by pid. Zombies have no command
 // line.
 func processTable() map[int]string {

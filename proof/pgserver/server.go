@@ -15,6 +15,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
 )
 
 const (
@@ -66,9 +68,9 @@ type Server struct {
 // minute. The server runs until Stop, or until this process ends. The error wraps ErrNotInstalled
 // if the server programs are not installed.
 func Start(ctx context.Context, opts ...Option) (*Server, error) {
-	bin, err := findPostgres(os.Getenv(EnvPostgresBin), os.Getenv("PATH"), postgresDirs)
+	bin, err := pgtest.FindPrograms()
 	if err != nil {
-		return nil, fmt.Errorf("pgserver: %w", err)
+		return nil, fmt.Errorf("pgserver: PostgreSQL %w: install it (Debian, Ubuntu: apt-get install postgresql; macOS: brew install postgresql@17): %w", ErrNotInstalled, err)
 	}
 	return start(ctx, bin, newOptions(opts), func(ctx context.Context, s *Server, data string) error { return s.initialize(ctx, data) })
 }

@@ -39,7 +39,7 @@ func (s *Server) Standby(ctx context.Context, opts ...Option) (*Server, error) {
 }
 
 // backUp copies the server's data into an empty folder while the server runs. It does not use
-// pg_basebackup, because that program may be missing: see postgresDirs.
+// pg_basebackup, because that program may be missing.
 func (s *Server) backUp(ctx context.Context, to string) error {
 	return maintain(ctx, s.url, func(conn *pgx.Conn) error {
 		start, stop := "pg_backup_start('pgserver', true)", "pg_backup_stop(false)"
