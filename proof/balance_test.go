@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
@@ -73,7 +74,7 @@ func TestNextLeadsWithinTTLOfKill(t *testing.T) {
 		const ttl = time.Second
 		leaders := 10
 		url := pgserver.Database(t)
-		pool := newPool(t, url, size(4))
+		pool := testkit.Pool(t, url, size(4))
 		next := opened(t, url, "next", pgleases.WithTTL(ttl), quietly(t))
 		processes := make([]*faults.Process, leaders)
 		for i := range processes {
@@ -142,7 +143,7 @@ func TestThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const ttl = time.Second
 		url := pgserver.Database(t)
-		pool := newPool(t, url, size(2))
+		pool := testkit.Pool(t, url, size(2))
 		var living []*pgleases.Lease
 		for i := range 2 {
 			c := opened(t, url, fmt.Sprintf("living-%d", i), pgleases.WithTTL(ttl), quietly(t))
@@ -152,14 +153,8 @@ func TestThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 
 		// Clients that register, join or not, and send no heartbeat again: the database cannot
 		// distinguish these from killed clients.
-		config, err := pgx.ParseConfig(url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		conn, err := store.NewConnector(config, nil, "pgleases", ttl/3).Connect(t.Context(), time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
+		config := testkit.Must(pgx.ParseConfig(url))(t)
+		conn := testkit.Must(store.NewConnector(config, nil, "pgleases", ttl/3).Connect(t.Context(), time.Second))(t)
 		defer conn.Close()
 		killed := 960
 		// Live clients plan and evict meanwhile, so a statement may run into the lock timeout and
@@ -173,9 +168,7 @@ func TestThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 				}
 				err = statement()
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.OK(t, err)
 		}
 		for i := range killed {
 			session := rand.Int64N(1<<62) + 1

@@ -21,6 +21,7 @@ import (
 	"unsafe"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
@@ -99,9 +100,7 @@ func TestAWrongDatabaseClockEvictsOnlyKilledClients(t *testing.T) {
 			}
 			began := time.Now()
 			var now time.Time
-			if err := reader.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now); err != nil {
-				t.Fatal(err)
-			}
+			testkit.OK(t, reader.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now))
 			if wrong := now.Sub(began.Add(clock.Offset())); wrong.Abs() > slack || fault.rate != 0 && (clock.Offset()-from).Abs() < slewed/20 {
 				t.Fatalf("%s: the database's clock is %v off what was set, %v", fault.name, wrong, clock.Offset())
 			}
@@ -121,10 +120,7 @@ func TestAWrongDatabaseClockEvictsOnlyKilledClients(t *testing.T) {
 			}
 		}
 		steady.stop(t)
-		logs, err := oracle.ReadAll(dir + "/*.log")
-		if err != nil {
-			t.Fatal(err)
-		}
+		logs := testkit.Must(oracle.ReadAll(dir + "/*.log"))(t)
 		report := verify(t, append(logs, crewLogs()...))
 		t.Logf("%d rounds; taken over after the fault: %v; %v; %d reads of the steady", len(took), took, report, steady.reads)
 	})
@@ -159,11 +155,11 @@ func TestWrongClocksRunNoTickTwiceAndNoneEarly(t *testing.T) {
 		for _, w := range workers {
 			hasJoined(t, w)
 		}
-		pool := newPool(t, server.URL(), size(2))
-		waitFor(t, patience, "both know the time", func() bool { return value[int](t, pool, "SELECT count(DISTINCT worker) FROM ticks") == 2 })
+		pool := testkit.Pool(t, server.URL(), size(2))
+		waitFor(t, patience, "both know the time", func() bool { return testkit.Value[int](t, pool, "SELECT count(DISTINCT worker) FROM ticks") == 2 })
 		future := func() {
 			t.Helper()
-			if n := value[int](t, pool, "SELECT count(*) FROM ticks WHERE at > $1", time.Now()); n > 0 {
+			if n := testkit.Value[int](t, pool, "SELECT count(*) FROM ticks WHERE at > $1", time.Now()); n > 0 {
 				t.Fatalf("%d ticks ran before their time", n)
 			}
 		}
@@ -180,16 +176,12 @@ func TestWrongClocksRunNoTickTwiceAndNoneEarly(t *testing.T) {
 		}
 		if *scheduleFaults >= 100 {
 			clock.Set(8 * time.Hour)
-			waitFor(t, 2*patience, "it is believed", func() bool { return value[int](t, pool, "SELECT count(*) FROM ticks WHERE at > $1", time.Now()) > 0 })
+			waitFor(t, 2*patience, "it is believed", func() bool {
+				return testkit.Value[int](t, pool, "SELECT count(*) FROM ticks WHERE at > $1", time.Now()) > 0
+			})
 			waitForOutcomes(t, pool)
 		}
-		for _, w := range workers {
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			if _, err := w.Close(ctx); err != nil {
-				t.Error(err)
-			}
-			cancel()
-		}
+		closeWorkers(t, workers)
 		l := readLedger(t, pool, dir)
 		l.stepped = true
 		l.report(t)
@@ -276,11 +268,7 @@ func TestAWrongClockOfAClientProlongsNoTrust(t *testing.T) {
 // watchedLog returns the oracle's log of a worker.
 func watchedLog(t testing.TB, p *faults.Process) oracle.Log {
 	t.Helper()
-	l, err := p.Watched()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
+	return testkit.Must(p.Watched())(t)
 }
 
 // envWallClock names the file that holds the offset of a worker's wall clock.
@@ -291,9 +279,7 @@ const envWallClock = "PGLEASES_TEST_WALL_CLOCK"
 func wallClock(t testing.TB, config *faults.Config) (set func(offset time.Duration)) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "offset")
-	if err := os.WriteFile(path, make([]byte, 8), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, os.WriteFile(path, make([]byte, 8), 0o600))
 	config.Env = append(config.Env, envWallClock+"="+path)
 	return func(offset time.Duration) {
 		t.Helper()
@@ -302,9 +288,7 @@ func wallClock(t testing.TB, config *faults.Config) (set func(offset time.Durati
 			_, err = f.WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(offset/time.Second)), 0)
 			err = errors.Join(err, f.Close())
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, err)
 	}
 }
 

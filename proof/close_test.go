@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
@@ -24,8 +25,7 @@ func TestCloseWithoutADatabaseEndsInTime(t *testing.T) {
 			t.Parallel()
 			timeguard.Run(t, func(t *timeguard.Try) {
 				server := pgserver.Private(t)
-				pool := newPool(t, server.URL())
-				team := newCrew(t)
+				pool := testkit.Pool(t, server.URL())
 				type closes struct {
 					id    string
 					ttl   time.Duration
@@ -42,54 +42,50 @@ func TestCloseWithoutADatabaseEndsInTime(t *testing.T) {
 				// At an immediate shutdown, not every session gets the server's message.
 				loses := !silent && fast(t, pool)
 				for _, a := range all {
-					team.do(func() { a.c = newClient(t, pool, pgleases.WithClientID(a.id), pgleases.WithTTL(a.ttl)) })
+					a.c = newClient(t, pool, pgleases.WithClientID(a.id), pgleases.WithTTL(a.ttl))
 					a.l = joined(t, a.c, "lease of "+a.id, 4)
 					until(t, a.id+" owns all", func() bool { return len(a.l.Values()) == 4 }, a.l)
 				}
 				if silent {
-					if err := server.Pause(); err != nil {
-						t.Fatal(err)
-					}
+					testkit.OK(t, server.Pause())
 					defer server.Resume()
-				} else if err := server.Down(t.Context(), pgserver.Immediate); err != nil {
-					t.Fatal(err)
+				} else {
+					testkit.OK(t, server.Down(t.Context(), pgserver.Immediate))
 				}
 				var waits sync.WaitGroup
 				late := make(chan string, 2*len(all))
 				closing := time.Now()
 				for _, a := range all {
 					waits.Go(func() {
-						team.do(func() {
-							ctx, cancel := context.WithTimeout(context.Background(), max(0, a.limit))
-							if a.limit < 0 {
-								ctx, cancel = context.WithCancel(context.Background())
+						ctx, cancel := context.WithTimeout(context.Background(), max(0, a.limit))
+						if a.limit < 0 {
+							ctx, cancel = context.WithCancel(context.Background())
+						}
+						defer cancel()
+						changed := a.l.Changed()
+						began := time.Now()
+						var empty atomic.Int64
+						go func() {
+							<-changed
+							empty.Store(int64(time.Since(began)))
+							if got := a.l.Values(); len(got) != 0 {
+								t.Errorf("%s: Values is %v", a.id, got)
 							}
-							defer cancel()
-							changed := a.l.Changed()
-							began := time.Now()
-							var empty atomic.Int64
-							go func() {
-								<-changed
-								empty.Store(int64(time.Since(began)))
-								if got := a.l.Values(); len(got) != 0 {
-									t.Errorf("%s: Values is %v", a.id, got)
-								}
-							}()
-							err := a.c.Close(ctx)
-							took := time.Since(began)
-							t.Logf("%s: Values was empty after %v, Close returned after %v: %v", a.id, time.Duration(empty.Load()), took, err)
-							// A client without trust waits for no database.
-							waited := a.limit >= 0 && !loses
-							if err == nil || waited && !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), a.l.Name()) {
-								t.Errorf("%s: Close returned %v", a.id, err)
-							}
-							if took > a.most+slack {
-								late <- fmt.Sprintf("%s: Close returned after %v", a.id, took)
-							}
-							if empty := time.Duration(empty.Load()); empty > 100*time.Millisecond+slack {
-								late <- fmt.Sprintf("%s: Values was empty after %v", a.id, empty)
-							}
-						})
+						}()
+						err := a.c.Close(ctx)
+						took := time.Since(began)
+						t.Logf("%s: Values was empty after %v, Close returned after %v: %v", a.id, time.Duration(empty.Load()), took, err)
+						// A client without trust waits for no database.
+						waited := a.limit >= 0 && !loses
+						if err == nil || waited && !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), a.l.Name()) {
+							t.Errorf("%s: Close returned %v", a.id, err)
+						}
+						if took > a.most+slack {
+							late <- fmt.Sprintf("%s: Close returned after %v", a.id, took)
+						}
+						if empty := time.Duration(empty.Load()); empty > 100*time.Millisecond+slack {
+							late <- fmt.Sprintf("%s: Values was empty after %v", a.id, empty)
+						}
 					})
 				}
 				waits.Wait()
@@ -103,7 +99,6 @@ func TestCloseWithoutADatabaseEndsInTime(t *testing.T) {
 						t.Errorf("%s: closed, it shows %v and its error is %v", a.id, got, err)
 					}
 				}
-				team.gone()
 			})
 		})
 	}

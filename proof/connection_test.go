@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
@@ -18,14 +19,14 @@ func TestReadOnlyServerIsLeftAndReturnedTo(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		server := pgserver.Private(t)
-		admin := newPool(t, server.URL())
+		admin := testkit.Pool(t, server.URL())
 		var book logbook
-		c := newClient(t, newPool(t, server.URL()), book.option(), pgleases.WithHeartbeat(50*time.Millisecond))
+		c := newClient(t, testkit.Pool(t, server.URL()), book.option(), pgleases.WithHeartbeat(50*time.Millisecond))
 		l := joined(t, c, "work", 4)
 		until(t, "it owns all", func() bool { return len(l.Values()) == 4 }, l)
 		p, changed := ownership(t, l, 0), l.Changed()
-		execute(t, admin, `ALTER SYSTEM SET default_transaction_read_only = on`)
-		execute(t, admin, `SELECT pg_reload_conf()`)
+		testkit.Execute(t, admin, `ALTER SYSTEM SET default_transaction_read_only = on`)
+		testkit.Execute(t, admin, `SELECT pg_reload_conf()`)
 		until(t, "the connection is given up", func() bool { return connections(t, admin) == 0 })
 		until(t, "it was notified", func() bool {
 			return len(book.lines("connect failed", "default_transaction_read_only is on")) == 1 && c.Stats().HeartbeatAge > 300*time.Millisecond
@@ -37,8 +38,8 @@ func TestReadOnlyServerIsLeftAndReturnedTo(t *testing.T) {
 		if s := c.Stats(); s.Owned != want || (s.Trust == 0) != loses {
 			t.Errorf("stats while there is no server to write to: %+v", s)
 		}
-		execute(t, admin, `ALTER SYSTEM SET default_transaction_read_only = off`)
-		execute(t, admin, `SELECT pg_reload_conf()`)
+		testkit.Execute(t, admin, `ALTER SYSTEM SET default_transaction_read_only = off`)
+		testkit.Execute(t, admin, `SELECT pg_reload_conf()`)
 		until(t, "it has returned", func() bool { return c.Stats().Reconnects == 1 })
 		beats(t, c, 3)
 		if loses {
@@ -66,9 +67,9 @@ func TestMissingNotificationsAreDetected(t *testing.T) {
 		through := bouncerTo(t, url)
 		var book logbook
 		clients := []*pgleases.Client{
-			newClient(t, newPool(t, url), pgleases.WithClientID("direct")),
-			newClient(t, newPool(t, through), pgleases.WithClientID("pooled"), book.option(), pgleases.WithHeartbeat(100*time.Millisecond)),
-			newClient(t, newPool(t, url), pgleases.WithClientID("polling"), pgleases.WithPolling(), pgleases.WithHeartbeat(100*time.Millisecond)),
+			newClient(t, testkit.Pool(t, url), pgleases.WithClientID("direct")),
+			newClient(t, testkit.Pool(t, through), pgleases.WithClientID("pooled"), book.option(), pgleases.WithHeartbeat(100*time.Millisecond)),
+			newClient(t, testkit.Pool(t, url), pgleases.WithClientID("polling"), pgleases.WithPolling(), pgleases.WithHeartbeat(100*time.Millisecond)),
 		}
 		leases := make([]*pgleases.Lease, len(clients))
 		for i, c := range clients {
@@ -85,7 +86,7 @@ func TestMissingNotificationsAreDetected(t *testing.T) {
 		if lines := book.lines("notifications do not arrive"); len(lines) != 1 {
 			t.Errorf("it was logged as %q", lines)
 		}
-		if err := pgx.BeginFunc(t.Context(), newPool(t, through), func(tx pgx.Tx) error {
+		if err := pgx.BeginFunc(t.Context(), testkit.Pool(t, through), func(tx pgx.Tx) error {
 			return leases[1].Guard(t.Context(), tx, ownership(t, leases[1], leases[1].Values()[0]))
 		}); err != nil {
 			t.Errorf("Guard through the pooler: %v", err)
@@ -110,19 +111,16 @@ func TestWritableHostIsChosen(t *testing.T) {
 		for range 2 {
 			hosts = append(hosts, pgserver.Private(t).URL())
 		}
-		execute(t, newPool(t, hosts[0]), `ALTER SYSTEM SET default_transaction_read_only = on`)
-		execute(t, newPool(t, hosts[0]), `SELECT pg_reload_conf()`)
+		testkit.Execute(t, testkit.Pool(t, hosts[0]), `ALTER SYSTEM SET default_transaction_read_only = on`)
+		testkit.Execute(t, testkit.Pool(t, hosts[0]), `SELECT pg_reload_conf()`)
 		both, second := parsed(t, hosts[0]), parsed(t, hosts[1])
 		both.Host += "," + second.Host
-		c, err := pgleases.Open(t.Context(), both.String(), pgleases.WithClientID("a"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := testkit.Must(pgleases.Open(t.Context(), both.String(), pgleases.WithClientID("a")))(t)
 		defer shut(t, c)
 		until(t, "the second server has the client", func() bool {
-			return value[int](t, newPool(t, hosts[1]), `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgleases'`) == 1
+			return testkit.Value[int](t, testkit.Pool(t, hosts[1]), `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgleases'`) == 1
 		})
-		if n := value[int](t, newPool(t, hosts[1]), `SELECT count(*) FROM pgleases.clients WHERE id = 'a'`); n != 1 {
+		if n := testkit.Value[int](t, testkit.Pool(t, hosts[1]), `SELECT count(*) FROM pgleases.clients WHERE id = 'a'`); n != 1 {
 			t.Errorf("the second server has %d sessions of the client, not 1", n)
 		}
 	})
@@ -130,9 +128,5 @@ func TestWritableHostIsChosen(t *testing.T) {
 
 func parsed(t testing.TB, text string) *url.URL {
 	t.Helper()
-	u, err := url.Parse(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return u
+	return testkit.Must(url.Parse(text))(t)
 }

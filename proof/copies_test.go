@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
@@ -111,7 +112,7 @@ func newPlay(t testing.TB) *play {
 		t: t, servers: map[string]*pgserver.Server{"a": pgserver.Private(t)}, parents: make(map[string]string), serving: "a", turn: 1,
 		given: make(map[epochKey]giving), newest: make(map[partitionKey]int64),
 	}
-	p.pool = newPool(t, p.servers["a"].URL(), func(c *pgxpool.Config) {
+	p.pool = testkit.Pool(t, p.servers["a"].URL(), func(c *pgxpool.Config) {
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, p.address.Load().(string))
 		}
@@ -228,9 +229,7 @@ func newGeneration(server string) step {
 
 func (p *play) do(err error) {
 	p.t.Helper()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testkit.OK(p.t, err)
 }
 
 // add registers a server that was created.

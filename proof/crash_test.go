@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
@@ -80,14 +81,9 @@ var crashCases = []crashCase{
 	}, goesOn},
 	{"fence", "guarded transactions keep its releases waiting", func(c *crash) {
 		c.alone()
-		tx, err := c.admin.Begin(c.t.Context())
-		if err != nil {
-			c.t.Fatal(err)
-		}
+		tx := testkit.Must(c.admin.Begin(c.t.Context()))(c.t)
 		defer func() { _ = tx.Rollback(context.Background()) }()
-		if _, err := tx.Exec(c.t.Context(), "SELECT pgleases.guard(lease, partition, epoch) FROM pgleases.partitions"); err != nil {
-			c.t.Fatal(err)
-		}
+		testkit.Must(tx.Exec(c.t.Context(), "SELECT pgleases.guard(lease, partition, epoch) FROM pgleases.partitions"))(c.t)
 		c.arm("fence")
 		c.bystand()
 		c.await(nil)
@@ -99,7 +95,7 @@ var crashCases = []crashCase{
 		c.start()
 		c.balanced()
 		c.waitFor("the victim holds a lock", func() bool {
-			return value[bool](c.t, c.pool, "SELECT EXISTS (SELECT FROM pgleases.locks_status WHERE client = 'victim' AND state = 'holds')")
+			return testkit.Value[bool](c.t, c.pool, "SELECT EXISTS (SELECT FROM pgleases.locks_status WHERE client = 'victim' AND state = 'holds')")
 		})
 		c.arm("lockrelease")
 		c.await((*crash).close)
@@ -121,7 +117,7 @@ var crashCases = []crashCase{
 		c.arm("evictdisconnected")
 		third.Kill()
 		c.await(func(c *crash) {
-			if !value[bool](c.t, c.pool, "SELECT EXISTS (SELECT FROM pgleases.clients WHERE id = 'third')") {
+			if !testkit.Value[bool](c.t, c.pool, "SELECT EXISTS (SELECT FROM pgleases.clients WHERE id = 'third')") {
 				c.lostTrust("the victim evicted the third when its TTL was over")
 			}
 		})
@@ -130,19 +126,19 @@ var crashCases = []crashCase{
 	{"accept", "the server was promoted", func(c *crash) {
 		c.alone()
 		c.arm("accept")
-		execute(c.t, c.pool, "UPDATE pgleases.server SET accepted_timeline = accepted_timeline + 1")
+		testkit.Execute(c.t, c.pool, "UPDATE pgleases.server SET accepted_timeline = accepted_timeline + 1")
 		c.await(nil)
 		c.bystand()
 	}, goesOn},
 	{"reject", "the server is behind one seen before", func(c *crash) {
 		c.alone()
 		of := func(generation int) {
-			execute(c.t, c.pool, fmt.Sprintf("UPDATE pgleases.server SET generation = %d", generation))
-			execute(c.t, c.pool, "UPDATE pgleases.leases SET generation = generation + 1") // so that it is read
+			testkit.Execute(c.t, c.pool, fmt.Sprintf("UPDATE pgleases.server SET generation = %d", generation))
+			testkit.Execute(c.t, c.pool, "UPDATE pgleases.leases SET generation = generation + 1") // so that it is read
 		}
 		of(7)
 		waitFor(c.t, patience, "all is owned in that server generation", func() bool {
-			return value[bool](c.t, c.pool, "SELECT min(epoch) >> 32 = 7 FROM pgleases.partitions")
+			return testkit.Value[bool](c.t, c.pool, "SELECT min(epoch) >> 32 = 7 FROM pgleases.partitions")
 		})
 		c.arm("reject")
 		of(3)
@@ -153,9 +149,7 @@ var crashCases = []crashCase{
 	{"superseder", "a newer process has begun", atBalance("superseder", (*crash).supersede), endsOusted},
 	{"guard", "it works", func(c *crash) {
 		effects := faults.NewEffects(c.pool, "l")
-		if err := effects.Create(c.t.Context(), crashPartitions); err != nil {
-			c.t.Fatal(err)
-		}
+		testkit.OK(c.t, effects.Create(c.t.Context(), crashPartitions))
 		c.config.Effects = true
 		c.bystand()
 		ctx, cancel := context.WithCancel(context.Background())
@@ -292,11 +286,8 @@ type crash struct {
 func newCrash(t testing.TB, kind faults.Breach, url string) *crash {
 	direct, _ := pgserver.DirectURL(url)
 	c := &crash{t: t, kind: kind, url: direct, dir: t.TempDir(), began: time.Now(), started: make(chan struct{})}
-	c.pool, c.admin = newPool(t, c.url, size(3)), ownersPool(t, c.url)
-	var err error
-	if c.wire, err = faults.NewWire(c.url, "pgleases"); err != nil {
-		t.Fatal(err)
-	}
+	c.pool, c.admin = testkit.Pool(t, c.url, size(3)), ownersPool(t, c.url)
+	c.wire = testkit.Must(faults.NewWire(c.url, "pgleases"))(t)
 	t.Cleanup(func() {
 		if err := c.wire.Close(); err != nil {
 			t.Error(err)
@@ -310,10 +301,7 @@ func newCrash(t testing.TB, kind faults.Breach, url string) *crash {
 // start starts the victim.
 func (c *crash) start() {
 	c.config.ProbeURL = probeURL(c.t)
-	victim, err := faults.Start(c.config)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	victim := testkit.Must(faults.Start(c.config))(c.t)
 	c.victim = victim
 	close(c.started)
 	c.t.Cleanup(func() {
@@ -338,13 +326,9 @@ func underLocks(run func(*crash)) func(*crash) {
 	return func(c *crash) {
 		const names = 2
 		effects := faults.NewEffects(c.pool, faults.LocksName)
-		if err := effects.Create(c.t.Context(), names); err != nil {
-			c.t.Fatal(err)
-		}
+		testkit.OK(c.t, effects.Create(c.t.Context(), names))
 		c.config.Locks, c.config.Effects = names, true
-		if err := faults.NewEffects(c.pool, "l").Create(c.t.Context(), crashPartitions); err != nil {
-			c.t.Fatal(err)
-		}
+		testkit.OK(c.t, faults.NewEffects(c.pool, "l").Create(c.t.Context(), crashPartitions))
 		run(c)
 		locks := lock.New(c.bystander, c.pool)
 		c.locks = func() {
@@ -364,10 +348,7 @@ func underLocks(run func(*crash)) func(*crash) {
 			if err != nil || len(zombies) > 0 {
 				c.t.Errorf("of %d writes under locks, these came late: %v; %v", n, zombies, err)
 			}
-			logs, err := oracle.ReadAll(c.dir + "/*" + faults.LocksSuffix)
-			if err != nil {
-				c.t.Fatal(err)
-			}
+			logs := testkit.Must(oracle.ReadAll(c.dir + "/*" + faults.LocksSuffix))(c.t)
 			verify(c.t, logs)
 		}
 	}
@@ -467,14 +448,10 @@ func atEviction(statement string) func(*crash) {
 		c.bystand()
 		c.start()
 		c.balanced()
-		if err := c.victim.Pause(); err != nil {
-			c.t.Fatal(err)
-		}
+		testkit.OK(c.t, c.victim.Pause())
 		c.waitFor("the victim is evicted", c.bystanderOwns)
 		c.arm(statement)
-		if err := c.victim.Resume(); err != nil {
-			c.t.Fatal(err)
-		}
+		testkit.OK(c.t, c.victim.Resume())
 		c.await(nil)
 	}
 }
@@ -488,8 +465,8 @@ func atDeath(statement string) func(*crash) {
 		third.Kill()
 		c.arm(statement)
 		// Its TTL is over from now on; an earlier expiry check would find no expired client.
-		execute(c.t, c.pool, "UPDATE pgleases.clients SET expires_at = clock_timestamp() - interval '1 second' WHERE id = 'third'")
-		execute(c.t, c.pool, "UPDATE pgleases.server SET next_check_at = clock_timestamp()")
+		testkit.Execute(c.t, c.pool, "UPDATE pgleases.clients SET expires_at = clock_timestamp() - interval '1 second' WHERE id = 'third'")
+		testkit.Execute(c.t, c.pool, "UPDATE pgleases.server SET next_check_at = clock_timestamp()")
 		c.await(nil)
 		c.bystand()
 	}
@@ -517,11 +494,11 @@ func fastly(run func(*crash)) func(*crash) {
 	}
 }
 
-func (c *crash) unmark() { execute(c.t, c.admin, "DELETE FROM pgleases.boot_marker") }
+func (c *crash) unmark() { testkit.Execute(c.t, c.admin, "DELETE FROM pgleases.boot_marker") }
 
 // ask requests a plan, one that moves a partition.
 func (c *crash) ask() {
-	execute(c.t, c.pool, `WITH asked AS (
+	testkit.Execute(c.t, c.pool, `WITH asked AS (
 			UPDATE pgleases.leases SET generation = generation + 1, next_check_at = clock_timestamp() RETURNING name
 		)
 		UPDATE pgleases.partitions AS p SET target = (SELECT session FROM pgleases.clients WHERE id = 'bystander')
@@ -531,11 +508,11 @@ func (c *crash) ask() {
 }
 
 func (c *crash) change() {
-	execute(c.t, c.pool, "UPDATE pgleases.leases SET generation = generation + 1")
+	testkit.Execute(c.t, c.pool, "UPDATE pgleases.leases SET generation = generation + 1")
 }
 
 func (c *crash) setWrongWeight() {
-	execute(c.t, c.pool, `WITH changed AS ( -- a heartbeat returns leases after a change of one
+	testkit.Execute(c.t, c.pool, `WITH changed AS ( -- a heartbeat returns leases after a change of one
 			UPDATE pgleases.leases SET next_check_at = next_check_at RETURNING name
 		) UPDATE pgleases.members SET weight = 2
 		WHERE lease IN (SELECT name FROM changed) AND session IN (SELECT session FROM pgleases.clients WHERE id = 'victim')`)
@@ -587,7 +564,7 @@ func (c *crash) lostTrust(format string, args ...any) {
 // must not leave one behind.
 func (c *crash) oneSession() {
 	c.t.Helper()
-	if value[bool](c.t, c.pool, "SELECT count(*) > count(DISTINCT id) FROM pgleases.clients") {
+	if testkit.Value[bool](c.t, c.pool, "SELECT count(*) > count(DISTINCT id) FROM pgleases.clients") {
 		c.t.Fatalf("one client has two sessions: %s", c.state())
 	}
 }
@@ -598,10 +575,7 @@ func (c *crash) bothOwn() bool {
 	if len(c.lease.Values()) != crashPartitions/2 {
 		return false
 	}
-	log, err := c.victim.Watched()
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	log := testkit.Must(c.victim.Watched())(c.t)
 	owns := make([]string, crashPartitions)
 	for _, i := range log.Intervals {
 		if i.Open {
@@ -613,7 +587,7 @@ func (c *crash) bothOwn() bool {
 			owns[n] += fmt.Sprintf("bystander@%d", p.Epoch)
 		}
 	}
-	return !slices.Contains(owns, "") && c.counts() == "2 2 8" && strings.Join(owns, " ") == value[string](c.t, c.pool, `
+	return !slices.Contains(owns, "") && c.counts() == "2 2 8" && strings.Join(owns, " ") == testkit.Value[string](c.t, c.pool, `
 		SELECT string_agg(c.id || '@' || p.epoch, ' ' ORDER BY p.partition)
 		FROM pgleases.partitions AS p JOIN pgleases.clients AS c ON c.session = p.owner`)
 }
@@ -626,7 +600,7 @@ func (c *crash) bystanderOwns() bool {
 
 // counts returns the numbers of clients, members, and partitions of live members.
 func (c *crash) counts() string {
-	return value[string](c.t, c.pool, `SELECT concat_ws(' ', (SELECT count(*) FROM pgleases.clients), (SELECT count(*) FROM pgleases.members),
+	return testkit.Value[string](c.t, c.pool, `SELECT concat_ws(' ', (SELECT count(*) FROM pgleases.clients), (SELECT count(*) FROM pgleases.members),
 		(SELECT count(*) FROM pgleases.partitions AS p JOIN pgleases.members AS m ON m.lease = p.lease AND m.session = p.owner
 		 JOIN pgleases.clients AS c USING (session) WHERE p.target = p.owner))`)
 }
@@ -638,9 +612,9 @@ func (c *crash) state() string {
 		values = c.lease.Values()
 	}
 	return fmt.Sprintf("the bystander owns %v; clients %s; members %s; partitions %s", values,
-		value[string](c.t, c.pool, "SELECT coalesce(string_agg(id || ' ' || session || ' ' || expires_at - clock_timestamp(), ', '), '') FROM pgleases.clients"),
-		value[string](c.t, c.pool, "SELECT coalesce(string_agg(session::text || '*' || weight, ', '), '') FROM pgleases.members"),
-		value[string](c.t, c.pool, "SELECT coalesce(string_agg(format('%s: %s>%s', partition, owner, target), ', ' ORDER BY partition), '') FROM pgleases.partitions"))
+		testkit.Value[string](c.t, c.pool, "SELECT coalesce(string_agg(id || ' ' || session || ' ' || expires_at - clock_timestamp(), ', '), '') FROM pgleases.clients"),
+		testkit.Value[string](c.t, c.pool, "SELECT coalesce(string_agg(session::text || '*' || weight, ', '), '') FROM pgleases.members"),
+		testkit.Value[string](c.t, c.pool, "SELECT coalesce(string_agg(format('%s: %s>%s', partition, owner, target), ', ' ORDER BY partition), '') FROM pgleases.partitions"))
 }
 
 // ended waits for the end of the victim. A victim that leaves must have removed its rows.
@@ -660,7 +634,7 @@ func (c *crash) ended(end func(*faults.Process, context.Context) (faults.Event, 
 // left reports whether rows of an ended client remain, or rows without a client.
 func (c *crash) left(id string) bool {
 	c.t.Helper()
-	return value[bool](c.t, c.pool, `WITH others AS (SELECT session FROM pgleases.clients WHERE id <> $1)
+	return testkit.Value[bool](c.t, c.pool, `WITH others AS (SELECT session FROM pgleases.clients WHERE id <> $1)
 		SELECT EXISTS (SELECT FROM pgleases.clients WHERE session NOT IN (SELECT session FROM others))
 			OR EXISTS (SELECT FROM pgleases.members WHERE session NOT IN (SELECT session FROM others))
 			OR EXISTS (SELECT FROM pgleases.locks WHERE session NOT IN (SELECT session FROM others))
@@ -683,9 +657,6 @@ func (c *crash) finish() {
 	if c.left("bystander") {
 		c.lostTrust("after all were closed, rows remain: %s", c.state())
 	}
-	logs, err := oracle.ReadAll(c.dir + "/*.log")
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	logs := testkit.Must(oracle.ReadAll(c.dir + "/*.log"))(c.t)
 	verify(c.t, append(logs, c.logs()...))
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
@@ -112,10 +113,10 @@ func crashAfterHeartbeats(t *testing.T, before, afterwards string) (quiet bool) 
 		const ttl, flushed = 5 * time.Second, 10 * time.Second
 		server := pgserver.Private(t, pgserver.WithSettings(map[string]string{"wal_writer_delay": flushed.String(), "autovacuum": "off"}))
 		url := server.URL()
-		execute(t, newPool(t, url), before)
+		testkit.Execute(t, testkit.Pool(t, url), before)
 		steady := newSteady(t, url, ttl, 500*time.Millisecond, comesBackLate(t, url, 750*time.Millisecond))
 		steady.loses = fast(t, steady.pool)
-		execute(t, steady.pool, afterwards)
+		testkit.Execute(t, steady.pool, afterwards)
 		for round := range rounds {
 			quiet = withoutFlush(t, url, ttl+ttl/6, flushed+ttl+2*ttl/6)
 			steady.survives(t, round, (&faults.Database{Server: server, URL: url}).KillBackend)
@@ -134,16 +135,12 @@ func crashAfterHeartbeats(t *testing.T, before, afterwards string) (quiet bool) 
 // wait for the lock, and the crash ends it.
 func withoutFlush(t testing.TB, url string, quiet, limit time.Duration) bool {
 	locker, reader := connection(t, url), connection(t, url)
-	if _, err := locker.Exec(t.Context(), "BEGIN; SELECT FROM pgleases.server FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(locker.Exec(t.Context(), "BEGIN; SELECT FROM pgleases.server FOR UPDATE"))(t)
 	var written string
 	since := time.Now()
 	return comesTrue(limit, func() bool {
 		var now string
-		if err := reader.QueryRow(t.Context(), "SELECT pg_current_wal_lsn()::text").Scan(&now); err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, reader.QueryRow(t.Context(), "SELECT pg_current_wal_lsn()::text").Scan(&now))
 		if now != written {
 			written, since = now, time.Now()
 		}
@@ -174,10 +171,7 @@ type steady struct {
 
 // comesBackLate delays a client's reconnect. Until then its session looks expired to the others.
 func comesBackLate(t testing.TB, url string, delay time.Duration) pgleases.Option {
-	config, err := pgx.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := testkit.Must(pgx.ParseConfig(url))(t)
 	var before atomic.Bool
 	dial := config.DialFunc
 	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -191,7 +185,7 @@ func comesBackLate(t testing.TB, url string, delay time.Duration) pgleases.Optio
 
 // newSteady opens the clients; the options are for the last one.
 func newSteady(t testing.TB, url string, ttl, heartbeat time.Duration, last ...pgleases.Option) *steady {
-	s := &steady{opened: time.Now(), began: time.Now(), ttl: ttl, bears: bears(ttl, heartbeat), pool: newPool(t, url, size(4))}
+	s := &steady{opened: time.Now(), began: time.Now(), ttl: ttl, bears: bears(ttl, heartbeat), pool: testkit.Pool(t, url, size(4))}
 	leases := make(map[string]*pgleases.Lease)
 	for i := range 3 {
 		id := fmt.Sprintf("steady-%d", i)
@@ -229,9 +223,7 @@ func (s *steady) survives(t testing.TB, round int, fault func(context.Context) e
 	s.began = began
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := fault(ctx); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, fault(ctx))
 	back := time.Now()
 	s.down = append(s.down, back.Sub(began))
 	s.confirmed(t, back)
@@ -347,12 +339,10 @@ type moving struct {
 }
 
 func newMoving(t testing.TB, url string) *moving {
-	pool := newPool(t, url, size(8))
+	pool := testkit.Pool(t, url, size(8))
 	m := &moving{effects: faults.NewEffects(pool, "moving")}
 	const partitions = 8
-	if err := m.effects.Create(t.Context(), partitions); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, m.effects.Create(t.Context(), partitions))
 	ctx, cancel := context.WithCancel(context.Background())
 	m.end = func() { cancel(); m.wait.Wait() }
 	t.Cleanup(m.end)

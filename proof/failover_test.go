@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
@@ -51,11 +52,11 @@ func needFastFailover(t testing.TB, pool *pgxpool.Pool) {
 
 func hasFastFailover(t testing.TB, pool *pgxpool.Pool) bool {
 	t.Helper()
-	return value[int](t, pool, "SELECT current_setting('server_version_num')::int") >= 150000
+	return testkit.Value[int](t, pool, "SELECT current_setting('server_version_num')::int") >= 150000
 }
 
 func newTroop(t *timeguard.Try, url string, size int, ttl time.Duration) *troop {
-	needFastFailover(t, newPool(t, url))
+	needFastFailover(t, testkit.Pool(t, url))
 	tr := &troop{Try: t, url: url, dir: t.TempDir(), ttl: ttl}
 	for range size {
 		tr.start(url)
@@ -94,13 +95,7 @@ func (tr *troop) owned(when string) {
 // report closes the troop and returns the oracle's report.
 func (tr *troop) report() oracle.Report {
 	tr.Helper()
-	for _, p := range tr.living {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		if _, err := p.Close(ctx); err != nil {
-			tr.Error(err)
-		}
-		cancel()
-	}
+	closeWorkers(tr, tr.living)
 	return verifyDir(tr, tr.dir)
 }
 
@@ -128,10 +123,7 @@ func TestKilledClientIsReplacedInHalfASecond(t *testing.T) {
 		}
 		tr.owned("at last")
 		tr.report()
-		logs, err := oracle.ReadAll(tr.dir + "/*.log")
-		if err != nil {
-			t.Fatal(err)
-		}
+		logs := testkit.Must(oracle.ReadAll(tr.dir + "/*.log"))(t)
 		var took []time.Duration
 		for _, d := range deaths {
 			var longest time.Duration
@@ -195,9 +187,7 @@ func TestEndedConnectionsEvictNoLiveClient(t *testing.T) {
 				var n int
 				err := conn.QueryRow(ctx, `SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
 					WHERE application_name = 'pgleases' ORDER BY random() LIMIT 1) AS one`).Scan(&n)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.OK(t, err)
 				terminated += n
 			}
 		}
@@ -209,9 +199,7 @@ func TestEndedConnectionsEvictNoLiveClient(t *testing.T) {
 			func() error { return database.KillBackend(within) },
 		} {
 			terrify(*failoverTerror / 3)
-			if err := fault(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.OK(t, fault())
 		}
 		terrify(*failoverTerror / 3)
 		cancel()
@@ -236,15 +224,15 @@ func TestTerminatedConnectionIsNotEvicted(t *testing.T) {
 		victim := tr.start(way.URL())
 		hasJoined(t, victim)
 		tr.owned("at first")
-		pool := newPool(t, url)
+		pool := testkit.Pool(t, url)
 		presence := func() int64 {
-			return value[int64](t, pool, "SELECT presence FROM pgleases.presences JOIN pgleases.clients USING (session) WHERE id = $1", victim.Config.ID)
+			return testkit.Value[int64](t, pool, "SELECT presence FROM pgleases.presences JOIN pgleases.clients USING (session) WHERE id = $1", victim.Config.ID)
 		}
 		for range 2 {
 			<-time.After(time.Second) // so that the watching clients have seen the present locks
 			before := presence()
 			way.Slow(400 * time.Millisecond)
-			if n := value[int](t, pool, `SELECT count(pg_terminate_backend(pid)) FROM pg_locks
+			if n := testkit.Value[int](t, pool, `SELECT count(pg_terminate_backend(pid)) FROM pg_locks
 				WHERE locktype = 'advisory' AND (classid::bigint << 32) | objid::bigint = $1`, before); n != 1 {
 				t.Fatalf("%d connections of %s", n, victim.Config.ID)
 			}
@@ -300,9 +288,7 @@ func TestCutConnectionKeepsOneOwner(t *testing.T) {
 			i, before := n%len(ways), evictions(ever)
 			stopped := n%4 < 3
 			if stopped {
-				if err := victims[i].Pause(); err != nil {
-					t.Fatal(err)
-				}
+				testkit.OK(t, victims[i].Pause())
 				ways[i].Cut()
 			} else {
 				ways[i].Reset() // it continues, and cannot connect
@@ -314,9 +300,7 @@ func TestCutConnectionKeepsOneOwner(t *testing.T) {
 			}
 			ways[i].Thaw()
 			if stopped {
-				if err := victims[i].Resume(); err != nil {
-					t.Fatal(err)
-				}
+				testkit.OK(t, victims[i].Resume())
 			}
 		}
 		tr.owned("at last")
@@ -332,7 +316,7 @@ func TestCutConnectionKeepsOneOwner(t *testing.T) {
 func TestFastFailoverIsRefusedBehindAPooler(t *testing.T) {
 	t.Parallel()
 	past := direct(t)
-	needFastFailover(t, newPool(t, past))
+	needFastFailover(t, testkit.Pool(t, past))
 	for _, mode := range []string{"transaction", "session"} {
 		through := bouncerTo(t, past, pgserver.WithBouncerSettings(map[string]string{"pool_mode": mode}))
 		c, err := pgleases.Open(t.Context(), through, pgleases.WithFastFailover(), quietly(t))
@@ -342,11 +326,8 @@ func TestFastFailoverIsRefusedBehindAPooler(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "WithFastFailover") || !strings.Contains(err.Error(), "pooler") || !strings.Contains(err.Error(), "WithConnConfig") {
 			t.Errorf("%s mode: %v", mode, err)
 		}
-		config, err := pgx.ParseConfig(past)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c, err = pgleases.NewClient(t.Context(), newPool(t, through), pgleases.WithFastFailover(), pgleases.WithConnConfig(config), quietly(t))
+		config := testkit.Must(pgx.ParseConfig(past))(t)
+		c, err = pgleases.NewClient(t.Context(), testkit.Pool(t, through), pgleases.WithFastFailover(), pgleases.WithConnConfig(config), quietly(t))
 		if err != nil {
 			t.Errorf("%s mode, past it: %v", mode, err)
 			continue
@@ -360,7 +341,7 @@ func TestFastFailoverIsRefusedBehindAPooler(t *testing.T) {
 func TestSlowPollsDelayNoOtherTask(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
-	needFastFailover(t, newPool(t, url))
+	needFastFailover(t, testkit.Pool(t, url))
 	way := newProxy(t, url)
 	c := opened(t, way.URL(), "far", pgleases.WithTTL(longTTL), pgleases.WithFastFailover(), quietly(t))
 	way.Slow(150 * time.Millisecond)

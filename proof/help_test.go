@@ -3,11 +3,11 @@
 package proof_test
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"slices"
@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
@@ -34,9 +35,7 @@ func started(t testing.TB, err error) {
 	if errors.Is(err, pgserver.ErrNotInstalled) && os.Getenv("CI") != "true" {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, err)
 }
 
 // bouncerTo starts a PgBouncer for the test, and returns the URL of the same database through it.
@@ -49,20 +48,13 @@ func bouncerTo(t testing.TB, url string, opts ...pgserver.BouncerOption) string 
 			t.Error(err)
 		}
 	})
-	through, err := bouncer.Through(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return through
+	return testkit.Must(bouncer.Through(url))(t)
 }
 
 // newProxy returns a proxy for the test.
 func newProxy(t testing.TB, url string) *faults.Proxy {
 	t.Helper()
-	proxy, err := faults.NewProxy(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	proxy := testkit.Must(faults.NewProxy(url))(t)
 	t.Cleanup(proxy.Close)
 	return proxy
 }
@@ -87,47 +79,50 @@ func lateWithoutNotify(url string, heartbeat time.Duration) time.Duration {
 	return 0
 }
 
-// failureLog is a log that is shown if the test fails.
-type failureLog struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *failureLog) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
+// quietly makes a client log only if the test fails.
 func quietly(t testing.TB) pgleases.Option {
-	l := new(failureLog)
+	book := new(logbook)
 	t.Cleanup(func() {
 		if t.Failed() {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			t.Logf("what the clients logged:\n%s", lastLines(l.text.String(), 200))
+			t.Logf("what the clients logged:\n%s", lastLines(strings.Join(book.lines(), "\n"), 200))
 		}
 	})
-	return pgleases.WithLogger(slog.New(slog.NewTextHandler(l, nil)))
+	return book.option()
 }
 
-// endFleet closes a fleet at the end of its test. If the test failed, it logs the incidents and the
-// last lines of each process.
-func endFleet(t testing.TB, fleet *faults.Fleet, lines int) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+// newFleet starts a fleet that has joined. The seed 0 means a random one. At the end of the test it is closed. If the test failed,
+// the incidents and the last lines of each process are logged.
+func newFleet(t testing.TB, config faults.Config, size int, seed uint64) *faults.Fleet {
+	t.Helper()
+	seed = cmp.Or(seed, rand.Uint64())
+	t.Logf("seed %d", seed)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := fleet.Close(ctx); err != nil {
-		t.Error(err)
-	}
-	if !t.Failed() {
-		return
-	}
-	for _, incident := range fleet.Incidents {
-		t.Log(incident)
-	}
-	for path, text := range fleet.Output() {
-		t.Logf("%s:\n%s", path, lastLines(text, lines))
-	}
+	config.Patience, config.ProbeURL = patience, probeURL(t)
+	fleet, err := faults.NewFleet(ctx, config, t.TempDir(), size, seed)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := fleet.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		if !t.Failed() {
+			return
+		}
+		for _, incident := range fleet.Incidents {
+			t.Log(incident)
+		}
+		for path, text := range fleet.Output() {
+			t.Logf("%s:\n%s", path, lastLines(text, 60))
+		}
+	})
+	testkit.OK(t, err)
+	return fleet
+}
+
+// without returns faults without one of them.
+func without(name string, all []faults.Fault) []faults.Fault {
+	return slices.DeleteFunc(slices.Clone(all), func(f faults.Fault) bool { return f.Name == name })
 }
 
 func lastLines(text string, n int) string {
@@ -171,10 +166,7 @@ func watched(t testing.TB, leases map[string]*pgleases.Lease) func() []oracle.Lo
 	ctx, cancel := context.WithCancel(context.Background())
 	var wait sync.WaitGroup
 	for name, lease := range leases {
-		recorder, err := oracle.Create(dir + "/" + name + ".log")
-		if err != nil {
-			t.Fatal(err)
-		}
+		recorder := testkit.Must(oracle.Create(dir + "/" + name + ".log"))(t)
 		recorder.Pause = 2 * time.Millisecond // one process may have dozens of them
 		wait.Go(func() {
 			if err := recorder.Watch(ctx, lease); err != nil {
@@ -187,11 +179,7 @@ func watched(t testing.TB, leases map[string]*pgleases.Lease) func() []oracle.Lo
 	t.Cleanup(end)
 	return func() []oracle.Log {
 		end()
-		logs, err := oracle.ReadAll(dir + "/*.log")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return logs
+		return testkit.Must(oracle.ReadAll(dir + "/*.log"))(t)
 	}
 }
 
@@ -203,10 +191,7 @@ func smallDisk(t testing.TB) (dir string, options []pgserver.Option) {
 		t.Log("no disk is filled: only root may mount one")
 		return "", nil
 	}
-	dir, err := os.MkdirTemp("", "pgleases-disk-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir = testkit.Must(os.MkdirTemp("", "pgleases-disk-"))(t)
 	t.Cleanup(func() {
 		if err := os.Remove(dir); err != nil {
 			t.Error(err)
@@ -225,14 +210,19 @@ func smallDisk(t testing.TB) (dir string, options []pgserver.Option) {
 	return dir, []pgserver.Option{pgserver.WithDir(dir), pgserver.WithSettings(small)}
 }
 
+// worker returns the configuration of a worker process whose Values is watched.
+func worker(url, lease string, partitions int, dir, id string, n int) faults.Config {
+	return faults.Config{
+		URL: url, ID: id, Log: fmt.Sprintf("%s/%s.%d.log", dir, id, n), Lease: lease, Partitions: partitions, TTL: time.Second,
+		Patience: patience,
+	}
+}
+
 // startWorker starts a worker process, which is killed at the end of the test.
 func startWorker(t testing.TB, config faults.Config) *faults.Process {
 	t.Helper()
 	config.ProbeURL = probeURL(t)
-	p, err := faults.Start(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := testkit.Must(faults.Start(config))(t)
 	t.Cleanup(func() {
 		p.Kill()
 		if t.Failed() && config.Log != "" {
@@ -242,14 +232,36 @@ func startWorker(t testing.TB, config faults.Config) *faults.Process {
 	return p
 }
 
+// startWorkers starts worker processes, and waits until they have joined.
+func startWorkers(t testing.TB, config faults.Config, dir string, n int) (workers []*faults.Process) {
+	t.Helper()
+	for i := range n {
+		config.ID = fmt.Sprintf("worker-%d", i)
+		config.Log = fmt.Sprintf("%s/%s.log", dir, config.ID)
+		workers = append(workers, startWorker(t, config))
+	}
+	for _, w := range workers {
+		hasJoined(t, w)
+	}
+	return workers
+}
+
+// closeWorkers closes worker processes.
+func closeWorkers(t testing.TB, workers []*faults.Process) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, w := range workers {
+		if _, err := w.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // probeURL returns the URL of a database without faults.
 func probeURL(t testing.TB) string {
 	t.Helper()
-	url, err := pgserver.Shared()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return url
+	return testkit.Must(pgserver.Shared())(t)
 }
 
 func hasJoined(t testing.TB, p *faults.Process) {
@@ -266,10 +278,7 @@ func hasJoined(t testing.TB, p *faults.Process) {
 // held returns the partitions that a worker's Values last showed.
 func held(t testing.TB, p *faults.Process) []int {
 	t.Helper()
-	log, err := p.Watched()
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := testkit.Must(p.Watched())(t)
 	return log.Held()
 }
 
@@ -320,10 +329,7 @@ func figures(ds []time.Duration) string {
 // verifyDir reports all violations in the logs of worker processes in a folder.
 func verifyDir(t testing.TB, dir string) oracle.Report {
 	t.Helper()
-	logs, err := oracle.ReadAll(dir + "/*.log")
-	if err != nil {
-		t.Fatal(err)
-	}
+	logs := testkit.Must(oracle.ReadAll(dir + "/*.log"))(t)
 	return verify(t, logs)
 }
 

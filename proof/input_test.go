@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
@@ -18,12 +19,12 @@ func TestTheMostPartitionsWork(t *testing.T) {
 		if brief() {
 			t.Skip("takes a quarter of a minute")
 		}
-		pool := newPool(t, pgserver.Database(t))
+		pool := testkit.Pool(t, pgserver.Database(t))
 		var log logbook
 		client := newClient(t, pool, log.option(), pgleases.WithTTL(30*time.Second), pgleases.WithHeartbeat(time.Second))
 		lease := joined(t, client, "l", 65536)
 		waitFor(t, 3*time.Minute, "it owns all", func() bool { return len(lease.Values()) == 65536 })
-		if got := value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner IS NOT NULL"); got != 65536 {
+		if got := testkit.Value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner IS NOT NULL"); got != 65536 {
 			t.Errorf("the view shows %d partitions", got)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -40,12 +41,12 @@ func TestTheMostPartitionsWork(t *testing.T) {
 func TestMostPartitionsAtShortestTTL(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const n = 16_384
-		pool := newPool(t, pgserver.Database(t))
+		pool := testkit.Pool(t, pgserver.Database(t))
 		lease := joined(t, newClient(t, pool, pgleases.WithTTL(time.Second)), "l", n)
 		waitFor(t, time.Minute, "it owns all", func() bool { return len(lease.Values()) == n })
-		execute(t, pool, "UPDATE pgleases.server SET accepted_timeline = 77") // as after a failover
+		testkit.Execute(t, pool, "UPDATE pgleases.server SET accepted_timeline = 77") // as after a failover
 		waitFor(t, time.Minute, "it owns all in a new server generation", func() bool {
-			return len(lease.Values()) == n && value[bool](t, pool,
+			return len(lease.Values()) == n && testkit.Value[bool](t, pool,
 				"SELECT generation > 0 AND (SELECT min(epoch) FROM pgleases.partitions) >= generation << 32 FROM pgleases.server")
 		})
 	})

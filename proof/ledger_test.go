@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/schedule"
@@ -97,18 +98,13 @@ func readLedger(t testing.TB, pool *pgxpool.Pool, dir string) *scheduleLedger {
 		}
 	}
 	rows, _ := pool.Query(t.Context(), "SELECT id FROM pgleases.jobs") // CollectRows returns its error
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
-		t.Fatal(err)
-	}
+	ids := testkit.Must(pgx.CollectRows(rows, pgx.RowTo[int64]))(t)
 	for _, id := range ids {
 		l.living[id] = true
 	}
 	l.effects = structs[scheduleEffect](t, pool, `SELECT name, key, worker, partition, epoch, job, made_for, at, began, ended IS NOT NULL, pg_xact_commit_timestamp(xmin)
 		FROM ticks ORDER BY began, n`)
-	if l.calls, err = faults.Calls(dir); err != nil {
-		t.Fatal(err)
-	}
+	l.calls = testkit.Must(faults.Calls(dir))(t)
 	slices.SortFunc(l.calls, func(a, b faults.Call) int { return cmp.Compare(a.Began, b.Began) })
 	return l
 }
@@ -118,11 +114,7 @@ func structs[T any](t testing.TB, db interface {
 }, query string, args ...any) []T {
 	t.Helper()
 	rows, _ := db.Query(t.Context(), query, args...) // CollectRows returns its error
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[T])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return all
+	return testkit.Must(pgx.CollectRows(rows, pgx.RowToStructByPos[T]))(t)
 }
 
 // report reports violations, and logs the size of the ledger.

@@ -1,14 +1,12 @@
 package proof_test
 
 import (
+	"bytes"
 	"context"
-	"crypto/rand"
 	"flag"
 	"fmt"
 	"log/slog"
 	"os"
-	"runtime"
-	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
@@ -74,29 +73,11 @@ func direct(t testing.TB) string {
 	return url
 }
 
-// newPool returns a pool on a database, which is closed at the end of the test.
-func newPool(t testing.TB, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
-	t.Helper()
-	config, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range configure {
-		f(config)
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return pool
-}
-
 // ownersPool returns a pool on the same database for statements that are not a client's: see
 // pgserver.OwnerURL.
 func ownersPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
-	return newPool(t, pgserver.OwnerURL(url))
+	return testkit.Pool(t, pgserver.OwnerURL(url))
 }
 
 // newClient opens a client that logs to the test, and is closed at the end of the test.
@@ -176,40 +157,17 @@ func comesTrue(within time.Duration, holds func() bool) bool {
 	return true
 }
 
-// until waits until a condition on leases holds. It checks the condition whenever one of them
-// changes.
+// until waits until a condition on leases holds, and logs what they own if it does not.
 func until(t testing.TB, what string, holds func() bool, leases ...*pgleases.Lease) {
 	t.Helper()
-	began, late := time.Now(), time.After(patience)
-	for {
-		changes := make(chan struct{}, len(leases))
-		stop := make(chan struct{})
-		for _, l := range leases {
-			changed := l.Changed()
-			go func() {
-				select {
-				case <-changed:
-					changes <- struct{}{}
-				case <-stop:
-				}
-			}()
-		}
-		if holds() {
-			close(stop)
-			return
-		}
-		select {
-		case <-changes:
-		case <-time.After(20 * time.Millisecond): // conditions on the database change without a lease
-		case <-late:
-			close(stop)
-			for _, l := range leases {
-				t.Logf("%s owns %v", l.Name(), l.Values())
-			}
-			missed(t, began, patience, "not true within %v: %s", patience, what)
-		}
-		close(stop)
+	began := time.Now()
+	if comesTrue(patience, holds) {
+		return
 	}
+	for _, l := range leases {
+		t.Logf("%s owns %v", l.Name(), l.Values())
+	}
+	missed(t, began, patience, "not true within %v: %s", patience, what)
 }
 
 // receive waits for a value that should arrive soon.
@@ -232,24 +190,6 @@ func ended(t testing.TB, what string, ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// value returns the only value of a query.
-func value[T any](t testing.TB, pool *pgxpool.Pool, query string, args ...any) T {
-	t.Helper()
-	var v T
-	if err := pool.QueryRow(context.Background(), query, args...).Scan(&v); err != nil {
-		t.Fatalf("%s: %v", query, err)
-	}
-	return v
-}
-
-// execute runs statements.
-func execute(t testing.TB, pool *pgxpool.Pool, statements string, args ...any) {
-	t.Helper()
-	if _, err := pool.Exec(context.Background(), statements, args...); err != nil {
-		t.Fatalf("%s: %v", statements, err)
-	}
-}
-
 // beats waits for n more successful heartbeats of a client.
 func beats(t testing.TB, c *pgleases.Client, n int) {
 	t.Helper()
@@ -268,42 +208,30 @@ func beats(t testing.TB, c *pgleases.Client, n int) {
 	})
 }
 
-// A logbook is a logger that keeps its lines.
+// A logbook keeps what clients log.
 type logbook struct {
-	mu      sync.Mutex // guards records
-	records []slog.Record
+	mu   sync.Mutex // guards text
+	text bytes.Buffer
 }
 
-func (b *logbook) Enabled(context.Context, slog.Level) bool { return true }
-func (b *logbook) WithAttrs([]slog.Attr) slog.Handler       { return b }
-func (b *logbook) WithGroup(string) slog.Handler            { return b }
-
-func (b *logbook) Handle(_ context.Context, r slog.Record) error {
+func (b *logbook) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.records = append(b.records, r.Clone())
-	return nil
+	return b.text.Write(p)
 }
 
 // option makes a client log into the book.
-func (b *logbook) option() pgleases.Option { return pgleases.WithLogger(slog.New(b)) }
+func (b *logbook) option() pgleases.Option {
+	return pgleases.WithLogger(slog.New(slog.NewTextHandler(b, nil)))
+}
 
-// lines returns the logged lines, with their attributes, that contain all the words.
+// lines returns the logged lines that contain all the words.
 func (b *logbook) lines(words ...string) []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var lines []string
-	for _, r := range b.records {
-		line := r.Level.String() + " " + r.Message
-		r.Attrs(func(a slog.Attr) bool {
-			line += " " + a.String()
-			return true
-		})
-		if !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) }) {
-			lines = append(lines, line)
-		}
-	}
-	return lines
+	return slices.DeleteFunc(strings.Split(strings.TrimSpace(b.text.String()), "\n"), func(line string) bool {
+		return line == "" || slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) })
+	})
 }
 
 // canceled returns a context that has ended.
@@ -313,45 +241,9 @@ func canceled(cause error) context.Context {
 	return ctx
 }
 
-// A crew is the set of all goroutines that start within its calls of do, directly or indirectly.
-type crew struct {
-	t    testing.TB
-	name string
-}
-
-func newCrew(t testing.TB) crew { return crew{t, rand.Text()} }
-
-func (c crew) do(fn func()) {
-	pprof.Do(context.Background(), pprof.Labels("crew", c.name), func(context.Context) { fn() })
-}
-
-// gone fails the test unless all goroutines of the crew end soon.
-func (c crew) gone() {
-	c.t.Helper()
-	for began := time.Now(); ; {
-		var all strings.Builder
-		if err := pprof.Lookup("goroutine").WriteTo(&all, 1); err != nil {
-			c.t.Fatal(err)
-		}
-		var left []string
-		for stack := range strings.SplitSeq(all.String(), "\n\n") {
-			if strings.Contains(stack, c.name) {
-				left = append(left, stack)
-			}
-		}
-		if left == nil {
-			return
-		}
-		if time.Since(began) > time.Second {
-			missed(c.t, began, time.Second, "goroutines are left:\n%s", strings.Join(left, "\n\n"))
-		}
-		runtime.Gosched()
-	}
-}
-
 // connections counts the clients' own connections to a database.
 func connections(t testing.TB, pool *pgxpool.Pool) int {
 	t.Helper()
-	return value[int](t, pool, `SELECT count(*) FROM pg_stat_activity
+	return testkit.Value[int](t, pool, `SELECT count(*) FROM pg_stat_activity
 		WHERE datname = current_database() AND application_name = 'pgleases'`)
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
@@ -34,46 +34,28 @@ func TestOperatedFleetKeepsOneOwner(t *testing.T) {
 	}
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const partitions = 16
-		seed, total := *operatorSeed, *operatorFaults
-		if seed == 0 {
-			seed = rand.Uint64()
-		}
-		t.Logf("seed %d", seed)
+		total := *operatorFaults
 		began := time.Now()
 		server := pgserver.Private(t)
-		pool := newPool(t, server.URL(), size(6))
+		pool := testkit.Pool(t, server.URL(), size(6))
 		effects := faults.NewEffects(pool, "l")
-		if err := effects.Create(t.Context(), partitions); err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		defer cancel()
-		fleet, err := faults.NewFleet(ctx, faults.Config{
-			URL: server.URL(), Lease: "l", Partitions: partitions, TTL: time.Second, Effects: true, Patience: patience, ProbeURL: probeURL(t),
-		}, t.TempDir(), 5, seed)
-		t.Cleanup(func() { endFleet(t, fleet, 40) })
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, effects.Create(t.Context(), partitions))
+		fleet := newFleet(t, faults.Config{URL: server.URL(), Lease: "l", Partitions: partitions, TTL: time.Second, Effects: true}, 5, *operatorSeed)
 		database := &faults.Database{Server: server, URL: server.URL()}
 		operators := faults.NewOperators(pool, "l")
 		// The fault "many clients" needs too many connections.
-		fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "many clients" })
+		fleet.Faults = without("many clients", fleet.Faults)
 		database.Befall(fleet)
 		operators.Befall(fleet)
 		fleet.Enough = func(counts map[string]int) bool { return sum(counts) >= total }
-		ctx, cancel = context.WithTimeout(t.Context(), time.Duration(total)*3*time.Second+patience)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(total)*3*time.Second+patience)
 		defer cancel()
-		if err := fleet.Run(ctx); err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, fleet.Run(ctx))
 		pool.Reset() // its connections may have ended with the server
 		ended := time.Now()
 		ctx, cancel = context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		if err := operators.TakeAllBack(ctx); err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, operators.TakeAllBack(ctx))
 		if err := fleet.Settled(ctx); err != nil {
 			t.Missed(ended, patience, "%v", err)
 		}
@@ -89,17 +71,12 @@ func TestOperatedFleetKeepsOneOwner(t *testing.T) {
 		if err := fleet.Close(ctx); err != nil {
 			t.Error(err)
 		}
-		report, err := fleet.Report()
-		if err != nil {
-			t.Fatal(err)
-		}
+		report := testkit.Must(fleet.Report())(t)
 		for _, violation := range report.Violations {
 			t.Error(violation)
 		}
 		_, zombies, err := effects.Check(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, err)
 		for _, z := range zombies {
 			t.Errorf("zombie: %s", z)
 		}
@@ -150,13 +127,13 @@ func (s *operated) start(id string, ttl time.Duration) {
 
 func (s *operated) says(verb string, args ...any) {
 	s.t.Helper()
-	execute(s.t, s.pool, "SELECT pgleases."+fmt.Sprintf(verb, args...))
+	testkit.Execute(s.t, s.pool, "SELECT pgleases."+fmt.Sprintf(verb, args...))
 }
 
 // owners returns the client IDs by partition; empty: no owner.
 func (s *operated) owners() []string {
 	s.t.Helper()
-	return value[[]string](s.t, s.pool, `SELECT array_agg(coalesce(owner, '') ORDER BY partition) FROM pgleases.status`)
+	return testkit.Value[[]string](s.t, s.pool, `SELECT array_agg(coalesce(owner, '') ORDER BY partition) FROM pgleases.status`)
 }
 
 // share waits until each process owns a number of partitions, by the tables and by its Values.
@@ -172,7 +149,7 @@ func (s *operated) share(what string, want map[string]int) {
 				return false
 			}
 		}
-		return value[int](s.t, s.pool, "SELECT count(*) FROM pgleases.status WHERE moving_to IS NOT NULL") == 0
+		return testkit.Value[int](s.t, s.pool, "SELECT count(*) FROM pgleases.status WHERE moving_to IS NOT NULL") == 0
 	})
 }
 
@@ -186,7 +163,7 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const ttl, long = time.Second, 3 * time.Second
 		server := pgserver.Private(t)
-		s := &operated{t: t, url: server.URL(), dir: t.TempDir(), server: server, pool: newPool(t, server.URL()),
+		s := &operated{t: t, url: server.URL(), dir: t.TempDir(), server: server, pool: testkit.Pool(t, server.URL()),
 			procs: make(map[string]*faults.Process), proxy: make(map[string]*faults.Proxy)}
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
@@ -197,11 +174,9 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 
 		// An override survives the restart of the server, and the end of the process: no client
 		// owns a paused lease, and no guard passes.
-		epochs := value[[]int64](t, s.pool, "SELECT array_agg(epoch ORDER BY partition) FROM pgleases.partitions")
+		epochs := testkit.Value[[]int64](t, s.pool, "SELECT array_agg(epoch ORDER BY partition) FROM pgleases.partitions")
 		s.says("pause('l', 'r')")
-		if err := server.Restart(ctx, pgserver.Immediate); err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, server.Restart(ctx, pgserver.Immediate))
 		s.pool.Reset()
 		s.procs["c"].Kill()
 		s.start("c", ttl)
@@ -219,13 +194,13 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 		s.says("freeze('l', 'r')")
 		before := s.owners()
 		s.start("d", ttl)
-		frozen := value[time.Time](t, s.pool, "SELECT clock_timestamp()")
+		frozen := testkit.Value[time.Time](t, s.pool, "SELECT clock_timestamp()")
 		began := time.Now()
 		s.proxy["a"].Cut()
 		s.procs["c"].Kill()
 		waitFor(t, patience, "the killed client's partitions are owned", func() bool { return !slices.Contains(s.owners(), "c") && !slices.Contains(s.owners(), "") })
 		const others = "SELECT coalesce(string_agg(from_id, ', '), '') FROM pgleases.events WHERE cause = 'evicted' AND from_id <> 'c' AND at > $1"
-		if ids := value[string](t, s.pool, others, frozen); ids != "" {
+		if ids := testkit.Value[string](t, s.pool, others, frozen); ids != "" {
 			t.Missed(began, ttl, "%s, cut off for a moment or not at all, did not send a heartbeat in time", ids)
 		}
 		for i, id := range s.owners() {
@@ -251,14 +226,10 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 		s.share("after a pin", map[string]int{"a": 4, "b": 4, "d": 4})
 
 		// A drain of a stopped process waits for it, at most for its TTL.
-		if err := s.procs["a"].Pause(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, s.procs["a"].Pause())
 		s.says("drain('a', 'r')")
 		waitFor(t, patience, "the others have what a had", func() bool { return !slices.Contains(s.owners(), "a") && !slices.Contains(s.owners(), "") })
-		if err := s.procs["a"].Resume(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, s.procs["a"].Resume())
 		s.share("a is drained", map[string]int{"a": 0, "b": 6, "d": 6})
 		s.says("undrain('a', 'r')")
 		s.share("a is back", map[string]int{"a": 4, "b": 4, "d": 4})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
@@ -78,36 +79,25 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 	t.Helper()
 	const partitions, locks, ttl = 16, 6, time.Second
 	e := episode{began: time.Now(), Seed: seed, Worst: make(map[string]float64)}
-	t.Logf("seed %d", seed)
 	direct, pooled := pgserver.DirectURL(url)
 	if database != nil {
 		direct, pooled = database.URL, database.Bouncer != nil
 	}
 	e.Pooled = pooled
-	pool := newPool(t, direct, size(4))
+	pool := testkit.Pool(t, direct, size(4))
 	effects, locked := faults.NewEffects(pool, "orders"), faults.NewEffects(pool, faults.LocksName)
-	if err := errors.Join(effects.Create(t.Context(), partitions), locked.Create(t.Context(), locks)); err != nil {
-		t.Fatal(err)
-	}
-	config := faults.Config{
-		URL: url, Lease: "orders", Partitions: partitions, Locks: locks, TTL: ttl, Effects: true, Patience: patience, ProbeURL: probeURL(t),
-	}
+	testkit.OK(t, errors.Join(effects.Create(t.Context(), partitions), locked.Create(t.Context(), locks)))
+	config := faults.Config{URL: url, Lease: "orders", Partitions: partitions, Locks: locks, TTL: ttl, Effects: true}
 	// Writes under Guard do not use the pooler: a setting of the server ends such transactions when
 	// they are idle for too long.
 	if pooled {
 		config.Pooled, config.DirectURL = true, direct
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	fleet, err := faults.NewFleet(ctx, config, t.TempDir(), 4, seed)
-	t.Cleanup(func() { endFleet(t, fleet, 40) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	fleet := newFleet(t, config, 4, seed)
 	// A client that gives up ends the pooler's connection to the server; with many clients, few
 	// statements succeed in time.
 	if pooled {
-		fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "many clients" })
+		fleet.Faults = without("many clients", fleet.Faults)
 	}
 	how(fleet)
 	e.Alone = fleet.Alone
@@ -119,7 +109,7 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 			e.Violations = append(e.Violations, err.Error())
 		}
 	}
-	ctx, cancel = context.WithTimeout(t.Context(), duration)
+	ctx, cancel := context.WithTimeout(t.Context(), duration)
 	defer cancel()
 	began := time.Now()
 	violate(fleet.Run(ctx))
@@ -142,14 +132,8 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 		}
 		violate(err)
 	}
-	report, err := fleet.Report()
-	if err != nil {
-		t.Fatal(err)
-	}
-	lockLogs, err := fleet.Locks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	report := testkit.Must(fleet.Report())(t)
+	lockLogs := testkit.Must(fleet.Locks())(t)
 	lockReport := oracle.Check(lockLogs)
 	e.Violations = append(append(e.Violations, report.Violations...), lockReport.Violations...)
 	e.Locks = lockReport.Intervals
@@ -163,16 +147,11 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 	}
 	written := func(effects *faults.Effects) int {
 		_, zombies, err := effects.Check(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, err)
 		for _, z := range zombies {
 			e.Violations = append(e.Violations, "zombie: "+z)
 		}
-		history, err := effects.History(t.Context(), fleet.Dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		history := testkit.Must(effects.History(t.Context(), fleet.Dir))(t)
 		violate(faults.Linearizable(history, patience))
 		return len(history)
 	}
@@ -198,7 +177,7 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 func waiting(t *timeguard.Try, url string) (activity string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
 	defer cancel()
-	err := newPool(t, url).QueryRow(ctx, `SELECT coalesce(string_agg(format('%s %s %s %s, waits for %s %s %s, since %s: %s', pid, backend_type, application_name, state,
+	err := testkit.Pool(t, url).QueryRow(ctx, `SELECT coalesce(string_agg(format('%s %s %s %s, waits for %s %s %s, since %s: %s', pid, backend_type, application_name, state,
 			wait_event_type, wait_event, pg_blocking_pids(pid), clock_timestamp() - coalesce(xact_start, query_start), left(query, 200)), E'\n' ORDER BY xact_start), '')
 		FROM pg_stat_activity WHERE state <> 'idle' AND pid <> pg_backend_pid()`).Scan(&activity)
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
@@ -41,25 +42,16 @@ func TestPatroniFailoversKeepOneOwner(t *testing.T) {
 				const partitions, ttl = 16, 2 * time.Second
 				p := newPatroni(t, synchronous)
 				dir, url := t.TempDir(), p.url()
-				effects := faults.NewEffects(newPool(t, url, size(1)), "orders")
-				if err := effects.Create(t.Context(), partitions); err != nil {
-					t.Fatal(err)
-				}
-				var workers []*faults.Process
-				for i := range 3 {
-					config := worker(url, "orders", partitions, dir, fmt.Sprintf("worker-%d", i), 1)
-					config.TTL, config.Effects = ttl, true
-					workers = append(workers, startWorker(t, config))
-				}
+				effects := faults.NewEffects(testkit.Pool(t, url, size(1)), "orders")
+				testkit.OK(t, effects.Create(t.Context(), partitions))
+				config := faults.Config{URL: url, Lease: "orders", Partitions: partitions, TTL: ttl, Effects: true, Patience: patience}
+				workers := startWorkers(t, config, dir, 3)
 				owned := func() bool {
 					n := 0
 					for _, w := range workers {
 						n += len(held(t, w))
 					}
 					return n == partitions
-				}
-				for _, w := range workers {
-					hasJoined(t, w)
 				}
 				waitFor(t, patience, "all is owned", owned)
 				for _, fault := range []struct {
@@ -71,7 +63,7 @@ func TestPatroniFailoversKeepOneOwner(t *testing.T) {
 					{"standstill", func(m *member) { m.signal(syscall.SIGSTOP) }, func(m *member) { m.signal(syscall.SIGCONT) }},
 				} {
 					old := p.leader(t)
-					standby := newPool(t, fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", p.other(old).port), size(1))
+					standby := testkit.Pool(t, fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", p.other(old).port), size(1))
 					waitFor(t, patience, "the standby has what is owned", func() (has bool) {
 						err := standby.QueryRow(t.Context(), "SELECT count(owner) = $1 FROM pgleases.partitions", partitions).Scan(&has)
 						return err == nil && has // an error: it does not have the table yet
@@ -80,7 +72,7 @@ func TestPatroniFailoversKeepOneOwner(t *testing.T) {
 					fault.does(old)
 					waitFor(t, 2*patience, "another one leads", func() bool { l := p.leads(); return l != nil && l != old })
 					led := time.Since(began)
-					pool := newPool(t, url, size(1))
+					pool := testkit.Pool(t, url, size(1))
 					waitFor(t, patience, "all is owned, and confirmed there", func() (renewed bool) {
 						err := pool.QueryRow(t.Context(), "SELECT count(*) = 3 AND min(expires_at) > clock_timestamp() + $1 FROM pgleases.clients", ttl/2).Scan(&renewed)
 						return err == nil && renewed && owned() // an error: no server takes writes yet
@@ -93,15 +85,11 @@ func TestPatroniFailoversKeepOneOwner(t *testing.T) {
 					}
 					waitFor(t, patience, "the old one has stepped down", func() bool { role, _ := old.state(); return role == "replica" })
 				}
-				written, zombies, err := faults.NewEffects(newPool(t, url, size(1)), "orders").Check(t.Context())
+				written, zombies, err := faults.NewEffects(testkit.Pool(t, url, size(1)), "orders").Check(t.Context())
 				if err != nil || len(zombies) > 0 || written == 0 {
 					t.Errorf("of %d guarded writes, these came late: %v; %v", written, zombies, err)
 				}
-				for _, w := range workers {
-					if _, err := w.Close(t.Context()); err != nil {
-						t.Error(err)
-					}
-				}
+				closeWorkers(t, workers)
 				t.Logf("%v; %d guarded writes", verifyDir(t, dir), written)
 			})
 		})
@@ -124,10 +112,7 @@ type member struct {
 
 func freePort(t testing.TB) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).Port
 }
@@ -138,30 +123,20 @@ func patroniAccount(t testing.TB) *syscall.Credential {
 	if os.Geteuid() != 0 {
 		return nil
 	}
-	u, err := user.Lookup("postgres")
-	if err != nil {
-		t.Fatal(err)
-	}
+	u := testkit.Must(user.Lookup("postgres"))(t)
 	uid, err := strconv.Atoi(u.Uid)
 	gid, err2 := strconv.Atoi(u.Gid)
-	if err := errors.Join(err, err2); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, errors.Join(err, err2))
 	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
 }
 
 func newPatroni(t testing.TB, synchronous bool) *patroni {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "pgleases-patroni-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := testkit.Must(os.MkdirTemp("", "pgleases-patroni-"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	account := patroniAccount(t)
 	if account != nil {
-		if err := os.Chown(dir, int(account.Uid), int(account.Gid)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, os.Chown(dir, int(account.Uid), int(account.Gid)))
 	}
 	client, peer := freePort(t), freePort(t)
 	etcd := exec.Command("etcd", "--data-dir", filepath.Join(dir, "etcd"), "--log-level", "error", "--unsafe-no-fsync",
@@ -169,9 +144,7 @@ func newPatroni(t testing.TB, synchronous bool) *patroni {
 		"--listen-peer-urls", fmt.Sprintf("http://127.0.0.1:%d", peer), "--initial-advertise-peer-urls", fmt.Sprintf("http://127.0.0.1:%d", peer),
 		"--initial-cluster", fmt.Sprintf("default=http://127.0.0.1:%d", peer))
 	etcd.SysProcAttr = &syscall.SysProcAttr{Credential: account, Setpgid: true}
-	if err := etcd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, etcd.Start())
 	t.Cleanup(func() { _, _ = etcd.Process.Kill(), etcd.Wait() })
 	bin, err := filepath.Glob("/usr/lib/postgresql/*/bin")
 	if err != nil || len(bin) == 0 {
@@ -200,9 +173,7 @@ postgresql:
   authentication: {superuser: {username: postgres, password: postgres}, replication: {username: postgres, password: postgres}, rewind: {username: postgres, password: postgres}}
   parameters: {unix_socket_directories: %[8]q, shared_buffers: 32MB}
 `, m.name, m.rest, client, synchronous, m.port, m.dir, cmp.Or(os.Getenv("PGLEASES_TEST_POSTGRES_BIN"), bin[len(bin)-1]), dir)
-		if err := os.WriteFile(m.dir+".yml", []byte(config), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, os.WriteFile(m.dir+".yml", []byte(config), 0o644))
 		t.Cleanup(func() {
 			if t.Failed() {
 				log, _ := os.ReadFile(m.dir + ".log")
@@ -227,18 +198,13 @@ func (p *patroni) url() string {
 
 func (m *member) start(t testing.TB) {
 	t.Helper()
-	log, err := os.OpenFile(m.dir+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := testkit.Must(os.OpenFile(m.dir+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644))(t)
 	defer log.Close()
 	m.cmd = exec.Command("patroni", m.dir+".yml")
 	m.cmd.Dir, m.cmd.Stdout, m.cmd.Stderr = filepath.Dir(m.dir), log, log
 	m.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C.UTF-8", "HOME=" + filepath.Dir(m.dir)}
 	m.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: m.account, Setpgid: true}
-	if err := m.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, m.cmd.Start())
 }
 
 // signal sends a signal to Patroni and to all processes of its server, as what befalls a machine

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -22,21 +23,21 @@ func TestFrequentStatementsUseGenericPlans(t *testing.T) {
 	t.Parallel()
 	const jobs, often = 1000, 400
 	server := pgserver.Private(t)
-	pool := newPool(t, server.URL(), size(4))
-	if !value[bool](t, pool, "SELECT EXISTS (SELECT FROM pg_available_extensions WHERE name = 'pg_stat_statements')") {
+	pool := testkit.Pool(t, server.URL(), size(4))
+	if !testkit.Value[bool](t, pool, "SELECT EXISTS (SELECT FROM pg_available_extensions WHERE name = 'pg_stat_statements')") {
 		t.Skip("pg_stat_statements is not installed (Debian, Ubuntu: apt-get install postgresql-contrib)")
 	}
-	execute(t, pool, "ALTER SYSTEM SET shared_preload_libraries = 'pg_stat_statements'")
+	testkit.Execute(t, pool, "ALTER SYSTEM SET shared_preload_libraries = 'pg_stat_statements'")
 	started(t, server.Restart(t.Context(), pgserver.Fast))
 	pool.Reset()
-	execute(t, pool, `CREATE EXTENSION pg_stat_statements;
+	testkit.Execute(t, pool, `CREATE EXTENSION pg_stat_statements;
 		ALTER DATABASE postgres SET pg_stat_statements.track = 'all';
 		ALTER DATABASE postgres SET pg_stat_statements.track_planning = on;
 		ALTER DATABASE postgres SET compute_query_id = on`)
 	pool.Reset()
 	started(t, schedule.Migrate(t.Context(), pool))
 
-	pool = newPool(t, server.URL(), size(4), func(c *pgxpool.Config) {
+	pool = testkit.Pool(t, server.URL(), size(4), func(c *pgxpool.Config) {
 		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 			for range 5 {
 				// It raises an error, because the partition has no owner.
@@ -57,16 +58,16 @@ func TestFrequentStatementsUseGenericPlans(t *testing.T) {
 	go func() { ended <- scheduler.Run(ctx) }()
 	_, err = kind.EnqueueMany(t.Context(), make([]int, jobs))
 	started(t, err)
-	waitFor(t, patience, "no job is left", func() bool { return value[int](t, pool, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	waitFor(t, patience, "no job is left", func() bool { return testkit.Value[int](t, pool, "SELECT count(*) FROM pgleases.jobs") == 0 })
 	cancel()
 	<-ended
 
 	const of = "FROM pg_stat_statements WHERE query LIKE '%pgleases%' AND NOT toplevel"
-	if n := value[int](t, pool, "SELECT count(*) "+of+" AND calls >= $1", often); n < 3 {
+	if n := testkit.Value[int](t, pool, "SELECT count(*) "+of+" AND calls >= $1", often); n < 3 {
 		t.Errorf("%d statements were seen that runs send in functions", n)
 	}
 	planned := "SELECT coalesce(string_agg(format('%s plans of %s: %s', plans, calls, query), chr(10)), '') " + of + " AND calls >= $1 AND plans > calls / 2"
-	if wrong := value[string](t, pool, planned, often); wrong != "" {
+	if wrong := testkit.Value[string](t, pool, planned, often); wrong != "" {
 		t.Error(wrong)
 	}
 }

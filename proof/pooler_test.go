@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
@@ -67,11 +68,8 @@ func TestSaturatedPoolerCostsOnlyItsClients(t *testing.T) {
 		since := time.Now()
 		most := bears(time.Second, time.Second/3)
 		through := bouncerTo(t, past, pgserver.WithPoolSize(slots))
-		config, err := pgx.ParseConfig(past)
-		if err != nil {
-			t.Fatal(err)
-		}
-		pool := newPool(t, through, size(slots))
+		config := testkit.Must(pgx.ParseConfig(past))(t)
+		pool := testkit.Pool(t, through, size(slots))
 		var book, pastBook logbook
 		c := newClient(t, pool, book.option(), pgleases.WithClientID("through"), pgleases.WithTTL(time.Second))
 		d := newClient(t, pool, pastBook.option(), pgleases.WithClientID("past"), pgleases.WithTTL(time.Second),
@@ -94,13 +92,8 @@ func TestSaturatedPoolerCostsOnlyItsClients(t *testing.T) {
 
 		var open []pgx.Tx
 		for range slots {
-			tx, err := pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := tx.Exec(t.Context(), "SELECT 1"); err != nil { // now it holds a server connection
-				t.Fatal(err)
-			}
+			tx := testkit.Must(pool.Begin(t.Context()))(t)
+			testkit.Must(tx.Exec(t.Context(), "SELECT 1"))(t)           // now it holds a server connection
 			t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // if the test failed before
 			open = append(open, tx)
 		}

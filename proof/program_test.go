@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/pgserver"
 )
 
@@ -35,9 +36,7 @@ while :; do echo "$PGLEASES_PARTITION $PGLEASES_EPOCH $$" >>log; sleep 0.02; don
 		cmd := exec.Command(command, "run", "programs", "-n", "2", "--ttl", "1s", "--", "sh", "-c", program)
 		cmd.Dir = dir
 		cmd.Env = append(os.Environ(), "DATABASE_URL="+server.URL())
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, cmd.Start())
 		t.Cleanup(func() {
 			_ = cmd.Process.Signal(syscall.SIGKILL)
 			_ = cmd.Wait()
@@ -45,8 +44,8 @@ while :; do echo "$PGLEASES_PARTITION $PGLEASES_EPOCH $$" >>log; sleep 0.02; don
 	}
 	text := func() string {
 		b, err := os.ReadFile(log)
-		if err != nil && !os.IsNotExist(err) {
-			t.Fatal(err)
+		if !os.IsNotExist(err) {
+			testkit.OK(t, err)
 		}
 		return string(b)
 	}
@@ -85,13 +84,9 @@ while :; do echo "$PGLEASES_PARTITION $PGLEASES_EPOCH $$" >>log; sleep 0.02; don
 		case 2:
 			err = server.Kill()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, err)
 		time.Sleep(1500 * time.Millisecond) // the length of the outage, not a wait for a condition
-		if err := server.Up(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, server.Up(t.Context()))
 		bothRun()
 	}
 	if n := strings.Count(text(), "overlap"); n > 0 {

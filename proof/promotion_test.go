@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
@@ -88,23 +89,14 @@ func TestAPromotedStandbyKeepsOneOwner(t *testing.T) {
 
 			before := epochsOn(t, old)
 			cut := time.Now()
-			var err error
 			if cutOff {
 				c.doors[round].Freeze()
 			} else {
-				err = old.Kill()
+				testkit.OK(t, old.Kill())
 			}
 			ways[0].Freeze()
 			ways[1].Freeze()
-			if err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			err = next.Promote(ctx)
-			cancel()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.OK(t, next.Promote(t.Context()))
 			began := time.Now()
 			conn := connection(t, next.URL())
 			promoted = append(promoted, began.Sub(cut))
@@ -130,17 +122,12 @@ func TestAPromotedStandbyKeepsOneOwner(t *testing.T) {
 				t.Logf("round %d: %v without heartbeats, which not all of the steady need survive", round, back.Sub(cut))
 			}
 			// This ends the waits for the old primary, most of all the writers'.
-			if err := old.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			testkit.OK(t, old.Kill())
 			c.doors[round].Thaw()
 
 			waitFor(t, patience, "the new timeline is accepted", func() bool {
 				var done bool
-				err := conn.QueryRow(t.Context(), "SELECT accepted_timeline = pgleases.timeline() FROM pgleases.server").Scan(&done)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testkit.OK(t, conn.QueryRow(t.Context(), "SELECT accepted_timeline = pgleases.timeline() FROM pgleases.server").Scan(&done))
 				return done
 			})
 			accepted = append(accepted, time.Since(began))
@@ -214,25 +201,12 @@ func TestAPromotedStandbyGivesNoLockTwice(t *testing.T) {
 		began := time.Now()
 		c := newCluster(t, 2)
 		url, dir := c.url(t, c.doors...), t.TempDir()
-		effects := faults.NewEffects(newPool(t, c.servers[0].URL(), size(1)), faults.LocksName)
-		if err := effects.Create(t.Context(), locks); err != nil {
-			t.Fatal(err)
-		}
-		var workers []*faults.Process
-		for i := range 4 {
-			config := worker(url, "", 0, dir, fmt.Sprintf("worker-%d", i), 1)
-			config.TTL, config.Locks, config.Effects = ttl, locks, true
-			workers = append(workers, startWorker(t, config))
-		}
-		for _, w := range workers {
-			hasJoined(t, w)
-		}
+		effects := faults.NewEffects(testkit.Pool(t, c.servers[0].URL(), size(1)), faults.LocksName)
+		testkit.OK(t, effects.Create(t.Context(), locks))
+		workers := startWorkers(t, faults.Config{URL: url, TTL: ttl, Locks: locks, Effects: true, Patience: patience}, dir, 4)
 		taken := func(since oracle.Instant, times int) func() bool {
 			return func() bool {
-				logs, err := oracle.ReadAll(dir + "/*" + faults.LocksSuffix)
-				if err != nil {
-					t.Fatal(err)
-				}
+				logs := testkit.Must(oracle.ReadAll(dir + "/*" + faults.LocksSuffix))(t)
 				gains := oracle.GainsSince(logs, since)
 				return len(gains) == locks && slices.Min(slices.Collect(maps.Values(gains))) >= times
 			}
@@ -244,20 +218,13 @@ func TestAPromotedStandbyGivesNoLockTwice(t *testing.T) {
 		waitFor(t, patience, "the standby has missed a change of each lock", taken(oracle.Now(), 3))
 		if rand.N(2) == 0 {
 			c.doors[0].Freeze() // it runs on, unreachable for its clients
-		} else if err := old.Kill(); err != nil {
-			t.Fatal(err)
+		} else {
+			testkit.OK(t, old.Kill())
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		err := next.Promote(ctx)
-		cancel()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, next.Promote(t.Context()))
 		promoted := oracle.Now()
 		waitFor(t, patience, "all locks come and go on the new primary", taken(promoted, 2))
-		if err := old.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, old.Kill())
 		c.doors[0].Thaw()
 		for _, w := range workers {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -270,11 +237,8 @@ func TestAPromotedStandbyGivesNoLockTwice(t *testing.T) {
 				missed(t, began, bears(ttl, ttl/3), "%s closed: %s", w.Config.ID, ended.Left)
 			}
 		}
-		logs, err := oracle.ReadAll(dir + "/*" + faults.LocksSuffix)
-		if err != nil {
-			t.Fatal(err)
-		}
-		effects = faults.NewEffects(newPool(t, next.URL(), size(1)), faults.LocksName)
+		logs := testkit.Must(oracle.ReadAll(dir + "/*" + faults.LocksSuffix))(t)
+		effects = faults.NewEffects(testkit.Pool(t, next.URL(), size(1)), faults.LocksName)
 		writes, zombies, err := effects.Check(t.Context())
 		if err != nil || len(zombies) > 0 {
 			t.Errorf("of %d writes under locks, these came late: %v; %v", writes, zombies, err)
@@ -307,9 +271,7 @@ func newCluster(t testing.TB, size int, opts ...pgserver.Option) *cluster {
 		standby, err := c.servers[0].Standby(t.Context(), pgserver.WithSettings(map[string]string{
 			"primary_conninfo": fmt.Sprintf("host=%s port=%d user=postgres", host, port),
 		}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, err)
 		t.Cleanup(func() {
 			if t.Failed() {
 				t.Logf("%s, the end of its log:\n%s", standby.Describe(), standby.Log())
@@ -336,20 +298,14 @@ func (c *cluster) url(t testing.TB, ways ...*faults.Proxy) string {
 
 func address(t testing.TB, url string) (host string, port uint16) {
 	t.Helper()
-	config, err := pgx.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := testkit.Must(pgx.ParseConfig(url))(t)
 	return config.Host, config.Port
 }
 
 // connection opens a connection, which is closed at the end of the test.
 func connection(t testing.TB, url string) *pgx.Conn {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Must(pgx.Connect(t.Context(), url))(t)
 	t.Cleanup(func() { _ = conn.Close(context.Background()) }) // the server may be gone
 	return conn
 }
@@ -358,15 +314,11 @@ func connection(t testing.TB, url string) *pgx.Conn {
 func caughtUp(t testing.TB, primary, standby *pgserver.Server) {
 	t.Helper()
 	var written string
-	if err := connection(t, primary.URL()).QueryRow(t.Context(), "SELECT pg_current_wal_lsn()::text").Scan(&written); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, connection(t, primary.URL()).QueryRow(t.Context(), "SELECT pg_current_wal_lsn()::text").Scan(&written))
 	conn := connection(t, standby.URL())
 	waitFor(t, patience, "the standby has caught up", func() bool {
 		var has bool
-		if err := conn.QueryRow(t.Context(), "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn", written).Scan(&has); err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, conn.QueryRow(t.Context(), "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn", written).Scan(&has))
 		return has
 	})
 }
@@ -374,10 +326,7 @@ func caughtUp(t testing.TB, primary, standby *pgserver.Server) {
 // confirmed reports whether a server's tables agree with what the moving clients show.
 func confirmed(t testing.TB, conn *pgx.Conn, m *moving) bool {
 	t.Helper()
-	rows, err := conn.Query(t.Context(), "SELECT partition, coalesce(owner_id, ''), epoch FROM pgleases.partitions WHERE lease = 'moving'")
-	if err != nil {
-		t.Fatal(err)
-	}
+	rows := testkit.Must(conn.Query(t.Context(), "SELECT partition, coalesce(owner_id, ''), epoch FROM pgleases.partitions WHERE lease = 'moving'"))(t)
 	type ownership struct {
 		owner string
 		epoch int64
@@ -385,9 +334,7 @@ func confirmed(t testing.TB, conn *pgx.Conn, m *moving) bool {
 	owned := make(map[int]ownership)
 	var n int
 	var o ownership
-	if _, err := pgx.ForEachRow(rows, []any{&n, &o.owner, &o.epoch}, func() error { owned[n] = o; return nil }); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(pgx.ForEachRow(rows, []any{&n, &o.owner, &o.epoch}, func() error { owned[n] = o; return nil }))(t)
 	for _, c := range m.clients {
 		// Joins the same lease again.
 		l := joined(t, c, "moving", len(owned), pgleases.WithHandoffDelay(0))
@@ -404,8 +351,6 @@ func confirmed(t testing.TB, conn *pgx.Conn, m *moving) bool {
 func epochsOn(t testing.TB, s *pgserver.Server) map[partitionKey]int64 {
 	t.Helper()
 	h := &history{owners: make(map[epochKey]int64), newest: make(map[partitionKey]int64)}
-	if err := h.look(t.Context(), connection(t, s.URL()), make(map[string]bool)); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, h.look(t.Context(), connection(t, s.URL()), make(map[string]bool)))
 	return h.newest
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
@@ -23,9 +24,9 @@ var queueFaults = flag.Int("queue-faults", 40, "number of faults of processes th
 
 // Rows that are committed late, after rows with higher IDs were handled, keep the order of their key.
 func TestQueueWithLateCommits(t *testing.T) {
-	eachConsumer(t, func(t *timeguard.Try, loop string, outside bool) {
+	eachConsumer(t, func(t *timeguard.Try, handler string, outside bool) {
 		url := ownDatabase(t, pgserver.Private(t, committing))
-		q := newQueueFleet(t, url, &faults.Database{URL: url}, 4, faults.Queue{Loop: loop}, outside)
+		q := newQueueFleet(t, url, &faults.Database{URL: url}, 4, faults.Queue{Handler: handler}, outside)
 		halt := q.produce(50)
 		q.handled(3000)
 		halt()
@@ -39,14 +40,14 @@ func TestQueueWithLateCommits(t *testing.T) {
 func TestQueueIsHandledInOrderUnderFaults(t *testing.T) {
 	for name, pooled := range map[string]bool{"direct": false, "through PgBouncer": true} {
 		t.Run(name, func(t *testing.T) {
-			eachConsumer(t, func(t *timeguard.Try, loop string, outside bool) {
+			eachConsumer(t, func(t *timeguard.Try, handler string, outside bool) {
 				began, server := time.Now(), pgserver.Private(t, committing)
 				database := &faults.Database{Server: server, URL: server.URL()}
 				url := server.URL()
 				if pooled {
 					url = behindPooler(t, database)
 				}
-				q := newQueueFleet(t, url, database, 16, faults.Queue{Loop: loop}, outside)
+				q := newQueueFleet(t, url, database, 16, faults.Queue{Handler: handler}, outside)
 				database.Befall(q.Fleet)
 				halt := q.produce(50)
 				q.run(time.Duration(*queueFaults)*5*time.Second+patience, func() bool { return sum(q.Counts) >= *queueFaults })
@@ -69,9 +70,9 @@ func TestQueueWithPoisonedRows(t *testing.T) {
 	server := sync.OnceValue(func() *pgserver.Server { return pgserver.Private(t, committing) })
 	for name, dead := range map[string]bool{"blocked": false, "dead letters": true} {
 		t.Run(name, func(t *testing.T) {
-			eachConsumer(t, func(t *timeguard.Try, loop string, outside bool) {
+			eachConsumer(t, func(t *timeguard.Try, handler string, outside bool) {
 				url := ownDatabase(t, server())
-				q := newQueueFleet(t, url, &faults.Database{URL: url}, 16, faults.Queue{Loop: loop, DeadLetters: dead}, outside)
+				q := newQueueFleet(t, url, &faults.Database{URL: url}, 16, faults.Queue{Handler: handler, DeadLetters: dead}, outside)
 				kinds := []string{faults.FailsAlways, faults.FailsThrice, faults.KillsProcess, faults.FailsTogether, faults.FailsTogether, faults.Idles}
 				if !outside {
 					kinds = append(kinds, faults.CommitsItself)
@@ -91,7 +92,7 @@ func TestQueueWithPoisonedRows(t *testing.T) {
 				})
 				waitFor(t, patience, "half of the rows are handled", func() bool {
 					q.replace()
-					return value[int](t, q.pool, "SELECT count(*) FROM app.outbox") < 5000
+					return testkit.Value[int](t, q.pool, "SELECT count(*) FROM app.outbox") < 5000
 				})
 				halt()
 				q.drained()
@@ -106,9 +107,9 @@ func TestQueueWithPoisonedRows(t *testing.T) {
 
 // Rows that fail, one of each key, do not stop the keys behind them.
 func TestQueueBehindFailingKeys(t *testing.T) {
-	eachConsumer(t, func(t *timeguard.Try, loop string, outside bool) {
+	eachConsumer(t, func(t *timeguard.Try, handler string, outside bool) {
 		url := ownDatabase(t, pgserver.Private(t, committing))
-		q := newQueueFleet(t, url, &faults.Database{URL: url}, 1, faults.Queue{Loop: loop}, outside)
+		q := newQueueFleet(t, url, &faults.Database{URL: url}, 1, faults.Queue{Handler: handler}, outside)
 		q.enqueue(func(tx pgx.Tx) error {
 			keys := numbers(100)
 			return errors.Join(faults.Enqueue(t.Context(), tx, faults.FailsAlways, keys[:5]...), faults.Enqueue(t.Context(), tx, faults.Good, keys...))
@@ -124,23 +125,18 @@ func TestPublishedRowsAreDurable(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		server := quiet(t)
 		q := newQueue(t, server.URL(), &faults.Database{URL: server.URL()}, 1, faults.Queue{}, false)
-		execute(t, q.pool, "ALTER DATABASE "+pgx.Identifier{q.pool.Config().ConnConfig.Database}.Sanitize()+" SET synchronous_commit = off")
+		testkit.Execute(t, q.pool, "ALTER DATABASE "+pgx.Identifier{q.pool.Config().ConnConfig.Database}.Sanitize()+" SET synchronous_commit = off")
 		q.pool.Reset() // for new connections
-		pool := newPool(t, server.URL(), size(4))
-		client, err := pgleases.NewClient(t.Context(), pool, quietly(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		pool := testkit.Pool(t, server.URL(), size(4))
+		client := testkit.Must(pgleases.NewClient(t.Context(), pool, quietly(t)))(t)
 		defer func() { _ = client.Close(t.Context()) }()
 		flushed := make(chan string, 1) // to where the log was on disk when a row was published
 		c, err := consumer.New(t.Context(), client, pool, "orders", consumer.Queue{Table: "app.outbox", Key: "customer"},
 			consumer.AtLeastOnce(func(context.Context, []consumer.Row[map[string]any]) error {
-				flushed <- value[string](t, q.pool, "SELECT pg_current_wal_flush_lsn()::text")
+				flushed <- testkit.Value[string](t, q.pool, "SELECT pg_current_wal_flush_lsn()::text")
 				return nil
 			}), consumer.WithPoll(10*time.Millisecond), consumer.WithBatch(1, 1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, err)
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- c.Run(ctx) }()
@@ -152,7 +148,7 @@ func TestPublishedRowsAreDurable(t *testing.T) {
 				}
 				return tx.QueryRow(t.Context(), "SELECT pg_current_wal_insert_lsn()::text").Scan(&inserted)
 			})
-			if at := <-flushed; i > 0 && !value[bool](t, q.pool, "SELECT $1::pg_lsn > $2::pg_lsn", at, inserted) { // at first others flush it, too
+			if at := <-flushed; i > 0 && !testkit.Value[bool](t, q.pool, "SELECT $1::pg_lsn > $2::pg_lsn", at, inserted) { // at first others flush it, too
 				t.Errorf("row %d was published when the log was on disk to %s, and its insert was at %s", i+1, at, inserted)
 			}
 		}

@@ -6,11 +6,8 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"maps"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -19,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
@@ -43,36 +41,22 @@ type queueFleet struct {
 func newQueueFleet(t *timeguard.Try, url string, database *faults.Database, partitions int, queue faults.Queue, outside bool) *queueFleet {
 	t.Helper()
 	q := newQueue(t, url, database, partitions, queue, outside)
-	seed := *queueSeed
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
-	t.Logf("seed %d", seed)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	var err error
-	q.Fleet, err = faults.NewFleet(ctx, q.config, t.TempDir(), 3, seed)
-	t.Cleanup(func() { endFleet(t, q.Fleet, 60) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	q.Fleet = newFleet(t, q.config, 3, *queueSeed)
 	// The fault "many clients" needs too many connections.
-	q.Faults = slices.DeleteFunc(slices.Clone(q.Faults), func(f faults.Fault) bool { return f.Name == "many clients" })
+	q.Faults = without("many clients", q.Faults)
 	return q
 }
 
 // newQueue creates the tables of a fleet without workers.
 func newQueue(t *timeguard.Try, url string, database *faults.Database, partitions int, queue faults.Queue, outside bool) *queueFleet {
 	t.Helper()
-	q := &queueFleet{t: t, database: database, pool: newPool(t, database.URL, size(2))}
-	if err := consumer.Migrate(t.Context(), q.pool); err != nil {
-		t.Fatal(err)
-	}
-	execute(t, q.pool, faults.QueueTables(partitions))
+	q := &queueFleet{t: t, database: database, pool: testkit.Pool(t, database.URL, size(2))}
+	testkit.OK(t, consumer.Migrate(t.Context(), q.pool))
+	testkit.Execute(t, q.pool, faults.QueueTables(partitions))
 	if outside {
 		queue.Receiver = pgserver.EmptyDatabase(t)
-		q.receiver = newPool(t, queue.Receiver, size(2))
-		execute(t, q.receiver, faults.HandledTable)
+		q.receiver = testkit.Pool(t, queue.Receiver, size(2))
+		testkit.Execute(t, q.receiver, faults.HandledTable)
 	}
 	queue.Outage = filepath.Join(t.TempDir(), "outage")
 	q.config = faults.Config{
@@ -86,7 +70,7 @@ func newQueue(t *timeguard.Try, url string, database *faults.Database, partition
 func (q *queueFleet) produce(keys int) (halt func()) {
 	ctx, cancel := context.WithCancel(q.t.Context())
 	const writers = 6
-	pool := newPool(q.t, q.database.URL, size(writers))
+	pool := testkit.Pool(q.t, q.database.URL, size(writers))
 	var wait sync.WaitGroup
 	for range writers {
 		wait.Go(func() { faults.Produce(ctx, pool, keys) })
@@ -99,9 +83,7 @@ func (q *queueFleet) produce(keys int) (halt func()) {
 // enqueue writes rows in one transaction.
 func (q *queueFleet) enqueue(rows func(pgx.Tx) error) {
 	q.t.Helper()
-	if err := pgx.BeginFunc(q.t.Context(), q.pool, rows); err != nil {
-		q.t.Fatal(err)
-	}
+	testkit.OK(q.t, pgx.BeginFunc(q.t.Context(), q.pool, rows))
 }
 
 // run injects faults until enough reports true, and returns the ledger.
@@ -110,17 +92,13 @@ func (q *queueFleet) run(within time.Duration, enough func() bool) {
 	q.Enough = func(map[string]int) bool { return enough() }
 	ctx, cancel := context.WithTimeout(q.t.Context(), within)
 	defer cancel()
-	if err := q.Run(ctx); err != nil {
-		q.t.Fatal(err)
-	}
+	testkit.OK(q.t, q.Run(ctx))
 }
 
 // outage makes all rows fail until the function that it returns is called.
 func (q *queueFleet) outage() (over func()) {
 	q.t.Helper()
-	if err := os.WriteFile(q.config.Queue.Outage, nil, 0o644); err != nil {
-		q.t.Fatal(err)
-	}
+	testkit.OK(q.t, os.WriteFile(q.config.Queue.Outage, nil, 0o644))
 	return func() {
 		if err := os.Remove(q.config.Queue.Outage); err != nil {
 			q.t.Error(err)
@@ -132,9 +110,7 @@ func (q *queueFleet) outage() (over func()) {
 func ownDatabase(t testing.TB, server *pgserver.Server) string {
 	t.Helper()
 	url, drop, err := pgserver.CreateDatabase(t.Context(), server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, err)
 	t.Cleanup(func() {
 		if err := drop(); err != nil {
 			t.Error(err)
@@ -150,7 +126,7 @@ func (q *queueFleet) handled(more int) {
 	if q.receiver != nil {
 		pool = q.receiver
 	}
-	count := func() int { return value[int](q.t, pool, "SELECT count(*) FROM handled") }
+	count := func() int { return testkit.Value[int](q.t, pool, "SELECT count(*) FROM handled") }
 	n := count()
 	waitFor(q.t, patience, fmt.Sprintf("%d more rows are handled", more), func() bool { return count() >= n+more })
 }
@@ -164,9 +140,7 @@ func (q *queueFleet) replace() {
 	if q.Fleet == nil {
 		return
 	}
-	if err := q.Replace(); err != nil {
-		q.t.Fatal(err)
-	}
+	testkit.OK(q.t, q.Replace())
 }
 
 // drained waits until the queue has only rows that must stay, and no attempt is left to any.
@@ -176,7 +150,7 @@ func (q *queueFleet) drained() {
 	for time.Since(since) < patience {
 		q.replace()
 		l := readQueue(q.t, q.pool, q.receiver)
-		now := len(l.problems()[remains]) + value[int](q.t, q.pool, "SELECT count(*)"+due)
+		now := len(l.problems()[remains]) + testkit.Value[int](q.t, q.pool, "SELECT count(*)"+due)
 		if now == 0 {
 			return
 		}
@@ -205,85 +179,15 @@ func (q *queueFleet) report(attempts int) *queueLedger {
 	return l
 }
 
-// Loops that people write break each promise, and the ledger shows it.
-func TestQueueOracleCatchesNaiveLoops(t *testing.T) {
-	t.Parallel()
-	if testing.Short() {
-		t.Skip("has a server of its own")
-	}
-	const skipLocked, owner = "skip locked", "owner"
-	server := pgserver.Private(t, committing)
-	for name, test := range map[string]struct {
-		loop    string
-		outside bool
-		poison  []string // kinds of rows, each with rows of its key behind it
-		outage  bool
-		attack  bool // with faults of processes
-		finds   []string
-	}{
-		"SKIP LOCKED has no order":               {loop: skipLocked, finds: []string{disorder, atOnce}},
-		"SKIP LOCKED charges a failure to all":   {loop: skipLocked, poison: []string{faults.FailsAlways}, finds: []string{charged}},
-		"SKIP LOCKED charges a pair":             {loop: skipLocked, poison: []string{faults.FailsTogether, faults.FailsTogether}, finds: []string{charged}},
-		"SKIP LOCKED stops at a crash":           {loop: skipLocked, poison: []string{faults.KillsProcess}, finds: []string{remains}},
-		"an owner without a guard":               {loop: owner, attack: true, finds: []string{twice, zombie, outdated, deleted}},
-		"an owner that never looks back":         {loop: owner, finds: []string{remains}},
-		"an owner that continues after failures": {loop: owner, poison: []string{faults.FailsThrice, faults.FailsAlways}, finds: []string{disorder, overtaken}},
-		"an owner that counts each failure":      {loop: owner, outage: true, finds: []string{charged}},
-		"an owner with effects outside":          {loop: owner, outside: true, attack: true, finds: []string{outdated, remains}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			timeguard.Run(t, func(t *timeguard.Try) {
-				url := ownDatabase(t, server)
-				q := newQueueFleet(t, url, &faults.Database{URL: url}, 8, faults.Queue{Loop: test.loop}, test.outside)
-				q.Faults = slices.DeleteFunc(q.Faults, func(f faults.Fault) bool { return !test.attack || f.Name != "pause" && f.Name != "ghost" })
-				if test.outage {
-					defer q.outage()()
-				}
-				var keys []string
-				q.enqueue(func(tx pgx.Tx) error {
-					for i, kind := range test.poison {
-						keys = append(keys, fmt.Sprint("poison ", i))
-						if err := faults.Enqueue(t.Context(), tx, kind, keys[i]); err != nil {
-							return err
-						}
-					}
-					return faults.Enqueue(t.Context(), tx, faults.Good, slices.Repeat(append(keys, "another"), 30)...)
-				})
-				halt := q.produce(20)
-				var found map[string][]string
-				q.run(2*time.Minute, func() bool {
-					l := readQueue(t, q.pool, q.receiver)
-					found = l.problems()
-					return (test.poison != nil || test.outage || len(l.handled) > 1000) &&
-						!slices.ContainsFunc(test.finds, func(kind string) bool { return kind != remains && found[kind] == nil })
-				})
-				halt()
-				if slices.Contains(test.finds, remains) {
-					pause(t.Context(), 2*time.Second) // a row that is left now stays
-					found[remains] = readQueue(t, q.pool, q.receiver).problems()[remains]
-				}
-				for _, kind := range test.finds {
-					if found[kind] == nil {
-						t.Errorf("%q was not found, only %v", kind, slices.Sorted(maps.Keys(found)))
-						continue
-					}
-					t.Logf("%s: %d, for example %s", kind, len(found[kind]), found[kind][0])
-				}
-			})
-		})
-	}
-}
-
 // eachConsumer runs a scenario with each handler of package consumer.
-func eachConsumer(t *testing.T, scenario func(t *timeguard.Try, loop string, outside bool)) {
+func eachConsumer(t *testing.T, scenario func(t *timeguard.Try, handler string, outside bool)) {
 	t.Parallel()
 	if testing.Short() {
 		t.Skip("has servers of its own")
 	}
-	for i, loop := range faults.Consumers {
-		t.Run(loop, func(t *testing.T) {
-			timeguard.Run(t, func(t *timeguard.Try) { scenario(t, loop, i == len(faults.Consumers)-1) })
+	for i, name := range faults.Consumers {
+		t.Run(name, func(t *testing.T) {
+			timeguard.Run(t, func(t *timeguard.Try) { scenario(t, name, i == len(faults.Consumers)-1) })
 		})
 	}
 }
@@ -292,9 +196,9 @@ func eachConsumer(t *testing.T, scenario func(t *timeguard.Try, loop string, out
 func TestQueueAfterAnOutage(t *testing.T) {
 	for keys, partitions := range map[int]int{10_000: 16, 50: 256} {
 		t.Run(fmt.Sprint(keys, " keys"), func(t *testing.T) {
-			eachConsumer(t, func(t *timeguard.Try, loop string, outside bool) {
+			eachConsumer(t, func(t *timeguard.Try, handler string, outside bool) {
 				url := ownDatabase(t, pgserver.Private(t, committing))
-				q := newQueueFleet(t, url, &faults.Database{URL: url}, partitions, faults.Queue{Loop: loop, DeadLetters: true}, outside)
+				q := newQueueFleet(t, url, &faults.Database{URL: url}, partitions, faults.Queue{Handler: handler, DeadLetters: true}, outside)
 				over := q.outage()
 				q.enqueue(func(tx pgx.Tx) error { return faults.Enqueue(t.Context(), tx, faults.Good, numbers(keys)...) })
 				pause(t.Context(), *queueOutage)
@@ -316,17 +220,11 @@ func numbers(n int) (keys []string) {
 
 // A standby is promoted that missed the last rows. What it knows is handled there, once.
 func TestAPromotedStandbyHandlesItsQueueInOrder(t *testing.T) {
-	eachConsumer(t, func(t *timeguard.Try, loop string, outside bool) {
+	eachConsumer(t, func(t *timeguard.Try, handler string, outside bool) {
 		c := newCluster(t, 2, committing)
 		old, next := c.servers[0], c.servers[1]
-		q := newQueue(t, c.url(t, c.doors...), &faults.Database{URL: old.URL()}, 16, faults.Queue{Loop: loop}, outside)
-		var workers []*faults.Process
-		for i := range 3 {
-			q.config.ID = fmt.Sprint("worker-", i)
-			q.config.Log = filepath.Join(t.TempDir(), q.config.ID+".log")
-			workers = append(workers, startWorker(t, q.config))
-			hasJoined(t, workers[i])
-		}
+		q := newQueue(t, c.url(t, c.doors...), &faults.Database{URL: old.URL()}, 16, faults.Queue{Handler: handler}, outside)
+		workers := startWorkers(t, q.config, t.TempDir(), 3)
 		halt := q.produce(20)
 		q.handled(200)
 		caughtUp(t, old, next)
@@ -334,26 +232,16 @@ func TestAPromotedStandbyHandlesItsQueueInOrder(t *testing.T) {
 		q.handled(200)
 		halt()
 		q.pool.Close()
-		if err := old.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, old.Kill())
 		q.killed = time.Now()
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		defer cancel()
-		if err := next.Promote(ctx); err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, next.Promote(t.Context()))
 		q.database.URL = next.URL()
-		q.pool = newPool(t, next.URL(), size(2))
+		q.pool = testkit.Pool(t, next.URL(), size(2))
 		halt = q.produce(20)
 		q.handled(200)
 		halt()
 		q.drained()
-		for _, w := range workers {
-			if _, err := w.Close(ctx); err != nil {
-				t.Error(err)
-			}
-		}
+		closeWorkers(t, workers)
 		q.report(0)
 	})
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
@@ -160,16 +161,14 @@ type scheduleKill struct {
 func newScheduleVictims(t testing.TB, server *pgserver.Server, kind string) *scheduleVictims {
 	t.Helper()
 	url, drop, err := pgserver.CreateDatabase(t.Context(), server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, err)
 	t.Cleanup(func() {
 		if err := drop(); err != nil {
 			t.Error(err)
 		}
 	})
 	v := &scheduleVictims{t: t, config: withSchedules(t, url, url, false), dir: t.TempDir(), killed: make(chan scheduleKill, 100)}
-	v.pool = newPool(t, url, size(3))
+	v.pool = testkit.Pool(t, url, size(3))
 	v.config.Lease, v.config.Kinds, v.config.Orders = "", []string{kind}, kind == "ordered"
 	if v.config.Orders {
 		v.config.Kinds = []string{"quick"}
@@ -180,10 +179,7 @@ func newScheduleVictims(t testing.TB, server *pgserver.Server, kind string) *sch
 // start starts another process.
 func (v *scheduleVictims) start() {
 	v.t.Helper()
-	wire, err := faults.NewWire(v.config.URL, "pgleases")
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	wire := testkit.Must(faults.NewWire(v.config.URL, "pgleases"))(v.t)
 	v.t.Cleanup(func() {
 		if err := wire.Close(); err != nil {
 			v.t.Error(err)
@@ -297,7 +293,7 @@ func (v *scheduleVictims) finish() {
 	v.t.Helper()
 	v.start()
 	waitFor(v.t, patience, "something is done", func() bool {
-		return value[bool](v.t, v.pool, "SELECT EXISTS (SELECT FROM pgleases.history WHERE outcome = 'succeeded')")
+		return testkit.Value[bool](v.t, v.pool, "SELECT EXISTS (SELECT FROM pgleases.history WHERE outcome = 'succeeded')")
 	})
 	waitForOutcomes(v.t, v.pool, v.config.Kinds...)
 	ctx, cancel := context.WithTimeout(v.t.Context(), patience)

@@ -7,7 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
@@ -59,12 +59,10 @@ var committing = pgserver.WithSettings(map[string]string{"track_commit_timestamp
 // withSchedules creates the tables, and returns the configuration of workers that run schedules.
 func withSchedules(t testing.TB, url, direct string, pooled bool) faults.Config {
 	t.Helper()
-	pool := newPool(t, direct, size(1))
-	if err := schedule.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	execute(t, pool, faults.SchedulesTable)
-	execute(t, pool, faults.OrdersTable)
+	pool := testkit.Pool(t, direct, size(1))
+	testkit.OK(t, schedule.Migrate(t.Context(), pool))
+	testkit.Execute(t, pool, faults.SchedulesTable)
+	testkit.Execute(t, pool, faults.OrdersTable)
 	pool.Close()
 	return faults.Config{
 		URL: url, Pooled: pooled, DirectURL: direct, Lease: "l", Partitions: 8, TTL: time.Second, Schedules: true, Orders: true, Patience: patience, ProbeURL: probeURL(t),
@@ -76,31 +74,18 @@ const effects = "SELECT count(*) FROM ticks WHERE job = 0"
 // attackSchedules injects a number of faults into a fleet, and then checks the ledger.
 func attackSchedules(t *timeguard.Try, url string, database *faults.Database, total int) {
 	t.Helper()
-	seed := *scheduleSeed
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
-	t.Logf("seed %d", seed)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
 	began := time.Now()
-	fleet, err := faults.NewFleet(ctx, withSchedules(t, url, database.URL, database.Bouncer != nil), t.TempDir(), 4, seed)
-	t.Cleanup(func() { endFleet(t, fleet, 60) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := newPool(t, database.URL, size(2))
+	fleet := newFleet(t, withSchedules(t, url, database.URL, database.Bouncer != nil), 4, *scheduleSeed)
+	pool := testkit.Pool(t, database.URL, size(2))
 	waitForOutcomes(t, pool)
-	waitFor(t, patience, "schedules run", func() bool { return value[int](t, pool, effects) >= len(faults.Schedules()) })
+	waitFor(t, patience, "schedules run", func() bool { return testkit.Value[int](t, pool, effects) >= len(faults.Schedules()) })
 	// The fault "many clients" needs too many connections.
-	fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "many clients" })
+	fleet.Faults = without("many clients", fleet.Faults)
 	database.Befall(fleet)
 	fleet.Enough = func(counts map[string]int) bool { return sum(counts) >= total }
-	ctx, cancel = context.WithTimeout(t.Context(), time.Duration(total)*5*time.Second+patience)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(total)*5*time.Second+patience)
 	defer cancel()
-	if err := fleet.Run(ctx); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, fleet.Run(ctx))
 	if n := sum(fleet.Counts); n < total {
 		t.Missed(began, time.Since(began), "%d faults, not at least %d: the test covered too little", n, total)
 	}
@@ -132,48 +117,28 @@ func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 		old, next := c.servers[0], c.servers[1]
 		config := withSchedules(t, c.url(t, c.doors...), old.URL(), false)
 		dir := t.TempDir()
-		var workers []*faults.Process
-		for i := range 3 {
-			config.ID = fmt.Sprintf("worker-%d", i)
-			config.Log = fmt.Sprintf("%s/%s.log", dir, config.ID)
-			workers = append(workers, startWorker(t, config))
-		}
-		for _, w := range workers {
-			hasJoined(t, w)
-		}
-		pool := newPool(t, old.URL(), size(1))
+		workers := startWorkers(t, config, dir, 3)
+		pool := testkit.Pool(t, old.URL(), size(1))
 		waitForOutcomes(t, pool)
 		caughtUp(t, old, next)
 		c.pipes[0].Freeze()
-		before := value[int](t, pool, effects)
+		before := testkit.Value[int](t, pool, effects)
 		mail := func() {
 			// 40 is more than the number of ids that a server reserves and logs at a time.
-			if err := faults.Mail(t.Context(), pool, 40); err != nil {
-				t.Fatal(err)
-			}
+			testkit.OK(t, faults.Mail(t.Context(), pool, 40))
 			waitForOutcomes(t, pool)
 		}
 		mail()
-		waitFor(t, patience, "the standby has missed runs", func() bool { return value[int](t, pool, effects) > before+len(faults.Schedules()) })
+		waitFor(t, patience, "the standby has missed runs", func() bool { return testkit.Value[int](t, pool, effects) > before+len(faults.Schedules()) })
 		pool.Close()
-		if err := old.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		defer cancel()
-		if err := next.Promote(ctx); err != nil {
-			t.Fatal(err)
-		}
-		pool = newPool(t, next.URL(), size(1))
-		if n := value[int](t, pool, effects); n > before+len(faults.Schedules()) {
+		testkit.OK(t, old.Kill())
+		testkit.OK(t, next.Promote(t.Context()))
+		pool = testkit.Pool(t, next.URL(), size(1))
+		if n := testkit.Value[int](t, pool, effects); n > before+len(faults.Schedules()) {
 			t.Missed(began, time.Since(began), "the standby had %d effects, and %d when it was cut off: the test covered too little", n, before)
 		}
 		mail()
-		for _, w := range workers {
-			if _, err := w.Close(ctx); err != nil {
-				t.Error(err)
-			}
-		}
+		closeWorkers(t, workers)
 		l := readLedger(t, pool, dir)
 		l.promoted = true
 		l.report(t)
@@ -184,11 +149,11 @@ func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 // outcome, and every job enqueued by now.
 func waitForOutcomes(t testing.TB, pool *pgxpool.Pool, kinds ...string) {
 	t.Helper()
-	until, orders := value[time.Time](t, pool, "SELECT clock_timestamp()"), value[int64](t, pool, "SELECT coalesce(max(n), 0) FROM orders")
+	until, orders := testkit.Value[time.Time](t, pool, "SELECT clock_timestamp()"), testkit.Value[int64](t, pool, "SELECT coalesce(max(n), 0) FROM orders")
 	// Orders run after all late ticks. An order whose transaction took long is found after a
 	// minute.
 	waitFor(t, 5*patience, "every order up to now has its outcome", func() bool {
-		return value[int](t, pool, "SELECT count(*) FROM (SELECT job, max(n) AS n FROM orders GROUP BY job) AS o JOIN pgleases.jobs AS j ON j.id = o.job WHERE o.n <= $1", orders) == 0
+		return testkit.Value[int](t, pool, "SELECT count(*) FROM (SELECT job, max(n) AS n FROM orders GROUP BY job) AS o JOIN pgleases.jobs AS j ON j.id = o.job WHERE o.n <= $1", orders) == 0
 	})
 	for began, wants := time.Now(), outcomeless(t, pool, until, kinds); len(wants) > 0; { // after many faults a process may have to catch up for minutes
 		before, since := wants, time.Now()
@@ -249,9 +214,7 @@ func readSchedules(t testing.TB, pool *pgxpool.Pool) map[string]scheduled {
 		all[name] = s
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, err)
 	// Schedules that are not created yet.
 	maps.DeleteFunc(all, func(_ string, s scheduled) bool { return s.Anchor.IsZero() })
 	return all

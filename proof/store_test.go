@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
@@ -32,10 +33,7 @@ type session struct {
 // newSession creates the tables and registers.
 func newSession(t testing.TB, server *pgserver.Server, name string) *session {
 	t.Helper()
-	watcher, err := pgx.Connect(t.Context(), server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
+	watcher := testkit.Must(pgx.Connect(t.Context(), server.URL()))(t)
 	t.Cleanup(func() { _ = watcher.Close(context.Background()) })
 	s := &session{t: t, id: rand.Int64N(1<<62) + 1, server: server, watcher: watcher}
 	s.ok(store.Engine.Migrate(t.Context(), watcher, "pgleases"))
@@ -66,9 +64,7 @@ func (s *session) connect() {
 
 func (s *session) ok(err error) {
 	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testkit.OK(s.t, err)
 }
 
 func (s *session) beat() store.Beat {

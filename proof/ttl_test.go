@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
@@ -23,7 +24,7 @@ func TestMixedTTLsExpireIndependently(t *testing.T) {
 		const partitions, long, head = 16, 20 * time.Second, 9 * time.Second
 		url := pgserver.Database(t)
 		late := 200*time.Millisecond + lateWithoutNotify(url, 2*time.Second) + slack
-		pool := newPool(t, url, size(2))
+		pool := testkit.Pool(t, url, size(2))
 		dirs := map[string]string{"long": t.TempDir(), "mixed": t.TempDir()} // of the oracle's logs, by lease
 		start := func(id, lease string, ttl time.Duration) *faults.Process {
 			p := startWorker(t, faults.Config{URL: url, ID: id, Lease: lease, Partitions: partitions, TTL: ttl, Log: filepath.Join(dirs[lease], id+".log")})
@@ -31,10 +32,10 @@ func TestMixedTTLsExpireIndependently(t *testing.T) {
 			return p
 		}
 		owns := func(id string) int {
-			return value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner = $1", id)
+			return testkit.Value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner = $1", id)
 		}
 		longExpires := func() time.Duration {
-			return time.Duration(value[float64](t, pool, `SELECT coalesce(extract(epoch FROM min(expires_at) - clock_timestamp()), -1)
+			return time.Duration(testkit.Value[float64](t, pool, `SELECT coalesce(extract(epoch FROM min(expires_at) - clock_timestamp()), -1)
 				FROM pgleases.clients WHERE id = 'long'`) * float64(time.Second))
 		}
 		first := start("long", "long", long)
@@ -77,10 +78,7 @@ func TestMixedTTLsExpireIndependently(t *testing.T) {
 		}
 		waitFor(t, time.Until(began.Add(long+late)), "the first is taken over", func() bool { return len(left.Values()) == partitions })
 		t.Logf("TTLs of 1, 2 and 4 s: taken over %v after a kill; the first %v after a client began to watch", took, time.Since(began))
-		others, err := oracle.ReadAll(dirs["mixed"] + "/*.log")
-		if err != nil {
-			t.Fatal(err)
-		}
+		others := testkit.Must(oracle.ReadAll(dirs["mixed"] + "/*.log"))(t)
 		t.Log(verify(t, append(others, logs()...)))
 		verifyDir(t, dirs["long"])
 	})

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func init() { workIfAsked() }
@@ -16,9 +18,7 @@ var hasDigit = regexp.MustCompile(`\d`)
 func TestQuickRunOfAllParts(t *testing.T) {
 	l := &lab{quick: true, clients: 20, partitions: 200, leases: 1, ttl: time.Second}
 	t.Cleanup(func() { _ = l.close() })
-	if err := attempt(func() { l.start(t.Context()) }); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, attempt(func() { l.start(t.Context()) }))
 	for _, each := range parts {
 		t.Run(each.name, func(t *testing.T) {
 			t.Parallel()
@@ -40,10 +40,7 @@ func TestQuickRunOfAllParts(t *testing.T) {
 }
 
 func TestSummaryIsOnThePage(t *testing.T) {
-	page, err := os.ReadFile("../../docs/figures.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := testkit.Must(os.ReadFile("../../docs/figures.md"))(t)
 	_, tables, _ := strings.Cut(string(page), "\n## ")
 	if got := summary(tables); strings.Count(got, "\n") != len(highlights)+1 || !strings.Contains(string(page), got) {
 		t.Errorf("the page lacks the summary of its tables:\n%s", got)

@@ -12,27 +12,8 @@ import (
 	"github.com/pgleases/pgleases/consumer"
 )
 
-// Consumers are the loops of package consumer. The last has effects outside.
+// Consumers are the handlers of package consumer. The last has effects outside.
 var Consumers = []string{"each", "in tx", "at least once"}
-
-func init() {
-	Loops[Consumers[0]] = func(h *handler, ctx context.Context) error {
-		return consume(h, ctx, consumer.Each(func(ctx context.Context, tx pgx.Tx, r consumer.Row[order]) error {
-			_, err := h.handle(ctx, tx, tasksOf(r))
-			return err
-		}))
-	}
-	Loops[Consumers[1]] = func(h *handler, ctx context.Context) error {
-		return consume(h, ctx, consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[order]) error {
-			return someFailed(h.handle(ctx, tx, tasksOf(rows...)))
-		}))
-	}
-	Loops[Consumers[2]] = func(h *handler, ctx context.Context) error {
-		return consume(h, ctx, consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[order]) error {
-			return someFailed(h.handle(ctx, nil, tasksOf(rows...)))
-		}))
-	}
-}
 
 // An order is what a handler reads of a row.
 type order struct {
@@ -55,7 +36,22 @@ func someFailed(i int, err error) error {
 	return consumer.Failed(i, err)
 }
 
-func consume(h *handler, ctx context.Context, handler consumer.Handler[order]) error {
+// consume works through the queue until ctx ends.
+func (h *handler) consume(ctx context.Context) error {
+	handler := consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[order]) error {
+		return someFailed(h.handle(ctx, nil, tasksOf(rows...)))
+	})
+	switch h.Queue.Handler {
+	case Consumers[0]:
+		handler = consumer.Each(func(ctx context.Context, tx pgx.Tx, r consumer.Row[order]) error {
+			_, err := h.handle(ctx, tx, tasksOf(r))
+			return err
+		})
+	case Consumers[1]:
+		handler = consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[order]) error {
+			return someFailed(h.handle(ctx, tx, tasksOf(rows...)))
+		})
+	}
 	failure := consumer.BlockKey
 	if h.Queue.DeadLetters {
 		failure = consumer.DeadLetter

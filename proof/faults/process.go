@@ -31,46 +31,36 @@ type Process struct {
 	probe  *timeguard.Record
 }
 
-// Start starts a worker: Config.Program, or this program again, whose main function or an init
-// function calls Main. The worker ends with this process.
+// Start starts a worker: this program again, whose main function or an init function calls Main. The
+// worker ends with this process.
 func Start(config Config) (*Process, error) {
 	text, err := json.Marshal(config)
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{Config: config, joined: make(chan struct{}), done: make(chan struct{})}
-	var output io.Reader
-	if p.cmd, p.input, output, err = spawn(config.Program, envWorker+"="+string(text), &p.stderr, config.Env...); err != nil {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	p := &Process{Config: config, cmd: exec.Command(program), joined: make(chan struct{}), done: make(chan struct{})}
+	p.cmd.Env = append(append(os.Environ(), envWorker+"="+string(text)), config.Env...)
+	p.cmd.Stderr = &p.stderr
+	// A process group of its own. The worker notices this process's end through its input. If the
+	// worker is stopped at that moment, its group becomes an orphan, and the kernel continues it.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if p.input, err = p.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	output, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
 	p.probe = timeguard.NewRecord(fmt.Sprintf("worker %s, process %d,", config.ID, p.PID()))
 	go p.listen(output)
 	return p, nil
-}
-
-// spawn starts a program, or this program again, with additional environment variables.
-func spawn(program, variable string, stderr io.Writer, more ...string) (*exec.Cmd, io.WriteCloser, io.Reader, error) {
-	if program == "" {
-		var err error
-		if program, err = os.Executable(); err != nil {
-			return nil, nil, nil, err
-		}
-	}
-	cmd := exec.Command(program)
-	cmd.Env = append(append(os.Environ(), variable), more...)
-	cmd.Stderr = stderr
-	// A process group of its own. The child notices this process's end through its input. If the
-	// child is stopped at that moment, its group becomes an orphan, and the kernel continues it.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	input, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	output, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	return cmd, input, output, cmd.Start()
 }
 
 func (p *Process) listen(output io.Reader) {

@@ -5,14 +5,14 @@ package faults
 import (
 	"errors"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // newProxy returns a proxy in front of an echo server.
@@ -23,10 +23,7 @@ func newProxy(t *testing.T) *Proxy {
 
 func proxyTo(t *testing.T, connString string) *Proxy {
 	t.Helper()
-	proxy, err := NewProxy(connString)
-	if err != nil {
-		t.Fatal(err)
-	}
+	proxy := testkit.Must(NewProxy(connString))(t)
 	t.Cleanup(proxy.Close)
 	return proxy
 }
@@ -40,10 +37,7 @@ func echo(t *testing.T) string {
 // closes it.
 func serverOf(t *testing.T, serve func(net.Conn)) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {
@@ -62,14 +56,8 @@ func serverOf(t *testing.T, serve func(net.Conn)) string {
 
 func dial(t *testing.T, proxy *Proxy) net.Conn {
 	t.Helper()
-	u, err := url.Parse(proxy.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn, err := net.Dial("tcp", u.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
+	u := testkit.Must(url.Parse(proxy.URL()))(t)
+	conn := testkit.Must(net.Dial("tcp", u.Host))(t)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -208,77 +196,6 @@ func TestACutProxyBreaksConnectionsAndTakesNewOnes(t *testing.T) {
 	if ok, err := passes(dial(t, proxy), 5*time.Second); !ok || err != nil {
 		t.Errorf("nothing passes after the cut: %v", err)
 	}
-}
-
-// A fault begins and ends at once, whatever the connections do: they end, also with a reset, while
-// bytes are on their way, or a side does not read.
-func TestAProxyObeysWhateverConnectionsDo(t *testing.T) {
-	for name, fault := range map[string]func(*Proxy){
-		"freeze": (*Proxy).Freeze, "requests lost": (*Proxy).LoseRequests, "answers lost": (*Proxy).LoseAnswers,
-		"reset": (*Proxy).Reset, "slow": func(p *Proxy) { p.Slow(20 * time.Millisecond) }, "cut": (*Proxy).Cut,
-	} {
-		t.Run(name, func(t *testing.T) {
-			proxy := proxyTo(t, serverOf(t, func(conn net.Conn) { churn(conn, 1<<24) }))
-			address := proxy.listener.Addr().String()
-			var clients sync.WaitGroup
-			stop, passed := make(chan struct{}), make(chan struct{})
-			for range 8 {
-				clients.Go(func() {
-					for {
-						if conn, err := net.Dial("tcp", address); err == nil { // otherwise it was reset
-							churn(conn, 1<<16)
-						}
-						select {
-						case passed <- struct{}{}:
-						case <-stop:
-							return
-						}
-					}
-				})
-			}
-			obeys := func(do func(*Proxy)) {
-				done := make(chan struct{})
-				go func() {
-					do(proxy)
-					close(done)
-				}()
-				select {
-				case <-done:
-				case <-time.After(10 * time.Second):
-					t.Fatal("a call hangs")
-				}
-			}
-			for range 5 {
-				if unread, err := net.Dial("tcp", address); err == nil {
-					defer unread.Close()
-				}
-				for _, do := range []func(*Proxy){fault, (*Proxy).Thaw} {
-					for range rand.IntN(8) {
-						<-passed
-					}
-					obeys(do)
-				}
-			}
-			close(stop)
-			clients.Wait()
-			obeys((*Proxy).Close)
-		})
-	}
-}
-
-// churn reads and writes up to a number of bytes, and then ends the connection, half of the time
-// with a reset.
-func churn(conn net.Conn, most int) {
-	_ = conn.SetDeadline(time.Now().Add(50 * time.Millisecond))
-	read := make(chan struct{})
-	go func() {
-		_, _ = io.CopyN(io.Discard, conn, rand.Int64N(int64(most)))
-		close(read)
-	}()
-	_, _ = conn.Write(make([]byte, rand.IntN(most))) // an error: it ended before, or the other side does not read
-	<-read
-	_ = conn.(*net.TCPConn).SetLinger(rand.IntN(2) - 1)
-	_ = conn.Close()
 }
 
 func TestAddressIsReplacedInAnyConnectionString(t *testing.T) {

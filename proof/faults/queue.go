@@ -23,7 +23,7 @@ import (
 
 // A Queue says how a worker works through the table app.outbox.
 type Queue struct {
-	Loop        string // a key of Loops
+	Handler     string // one of Consumers
 	Receiver    string // the URL of a database for effects outside; empty: effects are in the queue's database
 	Outage      string // a file; while it exists, all rows fail. Files beside it count calls
 	DeadLetters bool   // rows move after their last attempt; otherwise they block their keys
@@ -49,10 +49,9 @@ func QueueTables(partitions int) string {
 	return fmt.Sprintf(`CREATE SCHEMA app;
 CREATE TABLE app.customers (customer text PRIMARY KEY, orders bigint NOT NULL DEFAULT 1);
 CREATE TABLE app.outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer text NOT NULL, name text NOT NULL DEFAULT gen_random_uuid()::text,
-    kind text NOT NULL, version int NOT NULL DEFAULT 1, attempts int NOT NULL DEFAULT 0,
+    kind text NOT NULL, version int NOT NULL DEFAULT 1,
     partition int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, %d)) STORED);
 CREATE INDEX ON app.outbox (partition, id);
-CREATE TABLE app.dead (name text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
 CREATE TABLE app.written (id bigint NOT NULL, customer text NOT NULL, name text PRIMARY KEY, kind text NOT NULL,
     version int NOT NULL DEFAULT 1, deleted boolean NOT NULL DEFAULT false);
 %s`, partitions, HandledTable)
@@ -132,19 +131,15 @@ type handler struct {
 	Config
 	log            *slog.Logger
 	client         *pgleases.Client
-	lease          *pgleases.Lease
 	pool, receiver *pgxpool.Pool // of the queue, and of effects outside
 }
 
-// Loops are the ways to work through the queue, until ctx ends.
-var Loops = map[string]func(*handler, context.Context) error{"skip locked": (*handler).skipLocked, "owner": (*handler).owner}
-
 // runQueue works through the queue until stop is called.
-func runQueue(config Config, client *pgleases.Client, lease *pgleases.Lease, log *slog.Logger) (stop func() error, err error) {
+func runQueue(config Config, client *pgleases.Client, log *slog.Logger) (stop func() error, err error) {
 	if config.Queue == nil {
 		return func() error { return nil }, nil
 	}
-	h := &handler{Config: config, log: log, client: client, lease: lease}
+	h := &handler{Config: config, log: log, client: client}
 	if config.Queue.Receiver != "" {
 		if h.receiver, err = pgxpool.New(context.Background(), config.Queue.Receiver); err != nil {
 			return nil, err
@@ -152,7 +147,7 @@ func runQueue(config Config, client *pgleases.Client, lease *pgleases.Lease, log
 	}
 	return repeatedly(config, client, 8, log, func(ctx context.Context, pool *pgxpool.Pool) error {
 		h.pool = pool
-		return Loops[config.Queue.Loop](h, ctx)
+		return h.consume(ctx)
 	})
 }
 
@@ -236,90 +231,4 @@ func count(path string) (int64, error) {
 	}
 	info, err := f.Stat()
 	return info.Size(), err
-}
-
-// read returns rows without an owner's epoch.
-func read(ctx context.Context, tx interface {
-	Query(context.Context, string, ...any) (pgx.Rows, error)
-}, query string, args ...any) ([]task, error) {
-	rows, _ := tx.Query(ctx, "SELECT id, customer, name, kind, version, partition, 0, attempts + 1 FROM app.outbox "+query, args...) // CollectRows returns its error
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[task])
-}
-
-// skipLocked is the loop that people write. A batch that fails charges all of its rows.
-func (h *handler) skipLocked(ctx context.Context) error {
-	for ctx.Err() == nil {
-		var tasks []task
-		err := pgx.BeginFunc(ctx, h.pool, func(tx pgx.Tx) (err error) {
-			if tasks, err = read(ctx, tx, "ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED"); err != nil {
-				return err
-			}
-			if _, err = h.handle(ctx, tx, tasks); err != nil {
-				return err
-			}
-			return remove(ctx, tx, tasks)
-		})
-		if err != nil {
-			charge(ctx, h.pool, tasks)
-		}
-		if err != nil || len(tasks) == 0 {
-			pause(ctx, 10*time.Millisecond)
-		}
-	}
-	return nil
-}
-
-// owner is the loop of an owner who believes that Values is enough. It has no guard, removes each
-// row in a transaction of its own, continues after a row that fails, and reads on from the last ID.
-func (h *handler) owner(ctx context.Context) error {
-	low := make(map[int]int64)
-	for pause(ctx, 10*time.Millisecond) {
-		for _, n := range h.lease.Values() {
-			p, _ := h.lease.Partition(n)
-			tasks, err := read(ctx, h.pool, "WHERE partition = $1 AND id > $2 ORDER BY id LIMIT 100", n, low[n])
-			if err != nil {
-				return err
-			}
-			failed := false
-			for _, t := range tasks {
-				t.Epoch = p.Epoch
-				if h.receiver != nil {
-					_, err = h.handle(ctx, nil, []task{t})
-				} else {
-					err = pgx.BeginFunc(ctx, h.pool, func(tx pgx.Tx) error {
-						_, err := h.handle(ctx, tx, []task{t})
-						return err
-					})
-				}
-				if err != nil {
-					failed = true
-					charge(ctx, h.pool, []task{t})
-					continue
-				}
-				if err := remove(ctx, h.pool, []task{t}); err == nil && !failed {
-					low[n] = t.ID
-				}
-			}
-		}
-	}
-	return nil
-}
-
-func remove(ctx context.Context, tx executor, tasks []task) error {
-	_, err := tx.Exec(ctx, "DELETE FROM app.outbox WHERE id = ANY($1)", ids(tasks))
-	return err
-}
-
-// charge counts an attempt of rows, and makes those without another one dead letters. It ignores
-// errors: the rows are handled again.
-func charge(ctx context.Context, tx executor, tasks []task) {
-	_, _ = tx.Exec(ctx, "UPDATE app.outbox SET attempts = attempts + 1 WHERE id = ANY($1)", ids(tasks))
-	_, _ = tx.Exec(ctx, "WITH o AS (DELETE FROM app.outbox WHERE attempts >= $1 RETURNING name) INSERT INTO app.dead SELECT name FROM o", QueueAttempts)
-}
-
-func ids(tasks []task) (ids []int64) {
-	for _, t := range tasks {
-		ids = append(ids, t.ID)
-	}
-	return ids
 }

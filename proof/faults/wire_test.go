@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // notifying returns the connection string of a server that sends a notification before every
@@ -67,22 +68,13 @@ func TestWireBreaksOnlyAtTheStatement(t *testing.T) {
 		for _, extended := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v, extended %v", test.kind, extended), func(t *testing.T) {
 				var answered atomic.Int32
-				wire, err := NewWire(notifying(t, &answered), "s")
-				if err != nil {
-					t.Fatal(err)
-				}
+				wire := testkit.Must(NewWire(notifying(t, &answered), "s"))(t)
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
-				config, err := pgconn.ParseConfig(wire.URL())
-				if err != nil {
-					t.Fatal(err)
-				}
+				config := testkit.Must(pgconn.ParseConfig(wire.URL()))(t)
 				var notified atomic.Int32
 				config.OnNotification = func(*pgconn.PgConn, *pgconn.Notification) { notified.Add(1) }
-				conn, err := pgconn.ConnectConfig(ctx, config)
-				if err != nil {
-					t.Fatal(err)
-				}
+				conn := testkit.Must(pgconn.ConnectConfig(ctx, config))(t)
 				defer conn.Close(ctx)
 				send := func(text string) error {
 					if extended {
@@ -130,10 +122,7 @@ func TestWireBreaksOnlyAtTheStatement(t *testing.T) {
 }
 
 func TestWireRecognizesEveryStatement(t *testing.T) {
-	wire, err := NewWire("postgres://somebody@127.0.0.1:1/database?sslmode=disable", "s")
-	if err != nil {
-		t.Fatal(err)
-	}
+	wire := testkit.Must(NewWire("postgres://somebody@127.0.0.1:1/database?sslmode=disable", "s"))(t)
 	for name, pieces := range wire.texts {
 		for _, value := range []string{" 7 ", "$1", " '{\"a\",\"b\"}' "} {
 			if got := wire.recognize(strings.Join(pieces, value)); got != name {

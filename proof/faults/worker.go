@@ -38,7 +38,6 @@ type Config struct {
 	Lease      string // empty: no lease
 	Partitions int
 	TTL        time.Duration
-	Handoff    time.Duration // the handoff delay; 0 means no delay, not the default
 	Clients    int           // 0 means 1
 	Locks      int           // the number of locks to take, with the first client; requires Log
 	Effects    bool          // write under Guard
@@ -49,7 +48,6 @@ type Config struct {
 	DirectURL  string        // for the writes of Effects; empty: URL
 	FenceURL   string        // a database with a fence, for the writes of Effects; empty: Guard is called at DirectURL
 	Env        []string      // additional environment variables
-	Program    string        // the worker's program; empty: this program
 	Patience   time.Duration // how long to retry an unreachable database at the start
 	Fast       bool          // with fast failover
 	// A database without faults, for the worker's probe; empty: the probe measures only the
@@ -171,7 +169,7 @@ func work(config Config, input io.Reader, output io.Writer) error {
 		if config.Lease == "" {
 			continue
 		}
-		leases[i], err = clients[i].Lease(ctx, config.Lease, config.Partitions, pgleases.WithHandoffDelay(config.Handoff))
+		leases[i], err = clients[i].Lease(ctx, config.Lease, config.Partitions, pgleases.WithHandoffDelay(0))
 		if err != nil && clients[i].Err() == nil {
 			return err
 		}
@@ -188,7 +186,7 @@ func work(config Config, input io.Reader, output io.Writer) error {
 	if err != nil {
 		return err
 	}
-	queued, err := runQueue(config, clients[0], leases[0], log)
+	queued, err := runQueue(config, clients[0], log)
 	if err != nil {
 		return err
 	}

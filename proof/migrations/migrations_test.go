@@ -20,6 +20,7 @@ import (
 	"github.com/pressly/goose/v3"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/pgserver"
 )
 
@@ -139,37 +140,24 @@ func TestEachToolAppliesTheSchemaAndAClientRunsOnIt(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			url, folder := database(t), t.TempDir()
-			if err := tool.write(folder); err != nil {
-				t.Fatal(err)
-			}
+			testkit.OK(t, tool.write(folder))
 			if _, err := pgleases.Open(ctx, url, pgleases.WithoutMigration()); !errors.Is(err, pgleases.ErrSchema) {
 				t.Fatalf("before the migration a client opened with %v", err)
 			}
-			if err := tool.apply(ctx, url, os.DirFS(folder)); err != nil {
-				t.Fatal(err)
-			}
-			client, err := pgleases.Open(ctx, url, pgleases.WithoutMigration())
-			if err != nil {
-				t.Fatal(err)
-			}
-			lease, err := client.Lease(ctx, "orders", 4)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.OK(t, tool.apply(ctx, url, os.DirFS(folder)))
+			client := testkit.Must(pgleases.Open(ctx, url, pgleases.WithoutMigration()))(t)
+			lease := testkit.Must(client.Lease(ctx, "orders", 4))(t)
 			if err := lease.Wait(ctx); err != nil {
 				t.Error(err)
 			}
 			if err := client.Close(ctx); err != nil {
 				t.Error(err)
 			}
-			conn, err := pgx.Connect(ctx, url)
-			if err != nil {
-				t.Fatal(err)
-			}
+			conn := testkit.Must(pgx.Connect(ctx, url))(t)
 			defer conn.Close(ctx)
 			// The hint of this function contains percent signs; its text must be the same as in the
 			// schema.
-			_, err = conn.Exec(ctx, "SELECT pgleases.guard('orders', 1, 0)")
+			_, err := conn.Exec(ctx, "SELECT pgleases.guard('orders', 1, 0)")
 			var refused *pgconn.PgError
 			if !errors.As(err, &refused) || refused.Code != "PL001" || refused.Message != `partition 1 of lease "orders" is not owned under epoch 0` {
 				t.Errorf("guard says %v", err)
@@ -181,14 +169,8 @@ func TestEachToolAppliesTheSchemaAndAClientRunsOnIt(t *testing.T) {
 // What the page warns of does fail. If it no longer fails, the warning can be removed.
 func TestWarnedMistakesFail(t *testing.T) {
 	t.Parallel()
-	text, err := pgleases.Schema()
-	if err != nil {
-		t.Fatal(err)
-	}
-	braced, err := pgleases.Schema(pgleases.WithSchema("{{schema"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Must(pgleases.Schema())(t)
+	braced := testkit.Must(pgleases.Schema(pgleases.WithSchema("{{schema")))(t)
 	one := func(name, text string) fs.FS { return fstest.MapFS{name: {Data: []byte(text)}} }
 	for what, apply := range map[string]func(context.Context, string) error{
 		"goose without StatementBegin": func(ctx context.Context, url string) error {

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 //go:embed lease.pml
@@ -215,9 +217,7 @@ var (
 // later definition of a name overrides an earlier one.
 func explore(t *testing.T, model, defines string) result {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "model.pml"), []byte(model), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, os.WriteFile(filepath.Join(dir, "model.pml"), []byte(model), 0o600))
 	values := make(map[string]string)
 	for _, d := range strings.Fields(defines) {
 		name, _, _ := strings.Cut(d, "=")

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 var (
@@ -154,6 +156,10 @@ var detectors = map[string]detector{
 	"consumer crashes":  {"consumer", consumed("^TestSuspects|^TestACleanEnd|^TestLostOwnership|^TestUnavailable")},
 	"consumer batches":  {"consumer", consumed("^TestOneBatch|^TestEndFinishes")},
 	"consumer failures": {"consumer", consumed("FailTogether|^TestOutage|^TestCommitInAHandler|^TestBackoffHolds")},
+	// Processes that work through a queue, on a real server.
+	"queue": {"proof", func(seed int) []string {
+		return []string{"-test.run=^TestQueueWithLateCommits$/^in_tx$", fmt.Sprint("-queue-seed=", seed)}
+	}},
 	// Rows that are published, on a server that flushes its log late.
 	"consumer durability": {"proof", func(int) []string { return []string{"-test.run=^TestPublishedRows"} }},
 	// Each statement's flush of the log, on a real server.
@@ -523,6 +529,9 @@ var mutants = append(asleep(), []mutant{
 	{"SKIP LOCKED in the read", "consumer locks", `rows that overtook|rows out of order`, []edit{
 		{"consumer/statements.go", `"FOR UPDATE OF q"`, `"FOR UPDATE OF q SKIP LOCKED"`, 0},
 	}},
+	{"SKIP LOCKED in the read of a fleet", "queue", `^out of order`, []edit{
+		{"consumer/statements.go", `"FOR UPDATE OF q"`, `"FOR UPDATE OF q SKIP LOCKED"`, 0},
+	}},
 	{"suspects side by side", "consumer crashes", `side by side`, []edit{
 		{"consumer/job.go", `g.suspects > 0 && held > 0 {`, `false {`, 0},
 		{"consumer/job.go", `if b.suspect && g.suspects == 0 {`, `if b.suspect {`, 0},
@@ -610,11 +619,7 @@ func asleep() []mutant {
 
 func root(t *testing.T) string {
 	t.Helper()
-	dir, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return dir
+	return testkit.Must(filepath.Abs("../.."))(t)
 }
 
 // overlay writes the changed files, and the file that makes the compiler use them.
@@ -625,10 +630,7 @@ func (m mutant) overlay(t *testing.T, dir string) string {
 		path := filepath.Join(root(t), e.file)
 		text, known := sources[path]
 		if !known {
-			bytes, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			bytes := testkit.Must(os.ReadFile(path))(t)
 			text = string(bytes)
 		}
 		if n := strings.Count(text, e.old); n != max(1, e.times) {
@@ -639,19 +641,12 @@ func (m mutant) overlay(t *testing.T, dir string) string {
 	replaced := make(map[string]string)
 	for path, text := range sources {
 		to := filepath.Join(dir, fmt.Sprint(len(replaced))+filepath.Ext(path))
-		if err := os.WriteFile(to, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, os.WriteFile(to, []byte(text), 0o644))
 		replaced[path] = to
 	}
-	bytes, err := json.Marshal(map[string]any{"Replace": replaced})
-	if err != nil {
-		t.Fatal(err)
-	}
+	bytes := testkit.Must(json.Marshal(map[string]any{"Replace": replaced}))(t)
 	file := filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(file, bytes, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, os.WriteFile(file, bytes, 0o644))
 	return file
 }
 
@@ -670,10 +665,7 @@ func TestEveryDetectorNamesTests(t *testing.T) {
 		var code []byte
 		files, _ := filepath.Glob(filepath.Join(root(t), d.folder, "*_test.go"))
 		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := testkit.Must(os.ReadFile(file))(t)
 			code = append(code, text...)
 		}
 		tests, _, _ := strings.Cut(strings.TrimPrefix(d.args(1)[0], "-test.run="), "/")

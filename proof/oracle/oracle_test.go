@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestCheckReportsWhatIsCertain(t *testing.T) {
@@ -78,10 +79,7 @@ func shared(client string, token int64, first, last Instant) Interval {
 // and not after the last question with that answer.
 func TestAKeeperWritesHowLongALockWasHeld(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.locks")
-	keeper, err := CreateKeeper(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	keeper := testkit.Must(CreateKeeper(path))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	asked := 0
 	var began, ended, over Instant
@@ -105,14 +103,9 @@ func TestAKeeperWritesHowLongALockWasHeld(t *testing.T) {
 		keeper.Keep(t.Context(), 5, 9, false, func() bool { return false }), // was never held
 		keeper.Close(),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.OK(t, err)
 	}
-	log, err := Read(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := testkit.Must(Read(path))(t)
 	if len(log.Intervals) != 2 || log.Client != "a" {
 		t.Fatalf("%+v", log)
 	}
@@ -153,19 +146,10 @@ func (l *fakeLease) Partition(n int) (pgleases.Partition, bool) {
 func record(t *testing.T, lease Lease, ctx context.Context) Log {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "client.log")
-	r, err := Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := testkit.Must(Create(path))(t)
 	defer r.Close()
-	if err := r.Watch(ctx, lease); err != nil {
-		t.Fatal(err)
-	}
-	log, err := Read(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return log
+	testkit.OK(t, r.Watch(ctx, lease))
+	return testkit.Must(Read(path))(t)
 }
 
 func TestLogHoldsWhatWasRead(t *testing.T) {
@@ -226,9 +210,7 @@ func TestALogThatWasNotBegunIsEmpty(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "client.log")
 	for _, text := range []string{"", "short"} {
 		if text != "" {
-			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testkit.OK(t, os.WriteFile(path, []byte(text), 0o600))
 		}
 		log, err := Read(path)
 		if err != nil || log.Client != "client" || len(log.Intervals) > 0 {

@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/mod/module"
 	"golang.org/x/mod/zip"
+
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 const (
@@ -50,9 +52,7 @@ func publish(t *testing.T, path, dir string) string {
 
 func ok(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.OK(t, err)
 }
 
 const application = `package main

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/oracle"
 )
 
@@ -147,13 +148,8 @@ type reported struct {
 func TestStoppedProcessIsLateUnlessOnPurpose(t *testing.T) {
 	probe := exec.Command(os.Args[0])
 	probe.Env = append(os.Environ(), "PUNCTUAL_TEST_PROBE=1")
-	output, err := probe.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := probe.Start(); err != nil {
-		t.Fatal(err)
-	}
+	output := testkit.Must(probe.StdoutPipe())(t)
+	testkit.OK(t, probe.Start())
 	r := NewRecord("the probe")
 	defer r.End()
 	first, gone := make(chan struct{}), make(chan struct{})
@@ -193,10 +189,7 @@ func TestStoppedProcessIsLateUnlessOnPurpose(t *testing.T) {
 }
 
 func TestADatabaseThatDoesNotAnswerIsLate(t *testing.T) {
-	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	silent := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer silent.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	r := NewRecord("this process")
@@ -207,10 +200,7 @@ func TestADatabaseThatDoesNotAnswerIsLate(t *testing.T) {
 		Probe(ctx, "postgres://somebody@"+silent.Addr().String()+"/database?sslmode=disable", r.Add)
 	}()
 	defer func() { cancel(); <-done }()
-	conn, err := silent.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Must(silent.Accept())(t)
 	defer conn.Close()
 	from := oracle.Now()
 	<-time.After(300 * time.Millisecond) // this is the lateness
