@@ -108,41 +108,23 @@ func (c *calls) work(ctx context.Context, call Call, most time.Duration, do func
 	return errors.Join(err, c.note(&call))
 }
 
-// Calls returns the calls that the workers recorded in files beside their logs in dir.
+// Calls returns the calls that the workers recorded in files beside their logs in dir. Each line has
+// the whole state of a call, so the last line of a call wins.
 func Calls(dir string) (all []Call, err error) {
-	paths, err := filepath.Glob(filepath.Join(dir, "*"+callsSuffix))
-	if err != nil {
-		return nil, err
-	}
-	for _, path := range paths {
-		of, err := readCalls(path)
-		if err != nil {
-			return nil, err
+	err = eachFile(filepath.Join(dir, "*"+callsSuffix), func(lines *bufio.Scanner) error {
+		first := len(all)
+		for lines.Scan() {
+			var c Call
+			if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
+				return err
+			}
+			if n := first + c.N; n > len(all) {
+				all = append(all, c)
+			} else {
+				all[n-1] = c
+			}
 		}
-		all = append(all, of...)
-	}
-	return all, nil
-}
-
-// readCalls reads a file. Each line has the whole state of a call, so the last line of a call wins.
-func readCalls(path string) ([]Call, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	var all []Call
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		var c Call
-		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
-			return nil, err
-		}
-		if c.N > len(all) {
-			all = append(all, c)
-		} else {
-			all[c.N-1] = c
-		}
-	}
-	return all, lines.Err()
+		return nil
+	})
+	return all, err
 }

@@ -181,6 +181,16 @@ func (d *Database) connect(ctx context.Context) (*pgx.Conn, error) {
 	}
 }
 
+// connected calls do with a connection of its own.
+func (d *Database) connected(ctx context.Context, do func(*pgx.Conn) error) error {
+	conn, err := d.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	return do(conn)
+}
+
 func (f *Fleet) freezeServer(ctx context.Context) error {
 	if err := f.Database.Server.Pause(); err != nil {
 		return err
@@ -191,36 +201,28 @@ func (f *Fleet) freezeServer(ctx context.Context) error {
 
 // terminate ends all sessions, several times.
 func (f *Fleet) terminate(ctx context.Context) error {
-	conn, err := f.Database.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	for range 5 {
-		_, err := conn.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+	return f.Database.connected(ctx, func(conn *pgx.Conn) error {
+		for range 5 {
+			_, err := conn.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()`)
-		if err != nil {
-			return err
+			if err != nil {
+				return err
+			}
+			pause(ctx, ctx.Value(lengthKey{}).(time.Duration)/5)
 		}
-		pause(ctx, ctx.Value(lengthKey{}).(time.Duration)/5)
-	}
-	return nil
+		return nil
+	})
 }
 
 func (f *Fleet) lockTable(ctx context.Context) error {
-	conn, err := f.Database.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
 	tables := []string{"clients", "leases", "members", "partitions", "server", "identities"}
 	table := tables[int(ctx.Value(lengthKey{}).(time.Duration)/time.Microsecond)%len(tables)]
-	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "LOCK TABLE pgleases."+table); err != nil {
-			return err
+	return f.Database.connected(ctx, func(conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, "BEGIN; LOCK TABLE pgleases."+table, pgx.QueryExecModeSimpleProtocol)
+		if err == nil {
+			f.lasts(ctx)
 		}
-		f.lasts(ctx)
-		return nil
+		return err
 	})
 }
 
@@ -246,19 +248,16 @@ func (f *Fleet) exhaust(ctx context.Context) error {
 // readOnly makes the server refuse writes, as a demoted server does.
 func (f *Fleet) readOnly(ctx context.Context) error {
 	set := func(value string) error {
-		conn, err := f.Database.connect(ctx)
-		if err != nil {
-			return err
-		}
-		defer conn.Close(context.WithoutCancel(ctx))
-		for _, statement := range []string{
-			"SET default_transaction_read_only = off", "ALTER SYSTEM SET default_transaction_read_only = " + value, "SELECT pg_reload_conf()",
-		} {
-			if _, err := conn.Exec(ctx, statement); err != nil {
-				return err
+		return f.Database.connected(ctx, func(conn *pgx.Conn) error {
+			for _, statement := range []string{
+				"SET default_transaction_read_only = off", "ALTER SYSTEM SET default_transaction_read_only = " + value, "SELECT pg_reload_conf()",
+			} {
+				if _, err := conn.Exec(ctx, statement); err != nil {
+					return err
+				}
 			}
-		}
-		return nil
+			return nil
+		})
 	}
 	err := set("on")
 	f.lasts(ctx)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -52,13 +51,9 @@ CREATE TABLE IF NOT EXISTS effects (lease text, partition int, n bigint, epoch b
 
 // Create creates the tables.
 func (e *Effects) Create(ctx context.Context, partitions int) error {
-	for _, statement := range append(strings.Split(effectsTables, ";"), "INSERT INTO effect_counters SELECT '"+e.lease+"', n, 0 FROM generate_series(0, "+
-		fmt.Sprint(partitions-1)+") AS n") {
-		if _, err := e.pool.Exec(ctx, statement); err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err := e.pool.Exec(ctx, fmt.Sprintf("%s; INSERT INTO effect_counters SELECT '%s', n, 0 FROM generate_series(0, %d) AS n", effectsTables, e.lease, partitions-1),
+		pgx.QueryExecModeSimpleProtocol)
+	return err
 }
 
 // Write writes for the partitions that the lease owns, one transaction after the other, until ctx

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -29,32 +30,47 @@ type Fault struct {
 // Faults is the table of faults that Fleet.Run picks from.
 var Faults = []Fault{
 	{"join", 3, (*Fleet).join},
-	{"close", 2, (*Fleet).close},
-	{"kill", 3, (*Fleet).kill},
-	{"restart", 2, (*Fleet).restart},
-	{"pause", 4, (*Fleet).pause},
-	{"ghost", 1, (*Fleet).ghost},
-	{"twin", 1, (*Fleet).twin},
+	hits("close", 2, true, spare, (*Fleet).leave),
+	hits("kill", 3, false, spare, (*Fleet).kill),
+	hits("restart", 2, false, always, (*Fleet).restart),
+	hits("pause", 4, true, always, (*Fleet).pause),
+	hits("ghost", 1, true, room, (*Fleet).ghost),
+	hits("twin", 1, false, room, (*Fleet).twin),
 	{"many clients", 1, (*Fleet).manyClients},
 	network("freeze", 2, (*Proxy).Freeze),
 	network("requests lost", 1, (*Proxy).LoseRequests),
 	network("answers lost", 1, (*Proxy).LoseAnswers),
 	network("reset", 1, (*Proxy).Reset),
-	{"slow", 2, (*Fleet).slow},
-	{"cut", 2, (*Fleet).cut},
+	hits("slow", 2, true, always, (*Fleet).slow),
+	hits("cut", 2, false, always, (*Fleet).cut),
 }
 
-// network returns a fault of a worker's connection that lasts a while.
-func network(name string, weight int, do func(*Proxy)) Fault {
+// hits returns a fault of a random worker, if the fleet's size allows it. If impairs is set, it is a
+// worker that no such fault impairs yet.
+func hits(name string, weight int, impairs bool, allowed func(*Fleet) bool, do func(*Fleet, *member) error) Fault {
 	return Fault{name, weight, func(f *Fleet, _ context.Context) (bool, error) {
-		m := f.pick(name, true)
+		if !allowed(f) {
+			return false, nil
+		}
+		m := f.pick(name, impairs)
 		if m == nil {
 			return false, nil
 		}
+		return true, do(f, m)
+	}}
+}
+
+func always(*Fleet) bool  { return true }
+func spare(f *Fleet) bool { return len(f.members) > f.Min }
+func room(f *Fleet) bool  { return len(f.members) < f.Max }
+
+// network returns a fault of a worker's connection that lasts a while.
+func network(name string, weight int, do func(*Proxy)) Fault {
+	return hits(name, weight, true, always, func(f *Fleet, m *member) error {
 		f.later(m, name, m.thaw)
 		do(m.proxy)
-		return true, nil
-	}}
+		return nil
+	})
 }
 
 // A Fleet is a set of worker processes that share one lease, each behind a proxy of its own. Its
@@ -85,10 +101,9 @@ type Fleet struct {
 
 	mu        sync.Mutex // guards what goroutines record
 	errs      []error
-	output    map[string]func() string // by log: what the clients logged
-	disturbed bool                     // a fault of the database is in progress
-	mended    time.Time                // when the last fault of the database ended
-	calm      time.Time                // no fault of the database begins before then
+	disturbed bool      // a fault of the database is in progress
+	mended    time.Time // when the last fault of the database ended
+	calm      time.Time // no fault of the database begins before then
 }
 
 // An Incident is the beginning or the end of a fault of a worker or of the database, or another
@@ -137,7 +152,7 @@ func NewFleet(ctx context.Context, config Config, dir string, size int, seed uin
 	f := &Fleet{
 		Config: config, Dir: dir, Min: max(2, size-2), Max: size + 2, Faults: Faults,
 		Counts: make(map[string]int), random: rand.New(rand.NewPCG(seed, 0)),
-		members: make(map[*member]struct{}), output: make(map[string]func() string),
+		members: make(map[*member]struct{}),
 	}
 	var members []*member
 	for range size {
@@ -175,10 +190,7 @@ func (f *Fleet) start(id string) (*member, error) {
 	}
 	m := &member{Process: process, proxy: proxy}
 	f.members[m] = struct{}{}
-	f.mu.Lock()
-	f.output[config.Log] = process.Output
-	f.note(m, Incident{Text: fmt.Sprintf("starts as process %d", m.PID())})
-	f.mu.Unlock()
+	f.tell(m, Incident{Text: fmt.Sprintf("starts as process %d", m.PID())})
 	return m, nil
 }
 
@@ -199,7 +211,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 		if err := f.lookAround(); err != nil {
 			return err
 		}
-		f.disperse(ctx)
+		f.disperse()
 		drawn, err := f.draw(ctx, tickets)
 		if err != nil {
 			return err
@@ -235,7 +247,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 // enough for the clients to watch the clock.
 func (f *Fleet) calmDown(ctx context.Context) error {
 	for len(f.burst) > 0 && pause(ctx, 20*time.Millisecond) {
-		f.disperse(ctx)
+		f.disperse()
 	}
 	f.waits.Wait()
 	if err := f.Settled(ctx); err != nil && ctx.Err() == nil {
@@ -375,7 +387,7 @@ func (f *Fleet) later(m *member, fault string, end func() error) {
 
 // join starts a worker.
 func (f *Fleet) join(context.Context) (bool, error) {
-	if len(f.members) >= f.Max {
+	if !room(f) {
 		return false, nil
 	}
 	_, err := f.start(f.newID())
@@ -384,7 +396,7 @@ func (f *Fleet) join(context.Context) (bool, error) {
 
 // manyClients starts ten workers at once, which later leave one by one.
 func (f *Fleet) manyClients(context.Context) (bool, error) {
-	if len(f.burst) > 0 || len(f.members) >= f.Max {
+	if len(f.burst) > 0 || !room(f) {
 		return false, nil
 	}
 	f.tell(nil, Incident{Fault: "many clients"})
@@ -400,7 +412,7 @@ func (f *Fleet) manyClients(context.Context) (bool, error) {
 }
 
 // disperse closes or kills one of the workers that manyClients started.
-func (f *Fleet) disperse(ctx context.Context) {
+func (f *Fleet) disperse() {
 	if len(f.burst) == 0 || time.Now().Before(f.alone) {
 		return
 	}
@@ -428,29 +440,17 @@ func (f *Fleet) disperse(ctx context.Context) {
 		delete(f.members, m)
 		return
 	}
-	f.leave(ctx, m)
+	_ = f.leave(m)
 }
 
-// close closes a worker's client. If a fault kept the worker from the database, now or a moment
-// ago, Close may leave everything behind: without trust, Close does not wait for the database.
-func (f *Fleet) close(ctx context.Context) (bool, error) {
-	if len(f.members) <= f.Min {
-		return false, nil
-	}
-	m := f.pick("close", true)
-	if m == nil {
-		return false, nil
-	}
-	f.leave(ctx, m)
-	return true, nil
-}
-
-// leave closes a worker's client, and waits for its end in the background.
-func (f *Fleet) leave(ctx context.Context, m *member) {
+// leave closes a worker's client, and waits for its end in the background. If a fault kept the
+// worker from the database, now or a moment ago, Close may leave everything behind: without trust,
+// Close does not wait for the database.
+func (f *Fleet) leave(m *member) error {
 	delete(f.members, m) // no other fault hits it
 	began := time.Now()
 	f.waits.Go(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
 		ended, err := m.Close(ctx)
 		f.mu.Lock()
@@ -469,75 +469,47 @@ func (f *Fleet) leave(ctx context.Context, m *member) {
 		f.note(m, Incident{Fault: "close", Over: true})
 		f.errs = append(f.errs, err)
 	})
+	return nil
 }
 
 // kill kills a worker, in some cases one that is paused or frozen.
-func (f *Fleet) kill(context.Context) (bool, error) {
-	if len(f.members) <= f.Min {
-		return false, nil
-	}
-	m := f.pick("kill", false)
-	if m == nil {
-		return false, nil
-	}
+func (f *Fleet) kill(m *member) error {
 	m.Kill()
 	delete(f.members, m)
-	return true, nil
+	return nil
 }
 
 // restart kills a worker and starts another under its ID.
-func (f *Fleet) restart(context.Context) (bool, error) {
-	m := f.pick("restart", false)
-	if m == nil {
-		return false, nil
-	}
+func (f *Fleet) restart(m *member) error {
 	m.Kill()
 	delete(f.members, m)
 	_, err := f.start(m.Config.ID)
-	return true, err
+	return err
 }
 
 // pause stops a worker for a while.
-func (f *Fleet) pause(context.Context) (bool, error) {
-	m := f.pick("pause", true)
-	if m == nil {
-		return false, nil
-	}
+func (f *Fleet) pause(m *member) error {
 	f.later(m, "pause", m.Resume)
-	return true, m.Pause()
+	return m.Pause()
 }
 
 // ghost stops a worker, starts another one under its ID, and continues the old one after a while.
 // The old one must end.
-func (f *Fleet) ghost(context.Context) (bool, error) {
-	if len(f.members) >= f.Max {
-		return false, nil
-	}
-	m := f.pick("ghost", true)
-	if m == nil {
-		return false, nil
-	}
+func (f *Fleet) ghost(m *member) error {
 	if err := m.Pause(); err != nil {
-		return true, err
+		return err
 	}
 	m.outlive(f)
 	f.later(m, "ghost", m.Resume)
 	_, err := f.start(m.Config.ID)
-	return true, err
+	return err
 }
 
 // twin starts a second worker under the ID of a live one. The older one must end.
-func (f *Fleet) twin(context.Context) (bool, error) {
-	if len(f.members) >= f.Max {
-		return false, nil
-	}
-	m := f.pick("twin", false)
-	if m == nil {
-		return false, nil
-	}
+func (f *Fleet) twin(m *member) error {
 	m.outlive(f)
 	_, err := f.start(m.Config.ID)
-	return true, err
+	return err
 }
 
 func (m *member) outlive(f *Fleet) {
@@ -548,24 +520,16 @@ func (m *member) outlive(f *Fleet) {
 
 // slow delays a worker's connection by up to a TTL, for a while: statements arrive that the client
 // has given up on.
-func (f *Fleet) slow(context.Context) (bool, error) {
-	m := f.pick("slow", true)
-	if m == nil {
-		return false, nil
-	}
+func (f *Fleet) slow(m *member) error {
 	f.later(m, "slow", m.thaw)
 	m.proxy.Slow(time.Duration(f.random.Int64N(int64(f.Config.TTL))))
-	return true, nil
+	return nil
 }
 
 // cut breaks a worker's connection.
-func (f *Fleet) cut(context.Context) (bool, error) {
-	m := f.pick("cut", false)
-	if m == nil {
-		return false, nil
-	}
+func (f *Fleet) cut(m *member) error {
 	m.proxy.Cut()
-	return true, nil
+	return nil
 }
 
 // Settled waits until the live workers, which have no more faults, own every partition, and the
@@ -668,13 +632,16 @@ func (f *Fleet) Locks() ([]oracle.Log, error) {
 	return oracle.ReadAll(filepath.Join(f.Dir, "*"+LocksSuffix))
 }
 
-// Output returns what the clients logged, by log file.
+// Output returns what the clients logged, by file.
 func (f *Fleet) Output() map[string]string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	output := make(map[string]string, len(f.output))
-	for path, read := range f.output {
-		output[path] = read()
+	output := make(map[string]string)
+	paths, _ := filepath.Glob(filepath.Join(f.Dir, "*.log.txt"))
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		output[path] = string(text)
+		if err != nil {
+			output[path] = err.Error()
+		}
 	}
 	return output
 }

@@ -32,14 +32,17 @@ type write struct {
 // executed at any later time.
 func (e *Effects) History(ctx context.Context, dir string) ([]porcupine.Operation, error) {
 	returned := make(map[string]int64)
-	paths, err := filepath.Glob(filepath.Join(dir, "*"+returnsSuffix))
+	err := eachFile(filepath.Join(dir, "*"+returnsSuffix), func(lines *bufio.Scanner) error {
+		for lines.Scan() { // the last line may be incomplete
+			name, text, _ := strings.Cut(lines.Text(), " ")
+			if at, err := strconv.ParseInt(text, 10, 64); err == nil {
+				returned[name] = at
+			}
+		}
+		return nil
+	})
 	if err != nil {
 		return nil, err
-	}
-	for _, path := range paths {
-		if err := readReturns(path, returned); err != nil {
-			return nil, err
-		}
 	}
 	rows, err := e.pool.Query(ctx, "SELECT partition, n, epoch, writer, name, called FROM effects WHERE lease = $1", e.lease)
 	if err != nil {
@@ -64,21 +67,23 @@ func (e *Effects) History(ctx context.Context, dir string) ([]porcupine.Operatio
 	return history, err
 }
 
-// readReturns reads a file whose last line may be incomplete.
-func readReturns(path string, into map[string]int64) error {
-	f, err := os.Open(path)
+// eachFile calls read with the lines of each file whose path matches a pattern of filepath.Glob.
+func eachFile(pattern string, read func(*bufio.Scanner) error) error {
+	paths, err := filepath.Glob(pattern)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		name, text, _ := strings.Cut(lines.Text(), " ")
-		if at, err := strconv.ParseInt(text, 10, 64); err == nil {
-			into[name] = at
+	for _, path := range paths {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		lines := bufio.NewScanner(f)
+		if err := errors.Join(read(lines), lines.Err(), f.Close()); err != nil {
+			return err
 		}
 	}
-	return lines.Err()
+	return nil
 }
 
 // fenced is the model that a partition's guarded writes must match: an object that executes one

@@ -9,13 +9,10 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/pgtest/pooler"
 	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/proof/oracle"
 )
@@ -32,12 +29,10 @@ func lostLock(err error) bool { return errors.Is(err, lock.ErrLost) }
 
 // A locker is a goroutine that takes locks.
 type locker struct {
+	Config
 	locks   *lock.Locks
-	names   int // how many locks there are
-	ttl     time.Duration
 	keeper  *oracle.Keeper
 	effects *Effects // nil: it does not write
-	writer  string
 	zombies sync.WaitGroup
 }
 
@@ -47,17 +42,17 @@ type locker struct {
 func (l *locker) run(ctx context.Context) error {
 	defer l.zombies.Wait()
 	for ctx.Err() == nil {
-		if err := l.once(ctx, rand.N(l.names)); err != nil {
+		if err := l.once(ctx, rand.N(l.Locks)); err != nil {
 			return err
 		}
-		pause(ctx, rand.N(l.ttl/10))
+		pause(ctx, rand.N(l.TTL/10))
 	}
 	return nil
 }
 
 // once takes a lock. Its only errors are errors of the log.
 func (l *locker) once(ctx context.Context, number int) error {
-	patient, impatient := context.WithTimeout(ctx, rand.N(l.ttl))
+	patient, impatient := context.WithTimeout(ctx, rand.N(l.TTL))
 	defer impatient()
 	acquire := []func(context.Context, string) (*lock.Held, error){
 		l.locks.Acquire, l.locks.AcquireShared, l.locks.TryAcquire, l.locks.TryAcquireShared,
@@ -65,23 +60,23 @@ func (l *locker) once(ctx context.Context, number int) error {
 	held, err := acquire(patient, LockName(number))
 	if err != nil {
 		if !errors.Is(err, lock.ErrHeld) && ctx.Err() == nil {
-			pause(ctx, rand.N(l.ttl/4)) // the server, or the connection to it, is down
+			pause(ctx, rand.N(l.TTL/4)) // the server, or the connection to it, is down
 		}
 		return nil
 	}
 	if l.effects != nil && !held.Shared() {
 		l.zombies.Go(func() { l.haunt(ctx, number, held.Token()) })
 		// A limit, because the write could wait for an unreachable server while the lock is held.
-		working, stop := context.WithTimeout(held.Context(), l.ttl)
+		working, stop := context.WithTimeout(held.Context(), l.TTL)
 		for rand.N(2) == 0 {
-			l.effects.write(working, number, held.Token(), l.writer, held.Guard)
+			l.effects.write(working, number, held.Token(), l.ID, held.Guard)
 		}
 		stop()
 	}
-	enough, done := context.WithTimeout(ctx, rand.N(l.ttl/5))
+	enough, done := context.WithTimeout(ctx, rand.N(l.TTL/5))
 	defer done()
 	err = l.keeper.Keep(enough, number, held.Token(), held.Shared(), func() bool { return held.Context().Err() == nil })
-	soon, late := context.WithTimeout(context.WithoutCancel(ctx), rand.N(l.ttl))
+	soon, late := context.WithTimeout(context.WithoutCancel(ctx), rand.N(l.TTL))
 	defer late()
 	// The lock may be lost; a release that takes longer continues in the background.
 	_ = held.Release(soon)
@@ -94,16 +89,7 @@ func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (fun
 	if config.Locks == 0 {
 		return func() error { return nil }, nil
 	}
-	taking, err := pgxpool.ParseConfig(config.URL)
-	if err != nil {
-		return nil, err
-	}
-	taking.MaxConns = lockersConns
-	taking.ConnConfig.DefaultQueryExecMode = pooled
-	if config.Pooled {
-		taking.BeforeConnect = pooler.WithoutCancels
-	}
-	pool, err := pgxpool.NewWithConfig(ctx, taking)
+	pool, err := config.pool(lockersConns)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +105,7 @@ func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (fun
 		if err != nil {
 			return nil, err
 		}
-		l := &locker{locks: locks, names: config.Locks, ttl: config.TTL, keeper: keeper, effects: effects, writer: config.ID}
+		l := &locker{Config: config, locks: locks, keeper: keeper, effects: effects}
 		wait.Go(func() { errs[i] = errors.Join(l.run(ctx), keeper.Close()) })
 	}
 	return func() error {
@@ -134,10 +120,10 @@ func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (fun
 // which does not know what the client knows.
 func (l *locker) haunt(ctx context.Context, number int, token int64) {
 	// A limit, because the write could wait for an unreachable server.
-	ctx, cancel := context.WithTimeout(ctx, 2*l.ttl)
+	ctx, cancel := context.WithTimeout(ctx, 2*l.TTL)
 	defer cancel()
-	pause(ctx, rand.N(l.ttl/2))
-	refused := l.effects.write(ctx, number, token, l.writer, func(ctx context.Context, tx pgx.Tx) error {
+	pause(ctx, rand.N(l.TTL/2))
+	refused := l.effects.write(ctx, number, token, l.ID, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, "SELECT pgleases.guard_lock($1, $2)", LockName(number), token)
 		return err
 	})

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -37,7 +38,7 @@ func NewOperators(pool *pgxpool.Pool, lease string) *Operators {
 // Befall adds operators' verbs to the faults of a fleet. Each of these faults executes two verbs at
 // once.
 func (o *Operators) Befall(f *Fleet) {
-	f.Faults = append(slices.Clip(f.Faults), Fault{"evict", 1, o.evict})
+	f.Faults = append(slices.Clip(f.Faults), hits("evict", 1, false, spare, o.evict))
 	for _, verb := range []string{"drain", "cordon", "pause", "freeze", "pin", "take back"} {
 		f.Faults = append(f.Faults, Fault{verb, 2, func(f *Fleet, ctx context.Context) (bool, error) {
 			f.tell(nil, Incident{Fault: verb})
@@ -115,31 +116,21 @@ func unlessRefused(err error) error {
 
 // takeBack takes up to most overrides back.
 func (o *Operators) takeBack(ctx context.Context, most int) error {
-	rows, err := o.pool.Query(ctx, "SELECT verb, coalesce(lease, client), partition FROM pgleases.overrides ORDER BY random() LIMIT $1", most)
+	type override struct {
+		Verb, Of  string
+		Partition *int
+	}
+	rows, _ := o.pool.Query(ctx, "SELECT verb, coalesce(lease, client), partition FROM pgleases.overrides ORDER BY random() LIMIT $1", most) // CollectRows returns its error
+	overrides, err := pgx.CollectRows(rows, pgx.RowToStructByPos[override])
 	if err != nil {
 		return unlessRefused(err)
 	}
-	type override struct {
-		verb, of  string
-		partition *int
-	}
-	var overrides []override
-	for rows.Next() {
-		var w override
-		if err := rows.Scan(&w.verb, &w.of, &w.partition); err != nil {
-			return err
-		}
-		overrides = append(overrides, w)
-	}
-	if err := rows.Err(); err != nil {
-		return unlessRefused(err)
-	}
 	for _, w := range overrides {
-		call, args := "pgleases."+opposites[w.verb]+"($1, 'enough')", []any{w.of}
-		if w.partition != nil {
-			call, args = "pgleases.unpin($1, $2, 'enough')", append(args, *w.partition)
+		call, args := "pgleases."+opposites[w.Verb]+"($1, 'enough')", []any{w.Of}
+		if w.Partition != nil {
+			call, args = "pgleases.unpin($1, $2, 'enough')", append(args, *w.Partition)
 		}
-		if err := o.carriedOut(ctx, opposites[w.verb], call, args...); err != nil {
+		if err := o.carriedOut(ctx, opposites[w.Verb], call, args...); err != nil {
 			return err
 		}
 	}
@@ -161,17 +152,10 @@ func (o *Operators) TakeAllBack(ctx context.Context) error {
 }
 
 // evict evicts a worker, in some cases one that is paused or frozen. The worker must end.
-func (o *Operators) evict(f *Fleet, ctx context.Context) (bool, error) {
-	if len(f.members) <= f.Min {
-		return false, nil
-	}
-	m := f.pick("evict", false)
-	if m == nil {
-		return false, nil
-	}
+func (o *Operators) evict(f *Fleet, m *member) error {
 	m.outlive(f)
 	f.waits.Go(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		for {
 			_, err := o.pool.Exec(ctx, "SELECT pgleases.evict_client($1, 'a reason')", m.Config.ID)
@@ -184,5 +168,5 @@ func (o *Operators) evict(f *Fleet, ctx context.Context) (bool, error) {
 			pause(ctx, 20*time.Millisecond)
 		}
 	})
-	return true, nil
+	return nil
 }

@@ -81,14 +81,12 @@ func allSchedules() (all []Schedule) {
 	add("latest", quick, []schedule.Outcome{canceled, lost})
 	add("none", quick, []schedule.Outcome{canceled, lost}, schedule.WithMissed(schedule.MissedNone), schedule.WithGrace(2*time.Second))
 	add("all", quick, []schedule.Outcome{canceled, lost, missed}, schedule.WithMissed(schedule.MissedAll))
-	add("buffered", slow, []schedule.Outcome{canceled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
 	add("jittered", slow, []schedule.Outcome{canceled, lost}, schedule.WithJitter(400*time.Millisecond))
 	add("together", slow, []schedule.Outcome{canceled, lost}, schedule.WithKey("one"))
-	add("failing", fails, []schedule.Outcome{canceled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
-	add("mail", mailed, []schedule.Outcome{canceled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
+	for _, each := range [][2]string{{"buffered", slow}, {"failing", fails}, {"mail", mailed}, {"scarce", scarce}, {"phone", phoned}} {
+		add(each[0], each[1], []schedule.Outcome{canceled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
+	}
 	add("pay", paid, []schedule.Outcome{canceled, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
-	add("scarce", scarce, []schedule.Outcome{canceled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
-	add("phone", phoned, []schedule.Outcome{canceled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
 	return append(all, Schedule{"minute", slow, schedule.Cron("* * * * *", "Asia/Kathmandu"), []schedule.ScheduleOption{schedule.WithMissed(schedule.MissedAll)}, time.Minute,
 		func(anchor time.Time) time.Time { return anchor.Truncate(time.Minute).Add(time.Minute) }, []schedule.Outcome{canceled, lost, missed}})
 }
@@ -114,16 +112,7 @@ func runSchedules(config Config, client *pgleases.Client, log *slog.Logger) (sto
 // repeatedly runs what may end whenever the database is not available, with a pool of its own,
 // until stop is called. stop waits for its end, and returns an error that no fault explains.
 func repeatedly(config Config, client *pgleases.Client, conns int32, log *slog.Logger, run func(context.Context, *pgxpool.Pool) error) (stop func() error, err error) {
-	running, err := pgxpool.ParseConfig(config.URL)
-	if err != nil {
-		return nil, err
-	}
-	running.MaxConns = conns
-	running.ConnConfig.DefaultQueryExecMode = pooled
-	if config.Pooled {
-		running.BeforeConnect = pooler.WithoutCancels
-	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), running)
+	pool, err := config.pool(conns)
 	if err != nil {
 		return nil, err
 	}
@@ -142,6 +131,20 @@ func repeatedly(config Config, client *pgleases.Client, conns int32, log *slog.L
 		}
 	})
 	return func() error { cancel(); wait.Wait(); pool.Close(); return broken }, nil
+}
+
+// pool returns a pool of connections to the worker's database.
+func (c Config) pool(conns int32) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(c.URL)
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns = conns
+	config.ConnConfig.DefaultQueryExecMode = pooled
+	if c.Pooled {
+		config.BeforeConnect = pooler.WithoutCancels
+	}
+	return pgxpool.NewWithConfig(context.Background(), config)
 }
 
 // atOnce is the maximum number of concurrent runs of one worker.
