@@ -378,35 +378,37 @@ func measureShapes(ctx context.Context, l *lab, out *part) {
 		must(c.Exec(ctx, `INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at)
 			SELECT DISTINCT ON (customer) 'orders', partition, id, customer, xmin::text, 1, 'infinity'::timestamptz FROM public.orders WHERE customer LIKE 'blocked %' ORDER BY customer, id LIMIT $1`, customers))
 	}
-	all := l.alternate(1,
-		side{"", perSecond, func() float64 { return pace(func(c *consumption) { c.fill(ctx, rows, 10_000) }) }},
-		side{"all in one key", perSecond, func() float64 { return pace(func(c *consumption) { c.fill(ctx, rows, 1) }) }},
-		side{"a key for each row", perSecond, func() float64 { return pace(func(c *consumption) { c.fill(ctx, rows, rows) }) }},
-		side{"1,000 blocked keys", perSecond, func() float64 {
-			return pace(func(c *consumption) {
-				must(c.Exec(ctx, "INSERT INTO public.orders (customer, payload) SELECT 'blocked ' || i % 1000, '{}' FROM generate_series(1, 2000) AS i"))
-				block(c, 1000)
-				c.fill(ctx, rows, 10_000)
-			})
+	end := func() {}
+	defer func() { end() }()
+	var sides []side
+	for _, shape := range []struct {
+		name    string
+		prepare func(c *consumption)
+	}{
+		{"", func(c *consumption) { c.fill(ctx, rows, 10_000) }},
+		{"all in one key", func(c *consumption) { c.fill(ctx, rows, 1) }},
+		{"a key for each row", func(c *consumption) { c.fill(ctx, rows, rows) }},
+		{"1,000 blocked keys", func(c *consumption) {
+			must(c.Exec(ctx, "INSERT INTO public.orders (customer, payload) SELECT 'blocked ' || i % 1000, '{}' FROM generate_series(1, 2000) AS i"))
+			block(c, 1000)
+			c.fill(ctx, rows, 10_000)
 		}},
-		side{"a blocked key with 100,000 rows", perSecond, func() float64 {
-			return pace(func(c *consumption) {
-				must(c.Exec(ctx, "INSERT INTO public.orders (customer, payload) SELECT 'blocked 0', '{}' FROM generate_series(1, $1::int)", l.pick(1000, 100_000)))
-				block(c, 1)
-				c.fill(ctx, rows, 10_000)
-			})
+		{"a blocked key with 100,000 rows", func(c *consumption) {
+			must(c.Exec(ctx, "INSERT INTO public.orders (customer, payload) SELECT 'blocked 0', '{}' FROM generate_series(1, $1::int)", l.pick(1000, 100_000)))
+			block(c, 1)
+			c.fill(ctx, rows, 10_000)
 		}},
-		side{"beside a transaction with an old snapshot", perSecond, func() float64 {
-			end := func() {}
-			defer func() { end() }()
-			return pace(func(c *consumption) {
-				var old *pgx.Conn
-				old, end = connect(ctx, c.url)
-				must(old.Exec(ctx, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM public.orders", pgx.QueryExecModeSimpleProtocol))
-				c.fill(ctx, rows, 10_000)
-			})
+		{"beside a transaction with an old snapshot", func(c *consumption) {
+			end()
+			var old *pgx.Conn
+			old, end = connect(ctx, c.url)
+			must(old.Exec(ctx, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM public.orders", pgx.QueryExecModeSimpleProtocol))
+			c.fill(ctx, rows, 10_000)
 		}},
-	)
+	} {
+		sides = append(sides, side{shape.name, perSecond, func() float64 { return pace(shape.prepare) }})
+	}
+	all := l.alternate(1, sides...)
 	r := out.figure(fmt.Sprintf("%s rows of 10,000 keys, and queues of other shapes", grouped(rows)), all[0].String())
 	for _, s := range all[1:] {
 		r.than(s.name, s.String(), significant(s.over(all[0]))+"x")

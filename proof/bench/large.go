@@ -36,8 +36,12 @@ func (l *lab) newPlanned(ctx context.Context, partitions, members int) *planned 
 	d := l.newDatabase(ctx, l.durable, 4)
 	check(pgleases.Migrate(ctx, d.Pool))
 	must(d.Exec(ctx, fill, pgx.QueryExecModeSimpleProtocol, partitions, members))
-	config := must(pgx.ParseConfig(d.url))
-	return &planned{database: d, conn: must(store.NewConnector(config, nil, "pgleases", 20*time.Second).Connect(ctx, time.Minute))}
+	return &planned{database: d, conn: d.engine(ctx)}
+}
+
+// engine returns a connection that sends the engine's statements.
+func (d *database) engine(ctx context.Context) *store.Conn {
+	return must(store.NewConnector(must(pgx.ParseConfig(d.url)), nil, "pgleases", 20*time.Second).Connect(ctx, time.Minute))
 }
 
 func (d *planned) end() {

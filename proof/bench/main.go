@@ -1,7 +1,7 @@
 // Command bench measures what the library costs and how fast it is. Each figure is beside a lower
 // bound or a competitor, which is measured in the same run:
 //
-//	go run ./bench [-quick] [-run REGEXP] [-o FILE] [-clients N] [-leases N] [-partitions N] [-ttl D]
+//	go run ./bench [-run REGEXP] [-o FILE] [-clients N] [-leases N] [-partitions N] [-ttl D]
 //
 // It starts a PostgreSQL server and a PgBouncer (see package pgserver), and prints tables in
 // Markdown. With -o it also writes a page with the tables, the machine and the versions. A figure
@@ -97,7 +97,6 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(progress)
 	l := &lab{}
-	flags.BoolVar(&l.quick, "quick", false, "small samples: shows that everything runs, not how fast")
 	flags.IntVar(&l.clients, "clients", 1000, "clients of the part named clients")
 	flags.IntVar(&l.leases, "leases", 1, "leases that those clients share")
 	flags.IntVar(&l.partitions, "partitions", 10_000, "partitions of those leases together")
@@ -110,9 +109,6 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	wanted, err := regexp.Compile(*only)
 	if err != nil {
 		return fmt.Errorf("-run: %w", err)
-	}
-	if l.quick {
-		l.clients, l.partitions, l.ttl = 20, 200, time.Second
 	}
 	began := time.Now()
 	if err = attempt(func() { l.start(ctx) }); err != nil {

@@ -33,8 +33,7 @@ const ownSession = 1
 func (l *lab) newCaller(ctx context.Context) *caller {
 	d := l.newDatabase(ctx, l.durable, 4)
 	check(pgleases.Migrate(ctx, d.Pool))
-	config := must(pgx.ParseConfig(d.url))
-	c := &caller{database: d, conn: must(store.NewConnector(config, nil, "pgleases", 20*time.Second).Connect(ctx, time.Minute))}
+	c := &caller{database: d, conn: d.engine(ctx)}
 	_, _, err := c.conn.Register(ctx, store.Registration{Session: ownSession, ID: "caller", Process: 1, TTL: 10 * time.Minute, Host: "bench", StartedAt: time.Now()})
 	check(err)
 	must(c.conn.Join(ctx, ownSession, "own", 8, 1, 1))

@@ -20,8 +20,7 @@ type Report struct {
 	Clients   int
 	Intervals int
 	Reads     int64
-	Time      time.Duration // from the first read in all logs to the last
-	Gaps      []Gap         // sorted by partition, then by time
+	Gaps      []Gap // sorted by partition, then by time
 }
 
 // A Gap is a time when no client was seen to hold a partition.
@@ -32,48 +31,17 @@ type Gap struct {
 // Length returns how long the gap lasted.
 func (g Gap) Length() time.Duration { return g.After.First.Sub(g.Before.Last) }
 
-// LongestGap returns the longest gap, or the zero value if Gaps is empty.
-func (r Report) LongestGap() Gap {
-	var longest Gap
-	for _, g := range r.Gaps {
-		if g.Length() > longest.Length() {
-			longest = g
-		}
-	}
-	return longest
-}
-
 func (r Report) String() string {
-	var gaps []time.Duration
-	for _, g := range r.Gaps {
-		gaps = append(gaps, g.Length())
-	}
-	slices.Sort(gaps)
-	text := fmt.Sprintf("%d overlaps, %d violations in all, %d clients, %d intervals, %d reads, %.0f reads/s",
-		r.Overlaps, len(r.Violations), r.Clients, r.Intervals, r.Reads, float64(r.Reads)/max(r.Time.Seconds(), 1e-9))
-	if len(gaps) > 0 {
-		longest := r.LongestGap()
-		text += fmt.Sprintf(", partitions without an owner: median %v, max %v (%d, from %s to %s)",
-			gaps[len(gaps)/2].Round(time.Millisecond), longest.Length().Round(time.Millisecond),
-			longest.Before.Partition, longest.Before.Client, longest.After.Client)
-	}
-	return text
+	return fmt.Sprintf("%d overlaps, %d violations in all, %d clients, %d intervals, %d reads", r.Overlaps, len(r.Violations), r.Clients, r.Intervals, r.Reads)
 }
 
 // Check compares the logs of all clients of one lease, or of all clients that took the same locks.
 func Check(logs []Log) Report {
 	r := Report{Clients: len(logs)}
-	var began, last Instant
 	partitions := make(map[int][]Interval)
 	for _, log := range logs {
 		r.Reads += log.Reads
 		r.Intervals += len(log.Intervals)
-		if log.Reads > 0 {
-			if began == 0 || log.Began < began {
-				began = log.Began
-			}
-			last = max(last, log.Last)
-		}
 		if log.Stale > 0 {
 			r.violate("%s showed partitions past its trust deadline in %d reads", log.Client, log.Stale)
 		}
@@ -84,7 +52,6 @@ func Check(logs []Log) Report {
 			partitions[i.Partition] = append(partitions[i.Partition], i)
 		}
 	}
-	r.Time = last.Sub(began)
 	for _, n := range slices.Sorted(maps.Keys(partitions)) {
 		intervals := partitions[n]
 		r.overlaps(intervals)

@@ -3,7 +3,6 @@ package timeguard
 import (
 	"context"
 	"fmt"
-	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -45,8 +44,7 @@ func run(t testing.TB, late func(from, to oracle.Instant) (time.Duration, string
 	t.Fatalf("the machine was late in each of %d tries, so none counts:\n%s", tries, strings.Join(excuses, "\n"))
 }
 
-// A Try is a testing.TB for one try: its cleanups, its temporary folders and its context end with
-// the try. Error and Fatal fail the test, however late the machine was: use them for safety. Use
+// A Try is a testing.TB for one try: its cleanups and its context end with the try. Error and Fatal fail the test, however late the machine was: use them for safety. Use
 // Missed for time.
 type Try struct {
 	testing.TB
@@ -98,21 +96,6 @@ func (t *Try) Cleanup(f func()) {
 
 // Context returns a context that ends with the try, before its cleanups.
 func (t *Try) Context() context.Context { return t.ctx }
-
-// TempDir returns a new folder, which is removed at the end of the try.
-func (t *Try) TempDir() string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "pgleases-proof-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
 
 // Missed reports that a condition did not become true within the time allowed since a moment: a
 // deadline that passed, a figure above its limit, or trust that was lost without a cause. It does
