@@ -14,10 +14,10 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
-	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
@@ -25,7 +25,7 @@ import (
 // measures time.
 func TestNextLeadsWithin50MillisecondsOfClose(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
-		url := pgserver.Database(t)
+		url := pgtest.Database(t)
 		var clients []*pgleases.Client
 		var leases []*pgleases.Lease
 		for i := range 11 {
@@ -73,7 +73,7 @@ func TestNextLeadsWithinTTLOfKill(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const ttl = time.Second
 		leaders := 10
-		url := pgserver.Database(t)
+		url := pgtest.Database(t)
 		pool := testkit.Pool(t, url, size(4))
 		next := opened(t, url, "next", pgleases.WithTTL(ttl), quietly(t))
 		processes := make([]*faults.Process, leaders)
@@ -142,7 +142,7 @@ func TestNextLeadsWithinTTLOfKill(t *testing.T) {
 func TestThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const ttl = time.Second
-		url := pgserver.Database(t)
+		url := pgtest.Database(t)
 		pool := testkit.Pool(t, url, size(2))
 		var living []*pgleases.Lease
 		for i := range 2 {

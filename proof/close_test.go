@@ -94,7 +94,7 @@ func TestCloseWithoutADatabaseEndsInTime(t *testing.T) {
 					missed(t, closing, 100*time.Millisecond+slack, "%s", text)
 				}
 				for _, a := range all {
-					receive(t, a.id+": Done is closed", a.c.Done())
+					testkit.Receive(t, a.id+": Done is closed", a.c.Done())
 					if got, err := a.l.Values(), a.c.Err(); len(got) != 0 || !errors.Is(err, pgleases.ErrClosed) {
 						t.Errorf("%s: closed, it shows %v and its error is %v", a.id, got, err)
 					}

@@ -15,11 +15,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
-	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
@@ -219,9 +219,9 @@ func TestACrashAtAnyStatementLeavesNothingStuck(t *testing.T) {
 
 // crashAt runs one case.
 func crashAt(t testing.TB, test crashCase, kind faults.Breach) {
-	database := pgserver.Database
+	database := pgtest.Database
 	if test.file == "schema" { // the first client creates it
-		database = pgserver.EmptyDatabase
+		database = pgtest.EmptyDatabase
 	}
 	c := newCrash(t, kind, database(t))
 	test.run(c)
@@ -284,7 +284,7 @@ type crash struct {
 }
 
 func newCrash(t testing.TB, kind faults.Breach, url string) *crash {
-	direct, _ := pgserver.DirectURL(url)
+	direct, _ := pgtest.DirectURL(url)
 	c := &crash{t: t, kind: kind, url: direct, dir: t.TempDir(), began: time.Now(), started: make(chan struct{})}
 	c.pool, c.admin = testkit.Pool(t, c.url, size(3)), ownersPool(t, c.url)
 	c.wire = testkit.Must(faults.NewWire(c.url, "pgleases"))(t)
@@ -300,7 +300,7 @@ func newCrash(t testing.TB, kind faults.Breach, url string) *crash {
 
 // start starts the victim.
 func (c *crash) start() {
-	c.config.ProbeURL = probeURL(c.t)
+	c.config.ProbeURL = probeURL
 	victim := testkit.Must(faults.Start(c.config))(c.t)
 	c.victim = victim
 	close(c.started)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/fence"
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
@@ -62,7 +63,7 @@ func fenced(t *timeguard.Try, elsewhere, lease, function string, most time.Durat
 	testkit.Execute(t, pool, function)
 	effects := faults.NewEffects(pool, lease)
 	testkit.OK(t, effects.Create(t.Context(), partitions))
-	config := faults.Config{URL: pgserver.Database(t), FenceURL: elsewhere, Lease: lease, Partitions: partitions, TTL: time.Second, Effects: true}
+	config := faults.Config{URL: pgtest.Database(t), FenceURL: elsewhere, Lease: lease, Partitions: partitions, TTL: time.Second, Effects: true}
 	fleet := newFleet(t, config, 4, 0)
 	fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool {
 		return !slices.Contains([]string{"join", "kill", "restart", "pause"}, f.Name)

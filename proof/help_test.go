@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
@@ -73,7 +74,7 @@ func fast(t testing.TB, pool *pgxpool.Pool) bool {
 
 // lateWithoutNotify is the additional time for a deadline if a pooler drops notifications.
 func lateWithoutNotify(url string, heartbeat time.Duration) time.Duration {
-	if _, pooled := pgserver.DirectURL(url); pooled {
+	if _, pooled := pgtest.DirectURL(url); pooled {
 		return heartbeat
 	}
 	return 0
@@ -98,7 +99,7 @@ func newFleet(t testing.TB, config faults.Config, size int, seed uint64) *faults
 	t.Logf("seed %d", seed)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	config.Patience, config.ProbeURL = patience, probeURL(t)
+	config.Patience, config.ProbeURL = patience, probeURL
 	fleet, err := faults.NewFleet(ctx, config, t.TempDir(), size, seed)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -221,7 +222,7 @@ func worker(url, lease string, partitions int, dir, id string, n int) faults.Con
 // startWorker starts a worker process, which is killed at the end of the test.
 func startWorker(t testing.TB, config faults.Config) *faults.Process {
 	t.Helper()
-	config.ProbeURL = probeURL(t)
+	config.ProbeURL = probeURL
 	p := testkit.Must(faults.Start(config))(t)
 	t.Cleanup(func() {
 		p.Kill()
@@ -256,12 +257,6 @@ func closeWorkers(t testing.TB, workers []*faults.Process) {
 			t.Error(err)
 		}
 	}
-}
-
-// probeURL returns the URL of a database without faults.
-func probeURL(t testing.TB) string {
-	t.Helper()
-	return testkit.Must(pgserver.Shared())(t)
 }
 
 func hasJoined(t testing.TB, p *faults.Process) {

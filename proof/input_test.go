@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
-	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
@@ -19,7 +19,7 @@ func TestTheMostPartitionsWork(t *testing.T) {
 		if brief() {
 			t.Skip("takes a quarter of a minute")
 		}
-		pool := testkit.Pool(t, pgserver.Database(t))
+		pool := testkit.Pool(t, pgtest.Database(t))
 		var log logbook
 		client := newClient(t, pool, log.option(), pgleases.WithTTL(30*time.Second), pgleases.WithHeartbeat(time.Second))
 		lease := joined(t, client, "l", 65536)
@@ -41,7 +41,7 @@ func TestTheMostPartitionsWork(t *testing.T) {
 func TestMostPartitionsAtShortestTTL(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const n = 16_384
-		pool := testkit.Pool(t, pgserver.Database(t))
+		pool := testkit.Pool(t, pgtest.Database(t))
 		lease := joined(t, newClient(t, pool, pgleases.WithTTL(time.Second)), "l", n)
 		waitFor(t, time.Minute, "it owns all", func() bool { return len(lease.Values()) == n })
 		testkit.Execute(t, pool, "UPDATE pgleases.server SET accepted_timeline = 77") // as after a failover

@@ -3,6 +3,7 @@ package proof_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -14,12 +15,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"go.uber.org/goleak"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 	"github.com/pgleases/pgleases/proof/faults"
-	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
@@ -28,31 +29,37 @@ func TestMain(m *testing.M) {
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		_ = flag.Set(f.Name, "4") // they wait most of the time; each may have a dozen processes and servers
 	}
-	code := pgserver.Main(probed{m})
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, "after all tests:", err)
-			code = 1
-		}
+	if os.Getenv("PGLEASES_TEST_POSTGRES") == "" {
+		_ = os.Setenv("PGLEASES_TEST_POSTGRES", "programs") // as the servers of package pgserver
+	}
+	code, err := probed(m)
+	if err == nil && code == 0 {
+		err = testkit.Leftover()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
 	}
 	os.Exit(code)
 }
 
-// probed runs the tests, with a probe of the machine's time beside them.
-type probed struct{ *testing.M }
+// probeURL is the URL of a database without faults.
+var probeURL string
 
-func (m probed) Run() int {
-	url, err := pgserver.Shared()
+// probed runs the tests, with a probe of the machine's time beside them.
+func probed(m *testing.M) (code int, err error) {
+	url, drop, err := pgtest.NewDatabase(context.Background())
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return 1, err
 	}
+	defer func() { err = errors.Join(err, drop()) }()
+	probeURL, _ = pgtest.DirectURL(url)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wait sync.WaitGroup
-	wait.Go(func() { timeguard.Probe(ctx, url, timeguard.NewRecord("the test process").Add) })
+	wait.Go(func() { timeguard.Probe(ctx, probeURL, timeguard.NewRecord("the test process").Add) })
 	defer wait.Wait()
 	defer cancel()
-	return m.M.Run()
+	return m.Run(), nil
 }
 
 // patience bounds the wait for a condition that should hold soon.
@@ -69,15 +76,15 @@ func brief() bool { return testing.Short() || raceDetector }
 // connection, which a pooler hides, and of figures that depend on notifications.
 func direct(t testing.TB) string {
 	t.Helper()
-	url, _ := pgserver.DirectURL(pgserver.Database(t))
+	url, _ := pgtest.DirectURL(pgtest.Database(t))
 	return url
 }
 
 // ownersPool returns a pool on the same database for statements that are not a client's: see
-// pgserver.OwnerURL.
+// pgtest.OwnerURL.
 func ownersPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
-	return testkit.Pool(t, pgserver.OwnerURL(url))
+	return testkit.Pool(t, pgtest.OwnerURL(url))
 }
 
 // newClient opens a client that logs to the test, and is closed at the end of the test.
@@ -170,43 +177,14 @@ func until(t testing.TB, what string, holds func() bool, leases ...*pgleases.Lea
 	missed(t, began, patience, "not true within %v: %s", patience, what)
 }
 
-// receive waits for a value that should arrive soon.
-func receive[T any](t testing.TB, what string, from <-chan T) T {
-	t.Helper()
-	began := time.Now()
-	select {
-	case v := <-from:
-		return v
-	case <-time.After(patience):
-		missed(t, began, patience, "not true within %v: %s", patience, what)
-		panic("unreachable")
-	}
-}
-
 // ended waits for the end of a context, and returns the cause.
 func ended(t testing.TB, what string, ctx context.Context) error {
 	t.Helper()
-	receive(t, what, ctx.Done())
+	testkit.Receive(t, what, ctx.Done())
 	return context.Cause(ctx)
 }
 
-// beats waits for n more successful heartbeats of a client.
-func beats(t testing.TB, c *pgleases.Client, n int) {
-	t.Helper()
-	sent := func() (from, to time.Time) { // the last one was sent between these: this goroutine may be stopped in between
-		before := time.Now()
-		age := c.Stats().HeartbeatAge
-		return before.Add(-age), time.Now().Add(-age)
-	}
-	_, last := sent()
-	until(t, fmt.Sprintf("%d heartbeats of %s succeed", n, c.ID()), func() bool {
-		if from, to := sent(); from.After(last) {
-			last = to
-			n--
-		}
-		return n <= 0
-	})
-}
+var beats = clients.Beats
 
 // A logbook keeps what clients log.
 type logbook struct {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
@@ -28,7 +29,7 @@ func TestOnePartitionOneOwnerUnderFaults(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		seed := rand.Uint64()
 		if testing.Short() { // on any database, which others may use too
-			check(t, attack(t, seed, 10*time.Second, pgserver.Database(t), nil, func(*faults.Fleet) {}), 10, 0)
+			check(t, attack(t, seed, 10*time.Second, pgtest.Database(t), nil, func(*faults.Fleet) {}), 10, 0)
 			return
 		}
 		total, each := 200, 3
@@ -79,7 +80,7 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 	t.Helper()
 	const partitions, locks, ttl = 16, 6, time.Second
 	e := episode{began: time.Now(), Seed: seed, Worst: make(map[string]float64)}
-	direct, pooled := pgserver.DirectURL(url)
+	direct, pooled := pgtest.DirectURL(url)
 	if database != nil {
 		direct, pooled = database.URL, database.Bouncer != nil
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
@@ -54,14 +55,14 @@ func newQueue(t *timeguard.Try, url string, database *faults.Database, partition
 	testkit.OK(t, consumer.Migrate(t.Context(), q.pool))
 	testkit.Execute(t, q.pool, faults.QueueTables(partitions))
 	if outside {
-		queue.Receiver = pgserver.EmptyDatabase(t)
+		queue.Receiver = pgtest.EmptyDatabase(t)
 		q.receiver = testkit.Pool(t, queue.Receiver, size(2))
 		testkit.Execute(t, q.receiver, faults.HandledTable)
 	}
 	queue.Outage = filepath.Join(t.TempDir(), "outage")
 	q.config = faults.Config{
 		URL: url, Pooled: database.Bouncer != nil, DirectURL: database.URL, Lease: "l", Partitions: partitions, TTL: time.Second, Queue: &queue,
-		Patience: patience, ProbeURL: probeURL(t),
+		Patience: patience, ProbeURL: probeURL,
 	}
 	return q
 }

@@ -160,13 +160,7 @@ type scheduleKill struct {
 
 func newScheduleVictims(t testing.TB, server *pgserver.Server, kind string) *scheduleVictims {
 	t.Helper()
-	url, drop, err := pgserver.CreateDatabase(t.Context(), server.URL())
-	testkit.OK(t, err)
-	t.Cleanup(func() {
-		if err := drop(); err != nil {
-			t.Error(err)
-		}
-	})
+	url := ownDatabase(t, server)
 	v := &scheduleVictims{t: t, config: withSchedules(t, url, url, false), dir: t.TempDir(), killed: make(chan scheduleKill, 100)}
 	v.pool = testkit.Pool(t, url, size(3))
 	v.config.Lease, v.config.Kinds, v.config.Orders = "", []string{kind}, kind == "ordered"

@@ -65,7 +65,7 @@ func withSchedules(t testing.TB, url, direct string, pooled bool) faults.Config 
 	testkit.Execute(t, pool, faults.OrdersTable)
 	pool.Close()
 	return faults.Config{
-		URL: url, Pooled: pooled, DirectURL: direct, Lease: "l", Partitions: 8, TTL: time.Second, Schedules: true, Orders: true, Patience: patience, ProbeURL: probeURL(t),
+		URL: url, Pooled: pooled, DirectURL: direct, Lease: "l", Partitions: 8, TTL: time.Second, Schedules: true, Orders: true, Patience: patience, ProbeURL: probeURL,
 	}
 }
 

@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
-	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
@@ -22,7 +22,7 @@ func TestMixedTTLsExpireIndependently(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const partitions, long, head = 16, 20 * time.Second, 9 * time.Second
-		url := pgserver.Database(t)
+		url := pgtest.Database(t)
 		late := 200*time.Millisecond + lateWithoutNotify(url, 2*time.Second) + slack
 		pool := testkit.Pool(t, url, size(2))
 		dirs := map[string]string{"long": t.TempDir(), "mixed": t.TempDir()} // of the oracle's logs, by lease

@@ -20,11 +20,9 @@ import (
 	"github.com/pressly/goose/v3"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
-	"github.com/pgleases/pgleases/proof/pgserver"
 )
-
-func TestMain(m *testing.M) { os.Exit(pgserver.Main(m)) }
 
 // A tool applies the migrations in a folder.
 type tool struct {
@@ -128,7 +126,7 @@ func closed(m *migrate.Migrate) []error {
 // database returns the URL of a new database without a pooler.
 func database(t *testing.T) string {
 	t.Helper()
-	url, _ := pgserver.DirectURL(pgserver.EmptyDatabase(t))
+	url, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
 	return url
 }
 

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -152,25 +151,17 @@ func (b *Bouncer) launch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	poll := time.NewTicker(pollInterval)
-	defer poll.Stop()
 	// Checked in its log, because a connection might reach another pooler.
-	for !b.logged(p, fmt.Sprintf("listening on 127.0.0.1:%d", b.port)) {
-		select {
-		case <-poll.C:
-		case <-p.done:
-			if b.logged(p, "cannot listen on") {
-				return errPortTaken
-			}
-			return fmt.Errorf("it ended before it was ready: %v, the end of its log:\n%s", p.err, b.folder.logTail())
-		case <-ctx.Done():
-			_ = signal(p.pid(), syscall.SIGKILL)
-			<-p.done
-			return fmt.Errorf("not ready in time: %w, the end of its log:\n%s", context.Cause(ctx), b.folder.logTail())
-		}
+	err = b.folder.await(ctx, p, func() bool { return b.logged(p, fmt.Sprintf("listening on 127.0.0.1:%d", b.port)) })
+	switch {
+	case err == nil:
+		b.process = p
+	case b.logged(p, "cannot listen on"):
+		return errPortTaken
+	default:
+		err = fmt.Errorf("%w, the end of its log:\n%s", err, b.folder.logTail())
 	}
-	b.process = p
-	return nil
+	return err
 }
 
 // logged reports whether this process has logged a text. Earlier processes wrote to the same log.

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
@@ -102,16 +101,6 @@ func withDatabase(server, name string) (string, error) {
 	return u.String(), nil
 }
 
-// withUser returns the URL with another user, without a password.
-func withUser(databaseURL, name string) (string, error) {
-	u, err := parse(databaseURL)
-	if err != nil {
-		return "", err
-	}
-	u.User = url.User(name)
-	return u.String(), nil
-}
-
 func parse(connString string) (*url.URL, error) {
 	u, err := url.Parse(connString)
 	if err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql" {
@@ -127,42 +116,4 @@ func sameDatabase(server, databaseURL string) (string, error) {
 		return "", err
 	}
 	return withDatabase(server, config.Database)
-}
-
-// DirectURL returns the URL of the same database without the pooler, and true, if databaseURL leads
-// through the pooler of DATABASE_URL. Otherwise it returns databaseURL, and false.
-func DirectURL(databaseURL string) (string, bool) {
-	direct := os.Getenv(EnvDirectURL)
-	config, err := pgx.ParseConfig(databaseURL)
-	pooler, err2 := pgx.ParseConfig(os.Getenv(EnvDatabaseURL))
-	if direct == "" || err != nil || err2 != nil || config.Host != pooler.Host || config.Port != pooler.Port {
-		return databaseURL, false
-	}
-	if direct, err = withDatabase(direct, config.Database); err != nil {
-		return databaseURL, false
-	}
-	if role := os.Getenv(EnvRole); role != "" && config.User == role {
-		if direct, err = withUser(direct, role); err != nil {
-			return databaseURL, false
-		}
-	}
-	return direct, true
-}
-
-// OwnerURL returns the URL of the same database, without a pooler, as a role that may do everything
-// in it. A test uses it for everything except its clients. It returns databaseURL if the clients
-// connect as such a role.
-func OwnerURL(databaseURL string) string {
-	config, err := pgx.ParseConfig(databaseURL)
-	if role := os.Getenv(EnvRole); err != nil || role == "" || config.User != role {
-		return databaseURL
-	}
-	owners := os.Getenv(EnvDirectURL)
-	if owners == "" {
-		owners = os.Getenv(EnvDatabaseURL)
-	}
-	if owners, err = withDatabase(owners, config.Database); err != nil {
-		return databaseURL
-	}
-	return owners
 }

@@ -3,6 +3,7 @@
 package pgserver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -211,6 +212,25 @@ func (f *folder) logTail() string {
 // launch starts a program in the folder. The program writes to the log there.
 func (f *folder) launch(death syscall.Signal, program string, args ...string) (*process, error) {
 	return f.launchIn(f.path, death, program, args...)
+}
+
+// await waits until a program of the folder is ready. If it is not ready before ctx ends, await kills
+// all programs of the folder.
+func (f *folder) await(ctx context.Context, p *process, ready func() bool) error {
+	poll := time.NewTicker(pollInterval)
+	defer poll.Stop()
+	for !ready() {
+		select {
+		case <-poll.C:
+		case <-p.done:
+			return fmt.Errorf("it ended before it was ready: %v", p.err)
+		case <-ctx.Done():
+			f.evacuate()
+			<-p.done
+			return fmt.Errorf("it was not ready in time: %w", context.Cause(ctx))
+		}
+	}
+	return nil
 }
 
 // launchIn is launch with another working directory.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 		_, _ = os.Stdout.WriteString(s.folder.path + "\n")
 		select {}
 	}
-	os.Exit(Main(m))
+	os.Exit(m.Run())
 }
 
 func connect(t *testing.T, url string) *pgx.Conn {
@@ -186,7 +187,7 @@ func TestClockDoesNotAllocateOrLock(t *testing.T) {
 
 func TestPgBouncerPoolsTransactionsAndRestartsOnItsPort(t *testing.T) {
 	t.Parallel()
-	url := EmptyDatabase(t)
+	url := pgtest.EmptyDatabase(t)
 	bouncer, err := PgBouncer(t.Context(), url, WithPoolSize(1))
 	if errors.Is(err, ErrNotInstalled) {
 		t.Skip(err)
@@ -266,17 +267,5 @@ func TestMissingProgramsNameThePackage(t *testing.T) {
 		if !errors.Is(err, ErrNotInstalled) || !strings.Contains(err.Error(), words) {
 			t.Errorf("%v does not say %q", err, words)
 		}
-	}
-}
-
-func TestDatabasesAreDroppedWithTheirTests(t *testing.T) {
-	var url string
-	t.Run("use", func(t *testing.T) {
-		url = EmptyDatabase(t)
-		run(t, connect(t, url), "CREATE TABLE mine ()") // the connection stays open
-	})
-	if conn, err := pgx.Connect(t.Context(), url); err == nil {
-		_ = conn.Close(t.Context())
-		t.Error("a database outlived its test")
 	}
 }

@@ -224,24 +224,14 @@ func (s *Server) launch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	poll := time.NewTicker(pollInterval)
-	defer poll.Stop()
-	for !s.ready(postmaster) {
-		select {
-		case <-poll.C:
-		case <-postmaster.done:
-			if log := s.folder.log(); len(log) > before && strings.Contains(log[before:], "could not bind") {
-				return errPortTaken
-			}
-			return fmt.Errorf("the server ended before it was ready: %v", postmaster.err)
-		case <-ctx.Done():
-			s.folder.evacuate()
-			<-postmaster.done
-			return fmt.Errorf("the server was not ready in time: %w", context.Cause(ctx))
-		}
+	err = s.folder.await(ctx, postmaster, func() bool { return s.ready(postmaster) })
+	if log := s.folder.log(); err != nil && len(log) > before && strings.Contains(log[before:], "could not bind") {
+		return errPortTaken
 	}
-	s.process = postmaster
-	return nil
+	if err == nil {
+		s.process = postmaster
+	}
+	return err
 }
 
 // ready reports whether the postmaster accepts connections. It reads the state from the

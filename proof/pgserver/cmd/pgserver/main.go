@@ -65,11 +65,9 @@ func run(withBouncer, asApp bool, args []string) (code int, err error) {
 	env := os.Environ() // if a variable occurs twice, the last one counts
 	var users []pgserver.BouncerOption
 	if asApp {
-		if err := pgserver.MakeApp(ctx, url); err != nil {
-			return 2, err
-		}
-		env = append(env, pgserver.EnvRole+"="+pgserver.App)
-		users = append(users, pgserver.WithUsers("postgres", pgserver.App))
+		const app = "pgleases_app" // internal/pgtest creates it with the first database
+		env = append(env, "PGLEASES_TEST_ROLE="+app)
+		users = append(users, pgserver.WithUsers("postgres", app))
 	}
 	if withBouncer {
 		bouncer, startErr := pgserver.PgBouncer(ctx, url, users...)
@@ -78,13 +76,13 @@ func run(withBouncer, asApp bool, args []string) (code int, err error) {
 		}
 		defer func() { err = errors.Join(err, bouncer.Stop()) }()
 		fmt.Fprintln(os.Stderr, "pgserver:", bouncer.Describe())
-		env = append(env, pgserver.EnvDirectURL+"="+url)
+		env = append(env, "PGLEASES_TEST_DIRECT_URL="+url)
 		url = bouncer.URL()
 	}
-	return command(args, append(env, pgserver.EnvDatabaseURL+"="+url), signals)
+	return command(args, append(env, "DATABASE_URL="+url), signals)
 }
 
-// command runs the command, forwards signals to it, and returns its status.
+// command runs the command, passes signals on to it, and returns its status.
 func command(args, env []string, signals <-chan os.Signal) (int, error) {
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = env
@@ -92,21 +90,17 @@ func command(args, env []string, signals <-chan os.Signal) (int, error) {
 	if err := cmd.Start(); err != nil {
 		return 2, err
 	}
-	done := make(chan error, 1)
-	go func() { done <- cmd.Wait() }()
-	for {
-		select {
-		case sig := <-signals:
+	go func() {
+		for sig := range signals {
 			_ = cmd.Process.Signal(sig) // an error means that it has just ended
-		case err := <-done:
-			var exit *exec.ExitError
-			if err != nil && !errors.As(err, &exit) {
-				return 2, err
-			}
-			if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-				return 128 + int(status.Signal()), nil
-			}
-			return cmd.ProcessState.ExitCode(), nil
 		}
+	}()
+	var exit *exec.ExitError
+	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
+		return 2, err
 	}
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return 128 + int(status.Signal()), nil
+	}
+	return cmd.ProcessState.ExitCode(), nil
 }
