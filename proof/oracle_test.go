@@ -159,7 +159,7 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 	e.Writes, e.LockWrites = written(effects), written(locked)
 	var excused []faults.Overdue
 	for _, o := range fleet.Overdue {
-		if t.Excused(o.From, o.To, o.Within) {
+		if is, _ := t.Excused(o.From, o.To, o.Within); is {
 			excused = append(excused, o)
 		} else {
 			e.Violations = append(e.Violations, o.Text)

@@ -173,10 +173,7 @@ func (b *Bouncer) logged(p *process, what string) bool {
 
 // URL returns the connection string of the maintenance database, through the pooler.
 func (b *Bouncer) URL() string {
-	url, err := b.Through(b.upstream)
-	if err != nil { // configure has parsed it already
-		panic("pgserver: " + err.Error())
-	}
+	url, _ := b.Through(b.upstream) // configure has parsed it already
 	return url
 }
 

@@ -111,7 +111,7 @@ func (t *Try) Missed(since time.Time, within time.Duration, format string, args 
 func (t *Try) MissedAt(from, to oracle.Instant, within time.Duration, format string, args ...any) {
 	t.Helper()
 	text := fmt.Sprintf(format, args...)
-	excused, lateness := t.excused(from, to, within)
+	excused, lateness := t.Excused(from, to, within)
 	if !excused {
 		t.Fatalf("%s (the machine kept time: %s)", text, lateness)
 	}
@@ -123,13 +123,9 @@ func (t *Try) MissedAt(from, to oracle.Instant, within time.Duration, format str
 // any state.
 func (t *Try) Over() bool { return t.excuse != "" }
 
-// Excused reports whether MissedAt would end only the try, not fail the test.
-func (t *Try) Excused(from, to oracle.Instant, within time.Duration) bool {
-	excused, _ := t.excused(from, to, within)
-	return excused
-}
-
-func (t *Try) excused(from, to oracle.Instant, within time.Duration) (bool, string) {
+// Excused reports whether MissedAt would end only the try, not fail the test, and describes how late
+// the machine was.
+func (t *Try) Excused(from, to oracle.Instant, within time.Duration) (bool, string) {
 	by, lateness := t.late(from, to)
 	return by > within/20, lateness
 }

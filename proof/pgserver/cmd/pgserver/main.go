@@ -29,10 +29,6 @@ import (
 func main() {
 	bouncer := flag.Bool("bouncer", false, "start PgBouncer in transaction mode in front of the server")
 	app := flag.Bool("app", false, "let tests connect as a role with only the rights of sql/grants/application.sql")
-	flag.Usage = func() {
-		fmt.Fprintln(flag.CommandLine.Output(), "usage: pgserver [-bouncer] [-app] -- command [argument ...]")
-		flag.PrintDefaults()
-	}
 	flag.Parse()
 	if flag.NArg() == 0 {
 		flag.Usage()
