@@ -144,7 +144,7 @@ func TestBlockedKeyIsNotOvertakenByAChangedRow(t *testing.T) {
 func TestChangedRowIsHandledAgain(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.insert(10, 5)
+	db.insert(10, 1)
 	changed := false
 	w := newWorker(db, consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
 		for _, row := range rows {
