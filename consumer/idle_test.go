@@ -311,6 +311,7 @@ func TestLongInserterLeavesNotificationsToOthers(t *testing.T) {
 	defer func() { testkit.OK(t, long.Rollback(context.Background())) }()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience/2)
 	defer cancel()
+	testkit.Must(long.Exec(t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ('long', '1')"))(t) // its notification
 	for range 3 {
 		slice := one[int64](db, "SELECT (extract(epoch FROM clock_timestamp()) * 5)::bigint")
 		testkit.Until(t, "the next 200 ms begin", func() bool {
