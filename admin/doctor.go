@@ -505,7 +505,7 @@ type duty struct {
 	Why                 string
 }
 
-const unseen = "this role cannot read the queue table, so rows that wait, or that no process handles, are not seen"
+const unseen = "the queue table cannot be read, so rows that wait, or that no process handles, are not seen"
 const halted, whileFor, resumed = "paused, so no row is handled", "%[2]q for %[4]v", "when it may go on: pgleases consumers resume GROUP --reason '...'"
 const suchAs, hangs, known = "%[1]d of group %[2]q, such as ", `if it hangs (its log says "handler still running"): WHY; SIGTERM would wait for the work`, "a limit frees itself as runs end; for the rest, deploy a process that knows them"
 
