@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	idlePoll = 60 * time.Millisecond
+	idlePoll = 40 * time.Millisecond
 	quiet    = 250 * time.Millisecond
 )
 

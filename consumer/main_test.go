@@ -26,6 +26,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, victim(url))
 		os.Exit(1)
 	}
+	testkit.PerProcessor = 8
 	testkit.Main(m)
 }
 
@@ -193,6 +194,7 @@ func (w *worker) close() {
 
 // crash cuts the connections of the process, as a crash does, and lets its TTL pass at once.
 func (w *worker) crash() {
+	w.LeaveWithin(0) // it cannot
 	w.wire.Cut()
 	w.db.expire(w.client.ID(), "")
 }

@@ -19,13 +19,15 @@ import (
 // Patience bounds a wait. It is reached only if the awaited event never happens.
 const Patience = 2 * time.Minute
 
-// Main runs the tests of a package for its TestMain, and exits. Tests wait most of the time: unless
-// -parallel is given, four times as many as there are processors run in parallel. Main fails if the
-// tests leave goroutines.
+// PerProcessor is how many tests of a package run in parallel for each processor, unless -parallel is
+// given. They wait most of the time.
+var PerProcessor = 4
+
+// Main runs the tests of a package for its TestMain, and exits. It fails if they leave goroutines.
 func Main(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		_ = flag.Set(f.Name, strconv.Itoa(4*runtime.GOMAXPROCS(0)))
+		_ = flag.Set(f.Name, strconv.Itoa(PerProcessor*runtime.GOMAXPROCS(0)))
 	}
 	if f := flag.Lookup("rapid.checks"); f != nil && f.Value.String() == f.DefValue {
 		_ = flag.Set(f.Name, strconv.Itoa(Rounds(100)))
