@@ -84,7 +84,7 @@ func readQueue(t testing.TB, pool, receiver *pgxpool.Pool) *queueLedger {
 		for _, d := range structs[struct {
 			Name string
 			At   time.Time
-		}](t, tx, "SELECT content ->> 'name', died_at FROM pgleases.consumer_dead_letters") {
+		}](t, tx, "SELECT name, at FROM app.dead UNION ALL SELECT content ->> 'name', died_at FROM pgleases.consumer_dead_letters") {
 			l.dead[d.Name] = d.At
 		}
 		const handled = "SELECT id, customer, name, kind, worker, version, partition, epoch, attempt, at, xmin::text::bigint, %s FROM handled ORDER BY n"

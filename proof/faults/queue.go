@@ -23,7 +23,7 @@ import (
 
 // A Queue says how a worker works through the table app.outbox.
 type Queue struct {
-	Handler     string // one of Consumers
+	Handler     string // one of Consumers, or of Naive
 	Receiver    string // the URL of a database for effects outside; empty: effects are in the queue's database
 	Outage      string // a file; while it exists, all rows fail. Files beside it count calls
 	DeadLetters bool   // rows move after their last attempt; otherwise they block their keys
@@ -49,9 +49,10 @@ func QueueTables(partitions int) string {
 	return fmt.Sprintf(`CREATE SCHEMA app;
 CREATE TABLE app.customers (customer text PRIMARY KEY, orders bigint NOT NULL DEFAULT 1);
 CREATE TABLE app.outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer text NOT NULL, name text NOT NULL DEFAULT gen_random_uuid()::text,
-    kind text NOT NULL, version int NOT NULL DEFAULT 1,
+    kind text NOT NULL, version int NOT NULL DEFAULT 1, attempts int NOT NULL DEFAULT 0,
     partition int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, %d)) STORED);
 CREATE INDEX ON app.outbox (partition, id);
+CREATE TABLE app.dead (name text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
 CREATE TABLE app.written (id bigint NOT NULL, customer text NOT NULL, name text PRIMARY KEY, kind text NOT NULL,
     version int NOT NULL DEFAULT 1, deleted boolean NOT NULL DEFAULT false);
 %s`, partitions, HandledTable)
@@ -131,15 +132,16 @@ type handler struct {
 	Config
 	log            *slog.Logger
 	client         *pgleases.Client
+	lease          *pgleases.Lease
 	pool, receiver *pgxpool.Pool // of the queue, and of effects outside
 }
 
 // runQueue works through the queue until stop is called.
-func runQueue(config Config, client *pgleases.Client, log *slog.Logger) (stop func() error, err error) {
+func runQueue(config Config, client *pgleases.Client, lease *pgleases.Lease, log *slog.Logger) (stop func() error, err error) {
 	if config.Queue == nil {
 		return func() error { return nil }, nil
 	}
-	h := &handler{Config: config, log: log, client: client}
+	h := &handler{Config: config, log: log, client: client, lease: lease}
 	if config.Queue.Receiver != "" {
 		if h.receiver, err = pgxpool.New(context.Background(), config.Queue.Receiver); err != nil {
 			return nil, err
@@ -147,6 +149,9 @@ func runQueue(config Config, client *pgleases.Client, log *slog.Logger) (stop fu
 	}
 	return repeatedly(config, client, 8, log, func(ctx context.Context, pool *pgxpool.Pool) error {
 		h.pool = pool
+		if slices.Contains(Naive, config.Queue.Handler) {
+			return h.naive(ctx)
+		}
 		return h.consume(ctx)
 	})
 }

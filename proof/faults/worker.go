@@ -186,7 +186,7 @@ func work(config Config, input io.Reader, output io.Writer) error {
 	if err != nil {
 		return err
 	}
-	queued, err := runQueue(config, clients[0], log)
+	queued, err := runQueue(config, clients[0], leases[0], log)
 	if err != nil {
 		return err
 	}
