@@ -86,6 +86,11 @@ func TestCrashAtAnyStatementLosesNothing(t *testing.T) {
 			t.Errorf("%s needs an entry in one of scheduleCrashes and notScheduleCrashed", name)
 		}
 	}
+	for _, c := range scheduleCrashes {
+		if faults.Besides[faults.OfSchedules+c.statement] == "" && !slices.Contains(sql.Statements(), c.statement) {
+			t.Errorf("there is no statement %q", c.statement)
+		}
+	}
 	if testing.Short() {
 		t.Skip("has a server of its own")
 	}

@@ -70,12 +70,13 @@ const (
 	commitRun   = OfSchedules + "commit a run"
 )
 
-// besides are the statements that have no file.
-var besides = map[string]string{
+// Besides has a text of each statement that package schedule has no name for.
+var Besides = map[string]string{
 	OfSchedules + "begin a run":  "begin isolation level read committed",
 	commitRun:                    "commit",
 	OfSchedules + "flush a call": "SET LOCAL synchronous_commit = on",
 	OfSchedules + "write":        "INSERT INTO ticks (",
+	OfSchedules + "channel":      ".notify_channel(",
 	OfSchedules + "listen":       "LISTEN pgleases_notify_",
 }
 
@@ -93,7 +94,7 @@ func NewWire(connString, schema string) (*Wire, error) {
 	for _, name := range sql.Statements() {
 		w.texts[OfSchedules+name] = parameter.Split(text(name), -1)
 	}
-	for name, text := range besides {
+	for name, text := range Besides {
 		w.texts[name] = []string{text}
 	}
 	return w, w.listen(connString, w.serve)
@@ -348,7 +349,7 @@ func (w *Wire) misunderstood(err error) {
 // protocol, with values in their places. The statement may be anywhere in the text. It returns ""
 // for a statement that is not part of the protocol.
 func (w *Wire) recognize(text string) string {
-	if text == besides[commitRun] {
+	if text == Besides[commitRun] {
 		return commitRun
 	}
 	var names []string
