@@ -123,11 +123,12 @@ func TestHandlerThatIgnoresItsContextLosesItsPartition(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	in, out := make(chan struct{}), make(chan struct{})
+	log := make(lines, 1000)
 	w := newWorker(db, consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
 		in <- struct{}{}
 		<-out
 		return nil
-	}), consumer.WithTimeout(100*time.Millisecond))
+	}), consumer.WithTimeout(100*time.Millisecond), consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
 	let := closer(t, out)
 	w.run()
 	db.insert(1, 1)
@@ -137,6 +138,8 @@ func TestHandlerThatIgnoresItsContextLosesItsPartition(t *testing.T) {
 		return effects(ctx, tx, rows)
 	})).run()
 	db.empty("the next owner has handled it")
+	for line := ""; !strings.Contains(line, "still running after its context ended"); line = testkit.Receive(t, "it is logged", log) {
+	}
 	let()
 	testkit.OK(t, w.end())
 	testkit.OK(t, next.end())

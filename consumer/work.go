@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -408,12 +409,24 @@ func (g *group) call(ctx context.Context, parts []*partition, tx *handlers.Trans
 	if g.handler.calls == each {
 		step = 1
 	}
+	var inHand atomic.Pointer[row]
+	returned := make(chan struct{})
+	defer context.AfterFunc(ctx, func() {
+		select {
+		case <-returned:
+		case <-time.After(drainMargin):
+			r := inHand.Load()
+			g.log.Warn("consumer: handler still running after its context ended", slog.Int("partition", r.partition.Number), slog.Int64("id", r.id), slog.Any("cause", context.Cause(ctx)))
+		}
+	})()
+	defer close(returned)
 	err := handlers.Call(func() error { // one goroutine for all rows: one for each would cost more than a quick handler
 		for ; o.at < len(rows); o.at += step {
 			if o.at > 0 && (g.halting(parts) || time.Since(began) > g.options.timeout/2) {
 				return nil // the rows so far are committed
 			}
 			batch := rows[o.at : o.at+step]
+			inHand.Store(&batch[0])
 			if err := batch[0].err; err != nil {
 				o.verdict, o.err = failed, err
 				return nil
