@@ -537,7 +537,7 @@ var duties = []struct {
 	{"consumers", "index", "no valid, complete index on the partition and the ID, so that each read takes the whole table", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
 	{"consumers", "unhandled", "rows that no process handles, because their partition is null or out of range", "%[1]d of %[2]q", "correct the column to partition_for(key, N): TableSQL of package consumer has the statements", Fault},
 	{"consumers", "blocked", "keys blocked for long", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP shows the rows; when the cause is repaired, pgleases consumers retry GROUP --all --reason '...'; or skip one", Warning},
-	{"consumers", "retried", "blocked keys", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP has the errors; repair the cause: its rows are tried again by themselves, or by pgleases consumers retry if all attempts failed", Note},
+	{"consumers", "retried", "blocked keys", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP has the errors; repair the cause: its rows are tried again by themselves, or if all attempts failed, by pgleases consumers retry GROUP --all --reason '...'", Note},
 	{"consumers", "locked", "a session locks the queue table, so no row is handled", "%[3]s for %[4]v", "end its transaction, if necessary with WHY", Warning},
 	{"consumers", "unattended", "no process runs", "consumer %[2]q", "start one, or repair its cron job; if none will run, pgleases consumers forget GROUP --reason '...'", Warning},
 	{"consumers", "unused", "no process runs", "consumer %[2]q", "if cron starts it, wait; otherwise start one if it should run now; if it is not used any more, pgleases consumers forget GROUP --reason '...'", Note},
@@ -735,7 +735,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 	case len(deserted) > 0:
 		d.found("orphans", Warning, map[bool]string{true: "pgleases undrain CLIENT --reason '...' for each of them, or start another process", false: "start a process"}[len(drains) > 0]+"; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no client works on %s", strings.TrimSuffix(listed(deserted)+"; "+listed(drains), "; "))
 	case len(left) > 0:
-		d.found("orphans", Note, "start a process if one should run now; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "all clients have left, as after pgleases run --once: %s", listed(left))
+		d.found("orphans", Note, "start a process if one should run now; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no process runs, as after pgleases run --once: %s", listed(left))
 	}
 	d.fine("orphans", "each partition has an owner%s", except)
 	d.judge("plans", len(overdue) == 0, "no plan is overdue", Warning, "search the logs of the members for plan failed", "overdue: %s", listed(overdue))

@@ -43,8 +43,8 @@
 // commit after another process owns the partition.
 //
 // Polling is bounded. A process without rows sends at most one poll a second, for any number of
-// partitions. A process with rows needs two round trips for each batch, besides the statements of
-// the handler. A batch has rows of as many partitions as it takes.
+// partitions. A process with rows needs two round trips for each batch, with AtLeastOnce four,
+// besides the statements of the handler. A batch has rows of as many partitions as it takes.
 //
 // # Limits of the promises
 //
@@ -69,7 +69,7 @@
 //	               and waits. loop: the goroutine. open: begins new ownerships, with beginAll of crash.go
 //	probe.go       probe: asks which partitions have rows, on a connection of internal/listen, where
 //	               notifications arrive. SQL: probe.sql, due.sql, state.sql. take: receives the answer.
-//	               polls: when
+//	               polls: the time of the next one
 //	job.go         choose: the next job: partitions for one batch, or one blocked row that is due.
 //	               begin: starts a goroutine for it
 //	work.go        workOnRows, workOnBlocked: attempts, until all is handled or the row that failed is

@@ -17,7 +17,8 @@ import (
 	"github.com/pgleases/pgleases/leader"
 )
 
-// A whole program: one process at a time runs lead. Put it into main.
+// A whole program: the leader writes the time into the table reports (made timestamptz). Put it into
+// main.
 func Example() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

@@ -178,10 +178,10 @@ func newConsumerChange(use, short string) *cobra.Command {
 			state := map[string]string{
 				"pause": "done; batches in hand end first", "resume": "done", "retry": ranges.Many(n, "row") + " due now; within a minute if an outage has paused its partition; after resume if the consumer is paused",
 				"skip":   "recorded; its owner moves it to the dead letters, of a paused consumer after resume",
-				"return": "done; it is handled before other rows of its key", "forget": "done" + forgotten,
+				"return": "done; it is handled before other rows of its key, of a paused consumer after resume", "forget": "done" + forgotten,
 			}[verb]
 			if verb == "return" && all {
-				state = ranges.Many(n, "row") + " returned, each is handled before other rows of its key"
+				state = ranges.Many(n, "row") + " returned, each is handled before other rows of its key, of a paused consumer after resume"
 			}
 			if n == 0 {
 				state = map[string]string{"pause": "it is paused already", "resume": "it is not paused", "retry": "no row is blocked", "return": "there is no dead letter"}[verb]

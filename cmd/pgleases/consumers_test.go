@@ -78,6 +78,7 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	}
 	changes("pause orders: done", "pause", "orders")
 	changes("pause orders: it is paused already", "pause", "orders")
+	fails(t, database, "resume consumer/orders --reason why", `lease "consumer/orders" is not paused, but its consumer: pgleases consumers resume orders --reason '...'`)
 	listed := func(state string) {
 		t.Helper()
 		if text := output1(t, database, "list"); !regexp.MustCompile(`\nconsumer/orders .* ` + state + `\n$`).MatchString(text) {

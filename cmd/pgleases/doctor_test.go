@@ -125,7 +125,7 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "its remedy", fault: override("freeze", "l", "infinity", "25 hours"), want: "note overrides", text: `: "why" > if it is no longer needed: pgleases unfreeze l --reason '...'`},
 		{name: "all are frozen", fault: "UPDATE pgleases.clients SET expires_at = now() - interval '10 seconds'", want: "fault orphans",
 			text: `for more than 3s: "l" 0-1; no client is live, the last were "a" (host host, pid 7), "b" (host host, pid 7) > continue or restart them; kill -9 what is frozen`},
-		{name: "all have left", fault: "DELETE FROM pgleases.members; UPDATE pgleases.partitions SET owner = NULL, target = NULL", want: "note orphans", text: `all clients have left, as after pgleases run --once: "l"`},
+		{name: "all have left", fault: "DELETE FROM pgleases.members; UPDATE pgleases.partitions SET owner = NULL, target = NULL", want: "note orphans", text: `no process runs, as after pgleases run --once: "l"`},
 		{name: "a pause that is over", fault: `INSERT INTO pgleases.overrides (verb, lease, until, since, actor, reason) VALUES ('pause', 'l', now() - interval '1 second', now(), 'x', 'why');
 			DELETE FROM pgleases.members`, want: "warning orphans", text: `no client works on "l"`},
 		{name: "more members than partitions", fault: `INSERT INTO pgleases.clients VALUES (13, 'c', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now());

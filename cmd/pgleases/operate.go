@@ -98,8 +98,13 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 }
 
 // meansOther returns an error for a pause, resume or describe of a name that no lease has, but a
-// consumer or a group of schedules.
+// consumer or a group of schedules; or for a resume of a lease whose consumer is paused instead.
 func meansOther(ctx context.Context, a *admin.Admin, s *admin.Snapshot, verb, name string) error {
+	if of, is := strings.CutPrefix(name, "consumer/"); is && verb == "resume" && s.Pause(&admin.Lease{Name: name}) == nil {
+		if c, _ := a.Consumer(ctx, of); c != nil && !c.PausedAt.IsZero() { // otherwise the verb returns its error
+			return fmt.Errorf("lease %q is not paused, but its consumer: pgleases consumers resume %s --reason '...'", name, shell.Word(of))
+		}
+	}
 	if s.Lease(name) != nil || len(s.OverridesOf(name, "")) > 0 {
 		return nil
 	}

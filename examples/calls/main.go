@@ -1,7 +1,7 @@
 // Command calls calls a slow API for each row of a table, on any number of processes. One process
 // at a time works on a partition, and no transaction is open during a call. A call that fails is
-// tried again later, and the other rows continue. Create the table calls of docs/concepts.md,
-// "Effects outside of the database", and add rows:
+// tried again later, and the other rows continue. After pgleases migrate, create the table calls of
+// docs/concepts.md, "Effects outside of the database", and add rows:
 //
 //	INSERT INTO calls (customer) SELECT 'customer-' || n FROM generate_series(1, 1000) AS n;
 //

@@ -1,5 +1,5 @@
-// Command kubernetes is the program of worker.yaml: a worker with the probes of a pod.
-// See docs/kubernetes.md.
+// Command kubernetes is the program of worker.yaml, which sets POD_NAME and DATABASE_URL: a worker
+// with the probes of a pod. See docs/kubernetes.md.
 package main
 
 import (
