@@ -64,6 +64,7 @@ type standing struct {
 	outage    time.Duration // the pause, if something that handlers need is away; 0: no pause
 	tried     []string      // keys that failed in that time
 	troubles  int           // errors that no row is charged with, in a row
+	free      bool          // another partition has succeeded, so this one is tried at once
 }
 
 // leaveOut returns the keys to leave out of a read.
@@ -97,6 +98,7 @@ type group struct {
 
 	// Only the goroutine uses the following fields.
 	partitions []*partition
+	gone       bool // some of them are gone
 	opening    bool
 	openAfter  time.Time
 	paused     bool // by an operator
@@ -148,7 +150,7 @@ func (g *group) serve(ctx context.Context, owned pgleases.Partition) error {
 	<-ctx.Done()
 	p.halting.Store(true)
 	g.events <- func() {
-		p.gone = true
+		p.gone, g.gone = true, true
 		if !p.busy {
 			close(p.idle)
 		}
@@ -229,7 +231,9 @@ func (g *group) loop(ctx context.Context, stopped <-chan struct{}) {
 	done := ctx.Done()
 	for {
 		var timer <-chan time.Time
-		g.partitions = slices.DeleteFunc(g.partitions, func(p *partition) bool { return p.gone })
+		if g.gone {
+			g.partitions, g.gone = slices.DeleteFunc(g.partitions, func(p *partition) bool { return p.gone }), false
+		}
 		if ctx.Err() == nil {
 			g.open(ctx)
 			g.probe(ctx)

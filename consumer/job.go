@@ -30,7 +30,7 @@ type turns struct {
 // wait returns how long a partition's rows must wait.
 func (t *turns) wait(s *standing, now time.Time) time.Duration {
 	at := s.notBefore
-	if s.outage > 0 && at.Before(t.outageAt) {
+	if s.outage > 0 && !s.free && at.Before(t.outageAt) {
 		at = t.outageAt
 	}
 	return at.Sub(now)
@@ -61,10 +61,10 @@ func (g *group) begin() time.Duration {
 		for _, p := range j.partitions {
 			p.busy = true
 			s := j.standing(p)
-			s.notBefore = time.Time{}
-			if s.outage > 0 {
+			if s.outage > 0 && !s.free {
 				t.outageAt = time.Now().Add(g.times.outage)
 			}
+			s.notBefore, s.free = time.Time{}, false
 		}
 		g.count(j, 1)
 		go func() {
@@ -122,12 +122,8 @@ func (g *group) endPauses() {
 	}
 	for _, p := range g.partitions {
 		for _, s := range []*standing{&p.rows, &p.blocked} {
-			switch {
-			case p.busy || s.outage == 0:
-			case lately:
-				s.notBefore = time.Time{}
-			default:
-				*s = standing{}
+			if !p.busy && s.outage > 0 {
+				s.notBefore, s.free = time.Time{}, s.free || !lately
 			}
 		}
 	}

@@ -454,6 +454,39 @@ func TestAllPartitionsRecoverTogether(t *testing.T) {
 	testkit.OK(t, w.end())
 }
 
+// A partition that succeeds while something is away lets the others try again at once, with a single
+// row each.
+func TestOnePartitionThatSucceedsLetsOthersTryOneRow(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	for partition := range partitions {
+		of := db.customers(partition, 2)
+		db.put(of[0], of[0], of[1])
+	}
+	var mu sync.Mutex // guards paused and recovered
+	paused, recovered := make(map[int]bool), false
+	sizes := make(chan int, 1000)
+	w := db.held(consumer.AtLeastOnce(func(_ context.Context, rows []consumer.Row[Order]) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if recovered {
+			sizes <- len(rows)
+		}
+		for _, row := range rows {
+			paused[row.Partition] = true
+		}
+		if len(paused) == partitions && rows[0].Partition == 0 && len(rows) == 1 && !recovered {
+			recovered = true
+			return nil
+		}
+		return consumer.Unavailable(errors.New("away"))
+	}), consumer.WithWorkers(1))
+	for range partitions - 1 {
+		expect(t, testkit.Receive(t, "another partition is tried", sizes), 1, "rows in a call")
+	}
+	testkit.OK(t, w.end())
+}
+
 // Rows that found something away are tried beside blocked rows that do, by a single worker.
 func TestRowsTakeTurnsWithBlockedRowsInAnOutage(t *testing.T) {
 	t.Parallel()

@@ -394,7 +394,7 @@ DECLARE
 BEGIN
     IF p_id IS NULL THEN
         n := pgleases.consumer_change('return'::pg_catalog.text, p_consumer, p_id, p_actor, p_reason); -- 0, or an error
-        FOR id IN SELECT DISTINCT d.id FROM pgleases.consumer_dead_letters AS d WHERE d.consumer OPERATOR(pg_catalog.=) p_consumer LOOP
+        FOR id IN SELECT DISTINCT d.id FROM pgleases.consumer_dead_letters AS d WHERE d.consumer OPERATOR(pg_catalog.=) p_consumer ORDER BY d.id LOOP
             n := n OPERATOR(pg_catalog.+) pgleases.consumer_return(p_consumer, id, p_actor, p_reason);
         END LOOP;
         RETURN n;
