@@ -86,6 +86,9 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 		}
 	}
 	listed(" consumer paused")
+	output1(t, database, "freeze", "consumer/orders", "--reason", "why")
+	listed(" frozen, consumer paused")
+	output1(t, database, "unfreeze", "consumer/orders", "--reason", "why")
 	changes("skip orders 2: recorded", "skip", "orders", "2")
 	if text = output1(t, database, "consumers", "show", "orders"); !regexp.MustCompile(`paused \S+ ago by maria \(\w+\): why\n(.*\n)+2 .* 1 +- +skipped by maria (.*\n)+.* skip +2 +1 +maria .* why\n.* pause +- +1 `).MatchString(text) {
 		t.Errorf("show: %s", text)

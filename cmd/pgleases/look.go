@@ -44,8 +44,8 @@ func leasesOf(ctx context.Context, a *admin.Admin, s *admin.Snapshot) string {
 		for _, w := range s.OverridesOf(l.Name, "") {
 			state = max(state, states[w.Verb]) // a pause goes before a freeze
 		}
-		if state != "paused" && slices.Contains(idle, l.Name) {
-			state = "consumer paused"
+		if slices.Contains(idle, l.Name) {
+			state = strings.TrimPrefix(state+", consumer paused", dash+", ")
 		}
 		for _, h := range l.Holdings {
 			if h.Moves() {
@@ -57,16 +57,21 @@ func leasesOf(ctx context.Context, a *admin.Admin, s *admin.Snapshot) string {
 }
 
 // pausedConsumers returns the leases of the consumers that are paused. It returns none if the role
-// may not read that. Admin.Consumers would read the queue tables, too.
-func pausedConsumers(ctx context.Context, a *admin.Admin, s *admin.Snapshot) []string {
+// may not read that, or a session locks the table. Admin.Consumers would read the queue tables, too.
+func pausedConsumers(ctx context.Context, a *admin.Admin, s *admin.Snapshot) (names []string) {
 	if !slices.ContainsFunc(s.Leases, func(l admin.Lease) bool { return strings.HasPrefix(l.Name, "consumer/") }) {
 		return nil // there may be no table
 	}
 	limited, cancel := context.WithTimeout(ctx, poll)
 	defer cancel()
 	pool, schema := a.Database()
-	rows, _ := pool.Query(limited, "SELECT name FROM "+pgx.Identifier{schema, "consumers"}.Sanitize()+" WHERE paused_at IS NOT NULL")
-	names, _ := pgx.CollectRows(rows, pgx.RowTo[string])
+	_ = pgx.BeginTxFunc(limited, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
+		if _, err = tx.Exec(limited, "SET LOCAL lock_timeout = '50ms'"); err == nil {
+			rows, _ := tx.Query(limited, "SELECT name FROM "+pgx.Identifier{schema, "consumers"}.Sanitize()+" WHERE paused_at IS NOT NULL")
+			names, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		}
+		return err
+	})
 	return mapped(names, func(name string) string { return "consumer/" + name })
 }
 

@@ -70,13 +70,14 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 			return fmt.Errorf("--partitions %d: give 1 to 65536", change.Next)
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+			note := ""
 			if verb == admin.Pause || verb == admin.Resume {
 				if s, err := a.Snapshot(ctx); err == nil { // otherwise the verb returns its error
 					if err := meansOther(ctx, a, s, string(verb), change.Subject); err != nil {
 						return err
 					}
 					if verb == admin.Pause && s.Lease(change.Subject) == nil {
-						cmd.PrintErrf("pgleases: lease %q does not exist yet: its pause begins when it is created; %spgleases list shows all\n", change.Subject, similarLease(s, change.Subject))
+						note = fmt.Sprintf("pgleases: lease %q does not exist yet: its pause begins when it is created; %spgleases list shows all\n", change.Subject, similarLease(s, change.Subject))
 					}
 				}
 			}
@@ -85,9 +86,10 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 				if err != nil {
 					return remedied(ctx, a, change, subject, err)
 				}
+				cmd.PrintErr(note)
 				return output(p, movesOf(p))
 			}
-			state, err := operate(ctx, cmd.ErrOrStderr(), a, change, override && subject == "CLIENT", wait)
+			state, err := operate(ctx, cmd.ErrOrStderr(), a, change, note, override && subject == "CLIENT", wait)
 			if err != nil {
 				return remedied(ctx, a, change, subject, err)
 			}
@@ -126,9 +128,9 @@ func meansOther(ctx context.Context, a *admin.Admin, s *admin.Snapshot, verb, na
 	return nil
 }
 
-// operate executes a change, and returns what it has done. It warns of an override of an unknown
-// client, and refuses to wait for one.
-func operate(ctx context.Context, notes io.Writer, a *admin.Admin, change admin.Change, overridesClient, wait bool) (state string, err error) {
+// operate executes a change, writes a note of it, and returns what it has done. It warns of an
+// override of an unknown client, and refuses to wait for one.
+func operate(ctx context.Context, notes io.Writer, a *admin.Admin, change admin.Change, note string, overridesClient, wait bool) (state string, err error) {
 	state = "recorded; the clients act within a heartbeat"
 	if overridesClient {
 		if s, err := a.Snapshot(ctx); err == nil && !slices.Contains(clientIDs(s), change.Subject) {
@@ -139,8 +141,11 @@ func operate(ctx context.Context, notes io.Writer, a *admin.Admin, change admin.
 			state = "recorded; " + cmp.Or(host, none+"it holds when one starts")
 		}
 	}
-	if err = a.Apply(ctx, change); err == nil && wait {
-		err = awaitDone(ctx, notes, a, change)
+	if err = a.Apply(ctx, change); err == nil {
+		fmt.Fprint(notes, note)
+		if wait {
+			err = awaitDone(ctx, notes, a, change)
+		}
 	}
 	if wait || change.Verb == admin.Evict || change.Verb == admin.Drop {
 		state = "done"
