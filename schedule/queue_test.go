@@ -63,3 +63,26 @@ func TestOthersWaitForAllSuspectsTogether(t *testing.T) {
 		}
 	}
 }
+
+// While a crash suspect runs alone, nothing begins beside it for 5 s.
+func TestNothingBeginsBesideASuspect(t *testing.T) {
+	t.Parallel()
+	q := newQueue(&defaultTimings, func() int { return 10 }, func(string) int { return 0 })
+	now := processStart
+	for n := range int64(2) {
+		it := item{subject: subject{ID: n, Job: true}, Key: string(rune('a' + n)), DueMicro: now.UnixMicro() + n, Crashes: int(1 - n)}
+		q.insert(finish{it, result{again: &it}})
+	}
+	now = now.Add(time.Second)
+	it, _, ok := q.next(now, now)
+	if !ok || it.Crashes != 1 {
+		t.Fatalf("first began %+v, %v, want the suspect", it, ok)
+	}
+	q.began(it, now)
+	if it, wait, ok := q.next(now.Add(4*time.Second), now.Add(4*time.Second)); ok || wait > time.Second {
+		t.Errorf("beside it began %+v, or others wait for %v", it, wait)
+	}
+	if _, _, ok := q.next(now.Add(6*time.Second), now.Add(6*time.Second)); !ok {
+		t.Error("others wait for ever")
+	}
+}
