@@ -76,7 +76,7 @@ var Besides = map[string]string{
 	commitRun:                    "commit",
 	OfSchedules + "flush a call": "SET LOCAL synchronous_commit = on",
 	OfSchedules + "write":        "INSERT INTO ticks (",
-	OfSchedules + "channel":      ".notify_channel(",
+	OfSchedules + "channel":      "::pg_catalog.text), pg_catalog.pg_backend_pid()",
 	OfSchedules + "listen":       "LISTEN pgleases_notify_",
 }
 
