@@ -220,8 +220,11 @@ func TestStatusReadsFewRowsOfALargeTable(t *testing.T) {
 	db.insert(100_000, 1000)
 	expect(t, one[string](db, "SELECT concat_ws(' ', waiting, oldest IS NOT NULL, unhandled) FROM pgleases.consumers_status"), "1000 t 0", "status")
 	all := one[int](db, "SELECT pg_relation_size('public.outbox')::int / 8192")
+	n := 0
+	defer func() { t.Logf("it has read %d blocks, and the table has %d", n, all) }()
 	testkit.Until(t, "it reads less than a quarter of the table", func() bool { // and not the catalog as well
-		return testkit.BlocksRead(t, db.Pool, "SELECT * FROM pgleases.consumers_status") < all/4
+		n = testkit.BlocksRead(t, db.Pool, "SELECT * FROM pgleases.consumers_status")
+		return n < all/4
 	})
 }
 

@@ -227,7 +227,7 @@ COMMENT ON FUNCTION pgleases.consumer_end(pg_catalog.text, int[], bigint[]) IS '
 --   timed: whether oldest is known: there is a column for the time, and an index that begins with the ID
 --   unhandled: rows whose partition is null or out of range, 1,000 at most
 CREATE OR REPLACE FUNCTION pgleases.consumer_backlog(p_consumer pgleases.consumers, OUT waiting int, OUT oldest pg_catalog.timestamptz, OUT timed boolean, OUT unhandled int)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off SET jit = off SET lock_timeout = '50ms'
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off SET lock_timeout = '50ms'
 AS $pgleases_body$
 DECLARE
     queue   oid;
