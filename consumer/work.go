@@ -410,16 +410,10 @@ func (g *group) call(ctx context.Context, parts []*partition, tx *handlers.Trans
 		step = 1
 	}
 	var inHand atomic.Pointer[row]
-	returned := make(chan struct{})
-	defer context.AfterFunc(ctx, func() {
-		select {
-		case <-returned:
-		case <-time.After(drainMargin):
-			r := inHand.Load()
-			g.log.Warn("consumer: handler still running after its context ended", slog.Int("partition", r.partition.Number), slog.Int64("id", r.id), slog.Any("cause", context.Cause(ctx)))
-		}
+	defer handlers.Watch(ctx, drainMargin, func() {
+		r := inHand.Load()
+		g.log.Warn("consumer: handler still running after its context ended", slog.Int("partition", r.partition.Number), slog.Int64("id", r.id), slog.Any("cause", context.Cause(ctx)))
 	})()
-	defer close(returned)
 	err := handlers.Call(func() error { // one goroutine for all rows: one for each would cost more than a quick handler
 		for ; o.at < len(rows); o.at += step {
 			if o.at > 0 && (g.halting(parts) || time.Since(began) > g.options.timeout/2) {

@@ -51,18 +51,13 @@ func (e *execution) limited() (context.Context, context.CancelFunc) {
 // call calls a handler, and records when it returned. If a handler continues for long after its
 // context has ended, call logs that, because the partition waits for it.
 func (e *execution) call(ctx context.Context, tx pgx.Tx, a *attempt, run Run[json.RawMessage]) error {
-	returned := make(chan struct{})
-	defer context.AfterFunc(ctx, func() {
-		select {
-		case <-returned:
-		case <-time.After(e.db.times.Overrun):
-			e.runLogger(a).Warn("schedule: handler still running after its context ended", slog.Any("cause", context.Cause(ctx)))
-		}
-	})()
+	returned := handlers.Watch(ctx, e.db.times.Overrun, func() {
+		e.runLogger(a).Warn("schedule: handler still running after its context ended", slog.Any("cause", context.Cause(ctx)))
+	})
 	called := e.kind.counts.begin(e.clock.now().Sub(a.due()))
 	began := time.Now()
 	err := a.bound.call(ctx, tx, run)
-	close(returned)
+	returned()
 	called()
 	ended := e.clock.now()
 	a.took = time.Since(began)

@@ -1,11 +1,13 @@
 package handlers
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"regexp"
 	"runtime/debug"
 	"strings"
+	"time"
 )
 
 // Call calls the application's code in a goroutine of its own, which that may end. Its panics are
@@ -19,6 +21,20 @@ func Call(f func() error) error {
 		err = f()
 	}()
 	return <-ended
+}
+
+// Watch calls late if work continues for longer than grace after its context has ended. The caller
+// calls ended when the work has ended.
+func Watch(ctx context.Context, grace time.Duration, late func()) (ended func()) {
+	over := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-over:
+		case <-time.After(grace):
+			late()
+		}
+	})
+	return func() { stop(); close(over) }
 }
 
 // CutShort is the error of a handler that did not return: it panicked, or ended its goroutine.
