@@ -12,13 +12,6 @@ import (
 // Naive are the loops that people write instead of package consumer.
 var Naive = []string{"skip locked", "owner"}
 
-func (h *handler) naive(ctx context.Context) error {
-	if h.Queue.Handler == Naive[0] {
-		return h.skipLocked(ctx)
-	}
-	return h.owner(ctx)
-}
-
 // read returns rows without an owner's epoch.
 func read(ctx context.Context, tx interface {
 	Query(context.Context, string, ...any) (pgx.Rows, error)

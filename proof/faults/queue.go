@@ -149,8 +149,11 @@ func runQueue(config Config, client *pgleases.Client, lease *pgleases.Lease, log
 	}
 	return repeatedly(config, client, 8, log, func(ctx context.Context, pool *pgxpool.Pool) error {
 		h.pool = pool
-		if slices.Contains(Naive, config.Queue.Handler) {
-			return h.naive(ctx)
+		switch config.Queue.Handler {
+		case Naive[0]:
+			return h.skipLocked(ctx)
+		case Naive[1]:
+			return h.owner(ctx)
 		}
 		return h.consume(ctx)
 	})
