@@ -23,8 +23,9 @@ type Hold struct{ hold *owned.Hold }
 
 // Hold pins what this client owns now, for one piece of work. Take a hold, work on its Partitions,
 // release it, and take the next. A partition that is to move leaves when no open hold contains it.
-// Past the trust deadline, and after the end of the lease, the hold is empty. Its context is a
-// child of ctx. Always call Release.
+// Past the trust deadline, and after the end of the lease, the hold is empty. With
+// WithFastFailover, a process that was stopped first waits for an answer of the server, until ctx
+// ends. The hold's context is a child of ctx. Always call Release.
 func (l *Lease) Hold(ctx context.Context) *Hold { return &Hold{l.board.Hold(ctx)} }
 
 // Partitions returns the ownerships that the hold pins, by number, for Guard. The slice is the
@@ -187,7 +188,7 @@ func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(contex
 	o.StopWith(stop)
 	pause := time.Duration(0)
 	for backoff := runBackoffMin; ; backoff = min(2*backoff, runBackoffMax) {
-		if !o.Pin() {
+		if !o.AwaitPin(ctx) {
 			return
 		}
 		began := time.Now()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/bridge"
+	"github.com/pgleases/pgleases/internal/locks"
 )
 
 // Liveness returns a handler that says whether the process should be restarted. It responds 503
@@ -39,6 +40,8 @@ func Readiness(client *pgleases.Client) http.Handler {
 		switch s := bridge.Engine(client).Stats(); {
 		case s.Ending != nil:
 			return fmt.Errorf("the client ends: %w", s.Ending)
+		case s.Validity.Left() > 0 && !s.Validity.Holds():
+			return locks.ErrPaused
 		case s.Validity.Remaining() <= 0:
 			return fmt.Errorf("trust is lost: the last successful heartbeat was sent %v ago", time.Since(s.Sent).Round(10*time.Millisecond))
 		case s.Joining != "":

@@ -73,7 +73,7 @@ func (h *Held) Token() int64 { return h.token }
 // process was asleep until then. With pgleases.WithFastFailover, a call in a process that was
 // stopped returns one that has ended, until the server has answered.
 func (h *Held) Context() context.Context {
-	if err := h.trusted(); errors.Is(err, errStopped) {
+	if err := h.trusted(); errors.Is(err, locks.ErrPaused) {
 		refused, cancel := context.WithCancelCause(h.ctx)
 		cancel(err)
 		return refused
@@ -81,9 +81,8 @@ func (h *Held) Context() context.Context {
 	return h.ctx
 }
 
-var errStopped = fmt.Errorf("%w: the process was stopped, and the server has not answered since", pgleases.ErrTrustLost)
-
-// trusted returns why no trust is left; nil: trust is left.
+// trusted returns why no trust is left; nil: trust is left. If it is locks.ErrPaused, the trust may
+// be left, and the lock is not lost.
 func (h *Held) trusted() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -93,7 +92,7 @@ func (h *Held) trusted() error {
 		return fmt.Errorf("%w: it was released", ErrLost)
 	case h.acquisition.Validity.Remaining() > 0:
 	case !h.acquisition.Validity.Over():
-		return errStopped
+		return locks.ErrPaused
 	default:
 		h.lost = fmt.Errorf("%w: %w", ErrLost, pgleases.ErrTrustLost)
 		h.cancel(h.lost)
@@ -121,8 +120,8 @@ func (h *Held) GuardSQL(ctx context.Context, tx *sql.Tx) error {
 
 func (h *Held) guard(ctx context.Context, query store.Query) error {
 	err := h.trusted()
-	if err == nil {
-		err = h.locks.table.Guard(ctx, query, h.Name(), h.token, max(1, h.acquisition.Validity.Remaining().Milliseconds()))
+	if err == nil || errors.Is(err, locks.ErrPaused) { // in a pause of fast failover the database decides
+		err = h.locks.table.Guard(ctx, query, h.Name(), h.token, max(1, h.acquisition.Validity.Left().Milliseconds()))
 	}
 	if store.Refused(err) {
 		err = ErrLost
@@ -202,7 +201,7 @@ const releaseGrace = 2 * time.Second
 // run runs fn under the lock, and releases it.
 func (h *Held) run(ctx context.Context, fn func(context.Context) error) (err error) {
 	under, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(h.Context(), func() { cancel(context.Cause(h.ctx)) })
+	stop := context.AfterFunc(h.ctx, func() { cancel(context.Cause(h.ctx)) })
 	defer func() {
 		stop()
 		cancel(nil)
@@ -210,5 +209,8 @@ func (h *Held) run(ctx context.Context, fn func(context.Context) error) (err err
 		defer done()
 		err = errors.Join(err, h.Release(bounded))
 	}()
+	for under.Err() == nil && errors.Is(h.trusted(), locks.ErrPaused) {
+		_ = h.locks.client.Beat(under, true) // an error says that under or the client has ended
+	}
 	return fn(under)
 }

@@ -210,7 +210,7 @@ func failure(ctx context.Context, err error) (*Held, repetition, error) {
 		return nil, never, context.Cause(ctx)
 	case errors.Is(err, pgleases.ErrTrustLost), store.LockTimeout(err): // or the lock's mutex is contended
 		return nil, whileWaiting, err
-	case store.Undefined(err):
+	case store.Undefined(err), errors.Is(err, locks.ErrPaused):
 		return nil, twice, err
 	case store.ReadOnly(err):
 		err = fmt.Errorf("the pool leads to a standby, or default_transaction_read_only is on in it: %w", err)

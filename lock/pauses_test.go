@@ -10,19 +10,21 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/locks"
 	"github.com/pgleases/pgleases/internal/owned"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // With fast failover, a process that was stopped does not know whether its session lives. A lock
-// that is checked then is refused, and not lost.
+// that is checked then is refused, and not lost. A guard asks the database.
 func TestLockOfStoppedProcessNeedsAnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		validity := owned.ValidWhileAllowed(time.Now(), time.Hour)
 		validity.Allow(time.Now().Add(time.Minute))
-		h := newHeld(t.Context(), &Locks{}, &locks.Acquisition{Name: "x", Validity: validity}, false, 1)
+		table := &guardTable{}
+		h := newHeld(t.Context(), &Locks{table: table}, &locks.Acquisition{Name: "x", Validity: validity}, false, 1)
 		says := func(what string, wanted ...error) {
 			t.Helper()
 			cause := context.Cause(h.Context())
-			guard := h.guard(t.Context(), func(string, ...any) error { t.Errorf("%s: it asks the database", what); return nil })
+			guard := h.guard(t.Context(), nil)
 			for _, want := range wanted {
 				if !errors.Is(cause, want) || !errors.Is(guard, want) {
 					t.Errorf("%s: its context ended with %v, its guard is %v, not %v", what, cause, guard, want)
@@ -34,9 +36,9 @@ func TestLockOfStoppedProcessNeedsAnAnswer(t *testing.T) {
 			t.Errorf("it is held, and its context has ended: %v", err)
 		}
 		time.Sleep(time.Minute)
-		says("stopped", pgleases.ErrTrustLost)
-		if errors.Is(context.Cause(h.Context()), ErrLost) {
-			t.Error("it is lost")
+		cause, guard := context.Cause(h.Context()), h.guard(t.Context(), nil)
+		if !errors.Is(cause, locks.ErrPaused) || errors.Is(cause, ErrLost) || guard != nil || table.guards != 1 {
+			t.Errorf("stopped: its context ended with %v, and its guard, of %d that asked, is %v", cause, table.guards, guard)
 		}
 		validity.Allow(time.Now().Add(time.Minute))
 		if err := errors.Join(h.Context().Err(), before.Err()); err != nil {
@@ -48,5 +50,19 @@ func TestLockOfStoppedProcessNeedsAnAnswer(t *testing.T) {
 		if before.Err() == nil {
 			t.Error("a context of before goes on")
 		}
+		if table.guards != 1 {
+			t.Errorf("the database was asked %d times", table.guards)
+		}
 	})
+}
+
+// A guardTable is a table of locks that counts guards, which pass.
+type guardTable struct {
+	locks.Table
+	guards int
+}
+
+func (g *guardTable) Guard(context.Context, store.Query, string, int64, int64) error {
+	g.guards++
+	return nil
 }

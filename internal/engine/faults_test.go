@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgleases/pgleases/internal/fakestore"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // A fault is a disturbance of a statement on its way to the database and back.
@@ -64,6 +65,26 @@ func (c *faultyConn) Close() {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	delete(c.w.conns, c)
+}
+
+// Fast failover needs these. No client of the world watches the locks of others.
+
+func (c *faultyConn) OnEnd(f func()) {
+	go func() {
+		<-c.Ended()
+		f()
+	}()
+}
+
+func (*faultyConn) Severed() bool                                    { return false }
+func (*faultyConn) HoldLiveness(context.Context, int64, int64) error { return nil }
+
+func (*faultyConn) WatchLiveness(context.Context, int64, int64) (store.Liveness, error) {
+	return store.Liveness{}, nil
+}
+
+func (*faultyConn) EvictDisconnected(context.Context, []store.Absence, store.SessionEnds, store.Incarnation) (store.Evicted, error) {
+	return store.Evicted{}, nil
 }
 
 // wait waits; false: the context or the connection ended first.

@@ -415,6 +415,12 @@ func (w *world) start(id string, opts ...Option) *proc {
 			return c, nil
 		},
 		Locks: lockTable{w.db.LockTable(), w},
+		Guard: func(_ context.Context, lease string, partition int, epoch int64) error {
+			if !w.passes(lease, Partition{Number: partition, Epoch: epoch}) {
+				return ErrNotOwner
+			}
+			return nil
+		},
 	}).(Option)}, opts...)
 	var err error
 	for range 1000 {

@@ -70,7 +70,7 @@ func (g Guarded) check() (int64, error) {
 		}
 		v = o.Validity
 	}
-	if left := v.Remaining(); left > 0 {
+	if left := v.Left(); left > 0 { // in a pause of fast failover the database decides
 		return max(1, int64(left/time.Millisecond)), nil
 	}
 	return 0, fmt.Errorf("%w: %w", errs.NotOwner, errs.TrustLost)

@@ -175,9 +175,7 @@ func (f *State) Allows(v *owned.Validity, c any, now time.Time) (again bool) {
 	if v == nil || !f.woke.IsZero() || c != nil && c.(Conn).Severed() {
 		return false
 	}
-	refused := !v.Holds()
-	v.Allow(now.Add(StoppedFor))
-	return refused && v.Holds()
+	return v.Allow(now.Add(StoppedFor))
 }
 
 // Answered handles the answer to a statement that was sent at that time. The answer shows that the

@@ -3,6 +3,7 @@ package locks
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -128,8 +129,12 @@ func New(c Config, now time.Time) *Session {
 	return s
 }
 
+// ErrPaused says that a client with fast failover was stopped, and waits for an answer of the
+// server, which shows whether it was evicted meanwhile.
+var ErrPaused = errors.New("the process was stopped, and the server has not answered since")
+
 // Begin begins an acquisition. It ends with Hold, Forget or Abandon. The error is why the client
-// ends, TrustLost, or the cause of ctx.
+// ends, TrustLost, ErrPaused, or the cause of ctx.
 func (s *Session) Begin(ctx context.Context, name string) (*Acquisition, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -140,8 +145,10 @@ func (s *Session) Begin(ctx context.Context, name string) (*Acquisition, error) 
 	switch now := &s.standing; {
 	case now.Ending != nil:
 		return nil, now.Ending
-	case now.Validity == nil || !now.Validity.Holds():
+	case now.Validity == nil || now.Validity.Over():
 		return nil, s.config.TrustLost
+	case !now.Validity.Holds():
+		return nil, ErrPaused
 	}
 	s.renew(a)
 	s.put(a, sent)
@@ -196,7 +203,7 @@ func (s *Session) hold(a *Acquisition, token int64, end func(error, bool)) error
 		return now.Ending
 	case of == nil || of.Session != now.Session:
 		return fmt.Errorf("%w: the session was evicted", s.config.TrustLost)
-	case of.Validity != now.Validity || !of.Validity.Holds():
+	case of.Validity != now.Validity || of.Validity.Over():
 		return s.config.TrustLost
 	case of.Run.Unmarked() != now.Confirmed:
 		return fmt.Errorf("%w: the server was restarted or promoted meanwhile", s.config.TrustLost)
@@ -318,5 +325,5 @@ func (s *Session) givenBack(of *acquired, found bool) {
 func (s *Session) renew(of *acquired) {
 	now := &s.standing
 	of.Session, of.Run, of.Validity = now.Session, now.Run, now.Validity
-	of.Latest = now.Clock + (time.Since(now.Sent) + now.Validity.Remaining()).Microseconds()
+	of.Latest = now.Clock + (time.Since(now.Sent) + now.Validity.Left()).Microseconds()
 }

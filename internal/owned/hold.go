@@ -16,15 +16,38 @@ type Hold struct {
 	release sync.Once
 }
 
-// Hold pins what is shown now. The hold's context is a child of ctx.
+// Hold pins what is shown now. If readers wait for the server, it waits too, until ctx ends. The
+// hold's context is a child of ctx.
 func (b *Board) Hold(ctx context.Context) *Hold {
 	h := &Hold{board: b, pinned: &Snapshot{Values: []int{}}}
 	h.ctx, h.cancel = context.WithCancelCause(ctx)
+	for {
+		changed := b.Look().Changed()
+		if h.pin() != Paused {
+			return h
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return h
+		}
+	}
+}
+
+// pin pins what is shown now.
+func (h *Hold) pin() Pinning {
+	b := h.board
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := b.snapshot.Load()
-	if !s.Validity.Holds() || len(s.Values) == 0 {
-		return h
+	switch {
+	case len(s.Values) == 0:
+		return Over
+	case s.Validity.Holds():
+	case s.Validity.Over():
+		return Over
+	default:
+		return Paused
 	}
 	h.pinned = s
 	for _, o := range s.Owned {
@@ -34,7 +57,7 @@ func (b *Board) Hold(ctx context.Context) *Hold {
 		}
 	}
 	b.holds[h] = struct{}{}
-	return h
+	return Pinned
 }
 
 // Values returns the numbers of the pinned partitions, ascending. The slice is shared.

@@ -64,22 +64,53 @@ func (o *Ownership) Cause() error {
 func (o *Ownership) Ended() bool { return o.ended != nil }
 
 // StopWith sets the function that ends the context of a callback. Call it before the first Pin,
-// which reports whether it was too late.
+// whose answer is Over if it was too late.
 func (o *Ownership) StopWith(stop context.CancelCauseFunc) {
 	o.board.mu.Lock()
 	defer o.board.mu.Unlock()
 	o.stop = stop
 }
 
-// Pin keeps the ownership from being released. It reports false if the work on it is to end.
-func (o *Ownership) Pin() bool {
+// A Pinning is the answer to a request for a pin.
+type Pinning int
+
+const (
+	Over   Pinning = iota // the work on the ownership is to end
+	Paused                // readers wait for the server: ask again when the board's snapshot changes
+	Pinned                // the ownership is not released before Unpin
+)
+
+// Pin asks for a pin, which keeps the ownership from being released.
+func (o *Ownership) Pin() Pinning {
 	o.board.mu.Lock()
 	defer o.board.mu.Unlock()
-	if o.asked != nil || !o.Validity.Holds() {
-		return false
+	switch {
+	case o.asked != nil:
+		return Over
+	case o.Validity.Holds():
+		o.pins++
+		return Pinned
+	case o.Validity.Over():
+		return Over
 	}
-	o.pins++
-	return true
+	return Paused
+}
+
+// AwaitPin asks for a pin, and waits while readers wait for the server. It reports false if the
+// work on the ownership is to end, or if ctx ended first. The end of the callback's context, see
+// StopWith, has to end ctx.
+func (o *Ownership) AwaitPin(ctx context.Context) bool {
+	for {
+		changed := o.board.Look().Changed()
+		if answer := o.Pin(); answer != Paused {
+			return answer == Pinned
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
 }
 
 // Unpin takes a pin back.

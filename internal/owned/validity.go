@@ -55,12 +55,23 @@ func (v *Validity) Remaining() time.Duration {
 			if left > 0 {
 				return trust - passed
 			}
-			return left // readers wait for the server
+			if v.deadline.Load() == deadline { // otherwise Allow may not notify this reader
+				return left // readers wait for the server
+			}
+			continue
 		}
 		if left > 0 || deadline == 0 || v.deadline.CompareAndSwap(deadline, 0) {
 			return left
 		}
 	}
+}
+
+// Left returns the time until the trust deadline, also while readers wait for Allow; 0 if it is over.
+func (v *Validity) Left() time.Duration {
+	if v.Over() {
+		return 0
+	}
+	return max(0, time.Until(v.Deadline()))
 }
 
 // Over reports whether it has ended for good. If readers only wait for Allow, it has not.
@@ -85,12 +96,17 @@ func (v *Validity) Prolong(deadline time.Time) bool {
 	return old != 0 && v.deadline.CompareAndSwap(old, int64(deadline.Sub(v.opened)))
 }
 
-// Allow allows readers to read until then, but not longer than the trust deadline.
-func (v *Validity) Allow(until time.Time) {
+// Allow allows readers to read until then, but not longer than the trust deadline. It reports
+// whether readers may have been refused before, and are not any more. A reader that is refused has
+// seen the old deadline after it passed, so it passed before Allow reads the clock again.
+func (v *Validity) Allow(until time.Time) (again bool) {
 	for {
 		old, next := v.deadline.Load(), min(int64(until.Sub(v.opened)), v.trust.Load())
-		if old == 0 || next <= old || v.deadline.CompareAndSwap(old, next) {
-			return
+		if old == 0 || next <= old {
+			return false
+		}
+		if v.deadline.CompareAndSwap(old, next) {
+			return time.Since(v.opened) >= time.Duration(old) && v.Holds()
 		}
 	}
 }
