@@ -63,11 +63,13 @@ func (p *polls) after(q *probe, announced, idle bool) time.Duration {
 	return p.every
 }
 
-// answered notes when the next probe is sent, after one that took a while.
+// answered notes when the next probe is sent, after one that took a while. A probe may have taken long
+// because a lock, the connection or the whole process stood still, so what it took never delays the
+// next one by more than a poll.
 func (p *polls) answered(took, poll time.Duration) {
 	now := time.Now()
 	asked := !p.at.After(now) // while it was under way
-	p.earliest = now.Add(max(probePause, probeShare*took))
+	p.earliest = now.Add(max(probePause, min(probeShare*took, p.every)))
 	for _, d := range afterNotice {
 		if again := p.heard.Add(d).Sub(now); again > 0 {
 			poll = min(poll, again)
@@ -177,16 +179,16 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 func (g *group) take(q *probe, err error) {
 	announced := err == nil && !g.untilEmpty && g.announced && g.listener.Direct()
 	idle := g.running == 0 && q.ended == g.ended // no job was at work meanwhile
-	g.polls.answered(q.took, g.polls.after(q, announced, idle && !q.blocked))
 	g.counts.probe(q.took, err)
 	if err != nil {
+		g.polls.answered(0, g.options.poll)
 		if time.Since(g.failing) > time.Minute && g.life.Err() == nil {
 			g.failing = time.Now()
 			g.log.Warn("consumer: probe failed, retried each second", slog.Any("error", store.Advised(err)))
 		}
-		g.polls.at = time.Now().Add(g.options.poll)
 		return
 	}
+	g.polls.answered(q.took, g.polls.after(q, announced, idle && !q.blocked))
 	g.failing = time.Time{}
 	now := time.Now()
 	if q.sweep {
