@@ -17,6 +17,7 @@ import (
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // A Consumer is one process of those that work through a queue table. All methods are safe for
@@ -190,7 +191,12 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 	life, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	defer context.AfterFunc(life, func() { _ = lease.Leave(life) })() // at once: each partition moves when its batch has ended
-	g := newGroup(c, lease, untilEmpty, stop)
+	share := c.share()
+	defer share.Leave()
+	if crowded, handlers, places := share.Crowded(); crowded {
+		c.log.Info("consumer: handlers take turns, the pool is small", slog.Int("handlers", handlers), slog.Int("at_once", places))
+	}
+	g := newGroup(c, lease, share, untilEmpty, stop)
 	end := g.start(life)
 	err = lease.Run(life, g.serve)
 	end()
@@ -210,18 +216,10 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 	return left
 }
 
-// workers returns how many batches this process may handle at once. Consumers without WithWorkers
-// share what the size of their pool allows.
-func (c *Consumer) workers() int {
+// share counts a Run on the pool.
+func (c *Consumer) share() *worker.Share {
 	if c.options.workers > 0 {
-		return c.options.workers
+		return worker.JoinWith(c.pool, c.options.workers)
 	}
-	sharing := 0
-	running.Range(func(_, of any) bool {
-		if other := of.(*Consumer); other.pool == c.pool && other.options.workers < 0 {
-			sharing++
-		}
-		return true
-	})
-	return max(1, int(c.pool.Config().MaxConns)/2/max(1, sharing))
+	return worker.Join(c.pool)
 }

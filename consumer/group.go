@@ -11,6 +11,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/listen"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 const (
@@ -82,6 +83,7 @@ type blockedRow struct {
 type group struct {
 	*Consumer
 	lease      *pgleases.Lease
+	places     *worker.Share // of the pool
 	untilEmpty bool
 	stop       context.CancelCauseFunc // ends the Run
 	listener   *listen.Listener        // a probe that is under way uses it
@@ -125,9 +127,9 @@ type ending struct {
 	done chan struct{}
 }
 
-func newGroup(c *Consumer, lease *pgleases.Lease, untilEmpty bool, stop context.CancelCauseFunc) *group {
+func newGroup(c *Consumer, lease *pgleases.Lease, places *worker.Share, untilEmpty bool, stop context.CancelCauseFunc) *group {
 	return &group{
-		Consumer: c, lease: lease, untilEmpty: untilEmpty, stop: stop, listener: listen.New(c.pool, c.options.schema, leaseOf+c.name),
+		Consumer: c, lease: lease, places: places, untilEmpty: untilEmpty, stop: stop, listener: listen.New(c.pool, c.options.schema, leaseOf+c.name),
 		events: make(chan func()), ends: make(chan ending), polls: polls{every: c.options.poll, quiet: c.times.quiet},
 	}
 }

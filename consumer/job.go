@@ -46,7 +46,7 @@ func (j *job) standing(p *partition) *standing {
 
 // begin begins jobs while there is room, and returns how long to wait for the next.
 func (g *group) begin() time.Duration {
-	for room := g.workers(); ; {
+	for room := g.places.Most(); ; {
 		if g.paused || g.running >= room {
 			return g.options.poll
 		}

@@ -41,8 +41,10 @@ func WithBatch(rows int, bytes int64) Option {
 }
 
 // WithWorkers sets how many batches this process handles at once, 1 to the pool's connections minus
-// 1. By default all consumers on the pool share half of its connections, at least one each. Rows
-// that take the handler less than 2 ms in all are not shared among them.
+// 1. By default all consumers and groups of schedules on the pool share half of its connections, at
+// least one each. If the numbers of a small pool add up to more than half of its connections,
+// besides those that were set, batches take turns. Rows that take the handler less than 2 ms in all
+// are not shared among workers.
 func WithWorkers(n int) Option { return func(o *options) { o.workers = n } }
 
 // WithPoll sets how often the process polls for rows. The default is 1 s; valid values are 10 ms or

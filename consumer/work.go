@@ -208,6 +208,12 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 	if ctx.Err() != nil {
 		return lostOf(parts)
 	}
+	if g.handler.calls != atLeastOnce { // the handler may need the pool once more
+		if err := g.inTime(g.places.Take); err != nil {
+			return outcome{verdict: troubled, at: -1, err: err}
+		}
+		defer g.places.Give()
+	}
 	conn, err := g.acquire()
 	if err != nil {
 		return outcome{verdict: troubled, at: -1, err: err}

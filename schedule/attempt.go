@@ -52,15 +52,18 @@ func (a *attempt) called() bool { return a.decided.RanUntil != nil }
 
 // attempt makes one attempt.
 func (e *execution) attempt() *attempt {
-	a, l := new(attempt), limits{timeout: closing, idle: closing}
+	a, l, begin := new(attempt), limits{timeout: closing, idle: closing}, e.guarded
 	if e.kind != nil {
 		l = e.kind.limits
+	}
+	if e.kind != nil && e.kind.calls == inTransaction {
+		begin = e.calling
 	}
 	var r *record
 	ctx := e.o.ctx
 	// the handler's context ends first
 	open := e.db.open(&r, e.item.subject, e.id, l.timeout+time.Second, l.idle)
-	err := e.guarded(ctx, e.o.Partition, open, func(tx *handlers.Transaction) error {
+	err := begin(ctx, e.o.Partition, open, func(tx *handlers.Transaction) error {
 		switch {
 		case r == nil || r.Partition != e.o.Number || r.Kind != e.item.Kind:
 			return nil

@@ -82,9 +82,9 @@ func (r Run[Args]) IdempotencyKey() string {
 
 // Guarded runs f in a transaction and commits it, for steps in this database of handlers of
 // AtLeastOnce and AtMostOnce. The transaction has the isolation level READ COMMITTED, the guard of
-// the partition, and the limits of a run of InTx. f must not end the transaction. If another
-// process owns the partition by now, Guarded returns pgleases.ErrNotOwner. It is safe for
-// concurrent use.
+// the partition, and the limits of a run of InTx. f must not end the transaction, and must not
+// call Guarded again. If another process owns the partition by now, Guarded returns
+// pgleases.ErrNotOwner. It is safe for concurrent use.
 func (r Run[Args]) Guarded(ctx context.Context, f func(tx pgx.Tx) error) error {
 	if r.outside == nil {
 		return errors.New("schedule: Guarded is for handlers of AtLeastOnce and AtMostOnce: use the transaction of InTx")
@@ -98,7 +98,7 @@ func (e *execution) callOutside(a *attempt) result {
 	run.outside = &outside{a.row.idempotencyKey(e.db.group, run.At), func(ctx context.Context, f func(pgx.Tx) error) error {
 		l := e.kind.limits
 		open := e.db.open(new(*record), e.item.subject, e.id, l.timeout+time.Second, l.idle)
-		return e.guarded(ctx, e.o.Partition, open, func(tx *handlers.Transaction) error { return f(tx.ForHandler()) })
+		return e.calling(ctx, e.o.Partition, open, func(tx *handlers.Transaction) error { return f(tx.ForHandler()) })
 	}}
 	ctx, cancel := e.limited()
 	defer cancel()

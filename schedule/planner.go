@@ -10,6 +10,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/listen"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // A planner knows all parts of a Run, and passes the results of each part to the others. The parts
@@ -33,14 +34,15 @@ type planner struct {
 	failing bool // the last poll failed
 }
 
-func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
+func newPlanner(s *Scheduler, lease *pgleases.Lease, share *worker.Share) *planner {
 	s.counts.polled.Store(int64(time.Since(processStart)))
 	p := &planner{
 		s: s, lease: lease, wake: make(chan struct{}, 1), finished: make(chan finish),
-		gotSlot: make(chan string), answers: make(chan *poll, 1), queue: newQueue(&s.times, s.mostRunning, s.registry.limit),
+		gotSlot: make(chan string), answers: make(chan *poll, 1), queue: newQueue(&s.times, share.Most, s.registry.limit),
 		poller: newPoller(&s.times, listen.New(s.db.pool, s.options.schema, leaseOf+s.db.group)),
 	}
-	p.exec = executor{transactions{s.db, leaseFence(lease), &p.clock}, &s.registry, s.log, func(kind string) { p.gotSlot <- kind }}
+	within := transactions{s.db, leaseFence(lease), &p.clock, share}
+	p.exec = executor{within, &s.registry, s.log, func(kind string) { p.gotSlot <- kind }}
 	return p
 }
 

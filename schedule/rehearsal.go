@@ -49,7 +49,7 @@ func init() {
 			r.all = append(r.all, int32(n))
 		}
 		r.clock.staged = stage.Now
-		r.exec = executor{transactions{s.db, r.fence, &r.clock}, &s.registry, s.log, func(string) {}}
+		r.exec = executor{transactions{s.db, r.fence, &r.clock, unlimited{}}, &s.registry, s.log, func(string) {}}
 		return r, nil
 	}
 }
@@ -127,6 +127,12 @@ func (r *rehearsal) run(it item) bool {
 	done := r.exec.execute(o, it)
 	return done.again != nil && done.outcome != blocked || done.outcome == stepped || done.outcome == callable
 }
+
+// unlimited are the places of a rehearsal, which makes one run at a time.
+type unlimited struct{}
+
+func (unlimited) Take(context.Context) error { return nil }
+func (unlimited) Give()                      {}
 
 // fence is the fence of the process, which owns all partitions until its life ends.
 func (r *rehearsal) fence(batch *pgx.Batch, p pgleases.Partition, statement string, args []any, read func(pgx.Row) error) error {

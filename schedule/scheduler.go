@@ -17,6 +17,7 @@ import (
 	"github.com/pgleases/pgleases/internal/listen"
 	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // A Scheduler is one process of a group. The processes that call Run share the schedules and jobs
@@ -85,11 +86,7 @@ func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group
 }
 
 func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group string, o options) (s *Scheduler, err error) {
-	size := int(pool.Config().MaxConns)
-	switch {
-	case o.maxRunning == 0:
-		o.maxRunning = max(1, size/2)
-	case o.maxRunning >= size:
+	if size := int(pool.Config().MaxConns); o.maxRunning >= size {
 		return nil, fmt.Errorf(
 			"schedule: at most %d runs at once need a pool of more than %d connections, not %d: see WithMaxRunning", o.maxRunning,
 			o.maxRunning, size,
@@ -171,7 +168,9 @@ func (s *Scheduler) run(ctx context.Context) error {
 	}
 	// at once: each partition moves when its own runs have ended
 	defer context.AfterFunc(ctx, func() { _ = lease.Leave(ctx) })()
-	p := newPlanner(s, lease)
+	share := s.share()
+	defer share.Leave()
+	p := newPlanner(s, lease, share)
 	stop := p.start(ctx)
 	defer stop()
 	declaring, cancel := context.WithCancel(ctx)
@@ -181,11 +180,22 @@ func (s *Scheduler) run(ctx context.Context) error {
 	defer cancel()
 	s.planner.Store(p)
 	defer s.planner.Store(nil)
+	if crowded, handlers, places := share.Crowded(); crowded {
+		s.log.Info("schedule: handlers take turns, the pool is small", slog.Int("handlers", handlers), slog.Int("at_once", places))
+	}
 	err = lease.Run(ctx, p.serve)
 	if ctx.Err() != nil && errors.Is(err, pgleases.ErrClosed) { // because of the Leave above
 		err = context.Cause(ctx)
 	}
 	return err
+}
+
+// share counts the Run on its pool.
+func (s *Scheduler) share() *worker.Share {
+	if s.options.gave("WithMaxRunning") {
+		return worker.JoinWith(s.db.pool, s.options.maxRunning)
+	}
+	return worker.Join(s.db.pool)
 }
 
 // A membership is a client's in a group. One Scheduler has it at a time, until its Run ends.
@@ -195,19 +205,3 @@ type membership struct {
 }
 
 var running sync.Map // of *Scheduler by its membership
-
-// mostRunning returns how many handlers run at once. Groups without WithMaxRunning share what the
-// size of their pool allows.
-func (s *Scheduler) mostRunning() int {
-	if s.options.gave("WithMaxRunning") {
-		return s.options.maxRunning
-	}
-	groups := 0
-	running.Range(func(_, of any) bool {
-		if other := of.(*Scheduler); other.db.pool == s.db.pool && !other.options.gave("WithMaxRunning") {
-			groups++
-		}
-		return true
-	})
-	return max(1, s.options.maxRunning/max(1, groups))
-}

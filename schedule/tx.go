@@ -18,6 +18,11 @@ type transactions struct {
 	db    *db
 	fence fence
 	clock *serverClock
+	// for transactions in which code of the application runs
+	places interface {
+		Take(context.Context) error
+		Give()
+	}
 }
 
 // A fence queues a statement that guards a partition itself. Its first arguments are the lease, the
@@ -36,6 +41,15 @@ type opening struct {
 	statement string
 	args      []any
 	read      func(pgx.Row) error
+}
+
+// calling is guarded for an f that calls code of the application, which may need the pool once more.
+func (t *transactions) calling(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
+	if err := t.places.Take(life); err != nil {
+		return lost{fmt.Errorf("place for a handler on the pool: %w", err)}
+	}
+	defer t.places.Give()
+	return t.guarded(life, p, open, f)
 }
 
 // guarded runs f in a transaction of the pool, and commits it if f did not. The answer of the

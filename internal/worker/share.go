@@ -1,0 +1,169 @@
+package worker
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// A Share is what one Run may take of a pool. All Runs of a process on one pool are counted here,
+// of whatever package. A handler that works in a transaction may need the pool once more, and so may
+// what it calls. If the transactions of handlers had all connections, each of them would wait for
+// another. So a Run takes a place for each such transaction, and the places are fewer than the
+// connections.
+type Share struct {
+	of    *shared
+	given bool // the application gave the number
+	most  int  // that number
+}
+
+// shared has the places of a pool.
+type shared struct {
+	size int // connections
+
+	mu      sync.Mutex // guards the following fields
+	runs    []*Share
+	taken   int
+	waiting []chan struct{} // each is closed when its owner has the place
+}
+
+var (
+	pools   = make(map[*pgxpool.Pool]*shared) // those with a Run
+	poolsMu sync.Mutex
+)
+
+// Join counts a Run on a pool, which gets an even share of what the size of the pool allows. The
+// caller must call Leave at its end.
+func Join(pool *pgxpool.Pool) *Share { return join(pool, &Share{}) }
+
+// JoinWith is Join for a Run whose application gave the number of its handlers at once.
+func JoinWith(pool *pgxpool.Pool, most int) *Share {
+	return join(pool, &Share{given: true, most: most})
+}
+
+func join(pool *pgxpool.Pool, s *Share) *Share {
+	poolsMu.Lock()
+	defer poolsMu.Unlock()
+	s.of = pools[pool]
+	if s.of == nil {
+		s.of = &shared{size: int(pool.Config().MaxConns)}
+		pools[pool] = s.of
+	}
+	s.of.change(func() { s.of.runs = append(s.of.runs, s) })
+	return s
+}
+
+// Leave ends the Run. All its places must have been given back.
+func (s *Share) Leave() {
+	poolsMu.Lock()
+	defer poolsMu.Unlock()
+	s.of.change(func() { s.of.runs = slices.DeleteFunc(s.of.runs, func(other *Share) bool { return other == s }) })
+	if len(s.of.runs) == 0 {
+		for pool, of := range pools {
+			if of == s.of {
+				delete(pools, pool)
+			}
+		}
+	}
+}
+
+// Most returns how many handlers of the Run may be called at once: the number that the application
+// gave, otherwise an even share of half of the connections, at least one.
+func (s *Share) Most() int {
+	s.of.mu.Lock()
+	defer s.of.mu.Unlock()
+	return s.of.mostOf(s)
+}
+
+// Crowded reports whether the Runs on the pool may wait for places of each other, because together
+// they may call more handlers at once than there are places. It also returns both numbers.
+func (s *Share) Crowded() (crowded bool, handlers, places int) {
+	s.of.mu.Lock()
+	defer s.of.mu.Unlock()
+	for _, run := range s.of.runs {
+		handlers += s.of.mostOf(run)
+	}
+	places = s.of.places()
+	return handlers > places, handlers, places
+}
+
+// Take waits for a place, for a transaction that calls a handler. Places go to those that have waited
+// longest, so no Run is left without one. The caller must call Give after the connection is released.
+func (s *Share) Take(ctx context.Context) error {
+	turn := s.of.ask()
+	select {
+	case <-turn:
+		return nil
+	default:
+	}
+	select {
+	case <-turn:
+		return nil
+	case <-ctx.Done():
+		s.of.giveUp(turn)
+		return context.Cause(ctx)
+	}
+}
+
+// Give gives a place back.
+func (s *Share) Give() { s.of.change(func() { s.of.taken-- }) }
+
+// mostOf returns how many handlers a Run may call at once.
+func (p *shared) mostOf(s *Share) int {
+	if s.given {
+		return s.most
+	}
+	sharing := 0
+	for _, run := range p.runs {
+		if !run.given {
+			sharing++
+		}
+	}
+	return max(1, p.size/2/max(1, sharing))
+}
+
+// places returns how many transactions may call handlers at once: half of the connections, and what
+// the application gave to single Runs. One connection is left for what handlers call, if there is
+// more than one.
+func (p *shared) places() int {
+	n := p.size / 2
+	for _, run := range p.runs {
+		if run.given {
+			n += run.most
+		}
+	}
+	return max(1, min(n, p.size-1))
+}
+
+// change makes a change, and gives places that are free then to those that wait.
+func (p *shared) change(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f()
+	for len(p.waiting) > 0 && p.taken < p.places() {
+		p.taken++
+		close(p.waiting[0])
+		p.waiting = p.waiting[1:]
+	}
+}
+
+// ask returns a channel that is closed when the caller has a place.
+func (p *shared) ask() (turn chan struct{}) {
+	turn = make(chan struct{})
+	p.change(func() { p.waiting = append(p.waiting, turn) })
+	return turn
+}
+
+// giveUp ends a wait. If it was over already, the place is given back.
+func (p *shared) giveUp(turn chan struct{}) {
+	p.change(func() {
+		i := slices.Index(p.waiting, turn)
+		if i < 0 {
+			p.taken--
+			return
+		}
+		p.waiting = slices.Delete(p.waiting, i, i+1)
+	})
+}
