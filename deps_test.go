@@ -7,9 +7,8 @@ import (
 	"testing"
 )
 
-// A package links pgx with the modules that pgx needs. Package schedule, and packages that import
-// it, also link a parser of cron expressions. Modules of tests, the command and the examples are
-// not linked.
+// A package links pgx with the modules that pgx needs. Modules of tests, the command and the examples
+// are not linked.
 func TestOnlyPgxIsNeeded(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("go"); err != nil {
@@ -20,7 +19,6 @@ func TestOnlyPgxIsNeeded(t *testing.T) {
 		"github.com/jackc/pgx/v5", "github.com/jackc/puddle/v2", "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile",
 		"golang.org/x/sync", "golang.org/x/text",
 	}
-	withCron := append(slices.Clone(pgx), "github.com/netresearch/go-cron")
 	tests := map[string]struct {
 		modules  []string
 		schedule bool // the package links package schedule
@@ -32,11 +30,11 @@ func TestOnlyPgxIsNeeded(t *testing.T) {
 		"./lock":                  {modules: pgx},
 		"./fence":                 {modules: pgx},
 		"./admin":                 {modules: pgx},
-		"./dashboard":             {modules: withCron, schedule: true},
+		"./dashboard":             {modules: pgx, schedule: true},
 		"./health":                {modules: pgx},
 		"./pgleasestest":          {modules: pgx},
-		"./schedule":              {modules: withCron},
-		"./schedule/scheduletest": {modules: withCron, schedule: true, testing: true},
+		"./schedule":              {modules: pgx},
+		"./schedule/scheduletest": {modules: pgx, schedule: true, testing: true},
 		"./sql":                   {},
 		"./admin/sql":             {},
 		"./consumer/sql":          {},

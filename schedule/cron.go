@@ -5,166 +5,270 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
-	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
-
-	cron "github.com/netresearch/go-cron"
 )
 
 // Cron returns a rule that ticks when the clocks of a zone show a time that matches an expression.
 // The expression has five fields: minute, hour, day of the month, month, day of the week (0 and 7
 // are Sunday). Each is *, or a list of values, ranges and steps, for example 5, 1-5, MON-FRI, */15,
-// 8-18/2. A range may wrap around, for example 22-2. If both days are given, a day that matches
-// either matches, as in POSIX: 0 6 1 * MON is the first of the month, and each Monday. @yearly,
-// @monthly, @weekly, @daily and @hourly are expressions too. The zone is a name of the zone
-// database, for example Europe/Berlin or UTC.
+// 8-18/2. A range may wrap around, for example 22-2. A step is at most the number of the field's
+// values, so */60 is valid for minutes, and */90 is not. @yearly, @monthly, @weekly, @daily and
+// @hourly are expressions too. The zone is a name of the zone database, for example Europe/Berlin or
+// UTC.
+//
+// If both days are given, a day that matches either matches, as in cron: 0 6 1 * MON ticks on the
+// first of the month, and on each Monday. If one of the two begins with *, a day must match both:
+// 0 6 */2 * MON ticks on Mondays that are odd days of the month.
 //
 // If clocks are set forward, the times that they leave out have one tick together, at the instant
 // of the change. If clocks are set back, a time that comes twice has a tick the first time only.
-// Rules that name all 24 hours follow elapsed hours: times that are left out have no tick, and
-// repeated hours tick twice.
+// Rules that name all 24 hours, or whose minutes begin with *, follow elapsed time instead: times
+// that are left out have no tick, and repeated hours tick twice.
+//
+// Err returns an error for an expression that is not valid, and for one that never ticks, such as
+// 0 0 31 2 *.
 func Cron(expression, zone string) Rule {
 	expression = strings.Join(strings.Fields(expression), " ")
 	r := Rule{text: zonePrefix + zone + " " + expression}
-	spec, err := parse(expression)
+	clock, err := parse(expression)
 	if err != nil {
 		r.err = fmt.Errorf("schedule: cron expression %q: %w", expression, err)
 		return r
 	}
 	location, err := loadZone(zone)
 	if err != nil {
-		r.err = fmt.Errorf("schedule: cron expression %q: zone %q: %w; use a name of the zone database, for example Europe/Berlin or UTC",
-			expression, zone, err)
+		r.err = fmt.Errorf("schedule: cron expression %q: zone %q: %w; "+
+			"use a name of the zone database, for example Europe/Berlin or UTC", expression, zone, err)
 		return r
 	}
-	r.clock = newClock(spec, location)
+	clock.location = location
+	r.clock = clock
 	return r
 }
 
-var parser = cron.MustNewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
-
-// fields has the fields of an expression, in order.
-var fields = [5]struct {
-	name, want string
-	form       *regexp.Regexp
-}{
-	{"minute", "0 to 59", form("")},
-	{"hour", "0 to 23", form("")},
-	{"day of the month", "1 to 31", form("")},
-	{"month", "1 to 12 or JAN to DEC", form("jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec")},
-	{"day of the week", "0 to 7 or SUN to SAT", form("sun|mon|tue|wed|thu|fri|sat")},
+// The five fields of an expression, in order.
+var fields = [5]field{
+	{name: "minute", first: 0, last: 59, size: 60, want: "0 to 59"},
+	{name: "hour", first: 0, last: 23, size: 24, want: "0 to 23"},
+	{name: "day of the month", first: 1, last: 31, size: 31, want: "1 to 31"},
+	{
+		name: "month", first: 1, last: 12, size: 12, want: "1 to 12 or JAN to DEC",
+		names: []string{"jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"},
+	},
+	{
+		name: "day of the week", first: 0, last: 7, size: 7, want: "0 to 7 or SUN to SAT",
+		names: []string{"sun", "mon", "tue", "wed", "thu", "fri", "sat"},
+	},
 }
 
-// form returns the syntax of an element of a field's list. names are the allowed names.
-func form(names string) *regexp.Regexp {
-	value := `(?:\d{1,2})`
-	if names != "" {
-		value = `(?:\d{1,2}|` + names + `)`
-	}
-	return regexp.MustCompile(`^(?i:(?:\*|` + value + `(?:-` + value + `)?)(?:/\d{1,2})?)$`)
+// descriptors are short names of expressions.
+var descriptors = map[string]string{
+	"@yearly":   "0 0 1 1 *",
+	"@annually": "0 0 1 1 *",
+	"@monthly":  "0 0 1 * *",
+	"@weekly":   "0 0 * * 0",
+	"@daily":    "0 0 * * *",
+	"@midnight": "0 0 * * *",
+	"@hourly":   "0 * * * *",
 }
 
-// parse parses an expression. The parser alone accepts some expressions without a meaning, for
-// example "*-5" or ",", and its errors name no field.
-func parse(expression string) (*cron.SpecSchedule, error) {
-	words := strings.Fields(expression)
+// maxExpression limits the length of an expression, in bytes, because its text is stored and logged.
+const maxExpression = 1024
+
+// parse parses an expression.
+func parse(expression string) (*clock, error) {
 	switch {
+	case len(expression) > maxExpression:
+		return nil, fmt.Errorf("it is too long: %d bytes; want at most %d", len(expression), maxExpression)
 	case strings.HasPrefix(expression, "@every"):
 		return nil, errors.New("it is an interval; use Every")
 	case strings.Contains(expression, "TZ="):
 		return nil, errors.New("it has a zone; pass the zone as the second argument")
-	case strings.HasPrefix(expression, "@"): // a descriptor
-	case len(words) != len(fields):
-		return nil, fmt.Errorf("it has %d fields; want 5: minute, hour, day of the month, month, day of the week (for seconds, use Every)", len(words))
-	default:
-		for i, word := range words {
-			if err := checkField(i, word); err != nil {
-				return nil, fmt.Errorf("field %d, the %s, is %q: %w; want %s, as in *, 5, 1-5, */2, 1-5/2, or a list of these",
-					i+1, fields[i].name, word, err, fields[i].want)
-			}
+	case strings.HasPrefix(expression, "@"):
+		meaning, ok := descriptors[expression]
+		if !ok {
+			return nil, errors.New("it is unknown; " +
+				"want five fields, or @yearly, @annually, @monthly, @weekly, @daily, @midnight or @hourly")
 		}
+		expression = meaning
 	}
-	parsed, err := parser.Parse(expression)
+	words := strings.Fields(expression)
+	if len(words) != len(fields) {
+		return nil, fmt.Errorf("it has %d fields; "+
+			"want 5: minute, hour, day of the month, month, day of the week (for seconds, use Every)", len(words))
+	}
+	var sets [5]uint64
+	for i, word := range words {
+		set, err := fields[i].parse(word)
+		if err != nil {
+			return nil, fmt.Errorf("field %d, the %s, is %q: %w; want %s, as in *, 5, 1-5, */2, 1-5/2, or a list of these",
+				i+1, fields[i].name, word, err, fields[i].want)
+		}
+		sets[i] = set
+	}
+	begins := func(field int) bool { return strings.HasPrefix(words[field], "*") }
+	c := &clock{
+		minute: sets[0], hour: sets[1], dom: sets[2], month: sets[3], dow: sets[4],
+		bothDays: begins(2) || begins(4),
+		elapsed:  sets[1] == allHours || begins(0),
+	}
+	if !c.ticks() {
+		return nil, fmt.Errorf("it never ticks: no month of field 4, %q, has a day of field 3, %q", words[3], words[2])
+	}
+	return c, nil
+}
+
+// A field describes one of the five fields.
+type field struct {
+	name, want  string
+	first, last int      // the least and the greatest value that users may write
+	size        int      // how many values differ: 7 is Sunday too
+	names       []string // of the values from first on
+}
+
+// parse returns the values that a field names, one bit for each.
+func (f field) parse(text string) (uint64, error) {
+	var set uint64
+	for element := range strings.SplitSeq(text, ",") {
+		values, err := f.parseElement(element)
+		if err != nil {
+			return 0, err
+		}
+		set |= values
+	}
+	return set, nil
+}
+
+// parseElement parses one element of a list: *, a, a-b, */s, a/s or a-b/s.
+func (f field) parseElement(element string) (uint64, error) {
+	values, stepText, stepped := strings.Cut(element, "/")
+	first, last, err := f.parseRange(values, stepped)
 	if err != nil {
-		return nil, fmt.Errorf("%w; want five fields, or @yearly, @annually, @monthly, @weekly, @daily, @midnight or @hourly", err)
+		return 0, err
 	}
-	spec := parsed.(*cron.SpecSchedule) // another type is returned for intervals only
-	if len(words) == len(fields) {
-		for i, days := range map[int]*uint64{2: &spec.Dom, 4: &spec.Dow} {
-			if words[i] != "*" { // the parser treats */1 and 5,* as *
-				*days &^= star
-			}
+	step := 1
+	if stepped {
+		step, err = f.parseStep(stepText)
+		if err != nil {
+			return 0, err
 		}
 	}
-	return spec, nil
+	var set uint64
+	for value := first; value <= last; value += step {
+		set |= 1 << (f.first + (value-f.first)%f.size)
+	}
+	return set, nil
 }
 
-func checkField(i int, word string) error {
-	for element := range strings.SplitSeq(word, ",") {
-		if !fields[i].form.MatchString(element) {
-			return fmt.Errorf("%q is not a value, a range or a step", element)
-		}
+// parseRange parses *, a or a-b. A range that wraps around has a last value beyond that of the field.
+func (f field) parseRange(text string, stepped bool) (first, last int, err error) {
+	if text == "*" {
+		return f.first, f.last, nil
 	}
-	alone := []string{"*", "*", "*", "*", "*"}
-	alone[i] = word
-	if _, err := parser.Parse(strings.Join(alone, " ")); err != nil {
-		return err
+	firstText, lastText, ranged := strings.Cut(text, "-")
+	first, err = f.parseValue(firstText)
+	switch {
+	case err != nil:
+		return 0, 0, err
+	case !ranged && stepped: // 20/10 means from 20 on
+		return first, f.last, nil
+	case !ranged:
+		return first, first, nil
 	}
-	if i == len(fields)-1 {
-		return checkDays(word)
+	last, err = f.parseValue(lastText)
+	if err != nil {
+		return 0, 0, err
 	}
-	return nil
+	if last < first {
+		last += f.size
+	}
+	return first, last, nil
 }
 
-// checkDays refuses steps across the end of a week, for example FRI-MON/2, because the parser has
-// eight days in that week.
-func checkDays(word string) error {
-	number := func(day string) int {
-		if n, err := strconv.Atoi(day); err == nil {
-			return n
-		}
-		return strings.Index("sunmontuewedthufrisat", strings.ToLower(day)) / 3
+// parseValue parses a number or a name.
+func (f field) parseValue(text string) (int, error) {
+	if i := slices.Index(f.names, strings.ToLower(text)); i >= 0 {
+		return f.first + i, nil
 	}
-	for element := range strings.SplitSeq(word, ",") {
-		days, _, stepped := strings.Cut(element, "/")
-		first, last, ranged := strings.Cut(days, "-")
-		if stepped && ranged && number(first) > number(last) {
-			return fmt.Errorf("%q has steps from one week into the next; list the days", element)
-		}
+	value, err := parseNumber(text)
+	switch {
+	case err != nil:
+		return 0, err
+	case value < f.first || value > f.last:
+		return 0, fmt.Errorf("%s is out of range", text)
 	}
-	return nil
+	return value, nil
+}
+
+// parseStep parses what follows a slash. A step that is larger than the field is refused, because
+// such an expression does not do what it seems to say: */90 would tick once an hour.
+func (f field) parseStep(text string) (int, error) {
+	step, err := parseNumber(text)
+	switch {
+	case err != nil:
+		return 0, err
+	case step == 0:
+		return 0, errors.New("a step must be positive")
+	case step > f.size:
+		return 0, fmt.Errorf("a step of %s is more than the %d values of the field "+
+			"(for longer intervals, list the values, or use Every)", text, f.size)
+	}
+	return step, nil
+}
+
+// parseNumber parses digits.
+func parseNumber(text string) (int, error) {
+	isDigit := func(r rune) bool { return '0' <= r && r <= '9' }
+	if text == "" || strings.TrimFunc(text, isDigit) != "" {
+		return 0, fmt.Errorf("%q is not a number, a range or a step", text)
+	}
+	value, err := strconv.Atoi(text)
+	if err != nil {
+		return math.MaxInt, nil // more digits than an int has: out of each range
+	}
+	return value, nil
 }
 
 // A clock computes the ticks of a cron expression, in seconds: instants in Unix time, and local
 // times as the Unix time of the instant at which UTC shows the same. It loops over days and over
 // changes of the clocks, never over ticks.
 type clock struct {
-	// one bit for each value; the highest bit of dom and dow means *
-	minute, hour, dom, month, dow uint64
-	hourly                        bool // all 24 hours are named
-	location                      *time.Location
+	minute, hour, dom, month, dow uint64 // one bit for each value
+	// bothDays says that a date must match dom and dow. Otherwise it must match one of them.
+	bothDays bool
+	// elapsed says that ticks follow elapsed time when the clocks change.
+	elapsed  bool
+	location *time.Location
 }
 
-func newClock(spec *cron.SpecSchedule, location *time.Location) *clock {
-	const allHours = 1<<24 - 1
-	return &clock{
-		minute: spec.Minute &^ star, hour: spec.Hour &^ star, dom: spec.Dom, month: spec.Month, dow: spec.Dow,
-		hourly: spec.Hour&^star == allHours, location: location,
+const allHours = 1<<24 - 1
+
+// ticks reports whether there is a date that matches. Each date of the calendar falls on each day of
+// the week in some year, 29 February too.
+func (c *clock) ticks() bool {
+	if !c.bothDays {
+		return true
 	}
+	for month, days := range [...]int{1: 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31} {
+		if c.month>>month&1 == 1 && c.dom&(2<<days-1) != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 const (
 	day   = 24 * 60 * 60
-	star  = 1 << 63
 	never = math.MinInt64
 	// apart is more than any difference between the clocks of a zone and UTC, or between two of its
 	// offsets.
 	apart = 2 * day
-	// rarest is more than the days between any two consecutive ticks, for example from 29 February
-	// 2096 to 29 February 2104.
-	rarest = 8*366 + 1
+	// rarest is more than the days between any two dates that match. 29 February falls on a given day
+	// of the week after 28 years, or 40 years over the end of most centuries.
+	rarest = 40*366 + 1
 )
 
 // ceil returns the first matching local time at or after shown.
@@ -250,7 +354,7 @@ func (c *clock) isDay(date int64) bool {
 	switch {
 	case c.month>>month&1 == 0:
 		return false
-	case c.dom&star != 0 || c.dow&star != 0:
+	case c.bothDays:
 		return ofMonth && ofWeek
 	default:
 		return ofMonth || ofWeek

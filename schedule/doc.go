@@ -108,9 +108,9 @@
 // first time only. So a daily rule ticks once a day, in each zone, on each day. This also holds for
 // changes at midnight, of half an hour, of a whole day, and for permanent changes.
 //
-// A rule that names all 24 hours, for example 0 * * * *, follows elapsed hours. It ticks in both of
-// two hours that look the same, and has no tick for times that are left out. A rule with 23 hours
-// does not.
+// A rule that names all 24 hours, for example 0 * * * *, or whose minutes begin with *, for example
+// */15 8-18 * * *, follows elapsed time, as in cron. It ticks in both of two hours that look the
+// same, and has no tick for times that are left out.
 //
 // A tick is an instant, the same for all processes. A [Tick] also has the local time that the
 // clocks of the zone show, and both must be stored. The zone data of hosts may differ, because

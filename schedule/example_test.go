@@ -101,7 +101,7 @@ func ExampleCron() {
 func ExampleCron_error() {
 	fmt.Println(schedule.Cron("0 24 * * *", "UTC").Err())
 	// Output:
-	// schedule: cron expression "0 24 * * *": field 2, the hour, is "24": end of range (24) above maximum (23): "24"; want 0 to 23, as in *, 5, 1-5, */2, 1-5/2, or a list of these
+	// schedule: cron expression "0 24 * * *": field 2, the hour, is "24": 24 is out of range; want 0 to 23, as in *, 5, 1-5, */2, 1-5/2, or a list of these
 }
 
 func ExampleEvery() {

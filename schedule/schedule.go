@@ -63,7 +63,6 @@ const (
 	StateRetrying State = "retrying" // an attempt failed; it runs again at Due
 	StateBlocked  State = "blocked"  // its owner cannot run it, see Why
 	StatePaused   State = "paused"   // a schedule, until Resume
-	StateOver     State = "over"     // a schedule without a further tick
 )
 
 // A ScheduleFilter selects the schedules that List returns. An empty field selects all.

@@ -59,8 +59,6 @@ func TestViewOfSchedules(t *testing.T) {
 		testkit.OK(t, k.Put(t.Context(), name, name, rule))
 	}
 	testkit.OK(t, k.Put(t.Context(), "stops", "stops", rule, schedule.WithPauseAfter(1)))
-	testkit.OK(t, k.Put(t.Context(), "over", "over", rule))
-	db.exec("UPDATE pgleases.schedules SET rule = 'CRON_TZ=UTC 0 0 30 2 *', due = cursor WHERE name = 'over'") // Put refuses it
 	testkit.OK(t, k.Put(t.Context(), "planned", "planned", schedule.Cron("0 3 * * *", "UTC")))
 	testkit.OK(t, again.Put(t.Context(), "retries", "retries", rule))
 	testkit.OK(t, outside.Put(t.Context(), "outside", "outside", rule))
@@ -84,7 +82,6 @@ func TestViewOfSchedules(t *testing.T) {
 	db.shows("schedules_status", "fails", "state, last_outcome, failures, error", "planned | failed | 1 | no paper")
 	db.shows("schedules_status", "stops", what, "paused | 1 consecutive ticks failed")
 	db.shows("schedules_status", "paused", "state, why, lateness, due", "paused | infinity")
-	db.shows("schedules_status", "over", "state, due", "over | infinity")
 	db.shows("schedules_status", "waits", `state, split_part(why, ';', 1)`, `blocked | kind "unknown" is not registered`)
 	db.shows("schedules_status", "retries", "state, why ~ '^attempt 2 is at 2026-03-\\d\\dT\\d\\d:\\d\\d:\\d\\dZ$', attempts, failures, error, lateness", "retrying | t | 1 | 0 | no ink | 00:01:00")
 }

@@ -58,7 +58,7 @@ type span struct {
 // span returns the span that contains an instant. local is the local time of the last tick.
 func (c *clock) span(at, local int64) span {
 	s := c.bounds(at)
-	if c.hourly {
+	if c.elapsed {
 		s.from = never
 		return s
 	}

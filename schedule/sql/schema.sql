@@ -323,7 +323,6 @@ CROSS JOIN LATERAL (
                 WHEN s.blocked_reason IS NOT NULL THEN 'blocked'
                 WHEN s.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN 'due'
                 WHEN s.trying IS NOT NULL THEN 'retrying'
-                WHEN s.due OPERATOR(pg_catalog.=) 'infinity' THEN 'over'
                 ELSE 'planned' END AS state
 ) AS e;
 COMMENT ON VIEW pgleases.schedules_status IS 'One row for each schedule: owner, state with its reason, and cursor. If there are many, fast with conditions on group_name and name; group_name, partition and due; blocked_reason or paused_at IS NOT NULL; failures > 0.';
@@ -334,7 +333,7 @@ COMMENT ON COLUMN pgleases.schedules_status.key IS 'Runs of one key of a group n
 COMMENT ON COLUMN pgleases.schedules_status.partition IS 'The key''s partition in the lease schedule/GROUP.';
 COMMENT ON COLUMN pgleases.schedules_status.owner IS 'The client ID of that partition''s owner, which runs the schedule; null: no owner.';
 COMMENT ON COLUMN pgleases.schedules_status.rule IS 'The rule that says when it ticks.';
-COMMENT ON COLUMN pgleases.schedules_status.state IS 'running; paused; blocked: its owner cannot run it; due: it begins as soon as its owner has room; retrying: its tick runs again at due; planned: not due yet; over: no further tick.';
+COMMENT ON COLUMN pgleases.schedules_status.state IS 'running; paused; blocked: its owner cannot run it; due: it begins as soon as its owner has room; retrying: its tick runs again at due; planned: not due yet.';
 COMMENT ON COLUMN pgleases.schedules_status.why IS 'The reason for the state, if it is known.';
 COMMENT ON COLUMN pgleases.schedules_status.succeeded IS 'The last tick that succeeded; null: no tick did.';
 COMMENT ON COLUMN pgleases.schedules_status.last_outcome IS 'The outcome of the last tick with an outcome; null: no tick has one, or it is no longer in the history.';
