@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/engine"
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -81,7 +82,11 @@ func WithMetadata(metadata map[string]string) Option {
 	return Option{"WithMetadata", func(o *options) { o.metadata = metadata }}
 }
 
-// WithLogger sets where the client logs. The default, also for nil, is slog.Default().
+// WithLogger sets where the client logs. The default, also for nil, is slog.Default(). A handler that
+// blocks stops nothing else, because the client calls it in a goroutine of its own, in the order of
+// the lines, and with their times. While a handler is behind by 1,000 lines, the oldest ones are
+// dropped and counted in a line of their own. The end of a client waits up to 1 s for its last
+// lines. A handler may call every method of Client and Lease.
 func WithLogger(logger *slog.Logger) Option {
 	return Option{"WithLogger", func(o *options) { o.Log = logger }}
 }
@@ -137,7 +142,7 @@ func newOptions(opts []Option) (options, error) {
 		o.given = append(o.given, opt.name)
 		opt.set(&o)
 	}
-	o.Log = cmp.Or(o.Log, slog.Default())
+	o.Log = logqueue.Logger(cmp.Or(o.Log, slog.Default()))
 	if !o.has("WithHeartbeat") {
 		o.Heartbeat = o.TTL / 3
 	}

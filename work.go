@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/engine"
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/ranges"
 )
@@ -95,6 +96,7 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 	begun := make(map[int]*owned.Ownership) // by partition: the ownership of the last call of fn
 	busy := make(map[int]bool)
 	finished := make(chan int)
+	defer logqueue.Flush(l.client.options.Log) // the process may end next
 	defer l.logFailures()
 	defer l.awaitCalls(begun, busy, finished)
 	for {

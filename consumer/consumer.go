@@ -16,6 +16,7 @@ import (
 	"github.com/pgleases/pgleases/consumer/sql"
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
 )
@@ -179,6 +180,7 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 		return failed(errors.New("it runs already"))
 	}
 	defer c.running.Store(false)
+	defer logqueue.Flush(c.log) // the process may end next
 	mine := membership{c.client, c.name}
 	if _, taken := running.LoadOrStore(mine, c); taken {
 		return failed(errors.New("another Consumer of this client runs it"))

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/logqueue"
 )
 
 type options struct {
@@ -110,7 +111,8 @@ func WithLease(opts ...pgleases.LeaseOption) Option { return func(o *options) { 
 // the client. The default is "pgleases".
 func WithSchema(name string) Option { return func(o *options) { o.schema = name } }
 
-// WithLogger sets the logger. The default, also for nil, is slog.Default().
+// WithLogger sets the logger. The default, also for nil, is slog.Default(). A handler that blocks
+// stops nothing else, see pgleases.WithLogger.
 func WithLogger(logger *slog.Logger) Option { return func(o *options) { o.log = logger } }
 
 // WithoutMigration makes New run no DDL. If the tables are missing or too old, New returns
@@ -128,7 +130,7 @@ func newOptions(opts []Option) (options, error) {
 		}
 		opt(&o)
 	}
-	o.log = cmp.Or(o.log, slog.Default())
+	o.log = logqueue.Logger(cmp.Or(o.log, slog.Default()))
 	return o, cmp.Or(
 		wrong(o.schema == "", `consumer: schema name "" is empty: give an identifier, or leave WithSchema out for "pgleases"`),
 		wrong(o.batch < 1 || o.batch > 10_000, "consumer: a batch of %d rows is out of range: 1 to 10,000", o.batch),

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -82,7 +83,8 @@ func WithRetention(others, failed time.Duration) Option {
 	return option("WithRetention", func(o *options) { o.retention, o.retentionFailed = others, failed })
 }
 
-// WithLogger sets the logger. The default, also for nil, is slog.Default().
+// WithLogger sets the logger. The default, also for nil, is slog.Default(). A handler that blocks
+// stops nothing else, see pgleases.WithLogger.
 func WithLogger(logger *slog.Logger) Option {
 	return option("WithLogger", func(o *options) { o.logger = logger })
 }
@@ -111,7 +113,7 @@ func newOptions(opts []Option) (options, error) {
 		}
 		opt(&o)
 	}
-	o.logger = cmp.Or(o.logger, slog.Default())
+	o.logger = logqueue.Logger(cmp.Or(o.logger, slog.Default()))
 	return o, cmp.Or(
 		wrong(o.partitions < 1 || o.partitions > maxPartitions, "schedule: %d partitions is out of range: 1 to %d", o.partitions, maxPartitions),
 		wrong(o.gave("WithMaxRunning") && o.maxRunning < 1, "schedule: at most %d runs at once is out of range: 1 or more", o.maxRunning),

@@ -15,6 +15,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/listen"
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
@@ -147,6 +148,7 @@ func (s *Scheduler) run(ctx context.Context) error {
 		return errors.New("another Scheduler of this client runs it")
 	}
 	defer running.Delete(mine)
+	defer logqueue.Flush(s.log)     // the process may end next
 	fits, err := s.putDeclared(ctx) // before it joins, because its partitions would wait
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package engine
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"sync"
@@ -16,8 +17,14 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// closeGrace is how long Close and Leave continue to release what is free after their ctx ended.
-const closeGrace = 2 * time.Second
+const (
+	// closeGrace is how long Close and Leave continue to release what is free after their ctx ended.
+	closeGrace = 2 * time.Second
+	// closeAtMost is how long Close waits after its ctx ended. It is longer than the bounds of what
+	// the client does by then: it releases what is free (closeGrace), waits for its last statement
+	// (closeGrace), and for the last lines of its log (logqueue.FlushFor).
+	closeAtMost = 3 * closeGrace
+)
 
 // A Client is an engine for other goroutines: they send it requests, and read what it publishes.
 // All methods are safe for concurrent use.
@@ -26,7 +33,7 @@ type Client struct {
 
 	config   Config
 	guard    string // the statement of Guard
-	requests chan func(*engine)
+	requests mailbox
 	wake     chan struct{} // of capacity one: wake-ups coalesce
 	stats    atomic.Pointer[Stats]
 	leases   sync.Map // the *Lease by name, of those with stats of their own
@@ -37,7 +44,7 @@ type Client struct {
 }
 
 func newClient(config Config) *Client {
-	return &Client{config: config, guard: store.StatementsFor(config.Schema).Guard, requests: make(chan func(*engine)), wake: make(chan struct{}, 1), done: make(chan struct{})}
+	return &Client{config: config, guard: store.StatementsFor(config.Schema).Guard, wake: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
 // Start registers a client on its first connection, and starts its goroutine. It repeats what may
@@ -69,7 +76,7 @@ func (c *Client) Join(ctx context.Context, name string, partitions int, o LeaseO
 		e.members.join(j)
 	})
 	if err = cmp.Or(err, refused); err != nil {
-		_ = c.request(context.WithoutCancel(ctx), func(e *engine) { e.abandon(j) })
+		c.post(func(e *engine) { e.abandon(j) })
 		return nil, err
 	}
 	return j.lease, nil
@@ -102,13 +109,19 @@ func (c *Client) Leases() iter.Seq[*Lease] {
 // Close ends the client, and waits for the work on what it owns until ctx ends. It returns what was
 // left behind.
 func (c *Client) Close(ctx context.Context) error {
-	_ = c.request(context.WithoutCancel(ctx), func(e *engine) { e.close(e.config.Errors.Closed) })
-	// After the request to close, so that what hurry ends has the reason of the close as its cause.
-	defer context.AfterFunc(ctx, func() {
-		_ = c.request(context.Background(), func(e *engine) { e.closing.hurry(context.Cause(ctx), time.Now()) })
-	})()
-	<-c.done
-	return c.closeErr
+	c.post(func(e *engine) { e.close(e.config.Errors.Closed) })
+	select {
+	case <-c.done:
+		return c.closeErr
+	case <-ctx.Done():
+	}
+	c.post(func(e *engine) { e.closing.hurry(context.Cause(ctx), time.Now()) })
+	select {
+	case <-c.done:
+		return c.closeErr
+	case <-time.After(closeAtMost):
+		return errors.Join(fmt.Errorf("pgleases: close: the client has not ended %v after ctx", closeAtMost), context.Cause(ctx))
+	}
 }
 
 // Beat waits until the next heartbeat was answered. With atOnce it sends that heartbeat now.
@@ -172,28 +185,47 @@ func (c *Client) Reaches(ctx context.Context, pool *pgxpool.Pool, schema string)
 	}
 }
 
-// request makes the client's goroutine run f. It stops waiting for that when ctx or the client
-// ends.
-func (c *Client) request(ctx context.Context, f func(*engine)) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	select {
-	case c.requests <- f:
-		return nil
-	case <-c.done:
-		return c.err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+// A mailbox has the requests that the client's goroutine has not run yet. Any goroutine may add one
+// without waiting, whatever the client's goroutine does.
+type mailbox struct {
+	mu    sync.Mutex
+	posts []func(*engine)
 }
 
-// requestAnswer is a request that f, or a later step of the goroutine, answers once.
-func requestAnswer[T any](ctx context.Context, c *Client, f func(e *engine, answer chan<- T)) (T, error) {
-	from := make(chan T, 1)
-	if err := c.request(ctx, func(e *engine) { f(e, from) }); err != nil {
-		return *new(T), err
+// next takes the request that has waited longest, and reports whether there are more; nil: there is
+// no request.
+func (b *mailbox) next() (f func(*engine), more bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.posts) == 0 {
+		return nil, false
 	}
+	f = b.posts[0]
+	b.posts[0] = nil // it must not live as long as the slice
+	b.posts = b.posts[1:]
+	return f, len(b.posts) > 0
+}
+
+// post makes the client's goroutine run f, after all that was posted before, unless the client ends
+// first. It does not wait.
+func (c *Client) post(f func(*engine)) {
+	if c.Err() != nil {
+		return
+	}
+	c.requests.mu.Lock()
+	c.requests.posts = append(c.requests.posts, f)
+	c.requests.mu.Unlock()
+	c.wakeUp()
+}
+
+// requestAnswer posts a request that f, or a later step of the goroutine, answers once, and waits for
+// the answer until ctx or the client ends.
+func requestAnswer[T any](ctx context.Context, c *Client, f func(e *engine, answer chan<- T)) (T, error) {
+	if ctx.Err() != nil {
+		return *new(T), context.Cause(ctx)
+	}
+	from := make(chan T, 1)
+	c.post(func(e *engine) { f(e, from) })
 	return locks.Answer(ctx, c.done, c.Err, from)
 }
 

@@ -26,9 +26,23 @@ const preparing = 15 * time.Millisecond
 // connected takes a new connection.
 func (c *connection) connected(conn Conn) { c.conn, c.known, c.failed = conn, false, false }
 
+// closingAtMost is how long a close may take. The network connection may be one of the application's
+// DialFunc, and hang.
+const closingAtMost = 200 * time.Millisecond
+
 // close closes the connection.
 func (c *connection) close() {
-	c.conn.Close()
+	conn, closed := c.conn, make(chan struct{})
+	go func() {
+		defer close(closed)
+		conn.Close()
+	}()
+	late := time.NewTimer(closingAtMost)
+	defer late.Stop()
+	select {
+	case <-closed:
+	case <-late.C:
+	}
 	c.conn, c.probed, c.listening, c.prepareAt = nil, false, false, never
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/liveness"
 	"github.com/pgleases/pgleases/internal/locks"
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/store"
 )
@@ -119,15 +120,26 @@ func (e *engine) run() {
 		e.client.stats.Store(statsOf(e))
 		timer.Reset(time.Until(e.wakeAt))
 		select {
-		case f := <-e.client.requests:
-			f(e)
 		case f := <-e.progress.results:
 			f()
 		case <-e.client.wake:
+			e.runRequest()
 		case <-timer.C:
 		}
 	}
 	e.finish()
+}
+
+// runRequest runs the oldest request, if there is one. The others have their turns after the checks
+// that precede each step.
+func (e *engine) runRequest() {
+	f, more := e.client.requests.next()
+	if more {
+		e.client.wakeUp()
+	}
+	if f != nil {
+		f(e)
+	}
 }
 
 func (e *engine) stage() stage {
@@ -636,10 +648,7 @@ func (e *engine) finished(now time.Time) bool {
 
 // finish ends everything that is left, closes the connection, and sets the result.
 func (e *engine) finish() {
-	if e.progress.running != nil {
-		e.progress.running.cancel()
-		(<-e.progress.results)()
-	}
+	inUse := !e.endOperation()
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(e.members.byName)) {
 		m := e.members.byName[name]
@@ -657,12 +666,48 @@ func (e *engine) finish() {
 		errs = append(errs, e.closing.hurried)
 	}
 	e.trust.validity, e.members.validity = nil, nil
-	if e.connection.conn != nil { // after the end of all ownerships
+	switch { // after the end of all ownerships
+	case e.connection.conn == nil:
+	case inUse:
+		go e.closeAfterUse(e.connection.conn)
+	default:
 		e.connection.close()
 	}
 	e.client.stats.Store(statsOf(e))
 	c := e.client
 	c.closeErr, c.err = errors.Join(errs...), e.closing.reason
 	e.log.Info("pgleases: client ended", slog.Any("reason", e.closing.reason))
+	logqueue.Flush(e.log)
 	close(c.done)
+}
+
+// endOperation ends the operation under way, and waits for its end. It reports false if a function
+// of the application in it, for example a tracer of statements, continues for closeGrace. Meanwhile
+// the trust ends on time.
+func (e *engine) endOperation() bool {
+	if e.progress.running == nil {
+		return true
+	}
+	e.progress.running.cancel()
+	limit, trust := time.NewTimer(closeGrace), time.NewTimer(time.Until(e.trust.ends()))
+	defer limit.Stop()
+	defer trust.Stop()
+	for {
+		select {
+		case f := <-e.progress.results:
+			f()
+			return true
+		case <-trust.C:
+			e.checkTrust(time.Now())
+		case <-limit.C:
+			return false
+		}
+	}
+}
+
+// closeAfterUse closes the connection when the operation has ended that uses it. It runs in a
+// goroutine of its own after the client's end.
+func (e *engine) closeAfterUse(conn Conn) {
+	<-e.progress.results
+	conn.Close()
 }

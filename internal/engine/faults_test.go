@@ -20,6 +20,7 @@ type fault struct {
 	broken        bool          // the connection is gone with it
 	late          bool          // it is executed also when its context ends on the way there
 	survives      bool          // the connection survives the end of a statement's context
+	deaf          time.Duration // a function of the application takes so long, whatever the context
 }
 
 var (
@@ -126,6 +127,7 @@ func (c *faultyConn) carry(ctx context.Context, op string, statement func(*fakes
 		return answer, err
 	}
 	sent := time.Now()
+	time.Sleep(ft.deaf)
 	if !wait(ctx, c.Ended(), ft.before) {
 		if rest := ft.before - time.Since(sent); ft.late && !ft.survives {
 			go func() {

@@ -73,7 +73,7 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 		e.members.setWeight(l, weight, done)
 	})
 	if err = cmp.Or(err, refused); err != nil {
-		_ = l.client.request(context.WithoutCancel(ctx), func(e *engine) {
+		l.client.post(func(e *engine) {
 			if m := e.members.of(l); m != nil {
 				m.abandonWeight(done)
 			}
@@ -87,7 +87,7 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 // ends. Then it returns an error that names the partitions in work.
 func (l *Lease) Leave(ctx context.Context) error {
 	// Not bounded by ctx: what is free is released even if ctx has ended already.
-	_ = l.client.request(context.WithoutCancel(ctx), func(e *engine) {
+	l.client.post(func(e *engine) {
 		if m := e.members.of(l); m != nil && !m.ends() {
 			e.leave(m, e.config.Errors.Closed)
 		}
@@ -97,7 +97,9 @@ func (l *Lease) Leave(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 	}
-	working, _ := requestAnswer(context.Background(), l.client, func(e *engine, answer chan<- []int) { // an error: the client has ended
+	short, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
+	defer cancel()
+	working, _ := requestAnswer(short, l.client, func(e *engine, answer chan<- []int) { // an error: the client has ended, or hangs
 		answer <- e.members.inWork(e.members.of(l))
 	})
 	if len(working) > 0 {
@@ -107,14 +109,14 @@ func (l *Lease) Leave(ctx context.Context) error {
 	select {
 	case <-l.Board.Closed():
 		return nil
-	case <-time.After(closeGrace):
+	case <-short.Done():
 		return errors.Join(fmt.Errorf("pgleases: leave lease %q: not released yet", l.Name), context.Cause(ctx))
 	}
 }
 
 // EndOverdue ends ownerships whose work takes too long after the end of Run's context.
 func (l *Lease) EndOverdue(working []*owned.Ownership) {
-	_ = l.client.request(context.Background(), func(e *engine) {
+	l.client.post(func(e *engine) {
 		if m := e.members.of(l); m != nil {
 			m.endOverdue(working, time.Now())
 		}

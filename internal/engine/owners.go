@@ -30,7 +30,7 @@ func (c *Client) Owners(ctx context.Context, span store.Span) (Owners, error) {
 		e.lookups[span] = append(e.lookups[span], answer)
 	})
 	if err != nil {
-		_ = c.request(context.WithoutCancel(ctx), func(e *engine) { e.lookups.abandon(span, asked) })
+		c.post(func(e *engine) { e.lookups.abandon(span, asked) })
 	}
 	return found, cmp.Or(err, found.err)
 }

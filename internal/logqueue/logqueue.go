@@ -13,11 +13,20 @@ import (
 // Dropped is the message of the record that tells how many records were dropped.
 const Dropped = "log records dropped"
 
+// Waiting is a length of the queue that suffices for what a client or a worker logs while the log's
+// reader is away for some seconds.
+const Waiting = 1000
+
+// FlushFor is how long the end of a client or a worker waits for its last records.
+const FlushFor = time.Second
+
 // A Handler passes records to another handler in their order, in a goroutine of its own. While that
-// handler is behind by more than a number of records, further ones are dropped. A record with the
-// message Dropped then gives their count.
+// handler is behind by more than a number of records, the oldest of them is dropped for each new
+// one, so the last one is kept. A record with the message Dropped then gives their count. All
+// methods of the other handler are called in that goroutine. A record at which it panics, or ends
+// the goroutine, counts as dropped.
 type Handler struct {
-	to    slog.Handler
+	to    func() slog.Handler
 	queue *queue
 }
 
@@ -33,39 +42,51 @@ type queue struct {
 }
 
 type entry struct {
-	to     slog.Handler
+	to     func() slog.Handler
 	ctx    context.Context
 	record slog.Record
 }
 
-// New returns a handler that passes records to another one, and lets up to most of them wait.
+// New returns a handler that passes records to another one, and lets up to most of them wait. If
+// that is a Handler already, it is returned itself.
 func New(to slog.Handler, most int) *Handler {
-	return &Handler{to, &queue{most: most, base: to}}
+	if h, is := to.(*Handler); is {
+		return h
+	}
+	return &Handler{func() slog.Handler { return to }, &queue{most: most, base: to}}
 }
 
-// Enabled asks the other handler, which must not block here.
-func (h *Handler) Enabled(ctx context.Context, level slog.Level) bool {
-	return h.to.Enabled(ctx, level)
+// Logger returns a logger that passes the records of another one on through a queue.
+func Logger(to *slog.Logger) *slog.Logger { return slog.New(New(to.Handler(), Waiting)) }
+
+// Flush waits for the records of a logger that Logger has returned, or that was derived from it.
+func Flush(log *slog.Logger) {
+	if h, is := log.Handler().(*Handler); is {
+		h.Flush(FlushFor)
+	}
 }
+
+// Enabled returns true: the other handler is asked in the goroutine of the queue, because it may
+// block.
+func (h *Handler) Enabled(context.Context, slog.Level) bool { return true }
 
 // WithAttrs returns a handler that shares the queue, so that the order of records is kept.
 func (h *Handler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return &Handler{h.to.WithAttrs(attrs), h.queue}
+	return &Handler{sync.OnceValue(func() slog.Handler { return h.to().WithAttrs(attrs) }), h.queue}
 }
 
 // WithGroup returns a handler that shares the queue, so that the order of records is kept.
 func (h *Handler) WithGroup(name string) slog.Handler {
-	return &Handler{h.to.WithGroup(name), h.queue}
+	return &Handler{sync.OnceValue(func() slog.Handler { return h.to().WithGroup(name) }), h.queue}
 }
 
-// Handle lets a record wait, or drops it. It never blocks, and returns no error.
+// Handle lets a record wait. It never blocks, and returns no error.
 func (h *Handler) Handle(ctx context.Context, record slog.Record) error {
 	q := h.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.waiting) >= q.most {
-		q.dropped++
-		return nil
+		q.dropOldest()
 	}
 	q.waiting = append(q.waiting, entry{h.to, context.WithoutCancel(ctx), record.Clone()})
 	if q.idle == nil {
@@ -73,6 +94,13 @@ func (h *Handler) Handle(ctx context.Context, record slog.Record) error {
 		go q.work()
 	}
 	return nil
+}
+
+// dropOldest drops the record that has waited longest. The caller has mu.
+func (q *queue) dropOldest() {
+	q.waiting[0] = entry{} // its record must not live as long as the slice
+	q.waiting = q.waiting[1:]
+	q.dropped++
 }
 
 // Flush waits until the other handler has handled all records, for at most limit.
@@ -92,24 +120,46 @@ func (h *Handler) Flush(limit time.Duration) {
 }
 
 // work hands over the records until none waits. The goroutine ends then, so nothing needs to be
-// closed.
+// closed. If the other handler ends it, another goroutine continues.
 func (q *queue) work() {
+	handled := false
+	defer func() {
+		if !handled {
+			_ = recover()
+			q.lose()
+			go q.work()
+		}
+	}()
 	for {
 		next, dropped, more := q.next()
 		if !more {
+			handled = true
 			return
 		}
 		if dropped > 0 {
 			record := slog.NewRecord(time.Now(), slog.LevelWarn, Dropped, 0)
 			record.AddAttrs(slog.Int("count", dropped))
-			_ = q.base.Handle(context.Background(), record) // an error is that the log has no reader
+			handle(q.base, context.Background(), record)
 		}
-		_ = next.to.Handle(next.ctx, next.record)
+		handle(next.to(), next.ctx, next.record)
 	}
 }
 
-// next returns the record that has waited longest, and how many were dropped since the last call:
-// none if no record waits, because records are dropped only behind others.
+func handle(to slog.Handler, ctx context.Context, record slog.Record) {
+	if to.Enabled(ctx, record.Level) {
+		_ = to.Handle(ctx, record) // an error is that the log has no reader
+	}
+}
+
+// lose counts a record at which the other handler has failed.
+func (q *queue) lose() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.dropped++
+}
+
+// next takes the record that has waited longest, and returns how many were dropped since the last
+// call.
 func (q *queue) next() (first entry, dropped int, more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

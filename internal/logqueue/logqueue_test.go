@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -22,7 +23,13 @@ func (g gate) Handle(ctx context.Context, r slog.Record) error {
 	return g.Handler.Handle(ctx, r)
 }
 
+func (g gate) Enabled(ctx context.Context, level slog.Level) bool {
+	<-g.open
+	return g.Handler.Enabled(ctx, level)
+}
+
 func (g gate) WithAttrs(attrs []slog.Attr) slog.Handler {
+	<-g.open
 	return gate{g.Handler.WithAttrs(attrs), g.open}
 }
 
@@ -60,7 +67,7 @@ func TestRecordsBehindAFullQueueAreCounted(t *testing.T) {
 		log := slog.New(h)
 		log.Info("in hand")
 		synctest.Wait()
-		for _, message := range []string{"1", "2", "dropped", "dropped", "dropped"} {
+		for _, message := range []string{"dropped", "dropped", "dropped", "1", "2"} {
 			log.With("a", "b").Info(message)
 		}
 		began := time.Now()
@@ -87,6 +94,47 @@ func TestFlushWithoutRecordsReturns(t *testing.T) {
 		began := time.Now()
 		if New(slog.DiscardHandler, 1).Flush(time.Hour); time.Since(began) > 0 {
 			t.Errorf("it took %v", time.Since(began))
+		}
+	})
+}
+
+// A failing handler panics, or ends its goroutine, as its records say.
+type failing struct{ slog.Handler }
+
+func (f failing) Handle(ctx context.Context, r slog.Record) error {
+	switch r.Message {
+	case "panics":
+		panic("a fault of the application")
+	case "exits":
+		runtime.Goexit()
+	}
+	return f.Handler.Handle(ctx, r)
+}
+
+func TestHandlerThatFailsLosesItsRecordOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		h := New(failing{text(&out)}, 100)
+		log := slog.New(h)
+		for _, message := range []string{"1", "panics", "2", "exits", "3"} {
+			log.Info(message)
+		}
+		h.Flush(time.Hour)
+		want := "msg=1\nmsg=\"log records dropped\" count=1\nmsg=2\nmsg=\"log records dropped\" count=1\nmsg=3\n"
+		if out.String() != want {
+			t.Errorf("handled %q, want %q", out.String(), want)
+		}
+	})
+}
+
+func TestRecordsBelowTheLevelAreNotHandled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		log := Logger(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelWarn})))
+		log.Info("details")
+		Flush(log.With("a", "b"))
+		if out.Len() > 0 {
+			t.Errorf("handled %q", out.String())
 		}
 	})
 }
