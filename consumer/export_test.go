@@ -39,3 +39,6 @@ func Together(due, free int, pace time.Duration, size int64, opts ...Option) int
 
 // Pace returns how long the handler takes for a row, as far as that is known.
 func (c *Consumer) Pace() time.Duration { return time.Duration(c.counts.pace.Load()) }
+
+// LogOverrunAfter sets after how long it is logged that code of the application continues.
+func (c *Consumer) LogOverrunAfter(d time.Duration) { c.times.overrun = d }

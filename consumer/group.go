@@ -31,9 +31,11 @@ type timings struct {
 	outage      time.Duration // between two attempts of a process while something is away
 	quiet       time.Duration // after a notification, the process probes at every poll
 	leave       time.Duration // for leaving the lease after the last batch
+	overrun     time.Duration // after the end of its context, it is logged that code of the application continues
 }
 
-var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, pauseMax: time.Minute, outage: 100 * time.Millisecond, quiet: 10 * time.Second, leave: 2 * time.Second}
+var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, pauseMax: time.Minute, outage: 100 * time.Millisecond,
+	quiet: 10 * time.Second, leave: 2 * time.Second, overrun: drainMargin}
 
 // A partition is an ownership. Its fields from due on belong to the job that works on the partition,
 // and otherwise, as the others, to the goroutine of the group.

@@ -9,6 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgleases/pgleases/internal/handlers"
 )
 
 // A Row is a row of the queue table.
@@ -229,32 +231,83 @@ func (r *rawRow) Values() ([]any, error) {
 	return values, nil
 }
 
-// collect reads the rows of a query up to that with which they have so many bytes: of each the first
-// columns, into the same destinations for all, and the others as the handler wants them. Then it
-// calls add. It returns how many rows there were, and how many bytes they had.
-func (h *handler) collect(rows pgx.Rows, types *pgtype.Map, first []any, limit int64, add func(value any, unreadable error)) (n int, bytes int64, err error) {
+// A reading says how collect reads the rows of a query.
+type reading struct {
+	first []any            // destinations of the columns before those of the handler, the same for all rows
+	types *pgtype.Map      // of the connection
+	limit int64            // the number of bytes with which a batch is full
+	begin func() error     // is called with each row; an error says why its value is not read
+	add   func(any, error) // is called with the value, or with the error for which it cannot be read
+	raw   [2]rawRow        // the row: its first columns, and its value
+}
+
+// collect reads the rows of a query up to that with which they have so many bytes. It returns how many
+// rows there were, and how many bytes they had. Values are read by code of the application, which may
+// panic or end its goroutine: that is an error of the row, and the next one is read all the same.
+func (h *handler) collect(rows pgx.Rows, r *reading) (n int, bytes int64, err error) {
 	defer rows.Close()
-	var head, value rawRow
-	for ; rows.Next(); n++ {
-		fields, raw, at := rows.FieldDescriptions(), rows.RawValues(), len(first)
-		if n == 0 {
-			if len(raw) != at+len(h.columns) {
-				return 0, 0, fmt.Errorf("%d columns instead of %d", len(raw), at+len(h.columns))
+	for more := true; more; {
+		inRow := false
+		failed := handlers.Call(func() error {
+			for rows.Next() {
+				inRow = true
+				full := bytes >= r.limit
+				size, err := r.split(h, rows)
+				n, bytes = n+1, bytes+size
+				if err == nil && !full {
+					err = r.read(h)
+				}
+				inRow = false
+				if err != nil {
+					return err
+				}
 			}
-			head, value = rawRow{fields: fields[:at], types: types, plans: make([]scanPlan, at)}, rawRow{fields: fields[at:], types: types, plans: make([]scanPlan, len(h.columns))}
+			more = false
+			return rows.Err()
+		})
+		switch {
+		case !more, failed != nil && !inRow:
+			return n, bytes, failed
+		default:
+			r.add(nil, failed)
 		}
-		full := bytes >= limit
-		for _, v := range raw[at:] {
-			bytes += int64(len(v))
-		}
-		if full {
-			continue
-		}
-		head.values, value.values = raw[:at], raw[at:]
-		if err := head.Scan(first...); err != nil {
-			return 0, 0, err
-		}
-		add(h.read(&value))
 	}
-	return n, bytes, rows.Err()
+	return n, bytes, nil
+}
+
+// split splits a row into its first columns and its value, and returns the size of that.
+func (r *reading) split(h *handler, rows pgx.Rows) (size int64, err error) {
+	fields, raw, at := rows.FieldDescriptions(), rows.RawValues(), len(r.first)
+	if r.raw[0].fields == nil {
+		if len(raw) != at+len(h.columns) {
+			return 0, fmt.Errorf("%d columns instead of %d", len(raw), at+len(h.columns))
+		}
+		r.raw[0] = rawRow{fields: fields[:at], types: r.types, plans: make([]scanPlan, at)}
+		r.raw[1] = rawRow{fields: fields[at:], types: r.types, plans: make([]scanPlan, len(h.columns))}
+	}
+	r.raw[0].values, r.raw[1].values = raw[:at], raw[at:]
+	for _, v := range raw[at:] {
+		size += int64(len(v))
+	}
+	return size, nil
+}
+
+// read reads a row that was split.
+func (r *reading) read(h *handler) error {
+	if err := r.raw[0].Scan(r.first...); err != nil {
+		return err
+	}
+	value, unreadable := any(nil), r.begin()
+	if unreadable == nil {
+		value, unreadable = h.decode(&r.raw[1])
+	}
+	r.add(value, unreadable)
+	return nil
+}
+
+// decode reads a value. A panic is an error.
+func (h *handler) decode(row pgx.CollectableRow) (value any, err error) {
+	defer handlers.Caught(&err)
+	value, err = h.read(row)
+	return value, safe(err)
 }

@@ -220,7 +220,7 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 	}
 	release := sync.OnceFunc(conn.Release)
 	defer release()
-	tx, xact, o := g.read(conn, parts, limit, retry)
+	tx, xact, o := g.read(ctx, conn, parts, limit, retry)
 	defer g.rollback(tx) // before the connection is released
 	if o.verdict != handled || len(o.rows) == 0 && retry == nil {
 		return o
@@ -310,30 +310,58 @@ func (g *group) queueRemoval(batch *pgx.Batch, rows []row, xact string, retry *b
 	}
 }
 
+// errCrashes is why a row is neither read nor handled again.
+var errCrashes = fmt.Errorf("%d processes crashed while they handled the row alone", maxCrashes)
+
+// An inHand says which row the application's code works on, for the log.
+type inHand struct{ partition, id atomic.Int64 }
+
+func (h *inHand) set(partition int, id int64) {
+	h.partition.Store(int64(partition))
+	h.id.Store(id)
+}
+
+// watched logs that code of the application continues long after its context has ended.
+func (g *group) watched(ctx context.Context, message string, row *inHand) (ended func()) {
+	return handlers.Watch(ctx, g.times.overrun, func() {
+		g.log.Warn(message, slog.Int64("partition", row.partition.Load()), slog.Int64("id", row.id.Load()), slog.Any("cause", context.Cause(ctx)))
+	})
+}
+
 // read opens a transaction under guard of partitions, and reads their first rows, or a blocked row.
-func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *blockedRow) (tx *handlers.Transaction, xact string, o outcome) {
+func (g *group) read(ctx context.Context, conn *pgxpool.Conn, parts []*partition, limit int, retry *blockedRow) (tx *handlers.Transaction, xact string, o outcome) {
 	high := int64(math.MaxInt64)
 	if parts[0].watched { // then it is alone
 		high = parts[0].noted
 	}
+	var inHand inHand
+	defer g.watched(ctx, "consumer: decoder still running after its context ended", &inHand)()
 	at := byNumber(parts)
 	var r row // as it is read
 	var number int
+	var attempts, crashes int                              // of a blocked row
+	var same bool                                          // it is as it was when it failed
+	var behind bool                                        // another row of its key comes first
 	collect := func(further ...any) func(pgx.Rows) error { // destinations of the columns before those of the handler
-		first := append([]any{&number, &r.id, &r.key, &r.version}, further...)
+		how := &reading{types: conn.Conn().TypeMap(), first: append([]any{&number, &r.id, &r.key, &r.version}, further...), limit: g.options.bytes}
+		how.begin = func() error {
+			inHand.set(number, r.id)
+			if same && crashes > maxCrashes { // this attempt is counted already
+				return errCrashes
+			}
+			return nil
+		}
+		how.add = func(value any, unreadable error) {
+			r.partition, r.value, r.err = at[number], value, unreadable
+			o.rows = append(o.rows, r)
+		}
 		return func(rows pgx.Rows) error {
-			n, bytes, err := g.handler.collect(rows, conn.Conn().TypeMap(), first, g.options.bytes, func(value any, unreadable error) {
-				r.partition, r.value, r.err = at[number], value, unreadable
-				o.rows = append(o.rows, r)
-			})
+			n, bytes, err := g.handler.collect(rows, how)
 			g.counts.read(n, bytes)
 			o.more = n == limit || n > len(o.rows)
 			return err
 		}
 	}
-	var attempts, crashes int // of a blocked row
-	var same bool             // it is as it was when it failed
-	var behind bool           // another row of its key comes first
 	tx, xact, err := g.beginGuarded(conn, parts, func(batch *pgx.Batch) {
 		if g.handler.calls == atLeastOnce {
 			batch.Queue("SET LOCAL synchronous_commit = on") // what is published must not be lost
@@ -354,8 +382,8 @@ func (g *group) read(conn *pgxpool.Conn, parts []*partition, limit int, retry *b
 	case len(o.rows) == 0 && retry == nil:
 		o.more, p.rows.tried = len(p.rows.tried) > 0, nil // all keys again
 	case len(o.rows) == 0:
-	case same && crashes > maxCrashes: // this attempt is counted already
-		o.rows[0].attempts, o.rows[0].err = g.options.attempts, fmt.Errorf("%d processes crashed while they handled the row alone", maxCrashes)
+	case errors.Is(o.rows[0].err, errCrashes):
+		o.rows[0].attempts = g.options.attempts
 	case same:
 		o.rows[0].attempts = attempts
 	}
@@ -415,18 +443,15 @@ func (g *group) call(ctx context.Context, parts []*partition, tx *handlers.Trans
 	if g.handler.calls == each {
 		step = 1
 	}
-	var inHand atomic.Pointer[row]
-	defer handlers.Watch(ctx, drainMargin, func() {
-		r := inHand.Load()
-		g.log.Warn("consumer: handler still running after its context ended", slog.Int("partition", r.partition.Number), slog.Int64("id", r.id), slog.Any("cause", context.Cause(ctx)))
-	})()
+	var inHand inHand
+	defer g.watched(ctx, "consumer: handler still running after its context ended", &inHand)()
 	err := handlers.Call(func() error { // one goroutine for all rows: one for each would cost more than a quick handler
 		for ; o.at < len(rows); o.at += step {
 			if o.at > 0 && (g.halting(parts) || time.Since(began) > g.options.timeout/2) {
 				return nil // the rows so far are committed
 			}
 			batch := rows[o.at : o.at+step]
-			inHand.Store(&batch[0])
+			inHand.set(batch[0].partition.Number, batch[0].id)
 			if err := batch[0].err; err != nil {
 				o.verdict, o.err = failed, err
 				return nil

@@ -15,7 +15,7 @@ import (
 func Call(f func() error) error {
 	ended := make(chan error, 1)
 	go func() {
-		err := error(CutShort{errors.New("the handler ended its goroutine with runtime.Goexit, as the FailNow of a test does")})
+		err := error(CutShort{errors.New("the code of the application ended its goroutine with runtime.Goexit, as the FailNow of a test does")})
 		defer func() { ended <- err }()
 		defer Caught(&err)
 		err = f()
