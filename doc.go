@@ -7,6 +7,20 @@
 // partition stands for: the customers that hash to it, a queue, a shard, a timetable. A lease with
 // one partition elects a leader.
 //
+// A program opens a client with [Run], joins a lease, and works on what it owns:
+//
+//	err := pgleases.Run(ctx, pool, func(ctx context.Context, client *pgleases.Client) error {
+//		lease, err := client.Lease(ctx, "demo", 4)
+//		if err != nil {
+//			return err
+//		}
+//		return lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
+//			log.Printf("I own partition %d", p.Number)
+//			<-ctx.Done() // your work goes here, until ctx ends
+//			return nil
+//		})
+//	})
+//
 // # Words
 //
 //   - Client: one process's part in all leases of a schema ([Client]). It has an ID.

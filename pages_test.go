@@ -503,15 +503,17 @@ func Example_schedule() {
 		if err != nil {
 			return err
 		}
-		retried := schedule.WithMaxAttempts(5, schedule.Backoff(time.Second, time.Hour))
-		mail := schedule.AtLeastOnce(s, "mail", send, retried) // all kinds before Run
+		mail := schedule.AtLeastOnce(s, "mail", send, schedule.WithMaxAttempts(5, schedule.Backoff(time.Second, time.Hour)))
+		order := func(ctx context.Context, tx pgx.Tx) error {
+			_, err := mail.EnqueueTx(ctx, tx, Mail{"ada@example.com"}) // the job exists only if tx commits
+			return err
+		}
+		x.Check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return order(ctx, tx) }))
+
 		report := schedule.InTx(s, "report", func(ctx context.Context, tx pgx.Tx, r schedule.Run[Report]) error {
 			_, err := tx.Exec(ctx, "INSERT INTO reports SELECT $1, count(*) FROM orders", r.Args.Title)
-			if err == nil {
-				_, err = mail.EnqueueTx(ctx, tx, Mail{"ada@example.com"}) // a job
-			}
-			return err // row, job and outcome commit together or not
-		}, retried)
+			return err // the row and the outcome of the tick commit together, or neither does
+		})
 		if err := report.Add("nightly", Report{"nightly"}, schedule.Cron("0 2 * * *", "Europe/Berlin")); err != nil {
 			return err
 		}
@@ -521,11 +523,15 @@ func Example_schedule() {
 	go func() { ended <- run(x.ctx) }()
 	for err = errors.ErrUnsupported; err != nil; { // until it is added
 		var operator *schedule.Scheduler
-		if operator, err = schedule.Manage(x.ctx, pool, "reports"); err == nil {
+		operator, err = schedule.Manage(x.ctx, pool, "reports")
+		if err == nil {
 			_, err = operator.Trigger(x.ctx, "nightly")
 		}
 	}
 	fmt.Println("mail to", <-sent)
+	for reports := 0; reports == 0; { // until the triggered run has committed
+		x.Check(pool.QueryRow(x.ctx, "SELECT count(*) FROM reports").Scan(&reports))
+	}
 	x.stop()
 	fmt.Println("stopped:", errors.Is(<-ended, context.Canceled))
 	// Output:
