@@ -321,13 +321,6 @@ func (h *inHand) set(partition int, id int64) {
 	h.id.Store(id)
 }
 
-// watched logs that code of the application continues long after its context has ended.
-func (g *group) watched(ctx context.Context, message string, row *inHand) (ended func()) {
-	return handlers.Watch(ctx, g.times.overrun, func() {
-		g.log.Warn(message, slog.Int64("partition", row.partition.Load()), slog.Int64("id", row.id.Load()), slog.Any("cause", context.Cause(ctx)))
-	})
-}
-
 // read opens a transaction under guard of partitions, and reads their first rows, or a blocked row.
 func (g *group) read(ctx context.Context, conn *pgxpool.Conn, parts []*partition, limit int, retry *blockedRow) (tx *handlers.Transaction, xact string, o outcome) {
 	high := int64(math.MaxInt64)
@@ -335,7 +328,10 @@ func (g *group) read(ctx context.Context, conn *pgxpool.Conn, parts []*partition
 		high = parts[0].noted
 	}
 	var inHand inHand
-	defer g.watched(ctx, "consumer: decoder still running after its context ended", &inHand)()
+	defer handlers.Watch(ctx, g.times.overrun, func() {
+		g.log.Warn("consumer: decoder still running after its context ended", slog.Int64("partition", inHand.partition.Load()),
+			slog.Int64("id", inHand.id.Load()), slog.Any("cause", context.Cause(ctx)))
+	})()
 	at := byNumber(parts)
 	var r row // as it is read
 	var number int
@@ -444,7 +440,10 @@ func (g *group) call(ctx context.Context, parts []*partition, tx *handlers.Trans
 		step = 1
 	}
 	var inHand inHand
-	defer g.watched(ctx, "consumer: handler still running after its context ended", &inHand)()
+	defer handlers.Watch(ctx, g.times.overrun, func() {
+		g.log.Warn("consumer: handler still running after its context ended", slog.Int64("partition", inHand.partition.Load()),
+			slog.Int64("id", inHand.id.Load()), slog.Any("cause", context.Cause(ctx)))
+	})()
 	err := handlers.Call(func() error { // one goroutine for all rows: one for each would cost more than a quick handler
 		for ; o.at < len(rows); o.at += step {
 			if o.at > 0 && (g.halting(parts) || time.Since(began) > g.options.timeout/2) {
