@@ -1,6 +1,10 @@
 package pgleases
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/pgleases/pgleases/internal/worker"
+)
 
 // The errors to test for with errors.Is. A call returns an error that wraps one of them, and whose
 // text names the operation and its object.
@@ -20,7 +24,7 @@ var (
 
 	// ErrNotOwner is returned by Guard and GuardSQL if the partition is not owned under this epoch, or
 	// not any longer. Roll back, and leave the work to the new owner.
-	ErrNotOwner = errors.New("pgleases: not the owner")
+	ErrNotOwner = worker.Says(worker.NotOwner, errors.New("pgleases: not the owner"))
 
 	// ErrPartitionCount is returned by Client.Lease if the lease exists with another number of
 	// partitions, or if it was dropped less than 24 hours ago and may be created again only with

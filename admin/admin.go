@@ -18,6 +18,7 @@ import (
 
 	"github.com/pgleases/pgleases/admin/sql"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 const (
@@ -115,9 +116,7 @@ func (a *Admin) failure(doing string, err error) error {
 		remedy = fmt.Sprintf("schema %q is missing in this database, or too old: name it with --schema, or run pgleases migrate", a.schema)
 	case store.Denied(err):
 		remedy = fmt.Sprintf("give the role what pgleases grants ROLE --for=reader prints for schema %q", a.schema)
-	case code == "0A000":
-		remedy = "the server is a standby, which lacks a part of the tables: use the primary"
-	case code == "25006":
+	case worker.Whose(err) == worker.Standby:
 		remedy = "the server takes no writes, because it is a standby, or because of default_transaction_read_only: give the address of the primary"
 	case store.Full(err):
 		remedy = full

@@ -20,6 +20,7 @@ import (
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/shell"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 	schedulesql "github.com/pgleases/pgleases/schedule/sql"
 	enginesql "github.com/pgleases/pgleases/sql"
 )
@@ -403,7 +404,7 @@ func toRead(err error, flag string) (Level, string) {
 	switch {
 	case store.Denied(err):
 		return Note, "as the tables' owner, run what pgleases grants ROLE --for=reader prints"
-	case store.Transient(err): // the tables may be in order
+	case !worker.Whose(err).Final(): // the tables may be in order
 		return Warning, "check table-locks, the load and the log of the server, and run this again"
 	}
 	return Fault, "run pgleases migrate" + flag

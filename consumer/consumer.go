@@ -150,8 +150,8 @@ func (c *Consumer) Name() string { return c.name }
 
 // Run handles rows until ctx ends. Then it takes no more rows, finishes what is in hand within the
 // lease's drain timeout, hands over its partitions, and returns nil. It returns an error if it
-// cannot join the lease, or if the lease or the client ends before ctx. A Consumer runs once at a
-// time, and a client runs one Consumer of a name at a time.
+// cannot join the lease, if the lease or the client ends before ctx, or if it finds the pool closed.
+// A Consumer runs once at a time, and a client runs one Consumer of a name at a time.
 func (c *Consumer) Run(ctx context.Context) error { return c.run(ctx, false) }
 
 // RunUntilEmpty is Run until no row is left in the queue, in any partition, and returns nil then.
@@ -210,7 +210,7 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 		return failed(err)
 	case errors.Is(cause, errEmpty):
 		return left
-	case errors.Is(cause, ErrBlocked):
+	case errors.Is(cause, ErrBlocked), worker.EndsRun(cause) != nil:
 		return failed(cause)
 	case untilEmpty:
 		return failed(fmt.Errorf("%w: rows are left%s", context.Cause(ctx), g.why()))

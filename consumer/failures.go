@@ -9,10 +9,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/pgleases/pgleases/internal/handlers"
-	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 const (
@@ -60,7 +58,7 @@ func (g *group) charge(j *job, r row, failure error, final bool) bool {
 		return tx.QueryRow(ctx, g.sql.Bury, g.name, p.Number, r.id, version, attempts, text, xact).Scan(nil)
 	}
 	err := g.guarded([]*partition{p}, record)
-	if code := store.Code(err); buried && code != "" && !store.Transient(err) { // for example no jsonb can have its content
+	if buried && worker.Whose(err) == worker.Refused { // for example no jsonb can have its content
 		buried, text = false, fmt.Sprintf("%s\nnot moved to the dead letters: %v", text, err)
 		err = g.guarded([]*partition{p}, record)
 	}
@@ -139,7 +137,7 @@ func safe(err error) error {
 	if err == nil {
 		return nil
 	}
-	s := safeError{text: handlers.Storable(err.Error()), index: -1, code: store.Code(err)}
+	s := safeError{text: handlers.Storable(err.Error()), index: -1, fault: worker.WhoseOfHandler(err)}
 	var f *failedError
 	if errors.As(err, &f) {
 		s.index = f.index
@@ -149,7 +147,6 @@ func safe(err error) error {
 	}
 	s.unavailable = errors.As(err, new(*unavailableError))
 	s.deadline = errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
-	s.connection = s.code == "" && (errors.As(err, new(*pgconn.ConnectError)) || pgconn.SafeToRetry(err))
 	return s
 }
 
@@ -165,17 +162,10 @@ type safeError struct {
 	deadline    bool // a context of the handler's own ended
 	index       int  // of Failed; -1: it is not
 	unavailable bool
-	code        string // SQLSTATE
-	connection  bool
+	fault       worker.Fault
 }
 
 func (e safeError) Error() string { return e.text }
 
-// transient reports whether the database is at fault, and not the row. A statement that takes too
-// long is the handler's.
-func (e safeError) transient() bool {
-	if e.code == "57014" || e.code == "25P03" || e.code == "25P04" {
-		return false
-	}
-	return e.connection || e.code != "" && store.Transient(&pgconn.PgError{Code: e.code})
-}
+// transient reports whether the database is at fault, and not the row.
+func (e safeError) transient() bool { return e.fault.Blameless() }

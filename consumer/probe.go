@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 const (
@@ -180,6 +181,9 @@ func (g *group) take(q *probe, err error) {
 	announced := err == nil && !g.untilEmpty && g.announced && g.listener.Direct()
 	idle := g.running == 0 && q.ended == g.ended // no job was at work meanwhile
 	g.counts.probe(q.took, err)
+	if final := worker.EndsRun(err); final != nil {
+		g.stop(final)
+	}
 	if err != nil {
 		g.polls.answered(0, g.options.poll)
 		if time.Since(g.failing) > time.Minute && g.life.Err() == nil {

@@ -96,3 +96,19 @@ func TestSettingsOfHandlers(t *testing.T) {
 	set = "SET TRANSACTION READ ONLY"
 	contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left", "read-only transaction")
 }
+
+// The application closes the pool too early: Run ends, so that another process gets the partitions.
+func TestRunEndsWithItsPool(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, consumer.Each(func(context.Context, pgx.Tx, consumer.Row[Order]) error { return nil }))
+	w.run()
+	w.pool.Close()
+	db.insert(1, 1)
+	err := testkit.Receive(t, "Run ends", w.ended)
+	w.stop = nil
+	if err == nil || !strings.Contains(err.Error(), `consumer: run "orders": the pool is closed: `) {
+		t.Errorf("Run returned %v", err)
+	}
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL"), 0, "partitions that are not free")
+}

@@ -18,6 +18,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // A verdict is what an attempt came to.
@@ -555,6 +556,9 @@ func (g *group) acquire() (conn *pgxpool.Conn, err error) {
 		conn, err = g.pool.Acquire(ctx)
 		return err
 	})
+	if final := worker.EndsRun(err); final != nil {
+		g.stop(final)
+	}
 	return conn, err
 }
 

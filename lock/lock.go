@@ -14,6 +14,7 @@ import (
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/locks"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // Locks acquires locks for a client. All methods are safe for concurrent use.
@@ -212,7 +213,7 @@ func failure(ctx context.Context, err error) (*Held, repetition, error) {
 		return nil, whileWaiting, err
 	case store.Undefined(err), errors.Is(err, locks.ErrPaused):
 		return nil, twice, err
-	case store.ReadOnly(err):
+	case worker.Whose(err) == worker.Standby:
 		err = fmt.Errorf("the pool leads to a standby, or default_transaction_read_only is on in it: %w", err)
 	}
 	return nil, never, err

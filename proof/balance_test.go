@@ -17,6 +17,7 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/testkit"
+	working "github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/timeguard"
 )
@@ -163,7 +164,7 @@ func TestThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 			t.Helper()
 			err := statement()
 			for range 10 {
-				if err == nil || !store.Transient(err) {
+				if err == nil || working.Whose(err).Final() {
 					break
 				}
 				err = statement()

@@ -9,6 +9,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // An attemptOutcome is the result of an attempt, which is one transaction.
@@ -27,7 +28,7 @@ const (
 	changed    // it was edited or committed before, perhaps by the handler
 	rowLocked  // an edit has locked the schedule
 	conflicted // the database broke it off in favor of another transaction
-	broke      // the connection or the server failed
+	broke      // the connection or the server failed, or a lock was not free
 	slowCommit // the commit took longer than the limit, or the connection is silent
 	failed     // the handler or a deferred constraint failed, or the database returned another error
 )
@@ -110,7 +111,7 @@ func (e *execution) classify(a *attempt, err error, idle time.Duration) attemptO
 		return failed
 	case conflict(err):
 		return conflicted
-	case !a.called() && a.outcome == noted && broken(err):
+	case !a.called() && a.outcome == noted && passing(err):
 		return broke // if it was committed, only this run may call the handler
 	case !a.called():
 		return failed
@@ -118,7 +119,9 @@ func (e *execution) classify(a *attempt, err error, idle time.Duration) attemptO
 		return slowCommit
 	case a.own, committing && a.byHandler(err, idle): // for example a deferred constraint
 		return failed
-	case broken(err):
+	}
+	// A transaction that has begun is not on a standby: its handler made it read-only.
+	if f := worker.Whose(err); f.Blameless() && f != worker.Standby {
 		return broke
 	}
 	return failed

@@ -59,7 +59,7 @@ func (s *Scheduler) join(ctx context.Context) error {
 // starting runs f in a transaction, and repeats it. f writes the same each time, so a lost answer
 // does no harm.
 func (s *Scheduler) starting(ctx context.Context, f func(pgx.Tx) error) error {
-	return s.db.repeat(ctx, maxStarts, store.Transient, func() error { return s.db.inOneTx(ctx, f) })
+	return s.db.repeat(ctx, maxStarts, passing, func() error { return s.db.inOneTx(ctx, f) })
 }
 
 // stands reports whether storing the declared schedule would have no effect.

@@ -15,6 +15,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // Test for these errors with errors.Is. A method wraps one of them in an error that names the
@@ -60,7 +61,8 @@ type snoozed time.Duration
 
 func (e snoozed) Error() string { return fmt.Sprintf("schedule: snoozed for %v", time.Duration(e)) }
 
-// The functions below classify errors. All SQLSTATEs of the package are here.
+// The functions below classify errors. All SQLSTATEs of the package are here, and in the table of
+// package worker.
 
 // The SQLSTATEs that package schedule raises.
 const (
@@ -70,27 +72,10 @@ const (
 )
 
 // conflict reports whether the database broke a transaction off in favor of another.
-func conflict(err error) bool {
-	code := store.Code(err)
-	return code == "40001" || code == "40P01"
-}
+func conflict(err error) bool { return worker.Whose(err) == worker.Conflict }
 
-// broken reports whether a transaction failed because of the connection, the server or a lock, and
-// not by its own fault.
-func broken(err error) bool {
-	switch {
-	case errors.As(err, new(timedOut)):
-		return false // the timeout closed its connection
-	case errors.As(err, new(lost)):
-		return true
-	}
-	code := store.Code(err)
-	return code == "55P03" || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P0")
-}
-
-// passing reports whether a transaction of this package may succeed if it is repeated. That
-// includes a statement that an administrator, or the statement_timeout of the role, has canceled.
-func passing(err error) bool { return conflict(err) || broken(err) || store.Code(err) == "57014" }
+// passing reports whether a transaction of this package may succeed if it is repeated.
+func passing(err error) bool { return worker.Whose(err).Passes() }
 
 // moved reports whether an edit came first, or the step was committed before.
 func moved(err error) bool {
@@ -140,11 +125,6 @@ func refusal(err error) error {
 	}
 	return err
 }
-
-// lost is the error of a transaction whose connection has failed.
-type lost struct{ error }
-
-func (e lost) Unwrap() error { return e.error }
 
 // locked is the error of a run at its end, if another transaction has locked the schedule's row.
 type locked struct{ error }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -309,31 +311,55 @@ func TestIdempotencyKeyOfReusedID(t *testing.T) {
 	}
 }
 
-// The outcome of a call is recorded as soon as the database is back, while the process owns the
-// partition: it is called once.
-func TestOutcomeRecordedAfterOutage(t *testing.T) {
-	t.Parallel()
-	db := newFreshDatabase(t)
-	db.exec(`CREATE SEQUENCE public.tries; GRANT ALL ON SEQUENCE public.tries TO PUBLIC;
-		CREATE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$
+// refuses makes the database refuse outcomes, with each of the codes once.
+func (db *database) refuses(codes ...string) {
+	db.exec(`CREATE SEQUENCE IF NOT EXISTS public.tries; GRANT ALL ON SEQUENCE public.tries TO PUBLIC;
+		ALTER SEQUENCE public.tries RESTART;
+		CREATE OR REPLACE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$
 		DECLARE
-			n int := nextval('public.tries');
+			code text := ('{` + strings.Join(codes, ",") + `}'::text[])[nextval('public.tries')];
 		BEGIN
-			IF n <= 7 THEN
-				RAISE 'not now' USING ERRCODE = CASE n WHEN 1 THEN '57014' ELSE '57P01' END;
+			IF code <> '' THEN
+				RAISE 'not now' USING ERRCODE = code;
 			END IF;
 			RETURN NEW;
 		END $$;
-		CREATE TRIGGER fail BEFORE INSERT ON pgleases.history FOR EACH ROW EXECUTE FUNCTION public.fail()`)
+		CREATE OR REPLACE TRIGGER fail BEFORE INSERT ON pgleases.history FOR EACH ROW EXECUTE FUNCTION public.fail()`)
+}
+
+// The outcome of a call is recorded as soon as the database is back, while the process owns the
+// partition: it is called once, whatever the server lacks.
+func TestOutcomeRecordedAfterOutage(t *testing.T) {
+	t.Parallel()
+	db := newFreshDatabase(t)
 	w := newSteadyWorker(db)
-	called := 0
-	testkit.OK(t, schedule.AtMostOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { called++; return nil }).Add("pay", args{}, hourly))
-	w.run().has("pay")
-	db.setClock(midnight.Add(time.Hour))
-	becomes(db, "it has its outcome", 1, "SELECT count(*) FROM pgleases.history")
-	expect(t, one[string](db, "SELECT outcome FROM pgleases.history"), "succeeded", "outcome")
+	var called atomic.Int64
+	pay := func(context.Context, schedule.Run[args]) error { called.Add(1); return nil }
+	most, least := schedule.AtMostOnce(w.Scheduler, "pay", pay), schedule.AtLeastOnce(w.Scheduler, "mail", pay)
+	w.run()
+	for k, codes := range map[*schedule.Kind[args]][]string{
+		most: {"53100", "25006", "58030", "40001", "57P01"}, least: {"57014", "53100", "XX000", "55P03", "08006"},
+	} {
+		called.Store(0)
+		db.refuses(codes...)
+		id := testkit.Must(k.Enqueue(t.Context(), args{}))(t)
+		expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
+		expect(t, called.Load(), 1, "calls")
+	}
 	w.close()
-	expect(t, called, 1, "calls")
+}
+
+// A server that lacks something for longer than a run is repeated makes no attempt fail.
+func TestServerThatLacksSpaceFailsNoAttempt(t *testing.T) {
+	t.Parallel()
+	db := newFreshDatabase(t)
+	w := newSteadyWorker(db)
+	books := schedule.InTx(w.Scheduler, "books", effect)
+	w.run()
+	db.refuses(slices.Repeat([]string{"53100"}, 8)...)
+	id := testkit.Must(books.Enqueue(t.Context(), args{}))(t)
+	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
+	w.close()
 }
 
 // A schedule or job is deleted or canceled during its call, and that decides its outcome: the call

@@ -327,3 +327,18 @@ func TestWhoEndsKeepsOnlyThePartitionsOfItsRuns(t *testing.T) {
 	becomes(db, "all are owned by the other", 4, "SELECT count(*) FROM pgleases.partitions WHERE owner_id <> $1", ending.client.ID())
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'"), 1, "runs that are done")
 }
+
+// The application closes the pool too early: Run ends, so that another process gets the partitions.
+func TestRunEndsWithItsPool(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newSteadyWorker(db)
+	closing := schedule.AtMostOnce(w.Scheduler, "closing", func(context.Context, schedule.Run[args]) error { w.pool.Close(); return nil })
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	go func() { w.ended <- w.Run(ctx) }()
+	testkit.Must(closing.Enqueue(t.Context(), args{}))(t)
+	err := testkit.Receive(t, "Run ends", w.ended)
+	contains(t, err, "the pool is closed: closed pool; close it after Run has returned")
+	becomes(db, "its partitions are free", 0, "SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL")
+}

@@ -34,14 +34,14 @@ type planner struct {
 	failing bool // the last poll failed
 }
 
-func newPlanner(s *Scheduler, lease *pgleases.Lease, share *worker.Share) *planner {
+func newPlanner(s *Scheduler, lease *pgleases.Lease, share *worker.Share, stop context.CancelCauseFunc) *planner {
 	s.counts.polled.Store(int64(time.Since(processStart)))
 	p := &planner{
 		s: s, lease: lease, wake: make(chan struct{}, 1), finished: make(chan finish),
 		gotSlot: make(chan string), answers: make(chan *poll, 1), queue: newQueue(&s.times, share.Most, s.registry.limit),
 		poller: newPoller(&s.times, listen.New(s.db.pool, s.options.schema, leaseOf+s.db.group)),
 	}
-	within := transactions{s.db, leaseFence(lease), &p.clock, share}
+	within := transactions{s.db, leaseFence(lease), &p.clock, share, stop}
 	p.exec = executor{within, &s.registry, s.log, func(kind string) { p.gotSlot <- kind }}
 	return p
 }
@@ -139,6 +139,9 @@ func (p *planner) poll(ctx context.Context) {
 // answer receives the answer of a poll. Its items replace those of the poll before.
 func (p *planner) answer(ctx context.Context, q *poll) {
 	p.s.counts.poll(q.sent, q.err)
+	if final := worker.EndsRun(q.err); final != nil {
+		p.exec.stop(final)
+	}
 	ok := p.poller.took(q)
 	if !ok && ctx.Err() == nil && !p.failing {
 		p.s.log.Warn("schedule: poll failed, retried each second", slog.Any("error", store.Advised(q.err)))

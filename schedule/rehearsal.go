@@ -49,7 +49,7 @@ func init() {
 			r.all = append(r.all, int32(n))
 		}
 		r.clock.staged = stage.Now
-		r.exec = executor{transactions{s.db, r.fence, &r.clock, unlimited{}}, &s.registry, s.log, func(string) {}}
+		r.exec = executor{transactions{s.db, r.fence, &r.clock, unlimited{}, func(error) {}}, &s.registry, s.log, func(string) {}}
 		return r, nil
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 const (
@@ -137,7 +138,7 @@ func (e *execution) giveUp(a *attempt) result {
 		e.recordFailure(e.o.ctx, a, changedItself{a.err})
 	case a.outcome == rowLocked:
 		e.logger().Warn("schedule: run rolled back, schedule locked by an edit", slog.String("name", a.row.Name), slog.Any("error", a.err))
-	case !a.called():
+	case !a.called(), a.outcome == broke && worker.Whose(a.err) == worker.Server: // the server may lack it for long
 		e.logger().Warn("schedule: run postponed", slog.Any("error", a.err))
 	default:
 		if a.outcome == slowCommit {

@@ -118,7 +118,7 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 func (s *Scheduler) Group() string { return s.db.group }
 
 // Run stores the schedules that Add declared, and runs schedules and jobs of the group until ctx,
-// the client or the lease ends. Then it waits for its runs, see WithDrainTimeout, and leaves the
+// the client or the lease ends, or until it finds the pool closed. Then it waits for its runs, see WithDrainTimeout, and leaves the
 // lease. It returns the cause. The name of the group's lease is "schedule/" and the name of the
 // group. A Scheduler runs once, and a client runs one Scheduler of a group at a time.
 //
@@ -168,14 +168,16 @@ func (s *Scheduler) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	life, end := context.WithCancelCause(ctx)
+	defer end(nil)
 	// at once: each partition moves when its own runs have ended
-	defer context.AfterFunc(ctx, func() { _ = lease.Leave(ctx) })()
+	defer context.AfterFunc(life, func() { _ = lease.Leave(life) })()
 	share := s.share()
 	defer share.Leave()
-	p := newPlanner(s, lease, share)
-	stop := p.start(ctx)
+	p := newPlanner(s, lease, share, end)
+	stop := p.start(life)
 	defer stop()
-	declaring, cancel := context.WithCancel(ctx)
+	declaring, cancel := context.WithCancel(life)
 	var keeping sync.WaitGroup
 	keeping.Go(func() { s.keepDeclared(declaring) })
 	defer keeping.Wait()
@@ -185,9 +187,9 @@ func (s *Scheduler) run(ctx context.Context) error {
 	if crowded, handlers, places := share.Crowded(); crowded {
 		s.log.Info("schedule: handlers take turns, the pool is small", slog.Int("handlers", handlers), slog.Int("at_once", places))
 	}
-	err = lease.Run(ctx, p.serve)
-	if ctx.Err() != nil && errors.Is(err, pgleases.ErrClosed) { // because of the Leave above
-		err = context.Cause(ctx)
+	err = lease.Run(life, p.serve)
+	if life.Err() != nil && errors.Is(err, pgleases.ErrClosed) { // because of the Leave above
+		err = context.Cause(life)
 	}
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // transactions begins transactions under the guard of a partition. Each begins with one round trip,
@@ -23,6 +24,7 @@ type transactions struct {
 		Take(context.Context) error
 		Give()
 	}
+	stop context.CancelCauseFunc // ends the Run
 }
 
 // A fence queues a statement that guards a partition itself. Its first arguments are the lease, the
@@ -46,7 +48,7 @@ type opening struct {
 // calling is guarded for an f that calls code of the application, which may need the pool once more.
 func (t *transactions) calling(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
 	if err := t.places.Take(life); err != nil {
-		return lost{fmt.Errorf("place for a handler on the pool: %w", err)}
+		return worker.Lost(fmt.Errorf("place for a handler on the pool: %w", err))
 	}
 	defer t.places.Give()
 	return t.guarded(life, p, open, f)
@@ -60,8 +62,12 @@ func (t *transactions) guarded(life context.Context, p pgleases.Partition, open 
 		conn, err = t.db.pool.Acquire(ctx)
 		return err
 	})
+	if final := worker.EndsRun(err); final != nil {
+		t.stop(final)
+		return err
+	}
 	if err != nil {
-		return lost{fmt.Errorf("connection of the pool: %w", err)}
+		return worker.Lost(fmt.Errorf("connection of the pool: %w", err))
 	}
 	defer conn.Release()
 	var tx *handlers.Transaction
@@ -84,7 +90,7 @@ func (t *transactions) guarded(life context.Context, p pgleases.Partition, open 
 		err = t.db.within(life, tx.Tx.Commit)
 	}
 	if err != nil && conn.Conn().IsClosed() {
-		return lost{err}
+		return worker.Lost(err)
 	}
 	return err
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/pgleases/pgleases/internal/manage"
 	"github.com/pgleases/pgleases/internal/shell"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -62,7 +63,7 @@ func withGroup(cmd *cobra.Command, use func(ctx context.Context, s *schedule.Sch
 				return other
 			}
 			err = fmt.Errorf("%w\npgleases schedules list GROUP, schedules history GROUP SCHEDULE and jobs list GROUP show what there is", err)
-		case store.ReadOnly(err) || store.Code(err) == "0A000":
+		case worker.Whose(err) == worker.Standby:
 			err = fmt.Errorf("%w\nthe server is a standby: give the address of the primary", err)
 		case store.Denied(err):
 			err = fmt.Errorf("%w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", err, admin.ForScheduleOperators, schema)

@@ -15,6 +15,7 @@ import (
 	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // The engine is a client's state, owned by the client's one goroutine. Readers never see it: they
@@ -89,7 +90,7 @@ func (e *engine) registerFirst(ctx context.Context) error {
 		switch {
 		case e.closing.ends():
 			return e.closing.reason
-		case err != nil && !store.Transient(err):
+		case worker.Whose(err).Final():
 			return err
 		case err == nil || ctx.Err() == nil:
 			failed = cmp.Or(err, failed)
@@ -235,7 +236,7 @@ func (e *engine) completed(t *task, err error) {
 	e.progress.log(e.log, t, err)
 	switch {
 	case e.connection.conn == nil:
-	case e.connection.conn.Closed() || store.ReadOnly(err):
+	case e.connection.conn.Closed() || worker.Whose(err) == worker.Standby:
 		e.disconnect()
 	case t.traits&ownPause == 0:
 		e.progress.failed(t, e.config.Heartbeat)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // members are the leases that the client joins, is a member of, and leaves.
@@ -251,7 +252,7 @@ func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 		return err
 	case m.state == leaves: // the join was to change the weight
 		return err
-	case store.Transient(err) && !errors.Is(err, ms.config.Errors.PartitionCount):
+	case !worker.Whose(err).Final() && !errors.Is(err, ms.config.Errors.PartitionCount):
 		m.retry = min(max(2*m.retry, retryMin), ms.config.Heartbeat)
 		m.retryAt = now.Add(m.retry + rand.N(retryMin))
 		return err

@@ -15,6 +15,7 @@ import (
 	"github.com/pgleases/pgleases/internal/connect"
 	. "github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 func TestAReadOnlyServerIsLeft(t *testing.T) {
@@ -31,7 +32,7 @@ func TestAReadOnlyServerIsLeft(t *testing.T) {
 		t.Fatalf("read-only server: %v", err)
 	}
 	f.ok(a.pg().Exec(f.ctx, "SET default_transaction_read_only = on"))
-	if _, err := a.Heartbeat(f.ctx, a.session, 0, Renewal{}); !ReadOnly(err) || !Transient(err) {
+	if _, err := a.Heartbeat(f.ctx, a.session, 0, Renewal{}); worker.Whose(err) != worker.Standby {
 		t.Errorf("heartbeat: %v", err)
 	}
 }

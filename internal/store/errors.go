@@ -7,8 +7,6 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/pgleases/pgleases/internal/connect"
 )
 
 // CodeNotOwner is the SQLSTATE that the SQL function guard raises.
@@ -23,23 +21,7 @@ func Code(err error) string {
 	return ""
 }
 
-// Transient reports whether a statement that failed with err may succeed when it is repeated: the
-// connection, a lock, a resource or the server's state caused the failure, and not the statement
-// itself or a setting.
-func Transient(err error) bool {
-	code := Code(err)
-	if code == "" {
-		return !errors.Is(err, connect.ErrSetting)
-	}
-	switch code[:2] {
-	case "08", "40", "53", "55", "57", "58", "XX":
-		return true
-	}
-	return code == codeReadOnly
-}
-
 const (
-	codeReadOnly    = "25006"
 	codeLockTimeout = "55P03"
 	codeDeadlock    = "40P01"
 	codeMigrated    = "PL002" // raised by Migrate itself
@@ -129,6 +111,3 @@ func OpenError(ctx context.Context, of, doing, schema string, misfits, err error
 	}
 	return fmt.Errorf("%s: %s: %w", of, doing, Advised(Caused(ctx, err)))
 }
-
-// ReadOnly reports whether the server refused to write, as a standby does.
-func ReadOnly(err error) bool { return Code(err) == codeReadOnly }
