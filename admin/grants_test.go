@@ -46,7 +46,7 @@ func roles(t *testing.T) (owner *pgxpool.Pool, role func(admin.Purpose) string) 
 const (
 	// Except timeline, these run with the rights of the caller, so they do nothing for a role without
 	// rights on tables.
-	forAll = `announce() apply() check_interval() hold_liveness() evict() evict_disconnected() first_epoch() guard() guard_lock() guard_many() heartbeat() heartbeat_answer() lock_acquire() lock_list() lock_look()
+	forAll = `announce() apply() check_interval() hold_liveness() evict() evict_disconnected() first_epoch() guard() guard_lock() guard_many() heartbeat() heartbeat_answer() heartbeat_many() lock_acquire() lock_list() lock_look()
 		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() watch_liveness() notify() notify_channel() part() partition_for()
 		read() release() session_ends() settings() snapshot() tidy() timeline()`
 	forAllSchedules = `schedule_begin() schedule_clock() schedule_close() schedule_close_job() schedule_declare()

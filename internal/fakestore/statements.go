@@ -608,15 +608,18 @@ func (l *Lease) latest(clock int64) int64 { return clock + second + 50*l.Partiti
 // Snapshot is snapshot.sql.
 func (c *Conn) Snapshot(ctx context.Context, leases []string, alone bool) ([]store.LeaseSnapshot, error) {
 	return execute(ctx, c, "snapshot", false, func(_ *Database, t *Tables, _ int64) ([]store.LeaseSnapshot, bool) {
-		sessions := make(map[int64]bool)
+		sessions, members := make(map[int64]bool), make(map[string]int)
 		for m := range t.Members {
-			if !alone && slices.Contains(leases, m.Lease) {
-				sessions[m.Session] = true
-			}
+			members[m.Lease]++
 		}
 		related := make(map[string][]store.Member)
 		for _, name := range leases {
 			related[name] = nil
+		}
+		for m := range t.Members {
+			if _, named := related[m.Lease]; named && !alone && members[m.Lease] > 1 {
+				sessions[m.Session] = true
+			}
 		}
 		for m := range t.Members {
 			if sessions[m.Session] {
@@ -714,6 +717,9 @@ func (c *Conn) Apply(ctx context.Context, read []store.LeaseSnapshot, moves []st
 			if changed[name] {
 				l.Generation++
 				read[i].Generation++
+			}
+			if l.NextCheckAt == Ever && !changed[name] && !leftOver[name] {
+				continue
 			}
 			l.PlannedAt, l.NextCheckAt = clock, Ever
 			switch {

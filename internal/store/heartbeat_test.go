@@ -22,9 +22,18 @@ const strange = `m'\"{},$1 `
 // weight has changed since by hand, which a heartbeat returns only together with all leases.
 func heard(f *fixture, changed string) *client {
 	f.Helper()
+	return heardMany(f, changed, 0, 0)
+}
+
+// heardMany returns such a session that is a member of more leases, beside dropped leases.
+func heardMany(f *fixture, changed string, more, dropped int) *client {
+	f.Helper()
 	c := f.client("c")
 	c.join("l", 1)
 	c.join(strange, 1)
+	f.exec(`INSERT INTO leases SELECT 'dropped-' || n, 0, 1, 1, 1, 'infinity', now() FROM generate_series(1, $1) AS n`, dropped)
+	f.exec(`INSERT INTO leases SELECT 'more-' || n, 1, 1, 1, 1, 'infinity', now() FROM generate_series(1, $1) AS n`, more)
+	f.exec(`INSERT INTO members SELECT 'more-' || n, $2, 1, now(), 1 FROM generate_series(1, $1) AS n`, more, c.session)
 	f.client("other").join("other's", 1)
 	f.exec("UPDATE leases SET next_check_at = 'infinity'")
 	c.run()
@@ -54,7 +63,7 @@ func (c *client) hears(anew bool) {
 // A heartbeat returns the leases again only if they may have changed since the last answer.
 func TestHeartbeatRepeatsLeasesAfterAChangeOnly(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct {
+	tests := map[string]struct {
 		change func(f *fixture, c *client)
 		again  bool
 	}{
@@ -82,15 +91,36 @@ func TestHeartbeatRepeatsLeasesAfterAChangeOnly(t *testing.T) {
 			text := f.text("SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname = 'heartbeat'")
 			f.exec(strings.ReplaceAll(text, "pg_catalog.pg_postmaster_start_time()", "public.pg_postmaster_start_time()"))
 		}, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := newFixture(t)
-			c := heard(f, "1")
-			test.change(f, c)
-			c.hears(test.again)
-		})
 	}
+	for of, size := range map[string]struct{ more, dropped int }{"two": {}, "many": {200, 0}, "many beside dropped ones": {200, 10_000}} {
+		for name, test := range tests {
+			t.Run(of+" leases: "+name, func(t *testing.T) {
+				t.Parallel()
+				f := newFixture(t)
+				c := heardMany(f, "1", size.more, size.dropped)
+				test.change(f, c)
+				c.hears(test.again)
+			})
+		}
+	}
+}
+
+// To look each lease up, by its name, takes milliseconds.
+func TestHeartbeatOfManyLeasesLooksNoneUp(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := heardMany(f, "1", 3000, 0)
+	f.ok(c.pg().Exec(f.ctx, "BEGIN"))
+	lookups := func() (n int64) {
+		f.ok(c.pg().Raw().QueryRow(f.ctx, "SELECT sum(idx_scan)::bigint FROM pg_stat_xact_user_tables WHERE schemaname = $1 AND relname IN ('leases', 'members')", f.schema).Scan(&n))
+		return n
+	}
+	before, rows := lookups(), c.reads("leases", "members")
+	expect(t, len(c.beat().Leases), 3002, "leases")
+	if n, read := lookups()-before, c.reads("leases", "members")-rows; n > 5 || read > 3100 {
+		t.Errorf("%d lookups, and %d rows read", n, read)
+	}
+	f.ok(c.pg().Exec(f.ctx, "COMMIT"))
 }
 
 // Dropped leases keep their rows for ever, and a schema may have a lease for each tenant.

@@ -182,8 +182,12 @@ func (c *Conn) Apply(ctx context.Context, read []LeaseSnapshot, moves []Move, ag
 	}
 	got, err := notifying[row](ctx, c, c.statements.Apply,
 		names, generations, runs.successorLeases, runs.successors, runs.leases, runs.firsts, runs.lasts, runs.moves, c.lockWait, again.Microseconds())
+	moved := make(map[string]bool, len(got.Moved))
+	for _, name := range got.Moved {
+		moved[name] = true
+	}
 	for i := range read {
-		if slices.Contains(got.Moved, read[i].Name) {
+		if moved[read[i].Name] {
 			read[i].Generation++
 		}
 	}

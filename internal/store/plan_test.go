@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
@@ -80,6 +81,28 @@ func TestPlanReadsEachMembersLeasesOnce(t *testing.T) {
 		}
 		return nil
 	}))
+}
+
+// Each row that is written makes heartbeats return leases, and is written to the WAL.
+func TestPlanWritesOnlyLeasesThatNeedItOrChange(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		for _, name := range []string{"calm", "due", "moved"} {
+			a.join(name, 1)
+			b.join(name, 1)
+			f.lease(name, func(l *fakestore.Lease, _ int64) { l.NextCheckAt, l.PlannedAt = fakestore.Ever, 1 })
+		}
+		f.lease("due", func(l *fakestore.Lease, clock int64) { l.NextCheckAt = clock })
+		expect(t, a.apply(a.snapshot("due"), Move{"moved", 0, a.session}).Given, 1, "given")
+		var written []string
+		for name, l := range f.tables().Leases {
+			if l.PlannedAt != 1 {
+				written = append(written, name)
+			}
+		}
+		slices.Sort(written)
+		expect(t, strings.Join(written, " "), "due moved", "written")
+	})
 }
 
 func TestAPlanGivesWhatIsFreeAndAsksForWhatIsNot(t *testing.T) {

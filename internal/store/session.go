@@ -132,6 +132,10 @@ func (c *Conn) Superseder(ctx context.Context, id string) (*Process, error) {
 // changes by hand, and of a join that was executed late.
 const leasesEvery = time.Minute
 
+// manyLeases is the number of leases above which a heartbeat does not name them. See
+// heartbeatmany.sql.
+const manyLeases = 100
+
 // lastLeases is the last answer of a heartbeat on a connection with leases. It is valid until a lease
 // changes, or a plan of one is due.
 type lastLeases struct {
@@ -154,12 +158,15 @@ func (t *lastLeases) holds(session int64) bool {
 func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration, last Renewal) (Beat, error) {
 	c.notices.concerns(session)
 	var run Incarnation
-	seen, names := "0", "{}"
+	statement, seen, which := c.statements.Heartbeat, "0", "{}"
 	if c.lastLeases.holds(session) {
-		run, seen, names = c.lastLeases.run, c.lastLeases.seen, c.lastLeases.names
+		run, seen, which = c.lastLeases.run, c.lastLeases.seen, c.lastLeases.names
+		if n := len(c.lastLeases.leases); n > manyLeases {
+			statement, which = c.statements.HeartbeatMany, strconv.Itoa(n)
+		}
 	}
-	answer, err := c.call(ctx, c.statements.Heartbeat, strconv.FormatInt(session, 10), strconv.Itoa(c.lockWait),
-		seconds(last.Clock), strconv.FormatInt(last.Marker, 10), seconds(run.Started), strconv.FormatInt(run.Marker, 10), seen, names)
+	answer, err := c.call(ctx, statement, strconv.FormatInt(session, 10), strconv.Itoa(c.lockWait),
+		seconds(last.Clock), strconv.FormatInt(last.Marker, 10), seconds(run.Started), strconv.FormatInt(run.Marker, 10), seen, which)
 	if err != nil {
 		return Beat{}, err
 	}

@@ -124,3 +124,38 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.heartbeat_answer(bigint, pg_catalog.text) IS 'The answer to a heartbeat: the text of the renewal, then the server incarnation and the session''s leases. If the text is null, the session is gone, or a copy of the client''s process has renewed it.';
+
+-- The heartbeat of a session with many leases, of which the caller passes the number instead of the names. Looking each
+-- of them up would take milliseconds. So this reads the whole table leases, and then whether the session is a member of
+-- what has changed. If the table has more blocks than the session has leases, most rows are of others, and the rows of
+-- the session are read by their keys.
+CREATE OR REPLACE FUNCTION pgleases.heartbeat_many(
+    session bigint, lock_ms int, renewed double precision, renewed_marker bigint, started double precision, marker bigint, seen pg_catalog.xid8, leases int)
+RETURNS pg_catalog.text
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET jit = off AS $pgleases_body$
+DECLARE
+    answer CONSTANT text := pgleases.heartbeat($1, $2, $3, $4, $5, $6, $7, '{}');
+    changed boolean;
+BEGIN
+    IF answer LIKE '% {%' OR answer LIKE 'gone%' OR answer LIKE 'copied%' THEN -- it has the leases already, or there is no session
+        RETURN answer;
+    END IF;
+    -- These statements follow the one whose xmin the answer has. So what they cannot see yet is not below that number.
+    IF pg_relation_size('pgleases.leases'::regclass) <= $8 * current_setting('block_size')::bigint THEN
+        changed := EXISTS (
+            SELECT FROM (SELECT l.name FROM pgleases.leases AS l
+                         WHERE l.changed >= $7 AND l.changed < pg_snapshot_xmax(pg_current_snapshot()) OFFSET 0) AS l
+            CROSS JOIN LATERAL (SELECT FROM pgleases.members AS m WHERE m.lease = l.name AND m.session = $1 OFFSET 0) AS m);
+    ELSE
+        changed := EXISTS (
+            SELECT FROM (SELECT m.lease FROM pgleases.members AS m WHERE m.session = $1 OFFSET 0) AS m
+            CROSS JOIN LATERAL (SELECT FROM pgleases.leases AS l
+                                WHERE l.name = m.lease AND l.changed >= $7 AND l.changed < pg_snapshot_xmax(pg_current_snapshot()) OFFSET 0) AS l);
+    END IF;
+    IF changed THEN
+        RETURN pgleases.heartbeat_answer($1, answer);
+    END IF;
+    RETURN answer;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.heartbeat_many(bigint, int, double precision, bigint, double precision, bigint, pg_catalog.xid8, int) IS 'A heartbeat as by the function heartbeat, of a session with many leases.';

@@ -53,7 +53,7 @@ CREATE TABLE IF NOT EXISTS pgleases.partitions (
     asked_at    pg_catalog.timestamptz,
     PRIMARY KEY (lease, partition)
 ) WITH (fillfactor = 70);
-CREATE INDEX IF NOT EXISTS partitions_owner ON pgleases.partitions (owner);
+CREATE INDEX IF NOT EXISTS partitions_owner ON pgleases.partitions (owner, lease pg_catalog.text_pattern_ops);
 COMMENT ON TABLE pgleases.partitions IS 'The partitions of every lease, each with its owner and its target.';
 COMMENT ON COLUMN pgleases.partitions.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.partitions.partition IS 'The partition''s number, from 0.';
@@ -82,7 +82,8 @@ CREATE OR REPLACE TRIGGER changed BEFORE INSERT OR UPDATE ON pgleases.leases FOR
 -- or their address (ctid), and the planner gets no choice. LATERAL with OFFSET 0 or FOR UPDATE keeps it from joining in
 -- another way, and enable_seqscan = off keeps it from reading a whole table. Comparisons with many members use a hash:
 -- that is how PostgreSQL executes every IN that is not a condition of WHERE. Such an IN is slow for nulls, so nulls are
--- filtered out first.
+-- filtered out first. ~>=~ and ~<=~ are comparisons that only the index partitions_owner has. It finds what a session
+-- owns in one lease, however much the session owns in others, and others own in that lease.
 
 CREATE OR REPLACE FUNCTION pgleases.read(
     session bigint, leases pg_catalog.text[],
@@ -99,14 +100,12 @@ BEGIN
            (SELECT ARRAY[w.actor, w.reason] FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = l.name),
            (SELECT ARRAY[w.actor, w.reason] FROM pgleases.overrides AS w JOIN pgleases.clients AS c ON c.id = w.client WHERE w.verb = 'drain' AND c.session = $1)
     FROM pgleases.server AS s, pgleases.leases AS l
-    LEFT JOIN (
-        SELECT p.lease, array_agg(p.partition) AS partitions, array_agg(p.epoch) AS epochs,
-               array_agg(p.target IS DISTINCT FROM p.owner) AS moving
-        FROM (SELECT p.lease, p.partition, p.epoch, p.target, p.owner FROM pgleases.partitions AS p
-              WHERE p.owner = $1 AND (p.lease = ANY ($2)) IS TRUE -- IS TRUE: use the index on owner
-              ORDER BY p.lease, p.partition) AS p
-        GROUP BY p.lease
-    ) AS o ON o.lease = l.name
+    CROSS JOIN LATERAL (
+        SELECT array_agg(p.partition) AS partitions, array_agg(p.epoch) AS epochs, array_agg(p.target IS DISTINCT FROM p.owner) AS moving
+        FROM (SELECT p.partition, p.epoch, p.target, p.owner FROM pgleases.partitions AS p
+              WHERE p.owner = $1 AND p.lease ~>=~ l.name AND p.lease ~<=~ l.name
+              ORDER BY p.partition) AS p
+    ) AS o
     WHERE l.name = ANY ($2);
 END
 $pgleases_body$;
@@ -152,9 +151,10 @@ BEGIN
                         JOIN pgleases.leases AS l ON l.name = g.lease AND l.generation = g.generation);
 
     WITH taken AS MATERIALIZED (
-        SELECT p.place, p.lease, p.owner_id, b.epoch >> 32 < present AND NOT (p.lease = ANY ($6)) AS renewed,
-               CASE WHEN b.successor <> 0 AND p.lease = ANY (as_planned) THEN b.successor ELSE p.target END AS target
-        FROM (SELECT * FROM unnest($2, $3, $4, $5) AS b (lease, partition, epoch, successor) ORDER BY lease, partition) AS b
+        SELECT p.place, p.lease, p.owner_id, b.leaves, b.epoch >> 32 < present AND NOT b.leaves AS renewed,
+               CASE WHEN b.successor <> 0 AND p.lease IN (SELECT n FROM unnest(as_planned) AS n) THEN b.successor ELSE p.target END AS target
+        FROM (SELECT b.lease, b.partition, b.epoch, b.successor, b.lease IN (SELECT n FROM unnest($6) AS n) AS leaves
+              FROM unnest($2, $3, $4, $5) AS b (lease, partition, epoch, successor) ORDER BY b.lease, b.partition) AS b
         CROSS JOIN LATERAL ( -- IS TRUE keeps the planner from the index on owner: the key is faster
             SELECT p.ctid AS place, p.lease, p.target, p.owner_id
             FROM pgleases.partitions AS p
@@ -164,13 +164,13 @@ BEGIN
         WHERE present IS NOT NULL
     ), successors AS MATERIALIZED ( -- those that are live members
         SELECT n.lease, n.session, c.id
-        FROM (SELECT DISTINCT k.lease, CASE WHEN k.renewed THEN $1 ELSE k.target END AS session FROM taken AS k) AS n
+        FROM (SELECT DISTINCT k.lease, k.leaves, CASE WHEN k.renewed THEN $1 ELSE k.target END AS session FROM taken AS k) AS n
         CROSS JOIN LATERAL (
             SELECT c.id FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
             WHERE m.lease = n.lease AND m.session = n.session
             OFFSET 0
         ) AS c
-        WHERE NOT (n.session = $1 AND n.lease = ANY ($6))
+        WHERE NOT (n.session = $1 AND n.leaves)
     ), released AS (
         UPDATE pgleases.partitions AS p
         SET owner = h.session, target = CASE WHEN k.renewed THEN k.target ELSE h.session END,
@@ -178,8 +178,10 @@ BEGIN
             owner_id = coalesce(h.id, p.owner_id),
             preferred_owner_id = CASE WHEN h.id = p.preferred_owner_id THEN NULL
                            WHEN h.id <> p.owner_id
-                            AND (p.lease = ANY ($6) OR drains
-                                 OR p.lease IN (SELECT own.lease FROM pgleases.members AS own WHERE own.session = $1 AND own.weight = 0))
+                            AND (k.leaves OR drains
+                                 OR p.lease IN (SELECT own.lease FROM unnest(names) AS n
+                                                CROSS JOIN LATERAL (SELECT own.lease FROM pgleases.members AS own
+                                                                    WHERE own.lease = n AND own.session = $1 AND own.weight = 0 OFFSET 0) AS own))
                            THEN p.owner_id
                            ELSE p.preferred_owner_id END,
             owned_since = CASE WHEN h.session IS NOT NULL THEN clock_timestamp() END,
@@ -216,12 +218,17 @@ BEGIN
     left_leases := '{}';
     to_plan := '{}';
     IF cardinality($8) > 0 THEN
-        WITH rest AS MATERIALIZED ( -- still owned in leases to leave
-            SELECT DISTINCT p.lease FROM pgleases.partitions AS p
-            WHERE p.owner = $1 AND (p.lease = ANY ($8)) IS TRUE
+        WITH leaving AS MATERIALIZED (
+            SELECT m.place, m.weight,
+                   EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.owner = $1 AND p.lease ~>=~ n AND p.lease ~<=~ n OFFSET 0) AS owns
+            FROM unnest($8) AS n
+            CROSS JOIN LATERAL (
+                SELECT m.ctid AS place, m.weight FROM pgleases.members AS m
+                WHERE m.lease = n AND m.session = $1 AND m.join_number <= $9
+                OFFSET 0
+            ) AS m
         ), gone AS (
-            DELETE FROM pgleases.members AS m
-            WHERE m.session = $1 AND m.lease = ANY ($8) AND m.lease NOT IN (SELECT lease FROM rest) AND m.join_number <= $9
+            DELETE FROM pgleases.members AS m USING leaving AS g WHERE m.ctid = g.place AND NOT g.owns
             RETURNING m.lease
         ), recorded AS (
             INSERT INTO pgleases.events (lease, cause, from_id, generation)
@@ -229,17 +236,16 @@ BEGIN
                    (SELECT l.generation FROM pgleases.leases AS l WHERE l.name = g.lease)
             FROM gone AS g
         ), drained AS (
-            UPDATE pgleases.members AS m SET weight = 0
-            WHERE m.session = $1 AND m.lease IN (SELECT lease FROM rest) AND m.weight <> 0 AND m.join_number <= $9
+            UPDATE pgleases.members AS m SET weight = 0 FROM leaving AS g WHERE m.ctid = g.place AND g.owns AND g.weight <> 0
             RETURNING m.lease
         )
         SELECT coalesce((SELECT array_agg(g.lease ORDER BY g.lease) FROM gone AS g), '{}'),
                coalesce((SELECT array_agg(d.lease) FROM drained AS d), '{}')
         INTO left_leases, drained;
         -- A plan is due, unless the released partitions went where the plan without this session puts them.
-        due := due || ARRAY(SELECT g FROM unnest(left_leases) AS g WHERE NOT (g = ANY (as_planned)));
+        due := due || ARRAY(SELECT g FROM unnest(left_leases) AS g WHERE g NOT IN (SELECT n FROM unnest(as_planned) AS n));
         concerned := ARRAY(SELECT DISTINCT r.owner FROM unnest(released_leases, owners) AS r (lease, owner)
-                           WHERE r.owner <> 0 AND r.lease = ANY (left_leases));
+                           WHERE r.owner <> 0 AND (r.lease IN (SELECT n FROM unnest(left_leases) AS n)) IS TRUE);
         IF $11 <> '' AND cardinality(concerned) > 0 THEN
             PERFORM pg_notify($11, CASE WHEN cardinality(concerned) > 100 THEN 'all' ELSE array_to_string(concerned, ',') END);
         END IF;
@@ -250,11 +256,11 @@ BEGIN
         WITH changed AS (
             UPDATE pgleases.leases AS l
             SET generation = l.generation + 1,
-                next_check_at = CASE WHEN l.name = ANY (due) AND EXISTS (SELECT FROM pgleases.members AS m WHERE m.lease = l.name AND m.weight > 0)
+                next_check_at = CASE WHEN l.name IN (SELECT n FROM unnest(due) AS n) AND EXISTS (SELECT FROM pgleases.members AS m WHERE m.lease = l.name AND m.weight > 0)
                                       AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.lease = l.name AND w.verb = 'pause')
                                      THEN least(l.next_check_at, clock_timestamp())
                                      ELSE l.next_check_at END
-            WHERE l.name = ANY (due) OR l.name = ANY (left_leases) OR l.name = ANY (drained)
+            WHERE l.name = ANY (due || left_leases || drained)
             RETURNING l.name, l.next_check_at
         )
         SELECT coalesce(array_agg(c.name ORDER BY c.name), '{}') FROM changed AS c WHERE c.next_check_at <= clock_timestamp()

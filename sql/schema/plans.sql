@@ -17,7 +17,12 @@ BEGIN
     IF NOT $2 THEN
         related := $1 || ARRAY(
             SELECT DISTINCT other.lease -- each session once, because it may be a member of many of the named leases
-            FROM (SELECT DISTINCT m.session FROM pgleases.members AS m WHERE m.lease = ANY ($1)) AS m
+            FROM (SELECT DISTINCT s.session
+                  FROM (SELECT array_agg(m.session) AS sessions FROM pgleases.members AS m
+                        WHERE m.lease = ANY ($1)
+                        GROUP BY m.lease
+                        HAVING count(*) > 1) AS m -- an only member gets all of a lease, whatever it has in others
+                  CROSS JOIN LATERAL unnest(m.sessions) AS s (session)) AS m
             CROSS JOIN LATERAL (SELECT o.lease FROM pgleases.members AS o WHERE o.session = m.session OFFSET 0) AS other);
     END IF;
     RETURN QUERY
@@ -116,7 +121,7 @@ BEGIN
                       WHERE p.lease = r.lease AND p.partition BETWEEN r.first AND r.last
                       OFFSET 0
                   ) AS p
-                  WHERE r.lease = ANY ($1)) AS p
+                  WHERE (r.lease IN (SELECT n FROM unnest($1) AS n)) IS TRUE) AS p
             WHERE p.successor > 0 AND ($4[p.successor] = 0 OR successor_ids[p.successor] IS NOT NULL)
         ), asked AS ( -- an UPDATE of these columns does not wait for a guard's lock
             UPDATE pgleases.partitions AS p
@@ -192,13 +197,15 @@ BEGIN
         FROM done AS d
         INTO given, left_over, moved, late, concerned;
     END IF;
+    -- Only leases that needed the plan, or that it has changed. Otherwise each plan would write all leases that it has
+    -- read, and each member's next heartbeat would return them all.
     UPDATE pgleases.leases AS l
     SET generation = l.generation + CASE WHEN l.name IN (SELECT c.name FROM unnest(moved) AS c (name)) THEN 1 ELSE 0 END,
         planned_at = clock_timestamp(),
         next_check_at = CASE WHEN $10 >= 0 THEN clock_timestamp() + $10 * interval '1 microsecond'
                              WHEN l.name IN (SELECT c.name FROM unnest(late) AS c (name)) THEN clock_timestamp() - $10 * interval '1 microsecond'
                              ELSE 'infinity' END
-    WHERE l.name = ANY ($1);
+    WHERE l.name = ANY ($1) AND (l.next_check_at < 'infinity' OR l.name IN (SELECT c.name FROM unnest(moved || late) AS c (name)));
     IF $11 <> '' AND cardinality(concerned) > 0 THEN
         PERFORM pg_notify($11, CASE WHEN cardinality(concerned) > 100 THEN 'all' ELSE array_to_string(concerned, ',') END);
     END IF;

@@ -1,4 +1,5 @@
--- snapshot.sql: the input of a plan: the named leases, and all leases that share a member with them, in one snapshot.
+-- snapshot.sql: the input of a plan, in one snapshot: the named leases, and all leases that share a member with a named
+-- lease that has more than one member. The only member of a lease gets all of it, so nothing is to be balanced.
 --
 -- $1 text[]   leases
 -- $2 boolean  only the named leases
