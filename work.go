@@ -223,7 +223,7 @@ type failure struct {
 
 // failed notes a failed call. It is logged within a second, or when Run returns.
 func (l *Lease) failed(o *owned.Ownership, lost bool, err error, asked bool) {
-	l.engine.CallbackFailures.Add(1)
+	l.engine.CallbackFailed()
 	reason := engine.KindOf(fmt.Sprint(lost, asked || lost, o.Cause(), err))
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -111,6 +111,7 @@ func (as *assignments) own(number int, epoch int64) *assignment {
 	a := &assignment{Ownership: as.lease.Board.Own(as.validity, number, epoch), membership: as.membership, limitAt: never}
 	as.set(number, a)
 	as.gains++
+	as.membership.count()
 	return a
 }
 
@@ -137,6 +138,7 @@ func (as *assignments) publish(again bool) {
 	if !again && as.lease.Board.Shows(as.shown(), served) {
 		return
 	}
+	as.membership.count()
 	for _, o := range as.lease.Board.Show(as.shown(), served) { // a reader may still work on what was shown before
 		if a := as.assigned[o.Number]; a != nil && a.Ownership == o {
 			a.valuesRead = true
@@ -152,7 +154,7 @@ func (as *assignments) withdraw(which []*assignment, cause error, now time.Time)
 		if o.DrainTimeout > 0 {
 			a.limitAt = now.Add(o.DrainTimeout)
 		}
-		as.draining[a] = struct{}{}
+		as.beginDrain(a)
 	}
 	as.publish(false)
 	asked := make([]*owned.Ownership, len(which))
@@ -207,6 +209,7 @@ func (as *assignments) end(which []*assignment, cause error) int {
 		}
 	}
 	as.lease.Board.End(ending, cause)
+	as.membership.count()
 	switch n := int64(len(ending)); {
 	case errors.Is(cause, as.config.Errors.Handoff):
 		as.losses.Handoff += n
@@ -231,7 +234,7 @@ func (as *assignments) strike(a *assignment) {
 		as.set(a.Number, nil)
 	}
 	if !a.Pinned() {
-		delete(as.draining, a)
+		as.endDrain(a)
 		return
 	}
 	if a.state == serving {
@@ -239,5 +242,5 @@ func (as *assignments) strike(a *assignment) {
 		a.since, a.limitAt, a.warnAt = now, never, now.Add(WarnAfter)
 	}
 	a.state = over
-	as.draining[a] = struct{}{}
+	as.beginDrain(a)
 }

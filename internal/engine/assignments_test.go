@@ -25,7 +25,7 @@ func idleEngine(n int, log slog.Handler) (*engine, *membership) {
 	e.server.accepted = true
 	e.earnTrust(time.Now())
 	m := e.members.add("orders", n, LeaseOptions{})
-	m.state = member
+	m.become(member)
 	gained := make([]*assignment, n)
 	for i := range gained {
 		gained[i] = m.own(i, 1)

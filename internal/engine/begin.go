@@ -113,8 +113,8 @@ func beginAccept(e *engine, now time.Time) *operation {
 	})
 }
 
-func beginJoin(e *engine, _ time.Time) *operation {
-	m, number := e.members.beginJoin()
+func beginJoin(e *engine, now time.Time) *operation {
+	m, number := e.members.beginJoin(now)
 	session, l, weight, calls := e.session.number, m.lease, m.weight, maps.Clone(m.weightCalls)
 	return &operation{limit: e.config.limit(), call: func(ctx context.Context, c Conn) func(error) error {
 		join, err := c.Join(ctx, session, l.Name, l.Partitions, weight, number)
@@ -144,16 +144,22 @@ func beginAnnounce(e *engine, now time.Time) *operation {
 
 // beginRelease releases everything whose work has ended, in one statement, and leaves leases.
 func beginRelease(e *engine, now time.Time) *operation {
-	r := e.releases.nextRelease(e.members.releasable(now), e.members.all())
-	session, lastJoin := e.session.number, e.members.joins
+	r := e.releases.nextRelease(e.members.releasable(now), e.members.toLeave())
+	session, lastJoin, alone := e.session.number, e.members.joins, e.plans.portion(now).alone
+	var many bool
+	var planned time.Time
 	return query(e.config.limit(), func(ctx context.Context, c Conn) (answer store.Released, err error) {
 		if r.successors {
-			if err = planWithout(ctx, c, e.config.Plan, session, e.config.ClientID, r.leaves); err != nil {
+			if many, err = planWithout(ctx, c, e.config.Plan, session, e.config.ClientID, r.leaves, alone); err != nil {
 				return answer, err
 			}
+			planned = time.Now()
 		}
 		return c.Release(ctx, session, r.rows, r.leaves, lastJoin)
 	}, func(answer store.Released, err error) {
+		if many {
+			e.plans.readAll(planned.Sub(now), planned)
+		}
 		if e.releases.tried(r, err, now); err == nil {
 			e.released(r, answer)
 		}
@@ -275,7 +281,7 @@ func beginPlan(e *engine, now time.Time) *operation {
 		longest = busyRetry
 	}
 	p, limit := e.plans.begin(longest, now), e.config.limit()
-	n := portion{e.plans.batch, e.plans.alone}
+	n := e.plans.portion(now)
 	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
 		applied, took, err := p.proceed(ctx, c, e.config.Plan, n)
 		return func(ended error) error {

@@ -36,6 +36,7 @@ type Client struct {
 	requests mailbox
 	wake     chan struct{} // of capacity one: wake-ups coalesce
 	stats    atomic.Pointer[Stats]
+	counts   counts   // of all leases
 	leases   sync.Map // the *Lease by name, of those with stats of their own
 
 	done     chan struct{}
@@ -96,7 +97,11 @@ func (c *Client) Err() error {
 }
 
 // Stats returns the client's numbers as of its last loop.
-func (c *Client) Stats() *Stats { return c.stats.Load() }
+func (c *Client) Stats() Stats {
+	s := *c.stats.Load()
+	s.LeaseStats = c.counts.addTo(s.LeaseStats)
+	return s
+}
 
 // Leases returns the leases, in no order. One that has ended is among them until the work on its
 // partitions has ended.

@@ -21,6 +21,7 @@
 //	server      server.go              whether the server is the one seen before, and accepted
 //	expiry      expiry.go              when to check for expired sessions
 //	members     members.go, weights.go the client's memberships: joining, leaving, weights
+//	            agenda.go              which of them are to be joined, read, left or counted
 //	            assignments.go         what a membership owns: the life of an ownership
 //	            drains.go              the draining assignments of all memberships
 //	            reads.go               the ownerships in the database, compared with those in memory

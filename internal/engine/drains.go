@@ -23,7 +23,8 @@ type shared struct {
 	validity *owned.Validity // of the trust; nil: there is no trust
 	invalid  *owned.Validity // shown if there is no trust
 
-	draining map[*assignment]struct{} // also struck assignments, until the work on them ends
+	agenda   agenda
+	draining map[*assignment]struct{} // also struck assignments, until the work on them ends. Changed by beginDrain and endDrain
 	ended    []ended                  // not logged yet
 }
 
@@ -36,11 +37,23 @@ type ended struct {
 }
 
 func newShared(c *Client, now time.Time) shared {
-	return shared{config: &c.config, invalid: owned.Invalid(now), draining: make(map[*assignment]struct{})}
+	return shared{config: &c.config, invalid: owned.Invalid(now), agenda: newAgenda(), draining: make(map[*assignment]struct{})}
 }
 
 // shown returns the validity that snapshots show.
 func (s *shared) shown() *owned.Validity { return cmp.Or(s.validity, s.invalid) }
+
+// beginDrain notes that an assignment drains.
+func (s *shared) beginDrain(a *assignment) {
+	s.draining[a] = struct{}{}
+	a.membership.count()
+}
+
+// endDrain notes that an assignment no longer drains.
+func (s *shared) endDrain(a *assignment) {
+	delete(s.draining, a)
+	a.membership.count()
+}
 
 // logEnded logs the ownerships that have ended. It is called once in each step, after all ends and
 // before the gains.
@@ -81,7 +94,7 @@ func (s *shared) supervise(hurried bool, reason error, now time.Time) {
 	timedOut, rest := make(map[*membership][]*assignment), make(map[*membership][]*assignment)
 	for a := range s.draining {
 		if a.state == over && !a.Pinned() {
-			delete(s.draining, a)
+			s.endDrain(a)
 			continue
 		}
 		if !now.Before(a.limitAt) {

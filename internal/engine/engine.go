@@ -293,13 +293,21 @@ func (e *engine) answered(sent time.Time) {
 	}
 }
 
+// fewLeases is up to how many leases a client reads all of them after a notification. That is one
+// statement less than a heartbeat and a read of those that have changed.
+const fewLeases = 16
+
 // notified handles notifications: of locks, or of changes.
 func (e *engine) notified(granted []int64) {
 	if len(granted) > 0 {
 		e.locks.Notified(granted)
 		return
 	}
-	e.members.readAll()
+	if e.members.agenda.inDatabase > fewLeases {
+		e.session.beatNow() // its answer says which leases have changed
+	} else {
+		e.members.readAll()
+	}
 	e.liveness.LookAt = atOnce
 }
 
@@ -429,8 +437,8 @@ func (e *engine) earnTrust(sent time.Time) {
 	e.liveness.Carries(e.trust.validity)
 	e.members.validity = e.trust.validity
 	e.watchConnection(now)
+	e.members.readAll()
 	for m := range e.members.all() {
-		m.toRead = true
 		m.publish(false)
 	}
 }
@@ -528,7 +536,7 @@ func (e *engine) abandon(j *joining) {
 // leave begins to leave a lease.
 func (e *engine) leave(m *membership, reason error) {
 	over := e.members.leave(m, reason, e.session.registered, time.Now())
-	delete(e.plans.at, m.lease.Name)
+	e.plans.forget(m.lease.Name)
 	if over && !e.closing.ends() {
 		e.members.end(m, reason)
 	}
@@ -604,7 +612,7 @@ func (e *engine) planned(p *planning, applied store.Applied, err error, n portio
 	}
 	if e.plans.underWay == nil {
 		for _, r := range p.read {
-			e.members.planned(r.Name, p.changed)
+			e.members.planned(r.Name, r.Generation)
 		}
 	}
 }
@@ -627,7 +635,7 @@ func (e *engine) endsBecause(reason error) { e.closing.reason, e.members.refuses
 
 // onlySessionRemains reports whether the client ends and the database has only its session.
 func (e *engine) onlySessionRemains() bool {
-	return e.closing.ends() && !e.members.inDatabase() && !e.locks.Remain() && len(e.plans.at)+len(e.releases.unannounced) == 0
+	return e.closing.ends() && !e.members.inDatabase() && !e.locks.Remain() && e.plans.none() && len(e.releases.unannounced) == 0
 }
 
 // finished reports whether the client may end: it has left, or the rest cannot be done.
@@ -643,8 +651,8 @@ func (e *engine) finished(now time.Time) bool {
 	case !now.Before(e.closing.giveUpAt) || e.connection.failed:
 		return true
 	}
-	return e.progress.idle() && readDue(e, now).After(now) && e.members.releaseDue(now).After(now) && len(e.plans.at)+len(e.releases.unannounced) == 0 &&
-		!e.locks.Releases() && !e.onlySessionRemains()
+	return e.progress.idle() && readDue(e, now).After(now) && e.members.releaseDue(now).After(now) && e.plans.none() &&
+		len(e.releases.unannounced) == 0 && !e.locks.Releases() && !e.onlySessionRemains()
 }
 
 // finish ends everything that is left, closes the connection, and sets the result.

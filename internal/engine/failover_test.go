@@ -173,7 +173,7 @@ func TestClientEndsWithoutLivenessLockAndTrust(t *testing.T) {
 		e, c := newThread()
 		c.holdErr = errors.New("out of shared memory")
 		e.connected(c)
-		e.members.add("l", 2, LeaseOptions{}).state = member
+		e.members.add("l", 2, LeaseOptions{}).become(member)
 		_ = beginHoldLiveness(e, time.Now()).call(t.Context(), c)(nil)
 		time.Sleep(e.config.TTL)
 		e.checkTrust(time.Now())
@@ -187,7 +187,7 @@ func TestClientEndsWithoutLivenessLockAndTrust(t *testing.T) {
 func TestAClientThatEndsWatchesWhileItWaitsForWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, _ := newThread()
-		e.members.add("l", 2, LeaseOptions{}).state = member
+		e.members.add("l", 2, LeaseOptions{}).become(member)
 		if e.closing.reason = errorsOfTests.Closed; watchLivenessDue(e, time.Now()).Equal(never) {
 			t.Error("it looks at no locks")
 		}

@@ -55,6 +55,7 @@ type world struct {
 	mu    sync.Mutex // guards the rest; not held while the database is used, which calls back
 	conns map[*faultyConn]struct{}
 	calls map[string]int      // executed statements
+	about map[string]int      // the leases in the answers to snapshots, reads and joins
 	beats map[int64]time.Time // by session: when the last heartbeat was executed, by the bubble's clock
 	after func(op string)     // called for every executed statement; nil: not called
 	blind atomic.Bool         // the oracle does not check
@@ -112,7 +113,7 @@ type handle struct {
 func newWorld(t testing.TB, seed uint64) *world {
 	w := &world{
 		t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), began: time.Now(), db: fakestore.New(),
-		conns: make(map[*faultyConn]struct{}), calls: make(map[string]int), beats: make(map[int64]time.Time),
+		conns: make(map[*faultyConn]struct{}), calls: make(map[string]int), about: make(map[string]int), beats: make(map[int64]time.Time),
 		ledger: make(map[place]map[int64]int64), highest: make(map[place]int64),
 		working: make(map[workKey]int),
 	}
@@ -141,8 +142,15 @@ func bubble() string {
 func (w *world) executed(client, op string, answer any) {
 	w.mu.Lock()
 	w.calls[op]++
-	if e, ok := answer.(store.Evicted); ok && e.CheckDueIn >= 0 {
-		w.calls["check"]++ // it was due
+	switch a := answer.(type) {
+	case store.Evicted:
+		if a.CheckDueIn >= 0 {
+			w.calls["check"]++ // it was due
+		}
+	case []store.LeaseSnapshot:
+		w.about[op] += len(a)
+	case []store.LeaseRead:
+		w.about[op] += len(a)
 	}
 	after := w.after
 	w.mu.Unlock()
@@ -165,6 +173,13 @@ func (w *world) count(op string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.calls[op]
+}
+
+// leases returns how many leases the executed statements of a kind returned.
+func (w *world) leases(op string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.about[op]
 }
 
 // renewed notes a heartbeat.

@@ -84,7 +84,7 @@ func (g Guarded) error(err error) error {
 		err = g.Lease.client.config.Errors.NotOwner
 	}
 	if errors.Is(err, g.Lease.client.config.Errors.NotOwner) {
-		g.Lease.GuardRefusals.Add(1)
+		g.Lease.guardRefused()
 	}
 	return fmt.Errorf("pgleases: guard partition %d of lease %q under epoch %d: %w", g.Number, g.Lease.Name, g.Epoch, err)
 }

@@ -26,7 +26,7 @@ type Lease struct {
 	stats  atomic.Pointer[LeaseStats]
 	news   atomic.Pointer[News]
 
-	GuardRefusals, CallbackFailures atomic.Int64
+	counts counts
 
 	public sync.Once
 	lease  any // see Public
@@ -61,8 +61,28 @@ func (l *Lease) Owners(ctx context.Context, first, last int) (Owners, error) {
 	return l.client.Owners(ctx, store.Span{Lease: l.Name, First: first, Last: last})
 }
 
+// counts are counted by other goroutines than the client's.
+type counts struct{ guardRefusals, callbackFailures atomic.Int64 }
+
+func (c *counts) addTo(s LeaseStats) LeaseStats {
+	s.GuardRefusals, s.CallbackFailures = c.guardRefusals.Load(), c.callbackFailures.Load()
+	return s
+}
+
+// CallbackFailed counts a callback that failed.
+func (l *Lease) CallbackFailed() {
+	l.counts.callbackFailures.Add(1)
+	l.client.counts.callbackFailures.Add(1)
+}
+
+// guardRefused counts a guard that refused.
+func (l *Lease) guardRefused() {
+	l.counts.guardRefusals.Add(1)
+	l.client.counts.guardRefusals.Add(1)
+}
+
 // Stats returns the lease's numbers as of the client's last loop.
-func (l *Lease) Stats() LeaseStats { return *l.stats.Load() }
+func (l *Lease) Stats() LeaseStats { return l.counts.addTo(*l.stats.Load()) }
 
 // SetWeight returns when the database has the weight. If ctx ends first, the weight may still
 // change.

@@ -26,8 +26,7 @@ type members struct {
 	underWay   *membership           // whose join is under way; nil: no join is
 	joins      int64                 // number of joins that were sent: a leave names the last one, and ends no later membership
 	unreleased map[string]bool       // leases with ownerships that ended without a release: they are released before they are shown again
-	outlived   map[*membership]bool  // ended memberships with work on their partitions, or since the last stats
-	past       LeaseStats            // of the memberships that ended before
+	sum        LeaseStats            // of all memberships, including those that have ended
 	drained    []string              // the operator who drained the client, and the reason; nil: it is not drained
 }
 
@@ -36,12 +35,13 @@ type members struct {
 type membership struct {
 	assignments
 
-	state  memberState
-	reason error // why it is left; nil: it is not left
+	state  memberState // changed by become
+	queued bool        // it is in the queue of joins
+	over   bool        // it has ended
+	reason error       // why it is left; nil: it is not left
 
 	generation int64
 	paused     []string      // the operator who paused the lease, and the reason; nil: it is not paused
-	toRead     bool          // the lease changed after generation was read, or was not read yet
 	retryAt    time.Time     // when to join again
 	retry      time.Duration // the pause after the next failure to join
 
@@ -52,7 +52,7 @@ type membership struct {
 	weightLost  bool        // the database has another weight, or may have
 	weightCalls weightCalls // calls that wait until the database has the weight
 
-	leaveSent    bool // a leave was sent; the next release sends it again
+	leaveSent    bool // a leave was sent; the next release sends it again. Set by setLeaveSent
 	noSuccessors bool // an attempt to leave has failed: later attempts name no successors, because that requires a plan
 }
 
@@ -87,7 +87,7 @@ type joining struct {
 func newMembers(c *Client, now time.Time) members {
 	return members{
 		shared: newShared(c, now), client: c, byName: make(map[string]*membership),
-		waiting: make(map[string][]*joining), unreleased: make(map[string]bool), outlived: make(map[*membership]bool),
+		waiting: make(map[string][]*joining), unreleased: make(map[string]bool),
 	}
 }
 
@@ -99,6 +99,7 @@ func (ms *members) add(name string, partitions int, o LeaseOptions) *membership 
 	m := &membership{weight: o.Weight, weightCalls: make(weightCalls)}
 	m.assignments = assignments{membership: m, shared: &ms.shared, lease: l, assigned: make([]*assignment, partitions), readUntil: make(map[int]time.Time)}
 	ms.byName[name] = m
+	m.become(joins)
 	ms.client.leases.Store(name, l)
 	return m
 }
@@ -125,7 +126,7 @@ func (ms *members) find(is func(*membership) bool) *membership {
 }
 
 // inDatabase reports whether the session is a member of a lease.
-func (ms *members) inDatabase() bool { return ms.find((*membership).inDatabase) != nil }
+func (ms *members) inDatabase() bool { return ms.agenda.inDatabase > 0 }
 
 // own reports whether an ownership has not ended, shown or draining.
 func (ms *members) own() bool {
@@ -196,20 +197,9 @@ func (ms *members) abandon(j *joining) *membership {
 	return m
 }
 
-// nextJoin returns the lease that has waited longest for a join, and when the join is due. A member
-// joins once more to change its weight.
-func (ms *members) nextJoin() (*membership, time.Time) {
-	return soonest(ms.all(), func(m *membership) time.Time {
-		if m.state != joins && !m.weightDue() {
-			return never
-		}
-		return m.retryAt
-	})
-}
-
 // beginJoin begins the next join, and numbers it.
-func (ms *members) beginJoin() (*membership, int64) {
-	ms.underWay, _ = ms.nextJoin()
+func (ms *members) beginJoin(now time.Time) (*membership, int64) {
+	ms.underWay, _ = ms.agenda.nextJoin(now)
 	ms.joins++
 	return ms.underWay, ms.joins
 }
@@ -218,6 +208,7 @@ func (ms *members) beginJoin() (*membership, int64) {
 // that requires another attempt.
 func (ms *members) joined(m *membership, join store.Join, err error, now time.Time) (isMember bool, again error) {
 	ms.underWay, m.retryAt = nil, now
+	defer m.joinTried()
 	refused := err == nil && join.Alive && !join.Joined
 	if refused {
 		err = ms.miscounted(join.Partitions, m.lease.Partitions)
@@ -234,8 +225,10 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 	// A new member gets its partitions after the plan, which a notification or a heartbeat announces.
 	// It may own partitions already if an earlier join, whose answer was lost, was executed, or from
 	// an earlier membership.
-	m.toRead = m.toRead || !join.Claimed && (m.retry > 0 || ms.unreleased[m.lease.Name])
 	m.becameMember()
+	if !join.Claimed && (m.retry > 0 || ms.unreleased[m.lease.Name]) {
+		m.setToRead(true)
+	}
 	m.generation, m.retry = 0, 0
 	for _, j := range m.callers {
 		m.answer(j)
@@ -269,9 +262,9 @@ func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 func (m *membership) becameMember() {
 	switch m.state {
 	case joins:
-		m.state = member
+		m.become(member)
 	case left:
-		m.state = leaves
+		m.become(leaves)
 	}
 }
 
@@ -279,11 +272,12 @@ func (m *membership) becameMember() {
 func (m *membership) becameNone() {
 	switch m.state {
 	case member:
-		m.state = joins
+		m.become(joins)
 	case leaves:
-		m.state = left
+		m.become(left)
 	}
-	m.leaveSent, m.toRead = false, false
+	m.setLeaveSent(false)
+	m.setToRead(false)
 }
 
 // miscounted returns the error of a join of a lease that has n partitions. Negative n: it had -n,
@@ -314,8 +308,10 @@ func (ms *members) heard(beats []store.LeaseBeat, server int64) (toPlan []string
 		}
 		m.lease.hear(b.Generation, server)
 		m.becameMember() // if it was not a member, the answer to its join was lost
-		m.toRead = m.toRead || m.generation != b.Generation
-		m.weightLost = !m.ends() && b.Weight != m.weight
+		if m.generation != b.Generation {
+			m.setToRead(true)
+		}
+		m.setWeightLost(!m.ends() && b.Weight != m.weight)
 		if b.DueIn == 0 {
 			toPlan = append(toPlan, b.Name)
 		}
@@ -333,7 +329,9 @@ func (ms *members) heard(beats []store.LeaseBeat, server int64) (toPlan []string
 // given.
 func (ms *members) takeStray(name string) *membership {
 	m := ms.add(name, MaxPartitions, LeaseOptions{}) // its number of partitions is not known
-	m.state, m.reason, m.toRead = leaves, ms.config.Errors.Closed, true
+	m.reason = ms.config.Errors.Closed
+	m.become(leaves)
+	m.setToRead(true)
 	return m
 }
 
@@ -345,9 +343,9 @@ func (ms *members) takeStray(name string) *membership {
 func (ms *members) leave(m *membership, reason error, sessionLives bool, now time.Time) (over bool) {
 	switch m.state {
 	case member:
-		m.state = leaves
+		m.become(leaves)
 	case joins:
-		m.state = left
+		m.become(left)
 	}
 	m.reason = reason
 	m.refuse(reason)
@@ -407,7 +405,8 @@ func (ms *members) end(m *membership, err error) {
 	l := m.lease
 	l.Board.Close(ms.invalid, err)
 	delete(ms.byName, l.Name)
-	ms.outlived[m] = true
+	m.over = true
+	m.closed()
 	queue := ms.waiting[l.Name]
 	delete(ms.waiting, l.Name)
 	for _, j := range queue {
@@ -433,6 +432,8 @@ func (ms *members) finish(reason error) {
 	for m := range ms.all() {
 		ms.end(m, reason)
 	}
-	clear(ms.draining)
+	for a := range ms.draining {
+		ms.endDrain(a)
+	}
 	ms.logEnded()
 }

@@ -14,23 +14,36 @@ import (
 
 // plans are the leases that need a plan, joined or not, and what is known about their last plan.
 type plans struct {
-	at       map[string]time.Time // when to plan a lease
-	claimed  map[string]bool      // this client has claimed the plan
-	alone    bool                 // a plan met a lock: the next one is only of the leases that need it
-	underWay *planning            // or to be made again; nil: no plan is
-	batch    int                  // the most partitions that one statement moves; see fitting
-	retryIn  time.Duration        // the pause before another plan if moves are left over; doubled if the last plan changed no partition
+	at       dueTimes        // when to plan a lease
+	joins    dueTimes        // when to plan a lease that the session has joined
+	joinsAt  time.Time       // not before, so that joins that follow each other share plans
+	claimed  map[string]bool // this client has claimed the plan
+	alone    bool            // a plan met a lock: the next one is only of the leases that need it
+	allAt    time.Time       // until then plans are only of the leases that need them, because a plan of all was large
+	underWay *planning       // or to be made again; nil: no plan is
+	batch    int             // the most partitions that one statement moves; see fitting
+	retryIn  time.Duration   // the pause before another plan if moves are left over; doubled if the last plan changed no partition
 }
 
 func newPlans() plans {
-	return plans{at: make(map[string]time.Time), claimed: make(map[string]bool), batch: maxBatch, retryIn: busyRetry}
+	return plans{at: newDueTimes(), joins: newDueTimes(), claimed: make(map[string]bool), batch: maxBatch, retryIn: busyRetry}
 }
+
+const (
+	// joinsTogether is how long after a plan of joined leases the next one is made.
+	joinsTogether = 50 * time.Millisecond
+	// manyLeases is how many leases more than those that need it a plan may read each time.
+	manyLeases = 100
+	// restAfterAll is the pause between two plans of many leases, as a multiple of the time that one
+	// took. It is at least a second.
+	restAfterAll = 20
+)
 
 // request notes leases that need a plan, to be made at that time.
 func (ps *plans) request(at time.Time, names ...string) {
 	for _, name := range names {
-		if planned, known := ps.at[name]; !known || at.Before(planned) {
-			ps.at[name] = at
+		if planned, known := ps.at.of[name]; !known || at.Before(planned) {
+			ps.at.set(name, at)
 		}
 	}
 }
@@ -39,8 +52,10 @@ func (ps *plans) request(at time.Time, names ...string) {
 // already.
 func (ps *plans) heard(now time.Time, names ...string) {
 	for _, name := range names {
-		if _, planned := ps.at[name]; !planned {
-			ps.at[name] = now
+		_, requested := ps.at.of[name]
+		_, joined := ps.joins.of[name]
+		if !requested && !joined {
+			ps.at.set(name, now)
 		}
 	}
 }
@@ -49,15 +64,67 @@ func (ps *plans) heard(now time.Time, names ...string) {
 func (ps *plans) joined(name string, join store.Join, now time.Time) {
 	if join.Claimed {
 		ps.claimed[name] = true
-		ps.request(now, name)
+		ps.joins.set(name, now)
 	} else {
-		ps.request(now.Add(join.DueIn+time.Millisecond), name)
+		ps.joins.set(name, now.Add(join.DueIn+time.Millisecond))
 	}
 }
 
+// forget forgets that a lease needs a plan.
+func (ps *plans) forget(name string) {
+	ps.at.delete(name)
+	ps.joins.delete(name)
+}
+
+// none reports whether no lease needs a plan.
+func (ps *plans) none() bool { return len(ps.at.of)+len(ps.joins.of) == 0 }
+
 func (ps *plans) due() time.Time {
-	_, at := soonest(maps.Values(ps.at), func(at time.Time) time.Time { return at })
-	return at
+	return earlier(ps.at.soonest(), later(ps.joins.soonest(), ps.joinsAt))
+}
+
+// dueTimes are times by lease. The soonest is kept, because each step of the engine asks for it.
+type dueTimes struct {
+	of    map[string]time.Time
+	first *time.Time // the soonest; nil: it is not known
+}
+
+func newDueTimes() dueTimes { return dueTimes{of: make(map[string]time.Time)} }
+
+func (d *dueTimes) set(name string, at time.Time) {
+	d.delete(name)
+	d.of[name] = at
+	if d.first != nil && at.Before(*d.first) {
+		d.first = &at
+	}
+}
+
+func (d *dueTimes) delete(name string) {
+	if at, known := d.of[name]; known && d.first != nil && at.Equal(*d.first) {
+		d.first = nil
+	}
+	delete(d.of, name)
+}
+
+func (d *dueTimes) soonest() time.Time {
+	if d.first == nil {
+		_, at := soonest(maps.Values(d.of), func(at time.Time) time.Time { return at })
+		d.first = &at
+	}
+	return *d.first
+}
+
+// until returns the names that are due.
+func (d *dueTimes) until(now time.Time) (names []string) {
+	if d.soonest().After(now) {
+		return nil
+	}
+	for name, at := range d.of {
+		if !at.After(now) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // A planning is a plan of leases, from their claim to its last move. If one statement cannot write
@@ -67,9 +134,11 @@ type planning struct {
 	names     []string // that need it
 	unclaimed []string // to be claimed first
 	claimed   []string // by this client
+	alone     bool     // it leaves out leases that share a member with these: another plan is due
 	read      []store.LeaseSnapshot
 	moves     []store.Move // not applied yet
 
+	many              bool // it has read many leases more than those that need it
 	changed, leftOver bool // by the moves that were applied
 
 	longest time.Duration // the most that retryIn may be
@@ -82,13 +151,12 @@ type planning struct {
 // begin plans the leases that need it, or continues a plan. Longest is the longest pause before
 // another plan if moves are left over.
 func (ps *plans) begin(longest time.Duration, now time.Time) *planning {
-	var names []string
-	for name, at := range ps.at {
-		if !at.After(now) {
-			names = append(names, name)
-		}
+	names := ps.at.until(now)
+	if joined := ps.joins.until(now); len(joined) > 0 {
+		names, ps.joinsAt = append(names, joined...), now.Add(joinsTogether)
 	}
 	slices.Sort(names)
+	names = slices.Compact(names)
 	if p := ps.underWay; p != nil && slices.Contains(names, p.names[0]) {
 		return p
 	}
@@ -114,6 +182,11 @@ const (
 	stalled = time.Second
 )
 
+// portion returns what the next statement of a plan applies.
+func (ps *plans) portion(now time.Time) portion {
+	return portion{ps.batch, ps.alone || now.Before(ps.allAt)}
+}
+
 // A portion is what a plan applies in one statement: the maximum number of moves; alone: only for
 // the leases that need it, not for all that share a member with them.
 type portion struct {
@@ -131,17 +204,19 @@ func (p *planning) proceed(
 		return applied, 0, err
 	}
 	began := time.Now()
+	alone := n.alone
 	for attempt := 1; ; attempt++ {
 		if p.read == nil {
-			if p.read, err = c.Snapshot(ctx, p.claimed, n.alone); err != nil {
+			if p.read, err = c.Snapshot(ctx, p.claimed, alone); err != nil {
 				p.read = nil
 				return applied, 0, err
 			}
-			p.moves = plan(p.read)
+			p.moves, p.alone = plan(p.read), alone && sharesMembers(p.read)
+			p.many = p.many || len(p.read) > len(p.claimed)+manyLeases
 		}
 		moves := p.moves[:min(n.batch, len(p.moves))]
 		applying := time.Now()
-		applied, err = c.Apply(ctx, p.read, moves, p.again(n.alone, len(moves)))
+		applied, err = c.Apply(ctx, p.read, moves, p.again(len(moves)))
 		took = time.Since(applying)
 		if err == nil && applied.Applied {
 			p.moved(applied, len(moves))
@@ -149,6 +224,7 @@ func (p *planning) proceed(
 		}
 		p.claimEnds = p.claimedAt.Add(claimLasts(p.read) + 10*time.Millisecond) // the two clocks may differ
 		p.read, p.moves = nil, nil
+		alone = alone || p.many // of many leases, one always changes while others join
 		if err != nil || applied.Unaccepted || attempt == 3 || time.Since(began) > overtaken {
 			return applied, took, err
 		}
@@ -179,13 +255,19 @@ func (p *planning) claim(ctx context.Context, c Conn) error {
 	return err
 }
 
+// sharesMembers reports whether a lease has more than one member, so that others may have to be
+// balanced with it.
+func sharesMembers(read []store.LeaseSnapshot) bool {
+	return slices.ContainsFunc(read, func(r store.LeaseSnapshot) bool { return len(r.Members) > 1 })
+}
+
 // again returns when another plan is due after a statement of n moves; negative: only for the
 // leases with moves left over.
-func (p *planning) again(alone bool, n int) time.Duration {
+func (p *planning) again(n int) time.Duration {
 	switch {
 	case n < len(p.moves):
 		return stalled
-	case alone:
+	case p.alone:
 		return p.longest
 	case p.leftOver:
 		return p.retryIn
@@ -207,7 +289,10 @@ func claimLasts(read []store.LeaseSnapshot) time.Duration {
 func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n portion, ends bool, now time.Time) (made bool) {
 	ps.alone = store.LockTimeout(err) || n.alone && !applied.Applied
 	for _, name := range p.names {
-		delete(ps.at, name)
+		ps.forget(name)
+	}
+	if p.many {
+		ps.readAll(now.Sub(p.claimedAt), now)
 	}
 	switch {
 	case err != nil && ends:
@@ -222,16 +307,25 @@ func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n port
 		if p.leftOver && !p.changed { // guarded transactions are open on all partitions that it had to move
 			ps.retryIn = 2 * p.retryIn
 		}
+		if p.alone && !ends { // otherwise others make it
+			ps.request(later(now.Add(p.longest+time.Millisecond), ps.allAt), p.names...)
+		}
 		return true
 	}
 	return false
 }
 
-// planned notes that a lease was planned. If the plan has changed a partition, it may have asked
-// the session for one, or given it one at once. If not, the session may own partitions that were
-// not read yet.
-func (ms *members) planned(lease string, changed bool) {
-	if m := ms.byName[lease]; m != nil && m.inDatabase() && (changed || m.generation == 0) {
-		m.toRead = true
+// readAll notes that a plan has read many leases that did not need it, and took that long. Until it
+// pays to read all again, plans are only of the leases that need them.
+func (ps *plans) readAll(took time.Duration, now time.Time) {
+	ps.allAt = now.Add(max(time.Second, restAfterAll*took))
+}
+
+// planned notes that a lease was planned, and has that generation now. If the plan has changed a
+// partition, it may have asked the session for one, or given it one at once. If not, the session
+// may own partitions that were not read yet.
+func (ms *members) planned(lease string, generation int64) {
+	if m := ms.byName[lease]; m != nil && m.generation != generation {
+		m.setToRead(true)
 	}
 }

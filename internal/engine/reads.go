@@ -14,21 +14,18 @@ import (
 // readAll makes the client read all its ownerships again.
 func (ms *members) readAll() {
 	for _, m := range ms.byName {
-		m.toRead = m.inDatabase()
+		m.setToRead(true)
 	}
 }
 
-func (m *membership) readDue() bool { return m.inDatabase() && m.toRead }
-
 // toRead reports whether a lease is to be read.
-func (ms *members) toRead() bool { return ms.find((*membership).readDue) != nil }
+func (ms *members) toRead() bool { return len(ms.agenda.reads) > 0 }
 
 // namesToRead returns the leases to be read.
-func (ms *members) namesToRead() (names []string) {
-	for name, m := range ms.byName {
-		if m.readDue() {
-			names = append(names, name)
-		}
+func (ms *members) namesToRead() []string {
+	names := make([]string, 0, len(ms.agenda.reads))
+	for m := range ms.agenda.reads {
+		names = append(names, m.lease.Name)
 	}
 	return names
 }
@@ -36,7 +33,8 @@ func (ms *members) namesToRead() (names []string) {
 // read handles the ownerships of the session in a lease, on a server that is accepted or not. It
 // reports whether a partition was released whose new owner may not have been notified.
 func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now time.Time) (released bool) {
-	m.generation, m.toRead = r.Generation, false
+	m.generation = r.Generation
+	m.setToRead(false)
 	m.lease.hear(r.Generation, r.ServerGeneration)
 	ms.heardOverrides(m, r)
 	c := compare(r, m.assigned, accepted, ms.unreleased[r.Name] || m.ends())
@@ -66,7 +64,7 @@ func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now tim
 	}
 	m.serve(gained)
 	if m.ends() && m.n == 0 {
-		m.leaveSent = false // no partition is left to wait for: leave again
+		m.setLeaveSent(false) // no partition is left to wait for: leave again
 	}
 	return len(c.released) > 0
 }

@@ -55,40 +55,37 @@ func (a apart) tried(about iter.Seq[string], err error, now time.Time) {
 
 // nextRelease returns the assignments, of those that are due, that one statement releases now, and
 // the leases to leave.
-func (rs *releases) nextRelease(due []*assignment, all iter.Seq[*membership]) release {
+func (rs *releases) nextRelease(due []*assignment, toLeave iter.Seq[*membership]) release {
 	about := make(map[string]bool) // leases
 	for _, a := range due {
 		about[a.membership.lease.Name] = true
 	}
-	for m := range all {
-		if m.leaveDue() {
-			about[m.lease.Name] = true
-		}
+	for m := range toLeave {
+		about[m.lease.Name] = true
 	}
 	rs.apart.keepNext(about)
 	due = slices.DeleteFunc(due, func(a *assignment) bool { return !about[a.membership.lease.Name] })
-	which := func(leaves func(*membership) bool) (leaving []*membership) {
-		for m := range all {
-			if about[m.lease.Name] && leaves(m) {
-				leaving = append(leaving, m)
-			}
+	leaving := make(map[*membership]bool)
+	for m := range toLeave {
+		if about[m.lease.Name] {
+			leaving[m] = true
 		}
-		return leaving
 	}
 	if len(due) > rs.batch { // so that the statement does not keep the client from its heartbeat
-		if leaving := which((*membership).leaveDue); len(leaving) > 0 { // first, so that no other leaving client names this one as successor
-			return newRelease(nil, leaving)
+		if len(leaving) > 0 { // first, so that no other leaving client names this one as successor
+			return newRelease(nil, slices.Collect(maps.Keys(leaving)))
 		}
 		slices.SortFunc(due, func(a, b *assignment) int {
 			return cmp.Or(strings.Compare(a.membership.lease.Name, b.membership.lease.Name), a.Number-b.Number)
 		})
 		due = due[:rs.batch]
 	}
-	releases := make(map[*membership]bool)
 	for _, a := range due {
-		releases[a.membership] = true
+		if a.membership.state == leaves {
+			leaving[a.membership] = true
+		}
 	}
-	return newRelease(due, which(func(m *membership) bool { return m.leaveDue() || m.state == leaves && releases[m] }))
+	return newRelease(due, slices.Collect(maps.Keys(leaving)))
 }
 
 // A release is one statement: the assignments that it releases, and the leases that it leaves.
@@ -170,12 +167,12 @@ func (rs *releases) announced(names []string, err error, began time.Time) {
 
 // --- the members' side of releases
 
-// leaveDue reports whether a leave is to be sent, with or without releases.
-func (m *membership) leaveDue() bool { return m.state == leaves && !m.leaveSent }
+// toLeave returns the memberships whose leave is to be sent, with or without releases.
+func (ms *members) toLeave() iter.Seq[*membership] { return maps.Keys(ms.agenda.leaves) }
 
 // releaseDue returns when a partition is to be released, or a lease to be left.
 func (ms *members) releaseDue(now time.Time) time.Time {
-	if ms.find((*membership).leaveDue) != nil {
+	if len(ms.agenda.leaves) > 0 {
 		return atOnce
 	}
 	_, at := soonest(maps.Keys(ms.draining), func(a *assignment) time.Time { return a.releasableAt(now) })
@@ -204,6 +201,7 @@ type announcement struct {
 // session is gone. A read then returns the partitions that the session owns.
 func (ms *members) released(which []*assignment, answer store.Released, session int64, now time.Time) (changed []announcement, beat bool) {
 	handed, busy := byPlace(answer)
+	leftNow := setOf(answer.Left)
 	released, kept := make(map[*membership][]*assignment), make(map[*membership][]int)
 	for _, a := range which {
 		m, k := a.membership, store.Release{Lease: a.membership.lease.Name, Partition: a.Number}
@@ -214,7 +212,7 @@ func (ms *members) released(which []*assignment, answer store.Released, session 
 			a.busy++
 			continue
 		case !done && a.state == fencing:
-			m.toRead = m.inDatabase()
+			m.setToRead(true)
 			a.readyAt = now.Add(busyRetry)
 			continue
 		case !done:
@@ -222,16 +220,16 @@ func (ms *members) released(which []*assignment, answer store.Released, session 
 			// heartbeat shows it. Without one, the client would read its partitions and release them
 			// again and again.
 			beat = true
-			m.toRead = m.inDatabase()
+			m.setToRead(true)
 			changed = append(changed, announcement{lease: m.lease.Name})
-		case slices.Contains(answer.Left, m.lease.Name): // the new owner was notified
+		case leftNow[m.lease.Name]: // the new owner was notified
 		case h.Owner != session:
 			changed = append(changed, announcement{m.lease.Name, h.Owner})
 		case ms.validity == nil || m.ends(): // it came back while no partition is shown
-			m.toRead = m.inDatabase()
+			m.setToRead(true)
 		default:
 			kept[m] = append(kept[m], m.own(h.Partition, h.Epoch).Number)
-			m.toRead = true // if it was renewed, it may have another target
+			m.setToRead(true) // if it was renewed, it may have another target
 		}
 		released[m] = append(released[m], a)
 	}
@@ -245,6 +243,14 @@ func (ms *members) released(which []*assignment, answer store.Released, session 
 		m.serve(gained)
 	}
 	return changed, beat
+}
+
+func setOf(names []string) map[string]bool {
+	set := make(map[string]bool, len(names))
+	for _, name := range names {
+		set[name] = true
+	}
+	return set
 }
 
 // byPlace returns the released partitions, and those with an open guarded transaction, by lease and
@@ -264,15 +270,17 @@ func byPlace(answer store.Released) (handed map[store.Release]store.Handed, busy
 // member of. It also returns whether a heartbeat has to find out more: the session got a partition
 // meanwhile, or is not a member.
 func (ms *members) left(leaving []*membership, answer store.Released) (none []*membership, beat bool) {
+	leftNow := setOf(answer.Left)
 	for _, m := range leaving {
 		if ms.byName[m.lease.Name] != m || !m.ends() {
 			continue
 		}
-		m.leaveSent = true
-		if slices.Contains(answer.Left, m.lease.Name) {
+		m.setLeaveSent(true)
+		if leftNow[m.lease.Name] {
 			none = append(none, m)
 		} else if m.n == 0 {
-			m.toRead, beat = true, true
+			m.setToRead(true)
+			beat = true
 		}
 	}
 	return none, beat
@@ -300,22 +308,26 @@ func (ms *members) toFence(generation int64, most int) (busy []*assignment) {
 func fenceSent(busy []*assignment) {
 	for _, a := range busy {
 		a.busy = 0
-		a.membership.toRead = a.membership.inDatabase() // its answer has the epoch
+		a.membership.setToRead(true) // its answer has the epoch
 	}
 }
 
 // planWithout plans leases without the session of this client ID, which leaves them, and sets the
-// successors of its partitions there. If the plan moves other partitions too, it sets no
-// successors: a plan is made after the session has left.
-func planWithout(ctx context.Context, c Conn, plan func([]store.LeaseSnapshot) []store.Move, session int64, id string, leaving []store.Leave) error {
+// successors of its partitions there. If the plan moves other partitions too, or if it is alone and
+// leaves out leases that are to be balanced with these, it sets no successors: a plan is made after
+// the session has left. It also returns whether it has read many leases more than those it leaves.
+func planWithout(
+	ctx context.Context, c Conn, plan func([]store.LeaseSnapshot) []store.Move, session int64, id string, leaving []store.Leave, alone bool,
+) (many bool, err error) {
 	names, successors := make([]string, len(leaving)), make(map[string]map[int]int64, len(leaving))
 	for i, l := range leaving {
 		names[i], successors[l.Lease] = l.Lease, make(map[int]int64)
 	}
-	read, err := c.Snapshot(ctx, names, false)
+	read, err := c.Snapshot(ctx, names, alone)
 	if err != nil {
-		return err
+		return false, err
 	}
+	many = len(read) > len(names)+manyLeases
 	generations := make(map[string]int64, len(read))
 	for i, r := range read {
 		of, leaves := successors[r.Name]
@@ -331,14 +343,17 @@ func planWithout(ctx context.Context, c Conn, plan func([]store.LeaseSnapshot) [
 			}
 		}
 	}
+	if alone && sharesMembers(read) {
+		return many, nil
+	}
 	for _, m := range plan(read) {
 		if _, owned := successors[m.Lease][m.Partition]; !owned {
-			return nil
+			return many, nil
 		}
 		successors[m.Lease][m.Partition] = m.Target
 	}
 	for i, l := range leaving {
 		leaving[i].Planned, leaving[i].Successors = generations[l.Lease], successors[l.Lease]
 	}
-	return nil
+	return many, nil
 }

@@ -30,7 +30,7 @@ type LeaseStats struct {
 	Gains         int64     // ownerships that began
 	Losses        Losses    // ownerships that ended
 
-	GuardRefusals, CallbackFailures int64 // as of the last loop
+	GuardRefusals, CallbackFailures int64 // when it was asked
 }
 
 // MarginBounds are the bounds of Margins.Within.
@@ -56,68 +56,58 @@ func (m *Margins) add(share float64) {
 // Losses counts ownerships that ended, by cause.
 type Losses struct{ Handoff, TrustLost, DrainTimeout, Closed int64 }
 
-func (s *LeaseStats) add(of LeaseStats) {
-	s.Owned += of.Owned
-	s.Draining += of.Draining
-	if s.DrainingSince.IsZero() || !of.DrainingSince.IsZero() && of.DrainingSince.Before(s.DrainingSince) {
-		s.DrainingSince = of.DrainingSince
-	}
-	s.Gains += of.Gains
-	s.Losses.Handoff += of.Losses.Handoff
-	s.Losses.TrustLost += of.Losses.TrustLost
-	s.Losses.DrainTimeout += of.Losses.DrainTimeout
-	s.Losses.Closed += of.Losses.Closed
-	s.GuardRefusals += of.GuardRefusals
-	s.CallbackFailures += of.CallbackFailures
+// replace replaces the numbers of a lease in a sum. DrainingSince is no sum, and stays.
+func (s *LeaseStats) replace(before, now LeaseStats) {
+	s.Owned += now.Owned - before.Owned
+	s.Draining += now.Draining - before.Draining
+	s.Gains += now.Gains - before.Gains
+	s.Losses.Handoff += now.Losses.Handoff - before.Losses.Handoff
+	s.Losses.TrustLost += now.Losses.TrustLost - before.Losses.TrustLost
+	s.Losses.DrainTimeout += now.Losses.DrainTimeout - before.Losses.DrainTimeout
+	s.Losses.Closed += now.Losses.Closed - before.Losses.Closed
 }
 
-// publishStats publishes the numbers of a lease, with the given numbers of its drains, and returns
-// them.
-func (m *membership) publishStats(draining LeaseStats) LeaseStats {
-	now := draining
-	now.Owned, now.Gains, now.Losses = len(m.lease.Board.Look().Values), m.gains, m.losses
-	now.GuardRefusals, now.CallbackFailures = m.lease.GuardRefusals.Load(), m.lease.CallbackFailures.Load()
-	if now != *m.lease.stats.Load() {
-		m.lease.stats.Store(&now)
+// drain counts an assignment that has drained since that time.
+func (s *LeaseStats) drain(since time.Time) {
+	s.Draining++
+	if s.DrainingSince.IsZero() || since.Before(s.DrainingSince) {
+		s.DrainingSince = since
 	}
-	return now
 }
 
-// stats publishes the numbers of each lease, and returns their sum.
+// stats publishes the numbers of each lease whose numbers may have changed, and returns the sum of
+// all.
 func (ms *members) stats() LeaseStats {
-	draining := make(map[*membership]LeaseStats)
+	if len(ms.agenda.toCount) == 0 {
+		return ms.sum
+	}
+	of, all := make(map[*membership]LeaseStats), LeaseStats{}
 	for a := range ms.draining {
-		of := draining[a.membership]
-		of.add(LeaseStats{Draining: 1, DrainingSince: a.since})
-		draining[a.membership] = of
+		all.drain(a.since)
+		s := of[a.membership]
+		s.drain(a.since)
+		of[a.membership] = s
 	}
-	sum := ms.past
-	for m := range ms.all() {
-		sum.add(m.publishStats(draining[m]))
-	}
-	for m := range ms.outlived {
-		now := m.publishStats(draining[m])
-		sum.add(now)
-		if now.Draining == 0 {
-			ms.past.add(now)
-			delete(ms.outlived, m)
+	ms.sum.DrainingSince = all.DrainingSince
+	for m := range ms.agenda.toCount {
+		now := of[m]
+		now.Owned, now.Gains, now.Losses = len(m.lease.Board.Look().Values), m.gains, m.losses
+		ms.sum.replace(*m.lease.stats.Swap(&now), now)
+		if m.over && now.Draining == 0 {
 			ms.client.leases.CompareAndDelete(m.lease.Name, m.lease)
 		}
 	}
-	return sum
+	clear(ms.agenda.toCount)
+	return ms.sum
 }
 
 // statsOf returns the client's numbers.
 func statsOf(e *engine) *Stats {
 	s := &Stats{Validity: e.members.shown(), Sent: e.session.sent, RoundTrip: e.session.roundTrip, Reconnects: e.reconnects,
-		Listening: e.connection.listening, StatementErrors: e.statementErrors, Margins: e.margins, LeaseStats: e.members.stats(), Ending: e.closing.reason}
-	for m := range e.members.all() {
-		switch {
-		case m.inDatabase():
-			s.Leases++
-		case m.state == joins:
-			s.Joining = m.lease.Name
-		}
+		Leases: e.members.agenda.inDatabase, Listening: e.connection.listening, StatementErrors: e.statementErrors, Margins: e.margins,
+		LeaseStats: e.members.stats(), Ending: e.closing.reason}
+	if m := e.members.agenda.joining(); m != nil {
+		s.Joining = m.lease.Name
 	}
 	return s
 }

@@ -112,8 +112,8 @@ func acceptDue(e *engine, now time.Time) time.Time {
 	return e.server.acceptDue(e.watch.willLast(e.config.TTL, now))
 }
 
-func joinDue(e *engine, _ time.Time) time.Time {
-	_, at := e.members.nextJoin()
+func joinDue(e *engine, now time.Time) time.Time {
+	_, at := e.members.agenda.nextJoin(now)
 	return at
 }
 

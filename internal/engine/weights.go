@@ -10,6 +10,7 @@ func (ms *members) setWeight(l *Lease, weight int, done chan<- error) {
 	default:
 		m.weight = weight
 		m.weightCalls[done] = struct{}{}
+		m.askToJoin()
 	}
 }
 
@@ -17,7 +18,7 @@ func (ms *members) setWeight(l *Lease, weight int, done chan<- error) {
 func (m *membership) abandonWeight(done chan<- error) {
 	if _, waits := m.weightCalls[done]; waits {
 		delete(m.weightCalls, done)
-		m.weightLost = true
+		m.setWeightLost(true)
 	}
 }
 
@@ -38,6 +39,12 @@ func (m *membership) weightDue() bool {
 
 // weightSet notes that the database has a weight, which was sent for these calls.
 func (m *membership) weightSet(weight int, calls weightCalls) {
-	m.weightLost = m.weight != weight
+	m.setWeightLost(m.weight != weight)
 	m.answerWeight(calls, nil)
+}
+
+// setWeightLost notes whether the database has another weight, or may have.
+func (m *membership) setWeightLost(is bool) {
+	m.weightLost = is
+	m.askToJoin()
 }

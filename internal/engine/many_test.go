@@ -1,0 +1,222 @@
+package engine_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/fakestore"
+)
+
+// Clients with a lease for each of many tenants. What happens to one lease must not cost as much as
+// all leases. These tests count statements, and the leases that they return.
+
+const manyLeases = 300
+
+// joinMany makes clients join leases of one partition, each in eight goroutines. The oracle does
+// not watch them, because it would look at all leases after each statement.
+func (w *world) joinMany(n int, procs ...*proc) (leases [][]*Lease) {
+	w.blind.Store(true)
+	var joining sync.WaitGroup
+	for _, p := range procs {
+		joined := make([]*Lease, n)
+		leases = append(leases, joined)
+		for first := range 8 {
+			joining.Go(func() {
+				for i := first; i < n; i += 8 {
+					l, err := p.c.Lease(context.Background(), fmt.Sprintf("tenant-%04d", i), 1, WithHandoffDelay(0))
+					w.ok(err)
+					joined[i] = l
+				}
+			})
+		}
+	}
+	joining.Wait()
+	return leases
+}
+
+func ownedOf(leases []*Lease) (n int) {
+	for _, l := range leases {
+		n += len(shown(l))
+	}
+	return n
+}
+
+// counted returns how much a count has risen since it was taken.
+func counted(count func() int) func() int {
+	before := count()
+	return func() int { return count() - before }
+}
+
+func TestJoinPlansAndReadsItsOwnLeaseOnly(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		leases := w.joinMany(manyLeases, w.start("a"))[0]
+		w.within(time.Second, "it owns all", func() bool { return ownedOf(leases) == manyLeases })
+		if planned, read := w.leases("snapshot"), w.leases("read"); planned > manyLeases || read > 2*manyLeases {
+			t.Errorf("for %d joins, %d leases were planned and %d read", manyLeases, planned, read)
+		}
+		if plans := w.count("apply"); plans > manyLeases/5 {
+			t.Errorf("%d plans for %d joins, one after the other", plans, manyLeases)
+		}
+	})
+}
+
+func TestJoinsOfTwoClientsPlanAllLeasesSeldom(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		began := time.Now()
+		leases := w.joinMany(manyLeases, w.start("a"), w.start("b"))
+		planned, took := w.leases("snapshot"), time.Since(began)
+		if limit := 8*manyLeases + 2*manyLeases*int(1+took/time.Second); planned > limit {
+			t.Errorf("for %d joins, %d leases were planned within %v", 2*manyLeases, planned, took)
+		}
+		w.within(10*time.Second, "shares are even", func() bool { return ownedOf(leases[0]) == manyLeases/2 && ownedOf(leases[1]) == manyLeases/2 })
+		for _, op := range []string{"snapshot", "apply", "release"} {
+			rises := counted(func() int { return w.count(op) })
+			time.Sleep(time.Minute)
+			if n := rises(); n > 0 {
+				t.Errorf("%d statements %s in a minute in which nothing changed", n, op)
+			}
+		}
+	})
+}
+
+func TestJoinsAreServedInTheOrderOfTheirCalls(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a := w.start("a", rare...)
+		var mu sync.Mutex
+		var joined []int
+		var joining sync.WaitGroup
+		for i := range 30 {
+			joining.Go(func() {
+				_, err := a.c.Lease(context.Background(), fmt.Sprint("tenant-", i), 1)
+				w.ok(err)
+				mu.Lock()
+				defer mu.Unlock()
+				joined = append(joined, i)
+			})
+			time.Sleep(time.Microsecond) // until its request has arrived; a join takes longer
+		}
+		joining.Wait()
+		if !slices.IsSorted(joined) {
+			t.Errorf("joined in the order %v", joined)
+		}
+	})
+}
+
+func TestJoinThatFailsWaitsBehindAllOthers(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		failures, joins := 0, 0
+		w.inject(func(_, op string) (fault, bool) {
+			if op != "join" {
+				return fault{}, false
+			}
+			if joins++; joins%2 == 1 && failures < 20 {
+				failures++
+				return fault{err: errLocked}, true
+			}
+			return fault{}, false
+		})
+		leases := w.joinMany(40, w.start("a"))[0]
+		if n := len(slices.DeleteFunc(leases, func(l *Lease) bool { return l == nil })); n != 40 || failures == 0 {
+			t.Errorf("%d leases joined after %d failures", n, failures)
+		}
+	})
+}
+
+func TestNotificationOfOneLeaseReadsNoOther(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a := w.start("a")
+		leases := w.joinMany(manyLeases, a)[0]
+		w.within(time.Second, "it owns all", func() bool { return ownedOf(leases) == manyLeases })
+		time.Sleep(10 * time.Second)
+		reads := counted(func() int { return w.leases("read") })
+		w.db.Edit(func(t *fakestore.Tables, _ int64) { changed(t, "tenant-0007") })
+		w.notify("a")
+		time.Sleep(100 * time.Millisecond)
+		if n := reads(); n != 1 {
+			t.Errorf("%d leases read", n)
+		}
+	})
+}
+
+func TestLeaveOfOneLeasePlansNoOther(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		procs := []*proc{w.start("a"), w.start("b"), w.start("c")}
+		leases := w.joinMany(manyLeases, procs...)
+		w.within(10*time.Second, "shares are even", func() bool { return ownedOf(leases[0]) == manyLeases/3 && ownedOf(leases[1]) == manyLeases/3 })
+		time.Sleep(10 * time.Second)
+		planned, began := counted(func() int { return w.leases("snapshot") }), time.Now()
+		for _, l := range leases[0] {
+			w.ok(l.Leave(context.Background()))
+		}
+		took := time.Since(began)
+		if n, limit := planned(), 5*manyLeases+3*manyLeases*int(1+took/time.Second); n > limit {
+			t.Errorf("for %d leaves, %d leases were planned within %v", manyLeases, n, took)
+		}
+		w.within(10*time.Second, "the others share", func() bool { return ownedOf(leases[1]) == manyLeases/2 && ownedOf(leases[2]) == manyLeases/2 })
+	})
+}
+
+func TestLostSessionWithManyLeasesJoinsAllAgain(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		leases := w.joinMany(manyLeases, w.start("a"))[0]
+		w.within(time.Second, "it owns all", func() bool { return ownedOf(leases) == manyLeases })
+		time.Sleep(10 * time.Second)
+		planned, joins, read := counted(func() int { return w.leases("snapshot") }), counted(func() int { return w.count("join") }), counted(func() int { return w.leases("read") })
+		w.evict("a")
+		w.within(20*time.Second, "it owns nothing", func() bool { return ownedOf(leases) == 0 })
+		w.within(20*time.Second, "it owns all again", func() bool { return ownedOf(leases) == manyLeases })
+		if p, j, r := planned(), joins(), read(); p > 2*manyLeases || j > manyLeases || r > 3*manyLeases {
+			t.Errorf("for %d leases, %d joins, %d leases planned and %d read", manyLeases, j, p, r)
+		}
+	})
+}
+
+func TestWeightOfEachOfManyLeasesPlansFew(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		leases := w.joinMany(manyLeases, w.start("a"), w.start("b"))
+		w.within(10*time.Second, "shares are even", func() bool { return ownedOf(leases[0]) == manyLeases/2 && ownedOf(leases[1]) == manyLeases/2 })
+		time.Sleep(10 * time.Second)
+		planned, began := counted(func() int { return w.leases("snapshot") }), time.Now()
+		for _, l := range leases[0] {
+			w.ok(l.SetWeight(context.Background(), 0))
+		}
+		took := time.Since(began)
+		if n, limit := planned(), 4*manyLeases+2*manyLeases*int(1+took/time.Second); n > limit {
+			t.Errorf("for %d weights, %d leases were planned within %v", manyLeases, n, took)
+		}
+		w.within(10*time.Second, "the other owns all", func() bool { return ownedOf(leases[1]) == manyLeases })
+	})
+}
+
+func TestStatsOfManyLeasesAreTheirSum(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a := w.start("a")
+		leases := w.joinMany(manyLeases, a)[0]
+		w.within(time.Second, "it owns all", func() bool { return ownedOf(leases) == manyLeases })
+		held := leases[3].Hold(context.Background())
+		left := make(chan error)
+		ctx, giveUp := context.WithCancel(context.Background())
+		go func() { left <- leases[3].Leave(ctx) }()
+		w.ok(leases[4].Leave(context.Background()))
+		synctest.Wait()
+		if s := a.c.Stats(); s.Leases != manyLeases-1 || s.Owned != manyLeases-2 || s.Draining != 1 || s.DrainingSince.IsZero() || s.Gains != manyLeases || s.Losses.Closed != 1 {
+			t.Errorf("stats of all are %+v", s)
+		}
+		if all, one := a.c.StatsByLease(), leases[3].Stats(); len(all) != manyLeases-1 || one.Draining != 1 || one.DrainingSince.IsZero() {
+			t.Errorf("%d leases have stats, and those of the one that drains are %+v", len(all), one)
+		}
+		held.Release()
+		w.ok(<-left)
+		giveUp()
+		synctest.Wait()
+		if s := a.c.Stats(); s.Leases != manyLeases-2 || s.Draining != 0 || !s.DrainingSince.IsZero() || s.Losses.Closed != 2 || len(a.c.StatsByLease()) != manyLeases-2 {
+			t.Errorf("stats are %+v after the work has ended", s)
+		}
+	})
+}
