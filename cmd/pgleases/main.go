@@ -1,5 +1,5 @@
-// Command pgleases runs programs under leases, and shows and changes leases: see docs/cli.md, which
-// a test generates from the command's help.
+// Command pgleases runs programs under leases, and shows and changes leases: see docs/cli.md,
+// which a test generates from the command's help.
 //
 // The texts of the help are in help.txt, which help.go reads. look.go has the verbs that show
 // leases and clients, operate.go those of operators, overrides and events, schedules.go, jobs.go
@@ -32,12 +32,21 @@ func main() {
 	if err == nil {
 		return
 	}
+	code, text := exitOf(err)
+	if text != "" { // even a write of nothing waits for one that is blocked
+		fmt.Fprint(os.Stderr, text)
+	}
+	os.Exit(code)
+}
+
+// exitOf returns the exit code for an error, and what stderr has to say.
+func exitOf(err error) (code int, text string) {
 	e := supervise.Exit{Code: supervise.Failed, Err: err}
 	errors.As(err, &e)
 	if e.Err != nil {
-		fmt.Fprintln(os.Stderr, "pgleases:", lines(message(e.Err)))
+		text = fmt.Sprintln("pgleases:", lines(message(e.Err)))
 	}
-	os.Exit(e.Code)
+	return e.Code, text
 }
 
 // written is stdout, and the first error of writing to it, for example because a disk is full. The

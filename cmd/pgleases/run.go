@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,9 +15,46 @@ import (
 	"golang.org/x/term"
 
 	"github.com/pgleases/pgleases/cmd/pgleases/internal/supervise"
+	"github.com/pgleases/pgleases/internal/logqueue"
 )
 
 const graceMax = 365 * 24 * time.Hour
+
+// atLeast logs records of a level or above.
+type atLeast struct {
+	slog.Handler
+	level slog.Level
+}
+
+func (h atLeast) Enabled(_ context.Context, level slog.Level) bool { return level >= h.level }
+
+func (h atLeast) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return atLeast{h.Handler.WithAttrs(attrs), h.level}
+}
+
+func (h atLeast) WithGroup(name string) slog.Handler {
+	return atLeast{h.Handler.WithGroup(name), h.level}
+}
+
+// lastWord prints the error of a run behind its log. It returns an error with the exit code and
+// without a text, also if nobody reads stderr.
+func lastWord(log *logqueue.Handler, err error) error {
+	log.Flush(logqueue.FlushFor)
+	if err == nil {
+		return nil
+	}
+	code, text := exitOf(err)
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		fmt.Fprint(os.Stderr, text)
+	}()
+	select {
+	case <-written:
+	case <-time.After(logqueue.FlushFor):
+	}
+	return supervise.Exit{Code: code}
+}
 
 func newRun() *cobra.Command {
 	var r supervise.Config
@@ -49,9 +87,10 @@ func newRun() *cobra.Command {
 			if verbose, _ := cmd.Flags().GetBool("verbose"); verbose {
 				level = slog.LevelInfo
 			}
-			r.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
-			r.ClientLog = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-			return supervise.Run(r)
+			// The program runs whether anyone reads stderr or not.
+			lines := logqueue.New(slog.NewTextHandler(os.Stderr, nil), logqueue.Waiting)
+			r.Log, r.ClientLog = slog.New(lines), slog.New(atLeast{lines, level})
+			return lastWord(lines, supervise.Run(r))
 		},
 	}
 	flags := cmd.Flags()
@@ -63,7 +102,7 @@ func newRun() *cobra.Command {
 	flags.BoolVar(&r.Try, "try", false, "exit with 75 if other live clients own all partitions, or an operator has paused the lease or drained this client; a crashed client counts as live until its TTL is over, and then this command waits to take over")
 	flags.DurationVar(&r.Wait, "wait", 0, "exit with 75 if no partition was owned after this time (default: no limit); if all machines use it, give more than the TTL: otherwise no machine takes over after a crash")
 	flags.StringVar(&r.Status, "status-socket", "", "Unix socket that shows the owned partitions, their epochs and the trust deadline by HTTP")
-	flags.StringVar(&r.ID, "id", "", "client ID, unique among the live clients of the database, whatever their lease; one that outlives the process, such as HOST-LEASE, keeps partitions in place (default: random)")
+	flags.StringVar(&r.ID, "id", "", "client ID, unique among the live clients of the database, whatever their lease; one that outlives the process, such as HOST-LEASE, keeps partitions in place (default: random). A process ends an older one with its ID; with --once, --try or --wait it waits for the older one as for other clients")
 	return cmd
 }
 

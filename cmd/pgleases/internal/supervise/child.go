@@ -1,16 +1,19 @@
-//go:build unix
+//go:build unix && !aix
 
 package supervise
 
 import (
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -36,40 +39,58 @@ func newSupervisor(r *runner) (*supervisor, error) {
 	return s, adoptOrphans() // the orphans of a killed keeper
 }
 
-// run runs the program for a partition until it ends or must end. It returns its exit code, NotOwned
-// if the keeper ended it, or Failed if it cannot be started. No process of the program is left then.
-func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition, log *slog.Logger) int {
+// A kept program is a keeper, and what connects it with the supervisor.
+type kept struct {
+	keeper  *exec.Cmd
+	orders  *os.File      // closed: the order to kill
+	ended   chan struct{} // closed when the keeper has ended
+	left    chan string   // processes that it could not kill
+	reports map[string]string
+}
+
+// run runs the program for a partition until it ends or must end. It returns the program's exit
+// code, NotOwned if the keeper ended it, or Failed if no keeper can be started. The error says
+// that another start would fail too. No process of the program is left then.
+func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition, log *slog.Logger) (int, error) {
 	var group string
 	if s.runner.Cgroup {
 		group = newGroup()
 		defer removeGroup(group) // a killed keeper leaves it
 	}
-	keeper, w, err := s.start(p, group)
+	k, err := s.start(p, group)
 	if err != nil {
 		log.Error("program cannot be started", slog.Any("error", err))
-		return Failed
+		return Failed, nil
 	}
-	defer w.Close()
-	s.supervise(ctx, lease, p, keeper, w)
+	defer k.orders.Close()
+	defer s.runner.canKill(p.Number)
+	s.supervise(ctx, lease, p, k)
 	s.mu.Lock()
-	delete(s.known, keeper.Process.Pid)
+	delete(s.known, k.keeper.Process.Pid)
 	s.mu.Unlock()
-	s.killOrphans(p.Context(), group)
-	if status := keeper.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
-		return NotOwned
+	_, gone := k.reports[reportGone]
+	text, failed := k.reports[reportFailed]
+	busy, isBusy := k.reports[reportBusy]
+	if isBusy {
+		log.Error("program cannot be started", slog.String("error", busy))
 	}
-	return keeper.ProcessState.ExitCode()
+	if !gone { // the keeper was killed
+		s.killOrphans(p.Context(), group, func() { s.runner.cannotKill(p.Number, named(s.orphans())) })
+	}
+	code := k.keeper.ProcessState.ExitCode()
+	if status := k.keeper.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
+		code = NotOwned
+	}
+	if failed {
+		return code, Exit{code, errors.New(text)}
+	}
+	return code, nil
 }
 
-// supervise sends a keeper the trust deadline and orders until it has ended. It kills a keeper that
-// does not kill in time.
-func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition, keeper *exec.Cmd, w *os.File) {
-	ended := make(chan struct{})
-	go func() {
-		_ = keeper.Wait() // its result is in ProcessState
-		close(ended)
-	}()
-
+// supervise sends a keeper the trust deadline and orders until it has ended. It kills a keeper
+// that does not kill in time.
+func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition, k *kept) {
+	keeper, w, ended := k.keeper, k.orders, k.ended
 	look := time.NewTicker(s.runner.killLead()) // a heartbeat may have extended the trust
 	defer look.Stop()
 	toEnd, lost, hurry := ctx.Done(), p.Context().Done(), s.hurry
@@ -87,6 +108,11 @@ func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgl
 		case <-ended:
 			running = false
 		case <-look.C:
+		case left := <-k.left:
+			s.runner.cannotKill(p.Number, left)
+			if toEnd == nil { // the grace is for processes that were not killed yet
+				overdue = time.After(s.runner.killLead())
+			}
 		case <-toEnd:
 			toEnd = nil
 			s.send(keeper, w, orderEnd)
@@ -107,8 +133,8 @@ func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgl
 }
 
 // kill kills a keeper that did not kill in time. killOrphans then kills the processes that it
-// leaves. If this process was stopped itself, the keeper has ended meanwhile, and that is only about
-// to be known.
+// leaves. If this process was stopped itself, the keeper has ended meanwhile, and that is only
+// about to be known.
 func (s *supervisor) kill(keeper *exec.Cmd, ended <-chan struct{}, p pgleases.Partition) {
 	select {
 	case <-ended:
@@ -119,47 +145,87 @@ func (s *supervisor) kill(keeper *exec.Cmd, ended <-chan struct{}, p pgleases.Pa
 	s.runner.Log.Warn("keeper did not kill in time, and was killed", slog.String("lease", s.runner.Lease), slog.Int("partition", p.Number))
 }
 
-// start starts the keeper, which starts the program. The keeper reads orders from w. Closing w is
-// the order to kill.
-func (s *supervisor) start(p pgleases.Partition, group string) (keeper *exec.Cmd, w *os.File, err error) {
+// start starts the keeper, which starts the program.
+func (s *supervisor) start(p pgleases.Partition, group string) (*kept, error) {
 	r := s.runner
 	self, err := executable()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	orders, w, err := os.Pipe()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer orders.Close()
+	reports, out, err := os.Pipe()
+	if err != nil {
+		w.Close()
+		return nil, err
+	}
+	defer out.Close()
 	args := []string{KeepVerb, "--grace", r.Grace.String(), "--kill-lead", s.runner.killLead().String(), "--end-lead", r.endLead().String(), "--group", group, "--"}
 	cmd := exec.Command(self, append(args, r.Program...)...)
 	cmd.Args[0] = "pgleases"
-	cmd.Env = append(os.Environ(), "PGLEASES_LEASE="+r.Lease, "PGLEASES_PARTITION="+strconv.Itoa(p.Number),
-		"PGLEASES_PARTITIONS="+strconv.Itoa(r.Partitions), "PGLEASES_EPOCH="+strconv.FormatInt(p.Epoch, 10))
-	if r.Status != "" {
-		cmd.Env = append(cmd.Env, "PGLEASES_STATUS_SOCKET="+r.Status)
-	}
+	cmd.Env = r.environment(p)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if r.Stdin {
 		cmd.Stdin = os.Stdin
 	}
-	cmd.ExtraFiles = []*os.File{orders}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal does not send it Ctrl-C and Ctrl-Z
+	cmd.ExtraFiles = []*os.File{orders, out}
+	cmd.SysProcAttr = keeperAttributes()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := cmd.Start(); err != nil {
 		w.Close()
-		return nil, nil, fmt.Errorf("start the keeper: %w", err)
+		reports.Close()
+		return nil, fmt.Errorf("start the keeper: %w", err)
 	}
 	s.known[cmd.Process.Pid] = true
-	return cmd, w, nil
+	k := &kept{keeper: cmd, orders: w, ended: make(chan struct{}), left: make(chan string, 1), reports: make(map[string]string)}
+	go k.await(reports)
+	return k, nil
 }
 
-// killOrphans kills the processes that a keeper left, and returns when all are gone. Only a killed
-// keeper leaves processes. After owned has ended, another client may have started a successor.
-func (s *supervisor) killOrphans(owned context.Context, group string) {
-	logged := false
+// environment returns the environment of the program. The status socket of another run, of which
+// this command is the program, is not its own.
+func (c Config) environment(p pgleases.Partition) []string {
+	env := slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		return strings.HasPrefix(variable, "PGLEASES_STATUS_SOCKET=")
+	})
+	env = append(env,
+		"PGLEASES_LEASE="+c.Lease,
+		"PGLEASES_PARTITION="+strconv.Itoa(p.Number),
+		"PGLEASES_PARTITIONS="+strconv.Itoa(c.Partitions),
+		"PGLEASES_EPOCH="+strconv.FormatInt(p.Epoch, 10))
+	if c.Status != "" {
+		env = append(env, "PGLEASES_STATUS_SOCKET="+c.Status)
+	}
+	return env
+}
+
+// await reads the reports until the keeper has ended.
+func (k *kept) await(reports *os.File) {
+	defer close(k.ended)
+	defer reports.Close()
+	decoder := json.NewDecoder(reports)
+	for {
+		var r report
+		if err := decoder.Decode(&r); err != nil {
+			break // the keeper has ended
+		}
+		if k.reports[r.Kind] = r.Text; r.Kind == reportLeft {
+			k.left <- r.Text // the keeper sends one
+		}
+	}
+	_ = k.keeper.Wait() // its result is in ProcessState
+}
+
+// killOrphans kills the processes that killed keepers left, and returns when all are gone. After
+// owned has ended, another client may have started a successor. After nameLeft it calls late
+// once.
+func (s *supervisor) killOrphans(owned context.Context, group string, late func()) {
+	logged, isLate := false, false
+	began := time.Now()
 	for again := killAgain; ; again = min(2*again, lookAtLeast) {
 		if owned.Err() != nil {
 			again = killAgain
@@ -173,8 +239,19 @@ func (s *supervisor) killOrphans(owned context.Context, group string) {
 		case err == nil && !left:
 			return
 		}
+		if time.Since(began) >= nameLeft && !isLate {
+			isLate = true
+			late()
+		}
 		time.Sleep(again)
 	}
+}
+
+// orphans returns the processes that killed keepers left.
+func (s *supervisor) orphans() []int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(childrenNow(), func(pid int) bool { return s.known[pid] })
 }
 
 func (s *supervisor) killOrphansOnce() (left bool, err error) {

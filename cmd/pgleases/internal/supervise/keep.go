@@ -1,9 +1,10 @@
-//go:build unix
+//go:build unix && !aix
 
 package supervise
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -21,14 +23,34 @@ import (
 const KeepVerb = "keep-program"
 
 const (
-	ordersFile = 3
+	ordersFile  = 3
+	reportsFile = 4
+
+	// The time from the first SIGKILL until a keeper, or a supervisor, names the processes that are
+	// left.
+	nameLeft = time.Second
 
 	// The longest time between two readings of the clock: while a machine sleeps, the clock goes on,
 	// but no timer.
 	lookAtLeast = 250 * time.Millisecond
-	// The time between the first two searches for processes that remain after a kill. It doubles while
-	// the partition is owned, because some processes cannot be killed.
+	// The time between the first two searches for processes that remain after a kill. It doubles
+	// while the partition is owned, because some processes cannot be killed.
 	killAgain = 5 * time.Millisecond
+)
+
+// A report is what a keeper tells its supervisor, as a line of JSON. It writes a few short ones,
+// so that it never waits for a supervisor that is stopped. It writes nothing to stderr, which
+// nobody may read.
+type report struct {
+	Kind string
+	Text string `json:",omitempty"`
+}
+
+const (
+	reportGone   = "gone"   // no process of the program is left
+	reportLeft   = "left"   // these processes are left although they were killed
+	reportFailed = "failed" // the program was not started, and a repetition would fail too
+	reportBusy   = "busy"   // the program was not started, because the system lacks something now
 )
 
 // boottime returns the time of a clock that is the same for all processes of the machine.
@@ -41,8 +63,8 @@ func boottime() time.Duration {
 }
 
 // A keeper runs the program once. It is the ancestor of all processes of the program, and alone
-// decides when they end, so it works even if the supervisor is stopped or crashed. It exits when no
-// process is left.
+// decides when they end, so it works even if the supervisor is stopped or crashed. It exits when
+// no process is left.
 type keeper struct {
 	grace             time.Duration
 	killLead, endLead time.Duration // before the deadline
@@ -57,14 +79,20 @@ type keeper struct {
 	toEnd    bool          // the program must end
 	toKill   bool          // all processes must be killed
 	killAt   time.Duration // by boottime, the end of the grace; 0: no SIGTERM was sent
+	killed   time.Duration // by boottime, the first SIGKILL; 0: none was sent
 	again    time.Duration // from this SIGKILL to the next
+	toldLeft bool          // the supervisor knows which processes are left
 	unowned  bool          // the keeper ended the program
 	children chan os.Signal
+	reports  *json.Encoder
 }
 
 // Keep runs a keeper. The command calls it for KeepVerb with the arguments after that verb.
 func Keep(args []string) error {
 	k := &keeper{orders: make(chan time.Duration), children: make(chan os.Signal, 1)}
+	syscall.CloseOnExec(ordersFile)
+	syscall.CloseOnExec(reportsFile)
+	k.reports = json.NewEncoder(os.NewFile(reportsFile, "reports"))
 	flags := flag.NewFlagSet(KeepVerb, flag.ContinueOnError)
 	flags.DurationVar(&k.grace, "grace", 0, "from SIGTERM to SIGKILL")
 	flags.DurationVar(&k.killLead, "kill-lead", 0, "from SIGKILL to the deadline")
@@ -74,11 +102,18 @@ func Keep(args []string) error {
 		return err
 	}
 	code, err := k.keep(flags.Args())
-	return Exit{code, err}
+	if err != nil {
+		k.tell(reportFailed, err.Error())
+	}
+	return Exit{Code: code}
 }
 
+func (k *keeper) tell(kind, text string) {
+	_ = k.reports.Encode(report{kind, text}) // an error is that the supervisor has ended
+}
+
+// keep returns an error if another start of the program would fail too.
 func (k *keeper) keep(program []string) (int, error) {
-	syscall.CloseOnExec(ordersFile)
 	defer removeGroup(k.group)
 	// The kernel kills the program when the thread that started it ends.
 	runtime.LockOSThread()
@@ -95,16 +130,15 @@ func (k *keeper) keep(program []string) (int, error) {
 		if k.pid == 0 {
 			switch {
 			case k.toEnd || k.toKill || k.deadline > 0 && now >= k.deadline-k.killLead:
+				k.tell(reportGone, "")
 				return NotOwned, nil
 			case now >= k.deadline-k.endLead: // not known yet, or not long enough
 				k.await(lookAtLeast)
 				continue
 			}
 			var err error
-			if k.pid, err = start(program, k.group); errors.Is(err, os.ErrNotExist) {
-				return NotFound, fmt.Errorf("start the program: %w", err)
-			} else if err != nil {
-				return CannotRun, fmt.Errorf("start the program: %w", err)
+			if k.pid, err = start(program, k.group); err != nil {
+				return k.notStarted(program[0], err)
 			}
 			continue // with the current time
 		}
@@ -113,6 +147,7 @@ func (k *keeper) keep(program []string) (int, error) {
 			return Failed, err
 		}
 		if !left && treeGone(k.pid) {
+			k.tell(reportGone, "")
 			break
 		}
 		k.await(min(k.act(now), lookAtLeast))
@@ -122,6 +157,24 @@ func (k *keeper) keep(program []string) (int, error) {
 	}
 	return k.code, nil
 }
+
+// notStarted returns the exit code for a program that could not be started, and the error if
+// another start would fail too.
+func (k *keeper) notStarted(program string, cause error) (int, error) {
+	k.tell(reportGone, "")
+	err := fmt.Errorf("start program %q: %w", program, cause)
+	switch {
+	case slices.ContainsFunc(passing, func(passes error) bool { return errors.Is(cause, passes) }):
+		k.tell(reportBusy, err.Error())
+		return CannotRun, nil
+	case errors.Is(cause, os.ErrNotExist):
+		return NotFound, err
+	}
+	return CannotRun, err
+}
+
+// passing are errors of a start that may pass without a change of the program.
+var passing = []error{syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE, syscall.ETXTBSY, syscall.EINTR}
 
 // act sends the signals that are due, and returns the time until the next one.
 func (k *keeper) act(now time.Duration) (wait time.Duration) {
@@ -135,6 +188,13 @@ func (k *keeper) act(now time.Duration) (wait time.Duration) {
 		if now >= k.deadline { // another client may have started a successor
 			k.again = killAgain
 		}
+		if k.killed == 0 {
+			k.killed = now
+		}
+		if now >= k.killed+nameLeft && !k.toldLeft {
+			k.toldLeft = true
+			k.tell(reportLeft, named(childrenNow()))
+		}
 		k.kill()
 		return max(k.again, boottime()-now) // a search takes long
 	case !k.toEnd:
@@ -147,10 +207,10 @@ func (k *keeper) act(now time.Duration) (wait time.Duration) {
 	return min(kill, k.killAt) - now
 }
 
-// kill kills the program's groups, and the keeper's children. A process that left the group or lost
-// its parent is a child of the keeper, or becomes one when its parent ends. The process IDs are not
-// reused meanwhile, because only reap frees them. The next call finds processes that this one
-// misses.
+// kill kills the program's groups, and the keeper's children. A process that left the group or
+// lost its parent is a child of the keeper, or becomes one when its parent ends. The process IDs
+// are not reused meanwhile, because only reap frees them. The next call finds processes that this
+// one misses.
 func (k *keeper) kill() {
 	killGroup(k.group)
 	if !k.ended {

@@ -1,4 +1,4 @@
-//go:build unix
+//go:build unix && !aix
 
 package supervise
 
@@ -19,8 +19,8 @@ import (
 	"github.com/pgleases/pgleases"
 )
 
-// readers is the number of connections that are served at a time. Each takes a file, and programs and the
-// connection to the database need some too.
+// readers is the number of connections that are served at a time. Each takes a file, and programs
+// and the connection to the database need some too.
 const readers = 64
 
 // A status is a Unix socket that shows by HTTP what this process owns: GET / returns a State, GET

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -16,6 +17,8 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/connect"
+	"github.com/pgleases/pgleases/internal/shell"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // The exit codes of the command itself: those of env(1) and timeout(1), and EX_TEMPFAIL of
@@ -33,6 +36,10 @@ const (
 	backoffMax   = 30 * time.Second
 	backoffReset = time.Minute // after a run of this time, the next start waits backoffMin
 	quiet        = time.Second // time that a run waits for its first partition before it says that it waits
+
+	lookForID  = 250 * time.Millisecond
+	closeLimit = 3 * time.Second  // for handoffs after the last program has ended; the client then needs up to 2 s
+	killLimit  = 10 * time.Second // for killed processes to end, when the command was asked to end
 )
 
 // Config is one call of `pgleases run`.
@@ -70,15 +77,26 @@ type runner struct {
 	children *supervisor
 	status   *status // nil: none
 	ran      atomic.Bool
-	result   chan int // with Once: the program's exit code
+	result   chan int   // with Once: the program's exit code
+	failed   chan error // an Exit: the program cannot be started
+
+	mu         sync.Mutex        // guards the rest
+	running    int               // programs, with the pauses before they are started again
+	unkillable map[int]time.Time // the partitions whose program was killed and is still there, since when
 }
 
 // Run runs the program until a signal asks to end, and with Once until the program has ended. It
 // returns an Exit with the exit code, or another error for the exit code Failed.
 func Run(c Config) (err error) {
-	r := &runner{Config: c, result: make(chan int, 1)}
+	if code, apart, err := runApart(); apart || err != nil {
+		return cmp.Or(err, error(Exit{Code: code}))
+	}
+	r := newRunner(c)
 	asked := make(chan os.Signal, 2)
 	notifyUnlessIgnored(asked)
+	// Without this, a line for a stderr whose reader has gone would end the process. Ignoring the
+	// signal would do too, but the program would inherit that.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	if r.children, err = newSupervisor(r); err != nil {
 		return err
 	}
@@ -92,20 +110,24 @@ func Run(c Config) (err error) {
 	defer cancel(nil)
 	go func() {
 		sig := (<-asked).(syscall.Signal)
-		r.Log.Info("asked to end", slog.String("signal", sig.String()))
 		cancel(Exit{Code: Signaled + int(sig)})
+		r.Log.Info("asked to end", slog.String("signal", sig.String()))
 		sig = (<-asked).(syscall.Signal)
-		r.Log.Warn("asked again: programs are killed", slog.String("signal", sig.String()))
 		close(r.children.hurry)
+		r.Log.Warn("asked again: programs are killed", slog.String("signal", sig.String()))
 	}()
 	err = r.work(ctx)
 	return cmp.Or(context.Cause(ctx), err)
 }
 
+func newRunner(c Config) *runner {
+	return &runner{Config: c, result: make(chan int, 1), failed: make(chan error, 1), unkillable: make(map[int]time.Time)}
+}
+
 // notifyUnlessIgnored sends the signals that ask to end to c, except ignored ones: nohup ignores
-// SIGHUP.
+// SIGHUP. Images of containers ask with SIGQUIT too.
 func notifyUnlessIgnored(c chan<- os.Signal) {
-	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
+	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT} {
 		if !signal.Ignored(sig) {
 			signal.Notify(c, sig)
 		}
@@ -119,20 +141,21 @@ func (r *runner) work(ctx context.Context) error {
 	if r.ID != "" {
 		opts = append(opts, pgleases.WithClientID(r.ID))
 	}
+	began := time.Now()
+	if r.ID != "" && (r.Once || r.Try || r.Wait > 0) {
+		if err := r.awaitID(ctx); err != nil {
+			return err
+		}
+	}
 	client, err := pgleases.Open(ctx, r.URL, opts...)
 	if err != nil {
 		return r.Unreachable(err)
 	}
-	// Without a timeout, but bounded: the grace bounds the work, and the end of trust bounds it
-	// without a database.
-	defer func() {
-		if err := client.Close(context.Background()); err != nil {
-			r.Log.Warn("not all partitions were handed over: they are free after the TTL", slog.Any("error", err))
-		}
-	}()
+	defer r.close(client)
 	lease, err := client.Lease(ctx, r.Lease, r.Partitions)
 	if errors.Is(err, pgleases.ErrPartitionCount) {
-		err = fmt.Errorf("%w\nGive that number with -n, or stop all processes and drop the lease: pgleases drop %q --partitions %d --reason 'another number'", err, r.Lease, r.Partitions)
+		err = fmt.Errorf("%w\nGive that number with -n, or stop all processes and drop the lease: pgleases drop %s --partitions %d --reason 'another number'",
+			err, shell.Word(r.Lease), r.Partitions)
 	}
 	if err != nil {
 		return err
@@ -141,13 +164,15 @@ func (r *runner) work(ctx context.Context) error {
 	standing := time.AfterFunc(quiet, func() { r.sayStanding(ctx, client, lease) })
 	defer standing.Stop()
 	if r.Try || r.Wait > 0 {
-		if err := r.awaitOwnership(ctx, client, lease); err != nil {
+		if err := r.awaitOwnership(ctx, client, lease, began.Add(r.Wait)); err != nil {
 			return err
 		}
 	}
 	ended := make(chan error, 1)
 	go func() {
 		ended <- lease.Run(context.Background(), func(ctx context.Context, p pgleases.Partition) error {
+			r.runs(1)
+			defer r.runs(-1)
 			r.keepRunning(ctx, lease, p)
 			standing.Reset(quiet)
 			return nil
@@ -158,27 +183,109 @@ func (r *runner) work(ctx context.Context) error {
 		return err
 	case code := <-r.result:
 		return Exit{Code: code}
+	case err := <-r.failed:
+		return err
 	case <-ctx.Done():
-		_ = client.Close(context.Background()) // this ends lease.Run
-		<-ended
 		return context.Cause(ctx)
 	}
 }
 
-// awaitOwnership returns when a partition is owned. It returns NotOwned after Wait, and with Try as
-// soon as this client gets no partition.
-func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, lease *pgleases.Lease) error {
+// close ends all programs and hands the partitions over. It returns when that is done, or soon
+// after all programs have ended: without a database, partitions cannot be handed over, and
+// another client takes them after the TTL. A second signal shortens the wait.
+func (r *runner) close(client *pgleases.Client) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	closed := make(chan struct{})
+	defer close(closed)
+	go func() {
+		defer cancel()
+		look := time.NewTicker(20 * time.Millisecond)
+		defer look.Stop()
+		for hurry := false; !r.programsEnded(hurry); {
+			select {
+			case <-look.C:
+			case <-closed:
+				return
+			}
+			select {
+			case <-r.children.hurry:
+				hurry = true
+			default:
+			}
+		}
+		select {
+		case <-time.After(closeLimit):
+		case <-r.children.hurry:
+		case <-closed:
+		}
+	}()
+	if err := client.Close(ctx); err != nil {
+		r.Log.Warn("not all partitions were handed over: they are free after the TTL", slog.Any("error", err))
+	}
+}
+
+// programsEnded reports whether no program runs, except those that could not be killed for a
+// while.
+func (r *runner) programsEnded(hurry bool) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	stuck := 0
+	for _, since := range r.unkillable {
+		if hurry || time.Since(since) >= killLimit {
+			stuck++
+		}
+	}
+	return stuck == r.running
+}
+
+// cannotKill records that processes of a program were killed and are still there. The partition
+// stays owned as long as they are.
+func (r *runner) cannotKill(partition int, processes string) {
+	r.mu.Lock()
+	since, known := r.unkillable[partition]
+	if !known {
+		since = time.Now()
+	}
+	r.unkillable[partition] = since
+	r.mu.Unlock()
+	r.Log.Error("processes of the program were killed and are still there, so the partition waits for them",
+		slog.String("lease", r.Lease), slog.Int("partition", partition), slog.String("processes", processes))
+}
+
+// canKill records that no process of a program is left.
+func (r *runner) canKill(partition int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.unkillable, partition)
+}
+
+// runs counts a program that is about to run, or has ended.
+func (r *runner) runs(more int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.running += more
+}
+
+// notOwned is the end of a run that has got no partition.
+func (r *runner) notOwned(why error) error {
+	return Exit{NotOwned, fmt.Errorf("lease %q: %w", r.Lease, why)}
+}
+
+// awaitOwnership returns when a partition is owned. With Wait it returns NotOwned at that time,
+// and with Try as soon as this client gets no partition.
+func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, lease *pgleases.Lease, until time.Time) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	none := func(why error) error { return Exit{NotOwned, fmt.Errorf("lease %q: %w", r.Lease, why)} }
 	if r.Try {
 		go func() {
 			s, err := r.look(ctx, client.ID(), true)
-			cancel(cmp.Or(err, none(s.why)))
+			cancel(cmp.Or(err, r.notOwned(s.why)))
 		}()
 	}
 	if r.Wait > 0 {
-		defer time.AfterFunc(r.Wait, func() { cancel(none(fmt.Errorf("no partition was owned in %v", r.Wait))) }).Stop()
+		late := time.AfterFunc(time.Until(until), func() { cancel(r.notOwned(fmt.Errorf("no partition was owned in %v", r.Wait))) })
+		defer late.Stop()
 	}
 	return lease.Wait(ctx)
 }
@@ -195,7 +302,7 @@ func (r *runner) sayStanding(ctx context.Context, client *pgleases.Client, lease
 	}
 	if lease.Stats().Owned == 0 && ctx.Err() == nil && lease.Err() == nil {
 		r.Log.Log(ctx, level, message, slog.String("lease", r.Lease), slog.Any("reason", cmp.Or(err, s.why)),
-			slog.String("command", fmt.Sprintf("pgleases explain '%s/%d'", r.Lease, s.partition)))
+			slog.String("command", "pgleases explain "+shell.Word(fmt.Sprintf("%s/%d", r.Lease, s.partition))))
 	}
 }
 
@@ -210,11 +317,7 @@ type standing struct {
 // look returns the standing of this client, at once or when it is final. It polls every 50 ms. An
 // expired session is no live owner: if all machines gave up at once, no client would take over.
 func (r *runner) look(ctx context.Context, id string, final bool) (s standing, err error) {
-	config, err := connect.ParseConfig(r.URL) // as the client does, because it may have settings of a pool
-	if err != nil {
-		return s, err
-	}
-	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
+	conn, err := r.connect(ctx)
 	if err != nil {
 		return s, err
 	}
@@ -240,6 +343,73 @@ func (r *runner) look(ctx context.Context, id string, final bool) (s standing, e
 	}
 }
 
+// connect returns a connection to the database, besides those of the client.
+func (r *runner) connect(ctx context.Context) (*pgx.Conn, error) {
+	config, err := connect.ParseConfig(r.URL) // as the client does, because it may have settings of a pool
+	if err != nil {
+		return nil, err
+	}
+	return pgx.ConnectConfig(ctx, config.ConnConfig)
+}
+
+// awaitID returns when no live client has this command's ID. A client with that ID would end the
+// run in progress of the other one, and one that ran before from cron is no reason to. With Try
+// it returns NotOwned at once instead, and with Wait at that time.
+func (r *runner) awaitID(ctx context.Context) error {
+	var conn *pgx.Conn
+	defer func() {
+		if conn != nil {
+			_ = conn.Close(context.WithoutCancel(ctx))
+		}
+	}()
+	for began, told, seen := time.Now(), false, false; ; {
+		var err error
+		if conn == nil || conn.IsClosed() {
+			conn, err = r.connect(ctx)
+		}
+		host, pid := "", 0
+		if err == nil {
+			host, pid, err = r.holderOfID(ctx, conn)
+		}
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			return nil
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil && !seen: // later, this run waits as a client does
+			return r.Unreachable(err)
+		}
+		seen = true
+		why := fmt.Errorf("a live client has the ID %q: host %q, pid %d", r.ID, host, pid)
+		switch {
+		case r.Try:
+			return r.notOwned(why)
+		case r.Wait > 0 && time.Since(began) >= r.Wait:
+			return r.notOwned(fmt.Errorf("no partition was owned in %v: %w", r.Wait, why))
+		case !told && time.Since(began) >= quiet:
+			told = true
+			r.Log.Info("standing by: a live client has the ID", slog.String("lease", r.Lease), slog.Any("reason", why))
+		}
+		select {
+		case <-time.After(lookForID):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// holderOfID returns the process of a live client with this command's ID. It returns ErrNoRows if
+// there is none, or are no tables yet.
+func (r *runner) holderOfID(ctx context.Context, conn *pgx.Conn) (host string, pid int, err error) {
+	query := fmt.Sprintf(`SELECT host, pid FROM %s.clients
+		WHERE id = $1 AND incarnation >= 0 AND expires_at > pg_catalog.clock_timestamp()
+		ORDER BY incarnation DESC LIMIT 1`, pgx.Identifier{r.Schema}.Sanitize())
+	err = conn.QueryRow(ctx, query, pgx.QueryExecModeExec, r.ID).Scan(&host, &pid)
+	if code := store.Code(err); code == "42P01" || code == "3F000" { // no table, no schema
+		err = pgx.ErrNoRows
+	}
+	return host, pid, err
+}
+
 // keepRunning runs the program, again after each end, until ctx ends: while the partition is owned
 // and not moving to another client.
 func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition) {
@@ -252,8 +422,15 @@ func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pglea
 	}
 	for backoff := backoffMin; ; backoff = min(2*backoff, backoffMax) {
 		began := time.Now()
-		code := r.children.run(ctx, lease, p, log)
+		code, err := r.children.run(ctx, lease, p, log)
 		r.logEnd(context.Cause(ctx), log)
+		if err != nil { // another machine may be able to
+			select {
+			case r.failed <- err:
+			default: // it has failed for another partition
+			}
+			return
+		}
 		if r.Once {
 			r.result <- code
 		}

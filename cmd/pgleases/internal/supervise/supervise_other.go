@@ -1,4 +1,4 @@
-//go:build !unix
+//go:build !unix || aix
 
 package supervise
 
@@ -14,12 +14,14 @@ import (
 type supervisor struct{ hurry chan struct{} }
 
 func newSupervisor(*runner) (*supervisor, error) {
-	return nil, errors.New("run does not work on Windows, where a program cannot be asked to end with all that it started; use Lease.Run of the Go library, or WSL")
+	return nil, errors.New("run does not work on Windows and AIX, where a program cannot be asked to end with all that it started; use Lease.Run of the Go library, or WSL")
 }
 
-func (*supervisor) run(context.Context, *pgleases.Lease, pgleases.Partition, *slog.Logger) int {
+func (*supervisor) run(context.Context, *pgleases.Lease, pgleases.Partition, *slog.Logger) (int, error) {
 	panic("not reached: there is no supervisor")
 }
+
+func runApart() (code int, apart bool, err error) { return 0, false, nil }
 
 // A status is never created: newSupervisor fails before.
 type status struct{}

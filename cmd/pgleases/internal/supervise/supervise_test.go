@@ -61,7 +61,7 @@ func TestTryAndWaitEndIfAnotherOwnsIt(t *testing.T) {
 	}
 	standby := command.Run(t, env, "run", "tried", "--ttl", "5m", "--", "true")
 	testkit.Until(t, "it says that it stands by", func() bool {
-		return strings.Contains(standby.Printed(), `level=INFO msg="standing by: live clients own all partitions" lease=tried reason="client \"holder\" owns partition 0" command="pgleases explain 'tried/0'"`)
+		return strings.Contains(standby.Printed(), `level=INFO msg="standing by: live clients own all partitions" lease=tried reason="client \"holder\" owns partition 0" command="pgleases explain tried/0"`)
 	})
 	if strings.Contains(standby.Printed(), "program starts") || strings.Contains(standby.Printed(), "WARN") {
 		t.Errorf("a healthy standby says %q", standby.Printed())
@@ -79,7 +79,7 @@ func TestTryAndWaitEndIfAnotherOwnsIt(t *testing.T) {
 	}
 	paused := command.Run(t, env, "run", "tried", "--ttl", "5m", "--", "true")
 	testkit.Until(t, "it warns of the pause", func() bool {
-		return strings.Contains(paused.Printed(), `level=WARN msg="no partition is owned" lease=tried reason="an operator has paused it" command="pgleases explain 'tried/0'"`)
+		return strings.Contains(paused.Printed(), `level=WARN msg="no partition is owned" lease=tried reason="an operator has paused it" command="pgleases explain tried/0"`)
 	})
 	paused.Signal(syscall.SIGTERM)
 	paused.ExitCode()
@@ -92,7 +92,8 @@ func TestTryAndWaitEndIfAnotherOwnsIt(t *testing.T) {
 	}
 }
 
-// A crashed client still owns the partition if no other client ran since, for example between two nights when cron starts all.
+// A crashed client still owns the partition if no other client ran since, for example between two
+// nights when cron starts all.
 func TestTryTakesOverFromACrashedOwner(t *testing.T) {
 	t.Parallel()
 	dir, database := t.TempDir(), pgtest.MigratedDatabase(t)
@@ -199,7 +200,8 @@ func TestSecondSignalDoesNotWaitForTheGrace(t *testing.T) {
 	}
 }
 
-// The TTL is much longer than the test, so the program is killed because its keeper and supervisor die, not at a deadline.
+// The TTL is much longer than the test, so the program is killed because its keeper and
+// supervisor die, not at a deadline.
 func TestNothingOutlivesTheSupervisorAndKeeper(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -330,7 +332,8 @@ func TestShortOutageKeepsTheProgram(t *testing.T) {
 	}
 }
 
-// The supervisor still owns the partition when the keeper ends the program, so it must not start another for an instant.
+// The supervisor still owns the partition when the keeper ends the program, so it must not start
+// another for an instant.
 func TestOutageEndsTheProgramOnce(t *testing.T) {
 	t.Parallel()
 	const ttl = 3 * time.Second
@@ -392,7 +395,8 @@ func TestRunOnceReturnsTheExitCodeOfALostLease(t *testing.T) {
 	awaitRecord(t, dir, 0, "ends", nil) // it was asked to, in time
 }
 
-// A process that a keeper leaves may die during the search, by the kernel's signal, and leave children.
+// A process that a keeper leaves may die during the search, by the kernel's signal, and leave
+// children.
 func TestOrphansOfADyingProcessAreKilled(t *testing.T) {
 	s, err := newSupervisor(&runner{Config: Config{TTL: time.Second}})
 	testkit.OK(t, err)
@@ -408,7 +412,7 @@ func TestOrphansOfADyingProcessAreKilled(t *testing.T) {
 		_, err = out.Read(make([]byte, 1))
 		testkit.OK(t, err)
 		time.AfterFunc(rand.N(2*look), func() { _ = parent.Process.Kill() })
-		s.killOrphans(t.Context(), "")
+		s.killOrphans(t.Context(), "", func() {})
 		out.Close()
 		for _, pid := range childrenOf(os.Getpid()) {
 			if !s.known[pid] {
@@ -453,7 +457,8 @@ func TestProgramIgnoresSIGHUPUnderNohup(t *testing.T) {
 	}
 }
 
-// The supervisor does not kill a keeper that kills: on other systems than Linux, the program would survive.
+// The supervisor does not kill a keeper that kills: on other systems than Linux, the program
+// would survive.
 func TestKeeperThatKillsIsNotKilled(t *testing.T) {
 	r, w, err := os.Pipe()
 	testkit.OK(t, err)

@@ -1,4 +1,4 @@
-//go:build unix && !linux
+//go:build unix && !linux && !aix
 
 package supervise
 
@@ -6,16 +6,13 @@ import (
 	"errors"
 	"os"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 )
 
 // Without the features of Linux, a program's descendants are those in its process group.
 
-// bootClock is, on macOS, a clock that runs while the machine sleeps.
-const bootClock = unix.CLOCK_MONOTONIC
-
 func adoptOrphans() error { return nil }
+
+func keeperAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
 func ownGroup(string) (*syscall.SysProcAttr, *os.File) {
 	return &syscall.SysProcAttr{Setpgid: true}, nil
@@ -35,3 +32,10 @@ func removeGroup(string) {}
 func eachChild(func(int)) bool { return false }
 
 func searchChildren(func(int)) error { return nil }
+
+func childrenNow() []int { return nil }
+
+func named([]int) string { return "of its process group" }
+
+// runApart does nothing: this process has no other children than its own.
+func runApart() (code int, apart bool, err error) { return 0, false, nil }

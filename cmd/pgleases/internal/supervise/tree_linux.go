@@ -26,6 +26,13 @@ func adoptOrphans() error {
 	return nil
 }
 
+// keeperAttributes returns the attributes of a keeper: a process group of its own, to which a
+// terminal sends no Ctrl-C and Ctrl-Z. If this process dies while the keeper is stopped, the
+// keeper goes on, and kills the program.
+func keeperAttributes() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGCONT}
+}
+
 // ownGroup returns the attributes of a process in its own process group, and in the control group
 // if there is one, whose file must stay open until the process has started. The kernel kills the
 // process when the thread that started it ends.
@@ -78,8 +85,8 @@ func killGroup(dir string) {
 	}
 }
 
-// removeGroup removes a control group without processes, and the groups that the program created in
-// it.
+// removeGroup removes a control group without processes, and the groups that the program created
+// in it.
 func removeGroup(dir string) {
 	if dir == "" {
 		return
@@ -108,6 +115,34 @@ func eachChild(f func(pid int)) (found bool) {
 		}
 	}
 	return found
+}
+
+// childrenNow returns the children of this process.
+func childrenNow() (pids []int) {
+	add := func(pid int) { pids = append(pids, pid) }
+	if !eachChild(add) {
+		_ = searchChildren(add) // an error is that a process may be missing
+	}
+	return pids
+}
+
+// named returns processes with their names, states and users, for people.
+func named(pids []int) string {
+	var texts []string
+	for _, pid := range pids {
+		status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+		if err != nil {
+			continue // it has ended
+		}
+		values := make(map[string]string)
+		for line := range strings.Lines(string(status)) {
+			name, value, _ := strings.Cut(line, ":")
+			values[name] = strings.TrimSpace(value)
+		}
+		user, _, _ := strings.Cut(values["Uid"], "\t")
+		texts = append(texts, fmt.Sprintf("%d %s, user %s, state %s", pid, values["Name"], user, values["State"]))
+	}
+	return strings.Join(texts, "; ")
 }
 
 // searchChildren is like eachChild, but misses no child. It reads all processes of the machine,

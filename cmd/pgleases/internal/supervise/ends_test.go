@@ -1,0 +1,162 @@
+//go:build linux
+
+package supervise
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/command"
+)
+
+// A machine whose program cannot be executed must leave the partition to one that can.
+func TestProgramThatCannotStartFreesPartition(t *testing.T) {
+	t.Parallel()
+	broken := filepath.Join(t.TempDir(), "broken")
+	testkit.OK(t, os.WriteFile(broken, []byte("\x7fELF, but no more than that"), 0o700))
+	noInterpreter := filepath.Join(t.TempDir(), "script")
+	testkit.OK(t, os.WriteFile(noInterpreter, []byte("#!/no/such/interpreter\n"), 0o700))
+	for program, want := range map[string]int{broken: CannotRun, noInterpreter: NotFound} {
+		t.Run(filepath.Base(program), func(t *testing.T) {
+			t.Parallel()
+			env := command.Database(pgtest.MigratedDatabase(t))
+			c := command.Run(t, env, "run", "broken", "-n", "3", "--ttl", "5m", "--", program)
+			if code := c.ExitCode(); code != want || !strings.Contains(c.Printed(), "pgleases: start program \""+program+"\": ") {
+				t.Errorf("exit code %d, want %d; output %q", code, want, c.Printed())
+			}
+			if next := command.Run(t, env, "run", "broken", "-n", "3", "--ttl", "5m", "--wait", "1m", "--", "sh", "-c", "echo ran; sleep 1000"); true {
+				testkit.Until(t, "the next machine runs its program", func() bool { return strings.Contains(next.Printed(), "ran") })
+			}
+		})
+	}
+}
+
+// With an ID that outlives the process, a second run from cron must not end the first one.
+func TestRunWithTheSameIDWaitsForTheFirst(t *testing.T) {
+	t.Parallel()
+	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
+	first := runProgram(t, dir, "", env, "nightly", "--once", "--ttl", "1m", "--id", "web1-nightly")
+	awaitRecord(t, dir, 0, "begins", nil)
+	for flag, why := range map[string]string{"--try": `lease "nightly": a live client has the ID "web1-nightly": host `, "--wait=300ms": "no partition was owned in 300ms: a live client has the ID"} {
+		c := command.Run(t, env, "run", "nightly", flag, "--once", "--ttl", "1m", "--id", "web1-nightly", "--", "echo", "ran")
+		if code := c.ExitCode(); code != 75 || !strings.Contains(c.Printed(), why) || strings.Contains(c.Printed(), "ran\n") {
+			t.Errorf("%s: exit code %d, want 75; output %q", flag, code, c.Printed())
+		}
+	}
+	second := command.Run(t, env, "run", "nightly", "--once", "--ttl", "1m", "--id", "web1-nightly", "--", "echo", "ran")
+	testkit.Until(t, "it says that it stands by", func() bool {
+		return strings.Contains(second.Printed(), `msg="standing by: a live client has the ID" lease=nightly reason="a live client has the ID \"web1-nightly\": host `)
+	})
+	for _, r := range records(t, dir) {
+		if r.what == "terminated" {
+			t.Fatal("the first run was interrupted")
+		}
+	}
+	first.Signal(syscall.SIGTERM)
+	if code := second.ExitCode(); code != 0 || !strings.Contains(second.Printed(), "ran\n") {
+		t.Errorf("after the first had ended: exit code %d, want 0; output %q", code, second.Printed())
+	}
+}
+
+// Images of containers name SIGQUIT as their signal to end.
+func TestSIGQUITEndsTheCommandAsSIGTERMDoes(t *testing.T) {
+	t.Parallel()
+	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
+	c := runProgram(t, dir, "", env, "quit", "--ttl", "5m", "--grace", "1h")
+	awaitRecord(t, dir, 0, "begins", nil)
+	c.Signal(syscall.SIGQUIT)
+	awaitRecord(t, dir, 0, "ends", nil) // it was asked to
+	if code := c.ExitCode(); code != 128+3 {
+		t.Errorf("exit code %d, want 131", code)
+	}
+}
+
+// Without a database nothing can be handed over, and the trust of the last heartbeat would be a
+// long wait.
+func TestSignalWithoutDatabaseEndsSoon(t *testing.T) {
+	t.Parallel()
+	for _, frozen := range []bool{false, true} {
+		dir, way := t.TempDir(), command.NewProxy(t, pgtest.MigratedDatabase(t))
+		c := runProgram(t, dir, "", command.Database(way.URL), "away", "--ttl", "10m", "--grace", "1h")
+		awaitRecord(t, dir, 0, "begins", nil)
+		way.Set(!frozen, frozen)
+		began := time.Now()
+		c.Signal(syscall.SIGTERM)
+		if code := c.ExitCode(); code != 128+15 { // ExitCode waits for less than the TTL
+			t.Errorf("exit code %d, want 143", code)
+		}
+		t.Logf("frozen %v: it took %v", frozen, time.Since(began))
+	}
+}
+
+// A program must not take the socket of another run, which has started this run, for its own.
+func TestInnerRunHidesTheOuterSocket(t *testing.T) {
+	t.Parallel()
+	env := command.Database(pgtest.MigratedDatabase(t))
+	c := command.Run(t, append(env, "PGLEASES_STATUS_SOCKET=/outer"), "run", "inner", "--once", "--", "sh", "-c", `echo "socket <$PGLEASES_STATUS_SOCKET>"`)
+	if c.ExitCode(); !strings.Contains(c.Printed(), "socket <>") {
+		t.Errorf("output %q", c.Printed())
+	}
+}
+
+// A keeper that was stopped when its parent was killed goes on, and kills the program.
+func TestStoppedKeeperOfAKilledParentKills(t *testing.T) {
+	t.Parallel()
+	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
+	c := runProgram(t, dir, modeStubborn, env, "stopped", "--ttl", "5m")
+	began := awaitRecord(t, dir, 0, "begins", nil)
+	keeper := parentOf(began.pid)
+	testkit.OK(t, syscall.Kill(keeper, syscall.SIGSTOP))
+	c.Signal(syscall.SIGKILL)
+	testkit.Until(t, "the program is gone", func() bool { return isFree(t, dir, 0) })
+}
+
+// The partition stays with the command while a process of its program lives that it may not kill.
+// The log names the process, and the command can be ended all the same.
+func TestProcessThatCannotBeKilledIsNamed(t *testing.T) {
+	t.Parallel()
+	setpriv, err := exec.LookPath("setpriv")
+	if os.Getuid() != 0 || err != nil {
+		t.Skip("it takes root and setpriv to start a process that others may not kill")
+	}
+	database := pgtest.MigratedDatabase(t)
+	dir := t.TempDir()
+	testkit.OK(t, os.Chmod(filepath.Dir(dir), 0o755))
+	rooted, binary := filepath.Join(dir, "rooted"), filepath.Join(dir, "pgleases")
+	testkit.OK(t, os.WriteFile(rooted, testkit.Must(os.ReadFile(setpriv))(t), 0o755))
+	testkit.OK(t, os.Chmod(rooted, 0o755|os.ModeSetuid))
+	testkit.OK(t, os.WriteFile(binary, testkit.Must(os.ReadFile(command.Built))(t), 0o755))
+	script := rooted + ` --reuid 0 --regid 0 --clear-groups sleep 1003 & sleep 0.5`
+	stderr := testkit.Must(os.Create(filepath.Join(dir, "stderr")))(t)
+	defer stderr.Close()
+	cmd := exec.Command("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups",
+		binary, "run", "unkillable", "--ttl", "5m", "--grace", "1h", "--", "sh", "-c", script)
+	cmd.Env, cmd.Stderr = append(append(os.Environ(), command.Database(database)...), "D="+dir), stderr
+	c := startSilent(t, cmd)
+	t.Cleanup(func() {
+		for _, pid := range processesOf(t, dir, "sleep", "1003") {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	says := func(text string) bool {
+		return strings.Contains(string(testkit.Must(os.ReadFile(stderr.Name()))(t)), text)
+	}
+	testkit.Until(t, "it names the process", func() bool {
+		return says(`level=ERROR msg="processes of the program were killed and are still there, so the partition waits for them" lease=unkillable partition=0 processes="`) &&
+			says("sleep, user 0, state S")
+	})
+	testkit.OK(t, c.Process.Signal(syscall.SIGTERM))
+	testkit.Until(t, "it was asked to end", func() bool { return says("asked to end") })
+	testkit.OK(t, c.Process.Signal(syscall.SIGTERM))
+	if code := c.exitCode(t); code != 128+15 || !says("not all partitions were handed over") {
+		t.Errorf("exit code %d, want 143", code)
+	}
+	testkit.Becomes(t, testkit.Pool(t, database), "the partition has its owner", true, "SELECT bool_and(owner IS NOT NULL) FROM pgleases.status")
+}
