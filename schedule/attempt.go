@@ -86,7 +86,7 @@ func (e *execution) attempt() *attempt {
 		if a.called() { // the commit may take as long as the handler
 			limit = max(limit, l.timeout)
 		}
-		return e.db.sendClose(ctx, tx, r, e.id, a.decided.step, limit)
+		return e.db.sendClose(ctx, tx, r, e.id, a.decided.step, limit, e.db.lockWait(a.took))
 	})
 	if err != nil {
 		a.outcome, a.err = e.classify(a, err, l.idle), err

@@ -295,3 +295,35 @@ func TestEditLocksRecreatedSchedule(t *testing.T) {
 	testkit.OK(t, testkit.Receive(t, "it goes on", got))
 	expect(t, one[int](db, "SELECT count(*) FROM (SELECT FROM pgleases.schedules FOR UPDATE SKIP LOCKED) AS s"), 0, "schedules without a lock")
 }
+
+// A transaction of the application keeps rows of schedules locked. Jobs and other schedules run
+// meanwhile, and those schedules when it has ended.
+func TestLockedSchedulesStopNoOther(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newSteadyWorker(db, schedule.WithMaxRunning(2))
+	books := schedule.InTx(w.Scheduler, "books", effect)
+	letters := schedule.AtLeastOnce(w.Scheduler, "letters", func(context.Context, schedule.Run[args]) error { return nil })
+	names := make([]string, 10)
+	var ledgers []*ledger
+	for i := range names {
+		names[i] = fmt.Sprintf("locked %d", i)
+		ledgers = append(ledgers, newLedger(db, names[i]))
+		testkit.OK(t, books.Put(t.Context(), names[i], args{}, hourly))
+	}
+	w.run()
+	db.polled()
+	edit := db.begin()
+	for _, name := range names {
+		testkit.OK(t, books.PutTx(t.Context(), edit, name, args{2}, hourly))
+	}
+	db.setClock(midnight.Add(time.Hour))
+	db.polled()
+	testkit.Must(books.EnqueueMany(t.Context(), make([]args, 10)))(t)
+	testkit.Must(letters.EnqueueMany(t.Context(), make([]args, 10)))(t)
+	becomes(db, "all jobs have run", 20, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+	testkit.OK(t, edit.Rollback(t.Context()))
+	for _, l := range ledgers {
+		l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
+	}
+}

@@ -85,7 +85,8 @@
 //
 // # Locks
 //
-// A run locks its schedule's row only when it ends, so edits do not wait for handlers. Put
+// A run locks its schedule's row only when it ends, so edits do not wait for handlers. If an edit
+// has locked the row for longer, the run is rolled back, and runs again when the row is free. Put
 // schedules last in a transaction, in the order of their names: see [Kind.PutTx]. If transactions
 // deadlock anyway, the database ends one of them; if that was a run, it runs again.
 //

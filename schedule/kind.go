@@ -161,8 +161,10 @@ func (k *Kind[Args]) Put(ctx context.Context, name string, args Args, rule Rule,
 }
 
 // PutTx is Put in the caller's transaction, of any isolation level: the schedule exists once that
-// is committed. It locks the schedule's row until then, so edits and ends of runs wait for the
-// transaction. Call it as late in the transaction as you can. Put several schedules in the order of
+// is committed. It locks the schedule's row until then, so edits of the schedule wait for the
+// transaction. A run of the schedule waits for about as long as its handler took, 5 s at most; then
+// it is rolled back, and runs again when the row is free. Call PutTx as late in the transaction as
+// you can. Put several schedules in the order of
 // their names: two transactions with different orders can deadlock. If a transaction that is not
 // visible to this one created the schedule, PutTx fails with SQLSTATE 40001.
 func (k *Kind[Args]) PutTx(ctx context.Context, tx pgx.Tx, name string, args Args, rule Rule, opts ...ScheduleOption) error {

@@ -115,6 +115,7 @@ func (e *execution) callOutside(a *attempt) result {
 		if context.Cause(ctx) == ErrTimeout {
 			err = timedOut{err}
 		}
+		a.handler = err
 		written = e.recordFailure(life, a, err)
 	}
 	if !written {

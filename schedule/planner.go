@@ -25,8 +25,9 @@ type planner struct {
 
 	wake     chan struct{} // of capacity 1: poll at once
 	finished chan finish
-	gotSlot  chan string // the kind of a run that got a slot
-	answers  chan *poll  // of capacity 1
+	gotSlot  chan string  // the kind of a run that got a slot
+	parked   chan subject // a run of which a lock delays the record
+	answers  chan *poll   // of capacity 1
 
 	// Only the goroutine of loop uses the following fields.
 	queue   queue
@@ -38,11 +39,13 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease, share *worker.Share, stop c
 	s.counts.polled.Store(int64(time.Since(processStart)))
 	p := &planner{
 		s: s, lease: lease, wake: make(chan struct{}, 1), finished: make(chan finish),
-		gotSlot: make(chan string), answers: make(chan *poll, 1), queue: newQueue(&s.times, share.Most, s.registry.limit),
+		gotSlot: make(chan string), parked: make(chan subject), answers: make(chan *poll, 1), queue: newQueue(&s.times, share.Most, s.registry.limit),
 		poller: newPoller(&s.times, listen.New(s.db.pool, s.options.schema, leaseOf+s.db.group)),
 	}
 	within := transactions{s.db, leaseFence(lease), &p.clock, share, stop}
-	p.exec = executor{within, &s.registry, s.log, func(kind string) { p.gotSlot <- kind }}
+	p.exec = executor{
+		within, &s.registry, s.log, func(kind string) { p.gotSlot <- kind }, func(of subject) { p.parked <- of },
+	}
 	return p
 }
 
@@ -101,6 +104,8 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 			p.end(f)
 		case kind := <-p.gotSlot:
 			p.queue.slotFree(kind)
+		case of := <-p.parked:
+			p.queue.park(of, time.Now())
 		case <-done:
 			done = nil
 		case <-stopped:

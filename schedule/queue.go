@@ -4,7 +4,12 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/worker"
 )
+
+// mostParked is how many runs may wait for the record of their outcomes without a place.
+const mostParked = 100
 
 // priorities is the number of priorities.
 const priorities = 4
@@ -18,6 +23,10 @@ type item struct {
 	Kind      string
 	DueMicro  int64
 	Crashes   int // counted crashes
+
+	locked bool // it met a locked row last, so the row is tried before the run
+	lane   worker.Lane
+	begun  time.Time // when its run began
 
 	// earliest is a time of this host, before which the item is not due, computed from the answer
 	// of the database when its last run began; zero: unknown.
@@ -34,8 +43,9 @@ type finish struct {
 
 // A queue has what is due soon, and what is running. It decides which item begins next. Of those
 // that are due the highest priority goes first, then the earliest due time. At most one item of a
-// key runs at a time, and at most as many of a kind as its limit. A crash suspect runs alone. The
-// queue knows no database and no clock. One goroutine uses it.
+// key runs at a time, and at most as many of a kind as its limit. A crash suspect runs alone. What
+// took long to no effect comes after what did not, see worker.Slots. The queue knows no database and
+// no clock. One goroutine uses it.
 type queue struct {
 	times *timings
 	most  func() int            // the limit of runs at once
@@ -43,6 +53,7 @@ type queue struct {
 
 	bands    [priorities][]item // what is not running, by priority, each in the order of due times
 	running  map[subject]item   // as it was due
+	parked   map[subject]bool   // of those: their handlers have ended, and a lock delays the record
 	keys     map[string]struct{}
 	finished map[subject]finish // since the last poll was sent
 
@@ -50,6 +61,9 @@ type queue struct {
 	// until then crash suspects may delay other items; zero: no suspect was due
 	held   time.Time
 	beside map[subject]struct{} // suspects that began beside other runs in that time
+
+	slots worker.Slots[subject]
+	vain  map[string]bool // kinds whose last run was in vain: it took as long as it may, or was blocked
 
 	ofKind map[string]int     // number of runs of each kind
 	scarce map[string]*scarce // kinds whose last run found no slot
@@ -81,7 +95,7 @@ func (l leftOut) has(it item) bool {
 func newQueue(times *timings, most func() int, limit func(kind string) int) queue {
 	return queue{
 		times: times, most: most, limit: limit, running: make(map[subject]item), keys: make(map[string]struct{}),
-		finished: make(map[subject]finish), beside: make(map[subject]struct{}), ofKind: make(map[string]int), scarce: make(map[string]*scarce),
+		parked: make(map[subject]bool), vain: make(map[string]bool), finished: make(map[subject]finish), beside: make(map[subject]struct{}), ofKind: make(map[string]int), scarce: make(map[string]*scarce),
 	}
 }
 
@@ -96,31 +110,83 @@ func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok boo
 	if !q.hasRoom() {
 		return item{}, wait, false
 	}
+	healthy, after := q.first(worker.Healthy, now, server)
+	wait = min(wait, after)
+	slow := place{}
+	if q.anySlow() {
+		slow, after = q.first(worker.Slow, now, server)
+		wait = min(wait, after)
+	}
+	at := healthy
+	switch q.slots.Next(q.most(), healthy.found, slow.found, now) {
+	case worker.Neither:
+		return item{}, wait, false
+	case worker.Slow:
+		at = slow
+	}
+	if q.bands[at.band][at.index].Crashes > 0 && len(q.running) > 0 { // no other item begins before it
+		q.hold(now)
+		if left = q.holdLeft(now); left > 0 {
+			return item{}, min(wait, left), false
+		}
+	}
+	return q.remove(at), 0, true
+}
+
+// A place is that of an item in the queue.
+type place struct {
+	found       bool
+	band, index int
+}
+
+// first returns the first item of a lane that may begin now. Otherwise it returns how long to wait.
+func (q *queue) first(lane worker.Lane, now, server time.Time) (p place, wait time.Duration) {
+	wait = q.times.Poll
 	for n := priorities - 1; n >= 0; n-- {
 		for i, it := range q.bands[n] {
 			if early := max(it.due().Sub(server), it.earliest.Sub(now)); early > 0 {
 				wait = min(wait, early)
 				break
 			}
+			if q.laneOf(it) != lane {
+				continue
+			}
 			if after := q.mustWait(it, now); after > 0 {
 				wait = min(wait, after)
 				continue
 			}
-			if it.Crashes > 0 && len(q.running) > 0 { // no other item begins before it
-				q.hold(now)
-				if left = q.holdLeft(now); left > 0 {
-					return item{}, min(wait, left), false
-				}
-			}
-			if i == 0 {
-				q.bands[n] = q.bands[n][1:]
-			} else {
-				q.bands[n] = slices.Delete(q.bands[n], i, i+1)
-			}
-			return it, 0, true
+			return place{true, n, i}, wait
 		}
 	}
-	return item{}, wait, false
+	return place{}, wait
+}
+
+// remove removes an item from the queue, and returns it as it begins.
+func (q *queue) remove(p place) item {
+	band := q.bands[p.band]
+	it := band[p.index]
+	if p.index == 0 {
+		q.bands[p.band] = band[1:]
+	} else {
+		q.bands[p.band] = slices.Delete(band, p.index, p.index+1)
+	}
+	_, ill := q.slots.Slow(it.subject)
+	it.locked = ill && q.slots.Why(it.subject) == worker.Locked
+	it.lane = q.laneOf(it)
+	return it
+}
+
+// laneOf returns whether an item is slow: it, or the last run of its kind, took long to no effect.
+func (q *queue) laneOf(it item) worker.Lane {
+	if _, ill := q.slots.Slow(it.subject); ill || q.vain[it.Kind] {
+		return worker.Slow
+	}
+	return worker.Healthy
+}
+
+// anySlow reports whether there may be slow items.
+func (q *queue) anySlow() bool {
+	return len(q.vain) > 0 || slices.ContainsFunc(worker.Reasons, func(r worker.Reason) bool { return q.slots.Waiting(r) > 0 })
 }
 
 // mustWait returns after which time to ask again whether an item may begin beside the running items;
@@ -134,6 +200,10 @@ func (q *queue) mustWait(it item, now time.Time) time.Duration {
 	}
 	if it.Crashes > 0 && q.runsSuspect() { // other items do not wait for the suspect
 		return max(0, q.suspect.Add(q.times.SuspectHold).Sub(now))
+	}
+	// one that took too long has its own distance: that of its retry, or of its rule
+	if again, ill := q.slots.Slow(it.subject); ill && q.slots.Why(it.subject) != worker.TimedOut {
+		return max(0, again.Sub(now))
 	}
 	return 0
 }
@@ -182,17 +252,50 @@ func (q *queue) began(it item, now time.Time) (ok bool) {
 			q.beside[it.subject], ok = struct{}{}, known
 		}
 	}
+	it.begun = now
+	q.slots.Begin(it.lane)
 	q.running[it.subject], q.keys[it.Key] = it, struct{}{}
 	return ok
+}
+
+// park frees the place of a run whose handler has ended, because a lock delays the record of its
+// outcome. Its key stays busy.
+func (q *queue) park(s subject, now time.Time) {
+	it, runs := q.running[s]
+	if runs && !q.parked[s] && len(q.parked) < mostParked {
+		q.parked[s] = true
+		q.slots.End(it.lane, q.most(), now.Sub(it.begun), now)
+	}
 }
 
 // end records the end of a run.
 func (q *queue) end(f finish, now time.Time) {
 	q.endOfKind(f, now)
+	if it := q.running[f.subject]; !q.parked[f.subject] {
+		q.slots.End(it.lane, q.most(), now.Sub(it.begun), now)
+	}
+	q.judge(f, now)
+	delete(q.parked, f.subject)
 	delete(q.running, f.subject)
 	delete(q.keys, f.Key)
 	q.finished[f.subject] = f
 	q.insert(f)
+}
+
+// judge decides whether an item whose run has ended, and those of its kind, are slow from now on.
+func (q *queue) judge(f finish, now time.Time) {
+	switch {
+	case f.slow:
+		q.slots.Fail(f.subject, f.why, now)
+		if f.why == worker.TimedOut {
+			q.vain[f.Kind] = true
+		}
+	case f.vain:
+		q.vain[f.Kind] = true
+	case f.outcome == stepped || f.outcome == callable:
+		q.slots.Heal(f.subject)
+		delete(q.vain, f.Kind)
+	}
 }
 
 // insert inserts an item that is due again, in the order of due times.
@@ -308,7 +411,7 @@ func (q *queue) short() bool {
 }
 
 // hasRoom reports whether another item can run.
-func (q *queue) hasRoom() bool { return len(q.running) < q.most() }
+func (q *queue) hasRoom() bool { return q.slots.Busy() < q.most() }
 
 // due returns how many of the queued items are due.
 func (q *queue) due(server time.Time) (n int) {

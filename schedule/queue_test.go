@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // Other runs wait 5 s in all for crash suspects: for one that tries each second and finds no slot,
@@ -84,5 +86,75 @@ func TestNothingBeginsBesideASuspect(t *testing.T) {
 	}
 	if _, _, ok := q.next(now.Add(6*time.Second), now.Add(6*time.Second)); !ok {
 		t.Error("others wait for ever")
+	}
+}
+
+// A hundred schedules whose rows are locked, or whose handlers take as long as they may, come again
+// and again beside healthy jobs. These have nine tenths of what they have alone, and wait for a
+// second at most, as one job in a hundred may.
+func TestIllWorkDelaysNoHealthyWork(t *testing.T) {
+	t.Parallel()
+	const places, healthy, ill = 4, 30, 100 // handlers at once; jobs a second, half of what there is room for
+	for _, c := range []struct {
+		name  string
+		takes time.Duration // an ill run
+		result
+	}{
+		{"locked", 200 * time.Millisecond, result{outcome: rowLocked, slow: true, why: worker.Locked}},
+		{"timed out", time.Minute, result{outcome: stepped, slow: true, why: worker.TimedOut}},
+		{"blocked", 10 * time.Millisecond, result{outcome: stepped, vain: true}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			q := newQueue(&defaultTimings, func() int { return places }, func(string) int { return 0 })
+			now, ends := processStart, make(map[subject]time.Time)
+			var waits []time.Duration
+			id := int64(ill)
+			insert := func(it item) {
+				it.Key, it.DueMicro = fmt.Sprint(it.subject), now.UnixMicro()
+				q.insert(finish{it, result{again: &it}})
+			}
+			for n := range int64(ill) {
+				insert(item{subject: subject{ID: n}, Kind: "ill", Priority: 1})
+			}
+			begin := func() {
+				for it, _, ok := q.next(now, now); ok; it, _, ok = q.next(now, now) {
+					q.began(it, now)
+					takes := 60 * time.Millisecond
+					if it.Kind == "ill" {
+						takes = c.takes
+					} else if now.Sub(processStart) > 200*time.Second { // when the backlog of the first minute is done
+						waits = append(waits, now.Sub(it.due()))
+					}
+					ends[it.subject] = now.Add(takes)
+				}
+			}
+			for range 400 * healthy { // 400 s
+				now = now.Add(time.Second / healthy)
+				for s, end := range ends {
+					if now.Before(end) {
+						continue
+					}
+					it := q.running[s]
+					delete(ends, s)
+					if it.Kind == "ill" {
+						q.end(finish{it, c.result}, now)
+						insert(it)
+					} else {
+						q.end(finish{it, result{outcome: stepped}}, now)
+					}
+				}
+				id++
+				insert(item{subject: subject{ID: id, Job: true}, Kind: "healthy", Priority: 1})
+				begin()
+			}
+			slices.Sort(waits)
+			want := 200 * healthy * 9 / 10
+			if len(waits) < want {
+				t.Fatalf("%d healthy jobs began in 200 s, want %d", len(waits), want)
+			}
+			if p99 := waits[len(waits)*99/100]; p99 > time.Second {
+				t.Errorf("99 %% of the healthy jobs began after %v at most, want 1 s", p99)
+			}
+		})
 	}
 }

@@ -49,7 +49,8 @@ func init() {
 			r.all = append(r.all, int32(n))
 		}
 		r.clock.staged = stage.Now
-		r.exec = executor{transactions{s.db, r.fence, &r.clock, unlimited{}, func(error) {}}, &s.registry, s.log, func(string) {}}
+		within := transactions{s.db, r.fence, &r.clock, unlimited{}, func(error) {}}
+		r.exec = executor{within, &s.registry, s.log, func(string) {}, func(subject) {}}
 		return r, nil
 	}
 }

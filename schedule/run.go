@@ -30,6 +30,7 @@ type executor struct {
 	registry *registry
 	log      *slog.Logger
 	gotSlot  func(kind string) // a run of the kind got a slot, so another may try
+	parked   func(subject)     // a lock delays the record of an outcome, so the run needs no place
 }
 
 // A result is the result of executing an item.
@@ -37,6 +38,10 @@ type result struct {
 	outcome attemptOutcome
 	again   *item     // the item when it is due again; nil: the next poll finds out
 	from    time.Time // it is not due before this instant
+
+	slow bool          // it took long to no effect
+	why  worker.Reason // if it is slow
+	vain bool          // it is blocked, and so may be others of its kind
 }
 
 // An execution runs one item until it has an outcome, or until only the next poll can find out.
@@ -64,6 +69,9 @@ func (x *executor) execute(o *ownership, it item) result {
 		e.logger().Warn("schedule: run postponed", slog.Any("error", err))
 		return e.unsettled(gone)
 	}
+	if it.locked && e.stillLocked() {
+		return e.judged(e.unsettled(rowLocked), &attempt{outcome: rowLocked})
+	}
 	defer func() { e.cancel() }()
 	defer e.freeSlot()
 	defer e.takeBack()
@@ -75,16 +83,42 @@ func (x *executor) execute(o *ownership, it item) result {
 			continue
 		case a.outcome == callable && o.ctx.Err() == nil:
 			e.begun = nil
-			return e.callOutside(a)
+			return e.judged(e.callOutside(a), a)
 		case a.err == nil:
-			return e.settled(a)
+			return e.judged(e.settled(a), a)
 		}
 		if wait, again := e.patience(a); again {
 			store.Pause(o.ctx, wait)
 			continue
 		}
-		return e.giveUp(a)
+		return e.judged(e.giveUp(a), a)
 	}
+}
+
+// judged adds to a result whether the run took long to no effect, or was blocked.
+func (e *execution) judged(r result, a *attempt) result {
+	r.slow = true
+	switch {
+	case r.outcome == rowLocked:
+		r.why = worker.Locked
+	case errors.As(a.handler, new(timedOut)), store.LockTimeout(a.handler):
+		r.why = worker.TimedOut
+	case r.outcome == slowCommit:
+		r.why = worker.Hung
+	default:
+		r.slow = false
+		r.vain = r.outcome == stepped && a.decided.BlockedReason != nil
+	}
+	return r
+}
+
+// stillLocked reports whether another transaction has locked the row of the schedule or job.
+func (e *execution) stillLocked() (is bool) {
+	err := e.db.within(e.o.ctx, func(ctx context.Context) (err error) {
+		is, err = e.db.sendLocked(ctx, e.db.pool, e.item.subject)
+		return err
+	})
+	return err == nil && is
 }
 
 // took records what an attempt has read and committed.
@@ -159,11 +193,11 @@ func (e *execution) settled(a *attempt) result {
 	again := e.item
 	again.Crashes = a.decided.Trying.crashes()
 	again.DueMicro, again.earliest = a.decided.Due.UnixMicro(), a.opened.Add(a.decided.Due.Sub(a.row.Clock))
-	return result{a.outcome, &again, again.due()}
+	return result{outcome: a.outcome, again: &again, from: again.due()}
 }
 
 // unsettled returns the result if the next poll must find out.
-func (e *execution) unsettled(o attemptOutcome) result { return result{o, nil, e.from} }
+func (e *execution) unsettled(o attemptOutcome) result { return result{outcome: o, from: e.from} }
 
 // recordFailure records the result of a failed run, and reports whether it was committed.
 func (e *execution) recordFailure(life context.Context, a *attempt, err error) bool {
@@ -211,6 +245,9 @@ func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
 		if why == nil || life.Err() == nil {
 			why = err
 		}
+		if store.LockTimeout(err) {
+			e.parked(e.item.subject)
+		}
 		return passing(err)
 	}
 	err := e.db.repeat(life, maxOutcomes, passes, func() error { return e.write(life, a.row, a.decided.step) })
@@ -255,7 +292,7 @@ func (e *execution) write(life context.Context, row *record, st step) error {
 	run := rand.Text()
 	open := e.db.open(new(*record), e.item.subject, run, closing, closing)
 	return e.guarded(life, e.o.Partition, open, func(tx *handlers.Transaction) error {
-		return e.db.sendClose(life, tx, row, run, st, e.db.times.Answer)
+		return e.db.sendClose(life, tx, row, run, st, e.db.times.Answer, e.db.lockWait(0))
 	})
 }
 

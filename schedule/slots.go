@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // This file takes and frees slots of kinds with a limit, see WithMaxConcurrent. The queue decides
@@ -60,6 +61,9 @@ func (e *execution) freeSlot() {
 	var logged sync.Once
 	again := func(err error) bool {
 		logged.Do(func() { e.logger().Warn("schedule: slot not freed, retried", slog.Any("error", err)) })
+		if store.LockTimeout(err) {
+			e.parked(e.item.subject)
+		}
 		return true
 	}
 	_ = e.db.repeat(life, 1<<30, again, func() error {

@@ -20,11 +20,11 @@ import (
 
 // statements has the statements of sql/statements.sql by name: see store.Fill.
 type statements struct {
-	Join, Place, Poll, Begin, End, Open, Limit        string
-	Close, TickSucceeded, CloseJob, JobSucceeded      string
-	MakeSlots, TakeSlot, FreeSlot                     string
-	Enqueue, Job, Jobs, Get, Put, List, History, Trim string
-	Declare, Declared, Edit, Change                   string
+	Join, Place, Poll, Begin, End, Open, Locked, Limit string
+	Close, TickSucceeded, CloseJob, JobSucceeded       string
+	MakeSlots, TakeSlot, FreeSlot                      string
+	Enqueue, Job, Jobs, Get, Put, List, History, Trim  string
+	Declare, Declared, Edit, Change                    string
 }
 
 func statementsFor(schema string) (s statements) {
@@ -188,15 +188,17 @@ func (d *db) open(r **record, of subject, run string, timeout, idle time.Duratio
 }
 
 // sendClose ends a run, with limits of its own, because those before are the handler's. It commits
-// the transaction, and takes at most limit.
-func (d *db) sendClose(ctx context.Context, tx *handlers.Transaction, r *record, run string, st step, limit time.Duration) error {
+// the transaction, takes at most limit, and waits at most lockWait for a lock.
+func (d *db) sendClose(
+	ctx context.Context, tx *handlers.Transaction, r *record, run string, st step, limit, lockWait time.Duration,
+) error {
 	st.Outcomes = listed(st.Outcomes)
 	// it may lack characters of an error
 	if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" {
 		st.inASCII()
 	}
 	batch := new(pgx.Batch)
-	batch.Queue(d.statements.Limit, max(closing, limit).Milliseconds(), d.times.LockWait.Milliseconds())
+	batch.Queue(d.statements.Limit, max(closing, limit).Milliseconds(), lockWait.Milliseconds())
 	closed := false
 	statement, args := d.endStatement(r, run, &st)
 	batch.Queue(statement, args...).Exec(func(pgconn.CommandTag) error {
@@ -209,6 +211,21 @@ func (d *db) sendClose(ctx context.Context, tx *handlers.Transaction, r *record,
 		return locked{err}
 	}
 	return err
+}
+
+// lockWait returns how long the end of a run waits for the row of its schedule or job, after a
+// handler that took this long. To run it again costs as much, and a longer wait would keep its place
+// from others.
+func (d *db) lockWait(took time.Duration) time.Duration {
+	return min(max(leastLockWait, took), d.times.LockWait)
+}
+
+const leastLockWait = 100 * time.Millisecond
+
+// sendLocked reports whether another transaction has locked the row of a schedule or job.
+func (d *db) sendLocked(ctx context.Context, q querier, of subject) (is bool, err error) {
+	err = q.QueryRow(ctx, d.statements.Locked, of.ID, of.Job).Scan(&is)
+	return is, err
 }
 
 // endStatement returns the statement that ends a run, and its arguments.

@@ -37,6 +37,9 @@ SELECT pgleases.schedule_begin($1::pg_catalog.text, $2::int, $3::bigint, $4::pg_
 -- open: opens a run.
 SELECT pgleases.schedule_open($1::pg_catalog.text, $2::int, $3::bigint, $4::bigint, $5::boolean, $6::pg_catalog.text, $7::int, $8::int, $9::int);
 
+-- locked: whether another transaction has locked the row of a schedule or a job.
+SELECT pgleases.schedule_locked($1::bigint, $2::boolean);
+
 -- limit: sets the limits of the following statements of the transaction, because a handler may have
 -- set others. $1 the most that a statement takes, $2 the most that it waits for a lock, milliseconds.
 SELECT pg_catalog.set_config('statement_timeout', $1::int::pg_catalog.text, true), pg_catalog.set_config('lock_timeout', $2::int::pg_catalog.text, true);

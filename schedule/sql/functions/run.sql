@@ -53,6 +53,22 @@ BEGIN
 END
 $pgleases_body$;
 
+-- Whether another transaction has locked the row of a schedule or a job, so that a run could not be
+-- recorded. Its own lock ends with the statement.
+--   p_subject: the id of the schedule or job
+--   p_is_job: true for a job
+CREATE OR REPLACE FUNCTION pgleases.schedule_locked(p_subject bigint, p_is_job boolean) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
+BEGIN
+    IF p_is_job THEN
+        PERFORM FROM pgleases.jobs AS j WHERE j.id = p_subject FOR UPDATE SKIP LOCKED;
+        RETURN NOT FOUND AND EXISTS (SELECT FROM pgleases.jobs AS j WHERE j.id = p_subject);
+    END IF;
+    PERFORM FROM pgleases.schedules AS s WHERE s.id = p_subject FOR NO KEY UPDATE SKIP LOCKED;
+    RETURN NOT FOUND AND EXISTS (SELECT FROM pgleases.schedules AS s WHERE s.id = p_subject);
+END
+$pgleases_body$;
+
 -- The last statement of a run before COMMIT: advances the schedule's cursor, and writes the
 -- outcomes of its ticks. If that is not possible, it raises an error, so the transaction is rolled
 -- back.
