@@ -8,8 +8,9 @@ import (
 )
 
 // The plan assigns each partition to a member. It is a pure function of members and partitions: no
-// clock, no I/O, no randomness, ties broken by client ID. Two clients that read the same snapshot
-// make the same plan.
+// clock, no I/O, no randomness. Two clients that read the same snapshot make the same plan. Among
+// equal members, the one that has been a member for longest gets what is left over, then the one
+// with the lower ID.
 //
 // The plan has four steps, for the partitions that are not fixed. A fixed partition goes to its
 // member, whatever the shares are: that is how pins, cordons and freezes enter (see fix).
@@ -40,12 +41,17 @@ import (
 // can return), compared in this order. The moves themselves are matched with preferred owners
 // greedily. Stickiness as a goal next to balance is that of Kafka's sticky assignor (KIP-54).
 //
+// If partitions are rarer than members, some members stand by, as candidates for one leadership do. A
+// preferred owner then counts no more than any other member: with the time of joining as the only
+// tie-break, members that leave and return get their turns in a queue, and none waits for ever.
+//
 // Cost: linear in partitions. Ties cost M log M per lease of M members. A group of L leases costs
 // some passes over an L x M table, a few in practice.
 
 // planLease is one lease for the planner. A member is an index into members; -1: no member.
 type planLease struct {
 	members   []planMember // ids are unique; the order has no effect
+	joined    []int64      // per member: when it joined. May be nil: all joined at once
 	current   []int32      // per partition: the live member that owns it, or that it is moving to
 	preferred []int32      // per partition: the member that lost it by leaving, crashing or draining, until it has returned. May be nil
 	fixed     []int32      // per partition: the member that gets it whatever the shares are; -1: the shares decide. May be nil, and is if preferred is
@@ -83,7 +89,7 @@ func (l *planLease) withoutFixed() *planLease {
 	if l.fixed == nil {
 		return l
 	}
-	rest := planLease{members: l.members, fixed: []int32{}}
+	rest := planLease{members: l.members, joined: l.joined, fixed: []int32{}}
 	for p, m := range l.current {
 		if l.fixed[p] < 0 {
 			rest.current, rest.preferred = append(rest.current, m), append(rest.preferred, l.preferred[p])
@@ -165,18 +171,27 @@ func (l *planLease) fixRest() {
 			continue
 		}
 		least := slices.MinFunc(s.working, func(a, b int32) int {
-			return cmp.Compare((has[a]+1)*int64(l.members[b].weight), (has[b]+1)*int64(l.members[a].weight))
+			return cmp.Or(cmp.Compare((has[a]+1)*int64(l.members[b].weight), (has[b]+1)*int64(l.members[a].weight)),
+				cmp.Compare(l.joinedAt(a), l.joinedAt(b)))
 		})
 		l.fixed[p] = least
 		has[least]++
 	}
 }
 
+// joinedAt returns when a member joined.
+func (l *planLease) joinedAt(m int32) int64 {
+	if l.joined == nil {
+		return 0
+	}
+	return l.joined[m]
+}
+
 // share is the number of partitions that each member of one lease is due. Slices are per member
 // unless they say otherwise.
 type share struct {
 	lease   *planLease
-	working []int32 // the members with a weight above 0, by ID: every tie is broken in this order
+	working []int32 // the members with a weight above 0, by ID
 	has     []int32
 	quota   []int32 // the floor of its share; placeExtras adds the extras
 	weights int64
@@ -252,11 +267,18 @@ func placeExtras(group []*share) {
 	members, extras := len(group[0].working), 0
 	rows := make([]extrasRow, 0, len(group)+1)
 	taken := make([]int32, members)
+	rare := true // partitions are rarer than members
+	for _, s := range group {
+		extras += s.extras
+		rare = rare && len(s.lease.current) == s.extras && extras < members
+	}
 	for _, s := range group {
 		r := extrasRow{rank: s.rank(), held: make([]bool, members)}
+		if rare {
+			r.forgetReturns()
+		}
 		r.pick(s, taken)
 		rows = append(rows, r)
-		extras += s.extras
 	}
 	if len(group) > 1 {
 		// Some members end on the ceiling of the mean total, some on the floor, and the choice is free.
@@ -329,6 +351,15 @@ func (s *share) rank() []uint8 {
 	return rank
 }
 
+// forgetReturns makes preferred owners count no more than other members.
+func (r *extrasRow) forgetReturns() {
+	for j, rank := range r.rank {
+		if rank == rankReturns {
+			r.rank[j] = rankMoves
+		}
+	}
+}
+
 // returnCounts counts, per member, the partitions elsewhere that could return to it, and its
 // partitions that could return to another member.
 func (s *share) returnCounts() (canReturn, canLeave []int32) {
@@ -350,22 +381,39 @@ func (s *share) returnCounts() (canReturn, canLeave []int32) {
 
 // pick gives a lease's extras to the members that rank best: the fewest moves for this lease alone.
 // Ties go to the largest remainder, then to the member with the fewest extras so far, which leaves
-// less for evenOut, then to the lowest ID.
+// less for evenOut, then to the member that joined first, then to the lowest ID.
 func (r *extrasRow) pick(s *share, taken []int32) {
 	keys := make([]uint64, len(r.rank))
-	for j, rank := range r.rank {
+	for place, j := range s.queue(len(r.rank)) {
 		tie := int64(taken[j])
 		if !s.even {
 			tie = s.weights - s.remainder(s.working[j])
 		}
-		keys[j] = uint64(rankStays-rank)<<60 | uint64(tie)<<24 | uint64(j)
+		keys[j] = uint64(rankStays-r.rank[j])<<60 | uint64(tie)<<24 | uint64(place)
 	}
-	slices.Sort(keys)
-	for _, key := range keys[:s.extras] {
-		j := key & (1<<24 - 1)
+	best := make([]int, len(keys))
+	for j := range best {
+		best[j] = j
+	}
+	slices.SortFunc(best, func(a, b int) int { return cmp.Compare(keys[a], keys[b]) })
+	for _, j := range best[:s.extras] {
 		r.held[j] = true
 		taken[j]++
 	}
+}
+
+// queue returns the positions of n working members, the one that joined first at the beginning.
+func (s *share) queue(n int) []int {
+	queue := make([]int, n)
+	for j := range queue {
+		queue[j] = j
+	}
+	if s.lease != nil && s.lease.joined != nil {
+		slices.SortStableFunc(queue, func(a, b int) int {
+			return cmp.Compare(s.lease.joined[s.working[a]], s.lease.joined[s.working[b]])
+		})
+	}
+	return queue
 }
 
 // evenOut passes extras on until every member has the mean number of them, at the least loss of

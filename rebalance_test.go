@@ -323,6 +323,9 @@ func drawLease(t *rapid.T, partitions, members, weight int) planLease {
 	}
 	n := rapid.IntRange(1, partitions).Draw(t, "partitions")
 	l.current = drawOwners(t, "current", n, len(l.members))
+	if rapid.Bool().Draw(t, "joined one after the other") {
+		l.joined = rapid.SliceOfN(rapid.Int64Range(0, 9), len(l.members), len(l.members)).Draw(t, "joined")
+	}
 	if rapid.Bool().Draw(t, "preferred owners") {
 		l.preferred = drawOwners(t, "preferred", n, len(l.members))
 	}
@@ -391,6 +394,12 @@ func TestPlanDoesNotDependOnTheOrderOfMembers(t *testing.T) {
 			s := planLease{members: make([]planMember, len(order)), current: slices.Clone(l.current), preferred: slices.Clone(l.preferred)}
 			for m, place := range order {
 				s.members[place] = l.members[m]
+			}
+			if l.joined != nil {
+				s.joined = make([]int64, len(order))
+				for m, place := range order {
+					s.joined[place] = l.joined[m]
+				}
 			}
 			for _, owners := range [][]int32{s.current, s.preferred} {
 				for p, m := range owners {
@@ -608,6 +617,25 @@ func TestPlanTakesTheLowestNumbers(t *testing.T) {
 	}
 }
 
+// With fewer partitions than members, a free partition goes to the member that has waited longest,
+// also if another one is its preferred owner. Otherwise a preferred owner comes first.
+func TestPlanLetsMembersTakeTurns(t *testing.T) {
+	for _, test := range []struct {
+		partitions int
+		preferred  int32
+		gets       int32
+	}{
+		{1, -1, 2}, {1, 0, 2}, {2, 0, 2}, {3, -1, 2}, {5, 0, 0},
+	} {
+		l := planLease{members: teamOf(4), joined: []int64{30, 20, 10, 40},
+			current: slices.Repeat([]int32{-1}, test.partitions), preferred: slices.Repeat([]int32{test.preferred}, test.partitions)}
+		to := plan([]planLease{l})[0]
+		if n := countOwned(&l, to); n[test.gets] != test.partitions/4+1 {
+			t.Errorf("%d partitions that prefer %d go to %v: not one more to %d", test.partitions, test.preferred, to, test.gets)
+		}
+	}
+}
+
 func TestPlanDrainAndBack(t *testing.T) {
 	c := newPlanCluster(3, 40, 4)
 	c.rebalance(t)
@@ -647,6 +675,11 @@ func randomLeases(rng *rand.Rand) []planLease {
 		leases[i] = planLease{members: members, current: owners[0]}
 		if len(owners) > 1 {
 			leases[i].preferred = owners[1]
+		}
+		if rng.IntN(2) == 0 {
+			for range members {
+				leases[i].joined = append(leases[i].joined, rng.Int64N(9))
+			}
 		}
 	}
 	return leases

@@ -44,6 +44,7 @@ func planLeaseOf(r store.LeaseSnapshot) (planLease, []int64, map[int64]int32) {
 			i = int32(len(sessions))
 			members[m.ID] = i
 			lease.members = append(lease.members, planMember{})
+			lease.joined = append(lease.joined, 0)
 			sessions, cordoned = append(sessions, 0), append(cordoned, false)
 		}
 		weight := m.Weight
@@ -51,6 +52,7 @@ func planLeaseOf(r store.LeaseSnapshot) (planLease, []int64, map[int64]int32) {
 			weight = 0
 		}
 		lease.members[i], sessions[i] = planMember{m.ID, weight}, m.Session
+		lease.joined[i] = m.Joined
 		cordoned[i] = m.Cordoned && weight > 0
 		living[m.Session] = i
 	}

@@ -1,7 +1,9 @@
 // Package leader elects one leader among processes, with the callbacks that users of client-go
 // know. The leader is the owner of the only partition of a lease.
 //
-// Four things differ from client-go:
+// Five things differ from client-go:
+//   - Candidates take turns: a leadership that is free goes to the one that has stood for longest. So
+//     candidates that fail and stand again keep no other one from leading.
 //   - A process that stops leading stands by, and leads again when it is elected.
 //   - If OnStartedLeading returns early, the process leads on without work.
 //   - OnStoppedLeading and the end of Run wait for OnStartedLeading. So an os.Exit in

@@ -258,6 +258,37 @@ func TestElectorRunsAgain(t *testing.T) {
 	wire.Mend()
 }
 
+// Candidates that fail and stand again keep no other one from leading, whatever their IDs are.
+func TestHealthyCandidateLeadsSoon(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
+	ctx, cancel := context.WithCancel(t.Context())
+	var failing sync.WaitGroup
+	defer failing.Wait()
+	defer cancel()
+	terms := make(chan string, 1000)
+	for _, id := range []string{"a", "b"} {
+		client := clients.New(t, pool, pgleases.WithClientID(id), pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat))
+		failing.Go(func() {
+			for ctx.Err() == nil {
+				term, end := context.WithCancel(ctx)
+				leaderelection.RunOrDie(term, config(candidate(client), leaderelection.LeaderCallbacks{
+					OnStartedLeading: func(context.Context) { terms <- id; end() }, // it fails
+					OnStoppedLeading: func() {},
+				}))
+			}
+		})
+	}
+	for range 3 {
+		testkit.Receive(t, "a failing candidate leads", terms)
+	}
+	healthy := elect(t, pool, pgleases.WithClientID("z"))
+	testkit.Receive(t, "the healthy candidate leads", healthy.began)
+	if n := len(terms); n > 8 {
+		t.Errorf("before it, the failing ones had %d terms", n)
+	}
+}
+
 // After SIGKILL of the leader's process another one leads within the bounds.
 func TestKilledLeaderIsReplaced(t *testing.T) {
 	t.Parallel()

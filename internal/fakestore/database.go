@@ -76,8 +76,8 @@ type (
 	Lease struct{ Partitions, Generation, CreatedGeneration, EpochFloor, NextCheckAt, PlannedAt, NextPartitions, NextUntil int64 }
 	// A Membership is a row of table members without its key.
 	Membership struct {
-		Weight     int
-		JoinNumber int64
+		Weight               int
+		JoinedAt, JoinNumber int64
 	}
 	// A Member is the key of table members.
 	Member struct {

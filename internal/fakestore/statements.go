@@ -258,7 +258,11 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 			t.Partitions[lease] = rows
 		}
 		m := Member{lease, session}
-		t.Members[m] = Membership{weight, max(t.Members[m].JoinNumber, number)}
+		before, again := t.Members[m]
+		if !again || before.Weight == 0 && weight > 0 {
+			before.JoinedAt = clock
+		}
+		t.Members[m] = Membership{weight, before.JoinedAt, max(before.JoinNumber, number)}
 		join.Joined = true
 		if !join.Claimed && l.NextCheckAt < Ever {
 			join.DueIn = micros(max(l.NextCheckAt-clock, 0))
@@ -629,7 +633,7 @@ func (c *Conn) Snapshot(ctx context.Context, leases []string, alone bool) ([]sto
 		for m, member := range t.Members {
 			members, ok := related[m.Lease]
 			if row, alive := t.Clients[m.Session]; ok && alive {
-				related[m.Lease] = append(members, store.Member{Session: m.Session, ID: row.ID, Incarnation: row.Incarnation, Weight: member.Weight,
+				related[m.Lease] = append(members, store.Member{Session: m.Session, ID: row.ID, Incarnation: row.Incarnation, Weight: member.Weight, Joined: member.JoinedAt,
 					Drained: t.overridden("drain", "", row.ID), Cordoned: t.overridden("cordon", "", row.ID)})
 			}
 		}

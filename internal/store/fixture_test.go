@@ -186,10 +186,13 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 			t.Leases[name] = l
 		}
 	})
-	r.read("SELECT lease, session, weight, join_number FROM members", func() ([]any, func()) {
+	r.read("SELECT lease, session, weight, joined_at, join_number FROM members", func() ([]any, func()) {
 		var m fakestore.Member
 		var rest fakestore.Membership
-		return []any{&m.Lease, &m.Session, &rest.Weight, &rest.JoinNumber}, func() { t.Members[m] = rest }
+		return []any{&m.Lease, &m.Session, &rest.Weight, &a, &rest.JoinNumber}, func() {
+			rest.JoinedAt = instant(a)
+			t.Members[m] = rest
+		}
 	})
 	r.read("SELECT lease, coalesce(owner, 0), coalesce(target, 0), epoch, coalesce(owner_id, ''), coalesce(preferred_owner_id, '') FROM partitions ORDER BY lease, partition",
 		func() ([]any, func()) {
@@ -245,7 +248,7 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	changes(before.Members, after.Members, func(m fakestore.Member) {
 		exec("DELETE FROM members WHERE lease = $1 AND session = $2", m.Lease, m.Session)
 	}, func(m fakestore.Member, rest fakestore.Membership) {
-		exec("INSERT INTO members VALUES ($1, $2, $3, clock_timestamp(), $4)", m.Lease, m.Session, rest.Weight, rest.JoinNumber)
+		exec("INSERT INTO members VALUES ($1, $2, $3, $4::timestamptz, $5)", m.Lease, m.Session, rest.Weight, timestamp(rest.JoinedAt), rest.JoinNumber)
 	})
 	if !maps.Equal(before.Members, after.Members) {
 		exec("UPDATE leases SET name = name") // no statement changes members without their lease, and heartbeats rely on that

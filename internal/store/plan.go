@@ -29,6 +29,7 @@ type Member struct {
 	ID          string
 	Incarnation int64 // negative: the session is revoked
 	Weight      int
+	Joined      int64 // when it joined, or its weight was last raised from 0: microseconds since 1970, by the database's clock
 
 	Drained, Cordoned bool // by an operator's override
 }
@@ -121,7 +122,7 @@ type snapshotRow struct {
 	Sessions               numbers
 	IDs                    []string
 	Incarnations           numbers
-	Weights                numbers
+	Weights, Joined        numbers
 	Drained, Cordoned      flags
 	Paused, Frozen         bool
 	Pinned                 numbers
@@ -139,7 +140,7 @@ func (r snapshotRow) snapshot() (LeaseSnapshot, error) {
 	}
 	live := make(map[int64]bool, len(r.Sessions))
 	for i, session := range r.Sessions {
-		p.Members[i] = Member{session, r.IDs[i], r.Incarnations[i], int(r.Weights[i]), r.Drained[i], r.Cordoned[i]}
+		p.Members[i] = Member{session, r.IDs[i], r.Incarnations[i], int(r.Weights[i]), r.Joined[i], r.Drained[i], r.Cordoned[i]}
 		live[session] = true
 	}
 	for i, n := range r.Pinned {

@@ -37,7 +37,7 @@ COMMENT ON TABLE pgleases.members IS 'The members: one row for each session and 
 COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; it is a live member while it has a row in clients.';
 COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members, as the application set it; 0: it owns no partition. If an override drains the client or pauses the lease, the weight counts as 0.';
-COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined.';
+COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined, or when its weight was last raised from 0. If partitions are rarer than members, a free one goes to the member that has waited longest.';
 COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave contains this number, so that a late leave ends no later membership.';
 
 -- No foreign keys on owner and target: ON DELETE SET NULL would wait for a user's guarded transaction.

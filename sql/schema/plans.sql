@@ -4,7 +4,7 @@ CREATE OR REPLACE FUNCTION pgleases.snapshot(
     leases pg_catalog.text[], alone boolean,
     OUT name pg_catalog.text, OUT generation bigint, OUT partitions int,
     OUT sessions bigint[], OUT ids pg_catalog.text[], OUT incarnations bigint[], OUT weights int[],
-    OUT drained boolean[], OUT cordoned boolean[], OUT paused boolean, OUT frozen boolean, OUT pinned int[], OUT pinned_to pg_catalog.text[],
+    OUT joined bigint[], OUT drained boolean[], OUT cordoned boolean[], OUT paused boolean, OUT frozen boolean, OUT pinned int[], OUT pinned_to pg_catalog.text[],
     OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT preferred_owner_ids pg_catalog.text[], OUT numbers pg_catalog.text)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE -- all of it reads one snapshot
@@ -26,15 +26,16 @@ BEGIN
             CROSS JOIN LATERAL (SELECT o.lease FROM pgleases.members AS o WHERE o.session = m.session OFFSET 0) AS other);
     END IF;
     RETURN QUERY
-    SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights, m.drained, m.cordoned,
+    SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights, m.joined, m.drained, m.cordoned,
         v.verbs LIKE '%pause%', v.verbs LIKE '%freeze%', v.pinned, v.pinned_to,
            h.owners, h.targets, h.owner_ids, h.preferred_owner_ids, h.numbers
     FROM pgleases.leases AS l
     CROSS JOIN LATERAL (
         SELECT coalesce(array_agg(a.session), '{}') AS sessions, coalesce(array_agg(a.id), '{}') AS ids,
                coalesce(array_agg(a.incarnation), '{}') AS incarnations, coalesce(array_agg(a.weight), '{}') AS weights,
+               coalesce(array_agg(a.joined), '{}') AS joined,
                coalesce(array_agg(a.verbs LIKE '%drain%'), '{}') AS drained, coalesce(array_agg(a.verbs LIKE '%cordon%'), '{}') AS cordoned
-        FROM (SELECT m.session, c.id, c.incarnation, m.weight,
+        FROM (SELECT m.session, c.id, c.incarnation, m.weight, (extract(epoch FROM m.joined_at) * 1000000)::bigint AS joined,
                      coalesce((SELECT string_agg(w.verb, ' ') FROM pgleases.overrides AS w WHERE w.client = c.id AND w.lease IS NULL), '') AS verbs
               FROM pgleases.members AS m
               CROSS JOIN LATERAL (SELECT c.id, c.incarnation FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c

@@ -53,7 +53,8 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
     INSERT INTO pgleases.members AS m (lease, session, weight, joined_at, join_number)
     SELECT lease.name, client.session, $4::int, clock_timestamp(), $5::bigint FROM lease, client
     ON CONFLICT (lease, session) DO UPDATE
-    SET weight = EXCLUDED.weight, join_number = greatest(m.join_number, EXCLUDED.join_number)
+    SET weight = EXCLUDED.weight, joined_at = CASE WHEN m.weight = 0 AND EXCLUDED.weight > 0 THEN EXCLUDED.joined_at ELSE m.joined_at END,
+        join_number = greatest(m.join_number, EXCLUDED.join_number)
     RETURNING m.lease, m.xmax = 0 AS new -- the membership is new
 ), recorded AS (
     INSERT INTO pgleases.events (lease, cause, to_id, generation)
