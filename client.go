@@ -28,8 +28,9 @@ type Client struct {
 // that is needed, unless WithoutMigration is given.
 //
 // ctx covers the opening only. NewClient skips a host that does not answer within 5 s, or within a
-// heartbeat if that is longer. If registering fails for a reason that may pass, for example because
-// another transaction has locked the row, NewClient logs that once and tries again until ctx ends.
+// heartbeat or the configuration's connect_timeout if that is longer. If registering fails for a
+// reason that may pass, for example because another transaction has locked the row, NewClient logs
+// that once and tries again until ctx ends.
 //
 // NewClient returns an error if an option is invalid, if it cannot connect, if the schema does not
 // fit (ErrSchema), or if the role lacks rights. If ctx ends first, it returns the cause of ctx with
@@ -79,7 +80,9 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 	if o.FastFailover {
 		connector.FastFailover = o.TTL
 	}
-	first, err := connector.Connect(ctx, 5*time.Second) // the client owns no partition yet: a slow start is better than an error
+	// The client owns no partition yet, so a slow start is better than an error. Who knows that the
+	// server may be slow says so with connect_timeout.
+	first, err := connector.Connect(ctx, max(5*time.Second, config.ConnectTimeout))
 	if err != nil {
 		return nil, fmt.Errorf("pgleases: open client: connect: %w", store.Caused(ctx, err))
 	}

@@ -9,10 +9,13 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"go.uber.org/goleak"
@@ -400,6 +403,39 @@ func TestOpeningEndsWithItsContext(t *testing.T) {
 		wraps(t, what, testkit.Receive(t, what+" returns", done), context.DeadlineExceeded)
 		cancel()
 	}
+}
+
+// A server that answers after 20 s is waited for by who allows it that time with connect_timeout.
+func TestOpeningObeysALongConnectTimeout(t *testing.T) {
+	t.Parallel()
+	for timeout, says := range map[string]string{"30": "starting up", "0": "timeout"} {
+		synctest.Test(t, func(t *testing.T) {
+			var answers sync.WaitGroup
+			defer answers.Wait()
+			config := testkit.Must(pgxpool.ParseConfig("host=127.0.0.1 sslmode=disable connect_timeout=" + timeout))(t)
+			config.ConnConfig.DialFunc = func(context.Context, string, string) (net.Conn, error) {
+				client, server := net.Pipe()
+				answers.Go(func() { answersLate(server, 20*time.Second) })
+				return client, nil
+			}
+			pool := testkit.Must(pgxpool.NewWithConfig(t.Context(), config))(t)
+			defer pool.Close()
+			_, err := pgleases.NewClient(t.Context(), pool)
+			refused(t, "connect_timeout="+timeout, err, says)
+		})
+	}
+}
+
+// answersLate is a server that refuses a connection after a while.
+func answersLate(conn net.Conn, after time.Duration) {
+	defer conn.Close()
+	backend := pgproto3.NewBackend(conn, conn)
+	if _, err := backend.ReceiveStartupMessage(); err != nil {
+		return
+	}
+	time.Sleep(after)
+	backend.Send(&pgproto3.ErrorResponse{Severity: "FATAL", Code: "57P03", Message: "the database system is starting up"})
+	_ = backend.Flush() // an error: the client has given up
 }
 
 func TestAContextThatHasEndedAlready(t *testing.T) {
