@@ -110,10 +110,13 @@ func SameAsFile(t testing.TB, path, text string, write bool, advice string) {
 }
 
 // Until polls until a condition is true for which there is no notification: every few milliseconds,
-// and less often in a long wait.
+// and less often in a long wait. It fails at once if a program has ended that the test needs.
 func Until(t testing.TB, what string, is func() bool) {
 	t.Helper()
 	for began := time.Now(); !is(); {
+		if err := lacks(t); err != nil && !is() { // what the program did last may have made it true
+			t.Fatalf("not so: %s: %v", what, err)
+		}
 		waited := time.Since(began)
 		if waited > Patience {
 			t.Fatalf("not so within %v: %s", Patience, what)
@@ -134,15 +137,25 @@ func Becomes[V comparable](t testing.TB, pool *pgxpool.Pool, what string, want V
 	Until(t, what, func() bool { got = Value[V](t, pool, query, args...); return got == want })
 }
 
-// Receive waits for a value that should arrive soon.
+// Receive waits for a value that should arrive soon. It fails at once if a program has ended that
+// the test needs, unless the value arrives right after that.
 func Receive[T any](t testing.TB, what string, from <-chan T) T {
 	t.Helper()
-	select {
-	case value := <-from:
-		return value
-	case <-time.After(Patience):
-		t.Fatalf("not so within %v: %s", Patience, what)
-		panic("unreachable")
+	late := time.After(Patience)
+	look := time.NewTicker(50 * time.Millisecond)
+	defer look.Stop()
+	for ended := error(nil); ; {
+		select {
+		case value := <-from:
+			return value
+		case <-late:
+			t.Fatalf("not so within %v: %s", Patience, what)
+		case <-look.C:
+			if ended != nil {
+				t.Fatalf("not so: %s: %v", what, ended)
+			}
+			ended = lacks(t)
+		}
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -55,8 +56,11 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Database returns the environment for a command that uses a database.
-func Database(url string) []string { return []string{"DATABASE_URL=" + url} }
+// Database returns the environment for a command that uses a database. On a busy machine a server may
+// need longer to answer than the 5 s that the command allows by itself.
+func Database(url string) []string {
+	return []string{"DATABASE_URL=" + url, fmt.Sprintf("PGCONNECT_TIMEOUT=%.0f", testkit.Patience.Seconds())}
+}
 
 // A Command is a running pgleases.
 type Command struct {
@@ -64,6 +68,7 @@ type Command struct {
 	t       *testing.T
 	printed buffer
 	ended   chan struct{}
+	mayEnd  atomic.Bool // the test does not need it any more
 }
 
 type buffer struct {
@@ -77,7 +82,8 @@ func (b *buffer) Write(p []byte) (int, error) {
 	return b.text.Write(p)
 }
 
-// Run starts pgleases. It is killed, with what it runs, when the test ends.
+// Run starts pgleases. It is killed, with what it runs, when the test ends. If it ends before that,
+// and the test has neither sent it a signal nor asked for its exit code, the waits of the test fail.
 func Run(t *testing.T, env []string, args ...string) *Command {
 	t.Helper()
 	c := &Command{Cmd: exec.Command(Built, args...), t: t, ended: make(chan struct{})}
@@ -93,6 +99,7 @@ func Run(t *testing.T, env []string, args ...string) *Command {
 		_ = c.Wait()
 		close(c.ended)
 	}()
+	testkit.Need(t, c.failure)
 	t.Cleanup(func() {
 		_ = c.Process.Signal(syscall.SIGKILL)
 		c.ExitCode()
@@ -110,10 +117,28 @@ func (c *Command) Printed() string {
 	return c.printed.text.String()
 }
 
+// MayEnd says that the command may end from now on, without a signal of the test.
+func (c *Command) MayEnd() { c.mayEnd.Store(true) }
+
+// failure returns how the command ended, if it has ended and may not.
+func (c *Command) failure() error {
+	select {
+	case <-c.ended:
+	default:
+		return nil
+	}
+	if c.mayEnd.Load() {
+		return nil
+	}
+	return fmt.Errorf("pgleases %s has ended with exit code %d: %s",
+		strings.Join(c.Args[1:], " "), c.ProcessState.ExitCode(), c.Printed())
+}
+
 // ExitCode waits for the end of the command, and of all processes with its output, and returns its
 // exit code; -1 after a signal.
 func (c *Command) ExitCode() int {
 	c.t.Helper()
+	c.MayEnd()
 	select {
 	case <-c.ended:
 	case <-time.After(testkit.Patience):
@@ -126,6 +151,7 @@ func (c *Command) ExitCode() int {
 // Signal sends a signal to it.
 func (c *Command) Signal(sig syscall.Signal) {
 	c.t.Helper()
+	c.MayEnd()
 	testkit.OK(c.t, c.Process.Signal(sig))
 }
 
