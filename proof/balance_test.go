@@ -17,9 +17,9 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	working "github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/proof/faults"
-	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // A leader closes its client, and the next leader leads soon. Not in parallel, because the test

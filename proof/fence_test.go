@@ -11,9 +11,9 @@ import (
 	"github.com/pgleases/pgleases/fence"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // unlockedFence refuses lower epochs, and remembers the highest one, without a lock on the row.

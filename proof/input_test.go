@@ -10,7 +10,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
-	"github.com/pgleases/pgleases/proof/timeguard"
+	"github.com/pgleases/pgleases/internal/timeguard"
 )
 
 // Not in parallel, because it loads the database for ten seconds.

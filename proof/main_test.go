@@ -20,8 +20,8 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/testkit/clients"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
-	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 func TestMain(m *testing.M) {

@@ -16,10 +16,10 @@ import (
 
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // 200 faults, each kind at least three times: one owner, epochs that rise, and every partition gets

@@ -20,8 +20,8 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
-	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // Patroni moves the primary between two servers: by a switchover, after a crash of the primary's

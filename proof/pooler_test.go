@@ -15,9 +15,9 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // behindPooler starts a PgBouncer in front of a database, with a proxy in between, and returns the

@@ -15,9 +15,9 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 var queueFaults = flag.Int("queue-faults", 40, "number of faults of processes that work through a queue")

@@ -18,9 +18,9 @@ import (
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 var (

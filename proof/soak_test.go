@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
-	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 var (

@@ -10,9 +10,9 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
-	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // Each process is taken over at its own TTL. The one with the longest TTL is killed first, and no

@@ -13,8 +13,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/oracle"
-	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // A Process is a worker in a process of its own. All methods are safe for concurrent use.

@@ -19,8 +19,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/oracle"
-	"github.com/pgleases/pgleases/proof/timeguard"
 )
 
 // envWorker makes a process that calls Main a worker. It holds the Config as JSON.

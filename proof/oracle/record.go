@@ -8,14 +8,15 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
+
+	"github.com/pgleases/pgleases/internal/timeguard"
 )
 
-// An Instant is a time in nanoseconds on a clock that all processes of the machine share.
-type Instant int64
+// An Instant is a time on the clock of package timeguard, which all processes of the machine share.
+type Instant = timeguard.Instant
 
-// Sub returns i - j.
-func (i Instant) Sub(j Instant) time.Duration { return time.Duration(i - j) }
+// Now returns the current time of that clock.
+func Now() Instant { return timeguard.Now() }
 
 // An Interval is a time during which a client certainly held a partition under one epoch, or a lock
 // under one token.

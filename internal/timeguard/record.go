@@ -1,13 +1,19 @@
 package timeguard
 
 import (
+	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/pgleases/pgleases/proof/oracle"
 )
+
+// An Instant is a time in nanoseconds on a clock that all processes of the machine share.
+type Instant int64
+
+// Sub returns i - j.
+func (i Instant) Sub(j Instant) time.Duration { return time.Duration(i - j) }
 
 // machine holds the records of all probes that report to this process.
 var machine struct {
@@ -15,12 +21,40 @@ var machine struct {
 	records []*Record
 }
 
+// own is the probe of this process, which runs while scenarios do.
+var own struct {
+	mu        sync.Mutex // guards the rest
+	scenarios int
+	end       func()
+}
+
+// probed starts the probe of this process, unless it runs, until the returned function is called as
+// often as probed was.
+func probed() (end func()) {
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	if own.scenarios++; own.scenarios == 1 {
+		ctx, cancel := context.WithCancel(context.Background())
+		r := NewRecord("the test process")
+		ended := make(chan struct{})
+		go func() { defer close(ended); Probe(ctx, "", r.Add) }()
+		own.end = func() { cancel(); <-ended; r.forget() }
+	}
+	return func() {
+		own.mu.Lock()
+		defer own.mu.Unlock()
+		if own.scenarios--; own.scenarios == 0 {
+			own.end()
+		}
+	}
+}
+
 // A Record holds the findings of one process's probe. All methods are safe for concurrent use.
 type Record struct {
 	name string
 
 	mu     sync.Mutex // guards the rest
-	until  oracle.Instant
+	until  Instant
 	spells []Spell
 	excess []Spell // times when it was stopped on purpose; the last one may still be open
 	ended  bool
@@ -28,7 +62,7 @@ type Record struct {
 
 // NewRecord returns the record of a process. From now on it counts for every [Run] in this process.
 func NewRecord(name string) *Record {
-	r := &Record{name: name, until: oracle.Now()}
+	r := &Record{name: name, until: Now()}
 	machine.mu.Lock()
 	defer machine.mu.Unlock()
 	machine.records = append(machine.records, r)
@@ -36,7 +70,7 @@ func NewRecord(name string) *Record {
 }
 
 // Add adds a report of the probe.
-func (r *Record) Add(until oracle.Instant, spells []Spell) {
+func (r *Record) Add(until Instant, spells []Spell) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.until = max(r.until, until)
@@ -48,7 +82,7 @@ func (r *Record) Add(until oracle.Instant, spells []Spell) {
 func (r *Record) Stop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.excess = append(r.excess, Spell{From: oracle.Now(), To: forever})
+	r.excess = append(r.excess, Spell{From: Now(), To: forever})
 }
 
 // Continue records that the process continues after Stop.
@@ -56,8 +90,15 @@ func (r *Record) Continue() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if n := len(r.excess); n > 0 && r.excess[n-1].To == forever {
-		r.excess[n-1].To = oracle.Now()
+		r.excess[n-1].To = Now()
 	}
+}
+
+// forget makes the record count no more.
+func (r *Record) forget() {
+	machine.mu.Lock()
+	defer machine.mu.Unlock()
+	machine.records = slices.DeleteFunc(machine.records, func(other *Record) bool { return other == r })
 }
 
 // End records that the process has ended.
@@ -67,7 +108,7 @@ func (r *Record) End() {
 	r.ended = true
 }
 
-const forever = oracle.Instant(1<<63 - 1)
+const forever = Instant(1<<63 - 1)
 
 func (s Spell) meets(other Spell) bool { return s.From < other.To && other.From < s.To }
 
@@ -86,14 +127,14 @@ func (r *Record) late(window Spell) (time.Duration, string) {
 			worst = s
 		}
 	}
-	sum := max(sums["woken"], sums["answered"])
-	at := time.Now().Add(-oracle.Now().Sub(worst.From)).UTC().Format("15:04:05.000")
+	sum := slices.Max(append(slices.Collect(maps.Values(sums)), 0))
+	at := time.Now().Add(-Now().Sub(worst.From)).UTC().Format("15:04:05.000")
 	return sum, fmt.Sprintf("%s was late by %v, most of all at %s, when it was %s %v late",
 		r.name, sum.Round(time.Millisecond), at, worst.What, worst.Length().Round(time.Millisecond))
 }
 
 // owes reports whether the probe still has to report on the time until then.
-func (r *Record) owes(then oracle.Instant) bool {
+func (r *Record) owes(then Instant) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	n := len(r.excess)
@@ -102,7 +143,7 @@ func (r *Record) owes(then oracle.Instant) bool {
 
 // silence returns the time since a live process's report was due.
 func (r *Record) silence() Spell {
-	due, now := r.until+oracle.Instant(2*reportEvery), oracle.Now()
+	due, now := r.until+Instant(2*reportEvery), Now()
 	if r.ended || now <= due {
 		return Spell{}
 	}
@@ -122,7 +163,7 @@ func (r *Record) stopped(s Spell) bool {
 // Late returns the lateness of the process that was the latest within a window, and describes it.
 // It waits until all probes have reported on the window, for at most 2 s. The silence of a probe
 // counts as lateness.
-func Late(from, to oracle.Instant) (time.Duration, string) {
+func Late(from, to Instant) (time.Duration, string) {
 	machine.mu.Lock()
 	defer machine.mu.Unlock()
 	look := time.NewTicker(wakeEvery)

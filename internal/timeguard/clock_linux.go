@@ -1,4 +1,4 @@
-package oracle
+package timeguard
 
 import (
 	"fmt"
@@ -13,7 +13,7 @@ const clockMonotonic = 1 // CLOCK_MONOTONIC of clock_gettime(2), which package s
 func Now() Instant {
 	var t syscall.Timespec
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockMonotonic, uintptr(unsafe.Pointer(&t)), 0); errno != 0 {
-		panic(fmt.Sprintf("oracle: clock_gettime: %v", errno)) // every Linux has this clock
+		panic(fmt.Sprintf("timeguard: clock_gettime: %v", errno)) // every Linux has this clock
 	}
 	return Instant(t.Nano())
 }

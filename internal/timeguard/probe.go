@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/pgleases/pgleases/proof/oracle"
 )
 
 const (
@@ -23,8 +21,8 @@ const (
 
 // A Spell is a time when a process waited too long.
 type Spell struct {
-	What     string         // what was late: the process was "woken", or the database "answered"
-	From, To oracle.Instant // when it should have happened, and when it did
+	What     string  // what was late
+	From, To Instant // when it should have happened, and when it did
 }
 
 // Length returns the lateness.
@@ -33,7 +31,7 @@ func (s Spell) Length() time.Duration { return s.To.Sub(s.From) }
 // Probe measures until ctx ends. Every 100 ms it reports the spells that it found, and the time
 // until which the report is complete. url is a database without faults; if it is empty, Probe
 // measures only the process. Calls of tell do not overlap.
-func Probe(ctx context.Context, url string, tell func(until oracle.Instant, spells []Spell)) {
+func Probe(ctx context.Context, url string, tell func(until Instant, spells []Spell)) {
 	answers := make(chan Spell, 16)
 	asked := make(chan struct{})
 	var asking atomic.Int64 // when the query that has no answer yet was sent; 0: no pending query
@@ -43,7 +41,7 @@ func Probe(ctx context.Context, url string, tell func(until oracle.Instant, spel
 	}()
 	tick := time.NewTicker(wakeEvery)
 	defer tick.Stop()
-	last, reported := oracle.Now(), oracle.Now()
+	last, reported := Now(), Now()
 	var spells []Spell
 	for {
 		select {
@@ -53,8 +51,8 @@ func Probe(ctx context.Context, url string, tell func(until oracle.Instant, spel
 		case s := <-answers:
 			spells = append(spells, s)
 		case <-tick.C:
-			now := oracle.Now()
-			if due := last + oracle.Instant(wakeEvery); now.Sub(due) >= least {
+			now := Now()
+			if due := last + Instant(wakeEvery); now.Sub(due) >= least {
 				spells = append(spells, Spell{"woken", due, now})
 			}
 			last = now
@@ -63,7 +61,7 @@ func Probe(ctx context.Context, url string, tell func(until oracle.Instant, spel
 			reported = last
 			until := last
 			if since := asking.Load(); since > 0 { // the answer's lateness is not known yet
-				until = min(until, oracle.Instant(since))
+				until = min(until, Instant(since))
 			}
 			tell(until, spells)
 			spells = nil
@@ -83,7 +81,7 @@ func ask(ctx context.Context, url string, asking *atomic.Int64, answers chan<- S
 	tick := time.NewTicker(askEvery)
 	defer tick.Stop()
 	for url != "" && ctx.Err() == nil {
-		began := oracle.Now()
+		began := Now()
 		asking.Store(int64(began))
 		if conn == nil {
 			conn, _ = pgx.Connect(ctx, url) // nil if that failed; the next turn connects again
@@ -91,7 +89,7 @@ func ask(ctx context.Context, url string, asking *atomic.Int64, answers chan<- S
 			_ = conn.Close(ctx)
 			conn = nil
 		}
-		if now := oracle.Now(); now.Sub(began) >= least && ctx.Err() == nil {
+		if now := Now(); now.Sub(began) >= least && ctx.Err() == nil {
 			select {
 			case answers <- Spell{"answered", began, now}:
 			case <-ctx.Done():

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -17,7 +18,6 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/testkit"
-	"github.com/pgleases/pgleases/proof/oracle"
 )
 
 // A verdict is a testing.TB that records the result.
@@ -43,7 +43,7 @@ func judge(t *testing.T, late []time.Duration, scenario func(*Try)) (v *verdict,
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		run(v, func(oracle.Instant, oracle.Instant) (time.Duration, string) {
+		run(v, func(Instant, Instant) (time.Duration, string) {
 			return late[begun-1], fmt.Sprintf("late by %v", late[begun-1])
 		}, func(try *Try) { begun++; scenario(try) })
 	}()
@@ -94,6 +94,16 @@ func TestDeadlineIsJudgedIfMachineKeptTime(t *testing.T) {
 	}
 }
 
+func TestRepeatsAreNotedInTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "repeats")
+	t.Setenv(RepeatsVariable, path)
+	judge(t, []time.Duration{time.Hour, time.Hour, 0}, func(try *Try) { try.Missed(time.Now(), time.Second, "too\nslow") })
+	line := t.Name() + ": too slow: late by 1h0m0s\n"
+	if text := string(testkit.Must(os.ReadFile(path))(t)); text != line+line {
+		t.Errorf("the file has %q", text)
+	}
+}
+
 func TestTryIsCleanedUpBeforeTheNext(t *testing.T) {
 	open, most, order := 0, 0, ""
 	judge(t, []time.Duration{time.Hour, time.Hour, 0, 0, 0}, func(try *Try) {
@@ -116,9 +126,9 @@ func TestTryIsCleanedUpBeforeTheNext(t *testing.T) {
 }
 
 func TestRecordCountsUnintendedDelaysInTheWindow(t *testing.T) {
-	now := oracle.Now()
-	at := func(ms int) oracle.Instant {
-		return now - oracle.Instant(time.Hour) + oracle.Instant(time.Duration(ms)*time.Millisecond)
+	now := Now()
+	at := func(ms int) Instant {
+		return now - Instant(time.Hour) + Instant(time.Duration(ms)*time.Millisecond)
 	}
 	r := &Record{name: "it", until: now}
 	r.Add(now, []Spell{{"woken", at(100), at(150)}, {"woken", at(200), at(230)}, {"answered", at(100), at(140)}, {"woken", at(900), at(1900)}})
@@ -132,8 +142,9 @@ func TestRecordCountsUnintendedDelaysInTheWindow(t *testing.T) {
 
 // With an environment variable, a process of this binary only probes.
 func TestMain(m *testing.M) {
+	_ = os.Unsetenv(RepeatsVariable) // the tries of these tests are no repeats
 	if os.Getenv("PUNCTUAL_TEST_PROBE") != "" {
-		Probe(context.Background(), "", func(until oracle.Instant, spells []Spell) {
+		Probe(context.Background(), "", func(until Instant, spells []Spell) {
 			_ = json.NewEncoder(os.Stdout).Encode(reported{until, spells})
 		})
 	}
@@ -141,7 +152,7 @@ func TestMain(m *testing.M) {
 }
 
 type reported struct {
-	Until  oracle.Instant
+	Until  Instant
 	Spells []Spell
 }
 
@@ -168,12 +179,12 @@ func TestStoppedProcessIsLateUnlessOnPurpose(t *testing.T) {
 	defer func() { _ = probe.Process.Kill(); <-gone; _ = probe.Wait() }()
 	<-first
 	const stopped = 400 * time.Millisecond
-	pause := func() (from, to oracle.Instant) {
-		from = oracle.Now()
+	pause := func() (from, to Instant) {
+		from = Now()
 		_ = probe.Process.Signal(syscall.SIGSTOP)
 		<-time.After(stopped) // this is the lateness
 		_ = probe.Process.Signal(syscall.SIGCONT)
-		return from, oracle.Now()
+		return from, Now()
 	}
 	from, to := pause()
 	if by, text := Late(from, to); by < stopped-50*time.Millisecond || !strings.Contains(text, "the probe") {
@@ -202,9 +213,9 @@ func TestADatabaseThatDoesNotAnswerIsLate(t *testing.T) {
 	defer func() { cancel(); <-done }()
 	conn := testkit.Must(silent.Accept())(t)
 	defer conn.Close()
-	from := oracle.Now()
+	from := Now()
 	<-time.After(300 * time.Millisecond) // this is the lateness
-	if by, text := Late(from, oracle.Now()); by < 100*time.Millisecond {
+	if by, text := Late(from, Now()); by < 100*time.Millisecond {
 		t.Errorf("late by %v: %s", by, text)
 	}
 }

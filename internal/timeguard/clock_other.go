@@ -1,9 +1,9 @@
 //go:build !linux
 
-package oracle
+package timeguard
 
 import "time"
 
 // Now returns the wall clock, which is the only clock of package time that processes share. It must
-// not be set while the oracle runs.
+// not be set while tests run.
 func Now() Instant { return Instant(time.Now().UnixNano()) }

@@ -2,28 +2,33 @@ package timeguard
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/pgleases/pgleases/proof/oracle"
 )
 
 // tries is the maximum number of tries on a late machine.
 const tries = 5
 
+// RepeatsVariable is the environment variable with the name of a file that gets a line for each try
+// that did not count, so that a run of many packages can tell how often the machine was late.
+const RepeatsVariable = "PGLEASES_TEST_REPEATS"
+
 // Run tries a scenario. The test passes if one try meets every deadline, and no try fails for
-// another reason.
+// another reason. A probe of this process runs beside it.
 func Run(t testing.TB, scenario func(*Try)) {
 	t.Helper()
+	defer probed()()
 	run(t, Late, scenario)
 }
 
 // run is Run with a function that returns how late the machine was.
-func run(t testing.TB, late func(from, to oracle.Instant) (time.Duration, string), scenario func(*Try)) {
+func run(t testing.TB, late func(from, to Instant) (time.Duration, string), scenario func(*Try)) {
 	t.Helper()
 	var excuses []string
 	for range tries {
@@ -39,16 +44,33 @@ func run(t testing.TB, late func(from, to oracle.Instant) (time.Duration, string
 			t.SkipNow()
 		}
 		t.Logf("the machine was late, so this try does not count: %s", try.excuse)
+		noteRepeat(t, try.excuse)
 		excuses = append(excuses, try.excuse)
 	}
 	t.Fatalf("the machine was late in each of %d tries, so none counts:\n%s", tries, strings.Join(excuses, "\n"))
 }
 
-// A Try is a testing.TB for one try: its cleanups and its context end with the try. Error and Fatal fail the test, however late the machine was: use them for safety. Use
-// Missed for time.
+// noteRepeat appends a line to the file of RepeatsVariable.
+func noteRepeat(t testing.TB, excuse string) {
+	path := os.Getenv(RepeatsVariable)
+	if path == "" {
+		return
+	}
+	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err == nil {
+		_, err = fmt.Fprintf(file, "%s: %s\n", t.Name(), strings.ReplaceAll(excuse, "\n", " "))
+		err = errors.Join(err, file.Close())
+	}
+	if err != nil {
+		t.Errorf("%s: %v", RepeatsVariable, err)
+	}
+}
+
+// A Try is a testing.TB for one try: its cleanups and its context end with the try. Error and Fatal
+// fail the test, however late the machine was, so use them for safety. Use Missed for time.
 type Try struct {
 	testing.TB
-	late   func(from, to oracle.Instant) (time.Duration, string)
+	late   func(from, to Instant) (time.Duration, string)
 	excuse string // why the try does not count; read it after the end
 	whole  bool   // the scenario has returned
 
@@ -103,12 +125,12 @@ func (t *Try) Context() context.Context { return t.ctx }
 // Otherwise it fails the test.
 func (t *Try) Missed(since time.Time, within time.Duration, format string, args ...any) {
 	t.Helper()
-	now := oracle.Now()
-	t.MissedAt(now-oracle.Instant(time.Since(since)), now, within, format, args...)
+	now := Now()
+	t.MissedAt(now-Instant(time.Since(since)), now, within, format, args...)
 }
 
 // MissedAt is Missed for a window in the past.
-func (t *Try) MissedAt(from, to oracle.Instant, within time.Duration, format string, args ...any) {
+func (t *Try) MissedAt(from, to Instant, within time.Duration, format string, args ...any) {
 	t.Helper()
 	text := fmt.Sprintf(format, args...)
 	excused, lateness := t.Excused(from, to, within)
@@ -125,7 +147,7 @@ func (t *Try) Over() bool { return t.excuse != "" }
 
 // Excused reports whether MissedAt would end only the try, not fail the test, and describes how late
 // the machine was.
-func (t *Try) Excused(from, to oracle.Instant, within time.Duration) (bool, string) {
+func (t *Try) Excused(from, to Instant, within time.Duration) (bool, string) {
 	by, lateness := t.late(from, to)
 	return by > within/20, lateness
 }
