@@ -65,7 +65,7 @@ func Database(url string) []string {
 // A Command is a running pgleases.
 type Command struct {
 	*exec.Cmd
-	t       *testing.T
+	t       testing.TB
 	printed buffer
 	ended   chan struct{}
 	mayEnd  atomic.Bool // the test does not need it any more
@@ -84,10 +84,11 @@ func (b *buffer) Write(p []byte) (int, error) {
 
 // Run starts pgleases. It is killed, with what it runs, when the test ends. If it ends before that,
 // and the test has neither sent it a signal nor asked for its exit code, the waits of the test fail.
-func Run(t *testing.T, env []string, args ...string) *Command {
+func Run(t testing.TB, env []string, args ...string) *Command {
 	t.Helper()
 	c := &Command{Cmd: exec.Command(Built, args...), t: t, ended: make(chan struct{})}
 	c.Env = append(os.Environ(), env...)
+	c.SysProcAttr = ownSession()
 	r, w, err := os.Pipe() // of our own, because Wait then does not wait for other processes that have it
 	testkit.OK(t, err)
 	c.Stdout, c.Stderr = w, w
@@ -168,7 +169,7 @@ type Proxy struct {
 }
 
 // NewProxy returns a proxy before a database, which ends with the test.
-func NewProxy(t *testing.T, databaseURL string) *Proxy {
+func NewProxy(t testing.TB, databaseURL string) *Proxy {
 	t.Helper()
 	u := testkit.Must(url.Parse(databaseURL))(t)
 	p := &Proxy{upstream: u.Host, conns: make(map[net.Conn]bool), listener: testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)}

@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"strconv"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -16,6 +14,7 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/testkit/command"
+	"github.com/pgleases/pgleases/internal/timeguard"
 )
 
 // envFaults is the number of faults, by default one of half of the kinds, which are next to each
@@ -30,8 +29,6 @@ const (
 	// Longer than a program may be missing after a fault has ended: the TTL, the start of a killed client, and some seconds for
 	// a busy machine.
 	attackPatience = attackTTL + 5*time.Second
-
-	startsWithin = 50 * time.Millisecond // a program; on a machine that has nothing else to do it takes 10 ms
 )
 
 // A member is a pgleases process under attack, with its own proxy to the database.
@@ -43,25 +40,25 @@ type member struct {
 // A fault breaks a member, and returns a function that repairs it.
 type fault struct {
 	name string
-	do   func(t *testing.T, m *member, restart func()) (mend func())
+	do   func(t testing.TB, m *member, restart func()) (mend func())
 }
 
 var faults = []fault{
-	{"kill -9 of the supervisor", func(t *testing.T, m *member, restart func()) func() {
+	{"kill -9 of the supervisor", func(t testing.TB, m *member, restart func()) func() {
 		m.Signal(syscall.SIGKILL)
 		return restart
 	}},
-	{"the supervisor stops, and goes on", func(t *testing.T, m *member, _ func()) func() {
+	{"the supervisor stops, and goes on", func(t testing.TB, m *member, _ func()) func() {
 		m.Signal(syscall.SIGSTOP)
 		return func() { m.Signal(syscall.SIGCONT) }
 	}},
-	{"a keeper is killed", func(t *testing.T, m *member, _ func()) func() {
+	{"a keeper is killed", func(t testing.TB, m *member, _ func()) func() {
 		if keepers := childrenOf(m.Process.Pid); len(keepers) > 0 {
 			_ = syscall.Kill(keepers[0], syscall.SIGKILL)
 		}
 		return func() {}
 	}},
-	{"the keepers stop while the database does not answer", func(t *testing.T, m *member, _ func()) func() {
+	{"the keepers stop while the database does not answer", func(t testing.TB, m *member, _ func()) func() {
 		keepers := childrenOf(m.Process.Pid)
 		for _, keeper := range keepers {
 			_ = syscall.Kill(keeper, syscall.SIGSTOP)
@@ -69,19 +66,19 @@ var faults = []fault{
 		m.way.Set(false, true)
 		return func() { m.way.Set(false, false) }
 	}},
-	{"the database does not answer", func(t *testing.T, m *member, _ func()) func() {
+	{"the database does not answer", func(t testing.TB, m *member, _ func()) func() {
 		m.way.Set(false, true)
 		return func() { m.way.Set(false, false) }
 	}},
-	{"connections are cut", func(t *testing.T, m *member, _ func()) func() {
+	{"connections are cut", func(t testing.TB, m *member, _ func()) func() {
 		m.way.Set(false, false)
 		return func() {}
 	}},
-	{"the database is away", func(t *testing.T, m *member, _ func()) func() {
+	{"the database is away", func(t testing.TB, m *member, _ func()) func() {
 		m.way.Set(true, false)
 		return func() { m.way.Set(false, false) }
 	}},
-	{"asked to end, and started again", func(t *testing.T, m *member, restart func()) func() {
+	{"asked to end, and started again", func(t testing.TB, m *member, restart func()) func() {
 		m.Signal(syscall.SIGTERM)
 		return restart
 	}},
@@ -97,6 +94,12 @@ func TestFaultsNeverRunTwoProgramsOfAPartition(t *testing.T) {
 			t.Fatalf("%s=%q: give a number of faults", envFaults, text)
 		}
 	}
+	timeguard.Run(t, func(t *timeguard.Try) { attack(t, number) })
+}
+
+// attack breaks members of a fleet as often as number says, and judges what the programs wrote.
+func attack(t *timeguard.Try, number int) {
+	probePrograms(t)
 	dir, url := t.TempDir(), pgtest.MigratedDatabase(t)
 	members := make([]*member, attackMembers)
 	start := func(i int) {
@@ -104,38 +107,17 @@ func TestFaultsNeverRunTwoProgramsOfAPartition(t *testing.T) {
 		members[i] = &member{runProgram(t, dir, modeFamily, command.Database(way.URL), "attacked", "-n", strconv.Itoa(attackPartitions),
 			"--ttl", attackTTL.String(), "--grace", "200ms", "--id", fmt.Sprintf("member-%d", i), fmt.Sprintf("--cgroup=%v", i > 0)), way}
 	}
-	// settled waits until each partition has a program that runs after that time, and each member has a keeper.
-	settled := func(after time.Duration) {
-		t.Helper()
-		testkit.Until(t, "a program for each partition and a keeper for each member", func() bool {
-			for _, m := range members {
-				if len(childrenOf(m.Process.Pid)) == 0 {
-					return false
-				}
-			}
-			living := make(map[int]bool)
-			for _, r := range records(t, dir) {
-				if r.what == "lives" && r.at > after {
-					living[r.partition] = true
-				}
-			}
-			return len(living) == attackPartitions
-		})
-	}
 	for i := range members {
 		start(i)
 	}
-	settled(0)
-	slow := slowed(t)
+	untilSettled(t, dir, members, 0)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	first := random.IntN(len(faults))
-	type away struct{ from, to time.Duration } // faults, during which programs may be missing
-	var faulty []away
+	began := boottime()
 	made := make(map[string]int)
 	for n := 0; n < number; {
-		begin := boottime()
 		var mends []func()
 		broken := random.Perm(attackMembers)[:min(2, number-n)]
 		for _, i := range broken {
@@ -150,83 +132,76 @@ func TestFaultsNeverRunTwoProgramsOfAPartition(t *testing.T) {
 		}
 		mended := boottime()
 		t.Logf("%d faults: mended, members %v", n, broken)
-		settled(mended)
-		faulty = append(faulty, away{begin, mended})
+		untilSettled(t, dir, members, mended)
 	}
-	took := boottime() - faulty[0].from
-
-	// The locks of the kernel showed each program whether another one ran. The clock must show the same.
-	type life struct {
-		record
-		last time.Duration
-	}
-	var lives []*life
-	latest := make(map[int]*life)
-	seen := make(map[int]time.Duration)
-	var worst time.Duration
-	for _, r := range records(t, dir) {
-		if r.what == "overlaps" {
-			t.Errorf("partition %d: program %d began at %v, while another one was there", r.partition, r.pid, r.at)
-			continue
-		}
-		l := latest[r.partition]
-		if l == nil || l.pid != r.pid {
-			if l != nil && (r.at <= l.last || r.epoch < l.epoch) {
-				t.Errorf("partition %d: program %d of epoch %d began at %v; program %d of epoch %d lived until %v",
-					r.partition, r.pid, r.epoch, r.at, l.pid, l.epoch, l.last)
-			}
-			l = &life{record: r}
-			latest[r.partition] = l
-			lives = append(lives, l)
-		}
-		l.last = r.at
-		if before := seen[r.partition]; before > 0 {
-			if times := slow(before, r.at); r.at-before > time.Duration(times*float64(attackPatience)) {
-				t.Errorf("partition %d: no program for %v until %v; the machine took %.1f times as long as it may for a start", r.partition, r.at-before, r.at, times)
-			}
-		}
-		worst = max(worst, r.at-max(seen[r.partition], faulty[0].from))
-		seen[r.partition] = r.at
-	}
-	t.Logf("%d faults in %v: %v", number, took, made)
-	t.Logf("%d programs ran; the longest time that a partition was without one: %v", len(lives), worst)
-	if len(lives) < attackPartitions+number/4 {
-		t.Errorf("%d programs ran: the faults did not take hold", len(lives))
-	}
+	t.Logf("%d faults in %v: %v", number, boottime()-began, made)
+	judge(t, records(t, dir), began, number)
 }
 
-// slowed starts programs, as keepers do, until the test ends. The function that it returns gives the factor, 1 or more, by which
-// starts exceeded startsWithin between two times.
-func slowed(t *testing.T) func(from, to time.Duration) float64 {
-	type start struct{ begun, ended time.Duration }
-	var mu sync.Mutex // guards starts
-	var starts []start
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for t.Context().Err() == nil {
-			begun := boottime()
-			_ = exec.CommandContext(t.Context(), command.Built, "--version").Run() // an error is that the test has ended
-			mu.Lock()
-			starts = append(starts, start{begun, boottime()})
-			mu.Unlock()
-			select {
-			case <-time.After(10 * startsWithin):
-			case <-t.Context().Done():
+// untilSettled waits until each partition has a program that runs after that time, and each member
+// has a keeper.
+func untilSettled(t testing.TB, dir string, members []*member, after time.Duration) {
+	t.Helper()
+	testkit.Until(t, "a program for each partition and a keeper for each member", func() bool {
+		for _, m := range members {
+			if len(childrenOf(m.Process.Pid)) == 0 {
+				return false
 			}
 		}
-	}()
-	t.Cleanup(func() { <-ended })
-	return func(from, to time.Duration) float64 {
-		mu.Lock()
-		defer mu.Unlock()
-		var took, n time.Duration
-		for _, s := range starts {
-			if s.ended > from && s.begun < to {
-				took += s.ended - s.begun
-				n++
+		living := make(map[int]bool)
+		for _, r := range records(t, dir) {
+			if r.what == "lives" && r.at > after {
+				living[r.partition] = true
 			}
 		}
-		return max(1, float64(took)/float64(max(1, n)*startsWithin))
+		return len(living) == attackPartitions
+	})
+}
+
+// A life is what a program wrote.
+type life struct {
+	record
+	last time.Duration
+}
+
+// judge checks that no two programs of a partition ran at the same time, and that none was missing
+// for long. Both need a machine that keeps time: a keeper that is not woken kills late. The locks of
+// the kernel showed each program whether another one ran. The clock must show the same.
+func judge(t *timeguard.Try, all []record, began time.Duration, number int) {
+	t.Helper()
+	missed := func(from, to, within time.Duration, format string, args ...any) {
+		t.Helper()
+		at := func(boot time.Duration) timeguard.Instant {
+			return timeguard.Now() - timeguard.Instant(boottime()-boot)
+		}
+		t.MissedAt(at(from), at(to), within, format, args...)
+	}
+	latest := make(map[int]*life)
+	lives, worst := 0, time.Duration(0)
+	for _, r := range all {
+		if r.what == "overlaps" {
+			missed(r.at-attackTTL, r.at, attackTTL, "partition %d: program %d began at %v, while another one was there", r.partition, r.pid, r.at)
+		}
+		before := latest[r.partition]
+		if before == nil || before.pid != r.pid {
+			if before != nil && (r.at <= before.last || r.epoch < before.epoch) {
+				missed(r.at-attackTTL, before.last, attackTTL, "partition %d: program %d of epoch %d began at %v; program %d of epoch %d lived until %v",
+					r.partition, r.pid, r.epoch, r.at, before.pid, before.epoch, before.last)
+			}
+			latest[r.partition] = &life{r, r.at}
+			lives++
+		}
+		if before == nil {
+			continue
+		}
+		if r.at-before.last > attackPatience {
+			missed(before.last, r.at, attackPatience, "partition %d: no program for %v until %v", r.partition, r.at-before.last, r.at)
+		}
+		worst = max(worst, r.at-max(before.last, began))
+		latest[r.partition].last = r.at
+	}
+	t.Logf("%d programs ran; the longest time that a partition was without one: %v", lives, worst)
+	if lives < attackPartitions+number/4 {
+		t.Errorf("%d programs ran: the faults did not take hold", lives)
 	}
 }

@@ -154,7 +154,7 @@ func TestLanguagesPageRuns(t *testing.T) {
 					t.Errorf("with an old epoch: %v, %d shipped: %s", err, shipped(), out)
 				}
 			}
-			c := command.Run(t, env, append([]string{"run", "orders", "--status-socket", filepath.Join(dir, "s"), "--"}, program...)...)
+			c := command.Run(t, env, append([]string{"run", "orders", "--ttl", "5m", "--status-socket", filepath.Join(dir, "s"), "--"}, program...)...)
 			if writes {
 				testkit.Until(t, "the orders of partition 0 are shipped", func() bool { return shipped() == 5 })
 				return

@@ -15,11 +15,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
 	"time"
 
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/testkit/command"
+	"github.com/pgleases/pgleases/internal/timeguard"
 )
 
 func TestMain(m *testing.M) {
@@ -113,7 +113,7 @@ type record struct {
 }
 
 // records returns the lines of the programs.
-func records(t *testing.T, dir string) (all []record) {
+func records(t testing.TB, dir string) (all []record) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, "log"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -138,7 +138,7 @@ func records(t *testing.T, dir string) (all []record) {
 }
 
 // awaitRecord waits for a record after that time, and returns it.
-func awaitRecord(t *testing.T, dir string, after time.Duration, what string, of func(record) bool) (found record) {
+func awaitRecord(t testing.TB, dir string, after time.Duration, what string, of func(record) bool) (found record) {
 	t.Helper()
 	testkit.Until(t, what, func() bool {
 		for _, r := range records(t, dir) {
@@ -153,7 +153,7 @@ func awaitRecord(t *testing.T, dir string, after time.Duration, what string, of 
 }
 
 // isFree reports whether all processes of the program of a partition are gone.
-func isFree(t *testing.T, dir string, partition int) bool {
+func isFree(t testing.TB, dir string, partition int) bool {
 	t.Helper()
 	lock := testkit.Must(os.OpenFile(lockFile(dir, strconv.Itoa(partition)), os.O_RDWR, 0))(t)
 	defer lock.Close()
@@ -161,7 +161,7 @@ func isFree(t *testing.T, dir string, partition int) bool {
 }
 
 // runProgram starts pgleases with the program.
-func runProgram(t *testing.T, dir, mode string, env []string, args ...string) *command.Command {
+func runProgram(t testing.TB, dir, mode string, env []string, args ...string) *command.Command {
 	t.Helper()
 	env = append([]string{envDir + "=" + dir, envMode + "=" + mode}, env...)
 	return command.Run(t, env, append(append([]string{"run"}, args...), "--", os.Args[0])...)
@@ -200,42 +200,46 @@ func parentOf(pid int) (parent int) {
 	return parent
 }
 
-// lateness returns a function that returns the delay of the machine since: of timers, or of the end of
-// killed processes. A killed process may need seconds to end, because it waits for locks of the files
-// that it has mapped, such as libc, which all others have mapped too.
-func lateness() func() time.Duration {
-	timers := sumLate(12*time.Millisecond, func() { time.Sleep(10 * time.Millisecond) })
-	ends := sumLate(30*time.Millisecond, func() {
-		sleeper := exec.Command("sleep", "60")
-		if sleeper.Start() == nil {
-			_ = sleeper.Process.Kill()
-			_ = sleeper.Wait()
-		}
-		time.Sleep(20 * time.Millisecond)
-	})
-	return func() time.Duration { return max(timers(), ends()) }
+// kept fails the try if a client lost its trust while nothing kept it from the database, which takes
+// a machine that did not keep time.
+func kept(t *timeguard.Try, c *command.Command, since time.Time, ttl time.Duration) {
+	t.Helper()
+	if printed := c.Printed(); strings.Contains(printed, "trust lost") || strings.Contains(printed, "does not answer") {
+		t.Missed(since, ttl, "a client lost its trust without a cause: %s", printed)
+	}
 }
 
-// sumLate repeats a step until the caller calls the returned function. That returns the sum of the
-// times by which steps exceeded the usual time.
-func sumLate(usual time.Duration, step func()) func() time.Duration {
-	stop, sum := make(chan struct{}), make(chan time.Duration)
+// usual is the time in which a machine that keeps time starts a program, kills it, and sees it end.
+const usual = 30 * time.Millisecond
+
+// probePrograms starts and kills a program again and again beside a try, as keepers do, because a
+// machine may be late with that alone: a killed process may need seconds to end, since it waits for
+// locks of the files that it has mapped, such as libc, which all others have mapped too.
+func probePrograms(t *timeguard.Try) {
+	r := timeguard.NewRecord("a program")
+	ended := make(chan struct{})
 	go func() {
-		var late time.Duration
-		for {
-			began := time.Now()
-			step()
-			late += max(0, time.Since(began)-usual)
-			select {
-			case <-stop:
-				sum <- late
+		defer close(ended)
+		defer r.End()
+		for pause := time.NewTicker(100 * time.Millisecond); t.Context().Err() == nil; {
+			began := timeguard.Now()
+			sleeper := exec.Command("sleep", "60")
+			if err := sleeper.Start(); err != nil {
+				t.Errorf("start a program: %v", err)
 				return
-			default:
+			}
+			_ = sleeper.Process.Kill()
+			_ = sleeper.Wait() // it was killed
+			var late []timeguard.Spell
+			if now := timeguard.Now(); now.Sub(began) > usual {
+				late = append(late, timeguard.Spell{What: "gone", From: began + timeguard.Instant(usual), To: now})
+			}
+			r.Add(timeguard.Now(), late)
+			select {
+			case <-pause.C:
+			case <-t.Context().Done():
 			}
 		}
 	}()
-	return func() time.Duration {
-		close(stop)
-		return <-sum
-	}
+	t.Cleanup(func() { <-ended })
 }
