@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -286,28 +287,66 @@ func TestASlowSenderKeepsNoOperatorWaiting(t *testing.T) {
 // The time limit of the body does not apply to the answer.
 func TestALateAnswerIsThatOfTheDatabase(t *testing.T) {
 	t.Parallel()
-	pool := testkit.Pool(t, nowhere, func(config *pgxpool.Config) {
-		config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
-			<-ctx.Done()
-			return nil, ctx.Err()
-		}
-	})
-	h := dashboard.HandlerWith(newAdmin(t, pool), dashboard.Options{Authorize: as(dashboard.Operator, "ann")}, time.Second, time.Second, 100*time.Millisecond)
-	server := serve(t, h)
-	var all sync.WaitGroup
-	for range 3 { // the last of which waits for two
-		all.Go(func() {
-			answer, err := http.Post(server.URL+"/preview", "application/json", strings.NewReader(`{"verb":"drain","subject":"a"}`))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer answer.Body.Close()
-			text, err := io.ReadAll(answer.Body)
-			if err != nil || answer.StatusCode != http.StatusBadGateway || !strings.Contains(string(text), "deadline exceeded") {
-				t.Errorf("%s %q, %v", answer.Status, text, err)
+	synctest.Test(t, func(t *testing.T) {
+		pool := testkit.Pool(t, nowhere, func(config *pgxpool.Config) {
+			config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
 			}
 		})
+		h := dashboard.HandlerWith(newAdmin(t, pool), dashboard.Options{Authorize: as(dashboard.Operator, "ann")}, time.Second, time.Second, 100*time.Millisecond)
+		client := serveInMemory(t, h)
+		var all sync.WaitGroup
+		for range 3 { // the last of which waits for two
+			all.Go(func() {
+				answer, err := client.Post("http://memory/preview", "application/json", strings.NewReader(`{"verb":"drain","subject":"a"}`))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer answer.Body.Close()
+				text, err := io.ReadAll(answer.Body)
+				if err != nil || answer.StatusCode != http.StatusBadGateway || !strings.Contains(string(text), "deadline exceeded") {
+					t.Errorf("%s %q, %v", answer.Status, text, err)
+				}
+			})
+		}
+		all.Wait()
+	})
+}
+
+// pipes is a listener whose connections are in memory, so that they exist in simulated time.
+type pipes chan net.Conn
+
+func (p pipes) Accept() (net.Conn, error) {
+	conn, open := <-p
+	if !open {
+		return nil, net.ErrClosed
 	}
-	all.Wait()
+	return conn, nil
+}
+
+func (p pipes) Close() error   { return nil }
+func (p pipes) Addr() net.Addr { return &net.UnixAddr{Name: "memory", Net: "unix"} }
+
+// serveInMemory returns a client whose connections lead to a server with that handler, until the test
+// ends.
+func serveInMemory(t *testing.T, h http.Handler) *http.Client {
+	t.Helper()
+	listener := make(pipes)
+	server := &http.Server{Handler: h}
+	var served sync.WaitGroup
+	served.Go(func() { _ = server.Serve(listener) }) // it ends with the listener
+	transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+		ours, theirs := net.Pipe()
+		listener <- theirs
+		return ours, nil
+	}}
+	t.Cleanup(func() {
+		transport.CloseIdleConnections()
+		close(listener)
+		served.Wait()
+		_ = server.Close() // of the connections
+	})
+	return &http.Client{Transport: transport}
 }
