@@ -200,9 +200,9 @@ func parentOf(pid int) (parent int) {
 	return parent
 }
 
-// kept fails the try if a client lost its trust while nothing kept it from the database, which takes
+// keptTrust fails the try if a client lost its trust while nothing kept it from the database, which takes
 // a machine that did not keep time.
-func kept(t *timeguard.Try, c *command.Command, since time.Time, ttl time.Duration) {
+func keptTrust(t *timeguard.Try, c *command.Command, since time.Time, ttl time.Duration) {
 	t.Helper()
 	if printed := c.Printed(); strings.Contains(printed, "trust lost") || strings.Contains(printed, "does not answer") {
 		t.Missed(since, ttl, "a client lost its trust without a cause: %s", printed)

@@ -120,7 +120,7 @@ func TestTryTakesOverFromACrashedOwner(t *testing.T) {
 			case 0:
 				ran++
 			case 75:
-				kept(t, c, began, ttl) // one that lost the partition may have kept the other from it
+				keptTrust(t, c, began, ttl) // one that lost the partition may have kept the other from it
 			default:
 				t.Errorf("exit code %d, want 0 or 75", code)
 			}
@@ -178,8 +178,8 @@ func TestHandoffWaitsForTheEndOfTheProgram(t *testing.T) {
 				next := runProgram(t, dir, "", env, "handed", "--ttl", test.ttl.String())
 				first.Signal(syscall.SIGTERM)
 				awaitRecord(t, dir, began.at, "begins", nil)
-				kept(t, first, started, test.ttl)
-				kept(t, next, started, test.ttl)
+				keptTrust(t, first, started, test.ttl)
+				keptTrust(t, next, started, test.ttl)
 				if code := first.ExitCode(); code != 128+15 {
 					t.Errorf("exit code %d, want 143", code)
 				}
