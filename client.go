@@ -80,8 +80,8 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 	if o.FastFailover {
 		connector.FastFailover = o.TTL
 	}
-	// The client owns no partition yet, so a slow start is better than an error. Who knows that the
-	// server may be slow says so with connect_timeout.
+	// The client owns no partition yet, so a slow start is better than an error. An application can
+	// allow more than 5 s with connect_timeout, if its server may be slow.
 	first, err := connector.Connect(ctx, max(5*time.Second, config.ConnectTimeout))
 	if err != nil {
 		return nil, fmt.Errorf("pgleases: open client: connect: %w", store.Caused(ctx, err))

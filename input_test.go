@@ -405,7 +405,7 @@ func TestOpeningEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A server that answers after 20 s is waited for by who allows it that time with connect_timeout.
+// A client waits for a server that answers after 20 s if its connect_timeout allows that.
 func TestOpeningObeysALongConnectTimeout(t *testing.T) {
 	t.Parallel()
 	for timeout, says := range map[string]string{"30": "starting up", "0": "timeout"} {
