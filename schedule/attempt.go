@@ -117,6 +117,8 @@ func (e *execution) classify(a *attempt, err error, idle time.Duration) attemptO
 		return failed
 	case committing && errors.Is(err, context.DeadlineExceeded):
 		return slowCommit
+	case errors.As(err, new(timedOut)): // the timeout closed its connection
+		return failed
 	case a.own, committing && a.byHandler(err, idle): // for example a deferred constraint
 		return failed
 	}
