@@ -69,7 +69,8 @@ func killing(ctx context.Context, tx pgx.Tx, rows []consumer.Row[Order]) error {
 	return effects(ctx, tx, rows)
 }
 
-// A row that kills its process is found, and blocks its key in the end. No row beside it is charged.
+// A row that kills its process is found, and blocks its key in the end. No row beside it is
+// charged.
 func TestRowThatKillsItsProcess(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -81,7 +82,8 @@ func TestRowThatKillsItsProcess(t *testing.T) {
 	db.exact(392)
 }
 
-// killed runs processes until one ends because only blocked rows are left. So many are killed before.
+// killed runs processes until one ends because only blocked rows are left. So many are killed
+// before.
 func (db *database) killed(want int, env ...string) {
 	db.t.Helper()
 	for crashes := 0; ; crashes++ {
@@ -103,8 +105,8 @@ func (db *database) killed(want int, env ...string) {
 	}
 }
 
-// After a crash without a noted batch the next owner notes its batches, until it has passed the rows
-// of that time.
+// After a crash without a noted batch the next owner notes its batches, until it has passed the
+// rows of that time.
 func TestWatchEndsBehindTheRowsOfTheCrash(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -123,8 +125,8 @@ func TestWatchEndsBehindTheRowsOfTheCrash(t *testing.T) {
 	db.exact(600)
 }
 
-// A process that lost its partitions and lives takes back that it seemed to have crashed, and what was
-// charged for it.
+// A process that lost its partitions and lives takes back that it seemed to have crashed, and
+// what was charged for it.
 func TestLostOwnershipIsNoCrash(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -248,8 +250,8 @@ func TestLostOwnershipTakesItsCrashBack(t *testing.T) {
 	db.exact(1)
 }
 
-// A process that was frozen with a suspect in hand takes its own charge back, even if the next owner
-// has charged the row by then.
+// A process that was frozen with a suspect in hand takes its own charge back, even if the next
+// owner has charged the row by then.
 func TestFrozenProcessTakesItsChargeBack(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -299,7 +301,8 @@ func TestACleanEndKeepsSuspects(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked WHERE crashed IS NOT NULL"), 29, "suspects that are left")
 }
 
-// The commit of a process that was frozen in a handler is refused, and the next owner handles the row.
+// The commit of a process that was frozen in a handler is refused, and the next owner handles the
+// row.
 func TestFrozenHandlerDoesNotCommit(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -18,7 +18,8 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// A touchy value's decoder is the application's code: what it does depends on the text that it reads.
+// A touchy value's decoder is the application's code: what it does depends on the text that it
+// reads.
 type touchy struct{ text string }
 
 var hung = make(chan struct{})
@@ -59,7 +60,8 @@ func handleTouchy(ctx context.Context, tx pgx.Tx, row consumer.Row[touchyOrder])
 	return err
 }
 
-// Whatever the decoder of a value does, its row fails, the other keys continue, and the process lives.
+// Whatever the decoder of a value does, its row fails, the other keys continue, and the process
+// lives.
 func TestDecoderThatFailsBlocksItsKeyOnly(t *testing.T) {
 	t.Parallel()
 	says := map[string]string{"panic": "panic: at the disco", "Goexit": "runtime.Goexit", "nil error": "<nil>"}
@@ -116,7 +118,8 @@ func TestDecoderThatHangsIsLogged(t *testing.T) {
 	testkit.OK(t, w.end())
 }
 
-// A value that kills whoever decodes it is not decoded again after three crashes: its row has failed.
+// A value that kills whoever decodes it is not decoded again after three crashes: its row has
+// failed.
 func TestDecoderThatKillsItsProcess(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -42,3 +42,6 @@ func (c *Consumer) Pace() time.Duration { return time.Duration(c.counts.pace.Loa
 
 // LogOverrunAfter sets after how long it is logged that code of the application continues.
 func (c *Consumer) LogOverrunAfter(d time.Duration) { c.times.overrun = d }
+
+// LookEvery sets the time between two looks whether the transaction of a call still exists.
+func (c *Consumer) LookEvery(d time.Duration) { c.times.look = d }

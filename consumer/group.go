@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/listen"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
@@ -19,8 +20,12 @@ const (
 	recordTime  = 2 * time.Second  // the most that recording ends takes
 	answerTime  = 10 * time.Second // the most that a statement of this package takes
 	lockWait    = time.Second      // the most that it waits for a lock
-	troubleWait = time.Second      // the most that rows wait after an error that none is charged with
-	atOnce      = 4096             // the most partitions that begin or end in one transaction
+	// readWait is the most that the read of a batch waits for a lock, and searchWait the most if it is
+	// known that a lock is kept there.
+	readWait    = 100 * time.Millisecond
+	searchWait  = 10 * time.Millisecond
+	troubleWait = time.Second // the most that rows wait after an error that none is charged with
+	atOnce      = 4096        // the most partitions that begin or end in one transaction
 )
 
 // timings are the same in all processes, except in tests.
@@ -31,11 +36,12 @@ type timings struct {
 	outage      time.Duration // between two attempts of a process while something is away
 	quiet       time.Duration // after a notification, the process probes at every poll
 	leave       time.Duration // for leaving the lease after the last batch
+	look        time.Duration // between two looks whether the transaction of a call still exists
 	overrun     time.Duration // after the end of its context, it is logged that code of the application continues
 }
 
 var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, pauseMax: time.Minute, outage: 100 * time.Millisecond,
-	quiet: 10 * time.Second, leave: 2 * time.Second, overrun: drainMargin}
+	quiet: 10 * time.Second, leave: 2 * time.Second, look: 5 * time.Second, overrun: drainMargin}
 
 // A partition is an ownership. Its fields from due on belong to the job that works on the partition,
 // and otherwise, as the others, to the goroutine of the group.
@@ -54,6 +60,8 @@ type partition struct {
 	due     bool  // it may have rows to handle
 	expect  int   // how many rows the next read may find
 	watched bool  // batches are noted
+	search  bool  // a batch with rows of this partition met a lock, perhaps of one of its rows
+	singly  int   // so many rows are handled one by one, because a batch of them took too long
 	noted   int64 // the highest ID of the noted batch
 	rows    standing
 	blocked standing
@@ -112,11 +120,11 @@ type group struct {
 	sweepAt time.Time
 	failing time.Time // when it was last logged that probes fail; zero: the last one did not
 
+	slots    worker.Slots[int] // of the jobs; the partitions that are slow
+	slowSaid time.Time         // when it was last logged that partitions are slow
 	rows     turns
 	blocked  turns
-	running  int       // jobs
-	retrying int       // those that call the handler for a blocked row
-	suspects int       // those of a crash suspect
+	suspects int       // jobs of a crash suspect
 	retried  bool      // the last that began has a blocked row
 	ended    int       // jobs that have ended
 	freed    time.Time // when the pauses of all partitions were last ended
@@ -199,7 +207,7 @@ func (g *group) recordEnds(stopped <-chan struct{}) {
 		numbers, epochs := keysOf(owned[rest:])
 		ctx, cancel := context.WithTimeout(context.Background(), recordTime)
 		pause = time.Second
-		switch err := g.write(ctx, g.sql.End, g.name, numbers, epochs); {
+		switch err := handlers.Call(func() error { return g.write(ctx, g.sql.End, g.name, numbers, epochs) }); {
 		case err == nil:
 			owned, pause = owned[:rest], 0
 		case time.Since(logged) > time.Minute:
@@ -236,7 +244,7 @@ func (g *group) loop(ctx context.Context, stopped <-chan struct{}) {
 	for {
 		var timer <-chan time.Time
 		if g.gone {
-			g.partitions, g.gone = slices.DeleteFunc(g.partitions, func(p *partition) bool { return p.gone }), false
+			g.removeGone()
 		}
 		if ctx.Err() == nil {
 			g.open(ctx)
@@ -272,6 +280,18 @@ func (g *group) loop(ctx context.Context, stopped <-chan struct{}) {
 	}
 }
 
+// removeGone forgets the partitions that are gone.
+func (g *group) removeGone() {
+	g.gone = false
+	g.partitions = slices.DeleteFunc(g.partitions, func(p *partition) bool {
+		if p.gone {
+			g.slots.Heal(p.Number)
+		}
+		return p.gone
+	})
+	g.countSlow()
+}
+
 // open records the begin of new ownerships, and learns what was before them.
 func (g *group) open(ctx context.Context) {
 	if g.opening || time.Now().Before(g.openAfter) {
@@ -291,7 +311,7 @@ func (g *group) open(ctx context.Context) {
 		p.busy = true
 	}
 	go func() {
-		err := g.beginAll(fresh)
+		err := handlers.Call(func() error { return g.beginAll(fresh) })
 		g.events <- func() {
 			g.opening = false
 			for _, p := range fresh {

@@ -241,9 +241,10 @@ type reading struct {
 	raw   [2]rawRow        // the row: its first columns, and its value
 }
 
-// collect reads the rows of a query up to that with which they have so many bytes. It returns how many
-// rows there were, and how many bytes they had. Values are read by code of the application, which may
-// panic or end its goroutine: that is an error of the row, and the next one is read all the same.
+// collect reads the rows of a query up to that with which they have so many bytes. It returns how
+// many rows there were, and how many bytes they had. Values are read by code of the application,
+// which may panic or end its goroutine: that is an error of the row, and the next one is read all
+// the same.
 func (h *handler) collect(rows pgx.Rows, r *reading) (n int, bytes int64, err error) {
 	defer rows.Close()
 	for more := true; more; {

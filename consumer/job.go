@@ -2,9 +2,14 @@ package consumer
 
 import (
 	"cmp"
+	"errors"
 	"iter"
+	"log/slog"
 	"slices"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 const (
@@ -19,6 +24,19 @@ type job struct {
 	retry      *blockedRow  // in the first partition; nil: rows that are not blocked
 	handled    bool         // a row was handled
 	recovered  bool         // of a partition that was paused, because something was away
+
+	lane   worker.Lane
+	began  time.Time
+	ill    map[*partition]worker.Reason // partitions that are slow from now on
+	healed []*partition                 // those that are not
+}
+
+// fell notes that a partition is slow from now on.
+func (j *job) fell(p *partition, why worker.Reason) {
+	if j.ill == nil {
+		j.ill = make(map[*partition]worker.Reason)
+	}
+	j.ill[p] = why
 }
 
 // Turns are those of partitions with one kind of rows: blocked rows, or the others.
@@ -46,11 +64,11 @@ func (j *job) standing(p *partition) *standing {
 
 // begin begins jobs while there is room, and returns how long to wait for the next.
 func (g *group) begin() time.Duration {
-	for room := g.places.Most(); ; {
-		if g.paused || g.running >= room {
+	for size := g.places.Most(); ; {
+		if g.paused || g.slots.Busy() >= size {
 			return g.options.poll
 		}
-		j, wait := g.choose(room - g.running)
+		j, wait := g.choose(size)
 		if j == nil {
 			return wait
 		}
@@ -66,29 +84,46 @@ func (g *group) begin() time.Duration {
 			}
 			s.notBefore, s.free = time.Time{}, false
 		}
-		g.count(j, 1)
-		go func() {
-			g.work(j)
-			g.events <- func() { g.end(j) }
-		}()
+		j.began = time.Now()
+		g.slots.Begin(j.lane)
+		if j.retry != nil && j.retry.suspect {
+			g.suspects++
+		}
+		go g.run(j)
 	}
 }
 
-// count counts a job that begins, or with -1 one that ends.
-func (g *group) count(j *job, n int) {
-	g.running += n
-	if j.retry != nil && !j.retry.skip {
-		g.retrying += n
-	}
-	if j.retry != nil && j.retry.suspect {
-		g.suspects += n
-	}
+// run does a job, in its goroutine. A hook or tracer of the application's pool may panic in it.
+func (g *group) run(j *job) {
+	err := errJobEnded
+	defer func() {
+		if err != nil {
+			g.trouble(j, j.partitions, outcome{err: err})
+		}
+		g.events <- func() { g.end(j) }
+	}()
+	defer handlers.Caught(&err)
+	g.work(j)
+	err = nil
 }
+
+var errJobEnded = errors.New("the code of the application ended the goroutine of a job, for example in a hook of the pool")
 
 // end receives the end of a job.
 func (g *group) end(j *job) {
-	g.count(j, -1)
+	now := time.Now()
+	g.slots.End(j.lane, g.places.Most(), now.Sub(j.began), now)
+	if j.retry != nil && j.retry.suspect {
+		g.suspects--
+	}
 	g.ended++
+	for _, p := range j.healed {
+		g.slots.Heal(p.Number)
+	}
+	for p, why := range j.ill {
+		g.slots.Fail(p.Number, why, now)
+	}
+	g.countSlow()
 	for _, p := range j.partitions {
 		if p.retried = j.retry != nil; p.retried {
 			p.retryEnded = g.ended
@@ -105,6 +140,21 @@ func (g *group) end(j *job) {
 	}
 }
 
+// countSlow counts the partitions that are slow, and logs once a minute how many there are.
+func (g *group) countSlow() {
+	var n [3]int
+	for i, why := range worker.Reasons {
+		n[i] = g.slots.Waiting(why)
+		g.counts.slow[i].Store(int64(n[i]))
+	}
+	if n == [3]int{} || time.Since(g.slowSaid) < time.Minute {
+		return
+	}
+	g.slowSaid = time.Now()
+	g.log.Warn("consumer: partitions slowed down, others continue", slog.Int("by_timeout", n[worker.TimedOut]), slog.Int("by_lock", n[worker.Locked]),
+		slog.Int("by_connection", n[worker.Hung]))
+}
+
 // free notes that no job works on a partition.
 func (g *group) free(p *partition) {
 	p.busy = false
@@ -113,8 +163,8 @@ func (g *group) free(p *partition) {
 	}
 }
 
-// endPauses lets all paused partitions be tried, because one has succeeded: at once, or one after the
-// other if that was done lately.
+// endPauses lets all paused partitions be tried, because one has succeeded: at once, or one after
+// the other if that was done lately.
 func (g *group) endPauses() {
 	lately := time.Since(g.freed) < freeAgain
 	if !lately {
@@ -129,40 +179,48 @@ func (g *group) endPauses() {
 	}
 }
 
-// choose chooses the next job, if there is room for so many. Otherwise it returns how long to wait.
-// Blocked rows have half of the workers at most, and take turns with other rows: they may fail, or
-// take long, again and again. Crash suspects begin alone, and for a while nothing begins beside them.
-func (g *group) choose(room int) (*job, time.Duration) {
+// choose chooses the next job for one of so many slots. If there is none, it returns how long to
+// wait. Blocked rows and slow partitions have half of the slots at most: they may fail, or take
+// long, again and again. Blocked rows take turns with other rows. Crash suspects begin alone, and
+// for a while nothing begins beside them.
+func (g *group) choose(size int) (*job, time.Duration) {
 	now := time.Now()
 	if held := g.heldTill.Sub(now); g.suspects > 0 && held > 0 {
 		return nil, min(g.options.poll, held)
 	}
-	due, wait := g.dueRows(now)
-	retry, suspect, waitOfBlocked := g.dueBlocked(now, g.retrying < max(1, (g.running+room)/2))
+	due, slow, wait := g.dueRows(now)
+	retry, suspect, waitOfBlocked := g.dueBlocked(now, g.slots.Room(size))
 	wait = min(wait, waitOfBlocked)
 	switch {
-	case retry != nil && (retry.retry.skip || len(due) == 0 || !g.retried):
+	case retry != nil && (retry.retry.skip || len(due)+len(slow) == 0 || !g.retried):
 		g.blocked.next = slices.Index(g.partitions, retry.partitions[0]) + 1
 		return retry, 0
 	case suspect != nil:
 		if g.heldTill.IsZero() {
 			g.heldTill = now.Add(g.times.suspectHold)
 		}
-		if held := g.heldTill.Sub(now); held > 0 && g.running > 0 {
+		if held := g.heldTill.Sub(now); held > 0 && g.slots.Busy() > 0 {
 			return nil, min(wait, held)
 		}
 		return suspect, 0
-	case len(due) > 0:
-		return g.share(due, room), 0
+	}
+	switch g.slots.Next(size, len(due) > 0, len(slow) > 0, now) {
+	case worker.Slow:
+		first := slices.MinFunc(slow, func(a, b *partition) int { return g.slots.Compare(a.Number, b.Number) })
+		return &job{partitions: []*partition{first}, lane: worker.Slow}, 0
+	case worker.Healthy:
+		j := g.share(due, size-g.slots.Busy())
+		j.lane = worker.Healthy
+		return j, 0
 	}
 	return nil, wait
 }
 
-// inTurn returns the partitions that a job may begin with.
-func (g *group) inTurn(t *turns) iter.Seq[*partition] {
+// inTurn returns the partitions that a job may begin with, from that at an index on.
+func (g *group) inTurn(next int) iter.Seq[*partition] {
 	return func(yield func(*partition) bool) {
 		for i := range g.partitions {
-			p := g.partitions[(t.next+i)%len(g.partitions)]
+			p := g.partitions[(next+i)%len(g.partitions)]
 			if free := !p.busy && p.known && !p.lost && !p.halting.Load(); free && !yield(p) {
 				return
 			}
@@ -170,26 +228,36 @@ func (g *group) inTurn(t *turns) iter.Seq[*partition] {
 	}
 }
 
-// dueRows returns the partitions with rows that may be handled now, and how long others wait.
-func (g *group) dueRows(now time.Time) (due []*partition, wait time.Duration) {
+// dueRows returns the partitions with rows that may be handled now, those of them that are slow,
+// and how long others wait.
+func (g *group) dueRows(now time.Time) (due, slow []*partition, wait time.Duration) {
 	wait = g.options.poll
-	for p := range g.inTurn(&g.rows) {
-		switch left := g.rows.wait(&p.rows, now); {
-		case !p.due:
+	for p := range g.inTurn(g.rows.next) {
+		if !p.due {
+			continue
+		}
+		left := g.rows.wait(&p.rows, now)
+		next, isSlow := g.slots.Slow(p.Number)
+		if isSlow {
+			left = max(left, next.Sub(now))
+		}
+		switch {
 		case left > 0:
 			wait = min(wait, left)
+		case isSlow:
+			slow = append(slow, p)
 		default:
 			due = append(due, p)
 		}
 	}
-	return due, wait
+	return due, slow, wait
 }
 
 // dueBlocked returns the next job of a blocked row, that of a crash suspect, and how long others
 // wait. If room is false, the first is a skip.
 func (g *group) dueBlocked(now time.Time, room bool) (retry, suspect *job, wait time.Duration) {
 	wait = g.options.poll
-	for p := range g.inTurn(&g.blocked) {
+	for p := range g.inTurn(g.blocked.next) {
 		if len(p.retries) == 0 || p.retried && p.due && g.rows.wait(&p.rows, now) <= 0 {
 			continue
 		}
@@ -200,7 +268,7 @@ func (g *group) dueBlocked(now time.Time, room bool) (retry, suspect *job, wait 
 		}
 		if b.suspect && g.suspects == 0 {
 			if suspect == nil {
-				suspect = &job{partitions: []*partition{p}, retry: &b}
+				suspect = &job{partitions: []*partition{p}, retry: &b, lane: worker.Slow}
 			}
 			continue
 		}
@@ -212,7 +280,10 @@ func (g *group) dueBlocked(now time.Time, room bool) (retry, suspect *job, wait 
 			b = p.retries[at]
 		}
 		if (room || b.skip) && (retry == nil || b.asked && !retry.retry.asked) { // somebody waits for it
-			retry = &job{partitions: []*partition{p}, retry: &b}
+			retry = &job{partitions: []*partition{p}, retry: &b, lane: worker.Slow}
+			if b.skip {
+				retry.lane = worker.Healthy // it calls no handler
+			}
 		}
 	}
 	return retry, suspect, wait
@@ -222,7 +293,8 @@ func (g *group) dueBlocked(now time.Time, room bool) (retry, suspect *job, wait 
 func (g *group) share(due []*partition, room int) *job {
 	share, most, pace := (len(due)+room-1)/room, g.batch(), g.counts.pace.Load()
 	n, rows := 1, due[0].expect
-	// One whose rows might leave no room for those of the others does not join: they would wait for ever.
+	// One whose rows might leave no room for those of the others does not join: they would wait
+	// for ever.
 	for n < len(due) && !due[0].alone() && !due[n].alone() && rows+due[n].expect <= most &&
 		(n < share || pace > 0 && int64(rows)*pace < int64(worthSharing)) {
 		n, rows = n+1, rows+due[n].expect
@@ -233,7 +305,9 @@ func (g *group) share(due []*partition, room int) *job {
 }
 
 // alone reports whether a batch has rows of no other partition.
-func (p *partition) alone() bool { return p.watched || p.rows.outage > 0 || p.rows.troubles > 0 }
+func (p *partition) alone() bool {
+	return p.watched || p.search || p.singly > 0 || p.rows.outage > 0 || p.rows.troubles > 0
+}
 
 // batch returns how many rows the next batch may have: more if they take the handler a short time,
 // because a transaction costs as much as many rows, and fewer if they are large, because those

@@ -45,10 +45,11 @@ func (p *polls) notified() {
 	p.heard, p.since = time.Now(), 0
 }
 
-// after returns how long to wait after a probe, if nothing asks for the next one before: one poll, or
-// several if notifications announce all rows, and no job was at work meanwhile: rows that come for
-// its partitions no probe sees. An insert right after another one sends no notification, and may
-// commit much later. So the transactions that were open then must have ended.
+// after returns how long to wait after a probe, if nothing asks for the next one before: one
+// poll, or several if notifications announce all rows, and no job was at work meanwhile: rows
+// that come for its partitions no probe sees. An insert right after another one sends no
+// notification, and may commit much later. So the transactions that were open then must have
+// ended.
 func (p *polls) after(q *probe, announced, idle bool) time.Duration {
 	now, before := time.Now(), p.oldest
 	p.oldest = q.oldest
@@ -64,9 +65,9 @@ func (p *polls) after(q *probe, announced, idle bool) time.Duration {
 	return p.every
 }
 
-// answered notes when the next probe is sent, after one that took a while. A probe may have taken long
-// because a lock, the connection or the whole process stood still, so what it took never delays the
-// next one by more than a poll.
+// answered notes when the next probe is sent, after one that took a while. A probe may have taken
+// long because a lock, the connection or the whole process stood still, so what it took never
+// delays the next one by more than a poll.
 func (p *polls) answered(took, poll time.Duration) {
 	now := time.Now()
 	asked := !p.at.After(now) // while it was under way
@@ -133,7 +134,7 @@ func (g *group) probe(ctx context.Context) {
 	go func() {
 		ctx, cancel := context.WithTimeout(ctx, answerTime)
 		defer cancel()
-		err := g.ask(ctx, q)
+		err := handlers.Call(func() error { return g.ask(ctx, q) })
 		g.events <- func() { g.probing = false; g.take(q, err) }
 	}()
 }
@@ -179,7 +180,7 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 // take receives the answer of a probe.
 func (g *group) take(q *probe, err error) {
 	announced := err == nil && !g.untilEmpty && g.announced && g.listener.Direct()
-	idle := g.running == 0 && q.ended == g.ended // no job was at work meanwhile
+	idle := g.slots.Busy() == 0 && q.ended == g.ended // no job was at work meanwhile
 	g.counts.probe(q.took, err)
 	if final := worker.EndsRun(err); final != nil {
 		g.stop(final)

@@ -54,7 +54,9 @@ func statementsFor(schema string, names *strings.Replacer) (s statements) {
 	s.Ours = "SELECT pg_catalog.concat(" + strings.Join(all, ", ") + ")"
 	texts := store.Texts(sql.Files, schema)
 	store.Fill(&s, func(name string) string { return names.Replace(texts(name)) })
-	s.Open = strings.ReplaceAll(s.Open, "{settings}", strings.Join(append(saves, ours...), ", "))
+	opening := append(saves, ours...)
+	opening[len(opening)-1] = set("lock_timeout", "$5::pg_catalog.text") // the last of settings
+	s.Open = strings.ReplaceAll(s.Open, "{settings}", strings.Join(opening, ", "))
 	return s
 }
 

@@ -3,6 +3,8 @@ package consumer
 import (
 	"sync/atomic"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // Stats has the numbers of a Consumer in this process, for metrics and health checks. Counters
@@ -18,12 +20,18 @@ type Stats struct {
 	Probes      int64         // queries for rows; at most one each second when no rows come
 	ProbeErrors int64
 	ProbeTime   time.Duration // total time of all probes
+
+	// Partitions that are tried less often than others, until they succeed once, because a batch took
+	// longer than its timeout, because somebody else keeps a row locked, or because a connection did not
+	// answer.
+	SlowByTimeout, SlowByLock, SlowByConnection int64
 }
 
 type counts struct {
 	rows, batches, failures, dead, pauses, troubles, probes, probeErrors atomic.Int64
 	handlerTime, probeTime                                               atomic.Int64
-	pace, size                                                           atomic.Int64 // nanoseconds that the handler took for a row, lately, and bytes that it had; 0: not known
+	slow                                                                 [3]atomic.Int64 // by worker.Reason
+	pace, size                                                           atomic.Int64    // nanoseconds that the handler took for a row, lately, and bytes that it had; 0: not known
 }
 
 // lately follows a value that differs from one time to the next.
@@ -64,6 +72,7 @@ func (c *Consumer) Stats() Stats {
 	n := &c.counts
 	return Stats{
 		Rows: n.rows.Load(), Batches: n.batches.Load(), HandlerTime: time.Duration(n.handlerTime.Load()), Failures: n.failures.Load(), DeadLetters: n.dead.Load(),
+		SlowByTimeout: n.slow[worker.TimedOut].Load(), SlowByLock: n.slow[worker.Locked].Load(), SlowByConnection: n.slow[worker.Hung].Load(),
 		Pauses: n.pauses.Load(), Troubles: n.troubles.Load(), Probes: n.probes.Load(), ProbeErrors: n.probeErrors.Load(), ProbeTime: time.Duration(n.probeTime.Load()),
 	}
 }

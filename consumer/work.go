@@ -40,7 +40,7 @@ type outcome struct {
 	more bool  // there may be more of them
 	at   int   // the first row that was not handled, which may have failed; -1: it is not known which
 	err  error
-	slow bool // it failed by the timeout
+	slow bool // it failed by the timeout, or because the transaction was idle for too long
 
 	longest   time.Duration // the longest call of the handler
 	longestAt int           // its row; -1: the batch
@@ -62,7 +62,7 @@ func (g *group) workOnRows(j *job, parts []*partition) {
 		return
 	}
 	limit := max(1, g.batch()>>first.rows.troubles)
-	if first.rows.outage > 0 {
+	if first.rows.outage > 0 || first.singly > 0 {
 		limit = 1
 	}
 	var failing *partition // its first row failed, after rows of the batch that are committed before
@@ -70,7 +70,7 @@ func (g *group) workOnRows(j *job, parts []*partition) {
 		if parts = ownedOf(parts); len(parts) == 0 {
 			return
 		}
-		o := g.attempt(parts, limit, nil)
+		o := g.attempt(parts, limit, nil, j.lane == worker.Slow)
 		switch {
 		case o.verdict == refused:
 			continue
@@ -88,13 +88,16 @@ func (g *group) workOnRows(j *job, parts []*partition) {
 				}
 			}
 			return
-		case o.verdict == troubled && len(parts) > 1 && store.LockTimeout(o.err): // each alone, to find the one
-			for _, p := range parts {
-				g.workOnOne(j, p)
+		case o.verdict == troubled && len(parts) > 1 && store.LockTimeout(o.err):
+			for _, p := range parts { // each comes alone next, which finds the one
+				p.search, p.due = true, true
 			}
 			return
 		case o.verdict == troubled:
 			g.trouble(j, parts, o)
+			return
+		case o.slow:
+			g.tookTooLong(j, parts, o)
 			return
 		case o.verdict == ended: // what was written for the rows before may be committed as well
 			if o.at < 0 {
@@ -141,12 +144,48 @@ func (g *group) took(j *job, parts []*partition, o outcome) {
 		if n > 0 {
 			g.succeeded(j, p)
 		}
+		if p.singly = max(0, p.singly-n); n == 0 {
+			p.singly = 0 // the rows are gone
+		}
+		if p.search = false; p.singly == 0 {
+			j.healed = append(j.healed, p)
+		}
 		// it may have more, if it was not read to its end
 		if p.due = p.watched || full && p.Number >= last; p.due {
 			p.expect = max(p.expect, n)
 		} else {
 			p.expect = max(1, n)
 		}
+	}
+}
+
+// tookTooLong notes that a batch took longer than its timeout. Its partitions are slow until they
+// succeed, and the job ends, so that the worker is free for others. If it is known which row took
+// so long, that is charged with a failed attempt at once. Otherwise, or if rows of its key come
+// before it that were rolled back, the rows are handled one by one.
+func (g *group) tookTooLong(j *job, parts []*partition, o outcome) {
+	if len(o.rows) == 1 {
+		o.at = 0
+	}
+	suspects := o.rows
+	if o.at >= 0 {
+		r := o.rows[o.at]
+		removed := o.at > 0 && g.handler.calls == atLeastOnce
+		if removed {
+			g.took(j, parts, o)
+		}
+		sameKey := func(before row) bool { return before.partition == r.partition && before.key == r.key }
+		if removed || !slices.ContainsFunc(o.rows[:o.at], sameKey) {
+			j.fell(r.partition, worker.TimedOut)
+			g.charge(j, r, o.err, false)
+			return
+		}
+		suspects = slices.DeleteFunc(slices.Clone(o.rows[:o.at+1]), func(before row) bool { return before.partition != r.partition })
+	}
+	for _, r := range suspects {
+		r.partition.singly++
+		r.partition.due = true
+		j.fell(r.partition, worker.TimedOut)
 	}
 }
 
@@ -172,7 +211,7 @@ func (g *group) workOnBlocked(j *job) (settled bool) {
 			return false
 		}
 	}
-	o := g.attempt(j.partitions, 1, j.retry)
+	o := g.attempt(j.partitions, 1, j.retry, false)
 	switch o.verdict {
 	case handled:
 		settled = true
@@ -203,7 +242,7 @@ func (g *group) putOff(j *job) {
 }
 
 // attempt reads rows, handles them, and removes those that were handled, in order.
-func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o outcome) {
+func (g *group) attempt(parts []*partition, limit int, retry *blockedRow, slow bool) (o outcome) {
 	ctx, cancel := g.handlerContext(parts)
 	defer cancel()
 	if ctx.Err() != nil {
@@ -221,7 +260,7 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 	}
 	release := sync.OnceFunc(conn.Release)
 	defer release()
-	tx, xact, o := g.read(ctx, conn, parts, limit, retry)
+	tx, xact, o := g.read(ctx, conn, parts, limit, retry, slow)
 	defer g.rollback(tx) // before the connection is released
 	if o.verdict != handled || len(o.rows) == 0 && retry == nil {
 		return o
@@ -240,12 +279,17 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 		}
 		return g.removeSame(parts, o, retry)
 	}
-	o = g.call(ctx, parts, tx, o)
+	calling, gone := context.WithCancelCause(ctx)
+	watched := worker.WatchTx(calling, g.pool, xact, g.times.look, func() { gone(errGone) })
+	o = g.call(calling, parts, tx, o)
+	watched()
 	server := tx.Conn().PgConn()
 	switch {
+	case server.IsClosed() && context.Cause(calling) == errGone:
+		return g.cutOff(o, errGone)
 	case o.verdict == refused:
 		return lostOf(parts)
-	case o.verdict == handled && server.IsClosed(), o.verdict == failed && server.IsClosed() && !o.slow && !known(o.err).deadline:
+	case server.IsClosed() && (o.verdict == handled || o.verdict == troubled), o.verdict == failed && server.IsClosed() && !o.slow && !known(o.err).deadline:
 		return g.cutOff(o, o.err)
 	case o.verdict != handled:
 		return o
@@ -264,12 +308,17 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow) (o out
 	return o
 }
 
+// errGone is the cause of a handler's context if the server no longer has its transaction, although
+// the connection has not said so.
+var errGone = errors.New("consumer: the server no longer has the transaction: the connection is lost")
+
 // cutOff returns the outcome of an attempt that lost its connection. If a call took so long that
 // the server ended the idle transaction, its row is at fault.
 func (g *group) cutOff(o outcome, err error) outcome {
 	o.verdict, o.at, o.err = troubled, -1, err
 	if o.longest >= g.options.idle {
-		o.verdict, o.at = failed, o.longestAt
+		o.verdict, o.slow = failed, true
+		o.at = o.longestAt
 		o.err = fmt.Errorf("the connection was lost, probably because the transaction was idle for longer than %v: see WithIdleTimeout", g.options.idle)
 	}
 	return o
@@ -323,7 +372,7 @@ func (h *inHand) set(partition int, id int64) {
 }
 
 // read opens a transaction under guard of partitions, and reads their first rows, or a blocked row.
-func (g *group) read(ctx context.Context, conn *pgxpool.Conn, parts []*partition, limit int, retry *blockedRow) (tx *handlers.Transaction, xact string, o outcome) {
+func (g *group) read(ctx context.Context, conn *pgxpool.Conn, parts []*partition, limit int, retry *blockedRow, slow bool) (tx *handlers.Transaction, xact string, o outcome) {
 	high := int64(math.MaxInt64)
 	if parts[0].watched { // then it is alone
 		high = parts[0].noted
@@ -359,7 +408,11 @@ func (g *group) read(ctx context.Context, conn *pgxpool.Conn, parts []*partition
 			return err
 		}
 	}
-	tx, xact, err := g.beginGuarded(conn, parts, func(batch *pgx.Batch) {
+	wait := readWait
+	if parts[0].search || slow {
+		wait = searchWait
+	}
+	tx, xact, err := g.beginGuarded(conn, parts, wait, func(batch *pgx.Batch) {
 		if g.handler.calls == atLeastOnce {
 			batch.Queue("SET LOCAL synchronous_commit = on") // what is published must not be lost
 		}
@@ -410,9 +463,9 @@ func (g *group) removeSame(parts []*partition, o outcome, retry *blockedRow) out
 	return o
 }
 
-// verdictOf returns the verdict on an error of the removal or the commit. PC001 and PC002 are from
-// consumer_expect; 25P02: a statement of the handler failed; 25006: the handler made the transaction
-// read-only; 23: a constraint.
+// verdictOf returns the verdict on an error of the removal or the commit. PC001 and PC002 are
+// from consumer_expect; 25P02: a statement of the handler failed; 25006: the handler made the
+// transaction read-only; 23: a constraint.
 func verdictOf(err error) verdict {
 	switch code := store.Code(err); {
 	case code == "PC002":
@@ -489,6 +542,7 @@ func (g *group) call(ctx context.Context, parts []*partition, tx *handlers.Trans
 	switch {
 	case o.slow:
 		o.err = fmt.Errorf("%w: %v", ErrTimeout, strings.TrimPrefix(o.err.Error(), ErrTimeout.Error()+": "))
+	case context.Cause(ctx) == errGone: // if the connection still works, a statement of the handler has failed
 	case ctx.Err() != nil:
 		o.verdict = refused
 	case of.unavailable:
@@ -573,12 +627,13 @@ func (g *group) inTimeOf(d time.Duration, f func(context.Context) error) error {
 }
 
 // beginGuarded begins a transaction under guard of partitions, with the further statements that
-// queue adds, in one round trip. If a partition is not owned, it is marked as lost, and the error
-// is ErrNotOwner. The transaction is not nil; xact identifies it.
-func (g *group) beginGuarded(conn *pgxpool.Conn, parts []*partition, queue func(*pgx.Batch)) (tx *handlers.Transaction, xact string, err error) {
+// queue adds, in one round trip, of which each waits that long for a lock at most. If a partition
+// is not owned, it is marked as lost, and the error is ErrNotOwner. The transaction is not nil;
+// xact identifies it.
+func (g *group) beginGuarded(conn *pgxpool.Conn, parts []*partition, wait time.Duration, queue func(*pgx.Batch)) (tx *handlers.Transaction, xact string, err error) {
 	numbers, epochs := keysOf(parts)
 	open := func(batch *pgx.Batch) error {
-		batch.Queue(g.sql.Open, g.lease.Name(), numbers, epochs, fmt.Sprint(g.options.idle.Milliseconds())).QueryRow(func(row pgx.Row) error {
+		batch.Queue(g.sql.Open, g.lease.Name(), numbers, epochs, fmt.Sprint(g.options.idle.Milliseconds()), fmt.Sprint(wait.Milliseconds())).QueryRow(func(row pgx.Row) error {
 			var lost []int32
 			err := row.Scan(nil, &lost, &xact)
 			for _, p := range parts {
@@ -599,8 +654,8 @@ func (g *group) beginGuarded(conn *pgxpool.Conn, parts []*partition, queue func(
 	return tx, xact, err
 }
 
-// guarded runs f in a transaction under guard of those of the partitions that are owned, and commits
-// it if f did not. If none is owned, the error is ErrNotOwner.
+// guarded runs f in a transaction under guard of those of the partitions that are owned, and
+// commits it if f did not. If none is owned, the error is ErrNotOwner.
 func (g *group) guarded(parts []*partition, f func(ctx context.Context, tx *handlers.Transaction, xact string) error) error {
 	for {
 		owned := ownedOf(parts)
@@ -619,7 +674,7 @@ func (g *group) guardedOnce(owned []*partition, f func(ctx context.Context, tx *
 		return err
 	}
 	defer conn.Release()
-	tx, xact, err := g.beginGuarded(conn, owned, func(*pgx.Batch) {})
+	tx, xact, err := g.beginGuarded(conn, owned, lockWait, func(*pgx.Batch) {})
 	defer g.rollback(tx)
 	if err == nil {
 		err = g.inTime(func(ctx context.Context) error { return f(ctx, tx, xact) })
@@ -645,6 +700,9 @@ func (g *group) rollback(tx *handlers.Transaction) {
 	}
 }
 
+// hung reports whether a statement was not answered.
+func hung(err error) bool { return errors.Is(err, errGone) || errors.Is(err, context.DeadlineExceeded) }
+
 // trouble puts partitions off after an error that no row is charged with; after a blocked row, only
 // their blocked rows. The tenth in a row is charged to the first row.
 func (g *group) trouble(j *job, parts []*partition, o outcome) {
@@ -663,8 +721,13 @@ func (g *group) trouble(j *job, parts []*partition, o outcome) {
 			s.troubles++
 		}
 		s.notBefore = time.Now().Add(min(troubleWait, 10*time.Millisecond<<min(s.troubles, 10)))
-		if store.LockTimeout(o.err) {
+		switch locked := store.LockTimeout(o.err); {
+		case locked && j.retry != nil:
 			s.notBefore = time.Now().Add(troubleWait)
+		case locked:
+			j.fell(p, worker.Locked)
+		case j.retry == nil && hung(o.err):
+			j.fell(p, worker.Hung)
 		}
 		p.due = p.due || j.retry == nil
 	}

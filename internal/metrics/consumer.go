@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // Consumer returns the source for a consumer.
@@ -29,6 +30,12 @@ var ofConsumer = []entry[consumer.Stats]{
 		count(func(c *consumer.Stats) int64 { return c.Pauses }), nil},
 	{Metric{"pgleases.consumer.troubles", "{batch}", Counter, "Batches that the database, the connection or a lock broke off.", nil},
 		count(func(c *consumer.Stats) int64 { return c.Troubles }), nil},
+	{Metric{"pgleases.consumer.partition.slow", "{partition}", Level, "Partitions that are tried less often until they succeed, by what they wait for.", []string{"waits_for"}},
+		func(c *consumer.Stats, to add) {
+			to(float64(c.SlowByTimeout), worker.TimedOut.String())
+			to(float64(c.SlowByLock), worker.Locked.String())
+			to(float64(c.SlowByConnection), worker.Hung.String())
+		}, nil},
 	{Metric{"pgleases.consumer.probes", "{probe}", Counter, "Queries for rows to handle.", nil},
 		count(func(c *consumer.Stats) int64 { return c.Probes }), nil},
 	{Metric{"pgleases.consumer.probe.errors", "{probe}", Counter, "Failed queries for rows to handle.", nil},

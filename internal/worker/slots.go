@@ -1,4 +1,3 @@
-// Package worker has what the workers of the library share: consumers, schedules and what comes later.
 package worker
 
 import "time"
@@ -19,17 +18,17 @@ func (r Reason) String() string { return [reasons]string{"timeout", "lock", "con
 // Reasons are all reasons.
 var Reasons = []Reason{TimedOut, Locked, Hung}
 
-// distances say how long ill work waits before it is tried again: least at first, then twice as long
-// each time, up to most. A try at a lock is cheap, and whoever holds it may soon be done.
+// distances say how long ill work waits before it is tried again: least at first, then twice as
+// long each time, up to most. A try at a lock is cheap, and whoever holds it may soon be done.
 var distances = [reasons]struct{ least, most time.Duration }{
 	TimedOut: {time.Second, time.Minute},
-	Locked:   {100 * time.Millisecond, 10 * time.Second},
+	Locked:   {100 * time.Millisecond, 5 * time.Second},
 	Hung:     {time.Second, time.Minute},
 }
 
 const (
-	// slowShare is the part of the time of all slots that slow work gets while healthy work waits: one
-	// of so many parts.
+	// slowShare is the part of the time of all slots that slow work gets while healthy work
+	// waits: one of so many parts.
 	slowShare = 10
 	// restMost is the longest time for which slow work waits because healthy work does.
 	restMost = 10 * time.Minute
@@ -44,11 +43,11 @@ const (
 	Slow
 )
 
-// Slots decide which work begins when a slot is free, so that ill work never holds what all share.
-// Work is healthy until it meets one of the Reasons. From then on it is slow, until it succeeds once:
-// it comes back after a distance that grows each time, slow work has half of the slots at most, and
-// never the last one. While healthy work waits for a slot, slow work gets a tenth of the time. K
-// identifies the work that is ill, for example a partition.
+// Slots decide which work begins when a slot is free, so that ill work never holds what all
+// share. Work is healthy until it meets one of the Reasons. From then on it is slow, until it
+// succeeds once: it comes back after a distance that grows each time, slow work has half of the
+// slots at most, and never the last one. While healthy work waits for a slot, slow work gets a
+// tenth of the time. K identifies the work that is ill, for example a partition.
 //
 // The caller has the clock and the lock: Slots read no time, and one goroutine uses them.
 type Slots[K comparable] struct {
@@ -65,19 +64,21 @@ type illness struct {
 	next  time.Time
 }
 
-// Next returns the kind of work that may begin in one of so many slots, if work of these kinds is due.
+// Next returns the kind of work that may begin in one of so many slots, if work of these kinds is
+// due.
 func (s *Slots[K]) Next(size int, healthy, slow bool, now time.Time) Lane {
-	room := s.slow < max(1, size/2) // of a single slot, slow work has a tenth
 	switch {
-	case s.busy >= size:
-		return Neither
-	case slow && room && (!healthy || !now.Before(s.rest)):
+	case slow && s.Room(size) && (!healthy || !now.Before(s.rest)):
 		return Slow
-	case healthy:
+	case healthy && s.busy < size:
 		return Healthy
 	}
 	return Neither
 }
+
+// Room reports whether slow work may have one of so many slots, whatever else is due. Of a single
+// slot it may have all, because Next gives it a tenth of the time.
+func (s *Slots[K]) Room(size int) bool { return s.busy < size && s.slow < max(1, size/2) }
 
 // Begin notes that work of a lane begins.
 func (s *Slots[K]) Begin(lane Lane) {
@@ -143,6 +144,9 @@ func (s *Slots[K]) Slow(k K) (next time.Time, slow bool) {
 	}
 	return of.next, true
 }
+
+// Compare compares work that is slow by when it may be tried again.
+func (s *Slots[K]) Compare(a, b K) int { return s.ill[a].next.Compare(s.ill[b].next) }
 
 // Why returns why work is slow. It is called only for work that is.
 func (s *Slots[K]) Why(k K) Reason { return s.ill[k].why }

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A plant simulates workers: items that are healthy get a call each so often, and items that are ill
-// are always due.
+// A plant simulates workers: items that are healthy get a call each so often, and items that are
+// ill are always due.
 type plant struct {
 	slots   Slots[int]
 	size    int
@@ -161,7 +161,8 @@ func TestSlowWorkGetsATenthBesideABacklog(t *testing.T) {
 	}
 }
 
-// Each time that work fails it waits longer, up to a bound. It is healthy when it has succeeded once.
+// Each time that work fails it waits longer, up to a bound. It is healthy when it has succeeded
+// once.
 func TestDistanceOfIllWorkGrows(t *testing.T) {
 	for _, why := range Reasons {
 		var s Slots[string]
