@@ -92,7 +92,7 @@ func (c *Consumer) inspect(ctx context.Context, fits func(columns []string) erro
 		return err
 	}
 	defer conn.Release()
-	t, q, err := c.sql.inspect(ctx, conn, c.name, c.queue, c.options.ascending)
+	t, q, err := c.sql.inspect(ctx, conn, c.name, c.queue)
 	if err != nil {
 		return err
 	}

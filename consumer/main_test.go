@@ -19,6 +19,7 @@ import (
 	"github.com/pgleases/pgleases/consumer/sql"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 )
 
 func TestMain(m *testing.M) {
@@ -159,7 +160,7 @@ func newWorkerOf[T any](db *database, queue consumer.Queue, h consumer.Handler[T
 	w.pool = testkit.Pool(t, db.url, w.wire.Carry, func(c *pgxpool.Config) { c.MaxConns = 6 })
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	w.client = testkit.Must(pgleases.NewClient(t.Context(), w.pool, pgleases.WithClientID("worker "+rand.Text()), pgleases.WithoutMigration(),
-		pgleases.WithTTL(3*time.Second), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log)))(t)
+		pgleases.WithTTL(clients.TTL), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log)))(t)
 	w.Consumer = testkit.Must(consumer.New(t.Context(), w.client, w.pool, "orders", queue, h, append([]consumer.Option{
 		consumer.WithLogger(log), consumer.WithoutMigration(), consumer.WithPoll(100 * time.Millisecond)}, opts...)...))(t)
 	w.LeaveWithin(testkit.Patience / 2) // on a busy machine too

@@ -40,7 +40,7 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 		ledgers[name] = newLedger(db, name)
 	}
 
-	older := newSteadyWorker(db) // after a loss of trust, what is missed anyway gets its outcome
+	older := newWorker(db) // after a loss of trust, what is missed anyway gets its outcome
 	schedule.InTx(older.Scheduler, "books", effect)
 	older.run()
 	db.setClock(midnight.Add(time.Hour))

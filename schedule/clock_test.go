@@ -48,7 +48,7 @@ func TestClockWrongAtEachStatementOfRun(t *testing.T) {
 	for _, by := range testkit.Some("8 h", "-8 h") {
 		t.Run(by, func(t *testing.T) { // not in parallel: such subtests run last, and these wait for seconds
 			db := newFreshDatabase(t)
-			w := newSteadyWorker(db)
+			w := newWorker(db)
 			w.Times().Sweep = 100 * time.Millisecond
 			w.Times().ClockDoubt = 50 * time.Millisecond
 			out := func(ctx context.Context, r schedule.Run[args]) error {

@@ -170,7 +170,7 @@ func TestPutsInAnyOrderResolveDeadlocks(t *testing.T) {
 func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newSteadyWorker(db)
+	w := newWorker(db)
 	w.Times().Answer = 500 * time.Millisecond
 	w.Times().PollLimit = time.Second // on a busy machine the first connection takes that long
 	l, calls := newLedger(db, "close"), newLedger(db, "send")
@@ -223,7 +223,7 @@ func TestASlowHandlerDuringAHandoff(t *testing.T) {
 			var atOnce atomic.Int32
 			began, end := make(chan struct{}, 10), make(chan struct{})
 			start := func(slow bool) *worker {
-				w := newSteadyWorker(db, schedule.WithDrainTimeout(test.drain))
+				w := newWorker(db, schedule.WithDrainTimeout(test.drain))
 				work := func(ctx context.Context, r schedule.Run[args], done func() error) error {
 					if atOnce.Add(1) > 1 {
 						t.Error("two runs at once under one key")
@@ -301,7 +301,7 @@ func TestEditLocksRecreatedSchedule(t *testing.T) {
 func TestLockedSchedulesStopNoOther(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newSteadyWorker(db, schedule.WithMaxRunning(2))
+	w := newWorker(db, schedule.WithMaxRunning(2))
 	books := schedule.InTx(w.Scheduler, "books", effect)
 	letters := schedule.AtLeastOnce(w.Scheduler, "letters", func(context.Context, schedule.Run[args]) error { return nil })
 	names := make([]string, 10)

@@ -63,7 +63,7 @@ func TestHistorySizeIsBounded(t *testing.T) {
 	all, kept := *historyRuns, *historyRuns/10
 	step := kept / 4
 	of := func(runs int) time.Duration { return time.Duration(runs) * 10 * time.Second }
-	w := newSteadyWorker(db, schedule.WithRetention(of(kept), of(2*kept)))
+	w := newWorker(db, schedule.WithRetention(of(kept), of(2*kept)))
 	w.Times().Trim = 50 * time.Millisecond
 	w.run()
 	var early, most, size int64

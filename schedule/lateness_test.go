@@ -136,7 +136,7 @@ func newLogged(db *database, opts ...schedule.Option) (*worker, *lines) {
 			db.t.Log(log.buf.String())
 		}
 	})
-	return newSteadyWorker(db, append(opts, log.option())...), log
+	return newWorker(db, append(opts, log.option())...), log
 }
 
 func TestHandlerAfterItsContextIsLogged(t *testing.T) {
@@ -418,7 +418,7 @@ func TestRunsDoNotWaitForPoll(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.beforePolls("PERFORM pg_advisory_xact_lock_shared(7)")
-	w := newSteadyWorker(db, schedule.WithPartitions(1), schedule.WithMaxRunning(1)) // so one poll finds both jobs
+	w := newWorker(db, schedule.WithPartitions(1), schedule.WithMaxRunning(1)) // so one poll finds both jobs
 	w.Times().PollLimit = time.Hour
 	began, goOn := make(chan struct{}, 2), make(chan struct{})
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {

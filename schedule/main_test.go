@@ -18,6 +18,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 	"github.com/pgleases/pgleases/schedule"
 	"github.com/pgleases/pgleases/schedule/sql"
 )
@@ -236,15 +237,16 @@ type worker struct {
 
 const group = "tests"
 
+// newWorker keeps what it owns, also if this machine stands still for a while.
 func newWorker(db *database, opts ...schedule.Option) *worker {
 	db.t.Helper()
-	return newWorkerFor(db, time.Second, opts...)
+	return newWorkerFor(db, clients.TTL, opts...)
 }
 
-// newSteadyWorker keeps what it owns also where this machine stands still for a while: for tests of what is lost with it.
-func newSteadyWorker(db *database, opts ...schedule.Option) *worker {
+// newBriefWorker is for tests whose worker is cut off, and loses what it owns by its own clock.
+func newBriefWorker(db *database, opts ...schedule.Option) *worker {
 	db.t.Helper()
-	return newWorkerFor(db, 5*time.Second, opts...)
+	return newWorkerFor(db, 2*time.Second, opts...)
 }
 
 func newWorkerFor(db *database, ttl time.Duration, opts ...schedule.Option) *worker {

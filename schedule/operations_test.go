@@ -112,7 +112,7 @@ func TestOperationsQueriesShow(t *testing.T) {
 	}
 	tick := time.Now().UTC().Truncate(time.Minute).Add(-10 * time.Minute) // the queries ask the server's clock
 	db.setClock(tick.Add(-time.Minute))
-	w := newSteadyWorker(db)
+	w := newWorker(db)
 	in, end := make(chan struct{}, 10), make(chan struct{})
 	var fixed atomic.Bool
 	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {

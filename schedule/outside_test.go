@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -31,7 +32,7 @@ func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 		t.Run(calls, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			w := newSteadyWorker(db)
+			w := newWorker(db)
 			send := func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) }
 			k := schedule.AtLeastOnce(w.Scheduler, "at least once", send)
 			if calls == "at most once" {
@@ -79,7 +80,7 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 	calls := map[string]chan call{"mail": make(chan call, 10), "pay": make(chan call, 10)}
 	cut := make(chan struct{})
 	start := func(first bool) *worker {
-		w := newWorker(db)
+		w := newBriefWorker(db)
 		send := func(ctx context.Context, r schedule.Run[args]) error {
 			if err := db.sent(r); err != nil {
 				return err
@@ -146,7 +147,7 @@ func TestRecordedCallIsMadeByNextOwner(t *testing.T) {
 			RETURN '500';
 		END $$`)
 	start := func() *worker {
-		w := newSteadyWorker(db, schedule.WithDrainTimeout(0))
+		w := newWorker(db, schedule.WithDrainTimeout(0))
 		pay := schedule.AtMostOnce(w.Scheduler, "pay", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) })
 		testkit.OK(t, pay.Add("pay", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 		return w.run().has("pay")
@@ -167,7 +168,7 @@ func TestRecordedCallIsMadeByNextOwner(t *testing.T) {
 func TestCallsOutsideThatFail(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newSteadyWorker(db, schedule.WithDrainTimeout(0))
+	w := newWorker(db, schedule.WithDrainTimeout(0))
 	began := make(chan string, 100)
 	send := func(ctx context.Context, r schedule.Run[args]) error {
 		began <- fmt.Sprint(r.Name, " ", r.Attempt)
@@ -221,7 +222,7 @@ func TestCallsOutsideThatFail(t *testing.T) {
 func TestJobsOutside(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newSteadyWorker(db)
+	w := newWorker(db)
 	keys := make(chan string, 10)
 	mail := schedule.AtMostOnce(w.Scheduler, "mail", func(_ context.Context, r schedule.Run[string]) error {
 		keys <- r.IdempotencyKey()
@@ -253,7 +254,7 @@ func TestJobsOutside(t *testing.T) {
 func TestAnEditInTheMiddleOfACallOutside(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newSteadyWorker(db)
+	w := newWorker(db)
 	began, end := make(chan struct{}, 10), make(chan struct{})
 	k := schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, r schedule.Run[args]) error {
 		began <- struct{}{}
@@ -332,7 +333,7 @@ func (db *database) refuses(codes ...string) {
 func TestOutcomeRecordedAfterOutage(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
-	w := newSteadyWorker(db)
+	w := newWorker(db)
 	var called atomic.Int64
 	pay := func(context.Context, schedule.Run[args]) error { called.Add(1); return nil }
 	most, least := schedule.AtMostOnce(w.Scheduler, "pay", pay), schedule.AtLeastOnce(w.Scheduler, "mail", pay)
@@ -353,7 +354,7 @@ func TestOutcomeRecordedAfterOutage(t *testing.T) {
 func TestServerThatLacksSpaceFailsNoAttempt(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
-	w := newSteadyWorker(db)
+	w := newWorker(db)
 	books := schedule.InTx(w.Scheduler, "books", effect)
 	w.run()
 	db.refuses(slices.Repeat([]string{"53100"}, 8)...)
@@ -413,34 +414,37 @@ func TestAProcessThatEndsWaitsForItsPoolForAWhileOnly(t *testing.T) {
 // for seconds.
 func endsThoughItCannotWrite(t *testing.T, what, says string) {
 	t.Parallel()
-	db := newFreshDatabase(t)
-	w, log := newLogged(db, schedule.WithDrainTimeout(0))
-	began := make(chan struct{}, 2)
-	handler := func(ctx context.Context, r schedule.Run[args]) error {
-		began <- struct{}{}
-		<-ctx.Done()
-		return nil
-	}
-	least := schedule.AtLeastOnce(w.Scheduler, "mail", handler, schedule.WithMaxConcurrent(1))
-	most := schedule.AtMostOnce(w.Scheduler, "pay", handler)
-	w.run()
-	testkit.Must(least.Enqueue(t.Context(), args{}))(t)
-	testkit.Must(most.Enqueue(t.Context(), args{}))(t)
-	testkit.Receive(t, "one runs", began)
-	testkit.Receive(t, "the other runs", began)
-	if what != "the pool" {
-		db.begin("SELECT FROM pgleases." + what + " FOR UPDATE")
-	} else {
-		for range w.pool.Config().MaxConns {
-			defer testkit.Must(w.pool.Acquire(t.Context()))(t).Release()
+	timeguard.Run(t, func(t *timeguard.Try) {
+		db := newFreshDatabase(t)
+		w, log := newLogged(db, schedule.WithDrainTimeout(0))
+		began := make(chan struct{}, 2)
+		handler := func(ctx context.Context, r schedule.Run[args]) error {
+			began <- struct{}{}
+			<-ctx.Done()
+			return nil
 		}
-	}
-	stopped := time.Now()
-	w.end()
-	if took := time.Since(stopped); took > 7*time.Second {
-		t.Errorf("Run ended after %v", took)
-	}
-	if log.count(says) == 0 {
-		t.Errorf("%q is not logged", says)
-	}
+		least := schedule.AtLeastOnce(w.Scheduler, "mail", handler, schedule.WithMaxConcurrent(1))
+		most := schedule.AtMostOnce(w.Scheduler, "pay", handler)
+		w.run()
+		testkit.Must(least.Enqueue(t.Context(), args{}))(t)
+		testkit.Must(most.Enqueue(t.Context(), args{}))(t)
+		testkit.Receive(t, "one runs", began)
+		testkit.Receive(t, "the other runs", began)
+		if what != "the pool" {
+			db.begin("SELECT FROM pgleases." + what + " FOR UPDATE")
+		} else {
+			for range w.pool.Config().MaxConns {
+				t.Cleanup(testkit.Must(w.pool.Acquire(t.Context()))(t).Release)
+			}
+		}
+		stopped := time.Now()
+		w.end()
+		const limit = 7 * time.Second
+		if took := time.Since(stopped); took > limit {
+			t.Missed(stopped, limit, "Run ended after %v", took)
+		}
+		if log.count(says) == 0 {
+			t.Errorf("%q is not logged", says)
+		}
+	})
 }

@@ -63,7 +63,7 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 				_, _ = db.Exec(ctx, "SELECT pg_sleep(0.005)")
 			}
 			start := func(limit int) *schedule.Kind[string] {
-				w := newSteadyWorker(db, schedule.WithMaxRunning(5))
+				w := newWorker(db, schedule.WithMaxRunning(5))
 				opts := []schedule.KindOption{schedule.WithMaxConcurrent(limit), schedule.WithMaxCrashes(100), schedule.WithMaxAttempts(1000, schedule.Backoff(time.Millisecond, time.Millisecond))}
 				var k *schedule.Kind[string]
 				if calls == "outside" {
@@ -109,7 +109,7 @@ func TestSlotsOfCutOffProcess(t *testing.T) {
 	db := newDatabase(t)
 	began := make(chan string, 100)
 	start := func(hold bool) *worker {
-		w := newSteadyWorker(db) // what a lost trust makes suspect would run alone
+		w := newWorkerFor(db, 5*time.Second) // if it lost its trust earlier, the runs would be suspect
 		wait := func(ctx context.Context, r schedule.Run[string]) {
 			began <- r.Args
 			if hold {
@@ -149,7 +149,7 @@ func TestSlotsOfCutOffProcess(t *testing.T) {
 func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newSteadyWorker(db, schedule.WithPartitions(1))
+	w := newWorker(db, schedule.WithPartitions(1))
 	began, end, handler := halting(nil, effect)
 	books := schedule.InTx(w.Scheduler, "books", handler, schedule.WithMaxConcurrent(1))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
@@ -190,7 +190,7 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newSteadyWorker(db, schedule.WithPartitions(1), schedule.WithMaxRunning(2))
+	w := newWorker(db, schedule.WithPartitions(1), schedule.WithMaxRunning(2))
 	w.Times().Poll = 100 * time.Millisecond
 	books := schedule.InTx(w.Scheduler, "books", note, schedule.WithMaxConcurrent(2))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
@@ -224,7 +224,7 @@ func TestBlockedRunsAreLeftOutOfEachPoll(t *testing.T) {
 			t.Parallel()
 			db := newFreshDatabase(t)
 			db.notePolls("leaves_out boolean", "cardinality(but) + cardinality(but_kinds) > 0")
-			w := newSteadyWorker(db, schedule.WithPartitions(1))
+			w := newWorker(db, schedule.WithPartitions(1))
 			w.Times().Sweep = time.Hour
 			began, goOn, handler := halting(nil, effect)
 			opts, same := []schedule.KindOption{schedule.WithMaxConcurrent(1)}, []schedule.JobOption{}
@@ -250,7 +250,7 @@ func TestSlotsAreFreeIfStatementsAreLost(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	var g gate
-	w := newSteadyWorker(db, schedule.WithMaxRunning(5))
+	w := newWorker(db, schedule.WithMaxRunning(5))
 	limits := []schedule.KindOption{schedule.WithMaxConcurrent(1), schedule.WithIdleTimeout(time.Second), schedule.WithMaxCrashes(100), schedule.WithMaxAttempts(1000, schedule.Backoff(time.Millisecond, time.Millisecond))}
 	in := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error { return note(ctx, tx, r) }, limits...)
 	out := schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, r schedule.Run[string]) error {
@@ -284,7 +284,7 @@ func TestSlotsAreFreeIfStatementsAreLost(t *testing.T) {
 func TestALimitThatIsNotReachedCostsLittle(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
-	w := newSteadyWorker(db, schedule.WithMaxRunning(5))
+	w := newWorker(db, schedule.WithMaxRunning(5))
 	k := schedule.InTx(w.Scheduler, "limited", note, schedule.WithMaxConcurrent(1000))
 	w.run()
 	const jobs = 100
@@ -324,7 +324,7 @@ func TestALimitThatIsNotReachedCostsLittle(t *testing.T) {
 func TestSlotsThatAreGoneAreMadeAgain(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newSteadyWorker(db)
+	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "ship", func(context.Context, pgx.Tx, schedule.Run[string]) error { return nil }, schedule.WithMaxConcurrent(1))
 	w.run()
 	for range 2 {

@@ -17,7 +17,7 @@ import (
 func TestStatsCountRuns(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newSteadyWorker(db, schedule.WithMaxRunning(1))
+	w := newWorker(db, schedule.WithMaxRunning(1))
 	w.Times().Sweep = 50 * time.Millisecond // what is edited is due since long
 	outcome, began := make(chan error), make(chan struct{}, 10)
 	handle := func(ctx context.Context) error {

@@ -20,7 +20,7 @@ import (
 func TestARunTakesTwoRoundTrips(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newSteadyWorker(db)
+	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
 	db.setClock(midnight.Add(time.Hour))
@@ -99,7 +99,7 @@ func TestFailedCloseIsRolledBackInEachMode(t *testing.T) {
 func TestAHandlersTransactionEndsWithTheRun(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newSteadyWorker(db)
+	w := newWorker(db)
 	kept := make(chan []pgx.Tx, 1)
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		if tx.Commit(ctx) == nil || tx.Rollback(ctx) == nil {

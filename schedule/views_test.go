@@ -34,7 +34,7 @@ func (db *database) shows(view, of, columns, want string) {
 func TestViewOfSchedules(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newSteadyWorker(db)
+	w := newWorker(db)
 	in, out, end := make(chan struct{}, 10), make(chan struct{}, 10), make(chan struct{})
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
 		switch {
@@ -90,7 +90,7 @@ func TestViewOfSchedules(t *testing.T) {
 func TestViewOfJobs(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newSteadyWorker(db)
+	w := newWorker(db)
 	in, end, handler := halting(func(r schedule.Run[string]) bool { return r.Args == "runs" }, func(context.Context, pgx.Tx, schedule.Run[string]) error { return errors.New("no ink") })
 	mail := schedule.InTx(w.Scheduler, "mail", handler, schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour)))
 	defer close(end)
