@@ -192,7 +192,7 @@ func TestWrongClocksRunNoTickTwiceAndNoneEarly(t *testing.T) {
 func newClock(t testing.TB, s *pgserver.Server) *pgserver.Clock {
 	t.Helper()
 	clock, err := s.Clock(t.Context())
-	started(t, err)
+	pgserver.Required(t, err)
 	return clock
 }
 

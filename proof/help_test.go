@@ -5,7 +5,6 @@ package proof_test
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -29,21 +28,11 @@ import (
 // This test binary is also the worker's program; a worker must not run the tests.
 func init() { faults.Main() }
 
-// started skips a test that needs a program which is not installed. If all programs must be
-// installed, it fails the test.
-func started(t testing.TB, err error) {
-	t.Helper()
-	if errors.Is(err, pgserver.ErrNotInstalled) && os.Getenv("CI") != "true" {
-		t.Skip(err)
-	}
-	testkit.OK(t, err)
-}
-
 // bouncerTo starts a PgBouncer for the test, and returns the URL of the same database through it.
 func bouncerTo(t testing.TB, url string, opts ...pgserver.BouncerOption) string {
 	t.Helper()
 	bouncer, err := pgserver.PgBouncer(t.Context(), url, opts...)
-	started(t, err)
+	pgserver.Required(t, err)
 	t.Cleanup(func() {
 		if err := bouncer.Stop(); err != nil {
 			t.Error(err)

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/notes"
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 )
@@ -33,7 +34,7 @@ func TestPatroniFailoversKeepOneOwner(t *testing.T) {
 	}
 	for _, program := range []string{"patroni", "etcd"} {
 		if _, err := exec.LookPath(program); err != nil {
-			t.Skipf("%v; on Debian: apt-get install patroni etcd-server", err)
+			notes.Lacks(t, program, fmt.Sprintf("%v; on Debian: apt-get install patroni etcd-server", err))
 		}
 	}
 	for _, synchronous := range []bool{false, true} {
@@ -148,7 +149,7 @@ func newPatroni(t testing.TB, synchronous bool) *patroni {
 	t.Cleanup(func() { _, _ = etcd.Process.Kill(), etcd.Wait() })
 	bin, err := filepath.Glob("/usr/lib/postgresql/*/bin")
 	if err != nil || len(bin) == 0 {
-		t.Skip("no PostgreSQL below /usr/lib/postgresql")
+		notes.Lacks(t, "postgresql", "no PostgreSQL is below /usr/lib/postgresql; on Debian: apt-get install postgresql")
 	}
 	p := &patroni{synchronous: synchronous}
 	for i := range 2 {

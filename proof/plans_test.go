@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/notes"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -25,17 +26,17 @@ func TestFrequentStatementsUseGenericPlans(t *testing.T) {
 	server := pgserver.Private(t)
 	pool := testkit.Pool(t, server.URL(), size(4))
 	if !testkit.Value[bool](t, pool, "SELECT EXISTS (SELECT FROM pg_available_extensions WHERE name = 'pg_stat_statements')") {
-		t.Skip("pg_stat_statements is not installed (Debian, Ubuntu: apt-get install postgresql-contrib)")
+		notes.Lacks(t, "pg_stat_statements", "pg_stat_statements is not installed (Debian, Ubuntu: apt-get install postgresql-contrib)")
 	}
 	testkit.Execute(t, pool, "ALTER SYSTEM SET shared_preload_libraries = 'pg_stat_statements'")
-	started(t, server.Restart(t.Context(), pgserver.Fast))
+	pgserver.Required(t, server.Restart(t.Context(), pgserver.Fast))
 	pool.Reset()
 	testkit.Execute(t, pool, `CREATE EXTENSION pg_stat_statements;
 		ALTER DATABASE postgres SET pg_stat_statements.track = 'all';
 		ALTER DATABASE postgres SET pg_stat_statements.track_planning = on;
 		ALTER DATABASE postgres SET compute_query_id = on`)
 	pool.Reset()
-	started(t, schedule.Migrate(t.Context(), pool))
+	pgserver.Required(t, schedule.Migrate(t.Context(), pool))
 
 	pool = testkit.Pool(t, server.URL(), size(4), func(c *pgxpool.Config) {
 		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
@@ -48,16 +49,16 @@ func TestFrequentStatementsUseGenericPlans(t *testing.T) {
 		}
 	})
 	client, err := pgleases.NewClient(t.Context(), pool)
-	started(t, err)
+	pgserver.Required(t, err)
 	defer client.Close(context.WithoutCancel(t.Context()))
 	scheduler, err := schedule.New(t.Context(), client, pool, "planned", schedule.WithMaxRunning(3))
-	started(t, err)
+	pgserver.Required(t, err)
 	kind := schedule.InTx(scheduler, "nothing", func(context.Context, pgx.Tx, schedule.Run[int]) error { return nil })
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- scheduler.Run(ctx) }()
 	_, err = kind.EnqueueMany(t.Context(), make([]int, jobs))
-	started(t, err)
+	pgserver.Required(t, err)
 	waitFor(t, patience, "no job is left", func() bool { return testkit.Value[int](t, pool, "SELECT count(*) FROM pgleases.jobs") == 0 })
 	cancel()
 	<-ended

@@ -28,7 +28,7 @@ func behindPooler(t testing.TB, database *faults.Database) string {
 	bouncer, err := pgserver.PgBouncer(t.Context(), database.Behind.URL(),
 		// Otherwise PgBouncer waits 15 s before it uses a server that came back.
 		pgserver.WithBouncerSettings(map[string]string{"server_login_retry": "1"}))
-	started(t, err)
+	pgserver.Required(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("%s, the end of its log:\n%s", bouncer.Describe(), bouncer.Log())

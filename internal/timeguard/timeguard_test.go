@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/notes"
 )
 
 // A verdict is a testing.TB that records the result.
@@ -96,9 +97,9 @@ func TestDeadlineIsJudgedIfMachineKeptTime(t *testing.T) {
 
 func TestRepeatsAreNotedInTheFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "repeats")
-	t.Setenv(RepeatsVariable, path)
+	t.Setenv(notes.FileVariable, path)
 	judge(t, []time.Duration{time.Hour, time.Hour, 0}, func(try *Try) { try.Missed(time.Now(), time.Second, "too\nslow") })
-	line := t.Name() + ": too slow: late by 1h0m0s\n"
+	line := "repeated " + t.Name() + ": too slow: late by 1h0m0s\n"
 	if text := string(testkit.Must(os.ReadFile(path))(t)); text != line+line {
 		t.Errorf("the file has %q", text)
 	}
@@ -142,7 +143,7 @@ func TestRecordCountsUnintendedDelaysInTheWindow(t *testing.T) {
 
 // With an environment variable, a process of this binary only probes.
 func TestMain(m *testing.M) {
-	_ = os.Unsetenv(RepeatsVariable) // the tries of these tests are no repeats
+	_ = os.Unsetenv(notes.FileVariable) // the tries of these tests are no repeats
 	if os.Getenv("PUNCTUAL_TEST_PROBE") != "" {
 		Probe(context.Background(), "", func(until Instant, spells []Spell) {
 			_ = json.NewEncoder(os.Stdout).Encode(reported{until, spells})

@@ -2,22 +2,18 @@ package timeguard
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/testkit/notes"
 )
 
 // tries is the maximum number of tries on a late machine.
 const tries = 5
-
-// RepeatsVariable is the environment variable with the name of a file that gets a line for each try
-// that did not count, so that a run of many packages can tell how often the machine was late.
-const RepeatsVariable = "PGLEASES_TEST_REPEATS"
 
 // Run tries a scenario. The test passes if one try meets every deadline, and no try fails for
 // another reason. A probe of this process runs beside it.
@@ -43,27 +39,10 @@ func run(t testing.TB, late func(from, to Instant) (time.Duration, string), scen
 		case try.excuse == "": // the scenario skipped the test
 			t.SkipNow()
 		}
-		t.Logf("the machine was late, so this try does not count: %s", try.excuse)
-		noteRepeat(t, try.excuse)
+		notes.Add(t, "repeated", try.excuse)
 		excuses = append(excuses, try.excuse)
 	}
 	t.Fatalf("the machine was late in each of %d tries, so none counts:\n%s", tries, strings.Join(excuses, "\n"))
-}
-
-// noteRepeat appends a line to the file of RepeatsVariable.
-func noteRepeat(t testing.TB, excuse string) {
-	path := os.Getenv(RepeatsVariable)
-	if path == "" {
-		return
-	}
-	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-	if err == nil {
-		_, err = fmt.Fprintf(file, "%s: %s\n", t.Name(), strings.ReplaceAll(excuse, "\n", " "))
-		err = errors.Join(err, file.Close())
-	}
-	if err != nil {
-		t.Errorf("%s: %v", RepeatsVariable, err)
-	}
 }
 
 // A Try is a testing.TB for one try: its cleanups and its context end with the try. Error and Fatal

@@ -48,7 +48,7 @@ func (l *lab) start(ctx context.Context) {
 	}
 	bouncer, err := pgserver.PgBouncer(ctx, l.durable.URL(), pgserver.WithPoolSize(serverConnections),
 		pgserver.WithBouncerSettings(map[string]string{"max_client_conn": fmt.Sprint(l.clients + 1000)}))
-	if !errors.Is(err, pgserver.ErrNotInstalled) {
+	if lacks := (pgserver.NotInstalled{}); !errors.As(err, &lacks) {
 		check(err)
 		l.bouncer = bouncer
 	}

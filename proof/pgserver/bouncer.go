@@ -61,7 +61,7 @@ type Bouncer struct {
 // server that the connection string upstream names. It forwards every database, as the user of
 // upstream (but see WithUsers), and requires no password. It has no settings that help clients:
 // prepared statements work only if they work with its version's defaults. ctx bounds the start
-// only. The pooler runs until Stop, or until this process ends. The error wraps ErrNotInstalled if
+// only. The pooler runs until Stop, or until this process ends. The error wraps NotInstalled if
 // PgBouncer is not installed.
 func PgBouncer(ctx context.Context, upstream string, opts ...BouncerOption) (_ *Bouncer, err error) {
 	program, err := findBouncer(os.Getenv("PATH"), bouncerDirs)

@@ -27,7 +27,7 @@ type Clock struct {
 }
 
 // Clock restarts the server with a clock of its own, which shows the machine's time at first. The
-// server's monotonic clock does not change. The error wraps ErrNotInstalled if there is no C
+// server's monotonic clock does not change. The error wraps NotInstalled if there is no C
 // compiler, or if the system is not Linux. ctx bounds the restart. No other operation may run on
 // the server meanwhile. Standbys that are started later have the same clock.
 func (s *Server) Clock(ctx context.Context) (*Clock, error) {

@@ -16,9 +16,22 @@ import (
 	"strings"
 )
 
-// ErrNotInstalled means that this machine does not have a program. Errors that wrap it say where
-// the program was looked for, and what to install.
-var ErrNotInstalled = errors.New("not installed")
+// NotInstalled is the error that this machine does not have a program.
+type NotInstalled struct {
+	Program string // as in notes.SkipVariable
+	Remedy  string // what to install, and where the program was looked for
+	Err     error  // the cause, or nil
+}
+
+func (e NotInstalled) Error() string {
+	text := fmt.Sprintf("%s is not installed: %s", e.Program, e.Remedy)
+	if e.Err != nil {
+		text += ": " + e.Err.Error()
+	}
+	return text
+}
+
+func (e NotInstalled) Unwrap() error { return e.Err }
 
 var bouncerDirs = []string{"/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin"}
 
@@ -30,19 +43,19 @@ func findBouncer(path string, dirs []string) (string, error) {
 			return program, nil
 		}
 	}
-	return "", fmt.Errorf("PgBouncer %w: install it (Debian, Ubuntu: apt-get install pgbouncer; macOS: brew install pgbouncer); "+
-		"looked in PATH and %s", ErrNotInstalled, strings.Join(dirs, ", "))
+	return "", NotInstalled{Program: "pgbouncer", Remedy: "install it (Debian, Ubuntu: apt-get install pgbouncer; macOS: brew install pgbouncer); " +
+		"it was looked for in PATH and " + strings.Join(dirs, ", ")}
 }
 
 // findCompiler returns the C compiler: forced if it is not empty, else cc.
 func findCompiler(system, forced string) (string, error) {
 	if system != "linux" {
-		return "", fmt.Errorf("a clock of its own for a server %w: it needs Linux", ErrNotInstalled)
+		return "", NotInstalled{Program: "linux", Remedy: "a clock of its own for a server needs it"}
 	}
 	name := cmp.Or(forced, "cc")
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", fmt.Errorf("the C compiler %s %w: install it (Debian, Ubuntu: apt-get install gcc libc6-dev), or set CC to it", name, ErrNotInstalled)
+		return "", NotInstalled{Program: "cc", Remedy: "install a C compiler (Debian, Ubuntu: apt-get install gcc libc6-dev), or set CC to it", Err: err}
 	}
 	return path, nil
 }

@@ -65,12 +65,12 @@ type Server struct {
 }
 
 // Start starts a server, in about half a second. ctx bounds only the start, which takes at most a
-// minute. The server runs until Stop, or until this process ends. The error wraps ErrNotInstalled
-// if the server programs are not installed.
+// minute. The server runs until Stop, or until this process ends. The error is NotInstalled if the
+// server programs are not installed.
 func Start(ctx context.Context, opts ...Option) (*Server, error) {
 	bin, err := pgtest.FindPrograms()
 	if err != nil {
-		return nil, fmt.Errorf("pgserver: PostgreSQL %w: install it (Debian, Ubuntu: apt-get install postgresql; macOS: brew install postgresql@17): %w", ErrNotInstalled, err)
+		return nil, NotInstalled{Program: "postgresql", Remedy: "install it (Debian, Ubuntu: apt-get install postgresql; macOS: brew install postgresql@17)", Err: err}
 	}
 	return start(ctx, bin, newOptions(opts), func(ctx context.Context, s *Server, data string) error { return s.initialize(ctx, data) })
 }

@@ -2,6 +2,7 @@ package release
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/mod/zip"
 
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/notes"
 )
 
 const (
@@ -76,12 +78,10 @@ func main() {
 func TestTheCommandAndALibraryUserInstall(t *testing.T) {
 	programs := map[string]string{"this Go": "go"}
 	root, err := exec.CommandContext(context.WithoutCancel(t.Context()), "env", "GOTOOLCHAIN="+oldest, "go", "env", "GOROOT").Output()
-	switch {
-	case err == nil:
-		programs[oldest] = filepath.Join(strings.TrimSpace(string(root)), "bin", "go")
-	case os.Getenv("CI") != "":
-		t.Errorf("%s cannot be had: %v", oldest, err)
+	if err != nil {
+		notes.Lacks(t, oldest, fmt.Sprintf("%s cannot be had: %v", oldest, err))
 	}
+	programs[oldest] = filepath.Join(strings.TrimSpace(string(root)), "bin", "go")
 	cache := run(t, ".", nil, "go", "env", "GOMODCACHE")
 	dir, err := filepath.Abs("../..")
 	ok(t, err)
