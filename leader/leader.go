@@ -17,7 +17,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -39,12 +38,17 @@ type Callbacks struct {
 	OnStartedLeading func(ctx context.Context)
 	// OnStoppedLeading is called once after each OnStartedLeading, when that has returned and the
 	// leadership has ended or is to end; in a process that never led, not at all. The next leader
-	// waits for it as well, unless this process lost the leadership.
+	// waits for it as well, unless this process lost the leadership. If OnStartedLeading panics, it
+	// is not called.
+	//
+	// In this callback and in OnStartedLeading, Client.Close does not wait: it returns an error, and
+	// the client ends when the callback has returned.
 	OnStoppedLeading func()
 	// OnNewLeader is called with the client ID of each new leader, which may be this process: in
 	// order, and from one goroutine, which is not that of the other callbacks. It is up to a
 	// heartbeat late, 2 s by default, or as late as heartbeats fail. A leader that led for less
-	// than a heartbeat may be left out.
+	// than a heartbeat, or while a call had not returned yet, may be left out. No leadership waits
+	// for this callback, and the end of Run waits for 1 s at most.
 	OnNewLeader func(id string)
 }
 
@@ -64,10 +68,16 @@ func Run(ctx context.Context, client *pgleases.Client, name string, callbacks Ca
 	return New(client, name).Run(ctx, callbacks)
 }
 
+// informFor is how long the end of Run waits for OnNewLeader, which may block.
+const informFor = time.Second
+
 // Run joins the lease, calls the callbacks until ctx or the client ends, and leaves the lease. It
-// returns when all callbacks have returned. The error wraps the cause. A second Run of the same
-// name on the client at the same time returns an error.
+// returns when OnStartedLeading and OnStoppedLeading have returned. The error wraps the cause. A
+// second Run of the same name on the client at the same time returns an error.
 func (e *Elector) Run(ctx context.Context, callbacks Callbacks) (err error) {
+	if e.client == nil {
+		return fmt.Errorf("pgleases: elect leader %q: client is nil; pass the one that pgleases.NewClient has returned", e.name)
+	}
 	lease, err := e.client.Lease(ctx, e.name, 1)
 	if err != nil {
 		return fmt.Errorf("pgleases: elect leader %q: %w", e.name, err)
@@ -77,27 +87,70 @@ func (e *Elector) Run(ctx context.Context, callbacks Callbacks) (err error) {
 	}
 	defer e.lease.Store(nil)
 	watched, cancel := context.WithCancel(ctx)
-	var watch sync.WaitGroup
-	watch.Go(func() { e.watch(watched, lease, callbacks.OnNewLeader) })
+	defer cancel()
+	informed := e.inform(watched, lease, callbacks.OnNewLeader)
+	within := func(callback func()) {
+		bridge.Engine(e.client).Within(fmt.Sprintf("a callback of leader %q", e.name), callback)
+	}
 	err = lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
-		if callbacks.OnStoppedLeading != nil {
-			defer callbacks.OnStoppedLeading()
-		}
-		if callbacks.OnStartedLeading != nil {
-			callbacks.OnStartedLeading(context.WithValue(ctx, leadershipKey{}, leadership{p, lease}))
-		}
-		<-ctx.Done()
+		within(func() { lead(context.WithValue(ctx, leadershipKey{}, leadership{p, lease}), callbacks) })
 		return nil
 	})
-	cancel()
-	watch.Wait()
 	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) { // otherwise the client has ended, or another Run of this name is under way
 		err = errors.Join(err, lease.Leave(ctx)) // no work is left, so the next process leads at once
+	}
+	cancel()
+	select {
+	case <-informed:
+	case <-time.After(informFor):
 	}
 	return err
 }
 
-// watch calls onNew for each new leader.
+// lead calls the callbacks of one leadership. OnStoppedLeading follows also if OnStartedLeading ends
+// its goroutine. After a panic it is not called, because it may end the process and so hide the
+// panic.
+func lead(ctx context.Context, callbacks Callbacks) {
+	defer func() {
+		if fault := recover(); fault != nil {
+			panic(fault)
+		}
+		<-ctx.Done()
+		if callbacks.OnStoppedLeading != nil {
+			callbacks.OnStoppedLeading()
+		}
+	}()
+	if callbacks.OnStartedLeading != nil {
+		callbacks.OnStartedLeading(ctx)
+	}
+}
+
+// inform follows who leads, and calls onNew for each new leader, until ctx ends. The channel that it
+// returns is closed when the last call has returned. A call that blocks delays only other calls.
+func (e *Elector) inform(ctx context.Context, lease *pgleases.Lease, onNew func(id string)) <-chan struct{} {
+	latest, informed := make(chan string, 1), make(chan struct{})
+	go func() {
+		defer close(latest)
+		e.watch(ctx, lease, func(id string) {
+			select {
+			case <-latest: // its call has not begun
+			default:
+			}
+			latest <- id
+		})
+	}()
+	go func() {
+		defer close(informed)
+		for id := range latest {
+			if onNew != nil {
+				onNew(id)
+			}
+		}
+	}()
+	return informed
+}
+
+// watch calls onNew for each new leader. onNew must not wait.
 func (e *Elector) watch(ctx context.Context, lease *pgleases.Lease, onNew func(id string)) {
 	for {
 		news, retry := bridge.LeaseNews(lease), (<-chan time.Time)(nil)
@@ -108,9 +161,7 @@ func (e *Elector) watch(ctx context.Context, lease *pgleases.Lease, onNew func(i
 		}
 		if id != "" && id != e.Leader() {
 			e.leader.Store(&id)
-			if onNew != nil {
-				onNew(id)
-			}
+			onNew(id)
 		}
 		select {
 		case <-news.Next:

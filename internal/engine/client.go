@@ -31,13 +31,14 @@ const (
 type Client struct {
 	Locks *locks.Session
 
-	config   Config
-	guard    string // the statement of Guard
-	requests mailbox
-	wake     chan struct{} // of capacity one: wake-ups coalesce
-	stats    atomic.Pointer[Stats]
-	counts   counts   // of all leases
-	leases   sync.Map // the *Lease by name, of those with stats of their own
+	config    Config
+	guard     string // the statement of Guard
+	requests  mailbox
+	wake      chan struct{} // of capacity one: wake-ups coalesce
+	stats     atomic.Pointer[Stats]
+	counts    counts // of all leases
+	callbacks callbacks
+	leases    sync.Map // the *Lease by name, of those with stats of their own
 
 	done     chan struct{}
 	err      error // why it ended; set before done is closed
@@ -112,9 +113,12 @@ func (c *Client) Leases() iter.Seq[*Lease] {
 }
 
 // Close ends the client, and waits for the work on what it owns until ctx ends. It returns what was
-// left behind.
+// left behind. In a callback that it would wait for, it returns at once.
 func (c *Client) Close(ctx context.Context) error {
 	c.post(func(e *engine) { e.close(e.config.Errors.Closed) })
+	if err := c.callbacks.of(); err != nil {
+		return err
+	}
 	select {
 	case <-c.done:
 		return c.closeErr
