@@ -58,7 +58,7 @@ func HeartbeatMarginBounds() []float64 { return slices.Clone(engine.MarginBounds
 // LockStats are the numbers of a client's named locks: see package lock.
 type LockStats struct {
 	Held    int
-	Waiting int   // acquisitions in the queue of a lock
+	Waiting int   // calls that wait for a lock
 	Lost    int64 // locks that were lost while they were held
 }
 

@@ -18,7 +18,10 @@
 //
 // # Order
 //
-// Clients that wait get a lock in the order of their requests. Readers (AcquireShared) and writers
+// Clients that wait get a lock in the order of their requests. A client has one request for a name
+// in the queue. Its calls of Acquire wait for that in memory, in their order, so they cost the
+// database nothing when their contexts end. When one of them has the lock, the client asks for the
+// next, behind the other clients. Readers (AcquireShared) and writers
 // wait in one queue: readers that are next to each other get the lock together, and a reader does
 // not pass a writer that waits. TryAcquire passes no client that waits. A notification wakes a
 // client whose turn has come; if notifications do not arrive, for example behind a connection

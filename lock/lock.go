@@ -114,17 +114,35 @@ func (l *Locks) acquire(ctx context.Context, m mode, name string) (*Held, error)
 	if err := cmp.Or(l.misuse, store.CheckName("lock name", name)); err != nil {
 		return nil, err
 	}
+	for {
+		got, err := l.wait(ctx, m, name)
+		if err != nil {
+			return nil, fmt.Errorf("pgleases: acquire lock %q: %w", name, err)
+		}
+		h := newHeld(ctx, l, got.of, m.shared, got.token)
+		if err = l.client.Locks.Hold(got.of, got.token, h.end); err == nil {
+			return h, nil
+		}
+		if again, err := failure(ctx, err); again != whileWaiting || !m.waits {
+			return nil, fmt.Errorf("pgleases: acquire lock %q: %w", name, err)
+		}
+	}
+}
+
+// ask asks for a lock in the name of a line, until it is granted.
+func (l *Locks) ask(ctx context.Context, m mode, of *line) (grant, error) {
 	for tries := 1; ; tries++ {
-		h, again, err := l.attempt(ctx, m, name)
+		got, again, err := l.attempt(ctx, m, of)
 		switch {
 		case err == nil:
-			return h, nil
+			return got, nil
 		case again == never, again == twice && tries > 2, again == whileWaiting && !m.waits:
 			if again == twice {
 				err = cmp.Or(l.client.Reaches(ctx, l.pool, ""), err)
 			}
-			return nil, fmt.Errorf("pgleases: acquire lock %q: %w", name, err)
+			return grant{}, err
 		}
+		of.note(err)
 		// After a heartbeat the client knows the server's state, so a heartbeat is sent at once. A second
 		// one follows, because the first may have been under way already, but no third.
 		var ended error
@@ -135,7 +153,7 @@ func (l *Locks) acquire(ctx context.Context, m mode, name string) (*Held, error)
 			ended = l.client.Beat(ctx, tries <= 2)
 		}
 		if ended != nil {
-			return nil, fmt.Errorf("pgleases: acquire lock %q: %w; %v", name, ended, err)
+			return grant{}, fmt.Errorf("%w; %v", ended, err)
 		}
 	}
 }
@@ -154,25 +172,30 @@ const (
 const expiredPoll = 100 * time.Millisecond
 
 // attempt acquires a lock, or waits for it in its queue.
-func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repetition, error) {
-	a, err := l.client.Locks.Begin(ctx, name)
+func (l *Locks) attempt(ctx context.Context, m mode, of *line) (grant, repetition, error) {
+	a, err := l.client.Locks.Begin(ctx, of.key.name)
 	if err != nil {
-		return failure(ctx, err)
+		again, err := failure(ctx, err)
+		return grant{}, again, err
 	}
 	answer, giveUp, err := l.request(ctx, m, a)
 	if err != nil {
 		giveUp(a)
-		return failure(ctx, err)
+		again, err := failure(ctx, err)
+		return grant{}, again, err
 	}
 	switch answer.Outcome {
 	case store.LockGranted:
 	case store.LockWaits:
+		if answer.Holder != "" {
+			of.note(fmt.Errorf("when it was asked for, it was held or awaited %s", inTheWay(answer)))
+		}
 		if answer.Token, err = l.client.Locks.Await(ctx, a); err != nil {
 			l.client.Locks.Abandon(a)
-			return nil, never, err
+			return grant{}, never, err
 		}
 		if answer.Token == 0 {
-			return nil, whileWaiting, errors.New("the place in the queue was lost with the session")
+			return grant{}, whileWaiting, errors.New("the place in the queue was lost with the session")
 		}
 	default:
 		giveUp(a)
@@ -180,13 +203,9 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 		if m.waits && answer.Outcome == store.LockLate { // it waited too long for a connection of the pool
 			again = whileWaiting
 		}
-		return nil, again, err
+		return grant{}, again, err
 	}
-	h := newHeld(ctx, l, a, m.shared, answer.Token)
-	if err := l.client.Locks.Hold(a, h.token, h.end); err != nil {
-		return failure(ctx, err)
-	}
-	return h, never, nil
+	return grant{a, answer.Token}, never, nil
 }
 
 // request asks for a lock, and once more if the answer was lost. It also returns what to do with
@@ -204,19 +223,19 @@ func (l *Locks) request(ctx context.Context, m mode, a *locks.Acquisition) (stor
 	return answer, l.client.Locks.Forget, err
 }
 
-// failure returns why an attempt has failed.
-func failure(ctx context.Context, err error) (*Held, repetition, error) {
+// failure returns whether to repeat an attempt that has failed, and why it has.
+func failure(ctx context.Context, err error) (repetition, error) {
 	switch {
 	case ctx.Err() != nil:
-		return nil, never, context.Cause(ctx)
+		return never, context.Cause(ctx)
 	case errors.Is(err, pgleases.ErrTrustLost), store.LockTimeout(err): // or the lock's mutex is contended
-		return nil, whileWaiting, err
+		return whileWaiting, err
 	case store.Undefined(err), errors.Is(err, locks.ErrPaused):
-		return nil, twice, err
+		return twice, err
 	case worker.Whose(err) == worker.Standby:
 		err = fmt.Errorf("the pool leads to a standby, or default_transaction_read_only is on in it: %w", err)
 	}
-	return nil, never, err
+	return never, err
 }
 
 // send asks for a lock. It reports whether the database may have been asked.
@@ -226,6 +245,12 @@ func (l *Locks) send(ctx context.Context, m mode, a *locks.Acquisition) (answer 
 	})
 }
 
+// inTheWay returns who has the lock, or waits for it.
+func inTheWay(answer store.LockAnswer) string {
+	since := answer.Since.Format(time.RFC3339Nano)
+	return fmt.Sprintf("by client %q, host %s, pid %d, since %s", answer.Holder, answer.Host, answer.PID, since)
+}
+
 // refusal returns why the database has not granted the lock.
 func refusal(a *locks.Acquisition, answer store.LockAnswer) (repetition, error) {
 	switch answer.Outcome {
@@ -233,7 +258,7 @@ func refusal(a *locks.Acquisition, answer store.LockAnswer) (repetition, error) 
 		if answer.Holder == "" {
 			return twice, fmt.Errorf("%w: by a client that was evicted, because a guarded transaction is open", ErrHeld)
 		}
-		by := fmt.Sprintf("by client %q, host %s, pid %d, since %s", answer.Holder, answer.Host, answer.PID, answer.Since.Format(time.RFC3339Nano))
+		by := inTheWay(answer)
 		until := answer.LivesUntil.Format(time.RFC3339Nano)
 		if answer.Outcome == store.LockExpired {
 			return whileExpired, fmt.Errorf("held or awaited %s; its session expired at %s, and is not evicted yet", by, until)

@@ -102,10 +102,11 @@ func (db *Database) acquire(r store.LockRequest, clock int64) store.LockAnswer {
 	if len(rows) > 0 {
 		l.Ticket = rows[len(rows)-1].Ticket + 1
 	}
+	var answer store.LockAnswer
 	blocks := func(l Lock) bool { return l.Token == 0 || !l.Shared || !r.Shared }
 	if i := slices.IndexFunc(rows, blocks); i < 0 {
 		l.Token = db.token()
-	} else if !r.Waits {
+	} else {
 		outcome := store.LockHeld
 		if live := slices.IndexFunc(rows, func(l Lock) bool { return blocks(l) && t.Clients[l.Session].ExpiresAt > clock }); live >= 0 {
 			i = live
@@ -113,11 +114,16 @@ func (db *Database) acquire(r store.LockRequest, clock int64) store.LockAnswer {
 			outcome = store.LockExpired
 		}
 		first := t.Clients[rows[i].Session]
-		return store.LockAnswer{Outcome: outcome, Holder: first.ID, Host: first.Process.Host, PID: first.Process.PID,
+		answer = store.LockAnswer{Outcome: outcome, Holder: first.ID, Host: first.Process.Host, PID: first.Process.PID,
 			Since: time.UnixMicro(rows[i].Since), LivesUntil: time.UnixMicro(first.ExpiresAt)}
+		if !r.Waits {
+			return answer
+		}
 	}
 	t.Locks[r.Name] = append(rows, l)
-	return answerOf(l)
+	of := answerOf(l)
+	answer.Outcome, answer.Token = of.Outcome, of.Token
+	return answer
 }
 
 // answerOf returns the answer about a row.

@@ -28,6 +28,8 @@ type Session struct {
 	lost     int64     // held locks that were lost
 	lookAt   time.Time // when to check the acquisitions that wait or have to be confirmed; never: at the next heartbeat
 
+	Behind atomic.Int64 // calls of package lock that wait in memory, behind a request of their client
+
 	used atomic.Bool // an acquisition was begun under this session
 
 	// Only the client's goroutine uses the fields below.

@@ -136,7 +136,7 @@ type Counts struct {
 func (s *Session) Counts() Counts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Counts{len(s.at[held]), len(s.at[waiting]), s.lost}
+	return Counts{len(s.at[held]), len(s.at[waiting]) + int(s.Behind.Load()), s.lost}
 }
 
 // Holds reports whether a lock is held.

@@ -58,9 +58,11 @@ type LockRequest struct {
 
 // A LockAnswer is the answer to an acquisition.
 type LockAnswer struct {
-	Outcome    LockOutcome
-	Token      int64     // if granted
-	Holder     string    // if held or expired, as all that follows: the client ID of the first in the way; empty: it was evicted
+	Outcome LockOutcome
+	Token   int64 // if granted
+	// If it is held or awaited by others: the client ID of the first in the way. It is empty if that
+	// was evicted, or is not known.
+	Holder     string
 	Host       string    // the host of its process
 	PID        int       // of that process
 	Since      time.Time // when it acquired the lock, or began to wait
@@ -189,7 +191,10 @@ func (l *Locks) Acquire(ctx context.Context, r LockRequest) (answer LockAnswer, 
 	switch answer.Outcome {
 	case LockGranted:
 		answer.Token = n(1)
-	case LockHeld, LockExpired:
+	case LockWaits, LockHeld, LockExpired:
+		if len(words) == 1 { // repeated after a lost answer
+			break
+		}
 		answer.Holder, answer.Host, answer.PID = words[1], words[2], int(n(3))
 		answer.Since, answer.LivesUntil = time.UnixMicro(n(4)), time.UnixMicro(n(5))
 	}
@@ -219,9 +224,20 @@ func (l *Locks) List(ctx context.Context, conn *pgx.Conn, prefix, after string, 
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[LockRow])
 }
 
+// patience is how much longer than its caller a statement waits for its answer. A context that ends
+// during a statement would close the connection, and a new one costs more than the answer.
+const patience = time.Second
+
 // ask sends a statement after OnConn has provided a connection, within soon.
 func ask[T any](ctx, soon context.Context, l *Locks, statement string, args ...any) (answer T, sent bool, err error) {
 	err = l.OnConn(soon, func(conn *pgx.Conn) (err error) {
+		caller := ctx
+		ctx, cancel := context.WithCancelCause(context.WithoutCancel(caller))
+		defer cancel(nil)
+		defer context.AfterFunc(caller, func() {
+			timer := time.AfterFunc(patience, func() { cancel(context.Cause(caller)) })
+			context.AfterFunc(ctx, func() { timer.Stop() })
+		})()
 		sent = true
 		answer, err = tolerant(func(notify bool) (T, error) {
 			return value[T](ctx, l, conn, statement, append(slices.Clone(args), l.LockWait, notify)...)

@@ -125,7 +125,12 @@ BEGIN
        OR pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'::pg_catalog.text THEN
         unused := pgleases.lock_settings($10);
     END IF;
-    unused := pg_catalog.pg_advisory_xact_lock(pgleases.lock_mutex($1)) IS NULL;
+    IF NOT pg_catalog.pg_try_advisory_xact_lock(pgleases.lock_mutex($1)) THEN
+        -- Of the acquisitions that find the mutex taken, one waits for it, and the others wait for that one. So a release
+        -- waits for two commits at most, however many sessions ask for the lock.
+        unused := pg_catalog.pg_advisory_xact_lock('pgleases.server'::pg_catalog.regclass::pg_catalog.oid::int, pg_catalog.hashtext($1)) IS NULL;
+        unused := pg_catalog.pg_advisory_xact_lock(pgleases.lock_mutex($1)) IS NULL;
+    END IF;
     INSERT INTO pgleases.locks AS n (name, ticket, session, nonce, shared, token, since)
     SELECT $1, 1::bigint, $2, $3, $4, (s.generation OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval('pgleases.lock_tokens'),
            pg_catalog.clock_timestamp()
@@ -187,7 +192,7 @@ BEGIN
     END IF;
     SELECT coalesce(max(l.ticket), 0) + 1 INTO place FROM pgleases.locks AS l WHERE l.name = $1;
     PERFORM FROM pgleases.locks AS l WHERE l.name = $1 AND (l.token IS NULL OR NOT l.shared OR NOT $4) LIMIT 1;
-    IF FOUND AND NOT $5 THEN
+    IF FOUND THEN
         FOREACH live IN ARRAY '{t,f}'::boolean[] LOOP -- first the live sessions that are in the way, and only if there are none, the expired ones
             SELECT ARRAY[CASE WHEN c.expires_at > clock_timestamp() THEN 'held' ELSE 'expired' END, c.id, c.host, c.pid::text,
                          (extract(epoch FROM l.since) * 1000000)::bigint::text, (extract(epoch FROM c.expires_at) * 1000000)::bigint::text] INTO answer
@@ -197,14 +202,16 @@ BEGIN
             ORDER BY l.ticket LIMIT 1;
             EXIT WHEN FOUND;
         END LOOP;
-        RETURN coalesce(answer, '{held,"","",0,0,0}');
-    END IF;
-    IF NOT FOUND THEN
+        answer := coalesce(answer, '{held,"","",0,0,0}');
+        IF NOT $5 THEN
+            RETURN answer;
+        END IF;
+    ELSE
         token := (present << 32) + nextval('pgleases.lock_tokens');
     END IF;
     INSERT INTO pgleases.locks (name, ticket, session, nonce, shared, token, since)
     VALUES ($1, place, $2, $3, $4, token, clock_timestamp());
-    RETURN CASE WHEN token IS NULL THEN '{waits}' ELSE ARRAY['granted', token::text] END;
+    RETURN CASE WHEN token IS NULL THEN 'waits'::text || answer[2:] ELSE ARRAY['granted', token::text] END;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.lock_queue(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, boolean) IS 'Part of lock_acquire, for a lock that is held or awaited, or that cannot be granted.';

@@ -15,7 +15,7 @@
 -- One array, whose first element is the outcome:
 --
 --   - granted, then the token
---   - waits
+--   - waits, then usually the same as after held, without the outcome
 --   - held (the caller does not wait), then of the first live session that holds or awaits it the client ID (empty: it
 --     was evicted), host and process ID, since when, and when it expires without another heartbeat, microseconds since 1970
 --   - expired, then the same: all sessions that hold or await it have expired, and the first was not evicted yet
