@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -69,7 +70,7 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Admin, error) {
 func (a *Admin) Database() (pool *pgxpool.Pool, schema string) { return a.pool, a.schema }
 
 func checkSchema(name string) error {
-	if name == "" || len(name) > maxSchemaBytes || !utf8.ValidString(name) {
+	if name == "" || len(name) > maxSchemaBytes || !utf8.ValidString(name) || strings.Contains(name, "\x00") {
 		return fmt.Errorf("admin: schema name %q is out of range: an identifier of 1 to %d bytes of UTF-8", name, maxSchemaBytes)
 	}
 	return nil

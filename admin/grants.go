@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
 	consumersql "github.com/pgleases/pgleases/consumer/sql"
+	"github.com/pgleases/pgleases/internal/store"
 	schedulesql "github.com/pgleases/pgleases/schedule/sql"
 	enginesql "github.com/pgleases/pgleases/sql"
 )
@@ -40,8 +42,8 @@ func Grants(role, schema string, purpose Purpose) (string, error) {
 	if err := checkSchema(schema); err != nil {
 		return "", err
 	}
-	if role == "" || len(role) > maxSchemaBytes {
-		return "", fmt.Errorf("admin: role %q is out of range: an identifier of 1 to %d bytes", role, maxSchemaBytes)
+	if role == "" || len(role) > maxSchemaBytes || !utf8.ValidString(role) || strings.Contains(role, "\x00") {
+		return "", fmt.Errorf("admin: role %q is out of range: an identifier of 1 to %d bytes of UTF-8", role, maxSchemaBytes)
 	}
 	var text string
 	switch purpose {
@@ -60,9 +62,8 @@ func Grants(role, schema string, purpose Purpose) (string, error) {
 	default:
 		return "", fmt.Errorf("admin: purpose %q is none of %v", purpose, Purposes)
 	}
-	quoted, in := pgx.Identifier{role}.Sanitize(), pgx.Identifier{schema}.Sanitize()
-	return strings.NewReplacer("SCHEMA pgleases ", "SCHEMA "+in+" ", "pgleases.", in+".",
-		"pgleases_app", quoted, "pgleases_reader", quoted, "pgleases_operator", quoted).Replace(text), nil
+	quoted := pgx.Identifier{role}.Sanitize()
+	return store.Named(text, schema, role, "pgleases_app", quoted, "pgleases_reader", quoted, "pgleases_operator", quoted), nil
 }
 
 // grants returns the statements of a file of grants.

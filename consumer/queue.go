@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -63,6 +64,7 @@ var (
 	keyTypes  = []string{"text", "character varying", "integer", "bigint", "uuid"}
 	generated = regexp.MustCompile(`partition_for\(.*, (\d+)\)\s*$`)
 	schemaOf  = regexp.MustCompile(`^(?:(?:"[^"]*"|[^"])*\.)?`) // of a table written as in SQL, with the dot
+	nameInSQL = regexp.MustCompile(`^(?:[\pL_][\pL\pN_$]*|"(?:[^"]|"")+")(?:\.(?:[\pL_][\pL\pN_$]*|"(?:[^"]|"")+"))*$`)
 	kinds     = map[string]string{"v": "a view", "m": "a materialized view", "f": "a foreign table", "c": "a type", "S": "a sequence", "i": "an index"}
 )
 
@@ -154,20 +156,27 @@ func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
 
 // TableSQL returns DDL for a queue table, to paste into a migration: the table with its index, its
 // generated partition and the trigger that wakes the consumer, and below it, as a comment, the steps
-// for a table that exists and is in use. Without a Key it has no such steps. name is the
-// consumer's, as in [New]. schema is that of the library's tables, "pgleases" if it is empty. The
-// names in q are written into the text; Partitions is 1,024 unless q has another number, which
-// never has to change while a fleet grows.
+// for a table that exists and is in use. Without a Key it has no such steps, nor if a name has
+// control characters, because a newline would end the comment. name is the consumer's, as in [New].
+// schema is that of the library's tables, "pgleases" if it is empty. The names in q are written into
+// the text; a Table that is not written as in SQL is quoted. Partitions is 1,024 unless q has another
+// number, which never has to change while a fleet grows.
 func TableSQL(name, schema string, q Queue) string {
 	q = q.withDefaults()
+	if q.Table != "" && !nameInSQL.MatchString(q.Table) {
+		q.Table = quote(q.Table)
+	}
 	q.Table, q.Partitions = cmp.Or(q.Table, "<Queue.Table>"), cmp.Or(q.Partitions, 1024)
+	names := []string{name, schema, q.Table, q.ID, q.Partition, q.Key, q.Time}
 	schema = quote(cmp.Or(schema, "pgleases"))
 	text, _, _ := strings.Cut(tableSQL, "\n-- Instead,")
 	key, of := "", quote(q.Partition)+" int NOT NULL, -- given by the insert; rows of one partition are handled in order"
 	if q.Key != "" {
-		text = tableSQL
 		key = quote(q.Key) + " text NOT NULL, -- rows of one key are handled in order\n    "
 		of = fmt.Sprintf("%s int NOT NULL GENERATED ALWAYS AS (%s.partition_for(%s, %d)) STORED,", quote(q.Partition), schema, quote(q.Key), q.Partitions)
+	}
+	if q.Key != "" && !strings.ContainsFunc(strings.Join(names, ""), unicode.IsControl) {
+		text = tableSQL
 	}
 	in := schemaOf.FindString(q.Table)
 	set := "set_partition_" + strings.ReplaceAll(q.Table[len(in):], `"`, "") // a function for each table, in its schema
@@ -176,6 +185,6 @@ func TableSQL(name, schema string, q Queue) string {
 	}
 	return strings.NewReplacer(
 		"{set}", in+quote(set), "{table}", q.Table, "{id}", quote(q.ID), "{key}", key, "{partition}", of, "{p}", quote(q.Partition), "{time}", quote(cmp.Or(q.Time, "created_at")),
-		"{pgleases}", schema, "{name}", strings.ReplaceAll(name, "'", "''"), "{k}", quote(q.Key), "{n}", strconv.Itoa(q.Partitions),
+		"{pgleases}", schema, "'{name}'", store.Literal(name), "$pgleases$", store.BodyTag("$pgleases$", names...), "{k}", quote(q.Key), "{n}", strconv.Itoa(q.Partitions),
 	).Replace(text)
 }

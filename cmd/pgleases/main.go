@@ -17,6 +17,7 @@ import (
 	"strings"
 	_ "time/tzdata" // for an image or a system without time zones
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 	_ "golang.org/x/crypto/x509roots/fallback" // for an image or a system without certificate authorities
 
@@ -64,7 +65,38 @@ func (w *written) Write(text []byte) (n int, err error) {
 
 // message returns the text of an error for users.
 func message(err error) string {
-	return strings.TrimPrefix(strings.TrimPrefix(err.Error(), "pgleases: "), "admin: ")
+	return strings.TrimPrefix(strings.TrimPrefix(safeText(err), "pgleases: "), "admin: ")
+}
+
+// safeText returns the text of an error. The words of others are one line each in it, because they
+// repeat names, which must not forge a line.
+func safeText(err error) string {
+	text := err.Error()
+	for _, words := range foreignWords(err) {
+		if words != "" {
+			text = strings.ReplaceAll(text, words, escaped(words))
+		}
+	}
+	return text
+}
+
+// foreignWords returns what the server has worded of an error, and names of the connection string.
+func foreignWords(err error) (all []string) {
+	switch e := err.(type) {
+	case *pgconn.PgError:
+		return []string{e.Message, e.Detail, e.Hint}
+	case *pgconn.ConnectError:
+		all = []string{e.Config.User, e.Config.Database}
+	}
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		all = append(all, foreignWords(e.Unwrap())...)
+	case interface{ Unwrap() []error }:
+		for _, one := range e.Unwrap() {
+			all = append(all, foreignWords(one)...)
+		}
+	}
+	return all
 }
 
 // newRoot returns the tree of commands.

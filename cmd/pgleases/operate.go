@@ -182,7 +182,7 @@ func remedied(ctx context.Context, a *admin.Admin, c admin.Change, subject strin
 	if slices.Contains(known, name) {
 		return err
 	}
-	text, hint, _ := strings.Cut(err.Error(), "\n")
+	text, hint, _ := strings.Cut(safeText(err), "\n")
 	if host := onHost(s, c); subject == "CLIENT" && host != "" {
 		text = host
 	}

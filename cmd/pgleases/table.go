@@ -153,15 +153,15 @@ var withinLine = regexp.MustCompile(`[^\n\t]+`)
 func lines(text string) string { return withinLine.ReplaceAllStringFunc(text, printable) }
 
 // printable returns a text as one line, with unprintable characters escaped.
-func printable(text string) string {
+func printable(text string) string { return escaped(strings.ReplaceAll(text, "\n", "; ")) }
+
+// escaped returns a text with unprintable characters as in a Go string, also the ends of lines.
+func escaped(text string) string {
 	var b strings.Builder
 	for _, r := range text {
-		switch {
-		case r == '\n':
-			b.WriteString("; ")
-		case unicode.IsPrint(r):
+		if unicode.IsPrint(r) {
 			b.WriteRune(r)
-		default:
+		} else {
 			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
 		}
 	}

@@ -119,10 +119,10 @@ func (p Part) Report(ctx context.Context, conn *pgx.Conn, schema string, migrate
 func (p Part) differs(ctx context.Context, conn *pgx.Conn, schema string) (names []string, err error) {
 	lacks := p.Lacks
 	if lacks != "" {
-		lacks = fmt.Sprintf(lacks, pgx.Identifier{schema}.Sanitize(), literal(schema))
+		lacks = fmt.Sprintf(lacks, pgx.Identifier{schema}.Sanitize(), Literal(schema))
 	}
 	results, err := conn.PgConn().Exec(ctx, "SELECT proname, prosrc FROM pg_catalog.pg_proc WHERE pronamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = "+
-		literal(schema)+")"+lacks).ReadAll()
+		Literal(schema)+")"+lacks).ReadAll()
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +177,7 @@ func (p Part) Migrate(ctx context.Context, conn *pgx.Conn, schema string) error 
         RAISE 'another client has migrated the schema' USING ERRCODE = '%[3]s';
     END IF;
 EXCEPTION WHEN undefined_table OR invalid_schema_name THEN -- as it is to be made
-END %[4]s;`, p.versionTable(schema), p.Version, codeMigrated, bodyTag(schema))))
+END %[4]s;`, p.versionTable(schema), p.Version, codeMigrated, BodyTag("$pgleases_body$", schema))))
 	switch code := Code(err); {
 	case err == nil || code == codeMigrated:
 		return p.Fits(ctx, conn, schema)
@@ -236,7 +236,7 @@ BEGIN
         RAISE insufficient_privilege USING MESSAGE = alien;
     END IF;
 END %[1]s;
-`, bodyTag(schema), literal(schema), strings.Join(names, ","))
+`, BodyTag("$pgleases_body$", schema), Literal(schema), strings.Join(names, ","))
 }
 
 func (p Part) versionTable(schema string) string { return pgx.Identifier{schema, p.Table}.Sanitize() }

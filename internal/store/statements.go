@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 
@@ -61,15 +62,12 @@ func DDL(files fs.ReadFileFS, schema string) string { return Texts(files, schema
 // Texts returns the texts of SQL files for a schema by the files' names, without .sql. See
 // StatementsFor for their format.
 func Texts(files fs.ReadFileFS, schema string) func(name string) string {
-	quoted := pgx.Identifier{schema}.Sanitize()
-	replacer := strings.NewReplacer("'pgleases.", "'"+strings.ReplaceAll(quoted, "'", "''")+".", "pgleases.", quoted+".", "CREATE SCHEMA IF NOT EXISTS pgleases;",
-		"CREATE SCHEMA IF NOT EXISTS "+quoted+";", "$pgleases_body$", bodyTag(schema))
 	return func(name string) string {
 		b, err := files.ReadFile(name + ".sql")
 		if err != nil {
 			panic(fmt.Sprintf("statement %s is not embedded: %v", name, err)) // this build cannot work
 		}
-		return replacer.Replace(withoutHead(string(b)))
+		return Named(withoutHead(string(b)), schema, "")
 	}
 }
 
@@ -81,11 +79,35 @@ func withoutHead(text string) string {
 	return text
 }
 
-// bodyTag returns the quote around functions' bodies. The schema's name occurs in the bodies, and
-// must not end one.
-func bodyTag(schema string) string {
-	tag := "$pgleases_body$"
-	for strings.Contains(schema, tag) {
+// Named returns SQL whose names are those of a schema instead of pgleases, and whose other words are
+// replaced by others, in pairs. A name may contain anything. So it stands in quoted identifiers and in
+// literals, but never in a comment, which a newline would end, nor in a body whose quote it contains.
+// role is a name that occurs in the new words.
+func Named(text, schema, role string, words ...string) string {
+	quoted := pgx.Identifier{schema}.Sanitize()
+	literal := strings.TrimSuffix(Literal(quoted), "'")
+	words = append([]string{
+		"'pgleases.", literal + ".",
+		"pgleases.", quoted + ".",
+		"SCHEMA pgleases ", "SCHEMA " + quoted + " ",
+		"CREATE SCHEMA IF NOT EXISTS pgleases;", "CREATE SCHEMA IF NOT EXISTS " + quoted + ";",
+		"$pgleases_body$", BodyTag("$pgleases_body$", schema, role),
+	}, words...)
+	replacer := strings.NewReplacer(words...)
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(strings.TrimSpace(line), "--") {
+			line = replacer.Replace(line)
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
+
+// BodyTag returns a quote around the body of a function: tag, or a longer one, which occurs in none of
+// the names, so that no name ends the body.
+func BodyTag(tag string, names ...string) string {
+	for slices.ContainsFunc(names, func(name string) bool { return strings.Contains(name, tag) }) {
 		tag = tag[:len(tag)-1] + "_$"
 	}
 	return tag

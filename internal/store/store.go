@@ -117,7 +117,7 @@ func (c *Conn) call(ctx context.Context, statement string, values ...string) (an
 	text, rest := statement[:first], statement[first:]
 	for i, value := range values {
 		before, after, _ := strings.Cut(rest, "$"+strconv.Itoa(i+1))
-		text, rest = text+before+literal(value), after
+		text, rest = text+before+Literal(value), after
 	}
 	text += rest
 	if !c.Plain || c.Traced {
@@ -136,8 +136,8 @@ func (c *Conn) call(ctx context.Context, statement string, values ...string) (an
 	return answer, err
 }
 
-// literal writes a string as the server reads it, with any standard_conforming_strings.
-func literal(s string) string {
+// Literal writes a string as the server reads it, with any standard_conforming_strings.
+func Literal(s string) string {
 	s = "'" + strings.ReplaceAll(s, "'", "''") + "'"
 	if strings.Contains(s, `\`) {
 		return "E" + strings.ReplaceAll(s, `\`, `\\`)

@@ -6,15 +6,14 @@ GRANT SELECT ON ALL TABLES IN SCHEMA pgleases TO pgleases_reader;
 GRANT EXECUTE ON FUNCTION pgleases.timeline, pgleases.lock_list, pgleases.snapshot, pgleases.leases_of TO pgleases_reader;
 DO $pgleases_body$
 BEGIN
-    IF to_regprocedure($pgleases_name$pgleases.schedule_clock()$pgleases_name$) IS NOT NULL THEN
+    IF to_regprocedure('pgleases.schedule_clock()') IS NOT NULL THEN
         GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_json, pgleases.schedule_status_json, pgleases.schedule_list,
             pgleases.schedule_history, pgleases.schedule_job, pgleases.schedule_jobs TO pgleases_reader;
     END IF;
-    IF to_regclass($pgleases_name$pgleases.consumers$pgleases_name$) IS NOT NULL THEN
+    IF to_regclass('pgleases.consumers') IS NOT NULL THEN
         GRANT EXECUTE ON FUNCTION pgleases.consumer_backlog TO pgleases_reader;
     END IF;
 END
 $pgleases_body$;
--- To see the activity of other roles' sessions, which pgleases doctor checks:
---   GRANT pg_monitor TO pgleases_reader;
--- To see what waits in the queue table of a consumer: GRANT SELECT ON that table TO pgleases_reader;
+-- To see the activity of other roles' sessions, which pgleases doctor checks, the role also needs pg_monitor. To see what
+-- waits in the queue table of a consumer, it needs SELECT on that table.

@@ -1,0 +1,46 @@
+package consumer_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+)
+
+func TestTableSQLRunsNoPartOfAName(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t, pgtest.EmptyDatabase(t))
+	testkit.OK(t, consumer.Migrate(t.Context(), pool))
+	for n, name := range testkit.HostileNames {
+		column := func(kind string) string { return kind + strings.ToValidUTF8(name[:len(name)-1], "") } // 63 bytes at most
+		q := consumer.Queue{ID: column("i"), Key: column("k"), Partition: column("p"), Time: column("t")}
+		for _, q.Table = range []string{fmt.Sprintf("public.plain%d", n), pgx.Identifier{name}.Sanitize(), name} {
+			testkit.Execute(t, pool, "DROP TABLE IF EXISTS "+pgx.Identifier{name}.Sanitize())
+			testkit.RunPrinted(t, pool, consumer.TableSQL(name, "", q))
+		}
+	}
+}
+
+// The steps for a table that exists are a comment. Without it they run as they are.
+func TestStepsOfTableSQLRunNoPartOfAName(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t, pgtest.EmptyDatabase(t))
+	testkit.OK(t, consumer.Migrate(t.Context(), pool))
+	for _, name := range testkit.HostileNames {
+		quoted := pgx.Identifier{name}.Sanitize()
+		testkit.Execute(t, pool, fmt.Sprintf("CREATE TABLE %[1]s (id bigint PRIMARY KEY, %[1]s text)", quoted))
+		_, steps, found := strings.Cut(consumer.TableSQL(name, "", consumer.Queue{Table: quoted, Key: name}), "SET lock_timeout")
+		if found {
+			steps, _, _ = strings.Cut(steps, "CREATE INDEX CONCURRENTLY") // which runs in no transaction
+			steps = strings.ReplaceAll(strings.ReplaceAll("SET lock_timeout"+steps, "\n--", "\n"), "COMMIT;", "")
+			testkit.RunPrinted(t, pool, steps)
+		} else if !strings.ContainsAny(name, "\n\x1b") {
+			t.Errorf("%q: there are no steps", name)
+		}
+	}
+}
