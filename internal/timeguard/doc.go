@@ -9,6 +9,10 @@
 // beginning. After five such tries the test fails, and reports when the machine was late, and by
 // how much.
 //
+// Run probes the process of the test by itself. A test that starts further processes, or whose
+// promise depends on how soon the machine does something else, adds a [Record] for them. Each
+// repeated try is a note (package notes), which .ci/run counts.
+//
 // A late machine never makes a test pass: the test passes only if one of its tries meets every
 // deadline.
 package timeguard
