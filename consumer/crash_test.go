@@ -18,6 +18,7 @@ import (
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 )
 
 const (
@@ -40,8 +41,7 @@ func victim(url string) error {
 	if err != nil {
 		return err
 	}
-	// Under one ID the next process takes over at once.
-	client, err := pgleases.NewClient(ctx, pool, pgleases.WithoutMigration(), pgleases.WithClientID("victim"), pgleases.WithTTL(2*time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
+	client, err := pgleases.NewClient(ctx, pool, pgleases.WithoutMigration(), pgleases.WithClientID("victim"), pgleases.WithTTL(clients.TTL), pgleases.WithHeartbeat(100*time.Millisecond))
 	if err != nil {
 		return err
 	}
@@ -96,6 +96,7 @@ func (db *database) killed(want int, env ...string) {
 		case code == killed && crashes > 10:
 			db.t.Fatal("it kills its process without an end")
 		case code == killed:
+			db.expire("victim", "")
 		case !strings.Contains(string(output), "only rows of blocked keys are left"):
 			db.t.Fatalf("exit status %d: %s", code, output)
 		default:

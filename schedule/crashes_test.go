@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -46,6 +47,8 @@ func jobs() (names []string) {
 	return append(names, "poison")
 }
 
+const victimID = "victim"
+
 // victim is a process with a poison job, which crashes it while all handlers run side by side.
 func victim(url string) error {
 	ctx := context.Background()
@@ -53,7 +56,7 @@ func victim(url string) error {
 	if err != nil {
 		return err
 	}
-	client, err := pgleases.NewClient(ctx, pool, pgleases.WithoutMigration(), pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
+	client, err := pgleases.NewClient(ctx, pool, pgleases.WithoutMigration(), pgleases.WithClientID(victimID), pgleases.WithTTL(clients.TTL), pgleases.WithHeartbeat(100*time.Millisecond))
 	if err != nil {
 		return err
 	}
@@ -100,11 +103,11 @@ func victim(url string) error {
 }
 
 // killVictims starts n processes one after the other, each of which a job crashes.
-func killVictims(t *testing.T, url string, n int, after func(), environment ...string) {
+func killVictims(t *testing.T, db *database, n int, after func(), environment ...string) {
 	t.Helper()
 	for life := range n {
 		process := exec.Command(os.Args[0])
-		process.Env = append(append(os.Environ(), victimOf+"="+url), environment...)
+		process.Env = append(append(os.Environ(), victimOf+"="+db.url), environment...)
 		ended := make(chan error, 1)
 		testkit.OK(t, process.Start())
 		go func() { ended <- process.Wait() }()
@@ -113,6 +116,7 @@ func killVictims(t *testing.T, url string, n int, after func(), environment ...s
 		if err := testkit.Receive(t, fmt.Sprintf("process %d is killed by its job", life+1), ended); !errors.As(err, &exit) || exit.ExitCode() != killed {
 			t.Fatalf("process %d: %v, not killed by its job", life+1, err)
 		}
+		db.expire(victimID)
 		after()
 	}
 }
@@ -133,7 +137,7 @@ func killedByArguments(t *testing.T, kind string) {
 	testkit.OK(t, k.Put(t.Context(), "close", toxic{}, hourly))
 	l := newLedger(db, "close")
 	db.setClock(midnight.Add(time.Hour))
-	killVictims(t, db.url, 4, func() { expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes") }, victimOfArgs+"=true")
+	killVictims(t, db, 4, func() { expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes") }, victimOfArgs+"=true")
 	w := newWorker(db)
 	schedule.InTx(w.Scheduler, kind, toxicHandler)
 	l.settled(w.run().Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1})
@@ -152,7 +156,7 @@ func TestJobThatKillsItsProcessFailsAlone(t *testing.T) {
 		ledgers[name] = newLedger(db, name)
 	}
 	db.setClock(midnight.Add(time.Hour))
-	killVictims(t, db.url, 4, func() {
+	killVictims(t, db, 4, func() {
 		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'poison'"), 0, "outcomes of the poison job")
 	})
 	w := newWorker(db)

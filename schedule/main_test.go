@@ -313,8 +313,14 @@ func (w *worker) close() {
 // crash cuts the connections of the process, as a crash does, and lets its TTL pass at once.
 func (w *worker) crash() {
 	w.wire.Cut()
-	w.db.exec(fmt.Sprintf(`UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second' WHERE id = '%s';
-		UPDATE pgleases.server SET next_check_at = clock_timestamp()`, w.client.ID()))
+	w.db.expire(w.client.ID())
+}
+
+// expire lets the TTL of a client pass at once.
+func (db *database) expire(client string) {
+	db.t.Helper()
+	db.exec(fmt.Sprintf(`UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second' WHERE id = '%s';
+		UPDATE pgleases.server SET next_check_at = clock_timestamp()`, client))
 }
 
 type args struct{ N int }
