@@ -49,7 +49,7 @@ const (
 	forAll = `announce() apply() check_interval() hold_liveness() evict() evict_disconnected() first_epoch() guard() guard_lock() guard_many() heartbeat() heartbeat_answer() heartbeat_many() lock_acquire() lock_list() lock_look()
 		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() watch_liveness() notify() notify_channel() part() partition_for()
 		read() release() session_ends() settings() snapshot() tidy() timeline()`
-	forAllSchedules = `schedule_begin() schedule_clock() schedule_close() schedule_close_job() schedule_declare()
+	forAllSchedules = `schedule_begin() schedule_block() schedule_clock() schedule_close() schedule_close_job() schedule_declare()
 		schedule_job_succeeded() schedule_tick_succeeded() schedule_edit() schedule_end() schedule_enqueue() schedule_outcomes() schedule_free_slot() schedule_get()
 		schedule_history() schedule_job() schedule_job_outcomes() schedule_jobs() schedule_join() schedule_json() schedule_status_json() schedule_list() schedule_poll()
 		schedule_locked() schedule_make_slots() schedule_open() schedule_place() schedule_put() schedule_retry() schedule_take_slot() schedule_trim()`

@@ -138,9 +138,6 @@ func (a *attempt) byHandler(err error, idle time.Duration) bool {
 
 // decide decides what to do, and whether to call the handler in this transaction.
 func (e *execution) decide(ctx context.Context, tx *handlers.Transaction, a *attempt, r *record) error {
-	if e.kind == nil {
-		e.warnUnknown(r)
-	}
 	suspected := !r.Trying.countedBy(e.o.Epoch) && e.o.suspects(e.item, r)
 	a.row, a.opened, a.outcome = r, time.Now(), stepped
 	var unreadable error

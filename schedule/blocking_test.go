@@ -334,3 +334,27 @@ func TestPartitionCountChangeRefused(t *testing.T) {
 	expect(t, one[string](db, "SELECT string_agg(name, ' ') FROM pgleases.schedules"), "close", "schedules")
 	expect(t, one[int64](db, "SELECT partitions::bigint FROM pgleases.schedule_groups"), 4, "partitions")
 }
+
+// Many jobs of kinds that a process does not register are blocked page by page: none of them is a
+// run, and known jobs behind them run.
+func TestUnknownKindsTakeNoRuns(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	const strangers = 2500
+	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group, schedule.WithPartitions(1)))(t)
+	for _, kind := range []string{"telegraph", "telex"} {
+		testkit.Must(schedule.JobsOf[string](enqueuer, kind).EnqueueMany(t.Context(), make([]string, strangers)))(t)
+	}
+	w := newWorker(db, schedule.WithPartitions(1))
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	testkit.Must(mail.EnqueueMany(t.Context(), make([]string, 10)))(t)
+	w.wire.Count("schedule_open")
+	w.run()
+	becomes(db, "the known jobs have run", 10, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+	becomes(db, "the others are blocked", strangers,
+		"SELECT count(*) FROM pgleases.jobs WHERE blocked_reason = 'kind \"telegraph\" is not registered' AND due = blocked_since + interval '1 minute'")
+	becomes(db, "those too", strangers, "SELECT count(*) FROM pgleases.jobs WHERE blocked_reason = 'kind \"telex\" is not registered'")
+	if n := w.wire.Counted(); n > 20 {
+		t.Errorf("%d runs were opened, for 10 known jobs", n)
+	}
+}

@@ -98,7 +98,7 @@ func (r *record) decideTicks(d *decision, rule Rule, now time.Time, epoch int64)
 func (r *record) readable(k *kind, declared bool, unreadable error) error {
 	switch {
 	case k == nil:
-		return fmt.Errorf("kind %q is not registered", r.Kind)
+		return errUnregistered(r.Kind)
 	case r.Declared && !declared:
 		return fmt.Errorf("only another version of the code declares it, last noted at %s UTC", r.Registered.UTC().Format(time.DateTime))
 	}

@@ -132,6 +132,7 @@
 //	              it on a connection of internal/listen, where notifications arrive. SQL:
 //	              functions/poll.sql
 //	planner.go    answer: clock.go checks the database's time, queue.replace takes the items
+//	blocked.go    blockStrange: what is of unregistered kinds is blocked page by page, and never runs
 //	queue.go      next: the first item that may begin: due, its key free, its kind below its limit
 //	planner.go    begin: starts a goroutine for the run. crashes.go records, once for each ownership
 //	              of ownership.go, that something runs in the partition

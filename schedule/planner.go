@@ -29,9 +29,12 @@ type planner struct {
 	parked   chan subject // a run of which a lock delays the record
 	answers  chan *poll   // of capacity 1
 
+	blockedAll chan struct{} // of capacity 1: what is due of strange kinds is blocked
+
 	// Only the goroutine of loop uses the following fields.
 	queue   queue
 	poller  poller
+	strange strange
 	failing bool // the last poll failed
 }
 
@@ -39,7 +42,7 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease, share *worker.Share, stop c
 	s.counts.polled.Store(int64(time.Since(processStart)))
 	p := &planner{
 		s: s, lease: lease, wake: make(chan struct{}, 1), finished: make(chan finish),
-		gotSlot: make(chan string), parked: make(chan subject), answers: make(chan *poll, 1), queue: newQueue(&s.times, share.Most, s.registry.limit),
+		gotSlot: make(chan string), parked: make(chan subject), answers: make(chan *poll, 1), blockedAll: make(chan struct{}, 1), queue: newQueue(&s.times, share.Most, s.registry.limit),
 		poller: newPoller(&s.times, listen.New(s.db.pool, s.options.schema, leaseOf+s.db.group)),
 	}
 	within := transactions{s.db, leaseFence(lease), &p.clock, share, stop}
@@ -90,7 +93,7 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 		if ctx.Err() == nil {
 			p.poll(ctx)
 			wait := p.begin()
-			timer = time.After(p.poller.idle(p.queue.hasRoom() || p.queue.short(), wait))
+			timer = time.After(p.poller.idle(p.queue.hasRoom() || p.short(), wait))
 		}
 		select {
 		case <-timer:
@@ -106,6 +109,8 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 			p.queue.slotFree(kind)
 		case of := <-p.parked:
 			p.queue.park(of, time.Now())
+		case <-p.blockedAll:
+			p.strange = strange{}
 		case <-done:
 			done = nil
 		case <-stopped:
@@ -128,7 +133,10 @@ func (p *planner) poll(ctx context.Context) {
 	if p.poller.leavesOut(now) {
 		left = p.queue.blocked(p.poller.passed)
 	}
-	q := p.poller.question(now, p.owned.all(), left, len(p.queue.running))
+	if p.poller.mayLeaveOut(now) {
+		left.kinds = append(left.kinds, p.strange.kinds...)
+	}
+	q := p.poller.question(now, p.owned.all(), left, p.queue.waitIn())
 	if q == nil {
 		p.queue.clear()
 		return
@@ -160,10 +168,15 @@ func (p *planner) answer(ctx context.Context, q *poll) {
 		return
 	}
 	p.poller.accepted(q)
-	p.s.counts.suspects.Store(int64(p.queue.replace(q.due, q.left)))
-	p.poller.lower(p.queue.earliest(p.poller.low))
+	server, _ := p.clock.at(time.Now())
+	known, unknown := p.s.registry.sort(q.due, server)
+	p.blockStrange(ctx, unknown, server)
+	p.s.counts.suspects.Store(int64(p.queue.replace(known, q.left)))
+	for partition, at := range p.queue.earliest() {
+		p.poller.lower(partition, at)
+	}
 	for _, f := range p.queue.finished {
-		p.poller.ended(f, p.queue.has(f.Key), p.queue.short())
+		p.poller.ended(f, p.queue.has(f.Key), p.short())
 	}
 }
 
@@ -222,5 +235,11 @@ func (p *planner) end(f finish) {
 	if f.outcome == clockUnstable {
 		p.poller.soon()
 	}
-	p.poller.ended(f, p.queue.has(f.Key), p.queue.short())
+	p.poller.ended(f, p.queue.has(f.Key), p.short())
+}
+
+// short reports whether fewer of the queued items are due than can run at once.
+func (p *planner) short() bool {
+	server, _ := p.clock.at(time.Now())
+	return p.queue.short(server)
 }

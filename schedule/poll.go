@@ -15,7 +15,7 @@ const (
 	pollAhead = 2 * time.Second // so a slow poll delays no run
 	pollMost  = 100             // rows for each partition
 	pollLeast = 10              // rows for each of many partitions
-	pollTotal = 2000            // rows in all, approximately
+	pollTotal = 2000            // rows in all, besides those that wait
 	// a row that is committed this long after it was written is found at once
 	behind = time.Second
 	// and after this long, within about 1 s: reading further back costs more
@@ -28,15 +28,19 @@ type poll struct {
 	of                []*ownership // of the fresh partitions
 	more              bool         // there are more fresh partitions
 	since             time.Time
-	sweep             bool // everything that is due, from any time
+	further           map[int]time.Duration // how much further back some partitions are read
+	sweep             bool                  // everything that is due, from any time
 	ahead             time.Duration
 	left              leftOut
-	atMost            int
+	least             int         // rows of each partition, besides those that wait there
+	waiting           map[int]int // in each partition, what is due and need not be found
+	total             int         // rows in all
 
 	sent, answered time.Time
 	clock          time.Time     // time of the database when it began
 	took           time.Duration // in the database
 	due            []item
+	rows           int // of the answer
 	err            error
 }
 
@@ -58,16 +62,17 @@ type poller struct {
 	crowded bool                // the last answer had no room for everything
 	passed  map[string]struct{} // keys that the last poll left out, although more is due
 
-	low    time.Time // everything that was due before has ended
-	behind time.Time // when the last poll read farBehind that, for late commits
-	swept  time.Time // when the last poll read everything
+	low    time.Time         // everything that was due before has ended,
+	lows   map[int]time.Time // except in these partitions, of which everything before these times has
+	behind time.Time         // when the last poll read farBehind that, for late commits
+	swept  time.Time         // when the last poll read everything
 
 	most  int       // fresh partitions in the next poll: after a failure 0, then 1
 	plain time.Time // until then polls do not use leftOut, because such a poll failed
 }
 
 func newPoller(times *timings, conn *listen.Listener) poller {
-	return poller{times: times, conn: conn, most: math.MaxInt, next: time.Now()}
+	return poller{times: times, conn: conn, lows: make(map[int]time.Time), most: math.MaxInt, next: time.Now()}
 }
 
 // soon makes the poller poll at once, because something may have been enqueued.
@@ -87,14 +92,15 @@ func (p *poller) isDue(now time.Time) bool { return !p.polling && !now.Before(p.
 
 // leavesOut reports whether the next poll leaves out what must wait anyway, to find the items after
 // it.
-func (p *poller) leavesOut(now time.Time) bool {
-	return p.crowded && !p.sweeps(now) && !now.Before(p.plain)
-}
+func (p *poller) leavesOut(now time.Time) bool { return p.crowded && p.mayLeaveOut(now) }
+
+// mayLeaveOut reports whether the next poll need not return everything.
+func (p *poller) mayLeaveOut(now time.Time) bool { return !p.sweeps(now) && !now.Before(p.plain) }
 
 func (p *poller) sweeps(now time.Time) bool { return now.Sub(p.swept) >= p.times.Sweep }
 
 // question returns the next poll of these partitions; nil if len(owned) is 0.
-func (p *poller) question(now time.Time, owned []*ownership, left leftOut, mostRunning int) *poll {
+func (p *poller) question(now time.Time, owned []*ownership, left leftOut, waiting map[int]int) *poll {
 	p.next = now.Add(p.times.Poll)
 	q := &poll{since: p.low.Add(-time.Microsecond), sweep: p.sweeps(now), ahead: pollAhead, left: left}
 	switch {
@@ -105,11 +111,19 @@ func (p *poller) question(now time.Time, owned []*ownership, left leftOut, mostR
 	case p.news: // otherwise the poll is only for more of what was found before
 		q.since, p.news = q.since.Add(-behind), false
 	}
+	q.further = make(map[int]time.Duration, len(p.lows))
+	for partition, low := range p.lows {
+		q.further[partition] = p.low.Sub(low)
+	}
 	p.choose(q, owned)
 	if len(q.partitions) == 0 {
 		return nil
 	}
-	q.atMost = mostRunning + min(pollMost, max(pollLeast, pollTotal/len(q.partitions)))
+	q.least = min(pollMost, max(pollLeast, pollTotal/len(q.partitions)))
+	q.waiting, q.total = waiting, pollTotal
+	for _, n := range waiting {
+		q.total += n
+	}
 	p.polling, p.more = true, false
 	return q
 }
@@ -178,12 +192,24 @@ func (p *poller) accepted(q *poll) {
 		if q.sweep {
 			p.swept = q.sent
 		}
-		p.low = q.clock // anything beyond what was found is due later
+		if !q.full() {
+			p.low = q.clock // anything beyond what was found is due later
+			clear(p.lows)
+		}
 	}
 }
 
-// lower records that something is due at an instant, and has not ended.
-func (p *poller) lower(t time.Time) { p.low = earlier(p.low, t) }
+// lower records that something in a partition is due at an instant, and has not ended. One that waits
+// for long makes polls of its own partition slower only, which read what has ended since then.
+func (p *poller) lower(partition int, t time.Time) {
+	low, known := p.lows[partition]
+	if !known {
+		low = p.low
+	}
+	if t.Before(low) {
+		p.lows[partition] = t
+	}
+}
 
 // ended records the end of a run. queued says whether an item of its key is queued, short whether
 // fewer items are queued than can run at once.
@@ -191,7 +217,7 @@ func (p *poller) ended(f finish, queued, short bool) {
 	if _, ok := p.passed[f.Key]; ok && !queued || p.crowded && short {
 		p.more = true
 	}
-	p.lower(f.from) // a schedule that catches up is due earlier than it was
+	p.lower(f.Partition, f.from) // a schedule that catches up is due earlier than it was
 }
 
 // idle returns how long to wait for the next poll, and listens until then. While a poll is under
@@ -208,13 +234,41 @@ func (p *poller) idle(hasRoom bool, wait time.Duration) time.Duration {
 	return min(wait, time.Until(p.next))
 }
 
+// most returns how many rows of a partition the answer has at most, of schedules, and of jobs of each
+// priority. Runs under way are still due there, and take no room of what may begin.
+func (q *poll) most(partition int) int { return q.least + q.waiting[partition] }
+
+// mostOf returns most of each partition.
+func (q *poll) mostOf() []int32 {
+	most := make([]int32, len(q.partitions))
+	for i, partition := range q.partitions {
+		most[i] = int32(q.most(int(partition)))
+	}
+	return most
+}
+
+// furtherBack returns further for each partition, in microseconds.
+func (q *poll) furtherBack() []int64 {
+	further := make([]int64, len(q.partitions))
+	for i, partition := range q.partitions {
+		further[i] = q.further[int(partition)].Microseconds()
+	}
+	return further
+}
+
+// full reports whether there may be more in any partition than the answer has.
+func (q *poll) full() bool { return q.rows >= q.total }
+
 // crowded reports whether a partition may have more than the answer has.
 func (q *poll) crowded() bool {
+	if q.full() {
+		return true
+	}
 	n := make(map[item]int) // of each partition, priority, and schedules or jobs
 	for _, it := range q.due {
 		f := item{subject: subject{Job: it.Job}, Partition: it.Partition, Priority: it.Priority}
 		n[f]++
-		if n[f] == q.atMost {
+		if n[f] == q.most(it.Partition) {
 			return true
 		}
 	}
@@ -232,7 +286,7 @@ func (q *poll) ask(ctx context.Context, db *db, conn *listen.Listener, partition
 	q.sent = time.Now()
 	keys := append([]string{}, slices.Collect(maps.Keys(q.left.keys))...)
 	q.clock, q.took, q.due, err = db.sendPoll(ctx, c, q, keys)
-	q.answered = time.Now()
+	q.answered, q.rows = time.Now(), len(q.due)
 	var misplaced []subject
 	q.due = slices.DeleteFunc(q.due, func(it item) bool {
 		wrong := partitionFor(it.Key) != it.Partition

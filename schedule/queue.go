@@ -350,21 +350,27 @@ func (q *queue) replace(due []item, left leftOut) (suspects int) {
 	return suspects
 }
 
-// earliest returns the earliest due time of the items that are queued, running, or have ended since
-// the last poll was sent, if that is before t; otherwise t.
-func (q *queue) earliest(t time.Time) time.Time {
+// earliest returns the earliest due time in each partition of the items that are queued, running, or
+// have ended since the last poll was sent.
+func (q *queue) earliest() map[int]time.Time {
+	first := make(map[int]time.Time)
+	note := func(it item, t time.Time) {
+		if at, known := first[it.Partition]; !known || t.Before(at) {
+			first[it.Partition] = t
+		}
+	}
 	for _, band := range q.bands {
 		for _, it := range band {
-			t = earlier(t, it.due())
+			note(it, it.due())
 		}
 	}
 	for _, it := range q.running {
-		t = earlier(t, it.due())
+		note(it, it.due())
 	}
 	for _, f := range q.finished {
-		t = earlier(t, earlier(f.due(), f.from))
+		note(f.item, earlier(f.due(), f.from))
 	}
-	return t
+	return first
 }
 
 // blocked returns what the next poll may leave out. That is each key of a running item if more of
@@ -401,13 +407,27 @@ func (q *queue) has(key string) bool {
 	})
 }
 
-// short reports whether fewer items are queued than can run at once.
-func (q *queue) short() bool {
-	queued := 0
-	for _, band := range q.bands {
-		queued += len(band)
+// short reports whether fewer of the queued items are due than can run at once.
+func (q *queue) short(server time.Time) bool { return q.due(server) < q.most() }
+
+// waitIn returns how many items in each partition run, or are ill and wait for that: they are due, but
+// not what an answer is to find.
+func (q *queue) waitIn() map[int]int {
+	n := make(map[int]int)
+	for _, it := range q.running {
+		n[it.Partition]++
 	}
-	return queued < q.most()
+	if !q.anySlow() {
+		return n
+	}
+	for _, band := range q.bands {
+		for _, it := range band {
+			if _, ill := q.slots.Slow(it.subject); ill {
+				n[it.Partition]++
+			}
+		}
+	}
+	return n
 }
 
 // hasRoom reports whether another item can run.

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/worker"
 )
 
@@ -156,5 +157,52 @@ func TestIllWorkDelaysNoHealthyWork(t *testing.T) {
 				t.Errorf("99 %% of the healthy jobs began after %v at most, want 1 s", p99)
 			}
 		})
+	}
+}
+
+// Items that are queued and not due yet are no reason to wait for the next poll: the queue is short of items
+// that may begin.
+func TestItemsToComeLeaveTheQueueShort(t *testing.T) {
+	t.Parallel()
+	q := newQueue(&defaultTimings, func() int { return 4 }, func(string) int { return 0 })
+	now := processStart
+	for n := range int64(4) {
+		it := item{subject: subject{ID: n}, Key: fmt.Sprint(n), DueMicro: now.Add(time.Second).UnixMicro()}
+		q.insert(finish{it, result{again: &it}})
+	}
+	if !q.short(now) || q.short(now.Add(time.Second)) {
+		t.Errorf("short before the items are due: %v, then %v; want true, false", q.short(now), q.short(now.Add(time.Second)))
+	}
+}
+
+// The rows that a poll asks for do not grow with the runs of the process in each partition, and what
+// waits in one partition makes no other partition read further back.
+func TestAPollAsksForNoMoreThanCanBegin(t *testing.T) {
+	t.Parallel()
+	const partitions, runs = 128, 300
+	var owned []*ownership
+	for n := range partitions {
+		owned = append(owned, newOwnership(pgleases.Partition{Number: n}))
+	}
+	waiting := make(map[int]int)
+	for n := range runs {
+		waiting[n%partitions]++
+	}
+	p := newPoller(&defaultTimings, nil)
+	at := processStart
+	p.low, p.swept, p.behind = at, time.Now(), time.Now()
+	p.lower(7, at.Add(-time.Hour))
+	q := p.question(time.Now(), owned, leftOut{}, waiting)
+	var rows int
+	for _, n := range q.mostOf() {
+		rows += int(n)
+	}
+	if rows > pollTotal+runs || q.total != pollTotal+runs {
+		t.Errorf("with %d runs a poll asks for %d rows, and %d in all", runs, rows, q.total)
+	}
+	for i, further := range q.furtherBack() {
+		if want := map[bool]int64{true: time.Hour.Microseconds()}[q.partitions[i] == 7]; further != want {
+			t.Errorf("partition %d is read back %d µs further, want %d", q.partitions[i], further, want)
+		}
 	}
 }

@@ -319,17 +319,3 @@ func itemLogger(log *slog.Logger, it item) *slog.Logger {
 	}
 	return log.With(slog.Int64(of, it.ID), slog.String("key", it.Key), slog.String("kind", it.Kind), slog.Int("partition", it.Partition))
 }
-
-// warnUnknown logs, once for each kind, that something of an unregistered kind has been blocked for
-// longer than a deploy may take to start a process that registers it.
-func (e *execution) warnUnknown(r *record) {
-	if r.BlockedSince == nil || r.Clock.Sub(*r.BlockedSince) < unknown {
-		return
-	}
-	if _, logged := e.registry.warned.LoadOrStore(r.Kind, true); !logged {
-		e.logger().Warn(
-			"schedule: blocked, kind not registered in this process", nonEmpty("name", r.Name),
-			slog.Time("since", *r.BlockedSince), slog.Any("registered", e.registry.names()),
-		)
-	}
-}

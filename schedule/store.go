@@ -20,7 +20,8 @@ import (
 
 // statements has the statements of sql/statements.sql by name: see store.Fill.
 type statements struct {
-	Join, Place, Poll, Begin, End, Open, Locked, Limit string
+	Join, Place, Poll, Block, Begin, End, Open, Locked string
+	Limit                                              string
 	Close, TickSucceeded, CloseJob, JobSucceeded       string
 	MakeSlots, TakeSlot, FreeSlot                      string
 	Enqueue, Job, Jobs, Get, Put, List, History, Trim  string
@@ -146,7 +147,7 @@ func (d *db) sendPoll(ctx context.Context, q querier, p *poll, keys []string) (c
 		key, kind                    []string
 	}
 	err = q.QueryRow(
-		ctx, d.statements.Poll, d.group, p.partitions, append([]int32{}, p.fresh...), p.since.UnixMicro(), p.ahead.Microseconds(), p.atMost, keys,
+		ctx, d.statements.Poll, d.group, p.partitions, append([]int32{}, p.fresh...), p.since.UnixMicro(), p.ahead.Microseconds(), p.furtherBack(), p.mostOf(), p.total, keys,
 		append([]string{}, p.left.kinds...),
 	).Scan(&micro, &spent, &f.id, &f.job, &f.priority, &f.partition, &f.key, &f.kind, &f.due, &f.crashes)
 	if err != nil {

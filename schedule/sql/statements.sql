@@ -29,7 +29,13 @@ SELECT pgleases.schedule_place($1::pg_catalog.text, $2::int, $3::bigint[], $4::b
 
 -- poll: what is due.
 SELECT clock_us, took_us, id, job, priority, partition, key, kind, due_us, crashes
-FROM pgleases.schedule_poll($1::pg_catalog.text, $2::int[], $3::int[], $4::bigint, $5::bigint, $6::int, $7::pg_catalog.text[], $8::pg_catalog.text[]);
+FROM pgleases.schedule_poll($1::pg_catalog.text, $2::int[], $3::int[], $4::bigint, $5::bigint, $6::bigint[], $7::int[], $8::int,
+    $9::pg_catalog.text[], $10::pg_catalog.text[]);
+
+-- block: blocks a page of what is due of kinds that the process does not register.
+SELECT more, oldest::pg_catalog.text
+FROM pgleases.schedule_block($1::pg_catalog.text, $2::int, $3::bigint, $4::pg_catalog.text, $5::pg_catalog.text[], $6::pg_catalog.text[], $7::bigint,
+    $8::bigint, $9::bigint, $10::int, $11::int);
 
 -- begin: records that an owner runs something; whether the previous owner crashed.
 SELECT pgleases.schedule_begin($1::pg_catalog.text, $2::int, $3::bigint, $4::pg_catalog.text, $5::int);

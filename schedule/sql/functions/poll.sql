@@ -6,13 +6,15 @@
 --   p_since_us: only what is due after this instant, microseconds since 1970; ignored for fresh
 --     partitions
 --   p_horizon_us: how far to look ahead, microseconds
---   p_most: the most rows of each partition, for schedules, and for jobs of each priority
+--   p_further_us: for each partition, how much further back it is to be read, microseconds
+--   p_most: for each partition the most rows, for schedules, and for jobs of each priority
+--   p_total: the most rows in all, of the highest priority and the earliest due time
 --   p_without_keys: keys to leave out
 --   p_without_kinds: kinds to leave out
 -- Returns one row: the database's time when the poll began, microseconds since 1970, and how long
 -- it took, microseconds. Then, in the order of due, an array of each of id, job, priority,
 -- partition, key, kind, due_us and the counted crashes; null if no item is due.
-CREATE OR REPLACE FUNCTION pgleases.schedule_poll(p_group pg_catalog.text, p_partitions int[], p_fresh int[], p_since_us bigint, p_horizon_us bigint, p_most int, p_without_keys pg_catalog.text[], p_without_kinds pg_catalog.text[], OUT clock_us bigint, OUT took_us bigint, OUT id bigint[], OUT job boolean[], OUT priority int[], OUT partition int[], OUT key pg_catalog.text[], OUT kind pg_catalog.text[], OUT due_us bigint[], OUT crashes int[])
+CREATE OR REPLACE FUNCTION pgleases.schedule_poll(p_group pg_catalog.text, p_partitions int[], p_fresh int[], p_since_us bigint, p_horizon_us bigint, p_further_us bigint[], p_most int[], p_total int, p_without_keys pg_catalog.text[], p_without_kinds pg_catalog.text[], OUT clock_us bigint, OUT took_us bigint, OUT id bigint[], OUT job boolean[], OUT priority int[], OUT partition int[], OUT key pg_catalog.text[], OUT kind pg_catalog.text[], OUT due_us bigint[], OUT crashes int[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
     now   CONSTANT timestamptz := pgleases.schedule_clock();
@@ -37,26 +39,76 @@ BEGIN
         array_agg((extract(epoch FROM f.due) * 1000000)::bigint), array_agg(coalesce((f.trying ->> 'crashes')::int, 0))
     INTO id, job, priority, partition, key, kind, due_us, crashes
     FROM (
-        SELECT d.*, p.partition
-        FROM unnest(p_partitions) AS p (partition)
-        CROSS JOIN LATERAL (
-            (SELECT s.id, false AS job, 1 AS priority, s.key, s.kind, s.due, s.trying FROM pgleases.schedules AS s
-            WHERE s.group_name = p_group AND s.partition = p.partition AND s.due <= until AND s.key <> ALL (p_without_keys) AND s.kind <> ALL (p_without_kinds)
-              -- behind an old snapshot, the index has many dead entries before this time
-              AND s.due > CASE WHEN p.partition = ANY (p_fresh) THEN '-infinity' ELSE since END
-            ORDER BY s.due LIMIT p_most)
-            UNION ALL
-            SELECT b.* FROM generate_series(0, 3) AS band (priority)
+        SELECT t.* FROM (
+            SELECT d.*, p.partition
+            FROM ROWS FROM (unnest(p_partitions), unnest(p_further_us), unnest(p_most)) AS p (partition, further_us, most)
             CROSS JOIN LATERAL (
-                SELECT j.id, true, j.priority, j.key, j.kind, j.due, j.trying FROM pgleases.jobs AS j
-                WHERE j.group_name = p_group AND j.partition = p.partition AND j.priority = band.priority AND j.due <= until
-                    AND j.key <> ALL (p_without_keys) AND j.kind <> ALL (p_without_kinds)
-                  AND j.due > CASE WHEN p.partition = ANY (p_fresh) THEN '-infinity' ELSE since END
-                ORDER BY j.due LIMIT p_most
-            ) AS b
-        ) AS d
-        ORDER BY d.due, d.id
+                (SELECT s.id, false AS job, 1 AS priority, s.key, s.kind, s.due, s.trying FROM pgleases.schedules AS s
+                WHERE s.group_name = p_group AND s.partition = p.partition AND s.due <= until AND s.key <> ALL (p_without_keys) AND s.kind <> ALL (p_without_kinds)
+                  -- behind an old snapshot, the index has many dead entries before this time
+                  AND s.due > CASE WHEN p.partition = ANY (p_fresh) THEN '-infinity' ELSE since - p.further_us * interval '1 microsecond' END
+                ORDER BY s.due LIMIT p.most)
+                UNION ALL
+                SELECT b.* FROM generate_series(0, 3) AS band (priority)
+                CROSS JOIN LATERAL (
+                    SELECT j.id, true, j.priority, j.key, j.kind, j.due, j.trying FROM pgleases.jobs AS j
+                    WHERE j.group_name = p_group AND j.partition = p.partition AND j.priority = band.priority AND j.due <= until
+                        AND j.key <> ALL (p_without_keys) AND j.kind <> ALL (p_without_kinds)
+                      AND j.due > CASE WHEN p.partition = ANY (p_fresh) THEN '-infinity' ELSE since - p.further_us * interval '1 microsecond' END
+                    ORDER BY j.due LIMIT p.most
+                ) AS b
+            ) AS d
+            ORDER BY d.priority DESC, d.due, d.id LIMIT p_total
+        ) AS t
+        ORDER BY t.due, t.id
     ) AS f;
     took_us := (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint; -- not schedule_clock(), which stands still
+END
+$pgleases_body$;
+
+-- Blocks, under the guard of the partition, what is due of kinds that its owner does not register. It
+-- is due again after as long as it has been blocked.
+--   p_kinds: the kinds
+--   p_reasons: for each of them, the reason
+--   p_until_us: what is due by then, microseconds since 1970
+--   p_least_ms: due again after this time at least, milliseconds
+--   p_longest_ms: and at most
+--   p_most: how many schedules, and how many jobs, it blocks at most
+--   p_lock_ms: the most that it waits for a lock, milliseconds
+-- Returns whether more may be due, and as an array of JSON what has been blocked for longest of each
+-- kind; null if nothing was due.
+CREATE OR REPLACE FUNCTION pgleases.schedule_block(p_lease pg_catalog.text, p_number int, p_epoch bigint, p_group pg_catalog.text, p_kinds pg_catalog.text[], p_reasons pg_catalog.text[], p_until_us bigint, p_least_ms bigint, p_longest_ms bigint, p_most int, p_lock_ms int, OUT more boolean, OUT oldest pg_catalog.jsonb)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    now     CONSTANT timestamptz := pgleases.schedule_clock();
+    until   CONSTANT timestamptz := timestamptz 'epoch' + p_until_us * interval '1 microsecond';
+    least_  CONSTANT interval := p_least_ms * interval '1 millisecond';
+    longest CONSTANT interval := p_longest_ms * interval '1 millisecond';
+BEGIN
+    PERFORM set_config('lock_timeout', p_lock_ms::text, true), set_config('idle_in_transaction_session_timeout', '5000', true),
+        pgleases.guard(p_lease, p_number, p_epoch);
+    WITH blocked_schedules AS (
+        UPDATE pgleases.schedules AS s
+        SET blocked_reason = p_reasons[array_position(p_kinds, s.kind)], blocked_since = coalesce(s.blocked_since, now),
+            due = now + least(greatest(least_, now - coalesce(s.blocked_since, now)), longest)
+        WHERE s.id IN (SELECT w.id FROM pgleases.schedules AS w
+                       WHERE w.group_name = p_group AND w.partition = p_number AND w.due <= until AND w.kind = ANY (p_kinds) AND w.paused_at IS NULL
+                       LIMIT p_most FOR NO KEY UPDATE SKIP LOCKED)
+        RETURNING s.id, false AS job, s.name, s.key, s.kind, s.blocked_since
+    ), blocked_jobs AS (
+        UPDATE pgleases.jobs AS j
+        SET blocked_reason = p_reasons[array_position(p_kinds, j.kind)], blocked_since = coalesce(j.blocked_since, now),
+            due = now + least(greatest(least_, now - coalesce(j.blocked_since, now)), longest)
+        WHERE j.id IN (SELECT w.id FROM pgleases.jobs AS w
+                       WHERE w.group_name = p_group AND w.partition = p_number AND w.due <= until AND w.kind = ANY (p_kinds)
+                       LIMIT p_most FOR NO KEY UPDATE SKIP LOCKED)
+        RETURNING j.id, true AS job, j.name, j.key, j.kind, j.blocked_since
+    ), blocked AS (
+        SELECT * FROM blocked_schedules UNION ALL SELECT * FROM blocked_jobs
+    )
+    SELECT greatest((SELECT count(*) FROM blocked_schedules), (SELECT count(*) FROM blocked_jobs)) = p_most, (
+        SELECT jsonb_agg(to_jsonb(o) || jsonb_build_object('since', o.blocked_since, 'waited', extract(epoch FROM now - o.blocked_since)))
+        FROM (SELECT DISTINCT ON (b.kind) b.* FROM blocked AS b ORDER BY b.kind, b.blocked_since) AS o
+    ) INTO more, oldest;
 END
 $pgleases_body$;
