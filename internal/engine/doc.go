@@ -104,8 +104,9 @@
 //     root package. The function apply of sql/schema/plans.sql writes targets, gives free
 //     partitions to their targets, and notifies the owners.
 //  4. In an owner Conn.Wait returns, and begin.go (beginWait) calls engine.go (notified), which
-//     makes all leases due to be read. Without notifications, the answer to its next heartbeat has
-//     another generation of the lease, and members.heard makes that lease due.
+//     makes all leases due to be read. With many leases it makes a heartbeat due instead, because
+//     the answer to a heartbeat says which leases have changed: if a lease has another generation,
+//     members.heard makes it due. Without notifications, the next regular heartbeat does that.
 //  5. reads.go: compare returns that a partition is wanted elsewhere. assignments.withdraw removes
 //     it from Values, and asks for its work to end.
 //  6. assignments.go: releasableAt holds back a pinned partition. drains.go limits and logs this

@@ -75,6 +75,7 @@ func TestJoinsOfTwoClientsPlanAllLeasesSeldom(t *testing.T) {
 			t.Errorf("for %d joins, %d leases were planned within %v", 2*manyLeases, planned, took)
 		}
 		w.within(10*time.Second, "shares are even", func() bool { return ownedOf(leases[0]) == manyLeases/2 && ownedOf(leases[1]) == manyLeases/2 })
+		time.Sleep(10 * time.Second) // a last plan of all may follow that finds nothing to do
 		for _, op := range []string{"snapshot", "apply", "release"} {
 			rises := counted(func() int { return w.count(op) })
 			time.Sleep(time.Minute)
@@ -105,6 +106,19 @@ func TestJoinsAreServedInTheOrderOfTheirCalls(t *testing.T) {
 		if !slices.IsSorted(joined) {
 			t.Errorf("joined in the order %v", joined)
 		}
+	})
+}
+
+func TestPlanOfTheNextJoinWaits50ms(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a := w.start("a", rare...)
+		for i, limit := range []time.Duration{20 * time.Millisecond, 80 * time.Millisecond, 80 * time.Millisecond} {
+			l := a.mustJoin(fmt.Sprint("l", i), 1)
+			w.within(limit, "it owns the lease", func() bool { return shows(l) == "0" })
+		}
+		time.Sleep(time.Second)
+		l := a.mustJoin("later", 1)
+		w.within(20*time.Millisecond, "it owns the one that it joined later", func() bool { return shows(l) == "0" })
 	})
 }
 

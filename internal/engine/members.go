@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -27,6 +28,7 @@ type members struct {
 	joins      int64                 // number of joins that were sent: a leave names the last one, and ends no later membership
 	unreleased map[string]bool       // leases with ownerships that ended without a release: they are released before they are shown again
 	sum        LeaseStats            // of all memberships, including those that have ended
+	warned     bool                  // of too many leases
 	drained    []string              // the operator who drained the client, and the reason; nil: it is not drained
 }
 
@@ -204,6 +206,18 @@ func (ms *members) beginJoin(now time.Time) (*membership, int64) {
 	return ms.underWay, ms.joins
 }
 
+// AdvisedLeases is how many leases of one client docs/sizing.md advises at most. Joins, heartbeats
+// and plans were measured up to there.
+const AdvisedLeases = 10_000
+
+// warn logs once that the client has more leases than advised.
+func (ms *members) warn() {
+	if n := ms.agenda.inDatabase; n > AdvisedLeases && !ms.warned {
+		ms.warned = true
+		ms.config.Log.Warn("pgleases: client joined more leases than advised", slog.Int("leases", n), slog.Int("advised", AdvisedLeases))
+	}
+}
+
 // joined handles the answer to a join. It returns whether the session is a member, and the error
 // that requires another attempt.
 func (ms *members) joined(m *membership, join store.Join, err error, now time.Time) (isMember bool, again error) {
@@ -230,6 +244,7 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 		m.setToRead(true)
 	}
 	m.generation, m.retry = 0, 0
+	ms.warn()
 	for _, j := range m.callers {
 		m.answer(j)
 	}

@@ -32,8 +32,8 @@ func newPlans() plans {
 const (
 	// joinsTogether is how long after a plan of joined leases the next one is made.
 	joinsTogether = 50 * time.Millisecond
-	// manyLeases is how many leases more than those that need it a plan may read each time.
-	manyLeases = 100
+	// manyOthers is how many memberships a plan may read each time of leases that do not need it.
+	manyOthers = 300
 	// restAfterAll is the pause between two plans of many leases, as a multiple of the time that one
 	// took. It is at least a second.
 	restAfterAll = 20
@@ -138,7 +138,7 @@ type planning struct {
 	read      []store.LeaseSnapshot
 	moves     []store.Move // not applied yet
 
-	many              bool // it has read many leases more than those that need it
+	many              bool // it has read many memberships of leases that do not need it
 	changed, leftOver bool // by the moves that were applied
 
 	longest time.Duration // the most that retryIn may be
@@ -212,7 +212,7 @@ func (p *planning) proceed(
 				return applied, 0, err
 			}
 			p.moves, p.alone = plan(p.read), alone && sharesMembers(p.read)
-			p.many = p.many || len(p.read) > len(p.claimed)+manyLeases
+			p.many = p.many || readsMany(p.read, p.claimed)
 		}
 		moves := p.moves[:min(n.batch, len(p.moves))]
 		applying := time.Now()
@@ -253,6 +253,17 @@ func (p *planning) claim(ctx context.Context, c Conn) error {
 		p.unclaimed, p.claimed = nil, append(p.claimed, claimed...)
 	}
 	return err
+}
+
+// readsMany reports whether a plan has read many memberships of leases that did not need it.
+func readsMany(read []store.LeaseSnapshot, needed []string) bool {
+	is, others := setOf(needed), 0
+	for _, r := range read {
+		if !is[r.Name] {
+			others += len(r.Members)
+		}
+	}
+	return others > manyOthers
 }
 
 // sharesMembers reports whether a lease has more than one member, so that others may have to be
@@ -315,8 +326,8 @@ func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n port
 	return false
 }
 
-// readAll notes that a plan has read many leases that did not need it, and took that long. Until it
-// pays to read all again, plans are only of the leases that need them.
+// readAll notes that a plan has read many memberships of leases that did not need it, and took that
+// long. Until it pays to read all again, plans are only of the leases that need them.
 func (ps *plans) readAll(took time.Duration, now time.Time) {
 	ps.allAt = now.Add(max(time.Second, restAfterAll*took))
 }

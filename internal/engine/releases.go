@@ -315,7 +315,7 @@ func fenceSent(busy []*assignment) {
 // planWithout plans leases without the session of this client ID, which leaves them, and sets the
 // successors of its partitions there. If the plan moves other partitions too, or if it is alone and
 // leaves out leases that are to be balanced with these, it sets no successors: a plan is made after
-// the session has left. It also returns whether it has read many leases more than those it leaves.
+// the session has left. It also returns whether it has read many memberships of other leases.
 func planWithout(
 	ctx context.Context, c Conn, plan func([]store.LeaseSnapshot) []store.Move, session int64, id string, leaving []store.Leave, alone bool,
 ) (many bool, err error) {
@@ -327,7 +327,7 @@ func planWithout(
 	if err != nil {
 		return false, err
 	}
-	many = len(read) > len(names)+manyLeases
+	many = readsMany(read, names)
 	generations := make(map[string]int64, len(read))
 	for i, r := range read {
 		of, leaves := successors[r.Name]

@@ -9,7 +9,7 @@
 // full run takes at most ten minutes on an idle machine.
 //
 // Each part of the page has a file: values.go, heartbeat.go, guard.go, events.go, plan.go,
-// large.go, owners.go, wide.go, latency.go, deploy.go, clients.go, locks.go, jobs.go, schedules.go,
+// large.go, owners.go, wide.go, tenants.go, latency.go, deploy.go, clients.go, locks.go, jobs.go, schedules.go,
 // consumers.go. They share measure.go (samples, rounds, tables), lab.go (servers and their usage),
 // group.go (clients and their partitions) and worker.go (clients in processes that can be killed).
 package main
@@ -40,6 +40,7 @@ var parts = []struct {
 	{"large", "Large leases", measureLarge},
 	{"owners", "Looking up owners", measureOwners},
 	{"wide", "Many leases and partitions of others", measureWide},
+	{"tenants", "A lease for each of many tenants", measureTenants},
 	{"listen", "Join, Close and kill, with notifications", measureListening},
 	{"poll", "Join, Close and kill, polling through PgBouncer", measurePolling},
 	{"deploy", "A rolling deploy", measureDeploy},

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/pgleases/pgleases"
+)
+
+// callersOfTenants is how many goroutines join leases at once.
+const callersOfTenants = 8
+
+// measureTenants measures an application with a lease for each of its tenants: what a join costs
+// beside few leases and beside many, and a heartbeat.
+func measureTenants(ctx context.Context, l *lab, out *part) {
+	few, many, most := l.pick(10, 300), l.pick(120, 3000), l.pick(150, 10_000)
+	d := l.newDatabase(ctx, l.durable, 4)
+	defer d.end()
+	check(pgleases.Migrate(ctx, d.Pool))
+	single := open(ctx, d.url, "single", 0)
+	defer closeClient(single.client)
+	single.join(ctx, "single", 1)
+	t := &tenants{member: open(ctx, d.url, "tenants", 0), database: d}
+	defer closeClient(t.client)
+
+	first := t.join(ctx, few)
+	beside := t.join(ctx, 2*few)
+	rest := t.join(ctx, many)
+	took := first.span + beside.span + rest.span
+	out.figure(fmt.Sprintf("%s joins, each of another lease, in one client", grouped(many)),
+		fmt.Sprintf("%s; the longest %s", duration(took), duration(t.longest))).
+		than("as many bare commits, one after the other", duration(t.bareCommits(ctx, many)), "").
+		goal("<= 10 s for 3,000", many != 3000 || took <= 10*time.Second)
+
+	t.measureHeartbeat(ctx, l, out)
+
+	t.join(ctx, most-few)
+	last := t.join(ctx, most)
+	each := func(u usage) time.Duration { return u.server / time.Duration(few) }
+	out.figure(fmt.Sprintf("a join beside %s leases: processor time of the server", grouped(most-few)), duration(each(last))).
+		than(fmt.Sprintf("beside %s", grouped(few)), duration(each(beside)), significant(share(each(last), max(each(beside), 1)))+"x").
+		goal("<= 2x", l.quick || each(last) <= 2*each(beside))
+	out.figure(fmt.Sprintf("a join beside %s leases: WAL", grouped(most-few)), bytes(last.wal/float64(few))).
+		than(fmt.Sprintf("beside %s", grouped(few)), bytes(beside.wal/float64(few)), significant(last.wal/beside.wal)+"x").
+		goal("<= 2x", l.quick || last.wal <= 2*beside.wal)
+
+	began := time.Now()
+	closing := d.during(ctx, func() {
+		ctx, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		check(t.client.Close(ctx))
+	})
+	out.figure(fmt.Sprintf("`Close` of %s leases", grouped(most)), duration(time.Since(began))).
+		than("processor time of the server", duration(closing.server), "")
+	out.note("Leases of one partition, %d callers of `Client.Lease` at once, default TTL.", callersOfTenants)
+}
+
+// tenants is a client with many leases.
+type tenants struct {
+	*member
+	*database
+	leases  []*pgleases.Lease
+	longest time.Duration // of the joins
+}
+
+// join joins leases until there are n, and returns what the server used until the client owned all.
+func (t *tenants) join(ctx context.Context, n int) usage {
+	return t.during(ctx, func() {
+		var mu sync.Mutex
+		next := len(t.leases)
+		together(callersOfTenants, func(int) {
+			for {
+				mu.Lock()
+				i := next
+				next++
+				mu.Unlock()
+				if i >= n {
+					return
+				}
+				began := time.Now()
+				lease := must(t.client.Lease(ctx, fmt.Sprintf("tenant-%05d", i), 1))
+				mu.Lock()
+				t.leases = append(t.leases, lease)
+				t.longest = max(t.longest, time.Since(began))
+				mu.Unlock()
+			}
+		})
+		t.owning(ctx)
+	})
+}
+
+// owning waits until the client owns all leases.
+func (t *tenants) owning(ctx context.Context) {
+	for i := 0; i < len(t.leases); {
+		changed := t.leases[i].Changed()
+		if len(t.leases[i].Values()) > 0 {
+			i++
+			continue
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			check(context.Cause(ctx))
+		}
+	}
+}
+
+// bareCommits is how long n transactions take that update a row, one after the other.
+func (t *tenants) bareCommits(ctx context.Context, n int) time.Duration {
+	makeBare(ctx, t.database, 1)
+	conn, end := connect(ctx, t.url)
+	defer end()
+	began := time.Now()
+	for range n {
+		must(conn.Exec(ctx, "UPDATE public.bare SET at = clock_timestamp()"))
+	}
+	return time.Since(began)
+}
+
+const beatTimes = `SELECT coalesce(sum(calls) FILTER (WHERE query LIKE '%.heartbeat(%'), 0)::float8,
+    coalesce(sum(total_exec_time) FILTER (WHERE query LIKE '%.heartbeat(%'), 0)::float8,
+    coalesce(sum(calls) FILTER (WHERE query LIKE '%.heartbeat_many(%'), 0)::float8,
+    coalesce(sum(total_exec_time) FILTER (WHERE query LIKE '%.heartbeat_many(%'), 0)::float8
+FROM pg_stat_statements WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database()) AND query NOT LIKE '%pg_stat_statements%'`
+
+// measureHeartbeat compares the heartbeats of this client with those of a client with one lease,
+// while both are calm.
+func (t *tenants) measureHeartbeat(ctx context.Context, l *lab, out *part) {
+	t.all(ctx, "VACUUM ANALYZE")
+	t.calm(ctx, 3*time.Second) // the next heartbeats return the leases
+	type times struct{ FewCalls, Few, ManyCalls, Many float64 }
+	var many, few sample
+	few.name, few.unit, many.unit = "of one lease", nanoseconds, nanoseconds
+	for range l.pick(1, 9) {
+		before := ask[times](ctx, t.database, beatTimes)
+		t.calm(ctx, 3*time.Second) // longer than a heartbeat
+		after := ask[times](ctx, t.database, beatTimes)
+		many.values = append(many.values, 1e6*(after.Many-before.Many)/(after.ManyCalls-before.ManyCalls))
+		few.values = append(few.values, 1e6*(after.Few-before.Few)/(after.FewCalls-before.FewCalls))
+	}
+	row := out.compare(fmt.Sprintf("a calm heartbeat of %s leases: time in the server", grouped(len(t.leases))), many, few)
+	row.goal("<= 1 ms", median(many.values) <= float64(time.Millisecond))
+}
