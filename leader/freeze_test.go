@@ -21,6 +21,7 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/testkit/clients"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/leader"
 )
 
@@ -98,7 +99,7 @@ func runHanging(ctx context.Context, e *leader.Elector) error {
 
 // startFrozen starts a candidate that a test freezes. prints waits for the lines that begin so, and
 // returns the rest of each.
-func startFrozen(t *testing.T, url string, env ...string) (frozen *exec.Cmd, prints func(beginnings ...string) map[string]string) {
+func startFrozen(t testing.TB, url string, env ...string) (frozen *exec.Cmd, prints func(beginnings ...string) map[string]string) {
 	t.Helper()
 	frozen = exec.Command(os.Args[0])
 	frozen.Env = append(append(os.Environ(), frozenURL+"="+url), env...)
@@ -137,6 +138,11 @@ func startFrozen(t *testing.T, url string, env ...string) (frozen *exec.Cmd, pri
 // leads again under a higher epoch.
 func TestFrozenLeaderIsNoLeader(t *testing.T) {
 	t.Parallel()
+	timeguard.Run(t, frozenLeaderIsNoLeader)
+}
+
+func frozenLeaderIsNoLeader(t *timeguard.Try) {
+	t.Brief(frozenTTL)
 	url := pgtest.MigratedDatabase(t)
 	frozen, prints := startFrozen(t, url)
 	prints("started ", "new leader frozen")
@@ -165,28 +171,33 @@ func TestProcessExitsWhenHangingWorkLosesTheLeadership(t *testing.T) {
 	for name, asked := range map[string]bool{"while it leads": false, "after SIGTERM": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url := pgtest.MigratedDatabase(t)
-			frozen, prints := startFrozen(t, url, hangs+"=1")
-			prints("started")
-			next := stand(t, client(t, testkit.Pool(t, url), "next"))
-			defer close(next.finish)
-			next.says(t, "new leader frozen")
-			if asked {
-				testkit.OK(t, frozen.Process.Signal(syscall.SIGTERM))
-				prints("asked to stop")
-				clients.Beats(t, next.client, 3)
-				if next.IsLeader() {
-					t.Error("another process leads before the work has returned")
-				}
-			}
-			testkit.OK(t, frozen.Process.Signal(syscall.SIGSTOP))
-			next.says(t, "started", "new leader next")
-			testkit.OK(t, frozen.Process.Signal(syscall.SIGCONT))
-			ended := make(chan error, 1)
-			go func() { ended <- frozen.Wait() }()
-			if testkit.Receive(t, "the process ends", ended); frozen.ProcessState.ExitCode() != 1 {
-				t.Errorf("it ended with %v", frozen.ProcessState)
-			}
+			timeguard.Run(t, func(t *timeguard.Try) { hangingWorkLoses(t, asked) })
 		})
+	}
+}
+
+func hangingWorkLoses(t *timeguard.Try, asked bool) {
+	t.Brief(frozenTTL)
+	url := pgtest.MigratedDatabase(t)
+	frozen, prints := startFrozen(t, url, hangs+"=1")
+	prints("started")
+	next := stand(t, client(t, testkit.Pool(t, url), "next"))
+	defer close(next.finish)
+	next.says(t, "new leader frozen")
+	if asked {
+		testkit.OK(t, frozen.Process.Signal(syscall.SIGTERM))
+		prints("asked to stop")
+		clients.Beats(t, next.client, 3)
+		if next.IsLeader() {
+			t.Error("another process leads before the work has returned")
+		}
+	}
+	testkit.OK(t, frozen.Process.Signal(syscall.SIGSTOP))
+	next.says(t, "started", "new leader next")
+	testkit.OK(t, frozen.Process.Signal(syscall.SIGCONT))
+	ended := make(chan error, 1)
+	go func() { ended <- frozen.Wait() }()
+	if testkit.Receive(t, "the process ends", ended); frozen.ProcessState.ExitCode() != 1 {
+		t.Errorf("it ended with %v", frozen.ProcessState)
 	}
 }

@@ -32,7 +32,7 @@ type candidate struct {
 	ended  chan error
 }
 
-func stand(t *testing.T, c *pgleases.Client) *candidate {
+func stand(t testing.TB, c *pgleases.Client) *candidate {
 	t.Helper()
 	e := &candidate{Elector: leader.New(c, "leader"), client: c, said: make(chan string, 100), finish: make(chan struct{}), ended: make(chan error, 1)}
 	var ctx context.Context
@@ -55,7 +55,7 @@ func stand(t *testing.T, c *pgleases.Client) *candidate {
 }
 
 // says waits for callbacks, in any order.
-func (e *candidate) says(t *testing.T, all ...string) {
+func (e *candidate) says(t testing.TB, all ...string) {
 	t.Helper()
 	missing := make(map[string]bool)
 	for _, text := range all {
@@ -70,7 +70,7 @@ func (e *candidate) says(t *testing.T, all ...string) {
 	}
 }
 
-func client(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
+func client(t testing.TB, pool *pgxpool.Pool, id string) *pgleases.Client {
 	t.Helper()
 	return clients.New(t, pool, pgleases.WithClientID(id))
 }

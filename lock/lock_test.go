@@ -17,6 +17,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -176,6 +177,11 @@ func TestAGuardFencesWritesUntilTheLockIsReleased(t *testing.T) {
 
 func TestCutOffClientStopsBeforeNextHolder(t *testing.T) {
 	t.Parallel()
+	timeguard.Run(t, cutOffClientStopsBeforeNextHolder)
+}
+
+func cutOffClientStopsBeforeNextHolder(t *timeguard.Try) {
+	t.Brief(time.Second)
 	url := newDatabase(t)
 	db := testkit.Pool(t, url)
 	short := []pgleases.Option{pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100 * time.Millisecond)}
@@ -211,6 +217,11 @@ func TestCutOffClientStopsBeforeNextHolder(t *testing.T) {
 // Its session is not evicted: it lives on, and the lock is lost anyway.
 func TestALockThatWasLostNeverComesBack(t *testing.T) {
 	t.Parallel()
+	timeguard.Run(t, aLockThatWasLostNeverComesBack)
+}
+
+func aLockThatWasLostNeverComesBack(t *timeguard.Try) {
+	t.Brief(time.Second)
 	url := newDatabase(t)
 	db := testkit.Pool(t, url)
 	a := newWorker(t, url, pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
@@ -234,6 +245,11 @@ func TestALockThatWasLostNeverComesBack(t *testing.T) {
 // In between another client may have had the lock.
 func TestAGrantThatIsOlderThanTheTrustDoesNotCount(t *testing.T) {
 	t.Parallel()
+	timeguard.Run(t, aGrantThatIsOlderThanTheTrustDoesNotCount)
+}
+
+func aGrantThatIsOlderThanTheTrustDoesNotCount(t *timeguard.Try) {
+	t.Brief(time.Second)
 	url := newDatabase(t)
 	db := testkit.Pool(t, url)
 	a := newWorker(t, url, pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
@@ -296,6 +312,11 @@ func TestLostAnswerLeavesNoUnknownLock(t *testing.T) {
 // a connection has sent no request yet: the trust at that time does not matter.
 func TestAPoolThatIsExhaustedCostsTimeAndNoLock(t *testing.T) {
 	t.Parallel()
+	timeguard.Run(t, aPoolThatIsExhaustedCostsTimeAndNoLock)
+}
+
+func aPoolThatIsExhaustedCostsTimeAndNoLock(t *timeguard.Try) {
+	t.Brief(time.Second)
 	url := newDatabase(t)
 	db := testkit.Pool(t, url)
 	a := newWorker(t, url, pgleases.WithTTL(time.Second))

@@ -7,6 +7,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -63,6 +64,11 @@ func TestAReleaseAfterTheClientHasEndedReturnsErrLost(t *testing.T) {
 // run before fn ended.
 func TestDoReturnsErrLostWhereTheReleaseCannotBeSent(t *testing.T) {
 	t.Parallel()
+	timeguard.Run(t, doReturnsErrLostWhereTheReleaseCannotBeSent)
+}
+
+func doReturnsErrLostWhereTheReleaseCannotBeSent(t *timeguard.Try) {
+	t.Brief(time.Second)
 	url := newDatabase(t)
 	a := newWorker(t, url, pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
 	err := a.Do(t.Context(), "x", func(ctx context.Context) error {

@@ -65,6 +65,11 @@ func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 // writes of the first owner are refused.
 func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 	t.Parallel()
+	timeguard.Run(t, anOwnerThatIsCutOffInACallOutside)
+}
+
+func anOwnerThatIsCutOffInACallOutside(t *timeguard.Try) {
+	t.Brief(2 * time.Second)
 	db := newFreshDatabase(t)
 	db.exec("ALTER ROLE CURRENT_USER IN DATABASE " + one[string](db, "SELECT quote_ident(current_database())") + " SET synchronous_commit = off")
 	db.exec(`CREATE TABLE public.commits (begun boolean, setting text);

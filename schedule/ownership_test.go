@@ -95,6 +95,11 @@ func TestNobodyOwnsThePartitionOfARunThatIsUnderWay(t *testing.T) {
 // has run the tick. What the first one does afterwards is not committed.
 func TestAFrozenHandlerDoesNotCommit(t *testing.T) {
 	t.Parallel()
+	timeguard.Run(t, aFrozenHandlerDoesNotCommit)
+}
+
+func aFrozenHandlerDoesNotCommit(t *timeguard.Try) {
+	t.Brief(2 * time.Second)
 	db := newDatabase(t)
 	frozen, thaw := make(chan struct{}), make(chan struct{})
 	first := true

@@ -55,6 +55,7 @@ func judge(t *testing.T, late []time.Duration, scenario func(*Try)) (v *verdict,
 func TestDeadlineIsJudgedIfMachineKeptTime(t *testing.T) {
 	const ms = time.Millisecond
 	miss := func(try *Try) { try.Missed(time.Now(), time.Second, "too slow") }
+	brief := func(try *Try) { try.Brief(time.Second); try.Errorf("overlap"); try.Fatal("and more") }
 	for _, test := range []struct {
 		name     string
 		late     []time.Duration
@@ -69,6 +70,9 @@ func TestDeadlineIsJudgedIfMachineKeptTime(t *testing.T) {
 		{"missed on time after being late", []time.Duration{200 * ms, 200 * ms, 0}, miss, 3, "too slow"},
 		{"always late", []time.Duration{200 * ms, 300 * ms, 400 * ms, 500 * ms, 600 * ms}, miss, 5, "late in each of 5 tries"},
 		{"safety, on a machine that was late", []time.Duration{time.Hour}, func(try *Try) { try.Fatalf("overlap") }, 1, "overlap"},
+		{"brief, on time", []time.Duration{0}, brief, 1, "overlap"},
+		{"brief, late once", []time.Duration{200 * ms, 0}, brief, 2, "overlap"},
+		{"brief, always late", []time.Duration{200 * ms, 300 * ms, 400 * ms, 500 * ms, 600 * ms}, brief, 5, "late in each of 5 tries"},
 		{"safety, then a deadline", []time.Duration{time.Hour}, func(try *Try) { try.Errorf("overlap"); miss(try) }, 1, "overlap"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

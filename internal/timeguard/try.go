@@ -30,6 +30,7 @@ func run(t testing.TB, late func(from, to Instant) (time.Duration, string), scen
 	for range tries {
 		try := &Try{TB: t, late: late}
 		try.run(scenario)
+		try.judge()
 		switch {
 		case try.excuse == "" && try.whole, t.Failed():
 			if !try.whole {
@@ -56,8 +57,11 @@ type Try struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 
-	mu       sync.Mutex // guards cleanups
+	mu       sync.Mutex // guards the rest
 	cleanups []func()
+	ttl      time.Duration // see Brief
+	began    Instant       // when Brief was called
+	failure  string        // the failures after Brief
 }
 
 // run runs the scenario in a goroutine, which Missed or Fatal may end.
@@ -97,6 +101,68 @@ func (t *Try) Cleanup(f func()) {
 
 // Context returns a context that ends with the try, before its cleanups.
 func (t *Try) Context() context.Context { return t.ctx }
+
+// Brief says that everything in the try from now on, its safety too, holds only if clients with that
+// TTL keep their trust. So a failure counts only if the machine kept time for as long as the try
+// lasted. Otherwise it ends the try, as Missed does.
+func (t *Try) Brief(ttl time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ttl, t.began = ttl, Now()
+}
+
+// withheld keeps a failure for judge after a call of Brief.
+func (t *Try) withheld(text string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ttl > 0 {
+		t.failure += text + "\n"
+	}
+	return t.ttl > 0
+}
+
+// judge decides what a failure after Brief is.
+func (t *Try) judge() {
+	t.TB.Helper()
+	if t.failure == "" || t.excuse != "" {
+		return
+	}
+	excused, lateness := t.Excused(t.began, Now(), t.ttl)
+	if excused {
+		t.excuse = t.failure + lateness
+		return
+	}
+	t.TB.Errorf("%s(the machine kept time: %s)", t.failure, lateness)
+}
+
+func (t *Try) Fail()             { t.Errorf("it failed") }
+func (t *Try) Error(args ...any) { t.TB.Helper(); t.Errorf("%s", fmt.Sprintln(args...)) }
+func (t *Try) Fatal(args ...any) { t.TB.Helper(); t.Fatalf("%s", fmt.Sprintln(args...)) }
+func (t *Try) Fatalf(format string, args ...any) {
+	t.TB.Helper()
+	t.Errorf(format, args...)
+	t.FailNow()
+}
+
+func (t *Try) Errorf(format string, args ...any) {
+	t.TB.Helper()
+	if !t.withheld(fmt.Sprintf(format, args...)) {
+		t.TB.Errorf(format, args...)
+	}
+}
+
+func (t *Try) FailNow() {
+	if t.withheld("") {
+		runtime.Goexit()
+	}
+	t.TB.FailNow()
+}
+
+func (t *Try) Failed() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.failure != "" || t.TB.Failed()
+}
 
 // Missed reports that a condition did not become true within the time allowed since a moment: a
 // deadline that passed, a figure above its limit, or trust that was lost without a cause. It does
