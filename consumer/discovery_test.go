@@ -164,6 +164,23 @@ func TestChangedRowIsHandledAgain(t *testing.T) {
 	expect(t, w.Stats().Rows, 9, "rows in Stats, of which the application has deleted one")
 }
 
+// A trigger of the application that refuses the delete of a row is that row's fault, at once.
+func TestTriggerThatRefusesADelete(t *testing.T) {
+	t.Parallel()
+	for kind := range kinds(nil) {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			w := newWorker(db, kinds(db)[kind], consumer.WithAttempts(1))
+			db.exec(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''not yet''; END';
+				CREATE TRIGGER refuse AFTER DELETE ON public.outbox FOR EACH ROW EXECUTE FUNCTION public.refuse()`)
+			db.insert(1, 1)
+			contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left", "not yet")
+			expect(t, w.Stats().Troubles, 0, "batches that were broken off")
+		})
+	}
+}
+
 // If a trigger keeps rows that are deleted, no effect is committed, and the rows fail.
 func TestRowsThatADeleteKeeps(t *testing.T) {
 	t.Parallel()
@@ -184,6 +201,7 @@ func TestRowsThatADeleteKeeps(t *testing.T) {
 			testkit.Becomes(t, db.Pool, "the row blocks its key, or has too many effects", true, blocked+" OR (SELECT count(*) FROM public.effects) > $1", most)
 			testkit.OK(t, w.end())
 			expect(t, one[bool](db, blocked), true, "that the row blocks its key")
+			contains(t, errors.New(one[string](db, "SELECT error FROM pgleases.consumer_blocked")), "prevents the DELETE, or the handler")
 			if inTx {
 				expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 0, "effects")
 			}
@@ -271,7 +289,8 @@ func TestBatchesAreAsLargeAsTheirHandlerIsQuick(t *testing.T) {
 	}
 }
 
-// Calls that fail at once do not make a slow handler a quick one, whose rows one worker handles alone.
+// Calls that fail at once do not make a slow handler a quick one, whose rows one worker handles
+// alone.
 func TestFailuresAreNoPace(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

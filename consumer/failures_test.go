@@ -41,8 +41,8 @@ func TestDeadLetter(t *testing.T) {
 	expect(t, w.Stats().Failures, 3, "failures in Stats")
 }
 
-// A row that has failed for good is handled again when the application has changed it, and no longer
-// blocks its key when the application has deleted it.
+// A row that has failed for good is handled again when the application has changed it, and no
+// longer blocks its key when the application has deleted it.
 func TestChangeOfABlockedRowFreesItsKey(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -64,7 +64,55 @@ func TestChangeOfABlockedRowFreesItsKey(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "blocked rows")
 }
 
-// Whatever a handler does for one row is a failure of that row, with an error that says what it was.
+// A restore, or a rewrite of the table, changes the xmin of each row and not what is in it. Rows
+// that have failed for good are not handled again because of that.
+func TestRewriteOfTheTableRetriesNoBlockedRow(t *testing.T) {
+	t.Parallel()
+	for name, rewrite := range map[string]string{
+		"restore": `CREATE TABLE public.copy AS TABLE public.outbox; DELETE FROM public.outbox;
+			INSERT INTO public.outbox (id, uid, customer, created_at, payload) OVERRIDING SYSTEM VALUE SELECT id, uid, customer, created_at, payload FROM public.copy`,
+		"new column": "ALTER TABLE public.outbox ADD COLUMN further uuid NOT NULL DEFAULT gen_random_uuid()",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.insert(100, 5)
+			var calls atomic.Int64
+			w := newWorker(db, poisoned(20, func(context.Context, pgx.Tx, consumer.Row[Order]) error {
+				calls.Add(1)
+				return errors.New("no such order")
+			}), consumer.WithAttempts(2), consumer.WithBackoff(time.Millisecond, time.Millisecond))
+			w.SweepEvery(50 * time.Millisecond)
+			contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left")
+			before := calls.Load()
+			db.exec(rewrite)
+			w.run()
+			testkit.Becomes(t, db.Pool, "the rewrite is seen", true, "SELECT b.version = o.xmin::text FROM pgleases.consumer_blocked AS b JOIN public.outbox AS o USING (id)")
+			db.put(db.customers(0, 1)...)
+			testkit.Becomes(t, db.Pool, "another row is handled", int64(0), "SELECT count(*) FROM public.outbox WHERE customer LIKE 'a%'")
+			expect(t, calls.Load(), before, "calls for the blocked row")
+			expect(t, one[int](db, "SELECT attempts FROM pgleases.consumer_blocked WHERE next_at = 'infinity'"), 2, "its attempts")
+			db.exec("UPDATE public.outbox SET payload = '0' WHERE id = 20")
+			testkit.Until(t, "a change lets it be handled again", func() bool { return calls.Load() > before })
+			testkit.OK(t, w.end())
+		})
+	}
+}
+
+// After the number of partitions was made smaller, lines of partitions that are gone block nothing.
+func TestBlockedRowsOfPartitionsThatAreGone(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(20, 5)
+	db.exec("INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at) SELECT 'orders', 100 + id, id, customer, xmin::text, 15, 'infinity' FROM public.outbox")
+	w := newWorker(db, consumer.Each(effect))
+	testkit.OK(t, w.RunUntilEmpty(t.Context()))
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "lines that are left")
+	db.exact(20)
+}
+
+// Whatever a handler does for one row is a failure of that row, with an error that says what it
+// was.
 func TestFailuresOfHandlers(t *testing.T) {
 	t.Parallel()
 	type order = consumer.Row[Order]
@@ -128,8 +176,8 @@ func inAnInstant(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// If a handler commits with a statement, what it wrote may be committed, for the rows before as well.
-// None of these rows is handled again.
+// If a handler commits with a statement, what it wrote may be committed, for the rows before as
+// well. None of these rows is handled again.
 func TestCommitInAHandlerBlocksWhatMayBeCommitted(t *testing.T) {
 	t.Parallel()
 	for name, statements := range map[string]string{"commit": "COMMIT", "commit and begin": "COMMIT; BEGIN"} {
@@ -151,8 +199,8 @@ func TestCommitInAHandlerBlocksWhatMayBeCommitted(t *testing.T) {
 	}
 }
 
-// A transaction that is idle for longer than WithIdleTimeout is the handler's fault; a shorter wait,
-// longer than the trust that is left, is not.
+// A transaction that is idle for longer than WithIdleTimeout is the handler's fault; a shorter
+// wait, longer than the trust that is left, is not.
 func TestIdleHandlers(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -179,7 +227,8 @@ func TestIdleHandlers(t *testing.T) {
 	expect(t, one[int](db, "SELECT attempt FROM public.effects WHERE id = 15"), 2, "attempts at the row")
 }
 
-// While something that handlers need is away, rows fail without end, and no key uses up its attempts.
+// While something that handlers need is away, rows fail without end, and no key uses up its
+// attempts.
 func TestOutageUsesUpNoAttempts(t *testing.T) {
 	t.Parallel()
 	for name, failure := range map[string]error{"errors": errors.New("connection refused"), "Unavailable": consumer.Unavailable(errors.New("connection refused"))} {
@@ -329,8 +378,8 @@ func (db *database) block(where string) {
 	db.exec("INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at) SELECT 'orders', partition, id, customer, xmin::text, 1, '2020-01-01'::timestamptz + id * interval '1 s' FROM public.outbox WHERE " + where)
 }
 
-// Blocked rows of a partition that is paused do not keep those of others from their next attempt, nor
-// does a row that pauses its partition keep the rows after it.
+// Blocked rows of a partition that is paused do not keep those of others from their next attempt,
+// nor does a row that pauses its partition keep the rows after it.
 func TestPausedRowsDelayNoOthers(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -29,6 +29,7 @@ type options struct {
 	lease       []pgleases.LeaseOption
 	log         *slog.Logger
 	noMigration bool
+	ascending   bool // the application gives the IDs
 }
 
 // An Option sets an option of a Consumer. New checks them together.
@@ -89,8 +90,8 @@ const (
 )
 
 // WithAround sets a function that is called around each call of the handler, for traces, metrics
-// and logs. It must call next once, and return its error. If it returns nil, next's error counts; if
-// it has not called next, the rows have failed.
+// and logs. It must call next once, and return its error. If it returns nil, next's error counts;
+// if it has not called next, the rows have failed.
 func WithAround(f func(ctx context.Context, info Info, next func(context.Context) error) error) Option {
 	return func(o *options) { o.around = f }
 }
@@ -114,6 +115,12 @@ func WithSchema(name string) Option { return func(o *options) { o.schema = name 
 // WithLogger sets the logger. The default, also for nil, is slog.Default(). A handler that blocks
 // stops nothing else, see pgleases.WithLogger.
 func WithLogger(logger *slog.Logger) Option { return func(o *options) { o.log = logger } }
+
+// WithAscendingIDs says that the application makes sure itself that IDs are unique, and that
+// those of each key rise with its inserts. New then accepts an ID column that is not drawn from a
+// sequence, for example one with Snowflake IDs, and one without a unique index. Rows of a key
+// whose IDs do not rise are handled out of order.
+func WithAscendingIDs() Option { return func(o *options) { o.ascending = true } }
 
 // WithoutMigration makes New run no DDL. If the tables are missing or too old, New returns
 // pgleases.ErrSchema.

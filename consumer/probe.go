@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -154,6 +155,9 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 	var retry blockedRow
 	if q.sweep {
 		batch.Queue(g.sql.Sweep, g.name, q.owned)
+		if slices.Contains(q.owned, 0) { // one of all processes
+			batch.Queue(g.sql.Beyond, g.name, g.queue.Partitions)
+		}
 	}
 	batch.Queue(g.sql.Probe, q.idle, g.name).Query(func(rows pgx.Rows) error {
 		_, err := pgx.ForEachRow(rows, []any{&n}, func() error { q.has[n], q.anywhere = true, true; return nil })

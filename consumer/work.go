@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
@@ -301,7 +302,7 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow, slow b
 		if server.IsClosed() {
 			return g.cutOff(o, err)
 		}
-		o.verdict, o.at, o.err = verdictOf(err), -1, err
+		o.verdict, o.at, o.err = verdictOf(err), -1, hinted(err)
 		return o
 	}
 	g.counts.rows.Add(removed)
@@ -457,23 +458,37 @@ func (g *group) removeSame(parts []*partition, o outcome, retry *blockedRow) out
 	case errors.Is(err, pgleases.ErrNotOwner):
 		return outcome{verdict: refused, at: -1}
 	case err != nil:
-		return outcome{verdict: verdictOf(err), rows: o.rows, at: -1, err: err}
+		return outcome{verdict: verdictOf(err), rows: o.rows, at: -1, err: hinted(err)}
 	}
 	g.counts.rows.Add(removed)
 	return o
 }
 
-// verdictOf returns the verdict on an error of the removal or the commit. PC001 and PC002 are
-// from consumer_expect; 25P02: a statement of the handler failed; 25006: the handler made the
-// transaction read-only; 23: a constraint.
+// verdictOf returns the verdict on an error of the removal or the commit. A row is at fault if a
+// constraint, a trigger or what the handler did to the transaction refuses the commit, because that
+// would happen again. PC001 and PC002 are from consumer_expect; 25P02: a statement of the handler
+// failed; 25006: the handler made the transaction read-only; 0A: a rule; 22, 23, P0: a value, a
+// constraint, or the code of a trigger.
 func verdictOf(err error) verdict {
-	switch code := store.Code(err); {
+	code := store.Code(err)
+	switch {
 	case code == "PC002":
 		return ended
-	case code == "PC001", code == "25P02", code == "25006", len(code) == 5 && code[:2] == "23":
+	case slices.Contains([]string{"PC001", "25P02", "25006"}, code):
+		return failed
+	case len(code) == 5 && slices.Contains([]string{"0A", "22", "23", "P0"}, code[:2]) && worker.Whose(err) == worker.Refused:
 		return failed
 	}
 	return troubled
+}
+
+// hinted adds the hint to an error of the server, for the log and for the blocked row.
+func hinted(err error) error {
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) && refused.Hint != "" {
+		return fmt.Errorf("%w; %s", err, refused.Hint)
+	}
+	return err
 }
 
 // call calls the handler, for all rows or for one after the other, and returns how far it came.

@@ -4,7 +4,8 @@
 -- $1 int     partition
 -- $2 bigint  ID
 -- $3 text    consumer
-SELECT q.{partition}::int, q.{id}::bigint, {key}, q.xmin, b.attempts, b.crashes, b.version OPERATOR(pg_catalog.=) q.xmin::pg_catalog.text AS same,
+SELECT q.{partition}::int, q.{id}::bigint, {key}, q.xmin, b.attempts, b.crashes, 
+       CASE WHEN b.version OPERATOR(pg_catalog.=) q.xmin::pg_catalog.text THEN true ELSE coalesce(b.content OPERATOR(pg_catalog.=) pgleases.consumer_content(q, b.content), false) END AS same,
        EXISTS (SELECT FROM pgleases.consumer_blocked AS o WHERE o.consumer OPERATOR(pg_catalog.=) b.consumer AND o.partition OPERATOR(pg_catalog.=) b.partition
                                                             AND o.key OPERATOR(pg_catalog.=) b.key AND o.id OPERATOR(pg_catalog.<) b.id){columns}
 FROM {table} AS q

@@ -67,6 +67,7 @@ CREATE TABLE IF NOT EXISTS pgleases.consumer_blocked (
     id        bigint NOT NULL,
     key       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     version   pg_catalog.text NOT NULL,
+    content   pg_catalog.text,
     attempts  int NOT NULL,
     crashes   int NOT NULL DEFAULT 0,
     error     pg_catalog.text,
@@ -86,6 +87,7 @@ COMMENT ON COLUMN pgleases.consumer_blocked.partition IS 'The row''s partition.'
 COMMENT ON COLUMN pgleases.consumer_blocked.id IS 'The row''s ID.';
 COMMENT ON COLUMN pgleases.consumer_blocked.key IS 'The row''s key.';
 COMMENT ON COLUMN pgleases.consumer_blocked.version IS 'The xmin of the row when it failed. A row that was changed since has its attempts anew.';
+COMMENT ON COLUMN pgleases.consumer_blocked.content IS 'A hash of the row when it failed, with its length: see consumer_content. A restore, and ALTER TABLE that rewrites the table, change the xmin of each row and not its content. Null: it is not known.';
 COMMENT ON COLUMN pgleases.consumer_blocked.attempts IS 'How many attempts failed.';
 COMMENT ON COLUMN pgleases.consumer_blocked.crashes IS 'How many processes crashed while they handled the row alone, and the attempt under way.';
 COMMENT ON COLUMN pgleases.consumer_blocked.error IS 'The error of the last attempt.';
@@ -166,6 +168,21 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.consumer_expect(pg_catalog.text, bigint, bigint) IS 'Raises an error unless all handled rows were deleted in the transaction in which they were handled.';
+
+-- Returns a hash of a row, with the length of the text that it is made of. p_of is an earlier hash of the row, or null: the
+-- new one is made of as many characters. So it stays the same when columns are added, which come last. It is empty if those
+-- characters end within a column. The settings on which the text of values depends are fixed.
+CREATE OR REPLACE FUNCTION pgleases.consumer_content(p_row record, p_of pg_catalog.text) RETURNS pg_catalog.text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET TimeZone = 'UTC' SET DateStyle = 'ISO' SET IntervalStyle = 'postgres' SET extra_float_digits = 1 SET bytea_output = 'hex'
+AS $pgleases_body$
+DECLARE
+    content CONSTANT text := p_row::text;
+    n       CONSTANT int := coalesce(split_part(p_of, ':', 1)::int, length(content) - 1);
+BEGIN
+    RETURN CASE WHEN substr(content, n + 1, 1) IN (',', ')') THEN n || ':' || md5(left(content, n)) ELSE '' END;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.consumer_content(record, pg_catalog.text) IS 'Returns a hash of a row of a queue table, from which it is known whether the row was changed since it failed.';
 
 -- Records the begin of ownerships, and returns what is known about the partitions before. The caller guards them. If
 -- crashed_now is false, the epoch and the suspects mean nothing.

@@ -3,16 +3,18 @@
 -- $1 text   consumer
 -- $2 int[]  partitions
 WITH seen AS MATERIALIZED (
-    SELECT b.partition, b.id, b.version AS failed, q.version
+    SELECT b.partition, b.id, b.version AS failed, q.version, q.same
     FROM pgleases.consumer_blocked AS b
     LEFT JOIN LATERAL (
-        SELECT q.xmin::pg_catalog.text AS version FROM {table} AS q
+        SELECT q.xmin::pg_catalog.text AS version, -- a restore changes it, but not the content
+               CASE WHEN q.xmin::pg_catalog.text OPERATOR(pg_catalog.<>) b.version THEN coalesce(b.content OPERATOR(pg_catalog.=) pgleases.consumer_content(q, b.content), false) END AS same
+        FROM {table} AS q
         WHERE q.{partition} OPERATOR(pg_catalog.>=) b.partition AND q.{partition} OPERATOR(pg_catalog.<=) b.partition AND q.{id} OPERATOR(pg_catalog.=) b.id
     ) AS q ON true
     WHERE b.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) ANY ($2::int[])
       AND (q.version OPERATOR(pg_catalog.=) b.version) IS NOT TRUE
 ), b AS MATERIALIZED (
-    SELECT s.partition, s.id, s.version
+    SELECT s.partition, s.id, s.version, s.same
     FROM seen AS s
     JOIN pgleases.consumer_blocked AS o ON o.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND o.partition OPERATOR(pg_catalog.=) s.partition AND o.id OPERATOR(pg_catalog.=) s.id
     WHERE o.version OPERATOR(pg_catalog.=) s.failed -- it has not failed again meanwhile
@@ -21,7 +23,8 @@ WITH seen AS MATERIALIZED (
     DELETE FROM pgleases.consumer_blocked AS o USING b
     WHERE o.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND o.partition OPERATOR(pg_catalog.=) b.partition AND o.id OPERATOR(pg_catalog.=) b.id AND b.version IS NULL
 ), changed AS (
-    UPDATE pgleases.consumer_blocked AS o SET version = b.version, attempts = 0, next_at = pg_catalog.clock_timestamp() FROM b
+    UPDATE pgleases.consumer_blocked AS o SET version = b.version, attempts = CASE WHEN b.same THEN o.attempts ELSE 0 END,
+        next_at = CASE WHEN b.same THEN o.next_at ELSE pg_catalog.clock_timestamp() END FROM b
     WHERE o.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND o.partition OPERATOR(pg_catalog.=) b.partition AND o.id OPERATOR(pg_catalog.=) b.id AND b.version IS NOT NULL
 )
 SELECT pg_catalog.count(*) FROM b

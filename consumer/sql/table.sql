@@ -7,6 +7,8 @@ CREATE TABLE {table} (
     payload jsonb NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_insert_threshold = -1);
 CREATE INDEX ON {table} ({p}, {id});
+-- Leave this trigger out if inserts are in transactions that are prepared for a two-phase commit: PREPARE TRANSACTION fails
+-- after a notification. Rows then wait for the poll, up to a second.
 CREATE TRIGGER consumer_inserted AFTER INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {pgleases}.consumer_inserted('{name}');
 
 -- Instead, for a table that exists and is in use. A generated column would rewrite the table under a lock that keeps all

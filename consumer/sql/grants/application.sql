@@ -6,5 +6,5 @@ GRANT SELECT, INSERT, UPDATE ON pgleases.consumers, pgleases.consumer_partitions
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.consumer_blocked TO pgleases_app;
 GRANT SELECT, INSERT ON pgleases.consumer_dead_letters TO pgleases_app;
 -- For databases whose PUBLIC may not execute functions.
-GRANT EXECUTE ON FUNCTION pgleases.consumer_expect, pgleases.consumer_begin, pgleases.consumer_end,
+GRANT EXECUTE ON FUNCTION pgleases.consumer_expect, pgleases.consumer_content, pgleases.consumer_begin, pgleases.consumer_end,
     pgleases.consumer_inserted, pgleases.consumer_backlog TO pgleases_app;
