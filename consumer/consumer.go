@@ -92,7 +92,7 @@ func (c *Consumer) inspect(ctx context.Context, fits func(columns []string) erro
 		return err
 	}
 	defer conn.Release()
-	t, q, err := c.sql.inspect(ctx, conn, c.name, c.queue)
+	t, q, err := c.sql.inspect(ctx, conn, c.name, c.queue, c.options.ascending)
 	if err != nil {
 		return err
 	}
@@ -148,10 +148,10 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 // Name returns the consumer's name.
 func (c *Consumer) Name() string { return c.name }
 
-// Run handles rows until ctx ends. Then it takes no more rows, finishes what is in hand within the
-// lease's drain timeout, hands over its partitions, and returns nil. It returns an error if it
-// cannot join the lease, if the lease or the client ends before ctx, or if it finds the pool closed.
-// A Consumer runs once at a time, and a client runs one Consumer of a name at a time.
+// Run handles rows until ctx ends. Then it takes no more rows, finishes what is in hand within
+// the lease's drain timeout, hands over its partitions, and returns nil. It returns an error if
+// it cannot join the lease, if the lease or the client ends before ctx, or if it finds the pool
+// closed. A Consumer runs once at a time, and a client runs one Consumer of a name at a time.
 func (c *Consumer) Run(ctx context.Context) error { return c.run(ctx, false) }
 
 // RunUntilEmpty is Run until no row is left in the queue, in any partition, and returns nil then.

@@ -81,8 +81,8 @@ func (db *database) late() pgx.Tx {
 	return tx
 }
 
-// An idle process polls rarely while inserts notify it. If a row comes without a notification, it is
-// found, and the process polls often from then on.
+// An idle process polls rarely while inserts notify it. If a row comes without a notification, it
+// is found, and the process polls often from then on.
 func TestIdleProcessPollsRarely(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)

@@ -63,8 +63,8 @@ func TestLateCommitIsNotOvertaken(t *testing.T) {
 	db.exact(6)
 }
 
-// When a process that seemed to have crashed takes that back, the rows that were suspect are handled
-// before those behind them, which the next owner has passed already.
+// When a process that seemed to have crashed takes that back, the rows that were suspect are
+// handled before those behind them, which the next owner has passed already.
 func TestSuspicionTakenBackKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -168,8 +168,8 @@ func TestLowIDs(t *testing.T) {
 	}
 }
 
-// Rows that were read and not handled, because one before them failed, do not wait for rows of later
-// partitions.
+// Rows that were read and not handled, because one before them failed, do not wait for rows of
+// later partitions.
 func TestRowsBehindAFailedOneComeNext(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -184,7 +184,8 @@ func TestRowsBehindAFailedOneComeNext(t *testing.T) {
 	}), consumer.WithWorkers(1), consumer.WithBatch(10, 1<<20), consumer.WithAttempts(1))
 	testkit.Becomes(t, db.Pool, "one row is left", int64(1), "SELECT count(*) FROM public.outbox")
 	testkit.OK(t, w.end())
-	// the batch that waited for all partitions may be of the last, and its turn may come before theirs
+	// the batch that waited for all partitions may be of the last, and its turn may come before
+	// theirs
 	if n := one[int64](db, "SELECT count(*) FROM public.effects WHERE id > 3 AND n < (SELECT n FROM public.effects WHERE id = 3)"); n > 20 {
 		t.Errorf("%d rows of the last partition were handled before it", n)
 	}
@@ -204,8 +205,8 @@ func TestBlockedRowThatGetsAnotherKey(t *testing.T) {
 	db.exact(3)
 }
 
-// Rows before one that is locked for long do not wait for it: each broken off batch is repeated with
-// half as many rows.
+// Rows before one that is locked for long do not wait for it: each broken off batch is repeated
+// with half as many rows.
 func TestRowsBeforeALockedOne(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

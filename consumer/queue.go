@@ -46,17 +46,21 @@ func (q Queue) withDefaults() Queue {
 
 // A table is what the database knows about a Queue's table. What it lacks is empty.
 type table struct {
-	Name, Kind                                                      string
-	Hidden, Permitted, BeforeDelete, Subscribed, Announced, Indexed bool
-	IDRequired, KeyRequired, PartitionRequired                      bool
-	IDType, KeyType, PartitionType, TimeType                        string
-	Cache                                                           int64
-	Cycle                                                           bool
-	Columns                                                         []string
-	Generated                                                       string   // the expression that generates the partition
-	GeneratedFrom                                                   []string // the columns in it
-	Differs                                                         string   // a partition or child of the table with another expression
-	N                                                               int      `db:"-"` // of the expression, or 0
+	Name, Kind                                                   string
+	Hidden, Permitted, Temporary, Subscribed, Announced, Indexed bool
+	BeforeDelete, DeleteRule                                     string // a trigger with its table, a rule
+	IDUnique, Identity                                           bool
+	IDDefault, Sequence                                          string
+	Increment                                                    int64
+	IDRequired, KeyRequired, PartitionRequired                   bool
+	IDType, KeyType, PartitionType, TimeType                     string
+	Cache                                                        int64
+	Cycle                                                        bool
+	Columns                                                      []string
+	Generated                                                    string   // the expression that generates the partition
+	GeneratedFrom                                                []string // the columns in it
+	Differs                                                      string   // a partition or child of the table with another expression
+	N                                                            int      `db:"-"` // of the expression, or 0
 }
 
 var (
@@ -68,9 +72,9 @@ var (
 	kinds     = map[string]string{"v": "a view", "m": "a materialized view", "f": "a foreign table", "c": "a type", "S": "a sequence", "i": "an index"}
 )
 
-// inspect reads what the database knows about the table of a consumer, and checks it. It returns the
-// queue with its number of partitions.
-func (s *statements) inspect(ctx context.Context, conn *pgxpool.Conn, name string, q Queue) (*table, Queue, error) {
+// inspect reads what the database knows about the table of a consumer, and checks it. It returns
+// the queue with its number of partitions.
+func (s *statements) inspect(ctx context.Context, conn *pgxpool.Conn, name string, q Queue, ascending bool) (*table, Queue, error) {
 	if q.Table == "" {
 		return nil, q, errors.New("the queue has no Table: name the table whose rows are handled")
 	}
@@ -82,13 +86,13 @@ func (s *statements) inspect(ctx context.Context, conn *pgxpool.Conn, name strin
 	if err != nil {
 		return nil, q, err
 	}
-	if q, err = t.check(q); err != nil {
+	if q, err = t.check(q, ascending); err != nil {
 		return nil, q, fmt.Errorf("table %s: %w", t.Name, err)
 	}
 	return t, q, nil
 }
 
-func (t *table) check(q Queue) (Queue, error) {
+func (t *table) check(q Queue, ascending bool) (Queue, error) {
 	if t.Kind != "r" && t.Kind != "p" {
 		return q, fmt.Errorf("it is %s: rows are locked and deleted, so it must be a table", cmp.Or(kinds[t.Kind], "no table"))
 	}
@@ -96,7 +100,9 @@ func (t *table) check(q Queue) (Queue, error) {
 		wrong(t.Subscribed, "it is the target of a subscription: consume the rows where they are inserted"),
 		wrong(t.Hidden, "row-level security hides rows from this role: exempt the role with BYPASSRLS, or use the owner of the table"),
 		wrong(!t.Permitted, "the role lacks rights: GRANT SELECT, UPDATE, DELETE ON %s TO your role; UPDATE is for locking rows", t.Name),
-		wrong(t.BeforeDelete, "a trigger BEFORE DELETE may keep rows that were handled: drop it, or make it AFTER DELETE"),
+		wrong(t.Temporary, "it is a temporary table, which only its own session sees: create it without TEMPORARY"),
+		wrong(t.BeforeDelete != "", "a trigger BEFORE DELETE may keep rows that were handled: drop %s, or make it AFTER DELETE", t.BeforeDelete),
+		wrong(t.DeleteRule != "", "a rule ON DELETE may keep rows that were handled: drop rule %s, or make it a trigger AFTER DELETE", quote(t.DeleteRule)),
 		wrong(q.ID == q.Partition, "ID and Partition are both column %q: give two columns", q.ID),
 		column("ID", q.ID, t.IDRequired, t.IDType, idTypes),
 		column("Partition", q.Partition, t.PartitionRequired, t.PartitionType, []string{"integer"}),
@@ -118,11 +124,11 @@ func (t *table) check(q Queue) (Queue, error) {
 	if err != nil {
 		return q, err
 	}
-	err = cmp.Or(
-		wrong(t.Cache > 1, "the sequence of column %q has CACHE %d, so that IDs are not in the order of the inserts: ALTER SEQUENCE ... CACHE 1", q.ID, t.Cache),
-		wrong(t.Cycle, "the sequence of column %q has CYCLE, so that IDs come again: ALTER SEQUENCE ... NO CYCLE", q.ID),
-		wrong(!t.Indexed, "it has no valid, complete btree index on (%[2]s, %[3]s): CREATE INDEX CONCURRENTLY ON %[1]s (%[2]s, %[3]s)", t.Name, quote(q.Partition), quote(q.ID)),
-	)
+	err = wrong(!t.Indexed, "it has no valid, complete btree index on (%[2]s, %[3]s): CREATE INDEX CONCURRENTLY ON %[1]s (%[2]s, %[3]s)",
+		t.Name, quote(q.Partition), quote(q.ID))
+	if err == nil && !ascending {
+		err = t.checkIDs(q)
+	}
 	if err != nil {
 		return q, err
 	}
@@ -140,6 +146,23 @@ func (t *table) check(q Queue) (Queue, error) {
 	return q, wrong(q.Partitions < 1 || q.Partitions > 65536, "%d partitions is out of range: 1 to 65,536", q.Partitions)
 }
 
+// nextval is the default of a column that each insert draws from a sequence.
+var nextval = regexp.MustCompile(`^(?:pg_catalog\.)?nextval\('.*'::(?:pg_catalog\.)?regclass\)(?:::(?:integer|bigint))?$`)
+
+// checkIDs checks that IDs are unique, and rise with the inserts.
+func (t *table) checkIDs(q Queue) error {
+	const own = "; if the application itself gives each key unique IDs that rise with its inserts, use WithAscendingIDs"
+	drawn := t.Identity || nextval.MatchString(t.IDDefault)
+	return cmp.Or(
+		wrong(t.IDDefault == "" && !t.Identity, "column %q has no default, so IDs may not be in the order of the inserts: ALTER TABLE %s ALTER COLUMN %s ADD GENERATED ALWAYS AS IDENTITY%s", q.ID, t.Name, quote(q.ID), own),
+		wrong(!drawn || t.Sequence == "", "column %q has the default %s, so IDs may not be in the order of the inserts: give it the default nextval of a sequence%s", q.ID, t.IDDefault, own),
+		wrong(t.Cache > 1, "the sequence of column %q has CACHE %d, so that IDs are not in the order of the inserts: ALTER SEQUENCE %s CACHE 1%s", q.ID, t.Cache, t.Sequence, own),
+		wrong(t.Increment != 1, "the sequence of column %q has INCREMENT BY %d, so that IDs may not be in the order of the inserts, because the application draws several at once, or they fall: ALTER SEQUENCE %s INCREMENT BY 1, and let each insert draw its ID%s", q.ID, t.Increment, t.Sequence, own),
+		wrong(t.Cycle, "the sequence of column %q has CYCLE, so that IDs come again: ALTER SEQUENCE %s NO CYCLE%s", q.ID, t.Sequence, own),
+		wrong(!t.IDUnique, "column %q may have one ID twice, because no unique index has it alone or with %q: CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s, %s)%s", q.ID, q.Partition, t.Name, quote(q.Partition), quote(q.ID), own),
+	)
+}
+
 func column(of, name string, required bool, typ string, types []string) error {
 	switch {
 	case typ == "":
@@ -154,13 +177,13 @@ func column(of, name string, required bool, typ string, types []string) error {
 
 func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
 
-// TableSQL returns DDL for a queue table, to paste into a migration: the table with its index, its
-// generated partition and the trigger that wakes the consumer, and below it, as a comment, the steps
-// for a table that exists and is in use. Without a Key it has no such steps, nor if a name has
-// control characters, because a newline would end the comment. name is the consumer's, as in [New].
-// schema is that of the library's tables, "pgleases" if it is empty. The names in q are written into
-// the text; a Table that is not written as in SQL is quoted. Partitions is 1,024 unless q has another
-// number, which never has to change while a fleet grows.
+// TableSQL returns DDL for a queue table, to paste into a migration: the table with its index,
+// its generated partition and the trigger that wakes the consumer, and below it, as a comment,
+// the steps for a table that exists and is in use. Without a Key it has no such steps, nor if a
+// name has control characters, because a newline would end the comment. name is the consumer's,
+// as in [New]. schema is that of the library's tables, "pgleases" if it is empty. The names in q
+// are written into the text; a Table that is not written as in SQL is quoted. Partitions is 1,024
+// unless q has another number, which never has to change while a fleet grows.
 func TableSQL(name, schema string, q Queue) string {
 	q = q.withDefaults()
 	if q.Table != "" && !nameInSQL.MatchString(q.Table) {

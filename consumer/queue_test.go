@@ -26,7 +26,7 @@ func TestNewRefuses(t *testing.T) {
 	client := testkit.Must(pgleases.NewClient(t.Context(), db.Pool, pgleases.WithoutMigration()))(t)
 	t.Cleanup(func() { _ = client.Close(t.Context()) })
 	good := "id bigint GENERATED ALWAYS AS IDENTITY, customer text NOT NULL, partition int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 8)) STORED, payload jsonb"
-	index := "; CREATE INDEX ON q.q (partition, id)"
+	index := "; CREATE UNIQUE INDEX ON q.q (partition, id)"
 	plain := strings.Replace(good, "NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 8)) STORED", "NOT NULL", 1)
 	q := consumer.Queue{Table: "q.q", Key: "customer"}
 	with := func(change func(*consumer.Queue)) consumer.Queue { q := q; change(&q); return q }
@@ -59,6 +59,19 @@ func TestNewRefuses(t *testing.T) {
 		"BRIN index":         {"CREATE TABLE q.q (" + good + "); CREATE INDEX ON q.q USING brin (partition, id)", q, []string{"no valid, complete btree index"}},
 		"cache":              {"CREATE TABLE q.q (" + strings.Replace(good, "IDENTITY", "IDENTITY (CACHE 10)", 1) + ")" + index, q, []string{"CACHE 10", "CACHE 1"}},
 		"cycle":              {"CREATE TABLE q.q (" + strings.Replace(good, "IDENTITY", "IDENTITY (CYCLE)", 1) + ")" + index, q, []string{"CYCLE", "NO CYCLE"}},
+		"increment":          {"CREATE TABLE q.q (" + strings.Replace(good, "IDENTITY", "IDENTITY (INCREMENT 50)", 1) + ")" + index, q, []string{"INCREMENT BY 50", "ALTER SEQUENCE q.q_id_seq INCREMENT BY 1", "WithAscendingIDs"}},
+		"falling IDs":        {"CREATE TABLE q.q (" + strings.Replace(good, "IDENTITY", "IDENTITY (INCREMENT -1)", 1) + ")" + index, q, []string{"INCREMENT BY -1"}},
+		"cache elsewhere":    {"CREATE SEQUENCE q.s CACHE 20; CREATE TABLE q.q (" + strings.Replace(good, "GENERATED ALWAYS AS IDENTITY", "NOT NULL DEFAULT nextval('q.s')", 1) + ")" + index, q, []string{"CACHE 20", "ALTER SEQUENCE q.s CACHE 1"}},
+		"no default":         {"CREATE TABLE q.q (" + strings.Replace(good, "GENERATED ALWAYS AS IDENTITY", "NOT NULL", 1) + ")" + index, q, []string{`column "id" has no default`, `ALTER TABLE q.q ALTER COLUMN "id" ADD GENERATED ALWAYS AS IDENTITY`}},
+		"random IDs":         {"CREATE TABLE q.q (" + strings.Replace(good, "GENERATED ALWAYS AS IDENTITY", "NOT NULL DEFAULT (random() * 1e15)::bigint", 1) + ")" + index, q, []string{`column "id" has the default`, "random"}},
+		"computed IDs":       {"CREATE SEQUENCE q.s; CREATE TABLE q.q (" + strings.Replace(good, "GENERATED ALWAYS AS IDENTITY", "NOT NULL DEFAULT nextval('q.s') % 7", 1) + ")" + index, q, []string{`column "id" has the default`, "% "}},
+		"late sequence":      {"CREATE SEQUENCE q.s; CREATE TABLE q.q (" + strings.Replace(good, "GENERATED ALWAYS AS IDENTITY", "NOT NULL DEFAULT nextval('q.s'::text)", 1) + ")" + index, q, []string{`column "id" has the default`}},
+		"IDs twice":          {"CREATE TABLE q.q (" + good + "); CREATE INDEX ON q.q (partition, id)", q, []string{`column "id" may have one ID twice`, `CREATE UNIQUE INDEX CONCURRENTLY ON q.q ("partition", "id")`}},
+		"IDs once a day":     {"CREATE TABLE q.q (" + good + ", at date NOT NULL DEFAULT now(), PRIMARY KEY (id, at)) PARTITION BY RANGE (at); CREATE INDEX ON q.q (partition, id)", q, []string{`column "id" may have one ID twice`}},
+		"IDs once in some":   {"CREATE TABLE q.q (" + good + "); CREATE INDEX ON q.q (partition, id); CREATE UNIQUE INDEX ON q.q (id) WHERE partition > 1", q, []string{`column "id" may have one ID twice`}},
+		"child":              {"CREATE TABLE q.q (" + good + ")" + index + "; CREATE TABLE q.child () INHERITS (q.q)", q, []string{`column "id" may have one ID twice`}},
+		"rule":               {"CREATE TABLE q.q (" + good + ")" + index + "; CREATE RULE keep AS ON DELETE TO q.q DO INSTEAD NOTHING", q, []string{`a rule ON DELETE may keep rows that were handled: drop rule "keep"`}},
+		"trigger of a child": {"CREATE TABLE q.q (" + good + ")" + index + "; CREATE TABLE q.child () INHERITS (q.q); CREATE FUNCTION q.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; CREATE TRIGGER keep BEFORE DELETE ON q.child FOR EACH ROW EXECUTE FUNCTION q.keep()", q, []string{"a trigger BEFORE DELETE", "drop keep on q.child"}},
 		"view":               {"CREATE VIEW q.q AS SELECT 1::bigint AS id, 'c' AS customer, 0 AS partition", q, []string{"it is a view"}},
 		"trigger":            {"CREATE TABLE q.q (" + good + ")" + index + "; CREATE FUNCTION q.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; CREATE TRIGGER keep BEFORE DELETE ON q.q FOR EACH ROW EXECUTE FUNCTION q.keep()", q, []string{"a trigger BEFORE DELETE"}},
 		"N unknown":          {"CREATE TABLE q.q (" + plain + ")" + index, q, []string{"N is not known: give Partitions"}},
@@ -70,7 +83,7 @@ func TestNewRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			db := &database{t, db.url, db.Pool}
 			db.exec("DROP SCHEMA IF EXISTS q CASCADE; CREATE SCHEMA q; DELETE FROM pgleases.consumers; " +
-				"CREATE TABLE q.taken (" + good + "); CREATE INDEX ON q.taken (partition, id); INSERT INTO pgleases.consumers (name, queue, id_column, partition_column, partitions) VALUES ('first', 'q.taken', 'id', 'partition', 8);" + test.ddl)
+				"CREATE TABLE q.taken (" + good + "); CREATE UNIQUE INDEX ON q.taken (partition, id); INSERT INTO pgleases.consumers (name, queue, id_column, partition_column, partitions) VALUES ('first', 'q.taken', 'id', 'partition', 8);" + test.ddl)
 			_, err := consumer.New(t.Context(), client, db.Pool, "orders", test.queue, consumer.Each(effect), consumer.WithoutMigration())
 			if len(test.says) == 0 {
 				testkit.OK(t, err)
@@ -86,15 +99,56 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// New accepts a partition that is generated from the key alone, however that is written, and without
-// rows or with them.
+// New accepts each way to draw IDs from a sequence, and any IDs if the application gives them.
+func TestNewAcceptsIDs(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, failing())
+	const columns = " customer text NOT NULL, payload jsonb, partition int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 8)) STORED)"
+	db.exec("CREATE SEQUENCE public.ids AS bigint")
+	for id, opts := range map[string][]consumer.Option{
+		"bigserial": nil,
+		"serial":    nil,
+		"bigint GENERATED BY DEFAULT AS IDENTITY":       nil,
+		"bigint NOT NULL DEFAULT nextval('public.ids')": nil,
+		"int NOT NULL DEFAULT nextval('public.ids')":    nil,
+		"bigint NOT NULL":                  {consumer.WithAscendingIDs()},
+		"bigint NOT NULL DEFAULT random()": {consumer.WithAscendingIDs()},
+	} {
+		db.exec("DROP TABLE IF EXISTS public.q; DELETE FROM pgleases.consumers; CREATE TABLE public.q (id " + id + "," + columns)
+		unique := " UNIQUE"
+		if opts != nil {
+			unique = ""
+		}
+		db.exec("CREATE" + unique + " INDEX ON public.q (partition, id); GRANT ALL ON public.q TO PUBLIC")
+		_, err := consumer.New(t.Context(), w.client, w.pool, "orders", consumer.Queue{Table: "public.q", Key: "customer"}, consumer.Each(effect),
+			append(opts, consumer.WithoutMigration())...)
+		if err != nil {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+}
+
+// A temporary table is there for one session only.
+func TestNewRefusesTemporaryTables(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	w := newWorker(db, failing())
+	pool := testkit.Pool(t, db.url, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	testkit.Execute(t, pool, "CREATE TEMPORARY TABLE q (id bigserial PRIMARY KEY, partition int NOT NULL)")
+	_, err := consumer.New(t.Context(), w.client, pool, "orders", consumer.Queue{Table: "q", Partitions: 8}, consumer.Each(effect), consumer.WithoutMigration())
+	contains(t, err, "it is a temporary table")
+}
+
+// New accepts a partition that is generated from the key alone, however that is written, and
+// without rows or with them.
 func TestNewAcceptsPartitionsOfTheKey(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, failing())
 	db.exec("CREATE TABLE public.q (id bigint GENERATED ALWAYS AS IDENTITY, t text NOT NULL, l text NOT NULL, v varchar(20) NOT NULL, i int NOT NULL, u uuid NOT NULL); GRANT ALL ON public.q TO PUBLIC")
 	for key, of := range map[string]string{"t": `t COLLATE "C"`, "l": "lower(l)", "v": "coalesce(v, '')", "i": "i::bigint::text", "u": "u::text"} {
-		db.exec(fmt.Sprintf("DELETE FROM public.q; ALTER TABLE public.q ADD p_%[1]s int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(%[2]s, 8)) STORED; CREATE INDEX ON public.q (p_%[1]s, id)", key, of))
+		db.exec(fmt.Sprintf("DELETE FROM public.q; ALTER TABLE public.q ADD p_%[1]s int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(%[2]s, 8)) STORED; CREATE UNIQUE INDEX ON public.q (p_%[1]s, id)", key, of))
 		for _, rows := range []string{"", "INSERT INTO public.q (t, l, v, i, u) SELECT 'T' || n, 'L' || n, 'V' || n, n, gen_random_uuid() FROM generate_series(1, 10) AS n"} {
 			db.exec("DELETE FROM pgleases.consumers; " + rows)
 			_, err := consumer.New(t.Context(), w.client, w.pool, "orders", consumer.Queue{Table: "public.q", Key: key, Partition: "p_" + key},
@@ -112,8 +166,8 @@ func TestNewRefusesPartitionsThatDiffer(t *testing.T) {
 		t.Skip("before PostgreSQL 16 all have the expression of the table")
 	}
 	w := newWorker(db, failing())
-	const columns = "(id bigint NOT NULL, customer text NOT NULL, region text, partition int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(%s)) STORED)"
-	db.exec("CREATE TABLE public.q " + fmt.Sprintf(columns, "customer, 8") + " PARTITION BY RANGE (id); CREATE INDEX ON public.q (partition, id); CREATE TABLE public.middle PARTITION OF public.q DEFAULT PARTITION BY RANGE (id); GRANT ALL ON public.q TO PUBLIC")
+	const columns = "(id bigint NOT NULL DEFAULT nextval('public.ids'), customer text NOT NULL, region text, partition int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(%s)) STORED)"
+	db.exec("CREATE SEQUENCE public.ids; CREATE TABLE public.q " + fmt.Sprintf(columns, "customer, 8") + " PARTITION BY RANGE (id); CREATE UNIQUE INDEX ON public.q (partition, id); CREATE TABLE public.middle PARTITION OF public.q DEFAULT PARTITION BY RANGE (id); GRANT ALL ON public.q TO PUBLIC")
 	for _, of := range []string{"customer, 8", "region, 8", "customer, 16"} {
 		db.exec("DELETE FROM pgleases.consumers; CREATE TABLE public.part " + fmt.Sprintf(columns, of) + "; ALTER TABLE public.middle ATTACH PARTITION public.part DEFAULT")
 		_, err := consumer.New(t.Context(), w.client, w.pool, "orders", consumer.Queue{Table: "public.q", Key: "customer"},
@@ -191,8 +245,8 @@ func TestNewRefusesHandlersAndOptions(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// The steps for an existing table fit several tables in one schema, whatever their names are. A role
-// that only may insert still can, although it has no rights on the library's schema.
+// The steps for an existing table fit several tables in one schema, whatever their names are. A
+// role that only may insert still can, although it has no rights on the library's schema.
 func TestTableSQLFitsSeveralTables(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)

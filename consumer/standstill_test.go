@@ -79,7 +79,8 @@ func TestBeginAfterACrashReadsFewRows(t *testing.T) {
 	}
 }
 
-// A statement that fails each time, for example because a column is gone, is repeated once a second.
+// A statement that fails each time, for example because a column is gone, is repeated once a
+// second.
 func TestReadThatAlwaysFails(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -303,7 +304,8 @@ func TestBlockedRowThatCannotBeHandledKeepsNoOthers(t *testing.T) {
 	}
 }
 
-// In what looks like an outage, a good row behind many of a key that fails is found, after a crash too.
+// In what looks like an outage, a good row behind many of a key that fails is found, after a
+// crash too.
 func TestGoodRowBehindManyOfAFailingKey(t *testing.T) {
 	t.Parallel()
 	for name, watched := range map[string]string{"": "WHERE false", "watched": ""} {
@@ -329,7 +331,8 @@ func TestGoodRowBehindManyOfAFailingKey(t *testing.T) {
 	}
 }
 
-// Blocked rows that find something away are tried in turn, and first the one that an operator retries.
+// Blocked rows that find something away are tried in turn, and first the one that an operator
+// retries.
 func TestRetryBehindManyBlockedRows(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -454,8 +457,8 @@ func TestAllPartitionsRecoverTogether(t *testing.T) {
 	testkit.OK(t, w.end())
 }
 
-// A partition that succeeds while something is away lets the others try again at once, with a single
-// row each.
+// A partition that succeeds while something is away lets the others try again at once, with a
+// single row each.
 func TestOnePartitionThatSucceedsLetsOthersTryOneRow(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
