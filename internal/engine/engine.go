@@ -605,10 +605,14 @@ func (e *engine) planned(p *planning, applied store.Applied, err error, n portio
 	if err == nil && applied.Unaccepted {
 		e.session.beatNow() // its answer says so
 	}
-	if e.plans.proceeded(p, applied, err, n, e.closing.ends(), now) && p.leftOver {
+	made := e.plans.proceeded(p, applied, err, n, e.closing.ends(), now)
+	if made && p.leftOver {
 		if !e.closing.ends() || e.members.inDatabase() || !e.closing.leavesToOthers(now) {
 			e.plans.request(now.Add(p.retryIn), p.names...)
 		}
+	}
+	if made && p.alone { // if the session is no member, those that are make the plan of all
+		e.plans.requestAll(p, now, e.members.among(p.names)...)
 	}
 	if e.plans.underWay == nil {
 		for _, r := range p.read {

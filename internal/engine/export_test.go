@@ -14,6 +14,7 @@ const (
 	RetryMin   = retryMin
 	CloseGrace = closeGrace
 	MinBatch   = minBatch
+	MaxBatch   = maxBatch
 	Lookers    = lookers
 )
 

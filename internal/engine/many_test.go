@@ -10,6 +10,7 @@ import (
 	"time"
 
 	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/fakestore"
 )
 
@@ -173,6 +174,58 @@ func TestLeaveOfOneLeasePlansNoOther(t *testing.T) {
 			t.Errorf("for %d leaves, %d leases were planned within %v", manyLeases, n, took)
 		}
 		w.within(10*time.Second, "the others share", func() bool { return ownedOf(leases[1]) == manyLeases/2 && ownedOf(leases[2]) == manyLeases/2 })
+	})
+}
+
+// The others make the plans that are to balance what it has left.
+func TestCloseAfterManyLeavesWaitsForNoPlan(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a, b, c := w.start("a"), w.start("b"), w.start("c")
+		leases := w.joinMany(manyLeases, a, b, c)
+		w.within(10*time.Second, "shares are even", func() bool { return ownedOf(leases[0]) == manyLeases/3 && ownedOf(leases[1]) == manyLeases/3 })
+		time.Sleep(10 * time.Second)
+		for _, l := range leases[0] {
+			w.ok(l.Leave(context.Background()))
+		}
+		began := time.Now()
+		w.ok(a.c.Close(context.Background()))
+		if took := time.Since(began); took > soon {
+			t.Errorf("it took %v", took)
+		}
+		w.within(20*time.Second, "the others share", func() bool { return ownedOf(leases[1]) == manyLeases/2 && ownedOf(leases[2]) == manyLeases/2 })
+	})
+}
+
+func TestCloseWithManyLeasesTakesFewStatements(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		procs := []*proc{w.start("a"), w.start("b")}
+		for _, p := range procs {
+			p.engine().Batches(engine.MaxBatch)
+		}
+		leases := w.joinMany(manyLeases, procs...)
+		w.within(10*time.Second, "shares are even", func() bool { return ownedOf(leases[0]) == manyLeases/2 && ownedOf(leases[1]) == manyLeases/2 })
+		time.Sleep(10 * time.Second)
+		planned, releases := counted(func() int { return w.leases("snapshot") }), counted(func() int { return w.count("release") })
+		w.ok(procs[0].c.Close(context.Background()))
+		w.within(10*time.Second, "the other owns all", func() bool { return ownedOf(leases[1]) == manyLeases })
+		if p, r := planned(), releases(); p > 2*manyLeases || r > 3 {
+			t.Errorf("%d leases were planned, and %d releases sent", p, r)
+		}
+	})
+}
+
+func TestEvictionWithManyLeasesPlansEachOnce(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		procs := []*proc{w.start("a"), w.start("b")}
+		leases := w.joinMany(manyLeases, procs...)
+		w.within(10*time.Second, "shares are even", func() bool { return ownedOf(leases[0]) == manyLeases/2 && ownedOf(leases[1]) == manyLeases/2 })
+		time.Sleep(10 * time.Second)
+		planned := counted(func() int { return w.leases("snapshot") })
+		procs[0].kill()
+		w.within(10*time.Second, "the other owns all", func() bool { return ownedOf(leases[1]) == manyLeases })
+		if n := planned(); n > 2*manyLeases {
+			t.Errorf("%d leases were planned", n)
+		}
 	})
 }
 

@@ -130,6 +130,16 @@ func (ms *members) find(is func(*membership) bool) *membership {
 // inDatabase reports whether the session is a member of a lease.
 func (ms *members) inDatabase() bool { return ms.agenda.inDatabase > 0 }
 
+// among returns those of the leases that the session is a member of, and does not leave.
+func (ms *members) among(names []string) (of []string) {
+	for _, name := range names {
+		if m := ms.byName[name]; m != nil && m.state == member {
+			of = append(of, name)
+		}
+	}
+	return of
+}
+
 // own reports whether an ownership has not ended, shown or draining.
 func (ms *members) own() bool {
 	owns := func(a *assignment) bool { return a != nil && !a.Ended() }

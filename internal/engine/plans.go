@@ -318,12 +318,15 @@ func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n port
 		if p.leftOver && !p.changed { // guarded transactions are open on all partitions that it had to move
 			ps.retryIn = 2 * p.retryIn
 		}
-		if p.alone && !ends { // otherwise others make it
-			ps.request(later(now.Add(p.longest+time.Millisecond), ps.allAt), p.names...)
-		}
 		return true
 	}
 	return false
+}
+
+// requestAll notes leases whose plan was alone: another plan of them reads all that share a member
+// with them.
+func (ps *plans) requestAll(p *planning, now time.Time, names ...string) {
+	ps.request(later(now.Add(p.longest+time.Millisecond), ps.allAt), names...)
 }
 
 // readAll notes that a plan has read many memberships of leases that did not need it, and took that
