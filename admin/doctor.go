@@ -600,20 +600,20 @@ func (d *doctor) duties(ctx context.Context, statement, check string, columns ma
 // timeline checks whether clients can detect promotions and copies.
 func (d *doctor) timeline(ctx context.Context, s *Snapshot, provider string) {
 	number := int64(-1) // unknown: this role may not read the identifier
-	_ = d.conn.QueryRow(ctx, "SELECT $1 - system_identifier FROM pg_catalog.pg_control_system()", s.Server.Timeline).Scan(&number)
+	_ = d.conn.QueryRow(ctx, "SELECT $1 - system_identifier FROM pg_catalog.pg_control_system()", s.Server.Timeline-s.Server.Tables).Scan(&number)
 	own := "make a role that may execute pg_control_system() the owner of the function timeline"
 	call := "call pgleases.new_server_generation() after each failover, and in each copy of the database"
 	if provider != "" {
 		own, call = own+", if "+provider+" has one; else "+call, call+": "+provider+" does not report them"
 	}
-	switch now := s.Server.Timeline; {
+	switch now := s.Server.Timeline - s.Server.Tables; {
 	case now == 0:
 		d.found("timeline", Warning, own, "the server does not report it: failovers and copies are not detected")
 	case now < 1<<32: // an identifier is larger
 		d.found("timeline", Warning, own, "the server does not report its identifier: copies are not detected")
 	case number == 0:
 		d.found("timeline", Warning, call, "the server reports only its identifier: failovers are not detected")
-	case s.Server.AcceptedTimeline != now:
+	case s.Server.unaccepted():
 		d.found("timeline", Warning, "wait until a client has watched the server for the longest TTL; start a client if none runs",
 			"the server was promoted, or is a copy, and is not accepted: no partition moves")
 	}

@@ -44,11 +44,11 @@ func roles(t *testing.T) (owner *pgxpool.Pool, role func(admin.Purpose) string) 
 
 // The rights of each role. A new table or function needs a line here, and in the files of grants.
 const (
-	// Except timeline, these run with the rights of the caller, so they do nothing for a role without
-	// rights on tables.
+	// Except timeline and tables_number, these run with the rights of the caller, so they do nothing for
+	// a role without rights on tables.
 	forAll = `announce() apply() check_interval() hold_liveness() evict() evict_disconnected() first_epoch() guard() guard_lock() guard_many() heartbeat() heartbeat_answer() heartbeat_many() lock_acquire() lock_list() lock_look()
 		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() watch_liveness() notify() notify_channel() part() partition_for()
-		read() release() session_ends() settings() snapshot() tidy() timeline()`
+		present_database() read() release() session_ends() settings() snapshot() tables_number() tidy() timeline()`
 	forAllSchedules = `schedule_begin() schedule_block() schedule_clock() schedule_close() schedule_close_job() schedule_declare()
 		schedule_job_succeeded() schedule_tick_succeeded() schedule_edit() schedule_end() schedule_enqueue() schedule_outcomes() schedule_free_slot() schedule_get()
 		schedule_history() schedule_job() schedule_job_outcomes() schedule_jobs() schedule_join() schedule_json() schedule_status_json() schedule_list() schedule_poll()
@@ -58,14 +58,14 @@ const (
 	forApplications = `end_overrides() trim_events()`
 	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_server_generation() pause() pin() resume() uncordon() undrain() unfreeze() unpin()`
 	forReaders      = `consumer_backlog() leases_of() lock_list() schedule_clock() schedule_history() schedule_job() schedule_jobs() schedule_json() schedule_status_json() schedule_list()
-		snapshot() timeline()`
+		present_database() snapshot() tables_number() timeline()`
 
 	everything = `clients consumer_blocked consumer_changes consumer_dead_letters consumer_partitions consumer_version consumers consumers_status events events_kept history identities jobs jobs_status leases locks locks_status members members_status partitions presences
 		schedule_changes schedule_groups schedule_owners schedule_runs schedule_slots schedule_version schedules schedules_status schema_version
-		server boot_marker status overrides`
-	clientsRead   = `clients events identities leases locks locks_status members members_status notified partitions presences schema_version server boot_marker status overrides `
-	clientsWrite  = `clients identities leases locks members partitions presences `
-	clientsInsert = clientsWrite + `boot_marker events.cause events.from_id events.generation events.lease events.partitions events.reason events.to_id `
+		server boot_marker installation present_marker status overrides`
+	clientsRead   = `clients events identities leases locks locks_status members members_status notified partitions presences schema_version server boot_marker present_marker status overrides `
+	clientsWrite  = `boot_marker clients identities leases locks members partitions presences `
+	clientsInsert = clientsWrite + `events.cause events.from_id events.generation events.lease events.partitions events.reason events.to_id `
 	clientsDelete = `clients identities locks members presences `
 )
 

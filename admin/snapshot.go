@@ -49,10 +49,19 @@ func (w Override) Of() string {
 
 // Server identifies the server. In JSON its numbers are strings, because they have up to 63 bits.
 type Server struct {
-	Timeline         int64 `json:"timeline,string"`          // the result of the SQL function timeline, for the server and its timeline; 0: unknown
-	AcceptedTimeline int64 `json:"accepted_timeline,string"` // if it differs from Timeline, no partition moves
-	Generation       int64 `json:"generation"`               // the high part of new epochs
-	Marked           bool  `json:"marked"`                   // false: it crashed or was promoted, and no client has connected since
+	// The result of the SQL function timeline, for the server, its timeline and the tables; 0: unknown.
+	Timeline int64 `json:"timeline,string"`
+	// The part of Timeline that is for the tables.
+	Tables int64 `json:"tables,string"`
+	// If it differs from Timeline, no partition moves; 0: no client has used the tables yet.
+	AcceptedTimeline int64 `json:"accepted_timeline,string"`
+	Generation       int64 `json:"generation"` // the high part of new epochs
+	Marked           bool  `json:"marked"`     // false: it crashed or was promoted, and no client has connected since
+}
+
+// unaccepted reports whether no partition moves until a client has watched the server.
+func (s *Server) unaccepted() bool {
+	return s.AcceptedTimeline != s.Timeline && s.AcceptedTimeline != 0
 }
 
 // Client is a session that has neither left nor been removed after its expiry.
@@ -301,7 +310,7 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 	}
 	e.sayOverrides(s, l, owner != nil && target != nil && owner != target && e.Target != e.PreferredOwner)
 	e.sayMove(s, l, owner, target, working)
-	if s.Server.AcceptedTimeline != s.Server.Timeline {
+	if s.Server.unaccepted() {
 		e.say("The server was promoted, or is a copy, and is not accepted: no partition moves until a client has watched it for the longest TTL.")
 	}
 	if !l.Due.IsZero() {

@@ -18,7 +18,7 @@ SELECT json_build_object(
     'schema_version', v.version,
     'min_code', v.min_code,
     'server', json_build_object('timeline', pgleases.timeline()::text, 'accepted_timeline', s.accepted_timeline::text, 'generation', s.generation,
-                                'marked', EXISTS (SELECT FROM pgleases.boot_marker)),
+                                'tables', pgleases.tables_number()::text, 'marked', EXISTS (SELECT FROM pgleases.present_marker)),
     'overrides', (
         SELECT coalesce(json_agg(json_build_object('verb', w.verb, 'lease', w.lease, 'partition', w.partition, 'client', w.client, 'actor', w.actor, 'reason', w.reason,
                    'since', least(greatest(w.since, '0001-01-02 UTC'), '9999-12-30 UTC'),

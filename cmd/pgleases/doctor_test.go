@@ -71,6 +71,7 @@ const sound = `
 	INSERT INTO pgleases.clients SELECT s, id, 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now() FROM (VALUES (11, 'a'), (12, 'b')) AS v (s, id);
 	INSERT INTO pgleases.identities SELECT id, 1, 1, now() FROM pgleases.clients;
 	INSERT INTO pgleases.boot_marker VALUES (1);
+	UPDATE pgleases.server SET accepted_timeline = pgleases.timeline();
 	INSERT INTO pgleases.leases VALUES ('l', 2, 5, 1, 0, 'infinity', now());
 	INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 11, 1, now(), 1), ('l', 12, 1, now(), 1);
 	INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('l', 0, 11, 11, 3, 'a', now()), ('l', 1, 12, 12, 3, 'b', now());`

@@ -87,13 +87,15 @@ func beginMark(e *engine, _ time.Time) *operation {
 	})
 }
 
-// beginReject makes the server require acceptance again, because it is behind a server that this
-// client has seen.
+// beginReject makes the server require acceptance again, because it is behind what this client has
+// seen.
 func beginReject(e *engine, _ time.Time) *operation {
-	generation := e.server.generation
-	return exec(e.config.limit(), func(ctx context.Context, c Conn) error { return c.RejectServer(ctx, generation) }, func(err error) {
+	timeline, generation := e.watch.run.Timeline, e.server.generation
+	return exec(e.config.limit(), func(ctx context.Context, c Conn) error {
+		return c.RejectServer(ctx, timeline, generation)
+	}, func(err error) {
 		if err == nil {
-			e.server.behind = false
+			e.server.toReject = false
 			e.session.beatNow() // its answer says that the server is not accepted
 			e.log.Warn("pgleases: rejected a server that is behind one seen before", slog.Int64("generation", generation))
 		}

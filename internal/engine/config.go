@@ -80,7 +80,7 @@ type Conn interface {
 	Heartbeat(ctx context.Context, session int64, watched time.Duration, last store.Renewal) (store.Beat, error)
 	SetMarker(ctx context.Context, marker int64) error
 	AcceptServer(ctx context.Context, watched time.Duration, run store.Incarnation, generation int64) (int64, error)
-	RejectServer(ctx context.Context, generation int64) error
+	RejectServer(ctx context.Context, timeline, generation int64) error
 	End(ctx context.Context, session int64) (bool, error)
 
 	Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error)

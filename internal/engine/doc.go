@@ -86,12 +86,56 @@
 //     argument for fast failover.
 //  5. A promoted server may have lost handoffs. It gives no partition before a client has watched
 //     its clock for the longest TTL of all sessions (server.go, accept.sql).
-//  6. What a frozen process does between Values and a write is for Guard.
+//  6. All of this holds on one set of tables. A watch, and the trust in what is owned, end
+//     when the client meets others (reaches in server.go, heard in engine.go): see below.
+//  7. What a frozen process does between Values and a write is for Guard.
 //
 // TestNoTwoClientsEverShowAPartition (fleet_test.go) plays all of this under faults. It fails if
-// step 2, 3 or 4 is left out. Tests of one step: TestTrustEndsAMarginBeforeTheTTL (3,
-// fleet_test.go), TestCutoffEvictsOnlySessionsSilentForATTL (4, watch_test.go), and in the module
-// proof TestAPromotedStandbyKeepsOneOwner (5).
+// step 2, 3, 4 or 6 is left out. Tests of one step: TestTrustEndsAMarginBeforeTheTTL (3,
+// fleet_test.go), TestCutoffEvictsOnlySessionsSilentForATTL (4, watch_test.go),
+// TestOtherTablesHaveNoTwoOwners (6, tables_test.go), and in the module proof
+// TestAPromotedStandbyKeepsOneOwner (5) and TestRestoreStepsKeepOneOwner (6).
+//
+// # Other tables
+//
+// A dump contains every row, so rows cannot show that they were restored. The function
+// tables_number of sql/schema/server.sql hashes what a dump does not restore: the database's OID,
+// and the transaction that wrote the row of the table installation. The number is a part of the
+// timeline, so the timeline that a dump's row of server accepts is never that of the restored
+// tables: no partition is given, no session evicted and no lock granted there until it was accepted
+// (step 5), whoever comes first. The boot marker of a dump is void for the same reason
+// (present_marker), so each watch begins again, and the first heartbeat gets a whole answer, with the number. A heartbeat after that costs
+// no more, because its marker is valid only in the tables that it was written in.
+//
+//	what happens                        the number changes because of       who refuses meanwhile
+//	a dump in another database,         the database's OID, the writing     the row of server
+//	  in this or another cluster        transaction
+//	pg_restore --clean, data only       the writing transaction             the row of server
+//	CREATE DATABASE with a template     the database's OID                  the row of server
+//	DROP SCHEMA, DROP DATABASE, and     the random number                   clients that were on the
+//	  installed again                                                       former tables
+//	TRUNCATE                            the trigger emptied                 the row of server
+//	a schema renamed, and back          another schema has another; with    clients that met the other
+//	                                    the number stays if it was away
+//	                                    alone: that was an outage
+//	a connection string, a pooler       as the tables that it leads to      clients that were on the
+//	  that lead elsewhere                                                   former tables
+//	a promotion, pg_upgrade, VACUUM     it stays the same                   step 5
+//	  FULL
+//
+// New tables, and tables that others had accepted, need the clients: accepted counts there for those
+// who were never elsewhere. A client that comes from other tables behaves as if it had seen the
+// server generation of the moment when it last heard from them. A generation is the time of its
+// acceptance. So tables that were accepted earlier are rejected (reject.sql), because their
+// clients have not waited there for the trust that was earned elsewhere. Tables that were accepted
+// later did wait, and are left alone, so that a client which returns late disturbs no other. The next generation is
+// above what the client has seen, also if the clocks differ. So epochs, tokens of locks, and the
+// epochs that schedules and consumers record continue above those of the former tables.
+//
+// What remains: a process that starts on new tables has no memory. It owns at once, beside a client
+// that has not noticed yet, and under low epochs until that client connects. And two sets of tables
+// that are used at the same time do not exclude each other's clients. docs/operations.md has the order of
+// steps that prevents both.
 //
 // # A tour: from a plan that is due to another client's Values
 //

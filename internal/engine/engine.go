@@ -355,6 +355,11 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	e.checkTrust(time.Now()) // an interruption of the trust must be seen, even if the next validity begins at once
 	e.connection.known, e.server.marked = true, false
 	e.watch.observe(sent, received, beat.Clock, beat.Server)
+	if before := e.server.generation; e.server.reaches(beat) {
+		e.loseTrust(time.Now(), "the database has other tables than before")
+		e.log.Warn("pgleases: the database has other tables than before", slog.Int64("generation", beat.ServerGeneration),
+			slog.Int64("generation_before", before))
+	}
 	e.session.beatAnswered(sent, e.config.Heartbeat)
 	if !beat.Alive {
 		e.sessionLost(beat.Copied)

@@ -618,6 +618,7 @@ func (w *world) history(length time.Duration) {
 	var alive []*proc
 	ids := 0
 	var stepped time.Time
+	var dump fakestore.Tables
 	opts := func() []Option {
 		switch {
 		case short && !promotions && w.chance(0.5):
@@ -673,7 +674,7 @@ func (w *world) history(length time.Duration) {
 			add(newID())
 		}
 		p := alive[w.n(len(alive))]
-		switch w.n(16) {
+		switch w.n(17) {
 		case 0: // a network is cut for a while
 			d := w.span(0, 20*time.Second)
 			w.event("%s: cut off for %v", p.name, d)
@@ -742,6 +743,11 @@ func (w *world) history(length time.Duration) {
 			if promotions {
 				w.promote(w.n(20), w.chance(0.3))
 			}
+		case 16: // a dump, and later the tables are restored from it
+			if promotions && dump.Clients != nil {
+				w.replace(dump, alive, []time.Duration{0, time.Second}[w.n(2)])
+			}
+			dump = w.copyOf()
 		case 12:
 			if name := w.anyOf(leases); p.leases[name] != nil {
 				l := p.leases[name]

@@ -14,20 +14,46 @@ type server struct {
 	accepted   bool
 	acceptAt   time.Time // not accepted before
 	generation int64     // the highest that was read, on any server
-	behind     bool      // this server's generation is lower
-	marked     bool      // the server incarnation got its boot marker after the last successful heartbeat
+
+	tables  int64 // the number of the tables that the last heartbeat reached; 0: none was answered yet
+	heardAt int64 // the database's clock at that heartbeat
+
+	toReject bool // it was accepted, and its generation is lower
+
+	marked bool // the server incarnation got its boot marker after the last successful heartbeat
 }
 
 // heard handles what a heartbeat says about the server. It reports whether everything has to be
 // read again: if another generation has begun, owners have to renew their ownerships. The server
 // may be not accepted and accepted again between two heartbeats, and that changes no lease.
 func (s *server) heard(beat store.Beat) (readAll bool) {
-	accepted := beat.Server.Timeline == beat.AcceptedTimeline && !s.behind
+	accepted := beat.Server.Timeline == beat.AcceptedTimeline
+	s.toReject = accepted && beat.ServerGeneration < s.generation
+	if s.toReject {
+		s.accepted = false
+		return false
+	}
 	if accepted == s.accepted && beat.ServerGeneration <= s.generation {
 		return false
 	}
 	s.accepted = accepted
 	return true
+}
+
+// reaches notes which tables a heartbeat has reached. It reports whether they are other tables than
+// those of the heartbeat before: restored, copied, created again or emptied. If these tables were
+// accepted before this client last heard from the others, nobody has waited until the trust ended
+// that was earned there. A generation begins with the time of its acceptance. So the client counts
+// as one that has seen the generation of that time: a lower one is rejected, and the next one is
+// above it, whatever the clock of these tables shows.
+func (s *server) reaches(beat store.Beat) (others bool) {
+	others = s.tables != 0 && s.tables != beat.Tables
+	if others {
+		s.accepted = false
+		s.generation = max(s.generation, store.GenerationAt(s.heardAt)+1)
+	}
+	s.tables, s.heardAt = beat.Tables, beat.Clock
+	return others
 }
 
 // confirms reports whether that server incarnation has confirmed everything that is shown.
@@ -45,7 +71,7 @@ func (s *server) agrees(read store.LeaseRead, run store.Incarnation) bool {
 // that the client has seen.
 func (s *server) reached(generation int64) (behind bool) {
 	if s.accepted && generation < s.generation {
-		s.behind, s.accepted = true, false
+		s.toReject, s.accepted = true, false
 		return true
 	}
 	s.generation = max(s.generation, generation)

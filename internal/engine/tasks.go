@@ -105,7 +105,7 @@ func markDue(e *engine, _ time.Time) time.Time {
 	return atOnceIf(e.watch.run.Marker == 0 && !e.server.marked)
 }
 
-func rejectDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.server.behind) }
+func rejectDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.server.toReject) }
 
 // acceptDue returns when the clock of a promoted server was watched for this client's TTL.
 func acceptDue(e *engine, now time.Time) time.Time {
@@ -118,7 +118,7 @@ func joinDue(e *engine, now time.Time) time.Time {
 }
 
 func readDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(e.trust.held() && !e.server.behind && e.members.toRead())
+	return atOnceIf(e.trust.held() && !e.server.toReject && e.members.toRead())
 }
 
 func announceDue(e *engine, _ time.Time) time.Time { return atOnceIf(len(e.releases.unannounced) > 0) }

@@ -40,6 +40,7 @@ type Database struct {
 	mu      sync.Mutex // guards the rest
 	tables  Tables
 	run     store.Incarnation // the boot marker is unlogged: 0 after a crash
+	number  int64             // of the tables: Replace changes it
 	offset  time.Duration     // of the server's clock
 	down    bool
 	conns   map[*Conn]struct{}
@@ -128,9 +129,10 @@ func New() *Database {
 		tables: Tables{
 			Clients: make(map[int64]Client), Identities: make(map[string]Identity), Leases: make(map[string]Lease),
 			Members: make(map[Member]Membership), Partitions: make(map[string][]Partition), Overrides: make(map[Override]OverrideValue),
-			Server: Server{AcceptedTimeline: 1, NextCheckAt: Ever, Sessions: 1},
+			Server: Server{NextCheckAt: Ever, Sessions: 1},
 		},
 		run:    store.Incarnation{Timeline: 1, Started: time.Now().UnixMicro()},
+		number: 1,
 		conns:  make(map[*Conn]struct{}),
 		guards: make(map[place]map[*guard]struct{}),
 	}
@@ -223,6 +225,13 @@ func (db *Database) SetRun(run store.Incarnation) {
 	db.run = run
 }
 
+// SetTables changes the number of the tables.
+func (db *Database) SetTables(number int64) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	db.number = number
+}
+
 // Step moves the clock.
 func (db *Database) Step(by time.Duration) {
 	db.mu.Lock()
@@ -275,6 +284,22 @@ func (db *Database) Promote(missing int, pooler bool) int {
 	}
 	return lost
 }
+
+// Replace puts other tables in the place of the present ones, as a restored dump or a new install
+// does: they have another number, and no boot marker. The connections stay, as behind a pooler.
+func (db *Database) Replace(tables Tables) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	db.number++
+	db.tables = tables.Clone()
+	db.run.Timeline, db.run.Marker = db.run.Timeline+1000, 0 // the number is a part of the timeline
+	clear(db.guards)
+	db.history = nil
+	db.wrote(true)
+}
+
+// Installed returns the tables of a new install.
+func Installed() Tables { return New().tables }
 
 // endAll ends all connections and transactions.
 func (db *Database) endAll() {

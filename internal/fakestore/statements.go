@@ -54,6 +54,9 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 			return answer{0, t.newest(r.ID, r.Session)}, true
 		}
 		t.Server.NextCheckAt = min(t.Server.NextCheckAt, expires)
+		if t.Server.AcceptedTimeline == 0 { // the first client of new tables
+			t.Server.AcceptedTimeline = db.run.Timeline
+		}
 		i.Process, i.UsedAt = r.Process, clock
 		t.Identities[r.ID] = i
 		row, known := t.Clients[r.Session]
@@ -98,13 +101,14 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 			exists, copied = false, false
 		}
 		if !exists || copied {
-			return store.Beat{Copied: copied, Clock: clock, Server: db.run, AcceptedTimeline: t.Server.AcceptedTimeline, ServerGeneration: t.Server.Generation}, false
+			return store.Beat{Copied: copied, Clock: clock, Server: db.run, Tables: db.number, AcceptedTimeline: t.Server.AcceptedTimeline,
+				ServerGeneration: t.Server.Generation}, false
 		}
 		ttl := row.TTL.Microseconds()
 		row.ExpiresAt = clock + ttl
 		t.Clients[session] = row
 		db.Renewed(session)
-		beat := store.Beat{Alive: true, Clock: clock, Server: db.run, AcceptedTimeline: t.Server.AcceptedTimeline, ServerGeneration: t.Server.Generation,
+		beat := store.Beat{Alive: true, Clock: clock, Server: db.run, Tables: db.number, AcceptedTimeline: t.Server.AcceptedTimeline, ServerGeneration: t.Server.Generation,
 			Incarnation: t.Identities[row.ID].Incarnation, Sessions: t.Server.Sessions}
 		if due := t.Server.NextCheckAt; due <= clock+ttl+second {
 			beat.CheckDueIn = micros(max(due-clock, 0))
@@ -157,15 +161,15 @@ func (c *Conn) AcceptServer(ctx context.Context, watched time.Duration, run stor
 			}
 		}
 		t.Server.AcceptedTimeline, t.Server.NextCheckAt = run.Timeline, clock
-		t.Server.Generation = max(t.Server.Generation+1, generation+1, min(clock/second-1577836800, 2000000000))
+		t.Server.Generation = max(t.Server.Generation+1, generation+1, min(store.GenerationAt(clock), 2000000000))
 		return t.Server.Generation, true
 	})
 }
 
 // RejectServer is reject.sql.
-func (c *Conn) RejectServer(ctx context.Context, generation int64) error {
+func (c *Conn) RejectServer(ctx context.Context, timeline, generation int64) error {
 	_, err := execute(ctx, c, "reject", true, func(_ *Database, t *Tables, _ int64) (struct{}, bool) {
-		behind := t.Server.Generation < generation
+		behind := t.Server.AcceptedTimeline == timeline && t.Server.Generation < generation
 		if behind {
 			t.Server.AcceptedTimeline = -1
 		}

@@ -24,9 +24,9 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 	f := stoppedFixture(t)
 	f.ctx = t.Context() // without a time limit
 	conn := f.conn()
-	run := func() Incarnation {
+	run := func() (Incarnation, int64) {
 		beat := testkit.Must(conn.Heartbeat(f.ctx, 0, 0, Renewal{}))(f)
-		return beat.Server
+		return beat.Server, beat.Tables
 	}
 	began := time.Now().Truncate(time.Second).Add(700 * time.Millisecond) // rounding and cutting off differ
 	rapid.Check(t, func(t *rapid.T) {
@@ -36,8 +36,9 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 		p := &pair{T: t, f: f, conn: conn, at: began}
 		p.double = &fixture{TB: f, ctx: f.ctx, double: fakestore.New()}
 		p.double.setClock(time.Now())
-		now := run()
+		now, tables := run()
 		p.double.double.SetRun(now)
+		p.double.double.SetTables(tables)
 		p.double.double.Edit(func(t *fakestore.Tables, _ int64) { t.Server.AcceptedTimeline = now.Timeline })
 		p.twin = p.double.any()
 		defer p.endGuards()
@@ -81,7 +82,8 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 			},
 			"reject": func(*rapid.T) {
 				generation := draw(p, "server generation", []int64{1, 400_000_000})
-				p.same("reject", func(c engine.Conn) (any, error) { return nil, c.RejectServer(f.ctx, generation) })
+				timeline := draw(p, "timeline", []int64{p.run().Timeline, -1})
+				p.same("reject", func(c engine.Conn) (any, error) { return nil, c.RejectServer(f.ctx, timeline, generation) })
 			},
 			"end": func(*rapid.T) {
 				session := p.session()

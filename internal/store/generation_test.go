@@ -78,9 +78,11 @@ func TestServerThatIsBehindIsAcceptedAboveOthers(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		c := f.client("c")
 		here := accepted(c)
-		f.ok(c.RejectServer(f.ctx, here))
+		f.ok(c.RejectServer(f.ctx, c.run().Timeline, here))
 		expect(t, f.tables().Server.AcceptedTimeline, c.run().Timeline, "timeline of a server that is not behind")
-		f.ok(c.RejectServer(f.ctx, here+10))
+		f.ok(c.RejectServer(f.ctx, c.run().Timeline-1, here+10))
+		expect(t, f.tables().Server.AcceptedTimeline, c.run().Timeline, "timeline of a server that was accepted meanwhile")
+		f.ok(c.RejectServer(f.ctx, c.run().Timeline, here+10))
 		beat := c.beat()
 		expect(t, beat.AcceptedTimeline == beat.Server.Timeline, false, "accepted")
 		generation := testkit.Must(c.AcceptServer(f.ctx, 10*time.Minute, c.run(), 2_100_000_000))(f) // far above the clock's
@@ -92,10 +94,11 @@ func TestServerThatIsBehindIsAcceptedAboveOthers(t *testing.T) {
 func TestATimelineNamesItsServer(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	number := value[int64](f, "SELECT timeline() - (SELECT system_identifier FROM pg_control_system())")
+	number := value[int64](f, "SELECT timeline() - tables_number() - (SELECT system_identifier FROM pg_control_system())")
 	if number < 1 || number > 1000 {
 		t.Errorf("timeline %d", number)
 	}
+	tables := value[int64](f, "SELECT tables_number()")
 	own := value[int64](f, "SELECT timeline()")
 	owner := value[string](f, "SELECT proowner::regrole::text FROM pg_proc WHERE oid = 'timeline()'::regprocedure")
 	f.exec(`BEGIN; GRANT EXECUTE ON FUNCTION pg_control_system() TO ` + owner + `;
@@ -104,7 +107,7 @@ func TestATimelineNamesItsServer(t *testing.T) {
 		SET LOCAL ROLE nobody_in_particular`)
 	expect(t, value[int64](f, "SELECT timeline()"), own, "timeline for a role that may not ask for the server")
 	f.exec("RESET ROLE; ALTER FUNCTION timeline() OWNER TO nobody_in_particular")
-	expect(t, value[int64](f, "SELECT timeline()"), number, "timeline where the schema's owner may not ask for it")
+	expect(t, value[int64](f, "SELECT timeline()"), number+tables, "timeline where the schema's owner may not ask for it")
 	f.exec("ROLLBACK")
 }
 
@@ -114,7 +117,9 @@ func TestTimelineUsesTheValuesOfTheServer(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	identifier := value[int64](f, "SELECT system_identifier FROM pg_control_system()")
-	number := func() int64 { return valueOn[int64](f, f.raw(), "SELECT pgleases.timeline()") - identifier } // without plans of before
+	number := func() int64 {
+		return valueOn[int64](f, f.raw(), "SELECT pgleases.timeline() - pgleases.tables_number()") - identifier
+	} // without plans of before
 	f.exec(`ALTER FUNCTION pg_current_wal_lsn() RENAME TO pg_current_wal_lsn_before;
 		CREATE FUNCTION pg_catalog.pg_current_wal_lsn() RETURNS pg_lsn LANGUAGE plpgsql AS 'BEGIN RAISE ''WAL control functions are not allowed''; END'`)
 	expect(t, number(), 0, "the timeline's number where the server does not tell it")

@@ -484,7 +484,7 @@ func TestOtherServerGrantsAndReleasesNothing(t *testing.T) {
 
 	b := f.locker("b")
 	b.says("b", LockWaits, "x", exclusive, wait)
-	f.exec("SELECT new_server_generation()")
+	f.exec("UPDATE server SET accepted_timeline = -1")
 	b.says("while it is not accepted", LockUnaccepted, "y", exclusive, try)
 	expect(t, a.give("x"), LockReleased, "release while it is not accepted")
 	expect(t, b.token("x"), 0, "token of who waits while it is not accepted")

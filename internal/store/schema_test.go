@@ -137,7 +137,7 @@ func protocol(f *fixture) {
 	f.expire(b)
 	expect(f.TB, len(a.evict().IDs), 1, "evicted")
 	expect(f.TB, testkit.Must(a.AcceptServer(f.ctx, 0, run, 0))(f), 0, "server generation accepted")
-	f.ok(a.RejectServer(f.ctx, 0))
+	f.ok(a.RejectServer(f.ctx, 0, 0))
 	testkit.Must(a.Superseder(f.ctx, "b"))(f)
 	testkit.Must(a.Listen(f.ctx))(f)
 }

@@ -79,6 +79,7 @@ type Beat struct {
 	Copied           bool  // not alive for the caller, because a copy of its process has the session
 	Clock            int64 // the database's clock, microseconds since 1970; if alive, at the renewal
 	Server           Incarnation
+	Tables           int64         // the number of these tables: restored or copied ones have another
 	AcceptedTimeline int64         // of the accepted server
 	ServerGeneration int64         // the present generation
 	Incarnation      int64         // the highest under the client's ID; this field and those below are only of a live session
@@ -141,6 +142,7 @@ const manyLeases = 100
 type lastLeases struct {
 	session int64
 	run     Incarnation // the server incarnation that returned it
+	tables  int64       // the number of its tables
 	seen    string      // a transaction of that incarnation: later commits are not below it
 	at      time.Time
 	leases  []LeaseBeat
@@ -183,7 +185,7 @@ func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, 
 	r := reader{words: strings.Split(numbers, " ")}
 	if state := r.words[0]; state == "gone" || state == "copied" {
 		r.words = r.words[1:]
-		beat := Beat{Copied: state == "copied", Clock: r.micros(), AcceptedTimeline: r.number(), ServerGeneration: r.number(), Server: r.run()}
+		beat := Beat{Copied: state == "copied", Clock: r.micros(), AcceptedTimeline: r.number(), ServerGeneration: r.number(), Server: r.run(), Tables: r.number()}
 		return beat, r.end()
 	}
 	expiry, ttl := r.micros(), r.micros()
@@ -201,7 +203,7 @@ func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, 
 	beat.Incarnation = r.number()
 	seen := r.word()
 	if hasLeases {
-		last := lastLeases{session: session, at: time.Now(), run: r.run(), names: "{" + names}
+		last := lastLeases{session: session, at: time.Now(), run: r.run(), tables: r.number(), names: "{" + names}
 		var named []string
 		if err := c.Pgx.TypeMap().Scan(pgtype.TextArrayOID, pgtype.TextFormatCode, []byte(last.names), &named); err != nil {
 			return Beat{}, err
@@ -215,7 +217,8 @@ func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, 
 		}
 	}
 	c.lastLeases.seen = seen
-	beat.Server, beat.Leases = c.lastLeases.run, c.lastLeases.leases
+	beat.Server, beat.Tables = c.lastLeases.run, c.lastLeases.tables
+	beat.Leases = c.lastLeases.leases
 	return beat, r.end()
 }
 
@@ -275,11 +278,15 @@ func (c *Conn) AcceptServer(ctx context.Context, watched time.Duration, run Inca
 	return accepted.Generation, err
 }
 
-// RejectServer makes the server require acceptance again if its server generation is lower than the
-// given one. See reject.sql.
-func (c *Conn) RejectServer(ctx context.Context, generation int64) error {
-	return c.exec(ctx, c.statements.Reject, generation, c.lockWait)
+// RejectServer makes the server that was accepted on that timeline require acceptance again if its
+// server generation is lower than the given one. See reject.sql.
+func (c *Conn) RejectServer(ctx context.Context, timeline, generation int64) error {
+	return c.exec(ctx, c.statements.Reject, timeline, generation, c.lockWait)
 }
+
+// GenerationAt returns the server generation of a server that is accepted at that reading of the
+// database's clock. See accept.sql.
+func GenerationAt(clock int64) int64 { return clock/time.Second.Microseconds() - 1577836800 }
 
 // End deletes a session that is a member of no lease, and reports whether the session is gone. See
 // close.sql.

@@ -217,9 +217,11 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"a server known by its timeline alone", "dump", `epoch (repeats|falls)`, []edit{
 		{"sql/schema/server.sql", `RETURN number OPERATOR(pg_catalog.+) (SELECT c.system_identifier FROM pg_catalog.pg_control_system() AS c)`, `RETURN number`, 0},
+		{"sql/schema/server.sql", `concat_ws(' ', i.number, i.xmin, pgleases.present_database())`, `concat_ws(' ', i.number)`, 0},
 	}},
 	{"a server that is behind and not noticed", "return", `epoch (repeats|falls)`, []edit{
 		{"internal/engine/server.go", `if s.accepted && generation < s.generation {`, `if false {`, 0},
+		{"internal/engine/server.go", `s.toReject = accepted && beat.ServerGeneration < s.generation`, `s.toReject = false`, 0},
 	}},
 	{"a fence whose answer is waited for", "closed", `it shows what it had handed over`, []edit{
 		{"internal/engine/releases.go", `			a.state = fencing`, `			a.state = draining`, 0},
@@ -247,7 +249,7 @@ var mutants = append(asleep(), []mutant{
 		{"internal/engine/begin.go", `.cutoff(now), e.watch.lasts(now),`, `.cutoff(now), 8*e.watch.lasts(now),`, 0},
 	}},
 	{"eviction without the boot marker", "crash", `something changed|were evicted`, []edit{
-		{"sql/schema/expiry.sql", `      AND (SELECT m.marker FROM pgleases.boot_marker AS m) = $6`, `      AND $6 IS NOT NULL`, 0},
+		{"sql/schema/expiry.sql", `      AND (SELECT m.marker FROM pgleases.present_marker AS m) = $6`, `      AND $6 IS NOT NULL`, 0},
 		{"internal/engine/watch.go", `	if run != w.run || run.Marker == 0 {`, `	if run.Marker = 1; run != w.run {`, 0},
 	}},
 	{"session numbers that repeat", "histories", `overlap|stale|handed over under work`, []edit{

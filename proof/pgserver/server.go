@@ -131,6 +131,9 @@ func start(ctx context.Context, bin string, o options, fill func(ctx context.Con
 // URL returns the connection string of the database postgres, as a superuser.
 func (s *Server) URL() string { return s.url }
 
+// Bin returns the directory of the server's programs.
+func (s *Server) Bin() string { return s.bin }
+
 // Describe returns one line with the version, directory and address of the server.
 func (s *Server) Describe() string { return s.describe }
 

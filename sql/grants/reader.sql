@@ -3,7 +3,7 @@
 GRANT USAGE ON SCHEMA pgleases TO pgleases_reader;
 GRANT SELECT ON ALL TABLES IN SCHEMA pgleases TO pgleases_reader;
 -- For databases where PUBLIC may not execute functions.
-GRANT EXECUTE ON FUNCTION pgleases.timeline, pgleases.lock_list, pgleases.snapshot, pgleases.leases_of TO pgleases_reader;
+GRANT EXECUTE ON FUNCTION pgleases.timeline, pgleases.tables_number, pgleases.present_database, pgleases.lock_list, pgleases.snapshot, pgleases.leases_of TO pgleases_reader;
 DO $pgleases_body$
 BEGIN
     IF to_regprocedure('pgleases.schedule_clock()') IS NOT NULL THEN

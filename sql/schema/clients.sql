@@ -24,6 +24,8 @@ COMMENT ON COLUMN pgleases.clients.pid IS 'The process ID on that host.';
 COMMENT ON COLUMN pgleases.clients.started_at IS 'When the client was opened, by its own clock.';
 COMMENT ON COLUMN pgleases.clients.metadata IS 'Data of the application about this client, for example an address. Written once, when the session begins.';
 
+CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.clients EXECUTE FUNCTION pgleases.emptied();
+
 CREATE TABLE IF NOT EXISTS pgleases.identities (
     id          pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
     incarnation bigint NOT NULL,
@@ -82,7 +84,7 @@ BEGIN
             coalesce((SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id OPERATOR(pg_catalog.=) c.id), 0),
             pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())),
         pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($5)
-            AND EXISTS (SELECT FROM pgleases.boot_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $6)
+            AND EXISTS (SELECT FROM pgleases.present_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $6)
             AND NOT EXISTS (SELECT FROM pgleases.leases AS l
                             WHERE l.name OPERATOR(pg_catalog.=) ANY ((SELECT $8)::pg_catalog.text[]) AND l.changed OPERATOR(pg_catalog.>=) $7
                               AND l.changed OPERATOR(pg_catalog.<) pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()))
@@ -91,7 +93,7 @@ BEGIN
         RETURN answer;
     END IF;
     IF answer IS NULL AND $3 OPERATOR(pg_catalog.<) double precision 'infinity'
-       AND NOT EXISTS (SELECT FROM pgleases.boot_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $4) THEN
+       AND NOT EXISTS (SELECT FROM pgleases.present_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $4) THEN
         RETURN pgleases.heartbeat($1, $2, double precision 'infinity', $4, $5, $6, $7, $8); -- of another or an unknown incarnation: ignore the last renewal
     END IF;
     RETURN pgleases.heartbeat_answer($1, answer);
@@ -103,7 +105,7 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_bod
 DECLARE
     now CONSTANT timestamptz := clock_timestamp();
     run CONSTANT text := concat_ws(' ', pgleases.timeline(), extract(epoch FROM pg_postmaster_start_time()),
-                                   coalesce((SELECT m.marker FROM pgleases.boot_marker AS m), 0));
+                                   coalesce((SELECT m.marker FROM pgleases.present_marker AS m), 0), pgleases.tables_number());
 BEGIN
     IF $2 IS NULL THEN
         RETURN (SELECT concat_ws(' ', CASE WHEN EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = $1 AND c.incarnation >= 0)

@@ -34,7 +34,7 @@ BEGIN
       AND now >= silent
       AND s.accepted_timeline = $4 AND pgleases.timeline() = $4
       AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $5
-      AND (SELECT m.marker FROM pgleases.boot_marker AS m) = $6
+      AND (SELECT m.marker FROM pgleases.present_marker AS m) = $6
     FOR UPDATE OF s SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;

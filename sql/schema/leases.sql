@@ -24,6 +24,8 @@ COMMENT ON COLUMN pgleases.leases.next_partitions IS 'For a dropped lease: until
 COMMENT ON COLUMN pgleases.leases.next_until IS '24 hours after the last drop; -infinity: the lease was never dropped.';
 COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats of members return their leases only after a change.';
 
+CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.leases EXECUTE FUNCTION pgleases.emptied();
+
 CREATE TABLE IF NOT EXISTS pgleases.members (
     lease       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     session     bigint NOT NULL,
@@ -39,6 +41,8 @@ COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; it is a 
 COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members, as the application set it; 0: it owns no partition. If an override drains the client or pauses the lease, the weight counts as 0.';
 COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined, or when its weight was last raised from 0. If partitions are rarer than members, a free one goes to the member that has waited longest.';
 COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave contains this number, so that a late leave ends no later membership.';
+
+CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.members EXECUTE FUNCTION pgleases.emptied();
 
 -- No foreign keys on owner and target: ON DELETE SET NULL would wait for a user's guarded transaction.
 CREATE TABLE IF NOT EXISTS pgleases.partitions (
@@ -64,6 +68,8 @@ COMMENT ON COLUMN pgleases.partitions.owner_id IS 'The client ID of the owner, o
 COMMENT ON COLUMN pgleases.partitions.preferred_owner_id IS 'The client ID of the preferred owner: it owned the partition when it went away, and gets it back. Null: it has no preferred owner, or has returned to it.';
 COMMENT ON COLUMN pgleases.partitions.owned_since IS 'When this ownership began.';
 COMMENT ON COLUMN pgleases.partitions.asked_at IS 'When the owner was asked to hand over; null: it is not asked.';
+
+CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.partitions EXECUTE FUNCTION pgleases.emptied();
 
 -- Sets leases.changed. It is a trigger, so that changes by operators count too.
 CREATE OR REPLACE FUNCTION pgleases.lease_changed() RETURNS trigger

@@ -121,7 +121,7 @@ BEGIN
     PERFORM FROM pgleases.server AS s
     WHERE s.accepted_timeline = $9 AND pgleases.timeline() = $9
       AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $10
-      AND (SELECT m.marker FROM pgleases.boot_marker AS m) = $11
+      AND (SELECT m.marker FROM pgleases.present_marker AS m) = $11
     FOR UPDATE OF s SKIP LOCKED; -- another client evicts
     IF NOT FOUND THEN
         RETURN;

@@ -22,6 +22,7 @@ COMMENT ON COLUMN pgleases.locks.nonce IS 'Random number of this acquisition, dr
 COMMENT ON COLUMN pgleases.locks.shared IS 'Whether the session shares the lock, or waits to share it, with other sessions.';
 COMMENT ON COLUMN pgleases.locks.token IS 'Fencing token: rises with every acquisition, and never repeats. Null: the session waits.';
 COMMENT ON COLUMN pgleases.locks.since IS 'Since when the session holds the lock, or waits for it.';
+CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.locks EXECUTE FUNCTION pgleases.emptied();
 
 CREATE SEQUENCE IF NOT EXISTS pgleases.lock_tokens;
 COMMENT ON SEQUENCE pgleases.lock_tokens IS 'The low part of the locks'' tokens; the server generation is the high part.';
@@ -67,7 +68,7 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_bod
 BEGIN
     RETURN pgleases.timeline() = $1
        AND pg_postmaster_start_time() = to_timestamp($2::double precision / 1000000)
-       AND EXISTS (SELECT FROM pgleases.boot_marker AS m WHERE m.marker = $3);
+       AND EXISTS (SELECT FROM pgleases.present_marker AS m WHERE m.marker = $3);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.lock_same_incarnation(bigint, bigint, bigint) IS 'Whether this is the server incarnation of the caller''s last heartbeat. The application''s connections may lead to another server than the client''s own connection.';
@@ -137,7 +138,7 @@ BEGIN
     FROM pgleases.server AS s
     WHERE s.accepted_timeline OPERATOR(pg_catalog.=) $7
       AND pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($8::double precision OPERATOR(pg_catalog./) 1000000)
-      AND EXISTS (SELECT FROM pgleases.boot_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $9)
+      AND EXISTS (SELECT FROM pgleases.present_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $9)
       AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<=) pg_catalog.to_timestamp($6::double precision OPERATOR(pg_catalog./) 1000000)
       AND NOT EXISTS (SELECT FROM pgleases.locks AS l WHERE l.name OPERATOR(pg_catalog.=) $1)
       AND EXISTS (SELECT FROM pgleases.clients AS c
@@ -240,7 +241,7 @@ BEGIN
             WHERE d.session OPERATOR(pg_catalog.=) $2 AND d.nonce OPERATOR(pg_catalog.=) $3 AND d.name OPERATOR(pg_catalog.=) $1
             FOR UPDATE SKIP LOCKED)) -- the others are locked by a guarded transaction
       AND pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($6::double precision OPERATOR(pg_catalog./) 1000000)
-      AND EXISTS (SELECT FROM pgleases.boot_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $7)
+      AND EXISTS (SELECT FROM pgleases.present_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $7)
     RETURNING EXISTS (SELECT FROM pgleases.locks AS o WHERE o.name OPERATOR(pg_catalog.=) $1 AND o.ticket OPERATOR(pg_catalog.<>) l.ticket)
     INTO others;
     IF others THEN

@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS pgleases.server (
 CREATE UNIQUE INDEX IF NOT EXISTS server_one_row ON pgleases.server ((true));
 ALTER TABLE pgleases.server REPLICA IDENTITY FULL;
 COMMENT ON TABLE pgleases.server IS 'One row: the server that has these tables, and when the next check for expired sessions is due.';
-COMMENT ON COLUMN pgleases.server.accepted_timeline IS 'The accepted server and timeline, as the function timeline returns them. If the present server or timeline differs, after a promotion or in a copy, no partition changes its owner.';
+COMMENT ON COLUMN pgleases.server.accepted_timeline IS 'The accepted server, timeline and tables, as the function timeline returns them. If the present ones differ, after a promotion or in a copy, no partition changes its owner. 0: no client has used these tables yet, and the first one accepts them.';
 COMMENT ON COLUMN pgleases.server.generation IS 'The server generation: new epochs are at least this number times 2^32, and no lower epoch passes a guard. It rises when a server is accepted.';
 COMMENT ON COLUMN pgleases.server.next_check_at IS 'When the next check for expired sessions is due: no session can have expired before.';
 COMMENT ON COLUMN pgleases.server.sessions IS 'Number of sessions at the last check. If there are many, only some of their clients make the next check early.';
@@ -45,15 +45,60 @@ COMMENT ON COLUMN pgleases.server.unwatched IS 'The shortest TTL of the sessions
 COMMENT ON COLUMN pgleases.server.checks IS 'Number of checks for expired sessions. It selects the part of the tables that the last check searched for orphans.';
 COMMENT ON COLUMN pgleases.server.left_behind IS 'Sessions that were evicted and may still have rows in members. The next check removes these rows.';
 
+-- IMMUTABLE, because a server process never changes its database: so a cached plan has the answer.
+CREATE OR REPLACE FUNCTION pgleases.present_database() RETURNS pg_catalog.oid
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database());
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.present_database() IS 'The OID of this database. A rename keeps it, and each copy has another one.';
+
 -- Unlogged, because a crash or a promotion empties such a table. An empty table means that heartbeats may be lost,
 -- because they do not wait for a flush. A crash of one backend changes neither the server's start time nor its
 -- timeline.
+--
+-- A dump contains the marker too, and CREATE DATABASE with a template copies it. So a marker counts only in the database
+-- and under the transaction that wrote it: a restore writes it in another transaction. See present_marker.
 CREATE UNLOGGED TABLE IF NOT EXISTS pgleases.boot_marker (
-    marker bigint NOT NULL
+    marker   bigint NOT NULL,
+    writer   pg_catalog.xid NOT NULL DEFAULT pg_catalog.pg_current_xact_id()::pg_catalog.xid,
+    database pg_catalog.oid NOT NULL DEFAULT pgleases.present_database()
 );
 CREATE UNIQUE INDEX IF NOT EXISTS boot_marker_one_row ON pgleases.boot_marker ((true));
 COMMENT ON TABLE pgleases.boot_marker IS 'At most one row: a random number that a crash or a promotion removes.';
-COMMENT ON COLUMN pgleases.boot_marker.marker IS 'The random number, drawn by the first client whose heartbeat finds no row.';
+COMMENT ON COLUMN pgleases.boot_marker.marker IS 'The random number, drawn by the first client whose heartbeat finds no valid row.';
+COMMENT ON COLUMN pgleases.boot_marker.writer IS 'The transaction that wrote the row. If the row''s xmin is another one, the row came from a dump, and is not valid.';
+COMMENT ON COLUMN pgleases.boot_marker.database IS 'The database that the row was written in. In another one, a copy, the row is not valid.';
+
+-- A view, because the server replaces it by its text when it plans a statement: heartbeats read it at no extra cost.
+CREATE OR REPLACE VIEW pgleases.present_marker AS
+SELECT m.marker FROM pgleases.boot_marker AS m
+WHERE m.xmin OPERATOR(pg_catalog.=) m.writer AND m.database OPERATOR(pg_catalog.=) pgleases.present_database();
+COMMENT ON VIEW pgleases.present_marker IS 'The boot marker, if it was written here: not by a restored dump, and not in the database that this one was copied from.';
+COMMENT ON COLUMN pgleases.present_marker.marker IS 'The random number.';
+
+-- The number of these tables. Only its row is read: the transaction that wrote it, and the database, are facts that a
+-- dump does not restore. So the number differs in each restored copy, although the copy has the same rows. It stays the
+-- same on a promoted standby, and through VACUUM FULL.
+CREATE TABLE IF NOT EXISTS pgleases.installation (
+    number       bigint NOT NULL,
+    installed_at pg_catalog.timestamptz NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS installation_one_row ON pgleases.installation ((true));
+ALTER TABLE pgleases.installation REPLICA IDENTITY FULL;
+COMMENT ON TABLE pgleases.installation IS 'One row, written when the tables are created, and again when one of them is emptied by TRUNCATE.';
+COMMENT ON COLUMN pgleases.installation.number IS 'A random number.';
+COMMENT ON COLUMN pgleases.installation.installed_at IS 'When it was written.';
+
+CREATE OR REPLACE FUNCTION pgleases.tables_number() RETURNS bigint
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN coalesce((SELECT hashtextextended(concat_ws(' ', i.number, i.xmin, pgleases.present_database()), 0) & 1099511627775
+                     FROM pgleases.installation AS i), 0);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.tables_number() IS 'Identifies these tables in this database: differs in each restored dump, in each copy of the database, and after the tables were created again or emptied. 0: the row of installation is missing.';
 
 -- The timeline is read from the name of the current WAL file, which changes at the moment of a promotion. Servers that
 -- were created separately, for example by pg_upgrade or from a dump, may be on timelines with the same number, so the
@@ -88,12 +133,13 @@ BEGIN
         number := pg_catalog.hashtextextended(pg_catalog.concat(instance, ' ', extract(epoch FROM pg_catalog.pg_postmaster_start_time())), 0::bigint)
                   OPERATOR(pg_catalog.&) 1099511627775;
     END IF;
+    number := number OPERATOR(pg_catalog.+) pgleases.tables_number();
     RETURN number OPERATOR(pg_catalog.+) (SELECT c.system_identifier FROM pg_catalog.pg_control_system() AS c);
 EXCEPTION WHEN OTHERS THEN -- the server, or the owner of this function, may not read it
     RETURN number;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.timeline() IS 'Identifies the server and its present timeline: the system identifier plus the number of the timeline, which rises with a promotion. On Aurora, the system identifier plus a number for the instance and the start of its server. A value that the server does not return counts as 0.';
+COMMENT ON FUNCTION pgleases.timeline() IS 'Identifies the server, its present timeline and these tables: the sum of the system identifier, of the number of the timeline, which rises with a promotion, and of tables_number. On Aurora, a number for the instance and the start of its server replaces the timeline. A value that the server does not return counts as 0.';
 
 -- If two copies of one server are accepted in the same second, the microseconds of their start times keep their epochs
 -- apart.
@@ -134,10 +180,33 @@ BEGIN
     -- No expired session is evicted while this transaction is open.
     PERFORM set_config('idle_in_transaction_session_timeout', '500', true), set_config('statement_timeout', '10000', true);
     UPDATE pgleases.server SET accepted_timeline = -1;
+    DELETE FROM pgleases.boot_marker; -- so that each watch starts again
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.new_server_generation() IS 'Call it once in a restored dump, snapshot or copy of the database, before clients use it: later epochs are then above all epochs that were assigned after the copy was made.';
+COMMENT ON FUNCTION pgleases.new_server_generation() IS 'Call it once in a server that was started from a copy of the files, before clients use it: later epochs are then above all epochs that were assigned after the copy was made. Restored dumps do not need it.';
 REVOKE EXECUTE ON FUNCTION pgleases.new_server_generation() FROM PUBLIC;
 
+-- After TRUNCATE the tables have nothing in common with what clients know of them. So their number changes, and clients
+-- handle it as a restored copy.
+CREATE OR REPLACE FUNCTION pgleases.emptied() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    INSERT INTO pgleases.installation (number, installed_at) VALUES (hashtextextended(gen_random_uuid()::text, 0), clock_timestamp())
+    ON CONFLICT ((true)) DO UPDATE SET number = EXCLUDED.number, installed_at = EXCLUDED.installed_at;
+    DELETE FROM pgleases.boot_marker; -- so that the next heartbeats return the number
+    RETURN NULL;
+END
+$pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.emptied() FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.emptied() IS 'Gives the tables another number, because one of them was emptied.';
+CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.server EXECUTE FUNCTION pgleases.emptied();
+CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.installation EXECUTE FUNCTION pgleases.emptied();
+
+INSERT INTO pgleases.installation (number, installed_at)
+VALUES (pg_catalog.hashtextextended(pg_catalog.gen_random_uuid()::pg_catalog.text, 0), pg_catalog.clock_timestamp()) ON CONFLICT DO NOTHING;
+
+-- 0, and not the timeline, so that a copy of a database in which no client has ever run needs no acceptance, for example
+-- of a template. If the tables are there already, somebody has deleted the row. Then clients accept the server as after a
+-- promotion.
 INSERT INTO pgleases.server (accepted_timeline, generation, next_check_at)
-VALUES (pgleases.timeline(), 0, 'infinity') ON CONFLICT DO NOTHING;
+VALUES (CASE WHEN pg_catalog.to_regclass('pgleases.schema_version') IS NULL THEN 0 ELSE -1 END, 0, 'infinity') ON CONFLICT DO NOTHING;

@@ -19,7 +19,7 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
     FROM pgleases.server AS s, settings
     WHERE settings.ok AND s.accepted_timeline <> $2::bigint AND pgleases.timeline() = $2::bigint
       AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $3::bigint
-      AND (SELECT m.marker FROM pgleases.boot_marker AS m) = $4::bigint
+      AND (SELECT m.marker FROM pgleases.present_marker AS m) = $4::bigint
       AND NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.ttl > $1::bigint * interval '1 microsecond')
     FOR UPDATE OF s SKIP LOCKED
 ), accepted AS (

@@ -15,17 +15,20 @@
 --   of a live session: expiry, ttl, accepted_timeline, server_generation, next_check, sessions, unwatched, incarnation,
 --   seen; the clock is expiry less ttl
 --
---   then, if the incarnation differs or one of these leases has changed since: timeline, started, marker; for each
---   lease generation, due_in, weight; the names of these leases in the same order, as an array
+--   then, if the incarnation differs or one of these leases has changed since: timeline, started, marker, tables;
+--   for each lease generation, due_in, weight; the names of these leases in the same order, as an array
 --
 -- For a session that is not live the text is one word and numbers: gone or copied; clock, accepted_timeline,
--- server_generation, timeline, started, marker. Copied: the session is live, but a copy of the caller's process has
+-- server_generation, timeline, started, marker, tables. Copied: the session is live, but a copy of the caller's process has
 -- renewed it since $3.
 --
 -- Times are seconds; points in time are since 1970. A check for expired sessions is due at next_check. If that is more
 -- than 1 s after expiry, the clock stepped back, and the check is due now. If unwatched is not 0, a check is due for a
 -- client that has watched the clock of this server incarnation for this time. due_in is the time until a plan is due: 0
 -- for now, also if the clock stepped back; negative for never.
+--
+-- The number of the tables is not repeated while the marker is valid, because a marker is valid only in the tables that
+-- it was written in.
 --
 -- If a row of members is deleted by hand, its lease does not count as changed. The client learns of it when the lease
 -- next changes, for example because its partitions are given to others, or within a minute.

@@ -45,9 +45,12 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
     FOR KEY SHARE OF s
 ), lowered AS (
     UPDATE pgleases.server AS s
-    SET next_check_at = least(s.next_check_at, clock_timestamp() + $5::bigint * interval '1 microsecond')
+    SET next_check_at = least(s.next_check_at, clock_timestamp() + $5::bigint * interval '1 microsecond'),
+        -- The first client of new tables accepts them.
+        accepted_timeline = CASE s.accepted_timeline WHEN 0 THEN pgleases.timeline() ELSE s.accepted_timeline END
     WHERE EXISTS (SELECT FROM identity)
-      AND (s.next_check_at > clock_timestamp() + $5::bigint * interval '1 microsecond'
+      AND (s.accepted_timeline = 0
+           OR s.next_check_at > clock_timestamp() + $5::bigint * interval '1 microsecond'
            OR EXISTS (SELECT FROM server WHERE server.late))
     RETURNING 1
 ), client AS (
