@@ -73,20 +73,20 @@ func WithSchema(name string) Option {
 	return Option{"WithSchema", func(o *options) { o.Schema = name }}
 }
 
-// WithMetadata sets what other processes can find out about this client by Client.Owner, for example
-// its address. The default is nothing. Keys and values are UTF-8 without NUL, of at most 1,024 bytes
-// in all. They are written when a session begins, and cannot be changed afterwards. They are not
-// secret: each role that reads the tables sees them.
+// WithMetadata sets what other processes can find out about this client by Client.Owner, for
+// example its address. The default is nothing. Keys and values are UTF-8 without NUL, of at most
+// 1,024 bytes in all. They are written when a session begins, and cannot be changed afterwards.
+// They are not secret: each role that reads the tables sees them.
 func WithMetadata(metadata map[string]string) Option {
 	metadata = maps.Clone(metadata) // the caller may change it
 	return Option{"WithMetadata", func(o *options) { o.metadata = metadata }}
 }
 
-// WithLogger sets where the client logs. The default, also for nil, is slog.Default(). A handler that
-// blocks stops nothing else, because the client calls it in a goroutine of its own, in the order of
-// the lines, and with their times. While a handler is behind by 1,000 lines, the oldest ones are
-// dropped and counted in a line of their own. The end of a client waits up to 1 s for its last
-// lines. A handler may call every method of Client and Lease.
+// WithLogger sets where the client logs. The default, also for nil, is slog.Default(). A handler
+// that blocks stops nothing else, because the client calls it in a goroutine of its own, in the
+// order of the lines, and with their times. While a handler is behind by 1,000 lines, the oldest
+// ones are dropped and counted in a line of their own. The end of a client waits up to 1 s for its
+// last lines. A handler may call every method of Client and Lease.
 func WithLogger(logger *slog.Logger) Option {
 	return Option{"WithLogger", func(o *options) { o.Log = logger }}
 }
@@ -104,8 +104,8 @@ func WithPolling() Option { return Option{"WithPolling", func(o *options) { o.Po
 
 // WithConnConfig sets where the client's own connection goes, for example past a pooler. The
 // default is where the pool's connections go. It has to lead to the same database as the pool, on
-// whose connections Guard runs. pgx.ParseConfig returns the configuration, and the client copies it.
-// The pool's BeforeConnect is applied to it too. A connection of its DialFunc must support
+// whose connections Guard runs. pgx.ParseConfig returns the configuration, and the client copies
+// it. The pool's BeforeConnect is applied to it too. A connection of its DialFunc must support
 // deadlines; otherwise opening a client fails.
 func WithConnConfig(config *pgx.ConnConfig) Option {
 	return Option{"WithConnConfig", func(o *options) { o.connConfig = config }}

@@ -41,9 +41,10 @@ import (
 // can return), compared in this order. The moves themselves are matched with preferred owners
 // greedily. Stickiness as a goal next to balance is that of Kafka's sticky assignor (KIP-54).
 //
-// If partitions are rarer than members, some members stand by, as candidates for one leadership do. A
-// preferred owner then counts no more than any other member: with the time of joining as the only
-// tie-break, members that leave and return get their turns in a queue, and none waits for ever.
+// If partitions are rarer than members, some members stand by, as candidates for one leadership
+// do. A preferred owner then counts no more than any other member: with the time of joining as the
+// only tie-break, members that leave and return get their turns in a queue, and none waits for
+// ever.
 //
 // Cost: linear in partitions. Ties cost M log M per lease of M members. A group of L leases costs
 // some passes over an L x M table, a few in practice.
@@ -319,8 +320,8 @@ const (
 )
 
 // rankWorth turns ranks into numbers that can be added along a path. A path visits each member at
-// most once. So with up to 2^18 members a sum does not overflow from returns into moves, nor from the
-// steps that evenOut counts (the low 20 bits) into returns, and is below unreached.
+// most once. So with up to 2^18 members a sum does not overflow from returns into moves, nor from
+// the steps that evenOut counts (the low 20 bits) into returns, and is below unreached.
 const (
 	worthOfReturn = 1 << 20
 	worthOfMove   = 1 << 40

@@ -45,7 +45,7 @@ type Finding struct {
 }
 
 // Checks are the names of the checks of Doctor, in order.
-var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "columns", "rights", "table-locks", "row-locks", "advisory-locks", "timeline", "boot-marker", "ttl", "expired",
+var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "columns", "rights", "table-locks", "row-locks", "advisory-locks", "timeline", "boot-marker", "ttl", "expired", "client-ids",
 	"orphans", "shares", "overrides", "plans", "handoffs", "locks", "schedules", "jobs", "consumers", "transactions", "snapshots", "autovacuum", "connections"}
 
 // DoctorOptions configure Doctor.
@@ -446,6 +446,7 @@ func (d *doctor) state(ctx context.Context, f *facts, consumers map[string]strin
 	d.columns(f, s, consumers)
 	d.timeline(ctx, s, f.Provider)
 	d.clients(s, trip, locked, d.evicted(ctx, s))
+	d.clientIDs(ctx)
 	d.leases(ctx, s, locked)
 	d.overrides(s)
 	d.handoffs(s)
@@ -669,6 +670,24 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted [
 		d.found("expired", Note, "pgleases events has its host and pid: if it is frozen (state T in ps), continue it or kill -9 it; if it has ended, and nothing has started it again, start it", "no session is expired; evicted in the last 10 min: %s", listed(evicted))
 	}
 	d.fine("expired", "no session is expired")
+}
+
+// clientIDs reports client IDs that live processes take from each other.
+func (d *doctor) clientIDs(ctx context.Context) {
+	type contended struct {
+		ID        string
+		Takeovers int
+		Processes string
+	}
+	ids, err := collect(ctx, d.Admin, d.conn, "ids", pgx.RowToStructByPos[contended])
+	if err != nil {
+		d.found("client-ids", Note, "see the log of the server", "cannot read them: %v", err)
+	}
+	for _, c := range ids {
+		d.found("client-ids", Warning, "give every live process an ID of its own (WithClientID, pgleases run --client-id), or leave the option out; see docs/kubernetes.md",
+			"processes with the client ID %q have ended each other %d times, within 5 min each time: %s", c.ID, c.Takeovers, c.Processes)
+	}
+	d.fine("client-ids", "no live processes share one")
 }
 
 // old is the age from which an override without an end is reported.

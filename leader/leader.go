@@ -107,9 +107,9 @@ func (e *Elector) Run(ctx context.Context, callbacks Callbacks) (err error) {
 	return err
 }
 
-// lead calls the callbacks of one leadership. OnStoppedLeading follows also if OnStartedLeading ends
-// its goroutine. After a panic it is not called, because it may end the process and so hide the
-// panic.
+// lead calls the callbacks of one leadership. OnStoppedLeading follows also if OnStartedLeading
+// ends its goroutine. After a panic it is not called, because it may end the process and so hide
+// the panic.
 func lead(ctx context.Context, callbacks Callbacks) {
 	defer func() {
 		if fault := recover(); fault != nil {
@@ -125,8 +125,9 @@ func lead(ctx context.Context, callbacks Callbacks) {
 	}
 }
 
-// inform follows who leads, and calls onNew for each new leader, until ctx ends. The channel that it
-// returns is closed when the last call has returned. A call that blocks delays only other calls.
+// inform follows who leads, and calls onNew for each new leader, until ctx ends. The channel that
+// it returns is closed when the last call has returned. A call that blocks delays only other
+// calls.
 func (e *Elector) inform(ctx context.Context, lease *pgleases.Lease, onNew func(id string)) <-chan struct{} {
 	latest, informed := make(chan string, 1), make(chan struct{})
 	go func() {

@@ -31,7 +31,9 @@ func beginRegister(e *engine, _ time.Time) *operation {
 	var newer *store.Process
 	return query(e.config.limit(), func(ctx context.Context, c Conn) (incarnation int64, err error) {
 		sent = time.Now()
-		incarnation, newer, err = c.Register(ctx, r)
+		if incarnation, newer, err = c.Register(ctx, r); err == nil && newer != nil && newer.Contended {
+			err = contended(r.ID, newer)
+		}
 		return incarnation, err
 	}, func(incarnation int64, err error) { e.registered(sent, incarnation, newer, err) })
 }

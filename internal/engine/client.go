@@ -227,8 +227,8 @@ func (c *Client) post(f func(*engine)) {
 	c.wakeUp()
 }
 
-// requestAnswer posts a request that f, or a later step of the goroutine, answers once, and waits for
-// the answer until ctx or the client ends.
+// requestAnswer posts a request that f, or a later step of the goroutine, answers once, and waits
+// for the answer until ctx or the client ends.
 func requestAnswer[T any](ctx context.Context, c *Client, f func(e *engine, answer chan<- T)) (T, error) {
 	if ctx.Err() != nil {
 		return *new(T), context.Cause(ctx)

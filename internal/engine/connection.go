@@ -26,8 +26,8 @@ const preparing = 15 * time.Millisecond
 // connected takes a new connection.
 func (c *connection) connected(conn Conn) { c.conn, c.known, c.failed = conn, false, false }
 
-// closingAtMost is how long a close may take. The network connection may be one of the application's
-// DialFunc, and hang.
+// closingAtMost is how long a close may take. The network connection may be one of the
+// application's DialFunc, and hang.
 const closingAtMost = 200 * time.Millisecond
 
 // close closes the connection.

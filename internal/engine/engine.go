@@ -90,7 +90,7 @@ func (e *engine) registerFirst(ctx context.Context) error {
 		switch {
 		case e.closing.ends():
 			return e.closing.reason
-		case worker.Whose(err).Final():
+		case worker.Whose(err).Final() && !errors.Is(err, errContended):
 			return err
 		case err == nil || ctx.Err() == nil:
 			failed = cmp.Or(err, failed)

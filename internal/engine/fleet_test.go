@@ -421,22 +421,7 @@ func (w *world) start(id string, opts ...Option) *proc {
 	p := &proc{w: w, id: id, name: fmt.Sprintf("%s#%d", id, len(w.procs)+1), leases: make(map[string]*Lease), weight: make(map[string]int)}
 	w.procs = append(w.procs, p)
 	w.mu.Unlock()
-	opts = append([]Option{WithClientID(id), WithLogger(slog.New(&eventLog{w: w, name: p.name})), bridge.On(&engine.Double{
-		Connect: func(ctx context.Context) (engine.Conn, error) {
-			c, err := w.connect(ctx, p.name)
-			if err != nil {
-				return nil, err // not a nil *faultyConn in an interface
-			}
-			return c, nil
-		},
-		Locks: lockTable{w.db.LockTable(), w},
-		Guard: func(_ context.Context, lease string, partition int, epoch int64) error {
-			if !w.passes(lease, Partition{Number: partition, Epoch: epoch}) {
-				return ErrNotOwner
-			}
-			return nil
-		},
-	}).(Option)}, opts...)
+	opts = append(p.options(), opts...)
 	var err error
 	for range 1000 {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -452,6 +437,29 @@ func (w *world) start(id string, opts ...Option) *proc {
 	}
 	w.t.Fatalf("start %s: %v", id, err)
 	return nil
+}
+
+// options are those of a client of a process that is not in the world.
+func (w *world) options(id string) []Option { return (&proc{w: w, id: id, name: id}).options() }
+
+func (p *proc) options() []Option {
+	w := p.w
+	return []Option{WithClientID(p.id), WithLogger(slog.New(&eventLog{w: w, name: p.name})), bridge.On(&engine.Double{
+		Connect: func(ctx context.Context) (engine.Conn, error) {
+			c, err := w.connect(ctx, p.name)
+			if err != nil {
+				return nil, err // not a nil *faultyConn in an interface
+			}
+			return c, nil
+		},
+		Locks: lockTable{w.db.LockTable(), w},
+		Guard: func(_ context.Context, lease string, partition int, epoch int64) error {
+			if !w.passes(lease, Partition{Number: partition, Epoch: epoch}) {
+				return ErrNotOwner
+			}
+			return nil
+		},
+	}).(Option)}
 }
 
 // engine returns the engine of the process's client.

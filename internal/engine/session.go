@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"sync/atomic"
@@ -66,6 +68,16 @@ func (s *session) nowRegistered(incarnation int64) (again bool) {
 	s.registered, s.incarnation = true, incarnation
 	s.beatNow() // its answer has the rest
 	return again
+}
+
+// errContended says that live processes have taken a client ID from each other so often that the
+// newest one waits, instead of ending the others again and again.
+var errContended = errors.New("other processes use this client ID too")
+
+// contended names the process that has the ID.
+func contended(id string, by *store.Process) error {
+	return fmt.Errorf("register client ID %q: %w, and took it from each other within 5 min: now host %s, pid %d, started %s; give every live process an ID of its own",
+		id, errContended, by.Host, by.PID, by.StartedAt.Format(time.RFC3339Nano))
 }
 
 // beats returns the previous renewal, for the next heartbeat.

@@ -72,7 +72,11 @@ type (
 		Metadata                        string
 	}
 	// An Identity is a row of table identities.
-	Identity struct{ Incarnation, Process, UsedAt int64 }
+	Identity struct {
+		Incarnation, Process, UsedAt int64
+		Takeovers, TakenAt           int64
+		TakenFrom                    string
+	}
 	// A Lease is a row of table leases.
 	Lease struct{ Partitions, Generation, CreatedGeneration, EpochFloor, NextCheckAt, PlannedAt, NextPartitions, NextUntil int64 }
 	// A Membership is a row of table members without its key.

@@ -3,6 +3,7 @@ package fakestore
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -37,9 +38,17 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 		c.session = r.Session
 		expires := clock + r.TTL.Microseconds()
 		i, known := t.Identities[r.ID]
+		other := t.livelyOther(r, clock)
+		lately := i.TakenAt > clock-5*minute
+		if known && i.Process != r.Process && i.Process != 0 && i.Takeovers >= 3 && lately && other != nil {
+			newest := *t.newest(r.ID, r.Session)
+			newest.Contended = true
+			return answer{0, &newest}, false
+		}
 		older := i.Process>>store.ProcessBits == r.Process>>store.ProcessBits && i.Process > r.Process
 		switch {
 		case !known:
+			i.TakenAt = Never
 			if i.Incarnation = r.Incarnation; i.Incarnation == 0 {
 				i.Incarnation = (clock + second/2) / second
 			}
@@ -52,6 +61,12 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 			return answer{0, &store.Process{Evicted: true}}, true
 		default:
 			return answer{0, t.newest(r.ID, r.Session)}, true
+		}
+		if known && i.Process != r.Process && other != nil {
+			if !lately {
+				i.Takeovers = 0
+			}
+			i.Takeovers, i.TakenAt, i.TakenFrom = i.Takeovers+1, clock, fmt.Sprintf("host %s, pid %d", other.Process.Host, other.Process.PID)
 		}
 		t.Server.NextCheckAt = min(t.Server.NextCheckAt, expires)
 		if t.Server.AcceptedTimeline == 0 { // the first client of new tables
@@ -70,6 +85,19 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 		return answer{row.Incarnation, nil}, true
 	})
 	return a.incarnation, a.newer, err
+}
+
+// livelyOther returns the newest client under the ID of a first registration whose last heartbeat is
+// less than half a TTL old; nil: there is none.
+func (t *Tables) livelyOther(r store.Registration, clock int64) *Client {
+	var best *Client
+	for _, row := range t.Clients {
+		if r.Incarnation == 0 && row.ID == r.ID && row.Session != r.Session && row.Incarnation >= 0 && row.ExpiresAt > clock+row.TTL.Microseconds()/2 &&
+			(best == nil || row.Incarnation > best.Incarnation) {
+			best = &row
+		}
+	}
+	return best
 }
 
 // newest returns the process with the highest incarnation under an ID, without one session.

@@ -66,7 +66,8 @@ func (v *Validity) Remaining() time.Duration {
 	}
 }
 
-// Left returns the time until the trust deadline, also while readers wait for Allow; 0 if it is over.
+// Left returns the time until the trust deadline, also while readers wait for Allow; 0 if it is
+// over.
 func (v *Validity) Left() time.Duration {
 	if v.Over() {
 		return 0

@@ -172,10 +172,10 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 				t.Clients[c.Session] = c
 			}
 		})
-	r.read("SELECT id, incarnation, process, used_at FROM identities", func() ([]any, func()) {
+	r.read("SELECT id, incarnation, process, used_at, takeovers, taken_at, taken_from FROM identities", func() ([]any, func()) {
 		var i fakestore.Identity
-		return []any{&name, &i.Incarnation, &i.Process, &a}, func() {
-			i.UsedAt = instant(a)
+		return []any{&name, &i.Incarnation, &i.Process, &a, &i.Takeovers, &b, &i.TakenFrom}, func() {
+			i.UsedAt, i.TakenAt = instant(a), instant(b)
 			t.Identities[name] = i
 		}
 	})
@@ -237,7 +237,8 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	changes(before.Identities, after.Identities, func(id string) {
 		exec("DELETE FROM identities WHERE id = $1", id)
 	}, func(id string, i fakestore.Identity) {
-		exec("INSERT INTO identities VALUES ($1, $2, $3, $4::timestamptz)", id, i.Incarnation, i.Process, timestamp(i.UsedAt))
+		exec("INSERT INTO identities VALUES ($1, $2, $3, $4::timestamptz, $5, $6::timestamptz, $7)",
+			id, i.Incarnation, i.Process, timestamp(i.UsedAt), i.Takeovers, timestamp(i.TakenAt), i.TakenFrom)
 	})
 	changes(before.Leases, after.Leases, func(name string) {
 		exec("DELETE FROM leases WHERE name = $1", name)

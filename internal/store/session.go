@@ -40,6 +40,7 @@ type Process struct {
 	PID       int
 	StartedAt time.Time
 	Evicted   bool // not a process: an operator has evicted the client
+	Contended bool // it lives, and processes have taken the ID from each other too often
 }
 
 // An Incarnation is a server incarnation. If two heartbeats saw different ones, the server may have
@@ -96,8 +97,9 @@ type LeaseBeat struct {
 	Weight     int
 }
 
-// Register begins a session, and returns its incarnation. If a newer process has the ID, it returns
-// 0 and that process (nil if that process has no session). See register.sql.
+// Register begins a session, and returns its incarnation. If a newer process has the ID, or a
+// contended one, it returns 0 and that process (nil if that process has no session). See
+// register.sql.
 func (c *Conn) Register(ctx context.Context, r Registration) (int64, *Process, error) {
 	c.notices.concerns(r.Session)
 	got, err := one[struct {

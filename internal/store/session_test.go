@@ -118,21 +118,60 @@ func TestWhoWasFrozenUntilItsIDWasForgottenIsTheOlder(t *testing.T) {
 func TestConcurrentRegistrationsDiffer(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	drawn := make([]int64, 12)
+	drawn := make([]string, 12)
 	errs := make([]error, len(drawn))
 	var wg sync.WaitGroup
 	for i := range drawn {
 		c := f.conn()
 		wg.Go(func() {
-			drawn[i], _, errs[i] = c.Register(f.ctx, registration(random(), "a", 0, random(), 6*time.Second))
+			id := fmt.Sprint("id-", i%4) // of which three live processes may take each other's place
+			var incarnation int64
+			incarnation, _, errs[i] = c.Register(f.ctx, registration(random(), id, 0, random(), 6*time.Second))
+			drawn[i] = fmt.Sprint(id, " ", incarnation)
+			if incarnation == 0 {
+				errs[i] = errors.Join(errs[i], errors.New("a registration is refused"))
+			}
 		})
 	}
 	wg.Wait()
 	f.ok(errors.Join(errs...))
 	slices.Sort(drawn)
-	if len(slices.Compact(drawn)) != 12 || drawn[0] == 0 {
+	if len(slices.Compact(drawn)) != 12 {
 		t.Fatalf("drew %v", drawn)
 	}
+}
+
+// The fourth process that wants the ID of a live one is refused, until that one falls silent.
+func TestIDThatLiveProcessesTakeIsContended(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		register := func() (int64, *Process) {
+			t.Helper()
+			incarnation, newer, err := f.any().Register(f.ctx, registration(random(), "a", 0, random(), 6*time.Second))
+			f.ok(err)
+			return incarnation, newer
+		}
+		for i := range 4 {
+			if incarnation, newer := register(); incarnation == 0 {
+				t.Fatalf("registration %d is refused: %+v", i, newer)
+			}
+		}
+		incarnation, newer := register()
+		if incarnation != 0 || newer == nil || !newer.Contended || newer.PID != 4711 {
+			t.Errorf("the fifth has incarnation %d, and is refused by %+v", incarnation, newer)
+		}
+		if i := f.tables().Identities["a"]; i.Takeovers != 3 || i.TakenFrom != "host host, pid 4711" {
+			t.Errorf("the identity is %+v", i)
+		}
+		f.edit(func(t *fakestore.Tables, _ int64) {
+			for session, row := range t.Clients {
+				row.ExpiresAt -= 4_000_000 // the last heartbeats were 4 s ago
+				t.Clients[session] = row
+			}
+		})
+		if incarnation, newer := register(); incarnation == 0 {
+			t.Errorf("it is refused by a silent process: %+v", newer)
+		}
+	})
 }
 
 func TestASessionThatACopyRenewedIsAliveForTheCopyOnly(t *testing.T) {
