@@ -142,7 +142,7 @@ func (e *execution) decide(ctx context.Context, tx *handlers.Transaction, a *att
 	a.row, a.opened, a.outcome = r, time.Now(), stepped
 	var unreadable error
 	if e.kind != nil && !suspected {
-		a.bound, unreadable = e.kind.parse(r.Args)
+		a.bound, unreadable = e.parse(r)
 	}
 	a.decided = r.decide(e.kind, e.registry.declares(r.Name), e.o.Epoch, unreadable)
 	d, k := &a.decided, e.kind
@@ -157,7 +157,7 @@ func (e *execution) decide(ctx context.Context, tx *handlers.Transaction, a *att
 		}
 	}
 	switch {
-	case k.calls == atMostOnce && r.Trying.begun() != "" && r.Trying.begun() != e.id:
+	case r.Trying.begun() != e.id && (r.Trying.calledOnce() || k.calls == atMostOnce && r.Trying.begun() != ""):
 		e.runLogger(a).Error("schedule: outcome unknown, handler called at most once", slog.Int64("epoch", r.Trying.Called))
 		d.lost(r)
 		d.run = nil
@@ -197,6 +197,7 @@ func (e *execution) admit(ctx context.Context, tx *handlers.Transaction, a *atte
 	d.note(r, e.o.Epoch, suspected)
 	if calls {
 		d.Trying.Run, d.Trying.Called, d.Trying.Started, d.Trying.Ends = e.id, e.o.Epoch, r.Clock, r.Clock.Add(k.limits.timeout)
+		d.Trying.Once = k.calls == atMostOnce
 	}
 	d.run, a.outcome = nil, noted
 	return nil

@@ -3,7 +3,9 @@ package schedule_test
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -357,4 +359,46 @@ func TestUnknownKindsTakeNoRuns(t *testing.T) {
 	if n := w.wire.Counted(); n > 20 {
 		t.Errorf("%d runs were opened, for 10 known jobs", n)
 	}
+}
+
+// endless has arguments whose reading ends when a test lets it.
+type endless struct{}
+
+var endlessEnds = make(chan struct{})
+
+func (*endless) UnmarshalJSON([]byte) error { <-endlessEnds; return nil }
+
+// A decoder of arguments that does not return is seen as a handler is.
+func TestArgumentsThatAreReadForLongAreSeen(t *testing.T) {
+	t.Parallel()
+	w, log := newLogged(newDatabase(t))
+	w.Times().Overrun = 0
+	end := sync.OnceFunc(func() { close(endlessEnds) })
+	t.Cleanup(end)
+	stuck := schedule.AtLeastOnce(w.Scheduler, "stuck", func(context.Context, schedule.Run[endless]) error { return nil }, schedule.WithTimeout(time.Millisecond))
+	testkit.Must(stuck.Enqueue(t.Context(), endless{}))(t)
+	w.run()
+	testkit.Until(t, "it is named", func() bool { return log.count("arguments still being read after the timeout") > 0 })
+	expect(t, w.Stats().Running, 1, "running")
+	end()
+}
+
+// leaving has arguments whose reading ends the goroutine.
+type leaving struct{}
+
+func (*leaving) UnmarshalJSON([]byte) error { runtime.Goexit(); return nil }
+
+// A decoder of arguments ends its goroutine: that is an error, and others run.
+func TestArgumentsThatEndTheirGoroutineWait(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, schedule.WithMaxRunning(1))
+	gone := schedule.InTx(w.Scheduler, "leaving", func(context.Context, pgx.Tx, schedule.Run[leaving]) error { return nil })
+	testkit.OK(t, gone.Put(t.Context(), "leaving", leaving{}, hourly))
+	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
+	l := newLedger(db, "close")
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	w.waits("leaving", "runtime.Goexit")
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }

@@ -39,6 +39,25 @@ func (e *execution) handle(tx *handlers.Transaction, a *attempt) error {
 	return a.handler
 }
 
+// parse reads the arguments of a run, which may call code of the application. It is counted as
+// running, and if it takes longer than a handler may, parse logs that, because the place of the run is
+// in use meanwhile.
+func (e *execution) parse(r *record) (bound boundHandler, err error) {
+	ctx, cancel := e.limited()
+	defer cancel()
+	defer handlers.Watch(ctx, e.db.times.Overrun, func() {
+		e.logger().Warn(
+			"schedule: arguments still being read after the timeout", nonEmpty("name", r.Name), slog.Any("cause", context.Cause(ctx)),
+		)
+	})()
+	defer e.kind.counts.reading()()
+	err = handlers.Call(func() (err error) {
+		bound, err = e.kind.parse(r.Args)
+		return err
+	})
+	return bound, err
+}
+
 // limited returns the context of a handler, with its timeout; without a timeout under the clock of
 // a test.
 func (e *execution) limited() (context.Context, context.CancelFunc) {

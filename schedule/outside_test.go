@@ -453,3 +453,39 @@ func endsThoughItCannotWrite(t *testing.T, what, says string) {
 		}
 	})
 }
+
+// A process is cut off in a call of AtMostOnce. Meanwhile a deploy has made the kind one that may be
+// called again: the tick is not called again all the same, because its call was one of AtMostOnce.
+func TestDeployRepeatsNoCallOfAtMostOnce(t *testing.T) {
+	t.Parallel()
+	for _, now := range []string{"InTx", "AtLeastOnce"} {
+		t.Run(now, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			began := make(chan struct{}, 1)
+			first := newWorker(db)
+			testkit.OK(t, schedule.AtMostOnce(first.Scheduler, "pay", func(ctx context.Context, _ schedule.Run[args]) error {
+				began <- struct{}{}
+				<-ctx.Done()
+				return ctx.Err()
+			}).Add("pay", args{}, hourly))
+			first.run().has("pay")
+			db.setClock(midnight.Add(time.Hour))
+			testkit.Receive(t, "a call", began)
+			first.crash()
+			next := newWorker(db)
+			called := func() error { t.Error("it was called again"); return nil }
+			if now == "InTx" {
+				kind := schedule.InTx(next.Scheduler, "pay", func(context.Context, pgx.Tx, schedule.Run[args]) error { return called() })
+				testkit.OK(t, kind.Add("pay", args{}, hourly))
+			} else {
+				kind := schedule.AtLeastOnce(next.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { return called() })
+				testkit.OK(t, kind.Add("pay", args{}, hourly))
+			}
+			next.run()
+			becomes(db, "its outcome is unknown", 1, "SELECT count(*) FROM pgleases.history WHERE name = 'pay' AND outcome = 'unknown'")
+			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 1, "outcomes")
+			first.wire.Mend()
+		})
+	}
+}

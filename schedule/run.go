@@ -269,7 +269,7 @@ func (e *execution) takeBack() {
 	}
 	row, step, trying := *e.begun.row, e.begun.decided.step, *e.begun.decided.Trying
 	row.Cursor = step.Cursor // as it was written
-	trying.Run, trying.Called = "", 0
+	trying.Run, trying.Called, trying.Once = "", 0, false
 	step.Trying, step.Outcomes = &trying, nil
 	life := e.writing()
 	_ = e.db.repeat(life, maxBreaks, passing, func() error { return e.write(life, &row, step) })

@@ -214,11 +214,15 @@ type trial struct {
 	Called  int64 `json:"called"` // the epoch of Run
 	// The run that calls the handler outside of a transaction; empty: no run does
 	Run     string    `json:"run"`
+	Once    bool      `json:"once,omitempty"`   // Run is of AtMostOnce, whatever the kind is now
 	Started time.Time `json:"started,omitzero"` // when Run began
 	Ends    time.Time `json:"ends,omitzero"`    // when its timeout ends
 }
 
 func (t *trial) begun() string { return value(t).Run }
+
+// calledOnce reports whether a call of AtMostOnce has begun, which must not be repeated.
+func (t *trial) calledOnce() bool { return t != nil && t.Run != "" && t.Once }
 
 func (t *trial) crashes() int { return value(t).Crashes }
 

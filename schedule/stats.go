@@ -11,7 +11,7 @@ import (
 // begin at 0 when the process starts.
 type Stats struct {
 	Partitions int // owned
-	Running    int // handlers under way, at most WithMaxRunning
+	Running    int // handlers under way, or reading their arguments, at most WithMaxRunning
 	// Waiting counts schedules and jobs that are due, and wait for room or for another run of their
 	// key. If there are many, it counts those that the last poll returned.
 	Waiting int
@@ -32,7 +32,7 @@ type Stats struct {
 // KindStats has the numbers of a kind. The outcomes are those that this process recorded, one for
 // each tick or job. If the answer to a commit was lost, its outcome is not counted.
 type KindStats struct {
-	Running   int      // handlers under way
+	Running   int      // handlers under way, or reading their arguments
 	Begun     int64    // calls of the handler, including repeated calls for one tick
 	Retried   int64    // runs that failed and run again: see WithMaxAttempts
 	Snoozed   int64    // runs whose handler returned Snooze
@@ -130,6 +130,12 @@ func (c *kindCounts) begin(late time.Duration) (end func()) {
 		k.Begun++
 		k.Running++
 	})
+	return func() { c.count(func(k *KindStats) { k.Running-- }) }
+}
+
+// reading counts the reading of arguments as running, and returns a function that counts its end.
+func (c *kindCounts) reading() (end func()) {
+	c.count(func(k *KindStats) { k.Running++ })
 	return func() { c.count(func(k *KindStats) { k.Running-- }) }
 }
 
