@@ -78,7 +78,7 @@ func (db *Database) Override(w Override, pinnedTo string, until int64, force boo
 		return fmt.Errorf("%w: %+v", ErrUnknown, w)
 	}
 	for _, name := range t.concerned(w) {
-		if w.Verb == "drain" && !force && t.last(name, w.Client) {
+		if w.Verb == "drain" && !force && t.last(name, w.Client, clock) {
 			return fmt.Errorf("%w: %q", ErrInUse, name)
 		}
 	}
@@ -89,11 +89,13 @@ func (db *Database) Override(w Override, pinnedTo string, until int64, force boo
 	return nil
 }
 
-// last reports whether the client is the only one that works on the lease.
-func (t *Tables) last(lease, client string) (last bool) {
+// last reports whether the client is the only one that works on the lease. Others whose session has
+// expired may be dead.
+func (t *Tables) last(lease, client string, clock int64) (last bool) {
 	for m, member := range t.Members {
 		c := t.Clients[m.Session]
-		if m.Lease == lease && t.live(lease, m.Session) && member.Weight > 0 && c.Incarnation >= 0 && !t.overridden("drain", "", c.ID) {
+		if m.Lease == lease && t.live(lease, m.Session) && member.Weight > 0 && c.Incarnation >= 0 &&
+			(c.ExpiresAt > clock || c.ID == client) && !t.overridden("drain", "", c.ID) {
 			if c.ID != client {
 				return false
 			}

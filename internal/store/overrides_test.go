@@ -77,6 +77,20 @@ func (c *client) claims(leases ...string) []string {
 	return testkit.Must(c.Claim(c.f.ctx, leases))(c.f)
 }
 
+// A session that has expired stays a member until another client has watched the clock for its TTL.
+func TestDrainCountsNoExpiredClient(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 2)
+		b.join("l", 2)
+		drain := func(id string) error { return f.override(fakestore.Override{Verb: "drain", Client: id}, 0, false) }
+		f.expireIn(b, -time.Second)
+		expect(t, said(drain("a")), "in use", "drain of the only living client")
+		b.beat()
+		f.ok(drain("a"))
+	})
+}
+
 func TestTheLastThatWorksIsDrainedByForceOnly(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b, c := f.client("a"), f.client("b"), f.client("c")

@@ -105,6 +105,7 @@ BEGIN
         WHERE (SELECT bool_and(c.id = $5) -- null: no client works on it already
                FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
                WHERE m.lease = n AND m.weight > 0 AND c.incarnation >= 0
+                 AND (c.expires_at > clock_timestamp() OR c.id = $5) -- a session that has expired may belong to a dead process
                  AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'drain' AND w.client = c.id));
         IF lacking IS NOT NULL THEN
             RAISE EXCEPTION 'client "%" is the last that works on: %', $5, lacking
