@@ -135,6 +135,7 @@ func (g *group) probe(ctx context.Context) {
 	go func() {
 		ctx, cancel := context.WithTimeout(ctx, answerTime)
 		defer cancel()
+		defer context.AfterFunc(g.line().Life(), cancel)() // the server of its connection may have gone
 		err := handlers.Call(func() error { return g.ask(ctx, q) })
 		g.events <- func() { g.probing = false; g.take(q, err) }
 	}()

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
@@ -620,16 +621,21 @@ func (g *group) handlerContext(parts []*partition) (context.Context, context.Can
 	}
 }
 
-func (g *group) acquire() (conn *pgxpool.Conn, err error) {
-	err = g.inTime(func(ctx context.Context) error {
-		conn, err = g.pool.Acquire(ctx)
-		return err
-	})
+func (g *group) acquire() (*pgxpool.Conn, error) {
+	return g.acquireAnd(func(context.Context, *pgxpool.Conn) error { return nil })
+}
+
+// acquireAnd returns a connection on which f has begun something. If the connection is not nil, the
+// error is of f.
+func (g *group) acquireAnd(f func(context.Context, *pgxpool.Conn) error) (*pgxpool.Conn, error) {
+	conn, err := worker.Acquire(context.WithoutCancel(g.life), g.line(), g.pool, answerTime, f)
 	if final := worker.EndsRun(err); final != nil {
 		g.stop(final)
 	}
 	return conn, err
 }
+
+func (g *group) line() *worker.Line { return &bridge.Engine(g.client).Line }
 
 // inTime limits the time of statements besides those of handlers. They go on when the Run has
 // ended, for what is in hand.
@@ -660,7 +666,13 @@ func (g *group) beginGuarded(conn *pgxpool.Conn, parts []*partition, wait time.D
 		return nil
 	}
 	err = g.inTime(func(ctx context.Context) (err error) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(g.line().Life(), cancel)() // the connection's server may have gone
 		tx, err = handlers.Begin(ctx, conn, open)
+		if worker.Whose(err) == worker.Standby {
+			_ = conn.Conn().Close(ctx) // otherwise the pool would go on giving it out, because it looks healthy
+		}
 		return err
 	})
 	if err == nil && slices.ContainsFunc(parts, func(p *partition) bool { return p.lost }) {
@@ -684,12 +696,16 @@ func (g *group) guarded(parts []*partition, f func(ctx context.Context, tx *hand
 }
 
 func (g *group) guardedOnce(owned []*partition, f func(ctx context.Context, tx *handlers.Transaction, xact string) error) error {
-	conn, err := g.acquire()
-	if err != nil {
+	var tx *handlers.Transaction
+	var xact string
+	conn, err := g.acquireAnd(func(_ context.Context, conn *pgxpool.Conn) (err error) {
+		tx, xact, err = g.beginGuarded(conn, owned, lockWait, func(*pgx.Batch) {})
+		return err
+	})
+	if conn == nil {
 		return err
 	}
 	defer conn.Release()
-	tx, xact, err := g.beginGuarded(conn, owned, lockWait, func(*pgx.Batch) {})
 	defer g.rollback(tx)
 	if err == nil {
 		err = g.inTime(func(ctx context.Context) error { return f(ctx, tx, xact) })

@@ -144,6 +144,7 @@ func (p *planner) poll(ctx context.Context) {
 	go func() {
 		limited, cancel := context.WithTimeout(ctx, p.s.times.PollLimit)
 		defer cancel()
+		defer context.AfterFunc(p.s.db.line.Life(), cancel)() // the server of its connection may have gone
 		q.err = q.ask(limited, p.s.db, p.poller.conn, p.lease.PartitionFor)
 		p.answers <- q
 	}()

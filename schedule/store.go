@@ -13,6 +13,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/schedule/sql"
 )
 
@@ -36,6 +37,7 @@ func statementsFor(schema string) (s statements) {
 // A db sends the statements of a group.
 type db struct {
 	pool       *pgxpool.Pool
+	line       *worker.Line // nil: there is no client
 	group      string
 	partitions int
 	statements statements

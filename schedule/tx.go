@@ -10,6 +10,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
 )
 
@@ -57,26 +58,22 @@ func (t *transactions) calling(life context.Context, p pgleases.Partition, open 
 // guarded runs f in a transaction of the pool, and commits it if f did not. The answer of the
 // opening has arrived before f is called.
 func (t *transactions) guarded(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
-	var conn *pgxpool.Conn
-	err := t.db.within(life, func(ctx context.Context) (err error) {
-		conn, err = t.db.pool.Acquire(ctx)
-		return err
-	})
+	var tx *handlers.Transaction
+	begin := func(ctx context.Context, conn *pgxpool.Conn) (err error) {
+		tx, err = handlers.Begin(ctx, conn, func(batch *pgx.Batch) error {
+			return t.fence(batch, p, open.statement, open.args, open.read)
+		})
+		return store.Advised(err)
+	}
+	conn, err := worker.Acquire(life, t.db.line, t.db.pool, t.db.times.Answer, begin)
 	if final := worker.EndsRun(err); final != nil {
 		t.stop(final)
 		return err
 	}
-	if err != nil {
+	if conn == nil {
 		return worker.Lost(fmt.Errorf("connection of the pool: %w", err))
 	}
 	defer conn.Release()
-	var tx *handlers.Transaction
-	err = t.db.within(life, func(ctx context.Context) (err error) {
-		tx, err = handlers.Begin(ctx, conn, func(batch *pgx.Batch) error {
-			return t.fence(batch, p, open.statement, open.args, open.read)
-		})
-		return err
-	})
 	defer func() {
 		if !tx.Ended() {
 			// if it was not committed, and no error has closed the connection

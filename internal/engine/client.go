@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/locks"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 const (
@@ -30,6 +31,7 @@ const (
 // All methods are safe for concurrent use.
 type Client struct {
 	Locks *locks.Session
+	Line  worker.Line // of the pools that the application uses with this client
 
 	config    Config
 	guard     string // the statement of Guard
@@ -155,10 +157,11 @@ func (c *Client) LockTable(pool *pgxpool.Pool) locks.Table {
 	case pool == nil:
 		return nil
 	}
+	c.Line.Add(pool)
 	return &store.Locks{
 		Statements: store.StatementsFor(c.config.Schema), LockWait: int(c.config.Heartbeat.Milliseconds()),
 		OnConn: func(ctx context.Context, use func(*pgx.Conn) error) error {
-			return pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return use(conn.Conn()) })
+			return worker.Use(ctx, &c.Line, pool, func(conn *pgxpool.Conn) error { return use(conn.Conn()) })
 		},
 	}
 }
@@ -170,6 +173,7 @@ func (c *Client) Reaches(ctx context.Context, pool *pgxpool.Pool, schema string)
 	if c.config.Double != nil {
 		return nil
 	}
+	c.Line.Add(pool)
 	schema = cmp.Or(schema, c.config.Schema)
 	const refused = "the pool leads to another server, database or schema than the client's connection"
 	for tries := 1; ; tries++ {

@@ -251,6 +251,7 @@ func (e *engine) connected(c Conn) {
 	e.session.beatNow()
 	clear(e.progress.rests)
 	e.reconnects++
+	e.client.Line.Renewed()
 }
 
 // disconnect ends the trust before this side ends the connection.

@@ -228,6 +228,11 @@ func (l *Locks) List(ctx context.Context, conn *pgx.Conn, prefix, after string, 
 // during a statement would close the connection, and a new one costs more than the answer.
 const patience = time.Second
 
+// answersIn is how long a statement may take. It waits for two other statements at most.
+func (l *Locks) answersIn() time.Duration {
+	return 2*time.Duration(l.LockWait)*time.Millisecond + patience
+}
+
 // ask sends a statement after OnConn has provided a connection, within soon.
 func ask[T any](ctx, soon context.Context, l *Locks, statement string, args ...any) (answer T, sent bool, err error) {
 	err = l.OnConn(soon, func(conn *pgx.Conn) (err error) {
@@ -238,6 +243,8 @@ func ask[T any](ctx, soon context.Context, l *Locks, statement string, args ...a
 			timer := time.AfterFunc(patience, func() { cancel(context.Cause(caller)) })
 			context.AfterFunc(ctx, func() { timer.Stop() })
 		})()
+		silent := time.AfterFunc(l.answersIn(), func() { cancel(context.DeadlineExceeded) })
+		defer silent.Stop()
 		sent = true
 		answer, err = tolerant(func(notify bool) (T, error) {
 			return value[T](ctx, l, conn, statement, append(slices.Clone(args), l.LockWait, notify)...)

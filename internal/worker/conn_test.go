@@ -1,0 +1,108 @@
+package worker_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/worker"
+)
+
+// idle fills a pool with idle connections, and returns a set of them.
+func idle(t *testing.T, pool *pgxpool.Pool) map[uint32]bool {
+	t.Helper()
+	of := make(map[uint32]bool)
+	var conns []*pgxpool.Conn
+	for range pool.Config().MaxConns {
+		conn := testkit.Must(pool.Acquire(t.Context()))(t)
+		of[conn.Conn().PgConn().PID()] = true
+		conns = append(conns, conn)
+	}
+	for _, conn := range conns {
+		conn.Release()
+	}
+	return of
+}
+
+// All idle connections lead to a standby: the first work uses none of them, and they are gone.
+func TestConnectionsToStandbyAreGivenUp(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t, pgtest.EmptyDatabase(t), func(c *pgxpool.Config) { c.MaxConns = 4 })
+	refused := 0
+	for name, standbys := range map[string]map[uint32]bool{"acquire": idle(t, pool), "use": idle(t, pool)} {
+		begin := func(conn *pgxpool.Conn) error {
+			if standbys[conn.Conn().PgConn().PID()] {
+				refused++
+				return &pgconn.PgError{Code: "0A000", Message: "cannot set transaction read-write mode during recovery"}
+			}
+			return nil
+		}
+		if name == "use" {
+			testkit.OK(t, worker.Use(t.Context(), nil, pool, begin))
+			continue
+		}
+		conn := testkit.Must(worker.Acquire(t.Context(), nil, pool, time.Minute, func(_ context.Context, conn *pgxpool.Conn) error { return begin(conn) }))(t)
+		conn.Release()
+	}
+	if refused != 4 {
+		t.Errorf("%d connections were refused, not each once", refused)
+	}
+}
+
+// A server that is a standby itself is no reason to try for ever.
+func TestStandbyIsTriedForAWhileOnly(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t, pgtest.EmptyDatabase(t), func(c *pgxpool.Config) { c.MaxConns = 4 })
+	idle(t, pool)
+	tries := 0
+	standby := func(*pgxpool.Conn) error { tries++; return &pgconn.PgError{Code: "25006"} }
+	if err := worker.Use(t.Context(), nil, pool, standby); worker.Whose(err) != worker.Standby || tries > 6 {
+		t.Errorf("%v after %d tries", err, tries)
+	}
+}
+
+// The server of all connections has gone silently. When the client has connected again, who waits for
+// an answer begins anew, and idle connections are closed that do not answer.
+func TestRenewalEndsSilence(t *testing.T) {
+	t.Parallel()
+	wire := new(testkit.Wire)
+	pool := testkit.Pool(t, pgtest.EmptyDatabase(t), wire.Carry, func(c *pgxpool.Config) { c.MaxConns = 2 })
+	var line worker.Line
+	line.Add(pool)
+	silent := idle(t, pool)
+	waits, began := make(chan bool, 1), make(chan error, 1)
+	go func() {
+		conn, err := worker.Acquire(t.Context(), &line, pool, time.Hour, func(ctx context.Context, conn *pgxpool.Conn) error {
+			if !silent[conn.Conn().PgConn().PID()] {
+				return nil
+			}
+			waits <- true
+			<-ctx.Done()
+			_ = conn.Conn().Close(ctx)
+			return ctx.Err()
+		})
+		if conn != nil {
+			conn.Release()
+		}
+		began <- err
+	}()
+	testkit.Receive(t, "it waits for an answer", waits)
+	wire.Mute("-- ping") // of the other connection
+	line.Renewed()
+	testkit.OK(t, testkit.Receive(t, "it has begun", began))
+	testkit.Until(t, "no connection of before is left", func() bool {
+		for _, conn := range pool.AcquireAllIdle(t.Context()) {
+			old := silent[conn.Conn().PgConn().PID()]
+			conn.Release()
+			if old {
+				return false
+			}
+		}
+		return pool.Stat().AcquiredConns() == 0
+	})
+}
