@@ -35,9 +35,9 @@ const (
 var Purposes = []Purpose{ForApplication, ForGuard, ForReader, ForOperator, ForSchedules, ForScheduleOperators, ForConsumers, ForConsumerOperators}
 
 // Grants returns the GRANT statements that a role needs for a purpose if another role owns the
-// tables of the schema. They are the files in sql/grants, schedule/sql/grants and consumer/sql/grants,
-// with these names. The owner runs them, again after each migration. Grants returns an error for an
-// invalid name or an unknown purpose.
+// tables of the schema. They are the files in sql/grants, schedule/sql/grants and
+// consumer/sql/grants, with these names. The owner runs them, again after each migration. Grants
+// returns an error for an invalid name or an unknown purpose.
 func Grants(role, schema string, purpose Purpose) (string, error) {
 	if err := checkSchema(schema); err != nil {
 		return "", err

@@ -23,6 +23,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/pgleases/pgleases/admin"
 )
@@ -52,7 +53,8 @@ type Options struct {
 const (
 	defaultTitle = "Leases"
 
-	// policy allows only code, styles and requests of the handler's own files, not of the page itself.
+	// policy allows only code, styles and requests of the handler's own files, not of the page
+	// itself.
 	policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
@@ -82,11 +84,45 @@ func Handler(a *admin.Admin, o Options) (http.Handler, error) {
 	if o.Authorize == nil {
 		o.Authorize = func(*http.Request) (Access, string) { return ReadOnly, "" }
 	}
-	// Changes from other origins are refused before the handler reads them.
-	h := newHandler(a, o, defaultTimes)
+	return newHandler(a, o, defaultTimes).guarded(), nil
+}
+
+// guarded refuses changes from other origins before the handler reads them.
+func (h *handler) guarded() http.Handler {
 	origins := http.NewCrossOriginProtection()
 	origins.SetDenyHandler(http.HandlerFunc(h.foreign))
-	return origins.Handler(h), nil
+	return h.withLimit(origins.Handler(h.sameScheme(h)))
+}
+
+// withLimit gives the body of a request a limit, also if the request is refused before it is read:
+// the server waits for the rest of it before the next request of the connection.
+func (h *handler) withLimit(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 {
+			// If it cannot be set, the server's own limit holds.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(h.times.write))
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// sameScheme refuses a request of a page that has our host and another scheme, which is another
+// origin. CrossOriginProtection compares the hosts only, if a browser sends no Sec-Fetch-Site. All
+// current browsers send it with HTTPS, also to a proxy, so such a page of HTTPS asks over HTTP.
+func (h *handler) sameScheme(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		own := "http://"
+		if r.TLS != nil {
+			own = "https://"
+		}
+		origin := r.Header.Get("Origin")
+		if safe := r.Method == http.MethodGet || r.Method == http.MethodHead; !safe && r.Header.Get("Sec-Fetch-Site") == "" &&
+			origin != "" && !strings.HasPrefix(strings.ToLower(origin), own) {
+			h.foreign(w, r)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 type handler struct {

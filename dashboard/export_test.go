@@ -11,7 +11,7 @@ import (
 // wait for the last loops when all else is done.
 func init() { defaultTimes.look = 200 * time.Millisecond }
 
-// HandlerWith is like Handler, with other times and without the check of origins.
+// HandlerWith is like Handler, with other times.
 func HandlerWith(a *admin.Admin, o Options, look, answers, write time.Duration) http.Handler {
-	return newHandler(a, o, times{look, answers, write})
+	return newHandler(a, o, times{look, answers, write}).guarded()
 }

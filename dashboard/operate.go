@@ -82,7 +82,7 @@ func (h *handler) foreign(w http.ResponseWriter, r *http.Request) {
 	text := "The request comes from a page of another site."
 	if origin := r.Header.Get("Origin"); r.Header.Get("Sec-Fetch-Site") == "" {
 		text = fmt.Sprintf(
-			"Nothing was done: the page is of %q, and the request of %q. If a proxy is in front, configure it to pass on the Host of the browser, or use HTTPS.",
+			"Nothing was done: the page is of %q, and the request of %q. If a proxy is in front, configure it to pass on the Host of the browser and Sec-Fetch-Site, or use HTTPS.",
 			origin, r.Host,
 		)
 	}

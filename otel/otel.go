@@ -4,18 +4,23 @@
 //
 // A collection reads Stats, so it sends no statement and delays no handoff.
 //
-// OpenTelemetry's API has no histogram that a callback can observe, and its synchronous histograms
-// need each value, while Stats has counts. So a histogram here is three counters, in the form that
-// queries for Prometheus expect: NAME.bucket with the attribute le counts the values up to le;
-// NAME.count and NAME.sum cover all values. A metric.Producer of the SDK could hand over the counts
-// as a histogram. But a reader takes its producers when it is created, which is before there is a
-// client; views do not apply to them; and an exporter that wants deltas would get totals.
+// OpenTelemetry's API has no histogram that a callback can observe, and its synchronous
+// histograms need each value, while Stats has counts. So a histogram here is three counters, in
+// the form that queries for Prometheus expect: NAME.bucket with the attribute le counts the
+// values up to le; NAME.count and NAME.sum cover all values. A metric.Producer of the SDK could
+// hand over the counts as a histogram. But a reader takes its producers when it is created, which
+// is before there is a client; views do not apply to them; and an exporter that wants deltas
+// would get totals.
 package pgleasesotel
 
 import (
 	"context"
 	"errors"
+	"fmt"
+	"reflect"
+	"slices"
 	"strconv"
+	"sync"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -26,23 +31,50 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// Observe exports a client, its locks, and each lease that it has joined. Unregister the result
-// after the client has ended. The resource's service.instance.id says which process it is: client
-// IDs that are new with each start would make new series each time.
-func Observe(provider metric.MeterProvider, client *pgleases.Client) (metric.Registration, error) {
-	return observe(provider, metrics.Client(client))
+// Observe exports a client, its locks, and each lease that it has joined, with attributes of the
+// application. Unregister the result after the client has ended. The resource's
+// service.instance.id says which process it is: client IDs that are new with each start would
+// make new series each time.
+//
+// If a process has several clients, give each attributes of its own, such as
+// attribute.String("client", "orders"). Without them, the series of one client would hide those
+// of the other, so Observe returns an error for the second client of a provider.
+func Observe(provider metric.MeterProvider, client *pgleases.Client, attributes ...attribute.KeyValue) (metric.Registration, error) {
+	return observe(provider, "client", metrics.Client(client), attributes)
 }
 
-// ObserveSchedules exports a scheduler, with the attribute group. Unregister the result after Run
-// has returned.
-func ObserveSchedules(provider metric.MeterProvider, s *schedule.Scheduler) (metric.Registration, error) {
-	return observe(provider, metrics.Scheduler(s))
+// ObserveSchedules exports a scheduler, with the attribute group and those of the application.
+// Unregister the result after Run has returned. For two schedulers of one group see [Observe].
+func ObserveSchedules(provider metric.MeterProvider, s *schedule.Scheduler, attributes ...attribute.KeyValue) (metric.Registration, error) {
+	return observe(provider, "scheduler", metrics.Scheduler(s), attributes)
 }
 
-// ObserveConsumer exports a consumer, with the attribute consumer. Unregister the result after Run
-// has returned.
-func ObserveConsumer(provider metric.MeterProvider, c *consumer.Consumer) (metric.Registration, error) {
-	return observe(provider, metrics.Consumer(c))
+// ObserveConsumer exports a consumer, with the attribute consumer and those of the application.
+// Unregister the result after Run has returned. For two consumers of one name see [Observe].
+func ObserveConsumer(provider metric.MeterProvider, c *consumer.Consumer, attributes ...attribute.KeyValue) (metric.Registration, error) {
+	return observe(provider, "consumer", metrics.Consumer(c), attributes)
+}
+
+// A series is what distinguishes the series of one source from those of others.
+type series struct {
+	provider   metric.MeterProvider
+	kind       string
+	attributes attribute.Distinct // the source's own, and the application's
+}
+
+// observed has a series for each source that is registered. Two of the same would hide each other.
+var observed sync.Map
+
+// registration is that of a source. After its end, another source may have the series.
+type registration struct {
+	metric.Registration
+	of series
+}
+
+func (r registration) Unregister() error {
+	err := r.Registration.Unregister()
+	observed.Delete(r.of)
+	return err
 }
 
 // instruments makes the instruments of a meter, and keeps the errors.
@@ -99,7 +131,30 @@ func (i *instruments) of(m *metrics.Metric) observeSample {
 	}
 }
 
-func observe(provider metric.MeterProvider, source metrics.Source) (metric.Registration, error) {
+func observe(provider metric.MeterProvider, kind string, source metrics.Source, own []attribute.KeyValue) (metric.Registration, error) {
+	fixed := slices.Clone(own)
+	for name, value := range source.Label {
+		fixed = append(fixed, attribute.String(name, value))
+	}
+	set := attribute.NewSet(fixed...)
+	of := series{provider, kind, set.Equivalent()}
+	if !reflect.TypeOf(provider).Comparable() { // it cannot be told from others
+		return register(provider, source, fixed)
+	}
+	if _, twice := observed.LoadOrStore(of, true); twice {
+		return nil, fmt.Errorf("pgleasesotel: observe %s: another one with the attributes %q is observed with this provider: "+
+			"its series would hide these; give each attributes of its own", kind, set.Encoded(attribute.DefaultEncoder()))
+	}
+	registered, err := register(provider, source, fixed)
+	if err != nil {
+		observed.Delete(of)
+		return nil, err
+	}
+	return registration{registered, of}, nil
+}
+
+// register registers a source, whose samples all have those attributes.
+func register(provider metric.MeterProvider, source metrics.Source, fixed []attribute.KeyValue) (metric.Registration, error) {
 	i := instruments{meter: provider.Meter("github.com/pgleases/pgleases")}
 	sample := make(map[*metrics.Metric]observeSample)
 	for _, m := range source.Metrics {
@@ -110,10 +165,7 @@ func observe(provider metric.MeterProvider, source metrics.Source) (metric.Regis
 	}
 	return i.meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		for _, s := range source.Read() {
-			var attributes []attribute.KeyValue
-			for name, value := range source.Label {
-				attributes = append(attributes, attribute.String(name, value))
-			}
+			attributes := slices.Clone(fixed)
 			for i, name := range s.Metric.Labels {
 				attributes = append(attributes, attribute.String(name, s.Labels[i]))
 			}

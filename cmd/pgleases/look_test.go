@@ -289,12 +289,15 @@ func TestUnwritableOutputIsAFailure(t *testing.T) {
 	full := testkit.Must(os.OpenFile("/dev/full", os.O_WRONLY, 0))(t)
 	defer full.Close()
 	env := append(os.Environ(), command.Database(pgtest.MigratedDatabase(t))...)
-	for _, args := range []string{"--version", "list", "clients -o json", "events", "schema", "help"} {
+	for _, args := range []string{"--version", "list", "clients -o json", "events", "schema", "help", "pause l --reason why"} {
 		c := exec.Command(command.Built, strings.Fields(args)...)
 		var told strings.Builder
 		c.Env, c.Stdout, c.Stderr = env, full, &told
 		if _ = c.Run(); c.ProcessState.ExitCode() != 125 || !strings.Contains(told.String(), "no space left") {
 			t.Errorf("%s: exit code %d, want 125; told %q", args, c.ProcessState.ExitCode(), told.String())
+		}
+		if strings.HasPrefix(args, "pause") && !strings.Contains(told.String(), "Only the output failed: if the verb changes something, the change was made\n") {
+			t.Errorf("%s does not say that it was done: %q", args, told.String())
 		}
 	}
 }

@@ -29,7 +29,10 @@ func init() { cobra.EnableCommandSorting = false }
 func main() {
 	out, root := &written{to: os.Stdout}, newRoot()
 	root.SetOut(out)
-	err := cmp.Or(root.Execute(), out.err)
+	err := root.Execute()
+	if err == nil && out.err != nil {
+		err = fmt.Errorf("%w\nOnly the output failed: if the verb changes something, the change was made", out.err)
+	}
 	if err == nil {
 		return
 	}

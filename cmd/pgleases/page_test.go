@@ -179,6 +179,8 @@ func expectTaken(t *testing.T, line string, want *cobra.Command) {
 func TestREADMECommandsAreVerbs(t *testing.T) {
 	readme := testkit.Must(os.ReadFile("../../README.md"))(t)
 	lines := regexp.MustCompile(`(?m)^    (?:go run \./cmd/pgleases|pgleases) (.+?)(?: +#.*)?$`).FindAllStringSubmatch(string(readme), -1)
+	lines = append(lines, regexp.MustCompile("`pgleases ([a-z]+ [^`]+)`").FindAllStringSubmatch(string(readme), -1)...)
+	lines = append(lines, regexp.MustCompile("`pgleases (doctor|list|watch|serve)`").FindAllStringSubmatch(string(readme), -1)...)
 	for _, line := range lines {
 		expectTaken(t, "pgleases "+line[1], nil)
 	}

@@ -23,6 +23,7 @@ func newServe() *cobra.Command {
 	listen := cmd.Flags().String("listen", "127.0.0.1:8080", "address and port; with port 0 any free port, which is printed")
 	title := cmd.Flags().String("title", "Leases", "title of the page, such as the name of the environment")
 	hosts := cmd.Flags().StringSlice("host", nil, "host name to answer for, besides those of this machine; several with commas")
+	clients := cmd.Flags().Bool("client-series", true, "let /metrics have the partitions of each client; without it, clients whose IDs change with each start make no new series")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		listener, err := net.Listen("tcp", *listen)
 		if err != nil {
@@ -41,27 +42,27 @@ func newServe() *cobra.Command {
 			fmt.Fprintf(cmd.OutOrStdout(), "Open http://%s/\n", listener.Addr())
 			pages := http.NewServeMux()
 			pages.Handle("/", handler)
-			pages.Handle("GET /metrics", &exposition{admin: a})
+			pages.Handle("GET /metrics", &exposition{admin: a, clients: *clients})
 			handler = pages
 			if isLocal || len(*hosts) > 0 {
 				handler = onlyFor(*hosts, handler)
 			}
-			return serve(ctx, listener, handler)
+			return serve(ctx, listener, handler, requestLimit)
 		})
 	}
 	return cmd
 }
 
-// onlyFor refuses a request for a name that is neither this machine's nor one of hosts. Otherwise a
-// site could point its own name at this machine, and read the dashboard as its own origin.
+// onlyFor refuses a request for a name that is neither this machine's nor one of hosts. Otherwise
+// a site could point its own name at this machine, and read the dashboard as its own origin.
 func onlyFor(hosts []string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host := r.Host
 		if name, _, err := net.SplitHostPort(host); err == nil {
 			host = name
 		}
-		host = strings.Trim(host, "[]")
-		if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) && !slices.Contains(hosts, host) {
+		host = strings.TrimSuffix(strings.ToLower(strings.Trim(host, "[]")), ".")
+		if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) && !slices.ContainsFunc(hosts, func(name string) bool { return strings.EqualFold(name, host) }) {
 			http.Error(w, fmt.Sprintf("This server does not answer for %q. Ask for localhost, or start it with --host.", r.Host), http.StatusMisdirectedRequest)
 			return
 		}
@@ -69,36 +70,61 @@ func onlyFor(hosts []string, next http.Handler) http.Handler {
 	})
 }
 
+// How long a server waits for a request, and for the reader of an answer. A connection that
+// stands longer holds a file that others need.
+const (
+	requestLimit = 10 * time.Second
+	answerLimit  = 30 * time.Second
+)
+
 // exposition answers with the metrics of the database, for Prometheus.
 type exposition struct {
-	admin *admin.Admin
+	admin   *admin.Admin
+	clients bool // with the metrics of each client
 
 	mu   sync.Mutex // guards the rest; a read at a time
 	text []byte
 	read time.Time // when text was read
 }
 
-// ServeHTTP reads the tables at most once a second, however many ask.
+// ServeHTTP sends the metrics to a reader after its turn, so a slow one does not make others wait.
 func (e *exposition) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if time.Since(e.read) > time.Second {
-		ctx, cancel := context.WithTimeout(r.Context(), 10*time.Second)
-		defer cancel()
-		samples, err := metrics.Database(ctx, e.admin)
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		e.text, e.read = metrics.Text(samples), time.Now()
+	text, err := e.current(r.Context())
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerLimit))
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
 	}
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	_, _ = w.Write(e.text)
+	_, _ = w.Write(text) // an error is that the reader has gone
 }
 
-// serve serves until ctx ends.
-func serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
+// current reads the tables at most once a second, however many ask. The text it returns is not
+// changed any more.
+func (e *exposition) current(ctx context.Context) ([]byte, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if time.Since(e.read) <= time.Second {
+		return e.text, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	samples, err := metrics.Database(ctx, e.admin)
+	if err != nil {
+		return nil, err
+	}
+	if !e.clients {
+		samples = slices.DeleteFunc(samples, func(s metrics.Sample) bool { return slices.Contains(s.Metric.Labels, "client") })
+	}
+	e.text, e.read = metrics.Text(samples), time.Now()
+	return e.text, nil
+}
+
+// serve serves until ctx ends. No request has a body that is read, so one that does not come in
+// time ends its connection.
+func serve(ctx context.Context, listener net.Listener, handler http.Handler, limit time.Duration) error {
+	server := &http.Server{Handler: handler, ReadTimeout: limit, IdleTimeout: time.Minute}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })() // clients repeat requests without an answer
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err

@@ -79,10 +79,10 @@ func withoutHead(text string) string {
 	return text
 }
 
-// Named returns SQL whose names are those of a schema instead of pgleases, and whose other words are
-// replaced by others, in pairs. A name may contain anything. So it stands in quoted identifiers and in
-// literals, but never in a comment, which a newline would end, nor in a body whose quote it contains.
-// role is a name that occurs in the new words.
+// Named returns SQL whose names are those of a schema instead of pgleases, and whose other words
+// are replaced by others, in pairs. A name may contain anything. So it stands in quoted
+// identifiers and in literals, but never in a comment, which a newline would end, nor in a body
+// whose quote it contains. role is a name that occurs in the new words.
 func Named(text, schema, role string, words ...string) string {
 	quoted := pgx.Identifier{schema}.Sanitize()
 	literal := strings.TrimSuffix(Literal(quoted), "'")
@@ -104,8 +104,8 @@ func Named(text, schema, role string, words ...string) string {
 	return b.String()
 }
 
-// BodyTag returns a quote around the body of a function: tag, or a longer one, which occurs in none of
-// the names, so that no name ends the body.
+// BodyTag returns a quote around the body of a function: tag, or a longer one, which occurs in
+// none of the names, so that no name ends the body.
 func BodyTag(tag string, names ...string) string {
 	for slices.ContainsFunc(names, func(name string) bool { return strings.Contains(name, tag) }) {
 		tag = tag[:len(tag)-1] + "_$"

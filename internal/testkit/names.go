@@ -11,8 +11,8 @@ import (
 
 const inject = "CREATE TABLE public.injected();--"
 
-// HostileNames are identifiers that break a text which does not quote them where they stand. They have
-// up to 63 bytes.
+// HostileNames are identifiers that break a text which does not quote them where they stand. They
+// have up to 63 bytes.
 var HostileNames = []string{
 	"a\n" + inject,
 	"a\r\n\t" + inject,
@@ -27,8 +27,9 @@ var HostileNames = []string{
 	strings.Repeat("é", 31) + "x",
 }
 
-// RunPrinted runs SQL that was printed for people, by the driver and by psql, and whatever a backslash
-// means in a string. The test fails if the text fails, or if a part of a hostile name ran.
+// RunPrinted runs SQL that was printed for people, by the driver and by psql, and whatever a
+// backslash means in a string. The test fails if the text fails, or if a part of a hostile name
+// ran.
 func RunPrinted(t testing.TB, pool *pgxpool.Pool, text string) {
 	t.Helper()
 	run := func(how, text string) {
