@@ -1,6 +1,7 @@
 package pgleases_test
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -75,11 +76,13 @@ func Example_changingN() {
 	join := func() (*pgleases.Lease, error) {
 		for {
 			var old int
-			err := pool.QueryRow(ctx, "SELECT count(*) FROM pgleases.members_status WHERE lease = 'orders'").Scan(&old)
+			paused := false
+			err := pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM pgleases.members_status WHERE lease = 'orders'),
+				EXISTS (SELECT FROM pgleases.overrides WHERE lease = 'orders' AND verb = 'pause' AND until = 'infinity')`).Scan(&old, &paused)
 			if err != nil {
 				return nil, err
 			}
-			if old == 0 {
+			if paused && old == 0 {
 				return client.Lease(ctx, "orders-256", 256)
 			}
 			select {
@@ -90,7 +93,10 @@ func Example_changingN() {
 		}
 	}
 	left := make(chan error, 1)
-	go func() { left <- old.Leave(ctx) }()
+	go func() {
+		_, err := pool.Exec(ctx, "SELECT pgleases.pause('orders', 'it becomes orders-256')")
+		left <- cmp.Or(err, old.Leave(ctx))
+	}()
 	lease, err := join()
 	x.Check(err)
 	x.Check(<-left)
