@@ -18,12 +18,13 @@ type database struct {
 	*fakestore.Database
 	lease string
 
-	mu      sync.Mutex                 // guards the rest
-	conn    *conn                      // the newest connection
-	session int64                      // the session that joined the lease last
-	pending map[int]bool               // partitions that the client gets when it joins
-	noted   map[int]pgleases.Partition // ownerships that may still go on
-	renewed chan struct{}              // closed when the client registers after the last expire; nil: it has registered
+	mu       sync.Mutex                 // guards the rest
+	conn     *conn                      // the newest connection
+	session  int64                      // the session that joined the lease last
+	pending  map[int]bool               // partitions that the client gets when it joins
+	noted    map[int]pgleases.Partition // ownerships that may still go on
+	expiries int                        // calls of expire
+	renewed  chan struct{}              // closed when the client registers after the last expire; nil: it has registered
 }
 
 func newDatabase(lease string) *database {
@@ -36,8 +37,8 @@ func newDatabase(lease string) *database {
 }
 
 // give gives partitions to the client: free ones at once, and ones that it was asked for after it
-// has released them.
-func (db *database) give(partitions []int) {
+// has released them. It returns a number for expiredSince.
+func (db *database) give(partitions []int) (expiries int) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	db.decide(func(t *fakestore.Tables, rows []fakestore.Partition) {
@@ -53,6 +54,14 @@ func (db *database) give(partitions []int) {
 			}
 		}
 	})
+	return db.expiries
+}
+
+// expiredSince reports whether the session has expired since a call of give.
+func (db *database) expiredSince(expiries int) bool {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	return db.expiries != expiries
 }
 
 // ask asks for partitions, and returns the ownerships of them that go on.
@@ -90,6 +99,7 @@ func (db *database) expire() ([]pgleases.Partition, <-chan struct{}) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	ownerships := slices.Collect(maps.Values(db.noted))
+	db.expiries++
 	clear(db.noted)
 	clear(db.pending)
 	db.Edit(func(t *fakestore.Tables, _ int64) {

@@ -80,13 +80,14 @@ func (l *Lease) Close() {
 }
 
 // Gain gives partitions to the client, each under a new epoch. It returns when the client owns
-// them, or when the lease has ended. A partition that is owned already stays as it is. A partition
+// them, when an Expire of another goroutine has ended them, or when the lease has ended. A partition
+// that is owned already stays as it is. A partition
 // that still drains comes back when its work has ended, and Gain waits for that. Gain panics if
 // there is no such partition.
 func (l *Lease) Gain(partitions ...int) {
 	l.check(partitions)
-	l.db.give(partitions)
-	l.until(func() bool { return len(l.shown(partitions)) == len(partitions) })
+	before := l.db.give(partitions)
+	l.until(func() bool { return len(l.shown(partitions)) == len(partitions) || l.db.expiredSince(before) })
 	l.db.note(l.shown(partitions))
 }
 

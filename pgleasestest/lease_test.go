@@ -351,3 +351,37 @@ func TestMisusePanics(t *testing.T) {
 		}()
 	}
 }
+
+// An Expire that comes between takes what Gain has given, so Gain does not wait for it.
+func TestGainBesideExpireReturns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lease := pgleasestest.NewLease("work", 2)
+		defer lease.Close()
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(stopped)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					lease.Expire()
+				}
+			}
+		}()
+		gained := make(chan struct{})
+		go func() {
+			defer close(gained)
+			for range 100 {
+				lease.Gain(0, 1)
+			}
+		}()
+		select {
+		case <-gained:
+		case <-time.After(time.Hour):
+			t.Error("Gain does not return")
+		}
+		close(stop)
+		<-stopped
+	})
+}
