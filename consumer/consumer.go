@@ -149,9 +149,9 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 func (c *Consumer) Name() string { return c.name }
 
 // Run handles rows until ctx ends. Then it takes no more rows, finishes what is in hand within
-// the lease's drain timeout, hands over its partitions, and returns nil. It returns an error if
-// it cannot join the lease, if the lease or the client ends before ctx, or if it finds the pool
-// closed. A Consumer runs once at a time, and a client runs one Consumer of a name at a time.
+// the lease's drain timeout, hands over its partitions, and returns the cause of ctx, as Run of a
+// lease does. It returns another error if it cannot join the lease, if the lease or the client ends
+// before ctx, or if it finds the pool closed. A Consumer runs once at a time, and a client runs one Consumer of a name at a time.
 func (c *Consumer) Run(ctx context.Context) error { return c.run(ctx, false) }
 
 // RunUntilEmpty is Run until no row is left in the queue, in any partition, and returns nil then.
@@ -214,8 +214,10 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 		return failed(cause)
 	case untilEmpty:
 		return failed(fmt.Errorf("%w: rows are left%s", context.Cause(ctx), g.why()))
+	case left != nil:
+		return failed(fmt.Errorf("%w: %w", context.Cause(ctx), left))
 	}
-	return left
+	return failed(context.Cause(ctx))
 }
 
 // share counts a Run on the pool.

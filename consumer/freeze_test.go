@@ -157,7 +157,11 @@ func (f *freezer) run() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.Run(ctx), client.Close(context.Background()))
+	err = c.Run(ctx)
+	if errors.Is(err, context.Canceled) { // it was told to end
+		err = nil
+	}
+	return errors.Join(err, client.Close(context.Background()))
 }
 
 func (f *freezer) pool(deaf bool) (*pgxpool.Pool, error) {

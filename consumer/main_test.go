@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -170,18 +171,29 @@ func newWorkerOf[T any](db *database, queue consumer.Queue, h consumer.Handler[T
 
 // run begins Run.
 func (w *worker) run() *worker {
-	ctx, stop := context.WithCancel(context.Background())
-	w.stop = stop
+	ctx, stop := context.WithCancelCause(context.Background())
+	w.stop = func() { stop(errStopped) }
 	go func() { w.ended <- w.Run(ctx) }()
 	return w
 }
 
-// end ends Run, and returns its error.
+// errStopped is the cause with which the test ends Run.
+var errStopped = errors.New("stopped by the test")
+
+// end ends Run, and returns its error, unless that is the cause alone.
 func (w *worker) end() error {
 	w.t.Helper()
 	w.stop()
 	w.stop = nil
-	return testkit.Receive(w.t, "Run ends", w.ended)
+	err := testkit.Receive(w.t, "Run ends", w.ended)
+	if err == nil {
+		w.t.Error("Run returned nil, want the cause of its context")
+		return nil
+	}
+	if err.Error() == `consumer: run "orders": `+errStopped.Error() {
+		return nil
+	}
+	return err
 }
 
 func (w *worker) close() {

@@ -76,7 +76,7 @@ func TestSkipDoesNotWaitForItsKey(t *testing.T) {
 	db.insert(2, 1)
 	w := newWorker(db, failing(1), consumer.WithAttempts(1)).run()
 	testkit.Becomes(t, db.Pool, "a row blocks its key", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
-	db.exec("INSERT INTO pgleases.consumer_blocked SELECT consumer, partition, 2, key, version, 0, 0, NULL, now(), NULL, 'infinity', false, 1 FROM pgleases.consumer_blocked")
+	db.exec("INSERT INTO pgleases.consumer_blocked SELECT consumer, partition, 2, key, version, NULL, 0, 0, NULL, now(), NULL, 'infinity', false, 1 FROM pgleases.consumer_blocked")
 	db.change("skip", 2)
 	testkit.Becomes(t, db.Pool, "the second row is skipped", "2", "SELECT coalesce(string_agg(id::text, ' '), '') FROM pgleases.consumer_dead_letters")
 	testkit.OK(t, w.end())

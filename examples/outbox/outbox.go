@@ -56,7 +56,10 @@ func run(ctx context.Context, databaseURL, brokerURL string, options ...pgleases
 	if err != nil {
 		return err
 	}
-	return c.Run(ctx)
+	if err := c.Run(ctx); ctx.Err() == nil { // otherwise it has ended as it was told
+		return err
+	}
+	return nil
 }
 
 // publish sends a batch. If the broker refuses a row, it answers with the number of those before it.
