@@ -32,6 +32,9 @@ func Main(m *testing.M) {
 	if f := flag.Lookup("rapid.checks"); f != nil && f.Value.String() == f.DefValue {
 		_ = flag.Set(f.Name, strconv.Itoa(Rounds(100)))
 	}
+	if os.Getenv("PGCONNECT_TIMEOUT") == "" { // a busy machine may need longer than the 5 s of a client
+		_ = os.Setenv("PGCONNECT_TIMEOUT", fmt.Sprintf("%.0f", Patience.Seconds()))
+	}
 	if spared := pgtest.Spared(); spared != "" {
 		_ = flag.Set("test.skip", spared)
 	}
