@@ -418,7 +418,7 @@ var mutants = append(asleep(), []mutant{
         RETURN true;`, 0},
 	}},
 	{"crashes charged to all that ran", "crashes", `not killed by its job`, []edit{
-		{"schedule/queue.go", `if it.Crashes > 0 && len(q.running) > 0 {`, `if false {`, 0},
+		{"schedule/queue.go", `if q.bands[at.band][at.index].Crashes > 0 && len(q.running) > 0 {`, `if false {`, 0},
 		{"schedule/queue.go", `if left > 0 && q.runsSuspect() && len(q.running) == 1 {`, `if false {`, 0},
 		{"schedule/queue.go", `if it.Crashes > 0 && q.runsSuspect() {`, `if false {`, 0},
 	}},
@@ -426,7 +426,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/crashes.go", `return r.Trying.crashes() > 0 || o.crashed && !it.due().After(o.opened)`, `return false`, 0},
 	}},
 	{"a call that was begun is called again, at most once", "outside", `effects of|outcomes of "pay"`, []edit{
-		{"schedule/attempt.go", `case k.calls == atMostOnce && r.Trying.begun() != "" && r.Trying.begun() != e.id:`, `case false:`, 0},
+		{"schedule/attempt.go", `case r.Trying.begun() != e.id && (r.Trying.calledOnce() || k.calls == atMostOnce && r.Trying.begun() != ""):`, `case false:`, 0},
 	}},
 	{"a replaced job that counts as run", "writers", `jobs whose last order did not run`, []edit{
 		{"schedule/sql/functions/run.sql", `    IF j.revision = p_revision AND jsonb_array_length(outcomes) > 0 THEN`, `    IF jsonb_array_length(outcomes) > 0 THEN`, 0},
@@ -485,7 +485,7 @@ var mutants = append(asleep(), []mutant{
 		{"adapters/clientgo/clientgo.go", `left < l.Trust {`, `left < 0 {`, 0},
 	}},
 	{"a grant from before a loss of trust", "locks", `trust`, []edit{
-		{"internal/locks/locks.go", `	case of.Validity != now.Validity || !of.Validity.Holds():
+		{"internal/locks/locks.go", `	case of.Validity != now.Validity || of.Validity.Over():
 		return s.config.TrustLost
 	case of.Run.Unmarked() != now.Confirmed:`, `	case of.Run.Unmarked() != now.Confirmed:`, 0},
 	}},
@@ -537,7 +537,7 @@ var mutants = append(asleep(), []mutant{
 	{"suspects side by side", "consumer crashes", `side by side`, []edit{
 		{"consumer/job.go", `g.suspects > 0 && held > 0 {`, `false {`, 0},
 		{"consumer/job.go", `if b.suspect && g.suspects == 0 {`, `if b.suspect {`, 0},
-		{"consumer/job.go", `held > 0 && g.running > 0 {`, `held > 0 && g.running > g.suspects {`, 0},
+		{"consumer/job.go", `held > 0 && g.slots.Busy() > 0 {`, `held > 0 && g.slots.Busy() > g.suspects {`, 0},
 	}},
 	{"a clean end that forgets the suspicion", "consumer crashes", `suspects that are left`, []edit{
 		{"consumer/sql/schema.sql", ` AND r.crashed = b.epoch AND r.attempts = 0`, ` AND r.attempts = 0`, 0},
@@ -654,10 +654,12 @@ func (m mutant) overlay(t *testing.T, dir string) string {
 
 func TestEveryMutantApplies(t *testing.T) {
 	for _, m := range mutants {
-		if detectors[m.by].args == nil {
-			t.Errorf("%s: no detector %q", m.name, m.by)
-		}
-		m.overlay(t, t.TempDir())
+		t.Run(m.name, func(t *testing.T) {
+			if detectors[m.by].args == nil {
+				t.Errorf("no detector %q", m.by)
+			}
+			m.overlay(t, t.TempDir())
+		})
 	}
 }
 
