@@ -230,11 +230,16 @@ func TestLostOwnershipTakesItsCrashBack(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	in, out := make(chan struct{}), make(chan struct{})
-	w := newWorker(db, consumer.AtLeastOnce(func(context.Context, []consumer.Row[Order]) error { // no transaction delays the next owner
+	var calls atomic.Int64
+	w := newWorker(db, consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error { // no transaction delays the next owner
+		if calls.Add(1) > 1 { // it is the next owner itself
+			db.crashes(1)
+			return db.published(ctx, rows)
+		}
 		close(in)
 		<-out
 		return nil
-	}), consumer.WithBackoff(15*time.Second, 15*time.Second))
+	}), consumer.WithBackoff(time.Hour, time.Hour)) // so the row is due only when the crash is taken back
 	let := closer(t, out)
 	db.suspect()
 	w.run()

@@ -86,5 +86,5 @@ func Example() {
 	}
 	stop()
 	fmt.Println(<-ended)
-	// Output: <nil>
+	// Output: consumer: run "orders": context canceled
 }

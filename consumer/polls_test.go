@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,6 +37,24 @@ func TestFailedProbeIsRepeatedAfterAPoll(t *testing.T) {
 		g.polls.soon()
 		if wait := time.Until(g.polls.at); wait > g.options.poll {
 			t.Errorf("the next probe waits for %v", wait)
+		}
+	})
+}
+
+// The end of Run breaks a probe off, which is no error of the probe.
+func TestEndOfRunIsNoProbeError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := simulated()
+		g.take(&probe{}, errEmpty)
+		if n := g.Stats().ProbeErrors; n != 1 {
+			t.Errorf("%d errors of probes after one that failed", n)
+		}
+		life, end := context.WithCancel(t.Context())
+		g.life = life
+		end()
+		g.take(&probe{}, context.Canceled)
+		if n := g.Stats().ProbeErrors; n != 1 {
+			t.Errorf("%d errors of probes after the end of Run, want 1", n)
 		}
 	})
 }

@@ -186,7 +186,9 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 func (g *group) take(q *probe, err error) {
 	announced := err == nil && !g.untilEmpty && g.announced && g.listener.Direct()
 	idle := g.slots.Busy() == 0 && q.ended == g.ended // no job was at work meanwhile
-	g.counts.probe(q.took, err)
+	if err == nil || g.life.Err() == nil {            // otherwise the end of Run broke it off
+		g.counts.probe(q.took, err)
+	}
 	if final := worker.EndsRun(err); final != nil {
 		g.stop(final)
 	}
