@@ -198,8 +198,8 @@ func TestFenceLimitsIdleTransactions(t *testing.T) {
 	}
 	frozen := testkit.Must(pool.Begin(t.Context()))(t)
 	defer func() { _ = frozen.Rollback(context.Background()) }()
-	testkit.Must(frozen.Exec(t.Context(), "SET LOCAL idle_in_transaction_session_timeout = '100ms'"))(t)
 	testkit.OK(t, fences.Check(t.Context(), frozen, "a", 7))
+	testkit.Must(frozen.Exec(t.Context(), "SET LOCAL idle_in_transaction_session_timeout = '100ms'"))(t)
 	testkit.OK(t, write(t.Context(), pool, "a", 8))
 	if frozen.Commit(t.Context()) == nil {
 		t.Error("the frozen owner has committed")
@@ -216,9 +216,10 @@ func TestFenceWaitsForPreparedTransaction(t *testing.T) {
 	name := "fence_" + rand.Text() // for the whole server
 	older := testkit.Must(pgx.Connect(t.Context(), pool.Config().ConnString()))(t)
 	tx := testkit.Must(older.Begin(t.Context()))(t)
-	testkit.Must(tx.Exec(t.Context(), "SET LOCAL idle_in_transaction_session_timeout = '50ms'"))(t)
 	testkit.OK(t, fences.Check(t.Context(), tx, "a", 7))
-	testkit.Must(tx.Exec(t.Context(), "PREPARE TRANSACTION '"+name+"'"))(t)
+	// In one message, because a busy machine idles for longer between two.
+	prepare := "SET LOCAL idle_in_transaction_session_timeout = '50ms'; PREPARE TRANSACTION '" + name + "'"
+	testkit.Must(tx.Exec(t.Context(), prepare, pgx.QueryExecModeSimpleProtocol))(t)
 	testkit.OK(t, older.Close(t.Context()))
 	ended := false
 	t.Cleanup(func() { // otherwise the database cannot be dropped
