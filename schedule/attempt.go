@@ -98,7 +98,7 @@ func (e *execution) attempt() *attempt {
 func (e *execution) classify(a *attempt, err error, idle time.Duration) attemptOutcome {
 	committing := a.called() && a.handler == nil
 	switch {
-	case e.o.ctx.Err() != nil, !a.called() && errors.Is(err, pgleases.ErrNotOwner):
+	case e.ctx.Err() != nil, !a.called() && errors.Is(err, pgleases.ErrNotOwner):
 		return abandoned
 	case a.handler == nil && moved(err):
 		if a.called() {

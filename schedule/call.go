@@ -62,9 +62,9 @@ func (e *execution) parse(r *record) (bound boundHandler, err error) {
 // a test.
 func (e *execution) limited() (context.Context, context.CancelFunc) {
 	if e.db.staged {
-		return context.WithCancel(e.o.ctx)
+		return context.WithCancel(e.ctx)
 	}
-	return context.WithTimeoutCause(e.o.ctx, e.kind.limits.timeout, ErrTimeout)
+	return context.WithTimeoutCause(e.ctx, e.kind.limits.timeout, ErrTimeout)
 }
 
 // call calls a handler, and records when it returned. If a handler continues for long after its

@@ -42,6 +42,10 @@ var (
 	// Run ends, and the run did not end within WithDrainTimeout. The run was not committed; it runs
 	// again.
 	ErrDrained = errors.New("schedule: the run did not end in time for the handoff")
+
+	// ErrCanceled is the cause of a handler's context if Cancel canceled the job, or Delete deleted
+	// the schedule. The run cannot commit, and does not run again.
+	ErrCanceled = errors.New("schedule: the job was canceled, or the schedule deleted, during the run")
 )
 
 // Discard returns an error for handlers to return: the tick has failed at once, whatever

@@ -88,8 +88,8 @@ type boundHandler func(context.Context, pgx.Tx, Run[json.RawMessage]) error
 // times, after a lost connection up to 5 times. Effects outside of the database are then repeated.
 // The same holds if ctx ends or the process crashes.
 //
-// The context ends with ErrTimeout, with ErrDrained, or with the ownership of the partition; see
-// context.Cause. The transaction's lock_timeout is 5 s, its statement_timeout is WithTimeout plus 1
+// The context ends with ErrTimeout, with ErrCanceled, with ErrDrained, or with the ownership of the
+// partition; see context.Cause. The transaction's lock_timeout is 5 s, its statement_timeout is WithTimeout plus 1
 // s, and its idle_in_transaction_session_timeout is WithIdleTimeout; the handler may change them.
 // If one of them ends the transaction, that is an error of the handler. So is a context of the
 // handler's own that ends during a statement. The error that the handler returns must wrap the

@@ -397,7 +397,9 @@ func TestDeletedDuringCallIsNoError(t *testing.T) {
 	w.end()
 	expect(t, log.count("outcome not recorded"), 0, "lines of outcomes that are not written down")
 	expect(t, log.count("run failed"), 0, "lines of failures that are no outcome")
-	expect(t, log.count("not committed, it was changed meanwhile"), 1, "lines of a run that canceled itself")
+	// a poll may tell of the cancellation before the end of the run does
+	lines := log.count("not committed, it was changed meanwhile") + log.count("run canceled")
+	expect(t, lines >= 1, true, "a line of a run that canceled itself")
 	expect(t, one[string](db, "SELECT string_agg(outcome, ' ') FROM pgleases.history"), "canceled canceled canceled", "outcomes")
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,6 +35,7 @@ type planner struct {
 
 	// Only the goroutine of loop uses the following fields.
 	queue   queue
+	cancels map[subject]context.CancelCauseFunc // of what runs
 	poller  poller
 	strange strange
 	failing bool // the last poll failed
@@ -42,7 +45,8 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease, share *worker.Share, stop c
 	s.counts.polled.Store(int64(time.Since(processStart)))
 	p := &planner{
 		s: s, lease: lease, wake: make(chan struct{}, 1), finished: make(chan finish),
-		gotSlot: make(chan string), parked: make(chan subject), answers: make(chan *poll, 1), blockedAll: make(chan struct{}, 1), queue: newQueue(&s.times, share.Most, s.registry.limit),
+		gotSlot: make(chan string), parked: make(chan subject), answers: make(chan *poll, 1), blockedAll: make(chan struct{}, 1), cancels: make(map[subject]context.CancelCauseFunc),
+		queue:  newQueue(&s.times, share.Most, s.registry.limit),
 		poller: newPoller(&s.times, listen.New(s.db.pool, s.options.schema, leaseOf+s.db.group)),
 	}
 	within := transactions{s.db, leaseFence(lease), &p.clock, share, stop}
@@ -141,6 +145,7 @@ func (p *planner) poll(ctx context.Context) {
 		p.queue.clear()
 		return
 	}
+	q.running = slices.Collect(maps.Keys(p.cancels))
 	go func() {
 		limited, cancel := context.WithTimeout(ctx, p.s.times.PollLimit)
 		defer cancel()
@@ -161,10 +166,11 @@ func (p *planner) answer(ctx context.Context, q *poll) {
 		p.s.log.Warn("schedule: poll failed, retried each second", slog.Any("error", store.Advised(q.err)))
 	}
 	p.failing = !ok
-	switch {
-	case !ok:
+	if !ok {
 		return
-	case !p.trusts(q.clock.Add(q.took/2), q.sent, q.answered):
+	}
+	p.cancelGone(q.gone)
+	if !p.trusts(q.clock.Add(q.took/2), q.sent, q.answered) {
 		p.queue.clear() // no run begins
 		return
 	}
@@ -178,6 +184,15 @@ func (p *planner) answer(ctx context.Context, q *poll) {
 	}
 	for _, f := range p.queue.finished {
 		p.poller.ended(f, p.queue.has(f.Key), p.short())
+	}
+}
+
+// cancelGone ends the runs of what does not exist any more: it was canceled or deleted.
+func (p *planner) cancelGone(gone []subject) {
+	for _, of := range gone {
+		if cancel := p.cancels[of]; cancel != nil { // otherwise the run itself has removed it
+			cancel(ErrCanceled)
+		}
 	}
 }
 
@@ -212,26 +227,30 @@ func (p *planner) begin() time.Duration {
 		if !p.queue.began(it, now) {
 			itemLogger(p.s.log, it).Warn("schedule: crash suspect started beside other runs", slog.Int("crashes", it.Crashes))
 		}
+		ctx, cancel := context.WithCancelCause(o.ctx)
+		p.cancels[it.subject] = cancel
 		go func() {
 			defer o.runs.Done()
-			p.finished <- finish{it, p.run(o, it)}
+			defer cancel(nil)
+			p.finished <- finish{it, p.run(ctx, o, it)}
 		}()
 	}
 }
 
 // run runs an item, in its own goroutine.
-func (p *planner) run(o *ownership, it item) result {
+func (p *planner) run(ctx context.Context, o *ownership, it item) result {
 	if err := p.exec.noteRuns(o); err != nil {
 		if o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) {
 			itemLogger(p.s.log, it).Warn("schedule: run postponed", slog.Any("error", err))
 		}
 		return result{outcome: gone, from: it.due()}
 	}
-	return p.exec.execute(o, it)
+	return p.exec.execute(ctx, o, it)
 }
 
 // end receives the end of a run.
 func (p *planner) end(f finish) {
+	delete(p.cancels, f.subject)
 	p.queue.end(f, time.Now())
 	if f.outcome == clockUnstable {
 		p.poller.soon()

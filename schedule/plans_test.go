@@ -33,7 +33,7 @@ func TestPlansForEmptyTablesStayCheap(t *testing.T) {
 	}
 	before := whole()
 	for _, call := range []string{
-		"pgleases.schedule_poll('" + group + "', '{1,2}', '{1}', 0, 2000000, '{0,0}', '{100,100}', 2000, '{}', '{}')",
+		"pgleases.schedule_poll('" + group + "', '{1,2}', '{1}', 0, 2000000, '{0,0}', '{100,100}', 2000, '{}', '{}', '{1,2}', '{1,2}')",
 		"pgleases.schedule_place('" + group + "', 4, '{1}', '{1}')",
 		"pgleases.schedule_open(s.lease, s.partition, s.epoch, 1, false, 'mark', 10000, 10000, 5000) FROM " + owned,
 		"pgleases.schedule_tick_succeeded(1, 'mark', 1, now(), now(), 0, NULL, now(), now(), 1, 1, now())",

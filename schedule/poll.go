@@ -35,12 +35,14 @@ type poll struct {
 	least             int         // rows of each partition, besides those that wait there
 	waiting           map[int]int // in each partition, what is due and need not be found
 	total             int         // rows in all
+	running           []subject   // what runs in this process
 
 	sent, answered time.Time
 	clock          time.Time     // time of the database when it began
 	took           time.Duration // in the database
 	due            []item
-	rows           int // of the answer
+	gone           []subject // of running: these do not exist any more
+	rows           int       // of the answer
 	err            error
 }
 
@@ -285,7 +287,7 @@ func (q *poll) ask(ctx context.Context, db *db, conn *listen.Listener, partition
 	}
 	q.sent = time.Now()
 	keys := append([]string{}, slices.Collect(maps.Keys(q.left.keys))...)
-	q.clock, q.took, q.due, err = db.sendPoll(ctx, c, q, keys)
+	err = db.sendPoll(ctx, c, q, keys)
 	q.answered, q.rows = time.Now(), len(q.due)
 	var misplaced []subject
 	q.due = slices.DeleteFunc(q.due, func(it item) bool {

@@ -79,8 +79,8 @@ func (r *rehearsal) Own(life context.Context, epoch int64) error {
 	for n := range r.s.options.partitions {
 		r.owned[n] = &ownership{Partition: pgleases.Partition{Number: n, Epoch: epoch}, life: life, ctx: life, cancel: func(error) {}}
 	}
-	_, _, _, err := r.s.db.sendPoll(life, r.s.db.pool, &poll{partitions: r.all, fresh: r.all, least: 1, total: math.MaxInt32}, []string{})
-	return err
+	all := &poll{partitions: r.all, fresh: r.all, least: 1, total: math.MaxInt32}
+	return r.s.db.sendPoll(life, r.s.db.pool, all, []string{})
 }
 
 // Drain records that all runs have ended.
@@ -96,9 +96,9 @@ func (r *rehearsal) Step(ctx context.Context) (ran any, next time.Time, err erro
 	now := r.clock.now()
 	maps.DeleteFunc(r.held, func(_ subject, until time.Time) bool { return !until.After(now) })
 	look := &poll{partitions: r.all, ahead: math.MaxInt64, least: 1 + len(r.held), total: math.MaxInt32}
-	_, _, due, err := r.s.db.sendPoll(ctx, r.s.db.pool, look, []string{})
+	err = r.s.db.sendPoll(ctx, r.s.db.pool, look, []string{})
 	var first *item
-	for _, it := range due {
+	for _, it := range look.due {
 		at := it.due()
 		if until, held := r.held[it.subject]; held && until.After(at) {
 			at = until
@@ -125,7 +125,7 @@ func (r *rehearsal) run(it item) bool {
 	if r.exec.noteRuns(o) != nil {
 		return false
 	}
-	done := r.exec.execute(o, it)
+	done := r.exec.execute(o.ctx, o, it)
 	return done.again != nil && done.outcome != blocked || done.outcome == stepped || done.outcome == callable
 }
 

@@ -48,6 +48,7 @@ type result struct {
 type execution struct {
 	*executor
 	o    *ownership
+	ctx  context.Context // of the handler; it ends before that of o if what runs is gone
 	item item
 	kind *kind // nil: not registered in this process
 	id   string
@@ -63,8 +64,11 @@ type execution struct {
 }
 
 // execute does what is due of a schedule or a job, and repeats it if the database broke it off.
-func (x *executor) execute(o *ownership, it item) result {
-	e := &execution{executor: x, o: o, item: it, kind: x.registry.kind(it.Kind), id: rand.Text(), from: it.due(), cancel: func() {}}
+// ctx ends if it is deleted meanwhile.
+func (x *executor) execute(ctx context.Context, o *ownership, it item) result {
+	e := &execution{
+		executor: x, o: o, ctx: ctx, item: it, kind: x.registry.kind(it.Kind), id: rand.Text(), from: it.due(), cancel: func() {},
+	}
 	if err := e.makeSlots(); err != nil {
 		e.logger().Warn("schedule: run postponed", slog.Any("error", err))
 		return e.unsettled(gone)
@@ -81,14 +85,14 @@ func (x *executor) execute(o *ownership, it item) result {
 		switch {
 		case a.outcome == noted:
 			continue
-		case a.outcome == callable && o.ctx.Err() == nil:
+		case a.outcome == callable && ctx.Err() == nil:
 			e.begun = nil
 			return e.judged(e.callOutside(a), a)
 		case a.err == nil:
 			return e.judged(e.settled(a), a)
 		}
 		if wait, again := e.patience(a); again {
-			store.Pause(o.ctx, wait)
+			store.Pause(ctx, wait)
 			continue
 		}
 		return e.judged(e.giveUp(a), a)
@@ -167,6 +171,8 @@ func (e *execution) patience(a *attempt) (wait time.Duration, again bool) {
 // giveUp ends an execution whose last attempt is not repeated.
 func (e *execution) giveUp(a *attempt) result {
 	switch {
+	case e.canceled() && a.called():
+		e.runLogger(a).Info("schedule: run canceled")
 	case a.outcome == abandoned:
 	case a.outcome == changed:
 		e.recordFailure(e.o.ctx, a, changedItself{a.err})
@@ -184,6 +190,10 @@ func (e *execution) giveUp(a *attempt) result {
 	}
 	return e.unsettled(a.outcome)
 }
+
+// canceled reports whether the schedule or job was deleted during the run, so that no outcome of the
+// run can be recorded.
+func (e *execution) canceled() bool { return context.Cause(e.ctx) == ErrCanceled }
 
 // settled returns the result after a committed decision: when the item is due again.
 func (e *execution) settled(a *attempt) result {

@@ -138,31 +138,40 @@ func idsOf(subjects []subject) (schedules, jobs []int64) {
 	return schedules, jobs
 }
 
-// sendPoll returns what is due, the database's time when the poll began, and how long the poll took
-// there.
-func (d *db) sendPoll(ctx context.Context, q querier, p *poll, keys []string) (clock time.Time, took time.Duration, due []item, err error) {
+// sendPoll sets in a poll what is due, the database's time when the poll began, how long the poll
+// took there, and what is gone.
+func (d *db) sendPoll(ctx context.Context, q querier, p *poll, keys []string) error {
 	var micro, spent int64
+	var goneSchedules, goneJobs []int64
+	schedules, jobs := idsOf(p.running)
 	var f struct {
 		id, due                      []int64
 		job                          []bool
 		priority, partition, crashes []int
 		key, kind                    []string
 	}
-	err = q.QueryRow(
+	err := q.QueryRow(
 		ctx, d.statements.Poll, d.group, p.partitions, append([]int32{}, p.fresh...), p.since.UnixMicro(), p.ahead.Microseconds(), p.furtherBack(), p.mostOf(), p.total, keys,
-		append([]string{}, p.left.kinds...),
-	).Scan(&micro, &spent, &f.id, &f.job, &f.priority, &f.partition, &f.key, &f.kind, &f.due, &f.crashes)
+		append([]string{}, p.left.kinds...), schedules, jobs,
+	).Scan(&micro, &spent, &f.id, &f.job, &f.priority, &f.partition, &f.key, &f.kind, &f.due, &f.crashes, &goneSchedules, &goneJobs)
 	if err != nil {
-		return clock, 0, nil, err
+		return err
 	}
-	due = make([]item, len(f.id))
-	for i := range due {
-		due[i] = item{
+	p.clock, p.took = time.UnixMicro(micro), time.Duration(spent)*time.Microsecond
+	p.due, p.gone = make([]item, len(f.id)), nil
+	for i := range p.due {
+		p.due[i] = item{
 			subject: subject{f.id[i], f.job[i]}, Priority: f.priority[i], Partition: f.partition[i], Key: f.key[i], Kind: f.kind[i],
 			DueMicro: f.due[i], Crashes: f.crashes[i],
 		}
 	}
-	return time.UnixMicro(micro), time.Duration(spent) * time.Microsecond, due, nil
+	for _, id := range goneSchedules {
+		p.gone = append(p.gone, subject{ID: id})
+	}
+	for _, id := range goneJobs {
+		p.gone = append(p.gone, subject{ID: id, Job: true})
+	}
+	return nil
 }
 
 // begin sets crashed to whether the previous owner crashed while runs may have been under way.

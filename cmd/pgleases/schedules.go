@@ -134,7 +134,7 @@ func edit(ctx context.Context, cmd *cobra.Command, s *schedule.Scheduler, r mana
 	case r.Verb == "resume_schedule" && j.At.IsZero():
 		state = "it was not paused"
 	case j.State == schedule.StateRunning:
-		state = fmt.Sprintf("done; its handler continues until it ends, or until you restart %s: pgleases clients names its host and pid", shell.Word(j.Owner))
+		state = fmt.Sprintf("done; the context of its handler ends; if the handler continues, restart %s: pgleases clients names its host and pid", shell.Word(j.Owner))
 	}
 	fmt.Fprint(cmd.OutOrStdout(), done(cmd, args, state))
 	return err

@@ -73,8 +73,8 @@ BEGIN
             SET paused_at = NULL, failures = 0, due = now, revision = r.revision + 1, cursor = coalesce(until, r.cursor),
                 cursor_local = CASE WHEN late OR until = r.cursor THEN r.cursor_local END, trying = CASE WHEN late THEN r.trying END
             WHERE r.id = s.id;
-            PERFORM pgleases.notify('schedule/' || p_group);
         END IF;
+        PERFORM pgleases.notify('schedule/' || p_group); -- also to end the run of what was deleted
         PERFORM pgleases.schedule_outcomes(s, outcomes);
     WHEN 'trigger' THEN
         ids := pgleases.schedule_enqueue(p_group, 1, jsonb_build_array(jsonb_build_object(
@@ -95,6 +95,7 @@ BEGIN
         END IF;
         PERFORM pgleases.schedule_job_outcomes(j, jsonb_build_array(jsonb_build_object('outcome', 'canceled', 'attempts', j.trying -> 'attempts',
             'error', coalesce(p_why, j.trying ->> 'error'))));
+        PERFORM pgleases.notify('schedule/' || p_group); -- to end its run
         ids := ARRAY[of_job];
     WHEN 'retry' THEN
         ids := ARRAY[pgleases.schedule_retry(p_group, p_name, (p_what ->> 'tick')::timestamptz, of_job)];

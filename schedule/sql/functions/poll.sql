@@ -11,10 +11,13 @@
 --   p_total: the most rows in all, of the highest priority and the earliest due time
 --   p_without_keys: keys to leave out
 --   p_without_kinds: kinds to leave out
+--   p_schedules: ids of schedules that the process runs
+--   p_jobs: the same of jobs
 -- Returns one row: the database's time when the poll began, microseconds since 1970, and how long
 -- it took, microseconds. Then, in the order of due, an array of each of id, job, priority,
--- partition, key, kind, due_us and the counted crashes; null if no item is due.
-CREATE OR REPLACE FUNCTION pgleases.schedule_poll(p_group pg_catalog.text, p_partitions int[], p_fresh int[], p_since_us bigint, p_horizon_us bigint, p_further_us bigint[], p_most int[], p_total int, p_without_keys pg_catalog.text[], p_without_kinds pg_catalog.text[], OUT clock_us bigint, OUT took_us bigint, OUT id bigint[], OUT job boolean[], OUT priority int[], OUT partition int[], OUT key pg_catalog.text[], OUT kind pg_catalog.text[], OUT due_us bigint[], OUT crashes int[])
+-- partition, key, kind, due_us and the counted crashes; null if no item is due. Last those of
+-- p_schedules and p_jobs that no longer exist.
+CREATE OR REPLACE FUNCTION pgleases.schedule_poll(p_group pg_catalog.text, p_partitions int[], p_fresh int[], p_since_us bigint, p_horizon_us bigint, p_further_us bigint[], p_most int[], p_total int, p_without_keys pg_catalog.text[], p_without_kinds pg_catalog.text[], p_schedules bigint[], p_jobs bigint[], OUT clock_us bigint, OUT took_us bigint, OUT id bigint[], OUT job boolean[], OUT priority int[], OUT partition int[], OUT key pg_catalog.text[], OUT kind pg_catalog.text[], OUT due_us bigint[], OUT crashes int[], OUT gone_schedules bigint[], OUT gone_jobs bigint[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
     now   CONSTANT timestamptz := pgleases.schedule_clock();
@@ -62,6 +65,8 @@ BEGIN
         ) AS t
         ORDER BY t.due, t.id
     ) AS f;
+    gone_schedules := ARRAY(SELECT r.id FROM unnest(p_schedules) AS r (id) WHERE NOT EXISTS (SELECT FROM pgleases.schedules AS s WHERE s.id = r.id));
+    gone_jobs := ARRAY(SELECT r.id FROM unnest(p_jobs) AS r (id) WHERE NOT EXISTS (SELECT FROM pgleases.jobs AS j WHERE j.id = r.id));
     took_us := (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint; -- not schedule_clock(), which stands still
 END
 $pgleases_body$;
