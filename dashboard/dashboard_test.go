@@ -372,7 +372,7 @@ func TestAThousandViewersThatDoNotReadCostLittle(t *testing.T) { // not in paral
 func TestAViewerThatDoesNotReadIsGivenUp(t *testing.T) {
 	t.Parallel()
 	server, _, ended := wideServer(t, 2*time.Second)
-	from := doNotRead(t, server, poll, "HTTP/1.1 200")
+	from := doNotRead(t, server, poll, "") // on a busy machine, the time may be over before anything arrives
 	for testkit.Receive(t, "its connection ends", ended) != from {
 	}
 }

@@ -130,10 +130,13 @@ func (h *handler) reply(w http.ResponseWriter, content any, err error) {
 		is := refusalOf(err)
 		status, content = is.status, is
 	}
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.times.write)) // if it cannot be set, the server's own holds
+	text := encode(content)
+	// The limit begins here, because it is for the browser, and long texts take a while to encode.
+	// If it cannot be set, the server's own holds.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.times.write))
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_, _ = w.Write(encode(content)) // the browser has gone
+	_, _ = w.Write(text) // the browser has gone
 }
 
 // read reads the one JSON value of a POST.

@@ -253,7 +253,11 @@ func TestWhoDoesNotReadItsAnswerKeepsNobodyFromAsking(t *testing.T) {
 	for name, write := range map[string]time.Duration{"that is waited for": time.Hour, "that is given up": time.Second} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server, from, ended := stuck(t, newAdmin(t, newPool(t, pgtest.OwnerURL(url))), write, "GET /events HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 200")
+			begin := "HTTP/1.1 200"
+			if write < patience { // on a busy machine, the time may be over before anything arrives
+				begin = ""
+			}
+			server, from, ended := stuck(t, newAdmin(t, newPool(t, pgtest.OwnerURL(url))), write, "GET /events HTTP/1.1\r\nHost: x\r\n\r\n", begin)
 			if write < patience {
 				if of := testkit.Receive(t, "its place is free", ended); of != from {
 					t.Errorf("the connection of %s has ended, and not that of %s", of, from)
