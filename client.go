@@ -110,7 +110,8 @@ func start(ctx context.Context, first engine.Conn, connect func(context.Context)
 	o.Connect, o.Plan = connect, replan
 	o.Errors = engine.Errors{
 		Closed: ErrClosed, Superseded: ErrSuperseded, Evicted: ErrEvicted, NotOwner: ErrNotOwner, PartitionCount: ErrPartitionCount,
-		Handoff: ErrHandoff, TrustLost: ErrTrustLost, DrainTimeout: ErrDrainTimeout,
+		LeaseReplaced: ErrLeaseReplaced,
+		Handoff:       ErrHandoff, TrustLost: ErrTrustLost, DrainTimeout: ErrDrainTimeout,
 	}
 	e, err := engine.Start(ctx, first, o.Config)
 	if err != nil {
@@ -162,8 +163,8 @@ func (c *Client) ID() string { return c.options.ClientID }
 // both.
 //
 // The other errors are ErrPartitionCount if the lease exists with another number of partitions,
-// ErrClosed, ErrSuperseded and ErrEvicted after the client's end, an invalid option, and the
-// database's.
+// ErrLeaseReplaced if it was replaced by another one, ErrClosed, ErrSuperseded and ErrEvicted after
+// the client's end, an invalid option, and the database's.
 func (c *Client) Lease(ctx context.Context, name string, partitions int, opts ...LeaseOption) (*Lease, error) {
 	o, err := newLeaseOptions(name, partitions, c.options.TTL, opts)
 	if err != nil {

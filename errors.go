@@ -31,6 +31,11 @@ var (
 	// another number.
 	ErrPartitionCount = errors.New("pgleases: lease has another number of partitions")
 
+	// ErrLeaseReplaced ends a Lease, and is returned by Client.Lease, if an operator has replaced the
+	// lease by another one. The text names the successor. Join that one with its number of partitions,
+	// or end the process if its code is older than the change.
+	ErrLeaseReplaced = errors.New("pgleases: lease was replaced")
+
 	// ErrSchema is returned by NewClient, Open and Migrate if the schema is missing, too old, or too
 	// new for this code. The text says what to run.
 	ErrSchema = errors.New("pgleases: schema does not fit")

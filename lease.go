@@ -74,12 +74,12 @@ func (l *Lease) PartitionFor(key string) int { return store.PartitionFor(key, l.
 // for it has to check Err too.
 func (l *Lease) Changed() <-chan struct{} { return l.board.Look().Changed() }
 
-// Done returns a channel that is closed when the lease has ended: it was left, or its client has
-// ended. An outage or an expired session does not end a lease, because the client joins again.
+// Done returns a channel that is closed when the lease has ended: it was left, or replaced by
+// another one, or its client has ended. An outage or an expired session does not end a lease, because the client joins again.
 func (l *Lease) Done() <-chan struct{} { return l.board.Closed() }
 
-// Err returns why the lease ended: ErrClosed, ErrSuperseded or ErrEvicted. It returns nil while the
-// lease lives. It costs nanoseconds.
+// Err returns why the lease ended: ErrClosed, ErrSuperseded, ErrEvicted or ErrLeaseReplaced. It
+// returns nil while the lease lives. It costs nanoseconds.
 func (l *Lease) Err() error { return l.board.Cause() }
 
 // Wait waits until the client owns at least one partition of the lease. It returns an error that

@@ -75,14 +75,12 @@ func Example_changingN() {
 	x.Check(err)
 	join := func() (*pgleases.Lease, error) {
 		for {
-			var old int
-			paused := false
-			err := pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM pgleases.members_status WHERE lease = 'orders'),
-				EXISTS (SELECT FROM pgleases.overrides WHERE lease = 'orders' AND verb = 'pause' AND until = 'infinity')`).Scan(&old, &paused)
+			replaced := false
+			err := pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pgleases.leases WHERE name = 'orders' AND successor = 'orders-256')`).Scan(&replaced)
 			if err != nil {
 				return nil, err
 			}
-			if paused && old == 0 {
+			if replaced {
 				return client.Lease(ctx, "orders-256", 256)
 			}
 			select {
@@ -94,14 +92,19 @@ func Example_changingN() {
 	}
 	left := make(chan error, 1)
 	go func() {
-		_, err := pool.Exec(ctx, "SELECT pgleases.pause('orders', 'it becomes orders-256')")
-		left <- cmp.Or(err, old.Leave(ctx))
+		err := old.Leave(ctx)
+		_, refused := pool.Exec(ctx, "SELECT pgleases.replace_lease('orders', 'orders-256', 256, 'more keys')")
+		left <- cmp.Or(err, refused)
 	}()
 	lease, err := join()
 	x.Check(err)
 	x.Check(<-left)
 	fmt.Println(lease.Name(), lease.NumPartitions())
-	// Output: orders-256 256
+	_, err = before.Lease(ctx, "orders", 128)
+	fmt.Println(err)
+	// Output:
+	// orders-256 256
+	// pgleases: join lease "orders": pgleases: lease was replaced by "orders-256"
 }
 
 // headed returns the blocks of SQL of the operators' pages by the heading above them, and the

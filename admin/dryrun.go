@@ -17,7 +17,7 @@ import (
 // A DryRun is the effect that a change would have.
 type DryRun struct {
 	Moves   []Move   `json:"moves"`   // by lease, then first partition
-	Forgets int      `json:"forgets"` // of Drop: the number of partitions of the lease
+	Forgets int      `json:"forgets"` // of Drop and Replace: the number of partitions of the lease
 	Leases  []string `json:"leases"`  // the leases that the change concerns, and those that share a member with them, by name
 }
 
@@ -72,13 +72,13 @@ func (a *Admin) DryRun(ctx context.Context, c Change) (*DryRun, error) {
 	if c.ofClient() {
 		lease, client = nil, lease
 	}
-	var read []store.LeaseSnapshot // after the change; of Drop before it, because the lease is gone after it
+	var read []store.LeaseSnapshot // after the change; of Drop and Replace before it, because the lease is gone after it
 	err = pgx.BeginTxFunc(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var batch pgx.Batch
 		// These bound how long clients wait for a program that does not read the answer.
 		batch.Queue("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('statement_timeout', $1, true), "+
 			"pg_catalog.set_config('tcp_user_timeout', $2, true)", fmt.Sprint(answers.Milliseconds()), fmt.Sprint(stopped.Milliseconds()))
-		if c.Verb != Drop {
+		if !c.closes() {
 			batch.Queue(verb, args...)
 		}
 		batch.Queue(fmt.Sprintf(bounded, pgx.Identifier{a.schema}.Sanitize(), answers.Milliseconds()))
@@ -86,7 +86,7 @@ func (a *Admin) DryRun(ctx context.Context, c Change) (*DryRun, error) {
 			read, err = store.CollectSnapshots(rows)
 			return err
 		})
-		if c.Verb == Drop {
+		if c.closes() {
 			batch.Queue(verb, args...)
 		}
 		batch.Queue("ROLLBACK")
@@ -94,23 +94,23 @@ func (a *Admin) DryRun(ctx context.Context, c Change) (*DryRun, error) {
 	})
 	switch {
 	case errors.Is(err, errDryRun):
-		return effect(c.Verb, read), nil
+		return effect(c, read), nil
 	case store.Code(err) == "57014" && ctx.Err() == nil:
 		return nil, refusef("admin: %s %q: %w\nheartbeats wait while the server reads the inputs of a plan, so the read may take 25 %% of the shortest TTL; nothing was done: try again when the server is less busy, or without a dry run", c.Verb, c.Subject, err)
 	}
 	return nil, a.refusal(c, err)
 }
 
-// effect returns the effect of a verb, from the inputs of the next plan.
-func effect(verb Verb, read []store.LeaseSnapshot) *DryRun {
+// effect returns the effect of a change, from the inputs of the next plan.
+func effect(c Change, read []store.LeaseSnapshot) *DryRun {
 	p := &DryRun{Moves: []Move{}, Leases: []string{}}
 	for _, l := range read {
 		p.Leases = append(p.Leases, l.Name)
-		if verb == Drop {
+		if c.closes() {
 			p.Forgets += len(l.Owners)
 		}
 	}
-	if verb != Drop {
+	if !c.closes() {
 		p.Moves = movings(read)
 	}
 	return p

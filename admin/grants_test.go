@@ -56,7 +56,7 @@ const (
 	forAllConsumers = `consumer_backlog() consumer_begin() consumer_content() consumer_end() consumer_expect() consumer_inserted()`
 	// These run with the rights of their owner, and lock rows that clients need.
 	forApplications = `end_overrides() trim_events()`
-	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_server_generation() pause() pin() resume() uncordon() undrain() unfreeze() unpin()`
+	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_server_generation() pause() pin() replace_lease() resume() uncordon() undrain() unfreeze() unpin()`
 	forReaders      = `consumer_backlog() leases_of() lock_list() schedule_clock() schedule_history() schedule_job() schedule_jobs() schedule_json() schedule_status_json() schedule_list()
 		present_database() snapshot() tables_number() timeline()`
 

@@ -32,8 +32,9 @@ const (
 	Unfreeze Verb = "unfreeze"
 	Pin      Verb = "pin" // the client owns the partition
 	Unpin    Verb = "unpin"
-	Evict    Verb = "evict" // revokes the sessions of a client
-	Drop     Verb = "drop"  // deletes a lease without members
+	Evict    Verb = "evict"   // revokes the sessions of a client
+	Drop     Verb = "drop"    // deletes a lease without members
+	Replace  Verb = "replace" // closes a lease without members for good, and creates the lease that replaces it
 )
 
 var overrides, takenBack = []Verb{Drain, Cordon, Pause, Freeze, Pin}, []Verb{Undrain, Uncordon, Resume, Unfreeze, Unpin}
@@ -61,21 +62,23 @@ var ErrUnknown = errors.New("admin: it is not known whether that was done")
 // A Change is an operator's change to a client or to a lease.
 type Change struct {
 	Verb      Verb   `json:"verb"`
-	Subject   string `json:"subject"`   // the client's ID; of Pause, Resume, Freeze, Unfreeze, Pin, Unpin and Drop the lease's name
+	Subject   string `json:"subject"`   // the client's ID; of Pause, Resume, Freeze, Unfreeze, Pin, Unpin, Drop and Replace the lease's name
 	Partition int    `json:"partition"` // of Pin and Unpin: the number of the partition
 	Client    string `json:"client"`    // of Pin: the ID of the client that will own it; a pin to another client is replaced
+	By        string `json:"by"`        // of Replace: the name of the lease that replaces the subject
 	Reason    string `json:"reason"`    // recorded with the event; 1 to 4,000 bytes
 	// the person who makes the change, up to 255 bytes. It is recorded beside the role that connects;
 	// empty: only that role is recorded
 	Actor string        `json:"-"`
 	Lasts time.Duration `json:"-"`     // of Drain, Cordon, Pause, Freeze and Pin: the duration of the override; 0: until it is taken back
-	Next  int           `json:"-"`     // of Drop: the only number of partitions for a new lease of that name in the next 24 h; 0: the same number
+	Next  int           `json:"-"`     // of Drop: the only number of partitions for a new lease of that name in the next 24 h; 0: the same number. Of Replace: the number of partitions of the lease By
 	Force bool          `json:"force"` // of Drain: even if the client is the last that works on a lease
 }
 
 // Apply makes a change. It writes an override, or takes it back. The clients then re-plan within
 // one heartbeat, and partitions move as always: the work on them ends first. Evict revokes the
-// client's sessions. Drop deletes the lease. Apply needs the rights that Grants returns for
+// client's sessions. Drop deletes the lease. Replace closes it, so that a process of before that
+// comes back cannot join it again: docs/sizing.md explains when to use it. Apply needs the rights that Grants returns for
 // ForOperator. It returns ErrRefused for a change that is invalid or impossible, for example of an
 // unknown name, and ErrUnknown if the connection fails after the change was sent.
 func (a *Admin) Apply(ctx context.Context, c Change) error {
@@ -96,9 +99,13 @@ func (a *Admin) Apply(ctx context.Context, c Change) error {
 }
 
 // functions are the SQL functions of the verbs whose function has another name.
-var functions = map[Verb]string{Evict: "evict_client", Drop: "drop_lease"}
+var functions = map[Verb]string{Evict: "evict_client", Drop: "drop_lease", Replace: "replace_lease"}
 
-func (c *Change) overrides() bool   { return slices.Contains(overrides, c.Verb) }
+func (c *Change) overrides() bool { return slices.Contains(overrides, c.Verb) }
+
+// closes reports whether a change leaves a lease without partitions.
+func (c *Change) closes() bool { return c.Verb == Drop || c.Verb == Replace }
+
 func (c *Change) ofPartition() bool { return c.Verb == Pin || c.Verb == Unpin }
 func (c *Change) ofClient() bool {
 	return slices.Contains([]Verb{Drain, Undrain, Cordon, Uncordon, Evict}, c.Verb)
@@ -108,14 +115,18 @@ func (c *Change) ofClient() bool {
 func (c *Change) check() error {
 	switch {
 	case !c.overrides() && !slices.Contains(takenBack, c.Verb) && functions[c.Verb] == "":
-		return refusef("admin: verb %q is none of %v, %v, %v, %v", c.Verb, overrides, takenBack, Evict, Drop)
+		return refusef("admin: verb %q is none of %v, %v, %v, %v, %v", c.Verb, overrides, takenBack, Evict, Drop, Replace)
 	case c.Subject == "" || c.Reason == "":
 		return refusef("admin: %s of %q for the reason %q: give a name and a reason", c.Verb, c.Subject, c.Reason)
 	case (c.Verb == Pin) != (c.Client != ""):
 		return refusef("admin: %s of %q with client %q: Pin takes a client, and no other verb does", c.Verb, c.Subject, c.Client)
-	case c.Force && c.Verb != Drain || c.Lasts != 0 && !c.overrides() || c.Partition != 0 && !c.ofPartition() || c.Next != 0 && c.Verb != Drop:
-		return refusef("admin: %s has an option of another verb: Lasts is for %v, Force for %v, Partition for %v and %v, Next for %v",
-			c.Verb, overrides, Drain, Pin, Unpin, Drop)
+	case (c.Verb == Replace) != (c.By != ""):
+		return refusef("admin: %s of %q by lease %q: Replace takes the name of another lease, and no other verb does", c.Verb, c.Subject, c.By)
+	case c.Verb == Replace && c.Next < 1:
+		return refusef("admin: %s of %q by %q with %d partitions: give the number of partitions of %[3]q, 1 to 65536", c.Verb, c.Subject, c.By, c.Next)
+	case c.Force && c.Verb != Drain || c.Lasts != 0 && !c.overrides() || c.Partition != 0 && !c.ofPartition() || c.Next != 0 && c.Verb != Drop && c.Verb != Replace:
+		return refusef("admin: %s has an option of another verb: Lasts is for %v, Force for %v, Partition for %v and %v, Next for %v and %v",
+			c.Verb, overrides, Drain, Pin, Unpin, Drop, Replace)
 	case c.Lasts < 0:
 		return refusef("admin: %s for %v: give a time above 0, or 0 for an override until it is taken back", c.Verb, c.Lasts)
 	case c.Partition < 0 || c.Partition > math.MaxInt32:
@@ -143,13 +154,15 @@ func (a *Admin) call(c Change) (call string, args []any, err error) {
 		{true, "$%d::pg_catalog.text", c.Subject},
 		{c.ofPartition(), "$%d::pg_catalog.int4", c.Partition},
 		{c.Verb == Pin, "$%d::pg_catalog.text", c.Client},
+		{c.Verb == Replace, "$%d::pg_catalog.text", c.By},
+		{c.Verb == Replace, "$%d::pg_catalog.int4", c.Next},
 		{true, "$%d::pg_catalog.text", c.Reason},
 		{true, "$%d::pg_catalog.text", c.Actor},
 		{c.overrides(),
 			"coalesce(pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(secs => $%d::pg_catalog.float8), 'infinity')",
 			lasts},
 		{c.Verb == Drain, "$%d::pg_catalog.bool", c.Force},
-		{c.Next != 0, "$%d::pg_catalog.int4", c.Next},
+		{c.Verb == Drop && c.Next != 0, "$%d::pg_catalog.int4", c.Next},
 	} {
 		if p.is {
 			args = append(args, p.value)

@@ -102,8 +102,11 @@ func TestOverridesAreObeyedShownAndTakenBack(t *testing.T) {
 		"Partition for pin and unpin": {Verb: admin.Freeze, Subject: "orders", Partition: 1, Reason: "why"},
 		"for -2h0m0s: give a time":    {Verb: admin.Drain, Subject: "x", Reason: "why", Lasts: -2 * time.Hour},
 		"Lasts is for":                {Verb: admin.Undrain, Subject: "x", Reason: "why", Lasts: time.Hour},
-		"Next for drop":               {Verb: admin.Freeze, Subject: "orders", Reason: "why", Next: 3},
+		"Next for drop and replace":   {Verb: admin.Freeze, Subject: "orders", Reason: "why", Next: 3},
 		"drop_lease with 70000":       {Verb: admin.Drop, Subject: "orders", Reason: "why", Next: 70_000},
+		"takes the name of another":   {Verb: admin.Replace, Subject: "orders", Reason: "why", Next: 3},
+		"with 0 partitions":           {Verb: admin.Replace, Subject: "orders", Reason: "why", By: "more"},
+		`"orders" has members: x, y`:  {Verb: admin.Replace, Subject: "orders", Reason: "why", By: "more", Next: 8},
 		"has an option of another":    {Verb: admin.Unpin, Subject: "orders", Reason: "why", Lasts: time.Hour},
 	} {
 		if err := operator.Apply(t.Context(), c); !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), name) {

@@ -25,7 +25,7 @@ func TestNamesForgeNoLine(t *testing.T) {
 	why := []string{"--reason", name, "--actor", name}
 	for _, words := range [][]string{
 		{"drain", name}, {"undrain", name}, {"cordon", name}, {"uncordon", name}, {"pause", name}, {"resume", name}, {"resume", name}, {"freeze", name},
-		{"unfreeze", name}, {"unfreeze", name}, {"pin", name + "/1", name}, {"unpin", name + "/1"}, {"evict", name}, {"drop", name},
+		{"unfreeze", name}, {"unfreeze", name}, {"pin", name + "/1", name}, {"unpin", name + "/1"}, {"evict", name}, {"drop", name}, {"replace", name, "--by", name + "2", "--partitions", "1"},
 		{"schedules", "pause", name, name}, {"schedules", "resume", name, name}, {"schedules", "delete", name, name}, {"schedules", "trigger", name, name},
 		{"schedules", "backfill", name, name, "2026-03-01T00:00:00Z", "2026-03-02T00:00:00Z"}, {"schedules", "retry", name, name, "2026-03-01T00:00:00Z"},
 		{"jobs", "cancel", name, "1"}, {"jobs", "retry", name, "1"}, {"jobs", "retry-failed", name, name, "2026-03-01T00:00:00Z"},

@@ -34,6 +34,7 @@ func newOperations() []*cobra.Command {
 		newOperation(admin.Unpin, "LEASE/PARTITION", "Unpin a partition"),
 		newOperation(admin.Evict, "CLIENT", "Evict a client: revoke its sessions"),
 		newOperation(admin.Drop, "LEASE", "Drop a lease that has no members"),
+		newOperation(admin.Replace, "LEASE", "Replace a lease without members by another"),
 	}
 }
 
@@ -49,6 +50,11 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 	}
 	if verb == admin.Drop {
 		flags.IntVar(&change.Next, "partitions", 0, "number of partitions of the lease when it is created again (default: the same number)")
+	}
+	if verb == admin.Replace {
+		flags.StringVar(&change.By, "by", "", "name of the new lease")
+		flags.IntVar(&change.Next, "partitions", 0, "number of partitions of the new lease")
+		_, _ = cmd.MarkFlagRequired("by"), cmd.MarkFlagRequired("partitions")
 	}
 	if verb == admin.Drain {
 		flags.BoolVar(&change.Force, "force", false, "drain even the last member that works on a lease")
@@ -87,7 +93,7 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 					return remedied(ctx, a, change, subject, err)
 				}
 				cmd.PrintErr(note)
-				return output(p, movesOf(p))
+				return output(p, movesOf(change, p))
 			}
 			state, err := operate(ctx, cmd.ErrOrStderr(), a, change, note, override && subject == "CLIENT", wait)
 			if err != nil {
@@ -147,7 +153,7 @@ func operate(ctx context.Context, notes io.Writer, a *admin.Admin, change admin.
 			err = awaitDone(ctx, notes, a, change)
 		}
 	}
-	if wait || change.Verb == admin.Evict || change.Verb == admin.Drop {
+	if wait || slices.Contains([]admin.Verb{admin.Evict, admin.Drop, admin.Replace}, change.Verb) {
 		state = "done"
 	}
 	return state, err
@@ -226,8 +232,11 @@ func done(cmd *cobra.Command, args []string, state string) string {
 	return fmt.Sprintf("%s %s: %s\n", cmd.Name(), strings.Join(mapped(args, shown), " "), state)
 }
 
-func movesOf(p *admin.DryRun) string {
+func movesOf(change admin.Change, p *admin.DryRun) string {
 	switch {
+	case change.Verb == admin.Replace:
+		return fmt.Sprintf("%s would be closed: it has no members. Its %s would be forgotten, and %s would have %s.\n",
+			shown(change.Subject), ranges.Many(p.Forgets, "partition"), shown(change.By), ranges.Many(change.Next, "partition"))
 	case p.Forgets > 0:
 		return ranges.Many(p.Forgets, "partition") + " would be forgotten: the lease has no members.\n"
 	case len(p.Moves) == 0:

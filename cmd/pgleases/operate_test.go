@@ -413,3 +413,53 @@ func followOverOutage(t *testing.T, frozen bool) {
 		}
 	}
 }
+
+// A process that was frozen until it was evicted does not join a lease again that was replaced
+// meanwhile, and a dry run and a refusal change nothing.
+func TestFrozenProcessOfAReplacedLeaseEnds(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	old := command.Run(t, command.Database(database), "run", "orders", "-n", "2", "--ttl", "2s", "--", "sleep", "600")
+	conn := newConn(t, database)
+	finds := func(what, query string) {
+		t.Helper()
+		testkit.Until(t, what, func() (is bool) {
+			testkit.OK(t, conn.QueryRow(t.Context(), query).Scan(&is))
+			return is
+		})
+	}
+	finds("it works", "SELECT count(owner) = 2 FROM pgleases.partitions")
+	replace := []string{"replace", "orders", "--by", "orders-4", "--partitions", "4"}
+	refused := func(args ...string) {
+		t.Helper()
+		c := command.Run(t, command.Database(pgtest.OwnerURL(database)), append(replace, args...)...)
+		if code, text := c.ExitCode(), c.Printed(); code != supervise.Failed || !strings.Contains(text, `lease "orders" has members: `) {
+			t.Errorf("exit code %d: %s", code, text)
+		}
+	}
+	refused("--dry-run")
+	refused("--reason", "more keys")
+	old.Signal(syscall.SIGSTOP)
+	command.Run(t, command.Database(database), "run", "orders-4", "-n", "4", "--ttl", "2s", "--", "sleep", "600")
+	finds("it is evicted", "SELECT count(*) = 0 FROM pgleases.members WHERE lease = 'orders'")
+	dry := output1(t, database, append(replace, "--dry-run")...)
+	if dry != "orders would be closed: it has no members. Its 2 partitions would be forgotten, and orders-4 would have 4 partitions.\n" {
+		t.Errorf("dry run: %s", dry)
+	}
+	finds("the dry run changed nothing", "SELECT partitions = 2 AND successor IS NULL FROM pgleases.leases WHERE name = 'orders'")
+	output1(t, database, append(replace, "--reason", "more keys", "--actor", "maria")...)
+	old.Signal(syscall.SIGCONT)
+	if code, text := old.ExitCode(), old.Printed(); code != supervise.Failed || !strings.Contains(text, `lease was replaced by "orders-4"`) {
+		t.Errorf("exit code %d: %s", code, text)
+	}
+	late := command.Run(t, command.Database(database), "run", "orders", "-n", "1", "--once", "--", "true")
+	if code, text := late.ExitCode(), late.Printed(); code != supervise.Failed || !strings.Contains(text, `lease was replaced by "orders-4"`) {
+		t.Errorf("a late start: exit code %d: %s", code, text)
+	}
+	events := output1(t, database, "events", "-n", "50")
+	for _, cause := range []string{`replaced +orders `, `replaces +orders-4 `} {
+		if !regexp.MustCompile(` ` + cause + `.* maria \(.*more keys\n`).MatchString(events) {
+			t.Errorf("no event %q of maria: %s", cause, events)
+		}
+	}
+}

@@ -15,7 +15,8 @@ import (
 
 var errorsOfTests = Errors{
 	Closed: errors.New("closed"), Superseded: errors.New("superseded"), Evicted: errors.New("evicted"), NotOwner: errors.New("not the owner"),
-	PartitionCount: errors.New("partition count"), Handoff: errors.New("handoff"), TrustLost: errors.New("trust lost"), DrainTimeout: errors.New("drain timeout"),
+	PartitionCount: errors.New("partition count"), LeaseReplaced: errors.New("lease replaced"),
+	Handoff: errors.New("handoff"), TrustLost: errors.New("trust lost"), DrainTimeout: errors.New("drain timeout"),
 }
 
 // idleEngine returns an engine without a goroutine and without a database, trusted for an hour,

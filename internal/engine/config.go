@@ -39,6 +39,7 @@ type Config struct {
 // Errors are the errors of the root package, which declares and documents them.
 type Errors struct {
 	Closed, Superseded, Evicted, NotOwner, PartitionCount error
+	LeaseReplaced                                         error
 	Handoff, TrustLost, DrainTimeout                      error
 }
 

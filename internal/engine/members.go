@@ -234,7 +234,9 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 	ms.underWay, m.retryAt = nil, now
 	defer m.joinTried()
 	refused := err == nil && join.Alive && !join.Joined
-	if refused {
+	if refused && join.Successor != "" {
+		err = fmt.Errorf("%w by %q", ms.config.Errors.LeaseReplaced, join.Successor)
+	} else if refused {
 		err = ms.miscounted(join.Partitions, m.lease.Partitions)
 	}
 	switch {
@@ -270,6 +272,13 @@ func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 		return err
 	case m.state == leaves: // the join was to change the weight
 		return err
+	case errors.Is(err, ms.config.Errors.LeaseReplaced):
+		if m.handles > 0 { // otherwise only the calls that wait need to know
+			ms.config.Log.Error("pgleases: lease ended", slog.String("lease", m.lease.Name), slog.Any("cause", err))
+		}
+		ms.strikeAll(m, false) // the database has no partition of it
+		ms.end(m, err)
+		return nil
 	case !worker.Whose(err).Final() && !errors.Is(err, ms.config.Errors.PartitionCount):
 		m.retry = min(max(2*m.retry, retryMin), ms.config.Heartbeat)
 		m.retryAt = now.Add(m.retry + rand.N(retryMin))

@@ -78,7 +78,10 @@ type (
 		TakenFrom                    string
 	}
 	// A Lease is a row of table leases.
-	Lease struct{ Partitions, Generation, CreatedGeneration, EpochFloor, NextCheckAt, PlannedAt, NextPartitions, NextUntil int64 }
+	Lease struct {
+		Partitions, Generation, CreatedGeneration, EpochFloor, NextCheckAt, PlannedAt, NextPartitions, NextUntil int64
+		Successor                                                                                                string
+	}
 	// A Membership is a row of table members without its key.
 	Membership struct {
 		Weight               int
@@ -345,10 +348,12 @@ func (t *Tables) row(lease string, partition int) *Partition {
 	return nil
 }
 
-// Errors of Drop.
+// Errors of Drop and ReplaceLease.
 var (
 	ErrNoLease = errors.New("no such lease")
 	ErrInUse   = errors.New("lease in use")
+	// ErrReplaced is the error of ReplaceLease if the lease was replaced, or its successor has another number.
+	ErrReplaced = errors.New("lease cannot be replaced so")
 )
 
 // Drop is the SQL function drop_lease; next 0: the number of partitions stays the same.
@@ -359,23 +364,77 @@ func (db *Database) Drop(lease string, next int64) error {
 	if !known || l.Partitions == 0 && next == 0 {
 		return fmt.Errorf("%w: %q", ErrNoLease, lease)
 	}
-	var live []string
-	for m := range db.tables.Members {
-		if m.Lease == lease && db.tables.live(lease, m.Session) {
-			live = append(live, db.tables.Clients[m.Session].ID)
-		}
+	if live := db.tables.membersOf(lease); live != "" {
+		return fmt.Errorf("%w: %q has live members: %s", ErrInUse, lease, live)
 	}
-	if slices.Sort(live); len(live) > 0 {
-		return fmt.Errorf("%w: %q has live members: %s", ErrInUse, lease, strings.Join(live, ", "))
-	}
-	for _, row := range db.tables.Partitions[lease] {
-		l.EpochFloor = max(l.EpochFloor, row.Epoch)
-	}
-	l.NextPartitions, l.NextUntil = cmp.Or(next, l.Partitions), db.clock()+24*3600*second
-	l.Partitions, l.Generation, l.NextCheckAt = 0, l.Generation+1, Ever
-	db.tables.Leases[lease] = l
-	delete(db.tables.Partitions, lease)
-	maps.DeleteFunc(db.tables.Members, func(m Member, _ Membership) bool { return m.Lease == lease })
+	l.NextPartitions, l.NextUntil, l.Successor = cmp.Or(next, l.Partitions), db.clock()+day, ""
+	db.tables.empty(lease, l)
 	db.wrote(true)
 	return nil
+}
+
+// ReplaceLease is the SQL function replace_lease.
+func (db *Database) ReplaceLease(lease, successor string, partitions int64) error {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	t := &db.tables
+	l, known := t.Leases[lease]
+	next, exists := t.Leases[successor]
+	switch {
+	case !known:
+		return fmt.Errorf("%w: %q", ErrNoLease, lease)
+	case l.Successor != "":
+		return fmt.Errorf("%w: %q was replaced by %q already", ErrReplaced, lease, l.Successor)
+	case next.Partitions != 0 && next.Partitions != partitions:
+		return fmt.Errorf("%w: %q has %d partitions, not %d", ErrReplaced, successor, next.Partitions, partitions)
+	}
+	if members := t.membersOf(lease); members != "" {
+		return fmt.Errorf("%w: %q has members: %s", ErrInUse, lease, members)
+	}
+	l.Successor = successor
+	t.empty(lease, l)
+	if !exists {
+		next = Lease{NextCheckAt: Ever, PlannedAt: db.clock(), NextUntil: Never}
+	}
+	next.Generation, next.Successor = next.Generation+1, ""
+	if next.Partitions == 0 {
+		next.Partitions, next.CreatedGeneration = partitions, next.Generation
+		next.EpochFloor = max(next.EpochFloor, t.Leases[lease].EpochFloor)
+		t.create(successor, next)
+	}
+	t.Leases[successor] = next
+	db.wrote(true)
+	return nil
+}
+
+// membersOf returns the client IDs of the members of a lease; "" if it has none.
+func (t *Tables) membersOf(lease string) string {
+	var ids []string
+	for m := range t.Members {
+		if m.Lease == lease && t.live(lease, m.Session) {
+			ids = append(ids, t.Clients[m.Session].ID)
+		}
+	}
+	slices.Sort(ids)
+	return strings.Join(ids, ", ")
+}
+
+// empty stores a lease without partitions and members.
+func (t *Tables) empty(name string, l Lease) {
+	for _, row := range t.Partitions[name] {
+		l.EpochFloor = max(l.EpochFloor, row.Epoch)
+	}
+	l.Partitions, l.Generation, l.NextCheckAt = 0, l.Generation+1, Ever
+	t.Leases[name] = l
+	delete(t.Partitions, name)
+	maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return m.Lease == name })
+}
+
+// create creates the partitions of a lease.
+func (t *Tables) create(name string, l Lease) {
+	rows := make([]Partition, l.Partitions)
+	for p := range rows {
+		rows[p].Epoch = l.EpochFloor
+	}
+	t.Partitions[name] = rows
 }

@@ -252,7 +252,7 @@ func (t *Tables) used(id string, clock int64) {
 func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error) {
 	return execute(ctx, c, "join", true, func(_ *Database, t *Tables, clock int64) (store.Join, bool) {
 		l, known := t.Leases[lease]
-		join := store.Join{Partitions: int(l.Partitions)}
+		join := store.Join{Partitions: int(l.Partitions), Successor: l.Successor}
 		if l.Partitions == 0 {
 			join.Partitions = -int(l.NextPartitions)
 		}
@@ -265,7 +265,7 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 		case !known:
 			l = Lease{Generation: 1, CreatedGeneration: 1, NextUntil: Never}
 			join.Claimed = true
-		case max(join.Partitions, -join.Partitions) != partitions && (l.Partitions > 0 || l.NextUntil > clock):
+		case l.Successor != "", max(join.Partitions, -join.Partitions) != partitions && (l.Partitions > 0 || l.NextUntil > clock):
 			return join, false
 		default:
 			l.Generation++
@@ -283,11 +283,7 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 		}
 		t.Leases[lease] = l
 		if l.CreatedGeneration == l.Generation {
-			rows := make([]Partition, partitions)
-			for p := range rows {
-				rows[p].Epoch = l.EpochFloor
-			}
-			t.Partitions[lease] = rows
+			t.create(lease, l)
 		}
 		m := Member{lease, session}
 		before, again := t.Members[m]

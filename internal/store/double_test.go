@@ -204,16 +204,26 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 					return // it would wait for them
 				}
 				if draw(p, "all have left", []bool{true, true, false}) {
-					for _, side := range []*fixture{p.f, p.double} {
-						side.edit(func(t *fakestore.Tables, _ int64) {
-							maps.DeleteFunc(t.Members, func(m fakestore.Member, _ fakestore.Membership) bool { return m.Lease == lease })
-						})
-					}
+					p.leave(lease)
 				}
 				next := draw(p, "next", []int64{0, 0, 0, 7})
 				real, double := p.f.drop(lease, next), p.double.drop(lease, next)
 				if said(real) != said(double) {
 					t.Fatalf("drop of %s: %v on a server, %v on its double", lease, real, double)
+				}
+			},
+			"replace": func(*rapid.T) {
+				lease, successor := draw(p, "lease", leases), draw(p, "successor", leases)
+				if lease == successor || slices.ContainsFunc(p.guards, func(g guards) bool { return g.lease == lease }) {
+					return // it would be refused, or wait for them
+				}
+				if draw(p, "all have left", []bool{true, true, false}) {
+					p.leave(lease)
+				}
+				partitions := draw(p, "partitions", []int64{2, 3, 7})
+				real, double := p.f.replace(lease, successor, partitions), p.double.replace(lease, successor, partitions)
+				if said(real) != said(double) {
+					t.Fatalf("%s replaced by %s: %v on a server, %v on its double", lease, successor, real, double)
 				}
 			},
 			"time": func(*rapid.T) {
@@ -426,6 +436,15 @@ func spelled(process *Process) string {
 	return fmt.Sprintf("%+v", *process)
 }
 
+// leave removes the members of a lease on both sides.
+func (p *pair) leave(lease string) {
+	for _, side := range []*fixture{p.f, p.double} {
+		side.edit(func(t *fakestore.Tables, _ int64) {
+			maps.DeleteFunc(t.Members, func(m fakestore.Member, _ fakestore.Membership) bool { return m.Lease == lease })
+		})
+	}
+}
+
 // said returns the kind of an error.
 func said(err error) string {
 	switch {
@@ -435,6 +454,8 @@ func said(err error) string {
 		return "no lease"
 	case errors.Is(err, fakestore.ErrUnknown):
 		return "unknown"
+	case errors.Is(err, fakestore.ErrReplaced):
+		return "cannot be replaced so"
 	}
 	return fmt.Sprint(err)
 }

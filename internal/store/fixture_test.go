@@ -179,9 +179,9 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 			t.Identities[name] = i
 		}
 	})
-	r.read("SELECT name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at, next_partitions, next_until FROM leases", func() ([]any, func()) {
+	r.read("SELECT name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at, next_partitions, next_until, coalesce(successor, '') FROM leases", func() ([]any, func()) {
 		var l fakestore.Lease
-		return []any{&name, &l.Partitions, &l.Generation, &l.CreatedGeneration, &l.EpochFloor, &a, &b, &l.NextPartitions, &c}, func() {
+		return []any{&name, &l.Partitions, &l.Generation, &l.CreatedGeneration, &l.EpochFloor, &a, &b, &l.NextPartitions, &c, &l.Successor}, func() {
 			l.NextCheckAt, l.PlannedAt, l.NextUntil = instant(a), instant(b), instant(c)
 			t.Leases[name] = l
 		}
@@ -243,8 +243,8 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	changes(before.Leases, after.Leases, func(name string) {
 		exec("DELETE FROM leases WHERE name = $1", name)
 	}, func(name string, l fakestore.Lease) {
-		exec("INSERT INTO leases VALUES ($1, $2, $3, $4, $5, $6::timestamptz, $7::timestamptz, DEFAULT, $8, $9::timestamptz)",
-			name, l.Partitions, l.Generation, l.CreatedGeneration, l.EpochFloor, timestamp(l.NextCheckAt), timestamp(l.PlannedAt), l.NextPartitions, timestamp(l.NextUntil))
+		exec("INSERT INTO leases VALUES ($1, $2, $3, $4, $5, $6::timestamptz, $7::timestamptz, DEFAULT, $8, $9::timestamptz, nullif($10, ''))",
+			name, l.Partitions, l.Generation, l.CreatedGeneration, l.EpochFloor, timestamp(l.NextCheckAt), timestamp(l.PlannedAt), l.NextPartitions, timestamp(l.NextUntil), l.Successor)
 	})
 	changes(before.Members, after.Members, func(m fakestore.Member) {
 		exec("DELETE FROM members WHERE lease = $1 AND session = $2", m.Lease, m.Session)
@@ -383,6 +383,23 @@ func (f *fixture) guarding(lease string, partition int, epoch int64) (end func()
 		f.ok(tx.Commit(f.ctx))
 		f.ok(conn.Close(f.ctx))
 	}
+}
+
+// replace replaces a lease.
+func (f *fixture) replace(lease, successor string, partitions int64) error {
+	if f.double != nil {
+		return f.double.ReplaceLease(lease, successor, partitions)
+	}
+	_, err := f.sql.Exec(f.ctx, "SELECT replace_lease($1, $2, $3, 'why')", lease, successor, partitions)
+	switch Code(err) {
+	case "55006":
+		return fmt.Errorf("%w: %w", fakestore.ErrInUse, err)
+	case "42704":
+		return fmt.Errorf("%w: %w", fakestore.ErrNoLease, err)
+	case "55000":
+		return fmt.Errorf("%w: %w", fakestore.ErrReplaced, err)
+	}
+	return err
 }
 
 // drop drops a lease.

@@ -11,6 +11,7 @@ import (
 type Join struct {
 	Alive      bool          // whether the session exists
 	Joined     bool          // whether it is a member now
+	Successor  string        // the lease that has replaced this one, which nobody can join any more; empty: it was not replaced
 	Partitions int           // of the lease before this join; 0: it did not exist, or was created meanwhile; below 0: dropped, and if not joined, to be created again only with minus this number
 	Claimed    bool          // the plan that the join asked for is the caller's, at once
 	DueIn      time.Duration // otherwise: the time until that plan is due

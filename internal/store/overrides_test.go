@@ -256,7 +256,9 @@ func TestOperatorsNeedNoOtherRight(t *testing.T) {
 	a.join("l", 1)
 	b.join("l", 1)
 	a.join("empty", 1)
+	a.join("old", 1)
 	a.release(nil, "empty")
+	a.release(nil, "old")
 	f.events()
 	operator := f.role()
 	f.grant("operator", operator)
@@ -275,6 +277,7 @@ func TestOperatorsNeedNoOtherRight(t *testing.T) {
 		{"unpin('l', 0, 'r')", "unpin|l|<nil>|" + user + "|r"},
 		{"evict_client('b', 'r')", "evict|<nil>|b|" + user + "|r"},
 		{"drop_lease('empty', 'r', 'me')", "dropped|empty|<nil>|me (" + user + ")|r"},
+		{"replace_lease('old', 'next', 2, 'r', 'me')", "replaced|old|<nil>|me (" + user + ")|r\nreplaces|next|<nil>|me (" + user + ")|r"},
 	} {
 		testkit.Must(as.Exec(f.ctx, "SELECT pgleases."+verb.call))(f)
 		told = append(told, verb.event)
@@ -321,6 +324,13 @@ func TestAVerbThatIsRefusedSaysWhyAndLeavesNothing(t *testing.T) {
 		"drop_lease('l', '')":                                       "drop_lease needs a reason",
 		"drop_lease('m', 'r')":                                      `lease "m" does not exist`,
 		"drop_lease('l', 'r')":                                      `lease "l" has live members: a`,
+		"replace_lease('l', 'm', 2, '')":                            "replace_lease needs a reason",
+		"replace_lease('l', 'm', 0, 'r')":                           "replace_lease with 0 partitions",
+		"replace_lease('l', 'm', NULL, 'r')":                        "replace_lease with null partitions",
+		"replace_lease('l', '', 2, 'r')":                            "replace_lease by a name of 0 bytes",
+		"replace_lease('l', 'l', 2, 'r')":                           `lease "l" cannot replace itself`,
+		"replace_lease('m', 'n', 2, 'r')":                           `lease "m" does not exist`,
+		"replace_lease('l', 'm', 2, 'r')":                           `lease "l" has members: a`,
 	} {
 		_, err := f.sql.Exec(f.ctx, "SELECT "+call)
 		if err == nil || !strings.Contains(err.Error(), says) {

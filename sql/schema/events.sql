@@ -22,7 +22,7 @@ COMMENT ON COLUMN pgleases.events.tx IS 'The transaction that wrote the event. T
 COMMENT ON COLUMN pgleases.events.id IS 'Number of the event.';
 COMMENT ON COLUMN pgleases.events.at IS 'When the event was written.';
 COMMENT ON COLUMN pgleases.events.lease IS 'The lease''s name; null: the event concerns all leases.';
-COMMENT ON COLUMN pgleases.events.cause IS 'The change: joined, left, evicted, handed over (by the owner), given (by a plan, because it had no live owner), accepted (a promoted server), dropped; or the name of an operator''s verb.';
+COMMENT ON COLUMN pgleases.events.cause IS 'The change: joined, left, evicted, handed over (by the owner), given (by a plan, because it had no live owner), accepted (a promoted server), dropped; replaced, replaces (of the new lease); or the name of an operator''s verb.';
 COMMENT ON COLUMN pgleases.events.actor IS 'The operator that asked for it; null: the protocol did it automatically.';
 COMMENT ON COLUMN pgleases.events.reason IS 'The reason, as the actor gave it. Of an eviction: the host and pid of the process. Of an accepted server: its generation.';
 COMMENT ON COLUMN pgleases.events.from_id IS 'Client ID of the owner before; or of the client that left or was evicted.';

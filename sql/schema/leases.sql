@@ -10,18 +10,20 @@ CREATE TABLE IF NOT EXISTS pgleases.leases (
     planned_at         pg_catalog.timestamptz NOT NULL,
     changed            pg_catalog.xid8 NOT NULL DEFAULT '0',
     next_partitions    int NOT NULL DEFAULT 0,
-    next_until         pg_catalog.timestamptz NOT NULL DEFAULT '-infinity'
+    next_until         pg_catalog.timestamptz NOT NULL DEFAULT '-infinity',
+    successor          pg_catalog.text COLLATE pg_catalog."C"
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE pgleases.leases IS 'The leases. A dropped lease keeps its row, with 0 partitions, because of its epoch_floor.';
+COMMENT ON TABLE pgleases.leases IS 'The leases. A lease that was dropped or replaced keeps its row, with 0 partitions, because of its epoch_floor.';
 COMMENT ON COLUMN pgleases.leases.name IS 'The lease''s name.';
-COMMENT ON COLUMN pgleases.leases.partitions IS 'Number of partitions, numbered from 0; 0: the lease was dropped.';
+COMMENT ON COLUMN pgleases.leases.partitions IS 'Number of partitions, numbered from 0; 0: the lease was dropped or replaced.';
 COMMENT ON COLUMN pgleases.leases.generation IS 'Rises with every change of the lease''s members, owners or targets.';
 COMMENT ON COLUMN pgleases.leases.created_generation IS 'The generation at which the lease was created, or created again after a drop.';
-COMMENT ON COLUMN pgleases.leases.epoch_floor IS 'The highest epoch before the lease was dropped; new epochs are above it.';
+COMMENT ON COLUMN pgleases.leases.epoch_floor IS 'The highest epoch before the lease was dropped or replaced, or of the lease that it replaced; new epochs are above it.';
 COMMENT ON COLUMN pgleases.leases.next_check_at IS 'When a plan of this lease is due; infinity: no plan is due.';
 COMMENT ON COLUMN pgleases.leases.planned_at IS 'When a plan was last claimed or applied.';
 COMMENT ON COLUMN pgleases.leases.next_partitions IS 'For a dropped lease: until next_until it can be created again only with this number of partitions.';
 COMMENT ON COLUMN pgleases.leases.next_until IS '24 hours after the last drop; -infinity: the lease was never dropped.';
+COMMENT ON COLUMN pgleases.leases.successor IS 'The lease that has replaced this one, which no session can join any more; null: it was not replaced.';
 COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats of members return their leases only after a change.';
 
 CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.leases EXECUTE FUNCTION pgleases.emptied();

@@ -316,7 +316,7 @@ BEGIN
     END IF;
     UPDATE pgleases.leases AS l
     SET partitions = 0, generation = generation + 1, next_check_at = 'infinity',
-        next_partitions = coalesce($4, l.partitions), next_until = clock_timestamp() + interval '24 hours',
+        next_partitions = coalesce($4, l.partitions), next_until = clock_timestamp() + interval '24 hours', successor = NULL,
         epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = $1))
     WHERE l.name = $1;
     DELETE FROM pgleases.partitions AS p WHERE p.lease = $1;
@@ -327,6 +327,77 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text, int) IS 'Drops a lease that has no live members. For 24 hours it can be created again only with the given number of partitions, by default its former number. Its later epochs are higher than all earlier ones.';
 
+-- A process that was frozen or cut off is no member, but joins its lease again by itself when it comes back. So that there
+-- is no member is true for a moment only. This closes the lease in that moment: joins wait for the lock, and are refused
+-- after it. The DELETE of the partitions waits for guarded transactions, so none of them commits under the old lease later.
+CREATE OR REPLACE FUNCTION pgleases.replace_lease(
+    lease pg_catalog.text, successor pg_catalog.text, partitions int, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    who CONSTANT text := pgleases.operator('replace_lease'::text, $5, $4);
+    former pgleases.leases;
+    present int; -- partitions of the successor
+    members text;
+BEGIN
+    IF ($3 BETWEEN 1 AND 65536) IS NOT TRUE THEN
+        RAISE EXCEPTION 'replace_lease with % partitions', coalesce($3::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'A lease has 1 to 65536 partitions.';
+    END IF;
+    IF (octet_length($2) BETWEEN 1 AND 255) IS NOT TRUE THEN
+        RAISE EXCEPTION 'replace_lease by a name of % bytes', coalesce(octet_length($2), 0)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Names of leases have 1 to 255 bytes.';
+    END IF;
+    IF $1 = $2 THEN
+        RAISE EXCEPTION 'lease "%" cannot replace itself', $1
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Give the new lease another name. To keep the name, pause the lease and drop it with the new number.';
+    END IF;
+    PERFORM FROM pgleases.leases AS l WHERE l.name IN ($1, $2) ORDER BY l.name FOR UPDATE; -- joins wait
+    SELECT * INTO former FROM pgleases.leases AS l WHERE l.name = $1;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'lease "%" does not exist', $1 USING ERRCODE = 'undefined_object';
+    END IF;
+    IF former.successor IS NOT NULL THEN
+        RAISE EXCEPTION 'lease "%" was replaced by "%" already', $1, former.successor USING ERRCODE = 'object_not_in_prerequisite_state';
+    END IF;
+    present := (SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = $2);
+    IF present NOT IN (0, $3) THEN
+        RAISE EXCEPTION 'lease "%" has % partitions, not %', $2, present, $3
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Give the number that it has, or another name.';
+    END IF;
+    SELECT string_agg(c.id || CASE WHEN c.expires_at > clock_timestamp() THEN ''
+                                   ELSE ' (without a heartbeat since ' || date_trunc('second', c.expires_at - c.ttl) || ', not evicted yet)' END,
+                      ', ' ORDER BY c.id, c.session) INTO members
+    FROM pgleases.members AS m JOIN pgleases.clients AS c USING (session) WHERE m.lease = $1;
+    IF members IS NOT NULL THEN
+        RAISE EXCEPTION 'lease "%" has members: %', $1, members
+            USING ERRCODE = 'object_in_use',
+                HINT = 'First close them, or make them leave. A frozen or crashed client is removed when another client, of any lease, has run for its TTL. If no client runs, run one for longer than that TTL: pgleases run tidy --once -- sleep 60';
+    END IF;
+    UPDATE pgleases.leases AS l
+    SET partitions = 0, generation = generation + 1, next_check_at = 'infinity', successor = $2,
+        epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = $1))
+    WHERE l.name = $1
+    RETURNING * INTO former;
+    DELETE FROM pgleases.partitions AS p WHERE p.lease = $1;
+    DELETE FROM pgleases.members AS m WHERE m.lease = $1;
+    INSERT INTO pgleases.leases AS l (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
+    VALUES ($2, $3, 1, 1, former.epoch_floor, 'infinity', clock_timestamp())
+    ON CONFLICT (name) DO UPDATE
+    SET partitions = EXCLUDED.partitions, generation = l.generation + 1, successor = NULL,
+        created_generation = CASE WHEN l.partitions = 0 THEN l.generation + 1 ELSE l.created_generation END,
+        epoch_floor = CASE WHEN l.partitions = 0 THEN greatest(l.epoch_floor, EXCLUDED.epoch_floor) ELSE l.epoch_floor END;
+    INSERT INTO pgleases.partitions (lease, partition, epoch)
+    SELECT l.name, n, l.epoch_floor
+    FROM pgleases.leases AS l, generate_series(0, $3 - 1) AS n
+    WHERE l.name = $2 AND l.generation = l.created_generation;
+    INSERT INTO pgleases.events (lease, cause, actor, reason, generation)
+    SELECT l.name, CASE WHEN l.name = $1 THEN 'replaced' ELSE 'replaces' END, who, $4, l.generation - 1
+    FROM pgleases.leases AS l WHERE l.name IN ($1, $2) ORDER BY l.name = $2;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.replace_lease(pg_catalog.text, pg_catalog.text, int, pg_catalog.text, pg_catalog.text) IS 'Replaces a lease that has no members by another one: closes it, so that joins of it are refused and name the successor, and creates the successor if it does not exist. Members that have expired count until they are evicted. If it creates the successor, its epochs are higher than all epochs of the replaced lease.';
+
 REVOKE EXECUTE ON FUNCTION pgleases.drain, pgleases.undrain, pgleases.cordon, pgleases.uncordon, pgleases.pause, pgleases.resume,
-    pgleases.freeze, pgleases.unfreeze, pgleases.pin, pgleases.unpin, pgleases.evict_client, pgleases.drop_lease, pgleases.operator,
+    pgleases.freeze, pgleases.unfreeze, pgleases.pin, pgleases.unpin, pgleases.evict_client, pgleases.drop_lease, pgleases.replace_lease, pgleases.operator,
     pgleases.override FROM PUBLIC;

@@ -10,8 +10,8 @@
 -- $5 bigint  number of this join, which rises with every join of the session
 -- $6 int     lock timeout, milliseconds
 --
--- One row: whether the session exists; whether it is a member now (it is not if the lease has another number of
--- partitions); the number of partitions before this statement (0: the lease did not exist, or was created meanwhile;
+-- One row: whether the session exists; whether it is a member now (it is not if the lease was replaced, or has another
+-- number of partitions); the lease that has replaced it (empty: it was not replaced); the number of partitions before this statement (0: the lease did not exist, or was created meanwhile;
 -- below 0: it was dropped, and until next_until it can be created again only with minus this number); whether the join
 -- has claimed a plan; if not, nanoseconds until the plan is due.
 WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run it otherwise
@@ -39,7 +39,9 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
                          AND (c.calm_at > c.now OR l.next_check_at > c.now AND l.next_check_at <= c.now + interval '1 second' + 5 * c.each) AS lately
                   FROM (SELECT n.now, n.each, l.planned_at + interval '250 milliseconds' + n.each AS calm_at
                         FROM (SELECT clock_timestamp() AS now, l.partitions * interval '10 microseconds' AS each) AS n) AS c) AS p)
-    WHERE l.partitions = EXCLUDED.partitions OR l.partitions = 0 AND (l.next_partitions = EXCLUDED.partitions OR l.next_until <= clock_timestamp()) -- 0: dropped
+    WHERE l.partitions = EXCLUDED.partitions
+       OR l.partitions = 0 AND l.successor IS NULL -- it was dropped
+          AND (l.next_partitions = EXCLUDED.partitions OR l.next_until <= clock_timestamp())
     RETURNING l.name, l.generation, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at,
               (SELECT l.planned_at = alive.now AND alive.planned_before IS DISTINCT FROM alive.now FROM alive) AS claimed
 ), client AS ( -- read again under a lock, which keeps the session: so every member has a session
@@ -63,6 +65,7 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
 SELECT CASE WHEN EXISTS (SELECT FROM lease) THEN EXISTS (SELECT FROM client) -- it may have been evicted meanwhile
             ELSE EXISTS (SELECT FROM alive) END AS alive,
        (SELECT count(*) FROM member) > 0 AS joined,
+       coalesce((SELECT l.successor FROM pgleases.leases AS l WHERE l.name = $2::text), '') AS successor,
        coalesce((SELECT CASE WHEN l.partitions = 0 THEN -l.next_partitions ELSE l.partitions END FROM pgleases.leases AS l WHERE l.name = $2::text), 0) AS partitions,
        EXISTS (SELECT FROM lease WHERE lease.claimed) AS claimed,
        coalesce((SELECT greatest(extract(epoch FROM lease.next_check_at - clock_timestamp()) * 1000000000, 0)
