@@ -68,6 +68,9 @@ func (e *execution) attempt() *attempt {
 		switch {
 		case r == nil || r.Partition != e.o.Number || r.Kind != e.item.Kind:
 			return nil
+		case r.ill != nil:
+			e.logger().Warn("schedule: blocked, row unreadable", nonEmpty("name", r.Name), slog.Any("error", r.ill))
+			return e.db.sendSetAside(ctx, tx, e.item.subject, r.ill)
 		case r.Clock.Sub(e.clock.now()).Abs() > maxStep:
 			a.outcome = clockUnstable // it runs when the clock is trusted
 			return nil

@@ -64,7 +64,7 @@ func (s *Scheduler) starting(ctx context.Context, f func(pgx.Tx) error) error {
 
 // stands reports whether storing the declared schedule would have no effect.
 func (r *record) stands(have *record) bool {
-	if have == nil || !alike(r, have) || have.Clock.Sub(have.Registered) >= recent {
+	if have == nil || have.ill != nil || !alike(r, have) || have.Clock.Sub(have.Registered) >= recent {
 		return false
 	}
 	rule, err := Parse(r.Rule)
@@ -84,6 +84,8 @@ func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*record) error
 		switch {
 		case errors.Is(err, errUnknownRule): // it is blocked until a process knows the rule; others are stored
 			s.log.Warn("schedule: declaration not stored, old rule unknown here", slog.String("name", r.Name), slog.Any("error", err))
+		case isUnreadable(err): // it stays as it is
+			s.log.Warn("schedule: declaration not stored, row unreadable", slog.String("name", r.Name), slog.Any("error", err))
 		case err != nil:
 			return fmt.Errorf("put schedule %q: %w", r.Name, err)
 		}

@@ -169,6 +169,8 @@ type record struct {
 	Trigger  Trigger    `json:"trigger"`
 	Since    *time.Time `json:"begins"`
 	At       time.Time  `json:"at"` // of a job: see Job.At
+
+	ill error // why the row cannot be read; then only what identifies it is set
 }
 
 // A step is what schedule_close writes.

@@ -21,12 +21,12 @@ import (
 
 // statements has the statements of sql/statements.sql by name: see store.Fill.
 type statements struct {
-	Join, Place, Poll, Block, Begin, End, Open, Locked string
-	Limit                                              string
-	Close, TickSucceeded, CloseJob, JobSucceeded       string
-	MakeSlots, TakeSlot, FreeSlot                      string
-	Enqueue, Job, Jobs, Get, Put, List, History, Trim  string
-	Declare, Declared, Edit, Change                    string
+	Join, Place, Poll, Block, SetAside, Begin, End, Open, Locked string
+	Limit                                                        string
+	Close, TickSucceeded, CloseJob, JobSucceeded                 string
+	MakeSlots, TakeSlot, FreeSlot                                string
+	Enqueue, Job, Jobs, Get, Put, List, History, Trim            string
+	Declare, Declared, Edit, Change                              string
 }
 
 func statementsFor(schema string) (s statements) {
@@ -192,8 +192,12 @@ func (d *db) open(r **record, of subject, run string, timeout, idle time.Duratio
 	return opening{d.statements.Open, args, func(row pgx.Row) error {
 		var found *string
 		err := row.Scan(&found)
-		if err == nil {
-			*r, err = decode[record](found)
+		if err != nil || found == nil {
+			return err
+		}
+		*r, err = decode[record](found)
+		if err != nil {
+			*r, err = unreadableRecord(*found, err)
 		}
 		return err
 	}}
@@ -309,6 +313,9 @@ func (d *db) sendGet(ctx context.Context, q querier, name string, args json.RawM
 	var found *string
 	if err = q.QueryRow(ctx, d.statements.Get, d.group, name, string(args)).Scan(&micro, &found); err == nil {
 		r, err = decode[record](found)
+		if err != nil {
+			err = unreadable{err}
+		}
 	}
 	return time.UnixMicro(micro), r, err
 }
@@ -337,6 +344,9 @@ func (d *db) sendDeclared(ctx context.Context, q querier, declared []*record) (h
 	have = make(map[string]*record, len(texts))
 	for _, text := range texts {
 		r, err := decode[record](&text)
+		if err != nil {
+			r, err = unreadableRecord(text, err)
+		}
 		if err != nil {
 			return nil, 0, err
 		}
@@ -374,12 +384,19 @@ func (d *db) sendFreeSlot(ctx context.Context, q querier, kind, run string) erro
 	return void(ctx, q, d.statements.FreeSlot, d.group, kind, run, time.Second.Milliseconds())
 }
 
+// collect returns the rows of a statement, each as JSON. A row that cannot be read is returned with
+// what is known of it.
 func collect[T any](ctx context.Context, q querier, statement string, args ...any) ([]T, error) {
 	rows, _ := q.Query(ctx, statement, args...) // CollectRows returns its error
 	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (v T, err error) {
 		var text string
-		if err = r.Scan(&text); err == nil {
-			err = json.Unmarshal([]byte(text), &v)
+		if err = r.Scan(&text); err != nil {
+			return v, err
+		}
+		err = json.Unmarshal([]byte(text), &v)
+		if shown, ok := any(&v).(interface{ showUnreadable(error) }); ok && err != nil {
+			shown.showUnreadable(unreadable{err})
+			err = nil
 		}
 		return v, err
 	})

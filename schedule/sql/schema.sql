@@ -10,6 +10,27 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS pg_catalog.timestam
 LANGUAGE sql STABLE AS $pgleases_body$ SELECT pg_catalog.statement_timestamp() $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_clock() IS 'The time that decides what is due.';
 
+-- How long ago an instant was; null if the instant is unknown, infinite, or not of the years 1 to
+-- 9999. So a statement over many rows does not fail because of one.
+CREATE OR REPLACE FUNCTION pgleases.schedule_since(pg_catalog.timestamptz) RETURNS pg_catalog.interval
+LANGUAGE sql STABLE AS $pgleases_body$
+    SELECT CASE WHEN $1 OPERATOR(pg_catalog.>=) '0001-01-01 00:00:00+00'::pg_catalog.timestamptz
+                 AND $1 OPERATOR(pg_catalog.<) '10000-01-01 00:00:00+00'::pg_catalog.timestamptz
+           THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) $1 END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_since(pg_catalog.timestamptz) IS 'How long ago an instant was; null if that has no answer.';
+
+-- An instant of the column trying; null if the text is not an instant.
+CREATE OR REPLACE FUNCTION pgleases.schedule_instant(pg_catalog.text) RETURNS pg_catalog.timestamptz
+LANGUAGE plpgsql STABLE AS $pgleases_body$
+BEGIN
+    RETURN $1::pg_catalog.timestamptz;
+EXCEPTION WHEN data_exception THEN
+    RETURN NULL;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_instant(pg_catalog.text) IS 'An instant of the column trying; null if the text is not an instant.';
+
 CREATE TABLE IF NOT EXISTS pgleases.schedule_version (
     version  int NOT NULL,
     min_code int NOT NULL
@@ -54,7 +75,12 @@ CREATE TABLE IF NOT EXISTS pgleases.schedules (
     blocked_reason pg_catalog.text,
     blocked_since  pg_catalog.timestamptz,
     registered   pg_catalog.timestamptz NOT NULL,
-    nonce        pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid()
+    nonce        pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid(),
+    CONSTRAINT schedules_times CHECK (least(cursor, anchor, due) OPERATOR(pg_catalog.>=) '0001-01-01 00:00:00+00'::pg_catalog.timestamptz
+        AND greatest(cursor, anchor) OPERATOR(pg_catalog.<) '10000-01-01 00:00:00+00'::pg_catalog.timestamptz),
+    CONSTRAINT schedules_trying CHECK (pg_catalog.jsonb_typeof(trying) OPERATOR(pg_catalog.=) 'object'
+        AND pg_catalog.jsonb_typeof(coalesce(trying OPERATOR(pg_catalog.->) 'crashes', '0')) OPERATOR(pg_catalog.=) 'number'
+        AND pg_catalog.jsonb_typeof(coalesce(trying OPERATOR(pg_catalog.->) 'attempts', '0')) OPERATOR(pg_catalog.=) 'number')
 ) WITH (fillfactor = 50);
 CREATE UNIQUE INDEX IF NOT EXISTS schedules_by_name ON pgleases.schedules (group_name, name);
 CREATE INDEX IF NOT EXISTS schedules_by_due ON pgleases.schedules (group_name, partition, due);
@@ -108,7 +134,12 @@ CREATE TABLE IF NOT EXISTS pgleases.jobs (
     revision    bigint NOT NULL DEFAULT 1,
     blocked_reason pg_catalog.text,
     blocked_since pg_catalog.timestamptz,
-    nonce       pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid()
+    nonce       pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid(),
+    CONSTRAINT jobs_times CHECK (least(at, due) OPERATOR(pg_catalog.>=) '0001-01-01 00:00:00+00'::pg_catalog.timestamptz
+        AND at OPERATOR(pg_catalog.<) '10000-01-01 00:00:00+00'::pg_catalog.timestamptz),
+    CONSTRAINT jobs_trying CHECK (pg_catalog.jsonb_typeof(trying) OPERATOR(pg_catalog.=) 'object'
+        AND pg_catalog.jsonb_typeof(coalesce(trying OPERATOR(pg_catalog.->) 'crashes', '0')) OPERATOR(pg_catalog.=) 'number'
+        AND pg_catalog.jsonb_typeof(coalesce(trying OPERATOR(pg_catalog.->) 'attempts', '0')) OPERATOR(pg_catalog.=) 'number')
 ) WITH (fillfactor = 80);
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_by_unique_key ON pgleases.jobs (group_name, kind, unique_key) WHERE unique_key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS jobs_by_due ON pgleases.jobs (group_name, partition, priority, due);
@@ -264,12 +295,12 @@ SELECT s.group_name,
                (SELECT pg_catalog.concat('by ', q.actor, ': ', q.reason) FROM pgleases.schedule_changes AS q
                 WHERE q.schedule OPERATOR(pg_catalog.=) s.id AND q.at OPERATOR(pg_catalog.>=) s.paused_at
                     AND q.verb OPERATOR(pg_catalog.=) 'pause' ORDER BY q.id DESC LIMIT 1),
-               CASE WHEN s.failures OPERATOR(pg_catalog.>=) nullif((s.policy OPERATOR(pg_catalog.->>) 'pause_after')::int, 0)
+               CASE WHEN s.failures OPERATOR(pg_catalog.>=) nullif(pg_catalog.substring(s.policy OPERATOR(pg_catalog.->>) 'pause_after', '^[0-9]{1,9}$')::int, 0)
                     THEN pg_catalog.format('%s consecutive ticks failed', s.failures) END)
            WHEN 'blocked' THEN s.blocked_reason
            WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, pg_catalog.to_char(pg_catalog.timezone('UTC', s.due), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
            WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner'
-               WHEN s.due OPERATOR(pg_catalog.+) interval '10 seconds' OPERATOR(pg_catalog.<) pgleases.schedule_clock() THEN 'its owner is busy, or it waits for a run of its key or for the limit of its kind' END
+               WHEN s.due OPERATOR(pg_catalog.<) (pgleases.schedule_clock() OPERATOR(pg_catalog.-) interval '10 seconds') THEN 'its owner is busy, or it waits for a run of its key or for the limit of its kind' END
        END AS why,
        s.succeeded,
        (SELECT h.outcome FROM pgleases.history AS h
@@ -280,9 +311,9 @@ SELECT s.group_name,
        s.ran_until,
        s.due,
        CASE WHEN e.state OPERATOR(pg_catalog.=) 'paused' THEN NULL
-            WHEN s.blocked_reason IS NOT NULL THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) s.blocked_since
-            WHEN s.trying IS NOT NULL THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) (s.trying OPERATOR(pg_catalog.->>) 'at')::pg_catalog.timestamptz
-            WHEN s.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) s.due
+            WHEN s.blocked_reason IS NOT NULL THEN pgleases.schedule_since(s.blocked_since)
+            WHEN s.trying IS NOT NULL THEN pgleases.schedule_since(pgleases.schedule_instant(s.trying OPERATOR(pg_catalog.->>) 'at'))
+            WHEN s.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN pgleases.schedule_since(s.due)
        END AS lateness,
        s.failures,
        t.attempts,
@@ -303,7 +334,7 @@ SELECT s.group_name,
        s.policy,
        s.id,
        CASE WHEN r.backend IS NOT NULL THEN (SELECT a.xact_start FROM pg_catalog.pg_stat_get_activity(r.backend) AS a)
-            WHEN e.state OPERATOR(pg_catalog.=) 'running' THEN (s.trying OPERATOR(pg_catalog.->>) 'started')::pg_catalog.timestamptz END AS started_at
+            WHEN e.state OPERATOR(pg_catalog.=) 'running' THEN pgleases.schedule_instant(s.trying OPERATOR(pg_catalog.->>) 'started') END AS started_at
 FROM pgleases.schedules AS s
 LEFT JOIN pgleases.partitions AS p ON p.lease OPERATOR(pg_catalog.=) ('schedule/' OPERATOR(pg_catalog.||) s.group_name)
     AND p.partition OPERATOR(pg_catalog.=) s.partition
@@ -312,13 +343,13 @@ CROSS JOIN LATERAL (
     SELECT CASE WHEN p.owner IS NOT NULL THEN p.owner_id END AS owner
 ) AS o
 CROSS JOIN LATERAL (
-    SELECT coalesce((s.trying OPERATOR(pg_catalog.->>) 'attempts')::int, 0) AS attempts,
-           coalesce((s.trying OPERATOR(pg_catalog.->>) 'crashes')::int, 0) AS crashes
+    SELECT coalesce(pg_catalog.substring(s.trying OPERATOR(pg_catalog.->>) 'attempts', '^[0-9]{1,9}$')::int, 0) AS attempts,
+           coalesce(pg_catalog.substring(s.trying OPERATOR(pg_catalog.->>) 'crashes', '^[0-9]{1,9}$')::int, 0) AS crashes
 ) AS t
 CROSS JOIN LATERAL (
     SELECT CASE WHEN r.backend IS NOT NULL THEN 'running'
                 WHEN o.owner IS NOT NULL AND (s.trying OPERATOR(pg_catalog.->>) 'run') OPERATOR(pg_catalog.<>) ''
-                     AND (s.trying OPERATOR(pg_catalog.->>) 'called')::bigint OPERATOR(pg_catalog.=) p.epoch THEN 'running'
+                     AND pg_catalog.substring(s.trying OPERATOR(pg_catalog.->>) 'called', '^[0-9]{1,18}$')::bigint OPERATOR(pg_catalog.=) p.epoch THEN 'running'
                 WHEN s.paused_at IS NOT NULL THEN 'paused'
                 WHEN s.blocked_reason IS NOT NULL THEN 'blocked'
                 WHEN s.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN 'due'
@@ -371,12 +402,12 @@ SELECT j.id,
            WHEN 'blocked' THEN j.blocked_reason
            WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, pg_catalog.to_char(pg_catalog.timezone('UTC', j.due), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
            WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner'
-               WHEN j.due OPERATOR(pg_catalog.+) interval '10 seconds' OPERATOR(pg_catalog.<) pgleases.schedule_clock() THEN 'its owner is busy, or it waits for a run of its key or for the limit of its kind' END
+               WHEN j.due OPERATOR(pg_catalog.<) (pgleases.schedule_clock() OPERATOR(pg_catalog.-) interval '10 seconds') THEN 'its owner is busy, or it waits for a run of its key or for the limit of its kind' END
        END AS why,
        j.at,
        j.due,
-       CASE WHEN j.blocked_reason IS NOT NULL THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) j.blocked_since
-            WHEN j.trying IS NOT NULL OR j.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) j.at
+       CASE WHEN j.blocked_reason IS NOT NULL THEN pgleases.schedule_since(j.blocked_since)
+            WHEN j.trying IS NOT NULL OR j.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN pgleases.schedule_since(j.at)
        END AS lateness,
        t.attempts,
        t.crashes,
@@ -388,7 +419,7 @@ SELECT j.id,
        j.begins,
        j.args,
        CASE WHEN r.backend IS NOT NULL THEN (SELECT a.xact_start FROM pg_catalog.pg_stat_get_activity(r.backend) AS a)
-            WHEN e.state OPERATOR(pg_catalog.=) 'running' THEN (j.trying OPERATOR(pg_catalog.->>) 'started')::pg_catalog.timestamptz END AS started_at
+            WHEN e.state OPERATOR(pg_catalog.=) 'running' THEN pgleases.schedule_instant(j.trying OPERATOR(pg_catalog.->>) 'started') END AS started_at
 FROM pgleases.jobs AS j
 LEFT JOIN pgleases.partitions AS p ON p.lease OPERATOR(pg_catalog.=) ('schedule/' OPERATOR(pg_catalog.||) j.group_name)
     AND p.partition OPERATOR(pg_catalog.=) j.partition
@@ -397,13 +428,13 @@ CROSS JOIN LATERAL (
     SELECT CASE WHEN p.owner IS NOT NULL THEN p.owner_id END AS owner
 ) AS o
 CROSS JOIN LATERAL (
-    SELECT coalesce((j.trying OPERATOR(pg_catalog.->>) 'attempts')::int, 0) AS attempts,
-           coalesce((j.trying OPERATOR(pg_catalog.->>) 'crashes')::int, 0) AS crashes
+    SELECT coalesce(pg_catalog.substring(j.trying OPERATOR(pg_catalog.->>) 'attempts', '^[0-9]{1,9}$')::int, 0) AS attempts,
+           coalesce(pg_catalog.substring(j.trying OPERATOR(pg_catalog.->>) 'crashes', '^[0-9]{1,9}$')::int, 0) AS crashes
 ) AS t
 CROSS JOIN LATERAL (
     SELECT CASE WHEN r.backend IS NOT NULL THEN 'running'
                 WHEN o.owner IS NOT NULL AND (j.trying OPERATOR(pg_catalog.->>) 'run') OPERATOR(pg_catalog.<>) ''
-                     AND (j.trying OPERATOR(pg_catalog.->>) 'called')::bigint OPERATOR(pg_catalog.=) p.epoch THEN 'running'
+                     AND pg_catalog.substring(j.trying OPERATOR(pg_catalog.->>) 'called', '^[0-9]{1,18}$')::bigint OPERATOR(pg_catalog.=) p.epoch THEN 'running'
                 WHEN j.blocked_reason IS NOT NULL THEN 'blocked'
                 WHEN j.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN 'due'
                 WHEN j.trying IS NOT NULL THEN 'retrying'

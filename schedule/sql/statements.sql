@@ -37,6 +37,9 @@ SELECT more, oldest::pg_catalog.text
 FROM pgleases.schedule_block($1::pg_catalog.text, $2::int, $3::bigint, $4::pg_catalog.text, $5::pg_catalog.text[], $6::pg_catalog.text[], $7::bigint,
     $8::bigint, $9::bigint, $10::int, $11::int);
 
+-- setaside: blocks a schedule or job whose row cannot be read.
+SELECT pgleases.schedule_set_aside($1::bigint, $2::boolean, $3::pg_catalog.text, $4::bigint, $5::bigint)::pg_catalog.text;
+
 -- begin: records that an owner runs something; whether the previous owner crashed.
 SELECT pgleases.schedule_begin($1::pg_catalog.text, $2::int, $3::bigint, $4::pg_catalog.text, $5::int);
 

@@ -72,10 +72,10 @@ BEGIN
         pgleases.guard(p_lease, p_partition, p_epoch);
     UPDATE pgleases.schedules AS s -- schedules before jobs, as everywhere
     SET trying = s.trying || jsonb_build_object('crashes', (s.trying ->> 'crashes')::int - 1, 'epoch', 0)
-    WHERE s.id = ANY (p_counted) AND (s.trying ->> 'epoch')::bigint = p_epoch;
+    WHERE s.id = ANY (p_counted) AND substring(s.trying ->> 'epoch', '^[0-9]{1,18}$')::bigint = p_epoch;
     UPDATE pgleases.jobs AS j
     SET trying = j.trying || jsonb_build_object('crashes', (j.trying ->> 'crashes')::int - 1, 'epoch', 0)
-    WHERE j.id = ANY (p_counted_jobs) AND (j.trying ->> 'epoch')::bigint = p_epoch;
+    WHERE j.id = ANY (p_counted_jobs) AND substring(j.trying ->> 'epoch', '^[0-9]{1,18}$')::bigint = p_epoch;
     UPDATE pgleases.schedule_owners AS o SET closed = p_epoch WHERE o.group_name = p_group AND o.partition = p_partition AND o.opened = p_epoch;
 END
 $pgleases_body$;

@@ -39,7 +39,7 @@ BEGIN
     END IF;
     clock_us := (extract(epoch FROM now) * 1000000)::bigint;
     SELECT array_agg(f.id), array_agg(f.job), array_agg(f.priority), array_agg(f.partition), array_agg(f.key), array_agg(f.kind),
-        array_agg((extract(epoch FROM f.due) * 1000000)::bigint), array_agg(coalesce((f.trying ->> 'crashes')::int, 0))
+        array_agg((extract(epoch FROM greatest(f.due, '0001-01-01 00:00+00')) * 1000000)::bigint), array_agg(coalesce(substring(f.trying ->> 'crashes', '^[0-9]{1,9}$')::int, 0))
     INTO id, job, priority, partition, key, kind, due_us, crashes
     FROM (
         SELECT t.* FROM (
@@ -49,7 +49,7 @@ BEGIN
                 (SELECT s.id, false AS job, 1 AS priority, s.key, s.kind, s.due, s.trying FROM pgleases.schedules AS s
                 WHERE s.group_name = p_group AND s.partition = p.partition AND s.due <= until AND s.key <> ALL (p_without_keys) AND s.kind <> ALL (p_without_kinds)
                   -- behind an old snapshot, the index has many dead entries before this time
-                  AND s.due > CASE WHEN p.partition = ANY (p_fresh) THEN '-infinity' ELSE since - p.further_us * interval '1 microsecond' END
+                  AND s.due >= CASE WHEN p.partition = ANY (p_fresh) THEN '-infinity' ELSE since - p.further_us * interval '1 microsecond' END
                 ORDER BY s.due LIMIT p.most)
                 UNION ALL
                 SELECT b.* FROM generate_series(0, 3) AS band (priority)
@@ -57,7 +57,7 @@ BEGIN
                     SELECT j.id, true, j.priority, j.key, j.kind, j.due, j.trying FROM pgleases.jobs AS j
                     WHERE j.group_name = p_group AND j.partition = p.partition AND j.priority = band.priority AND j.due <= until
                         AND j.key <> ALL (p_without_keys) AND j.kind <> ALL (p_without_kinds)
-                      AND j.due > CASE WHEN p.partition = ANY (p_fresh) THEN '-infinity' ELSE since - p.further_us * interval '1 microsecond' END
+                      AND j.due >= CASE WHEN p.partition = ANY (p_fresh) THEN '-infinity' ELSE since - p.further_us * interval '1 microsecond' END
                     ORDER BY j.due LIMIT p.most
                 ) AS b
             ) AS d
@@ -95,7 +95,7 @@ BEGIN
     WITH blocked_schedules AS (
         UPDATE pgleases.schedules AS s
         SET blocked_reason = p_reasons[array_position(p_kinds, s.kind)], blocked_since = coalesce(s.blocked_since, now),
-            due = now + least(greatest(least_, now - coalesce(s.blocked_since, now)), longest)
+            due = now + least(greatest(least_, pgleases.schedule_since(s.blocked_since)), longest)
         WHERE s.id IN (SELECT w.id FROM pgleases.schedules AS w
                        WHERE w.group_name = p_group AND w.partition = p_number AND w.due <= until AND w.kind = ANY (p_kinds) AND w.paused_at IS NULL
                        LIMIT p_most FOR NO KEY UPDATE SKIP LOCKED)
@@ -103,7 +103,7 @@ BEGIN
     ), blocked_jobs AS (
         UPDATE pgleases.jobs AS j
         SET blocked_reason = p_reasons[array_position(p_kinds, j.kind)], blocked_since = coalesce(j.blocked_since, now),
-            due = now + least(greatest(least_, now - coalesce(j.blocked_since, now)), longest)
+            due = now + least(greatest(least_, pgleases.schedule_since(j.blocked_since)), longest)
         WHERE j.id IN (SELECT w.id FROM pgleases.jobs AS w
                        WHERE w.group_name = p_group AND w.partition = p_number AND w.due <= until AND w.kind = ANY (p_kinds)
                        LIMIT p_most FOR NO KEY UPDATE SKIP LOCKED)
@@ -115,5 +115,31 @@ BEGIN
         SELECT jsonb_agg(to_jsonb(o) || jsonb_build_object('since', o.blocked_since, 'waited', extract(epoch FROM now - o.blocked_since)))
         FROM (SELECT DISTINCT ON (b.kind) b.* FROM blocked AS b ORDER BY b.kind, b.blocked_since) AS o
     ) INTO more, oldest;
+END
+$pgleases_body$;
+
+-- Blocks a schedule or a job whose row the process cannot read. It is due again after as long as it
+-- has been blocked. All else in the row stays.
+--   p_subject: the id of the schedule or job
+--   p_is_job: true for a job
+--   p_reason: the reason
+--   p_least_ms: due again after this time at least, milliseconds
+--   p_longest_ms: and at most
+CREATE OR REPLACE FUNCTION pgleases.schedule_set_aside(p_subject bigint, p_is_job boolean, p_reason pg_catalog.text, p_least_ms bigint, p_longest_ms bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    now     CONSTANT timestamptz := pgleases.schedule_clock();
+    least_  CONSTANT interval := p_least_ms * interval '1 millisecond';
+    longest CONSTANT interval := p_longest_ms * interval '1 millisecond';
+BEGIN
+    IF p_is_job THEN
+        UPDATE pgleases.jobs AS j SET blocked_reason = p_reason, blocked_since = coalesce(j.blocked_since, now),
+            due = now + least(greatest(least_, pgleases.schedule_since(j.blocked_since)), longest)
+        WHERE j.id = p_subject;
+    ELSE
+        UPDATE pgleases.schedules AS s SET blocked_reason = p_reason, blocked_since = coalesce(s.blocked_since, now),
+            due = now + least(greatest(least_, pgleases.schedule_since(s.blocked_since)), longest)
+        WHERE s.id = p_subject AND s.paused_at IS NULL;
+    END IF;
 END
 $pgleases_body$;

@@ -84,7 +84,7 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_status_json(p_status pg_catalog.jso
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     RETURN p_status || jsonb_build_object('due', nullif(p_status ->> 'due', 'infinity'),
-        'late_ns', CASE WHEN p_lateness IS NOT NULL THEN (extract(epoch FROM least(p_lateness, interval '106751 days')) * 1000000000)::bigint END);
+        'late_ns', CASE WHEN p_lateness IS NOT NULL THEN (extract(epoch FROM greatest(least(p_lateness, interval '106751 days'), interval '-106751 days')) * 1000000000)::bigint END);
 END
 $pgleases_body$;
 

@@ -1,0 +1,87 @@
+package schedule_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// illRows are what a row may have that no process can read, by the table.
+var illRows = map[string][]string{
+	"schedules": {
+		`trying = '{"crashes": "x"}'`, `trying = '{"again": 5}'`, `trying = '[]'`, `policy = '{"missed": "what"}'`, `policy = '[1]'`,
+		`cursor = 'infinity'`, `cursor = '294276-01-01'`, `cursor = '4713-01-01 BC'`, `anchor = 'infinity'`,
+	},
+	"jobs": {
+		`trying = '{"attempts": "x"}'`, `trying = '{"crashes": 1e99}'`, `trying = '[]'`, `at = 'infinity'`, `at = '294276-01-01'`, `at = '4713-01-01 BC'`,
+	},
+}
+
+// Rows that cannot be read are blocked, and named as such. All others run, are listed, and start.
+func TestRowsThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	db := newFreshDatabase(t)
+	declare := func(w *worker) *schedule.Kind[args] {
+		k := schedule.InTx(w.Scheduler, "k", effect)
+		for n := range illRows["schedules"] {
+			testkit.OK(t, k.Add(fmt.Sprintf("ill %d", n), args{}, hourly))
+		}
+		testkit.OK(t, k.Add("well", args{}, hourly))
+		return k
+	}
+	first := newWorker(db)
+	k := declare(first)
+	first.run()
+	first.has("well")
+	var jobs []int64
+	for range illRows["jobs"] {
+		jobs = append(jobs, testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithDelay(time.Minute)))(t))
+	}
+	first.end()
+	// as of a newer version, whose tables allow it
+	db.exec(`ALTER TABLE pgleases.schedules DROP CONSTRAINT schedules_times, DROP CONSTRAINT schedules_trying;
+		ALTER TABLE pgleases.jobs DROP CONSTRAINT jobs_times, DROP CONSTRAINT jobs_trying`)
+	for n, set := range illRows["schedules"] {
+		db.exec(fmt.Sprintf("UPDATE pgleases.schedules SET %s WHERE name = 'ill %d'", set, n))
+	}
+	for n, set := range illRows["jobs"] {
+		db.exec(fmt.Sprintf("UPDATE pgleases.jobs SET %s WHERE id = %d", set, jobs[n]))
+	}
+	db.setClock(midnight.Add(time.Hour))
+	w := newWorker(db)
+	declare(w)
+	w.run()
+	testkit.Until(t, "the readable schedule runs", func() bool { return slices.Contains(db.effects(), "well") })
+	for n, set := range illRows["schedules"] {
+		testkit.Until(t, "blocked with "+set, func() bool {
+			return one[string](db, "SELECT coalesce(blocked_reason, '') FROM pgleases.schedules WHERE name = $1", fmt.Sprintf("ill %d", n)) != ""
+		})
+	}
+	for n, set := range illRows["jobs"] {
+		testkit.Until(t, "blocked with "+set, func() bool {
+			return one[string](db, "SELECT coalesce(blocked_reason, '') FROM pgleases.jobs WHERE id = $1", jobs[n]) != ""
+		})
+	}
+	blocked := 0
+	for s, err := range w.List(t.Context(), schedule.ScheduleFilter{}) {
+		testkit.OK(t, err)
+		if s.State == schedule.StateBlocked && strings.Contains(s.Why, "its row cannot be read") && strings.HasPrefix(s.Name, "ill ") {
+			blocked++
+		}
+	}
+	expect(t, blocked, len(illRows["schedules"]), "schedules that are listed as blocked")
+	blocked = 0
+	for j, err := range w.Jobs(t.Context(), schedule.JobFilter{}) {
+		testkit.OK(t, err)
+		if j.State == schedule.StateBlocked && strings.Contains(j.Why, "its row cannot be read") {
+			blocked++
+		}
+	}
+	expect(t, blocked, len(illRows["jobs"]), "jobs that are listed as blocked")
+	expect(t, slices.Compact(db.effects())[0], "well", "effects")
+}
