@@ -147,6 +147,10 @@ func (w *world) executed(client, op string, answer any) {
 		if a.CheckDueIn >= 0 {
 			w.calls["check"]++ // it was due
 		}
+	case store.Applied:
+		if !a.Applied {
+			w.calls["overtaken"]++
+		}
 	case []store.LeaseSnapshot:
 		w.about[op] += len(a)
 	case []store.LeaseRead:

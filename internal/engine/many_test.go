@@ -177,6 +177,38 @@ func TestLeaveOfOneLeasePlansNoOther(t *testing.T) {
 	})
 }
 
+// Statements that take long, as on a busy server: between the read of a plan of all leases and its
+// last statement, some of the leases have always changed. The plan goes on without these.
+func TestStartOfManyClientsWastesFewPlans(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		const clients, leases = 15, 60
+		var procs []*proc
+		for i := range clients {
+			procs = append(procs, w.start(fmt.Sprint("c", i)))
+		}
+		w.inject(func(_, op string) (fault, bool) {
+			switch op {
+			case "join":
+				return fault{before: w.span(50*time.Millisecond, 200*time.Millisecond)}, true
+			case "snapshot":
+				return fault{after: w.span(100*time.Millisecond, 400*time.Millisecond)}, true
+			case "apply", "release", "read":
+				return fault{before: w.span(100*time.Millisecond, 200*time.Millisecond)}, true
+			}
+			return fault{}, false
+		})
+		joined := w.joinMany(leases, procs...)
+		w.within(5*time.Second, "shares are even", func() bool {
+			return !slices.ContainsFunc(joined, func(l []*Lease) bool { return ownedOf(l) != leases/clients })
+		})
+		planned, plans, wasted := w.leases("snapshot"), w.count("apply"), w.count("overtaken")
+		if planned > 5*clients*leases || wasted > plans/2 {
+			t.Errorf("for %d joins, %d leases were planned, and of %d plans %d were overtaken", clients*leases, planned, plans, wasted)
+		}
+		t.Logf("%d leases planned, %d of %d plans overtaken, after %v", planned, wasted, plans, time.Since(w.began))
+	})
+}
+
 // The others make the plans that are to balance what it has left.
 func TestCloseAfterManyLeavesWaitsForNoPlan(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {

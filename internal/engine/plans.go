@@ -129,12 +129,13 @@ func (d *dueTimes) until(now time.Time) (names []string) {
 
 // A planning is a plan of leases, from their claim to its last move. If one statement cannot write
 // all moves, more statements follow, without another read. If another client has changed a lease
-// since, a statement writes no move.
+// since the read, the plan goes on without that lease.
 type planning struct {
 	names     []string // that need it
 	unclaimed []string // to be claimed first
 	claimed   []string // by this client
 	alone     bool     // it leaves out leases that share a member with these: another plan is due
+	overtaken []string // of the claimed leases: they have changed, and need another plan
 	read      []store.LeaseSnapshot
 	moves     []store.Move // not applied yet
 
@@ -174,9 +175,9 @@ func (ps *plans) begin(longest time.Duration, now time.Time) *planning {
 }
 
 const (
-	// overtaken is how long the client repeats a plan that another join overtakes. A plan that takes
+	// overtakenFor is how long the client repeats a plan that another join overtakes. A plan that takes
 	// longer waits until fewer joins arrive.
-	overtaken = 100 * time.Millisecond
+	overtakenFor = 100 * time.Millisecond
 	// stalled is when another plan is due for leases whose plan a client has under way and does not
 	// continue.
 	stalled = time.Second
@@ -195,8 +196,8 @@ type portion struct {
 }
 
 // proceed claims, reads and plans leases, if that is not done yet, and applies the next batch of
-// moves. It also returns how long that statement took; 0: it was not sent. A plan that a change
-// overtook is made again.
+// moves. It also returns how long that statement took; 0: it was not sent. A plan is made again if
+// all of its leases have changed.
 func (p *planning) proceed(
 	ctx context.Context, c Conn, plan func([]store.LeaseSnapshot) []store.Move, n portion,
 ) (applied store.Applied, took time.Duration, err error) {
@@ -220,12 +221,12 @@ func (p *planning) proceed(
 		took = time.Since(applying)
 		if err == nil && applied.Applied {
 			p.moved(applied, len(moves))
+			p.dropOvertaken()
 			return applied, took, nil
 		}
-		p.claimEnds = p.claimedAt.Add(claimLasts(p.read) + 10*time.Millisecond) // the two clocks may differ
+		p.claimEnds = p.claimOver()
 		p.read, p.moves = nil, nil
-		alone = alone || p.many // of many leases, one always changes while others join
-		if err != nil || applied.Unaccepted || attempt == 3 || time.Since(began) > overtaken {
+		if err != nil || applied.Unaccepted || attempt == 3 || time.Since(began) > overtakenFor {
 			return applied, took, err
 		}
 		select {
@@ -241,6 +242,33 @@ func (p *planning) moved(applied store.Applied, n int) {
 	p.moves = p.moves[n:]
 	p.changed = p.changed || applied.Asked+applied.Given > 0
 	p.leftOver = p.leftOver || applied.LeftOver > 0
+}
+
+// dropOvertaken removes leases that have changed since they were read. They were to be balanced
+// together with the others, so another plan of all is due.
+func (p *planning) dropOvertaken() {
+	is := make(map[string]bool)
+	for _, r := range p.read {
+		if r.Overtaken {
+			is[r.Name] = true
+		}
+	}
+	if len(is) == 0 {
+		return
+	}
+	p.alone, p.claimEnds = true, p.claimOver()
+	p.read = slices.DeleteFunc(p.read, func(r store.LeaseSnapshot) bool { return r.Overtaken })
+	p.moves = slices.DeleteFunc(p.moves, func(m store.Move) bool { return is[m.Lease] })
+	for _, name := range p.claimed {
+		if is[name] {
+			p.overtaken = append(p.overtaken, name)
+		}
+	}
+}
+
+// claimOver returns when the claim is over, also for a server whose clock differs a little.
+func (p *planning) claimOver() time.Time {
+	return p.claimedAt.Add(claimLasts(p.read) + 10*time.Millisecond)
 }
 
 func (p *planning) claim(ctx context.Context, c Conn) error {
@@ -315,6 +343,9 @@ func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n port
 		ps.request(later(now.Add(busyRetry), p.claimEnds), p.names...)
 	default:
 		ps.underWay, ps.retryIn = nil, busyRetry
+		if !ends {
+			ps.request(later(now.Add(busyRetry), p.claimEnds), p.overtaken...)
+		}
 		if p.leftOver && !p.changed { // guarded transactions are open on all partitions that it had to move
 			ps.retryIn = 2 * p.retryIn
 		}

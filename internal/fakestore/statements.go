@@ -699,11 +699,14 @@ func (c *Conn) Apply(ctx context.Context, read []store.LeaseSnapshot, moves []st
 			return answer, false
 		}
 		planned := make(map[string]bool)
-		for _, p := range read {
-			if l, known := t.Leases[p.Name]; !known || l.Generation != p.Generation {
-				return answer, false
-			}
-			planned[p.Name] = true
+		for i, p := range read {
+			l, known := t.Leases[p.Name]
+			planned[p.Name] = known && l.Generation == p.Generation
+			read[i].Overtaken = !planned[p.Name]
+			answer.Applied = answer.Applied || planned[p.Name]
+		}
+		if !answer.Applied && len(read) > 0 {
+			return answer, false
 		}
 		answer.Applied = true
 		live := func(lease string, session int64) bool { return planned[lease] && t.live(lease, session) }
@@ -716,7 +719,7 @@ func (c *Conn) Apply(ctx context.Context, read []store.LeaseSnapshot, moves []st
 				target = t.Clients[m.Target]
 			}
 			switch {
-			case row == nil || target.Session != m.Target: // no partition moves to a session that is not a member
+			case !planned[m.Lease] || row == nil || target.Session != m.Target: // no partition moves to a session that is not a member
 			case live(m.Lease, row.Owner):
 				row.Target = target.Session
 				answer.Asked++
@@ -750,11 +753,13 @@ func (c *Conn) Apply(ctx context.Context, read []store.LeaseSnapshot, moves []st
 				l.Generation++
 				read[i].Generation++
 			}
-			if l.NextCheckAt == Ever && !changed[name] && !leftOver[name] {
+			if !planned[name] || l.NextCheckAt == Ever && !changed[name] && !leftOver[name] {
 				continue
 			}
 			l.PlannedAt, l.NextCheckAt = clock, Ever
 			switch {
+			case slices.ContainsFunc(read, func(p store.LeaseSnapshot) bool { return p.Overtaken }):
+				l.NextCheckAt = clock + second
 			case again >= 0:
 				l.NextCheckAt = clock + again.Microseconds()
 			case leftOver[name]:

@@ -168,7 +168,11 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 					moves = append(moves, Move{Lease: k.lease, Partition: k.number, Target: draw(p, "target", append([]int64{0}, sessions...))})
 				}
 				again := draw(p, "again", []time.Duration{NotAgain, NotAgain, 0, time.Second})
-				p.same("apply", func(c engine.Conn) (any, error) { return c.Apply(f.ctx, slices.Clone(read), moves, again) })
+				p.same("apply", func(c engine.Conn) (any, error) {
+					read := slices.Clone(read)
+					applied, err := c.Apply(f.ctx, read, moves, again)
+					return fmt.Sprintf("%+v of %+v", applied, read), err
+				})
 			},
 			"override": func(*rapid.T) {
 				w, to := p.override()

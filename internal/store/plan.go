@@ -47,6 +47,8 @@ type LeaseSnapshot struct {
 	// gets the partition back when it returns.
 	Owners, Targets        []int64
 	OwnerIDs, PreferredIDs []string
+
+	Overtaken bool // set by Apply: the lease had changed since, and nothing of it was written
 }
 
 // A Move gives a partition a new target; 0: no session.
@@ -58,7 +60,7 @@ type Move struct {
 
 // An Applied is the answer to a plan.
 type Applied struct {
-	Applied    bool // false: a lease had changed since the plan read it, or the server is not accepted, and no row was written
+	Applied    bool // false: all leases had changed since the plan read them, or the server is not accepted, and no row was written
 	Unaccepted bool // false because the server is not accepted
 	Asked      int  // partitions that their owners are asked to hand over
 	Given      int  // partitions given to their targets
@@ -167,10 +169,11 @@ func (r snapshotRow) snapshot() (LeaseSnapshot, error) {
 // NotAgain means that no other plan is due, except in 50 ms for moves that are left over.
 const NotAgain = -50 * time.Millisecond
 
-// Apply writes moves of a plan if all its leases are as they were read; otherwise it writes no row.
-// Afterwards read has the leases' new generations, so that more of the plan's moves can follow.
-// Another plan is due after the time again, at most 1 s. If again is negative, a plan is due only
-// for leases with moves left over, after -again. See apply.sql.
+// Apply writes moves of a plan, for those of its leases that are as they were read. Afterwards read
+// says which leases were overtaken, and has the new generations of the others, so that more of the
+// plan's moves can follow. Another plan is due after the time again, at most 1 s. If again is
+// negative, a plan is due only for leases with moves left over, after -again; but if a lease was
+// overtaken, for all after 1 s. See apply.sql.
 func (c *Conn) Apply(ctx context.Context, read []LeaseSnapshot, moves []Move, again time.Duration) (Applied, error) {
 	names, generations := make([]string, len(read)), make([]int64, len(read))
 	for i, l := range read {
@@ -179,20 +182,27 @@ func (c *Conn) Apply(ctx context.Context, read []LeaseSnapshot, moves []Move, ag
 	runs := runsOf(moves)
 	type row struct {
 		Applied
-		Moved []string // leases whose generation it raised
+		Overtaken []string
+		Moved     []string // leases whose generation it raised
 	}
 	got, err := notifying[row](ctx, c, c.statements.Apply,
 		names, generations, runs.successorLeases, runs.successors, runs.leases, runs.firsts, runs.lasts, runs.moves, c.lockWait, again.Microseconds())
-	moved := make(map[string]bool, len(got.Moved))
-	for _, name := range got.Moved {
-		moved[name] = true
-	}
+	overtaken, moved := setOf(got.Overtaken), setOf(got.Moved)
 	for i := range read {
+		read[i].Overtaken = overtaken[read[i].Name]
 		if moved[read[i].Name] {
 			read[i].Generation++
 		}
 	}
 	return got.Applied, err
+}
+
+func setOf(names []string) map[string]bool {
+	set := make(map[string]bool, len(names))
+	for _, name := range names {
+		set[name] = true
+	}
+	return set
 }
 
 // runs are moves in the format of apply.sql.

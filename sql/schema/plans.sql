@@ -68,12 +68,12 @@ $pgleases_body$;
 CREATE OR REPLACE FUNCTION pgleases.apply(
     names pg_catalog.text[], generations bigint[], successor_leases pg_catalog.text[], successors bigint[],
     leases pg_catalog.text[], firsts int[], lasts int[], moves int[], lock_ms int, again bigint, channel pg_catalog.text,
-    OUT applied boolean, OUT unaccepted boolean, OUT asked int, OUT given int, OUT left_over int, OUT moved pg_catalog.text[])
+    OUT applied boolean, OUT unaccepted boolean, OUT asked int, OUT given int, OUT left_over int, OUT overtaken pg_catalog.text[], OUT moved pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
     successor_ids text[];
-    unchanged int;
+    unchanged text[]; -- the leases that are as the plan read them: only these are written
     lowest bigint; -- epoch
     late text[] := '{}';
     concerned bigint[] := '{}'; -- sessions to notify
@@ -88,12 +88,12 @@ BEGIN
     given := 0;
     left_over := 0;
     moved := '{}';
-    PERFORM FROM (SELECT r.name, r.generation FROM unnest($1, $2) AS r (name, generation) ORDER BY r.name COLLATE "C") AS r
-    CROSS JOIN LATERAL (SELECT FROM pgleases.leases AS l WHERE l.name = r.name AND l.generation = r.generation FOR UPDATE) AS l;
-    GET DIAGNOSTICS unchanged = ROW_COUNT;
+    unchanged := ARRAY(SELECT l.name FROM (SELECT r.name, r.generation FROM unnest($1, $2) AS r (name, generation) ORDER BY r.name COLLATE "C") AS r
+                       CROSS JOIN LATERAL (SELECT l.name FROM pgleases.leases AS l WHERE l.name = r.name AND l.generation = r.generation FOR UPDATE) AS l);
+    overtaken := ARRAY(SELECT n FROM unnest($1) AS n WHERE n NOT IN (SELECT u FROM unnest(unchanged) AS u));
     SELECT pgleases.first_epoch(s.generation) INTO lowest FROM pgleases.server AS s
-    WHERE s.accepted_timeline = pgleases.timeline() AND unchanged = cardinality($1);
-    IF NOT FOUND THEN -- a lease has changed, or the server is not accepted
+    WHERE s.accepted_timeline = pgleases.timeline() AND (cardinality(unchanged) > 0 OR cardinality($1) = 0);
+    IF NOT FOUND THEN -- all leases have changed, or the server is not accepted
         unaccepted := NOT EXISTS (SELECT FROM pgleases.server AS s WHERE s.accepted_timeline = pgleases.timeline());
         RETURN;
     END IF;
@@ -113,7 +113,7 @@ BEGIN
                    p.owner IS NOT NULL AND (p.lease, p.owner) IN (
                        SELECT m.lease, m.session FROM pgleases.members AS m
                        CROSS JOIN LATERAL (SELECT FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
-                       WHERE m.lease = ANY ($1)) AS kept
+                       WHERE m.lease = ANY (unchanged)) AS kept
             FROM (SELECT p.place, p.lease, p.owner, p.epoch, $8[r.before + p.partition - r.first + 1] AS successor
                   FROM (SELECT r.lease, r.first, r.last, sum(r.last - r.first + 1) OVER (ORDER BY r.number) - (r.last - r.first + 1) AS before
                         FROM unnest($5, $6, $7) WITH ORDINALITY AS r (lease, first, last, number)) AS r
@@ -122,7 +122,7 @@ BEGIN
                       WHERE p.lease = r.lease AND p.partition BETWEEN r.first AND r.last
                       OFFSET 0
                   ) AS p
-                  WHERE (r.lease IN (SELECT n FROM unnest($1) AS n)) IS TRUE) AS p
+                  WHERE (r.lease IN (SELECT n FROM unnest(unchanged) AS n)) IS TRUE) AS p
             WHERE p.successor > 0 AND ($4[p.successor] = 0 OR successor_ids[p.successor] IS NOT NULL)
         ), asked AS ( -- an UPDATE of these columns does not wait for a guard's lock
             UPDATE pgleases.partitions AS p
@@ -167,7 +167,7 @@ BEGIN
                                 AND (p.owner IS NOT NULL OR (p.lease, p.owner_id) NOT IN ( -- the last owner released it, and is still a member
                                      SELECT m.lease, c.id FROM pgleases.members AS m
                                      CROSS JOIN LATERAL (SELECT c.id FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
-                                     WHERE m.lease = ANY ($1) AND m.weight > 0
+                                     WHERE m.lease = ANY (unchanged) AND m.weight > 0
                                        AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'drain' AND w.client = c.id)))
                                THEN p.owner_id
                                ELSE p.preferred_owner_id END,
@@ -203,10 +203,11 @@ BEGIN
     UPDATE pgleases.leases AS l
     SET generation = l.generation + CASE WHEN l.name IN (SELECT c.name FROM unnest(moved) AS c (name)) THEN 1 ELSE 0 END,
         planned_at = clock_timestamp(),
-        next_check_at = CASE WHEN $10 >= 0 THEN clock_timestamp() + $10 * interval '1 microsecond'
+        next_check_at = CASE WHEN cardinality(overtaken) > 0 THEN clock_timestamp() + interval '1 second'
+                             WHEN $10 >= 0 THEN clock_timestamp() + $10 * interval '1 microsecond'
                              WHEN l.name IN (SELECT c.name FROM unnest(late) AS c (name)) THEN clock_timestamp() - $10 * interval '1 microsecond'
                              ELSE 'infinity' END
-    WHERE l.name = ANY ($1) AND (l.next_check_at < 'infinity' OR l.name IN (SELECT c.name FROM unnest(moved || late) AS c (name)));
+    WHERE l.name = ANY (unchanged) AND (l.next_check_at < 'infinity' OR l.name IN (SELECT c.name FROM unnest(moved || late) AS c (name)));
     IF $11 <> '' AND cardinality(concerned) > 0 THEN
         PERFORM pg_notify($11, CASE WHEN cardinality(concerned) > 100 THEN 'all' ELSE array_to_string(concerned, ',') END);
     END IF;
