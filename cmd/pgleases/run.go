@@ -63,7 +63,7 @@ func newRun() *cobra.Command {
 		Short: "Run a program under a lease",
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch dash := cmd.ArgsLenAtDash(); {
-			case dash == 1 && len(args) > 1:
+			case dash == 1 && len(args) > 1, isBehindDashes(dash, args):
 				return nil
 			case dash == 0 || len(args) == 0:
 				return errors.New("the lease is missing: pgleases run LEASE -- PROGRAM")
@@ -75,6 +75,9 @@ func newRun() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.Lease, r.Program = args[0], args[1:]
+			if isBehindDashes(cmd.ArgsLenAtDash(), args) {
+				r.Program = args[2:]
+			}
 			if err := validate(&r, cmd.Flags().Changed); err != nil {
 				return err
 			}
@@ -104,6 +107,11 @@ func newRun() *cobra.Command {
 	flags.StringVar(&r.Status, "status-socket", "", "Unix socket that shows the owned partitions, their epochs and the trust deadline by HTTP")
 	flags.StringVar(&r.ID, "id", "", "client ID, unique among the live clients of the database, whatever their lease; one that outlives the process, such as HOST-LEASE, keeps partitions in place (default: random). A process ends an older one with its ID; with --once, --try or --wait it waits for the older one as for other clients")
 	return cmd
+}
+
+// isBehindDashes reports whether the lease stands between two --, as one that begins with a dash.
+func isBehindDashes(dash int, args []string) bool {
+	return dash == 0 && len(args) > 2 && args[1] == "--"
 }
 
 func validate(r *supervise.Config, given func(flag string) bool) error {

@@ -5,6 +5,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,6 +15,38 @@ import (
 )
 
 func TestMain(m *testing.M) { command.Main(m) }
+
+// Wrong arguments are reported without a database, which may be away for another reason.
+func TestRunChecksArgumentsWithoutADatabase(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 256)
+	for want, args := range map[string][]string{
+		`lease name "" is empty`:                  {""},
+		`lease name "a\xff" is not valid UTF-8`:   {"a\xff"},
+		`has 256 bytes: 1 to 255`:                 {long},
+		`client ID "xxxxxxxxxxxxxxxxxxxx"... has`: {"one", "--id", long, "--once"},
+		`client ID "a\xff" is not valid UTF-8`:    {"one", "--id", "a\xff", "--try"},
+		`lease "one": 0 partitions`:               {"one", "-n", "0"},
+		`lease "one": 65537 partitions`:           {"one", "-n", "65537"},
+		`TTL 11m0s is out of range`:               {"one", "--id", "a", "--wait", "1m", "--ttl", "11m"},
+		`schema name "" is empty`:                 {"one", "--id", "a", "--once", "--schema="},
+	} {
+		c := command.Run(t, []string{"DATABASE_URL=postgres://127.0.0.1:1/none"}, slices.Concat([]string{"run"}, args, []string{"--", "true"})...)
+		if code := c.ExitCode(); code != 125 || !strings.Contains(c.Printed(), want) {
+			t.Errorf("%q: exit code %d and %q, want 125 and %q", args, code, c.Printed(), want)
+		}
+	}
+}
+
+// A name may begin with a dash, as those of other verbs.
+func TestRunTakesALeaseThatBeginsWithADash(t *testing.T) {
+	t.Parallel()
+	env := command.Database(pgtest.MigratedDatabase(t))
+	c := command.Run(t, env, "run", "--once", "--", "-x", "--", "sh", "-c", "echo lease $PGLEASES_LEASE")
+	if code := c.ExitCode(); code != 0 || c.Printed() != "lease -x\n" {
+		t.Errorf("exit code %d, output %q", code, c.Printed())
+	}
+}
 
 func TestRunRefusesWrongFlagsWithARemedy(t *testing.T) {
 	t.Parallel()

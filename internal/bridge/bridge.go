@@ -8,6 +8,10 @@ import (
 )
 
 var (
+	// CheckLease returns the error of a join that would fail on any database, by a client with those
+	// options, a []pgleases.Option.
+	CheckLease func(lease string, partitions int, options any) error
+
 	// Engine returns the engine of a client, a *pgleases.Client.
 	Engine func(client any) *engine.Client
 

@@ -58,6 +58,9 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 		defer removeGroup(group) // a killed keeper leaves it
 	}
 	k, err := s.start(p, group)
+	if err != nil && !passes(err) {
+		return Failed, Exit{Failed, err}
+	}
 	if err != nil {
 		log.Error("program cannot be started", slog.Any("error", err))
 		return Failed, nil

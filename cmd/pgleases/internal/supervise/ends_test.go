@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sort"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/testkit/command"
+	"github.com/pgleases/pgleases/internal/timeguard"
 )
 
 // A machine whose program cannot be executed must leave the partition to one that can.
@@ -36,6 +38,41 @@ func TestProgramThatCannotStartFreesPartition(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Also if the keeper cannot be started: its arguments are longer than those of the command.
+func TestKeeperThatCannotStartFreesPartition(t *testing.T) {
+	t.Parallel()
+	env := command.Database(pgtest.MigratedDatabase(t))
+	run := []string{"run", "long", "--ttl", "5m", "--", "true"}
+	fits := func(size int) bool {
+		c := exec.Command(command.Built, append(run[:len(run):len(run)], long(size)...)...)
+		c.Args[1] = "???" // fails at once
+		c.Env = append(os.Environ(), env...)
+		err := c.Start()
+		if err == nil {
+			_ = c.Wait()
+		}
+		return err == nil
+	}
+	longest := sort.Search(16<<20, func(size int) bool { return !fits(size) }) - 1
+	c := command.Run(t, env, append(run, long(longest)...)...)
+	if code := c.ExitCode(); code != Failed || !strings.Contains(c.Printed(), "start the keeper: ") {
+		t.Errorf("exit code %d, want 125; output %q", code, c.Printed())
+	}
+	next := command.Run(t, env, "run", "long", "--ttl", "5m", "--once", "--", "echo", "ran")
+	if next.ExitCode(); !strings.Contains(next.Printed(), "ran") {
+		t.Errorf("the next machine printed %q", next.Printed())
+	}
+}
+
+// long returns arguments that take that many bytes.
+func long(size int) (args []string) {
+	const each = 100_000 // one argument has a limit of its own
+	for ; size > 0; size -= each + 9 {
+		args = append(args, strings.Repeat("x", min(size, each)))
+	}
+	return args
 }
 
 // With an ID that outlives the process, a second run from cron must not end the first one.
@@ -93,6 +130,33 @@ func TestSignalWithoutDatabaseEndsSoon(t *testing.T) {
 			t.Errorf("exit code %d, want 143", code)
 		}
 		t.Logf("frozen %v: it took %v", frozen, time.Since(began))
+	}
+}
+
+// The second signal ends the wait for the end of the program and for the database.
+func TestSecondSignalWithoutDatabase(t *testing.T) {
+	t.Parallel()
+	for _, frozen := range []bool{false, true} {
+		timeguard.Run(t, func(t *timeguard.Try) {
+			dir, way := t.TempDir(), command.NewProxy(t, pgtest.MigratedDatabase(t))
+			c := runProgram(t, dir, modeStubborn, command.Database(way.URL), "away", "--ttl", "10m", "--grace", "1h")
+			began := awaitRecord(t, dir, 0, "begins", nil)
+			way.Set(!frozen, frozen)
+			c.Signal(syscall.SIGTERM)
+			awaitRecord(t, dir, 0, "terminated", nil)
+			at := time.Now()
+			c.Signal(syscall.SIGTERM)
+			if code := c.ExitCode(); code != 128+15 {
+				t.Errorf("exit code %d, want 143", code)
+			}
+			took, last := time.Since(at), records(t, dir)
+			if limit := 2*time.Second + 500*time.Millisecond; took > limit {
+				t.Missed(at, limit, "frozen %v: it ended after %v", frozen, took)
+			}
+			if !isFree(t, dir, 0) || last[len(last)-1].pid != began.pid {
+				t.Errorf("the program is still there, or another one ran")
+			}
+		})
 	}
 }
 

@@ -164,7 +164,7 @@ func (k *keeper) notStarted(program string, cause error) (int, error) {
 	k.tell(reportGone, "")
 	err := fmt.Errorf("start program %q: %w", program, cause)
 	switch {
-	case slices.ContainsFunc(passing, func(passes error) bool { return errors.Is(cause, passes) }):
+	case passes(cause):
 		k.tell(reportBusy, err.Error())
 		return CannotRun, nil
 	case errors.Is(cause, os.ErrNotExist):
@@ -175,6 +175,10 @@ func (k *keeper) notStarted(program string, cause error) (int, error) {
 
 // passing are errors of a start that may pass without a change of the program.
 var passing = []error{syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE, syscall.ETXTBSY, syscall.EINTR}
+
+func passes(cause error) bool {
+	return slices.ContainsFunc(passing, func(passing error) bool { return errors.Is(cause, passing) })
+}
 
 // act sends the signals that are due, and returns the time until the next one.
 func (k *keeper) act(now time.Duration) (wait time.Duration) {

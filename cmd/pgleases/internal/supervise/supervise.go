@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/connect"
 	"github.com/pgleases/pgleases/internal/shell"
 	"github.com/pgleases/pgleases/internal/store"
@@ -91,6 +92,9 @@ func Run(c Config) (err error) {
 	if code, apart, err := runApart(); apart || err != nil {
 		return cmp.Or(err, error(Exit{Code: code}))
 	}
+	if err := bridge.CheckLease(c.Lease, c.Partitions, c.options()); err != nil { // without a database too
+		return err
+	}
 	r := newRunner(c)
 	asked := make(chan os.Signal, 2)
 	notifyUnlessIgnored(asked)
@@ -120,6 +124,15 @@ func Run(c Config) (err error) {
 	return cmp.Or(context.Cause(ctx), err)
 }
 
+// options returns the options of the client.
+func (c Config) options() []pgleases.Option {
+	options := []pgleases.Option{pgleases.WithTTL(c.TTL), pgleases.WithSchema(c.Schema), pgleases.WithLogger(c.ClientLog)}
+	if c.ID != "" {
+		options = append(options, pgleases.WithClientID(c.ID))
+	}
+	return options
+}
+
 func newRunner(c Config) *runner {
 	return &runner{Config: c, result: make(chan int, 1), failed: make(chan error, 1), unkillable: make(map[int]time.Time)}
 }
@@ -137,17 +150,13 @@ func notifyUnlessIgnored(c chan<- os.Signal) {
 // work runs the program until ctx ends, or the client ends, or with Once the program ends. It
 // closes the client before it returns.
 func (r *runner) work(ctx context.Context) error {
-	opts := []pgleases.Option{pgleases.WithTTL(r.TTL), pgleases.WithSchema(r.Schema), pgleases.WithLogger(r.ClientLog)}
-	if r.ID != "" {
-		opts = append(opts, pgleases.WithClientID(r.ID))
-	}
 	began := time.Now()
 	if r.ID != "" && (r.Once || r.Try || r.Wait > 0) {
 		if err := r.awaitID(ctx); err != nil {
 			return err
 		}
 	}
-	client, err := pgleases.Open(ctx, r.URL, opts...)
+	client, err := pgleases.Open(ctx, r.URL, r.options()...)
 	if err != nil {
 		return r.Unreachable(err)
 	}
