@@ -133,6 +133,26 @@ func TestSignalWithoutDatabaseEndsSoon(t *testing.T) {
 	}
 }
 
+// What timeout(1) does: it sends one request to the command and to its group. The program keeps its
+// time to end.
+func TestSignalsAtOnceAreOneRequest(t *testing.T) {
+	t.Parallel()
+	timeguard.Run(t, func(t *timeguard.Try) {
+		env := command.Database(pgtest.MigratedDatabase(t))
+		script := `trap 'sleep 1; echo in order; exit' TERM; echo begun; while :; do sleep 0.1; done`
+		c := command.Run(t, env, "run", "once-asked", "--ttl", "5m", "--grace", "1h", "--", "sh", "-c", script)
+		testkit.Until(t, "it begins", func() bool { return strings.Contains(c.Printed(), "begun") })
+		at := time.Now()
+		for time.Since(at) < 50*time.Millisecond { // signals that have not arrived yet are one
+			_ = c.Process.Signal(syscall.SIGTERM) // an error is that it has ended
+		}
+		took := time.Since(at)
+		if c.ExitCode(); !strings.Contains(c.Printed(), "in order") {
+			t.Missed(at, sameRequest, "after signals in %v, the program was killed", took)
+		}
+	})
+}
+
 // The second signal ends the wait for the end of the program and for the database.
 func TestSecondSignalWithoutDatabase(t *testing.T) {
 	t.Parallel()
@@ -144,8 +164,8 @@ func TestSecondSignalWithoutDatabase(t *testing.T) {
 			way.Set(!frozen, frozen)
 			c.Signal(syscall.SIGTERM)
 			awaitRecord(t, dir, 0, "terminated", nil)
+			askAgain(t, c)
 			at := time.Now()
-			c.Signal(syscall.SIGTERM)
 			if code := c.ExitCode(); code != 128+15 {
 				t.Errorf("exit code %d, want 143", code)
 			}
@@ -218,7 +238,10 @@ func TestProcessThatCannotBeKilledIsNamed(t *testing.T) {
 	})
 	testkit.OK(t, c.Process.Signal(syscall.SIGTERM))
 	testkit.Until(t, "it was asked to end", func() bool { return says("asked to end") })
-	testkit.OK(t, c.Process.Signal(syscall.SIGTERM))
+	testkit.Until(t, "it was asked again", func() bool {
+		_ = c.Process.Signal(syscall.SIGTERM) // an error is that it has ended
+		return says("asked again")
+	})
 	if code := c.exitCode(t); code != 128+15 || !says("not all partitions were handed over") {
 		t.Errorf("exit code %d, want 143", code)
 	}

@@ -167,6 +167,15 @@ func runProgram(t testing.TB, dir, mode string, env []string, args ...string) *c
 	return command.Run(t, env, append(append([]string{"run"}, args...), "--", os.Args[0])...)
 }
 
+// askAgain sends the second request to end. Signals shortly after the first belong to that one.
+func askAgain(t testing.TB, c *command.Command) {
+	t.Helper()
+	testkit.Until(t, "it was asked again", func() bool {
+		_ = c.Process.Signal(syscall.SIGTERM) // an error is that it has ended
+		return strings.Contains(c.Printed(), "asked again")
+	})
+}
+
 // childrenOf returns the live children of a process: from the list of the kernel, or among all processes if it has no list.
 func childrenOf(pid int) (children []int) {
 	var names []string

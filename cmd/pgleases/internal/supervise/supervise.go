@@ -38,6 +38,8 @@ const (
 	backoffReset = time.Minute // after a run of this time, the next start waits backoffMin
 	quiet        = time.Second // time that a run waits for its first partition before it says that it waits
 
+	sameRequest = 200 * time.Millisecond // signals within this time are one request to end
+
 	lookForID  = 250 * time.Millisecond
 	closeLimit = 3 * time.Second  // for handoffs after the last program has ended; the client then needs up to 2 s
 	killLimit  = 10 * time.Second // for killed processes to end, when the command was asked to end
@@ -116,12 +118,23 @@ func Run(c Config) (err error) {
 		sig := (<-asked).(syscall.Signal)
 		cancel(Exit{Code: Signaled + int(sig)})
 		r.Log.Info("asked to end", slog.String("signal", sig.String()))
-		sig = (<-asked).(syscall.Signal)
+		sig = nextRequest(asked)
 		close(r.children.hurry)
 		r.Log.Warn("asked again: programs are killed", slog.String("signal", sig.String()))
 	}()
 	err = r.work(ctx)
 	return cmp.Or(context.Cause(ctx), err)
+}
+
+// nextRequest returns the signal of the next request to end. One request may come twice: timeout(1)
+// sends its signal to the command, and then to the command's process group.
+func nextRequest(asked <-chan os.Signal) syscall.Signal {
+	for first := time.Now(); ; {
+		sig := (<-asked).(syscall.Signal)
+		if time.Since(first) >= sameRequest {
+			return sig
+		}
+	}
 }
 
 // options returns the options of the client.

@@ -212,7 +212,7 @@ func TestSecondSignalDoesNotWaitForTheGrace(t *testing.T) {
 	awaitRecord(t, dir, 0, "begins", nil)
 	c.Signal(syscall.SIGTERM) // SIGINT is ignored, as it is to be, if a script runs the tests in the background
 	awaitRecord(t, dir, 0, "terminated", nil)
-	c.Signal(syscall.SIGTERM)
+	askAgain(t, c)
 	if code := c.ExitCode(); code != 128+15 {
 		t.Errorf("exit code %d, want 143", code)
 	}
