@@ -39,6 +39,44 @@ func TestServeClosesRequestsThatDoNotCome(t *testing.T) {
 	testkit.OK(t, <-ended)
 }
 
+// Strangers that hold connections, idle ones and ones with half a request, keep no viewer out.
+func TestServeLimitsItsConnections(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	listener := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
+	ended := make(chan error, 1)
+	go func() { ended <- serve(ctx, listener, http.NotFoundHandler(), time.Hour) }()
+	const more = 10
+	closed := make(chan error, mostConnections+more)
+	for n := range cap(closed) {
+		conn := testkit.Must(net.Dial("tcp", listener.Addr().String()))(t)
+		defer conn.Close()
+		_ = testkit.Must(fmt.Fprint(conn, "GET /"[:n%3]))(t)
+		go func() {
+			_, err := conn.Read(make([]byte, 1))
+			closed <- err
+		}()
+	}
+	for range more {
+		_ = testkit.Receive(t, "a connection is closed", closed)
+	}
+	for range 3 { // its connection stays open
+		response := testkit.Must(http.Get("http://" + listener.Addr().String()))(t)
+		_, _ = io.Copy(io.Discard, response.Body) // otherwise the client does not keep the connection
+		if response.Body.Close(); response.StatusCode != http.StatusNotFound {
+			t.Errorf("a viewer got status %d", response.StatusCode)
+		}
+	}
+	_ = testkit.Receive(t, "another one is closed for the viewer", closed)
+	select {
+	case <-closed:
+		t.Error("more connections were closed than had to be")
+	default:
+	}
+	cancel()
+	testkit.OK(t, <-ended)
+}
+
 // A stuck writer is the connection of a reader that has stopped.
 type stuckWriter struct {
 	http.ResponseWriter

@@ -125,9 +125,48 @@ func (e *exposition) current(ctx context.Context) ([]byte, error) {
 // time ends its connection.
 func serve(ctx context.Context, listener net.Listener, handler http.Handler, limit time.Duration) error {
 	server := &http.Server{Handler: handler, ReadTimeout: limit, IdleTimeout: time.Minute}
+	open := connections{since: make(map[net.Conn]time.Time)}
+	server.ConnState = open.changed
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })() // clients repeat requests without an answer
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil
+}
+
+// mostConnections is how many connections stay open. Each takes a file, and those to the database
+// need some too.
+const mostConnections = 128
+
+// connections are the open connections of a server. If one too many opens, the one whose state
+// has not changed for longest is closed: a viewer asks each second, and so keeps its own.
+type connections struct {
+	mu    sync.Mutex // guards the rest
+	since map[net.Conn]time.Time
+}
+
+// changed is called for each change of a connection's state, before the next one is accepted.
+func (c *connections) changed(conn net.Conn, state http.ConnState) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, isOpen := c.since[conn]
+	switch {
+	case state == http.StateClosed || state == http.StateHijacked:
+		delete(c.since, conn)
+		return
+	case !isOpen && state != http.StateNew: // it was closed below, and its goroutine has not seen that yet
+		return
+	}
+	c.since[conn] = time.Now()
+	if len(c.since) <= mostConnections {
+		return
+	}
+	longest := conn
+	for other, since := range c.since {
+		if since.Before(c.since[longest]) {
+			longest = other
+		}
+	}
+	delete(c.since, longest)
+	_ = longest.Close() // an error is that its other end has gone
 }
