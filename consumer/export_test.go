@@ -45,3 +45,6 @@ func (c *Consumer) LogOverrunAfter(d time.Duration) { c.times.overrun = d }
 
 // LookEvery sets the time between two looks whether the transaction of a call still exists.
 func (c *Consumer) LookEvery(d time.Duration) { c.times.look = d }
+
+// AnswerWithin sets the most that a probe, or the begin of ownerships, takes.
+func (c *Consumer) AnswerWithin(d time.Duration) { c.times.answer = d }

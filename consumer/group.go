@@ -18,7 +18,7 @@ import (
 const (
 	drainMargin = 5 * time.Second  // the lease's drain timeout is longer than the handler's timeout by this
 	recordTime  = 2 * time.Second  // the most that recording ends takes
-	answerTime  = 10 * time.Second // the most that a statement of this package takes
+	answerTime  = 10 * time.Second // the most that a statement of a job takes
 	lockWait    = time.Second      // the most that it waits for a lock
 	// readWait is the most that the read of a batch waits for a lock, and searchWait the most if it is
 	// known that a lock is kept there.
@@ -36,12 +36,14 @@ type timings struct {
 	outage      time.Duration // between two attempts of a process while something is away
 	quiet       time.Duration // after a notification, the process probes at every poll
 	leave       time.Duration // for leaving the lease after the last batch
+	answer      time.Duration // the most that a probe, or the begin of ownerships, takes
 	look        time.Duration // between two looks whether the transaction of a call still exists
 	overrun     time.Duration // after the end of its context, it is logged that code of the application continues
 }
 
 var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, pauseMax: time.Minute, outage: 100 * time.Millisecond,
-	quiet: 10 * time.Second, leave: 2 * time.Second, look: 5 * time.Second, overrun: drainMargin}
+	quiet: 10 * time.Second, leave: 2 * time.Second, answer: answerTime,
+	look: 5 * time.Second, overrun: drainMargin}
 
 // A partition is an ownership. Its fields from due on belong to the job that works on the partition,
 // and otherwise, as the others, to the goroutine of the group.
@@ -53,6 +55,7 @@ type partition struct {
 	gone       bool         // the goroutine of the group knows that it is to end
 	known      bool         // what was before this ownership is known
 	busy       bool         // a job works on it
+	job        *job         // the last one
 	retries    []blockedRow // those that are due
 	retried    bool         // the last job was one of them, so rows that are not blocked come next
 	retryEnded int          // group.ended after the last such job
@@ -100,6 +103,7 @@ type group struct {
 	events     chan func()
 	ends       chan ending
 	life       context.Context
+	stopped    <-chan struct{} // closed when the goroutine ends
 
 	mu     sync.Mutex // guards the following fields
 	failed []string   // keys that failed since the last success
@@ -124,6 +128,7 @@ type group struct {
 	slowSaid time.Time         // when it was last logged that partitions are slow
 	rows     turns
 	blocked  turns
+	late     int64     // jobs whose slots were given to others
 	suspects int       // jobs of a crash suspect
 	retried  bool      // the last that began has a blocked row
 	ended    int       // jobs that have ended
@@ -139,15 +144,20 @@ type ending struct {
 
 func newGroup(c *Consumer, lease *pgleases.Lease, places *worker.Share, untilEmpty bool, stop context.CancelCauseFunc) *group {
 	return &group{
-		Consumer: c, lease: lease, places: places, untilEmpty: untilEmpty, stop: stop, listener: listen.New(c.pool, c.options.schema, leaseOf+c.name),
+		Consumer: c, lease: lease, places: places, untilEmpty: untilEmpty, stop: stop, listener: c.newListener(),
 		events: make(chan func()), ends: make(chan ending), polls: polls{every: c.options.poll, quiet: c.times.quiet},
 	}
+}
+
+func (c *Consumer) newListener() *listen.Listener {
+	return listen.New(c.pool, c.options.schema, leaseOf+c.name)
 }
 
 // start starts the goroutines. They go on after ctx until the returned function is called.
 func (g *group) start(ctx context.Context) (end func()) {
 	g.life = ctx
 	stopped := make(chan struct{})
+	g.stopped = stopped
 	var all sync.WaitGroup
 	all.Go(func() { g.loop(ctx, stopped) })
 	all.Go(func() { g.recordEnds(stopped) })
@@ -207,7 +217,7 @@ func (g *group) recordEnds(stopped <-chan struct{}) {
 		numbers, epochs := keysOf(owned[rest:])
 		ctx, cancel := context.WithTimeout(context.Background(), recordTime)
 		pause = time.Second
-		switch err := handlers.Call(func() error { return g.write(ctx, g.sql.End, g.name, numbers, epochs) }); {
+		switch err := handlers.Within(ctx, g.times.overrun, func() error { return g.write(ctx, g.sql.End, g.name, numbers, epochs) }); {
 		case err == nil:
 			owned, pause = owned[:rest], 0
 		case time.Since(logged) > time.Minute:
@@ -307,15 +317,21 @@ func (g *group) open(ctx context.Context) {
 		return
 	}
 	g.opening = true
-	for _, p := range fresh {
+	begun := make([]*partition, len(fresh)) // copies, because what hangs may write to them later
+	for i, p := range fresh {
 		p.busy = true
+		begun[i] = &partition{Partition: p.Partition}
 	}
 	go func() {
-		err := handlers.Call(func() error { return g.beginAll(fresh) })
+		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*g.times.answer) // its statements have that time each
+		defer cancel()
+		err := handlers.Within(within, g.times.overrun, func() error { return g.beginAll(begun) })
 		g.events <- func() {
 			g.opening = false
-			for _, p := range fresh {
-				p.known = err == nil
+			for i, p := range fresh {
+				if p.known = err == nil; p.known {
+					p.watched, p.lost = begun[i].watched, begun[i].lost
+				}
 				g.free(p)
 			}
 			if err != nil && ctx.Err() == nil {

@@ -25,10 +25,13 @@ type job struct {
 	handled    bool         // a row was handled
 	recovered  bool         // of a partition that was paused, because something was away
 
-	lane   worker.Lane
-	began  time.Time
-	ill    map[*partition]worker.Reason // partitions that are slow from now on
-	healed []*partition                 // those that are not
+	lane    worker.Lane
+	began   time.Time
+	attempt *time.Timer // see watch
+	late    bool        // its slot was given to others
+	over    bool
+	ill     map[*partition]worker.Reason // partitions that are slow from now on
+	healed  []*partition                 // those that are not
 }
 
 // fell notes that a partition is slow from now on.
@@ -85,6 +88,9 @@ func (g *group) begin() time.Duration {
 			s.notBefore, s.free = time.Time{}, false
 		}
 		j.began = time.Now()
+		for _, p := range j.partitions {
+			p.job = j
+		}
 		g.slots.Begin(j.lane)
 		if j.retry != nil && j.retry.suspect {
 			g.suspects++
@@ -102,6 +108,7 @@ func (g *group) run(j *job) {
 		}
 		g.events <- func() { g.end(j) }
 	}()
+	defer g.watch(j)()
 	defer handlers.Caught(&err)
 	g.work(j)
 	err = nil
@@ -109,10 +116,70 @@ func (g *group) run(j *job) {
 
 var errJobEnded = errors.New("the code of the application ended the goroutine of a job, for example in a hook of the pool")
 
+// watch logs a job of which an attempt takes longer than the handler and all its statements may,
+// because a tracer or a hook of the pool hangs, and lets others have its slot. Each attempt begins
+// the time anew.
+func (g *group) watch(j *job) (ended func()) {
+	limit := g.attemptLimit()
+	j.attempt = time.AfterFunc(limit, func() {
+		g.log.Warn("consumer: batch still at work", slog.Int("partition", j.partitions[0].Number), slog.Duration("for", limit))
+		g.post(func() { g.giveSlotBack(j) })
+	})
+	return func() { j.attempt.Stop() }
+}
+
+// attemptLimit is the most that an attempt takes: the handler and the commit have the timeout each,
+// and about eight other waits have a limit of their own.
+func (g *group) attemptLimit() time.Duration {
+	return 2*g.options.timeout + 8*g.times.answer + g.times.overrun
+}
+
+// post passes f to the goroutine of the group, unless that has ended.
+func (g *group) post(f func()) {
+	select {
+	case g.events <- f:
+	case <-g.stopped:
+	}
+}
+
+// giveSlotBack lets other work have the slot of a job in which code of the application goes on after
+// its context has ended. The job keeps its partitions, whose rows must stay in order.
+func (g *group) giveSlotBack(j *job) {
+	if j.over || j.late {
+		return
+	}
+	j.late = true
+	g.overdue(1)
+	g.endSlot(j)
+	for _, p := range j.partitions {
+		g.slots.Fail(p.Number, worker.TimedOut, time.Now())
+	}
+	g.countSlow()
+}
+
+func (g *group) endSlot(j *job) {
+	now := time.Now()
+	g.slots.End(j.lane, g.places.Most(), now.Sub(j.began), now)
+}
+
+// overdue counts jobs whose slots were given to others.
+func (g *group) overdue(more int64) {
+	g.late += more
+	g.counts.overdue.Store(g.late)
+}
+
+// idle reports whether no job is at work.
+func (g *group) idle() bool { return g.slots.Busy() == 0 && g.late == 0 }
+
 // end receives the end of a job.
 func (g *group) end(j *job) {
 	now := time.Now()
-	g.slots.End(j.lane, g.places.Most(), now.Sub(j.began), now)
+	j.over = true
+	if j.late {
+		g.overdue(-1)
+	} else {
+		g.endSlot(j)
+	}
 	if j.retry != nil && j.retry.suspect {
 		g.suspects--
 	}
@@ -199,7 +266,7 @@ func (g *group) choose(size int) (*job, time.Duration) {
 		if g.heldTill.IsZero() {
 			g.heldTill = now.Add(g.times.suspectHold)
 		}
-		if held := g.heldTill.Sub(now); held > 0 && g.slots.Busy() > 0 {
+		if held := g.heldTill.Sub(now); held > 0 && !g.idle() {
 			return nil, min(wait, held)
 		}
 		return suspect, 0

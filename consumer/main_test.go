@@ -41,6 +41,7 @@ type database struct {
 	t   testing.TB
 	url string
 	*pgxpool.Pool
+	tracer pgx.QueryTracer // of the pools of workers; nil: none
 }
 
 func newDatabase(t testing.TB) *database {
@@ -57,7 +58,7 @@ func newDirectDatabase(t testing.TB) *database {
 
 func databaseAt(t testing.TB, url string) *database {
 	t.Helper()
-	return &database{t, url, testkit.Pool(t, pgtest.OwnerURL(url))}
+	return &database{t: t, url: url, Pool: testkit.Pool(t, pgtest.OwnerURL(url))}
 }
 
 // ddl makes what there is in a database.
@@ -158,7 +159,7 @@ func newWorkerOf[T any](db *database, queue consumer.Queue, h consumer.Handler[T
 	t := db.t
 	t.Helper()
 	w := &worker{t: t, db: db, wire: new(testkit.Wire), ended: make(chan error, 1)}
-	w.pool = testkit.Pool(t, db.url, w.wire.Carry, func(c *pgxpool.Config) { c.MaxConns = 6 })
+	w.pool = testkit.Pool(t, db.url, w.wire.Carry, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.Tracer = 6, db.tracer })
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	w.client = testkit.Must(pgleases.NewClient(t.Context(), w.pool, pgleases.WithClientID("worker "+rand.Text()), pgleases.WithoutMigration(),
 		pgleases.WithTTL(clients.TTL), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log)))(t)

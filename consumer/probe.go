@@ -2,14 +2,17 @@ package consumer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/listen"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
 )
@@ -132,18 +135,27 @@ func (g *group) probe(ctx context.Context) {
 		q.idle = q.owned
 	}
 	g.probing = true
+	listener := g.listener
 	go func() {
-		ctx, cancel := context.WithTimeout(ctx, answerTime)
+		ctx, cancel := context.WithTimeout(ctx, g.times.answer)
 		defer cancel()
 		defer context.AfterFunc(g.line().Life(), cancel)() // the server of its connection may have gone
-		err := handlers.Call(func() error { return g.ask(ctx, q) })
-		g.events <- func() { g.probing = false; g.take(q, err) }
+		began := time.Now()
+		err := handlers.Within(ctx, g.times.overrun, func() error { return g.ask(ctx, listener, q) })
+		g.events <- func() {
+			g.probing = false
+			if errors.Is(err, handlers.ErrHangs) { // it keeps its connection, and may still write its answer
+				g.listener = g.newListener()
+				q = &probe{ended: q.ended, took: time.Since(began)}
+			}
+			g.take(q, err)
+		}
 	}()
 }
 
 // ask sends a probe on the listener's connection.
-func (g *group) ask(ctx context.Context, q *probe) error {
-	conn, err := g.listener.Ready(ctx)
+func (g *group) ask(ctx context.Context, listener *listen.Listener, q *probe) error {
+	conn, err := listener.Ready(ctx)
 	if err != nil {
 		return err
 	}
@@ -176,7 +188,7 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 	})
 	batch.Queue("commit")
 	if err = conn.SendBatch(ctx, batch).Close(); err != nil {
-		g.listener.Close() // its server may no longer exist
+		listener.Close() // its server may no longer exist
 	}
 	q.took = time.Since(began)
 	return err
@@ -185,8 +197,8 @@ func (g *group) ask(ctx context.Context, q *probe) error {
 // take receives the answer of a probe.
 func (g *group) take(q *probe, err error) {
 	announced := err == nil && !g.untilEmpty && g.announced && g.listener.Direct()
-	idle := g.slots.Busy() == 0 && q.ended == g.ended // no job was at work meanwhile
-	if err == nil || g.life.Err() == nil {            // otherwise the end of Run broke it off
+	idle := g.idle() && q.ended == g.ended // no job was at work meanwhile
+	if err == nil || g.life.Err() == nil { // otherwise the end of Run broke it off
 		g.counts.probe(q.took, err)
 	}
 	if final := worker.EndsRun(err); final != nil {
@@ -227,7 +239,7 @@ func (g *group) take(q *probe, err error) {
 	}
 	if g.untilEmpty && !q.anywhere && idle {
 		switch reason, err := g.whyBlocked(g.life); {
-		case err != nil:
+		case err != nil: // the next probe asks again
 		case reason != "":
 			g.stop(fmt.Errorf("%w: %s", ErrBlocked, reason))
 		default:
@@ -251,6 +263,17 @@ func (g *group) why() string {
 func (g *group) whyBlocked(ctx context.Context) (reason string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lockWait) // partitions wait meanwhile
 	defer cancel()
-	err = g.pool.QueryRow(ctx, g.sql.Why, g.name).Scan(&reason)
-	return reason, err
+	answer := make(chan string, 1)
+	err = handlers.Within(ctx, g.times.overrun, func() error {
+		var text string
+		err := g.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { // gives it back even if a tracer panics
+			return conn.QueryRow(ctx, g.sql.Why, g.name).Scan(&text)
+		})
+		answer <- text
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	return <-answer, nil
 }

@@ -81,7 +81,7 @@ func TestNewRefuses(t *testing.T) {
 		"another consumer's": {"", consumer.Queue{Table: "q.taken", Key: "customer"}, []string{`table q.taken already has the consumer "first"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			db := &database{t, db.url, db.Pool}
+			db := &database{t: t, url: db.url, Pool: db.Pool}
 			db.exec("DROP SCHEMA IF EXISTS q CASCADE; CREATE SCHEMA q; DELETE FROM pgleases.consumers; " +
 				"CREATE TABLE q.taken (" + good + "); CREATE UNIQUE INDEX ON q.taken (partition, id); INSERT INTO pgleases.consumers (name, queue, id_column, partition_column, partitions) VALUES ('first', 'q.taken', 'id', 'partition', 8);" + test.ddl)
 			_, err := consumer.New(t.Context(), client, db.Pool, "orders", test.queue, consumer.Each(effect), consumer.WithoutMigration())

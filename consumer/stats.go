@@ -21,6 +21,10 @@ type Stats struct {
 	ProbeErrors int64
 	ProbeTime   time.Duration // total time of all probes
 
+	// Batches whose handler, or other code of the application, goes on after its context has ended and
+	// 5 s have passed. They keep their partitions, and others have their workers.
+	Overdue int64
+
 	// Partitions that are tried less often than others, until they succeed once, because a batch took
 	// longer than its timeout, because somebody else keeps a row locked, or because a connection did not
 	// answer.
@@ -28,10 +32,10 @@ type Stats struct {
 }
 
 type counts struct {
-	rows, batches, failures, dead, pauses, troubles, probes, probeErrors atomic.Int64
-	handlerTime, probeTime                                               atomic.Int64
-	slow                                                                 [3]atomic.Int64 // by worker.Reason
-	pace, size                                                           atomic.Int64    // nanoseconds that the handler took for a row, lately, and bytes that it had; 0: not known
+	rows, batches, failures, dead, pauses, troubles, probes, probeErrors, overdue atomic.Int64
+	handlerTime, probeTime                                                        atomic.Int64
+	slow                                                                          [3]atomic.Int64 // by worker.Reason
+	pace, size                                                                    atomic.Int64    // nanoseconds that the handler took for a row, lately, and bytes that it had; 0: not known
 }
 
 // lately follows a value that differs from one time to the next.
@@ -73,6 +77,7 @@ func (c *Consumer) Stats() Stats {
 	return Stats{
 		Rows: n.rows.Load(), Batches: n.batches.Load(), HandlerTime: time.Duration(n.handlerTime.Load()), Failures: n.failures.Load(), DeadLetters: n.dead.Load(),
 		SlowByTimeout: n.slow[worker.TimedOut].Load(), SlowByLock: n.slow[worker.Locked].Load(), SlowByConnection: n.slow[worker.Hung].Load(),
-		Pauses: n.pauses.Load(), Troubles: n.troubles.Load(), Probes: n.probes.Load(), ProbeErrors: n.probeErrors.Load(), ProbeTime: time.Duration(n.probeTime.Load()),
+		Overdue: n.overdue.Load(),
+		Pauses:  n.pauses.Load(), Troubles: n.troubles.Load(), Probes: n.probes.Load(), ProbeErrors: n.probeErrors.Load(), ProbeTime: time.Duration(n.probeTime.Load()),
 	}
 }

@@ -245,6 +245,8 @@ func (g *group) putOff(j *job) {
 
 // attempt reads rows, handles them, and removes those that were handled, in order.
 func (g *group) attempt(parts []*partition, limit int, retry *blockedRow, slow bool) (o outcome) {
+	j := parts[0].job
+	j.attempt.Reset(g.attemptLimit())
 	ctx, cancel := g.handlerContext(parts)
 	defer cancel()
 	if ctx.Err() != nil {
@@ -254,15 +256,31 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow, slow b
 		if err := g.inTime(g.places.Take); err != nil {
 			return outcome{verdict: troubled, at: -1, err: err}
 		}
-		defer g.places.Give()
 	}
+	give := sync.OnceFunc(func() {
+		if g.handler.calls != atLeastOnce {
+			g.places.Give()
+		}
+	})
+	defer give()
 	conn, err := g.acquire()
 	if err != nil {
 		return outcome{verdict: troubled, at: -1, err: err}
 	}
-	release := sync.OnceFunc(conn.Release)
+	var once sync.Once
+	var left *pgx.Conn
+	release := func() {
+		if once.Do(conn.Release); left != nil {
+			_ = g.inTime(left.Close)
+		}
+	}
 	defer release()
-	tx, xact, o := g.read(ctx, conn, parts, limit, retry, slow)
+	late := func() {
+		give()
+		once.Do(func() { left = conn.Hijack() }) // so that the pool replaces it: the handler may go on using it
+		g.post(func() { g.giveSlotBack(j) })
+	}
+	tx, xact, o := g.read(ctx, conn, parts, limit, retry, slow, late)
 	defer g.rollback(tx) // before the connection is released
 	if o.verdict != handled || len(o.rows) == 0 && retry == nil {
 		return o
@@ -275,7 +293,7 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow, slow b
 		if g.lease.TrustDeadline().IsZero() { // the process was frozen, and ctx may end late
 			return outcome{verdict: troubled, at: -1, err: pgleases.ErrTrustLost}
 		}
-		o = g.call(ctx, parts, nil, o)
+		o = g.call(ctx, parts, nil, o, late)
 		if o.verdict == refused {
 			return lostOf(parts)
 		}
@@ -283,7 +301,7 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow, slow b
 	}
 	calling, gone := context.WithCancelCause(ctx)
 	watched := worker.WatchTx(calling, g.pool, xact, g.times.look, func() { gone(errGone) })
-	o = g.call(calling, parts, tx, o)
+	o = g.call(calling, parts, tx, o, late)
 	watched()
 	server := tx.Conn().PgConn()
 	switch {
@@ -299,7 +317,7 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow, slow b
 	batch, removed := new(pgx.Batch), int64(0)
 	batch.Queue(g.sql.Ours)
 	g.queueRemoval(batch, o.rows[:o.at], xact, retry, parts[0], &removed)
-	if err := g.inTimeOf(max(answerTime, g.options.timeout), func(ctx context.Context) error { return tx.CommitAfter(ctx, batch) }); err != nil {
+	if err := g.inTimeOf(max(g.times.answer, g.options.timeout), func(ctx context.Context) error { return tx.CommitAfter(ctx, batch) }); err != nil {
 		if server.IsClosed() {
 			return g.cutOff(o, err)
 		}
@@ -374,7 +392,7 @@ func (h *inHand) set(partition int, id int64) {
 }
 
 // read opens a transaction under guard of partitions, and reads their first rows, or a blocked row.
-func (g *group) read(ctx context.Context, conn *pgxpool.Conn, parts []*partition, limit int, retry *blockedRow, slow bool) (tx *handlers.Transaction, xact string, o outcome) {
+func (g *group) read(ctx context.Context, conn *pgxpool.Conn, parts []*partition, limit int, retry *blockedRow, slow bool, late func()) (tx *handlers.Transaction, xact string, o outcome) {
 	high := int64(math.MaxInt64)
 	if parts[0].watched { // then it is alone
 		high = parts[0].noted
@@ -383,6 +401,7 @@ func (g *group) read(ctx context.Context, conn *pgxpool.Conn, parts []*partition
 	defer handlers.Watch(ctx, g.times.overrun, func() {
 		g.log.Warn("consumer: decoder still running after its context ended", slog.Int64("partition", inHand.partition.Load()),
 			slog.Int64("id", inHand.id.Load()), slog.Any("cause", context.Cause(ctx)))
+		late()
 	})()
 	at := byNumber(parts)
 	var r row // as it is read
@@ -493,7 +512,7 @@ func hinted(err error) error {
 }
 
 // call calls the handler, for all rows or for one after the other, and returns how far it came.
-func (g *group) call(ctx context.Context, parts []*partition, tx *handlers.Transaction, o outcome) outcome {
+func (g *group) call(ctx context.Context, parts []*partition, tx *handlers.Transaction, o outcome, late func()) outcome {
 	rows := o.rows
 	began := time.Now()
 	defer func() { g.counts.handler(time.Since(began), o) }()
@@ -513,6 +532,7 @@ func (g *group) call(ctx context.Context, parts []*partition, tx *handlers.Trans
 	defer handlers.Watch(ctx, g.times.overrun, func() {
 		g.log.Warn("consumer: handler still running after its context ended", slog.Int64("partition", inHand.partition.Load()),
 			slog.Int64("id", inHand.id.Load()), slog.Any("cause", context.Cause(ctx)))
+		late()
 	})()
 	err := handlers.Call(func() error { // one goroutine for all rows: one for each would cost more than a quick handler
 		for ; o.at < len(rows); o.at += step {
@@ -628,7 +648,7 @@ func (g *group) acquire() (*pgxpool.Conn, error) {
 // acquireAnd returns a connection on which f has begun something. If the connection is not nil, the
 // error is of f.
 func (g *group) acquireAnd(f func(context.Context, *pgxpool.Conn) error) (*pgxpool.Conn, error) {
-	conn, err := worker.Acquire(context.WithoutCancel(g.life), g.line(), g.pool, answerTime, f)
+	conn, err := worker.Acquire(context.WithoutCancel(g.life), g.line(), g.pool, g.times.answer, f)
 	if final := worker.EndsRun(err); final != nil {
 		g.stop(final)
 	}
@@ -639,7 +659,7 @@ func (g *group) line() *worker.Line { return &bridge.Engine(g.client).Line }
 
 // inTime limits the time of statements besides those of handlers. They go on when the Run has
 // ended, for what is in hand.
-func (g *group) inTime(f func(context.Context) error) error { return g.inTimeOf(answerTime, f) }
+func (g *group) inTime(f func(context.Context) error) error { return g.inTimeOf(g.times.answer, f) }
 
 func (g *group) inTimeOf(d time.Duration, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(g.life), d)
@@ -718,9 +738,11 @@ func (g *group) guardedOnce(owned []*partition, f func(ctx context.Context, tx *
 
 // write sends a statement in a transaction of its own, without a guard.
 func (g *group) write(ctx context.Context, statement string, args ...any) error {
-	return pgx.BeginTxFunc(ctx, g.pool, handlers.ReadCommitted, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, statement, args...)
-		return err
+	return g.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { // gives it back even if a tracer panics
+		return pgx.BeginTxFunc(ctx, conn, handlers.ReadCommitted, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, statement, args...)
+			return err
+		})
 	})
 }
 

@@ -12,7 +12,9 @@ import (
 
 // Call calls the application's code in a goroutine of its own, which that may end. Its panics are
 // caught, because the other calls of the process are not affected.
-func Call(f func() error) error {
+func Call(f func() error) error { return <-start(f) }
+
+func start(f func() error) <-chan error {
 	ended := make(chan error, 1)
 	go func() {
 		err := error(CutShort{errors.New("the code of the application ended its goroutine with runtime.Goexit, as the FailNow of a test does")})
@@ -20,7 +22,25 @@ func Call(f func() error) error {
 		defer Caught(&err)
 		err = f()
 	}()
-	return <-ended
+	return ended
+}
+
+// ErrHangs is returned by Within.
+var ErrHangs = errors.New("code of the application, such as a tracer or a hook of the pool, did not return when its context had ended; " +
+	"make it end with its context")
+
+// Within is Call for what ends with ctx, unless code of the application hangs in it. If it still
+// runs when grace has passed after the end of ctx, Within leaves it behind, and returns ErrHangs. So
+// what f writes must not be read after an error.
+func Within(ctx context.Context, grace time.Duration, f func() error) error {
+	late := make(chan struct{})
+	defer Watch(ctx, grace, func() { close(late) })()
+	select {
+	case err := <-start(f):
+		return err
+	case <-late:
+		return ErrHangs
+	}
 }
 
 // Watch calls late if work continues for longer than grace after its context has ended. The caller

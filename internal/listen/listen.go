@@ -5,11 +5,12 @@ package listen
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/internal/handlers"
 )
 
 // Silence is the time after a notification in which no other is sent: see the SQL function notify.
@@ -86,10 +87,12 @@ func (l *Listener) Listen() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	conn := l.conn
-	var listening sync.WaitGroup
-	listening.Go(func() {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
 		for {
-			_, err := conn.WaitForNotification(ctx)
+			// the application's OnNotice or OnNotification may panic
+			err := handlers.Call(func() (err error) { _, err = conn.WaitForNotification(ctx); return err })
 			if err == nil || ctx.Err() == nil { // the connection is lost, unless ctx has ended
 				Signal(l.Heard)
 			}
@@ -97,9 +100,19 @@ func (l *Listener) Listen() {
 				return
 			}
 		}
-	})
-	l.stop = func() { cancel(); listening.Wait() }
+	}()
+	l.stop = func() {
+		cancel()
+		select {
+		case <-ended:
+		case <-time.After(hangs):
+			l.conn = nil // it is left behind
+		}
+	}
 }
+
+// hangs is the time after which a function of the application that receives notices counts as hung.
+const hangs = 5 * time.Second
 
 // rest stops listening, so the connection is free for statements.
 func (l *Listener) rest() {

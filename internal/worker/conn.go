@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/internal/handlers"
 )
 
 // A Line tells what works on pools of the application what its client knows: that the server was
@@ -56,9 +58,14 @@ func (l *Line) Renewed() {
 		l.life = nil
 	}
 	for pool := range l.pools {
-		for _, conn := range pool.AcquireAllIdle(context.Background()) {
-			go probe(conn)
-		}
+		go func() {
+			_ = handlers.Call(func() error {
+				for _, conn := range pool.AcquireAllIdle(context.Background()) {
+					go func() { _ = handlers.Call(func() error { probe(conn); return nil }) }()
+				}
+				return nil
+			})
+		}()
 	}
 }
 
@@ -66,8 +73,8 @@ func (l *Line) Renewed() {
 func probe(conn *pgxpool.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), answersIn)
 	defer cancel()
-	_ = conn.Ping(ctx) // the end of ctx closes the connection
-	conn.Release()
+	defer conn.Release()
+	_ = conn.Ping(ctx) // the end of ctx closes the connection; a tracer of the application may panic
 }
 
 // Acquire returns a connection of the pool, and calls begin with it, each within a time limit. If the

@@ -537,7 +537,7 @@ var mutants = append(asleep(), []mutant{
 	{"suspects side by side", "consumer crashes", `side by side`, []edit{
 		{"consumer/job.go", `g.suspects > 0 && held > 0 {`, `false {`, 0},
 		{"consumer/job.go", `if b.suspect && g.suspects == 0 {`, `if b.suspect {`, 0},
-		{"consumer/job.go", `held > 0 && g.slots.Busy() > 0 {`, `held > 0 && g.slots.Busy() > g.suspects {`, 0},
+		{"consumer/job.go", `held > 0 && !g.idle() {`, `held > 0 && g.slots.Busy() > g.suspects {`, 0},
 	}},
 	{"a clean end that forgets the suspicion", "consumer crashes", `suspects that are left`, []edit{
 		{"consumer/sql/schema.sql", ` AND r.crashed = b.epoch AND r.attempts = 0`, ` AND r.attempts = 0`, 0},

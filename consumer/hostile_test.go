@@ -1,0 +1,248 @@
+package consumer_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/testkit"
+)
+
+// misbehaves are the ways in which code of the application does not return.
+var misbehaves = []string{"panic", "Goexit", "hang"}
+
+// A hostile does what an application's code may do at a place, such as "handler hang".
+type hostile struct{ let chan struct{} }
+
+func (h *hostile) do(way string) {
+	switch way {
+	case "panic":
+		panic("at the disco")
+	case "Goexit":
+		runtime.Goexit()
+	case "hang":
+		<-h.let
+	}
+}
+
+// at misbehaves if the text names the place, and then the way.
+func (h *hostile) at(place, text string) {
+	if way, is := strings.CutPrefix(text, place+" "); is {
+		h.do(way)
+	}
+}
+
+// A hostileError has methods that misbehave.
+type hostileError struct {
+	*hostile
+	text string
+}
+
+func (e hostileError) Error() string   { e.at("Error", e.text); return e.text }
+func (e hostileError) Unwrap() error   { e.at("Unwrap", e.text); return nil }
+func (e hostileError) Is(error) bool   { e.at("Is", e.text); return false }
+func (e hostileError) As(any) bool     { e.at("As", e.text); return false }
+func (e hostileError) Timeout() bool   { e.at("Timeout", e.text); return false }
+func (e hostileError) Temporary() bool { e.at("Timeout", e.text); return false }
+
+// hostiles are the code that handles the rows of each kind of handler. The first word of a row names it,
+// because pgx makes its decoder.
+var hostiles = map[string]*hostile{"Each": {make(chan struct{})}, "InTx": {make(chan struct{})}, "AtLeastOnce": {make(chan struct{})}}
+
+func atRow(place, text string) {
+	if kind, rest, _ := strings.Cut(text, " "); kind != "" {
+		hostiles[kind].at(place, rest)
+	}
+}
+
+type hostileText string
+
+func (v *hostileText) UnmarshalJSON(text []byte) error {
+	var s string
+	if err := json.Unmarshal(text, &s); err != nil {
+		return err
+	}
+	*v = hostileText(s)
+	atRow("decoder", s)
+	return nil
+}
+
+type hostileOrder struct{ Payload hostileText }
+
+// What code of the application does for a row stops no other key, however it fails to return: the row
+// fails, or its partition waits. With more hanging calls than workers, others have the workers.
+func TestHostileCodeOfARowStopsNoOther(t *testing.T) {
+	t.Parallel()
+	places := []string{"handler", "around", "decoder", "Error", "Unwrap", "Is", "As", "Timeout"}
+	of := func(row consumer.Row[hostileOrder]) error {
+		text := string(row.Value.Payload)
+		atRow("handler", text)
+		if kind, rest, _ := strings.Cut(text, " "); kind != "" {
+			return hostileError{hostiles[kind], rest}
+		}
+		return nil
+	}
+	all := func(rows []consumer.Row[hostileOrder]) error {
+		for i, row := range rows {
+			if err := of(row); err != nil {
+				return consumer.Failed(i, err)
+			}
+		}
+		return nil
+	}
+	for name, handler := range map[string]consumer.Handler[hostileOrder]{
+		"Each": consumer.Each(func(_ context.Context, _ pgx.Tx, row consumer.Row[hostileOrder]) error { return of(row) }),
+		"InTx": consumer.InTx(func(_ context.Context, _ pgx.Tx, rows []consumer.Row[hostileOrder]) error { return all(rows) }),
+		"AtLeastOnce": consumer.AtLeastOnce(func(_ context.Context, rows []consumer.Row[hostileOrder]) error {
+			return all(rows)
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.exec(consumer.TableSQL("orders", "", many) + "GRANT SELECT, INSERT, UPDATE, DELETE ON public.many TO PUBLIC")
+			for _, place := range places {
+				for _, way := range misbehaves {
+					db.exec("INSERT INTO public.many (customer, payload) VALUES ($1, to_jsonb($1::text))", name+" "+place+" "+way)
+				}
+			}
+			w := newWorkerOf(db, many, handler, consumer.WithWorkers(2), consumer.WithBatch(1, 1<<20), consumer.WithTimeout(100*time.Millisecond),
+				consumer.WithAttempts(1), consumer.WithAround(func(ctx context.Context, info consumer.Info, next func(context.Context) error) error {
+					atRow("around", one[string](db, "SELECT customer FROM public.many WHERE partition = $1 ORDER BY id LIMIT 1", info.Partition))
+					return next(ctx)
+				}))
+			w.LogOverrunAfter(50 * time.Millisecond)
+			closer(t, hostiles[name].let)
+			w.run()
+			testkit.Until(t, "all that hang are overdue", func() bool { return w.Stats().Overdue >= int64(len(places))-1 })
+			db.exec(`INSERT INTO public.many (customer, payload) SELECT c, '""' FROM (SELECT 'd' || i AS c FROM generate_series(1, 100) AS i) AS d
+				WHERE pgleases.partition_for(c, 256) NOT IN (SELECT partition FROM public.many WHERE payload <> '""')`)
+			testkit.Becomes(t, db.Pool, "the others are handled", int64(0), `SELECT count(*) FROM public.many WHERE payload = '""'`)
+		})
+	}
+}
+
+// A hostileTracer misbehaves once in each way, at statements with a text.
+type hostileTracer struct {
+	*hostile
+	text string
+
+	mu   sync.Mutex // guards the following field
+	left []string
+}
+
+func (h *hostileTracer) done() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.left) == 0
+}
+
+func (h *hostileTracer) seen(text string) {
+	if !strings.Contains(text, h.text) {
+		return
+	}
+	h.mu.Lock()
+	way := ""
+	if len(h.left) > 0 {
+		way, h.left = h.left[0], h.left[1:]
+	}
+	h.mu.Unlock()
+	h.do(way)
+}
+
+func (h *hostileTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	h.seen(data.SQL)
+	return ctx
+}
+func (h *hostileTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (h *hostileTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	for _, q := range data.Batch.QueuedQueries {
+		h.seen(q.SQL)
+	}
+	return ctx
+}
+func (h *hostileTracer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (h *hostileTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+// A tracer that misbehaves at a statement stops no other partition, no poll and no end of Run.
+func TestHostileTracerStopsNoOther(t *testing.T) {
+	t.Parallel()
+	for place, text := range map[string]string{
+		"poll": "pg_snapshot_xmin", "begin": "consumer_begin", "end": "consumer_end", "read": "pgleases version", "why": "rows, the first",
+	} {
+		t.Run(place, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			let := make(chan struct{})
+			tracer := &hostileTracer{hostile: &hostile{let}, text: text, left: misbehaves}
+			db.tracer = tracer
+			log := make(lines, 1000)
+			w := newWorker(db, consumer.Each(effect), consumer.WithTimeout(100*time.Millisecond), consumer.WithWorkers(2),
+				consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
+			free := closer(t, let) // at the end of the test before the pool is closed
+			w.LogOverrunAfter(50 * time.Millisecond)
+			w.AnswerWithin(500 * time.Millisecond)
+			if place == "why" {
+				testkit.OK(t, w.RunUntilEmpty(t.Context()))
+				return
+			}
+			w.run()
+			for rows := int64(8); !tracer.done() && place != "end"; rows += 8 {
+				db.insert(8, 8)
+				testkit.Becomes(t, db.Pool, "rows are handled", true, "SELECT count(*) <= 1 FROM (SELECT DISTINCT partition FROM public.outbox) AS p")
+			}
+			if place == "read" {
+				for line := ""; !strings.Contains(line, "batch still at work"); line = testkit.Receive(t, "it is logged", log) {
+				}
+				free()
+			}
+			db.empty("all is handled")
+			testkit.OK(t, w.end())
+		})
+	}
+}
+
+// A hostileLog misbehaves at each record, in each of the ways.
+type hostileLog struct {
+	*hostile
+	mu *sync.Mutex
+	n  *int
+}
+
+func (h hostileLog) Enabled(context.Context, slog.Level) bool { return true }
+func (h hostileLog) WithAttrs([]slog.Attr) slog.Handler       { return h }
+func (h hostileLog) WithGroup(string) slog.Handler            { return h }
+func (h hostileLog) Handle(context.Context, slog.Record) error {
+	h.mu.Lock()
+	way := misbehaves[min(*h.n, len(misbehaves)-1)]
+	*h.n++
+	h.mu.Unlock()
+	h.do(way)
+	return nil
+}
+
+// A log handler that misbehaves stops nothing.
+func TestHostileLogHandlerStopsNothing(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(40, 20)
+	h := hostileLog{&hostile{make(chan struct{})}, new(sync.Mutex), new(int)}
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if row.Attempt == 1 && row.ID <= 5 {
+			return errors.New("it fails, and that is logged")
+		}
+		return effect(ctx, tx, row)
+	}), consumer.WithLogger(slog.New(h)), consumer.WithBackoff(time.Millisecond, time.Millisecond))
+	closer(t, h.let)
+	testkit.OK(t, w.RunUntilEmpty(t.Context()))
+	db.exact(40)
+}
