@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -97,41 +98,72 @@ func runHanging(ctx context.Context, e *leader.Elector) error {
 	})
 }
 
-// startFrozen starts a candidate that a test freezes. prints waits for the lines that begin so, and
-// returns the rest of each.
-func startFrozen(t testing.TB, url string, env ...string) (frozen *exec.Cmd, prints func(beginnings ...string) map[string]string) {
+// A frozenOne is a candidate in a process of its own, which a test freezes.
+type frozenOne struct {
+	*exec.Cmd
+	lines chan string   // what it prints
+	ended chan struct{} // closed when it has ended
+	ends  atomic.Bool   // the test waits for its end
+}
+
+// startFrozen starts a candidate. If it ends before the test waits for that, the test fails.
+func startFrozen(t testing.TB, url string, env ...string) *frozenOne {
 	t.Helper()
-	frozen = exec.Command(os.Args[0])
-	frozen.Env = append(append(os.Environ(), frozenURL+"="+url), env...)
-	out := testkit.Must(frozen.StdoutPipe())(t)
-	testkit.OK(t, frozen.Start())
-	t.Cleanup(func() {
-		_ = frozen.Process.Kill()
-		_ = frozen.Wait() // it was killed
-	})
-	lines := make(chan string, 100)
+	c := &frozenOne{Cmd: exec.Command(os.Args[0]), lines: make(chan string, 1000), ended: make(chan struct{})}
+	c.Env = append(append(os.Environ(), frozenURL+"="+url), env...)
+	c.Stderr = os.Stderr
+	out := testkit.Must(c.StdoutPipe())(t)
+	testkit.OK(t, c.Start())
 	go func() {
-		defer close(lines)
+		defer close(c.ended)
 		for s := bufio.NewScanner(out); s.Scan(); {
-			lines <- s.Text()
+			c.lines <- s.Text()
 		}
+		_ = c.Wait() // the test looks at its ProcessState
 	}()
-	return frozen, func(beginnings ...string) map[string]string { // in any order: several goroutines print
-		t.Helper()
-		rest := make(map[string]string)
-		for len(rest) < len(beginnings) {
-			line, known := testkit.Receive(t, fmt.Sprint("it prints ", beginnings), lines), false
-			for _, b := range beginnings {
-				if after, is := strings.CutPrefix(line, b); is {
-					rest[b], known = after, true
-				}
-			}
-			if !known {
-				t.Fatalf("it prints %q, none of %q", line, beginnings)
+	testkit.Need(t, func() error {
+		select {
+		case <-c.ended:
+		default:
+			return nil
+		}
+		if c.ends.Load() {
+			return nil
+		}
+		return fmt.Errorf("the candidate has ended: %v", c.ProcessState)
+	})
+	t.Cleanup(func() {
+		_ = c.Process.Kill()
+		<-c.ended
+	})
+	return c
+}
+
+// exits waits for the end of the candidate, and returns its exit code.
+func (c *frozenOne) exits(t testing.TB) int {
+	t.Helper()
+	c.ends.Store(true)
+	testkit.Receive(t, "the process ends", c.ended)
+	return c.ProcessState.ExitCode()
+}
+
+// prints waits for the lines that begin so, in any order, because several goroutines print. It
+// returns the rest of each.
+func (c *frozenOne) prints(t testing.TB, beginnings ...string) map[string]string {
+	t.Helper()
+	rest := make(map[string]string)
+	for len(rest) < len(beginnings) {
+		line, known := testkit.Receive(t, fmt.Sprint("it prints ", beginnings), c.lines), false
+		for _, b := range beginnings {
+			if after, is := strings.CutPrefix(line, b); is {
+				rest[b], known = after, true
 			}
 		}
-		return rest
+		if !known {
+			t.Fatalf("it prints %q, none of %q", line, beginnings)
+		}
 	}
+	return rest
 }
 
 // The first call of IsLeader after a freeze returns false, then the callbacks end. The process
@@ -144,22 +176,22 @@ func TestFrozenLeaderIsNoLeader(t *testing.T) {
 func frozenLeaderIsNoLeader(t *timeguard.Try) {
 	t.Brief(frozenTTL)
 	url := pgtest.MigratedDatabase(t)
-	frozen, prints := startFrozen(t, url)
-	prints("started ", "new leader frozen")
+	frozen := startFrozen(t, url)
+	frozen.prints(t, "started ", "new leader frozen")
 	next := stand(t, client(t, testkit.Pool(t, url), "next"))
 	next.says(t, "new leader frozen")
 	testkit.OK(t, frozen.Process.Signal(syscall.SIGSTOP))
 	next.says(t, "started", "new leader next")
 	leads := time.Now().UnixNano()
 	testkit.OK(t, frozen.Process.Signal(syscall.SIGCONT))
-	led := testkit.Must(strconv.ParseInt(prints("led until ", "stopped", "new leader next")["led until "], 10, 64))(t)
+	led := testkit.Must(strconv.ParseInt(frozen.prints(t, "led until ", "stopped", "new leader next")["led until "], 10, 64))(t)
 	if led >= leads {
 		t.Errorf("it led in a call that began %v after the next leader", time.Duration(led-leads))
 	}
 	next.stop()
 	close(next.finish)
 	next.says(t, "stopped")
-	epoch := testkit.Must(strconv.ParseInt(prints("started ", "new leader frozen")["started "], 10, 64))(t)
+	epoch := testkit.Must(strconv.ParseInt(frozen.prints(t, "started ", "new leader frozen")["started "], 10, 64))(t)
 	if epoch <= leader.Epoch(next.ctx) {
 		t.Errorf("epoch %d after %d", epoch, leader.Epoch(next.ctx))
 	}
@@ -179,14 +211,14 @@ func TestProcessExitsWhenHangingWorkLosesTheLeadership(t *testing.T) {
 func hangingWorkLoses(t *timeguard.Try, asked bool) {
 	t.Brief(frozenTTL)
 	url := pgtest.MigratedDatabase(t)
-	frozen, prints := startFrozen(t, url, hangs+"=1")
-	prints("started")
+	frozen := startFrozen(t, url, hangs+"=1")
+	frozen.prints(t, "started")
 	next := stand(t, client(t, testkit.Pool(t, url), "next"))
 	defer close(next.finish)
 	next.says(t, "new leader frozen")
 	if asked {
 		testkit.OK(t, frozen.Process.Signal(syscall.SIGTERM))
-		prints("asked to stop")
+		frozen.prints(t, "asked to stop")
 		clients.Beats(t, next.client, 3)
 		if next.IsLeader() {
 			t.Error("another process leads before the work has returned")
@@ -195,9 +227,7 @@ func hangingWorkLoses(t *timeguard.Try, asked bool) {
 	testkit.OK(t, frozen.Process.Signal(syscall.SIGSTOP))
 	next.says(t, "started", "new leader next")
 	testkit.OK(t, frozen.Process.Signal(syscall.SIGCONT))
-	ended := make(chan error, 1)
-	go func() { ended <- frozen.Wait() }()
-	if testkit.Receive(t, "the process ends", ended); frozen.ProcessState.ExitCode() != 1 {
-		t.Errorf("it ended with %v", frozen.ProcessState)
+	if code := frozen.exits(t); code != 1 {
+		t.Errorf("it ended with %d, want 1", code)
 	}
 }
