@@ -16,6 +16,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/testkit/clients"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -179,6 +180,11 @@ func TestJobThatKillsItsProcessFailsAlone(t *testing.T) {
 // A crash is counted when the run begins, and taken back when the process ends the run, or drains.
 func TestACrashIsNotCountedWhereTheProcessLives(t *testing.T) {
 	t.Parallel()
+	timeguard.Run(t, aCrashIsNotCountedWhereTheProcessLives)
+}
+
+func aCrashIsNotCountedWhereTheProcessLives(t *timeguard.Try) {
+	t.Brief(3 * time.Second)
 	db := newDatabase(t)
 	began := make(chan string, 10)
 	kinds := func(w *worker) *worker {

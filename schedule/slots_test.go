@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -106,6 +107,11 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 // owner.
 func TestSlotsOfCutOffProcess(t *testing.T) {
 	t.Parallel()
+	timeguard.Run(t, slotsOfCutOffProcess)
+}
+
+func slotsOfCutOffProcess(t *timeguard.Try) {
+	t.Brief(5 * time.Second)
 	db := newDatabase(t)
 	began := make(chan string, 100)
 	start := func(hold bool) *worker {
