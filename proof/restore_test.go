@@ -90,7 +90,10 @@ func restoring(t *timeguard.Try, steps string) {
 	defer cancel()
 	testkit.OK(t, clients[0].Close(ctx))
 	until(t, "the others own all", func() bool { return owned() == 32 })
-	time.Sleep(3 * time.Second) // the sessions of the dump have expired
+	dumped := testkit.Value[time.Time](t, pool, "SELECT max(expires_at) FROM pgleases.clients") // the sessions of the dump expire before
+	until(t, "the sessions of the dump have expired", func() bool {
+		return testkit.Value[bool](t, pool, "SELECT clock_timestamp() > $1", dumped)
+	})
 
 	before := time.Now()
 	shell(steps)

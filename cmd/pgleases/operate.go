@@ -92,7 +92,7 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 				if err != nil {
 					return remedied(ctx, a, change, subject, err)
 				}
-				cmd.PrintErr(note)
+				cmd.PrintErr(note + warnsOfLast(ctx, a, change))
 				return output(p, movesOf(change, p))
 			}
 			state, err := operate(ctx, cmd.ErrOrStderr(), a, change, note, override && subject == "CLIENT", wait)
@@ -244,10 +244,29 @@ func movesOf(change admin.Change, p *admin.DryRun) string {
 	}
 	n := 0
 	moves := table("LEASE,PARTITIONS,FROM,TO,KIND", p.Moves, func(m admin.Move) []any {
-		n += m.Partitions.Count()
+		if m.Kind != admin.Kept {
+			n += m.Partitions.Count()
+		}
 		return []any{shown(m.Lease), m.Partitions, orDash(m.From), orDash(m.To), m.Kind}
 	})
+	if n == 0 {
+		return moves + "\nNo partition would move.\n"
+	}
 	return fmt.Sprintf("%s\n%s would move.\n", moves, ranges.Many(n, "partition"))
+}
+
+// warnsOfLast returns a line that warns of a forced drain of the last client that works on a lease,
+// which is refused without force; "" otherwise. The moves alone do not show it while expired
+// members, which may get the partitions in a plan, are not evicted yet.
+func warnsOfLast(ctx context.Context, a *admin.Admin, change admin.Change) string {
+	if !change.Force {
+		return ""
+	}
+	change.Force = false
+	if _, err := a.DryRun(ctx, change); errors.Is(err, admin.ErrLast) {
+		return fmt.Sprintf("pgleases: warning: without --force this is refused: %s\n", safeText(err))
+	}
+	return ""
 }
 
 // awaitDone returns when no partition is owned that a drain or a pause concerns. After some seconds

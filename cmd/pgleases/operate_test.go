@@ -463,3 +463,30 @@ func TestFrozenProcessOfAReplacedLeaseEnds(t *testing.T) {
 		}
 	}
 }
+
+// Members that have expired do not count as clients that work on a lease, and partitions that stay
+// where they are do not count as moves.
+func TestDryRunOfLastLivingClientWarns(t *testing.T) {
+	t.Parallel()
+	database := pgtest.FreshDatabase(t)
+	execute(t, database, `INSERT INTO pgleases.clients (session, id, incarnation, expires_at, ttl, host, pid, started_at) VALUES
+			(11, 'a', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now()), (12, 'dead', 1, clock_timestamp() - interval '1 s', '1 hour', 'host', 8, now());
+		INSERT INTO pgleases.identities (id, incarnation, process, used_at) VALUES ('a', 1, 1, now()), ('dead', 1, 2, now());
+		INSERT INTO pgleases.leases (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at) VALUES ('orders', 2, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('orders', 11, 1, now(), 1), ('orders', 12, 1, now(), 1);
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES
+			('orders', 0, 11, 12, 3, 'a', now()), ('orders', 1, 12, 12, 3, 'dead', now())`)
+	const warning = `client "a" is the last that works on: orders`
+	refused := command.Run(t, command.Database(database), "drain", "a", "--dry-run")
+	if code := refused.ExitCode(); code != supervise.Failed || !strings.Contains(refused.Printed(), warning) {
+		t.Errorf("exit code %d: %s", code, refused.Printed())
+	}
+	forced := command.Run(t, command.Database(database), "drain", "a", "--force", "--dry-run")
+	if code := forced.ExitCode(); code != 0 || !strings.Contains(forced.Printed(), "warning: without --force this is refused") || !strings.Contains(forced.Printed(), warning) {
+		t.Errorf("with --force: exit code %d: %s", code, forced.Printed())
+	}
+	frozen := output1(t, database, "freeze", "orders", "--dry-run")
+	if !regexp.MustCompile(`orders +0 +a +a +kept\n\nNo partition would move\.\n$`).MatchString(frozen) {
+		t.Errorf("a handoff that is canceled counts as a move: %s", frozen)
+	}
+}

@@ -399,7 +399,7 @@ func TestClientOverrideCoversConcurrentJoin(t *testing.T) {
 	tx := testkit.Must(f.session().Begin(f.ctx))(f)
 	var row any
 	joins := StatementsFor("pgleases").Join
-	f.ok(tx.QueryRow(f.ctx, joins, pgx.QueryExecModeSimpleProtocol, a.session, "m", 2, 1, 5, 5000).Scan(&row, &row, &row, &row, &row))
+	f.ok(tx.QueryRow(f.ctx, joins, pgx.QueryExecModeSimpleProtocol, a.session, "m", 2, 1, 5, 5000).Scan(&row, &row, &row, &row, &row, &row))
 	operator := f.raw()
 	drained := later(func() error { _, err := operator.Exec(f.ctx, "SELECT pgleases.drain('a', 'r')"); return err })
 	f.blocked(operator)
