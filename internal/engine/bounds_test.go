@@ -3,6 +3,7 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -78,6 +79,39 @@ func TestCallsForRecreatedLeaseReturnItsNewNumber(t *testing.T) {
 		}
 		w.ok(l.Leave(patiently(w.t)))
 		a.owning("x", 5)
+	})
+}
+
+// The client works on nothing of the lease, and nothing ends. So somebody has to be told, again and
+// again.
+func TestRejoinWithAnotherNumberIsLoudEachMinute(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a := w.start("a")
+		l := a.owning("x", 3)
+		time.Sleep(time.Second)
+		w.blind.Store(true) // it shows what was taken from it by hand
+		w.evict("a")
+		testkit.OK(t, w.db.Drop("x", 0))
+		w.remake("x", 5)
+		w.within(3*time.Second, "it is lost", func() bool { return len(shown(l)) == 0 })
+		const line = "lease cannot be joined again"
+		time.Sleep(10 * time.Minute)
+		lines := w.linesWith(line)
+		if n := len(lines); n < 9 || n > 11 {
+			t.Fatalf("%d lines in ten minutes", n)
+		}
+		for _, part := range []string{"ERROR", "lease=x", "it has 5, not 3", "start every process with"} {
+			if !strings.Contains(lines[0], part) {
+				t.Errorf("without %q: %s", part, lines[0])
+			}
+		}
+		w.ok(l.Leave(patiently(w.t)))
+		a.owning("x", 5)
+		w.logged(line)
+		time.Sleep(2 * time.Minute)
+		if n := w.logged(line); n > 0 {
+			t.Errorf("%d lines after it has joined with the new number", n)
+		}
 	})
 }
 

@@ -46,6 +46,7 @@ type membership struct {
 	paused     []string      // the operator who paused the lease, and the reason; nil: it is not paused
 	retryAt    time.Time     // when to join again
 	retry      time.Duration // the pause after the next failure to join
+	refusedAt  time.Time     // when it was last logged that it cannot be joined again
 
 	callers []*joining // calls of Client.Join that wait for the join
 	handles int        // calls of Client.Join that were answered
@@ -286,10 +287,24 @@ func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 	case m.handles > 0: // it had joined before the session was lost
 		m.retryAt = now.Add(ms.config.Heartbeat)
 		m.refuse(err)
+		ms.logRefused(m, err, now)
 		return fmt.Errorf("join lease %q again: %w", m.lease.Name, err)
 	}
 	ms.end(m, err)
 	return nil
+}
+
+// refusedEvery is how often a client logs that it cannot join a lease again. It works on nothing of
+// that lease until somebody acts, so one line would be overlooked.
+const refusedEvery = time.Minute
+
+// logRefused logs that a lease cannot be joined again.
+func (ms *members) logRefused(m *membership, err error, now time.Time) {
+	if now.Before(m.refusedAt.Add(refusedEvery)) {
+		return
+	}
+	m.refusedAt = now
+	ms.config.Log.Error("pgleases: lease cannot be joined again", slog.String("lease", m.lease.Name), slog.Any("error", err))
 }
 
 // becameMember notes that the session is a member.
@@ -324,7 +339,8 @@ func (s *shared) miscounted(n, wanted int) error {
 		return fmt.Errorf("%w: it was dropped, and for 24 h it can be created again only with %d, not with %d; change that with pgleases drop --partitions",
 			s.config.Errors.PartitionCount, -n, wanted)
 	}
-	return fmt.Errorf("%w: it has %d, not %d", s.config.Errors.PartitionCount, n, wanted)
+	return fmt.Errorf("%w: it has %d, not %d; start every process with the number that the lease has, or drop the lease",
+		s.config.Errors.PartitionCount, n, wanted)
 }
 
 // heard handles what a heartbeat says about the leases that the session is a member of. It returns

@@ -372,6 +372,18 @@ func (w *world) evict(id string) {
 	})
 }
 
+// linesWith returns the lines of clients that contain a text.
+func (w *world) linesWith(what string) (lines []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, line := range w.events {
+		if strings.Contains(line, what) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
 // logged returns how often clients have logged a text. If they have, it forgets all lines until now.
 func (w *world) logged(what string) (n int) {
 	w.mu.Lock()
