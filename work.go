@@ -87,6 +87,9 @@ const (
 // Client.Close and Lease.Leave wait for fn. If fn calls one of them, it should pass its own ctx,
 // which they end; with another context it waits for itself until that one ends.
 func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partition) error) error {
+	if fn == nil {
+		return fmt.Errorf("pgleases: run lease %q: the function is nil; pass the one that works on a partition", l.engine.Name)
+	}
 	if !l.running.CompareAndSwap(false, true) {
 		return fmt.Errorf("pgleases: run lease %q: another Run is under way", l.engine.Name)
 	}

@@ -296,6 +296,15 @@ func TestErrorAfterTheEndIsLogged(t *testing.T) {
 	}
 }
 
+func TestRunWithoutAFunctionIsAnError(t *testing.T) {
+	lease := pgleasestest.NewLease("work", 1)
+	defer lease.Close()
+	const want = `pgleases: run lease "work": the function is nil; pass the one that works on a partition`
+	if err := lease.Run(t.Context(), nil); err == nil || err.Error() != want {
+		t.Errorf("%v, not %s", err, want)
+	}
+}
+
 func TestASecondConcurrentRunIsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lease := pgleasestest.NewLease("work", 1)

@@ -20,7 +20,7 @@ import (
 // would restart every process, also while a client ends its work, and also after Client.Close,
 // because that process is about to exit.
 func Liveness(client *pgleases.Client) http.Handler {
-	return handler(func() error {
+	return handler(client, func() error {
 		if err := client.Err(); !errors.Is(err, pgleases.ErrClosed) {
 			return err
 		}
@@ -36,7 +36,7 @@ func Liveness(client *pgleases.Client) http.Handler {
 // A client that joins no lease, for example because it only has named locks, is never ready: use
 // Client.Stats for it.
 func Readiness(client *pgleases.Client) http.Handler {
-	return handler(func() error {
+	return handler(client, func() error {
 		switch s := bridge.Engine(client).Stats(); {
 		case s.Ending != nil:
 			return fmt.Errorf("the client ends: %w", s.Ending)
@@ -53,9 +53,15 @@ func Readiness(client *pgleases.Client) http.Handler {
 	})
 }
 
+var errNil = errors.New("the client is nil; pass the one that pgleases.NewClient has returned")
+
 // handler responds with 503 and the text of an error, or with 200.
-func handler(check func() error) http.Handler {
+func handler(client *pgleases.Client, check func() error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		check := check
+		if client == nil {
+			check = func() error { return errNil }
+		}
 		w.Header().Set("Cache-Control", "no-store")
 		if err := check(); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)

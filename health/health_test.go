@@ -122,3 +122,8 @@ func TestProbesDelayNoHandoff(t *testing.T) {
 		clients.Beats(t, a, 1)
 	}
 }
+
+func TestHandlersWithoutAClientRefuse(t *testing.T) {
+	expect(t, "liveness", health.Liveness(nil), http.StatusServiceUnavailable, "the client is nil")
+	expect(t, "readiness", health.Readiness(nil), http.StatusServiceUnavailable, "the client is nil")
+}

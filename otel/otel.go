@@ -40,18 +40,27 @@ import (
 // attribute.String("client", "orders"). Without them, the series of one client would hide those
 // of the other, so Observe returns an error for the second client of a provider.
 func Observe(provider metric.MeterProvider, client *pgleases.Client, attributes ...attribute.KeyValue) (metric.Registration, error) {
+	if client == nil {
+		return nil, errors.New("pgleasesotel: observe client: it is nil")
+	}
 	return observe(provider, "client", metrics.Client(client), attributes)
 }
 
 // ObserveSchedules exports a scheduler, with the attribute group and those of the application.
 // Unregister the result after Run has returned. For two schedulers of one group see [Observe].
 func ObserveSchedules(provider metric.MeterProvider, s *schedule.Scheduler, attributes ...attribute.KeyValue) (metric.Registration, error) {
+	if s == nil {
+		return nil, errors.New("pgleasesotel: observe scheduler: it is nil")
+	}
 	return observe(provider, "scheduler", metrics.Scheduler(s), attributes)
 }
 
 // ObserveConsumer exports a consumer, with the attribute consumer and those of the application.
 // Unregister the result after Run has returned. For two consumers of one name see [Observe].
 func ObserveConsumer(provider metric.MeterProvider, c *consumer.Consumer, attributes ...attribute.KeyValue) (metric.Registration, error) {
+	if c == nil {
+		return nil, errors.New("pgleasesotel: observe consumer: it is nil")
+	}
 	return observe(provider, "consumer", metrics.Consumer(c), attributes)
 }
 

@@ -10,6 +10,8 @@
 package pgleasesprom
 
 import (
+	"errors"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pgleases/pgleases"
@@ -22,17 +24,37 @@ import (
 // Register it once. If a process has several clients, give each a label:
 // prometheus.WrapRegistererWith. Unregister the collector after the client has ended.
 func NewCollector(client *pgleases.Client) prometheus.Collector {
+	if client == nil {
+		return refused{errors.New("pgleases: collect metrics: the client is nil")}
+	}
 	return newCollector(metrics.Client(client))
 }
 
 // NewScheduleCollector returns a collector of a scheduler, with the label group.
 func NewScheduleCollector(s *schedule.Scheduler) prometheus.Collector {
+	if s == nil {
+		return refused{errors.New("pgleases: collect metrics: the scheduler is nil")}
+	}
 	return newCollector(metrics.Scheduler(s))
 }
 
 // NewConsumerCollector returns a collector of a consumer, with the label consumer.
 func NewConsumerCollector(c *consumer.Consumer) prometheus.Collector {
+	if c == nil {
+		return refused{errors.New("pgleases: collect metrics: the consumer is nil")}
+	}
 	return newCollector(metrics.Consumer(c))
+}
+
+// refused is a collector that Register refuses with an error.
+type refused struct{ err error }
+
+// Describe implements prometheus.Collector.
+func (r refused) Describe(to chan<- *prometheus.Desc) { to <- prometheus.NewInvalidDesc(r.err) }
+
+// Collect implements prometheus.Collector.
+func (r refused) Collect(to chan<- prometheus.Metric) {
+	to <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(r.err), r.err)
 }
 
 type collector struct {

@@ -1,0 +1,21 @@
+package pgleasesprom_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	pgleasesprom "github.com/pgleases/pgleases/prometheus"
+)
+
+func TestCollectorsOfNilAreRefused(t *testing.T) {
+	for what, c := range map[string]prometheus.Collector{
+		"client": pgleasesprom.NewCollector(nil), "scheduler": pgleasesprom.NewScheduleCollector(nil),
+		"consumer": pgleasesprom.NewConsumerCollector(nil),
+	} {
+		if err := prometheus.NewRegistry().Register(c); err == nil || !strings.Contains(err.Error(), "the "+what+" is nil") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
