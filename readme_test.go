@@ -26,7 +26,7 @@ import (
 func TestPagesShowCompiledCode(t *testing.T) {
 	t.Parallel()
 	compiled := "\n"
-	sources := []string{"pages_test.go", "lock/example_do_test.go", "fence/recipes_test.go", "lock/example_test.go", "schedule/example_test.go", "schedule/scheduletest/docs_test.go", "proof/migrations/migrations_test.go", "examples/quickstart/main.go", "examples/first/main.go", "examples/gorm/main.go", "pgleasestest/example_test.go", "examples/otel/main.go", "prometheus/example_test.go", "examples/router/main.go", "examples/calls/main.go", "examples/kubernetes/main.go", "examples/dashboard/main.go",
+	sources := []string{"pages_test.go", "lock/example_do_test.go", "lock/example_election_test.go", "fence/recipes_test.go", "lock/example_test.go", "schedule/example_test.go", "schedule/scheduletest/docs_test.go", "proof/migrations/migrations_test.go", "examples/quickstart/main.go", "examples/first/main.go", "examples/gorm/main.go", "pgleasestest/example_test.go", "examples/otel/main.go", "prometheus/example_test.go", "examples/router/main.go", "examples/calls/main.go", "examples/kubernetes/main.go", "examples/dashboard/main.go",
 		"adapters/gocron/example_test.go", "adapters/cron/example_test.go", "adapters/clientgo/example_test.go", "consumer/example_test.go", "consumer/example_table_test.go", "leader/example_exit_test.go"}
 	for _, source := range sources {
 		compiled += strings.Join(trimmedLines(readFile(t, source)), "\n") + "\n"
