@@ -45,6 +45,7 @@ type attempt struct {
 	handler error         // of the handler; nil: it succeeded, or was not called
 	// handler is not an error of the connection or the server, even if these failed too
 	own  bool
+	lost bool // the server no longer has the transaction
 	slot bool // it took a slot that stays taken after this transaction
 }
 
@@ -103,6 +104,8 @@ func (e *execution) classify(a *attempt, err error, idle time.Duration) attemptO
 	switch {
 	case e.ctx.Err() != nil, !a.called() && errors.Is(err, pgleases.ErrNotOwner):
 		return abandoned
+	case a.lost:
+		return broke
 	case a.handler == nil && moved(err):
 		if a.called() {
 			return changed

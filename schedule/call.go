@@ -11,15 +11,23 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // handle calls the handler, and takes the outcome from its return.
 func (e *execution) handle(tx *handlers.Transaction, a *attempt) error {
 	ctx, cancel := e.limited()
 	defer cancel()
-	a.handler = e.call(ctx, tx.ForHandler(), a, e.run(a))
+	calling, gone := context.WithCancelCause(ctx)
+	defer gone(nil)
+	watched := worker.WatchTx(calling, e.db.pool, a.row.Transaction, e.db.times.Look, func() { gone(errGone) })
+	a.handler = e.call(calling, tx.ForHandler(), a, e.run(a))
+	watched()
 	server := tx.Conn().PgConn()
 	switch {
+	case context.Cause(calling) == errGone:
+		a.lost, a.handler = true, cmp.Or(a.handler, errGone)
+		_ = tx.Conn().Close(calling) // it would wait for an answer
 	case context.Cause(ctx) == ErrTimeout: // the timeout has closed a connection in use
 		a.handler = timedOut{a.handler}
 	case a.handler != nil: // if a context of its own ended, that also closed the connection

@@ -78,6 +78,9 @@ const (
 // conflict reports whether the database broke a transaction off in favor of another.
 func conflict(err error) bool { return worker.Whose(err) == worker.Conflict }
 
+// timeIsUp reports whether a run failed because its timeout passed.
+func timeIsUp(err error) bool { return errors.As(err, new(timedOut)) }
+
 // passing reports whether a transaction of this package may succeed if it is repeated.
 func passing(err error) bool { return worker.Whose(err).Passes() }
 
@@ -157,6 +160,7 @@ func (e timedOut) Error() string {
 var (
 	errCutOff  = errors.New("the process crashed or was cut off during the call")
 	errEnded   = errors.New("the handler ended its transaction: its work may be committed")
+	errGone    = errors.New("schedule: the server no longer has the transaction: the connection is lost")
 	errCrashed = errors.New("processes crashed during the run: see WithMaxCrashes")
 )
 

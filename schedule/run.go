@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -260,7 +261,8 @@ func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
 		}
 		return passing(err)
 	}
-	err := e.db.repeat(life, maxOutcomes, passes, func() error { return e.write(life, a.row, a.decided.step) })
+	inTime := e.kind.calls != inTransaction || !timeIsUp(cmp.Or(a.handler, a.err))
+	err := e.db.repeat(life, maxOutcomes, passes, func() error { return e.write(life, a.row, a.decided.step, inTime) })
 	if err != nil && e.o.life.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) && !moved(err) {
 		e.runLogger(a).Warn("schedule: outcome not recorded, run repeated", slog.Any("error", why))
 	}
@@ -282,7 +284,7 @@ func (e *execution) takeBack() {
 	trying.Run, trying.Called, trying.Once = "", 0, false
 	step.Trying, step.Outcomes = &trying, nil
 	life := e.writing()
-	_ = e.db.repeat(life, maxBreaks, passing, func() error { return e.write(life, &row, step) })
+	_ = e.db.repeat(life, maxBreaks, passing, func() error { return e.write(life, &row, step, true) })
 }
 
 // writing returns the context for writes after a call, or after a call that was not made. It ends
@@ -297,11 +299,16 @@ func (e *execution) writing() context.Context {
 	return e.late
 }
 
-// write writes a step in a transaction without a handler.
-func (e *execution) write(life context.Context, row *record, st step) error {
+// write writes a step in a transaction without a handler. If the handler's transaction timed out, and
+// its server is not this one any more, the server was the cause, so write returns errGone.
+func (e *execution) write(life context.Context, row *record, st step, inTime bool) error {
 	run := rand.Text()
-	open := e.db.open(new(*record), e.item.subject, run, closing, closing)
+	var now *record
+	open := e.db.open(&now, e.item.subject, run, closing, closing)
 	return e.guarded(life, e.o.Partition, open, func(tx *handlers.Transaction) error {
+		if !inTime && now != nil && !now.Server.Equal(row.Server) {
+			return errGone
+		}
 		return e.db.sendClose(life, tx, row, run, st, e.db.times.Answer, e.db.lockWait(0))
 	})
 }

@@ -169,6 +169,9 @@ type record struct {
 	Trigger  Trigger    `json:"trigger"`
 	Since    *time.Time `json:"begins"`
 	At       time.Time  `json:"at"` // of a job: see Job.At
+	// The following fields are those of schedule_open.
+	Transaction string    `json:"transaction,omitzero"`
+	Server      time.Time `json:"server,omitzero"` // when the server started
 
 	ill error // why the row cannot be read; then only what identifies it is set
 }

@@ -48,6 +48,7 @@ type timings struct {
 	SuspectHold time.Duration // at most, that other runs wait for a crash suspect
 	// from the end of a handler's context until the log says that it still runs
 	Overrun  time.Duration
+	Look     time.Duration // between two looks whether the transaction of a handler still exists
 	Answer   time.Duration // at most, for an answer of the database
 	LockWait time.Duration // at most, that a statement of this package waits for a lock
 	Trim     time.Duration // between two trims of the history
@@ -57,7 +58,7 @@ type timings struct {
 
 var defaultTimings = timings{
 	Poll: time.Second, PollPause: 10 * time.Millisecond, PollLimit: 5 * time.Second, Sweep: time.Minute, Silence: listen.Silence,
-	ClockDoubt: time.Minute, SuspectHold: 5 * time.Second, Overrun: 10 * time.Second, Answer: closing, LockWait: 5 * time.Second,
+	ClockDoubt: time.Minute, SuspectHold: 5 * time.Second, Overrun: 10 * time.Second, Look: 5 * time.Second, Answer: closing, LockWait: 5 * time.Second,
 	Trim: time.Minute, Declare: time.Hour,
 }
 

@@ -20,7 +20,8 @@
 --   p_timeout_ms: the most that one statement takes, milliseconds; 0: no limit
 --   p_idle_ms: the most that the transaction may be idle, milliseconds
 --   p_lock_ms: the most that a statement waits for a lock, milliseconds
--- Returns the schedule or job as JSON, with the time; null if it does not exist.
+-- Returns the schedule or job as JSON, with the time, the transaction, and when the server started;
+-- null if it does not exist.
 --
 -- PL001: the partition is not owned under the epoch.
 --
@@ -49,7 +50,7 @@ BEGIN
         SELECT pgleases.schedule_json(s) INTO found FROM pgleases.schedules AS s
         WHERE s.id OPERATOR(pg_catalog.=) p_subject AND pg_catalog.pg_try_advisory_xact_lock_shared(pg_catalog.hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL;
     END IF;
-    RETURN found;
+    RETURN found OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_object('transaction', pg_catalog.pg_current_xact_id()::pg_catalog.text, 'server', pg_catalog.pg_postmaster_start_time());
 END
 $pgleases_body$;
 
