@@ -314,6 +314,7 @@ func TestKilledLeaderIsReplaced(t *testing.T) {
 func killedLeaderIsReplaced(t *timeguard.Try) {
 	t.Brief(ttl)
 	url := pgtest.MigratedDatabase(t)
+	var mayEnd atomic.Pointer[exec.Cmd] // the test kills it
 	start := func() (*exec.Cmd, chan time.Time) {
 		cmd := exec.Command(testkit.Must(os.Executable())(t))
 		cmd.Env = append(os.Environ(), childURL+"="+url)
@@ -322,19 +323,30 @@ func killedLeaderIsReplaced(t *timeguard.Try) {
 		out := testkit.Must(cmd.StdoutPipe())(t)
 		testkit.OK(t, cmd.Start())
 		leads := make(chan time.Time, 1)
-		done := make(chan struct{})
+		ended := make(chan struct{})
 		go func() {
-			defer close(done)
+			defer close(ended)
 			for lines := bufio.NewScanner(out); lines.Scan(); {
 				if lines.Text() == "leads" {
 					leads <- time.Now()
 				}
 			}
+			_ = cmd.Wait() // its ProcessState tells more
 		}()
+		testkit.Need(t, func() error {
+			select {
+			case <-ended:
+			default:
+				return nil
+			}
+			if mayEnd.Load() == cmd {
+				return nil
+			}
+			return fmt.Errorf("the candidate has ended: %v", cmd.ProcessState)
+		})
 		t.Cleanup(func() {
 			_ = cmd.Process.Kill()
-			<-done
-			_ = cmd.Wait()
+			<-ended
 		})
 		return cmd, leads
 	}
@@ -345,6 +357,7 @@ func killedLeaderIsReplaced(t *timeguard.Try) {
 	testkit.Becomes(t, pool, "both are members", 2, "SELECT count(*)::int FROM pgleases.members_status")
 	other := clients.New(t, pool, pgleases.WithHeartbeat(heartbeat))
 	clients.Beats(t, other, int(ttl/heartbeat)+2) // the second has watched the first for a TTL
+	mayEnd.Store(one)
 	testkit.OK(t, one.Process.Kill())
 	killed := time.Now()
 	took := testkit.Receive(t, "the second leads", leads).Sub(killed)
