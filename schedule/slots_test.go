@@ -111,11 +111,11 @@ func TestSlotsOfCutOffProcess(t *testing.T) {
 }
 
 func slotsOfCutOffProcess(t *timeguard.Try) {
-	t.Brief(5 * time.Second)
+	t.Brief(3 * time.Second)
 	db := newDatabase(t)
 	began := make(chan string, 100)
 	start := func(hold bool) *worker {
-		w := newWorkerFor(db, 5*time.Second) // if it lost its trust earlier, the runs would be suspect
+		w := newWorkerFor(db, 3*time.Second) // if it lost its trust earlier, the runs would be suspect
 		wait := func(ctx context.Context, r schedule.Run[string]) {
 			began <- r.Args
 			if hold {

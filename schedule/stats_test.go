@@ -45,12 +45,12 @@ func TestStatsCountRuns(t *testing.T) {
 	}
 	become := func(kind, want string) {
 		t.Helper()
-		got := ""
-		for late := time.Now().Add(testkit.Patience); got != want; {
-			if got = numbers(kind); time.Now().After(late) {
-				t.Fatalf("%s: %s, not %s", kind, got, want)
+		defer func() {
+			if got := numbers(kind); t.Failed() {
+				t.Logf("%s: %s, not %s", kind, got, want)
 			}
-		}
+		}()
+		testkit.Until(t, kind+" are counted", func() bool { return numbers(kind) == want })
 	}
 	ends := func(err error) {
 		t.Helper()
