@@ -52,7 +52,7 @@ import (
 // planLease is one lease for the planner. A member is an index into members; -1: no member.
 type planLease struct {
 	members   []planMember // ids are unique; the order has no effect
-	joined    []int64      // per member: when it joined. May be nil: all joined at once
+	joined    []int64      // per member: its place in the order of joins. May be nil: all joined at once
 	current   []int32      // per partition: the live member that owns it, or that it is moving to
 	preferred []int32      // per partition: the member that lost it by leaving, crashing or draining, until it has returned. May be nil
 	fixed     []int32      // per partition: the member that gets it whatever the shares are; -1: the shares decide. May be nil, and is if preferred is

@@ -70,3 +70,45 @@ func TestHealthyCandidateLeadsSoon(t *testing.T) {
 		})
 	}
 }
+
+// A candidate that joins after the server's clock has stepped back waits behind those that joined
+// before.
+func TestCandidatesTakeTurnsAfterClockStep(t *testing.T) {
+	inWorld(t, func(_ *testing.T, w *world) {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		var failing, good atomic.Int64
+		for _, id := range []string{"k", "s"} {
+			go w.start(id).stands(ctx, 300*time.Millisecond, 100*time.Millisecond, &failing)
+		}
+		time.Sleep(3 * time.Second)
+		w.db.Step(-time.Hour)
+		go w.start("z").stands(ctx, 300*time.Millisecond, 100*time.Millisecond, &good)
+		time.Sleep(10 * time.Second)
+		w.db.Step(-time.Hour)
+		time.Sleep(10 * time.Second)
+		before := good.Load()
+		time.Sleep(10 * time.Second)
+		if terms := good.Load() - before; terms < 5 {
+			w.failf("it led %d times within 10 s", terms)
+		}
+	})
+}
+
+// A candidate that has waited since before the step is not passed over.
+func TestWaitingCandidateLeadsAfterClockStep(t *testing.T) {
+	inWorld(t, func(_ *testing.T, w *world) {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		var failing, good atomic.Int64
+		for _, id := range []string{"a", "b"} {
+			go w.start(id).stands(ctx, time.Second, 100*time.Millisecond, &failing)
+		}
+		time.Sleep(3 * time.Second)
+		w.within(5*time.Second, "one leads", func() bool { return failing.Load() > 2 })
+		go w.start("z").stands(ctx, time.Hour, 0, &good)
+		time.Sleep(100 * time.Millisecond)
+		w.db.Step(-time.Hour)
+		w.within(15*time.Second, "the one that has waited leads", func() bool { return good.Load() == 1 })
+	})
+}

@@ -84,8 +84,8 @@ type (
 	}
 	// A Membership is a row of table members without its key.
 	Membership struct {
-		Weight               int
-		JoinedAt, JoinNumber int64
+		Weight                                 int
+		JoinedAt, JoinNumber, JoinedGeneration int64
 	}
 	// A Member is the key of table members.
 	Member struct {

@@ -288,9 +288,9 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 		m := Member{lease, session}
 		before, again := t.Members[m]
 		if !again || before.Weight == 0 && weight > 0 {
-			before.JoinedAt = clock
+			before.JoinedAt, before.JoinedGeneration = clock, l.Generation
 		}
-		t.Members[m] = Membership{weight, before.JoinedAt, max(before.JoinNumber, number)}
+		t.Members[m] = Membership{weight, before.JoinedAt, max(before.JoinNumber, number), before.JoinedGeneration}
 		join.Joined = true
 		if !join.Claimed && l.NextCheckAt < Ever {
 			join.DueIn = micros(max(l.NextCheckAt-clock, 0))
@@ -661,7 +661,7 @@ func (c *Conn) Snapshot(ctx context.Context, leases []string, alone bool) ([]sto
 		for m, member := range t.Members {
 			members, ok := related[m.Lease]
 			if row, alive := t.Clients[m.Session]; ok && alive {
-				related[m.Lease] = append(members, store.Member{Session: m.Session, ID: row.ID, Incarnation: row.Incarnation, Weight: member.Weight, Joined: member.JoinedAt,
+				related[m.Lease] = append(members, store.Member{Session: m.Session, ID: row.ID, Incarnation: row.Incarnation, Weight: member.Weight, Joined: member.JoinedGeneration,
 					Drained: t.overridden("drain", "", row.ID), Cordoned: t.overridden("cordon", "", row.ID)})
 			}
 		}

@@ -186,10 +186,10 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 			t.Leases[name] = l
 		}
 	})
-	r.read("SELECT lease, session, weight, joined_at, join_number FROM members", func() ([]any, func()) {
+	r.read("SELECT lease, session, weight, joined_at, join_number, joined_generation FROM members", func() ([]any, func()) {
 		var m fakestore.Member
 		var rest fakestore.Membership
-		return []any{&m.Lease, &m.Session, &rest.Weight, &a, &rest.JoinNumber}, func() {
+		return []any{&m.Lease, &m.Session, &rest.Weight, &a, &rest.JoinNumber, &rest.JoinedGeneration}, func() {
 			rest.JoinedAt = instant(a)
 			t.Members[m] = rest
 		}
@@ -249,7 +249,7 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	changes(before.Members, after.Members, func(m fakestore.Member) {
 		exec("DELETE FROM members WHERE lease = $1 AND session = $2", m.Lease, m.Session)
 	}, func(m fakestore.Member, rest fakestore.Membership) {
-		exec("INSERT INTO members VALUES ($1, $2, $3, $4::timestamptz, $5)", m.Lease, m.Session, rest.Weight, timestamp(rest.JoinedAt), rest.JoinNumber)
+		exec("INSERT INTO members VALUES ($1, $2, $3, $4::timestamptz, $5, $6)", m.Lease, m.Session, rest.Weight, timestamp(rest.JoinedAt), rest.JoinNumber, rest.JoinedGeneration)
 	})
 	if !maps.Equal(before.Members, after.Members) {
 		exec("UPDATE leases SET name = name") // no statement changes members without their lease, and heartbeats rely on that

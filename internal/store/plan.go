@@ -29,7 +29,7 @@ type Member struct {
 	ID          string
 	Incarnation int64 // negative: the session is revoked
 	Weight      int
-	Joined      int64 // when it joined, or its weight was last raised from 0: microseconds since 1970, by the database's clock
+	Joined      int64 // generation of the lease when it joined, or its weight was last raised from 0
 
 	Drained, Cordoned bool // by an operator's override
 }

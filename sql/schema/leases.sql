@@ -34,6 +34,7 @@ CREATE TABLE IF NOT EXISTS pgleases.members (
     weight      int NOT NULL,
     joined_at   pg_catalog.timestamptz NOT NULL,
     join_number bigint NOT NULL,
+    joined_generation bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (lease, session)
 );
 CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
@@ -41,7 +42,8 @@ COMMENT ON TABLE pgleases.members IS 'The members: one row for each session and 
 COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; it is a live member while it has a row in clients.';
 COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members, as the application set it; 0: it owns no partition. If an override drains the client or pauses the lease, the weight counts as 0.';
-COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined, or when its weight was last raised from 0. If partitions are rarer than members, a free one goes to the member that has waited longest.';
+COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined, or when its weight was last raised from 0.';
+COMMENT ON COLUMN pgleases.members.joined_generation IS 'Generation of the lease at that time: the order of the joins, whatever the clock does. If partitions are rarer than members, a free one goes to the member with the lowest, which has waited longest.';
 COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave contains this number, so that a late leave ends no later membership.';
 
 CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.members EXECUTE FUNCTION pgleases.emptied();

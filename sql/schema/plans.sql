@@ -35,7 +35,7 @@ BEGIN
                coalesce(array_agg(a.incarnation), '{}') AS incarnations, coalesce(array_agg(a.weight), '{}') AS weights,
                coalesce(array_agg(a.joined), '{}') AS joined,
                coalesce(array_agg(a.verbs LIKE '%drain%'), '{}') AS drained, coalesce(array_agg(a.verbs LIKE '%cordon%'), '{}') AS cordoned
-        FROM (SELECT m.session, c.id, c.incarnation, m.weight, (extract(epoch FROM m.joined_at) * 1000000)::bigint AS joined,
+        FROM (SELECT m.session, c.id, c.incarnation, m.weight, m.joined_generation AS joined,
                      coalesce((SELECT string_agg(w.verb, ' ') FROM pgleases.overrides AS w WHERE w.client = c.id AND w.lease IS NULL), '') AS verbs
               FROM pgleases.members AS m
               CROSS JOIN LATERAL (SELECT c.id, c.incarnation FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c

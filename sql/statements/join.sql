@@ -52,10 +52,11 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
     FROM lease, generate_series(0, $3::int - 1) AS n
     WHERE lease.created
 ), member AS (
-    INSERT INTO pgleases.members AS m (lease, session, weight, joined_at, join_number)
-    SELECT lease.name, client.session, $4::int, clock_timestamp(), $5::bigint FROM lease, client
+    INSERT INTO pgleases.members AS m (lease, session, weight, joined_at, join_number, joined_generation)
+    SELECT lease.name, client.session, $4::int, clock_timestamp(), $5::bigint, lease.generation FROM lease, client
     ON CONFLICT (lease, session) DO UPDATE
     SET weight = EXCLUDED.weight, joined_at = CASE WHEN m.weight = 0 AND EXCLUDED.weight > 0 THEN EXCLUDED.joined_at ELSE m.joined_at END,
+        joined_generation = CASE WHEN m.weight = 0 AND EXCLUDED.weight > 0 THEN EXCLUDED.joined_generation ELSE m.joined_generation END,
         join_number = greatest(m.join_number, EXCLUDED.join_number)
     RETURNING m.lease, m.xmax = 0 AS new -- the membership is new
 ), recorded AS (
