@@ -77,14 +77,10 @@ var observed sync.Map
 // registration is that of a source. After its end, another source may have the series.
 type registration struct {
 	metric.Registration
-	of series
+	end func() error // a second call does nothing
 }
 
-func (r registration) Unregister() error {
-	err := r.Registration.Unregister()
-	observed.Delete(r.of)
-	return err
-}
+func (r registration) Unregister() error { return r.end() }
 
 // instruments makes the instruments of a meter, and keeps the errors.
 type instruments struct {
@@ -141,6 +137,9 @@ func (i *instruments) of(m *metrics.Metric) observeSample {
 }
 
 func observe(provider metric.MeterProvider, kind string, source metrics.Source, own []attribute.KeyValue) (metric.Registration, error) {
+	if provider == nil {
+		return nil, fmt.Errorf("pgleasesotel: observe %s: the provider is nil; pass the one of the application", kind)
+	}
 	fixed := slices.Clone(own)
 	for name, value := range source.Label {
 		fixed = append(fixed, attribute.String(name, value))
@@ -159,7 +158,11 @@ func observe(provider metric.MeterProvider, kind string, source metrics.Source, 
 		observed.Delete(of)
 		return nil, err
 	}
-	return registration{registered, of}, nil
+	end := sync.OnceValue(func() error {
+		defer observed.Delete(of)
+		return registered.Unregister()
+	})
+	return registration{registered, end}, nil
 }
 
 // register registers a source, whose samples all have those attributes.

@@ -44,3 +44,26 @@ func TestClientsOfOneProviderNeedAttributes(t *testing.T) {
 		defer r.Unregister()
 	}
 }
+
+// The second Unregister of one registration must not free the series of its successor.
+func TestSecondUnregisterFreesNoSuccessor(t *testing.T) {
+	provider := sdk.NewMeterProvider(sdk.WithReader(sdk.NewManualReader()))
+	client := testkit.Must(pgleases.NewClient(t.Context(), testkit.Pool(t, pgtest.Database(t))))(t)
+	defer client.Close(context.WithoutCancel(t.Context()))
+	first := testkit.Must(pgleasesotel.Observe(provider, client))(t)
+	testkit.OK(t, first.Unregister())
+	second := testkit.Must(pgleasesotel.Observe(provider, client))(t)
+	testkit.OK(t, first.Unregister())
+	if _, err := pgleasesotel.Observe(provider, client); err == nil {
+		t.Error("two sources have the same series")
+	}
+	testkit.OK(t, second.Unregister())
+}
+
+func TestNilProviderIsAnError(t *testing.T) {
+	client := testkit.Must(pgleases.NewClient(t.Context(), testkit.Pool(t, pgtest.Database(t))))(t)
+	defer client.Close(context.WithoutCancel(t.Context()))
+	if _, err := pgleasesotel.Observe(nil, client); err == nil || !strings.Contains(err.Error(), "the provider is nil") {
+		t.Errorf("error %v", err)
+	}
+}
