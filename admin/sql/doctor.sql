@@ -82,6 +82,8 @@ SELECT json_build_object(
         SELECT coalesce(json_agg(c.relname), '[]') FROM relations AS c
         WHERE c.relkind = 'r' AND EXISTS (SELECT FROM pg_options_to_table(c.reloptions) AS o WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean)),
     'functions', (SELECT coalesce(json_agg(json_build_object('name', f.proname, 'body', f.prosrc)), '[]') FROM pg_proc AS f WHERE f.pronamespace = s.oid),
+    'relations', (SELECT coalesce(json_agg(c.relname), '[]') FROM pg_class AS c WHERE c.relnamespace = s.oid),
+    'executable', (SELECT coalesce(json_agg(f.proname), '[]') FROM pg_proc AS f WHERE f.pronamespace = s.oid AND has_function_privilege('public', f.oid, 'EXECUTE')),
     'columns', (SELECT coalesce(json_agg(json_build_object('name', concat(a.attrelid::regclass, '.', quote_ident(a.attname)), 'expression', e.text)), '[]')
                 FROM calls AS d JOIN pg_attribute AS a ON a.attrelid = d.adrelid AND a.attnum = d.adnum AND a.attgenerated <> '' CROSS JOIN LATERAL (SELECT pg_get_expr(d.adbin, d.adrelid)) AS e (text)
                 WHERE starts_with(e.text, quote_ident($1) || '.partition_for(')),

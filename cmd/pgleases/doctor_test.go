@@ -726,3 +726,24 @@ func newFilter(t *testing.T, databaseURL string, filter func(kind byte, body []b
 	u.Host = listener.Addr().String()
 	return u.String()
 }
+
+// A view or an index that is gone, and a verb that every role may execute, are found and repaired.
+func TestDamagedSchemaIsFoundAndRepaired(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	for damage, found := range map[string]string{
+		"DROP VIEW pgleases.status":                              "views or indexes are missing: status",
+		"DROP INDEX pgleases.overrides_once":                     "views or indexes are missing: overrides_once",
+		"GRANT EXECUTE ON FUNCTION pgleases.drain TO PUBLIC":     "every role may execute functions for operators, or for the tables' owner: drain",
+		"GRANT EXECUTE ON FUNCTION pgleases.emptied() TO PUBLIC": "every role may execute functions for operators, or for the tables' owner: emptied",
+	} {
+		execute(t, database, damage)
+		expectIll(t, database, "fault functions", found)
+		if done := output1(t, database, "migrate"); !strings.Contains(done, "replaced: ") {
+			t.Errorf("%s: migrate prints %s", damage, done)
+		}
+		if done := output1(t, database, "migrate"); !strings.Contains(done, "nothing to do") {
+			t.Errorf("%s: a second migrate prints %s", damage, done)
+		}
+	}
+}

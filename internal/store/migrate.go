@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgleases/pgleases/internal/connect"
 )
@@ -122,7 +123,9 @@ func (p Part) differs(ctx context.Context, conn *pgx.Conn, schema string) (names
 		lacks = fmt.Sprintf(lacks, pgx.Identifier{schema}.Sanitize(), Literal(schema))
 	}
 	results, err := conn.PgConn().Exec(ctx, "SELECT proname, prosrc FROM pg_catalog.pg_proc WHERE pronamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = "+
-		Literal(schema)+")"+lacks).ReadAll()
+		Literal(schema)+`); SELECT relname FROM pg_catalog.pg_class WHERE relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = `+
+		Literal(schema)+`); SELECT p.proname FROM pg_catalog.pg_proc AS p WHERE pg_catalog.has_function_privilege('public', p.oid, 'EXECUTE')
+			AND p.pronamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = `+Literal(schema)+")"+lacks).ReadAll()
 	if err != nil {
 		return nil, err
 	}
@@ -131,13 +134,46 @@ func (p Part) differs(ctx context.Context, conn *pgx.Conn, schema string) (names
 		have[string(row[0])] = append(have[string(row[0])], string(row[1]))
 	}
 	missing, changed := Differing(p.DDL(schema), schema, have)
-	names = append(missing, changed...)
-	for _, result := range results[1:] {
+	absent, public := Damaged(p.DDL(schema), schema, firsts(results[1]), firsts(results[2]))
+	names = slices.Concat(missing, changed, absent)
+	for _, name := range public {
+		names = append(names, "the right of PUBLIC to execute "+name)
+	}
+	for _, result := range results[3:] {
 		for _, row := range result.Rows {
 			names = append(names, string(row[0]))
 		}
 	}
 	return names, nil
+}
+
+// firsts returns the first column of a result.
+func firsts(result *pgconn.Result) (values []string) {
+	for _, row := range result.Rows {
+		values = append(values, string(row[0]))
+	}
+	return values
+}
+
+// Damaged returns the views and indexes that a DDL text creates in a schema and that are not among
+// its relations, and the functions that the text keeps from PUBLIC and that PUBLIC may execute.
+func Damaged(ddl, schema string, relations, executable []string) (absent, public []string) {
+	quoted := regexp.QuoteMeta(pgx.Identifier{schema}.Sanitize())
+	created := regexp.MustCompile(`(?m)^CREATE (?:OR REPLACE VIEW ` + quoted + `\.|(?:UNIQUE )?INDEX IF NOT EXISTS )(\w+)`)
+	for _, match := range created.FindAllStringSubmatch(ddl, -1) {
+		if !slices.Contains(relations, match[1]) {
+			absent = append(absent, match[1])
+		}
+	}
+	revoked, name := regexp.MustCompile(`(?m)^REVOKE EXECUTE ON FUNCTION ([^;]+) FROM PUBLIC;`), regexp.MustCompile(quoted+`\.(\w+)`)
+	for _, match := range revoked.FindAllStringSubmatch(ddl, -1) {
+		for _, function := range name.FindAllStringSubmatch(match[1], -1) {
+			if slices.Contains(executable, function[1]) {
+				public = append(public, function[1])
+			}
+		}
+	}
+	return absent, public
 }
 
 // Differing compares functions by name and body: those that a schema has with those that a DDL text
