@@ -23,8 +23,15 @@ func (c *Consumer) LeaveWithin(d time.Duration) { c.times.leave = d }
 // CrashSQL returns the statement of crash.sql.
 func (c *Consumer) CrashSQL() string { return c.sql.Crash }
 
+// OursSQL returns the statement that makes the settings of our statements.
+func (c *Consumer) OursSQL() string { return c.sql.Ours }
+
+// ProbeSQL returns the statement of probe.sql.
+func (c *Consumer) ProbeSQL() string { return c.sql.Probe }
+
 // Together returns how many of so many partitions that have a row each get into one batch while so
-// many workers are free, if the handler takes so long for a row of so many bytes; 0: that is not known.
+// many workers are free, if the handler takes so long for a row of so many bytes; 0: that is not
+// known.
 func Together(due, free int, pace time.Duration, size int64, opts ...Option) int {
 	o, _ := newOptions(opts)
 	g := &group{Consumer: &Consumer{options: o}}

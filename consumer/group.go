@@ -20,8 +20,8 @@ const (
 	recordTime  = 2 * time.Second  // the most that recording ends takes
 	answerTime  = 10 * time.Second // the most that a statement of a job takes
 	lockWait    = time.Second      // the most that it waits for a lock
-	// readWait is the most that the read of a batch waits for a lock, and searchWait the most if it is
-	// known that a lock is kept there.
+	// readWait is the most that the read of a batch waits for a lock, and searchWait the most if
+	// it is known that a lock is kept there.
 	readWait    = 100 * time.Millisecond
 	searchWait  = 10 * time.Millisecond
 	troubleWait = time.Second // the most that rows wait after an error that none is charged with
@@ -45,8 +45,8 @@ var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, p
 	quiet: 10 * time.Second, leave: 2 * time.Second, answer: answerTime,
 	look: 5 * time.Second, overrun: drainMargin}
 
-// A partition is an ownership. Its fields from due on belong to the job that works on the partition,
-// and otherwise, as the others, to the goroutine of the group.
+// A partition is an ownership. Its fields from due on belong to the job that works on the
+// partition, and otherwise, as the others, to the goroutine of the group.
 type partition struct {
 	pgleases.Partition
 	halting atomic.Bool   // it is to end
@@ -71,8 +71,8 @@ type partition struct {
 	lost    bool // it is not owned
 }
 
-// A standing says when a partition's rows may be handled, or its blocked rows: a blocked row that is
-// locked, or whose handler finds something away, keeps no others.
+// A standing says when a partition's rows may be handled, or its blocked rows: a blocked row that
+// is locked, or whose handler finds something away, keeps no others.
 type standing struct {
 	notBefore time.Time
 	outage    time.Duration // the pause, if something that handlers need is away; 0: no pause

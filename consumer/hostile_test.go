@@ -54,8 +54,8 @@ func (e hostileError) As(any) bool     { e.at("As", e.text); return false }
 func (e hostileError) Timeout() bool   { e.at("Timeout", e.text); return false }
 func (e hostileError) Temporary() bool { e.at("Timeout", e.text); return false }
 
-// hostiles are the code that handles the rows of each kind of handler. The first word of a row names it,
-// because pgx makes its decoder.
+// hostiles are the code that handles the rows of each kind of handler. The first word of a row
+// names it, because pgx makes its decoder.
 var hostiles = map[string]*hostile{"Each": {make(chan struct{})}, "InTx": {make(chan struct{})}, "AtLeastOnce": {make(chan struct{})}}
 
 func atRow(place, text string) {
@@ -78,8 +78,9 @@ func (v *hostileText) UnmarshalJSON(text []byte) error {
 
 type hostileOrder struct{ Payload hostileText }
 
-// What code of the application does for a row stops no other key, however it fails to return: the row
-// fails, or its partition waits. With more hanging calls than workers, others have the workers.
+// What code of the application does for a row stops no other key, however it fails to return: the
+// row fails, or its partition waits. With more hanging calls than workers, others have the
+// workers.
 func TestHostileCodeOfARowStopsNoOther(t *testing.T) {
 	t.Parallel()
 	places := []string{"handler", "around", "decoder", "Error", "Unwrap", "Is", "As", "Timeout"}

@@ -142,8 +142,8 @@ func (g *group) post(f func()) {
 	}
 }
 
-// giveSlotBack lets other work have the slot of a job in which code of the application goes on after
-// its context has ended. The job keeps its partitions, whose rows must stay in order.
+// giveSlotBack lets other work have the slot of a job in which code of the application goes on
+// after its context has ended. The job keeps its partitions, whose rows must stay in order.
 func (g *group) giveSlotBack(j *job) {
 	if j.over || j.late {
 		return

@@ -63,6 +63,26 @@ func TestManyBlockedKeysThatAreDue(t *testing.T) {
 	expect(t, w.Stats().ProbeErrors, 0, "looks for rows that took too long")
 }
 
+// Keys that are blocked are read once for each partition, however long they are. Otherwise 100,000
+// of them would be read 100,000 times, by each look for rows.
+func TestManyLongBlockedKeysAreReadOnce(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`INSERT INTO public.outbox (customer, payload) SELECT k, '1' FROM (SELECT i || repeat(md5(i::text), 45) AS k FROM generate_series(1, 64000) AS i) AS k
+		WHERE pgleases.partition_for(k, 8) = 3`) // about 12 MB, which is more than work_mem
+	db.block("true")
+	db.exec("ANALYZE pgleases.consumer_blocked")
+	w := newWorker(db, consumer.Each(effect))
+	tx := testkit.Must(db.Begin(t.Context()))(t)
+	testkit.Must(tx.Exec(t.Context(), w.OursSQL()))(t)
+	sql := strings.TrimSpace(w.ProbeSQL())
+	blocks := testkit.BlocksRead(t, tx, sql, []int32{3}, "orders")
+	testkit.OK(t, tx.Rollback(t.Context()))
+	if blocks > 100_000 {
+		t.Errorf("a look for rows reads %d blocks", blocks)
+	}
+}
+
 // The begin after a crash does not read the backlog.
 func TestBeginAfterACrashReadsFewRows(t *testing.T) {
 	t.Parallel()

@@ -20,16 +20,19 @@ type statements struct {
 }
 
 // settings are those of our statements on the user's table. A plan that was made while the table
-// was empty must be good for a million rows too, so the planner gets no choice but the index.
+// was empty must be good for a million rows too, so the planner gets no choice but the index. With
+// less work_mem it would read all blocked keys of a partition for each of its rows, once it knows
+// that a hash of them is larger. It takes what it needs, not work_mem.
 var settings = [][2]string{
 	{"enable_seqscan", "off"}, {"enable_bitmapscan", "off"}, {"enable_sort", "off"}, {"enable_hashjoin", "off"}, {"enable_mergejoin", "off"},
-	{"jit", "off"}, {"plan_cache_mode", "force_generic_plan"}, {"lock_timeout", strconv.FormatInt(lockWait.Milliseconds(), 10)},
+	{"jit", "off"}, {"plan_cache_mode", "force_generic_plan"}, {"work_mem", "1GB"},
+	{"lock_timeout", strconv.FormatInt(lockWait.Milliseconds(), 10)},
 }
 
 var tableSQL = store.Texts(sql.Files, "pgleases")("table")
 
-// statementsFor returns the statements for a schema. names replaces the placeholders in those on the
-// user's table.
+// statementsFor returns the statements for a schema. names replaces the placeholders in those on
+// the user's table.
 func statementsFor(schema string, names *strings.Replacer) (s statements) {
 	of := pgx.Identifier{schema}.Sanitize()
 	s.Begin = "SELECT number, crashed_now, crashed_epoch, watched IS NOT NULL, suspect_first, suspect_last FROM " + of + ".consumer_begin($1::pg_catalog.text, $2::int[], $3::bigint[])"
@@ -44,7 +47,8 @@ func statementsFor(schema string, names *strings.Replacer) (s statements) {
 	saves := []string{set("consumer.settings", "pg_catalog.concat_ws(' ', "+strings.Join(save, ", ")+")")}
 	all := ours
 	// With the role and the limit that the session has: the handler's may not allow to remove the
-	// rows. In a transaction of the handler's own they are not known, and consumer_expect refuses it.
+	// rows. In a transaction of the handler's own they are not known, and consumer_expect refuses
+	// it.
 	for _, name := range []string{"role", "statement_timeout"} {
 		now, saved := "pg_catalog.current_setting('"+name+"')", "pg_catalog.current_setting('consumer."+name+"', true)"
 		saves = append(saves, set("consumer."+name, now))

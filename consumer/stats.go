@@ -21,13 +21,13 @@ type Stats struct {
 	ProbeErrors int64
 	ProbeTime   time.Duration // total time of all probes
 
-	// Batches whose handler, or other code of the application, goes on after its context has ended and
-	// 5 s have passed. They keep their partitions, and others have their workers.
+	// Batches whose handler, or other code of the application, goes on after its context has ended
+	// and 5 s have passed. They keep their partitions, and others have their workers.
 	Overdue int64
 
-	// Partitions that are tried less often than others, until they succeed once, because a batch took
-	// longer than its timeout, because somebody else keeps a row locked, or because a connection did not
-	// answer.
+	// Partitions that are tried less often than others, until they succeed once, because a batch
+	// took longer than its timeout, because somebody else keeps a row locked, or because a
+	// connection did not answer.
 	SlowByTimeout, SlowByLock, SlowByConnection int64
 }
 

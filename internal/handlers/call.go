@@ -30,8 +30,8 @@ var ErrHangs = errors.New("code of the application, such as a tracer or a hook o
 	"make it end with its context")
 
 // Within is Call for what ends with ctx, unless code of the application hangs in it. If it still
-// runs when grace has passed after the end of ctx, Within leaves it behind, and returns ErrHangs. So
-// what f writes must not be read after an error.
+// runs when grace has passed after the end of ctx, Within leaves it behind, and returns ErrHangs.
+// So what f writes must not be read after an error.
 func Within(ctx context.Context, grace time.Duration, f func() error) error {
 	late := make(chan struct{})
 	defer Watch(ctx, grace, func() { close(late) })()

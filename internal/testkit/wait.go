@@ -81,7 +81,9 @@ func Value[T any](t testing.TB, pool *pgxpool.Pool, query string, args ...any) (
 }
 
 // BlocksRead returns how many blocks the server reads for a query, in memory or not.
-func BlocksRead(t testing.TB, pool *pgxpool.Pool, query string, args ...any) int {
+func BlocksRead(t testing.TB, db interface {
+	QueryRow(ctx context.Context, query string, args ...any) pgx.Row
+}, query string, args ...any) int {
 	t.Helper()
 	var plans []struct {
 		Plan struct {
@@ -89,7 +91,7 @@ func BlocksRead(t testing.TB, pool *pgxpool.Pool, query string, args ...any) int
 			Read int `json:"Shared Read Blocks"`
 		}
 	}
-	OK(t, pool.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+query, args...).Scan(&plans))
+	OK(t, db.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+query, args...).Scan(&plans))
 	return plans[0].Plan.Hit + plans[0].Plan.Read
 }
 
