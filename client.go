@@ -202,4 +202,7 @@ func (c *Client) Err() error { return c.engine.Err() }
 // If a Run callback or a goroutine with an open hold calls Close, Close waits for that work too. It
 // returns when its ctx ends, and names the partition. If a callback calls Close with its own ctx,
 // Close returns at once, because Close ends that ctx.
+//
+// Give ctx a deadline. If a function of the application does not return, for example a tracer of
+// the client's connection, a Close without a deadline waits for it too.
 func (c *Client) Close(ctx context.Context) error { return c.engine.Close(ctx) }
