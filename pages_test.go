@@ -32,6 +32,16 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
+// Settings of a pool that docs/operations.md shows.
+var _ = func(config *pgxpool.Config) {
+	config.PingTimeout = time.Second // of a connection that was idle
+	config.BeforeClose = func(conn *pgx.Conn) {
+		if conn.IsClosed() { // a call was given up, and pgx would wait for the server to close its end
+			_ = conn.PgConn().Conn().Close()
+		}
+	}
+}
+
 // README.md and docs show lines of the examples in this file word for word, which
 // TestPagesShowCompiledCode checks.
 

@@ -266,7 +266,7 @@ func (g *group) whyBlocked(ctx context.Context) (reason string, err error) {
 	answer := make(chan string, 1)
 	err = handlers.Within(ctx, g.times.overrun, func() error {
 		var text string
-		err := g.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { // gives it back even if a tracer panics
+		err := worker.Read(ctx, g.line(), g.pool, func(ctx context.Context, conn *pgxpool.Conn) error {
 			return conn.QueryRow(ctx, g.sql.Why, g.name).Scan(&text)
 		})
 		answer <- text

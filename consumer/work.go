@@ -263,14 +263,15 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow, slow b
 		}
 	})
 	defer give()
-	conn, err := g.acquire()
+	conn, giveBack, err := g.acquire()
 	if err != nil {
+		giveBack()
 		return outcome{verdict: troubled, at: -1, err: err}
 	}
 	var once sync.Once
 	var left *pgx.Conn
 	release := func() {
-		if once.Do(conn.Release); left != nil {
+		if once.Do(giveBack); left != nil {
 			_ = g.inTime(left.Close)
 		}
 	}
@@ -641,18 +642,18 @@ func (g *group) handlerContext(parts []*partition) (context.Context, context.Can
 	}
 }
 
-func (g *group) acquire() (*pgxpool.Conn, error) {
+func (g *group) acquire() (conn *pgxpool.Conn, release func(), err error) {
 	return g.acquireAnd(func(context.Context, *pgxpool.Conn) error { return nil })
 }
 
 // acquireAnd returns a connection on which f has begun something. If the connection is not nil, the
 // error is of f.
-func (g *group) acquireAnd(f func(context.Context, *pgxpool.Conn) error) (*pgxpool.Conn, error) {
-	conn, err := worker.Acquire(context.WithoutCancel(g.life), g.line(), g.pool, g.times.answer, f)
+func (g *group) acquireAnd(f func(context.Context, *pgxpool.Conn) error) (conn *pgxpool.Conn, release func(), err error) {
+	conn, release, err = worker.Acquire(context.WithoutCancel(g.life), g.line(), g.pool, g.times.answer, f)
 	if final := worker.EndsRun(err); final != nil {
 		g.stop(final)
 	}
-	return conn, err
+	return conn, release, err
 }
 
 func (g *group) line() *worker.Line { return &bridge.Engine(g.client).Line }
@@ -718,14 +719,14 @@ func (g *group) guarded(parts []*partition, f func(ctx context.Context, tx *hand
 func (g *group) guardedOnce(owned []*partition, f func(ctx context.Context, tx *handlers.Transaction, xact string) error) error {
 	var tx *handlers.Transaction
 	var xact string
-	conn, err := g.acquireAnd(func(_ context.Context, conn *pgxpool.Conn) (err error) {
+	conn, release, err := g.acquireAnd(func(_ context.Context, conn *pgxpool.Conn) (err error) {
 		tx, xact, err = g.beginGuarded(conn, owned, lockWait, func(*pgx.Batch) {})
 		return err
 	})
 	if conn == nil {
 		return err
 	}
-	defer conn.Release()
+	defer release()
 	defer g.rollback(tx)
 	if err == nil {
 		err = g.inTime(func(ctx context.Context) error { return f(ctx, tx, xact) })
@@ -738,11 +739,9 @@ func (g *group) guardedOnce(owned []*partition, f func(ctx context.Context, tx *
 
 // write sends a statement in a transaction of its own, without a guard.
 func (g *group) write(ctx context.Context, statement string, args ...any) error {
-	return g.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { // gives it back even if a tracer panics
-		return pgx.BeginTxFunc(ctx, conn, handlers.ReadCommitted, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, statement, args...)
-			return err
-		})
+	return worker.InTx(ctx, g.line(), g.pool, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, statement, args...)
+		return err
 	})
 }
 

@@ -35,7 +35,7 @@ func (s *Scheduler) putDeclared(ctx context.Context) (fits bool, err error) {
 	_, rows := s.registry.declarations()
 	var have map[string]*record
 	var partitions int
-	err = s.starting(ctx, func(tx pgx.Tx) (err error) {
+	err = s.starting(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
 		have, partitions, err = s.db.sendDeclared(ctx, tx, rows)
 		return err
 	})
@@ -44,7 +44,7 @@ func (s *Scheduler) putDeclared(ctx context.Context) (fits bool, err error) {
 	}
 	rows = slices.DeleteFunc(rows, func(r *record) bool { return r.stands(have[r.Name]) })
 	for few := range slices.Chunk(rows, together) {
-		if err := s.starting(ctx, func(tx pgx.Tx) error { return s.putFew(ctx, tx, few) }); err != nil {
+		if err := s.starting(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.putFew(ctx, tx, few) }); err != nil {
 			return false, err
 		}
 	}
@@ -53,12 +53,12 @@ func (s *Scheduler) putDeclared(ctx context.Context) (fits bool, err error) {
 
 // join stores the number of partitions.
 func (s *Scheduler) join(ctx context.Context) error {
-	return s.starting(ctx, func(tx pgx.Tx) error { return s.db.sendJoin(ctx, tx) })
+	return s.starting(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.db.sendJoin(ctx, tx) })
 }
 
 // starting runs f in a transaction, and repeats it. f writes the same each time, so a lost answer
 // does no harm.
-func (s *Scheduler) starting(ctx context.Context, f func(pgx.Tx) error) error {
+func (s *Scheduler) starting(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
 	return s.db.repeat(ctx, maxStarts, passing, func() error { return s.db.inOneTx(ctx, f) })
 }
 

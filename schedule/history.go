@@ -70,7 +70,9 @@ func (s *Scheduler) FailedJobs(ctx context.Context, before int64) iter.Seq2[Entr
 
 func (s *Scheduler) history(ctx context.Context, doing string, name *string, before int64) iter.Seq2[Entry, error] {
 	return pages(doing, cmp.Or(before, math.MaxInt64), func(before int64) ([]Entry, error) {
-		return s.db.sendHistory(ctx, s.db.pool, name, before, page)
+		return asked(ctx, s.db, func(ctx context.Context, q querier) ([]Entry, error) {
+			return s.db.sendHistory(ctx, q, name, before, page)
+		})
 	}, func(e Entry) int64 { return e.ID })
 }
 
@@ -92,7 +94,9 @@ func (s *Scheduler) trim(ctx context.Context, clock *serverClock) {
 				err = s.trimTo(ctx, true, now, s.options.retentionFailed, &failures)
 			}
 			if err == nil {
-				err = s.db.within(ctx, func(ctx context.Context) error { return s.db.sendPlace(ctx, s.db.pool, nil) })
+				err = s.db.within(ctx, func(ctx context.Context) error {
+					return s.db.asking(ctx, func(ctx context.Context, q querier) error { return s.db.sendPlace(ctx, q, nil) })
+				})
 			}
 			if err != nil && !failing && ctx.Err() == nil {
 				s.log.Warn("schedule: history not trimmed, retried each minute", slog.Any("error", err))

@@ -132,7 +132,7 @@ func WithUnique(key string, conflict OnConflict) JobOption {
 // Enqueue enqueues a job, and returns its ID. Without options it is due now. It returns an error
 // for an invalid option, ErrExists, or an error of the database.
 func (k *Jobs[Args]) Enqueue(ctx context.Context, args Args, opts ...JobOption) (id int64, err error) {
-	return first(k.enqueue(ctx, k.scheduler.ownTx(ctx), []Args{args}, opts))
+	return first(k.enqueue(ctx, k.scheduler.ownTx(), []Args{args}, opts))
 }
 
 // EnqueueTx is Enqueue in the caller's transaction: the job exists once that is committed.
@@ -146,7 +146,7 @@ func (k *Jobs[Args]) EnqueueTx(ctx context.Context, tx pgx.Tx, args Args, opts .
 // EnqueueMany enqueues one job for each element of args, all or none, in one statement. It returns
 // their IDs, in the same order. Each job gets the options; WithUnique is not allowed.
 func (k *Jobs[Args]) EnqueueMany(ctx context.Context, args []Args, opts ...JobOption) (ids []int64, err error) {
-	return k.enqueue(ctx, k.scheduler.ownTx(ctx), args, opts)
+	return k.enqueue(ctx, k.scheduler.ownTx(), args, opts)
 }
 
 // EnqueueManyTx is EnqueueMany in the caller's transaction.
@@ -162,11 +162,11 @@ func first(ids []int64, err error) (int64, error) {
 }
 
 // inTx runs a function in a transaction.
-type inTx func(func(pgx.Tx) error) error
+type inTx func(context.Context, func(context.Context, pgx.Tx) error) error
 
 // ownTx returns an inTx that begins its own transaction, after which this process polls.
-func (s *Scheduler) ownTx(ctx context.Context) inTx {
-	return func(f func(pgx.Tx) error) error {
+func (s *Scheduler) ownTx() inTx {
+	return func(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
 		err := s.db.inTx(ctx, f)
 		if p := s.planner.Load(); p != nil && err == nil {
 			p.pollSoon()
@@ -176,11 +176,11 @@ func (s *Scheduler) ownTx(ctx context.Context) inTx {
 }
 
 func callersTx(tx pgx.Tx) inTx {
-	return func(f func(pgx.Tx) error) error {
+	return func(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
 		if tx == nil {
 			return errors.New("transaction is nil")
 		}
-		return store.Advised(f(tx))
+		return store.Advised(f(ctx, tx))
 	}
 }
 
@@ -188,7 +188,7 @@ func callersTx(tx pgx.Tx) inTx {
 func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, args []Args, opts []JobOption) (ids []int64, err error) {
 	conflict, rows, err := k.rows(args, opts)
 	if err == nil && len(rows) > 0 {
-		err = in(func(tx pgx.Tx) error {
+		err = in(ctx, func(ctx context.Context, tx pgx.Tx) error {
 			ids, err = k.scheduler.db.sendEnqueue(ctx, tx, rows, conflict.String())
 			if err == nil && len(ids) == 0 {
 				err = ErrExists
@@ -289,7 +289,7 @@ type Job struct {
 
 // Job returns a job of the group, or its outcome. It returns ErrNotFound if the group has neither.
 func (s *Scheduler) Job(ctx context.Context, id int64) (Job, error) {
-	r, err := s.db.sendJob(ctx, s.db.pool, id)
+	r, err := asked(ctx, s.db, func(ctx context.Context, q querier) (*Job, error) { return s.db.sendJob(ctx, q, id) })
 	if err == nil && r == nil {
 		err = ErrNotFound
 	}
@@ -314,7 +314,7 @@ func (s *Scheduler) Jobs(ctx context.Context, filter JobFilter) iter.Seq2[Job, e
 	return pages(fmt.Sprintf("list jobs of group %q", s.db.group), filter.After, func(after int64) ([]Job, error) {
 		switch filter.State {
 		case "", StatePlanned, StateDue, StateRunning, StateRetrying, StateBlocked:
-			return s.db.sendJobs(ctx, s.db.pool, filter, after)
+			return asked(ctx, s.db, func(ctx context.Context, q querier) ([]Job, error) { return s.db.sendJobs(ctx, q, filter, after) })
 		}
 		return nil, fmt.Errorf("%q is not the state of a job", filter.State)
 	}, func(j Job) int64 { return j.ID })

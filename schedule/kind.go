@@ -157,7 +157,7 @@ func (k *Kind[Args]) Add(name string, args Args, rule Rule, opts ...ScheduleOpti
 // take effect at the next run. If all is equal, Put does not write. A paused schedule stays
 // paused. After Put, a schedule that the code declared is no longer declared.
 func (k *Kind[Args]) Put(ctx context.Context, name string, args Args, rule Rule, opts ...ScheduleOption) error {
-	return k.put(ctx, k.scheduler.ownTx(ctx), name, args, rule, opts)
+	return k.put(ctx, k.scheduler.ownTx(), name, args, rule, opts)
 }
 
 // PutTx is Put in the caller's transaction, of any isolation level: the schedule exists once that
@@ -174,7 +174,7 @@ func (k *Kind[Args]) PutTx(ctx context.Context, tx pgx.Tx, name string, args Arg
 func (k *Kind[Args]) put(ctx context.Context, in inTx, name string, args Args, rule Rule, opts []ScheduleOption) error {
 	r, err := k.row(name, args, rule, opts)
 	if err == nil {
-		err = in(func(tx pgx.Tx) error { return k.scheduler.put(ctx, tx, r, rule) })
+		err = in(ctx, func(ctx context.Context, tx pgx.Tx) error { return k.scheduler.put(ctx, tx, r, rule) })
 	}
 	if err != nil {
 		return fmt.Errorf("schedule: put schedule %q: %w", name, err)

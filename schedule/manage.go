@@ -175,7 +175,7 @@ func (s *Scheduler) change(ctx context.Context, verb, subject string, name *stri
 // what see returns. If see returns nil, send makes no change.
 func (s *Scheduler) send(ctx context.Context, verb string, name *string, what map[string]any, see func(*record) (any, error)) (ids []int64, refused int, err error) {
 	done := false
-	err = s.ownTx(ctx)(func(tx pgx.Tx) (err error) {
+	err = s.ownTx()(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
 		done = false
 		delete(what, "seen")
 		var r *record

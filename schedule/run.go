@@ -119,9 +119,11 @@ func (e *execution) judged(r result, a *attempt) result {
 
 // stillLocked reports whether another transaction has locked the row of the schedule or job.
 func (e *execution) stillLocked() (is bool) {
-	err := e.db.within(e.o.ctx, func(ctx context.Context) (err error) {
-		is, err = e.db.sendLocked(ctx, e.db.pool, e.item.subject)
-		return err
+	err := e.db.within(e.o.ctx, func(ctx context.Context) error {
+		return e.db.asking(ctx, func(ctx context.Context, q querier) (err error) {
+			is, err = e.db.sendLocked(ctx, q, e.item.subject)
+			return err
+		})
 	})
 	return err == nil && is
 }

@@ -91,7 +91,9 @@ func value[T any](p *T) (v T) {
 // Get returns a schedule of the group. It returns ErrNotFound if the group has no schedule of this
 // name.
 func (s *Scheduler) Get(ctx context.Context, name string) (Schedule, error) {
-	found, err := s.db.sendList(ctx, s.db.pool, ScheduleFilter{Prefix: name}, "", 1)
+	found, err := asked(ctx, s.db, func(ctx context.Context, q querier) ([]Schedule, error) {
+		return s.db.sendList(ctx, q, ScheduleFilter{Prefix: name}, "", 1)
+	})
 	if err == nil && (len(found) == 0 || found[0].Name != name) {
 		err = ErrNotFound
 	}
@@ -129,7 +131,9 @@ func (s *Scheduler) List(ctx context.Context, filter ScheduleFilter) iter.Seq2[S
 	return pages(fmt.Sprintf("list schedules of group %q", s.db.group), filter.After, func(after string) ([]Schedule, error) {
 		switch filter.Only {
 		case "", OnlyLate, OnlyBlocked, OnlyPaused, OnlyFailing:
-			return s.db.sendList(ctx, s.db.pool, filter, after, page)
+			return asked(ctx, s.db, func(ctx context.Context, q querier) ([]Schedule, error) {
+				return s.db.sendList(ctx, q, filter, after, page)
+			})
 		}
 		return nil, fmt.Errorf("the filter Only is %q: use late, blocked, paused, failing or empty", filter.Only)
 	}, func(one Schedule) string { return one.Name })

@@ -67,7 +67,9 @@ func (e *execution) freeSlot() {
 		return true
 	}
 	_ = e.db.repeat(life, 1<<30, again, func() error {
-		return e.db.within(life, func(ctx context.Context) error { return e.db.sendFreeSlot(ctx, e.db.pool, e.kind.name, e.id) })
+		return e.db.within(life, func(ctx context.Context) error {
+			return e.db.asking(ctx, func(ctx context.Context, q querier) error { return e.db.sendFreeSlot(ctx, q, e.kind.name, e.id) })
+		})
 	})
 }
 

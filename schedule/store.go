@@ -69,24 +69,36 @@ func void(ctx context.Context, q querier, statement string, args ...any) error {
 const maxConflicts = 3
 
 // inTx runs f in its own transaction, and repeats it if the database broke it off.
-func (d *db) inTx(ctx context.Context, f func(pgx.Tx) error) error {
+func (d *db) inTx(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
 	return d.repeat(ctx, maxConflicts, conflict, func() error { return d.inOneTx(ctx, f) })
 }
 
-func (d *db) inOneTx(ctx context.Context, f func(pgx.Tx) error) error {
-	return store.Advised(pgx.BeginTxFunc(ctx, d.pool, handlers.ReadCommitted, func(tx pgx.Tx) error {
+func (d *db) inOneTx(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
+	return store.Advised(worker.InTx(ctx, d.line, d.pool, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", d.times.LockWait.Milliseconds())); err != nil {
 			return err
 		}
-		return f(tx)
+		return f(ctx, tx)
 	}))
 }
 
 // briefly is inTx with the time limit for an answer of the database.
 func (d *db) briefly(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
-	return d.within(ctx, func(ctx context.Context) error {
-		return d.inTx(ctx, func(tx pgx.Tx) error { return f(ctx, tx) })
+	return d.within(ctx, func(ctx context.Context) error { return d.inTx(ctx, f) })
+}
+
+// asking calls f with a connection of the pool. f only reads, or may be repeated.
+func (d *db) asking(ctx context.Context, f func(context.Context, querier) error) error {
+	return worker.Read(ctx, d.line, d.pool, func(ctx context.Context, conn *pgxpool.Conn) error { return f(ctx, conn) })
+}
+
+// asked is asking for an f that returns what it has read.
+func asked[T any](ctx context.Context, d *db, f func(context.Context, querier) (T, error)) (found T, err error) {
+	err = d.asking(ctx, func(ctx context.Context, q querier) error {
+		found, err = f(ctx, q)
+		return err
 	})
+	return found, err
 }
 
 // repeat calls f up to atMost times, while passes is true for its error.

@@ -65,7 +65,7 @@ func (t *transactions) guarded(life context.Context, p pgleases.Partition, open 
 		})
 		return store.Advised(err)
 	}
-	conn, err := worker.Acquire(life, t.db.line, t.db.pool, t.db.times.Answer, begin)
+	conn, release, err := worker.Acquire(life, t.db.line, t.db.pool, t.db.times.Answer, begin)
 	if final := worker.EndsRun(err); final != nil {
 		t.stop(final)
 		return err
@@ -73,7 +73,7 @@ func (t *transactions) guarded(life context.Context, p pgleases.Partition, open 
 	if conn == nil {
 		return worker.Lost(fmt.Errorf("connection of the pool: %w", err))
 	}
-	defer conn.Release()
+	defer release()
 	defer func() {
 		if !tx.Ended() {
 			// if it was not committed, and no error has closed the connection

@@ -160,8 +160,8 @@ func (c *Client) LockTable(pool *pgxpool.Pool) locks.Table {
 	c.Line.Add(pool)
 	return &store.Locks{
 		Statements: store.StatementsFor(c.config.Schema), LockWait: int(c.config.Heartbeat.Milliseconds()),
-		OnConn: func(ctx context.Context, use func(*pgx.Conn) error) error {
-			return worker.Use(ctx, &c.Line, pool, func(conn *pgxpool.Conn) error { return use(conn.Conn()) })
+		OnConn: func(ctx context.Context, use func(context.Context, *pgx.Conn) error) error {
+			return worker.Use(ctx, &c.Line, pool, func(alive context.Context, conn *pgxpool.Conn) error { return use(alive, conn.Conn()) })
 		},
 	}
 }
@@ -183,7 +183,9 @@ func (c *Client) Reaches(ctx context.Context, pool *pgxpool.Pool, schema string)
 		}
 		var database string
 		var reached bool
-		err = pool.QueryRow(ctx, store.StatementsFor(schema).Reaches, session).Scan(&database, &reached)
+		err = worker.Read(ctx, &c.Line, pool, func(ctx context.Context, conn *pgxpool.Conn) error {
+			return conn.QueryRow(ctx, store.StatementsFor(schema).Reaches, session).Scan(&database, &reached)
+		})
 		switch {
 		case store.Undefined(err):
 			return fmt.Errorf(refused+": %w", err)

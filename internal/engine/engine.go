@@ -694,6 +694,7 @@ func (e *engine) finish() {
 	}
 	e.client.stats.Store(statsOf(e))
 	c := e.client
+	c.Line.End()
 	c.closeErr, c.err = errors.Join(errs...), e.closing.reason
 	e.log.Info("pgleases: client ended", slog.Any("reason", e.closing.reason))
 	logqueue.Flush(e.log)

@@ -167,8 +167,10 @@ func (c *Conn) GrantedLocks() []int64 {
 // first use.
 type Locks struct {
 	Statements Statements
-	LockWait   int                                                        // how long a statement waits for another's mutex, milliseconds
-	OnConn     func(ctx context.Context, use func(*pgx.Conn) error) error // waits for a connection, until ctx ends
+	LockWait   int // how long a statement waits for another's mutex, milliseconds
+	// OnConn waits for a connection, until ctx ends. The context of use ends when no answer is to be
+	// expected any more.
+	OnConn func(ctx context.Context, use func(context.Context, *pgx.Conn) error) error
 
 	notCommitted atomic.Bool // the default of the application's transactions is not READ COMMITTED
 }
@@ -235,9 +237,9 @@ func (l *Locks) answersIn() time.Duration {
 
 // ask sends a statement after OnConn has provided a connection, within soon.
 func ask[T any](ctx, soon context.Context, l *Locks, statement string, args ...any) (answer T, sent bool, err error) {
-	err = l.OnConn(soon, func(conn *pgx.Conn) (err error) {
+	err = l.OnConn(soon, func(alive context.Context, conn *pgx.Conn) (err error) {
 		caller := ctx
-		ctx, cancel := context.WithCancelCause(context.WithoutCancel(caller))
+		ctx, cancel := context.WithCancelCause(alive)
 		defer cancel(nil)
 		defer context.AfterFunc(caller, func() {
 			timer := time.AfterFunc(patience, func() { cancel(context.Cause(caller)) })

@@ -47,7 +47,9 @@ func (f *fixture) locker(id string) *locker {
 // locksOn are the statements on one connection.
 func locksOn(conn *pgx.Conn, schema string, wait int) *Locks {
 	return &Locks{Statements: StatementsFor(schema), LockWait: wait,
-		OnConn: func(_ context.Context, use func(*pgx.Conn) error) error { return use(conn) }}
+		OnConn: func(ctx context.Context, use func(context.Context, *pgx.Conn) error) error {
+			return use(context.WithoutCancel(ctx), conn)
+		}}
 }
 
 // onServer is a table of locks on one connection.

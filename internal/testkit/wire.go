@@ -117,6 +117,16 @@ func (w *Wire) Mute(text string) {
 	})
 }
 
+// Silence mutes all connections that are open. Unlike after Mute, who gives one up has to wait for
+// the server to end it, as pgx does.
+func (w *Wire) Silence() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range w.conns {
+		c.state.Store(silent)
+	}
+}
+
 // Before calls a function before the next message with a text is sent.
 func (w *Wire) Before(text string, do func()) {
 	w.meets(1, text, func(*wired, []byte) bool {
@@ -262,6 +272,7 @@ func (w *Wire) sent(c *wired, message []byte) func(*wired, []byte) bool {
 const (
 	deaf     = iota + 1 // the next answer is lost
 	mute                // no data arrives
+	silent              // no data arrives, and the connection never ends
 	stranded            // the sender has lost the connection, and a message is on its way
 )
 
@@ -284,7 +295,7 @@ func (c *wired) Close() error {
 
 func (c *wired) Write(b []byte) (int, error) {
 	switch c.state.Load() {
-	case mute:
+	case mute, silent:
 		return len(b), nil
 	case stranded: // the message that ends the connection
 		return 0, net.ErrClosed

@@ -1,12 +1,14 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/handlers"
@@ -14,7 +16,8 @@ import (
 
 // A Line tells what works on pools of the application what its client knows: that the server was
 // away. The pool cannot know that. Its connections look healthy until a statement waits for an
-// answer that never comes. The zero Line is ready, and a nil Line never tells anything.
+// answer that never comes. The zero Line is ready. A nil Line is that of a client that uses the
+// pool, if there is one: a program may also use its pool without its client.
 type Line struct {
 	mu     sync.Mutex // guards the following fields
 	pools  map[*pgxpool.Pool]bool
@@ -25,6 +28,27 @@ type Line struct {
 // answersIn is how long an idle connection may take to answer after a renewal.
 const answersIn = time.Second
 
+// lines has a *Line for each pool that a client uses. If there are several, any of them will do.
+var lines sync.Map
+
+func lineOf(pool *pgxpool.Pool) *Line {
+	line, ok := lines.Load(pool)
+	if !ok {
+		return nil
+	}
+	return line.(*Line)
+}
+
+// End makes the line forget its pools.
+func (l *Line) End() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for pool := range l.pools {
+		lines.CompareAndDelete(pool, l)
+	}
+	l.pools = nil
+}
+
 // Add makes the line watch a pool.
 func (l *Line) Add(pool *pgxpool.Pool) {
 	l.mu.Lock()
@@ -33,6 +57,7 @@ func (l *Line) Add(pool *pgxpool.Pool) {
 		l.pools = make(map[*pgxpool.Pool]bool)
 	}
 	l.pools[pool] = true
+	lines.Store(pool, l)
 }
 
 // Life returns a context that ends when the client has connected again.
@@ -49,7 +74,7 @@ func (l *Line) Life() context.Context {
 }
 
 // Renewed notes that the client has connected again. A caller that waits for a connection begins anew, and
-// idle connections that do not answer within a second are closed. It does not wait for that.
+// idle connections that do not answer within a second are given up. It does not wait for that.
 func (l *Line) Renewed() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -69,29 +94,71 @@ func (l *Line) Renewed() {
 	}
 }
 
-// probe closes a connection that does not answer.
+// probe gives a connection up that does not answer.
 func probe(conn *pgxpool.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), answersIn)
 	defer cancel()
-	defer conn.Release()
-	_ = conn.Ping(ctx) // the end of ctx closes the connection; a tracer of the application may panic
+	defer func() { // a tracer of the application may panic
+		if conn.Conn().IsClosed() {
+			giveUp(conn)
+			return
+		}
+		conn.Release()
+	}()
+	_ = conn.Ping(ctx) // the end of ctx closes the connection
 }
+
+// giveUp takes a connection that is closed out of its pool. pgxpool would keep its place occupied
+// until the server closes its end too, and a silent server does so after 15 s at the earliest.
+func giveUp(conn *pgxpool.Conn) {
+	_ = conn.Hijack().Close(context.Background())
+}
+
+// outlives returns a context that ends a second after the next renewal. So it ends if the answer to
+// a statement will not come, and it hardly ever ends if it will.
+func (l *Line) outlives(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(l.Life(), func() {
+		time.AfterFunc(answersIn, func() { cancel(errSilent) })
+	})
+	return ctx, func() { stop(); cancel(nil) }
+}
+
+var errSilent = errors.New("the connection did not answer within a second after the client had connected again")
+
+// A pinged context limits the ping of a pool. pgxpool pings a connection that was idle for a while
+// before it returns it, for as long as the context allows, and if that is canceled, for another
+// minute. The limit counts from the ping, because a pool asks for it only then. So it does not limit
+// the wait for a connection that is free.
+type pinged struct{ context.Context }
+
+func (p pinged) Deadline() (time.Time, bool) {
+	limit := time.Now().Add(pingsIn)
+	deadline, limited := p.Context.Deadline()
+	if limited && deadline.Before(limit) {
+		return deadline, true
+	}
+	return limit, true
+}
+
+// pingsIn is how long a connection of a pool may take to answer before it is used.
+const pingsIn = 2 * time.Second
 
 // Acquire returns a connection of the pool, and calls begin with it, each within a time limit. If the
 // connection leads to a server that cannot write, it is closed, and begin is called with another one.
 // So it is if the client connects again meanwhile, because the connection's server may no longer
-// exist. begin must not have an effect that lasts. If the connection is not nil, the error is of begin.
+// exist. begin must not have an effect that lasts. If the connection is not nil, the error is of
+// begin, and release gives the connection back.
 func Acquire(
 	ctx context.Context, line *Line, pool *pgxpool.Pool, limit time.Duration, begin func(context.Context, *pgxpool.Conn) error,
-) (*pgxpool.Conn, error) {
+) (conn *pgxpool.Conn, release func(), err error) {
+	line = cmp.Or(line, lineOf(pool))
 	for left := pool.Stat().TotalConns() + 1; ; left-- { // all that there are may lead to a standby
-		conn, err := acquireOnce(ctx, line, pool, limit, begin)
+		conn, release, err := acquireOnce(ctx, line, pool, limit, begin)
 		if err == nil || !errors.Is(err, errAnother) || left == 0 || ctx.Err() != nil {
-			return conn, err
+			return conn, release, err
 		}
-		if conn != nil {
-			conn.Release()
-		}
+		release()
 	}
 }
 
@@ -99,13 +166,21 @@ var errAnother = errors.New("the connection may not work")
 
 func acquireOnce(
 	ctx context.Context, line *Line, pool *pgxpool.Pool, limit time.Duration, begin func(context.Context, *pgxpool.Conn) error,
-) (*pgxpool.Conn, error) {
+) (conn *pgxpool.Conn, release func(), err error) {
 	renewed, stop := context.WithCancel(ctx)
 	defer stop()
-	defer context.AfterFunc(line.Life(), stop)()
+	life := line.Life()
+	defer context.AfterFunc(life, stop)()
 	within, cancel := context.WithTimeout(renewed, limit)
 	defer cancel()
-	conn, err := pool.Acquire(within)
+	conn, err = pool.Acquire(pinged{within})
+	release = func() { giveBack(conn, life) }
+	returned := false
+	defer func() {
+		if !returned { // begin panics
+			release()
+		}
+	}()
 	if err == nil {
 		beginning, cancel := context.WithTimeout(renewed, limit)
 		defer cancel()
@@ -118,27 +193,84 @@ func acquireOnce(
 	if err != nil && ctx.Err() == nil && (standby || renewed.Err() != nil) {
 		err = fmt.Errorf("%w: %w", errAnother, err)
 	}
-	return conn, err
+	returned = true
+	return conn, release, err
+}
+
+// giveBack gives a connection back to its pool. life is that of its line when it was acquired.
+func giveBack(conn *pgxpool.Conn, life context.Context) {
+	switch {
+	case conn == nil:
+	case conn.Conn().IsClosed() && life.Err() != nil: // it was silent
+		giveUp(conn)
+	default:
+		conn.Release()
+	}
 }
 
 // Use calls f with a connection of the pool, and calls it again with another one if the server
-// cannot write. A call of f goes on when the client connects again.
-func Use(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(*pgxpool.Conn) error) error {
+// cannot write. ctx is for the wait for a connection only. The context of f ends a second after the
+// client has connected again, and then f is not repeated.
+func Use(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(context.Context, *pgxpool.Conn) error) error {
+	line = cmp.Or(line, lineOf(pool))
 	for left := pool.Stat().TotalConns() + 1; ; left-- {
-		conn, err := Acquire(ctx, line, pool, forever, func(context.Context, *pgxpool.Conn) error { return nil })
+		conn, release, err := Acquire(ctx, line, pool, forever, func(context.Context, *pgxpool.Conn) error { return nil })
 		if err != nil {
+			release()
 			return err
 		}
-		err = f(conn)
+		alive, done := line.outlives(context.WithoutCancel(ctx))
+		err = f(alive, conn)
+		done()
 		standby := Whose(err) == Standby
 		if standby {
 			_ = conn.Conn().Close(ctx)
 		}
-		conn.Release()
+		release()
 		if !standby || left == 0 || ctx.Err() != nil {
 			return err
 		}
 	}
+}
+
+// Read calls f with a connection of the pool, and begins anew as Acquire does. f must not have an
+// effect that lasts.
+func Read(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(context.Context, *pgxpool.Conn) error) error {
+	_, release, err := Acquire(ctx, line, pool, forever, f)
+	release()
+	return err
+}
+
+// InTx calls f in a transaction of the pool, and commits it. Until the commit it begins anew as
+// Acquire does. If the commit is not answered, the error is that of a failed connection.
+func InTx(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(context.Context, pgx.Tx) error) error {
+	line = cmp.Or(line, lineOf(pool))
+	var tx pgx.Tx
+	conn, release, err := Acquire(ctx, line, pool, forever, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
+		tx, err = conn.BeginTx(ctx, handlers.ReadCommitted)
+		if err != nil {
+			return err
+		}
+		return f(ctx, tx)
+	})
+	defer release()
+	switch {
+	case err == nil:
+		err = commit(ctx, line, tx)
+	case conn != nil && tx != nil:
+		_ = tx.Rollback(ctx) // the pool closes the connection if this fails
+	}
+	return err
+}
+
+func commit(ctx context.Context, line *Line, tx pgx.Tx) error {
+	ctx, cancel := line.outlives(ctx)
+	defer cancel()
+	err := tx.Commit(ctx)
+	if err != nil && context.Cause(ctx) == errSilent {
+		return Lost(fmt.Errorf("commit: %w, so it may have been committed", errSilent))
+	}
+	return err
 }
 
 // forever is longer than any wait for a connection.

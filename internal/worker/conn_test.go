@@ -5,16 +5,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // idle fills a pool with idle connections, and returns a set of them.
-func idle(t *testing.T, pool *pgxpool.Pool) map[uint32]bool {
+func idle(t testing.TB, pool *pgxpool.Pool) map[uint32]bool {
 	t.Helper()
 	of := make(map[uint32]bool)
 	var conns []*pgxpool.Conn
@@ -35,7 +37,7 @@ func TestConnectionsToStandbyAreGivenUp(t *testing.T) {
 	pool := testkit.Pool(t, pgtest.EmptyDatabase(t), func(c *pgxpool.Config) { c.MaxConns = 4 })
 	refused := 0
 	for name, standbys := range map[string]map[uint32]bool{"acquire": idle(t, pool), "use": idle(t, pool)} {
-		begin := func(conn *pgxpool.Conn) error {
+		begin := func(_ context.Context, conn *pgxpool.Conn) error {
 			if standbys[conn.Conn().PgConn().PID()] {
 				refused++
 				return &pgconn.PgError{Code: "0A000", Message: "cannot set transaction read-write mode during recovery"}
@@ -46,8 +48,9 @@ func TestConnectionsToStandbyAreGivenUp(t *testing.T) {
 			testkit.OK(t, worker.Use(t.Context(), nil, pool, begin))
 			continue
 		}
-		conn := testkit.Must(worker.Acquire(t.Context(), nil, pool, time.Minute, func(_ context.Context, conn *pgxpool.Conn) error { return begin(conn) }))(t)
-		conn.Release()
+		_, release, err := worker.Acquire(t.Context(), nil, pool, time.Minute, begin)
+		testkit.OK(t, err)
+		release()
 	}
 	if refused != 4 {
 		t.Errorf("%d connections were refused, not each once", refused)
@@ -60,7 +63,7 @@ func TestStandbyIsTriedForAWhileOnly(t *testing.T) {
 	pool := testkit.Pool(t, pgtest.EmptyDatabase(t), func(c *pgxpool.Config) { c.MaxConns = 4 })
 	idle(t, pool)
 	tries := 0
-	standby := func(*pgxpool.Conn) error { tries++; return &pgconn.PgError{Code: "25006"} }
+	standby := func(context.Context, *pgxpool.Conn) error { tries++; return &pgconn.PgError{Code: "25006"} }
 	if err := worker.Use(t.Context(), nil, pool, standby); worker.Whose(err) != worker.Standby || tries > 6 {
 		t.Errorf("%v after %d tries", err, tries)
 	}
@@ -77,7 +80,7 @@ func TestRenewalEndsSilence(t *testing.T) {
 	silent := idle(t, pool)
 	waits, began := make(chan bool, 1), make(chan error, 1)
 	go func() {
-		conn, err := worker.Acquire(t.Context(), &line, pool, time.Hour, func(ctx context.Context, conn *pgxpool.Conn) error {
+		_, release, err := worker.Acquire(t.Context(), &line, pool, time.Hour, func(ctx context.Context, conn *pgxpool.Conn) error {
 			if !silent[conn.Conn().PgConn().PID()] {
 				return nil
 			}
@@ -86,9 +89,7 @@ func TestRenewalEndsSilence(t *testing.T) {
 			_ = conn.Conn().Close(ctx)
 			return ctx.Err()
 		})
-		if conn != nil {
-			conn.Release()
-		}
+		release()
 		began <- err
 	}()
 	testkit.Receive(t, "it waits for an answer", waits)
@@ -105,4 +106,41 @@ func TestRenewalEndsSilence(t *testing.T) {
 		}
 		return pool.Stat().AcquiredConns() == 0
 	})
+}
+
+// All connections of a pool fall silent, idle ones and one in a transaction. After a renewal the pool
+// has all its places again, although pgx waits for a silent server for 15 s.
+func TestSilentConnectionsLeaveTheirPlaces(t *testing.T) {
+	t.Parallel()
+	timeguard.Run(t, silentConnectionsLeaveTheirPlaces)
+}
+
+func silentConnectionsLeaveTheirPlaces(t *timeguard.Try) {
+	wire := new(testkit.Wire)
+	pool := testkit.Pool(t, pgtest.EmptyDatabase(t), wire.Carry, func(c *pgxpool.Config) { c.MaxConns = 3 })
+	var line worker.Line
+	line.Add(pool)
+	silent := idle(t, pool)
+	calls, written := make(chan bool, 2), make(chan error, 1)
+	go func() {
+		written <- worker.InTx(t.Context(), nil, pool, func(ctx context.Context, tx pgx.Tx) error {
+			if calls <- true; silent[tx.Conn().PgConn().PID()] {
+				wire.Silence()
+			}
+			_, err := tx.Exec(ctx, "SELECT")
+			return err
+		})
+	}()
+	testkit.Receive(t, "it is in a transaction", calls)
+	again := time.Now()
+	line.Renewed()
+	testkit.OK(t, testkit.Receive(t, "it is written", written))
+	for pid := range idle(t, pool) {
+		if silent[pid] {
+			t.Errorf("the pool still has connection %d", pid)
+		}
+	}
+	if time.Since(again) > 5*time.Second {
+		t.Missed(again, 5*time.Second, "the pool did not have all its places again")
+	}
 }
