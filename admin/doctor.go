@@ -468,7 +468,7 @@ func (d *doctor) state(ctx context.Context, f *facts, consumers map[string]strin
 		if i := slices.IndexFunc(waits, func(w wait) bool { return w.Holder == "" }); i >= 0 {
 			w, level = waits[i], Warning
 		}
-		d.found("locks", level, "if the holder is a leader, ignore this; otherwise find out what it does: ending its process frees the lock", "%d awaited for more than %v: %q for %s, held by %q", len(waits), d.Long, w.Name, seconds(w.Seconds), w.Holder)
+		d.found("locks", level, "if the holder is a leader, ignore this; otherwise find out what it does, or whether its log says that lost locks are not released: ending its process frees the lock", "%d awaited for more than %v: %q for %s, held by %q", len(waits), d.Long, w.Name, seconds(w.Seconds), w.Holder)
 	}
 	d.fine("locks", "no lock is awaited for more than %v", d.Long)
 }

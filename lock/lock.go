@@ -188,7 +188,7 @@ func (l *Locks) attempt(ctx context.Context, m mode, of *line) (grant, repetitio
 	case store.LockGranted:
 	case store.LockWaits:
 		if answer.Holder != "" {
-			of.note(fmt.Errorf("when it was asked for, it was held or awaited %s", inTheWay(answer)))
+			of.note(fmt.Errorf("when it was asked for, it was held or awaited %s", l.inTheWay(a.Name, answer)))
 		}
 		if answer.Token, err = l.client.Locks.Await(ctx, a); err != nil {
 			l.client.Locks.Abandon(a)
@@ -199,7 +199,7 @@ func (l *Locks) attempt(ctx context.Context, m mode, of *line) (grant, repetitio
 		}
 	default:
 		giveUp(a)
-		again, err := refusal(a, answer)
+		again, err := l.refusal(a, answer)
 		if m.waits && answer.Outcome == store.LockLate { // it waited too long for a connection of the pool
 			again = whileWaiting
 		}
@@ -246,19 +246,24 @@ func (l *Locks) send(ctx context.Context, m mode, a *locks.Acquisition) (answer 
 }
 
 // inTheWay returns who has the lock, or waits for it.
-func inTheWay(answer store.LockAnswer) string {
+func (l *Locks) inTheWay(name string, answer store.LockAnswer) string {
 	since := answer.Since.Format(time.RFC3339Nano)
-	return fmt.Sprintf("by client %q, host %s, pid %d, since %s", answer.Holder, answer.Host, answer.PID, since)
+	by := fmt.Sprintf("by client %q, host %s, pid %d, since %s", answer.Holder, answer.Host, answer.PID, since)
+	if at, is := l.client.Locks.LostSince(name); is {
+		const unreleased = " (this client lost the lock at %s and has not released it: call Release on the lost Held)"
+		by += fmt.Sprintf(unreleased, at.Format(time.RFC3339Nano))
+	}
+	return by
 }
 
 // refusal returns why the database has not granted the lock.
-func refusal(a *locks.Acquisition, answer store.LockAnswer) (repetition, error) {
+func (l *Locks) refusal(a *locks.Acquisition, answer store.LockAnswer) (repetition, error) {
 	switch answer.Outcome {
 	case store.LockHeld, store.LockExpired:
 		if answer.Holder == "" {
 			return twice, fmt.Errorf("%w: by a client that was evicted, because a guarded transaction is open", ErrHeld)
 		}
-		by := inTheWay(answer)
+		by := l.inTheWay(a.Name, answer)
 		until := answer.LivesUntil.Format(time.RFC3339Nano)
 		if answer.Outcome == store.LockExpired {
 			return whileExpired, fmt.Errorf("held or awaited %s; its session expired at %s, and is not evicted yet", by, until)

@@ -113,6 +113,7 @@ func (e *engine) run() {
 		e.watchConnection(now)
 		e.checkTrust(now)
 		e.members.supervise(e.closing.hurried != nil, e.closing.reason, now)
+		e.locks.Remind(now)
 		if e.finished(now) {
 			break
 		}
@@ -202,7 +203,7 @@ func (e *engine) work(now time.Time) time.Time {
 	if t != nil {
 		at = never // the end of the operation under way wakes the engine
 	}
-	at = earlier(at, e.liveness.PulseDue())
+	at = earlier(at, earlier(e.liveness.PulseDue(), e.locks.RemindDue()))
 	return earlier(at, earlier(e.trust.ends(), earlier(e.members.drainsDue(), e.closing.giveUpAt)))
 }
 

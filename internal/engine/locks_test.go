@@ -147,3 +147,41 @@ func TestTryDoWaitsForTheEvictionOfAnExpiredHolder(t *testing.T) {
 		})
 	}
 }
+
+// A database that was away for everybody evicts nobody, so a lock that was lost meanwhile stays
+// until it is released.
+func TestLostLockWithoutReleaseIsLogged(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a := w.start("a")
+		held, err := lock.New(a.c, nil).TryAcquire(context.Background(), "report")
+		w.ok(err)
+		a.cutOff(true)
+		<-held.Context().Done()
+		a.cutOff(false)
+		const line = "pgleases: lost locks are not released"
+		time.Sleep(20 * time.Second)
+		if n := w.logged(line); n != 0 {
+			w.failf("after 20 s it is logged %d times", n)
+		}
+		time.Sleep(71 * time.Second) // since the loss: after 30 s and 60 s, and next after 120 s
+		if n := w.logged(line); n != 2 {
+			w.failf("it is logged %d times", n)
+		}
+		waiting, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_, waited := lock.New(a.c, nil).Acquire(waiting, "report")
+		_, tried := lock.New(a.c, nil).TryAcquire(context.Background(), "report")
+		for _, err := range []error{waited, tried} {
+			if err == nil || !strings.Contains(err.Error(), "call Release") {
+				w.failf("its own process is told %v", err)
+			}
+		}
+		_ = held.Release(context.Background())
+		time.Sleep(2 * time.Minute)
+		if n := w.logged(line); n != 0 {
+			w.failf("after its release it is logged %d times", n)
+		}
+		_, err = lock.New(a.c, nil).TryAcquire(context.Background(), "report")
+		w.ok(err)
+	})
+}

@@ -95,6 +95,9 @@ type acquired struct {
 	granted chan<- grant                 // answers the caller that waits
 	noticed bool                         // a notification named it since the last heartbeat
 
+	lostAt time.Time // of a lost lock
+	warnAt time.Time // when to log that a lost lock is not released
+
 	released []chan<- bool // answer the callers that wait for the release
 	tryAt    time.Time     // when to try the release
 }

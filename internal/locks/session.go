@@ -54,10 +54,12 @@ func (s *Session) Lose(cause error, now Standing) {
 // endHeld ends some of the held locks. The caller has mu.
 func (s *Session) endHeld(cause error, which func(*acquired) bool) {
 	var names []string
+	now := time.Now()
 	for _, of := range s.at[held] {
 		if which(of) {
 			s.put(of, lost)
 			s.lost++
+			of.lostAt, of.warnAt = now, now.Add(WarnAfter)
 			of.end(cause, true)
 			names = append(names, of.Name)
 		}
@@ -66,6 +68,57 @@ func (s *Session) endHeld(cause error, which func(*acquired) bool) {
 		slices.Sort(names)
 		s.config.Log.Warn("pgleases: locks lost", slog.Int("locks", len(names)), slog.String("first", names[0]), slog.Any("cause", cause))
 	}
+}
+
+// WarnAfter is how long a lost lock may stay without Release before that is logged. Later warnings
+// follow at doubling intervals.
+const WarnAfter = 30 * time.Second
+
+// RemindDue returns when to log that a lost lock is not released.
+func (s *Session) RemindDue() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	due := never
+	for _, of := range s.at[lost] {
+		if of.warnAt.Before(due) {
+			due = of.warnAt
+		}
+	}
+	return due
+}
+
+// Remind logs the lost locks that keep everybody from the lock, because they are not released.
+func (s *Session) Remind(now time.Time) {
+	if now.Before(s.RemindDue()) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	var longest time.Duration
+	for _, of := range s.at[lost] {
+		if now.Before(of.warnAt) {
+			continue
+		}
+		lasts := now.Sub(of.lostAt)
+		of.warnAt = now.Add(lasts)
+		names, longest = append(names, of.Name), max(longest, lasts)
+	}
+	slices.Sort(names)
+	s.config.Log.Warn("pgleases: lost locks are not released",
+		slog.Int("locks", len(names)), slog.String("first", names[0]), slog.Duration("for", longest.Round(time.Second)))
+}
+
+// LostSince returns when this client lost a lock that it has not released, and whether it has one.
+func (s *Session) LostSince(name string) (at time.Time, is bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, of := range s.at[lost] {
+		if of.Name == name {
+			return of.lostAt, true
+		}
+	}
+	return time.Time{}, false
 }
 
 // LoseSession handles the news that the session is gone, with all its rows in the database.
