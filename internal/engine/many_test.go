@@ -198,7 +198,7 @@ func TestStartOfManyClientsWastesFewPlans(t *testing.T) {
 			return fault{}, false
 		})
 		joined := w.joinMany(leases, procs...)
-		w.within(5*time.Second, "shares are even", func() bool {
+		w.within(20*time.Second, "shares are even", func() bool {
 			return !slices.ContainsFunc(joined, func(l []*Lease) bool { return ownedOf(l) != leases/clients })
 		})
 		planned, plans, wasted := w.leases("snapshot"), w.count("apply"), w.count("overtaken")

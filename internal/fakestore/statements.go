@@ -694,10 +694,6 @@ func (c *Conn) Snapshot(ctx context.Context, leases []string, alone bool) ([]sto
 func (c *Conn) Apply(ctx context.Context, read []store.LeaseSnapshot, moves []store.Move, again time.Duration) (store.Applied, error) {
 	return execute(ctx, c, "apply", true, func(db *Database, t *Tables, clock int64) (store.Applied, bool) {
 		var answer store.Applied
-		if t.Server.AcceptedTimeline != db.run.Timeline {
-			answer.Unaccepted = true
-			return answer, false
-		}
 		planned := make(map[string]bool)
 		for i, p := range read {
 			l, known := t.Leases[p.Name]
@@ -705,10 +701,11 @@ func (c *Conn) Apply(ctx context.Context, read []store.LeaseSnapshot, moves []st
 			read[i].Overtaken = !planned[p.Name]
 			answer.Applied = answer.Applied || planned[p.Name]
 		}
-		if !answer.Applied && len(read) > 0 {
+		answer.Unaccepted = t.Server.AcceptedTimeline != db.run.Timeline
+		answer.Applied = (answer.Applied || len(read) == 0) && !answer.Unaccepted
+		if !answer.Applied {
 			return answer, false
 		}
-		answer.Applied = true
 		live := func(lease string, session int64) bool { return planned[lease] && t.live(lease, session) }
 		concerned := make(map[int64]bool)
 		changed, leftOver := make(map[string]bool), make(map[string]bool)
