@@ -51,13 +51,13 @@ const (
 		present_database() read() release() session_ends() settings() snapshot() tables_number() tidy() timeline()`
 	forAllSchedules = `schedule_begin() schedule_block() schedule_clock() schedule_close() schedule_close_job() schedule_declare()
 		schedule_job_succeeded() schedule_tick_succeeded() schedule_edit() schedule_end() schedule_enqueue() schedule_outcomes() schedule_free_slot() schedule_get()
-		schedule_history() schedule_job() schedule_job_outcomes() schedule_jobs() schedule_join() schedule_json() schedule_status_json() schedule_list() schedule_poll()
+		schedule_history() schedule_instant() schedule_job() schedule_job_outcomes() schedule_jobs() schedule_join() schedule_json() schedule_since() schedule_set_aside() schedule_status_json() schedule_list() schedule_poll()
 		schedule_locked() schedule_make_slots() schedule_open() schedule_place() schedule_put() schedule_retry() schedule_take_slot() schedule_trim()`
 	forAllConsumers = `consumer_backlog() consumer_begin() consumer_content() consumer_end() consumer_expect() consumer_inserted()`
 	// These run with the rights of their owner, and lock rows that clients need.
 	forApplications = `end_overrides() trim_events()`
 	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_server_generation() pause() pin() replace_lease() resume() uncordon() undrain() unfreeze() unpin()`
-	forReaders      = `consumer_backlog() leases_of() lock_list() schedule_clock() schedule_history() schedule_job() schedule_jobs() schedule_json() schedule_status_json() schedule_list()
+	forReaders      = `consumer_backlog() leases_of() lock_list() schedule_clock() schedule_history() schedule_instant() schedule_job() schedule_jobs() schedule_json() schedule_since() schedule_status_json() schedule_list()
 		present_database() snapshot() tables_number() timeline()`
 
 	everything = `clients consumer_blocked consumer_changes consumer_dead_letters consumer_partitions consumer_version consumers consumers_status events events_kept history identities jobs jobs_status leases locks locks_status members members_status partitions presences

@@ -36,6 +36,8 @@ var ofConsumer = []entry[consumer.Stats]{
 			to(float64(c.SlowByLock), worker.Locked.String())
 			to(float64(c.SlowByConnection), worker.Hung.String())
 		}, nil},
+	{Metric{"pgleases.consumer.overdue", "{call}", Level, "Calls that have not ended 5 s after their context, and whose slot went to others.", nil},
+		count(func(c *consumer.Stats) int64 { return c.Overdue }), nil},
 	{Metric{"pgleases.consumer.probes", "{probe}", Counter, "Queries for rows to handle.", nil},
 		count(func(c *consumer.Stats) int64 { return c.Probes }), nil},
 	{Metric{"pgleases.consumer.probe.errors", "{probe}", Counter, "Failed queries for rows to handle.", nil},
