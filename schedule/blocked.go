@@ -73,17 +73,18 @@ func (p *planner) blockStrange(ctx context.Context, unknown []item, until time.T
 // block blocks all that is due of these kinds in a partition, page by page.
 func (p *planner) block(o *ownership, kinds []string, until time.Time) {
 	for more := true; more && o.ctx.Err() == nil; {
-		var found []blockedKind
-		err := p.exec.guarded(o.ctx, o.Partition, p.s.db.block(kinds, until, &more, &found), nil)
-		for _, b := range found {
-			p.s.registry.warnUnknown(p.s.log, b.item(o), b.Name, b.Since, b.Waited)
-		}
+		further, found := new(bool), new([]blockedKind)
+		err := p.exec.alone(o.ctx, o.Partition, p.s.db.block(kinds, until, further, found), nil)
 		if err != nil {
 			if o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) {
 				p.s.log.Warn("schedule: run postponed", slog.Any("error", fmt.Errorf("partition %d: %w", o.Number, store.Advised(err))))
 			}
 			return
 		}
+		for _, b := range *found {
+			p.s.registry.warnUnknown(p.s.log, b.item(o), b.Name, b.Since, b.Waited)
+		}
+		more = *further
 	}
 }
 

@@ -11,7 +11,12 @@ func (t *transactions) noteRuns(o *ownership) error {
 		return nil
 	}
 	err := t.db.repeat(o.ctx, maxBreaks, passing, func() error {
-		return t.guarded(o.ctx, o.Partition, t.db.begin(&o.crashed), nil)
+		crashed := new(bool)
+		err := t.alone(o.ctx, o.Partition, t.db.begin(crashed), nil)
+		if err == nil {
+			o.crashed = *crashed
+		}
+		return err
 	})
 	if err == nil {
 		o.opened = t.clock.now()
@@ -28,7 +33,7 @@ func (t *transactions) noteEnd(o *ownership) {
 		return
 	}
 	_ = t.db.repeat(o.life, maxConflicts, conflict, func() error {
-		return t.guarded(o.life, o.Partition, t.db.end(o.counted), nil)
+		return t.alone(o.life, o.Partition, t.db.end(o.counted), nil)
 	})
 }
 

@@ -39,6 +39,7 @@ type database struct {
 	t   testing.TB
 	url string
 	*pgxpool.Pool
+	tracer pgx.QueryTracer // of the pools of workers; nil: none
 }
 
 // midnight is what the clock of a new database shows.
@@ -64,7 +65,7 @@ func newDirectDatabase(t testing.TB) *database {
 
 func databaseAt(t testing.TB, url string) *database {
 	t.Helper()
-	return &database{t, url, newPool(t, pgtest.OwnerURL(url))}
+	return &database{t: t, url: url, Pool: newPool(t, pgtest.OwnerURL(url))}
 }
 
 // ddl makes what there is in a database.
@@ -258,7 +259,9 @@ func newWorkerIn(db *database, mode pgx.QueryExecMode, ttl time.Duration, opts .
 	t := db.t
 	t.Helper()
 	w := &worker{t: t, db: db, wire: new(testkit.Wire), ended: make(chan error, 1)}
-	w.pool = testkit.Pool(t, db.url, w.wire.Carry, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.DefaultQueryExecMode = 6, mode })
+	w.pool = testkit.Pool(t, db.url, w.wire.Carry, func(c *pgxpool.Config) {
+		c.MaxConns, c.ConnConfig.DefaultQueryExecMode, c.ConnConfig.Tracer = 6, mode, db.tracer
+	})
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	w.client = testkit.Must(pgleases.NewClient(t.Context(), w.pool, pgleases.WithClientID("worker "+rand.Text()), pgleases.WithoutMigration(),
 		pgleases.WithTTL(ttl), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log)))(t)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/listen"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
@@ -146,12 +147,12 @@ func (p *planner) poll(ctx context.Context) {
 		return
 	}
 	q.running = slices.Collect(maps.Keys(p.cancels))
+	conn := p.poller.conn
 	go func() {
 		limited, cancel := context.WithTimeout(ctx, p.s.times.PollLimit)
 		defer cancel()
 		defer context.AfterFunc(p.s.db.line.Life(), cancel)() // the server of its connection may have gone
-		q.err = q.ask(limited, p.s.db, p.poller.conn, p.lease.PartitionFor)
-		p.answers <- q
+		p.answers <- q.within(limited, p.s.db, conn, p.lease.PartitionFor)
 	}()
 }
 
@@ -232,12 +233,25 @@ func (p *planner) begin() time.Duration {
 		go func() {
 			defer o.runs.Done()
 			defer cancel(nil)
-			p.finished <- finish{it, p.run(ctx, o, it)}
+			p.finished <- finish{it, p.caught(ctx, o, it)}
 		}()
 	}
 }
 
-// run runs an item, in its own goroutine.
+// caught is run for an item that must not end the process, if a hook of the application's pool panics.
+func (p *planner) caught(ctx context.Context, o *ownership, it item) result {
+	r := result{outcome: gone, from: it.due(), slow: true, why: worker.Hung}
+	err := handlers.Call(func() error {
+		r = p.run(ctx, o, it)
+		return nil
+	})
+	if err != nil {
+		itemLogger(p.s.log, it).Warn("schedule: run postponed", slog.Any("error", err))
+	}
+	return r
+}
+
+// run runs an item.
 func (p *planner) run(ctx context.Context, o *ownership, it item) result {
 	if err := p.exec.noteRuns(o); err != nil {
 		if o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) {

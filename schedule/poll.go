@@ -2,12 +2,14 @@ package schedule
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/listen"
 )
 
@@ -154,6 +156,9 @@ func (p *poller) choose(q *poll, owned []*ownership) {
 func (p *poller) took(q *poll) bool {
 	asked := p.next.Before(p.answered.Add(p.times.Poll)) // since the poll was sent
 	p.polling, p.answered = false, time.Now()
+	if errors.Is(q.err, handlers.ErrHangs) { // it keeps its connection
+		p.conn = p.conn.Another()
+	}
 	p.next = p.answered.Add(p.times.Poll)
 	if p.again.After(q.sent) {
 		p.next, p.news = earlier(p.next, p.again), true
@@ -275,6 +280,18 @@ func (q *poll) crowded() bool {
 		}
 	}
 	return false
+}
+
+// within is ask, and returns the poll with its answer or its error. If a tracer of the application
+// hangs, within leaves it behind with a copy.
+func (q *poll) within(ctx context.Context, db *db, conn *listen.Listener, partitionFor func(key string) int) *poll {
+	asked, unanswered := *q, *q
+	unanswered.sent = time.Now()
+	unanswered.err = handlers.Within(ctx, db.times.Overrun, func() error { return asked.ask(ctx, db, conn, partitionFor) })
+	if unanswered.err != nil {
+		return &unanswered
+	}
+	return &asked
 }
 
 // ask sends a poll on the connection of the poller. An item whose key belongs to another partition

@@ -307,7 +307,7 @@ func (e *execution) write(life context.Context, row *record, st step, inTime boo
 	run := rand.Text()
 	var now *record
 	open := e.db.open(&now, e.item.subject, run, closing, closing)
-	return e.guarded(life, e.o.Partition, open, func(tx *handlers.Transaction) error {
+	return e.alone(life, e.o.Partition, open, func(tx *handlers.Transaction) error {
 		if !inTime && now != nil && !now.Server.Equal(row.Server) {
 			return errGone
 		}

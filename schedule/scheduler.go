@@ -112,6 +112,7 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 	}
 	s = &Scheduler{client: client, options: o, log: o.logger.With(slog.String("group", group)), times: defaultTimings, registry: newRegistry()}
 	s.db = newDB(pool, group, o, &s.times)
+	s.db.log = s.log
 	if client != nil {
 		s.db.line = &bridge.Engine(client).Line
 	}

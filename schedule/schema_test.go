@@ -21,7 +21,7 @@ func TestAnotherSchemaAndTheServersOwnClock(t *testing.T) {
 	const schema = `o'dd "one"`
 	testkit.OK(t, schedule.Migrate(t.Context(), pool, schedule.WithSchema(schema)))
 	client := testkit.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithSchema(schema)))(t)
-	db := &database{t, "", pool}
+	db := &database{t: t, Pool: pool}
 	w := &worker{t: t, db: db, client: client, pool: pool, ended: make(chan error, 1)}
 	w.Scheduler = testkit.Must(schedule.New(t.Context(), client, pool, group, schedule.WithSchema(schema)))(t)
 	t.Cleanup(w.close)
@@ -47,7 +47,7 @@ func TestTheSettingsOfTheSessionDoNotMatter(t *testing.T) {
 	db.set("timezone", "Asia/Tokyo")
 	db.set("DateStyle", "German")
 	w := newWorker(db)
-	expect(t, one[string](&database{t, db.url, w.pool}, "SELECT current_setting('timezone')"), "Asia/Tokyo", "the session's zone")
+	expect(t, one[string](&database{t: t, url: db.url, Pool: w.pool}, "SELECT current_setting('timezone')"), "Asia/Tokyo", "the session's zone")
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	l := newLedger(db, "close")
 	l.should = func(after, until time.Time) (ticks []time.Time) {

@@ -3,7 +3,9 @@ package schedule
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -42,6 +44,7 @@ type db struct {
 	partitions int
 	statements statements
 	times      *timings
+	log        *slog.Logger
 	staged     bool // the clock of a test counts
 
 	reason, actor string // of WithReason
@@ -49,7 +52,8 @@ type db struct {
 
 func newDB(pool *pgxpool.Pool, group string, o options, times *timings) *db {
 	return &db{
-		pool: pool, group: group, partitions: o.partitions, statements: statementsFor(o.schema), times: times, reason: o.reason, actor: o.actor,
+		pool: pool, group: group, partitions: o.partitions, statements: statementsFor(o.schema), times: times,
+		log: slog.New(slog.DiscardHandler), reason: o.reason, actor: o.actor,
 	}
 }
 
@@ -118,14 +122,32 @@ func (d *db) repeat(ctx context.Context, atMost int, passes func(error) bool, f 
 // within limits the time of statements besides those of handlers, so a silent connection delays no
 // run for longer.
 func (d *db) within(ctx context.Context, f func(context.Context) error) error {
-	return inTime(ctx, d.times.Answer, f)
+	return d.inTime(ctx, d.times.Answer, f)
 }
 
-// inTime limits the time of a call.
-func inTime(ctx context.Context, d time.Duration, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, d)
+// inTime limits the time of statements.
+func (d *db) inTime(ctx context.Context, limit time.Duration, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return store.Advised(f(ctx))
+	return store.Advised(d.traced(ctx, func() error { return f(ctx) }))
+}
+
+// traced calls what sends statements, in which a tracer or a hook of the application's pool may
+// misbehave. A panic there is an error of the connection. traced logs it if such code continues for
+// long after the end of ctx, because a run waits for it.
+func (d *db) traced(ctx context.Context, f func() error) error {
+	defer handlers.Watch(ctx, d.times.Overrun, func() {
+		d.log.Warn("schedule: statement still under way after its time limit", slog.Any("cause", context.Cause(ctx)))
+	})()
+	return lostIfCut(handlers.Call(f))
+}
+
+// lostIfCut makes an error of the connection of a panic, so that what failed is repeated.
+func lostIfCut(err error) error {
+	if errors.As(err, new(handlers.CutShort)) {
+		return worker.Lost(err)
+	}
+	return err
 }
 
 func (d *db) sendJoin(ctx context.Context, q querier) error {
@@ -233,7 +255,7 @@ func (d *db) sendClose(
 		closed = true
 		return nil
 	})
-	err := inTime(ctx, limit, func(ctx context.Context) error { return tx.CommitAfter(ctx, batch) })
+	err := d.inTime(ctx, limit, func(ctx context.Context) error { return tx.CommitAfter(ctx, batch) })
 	// otherwise a deferred constraint of the handler's tables waited during the commit
 	if !closed && store.LockTimeout(err) {
 		return locked{err}

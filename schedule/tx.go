@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -55,15 +56,29 @@ func (t *transactions) calling(life context.Context, p pgleases.Partition, open 
 	return t.guarded(life, p, open, f)
 }
 
+// alone is guarded for statements of this package only. If a tracer or a hook of the pool hangs,
+// alone leaves the transaction behind. What open and f write must not be read after an error.
+func (t *transactions) alone(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
+	ctx, cancel := context.WithTimeout(life, 3*t.db.times.Answer) // a connection, the opening and the commit
+	defer cancel()
+	err := handlers.Within(ctx, t.db.times.Overrun, func() error { return t.guarded(ctx, p, open, f) })
+	if errors.Is(err, handlers.ErrHangs) {
+		return worker.Lost(err)
+	}
+	return lostIfCut(err)
+}
+
 // guarded runs f in a transaction of the pool, and commits it if f did not. The answer of the
 // opening has arrived before f is called.
 func (t *transactions) guarded(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
 	var tx *handlers.Transaction
 	begin := func(ctx context.Context, conn *pgxpool.Conn) (err error) {
-		tx, err = handlers.Begin(ctx, conn, func(batch *pgx.Batch) error {
-			return t.fence(batch, p, open.statement, open.args, open.read)
+		return t.db.traced(ctx, func() error {
+			tx, err = handlers.Begin(ctx, conn, func(batch *pgx.Batch) error {
+				return t.fence(batch, p, open.statement, open.args, open.read)
+			})
+			return store.Advised(err)
 		})
-		return store.Advised(err)
 	}
 	conn, release, err := worker.Acquire(life, t.db.line, t.db.pool, t.db.times.Answer, begin)
 	if final := worker.EndsRun(err); final != nil {
@@ -74,6 +89,9 @@ func (t *transactions) guarded(life context.Context, p pgleases.Partition, open 
 		return worker.Lost(fmt.Errorf("connection of the pool: %w", err))
 	}
 	defer release()
+	if tx == nil { // a tracer panicked
+		return err
+	}
 	defer func() {
 		if !tx.Ended() {
 			// if it was not committed, and no error has closed the connection

@@ -38,6 +38,12 @@ func New(pool *pgxpool.Pool, schema, topic string) *Listener {
 	}
 }
 
+// Another returns a Listener for the same, which leaves the connection of this one to code that hangs
+// in it.
+func (l *Listener) Another() *Listener {
+	return &Listener{Heard: l.Heard, pool: l.pool, topic: l.topic, channel: l.channel}
+}
+
 // Ready returns the connection, and takes another from the pool if that is closed.
 func (l *Listener) Ready(ctx context.Context) (*pgx.Conn, error) {
 	l.rest()

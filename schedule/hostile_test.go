@@ -1,0 +1,270 @@
+package schedule_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// misbehaves are the ways in which code of the application does not return.
+var misbehaves = []string{"panic", "Goexit", "hang"}
+
+// hangs holds all code that hangs until the end of its test.
+var hangs sync.Map // chan struct{} by kind
+
+// misbehave does what an application's code may do.
+func misbehave(way string, hang <-chan struct{}) {
+	switch way {
+	case "panic":
+		panic("at the disco")
+	case "Goexit":
+		runtime.Goexit()
+	case "hang":
+		<-hang
+	}
+}
+
+// rogue is the arguments of a job. Its methods misbehave if Place names them, and so do those of
+// the error that its handler returns.
+type rogue struct{ Kind, Place, Way string }
+
+func (h rogue) at(place string) {
+	if h.Place == place {
+		hang, _ := hangs.Load(h.Kind)
+		misbehave(h.Way, hang.(chan struct{}))
+	}
+}
+
+func (h *rogue) UnmarshalJSON(text []byte) error {
+	type plain rogue
+	err := json.Unmarshal(text, (*plain)(h))
+	h.at("decoder")
+	return err
+}
+
+func (h rogue) MarshalJSON() ([]byte, error) {
+	type plain rogue
+	h.at("encoder")
+	return json.Marshal(plain(h))
+}
+
+type hostileError struct{ rogue }
+
+func (e hostileError) Error() string { e.at("Error"); return e.Place }
+func (e hostileError) Unwrap() error { e.at("Unwrap"); return nil }
+func (e hostileError) Is(error) bool { e.at("Is"); return false }
+func (e hostileError) As(any) bool   { e.at("As"); return false }
+
+// closer returns a channel that is closed at the end of a test, before its workers end.
+func closer(t testing.TB) chan struct{} {
+	c := make(chan struct{})
+	t.Cleanup(func() { close(c) })
+	return c
+}
+
+// What code of the application does in a run stops no other run, however it fails to return. A line
+// names what hangs.
+func TestHostileCodeOfARunStopsNoOther(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"InTx", "AtLeastOnce", "AtMostOnce"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			w, log := newLogged(db, schedule.WithMaxRunning(5))
+			hangs.Store(kind, closer(t))
+			w.Times().Overrun = 50 * time.Millisecond
+			run := func(r schedule.Run[rogue]) error {
+				r.Args.at("handler")
+				if r.Args.Place == "" {
+					return nil
+				}
+				return hostileError{r.Args}
+			}
+			out := func(_ context.Context, r schedule.Run[rogue]) error { return run(r) }
+			limit, once := schedule.WithTimeout(100*time.Millisecond), schedule.WithMaxAttempts(1, schedule.Backoff(time.Second, time.Second))
+			var k *schedule.Kind[rogue]
+			switch kind {
+			case "InTx":
+				k = schedule.InTx(w.Scheduler, kind, func(_ context.Context, _ pgx.Tx, r schedule.Run[rogue]) error { return run(r) }, limit, once)
+			case "AtLeastOnce":
+				k = schedule.AtLeastOnce(w.Scheduler, kind, out, limit, once)
+			case "AtMostOnce":
+				k = schedule.AtMostOnce(w.Scheduler, kind, out, limit)
+			}
+			hung := map[string]string{"handler": "handler still running", "decoder": "arguments still being read", "Error": "handler still running", "Unwrap": "handler still running"}
+			short := int64(0)
+			for _, place := range []string{"handler", "decoder", "Error", "Unwrap", "Is", "As"} {
+				for _, way := range misbehaves {
+					if place != "decoder" && (way != "hang" || hung[place] == "") { // what cannot be decoded is blocked
+						short++
+					}
+					testkit.Must(k.Enqueue(t.Context(), rogue{kind, place, way}))(t)
+				}
+			}
+			w.run()
+			becomes(db, "those that do not hang have ended", short, "SELECT count(*) FROM pgleases.history WHERE outcome IN ('failed', 'unknown')")
+			testkit.Until(t, "those that hang are named", func() bool {
+				return log.count("handler still running")+log.count("arguments still being read") == len(hung)
+			})
+			testkit.Must(k.EnqueueMany(t.Context(), make([]rogue, 20)))(t)
+			becomes(db, "the others run", 20, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+		})
+	}
+}
+
+// An encoder that misbehaves does so in the goroutine of its caller, and nowhere else.
+func TestHostileEncoderFailsItsCallerOnly(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	hang := make(chan struct{})
+	hangs.Store("encoders", hang)
+	k := schedule.InTx(w.Scheduler, "encoders", func(context.Context, pgx.Tx, schedule.Run[rogue]) error { return nil })
+	w.run()
+	for name, call := range map[string]func(rogue) error{
+		"put":     func(h rogue) error { return k.Put(t.Context(), "a", h, hourly) },
+		"enqueue": func(h rogue) error { _, err := k.Enqueue(t.Context(), h); return err },
+	} {
+		for _, way := range misbehaves {
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				defer func() { _ = recover() }()
+				_ = call(rogue{"encoders", "encoder", way})
+			}()
+			if way != "hang" {
+				testkit.Receive(t, name+" ends its caller", ended)
+				continue
+			}
+			id := testkit.Must(k.Enqueue(t.Context(), rogue{}))(t)
+			expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of another")
+			hang <- struct{}{}
+			testkit.Receive(t, name+" goes on", ended)
+		}
+	}
+}
+
+// A hostileTracer misbehaves once in each way, at statements with a text.
+type hostileTracer struct {
+	hang chan struct{}
+	text string
+
+	mu   sync.Mutex // guards the following field
+	left []string
+}
+
+func (h *hostileTracer) done() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.left) == 0
+}
+
+func (h *hostileTracer) seen(text string) {
+	if !strings.Contains(text, h.text) {
+		return
+	}
+	h.mu.Lock()
+	way := ""
+	if len(h.left) > 0 {
+		way, h.left = h.left[0], h.left[1:]
+	}
+	h.mu.Unlock()
+	misbehave(way, h.hang)
+}
+
+func (h *hostileTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	h.seen(data.SQL)
+	return ctx
+}
+func (h *hostileTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (h *hostileTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	for _, q := range data.Batch.QueuedQueries {
+		h.seen(q.SQL)
+	}
+	return ctx
+}
+func (h *hostileTracer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (h *hostileTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+// A tracer that misbehaves at a statement stops no other run, no poll and no end of Run. A line names
+// what hangs.
+func TestHostileTracerStopsNoOther(t *testing.T) {
+	t.Parallel()
+	for text, line := range map[string]string{
+		"schedule_poll": "poll failed", "schedule_begin": "statement still under way", "schedule_end(": "",
+		"schedule_open": "statement still under way", "schedule_close": "statement still under way", "schedule_free_slot": "statement still under way",
+	} {
+		t.Run(text, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			tracer := &hostileTracer{hang: make(chan struct{}), text: text, left: misbehaves}
+			db.tracer = tracer
+			w, log := newLogged(db)
+			free := sync.OnceFunc(func() { close(tracer.hang) })
+			t.Cleanup(free)
+			w.Times().Answer, w.Times().PollLimit, w.Times().Overrun = 500*time.Millisecond, 500*time.Millisecond, 50*time.Millisecond
+			k := schedule.AtLeastOnce(w.Scheduler, "calls", func(context.Context, schedule.Run[args]) error { return nil }, schedule.WithMaxConcurrent(100))
+			w.run()
+			runs := int64(0)
+			for runs == 0 || !tracer.done() && text != "schedule_end(" {
+				for partition := range 4 {
+					testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithJobKey(db.keyIn(partition))))(t)
+				}
+				runs += 4
+				becomes(db, "all but one have run", true, "SELECT count(*) >= $1 - 1 FROM pgleases.history WHERE outcome = 'succeeded'", runs)
+			}
+			testkit.Until(t, "a line names what hangs", func() bool { return line == "" || log.count(line) > 0 })
+			if line == "statement still under way" && text != "schedule_begin" { // its run goes on, as one whose handler hangs
+				free()
+			}
+			becomes(db, "all have run", runs, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+			w.end()
+		})
+	}
+}
+
+// A hostileLog misbehaves at each record, in each of the ways.
+type hostileLog struct {
+	hang chan struct{}
+	mu   *sync.Mutex
+	n    *int
+}
+
+func (h hostileLog) Enabled(context.Context, slog.Level) bool { return true }
+func (h hostileLog) WithAttrs([]slog.Attr) slog.Handler       { return h }
+func (h hostileLog) WithGroup(string) slog.Handler            { return h }
+func (h hostileLog) Handle(context.Context, slog.Record) error {
+	h.mu.Lock()
+	way := misbehaves[min(*h.n, len(misbehaves)-1)]
+	*h.n++
+	h.mu.Unlock()
+	misbehave(way, h.hang)
+	return nil
+}
+
+// A log handler that misbehaves stops nothing.
+func TestHostileLogHandlerStopsNothing(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	h := hostileLog{make(chan struct{}), new(sync.Mutex), new(int)}
+	w := newWorker(db, schedule.WithLogger(slog.New(h)))
+	t.Cleanup(func() { close(h.hang) })
+	k := schedule.InTx(w.Scheduler, "fails", func(context.Context, pgx.Tx, schedule.Run[args]) error {
+		return errors.New("it fails, and that is logged")
+	}, schedule.WithMaxAttempts(1, schedule.Backoff(time.Second, time.Second)))
+	w.run()
+	testkit.Must(k.EnqueueMany(t.Context(), make([]args, 20)))(t)
+	becomes(db, "all have run", 20, "SELECT count(*) FROM pgleases.history WHERE outcome = 'failed'")
+	w.end()
+}
