@@ -193,8 +193,9 @@ func (c *Client) Err() error { return c.engine.Err() }
 // client still releases what is free, for up to 2 s. Partitions in work are not released: their
 // contexts are canceled with ErrClosed, and they move when the session expires, a TTL after its
 // last heartbeat. Close returns an error that names them, joined with the cause of ctx. If the
-// database cannot be reached, Close returns when ctx has ended or the trust deadline has passed. In
-// any case Close returns within 6 s after the end of ctx.
+// client cannot connect to the database, Close returns when ctx has ended or the trust deadline has
+// passed; if only heartbeats fail, when none has succeeded for two TTLs. In any case Close returns
+// within 6 s after the end of ctx.
 //
 // When Close returns, the client has no goroutine and no connection. Close is idempotent, and never
 // closes the pool.

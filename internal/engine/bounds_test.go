@@ -58,6 +58,26 @@ func TestCloseIgnoresGuardedTransactionOfAnother(t *testing.T) {
 	}
 }
 
+// The trust ends meanwhile, and statements are given up, with their connections.
+func TestCloseWaitsForServerThatAnswersLate(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		p := w.start("a")
+		p.owning("x", 2)
+		began := time.Now()
+		w.inject(func(client, op string) (fault, bool) {
+			return fault{before: 4 * time.Second}, client == p.name && op != "connect" && time.Since(began) < 8*time.Second
+		})
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		testkit.OK(t, p.c.Close(ctx))
+		w.db.Look(func(tables *fakestore.Tables, _ int64) {
+			if len(tables.Clients) > 0 {
+				t.Errorf("%d sessions remain", len(tables.Clients))
+			}
+		})
+	})
+}
+
 func TestCallsForRecreatedLeaseReturnItsNewNumber(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")

@@ -204,7 +204,7 @@ func (e *engine) work(now time.Time) time.Time {
 		at = never // the end of the operation under way wakes the engine
 	}
 	at = earlier(at, earlier(e.liveness.PulseDue(), e.locks.RemindDue()))
-	return earlier(at, earlier(e.trust.ends(), earlier(e.members.drainsDue(), e.closing.giveUpAt)))
+	return earlier(at, earlier(e.trust.ends(), earlier(e.members.drainsDue(), earlier(e.closing.giveUpAt, e.unreachableAt()))))
 }
 
 func (e *engine) begin(t *task, now time.Time) {
@@ -649,13 +649,27 @@ func (e *engine) onlySessionRemains() bool {
 	return e.closing.ends() && !e.members.inDatabase() && !e.locks.Remain() && e.plans.none() && len(e.releases.unannounced) == 0
 }
 
+// unreachableAt returns when a client that ends, and has no trust any more, takes the database for
+// unreachable; never: it is reached. A server under load may miss the limits of some statements
+// and still answer the next, so failed heartbeats count only after a TTL more.
+func (e *engine) unreachableAt() time.Time {
+	switch {
+	case !e.closing.ends() || e.trust.held():
+		return never
+	case !e.session.registered || e.connection.failed:
+		return atOnce
+	case e.connection.conn == nil || e.session.beatFailed:
+		return e.session.sent.Add(2 * e.config.TTL)
+	}
+	return never
+}
+
 // finished reports whether the client may end: it has left, or the rest cannot be done.
 func (e *engine) finished(now time.Time) bool {
-	unreachable := e.connection.conn == nil || !e.session.registered || e.session.beatFailed
 	switch {
 	case !e.closing.ends():
 		return false
-	case e.closing.sessionEnded, !e.trust.held() && unreachable:
+	case e.closing.sessionEnded, !now.Before(e.unreachableAt()):
 		return true
 	case e.closing.hurried == nil:
 		return false
