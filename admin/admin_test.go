@@ -31,7 +31,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 			('l', 0, 11, 11, 3, 'a', NULL, now(), NULL), ('l', 1, 11, 13, 3, 'a', NULL, now(), now()), ('l', 2, 14, 14, 3, 'dead', NULL, now(), NULL),
 			('l', 3, 77, 11, 3, 'gone', 'gone', now(), NULL), ('l', 10, NULL, NULL, 3, 'gone', NULL, NULL, NULL), ('l', 4, NULL, NULL, 3, NULL, 'dead', NULL, NULL), ('l', 5, 12, 13, 3, 'b', 'a', now(), now());
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) SELECT 'l', p, 11, 11, 3, 'a', now() FROM generate_series(6, 9) AS p;
-		INSERT INTO pgleases.events (at, lease, cause, from_id, partitions) VALUES (now() - interval '4 minutes', NULL, 'evicted', 'gone', NULL), (now() - interval '3 minutes', 'l', 'handed over', 'gone', '{[10,11)}'), (now(), 'l', 'pin', NULL, '{[10,11)}');
+		INSERT INTO pgleases.events (at, lease, cause, actor, from_id, partitions) VALUES (now() - interval '4 minutes', NULL, 'evicted', NULL, 'gone', NULL), (now() - interval '3 minutes', 'l', 'handed over', NULL, 'gone', '{[10,11)}'), (now(), 'l', 'pin', 'maria', NULL, '{[10,11)}');
 		INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'gone', 'infinity', now(), 'operator', 'why')`)
 	a := newAdmin(t, newPool(t, url))
 	s := testkit.Must(a.Snapshot(t.Context()))(t)
@@ -187,7 +187,7 @@ func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.members VALUES ('l', 1, 1, AT, 1)`, "AT", "'"+at+"'"))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.partitions VALUES ('l', 0, 1, 1, 1, 'a', NULL, AT, AT)`, "AT", "'"+at+"'"))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.locks VALUES ('x', 1, 1, 1, false, 1, AT)`, "AT", "'"+at+"'"))
-		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.events (at, cause) VALUES (AT, 'odd')`, "AT", "'"+at+"'"))
+		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.events (at, cause) VALUES (AT, 'joined')`, "AT", "'"+at+"'"))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.overrides (verb, lease, until, since, actor, reason) VALUES ('freeze', 'l', AT, now(), 'maria', 'why')`, "AT", "'"+at+"'"))
 		s, err := a.Snapshot(t.Context())
 		if err != nil || len(s.Clients) != 1 || s.Lease("l") == nil || len(s.Lease("l").Members) != 1 {
@@ -224,9 +224,9 @@ func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
 func TestEventsOfALeaseHaveTheEvictionsOfItsClients(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	exec(t, url, `INSERT INTO pgleases.events (cause, lease, from_id, to_id, partitions) VALUES
-		('evicted', NULL, 'a', NULL, NULL), ('joined', 'l', NULL, 'a', NULL), ('joined', 'other', NULL, 'b', NULL), ('evict', NULL, 'a', NULL, NULL),
-		('evicted', NULL, 'a', NULL, NULL), ('evicted', NULL, 'b', NULL, NULL), ('given', 'l', 'a', 'c', '{[0,4)}'), ('accepted', NULL, NULL, NULL, NULL)`)
+	exec(t, url, `INSERT INTO pgleases.events (cause, actor, lease, from_id, to_id, partitions) VALUES
+		('evicted', NULL, NULL, 'a', NULL, NULL), ('joined', NULL, 'l', NULL, 'a', NULL), ('joined', NULL, 'other', NULL, 'b', NULL), ('evict', 'maria', NULL, 'a', NULL, NULL),
+		('evicted', NULL, NULL, 'a', NULL, NULL), ('evicted', NULL, NULL, 'b', NULL, NULL), ('given', NULL, 'l', 'a', 'c', '{[0,4)}'), ('accepted', NULL, NULL, NULL, NULL, NULL)`)
 	exec(t, url, "UPDATE pgleases.events SET tx = id::text::xid8")
 	for most, want := range map[int]string{10: "joined evict evicted given accepted", 2: "given accepted", 3: "evicted given accepted"} {
 		var causes []string

@@ -249,7 +249,7 @@ func stuck(t *testing.T, a *admin.Admin, write time.Duration, say, want string) 
 func TestWhoDoesNotReadItsAnswerKeepsNobodyFromAsking(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	exec(t, url, `INSERT INTO pgleases.events (cause, reason) SELECT 'drain', repeat('x', 4000) FROM generate_series(1, 1000)`)
+	exec(t, url, `INSERT INTO pgleases.events (cause, actor, reason) SELECT 'drain', 'ann', repeat('x', 4000) FROM generate_series(1, 1000)`)
 	for name, write := range map[string]time.Duration{"that is waited for": time.Hour, "that is given up": time.Second} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

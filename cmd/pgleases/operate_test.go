@@ -376,11 +376,13 @@ func TestEventsFollowContinuesAfterSilence(t *testing.T) { followOverOutage(t, t
 func followOverOutage(t *testing.T, frozen bool) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
-	happens := func(what string) { execute(t, database, "INSERT INTO pgleases.events (cause) VALUES ('"+what+"')") }
+	happens := func(what string) {
+		execute(t, database, "INSERT INTO pgleases.events (cause, actor) VALUES ('"+what+"', 'test')")
+	}
 	way := command.NewProxy(t, database)
 	late, err := testkit.Pool(t, database).Begin(t.Context())
 	if err == nil {
-		_, err = late.Exec(t.Context(), "INSERT INTO pgleases.events (cause) VALUES ('late')")
+		_, err = late.Exec(t.Context(), "INSERT INTO pgleases.events (cause, actor) VALUES ('late', 'test')")
 	}
 	testkit.OK(t, err)
 	happens("first")
@@ -400,7 +402,7 @@ func followOverOutage(t *testing.T, frozen bool) {
 	testkit.Until(t, "it goes on further", told(`"after"`, 1))
 	testkit.OK(t, late.Commit(t.Context()))
 	testkit.Until(t, "it is told of what was committed after others", told(`"late"`, 1))
-	execute(t, database, "DELETE FROM pgleases.events WHERE cause = 'after'; INSERT INTO pgleases.events (cause) VALUES ('promoted')") // as a standby that was behind
+	execute(t, database, "DELETE FROM pgleases.events WHERE cause = 'after'; INSERT INTO pgleases.events (cause, actor) VALUES ('promoted', 'test')") // as a standby that was behind
 	testkit.Until(t, "it says so", told(again, 2))
 	testkit.Until(t, "it goes on", told(`"promoted"`, 1))
 	follower.Signal(syscall.SIGINT)

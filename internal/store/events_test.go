@@ -66,6 +66,35 @@ func TestEveryChangeOfMembersAndOwnersIsAnEvent(t *testing.T) {
 	tells("dropped|l|->-|-")
 }
 
+// Events of operators name who made the change: also those that an expired override writes, and
+// whatever the role of an application inserts.
+func TestEventsOfOperatorsHaveAnActor(t *testing.T) {
+	t.Parallel()
+	f := fixtureIn(t, emptyDatabase(t), "pgleases")
+	role := f.role()
+	f.grant("application", role)
+	a := f.client("a")
+	a.join("l", 4)
+	f.exec(`SELECT drain('a', 'why', 'maria', clock_timestamp() + interval '1 hour', force => true); SELECT pause('l', 'why', 'joe', clock_timestamp() + interval '1 hour')
+		; SELECT pin('l', 2, 'a', 'why', 'ann', clock_timestamp() + interval '1 hour')`)
+	f.exec("UPDATE overrides SET until = clock_timestamp() - interval '1 hour'; TRUNCATE events")
+	f.exec("SELECT end_overrides()")
+	expect(t, f.text("SELECT cause, split_part(actor, ' ', 1), reason FROM events ORDER BY cause"), strings.Join([]string{
+		"resume|joe|the override has expired", "undrain|maria|the override has expired", "unpin|ann|the override has expired"}, "\n"), "events of expired overrides")
+
+	f.exec("SET ROLE " + role)
+	defer f.exec("RESET ROLE")
+	for _, cause := range []string{"joined", "left", "evicted", "handed over", "given", "accepted"} {
+		f.exec("INSERT INTO events (cause) VALUES ($1)", cause)
+	}
+	for _, cause := range []string{"drain", "undrain", "pause", "resume", "evict", "dropped", "replaced", "replaces", "Joined", "", "odd"} {
+		_, err := f.sql.Exec(f.ctx, "INSERT INTO events (cause) VALUES ($1)", cause)
+		if err == nil || !strings.Contains(err.Error(), `violates check constraint "events_actor"`) {
+			t.Errorf("an application inserts the event %q: %v", cause, err)
+		}
+	}
+}
+
 func TestAPlanOfManyMovesIsAnEventForEachPairOfClients(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -97,8 +126,8 @@ func TestOldEventsGoInBatches(t *testing.T) {
 	f.grant("application", role)
 	f.runAs = role
 	c := f.client("c")
-	f.exec(`INSERT INTO events (at, cause) SELECT now() - interval '31 days', 'old' FROM generate_series(1, 1200)`)
-	f.exec(`INSERT INTO events (at, cause) SELECT now() - interval '29 days', 'young' FROM generate_series(1, 3)`)
+	f.exec(`INSERT INTO events (at, cause, actor) SELECT now() - interval '31 days', 'old', 'test' FROM generate_series(1, 1200)`)
+	f.exec(`INSERT INTO events (at, cause, actor) SELECT now() - interval '29 days', 'young', 'test' FROM generate_series(1, 3)`)
 	for _, want := range []string{"200|3", "0|3", "0|3"} {
 		f.checkNow()
 		c.evict()
@@ -122,7 +151,7 @@ func TestAnyAgeMayBeKept(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := f.client("c")
-	f.exec("INSERT INTO events (at, cause) VALUES (now() - interval '900 years', 'old')")
+	f.exec("INSERT INTO events (at, cause, actor) VALUES (now() - interval '900 years', 'old', 'test')")
 	for _, age := range []string{"10000 years", "170000000 years"} {
 		f.exec("UPDATE events_kept SET age = $1::text::interval", age)
 		expired := f.client("expired")
@@ -137,8 +166,8 @@ func TestEventsThatAreDatedAheadKeepNoOthers(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := f.client("c")
-	f.exec("INSERT INTO events (at, cause) VALUES (now() + interval '10 years', 'ahead')")
-	f.exec("INSERT INTO events (at, cause) VALUES (now() - interval '31 days', 'old'), (now() + interval '1 hour', 'a little ahead')")
+	f.exec("INSERT INTO events (at, cause, actor) VALUES (now() + interval '10 years', 'ahead', 'test')")
+	f.exec("INSERT INTO events (at, cause, actor) VALUES (now() - interval '31 days', 'old', 'test'), (now() + interval '1 hour', 'a little ahead', 'test')")
 	f.checkNow()
 	c.evict()
 	expect(t, f.text("SELECT cause FROM events WHERE cause IN ('ahead', 'old', 'a little ahead')"), "a little ahead", "events that are kept")
@@ -150,10 +179,10 @@ func TestEventsOfAnotherServerComeFirst(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := f.client("c")
-	f.exec(`INSERT INTO events (tx, cause, at) OVERRIDING SYSTEM VALUE SELECT (900000000000 + n)::text::xid8, 'old ' || n, now() - CASE WHEN n < 3 THEN interval '31 days' ELSE '0' END
+	f.exec(`INSERT INTO events (tx, cause, actor, at) OVERRIDING SYSTEM VALUE SELECT (900000000000 + n)::text::xid8, 'old ' || n, 'test', now() - CASE WHEN n < 3 THEN interval '31 days' ELSE '0' END
 		FROM generate_series(1, 4) AS n`)
-	f.exec("INSERT INTO events (tx, id, cause) OVERRIDING SYSTEM VALUE SELECT '0', id, 'of a third' FROM events WHERE cause = 'old 4'") // whose ids began anew
-	f.exec("INSERT INTO events (cause) VALUES ('new')")
+	f.exec("INSERT INTO events (tx, id, cause, actor) OVERRIDING SYSTEM VALUE SELECT '0', id, 'of a third', 'test' FROM events WHERE cause = 'old 4'") // whose ids began anew
+	f.exec("INSERT INTO events (cause, actor) VALUES ('new', 'test')")
 	for range 2 {
 		f.checkNow()
 		c.evict()
@@ -163,7 +192,7 @@ func TestEventsOfAnotherServerComeFirst(t *testing.T) {
 	run := c.run()
 	f.expire(f.client("expired"), f.client("other"))
 	clock := c.beat().Clock
-	end := f.lock("INSERT INTO events (cause) VALUES ('open')") // so that the check's own number is beyond those of its snapshot
+	end := f.lock("INSERT INTO events (cause, actor) VALUES ('open', 'test')") // so that the check's own number is beyond those of its snapshot
 	evicted := testkit.Must(c.Evict(f.ctx, clock, 10*time.Minute, usualTTL, run))(f)
 	end()
 	expect(t, len(evicted.IDs), 2, "evicted")
@@ -174,9 +203,9 @@ func TestEventsOfAnotherServerComeFirst(t *testing.T) {
 func TestEventsCommittedLateAreFollowed(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.exec("INSERT INTO events (cause) VALUES ('first')")
-	commit := f.lock("INSERT INTO events (cause) VALUES ('late') RETURNING id")
-	f.exec("INSERT INTO events (cause) VALUES ('early')")
+	f.exec("INSERT INTO events (cause, actor) VALUES ('first', 'test')")
+	commit := f.lock("INSERT INTO events (cause, actor) VALUES ('late', 'test') RETURNING id")
+	f.exec("INSERT INTO events (cause, actor) VALUES ('early', 'test')")
 	seen, tx, id := "", "0", int64(0) // as a reader continues that follows the events
 	read := func() string {
 		for _, line := range strings.Fields(f.text(`SELECT tx::text, id, cause FROM events

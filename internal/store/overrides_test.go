@@ -428,7 +428,7 @@ func TestACheckEndsNoOverrideAboutALeaseThatIsLocked(t *testing.T) {
 	f.checkNow()
 	b.evict()
 	expect(t, f.text("SELECT verb FROM overrides"), "", "overrides that are left")
-	expect(t, f.text("SELECT cause, lease, from_id, actor FROM events WHERE cause LIKE 'un%' ORDER BY id"), "unfreeze|l|<nil>|<nil>\nundrain|<nil>|a|<nil>", "events")
+	expect(t, f.text("SELECT cause, lease, from_id, actor = session_user FROM events WHERE cause LIKE 'un%' ORDER BY id"), "unfreeze|l|<nil>|true\nundrain|<nil>|a|true", "events")
 }
 
 // If many overrides end at once, a check for expired sessions ends only some of them, and changes

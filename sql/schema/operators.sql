@@ -152,7 +152,7 @@ DECLARE
     locked int;
     w record;
 BEGIN
-    FOR w IN SELECT o.ctid AS place, o.verb, o.lease, o.partition, o.client FROM pgleases.overrides AS o WHERE o.until <= clock_timestamp()
+    FOR w IN SELECT o.ctid AS place, o.verb, o.lease, o.partition, o.client, o.actor FROM pgleases.overrides AS o WHERE o.until <= clock_timestamp()
              ORDER BY o.until, o.verb, o.lease, o.partition, o.client LIMIT 200 FOR UPDATE SKIP LOCKED LOOP
         names := ARRAY(SELECT l.name FROM pgleases.leases AS l WHERE l.name = ANY (pgleases.leases_of(w.lease, w.client)) ORDER BY l.name);
         SELECT count(*) INTO locked
@@ -163,8 +163,8 @@ BEGIN
         CONTINUE WHEN locked < (SELECT count(*) FROM pgleases.clients AS c WHERE c.id = w.client AND w.lease IS NULL)
                    OR w.lease IS NULL AND names <> pgleases.leases_of(NULL::text, w.client);
         DELETE FROM pgleases.overrides AS o WHERE o.ctid = w.place;
-        INSERT INTO pgleases.events (lease, cause, reason, from_id, to_id, partitions)
-        VALUES (w.lease, CASE w.verb WHEN 'pause' THEN 'resume' ELSE 'un' || w.verb END, 'the override has expired',
+        INSERT INTO pgleases.events (lease, cause, actor, reason, from_id, to_id, partitions)
+        VALUES (w.lease, CASE w.verb WHEN 'pause' THEN 'resume' ELSE 'un' || w.verb END, w.actor, 'the override has expired',
                 CASE WHEN w.partition IS NULL THEN w.client END, CASE WHEN w.partition IS NOT NULL THEN w.client END,
                 CASE WHEN w.partition IS NOT NULL THEN int4multirange(int4range(w.partition, w.partition, '[]')) END);
         to_plan := to_plan || ARRAY(SELECT n FROM unnest(names) AS n WHERE NOT (n = ANY (to_plan)));
