@@ -355,12 +355,15 @@ func (d *doctor) sessions(f *facts) {
 		long                      time.Duration
 		sessions                  []session
 	}{
-		{"transactions", "idle", "a partition that it has guarded cannot move",
+		{"transactions", "idle", "a partition that it has guarded cannot move, and dead rows may remain",
 			"end its program, or SELECT pg_terminate_backend(PID), which rolls back; set idle_in_transaction_session_timeout", d.Long, f.Idle},
 		{"snapshots", "in use", "dead rows remain until it ends",
 			"run long queries on a standby without hot_standby_feedback", 10 * d.Long, f.Old},
 	} {
 		if n := len(c.sessions); n > 0 {
+			if c.sessions[0].PID == 0 {
+				c.remedy = c.sessions[0].end()
+			}
 			d.found(c.check, Warning, c.remedy, "%d %s for more than %v: %v: %s", n, c.are, c.long, c.sessions[0], c.means)
 			continue
 		}

@@ -19,6 +19,10 @@ busy AS MATERIALIZED (
            extract(epoch FROM t.now - a.xact_start)::double precision AS seconds, a.backend_xmin IS NOT NULL AS keeps
     FROM sessions AS a CROSS JOIN t
     WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
+    UNION ALL
+    SELECT 0, p.owner, p.gid, true, extract(epoch FROM t.now - p.prepared)::double precision, true -- it waits for somebody to end it, without a process
+    FROM pg_prepared_xacts AS p CROSS JOIN t
+    WHERE p.database = current_database()
 ),
 relations AS MATERIALIZED (
     SELECT c.oid, c.relname, c.relkind, c.reloptions, r.oid AS role

@@ -244,6 +244,23 @@ func TestDoctorFindsTransactionsThatLast(t *testing.T) {
 	<-ended
 }
 
+// A prepared transaction has no process, and lasts until somebody ends it.
+func TestDoctorFindsPreparedTransactions(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	if testkit.Value[int](t, testkit.Pool(t, database), "SELECT current_setting('max_prepared_transactions')::int") == 0 {
+		t.Skip("max_prepared_transactions is 0")
+	}
+	execute(t, database, sound)
+	name := rand.Text()
+	execute(t, database, "BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION '"+name+"'")
+	expectIll(t, database, "warning transactions", fmt.Sprintf("1 idle for more than 1ms: the prepared transaction %q of ", name), "--long", "1ms")
+	expectIll(t, database, "warning transactions", "> COMMIT PREPARED or ROLLBACK PREPARED it: pg_prepared_xacts lists them", "--long", "1ms")
+	expectIll(t, database, "", "") // it is younger than a usual one
+	execute(t, database, "ROLLBACK PREPARED '"+name+"'")
+	expectIll(t, database, "", "", "--long", "1ms")
+}
+
 // locked begins a transaction that locks rows, or a table by reading it, and returns its connection.
 func locked(t *testing.T, database, rows string) *pgx.Conn {
 	t.Helper()
