@@ -268,6 +268,7 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow, slow b
 		giveBack()
 		return outcome{verdict: troubled, at: -1, err: err}
 	}
+	raw := conn.Conn() // conn itself belongs to release and late, which another goroutine calls
 	var once sync.Once
 	var left *pgx.Conn
 	release := func() {
@@ -281,7 +282,7 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow, slow b
 		once.Do(func() { left = conn.Hijack() }) // so that the pool replaces it: the handler may go on using it
 		g.post(func() { g.giveSlotBack(j) })
 	}
-	tx, xact, o := g.read(ctx, conn, parts, limit, retry, slow, late)
+	tx, xact, o := g.read(ctx, raw, parts, limit, retry, slow, late)
 	defer g.rollback(tx) // before the connection is released
 	if o.verdict != handled || len(o.rows) == 0 && retry == nil {
 		return o
@@ -393,7 +394,7 @@ func (h *inHand) set(partition int, id int64) {
 }
 
 // read opens a transaction under guard of partitions, and reads their first rows, or a blocked row.
-func (g *group) read(ctx context.Context, conn *pgxpool.Conn, parts []*partition, limit int, retry *blockedRow, slow bool, late func()) (tx *handlers.Transaction, xact string, o outcome) {
+func (g *group) read(ctx context.Context, conn *pgx.Conn, parts []*partition, limit int, retry *blockedRow, slow bool, late func()) (tx *handlers.Transaction, xact string, o outcome) {
 	high := int64(math.MaxInt64)
 	if parts[0].watched { // then it is alone
 		high = parts[0].noted
@@ -411,7 +412,7 @@ func (g *group) read(ctx context.Context, conn *pgxpool.Conn, parts []*partition
 	var same bool                                          // it is as it was when it failed
 	var behind bool                                        // another row of its key comes first
 	collect := func(further ...any) func(pgx.Rows) error { // destinations of the columns before those of the handler
-		how := &reading{types: conn.Conn().TypeMap(), first: append([]any{&number, &r.id, &r.key, &r.version}, further...), limit: g.options.bytes}
+		how := &reading{types: conn.TypeMap(), first: append([]any{&number, &r.id, &r.key, &r.version}, further...), limit: g.options.bytes}
 		how.begin = func() error {
 			inHand.set(number, r.id)
 			if same && crashes > maxCrashes { // this attempt is counted already
@@ -672,7 +673,7 @@ func (g *group) inTimeOf(d time.Duration, f func(context.Context) error) error {
 // queue adds, in one round trip, of which each waits that long for a lock at most. If a partition
 // is not owned, it is marked as lost, and the error is ErrNotOwner. The transaction is not nil;
 // xact identifies it.
-func (g *group) beginGuarded(conn *pgxpool.Conn, parts []*partition, wait time.Duration, queue func(*pgx.Batch)) (tx *handlers.Transaction, xact string, err error) {
+func (g *group) beginGuarded(conn *pgx.Conn, parts []*partition, wait time.Duration, queue func(*pgx.Batch)) (tx *handlers.Transaction, xact string, err error) {
 	numbers, epochs := keysOf(parts)
 	open := func(batch *pgx.Batch) error {
 		batch.Queue(g.sql.Open, g.lease.Name(), numbers, epochs, fmt.Sprint(g.options.idle.Milliseconds()), fmt.Sprint(wait.Milliseconds())).QueryRow(func(row pgx.Row) error {
@@ -692,7 +693,7 @@ func (g *group) beginGuarded(conn *pgxpool.Conn, parts []*partition, wait time.D
 		defer context.AfterFunc(g.line().Life(), cancel)() // the connection's server may have gone
 		tx, err = handlers.Begin(ctx, conn, open)
 		if worker.Whose(err) == worker.Standby {
-			_ = conn.Conn().Close(ctx) // otherwise the pool would go on giving it out, because it looks healthy
+			_ = conn.Close(ctx) // otherwise the pool would go on giving it out, because it looks healthy
 		}
 		return err
 	})
@@ -720,7 +721,7 @@ func (g *group) guardedOnce(owned []*partition, f func(ctx context.Context, tx *
 	var tx *handlers.Transaction
 	var xact string
 	conn, release, err := g.acquireAnd(func(_ context.Context, conn *pgxpool.Conn) (err error) {
-		tx, xact, err = g.beginGuarded(conn, owned, lockWait, func(*pgx.Batch) {})
+		tx, xact, err = g.beginGuarded(conn.Conn(), owned, lockWait, func(*pgx.Batch) {})
 		return err
 	})
 	if conn == nil {

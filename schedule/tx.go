@@ -74,7 +74,7 @@ func (t *transactions) guarded(life context.Context, p pgleases.Partition, open 
 	var tx *handlers.Transaction
 	begin := func(ctx context.Context, conn *pgxpool.Conn) (err error) {
 		return t.db.traced(ctx, func() error {
-			tx, err = handlers.Begin(ctx, conn, func(batch *pgx.Batch) error {
+			tx, err = handlers.Begin(ctx, conn.Conn(), func(batch *pgx.Batch) error {
 				return t.fence(batch, p, open.statement, open.args, open.read)
 			})
 			return store.Advised(err)

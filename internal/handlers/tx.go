@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // ReadCommitted are the options of the transactions of handlers.
@@ -23,7 +22,7 @@ type Transaction struct {
 
 // Begin begins a transaction, with the statements that queue adds to its batch, in one round trip.
 // The Transaction is not nil: if it has not begun, all its methods return an error.
-func Begin(ctx context.Context, conn *pgxpool.Conn, queue func(*pgx.Batch) error) (*Transaction, error) {
+func Begin(ctx context.Context, conn *pgx.Conn, queue func(*pgx.Batch) error) (*Transaction, error) {
 	tx := &Transaction{Tx: closedTx}
 	batch := new(pgx.Batch)
 	batch.BeginTx(ReadCommitted)
