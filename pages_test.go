@@ -303,6 +303,9 @@ func TestQueriesForOperatorsReturnTheState(t *testing.T) {
 	}
 	run("Drop a lease")
 	tells("Who owns what", "reports expired 1", "reports  1")
+	testkit.Execute(t, pool, "SELECT pgleases.freeze('reports', 'at night', 'joe'); SELECT pgleases.pause('reports', 'for an hour', 'joe')")
+	testkit.Execute(t, pool, "UPDATE pgleases.overrides SET until = now() - interval '1 minute' WHERE verb = 'pause'") // no client runs that deletes it
+	tells("Overrides", "freeze reports   at night joe ("+role+") infinity 1")
 
 	tested := append(calm, "Old snapshots", "Who owns what", "Partitions without an owner", "Heartbeats", "After a failover", "Evict a client",
 		"Drop a lease", "A restored copy of the database", "Overrides", "What happened", "Follow the events")
