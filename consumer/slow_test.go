@@ -129,7 +129,7 @@ func TestFailedUnderATimeoutIsChargedAtOnce(t *testing.T) {
 // that is found out long before the timeout, and is no attempt.
 func TestVanishedServerIsNoAttempt(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newDirectDatabase(t)
 	db.insert(20, 10)
 	var calls atomic.Int64
 	var w *worker

@@ -72,6 +72,8 @@ var scheduleCrashes = []scheduleCrash{
 // notScheduleCrashed has the statements that are not sent while anything runs, and the reasons.
 var notScheduleCrashed = map[string]string{
 	"list": "it only reads", "history": "it only reads", "jobs": "it only reads", "job": "it only reads",
+	"locked": "it only reads",
+	"block":  "it only marks what cannot run, and is sent again", "setaside": "it only marks what cannot be read, and is sent again",
 	"declare": "sent each hour, for schedules that no process has declared for a day",
 	"edit":    "a caller's, in a transaction as put", "change": "an operator's, in a transaction as put",
 }

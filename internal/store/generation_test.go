@@ -103,7 +103,8 @@ func TestATimelineNamesItsServer(t *testing.T) {
 	owner := value[string](f, "SELECT proowner::regrole::text FROM pg_proc WHERE oid = 'timeline()'::regprocedure")
 	f.exec(`BEGIN; GRANT EXECUTE ON FUNCTION pg_control_system() TO ` + owner + `;
 		REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC; CREATE ROLE nobody_in_particular;
-		GRANT USAGE, CREATE ON SCHEMA pgleases TO nobody_in_particular; GRANT EXECUTE ON FUNCTION timeline() TO nobody_in_particular;
+		GRANT USAGE, CREATE ON SCHEMA pgleases TO nobody_in_particular; GRANT EXECUTE ON FUNCTION timeline(), tables_number(), present_database() TO nobody_in_particular;
+		GRANT SELECT ON installation TO nobody_in_particular;
 		SET LOCAL ROLE nobody_in_particular`)
 	expect(t, value[int64](f, "SELECT timeline()"), own, "timeline for a role that may not ask for the server")
 	f.exec("RESET ROLE; ALTER FUNCTION timeline() OWNER TO nobody_in_particular")

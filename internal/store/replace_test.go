@@ -82,7 +82,7 @@ func TestJoinWaitsForReplacement(t *testing.T) {
 	a, b := f.client("a"), f.client("b")
 	a.join("l", 2)
 	a.release(nil, "l")
-	tx, err := f.session().Begin(f.ctx)
+	tx, err := f.raw().Begin(f.ctx)
 	f.ok(err)
 	_, err = tx.Exec(f.ctx, "SELECT pgleases.replace_lease('l', 'm', 4, 'r')")
 	f.ok(err)

@@ -72,7 +72,7 @@ type sharing struct {
 }
 
 func newSharing(t *testing.T, conns int) *sharing {
-	w := &sharing{t: t, url: pgtest.MigratedDatabase(t, testkit.Must(consumer.Schema())(t), testkit.Must(schedule.Schema())(t))}
+	w := &sharing{t: t, url: pgtest.OwnerURL(pgtest.MigratedDatabase(t, testkit.Must(consumer.Schema())(t), testkit.Must(schedule.Schema())(t)))}
 	w.owner = testkit.Pool(t, pgtest.OwnerURL(w.url))
 	w.pool = testkit.Pool(t, w.url, func(c *pgxpool.Config) { c.MaxConns = int32(conns) })
 	quiet := pgleases.WithLogger(slog.New(slog.DiscardHandler))
