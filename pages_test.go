@@ -32,7 +32,7 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// Settings of a pool that docs/operations.md shows.
+// Settings of a pool that docs/database-failover.md shows.
 var _ = func(config *pgxpool.Config) {
 	config.PingTimeout = time.Second // of a connection that was idle
 	config.BeforeClose = func(conn *pgx.Conn) {
@@ -122,12 +122,12 @@ func Example_changingN() {
 func headed(t *testing.T) (headings []string, blocks map[string]string) {
 	t.Helper()
 	blocks = make(map[string]string)
-	text := readFile(t, "docs/queries.md") + readFile(t, "docs/operations.md")
+	text := readFile(t, "docs/queries.md") + readFile(t, "docs/operations.md") + readFile(t, "docs/restore.md")
 	if before, rest, found := strings.Cut(text, "\n## Schedules and jobs at night\n"); found { // package schedule has a test of these
 		_, after, _ := strings.Cut(rest, "\n## ")
 		text = before + "\n## " + after
 	}
-	for section := range strings.SplitSeq("\n"+text, "\n### ") {
+	for _, section := range regexp.MustCompile(`(?m)^##+ `).Split(text, -1) {
 		heading, rest, _ := strings.Cut(section, "\n")
 		if _, block, found := strings.Cut(rest, "```sql\n"); found {
 			block, _, _ = strings.Cut(block, "\n```")
@@ -138,7 +138,7 @@ func headed(t *testing.T) (headings []string, blocks map[string]string) {
 	return headings, blocks
 }
 
-// Every query of queries.md and operations.md finds what it is meant to find, and only that.
+// Every query of queries.md, operations.md and restore.md finds what it is meant to find, and only that.
 func TestQueriesForOperatorsReturnTheState(t *testing.T) {
 	t.Parallel()
 	url := direct(t)

@@ -58,7 +58,7 @@ func TestPagesShowSQLThatRuns(t *testing.T) {
 	t.Parallel()
 	found := 0
 	for _, page := range pages(t) {
-		if slices.Contains([]string{"docs/operations.md", "docs/queries.md", "docs/roles.md", "docs/fence.md"}, page) {
+		if slices.Contains([]string{"docs/operations.md", "docs/restore.md", "docs/queries.md", "docs/roles.md", "docs/fence.md"}, page) {
 			continue // they have tests of their own
 		}
 		blocks := codeBlocks(t, page, "sql")

@@ -23,7 +23,7 @@ import (
 	"github.com/pgleases/pgleases/proof/pgserver"
 )
 
-// TestRestoreStepsKeepOneOwner runs the steps of docs/operations.md as they are written there, while
+// TestRestoreStepsKeepOneOwner runs the steps of docs/restore.md as they are written there, while
 // clients work.
 func TestRestoreStepsKeepOneOwner(t *testing.T) {
 	if brief() {
@@ -42,16 +42,16 @@ func TestRestoreStepsKeepOneOwner(t *testing.T) {
 	}
 }
 
-// steps returns the block of shell commands in docs/operations.md that begins like that.
+// steps returns the block of shell commands in docs/restore.md that begins like that.
 func steps(t testing.TB, first string) string {
 	t.Helper()
-	page := string(testkit.Must(os.ReadFile("../docs/operations.md"))(t))
+	page := string(testkit.Must(os.ReadFile("../docs/restore.md"))(t))
 	for _, block := range regexp.MustCompile("(?s)\n```sh\n(.*?)```\n").FindAllStringSubmatch(page, -1) {
 		if strings.HasPrefix(block[1], first) {
 			return block[1]
 		}
 	}
-	t.Fatalf("docs/operations.md has no block that begins with %q", first)
+	t.Fatalf("docs/restore.md has no block that begins with %q", first)
 	return ""
 }
 

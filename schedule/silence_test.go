@@ -15,7 +15,7 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// advised are the settings of a pool that docs/operations.md advises.
+// advised are the settings of a pool that docs/database-failover.md advises.
 func advised(config *pgxpool.Config) {
 	config.PingTimeout = time.Second
 	config.BeforeClose = func(conn *pgx.Conn) {

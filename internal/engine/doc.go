@@ -134,7 +134,7 @@
 //
 // What remains: a process that starts on new tables has no memory. It owns at once, beside a client
 // that has not noticed yet, and under low epochs until that client connects. And two sets of tables
-// that are used at the same time do not exclude each other's clients. docs/operations.md has the order of
+// that are used at the same time do not exclude each other's clients. docs/restore.md has the order of
 // steps that prevents both.
 //
 // # A tour: from a plan that is due to another client's Values

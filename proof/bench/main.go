@@ -16,6 +16,7 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"flag"
 	"fmt"
@@ -57,6 +58,11 @@ What the library costs and how fast it is. Each figure is beside a lower bound, 
 competitor, measured in the same run. Figures are medians. Client, harness and database share the processors.
 
 `
+
+// capacity ends the page: what follows from the figures for large fleets.
+//
+//go:embed capacity.md
+var capacity string
 
 // highlights are the rows that the page begins with, by their first words.
 var highlights = []string{
@@ -140,5 +146,5 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	page := strings.Join(tables, "\n")
 	command := fmt.Sprintf("Measured by `go -C proof run ./bench %s` in %s, on %s. `-run` with the name in a table's first cell repeats that table.\n\n",
 		strings.Join(args, " "), time.Since(began).Round(time.Second), system)
-	return errors.Join(err, os.WriteFile(*file, []byte(introduction+summary(page)+command+page), 0o644))
+	return errors.Join(err, os.WriteFile(*file, []byte(introduction+summary(page)+command+page+capacity), 0o644))
 }
