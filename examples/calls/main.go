@@ -30,10 +30,13 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Getenv("DATABASE_URL"), call); err != nil && ctx.Err() == nil {
+	if err := run(ctx, os.Getenv("DATABASE_URL"), call); err != nil {
 		log.Fatal(err)
 	}
 }
+
+// A caller makes the call of a row.
+type caller func(ctx context.Context, id int64, p pgleases.Partition) error
 
 // call stands for the slow API. An error puts the row off. Send the API a key: it is the same each
 // time that a row is tried, so the API can recognize a call that it has answered already. Give your
@@ -44,69 +47,74 @@ func call(ctx context.Context, id int64, p pgleases.Partition) error {
 	return ctx.Err()
 }
 
-func run(ctx context.Context, databaseURL string, call func(context.Context, int64, pgleases.Partition) error) error {
+func run(ctx context.Context, databaseURL string, call caller) error {
 	pool, err := pgxpool.New(ctx, databaseURL)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	client, err := pgleases.NewClient(ctx, pool)
-	if err != nil {
-		return err
-	}
-	defer func() { // Run has returned: hand the partitions over now
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		_ = client.Close(ctx) // after an error they are free after the TTL
-	}()
-	lease, err := client.Lease(ctx, "calls", 128) // as in the table; 10 times the number of processes
-	if err != nil {
-		return err
-	}
-	return lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
-		for ctx.Err() == nil { // ctx ends if the process stops, or the partition must move
-			err := callNext(p.Context(), pool, lease, p, call) // p.Context() ends only if the partition is lost
-			if errors.Is(err, pgx.ErrNoRows) {
-				select { // no row is due
-				case <-time.After(time.Second):
-				case <-ctx.Done():
-				}
-			} else if err != nil {
-				return err // of the whole partition: Run logs it, and calls again after a pause
-			}
+	return pgleases.Run(ctx, pool, func(ctx context.Context, client *pgleases.Client) error {
+		lease, err := client.Lease(ctx, "calls", 128) // as in the table; 10 times the number of processes
+		if err != nil {
+			return err
 		}
-		return nil
+		return lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
+			return callAll(ctx, pool, lease, p, call)
+		})
 	})
+}
+
+// callAll makes the calls of one partition as their rows become due, until ctx ends.
+func callAll(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition, call caller) error {
+	for ctx.Err() == nil { // ctx ends if the process stops, or the partition must move
+		err := callNext(p.Context(), pool, lease, p, call) // p.Context() ends only if the partition is lost
+		if errors.Is(err, pgx.ErrNoRows) {
+			select { // no row is due
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+			}
+		} else if err != nil {
+			return err // of the whole partition: Run logs it, and calls again after a pause
+		}
+	}
+	return nil
 }
 
 // callNext makes the call of the first row that is due, and records the result. A call that failed
 // is no error of callNext. If no row is due, it returns pgx.ErrNoRows.
-func callNext(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition, call func(context.Context, int64, pgleases.Partition) error) error {
-	const due = "SELECT id FROM calls WHERE partition = $1 AND done_at IS NULL AND next_at <= now() ORDER BY next_at, id LIMIT 1"
+func callNext(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition, call caller) error {
+	const due = `SELECT id FROM calls WHERE partition = $1 AND done_at IS NULL AND next_at <= now()
+		ORDER BY next_at, id LIMIT 1`
 	var id int64
-	if err := pool.QueryRow(ctx, due, p.Number).Scan(&id); err != nil { // without Guard: an idle partition costs one statement
+	err := pool.QueryRow(ctx, due, p.Number).Scan(&id) // without Guard: an idle partition costs one statement
+	if err != nil {
 		return err
 	}
-	if err := underGuard(ctx, pool, lease, p, func(tx pgx.Tx) error { return tx.QueryRow(ctx, due, p.Number).Scan(&id) }); err != nil {
+	err = underGuard(ctx, pool, lease, p, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, due, p.Number).Scan(&id)
+	})
+	if err != nil {
 		return err
 	}
 	failure := call(ctx, id, p) // no transaction is open
 	if ctx.Err() != nil {
 		return context.Cause(ctx) // the partition was lost: no failure of the row, and its next owner calls again
 	}
-	return underGuard(ctx, pool, lease, p, func(tx pgx.Tx) (err error) {
+	return underGuard(ctx, pool, lease, p, func(tx pgx.Tx) error {
 		if failure == nil {
-			_, err = tx.Exec(ctx, "UPDATE calls SET done_at = now() WHERE id = $1", id)
-		} else { // put it off: the next row is first
-			_, err = tx.Exec(ctx, `UPDATE calls SET attempts = attempts + 1, error = $2,
-				next_at = now() + 2 ^ least(attempts, 12) * interval '1 second' WHERE id = $1`, id, strconv.Quote(failure.Error())) // the database refuses some bytes
+			_, err := tx.Exec(ctx, "UPDATE calls SET done_at = now() WHERE id = $1", id)
+			return err
 		}
+		_, err := tx.Exec(ctx, `UPDATE calls SET attempts = attempts + 1, error = $2,
+			next_at = now() + 2 ^ least(attempts, 12) * interval '1 second' WHERE id = $1`, // the next row is first
+			id, strconv.Quote(failure.Error())) // quoted, because the database refuses some bytes
 		return err
 	})
 }
 
 // underGuard calls fn in a transaction that only the partition's owner can commit.
-func underGuard(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition, fn func(pgx.Tx) error) error {
+func underGuard(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition,
+	fn func(pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if err := lease.Guard(ctx, tx, p); err != nil {
 			return err

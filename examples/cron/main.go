@@ -56,35 +56,20 @@ func timetable(s *schedule.Scheduler) error {
 }
 
 // run runs the jobs until ctx ends.
-func run(ctx context.Context, url string, declare func(*schedule.Scheduler) error) (err error) {
+func run(ctx context.Context, url string, declare func(*schedule.Scheduler) error) error {
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
 		return fmt.Errorf("DATABASE_URL: %w", err)
 	}
 	defer pool.Close()
-	if err := pool.Ping(ctx); err != nil {
-		return fmt.Errorf("DATABASE_URL must lead to a database that lets you in: %w", err)
-	}
-	client, err := pgleases.NewClient(ctx, pool)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		// The jobs have ended, so Close hands all partitions over at once, and no tick is late. Close needs
-		// another context, because ctx has ended.
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		err = errors.Join(err, client.Close(ctx))
-	}()
-	s, err := schedule.New(ctx, client, pool, "cron")
-	if err != nil {
-		return err
-	}
-	if err := declare(s); err != nil {
-		return err
-	}
-	if err := s.Run(ctx); ctx.Err() == nil {
-		return err
-	}
-	return nil // a signal has ended it
+	return pgleases.Run(ctx, pool, func(ctx context.Context, client *pgleases.Client) error {
+		s, err := schedule.New(ctx, client, pool, "cron")
+		if err != nil {
+			return err
+		}
+		if err := declare(s); err != nil {
+			return err
+		}
+		return s.Run(ctx)
+	})
 }

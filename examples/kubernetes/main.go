@@ -20,8 +20,8 @@ import (
 
 const (
 	address      = ":8080"          // of the probes
-	drainTimeout = 20 * time.Second // for work to end
-	closeTimeout = 5 * time.Second  // for the handoff
+	drainTimeout = 15 * time.Second // for work to end
+	closeTimeout = 10 * time.Second // that pgleases.Run has for the handoff
 )
 
 func main() {
@@ -49,27 +49,19 @@ func run(ctx context.Context) error {
 	})
 }
 
+// A worker works on one partition until its context ends.
+type worker func(context.Context, pgleases.Partition) error
+
 // serve works until ctx ends.
-func serve(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, work func(context.Context, pgleases.Partition) error) (err error) {
+func serve(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, work worker) error {
 	// Behind PgBouncer, add pgleases.WithConnConfig(direct): docs/pgbouncer.md has the lines for it.
-	client, err := pgleases.NewClient(ctx, pool, pgleases.WithClientID(os.Getenv("POD_NAME")))
-	if err != nil {
-		return err
-	}
-	mux.Handle("/livez", health.Liveness(client))
-	mux.Handle("/readyz", health.Readiness(client))
-	defer func() { // Run has returned, and ctx has ended: hand the partitions over now
-		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-		defer cancel()
-		err = errors.Join(err, client.Close(ctx))
-	}()
-	lease, err := client.Lease(ctx, "orders", 128, pgleases.WithDrainTimeout(drainTimeout))
-	if err != nil {
-		return err
-	}
-	err = lease.Run(ctx, work) // until SIGTERM, or until a newer process has this ID; and until work has ended
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
+	return pgleases.Run(ctx, pool, func(ctx context.Context, client *pgleases.Client) error {
+		mux.Handle("/livez", health.Liveness(client))
+		mux.Handle("/readyz", health.Readiness(client))
+		lease, err := client.Lease(ctx, "orders", 128, pgleases.WithDrainTimeout(drainTimeout))
+		if err != nil {
+			return err
+		}
+		return lease.Run(ctx, work) // until SIGTERM, or until a newer process has this ID; and until work has ended
+	}, pgleases.WithClientID(os.Getenv("POD_NAME")))
 }

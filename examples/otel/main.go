@@ -49,11 +49,13 @@ func run(ctx context.Context, databaseURL string, out io.Writer) (err error) {
 		return err
 	}
 	defer pool.Close()
-	client, err := pgleases.NewClient(ctx, pool)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, client.Close(context.WithoutCancel(ctx))) }()
+	return pgleases.Run(ctx, pool, func(ctx context.Context, client *pgleases.Client) error {
+		return work(ctx, client, pool, provider)
+	})
+}
+
+// work joins a lease and runs a schedule until ctx ends, and observes both.
+func work(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, provider *sdk.MeterProvider) error {
 	if _, err := client.Lease(ctx, "orders", 128); err != nil {
 		return err
 	}
@@ -71,8 +73,5 @@ func run(ctx context.Context, databaseURL string, out io.Writer) (err error) {
 	if err := report.Add("report", struct{}{}, schedule.Every(time.Second)); err != nil {
 		return err
 	}
-	if err := s.Run(ctx); ctx.Err() == nil {
-		return err
-	}
-	return nil
+	return s.Run(ctx)
 }

@@ -34,32 +34,23 @@ type message struct {
 }
 
 // run publishes rows to the broker until ctx ends.
-func run(ctx context.Context, databaseURL, brokerURL string, options ...pgleases.Option) (err error) {
+func run(ctx context.Context, databaseURL, brokerURL string, options ...pgleases.Option) error {
 	pool, err := pgxpool.New(ctx, databaseURL)
 	if err != nil {
 		return fmt.Errorf("DATABASE_URL: %w", err)
 	}
 	defer pool.Close()
-	client, err := pgleases.NewClient(ctx, pool, options...)
-	if err != nil {
-		return err
-	}
-	defer func() { // Run has returned: other processes need not wait for the TTL
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		err = errors.Join(err, client.Close(ctx))
-	}()
-	c, err := consumer.New(ctx, client, pool, "outbox", queue,
-		consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[row]) error { return publish(ctx, brokerURL, rows) }),
-		// Short times, for the demonstration. A row that the broker refuses must not stop its customer.
-		consumer.WithAttempts(3), consumer.WithBackoff(100*time.Millisecond, time.Second), consumer.WithOnFailure(consumer.DeadLetter))
-	if err != nil {
-		return err
-	}
-	if err := c.Run(ctx); ctx.Err() == nil { // otherwise it has ended as it was told
-		return err
-	}
-	return nil
+	return pgleases.Run(ctx, pool, func(ctx context.Context, client *pgleases.Client) error {
+		send := func(ctx context.Context, rows []consumer.Row[row]) error { return publish(ctx, brokerURL, rows) }
+		c, err := consumer.New(ctx, client, pool, "outbox", queue, consumer.AtLeastOnce(send),
+			// Short times, for the demonstration. A row that the broker refuses must not stop its customer.
+			consumer.WithAttempts(3), consumer.WithBackoff(100*time.Millisecond, time.Second),
+			consumer.WithOnFailure(consumer.DeadLetter))
+		if err != nil {
+			return err
+		}
+		return c.Run(ctx)
+	}, options...)
 }
 
 // publish sends a batch. If the broker refuses a row, it answers with the number of those before it.

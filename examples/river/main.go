@@ -32,17 +32,14 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// closeTimeout bounds each part of the end.
-const closeTimeout = 10 * time.Second
-
 func main() {
 	url := os.Getenv("DATABASE_URL")
 	if url == "" {
 		log.Fatal("DATABASE_URL is not set: set it to a database's URL, such as postgres://localhost/postgres")
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	context.AfterFunc(ctx, cancel) // a second signal ends the process at once
 	if err := run(ctx, url, schedule.Cron("* * * * *", "Europe/Berlin")); err != nil {
 		log.Fatal(err)
 	}
@@ -74,23 +71,23 @@ func (*invoiceWorker) Work(_ context.Context, job *river.Job[Invoice]) error {
 }
 
 // run works jobs, and enqueues those of the schedules that it owns, until ctx ends.
-func run(ctx context.Context, url string, rule schedule.Rule) (err error) {
+func run(ctx context.Context, url string, rule schedule.Rule) error {
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
 		return fmt.Errorf("DATABASE_URL: %w", err)
 	}
 	defer pool.Close()
-	client, err := pgleases.NewClient(ctx, pool)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, within(client.Close)) }() // after the scheduler, which uses it
+	return pgleases.Run(ctx, pool, func(ctx context.Context, client *pgleases.Client) error {
+		return work(ctx, client, pool, rule)
+	})
+}
+
+func work(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, rule schedule.Rule) (err error) {
 	queue, err := startQueue(ctx, client, pool)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, within(queue.Stop)) }()
-
+	defer func() { err = errors.Join(err, stop(queue)) }()
 	s, err := schedule.New(ctx, client, pool, "billing")
 	if err != nil {
 		return err
@@ -106,10 +103,7 @@ func run(ctx context.Context, url string, rule schedule.Rule) (err error) {
 	if err := invoicing.Add("invoices", Invoicing{[]string{"Ada", "Grace", "Linus"}}, rule); err != nil {
 		return err
 	}
-	if err := s.Run(ctx); ctx.Err() == nil {
-		return err
-	}
-	return nil
+	return s.Run(ctx)
 }
 
 // startQueue creates River's tables if they are missing, one process after the other, and works
@@ -139,9 +133,9 @@ func startQueue(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool
 	return queue, queue.Start(context.WithoutCancel(ctx)) // Stop ends it
 }
 
-// within ends something in time, when the context of the work has ended already.
-func within(end func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+// stop stops the queue in time. The context of the work has ended already.
+func stop(queue *river.Client[pgx.Tx]) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	return end(ctx)
+	return queue.Stop(ctx)
 }
