@@ -19,13 +19,14 @@ import (
 // answer that never comes. The zero Line is ready. A nil Line is that of a client that uses the
 // pool, if there is one: a program may also use its pool without its client.
 type Line struct {
-	mu     sync.Mutex // guards the following fields
-	pools  map[*pgxpool.Pool]bool
-	life   context.Context // ends at the next renewal; nil: nobody has asked for it yet
-	cancel context.CancelFunc
+	mu      sync.Mutex // guards the following fields
+	pools   map[*pgxpool.Pool]bool
+	renewed time.Time       // the latest renewal
+	life    context.Context // ends at the next renewal; nil: nobody has asked for it yet
+	cancel  context.CancelFunc
 }
 
-// answersIn is how long an idle connection may take to answer after a renewal.
+// answersIn is how long a connection may take to answer after a renewal.
 const answersIn = time.Second
 
 // lines has a *Line for each pool that a client uses. If there are several, any of them will do.
@@ -78,6 +79,7 @@ func (l *Line) Life() context.Context {
 func (l *Line) Renewed() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.renewed = time.Now()
 	if l.life != nil {
 		l.cancel()
 		l.life = nil
@@ -86,7 +88,7 @@ func (l *Line) Renewed() {
 		go func() {
 			_ = handlers.Call(func() error {
 				for _, conn := range pool.AcquireAllIdle(context.Background()) {
-					go func() { _ = handlers.Call(func() error { probe(conn); return nil }) }()
+					go release(conn)
 				}
 				return nil
 			})
@@ -94,21 +96,48 @@ func (l *Line) Renewed() {
 	}
 }
 
-// probe gives a connection up that does not answer.
-func probe(conn *pgxpool.Conn) {
-	ctx, cancel := context.WithTimeout(context.Background(), answersIn)
-	defer cancel()
-	defer func() { // a tracer of the application may panic
-		if conn.Conn().IsClosed() {
-			giveUp(conn)
-			return
-		}
+// release gives a connection back to its pool, if it answers.
+func release(conn *pgxpool.Conn) {
+	if answers(context.Background(), conn) == nil {
 		conn.Release()
-	}()
-	_ = conn.Ping(ctx) // the end of ctx closes the connection
+	}
 }
 
-// giveUp takes a connection that is closed out of its pool. pgxpool would keep its place occupied
+// current returns an error if the connection may be from before the latest renewal, and does not
+// answer. It is no longer its pool's then. The search for such connections, which a renewal begins,
+// may come too late for a caller that begins anew, or miss one that was in use.
+func (l *Line) current(ctx context.Context, conn *pgxpool.Conn) error {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	renewed := l.renewed
+	l.mu.Unlock()
+	answered, _ := conn.Conn().PgConn().CustomData()[answeredAt].(time.Time)
+	if renewed.IsZero() || answered.After(renewed) {
+		return nil
+	}
+	return answers(ctx, conn)
+}
+
+// answers returns an error if a connection does not answer within a second. It is no longer its
+// pool's then.
+func answers(ctx context.Context, conn *pgxpool.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, answersIn)
+	defer cancel()
+	err := handlers.Call(func() error { return conn.Ping(ctx) }) // a tracer of the application may panic
+	if err != nil {
+		giveUp(conn)
+		return err
+	}
+	conn.Conn().PgConn().CustomData()[answeredAt] = time.Now()
+	return nil
+}
+
+// answeredAt is the key of a connection's custom data for the time when it answered last.
+const answeredAt = "pgleases answered at"
+
+// giveUp takes a connection out of its pool, and closes it. pgxpool would keep its place occupied
 // until the server closes its end too, and a silent server does so after 15 s at the earliest.
 func giveUp(conn *pgxpool.Conn) {
 	_ = conn.Hijack().Close(context.Background())
@@ -174,6 +203,12 @@ func acquireOnce(
 	within, cancel := context.WithTimeout(renewed, limit)
 	defer cancel()
 	conn, err = pool.Acquire(pinged{within})
+	if err == nil {
+		err = line.current(renewed, conn)
+		if err != nil {
+			conn, err = nil, fmt.Errorf("%w: %w", errAnother, err)
+		}
+	}
 	release = func() { giveBack(conn, life) }
 	returned := false
 	defer func() {

@@ -124,9 +124,10 @@ func silentConnectionsLeaveTheirPlaces(t *timeguard.Try) {
 	calls, written := make(chan bool, 2), make(chan error, 1)
 	go func() {
 		written <- worker.InTx(t.Context(), nil, pool, func(ctx context.Context, tx pgx.Tx) error {
-			if calls <- true; silent[tx.Conn().PgConn().PID()] {
+			if silent[tx.Conn().PgConn().PID()] {
 				wire.Silence()
 			}
+			calls <- true
 			_, err := tx.Exec(ctx, "SELECT")
 			return err
 		})
@@ -143,4 +144,25 @@ func silentConnectionsLeaveTheirPlaces(t *timeguard.Try) {
 	if time.Since(again) > 5*time.Second {
 		t.Missed(again, 5*time.Second, "the pool did not have all its places again")
 	}
+}
+
+// A caller that begins anew after a renewal may be faster than the search for silent connections. It
+// must not wait for one of them.
+func TestRenewalKeepsNoSilentConnection(t *testing.T) {
+	t.Parallel()
+	wire := new(testkit.Wire)
+	pool := testkit.Pool(t, pgtest.EmptyDatabase(t), wire.Carry, func(c *pgxpool.Config) { c.MaxConns = 3 })
+	var line worker.Line // does not know the pool, so it searches no silent connections
+	silent := idle(t, pool)
+	wire.Silence()
+	line.Renewed()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	testkit.OK(t, worker.InTx(ctx, &line, pool, func(ctx context.Context, tx pgx.Tx) error {
+		if silent[tx.Conn().PgConn().PID()] {
+			t.Error("the transaction has a connection that was silent before the renewal")
+		}
+		_, err := tx.Exec(ctx, "SELECT")
+		return err
+	}))
 }
