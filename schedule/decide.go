@@ -1,9 +1,10 @@
 package schedule
 
 import (
-	"errors"
 	"fmt"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // A decision is what to do with a schedule or job now: the run, if there is one, and the step to
@@ -138,14 +139,14 @@ func (d *decision) done() {
 func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 	t := trial{At: d.run.At, Local: d.run.Local, Missed: d.missed, Began: *d.RanFrom, Attempts: r.attempts(), Error: value(r.Trying).Error}
 	now = now.Truncate(time.Microsecond) // the precision of the database
-	var later snoozed
+	verdict, later := worker.Verdict(err)
 	d.Succeeded, d.Failures = nil, nil // done may have set them
 	switch {
-	case errors.As(err, &later):
-		t.Again = now.Add(time.Duration(later).Truncate(time.Microsecond))
+	case verdict == worker.Snoozed:
+		t.Again = now.Add(later.Truncate(time.Microsecond))
 	case t.Attempts+1 < l.attempts && !final(err):
 		t.Attempts++
-		t.Error, t.Again = storableText(err), now.Add(l.backoff.after(t.Attempts))
+		t.Error, t.Again = storableText(err), now.Add(worker.PauseAfter(t.Attempts, l.backoff))
 	default:
 		last := &d.Outcomes[len(d.Outcomes)-1]
 		last.Outcome, last.Error = OutcomeFailed, storableText(err)

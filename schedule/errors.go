@@ -1,8 +1,6 @@
 package schedule
 
 import (
-	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -50,20 +48,12 @@ var (
 
 // Discard returns an error for handlers to return: the tick has failed at once, whatever
 // WithMaxAttempts says. The history gets the text of err.
-func Discard(err error) error { return discarded{cmp.Or(err, errors.New("discarded"))} }
-
-type discarded struct{ error }
-
-func (e discarded) Unwrap() error { return e.error }
+func Discard(err error) error { return worker.Discard(err) }
 
 // Snooze returns an error for handlers to return: the run is rolled back, and the tick runs again
 // after d, by the database's clock. A negative d is 0. A snooze is not a failed attempt, and the
 // number of snoozes has no limit. Until then the tick counts as under way, see WithOverlap.
-func Snooze(d time.Duration) error { return snoozed(max(0, d)) }
-
-type snoozed time.Duration
-
-func (e snoozed) Error() string { return fmt.Sprintf("schedule: snoozed for %v", time.Duration(e)) }
+func Snooze(d time.Duration) error { return worker.Snooze(d) }
 
 // The functions below classify errors. All SQLSTATEs of the package are here, and in the table of
 // package worker.
@@ -96,13 +86,22 @@ func idled(err error) bool { return store.Code(err) == "25P03" }
 // tookTooLong reports whether the server ended a transaction by its transaction_timeout.
 func tookTooLong(err error) bool { return store.Code(err) == "25P04" }
 
-// decisive reports whether the handler returned Snooze or Discard.
-func decisive(err error) bool { return errors.As(err, new(snoozed)) || errors.As(err, new(discarded)) }
+// decisive reports whether the handler said what is to happen, so that it counts whatever else failed.
+func decisive(err error) bool {
+	verdict, _ := worker.Verdict(err)
+	return verdict != worker.None
+}
+
+func isSnoozed(err error) bool {
+	verdict, _ := worker.Verdict(err)
+	return verdict == worker.Snoozed
+}
 
 // final reports whether a failed run must not be repeated: the handler returned Discard, or may
 // have committed its work.
 func final(err error) bool {
-	return errors.As(err, new(discarded)) || errors.Is(err, errEnded) || store.Code(err) == codeEnded
+	verdict, _ := worker.Verdict(err)
+	return verdict == worker.Discarded || errors.Is(err, errEnded) || store.Code(err) == codeEnded
 }
 
 // refusedCommit reports whether the server answered the COMMIT with an error. Any other error means
@@ -177,59 +176,5 @@ func inASCII(text *string) *string {
 	return &quoted
 }
 
-// userError copies an error of the application, without its methods. Their panics are caught here,
-// for example of a nil pointer in an interface. The copy has the text, and those wrapped errors
-// that this package searches for.
-func userError(err error) error {
-	if err == nil {
-		return nil
-	}
-	f := flattened{text: handlers.Storable(err.Error())}
-	for left, n := []error{err}, 0; len(left) > 0 && n < 1000; n++ { // an error may wrap itself
-		e := left[0]
-		f.keep(e)
-		left = append(left[1:], unwrapped(e)...)
-	}
-	return f
-}
-
-// keep copies what this package searches for in an error. Of several Snooze and Discard, the first
-// counts.
-func (f *flattened) keep(err error) {
-	switch w := err.(type) {
-	case snoozed:
-		if !decisive(f) {
-			f.of = append(f.of, w)
-		}
-	case discarded:
-		if !decisive(f) {
-			f.of = append(f.of, discarded{})
-		}
-	case *pgconn.PgError:
-		if w != nil {
-			f.of = append(f.of, w)
-		}
-	}
-	if err == pgleases.ErrNotOwner || err == context.DeadlineExceeded || err == context.Canceled {
-		f.of = append(f.of, err)
-	}
-}
-
-func unwrapped(err error) []error {
-	switch w := err.(type) {
-	case *pgconn.ConnectError: // its deadline was not set by the handler
-	case interface{ Unwrap() error }:
-		return []error{w.Unwrap()}
-	case interface{ Unwrap() []error }:
-		return w.Unwrap()
-	}
-	return nil
-}
-
-type flattened struct {
-	text string
-	of   []error
-}
-
-func (f flattened) Error() string   { return f.text }
-func (f flattened) Unwrap() []error { return f.of }
+// copied copies an error of the application, see worker.Copy.
+func copied(err error) error { return worker.Copy(err, pgleases.ErrNotOwner) }

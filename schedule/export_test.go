@@ -28,7 +28,7 @@ func TrustsLast(readings ...[2]time.Duration) (trusted bool) {
 // Flattened returns an error of a handler as it leaves the handler's goroutine.
 func Flattened(err error) (safe error) {
 	defer handlers.Caught(&safe)
-	return userError(err)
+	return copied(err)
 }
 
 // Hasten makes a scheduler poll often and trust the database's clock at once, for tests that set

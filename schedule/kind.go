@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // A Kind is a handler with a name, which the database stores. The schedules and jobs of a kind run
@@ -110,7 +111,7 @@ func register[Args any](s *Scheduler, k *kind, handler func(context.Context, pgx
 	k.parse = func(text json.RawMessage) (_ boundHandler, err error) {
 		defer handlers.Caught(&err)
 		var args Args
-		err = userError(json.Unmarshal(text, &args))
+		err = copied(json.Unmarshal(text, &args))
 		return func(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
 			return handler(ctx, tx, Run[Args]{r.Trigger, r.Name, r.Job, r.Key, args, r.At, r.Local, r.From, r.Missed,
 				r.Attempt, r.Crashes, r.Partition, r.Epoch, r.outside})
@@ -118,7 +119,9 @@ func register[Args any](s *Scheduler, k *kind, handler func(context.Context, pgx
 	}
 	var err error
 	k.limits, err = newLimits(opts)
-	k.limits.backoff.exact = s.db.staged
+	if s.db.staged {
+		k.limits.backoff = worker.WithoutJitter(k.limits.backoff)
+	}
 	if handler == nil {
 		err = errors.Join(err, errors.New("handler is nil"))
 	}
@@ -131,7 +134,7 @@ func register[Args any](s *Scheduler, k *kind, handler func(context.Context, pgx
 
 // call calls the handler.
 func (h boundHandler) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
-	return handlers.Call(func() error { return userError(h(ctx, tx, r)) })
+	return handlers.Call(func() error { return copied(h(ctx, tx, r)) })
 }
 
 // Add declares a schedule in the code. Run stores it, and edits it if it exists already, see Put.

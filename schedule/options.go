@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 const (
@@ -275,27 +275,12 @@ func WithMaxConcurrent(n int) KindOption {
 }
 
 // A BackoffPolicy sets the pauses between attempts. Backoff returns one.
-type BackoffPolicy struct {
-	min, max time.Duration
-	exact    bool // without the random part
-}
+type BackoffPolicy = worker.BackoffPolicy
 
 // Backoff returns a policy that pauses for min after the first failed attempt, and twice as long
 // after each further one, up to max. Each pause is up to 10 % longer, at random. Both are 1 ms to
 // 30 days.
-func Backoff(min, max time.Duration) BackoffPolicy { return BackoffPolicy{min: min, max: max} }
-
-// after returns the pause after this number of failed attempts.
-func (p BackoffPolicy) after(failed int) time.Duration {
-	d := p.max
-	if doublings := failed - 1; doublings < 62 && p.min <= p.max>>doublings {
-		d = p.min << doublings
-	}
-	if !p.exact {
-		d += rand.N(d/10 + 1)
-	}
-	return d.Truncate(time.Microsecond)
-}
+func Backoff(min, max time.Duration) BackoffPolicy { return worker.Backoff(min, max) }
 
 func newLimits(opts []KindOption) (limits, error) {
 	l := limits{timeout: time.Minute, idle: 30 * time.Second, attempts: 1, crashes: 3}
@@ -305,19 +290,17 @@ func newLimits(opts []KindOption) (limits, error) {
 		}
 		opt(&l)
 	}
-	const longest = 30 * 24 * time.Hour
-	b, day := l.backoff, 24*time.Hour
-	pauses := b != BackoffPolicy{} || l.attempts > 1
+	const day = 24 * time.Hour
+	var backoff error
+	if l.attempts > 1 || l.backoff != (BackoffPolicy{}) {
+		backoff = worker.CheckBackoff(l.backoff)
+	}
 	return l, cmp.Or(
 		wrong(l.timeout < time.Millisecond || l.timeout > day, "timeout %v is out of range: 1ms to 24h", l.timeout),
 		wrong(l.idle < time.Millisecond || l.idle > day, "idle limit %v is out of range: 1ms to 24h", l.idle),
 		wrong(l.crashes < 2 || l.crashes > 100, "%d crashes is out of range: 2 to 100", l.crashes),
 		wrong(l.limited && (l.concurrent < 1 || l.concurrent > 1000), "limit of %d runs at once is out of range: 1 to 1000", l.concurrent),
 		wrong(l.attempts < 1 || l.attempts > 1000, "%d attempts is out of range: 1 to 1000", l.attempts),
-		wrong(
-			pauses && (b.min < time.Millisecond || b.max > longest || b.min > b.max),
-			"backoff from %v to %v is out of range: from at least 1ms, to at most %v, the first no longer than the last", b.min, b.max,
-			longest,
-		),
+		backoff,
 	)
 }

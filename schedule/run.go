@@ -224,7 +224,7 @@ func (e *execution) recordFailure(life context.Context, a *attempt, err error) b
 	}
 	switch counts := &e.kind.counts; {
 	case !written || a.decided.Trying == nil:
-	case errors.As(err, new(snoozed)):
+	case isSnoozed(err):
 		counts.count(func(k *KindStats) { k.Snoozed++ })
 	default:
 		counts.count(func(k *KindStats) { k.Retried++ })
@@ -238,7 +238,7 @@ func (e *execution) recordFailure(life context.Context, a *attempt, err error) b
 // logFailure logs that a run failed, unless its handler returned Snooze.
 func (e *execution) logFailure(a *attempt, err error) {
 	switch {
-	case errors.As(err, new(snoozed)):
+	case isSnoozed(err):
 	case a.decided.Trying != nil:
 		t := a.decided.Trying
 		e.runLogger(a).Warn("schedule: run failed, retry planned", slog.Int("attempt", t.Attempts), slog.Time("again", t.Again), slog.Any("error", err))

@@ -90,7 +90,7 @@ func TestFailedRunLeavesNothing(t *testing.T) {
 		"an error whose methods panic":      {func(context.Context, pgx.Tx, schedule.Run[args]) error { return hostile("all") }, "all panics", nil},
 		"an error to discard, of one to snooze": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
 			return schedule.Discard(fmt.Errorf("no paper: %w", schedule.Snooze(time.Hour)))
-		}, "no paper: schedule: snoozed for 1h", nil},
+		}, "no paper: snoozed for 1h", nil},
 		"a panic":                           {func(context.Context, pgx.Tx, schedule.Run[args]) error { panic("on fire") }, "panic: on fire\ngithub.com/pgleases/pgleases/schedule_test.", nil},
 		"an error of the database, ignored": {ignoring(send("SELECT 1/0")), "after a failed statement", nil},
 		"rows that stay open": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {

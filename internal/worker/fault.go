@@ -20,26 +20,28 @@ import (
 type Fault int
 
 const (
-	None        Fault = iota
-	Handler           // the application's code, or ours: no error of the database
-	Refused           // the server refuses the statement, and would refuse it again
-	Conflict          // the server broke the transaction off in favor of another one
-	Lock              // another transaction has kept a lock for too long
-	Limit             // a time limit, or an administrator, ended the statement or the transaction
-	Connection        // the connection failed, or could not be opened
-	Standby           // the server cannot write, because it is a standby
-	Server            // the server lacks something that it may have again, such as space on its disk
-	Internal          // an error inside the server: it may be concurrent DDL, or damaged data
-	NotOwner          // the partition, or the lock, is not owned any longer
-	Ended             // the handler ended its transaction itself
-	Unavailable       // the handler says that something that it needs is away
-	Setting           // somebody must change a setting or a right first
-	Closed            // the application has closed the pool, so nothing will work again
+	None       Fault = iota
+	Handler          // the application's code, or ours: no error of the database
+	Refused          // the server refuses the statement, and would refuse it again
+	Conflict         // the server broke the transaction off in favor of another one
+	Lock             // another transaction has kept a lock for too long
+	Limit            // a time limit, or an administrator, ended the statement or the transaction
+	Connection       // the connection failed, or could not be opened
+	Standby          // the server cannot write, because it is a standby
+	Server           // the server lacks something that it may have again, such as space on its disk
+	Internal         // an error inside the server: it may be concurrent DDL, or damaged data
+	NotOwner         // the partition, or the lock, is not owned any longer
+	Ended            // the handler ended its transaction itself
+	Setting          // somebody must change a setting or a right first
+	Closed           // the application has closed the pool, so nothing will work again
+	Away             // the handler says that something that it needs is away, see Unavailable
+	Snoozed          // the handler says that its work is to be done later, see Snooze
+	Discarded        // the handler says that another attempt would fail too, see Discard
 )
 
 var faults = []string{
 	"none", "handler", "refused", "conflict", "lock", "limit", "connection", "standby", "server", "internal", "not owner", "ended",
-	"unavailable", "setting", "closed",
+	"setting", "closed", "unavailable", "snoozed", "discarded",
 }
 
 func (f Fault) String() string { return faults[f] }
@@ -117,8 +119,10 @@ func ofDatabase(err error) bool {
 		errors.As(err, new(sayer))
 }
 
-// Whose returns who or what caused an error. An error may say that itself, see Says.
+// Whose returns who or what caused an error. An error may say that itself, see Says. A handler's
+// Snooze, Discard or Unavailable comes first.
 func Whose(err error) Fault {
+	verdict, _ := Verdict(err)
 	var says sayer
 	var refused *pgconn.PgError
 	coded := errors.As(err, &refused) && refused != nil // an application's error may be a nil pointer of this type
@@ -126,6 +130,8 @@ func Whose(err error) Fault {
 	switch {
 	case err == nil:
 		return None
+	case verdict != None:
+		return verdict
 	case closed(err):
 		return Closed
 	case errors.As(err, &says):

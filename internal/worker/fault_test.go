@@ -137,12 +137,12 @@ func TestFaultOfClosedPool(t *testing.T) {
 }
 
 func TestFaultsHaveNames(t *testing.T) {
-	for f := None; f <= Closed; f++ {
+	for f := None; f <= Discarded; f++ {
 		if f.String() == "" {
 			t.Errorf("fault %d has no name", f)
 		}
 	}
-	if len(faults) != int(Closed)+1 {
-		t.Errorf("%d names for %d faults", len(faults), Closed+1)
+	if len(faults) != int(Discarded)+1 {
+		t.Errorf("%d names for %d faults", len(faults), Discarded+1)
 	}
 }

@@ -1,0 +1,108 @@
+package worker
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgleases/pgleases/internal/handlers"
+)
+
+// A verdict is an error with which a handler says what is to happen, other than that it has failed.
+// It counts whatever the error wraps, and whatever happened to the transaction.
+type verdict struct {
+	of    Fault
+	wait  time.Duration // of Snoozed
+	cause error         // not of Snoozed
+}
+
+func (v verdict) Error() string {
+	switch v.of {
+	case Snoozed:
+		return fmt.Sprintf("snoozed for %v", v.wait)
+	case Away:
+		return fmt.Sprintf("unavailable: %v", v.cause)
+	}
+	return v.cause.Error()
+}
+
+func (v verdict) Unwrap() error { return v.cause }
+
+// Snooze returns an error for handlers to return: not now, but after d. A negative d is 0.
+func Snooze(d time.Duration) error { return verdict{of: Snoozed, wait: max(0, d)} }
+
+// Discard returns an error for handlers to return: it has failed, and another attempt would fail too.
+func Discard(err error) error {
+	return verdict{of: Discarded, cause: cmp.Or(err, errors.New("discarded"))}
+}
+
+// Unavailable returns an error for handlers to return: something that they need is away.
+func Unavailable(err error) error {
+	return verdict{of: Away, cause: cmp.Or(err, errors.New("the handler gave no error"))}
+}
+
+// Verdict returns what the error of a handler says is to happen: Snoozed, with how long to wait,
+// Discarded or Away. It is None if the error says nothing, so that the handler has failed.
+func Verdict(err error) (of Fault, wait time.Duration) {
+	var v verdict
+	errors.As(err, &v)
+	return v.of, v.wait
+}
+
+// Copy copies an error of the application without its methods, which may panic later. The copy has
+// the text, and of the errors that it wraps those that code of this module searches for: a verdict,
+// of which the first counts, an error of the server, the end of a context, and the given ones. Copy
+// itself may panic, see handlers.Call.
+func Copy(err error, others ...error) error {
+	if err == nil {
+		return nil
+	}
+	c := copied{text: handlers.Storable(err.Error())}
+	for left, n := []error{err}, 0; len(left) > 0 && n < 1000; n++ { // an error may wrap itself
+		c.keep(left[0], others)
+		left = append(left[1:], wrapped(left[0])...)
+	}
+	return c
+}
+
+type copied struct {
+	text string
+	of   []error
+}
+
+func (c copied) Error() string   { return c.text }
+func (c copied) Unwrap() []error { return c.of }
+
+// keep copies what this module searches for in an error.
+func (c *copied) keep(err error, others []error) {
+	switch e := err.(type) {
+	case verdict:
+		if v, _ := Verdict(c); v == None {
+			c.of = append(c.of, verdict{e.of, e.wait, errors.New("")}) // without the methods of its cause
+		}
+	case *pgconn.PgError:
+		if e != nil {
+			c.of = append(c.of, e)
+		}
+	}
+	sought := append([]error{context.DeadlineExceeded, context.Canceled}, others...)
+	if slices.ContainsFunc(sought, func(other error) bool { return other == err }) {
+		c.of = append(c.of, err)
+	}
+}
+
+func wrapped(err error) []error {
+	switch w := err.(type) {
+	case *pgconn.ConnectError: // its deadline was not set by the handler
+	case interface{ Unwrap() error }:
+		return []error{w.Unwrap()}
+	case interface{ Unwrap() []error }:
+		return w.Unwrap()
+	}
+	return nil
+}
