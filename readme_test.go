@@ -21,15 +21,37 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
+// These files have one Example each, which go doc shows as the function main of a whole program.
+var (
+	programs = []string{
+		"lock/example_program_test.go", "leader/example_test.go", "fence/example_program_test.go",
+		"schedule/example_program_test.go", "schedule/example_jobs_test.go",
+	}
+	exampleOfProgram = regexp.MustCompile(`(?m)^func Example\w*\(\) \{$`)
+	packageOfTest    = regexp.MustCompile(`(?m)^package \w+_test$`)
+)
+
 // The pages are README.md, those in docs, and comments of packages. Their code is that of tests and
 // examples, word for word but for the indentation.
 func TestPagesShowCompiledCode(t *testing.T) {
 	t.Parallel()
 	compiled := "\n"
-	sources := []string{"pages_test.go", "lock/example_do_test.go", "lock/example_election_test.go", "fence/recipes_test.go", "lock/example_test.go", "schedule/example_test.go", "schedule/scheduletest/docs_test.go", "proof/migrations/migrations_test.go", "examples/quickstart/main.go", "examples/first/main.go", "examples/gorm/main.go", "pgleasestest/example_test.go", "examples/otel/main.go", "prometheus/example_test.go", "examples/router/main.go", "examples/calls/main.go", "examples/kubernetes/main.go", "examples/dashboard/main.go",
-		"adapters/gocron/example_test.go", "adapters/cron/example_test.go", "adapters/clientgo/example_test.go", "consumer/example_test.go", "consumer/example_table_test.go", "leader/example_exit_test.go"}
+	sources := append([]string{
+		"pages_test.go", "lock/example_do_test.go", "lock/example_election_test.go", "lock/example_test.go",
+		"fence/recipes_test.go", "schedule/example_test.go", "schedule/scheduletest/docs_test.go",
+		"consumer/example_test.go", "consumer/example_table_test.go", "leader/example_exit_test.go",
+		"proof/migrations/migrations_test.go", "pgleasestest/example_test.go", "prometheus/example_test.go",
+		"examples/calls/main.go", "examples/dashboard/main.go", "examples/first/main.go", "examples/gorm/main.go",
+		"examples/kubernetes/main.go", "examples/otel/main.go", "examples/quickstart/main.go", "examples/router/main.go",
+		"adapters/gocron/example_test.go", "adapters/cron/example_test.go", "adapters/clientgo/example_test.go",
+	}, programs...)
 	for _, source := range sources {
-		compiled += strings.Join(trimmedLines(readFile(t, source)), "\n") + "\n"
+		text := strings.Join(trimmedLines(readFile(t, source)), "\n") + "\n"
+		if slices.Contains(programs, source) {
+			text = exampleOfProgram.ReplaceAllString(text, "func main() {")
+			text = packageOfTest.ReplaceAllString(text, "package main")
+		}
+		compiled += text
 	}
 	found := 0
 	check := func(page, block string) {

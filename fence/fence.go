@@ -1,9 +1,10 @@
 // Package fence refuses the writes of former owners in a PostgreSQL that does not have the leases.
 //
-// Lease.Guard works only in the database with the leases. If the data are in another one, create a
-// fence there: one table and one function, in the text that Schema.SQL returns. A transaction
-// begins with the name of its partition and the epoch (fencing token) under which it is owned. The
-// fence refuses an epoch that is lower than the highest one that it has seen for this name:
+// Lease.Guard works only in the database that has the leases. If your data are in another one,
+// create a fence there, which is one table and one function. [Schema.SQL] returns their text. Then
+// begin each transaction with the name of its partition and with the epoch (fencing token) under
+// which this process owns the partition. The fence refuses an epoch that is lower than the highest
+// one that it has seen for this name:
 //
 //	const fences = fence.Schema("pgleases")
 //
@@ -15,7 +16,7 @@
 //		return err
 //	})
 //
-// docs/fence.md says what this promises, and has recipes for Redis, S3, Kafka and HTTP.
+// The page docs/fence.md says what a fence promises, and has recipes for Redis, S3, Kafka and HTTP.
 package fence
 
 import (

@@ -26,8 +26,6 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-const fences = fence.Schema("pgleases")
-
 // newFence returns the database of an application, with a fence.
 func newFence(t testing.TB) *pgxpool.Pool {
 	t.Helper()

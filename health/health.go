@@ -1,5 +1,10 @@
-// Package health serves the probes of a client over HTTP. Neither probe asks the database, and
-// neither delays a handoff.
+// Package health serves the probes of a client over HTTP, for Kubernetes or a load balancer:
+//
+//	mux.Handle("/livez", health.Liveness(client))   // should this process be restarted?
+//	mux.Handle("/readyz", health.Readiness(client)) // does it take part in its leases?
+//
+// Neither probe asks the database, and neither delays a handoff. An outage of the database makes a
+// process unready, and does not restart it.
 package health
 
 import (

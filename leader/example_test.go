@@ -2,8 +2,6 @@ package leader_test
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log"
 	"os"
 	"os/signal"
@@ -17,8 +15,8 @@ import (
 	"github.com/pgleases/pgleases/leader"
 )
 
-// A whole program: the leader writes the time into the table reports (made timestamptz). Put it into
-// main.
+// A whole program: of all processes that run it, the leader writes the time into the table reports
+// (made timestamptz).
 func Example() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -27,36 +25,34 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer pool.Close()
-	client, err := pgleases.NewClient(ctx, pool)
+	err = pgleases.Run(ctx, pool, func(ctx context.Context, client *pgleases.Client) error {
+		return leader.Run(ctx, client, "reports", leader.Callbacks{
+			OnStartedLeading: func(ctx context.Context) { makeReports(ctx, pool) },
+			OnStoppedLeading: func() { log.Print("standing by") }, // and it may lead again
+			OnNewLeader:      func(id string) { log.Print("the leader is ", id) },
+		})
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
-	err = leader.Run(ctx, client, "reports", leader.Callbacks{
-		OnStartedLeading: func(ctx context.Context) {
-			for ctx.Err() == nil {
-				err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-					if err := leader.Guard(ctx, tx); err != nil { // only the leader of this epoch can commit
-						return err
-					}
-					_, err := tx.Exec(ctx, "UPDATE reports SET made = now()")
-					return err
-				})
-				fmt.Println("leading under epoch", leader.Epoch(ctx), err)
-				select {
-				case <-time.After(time.Minute):
-				case <-ctx.Done(): // stop now: the next leader waits for it
-				}
+}
+
+// makeReports makes a report each minute, until ctx ends. The next leader waits for its return.
+func makeReports(ctx context.Context, pool *pgxpool.Pool) {
+	for ctx.Err() == nil {
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if err := leader.Guard(ctx, tx); err != nil { // only the leader of this epoch can commit
+				return err
 			}
-		},
-		OnStoppedLeading: func() { fmt.Println("not leading") },
-		OnNewLeader:      func(id string) { fmt.Println("the leader is", id) },
-	})
-	closing, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	if err := client.Close(closing); err != nil {
-		log.Print(err)
-	}
-	if !errors.Is(err, context.Canceled) { // not a signal, for example a newer process has its ID
-		log.Print(err)
+			_, err := tx.Exec(ctx, "UPDATE reports SET made = now()")
+			return err
+		})
+		if err != nil {
+			log.Printf("leading under epoch %d: %v", leader.Epoch(ctx), err) // and it tries again
+		}
+		select {
+		case <-time.After(time.Minute):
+		case <-ctx.Done():
+		}
 	}
 }

@@ -1,15 +1,26 @@
-// Package leader elects one leader among processes, with the callbacks that users of client-go
-// know. The leader is the owner of the only partition of a lease.
+// Package leader elects one leader among the processes of an application, with the callbacks that
+// users of client-go know. Call [Run] in each process:
 //
-// Five things differ from client-go:
-//   - Candidates take turns: a leadership that is free goes to the one that has stood for longest. So
-//     candidates that fail and stand again keep no other one from leading.
+//	err := leader.Run(ctx, client, "reports", leader.Callbacks{
+//		OnStartedLeading: func(ctx context.Context) { makeReports(ctx, pool) }, // returns when ctx ends
+//		OnStoppedLeading: func() { log.Print("standing by") },
+//		OnNewLeader:      func(id string) { log.Print("the leader is ", id) },
+//	})
+//
+// The leader is the owner of the only partition of a lease. So each leadership has an epoch, a
+// number that rises with each leader. [Guard] checks it in a transaction, and refuses the writes of
+// a former leader that was frozen. [Epoch] returns it for other systems. [Partition] has a context
+// that ends only if the leadership is lost.
+//
+// # What differs from client-go
+//
+//   - Candidates take turns. A leadership that is free goes to the candidate that has stood for
+//     longest, so candidates that fail and stand again keep no other one from leading.
 //   - A process that stops leading stands by, and leads again when it is elected.
 //   - If OnStartedLeading returns early, the process leads on without work.
 //   - OnStoppedLeading and the end of Run wait for OnStartedLeading. So an os.Exit in
-//     OnStoppedLeading does not stop work that hangs: see Partition.
-//   - Each leadership has an epoch, by which a database or another system refuses a former leader:
-//     see Guard and Epoch.
+//     OnStoppedLeading does not stop work that hangs. The example of [Partition] shows what does.
+//   - Each leadership has an epoch.
 package leader
 
 import (

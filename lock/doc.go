@@ -1,40 +1,54 @@
-// Package lock has named locks: "only one worker executes this". You acquire a lock, work under it,
-// and release it. Lock names need no registration.
+// Package lock has named locks. Of all processes that ask for a name, one at a time gets the lock
+// and works under it. You need not register names, and a name that is not used costs nothing, so
+// you can take one lock for each webhook or order.
 //
 //	locks := lock.New(client, pool)
-//	err := locks.Do(ctx, "schema-upgrade", func(ctx context.Context) error { return upgrade(ctx) })
+//	err := locks.Do(ctx, "schema-upgrade", func(ctx context.Context) error {
+//		return upgrade(ctx) // while this runs, no other process is in a function under this name
+//	})
 //
-// # What holds a lock
+// [Locks.Do] waits for its turn. [Locks.TryDo] returns false at once if a live process holds the
+// lock. To hold a lock over several functions, call [Locks.Acquire] or [Locks.TryAcquire], and later
+// [Held.Release]. [Locks.AcquireShared] is for readers that may work together.
 //
-// Locks belong to the session of a [pgleases.Client], which its heartbeats keep alive: a client
-// with a thousand locks sends no more heartbeats than one without locks. Acquiring and releasing go
-// over the application's pool, one round trip each. A holder that crashes loses its locks a TTL
-// after its last heartbeat; if no client runs then, when the next client has run for that TTL. A
-// holder that is cut off or paused loses them earlier, at its trust deadline: Held.Context ends, and
-// Guard refuses, before another client gets the lock. A lost lock never comes back.
+// Take a lock for a critical section. If work is divided for a long time under few names, take a
+// lease of package pgleases instead. The page docs/locks.md helps you choose.
 //
-// A lock is a row that is deleted when no client holds it or waits for it. So an unused name takes
-// no space: one name for each webhook or order is fine.
+// # How long a lock is held
+//
+// A lock belongs to the session of a [pgleases.Client], which the client's heartbeats keep alive. So
+// a client with a thousand locks sends no more heartbeats than a client without locks. Acquiring a
+// lock and releasing it take one round trip each, over the pool of the application.
+//
+// If the holder crashes, the lock is free a TTL after its last heartbeat. If no other client runs at
+// that time, the lock is free when the next client has run for that TTL.
+//
+// If the holder is cut off or frozen, it loses the lock at its trust deadline, before another client
+// can get it. [Held.Context] ends then, and [Held.Guard] refuses. A lost lock never comes back.
 //
 // # Order
 //
-// Clients that wait get a lock in the order of their requests. A client has one request for a name
-// in the queue. Its calls of Acquire wait for that in memory, in their order, so they cost the
-// database nothing when their contexts end. When one of them has the lock, the client asks for the
-// next, behind the other clients. Readers (AcquireShared) and writers
-// wait in one queue: readers that are next to each other get the lock together, and a reader does
-// not pass a writer that waits. TryAcquire passes no client that waits. A notification wakes a
-// client whose turn has come; if notifications do not arrive, for example behind a connection
-// pooler, the client sees it at its next heartbeat.
+// Clients get a lock in the order of their requests. A client has at most one request for a name in
+// the queue, and its calls of Acquire wait for that request in memory, in their order. So a call
+// whose context ends there costs the database nothing. When one of the calls has the lock, the
+// client asks for the next one, behind the other clients.
 //
-// A lock is not re-entrant: a client that holds it and calls Acquire again waits for itself, and
-// TryAcquire returns ErrHeld.
+// Readers (AcquireShared) and writers wait in the same queue. Readers that are next to each other
+// get the lock together, and a reader does not pass a writer that waits. TryAcquire passes no client
+// that waits.
+//
+// A notification wakes the client whose turn has come. If notifications do not arrive, for example
+// behind a connection pooler, the client sees its turn at its next heartbeat.
+//
+// A lock is not re-entrant. If a client that holds a lock calls Acquire again, the call waits for
+// the client itself, and TryAcquire returns [ErrHeld].
 //
 // # What is not promised
 //
-// A lock cannot stop a frozen process from continuing later, when another client has the lock. The
-// process may freeze between a check of the context and a write. Fence writes that must not happen
-// then. In the lock's own database, use [Held.Guard]. Elsewhere, compare [Held.Token],
-// which rises with each acquisition of a name. As for leases, two primaries that both accept writes
-// are two databases.
+// A lock cannot stop a process that was frozen from continuing later, when another client has the
+// lock, because a process may freeze between a check of its context and a write. So fence the writes
+// that must not happen then. In the database of the lock, use [Held.Guard]. Elsewhere, let the
+// receiver compare [Held.Token], which rises with each acquisition of a name.
+//
+// As for leases, two primaries that both accept writes are two databases.
 package lock

@@ -2,7 +2,6 @@ package lock_test
 
 import (
 	"context"
-	"fmt"
 	"log"
 	"sync"
 
@@ -11,21 +10,6 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/lock"
 )
-
-// upgrade brings the application's tables to version 7, unless another process has done so.
-func upgrade(ctx context.Context, locks *lock.Locks, pool *pgxpool.Pool) error {
-	return locks.Do(ctx, "schema-upgrade", func(ctx context.Context) error {
-		var version int
-		err := pool.QueryRow(ctx, "SELECT coalesce(max(version), 0) FROM versions").Scan(&version)
-		if err != nil || version >= 7 {
-			fmt.Println("version", version)
-			return err
-		}
-		_, err = pool.Exec(ctx, "INSERT INTO versions VALUES (7)") // your migration
-		fmt.Println("upgraded")
-		return err
-	})
-}
 
 // A migration at start-up: every process runs it under one lock, each in its turn; the first does the
 // work, and the others find it done.

@@ -1,17 +1,23 @@
-// Package schedule runs schedules and jobs in an application of many processes: each tick of a
-// schedule once, and each job once, over all processes. [New] creates the tables, or [Migrate].
+// Package schedule runs schedules and jobs in an application of many processes. A schedule has a
+// rule, for example each night at two, and each tick of the rule runs once over all processes. A job
+// runs once, as soon as it can or at a time that you choose.
 //
-//	s, err := schedule.New(ctx, client, pool, "billing")
+//	s, err := schedule.New(ctx, client, pool, "billing") // creates missing tables
 //	books := schedule.InTx(s, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[Books]) error {
-//		_, err := tx.Exec(ctx, closeSQL, r.From, r.At)
-//		return err
+//		_, err := tx.Exec(ctx, "INSERT INTO closings VALUES ($1, $2)", r.Args.Ledger, r.At)
+//		return err // the row and the outcome of the tick commit together, or neither does
 //	})
-//	err = books.Add("close", Books{}, schedule.Cron("0 2 * * *", "Europe/Berlin"), schedule.WithGrace(6*time.Hour))
-//	err = s.Run(ctx) // in each process
+//	err = books.Add("close", Books{"main"}, schedule.Cron("0 2 * * *", "Europe/Berlin"))
+//	err = s.Run(ctx) // in each process, until ctx ends
 //
-// You can also enqueue jobs of a kind, in transactions of the application:
+// A [Kind] is a handler with a name. You can also enqueue jobs of a kind, in the transactions of
+// your application. The job exists exactly if the transaction commits:
 //
-//	id, err := books.EnqueueTx(ctx, tx, Books{}, schedule.WithDelay(time.Minute), schedule.WithUnique("inv-7", schedule.Replace))
+//	id, err := books.EnqueueTx(ctx, tx, Books{"main"}, schedule.WithDelay(time.Minute))
+//
+// [InTx] is for work in this database. [AtLeastOnce] and [AtMostOnce] are for effects elsewhere. By
+// default a run has one attempt, and [WithMaxAttempts] gives it more. The pages
+// docs/schedule.md and docs/jobs.md explain all this, and have whole programs.
 //
 // # Promises
 //
@@ -119,42 +125,4 @@
 // of the same local time again. With the local time, ticks have rising local times, whichever host
 // computes them. A schedule uses new zone data after its next tick, or when a process starts that
 // declares it.
-//
-// # Tour of the source
-//
-// The steps from a due tick to its row in the history follow; each step calls the next. Each poll and
-// each run has its own goroutine, and sends its result to the planner on a channel. The records that
-// all steps share (record, step, trial) are in schedule.go.
-//
-//	planner.go    loop: the goroutine of a Run. It alone knows the parts, and passes the result of one
-//	              part to the others. poll: sends a poll when it is time
-//	poll.go       question: which partitions, from which instant on, and what to leave out. ask: sends
-//	              it on a connection of internal/listen, where notifications arrive. SQL:
-//	              functions/poll.sql
-//	planner.go    answer: clock.go checks the database's time, queue.replace takes the items
-//	blocked.go    blockStrange: what is of unregistered kinds is blocked page by page, and never runs
-//	queue.go      next: the first item that may begin: due, its key free, its kind below its limit
-//	planner.go    begin: starts a goroutine for the run. crashes.go records, once for each ownership
-//	              of ownership.go, that something runs in the partition
-//	run.go        execute: attempts until there is an outcome, or until only the next poll can find out
-//	attempt.go    attempt: one transaction of tx.go. Its first round trip guards the partition and
-//	              reads the record. SQL: schedule_open in functions/run.sql
-//	decide.go     decide: from the record and the time, which ticks are missed or skipped, and which
-//	              one runs. It uses rule.go, cron.go, zone.go and missed.go, and no database
-//	slots.go      takeSlot, for kinds with a limit
-//	call.go       handle: calls the handler of kind.go in the transaction. For a handler outside of a
-//	              transaction, this transaction only records that the call begins; outside.go calls
-//	              it in a second attempt, and run.go (recordOutcome) writes the outcome in another
-//	              transaction
-//	store.go      sendClose: the second round trip writes the step and the outcomes, and commits. SQL:
-//	              schedule_tick_succeeded and schedule_close in functions/run.sql
-//	attempt.go    if that fails, classify maps the error to an outcome, with the predicates of
-//	              errors.go
-//	run.go        patience: decides whether to repeat the attempt; if not, recordFailure writes the
-//	              outcome
-//	queue.go      end: queues the item again for its next tick
-//
-// The other files: declare.go stores what the code declares, edit.go what Put creates, job.go enqueues
-// jobs, manage.go makes the changes of operators, history.go reads and trims the history, stats.go
-// counts. scheduler.go opens a scheduler, options.go has its options, registry.go its kinds.
 package schedule

@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -17,28 +16,7 @@ import (
 // exampleURL is the URL of a database in which DDL has run.
 func exampleURL(ddl ...string) string { return pgtest.ExampleURL(ddl...) }
 
-func Example() {
-	type Books struct{ Ledger string }
-	run := func(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool) error { // in each process
-		s, err := schedule.New(ctx, client, pool, "billing")
-		if err != nil {
-			return err
-		}
-		books := schedule.InTx(s, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[Books]) error {
-			_, err := tx.Exec(ctx, "SELECT close_books($1, $2)", r.Args.Ledger, r.At)
-			return err
-		}, schedule.WithTimeout(10*time.Minute))
-		err = books.Add("close", Books{"main"}, schedule.Cron("0 2 * * *", "Europe/Berlin"), schedule.WithGrace(6*time.Hour))
-		if err != nil {
-			return err
-		}
-		return s.Run(ctx) // until ctx ends
-	}
-	_ = run
-	// Output:
-}
-
-func ExampleJobs() {
+func ExampleWithUnique() {
 	type Mail struct{ To string }
 	order := func(ctx context.Context, mail *schedule.Kind[Mail], tx pgx.Tx) error { // in a transaction that orders something
 		id, err := mail.EnqueueTx(ctx, tx, Mail{"ada@example.com"}, schedule.WithDelay(time.Minute), schedule.WithUnique("inv-7", schedule.Replace))
